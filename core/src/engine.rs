@@ -1,0 +1,154 @@
+//! The engine: tagged messages over a [`MessagePort`], non-blocking, driven by [`Engine::progress`].
+//!
+//! All storage is lent ([`Storage`]); no call blocks, and each does a bounded amount of work. The layer above
+//! decides when to call, when to sleep, and tells when a peer has died.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `engine/request.rs` | requests: what was asked for, and what came of it |
+//! | `engine/send.rs` | starting sends; the queue of pending sends of each peer (paper 4, section 3.1) |
+//! | `engine/receive.rs` | posting receives; delivering packets |
+//! | `engine/progress.rs` | one turn of the crank; failures |
+#![forbid(unsafe_code)]
+
+mod progress;
+mod receive;
+mod request;
+mod send;
+#[cfg(test)]
+mod tests;
+
+use core::borrow::{Borrow, BorrowMut};
+
+pub use progress::Progress;
+pub use request::{Failure, Fate, Request, RequestId, StartError, Status, Truncation};
+
+use crate::port::{MessagePort, PeerId};
+use crate::slab::{List, Slab, Slot};
+use crate::unexpected::{Message, Unexpected};
+
+/// The memory that the engine is lent, by type. Slices and `Vec`s will do; those of requests may grow.
+pub trait Storage {
+    /// One slot for each request under way.
+    type Requests: BorrowMut<[Slot<Request>]>;
+    /// One for each rank of the world.
+    type Peers: BorrowMut<[Peer]>;
+    /// One entry for each unexpected message.
+    type Entries: BorrowMut<[Slot<Message>]>;
+    /// The bytes of larger unexpected messages.
+    type Chunks: BorrowMut<[u8]>;
+}
+
+/// The lent memory itself.
+#[derive(Debug)]
+pub struct Lent<S: Storage> {
+    /// See [`Storage::Requests`].
+    pub requests: S::Requests,
+    /// See [`Storage::Peers`].
+    pub peers: S::Peers,
+    /// See [`Storage::Entries`].
+    pub entries: S::Entries,
+    /// See [`Storage::Chunks`].
+    pub chunks: S::Chunks,
+}
+
+/// What the engine knows of one rank.
+#[derive(Debug, Default)]
+pub struct Peer {
+    /// Sends that wait for room, in order.
+    pending: List,
+    /// The message of which more packets are to come.
+    partial: Partial,
+    failure: Option<Failure>,
+    /// There is no room for what it has sent.
+    held: bool,
+    /// Whether it stands in the list of peers with pending sends, and the next one there.
+    next_pending: Option<PeerId>,
+    listed: bool,
+}
+
+/// Where the next packet of a message goes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Partial {
+    /// No message is under way.
+    #[default]
+    None,
+    /// Into the buffer of this request.
+    Request(u32),
+    /// Into the store of unexpected messages.
+    Stored(u32),
+}
+
+/// The engine of one endpoint. Exclusive to one thread at a time.
+#[derive(Debug)]
+pub struct Engine<P: MessagePort, S: Storage> {
+    rank: PeerId,
+    port: P,
+    requests: Slab<Request, S::Requests>,
+    /// Posted receives, in order.
+    posted: List,
+    unexpected: Unexpected<S::Entries, S::Chunks>,
+    peers: S::Peers,
+    /// First of the peers with pending sends.
+    first_pending: Option<PeerId>,
+    /// Peers for whose messages there is no room.
+    held: usize,
+    /// The most recent failure that receives from any source have to report; see [`Engine::acknowledge`].
+    any_source_failure: Option<(PeerId, Failure)>,
+}
+
+impl<P: MessagePort, S: Storage> Engine<P, S> {
+    /// An engine for rank `rank` of a world of as many ranks as `lent.peers` has elements.
+    pub fn new(rank: PeerId, port: P, lent: Lent<S>) -> Self {
+        Self {
+            rank,
+            port,
+            requests: Slab::new(lent.requests),
+            posted: List::new(),
+            unexpected: Unexpected::new(lent.entries, lent.chunks),
+            peers: lent.peers,
+            first_pending: None,
+            held: 0,
+            any_source_failure: None,
+        }
+    }
+
+    /// Our rank.
+    pub const fn rank(&self) -> PeerId {
+        self.rank
+    }
+
+    /// Ranks in the world.
+    pub fn size(&self) -> u32 {
+        self.peers.borrow().len() as u32
+    }
+
+    /// The port.
+    pub const fn port_mut(&mut self) -> &mut P {
+        &mut self.port
+    }
+
+    /// The storage of requests, for its owner to let it grow. It must never shrink.
+    pub fn requests_mut(&mut self) -> &mut S::Requests {
+        self.requests.storage_mut()
+    }
+
+    /// Messages that came unasked and are stored.
+    pub const fn unexpected_messages(&self) -> usize {
+        self.unexpected.len()
+    }
+
+    /// Peers that are held back, as there is no room for what they sent.
+    pub const fn held_peers(&self) -> usize {
+        self.held
+    }
+
+    /// Why a rank is gone, if it is.
+    pub fn failure(&self, peer: PeerId) -> Option<Failure> {
+        self.peers.borrow().get(peer as usize)?.failure
+    }
+
+    fn peer(&mut self, peer: PeerId) -> &mut Peer {
+        &mut self.peers.borrow_mut()[peer as usize]
+    }
+}

@@ -1,0 +1,83 @@
+//! One turn of the crank, and failures.
+#![forbid(unsafe_code)]
+
+use super::receive::Delivery;
+use super::{Engine, Failure, Storage};
+use crate::port::{MessagePort, PeerFault, PeerId, Polled};
+
+/// Most packets that one call of [`Engine::progress`] delivers.
+const PACKETS_A_TURN: usize = 64;
+
+/// What a call of [`Engine::progress`] did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Progress {
+    /// Packets delivered and sent. 0 means that there was nothing to do.
+    pub packets: usize,
+    /// A peer has failed since the last call, and its requests are complete.
+    pub failed: Option<PeerId>,
+}
+
+impl<P: MessagePort, S: Storage> Engine<P, S> {
+    /// Delivers packets that have come, and sends pending ones; bounded work, never blocks.
+    #[inline(always)]
+    pub fn progress(&mut self) -> Progress {
+        let mut done = Progress::default();
+        while done.packets < PACKETS_A_TURN {
+            match self.port.poll() {
+                Polled::Idle => break,
+                Polled::Packet(arrival) => {
+                    let peer = arrival.peer;
+                    match self.deliver(arrival) {
+                        Delivery::Taken => done.packets += 1,
+                        Delivery::Held => {}
+                        Delivery::Fault(fault) => {
+                            self.fault(PeerFault { peer, fault });
+                            done.failed = Some(peer);
+                        }
+                    }
+                }
+                Polled::Fault(fault) => {
+                    self.fault(fault);
+                    done.failed = Some(fault.peer);
+                }
+            }
+        }
+        if self.first_pending.is_some() {
+            done.packets += self.send_pending();
+        }
+        done
+    }
+
+    /// A peer is gone: every request that only it could complete ends with
+    /// [`Fate::PeerFailed`](super::Fate::PeerFailed). If it did not finish in good order, or was the last,
+    /// receives from any source do too, until [`Engine::acknowledge`] (as MPI's ULFM has it). Messages of it
+    /// that have come whole can still be received. The other peers go on.
+    pub fn fail(&mut self, peer: PeerId, failure: Failure) {
+        if peer >= self.size() || self.peer(peer).failure.is_some() {
+            return;
+        }
+        self.peer(peer).failure = Some(failure);
+        self.held -= usize::from(core::mem::take(&mut self.peer(peer).held));
+        self.port.close(peer);
+        self.fail_sends(peer, failure);
+        let concerns_any = failure != Failure::Finished || self.is_alone();
+        self.fail_receives(peer, failure, concerns_any);
+        if concerns_any {
+            self.any_source_failure = Some((peer, failure));
+        }
+    }
+
+    /// Whether every other rank is gone.
+    pub fn is_alone(&self) -> bool {
+        (0..self.size()).all(|rank| rank == self.rank || self.failure(rank).is_some())
+    }
+
+    /// The caller knows of the failures so far: receives from any source can be posted again.
+    pub fn acknowledge(&mut self) {
+        self.any_source_failure = None;
+    }
+
+    pub(super) fn fault(&mut self, fault: PeerFault) {
+        self.fail(fault.peer, Failure::Fault(fault.fault));
+    }
+}

@@ -1,0 +1,263 @@
+//! Receiving: posting, and delivering packets to receives or to the store of unexpected messages.
+#![forbid(unsafe_code)]
+
+use super::request::{Fate, Outcome, State};
+use super::{Engine, Failure, Partial, RequestId, StartError, Status, Storage, Truncation};
+use crate::matching::{Pattern, Source};
+use crate::payload::{RecvBuf, SendBuf};
+use crate::port::{Arrival, MessagePort, PeerId, PortFault};
+use crate::wire::{Envelope, Kind};
+
+/// What came of a packet.
+pub(super) enum Delivery {
+    /// It was taken.
+    Taken,
+    /// There is no room for it; its sender is held.
+    Held,
+    /// It makes no sense.
+    Fault(PortFault),
+}
+
+fn outcome(from: PeerId, envelope: &Envelope, room: usize) -> Outcome {
+    let len = (room as u64).min(envelope.total) as usize;
+    let status = Status { peer: from, tag: envelope.tag, len };
+    if envelope.total > room as u64 {
+        return Err(Fate::Truncated(Truncation { status, message: envelope.total }));
+    }
+    Ok(status)
+}
+
+impl<P: MessagePort, S: Storage> Engine<P, S> {
+    /// Posts a receive. It may be complete at once; [`Engine::test`] tells.
+    ///
+    /// # Errors
+    /// See [`StartError`]; nothing was posted. A source that is gone is an error unless a message of it waits.
+    #[inline]
+    pub fn irecv(&mut self, pattern: Pattern, buf: RecvBuf) -> Result<RequestId, StartError> {
+        if let Source::Rank(rank) = pattern.source
+            && rank >= self.size()
+        {
+            return Err(StartError::Rank { rank, size: self.size() });
+        }
+        let found = self.unexpected.find(|message| pattern.matches(message.source, &message.envelope));
+        if let Some(message) = found {
+            return self.receive_stored(message, buf);
+        }
+        self.check_alive(pattern.source)?;
+        let index = self.start(State::Posted { pattern, buf })?;
+        self.requests.push_back(&mut self.posted, index);
+        if let Source::Rank(rank) = pattern.source {
+            self.port.expect(rank);
+        }
+        if self.held > 0 {
+            self.unhold(pattern);
+        }
+        Ok(self.id(index))
+    }
+
+    fn check_alive(&self, source: Source) -> Result<(), StartError> {
+        match (source, self.any_source_failure) {
+            (Source::Rank(rank), _) => self.check_peer(rank),
+            (Source::Any, Some((peer, failure))) => Err(StartError::PeerFailed { peer, failure }),
+            (Source::Any, None) => Ok(()),
+        }
+    }
+
+    /// A receive that finds its message in the store.
+    fn receive_stored(&mut self, message: u32, mut buf: RecvBuf) -> Result<RequestId, StartError> {
+        let stored = self.unexpected.get(message);
+        let (from, envelope, received) = (stored.source, stored.envelope, stored.received);
+        let whole = stored.is_whole();
+        let room = buf.len();
+        // The slot first: without one, nothing may be lost.
+        let index = self.start(State::Done(outcome(from, &envelope, room)))?;
+        self.unexpected.read(message, buf.part(0, room));
+        self.unexpected.remove(message);
+        if !whole {
+            self.requests.get_mut(index).0 = State::Receiving { from, envelope, buf, received };
+            self.peer(from).partial = Partial::Request(index);
+        }
+        // Room for others.
+        self.unhold(Pattern { source: Source::Any, context: 0, tag: 0, ignore: u64::MAX });
+        Ok(self.id(index))
+    }
+
+    /// Takes packets again from the held peers that this receive listens to.
+    fn unhold(&mut self, pattern: Pattern) {
+        if self.held == 0 {
+            return;
+        }
+        for rank in 0..self.size() {
+            if pattern.accepts(rank) && core::mem::take(&mut self.peer(rank).held) {
+                self.held -= 1;
+                self.port.unhold(rank);
+            }
+        }
+    }
+
+    /// The first posted receive that matches, taken out of the queue.
+    #[inline(always)]
+    fn take_posted(&mut self, from: PeerId, envelope: &Envelope) -> Option<u32> {
+        let index = self.requests.find(&self.posted, |request| match &request.0 {
+            State::Posted { pattern, .. } => pattern.matches(from, envelope),
+            _ => false,
+        })?;
+        self.requests.unlink(&mut self.posted, index);
+        Some(index)
+    }
+
+    /// Takes the buffer out of a posted receive that will be complete or receiving next.
+    #[inline(always)]
+    fn take_buffer(&mut self, index: u32) -> RecvBuf {
+        match &mut self.requests.get_mut(index).0 {
+            State::Posted { buf, .. } | State::Receiving { buf, .. } => {
+                core::mem::replace(buf, RecvBuf::empty())
+            }
+            _ => RecvBuf::empty(),
+        }
+    }
+
+    /// Brings a packet where it belongs.
+    #[inline(always)]
+    pub(super) fn deliver(&mut self, arrival: Arrival<P::Token>) -> Delivery {
+        let Arrival { peer: from, envelope, len, .. } = arrival;
+        let under_way = self.peer(from).partial;
+        match (envelope.kind, under_way) {
+            (Kind::Eager, Partial::None) => match self.take_posted(from, &envelope) {
+                Some(index) => {
+                    let mut buf = self.take_buffer(index);
+                    let room = buf.len();
+                    self.port.read(&arrival, 0, buf.part(0, len));
+                    self.port.release(arrival);
+                    self.complete(index, outcome(from, &envelope, room));
+                    Delivery::Taken
+                }
+                None => self.store(arrival),
+            },
+            (Kind::First, Partial::None) => self.deliver_first(arrival),
+            (Kind::More, Partial::Request(index)) => self.deliver_more(index, arrival),
+            (Kind::More, Partial::Stored(message)) => self.store_more(message, arrival),
+            _ => Delivery::Fault(PortFault::Continuation),
+        }
+    }
+
+    /// Nobody has asked for it yet: copied out, so that its cell is free at once.
+    #[inline(never)]
+    fn store(&mut self, arrival: Arrival<P::Token>) -> Delivery {
+        let from = arrival.peer;
+        let Some(message) = self.unexpected.begin(from, arrival.envelope) else {
+            return self.hold(from);
+        };
+        let port = &self.port;
+        self.unexpected.append(message, arrival.len, |at, to| port.read(&arrival, at, to));
+        if arrival.envelope.kind == Kind::First {
+            self.peer(from).partial = Partial::Stored(message);
+        }
+        self.port.release(arrival);
+        Delivery::Taken
+    }
+
+    fn hold(&mut self, from: PeerId) -> Delivery {
+        self.port.hold(from);
+        self.held += usize::from(!core::mem::replace(&mut self.peer(from).held, true));
+        Delivery::Held
+    }
+
+    fn deliver_first(&mut self, arrival: Arrival<P::Token>) -> Delivery {
+        let Arrival { peer: from, envelope, len, .. } = arrival;
+        let Some(index) = self.take_posted(from, &envelope) else { return self.store(arrival) };
+        let mut buf = self.take_buffer(index);
+        self.port.read(&arrival, 0, buf.part(0, len));
+        self.port.release(arrival);
+        self.requests.get_mut(index).0 = State::Receiving { from, envelope, buf, received: len as u64 };
+        self.peer(from).partial = Partial::Request(index);
+        Delivery::Taken
+    }
+
+    fn deliver_more(&mut self, index: u32, arrival: Arrival<P::Token>) -> Delivery {
+        let State::Receiving { from, envelope, buf, received } = &mut self.requests.get_mut(index).0 else {
+            return Delivery::Fault(PortFault::Continuation);
+        };
+        let (from, envelope) = (*from, *envelope);
+        let Some(now) = continued(*received, &envelope, &arrival) else {
+            return Delivery::Fault(PortFault::Continuation);
+        };
+        let room = buf.len();
+        self.port.read(&arrival, 0, buf.part(*received as usize, arrival.len));
+        *received = now;
+        self.port.release(arrival);
+        if now == envelope.total {
+            self.peer(from).partial = Partial::None;
+            self.complete(index, outcome(from, &envelope, room));
+        }
+        Delivery::Taken
+    }
+
+    fn store_more(&mut self, message: u32, arrival: Arrival<P::Token>) -> Delivery {
+        let stored = self.unexpected.get(message);
+        let Some(now) = continued(stored.received, &stored.envelope, &arrival) else {
+            return Delivery::Fault(PortFault::Continuation);
+        };
+        let total = stored.envelope.total;
+        let port = &self.port;
+        self.unexpected.append(message, arrival.len, |at, to| port.read(&arrival, at, to));
+        if now == total {
+            self.peer(arrival.peer).partial = Partial::None;
+        }
+        self.port.release(arrival);
+        Delivery::Taken
+    }
+
+    /// A message to ourselves: matched as any other, complete at once.
+    pub(super) fn send_to_self(
+        &mut self,
+        envelope: &Envelope,
+        from: SendBuf,
+    ) -> Result<RequestId, StartError> {
+        let bytes = from.len();
+        if let Some(index) = self.take_posted(self.rank, envelope) {
+            let mut buf = self.take_buffer(index);
+            let room = buf.len().min(bytes);
+            buf.part(0, room).copy_from_slice(from.part(0, room));
+            self.complete(index, outcome(self.rank, envelope, buf.len()));
+            return Ok(RequestId::SENT);
+        }
+        let stored = self.unexpected.begin(self.rank, *envelope);
+        let message = stored.ok_or(StartError::Unexpected { bytes })?;
+        self.unexpected.append(message, bytes, |at, to| to.copy_from_slice(from.part(at, to.len())));
+        Ok(RequestId::SENT)
+    }
+
+    /// Ends the receives that only a peer that is gone could have satisfied, and those from any source when
+    /// they are concerned.
+    pub(super) fn fail_receives(&mut self, peer: PeerId, failure: Failure, concerns_any: bool) {
+        let fate = Err(Fate::PeerFailed { peer, failure });
+        match core::mem::take(&mut self.peer(peer).partial) {
+            Partial::None => {}
+            Partial::Request(index) => self.complete(index, fate),
+            // Half a message is nobody's.
+            Partial::Stored(message) => self.unexpected.remove(message),
+        }
+        let mut at = self.posted.first();
+        while let Some(index) = at {
+            at = self.requests.next(index);
+            let listens = match &self.requests.get(index).0 {
+                State::Posted { pattern, .. } => match pattern.source {
+                    Source::Rank(rank) => rank == peer,
+                    Source::Any => concerns_any,
+                },
+                _ => false,
+            };
+            if listens {
+                self.requests.unlink(&mut self.posted, index);
+                self.complete(index, fate);
+            }
+        }
+    }
+}
+
+/// Bytes received with this packet, if it continues the message.
+fn continued<T>(received: u64, envelope: &Envelope, arrival: &Arrival<T>) -> Option<u64> {
+    let now = received.checked_add(arrival.len as u64)?;
+    (now <= envelope.total && arrival.envelope.total == envelope.total).then_some(now)
+}

@@ -1,0 +1,223 @@
+//! Requests: what was asked for, and what came of it.
+#![forbid(unsafe_code)]
+
+use core::borrow::Borrow;
+
+use super::{Engine, Peer, Storage};
+use crate::matching::{Pattern, Source};
+use crate::payload::{RecvBuf, SendBuf};
+use crate::port::{MessagePort, PeerId, PortFault};
+use crate::slab::NONE;
+use crate::wire::Envelope;
+
+/// Names a request. Copyable; stale ones are recognised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RequestId {
+    pub(super) index: u32,
+    pub(super) generation: u32,
+}
+
+impl RequestId {
+    /// A send that was complete when it started: the usual case, which takes no storage.
+    pub const SENT: Self = Self { index: NONE, generation: 0 };
+
+    /// The two halves as one number, for C.
+    pub const fn to_bits(self) -> u64 {
+        (self.index as u64) << 32 | self.generation as u64
+    }
+
+    /// The inverse of [`RequestId::to_bits`]; any number is safe, and nonsense is recognised.
+    pub const fn from_bits(bits: u64) -> Self {
+        Self { index: (bits >> 32) as u32, generation: bits as u32 }
+    }
+}
+
+/// What came of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Status {
+    /// Receive: who sent it. Send: to whom it went.
+    pub peer: PeerId,
+    /// The message's tag.
+    pub tag: u64,
+    /// Bytes of the message that were moved.
+    pub len: usize,
+}
+
+/// A message was longer than the buffer; what fits was received, the rest is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("message of {message} bytes from rank {} into a buffer of {} bytes", status.peer, status.len)]
+pub struct Truncation {
+    /// Sender, tag, and the bytes that were received.
+    pub status: Status,
+    /// Bytes of the message.
+    pub message: u64,
+}
+
+/// Why a request came to nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Failure {
+    /// The peer's process died.
+    #[error("its process died")]
+    Died,
+    /// The peer has finished, in good order.
+    #[error("it has finished")]
+    Finished,
+    /// The peer broke the rules of the transport.
+    #[error("it broke the transport's rules: {0}")]
+    Fault(#[from] PortFault),
+}
+
+/// Why a request could not be started; nothing has happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum StartError {
+    /// No such rank.
+    #[error("rank {rank} does not exist: the world has {size}")]
+    Rank {
+        /// The rank asked for.
+        rank: PeerId,
+        /// Ranks in the world.
+        size: u32,
+    },
+    /// The peer is gone.
+    #[error("rank {peer} is gone: {failure}")]
+    PeerFailed {
+        /// Its rank.
+        peer: PeerId,
+        /// Why.
+        failure: Failure,
+    },
+    /// Every request slot is in use.
+    #[error("all {capacity} requests are in use")]
+    Requests {
+        /// How many there are.
+        capacity: usize,
+    },
+    /// A message to ourselves finds no room among the unexpected messages.
+    #[error("no room for an unexpected message of {bytes} bytes to ourselves")]
+    Unexpected {
+        /// Bytes of the message.
+        bytes: usize,
+    },
+}
+
+/// A request under way or complete. Private to the engine; public only so that its storage can be lent.
+#[derive(Debug, Default)]
+pub struct Request(pub(super) State);
+
+/// The states of a request.
+#[derive(Debug, Default)]
+pub(super) enum State {
+    #[default]
+    Free,
+    /// Waits in its peer's queue of pending sends.
+    Sending { to: PeerId, envelope: Envelope, buf: SendBuf, sent: usize },
+    /// Waits in the queue of posted receives.
+    Posted { pattern: Pattern, buf: RecvBuf },
+    /// Matched; more packets are to come.
+    Receiving { from: PeerId, envelope: Envelope, buf: RecvBuf, received: u64 },
+    /// Complete.
+    Done(Outcome),
+}
+
+/// What [`Engine::test`] reports.
+pub(super) type Outcome = Result<Status, Fate>;
+
+/// How a request can end without success.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Fate {
+    /// The message was longer than the buffer.
+    #[error(transparent)]
+    Truncated(#[from] Truncation),
+    /// The peer is gone; for a receive from any source, some peer is.
+    #[error("rank {peer} is gone: {failure}")]
+    PeerFailed {
+        /// Its rank.
+        peer: PeerId,
+        /// Why.
+        failure: Failure,
+    },
+    /// The receive was withdrawn by [`Engine::cancel`].
+    #[error("the receive was cancelled")]
+    Cancelled,
+    /// The identifier names no request: it was tested to completion before, or never existed.
+    #[error("no such request")]
+    Stale,
+}
+
+impl<P: MessagePort, S: Storage> Engine<P, S> {
+    /// Whether a request is complete; if so it is freed, and the identifier is stale from now on.
+    ///
+    /// The outcome of a failed one is a [`Fate`].
+    #[inline]
+    pub fn test(&mut self, id: RequestId) -> Option<Result<Status, Fate>> {
+        if id == RequestId::SENT {
+            return Some(Ok(Status { peer: self.rank, tag: 0, len: 0 }));
+        }
+        if !self.requests.is_live(id.index, id.generation) {
+            return Some(Err(Fate::Stale));
+        }
+        let State::Done(outcome) = self.requests.get(id.index).0 else { return None };
+        self.requests.remove(id.index);
+        Some(outcome)
+    }
+
+    /// Withdraws a posted receive. False when a message has matched it, or it is complete, or a send.
+    ///
+    /// A withdrawn receive completes with [`Fate::Cancelled`]; its buffer is the caller's again at once.
+    pub fn cancel(&mut self, id: RequestId) -> bool {
+        if !self.requests.is_live(id.index, id.generation)
+            || !matches!(self.requests.get(id.index).0, State::Posted { .. })
+        {
+            return false;
+        }
+        self.requests.unlink(&mut self.posted, id.index);
+        self.complete(id.index, Err(Fate::Cancelled));
+        true
+    }
+
+    /// Whether a live request still uses its buffer and can't be cancelled: it is being sent or received.
+    pub fn in_transfer(&self, id: RequestId) -> bool {
+        self.requests.is_live(id.index, id.generation)
+            && matches!(self.requests.get(id.index).0, State::Sending { .. } | State::Receiving { .. })
+    }
+
+    /// Whom a request waits for: the source of a receive, the destination of a send.
+    pub fn waits_for(&self, id: RequestId) -> Option<Source> {
+        if !self.requests.is_live(id.index, id.generation) {
+            return None;
+        }
+        match &self.requests.get(id.index).0 {
+            State::Sending { to: peer, .. } | State::Receiving { from: peer, .. } => {
+                Some(Source::Rank(*peer))
+            }
+            State::Posted { pattern, .. } => Some(pattern.source),
+            State::Free | State::Done(_) => None,
+        }
+    }
+
+    pub(super) fn id(&self, index: u32) -> RequestId {
+        RequestId { index, generation: self.requests.generation(index) }
+    }
+
+    #[inline]
+    pub(super) fn complete(&mut self, index: u32, outcome: Outcome) {
+        self.requests.get_mut(index).0 = State::Done(outcome);
+    }
+
+    pub(super) fn start(&mut self, state: State) -> Result<u32, StartError> {
+        let capacity = self.requests.capacity();
+        self.requests.insert(Request(state)).map_err(|_| StartError::Requests { capacity })
+    }
+
+    #[inline]
+    pub(super) fn check_peer(&self, rank: PeerId) -> Result<(), StartError> {
+        let peers: &[Peer] = self.peers.borrow();
+        match peers.get(rank as usize) {
+            None => Err(StartError::Rank { rank, size: peers.len() as u32 }),
+            Some(Peer { failure: Some(failure), .. }) => {
+                Err(StartError::PeerFailed { peer: rank, failure: *failure })
+            }
+            Some(_) => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,36 @@
+//! The core of Nemesia: every algorithm and protocol of the transport engine, and nothing else.
+//!
+//! No allocation, no clock, no random source, no I/O: the caller lends storage at start, polls, and is told
+//! what happened (sans-I/O). The same code therefore runs over shared memory, in a kernel, in a simulator and
+//! under the loom model checker.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`sync`] | the only door to atomics, shared payload and fences; loom behind a private cfg |
+//! | [`shared`] | what two processes see: layouts, fastbox, cell queue, cell pool, rings, sleep word, and the shared-memory [`port`] built from them |
+//! | [`port`] | what the engine asks of a transport |
+//! | [`wire`] | the packets: kinds, envelope, version |
+//! | [`matching`] | posted receives and unexpected messages |
+//! | [`engine`] | the eager protocol, requests, progress, failure |
+//!
+//! The ideas come from five papers; the modules say which. "Paper 4" is Buntinas, Mercier and Gropp,
+//! *Implementation and Shared-Memory Evaluation of MPICH2 over the Nemesis Communication Subsystem*.
+#![no_std]
+#![deny(unsafe_op_in_unsafe_fn)]
+
+// Sizes and positions are 64 bits wide; every cast to `usize` relies on it.
+static_assertions::const_assert!(usize::BITS >= 64);
+
+// Tests and models run on the host; the shipping library never sees std.
+#[cfg(any(test, nemesia_loom))]
+extern crate std;
+
+pub mod engine;
+pub mod matching;
+pub mod payload;
+pub mod port;
+pub mod shared;
+pub mod slab;
+pub mod sync;
+pub mod unexpected;
+pub mod wire;

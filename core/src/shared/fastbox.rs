@@ -1,0 +1,318 @@
+//! The fastbox: a ring of cache lines from one process to one other (paper 4, section 2).
+//!
+//! A small message's header and payload share the line that the receiver polls, so its delivery costs one
+//! cache-line hand-over. Beyond the paper's single slot a pair, this is a ring: a burst fits, and larger
+//! messages take several lines. Nothing is cleared after reading: a lap number in each stamp tells new from
+//! old, every line of a packet carries one, and each lap writes every line. The receiver tells its position
+//! rarely, in its own memory; the sender reads it only when the ring looks full.
+//!
+//! The packet is published by its first stamp, stored last ([`Edge::FastboxPublish`]); the slots are given
+//! back by the position ([`Edge::FastboxAck`]).
+
+use crate::sync::{Edge, PayloadWord, Word64};
+use crate::wire::{Envelope, Kind};
+
+/// Payload bytes in a packet's first slot.
+pub const FIRST_BYTES: usize = 48;
+/// Payload bytes in each further slot.
+pub const MORE_BYTES: usize = 56;
+/// Kind code of a further slot's stamp.
+const CONTINUATION: u64 = 0xff << 8;
+
+/// One cache line of a fastbox. The words are laid out as [`crate::wire`] says.
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub struct Slot {
+    stamp: Word64,
+    body: [PayloadWord; 7],
+}
+
+impl Slot {
+    /// An empty slot (lap 0), for a model or private memory.
+    pub fn empty() -> Self {
+        Self { stamp: Word64::new(0), body: core::array::from_fn(|_| PayloadWord::new(0)) }
+    }
+}
+
+/// A value in a fastbox, or a position, that an honest peer never writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FastboxFault {
+    /// The receiver's position went back or past what was sent.
+    #[error("fastbox position {found} is outside {low}..={high}")]
+    Position {
+        /// What the peer wrote.
+        found: u64,
+        /// The last position it gave.
+        low: u64,
+        /// The position of the next send.
+        high: u64,
+    },
+    /// A stamp has an unknown kind.
+    #[error("fastbox stamp {0:#x} has an unknown kind")]
+    Kind(u64),
+    /// A packet claims more bytes than a fastbox carries.
+    #[error("fastbox packet claims {len} bytes, {most} are possible")]
+    Length {
+        /// The claim.
+        len: usize,
+        /// The most that this ring carries.
+        most: usize,
+    },
+}
+
+/// Slots of a packet of `len` payload bytes.
+#[inline(always)]
+const fn slots_for(len: usize) -> usize {
+    if len <= FIRST_BYTES { 1 } else { 1 + (len - FIRST_BYTES).div_ceil(MORE_BYTES) }
+}
+
+/// The most payload bytes of a packet in a ring of `slots`: a quarter of it, so that neither lazy positions
+/// nor one large packet starve the small ones.
+pub const fn max_payload(slots: usize) -> usize {
+    FIRST_BYTES + (slots / 4 - 1) * MORE_BYTES
+}
+
+/// Ring position to slot index and lap. `mask` and `shift` come from our own geometry.
+#[derive(Clone, Copy, Debug)]
+struct Wheel {
+    mask: u64,
+    shift: u32,
+}
+
+impl Wheel {
+    fn new(slots: usize) -> Self {
+        debug_assert!(slots.is_power_of_two() && slots >= 4);
+        Self { mask: slots as u64 - 1, shift: slots.trailing_zeros() }
+    }
+
+    #[inline(always)]
+    fn lap(&self, position: u64) -> u64 {
+        ((position >> self.shift) + 1) & 0xff
+    }
+
+    #[inline(always)]
+    fn index(&self, position: u64) -> usize {
+        (position & self.mask) as usize
+    }
+}
+
+/// The sending end. Exclusive to one thread at a time.
+#[derive(Debug)]
+pub struct Sender<'a> {
+    slots: &'a [Slot],
+    ack: &'a Word64,
+    wheel: Wheel,
+    /// Position of the next slot to fill; never wraps in 64 bits.
+    tail: u64,
+    /// The receiver's position when last read.
+    acked: u64,
+}
+
+impl<'a> Sender<'a> {
+    /// A sender at the ring's start. `slots` is a power of two of at least 4, in our own memory; `ack` is in
+    /// the receiver's.
+    pub fn new(slots: &'a [Slot], ack: &'a Word64) -> Self {
+        Self { slots, ack, wheel: Wheel::new(slots.len()), tail: 0, acked: 0 }
+    }
+
+    /// The most bytes that [`Sender::push`] takes.
+    pub fn max_payload(&self) -> usize {
+        max_payload(self.slots.len())
+    }
+
+    /// Sends one whole message. False when there is no room now, or it is too large for a fastbox.
+    ///
+    /// # Errors
+    /// [`FastboxFault::Position`] when the receiver wrote an impossible position.
+    #[inline(always)]
+    pub fn push(&mut self, sequence: u64, envelope: &Envelope, payload: &[u8]) -> Result<bool, FastboxFault> {
+        let count = slots_for(payload.len());
+        if !self.has_room(count as u64)? {
+            return Ok(false);
+        }
+        let stamp = self.wheel.lap(self.tail)
+            | (Kind::Eager as u64) << 8
+            | (sequence & 0xffff) << 16
+            | (payload.len() as u64) << 32
+            | u64::from(envelope.context) << 48;
+        let first = &self.slots[self.wheel.index(self.tail)];
+        first.body[0].set(envelope.tag);
+        if count == 1 {
+            store_words(&first.body[1..], payload);
+        } else {
+            self.push_rest(first, payload);
+        }
+        first.stamp.store_release(stamp, Edge::FastboxPublish);
+        self.tail += count as u64;
+        Ok(true)
+    }
+
+    /// The payload of a packet of several slots; all but the first stamp, which publishes them.
+    #[inline(never)]
+    fn push_rest(&self, first: &Slot, payload: &[u8]) {
+        let (head, rest) = payload.split_at(FIRST_BYTES);
+        store_words(&first.body[1..], head);
+        for (chunk, position) in rest.chunks(MORE_BYTES).zip(self.tail + 1..) {
+            let slot = &self.slots[self.wheel.index(position)];
+            slot.stamp.store_relaxed(self.wheel.lap(position) | CONTINUATION);
+            store_words(&slot.body, chunk);
+        }
+    }
+
+    #[inline(always)]
+    fn has_room(&mut self, count: u64) -> Result<bool, FastboxFault> {
+        let slots = self.slots.len() as u64;
+        if self.tail + count - self.acked <= slots {
+            return Ok(true);
+        }
+        if count > slots / 4 {
+            return Ok(false);
+        }
+        let found = self.ack.load_acquire(Edge::FastboxAck);
+        if found < self.acked || found > self.tail {
+            return Err(FastboxFault::Position { found, low: self.acked, high: self.tail });
+        }
+        self.acked = found;
+        Ok(self.tail + count - found <= slots)
+    }
+}
+
+/// A packet that the receiver sees and has not taken.
+#[derive(Clone, Copy, Debug)]
+pub struct Packet {
+    /// Low half of the sequence number.
+    pub sequence: u16,
+    /// Kind, context, tag, size.
+    pub envelope: Envelope,
+    /// Payload bytes.
+    pub len: usize,
+}
+
+/// The receiving end. Exclusive to one thread at a time.
+#[derive(Debug)]
+pub struct Receiver<'a> {
+    slots: &'a [Slot],
+    ack: &'a Word64,
+    wheel: Wheel,
+    /// Position of the next slot to read.
+    head: u64,
+    /// The position last told to the sender.
+    told: u64,
+}
+
+impl<'a> Receiver<'a> {
+    /// A receiver at the ring's start. `slots` is in the sender's memory; `ack` is in our own.
+    pub fn new(slots: &'a [Slot], ack: &'a Word64) -> Self {
+        Self { slots, ack, wheel: Wheel::new(slots.len()), head: 0, told: 0 }
+    }
+
+    /// The packet at the head, if there is one. It stays until [`Receiver::advance`].
+    ///
+    /// # Errors
+    /// What an honest sender never writes; every value is read once and checked here.
+    #[inline(always)]
+    pub fn peek(&self) -> Result<Option<Packet>, FastboxFault> {
+        let slot = &self.slots[self.wheel.index(self.head)];
+        let stamp = slot.stamp.load_acquire(Edge::FastboxPublish);
+        if stamp & 0xff != self.wheel.lap(self.head) {
+            return Ok(None);
+        }
+        if (stamp >> 8) & 0xff != Kind::Eager as u64 {
+            return Err(FastboxFault::Kind(stamp));
+        }
+        let len = (stamp >> 32) as u16 as usize;
+        let most = max_payload(self.slots.len());
+        if len > most {
+            return Err(FastboxFault::Length { len, most });
+        }
+        let envelope = Envelope {
+            kind: Kind::Eager,
+            context: (stamp >> 48) as u16,
+            tag: slot.body[0].get(),
+            total: len as u64,
+        };
+        Ok(Some(Packet { sequence: (stamp >> 16) as u16, envelope, len }))
+    }
+
+    /// Copies payload bytes of the packet at the head, from `at`; no more than it has.
+    #[inline(always)]
+    pub fn read(&self, packet: &Packet, at: usize, to: &mut [u8]) {
+        let len = packet.len.saturating_sub(at).min(to.len());
+        let to = &mut to[..len];
+        let first = &self.slots[self.wheel.index(self.head)];
+        if at != 0 {
+            self.read_from(at, to);
+        } else if len <= FIRST_BYTES {
+            load_words(&first.body[1..], to);
+        } else {
+            self.read_rest(first, to);
+        }
+    }
+
+    /// Bytes from the middle of a packet, word by word: for messages that nobody has asked for yet.
+    #[cold]
+    fn read_from(&self, mut at: usize, mut to: &mut [u8]) {
+        while !to.is_empty() {
+            // Seen as a run of 56-byte slots, the first slot's payload starts behind the tag, at byte 8.
+            let (slot, byte) = ((at + 8) / MORE_BYTES, (at + 8) % MORE_BYTES);
+            let word =
+                self.slots[self.wheel.index(self.head + slot as u64)].body[byte / 8].get().to_le_bytes();
+            let part = &word[byte % 8..];
+            let (now, later) = to.split_at_mut(part.len().min(to.len()));
+            now.copy_from_slice(&part[..now.len()]);
+            at += now.len();
+            to = later;
+        }
+    }
+
+    #[inline(never)]
+    fn read_rest(&self, first: &Slot, to: &mut [u8]) {
+        let (head, rest) = to.split_at_mut(FIRST_BYTES);
+        load_words(&first.body[1..], head);
+        for (chunk, position) in rest.chunks_mut(MORE_BYTES).zip(self.head + 1..) {
+            load_words(&self.slots[self.wheel.index(position)].body, chunk);
+        }
+    }
+
+    /// Gives the packet's slots back. Returns whether the sender can see it: positions are told once a
+    /// quarter of the ring.
+    #[inline(always)]
+    pub fn advance(&mut self, packet: &Packet) -> bool {
+        self.head += slots_for(packet.len) as u64;
+        if self.head - self.told < self.slots.len() as u64 / 4 {
+            return false;
+        }
+        self.told = self.head;
+        self.ack.store_release(self.head, Edge::FastboxAck);
+        true
+    }
+}
+
+/// Writes bytes as little-endian words, the last one padded with zeros.
+#[inline(always)]
+fn store_words(words: &[PayloadWord], bytes: &[u8]) {
+    let (whole, rest) = bytes.as_chunks::<8>();
+    for (word, chunk) in words.iter().zip(whole) {
+        word.set(u64::from_le_bytes(*chunk));
+    }
+    if let (false, Some(word)) = (rest.is_empty(), words.get(whole.len())) {
+        let mut last = [0; 8];
+        last[..rest.len()].copy_from_slice(rest);
+        word.set(u64::from_le_bytes(last));
+    }
+}
+
+/// Reads bytes from little-endian words.
+#[inline(always)]
+fn load_words(words: &[PayloadWord], bytes: &mut [u8]) {
+    let (whole, rest) = bytes.as_chunks_mut::<8>();
+    let count = whole.len();
+    for (word, chunk) in words.iter().zip(whole) {
+        *chunk = word.get().to_le_bytes();
+    }
+    if let (false, Some(word)) = (rest.is_empty(), words.get(count)) {
+        let last = word.get().to_le_bytes();
+        let len = rest.len();
+        rest.copy_from_slice(&last[..len]);
+    }
+}

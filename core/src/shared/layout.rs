@@ -1,0 +1,384 @@
+//! Segment headers, checked offsets and the layout of the two segments.
+
+use core::ptr::NonNull;
+
+use static_assertions::{assert_eq_align, const_assert, const_assert_eq};
+
+use super::fastbox::Slot;
+use super::pool::{CellHeader, ReturnSlot};
+use super::sleep::SleepWord;
+use crate::sync::{Edge, Word32, Word64};
+use crate::wire::LAYOUT_VERSION;
+
+/// Bytes of a cache line, the unit of hand-over between cores.
+pub const LINE: usize = 64;
+/// Bytes of the header page that starts each segment.
+pub const HEADER_PAGE: usize = 4096;
+/// First word of every segment: "NEMESIA1" in ASCII, little-endian.
+pub const MAGIC: u64 = u64::from_le_bytes(*b"NEMESIA1");
+/// The most processes of a world; the destination field of a cell has 16 bits.
+pub const MAX_PEERS: u32 = 4096;
+
+/// A word alone in its cache line, so that its writer disturbs nobody else.
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub struct Line {
+    /// The word.
+    pub word: Word64,
+    pad: [Word64; 7],
+}
+
+impl Line {
+    /// A line of a model or of private memory.
+    pub fn new(value: u64) -> Self {
+        Self { word: Word64::new(value), pad: core::array::from_fn(|_| Word64::new(0)) }
+    }
+}
+
+/// What a segment is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SegmentKind {
+    /// Written by its owner only.
+    Own,
+    /// Written by everyone.
+    Inbox,
+}
+
+impl SegmentKind {
+    const fn code(self) -> u32 {
+        match self {
+            SegmentKind::Own => 1,
+            SegmentKind::Inbox => 2,
+        }
+    }
+}
+
+/// The sizes that all processes of a world must agree on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Geometry {
+    /// Processes in the world, 1 to [`MAX_PEERS`].
+    pub peers: u32,
+    /// Cells in each process's pool: a power of two, 4 to 4096.
+    pub cells: u32,
+    /// Payload bytes of a cell: a multiple of 64, 256 to 16 MiB.
+    pub cell_bytes: u32,
+    /// Slots of 64 bytes in the fastbox of each ordered pair: a power of two, 4 to 4096.
+    pub fastbox_slots: u32,
+}
+
+/// Why a geometry or a segment can't be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LayoutError {
+    /// A size is out of its range.
+    #[error("{field} is {value}, but must be {must}")]
+    Geometry {
+        /// Which size.
+        field: &'static str,
+        /// What it is.
+        value: u64,
+        /// What it must be.
+        must: &'static str,
+    },
+    /// The mapping is smaller than the layout needs, or misaligned.
+    #[error("segment has {have} bytes, {want} wanted")]
+    Extent {
+        /// Bytes mapped.
+        have: u64,
+        /// Bytes that the layout needs.
+        want: u64,
+    },
+    /// The header says something else than we expect.
+    #[error("segment header: {field} is {found:#x}, {expected:#x} expected")]
+    Header {
+        /// Which field.
+        field: &'static str,
+        /// What the peer wrote.
+        found: u64,
+        /// What we expect.
+        expected: u64,
+    },
+    /// The peer was built with another layout.
+    #[error(
+        "the peer's shared-memory layout is version {found}, ours is {ours}: rebuild both with one nemesia"
+    )]
+    Version {
+        /// The peer's version.
+        found: u32,
+        /// [`LAYOUT_VERSION`].
+        ours: u32,
+    },
+    /// The peer has not completed its header.
+    #[error("segment header is not complete")]
+    NotReady,
+}
+
+impl Geometry {
+    /// Checks every size.
+    ///
+    /// # Errors
+    /// [`LayoutError::Geometry`] names the first size that is out of range.
+    pub fn validate(&self) -> Result<(), LayoutError> {
+        let checks = [
+            ("number of processes", self.peers, (1..=MAX_PEERS).contains(&self.peers), "1 to 4096"),
+            ("cells", self.cells, power_between(self.cells, 4, 4096), "a power of two from 4 to 4096"),
+            (
+                "cell_bytes",
+                self.cell_bytes,
+                (256..=1 << 24).contains(&self.cell_bytes) && self.cell_bytes.is_multiple_of(64),
+                "a multiple of 64 from 256 to 16777216",
+            ),
+            (
+                "fastbox_slots",
+                self.fastbox_slots,
+                power_between(self.fastbox_slots, 4, 4096),
+                "a power of two from 4 to 4096",
+            ),
+        ];
+        for (field, value, good, must) in checks {
+            if !good {
+                return Err(LayoutError::Geometry { field, value: value.into(), must });
+            }
+        }
+        Ok(())
+    }
+
+    /// Entries of a receive queue: room for every cell of the world, so that the queue can't overflow.
+    pub const fn queue_entries(&self) -> u32 {
+        (self.peers * self.cells).next_power_of_two()
+    }
+
+    /// The layout of an own segment.
+    pub fn own(&self) -> OwnLayout {
+        let peers = self.peers as usize;
+        let mut at = HEADER_PAGE;
+        let mut take = |bytes: usize, align: usize| {
+            let start = at.next_multiple_of(align);
+            at = start + bytes;
+            start
+        };
+        let acks = take(peers * size_of::<Line>(), LINE);
+        let returns = take(peers * self.return_bytes(), LINE);
+        let fastboxes = take(peers * self.fastbox_bytes(), LINE);
+        let headers = take(self.cells as usize * size_of::<CellHeader>(), LINE);
+        let payload = take(self.cells as usize * self.cell_bytes as usize, HEADER_PAGE);
+        OwnLayout { acks, returns, fastboxes, headers, payload, total: at.next_multiple_of(HEADER_PAGE) }
+    }
+
+    /// The layout of an inbox segment.
+    pub fn inbox(&self) -> InboxLayout {
+        let entries = HEADER_PAGE + 2 * LINE;
+        let total = entries + self.queue_entries() as usize * size_of::<Word64>();
+        InboxLayout {
+            tail: HEADER_PAGE,
+            sleep: HEADER_PAGE + LINE,
+            entries,
+            total: total.next_multiple_of(HEADER_PAGE),
+        }
+    }
+
+    /// Bytes of one return ring, whole lines.
+    pub const fn return_bytes(&self) -> usize {
+        (self.cells as usize * size_of::<ReturnSlot>()).next_multiple_of(LINE)
+    }
+
+    /// Bytes of one fastbox.
+    pub const fn fastbox_bytes(&self) -> usize {
+        self.fastbox_slots as usize * size_of::<Slot>()
+    }
+
+    /// Bytes of shared memory that each further process of the world adds to each process: its fastbox,
+    /// return ring, position line and queue entries, before any message.
+    pub const fn bytes_per_peer(&self) -> usize {
+        self.fastbox_bytes() + self.return_bytes() + LINE + self.cells as usize * size_of::<Word64>()
+    }
+}
+
+const fn power_between(value: u32, low: u32, high: u32) -> bool {
+    value.is_power_of_two() && value >= low && value <= high
+}
+
+/// Offsets in an own segment, in bytes from its start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OwnLayout {
+    /// One [`Line`] a peer: how far its fastbox to the owner has been read.
+    pub acks: usize,
+    /// One return ring a peer: its cells that the owner has finished with.
+    pub returns: usize,
+    /// One fastbox a peer: from the owner to it.
+    pub fastboxes: usize,
+    /// The cells' headers.
+    pub headers: usize,
+    /// The cells' payloads, page-aligned.
+    pub payload: usize,
+    /// Whole segment, a multiple of 4096.
+    pub total: usize,
+}
+
+/// Offsets in an inbox segment, in bytes from its start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InboxLayout {
+    /// The tail hint's line.
+    pub tail: usize,
+    /// The sleep word's line.
+    pub sleep: usize,
+    /// The receive queue's entries.
+    pub entries: usize,
+    /// Whole segment, a multiple of 4096.
+    pub total: usize,
+}
+
+/// The header that starts each segment. Every field is written once by the owner, then `ready` is released.
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub struct SegmentHeader {
+    magic: Word64,
+    total: Word64,
+    version: Word32,
+    kind: Word32,
+    peers: Word32,
+    cells: Word32,
+    cell_bytes: Word32,
+    fastbox_slots: Word32,
+    rank: Word32,
+    ready: Word32,
+    epoch: Word64,
+    reserved: Word64,
+}
+
+const_assert_eq!(size_of::<Line>(), LINE);
+assert_eq_align!(Line, SegmentHeader, Slot, CellHeader, SleepWord);
+const_assert!(size_of::<SegmentHeader>() <= HEADER_PAGE);
+
+#[cfg(not(nemesia_loom))]
+const _: () = {
+    use memoffset::offset_of;
+    assert!(size_of::<SegmentHeader>() == 64 && size_of::<SleepWord>() == LINE);
+    assert!(offset_of!(SegmentHeader, magic) == 0 && offset_of!(SegmentHeader, total) == 8);
+    assert!(offset_of!(SegmentHeader, version) == 16 && offset_of!(SegmentHeader, kind) == 20);
+    assert!(offset_of!(SegmentHeader, peers) == 24 && offset_of!(SegmentHeader, cells) == 28);
+    assert!(offset_of!(SegmentHeader, cell_bytes) == 32 && offset_of!(SegmentHeader, fastbox_slots) == 36);
+    assert!(offset_of!(SegmentHeader, rank) == 40 && offset_of!(SegmentHeader, ready) == 44);
+    assert!(offset_of!(SegmentHeader, epoch) == 48 && offset_of!(SegmentHeader, reserved) == 56);
+    assert!(offset_of!(Line, word) == 0 && size_of::<Slot>() == LINE && size_of::<CellHeader>() == LINE);
+};
+
+/// Who made a segment, as its header says it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// Own or inbox.
+    pub kind: SegmentKind,
+    /// The sizes.
+    pub geometry: Geometry,
+    /// The owner's rank.
+    pub rank: u32,
+    /// A number that the owner drew at random, the same in both its segments and in its greeting.
+    pub epoch: u64,
+}
+
+impl SegmentHeader {
+    /// An empty header, for a model or private memory.
+    pub fn empty() -> Self {
+        let word = || Word64::new(0);
+        let half = || Word32::new(0);
+        Self {
+            magic: word(),
+            total: word(),
+            version: half(),
+            kind: half(),
+            peers: half(),
+            cells: half(),
+            cell_bytes: half(),
+            fastbox_slots: half(),
+            rank: half(),
+            ready: half(),
+            epoch: word(),
+            reserved: word(),
+        }
+    }
+
+    /// Fills the header, then publishes it.
+    pub fn publish(&self, identity: &Identity, total: u64) {
+        self.magic.store_relaxed(MAGIC);
+        self.total.store_relaxed(total);
+        self.version.store_relaxed(LAYOUT_VERSION);
+        self.kind.store_relaxed(identity.kind.code());
+        self.peers.store_relaxed(identity.geometry.peers);
+        self.cells.store_relaxed(identity.geometry.cells);
+        self.cell_bytes.store_relaxed(identity.geometry.cell_bytes);
+        self.fastbox_slots.store_relaxed(identity.geometry.fastbox_slots);
+        self.rank.store_relaxed(identity.rank);
+        self.epoch.store_relaxed(identity.epoch);
+        self.ready.store_release(1, Edge::SegmentReady);
+    }
+
+    /// Reads each field once and compares it with what we expect; nothing in the header is used afterwards.
+    ///
+    /// # Errors
+    /// Which field differs, and how. The version is compared first, since it gives the others their meaning.
+    pub fn check(&self, expected: &Identity, total: u64) -> Result<(), LayoutError> {
+        if self.ready.load_acquire(Edge::SegmentReady) != 1 {
+            return Err(LayoutError::NotReady);
+        }
+        let magic = self.magic.load_relaxed();
+        if magic != MAGIC {
+            return Err(LayoutError::Header { field: "magic", found: magic, expected: MAGIC });
+        }
+        let version = self.version.load_relaxed();
+        if version != LAYOUT_VERSION {
+            return Err(LayoutError::Version { found: version, ours: LAYOUT_VERSION });
+        }
+        let g = &expected.geometry;
+        let fields = [
+            ("total", self.total.load_relaxed(), total),
+            ("kind", self.kind.load_relaxed().into(), expected.kind.code().into()),
+            ("number of processes", self.peers.load_relaxed().into(), g.peers.into()),
+            ("cells", self.cells.load_relaxed().into(), g.cells.into()),
+            ("cell_bytes", self.cell_bytes.load_relaxed().into(), g.cell_bytes.into()),
+            ("fastbox_slots", self.fastbox_slots.load_relaxed().into(), g.fastbox_slots.into()),
+            ("rank", self.rank.load_relaxed().into(), expected.rank.into()),
+            ("epoch", self.epoch.load_relaxed(), expected.epoch),
+        ];
+        match fields.into_iter().find(|(_, found, want)| found != want) {
+            Some((field, found, expected)) => Err(LayoutError::Header { field, found, expected }),
+            None => Ok(()),
+        }
+    }
+}
+
+/// A mapped range; the only way from an offset to an address.
+#[derive(Clone, Copy, Debug)]
+pub struct Extent {
+    base: NonNull<u8>,
+    len: usize,
+}
+
+impl Extent {
+    /// Describes a mapping of `len` bytes at `base`.
+    ///
+    /// # Errors
+    /// [`LayoutError::Extent`] when `base` is not aligned to a page or `len` is less than `want` bytes.
+    ///
+    /// # Safety
+    /// The range stays mapped readable for as long as any address resolved from it is used.
+    pub unsafe fn new(base: NonNull<u8>, len: usize, want: usize) -> Result<Self, LayoutError> {
+        if len < want || !(base.as_ptr() as usize).is_multiple_of(HEADER_PAGE) {
+            return Err(LayoutError::Extent { have: len as u64, want: want as u64 });
+        }
+        Ok(Self { base, len })
+    }
+
+    /// The address of `count` values of `T` at `offset` bytes, checked for overflow, alignment and extent.
+    ///
+    /// # Errors
+    /// [`LayoutError::Extent`] when they do not lie in the mapping, aligned.
+    pub fn resolve<T>(&self, offset: usize, count: usize) -> Result<NonNull<T>, LayoutError> {
+        let end = count.checked_mul(size_of::<T>()).and_then(|bytes| bytes.checked_add(offset));
+        match end {
+            Some(end) if end <= self.len && offset.is_multiple_of(align_of::<T>()) => {
+                // SAFETY: `offset <= end <= len`, so the address is within or one past the mapping.
+                Ok(unsafe { self.base.add(offset) }.cast())
+            }
+            _ => Err(LayoutError::Extent { have: self.len as u64, want: end.unwrap_or(usize::MAX) as u64 }),
+        }
+    }
+}

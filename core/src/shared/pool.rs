@@ -1,0 +1,304 @@
+//! The cell pool: a process's buffers for messages that a fastbox does not take (paper 4, section 2).
+//!
+//! Cells live in their owner's segment and only the owner writes them. A filled cell is published by its
+//! sequence word ([`Edge::CellPublish`]), which also says whom it is for: the cell proves itself, wherever its
+//! number was found. The receiver gives it back through a ring in *its* own segment, one ring an owner
+//! ([`Edge::CellReturn`]), which stands for Nemesis's free queue: one writer, one reader, nothing to wedge.
+//!
+//! The owner remembers in private memory to whom each cell went. So a peer can't give back what it does not
+//! hold, and the cells that a dead peer held are simply taken back.
+
+use core::borrow::BorrowMut;
+
+use crate::sync::{Edge, Payload, PayloadMut, PayloadWord, Word32, Word64};
+use crate::wire::{Envelope, Kind, SEQUENCE_MASK};
+
+/// A cell's header: one cache line, laid out as [`crate::wire`] says.
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub struct CellHeader {
+    publish: Word64,
+    shape: PayloadWord,
+    tag: PayloadWord,
+    total: PayloadWord,
+    reserved: [PayloadWord; 4],
+}
+
+impl CellHeader {
+    /// A cell that was never sent, for a model or private memory.
+    pub fn empty() -> Self {
+        let word = || PayloadWord::new(0);
+        Self {
+            publish: Word64::new(0),
+            shape: word(),
+            tag: word(),
+            total: word(),
+            reserved: core::array::from_fn(|_| word()),
+        }
+    }
+}
+
+/// An entry of a return ring.
+#[repr(transparent)]
+#[derive(Debug)]
+pub struct ReturnSlot(Word32);
+
+impl ReturnSlot {
+    /// An empty entry (lap 0), for a model or private memory.
+    pub fn empty() -> Self {
+        Self(Word32::new(0))
+    }
+}
+
+/// What the owner privately knows of one cell.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CellRecord {
+    /// Who holds it, plus one; 0 when it is free.
+    holder: u32,
+    /// The next free cell, plus one; 0 at the end of the list.
+    next: u32,
+}
+
+/// A peer gave back a cell that it did not hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("cell {cell} was given back by a peer that does not hold it")]
+pub struct ReturnFault {
+    /// What the peer wrote.
+    pub cell: u32,
+}
+
+/// The owner's end of the pool.
+#[derive(Debug)]
+pub struct Pool<'a, R: BorrowMut<[CellRecord]>> {
+    headers: &'a [CellHeader],
+    payload: PayloadMut<'a>,
+    cell_bytes: usize,
+    records: R,
+    first_free: u32,
+    free: usize,
+}
+
+impl<'a, R: BorrowMut<[CellRecord]>> Pool<'a, R> {
+    /// A pool with every cell free. `None` when there are more headers than records, or less payload than
+    /// `cell_bytes` for each.
+    pub fn new(
+        headers: &'a [CellHeader],
+        payload: PayloadMut<'a>,
+        cell_bytes: usize,
+        mut records: R,
+    ) -> Option<Self> {
+        let count = headers.len();
+        if records.borrow().len() != count || count.checked_mul(cell_bytes)? > payload.len() {
+            return None;
+        }
+        for (record, next) in records.borrow_mut().iter_mut().zip(2u32..) {
+            let last = next as usize > count;
+            *record = CellRecord { holder: 0, next: if last { 0 } else { next } };
+        }
+        Some(Self { headers, payload, cell_bytes, records, first_free: 1, free: count })
+    }
+
+    /// Payload bytes of a cell.
+    #[inline]
+    pub fn cell_bytes(&self) -> usize {
+        self.cell_bytes
+    }
+
+    /// Cells that can be taken now.
+    #[inline]
+    pub fn free(&self) -> usize {
+        self.free
+    }
+
+    /// Takes a free cell for `holder`; the one given back last, as it is likeliest in cache.
+    #[inline]
+    pub fn take(&mut self, holder: u32) -> Option<u32> {
+        let cell = self.first_free.checked_sub(1)?;
+        let record = &mut self.records.borrow_mut()[cell as usize];
+        self.first_free = record.next;
+        record.holder = holder + 1;
+        self.free -= 1;
+        Some(cell)
+    }
+
+    /// Fills a cell that [`Pool::take`] gave, and publishes it. False when `bytes` do not fit: nothing is done.
+    #[inline]
+    pub fn publish(&self, cell: u32, holder: u16, sequence: u64, envelope: &Envelope, bytes: &[u8]) -> bool {
+        let Some(header) = self.headers.get(cell as usize) else { return false };
+        if bytes.len() > self.cell_bytes || !self.payload.write(cell as usize * self.cell_bytes, bytes) {
+            return false;
+        }
+        let shape = bytes.len() as u64 | (envelope.kind as u64) << 32 | u64::from(envelope.context) << 48;
+        header.shape.set(shape);
+        header.tag.set(envelope.tag);
+        header.total.set(envelope.total);
+        let word = (sequence & SEQUENCE_MASK) << 16 | u64::from(holder);
+        header.publish.store_release(word, Edge::CellPublish);
+        true
+    }
+
+    /// Takes back a cell that `holder` says it has finished with.
+    ///
+    /// # Errors
+    /// The cell is not one that `holder` holds; nothing is done.
+    #[inline]
+    pub fn give_back(&mut self, cell: u32, holder: u32) -> Result<(), ReturnFault> {
+        let record = self.records.borrow_mut().get_mut(cell as usize);
+        let Some(record) = record.filter(|record| record.holder == holder + 1) else {
+            return Err(ReturnFault { cell });
+        };
+        *record = CellRecord { holder: 0, next: self.first_free };
+        self.first_free = cell + 1;
+        self.free += 1;
+        Ok(())
+    }
+
+    /// Takes back every cell that a dead peer held. Returns how many.
+    pub fn reclaim(&mut self, holder: u32) -> usize {
+        let before = self.free;
+        for cell in 0..self.headers.len() as u32 {
+            // A cell that the peer does not hold is left alone.
+            let _ = self.give_back(cell, holder);
+        }
+        self.free - before
+    }
+}
+
+/// What a cell of a peer is to us.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CellState {
+    /// Not for us, or a message that we have had.
+    Other,
+    /// For us, but something before it has not come.
+    Early,
+    /// The next packet from its owner.
+    Due {
+        /// Kind, context, tag and size of the message.
+        envelope: Envelope,
+        /// Payload bytes in this cell.
+        len: usize,
+    },
+    /// The next packet from its owner, but its header is not one that an honest peer writes.
+    Malformed,
+}
+
+/// A peer's pool, as its receivers see it.
+#[derive(Clone, Copy, Debug)]
+pub struct PeerPool<'a> {
+    headers: &'a [CellHeader],
+    payload: Payload<'a>,
+    cell_bytes: usize,
+}
+
+impl<'a> PeerPool<'a> {
+    /// A view of a peer's cells.
+    pub const fn new(headers: &'a [CellHeader], payload: Payload<'a>, cell_bytes: usize) -> Self {
+        Self { headers, payload, cell_bytes }
+    }
+
+    /// Looks at a cell: is it for `me`, and is it packet `expected`? Every word is read once.
+    #[inline]
+    pub fn inspect(&self, cell: u32, me: u16, expected: u64) -> CellState {
+        let Some(header) = self.headers.get(cell as usize) else { return CellState::Other };
+        let word = header.publish.load_acquire(Edge::CellPublish);
+        if word as u16 != me {
+            return CellState::Other;
+        }
+        // Distance on the circle of 48-bit numbers: the far half is the past.
+        match ((word >> 16).wrapping_sub(expected)) & SEQUENCE_MASK {
+            0 => self.due(header),
+            ahead if ahead <= SEQUENCE_MASK / 2 && word >> 16 != 0 => CellState::Early,
+            _ => CellState::Other,
+        }
+    }
+
+    #[inline]
+    fn due(&self, header: &CellHeader) -> CellState {
+        let shape = header.shape.get();
+        let (len, total) = (shape as u32 as usize, header.total.get());
+        let Some(kind) = Kind::from_code((shape >> 32) as u8) else { return CellState::Malformed };
+        let sane = match kind {
+            Kind::Eager => total == len as u64,
+            Kind::First | Kind::More => len > 0 && (len as u64) < total,
+        };
+        if !sane || len > self.cell_bytes {
+            return CellState::Malformed;
+        }
+        let envelope = Envelope { kind, context: (shape >> 48) as u16, tag: header.tag.get(), total };
+        CellState::Due { envelope, len }
+    }
+
+    /// The cell that holds packet `expected` for `me`, wherever it is: what makes the receive queue a hint.
+    pub fn find(&self, me: u16, expected: u64) -> Option<u32> {
+        (0..self.headers.len() as u32).find(|&cell| {
+            matches!(self.inspect(cell, me, expected), CellState::Due { .. } | CellState::Malformed)
+        })
+    }
+
+    /// Copies payload bytes of a cell out, from `at`. False when they are not all in the cell.
+    #[inline]
+    #[must_use]
+    pub fn read(&self, cell: u32, at: usize, to: &mut [u8]) -> bool {
+        at + to.len() <= self.cell_bytes && self.payload.read(cell as usize * self.cell_bytes + at, to)
+    }
+}
+
+/// The receiver's end of a return ring, in the receiver's memory. It can't overflow: the owner has at most as
+/// many cells as the ring has slots, and a cell is given back once.
+#[derive(Debug)]
+pub struct ReturnSender<'a> {
+    slots: &'a [ReturnSlot],
+    tail: u32,
+}
+
+/// The owner's end of a return ring, in the receiver's memory.
+#[derive(Debug)]
+pub struct ReturnReceiver<'a> {
+    slots: &'a [ReturnSlot],
+    head: u32,
+}
+
+/// Lap of a position, in the slot's upper half. Lap 0 (an empty slot) comes round again after 65,535 laps, when
+/// each slot holds the lap before.
+#[inline]
+fn return_lap(slots: &[ReturnSlot], position: u32) -> u32 {
+    ((position >> slots.len().trailing_zeros()).wrapping_add(1)) << 16
+}
+
+#[inline]
+fn return_slot(slots: &[ReturnSlot], position: u32) -> &ReturnSlot {
+    &slots[position as usize & (slots.len() - 1)]
+}
+
+impl<'a> ReturnSender<'a> {
+    /// An empty ring; the number of slots is a power of two, at most 65,536.
+    pub const fn new(slots: &'a [ReturnSlot]) -> Self {
+        Self { slots, tail: 0 }
+    }
+
+    /// Gives a cell back; its payload is not read any more.
+    #[inline]
+    pub fn push(&mut self, cell: u32) {
+        let value = return_lap(self.slots, self.tail) | (cell & 0xffff);
+        return_slot(self.slots, self.tail).0.store_release(value, Edge::CellReturn);
+        self.tail = self.tail.wrapping_add(1);
+    }
+}
+
+impl<'a> ReturnReceiver<'a> {
+    /// An empty ring; the number of slots is a power of two, at most 65,536.
+    pub const fn new(slots: &'a [ReturnSlot]) -> Self {
+        Self { slots, head: 0 }
+    }
+
+    /// The next cell given back. The value is the peer's word: [`Pool::give_back`] checks it.
+    #[inline]
+    pub fn pop(&mut self) -> Option<u32> {
+        let value = return_slot(self.slots, self.head).0.load_acquire(Edge::CellReturn);
+        if value & 0xffff_0000 != return_lap(self.slots, self.head) {
+            return None;
+        }
+        self.head = self.head.wrapping_add(1);
+        Some(value & 0xffff)
+    }
+}

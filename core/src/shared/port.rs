@@ -1,0 +1,513 @@
+//! The shared-memory message port: fastbox, cell queue and pool put together (paper 4, section 2).
+//!
+//! A packet goes into the fastbox if it is small and there is room, else into a cell through the receive queue.
+//! Both paths share one sequence number a pair, and the receiver takes packets in that order: what is visible
+//! on one path too early waits for what is still on the other.
+//!
+//! Polling looks at the fastboxes of a few *hot* peers (those that sent lately or that a receive waits for),
+//! at the queue, and at one other peer in turn, so idle peers cost nearly nothing. From time to time, and
+//! whenever the queue contradicts itself, a peer's cells are swept for the packet that is due: the queue is a
+//! hint, the cells are the truth.
+
+use core::borrow::BorrowMut;
+
+use super::fastbox;
+use super::pool::{CellRecord, CellState, PeerPool, Pool, ReturnReceiver, ReturnSender};
+use super::queue::{Consumer, Producer};
+use super::sleep::SleepWord;
+use crate::port::{Arrival, MessagePort, PeerFault, PeerId, Polled, PortFault};
+use crate::sync::FenceMode;
+use crate::wire::Envelope;
+
+/// Most peers whose fastboxes are looked at in every poll.
+const HOT: usize = 8;
+/// Packets from one fastbox before the others, and the queue, have their turn.
+const BURST: u32 = 32;
+/// Queue entries looked at in one poll before it gives up until the next.
+const ENTRIES_A_POLL: usize = 64;
+/// Polls without a packet after which one peer's cells are swept.
+const IDLE_SWEEP: u32 = 1024;
+
+/// Wakes a peer that sleeps: the only thing that the port cannot do without an operating system.
+pub trait Waker {
+    /// Wakes `peer`, whose word is `word`.
+    fn wake(&mut self, peer: PeerId, word: &SleepWord);
+}
+
+/// The ends of everything that connects us with one peer, as the layer above finds them in the mappings.
+#[derive(Debug)]
+pub struct Ends<'a> {
+    /// To the peer: slots in our segment, position in the peer's.
+    pub outbound: fastbox::Sender<'a>,
+    /// From the peer: slots in the peer's segment, position in ours.
+    pub inbound: fastbox::Receiver<'a>,
+    /// The peer's cells.
+    pub cells: PeerPool<'a>,
+    /// Gives the peer's cells back: in our segment.
+    pub give_back: ReturnSender<'a>,
+    /// Our cells that the peer gives back: in its segment.
+    pub given_back: ReturnReceiver<'a>,
+    /// The peer's receive queue.
+    pub queue: Producer<'a>,
+    /// The peer's sleep word.
+    pub sleep: &'a SleepWord,
+}
+
+/// A connection with one peer.
+#[derive(Debug)]
+pub struct Link<'a> {
+    ends: Ends<'a>,
+    traffic: Traffic,
+}
+
+/// Private counters of a link.
+#[derive(Debug)]
+struct Traffic {
+    /// Sequence number of the next packet to the peer.
+    next: u64,
+    /// Sequence number of the next packet from the peer.
+    expected: u64,
+    /// Our cells that the peer holds.
+    lent: u32,
+    held: bool,
+    /// The cells may hold a packet whose queue entry is gone.
+    sweep: bool,
+}
+
+impl<'a> Link<'a> {
+    /// A link over which nothing was sent.
+    pub const fn new(ends: Ends<'a>) -> Self {
+        Self { ends, traffic: Traffic { next: 1, expected: 1, lent: 0, held: false, sweep: false } }
+    }
+}
+
+/// Where an arrived packet is.
+#[derive(Clone, Copy, Debug)]
+pub enum Place {
+    /// At the head of its sender's fastbox.
+    Fastbox(fastbox::Packet),
+    /// In this cell of its sender.
+    Cell(u32),
+}
+
+/// What the port is told at start.
+#[derive(Clone, Copy, Debug)]
+pub struct PortConfig {
+    /// Our rank.
+    pub rank: PeerId,
+    /// Largest payload that goes through a fastbox, in bytes; limited by the fastbox.
+    pub fastbox_limit: usize,
+    /// How a sleeper and its wakers agree.
+    pub fences: FenceMode,
+}
+
+/// The port. `L` lends one link a rank (ours stays `None`), `R` the pool's records.
+#[derive(Debug)]
+pub struct ShmPort<'a, W, L, R>
+where
+    W: Waker,
+    L: BorrowMut<[Option<Link<'a>>]>,
+    R: BorrowMut<[CellRecord]>,
+{
+    config: PortConfig,
+    links: L,
+    pool: Pool<'a, R>,
+    /// Cells in every peer's pool, as the world agreed.
+    cells: u32,
+    /// Most of our cells that one peer may hold, so that a slow one leaves some to the others.
+    most_lent: u32,
+    inbox: Consumer<'a>,
+    inbox_damaged: bool,
+    waker: W,
+    hot: [PeerId; HOT],
+    hot_count: usize,
+    turn: usize,
+    burst: u32,
+    cold: PeerId,
+    idle: u32,
+    swept: PeerId,
+}
+
+impl<'a, W, L, R> ShmPort<'a, W, L, R>
+where
+    W: Waker,
+    L: BorrowMut<[Option<Link<'a>>]>,
+    R: BorrowMut<[CellRecord]>,
+{
+    /// A port with these links; `cells` is the number of cells in each process's pool.
+    pub fn new(
+        config: PortConfig,
+        links: L,
+        pool: Pool<'a, R>,
+        cells: u32,
+        inbox: Consumer<'a>,
+        waker: W,
+    ) -> Self {
+        let peers = links.borrow().iter().flatten().count();
+        let most_lent = if peers > 1 { cells - cells / 4 } else { cells };
+        let mut port = Self {
+            config,
+            links,
+            pool,
+            cells,
+            most_lent,
+            inbox,
+            inbox_damaged: false,
+            waker,
+            hot: [0; HOT],
+            hot_count: 0,
+            turn: 0,
+            burst: BURST,
+            cold: 0,
+            idle: 0,
+            swept: 0,
+        };
+        for peer in (0..port.peers()).take(HOT) {
+            port.heat(peer);
+        }
+        port
+    }
+
+    /// The waker, for its owner.
+    pub fn waker_mut(&mut self) -> &mut W {
+        &mut self.waker
+    }
+
+    /// Whether our inbox held what no honest peer writes. Messages then still come, by sweeping.
+    pub fn inbox_damaged(&self) -> bool {
+        self.inbox_damaged
+    }
+
+    /// Cells of ours that can be filled now, without asking the peers for those they gave back.
+    pub fn free_cells(&self) -> usize {
+        self.pool.free()
+    }
+
+    /// Makes the coming polls sweep every peer's cells: after a sleep that nobody ended.
+    pub fn sweep_all(&mut self) {
+        for link in self.links.borrow_mut().iter_mut().flatten() {
+            link.traffic.sweep = true;
+        }
+    }
+
+    fn peers(&self) -> PeerId {
+        self.links.borrow().len() as PeerId
+    }
+
+    #[inline(always)]
+    fn link(&mut self, peer: PeerId) -> Option<&mut Link<'a>> {
+        self.links.borrow_mut().get_mut(peer as usize)?.as_mut()
+    }
+
+    /// Looks at this peer in every poll from now on.
+    fn heat(&mut self, peer: PeerId) {
+        if self.link(peer).is_none() || self.hot[..self.hot_count].contains(&peer) {
+            return;
+        }
+        if self.hot_count < HOT {
+            self.hot[self.hot_count] = peer;
+            self.hot_count += 1;
+        } else {
+            // The one after the current turn was polled longest ago.
+            let victim = (self.turn + 1) % HOT;
+            self.hot[victim] = peer;
+        }
+    }
+
+    #[inline(always)]
+    fn wake(&mut self, peer: PeerId) {
+        let fences = self.config.fences;
+        if let Some(link) = self.links.borrow_mut().get_mut(peer as usize).and_then(Option::as_mut)
+            && link.ends.sleep.must_wake(fences)
+        {
+            self.waker.wake(peer, link.ends.sleep);
+        }
+    }
+
+    fn send_cell(&mut self, peer: PeerId, envelope: &Envelope, payload: &[u8]) -> Result<bool, PeerFault> {
+        let base = self.config.rank * self.cells;
+        if self.pool.free() == 0 || self.link(peer).is_some_and(|link| link.traffic.lent > 0) {
+            self.collect(peer)?;
+        }
+        let lent = self.link(peer).map_or(0, |link| link.traffic.lent);
+        if lent >= self.most_lent || payload.len() > self.pool.cell_bytes() {
+            return Ok(false);
+        }
+        if self.pool.free() == 0 {
+            self.collect_all()?;
+        }
+        let Some(cell) = self.pool.take(peer) else { return Ok(false) };
+        let Some(link) = self.links.borrow_mut().get_mut(peer as usize).and_then(Option::as_mut) else {
+            return Ok(false);
+        };
+        let filled = self.pool.publish(cell, peer as u16, link.traffic.next, envelope, payload);
+        debug_assert!(filled, "the size was checked above");
+        // An error means that the peer's inbox was scribbled over: its sweep will find the cell.
+        let _ = link.ends.queue.push(base + cell);
+        link.traffic.next += 1;
+        link.traffic.lent += 1;
+        self.wake(peer);
+        Ok(true)
+    }
+
+    /// Takes back the cells that this peer has finished with.
+    fn collect(&mut self, peer: PeerId) -> Result<(), PeerFault> {
+        let Some(link) = self.links.borrow_mut().get_mut(peer as usize).and_then(Option::as_mut) else {
+            return Ok(());
+        };
+        while link.traffic.lent > 0
+            && let Some(cell) = link.ends.given_back.pop()
+        {
+            let taken = self.pool.give_back(cell, peer);
+            taken.map_err(|fault| PeerFault { peer, fault: fault.into() })?;
+            link.traffic.lent -= 1;
+        }
+        Ok(())
+    }
+
+    #[cold]
+    fn collect_all(&mut self) -> Result<(), PeerFault> {
+        (0..self.peers()).try_for_each(|peer| self.collect(peer))
+    }
+
+    /// The packet at the head of a peer's fastbox, if it is the next in order.
+    #[inline(always)]
+    fn poll_fastbox(&mut self, peer: PeerId) -> Option<Polled<Place>> {
+        let link = self.links.borrow_mut().get_mut(peer as usize)?.as_mut()?;
+        let packet = match link.ends.inbound.peek() {
+            Ok(None) => return None,
+            Ok(Some(packet)) => packet,
+            Err(fault) => return Some(Polled::Fault(PeerFault { peer, fault: fault.into() })),
+        };
+        if link.traffic.held {
+            return None;
+        }
+        let expected = link.traffic.expected;
+        match packet.sequence.wrapping_sub(expected as u16) {
+            0 => {}
+            // The packets before it are in cells.
+            1..0x8000 => return None,
+            _ => return Some(Polled::Fault(PeerFault { peer, fault: PortFault::Gap { expected } })),
+        }
+        let token = Place::Fastbox(packet);
+        Some(Polled::Packet(Arrival { peer, envelope: packet.envelope, len: packet.len, token }))
+    }
+
+    #[inline(always)]
+    fn poll_hot(&mut self) -> Option<Polled<Place>> {
+        let mut at = self.turn;
+        for _ in 0..self.hot_count {
+            if at >= self.hot_count {
+                at = 0;
+            }
+            if let Some(polled) = self.poll_fastbox(self.hot[at]) {
+                self.burst = self.burst.saturating_sub(1);
+                self.turn = if self.burst == 0 { at + 1 } else { at };
+                return Some(polled);
+            }
+            at += 1;
+        }
+        None
+    }
+
+    /// The next packet that the receive queue names; forged and stale entries are stepped over.
+    #[inline]
+    fn poll_queue(&mut self) -> Option<Polled<Place>> {
+        for _ in 0..ENTRIES_A_POLL {
+            let number = match self.inbox.peek() {
+                Ok(Some(number)) => number,
+                Ok(None) => return None,
+                Err(_) => {
+                    self.inbox_damaged = true;
+                    return None;
+                }
+            };
+            // The geometry is ours; the number is anyone's. A rank or cell that does not exist is nobody's.
+            let (peer, cell) = (number / self.cells, number % self.cells);
+            let polled = self.poll_cell(peer, cell);
+            if let Some(Polled::Packet(Arrival { token: Place::Fastbox(_), .. })) = polled {
+                // An earlier packet of that peer: the entry keeps its place.
+                return polled;
+            }
+            self.inbox.advance();
+            if polled.is_some() {
+                return polled;
+            }
+        }
+        None
+    }
+
+    fn poll_cell(&mut self, peer: PeerId, cell: u32) -> Option<Polled<Place>> {
+        let me = self.config.rank as u16;
+        let link = self.link(peer)?;
+        let expected = link.traffic.expected;
+        if link.traffic.held {
+            link.traffic.sweep = true;
+            return None;
+        }
+        match link.ends.cells.inspect(cell, me, expected) {
+            CellState::Other => None,
+            CellState::Due { envelope, len } => Some(packet(peer, cell, envelope, len)),
+            CellState::Malformed => Some(malformed(peer, cell)),
+            CellState::Early => {
+                // All that was sent before is visible by now: in the fastbox, or in another cell.
+                self.heat(peer);
+                let earlier = self.poll_fastbox(peer).or_else(|| self.sweep(peer));
+                if let Some(link) = self.link(peer) {
+                    link.traffic.sweep = true;
+                }
+                let fault = PortFault::Gap { expected };
+                Some(earlier.unwrap_or(Polled::Fault(PeerFault { peer, fault })))
+            }
+        }
+    }
+
+    /// Looks through a peer's cells for the packet that is due.
+    #[cold]
+    fn sweep(&mut self, peer: PeerId) -> Option<Polled<Place>> {
+        let me = self.config.rank as u16;
+        let link = self.link(peer)?;
+        let expected = link.traffic.expected;
+        if link.traffic.held {
+            return None;
+        }
+        let Some(cell) = link.ends.cells.find(me, expected) else {
+            link.traffic.sweep = false;
+            return None;
+        };
+        link.traffic.sweep = true;
+        match link.ends.cells.inspect(cell, me, expected) {
+            CellState::Due { envelope, len } => Some(packet(peer, cell, envelope, len)),
+            _ => Some(malformed(peer, cell)),
+        }
+    }
+
+    /// One peer that is not hot, and at times the cells of one peer, in turn.
+    fn poll_cold(&mut self) -> Option<Polled<Place>> {
+        self.cold = if self.cold + 1 < self.peers() { self.cold + 1 } else { 0 };
+        let peer = self.cold;
+        let wanted = self.link(peer).is_some_and(|link| link.traffic.sweep);
+        if let Some(polled) = self.poll_fastbox(peer) {
+            self.heat(peer);
+            return Some(polled);
+        }
+        if wanted && let Some(polled) = self.sweep(peer) {
+            return Some(polled);
+        }
+        self.idle = self.idle.wrapping_add(1);
+        if self.inbox_damaged || self.idle.is_multiple_of(IDLE_SWEEP) {
+            self.swept = if self.swept + 1 < self.peers() { self.swept + 1 } else { 0 };
+            return self.sweep(self.swept);
+        }
+        None
+    }
+}
+
+fn packet(peer: PeerId, cell: u32, envelope: Envelope, len: usize) -> Polled<Place> {
+    Polled::Packet(Arrival { peer, envelope, len, token: Place::Cell(cell) })
+}
+
+fn malformed(peer: PeerId, cell: u32) -> Polled<Place> {
+    Polled::Fault(PeerFault { peer, fault: PortFault::Malformed { cell } })
+}
+
+impl<'a, W, L, R> MessagePort for ShmPort<'a, W, L, R>
+where
+    W: Waker,
+    L: BorrowMut<[Option<Link<'a>>]>,
+    R: BorrowMut<[CellRecord]>,
+{
+    type Token = Place;
+
+    fn packet_bytes(&self) -> usize {
+        self.pool.cell_bytes()
+    }
+
+    #[inline(always)]
+    fn send(&mut self, peer: PeerId, envelope: &Envelope, payload: &[u8]) -> Result<bool, PeerFault> {
+        let limit = self.config.fastbox_limit;
+        let Some(link) = self.link(peer) else { return Ok(false) };
+        if envelope.total <= limit as u64 && envelope.total == payload.len() as u64 {
+            let pushed = link.ends.outbound.push(link.traffic.next, envelope, payload);
+            if pushed.map_err(|fault| PeerFault { peer, fault: fault.into() })? {
+                link.traffic.next += 1;
+                self.wake(peer);
+                return Ok(true);
+            }
+        }
+        self.send_cell(peer, envelope, payload)
+    }
+
+    #[inline(always)]
+    fn poll(&mut self) -> Polled<Place> {
+        if self.burst == 0 {
+            self.burst = BURST;
+            if let Some(polled) = self.poll_queue() {
+                return polled;
+            }
+        }
+        self.poll_hot().or_else(|| self.poll_queue()).or_else(|| self.poll_cold()).unwrap_or(Polled::Idle)
+    }
+
+    #[inline(always)]
+    fn read(&self, arrival: &Arrival<Place>, at: usize, to: &mut [u8]) {
+        let Some(link) = self.links.borrow().get(arrival.peer as usize).and_then(Option::as_ref) else {
+            return;
+        };
+        match &arrival.token {
+            Place::Fastbox(packet) => link.ends.inbound.read(packet, at, to),
+            Place::Cell(cell) => {
+                let inside = link.ends.cells.read(*cell, at, to);
+                debug_assert!(inside, "the packet's size was checked when it was polled");
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn release(&mut self, arrival: Arrival<Place>) {
+        let Some(link) = self.link(arrival.peer) else { return };
+        link.traffic.expected += 1;
+        let tell = match arrival.token {
+            Place::Fastbox(packet) => link.ends.inbound.advance(&packet),
+            Place::Cell(cell) => {
+                link.ends.give_back.push(cell);
+                true
+            }
+        };
+        // The sender may sleep until there is room.
+        if tell {
+            self.wake(arrival.peer);
+        }
+    }
+
+    fn hold(&mut self, peer: PeerId) {
+        if let Some(link) = self.link(peer) {
+            link.traffic.held = true;
+            link.traffic.sweep = true;
+        }
+    }
+
+    fn unhold(&mut self, peer: PeerId) {
+        if let Some(link) = self.link(peer) {
+            link.traffic.held = false;
+        }
+    }
+
+    #[inline(always)]
+    fn expect(&mut self, peer: PeerId) {
+        if self.hot_count < self.peers() as usize - 1 {
+            self.heat(peer);
+        }
+    }
+
+    fn close(&mut self, peer: PeerId) {
+        if let Some(link) = self.links.borrow_mut().get_mut(peer as usize) {
+            *link = None;
+        }
+        self.pool.reclaim(peer);
+        if let Some(at) = self.hot[..self.hot_count].iter().position(|&hot| hot == peer) {
+            self.hot_count -= 1;
+            self.hot.swap(at, self.hot_count);
+        }
+    }
+}

@@ -1,0 +1,194 @@
+//! Slots over lent storage, with a free list and doubly linked lists by index.
+//!
+//! The storage may grow between calls (a `Vec` of the layer above); indices stay good.
+#![forbid(unsafe_code)]
+
+use core::borrow::BorrowMut;
+
+/// No slot.
+pub const NONE: u32 = u32::MAX;
+
+/// A slot: a value, its list links and a generation that makes stale identifiers harmless.
+#[derive(Debug, Default)]
+pub struct Slot<T> {
+    value: T,
+    prev: u32,
+    next: u32,
+    generation: u32,
+    used: bool,
+}
+
+/// The slots.
+#[derive(Debug)]
+pub struct Slab<T, B: BorrowMut<[Slot<T>]>> {
+    slots: B,
+    free: u32,
+    /// Slots below were used at least once; the others are not touched, so their pages stay uncommitted.
+    fresh: u32,
+    used: usize,
+    value: core::marker::PhantomData<T>,
+}
+
+/// A first-in first-out list of slots.
+#[derive(Clone, Copy, Debug)]
+pub struct List {
+    head: u32,
+    tail: u32,
+}
+
+impl Default for List {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl List {
+    /// An empty list.
+    pub const fn new() -> Self {
+        Self { head: NONE, tail: NONE }
+    }
+
+    /// The first slot.
+    #[inline(always)]
+    pub fn first(&self) -> Option<u32> {
+        (self.head != NONE).then_some(self.head)
+    }
+
+    /// Whether nothing is in the list.
+    #[inline(always)]
+    pub const fn is_empty(&self) -> bool {
+        self.head == NONE
+    }
+}
+
+impl<T, B: BorrowMut<[Slot<T>]>> Slab<T, B> {
+    /// All slots free.
+    pub const fn new(slots: B) -> Self {
+        Self { slots, free: NONE, fresh: 0, used: 0, value: core::marker::PhantomData }
+    }
+
+    /// The storage, for the owner to let it grow. It must never shrink.
+    pub fn storage_mut(&mut self) -> &mut B {
+        &mut self.slots
+    }
+
+    /// Slots in use.
+    pub const fn used(&self) -> usize {
+        self.used
+    }
+
+    /// Slots in all.
+    pub fn capacity(&self) -> usize {
+        self.slots.borrow().len()
+    }
+
+    /// Puts a value into a free slot; gives it back when there is none.
+    ///
+    /// # Errors
+    /// The value, when every slot is in use.
+    #[inline]
+    pub fn insert(&mut self, value: T) -> Result<u32, T> {
+        let slots = self.slots.borrow_mut();
+        let index = if self.free != NONE {
+            let index = self.free;
+            self.free = slots[index as usize].next;
+            index
+        } else if (self.fresh as usize) < slots.len().min(NONE as usize) {
+            self.fresh += 1;
+            self.fresh - 1
+        } else {
+            return Err(value);
+        };
+        let slot = &mut slots[index as usize];
+        slot.value = value;
+        slot.used = true;
+        slot.prev = NONE;
+        slot.next = NONE;
+        self.used += 1;
+        Ok(index)
+    }
+
+    /// Frees a slot. The caller has taken it out of its list.
+    #[inline]
+    pub fn remove(&mut self, index: u32) {
+        let slot = &mut self.slots.borrow_mut()[index as usize];
+        debug_assert!(slot.used);
+        slot.used = false;
+        slot.generation = slot.generation.wrapping_add(1);
+        slot.next = self.free;
+        self.free = index;
+        self.used -= 1;
+    }
+
+    /// The value in a slot in use.
+    #[inline(always)]
+    pub fn get(&self, index: u32) -> &T {
+        &self.slots.borrow()[index as usize].value
+    }
+
+    /// The value in a slot in use.
+    #[inline(always)]
+    pub fn get_mut(&mut self, index: u32) -> &mut T {
+        &mut self.slots.borrow_mut()[index as usize].value
+    }
+
+    /// The generation of a slot.
+    #[inline(always)]
+    pub fn generation(&self, index: u32) -> u32 {
+        self.slots.borrow()[index as usize].generation
+    }
+
+    /// Whether the slot is in use and of that generation.
+    #[inline(always)]
+    pub fn is_live(&self, index: u32, generation: u32) -> bool {
+        self.slots.borrow().get(index as usize).is_some_and(|slot| slot.used && slot.generation == generation)
+    }
+
+    /// Appends a slot to a list.
+    #[inline]
+    pub fn push_back(&mut self, list: &mut List, index: u32) {
+        let slots = self.slots.borrow_mut();
+        slots[index as usize].prev = list.tail;
+        slots[index as usize].next = NONE;
+        match list.tail {
+            NONE => list.head = index,
+            tail => slots[tail as usize].next = index,
+        }
+        list.tail = index;
+    }
+
+    /// Takes a slot out of its list.
+    #[inline]
+    pub fn unlink(&mut self, list: &mut List, index: u32) {
+        let slots = self.slots.borrow_mut();
+        let Slot { prev, next, .. } = slots[index as usize];
+        match prev {
+            NONE => list.head = next,
+            prev => slots[prev as usize].next = next,
+        }
+        match next {
+            NONE => list.tail = prev,
+            next => slots[next as usize].prev = prev,
+        }
+    }
+
+    /// The slot after this one in its list.
+    #[inline(always)]
+    pub fn next(&self, index: u32) -> Option<u32> {
+        let next = self.slots.borrow()[index as usize].next;
+        (next != NONE).then_some(next)
+    }
+
+    /// The first slot of a list, from its head, whose value satisfies the test.
+    #[inline]
+    pub fn find(&self, list: &List, mut test: impl FnMut(&T) -> bool) -> Option<u32> {
+        let mut at = list.first();
+        while let Some(index) = at {
+            if test(self.get(index)) {
+                break;
+            }
+            at = self.next(index);
+        }
+        at
+    }
+}

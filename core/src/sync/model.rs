@@ -1,0 +1,174 @@
+//! Shared payload, mutants and crashes under loom. Compiled only with the private cfg `nemesia_loom`.
+
+use core::sync::atomic::{AtomicUsize, Ordering};
+use loom::cell::UnsafeCell;
+use std::boxed::Box;
+use std::sync::Mutex;
+
+use super::{Edge, End};
+
+/// The weakened end, as `1 + 2 * edge + end`; 0 is none. A plain atomic: loom must not explore it.
+static MUTANT: AtomicUsize = AtomicUsize::new(0);
+
+const fn code(edge: Edge, end: End) -> usize {
+    1 + 2 * edge as usize + end as usize
+}
+
+/// Weakens one end of one edge for the rest of this process, or none.
+pub fn set_mutant(mutant: Option<(Edge, End)>) {
+    MUTANT.store(mutant.map_or(0, |(edge, end)| code(edge, end)), Ordering::Relaxed);
+}
+
+/// Whether this end of this edge is weakened.
+pub fn is_mutant(edge: Edge, end: End) -> bool {
+    MUTANT.load(Ordering::Relaxed) == code(edge, end)
+}
+
+/// The payload with which a thread that [`crash_after`] stopped unwinds.
+#[derive(Debug)]
+pub struct Crash;
+
+/// The thread that is to stop, and the accesses that it still makes.
+static DOOMED: Mutex<Option<(loom::thread::ThreadId, usize)>> = Mutex::new(None);
+
+fn doomed() -> std::sync::MutexGuard<'static, Option<(loom::thread::ThreadId, usize)>> {
+    DOOMED.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+/// Runs `body` on the current loom thread and stops it, as SIGKILL would, before access number `accesses` to
+/// shared memory (counting from 0). Returns whether it was stopped; false means that it had run to its end.
+pub fn crash_after(accesses: usize, body: impl FnOnce()) -> bool {
+    *doomed() = Some((loom::thread::current().id(), accesses));
+    let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body));
+    *doomed() = None;
+    match outcome {
+        Ok(()) => false,
+        Err(payload) if payload.is::<Crash>() => true,
+        Err(payload) => std::panic::resume_unwind(payload),
+    }
+}
+
+/// Counts one access of the current thread, and stops the thread when its time has come.
+pub(super) fn step() {
+    let mut doomed = doomed();
+    let Some((thread, left)) = doomed.as_mut() else { return };
+    if *thread != loom::thread::current().id() {
+        return;
+    }
+    if *left == 0 {
+        *doomed = None;
+        drop(doomed);
+        // Not `panic!`: no hook runs, nothing is printed.
+        std::panic::resume_unwind(Box::new(Crash));
+    }
+    *left -= 1;
+}
+
+/// Eight bytes of payload; a race on them fails the model.
+#[derive(Debug)]
+pub struct PayloadWord(UnsafeCell<u64>);
+
+impl PayloadWord {
+    /// A word of a model.
+    pub fn new(value: u64) -> Self {
+        Self(UnsafeCell::new(value))
+    }
+
+    /// Reads the word.
+    pub fn get(&self) -> u64 {
+        step();
+        // SAFETY: loom checks that no write is concurrent, and fails the model otherwise.
+        self.0.with(|word| unsafe { *word })
+    }
+
+    /// Writes the word.
+    pub fn set(&self, value: u64) {
+        step();
+        // SAFETY: loom checks that no other access is concurrent, and fails the model otherwise.
+        self.0.with_mut(|word| unsafe { *word = value });
+    }
+}
+
+/// Payload bytes, one loom cell each.
+#[derive(Clone, Copy, Debug)]
+pub struct Payload<'a>(&'a [UnsafeCell<u8>]);
+
+// SAFETY: loom checks every access for races, and fails the model otherwise.
+unsafe impl Send for Payload<'_> {}
+
+impl<'a> Payload<'a> {
+    /// Views a model's bytes.
+    pub const fn from_cells(cells: &'a [UnsafeCell<u8>]) -> Self {
+        Self(cells)
+    }
+
+    /// Bytes in view.
+    pub const fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether nothing is in view.
+    pub const fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The `len` bytes from `at`, or `None` when they are not all in view.
+    pub fn slice(&self, at: usize, len: usize) -> Option<Self> {
+        self.0.get(at..at.checked_add(len)?).map(Self)
+    }
+
+    /// Copies bytes out, from `at`.
+    #[must_use]
+    pub fn read(&self, at: usize, to: &mut [u8]) -> bool {
+        let Some(from) = self.slice(at, to.len()) else { return false };
+        step();
+        for (cell, byte) in from.0.iter().zip(to) {
+            // SAFETY: loom checks that no write is concurrent.
+            *byte = cell.with(|byte| unsafe { *byte });
+        }
+        true
+    }
+}
+
+/// Payload bytes for writing, one loom cell each.
+#[derive(Clone, Copy, Debug)]
+pub struct PayloadMut<'a>(Payload<'a>);
+
+impl<'a> PayloadMut<'a> {
+    /// Views a model's bytes for writing.
+    pub const fn from_cells(cells: &'a [UnsafeCell<u8>]) -> Self {
+        Self(Payload(cells))
+    }
+
+    /// Bytes in view.
+    pub const fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether nothing is in view.
+    pub const fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The same bytes for reading.
+    pub const fn as_read(&self) -> Payload<'a> {
+        self.0
+    }
+
+    /// The `len` bytes from `at`, or `None` when they are not all in view.
+    pub fn slice(&self, at: usize, len: usize) -> Option<Self> {
+        self.0.slice(at, len).map(Self)
+    }
+
+    /// Copies bytes in, from `at`.
+    #[must_use]
+    pub fn write(&self, at: usize, from: &[u8]) -> bool {
+        let Some(to) = self.0.slice(at, from.len()) else { return false };
+        step();
+        for (cell, byte) in to.0.0.iter().zip(from) {
+            // SAFETY: loom checks that no other access is concurrent.
+            cell.with_mut(|cell| unsafe { *cell = *byte });
+        }
+        true
+    }
+}

@@ -1,0 +1,74 @@
+//! The bytes in shared memory, specified.
+//!
+//! All integers are little-endian in effect: both sides run on one machine, and [`LAYOUT_VERSION`] together
+//! with the segment magic refuses a peer that differs. Version 1:
+//!
+//! **Packet.** A message of `total` bytes travels as one or more packets. Each packet between two processes
+//! takes the next *sequence number*, whichever of the two paths (fastbox, cell) carries it; the receiver
+//! takes packets in that order only.
+//!
+//! | kind | code | meaning |
+//! |---|---|---|
+//! | [`Kind::Eager`] | 1 | a whole message: `total == len` |
+//! | [`Kind::First`] | 2 | the first packet of a longer message: `len < total` |
+//! | [`Kind::More`] | 3 | the next bytes of that message |
+//!
+//! **Fastbox slot** (64 bytes, eight words). Word 0 is the *stamp*: bits 0-7 lap, 8-15 kind, 16-31 low half of
+//! the sequence number, 32-47 payload bytes of this packet, 48-63 context. In the first slot of a packet, word
+//! 1 is the tag and words 2-7 the first 48 payload bytes; in a further slot, only the lap and the kind
+//! `0xff` of the stamp count, and words 1-7 are the next 56 payload bytes. A fastbox carries only `Eager`.
+//! The lap of the packet that starts at position `p` of a fastbox of `n` slots is `(p / n + 1) mod 256`.
+//!
+//! **Cell header** (64 bytes). Word 0: sequence number in bits 16-63, destination rank in bits 0-15. Word 1:
+//! bits 0-31 payload bytes, 32-39 kind, 48-63 context. Word 2: tag. Word 3: `total`. The rest is reserved.
+//! Sequence numbers of cells are 48 bits wide and start at 1.
+//!
+//! **Queue entry** (64 bits). Bits 0-31: the cell's number in the world, `rank * cells + cell`. Bits 32-63: lap
+//! of the entry, `position / entries + 1`.
+//!
+//! **Return slot** (32 bits). Bits 0-15: the cell. Bits 16-31: lap, `position / cells + 1`.
+#![forbid(unsafe_code)]
+
+/// Version of everything on this page.
+pub const LAYOUT_VERSION: u32 = 1;
+
+/// What a packet is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Kind {
+    /// A whole message.
+    Eager = 1,
+    /// The first packet of a message that takes several.
+    First = 2,
+    /// A further packet of that message.
+    More = 3,
+}
+
+impl Kind {
+    /// The kind with this code, if there is one.
+    #[inline(always)]
+    pub const fn from_code(code: u8) -> Option<Self> {
+        match code {
+            1 => Some(Kind::Eager),
+            2 => Some(Kind::First),
+            3 => Some(Kind::More),
+            _ => None,
+        }
+    }
+}
+
+/// The meaning of a packet's header, whichever path it took.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Envelope {
+    /// What the packet is.
+    pub kind: Kind,
+    /// Matching context (an MPI communicator's, for example); never a wildcard.
+    pub context: u16,
+    /// The sender's tag.
+    pub tag: u64,
+    /// Bytes of the whole message.
+    pub total: u64,
+}
+
+/// Sequence numbers are 48 bits wide.
+pub const SEQUENCE_MASK: u64 = (1 << 48) - 1;

@@ -1,0 +1,147 @@
+//! The core stands alone: linked without any library, nothing is missing but the memory functions.
+//!
+//! The crate is `verification/bare`. Its feature `allocates` is the control: the same check must then fail.
+#![expect(clippy::print_stdout, reason = "a test that cannot run says why")]
+
+use std::ffi::OsStr;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// What the compiler may call on any target, and every target supplies.
+const SUPPLIED: [&str; 6] = ["memcpy", "memmove", "memset", "memcmp", "bcmp", "strlen"];
+/// What the library is for; it keeps everything else alive.
+const EXERCISE: &str = "nemesia_bare_exercise";
+const ALLOCATES: &str = "nemesia_bare_allocates";
+
+#[test]
+fn core_needs_only_the_memory_functions() -> Result<(), String> {
+    let Some(symbols) = undefined("core_needs_only_the_memory_functions", EXERCISE, &[])? else {
+        return Ok(());
+    };
+    let missing = not_supplied(&symbols);
+    assert!(missing.is_empty(), "the core needs more than it may: {missing:?}");
+    Ok(())
+}
+
+#[test]
+fn a_crate_that_allocates_is_reported() -> Result<(), String> {
+    let features = ["--features", "allocates"];
+    let Some(symbols) = undefined("a_crate_that_allocates_is_reported", ALLOCATES, &features)? else {
+        return Ok(());
+    };
+    let missing = not_supplied(&symbols);
+    assert!(missing.iter().any(|symbol| symbol == "malloc"), "the check missed `malloc`: {missing:?}");
+    Ok(())
+}
+
+#[test]
+fn core_builds_for_bare_metal() -> Result<(), String> {
+    let targets = bare_metal()?;
+    if targets.is_empty() {
+        skip("core_builds_for_bare_metal", "no *-none* target with 64-bit atomics is installed");
+    }
+    for target in targets {
+        run(cargo(&["build", "--package", "nemesia-core", "--target", &target], "Cargo.toml"))?;
+    }
+    Ok(())
+}
+
+#[test]
+fn only_the_memory_functions_are_supplied() {
+    let listing =
+        "                 U memcpy\n                 U __rust_alloc\n                 w pthread_self\n";
+    let symbols = symbols(listing);
+    assert_eq!(symbols, ["memcpy", "__rust_alloc", "pthread_self"]);
+    assert_eq!(not_supplied(&symbols), ["__rust_alloc", "pthread_self"]);
+}
+
+fn not_supplied(symbols: &[String]) -> Vec<String> {
+    symbols.iter().filter(|symbol| !SUPPLIED.contains(&symbol.as_str())).cloned().collect()
+}
+
+/// The names in a listing of `nm`.
+fn symbols(listing: &str) -> Vec<String> {
+    listing.lines().filter_map(|line| line.split_whitespace().last()).map(Into::into).collect()
+}
+
+/// Builds the crate, links what `entry` reaches, and lists what is undefined; nothing where a tool is missing.
+fn undefined(test: &str, entry: &str, features: &[&str]) -> Result<Option<Vec<String>>, String> {
+    for tool in ["cc", "nm"] {
+        if Command::new(tool).arg("--version").output().is_err() {
+            skip(test, &format!("`{tool}` is not installed"));
+            return Ok(None);
+        }
+    }
+    let build = [&["build", "--release"], features].concat();
+    run(cargo(&build, "verification/bare/Cargo.toml").arg("--target-dir").arg(directory(entry)))?;
+    let archive = directory(entry).join("release/libnemesia_bare.a");
+    let linked = directory(entry).join("linked.so");
+    let flags = ["-nostdlib", "-shared", "-Wl,--gc-sections", "-Wl,--exclude-libs,ALL"];
+    let keep = [format!("-Wl,--undefined={entry}"), format!("-Wl,--entry={entry}")];
+    run(Command::new("cc").args(flags).args(keep).arg("-o").arg(&linked).arg(&archive))?;
+    // An entry that the linker dropped would leave nothing undefined, and prove nothing.
+    let defined = run(Command::new("nm").arg("--defined-only").arg(&linked))?;
+    if !symbols(&defined).iter().any(|symbol| symbol == entry) {
+        return Err(format!("`{entry}` is not in {}", linked.display()));
+    }
+    run(Command::new("nm").args(["--dynamic", "--undefined-only"]).arg(&linked)).map(|it| Some(symbols(&it)))
+}
+
+/// The installed targets without an operating system on which the core's atomics exist.
+fn bare_metal() -> Result<Vec<String>, String> {
+    let sysroot = run(Command::new(rustc()).args(["--print", "sysroot"]))?;
+    let installed =
+        std::fs::read_dir(Path::new(sysroot.trim()).join("lib/rustlib")).map_err(|e| e.to_string())?;
+    let names = installed.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned());
+    let mut targets = Vec::new();
+    for target in names.filter(|name| name.contains("-none")) {
+        let facts = run(Command::new(rustc()).args(["--print", "cfg", "--target", &target]))?;
+        if facts.contains("target_has_atomic=\"64\"") {
+            targets.push(target);
+        }
+    }
+    Ok(targets)
+}
+
+fn rustc() -> PathBuf {
+    std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()).into()
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+/// Beside the target directory of this test, one for each way of building, so that no build waits for another.
+fn directory(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("bare").join(name)
+}
+
+fn cargo(arguments: &[impl AsRef<OsStr>], manifest: &str) -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.args(arguments).arg("--manifest-path").arg(root().join(manifest));
+    command
+}
+
+/// Runs a command to its end and returns what it printed; failure is an error that holds all of it.
+fn run(mut command: impl std::borrow::BorrowMut<Command>) -> Result<String, String> {
+    let command = command.borrow_mut();
+    let output = command.output().map_err(|e| format!("{command:?}: {e}"))?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    if output.status.success() {
+        Ok(text)
+    } else {
+        Err(format!("{command:?}: {}\n{text}{}", output.status, String::from_utf8_lossy(&output.stderr)))
+    }
+}
+
+/// Says that a test did not run, where `tests/run` counts it.
+fn skip(test: &str, reason: &str) {
+    let line = format!("SKIPPED: {test}: {reason}\n");
+    print!("{line}");
+    if let Some(path) = std::env::var_os("NEMESIA_SKIP_LOG") {
+        let log = std::fs::OpenOptions::new().append(true).create(true).open(path);
+        // The line on the standard output has said it already, should the log be out of reach.
+        let _ = log.and_then(|mut log| log.write_all(line.as_bytes()));
+    }
+}

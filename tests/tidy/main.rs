@@ -1,0 +1,79 @@
+//! The house rules that neither the compiler nor clippy can check.
+//!
+//! Each rule is one module: a pure function over paths and texts that returns [`source::Finding`]s, with
+//! tests that feed it a bad sample, so that a rule that can no longer fail is noticed. The tests in this file
+//! apply the rules to the repository.
+//!
+//! | module | rule |
+//! |---|---|
+//! | [`length`] | functions of at most 70 lines, files of at most 600 |
+//! | [`layers`] | dependencies run one way: `core` <- `sys` <- `ffi` |
+//! | [`forbid`] | `forbid(unsafe_code)` in every module of `core` but a short list |
+//! | [`doors`] | atomics, cells and spinning only through `core/src/sync.rs`; no `std`, no `alloc` |
+//! | [`edges`] | every Release has an Acquire of the same name |
+//! | [`hosts`] | no path of one machine and no registry host in a text file |
+//! | [`top_level`] | what the top of the repository may hold |
+//! | [`readme`] | the commands of the README exist, and CI runs what the README says |
+
+mod doors;
+mod edges;
+mod forbid;
+mod hosts;
+mod layers;
+mod length;
+mod readme;
+mod source;
+mod syntax;
+mod top_level;
+
+use source::{assert_none, each, names, tree};
+
+#[test]
+fn functions_are_at_most_70_lines() {
+    assert_none(&each(&tree(), length::functions));
+}
+
+#[test]
+fn files_are_at_most_600_lines() {
+    assert_none(&each(&tree(), length::file));
+}
+
+#[test]
+fn dependencies_run_one_way() {
+    assert_none(&layers::check(&layers::metadata()));
+}
+
+#[test]
+fn core_modules_forbid_unsafe_code() {
+    assert_none(&forbid::check(&tree()));
+}
+
+#[test]
+fn atomics_cells_and_spinning_come_from_sync() {
+    assert_none(&doors::check_doors(&tree()));
+}
+
+#[test]
+fn core_uses_neither_std_nor_alloc() {
+    assert_none(&doors::check_std(&tree()));
+}
+
+#[test]
+fn each_release_has_an_acquire_of_the_same_name() {
+    assert_none(&edges::check(&tree()));
+}
+
+#[test]
+fn text_files_name_no_machine_and_no_registry_host() {
+    assert_none(&each(&tree(), hosts::check));
+}
+
+#[test]
+fn top_level_holds_only_what_it_may() {
+    assert_none(&top_level::check(&names()));
+}
+
+#[test]
+fn commands_of_the_readme_exist() {
+    assert_none(&readme::check(&tree(), &readme::executables()));
+}

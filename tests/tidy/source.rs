@@ -1,0 +1,128 @@
+//! The files of the repository, and what a rule reports about them.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// One text file; `path` is relative to the repository and uses `/`.
+pub(crate) struct File {
+    pub(crate) path: String,
+    pub(crate) text: String,
+}
+
+impl File {
+    /// A file of a sample tree.
+    #[cfg(test)]
+    pub(crate) fn new(path: &str, text: &str) -> Self {
+        Self { path: path.into(), text: text.into() }
+    }
+}
+
+/// One breach of a rule.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Finding {
+    file: String,
+    line: usize,
+    what: String,
+}
+
+impl Finding {
+    pub(crate) fn new(file: &str, line: usize, what: impl Into<String>) -> Self {
+        Self { file: file.into(), line, what: what.into() }
+    }
+
+    pub(crate) fn line(&self) -> usize {
+        self.line
+    }
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}: {}", self.file, self.line, self.what)
+    }
+}
+
+/// Fails with the whole list, one finding a line.
+#[track_caller]
+pub(crate) fn assert_none(findings: &[Finding]) {
+    let list: Vec<String> = findings.iter().map(Finding::to_string).collect();
+    assert!(list.is_empty(), "{} found\n{}", list.len(), list.join("\n"));
+}
+
+/// Applies a rule that looks at one file at a time.
+pub(crate) fn each(files: &[File], rule: fn(&str, &str) -> Vec<Finding>) -> Vec<Finding> {
+    files.iter().flat_map(|file| rule(&file.path, &file.text)).collect()
+}
+
+/// The top of the repository.
+pub(crate) fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+/// Every file that git tracks or would track, sorted; without git, every file outside `target` and `.git`.
+pub(crate) fn names() -> Vec<String> {
+    let mut names = from_git().unwrap_or_else(|| {
+        let mut found = Vec::new();
+        walk(&root(), "", &mut found);
+        found
+    });
+    names.retain(|name| root().join(name).is_file());
+    names.sort_unstable();
+    names.dedup();
+    assert!(
+        names.iter().any(|name| name == "Cargo.toml"),
+        "this is not the repository: {}",
+        root().display()
+    );
+    names
+}
+
+/// Every text file of the repository.
+pub(crate) fn tree() -> Vec<File> {
+    let read = |path: String| {
+        let text = String::from_utf8(std::fs::read(root().join(&path)).ok()?).ok()?;
+        Some(File { path, text })
+    };
+    names().into_iter().filter_map(read).collect()
+}
+
+fn from_git() -> Option<Vec<String>> {
+    let output = Command::new("git")
+        .args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"])
+        .current_dir(root())
+        .output()
+        .ok()?;
+    let names = String::from_utf8(output.stdout).ok()?;
+    let names: Vec<String> = names.split('\0').filter(|name| !name.is_empty()).map(Into::into).collect();
+    (output.status.success() && !names.is_empty()).then_some(names)
+}
+
+fn walk(directory: &Path, prefix: &str, found: &mut Vec<String>) {
+    for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let kind = entry.file_type();
+        if kind.as_ref().is_ok_and(std::fs::FileType::is_file) {
+            found.push(format!("{prefix}{name}"));
+        } else if kind.is_ok_and(|kind| kind.is_dir()) && name != "target" && name != ".git" {
+            walk(&entry.path(), &format!("{prefix}{name}/"), found);
+        }
+    }
+}
+
+#[test]
+fn a_finding_reads_file_line_what() {
+    assert_eq!(Finding::new("core/src/port.rs", 7, "too long").to_string(), "core/src/port.rs:7: too long");
+}
+
+#[test]
+#[should_panic(expected = "1 found\na.rs:1: bad")]
+fn findings_fail_the_test_that_asserts_there_are_none() {
+    assert_none(&[Finding::new("a.rs", 1, "bad")]);
+}
+
+#[test]
+fn walking_finds_this_file() {
+    let mut found = Vec::new();
+    walk(&root().join("tests"), "tests/", &mut found);
+    assert!(found.iter().any(|name| name == "tests/tidy/source.rs"));
+}

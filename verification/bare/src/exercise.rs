@@ -1,0 +1,33 @@
+//! What a kernel or a unikernel would call: the core's algorithms on memory that the caller lends.
+
+use core::ptr::NonNull;
+
+use nemesia_core::shared::ring::{ByteReader, ByteWriter, Ring, RingFault};
+use nemesia_core::sync::{PayloadMut, Word64};
+
+/// A `ring` of the bytes did not take or give what it should.
+const BROKEN: u64 = u64::MAX;
+
+/// Runs the core on `length` bytes at `memory` and returns a value that depends on all that it did, so that
+/// nothing can be optimised away: `u64::MAX` where the core refused.
+///
+/// # Safety
+/// `memory` points to `length` bytes that nobody else uses until this returns.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nemesia_bare_exercise(memory: *mut u8, length: usize) -> u64 {
+    let Some(base) = NonNull::new(memory) else { return BROKEN };
+    // SAFETY: the caller lends the range until this returns, and no reference to it is made here.
+    let bytes = unsafe { PayloadMut::from_raw(base, length) };
+    ring(bytes).unwrap_or(BROKEN)
+}
+
+/// Passes `length` through a byte ring over all of the memory.
+fn ring(bytes: PayloadMut<'_>) -> Result<u64, RingFault> {
+    let (written, read) = (Word64::new(0), Word64::new(0));
+    let sent = (bytes.len() as u64).to_le_bytes();
+    let Some(ring) = Ring::new(bytes, &written, &read) else { return Ok(BROKEN) };
+    let mut received = [0; 8];
+    let put = ByteWriter::new(ring).write(&sent)?;
+    let got = ByteReader::new(ring).read(&mut received)?;
+    Ok(if put == got { u64::from_le_bytes(received) } else { BROKEN })
+}
