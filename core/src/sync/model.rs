@@ -165,7 +165,7 @@ impl<'a> PayloadMut<'a> {
     pub fn write(&self, at: usize, from: &[u8]) -> bool {
         let Some(to) = self.0.slice(at, from.len()) else { return false };
         step();
-        for (cell, byte) in to.0.0.iter().zip(from) {
+        for (cell, byte) in to.0.iter().zip(from) {
             // SAFETY: loom checks that no other access is concurrent.
             cell.with_mut(|cell| unsafe { *cell = *byte });
         }
