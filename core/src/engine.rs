@@ -23,6 +23,7 @@ use core::borrow::{Borrow, BorrowMut};
 pub use progress::Progress;
 pub use request::{Failure, Fate, Request, RequestId, StartError, Status, Truncation};
 
+use crate::matching::Source;
 use crate::port::{MessagePort, PeerId};
 use crate::slab::{List, Slab, Slot};
 use crate::unexpected::{Message, Unexpected};
@@ -131,6 +132,26 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     /// The storage of requests, for its owner to let it grow. It must never shrink.
     pub fn requests_mut(&mut self) -> &mut S::Requests {
         self.requests.storage_mut()
+    }
+
+    /// The storage of unexpected messages' entries, for its owner to let it grow; it must never shrink.
+    pub fn entries_mut(&mut self) -> &mut S::Entries {
+        self.unexpected.entries_mut()
+    }
+
+    /// Takes packets of every held peer again: there is more room.
+    pub fn release_held(&mut self) {
+        self.unhold(Source::Any);
+    }
+
+    /// Whether a peer is held back, as there is no room for what it sent.
+    pub fn is_held(&self, peer: PeerId) -> bool {
+        self.peers.borrow().get(peer as usize).is_some_and(|peer| peer.held)
+    }
+
+    /// Whether some send has not left yet.
+    pub const fn sends_pending(&self) -> bool {
+        self.first_pending.is_some()
     }
 
     /// Messages that came unasked and are stored.

@@ -17,6 +17,17 @@ pub enum Source {
     Rank(PeerId),
 }
 
+impl Source {
+    /// Whether a message from this rank is listened to.
+    #[inline(always)]
+    pub fn accepts(self, rank: PeerId) -> bool {
+        match self {
+            Source::Any => true,
+            Source::Rank(wanted) => wanted == rank,
+        }
+    }
+}
+
 /// What a receive asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pattern {
@@ -36,15 +47,6 @@ impl Pattern {
     pub fn matches(&self, source: PeerId, envelope: &Envelope) -> bool {
         self.context == envelope.context
             && (self.tag ^ envelope.tag) & !self.ignore == 0
-            && self.accepts(source)
-    }
-
-    /// Whether this listens to `source` at all.
-    #[inline(always)]
-    pub fn accepts(&self, source: PeerId) -> bool {
-        match self.source {
-            Source::Any => true,
-            Source::Rank(rank) => rank == source,
-        }
+            && self.source.accepts(source)
     }
 }

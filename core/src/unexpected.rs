@@ -72,6 +72,11 @@ impl<E: BorrowMut<[Slot<Message>]>, C: BorrowMut<[u8]>> Unexpected<E, C> {
         }
     }
 
+    /// The storage of entries, for its owner to let it grow; it must never shrink.
+    pub fn entries_mut(&mut self) -> &mut E {
+        self.entries.storage_mut()
+    }
+
     /// Messages stored.
     pub const fn len(&self) -> usize {
         self.entries.used()

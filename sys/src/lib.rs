@@ -1,1 +1,36 @@
-//! x
+//! Nemesia: a kernel-bypass transport engine that message-passing runtimes embed.
+//!
+//! Processes of one machine exchange tagged messages over shared memory. An [`Endpoint`] is a process's place in
+//! its world: it finds its peers through a launcher that speaks PMI-1 (`mpiexec.hydra`, `nemesia run`) or
+//! through any [`Exchange`](bootstrap::Exchange) that the embedding runtime provides.
+//!
+//! ```no_run
+//! use nemesia::{Config, Endpoint, Source, Tag};
+//!
+//! let mut endpoint = Endpoint::open(&Config::from_env()?)?;
+//! let mut buf = [0; 8];
+//! if endpoint.rank() == 0 {
+//!     endpoint.send(1, 7, b"nemesia!")?;
+//! } else {
+//!     let status = endpoint.recv(Source::Rank(0), Tag::Exactly(7), &mut buf)?;
+//!     assert_eq!(status.len, 8);
+//! }
+//! endpoint.close()?;
+//! # Ok::<(), nemesia::Error>(())
+//! ```
+//!
+//! This crate is the thin layer that touches the operating system; every algorithm is in `nemesia_core`.
+
+pub mod bootstrap;
+mod config;
+mod endpoint;
+mod error;
+mod explain;
+pub mod os;
+mod shm;
+
+pub use config::{Config, ConfigError, VARIABLES, Variable};
+pub use endpoint::{Endpoint, Pending, Request, Scope, Source, Status, Tag};
+pub use error::Error;
+pub use explain::{Bill, Verdict, explain};
+pub use nemesia_core::engine::Failure;

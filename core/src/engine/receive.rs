@@ -50,7 +50,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
             self.port.expect(rank);
         }
         if self.held > 0 {
-            self.unhold(pattern);
+            self.unhold(pattern.source);
         }
         Ok(self.id(index))
     }
@@ -78,17 +78,17 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
             self.peer(from).partial = Partial::Request(index);
         }
         // Room for others.
-        self.unhold(Pattern { source: Source::Any, context: 0, tag: 0, ignore: u64::MAX });
+        self.unhold(Source::Any);
         Ok(self.id(index))
     }
 
-    /// Takes packets again from the held peers that this receive listens to.
-    fn unhold(&mut self, pattern: Pattern) {
+    /// Takes packets again from the held peers among these.
+    pub(super) fn unhold(&mut self, source: Source) {
         if self.held == 0 {
             return;
         }
         for rank in 0..self.size() {
-            if pattern.accepts(rank) && core::mem::take(&mut self.peer(rank).held) {
+            if source.accepts(rank) && core::mem::take(&mut self.peer(rank).held) {
                 self.held -= 1;
                 self.port.unhold(rank);
             }

@@ -1,0 +1,165 @@
+//! What can go wrong while processes find each other.
+
+use super::wire::WireError;
+use std::io;
+use std::time::Duration;
+
+/// Why the exchange with the launcher failed. Each message is one line: what failed, and the remedy.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BootstrapError {
+    /// Some of PMI_FD, PMI_RANK and PMI_SIZE are set, but not all.
+    #[error(
+        "{missing} is not set although {present} is; start with mpiexec.hydra or `nemesia run`, or unset {present}"
+    )]
+    Missing {
+        /// A variable that is set.
+        present: &'static str,
+        /// The variable that is not.
+        missing: &'static str,
+    },
+    /// A variable does not hold a number, or one out of range.
+    #[error("{name}={value:?} is not {wanted}; start with mpiexec.hydra or `nemesia run`, which set it")]
+    BadVariable {
+        /// The variable.
+        name: &'static str,
+        /// The beginning of what it holds.
+        value: String,
+        /// What it should hold.
+        wanted: &'static str,
+    },
+    /// PMI_RANK is not below PMI_SIZE.
+    #[error(
+        "PMI_RANK={rank} is not below PMI_SIZE={size}; correct them, or start with mpiexec.hydra or `nemesia run`"
+    )]
+    RankOutOfRange {
+        /// The rank.
+        rank: usize,
+        /// The number of processes.
+        size: usize,
+    },
+    /// PMI_FD is not a connection to a launcher.
+    #[error(
+        "PMI_FD={fd} {reason}; start with mpiexec.hydra or `nemesia run`, and do not close it on the way"
+    )]
+    BadDescriptor {
+        /// The file descriptor.
+        fd: i32,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// This process has opened PMI_FD before.
+    #[error("PMI_FD={fd} was opened by this process before; call from_env once and keep what it returns")]
+    AlreadyOpened {
+        /// The file descriptor.
+        fd: i32,
+    },
+    /// A launcher that does not speak PMI-1 started several processes.
+    #[error(
+        "{name}={value:?} says that there are several processes, but their launcher did not offer PMI-1 \
+         (PMI_FD is not set); start with mpiexec.hydra or `nemesia run`, or unset {name} to run one process alone"
+    )]
+    ForeignLauncher {
+        /// The variable that says so.
+        name: &'static str,
+        /// The beginning of what it holds.
+        value: String,
+    },
+    /// The launcher closed the connection.
+    #[error("the launcher closed PMI_FD during {during}; see its output for the reason, and start again")]
+    LauncherGone {
+        /// The operation.
+        during: &'static str,
+    },
+    /// The launcher did not answer in time.
+    #[error(
+        "no answer from the launcher to {during} within the deadline of {deadline:?}; look for a process that \
+         hangs before it, or set a longer deadline"
+    )]
+    Timeout {
+        /// The operation.
+        during: &'static str,
+        /// The deadline that has passed.
+        deadline: Duration,
+    },
+    /// The operating system refused to read or write.
+    #[error("PMI_FD failed during {during}: {source}; start again")]
+    Io {
+        /// The operation.
+        during: &'static str,
+        /// The error of the system.
+        source: io::Error,
+    },
+    /// The launcher sent something that is not PMI-1.
+    #[error(
+        "the launcher answered {during} with {source}; use a launcher that speaks PMI-1, such as mpiexec.hydra"
+    )]
+    Protocol {
+        /// The operation.
+        during: &'static str,
+        /// What was wrong.
+        source: WireError,
+    },
+    /// The launcher answered another question than the one that was asked, or one that was not asked.
+    #[error(
+        "the launcher answered {during} with {reply:?}; use a launcher that speaks PMI-1, such as mpiexec.hydra"
+    )]
+    Unexpected {
+        /// The operation.
+        during: &'static str,
+        /// The beginning of the answer.
+        reply: String,
+    },
+    /// The launcher understood and refused.
+    #[error("the launcher refused {during} with code {code} ({reason}); see its documentation for the limit")]
+    Refused {
+        /// The operation.
+        during: &'static str,
+        /// The code it gave.
+        code: i32,
+        /// The reason it gave.
+        reason: String,
+    },
+    /// The key is not known.
+    #[error("key {key:?} is not known ({reason}); put it before a barrier and get it after the barrier")]
+    KeyNotFound {
+        /// The key.
+        key: String,
+        /// The reason given.
+        reason: String,
+    },
+    /// The key was put before.
+    #[error("key {key:?} was put before; use every key once")]
+    KeyTaken {
+        /// The key.
+        key: String,
+    },
+    /// The key or the value cannot be carried.
+    #[error(
+        "{what} {text:?} cannot be carried: it must have 1 to {limit} bytes of printable ASCII, {without}; encode it in hexadecimal or divide it"
+    )]
+    Unencodable {
+        /// "key" or "value".
+        what: &'static str,
+        /// The beginning of it.
+        text: String,
+        /// The most bytes allowed.
+        limit: usize,
+        /// What else it must not hold.
+        without: &'static str,
+    },
+    /// An earlier failure has left the connection in an unknown state.
+    #[error(
+        "{during} is not possible after an earlier failure of the launcher's connection; end this process"
+    )]
+    Broken {
+        /// The operation.
+        during: &'static str,
+    },
+    /// The exchange was finalized.
+    #[error("{during} is not possible after finalize; call it before")]
+    Finalized {
+        /// The operation.
+        during: &'static str,
+    },
+}

@@ -1,0 +1,297 @@
+//! The embedded launcher: starts the processes of a job on this machine and serves them PMI-1.
+
+use super::forward::{self, Source, Target};
+use super::outcome::Outcome;
+use super::process::{LivePids, Plan, Processes, allowed_cpus};
+use super::server::Server;
+use super::supervise::Supervisor;
+use std::ffi::OsString;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::thread::{Builder, JoinHandle};
+use std::time::Duration;
+
+/// How long a rank may be without connection before the others' barrier fails, unless its end is seen sooner.
+const DISCONNECTION_GRACE: Duration = Duration::from_secs(1);
+
+/// Why a job could not be started or looked after. Each message is one line: what failed, and the remedy.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LaunchError {
+    /// The number of processes is 0.
+    #[error("0 processes cannot be started; ask for at least 1")]
+    NoProcesses,
+    /// A process could not be started. Those that were started before it have been ended.
+    #[error(
+        "cannot start {program:?} as rank {rank}: {source}; check its path, its permissions and the limits on processes"
+    )]
+    Start {
+        /// The rank.
+        rank: usize,
+        /// The program.
+        program: OsString,
+        /// The error of the system.
+        source: io::Error,
+    },
+    /// A socket or a pipe could not be made.
+    #[error(
+        "cannot connect rank {rank} to the launcher: {source}; raise the limit on open files (ulimit -n)"
+    )]
+    Connect {
+        /// The rank.
+        rank: usize,
+        /// The error of the system.
+        source: io::Error,
+    },
+    /// The processors that are allowed could not be read.
+    #[error("cannot read the allowed processors: {source}; start without binding")]
+    Affinity {
+        /// The error of the system.
+        source: io::Error,
+    },
+    /// A thread of the launcher could not be started. All processes have been ended.
+    #[error("cannot start a thread of the launcher: {source}; raise the limit on processes (ulimit -u)")]
+    Thread {
+        /// The error of the system.
+        source: io::Error,
+    },
+    /// The processes can no longer be watched. All of them have been ended.
+    #[error("cannot wait for the processes: {source}; raise the limit on open files (ulimit -n)")]
+    Watch {
+        /// The error of the system.
+        source: io::Error,
+    },
+    /// A thread of the launcher panicked. All processes have been ended.
+    #[error("a thread of the launcher has panicked; report this as an error of Nemesia")]
+    Panicked,
+    /// There is no such rank, or its process has ended.
+    #[error("rank {rank} is not running; signal ranks that have not ended")]
+    NotRunning {
+        /// The rank.
+        rank: usize,
+    },
+    /// A signal could not be sent.
+    #[error("cannot send signal {signal} to rank {rank}: {source}; use a valid signal number")]
+    Signal {
+        /// The rank.
+        rank: usize,
+        /// The signal.
+        signal: i32,
+        /// The error of the system.
+        source: io::Error,
+    },
+}
+
+/// A job to be started on this machine: `n` processes of one program, as `nemesia run` does.
+///
+/// The processes find each other through PMI-1 (PMI_FD, PMI_RANK and PMI_SIZE are set for them), and need not
+/// use it. They inherit the environment, the working directory and the standard streams.
+#[derive(Debug, Clone)]
+pub struct Launcher {
+    size: usize,
+    program: OsString,
+    args: Vec<OsString>,
+    env: Vec<(OsString, OsString)>,
+    prefix_output: bool,
+    keep_going: bool,
+    bind: bool,
+}
+
+impl Launcher {
+    /// A job of `n` processes of `program`, which is searched in PATH if it has no slash, with `args`.
+    #[must_use]
+    pub fn new(n: usize, program: OsString, args: Vec<OsString>) -> Self {
+        let env = Vec::new();
+        Self { size: n, program, args, env, prefix_output: false, keep_going: false, bind: false }
+    }
+
+    /// Whether each line of output gets `[rank] ` in front. Lines of different ranks are then never mixed
+    /// (lines of more than 64 KiB are divided), and an unfinished last line is completed. Default: no, the
+    /// processes write to the launcher's own output directly.
+    #[must_use]
+    pub fn prefix_output(mut self, prefix: bool) -> Self {
+        self.prefix_output = prefix;
+        self
+    }
+
+    /// Sets an environment variable for all processes. PMI_FD, PMI_RANK and PMI_SIZE cannot be set so.
+    #[must_use]
+    pub fn env(mut self, name: impl Into<OsString>, value: impl Into<OsString>) -> Self {
+        self.env.push((name.into(), value.into()));
+        self
+    }
+
+    /// Whether the other ranks go on when one fails. Default: no, they get SIGTERM, and SIGKILL after 2 s.
+    /// A rank that asks for an abort by PMI ends the job in any case.
+    #[must_use]
+    pub fn keep_going(mut self, keep_going: bool) -> Self {
+        self.keep_going = keep_going;
+        self
+    }
+
+    /// Whether each rank is bound to one of the allowed processors, round robin. Default: no.
+    #[must_use]
+    pub fn bind(mut self, bind: bool) -> Self {
+        self.bind = bind;
+        self
+    }
+
+    /// Starts the job and waits until all its processes have ended. A failure of the program itself is not
+    /// an error here: see [`Outcome`].
+    ///
+    /// # Errors
+    /// When the job cannot be started or watched; nothing of it is left then.
+    pub fn run(&self) -> Result<Outcome, LaunchError> {
+        self.spawn()?.wait()
+    }
+
+    /// Starts the job. A thread looks after it, and another one after its output if that is prefixed.
+    ///
+    /// The kernel kills the processes when the thread that calls this ends (that is how nothing is left when
+    /// the launcher itself is killed): call it from a thread that lasts as long as the job.
+    ///
+    /// # Errors
+    /// When the job cannot be started; nothing of it is left then.
+    pub fn spawn(&self) -> Result<Running, LaunchError> {
+        let plan = self.plan()?;
+        let mut processes = Processes::new();
+        let mut sockets = Vec::with_capacity(self.size);
+        let mut sources = Vec::new();
+        for rank in 0..self.size {
+            let connect = |source| LaunchError::Connect { rank, source };
+            let (ours, theirs) = UnixStream::pair().map_err(connect)?;
+            let pipes = processes
+                .start(&plan, OwnedFd::from(theirs))
+                .map_err(|source| LaunchError::Start { rank, program: self.program.clone(), source })?;
+            for (pipe, target) in pipes.into_iter().zip([Target::Output, Target::Error]) {
+                sources.push(Source::new(rank, pipe, target).map_err(connect)?);
+            }
+            sockets.push(OwnedFd::from(ours));
+        }
+        let kvsname = format!("kvs_nemesia_{}", std::process::id());
+        let server = Server::new(sockets, kvsname, DISCONNECTION_GRACE);
+        Running::start(processes, server, self.keep_going, sources)
+    }
+
+    fn plan(&self) -> Result<Plan, LaunchError> {
+        if self.size == 0 {
+            return Err(LaunchError::NoProcesses);
+        }
+        let cpus = if self.bind {
+            allowed_cpus().map_err(|source| LaunchError::Affinity { source })?
+        } else {
+            Vec::new()
+        };
+        Ok(Plan {
+            size: self.size,
+            program: self.program.clone(),
+            args: self.args.clone(),
+            env: self.env.clone(),
+            pipe_output: self.prefix_output,
+            cpus,
+        })
+    }
+}
+
+/// A job that was started. Dropping it without [`Running::wait`] kills the processes that are left.
+///
+/// It may be used from several threads at once.
+#[derive(Debug)]
+pub struct Running {
+    ids: Vec<u32>,
+    live: LivePids,
+    /// Closing it tells the supervisor that nobody waits any more.
+    owner: Option<UnixStream>,
+    supervisor: Option<JoinHandle<Result<Outcome, LaunchError>>>,
+    forwarder: Option<Forwarder>,
+}
+
+/// The thread that passes output on. It ends when all output is passed on, or soon after `stop` is closed.
+#[derive(Debug)]
+struct Forwarder {
+    stop: UnixStream,
+    thread: JoinHandle<()>,
+}
+
+impl Running {
+    fn start(
+        processes: Processes,
+        server: Server,
+        keep_going: bool,
+        sources: Vec<Source>,
+    ) -> Result<Self, LaunchError> {
+        let failed = |source| LaunchError::Thread { source };
+        let (ids, live) = (processes.ids(), processes.live_pids());
+        let (owner, theirs) = UnixStream::pair().map_err(failed)?;
+        let supervisor = Supervisor::new(processes, server, keep_going, theirs);
+        // Before the supervisor: if this thread cannot be had, dropping `supervisor` ends the processes.
+        let forwarder = if sources.is_empty() { None } else { Some(Forwarder::start(sources)?) };
+        let thread = Builder::new().name("nemesia-launch".to_owned()).spawn(move || supervisor.run());
+        let supervisor = Some(thread.map_err(failed)?);
+        Ok(Self { ids, live, owner: Some(owner), supervisor, forwarder })
+    }
+
+    /// The process id of each rank, in order. An id may belong to another process once the rank has ended:
+    /// use [`Running::kill`] for signals.
+    #[must_use]
+    pub fn pids(&self) -> &[u32] {
+        &self.ids
+    }
+
+    /// Sends `signal` to the process of `rank`. It is never sent to a process that the launcher did not start.
+    ///
+    /// # Errors
+    /// [`LaunchError::NotRunning`] when the process has ended, [`LaunchError::Signal`] for a bad signal.
+    pub fn kill(&self, rank: usize, signal: i32) -> Result<(), LaunchError> {
+        match self.live.signal(rank, signal) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(LaunchError::NotRunning { rank }),
+            Err(source) => Err(LaunchError::Signal { rank, signal, source }),
+        }
+    }
+
+    /// Waits until all processes have ended and their output is passed on.
+    ///
+    /// # Errors
+    /// When they cannot be watched any more; they are all ended then.
+    pub fn wait(mut self) -> Result<Outcome, LaunchError> {
+        let outcome = match self.supervisor.take().map(JoinHandle::join) {
+            Some(Ok(outcome)) => outcome,
+            Some(Err(_)) | None => Err(LaunchError::Panicked),
+        };
+        self.finish_output();
+        outcome
+    }
+
+    fn finish_output(&mut self) {
+        if let Some(Forwarder { stop, thread }) = self.forwarder.take() {
+            drop(stop);
+            // A panic there has lost output, which is not a reason to fail the job.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.owner = None;
+        if let Some(thread) = self.supervisor.take() {
+            // Nobody is left to hear of the outcome.
+            let _ = thread.join();
+        }
+        self.finish_output();
+    }
+}
+
+impl Forwarder {
+    fn start(sources: Vec<Source>) -> Result<Self, LaunchError> {
+        let failed = |source| LaunchError::Thread { source };
+        let (stop, theirs) = UnixStream::pair().map_err(failed)?;
+        let thread = Builder::new()
+            .name("nemesia-output".to_owned())
+            .spawn(move || forward::run(sources, &theirs))
+            .map_err(failed)?;
+        Ok(Self { stop, thread })
+    }
+}

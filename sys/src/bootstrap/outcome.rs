@@ -1,0 +1,131 @@
+//! How the processes of a launch ended.
+
+use std::fmt;
+
+/// How one process ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ExitKind {
+    /// It ended by itself with this exit code (0 to 255).
+    Exited(i32),
+    /// This signal ended it.
+    Signaled(i32),
+    /// It asked the launcher, by PMI, to end the whole job with this exit code.
+    Aborted(i32),
+    /// The operating system did not say how it ended.
+    Unknown,
+}
+
+impl ExitKind {
+    /// Whether it ended by itself with exit code 0.
+    #[must_use]
+    pub fn is_success(self) -> bool {
+        self == Self::Exited(0)
+    }
+
+    /// The exit status that a shell would show, from 0 to 255: the code, or 128 + signal. A failure is
+    /// never shown as 0.
+    #[must_use]
+    pub fn status(self) -> i32 {
+        let status = match self {
+            Self::Exited(0) => return 0,
+            Self::Exited(code) | Self::Aborted(code) => code & 0xff,
+            Self::Signaled(signal) => 128 + (signal & 0x7f),
+            Self::Unknown => 1,
+        };
+        status.max(1)
+    }
+}
+
+impl fmt::Display for ExitKind {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Exited(code) => write!(out, "exited with code {code}"),
+            Self::Signaled(signal) => write!(out, "was ended by {}", SignalName(*signal)),
+            Self::Aborted(code) => write!(out, "aborted the job with code {code}"),
+            Self::Unknown => write!(out, "ended, and the operating system did not say how"),
+        }
+    }
+}
+
+/// A signal by number, and by name where that is well known.
+struct SignalName(i32);
+
+impl fmt::Display for SignalName {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = match self.0 {
+            libc::SIGHUP => "SIGHUP",
+            libc::SIGINT => "SIGINT",
+            libc::SIGQUIT => "SIGQUIT",
+            libc::SIGILL => "SIGILL",
+            libc::SIGTRAP => "SIGTRAP",
+            libc::SIGABRT => "SIGABRT",
+            libc::SIGBUS => "SIGBUS",
+            libc::SIGFPE => "SIGFPE",
+            libc::SIGKILL => "SIGKILL",
+            libc::SIGSEGV => "SIGSEGV",
+            libc::SIGPIPE => "SIGPIPE",
+            libc::SIGTERM => "SIGTERM",
+            number => return write!(out, "signal {number}"),
+        };
+        write!(out, "signal {} ({name})", self.0)
+    }
+}
+
+/// How one rank ended, and whether the launcher ended it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RankExit {
+    /// How it ended.
+    pub kind: ExitKind,
+    /// Whether the launcher had told it to end (SIGTERM or SIGKILL), because another rank had failed.
+    pub ended_by_launcher: bool,
+}
+
+/// How all processes of a launch ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Outcome {
+    /// One entry for each rank, in order.
+    pub ranks: Vec<RankExit>,
+    /// The rank that failed first, and how; none when all exited with code 0. Ranks that the launcher
+    /// ended are not failures of their own.
+    pub first_failure: Option<(usize, ExitKind)>,
+    /// Ranks whose PMI connection the launcher closed because of what they sent, with the reason.
+    pub faults: Vec<(usize, String)>,
+}
+
+impl Outcome {
+    /// The exit status for the launcher itself: that of the first failure (128 + signal for a signal), or 0.
+    #[must_use]
+    pub fn exit_code(&self) -> i32 {
+        self.first_failure.map_or(0, |(_, kind)| kind.status())
+    }
+}
+
+/// One line: which rank failed first and how, and what became of the others.
+impl fmt::Display for Outcome {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let count = self.ranks.len();
+        match self.first_failure {
+            None => write!(out, "all {count} ranks exited with code 0")?,
+            Some((rank, kind)) => {
+                write!(out, "rank {rank} of {count} {kind}")?;
+                let ended = self.ranks.iter().filter(|exit| exit.ended_by_launcher).count();
+                let others = self.ranks.iter().enumerate().filter(|(other, exit)| {
+                    *other != rank && !exit.ended_by_launcher && !exit.kind.is_success()
+                });
+                let failed = others.count();
+                if failed > 0 {
+                    write!(out, "; {failed} more failed")?;
+                }
+                if ended > 0 {
+                    write!(out, "; the launcher ended {ended}")?;
+                }
+            }
+        }
+        for (rank, fault) in &self.faults {
+            write!(out, "; PMI connection of rank {rank} closed: {fault}")?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,390 @@
+//! The client side of PMI-1, over the socket that a launcher left open for this process.
+
+use super::error::BootstrapError;
+use super::wire::{self, LineBuffer, Reply, Request, excerpt};
+use super::{Exchange, poll};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// The version of the protocol that this client speaks.
+const VERSION: (u32, u32) = (1, 1);
+
+/// Descriptors that [`open_inherited`] has taken. Each may have one owner in this process.
+static OPENED: Mutex<Vec<RawFd>> = Mutex::new(Vec::new());
+
+/// Whether the connection can be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Open,
+    Finalized,
+    /// A request failed half-way: what arrives next could be its answer or the next one's.
+    Broken,
+}
+
+/// The greatest lengths that the launcher announced, in bytes. They count a terminating zero of C.
+#[derive(Debug, Clone, Copy)]
+struct Maxes {
+    key: usize,
+    value: usize,
+}
+
+/// A connection to a launcher that speaks PMI-1. It owns the socket, which is closed by
+/// [`Exchange::finalize`] or when this is dropped; most launchers take the latter for an abnormal end.
+///
+/// It may be sent to another thread, but is used by one thread at a time. Every request waits for the
+/// launcher's answer, at most for the deadline.
+#[derive(Debug)]
+pub struct PmiClient {
+    socket: Option<OwnedFd>,
+    lines: LineBuffer,
+    rank: usize,
+    size: usize,
+    kvsname: String,
+    maxes: Maxes,
+    deadline: Duration,
+    state: State,
+}
+
+impl PmiClient {
+    /// Greets the launcher at the other end of `socket` on behalf of process `rank` of `size`, and waits at
+    /// most `deadline` for each of its answers, now and later.
+    ///
+    /// # Errors
+    /// [`BootstrapError::RankOutOfRange`], or what an exchange with the launcher can fail with.
+    pub fn connect(
+        socket: OwnedFd,
+        rank: usize,
+        size: usize,
+        deadline: Duration,
+    ) -> Result<Self, BootstrapError> {
+        if rank >= size {
+            return Err(BootstrapError::RankOutOfRange { rank, size });
+        }
+        let mut client = Self {
+            socket: Some(socket),
+            lines: LineBuffer::default(),
+            rank,
+            size,
+            kvsname: String::new(),
+            maxes: Maxes { key: 0, value: 0 },
+            deadline,
+            state: State::Open,
+        };
+        client.greet()?;
+        Ok(client)
+    }
+
+    /// Sets how long every later request may take as a whole.
+    pub fn set_deadline(&mut self, deadline: Duration) {
+        self.deadline = deadline;
+    }
+
+    /// The longest key that [`Exchange::put`] takes, in bytes.
+    #[must_use]
+    pub fn max_key_len(&self) -> usize {
+        self.maxes.key.saturating_sub(1)
+    }
+
+    /// The longest value that [`Exchange::put`] takes, in bytes.
+    #[must_use]
+    pub fn max_value_len(&self) -> usize {
+        self.maxes.value.saturating_sub(1)
+    }
+
+    /// Asks the launcher to end all processes of this job with exit code `code`, and finalizes this
+    /// connection. The launcher does not answer; it ends this process too.
+    ///
+    /// # Errors
+    /// When the request cannot be sent.
+    pub fn abort(&mut self, code: i32) -> Result<(), BootstrapError> {
+        let during = "abort";
+        self.check_open(during)?;
+        let expires = self.expiry();
+        self.send(during, &Request::Abort { code }.encode(), expires)?;
+        self.state = State::Finalized;
+        // The socket stays open until this is dropped: closing it here could look like a crash of its own.
+        Ok(())
+    }
+
+    fn greet(&mut self) -> Result<(), BootstrapError> {
+        let during = "init";
+        let line = self.call(during, Request::Init { version: VERSION.0, subversion: VERSION.1 })?;
+        match self.reply(during, &line)? {
+            Reply::Init { code: 0, version, .. } if version == VERSION.0 => {}
+            Reply::Init { code, version, subversion } => {
+                let reason = format!("it speaks PMI {version}.{subversion}, this process 1.1");
+                return Err(BootstrapError::Refused { during, code, reason });
+            }
+            _ => return Err(self.unexpected(during, &line)),
+        }
+        let during = "get_maxes";
+        let line = self.call(during, Request::GetMaxes)?;
+        let Reply::Maxes { key, value, .. } = self.reply(during, &line)? else {
+            return Err(self.unexpected(during, &line));
+        };
+        // A whole line must fit whatever the launcher promises: key, value and name get a quarter each.
+        let ceiling = wire::MAX_LINE / 4;
+        self.maxes = Maxes { key: key.min(ceiling), value: value.min(ceiling) };
+        let during = "get_my_kvsname";
+        let line = self.call(during, Request::GetMyKvsname)?;
+        match self.reply(during, &line)? {
+            Reply::MyKvsname { kvsname } if wire::is_value(kvsname) && kvsname.len() <= ceiling => {
+                self.kvsname = kvsname.to_owned();
+                Ok(())
+            }
+            _ => Err(self.unexpected(during, &line)),
+        }
+    }
+
+    fn expiry(&self) -> Option<Instant> {
+        // None, which is no limit, only for deadlines of more than the clock's range.
+        Instant::now().checked_add(self.deadline)
+    }
+
+    fn check_open(&self, during: &'static str) -> Result<(), BootstrapError> {
+        match self.state {
+            State::Open => Ok(()),
+            State::Finalized => Err(BootstrapError::Finalized { during }),
+            State::Broken => Err(BootstrapError::Broken { during }),
+        }
+    }
+
+    /// Sends one request and waits for one line.
+    fn call(&mut self, during: &'static str, request: Request<'_>) -> Result<Vec<u8>, BootstrapError> {
+        self.check_open(during)?;
+        self.send_and_receive(during, &request.encode()).inspect_err(|_| self.state = State::Broken)
+    }
+
+    fn send_and_receive(&mut self, during: &'static str, request: &str) -> Result<Vec<u8>, BootstrapError> {
+        let expires = self.expiry();
+        self.send(during, request, expires)?;
+        let line = self.receive(during, expires)?;
+        if !self.lines.is_empty() {
+            return Err(self.unexpected(during, b"more than one line"));
+        }
+        Ok(line)
+    }
+
+    /// Understands an answer; one that is not understood breaks the connection.
+    fn reply<'a>(&mut self, during: &'static str, line: &'a [u8]) -> Result<Reply<'a>, BootstrapError> {
+        Reply::parse(line).map_err(|source| {
+            self.state = State::Broken;
+            BootstrapError::Protocol { during, source }
+        })
+    }
+
+    fn unexpected(&mut self, during: &'static str, line: &[u8]) -> BootstrapError {
+        self.state = State::Broken;
+        BootstrapError::Unexpected { during, reply: excerpt(&String::from_utf8_lossy(line)) }
+    }
+
+    fn socket(&self, during: &'static str) -> Result<BorrowedFd<'_>, BootstrapError> {
+        self.socket.as_ref().map(AsFd::as_fd).ok_or(BootstrapError::Finalized { during })
+    }
+
+    /// Waits until the socket is ready for `events` or closed.
+    fn wait_ready(
+        &self,
+        during: &'static str,
+        events: libc::c_short,
+        expires: Option<Instant>,
+    ) -> Result<(), BootstrapError> {
+        let mut entries = [poll::entry(self.socket(during)?, events)];
+        loop {
+            let left = expires.map(|at| at.saturating_duration_since(Instant::now()));
+            poll::wait(&mut entries, left).map_err(|source| BootstrapError::Io { during, source })?;
+            if entries.iter().any(|entry| entry.revents != 0) {
+                return Ok(());
+            }
+            if expires.is_some_and(|at| Instant::now() >= at) {
+                return Err(BootstrapError::Timeout { during, deadline: self.deadline });
+            }
+        }
+    }
+
+    fn send(&self, during: &'static str, text: &str, expires: Option<Instant>) -> Result<(), BootstrapError> {
+        let mut rest = text.as_bytes();
+        while !rest.is_empty() {
+            match poll::send(self.socket(during)?, rest) {
+                Ok(count) => rest = rest.get(count..).unwrap_or_default(),
+                Err(error) => self.after_error(during, error, libc::POLLOUT, expires)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn receive(&mut self, during: &'static str, expires: Option<Instant>) -> Result<Vec<u8>, BootstrapError> {
+        let mut piece = [0; 4096];
+        loop {
+            let line = self.lines.take_line();
+            if let Some(line) = line.map_err(|source| BootstrapError::Protocol { during, source })? {
+                return Ok(line);
+            }
+            match poll::receive(self.socket(during)?, &mut piece) {
+                Ok(0) => return Err(BootstrapError::LauncherGone { during }),
+                Ok(count) => {
+                    self.lines.push(piece.get(..count).unwrap_or_default());
+                    // A launcher that drips bytes must not get around the deadline.
+                    if expires.is_some_and(|at| Instant::now() >= at) {
+                        self.check_line_is_complete(during)?;
+                    }
+                }
+                Err(error) => self.after_error(during, error, libc::POLLIN, expires)?,
+            }
+        }
+    }
+
+    /// After the deadline a line that is complete still counts; anything less does not.
+    fn check_line_is_complete(&self, during: &'static str) -> Result<(), BootstrapError> {
+        if self.lines.has_newline() {
+            return Ok(());
+        }
+        Err(BootstrapError::Timeout { during, deadline: self.deadline })
+    }
+
+    fn after_error(
+        &self,
+        during: &'static str,
+        error: io::Error,
+        events: libc::c_short,
+        expires: Option<Instant>,
+    ) -> Result<(), BootstrapError> {
+        match error.kind() {
+            io::ErrorKind::WouldBlock => self.wait_ready(during, events, expires),
+            io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => {
+                Err(BootstrapError::LauncherGone { during })
+            }
+            _ => Err(BootstrapError::Io { during, source: error }),
+        }
+    }
+}
+
+impl Exchange for PmiClient {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn size(&self) -> usize {
+        self.size
+    }
+
+    fn put(&mut self, key: &str, value: &str) -> Result<(), BootstrapError> {
+        let during = "put";
+        self.check_open(during)?;
+        check_pair(key, value, self.max_key_len(), self.max_value_len())?;
+        let kvsname = self.kvsname.clone();
+        let line = self.call(during, Request::Put { kvsname: &kvsname, key, value })?;
+        match self.reply(during, &line)? {
+            Reply::Put { code: 0, .. } => Ok(()),
+            Reply::Put { code, message } => {
+                Err(BootstrapError::Refused { during, code, reason: excerpt(message) })
+            }
+            _ => Err(self.unexpected(during, &line)),
+        }
+    }
+
+    fn get(&mut self, key: &str) -> Result<String, BootstrapError> {
+        let during = "get";
+        self.check_open(during)?;
+        check_key(key, self.max_key_len())?;
+        let kvsname = self.kvsname.clone();
+        let line = self.call(during, Request::Get { kvsname: &kvsname, key })?;
+        match self.reply(during, &line)? {
+            Reply::Get { code: 0, value: Some(value), .. } => Ok(value.to_owned()),
+            Reply::Get { code, message, .. } if code != 0 => {
+                Err(BootstrapError::KeyNotFound { key: excerpt(key), reason: excerpt(message) })
+            }
+            _ => Err(self.unexpected(during, &line)),
+        }
+    }
+
+    fn barrier(&mut self) -> Result<(), BootstrapError> {
+        let during = "barrier";
+        let line = self.call(during, Request::BarrierIn)?;
+        match self.reply(during, &line)? {
+            Reply::BarrierOut { code: 0, .. } => Ok(()),
+            Reply::BarrierOut { code, message } => {
+                Err(BootstrapError::Refused { during, code, reason: excerpt(message) })
+            }
+            _ => Err(self.unexpected(during, &line)),
+        }
+    }
+
+    fn finalize(&mut self) -> Result<(), BootstrapError> {
+        let during = "finalize";
+        if self.state == State::Finalized {
+            return Ok(());
+        }
+        let line = self.call(during, Request::Finalize)?;
+        match self.reply(during, &line)? {
+            Reply::FinalizeAck { code: 0 } => {
+                self.state = State::Finalized;
+                self.socket = None;
+                Ok(())
+            }
+            Reply::FinalizeAck { code } => {
+                let reason = "finalize".to_owned();
+                Err(BootstrapError::Refused { during, code, reason })
+            }
+            _ => Err(self.unexpected(during, &line)),
+        }
+    }
+}
+
+/// Checks that `key` can be carried in at most `limit` bytes.
+pub(super) fn check_key(key: &str, limit: usize) -> Result<(), BootstrapError> {
+    if wire::is_key(key) && key.len() <= limit {
+        return Ok(());
+    }
+    let without = "no space and no '='";
+    Err(BootstrapError::Unencodable { what: "key", text: excerpt(key), limit, without })
+}
+
+/// Checks that `key` and `value` can be carried in at most so many bytes each.
+pub(super) fn check_pair(
+    key: &str,
+    value: &str,
+    max_key: usize,
+    max_value: usize,
+) -> Result<(), BootstrapError> {
+    check_key(key, max_key)?;
+    if wire::is_value(value) && value.len() <= max_value {
+        return Ok(());
+    }
+    let without = "no space";
+    Err(BootstrapError::Unencodable { what: "value", text: excerpt(value), limit: max_value, without })
+}
+
+/// Takes the socket that a launcher announced as PMI_FD: checks what it is, makes this process its owner,
+/// and keeps it from programs that this process starts.
+pub(super) fn open_inherited(fd: RawFd) -> Result<OwnedFd, BootstrapError> {
+    let bad = |reason: String| BootstrapError::BadDescriptor { fd, reason };
+    if fd <= libc::STDERR_FILENO {
+        return Err(bad("is a standard stream".to_owned()));
+    }
+    let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
+    if opened.contains(&fd) {
+        return Err(BootstrapError::AlreadyOpened { fd });
+    }
+    let mut status = std::mem::MaybeUninit::<libc::stat>::uninit();
+    // SAFETY: `status` is valid for writes of one `stat`; a descriptor that is not open is an error (EBADF).
+    if unsafe { libc::fstat(fd, status.as_mut_ptr()) } != 0 {
+        return Err(bad(format!("is not open ({})", io::Error::last_os_error())));
+    }
+    // SAFETY: fstat succeeded, so it has written the whole structure.
+    let mode = unsafe { status.assume_init() }.st_mode;
+    if mode & libc::S_IFMT != libc::S_IFSOCK {
+        // A pipe carries bytes one way only, so it cannot carry questions and answers.
+        return Err(bad("is not a socket".to_owned()));
+    }
+    // SAFETY: F_SETFD takes an int and touches no memory of this process.
+    if unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) } != 0 {
+        return Err(bad(format!("cannot be marked close-on-exec ({})", io::Error::last_os_error())));
+    }
+    opened.push(fd);
+    // SAFETY: `fd` is open (fstat). The launcher opened it for the PMI client of this process and announced it
+    // in PMI_FD, so no other code here owns it; `OPENED` keeps this client from taking it twice.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}

@@ -1,0 +1,60 @@
+//! A safe face for `poll`, `recv` and `send`, with the interruptions taken out.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::time::Duration;
+
+/// An entry for [`wait`]. The descriptor stays its owner's.
+pub(super) fn entry(fd: BorrowedFd<'_>, events: libc::c_short) -> libc::pollfd {
+    libc::pollfd { fd: fd.as_raw_fd(), events, revents: 0 }
+}
+
+/// Waits until an entry is ready or `timeout` has passed (none: no limit); rounded up to milliseconds.
+/// An interruption by a signal reads as "nothing is ready": callers look at their clock again anyway.
+pub(super) fn wait(entries: &mut [libc::pollfd], timeout: Option<Duration>) -> io::Result<()> {
+    let millis =
+        timeout.map_or(-1, |limit| i32::try_from(limit.as_nanos().div_ceil(1_000_000)).unwrap_or(i32::MAX));
+    // Infallible on Linux, where nfds_t is as wide as usize.
+    let count = libc::nfds_t::try_from(entries.len()).map_err(io::Error::other)?;
+    // SAFETY: the pointer and the count describe `entries`, which is borrowed exclusively for the whole call.
+    let ready = unsafe { libc::poll(entries.as_mut_ptr(), count, millis) };
+    if ready >= 0 {
+        return Ok(());
+    }
+    let error = io::Error::last_os_error();
+    for entry in entries {
+        entry.revents = 0;
+    }
+    if error.kind() == io::ErrorKind::Interrupted { Ok(()) } else { Err(error) }
+}
+
+/// Reads what has arrived on a socket, without waiting. 0 is the end of the stream.
+pub(super) fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<usize> {
+    loop {
+        // SAFETY: the pointer and the length describe `buffer`, which is borrowed exclusively for the call.
+        let count = unsafe {
+            libc::recv(socket.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len(), libc::MSG_DONTWAIT)
+        };
+        match usize::try_from(count) {
+            Ok(count) => return Ok(count),
+            Err(_) => retry_if_interrupted(io::Error::last_os_error())?,
+        }
+    }
+}
+
+/// Writes what a socket takes, without waiting, and without a SIGPIPE when the other side is gone.
+pub(super) fn send(socket: BorrowedFd<'_>, bytes: &[u8]) -> io::Result<usize> {
+    loop {
+        let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+        // SAFETY: the pointer and the length describe `bytes`, which is borrowed for the whole call.
+        let count = unsafe { libc::send(socket.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), flags) };
+        match usize::try_from(count) {
+            Ok(count) => return Ok(count),
+            Err(_) => retry_if_interrupted(io::Error::last_os_error())?,
+        }
+    }
+}
+
+fn retry_if_interrupted(error: io::Error) -> io::Result<()> {
+    if error.kind() == io::ErrorKind::Interrupted { Ok(()) } else { Err(error) }
+}

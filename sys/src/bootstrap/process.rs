@@ -1,0 +1,250 @@
+//! One process of a launch: how it is started, watched and ended.
+
+use super::outcome::ExitKind;
+use std::ffi::OsString;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Words in an affinity mask: 8192 processors, the most that Linux supports today.
+const MASK_WORDS: usize = 128;
+
+/// A set of processors as the kernel takes it.
+type CpuMask = Vec<u64>;
+
+/// The process ids of all ranks, each until its process is reaped. Whoever signals holds the lock, and so
+/// does whoever reaps: a process id is never signalled after the system may have given it to another process.
+#[derive(Debug, Clone)]
+pub(super) struct LivePids(Arc<Mutex<Vec<Option<libc::pid_t>>>>);
+
+impl LivePids {
+    fn with<R>(&self, action: impl FnOnce(&mut Vec<Option<libc::pid_t>>) -> R) -> R {
+        action(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Sends `signal` to `rank`; false when there is no such process any more.
+    pub(super) fn signal(&self, rank: usize, signal: i32) -> io::Result<bool> {
+        self.with(|pids| {
+            let Some(&Some(pid)) = pids.get(rank) else { return Ok(false) };
+            // SAFETY: kill touches no memory. `pid` is a child that was not reaped, so the id is still its own.
+            if unsafe { libc::kill(pid, signal) } == 0 { Ok(true) } else { Err(io::Error::last_os_error()) }
+        })
+    }
+}
+
+/// What all processes of a launch have in common.
+#[derive(Debug)]
+pub(super) struct Plan {
+    pub(super) size: usize,
+    pub(super) program: OsString,
+    pub(super) args: Vec<OsString>,
+    pub(super) env: Vec<(OsString, OsString)>,
+    /// Whether the output is piped to the launcher.
+    pub(super) pipe_output: bool,
+    /// Processors to give out in turn; none leaves the affinity as it is.
+    pub(super) cpus: Vec<usize>,
+}
+
+/// All processes of a launch. Those that are still there when this is dropped are killed and reaped.
+#[derive(Debug)]
+pub(super) struct Processes {
+    list: Vec<Process>,
+    pids: LivePids,
+}
+
+#[derive(Debug)]
+struct Process {
+    child: Child,
+    /// Readable when the process has ended; none where the kernel (before Linux 5.3) does not have it.
+    pidfd: Option<OwnedFd>,
+    exit: Option<ExitKind>,
+    ended_by_launcher: bool,
+}
+
+impl Processes {
+    pub(super) fn new() -> Self {
+        Self { list: Vec::new(), pids: LivePids(Arc::new(Mutex::new(Vec::new()))) }
+    }
+
+    /// Starts the next rank, which inherits `socket`; returns the pipes of its output, if it has any.
+    pub(super) fn start(&mut self, plan: &Plan, socket: OwnedFd) -> io::Result<Vec<OwnedFd>> {
+        let rank = self.list.len();
+        // A duplicate is never one of the standard streams, which the child replaces.
+        let socket = if socket.as_raw_fd() <= 2 { socket.try_clone()? } else { socket };
+        let mut child = command(plan, rank, socket.as_raw_fd()).spawn()?;
+        let mut pipes: Vec<OwnedFd> = Vec::new();
+        pipes.extend(child.stdout.take().map(OwnedFd::from));
+        pipes.extend(child.stderr.take().map(OwnedFd::from));
+        // A process id is positive and fits; 0 would mean a whole group, so nothing stands in for it.
+        let pid = libc::pid_t::try_from(child.id()).ok();
+        let pidfd = pid.and_then(open_pidfd);
+        self.pids.with(|pids| pids.push(pid));
+        self.list.push(Process { child, pidfd, exit: None, ended_by_launcher: false });
+        Ok(pipes)
+    }
+
+    pub(super) fn live_pids(&self) -> LivePids {
+        self.pids.clone()
+    }
+
+    /// The process id that each rank had or has.
+    pub(super) fn ids(&self) -> Vec<u32> {
+        self.list.iter().map(|process| process.child.id()).collect()
+    }
+
+    /// The descriptors of the processes that have not ended, for a poll.
+    pub(super) fn watched(&self) -> impl Iterator<Item = &OwnedFd> {
+        self.list.iter().filter(|process| process.exit.is_none()).filter_map(|process| process.pidfd.as_ref())
+    }
+
+    /// Whether a process has not ended and cannot be watched, so that it must be asked from time to time.
+    pub(super) fn any_unwatched(&self) -> bool {
+        self.list.iter().any(|process| process.exit.is_none() && process.pidfd.is_none())
+    }
+
+    pub(super) fn all_ended(&self) -> bool {
+        self.list.iter().all(|process| process.exit.is_some())
+    }
+
+    /// Each rank's end, as far as it has one, and whether the launcher ended it.
+    pub(super) fn exits(&self) -> impl Iterator<Item = (Option<ExitKind>, bool)> {
+        self.list.iter().map(|process| (process.exit, process.ended_by_launcher))
+    }
+
+    /// Reaps the processes that have ended since the last call: rank, how, and whether the launcher ended it.
+    pub(super) fn reap(&mut self) -> Vec<(usize, ExitKind, bool)> {
+        let pids = self.pids.clone();
+        let mut ended = Vec::new();
+        for (rank, process) in self.list.iter_mut().enumerate().filter(|(_, process)| process.exit.is_none())
+        {
+            let exit = pids.with(|pids| {
+                let exit = match process.child.try_wait() {
+                    Ok(None) => return None,
+                    Ok(Some(status)) => kind_of(status),
+                    // Somebody else in this process has reaped it.
+                    Err(_) => ExitKind::Unknown,
+                };
+                if let Some(pid) = pids.get_mut(rank) {
+                    *pid = None;
+                }
+                Some(exit)
+            });
+            if let Some(exit) = exit {
+                process.exit = Some(exit);
+                process.pidfd = None;
+                ended.push((rank, exit, process.ended_by_launcher));
+            }
+        }
+        ended
+    }
+
+    /// Sends `signal` to all that have not ended, and notes that it was the launcher who ended them.
+    pub(super) fn end_all(&mut self, signal: i32) {
+        for (rank, process) in self.list.iter_mut().enumerate().filter(|(_, process)| process.exit.is_none())
+        {
+            // An error means that it has become another user's; then only its own end can be waited for.
+            if matches!(self.pids.signal(rank, signal), Ok(true)) {
+                process.ended_by_launcher = true;
+            }
+        }
+    }
+}
+
+impl Drop for Processes {
+    fn drop(&mut self) {
+        self.end_all(libc::SIGKILL);
+        for process in self.list.iter_mut().filter(|process| process.exit.is_none()) {
+            // The lock is not held while waiting, so no signal may be sent from here on.
+            self.pids.with(Vec::clear);
+            // Nobody is left to hear of an error.
+            let _ = process.child.wait();
+        }
+    }
+}
+
+fn kind_of(status: ExitStatus) -> ExitKind {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => ExitKind::Exited(code),
+        (None, Some(signal)) => ExitKind::Signaled(signal),
+        (None, None) => ExitKind::Unknown,
+    }
+}
+
+fn open_pidfd(pid: libc::pid_t) -> Option<OwnedFd> {
+    // SAFETY: pidfd_open takes two integers and touches no memory of this process.
+    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
+    let fd = RawFd::try_from(fd).ok().filter(|fd| *fd >= 0)?;
+    // SAFETY: the kernel has just made this descriptor (close-on-exec) for this call; nobody else owns it.
+    Some(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+fn command(plan: &Plan, rank: usize, socket: RawFd) -> Command {
+    let mut command = Command::new(&plan.program);
+    command.args(&plan.args);
+    // A launcher above this one may have left these; they would contradict the three below.
+    for name in ["PMI_PORT", "PMI_ID", "PMI_SPAWNED"] {
+        command.env_remove(name);
+    }
+    command.envs(plan.env.iter().map(|(name, value)| (name, value)));
+    command.env("PMI_FD", socket.to_string());
+    command.env("PMI_RANK", rank.to_string()).env("PMI_SIZE", plan.size.to_string());
+    if plan.pipe_output {
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    }
+    let cpu = plan.cpus.get(rank.checked_rem(plan.cpus.len()).unwrap_or(0)).copied();
+    let mask = cpu.map(mask_of);
+    // SAFETY: getpid has no arguments and cannot fail.
+    let launcher = unsafe { libc::getpid() };
+    // SAFETY: the closure runs in the child between fork and exec. It makes system calls only, on values that
+    // were made before the fork; it does not allocate or lock, so the state of other threads does not matter.
+    unsafe { command.pre_exec(move || prepare(socket, launcher, mask.as_deref())) };
+    command
+}
+
+/// What the child does to itself before it becomes the program. Only async-signal-safe calls are allowed.
+fn prepare(socket: RawFd, launcher: libc::pid_t, mask: Option<&[u64]>) -> io::Result<()> {
+    // SAFETY: PR_SET_PDEATHSIG takes a signal number as an unsigned long and touches no memory.
+    if unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL as libc::c_ulong) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // The launcher may have died before prctl; then nobody would send that signal.
+    // SAFETY: getppid has no arguments and cannot fail.
+    if unsafe { libc::getppid() } != launcher {
+        return Err(io::Error::from_raw_os_error(libc::ESRCH));
+    }
+    // Only this copy of the socket loses close-on-exec: the other ranks never inherit it.
+    // SAFETY: F_SETFD takes an int and touches no memory; `socket` was open at the fork.
+    if unsafe { libc::fcntl(socket, libc::F_SETFD, 0) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    if let Some(mask) = mask {
+        // SAFETY: the pointer and the size in bytes describe `mask`; 0 means the calling thread.
+        let code = unsafe { libc::sched_setaffinity(0, size_of_val(mask), mask.as_ptr().cast()) };
+        if code != 0 {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    Ok(())
+}
+
+fn mask_of(cpu: usize) -> CpuMask {
+    let mut mask = vec![0; MASK_WORDS];
+    if let Some(word) = mask.get_mut(cpu / 64) {
+        *word = 1_u64 << (cpu % 64);
+    }
+    mask
+}
+
+/// The processors on which the calling thread may run, in order.
+pub(super) fn allowed_cpus() -> io::Result<Vec<usize>> {
+    let mut mask: CpuMask = vec![0; MASK_WORDS];
+    // SAFETY: the pointer and the size in bytes describe `mask`, which is borrowed exclusively for the call.
+    let code = unsafe { libc::sched_getaffinity(0, size_of_val(mask.as_slice()), mask.as_mut_ptr().cast()) };
+    if code != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let has = |cpu: &usize| mask.get(cpu / 64).is_some_and(|word| word >> (cpu % 64) & 1 == 1);
+    Ok((0..MASK_WORDS * 64).filter(has).collect())
+}

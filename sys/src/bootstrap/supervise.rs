@@ -1,0 +1,134 @@
+//! Looks after the processes of a launch: one loop that answers them, notices their ends, and ends the rest.
+
+use super::launcher::LaunchError;
+use super::outcome::{ExitKind, Outcome, RankExit};
+use super::poll;
+use super::process::Processes;
+use super::server::Server;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+/// Time between SIGTERM and SIGKILL.
+const GRACE: Duration = Duration::from_secs(2);
+/// How often a process is asked whether it has ended, where the kernel cannot tell by itself.
+const ASK_EVERY: Duration = Duration::from_millis(10);
+
+/// How far the end of the job has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Ending {
+    /// Nobody has asked for it.
+    No,
+    /// SIGTERM was sent; SIGKILL follows at this time.
+    Asked(Instant),
+    /// SIGKILL was sent.
+    Forced,
+}
+
+/// The loop's state. Dropping it kills what is left.
+#[derive(Debug)]
+pub(super) struct Supervisor {
+    processes: Processes,
+    server: Server,
+    keep_going: bool,
+    /// Its other side belongs to whoever waits for the job. When that is closed, nobody does any more.
+    owner: UnixStream,
+    ending: Ending,
+    first_failure: Option<(usize, ExitKind)>,
+}
+
+impl Supervisor {
+    pub(super) fn new(processes: Processes, server: Server, keep_going: bool, owner: UnixStream) -> Self {
+        Self { processes, server, keep_going, owner, ending: Ending::No, first_failure: None }
+    }
+
+    /// Runs until all processes have ended.
+    pub(super) fn run(mut self) -> Result<Outcome, LaunchError> {
+        while !self.processes.all_ended() {
+            let abandoned = self.wait()?;
+            let now = Instant::now();
+            self.server.turn(now);
+            self.hear_aborts(now);
+            self.bury(now);
+            self.advance_ending(now, abandoned);
+        }
+        let exits = self.processes.exits();
+        let ranks = exits.map(|(exit, ended_by_launcher)| RankExit {
+            kind: exit.unwrap_or(ExitKind::Unknown),
+            ended_by_launcher,
+        });
+        Ok(Outcome {
+            ranks: ranks.collect(),
+            first_failure: self.first_failure,
+            faults: self.server.take_faults(),
+        })
+    }
+
+    /// Waits for something to do; whether nobody waits for the job any more.
+    fn wait(&self) -> Result<bool, LaunchError> {
+        let now = Instant::now();
+        let mut entries = Vec::new();
+        let forced = self.ending == Ending::Forced;
+        if !forced {
+            entries.push(poll::entry(self.owner.as_fd(), libc::POLLIN));
+        }
+        entries.extend(self.processes.watched().map(|fd| poll::entry(fd.as_fd(), libc::POLLIN)));
+        self.server.add_entries(&mut entries);
+        let timeouts = [
+            self.server.next_turn(now),
+            match self.ending {
+                Ending::Asked(kill_at) => Some(kill_at.saturating_duration_since(now)),
+                Ending::No | Ending::Forced => None,
+            },
+            self.processes.any_unwatched().then_some(ASK_EVERY),
+        ];
+        poll::wait(&mut entries, timeouts.into_iter().flatten().min())
+            .map_err(|source| LaunchError::Watch { source })?;
+        Ok(!forced && entries.first().is_some_and(|entry| entry.revents != 0))
+    }
+
+    fn hear_aborts(&mut self, now: Instant) {
+        for abort in self.server.take_aborts() {
+            self.note_failure(abort.rank, ExitKind::Aborted(abort.code));
+            self.ask_all_to_end(now);
+        }
+    }
+
+    /// Reaps what has ended, and draws the consequences.
+    fn bury(&mut self, now: Instant) {
+        let mut ended = self.processes.reap();
+        // Of several ends seen at once a violent one is the likelier cause: the others may have failed
+        // because they noticed it.
+        ended.sort_by_key(|(rank, kind, _)| (!matches!(kind, ExitKind::Signaled(_)), *rank));
+        for (rank, kind, ended_by_launcher) in ended {
+            // Its last words first: an abort counts for more than the exit code that follows it.
+            self.server.rank_ended(rank, now);
+            self.hear_aborts(now);
+            if !kind.is_success() && !ended_by_launcher {
+                self.note_failure(rank, kind);
+                if !self.keep_going {
+                    self.ask_all_to_end(now);
+                }
+            }
+        }
+    }
+
+    fn note_failure(&mut self, rank: usize, kind: ExitKind) {
+        self.first_failure.get_or_insert((rank, kind));
+    }
+
+    fn ask_all_to_end(&mut self, now: Instant) {
+        if self.ending == Ending::No {
+            self.ending = Ending::Asked(now + GRACE);
+            self.processes.end_all(libc::SIGTERM);
+        }
+    }
+
+    fn advance_ending(&mut self, now: Instant, abandoned: bool) {
+        let due = matches!(self.ending, Ending::Asked(kill_at) if now >= kill_at);
+        if due || abandoned {
+            self.ending = Ending::Forced;
+            self.processes.end_all(libc::SIGKILL);
+        }
+    }
+}

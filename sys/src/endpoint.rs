@@ -1,0 +1,398 @@
+//! An endpoint: a process's place in its world.
+
+mod scope;
+mod wait;
+
+use std::time::Duration;
+
+use nemesia_core::engine::{Engine, Lent, Peer, Request as Operation, RequestId, StartError, Storage};
+use nemesia_core::matching::{Pattern, Source as CoreSource};
+use nemesia_core::payload::{RecvBuf, SendBuf};
+use nemesia_core::slab::Slot;
+use nemesia_core::unexpected::Message;
+
+pub use scope::{Pending, Scope};
+
+use crate::bootstrap::{Bootstrap, Exchange};
+use crate::config::Config;
+use crate::error::Error;
+use crate::os::Departure;
+use crate::shm::{self, Attached, Pair, Port};
+use wait::Waiter;
+
+/// Requests for which there is room at start; more are made room for as needed.
+const FIRST_REQUESTS: usize = 1024;
+/// Unexpected messages for which there is room at start; more are made room for as needed.
+const FIRST_ENTRIES: usize = 1024;
+
+/// Whom a receive listens to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// Everyone, ourselves included.
+    Any,
+    /// One rank.
+    Rank(usize),
+}
+
+/// Which tags a receive accepts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tag {
+    /// Every tag.
+    Any,
+    /// This one.
+    Exactly(u64),
+    /// Those that agree with `value` in every bit that `ignore` does not set.
+    Masked {
+        /// The tag.
+        value: u64,
+        /// Bits that do not count.
+        ignore: u64,
+    },
+}
+
+/// What came of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Status {
+    /// Receive: who sent it. Send: unspecified.
+    pub rank: usize,
+    /// The message's tag. Send: unspecified.
+    pub tag: u64,
+    /// Bytes moved.
+    pub len: usize,
+}
+
+/// A non-blocking operation, by value; [`Endpoint::test`] and [`Endpoint::wait`] complete it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[must_use = "an operation that is never waited for keeps its buffer borrowed and its slot taken"]
+pub struct Request(RequestId);
+
+impl Request {
+    /// As one number, for C.
+    pub const fn to_bits(self) -> u64 {
+        self.0.to_bits()
+    }
+
+    /// The inverse of [`Request::to_bits`]. Any number is safe: one that names no request gives [`Error::Stale`].
+    pub const fn from_bits(bits: u64) -> Self {
+        Self(RequestId::from_bits(bits))
+    }
+}
+
+#[derive(Debug)]
+struct Heap;
+
+impl Storage for Heap {
+    type Requests = Vec<Slot<Operation>>;
+    type Peers = Vec<Peer>;
+    type Entries = Vec<Slot<Message>>;
+    type Chunks = Vec<u8>;
+}
+
+/// A process's place in its world: sends and receives tagged messages.
+///
+/// Used by one thread at a time; it may move between threads. Dropping it without [`Endpoint::close`] tells the
+/// peers that this process has finished, and loses sends that have not left yet.
+pub struct Endpoint {
+    // Order matters: the engine's port points into the mappings, so it is dropped before them.
+    engine: Engine<Port, Heap>,
+    waiter: Waiter,
+    exchange: Option<Box<dyn Exchange + Send>>,
+    /// Peers that are gone, and whose last messages may still be on the way.
+    leaving: Vec<(usize, Departure)>,
+    config: Config,
+    notes: Vec<String>,
+    /// Polls without a message since the last look at the peers' lives.
+    idle: u32,
+    /// Held for its mappings, which the engine's port points into.
+    _mappings: Vec<Pair>,
+}
+
+impl Endpoint {
+    /// Joins the world that the launcher describes; without a launcher, a world of one.
+    ///
+    /// # Errors
+    /// What failed, on which rank, and the remedy.
+    pub fn open(config: &Config) -> Result<Self, Error> {
+        Self::open_with(config, Box::new(Bootstrap::from_env()?))
+    }
+
+    /// Joins a world through the caller's own key-value exchange. Collective: every process of the world calls it.
+    ///
+    /// # Errors
+    /// What failed, on which rank, and the remedy.
+    pub fn open_with(config: &Config, mut exchange: Box<dyn Exchange + Send>) -> Result<Self, Error> {
+        let (rank, size) = (exchange.rank(), exchange.size());
+        let Attached { port, sleep, watch, fence, fences, notes, mappings } =
+            shm::attach(config, exchange.as_mut())?;
+        let lent = Lent::<Heap> {
+            requests: grown(Vec::new(), FIRST_REQUESTS.min(config.requests)),
+            peers: grown(Vec::new(), size),
+            entries: grown(Vec::new(), FIRST_ENTRIES.min(config.unexpected_messages)),
+            // Zeroed by the kernel, committed as it is used.
+            chunks: vec![0; config.unexpected_bytes],
+        };
+        let engine = Engine::new(rank as u32, port, lent);
+        let waiter = Waiter::new(config, size, sleep, watch, fence, fences);
+        Ok(Self {
+            engine,
+            waiter,
+            exchange: Some(exchange),
+            leaving: Vec::new(),
+            config: config.clone(),
+            notes,
+            idle: 0,
+            _mappings: mappings,
+        })
+    }
+
+    /// Our rank, from 0.
+    pub fn rank(&self) -> usize {
+        self.engine.rank() as usize
+    }
+
+    /// Processes in the world.
+    pub fn size(&self) -> usize {
+        self.engine.size() as usize
+    }
+
+    /// Remarks on what was asked for and could not be had (huge pages, seals, cheap fences).
+    pub fn notes(&self) -> &[String] {
+        &self.notes
+    }
+
+    /// Why a rank is gone, if it is.
+    pub fn failure(&self, rank: usize) -> Option<crate::Failure> {
+        self.engine.failure(u32::try_from(rank).ok()?)
+    }
+
+    /// The caller knows of the peers that have failed so far: receives from any source can be posted again.
+    pub fn acknowledge_failures(&mut self) {
+        self.engine.acknowledge();
+    }
+
+    /// Sends a message and waits until its bytes have left the buffer. Eager: the receiver need not be ready.
+    ///
+    /// # Errors
+    /// See [`Error`].
+    #[inline]
+    pub fn send(&mut self, to: usize, tag: u64, bytes: &[u8]) -> Result<(), Error> {
+        // SAFETY: the bytes are borrowed until this returns, and `finish` returns only when the engine has done with
+        // them.
+        let request = unsafe { self.isend(to, tag, bytes.as_ptr(), bytes.len()) }?;
+        if request.0 == RequestId::SENT {
+            return Ok(());
+        }
+        self.finish(request).map(drop)
+    }
+
+    /// Receives the first message that matches, and waits for it.
+    ///
+    /// # Errors
+    /// See [`Error`]. A message longer than `buf` is [`Error::Truncated`]; what fits is received.
+    #[inline]
+    pub fn recv(&mut self, from: Source, tag: Tag, buf: &mut [u8]) -> Result<Status, Error> {
+        // SAFETY: the buffer is borrowed until this returns, and `finish` returns only when the engine has done with
+        // it.
+        let request = unsafe { self.irecv(from, tag, buf.as_mut_ptr(), buf.len()) }?;
+        self.finish(request)
+    }
+
+    /// Starts a send of `len` bytes at `base`; [`Endpoint::test`] or [`Endpoint::wait`] completes it. For runtimes;
+    /// see [`Endpoint::scope`] for a safe way.
+    ///
+    /// # Errors
+    /// See [`Error`]; nothing was sent.
+    ///
+    /// # Safety
+    /// The bytes stay readable and unchanged until the request is complete or the endpoint is dropped.
+    #[inline]
+    pub unsafe fn isend(
+        &mut self,
+        to: usize,
+        tag: u64,
+        base: *const u8,
+        len: usize,
+    ) -> Result<Request, Error> {
+        let to = u32::try_from(to).unwrap_or(u32::MAX);
+        // SAFETY: the caller's promise.
+        let buf = unsafe { SendBuf::from_raw(base, len) };
+        loop {
+            match self.engine.isend(to, 0, tag, buf) {
+                Ok(id) => return Ok(Request(id)),
+                Err(error) => self.make_room(error)?,
+            }
+        }
+    }
+
+    /// Posts a receive into `len` bytes at `base`; [`Endpoint::test`] or [`Endpoint::wait`] completes it. For
+    /// runtimes; see [`Endpoint::scope`] for a safe way.
+    ///
+    /// # Errors
+    /// See [`Error`]; nothing was posted.
+    ///
+    /// # Safety
+    /// The bytes are initialised, and no reference to them is used until the request is complete or the endpoint is
+    /// dropped. Several requests may name the same bytes; what they then hold is unspecified.
+    #[inline]
+    pub unsafe fn irecv(
+        &mut self,
+        from: Source,
+        tag: Tag,
+        base: *mut u8,
+        len: usize,
+    ) -> Result<Request, Error> {
+        let pattern = pattern(from, tag);
+        loop {
+            // SAFETY: the caller's promise; a buffer that was not posted is forgotten.
+            let buf = unsafe { RecvBuf::from_raw(base, len) };
+            match self.engine.irecv(pattern, buf) {
+                Ok(id) => return Ok(Request(id)),
+                Err(error) => self.make_room(error)?,
+            }
+        }
+    }
+
+    /// Whether a request is complete. Once it has said so, the request is gone.
+    ///
+    /// # Errors
+    /// See [`Error`]; after an error the request is gone as well.
+    #[inline]
+    pub fn test(&mut self, request: Request) -> Result<Option<Status>, Error> {
+        self.progress();
+        self.outcome(request).transpose()
+    }
+
+    #[inline]
+    fn outcome(&mut self, request: Request) -> Option<Result<Status, Error>> {
+        let outcome = self.engine.test(request.0)?;
+        Some(outcome.map(status).map_err(Error::from))
+    }
+
+    /// Waits until a request is complete: spins, then sleeps.
+    ///
+    /// # Errors
+    /// See [`Error`]. [`Error::Unexpected`] leaves the request as it is: it can be waited for again.
+    #[inline]
+    pub fn wait(&mut self, request: Request) -> Result<Status, Error> {
+        self.wait_deadline(request, None)
+    }
+
+    /// As [`Endpoint::wait`], for at most this long.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] leaves the request as it is: it can be waited for again.
+    pub fn wait_timeout(&mut self, request: Request, limit: Duration) -> Result<Status, Error> {
+        self.wait_deadline(request, Some(limit))
+    }
+
+    /// Withdraws a posted receive. False when a message has matched it already, or it is a send.
+    ///
+    /// The request remains and completes with [`Error::Cancelled`]; its buffer is free at once.
+    pub fn cancel(&mut self, request: Request) -> bool {
+        self.engine.cancel(request.0)
+    }
+
+    /// Flushes what is pending, tells the peers that this process has finished, and leaves the launcher's world.
+    ///
+    /// Messages that have left can be received after this; those to a peer that does not receive them are lost with
+    /// it.
+    ///
+    /// # Errors
+    /// The launcher's refusal, or a send that could not be flushed within the configured time.
+    pub fn close(mut self) -> Result<(), Error> {
+        self.flush()?;
+        match self.exchange.take() {
+            Some(mut exchange) => Ok(exchange.finalize()?),
+            None => Ok(()),
+        }
+    }
+
+    /// Waits for a request that borrows the caller's buffer: returns only when the engine has done with the buffer.
+    fn finish(&mut self, request: Request) -> Result<Status, Error> {
+        match self.wait(request) {
+            Err(error @ Error::Unexpected { .. }) if self.cancel(request) => {
+                // Only frees the slot; the receive was withdrawn.
+                let _ = self.outcome(request);
+                Err(error)
+            }
+            done => done,
+        }
+    }
+
+    /// Makes the storage of requests grow up to its ceiling, or says why a request could not be started.
+    #[cold]
+    fn make_room(&mut self, error: StartError) -> Result<(), Error> {
+        match error {
+            StartError::Requests { capacity } if capacity < self.config.requests => {
+                let more = (2 * capacity).min(self.config.requests);
+                self.engine.requests_mut().resize_with(more, Slot::default);
+                Ok(())
+            }
+            StartError::Unexpected { .. } => {
+                if self.grow_entries() {
+                    return Ok(());
+                }
+                Err(self.ceiling())
+            }
+            error => Err(Error::from_start(error)),
+        }
+    }
+
+    /// Makes room for more unexpected messages, up to the ceiling of their number.
+    fn grow_entries(&mut self) -> bool {
+        let (most, stored) = (self.config.unexpected_messages, self.engine.unexpected_messages());
+        let entries = self.engine.entries_mut();
+        if stored < entries.len() || entries.len() >= most {
+            return false;
+        }
+        let more = (2 * entries.len()).min(most);
+        entries.resize_with(more, Slot::default);
+        self.engine.release_held();
+        true
+    }
+
+    fn ceiling(&self) -> Error {
+        Error::Unexpected {
+            messages: self.engine.unexpected_messages(),
+            ceiling: self.config.unexpected_bytes,
+            held: self.engine.held_peers(),
+        }
+    }
+}
+
+impl std::fmt::Debug for Endpoint {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Endpoint")
+            .field("rank", &self.rank())
+            .field("size", &self.size())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for Endpoint {
+    fn drop(&mut self) {
+        self.waiter.say_goodbye();
+    }
+}
+
+fn grown<T: Default>(mut storage: Vec<T>, len: usize) -> Vec<T> {
+    storage.resize_with(len, T::default);
+    storage
+}
+
+fn pattern(from: Source, tag: Tag) -> Pattern {
+    let source = match from {
+        Source::Any => CoreSource::Any,
+        Source::Rank(rank) => CoreSource::Rank(u32::try_from(rank).unwrap_or(u32::MAX)),
+    };
+    let (tag, ignore) = match tag {
+        Tag::Any => (0, u64::MAX),
+        Tag::Exactly(tag) => (tag, 0),
+        Tag::Masked { value, ignore } => (value, ignore),
+    };
+    Pattern { source, context: 0, tag, ignore }
+}
+
+fn status(status: nemesia_core::engine::Status) -> Status {
+    Status { rank: status.peer as usize, tag: status.tag, len: status.len }
+}

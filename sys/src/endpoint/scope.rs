@@ -1,0 +1,122 @@
+//! Non-blocking operations on borrowed buffers, safely: as `std::thread::scope`, the scope does not end before they
+//! do.
+
+use std::marker::PhantomData;
+
+use super::{Endpoint, Request, Source, Status, Tag};
+use crate::error::Error;
+
+/// An operation that a [`Scope`] has started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pending(usize, Request);
+
+/// Starts operations whose buffers outlive the scope.
+#[derive(Debug)]
+pub struct Scope<'scope, 'env: 'scope> {
+    endpoint: &'scope mut Endpoint,
+    open: Vec<Option<Pending>>,
+    /// Buffers are borrowed for all of `'env`; invariant, as in `std::thread::Scope`.
+    buffers: PhantomData<&'scope mut &'env ()>,
+}
+
+impl Endpoint {
+    /// Runs `work` with a [`Scope`] that starts operations on borrowed buffers; returns when all are complete.
+    ///
+    /// Operations that `work` did not wait for are waited for at the end; the first error is returned. If `work`
+    /// panics, or a wait ends early, posted receives are withdrawn and transfers under way are completed first.
+    ///
+    /// # Errors
+    /// The first that an operation met with.
+    pub fn scope<'env, R>(
+        &mut self,
+        work: impl for<'scope> FnOnce(&mut Scope<'scope, 'env>) -> Result<R, Error>,
+    ) -> Result<R, Error> {
+        let mut scope = Scope { endpoint: self, open: Vec::new(), buffers: PhantomData };
+        let result = work(&mut scope)?;
+        scope.wait_all()?;
+        Ok(result)
+    }
+}
+
+impl<'env> Scope<'_, 'env> {
+    /// Starts a send.
+    ///
+    /// # Errors
+    /// See [`Error`]; nothing was sent.
+    pub fn isend(&mut self, to: usize, tag: u64, bytes: &'env [u8]) -> Result<Pending, Error> {
+        // SAFETY: the bytes are borrowed for 'env, which outlives the scope, and the scope does not end before the
+        // operation does (see `Drop`).
+        let request = unsafe { self.endpoint.isend(to, tag, bytes.as_ptr(), bytes.len()) }?;
+        Ok(self.keep(request))
+    }
+
+    /// Posts a receive.
+    ///
+    /// # Errors
+    /// See [`Error`]; nothing was posted.
+    pub fn irecv(&mut self, from: Source, tag: Tag, buf: &'env mut [u8]) -> Result<Pending, Error> {
+        // SAFETY: the buffer is borrowed exclusively for 'env, which outlives the scope, and the scope does not end
+        // before the operation does (see `Drop`).
+        let request = unsafe { self.endpoint.irecv(from, tag, buf.as_mut_ptr(), buf.len()) }?;
+        Ok(self.keep(request))
+    }
+
+    fn keep(&mut self, request: Request) -> Pending {
+        let pending = Pending(self.open.len(), request);
+        self.open.push(Some(pending));
+        pending
+    }
+
+    /// Waits for one operation.
+    ///
+    /// # Errors
+    /// See [`Endpoint::wait`].
+    pub fn wait(&mut self, pending: Pending) -> Result<Status, Error> {
+        let outcome = self.endpoint.wait(pending.1);
+        if !matches!(outcome, Err(Error::Unexpected { .. } | Error::Timeout(_)))
+            && let Some(entry) = self.open.get_mut(pending.0)
+        {
+            *entry = None;
+        }
+        outcome
+    }
+
+    /// Whether one operation is complete; once it has said so, the operation is gone.
+    ///
+    /// # Errors
+    /// See [`Endpoint::test`].
+    pub fn test(&mut self, pending: Pending) -> Result<Option<Status>, Error> {
+        let outcome = self.endpoint.test(pending.1);
+        if !matches!(outcome, Ok(None))
+            && let Some(entry) = self.open.get_mut(pending.0)
+        {
+            *entry = None;
+        }
+        outcome
+    }
+
+    /// Waits for every operation that was not waited for yet.
+    ///
+    /// # Errors
+    /// The first that an operation met with; those after it are left for the scope's end.
+    pub fn wait_all(&mut self) -> Result<(), Error> {
+        for at in 0..self.open.len() {
+            if let Some(pending) = self.open[at] {
+                self.wait(pending)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Scope<'_, '_> {
+    fn drop(&mut self) {
+        for pending in self.open.drain(..).flatten() {
+            let request = pending.1;
+            self.endpoint.cancel(request);
+            // Not posted any more: under way, complete, or gone. A transfer under way ends, or its peer does; waiting
+            // on because of a full store of unexpected messages is right here, as the buffer may not go before.
+            while matches!(self.endpoint.wait(request), Err(Error::Unexpected { .. })) {}
+        }
+    }
+}

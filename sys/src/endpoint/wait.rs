@@ -1,0 +1,206 @@
+//! Progress and waiting: spin briefly, then sleep until a peer wakes us; and notice the peers that die.
+
+use std::time::{Duration, Instant};
+
+use nemesia_core::engine::Failure;
+use nemesia_core::shared::sleep::SleepWord;
+use nemesia_core::sync::{FenceMode, spin_hint};
+
+use super::{Endpoint, Request, Status};
+use crate::config::Config;
+use crate::error::Error;
+use crate::os::{Departure, HeavyFence, Watch, futex_wait, numa};
+
+/// Idle polls between two looks at the peers' lives while the caller polls by itself.
+const LOOK_EVERY: u32 = 1 << 14;
+/// Longest sleep. A peer's death, or a wake-up that a hostile peer suppressed, is noticed after this.
+const LONGEST_SLEEP: Duration = Duration::from_millis(50);
+/// The same where the fences are symmetric by necessity, so nothing hangs on `membarrier`.
+const SPIN_ALONE: u32 = 20_000;
+/// Polls before sleeping when there are more processes than cores: the peer needs the core.
+const SPIN_CROWDED: u32 = 64;
+/// Idle polls after which nothing more can come from a peer that is gone: every peer's fastbox and cells were looked
+/// at in that time.
+const DRAIN_POLLS: u32 = 64;
+
+/// What waiting needs of the operating system.
+#[derive(Debug)]
+pub(super) struct Waiter {
+    sleep: &'static SleepWord,
+    watch: Watch,
+    fence: HeavyFence,
+    fences: FenceMode,
+    spin: u32,
+}
+
+impl Waiter {
+    pub(super) fn new(
+        config: &Config,
+        size: usize,
+        sleep: &'static SleepWord,
+        watch: Watch,
+        fence: HeavyFence,
+        fences: FenceMode,
+    ) -> Self {
+        let cpus = numa::allowed_cpus().map_or(1, |cpus| cpus.len());
+        let by_load = if size > cpus { SPIN_CROWDED } else { SPIN_ALONE };
+        Self { sleep, watch, fence, fences, spin: config.spin.unwrap_or(by_load) }
+    }
+
+    pub(super) fn say_goodbye(&self) {
+        self.watch.send_goodbyes();
+    }
+}
+
+impl Endpoint {
+    /// Delivers what has come and sends what is pending; bounded work, never blocks. Returns the packets moved.
+    ///
+    /// From time to time it asks the kernel whether the peers live.
+    #[inline]
+    pub fn progress(&mut self) -> usize {
+        let packets = self.engine.progress().packets;
+        if packets > 0 {
+            self.idle = 0;
+        } else {
+            self.idle += 1;
+            if self.idle >= LOOK_EVERY {
+                self.idle = 0;
+                self.look();
+            }
+        }
+        packets
+    }
+
+    #[inline]
+    pub(super) fn wait_deadline(
+        &mut self,
+        request: Request,
+        limit: Option<Duration>,
+    ) -> Result<Status, Error> {
+        let mut spins = 0;
+        loop {
+            let packets = self.engine.progress().packets;
+            if let Some(outcome) = self.outcome(request) {
+                return outcome;
+            }
+            if packets > 0 {
+                spins = 0;
+                continue;
+            }
+            spin_hint();
+            spins += 1;
+            if spins >= self.waiter.spin {
+                return self.wait_asleep(request, limit);
+            }
+        }
+    }
+
+    /// The slow half of waiting: from the first time that spinning did not help.
+    #[cold]
+    fn wait_asleep(&mut self, request: Request, limit: Option<Duration>) -> Result<Status, Error> {
+        let deadline = limit.map(|limit| (Instant::now() + limit, limit));
+        let mut spins = self.waiter.spin;
+        loop {
+            let packets = self.engine.progress().packets;
+            if let Some(outcome) = self.outcome(request) {
+                return outcome;
+            }
+            if packets > 0 {
+                spins = 0;
+                continue;
+            }
+            spins += 1;
+            if spins < self.waiter.spin {
+                spin_hint();
+                continue;
+            }
+            spins = 0;
+            self.look();
+            if self.engine.held_peers() > 0
+                && !self.grow_entries()
+                && self.engine.waits_for(request.0).is_some()
+            {
+                return Err(self.ceiling());
+            }
+            if let Some((deadline, limit)) = deadline
+                && Instant::now() >= deadline
+            {
+                return Err(Error::Timeout(limit));
+            }
+            self.sleep(deadline.map(|(deadline, _)| deadline));
+        }
+    }
+
+    /// Sleeps until a peer wakes us, unless there is work by now.
+    fn sleep(&mut self, deadline: Option<Instant>) {
+        let word = self.waiter.sleep;
+        let sequence = word.announce();
+        if self.waiter.fences == FenceMode::Asymmetric {
+            self.waiter.fence.issue();
+        }
+        if self.engine.progress().packets == 0 {
+            let left =
+                deadline.map_or(LONGEST_SLEEP, |deadline| deadline.saturating_duration_since(Instant::now()));
+            let woken = futex_wait(word.futex(), sequence, Some(left.min(LONGEST_SLEEP)));
+            if woken == crate::os::WaitResult::TimedOut {
+                // Nobody woke us; perhaps somebody saw to it that nobody could.
+                self.engine.port_mut().sweep_all();
+            }
+        }
+        word.rise();
+    }
+
+    /// Asks the kernel which peers are gone, and lets go of those from whom nothing more can come.
+    #[cold]
+    fn look(&mut self) {
+        if let Ok(departed) = self.waiter.watch.poll() {
+            self.leaving.extend(departed);
+        }
+        if self.leaving.is_empty() {
+            return;
+        }
+        // What they sent before is still in their segments: take it first.
+        self.engine.port_mut().sweep_all();
+        let mut idle = 0;
+        while idle < DRAIN_POLLS + self.engine.size() {
+            idle = if self.engine.progress().packets > 0 { 0 } else { idle + 1 };
+        }
+        for (rank, departure) in std::mem::take(&mut self.leaving) {
+            let peer = rank as u32;
+            if self.engine.is_held(peer) && self.engine.failure(peer).is_none() {
+                // Its messages wait for room; they are not lost.
+                self.leaving.push((rank, departure));
+                continue;
+            }
+            let failure = match departure {
+                Departure::Died => Failure::Died,
+                Departure::Finished => Failure::Finished,
+            };
+            self.engine.fail(peer, failure);
+        }
+    }
+
+    /// Waits until every pending send has left, or its peer is gone.
+    pub(super) fn flush(&mut self) -> Result<(), Error> {
+        let limit = Duration::from_secs(self.config.timeout_seconds.into());
+        let deadline = Instant::now() + limit;
+        let mut spins = 0;
+        while self.engine.sends_pending() {
+            if self.engine.progress().packets > 0 {
+                spins = 0;
+                continue;
+            }
+            spin_hint();
+            spins += 1;
+            if spins >= self.waiter.spin {
+                spins = 0;
+                self.look();
+                if Instant::now() >= deadline {
+                    return Err(Error::Timeout(limit));
+                }
+                self.sleep(Some(deadline));
+            }
+        }
+        Ok(())
+    }
+}

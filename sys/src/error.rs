@@ -1,0 +1,108 @@
+//! What can go wrong, for the caller.
+
+use nemesia_core::engine::{Failure, Fate, StartError, Truncation};
+use nemesia_core::shared::layout::LayoutError;
+
+use crate::bootstrap::BootstrapError;
+use crate::config::ConfigError;
+use crate::os::ShmError;
+
+/// What can go wrong. Every message is one line that names the peer, the transport and the remedy, where there
+/// are any.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The configuration can't be used.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The launcher or the key-value exchange failed.
+    #[error(transparent)]
+    Bootstrap(#[from] BootstrapError),
+    /// The operating system refused something.
+    #[error("shared memory: {0}")]
+    Shm(#[from] ShmError),
+    /// Our own segments can't be laid out.
+    #[error("shared memory: {0}")]
+    Layout(#[from] LayoutError),
+    /// Something about one peer, at start.
+    #[error("rank {rank}, shared memory: {problem}")]
+    Peer {
+        /// The peer.
+        rank: usize,
+        /// What, and the remedy.
+        problem: String,
+    },
+    /// The peer is gone.
+    #[error("rank {rank}, shared memory: peer failed: {failure}")]
+    PeerFailed {
+        /// The peer.
+        rank: usize,
+        /// How.
+        failure: Failure,
+    },
+    /// A message was longer than its buffer. What fits was received.
+    #[error("truncated: {0}")]
+    Truncated(Truncation),
+    /// No such rank.
+    #[error("rank {rank} does not exist: this world has ranks 0 to {last}")]
+    Rank {
+        /// The rank asked for.
+        rank: usize,
+        /// The highest rank.
+        last: usize,
+    },
+    /// Too many requests are under way.
+    #[error(
+        "{capacity} requests are under way, and no more are allowed: complete some, or raise NEMESIA_REQUESTS"
+    )]
+    Requests {
+        /// How many there may be.
+        capacity: usize,
+    },
+    /// Unexpected messages have reached their ceiling, and what is waited for can't come before they are received.
+    #[error(
+        "{messages} unexpected messages fill the ceiling of {ceiling} bytes, and {held} peers are held back: \
+         receive them, or raise NEMESIA_UNEXPECTED_BYTES or NEMESIA_UNEXPECTED_MESSAGES"
+    )]
+    Unexpected {
+        /// Messages stored.
+        messages: usize,
+        /// Ceiling for their payload, in bytes.
+        ceiling: usize,
+        /// Peers held back.
+        held: usize,
+    },
+    /// The request was withdrawn.
+    #[error("the receive was cancelled")]
+    Cancelled,
+    /// The request was completed before, or never existed.
+    #[error("no such request: it was completed before, or never started")]
+    Stale,
+    /// Waiting took longer than allowed; the request is still under way.
+    #[error("nothing came within {0:?}")]
+    Timeout(std::time::Duration),
+}
+
+impl From<Fate> for Error {
+    fn from(fate: Fate) -> Self {
+        match fate {
+            Fate::Truncated(truncation) => Error::Truncated(truncation),
+            Fate::PeerFailed { peer, failure } => Error::PeerFailed { rank: peer as usize, failure },
+            Fate::Cancelled => Error::Cancelled,
+            Fate::Stale => Error::Stale,
+        }
+    }
+}
+
+impl Error {
+    pub(crate) fn from_start(error: StartError) -> Self {
+        match error {
+            StartError::Rank { rank, size } => {
+                Error::Rank { rank: rank as usize, last: size.saturating_sub(1) as usize }
+            }
+            StartError::PeerFailed { peer, failure } => Error::PeerFailed { rank: peer as usize, failure },
+            StartError::Requests { capacity } => Error::Requests { capacity },
+            StartError::Unexpected { bytes } => Error::Unexpected { messages: 0, ceiling: bytes, held: 0 },
+        }
+    }
+}

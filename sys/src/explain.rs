@@ -1,0 +1,127 @@
+//! What can be used here, why something else can't, and what it costs in memory.
+
+use nemesia_core::engine::Request;
+use nemesia_core::shared::layout::{HEADER_PAGE, LayoutError};
+use nemesia_core::slab::Slot;
+use nemesia_core::unexpected::Message;
+
+use crate::config::Config;
+use crate::os::{HeavyFence, HugePages, Segment, SegmentBacking, SegmentOptions, limits, numa};
+
+/// Whether something can be used here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Verdict {
+    /// A transport or a facility.
+    pub name: &'static str,
+    /// Whether it can be used.
+    pub usable: bool,
+    /// What it is used for, or why it can't be and the remedy.
+    pub reason: String,
+}
+
+impl Verdict {
+    fn new(name: &'static str, usable: bool, reason: impl Into<String>) -> Self {
+        Self { name, usable, reason: reason.into() }
+    }
+
+    fn probe<E: std::fmt::Display>(name: &'static str, outcome: Result<String, E>) -> Self {
+        match outcome {
+            Ok(reason) => Self::new(name, true, reason),
+            Err(error) => Self::new(name, false, error.to_string()),
+        }
+    }
+}
+
+/// Tries what this machine offers. Nothing is left behind.
+pub fn explain(config: &Config) -> Vec<Verdict> {
+    let mut verdicts = vec![shm(config)];
+    verdicts.extend(facilities());
+    for (name, purpose) in [
+        ("tcp", "messages between machines"),
+        ("verbs", "messages between machines over InfiniBand, RoCE or iWARP"),
+        ("cross-memory", "large messages in one copy through the kernel"),
+    ] {
+        verdicts.push(Verdict::new(name, false, format!("{purpose}: not part of this version")));
+    }
+    verdicts
+}
+
+fn shm(config: &Config) -> Verdict {
+    let probe = || -> Result<String, crate::Error> {
+        let bytes = config.geometry(2)?.own().total;
+        let segment = Segment::create("nemesia-probe", bytes, &config.segments)?;
+        let sealed = segment.seal_against_foreign_writes()?;
+        let notes = segment.notes().join("; ");
+        let seal = if sealed { "read-only to peers" } else { "not sealed against peers" };
+        let separator = if notes.is_empty() { "" } else { "; " };
+        Ok(format!("messages between processes of this machine; segments are {seal}{separator}{notes}"))
+    };
+    Verdict::probe("shm", probe())
+}
+
+fn facilities() -> Vec<Verdict> {
+    let fence = HeavyFence::register();
+    let membarrier = if fence.is_expedited() {
+        Verdict::new("membarrier", true, "sleepers pay for the fence, senders don't")
+    } else {
+        Verdict::new("membarrier", false, "the kernel refuses it: every send pays for a fence")
+    };
+    let try_segment = |options: SegmentOptions, use_: &str| {
+        Segment::create("nemesia-probe", HEADER_PAGE, &options).map(|_| use_.to_owned())
+    };
+    let huge = SegmentOptions { huge: HugePages::Require, ..SegmentOptions::default() };
+    let devshm = SegmentOptions { backing: SegmentBacking::DevShm, ..SegmentOptions::default() };
+    let cpus =
+        numa::allowed_cpus().map(|cpus| format!("{} usable, {} NUMA nodes", cpus.len(), numa::nodes().len()));
+    vec![
+        membarrier,
+        Verdict::probe("huge pages", try_segment(huge, "NEMESIA_HUGE_PAGES=try or require uses them")),
+        Verdict::probe(
+            "/dev/shm",
+            try_segment(devshm, "NEMESIA_BACKING=devshm would work; memfd is the default"),
+        ),
+        Verdict::probe(
+            "lock memory",
+            limits::require_memlock(1 << 20).map(|()| "1 MiB can be locked".to_owned()),
+        ),
+        Verdict::probe("cores", cpus),
+    ]
+}
+
+/// What a process of a world costs in memory, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bill {
+    /// Processes in the world.
+    pub processes: u32,
+    /// Shared segments of one process, all reserved at start.
+    pub segments: u64,
+    /// The part of `segments` that each further process adds.
+    pub per_peer: u64,
+    /// The part of `segments` that is the pool of cells.
+    pub cells: u64,
+    /// Private memory at start, for requests and unexpected messages.
+    pub private_at_start: u64,
+    /// Ceiling of what unexpected messages and requests may commit in one process.
+    pub private_ceiling: u64,
+}
+
+impl Bill {
+    /// The bill for a world of so many processes.
+    ///
+    /// # Errors
+    /// A size that is out of range.
+    pub fn new(config: &Config, processes: u32) -> Result<Self, LayoutError> {
+        let geometry = config.geometry(processes)?;
+        let entry = size_of::<Slot<Message>>() as u64;
+        let request = size_of::<Slot<Request>>() as u64;
+        let (messages, requests) = (config.unexpected_messages as u64, config.requests as u64);
+        Ok(Self {
+            processes,
+            segments: (geometry.own().total + geometry.inbox().total) as u64,
+            per_peer: geometry.bytes_per_peer() as u64,
+            cells: u64::from(geometry.cells) * u64::from(geometry.cell_bytes),
+            private_at_start: messages.min(1024) * entry + requests.min(1024) * request,
+            private_ceiling: config.unexpected_bytes as u64 + messages * entry + requests * request,
+        })
+    }
+}

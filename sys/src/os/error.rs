@@ -1,0 +1,271 @@
+//! What can go wrong below the shared-memory port: one line each, with the remedy in it.
+
+use std::fmt;
+use std::io;
+
+/// A number of bytes, shown in human units: `8 MiB`, `8196 KiB`, `7.2 GiB`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Bytes(pub u64);
+
+impl fmt::Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const UNITS: [&str; 7] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+        // Exact as long as the number stays short: a limit and a wish just above it must not read the same.
+        let (mut value, mut unit) = (self.0, 0);
+        while value >= 1024 && value % 1024 == 0 && unit + 1 < UNITS.len() {
+            (value, unit) = (value / 1024, unit + 1);
+        }
+        if value < 100_000 {
+            return write!(f, "{value} {}", UNITS[unit]);
+        }
+        let mut tenths = u128::from(value) * 10;
+        while tenths >= 10_240 && unit + 1 < UNITS.len() {
+            (tenths, unit) = (tenths / 1024, unit + 1);
+        }
+        write!(f, "{}.{} {}", tenths / 10, tenths % 10, UNITS[unit])
+    }
+}
+
+/// An error of the operating-system layer.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ShmError {
+    /// A system call failed for a reason that has no better variant.
+    #[error("{what}: {errno}")]
+    System {
+        /// What was being done.
+        what: &'static str,
+        /// The kernel's reason.
+        errno: io::Error,
+    },
+    /// This process, or the machine, is out of file descriptors.
+    #[error("{what}: {errno}: raise the limit of open files, `ulimit -n` (now {limit})")]
+    Descriptors {
+        /// What was being done.
+        what: &'static str,
+        /// The kernel's reason.
+        errno: io::Error,
+        /// The present limit, as text.
+        limit: String,
+    },
+    /// More file descriptors are wanted than this process may open.
+    #[error("open file limit is {limit}, {open} are open, {wanted} more wanted: ulimit -n {}", open + wanted)]
+    DescriptorLimit {
+        /// The soft limit.
+        limit: u64,
+        /// How many are open.
+        open: u64,
+        /// How many more are wanted.
+        wanted: u64,
+    },
+    /// A segment of this length cannot be made or accepted.
+    #[error("segment of {len} bytes refused: {why}")]
+    Length {
+        /// The length asked for or found.
+        len: u64,
+        /// The rule that it breaks.
+        why: String,
+    },
+    /// A name that cannot be used.
+    #[error("{what} {name:?} is not valid: {rule}")]
+    Name {
+        /// What it would name.
+        what: &'static str,
+        /// The name.
+        name: String,
+        /// What a valid one looks like.
+        rule: &'static str,
+    },
+    /// Less memory is available than is wanted, found out before taking any.
+    #[error("{wanted} of shared memory wanted, {available} available in {bound_by}: {remedy}")]
+    Memory {
+        /// What is wanted.
+        wanted: Bytes,
+        /// What can be had.
+        available: Bytes,
+        /// What sets the bound: the machine, or a memory cgroup.
+        bound_by: String,
+        /// What to do about it.
+        remedy: &'static str,
+    },
+    /// The kernel refused to reserve the pages.
+    #[error(
+        "cannot reserve {wanted} of shared memory: {errno}: raise the memory limit of the container or cgroup, \
+         or use fewer or smaller buffers"
+    )]
+    Reserve {
+        /// What is wanted.
+        wanted: Bytes,
+        /// The kernel's reason.
+        errno: io::Error,
+    },
+    /// `/dev/shm` is too small or too full.
+    #[error(
+        "/dev/shm is full: {wanted} wanted, {available} available: `mount -o remount,size=... /dev/shm`, \
+         in a container `docker run --shm-size=...`"
+    )]
+    DevShmFull {
+        /// What is wanted.
+        wanted: Bytes,
+        /// What is free in it.
+        available: Bytes,
+    },
+    /// The kernel or the container refuses anonymous memory files.
+    #[error("memfd_create is refused here: {errno}: use the /dev/shm backing instead")]
+    NoMemfd {
+        /// The kernel's reason.
+        errno: io::Error,
+    },
+    /// There are not enough huge pages.
+    #[error("{wanted} of huge pages wanted, {free} free: {errno}: sysctl vm.nr_hugepages={pages}")]
+    HugePages {
+        /// What is wanted.
+        wanted: Bytes,
+        /// What is free.
+        free: Bytes,
+        /// The kernel's reason.
+        errno: io::Error,
+        /// The pool size, in pages, that would do.
+        pages: u64,
+    },
+    /// RLIMIT_FSIZE is too low; going on would bring the signal SIGXFSZ.
+    #[error("file size limit is {limit}, {wanted} wanted: ulimit -f unlimited")]
+    FileSizeLimit {
+        /// The soft limit.
+        limit: Bytes,
+        /// What is wanted.
+        wanted: Bytes,
+    },
+    /// RLIMIT_AS is too low.
+    #[error("address space limit is {limit}, {used} in use, {wanted} more wanted: ulimit -v {}", (used.0 + wanted.0).div_ceil(1024))]
+    AddressSpaceLimit {
+        /// The soft limit.
+        limit: Bytes,
+        /// What this process has mapped already.
+        used: Bytes,
+        /// What is wanted on top.
+        wanted: Bytes,
+    },
+    /// RLIMIT_MEMLOCK is too low.
+    #[error("memlock limit is {limit}{}, {wanted} wanted: ulimit -l {}{}", in_use(*locked), (locked.0 + wanted.0).div_ceil(1024), hard_limit(*hard))]
+    MemlockLimit {
+        /// The soft limit.
+        limit: Bytes,
+        /// What this process has locked already.
+        locked: Bytes,
+        /// What is wanted on top.
+        wanted: Bytes,
+        /// The hard limit, when it too is in the way: only an administrator can raise it.
+        hard: Option<Bytes>,
+    },
+    /// A descriptor received from a peer is not memory that is safe to map.
+    #[error("segment from a peer refused: {0}")]
+    Untrustworthy(String),
+    /// The peer runs as another user.
+    #[error("process {pid} refused: it runs as uid {theirs}, this process as uid {ours}")]
+    OtherUser {
+        /// The peer's process id.
+        pid: i32,
+        /// The peer's effective user.
+        theirs: u32,
+        /// Our effective user.
+        ours: u32,
+    },
+    /// The peer closed the connection, by its death or on purpose.
+    #[error("peer process {pid} is gone (while {doing})")]
+    PeerGone {
+        /// Its process id; 0 when it lives in another pid namespace.
+        pid: i32,
+        /// What we were doing.
+        doing: &'static str,
+    },
+    /// Nobody listens under this name.
+    #[error(
+        "nobody listens under {name}: the peer is gone, or runs in another network namespace (container): {errno}"
+    )]
+    NotListening {
+        /// The name.
+        name: String,
+        /// The kernel's reason.
+        errno: io::Error,
+    },
+    /// The deadline passed.
+    #[error("timed out while {doing}")]
+    TimedOut {
+        /// What we were doing.
+        doing: &'static str,
+    },
+    /// A message does not have the agreed form.
+    #[error("message from process {pid} refused: {why}")]
+    BadMessage {
+        /// Its process id.
+        pid: i32,
+        /// What is wrong with it.
+        why: &'static str,
+    },
+    /// This CPU cannot be used by this process.
+    #[error("cannot run on CPU {cpu}: {errno}: allowed are {allowed:?}")]
+    Cpu {
+        /// The CPU asked for.
+        cpu: usize,
+        /// The kernel's reason.
+        errno: io::Error,
+        /// The CPUs that this thread may use.
+        allowed: Vec<usize>,
+    },
+}
+
+fn in_use(locked: Bytes) -> String {
+    if locked.0 == 0 { String::new() } else { format!(" of which {locked} in use") }
+}
+
+fn hard_limit(hard: Option<Bytes>) -> String {
+    hard.map_or_else(String::new, |hard| {
+        format!(" (hard limit {hard}: memlock in /etc/security/limits.conf, LimitMEMLOCK=, docker --ulimit memlock=-1)")
+    })
+}
+
+impl ShmError {
+    /// Wraps the failure of a call, with the remedy where the reason is lack of descriptors.
+    pub(super) fn system(what: &'static str, errno: io::Error) -> Self {
+        match errno.raw_os_error() {
+            Some(libc::EMFILE | libc::ENFILE | libc::ETOOMANYREFS) => {
+                let limit = super::limits::open_files().map_or_else(|| "unknown".into(), |n| n.to_string());
+                Self::Descriptors { what, errno, limit }
+            }
+            _ => Self::System { what, errno },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_are_shown_in_the_largest_exact_unit() {
+        for (bytes, text) in [
+            (0, "0 B"),
+            (1, "1 B"),
+            (4096, "4 KiB"),
+            (8 << 20, "8 MiB"),
+            ((8 << 20) + 4096, "8196 KiB"),
+            (1 << 50, "1 PiB"),
+            (7_730_941_133, "7.2 GiB"),
+            (u64::MAX, "15.9 EiB"),
+        ] {
+            assert_eq!(Bytes(bytes).to_string(), text);
+        }
+    }
+
+    #[test]
+    fn memlock_error_names_the_command_that_cures_it() {
+        let (limit, wanted) = (Bytes(8 << 20), Bytes(64 << 20));
+        let error = ShmError::MemlockLimit { limit, wanted, locked: Bytes(0), hard: None };
+        assert_eq!(error.to_string(), "memlock limit is 8 MiB, 64 MiB wanted: ulimit -l 65536");
+        let error = ShmError::MemlockLimit { limit, wanted, locked: Bytes(1 << 20), hard: Some(limit) };
+        let text = error.to_string();
+        assert!(text.contains("of which 1 MiB in use") && text.contains("ulimit -l 66560"), "{text}");
+        assert!(text.contains("hard limit 8 MiB") && !text.contains('\n'), "{text}");
+    }
+}

@@ -1,0 +1,623 @@
+//! Meeting a peer of the same machine once, to exchange a hello and the descriptors of segments.
+//!
+//! The meeting place is a Unix socket in the abstract namespace: no file, gone with its process. Anybody in the same
+//! network namespace can connect to it, so both sides ask the kernel who the other is
+//! ([`Connection::require_same_user`]) before they believe a word. The connection then stays open: its hang-up is one of
+//! the two ways in which a [`Watch`](super::Watch) learns of a death.
+
+use std::ffi::{c_int, c_void};
+use std::fmt::Write;
+use std::io;
+use std::mem::{self, MaybeUninit, offset_of};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use super::call::{checked, checked_long, effective_uid, left, ready_now, uninterrupted, wait_ready};
+use super::error::ShmError;
+use super::message::{self, Packet};
+
+/// The most descriptors that one message may carry.
+pub const MAX_FDS: usize = message::MAX_FDS;
+
+/// What a process says before it leaves on purpose. A hello must not begin with it.
+const GOODBYE: &[u8] = b"nemesia:goodbye";
+
+const PREFIX: &str = "nemesia-";
+const NAME_LEN: usize = 32;
+
+/// Who a peer is, as the kernel saw it when it connected, or called `listen`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Credentials {
+    /// Process id; 0 when the peer lives in a pid namespace that cannot be seen from here.
+    pub pid: i32,
+    /// Effective user.
+    pub uid: u32,
+    /// Effective group.
+    pub gid: u32,
+}
+
+/// A place to be met at. Its name dies with the last descriptor, that is with the process.
+///
+/// Bind in the process that accepts: peers see the process that bound as the owner of every connection.
+#[derive(Debug)]
+pub struct Listener {
+    fd: OwnedFd,
+    name: String,
+}
+
+impl Listener {
+    /// Listens under a fresh random name of 128 bits.
+    ///
+    /// # Errors
+    /// Without descriptors, or where a sandbox refuses Unix sockets.
+    pub fn bind() -> Result<Self, ShmError> {
+        let name = random_name()?;
+        let fd = socket(libc::SOCK_NONBLOCK)?;
+        let (address, len) = address(&name);
+        // SAFETY: the address outlives the call and has the length announced.
+        checked(unsafe { libc::bind(fd.as_raw_fd(), (&raw const address).cast(), len) })
+            .map_err(|errno| ShmError::system("binding the meeting socket", errno))?;
+        // SAFETY: takes no pointers.
+        checked(unsafe { libc::listen(fd.as_raw_fd(), libc::SOMAXCONN) })
+            .map_err(|errno| ShmError::system("listening on the meeting socket", errno))?;
+        Ok(Self { fd, name })
+    }
+
+    /// What peers give to [`Connection::connect`]: 32 hexadecimal digits.
+    pub fn name(&self) -> String {
+        self.name.clone()
+    }
+
+    /// Takes the next connection. Whoever it is: ask it for its credentials.
+    ///
+    /// # Errors
+    /// [`ShmError::TimedOut`] at the deadline, and without descriptors.
+    pub fn accept(&self, deadline: Instant) -> Result<Connection, ShmError> {
+        const WHAT: &str = "waiting for a peer to connect";
+        let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+        loop {
+            // SAFETY: null addresses are allowed.
+            let result = checked(unsafe {
+                libc::accept4(self.fd.as_raw_fd(), std::ptr::null_mut(), std::ptr::null_mut(), flags)
+            });
+            match result {
+                // SAFETY: a new descriptor, given to us alone.
+                Ok(fd) => return Connection::new(unsafe { OwnedFd::from_raw_fd(fd) }),
+                Err(errno) => match errno.raw_os_error() {
+                    Some(libc::EAGAIN) => {
+                        let ready = wait_ready(self.fd.as_fd(), libc::POLLIN, deadline);
+                        if !ready.map_err(|errno| ShmError::system(WHAT, errno))? {
+                            return Err(ShmError::TimedOut { doing: WHAT });
+                        }
+                    }
+                    Some(libc::EINTR | libc::ECONNABORTED) => {}
+                    _ => return Err(ShmError::system("accepting a peer", errno)),
+                },
+            }
+        }
+    }
+}
+
+/// Readable when somebody wants to connect.
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// A connection to one peer process: packets with boundaries, in order, with descriptors.
+///
+/// Any thread may use it; concurrent packets do not mix.
+#[derive(Debug)]
+pub struct Connection {
+    fd: OwnedFd,
+    peer: Credentials,
+}
+
+impl Connection {
+    /// Connects to a listener by its name.
+    ///
+    /// # Errors
+    /// [`ShmError::NotListening`] when there is no such listener, [`ShmError::TimedOut`] when its queue of waiting
+    /// connections stays full until the deadline.
+    pub fn connect(name: &str, deadline: Instant) -> Result<Self, ShmError> {
+        if name.len() != NAME_LEN || !name.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f')) {
+            let rule = "32 lower-case hexadecimal digits";
+            return Err(ShmError::Name {
+                what: "meeting place",
+                name: name.chars().take(64).collect(),
+                rule,
+            });
+        }
+        let fd = socket(0)?;
+        let (address, len) = address(name);
+        loop {
+            // A non-blocking connect cannot be waited for when the queue is full; a blocking one with a time limit can.
+            set_send_timeout(&fd, left(deadline))?;
+            // SAFETY: the address outlives the call and has the length announced.
+            let result = checked(unsafe { libc::connect(fd.as_raw_fd(), (&raw const address).cast(), len) });
+            let Err(errno) = result else { break };
+            match errno.raw_os_error() {
+                Some(libc::EINTR) => {}
+                Some(libc::EAGAIN) => {
+                    return Err(ShmError::TimedOut { doing: "connecting to a peer that is busy" });
+                }
+                Some(libc::ECONNREFUSED) => return Err(ShmError::NotListening { name: name.into(), errno }),
+                _ => return Err(ShmError::system("connecting to a peer", errno)),
+            }
+        }
+        Self::new(fd)
+    }
+
+    /// Two ends connected to each other, both in this process.
+    ///
+    /// # Errors
+    /// Without descriptors.
+    pub fn pair() -> Result<(Self, Self), ShmError> {
+        let mut fds: [c_int; 2] = [-1; 2];
+        let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC;
+        // SAFETY: room for the two descriptors.
+        checked(unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, fds.as_mut_ptr()) })
+            .map_err(|errno| ShmError::system("making a pair of sockets", errno))?;
+        // SAFETY: two new descriptors, given to us alone.
+        let [one, other] = fds.map(|fd| unsafe { OwnedFd::from_raw_fd(fd) });
+        Ok((Self::new(one)?, Self::new(other)?))
+    }
+
+    fn new(fd: OwnedFd) -> Result<Self, ShmError> {
+        let peer: libc::ucred = socket_option(&fd, libc::SO_PEERCRED)
+            .map_err(|errno| ShmError::system("asking who the peer is", errno))?;
+        Ok(Self { fd, peer: Credentials { pid: peer.pid, uid: peer.uid, gid: peer.gid } })
+    }
+
+    /// Who is at the other end, as the kernel vouches for it.
+    pub fn peer(&self) -> Credentials {
+        self.peer
+    }
+
+    /// Accepts the peer only if it runs as our effective user.
+    ///
+    /// # Errors
+    /// [`ShmError::OtherUser`].
+    pub fn require_same_user(&self) -> Result<(), ShmError> {
+        self.require_user(effective_uid())
+    }
+
+    fn require_user(&self, ours: u32) -> Result<(), ShmError> {
+        let Credentials { pid, uid: theirs, .. } = self.peer;
+        if theirs == ours { Ok(()) } else { Err(ShmError::OtherUser { pid, theirs, ours }) }
+    }
+
+    /// Sends one packet, with copies of at most [`MAX_FDS`] descriptors. Tries once even when the deadline has passed.
+    ///
+    /// # Errors
+    /// [`ShmError::TimedOut`] while the peer's queue is full, [`ShmError::PeerGone`], [`ShmError::BadMessage`] for an
+    /// empty packet or too many descriptors.
+    pub fn send(&self, bytes: &[u8], fds: &[BorrowedFd<'_>], deadline: Instant) -> Result<(), ShmError> {
+        const DOING: &str = "sending to a peer";
+        if bytes.is_empty() {
+            return Err(self.bad("an empty message cannot be told from the end"));
+        }
+        if fds.len() > MAX_FDS {
+            return Err(self.bad("too many descriptors for one message"));
+        }
+        loop {
+            let Err(errno) = message::send(self.fd.as_fd(), bytes, fds) else { return Ok(()) };
+            match errno.raw_os_error() {
+                Some(libc::EAGAIN) => self.wait(libc::POLLOUT, DOING, deadline)?,
+                Some(libc::EPIPE | libc::ECONNRESET) => return Err(self.gone(DOING)),
+                _ => return Err(ShmError::system(DOING, errno)),
+            }
+        }
+    }
+
+    /// Takes one packet: its length in `buf`, and its descriptors. Tries once even when the deadline has passed.
+    ///
+    /// # Errors
+    /// [`ShmError::PeerGone`] at the end of the connection, [`ShmError::TimedOut`], and [`ShmError::BadMessage`] when the
+    /// packet is longer than `buf` or carries more than `max_fds` descriptors, which are then closed.
+    pub fn recv(
+        &self,
+        buf: &mut [u8],
+        max_fds: usize,
+        deadline: Instant,
+    ) -> Result<(usize, Vec<OwnedFd>), ShmError> {
+        const DOING: &str = "waiting for a message";
+        let mut reset = false;
+        loop {
+            let errno = match message::receive(self.fd.as_fd(), buf) {
+                Ok(packet) => return self.judge(packet, max_fds, DOING),
+                Err(errno) => errno,
+            };
+            match errno.raw_os_error() {
+                Some(libc::EAGAIN) => self.wait(libc::POLLIN, DOING, deadline)?,
+                // The peer left without reading all of ours. Told once; what it had sent is still to come.
+                Some(libc::ECONNRESET) if !reset => reset = true,
+                Some(libc::ECONNRESET) => return Err(self.gone(DOING)),
+                _ => return Err(ShmError::system(DOING, errno)),
+            }
+        }
+    }
+
+    fn judge(
+        &self,
+        packet: Packet,
+        max_fds: usize,
+        doing: &'static str,
+    ) -> Result<(usize, Vec<OwnedFd>), ShmError> {
+        if packet.control_cut {
+            return Err(self.bad("too many descriptors, or no room for them here (ulimit -n)"));
+        }
+        if packet.fds.len() > max_fds {
+            return Err(self.bad("too many descriptors"));
+        }
+        if packet.cut {
+            return Err(self.bad("too long"));
+        }
+        if packet.len == 0 {
+            return Err(self.gone(doing));
+        }
+        Ok((packet.len, packet.fds))
+    }
+
+    fn wait(&self, events: libc::c_short, doing: &'static str, deadline: Instant) -> Result<(), ShmError> {
+        let ready = wait_ready(self.fd.as_fd(), events, deadline);
+        if ready.map_err(|errno| ShmError::system(doing, errno))? {
+            Ok(())
+        } else {
+            Err(ShmError::TimedOut { doing })
+        }
+    }
+
+    fn gone(&self, doing: &'static str) -> ShmError {
+        ShmError::PeerGone { pid: self.peer.pid, doing }
+    }
+
+    fn bad(&self, why: &'static str) -> ShmError {
+        ShmError::BadMessage { pid: self.peer.pid, why }
+    }
+
+    /// Tells the peer that we leave on purpose: the hang-up that follows is then [`Departure::Finished`] there.
+    /// Does not wait: with a peer that does not read, the goodbye is lost.
+    ///
+    /// [`Departure::Finished`]: super::Departure::Finished
+    ///
+    /// # Errors
+    /// When it could not be sent; mostly the peer has left before us.
+    pub fn send_goodbye(&self) -> Result<(), ShmError> {
+        self.send(GOODBYE, &[], Instant::now())
+    }
+
+    /// A descriptor that becomes readable when the peer's process ends, whoever else may hold its sockets.
+    ///
+    /// `None` where that cannot be had: before Linux 5.3, across pid namespaces, in some sandboxes, or when the peer is
+    /// dead already. The hang-up of the connection has to do then.
+    pub fn pidfd(&self) -> Option<OwnedFd> {
+        match socket_option::<c_int>(&self.fd, SO_PEERPIDFD) {
+            // SAFETY: a new descriptor, given to us alone.
+            Ok(fd) => Some(unsafe { OwnedFd::from_raw_fd(fd) }),
+            Err(errno) if errno.raw_os_error() == Some(libc::ENOPROTOOPT) => self.pidfd_by_number(),
+            Err(_) => None,
+        }
+    }
+
+    /// Before Linux 6.5: by number, which may meanwhile belong to another process. It does not if the connection is
+    /// still up after the fact, since the peer itself then still is (or has given its socket away: not by us).
+    fn pidfd_by_number(&self) -> Option<OwnedFd> {
+        if self.peer.pid <= 0 {
+            return None;
+        }
+        // SAFETY: takes no pointers.
+        let fd = checked_long(unsafe { libc::syscall(libc::SYS_pidfd_open, self.peer.pid, 0) }).ok()?;
+        // SAFETY: a new descriptor, given to us alone.
+        let fd = unsafe { OwnedFd::from_raw_fd(c_int::try_from(fd).ok()?) };
+        let hung_up = ready_now(self.fd.as_fd(), libc::POLLRDHUP).ok()?;
+        (hung_up & (libc::POLLHUP | libc::POLLRDHUP | libc::POLLERR) == 0).then_some(fd)
+    }
+
+    /// Takes what is there without waiting.
+    pub(super) fn glance(&self) -> Glance {
+        let mut buf = [0; GOODBYE.len() + 1];
+        match message::receive(self.fd.as_fd(), &mut buf) {
+            Ok(packet) if packet.len == 0 => Glance::End,
+            Ok(packet) if !packet.cut && &buf[..packet.len] == GOODBYE => Glance::Goodbye,
+            Ok(_) => Glance::Stray,
+            Err(errno) => match errno.raw_os_error() {
+                Some(libc::EAGAIN) => Glance::Nothing,
+                Some(libc::ECONNRESET) => Glance::Reset,
+                _ => Glance::End,
+            },
+        }
+    }
+}
+
+/// Readable when a packet or the end is there.
+impl AsFd for Connection {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// What [`Connection::glance`] saw.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Glance {
+    Nothing,
+    Goodbye,
+    /// A packet that nobody expects.
+    Stray,
+    /// The peer has left without reading all of ours; what it had sent may still follow.
+    Reset,
+    End,
+}
+
+// From asm/socket.h; the C libraries do not all have it.
+#[cfg(any(target_arch = "sparc", target_arch = "sparc64"))]
+const SO_PEERPIDFD: c_int = 0x0056;
+#[cfg(not(any(target_arch = "sparc", target_arch = "sparc64")))]
+const SO_PEERPIDFD: c_int = 77;
+
+/// # Safety
+/// All zeroes, and anything that the kernel writes for its options, is a value.
+unsafe trait Plain: Copy {}
+// SAFETY: an integer.
+unsafe impl Plain for c_int {}
+// SAFETY: three integers.
+unsafe impl Plain for libc::ucred {}
+
+fn socket_option<T: Plain>(fd: &OwnedFd, option: c_int) -> io::Result<T> {
+    let mut value = MaybeUninit::<T>::zeroed();
+    let mut len = socket_len::<T>();
+    // SAFETY: the kernel writes at most `len` bytes to a value of that size.
+    checked(unsafe {
+        libc::getsockopt(
+            fd.as_raw_fd(),
+            libc::SOL_SOCKET,
+            option,
+            value.as_mut_ptr().cast::<c_void>(),
+            &raw mut len,
+        )
+    })?;
+    // SAFETY: zeroed, then written by the kernel: a value either way, by `Plain`.
+    Ok(unsafe { value.assume_init() })
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "sizes of small structures")]
+const fn socket_len<T>() -> libc::socklen_t {
+    size_of::<T>() as libc::socklen_t
+}
+
+fn set_send_timeout(fd: &OwnedFd, timeout: Duration) -> Result<(), ShmError> {
+    // Zero would mean forever.
+    let timeout = timeout.clamp(Duration::from_micros(1), Duration::from_secs(1 << 30));
+    let value = libc::timeval {
+        tv_sec: libc::time_t::try_from(timeout.as_secs()).unwrap_or(libc::time_t::MAX),
+        tv_usec: timeout.subsec_micros().into(),
+    };
+    let len = socket_len::<libc::timeval>();
+    // SAFETY: the value outlives the call and has the length announced.
+    checked(unsafe {
+        libc::setsockopt(fd.as_raw_fd(), libc::SOL_SOCKET, libc::SO_SNDTIMEO, (&raw const value).cast(), len)
+    })
+    .map(|_| ())
+    .map_err(|errno| ShmError::system("limiting the time to connect", errno))
+}
+
+fn socket(flags: c_int) -> Result<OwnedFd, ShmError> {
+    let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | flags;
+    // SAFETY: takes no pointers.
+    let fd = checked(unsafe { libc::socket(libc::AF_UNIX, kind, 0) })
+        .map_err(|errno| ShmError::system("making a Unix socket", errno))?;
+    // SAFETY: a new descriptor, given to us alone.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+fn random_name() -> Result<String, ShmError> {
+    let mut random = [0_u8; NAME_LEN / 2];
+    uninterrupted(|| {
+        // Up to 256 bytes come at once or not at all.
+        // SAFETY: the kernel writes at most the length announced.
+        checked_long(unsafe { libc::getrandom(random.as_mut_ptr().cast(), random.len(), 0) } as _)
+    })
+    .map_err(|errno| ShmError::system("drawing a random name", errno))?;
+    Ok(random.iter().fold(String::with_capacity(NAME_LEN), |mut name, byte| {
+        let _ = write!(name, "{byte:02x}"); // writing to a string does not fail
+        name
+    }))
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "it is 1")]
+const AF_UNIX: libc::sa_family_t = libc::AF_UNIX as libc::sa_family_t;
+
+/// The address of a name: it begins with a zero byte, so it is abstract.
+fn address(name: &str) -> (libc::sockaddr_un, libc::socklen_t) {
+    // SAFETY: all zeroes is a valid address structure.
+    let mut address: libc::sockaddr_un = unsafe { mem::zeroed() };
+    address.sun_family = AF_UNIX;
+    let mut len = offset_of!(libc::sockaddr_un, sun_path) + 1;
+    for (slot, byte) in address.sun_path[1..].iter_mut().zip(PREFIX.bytes().chain(name.bytes())) {
+        *slot = byte as libc::c_char;
+        len += 1;
+    }
+    (address, libc::socklen_t::try_from(len).unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::os::call::process_id;
+    use crate::os::testing;
+    use std::fs::File;
+    use std::io::Read;
+
+    fn soon() -> Instant {
+        Instant::now() + Duration::from_secs(60)
+    }
+
+    #[test]
+    fn two_sides_meet_by_name_and_know_each_other() {
+        let listener = Listener::bind().unwrap();
+        assert_eq!(listener.name().len(), 32);
+        let ours = Connection::connect(&listener.name(), soon()).unwrap();
+        let theirs = listener.accept(soon()).unwrap();
+        for side in [&ours, &theirs] {
+            assert_eq!(side.peer().pid, process_id());
+            assert_eq!(side.peer().uid, effective_uid());
+            side.require_same_user().unwrap();
+        }
+        let error = ours.require_user(ours.peer().uid + 1).unwrap_err().to_string();
+        let (pid, uid) = (process_id(), effective_uid());
+        assert_eq!(
+            error,
+            format!("process {pid} refused: it runs as uid {uid}, this process as uid {}", uid + 1)
+        );
+        ours.send(b"hello", &[], soon()).unwrap();
+        let mut buf = [0; 16];
+        assert_eq!(theirs.recv(&mut buf, 0, soon()).unwrap().0, 5);
+        assert_eq!(&buf[..5], b"hello");
+    }
+
+    #[test]
+    fn every_name_is_another_and_dies_with_its_listener() {
+        let (one, other) = (Listener::bind().unwrap(), Listener::bind().unwrap());
+        assert_ne!(one.name(), other.name());
+        let name = one.name();
+        let unix = || std::fs::read_to_string("/proc/net/unix").unwrap();
+        assert!(unix().contains(&name));
+        drop(one);
+        testing::eventually(|| !unix().contains(&name));
+        let error = Connection::connect(&name, soon()).unwrap_err();
+        assert!(matches!(error, ShmError::NotListening { .. }), "{error}");
+    }
+
+    #[test]
+    fn a_bad_name_is_refused() {
+        for name in ["", "../../etc", &"g".repeat(32), &"0".repeat(33), "\0"] {
+            let error = Connection::connect(name, soon()).unwrap_err();
+            assert!(matches!(error, ShmError::Name { .. }), "{error}");
+        }
+    }
+
+    #[test]
+    fn waiting_ends_at_the_deadline() {
+        let listener = Listener::bind().unwrap();
+        let error = listener.accept(Instant::now()).unwrap_err();
+        assert!(matches!(error, ShmError::TimedOut { .. }), "{error}");
+        let (ours, _theirs) = Connection::pair().unwrap();
+        let error = ours.recv(&mut [0; 8], 0, Instant::now() + Duration::from_millis(5)).unwrap_err();
+        assert!(matches!(error, ShmError::TimedOut { .. }), "{error}");
+        let full = loop {
+            if let Err(error) = ours.send(&[1; 4096], &[], Instant::now()) {
+                break error;
+            }
+        };
+        assert!(matches!(full, ShmError::TimedOut { .. }), "{full}");
+    }
+
+    #[test]
+    fn connecting_to_a_full_queue_ends_at_the_deadline() {
+        let listener = Listener::bind().unwrap();
+        // SAFETY: takes no pointers.
+        checked(unsafe { libc::listen(listener.fd.as_raw_fd(), 0) }).unwrap();
+        let _first = Connection::connect(&listener.name(), soon()).unwrap();
+        let error = Connection::connect(&listener.name(), Instant::now()).unwrap_err();
+        assert!(matches!(error, ShmError::TimedOut { .. }), "{error}");
+    }
+
+    #[test]
+    fn descriptors_travel_and_are_closed_on_exec() {
+        let (ours, theirs) = Connection::pair().unwrap();
+        let (read, write) = io::pipe().unwrap();
+        ours.send(b"x", &[read.as_fd(), write.as_fd()], soon()).unwrap();
+        drop((read, write));
+        let (len, fds) = theirs.recv(&mut [0; 4], 2, soon()).unwrap();
+        assert_eq!((len, fds.len()), (1, 2));
+        for fd in &fds {
+            // SAFETY: takes no pointers.
+            let flags = checked(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFD) }).unwrap();
+            assert_eq!(flags & libc::FD_CLOEXEC, libc::FD_CLOEXEC);
+        }
+        let [read, write] = <[OwnedFd; 2]>::try_from(fds).unwrap();
+        io::Write::write_all(&mut File::from(write), b"through").unwrap();
+        let mut text = String::new();
+        File::from(read).read_to_string(&mut text).unwrap();
+        assert_eq!(text, "through");
+    }
+
+    /// The read end of a pipe sees the end of file only when every copy of the write end is closed.
+    #[test]
+    fn surplus_descriptors_are_closed() {
+        for (sent, accepted) in [(1, 0), (3, 2), (MAX_FDS, 0), (MAX_FDS, MAX_FDS - 1)] {
+            let (ours, theirs) = Connection::pair().unwrap();
+            let (mut read, write) = io::pipe().unwrap();
+            ours.send(b"x", &vec![write.as_fd(); sent], soon()).unwrap();
+            drop(write);
+            let error = theirs.recv(&mut [0; 4], accepted, soon()).unwrap_err();
+            assert!(matches!(error, ShmError::BadMessage { .. }), "{error}");
+            assert_eq!(read.read(&mut [0; 1]).unwrap(), 0);
+        }
+        let (ours, _theirs) = Connection::pair().unwrap();
+        let many = vec![ours.as_fd(); MAX_FDS + 1];
+        assert!(matches!(ours.send(b"x", &many, soon()), Err(ShmError::BadMessage { .. })));
+    }
+
+    #[test]
+    fn a_message_that_does_not_fit_is_an_error_and_not_a_part() {
+        let (ours, theirs) = Connection::pair().unwrap();
+        ours.send(&[1; 9], &[], soon()).unwrap();
+        ours.send(&[2; 8], &[], soon()).unwrap();
+        let error = theirs.recv(&mut [0; 8], 0, soon()).unwrap_err();
+        assert!(matches!(error, ShmError::BadMessage { why: "too long", .. }), "{error}");
+        assert_eq!(theirs.recv(&mut [0; 8], 0, soon()).unwrap().0, 8);
+        assert!(matches!(ours.send(&[], &[], soon()), Err(ShmError::BadMessage { .. })));
+    }
+
+    #[test]
+    fn the_end_names_the_process_after_everything_it_sent() {
+        let (ours, theirs) = Connection::pair().unwrap();
+        theirs.send(b"last", &[], soon()).unwrap();
+        ours.send(b"never read", &[], soon()).unwrap(); // so that the end is a reset
+        drop(theirs);
+        let mut buf = [0; 8];
+        assert_eq!(ours.recv(&mut buf, 0, soon()).unwrap().0, 4);
+        let error = ours.recv(&mut buf, 0, soon()).unwrap_err();
+        let pid = process_id();
+        assert_eq!(error.to_string(), format!("peer process {pid} is gone (while waiting for a message)"));
+        assert!(matches!(ours.send(b"x", &[], soon()), Err(ShmError::PeerGone { .. })));
+    }
+
+    #[test]
+    fn a_pidfd_tells_of_the_peers_end() {
+        let listener = Listener::bind().unwrap();
+        let (address, len) = address(&listener.name());
+        let child = testing::fork(|| {
+            // SAFETY: system calls on what lives here; SEQPACKET as in `socket`.
+            unsafe {
+                let fd = libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET, 0);
+                if libc::connect(fd, (&raw const address).cast(), len) != 0 {
+                    return 1;
+                }
+            }
+            testing::sleep_forever()
+        });
+        let theirs = listener.accept(soon()).unwrap();
+        assert_eq!(theirs.peer().pid, child.pid());
+        let pidfds = [theirs.pidfd(), theirs.pidfd_by_number()];
+        for fd in pidfds.iter().flatten() {
+            assert_eq!(ready_now(fd.as_fd(), libc::POLLIN).unwrap(), 0);
+        }
+        child.kill();
+        if pidfds.iter().flatten().count() < 2 {
+            testing::skipped("no pidfds here");
+        }
+        for fd in pidfds.iter().flatten() {
+            assert!(wait_ready(fd.as_fd(), libc::POLLIN, soon()).unwrap());
+        }
+    }
+
+    #[test]
+    fn a_pidfd_by_number_is_not_taken_once_the_peer_has_hung_up() {
+        let (ours, theirs) = Connection::pair().unwrap();
+        drop(theirs);
+        testing::eventually(|| ours.pidfd_by_number().is_none());
+    }
+}

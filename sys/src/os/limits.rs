@@ -1,0 +1,353 @@
+//! Asking before taking: each limit that would otherwise end in a signal, the out-of-memory killer, or an error number
+//! without a remedy.
+//!
+//! All of these are checks at one moment. They make the usual mistakes readable; they are no reservation, and of many
+//! processes that start together each may see the same free memory. The reservation itself is made by
+//! [`Segment::create`](super::Segment::create).
+
+use std::fs;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Component, Path};
+
+use super::call::{checked, checked_long};
+use super::error::{Bytes, ShmError};
+
+#[cfg(target_env = "musl")]
+type Resource = std::ffi::c_int;
+#[cfg(not(target_env = "musl"))]
+type Resource = libc::__rlimit_resource_t;
+
+/// Soft and hard limit; `None` is unlimited.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Limit {
+    soft: Option<u64>,
+    hard: Option<u64>,
+}
+
+fn limit_of(resource: Resource) -> Result<Limit, ShmError> {
+    let mut limit = MaybeUninit::<libc::rlimit>::uninit();
+    // SAFETY: the kernel fills the structure, which lives here.
+    checked(unsafe { libc::getrlimit(resource, limit.as_mut_ptr()) })
+        .map_err(|errno| ShmError::system("reading a resource limit", errno))?;
+    // SAFETY: filled, since the call succeeded.
+    let limit = unsafe { limit.assume_init() };
+    let finite = |value| (value != libc::RLIM_INFINITY).then_some(value);
+    Ok(Limit { soft: finite(limit.rlim_cur), hard: finite(limit.rlim_max) })
+}
+
+/// A line `Name:  123 kB` of `/proc/self/status` or `/proc/meminfo`, in bytes.
+pub(super) fn kib_field(text: &str, name: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+    line.split_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1024)
+}
+
+fn own_field(name: &str) -> u64 {
+    fs::read_to_string("/proc/self/status").ok().and_then(|text| kib_field(&text, name)).unwrap_or(0)
+}
+
+/// Checks that `bytes` more may be locked into memory.
+///
+/// # Errors
+/// [`ShmError::MemlockLimit`], with the command that raises the limit.
+pub fn require_memlock(bytes: usize) -> Result<(), ShmError> {
+    let limit = limit_of(libc::RLIMIT_MEMLOCK)?;
+    let verdict = memlock_verdict(limit, own_field("VmLck"), bytes as u64);
+    if verdict.is_err() && may_exceed_memlock() { Ok(()) } else { verdict }
+}
+
+fn memlock_verdict(limit: Limit, locked: u64, wanted: u64) -> Result<(), ShmError> {
+    let total = locked.saturating_add(wanted);
+    match limit.soft {
+        Some(soft) if total > soft => Err(ShmError::MemlockLimit {
+            limit: Bytes(soft),
+            locked: Bytes(locked),
+            wanted: Bytes(wanted),
+            hard: limit.hard.filter(|hard| total > *hard).map(Bytes),
+        }),
+        _ => Ok(()),
+    }
+}
+
+/// Whether the kernel disregards the memlock limit for this process: it wants CAP_IPC_LOCK in the *initial* user
+/// namespace, so root of a rootless container does not have it. When in doubt, the kernel may decide by itself.
+fn may_exceed_memlock() -> bool {
+    const INITIAL_USER_NAMESPACE: u64 = 0xEFFF_FFFD; // PROC_USER_INIT_INO
+    const CAP_IPC_LOCK: u32 = 14;
+    const VERSION_3: u32 = 0x2008_0522;
+    let header: [u32; 2] = [VERSION_3, 0];
+    let mut sets = [[0_u32; 3]; 2]; // effective, permitted, inheritable; low and high half
+    // SAFETY: version 3 reads a header of two words and writes two triples; both live here.
+    let result = unsafe { libc::syscall(libc::SYS_capget, header.as_ptr(), sets.as_mut_ptr()) };
+    let capable = checked_long(result).is_ok() && sets[0][0] >> CAP_IPC_LOCK & 1 == 1;
+    capable && fs::metadata("/proc/self/ns/user").map_or(true, |ns| ns.ino() == INITIAL_USER_NAMESPACE)
+}
+
+/// Checks that `bytes` more may be mapped.
+///
+/// # Errors
+/// [`ShmError::AddressSpaceLimit`] against RLIMIT_AS.
+pub fn require_address_space(bytes: usize) -> Result<(), ShmError> {
+    let (wanted, used) = (bytes as u64, own_field("VmSize"));
+    match limit_of(libc::RLIMIT_AS)?.soft {
+        Some(soft) if used.saturating_add(wanted) > soft => {
+            Err(ShmError::AddressSpaceLimit { limit: Bytes(soft), used: Bytes(used), wanted: Bytes(wanted) })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Checks that a file of `bytes` may be made: past RLIMIT_FSIZE the kernel sends SIGXFSZ, which kills.
+///
+/// # Errors
+/// [`ShmError::FileSizeLimit`].
+pub fn require_file_size(bytes: usize) -> Result<(), ShmError> {
+    match limit_of(libc::RLIMIT_FSIZE)?.soft {
+        Some(soft) if bytes as u64 > soft => {
+            Err(ShmError::FileSizeLimit { limit: Bytes(soft), wanted: Bytes(bytes as u64) })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The soft limit of open files, when there is one.
+pub fn open_files() -> Option<u64> {
+    limit_of(libc::RLIMIT_NOFILE).ok()?.soft
+}
+
+/// Checks that `more` descriptors may be opened: a peer takes two (connection and pidfd), a process four for itself.
+///
+/// # Errors
+/// [`ShmError::DescriptorLimit`], with the command that raises the limit.
+pub fn require_descriptors(more: usize) -> Result<(), ShmError> {
+    let Some(limit) = open_files() else { return Ok(()) };
+    // The listing itself holds one open.
+    let open = fs::read_dir("/proc/self/fd").map_or(0, |entries| entries.count().saturating_sub(1) as u64);
+    let wanted = more as u64;
+    if open.saturating_add(wanted) > limit {
+        return Err(ShmError::DescriptorLimit { limit, open, wanted });
+    }
+    Ok(())
+}
+
+/// How much memory this process could still take, and what sets that bound.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Available {
+    /// Bytes.
+    pub bytes: u64,
+    /// `this machine`, or the cgroup with its limit.
+    pub bound_by: String,
+    in_cgroup: bool,
+}
+
+/// What can still be had, judged by `/proc/meminfo` and by the memory limits of all enclosing cgroups (version 2, and
+/// version 1). `None` where `/proc` is not readable. Memory that the kernel can take back, such as file cache, counts
+/// as available, as does swap.
+pub fn available_memory() -> Option<Available> {
+    let meminfo = fs::read_to_string("/proc/meminfo").ok()?;
+    let swap = kib_field(&meminfo, "SwapFree").unwrap_or(0);
+    let bytes = kib_field(&meminfo, "MemAvailable")?.saturating_add(swap);
+    let machine = Available { bytes, bound_by: "this machine".into(), in_cgroup: false };
+    let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    groups.lines().filter_map(|line| tightest_cgroup(line, swap)).chain([machine]).min_by_key(|a| a.bytes)
+}
+
+/// The tightest bound along one line of `/proc/self/cgroup`, such as `0::/user.slice` or `4:memory:/job/7`.
+fn tightest_cgroup(line: &str, swap: u64) -> Option<Available> {
+    let mut fields = line.splitn(3, ':').skip(1);
+    let (controllers, path) = (fields.next()?, fields.next()?);
+    let (roots, files): (&[&str], _) = match controllers {
+        "" => (&["/sys/fs/cgroup", "/sys/fs/cgroup/unified"], &VERSION_2),
+        _ if controllers.split(',').any(|name| name == "memory") => (&["/sys/fs/cgroup/memory"], &VERSION_1),
+        _ => return None,
+    };
+    let below: Vec<_> = Path::new(path).components().filter(|c| matches!(c, Component::Normal(_))).collect();
+    let mut tightest: Option<Available> = None;
+    for root in roots {
+        for depth in 0..=below.len() {
+            let mut group = Path::new(root).to_path_buf();
+            group.extend(&below[..depth]);
+            let found = files.headroom(&group, swap);
+            tightest = tightest.into_iter().chain(found).min_by_key(|a| a.bytes);
+        }
+    }
+    tightest
+}
+
+/// The files of one version of the memory controller.
+struct CgroupFiles {
+    max: &'static str,
+    current: &'static str,
+    /// Lines of `memory.stat` that can be reclaimed.
+    reclaimable: [&'static str; 2],
+    swap_max: &'static str,
+}
+
+const VERSION_2: CgroupFiles = CgroupFiles {
+    max: "memory.max",
+    current: "memory.current",
+    reclaimable: ["inactive_file", "active_file"],
+    swap_max: "memory.swap.max",
+};
+
+const VERSION_1: CgroupFiles = CgroupFiles {
+    max: "memory.limit_in_bytes",
+    current: "memory.usage_in_bytes",
+    reclaimable: ["total_inactive_file", "total_active_file"],
+    swap_max: "",
+};
+
+impl CgroupFiles {
+    fn headroom(&self, group: &Path, swap: u64) -> Option<Available> {
+        let read = |file: &str| fs::read_to_string(group.join(file)).ok();
+        let number = |file: &str| read(file)?.trim().parse::<u64>().ok(); // "max" is no number
+        let (max, current) = (number(self.max)?, number(self.current)?);
+        let stat = read("memory.stat").unwrap_or_default();
+        let swap =
+            if self.swap_max.is_empty() { swap } else { number(self.swap_max).unwrap_or(swap).min(swap) };
+        let bytes = headroom(max, current, reclaimable(&stat, &self.reclaimable)).saturating_add(swap);
+        let bound_by = format!("cgroup {} ({} is {})", group.display(), self.max, Bytes(max));
+        Some(Available { bytes, bound_by, in_cgroup: true })
+    }
+}
+
+fn headroom(max: u64, current: u64, reclaimable: u64) -> u64 {
+    max.saturating_sub(current.saturating_sub(reclaimable))
+}
+
+fn reclaimable(stat: &str, names: &[&str]) -> u64 {
+    let value = |line: &str| {
+        let (name, value) = line.split_once(' ')?;
+        names.contains(&name).then(|| value.trim().parse::<u64>().ok())?
+    };
+    stat.lines().filter_map(value).fold(0, u64::saturating_add)
+}
+
+/// Checks that `bytes` of memory can be had: without this, reserving more than a cgroup allows ends not in an error
+/// but in the out-of-memory killer.
+///
+/// # Errors
+/// [`ShmError::Memory`], naming what is wanted, what is available, who says so, and the remedy.
+pub fn require_memory(bytes: usize) -> Result<(), ShmError> {
+    available_memory().map_or(Ok(()), |available| memory_verdict(available, bytes as u64))
+}
+
+fn memory_verdict(available: Available, wanted: u64) -> Result<(), ShmError> {
+    if wanted <= available.bytes {
+        return Ok(());
+    }
+    let remedy = if available.in_cgroup {
+        "raise the limit (docker --memory, Slurm --mem, systemd MemoryMax), or use fewer or smaller buffers"
+    } else {
+        "use fewer or smaller buffers, or fewer processes on this machine"
+    };
+    let (wanted, available, bound_by) = (Bytes(wanted), Bytes(available.bytes), available.bound_by);
+    Err(ShmError::Memory { wanted, available, bound_by, remedy })
+}
+
+/// Free and total huge pages of the default size, and that size in bytes; `None` without huge pages in the kernel.
+pub(super) fn huge_pages() -> Option<HugePool> {
+    let meminfo = fs::read_to_string("/proc/meminfo").ok()?;
+    let count = |name| kib_field(&meminfo, name).map(|value| value / 1024); // counts, not kB
+    let page =
+        usize::try_from(kib_field(&meminfo, "Hugepagesize")?).ok().filter(|size| size.is_power_of_two())?;
+    let free = count("HugePages_Free")?.saturating_sub(count("HugePages_Rsvd").unwrap_or(0));
+    Some(HugePool { page, free, total: count("HugePages_Total")? })
+}
+
+/// The machine's pool of huge pages, in pages of `page` bytes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct HugePool {
+    pub(super) page: usize,
+    pub(super) free: u64,
+    pub(super) total: u64,
+}
+
+impl HugePool {
+    /// The error that says how large the pool would have to be.
+    pub(super) fn too_small(self, bytes: usize, errno: io::Error) -> ShmError {
+        let (page, wanted) = (self.page as u64, bytes as u64);
+        let pages = self.total + wanted.div_ceil(page).saturating_sub(self.free);
+        ShmError::HugePages { wanted: Bytes(wanted), free: Bytes(self.free * page), errno, pages }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::os::testing;
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn memlock_counts_what_is_locked_already() {
+        let limit = Limit { soft: Some(8 * MIB), hard: Some(16 * MIB) };
+        assert!(memlock_verdict(limit, 0, 8 * MIB).is_ok());
+        assert!(memlock_verdict(limit, MIB, 7 * MIB).is_ok());
+        assert!(memlock_verdict(limit, MIB, 8 * MIB).unwrap_err().to_string().contains("ulimit -l 9216"));
+        let beyond_hard = memlock_verdict(limit, 0, 17 * MIB).unwrap_err().to_string();
+        assert!(beyond_hard.contains("hard limit 16 MiB"), "{beyond_hard}");
+        assert!(memlock_verdict(Limit { soft: None, hard: None }, 0, u64::MAX).is_ok());
+    }
+
+    #[test]
+    fn a_petabyte_is_refused_before_anything_is_taken() {
+        let error = require_memory(1 << 50).unwrap_err().to_string();
+        assert!(error.starts_with("1 PiB of shared memory wanted, "), "{error}");
+        assert!(error.contains(" available in ") && !error.contains('\n'), "{error}");
+        require_memory(4096).unwrap();
+    }
+
+    #[test]
+    fn a_cgroup_leaves_its_limit_less_what_cannot_be_reclaimed() {
+        assert_eq!(headroom(100, 60, 20), 60);
+        assert_eq!(headroom(100, 160, 20), 0);
+        assert_eq!(headroom(100, 10, 20), 100);
+        let stat = "anon 5\ninactive_file 7\nactive_file 11\nfile 100\nbroken\n";
+        assert_eq!(reclaimable(stat, &VERSION_2.reclaimable), 18);
+        let bound =
+            Available { bytes: MIB, bound_by: "cgroup /job (memory.max is 1 MiB)".into(), in_cgroup: true };
+        let error = memory_verdict(bound, 2 * MIB).unwrap_err().to_string();
+        assert!(error.contains("2 MiB of shared memory wanted, 1 MiB available in cgroup /job"), "{error}");
+        assert!(error.contains("raise the limit"), "{error}");
+    }
+
+    #[test]
+    fn every_enclosing_cgroup_is_asked() {
+        for line in ["0::/", "0::/../x", "4:memory:/a/b", "4:memory,cpu:/", "9:pids:/", "nonsense", ""] {
+            // What it finds depends on the machine; that it copes with any line does not.
+            let _ = tightest_cgroup(line, 0);
+        }
+        assert!(tightest_cgroup("9:pids:/", 0).is_none());
+    }
+
+    #[test]
+    fn fields_are_matched_by_their_whole_name() {
+        let text = "VmLckX:\t  9 kB\nVmLck:\t      12 kB\n";
+        assert_eq!(kib_field(text, "VmLck"), Some(12 << 10));
+        assert_eq!(kib_field(text, "Vm"), None);
+    }
+
+    #[test]
+    fn low_limits_are_clear_errors() {
+        const NAME: &str = concat!(module_path!(), "::low_limits_are_clear_errors");
+        if !testing::is_child() {
+            let (as_limit, small) = (own_field("VmSize") + 512 * MIB, MIB);
+            testing::run_again(NAME, move || {
+                testing::set_limit(libc::RLIMIT_AS, as_limit)?;
+                testing::set_limit(libc::RLIMIT_FSIZE, small)?;
+                testing::set_limit(libc::RLIMIT_NOFILE, 64)
+            });
+            return;
+        }
+        let error = require_address_space(1 << 40).unwrap_err().to_string();
+        assert!(error.starts_with("address space limit is ") && error.contains("ulimit -v"), "{error}");
+        let error = require_file_size(1 << 21).unwrap_err().to_string();
+        assert_eq!(error, "file size limit is 1 MiB, 2 MiB wanted: ulimit -f unlimited");
+        require_file_size(1 << 20).unwrap();
+        let error = require_descriptors(64).unwrap_err().to_string();
+        assert!(error.starts_with("open file limit is 64, "), "{error}");
+        require_descriptors(1).unwrap();
+    }
+}

@@ -1,0 +1,116 @@
+//! One packet with descriptors over a Unix socket: the only place that touches control messages.
+
+use std::io;
+use std::mem;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::ptr;
+
+use super::call::{checked_long, uninterrupted};
+
+/// The most descriptors that one packet may carry.
+pub(super) const MAX_FDS: usize = 8;
+
+/// Room for `MAX_FDS` descriptors and one more, so that a surplus is seen; aligned as the headers in it want to be.
+#[repr(C, align(8))]
+struct Control([u8; 64]);
+
+/// A packet as it arrived.
+pub(super) struct Packet {
+    pub(super) len: usize,
+    pub(super) fds: Vec<OwnedFd>,
+    /// Longer than the buffer.
+    pub(super) cut: bool,
+    /// Carried more descriptors than there was room for, here or in this process's table; the kernel dropped those.
+    pub(super) control_cut: bool,
+}
+
+fn empty_header(iov: &mut libc::iovec) -> libc::msghdr {
+    // SAFETY: all zeroes is a valid msghdr: null pointers with zero lengths.
+    let mut header: libc::msghdr = unsafe { mem::zeroed() };
+    header.msg_iov = iov;
+    header.msg_iovlen = 1;
+    header
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "at most MAX_FDS descriptors of four bytes")]
+const fn payload(fds: usize) -> u32 {
+    (fds * size_of::<RawFd>()) as u32
+}
+
+/// Sends one packet, whole or not at all, without waiting. No more than `MAX_FDS` descriptors.
+pub(super) fn send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    if fds.len() > MAX_FDS {
+        return Err(io::Error::from_raw_os_error(libc::EINVAL));
+    }
+    let mut control = Control([0; 64]);
+    let mut iov = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+    let mut header = empty_header(&mut iov);
+    if !fds.is_empty() {
+        header.msg_control = (&raw mut control).cast();
+        // SAFETY: arithmetic only.
+        header.msg_controllen = unsafe { libc::CMSG_SPACE(payload(fds.len())) } as _;
+        // SAFETY: `control` is aligned and has room for one header and MAX_FDS descriptors, so the first header exists
+        // and all of it and its data lies inside.
+        unsafe {
+            let first = libc::CMSG_FIRSTHDR(&raw const header);
+            (*first).cmsg_level = libc::SOL_SOCKET;
+            (*first).cmsg_type = libc::SCM_RIGHTS;
+            (*first).cmsg_len = libc::CMSG_LEN(payload(fds.len())) as _;
+            let data = libc::CMSG_DATA(first).cast::<RawFd>();
+            for (index, fd) in fds.iter().enumerate() {
+                data.add(index).write_unaligned(fd.as_raw_fd());
+            }
+        }
+    }
+    // SAFETY: the header describes buffers that outlive the call and that it only reads.
+    let send = || unsafe {
+        libc::sendmsg(socket.as_raw_fd(), &raw const header, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT)
+    };
+    uninterrupted(|| checked_long(send() as _)).map(|_| ())
+}
+
+/// Takes one packet, without waiting. Length 0 without descriptors is the end of the connection.
+pub(super) fn receive(socket: BorrowedFd<'_>, buf: &mut [u8]) -> io::Result<Packet> {
+    let mut control = Control([0; 64]);
+    let mut iov = libc::iovec { iov_base: buf.as_mut_ptr().cast(), iov_len: buf.len() };
+    let mut header = empty_header(&mut iov);
+    header.msg_control = (&raw mut control).cast();
+    header.msg_controllen = size_of::<Control>() as _;
+    let flags = libc::MSG_CMSG_CLOEXEC | libc::MSG_DONTWAIT;
+    let len = uninterrupted(|| {
+        // SAFETY: the header describes buffers that outlive the call, which writes at most their lengths.
+        checked_long(unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut header, flags) } as _)
+    })?;
+    Ok(Packet {
+        len: usize::try_from(len).unwrap_or(0),
+        fds: descriptors(&header),
+        cut: header.msg_flags & libc::MSG_TRUNC != 0,
+        control_cut: header.msg_flags & libc::MSG_CTRUNC != 0,
+    })
+}
+
+/// Takes possession of every descriptor that the kernel has installed for this message.
+fn descriptors(header: &libc::msghdr) -> Vec<OwnedFd> {
+    let mut fds = Vec::new();
+    // SAFETY: the kernel wrote `header` and the control buffer it points to, which is alive in our caller.
+    let mut next = unsafe { libc::CMSG_FIRSTHDR(header) };
+    // SAFETY: null or a header inside the buffer, by the contract of the CMSG macros.
+    while let Some(control) = unsafe { next.as_ref() } {
+        if control.cmsg_level == libc::SOL_SOCKET && control.cmsg_type == libc::SCM_RIGHTS {
+            // SAFETY: arithmetic only.
+            let overhead = unsafe { libc::CMSG_LEN(0) } as usize;
+            #[allow(clippy::unnecessary_cast, reason = "not a usize with every C library")]
+            let count = (control.cmsg_len as usize).saturating_sub(overhead) / size_of::<RawFd>();
+            for index in 0..count {
+                // SAFETY: the kernel put `count` descriptors there, new ones that belong to nobody else yet.
+                fds.push(unsafe {
+                    let data = libc::CMSG_DATA(ptr::from_ref(control)).cast::<RawFd>();
+                    OwnedFd::from_raw_fd(data.add(index).read_unaligned())
+                });
+            }
+        }
+        // SAFETY: `next` is a header of `header`'s buffer.
+        next = unsafe { libc::CMSG_NXTHDR(header, next) };
+    }
+    fds
+}

@@ -1,0 +1,33 @@
+//! Thin, checked layer over the Linux calls that the shared-memory port needs.
+//!
+//! | module | what it gives |
+//! |---|---|
+//! | [`segment`] | memory that other processes can map, without a name in any file system |
+//! | [`handoff`] | meeting a peer once, to exchange a hello and file descriptors |
+//! | [`watch`] | learning that a peer is gone |
+//! | [`wake`] | sleeping and waking through shared memory; the one-sided fence |
+//! | [`limits`] | asking before taking: memory, locked memory, descriptors |
+//! | [`numa`] | processors, memory nodes, cache lines |
+//!
+//! What holds for all of it: nothing here leaves a name behind, installs a signal handler, starts a thread, prints, or
+//! waits past its deadline. Every error is one line that says what failed and what to do about it. Descriptors are
+//! close-on-exec and segments are not inherited by `fork`.
+
+mod call;
+pub mod error;
+pub mod handoff;
+pub mod limits;
+mod message;
+pub mod numa;
+pub mod segment;
+mod store;
+#[cfg(test)]
+mod testing;
+pub mod wake;
+pub mod watch;
+
+pub use error::{Bytes, ShmError};
+pub use handoff::{Connection, Credentials, Listener};
+pub use segment::{Access, AttachLimits, HugePages, Segment, SegmentBacking, SegmentOptions};
+pub use wake::{HeavyFence, WaitResult, futex_wait, futex_wake};
+pub use watch::{Departed, Departure, Watch};

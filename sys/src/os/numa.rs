@@ -1,0 +1,206 @@
+//! Where this process runs and where its memory lies.
+
+use std::ffi::{c_int, c_uint, c_ulong};
+use std::fs;
+use std::io;
+use std::ptr::{self, NonNull};
+
+use super::call::checked_long;
+use super::error::ShmError;
+
+const NODE_WORDS: usize = 16; // 1024 nodes: the most that Linux can be built for
+const BITS: usize = c_ulong::BITS as usize;
+
+/// The most CPUs whose affinity is read: beyond the 8192 that Linux can be built for.
+const CPU_WORDS: usize = 16384 / BITS;
+
+/// Parses the kernel's list format: `0-3,8` is 0, 1, 2, 3, 8. None when it is not in that format.
+fn parse_list(text: &str) -> Option<Vec<usize>> {
+    let mut numbers = Vec::new();
+    for part in text.trim().split(',').filter(|part| !part.is_empty()) {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let (first, last) = (first.parse::<usize>().ok()?, last.parse::<usize>().ok()?);
+        if last.checked_sub(first)? > 1 << 16 {
+            return None;
+        }
+        numbers.extend(first..=last);
+    }
+    Some(numbers)
+}
+
+/// The memory nodes of the machine; just node 0 where the kernel does not tell.
+pub fn nodes() -> Vec<usize> {
+    fs::read_to_string("/sys/devices/system/node/online")
+        .ok()
+        .and_then(|text| parse_list(&text))
+        .filter(|nodes| !nodes.is_empty())
+        .unwrap_or_else(|| vec![0])
+}
+
+/// The CPU and the memory node that the calling thread runs on at this moment.
+///
+/// # Errors
+/// Only where a sandbox refuses `getcpu`.
+pub fn current_cpu_and_node() -> Result<(usize, usize), ShmError> {
+    let (mut cpu, mut node): (c_uint, c_uint) = (0, 0);
+    // SAFETY: the kernel writes two integers that live here; the third argument is unused since Linux 2.6.24.
+    let result = unsafe { libc::syscall(libc::SYS_getcpu, &raw mut cpu, &raw mut node, ptr::null::<u8>()) };
+    checked_long(result).map_err(|errno| ShmError::system("finding the current CPU", errno))?;
+    Ok((cpu as usize, node as usize))
+}
+
+/// Asks that pages of the range, not yet touched, come from the node that the calling thread runs on, or from another
+/// when that one is full. False, and nothing is done, when the machine has one node.
+///
+/// For a shared mapping the wish belongs to the memory, whoever touches it first.
+///
+/// # Errors
+/// When the kernel or a sandbox refuses `mbind`: the memory is usable nonetheless.
+///
+/// # Safety
+/// The range is page-aligned and mapped, and the caller may decide about it.
+pub unsafe fn prefer_local(base: NonNull<u8>, len: usize) -> Result<bool, ShmError> {
+    if nodes().len() < 2 {
+        return Ok(false);
+    }
+    let (_, node) = current_cpu_and_node()?;
+    // SAFETY: promised by the caller.
+    unsafe { prefer_node(base, len, node) }
+}
+
+/// # Safety
+/// As for [`prefer_local`].
+unsafe fn prefer_node(base: NonNull<u8>, len: usize, node: usize) -> Result<bool, ShmError> {
+    let mut mask: [c_ulong; NODE_WORDS] = [0; NODE_WORDS];
+    let Some(word) = mask.get_mut(node / BITS) else { return Ok(false) };
+    *word |= 1 << (node % BITS);
+    // The kernel reads one bit less than it is told.
+    let bits = mask.len() * BITS + 1;
+    // SAFETY: the caller vouches for the range; the mask has the bits announced and outlives the call.
+    let result = unsafe {
+        libc::syscall(libc::SYS_mbind, base.as_ptr(), len, libc::MPOL_PREFERRED, mask.as_ptr(), bits, 0_u32)
+    };
+    checked_long(result).map_err(|errno| ShmError::system("placing memory on the local NUMA node", errno))?;
+    Ok(true)
+}
+
+/// The CPUs that the calling thread may run on, ascending; never empty.
+///
+/// # Errors
+/// Only where a sandbox refuses the question.
+pub fn allowed_cpus() -> Result<Vec<usize>, ShmError> {
+    // The raw call: the C library's `cpu_set_t` ends at 1024 CPUs.
+    let mut mask: [c_ulong; CPU_WORDS] = [0; CPU_WORDS];
+    // SAFETY: the kernel writes at most the size announced into `mask`.
+    let result =
+        unsafe { libc::syscall(libc::SYS_sched_getaffinity, 0, size_of_val(&mask), mask.as_mut_ptr()) };
+    checked_long(result).map_err(|errno| ShmError::system("reading the CPU affinity", errno))?;
+    let allowed = |cpu: &usize| mask[cpu / BITS] >> (cpu % BITS) & 1 == 1;
+    Ok((0..CPU_WORDS * BITS).filter(allowed).collect())
+}
+
+/// Lets the calling thread, and threads that it starts from now on, run on this CPU only.
+///
+/// # Errors
+/// When there is no such CPU or this process may not use it; the error lists those that it may.
+pub fn pin_to_cpu(cpu: usize) -> Result<(), ShmError> {
+    let mut mask: [c_ulong; CPU_WORDS] = [0; CPU_WORDS];
+    let outcome = match mask.get_mut(cpu / BITS) {
+        None => Err(io::Error::from_raw_os_error(libc::EINVAL)),
+        Some(word) => {
+            *word |= 1 << (cpu % BITS);
+            // SAFETY: the kernel reads the size announced from `mask`.
+            let result =
+                unsafe { libc::syscall(libc::SYS_sched_setaffinity, 0, size_of_val(&mask), mask.as_ptr()) };
+            checked_long(result).map(|_| ())
+        }
+    };
+    outcome.map_err(|errno| ShmError::Cpu { cpu, errno, allowed: allowed_cpus().unwrap_or_default() })
+}
+
+/// The cache line of this machine in bytes: 64 where nobody tells.
+pub fn cache_line_size() -> usize {
+    fs::read_to_string("/sys/devices/system/cpu/cpu0/cache/index0/coherency_line_size")
+        .ok()
+        .and_then(|text| text.trim().parse().ok())
+        .or_else(cache_line_by_sysconf)
+        .filter(|size: &usize| size.is_power_of_two())
+        .unwrap_or(64)
+}
+
+#[cfg(target_env = "gnu")]
+fn cache_line_by_sysconf() -> Option<usize> {
+    sysconf(libc::_SC_LEVEL1_DCACHE_LINESIZE)
+}
+
+#[cfg(not(target_env = "gnu"))]
+fn cache_line_by_sysconf() -> Option<usize> {
+    None
+}
+
+/// The page size of this machine in bytes.
+pub fn page_size() -> usize {
+    sysconf(libc::_SC_PAGESIZE).unwrap_or(4096)
+}
+
+fn sysconf(name: c_int) -> Option<usize> {
+    // SAFETY: takes and returns integers.
+    let value = unsafe { libc::sysconf(name) };
+    usize::try_from(value).ok().filter(|value| *value > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernel_lists_are_read_and_nonsense_is_refused() {
+        assert_eq!(parse_list("0-3,8\n"), Some(vec![0, 1, 2, 3, 8]));
+        assert_eq!(parse_list("0\n"), Some(vec![0]));
+        assert_eq!(parse_list(""), Some(vec![]));
+        for nonsense in ["a", "3-1", "0-99999999999", "-", "1-"] {
+            assert_eq!(parse_list(nonsense), None, "{nonsense}");
+        }
+    }
+
+    #[test]
+    fn a_thread_can_be_pinned_to_each_allowed_cpu_and_to_no_other() {
+        let allowed = allowed_cpus().unwrap();
+        assert!(!allowed.is_empty() && !nodes().is_empty());
+        std::thread::spawn(move || {
+            for cpu in &allowed {
+                pin_to_cpu(*cpu).unwrap();
+                assert_eq!(allowed_cpus().unwrap(), [*cpu]);
+                assert_eq!(current_cpu_and_node().unwrap().0, *cpu);
+            }
+            for absent in [8191, usize::MAX] {
+                let error = pin_to_cpu(absent).unwrap_err().to_string();
+                assert!(error.contains(&format!("CPU {absent}")) && error.contains("allowed are"), "{error}");
+            }
+        })
+        .join()
+        .unwrap();
+    }
+
+    #[test]
+    fn memory_can_be_asked_of_a_node_that_is_there_and_of_no_other() {
+        let page = crate::os::testing::forkable_page();
+        // SAFETY: the page is ours and stays mapped.
+        match unsafe { prefer_node(page, 4096, current_cpu_and_node().unwrap().1) } {
+            Ok(done) => assert!(done),
+            Err(why) => crate::os::testing::skipped(&why.to_string()),
+        }
+        // SAFETY: as above.
+        assert!(unsafe { prefer_node(page, 4096, 1023) }.is_err());
+        // SAFETY: as above.
+        assert!(!unsafe { prefer_node(page, 4096, 1 << 20) }.unwrap());
+        // SAFETY: as above.
+        assert_eq!(unsafe { prefer_local(page, 4096) }.unwrap_or(true), nodes().len() > 1);
+    }
+
+    #[test]
+    fn lines_and_pages_have_sane_sizes() {
+        assert!(cache_line_size().is_power_of_two() && cache_line_size() >= 16);
+        assert!(page_size().is_power_of_two() && page_size() >= 4096);
+    }
+}

@@ -1,0 +1,719 @@
+//! Shared memory without a name.
+//!
+//! A process creates its segments and hands their descriptors to peers over a [`Connection`](super::Connection). The
+//! memory lives as long as somebody maps it or holds a descriptor, and vanishes with the last of them, SIGKILL
+//! included. All pages are reserved at creation, and the size is sealed, so that no touch of a segment ends in SIGBUS.
+//!
+//! A segment's memory is shared with processes that are not trusted: reach it through atomics and volatile copies
+//! only, never through a reference to plain data.
+
+use std::ops::RangeInclusive;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::ptr::{self, NonNull};
+
+use super::call::{checked, process_id};
+use super::error::{Bytes, ShmError};
+use super::limits;
+use super::numa;
+use super::store::{self, Store};
+
+/// Whether a segment may, or has to, use huge pages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum HugePages {
+    /// Ordinary pages.
+    #[default]
+    Never,
+    /// Huge pages if there are enough, else ordinary ones, with the reason among [`Segment::notes`].
+    Try,
+    /// Huge pages or an error that says how to get them.
+    Require,
+}
+
+/// What a segment is made of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SegmentBacking {
+    /// An anonymous memory file: its size is sealed, and it is not limited by the size of `/dev/shm`.
+    #[default]
+    Memfd,
+    /// An unnamed file in `/dev/shm`, where memfd is refused. It cannot be sealed: peers have to trust its owner not
+    /// to truncate it ([`AttachLimits::allow_unsealed`]), and its owner has to trust peers not to write it.
+    DevShm,
+}
+
+/// How a segment is created.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SegmentOptions {
+    /// Use of huge pages; only with [`SegmentBacking::Memfd`].
+    pub huge: HugePages,
+    /// Take the pages from the memory node that the calling thread runs on, where that is possible.
+    pub numa_local: bool,
+    /// Lock the pages into memory; an error when the memlock limit is too low.
+    pub lock: bool,
+    /// What the segment is made of.
+    pub backing: SegmentBacking,
+}
+
+/// What a mapping may be used for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Loads only: a store is a fault.
+    ReadOnly,
+    /// Loads and stores.
+    ReadWrite,
+}
+
+/// What a segment from a peer has to be like.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AttachLimits {
+    /// Accepted lengths in bytes.
+    pub lengths: RangeInclusive<usize>,
+    /// Accept a file whose size is not sealed, as long as it is memory without a name. Its owner can then kill this
+    /// process by truncating it: for [`SegmentBacking::DevShm`] only.
+    pub allow_unsealed: bool,
+}
+
+impl From<RangeInclusive<usize>> for AttachLimits {
+    fn from(lengths: RangeInclusive<usize>) -> Self {
+        Self { lengths, allow_unsealed: false }
+    }
+}
+
+/// The mapped range; unmapped on drop.
+#[derive(Debug)]
+struct Mapping {
+    base: NonNull<u8>,
+    len: usize,
+    /// The process that mapped it: a forked child has not got the mapping (MADV_DONTFORK), and must not unmap
+    /// whatever it may have in that place.
+    process: i32,
+}
+
+impl Mapping {
+    fn new(fd: BorrowedFd<'_>, len: usize, access: Access) -> std::io::Result<Self> {
+        let protection = match access {
+            Access::ReadOnly => libc::PROT_READ,
+            Access::ReadWrite => libc::PROT_READ | libc::PROT_WRITE,
+        };
+        // SAFETY: a new mapping at a place of the kernel's choice touches no memory that is in use.
+        let base =
+            unsafe { libc::mmap(ptr::null_mut(), len, protection, libc::MAP_SHARED, fd.as_raw_fd(), 0) };
+        if base == libc::MAP_FAILED {
+            return Err(std::io::Error::last_os_error());
+        }
+        let base =
+            NonNull::new(base.cast()).ok_or_else(|| std::io::Error::from_raw_os_error(libc::ENOMEM))?;
+        let mapping = Self { base, len, process: process_id() };
+        // SAFETY: the range was mapped just now; the advice concerns children only.
+        checked(unsafe { libc::madvise(base.as_ptr().cast(), len, libc::MADV_DONTFORK) })?;
+        Ok(mapping)
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        if self.process == process_id() {
+            // SAFETY: this process mapped the range and nobody else unmaps it; users of the memory borrow the segment
+            // or have promised to be done with it (see `Segment::as_ptr`).
+            unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
+        }
+    }
+}
+
+/// Memory that other processes map too. Unmapped on drop.
+///
+/// Not inherited by `fork`: the child has nothing mapped there.
+#[derive(Debug)]
+pub struct Segment {
+    mapping: Mapping,
+    /// Held by the creator, to be handed out. Not by those who attach: a descriptor per peer would be wasted.
+    fd: Option<OwnedFd>,
+    access: Access,
+    huge: bool,
+    page: usize,
+    /// Of a segment that was attached.
+    foreign_write_sealed: bool,
+    notes: Vec<String>,
+}
+
+// SAFETY: a segment is an address, a length and a descriptor; it lends no references to the memory, and any thread may
+// unmap it.
+unsafe impl Send for Segment {}
+// SAFETY: all methods by shared reference only read the fields or make system calls that are safe from any thread.
+unsafe impl Sync for Segment {}
+
+impl Segment {
+    /// Makes a zeroed segment of at least `len` bytes, rounded up to whole pages, mapped for reading and writing, all
+    /// its pages reserved, its size sealed (memfd). The name shows up in `/proc/*/maps` and nowhere else.
+    ///
+    /// # Errors
+    /// Every limit in the way is a variant of its own, found before anything is taken where that is possible; nothing
+    /// is left behind.
+    pub fn create(name: &str, len: usize, opts: &SegmentOptions) -> Result<Self, ShmError> {
+        let refused = match (opts.huge, huge_store(opts.backing)) {
+            (HugePages::Never, _) => None,
+            (HugePages::Require, store) => return Self::build(name, len, opts, store?),
+            (HugePages::Try, store) => match store.and_then(|store| Self::build(name, len, opts, store)) {
+                Ok(segment) => return Ok(segment),
+                Err(why) => Some(format!("huge pages not used: {why}")),
+            },
+        };
+        let store = match opts.backing {
+            SegmentBacking::Memfd => Store::Memfd,
+            SegmentBacking::DevShm => Store::DevShm,
+        };
+        let mut segment = Self::build(name, len, opts, store)?;
+        segment.notes.extend(refused);
+        Ok(segment)
+    }
+
+    fn build(name: &str, len: usize, opts: &SegmentOptions, store: Store) -> Result<Self, ShmError> {
+        let (page, huge) = match store {
+            Store::HugeMemfd(page) => (page, true),
+            _ => (numa::page_size(), false),
+        };
+        let len = whole_pages(len, page)?;
+        limits::require_address_space(len)?;
+        if opts.lock {
+            limits::require_memlock(len)?;
+        }
+        let fd = store.open(name)?;
+        store.resize(fd.as_fd(), len)?;
+        let mapping = Mapping::new(fd.as_fd(), len, Access::ReadWrite)
+            .map_err(|e| store.exhausted(fd.as_fd(), len, e))?;
+        let mut notes = Vec::new();
+        if opts.numa_local {
+            // Before the reservation: it is what places the pages.
+            // SAFETY: our own new mapping.
+            if let Err(why) = unsafe { numa::prefer_local(mapping.base, len) } {
+                notes.push(format!("memory not placed on the local NUMA node: {why}"));
+            }
+        }
+        store.reserve(fd.as_fd(), len)?;
+        if store != Store::DevShm {
+            store::add_seals(fd.as_fd(), libc::F_SEAL_SHRINK | libc::F_SEAL_GROW)
+                .map_err(|errno| ShmError::system("sealing the size of a segment", errno))?;
+        }
+        let segment = Self {
+            mapping,
+            fd: Some(fd),
+            access: Access::ReadWrite,
+            huge,
+            page,
+            foreign_write_sealed: false,
+            notes,
+        };
+        if opts.lock {
+            segment.lock()?;
+        }
+        Ok(segment)
+    }
+
+    fn lock(&self) -> Result<(), ShmError> {
+        // SAFETY: our own mapping.
+        let result = checked(unsafe { libc::mlock(self.as_ptr().as_ptr().cast(), self.len()) });
+        result
+            .map(|_| ())
+            .map_err(|errno| ShmError::system("locking a segment into memory (see ulimit -l)", errno))
+    }
+
+    /// From now on nobody can map the segment for writing, nor write to it by a system call, nor take pages out of it;
+    /// the mapping in this process stays writable. Then no seal can be added any more.
+    ///
+    /// Call it once, before the descriptor is handed out. False when that cannot be had: with a kernel before 5.1,
+    /// with [`SegmentBacking::DevShm`], after [`seal_seals`](Self::seal_seals), or on a segment of somebody else's. Peers are then *able* to write.
+    ///
+    /// # Errors
+    /// When the kernel refuses for any other reason.
+    pub fn seal_against_foreign_writes(&self) -> Result<bool, ShmError> {
+        if self.write_sealed() {
+            return Ok(true);
+        }
+        let Some(fd) = self.fd() else { return Ok(false) };
+        match store::add_seals(fd, libc::F_SEAL_FUTURE_WRITE) {
+            Ok(()) => {}
+            // Unknown to an old kernel; not allowed on a file that is no memfd.
+            Err(errno) if matches!(errno.raw_os_error(), Some(libc::EINVAL | libc::EPERM)) => {
+                return Ok(false);
+            }
+            Err(errno) => return Err(ShmError::system("sealing a segment against writes", errno)),
+        }
+        self.seal_seals()?;
+        Ok(true)
+    }
+
+    /// No seal can be added any more: without this a peer could seal a queue segment against other peers' mappings.
+    /// Nothing happens where the file cannot have seals.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn seal_seals(&self) -> Result<(), ShmError> {
+        let Some(fd) = self.fd() else { return Ok(()) };
+        if store::seals(fd) & libc::F_SEAL_SEAL != 0 {
+            return Ok(());
+        }
+        match store::add_seals(fd, libc::F_SEAL_SEAL) {
+            Err(errno) if errno.raw_os_error() != Some(libc::EINVAL) => {
+                Err(ShmError::system("sealing the seals of a segment", errno))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Maps a segment that a peer has handed over. The descriptor is closed; the mapping remains.
+    ///
+    /// Takes the lengths alone (`4096..=1 << 20`) or a whole [`AttachLimits`].
+    ///
+    /// # Errors
+    /// [`ShmError::Untrustworthy`] unless the file is memory, belongs to our effective user, cannot change its size,
+    /// and has all its pages; [`ShmError::Length`] outside the limits; and when it cannot be mapped, among other reasons
+    /// because its owner allows no writing.
+    pub fn attach(fd: OwnedFd, access: Access, limits: impl Into<AttachLimits>) -> Result<Self, ShmError> {
+        let AttachLimits { lengths, allow_unsealed } = limits.into();
+        let (found, fd) = store::inspect(fd, allow_unsealed)?;
+        let (least, most) = (*lengths.start(), *lengths.end());
+        let len = usize::try_from(found.len)
+            .ok()
+            .filter(|len| *len > 0 && lengths.contains(len))
+            .ok_or_else(|| {
+                let why = format!("{} to {} are accepted", Bytes(least as u64), Bytes(most as u64));
+                ShmError::Length { len: found.len, why }
+            })?;
+        limits::require_address_space(len)?;
+        let write_sealed = found.seals & WRITE_SEALS != 0;
+        if write_sealed && access == Access::ReadWrite {
+            return Err(ShmError::Untrustworthy("it is sealed against writing, but is to be written".into()));
+        }
+        let mapping = Mapping::new(fd.as_fd(), len, access)
+            .map_err(|errno| ShmError::system("mapping a segment of a peer", errno))?;
+        let (huge, page) = (found.huge, found.page);
+        Ok(Self {
+            mapping,
+            fd: None,
+            access,
+            huge,
+            page,
+            foreign_write_sealed: write_sealed,
+            notes: Vec::new(),
+        })
+    }
+
+    /// The first byte; aligned to a page. The memory behind it stays mapped until the segment is dropped, and is
+    /// written by other processes at any time.
+    pub fn as_ptr(&self) -> NonNull<u8> {
+        self.mapping.base
+    }
+
+    /// Length in bytes.
+    #[expect(clippy::len_without_is_empty, reason = "a segment is never empty")]
+    pub fn len(&self) -> usize {
+        self.mapping.len
+    }
+
+    /// The descriptor to hand to peers; `None` for a segment that was attached, whose descriptor is closed.
+    pub fn fd(&self) -> Option<BorrowedFd<'_>> {
+        self.fd.as_ref().map(AsFd::as_fd)
+    }
+
+    /// Whether the segment consists of huge pages.
+    pub fn huge(&self) -> bool {
+        self.huge
+    }
+
+    /// Size of its pages in bytes.
+    pub fn page_size(&self) -> usize {
+        self.page
+    }
+
+    /// Whether this mapping can only be read.
+    pub fn read_only(&self) -> bool {
+        self.access == Access::ReadOnly
+    }
+
+    /// Whether the kernel keeps everybody but the creator from writing.
+    pub fn write_sealed(&self) -> bool {
+        match self.fd() {
+            Some(fd) => store::seals(fd) & WRITE_SEALS != 0,
+            None => self.foreign_write_sealed,
+        }
+    }
+
+    /// What was wished for and not granted, one line each.
+    pub fn notes(&self) -> &[String] {
+        &self.notes
+    }
+}
+
+const WRITE_SEALS: std::ffi::c_int = libc::F_SEAL_FUTURE_WRITE | libc::F_SEAL_WRITE;
+
+fn huge_store(backing: SegmentBacking) -> Result<Store, ShmError> {
+    let unsupported = |what| ShmError::system(what, std::io::Error::from_raw_os_error(libc::EOPNOTSUPP));
+    if backing == SegmentBacking::DevShm {
+        return Err(unsupported("huge pages are not possible with the /dev/shm backing: use memfd"));
+    }
+    limits::huge_pages()
+        .map(|pool| Store::HugeMemfd(pool.page))
+        .ok_or_else(|| unsupported("this kernel has no huge pages (CONFIG_HUGETLBFS)"))
+}
+
+fn whole_pages(len: usize, page: usize) -> Result<usize, ShmError> {
+    let refused = |why: &str| ShmError::Length { len: len as u64, why: why.into() };
+    if len == 0 {
+        return Err(refused("empty"));
+    }
+    len.checked_next_multiple_of(page)
+        .filter(|len| isize::try_from(*len).is_ok())
+        .ok_or_else(|| refused("longer than the address space"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::os::{Connection, testing};
+    use std::fs::File;
+    use std::time::{Duration, Instant};
+
+    const LEN: usize = 1 << 16;
+    const SIZES: RangeInclusive<usize> = 1..=1 << 20;
+
+    fn plain() -> Segment {
+        Segment::create("nemesia-test", LEN, &SegmentOptions::default()).unwrap()
+    }
+
+    fn copy_of(segment: &Segment) -> OwnedFd {
+        segment.fd().unwrap().try_clone_to_owned().unwrap()
+    }
+
+    fn store(segment: &Segment, at: usize, value: u8) {
+        assert!(at < segment.len() && !segment.read_only());
+        // SAFETY: inside the mapping, which is writable.
+        unsafe { segment.as_ptr().add(at).write_volatile(value) }
+    }
+
+    fn load(segment: &Segment, at: usize) -> u8 {
+        assert!(at < segment.len());
+        // SAFETY: inside the mapping.
+        unsafe { segment.as_ptr().add(at).read_volatile() }
+    }
+
+    fn raw_memfd(flags: u32, len: i64) -> OwnedFd {
+        // SAFETY: a name that ends with zero; a new descriptor that belongs to us.
+        unsafe {
+            let fd = libc::memfd_create(c"raw".as_ptr(), flags | libc::MFD_CLOEXEC);
+            assert_eq!(libc::ftruncate(fd, len), 0);
+            std::os::fd::FromRawFd::from_raw_fd(fd)
+        }
+    }
+
+    #[test]
+    fn both_sides_see_the_same_memory() {
+        let segment = Segment::create("nemesia-test", 5000, &SegmentOptions::default()).unwrap();
+        assert_eq!(segment.len(), 8192);
+        assert!(!segment.read_only() && !segment.huge() && segment.notes().is_empty());
+        assert_eq!(segment.as_ptr().as_ptr().addr() % segment.page_size(), 0);
+        let theirs = Segment::attach(copy_of(&segment), Access::ReadWrite, SIZES).unwrap();
+        assert_eq!((theirs.len(), theirs.page_size()), (8192, segment.page_size()));
+        assert!(theirs.fd().is_none());
+        assert_eq!(load(&theirs, 8191), 0);
+        store(&segment, 8191, 7);
+        assert_eq!(load(&theirs, 8191), 7);
+        store(&theirs, 0, 9);
+        assert_eq!(load(&segment, 0), 9);
+        drop(segment);
+        assert_eq!(load(&theirs, 8191), 7, "the memory lives with its last mapping");
+    }
+
+    #[test]
+    fn a_write_sealed_segment_can_be_written_by_its_owner_only() {
+        let segment = plain();
+        if !segment.seal_against_foreign_writes().unwrap() {
+            testing::skipped("no F_SEAL_FUTURE_WRITE here");
+            return;
+        }
+        assert!(segment.seal_against_foreign_writes().unwrap() && segment.write_sealed());
+        let theirs = Segment::attach(copy_of(&segment), Access::ReadOnly, SIZES).unwrap();
+        assert!(theirs.read_only() && theirs.write_sealed());
+        store(&segment, 1, 5);
+        assert_eq!(load(&theirs, 1), 5);
+        let error = Segment::attach(copy_of(&segment), Access::ReadWrite, SIZES).unwrap_err();
+        assert!(matches!(error, ShmError::Untrustworthy(_)), "{error}");
+        // Not by good manners but by the kernel: no mapping, no upgrade, no write, no hole, no further seal.
+        let fd = copy_of(&segment);
+        let error = Mapping::new(fd.as_fd(), LEN, Access::ReadWrite).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EPERM));
+        let both = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: the kernel refuses.
+        let upgraded = checked(unsafe { libc::mprotect(theirs.as_ptr().as_ptr().cast(), LEN, both) });
+        assert_eq!(upgraded.unwrap_err().raw_os_error(), Some(libc::EACCES));
+        let hole = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+        // SAFETY: takes no pointers.
+        assert!(checked(unsafe { libc::fallocate(fd.as_raw_fd(), hole, 0, 4096) }).is_err());
+        assert!(store::add_seals(fd.as_fd(), libc::F_SEAL_WRITE).is_err());
+        assert!(std::io::Write::write(&mut File::from(fd), b"x").is_err());
+        assert_eq!(load(&segment, 1), 5);
+    }
+
+    #[test]
+    fn a_queue_segment_cannot_be_sealed_against_other_peers() {
+        let segment = plain();
+        segment.seal_seals().unwrap();
+        segment.seal_seals().unwrap();
+        assert!(store::add_seals(copy_of(&segment).as_fd(), libc::F_SEAL_FUTURE_WRITE).is_err());
+        Segment::attach(copy_of(&segment), Access::ReadWrite, SIZES).unwrap();
+    }
+
+    #[test]
+    fn the_size_is_sealed_and_the_pages_are_there() {
+        let segment = plain();
+        let file = File::from(copy_of(&segment));
+        assert!(file.set_len(0).is_err() && file.set_len(LEN as u64 * 2).is_err());
+        let blocks = std::os::unix::fs::MetadataExt::blocks(&file.metadata().unwrap());
+        assert!(blocks * 512 >= LEN as u64);
+    }
+
+    #[test]
+    fn what_could_be_truncated_is_refused() {
+        let fixed = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
+        for seals in [0, libc::F_SEAL_SHRINK, libc::F_SEAL_GROW] {
+            let fd = raw_memfd(libc::MFD_ALLOW_SEALING, 4096);
+            store::add_seals(fd.as_fd(), seals).unwrap();
+            let error = Segment::attach(fd, Access::ReadOnly, SIZES).unwrap_err().to_string();
+            assert!(error.contains("size is not sealed"), "{error}");
+        }
+        let fd = raw_memfd(libc::MFD_ALLOW_SEALING, 4096);
+        store::add_seals(fd.as_fd(), fixed).unwrap();
+        let error = Segment::attach(fd, Access::ReadOnly, SIZES).unwrap_err().to_string();
+        assert!(error.contains("pages are not reserved (0 of 4096 bytes)"), "{error}");
+    }
+
+    #[test]
+    fn what_is_not_memory_is_refused() {
+        let (read, _write) = std::io::pipe().unwrap();
+        let files: [OwnedFd; 4] = [
+            File::open("/proc/self/exe").unwrap().into(),
+            File::open("/dev/null").unwrap().into(),
+            File::open("/dev/shm").unwrap().into(),
+            read.into(),
+        ];
+        let limits = AttachLimits { lengths: 0..=usize::MAX, allow_unsealed: true };
+        for fd in files {
+            let error = Segment::attach(fd, Access::ReadOnly, limits.clone()).unwrap_err();
+            assert!(matches!(error, ShmError::Untrustworthy(_)), "{error}");
+        }
+    }
+
+    #[test]
+    fn another_size_is_refused() {
+        let segment = plain();
+        for lengths in [1..=LEN - 1, LEN + 1..=usize::MAX] {
+            let error = Segment::attach(copy_of(&segment), Access::ReadOnly, lengths).unwrap_err();
+            assert!(error.to_string().contains("65536 bytes refused"), "{error}");
+        }
+        Segment::attach(copy_of(&segment), Access::ReadOnly, LEN..=LEN).unwrap();
+    }
+
+    #[test]
+    fn impossible_lengths_and_names_are_refused() {
+        let opts = SegmentOptions::default();
+        for len in [0, usize::MAX, isize::MAX.unsigned_abs() + 1] {
+            let error = Segment::create("x", len, &opts).unwrap_err();
+            assert!(matches!(error, ShmError::Length { .. }), "{error}");
+        }
+        for name in ["\0", &"x".repeat(250)] {
+            let error = Segment::create(name, 1, &opts).unwrap_err();
+            assert!(matches!(error, ShmError::Name { .. }), "{error}");
+        }
+        Segment::create(&"x".repeat(249), 1, &opts).unwrap();
+    }
+
+    #[test]
+    fn a_petabyte_is_a_clear_error() {
+        for backing in [SegmentBacking::Memfd, SegmentBacking::DevShm] {
+            let opts = SegmentOptions { backing, ..SegmentOptions::default() };
+            let error = Segment::create("x", 1 << 50, &opts).unwrap_err().to_string();
+            assert!(error.contains("1 PiB") && error.contains("available"), "{error}");
+        }
+    }
+
+    #[test]
+    fn an_unnamed_file_in_dev_shm_is_accepted_only_on_request() {
+        let names =
+            || std::fs::read_dir("/dev/shm").unwrap().map(|e| e.unwrap().file_name()).collect::<Vec<_>>();
+        let opts = SegmentOptions { backing: SegmentBacking::DevShm, ..SegmentOptions::default() };
+        let segment = Segment::create("nemesia-test", LEN, &opts).unwrap();
+        assert!(!names().iter().any(|name| name.to_string_lossy().contains("nemesia-test")));
+        assert!(!segment.seal_against_foreign_writes().unwrap());
+        segment.seal_seals().unwrap();
+        let error = Segment::attach(copy_of(&segment), Access::ReadWrite, SIZES).unwrap_err();
+        assert!(error.to_string().contains("size is not sealed"), "{error}");
+        let limits = AttachLimits { lengths: SIZES, allow_unsealed: true };
+        let theirs = Segment::attach(copy_of(&segment), Access::ReadWrite, limits).unwrap();
+        store(&theirs, 3, 4);
+        assert_eq!(load(&segment, 3), 4);
+        let huge = SegmentOptions { huge: HugePages::Require, ..opts };
+        assert!(Segment::create("x", 1, &huge).unwrap_err().to_string().contains("use memfd"));
+    }
+
+    #[test]
+    fn huge_pages_are_used_or_their_absence_is_explained() {
+        let opts = |huge| SegmentOptions { huge, ..SegmentOptions::default() };
+        let tried = Segment::create("x", LEN, &opts(HugePages::Try)).unwrap();
+        store(&tried, LEN - 1, 1);
+        assert_eq!(tried.huge(), tried.notes().is_empty(), "{:?}", tried.notes());
+        match Segment::create("x", LEN, &opts(HugePages::Require)) {
+            Ok(segment) => {
+                assert!(segment.huge() && segment.len() == segment.page_size());
+                store(&segment, LEN, 1);
+                assert!(segment.seal_against_foreign_writes().unwrap());
+                let most = 1..=usize::MAX;
+                let theirs = Segment::attach(copy_of(&segment), Access::ReadOnly, most).unwrap();
+                assert!(
+                    theirs.huge() && theirs.page_size() == segment.page_size() && load(&theirs, LEN) == 1
+                );
+            }
+            Err(error) => {
+                testing::skipped("no huge pages here: only their absence was tested");
+                assert!(error.to_string().contains("sysctl vm.nr_hugepages="), "{error}");
+            }
+        }
+        let error = Segment::create("x", 1 << 45, &opts(HugePages::Require)).unwrap_err().to_string();
+        assert!(error.contains("32 TiB of huge pages wanted") && error.contains("nr_hugepages="), "{error}");
+    }
+
+    #[test]
+    fn local_placement_and_locking_are_granted_or_explained() {
+        let opts = SegmentOptions { numa_local: true, lock: true, ..SegmentOptions::default() };
+        match Segment::create("x", LEN, &opts) {
+            Ok(segment) => {
+                store(&segment, 0, 1);
+                assert!(
+                    limits::kib_field(&std::fs::read_to_string("/proc/self/status").unwrap(), "VmLck")
+                        >= Some(1)
+                );
+            }
+            Err(error) => assert!(error.to_string().contains("ulimit -l"), "{error}"),
+        }
+    }
+
+    #[test]
+    fn a_low_memlock_limit_is_a_clear_error() {
+        const NAME: &str = concat!(module_path!(), "::a_low_memlock_limit_is_a_clear_error");
+        if !testing::is_child() {
+            testing::run_again(NAME, || {
+                testing::set_limit(libc::RLIMIT_MEMLOCK, 8 << 20)?;
+                // Without privilege: in a user namespace of its own, or as it is.
+                // SAFETY: takes no pointers.
+                unsafe { libc::unshare(libc::CLONE_NEWUSER) };
+                Ok(())
+            });
+            return;
+        }
+        let opts = SegmentOptions { lock: true, ..SegmentOptions::default() };
+        match Segment::create("x", 64 << 20, &opts) {
+            Err(error) => {
+                let text = error.to_string();
+                assert!(text.starts_with("memlock limit is 8 MiB, 64 MiB wanted: ulimit -l 65536"), "{text}");
+            }
+            Ok(_) => testing::skipped("this process may lock without limit"),
+        }
+        Segment::create("x", 4096, &opts).unwrap();
+    }
+
+    #[test]
+    fn a_file_size_limit_is_an_error_and_not_a_signal() {
+        const NAME: &str = concat!(module_path!(), "::a_file_size_limit_is_an_error_and_not_a_signal");
+        if !testing::is_child() {
+            testing::run_again(NAME, || testing::set_limit(libc::RLIMIT_FSIZE, 4096));
+            return;
+        }
+        let error = Segment::create("x", 8192, &SegmentOptions::default()).unwrap_err().to_string();
+        assert_eq!(error, "file size limit is 4 KiB, 8 KiB wanted: ulimit -f unlimited");
+        Segment::create("x", 4096, &SegmentOptions::default()).unwrap();
+    }
+
+    #[test]
+    fn a_full_dev_shm_is_a_clear_error() {
+        const NAME: &str = concat!(module_path!(), "::a_full_dev_shm_is_a_clear_error");
+        if !testing::is_child() {
+            if testing::private_dev_shm_is_possible() {
+                testing::run_again(NAME, testing::small_dev_shm);
+            } else {
+                testing::skipped("no mount namespaces here");
+            }
+            return;
+        }
+        let opts = SegmentOptions { backing: SegmentBacking::DevShm, ..SegmentOptions::default() };
+        let error = Segment::create("x", 2 << 20, &opts).unwrap_err().to_string();
+        assert!(error.starts_with("/dev/shm is full: 2 MiB wanted, 1 MiB available"), "{error}");
+        assert!(error.contains("--shm-size"), "{error}");
+        // Past the first check, as when others fill it meanwhile.
+        let held = Segment::create("x", 1 << 19, &opts).unwrap();
+        let fd = Store::DevShm.open("x").unwrap();
+        // SAFETY: takes no pointers.
+        checked(unsafe { libc::ftruncate(fd.as_raw_fd(), 1 << 20) }).unwrap();
+        let error = Store::DevShm.reserve(fd.as_fd(), 1 << 20).unwrap_err().to_string();
+        assert!(error.starts_with("/dev/shm is full: 1 MiB wanted, 512 KiB available"), "{error}");
+        drop((held, fd));
+        Segment::create("x", 1 << 20, &opts).unwrap();
+        // A memfd does not live there.
+        Segment::create("x", 2 << 20, &SegmentOptions::default()).unwrap();
+    }
+
+    #[test]
+    fn a_forked_child_has_no_share_and_unmaps_nothing() {
+        let segment = plain();
+        let (base, len) = (segment.as_ptr().as_ptr(), segment.len());
+        let mut segment = Some(segment);
+        let child = testing::fork(|| {
+            // SAFETY: asks about the range; a hole is the expected answer. Then maps a page of its own in the hole.
+            unsafe {
+                let mut core = [0_u8; 64];
+                if libc::mincore(base.cast(), len, core.as_mut_ptr()) == 0 {
+                    return 1;
+                }
+                let (access, kind) =
+                    (libc::PROT_READ, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED);
+                libc::mmap(base.cast(), len, access, kind, -1, 0);
+                drop(segment.take());
+                i32::from(libc::mincore(base.cast(), len, core.as_mut_ptr()) != 0) * 2
+            }
+        });
+        assert_eq!(child.exit_code(), Some(0));
+        store(segment.as_ref().unwrap(), 0, 1);
+    }
+
+    /// The whole of it, between two processes: meet, check, hand over, write, die.
+    #[test]
+    fn a_segment_travels_to_another_process() {
+        const NAME: &str = concat!(module_path!(), "::a_segment_travels_to_another_process");
+        let soon = || Instant::now() + Duration::from_secs(60);
+        if testing::is_child() {
+            let peer = Connection::connect(&testing::child_argument(), soon()).unwrap();
+            peer.require_same_user().unwrap();
+            let segment = plain();
+            store(&segment, 100, 42);
+            peer.send(b"hello", &[segment.fd().unwrap()], soon()).unwrap();
+            while load(&segment, 101) == 0 {
+                std::thread::yield_now();
+            }
+            peer.send_goodbye().unwrap();
+            return;
+        }
+        let listener = crate::os::Listener::bind().unwrap();
+        let mut child =
+            testing::again(NAME, &listener.name()).stdout(std::process::Stdio::null()).spawn().unwrap();
+        let peer = listener.accept(soon()).unwrap();
+        peer.require_same_user().unwrap();
+        assert_eq!(u32::try_from(peer.peer().pid).unwrap(), child.id());
+        let (_, fds) = peer.recv(&mut [0; 16], 1, soon()).unwrap();
+        let segment = Segment::attach(fds.into_iter().next().unwrap(), Access::ReadWrite, SIZES).unwrap();
+        assert_eq!(load(&segment, 100), 42);
+        let mut watch = crate::os::Watch::new().unwrap();
+        let pidfd = peer.pidfd();
+        watch.add(0, peer, pidfd).unwrap();
+        assert_eq!(watch.poll().unwrap().len(), 0);
+        store(&segment, 101, 1);
+        assert!(child.wait().unwrap().success());
+        assert_eq!(watch.poll().unwrap().collect::<Vec<_>>(), [(0, crate::os::Departure::Finished)]);
+        assert_eq!(load(&segment, 100), 42, "what a dead process shared stays");
+    }
+}

@@ -1,0 +1,230 @@
+//! Files without a name that hold a segment: memfd, huge memfd, or an unnamed file in /dev/shm.
+
+use std::ffi::{CString, c_int, c_uint};
+use std::fs::File;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::MetadataExt;
+
+use super::call::{checked, uninterrupted};
+use super::error::{Bytes, ShmError};
+use super::limits;
+
+/// Where a segment's file comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Store {
+    Memfd,
+    /// With the size of a huge page.
+    HugeMemfd(usize),
+    DevShm,
+}
+
+/// Reserved in such pieces that a process with a fast interval timer gets through: the kernel gives up an
+/// interrupted piece and has to begin it again.
+const PIECE: usize = 8 << 20;
+
+fn own(fd: RawFd) -> OwnedFd {
+    // SAFETY: only called with a descriptor that a system call has just given to us alone.
+    unsafe { OwnedFd::from_raw_fd(fd) }
+}
+
+impl Store {
+    /// Makes an empty file. The name is for `/proc` only and need not be unique.
+    pub(super) fn open(self, name: &str) -> Result<OwnedFd, ShmError> {
+        let bad_name = || ShmError::Name {
+            what: "segment",
+            name: name.into(),
+            rule: "at most 249 bytes, none of them zero",
+        };
+        let name = CString::new(name).ok().filter(|c| c.as_bytes().len() <= 249).ok_or_else(bad_name)?;
+        match self {
+            Self::Memfd => memfd(&name, 0),
+            Self::HugeMemfd(_) => memfd(&name, libc::MFD_HUGETLB),
+            Self::DevShm => dev_shm(),
+        }
+    }
+
+    /// Sets the length and refuses before the kernel would send a signal or look for somebody to kill.
+    pub(super) fn resize(self, fd: BorrowedFd<'_>, len: usize) -> Result<(), ShmError> {
+        limits::require_file_size(len)?;
+        match self {
+            Self::Memfd => limits::require_memory(len)?,
+            Self::DevShm => {
+                require_room(fd, len)?;
+                limits::require_memory(len)?;
+            }
+            Self::HugeMemfd(_) => {} // taken from the pool; mapping it fails cleanly when that is too small
+        }
+        let size = offset(len)?;
+        // SAFETY: takes no pointers.
+        uninterrupted(|| checked(unsafe { libc::ftruncate(fd.as_raw_fd(), size) }))
+            .map_err(|errno| ShmError::system("setting the size of a segment", errno))?;
+        Ok(())
+    }
+
+    /// Takes all pages now, so that touching them never fails later.
+    pub(super) fn reserve(self, fd: BorrowedFd<'_>, len: usize) -> Result<(), ShmError> {
+        let piece = match self {
+            Self::HugeMemfd(page) => PIECE.max(page),
+            _ => PIECE,
+        };
+        for start in (0..len).step_by(piece) {
+            let (from, bytes) = (offset(start)?, offset(piece.min(len - start))?);
+            // SAFETY: takes no pointers.
+            uninterrupted(|| checked(unsafe { libc::fallocate(fd.as_raw_fd(), 0, from, bytes) }))
+                .map_err(|errno| self.exhausted(fd, len, errno))?;
+        }
+        Ok(())
+    }
+
+    /// The error for a refusal of memory, by where it was to come from.
+    pub(super) fn exhausted(self, fd: BorrowedFd<'_>, len: usize, errno: io::Error) -> ShmError {
+        let wanted = Bytes(len as u64);
+        match (self, errno.raw_os_error()) {
+            (Self::HugeMemfd(_), _) => match limits::huge_pages() {
+                Some(pool) => pool.too_small(len, errno),
+                None => ShmError::system("reserving huge pages", errno),
+            },
+            (Self::DevShm, Some(libc::ENOSPC)) => {
+                ShmError::DevShmFull { wanted, available: Bytes(room(fd).ok().flatten().unwrap_or(0)) }
+            }
+            (_, Some(libc::ENOSPC | libc::ENOMEM)) => ShmError::Reserve { wanted, errno },
+            _ => ShmError::system("reserving the pages of a segment", errno),
+        }
+    }
+}
+
+fn offset(bytes: usize) -> Result<libc::off_t, ShmError> {
+    libc::off_t::try_from(bytes)
+        .map_err(|_| ShmError::Length { len: bytes as u64, why: "longer than a file can be".into() })
+}
+
+fn memfd(name: &CString, kind: c_uint) -> Result<OwnedFd, ShmError> {
+    let base = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING | kind;
+    // SAFETY: the name ends with zero and outlives the call.
+    let create = |flags| checked(unsafe { libc::memfd_create(name.as_ptr(), flags) });
+    // Kernels before 6.3 do not know the flag; some with vm.memfd_noexec=2 demand it.
+    let result = match create(base | libc::MFD_NOEXEC_SEAL) {
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => create(base),
+        result => result,
+    };
+    result.map(own).map_err(|errno| match errno.raw_os_error() {
+        Some(libc::ENOSYS | libc::EPERM | libc::EACCES) => ShmError::NoMemfd { errno },
+        _ => ShmError::system("memfd_create", errno),
+    })
+}
+
+fn dev_shm() -> Result<OwnedFd, ShmError> {
+    // O_EXCL: the file can never be given a name.
+    let flags = libc::O_TMPFILE | libc::O_EXCL | libc::O_RDWR | libc::O_CLOEXEC;
+    // SAFETY: the path ends with zero.
+    let fd = uninterrupted(|| checked(unsafe { libc::open(c"/dev/shm".as_ptr(), flags, 0o600) }))
+        .map(own)
+        .map_err(|errno| ShmError::system("making an unnamed file in /dev/shm", errno))?;
+    match magic(&fd) {
+        Ok(libc::TMPFS_MAGIC) => Ok(fd),
+        Ok(_) => Err(ShmError::system(
+            "/dev/shm is not a tmpfs (mount -t tmpfs tmpfs /dev/shm)",
+            io::Error::from_raw_os_error(libc::ENODEV),
+        )),
+        Err(errno) => Err(ShmError::system("asking what /dev/shm is", errno)),
+    }
+}
+
+#[cfg(all(target_os = "linux", target_env = "musl"))]
+type Magic = std::ffi::c_ulong;
+#[cfg(not(all(target_os = "linux", target_env = "musl")))]
+type Magic = libc::__fsword_t;
+
+/// The kind of file system that a file lives on.
+fn magic(fd: &OwnedFd) -> io::Result<Magic> {
+    let mut about = MaybeUninit::<libc::statfs>::uninit();
+    // SAFETY: the kernel fills the structure, which lives here.
+    uninterrupted(|| checked(unsafe { libc::fstatfs(fd.as_raw_fd(), about.as_mut_ptr()) }))?;
+    // SAFETY: filled, since the call succeeded.
+    Ok(unsafe { about.assume_init() }.f_type)
+}
+
+/// Free bytes of the file system; `None` when it has no bound of its own.
+fn room(fd: BorrowedFd<'_>) -> io::Result<Option<u64>> {
+    let mut about = MaybeUninit::<libc::statvfs>::uninit();
+    // SAFETY: the kernel fills the structure, which lives here.
+    uninterrupted(|| checked(unsafe { libc::fstatvfs(fd.as_raw_fd(), about.as_mut_ptr()) }))?;
+    // SAFETY: filled, since the call succeeded.
+    let about = unsafe { about.assume_init() };
+    Ok((about.f_blocks != 0).then(|| about.f_bavail.saturating_mul(about.f_frsize)))
+}
+
+fn require_room(fd: BorrowedFd<'_>, len: usize) -> Result<(), ShmError> {
+    match room(fd) {
+        Ok(Some(available)) if available < len as u64 => {
+            Err(ShmError::DevShmFull { wanted: Bytes(len as u64), available: Bytes(available) })
+        }
+        _ => Ok(()), // when the question fails, the reservation will answer it
+    }
+}
+
+/// The seals on a file; none where it cannot have any.
+pub(super) fn seals(fd: BorrowedFd<'_>) -> c_int {
+    // SAFETY: takes no pointers.
+    checked(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) }).unwrap_or(0)
+}
+
+/// Adds seals.
+pub(super) fn add_seals(fd: BorrowedFd<'_>, seals: c_int) -> io::Result<()> {
+    // SAFETY: takes no pointers.
+    checked(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, seals) }).map(|_| ())
+}
+
+/// What a received descriptor turned out to be.
+pub(super) struct Found {
+    pub(super) len: u64,
+    pub(super) seals: c_int,
+    pub(super) huge: bool,
+    pub(super) page: usize,
+}
+
+/// Judges a descriptor from a peer: ours by owner, memory by file system, of a size that cannot change, its pages
+/// there. The seals are read first: once they are seen, the size that is read after them is final.
+pub(super) fn inspect(fd: OwnedFd, allow_unsealed: bool) -> Result<(Found, OwnedFd), ShmError> {
+    let refuse = |why: String| Err(ShmError::Untrustworthy(why));
+    let kind = magic(&fd).map_err(|errno| ShmError::system("asking what a segment is", errno))?;
+    let seals = seals(fd.as_fd());
+    let file = File::from(fd);
+    let about = file.metadata().map_err(|errno| ShmError::system("asking about a segment", errno))?;
+    let huge = match kind {
+        libc::TMPFS_MAGIC => false,
+        libc::HUGETLBFS_MAGIC => true,
+        _ => return refuse("it is not a file in memory".into()),
+    };
+    if !about.is_file() {
+        return refuse("it is not a regular file".into());
+    }
+    let (owner, ours) = (about.uid(), super::call::effective_uid());
+    if owner != ours {
+        return refuse(format!("it belongs to uid {owner}, this process runs as uid {ours}"));
+    }
+    let fixed = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
+    if seals & fixed != fixed {
+        if !allow_unsealed {
+            return refuse(
+                "its size is not sealed (F_SEAL_SHRINK, F_SEAL_GROW): its owner could truncate it".into(),
+            );
+        }
+        if about.nlink() != 0 {
+            return refuse("it has a name in a file system".into());
+        }
+    }
+    // A page that is not there would be charged to us at first touch, or be a SIGBUS.
+    if about.blocks().saturating_mul(512) < about.len() {
+        return refuse(format!(
+            "its pages are not reserved ({} of {} bytes)",
+            about.blocks() * 512,
+            about.len()
+        ));
+    }
+    let ordinary = super::numa::page_size(); // tmpfs reports the huge size wherever it may use it
+    let page = if huge { usize::try_from(about.blksize()).unwrap_or(ordinary) } else { ordinary };
+    Ok((Found { len: about.len(), seals, huge, page }, file.into()))
+}

@@ -1,0 +1,170 @@
+//! Helpers of this layer's tests: children, forks, skips.
+
+use std::io::{self, Write};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+use std::ptr::{self, NonNull};
+use std::time::{Duration, Instant};
+
+use super::call::{checked, uninterrupted};
+
+const CHILD: &str = "NEMESIA_OS_TEST_CHILD";
+
+/// Says visibly that a test could not run here.
+pub(super) fn skipped(why: &str) {
+    // Not `eprintln`, which the test runner swallows.
+    writeln!(io::stderr(), "SKIPPED {}: {why}", std::thread::current().name().unwrap_or("?")).unwrap();
+}
+
+/// Whether this is a process started by [`run_again`].
+pub(super) fn is_child() -> bool {
+    std::env::var_os(CHILD).is_some()
+}
+
+/// Waits until it is so. For what follows a close: a child that some other test forks in the same moment may hold a
+/// copy of the descriptor for a while.
+pub(super) fn eventually(mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !condition() {
+        assert!(Instant::now() < deadline, "it never came about");
+        std::thread::yield_now();
+    }
+}
+
+/// The test binary, set to run only this test, named with its crate and modules; `argument` is what [`child_argument`] returns there.
+pub(super) fn again(test: &str, argument: &str) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    let (_crate, test) = test.split_once("::").unwrap();
+    command.args(["--exact", test, "--nocapture", "--test-threads=1"]).env(CHILD, argument);
+    command
+}
+
+pub(super) fn child_argument() -> String {
+    std::env::var(CHILD).unwrap()
+}
+
+/// Runs this one test again, in a process of its own after `prepare`, and fails unless it passes there.
+pub(super) fn run_again(test: &str, prepare: impl FnMut() -> io::Result<()> + Send + Sync + 'static) {
+    let mut command = again(test, "1");
+    // SAFETY: the preparations given here only make system calls.
+    let output = unsafe { command.pre_exec(prepare) }.output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        output.status.success(),
+        "{}\n{text}\n{}",
+        output.status,
+        String::from_utf8_lossy(&output.stderr)
+    );
+    assert!(text.contains("1 passed"), "no test of that name: {text}");
+}
+
+#[cfg(target_env = "musl")]
+type Resource = std::ffi::c_int;
+#[cfg(not(target_env = "musl"))]
+type Resource = libc::__rlimit_resource_t;
+
+/// Sets the soft limit.
+pub(super) fn set_limit(resource: Resource, soft: u64) -> io::Result<()> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the kernel fills and reads a structure that lives here.
+    unsafe {
+        checked(libc::getrlimit(resource, &raw mut limit))?;
+        limit.rlim_cur = soft;
+        checked(libc::setrlimit(resource, &raw const limit))?;
+    }
+    Ok(())
+}
+
+/// A mount namespace of its own with a `/dev/shm` of one MiB; for [`run_again`].
+pub(super) fn small_dev_shm() -> io::Result<()> {
+    let (private, none) = (libc::MS_REC | libc::MS_PRIVATE, ptr::null());
+    // SAFETY: strings that end with zero, or null where the kernel allows it.
+    unsafe {
+        if libc::unshare(libc::CLONE_NEWNS) != 0 {
+            checked(libc::unshare(libc::CLONE_NEWUSER | libc::CLONE_NEWNS))?;
+        }
+        checked(libc::mount(c"none".as_ptr(), c"/".as_ptr(), none, private, ptr::null()))?;
+        let options = c"size=1m".as_ptr().cast();
+        checked(libc::mount(c"tmpfs".as_ptr(), c"/dev/shm".as_ptr(), c"tmpfs".as_ptr(), 0, options))?;
+    }
+    Ok(())
+}
+
+/// Whether [`small_dev_shm`] works here.
+pub(super) fn private_dev_shm_is_possible() -> bool {
+    fork(|| i32::from(small_dev_shm().is_err())).exit_code() == Some(0)
+}
+
+/// One zeroed page shared with children made by [`fork`]; never unmapped.
+pub(super) fn forkable_page() -> NonNull<u8> {
+    let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
+    // SAFETY: a new mapping at a place of the kernel's choice.
+    let page = unsafe { libc::mmap(ptr::null_mut(), 4096, access, kind, -1, 0) };
+    assert_ne!(page, libc::MAP_FAILED);
+    NonNull::new(page.cast()).unwrap()
+}
+
+/// A forked child: killed and reaped on drop.
+pub(super) struct Forked(libc::pid_t);
+
+/// Forks; the child runs `body`, which must only make system calls, and exits with its result.
+pub(super) fn fork(body: impl FnOnce() -> i32) -> Forked {
+    // SAFETY: the child makes system calls only and leaves by `_exit`.
+    match unsafe { libc::fork() } {
+        -1 => panic!("fork: {}", io::Error::last_os_error()),
+        // SAFETY: ends the child without running anything of the parent's.
+        0 => unsafe { libc::_exit(body()) },
+        pid => Forked(pid),
+    }
+}
+
+/// Sleeps until a signal ends the process.
+pub(super) fn sleep_forever() -> i32 {
+    loop {
+        // SAFETY: takes nothing.
+        unsafe { libc::pause() };
+    }
+}
+
+impl Forked {
+    pub(super) fn pid(&self) -> i32 {
+        self.0
+    }
+
+    pub(super) fn kill(&self) {
+        // SAFETY: a child of ours that nobody has reaped.
+        assert_eq!(unsafe { libc::kill(self.0, libc::SIGKILL) }, 0);
+    }
+
+    /// Whether it has ended; it stays unreaped.
+    pub(super) fn has_ended(&self) -> bool {
+        self.wait_id(libc::WNOHANG | libc::WNOWAIT).0 != 0
+    }
+
+    /// Waits for the end, leaves it unreaped; `None` when a signal ended it.
+    pub(super) fn exit_code(&self) -> Option<i32> {
+        let (_, code, status) = self.wait_id(libc::WNOWAIT);
+        (code == libc::CLD_EXITED).then_some(status)
+    }
+
+    fn wait_id(&self, options: i32) -> (libc::pid_t, i32, i32) {
+        let id = libc::id_t::try_from(self.0).unwrap();
+        // SAFETY: all zeroes is a valid siginfo_t, which the kernel fills.
+        let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
+        uninterrupted(|| {
+            // SAFETY: `info` lives here.
+            checked(unsafe { libc::waitid(libc::P_PID, id, &raw mut info, options | libc::WEXITED) })
+        })
+        .unwrap();
+        // SAFETY: filled by waitid, or zero.
+        unsafe { (info.si_pid(), info.si_code, info.si_status()) }
+    }
+}
+
+impl Drop for Forked {
+    fn drop(&mut self) {
+        self.kill();
+        // SAFETY: reaps our own child.
+        unsafe { libc::waitpid(self.0, ptr::null_mut(), 0) };
+    }
+}

@@ -1,0 +1,214 @@
+//! Sleeping until a peer wakes us, and the fence that makes the waker's side free of one.
+//!
+//! The sleeper raises a flag in its queue segment, issues a [`HeavyFence`], looks once more at its queue, and waits on
+//! the futex word. A sender publishes its entry, runs a compiler fence, and reads the flag. The heavy fence makes every
+//! running thread of every *registered* process pass through a full memory barrier, so that either the sleeper sees the
+//! entry or the sender sees the flag. It holds only between processes that have all called [`HeavyFence::register`]:
+//! each says in its hello whether it is registered, and with one that is not, both sides use full fences.
+
+use std::ffi::c_int;
+use std::io;
+use std::ptr;
+use std::sync::atomic::{AtomicU32, Ordering, fence};
+use std::time::Duration;
+
+use super::call::{checked_long, timespec};
+
+/// Why [`futex_wait`] came back. Every reason is a reason to look again; none is a promise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WaitResult {
+    /// Somebody called [`futex_wake`], or the kernel woke us for no reason.
+    Woken,
+    /// The word did not hold the expected value.
+    ValueChanged,
+    /// The timeout passed.
+    TimedOut,
+    /// A signal arrived.
+    Interrupted,
+    /// The kernel or a sandbox refuses futexes, with this error number: sleep in another way.
+    Refused(i32),
+}
+
+/// Sleeps while `word` holds `expected`, at most for `timeout` (monotonic; without limit when `None`).
+///
+/// Works between processes: the word is found by its place in the shared file, not by its address. Any number of
+/// threads may wait on one word. A peer that writes the word can make this return early, never late: past the timeout
+/// it returns whatever the peer does.
+pub fn futex_wait(word: &AtomicU32, expected: u32, timeout: Option<Duration>) -> WaitResult {
+    let timeout = timeout.map(timespec);
+    let timeout = timeout.as_ref().map_or(ptr::null(), ptr::from_ref);
+    // SAFETY: `word` is a live, aligned u32 for the length of the borrow; the kernel only reads it. `timeout` is null
+    // or points to a timespec that outlives the call.
+    let result =
+        unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, expected, timeout) };
+    match checked_long(result).map_err(|error| error.raw_os_error()) {
+        Ok(_) => WaitResult::Woken,
+        Err(Some(libc::EAGAIN)) => WaitResult::ValueChanged,
+        Err(Some(libc::ETIMEDOUT)) => WaitResult::TimedOut,
+        Err(Some(libc::EINTR)) => WaitResult::Interrupted,
+        Err(errno) => WaitResult::Refused(errno.unwrap_or(0)),
+    }
+}
+
+/// Wakes at most `count` threads that wait on `word`, in any process; returns how many were woken.
+///
+/// Failure counts as nobody woken: the sleepers' timeouts bound what that can cost.
+pub fn futex_wake(word: &AtomicU32, count: u32) -> usize {
+    let count = c_int::try_from(count).unwrap_or(c_int::MAX);
+    // SAFETY: `word` is a live, aligned u32; the kernel uses its address as a key only.
+    let result = unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, count) };
+    usize::try_from(result).unwrap_or(0)
+}
+
+// From linux/membarrier.h.
+const QUERY: c_int = 0;
+const GLOBAL_EXPEDITED: c_int = 1 << 1;
+const REGISTER_GLOBAL_EXPEDITED: c_int = 1 << 2;
+
+fn membarrier(command: c_int) -> io::Result<c_int> {
+    // SAFETY: the call takes no pointers.
+    let result = checked_long(unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) })?;
+    Ok(c_int::try_from(result).unwrap_or(c_int::MAX))
+}
+
+/// The right to issue, and the duty to suffer, barriers on other processes.
+///
+/// Registration belongs to the process and ends with it or with `exec`; registering again is harmless. Free to copy,
+/// usable from every thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeavyFence {
+    expedited: bool,
+}
+
+impl HeavyFence {
+    /// Registers this process. Never fails: where the kernel (before 4.16) or a sandbox refuses, the result says so by
+    /// [`is_expedited`](Self::is_expedited), and the processes have to use full fences on both sides instead.
+    ///
+    /// **Every participating process has to register**, senders too: only registered ones are reached by the barrier.
+    /// Do it before the first segment is shared.
+    pub fn register() -> Self {
+        let wanted = GLOBAL_EXPEDITED | REGISTER_GLOBAL_EXPEDITED;
+        let offered = membarrier(QUERY).is_ok_and(|commands| commands & wanted == wanted);
+        Self { expedited: offered && membarrier(REGISTER_GLOBAL_EXPEDITED).is_ok() }
+    }
+
+    /// A fence that never uses the kernel: for tests, and for a configuration that forbids it.
+    pub const fn plain() -> Self {
+        Self { expedited: false }
+    }
+
+    /// Whether this process takes part in expedited barriers, both as issuer and as target.
+    pub const fn is_expedited(self) -> bool {
+        self.expedited
+    }
+
+    /// Full barrier on this thread and, when expedited, on every running thread of every registered process.
+    ///
+    /// Returns whether the others were reached; when not, this was an ordinary sequentially consistent fence, and the
+    /// caller must not sleep for longer than it can bear to miss a wake-up.
+    #[must_use]
+    pub fn issue(self) -> bool {
+        fence(Ordering::SeqCst);
+        let reached = self.expedited && membarrier(GLOBAL_EXPEDITED).is_ok();
+        fence(Ordering::SeqCst);
+        reached
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::os::testing;
+    use std::sync::atomic::compiler_fence;
+
+    const LONG: Option<Duration> = Some(Duration::from_secs(60));
+
+    #[test]
+    fn wait_returns_at_once_when_the_value_differs() {
+        assert_eq!(futex_wait(&AtomicU32::new(1), 0, None), WaitResult::ValueChanged);
+    }
+
+    #[test]
+    fn wait_ends_with_its_timeout() {
+        let word = AtomicU32::new(0);
+        loop {
+            match futex_wait(&word, 0, Some(Duration::from_millis(1))) {
+                WaitResult::TimedOut => break,
+                other => assert!(matches!(other, WaitResult::Interrupted | WaitResult::Woken), "{other:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn a_thread_is_woken() {
+        let word = AtomicU32::new(0);
+        std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| {
+                while word.load(Ordering::Acquire) == 0 {
+                    assert_ne!(futex_wait(&word, 0, LONG), WaitResult::TimedOut);
+                }
+            });
+            word.store(1, Ordering::Release);
+            while !waiter.is_finished() {
+                futex_wake(&word, u32::MAX);
+                std::thread::yield_now();
+            }
+        });
+    }
+
+    #[test]
+    fn a_process_is_woken_through_a_segment() {
+        let segment = testing::forkable_page();
+        // SAFETY: the page is mapped for the length of the test, and zeroed.
+        let word = unsafe { AtomicU32::from_ptr(segment.cast().as_ptr()) };
+        let child = testing::fork(|| {
+            while word.load(Ordering::Acquire) == 0 {
+                futex_wait(word, 0, LONG);
+            }
+            7
+        });
+        // Wake only a child that really sleeps: nobody is woken until then.
+        while futex_wake(word, 0) == 0 && word.load(Ordering::Relaxed) == 0 {
+            word.store(1, Ordering::Release);
+        }
+        while !child.has_ended() {
+            futex_wake(word, 1);
+            std::thread::yield_now();
+        }
+        assert_eq!(child.exit_code(), Some(7));
+    }
+
+    /// Store, then load, on two threads: with compiler fences alone both may read 0. The heavy fence on one side
+    /// forbids it.
+    #[test]
+    fn heavy_fence_orders_a_side_that_only_has_a_compiler_fence() {
+        let heavy = HeavyFence::register();
+        if !heavy.is_expedited() {
+            testing::skipped("membarrier(GLOBAL_EXPEDITED) is refused here");
+            return;
+        }
+        for _ in 0..2000 {
+            let (flag, entry) = (AtomicU32::new(0), AtomicU32::new(0));
+            let start = std::sync::Barrier::new(2);
+            let (saw_flag, saw_entry) = std::thread::scope(|scope| {
+                let sender = scope.spawn(|| {
+                    start.wait();
+                    entry.store(1, Ordering::Relaxed);
+                    compiler_fence(Ordering::SeqCst);
+                    flag.load(Ordering::Relaxed)
+                });
+                start.wait();
+                flag.store(1, Ordering::Relaxed);
+                assert!(heavy.issue());
+                let saw_entry = entry.load(Ordering::Relaxed);
+                (sender.join().unwrap(), saw_entry)
+            });
+            assert!(saw_flag == 1 || saw_entry == 1);
+        }
+    }
+
+    #[test]
+    fn the_plain_fence_says_that_it_reached_nobody() {
+        assert!(!HeavyFence::plain().issue());
+    }
+}

@@ -1,0 +1,391 @@
+//! Learning that a peer is gone, for next to nothing: one system call answers for all peers.
+//!
+//! A peer is gone when its process has ended (pidfd) or when its end of the connection is closed. Either alone has a
+//! hole: a forked child can keep the socket open after its parent's death, and a pidfd cannot always be had.
+
+use std::collections::BTreeMap;
+use std::ffi::c_int;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use super::call::checked;
+use super::error::ShmError;
+use super::handoff::{Connection, Glance};
+
+/// How many events one [`Watch::poll`] looks at; the rest is seen by the next.
+const BATCH: usize = 16;
+
+/// Packets that nobody asked for, over the life of a connection, before the peer counts as lost. Thereby what a
+/// flooding peer can cost us is bounded.
+const STRAYS: u32 = 16;
+
+/// How a peer left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Departure {
+    /// Without a word, or after breaking the protocol.
+    Died,
+    /// After a goodbye ([`Connection::send_goodbye`]).
+    Finished,
+}
+
+/// The peers found gone by one [`Watch::poll`].
+#[derive(Clone, Debug)]
+pub struct Departed {
+    found: [(usize, Departure); BATCH],
+    range: std::ops::Range<usize>,
+}
+
+impl Iterator for Departed {
+    type Item = (usize, Departure);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.range.next().map(|index| self.found[index])
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        self.range.size_hint()
+    }
+}
+
+impl ExactSizeIterator for Departed {}
+
+#[derive(Debug)]
+struct Watched {
+    peer: usize,
+    connection: Connection,
+    pidfd: Option<OwnedFd>,
+    said_goodbye: bool,
+    strays: u32,
+}
+
+/// A set of peers whose end is watched. One thread at a time.
+///
+/// Not to be used in a forked child: it shares the kernel's set with its parent. Dropping it there is harmless.
+#[derive(Debug)]
+pub struct Watch {
+    epoll: OwnedFd,
+    // By a number that is never used again: an event of a peer that is gone finds nothing.
+    watched: BTreeMap<u64, Watched>,
+    next: u64,
+}
+
+impl Watch {
+    /// An empty set.
+    ///
+    /// # Errors
+    /// Without descriptors.
+    pub fn new() -> Result<Self, ShmError> {
+        // SAFETY: takes no pointers.
+        let fd = checked(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })
+            .map_err(|errno| ShmError::system("making a set of peers to watch", errno))?;
+        // SAFETY: a new descriptor, given to us alone.
+        let epoll = unsafe { OwnedFd::from_raw_fd(fd) };
+        Ok(Self { epoll, watched: BTreeMap::new(), next: 0 })
+    }
+
+    /// Watches a peer from now on, until it is gone or removed. Everything that belongs to the hello must have been
+    /// read. Without a pidfd the connection alone has to tell.
+    ///
+    /// # Errors
+    /// When the kernel's limit is reached (`fs.epoll.max_user_watches`); the peer is then not watched.
+    pub fn add(
+        &mut self,
+        peer: usize,
+        connection: Connection,
+        pidfd: Option<OwnedFd>,
+    ) -> Result<(), ShmError> {
+        let key = self.next;
+        self.next += 1;
+        self.control(libc::EPOLL_CTL_ADD, connection.as_fd(), key)?;
+        if let Some(fd) = &pidfd {
+            self.control(libc::EPOLL_CTL_ADD, fd.as_fd(), key)
+                .inspect_err(|_| self.forget(connection.as_fd()))?;
+        }
+        self.watched.insert(key, Watched { peer, connection, pidfd, said_goodbye: false, strays: 0 });
+        Ok(())
+    }
+
+    /// Watches a peer no longer; gives its connection back.
+    pub fn remove(&mut self, peer: usize) -> Option<Connection> {
+        let key = *self.watched.iter().find(|(_, watched)| watched.peer == peer)?.0;
+        self.release(key).map(|watched| watched.connection)
+    }
+
+    /// The peers found gone since the last call, each once; its descriptors are closed. Does not wait, and does a bounded
+    /// amount of work: when there are more, the next call has them.
+    ///
+    /// # Errors
+    /// Only when the epoll descriptor was closed behind our back.
+    pub fn poll(&mut self) -> Result<Departed, ShmError> {
+        let mut events = [libc::epoll_event { events: 0, u64: 0 }; BATCH];
+        let room = c_int::try_from(BATCH).unwrap_or(1);
+        // SAFETY: the kernel writes at most the number of events announced.
+        let result =
+            checked(unsafe { libc::epoll_wait(self.epoll.as_raw_fd(), events.as_mut_ptr(), room, 0) });
+        let count = match result {
+            Ok(count) => usize::try_from(count).unwrap_or(0),
+            Err(errno) if errno.raw_os_error() == Some(libc::EINTR) => 0,
+            Err(errno) => return Err(ShmError::system("watching the peers", errno)),
+        };
+        let mut departed = Departed { found: [(0, Departure::Died); BATCH], range: 0..0 };
+        for event in events.iter().take(count) {
+            if let Some(found) = self.examine(event.u64) {
+                departed.found[departed.range.end] = found;
+                departed.range.end += 1;
+            }
+        }
+        Ok(departed)
+    }
+
+    /// Looks at a peer of which the kernel had something to tell.
+    fn examine(&mut self, key: u64) -> Option<(usize, Departure)> {
+        let watched = self.watched.get_mut(&key)?; // both of its descriptors may be in one batch
+        // Asked before the packets are read: what a dead process has sent is all there.
+        let ended = watched.pidfd.as_ref().is_some_and(|fd| has_ended(fd.as_fd()));
+        if !(watched.drain() || ended) {
+            return None;
+        }
+        let departure = if watched.said_goodbye { Departure::Finished } else { Departure::Died };
+        self.release(key).map(|watched| (watched.peer, departure))
+    }
+
+    fn release(&mut self, key: u64) -> Option<Watched> {
+        let watched = self.watched.remove(&key)?;
+        // Closing is not enough: a forked child may hold copies, and then the kernel would go on telling.
+        self.forget(watched.connection.as_fd());
+        if let Some(fd) = &watched.pidfd {
+            self.forget(fd.as_fd());
+        }
+        Some(watched)
+    }
+
+    /// Says goodbye to every peer that is left; call it last. Those that cannot be told will see a death.
+    pub fn send_goodbyes(&self) {
+        for watched in self.watched.values() {
+            let _ = watched.connection.send_goodbye();
+        }
+    }
+
+    /// Whether nobody is watched.
+    pub fn is_empty(&self) -> bool {
+        self.watched.is_empty()
+    }
+
+    /// How many peers are watched.
+    pub fn len(&self) -> usize {
+        self.watched.len()
+    }
+
+    fn control(&self, operation: c_int, fd: BorrowedFd<'_>, key: u64) -> Result<(), ShmError> {
+        // Level-triggered: what one bounded look leaves behind is told again.
+        let mut event = libc::epoll_event { events: (libc::EPOLLIN | libc::EPOLLRDHUP) as u32, u64: key };
+        // SAFETY: both descriptors are open, and the event outlives the call.
+        checked(unsafe { libc::epoll_ctl(self.epoll.as_raw_fd(), operation, fd.as_raw_fd(), &raw mut event) })
+            .map(|_| ())
+            .map_err(|errno| ShmError::system("watching a peer (see fs.epoll.max_user_watches)", errno))
+    }
+
+    fn forget(&self, fd: BorrowedFd<'_>) {
+        let _ = self.control(libc::EPOLL_CTL_DEL, fd, 0); // fails only if it was not in the set
+    }
+}
+
+/// Readable when [`Watch::poll`] has something to look at: for event loops and for `epoll` within `epoll`.
+impl AsFd for Watch {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+}
+
+impl Watched {
+    /// Reads what the peer has said; true when the connection is at its end, or has to be ended.
+    fn drain(&mut self) -> bool {
+        // Every turn but the last is a stray, the one goodbye, or the one reset.
+        loop {
+            match self.connection.glance() {
+                Glance::Nothing => return false,
+                Glance::End => return true,
+                Glance::Goodbye if !self.said_goodbye => self.said_goodbye = true,
+                Glance::Goodbye | Glance::Stray | Glance::Reset => {
+                    self.strays += 1;
+                    if self.strays > STRAYS {
+                        self.said_goodbye = false;
+                        return true;
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn has_ended(pidfd: BorrowedFd<'_>) -> bool {
+    super::call::ready_now(pidfd, libc::POLLIN).is_ok_and(|events| events != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::os::call::{checked_long, wait_ready};
+    use crate::os::testing;
+    use std::time::{Duration, Instant};
+
+    fn soon() -> Instant {
+        Instant::now() + Duration::from_secs(60)
+    }
+
+    fn pidfd_of(pid: i32) -> Option<OwnedFd> {
+        // SAFETY: takes no pointers.
+        let fd = checked_long(unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) }).ok()?;
+        // SAFETY: a new descriptor, given to us alone.
+        Some(unsafe { OwnedFd::from_raw_fd(fd.try_into().ok()?) })
+    }
+
+    /// All departures up to the first, or what there is without waiting.
+    fn wait_for_departures(watch: &mut Watch) -> Vec<(usize, Departure)> {
+        let deadline = soon();
+        loop {
+            assert!(wait_ready(watch.as_fd(), libc::POLLIN, deadline).unwrap(), "nobody departed");
+            let departed: Vec<_> = watch.poll().unwrap().collect();
+            if !departed.is_empty() {
+                return departed;
+            }
+        }
+    }
+
+    #[test]
+    fn the_living_are_not_reported() {
+        let mut watch = Watch::new().unwrap();
+        assert!(watch.is_empty() && watch.poll().unwrap().next().is_none());
+        let (ours, _theirs) = Connection::pair().unwrap();
+        watch.add(3, ours, pidfd_of(crate::os::call::process_id())).unwrap();
+        assert_eq!(watch.poll().unwrap().len(), 0);
+        assert_eq!(watch.len(), 1);
+    }
+
+    #[test]
+    fn a_hang_up_is_reported_once() {
+        let mut watch = Watch::new().unwrap();
+        let (ours, theirs) = Connection::pair().unwrap();
+        let (other, _still_there) = Connection::pair().unwrap();
+        watch.add(7, ours, None).unwrap();
+        watch.add(8, other, None).unwrap();
+        drop(theirs);
+        assert_eq!(wait_for_departures(&mut watch), [(7, Departure::Died)]);
+        assert_eq!(watch.poll().unwrap().len(), 0);
+        assert_eq!(watch.len(), 1);
+    }
+
+    /// The peer's end of the connection stays open, in this process: only the pidfd can tell.
+    #[test]
+    fn a_killed_process_is_seen_even_when_its_socket_lives_on() {
+        let child = testing::fork(testing::sleep_forever);
+        let Some(pidfd) = pidfd_of(child.pid()) else {
+            testing::skipped("no pidfds here");
+            return;
+        };
+        let mut watch = Watch::new().unwrap();
+        let (ours, _theirs) = Connection::pair().unwrap();
+        watch.add(1, ours, Some(pidfd)).unwrap();
+        assert_eq!(watch.poll().unwrap().len(), 0);
+        child.kill();
+        assert_eq!(wait_for_departures(&mut watch), [(1, Departure::Died)]);
+        assert!(watch.is_empty());
+    }
+
+    #[test]
+    fn a_killed_process_is_seen_by_its_socket_alone() {
+        let (ours, theirs) = Connection::pair().unwrap();
+        let (start, started) = Connection::pair().unwrap();
+        let child = testing::fork(|| {
+            // The child's copy of our own end has to go, or nobody hangs up.
+            // SAFETY: takes no pointers.
+            unsafe { libc::close(ours.as_fd().as_raw_fd()) };
+            let _ = start.send(b"up", &[], soon());
+            testing::sleep_forever()
+        });
+        drop(theirs);
+        started.recv(&mut [0; 4], 0, soon()).unwrap();
+        let mut watch = Watch::new().unwrap();
+        watch.add(1, ours, None).unwrap();
+        child.kill();
+        assert_eq!(wait_for_departures(&mut watch), [(1, Departure::Died)]);
+    }
+
+    #[test]
+    fn a_goodbye_makes_the_difference() {
+        let mut watch = Watch::new().unwrap();
+        let (ours, theirs) = Connection::pair().unwrap();
+        watch.add(2, ours, None).unwrap();
+        theirs.send_goodbye().unwrap();
+        assert_eq!(watch.poll().unwrap().len(), 0, "it has not left yet");
+        drop(theirs);
+        assert_eq!(wait_for_departures(&mut watch), [(2, Departure::Finished)]);
+    }
+
+    /// The kernel turns our unread goodbye into a reset, ahead of theirs.
+    #[test]
+    fn goodbyes_that_cross_are_both_goodbyes() {
+        let mut watch = Watch::new().unwrap();
+        let (ours, theirs) = Connection::pair().unwrap();
+        watch.add(2, ours, None).unwrap();
+        watch.send_goodbyes();
+        theirs.send_goodbye().unwrap();
+        drop(theirs);
+        assert_eq!(wait_for_departures(&mut watch), [(2, Departure::Finished)]);
+    }
+
+    #[test]
+    fn a_peer_that_talks_out_of_turn_loses_its_connection_and_nothing_else_happens() {
+        let mut watch = Watch::new().unwrap();
+        let (ours, theirs) = Connection::pair().unwrap();
+        watch.add(5, ours, None).unwrap();
+        theirs.send_goodbye().unwrap();
+        while theirs.send(b"x", &[theirs.as_fd()], Instant::now()).is_ok() {}
+        assert_eq!(wait_for_departures(&mut watch), [(5, Departure::Died)]);
+        testing::eventually(|| {
+            matches!(theirs.send(b"x", &[], Instant::now()), Err(ShmError::PeerGone { .. }))
+        });
+    }
+
+    #[test]
+    fn a_few_strays_are_forgiven() {
+        let mut watch = Watch::new().unwrap();
+        let (ours, theirs) = Connection::pair().unwrap();
+        watch.add(5, ours, None).unwrap();
+        theirs.send(b"a longer packet than a goodbye is", &[], soon()).unwrap();
+        theirs.send_goodbye().unwrap();
+        assert_eq!(watch.poll().unwrap().len(), 0);
+        drop(theirs);
+        assert_eq!(wait_for_departures(&mut watch), [(5, Departure::Finished)]);
+    }
+
+    #[test]
+    fn many_departures_come_in_bounded_batches_each_once() {
+        let mut watch = Watch::new().unwrap();
+        let peers = 3 * BATCH + 1;
+        for peer in 0..peers {
+            let (ours, theirs) = Connection::pair().unwrap();
+            watch.add(peer, ours, None).unwrap();
+            drop(theirs);
+        }
+        let mut seen = Vec::new();
+        while !watch.is_empty() {
+            let batch = wait_for_departures(&mut watch);
+            assert!(batch.len() <= BATCH);
+            seen.extend(batch.into_iter().map(|(peer, _)| peer));
+        }
+        seen.sort_unstable();
+        assert_eq!(seen, (0..peers).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_removed_peer_is_not_reported_even_if_a_copy_of_its_socket_lives() {
+        let mut watch = Watch::new().unwrap();
+        let (ours, theirs) = Connection::pair().unwrap();
+        let _copy = ours.as_fd().try_clone_to_owned().unwrap();
+        watch.add(4, ours, None).unwrap();
+        drop(watch.remove(4).unwrap());
+        assert!(watch.remove(4).is_none());
+        drop(theirs);
+        assert_eq!(watch.poll().unwrap().len(), 0);
+    }
+}

@@ -1,0 +1,203 @@
+//! Every process meets every other of its machine, once.
+//!
+//! Each listens on a socket in the abstract namespace (which leaves no name behind) and tells its address through
+//! the launcher. It connects to every lower rank and greets, then answers every higher rank, then reads the answers:
+//! no step waits for one that waits for it. The connection then stays open, so that the kernel tells when the peer
+//! dies.
+
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use nemesia_core::shared::layout::{Geometry, Identity, SegmentKind};
+use nemesia_core::wire::LAYOUT_VERSION;
+
+use super::greeting::{self, Greeting};
+use super::{Pair, descriptors, views};
+use crate::bootstrap::Exchange;
+use crate::config::Config;
+use crate::error::Error;
+use crate::os::{Access, AttachLimits, Connection, Listener, Segment, SegmentBacking, Watch, limits};
+
+/// What this process brings along.
+pub(super) struct World<'a> {
+    pub(super) config: &'a Config,
+    pub(super) geometry: Geometry,
+    pub(super) rank: u32,
+    pub(super) epoch: u64,
+    pub(super) expedited: bool,
+}
+
+/// A peer that was met.
+#[derive(Debug)]
+pub(super) struct Peer {
+    pub(super) pair: Pair,
+    pub(super) expedited: bool,
+}
+
+/// Slack in a segment's size: it may be rounded up to huge pages.
+const ROUNDING: usize = 1 << 30;
+/// How long one greeting may take to arrive on an accepted connection.
+const GREETING_TIME: Duration = Duration::from_secs(5);
+
+/// Meets everyone. The result has one element a rank, `None` for ourselves.
+pub(super) fn connect(
+    world: &World<'_>,
+    ours: &Pair,
+    exchange: &mut dyn Exchange,
+) -> Result<(Vec<Option<Peer>>, Watch), Error> {
+    let size = exchange.size();
+    let mut peers: Vec<Option<Peer>> = (0..size).map(|_| None).collect();
+    let mut watch = Watch::new()?;
+    if size == 1 {
+        return Ok((peers, watch));
+    }
+    // Per peer: socket, pidfd, and two segments.
+    limits::require_descriptors(4 * size)?;
+    let deadline = Instant::now() + Duration::from_secs(world.config.timeout_seconds.into());
+    let listener = Listener::bind()?;
+    let me = world.rank as usize;
+    exchange.put(&key(me), &address(&listener))?;
+    exchange.barrier()?;
+    let mut called = Vec::with_capacity(me);
+    for rank in 0..me {
+        let connection = call(rank, &exchange.get(&key(rank))?, deadline)?;
+        greet(world, ours, &connection, deadline).map_err(|problem| Error::Peer { rank, problem })?;
+        called.push(connection);
+    }
+    for _ in me + 1..size {
+        let (rank, peer, connection) = answer(world, ours, &listener, &peers, deadline)?;
+        add(&mut watch, rank, connection)?;
+        peers[rank] = Some(peer);
+    }
+    for (rank, connection) in called.into_iter().enumerate() {
+        let problem = |problem| Error::Peer { rank, problem };
+        let (greeting, fds) = hear(&connection, deadline).map_err(problem)?;
+        if greeting.rank as usize != rank {
+            return Err(problem(format!("it says that it is rank {}", greeting.rank)));
+        }
+        peers[rank] = Some(admit(world, &greeting, fds).map_err(problem)?);
+        add(&mut watch, rank, connection)?;
+    }
+    Ok((peers, watch))
+}
+
+fn key(rank: usize) -> String {
+    format!("nemesia-{rank}")
+}
+
+/// Version, machine and socket name; all that a peer needs to decide whether it can reach us.
+fn address(listener: &Listener) -> String {
+    format!("{LAYOUT_VERSION}.{}.{}", machine(), listener.name())
+}
+
+/// Tells this boot of this machine from any other.
+fn machine() -> String {
+    let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    id.chars().filter(char::is_ascii_hexdigit).collect()
+}
+
+fn call(rank: usize, address: &str, deadline: Instant) -> Result<Connection, Error> {
+    let problem = |problem: String| Error::Peer { rank, problem };
+    let fields: Vec<&str> = address.split('.').collect();
+    let [version, host, name] = fields[..] else {
+        return Err(problem(format!(
+            "its address {address:?} is not one of nemesia: mixed programs in one job?"
+        )));
+    };
+    if version != LAYOUT_VERSION.to_string() {
+        return Err(problem(format!(
+            "its shared-memory layout is version {version}, ours is {LAYOUT_VERSION}: build both with the same nemesia"
+        )));
+    }
+    if host != machine() {
+        return Err(problem(
+            "it runs on another machine, and only shared memory is available yet: start all on one machine"
+                .into(),
+        ));
+    }
+    let connection = Connection::connect(name, deadline).map_err(|error| problem(error.to_string()))?;
+    connection.require_same_user().map_err(|error| problem(error.to_string()))?;
+    Ok(connection)
+}
+
+fn greet(world: &World<'_>, ours: &Pair, connection: &Connection, deadline: Instant) -> Result<(), String> {
+    let World { geometry, rank, epoch, expedited, .. } = *world;
+    let bytes = Greeting { rank, epoch, geometry, expedited }.encode();
+    connection.send(&bytes, &descriptors(ours), deadline).map_err(|error| error.to_string())
+}
+
+fn hear(connection: &Connection, deadline: Instant) -> Result<(Greeting, Vec<OwnedFd>), String> {
+    let mut bytes = [0; greeting::MOST_BYTES];
+    let (len, fds) = connection.recv(&mut bytes, 2, deadline).map_err(|error| error.to_string())?;
+    Ok((Greeting::decode(&bytes[..len])?, fds))
+}
+
+/// Answers the next caller that belongs here. Strangers are sent away and do not end the world.
+fn answer(
+    world: &World<'_>,
+    ours: &Pair,
+    listener: &Listener,
+    peers: &[Option<Peer>],
+    deadline: Instant,
+) -> Result<(usize, Peer, Connection), Error> {
+    loop {
+        let connection = listener.accept(deadline).map_err(|error| missing(world, peers, &error))?;
+        if connection.require_same_user().is_err() {
+            continue;
+        }
+        let Ok((greeting, fds)) = hear(&connection, deadline.min(Instant::now() + GREETING_TIME)) else {
+            continue;
+        };
+        let rank = greeting.rank as usize;
+        if rank <= world.rank as usize || rank >= peers.len() || peers[rank].is_some() {
+            // A nicety: the stranger may be gone.
+            let _ = connection.send(&greeting::refusal("no such rank is awaited here"), &[], deadline);
+            continue;
+        }
+        let admitted = admit(world, &greeting, fds).and_then(|peer| {
+            greet(world, ours, &connection, deadline)?;
+            Ok(peer)
+        });
+        return match admitted {
+            Ok(peer) => Ok((rank, peer, connection)),
+            Err(problem) => {
+                let _ = connection.send(&greeting::refusal(&problem), &[], deadline);
+                Err(Error::Peer { rank, problem })
+            }
+        };
+    }
+}
+
+/// Names the ranks that never called.
+fn missing(world: &World<'_>, peers: &[Option<Peer>], error: &dyn std::fmt::Display) -> Error {
+    let absent = |rank: &usize| *rank > world.rank as usize && peers[*rank].is_none();
+    let rank = (0..peers.len()).find(absent).unwrap_or(0);
+    let count = (0..peers.len()).filter(absent).count();
+    let problem = format!("it never called ({count} ranks are missing): {error}; did it fail at start?");
+    Error::Peer { rank, problem }
+}
+
+/// Maps and checks the segments of a peer. Its own segment is mapped read-only.
+fn admit(world: &World<'_>, greeting: &Greeting, fds: Vec<OwnedFd>) -> Result<Peer, String> {
+    greeting::compare(&world.geometry, &greeting.geometry)?;
+    let [own, inbox]: [OwnedFd; 2] =
+        fds.try_into().map_err(|fds: Vec<_>| format!("it sent {} descriptors instead of 2", fds.len()))?;
+    let geometry = world.geometry;
+    let attach = |fd, access, kind, total: usize| {
+        let allow_unsealed = world.config.segments.backing == SegmentBacking::DevShm;
+        let limits = AttachLimits { lengths: total..=total + ROUNDING, allow_unsealed };
+        let segment = Segment::attach(fd, access, limits).map_err(|error| error.to_string())?;
+        let expected = Identity { kind, geometry, rank: greeting.rank, epoch: greeting.epoch };
+        let header = views::header(&segment).map_err(|error| error.to_string())?;
+        header.check(&expected, total as u64).map_err(|error| error.to_string())?;
+        Ok::<_, String>(segment)
+    };
+    let own = attach(own, Access::ReadOnly, SegmentKind::Own, geometry.own().total)?;
+    let inbox = attach(inbox, Access::ReadWrite, SegmentKind::Inbox, geometry.inbox().total)?;
+    Ok(Peer { pair: Pair { own, inbox }, expedited: greeting.expedited })
+}
+
+fn add(watch: &mut Watch, rank: usize, connection: Connection) -> Result<(), Error> {
+    let pidfd = connection.pidfd();
+    Ok(watch.add(rank, connection, pidfd)?)
+}

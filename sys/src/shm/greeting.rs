@@ -1,0 +1,159 @@
+//! What two processes say to each other before they share memory.
+//!
+//! The connecting side sends a *greeting* with its two segments' descriptors; the other answers with its own
+//! greeting, or with a *refusal* in words. Greeting, little-endian: magic (8 bytes), layout version (4), rank (4),
+//! epoch (8), processes (4), cells (4), cell bytes (4), fastbox slots (4), flags (4: bit 0, registered for
+//! `membarrier`). Refusal: magic "NEMESIAX", then at most 240 bytes of UTF-8.
+
+use nemesia_core::shared::layout::{Geometry, MAGIC};
+use nemesia_core::wire::LAYOUT_VERSION;
+
+use crate::error::Error;
+
+/// Largest packet of either kind, in bytes.
+pub(super) const MOST_BYTES: usize = 256;
+const GREETING_BYTES: usize = 44;
+const REFUSAL: u64 = u64::from_le_bytes(*b"NEMESIAX");
+
+/// A greeting's content.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Greeting {
+    pub(super) rank: u32,
+    pub(super) epoch: u64,
+    pub(super) geometry: Geometry,
+    pub(super) expedited: bool,
+}
+
+impl Greeting {
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let g = &self.geometry;
+        let mut bytes = Vec::with_capacity(GREETING_BYTES);
+        bytes.extend(MAGIC.to_le_bytes());
+        bytes.extend(LAYOUT_VERSION.to_le_bytes());
+        bytes.extend(self.rank.to_le_bytes());
+        bytes.extend(self.epoch.to_le_bytes());
+        for field in [g.peers, g.cells, g.cell_bytes, g.fastbox_slots, u32::from(self.expedited)] {
+            bytes.extend(field.to_le_bytes());
+        }
+        bytes
+    }
+
+    /// Understands a packet from a peer, or says why not.
+    pub(super) fn decode(bytes: &[u8]) -> Result<Self, String> {
+        let (magic, rest) = word(bytes)?;
+        if magic == REFUSAL {
+            return Err(format!("it refused us: {}", String::from_utf8_lossy(rest)));
+        }
+        if magic != MAGIC {
+            return Err("it does not speak nemesia".into());
+        }
+        let (version, rest) = half(rest)?;
+        if version != LAYOUT_VERSION {
+            return Err(version_mismatch(version));
+        }
+        let (rank, rest) = half(rest)?;
+        let (epoch, rest) = word(rest)?;
+        let (peers, rest) = half(rest)?;
+        let (cells, rest) = half(rest)?;
+        let (cell_bytes, rest) = half(rest)?;
+        let (fastbox_slots, rest) = half(rest)?;
+        let (flags, _) = half(rest)?;
+        let geometry = Geometry { peers, cells, cell_bytes, fastbox_slots };
+        Ok(Self { rank, epoch, geometry, expedited: flags & 1 == 1 })
+    }
+}
+
+fn version_mismatch(version: u32) -> String {
+    format!(
+        "its shared-memory layout is version {version}, ours is {LAYOUT_VERSION}: build both with the same nemesia"
+    )
+}
+
+/// Says both values of the first size that differs.
+pub(super) fn compare(ours: &Geometry, theirs: &Geometry) -> Result<(), String> {
+    let fields = [
+        ("number of processes", ours.peers, theirs.peers, "start all with one launcher"),
+        ("cells", ours.cells, theirs.cells, "set NEMESIA_CELLS alike"),
+        ("cell_bytes", ours.cell_bytes, theirs.cell_bytes, "set NEMESIA_CELL_BYTES alike"),
+        ("fastbox_slots", ours.fastbox_slots, theirs.fastbox_slots, "set NEMESIA_FASTBOX_SLOTS alike"),
+    ];
+    match fields.into_iter().find(|(_, ours, theirs, _)| ours != theirs) {
+        None => Ok(()),
+        Some((field, ours, theirs, remedy)) => {
+            Err(format!("its {field} is {theirs}, ours is {ours}: {remedy} in all processes"))
+        }
+    }
+}
+
+pub(super) fn refusal(reason: &str) -> Vec<u8> {
+    let mut bytes = REFUSAL.to_le_bytes().to_vec();
+    bytes.extend(reason.bytes().take(MOST_BYTES - 16));
+    bytes
+}
+
+fn half(bytes: &[u8]) -> Result<(u32, &[u8]), String> {
+    let (field, rest) = bytes.split_first_chunk::<4>().ok_or("its greeting is too short")?;
+    Ok((u32::from_le_bytes(*field), rest))
+}
+
+fn word(bytes: &[u8]) -> Result<(u64, &[u8]), String> {
+    let (field, rest) = bytes.split_first_chunk::<8>().ok_or("its greeting is too short")?;
+    Ok((u64::from_le_bytes(*field), rest))
+}
+
+/// A random number that tells this process's segments from those of any other.
+pub(super) fn draw_epoch() -> Result<u64, Error> {
+    let mut bytes = [0u8; 8];
+    // SAFETY: the buffer is ours and 8 bytes long.
+    let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
+    if usize::try_from(got) != Ok(bytes.len()) {
+        return Err(Error::Peer { rank: 0, problem: "no random numbers: getrandom failed".into() });
+    }
+    Ok(u64::from_le_bytes(bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GEOMETRY: Geometry = Geometry { peers: 2, cells: 64, cell_bytes: 4096, fastbox_slots: 64 };
+
+    #[test]
+    fn a_greeting_survives_the_wire() {
+        let greeting = Greeting { rank: 3, epoch: 9, geometry: GEOMETRY, expedited: true };
+        assert_eq!(greeting.encode().len(), GREETING_BYTES);
+        assert_eq!(Greeting::decode(&greeting.encode()), Ok(greeting));
+    }
+
+    #[test]
+    fn any_prefix_and_any_flip_is_refused_or_understood_but_never_panics() {
+        let bytes = Greeting { rank: 3, epoch: 9, geometry: GEOMETRY, expedited: true }.encode();
+        for end in 0..bytes.len() {
+            assert!(Greeting::decode(&bytes[..end]).is_err());
+            let mut flipped = bytes.clone();
+            flipped[end] ^= 0x40;
+            let _ = Greeting::decode(&flipped);
+        }
+    }
+
+    #[test]
+    fn another_version_is_refused_by_name() {
+        let mut bytes = Greeting { rank: 0, epoch: 0, geometry: GEOMETRY, expedited: false }.encode();
+        bytes[8] = 99;
+        let error = Greeting::decode(&bytes).unwrap_err();
+        assert!(error.contains("version 99") && error.contains("same nemesia"), "{error}");
+    }
+
+    #[test]
+    fn a_refusal_reaches_the_other_side_in_words() {
+        let error = Greeting::decode(&refusal("because")).unwrap_err();
+        assert_eq!(error, "it refused us: because");
+    }
+
+    #[test]
+    fn differing_sizes_are_named_with_both_values() {
+        let theirs = Geometry { cells: 32, ..GEOMETRY };
+        let error = compare(&GEOMETRY, &theirs).unwrap_err();
+        assert!(error.contains("32") && error.contains("64") && error.contains("NEMESIA_CELLS"), "{error}");
+    }
+}
