@@ -19,33 +19,44 @@ pub struct Progress {
 
 impl<P: MessagePort, S: Storage> Engine<P, S> {
     /// Delivers packets that have come, and sends pending ones; bounded work, never blocks.
-    #[inline(always)]
+    #[inline]
     pub fn progress(&mut self) -> Progress {
         let mut done = Progress::default();
         while done.packets < PACKETS_A_TURN {
-            match self.port.poll() {
-                Polled::Idle => break,
-                Polled::Packet(arrival) => {
-                    let peer = arrival.peer;
-                    match self.deliver(arrival) {
-                        Delivery::Taken => done.packets += 1,
-                        Delivery::Held => {}
-                        Delivery::Fault(fault) => {
-                            self.fault(PeerFault { peer, fault });
-                            done.failed = Some(peer);
-                        }
-                    }
-                }
-                Polled::Fault(fault) => {
-                    self.fault(fault);
-                    done.failed = Some(fault.peer);
-                }
+            let step = self.step();
+            done.packets += step.packets;
+            done.failed = step.failed.or(done.failed);
+            if step == Progress::default() {
+                break;
             }
         }
-        if self.first_pending.is_some() {
-            done.packets += self.send_pending();
-        }
         done
+    }
+
+    /// Delivers one packet, or, when none has come, sends pending ones: for a caller that waits for one request and
+    /// would rather look at it at once.
+    #[inline(always)]
+    pub fn step(&mut self) -> Progress {
+        match self.port.poll() {
+            Polled::Idle if self.first_pending.is_some() => self.send_pending(),
+            Polled::Idle => Progress::default(),
+            Polled::Packet(arrival) => {
+                let peer = arrival.peer;
+                match self.deliver(arrival) {
+                    Delivery::Taken => Progress { packets: 1, failed: None },
+                    // The next poll skips the held peer.
+                    Delivery::Held => Progress::default(),
+                    Delivery::Fault(fault) => self.step_failed(PeerFault { peer, fault }),
+                }
+            }
+            Polled::Fault(fault) => self.step_failed(fault),
+        }
+    }
+
+    #[cold]
+    fn step_failed(&mut self, fault: PeerFault) -> Progress {
+        self.fault(fault);
+        Progress { packets: 0, failed: Some(fault.peer) }
     }
 
     /// A peer is gone: every request that only it could complete ends with

@@ -5,7 +5,7 @@
 #![forbid(unsafe_code)]
 
 use super::request::State;
-use super::{Engine, Failure, RequestId, StartError, Status, Storage};
+use super::{Engine, Failure, Progress, RequestId, StartError, Status, Storage};
 use crate::payload::SendBuf;
 use crate::port::{MessagePort, PeerFault, PeerId};
 use crate::wire::{Envelope, Kind};
@@ -66,14 +66,15 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         Ok(id)
     }
 
-    /// Sends what room there is for to every peer with pending sends. Returns the packets sent.
-    pub(super) fn send_pending(&mut self) -> usize {
-        let mut sent = 0;
+    /// Sends what room there is for to every peer with pending sends.
+    #[cold]
+    pub(super) fn send_pending(&mut self) -> Progress {
+        let mut sent = Progress::default();
         let mut at = self.first_pending.take();
         while let Some(to) = at {
             at = self.peer(to).next_pending.take();
             self.peer(to).listed = false;
-            sent += self.send_pending_to(to);
+            sent.packets += self.send_pending_to(to);
             let first = self.first_pending;
             let peer = self.peer(to);
             if !peer.pending.is_empty() && !peer.listed {

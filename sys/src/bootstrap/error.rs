@@ -111,13 +111,21 @@ pub enum BootstrapError {
         reply: String,
     },
     /// The launcher understood and refused.
-    #[error("the launcher refused {during} with code {code} ({reason}); see its documentation for the limit")]
+    #[error(
+        "the launcher refused {during} with code {code} ({reason}); check it against the launcher's limits and version"
+    )]
     Refused {
         /// The operation.
         during: &'static str,
         /// The code it gave.
         code: i32,
         /// The reason it gave.
+        reason: String,
+    },
+    /// A process that the barrier waits for is gone.
+    #[error("the barrier failed ({reason}); see how that process ended, and start again")]
+    BarrierFailed {
+        /// The reason that the launcher gave; `nemesia run` names the rank.
         reason: String,
     },
     /// The key is not known.

@@ -149,7 +149,8 @@ impl Launcher {
     /// Starts the job. A thread looks after it, and another one after its output if that is prefixed.
     ///
     /// The kernel kills the processes when the thread that calls this ends (that is how nothing is left when
-    /// the launcher itself is killed): call it from a thread that lasts as long as the job.
+    /// the launcher itself is killed): call it from a thread that lasts as long as the job. SIGCHLD must not be
+    /// ignored in this process: the system would then not say how its children ended.
     ///
     /// # Errors
     /// When the job cannot be started; nothing of it is left then.

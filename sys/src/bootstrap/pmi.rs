@@ -305,8 +305,8 @@ impl Exchange for PmiClient {
         let line = self.call(during, Request::BarrierIn)?;
         match self.reply(during, &line)? {
             Reply::BarrierOut { code: 0, .. } => Ok(()),
-            Reply::BarrierOut { code, message } => {
-                Err(BootstrapError::Refused { during, code, reason: excerpt(message) })
+            Reply::BarrierOut { message, .. } => {
+                Err(BootstrapError::BarrierFailed { reason: excerpt(message) })
             }
             _ => Err(self.unexpected(during, &line)),
         }

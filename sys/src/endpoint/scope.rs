@@ -12,7 +12,7 @@ pub struct Pending(usize, Request);
 
 /// Starts operations whose buffers outlive the scope.
 #[derive(Debug)]
-pub struct Scope<'scope, 'env: 'scope> {
+pub struct Scope<'scope, 'env> {
     endpoint: &'scope mut Endpoint,
     open: Vec<Option<Pending>>,
     /// Buffers are borrowed for all of `'env`; invariant, as in `std::thread::Scope`.

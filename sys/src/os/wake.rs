@@ -54,6 +54,9 @@ pub fn futex_wait(word: &AtomicU32, expected: u32, timeout: Option<Duration>) ->
 ///
 /// Failure counts as nobody woken: the sleepers' timeouts bound what that can cost.
 pub fn futex_wake(word: &AtomicU32, count: u32) -> usize {
+    if count == 0 {
+        return 0; // the kernel would wake one
+    }
     let count = c_int::try_from(count).unwrap_or(c_int::MAX);
     // SAFETY: `word` is a live, aligned u32; the kernel uses its address as a key only.
     let result = unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, count) };
@@ -167,10 +170,9 @@ mod tests {
             }
             7
         });
-        // Wake only a child that really sleeps: nobody is woken until then.
-        while futex_wake(word, 0) == 0 && word.load(Ordering::Relaxed) == 0 {
-            word.store(1, Ordering::Release);
-        }
+        // Somebody was woken, so the child does sleep here; it finds nothing and sleeps again.
+        testing::eventually(|| futex_wake(word, 1) == 1);
+        word.store(1, Ordering::Release);
         while !child.has_ended() {
             futex_wake(word, 1);
             std::thread::yield_now();
@@ -205,6 +207,12 @@ mod tests {
             });
             assert!(saw_flag == 1 || saw_entry == 1);
         }
+    }
+
+    #[test]
+    fn waking_nobody_wakes_nobody() {
+        assert_eq!(futex_wake(&AtomicU32::new(0), 0), 0);
+        assert_eq!(futex_wake(&AtomicU32::new(0), 1), 0);
     }
 
     #[test]

@@ -36,6 +36,8 @@ pub(super) struct Peer {
 
 /// Slack in a segment's size: it may be rounded up to huge pages.
 const ROUNDING: usize = 1 << 30;
+/// How often those who have not called yet are asked whether they live.
+const PROBE_EVERY: Duration = Duration::from_millis(200);
 /// How long one greeting may take to arrive on an accepted connection.
 const GREETING_TIME: Duration = Duration::from_secs(5);
 
@@ -58,14 +60,15 @@ pub(super) fn connect(
     let me = world.rank as usize;
     exchange.put(&key(me), &address(&listener))?;
     exchange.barrier()?;
+    let addresses = (0..size).map(|rank| exchange.get(&key(rank))).collect::<Result<Vec<_>, _>>()?;
     let mut called = Vec::with_capacity(me);
-    for rank in 0..me {
-        let connection = call(rank, &exchange.get(&key(rank))?, deadline)?;
+    for (rank, address) in addresses.iter().enumerate().take(me) {
+        let connection = call(rank, address, deadline)?;
         greet(world, ours, &connection, deadline).map_err(|problem| Error::Peer { rank, problem })?;
         called.push(connection);
     }
     for _ in me + 1..size {
-        let (rank, peer, connection) = answer(world, ours, &listener, &peers, deadline)?;
+        let (rank, peer, connection) = answer(world, ours, &listener, (&peers, &addresses), deadline)?;
         add(&mut watch, rank, connection)?;
         peers[rank] = Some(peer);
     }
@@ -137,11 +140,19 @@ fn answer(
     world: &World<'_>,
     ours: &Pair,
     listener: &Listener,
-    peers: &[Option<Peer>],
+    (peers, addresses): (&[Option<Peer>], &[String]),
     deadline: Instant,
 ) -> Result<(usize, Peer, Connection), Error> {
     loop {
-        let connection = listener.accept(deadline).map_err(|error| missing(world, peers, &error))?;
+        let slice = deadline.min(Instant::now() + PROBE_EVERY);
+        let connection = match listener.accept(slice) {
+            Ok(connection) => connection,
+            Err(error) if Instant::now() >= deadline => return Err(missing(world, peers, &error)),
+            Err(_) => {
+                probe(world, peers, addresses)?;
+                continue;
+            }
+        };
         if connection.require_same_user().is_err() {
             continue;
         }
@@ -166,6 +177,16 @@ fn answer(
             }
         };
     }
+}
+
+/// Whether those who have not called yet still live: their listeners vanish with them. A probe looks like a stranger
+/// to them.
+fn probe(world: &World<'_>, peers: &[Option<Peer>], addresses: &[String]) -> Result<(), Error> {
+    let late = (0..peers.len()).filter(|rank| *rank > world.rank as usize && peers[*rank].is_none());
+    for rank in late {
+        call(rank, &addresses[rank], Instant::now() + GREETING_TIME)?;
+    }
+    Ok(())
 }
 
 /// Names the ranks that never called.

@@ -1,0 +1,57 @@
+//! One model with at most one mutant, in a process of its own: however it dies, the others go on.
+
+use std::panic::PanicHookInfo;
+use std::process::ExitCode;
+
+use nemesia_core::sync::model::set_mutant;
+
+use crate::complain;
+use crate::models::Model;
+use crate::mutant::Mutant;
+use crate::stage::{self, Run};
+use crate::table;
+
+/// Exit code: an assertion of the model, or loom, found a violation.
+pub(crate) const VIOLATED: i32 = 10;
+/// Exit code: a limit was met or loom itself failed. This says nothing about the code under test.
+pub(crate) const UNDECIDED: i32 = 11;
+/// What a model that holds prints before the number of executions.
+pub(crate) const EXECUTIONS: &str = "executions ";
+
+/// What a child does.
+#[derive(Clone, Copy)]
+pub(crate) struct Task {
+    pub(crate) model: &'static Model,
+    pub(crate) mutant: Option<Mutant>,
+    pub(crate) long: bool,
+}
+
+/// Runs the model. Does not return when it fails: the hook ends the process.
+pub(crate) fn run(task: &Task) -> ExitCode {
+    // Loom unwinds its coroutines one by one, and may panic again meanwhile: the first panic is the verdict.
+    std::panic::set_hook(Box::new(|panic| {
+        complain(&panic.to_string());
+        std::process::exit(verdict(panic));
+    }));
+    let blunder = match task.mutant {
+        Some(Mutant::Blunder(blunder)) => Some(blunder),
+        Some(Mutant::Weak(edge, end)) => {
+            set_mutant(Some((edge, end)));
+            None
+        }
+        None => None,
+    };
+    (task.model.run)(&Run { long: task.long, blunder });
+    table::print(&format!("{EXECUTIONS}{}\n", stage::executions()))
+}
+
+/// Loom's own panics are violations only where it reports what the program under test did.
+fn verdict(panic: &PanicHookInfo<'_>) -> i32 {
+    let ours = panic.location().is_some_and(|location| !location.file().contains("/loom-"));
+    let message = panic.payload_as_str().unwrap_or_default();
+    if ours || message.contains("Causality violation") || message.starts_with("deadlock") {
+        VIOLATED
+    } else {
+        UNDECIDED
+    }
+}

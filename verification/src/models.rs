@@ -1,0 +1,65 @@
+//! The models, and what each must kill.
+#![allow(clippy::expect_used, clippy::panic, reason = "panicking is how a model fails")]
+
+mod cells;
+mod crash;
+mod fastbox;
+mod header;
+mod port;
+mod queue;
+mod ring;
+mod sleep;
+
+use nemesia_core::sync::Edge;
+
+use crate::mutant::{Blunder, ENDS, Mutant};
+use crate::stage::Run;
+
+/// A model: one promise of one structure.
+pub(crate) struct Model {
+    /// `structure/promise`, for the command line.
+    pub(crate) name: &'static str,
+    /// The code under test, in `nemesia-core`.
+    pub(crate) structure: &'static str,
+    /// The promise.
+    pub(crate) property: &'static str,
+    /// Edges without which the promise is broken: both ends are mutants that the model must kill.
+    pub(crate) edges: &'static [Edge],
+    /// Mistakes that the model can make, and must notice.
+    pub(crate) blunders: &'static [Blunder],
+    /// Explores.
+    pub(crate) run: fn(&Run),
+}
+
+impl Model {
+    /// Every mutant that the model must kill.
+    pub(crate) fn mutants(&self) -> impl Iterator<Item = Mutant> {
+        let weak = self.edges.iter().flat_map(|&edge| ENDS.map(|end| Mutant::Weak(edge, end)));
+        weak.chain(self.blunders.iter().copied().map(Mutant::Blunder))
+    }
+}
+
+/// Every model.
+pub(crate) const ALL: &[Model] = &[
+    fastbox::WRAP,
+    fastbox::SEVERAL_SLOTS,
+    cells::REFILL,
+    cells::SWEEP,
+    queue::PRODUCERS,
+    queue::HINT,
+    queue::STALE,
+    ring::BYTES,
+    ring::RECORDS,
+    header::READY,
+    sleep::WAKE,
+    sleep::TWICE,
+    sleep::TWO_WAKERS,
+    port::BY_SIZE,
+    port::OVERFLOW,
+    port::TWO_SENDERS,
+    crash::PRODUCER,
+    crash::FASTBOX,
+    crash::RECEIVER_DIES,
+    crash::RING,
+    crash::PORT,
+];

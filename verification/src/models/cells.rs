@@ -1,0 +1,224 @@
+//! The cell pool, its return rings, and the sweep that makes the receive queue a hint.
+
+use loom::cell::UnsafeCell;
+use nemesia_core::shared::pool::{
+    CellHeader, CellRecord, CellState, PeerPool, Pool, ReturnReceiver, ReturnSender, ReturnSlot,
+};
+use nemesia_core::shared::queue::{Consumer, Producer, Queue};
+use nemesia_core::sync::{Edge, PayloadMut, Word64};
+
+use super::Model;
+use crate::mutant::Blunder;
+use crate::stage::{Run, assert_whole, both, bytes, envelope, payload, several};
+
+/// One cell goes round and round.
+pub(super) const REFILL: Model = Model {
+    name: "cells/refill",
+    structure: "pool, return ring, queue",
+    property: "a cell named by the queue is whole; it is not refilled before it is given back",
+    edges: &[Edge::QueuePublish, Edge::CellReturn],
+    blunders: &[Blunder::ReturnBeforeRead, Blunder::EnqueueBeforePublish, Blunder::RefillUnreturned],
+    run: refill,
+};
+
+/// The queue's entry is lost.
+pub(super) const SWEEP: Model = Model {
+    name: "cells/sweep",
+    structure: "pool, without queue",
+    property: "a packet whose queue entry is lost is found, whole, by its cell alone",
+    edges: &[Edge::CellPublish, Edge::CellReturn],
+    blunders: &[],
+    run: sweep,
+};
+
+/// The receiver's rank.
+pub(super) const RECEIVER: u16 = 1;
+/// Payload bytes of a cell.
+pub(super) const LEN: usize = 2;
+/// Attempts that a thread makes before it leaves the rest to the end.
+const ATTEMPTS: usize = 4;
+
+/// The shared memory of one owner and one receiver.
+pub(super) struct Memory {
+    headers: Vec<CellHeader>,
+    payload: Vec<UnsafeCell<u8>>,
+    returns: Vec<ReturnSlot>,
+    entries: Vec<Word64>,
+    tail: Word64,
+}
+
+impl Memory {
+    pub(super) fn new(cells: usize, entries: usize) -> Self {
+        Self {
+            headers: several(cells, CellHeader::empty),
+            payload: payload(cells * LEN),
+            returns: several(cells, ReturnSlot::empty),
+            entries: several(entries, || Word64::new(0)),
+            tail: Word64::new(0),
+        }
+    }
+
+    pub(super) fn queue(&self) -> Queue<'_> {
+        Queue::new(&self.entries, &self.tail)
+    }
+
+    pub(super) fn owner(&self) -> Owner<'_> {
+        let records = vec![CellRecord::default(); self.headers.len()];
+        let pool = Pool::new(&self.headers, PayloadMut::from_cells(&self.payload), LEN, records);
+        Owner {
+            pool: pool.expect("the sizes fit"),
+            returned: ReturnReceiver::new(&self.returns),
+            queue: Some(Producer::new(self.queue())),
+            next: 1,
+        }
+    }
+
+    /// An owner whose cells nobody enqueues.
+    pub(super) fn owner_without_queue(&self) -> Owner<'_> {
+        Owner { queue: None, ..self.owner() }
+    }
+
+    pub(super) fn receiver(&self) -> Receiving<'_> {
+        let payload = PayloadMut::from_cells(&self.payload).as_read();
+        Receiving {
+            cells: PeerPool::new(&self.headers, payload, LEN),
+            give_back: ReturnSender::new(&self.returns),
+            queue: Consumer::new(self.queue()),
+            next: 1,
+            return_early: false,
+        }
+    }
+}
+
+/// The owner of the cells, and the number of its next message.
+pub(super) struct Owner<'a> {
+    pub(super) pool: Pool<'a, Vec<CellRecord>>,
+    returned: ReturnReceiver<'a>,
+    /// `None` when entries are lost.
+    queue: Option<Producer<'a>>,
+    pub(super) next: u8,
+}
+
+impl Owner<'_> {
+    /// Takes back the cells that were given back.
+    pub(super) fn collect(&mut self) {
+        while let Some(cell) = self.returned.pop() {
+            self.pool.give_back(cell, RECEIVER.into()).expect("the receiver is honest");
+        }
+    }
+
+    /// Sends the next message if there is a cell for it.
+    pub(super) fn send(&mut self, blunder: Option<Blunder>) -> bool {
+        self.collect();
+        if self.pool.free() == 0 && blunder == Some(Blunder::RefillUnreturned) {
+            self.pool.reclaim(RECEIVER.into());
+        }
+        let Some(cell) = self.pool.take(RECEIVER.into()) else { return false };
+        if blunder == Some(Blunder::EnqueueBeforePublish) {
+            self.enqueue(cell);
+        }
+        let (envelope, payload) = (envelope(self.next, LEN), bytes(self.next, LEN));
+        assert!(self.pool.publish(cell, RECEIVER, self.next.into(), &envelope, &payload));
+        if blunder != Some(Blunder::EnqueueBeforePublish) {
+            self.enqueue(cell);
+        }
+        self.next += 1;
+        true
+    }
+
+    fn enqueue(&mut self, cell: u32) {
+        if let Some(queue) = &mut self.queue {
+            queue.push(cell).expect("nobody scribbles");
+        }
+    }
+}
+
+/// The receiver, and the number of the message that is due.
+pub(super) struct Receiving<'a> {
+    pub(super) cells: PeerPool<'a>,
+    give_back: ReturnSender<'a>,
+    queue: Consumer<'a>,
+    pub(super) next: u8,
+    return_early: bool,
+}
+
+impl Receiving<'_> {
+    /// Takes the cell at the head of the queue, if there is one, and checks it.
+    pub(super) fn take(&mut self) -> bool {
+        let Some(cell) = self.queue.peek().expect("nobody scribbles") else { return false };
+        self.take_cell(cell);
+        self.queue.advance();
+        true
+    }
+
+    /// Takes the message that is due from whichever cell has it.
+    pub(super) fn sweep(&mut self) -> bool {
+        let Some(cell) = self.cells.find(RECEIVER, self.next.into()) else { return false };
+        self.take_cell(cell);
+        true
+    }
+
+    fn take_cell(&mut self, cell: u32) {
+        let state = self.cells.inspect(cell, RECEIVER, self.next.into());
+        let CellState::Due { envelope, len } = state else {
+            panic!("cell {cell} should hold message {}, but it is {state:?}", self.next);
+        };
+        if self.return_early {
+            self.give_back.push(cell);
+        }
+        let mut payload = vec![0; len];
+        assert!(self.cells.read(cell, 0, &mut payload));
+        assert_whole(self.next, &envelope, &payload);
+        if !self.return_early {
+            self.give_back.push(cell);
+        }
+        self.next += 1;
+    }
+}
+
+fn refill(run: &Run) {
+    let blunder = run.blunder;
+    let (count, cells) = (run.size(3, 4), run.size(1, 2));
+    run.explore(3, move || {
+        let memory = Memory::new(cells, 2);
+        let (mut owner, mut receiver) = (memory.owner(), memory.receiver());
+        receiver.return_early = blunder == Some(Blunder::ReturnBeforeRead);
+        both(
+            || attempt(|| owner.next <= count && !owner.send(blunder)),
+            || attempt(|| receiver.next <= count && !receiver.take()),
+        );
+        while receiver.next <= count {
+            let sent = owner.next <= count && owner.send(None);
+            assert!(receiver.take() || sent, "message {} is lost", receiver.next);
+        }
+        assert!(!receiver.take(), "a message came twice");
+        owner.collect();
+        assert_eq!(owner.pool.free(), cells, "a cell is lost");
+    });
+}
+
+fn sweep(run: &Run) {
+    let count = run.size(3, 4);
+    run.explore(3, move || {
+        let memory = Memory::new(2, 2);
+        let (mut owner, mut receiver) = (memory.owner_without_queue(), memory.receiver());
+        both(
+            || attempt(|| owner.next <= count && !owner.send(None)),
+            || attempt(|| receiver.next <= count && !receiver.sweep()),
+        );
+        while receiver.next <= count {
+            let sent = owner.next <= count && owner.send(None);
+            assert!(receiver.sweep() || sent, "message {} is lost", receiver.next);
+        }
+        assert!(!receiver.sweep(), "a message came twice");
+    });
+}
+
+/// Calls `again` a few times; others run in between when it says that it could not go on.
+fn attempt(mut again: impl FnMut() -> bool) {
+    for _ in 0..ATTEMPTS {
+        if again() {
+            loom::thread::yield_now();
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! A process is killed before each of its accesses to shared memory; the others go on.
+//!
+//! Nobody in these models waits for another: each call returns, and what is left at the end is looked at once.
+
+use nemesia_core::port::MessagePort;
+use nemesia_core::shared::fastbox::{Sender, Slot};
+use nemesia_core::shared::pool::CellState;
+use nemesia_core::shared::queue::{Consumer, Producer};
+use nemesia_core::shared::ring::{RecordReader, RecordWriter};
+use nemesia_core::sync::Word64;
+
+use super::Model;
+use super::cells::{Memory, RECEIVER};
+use super::{fastbox, port, ring};
+use crate::stage::{Run, both, crash, several, three};
+
+/// A producer dies.
+pub(super) const PRODUCER: Model = Model {
+    name: "crash/producer",
+    structure: "pool, queue (4 entries)",
+    property: "a producer dies anywhere: its cell is there whole or not at all; the others' all come",
+    edges: &[],
+    blunders: &[],
+    run: producer,
+};
+
+/// A fastbox's sender dies.
+pub(super) const FASTBOX: Model = Model {
+    name: "crash/fastbox",
+    structure: "fastbox (8 slots)",
+    property: "a sender dies anywhere: whole messages only, and all whose sending had ended",
+    edges: &[],
+    blunders: &[],
+    run: fastbox_sender,
+};
+
+/// A receiver dies.
+pub(super) const RECEIVER_DIES: Model = Model {
+    name: "crash/receiver",
+    structure: "pool, return ring",
+    property: "a receiver dies anywhere: its owner takes back every cell, each once, and fills them again",
+    edges: &[],
+    blunders: &[],
+    run: receiver,
+};
+
+/// A ring's writer dies.
+pub(super) const RING: Model = Model {
+    name: "crash/ring",
+    structure: "record ring (8 bytes)",
+    property: "a writer dies anywhere: whole records only, and all whose writing had ended",
+    edges: &[],
+    blunders: &[],
+    run: ring_writer,
+};
+
+/// A process dies that sends on both paths.
+pub(super) const PORT: Model = Model {
+    name: "crash/port",
+    structure: "port (4 slots, 4 cells)",
+    property: "a sender dies anywhere: no fault, no wait; the other's messages come; lent cells come back",
+    edges: &[],
+    blunders: &[],
+    run: whole_port,
+};
+
+/// The dying producer's cell has this number, the living one's the numbers below.
+const DEAD: u32 = 2;
+
+fn producer(run: &Run) {
+    run.explore_crashes(run.size(2, 2), |accesses| {
+        let (alive, doomed) = (Memory::new(2, 4), Memory::new(1, 4));
+        let queue = alive.queue();
+        let mut consumer = Consumer::new(queue);
+        let mut came = Vec::new();
+        let mut take = || match consumer.peek().expect("nobody scribbles") {
+            Some(cell) => {
+                consumer.advance();
+                came.push(cell);
+                true
+            }
+            None => false,
+        };
+        let live = || {
+            let mut producer = Producer::new(queue);
+            (0..DEAD).for_each(|cell| producer.push(cell).expect("nobody scribbles"));
+        };
+        let (mut owner, mut ended) = (doomed.owner_without_queue(), false);
+        let dying = || {
+            crash(accesses, || {
+                assert!(owner.send(None));
+                Producer::new(queue).push(DEAD).expect("nobody scribbles");
+                ended = true;
+            })
+        };
+        let poll = || {
+            for _ in 0..2 {
+                if !take() {
+                    loom::thread::yield_now();
+                }
+            }
+        };
+        let (crashed, (), ()) = three(dying, live, poll);
+        while take() {}
+        let enqueued = came.contains(&DEAD);
+        came.retain(|&cell| cell != DEAD);
+        assert_eq!(came, [0, 1], "the living one's cells, in order");
+        assert!(enqueued || !ended, "its push had ended");
+        let mut receiver = doomed.receiver();
+        let published = receiver.cells.inspect(0, RECEIVER, 1) != CellState::Other;
+        assert!(published || !enqueued, "an entry names a cell that is not filled");
+        assert_eq!(receiver.sweep(), published, "a cell that is there is whole");
+        crashed
+    });
+}
+
+fn fastbox_sender(run: &Run) {
+    const LEN: usize = 60;
+    run.explore_crashes(run.size(3, 3), |accesses| {
+        let (slots, ack) = (several(8, Slot::empty), Word64::new(0));
+        let mut sending = fastbox::Sending { sender: Sender::new(&slots, &ack), next: 1, len: LEN };
+        let mut taking = fastbox::Taking::new(&slots, &ack, LEN);
+        let (crashed, ()) = both(
+            || crash(accesses, || while sending.next <= 2 && sending.push() {}),
+            || (0..2).for_each(|_| _ = taking.take()),
+        );
+        while taking.take() {}
+        assert!(taking.next >= sending.next, "a message whose sending had ended is lost");
+        crashed
+    });
+}
+
+fn receiver(run: &Run) {
+    run.explore_crashes(run.size(3, 3), |accesses| {
+        let memory = Memory::new(2, 2);
+        let (mut owner, mut receiver) = (memory.owner(), memory.receiver());
+        assert!(owner.send(None) && owner.send(None));
+        let (crashed, sent) = both(
+            || crash(accesses, || while receiver.take() {}),
+            || (0..2).filter(|_| owner.send(None)).count(),
+        );
+        owner.collect();
+        let returned = owner.pool.free();
+        assert!(returned + sent >= usize::from(receiver.next) - 1, "a cell that was given back is lost");
+        assert_eq!(owner.pool.reclaim(RECEIVER.into()), 2 - returned);
+        assert_eq!((owner.pool.free(), owner.pool.reclaim(RECEIVER.into())), (2, 0));
+        assert!(owner.send(None) && owner.send(None) && !owner.send(None), "each cell is free once");
+        crashed
+    });
+}
+
+fn ring_writer(run: &Run) {
+    run.explore_crashes(run.size(3, 3), |accesses| {
+        let memory = ring::Memory::new(8);
+        let (mut next, mut due) = (1, 1);
+        let mut writer = RecordWriter::new(memory.ring());
+        let mut reader = RecordReader::new(memory.ring());
+        let (crashed, ()) = both(
+            || crash(accesses, || (0..3).for_each(|_| _ = ring::push(&mut writer, &mut next))),
+            || (0..2).for_each(|_| _ = ring::pop(&mut reader, &mut due)),
+        );
+        while ring::pop(&mut reader, &mut due) {}
+        assert!(due >= next, "a record whose writing had ended is lost");
+        crashed
+    });
+}
+
+fn whole_port(run: &Run) {
+    run.explore_crashes(run.size(1, 1), |accesses| {
+        let world = port::World::new(3);
+        let mut taking = port::Taking::new(world.port(0), 3);
+        let whole = taking.port.free_cells();
+        let lent = port::lend(&mut taking.port, 1);
+        let mut doomed = port::sending_both(world.port(1), 0);
+        let mut alive = port::sending_both(world.port(2), 0);
+        let (crashed, (), ()) = three(
+            || crash(accesses, || while doomed.send() {}),
+            || while alive.send() {},
+            || taking.attempt(2),
+        );
+        taking.take_all();
+        assert_eq!(taking.due[2], alive.next(), "the living one's messages all come");
+        assert!(taking.due[1] >= doomed.next(), "a message whose sending had ended is lost");
+        assert_eq!(taking.port.free_cells(), whole - lent);
+        taking.port.close(1);
+        assert_eq!(taking.port.free_cells(), whole, "a cell that the dead one held is lost");
+        crashed
+    });
+}

@@ -1,0 +1,121 @@
+//! The fastbox: a sender and a receiver on a ring that wraps.
+
+use nemesia_core::shared::fastbox::{Receiver, Sender, Slot};
+use nemesia_core::sync::{Edge, Word64};
+
+use super::Model;
+use crate::mutant::Blunder;
+use crate::stage::{Run, assert_whole, both, bytes, envelope, several};
+
+/// Packets of one slot.
+pub(super) const WRAP: Model = Model {
+    name: "fastbox/wrap",
+    structure: "fastbox (4 slots)",
+    property: "each message once, whole, in order; no slot overwritten before it is released",
+    edges: &[Edge::FastboxPublish, Edge::FastboxAck],
+    blunders: &[Blunder::AckBeforeRead],
+    run: |run| wrap(run, 4, 8, 3),
+};
+
+/// Packets of several slots, of which only the first one's stamp is released.
+pub(super) const SEVERAL_SLOTS: Model = Model {
+    name: "fastbox/several-slots",
+    structure: "fastbox (8 slots)",
+    property: "the same for messages of two slots, whose second stamp is not ordered",
+    edges: &[Edge::FastboxPublish, Edge::FastboxAck],
+    blunders: &[Blunder::AckBeforeRead],
+    run: |run| wrap(run, 8, 104, 3),
+};
+
+/// Attempts that a thread makes before it leaves the rest to the end.
+const ATTEMPTS: usize = 4;
+
+/// Fills the ring but for one message; then sender and receiver go on together; then alone to the end.
+fn wrap(run: &Run, slots: usize, len: usize, before: u8) {
+    let early = run.blunders(Blunder::AckBeforeRead);
+    let count = before + run.size(3, 4);
+    run.explore(3, move || {
+        let slots = several(slots, Slot::empty);
+        let (ack, nowhere) = (Word64::new(0), Word64::new(0));
+        let mut sending = Sending { sender: Sender::new(&slots, &ack), next: 1, len };
+        for _ in 0..before {
+            assert!(sending.push(), "a ring that is not full has room");
+        }
+        let mut taking = Taking::new(&slots, &ack, len);
+        if early {
+            taking = taking.that_acknowledges_early(&slots, &ack, &nowhere);
+        }
+        both(
+            || attempt(|| sending.next <= count && !sending.push()),
+            || attempt(|| taking.take() || taking.next <= count),
+        );
+        while taking.next <= count {
+            let sent = sending.next <= count && sending.push();
+            assert!(taking.take() || sent, "message {} is lost, or there is no room for it", taking.next);
+        }
+        assert!(!taking.take(), "a message came twice");
+    });
+}
+
+/// Calls `again` a few times, while it says so; others run in between.
+fn attempt(mut again: impl FnMut() -> bool) {
+    for _ in 0..ATTEMPTS {
+        if again() {
+            loom::thread::yield_now();
+        }
+    }
+}
+
+/// The sender, and the number of its next message.
+pub(super) struct Sending<'a> {
+    pub(super) sender: Sender<'a>,
+    pub(super) next: u8,
+    pub(super) len: usize,
+}
+
+impl Sending<'_> {
+    /// Sends the next message if there is room.
+    pub(super) fn push(&mut self) -> bool {
+        let (envelope, payload) = (envelope(self.next, self.len), bytes(self.next, self.len));
+        let pushed = self.sender.push(self.next.into(), &envelope, &payload);
+        let pushed = pushed.expect("the receiver is honest");
+        self.next += u8::from(pushed);
+        pushed
+    }
+}
+
+/// The receiver, and the number of the message that is due.
+pub(super) struct Taking<'a> {
+    receiver: Receiver<'a>,
+    /// Tells the sender in the receiver's stead, and too early.
+    blunderer: Option<Receiver<'a>>,
+    pub(super) next: u8,
+    len: usize,
+}
+
+impl<'a> Taking<'a> {
+    pub(super) fn new(slots: &'a [Slot], ack: &'a Word64, len: usize) -> Self {
+        Self { receiver: Receiver::new(slots, ack), blunderer: None, next: 1, len }
+    }
+
+    fn that_acknowledges_early(self, slots: &'a [Slot], ack: &'a Word64, nowhere: &'a Word64) -> Self {
+        let blunderer = Some(Receiver::new(slots, ack));
+        Self { receiver: Receiver::new(slots, nowhere), blunderer, ..self }
+    }
+
+    /// Takes the message at the head, if there is one, and checks it.
+    pub(super) fn take(&mut self) -> bool {
+        let Some(packet) = self.receiver.peek().expect("the sender is honest") else { return false };
+        assert_eq!(packet.sequence, u16::from(self.next), "lost, doubled or out of order");
+        assert_eq!(packet.len, self.len);
+        if let Some(blunderer) = &mut self.blunderer {
+            blunderer.advance(&packet);
+        }
+        let mut payload = vec![0; packet.len];
+        self.receiver.read(&packet, 0, &mut payload);
+        assert_whole(self.next, &packet.envelope, &payload);
+        self.receiver.advance(&packet);
+        self.next += 1;
+        true
+    }
+}

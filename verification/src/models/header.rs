@@ -1,0 +1,34 @@
+//! The segment header.
+
+use nemesia_core::shared::layout::{Geometry, Identity, LayoutError, SegmentHeader, SegmentKind};
+use nemesia_core::sync::Edge;
+
+use super::Model;
+use crate::stage::{Run, three};
+
+/// A header is complete or not there.
+pub(super) const READY: Model = Model {
+    name: "header/ready",
+    structure: "segment header",
+    property: "who finds it ready finds every field; before that it is not ready, never wrong",
+    edges: &[Edge::SegmentReady],
+    blunders: &[],
+    run: ready,
+};
+
+/// Bytes of the segment that the header claims.
+const TOTAL: u64 = 8192;
+
+fn ready(run: &Run) {
+    let geometry = Geometry { peers: 2, cells: 4, cell_bytes: 256, fastbox_slots: 4 };
+    let identity = Identity { kind: SegmentKind::Own, geometry, rank: 1, epoch: 77 };
+    run.explore(3, move || {
+        let header = SegmentHeader::empty();
+        let look = || match header.check(&identity, TOTAL) {
+            Ok(()) | Err(LayoutError::NotReady) => {}
+            Err(error) => panic!("a header that is ready is wrong: {error}"),
+        };
+        three(|| header.publish(&identity, TOTAL), look, look);
+        assert_eq!(header.check(&identity, TOTAL), Ok(()));
+    });
+}

@@ -1,0 +1,287 @@
+//! The whole shared-memory port, at both ends: fastboxes, cells and queue under one sequence number.
+
+use loom::cell::UnsafeCell;
+use nemesia_core::port::{Arrival, MessagePort, PeerId, Polled};
+use nemesia_core::shared::fastbox::{Receiver, Sender, Slot};
+use nemesia_core::shared::layout::Line;
+use nemesia_core::shared::pool::{
+    CellHeader, CellRecord, PeerPool, Pool, ReturnReceiver, ReturnSender, ReturnSlot,
+};
+use nemesia_core::shared::port::{Ends, Link, Place, PortConfig, ShmPort, Waker};
+use nemesia_core::shared::queue::{Consumer, Producer, Queue};
+use nemesia_core::shared::sleep::SleepWord;
+use nemesia_core::sync::{Edge, FenceMode, PayloadMut, Word64};
+
+use super::Model;
+use crate::stage::{Run, assert_whole, both, bytes, envelope, payload, several, three};
+
+/// The path is chosen by size.
+pub(super) const BY_SIZE: Model = Model {
+    name: "port/by-size",
+    structure: "port (4 slots, 4 cells)",
+    property: "messages alternate between fastbox and cells: all come, whole, in order; no fault",
+    edges: &[Edge::FastboxPublish, Edge::QueuePublish],
+    blunders: &[],
+    run: by_size,
+};
+
+/// The path is chosen by room.
+pub(super) const OVERFLOW: Model = Model {
+    name: "port/overflow",
+    structure: "port (4 slots, 4 cells)",
+    property: "what a full fastbox refuses goes into a cell, and later ones into the fastbox again: in order",
+    edges: &[Edge::FastboxPublish, Edge::FastboxAck, Edge::QueuePublish],
+    blunders: &[],
+    run: overflow,
+};
+
+/// Two peers send.
+pub(super) const TWO_SENDERS: Model = Model {
+    name: "port/two-senders",
+    structure: "port (4 slots, 4 cells)",
+    property: "two senders, both paths: each one's messages come in its order",
+    edges: &[Edge::FastboxPublish, Edge::QueuePublish],
+    blunders: &[],
+    run: two_senders,
+};
+
+/// Cells in each pool.
+const CELLS: usize = 4;
+/// Payload bytes of a cell.
+const CELL_BYTES: usize = 4;
+/// Slots of each fastbox.
+const SLOTS: usize = 4;
+/// Payload bytes that still go through a fastbox.
+const SMALL: usize = 2;
+/// Payload bytes that take a cell.
+const LARGE: usize = 3;
+/// Attempts that a thread makes before it leaves the rest to the end.
+const ATTEMPTS: usize = 4;
+/// Polls within which a packet that lies there must come, when nothing else goes on.
+const POLLS: usize = 4;
+
+/// One process's two segments.
+struct Process {
+    acks: Vec<Line>,
+    returns: Vec<Vec<ReturnSlot>>,
+    fastboxes: Vec<Vec<Slot>>,
+    headers: Vec<CellHeader>,
+    payload: Vec<UnsafeCell<u8>>,
+    tail: Word64,
+    entries: Vec<Word64>,
+    sleep: SleepWord,
+}
+
+/// The shared memory of a world.
+pub(super) struct World(Vec<Process>);
+
+impl World {
+    pub(super) fn new(peers: usize) -> Self {
+        Self(several(peers, || Process {
+            acks: several(peers, || Line::new(0)),
+            returns: several(peers, || several(CELLS, ReturnSlot::empty)),
+            fastboxes: several(peers, || several(SLOTS, Slot::empty)),
+            headers: several(CELLS, CellHeader::empty),
+            payload: payload(CELLS * CELL_BYTES),
+            tail: Word64::new(0),
+            entries: several((peers * CELLS).next_power_of_two(), || Word64::new(0)),
+            sleep: SleepWord::awake(),
+        }))
+    }
+
+    fn queue(&self, rank: usize) -> Queue<'_> {
+        Queue::new(&self.0[rank].entries, &self.0[rank].tail)
+    }
+
+    fn link(&self, me: usize, peer: usize) -> Link<'_> {
+        let (own, its) = (&self.0[me], &self.0[peer]);
+        Link::new(Ends {
+            outbound: Sender::new(&own.fastboxes[peer], &its.acks[me].word),
+            inbound: Receiver::new(&its.fastboxes[me], &own.acks[peer].word),
+            cells: PeerPool::new(&its.headers, PayloadMut::from_cells(&its.payload).as_read(), CELL_BYTES),
+            give_back: ReturnSender::new(&own.returns[peer]),
+            given_back: ReturnReceiver::new(&its.returns[me]),
+            queue: Producer::new(self.queue(peer)),
+            sleep: &its.sleep,
+        })
+    }
+
+    /// The port of one process.
+    pub(super) fn port(&self, me: usize) -> Port<'_> {
+        let own = &self.0[me];
+        let records = vec![CellRecord::default(); CELLS];
+        let pool = Pool::new(&own.headers, PayloadMut::from_cells(&own.payload), CELL_BYTES, records);
+        let links = (0..self.0.len()).map(|peer| (peer != me).then(|| self.link(me, peer))).collect();
+        let config = PortConfig { rank: me as PeerId, fastbox_limit: SMALL, fences: FenceMode::Symmetric };
+        let pool = pool.expect("the sizes fit");
+        ShmPort::new(config, links, pool, CELLS as u32, Consumer::new(self.queue(me)), Wakes(0))
+    }
+}
+
+/// Counts the wakes. Nobody sleeps in these models, so that there must be none.
+#[derive(Debug)]
+pub(super) struct Wakes(u32);
+
+impl Waker for Wakes {
+    fn wake(&mut self, _: PeerId, _: &SleepWord) {
+        self.0 += 1;
+    }
+}
+
+/// A port of the models.
+pub(super) type Port<'a> = ShmPort<'a, Wakes, Vec<Option<Link<'a>>>, Vec<CellRecord>>;
+
+/// A port that sends numbered messages to one peer.
+pub(super) struct Sending<'a> {
+    port: Port<'a>,
+    to: PeerId,
+    next: u8,
+    count: u8,
+    size: fn(u8) -> usize,
+}
+
+impl<'a> Sending<'a> {
+    pub(super) fn new(port: Port<'a>, to: PeerId, count: u8, size: fn(u8) -> usize) -> Self {
+        Self { port, to, next: 1, count, size }
+    }
+
+    /// Sends the next message, if there is one and there is room.
+    pub(super) fn send(&mut self) -> bool {
+        if self.next > self.count {
+            return false;
+        }
+        let len = (self.size)(self.next);
+        let sent = self.port.send(self.to, &envelope(self.next, len), &bytes(self.next, len));
+        let sent = sent.expect("the receiver is honest");
+        self.next += u8::from(sent);
+        sent
+    }
+
+    pub(super) fn attempt(&mut self) {
+        for _ in 0..ATTEMPTS {
+            if self.next <= self.count && !self.send() {
+                loom::thread::yield_now();
+            }
+        }
+    }
+}
+
+impl Sending<'_> {
+    /// The number of the next message.
+    pub(super) fn next(&self) -> u8 {
+        self.next
+    }
+}
+
+/// A port that sends one message through each path.
+pub(super) fn sending_both(port: Port<'_>, to: PeerId) -> Sending<'_> {
+    Sending::new(port, to, 2, |number| if number == 1 { LARGE } else { SMALL })
+}
+
+/// Lends a cell to a peer. Returns how many that is.
+pub(super) fn lend(port: &mut Port<'_>, to: PeerId) -> usize {
+    let sent = port.send(to, &envelope(1, LARGE), &bytes(1, LARGE));
+    usize::from(sent.expect("the receiver is honest"))
+}
+
+/// A port that takes numbered messages.
+pub(super) struct Taking<'a> {
+    pub(super) port: Port<'a>,
+    /// The number that is due, by sender.
+    pub(super) due: Vec<u8>,
+}
+
+impl<'a> Taking<'a> {
+    pub(super) fn new(port: Port<'a>, peers: usize) -> Self {
+        Self { port, due: vec![1; peers] }
+    }
+
+    /// Polls once.
+    pub(super) fn take(&mut self) -> bool {
+        match self.port.poll() {
+            Polled::Idle => false,
+            Polled::Packet(arrival) => {
+                self.check(&arrival);
+                self.port.release(arrival);
+                true
+            }
+            Polled::Fault(fault) => panic!("an honest peer is accused: {fault}"),
+        }
+    }
+
+    fn check(&mut self, arrival: &Arrival<Place>) {
+        let mut payload = vec![0; arrival.len];
+        self.port.read(arrival, 0, &mut payload);
+        let due = &mut self.due[arrival.peer as usize];
+        assert_whole(*due, &arrival.envelope, &payload);
+        *due += 1;
+    }
+
+    /// Polls some times while others run.
+    pub(super) fn attempt(&mut self, polls: usize) {
+        for _ in 0..polls {
+            if !self.take() {
+                loom::thread::yield_now();
+            }
+        }
+    }
+
+    /// Takes what lies there, with nobody else running.
+    pub(super) fn take_all(&mut self) {
+        let mut idle = 0;
+        while idle < POLLS {
+            idle = if self.take() { 0 } else { idle + 1 };
+        }
+    }
+}
+
+/// Lets both go on alone until everything has come.
+fn finish(sending: &mut Sending<'_>, taking: &mut Taking<'_>, from: usize) {
+    taking.take_all();
+    while sending.send() {
+        taking.take_all();
+    }
+    assert_eq!(sending.next, sending.count + 1, "there is no room though all was released");
+    assert_eq!(taking.due[from], sending.next, "a message is lost");
+    assert_eq!(sending.port.waker_mut().0 + taking.port.waker_mut().0, 0, "nobody slept");
+}
+
+fn by_size(run: &Run) {
+    let count = run.size(3, 4);
+    let polls = run.size(3, 4);
+    run.explore(2, move || {
+        let world = World::new(2);
+        let size = |number| if number % 2 == 1 { SMALL } else { LARGE };
+        let (mut sending, mut taking) =
+            (Sending::new(world.port(0), 1, count, size), Taking::new(world.port(1), 2));
+        both(|| sending.attempt(), || taking.attempt(polls));
+        finish(&mut sending, &mut taking, 0);
+    });
+}
+
+fn overflow(run: &Run) {
+    let (count, polls) = run.size((7, 3), (8, 5));
+    run.explore(2, move || {
+        let world = World::new(2);
+        let (mut sending, mut taking) =
+            (Sending::new(world.port(0), 1, count, |_| SMALL), Taking::new(world.port(1), 2));
+        for _ in 0..SLOTS {
+            assert!(sending.send());
+        }
+        both(|| sending.attempt(), || taking.attempt(polls));
+        finish(&mut sending, &mut taking, 0);
+    });
+}
+
+fn two_senders(run: &Run) {
+    let (polls, preemptions) = run.size((2, 1), (3, 2));
+    run.explore(preemptions, move || {
+        let world = World::new(3);
+        let mut taking = Taking::new(world.port(0), 3);
+        let mut first = Sending::new(world.port(1), 0, 2, |number| if number == 1 { LARGE } else { SMALL });
+        let mut second = Sending::new(world.port(2), 0, 1, |_| LARGE);
+        three(|| taking.attempt(polls), || while first.send() {}, || while second.send() {});
+        finish(&mut first, &mut taking, 1);
+        finish(&mut second, &mut taking, 2);
+    });
+}

@@ -1,0 +1,137 @@
+//! The receive queue: several producers, one consumer.
+
+use nemesia_core::shared::queue::{Consumer, Producer, Queue};
+use nemesia_core::sync::{Edge, PayloadWord, Word64};
+
+use super::Model;
+use crate::stage::{Run, both, several, three};
+
+/// Producers meet at the tail.
+pub(super) const PRODUCERS: Model = Model {
+    name: "queue/producers",
+    structure: "cell queue (4 entries)",
+    property: "two producers: no cell lost or doubled, each one's in order; no fault from honest ones",
+    edges: &[Edge::QueuePublish],
+    blunders: &[],
+    run: producers,
+};
+
+/// A producer starts where another one said.
+pub(super) const HINT: Model = Model {
+    name: "queue/hint",
+    structure: "cell queue (4 entries)",
+    property: "who starts at another's tail hint sees the entries below as taken: no fault, no gap",
+    edges: &[Edge::QueueTail],
+    blunders: &[],
+    run: hint,
+};
+
+/// A producer that was away while the ring went round.
+pub(super) const STALE: Model = Model {
+    name: "queue/stale",
+    structure: "cell queue (2 entries)",
+    property: "a producer that missed several laps still gets its cells in: no fault, no gap",
+    edges: &[],
+    blunders: &[],
+    run: stale,
+};
+
+/// A queue with a payload word for each cell number, so that loom sees what an entry promises.
+struct Memory {
+    entries: Vec<Word64>,
+    tail: Word64,
+    cells: Vec<PayloadWord>,
+}
+
+impl Memory {
+    fn new(entries: usize, cells: usize) -> Self {
+        Self {
+            entries: several(entries, || Word64::new(0)),
+            tail: Word64::new(0),
+            cells: several(cells, || PayloadWord::new(0)),
+        }
+    }
+
+    fn queue(&self) -> Queue<'_> {
+        Queue::new(&self.entries, &self.tail)
+    }
+
+    /// Fills the cell, then enqueues it.
+    fn send(&self, producer: &mut Producer<'_>, cell: u32) {
+        self.cells[cell as usize].set(u64::from(cell) + 1);
+        producer.push(cell).expect("an honest producer never sees a fault");
+    }
+
+    /// Takes the cell at the head, if there is one.
+    fn take(&self, consumer: &mut Consumer<'_>) -> Option<u32> {
+        let cell = consumer.peek().expect("nobody scribbles")?;
+        assert_eq!(self.cells[cell as usize].get(), u64::from(cell) + 1, "an entry names an unfilled cell");
+        consumer.advance();
+        Some(cell)
+    }
+}
+
+/// Cells below `split` are one producer's, the others the other's: each sent in ascending order.
+fn assert_complete(came: &[u32], split: u32, count: u32) {
+    let (first, second): (Vec<u32>, Vec<u32>) = came.iter().partition(|&&cell| cell < split);
+    assert_eq!(first, Vec::from_iter(0..split), "the first producer's cells, in order");
+    assert_eq!(second, Vec::from_iter(split..count), "the second producer's cells, in order");
+}
+
+fn producers(run: &Run) {
+    let (polls, preemptions) = run.size((2, 2), (4, 2));
+    run.explore(preemptions, move || {
+        let memory = Memory::new(4, 4);
+        let mut consumer = Consumer::new(memory.queue());
+        let produce = |cells: [u32; 2]| {
+            let mut producer = Producer::new(memory.queue());
+            cells.into_iter().for_each(|cell| memory.send(&mut producer, cell));
+        };
+        let poll = || {
+            let mut came = Vec::new();
+            for _ in 0..polls {
+                came.extend(memory.take(&mut consumer));
+                loom::thread::yield_now();
+            }
+            came
+        };
+        let (mut came, (), ()) = three(poll, || produce([0, 1]), || produce([2, 3]));
+        came.extend(std::iter::from_fn(|| memory.take(&mut consumer)));
+        assert_complete(&came, 2, 4);
+    });
+}
+
+/// One thread produces and consumes, so that the ring goes round; another produces meanwhile. The first must see
+/// its own cell, and all that are before it, as soon as it has enqueued it.
+fn round(run: &Run, entries: usize, own: u32, others: u32) {
+    run.explore(3, move || {
+        let memory = Memory::new(entries, (own + others) as usize);
+        let mut consumer = Consumer::new(memory.queue());
+        let go_round = || {
+            let mut producer = Producer::new(memory.queue());
+            let mut came = Vec::new();
+            for cell in 0..own {
+                memory.send(&mut producer, cell);
+                while came.last() != Some(&cell) {
+                    came.push(memory.take(&mut consumer).expect("the entries below one's own are taken"));
+                }
+            }
+            came
+        };
+        let produce = || {
+            let mut producer = Producer::new(memory.queue());
+            (own..own + others).for_each(|cell| memory.send(&mut producer, cell));
+        };
+        let (mut came, ()) = both(go_round, produce);
+        came.extend(std::iter::from_fn(|| memory.take(&mut consumer)));
+        assert_complete(&came, own, own + others);
+    });
+}
+
+fn hint(run: &Run) {
+    round(run, 4, run.size(4, 6), 2);
+}
+
+fn stale(run: &Run) {
+    round(run, 2, run.size(4, 6), 1);
+}

@@ -1,0 +1,99 @@
+//! The sleep word: no wake-up is lost.
+//!
+//! The futex wait is not modelled by blocking. A wake-up is lost exactly if, after everybody has done their part,
+//! the sleeper has not found the work and the sequence that it would wait on has not moved: that is what each
+//! model looks at in the end.
+
+use nemesia_core::shared::fastbox::Slot;
+use nemesia_core::shared::sleep::SleepWord;
+use nemesia_core::sync::{Edge, FenceMode, Word64};
+
+use super::Model;
+use super::fastbox::{Sending, Taking};
+use crate::mutant::Blunder;
+use crate::stage::{Run, both, several, three};
+
+/// One sleep, one waker.
+pub(super) const WAKE: Model = Model {
+    name: "sleep/wake",
+    structure: "sleep word, fastbox",
+    property: "a sleeper that misses a message is woken for it",
+    edges: &[Edge::Sleep],
+    blunders: &[Blunder::LookBeforeAnnounce],
+    run: |run| wake(run, 1),
+};
+
+/// Two sleeps, one waker of two messages: claims and rises of the first sleep meet the second.
+pub(super) const TWICE: Model = Model {
+    name: "sleep/twice",
+    structure: "sleep word, fastbox",
+    property: "the same when a sleep follows a sleep that found work",
+    edges: &[Edge::Sleep],
+    blunders: &[Blunder::LookBeforeAnnounce],
+    run: |run| wake(run, 2),
+};
+
+/// One sleep, two wakers.
+pub(super) const TWO_WAKERS: Model = Model {
+    name: "sleep/two-wakers",
+    structure: "sleep word",
+    property: "of two wakers at most one calls the kernel; exactly one if the sleeper missed both",
+    edges: &[Edge::Sleep],
+    blunders: &[Blunder::LookBeforeAnnounce],
+    run: two_wakers,
+};
+
+/// Bytes of a message.
+const LEN: usize = 8;
+
+fn wake(run: &Run, messages: u8) {
+    let early = run.blunders(Blunder::LookBeforeAnnounce);
+    run.explore(3, move || {
+        let (slots, ack, word) = (several(4, Slot::empty), Word64::new(0), SleepWord::awake());
+        let mut sending =
+            Sending { sender: nemesia_core::shared::fastbox::Sender::new(&slots, &ack), next: 1, len: LEN };
+        let mut taking = Taking::new(&slots, &ack, LEN);
+        let sleeper = || {
+            loop {
+                let found = early && taking.take();
+                let since = word.announce();
+                let found = if early { found } else { taking.take() };
+                if !found || taking.next > messages {
+                    return since;
+                }
+                word.rise();
+            }
+        };
+        let waker = || {
+            let mut woken = 0;
+            for _ in 0..messages {
+                assert!(sending.push(), "the ring is not full");
+                woken += u8::from(word.must_wake(FenceMode::Symmetric));
+            }
+            woken
+        };
+        let (since, _) = both(sleeper, waker);
+        assert!(taking.next > messages || word.moved(since), "a message lies there, and the sleeper sleeps");
+    });
+}
+
+fn two_wakers(run: &Run) {
+    let early = run.blunders(Blunder::LookBeforeAnnounce);
+    run.explore(3, move || {
+        let (word, work) = (SleepWord::awake(), [Word64::new(0), Word64::new(0)]);
+        let look = || work.iter().any(|work| work.load_relaxed() != 0);
+        let sleeper = || {
+            let found = early && look();
+            let since = word.announce();
+            (since, if early { found } else { look() })
+        };
+        let waker = |work: &Word64| {
+            work.store_relaxed(1);
+            word.must_wake(FenceMode::Symmetric)
+        };
+        let ((since, found), first, second) = three(sleeper, || waker(&work[0]), || waker(&work[1]));
+        assert!(!(first && second), "both call the kernel for one sleep");
+        assert_eq!(first || second, word.moved(since), "who moves the sequence calls the kernel");
+        assert!(found || first || second, "work lies there, and the sleeper sleeps");
+    });
+}
