@@ -21,7 +21,8 @@ mod tests;
 use core::borrow::{Borrow, BorrowMut};
 
 pub use progress::Progress;
-pub use request::{Failure, Fate, Request, RequestId, StartError, Status, Truncation};
+pub use receive::Bypass;
+pub use request::{Failure, Fate, Outcome, Request, RequestId, StartError, Status, Truncation};
 
 use crate::matching::Source;
 use crate::port::{MessagePort, PeerId};

@@ -26,4 +26,4 @@ pub mod ring;
 pub mod sleep;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -192,3 +192,6 @@ impl<T, B: BorrowMut<[Slot<T>]>> Slab<T, B> {
         at
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -9,7 +9,7 @@
 //! | [`Payload`], [`PayloadMut`] | payload bytes | a bounds-checked raw range | a slice of loom's `UnsafeCell` |
 //!
 //! A Release and the Acquire that it pairs with bear the same [`Edge`]. The loom build can weaken either end
-//! of any edge (a *mutant*, see [`model`]); `cargo proofs` demands that a model fails for each of them.
+//! of any edge (a *mutant*, see `sync/model.rs`); `cargo proofs` demands that a model fails for each of them.
 
 #[cfg(not(nemesia_loom))]
 mod real;
@@ -188,10 +188,14 @@ word! {
     Word32, AtomicU32, u32
 }
 
+/// The type of word on which the kernel can make a process sleep.
+#[cfg(not(nemesia_loom))]
+pub type FutexWord = AtomicU32;
+
 impl Word32 {
     /// The atomic itself, for the futex system call.
     #[cfg(not(nemesia_loom))]
-    pub fn as_atomic(&self) -> &AtomicU32 {
+    pub fn as_futex(&self) -> &FutexWord {
         &self.0
     }
 }

@@ -13,7 +13,7 @@ use crate::wire::Envelope;
 
 /// Bytes kept in the entry itself.
 pub const INLINE: usize = 32;
-/// Bytes of a chunk; the first [`LINK`] hold the number of the next.
+/// Bytes of a chunk; the first four hold the number of the next.
 pub const CHUNK: usize = 2048;
 const LINK: usize = 4;
 const BODY: usize = CHUNK - LINK;
@@ -211,3 +211,6 @@ impl<E: BorrowMut<[Slot<Message>]>, C: BorrowMut<[u8]>> Unexpected<E, C> {
         self.chunks.borrow_mut()[start..start + LINK].copy_from_slice(&next.to_le_bytes());
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -62,6 +62,7 @@ pub(crate) fn attach(config: &Config, exchange: &mut dyn Exchange) -> Result<Att
     let (own_bytes, inbox_bytes) = (geometry.own().total, geometry.inbox().total);
     let own = Segment::create("nemesia-own", own_bytes, &config.segments)?;
     let inbox = Segment::create("nemesia-inbox", inbox_bytes, &config.segments)?;
+    inbox.seal_seals()?;
     views::header(&own)?.publish(&identity(SegmentKind::Own), own_bytes as u64);
     views::header(&inbox)?.publish(&identity(SegmentKind::Inbox), inbox_bytes as u64);
     let mut notes: Vec<String> = own.notes().iter().chain(inbox.notes()).cloned().collect();

@@ -1,11 +1,11 @@
 //! Receiving: posting, and delivering packets to receives or to the store of unexpected messages.
 #![forbid(unsafe_code)]
 
-use super::request::{Fate, Outcome, State};
+use super::request::{Fate, Outcome, Request, State};
 use super::{Engine, Failure, Partial, RequestId, StartError, Status, Storage, Truncation};
 use crate::matching::{Pattern, Source};
 use crate::payload::{RecvBuf, SendBuf};
-use crate::port::{Arrival, MessagePort, PeerId, PortFault};
+use crate::port::{Arrival, MessagePort, PeerFault, PeerId, Polled, PortFault};
 use crate::wire::{Envelope, Kind};
 
 /// What came of a packet.
@@ -16,6 +16,21 @@ pub(super) enum Delivery {
     Held,
     /// It makes no sense.
     Fault(PortFault),
+}
+
+/// What came of [`Engine::receive_step`].
+#[derive(Debug)]
+pub enum Bypass {
+    /// Nothing has come.
+    Idle,
+    /// Something else has come; go on only if [`Engine::can_bypass`] still allows it.
+    Busy,
+    /// The receive is complete.
+    Done(Outcome),
+    /// The receive has become a request, which holds the buffer.
+    Posted(RequestId),
+    /// Something failed: post the receive, and learn what.
+    Post,
 }
 
 fn outcome(from: PeerId, envelope: &Envelope, room: usize) -> Outcome {
@@ -53,6 +68,68 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
             self.unhold(pattern.source);
         }
         Ok(self.id(index))
+    }
+
+    /// One turn of the crank for a caller that blocks in one receive, which need not be posted: the packet in hand is
+    /// matched against it directly (paper 4, section 3.3).
+    ///
+    /// Only for a pattern that [`Engine::can_bypass`] allowed; what comes for others is delivered as ever.
+    #[inline(always)]
+    pub fn receive_step(&mut self, pattern: &Pattern, buf: &mut RecvBuf) -> Bypass {
+        match self.port.poll() {
+            Polled::Idle => Bypass::Idle,
+            Polled::Packet(arrival) => {
+                let Arrival { peer: from, envelope, len, .. } = arrival;
+                let whole = envelope.kind == Kind::Eager && self.peer(from).partial == Partial::None;
+                if !whole || !pattern.matches(from, &envelope) {
+                    return self.receive_indirectly(pattern, buf, arrival);
+                }
+                let room = buf.len();
+                self.port.read(&arrival, 0, buf.part(0, len));
+                self.port.release(arrival);
+                Bypass::Done(outcome(from, &envelope, room))
+            }
+            Polled::Fault(fault) => {
+                self.fault(fault);
+                Bypass::Post
+            }
+        }
+    }
+
+    /// A packet that the bypass can't take. A message of several packets gets a request to go on with.
+    #[cold]
+    fn receive_indirectly(
+        &mut self,
+        pattern: &Pattern,
+        buf: &mut RecvBuf,
+        arrival: Arrival<P::Token>,
+    ) -> Bypass {
+        let Arrival { peer, envelope, .. } = arrival;
+        let mut posted = None;
+        if envelope.kind == Kind::First && pattern.matches(peer, &envelope) {
+            // Without a free slot it is stored as unexpected, and posting will tell.
+            let room = core::mem::replace(buf, RecvBuf::empty());
+            match self.requests.insert(Request(State::Posted { pattern: *pattern, buf: room })) {
+                Ok(index) => {
+                    self.requests.push_back(&mut self.posted, index);
+                    posted = Some(self.id(index));
+                }
+                Err(Request(State::Posted { buf: room, .. })) => *buf = room,
+                Err(_) => {}
+            }
+        }
+        if let Delivery::Fault(fault) = self.deliver(arrival) {
+            self.fault(PeerFault { peer, fault });
+            return posted.map_or(Bypass::Post, Bypass::Posted);
+        }
+        posted.map_or(Bypass::Busy, Bypass::Posted)
+    }
+
+    /// Whether a blocking receive can do without being posted: nothing else may take its message, and its message has
+    /// not come yet.
+    #[inline(always)]
+    pub fn can_bypass(&self, pattern: &Pattern) -> bool {
+        self.posted.is_empty() && self.unexpected.is_empty() && self.check_alive(pattern.source).is_ok()
     }
 
     fn check_alive(&self, source: Source) -> Result<(), StartError> {

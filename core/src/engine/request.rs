@@ -119,8 +119,8 @@ pub(super) enum State {
     Done(Outcome),
 }
 
-/// What [`Engine::test`] reports.
-pub(super) type Outcome = Result<Status, Fate>;
+/// What a completed request, or a bypassed receive, reports.
+pub type Outcome = Result<Status, Fate>;
 
 /// How a request can end without success.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

@@ -95,7 +95,8 @@ impl<'a, R: BorrowMut<[CellRecord]>> Pool<'a, R> {
             let last = next as usize > count;
             *record = CellRecord { holder: 0, next: if last { 0 } else { next } };
         }
-        Some(Self { headers, payload, cell_bytes, records, first_free: 1, free: count })
+        let first_free = u32::from(count > 0);
+        Some(Self { headers, payload, cell_bytes, records, first_free, free: count })
     }
 
     /// Payload bytes of a cell.

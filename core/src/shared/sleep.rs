@@ -1,7 +1,7 @@
 //! The sleep word: how a waiting process is woken, and how nobody pays for it who does not sleep.
 //!
-//! Sleeper: read the sequence, raise the flag, [`Edge::Sleep`] fence, look for work a last time, futex-wait on
-//! the sequence. Waker: publish work, [`Edge::Sleep`] fence, look at the flag; if it is up, take it down, bump
+//! Sleeper: read the sequence, raise the flag, [`Edge::Sleep`](crate::sync::Edge::Sleep) fence, look for work a last time, futex-wait on
+//! the sequence. Waker: publish work, [`Edge::Sleep`](crate::sync::Edge::Sleep) fence, look at the flag; if it is up, take it down, bump
 //! the sequence, futex-wake. One of the two sees the other (Dekker). With `membarrier` the waker's fence is
 //! free; see [`crate::sync::FenceMode`].
 //!
@@ -57,8 +57,8 @@ impl SleepWord {
 
     /// The word for the futex system call.
     #[cfg(not(nemesia_loom))]
-    pub fn futex(&self) -> &core::sync::atomic::AtomicU32 {
-        self.sequence.as_atomic()
+    pub fn futex(&self) -> &crate::sync::FutexWord {
+        self.sequence.as_futex()
     }
 
     /// Whether the sequence has moved: what the kernel compares. For models.

@@ -1,1 +1,64 @@
+//! Tests of the shared structures, each against an oracle that is obviously correct; and of hostile peers.
 
+pub(crate) mod fabric;
+mod fastbox;
+mod hostile;
+mod layout;
+mod pool;
+mod port;
+mod queue;
+mod records;
+mod ring;
+mod sleep;
+
+use std::vec::Vec;
+
+use proptest::test_runner::Config;
+
+/// Reproducible random numbers (splitmix64).
+#[derive(Debug)]
+pub(crate) struct Rng(u64);
+
+impl Rng {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x6e65_6d65_7369_6131)
+    }
+
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut word = self.0;
+        word = (word ^ word >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        word = (word ^ word >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        word ^ word >> 31
+    }
+
+    /// A number below `end`.
+    pub(crate) fn below(&mut self, end: usize) -> usize {
+        (self.next() % end as u64) as usize
+    }
+
+    /// True once in `count` times, on average.
+    pub(crate) fn one_in(&mut self, count: usize) -> bool {
+        self.below(count) == 0
+    }
+
+    pub(crate) fn pick<T: Copy>(&mut self, choices: &[T]) -> T {
+        choices[self.below(choices.len())]
+    }
+}
+
+/// `len` bytes that depend on `salt`, each different from its neighbours.
+pub(crate) fn contents(salt: u64, len: usize) -> Vec<u8> {
+    let mut rng = Rng::new(salt);
+    let mut bytes = Vec::with_capacity(len + 8);
+    while bytes.len() < len {
+        bytes.extend(rng.next().to_le_bytes());
+    }
+    bytes.truncate(len);
+    bytes
+}
+
+/// How proptest runs here: it leaves no file behind.
+pub(crate) fn cases(cases: u32) -> Config {
+    Config { cases, failure_persistence: None, ..Config::default() }
+}

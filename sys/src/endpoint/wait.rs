@@ -2,11 +2,13 @@
 
 use std::time::{Duration, Instant};
 
-use nemesia_core::engine::Failure;
+use nemesia_core::engine::{Bypass, Failure};
+use nemesia_core::matching::Pattern;
+use nemesia_core::payload::RecvBuf;
 use nemesia_core::shared::sleep::SleepWord;
 use nemesia_core::sync::{FenceMode, spin_hint};
 
-use super::{Endpoint, Request, Status};
+use super::{Endpoint, Request, Status, status};
 use crate::config::Config;
 use crate::error::Error;
 use crate::os::{Departure, HeavyFence, Watch, futex_wait, numa};
@@ -69,6 +71,29 @@ impl Endpoint {
             }
         }
         packets
+    }
+
+    /// A blocking receive that is not posted, for as long as spinning is reasonable. `None`: post it.
+    #[inline]
+    pub(super) fn recv_bypass(
+        &mut self,
+        pattern: &Pattern,
+        mut buf: RecvBuf,
+    ) -> Option<Result<Status, Error>> {
+        let mut spins = 0;
+        while spins < self.waiter.spin {
+            match self.engine.receive_step(pattern, &mut buf) {
+                Bypass::Done(outcome) => return Some(outcome.map(status).map_err(Error::from)),
+                Bypass::Posted(id) => return Some(self.finish(Request(id))),
+                Bypass::Busy if self.engine.can_bypass(pattern) => spins = 0,
+                Bypass::Idle if !self.engine.sends_pending() => {
+                    spin_hint();
+                    spins += 1;
+                }
+                Bypass::Busy | Bypass::Idle | Bypass::Post => return None,
+            }
+        }
+        None
     }
 
     #[inline]

@@ -637,7 +637,7 @@ mod tests {
             if testing::private_dev_shm_is_possible() {
                 testing::run_again(NAME, testing::small_dev_shm);
             } else {
-                testing::skipped("no mount namespaces here");
+                testing::skipped("no mount namespaces here: run it as root");
             }
             return;
         }

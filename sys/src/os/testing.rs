@@ -80,9 +80,7 @@ pub(super) fn small_dev_shm() -> io::Result<()> {
     let (private, none) = (libc::MS_REC | libc::MS_PRIVATE, ptr::null());
     // SAFETY: strings that end with zero, or null where the kernel allows it.
     unsafe {
-        if libc::unshare(libc::CLONE_NEWNS) != 0 {
-            checked(libc::unshare(libc::CLONE_NEWUSER | libc::CLONE_NEWNS))?;
-        }
+        checked(libc::unshare(libc::CLONE_NEWNS))?;
         checked(libc::mount(c"none".as_ptr(), c"/".as_ptr(), none, private, ptr::null()))?;
         let options = c"size=1m".as_ptr().cast();
         checked(libc::mount(c"tmpfs".as_ptr(), c"/dev/shm".as_ptr(), c"tmpfs".as_ptr(), 0, options))?;

@@ -1,0 +1,317 @@
+//! The fastbox against a queue of messages.
+
+use std::collections::VecDeque;
+use std::vec;
+use std::vec::Vec;
+
+use proptest::prelude::*;
+
+use super::fabric::Region;
+use super::{Rng, cases, contents};
+use crate::shared::fastbox::{FastboxFault, Receiver, Sender, Slot, max_payload};
+use crate::shared::layout::Line;
+use crate::sync::Word64;
+use crate::wire::{Envelope, Kind};
+
+/// Bytes of the fastbox's region before its slots: a line for the position.
+const SLOTS_AT: usize = 4096;
+
+#[derive(Clone, Copy, Debug)]
+enum Op {
+    Push(usize),
+    Take,
+    /// Reads `len` bytes from `at` and leaves the packet.
+    Read(usize, usize),
+}
+
+#[derive(Debug)]
+struct Sent {
+    sequence: u64,
+    envelope: Envelope,
+    bytes: Vec<u8>,
+}
+
+/// Both ends, and what must be between them.
+struct Pair<'a> {
+    sender: Sender<'a>,
+    receiver: Receiver<'a>,
+    slots: u64,
+    between: VecDeque<Sent>,
+    sequence: u64,
+    /// Slots written, read, and told to have been read.
+    written: u64,
+    read: u64,
+    told: u64,
+}
+
+fn slots_of(len: usize) -> u64 {
+    let mut slots = 1;
+    let mut room = 48;
+    while room < len {
+        room += 56;
+        slots += 1;
+    }
+    slots
+}
+
+fn region(slots: usize) -> Region {
+    Region::new(SLOTS_AT + slots * 64)
+}
+
+fn ends(region: &Region, slots: usize) -> (Sender<'_>, Receiver<'_>) {
+    let ack = &region.view::<Line>(0, 1)[0].word;
+    let slots = region.view::<Slot>(SLOTS_AT, slots);
+    (Sender::new(slots, ack), Receiver::new(slots, ack))
+}
+
+fn eager(tag: u64, context: u16, len: usize) -> Envelope {
+    Envelope { kind: Kind::Eager, context, tag, total: len as u64 }
+}
+
+impl<'a> Pair<'a> {
+    fn new(region: &'a Region, slots: usize, sequence: u64) -> Self {
+        let (sender, receiver) = ends(region, slots);
+        let between = VecDeque::new();
+        Self { sender, receiver, slots: slots as u64, between, sequence, written: 0, read: 0, told: 0 }
+    }
+
+    fn apply(&mut self, op: Op) {
+        match op {
+            Op::Push(len) => self.push(len),
+            Op::Take => self.take(),
+            Op::Read(at, len) => self.read(at, len),
+        }
+    }
+
+    fn push(&mut self, len: usize) {
+        let bytes = contents(self.sequence, len);
+        let envelope = eager(self.sequence.wrapping_mul(0x1234_5678_9abc_def1), self.sequence as u16, len);
+        let pushed = self.sender.push(self.sequence, &envelope, &bytes).unwrap();
+        let slots = slots_of(len);
+        let fits = len <= max_payload(self.slots as usize) && self.written + slots - self.told <= self.slots;
+        assert_eq!(
+            pushed,
+            fits,
+            "{len} bytes with {} of {} slots used",
+            self.written - self.told,
+            self.slots
+        );
+        if pushed {
+            self.written += slots;
+            self.between.push_back(Sent { sequence: self.sequence, envelope, bytes });
+            self.sequence += 1;
+        }
+    }
+
+    fn take(&mut self) {
+        let packet = self.receiver.peek().unwrap();
+        let Some(sent) = self.between.front() else {
+            assert!(packet.is_none(), "{packet:?} out of an empty fastbox");
+            return;
+        };
+        let packet = packet.unwrap();
+        assert_eq!((packet.sequence, packet.envelope), (sent.sequence as u16, sent.envelope));
+        let mut got = vec![0xee; sent.bytes.len()];
+        self.receiver.read(&packet, 0, &mut got);
+        assert_eq!(got, sent.bytes);
+        let told = self.receiver.advance(&packet);
+        self.read += slots_of(packet.len);
+        assert_eq!(told, self.read - self.told >= self.slots / 4);
+        if told {
+            self.told = self.read;
+        }
+        self.between.pop_front();
+    }
+
+    fn read(&self, at: usize, len: usize) {
+        let (Some(packet), Some(sent)) = (self.receiver.peek().unwrap(), self.between.front()) else {
+            return;
+        };
+        let mut got = vec![0xee; len];
+        self.receiver.read(&packet, at, &mut got);
+        let there = sent.bytes.get(at..).unwrap_or(&[]);
+        let count = there.len().min(len);
+        assert_eq!(got[..count], there[..count], "{len} bytes from {at} of {}", sent.bytes.len());
+        assert!(got[count..].iter().all(|&byte| byte == 0xee), "more than the packet has was written");
+    }
+}
+
+fn op(most: usize) -> impl Strategy<Value = Op> {
+    prop_oneof![
+        3 => (0..=most + 60).prop_map(Op::Push),
+        1 => Just(Op::Push(8)),
+        3 => Just(Op::Take),
+        2 => (0..=most, 0..=most + 8).prop_map(|(at, len)| Op::Read(at, len)),
+    ]
+}
+
+fn run() -> impl Strategy<Value = (usize, Vec<Op>)> {
+    (2u32..=6).prop_flat_map(|shift| {
+        let slots = 1 << shift;
+        (Just(slots), prop::collection::vec(op(max_payload(slots)), 0..400))
+    })
+}
+
+proptest! {
+    #![proptest_config(cases(64))]
+
+    #[test]
+    fn fastbox_delivers_what_was_pushed_in_order((slots, ops) in run()) {
+        let region = region(slots);
+        let mut pair = Pair::new(&region, slots, 1);
+        for op in ops {
+            pair.apply(op);
+        }
+    }
+
+    #[test]
+    fn scribbled_fastbox_never_panics(seed: u64, shift in 2u32..=6) {
+        scribbled(seed, 1 << shift);
+    }
+}
+
+#[test]
+fn fastbox_carries_every_size_in_every_ring() {
+    for slots in [4, 8, 16, 32, 64] {
+        let region = region(slots);
+        let mut pair = Pair::new(&region, slots, 1);
+        for len in 0..=max_payload(slots) {
+            pair.push(len);
+            assert_eq!(pair.between.len(), 1, "{len} bytes were refused by an empty ring of {slots}");
+            for at in [0, 1, 7, 8, 47, 48, 49, 55, 56, 103, 104, 105, len / 2, len] {
+                pair.read(at, len + 3);
+                pair.read(at, 1);
+            }
+            pair.take();
+        }
+    }
+}
+
+#[test]
+fn message_beyond_the_fastbox_is_refused_even_by_an_empty_ring() {
+    for slots in [4, 8, 16, 64] {
+        for more in [1, 8, 57, 1000, 70_000] {
+            let region = region(slots);
+            let mut pair = Pair::new(&region, slots, 1);
+            pair.push(max_payload(slots) + more);
+            assert!(pair.between.is_empty());
+            pair.take();
+        }
+    }
+}
+
+#[test]
+fn fastbox_survives_hundreds_of_laps_and_the_wrap_of_the_sequence() {
+    for (seed, slots) in [(1, 4), (2, 8), (3, 16), (4, 32), (5, 64)] {
+        let region = region(slots);
+        let mut pair = Pair::new(&region, slots, 0xff80);
+        let mut rng = Rng::new(seed);
+        // Phases of mostly pushing and mostly taking visit the full and the empty ring.
+        while pair.written < 600 * slots as u64 {
+            let pushing = pair.written / slots as u64 % 2 == 0;
+            let most = max_payload(slots);
+            let len = rng.pick(&[0, 8, 47, 48, 49, 104, 105, most, most + 1]);
+            let len = if rng.one_in(2) { rng.below(most + 1) } else { len };
+            match rng.below(8) {
+                0 => pair.apply(Op::Read(rng.below(most + 2), rng.below(most + 2))),
+                1..=5 if pushing => pair.apply(Op::Push(len)),
+                1..=5 => pair.apply(Op::Take),
+                6 => pair.apply(Op::Push(len)),
+                _ => pair.apply(Op::Take),
+            }
+        }
+        assert!(pair.sequence > 0x1_0000, "the sequence must have wrapped");
+    }
+}
+
+#[test]
+fn largest_packet_fits_as_soon_as_the_ring_was_read_empty() {
+    for slots in [4, 8, 16, 32, 64] {
+        for small in 0..slots {
+            let region = region(slots);
+            let mut pair = Pair::new(&region, slots, 1);
+            for _ in 0..small {
+                pair.push(8);
+                pair.take();
+            }
+            pair.push(max_payload(slots));
+            assert_eq!(pair.between.len(), 1, "after {small} small packets in a ring of {slots}");
+            pair.take();
+        }
+    }
+}
+
+#[test]
+fn impossible_positions_are_faults() {
+    let region = region(8);
+    let (mut sender, _) = ends(&region, 8);
+    let ack = region.word(0);
+    let full = |sender: &mut Sender<'_>| {
+        while sender.push(1, &eager(0, 0, 8), &[0; 8]).is_ok_and(|pushed| pushed) {}
+    };
+    full(&mut sender);
+    ack.store_relaxed(9);
+    let past = sender.push(9, &eager(0, 0, 8), &[0; 8]);
+    assert_eq!(past, Err(FastboxFault::Position { found: 9, low: 0, high: 8 }));
+    ack.store_relaxed(4);
+    full(&mut sender);
+    ack.store_relaxed(3);
+    let back = sender.push(9, &eager(0, 0, 8), &[0; 8]);
+    assert_eq!(back, Err(FastboxFault::Position { found: 3, low: 4, high: 12 }));
+}
+
+#[test]
+fn impossible_stamps_are_faults() {
+    let region = region(16);
+    let (_, receiver) = ends(&region, 16);
+    let stamp: &Word64 = region.word(SLOTS_AT);
+    for kind in (0..=255).filter(|&kind| kind != Kind::Eager as u64) {
+        stamp.store_relaxed(1 | kind << 8);
+        assert_eq!(receiver.peek().unwrap_err(), FastboxFault::Kind(1 | kind << 8));
+    }
+    let most = max_payload(16);
+    stamp.store_relaxed(1 | 1 << 8 | (most as u64) << 32);
+    assert_eq!(receiver.peek().unwrap().unwrap().len, most);
+    for len in [most + 1, 0xffff] {
+        stamp.store_relaxed(1 | 1 << 8 | (len as u64) << 32);
+        assert_eq!(receiver.peek().unwrap_err(), FastboxFault::Length { len, most });
+    }
+    for lap in (0..=255).filter(|&lap| lap != 1) {
+        stamp.store_relaxed(lap | 1 << 8);
+        assert!(receiver.peek().unwrap().is_none(), "lap {lap} is not this lap");
+    }
+}
+
+/// Both ends go on, whatever the other writes.
+fn scribbled(seed: u64, slots: usize) {
+    let region = region(slots);
+    let (mut sender, mut receiver) = ends(&region, slots);
+    let mut rng = Rng::new(seed);
+    let mut to = vec![0; max_payload(slots) + 64];
+    for sequence in 1..500 {
+        match rng.below(4) {
+            0 => region.scribble(&mut rng, SLOTS_AT, SLOTS_AT + slots * 64),
+            1 => region.scribble(&mut rng, 0, 8),
+            2 => {
+                let bytes = contents(sequence, rng.below(max_payload(slots) + 2));
+                let _ = sender.push(sequence, &eager(1, 2, bytes.len()), &bytes);
+            }
+            _ => {
+                let Ok(Some(packet)) = receiver.peek() else { continue };
+                assert!(packet.len <= max_payload(slots), "seed {seed}");
+                region.scribble(&mut rng, SLOTS_AT, SLOTS_AT + slots * 64);
+                let at = rng.below(packet.len + 2);
+                receiver.read(&packet, at, &mut to);
+                receiver.read(&packet, 0, &mut to);
+                receiver.advance(&packet);
+            }
+        }
+    }
+}
+
+#[test]
+fn fastboxes_scribbled_over_long_never_panic() {
+    for seed in 0..60 {
+        scribbled(seed, 4 << (seed % 5));
+    }
+}

@@ -1,0 +1,320 @@
+//! The cell pool and the return ring against lists.
+
+use std::collections::VecDeque;
+use std::vec;
+use std::vec::Vec;
+
+use proptest::prelude::*;
+
+use super::fabric::Region;
+use super::{Rng, cases, contents};
+use crate::shared::pool::{
+    CellHeader, CellRecord, CellState, PeerPool, Pool, ReturnFault, ReturnReceiver, ReturnSender, ReturnSlot,
+};
+use crate::wire::{Envelope, Kind, SEQUENCE_MASK};
+
+const CELL_BYTES: usize = 256;
+const PAYLOAD_AT: usize = 4096;
+
+#[derive(Clone, Copy, Debug)]
+enum Op {
+    Take(u32),
+    GiveBack(u32, u32),
+    Reclaim(u32),
+}
+
+fn pool(region: &Region, cells: usize) -> Pool<'_, Vec<CellRecord>> {
+    let payload = region.payload(PAYLOAD_AT, cells * CELL_BYTES);
+    let records = vec![CellRecord::default(); cells];
+    Pool::new(region.view(0, cells), payload, CELL_BYTES, records).unwrap()
+}
+
+fn region(cells: usize) -> Region {
+    Region::new(PAYLOAD_AT + cells * CELL_BYTES)
+}
+
+/// The pool, and who must hold which cell.
+struct Owned<'a> {
+    pool: Pool<'a, Vec<CellRecord>>,
+    holders: Vec<Option<u32>>,
+    /// Free cells; the last one is taken first.
+    free: Vec<u32>,
+}
+
+impl<'a> Owned<'a> {
+    fn new(region: &'a Region, cells: usize) -> Self {
+        let free = (0..cells as u32).rev().collect();
+        Self { pool: pool(region, cells), holders: vec![None; cells], free }
+    }
+
+    fn apply(&mut self, op: Op) {
+        match op {
+            Op::Take(holder) => {
+                let cell = self.free.pop();
+                assert_eq!(self.pool.take(holder), cell);
+                if let Some(cell) = cell {
+                    self.holders[cell as usize] = Some(holder);
+                }
+            }
+            Op::GiveBack(cell, holder) => {
+                let held = self.holders.get(cell as usize) == Some(&Some(holder));
+                let expected = if held { Ok(()) } else { Err(ReturnFault { cell }) };
+                assert_eq!(self.pool.give_back(cell, holder), expected);
+                if held {
+                    self.free_cell(cell);
+                }
+            }
+            Op::Reclaim(holder) => {
+                let held: Vec<u32> = (0u32..)
+                    .zip(&self.holders)
+                    .filter(|(_, it)| **it == Some(holder))
+                    .map(|(cell, _)| cell)
+                    .collect();
+                assert_eq!(self.pool.reclaim(holder), held.len());
+                for cell in held {
+                    self.free_cell(cell);
+                }
+            }
+        }
+        assert_eq!(self.pool.free(), self.free.len());
+    }
+
+    fn free_cell(&mut self, cell: u32) {
+        self.holders[cell as usize] = None;
+        self.free.push(cell);
+    }
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        4 => (0..4u32).prop_map(Op::Take),
+        4 => (0..20u32, 0..4u32).prop_map(|(cell, holder)| Op::GiveBack(cell, holder)),
+        1 => (any::<u32>(), 0..4u32).prop_map(|(cell, holder)| Op::GiveBack(cell, holder)),
+        1 => (0..4u32).prop_map(Op::Reclaim),
+    ]
+}
+
+proptest! {
+    #![proptest_config(cases(128))]
+
+    #[test]
+    fn cells_go_only_to_and_from_their_holders(shift in 2u32..=4, ops in prop::collection::vec(op(), 0..300)) {
+        let cells = 1 << shift;
+        let region = region(cells);
+        let mut owned = Owned::new(&region, cells);
+        for op in ops {
+            owned.apply(op);
+        }
+    }
+
+    #[test]
+    fn inspect_says_what_the_header_says(
+        kind in 0..6u64, len in 0..600u64, total in 0..600u64, me in 0..3u16, to in 0..3u16,
+        ahead in -3..4i64, expected in prop_oneof![Just(1), Just(9), Just(SEQUENCE_MASK), Just(SEQUENCE_MASK + 1)],
+    ) {
+        let sequence = (expected as i64 + ahead) as u64 & SEQUENCE_MASK;
+        prop_assume!(sequence != 0);
+        let region = region(4);
+        region.word(8).store_relaxed(len | kind << 32 | 7 << 48);
+        region.word(16).store_relaxed(99);
+        region.word(24).store_relaxed(total);
+        region.word(0).store_relaxed(sequence << 16 | u64::from(to));
+        let seen = peer_pool(&region, 4).inspect(0, me, expected);
+        let good = match kind {
+            1 => len == total && len <= 256,
+            2 | 3 => 0 < len && len < total && len <= 256,
+            _ => false,
+        };
+        match seen {
+            CellState::Other => prop_assert!(me != to || ahead < 0),
+            CellState::Early => prop_assert!(me == to && ahead > 0),
+            CellState::Malformed => prop_assert!(me == to && ahead == 0 && !good),
+            CellState::Due { envelope, len: seen } => {
+                prop_assert!(me == to && ahead == 0 && good);
+                let fields = (envelope.kind as u64, envelope.context, envelope.tag, envelope.total, seen as u64);
+                prop_assert_eq!(fields, (kind, 7, 99, total, len));
+            }
+        }
+    }
+}
+
+fn peer_pool(region: &Region, cells: usize) -> PeerPool<'_> {
+    PeerPool::new(region.view(0, cells), region.read_only(PAYLOAD_AT, cells * CELL_BYTES), CELL_BYTES)
+}
+
+#[test]
+fn pool_agrees_with_the_lists_for_long() {
+    for seed in 0..20 {
+        let mut rng = Rng::new(seed);
+        let cells = 4 << (seed % 3);
+        let region = region(cells);
+        let mut owned = Owned::new(&region, cells);
+        for _ in 0..5000 {
+            let holder = rng.below(4) as u32;
+            owned.apply(match rng.below(20) {
+                0 => Op::Reclaim(holder),
+                1..=9 => Op::Take(holder),
+                10 => Op::GiveBack(rng.next() as u32, holder),
+                _ => Op::GiveBack(rng.below(cells + 1) as u32, holder),
+            });
+        }
+    }
+}
+
+#[test]
+fn cell_is_not_given_back_twice() {
+    let region = region(4);
+    let mut pool = pool(&region, 4);
+    let cell = pool.take(2).unwrap();
+    assert_eq!(pool.give_back(cell, 2), Ok(()));
+    assert_eq!(pool.give_back(cell, 2), Err(ReturnFault { cell }));
+    assert_eq!(pool.free(), 4);
+}
+
+#[test]
+fn cell_is_not_given_back_by_another_or_out_of_range() {
+    let region = region(4);
+    let mut pool = pool(&region, 4);
+    let cell = pool.take(2).unwrap();
+    for (cell, holder) in [(cell, 1), (cell + 1, 2), (4, 2), (0xffff, 2), (u32::MAX, 2)] {
+        assert_eq!(pool.give_back(cell, holder), Err(ReturnFault { cell }));
+    }
+    assert_eq!(pool.free(), 3);
+}
+
+#[test]
+fn dead_peers_cells_come_back_and_the_others_stay() {
+    let region = region(8);
+    let mut pool = pool(&region, 8);
+    let taken: Vec<u32> = (0..8).map(|turn| pool.take(turn % 2).unwrap()).collect();
+    assert_eq!(pool.take(0), None);
+    assert_eq!(pool.reclaim(1), 4);
+    assert_eq!(pool.reclaim(1), 0);
+    assert_eq!(pool.give_back(taken[1], 1), Err(ReturnFault { cell: taken[1] }));
+    assert_eq!(pool.give_back(taken[0], 0), Ok(()));
+}
+
+#[test]
+fn pool_that_does_not_fit_its_memory_is_refused() {
+    let region = region(4);
+    let headers: &[CellHeader] = region.view(0, 4);
+    let make = |records: usize, bytes: usize, cell_bytes: usize| {
+        let payload = region.payload(PAYLOAD_AT, bytes);
+        Pool::new(headers, payload, cell_bytes, vec![CellRecord::default(); records]).is_some()
+    };
+    assert!(make(4, 1024, 256));
+    assert!(!make(3, 1024, 256) && !make(5, 1024, 256));
+    assert!(!make(4, 1023, 256) && !make(4, 1024, usize::MAX));
+}
+
+#[test]
+fn pool_without_cells_gives_none() {
+    let region = region(1);
+    let mut pool = pool(&region, 0);
+    assert_eq!((pool.free(), pool.take(0)), (0, None));
+}
+
+#[test]
+fn published_cell_is_read_back_whole_and_in_parts() {
+    let region = region(4);
+    let mut pool = pool(&region, 4);
+    let peer = peer_pool(&region, 4);
+    for (sequence, len) in (1u64..).zip([0usize, 1, 47, 48, 255, 256]) {
+        let bytes = contents(sequence, len);
+        let envelope = Envelope { kind: Kind::Eager, context: 0xffff, tag: u64::MAX, total: len as u64 };
+        let cell = pool.take(3).unwrap();
+        assert!(pool.publish(cell, 3, sequence, &envelope, &bytes));
+        assert_eq!(peer.inspect(cell, 3, sequence), CellState::Due { envelope, len });
+        assert_eq!(peer.find(3, sequence), Some(cell));
+        assert_eq!(peer.find(3, sequence + 1), None);
+        for at in 0..=len {
+            let mut got = vec![0; len - at];
+            assert!(peer.read(cell, at, &mut got));
+            assert_eq!(got, bytes[at..]);
+        }
+        pool.give_back(cell, 3).unwrap();
+    }
+}
+
+#[test]
+fn nothing_beyond_a_cell_is_written_or_read() {
+    let region = region(4);
+    let mut pool = pool(&region, 4);
+    let cell = pool.take(0).unwrap();
+    let envelope = Envelope { kind: Kind::Eager, context: 0, tag: 0, total: 257 };
+    assert!(!pool.publish(cell, 0, 1, &envelope, &[1; 257]));
+    assert!(!pool.publish(4, 0, 1, &envelope, &[1; 8]));
+    let peer = peer_pool(&region, 4);
+    assert_eq!(peer.inspect(cell, 0, 1), CellState::Other, "a cell that was refused is published");
+    assert_eq!(peer.inspect(4, 0, 1), CellState::Other);
+    assert_eq!(peer.inspect(u32::MAX, 0, 1), CellState::Other);
+    assert!(!peer.read(cell, 1, &mut [0; 256]));
+    assert!(!peer.read(4, 0, &mut [0; 1]));
+    assert!(peer.read(3, 256, &mut []));
+}
+
+#[test]
+fn cell_that_was_never_sent_is_for_nobody() {
+    let region = region(4);
+    let peer = peer_pool(&region, 4);
+    for expected in [1, 2, 0x8000, SEQUENCE_MASK] {
+        assert_eq!(peer.inspect(0, 0, expected), CellState::Other, "expected {expected}");
+    }
+}
+
+/// Pushes `count` cells through a return ring, never more than it has slots at once.
+fn return_ring(slots: usize, count: u32, rng: &mut Rng) {
+    let region = Region::new(slots * size_of::<ReturnSlot>());
+    let slots_view: &[ReturnSlot] = region.view(0, slots);
+    let (mut sender, mut receiver) = (ReturnSender::new(slots_view), ReturnReceiver::new(slots_view));
+    let mut between = VecDeque::new();
+    let mut pushed = 0;
+    while pushed < count || !between.is_empty() {
+        if pushed < count && between.len() < slots && rng.one_in(2) {
+            let cell = rng.below(1 << 16) as u32;
+            sender.push(cell);
+            between.push_back(cell);
+            pushed += 1;
+        } else {
+            assert_eq!(receiver.pop(), between.pop_front());
+        }
+    }
+    assert_eq!(receiver.pop(), None);
+}
+
+#[test]
+fn returned_cells_arrive_once_and_in_order() {
+    let mut rng = Rng::new(7);
+    for slots in [1, 2, 4, 64, 4096] {
+        return_ring(slots, 10_000, &mut rng);
+    }
+}
+
+#[test]
+fn return_ring_survives_the_wrap_of_its_laps() {
+    return_ring(4, 4 * 65_536 + 4 * 100, &mut Rng::new(8));
+    return_ring(1, 3 * 65_536, &mut Rng::new(9));
+}
+
+#[test]
+fn scribbled_headers_and_returns_never_panic() {
+    for seed in 0..50 {
+        let mut rng = Rng::new(seed);
+        let region = region(4);
+        let peer = peer_pool(&region, 4);
+        let returns = Region::new(64);
+        let mut receiver = ReturnReceiver::new(returns.view(0, 16));
+        for _ in 0..500 {
+            region.scribble(&mut rng, 0, 256);
+            returns.scribble(&mut rng, 0, 64);
+            let (cell, expected) = (rng.below(5) as u32, rng.pick(&[1, 2, 1 << 47, SEQUENCE_MASK]));
+            if let CellState::Due { envelope, len } = peer.inspect(cell, rng.below(3) as u16, expected) {
+                assert!(len <= CELL_BYTES && len as u64 <= envelope.total, "seed {seed}");
+            }
+            peer.find(0, expected);
+            if let Some(cell) = receiver.pop() {
+                assert!(cell < 1 << 16, "seed {seed}");
+            }
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! The receive queue against a `VecDeque`.
+
+use std::collections::VecDeque;
+use std::vec::Vec;
+
+use proptest::prelude::*;
+
+use super::fabric::Region;
+use super::{Rng, cases};
+use crate::shared::queue::{Consumer, Producer, Queue};
+
+const ENTRIES_AT: usize = 4096;
+const PRODUCERS: usize = 3;
+
+#[derive(Clone, Copy, Debug)]
+enum Op {
+    /// This producer enqueues a cell.
+    Push(usize),
+    Pop,
+    /// The hint goes back by so much, as a slow producer's late store makes it.
+    Hint(u64),
+}
+
+struct Shared<'a> {
+    region: &'a Region,
+    producers: Vec<Producer<'a>>,
+    consumer: Consumer<'a>,
+    entries: usize,
+    between: VecDeque<u32>,
+    pushed: u32,
+}
+
+fn queue(region: &Region, entries: usize) -> Queue<'_> {
+    Queue::new(region.view(ENTRIES_AT, entries), region.word(0))
+}
+
+fn region(entries: usize) -> Region {
+    Region::new(ENTRIES_AT + entries * 8)
+}
+
+impl<'a> Shared<'a> {
+    fn new(region: &'a Region, entries: usize) -> Self {
+        let queue = queue(region, entries);
+        Self {
+            region,
+            producers: (0..PRODUCERS).map(|_| Producer::new(queue)).collect(),
+            consumer: Consumer::new(queue),
+            entries,
+            between: VecDeque::new(),
+            pushed: 0,
+        }
+    }
+
+    fn apply(&mut self, op: Op) {
+        match op {
+            // Room for every cell of the world: more can't be in the queue.
+            Op::Push(_) if self.between.len() == self.entries => {}
+            Op::Push(producer) => {
+                let cell = self.pushed.wrapping_mul(0x9e37_79b9);
+                self.producers[producer].push(cell).unwrap();
+                self.between.push_back(cell);
+                self.pushed += 1;
+            }
+            Op::Pop => {
+                let found = self.consumer.peek().unwrap();
+                assert_eq!(found, self.between.pop_front());
+                if found.is_some() {
+                    self.consumer.advance();
+                }
+            }
+            Op::Hint(back) => {
+                let hint = self.region.word(0);
+                hint.store_relaxed(hint.load_relaxed().saturating_sub(back));
+            }
+        }
+    }
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        5 => (0..PRODUCERS).prop_map(Op::Push),
+        4 => Just(Op::Pop),
+        1 => (0..40u64).prop_map(Op::Hint),
+    ]
+}
+
+proptest! {
+    #![proptest_config(cases(128))]
+
+    #[test]
+    fn queue_delivers_every_cell_once_and_in_order(
+        shift in 2u32..=5, ops in prop::collection::vec(op(), 0..400),
+    ) {
+        let region = region(1 << shift);
+        let mut shared = Shared::new(&region, 1 << shift);
+        for op in ops {
+            shared.apply(op);
+        }
+    }
+
+    #[test]
+    fn scribbled_queue_never_panics_and_always_returns(seed: u64) {
+        scribbled(seed);
+    }
+}
+
+#[test]
+fn queue_agrees_with_the_oracle_over_many_laps() {
+    for seed in 0..8 {
+        let mut rng = Rng::new(seed);
+        let entries = 4 << (seed % 3);
+        let region = region(entries);
+        let mut shared = Shared::new(&region, entries);
+        for _ in 0..20_000 {
+            // One producer sleeps for thousands of entries at a time.
+            let awake = if rng.one_in(3000) { PRODUCERS } else { PRODUCERS - 1 };
+            shared.apply(match rng.below(20) {
+                0 => Op::Hint(rng.below(100) as u64),
+                1..=10 => Op::Push(rng.below(awake)),
+                _ => Op::Pop,
+            });
+        }
+        assert!(shared.pushed > 5000, "seed {seed}");
+    }
+}
+
+#[test]
+fn producer_that_slept_for_many_laps_finds_the_tail_without_the_hint() {
+    let region = region(4);
+    let mut shared = Shared::new(&region, 4);
+    for _ in 0..4000 {
+        shared.apply(Op::Push(0));
+        shared.apply(Op::Pop);
+    }
+    shared.apply(Op::Push(0));
+    shared.apply(Op::Hint(u64::MAX));
+    shared.apply(Op::Push(1));
+    shared.apply(Op::Hint(u64::MAX));
+    shared.apply(Op::Push(2));
+    for _ in 0..4 {
+        shared.apply(Op::Pop);
+    }
+}
+
+#[test]
+fn impossible_hint_does_not_stop_a_producer() {
+    for hint in [u64::MAX, 1 << 51, 1 << 50, 1 << 40, 4097] {
+        let region = region(4);
+        let mut shared = Shared::new(&region, 4);
+        shared.apply(Op::Push(0));
+        region.word(0).store_relaxed(hint);
+        shared.apply(Op::Push(1));
+        shared.apply(Op::Push(0));
+        for _ in 0..4 {
+            shared.apply(Op::Pop);
+        }
+    }
+}
+
+#[test]
+fn entry_of_another_lap_is_a_fault_of_nobody() {
+    let region = region(4);
+    let queue = queue(&region, 4);
+    let (mut producer, consumer) = (Producer::new(queue), Consumer::new(queue));
+    region.word(ENTRIES_AT).store_relaxed(7 << 32 | 5);
+    let fault = consumer.peek().unwrap_err();
+    assert_eq!((fault.position, fault.found), (0, 7 << 32 | 5));
+    // The producer believes that six laps have gone by, and finds that the next entries deny it.
+    assert!(producer.push(1).is_err());
+}
+
+#[test]
+fn producer_at_the_wrap_of_the_laps_neither_panics_nor_hangs() {
+    for near in [(1u64 << 34) - 5, (1 << 34) - 4, (1 << 34) - 1, 1 << 34, (1 << 50) - 1, 1 << 50] {
+        for laps in [0u64, 1, u64::from(u32::MAX) - 1, u64::from(u32::MAX)] {
+            let region = region(4);
+            for entry in 0..4 {
+                region.word(ENTRIES_AT + entry * 8).store_relaxed(laps << 32);
+            }
+            region.word(0).store_relaxed(near);
+            let mut producer = Producer::new(queue(&region, 4));
+            for cell in 0..20 {
+                let _ = producer.push(cell);
+            }
+        }
+    }
+}
+
+fn scribbled(seed: u64) {
+    let mut rng = Rng::new(seed);
+    let entries = 4 << rng.below(4);
+    let region = region(entries);
+    let queue = queue(&region, entries);
+    let mut producers = [Producer::new(queue), Producer::new(queue)];
+    let mut consumer = Consumer::new(queue);
+    for _ in 0..500 {
+        match rng.below(6) {
+            0 => region.scribble(&mut rng, 0, 8),
+            1 => region.scribble(&mut rng, ENTRIES_AT, ENTRIES_AT + entries * 8),
+            2 | 3 => {
+                let _ = producers[rng.below(2)].push(rng.next() as u32);
+            }
+            _ => {
+                if let Ok(Some(_)) = consumer.peek() {
+                    consumer.advance();
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn queues_scribbled_over_long_never_panic() {
+    for seed in 0..100 {
+        scribbled(seed);
+    }
+}
