@@ -176,12 +176,17 @@ impl Endpoint {
     /// See [`Error`].
     #[inline]
     pub fn send(&mut self, to: usize, tag: u64, bytes: &[u8]) -> Result<(), Error> {
+        if self.engine.send_now(u32::try_from(to).unwrap_or(u32::MAX), 0, tag, bytes) {
+            return Ok(());
+        }
+        self.send_slowly(to, tag, bytes)
+    }
+
+    #[inline(never)]
+    fn send_slowly(&mut self, to: usize, tag: u64, bytes: &[u8]) -> Result<(), Error> {
         // SAFETY: the bytes are borrowed until this returns, and `finish` returns only when the engine has done with
         // them.
         let request = unsafe { self.isend(to, tag, bytes.as_ptr(), bytes.len()) }?;
-        if request.0 == RequestId::SENT {
-            return Ok(());
-        }
         self.finish(request).map(drop)
     }
 

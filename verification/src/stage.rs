@@ -50,7 +50,11 @@ impl Run {
     pub(crate) fn explore(&self, preemptions: usize, body: impl Fn() + Send + Sync + 'static) {
         let mut builder = loom::model::Builder::new();
         builder.max_branches = BRANCHES;
-        builder.preemption_bound = Some(self.size(preemptions, preemptions + 2));
+        builder.preemption_bound = match std::env::var("PB") {
+            Ok(x) if x == "none" => None,
+            Ok(x) => Some(x.parse().unwrap()),
+            _ => Some(self.size(preemptions, preemptions + 2)),
+        };
         builder.check(move || {
             EXECUTIONS.fetch_add(1, Ordering::Relaxed);
             body();

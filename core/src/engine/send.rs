@@ -4,6 +4,8 @@
 //! from [`Engine::progress`]; nothing to the same peer overtakes it (paper 4, section 3.1).
 #![forbid(unsafe_code)]
 
+use core::borrow::Borrow;
+
 use super::request::State;
 use super::{Engine, Failure, Progress, RequestId, StartError, Status, Storage};
 use crate::payload::SendBuf;
@@ -11,6 +13,24 @@ use crate::port::{MessagePort, PeerFault, PeerId};
 use crate::wire::{Envelope, Kind};
 
 impl<P: MessagePort, S: Storage> Engine<P, S> {
+    /// Sends a message that fits into one packet, if there is room and nothing waits before it: the critical path.
+    /// False when [`Engine::isend`] has to do it, or to say why it can't be done.
+    #[inline(always)]
+    pub fn send_now(&mut self, to: PeerId, context: u16, tag: u64, bytes: &[u8]) -> bool {
+        let free = self.peers.borrow().get(to as usize).is_some_and(|peer| peer.pending.is_empty());
+        if !free || bytes.len() > self.port.packet_bytes() {
+            return false;
+        }
+        let envelope = Envelope { kind: Kind::Eager, context, tag, total: bytes.len() as u64 };
+        match self.port.send(to, &envelope, bytes) {
+            Ok(sent) => sent,
+            Err(fault) => {
+                self.fault(fault);
+                false
+            }
+        }
+    }
+
     /// Starts a send. [`RequestId::SENT`] means that it is complete and the buffer is the caller's again.
     ///
     /// Eager: complete when the bytes have left the buffer, whether or not a receive is posted.
@@ -31,18 +51,11 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         if to == self.rank {
             return self.send_to_self(&envelope, buf);
         }
-        let fits = buf.len() <= self.port.packet_bytes();
-        if fits && self.peer(to).pending.is_empty() {
-            match self.port.send(to, &envelope, buf.part(0, buf.len())) {
-                Ok(true) => return Ok(RequestId::SENT),
-                Ok(false) => {}
-                Err(fault) => {
-                    self.fault(fault);
-                    self.check_peer(to)?;
-                }
-            }
+        if self.send_now(to, context, tag, buf.part(0, buf.len())) {
+            return Ok(RequestId::SENT);
         }
-        if !fits {
+        self.check_peer(to)?;
+        if buf.len() > self.port.packet_bytes() {
             envelope.kind = Kind::First;
         }
         self.queue_send(to, envelope, buf)

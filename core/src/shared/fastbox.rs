@@ -195,6 +195,8 @@ pub struct Receiver<'a> {
     slots: &'a [Slot],
     ack: &'a Word64,
     wheel: Wheel,
+    /// Most payload bytes of a packet.
+    most: usize,
     /// Position of the next slot to read.
     head: u64,
     /// The position last told to the sender.
@@ -204,7 +206,21 @@ pub struct Receiver<'a> {
 impl<'a> Receiver<'a> {
     /// A receiver at the ring's start. `slots` is in the sender's memory; `ack` is in our own.
     pub fn new(slots: &'a [Slot], ack: &'a Word64) -> Self {
-        Self { slots, ack, wheel: Wheel::new(slots.len()), head: 0, told: 0 }
+        Self { slots, ack, wheel: Wheel::new(slots.len()), most: max_payload(slots.len()), head: 0, told: 0 }
+    }
+
+    /// The packet at the head, if there is one and it is this one in its sender's order: the critical path, one load
+    /// and two comparisons. `None` says nothing about what else there may be; [`Receiver::peek`] does.
+    #[inline(always)]
+    pub fn due(&self, sequence: u64) -> Option<Packet> {
+        let slot = &self.slots[self.wheel.index(self.head)];
+        let stamp = slot.stamp.load_acquire(Edge::FastboxPublish);
+        let wanted = self.wheel.lap(self.head) | (Kind::Eager as u64) << 8 | (sequence & 0xffff) << 16;
+        let len = (stamp >> 32) as u16 as usize;
+        if stamp as u32 != wanted as u32 || len > self.most {
+            return None;
+        }
+        Some(packet(stamp, len, slot))
     }
 
     /// The packet at the head, if there is one. It stays until [`Receiver::advance`].
@@ -222,24 +238,20 @@ impl<'a> Receiver<'a> {
             return Err(FastboxFault::Kind(stamp));
         }
         let len = (stamp >> 32) as u16 as usize;
-        let most = max_payload(self.slots.len());
-        if len > most {
-            return Err(FastboxFault::Length { len, most });
+        if len > self.most {
+            return Err(FastboxFault::Length { len, most: self.most });
         }
-        let envelope = Envelope {
-            kind: Kind::Eager,
-            context: (stamp >> 48) as u16,
-            tag: slot.body[0].get(),
-            total: len as u64,
-        };
-        Ok(Some(Packet { sequence: (stamp >> 16) as u16, envelope, len }))
+        Ok(Some(packet(stamp, len, slot)))
     }
 
-    /// Copies payload bytes of the packet at the head, from `at`; no more than it has.
+    /// Copies payload bytes of the packet at the head, from `at`. The caller asks for no more than the packet has;
+    /// beyond its end stands what was sent before, and beyond the largest packet nothing is copied.
     #[inline(always)]
-    pub fn read(&self, packet: &Packet, at: usize, to: &mut [u8]) {
-        let len = packet.len.saturating_sub(at).min(to.len());
-        let to = &mut to[..len];
+    pub fn read(&self, at: usize, to: &mut [u8]) {
+        let len = to.len();
+        if len > self.most.saturating_sub(at) {
+            return;
+        }
         let first = &self.slots[self.wheel.index(self.head)];
         if at != 0 {
             self.read_from(at, to);
@@ -275,11 +287,11 @@ impl<'a> Receiver<'a> {
         }
     }
 
-    /// Gives the packet's slots back. Returns whether the sender can see it: positions are told once a
+    /// Gives back the slots of the packet at the head, of `len` payload bytes. Returns whether the sender can see it: positions are told once a
     /// quarter of the ring.
     #[inline(always)]
-    pub fn advance(&mut self, packet: &Packet) -> bool {
-        self.head += slots_for(packet.len) as u64;
+    pub fn advance(&mut self, len: usize) -> bool {
+        self.head += slots_for(len) as u64;
         if self.head - self.told < self.slots.len() as u64 / 4 {
             return false;
         }
@@ -287,6 +299,13 @@ impl<'a> Receiver<'a> {
         self.ack.store_release(self.head, Edge::FastboxAck);
         true
     }
+}
+
+#[inline(always)]
+fn packet(stamp: u64, len: usize, slot: &Slot) -> Packet {
+    let context = (stamp >> 48) as u16;
+    let envelope = Envelope { kind: Kind::Eager, context, tag: slot.body[0].get(), total: len as u64 };
+    Packet { sequence: (stamp >> 16) as u16, envelope, len }
 }
 
 /// Writes bytes as little-endian words, the last one padded with zeros.

@@ -21,7 +21,7 @@ use crate::wire::Envelope;
 
 /// Most peers whose fastboxes are looked at in every poll.
 const HOT: usize = 8;
-/// Packets from one fastbox before the others, and the queue, have their turn.
+/// Packets before the other fastboxes, the queue and the peers that are not hot have their turn.
 const BURST: u32 = 32;
 /// Queue entries looked at in one poll before it gives up until the next.
 const ENTRIES_A_POLL: usize = 64;
@@ -85,7 +85,7 @@ impl<'a> Link<'a> {
 #[derive(Clone, Copy, Debug)]
 pub enum Place {
     /// At the head of its sender's fastbox.
-    Fastbox(fastbox::Packet),
+    Fastbox,
     /// In this cell of its sender.
     Cell(u32),
 }
@@ -123,6 +123,8 @@ where
     hot_count: usize,
     turn: usize,
     burst: u32,
+    /// Who comes first when the next burst is over: the queue, or the peers that are not hot.
+    cold_first: bool,
     cold: PeerId,
     idle: u32,
     swept: PeerId,
@@ -158,6 +160,7 @@ where
             hot_count: 0,
             turn: 0,
             burst: BURST,
+            cold_first: false,
             cold: 0,
             idle: 0,
             swept: 0,
@@ -289,8 +292,20 @@ where
             1..0x8000 => return None,
             _ => return Some(Polled::Fault(PeerFault { peer, fault: PortFault::Gap { expected } })),
         }
-        let token = Place::Fastbox(packet);
-        Some(Polled::Packet(Arrival { peer, envelope: packet.envelope, len: packet.len, token }))
+        Some(Polled::Packet(small(peer, packet)))
+    }
+
+    /// Everything that there is to look at, each in its turn.
+    #[inline(never)]
+    fn poll_all(&mut self) -> Polled<Place> {
+        if self.burst == 0 {
+            self.burst = BURST;
+            self.turn = if self.turn + 1 < self.hot_count { self.turn + 1 } else { 0 };
+            if let Some(polled) = self.poll_others() {
+                return polled;
+            }
+        }
+        self.poll_hot().or_else(|| self.poll_queue()).or_else(|| self.poll_cold()).unwrap_or(Polled::Idle)
     }
 
     #[inline(always)]
@@ -301,8 +316,8 @@ where
                 at = 0;
             }
             if let Some(polled) = self.poll_fastbox(self.hot[at]) {
-                self.burst = self.burst.saturating_sub(1);
-                self.turn = if self.burst == 0 { at + 1 } else { at };
+                self.burst -= 1;
+                self.turn = at;
                 return Some(polled);
             }
             at += 1;
@@ -325,12 +340,13 @@ where
             // The geometry is ours; the number is anyone's. A rank or cell that does not exist is nobody's.
             let (peer, cell) = (number / self.cells, number % self.cells);
             let polled = self.poll_cell(peer, cell);
-            if let Some(Polled::Packet(Arrival { token: Place::Fastbox(_), .. })) = polled {
+            if let Some(Polled::Packet(Arrival { token: Place::Fastbox, .. })) = polled {
                 // An earlier packet of that peer: the entry keeps its place.
                 return polled;
             }
             self.inbox.advance();
             if polled.is_some() {
+                self.burst = self.burst.saturating_sub(1);
                 return polled;
             }
         }
@@ -382,6 +398,16 @@ where
         }
     }
 
+    /// After a burst: what never pauses, be it a fastbox or the queue, does not starve the rest.
+    fn poll_others(&mut self) -> Option<Polled<Place>> {
+        self.cold_first = !self.cold_first;
+        if self.cold_first {
+            self.poll_cold().or_else(|| self.poll_queue())
+        } else {
+            self.poll_queue().or_else(|| self.poll_cold())
+        }
+    }
+
     /// One peer that is not hot, and at times the cells of one peer, in turn.
     fn poll_cold(&mut self) -> Option<Polled<Place>> {
         self.cold = if self.cold + 1 < self.peers() { self.cold + 1 } else { 0 };
@@ -401,6 +427,11 @@ where
         }
         None
     }
+}
+
+#[inline(always)]
+fn small(peer: PeerId, packet: fastbox::Packet) -> Arrival<Place> {
+    Arrival { peer, envelope: packet.envelope, len: packet.len, token: Place::Fastbox }
 }
 
 fn packet(peer: PeerId, cell: u32, envelope: Envelope, len: usize) -> Polled<Place> {
@@ -440,13 +471,17 @@ where
 
     #[inline(always)]
     fn poll(&mut self) -> Polled<Place> {
-        if self.burst == 0 {
-            self.burst = BURST;
-            if let Some(polled) = self.poll_queue() {
-                return polled;
-            }
+        // The critical path: the next small packet of the peer that sent the last one.
+        let peer = self.hot[self.turn % HOT];
+        if self.burst > 0
+            && let Some(Some(link)) = self.links.borrow().get(peer as usize)
+            && !link.traffic.held
+            && let Some(packet) = link.ends.inbound.due(link.traffic.expected)
+        {
+            self.burst -= 1;
+            return Polled::Packet(small(peer, packet));
         }
-        self.poll_hot().or_else(|| self.poll_queue()).or_else(|| self.poll_cold()).unwrap_or(Polled::Idle)
+        self.poll_all()
     }
 
     #[inline(always)]
@@ -455,7 +490,7 @@ where
             return;
         };
         match &arrival.token {
-            Place::Fastbox(packet) => link.ends.inbound.read(packet, at, to),
+            Place::Fastbox => link.ends.inbound.read(at, to),
             Place::Cell(cell) => {
                 let inside = link.ends.cells.read(*cell, at, to);
                 debug_assert!(inside, "the packet's size was checked when it was polled");
@@ -468,7 +503,7 @@ where
         let Some(link) = self.link(arrival.peer) else { return };
         link.traffic.expected += 1;
         let tell = match arrival.token {
-            Place::Fastbox(packet) => link.ends.inbound.advance(&packet),
+            Place::Fastbox => link.ends.inbound.advance(arrival.len),
             Place::Cell(cell) => {
                 link.ends.give_back.push(cell);
                 true

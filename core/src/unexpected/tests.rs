@@ -78,8 +78,7 @@ impl Stored {
         self.begun += 1;
         let source = self.begun as u32;
         let envelope = Envelope { kind: Kind::First, context: 1, tag: self.begun, total: len as u64 };
-        let fits =
-            self.messages.len() < self.entries && chunks_of(len) <= self.chunks - self.used_chunks();
+        let fits = self.messages.len() < self.entries && chunks_of(len) <= self.chunks - self.used_chunks();
         let id = self.store.begin(source, envelope);
         assert_eq!(id.is_some(), fits, "{len} bytes");
         let Some(id) = id else { return };

@@ -1,2 +1,40 @@
-//! x
-fn main() {}
+//! The program `nemesia`: measures (`perf`), explains (`info`) and starts jobs (`run`).
+//!
+//! Errors are one line on the standard error output. The exit status is 2 where something can't be used as asked,
+//! and 1 where it failed; `run` ends with the status of the first process that failed.
+
+mod cli;
+mod failure;
+mod info;
+mod output;
+mod perf;
+mod run;
+
+use std::process::ExitCode;
+
+use cli::Command;
+use failure::Failure;
+
+fn main() -> ExitCode {
+    let outcome = match cli::parse(std::env::args_os().collect()) {
+        Ok(Some(command)) => dispatch(&command),
+        Ok(None) => Ok(0),
+        Err(failure) => Err(failure),
+    };
+    match outcome {
+        Ok(status) => ExitCode::from(status),
+        Err(failure) => {
+            output::remark(&failure.message);
+            ExitCode::from(failure.status)
+        }
+    }
+}
+
+fn dispatch(command: &Command) -> Result<u8, Failure> {
+    match command {
+        Command::Perf(args) => perf::perf(args).map(|()| 0),
+        Command::Info(args) => info::info(args),
+        Command::Run(args) => run::run(args),
+        Command::Worker(args) => Ok(perf::work(args)),
+    }
+}

@@ -184,8 +184,8 @@ fn refill(run: &Run) {
         let (mut owner, mut receiver) = (memory.owner(), memory.receiver());
         receiver.return_early = blunder == Some(Blunder::ReturnBeforeRead);
         both(
-            || attempt(|| owner.next <= count && !owner.send(blunder)),
-            || attempt(|| receiver.next <= count && !receiver.take()),
+            || (0..ATTEMPTS).for_each(|_| _ = owner.next <= count && owner.send(blunder)),
+            || (0..ATTEMPTS).for_each(|_| _ = receiver.take()),
         );
         while receiver.next <= count {
             let sent = owner.next <= count && owner.send(None);
@@ -203,8 +203,8 @@ fn sweep(run: &Run) {
         let memory = Memory::new(2, 2);
         let (mut owner, mut receiver) = (memory.owner_without_queue(), memory.receiver());
         both(
-            || attempt(|| owner.next <= count && !owner.send(None)),
-            || attempt(|| receiver.next <= count && !receiver.sweep()),
+            || (0..ATTEMPTS).for_each(|_| _ = owner.next <= count && owner.send(None)),
+            || (0..ATTEMPTS).for_each(|_| _ = receiver.sweep()),
         );
         while receiver.next <= count {
             let sent = owner.next <= count && owner.send(None);
@@ -212,13 +212,4 @@ fn sweep(run: &Run) {
         }
         assert!(!receiver.sweep(), "a message came twice");
     });
-}
-
-/// Calls `again` a few times; others run in between when it says that it could not go on.
-fn attempt(mut again: impl FnMut() -> bool) {
-    for _ in 0..ATTEMPTS {
-        if again() {
-            loom::thread::yield_now();
-        }
-    }
 }

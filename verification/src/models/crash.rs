@@ -93,13 +93,7 @@ fn producer(run: &Run) {
                 ended = true;
             })
         };
-        let poll = || {
-            for _ in 0..2 {
-                if !take() {
-                    loom::thread::yield_now();
-                }
-            }
-        };
+        let poll = || (0..2).for_each(|_| _ = take());
         let (crashed, (), ()) = three(dying, live, poll);
         while take() {}
         let enqueued = came.contains(&DEAD);

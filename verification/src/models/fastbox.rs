@@ -46,8 +46,8 @@ fn wrap(run: &Run, slots: usize, len: usize, before: u8) {
             taking = taking.that_acknowledges_early(&slots, &ack, &nowhere);
         }
         both(
-            || attempt(|| sending.next <= count && !sending.push()),
-            || attempt(|| taking.take() || taking.next <= count),
+            || (0..ATTEMPTS).for_each(|_| _ = sending.next <= count && sending.push()),
+            || (0..ATTEMPTS).for_each(|_| _ = taking.take()),
         );
         while taking.next <= count {
             let sent = sending.next <= count && sending.push();
@@ -55,15 +55,6 @@ fn wrap(run: &Run, slots: usize, len: usize, before: u8) {
         }
         assert!(!taking.take(), "a message came twice");
     });
-}
-
-/// Calls `again` a few times, while it says so; others run in between.
-fn attempt(mut again: impl FnMut() -> bool) {
-    for _ in 0..ATTEMPTS {
-        if again() {
-            loom::thread::yield_now();
-        }
-    }
 }
 
 /// The sender, and the number of its next message.

@@ -159,9 +159,7 @@ impl<'a> Sending<'a> {
 
     pub(super) fn attempt(&mut self) {
         for _ in 0..ATTEMPTS {
-            if self.next <= self.count && !self.send() {
-                loom::thread::yield_now();
-            }
+            self.send();
         }
     }
 }
@@ -220,9 +218,7 @@ impl<'a> Taking<'a> {
     /// Polls some times while others run.
     pub(super) fn attempt(&mut self, polls: usize) {
         for _ in 0..polls {
-            if !self.take() {
-                loom::thread::yield_now();
-            }
+            self.take();
         }
     }
 

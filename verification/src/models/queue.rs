@@ -91,7 +91,6 @@ fn producers(run: &Run) {
             let mut came = Vec::new();
             for _ in 0..polls {
                 came.extend(memory.take(&mut consumer));
-                loom::thread::yield_now();
             }
             came
         };

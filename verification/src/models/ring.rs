@@ -83,9 +83,6 @@ fn byte_pipe(run: &Run) {
 fn write(writer: &mut ByteWriter<'_>, whole: &[u8], sent: usize) -> usize {
     let part = &whole[sent..whole.len().min(sent + 5)];
     let count = writer.write(part).expect("the reader is honest");
-    if count == 0 {
-        loom::thread::yield_now();
-    }
     count
 }
 
@@ -93,9 +90,6 @@ fn write(writer: &mut ByteWriter<'_>, whole: &[u8], sent: usize) -> usize {
 fn read(reader: &mut ByteReader<'_>, came: &mut Vec<u8>) -> usize {
     let mut part = [0; 3];
     let count = reader.read(&mut part).expect("the writer is honest");
-    if count == 0 {
-        loom::thread::yield_now();
-    }
     came.extend(&part[..count]);
     count
 }
@@ -110,18 +104,10 @@ fn record_pipe(run: &Run) {
         both(
             || {
                 for _ in 0..ATTEMPTS {
-                    if next <= count && !push(&mut writer, &mut next) {
-                        loom::thread::yield_now();
-                    }
+                    let _ = next <= count && push(&mut writer, &mut next);
                 }
             },
-            || {
-                for _ in 0..ATTEMPTS {
-                    if !pop(&mut reader, &mut due) {
-                        loom::thread::yield_now();
-                    }
-                }
-            },
+            || (0..ATTEMPTS).for_each(|_| _ = pop(&mut reader, &mut due)),
         );
         while due <= count {
             let pushed = next <= count && push(&mut writer, &mut next);

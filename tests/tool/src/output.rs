@@ -1,0 +1,114 @@
+//! What is printed and written: never a panic when nobody listens, never half a file when a run fails.
+#![forbid(unsafe_code)]
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, ErrorKind, Write};
+use std::path::{Path, PathBuf};
+
+use crate::failure::Failure;
+
+/// Prints one line, after the program's name, on the standard error output.
+pub(crate) fn remark(message: &str) {
+    // Whoever closed the standard error output does not want to hear of it.
+    let _ = writeln!(io::stderr().lock(), "nemesia: {message}");
+}
+
+/// Prints on the standard output. A reader that has heard enough is not an error.
+///
+/// # Errors
+/// When the output can't be written for another reason, such as a full disk.
+pub(crate) fn print(text: &str) -> Result<(), Failure> {
+    let mut out = io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+            Err(Failure::failed(format!("cannot write to the standard output: {error}")))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// A file to be written at the end, opened at the start: what can't be written is known before the work is done.
+///
+/// If it did not exist, it is removed again when nothing was written.
+#[derive(Debug)]
+pub(crate) struct Destination {
+    path: PathBuf,
+    file: File,
+    remove: bool,
+}
+
+impl Destination {
+    /// Opens a file and leaves what is in it for now.
+    ///
+    /// # Errors
+    /// When it can't be written.
+    pub(crate) fn open(path: &Path) -> Result<Self, Failure> {
+        let opened = match OpenOptions::new().write(true).create_new(true).open(path) {
+            Ok(file) => Ok((file, true)),
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+                OpenOptions::new().write(true).open(path).map(|file| (file, false))
+            }
+            Err(error) => Err(error),
+        };
+        let (file, remove) = opened
+            .map_err(|error| Failure::unusable(format!("cannot write {}: {error}", path.display())))?;
+        Ok(Self { path: path.to_owned(), file, remove })
+    }
+
+    /// Replaces what is in the file.
+    ///
+    /// # Errors
+    /// When it can't be written.
+    pub(crate) fn write(mut self, text: &str) -> Result<(), Failure> {
+        let regular = self.file.metadata().is_ok_and(|metadata| metadata.is_file());
+        let emptied = if regular { self.file.set_len(0) } else { Ok(()) };
+        emptied
+            .and_then(|()| self.file.write_all(text.as_bytes()))
+            .map_err(|error| Failure::failed(format!("cannot write {}: {error}", self.path.display())))?;
+        self.remove = false;
+        Ok(())
+    }
+}
+
+impl Drop for Destination {
+    fn drop(&mut self) {
+        if self.remove {
+            // It is empty and in nobody's way.
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn path(name: &str) -> PathBuf {
+        std::env::temp_dir().join(format!("nemesia-output-{}-{name}", std::process::id()))
+    }
+
+    #[test]
+    fn a_file_that_was_not_written_does_not_stay() {
+        let path = path("unwritten");
+        drop(Destination::open(&path).unwrap());
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_failed_run_leaves_the_old_file_as_it_was() {
+        let path = path("old");
+        std::fs::write(&path, "a long old text").unwrap();
+        drop(Destination::open(&path).unwrap());
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "a long old text");
+        Destination::open(&path).unwrap().write("new").unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "new");
+        std::fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn a_directory_that_is_missing_is_named() {
+        let failure = Destination::open(Path::new("/nonexistent/x")).unwrap_err();
+        assert_eq!(failure.status, 2);
+        assert!(failure.message.contains("/nonexistent/x"), "{failure:?}");
+    }
+}

@@ -1,0 +1,79 @@
+//! `nemesia run`: starts a job on this machine.
+#![forbid(unsafe_code)]
+
+use std::ffi::OsString;
+use std::io::ErrorKind;
+
+use nemesia::bootstrap::{LaunchError, Launcher, Outcome};
+
+use crate::cli::RunArgs;
+use crate::failure::Failure;
+use crate::output;
+
+/// Runs the job and returns the status of its first failure.
+///
+/// # Errors
+/// When the job can't be started or watched.
+pub(crate) fn run(args: &RunArgs) -> Result<u8, Failure> {
+    let mut launcher = launcher(args)?;
+    for variable in &args.env {
+        launcher = launcher.env(&variable.name, &variable.value);
+    }
+    let running = launcher.spawn().map_err(|error| launch_failure(&error))?;
+    let pids = running.pids().to_vec();
+    let outcome = running.wait().map_err(|error| launch_failure(&error))?;
+    if let Some(line) = report(&outcome, &pids) {
+        output::remark(&line);
+    }
+    Ok(u8::try_from(outcome.exit_code()).unwrap_or(1))
+}
+
+fn launcher(args: &RunArgs) -> Result<Launcher, Failure> {
+    let (program, arguments): (&OsString, &[OsString]) =
+        args.program.split_first().ok_or_else(|| Failure::unusable("there is no program to run"))?;
+    Ok(Launcher::new(args.processes as usize, program.clone(), arguments.to_vec())
+        .prefix_output(args.prefix)
+        .keep_going(args.keep_going)
+        .bind(args.bind))
+}
+
+/// A program that is not there can't be used; everything else has failed.
+pub(crate) fn launch_failure(error: &LaunchError) -> Failure {
+    match error {
+        LaunchError::Start { source, .. }
+            if matches!(source.kind(), ErrorKind::NotFound | ErrorKind::PermissionDenied) =>
+        {
+            Failure::unusable(error)
+        }
+        _ => Failure::failed(error),
+    }
+}
+
+/// One line on how the job failed, if it did.
+fn report(outcome: &Outcome, pids: &[u32]) -> Option<String> {
+    let mut parts = Vec::new();
+    if let Some((rank, kind)) = outcome.first_failure {
+        parts.push(format!("{} {kind}", name(rank, pids)));
+        let rest = || outcome.ranks.iter().enumerate().filter(|(other, _)| *other != rank);
+        let ended = rest().filter(|(_, exit)| exit.ended_by_launcher).count();
+        let failed = rest().filter(|(_, exit)| !exit.ended_by_launcher && !exit.kind.is_success()).count();
+        if failed > 0 {
+            parts.push(format!("{failed} more failed"));
+        }
+        if ended > 0 {
+            parts.push(format!("the launcher ended {ended}"));
+        }
+    }
+    for (rank, fault) in &outcome.faults {
+        parts.push(format!("the launcher's connection to {} was closed: {fault}", name(*rank, pids)));
+    }
+    (!parts.is_empty()).then(|| parts.join("; "))
+}
+
+/// A rank as it is named in reports.
+pub(crate) fn name(rank: usize, pids: &[u32]) -> String {
+    match pids.get(rank) {
+        Some(pid) => format!("rank {rank} of {} (pid {pid})", pids.len()),
+        None => format!("rank {rank} of {}", pids.len()),
+    }
+}
