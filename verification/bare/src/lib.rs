@@ -8,6 +8,7 @@
 #[cfg(feature = "allocates")]
 mod allocates;
 mod exercise;
+mod world;
 
 use core::panic::PanicInfo;
 

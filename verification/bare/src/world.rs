@@ -1,0 +1,136 @@
+//! Two ranks on lent memory, in one thread: the whole engine, both paths of the shared-memory port.
+
+use core::ptr::NonNull;
+
+use nemesia_core::engine::{Engine, Lent, Peer, Request, Storage};
+use nemesia_core::matching::{Pattern, Source};
+use nemesia_core::payload::{RecvBuf, SendBuf};
+use nemesia_core::shared::fastbox::{Receiver, Sender, Slot};
+use nemesia_core::shared::layout::Line;
+use nemesia_core::shared::pool::{
+    CellHeader, CellRecord, PeerPool, Pool, ReturnReceiver, ReturnSender, ReturnSlot,
+};
+use nemesia_core::shared::port::{Ends, Link, PortConfig, ShmPort, Waker};
+use nemesia_core::shared::queue::{Consumer, Producer, Queue};
+use nemesia_core::shared::sleep::SleepWord;
+use nemesia_core::slab;
+use nemesia_core::sync::{FenceMode, PayloadMut, Word64};
+use nemesia_core::unexpected::{CHUNK, Message};
+
+const CELLS: usize = 4;
+const CELL_BYTES: usize = 64;
+/// Larger than any packet, so that it takes several.
+const MESSAGE: usize = 3 * CELL_BYTES;
+
+/// What one rank owns, and its inbox.
+struct Memory {
+    ack: Line,
+    returns: [ReturnSlot; CELLS],
+    fastbox: [Slot; 4],
+    headers: [CellHeader; CELLS],
+    entries: [Word64; 2 * CELLS],
+    tail: Line,
+    sleep: SleepWord,
+}
+
+impl Memory {
+    fn new() -> Self {
+        Self {
+            ack: Line::new(0),
+            returns: core::array::from_fn(|_| ReturnSlot::empty()),
+            fastbox: core::array::from_fn(|_| Slot::empty()),
+            headers: core::array::from_fn(|_| CellHeader::empty()),
+            entries: core::array::from_fn(|_| Word64::new(0)),
+            tail: Line::new(0),
+            sleep: SleepWord::awake(),
+        }
+    }
+
+    fn queue(&self) -> Queue<'_> {
+        Queue::new(&self.entries, &self.tail.word)
+    }
+}
+
+struct Nobody;
+
+impl Waker for Nobody {
+    fn wake(&mut self, _: u32, _: &SleepWord) {}
+}
+
+struct Arrays;
+
+impl Storage for Arrays {
+    type Requests = [slab::Slot<Request>; 4];
+    type Peers = [Peer; 2];
+    type Entries = [slab::Slot<Message>; 2];
+    type Chunks = [u8; CHUNK];
+}
+
+type Rank<'a> = Engine<ShmPort<'a, Nobody, [Option<Link<'a>>; 2], [CellRecord; CELLS]>, Arrays>;
+
+fn rank<'a>(me: u32, own: &'a Memory, peer: &'a Memory, cells: [PayloadMut<'a>; 2]) -> Option<Rank<'a>> {
+    let [mine, theirs] = cells;
+    let link = Link::new(Ends {
+        outbound: Sender::new(&own.fastbox, &peer.ack.word),
+        inbound: Receiver::new(&peer.fastbox, &own.ack.word),
+        cells: PeerPool::new(&peer.headers, theirs.as_read(), CELL_BYTES),
+        give_back: ReturnSender::new(&own.returns),
+        given_back: ReturnReceiver::new(&peer.returns),
+        queue: Producer::new(peer.queue()),
+        sleep: &peer.sleep,
+    });
+    let links = if me == 0 { [None, Some(link)] } else { [Some(link), None] };
+    let pool = Pool::new(&own.headers, mine, CELL_BYTES, [CellRecord::default(); CELLS])?;
+    let config = PortConfig { rank: me, fastbox_limit: 8, fences: FenceMode::Symmetric };
+    let port = ShmPort::new(config, links, pool, CELLS as u32, Consumer::new(own.queue()), Nobody);
+    let lent = Lent {
+        requests: core::array::from_fn(|_| slab::Slot::default()),
+        peers: core::array::from_fn(|_| Peer::default()),
+        entries: core::array::from_fn(|_| slab::Slot::default()),
+        chunks: [0; CHUNK],
+    };
+    Some(Engine::new(me, port, lent))
+}
+
+/// Sends a small and a large message from rank 0 to rank 1; the large one's bytes come from `memory`. Returns their
+/// sum as received.
+///
+/// # Safety
+/// `memory` points to `length` bytes that nobody else uses until this returns.
+pub(crate) unsafe fn exchange(memory: NonNull<u8>, length: usize) -> Option<u64> {
+    let pool = CELLS * CELL_BYTES;
+    if length < 2 * pool + 2 * MESSAGE {
+        return None;
+    }
+    // SAFETY: four disjoint parts of the range that the caller lends: two pools, and two buffers.
+    let (zero, one, from, to) = unsafe {
+        let part = |at| memory.add(at);
+        let cells = |at| PayloadMut::from_raw(part(at), pool);
+        (cells(0), cells(pool), part(2 * pool), part(2 * pool + MESSAGE))
+    };
+    let (memory_0, memory_1) = (Memory::new(), Memory::new());
+    let mut sender = rank(0, &memory_0, &memory_1, [zero, one])?;
+    let mut receiver = rank(1, &memory_1, &memory_0, [one, zero])?;
+    let mut pattern = Pattern { source: Source::Any, context: 0, tag: 1, ignore: 0 };
+    let mut small = [0; 8];
+    // SAFETY: the buffers live, unused, until the engines are dropped at the end of this function.
+    let (small_buf, large_buf, source) = unsafe {
+        let small = RecvBuf::from_raw(small.as_mut_ptr(), small.len());
+        (small, RecvBuf::from_raw(to.as_ptr(), MESSAGE), SendBuf::from_raw(from.as_ptr(), MESSAGE))
+    };
+    let first = receiver.irecv(pattern, small_buf).ok()?;
+    pattern.tag = 2;
+    let second = receiver.irecv(pattern, large_buf).ok()?;
+    let large = sender.isend(1, 0, 2, source).ok()?;
+    if !sender.send_now(1, 0, 1, &7u64.to_le_bytes()) {
+        // Nothing overtakes the large message: the engine keeps it.
+        return None;
+    }
+    for _ in 0..100 {
+        sender.progress();
+        receiver.progress();
+    }
+    let received = receiver.test(second)?.ok()?.len + receiver.test(first)?.ok()?.len;
+    sender.test(large)?.ok()?;
+    Some(received as u64 + u64::from_le_bytes(small))
+}
