@@ -136,27 +136,25 @@ impl<'a> Sender<'a> {
             | (payload.len() as u64) << 32
             | u64::from(envelope.context) << 48;
         let first = &self.slots[self.wheel.index(self.tail)];
+        // The first line last, and all at once: the receiver polls it, and would take it away in between.
+        let head = if count == 1 { payload } else { self.push_rest(payload) };
         first.body[0].set(envelope.tag);
-        if count == 1 {
-            store_words(&first.body[1..], payload);
-        } else {
-            self.push_rest(first, payload);
-        }
+        store_words(&first.body[1..], head);
         first.stamp.store_release(stamp, Edge::FastboxPublish);
         self.tail += count as u64;
         Ok(true)
     }
 
-    /// The payload of a packet of several slots; all but the first stamp, which publishes them.
+    /// Fills the further slots of a packet, which its first stamp will publish. Returns the first slot's payload.
     #[inline(never)]
-    fn push_rest(&self, first: &Slot, payload: &[u8]) {
+    fn push_rest<'p>(&self, payload: &'p [u8]) -> &'p [u8] {
         let (head, rest) = payload.split_at(FIRST_BYTES);
-        store_words(&first.body[1..], head);
         for (chunk, position) in rest.chunks(MORE_BYTES).zip(self.tail + 1..) {
             let slot = &self.slots[self.wheel.index(position)];
             slot.stamp.store_relaxed(self.wheel.lap(position) | CONTINUATION);
             store_words(&slot.body, chunk);
         }
+        head
     }
 
     #[inline(always)]
