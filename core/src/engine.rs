@@ -20,7 +20,7 @@ mod tests;
 
 use core::borrow::{Borrow, BorrowMut};
 
-pub use progress::Progress;
+pub use progress::{PACKETS_A_TURN, Progress};
 pub use receive::Bypass;
 pub use request::{Failure, Fate, Outcome, Request, RequestId, StartError, Status, Truncation};
 
@@ -148,6 +148,12 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     /// Whether a peer is held back, as there is no room for what it sent.
     pub fn is_held(&self, peer: PeerId) -> bool {
         self.peers.borrow().get(peer as usize).is_some_and(|peer| peer.held)
+    }
+
+    /// Whether this receive is posted, and what it asks for may be held back for want of room.
+    pub fn may_be_held(&self, id: RequestId) -> bool {
+        let Some(source) = self.posted_source(id) else { return false };
+        (0..self.size()).any(|rank| self.is_held(rank) && source.accepts(rank))
     }
 
     /// Whether some send has not left yet.

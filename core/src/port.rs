@@ -91,6 +91,10 @@ pub trait MessagePort {
     /// The next packet, or a fault, or nothing.
     fn poll(&mut self) -> Polled<Self::Token>;
 
+    /// As [`MessagePort::poll`], for packets of one peer only, wherever they are: to the last one, so that a peer that is
+    /// gone can be let go of.
+    fn poll_peer(&mut self, peer: PeerId) -> Polled<Self::Token>;
+
     /// Copies payload bytes of an arrived packet, from `at`, into `to`; `at + to.len()` is at most its size.
     fn read(&self, arrival: &Arrival<Self::Token>, at: usize, to: &mut [u8]);
 

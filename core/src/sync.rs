@@ -98,7 +98,7 @@ fn order(edge: Edge, end: End) -> Ordering {
 #[inline(always)]
 fn step() {
     #[cfg(nemesia_loom)]
-    model::step();
+    model::turn();
 }
 
 macro_rules! word {

@@ -1,1 +1,28 @@
-//! x
+//! The C face of Nemesia: `nemesia.h`, `libnemesia.so`, `libnemesia.a`.
+//!
+//! Every function here checks its arguments in release builds, turns errors into codes with a text beside them, and
+//! lets no panic out. The header `include/nemesia.h` is made from this crate by cbindgen and committed; the comments
+//! here are the comments there. `install.sh` installs all of it.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`status`] | the codes, and the text of the last error |
+//! | [`boundary`] | pointers in, pointers out, panics: the rules that every function follows |
+//! | [`config`] | `nemesia_config` |
+//! | [`exchange`] | `nemesia_exchange`: the caller's own way for processes to find each other |
+//! | [`endpoint`] | open, close, and what an endpoint knows |
+//! | [`transfer`] | sends, receives and their requests |
+//!
+//! What is always true: an output is written on success only, unless its comment says otherwise; a pointer that the
+//! caller lends is not used after the call, unless a request holds it.
+#![expect(
+    clippy::missing_safety_doc,
+    reason = "each comment is the contract in C, in the words of the header"
+)]
+
+pub mod boundary;
+pub mod config;
+pub mod endpoint;
+pub mod exchange;
+pub mod status;
+pub mod transfer;

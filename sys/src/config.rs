@@ -234,6 +234,13 @@ impl Config {
         self
     }
 
+    /// Most requests under way at once, at least 64. Memory is taken as they are used.
+    #[must_use]
+    pub fn requests(mut self, requests: usize) -> Self {
+        self.requests = requests.max(64);
+        self
+    }
+
     /// How the segments are made.
     #[must_use]
     pub fn segments(mut self, options: SegmentOptions) -> Self {

@@ -72,6 +72,11 @@ impl Request {
         self.0.to_bits()
     }
 
+    /// Whether this was complete when it started, as most sends are: there is nothing to wait for.
+    pub fn is_complete(self) -> bool {
+        self.0 == RequestId::SENT
+    }
+
     /// The inverse of [`Request::to_bits`]. Any number is safe: one that names no request gives [`Error::Stale`].
     pub const fn from_bits(bits: u64) -> Self {
         Self(RequestId::from_bits(bits))
@@ -101,8 +106,8 @@ pub struct Endpoint {
     leaving: Vec<(usize, Departure)>,
     config: Config,
     notes: Vec<String>,
-    /// Polls without a message since the last look at the peers' lives.
-    idle: u32,
+    /// Polls and packets since the last look at the peers' lives.
+    turns: u32,
     /// Held for its mappings, which the engine's port points into.
     _mappings: Vec<Pair>,
 }
@@ -140,7 +145,7 @@ impl Endpoint {
             leaving: Vec::new(),
             config: config.clone(),
             notes,
-            idle: 0,
+            turns: 0,
             _mappings: mappings,
         })
     }
@@ -323,13 +328,17 @@ impl Endpoint {
 
     /// Waits for a request that borrows the caller's buffer: returns only when the engine has done with the buffer.
     fn finish(&mut self, request: Request) -> Result<Status, Error> {
-        match self.wait(request) {
-            Err(error @ Error::Unexpected { .. }) if self.cancel(request) => {
-                // Only frees the slot; the receive was withdrawn.
-                let _ = self.outcome(request);
-                Err(error)
+        loop {
+            match self.wait(request) {
+                // Withdrawn, or, when it could not be, under way: then it ends, or its peer does.
+                Err(error @ Error::Unexpected { .. }) if self.cancel(request) => {
+                    // Only frees the slot.
+                    let _ = self.outcome(request);
+                    return Err(error);
+                }
+                Err(Error::Unexpected { .. }) => {}
+                done => return done,
             }
-            done => done,
         }
     }
 

@@ -33,4 +33,5 @@ pub use config::{Config, ConfigError, VARIABLES, Variable};
 pub use endpoint::{Endpoint, Pending, Request, Scope, Source, Status, Tag};
 pub use error::Error;
 pub use explain::{Bill, Verdict, explain};
-pub use nemesia_core::engine::Failure;
+pub use nemesia_core::engine::{Failure, Truncation};
+pub use nemesia_core::shared::layout::LayoutError;

@@ -48,7 +48,9 @@ pub(crate) fn run(task: &Task) -> ExitCode {
 /// Loom's own panics are violations only where it reports what the program under test did.
 fn verdict(panic: &PanicHookInfo<'_>) -> i32 {
     let ours = panic.location().is_some_and(|location| !location.file().contains("/loom-"));
-    let message = panic.payload_as_str().unwrap_or_default();
+    let payload = panic.payload();
+    let text = payload.downcast_ref::<&str>().copied();
+    let message = text.or(payload.downcast_ref::<String>().map(String::as_str)).unwrap_or_default();
     if ours || message.contains("Causality violation") || message.starts_with("deadlock") {
         VIOLATED
     } else {

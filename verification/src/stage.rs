@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use loom::cell::UnsafeCell;
 use loom::thread::JoinHandle;
-use nemesia_core::sync::model::crash_after;
+use nemesia_core::sync::model::{crash_after, interleave};
 use nemesia_core::wire::{Envelope, Kind};
 
 use crate::mutant::Blunder;
@@ -45,18 +45,15 @@ impl Run {
         if self.long { long } else { normal }
     }
 
-    /// Runs `body` under every schedule with at most `preemptions` (two more in a long run), and every value
+    /// Runs `body` under every schedule with at most `preemptions` (one more in a long run), and every value
     /// that each load may return.
     pub(crate) fn explore(&self, preemptions: usize, body: impl Fn() + Send + Sync + 'static) {
         let mut builder = loom::model::Builder::new();
         builder.max_branches = BRANCHES;
-        builder.preemption_bound = match std::env::var("PB") {
-            Ok(x) if x == "none" => None,
-            Ok(x) => Some(x.parse().unwrap()),
-            _ => Some(self.size(preemptions, preemptions + 2)),
-        };
+        builder.preemption_bound = Some(self.size(preemptions, preemptions + 1));
         builder.check(move || {
             EXECUTIONS.fetch_add(1, Ordering::Relaxed);
+            interleave();
             body();
         });
     }
@@ -122,7 +119,8 @@ impl<T> Child<T> {
         let ended = self.handle.join();
         assert!(ended.is_ok(), "a thread of the model panicked");
         std::mem::forget(self.abort);
-        self.outcome.take().expect("a thread that has ended left its outcome")
+        let Some(outcome) = self.outcome.take() else { unreachable!("an ended thread left its outcome") };
+        outcome
     }
 }
 

@@ -3,10 +3,11 @@
 
 use super::receive::Delivery;
 use super::{Engine, Failure, Storage};
+use crate::matching::Source;
 use crate::port::{MessagePort, PeerFault, PeerId, Polled};
 
 /// Most packets that one call of [`Engine::progress`] delivers.
-const PACKETS_A_TURN: usize = 64;
+pub const PACKETS_A_TURN: usize = 64;
 
 /// What a call of [`Engine::progress`] did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -27,8 +28,12 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
             done.packets += step.packets;
             done.failed = step.failed.or(done.failed);
             if step == Progress::default() {
-                break;
+                return done;
             }
+        }
+        // Packets do not stop coming; sends have their turn all the same.
+        if self.first_pending.is_some() {
+            done.packets += self.send_pending().packets;
         }
         done
     }
@@ -37,20 +42,51 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     /// would rather look at it at once.
     #[inline(always)]
     pub fn step(&mut self) -> Progress {
-        match self.port.poll() {
-            Polled::Idle if self.first_pending.is_some() => self.send_pending(),
-            Polled::Idle => Progress::default(),
+        loop {
+            let polled = self.port.poll();
+            if matches!(polled, Polled::Idle) {
+                return if self.first_pending.is_some() { self.send_pending() } else { Progress::default() };
+            }
+            if let Some(done) = self.settle(polled) {
+                return done;
+            }
+            // Its sender is held now, and the next poll skips it; others may have sent too.
+        }
+    }
+
+    /// Deals with what a poll found; `None` when its sender was held.
+    #[inline(always)]
+    fn settle(&mut self, polled: Polled<P::Token>) -> Option<Progress> {
+        match polled {
+            Polled::Idle => Some(Progress::default()),
             Polled::Packet(arrival) => {
                 let peer = arrival.peer;
                 match self.deliver(arrival) {
-                    Delivery::Taken => Progress { packets: 1, failed: None },
-                    // The next poll skips the held peer.
-                    Delivery::Held => Progress::default(),
-                    Delivery::Fault(fault) => self.step_failed(PeerFault { peer, fault }),
+                    Delivery::Taken => Some(Progress { packets: 1, failed: None }),
+                    Delivery::Held => None,
+                    Delivery::Fault(fault) => Some(self.step_failed(PeerFault { peer, fault })),
                 }
             }
-            Polled::Fault(fault) => self.step_failed(fault),
+            Polled::Fault(fault) => Some(self.step_failed(fault)),
         }
+    }
+
+    /// Takes what a peer that is gone has left behind. True when nothing is left, or what is left is worthless; false
+    /// when there is no room for it, and after [`PACKETS_A_TURN`] packets: call again.
+    #[cold]
+    pub fn drain(&mut self, peer: PeerId) -> bool {
+        for _ in 0..PACKETS_A_TURN {
+            if self.is_held(peer) {
+                return false;
+            }
+            let polled = self.port.poll_peer(peer);
+            match self.settle(polled) {
+                Some(Progress { packets: 1.., .. }) => {}
+                Some(_) => return true,
+                None => return false,
+            }
+        }
+        false
     }
 
     #[cold]
@@ -76,6 +112,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         if concerns_any {
             self.any_source_failure = Some((peer, failure));
         }
+        // Half a message of it may have left room.
+        self.unhold(Source::Any);
     }
 
     /// Whether every other rank is gone.

@@ -129,7 +129,10 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     /// not come yet.
     #[inline(always)]
     pub fn can_bypass(&self, pattern: &Pattern) -> bool {
-        self.posted.is_empty() && self.unexpected.is_empty() && self.check_alive(pattern.source).is_ok()
+        self.posted.is_empty()
+            && self.unexpected.is_empty()
+            && self.held == 0
+            && self.check_alive(pattern.source).is_ok()
     }
 
     fn check_alive(&self, source: Source) -> Result<(), StartError> {

@@ -175,23 +175,14 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         true
     }
 
-    /// Whether a live request still uses its buffer and can't be cancelled: it is being sent or received.
-    pub fn in_transfer(&self, id: RequestId) -> bool {
-        self.requests.is_live(id.index, id.generation)
-            && matches!(self.requests.get(id.index).0, State::Sending { .. } | State::Receiving { .. })
-    }
-
-    /// Whom a request waits for: the source of a receive, the destination of a send.
-    pub fn waits_for(&self, id: RequestId) -> Option<Source> {
+    /// Whom a posted receive listens to.
+    pub(super) fn posted_source(&self, id: RequestId) -> Option<Source> {
         if !self.requests.is_live(id.index, id.generation) {
             return None;
         }
         match &self.requests.get(id.index).0 {
-            State::Sending { to: peer, .. } | State::Receiving { from: peer, .. } => {
-                Some(Source::Rank(*peer))
-            }
             State::Posted { pattern, .. } => Some(pattern.source),
-            State::Free | State::Done(_) => None,
+            _ => None,
         }
     }
 

@@ -484,6 +484,10 @@ where
         self.poll_all()
     }
 
+    fn poll_peer(&mut self, peer: PeerId) -> Polled<Place> {
+        self.poll_fastbox(peer).or_else(|| self.sweep(peer)).unwrap_or(Polled::Idle)
+    }
+
     #[inline(always)]
     fn read(&self, arrival: &Arrival<Place>, at: usize, to: &mut [u8]) {
         let Some(link) = self.links.borrow().get(arrival.peer as usize).and_then(Option::as_ref) else {

@@ -103,7 +103,9 @@ impl<'a> Producer<'a> {
                 return fault(position, 0);
             }
             let (entry, lap) = (queue.entry(position), queue.lap(position));
-            let found = entry.load_relaxed();
+            // Acquire, as the step below skips entries: who sees this one must see those before it as taken, or
+            // it takes an entry two laps behind for a scribbled one.
+            let found = entry.load_acquire(Edge::QueuePublish);
             let taken = found & LAP;
             if taken >= lap {
                 // Taken in this lap, or in a later one: then everything before that entry is taken as well.

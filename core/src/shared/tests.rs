@@ -13,6 +13,7 @@ mod sleep;
 
 use std::vec::Vec;
 
+pub(crate) use port::collected;
 use proptest::test_runner::Config;
 
 /// Reproducible random numbers (splitmix64).

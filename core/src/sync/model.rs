@@ -3,6 +3,7 @@
 use core::sync::atomic::{AtomicUsize, Ordering};
 use loom::cell::UnsafeCell;
 use std::boxed::Box;
+use std::cell::RefCell;
 use std::sync::Mutex;
 
 use super::{Edge, End};
@@ -62,6 +63,31 @@ pub(super) fn step() {
         std::panic::resume_unwind(Box::new(Crash));
     }
     *left -= 1;
+}
+
+std::thread_local! {
+    /// Written before each access to a control word. Loom runs all threads of a model on one thread of the system.
+    static TURN: RefCell<Option<loom::sync::atomic::AtomicUsize>> = const { RefCell::new(None) };
+}
+
+/// Makes loom consider every order of the accesses of this execution; the first thing that a model does.
+///
+/// Loom reorders two accesses only if one follows the other as the *last* access to the same word. When a producer
+/// reads an entry before it writes it, as a compare-and-swap loop does, its own read hides the consumer's, and
+/// loom never lets the consumer see what was written (loom 0.7.2). A write of one and the same word before
+/// each access makes all accesses follow each other. It is relaxed and nobody reads it, so it orders nothing else.
+pub fn interleave() {
+    TURN.set(Some(loom::sync::atomic::AtomicUsize::new(0)));
+}
+
+/// As [`step`], for control words: what they hold depends on whose turn it is.
+pub(super) fn turn() {
+    step();
+    TURN.with_borrow(|turn| {
+        if let Some(turn) = turn {
+            turn.store(0, Ordering::Relaxed);
+        }
+    });
 }
 
 /// Eight bytes of payload; a race on them fails the model.

@@ -11,9 +11,9 @@ use nemesia_core::sync::{FenceMode, spin_hint};
 use super::{Endpoint, Request, Status, status};
 use crate::config::Config;
 use crate::error::Error;
-use crate::os::{Departure, HeavyFence, Watch, futex_wait, numa};
+use crate::os::{Departure, HeavyFence, WaitResult, Watch, futex_wait, numa};
 
-/// Idle polls between two looks at the peers' lives while the caller polls by itself.
+/// Polls and packets between two looks at the peers' lives and at the clock, however much traffic there is.
 const LOOK_EVERY: u32 = 1 << 14;
 /// Longest sleep. A peer's death, or a wake-up that a hostile peer suppressed, is noticed after this.
 const LONGEST_SLEEP: Duration = Duration::from_millis(50);
@@ -21,9 +21,6 @@ const LONGEST_SLEEP: Duration = Duration::from_millis(50);
 const SPIN_ALONE: u32 = 20_000;
 /// Polls before sleeping when there are more processes than cores: the peer needs the core.
 const SPIN_CROWDED: u32 = 64;
-/// Idle polls after which nothing more can come from a peer that is gone: every peer's fastbox and cells were looked
-/// at in that time.
-const DRAIN_POLLS: u32 = 64;
 
 /// What waiting needs of the operating system.
 #[derive(Debug)]
@@ -61,16 +58,21 @@ impl Endpoint {
     #[inline]
     pub fn progress(&mut self) -> usize {
         let packets = self.engine.progress().packets;
-        if packets > 0 {
-            self.idle = 0;
-        } else {
-            self.idle += 1;
-            if self.idle >= LOOK_EVERY {
-                self.idle = 0;
-                self.look();
-            }
-        }
+        self.count_turn(packets);
         packets
+    }
+
+    /// Counts a poll that found so many packets; true when it was time to look at the peers' lives. Traffic with one
+    /// peer must not hide the death of another, nor the passing of a deadline.
+    #[inline]
+    fn count_turn(&mut self, packets: usize) -> bool {
+        self.turns += packets.max(1) as u32;
+        let due = self.turns >= LOOK_EVERY;
+        if due {
+            self.turns = 0;
+            self.look();
+        }
+        due
     }
 
     /// A blocking receive that is not posted, for as long as spinning is reasonable. `None`: post it.
@@ -81,7 +83,7 @@ impl Endpoint {
         mut buf: RecvBuf,
     ) -> Option<Result<Status, Error>> {
         let mut spins = 0;
-        while spins < self.waiter.spin {
+        while spins < self.waiter.spin && !self.count_turn(1) {
             match self.engine.receive_step(pattern, &mut buf) {
                 Bypass::Done(outcome) => return Some(outcome.map(status).map_err(Error::from)),
                 Bypass::Posted(id) => return Some(self.finish(Request(id))),
@@ -107,14 +109,13 @@ impl Endpoint {
             if let Some(outcome) = self.outcome(request) {
                 return outcome;
             }
-            if self.engine.step().packets > 0 {
-                spins = 0;
-                continue;
-            }
-            spin_hint();
-            spins += 1;
-            if spins >= self.waiter.spin {
+            let idle = self.engine.step().packets == 0;
+            spins = if idle { spins + 1 } else { 0 };
+            if self.count_turn(1) || spins >= self.waiter.spin {
                 return self.wait_asleep(request, limit);
+            }
+            if idle {
+                spin_hint();
             }
         }
     }
@@ -124,13 +125,21 @@ impl Endpoint {
     fn wait_asleep(&mut self, request: Request, limit: Option<Duration>) -> Result<Status, Error> {
         let deadline = limit.map(|limit| (Instant::now() + limit, limit));
         let mut spins = self.waiter.spin;
+        // Whether nobody had anything for us during a whole sleep.
+        let mut in_vain = false;
         loop {
             let packets = self.engine.progress().packets;
             if let Some(outcome) = self.outcome(request) {
                 return outcome;
             }
+            let expired = || deadline.filter(|(deadline, _)| Instant::now() >= *deadline);
+            if self.count_turn(packets)
+                && let Some((_, limit)) = expired()
+            {
+                return Err(Error::Timeout(limit));
+            }
             if packets > 0 {
-                spins = 0;
+                (spins, in_vain) = (0, false);
                 continue;
             }
             spins += 1;
@@ -140,23 +149,19 @@ impl Endpoint {
             }
             spins = 0;
             self.look();
-            if self.engine.held_peers() > 0
-                && !self.grow_entries()
-                && self.engine.waits_for(request.0).is_some()
-            {
+            if self.engine.may_be_held(request.0) && !self.grow_entries() && in_vain {
                 return Err(self.ceiling());
             }
-            if let Some((deadline, limit)) = deadline
-                && Instant::now() >= deadline
-            {
+            if let Some((_, limit)) = expired() {
                 return Err(Error::Timeout(limit));
             }
-            self.sleep(deadline.map(|(deadline, _)| deadline));
+            in_vain = !self.sleep(deadline.map(|(deadline, _)| deadline));
         }
     }
 
-    /// Sleeps until a peer wakes us, unless there is work by now.
-    fn sleep(&mut self, deadline: Option<Instant>) {
+    /// Sleeps until a peer wakes us, unless there is work by now. False when nobody did.
+    fn sleep(&mut self, deadline: Option<Instant>) -> bool {
+        let mut woken = true;
         let word = self.waiter.sleep;
         let sequence = word.announce();
         if self.waiter.fences == FenceMode::Asymmetric {
@@ -166,13 +171,14 @@ impl Endpoint {
         if self.engine.progress().packets == 0 {
             let left =
                 deadline.map_or(LONGEST_SLEEP, |deadline| deadline.saturating_duration_since(Instant::now()));
-            let woken = futex_wait(word.futex(), sequence, Some(left.min(LONGEST_SLEEP)));
-            if woken == crate::os::WaitResult::TimedOut {
-                // Nobody woke us; perhaps somebody saw to it that nobody could.
+            woken = futex_wait(word.futex(), sequence, Some(left.min(LONGEST_SLEEP))) != WaitResult::TimedOut;
+            if !woken {
+                // Perhaps somebody saw to it that nobody could wake us.
                 self.engine.port_mut().sweep_all();
             }
         }
         word.rise();
+        woken
     }
 
     /// Asks the kernel which peers are gone, and lets go of those from whom nothing more can come.
@@ -184,16 +190,10 @@ impl Endpoint {
         if self.leaving.is_empty() {
             return;
         }
-        // What they sent before is still in their segments: take it first.
-        self.engine.port_mut().sweep_all();
-        let mut idle = 0;
-        while idle < DRAIN_POLLS + self.engine.size() {
-            idle = if self.engine.progress().packets > 0 { 0 } else { idle + 1 };
-        }
         for (rank, departure) in std::mem::take(&mut self.leaving) {
             let peer = rank as u32;
-            if self.engine.is_held(peer) && self.engine.failure(peer).is_none() {
-                // Its messages wait for room; they are not lost.
+            // What it sent before is still in its segment: take it first. What finds no room is not lost either.
+            if self.engine.failure(peer).is_none() && !self.engine.drain(peer) {
                 self.leaving.push((rank, departure));
                 continue;
             }
@@ -211,7 +211,11 @@ impl Endpoint {
         let deadline = Instant::now() + limit;
         let mut spins = 0;
         while self.engine.sends_pending() {
-            if self.engine.progress().packets > 0 {
+            let packets = self.engine.progress().packets;
+            if self.count_turn(packets) && Instant::now() >= deadline {
+                return Err(Error::Timeout(limit));
+            }
+            if packets > 0 {
                 spins = 0;
                 continue;
             }

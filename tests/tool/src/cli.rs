@@ -24,7 +24,8 @@ const LAUNCHERS_OWN: [&str; 3] = ["PMI_FD", "PMI_RANK", "PMI_SIZE"];
     about = "Measures, explains and starts Nemesia; without arguments: nemesia perf",
     after_help = "Exit status: 0; 1 when something failed; 2 when something can't be used as asked. \
                   `run` ends with the status of the first process that failed.",
-    disable_help_subcommand = true
+    disable_help_subcommand = true,
+    override_usage = "nemesia [perf | info | run] [OPTIONS]"
 )]
 struct Cli {
     #[command(subcommand)]
@@ -39,6 +40,7 @@ pub(crate) enum Command {
     /// Prints what can be used here, why something can't, what it costs in memory, and the configuration
     Info(InfoArgs),
     /// Starts N processes of a program on this machine, as one world
+    #[command(override_usage = "nemesia run -n N [OPTIONS] -- PROGRAM [ARGS]...")]
     Run(RunArgs),
     /// One of the two processes of `perf`
     #[command(hide = true, name = "perf-worker")]
@@ -89,13 +91,19 @@ pub(crate) struct PerfArgs {
     #[arg(long, value_name = "LIST", default_value = "0..4Mi", value_parser = Sizes::parse)]
     pub(crate) sizes: Sizes,
     /// What to measure, separated by commas
-    #[arg(long, value_name = "LIST", value_enum, value_delimiter = ',', default_value = "latency,bandwidth,rate")]
+    #[arg(
+        long,
+        value_name = "LIST",
+        value_enum,
+        value_delimiter = ',',
+        default_value = "latency,bandwidth,rate"
+    )]
     pub(crate) tests: Vec<Test>,
     /// The transport to measure: shm (this version has no other)
     #[arg(long, default_value = "shm", value_parser = Port::parse)]
     pub(crate) port: Port,
     /// Round trips, and messages (in whole windows of 64), for each size in each of the 5 rounds; 1 to 10000000.
-    /// Default: as many as fit into some 25 ms
+    /// Default: as many as fit into some 15 ms
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
     pub(crate) iterations: Option<u32>,
     /// Where to write the picture, as SVG [default: nemesia-perf.svg]
@@ -232,7 +240,7 @@ mod tests {
             ("run", "PROGRAM"),
             ("run -n 2", "PROGRAM"),
             ("run -n 0 -- true", "0"),
-            ("run -- true", "-n"),
+            ("run -- true", "--processes"),
             ("run -n 1 --env A -- true", "NAME=VALUE"),
             ("run -n 1 --env =b -- true", "name before ="),
             ("run -n 1 --env PMI_FD=3 -- true", "PMI_FD"),

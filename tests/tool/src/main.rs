@@ -9,6 +9,7 @@ mod info;
 mod output;
 mod perf;
 mod run;
+mod signals;
 
 use std::process::ExitCode;
 
@@ -16,6 +17,7 @@ use cli::Command;
 use failure::Failure;
 
 fn main() -> ExitCode {
+    signals::hear_of_children();
     let outcome = match cli::parse(std::env::args_os().collect()) {
         Ok(Some(command)) => dispatch(&command),
         Ok(None) => Ok(0),

@@ -27,6 +27,12 @@ pub(crate) fn print(text: &str) -> Result<(), Failure> {
     }
 }
 
+/// Prints on the standard error output what the standard output has no room for.
+pub(crate) fn print_aside(text: &str) {
+    // As for a remark.
+    let _ = io::stderr().lock().write_all(text.as_bytes());
+}
+
 /// A file to be written at the end, opened at the start: what can't be written is known before the work is done.
 ///
 /// If it did not exist, it is removed again when nothing was written.
@@ -50,8 +56,8 @@ impl Destination {
             }
             Err(error) => Err(error),
         };
-        let (file, remove) = opened
-            .map_err(|error| Failure::unusable(format!("cannot write {}: {error}", path.display())))?;
+        let (file, remove) =
+            opened.map_err(|error| Failure::unusable(format!("cannot write {}: {error}", path.display())))?;
         Ok(Self { path: path.to_owned(), file, remove })
     }
 

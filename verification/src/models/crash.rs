@@ -7,11 +7,12 @@ use nemesia_core::shared::fastbox::{Sender, Slot};
 use nemesia_core::shared::pool::CellState;
 use nemesia_core::shared::queue::{Consumer, Producer};
 use nemesia_core::shared::ring::{RecordReader, RecordWriter};
-use nemesia_core::sync::Word64;
+use nemesia_core::sync::{Edge, Word64};
 
 use super::Model;
 use super::cells::{Memory, RECEIVER};
 use super::{fastbox, port, ring};
+use crate::mutant::Blunder;
 use crate::stage::{Run, both, crash, several, three};
 
 /// A producer dies.
@@ -20,7 +21,7 @@ pub(super) const PRODUCER: Model = Model {
     structure: "pool, queue (4 entries)",
     property: "a producer dies anywhere: its cell is there whole or not at all; the others' all come",
     edges: &[],
-    blunders: &[],
+    blunders: &[Blunder::EnqueueBeforePublish],
     run: producer,
 };
 
@@ -29,7 +30,7 @@ pub(super) const FASTBOX: Model = Model {
     name: "crash/fastbox",
     structure: "fastbox (8 slots)",
     property: "a sender dies anywhere: whole messages only, and all whose sending had ended",
-    edges: &[],
+    edges: &[Edge::FastboxPublish],
     blunders: &[],
     run: fastbox_sender,
 };
@@ -39,7 +40,7 @@ pub(super) const RECEIVER_DIES: Model = Model {
     name: "crash/receiver",
     structure: "pool, return ring",
     property: "a receiver dies anywhere: its owner takes back every cell, each once, and fills them again",
-    edges: &[],
+    edges: &[Edge::CellReturn],
     blunders: &[],
     run: receiver,
 };
@@ -49,7 +50,7 @@ pub(super) const RING: Model = Model {
     name: "crash/ring",
     structure: "record ring (8 bytes)",
     property: "a writer dies anywhere: whole records only, and all whose writing had ended",
-    edges: &[],
+    edges: &[Edge::RingPublish],
     blunders: &[],
     run: ring_writer,
 };
@@ -59,7 +60,7 @@ pub(super) const PORT: Model = Model {
     name: "crash/port",
     structure: "port (4 slots, 4 cells)",
     property: "a sender dies anywhere: no fault, no wait; the other's messages come; lent cells come back",
-    edges: &[],
+    edges: &[Edge::FastboxPublish],
     blunders: &[],
     run: whole_port,
 };
@@ -68,7 +69,8 @@ pub(super) const PORT: Model = Model {
 const DEAD: u32 = 2;
 
 fn producer(run: &Run) {
-    run.explore_crashes(run.size(2, 2), |accesses| {
+    let early = run.blunders(Blunder::EnqueueBeforePublish);
+    run.explore_crashes(2, move |accesses| {
         let (alive, doomed) = (Memory::new(2, 4), Memory::new(1, 4));
         let queue = alive.queue();
         let mut consumer = Consumer::new(queue);
@@ -88,8 +90,14 @@ fn producer(run: &Run) {
         let (mut owner, mut ended) = (doomed.owner_without_queue(), false);
         let dying = || {
             crash(accesses, || {
+                let enqueue = || Producer::new(queue).push(DEAD).expect("nobody scribbles");
+                if early {
+                    enqueue();
+                }
                 assert!(owner.send(None));
-                Producer::new(queue).push(DEAD).expect("nobody scribbles");
+                if !early {
+                    enqueue();
+                }
                 ended = true;
             })
         };
@@ -110,7 +118,7 @@ fn producer(run: &Run) {
 
 fn fastbox_sender(run: &Run) {
     const LEN: usize = 60;
-    run.explore_crashes(run.size(3, 3), |accesses| {
+    run.explore_crashes(3, |accesses| {
         let (slots, ack) = (several(8, Slot::empty), Word64::new(0));
         let mut sending = fastbox::Sending { sender: Sender::new(&slots, &ack), next: 1, len: LEN };
         let mut taking = fastbox::Taking::new(&slots, &ack, LEN);
@@ -125,7 +133,7 @@ fn fastbox_sender(run: &Run) {
 }
 
 fn receiver(run: &Run) {
-    run.explore_crashes(run.size(3, 3), |accesses| {
+    run.explore_crashes(3, |accesses| {
         let memory = Memory::new(2, 2);
         let (mut owner, mut receiver) = (memory.owner(), memory.receiver());
         assert!(owner.send(None) && owner.send(None));
@@ -144,7 +152,7 @@ fn receiver(run: &Run) {
 }
 
 fn ring_writer(run: &Run) {
-    run.explore_crashes(run.size(3, 3), |accesses| {
+    run.explore_crashes(3, |accesses| {
         let memory = ring::Memory::new(8);
         let (mut next, mut due) = (1, 1);
         let mut writer = RecordWriter::new(memory.ring());
@@ -160,7 +168,7 @@ fn ring_writer(run: &Run) {
 }
 
 fn whole_port(run: &Run) {
-    run.explore_crashes(run.size(1, 1), |accesses| {
+    run.explore_crashes(1, |accesses| {
         let world = port::World::new(3);
         let mut taking = port::Taking::new(world.port(0), 3);
         let whole = taking.port.free_cells();

@@ -96,16 +96,22 @@ impl<'a> Taking<'a> {
 
     /// Takes the message at the head, if there is one, and checks it.
     pub(super) fn take(&mut self) -> bool {
-        let Some(packet) = self.receiver.peek().expect("the sender is honest") else { return false };
+        // The critical path and the thorough one in turn.
+        let packet = if self.next.is_multiple_of(2) {
+            self.receiver.due(self.next.into())
+        } else {
+            self.receiver.peek().expect("the sender is honest")
+        };
+        let Some(packet) = packet else { return false };
         assert_eq!(packet.sequence, u16::from(self.next), "lost, doubled or out of order");
         assert_eq!(packet.len, self.len);
         if let Some(blunderer) = &mut self.blunderer {
-            blunderer.advance(&packet);
+            blunderer.advance(packet.len);
         }
         let mut payload = vec![0; packet.len];
-        self.receiver.read(&packet, 0, &mut payload);
+        self.receiver.read(0, &mut payload);
         assert_whole(self.next, &packet.envelope, &payload);
-        self.receiver.advance(&packet);
+        self.receiver.advance(packet.len);
         self.next += 1;
         true
     }

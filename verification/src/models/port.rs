@@ -245,7 +245,7 @@ fn finish(sending: &mut Sending<'_>, taking: &mut Taking<'_>, from: usize) {
 fn by_size(run: &Run) {
     let count = run.size(3, 4);
     let polls = run.size(3, 4);
-    run.explore(2, move || {
+    run.explore(3, move || {
         let world = World::new(2);
         let size = |number| if number % 2 == 1 { SMALL } else { LARGE };
         let (mut sending, mut taking) =
@@ -256,8 +256,8 @@ fn by_size(run: &Run) {
 }
 
 fn overflow(run: &Run) {
-    let (count, polls) = run.size((7, 3), (8, 5));
-    run.explore(2, move || {
+    let (count, polls) = run.size((6, 5), (8, 6));
+    run.explore(3, move || {
         let world = World::new(2);
         let (mut sending, mut taking) =
             (Sending::new(world.port(0), 1, count, |_| SMALL), Taking::new(world.port(1), 2));
@@ -270,7 +270,7 @@ fn overflow(run: &Run) {
 }
 
 fn two_senders(run: &Run) {
-    let (polls, preemptions) = run.size((2, 1), (3, 2));
+    let (polls, preemptions) = run.size((2, 2), (3, 2));
     run.explore(preemptions, move || {
         let world = World::new(3);
         let mut taking = Taking::new(world.port(0), 3);

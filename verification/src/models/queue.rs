@@ -31,7 +31,7 @@ pub(super) const STALE: Model = Model {
     name: "queue/stale",
     structure: "cell queue (2 entries)",
     property: "a producer that missed several laps still gets its cells in: no fault, no gap",
-    edges: &[],
+    edges: &[Edge::QueuePublish],
     blunders: &[],
     run: stale,
 };
@@ -79,7 +79,7 @@ fn assert_complete(came: &[u32], split: u32, count: u32) {
 }
 
 fn producers(run: &Run) {
-    let (polls, preemptions) = run.size((2, 2), (4, 2));
+    let (polls, preemptions) = run.size((2, 3), (4, 3));
     run.explore(preemptions, move || {
         let memory = Memory::new(4, 4);
         let mut consumer = Consumer::new(memory.queue());
@@ -102,8 +102,8 @@ fn producers(run: &Run) {
 
 /// One thread produces and consumes, so that the ring goes round; another produces meanwhile. The first must see
 /// its own cell, and all that are before it, as soon as it has enqueued it.
-fn round(run: &Run, entries: usize, own: u32, others: u32) {
-    run.explore(3, move || {
+fn round(run: &Run, preemptions: usize, entries: usize, own: u32, others: u32) {
+    run.explore(preemptions, move || {
         let memory = Memory::new(entries, (own + others) as usize);
         let mut consumer = Consumer::new(memory.queue());
         let go_round = || {
@@ -128,9 +128,9 @@ fn round(run: &Run, entries: usize, own: u32, others: u32) {
 }
 
 fn hint(run: &Run) {
-    round(run, 4, run.size(4, 6), 2);
+    round(run, 2, 4, run.size(4, 6), 2);
 }
 
 fn stale(run: &Run) {
-    round(run, 2, run.size(4, 6), 1);
+    round(run, 3, 2, run.size(4, 6), 1);
 }

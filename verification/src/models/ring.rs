@@ -82,8 +82,7 @@ fn byte_pipe(run: &Run) {
 /// Up to five more bytes.
 fn write(writer: &mut ByteWriter<'_>, whole: &[u8], sent: usize) -> usize {
     let part = &whole[sent..whole.len().min(sent + 5)];
-    let count = writer.write(part).expect("the reader is honest");
-    count
+    writer.write(part).expect("the reader is honest")
 }
 
 /// Up to three more bytes.

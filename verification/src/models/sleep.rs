@@ -48,7 +48,7 @@ const LEN: usize = 8;
 
 fn wake(run: &Run, messages: u8) {
     let early = run.blunders(Blunder::LookBeforeAnnounce);
-    run.explore(3, move || {
+    run.explore(4, move || {
         let (slots, ack, word) = (several(4, Slot::empty), Word64::new(0), SleepWord::awake());
         let mut sending =
             Sending { sender: nemesia_core::shared::fastbox::Sender::new(&slots, &ack), next: 1, len: LEN };

@@ -1,4 +1,4 @@
-//! The memory of a world in one process: every rank's two segments on the heap, seen as production sees mappings.
+//! The memory of a world in one process: each rank's two segments on the heap, seen as production sees mappings.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::boxed::Box;
@@ -224,15 +224,17 @@ impl Fabric {
         self.own(reader).view(at, self.geometry.cells as usize)
     }
 
-    /// `by` scribbles once over something that it can write.
-    pub(crate) fn scribble(&self, rng: &mut Rng, by: PeerId) {
-        let (own, inbox) = (self.geometry.own(), self.geometry.inbox());
-        if rng.one_in(2) {
-            // The payload is many words and no structure: most scribbles go below it.
-            let end = if rng.one_in(8) { own.total } else { own.payload };
-            self.own(by).scribble(rng, HEADER_PAGE, end);
-            return;
-        }
+    /// A rank scribbles over a word of its own segment.
+    pub(crate) fn scribble_own(&self, rng: &mut Rng, by: PeerId) {
+        let own = self.geometry.own();
+        // The payload is many words and no structure: most scribbles go below it.
+        let end = if rng.one_in(8) { own.total } else { own.payload };
+        self.own(by).scribble(rng, HEADER_PAGE, end);
+    }
+
+    /// Anyone scribbles over a word of some inbox.
+    pub(crate) fn scribble_inbox(&self, rng: &mut Rng) {
+        let inbox = self.geometry.inbox();
         let victim = rng.below(self.geometry.peers as usize) as PeerId;
         let entries_end = inbox.entries + self.geometry.queue_entries() as usize * 8;
         match rng.below(4) {

@@ -209,7 +209,7 @@ fn fastbox_survives_hundreds_of_laps_and_the_wrap_of_the_sequence() {
         let mut rng = Rng::new(seed);
         // Phases of mostly pushing and mostly taking visit the full and the empty ring.
         while pair.written < 600 * slots as u64 {
-            let pushing = pair.written / slots as u64 % 2 == 0;
+            let pushing = (pair.written / slots as u64).is_multiple_of(2);
             let most = max_payload(slots);
             let len = rng.pick(&[0, 8, 47, 48, 49, 104, 105, most, most + 1]);
             let len = if rng.one_in(2) { rng.below(most + 1) } else { len };

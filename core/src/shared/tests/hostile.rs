@@ -1,1 +1,166 @@
+//! Ports against a peer that scribbles over all that it can write.
 
+use std::collections::VecDeque;
+use std::vec;
+use std::vec::Vec;
+
+use proptest::prelude::*;
+
+use super::fabric::{Fabric, TestPort};
+use super::port::eager;
+use super::{Rng, cases, contents};
+use crate::port::{MessagePort, PeerFault, PeerId, Polled};
+use crate::shared::layout::Geometry;
+
+const HOSTILE: PeerId = 2;
+
+struct Siege<'a> {
+    seed: u64,
+    rng: Rng,
+    fabric: &'a Fabric,
+    ports: Vec<TestPort<'a>>,
+    /// What is on its way between the honest ranks, by receiver.
+    between: [VecDeque<u64>; 2],
+    /// Whether this honest rank has closed the hostile one, and whether it holds it.
+    closed: [bool; 2],
+    held: [bool; 2],
+    sent: u64,
+    scribbles: usize,
+}
+
+impl<'a> Siege<'a> {
+    fn new(seed: u64, rng: Rng, fabric: &'a Fabric) -> Self {
+        let ports = (0..3).map(|rank| fabric.port(rank)).collect();
+        let between = Default::default();
+        Self {
+            seed,
+            rng,
+            fabric,
+            ports,
+            between,
+            closed: [false; 2],
+            held: [false; 2],
+            sent: 0,
+            scribbles: 0,
+        }
+    }
+
+    fn step(&mut self) {
+        let rank = self.rng.below(2);
+        match self.rng.below(16) {
+            0..=4 => {
+                self.scribbles += 1;
+                if !self.seed.is_multiple_of(3) && self.rng.one_in(2) {
+                    self.fabric.scribble_own(&mut self.rng, HOSTILE);
+                } else {
+                    self.fabric.scribble_inbox(&mut self.rng);
+                }
+            }
+            5..=7 => self.send(rank, 1 - rank as PeerId),
+            8 => self.send(rank, HOSTILE),
+            9 => self.behave(),
+            10 => {
+                self.held[rank] = !self.held[rank];
+                let port = &mut self.ports[rank];
+                if self.held[rank] { port.hold(HOSTILE) } else { port.unhold(HOSTILE) }
+            }
+            11 if self.rng.one_in(20) => self.ports[rank].sweep_all(),
+            _ => self.poll(rank),
+        }
+    }
+
+    fn send(&mut self, rank: usize, to: PeerId) {
+        self.sent += 1;
+        let len = if self.rng.one_in(2) { self.rng.below(49) } else { self.rng.below(257) };
+        let sent = self.ports[rank].send(to, &eager(self.sent, len), &contents(self.sent, len));
+        match sent {
+            Ok(true) if to != HOSTILE => self.between[to as usize].push_back(self.sent),
+            Ok(_) => {}
+            Err(fault) => self.blame(rank, fault),
+        }
+    }
+
+    fn blame(&mut self, rank: usize, fault: PeerFault) {
+        assert_eq!(fault.peer, HOSTILE, "seed {}: {fault}", self.seed);
+        assert!(!self.closed[rank], "seed {}: a closed peer is heard", self.seed);
+        // Some ports are told to go on: nothing may break even then.
+        if self.rng.one_in(2) {
+            self.ports[rank].close(HOSTILE);
+            self.closed[rank] = true;
+        }
+    }
+
+    /// The hostile rank does what an honest one would: its memory is then plausible, and worth corrupting.
+    fn behave(&mut self) {
+        let (to, len) = (self.rng.below(2) as PeerId, self.rng.below(257));
+        let _ = self.ports[HOSTILE as usize].send(to, &eager(0, len), &contents(0, len));
+        if let Polled::Packet(arrival) = self.ports[HOSTILE as usize].poll() {
+            self.ports[HOSTILE as usize].release(arrival);
+        }
+    }
+
+    fn poll(&mut self, rank: usize) {
+        let seed = self.seed;
+        let arrival = match self.ports[rank].poll() {
+            Polled::Idle => return,
+            Polled::Fault(fault) => return self.blame(rank, fault),
+            Polled::Packet(arrival) => arrival,
+        };
+        assert!(arrival.len <= 256, "seed {seed}: {arrival:?}");
+        let hostile = arrival.peer == HOSTILE;
+        assert!(!hostile || !self.held[rank] && !self.closed[rank], "seed {seed}: {arrival:?}");
+        if hostile {
+            // It goes on writing while we read.
+            self.fabric.scribble_own(&mut self.rng, HOSTILE);
+        }
+        let mut bytes = vec![0; arrival.len];
+        self.ports[rank].read(&arrival, 0, &mut bytes);
+        let at = self.rng.below(arrival.len + 1);
+        let mut rest = vec![0; arrival.len - at];
+        self.ports[rank].read(&arrival, at, &mut rest);
+        if !hostile {
+            let tag = arrival.envelope.tag;
+            assert_eq!(self.between[rank].pop_front(), Some(tag), "seed {seed}: order");
+            assert_eq!(bytes, contents(tag, arrival.len), "seed {seed}: contents");
+            assert_eq!(rest, bytes[at..], "seed {seed}: contents from {at}");
+        }
+        self.ports[rank].release(arrival);
+    }
+}
+
+/// Returns how many words were scribbled over.
+fn siege(seed: u64, steps: usize) -> usize {
+    let mut rng = Rng::new(seed);
+    let (cells, fastbox_slots) = (rng.pick(&[4, 16]), rng.pick(&[4, 16]));
+    let fabric = Fabric::new(Geometry { peers: 3, cells, cell_bytes: 256, fastbox_slots });
+    let mut siege = Siege::new(seed, rng, &fabric);
+    for _ in 0..steps {
+        siege.step();
+    }
+    for polls in 0.. {
+        if siege.between.iter().all(VecDeque::is_empty) {
+            break;
+        }
+        assert!(polls < 20_000, "seed {seed}: lost {:?}", siege.between);
+        if polls % 500 == 0 {
+            siege.ports.iter_mut().for_each(|port| port.sweep_all());
+        }
+        siege.poll(polls % 2);
+    }
+    siege.scribbles
+}
+
+#[test]
+fn packets_between_honest_ranks_arrive_whatever_the_third_scribbles() {
+    let scribbles: usize = (0..300).map(|seed| siege(seed, 2000)).sum();
+    assert!(scribbles > 100_000, "{scribbles} scribbles");
+}
+
+proptest! {
+    #![proptest_config(cases(32))]
+
+    #[test]
+    fn packets_between_honest_ranks_arrive_for_any_seed(seed: u64) {
+        siege(seed, 800);
+    }
+}

@@ -23,7 +23,11 @@ impl Sizes {
         }
         sizes.sort_unstable();
         sizes.dedup();
-        sizes.into_iter().map(|size| usize::try_from(size).map_err(|e| e.to_string())).collect::<Result<_, _>>().map(Self)
+        sizes
+            .into_iter()
+            .map(|size| usize::try_from(size).map_err(|e| e.to_string()))
+            .collect::<Result<_, _>>()
+            .map(Self)
     }
 }
 
@@ -95,8 +99,27 @@ mod tests {
     #[test]
     fn nonsense_is_named() {
         for text in [
-            "", "foo", "8,", ",8", "0..", "..8", "..", "-1", "+1", "1.5", "4k", "4Gi", "Ki", "8..4", "5..7", "1025Mi",
-            "99999999999999999999", "18446744073709551615Mi", "1..2..4", "0x10", "²",
+            "",
+            "foo",
+            "8,",
+            ",8",
+            "0..",
+            "..8",
+            "..",
+            "-1",
+            "+1",
+            "1.5",
+            "4k",
+            "4Gi",
+            "Ki",
+            "8..4",
+            "5..7",
+            "1025Mi",
+            "99999999999999999999",
+            "18446744073709551615Mi",
+            "1..2..4",
+            "0x10",
+            "²",
         ] {
             let error = Sizes::parse(text).unwrap_err();
             assert!(error.contains('\''), "{text}: {error}");

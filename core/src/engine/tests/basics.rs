@@ -1,0 +1,151 @@
+//! Single rules, one small world each.
+
+use std::vec;
+use std::vec::Vec;
+
+use super::world::{AMPLE, Room, World, pattern};
+use crate::engine::{Fate, RequestId, StartError, Status, Truncation};
+use crate::matching::{Pattern, Source};
+use crate::shared::layout::Geometry;
+use crate::shared::tests::contents;
+use crate::shared::tests::fabric::{Fabric, tiny};
+
+#[test]
+fn message_of_each_boundary_size_arrives_whether_it_was_expected_or_not() {
+    let fabric = Fabric::new(tiny(2));
+    let mut world = World::new(&fabric, AMPLE);
+    for expected in [true, false] {
+        for len in [0, 1, 32, 33, 47, 48, 49, 255, 256, 257, 511, 512, 513, 2044, 2045, 10_000] {
+            let early = expected.then(|| world.recv(1, 0, 3, len));
+            let send = world.isend(0, 1, 3, contents(9, len));
+            world.settle();
+            let receive = early.unwrap_or_else(|| world.recv(1, 0, 3, len));
+            assert!(world.done(send).0.is_ok());
+            let (outcome, bytes) = world.done(receive);
+            assert_eq!(outcome, Ok(Status { peer: 0, tag: 3, len }));
+            assert_eq!(bytes, contents(9, len));
+        }
+    }
+    world.assert_empty(&[0, 1], "every size");
+}
+
+#[test]
+fn message_longer_than_the_buffer_is_truncated_and_says_so() {
+    let fabric = Fabric::new(tiny(2));
+    let mut world = World::new(&fabric, AMPLE);
+    for (len, room) in [(1, 0), (48, 47), (256, 255), (257, 256), (600, 300), (600, 0), (3000, 2999)] {
+        for expected in [true, false] {
+            let early = expected.then(|| world.recv(1, 0, 3, room));
+            let send = world.isend(0, 1, 3, contents(9, len));
+            world.settle();
+            let receive = early.unwrap_or_else(|| world.recv(1, 0, 3, room));
+            world.done(send).0.unwrap();
+            let (outcome, bytes) = world.done(receive);
+            let status = Status { peer: 0, tag: 3, len: room };
+            assert_eq!(outcome, Err(Fate::Truncated(Truncation { status, message: len as u64 })));
+            assert_eq!(bytes, contents(9, len)[..room]);
+        }
+    }
+    world.assert_empty(&[0, 1], "truncation");
+}
+
+#[test]
+fn receive_posted_while_its_message_is_half_there_gets_all_of_it() {
+    for room in [0, 100, 300, 2000] {
+        let fabric = Fabric::new(tiny(2));
+        let mut world = World::new(&fabric, AMPLE);
+        let send = world.isend(0, 1, 3, contents(9, 2000));
+        world.engine(1).step();
+        assert_eq!(world.engine(1).unexpected_messages(), 1);
+        let receive = world.recv(1, 0, 3, room);
+        assert!(!world.engine(1).cancel(receive.id) && world.test(receive).is_none());
+        world.settle();
+        world.done(send).0.unwrap();
+        let (outcome, bytes) = world.done(receive);
+        assert_eq!(outcome.is_ok(), room >= 2000);
+        assert_eq!(bytes, contents(9, 2000)[..room]);
+        world.assert_empty(&[0, 1], "half a message");
+    }
+}
+
+#[test]
+fn identifier_that_never_was_is_stale() {
+    let fabric = Fabric::new(tiny(2));
+    let mut world = World::new(&fabric, AMPLE);
+    let receive = world.recv(1, 0, 3, 8);
+    let bits = receive.id.to_bits();
+    assert_eq!(RequestId::from_bits(bits), receive.id);
+    for wrong in [bits ^ 1, bits ^ 1 << 32, u64::MAX, 0xffff_ffff << 32 | 1, 1 << 63, bits + 2] {
+        let id = RequestId::from_bits(wrong);
+        assert_eq!(world.engine(1).test(id), Some(Err(Fate::Stale)), "{wrong:#x}");
+        assert!(!world.engine(1).cancel(id) && !world.engine(1).may_be_held(id));
+    }
+    assert!(world.engine(1).cancel(receive.id));
+    assert_eq!(world.done(receive).0, Err(Fate::Cancelled));
+}
+
+#[test]
+fn rank_that_does_not_exist_is_refused() {
+    let fabric = Fabric::new(tiny(2));
+    let mut world = World::new(&fabric, AMPLE);
+    for rank in [2, 3, u32::MAX] {
+        let error = Some(StartError::Rank { rank, size: 2 });
+        assert_eq!(world.isend_in(0, 0, rank, 1, vec![1]).err(), error);
+        assert_eq!(world.irecv(0, pattern(Source::Rank(rank), 1), 8).err(), error);
+        world.engine(0).fail(rank, crate::engine::Failure::Died);
+        assert_eq!(world.engine(0).failure(rank), None);
+    }
+}
+
+#[test]
+fn full_table_of_requests_refuses_and_loses_nothing() {
+    let fabric = Fabric::new(tiny(2));
+    let mut world = World::new(&fabric, Room { requests: 1, ..AMPLE });
+    let first = world.recv(1, 0, 1, 8);
+    let full = Some(StartError::Requests { capacity: 1 });
+    assert_eq!(world.irecv(1, pattern(Source::Rank(0), 2), 8).err(), full);
+    world.isend(0, 1, 2, contents(2, 8));
+    world.settle();
+    assert_eq!(world.irecv(1, pattern(Source::Rank(0), 2), 8).err(), full, "its message waits");
+    assert!(world.engine(1).cancel(first.id));
+    world.done(first).0.unwrap_err();
+    let second = world.recv(1, 0, 2, 8);
+    assert_eq!(world.done(second).1, contents(2, 8));
+}
+
+#[test]
+fn message_to_ourselves_is_matched_like_any_other() {
+    let fabric = Fabric::new(tiny(1));
+    let mut world = World::new(&fabric, Room { entries: 2, chunks: 1, ..AMPLE });
+    let any = Pattern { source: Source::Any, context: 0, tag: 0, ignore: u64::MAX };
+    let early = world.irecv(0, any, 100).unwrap();
+    world.isend(0, 0, 1, contents(1, 100));
+    world.isend(0, 0, 2, contents(2, 2044));
+    let refused = world.isend_in(0, 0, 0, 3, contents(3, 33)).err();
+    assert_eq!(refused, Some(StartError::Unexpected { bytes: 33 }));
+    let late = world.irecv(0, any, 50).unwrap();
+    assert_eq!(world.done(early), (Ok(Status { peer: 0, tag: 1, len: 100 }), contents(1, 100)));
+    let (outcome, bytes) = world.done(late);
+    assert!(matches!(outcome, Err(Fate::Truncated(it)) if it.message == 2044 && it.status.len == 50));
+    assert_eq!(bytes, contents(2, 2044)[..50]);
+    world.assert_empty(&[0], "to ourselves");
+}
+
+#[test]
+fn pending_sends_leave_although_packets_never_stop_coming() {
+    let fabric = Fabric::new(Geometry { fastbox_slots: 256, ..tiny(2) });
+    let mut world = World::new(&fabric, Room { entries: 4000, ..AMPLE });
+    let sends: Vec<_> = (0..8).map(|tag| world.isend(1, 0, tag, contents(tag, 2000))).collect();
+    assert!(world.engine(1).sends_pending());
+    for tag in 0..3000 {
+        world.isend(0, 1, tag, contents(tag, 8));
+        // Rank 1 finds more than it takes in a turn, always.
+        if tag % 64 == 0 && tag > 64 {
+            assert_eq!(world.engine(1).progress().packets / 64, 1);
+            world.engine(0).progress();
+        }
+    }
+    for send in sends {
+        world.done(send).0.unwrap();
+    }
+}

@@ -1,0 +1,222 @@
+//! Peers that die, finish or break the rules: what concerned them ends, and the rest goes on.
+
+use std::vec::Vec;
+
+use super::world::{AMPLE, Room, World, pattern};
+use crate::engine::{Failure, Fate, StartError};
+use crate::matching::Source;
+use crate::port::{MessagePort, PortFault};
+use crate::shared::layout::Geometry;
+use crate::shared::tests::contents;
+use crate::shared::tests::fabric::{Fabric, tiny};
+use crate::wire::{Envelope, Kind};
+
+const KINDS: [Failure; 2] = [Failure::Died, Failure::Finished];
+
+#[test]
+fn every_request_that_involves_the_peer_ends_and_the_others_go_on() {
+    for failure in KINDS {
+        let fabric = Fabric::new(tiny(3));
+        let mut world = World::new(&fabric, AMPLE);
+        let half = world.recv(0, 1, 1, 3000);
+        world.isend(1, 0, 1, contents(1, 3000));
+        world.engine(0).progress();
+        assert!(!world.engine(0).cancel(half.id) && world.test(half).is_none());
+        let posted = world.recv(0, 1, 2, 8);
+        let sends: Vec<_> = (0..6).map(|tag| world.isend(0, 1, tag, contents(tag, 700))).collect();
+        let other = world.recv(0, 2, 3, 700);
+        world.engine(0).fail(1, failure);
+        world.engine(0).fail(1, Failure::Died);
+        let fate = Err(Fate::PeerFailed { peer: 1, failure });
+        assert_eq!(world.engine(0).failure(1), Some(failure), "the first reason stays");
+        assert_eq!(world.done(half).0, fate);
+        assert_eq!(world.done(posted).0, fate);
+        let outcomes = sends.into_iter().map(|send| world.done(send).0);
+        assert!(outcomes.skip(1).all(|outcome| outcome == fate), "the first had room and was complete");
+        let gone = Some(StartError::PeerFailed { peer: 1, failure });
+        assert_eq!(world.isend_in(0, 0, 1, 1, contents(1, 8)).err(), gone);
+        assert_eq!(world.irecv(0, pattern(Source::Rank(1), 1), 8).err(), gone);
+        let send = world.isend(2, 0, 3, contents(3, 700));
+        for _ in 0..100 {
+            world.engine(0).progress();
+            world.engine(2).progress();
+        }
+        assert_eq!(world.done(other).1, contents(3, 700));
+        world.done(send).0.unwrap();
+        world.assert_empty(&[0, 2], "a peer is gone");
+    }
+}
+
+#[test]
+fn message_that_came_whole_can_be_received_after_its_sender_died() {
+    for failure in KINDS {
+        let fabric = Fabric::new(tiny(2));
+        let mut world = World::new(&fabric, AMPLE);
+        world.isend(1, 0, 1, contents(1, 500));
+        world.settle();
+        world.isend(1, 0, 2, contents(2, 3000));
+        world.engine(0).step();
+        assert_eq!(world.engine(0).unexpected_messages(), 2);
+        world.engine(0).fail(1, failure);
+        assert_eq!(world.engine(0).unexpected_messages(), 1, "half a message is nobody's");
+        let receive = world.recv(0, 1, 1, 500);
+        assert_eq!(world.done(receive).1, contents(1, 500));
+        world.irecv(0, pattern(Source::Rank(1), 2), 8).unwrap_err();
+        world.assert_empty(&[0], "a dead sender");
+    }
+}
+
+#[test]
+fn all_that_a_peer_sent_before_it_went_is_drained_in_order() {
+    for (cells, entries_lost) in [(4, false), (4, true), (64, false), (64, true)] {
+        let fabric = Fabric::new(Geometry { cells, fastbox_slots: 64, ..tiny(3) });
+        let mut world = World::new(&fabric, AMPLE);
+        let lens = [8, 200, 0, 600, 48, 300, 1, 256, 257].into_iter().cycle();
+        let mut whole = 0;
+        for (tag, len) in (0..90).zip(lens) {
+            let send = world.isend(1, 0, tag, contents(tag, len));
+            whole += u64::from(whole == tag && world.test(send).is_some());
+        }
+        if entries_lost {
+            fabric.queue(0).0.iter().for_each(|entry| entry.store_relaxed(0));
+        }
+        assert!((0..10).any(|_| world.engine(0).drain(1)), "draining does not end");
+        assert!(world.engine(0).drain(1));
+        world.engine(0).fail(1, Failure::Finished);
+        let lens = [8, 200, 0, 600, 48, 300, 1, 256, 257].into_iter().cycle();
+        for (tag, len) in (0..whole).zip(lens) {
+            let receive = world.recv(0, 1, tag, len);
+            assert_eq!(world.done(receive).1, contents(tag, len), "message {tag} of {whole}");
+        }
+        assert!(whole > 3 && world.irecv(0, pattern(Source::Rank(1), whole), 8).is_err());
+        world.assert_empty(&[0], "a drained peer");
+    }
+}
+
+#[test]
+fn drain_of_a_held_peer_ends_and_loses_nothing() {
+    let fabric = Fabric::new(tiny(2));
+    let mut world = World::new(&fabric, Room { entries: 1, ..AMPLE });
+    for tag in 0..3 {
+        world.isend(1, 0, tag, contents(tag, 100));
+    }
+    assert!(!world.engine(0).drain(1) && world.engine(0).is_held(1));
+    assert!(!world.engine(0).drain(1));
+    for tag in 0..3 {
+        let receive = world.recv(0, 1, tag, 100);
+        world.engine(0).drain(1);
+        assert_eq!(world.done(receive).1, contents(tag, 100));
+    }
+    assert!(world.engine(0).drain(1) && world.engine(0).drain(0) && world.engine(0).drain(9));
+}
+
+#[test]
+fn death_ends_receives_from_any_source_until_it_is_acknowledged() {
+    let fabric = Fabric::new(tiny(3));
+    let mut world = World::new(&fabric, AMPLE);
+    let any = world.irecv(0, pattern(Source::Any, 1), 8).unwrap();
+    world.engine(0).fail(1, Failure::Died);
+    assert_eq!(world.done(any).0, Err(Fate::PeerFailed { peer: 1, failure: Failure::Died }));
+    let refused = world.irecv(0, pattern(Source::Any, 1), 8).err();
+    assert_eq!(refused, Some(StartError::PeerFailed { peer: 1, failure: Failure::Died }));
+    world.engine(0).acknowledge();
+    let any = world.irecv(0, pattern(Source::Any, 1), 8).unwrap();
+    world.isend(2, 0, 1, contents(1, 8));
+    world.engine(0).progress();
+    assert_eq!(world.done(any).1, contents(1, 8));
+}
+
+#[test]
+fn peer_that_finished_leaves_receives_from_any_source_alone_unless_it_was_the_last() {
+    let fabric = Fabric::new(tiny(3));
+    let mut world = World::new(&fabric, AMPLE);
+    let any = world.irecv(0, pattern(Source::Any, 1), 8).unwrap();
+    world.engine(0).fail(1, Failure::Finished);
+    assert_eq!(world.test(any), None);
+    world.irecv(0, pattern(Source::Any, 2), 8).unwrap();
+    assert!(!world.engine(0).is_alone());
+    world.engine(0).fail(2, Failure::Finished);
+    assert!(world.engine(0).is_alone());
+    assert_eq!(world.done(any).0, Err(Fate::PeerFailed { peer: 2, failure: Failure::Finished }));
+    world.irecv(0, pattern(Source::Any, 1), 8).unwrap_err();
+}
+
+#[test]
+fn message_that_waits_is_received_from_any_source_in_spite_of_a_failure() {
+    let fabric = Fabric::new(tiny(3));
+    let mut world = World::new(&fabric, AMPLE);
+    world.isend(2, 0, 1, contents(1, 8));
+    world.settle();
+    world.engine(0).fail(1, Failure::Died);
+    let any = world.irecv(0, pattern(Source::Any, 1), 8).unwrap();
+    assert_eq!(world.done(any).1, contents(1, 8));
+}
+
+#[test]
+fn completed_request_keeps_its_outcome_when_its_peer_fails_afterwards() {
+    let fabric = Fabric::new(tiny(2));
+    let mut world = World::new(&fabric, AMPLE);
+    let receive = world.recv(0, 1, 1, 700);
+    let reply = world.isend(0, 1, 1, contents(1, 600));
+    world.isend(1, 0, 1, contents(1, 700));
+    world.settle();
+    world.engine(0).fail(1, Failure::Died);
+    assert_eq!(world.done(receive).1, contents(1, 700));
+    world.done(reply).0.unwrap();
+}
+
+#[test]
+fn cells_that_a_dead_peer_held_serve_the_others() {
+    let fabric = Fabric::new(tiny(3));
+    let mut world = World::new(&fabric, AMPLE);
+    let sends: Vec<_> = (0..5).map(|tag| world.isend(0, 1, tag, contents(tag, 200))).collect();
+    world.engine(0).fail(1, Failure::Died);
+    let outcomes: Vec<_> = sends.into_iter().map(|send| world.done(send).0.is_ok()).collect();
+    assert_eq!(outcomes, [true, true, true, false, false]);
+    for tag in 0..20 {
+        let receive = world.recv(2, 0, tag, 900);
+        let send = world.isend(0, 2, tag, contents(tag, 900));
+        for _ in 0..20 {
+            world.engine(0).progress();
+            world.engine(2).progress();
+        }
+        world.done(send).0.unwrap();
+        assert_eq!(world.done(receive).1, contents(tag, 900));
+    }
+}
+
+#[test]
+fn packet_that_does_not_continue_its_message_is_a_fault() {
+    let envelope = |kind, total| Envelope { kind, context: 0, tag: 1, total };
+    let cases = [
+        (true, Kind::More, 600, 256),
+        (true, Kind::More, 700, 100),
+        (true, Kind::First, 600, 256),
+        (true, Kind::Eager, 8, 8),
+        (true, Kind::Eager, 200, 200),
+        (false, Kind::More, 600, 256),
+    ];
+    for (under_way, kind, total, len) in cases {
+        for posted in [true, false] {
+            let fabric = Fabric::new(tiny(2));
+            let mut world = World::new(&fabric, AMPLE);
+            let receive = posted.then(|| world.recv(0, 1, 1, 5000));
+            let mut send = |kind, total, len| {
+                let sent = world.engine(1).port_mut().send(0, &envelope(kind, total), &contents(1, len));
+                assert_eq!(sent, Ok(true));
+                world.engine(0).progress();
+                world.engine(0).failure(1)
+            };
+            if under_way {
+                assert_eq!(send(Kind::First, 600, 256), None);
+                assert_eq!(send(Kind::More, 600, 256), None);
+            }
+            let failure = Failure::Fault(PortFault::Continuation);
+            assert_eq!(send(kind, total, len), Some(failure), "{kind:?} of {len} of {total} bytes");
+            if let Some(receive) = receive {
+                assert_eq!(world.done(receive).0, Err(Fate::PeerFailed { peer: 1, failure }));
+            }
+            world.assert_empty(&[0], "a broken message");
+        }
+    }
+}

@@ -1,0 +1,219 @@
+//! Whole engines against a peer that scribbles over all that it can write.
+
+use std::vec;
+use std::vec::Vec;
+
+use proptest::prelude::*;
+
+use super::world::{Room, Ticket, World, pattern};
+use crate::engine::{Failure, Fate, StartError, Status};
+use crate::matching::{Pattern, Source};
+use crate::port::PeerId;
+use crate::shared::layout::Geometry;
+use crate::shared::tests::fabric::Fabric;
+use crate::shared::tests::{Rng, cases, contents};
+
+const HOSTILE: PeerId = 2;
+/// The context of the two honest ranks. The third may forge messages in it, but not their source.
+const HONEST: u16 = 7;
+const LARGEST: usize = 900;
+
+/// One direction between the honest ranks: receives are posted in the order in which messages are sent.
+#[derive(Debug, Default)]
+struct Stream {
+    salts: Vec<u64>,
+    sends: Vec<Ticket>,
+    receives: Vec<Ticket>,
+    received: usize,
+}
+
+struct Siege<'a> {
+    seed: u64,
+    rng: Rng,
+    world: World<'a>,
+    streams: [Stream; 2],
+    /// Requests of honest ranks that involve the hostile one.
+    doubtful: Vec<Ticket>,
+    scribbles: usize,
+}
+
+fn length(salt: u64) -> usize {
+    Rng::new(salt).below(LARGEST)
+}
+
+impl<'a> Siege<'a> {
+    fn step(&mut self) {
+        let rank = self.rng.below(2) as PeerId;
+        match self.rng.below(16) {
+            0..=5 => {
+                // Some scribble over inboxes only, and are never found out.
+                if !self.seed.is_multiple_of(3) && self.rng.one_in(2) {
+                    self.world.fabric.scribble_own(&mut self.rng, HOSTILE);
+                } else {
+                    self.world.fabric.scribble_inbox(&mut self.rng);
+                }
+                self.scribbles += 1;
+            }
+            6 | 7 => self.send(rank),
+            8 => self.receive(rank),
+            9 => self.doubt(rank),
+            10 => self.behave(),
+            _ => self.turn(rank),
+        }
+    }
+
+    fn send(&mut self, rank: PeerId) {
+        let stream = &mut self.streams[rank as usize];
+        if stream.sends.len() > 8 {
+            return;
+        }
+        let salt = self.rng.next();
+        stream.salts.push(salt);
+        let bytes = contents(salt, length(salt));
+        let ticket = self.world.isend_in(HONEST, rank, 1 - rank, stream.salts.len() as u64, bytes).unwrap();
+        self.streams[rank as usize].sends.push(ticket);
+    }
+
+    /// Posts the next receive of what the other honest rank sends.
+    fn receive(&mut self, rank: PeerId) {
+        let from = 1 - rank;
+        let stream = &self.streams[from as usize];
+        let next = stream.received + stream.receives.len();
+        if stream.receives.len() > 8 || next >= stream.salts.len() {
+            return;
+        }
+        let tag = next as u64 + 1;
+        let wanted = Pattern { source: Source::Rank(from), context: HONEST, tag, ignore: 0 };
+        let ticket = self.world.irecv(rank, wanted, LARGEST).unwrap();
+        self.streams[from as usize].receives.push(ticket);
+    }
+
+    /// An honest rank deals with the hostile one.
+    fn doubt(&mut self, rank: PeerId) {
+        if self.doubtful.len() > 30 {
+            return;
+        }
+        let len = self.rng.below(LARGEST);
+        let wanted = Pattern { ignore: u64::MAX, ..pattern(Source::Rank(HOSTILE), 0) };
+        let started = match self.rng.below(3) {
+            0 => self.world.isend_in(0, rank, HOSTILE, 1, contents(1, len)),
+            1 => self.world.irecv(rank, Pattern { source: Source::Any, ..wanted }, len),
+            _ => self.world.irecv(rank, wanted, len),
+        };
+        match started {
+            Ok(ticket) => self.doubtful.push(ticket),
+            Err(StartError::PeerFailed { peer, failure: Failure::Fault(_) }) => assert_eq!(peer, HOSTILE),
+            Err(error) => panic!("seed {}: {error}", self.seed),
+        }
+    }
+
+    /// The hostile rank does what an honest one would: its state is then plausible, and worth corrupting.
+    fn behave(&mut self) {
+        let to = self.rng.below(2) as PeerId;
+        let len = self.rng.below(LARGEST);
+        let _ = self.world.isend_in(0, HOSTILE, to, 1, contents(2, len));
+        self.world.engine(HOSTILE).progress();
+    }
+
+    fn turn(&mut self, rank: PeerId) {
+        if self.rng.one_in(50) {
+            self.world.engine(rank).port_mut().port.sweep_all();
+        }
+        let engine = self.world.engine(rank);
+        engine.progress();
+        let faults = core::mem::take(&mut engine.port_mut().faults);
+        assert!(faults.iter().all(|fault| fault.peer == HOSTILE), "seed {}: {faults:?}", self.seed);
+        assert_eq!(engine.failure(1 - rank), None, "seed {}: an honest rank was framed", self.seed);
+        self.check(rank);
+    }
+
+    /// What has come to `rank` from the other honest rank came in order, and as it was sent.
+    fn check(&mut self, rank: PeerId) {
+        let (from, seed) = (1 - rank, self.seed);
+        while let Some(&ticket) = self.streams[from as usize].receives.first() {
+            let Some((outcome, bytes)) = self.world.test(ticket) else { break };
+            let stream = &mut self.streams[from as usize];
+            stream.receives.remove(0);
+            let salt = stream.salts[stream.received];
+            stream.received += 1;
+            let status = Status { peer: from, tag: stream.received as u64, len: length(salt) };
+            assert_eq!(outcome, Ok(status), "seed {seed}");
+            assert_eq!(bytes[..status.len], contents(salt, status.len), "seed {seed}: contents");
+        }
+        while let Some(&ticket) = self.streams[rank as usize].sends.first() {
+            let Some((outcome, _)) = self.world.test(ticket) else { break };
+            outcome.unwrap();
+            self.streams[rank as usize].sends.remove(0);
+        }
+        for ticket in core::mem::take(&mut self.doubtful) {
+            match self.world.test(ticket) {
+                None => self.doubtful.push(ticket),
+                Some((Err(Fate::PeerFailed { peer, failure: Failure::Fault(_) }), _)) => {
+                    assert_eq!(peer, HOSTILE);
+                }
+                Some((Err(Fate::PeerFailed { .. } | Fate::Stale | Fate::Cancelled), _)) => {
+                    panic!("seed {seed}")
+                }
+                Some((Ok(_) | Err(Fate::Truncated(_)), _)) => {}
+            }
+        }
+    }
+
+    /// The hostile rank dies; whatever the honest ones sent to each other must come.
+    fn lift(&mut self) {
+        let mut rounds = 0;
+        while self
+            .streams
+            .iter()
+            .any(|stream| stream.received < stream.salts.len() || !stream.sends.is_empty())
+        {
+            rounds += 1;
+            assert!(rounds < 20_000, "seed {}: {:?}", self.seed, self.streams);
+            for rank in [0, 1] {
+                self.receive(rank);
+                if rounds % 100 == 0 {
+                    self.world.engine(rank).port_mut().port.sweep_all();
+                }
+                self.turn(rank);
+            }
+        }
+        for rank in [0, 1] {
+            self.world.engine(rank).fail(HOSTILE, Failure::Died);
+        }
+        let before = self.doubtful.len();
+        for ticket in core::mem::take(&mut self.doubtful) {
+            assert!(self.world.test(ticket).is_some(), "seed {}: of {before}, {ticket:?} hangs", self.seed);
+        }
+    }
+}
+
+/// Returns how many words were scribbled over.
+fn siege(seed: u64, steps: usize) -> usize {
+    let mut rng = Rng::new(seed);
+    let (cells, fastbox_slots) = (rng.pick(&[4, 8]), rng.pick(&[4, 16]));
+    let fabric = Fabric::new(Geometry { peers: 3, cells, cell_bytes: 256, fastbox_slots });
+    let room = rng.pick(&[(64, 64), (2, 2), (0, 0)]);
+    let room = Room { requests: 256, entries: room.0, chunks: room.1 };
+    let (world, streams) = (World::new(&fabric, room), Default::default());
+    let mut siege = Siege { seed, rng, world, streams, doubtful: vec![], scribbles: 0 };
+    for _ in 0..steps {
+        siege.step();
+    }
+    siege.lift();
+    siege.scribbles
+}
+
+#[test]
+fn honest_ranks_understand_each_other_whatever_the_third_scribbles() {
+    let scribbles: usize = (0..300).map(|seed| siege(seed, 1200)).sum();
+    assert!(scribbles > 100_000, "{scribbles} scribbles");
+}
+
+proptest! {
+    #![proptest_config(cases(24))]
+
+    #[test]
+    fn honest_ranks_understand_each_other_for_any_seed(seed: u64) {
+        siege(seed, 600);
+    }
+}

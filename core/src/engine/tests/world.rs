@@ -1,0 +1,165 @@
+//! Engines over a fabric, with storage in vectors.
+
+use std::vec;
+use std::vec::Vec;
+
+use super::spy::Spy;
+use crate::engine::{Engine, Lent, Outcome, Peer, Request, RequestId, StartError, Storage};
+use crate::matching::{Pattern, Source};
+use crate::port::PeerId;
+use crate::shared::tests::fabric::{Fabric, Lender, Loan, TestPort};
+use crate::slab::Slot;
+use crate::unexpected::{CHUNK, Message};
+
+#[derive(Debug)]
+pub(super) struct Vectors;
+
+impl Storage for Vectors {
+    type Requests = Vec<Slot<Request>>;
+    type Peers = Vec<Peer>;
+    type Entries = Vec<Slot<Message>>;
+    type Chunks = Vec<u8>;
+}
+
+pub(super) type TestEngine<'a> = Engine<Spy<TestPort<'a>>, Vectors>;
+
+/// How much each engine is lent.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Room {
+    pub(super) requests: usize,
+    pub(super) entries: usize,
+    pub(super) chunks: usize,
+}
+
+/// Enough for any test.
+pub(super) const AMPLE: Room = Room { requests: 512, entries: 512, chunks: 512 };
+
+fn slots<T: Default>(count: usize) -> Vec<Slot<T>> {
+    (0..count).map(|_| Slot::default()).collect()
+}
+
+pub(super) struct World<'a> {
+    pub(super) engines: Vec<TestEngine<'a>>,
+    pub(super) fabric: &'a Fabric,
+    /// After the engines, which use its buffers.
+    pub(super) lender: Lender,
+}
+
+/// A receive and its buffer.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ticket {
+    pub(super) rank: PeerId,
+    pub(super) id: RequestId,
+    pub(super) loan: Loan,
+}
+
+pub(super) const fn pattern(source: Source, tag: u64) -> Pattern {
+    Pattern { source, context: 0, tag, ignore: 0 }
+}
+
+impl<'a> World<'a> {
+    pub(super) fn new(fabric: &'a Fabric, room: Room) -> Self {
+        let peers = fabric.geometry.peers;
+        let engine = |rank| {
+            let lent = Lent {
+                requests: slots(room.requests),
+                peers: (0..peers).map(|_| Peer::default()).collect(),
+                entries: slots(room.entries),
+                chunks: vec![0; room.chunks * CHUNK],
+            };
+            Engine::new(rank, Spy::new(fabric.port(rank)), lent)
+        };
+        Self { engines: (0..peers).map(engine).collect(), fabric, lender: Lender::default() }
+    }
+
+    pub(super) fn engine(&mut self, rank: PeerId) -> &mut TestEngine<'a> {
+        &mut self.engines[rank as usize]
+    }
+
+    pub(super) fn isend_in(
+        &mut self,
+        context: u16,
+        from: PeerId,
+        to: PeerId,
+        tag: u64,
+        bytes: Vec<u8>,
+    ) -> Result<Ticket, StartError> {
+        let (loan, buf) = self.lender.send(bytes);
+        let started = self.engine(from).isend(to, context, tag, buf);
+        self.ticket(from, loan, started)
+    }
+
+    fn ticket(
+        &mut self,
+        rank: PeerId,
+        loan: Loan,
+        started: Result<RequestId, StartError>,
+    ) -> Result<Ticket, StartError> {
+        if started.is_err() {
+            self.lender.end(loan);
+        }
+        Ok(Ticket { rank, id: started?, loan })
+    }
+
+    pub(super) fn isend(&mut self, from: PeerId, to: PeerId, tag: u64, bytes: Vec<u8>) -> Ticket {
+        self.isend_in(0, from, to, tag, bytes).unwrap()
+    }
+
+    pub(super) fn irecv(
+        &mut self,
+        rank: PeerId,
+        pattern: Pattern,
+        room: usize,
+    ) -> Result<Ticket, StartError> {
+        let (loan, buf) = self.lender.receive(room);
+        let started = self.engine(rank).irecv(pattern, buf);
+        self.ticket(rank, loan, started)
+    }
+
+    pub(super) fn recv(&mut self, rank: PeerId, from: PeerId, tag: u64, room: usize) -> Ticket {
+        self.irecv(rank, pattern(Source::Rank(from), tag), room).unwrap()
+    }
+
+    /// The outcome and the buffer of a request that is complete, whose identifier must then be stale.
+    pub(super) fn test(&mut self, ticket: Ticket) -> Option<(Outcome, Vec<u8>)> {
+        let engine = self.engine(ticket.rank);
+        let outcome = engine.test(ticket.id)?;
+        if ticket.id != RequestId::SENT {
+            let again = engine.test(ticket.id);
+            assert_eq!(again, Some(Err(crate::engine::Fate::Stale)), "a completed request is still there");
+            assert!(!engine.cancel(ticket.id) && !engine.may_be_held(ticket.id));
+        }
+        Some((outcome, self.lender.end(ticket.loan)))
+    }
+
+    pub(super) fn done(&mut self, ticket: Ticket) -> (Outcome, Vec<u8>) {
+        self.test(ticket).unwrap_or_else(|| panic!("{ticket:?} is not complete"))
+    }
+
+    /// Turns every crank until nothing more can happen.
+    pub(super) fn settle(&mut self) {
+        let mut idle = 0;
+        while idle < 3 * self.engines.len() + 8 {
+            for engine in &mut self.engines {
+                engine.port_mut().port.sweep_all();
+            }
+            let packets: usize = self.engines.iter_mut().map(|engine| engine.progress().packets).sum();
+            idle = if packets > 0 { 0 } else { idle + 1 };
+        }
+    }
+
+    /// Nothing is left in the engines of these ranks, and their cells are all back.
+    pub(super) fn assert_empty(&mut self, ranks: &[PeerId], what: &str) {
+        let (peers, cells) = (self.fabric.geometry.peers, self.fabric.geometry.cells as usize);
+        for &rank in ranks {
+            let engine = self.engine(rank);
+            assert_eq!(engine.unexpected_messages(), 0, "{what}: unexpected messages at rank {rank}");
+            assert_eq!(engine.requests.used(), 0, "{what}: requests at rank {rank}");
+            assert_eq!(engine.held_peers(), 0, "{what}: held peers at rank {rank}");
+            assert!(!engine.sends_pending(), "{what}: pending sends at rank {rank}");
+            let port = &mut engine.port_mut().port;
+            crate::shared::tests::collected(port, peers);
+            assert_eq!(port.free_cells(), cells, "{what}: cells of rank {rank}");
+        }
+    }
+}

@@ -1,0 +1,193 @@
+//! What every function does at the boundary: pointers in, pointers out, and no panic across.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr;
+
+use crate::status::{Fault, NEMESIA_ERR_PANIC};
+
+/// More bytes than any future version of a structure will have: a larger `struct_size` was never set.
+const LONGEST_STRUCT: usize = 4096;
+
+/// A structure that may grow at its end in later versions of the header.
+///
+/// # Safety
+/// `repr(C)` without padding, begins with a `u64` that says how many bytes the caller's version has, and every
+/// pattern of bytes is a valid value.
+pub(crate) unsafe trait Versioned: Copy {
+    /// Its name in C.
+    const NAME: &'static str;
+    /// Bytes in the first version.
+    const FIRST: usize;
+    /// The byte that fields have which the caller's version does not know.
+    const UNSET: u8;
+}
+
+/// An output of the caller's; nothing is written to it unless [`Out::write`] is called.
+#[derive(Debug)]
+pub(crate) struct Out<T>(*mut T);
+
+impl<T> Out<T> {
+    /// One that has to be there.
+    ///
+    /// # Safety
+    /// `pointer` is null, or points to a `T` of the caller's that may be written until the call ends.
+    pub(crate) unsafe fn required(pointer: *mut T, name: &str) -> Result<Self, Fault> {
+        if pointer.is_null() { Err(missing(name)) } else { Ok(Self(pointer)) }
+    }
+
+    /// One that the caller may leave out.
+    ///
+    /// # Safety
+    /// See [`Out::required`].
+    pub(crate) unsafe fn optional(pointer: *mut T) -> Self {
+        Self(pointer)
+    }
+
+    /// One of our own.
+    pub(crate) fn to(place: &mut T) -> Self {
+        Self(place)
+    }
+
+    #[inline]
+    pub(crate) fn write(self, value: T) {
+        if !self.0.is_null() {
+            // SAFETY: not null, so the caller of the constructor has promised that it may be written.
+            unsafe { self.0.write(value) };
+        }
+    }
+}
+
+/// Runs what may fail or panic, and makes a code of it. `poison` is called if it panicked.
+#[inline]
+pub(crate) fn guard(work: impl FnOnce() -> Result<i32, Fault>, poison: impl FnOnce()) -> i32 {
+    // What a panic may leave half done is behind `poison`, or was not handed out yet.
+    match catch_unwind(AssertUnwindSafe(work)) {
+        Ok(Ok(code)) => code,
+        Ok(Err(fault)) => fault.report(),
+        Err(panic) => {
+            poison();
+            panicked(panic)
+        }
+    }
+}
+
+/// Reports a panic. What it carried is not dropped: that could panic again.
+#[cold]
+pub(crate) fn panicked(panic: Box<dyn Any + Send>) -> i32 {
+    let text = match (panic.downcast_ref::<&str>(), panic.downcast_ref::<String>()) {
+        (Some(text), _) => (*text).to_owned(),
+        (None, Some(text)) => text.clone(),
+        (None, None) => "no text".to_owned(),
+    };
+    std::mem::forget(panic);
+    Fault::new(NEMESIA_ERR_PANIC, format!("nemesia panicked, please report it: {text}")).report()
+}
+
+/// Checks a buffer of the caller's: it is there, unless it is empty, and no longer than memory can be.
+#[inline]
+pub(crate) fn check_buffer<T>(base: *const T, count: usize, name: &str) -> Result<(), Fault> {
+    if base.is_null() && count > 0 {
+        return Err(missing(name));
+    }
+    if count > isize::MAX as usize / size_of::<T>().max(1) {
+        return Err(Fault::argument(format!("{name} has {count} elements: no buffer is that long")));
+    }
+    Ok(())
+}
+
+#[cold]
+pub(crate) fn missing(name: &str) -> Fault {
+    Fault::argument(format!("{name} is NULL"))
+}
+
+/// Copies a structure of the caller's, of whatever version.
+///
+/// # Safety
+/// `pointer` is null, or points to as many readable bytes as the `struct_size` at their beginning says.
+pub(crate) unsafe fn read_versioned<T: Versioned>(pointer: *const T) -> Result<T, Fault> {
+    if pointer.is_null() {
+        return Err(missing(T::NAME));
+    }
+    // SAFETY: it begins with its size, which is there in every version.
+    let size = unsafe { pointer.cast::<u64>().read() };
+    let size = usize::try_from(size).unwrap_or(usize::MAX);
+    check_size::<T>(size)?;
+    // SAFETY: the caller's promise: this many bytes are readable.
+    let given = unsafe { std::slice::from_raw_parts(pointer.cast::<u8>(), size) };
+    let (known, beyond) = given.split_at(size.min(size_of::<T>()));
+    if beyond.iter().any(|byte| *byte != T::UNSET) {
+        let text = format!("{} sets a field that this version of the library does not know", T::NAME);
+        return Err(Fault::argument(text));
+    }
+    let mut copy = std::mem::MaybeUninit::<T>::uninit();
+    // SAFETY: as many bytes as `copy` has.
+    unsafe { ptr::write_bytes(copy.as_mut_ptr().cast::<u8>(), T::UNSET, size_of::<T>()) };
+    // SAFETY: `known` is no longer than `copy`, which is our own.
+    unsafe { ptr::copy_nonoverlapping(known.as_ptr(), copy.as_mut_ptr().cast::<u8>(), known.len()) };
+    // SAFETY: every byte is initialised, and every pattern is a valid value: the promise of `Versioned`.
+    Ok(unsafe { copy.assume_init() })
+}
+
+/// Whether a caller of some version could have set this size.
+pub(crate) fn check_size<T: Versioned>(size: usize) -> Result<(), Fault> {
+    if (T::FIRST..=LONGEST_STRUCT).contains(&size) {
+        return Ok(());
+    }
+    Err(Fault::argument(format!("struct_size is {size}: it must be sizeof({}), {}", T::NAME, size_of::<T>())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::status::{NEMESIA_ERR_ARGUMENT, NEMESIA_OK};
+
+    /// The second version of a structure.
+    #[repr(C)]
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    struct Two {
+        struct_size: u64,
+        first: u64,
+        second: u64,
+    }
+
+    // SAFETY: three numbers of one size.
+    unsafe impl Versioned for Two {
+        const NAME: &'static str = "two";
+        const FIRST: usize = 16;
+        const UNSET: u8 = 0xff;
+    }
+
+    fn read(words: &[u64]) -> Result<Two, Fault> {
+        // SAFETY: the tests give a size that their words have, or one that is refused at sight.
+        unsafe { read_versioned(words.as_ptr().cast()) }
+    }
+
+    #[test]
+    fn a_panic_becomes_a_code_and_poisons() {
+        let mut poisoned = false;
+        assert_eq!(guard(|| panic!("on purpose"), || poisoned = true), NEMESIA_ERR_PANIC);
+        assert!(poisoned);
+        assert_eq!(guard(|| Ok(NEMESIA_OK), || unreachable!()), NEMESIA_OK);
+        assert_eq!(guard(|| Err(missing("x")), || unreachable!()), NEMESIA_ERR_ARGUMENT);
+    }
+
+    #[test]
+    fn an_older_caller_leaves_new_fields_unset() {
+        assert_eq!(read(&[16, 1]), Ok(Two { struct_size: 16, first: 1, second: u64::MAX }));
+        assert_eq!(read(&[24, 1, 2]), Ok(Two { struct_size: 24, first: 1, second: 2 }));
+    }
+
+    #[test]
+    fn a_newer_caller_is_refused_only_if_it_uses_what_is_new() {
+        assert_eq!(read(&[32, 1, 2, u64::MAX]), Ok(Two { struct_size: 32, first: 1, second: 2 }));
+        assert_eq!(read(&[32, 1, 2, 3]).unwrap_err().code(), NEMESIA_ERR_ARGUMENT);
+    }
+
+    #[test]
+    fn a_size_that_nobody_set_is_refused() {
+        for size in [0, 15, 4097, u64::MAX] {
+            assert_eq!(read(&[size]).unwrap_err().code(), NEMESIA_ERR_ARGUMENT, "{size}");
+        }
+    }
+}

@@ -1,0 +1,305 @@
+//! Endpoints: open, close, and what they know.
+
+use std::ffi::{CString, c_char};
+use std::ptr;
+
+use nemesia::Failure;
+
+use crate::boundary::{Out, guard, missing, read_versioned};
+use crate::config::{self, Config};
+use crate::exchange::{Exchange, Foreign};
+use crate::status::{Fault, NEMESIA_ERR_PANIC, NEMESIA_ERR_RANK, NEMESIA_OK};
+
+/// The peer is there.
+pub const NEMESIA_FAILURE_NONE: i32 = 0;
+/// The peer's process died.
+pub const NEMESIA_FAILURE_DIED: i32 = 1;
+/// The peer has finished, in good order.
+pub const NEMESIA_FAILURE_FINISHED: i32 = 2;
+/// The peer broke the rules of the transport.
+pub const NEMESIA_FAILURE_FAULT: i32 = 3;
+
+/// A process's place in its world.
+#[derive(Debug)]
+pub struct Endpoint {
+    inner: nemesia::Endpoint,
+    notes: Vec<CString>,
+    /// A panic went through it; it can only be closed.
+    poisoned: bool,
+}
+
+impl Endpoint {
+    fn new(inner: nemesia::Endpoint) -> *mut Self {
+        let notes = inner.notes().iter().map(|note| CString::new(note.as_str()).unwrap_or_default());
+        let notes = notes.collect();
+        Box::into_raw(Box::new(Self { inner, notes, poisoned: false }))
+    }
+}
+
+/// Joins the world that the launcher describes (`mpiexec.hydra`, `nemesia run`); without a launcher, a world of one.
+/// Collective: every process of the world calls it. It succeeds once in a process.
+///
+/// - `config`: see `nemesia_config_init`; NULL leaves everything to the environment.
+/// - `out_endpoint`: the endpoint, written on success.
+///
+/// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _CONFIG, _BOOTSTRAP, _SYSTEM, _PEER or _PANIC.
+/// Ownership: the endpoint is the caller's, to be given back with `nemesia_endpoint_close`. `config` is copied.
+/// Threads: any. An endpoint may move between threads, and is used by one at a time.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nemesia_endpoint_open(
+    config: *const Config,
+    out_endpoint: *mut *mut Endpoint,
+) -> i32 {
+    let work = || {
+        // SAFETY: the caller's pointer, null or good.
+        let out = unsafe { Out::required(out_endpoint, "out_endpoint") }?;
+        // SAFETY: the caller's pointer, null or good.
+        let config = unsafe { config::resolve(config) }?;
+        out.write(Endpoint::new(nemesia::Endpoint::open(&config)?));
+        Ok(NEMESIA_OK)
+    };
+    guard(work, || ())
+}
+
+/// Joins a world through the caller's own exchange: this is how a runtime embeds Nemesia. Collective: every process
+/// of the world calls it. It may be called again for another world.
+///
+/// - `config`: see `nemesia_config_init`; NULL leaves everything to the environment.
+/// - `exchange`: see `nemesia_exchange`.
+/// - `out_endpoint`: the endpoint, written on success.
+///
+/// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _CONFIG, _BOOTSTRAP, _SYSTEM, _PEER or _PANIC.
+/// Ownership: the endpoint is the caller's, to be given back with `nemesia_endpoint_close`. `config` and `exchange` are
+/// copied; the exchange is not used after this call.
+/// Threads: any; the exchange's functions are called by this thread. An endpoint is used by one thread at a time.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nemesia_endpoint_open_with(
+    config: *const Config,
+    exchange: *const Exchange,
+    out_endpoint: *mut *mut Endpoint,
+) -> i32 {
+    let work = || {
+        // SAFETY: the caller's pointer, null or good.
+        let out = unsafe { Out::required(out_endpoint, "out_endpoint") }?;
+        // SAFETY: the caller's pointer, null or good.
+        let config = unsafe { config::resolve(config) }?;
+        // SAFETY: the caller's pointer, null or good.
+        let exchange = unsafe { read_versioned(exchange) }?;
+        // SAFETY: the caller's functions.
+        let exchange = unsafe { Foreign::new(&exchange) }?;
+        out.write(Endpoint::new(nemesia::Endpoint::open_with(&config, Box::new(exchange))?));
+        Ok(NEMESIA_OK)
+    };
+    guard(work, || ())
+}
+
+/// Sends what is pending, tells the peers that this process has finished, and leaves the world. May block for as long
+/// as `timeout_seconds` of the configuration. Messages that have left can still be received by their receivers.
+///
+/// - `endpoint`: an open endpoint. It is gone after this call, whatever the call returns.
+///
+/// Returns: NEMESIA_OK; NEMESIA_ERR_TIMEOUT if something could not be sent; NEMESIA_ERR_BOOTSTRAP if the launcher did
+/// not take leave; NEMESIA_ERR_PANIC if the endpoint, or this call, met an error of Nemesia's own; NEMESIA_ERR_ARGUMENT
+/// for NULL.
+/// Ownership: takes the endpoint. Its requests end, and their buffers are the caller's again.
+/// Threads: any; no other thread may be using the endpoint.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nemesia_endpoint_close(endpoint: *mut Endpoint) -> i32 {
+    let work = || {
+        if endpoint.is_null() {
+            return Err(missing("endpoint"));
+        }
+        // SAFETY: it came from `Endpoint::new`, and the caller gives it back.
+        let Endpoint { inner, poisoned, .. } = *unsafe { Box::from_raw(endpoint) };
+        if poisoned {
+            drop(inner);
+            return Err(poison());
+        }
+        inner.close()?;
+        Ok(NEMESIA_OK)
+    };
+    guard(work, || ())
+}
+
+/// The rank of this process in its world.
+///
+/// - `endpoint`: an open endpoint.
+/// - `out_rank`: from 0, written on success.
+///
+/// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or _PANIC.
+/// Threads: one at a time for an endpoint.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nemesia_endpoint_rank(endpoint: *mut Endpoint, out_rank: *mut i32) -> i32 {
+    let work = |endpoint: &mut nemesia::Endpoint| {
+        // SAFETY: the caller's pointer, null or good.
+        let out = unsafe { Out::required(out_rank, "out_rank") }?;
+        out.write(rank_of(endpoint.rank()));
+        Ok(NEMESIA_OK)
+    };
+    // SAFETY: the caller's endpoint, or null.
+    unsafe { on(endpoint, work) }
+}
+
+/// The number of processes in the world.
+///
+/// - `endpoint`: an open endpoint.
+/// - `out_size`: at least 1, written on success.
+///
+/// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or _PANIC.
+/// Threads: one at a time for an endpoint.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nemesia_endpoint_size(endpoint: *mut Endpoint, out_size: *mut i32) -> i32 {
+    let work = |endpoint: &mut nemesia::Endpoint| {
+        // SAFETY: the caller's pointer, null or good.
+        let out = unsafe { Out::required(out_size, "out_size") }?;
+        out.write(rank_of(endpoint.size()));
+        Ok(NEMESIA_OK)
+    };
+    // SAFETY: the caller's endpoint, or null.
+    unsafe { on(endpoint, work) }
+}
+
+/// A remark on what was asked for and could not be had (huge pages, seals, cheap fences).
+///
+/// - `endpoint`: an open endpoint.
+/// - `index`: from 0; count up until NULL is returned.
+///
+/// Returns: one line of text, or NULL if there is none with this index, or `endpoint` is NULL.
+/// Ownership: the text is the endpoint's, until it is closed.
+/// Threads: one at a time for an endpoint.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nemesia_endpoint_note(endpoint: *mut Endpoint, index: usize) -> *const c_char {
+    // SAFETY: null, or the caller's endpoint, which nobody else uses now.
+    let endpoint = unsafe { endpoint.as_ref() };
+    endpoint.and_then(|endpoint| endpoint.notes.get(index)).map_or(ptr::null(), |note| note.as_ptr())
+}
+
+/// Whether a peer is gone, and why. It is found out while waiting and making progress.
+///
+/// - `endpoint`: an open endpoint.
+/// - `rank`: the peer.
+/// - `out_failure`: NEMESIA_FAILURE_NONE, _DIED, _FINISHED or _FAULT, written on success.
+///
+/// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _RANK or _PANIC.
+/// Threads: one at a time for an endpoint.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nemesia_endpoint_peer_failure(
+    endpoint: *mut Endpoint,
+    rank: i32,
+    out_failure: *mut i32,
+) -> i32 {
+    let work = |endpoint: &mut nemesia::Endpoint| {
+        // SAFETY: the caller's pointer, null or good.
+        let out = unsafe { Out::required(out_failure, "out_failure") }?;
+        let rank = rank_in(endpoint, rank)?;
+        out.write(match endpoint.failure(rank) {
+            None => NEMESIA_FAILURE_NONE,
+            Some(Failure::Died) => NEMESIA_FAILURE_DIED,
+            Some(Failure::Finished) => NEMESIA_FAILURE_FINISHED,
+            Some(Failure::Fault(_)) => NEMESIA_FAILURE_FAULT,
+        });
+        Ok(NEMESIA_OK)
+    };
+    // SAFETY: the caller's endpoint, or null.
+    unsafe { on(endpoint, work) }
+}
+
+/// Says that the caller knows of the peers that have failed so far: receives from NEMESIA_ANY_SOURCE, which fail after
+/// a peer died, can be posted again.
+///
+/// - `endpoint`: an open endpoint.
+///
+/// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or _PANIC.
+/// Threads: one at a time for an endpoint.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nemesia_endpoint_acknowledge_failures(endpoint: *mut Endpoint) -> i32 {
+    let work = |endpoint: &mut nemesia::Endpoint| {
+        endpoint.acknowledge_failures();
+        Ok(NEMESIA_OK)
+    };
+    // SAFETY: the caller's endpoint, or null.
+    unsafe { on(endpoint, work) }
+}
+
+/// Runs what uses an endpoint: checks that it is there and sound, and poisons it if `work` panics.
+///
+/// # Safety
+/// `endpoint` is null, or open and not used by anybody else until this returns.
+#[inline]
+pub(crate) unsafe fn on(
+    endpoint: *mut Endpoint,
+    work: impl FnOnce(&mut nemesia::Endpoint) -> Result<i32, Fault>,
+) -> i32 {
+    // SAFETY: the caller's promise.
+    let Some(endpoint) = (unsafe { endpoint.as_mut() }) else { return missing("endpoint").report() };
+    if endpoint.poisoned {
+        return poison().report();
+    }
+    let Endpoint { inner, poisoned, .. } = endpoint;
+    guard(|| work(inner), || *poisoned = true)
+}
+
+#[cold]
+fn poison() -> Fault {
+    Fault::new(
+        NEMESIA_ERR_PANIC,
+        "the endpoint can only be closed: an earlier call met an error of nemesia's own",
+    )
+}
+
+/// A rank of the caller's, which exists.
+#[inline]
+pub(crate) fn rank_in(endpoint: &nemesia::Endpoint, rank: i32) -> Result<usize, Fault> {
+    let exists = usize::try_from(rank).ok().filter(|rank| *rank < endpoint.size());
+    exists.ok_or_else(|| no_such_rank(rank, endpoint.size()))
+}
+
+#[cold]
+fn no_such_rank(rank: i32, size: usize) -> Fault {
+    let text = format!("rank {rank} does not exist: this world has ranks 0 to {}", size.saturating_sub(1));
+    Fault::new(NEMESIA_ERR_RANK, text)
+}
+
+/// A rank or a size for the caller. Worlds are smaller than 2^31: each peer takes file descriptors.
+#[inline]
+pub(crate) fn rank_of(rank: usize) -> i32 {
+    i32::try_from(rank).unwrap_or(i32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The world of one that every test process is.
+    fn alone() -> *mut Endpoint {
+        let exchange = nemesia::bootstrap::Singleton::new();
+        let config = nemesia::Config::default();
+        Endpoint::new(nemesia::Endpoint::open_with(&config, Box::new(exchange)).unwrap())
+    }
+
+    #[test]
+    fn a_panic_leaves_an_endpoint_that_can_only_be_closed() {
+        let endpoint = alone();
+        let mut rank = -7;
+        // SAFETY: open, and ours alone.
+        assert_eq!(unsafe { on(endpoint, |_| panic!("on purpose")) }, NEMESIA_ERR_PANIC);
+        // SAFETY: open, and ours alone.
+        assert_eq!(unsafe { nemesia_endpoint_rank(endpoint, &raw mut rank) }, NEMESIA_ERR_PANIC);
+        assert_eq!(rank, -7);
+        // SAFETY: open, and not used after this.
+        assert_eq!(unsafe { nemesia_endpoint_close(endpoint) }, NEMESIA_ERR_PANIC);
+    }
+
+    #[test]
+    fn ranks_that_do_not_exist_are_refused() {
+        let endpoint = alone();
+        let mut failure = -7;
+        for rank in [-1, 1, i32::MAX, i32::MIN] {
+            // SAFETY: open, and ours alone.
+            let code = unsafe { nemesia_endpoint_peer_failure(endpoint, rank, &raw mut failure) };
+            assert_eq!((code, failure), (NEMESIA_ERR_RANK, -7), "{rank}");
+        }
+        // SAFETY: open, and not used after this.
+        assert_eq!(unsafe { nemesia_endpoint_close(endpoint) }, NEMESIA_OK);
+    }
+}

@@ -1,0 +1,509 @@
+//! Sends and receives, and the requests that stand for them.
+
+use std::ffi::c_void;
+use std::mem::MaybeUninit;
+use std::slice;
+use std::time::{Duration, Instant};
+
+use nemesia::{Endpoint as Inner, Error, Request, Source, Tag};
+
+use crate::boundary::{Out, check_buffer};
+use crate::endpoint::{Endpoint, on, rank_in, rank_of};
+use crate::status::{
+    Fault, NEMESIA_ERR_TIMEOUT, NEMESIA_ERR_TRUNCATED, NEMESIA_ERR_UNEXPECTED_FULL, NEMESIA_OK,
+    NEMESIA_PENDING,
+};
+
+/// A receive from every rank, this process's own included.
+pub const NEMESIA_ANY_SOURCE: i32 = -1;
+/// The ignore mask of a receive that takes every tag; 0 is that of one that takes exactly its own.
+pub const NEMESIA_ANY_TAG: u64 = 0xffff_ffff_ffff_ffff;
+/// A request that was complete when it started, as most sends are. It can be tested and waited for any number of
+/// times, always with success; a variable that holds no request may be set to it.
+pub const NEMESIA_REQUEST_NONE: u64 = 0;
+/// What `nemesia_endpoint_wait_all` leaves in place of a request that it has completed, and passes over when it is
+/// called again.
+pub const NEMESIA_REQUEST_DONE: u64 = 0xffff_ffff_ffff_ffff;
+
+/// Requests are numbered so that the request that was complete when it started is 0.
+const FIRST: u64 = 1 << 32;
+
+/// What came of a message.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Status {
+    /// NEMESIA_OK or NEMESIA_ERR_TRUNCATED; from `nemesia_endpoint_wait_all` any code, NEMESIA_PENDING included.
+    pub code: i32,
+    /// Receive: who sent it. Send: unspecified.
+    pub rank: i32,
+    /// Receive: the message's tag. Send: unspecified.
+    pub tag: u64,
+    /// Receive: bytes received. Send: unspecified.
+    pub len: u64,
+}
+
+/// Sends a message and waits until its bytes have left the buffer. The receiver need not be ready. The same as
+/// `nemesia_endpoint_isend` and `nemesia_endpoint_wait`.
+///
+/// - `endpoint`: an open endpoint.
+/// - `rank`: the receiver; it may be this process itself.
+/// - `tag`: what the receiver matches it by.
+/// - `buffer`, `len`: the message; `buffer` may be NULL if `len` is 0.
+///
+/// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _RANK, _PEER_FAILED, _REQUESTS, _UNEXPECTED_FULL (a message to this
+/// process itself, for which there is no room) or _PANIC.
+/// Ownership: the buffer is the caller's again when this returns.
+/// Threads: one at a time for an endpoint.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nemesia_endpoint_send(
+    endpoint: *mut Endpoint,
+    rank: i32,
+    tag: u64,
+    buffer: *const c_void,
+    len: usize,
+) -> i32 {
+    let work = |endpoint: &mut Inner| {
+        // SAFETY: the caller's buffer, which stays until this returns; `finish` waits until the engine is done with it.
+        let request = unsafe { isend(endpoint, rank, tag, buffer, len) }?;
+        if number(request) != NEMESIA_REQUEST_NONE {
+            finish(endpoint, request)?;
+        }
+        Ok(NEMESIA_OK)
+    };
+    // SAFETY: the caller's endpoint, or null.
+    unsafe { on(endpoint, work) }
+}
+
+/// Receives the first message that matches, and waits for it.
+///
+/// - `endpoint`: an open endpoint.
+/// - `rank`: the sender, or NEMESIA_ANY_SOURCE.
+/// - `tag`, `ignore`: the message's tag must agree with `tag` in every bit that `ignore` does not set.
+/// - `capacity`: bytes of room at `out_buffer`.
+/// - `out_buffer`: where the message goes; may be NULL if `capacity` is 0. After an error its contents are unspecified.
+/// - `out_status`: written on success and with NEMESIA_ERR_TRUNCATED; may be NULL.
+///
+/// Returns: NEMESIA_OK; NEMESIA_ERR_TRUNCATED if the message was longer, and what fits was received;
+/// NEMESIA_ERR_ARGUMENT, _RANK, _PEER_FAILED, _REQUESTS, _UNEXPECTED_FULL or _PANIC.
+/// Ownership: the buffer is the caller's again when this returns.
+/// Threads: one at a time for an endpoint.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nemesia_endpoint_recv(
+    endpoint: *mut Endpoint,
+    rank: i32,
+    tag: u64,
+    ignore: u64,
+    capacity: usize,
+    out_buffer: *mut c_void,
+    out_status: *mut Status,
+) -> i32 {
+    let work = |endpoint: &mut Inner| {
+        // SAFETY: the caller's pointer, null or good.
+        let out = unsafe { Out::optional(out_status) };
+        // SAFETY: the caller's buffer, which stays until this returns; `finish` waits until the engine is done with it.
+        let request = unsafe { irecv(endpoint, rank, (tag, ignore), out_buffer, capacity) }?;
+        deliver(finish(endpoint, request), out)
+    };
+    // SAFETY: the caller's endpoint, or null.
+    unsafe { on(endpoint, work) }
+}
+
+/// Starts a send. `nemesia_endpoint_test` or `nemesia_endpoint_wait` completes it.
+///
+/// - `endpoint`: an open endpoint.
+/// - `rank`: the receiver; it may be this process itself.
+/// - `tag`: what the receiver matches it by.
+/// - `buffer`, `len`: the message; `buffer` may be NULL if `len` is 0.
+/// - `out_request`: written on success; NEMESIA_REQUEST_NONE if the message has left already.
+///
+/// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _RANK, _PEER_FAILED, _REQUESTS, _UNEXPECTED_FULL (a message to this
+/// process itself, for which there is no room) or _PANIC. After an error nothing was sent.
+/// Ownership: the request holds the buffer, which must stay as it is until the request is complete or the endpoint is
+/// closed. The request belongs to this endpoint.
+/// Threads: one at a time for an endpoint.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nemesia_endpoint_isend(
+    endpoint: *mut Endpoint,
+    rank: i32,
+    tag: u64,
+    buffer: *const c_void,
+    len: usize,
+    out_request: *mut u64,
+) -> i32 {
+    let work = |endpoint: &mut Inner| {
+        // SAFETY: the caller's pointer, null or good.
+        let out = unsafe { Out::required(out_request, "out_request") }?;
+        // SAFETY: the caller's promise: the buffer stays until the request is complete.
+        out.write(number(unsafe { isend(endpoint, rank, tag, buffer, len) }?));
+        Ok(NEMESIA_OK)
+    };
+    // SAFETY: the caller's endpoint, or null.
+    unsafe { on(endpoint, work) }
+}
+
+/// Posts a receive. `nemesia_endpoint_test` or `nemesia_endpoint_wait` completes it.
+///
+/// - `endpoint`: an open endpoint.
+/// - `rank`: the sender, or NEMESIA_ANY_SOURCE.
+/// - `tag`, `ignore`: the message's tag must agree with `tag` in every bit that `ignore` does not set.
+/// - `capacity`: bytes of room at `out_buffer`.
+/// - `out_buffer`: where the message goes; may be NULL if `capacity` is 0.
+/// - `out_request`: written on success.
+///
+/// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _RANK, _PEER_FAILED, _REQUESTS or _PANIC. After an error nothing was
+/// posted.
+/// Ownership: the request holds the buffer, which must stay, and which nobody else uses, until the request is complete
+/// or withdrawn, or the endpoint is closed. The request belongs to this endpoint.
+/// Threads: one at a time for an endpoint.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nemesia_endpoint_irecv(
+    endpoint: *mut Endpoint,
+    rank: i32,
+    tag: u64,
+    ignore: u64,
+    capacity: usize,
+    out_buffer: *mut c_void,
+    out_request: *mut u64,
+) -> i32 {
+    let work = |endpoint: &mut Inner| {
+        // SAFETY: the caller's pointer, null or good.
+        let out = unsafe { Out::required(out_request, "out_request") }?;
+        // SAFETY: the caller's promise: the buffer stays until the request is complete.
+        out.write(number(unsafe { irecv(endpoint, rank, (tag, ignore), out_buffer, capacity) }?));
+        Ok(NEMESIA_OK)
+    };
+    // SAFETY: the caller's endpoint, or null.
+    unsafe { on(endpoint, work) }
+}
+
+/// Makes progress once, and tells whether a request is complete. Never blocks.
+///
+/// - `endpoint`: the endpoint that the request was started on.
+/// - `request`: from `nemesia_endpoint_isend` or `nemesia_endpoint_irecv`.
+/// - `out_status`: written on success (not with NEMESIA_PENDING) and with NEMESIA_ERR_TRUNCATED; may be NULL.
+///
+/// Returns: NEMESIA_OK if it is complete; NEMESIA_PENDING if not; NEMESIA_ERR_TRUNCATED if the message was longer, and
+/// what fits was received; NEMESIA_ERR_PEER_FAILED or _CANCELLED if nothing can come of it; NEMESIA_ERR_STALE,
+/// _ARGUMENT or _PANIC.
+/// Ownership: the request is gone, and its buffer the caller's again, unless NEMESIA_PENDING is returned.
+/// Threads: one at a time for an endpoint.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nemesia_endpoint_test(
+    endpoint: *mut Endpoint,
+    request: u64,
+    out_status: *mut Status,
+) -> i32 {
+    let work = |endpoint: &mut Inner| {
+        // SAFETY: the caller's pointer, null or good.
+        let out = unsafe { Out::optional(out_status) };
+        match endpoint.test(named(request)).transpose() {
+            None => Ok(NEMESIA_PENDING),
+            Some(outcome) => deliver(outcome, out),
+        }
+    };
+    // SAFETY: the caller's endpoint, or null.
+    unsafe { on(endpoint, work) }
+}
+
+/// Waits until a request is complete: spins, then sleeps.
+///
+/// - `endpoint`: the endpoint that the request was started on.
+/// - `request`: from `nemesia_endpoint_isend` or `nemesia_endpoint_irecv`.
+/// - `timeout_ns`: how long at most, in nanoseconds; negative: for ever; 0: one look, as `nemesia_endpoint_test`.
+/// - `out_status`: written on success and with NEMESIA_ERR_TRUNCATED; may be NULL.
+///
+/// Returns: NEMESIA_OK if it is complete; NEMESIA_ERR_TRUNCATED if the message was longer, and what fits was received;
+/// NEMESIA_ERR_PEER_FAILED or _CANCELLED if nothing can come of it; NEMESIA_ERR_TIMEOUT, or _UNEXPECTED_FULL if other
+/// messages have to be received first: the request is then still under way; NEMESIA_ERR_STALE, _ARGUMENT or _PANIC.
+/// Ownership: the request is gone, and its buffer the caller's again, unless it is still under way.
+/// Threads: one at a time for an endpoint.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nemesia_endpoint_wait(
+    endpoint: *mut Endpoint,
+    request: u64,
+    timeout_ns: i64,
+    out_status: *mut Status,
+) -> i32 {
+    let work = |endpoint: &mut Inner| {
+        // SAFETY: the caller's pointer, null or good.
+        let out = unsafe { Out::optional(out_status) };
+        deliver(wait(endpoint, named(request), limit(timeout_ns)), out)
+    };
+    // SAFETY: the caller's endpoint, or null.
+    unsafe { on(endpoint, work) }
+}
+
+/// Waits until all of several requests are complete. What one of them meets with does not keep the others waiting.
+///
+/// - `endpoint`: the endpoint that the requests were started on.
+/// - `count`: how many there are.
+/// - `requests`: each that is completed, in whatever way, is replaced by NEMESIA_REQUEST_DONE; entries that hold it are
+///   passed over. After NEMESIA_ERR_TIMEOUT call again with the same arrays. May be NULL if `count` is 0.
+/// - `timeout_ns`: how long at most for all together, in nanoseconds; negative: for ever; 0: one look.
+/// - `out_statuses`: as many as `requests`, or NULL. Written for each request that is not passed over, whatever this
+///   returns but NEMESIA_ERR_ARGUMENT and _PANIC: `code` is what `nemesia_endpoint_wait` would have returned, or
+///   NEMESIA_PENDING; the rest is 0 unless the message was received or truncated.
+///
+/// Returns: NEMESIA_ERR_TIMEOUT or _UNEXPECTED_FULL if some are still under way; else the code of the first in the
+/// array that failed; else NEMESIA_OK. NEMESIA_ERR_ARGUMENT or _PANIC.
+/// Ownership: buffers of completed requests are the caller's again.
+/// Threads: one at a time for an endpoint.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nemesia_endpoint_wait_all(
+    endpoint: *mut Endpoint,
+    count: usize,
+    requests: *mut u64,
+    timeout_ns: i64,
+    out_statuses: *mut Status,
+) -> i32 {
+    let work = |endpoint: &mut Inner| {
+        let room = if out_statuses.is_null() { 0 } else { count };
+        check_buffer(requests, count, "requests")?;
+        check_buffer(out_statuses, room, "out_statuses")?;
+        // SAFETY: the caller's array, there and no longer than memory, which holds numbers.
+        let requests = unsafe { lent(requests, count) };
+        // SAFETY: the caller's array, as long as `requests` or not there; it need not hold anything yet.
+        let statuses = unsafe { lent(out_statuses.cast::<MaybeUninit<Status>>(), room) };
+        wait_all(endpoint, requests, statuses, limit(timeout_ns))
+    };
+    // SAFETY: the caller's endpoint, or null.
+    unsafe { on(endpoint, work) }
+}
+
+/// Withdraws a posted receive that no message has matched yet.
+///
+/// - `endpoint`: the endpoint that the request was started on.
+/// - `request`: from `nemesia_endpoint_irecv`; sends can't be withdrawn.
+/// - `out_cancelled`: whether it was withdrawn, written on success. If so, the request remains and completes with
+///   NEMESIA_ERR_CANCELLED. If not, it is under way, complete, or a send: test it or wait for it.
+///
+/// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or _PANIC.
+/// Ownership: the buffer of a withdrawn receive is the caller's again at once.
+/// Threads: one at a time for an endpoint.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nemesia_endpoint_cancel(
+    endpoint: *mut Endpoint,
+    request: u64,
+    out_cancelled: *mut bool,
+) -> i32 {
+    let work = |endpoint: &mut Inner| {
+        // SAFETY: the caller's pointer, null or good.
+        let out = unsafe { Out::required(out_cancelled, "out_cancelled") }?;
+        out.write(endpoint.cancel(named(request)));
+        Ok(NEMESIA_OK)
+    };
+    // SAFETY: the caller's endpoint, or null.
+    unsafe { on(endpoint, work) }
+}
+
+/// Delivers what has come and sends what is pending; bounded work, never blocks.
+///
+/// - `endpoint`: an open endpoint.
+/// - `out_packets`: packets that were moved; 0 means that there was nothing to do. Written on success; may be NULL.
+///
+/// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or _PANIC.
+/// Threads: one at a time for an endpoint.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nemesia_endpoint_progress(endpoint: *mut Endpoint, out_packets: *mut usize) -> i32 {
+    let work = |endpoint: &mut Inner| {
+        // SAFETY: the caller's pointer, null or good.
+        let out = unsafe { Out::optional(out_packets) };
+        out.write(endpoint.progress());
+        Ok(NEMESIA_OK)
+    };
+    // SAFETY: the caller's endpoint, or null.
+    unsafe { on(endpoint, work) }
+}
+
+/// The caller's array; any address will do for none.
+///
+/// # Safety
+/// There are `count` elements at `base` that nobody else uses for as long as the result is used, unless it is 0.
+unsafe fn lent<'a, T>(base: *mut T, count: usize) -> &'a mut [T] {
+    if count == 0 {
+        return &mut [];
+    }
+    // SAFETY: the caller's promise.
+    unsafe { slice::from_raw_parts_mut(base, count) }
+}
+
+/// # Safety
+/// The buffer is the caller's, and stays as it is until the request is complete.
+#[inline]
+unsafe fn isend(
+    endpoint: &mut Inner,
+    rank: i32,
+    tag: u64,
+    buffer: *const c_void,
+    len: usize,
+) -> Result<Request, Fault> {
+    check_buffer(buffer.cast::<u8>(), len, "buffer")?;
+    let to = rank_in(endpoint, rank)?;
+    // SAFETY: the caller's promise.
+    Ok(unsafe { endpoint.isend(to, tag, buffer.cast(), len) }?)
+}
+
+/// # Safety
+/// The buffer is the caller's, holds something (as all memory of C does), and stays until the request is complete.
+#[inline]
+unsafe fn irecv(
+    endpoint: &mut Inner,
+    rank: i32,
+    (value, ignore): (u64, u64),
+    buffer: *mut c_void,
+    capacity: usize,
+) -> Result<Request, Fault> {
+    check_buffer(buffer.cast::<u8>(), capacity, "out_buffer")?;
+    let from = match rank {
+        NEMESIA_ANY_SOURCE => Source::Any,
+        rank => Source::Rank(rank_in(endpoint, rank)?),
+    };
+    // SAFETY: the caller's promise.
+    Ok(unsafe { endpoint.irecv(from, Tag::Masked { value, ignore }, buffer.cast(), capacity) }?)
+}
+
+/// A request's number in C. The engine has fewer than 2^24 requests, so none of them is NEMESIA_REQUEST_DONE.
+#[inline]
+fn number(request: Request) -> u64 {
+    request.to_bits().wrapping_add(FIRST)
+}
+
+/// The request of a number.
+#[inline]
+fn named(number: u64) -> Request {
+    Request::from_bits(number.wrapping_sub(FIRST))
+}
+
+/// Waits for a request that holds the caller's buffer during one call: returns only when the engine has done with it.
+fn finish(endpoint: &mut Inner, request: Request) -> Result<nemesia::Status, Error> {
+    loop {
+        match endpoint.wait(request) {
+            // No message has matched it yet: it can be withdrawn, and the caller told.
+            Err(error @ Error::Unexpected { .. }) if endpoint.cancel(request) => {
+                // Only frees the request.
+                let _ = endpoint.test(request);
+                return Err(error);
+            }
+            // Under way: the buffer is needed until it is complete, or its peer gone.
+            Err(Error::Unexpected { .. }) => {}
+            done => return done,
+        }
+    }
+}
+
+/// How long to wait.
+#[derive(Clone, Copy)]
+enum Limit {
+    Never,
+    Until(Instant),
+}
+
+fn limit(timeout_ns: i64) -> Limit {
+    match u64::try_from(timeout_ns) {
+        Err(_) => Limit::Never,
+        Ok(timeout) => Limit::Until(Instant::now() + Duration::from_nanos(timeout)),
+    }
+}
+
+#[inline]
+fn wait(endpoint: &mut Inner, request: Request, limit: Limit) -> Result<nemesia::Status, Error> {
+    let Limit::Until(deadline) = limit else { return endpoint.wait(request) };
+    let left = deadline.saturating_duration_since(Instant::now());
+    if left.is_zero() {
+        return endpoint.test(request)?.ok_or(Error::Timeout(left));
+    }
+    endpoint.wait_timeout(request, left)
+}
+
+/// Hands an outcome to the caller: the status of a message that was received, whole or in part, and the code.
+#[inline]
+fn deliver(outcome: Result<nemesia::Status, Error>, out: Out<Status>) -> Result<i32, Fault> {
+    let error = match outcome {
+        Ok(nemesia::Status { rank, tag, len }) => {
+            out.write(Status { code: NEMESIA_OK, rank: rank_of(rank), tag, len: len as u64 });
+            return Ok(NEMESIA_OK);
+        }
+        Err(error) => error,
+    };
+    if let Error::Truncated(truncation) = &error {
+        let status = truncation.status;
+        let (rank, len) = (rank_of(status.peer as usize), status.len as u64);
+        out.write(Status { code: NEMESIA_ERR_TRUNCATED, rank, tag: status.tag, len });
+    }
+    Err(error.into())
+}
+
+fn wait_all(
+    endpoint: &mut Inner,
+    requests: &mut [u64],
+    statuses: &mut [MaybeUninit<Status>],
+    mut limit: Limit,
+) -> Result<i32, Fault> {
+    let (mut failed, mut unfinished) = (None, None);
+    for (at, number) in requests.iter_mut().enumerate() {
+        if *number == NEMESIA_REQUEST_DONE {
+            continue;
+        }
+        let mut status = Status::default();
+        let outcome = deliver(wait(endpoint, named(*number), limit), Out::to(&mut status));
+        match outcome {
+            Ok(_) => *number = NEMESIA_REQUEST_DONE,
+            Err(fault) if matches!(fault.code(), NEMESIA_ERR_TIMEOUT | NEMESIA_ERR_UNEXPECTED_FULL) => {
+                status.code = NEMESIA_PENDING;
+                unfinished.get_or_insert(fault);
+                // The others get one look: they may be complete.
+                limit = Limit::Until(Instant::now());
+            }
+            Err(fault) => {
+                status.code = fault.code();
+                *number = NEMESIA_REQUEST_DONE;
+                failed.get_or_insert(fault);
+            }
+        }
+        if let Some(out) = statuses.get_mut(at) {
+            out.write(status);
+        }
+    }
+    unfinished.or(failed).map_or(Ok(NEMESIA_OK), Err)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_request_that_was_complete_when_it_started_is_none() {
+        let mut endpoint = alone();
+        // SAFETY: an empty message needs no buffer.
+        let request = unsafe { isend(&mut endpoint, 0, 1, std::ptr::null(), 0) }.unwrap();
+        assert_eq!(number(request), NEMESIA_REQUEST_NONE);
+        assert_eq!(number(named(77)), 77);
+        assert!(matches!(endpoint.test(named(NEMESIA_REQUEST_DONE)), Err(Error::Stale)));
+    }
+
+    #[test]
+    fn waiting_for_all_goes_on_after_a_failure_and_after_a_timeout() {
+        let mut endpoint = alone();
+        let mut buf = [0_u8; 4];
+        let base = buf.as_mut_ptr().cast::<c_void>();
+        // SAFETY: the buffer outlives the endpoint's use of it.
+        let mut post = |tag| number(unsafe { irecv(&mut endpoint, 0, (tag, 0), base, 4) }.unwrap());
+        let mut requests = [post(1), 5, post(2), NEMESIA_REQUEST_NONE, NEMESIA_REQUEST_DONE];
+        endpoint.send(0, 2, b"four").unwrap();
+        let mut statuses = [MaybeUninit::new(Status { code: 9, ..Status::default() }); 5];
+        let fault = wait_all(&mut endpoint, &mut requests, &mut statuses, limit(0)).unwrap_err();
+        assert_eq!(fault.code(), NEMESIA_ERR_TIMEOUT);
+        // SAFETY: all of them were initialised above.
+        let codes = statuses.map(|status| unsafe { status.assume_init() }.code);
+        assert_eq!(codes, [NEMESIA_PENDING, crate::status::NEMESIA_ERR_STALE, NEMESIA_OK, NEMESIA_OK, 9]);
+        assert_eq!(requests[1..], [NEMESIA_REQUEST_DONE; 4]);
+        endpoint.send(0, 1, b"four").unwrap();
+        assert_eq!(wait_all(&mut endpoint, &mut requests, &mut [], limit(-1)), Ok(NEMESIA_OK));
+        assert_eq!((requests, &buf), ([NEMESIA_REQUEST_DONE; 5], b"four"));
+    }
+
+    fn alone() -> Inner {
+        let exchange = nemesia::bootstrap::Singleton::new();
+        Inner::open_with(&nemesia::Config::default(), Box::new(exchange)).unwrap()
+    }
+}

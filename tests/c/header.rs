@@ -1,0 +1,64 @@
+//! The committed header is what cbindgen makes of the sources.
+
+use crate::toolchain::{lines, source};
+
+/// In the order in which the header has them.
+const MODULES: [&str; 5] = ["status", "config", "exchange", "endpoint", "transfer"];
+const HEADER: &str = "ffi/include/nemesia.h";
+
+fn generated() -> Result<String, String> {
+    let config = cbindgen::Config::from_file(source("ffi/cbindgen.toml"))?;
+    let mut builder = cbindgen::Builder::new().with_config(config);
+    for module in MODULES {
+        builder = builder.with_src(source(&format!("ffi/src/{module}.rs")));
+    }
+    let mut text = Vec::new();
+    builder.generate().map_err(|error| error.to_string())?.write(&mut text);
+    String::from_utf8(text).map_err(|error| error.to_string())
+}
+
+fn committed() -> Result<String, String> {
+    std::fs::read_to_string(source(HEADER)).map_err(|error| format!("{HEADER}: {error}"))
+}
+
+/// The functions that the header declares, sorted.
+pub(crate) fn functions() -> Result<Vec<String>, String> {
+    let mut names = lines(&committed()?, declared);
+    names.sort();
+    Ok(names)
+}
+
+/// The function that a line begins to declare.
+fn declared(line: &str) -> Option<&str> {
+    let (before, _) = line.split_once('(').filter(|_| line.starts_with(char::is_alphabetic))?;
+    before.rsplit([' ', '*']).next().filter(|name| name.starts_with("nemesia_"))
+}
+
+#[test]
+fn header_is_what_cbindgen_makes_of_the_sources() -> Result<(), String> {
+    let generated = generated()?;
+    if std::env::var_os("NEMESIA_BLESS").is_some() {
+        std::fs::write(source(HEADER), &generated).map_err(|error| error.to_string())?;
+    }
+    let committed = committed()?;
+    let differs = generated.lines().zip(committed.lines()).position(|(new, old)| new != old);
+    let line = differs.unwrap_or_else(|| generated.lines().count().min(committed.lines().count())) + 1;
+    let cure = "NEMESIA_BLESS=1 cargo test -p nemesia-tests --test c header";
+    assert!(generated == committed, "{HEADER}:{line}: not what the sources say; run {cure}");
+    Ok(())
+}
+
+#[test]
+fn header_covers_every_module_with_functions() -> Result<(), String> {
+    let directory = std::fs::read_dir(source("ffi/src")).map_err(|error| error.to_string())?;
+    for path in directory.flatten().map(|entry| entry.path()) {
+        let text = std::fs::read_to_string(&path).map_err(|error| error.to_string())?;
+        let module = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let exports = text.contains("#[unsafe(no_mangle)]");
+        assert!(
+            !exports || MODULES.contains(&module.as_str()),
+            "{module} is not among the modules of the header"
+        );
+    }
+    Ok(())
+}

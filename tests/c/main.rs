@@ -1,0 +1,151 @@
+//! The C interface as its users meet it: installed by `ffi/install.sh`, compiled with `cc` and `c++`, run by the launcher.
+//!
+//! | file | what it is |
+//! |---|---|
+//! | `check.h` | checks that name the place and what the library said |
+//! | `pair.c` | what two processes do, one case an argument |
+//! | `embed.c` | processes that meet through an exchange of their own |
+//! | `plus.cc` | the header in C++ |
+
+mod header;
+mod toolchain;
+
+use std::path::Path;
+use std::process::Command;
+
+use nemesia::bootstrap::ExitKind;
+use nemesia_tests::job::{Job, report};
+use nemesia_tests::skip;
+
+use toolchain::{Linking, compile, installed, lines, missing, output, scratch, source};
+
+const STRICT_C: [&str; 6] = ["-std=c99", "-pedantic", "-Wall", "-Wextra", "-Werror", "-O1"];
+const STRICT_CXX: [&str; 6] = ["-std=c++11", "-pedantic", "-Wall", "-Wextra", "-Werror", "-O1"];
+
+/// Whether the tools are there; if not, the test is skipped where it can be seen.
+fn can_run(test: &str, tools: &[&str]) -> bool {
+    let Some(tool) = missing(tools) else { return true };
+    skip(test, &format!("`{tool}` is not installed"));
+    false
+}
+
+/// Runs one case of `pair.c` with two ranks, linked in both ways; both must succeed.
+fn pair(test: &str, case: &str) -> Result<(), String> {
+    if !can_run(test, &["cc"]) {
+        return Ok(());
+    }
+    for linking in Linking::BOTH {
+        let program = compile("cc", &STRICT_C, &source("tests/c/pair.c"), linking, &format!("pair-{case}"))?;
+        Job::new(program, scratch(), case).succeed(2)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn messages_of_every_size_go_to_and_fro() -> Result<(), String> {
+    pair("messages_of_every_size_go_to_and_fro", "ping-pong")
+}
+
+#[test]
+fn a_window_of_requests_completes_in_both_directions() -> Result<(), String> {
+    pair("a_window_of_requests_completes_in_both_directions", "window")
+}
+
+#[test]
+fn wildcards_match_by_source_and_by_mask() -> Result<(), String> {
+    pair("wildcards_match_by_source_and_by_mask", "wildcards")
+}
+
+#[test]
+fn a_truncated_message_writes_the_status_and_no_byte_beyond() -> Result<(), String> {
+    pair("a_truncated_message_writes_the_status_and_no_byte_beyond", "truncation")
+}
+
+#[test]
+fn every_wrong_argument_has_its_error_and_writes_nothing() -> Result<(), String> {
+    pair("every_wrong_argument_has_its_error_and_writes_nothing", "errors")
+}
+
+#[test]
+fn a_dead_peer_is_reported_by_rank_and_the_rest_goes_on() -> Result<(), String> {
+    if !can_run("a_dead_peer_is_reported_by_rank_and_the_rest_goes_on", &["cc"]) {
+        return Ok(());
+    }
+    let pair = source("tests/c/pair.c");
+    let program = compile("cc", &STRICT_C, &pair, Linking::Shared, "pair-peer-failure")?;
+    let ranks = Job::new(program, scratch(), "peer-failure").before("ulimit -c 0").run(2)?;
+    assert!(ranks[0].kind.is_success(), "{}", report(&ranks));
+    assert_eq!(ranks[1].kind, ExitKind::Signaled(libc::SIGABRT));
+    Ok(())
+}
+
+#[test]
+fn processes_meet_through_an_exchange_of_the_caller() -> Result<(), String> {
+    if !can_run("processes_meet_through_an_exchange_of_the_caller", &["cc"]) {
+        return Ok(());
+    }
+    let program = compile(
+        "cc",
+        &[&STRICT_C[..], &["-pthread"]].concat(),
+        &source("tests/c/embed.c"),
+        Linking::Shared,
+        "embed",
+    )?;
+    output(&mut Command::new(program)).map(drop)
+}
+
+#[test]
+fn the_header_serves_cxx() -> Result<(), String> {
+    if !can_run("the_header_serves_cxx", &["cc", "c++"]) {
+        return Ok(());
+    }
+    for linking in Linking::BOTH {
+        let program = compile("c++", &STRICT_CXX, &source("tests/c/plus.cc"), linking, "plus")?;
+        output(&mut Command::new(program))?;
+    }
+    Ok(())
+}
+
+#[test]
+fn the_example_tells_the_time_of_one_way() -> Result<(), String> {
+    if !can_run("the_example_tells_the_time_of_one_way", &["cc"]) {
+        return Ok(());
+    }
+    let program = compile("cc", &STRICT_C, &source("ffi/examples/pingpong.c"), Linking::Shared, "pingpong")?;
+    let ranks = Job::new(program, scratch(), "").succeed(2)?;
+    assert!(ranks[0].output.starts_with("8 bytes, one way: "), "{}", report(&ranks));
+    Ok(())
+}
+
+#[test]
+fn only_names_of_nemesia_are_exported() -> Result<(), String> {
+    if !can_run("only_names_of_nemesia_are_exported", &["cc", "nm"]) {
+        return Ok(());
+    }
+    let library = installed()?.join("lib/libnemesia.so");
+    let listing = output(Command::new("nm").args(["-D", "--defined-only"]).arg(library))?;
+    let mut exported = lines(&listing, |line| line.split_whitespace().last());
+    exported.sort();
+    let declared = header::functions()?;
+    assert!(declared.iter().any(|name| name == "nemesia_endpoint_open"), "{declared:?}");
+    assert_eq!(exported, declared);
+    Ok(())
+}
+
+#[test]
+fn the_shared_library_is_found_by_its_soname() -> Result<(), String> {
+    if !can_run("the_shared_library_is_found_by_its_soname", &["cc", "readelf"]) {
+        return Ok(());
+    }
+    let lib = installed()?.join("lib");
+    let listing = output(Command::new("readelf").arg("-d").arg(lib.join("libnemesia.so")))?;
+    assert!(listing.contains("Library soname: [libnemesia.so.0]"), "{listing}");
+    assert!(lib.join("libnemesia.so.0").is_file() && lib.join("libnemesia.a").is_file());
+    let pc = std::fs::read_to_string(lib.join("pkgconfig/nemesia.pc")).map_err(|error| error.to_string())?;
+    assert!(pc.contains(&format!("prefix={}\n", installed()?.display())), "{pc}");
+    assert!(
+        pc.contains("Libs: -L${libdir} -lnemesia\n")
+            && Path::new(&installed()?.join("include/nemesia.h")).is_file()
+    );
+    Ok(())
+}

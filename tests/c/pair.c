@@ -1,0 +1,260 @@
+/* What two processes do with the C interface: `pair CASE`, started twice by the launcher. */
+#include "check.h"
+
+#include <string.h>
+#include <time.h>
+
+enum { TAG = 7, LARGE = 1 << 20, WINDOW = 64 };
+static const int64_t SECOND = 1000000000;
+static const int64_t FOR_EVER = -1;
+
+static nemesia_endpoint *endpoint;
+static int32_t rank;
+static int32_t peer;
+
+static void barrier(void) {
+    OK(nemesia_endpoint_send(endpoint, peer, 999, NULL, 0));
+    OK(nemesia_endpoint_recv(endpoint, peer, 999, 0, 0, NULL, NULL));
+}
+
+static void fill(unsigned char *bytes, size_t len, unsigned seed) {
+    size_t at;
+    for (at = 0; at < len; at++) bytes[at] = (unsigned char)(at * 31 + seed);
+}
+
+static void ping_pong(void) {
+    static unsigned char sent[LARGE], received[LARGE];
+    static const size_t lens[] = {0, 1, 8, 63, 64, 65, 1000, 4096, 65536, LARGE};
+    size_t at;
+    for (at = 0; at < sizeof lens / sizeof *lens; at++) {
+        nemesia_status status;
+        size_t len = lens[at];
+        fill(sent, len, (unsigned)at);
+        memset(received, 0, len);
+        if (rank == 0) OK(nemesia_endpoint_send(endpoint, peer, TAG + at, sent, len));
+        OK(nemesia_endpoint_recv(endpoint, peer, TAG + at, 0, len, received, &status));
+        CHECK(status.code == NEMESIA_OK && status.rank == peer);
+        CHECK(status.tag == TAG + at && status.len == len && memcmp(sent, received, len) == 0);
+        if (rank == 1) OK(nemesia_endpoint_send(endpoint, peer, TAG + at, received, len));
+    }
+}
+
+/* Both send a window of messages of which each is larger than a cell, and receive one. */
+static void window(void) {
+    static unsigned char sent[WINDOW][65537], received[WINDOW][65537];
+    uint64_t requests[2 * WINDOW];
+    nemesia_status statuses[2 * WINDOW];
+    size_t at;
+    for (at = 0; at < WINDOW; at++) {
+        OK(nemesia_endpoint_irecv(endpoint, peer, at, 0, sizeof received[at], received[at], &requests[at]));
+    }
+    for (at = 0; at < WINDOW; at++) {
+        fill(sent[at], sizeof sent[at], (unsigned)at);
+        OK(nemesia_endpoint_isend(endpoint, peer, at, sent[at], sizeof sent[at], &requests[WINDOW + at]));
+    }
+    OK(nemesia_endpoint_wait_all(endpoint, 2 * WINDOW, requests, FOR_EVER, statuses));
+    for (at = 0; at < 2 * WINDOW; at++) {
+        CHECK(requests[at] == NEMESIA_REQUEST_DONE && statuses[at].code == NEMESIA_OK);
+    }
+    for (at = 0; at < WINDOW; at++) {
+        CHECK(statuses[at].rank == peer && statuses[at].tag == at && statuses[at].len == sizeof sent[at]);
+        CHECK(memcmp(sent[at], received[at], sizeof sent[at]) == 0);
+    }
+    OK(nemesia_endpoint_wait_all(endpoint, 2 * WINDOW, requests, 0, NULL));
+}
+
+static void wildcards(void) {
+    nemesia_status status;
+    char word[8];
+    size_t packets = 99;
+    if (rank == 0) {
+        OK(nemesia_endpoint_send(endpoint, peer, 0xab01, "one", 3));
+        OK(nemesia_endpoint_send(endpoint, peer, 0xcd02, "two", 3));
+        OK(nemesia_endpoint_send(endpoint, peer, 0xab03, "three", 5));
+    } else {
+        /* The high byte decides: the second message is passed over. */
+        OK(nemesia_endpoint_recv(endpoint, NEMESIA_ANY_SOURCE, 0xcd00, 0xff, sizeof word, word, &status));
+        CHECK(status.rank == 0 && status.tag == 0xcd02 && memcmp(word, "two", 3) == 0);
+        OK(nemesia_endpoint_recv(endpoint, NEMESIA_ANY_SOURCE, 0, NEMESIA_ANY_TAG, sizeof word, word, &status));
+        CHECK(status.rank == 0 && status.tag == 0xab01 && status.len == 3);
+        OK(nemesia_endpoint_recv(endpoint, 0, 0, NEMESIA_ANY_TAG, sizeof word, word, &status));
+        CHECK(status.tag == 0xab03 && status.len == 5 && memcmp(word, "three", 5) == 0);
+    }
+    /* To ourselves, from anyone. */
+    OK(nemesia_endpoint_send(endpoint, rank, 1, "self", 4));
+    OK(nemesia_endpoint_recv(endpoint, NEMESIA_ANY_SOURCE, 1, 0, sizeof word, word, &status));
+    CHECK(status.rank == rank && memcmp(word, "self", 4) == 0);
+    OK(nemesia_endpoint_progress(endpoint, &packets));
+    CHECK(packets != 99);
+    OK(nemesia_endpoint_progress(endpoint, NULL));
+}
+
+static void truncation(void) {
+    nemesia_status status;
+    char room[9] = "........";
+    uint64_t request;
+    if (rank == 0) {
+        OK(nemesia_endpoint_send(endpoint, peer, TAG, "0123456789", 10));
+        OK(nemesia_endpoint_send(endpoint, peer, TAG, "0123456789", 10));
+        return;
+    }
+    GIVES(NEMESIA_ERR_TRUNCATED, nemesia_endpoint_recv(endpoint, peer, TAG, 0, 4, room, &status));
+    CHECK(strcmp(room, "0123....") == 0);
+    CHECK(status.code == NEMESIA_ERR_TRUNCATED && status.rank == 0 && status.tag == TAG && status.len == 4);
+    CHECK(strstr(nemesia_last_error_message(), "10 bytes") != NULL);
+    OK(nemesia_endpoint_irecv(endpoint, peer, TAG, 0, 6, room, &request));
+    GIVES(NEMESIA_ERR_TRUNCATED, nemesia_endpoint_wait(endpoint, request, FOR_EVER, &status));
+    CHECK(status.len == 6 && strcmp(room, "012345..") == 0);
+    GIVES(NEMESIA_ERR_STALE, nemesia_endpoint_wait(endpoint, request, FOR_EVER, &status));
+}
+
+static void refuse_pointers(void) {
+    nemesia_status status;
+    uint64_t request = 77;
+    int32_t number = 77;
+    bool cancelled;
+    char byte = 'x';
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_rank(NULL, &number));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_rank(endpoint, NULL));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_size(endpoint, NULL));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_close(NULL));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_open(NULL, NULL));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_send(NULL, peer, TAG, &byte, 1));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_send(endpoint, peer, TAG, NULL, 1));
+    CHECK(strstr(nemesia_last_error_message(), "buffer is NULL") != NULL);
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_send(endpoint, peer, TAG, &byte, (size_t)-1));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_recv(endpoint, peer, TAG, 0, 1, NULL, &status));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_isend(endpoint, peer, TAG, &byte, 1, NULL));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_irecv(endpoint, peer, TAG, 0, 1, NULL, &request));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_test(NULL, NEMESIA_REQUEST_NONE, NULL));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_wait(NULL, NEMESIA_REQUEST_NONE, 0, NULL));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_wait_all(endpoint, 1, NULL, 0, NULL));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_cancel(endpoint, request, NULL));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_cancel(NULL, request, &cancelled));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_peer_failure(endpoint, peer, NULL));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_acknowledge_failures(NULL));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_progress(NULL, NULL));
+    CHECK(nemesia_endpoint_note(NULL, 0) == NULL && nemesia_endpoint_note(endpoint, 1000) == NULL);
+    CHECK(request == 77 && number == 77);
+    OK(nemesia_endpoint_wait_all(endpoint, 0, NULL, 0, NULL));
+}
+
+static void refuse_structures(void) {
+    nemesia_endpoint *other = NULL;
+    nemesia_config config;
+    nemesia_exchange exchange;
+    memset(&exchange, 0, sizeof exchange);
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_config_init(sizeof config, NULL));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_config_init(3, &config));
+    OK(nemesia_config_init(sizeof config, &config));
+    CHECK(config.struct_size == sizeof config && config.cells == NEMESIA_UNSET);
+    config.struct_size = sizeof config - 1;
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_open(&config, &other));
+    CHECK(strstr(nemesia_last_error_message(), "sizeof(nemesia_config)") != NULL);
+    config.struct_size = 0;
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_open(&config, &other));
+    config.struct_size = sizeof config;
+    config.cells = 5;
+    GIVES(NEMESIA_ERR_CONFIG, nemesia_endpoint_open(&config, &other));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_open_with(NULL, NULL, &other));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_open_with(NULL, &exchange, &other));
+    exchange.struct_size = sizeof exchange;
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_open_with(NULL, &exchange, &other));
+    CHECK(strstr(nemesia_last_error_message(), "nemesia_exchange.rank is NULL") != NULL);
+    /* The launcher's connection is taken. */
+    GIVES(NEMESIA_ERR_BOOTSTRAP, nemesia_endpoint_open(NULL, &other));
+    CHECK(other == NULL);
+}
+
+static void errors(void) {
+    static const int32_t nobody[] = {-2, 2, INT32_MAX, INT32_MIN};
+    nemesia_status status = {77, 77, 77, 77};
+    uint64_t request = 77, sent;
+    int32_t failure = 77;
+    bool cancelled = false;
+    char byte = 'x';
+    size_t at;
+    refuse_pointers();
+    refuse_structures();
+    for (at = 0; at < sizeof nobody / sizeof *nobody; at++) {
+        GIVES(NEMESIA_ERR_RANK, nemesia_endpoint_send(endpoint, nobody[at], TAG, &byte, 1));
+        GIVES(NEMESIA_ERR_RANK, nemesia_endpoint_irecv(endpoint, nobody[at], TAG, 0, 1, &byte, &request));
+        GIVES(NEMESIA_ERR_RANK, nemesia_endpoint_peer_failure(endpoint, nobody[at], &failure));
+    }
+    CHECK(strstr(nemesia_last_error_message(), "ranks 0 to 1") != NULL);
+    GIVES(NEMESIA_ERR_RANK, nemesia_endpoint_send(endpoint, NEMESIA_ANY_SOURCE, TAG, &byte, 1));
+    GIVES(NEMESIA_ERR_STALE, nemesia_endpoint_test(endpoint, 12345, &status));
+    GIVES(NEMESIA_ERR_STALE, nemesia_endpoint_wait(endpoint, NEMESIA_REQUEST_DONE, FOR_EVER, &status));
+    CHECK(request == 77 && failure == 77 && status.code == 77 && status.len == 77);
+    /* Nothing comes; then the receive is withdrawn, and its request is stale. */
+    OK(nemesia_endpoint_irecv(endpoint, peer, 1234, 0, 1, &byte, &request));
+    GIVES(NEMESIA_PENDING, nemesia_endpoint_test(endpoint, request, &status));
+    GIVES(NEMESIA_ERR_TIMEOUT, nemesia_endpoint_wait(endpoint, request, 0, &status));
+    GIVES(NEMESIA_ERR_TIMEOUT, nemesia_endpoint_wait(endpoint, request, SECOND / 100, &status));
+    CHECK(status.code == 77);
+    OK(nemesia_endpoint_cancel(endpoint, request, &cancelled));
+    CHECK(cancelled);
+    GIVES(NEMESIA_ERR_CANCELLED, nemesia_endpoint_wait(endpoint, request, FOR_EVER, NULL));
+    GIVES(NEMESIA_ERR_STALE, nemesia_endpoint_test(endpoint, request, NULL));
+    OK(nemesia_endpoint_cancel(endpoint, request, &cancelled));
+    CHECK(!cancelled);
+    /* A small send is complete when it starts. */
+    OK(nemesia_endpoint_isend(endpoint, peer, TAG, &byte, 1, &sent));
+    CHECK(sent == NEMESIA_REQUEST_NONE);
+    OK(nemesia_endpoint_wait(endpoint, sent, FOR_EVER, NULL));
+    OK(nemesia_endpoint_recv(endpoint, peer, TAG, 0, 1, &byte, NULL));
+}
+
+static void peer_failure(void) {
+    uint64_t requests[2];
+    nemesia_status statuses[2];
+    int32_t failure = -1;
+    char first, second;
+    barrier();
+    if (rank == 1) abort();
+    OK(nemesia_endpoint_irecv(endpoint, peer, TAG, 0, 1, &first, &requests[0]));
+    OK(nemesia_endpoint_irecv(endpoint, NEMESIA_ANY_SOURCE, TAG, 0, 1, &second, &requests[1]));
+    GIVES(NEMESIA_ERR_PEER_FAILED, nemesia_endpoint_wait_all(endpoint, 2, requests, 20 * SECOND, statuses));
+    CHECK(statuses[0].code == NEMESIA_ERR_PEER_FAILED && statuses[1].code == NEMESIA_ERR_PEER_FAILED);
+    CHECK(nemesia_last_error_rank() == 1 && strstr(nemesia_last_error_message(), "rank 1") != NULL);
+    OK(nemesia_endpoint_peer_failure(endpoint, 1, &failure));
+    CHECK(failure == NEMESIA_FAILURE_DIED);
+    OK(nemesia_endpoint_peer_failure(endpoint, 0, &failure));
+    CHECK(failure == NEMESIA_FAILURE_NONE);
+    GIVES(NEMESIA_ERR_PEER_FAILED, nemesia_endpoint_send(endpoint, peer, TAG, "x", 1));
+    GIVES(NEMESIA_ERR_PEER_FAILED,
+          nemesia_endpoint_irecv(endpoint, NEMESIA_ANY_SOURCE, TAG, 0, 1, &first, &requests[0]));
+    OK(nemesia_endpoint_acknowledge_failures(endpoint));
+    OK(nemesia_endpoint_irecv(endpoint, NEMESIA_ANY_SOURCE, TAG, 0, 1, &first, &requests[0]));
+    OK(nemesia_endpoint_send(endpoint, rank, TAG, "x", 1));
+    OK(nemesia_endpoint_wait(endpoint, requests[0], SECOND, NULL));
+    OK(nemesia_endpoint_close(endpoint));
+    exit(EXIT_SUCCESS);
+}
+
+int main(int argc, char **argv) {
+    static const struct {
+        const char *name;
+        void (*run)(void);
+    } cases[] = {
+        {"ping-pong", ping_pong}, {"window", window}, {"wildcards", wildcards}, {"truncation", truncation},
+        {"errors", errors},       {"peer-failure", peer_failure},
+    };
+    int32_t size = 0;
+    size_t at;
+    OK(nemesia_endpoint_open(NULL, &endpoint));
+    OK(nemesia_endpoint_rank(endpoint, &rank));
+    OK(nemesia_endpoint_size(endpoint, &size));
+    CHECK(argc == 2 && size == 2);
+    peer = 1 - rank;
+    for (at = 0; at < sizeof cases / sizeof *cases; at++) {
+        if (strcmp(argv[1], cases[at].name) == 0) {
+            cases[at].run();
+            barrier();
+            OK(nemesia_endpoint_close(endpoint));
+            return EXIT_SUCCESS;
+        }
+    }
+    fail_at(__FILE__, __LINE__, "no such case");
+    return EXIT_FAILURE;
+}

@@ -1,0 +1,96 @@
+//! Installs the C interface into a directory of this build, and compiles programs against it.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+/// How a program is linked with the library.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Linking {
+    /// With libnemesia.so, found at run time by the path in the program.
+    Shared,
+    /// With libnemesia.a.
+    Static,
+}
+
+impl Linking {
+    pub(crate) const BOTH: [Self; 2] = [Self::Shared, Self::Static];
+
+    fn arguments(self, prefix: &Path) -> Vec<String> {
+        let lib = prefix.join("lib");
+        match self {
+            Self::Shared => {
+                vec![
+                    format!("-L{}", lib.display()),
+                    "-lnemesia".into(),
+                    format!("-Wl,-rpath,{}", lib.display()),
+                ]
+            }
+            Self::Static => {
+                let system = ["-lgcc_s", "-lutil", "-lrt", "-lpthread", "-lm", "-ldl", "-lc"];
+                let archive = lib.join("libnemesia.a").display().to_string();
+                std::iter::once(archive).chain(system.map(String::from)).collect()
+            }
+        }
+    }
+}
+
+/// The prefix under which `ffi/install.sh` has installed; once in a run of these tests.
+pub(crate) fn installed() -> Result<PathBuf, String> {
+    static INSTALLED: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+    INSTALLED
+        .get_or_init(|| {
+            // A target directory of its own: the build of these tests may hold the other one.
+            let target = scratch().with_file_name("ffi");
+            let prefix = target.join("prefix");
+            let mut install = Command::new(source("ffi/install.sh"));
+            install.arg("--debug").arg(&prefix).env("CARGO_TARGET_DIR", &target);
+            output(&mut install).map(|_| prefix)
+        })
+        .clone()
+}
+
+/// Compiles and links one source; the program is named after `name` and the way of linking.
+pub(crate) fn compile(
+    compiler: &str,
+    flags: &[&str],
+    source: &Path,
+    linking: Linking,
+    name: &str,
+) -> Result<PathBuf, String> {
+    let prefix = installed()?;
+    let program = scratch().join(format!("{name}-{linking:?}"));
+    let mut command = Command::new(compiler);
+    command.args(flags).arg("-I").arg(prefix.join("include")).arg(source).arg("-o").arg(&program);
+    output(command.args(linking.arguments(&prefix))).map(|_| program)
+}
+
+/// The first tool that is not installed.
+pub(crate) fn missing<'a>(tools: &[&'a str]) -> Option<&'a str> {
+    tools.iter().copied().find(|tool| Command::new(tool).arg("--version").output().is_err())
+}
+
+/// Runs a command to its end and returns what it printed; failure is an error that holds all of it.
+pub(crate) fn output(command: &mut Command) -> Result<String, String> {
+    let output = command.output().map_err(|error| format!("{command:?}: {error}"))?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    if output.status.success() {
+        return Ok(text);
+    }
+    Err(format!("{command:?}: {}\n{text}{}", output.status, String::from_utf8_lossy(&output.stderr)))
+}
+
+/// A file of the repository.
+pub(crate) fn source(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path)
+}
+
+/// What `of` finds in the lines of a text.
+pub(crate) fn lines(text: &str, of: impl Fn(&str) -> Option<&str>) -> Vec<String> {
+    text.lines().filter_map(of).map(str::to_owned).collect()
+}
+
+/// Where this build may write.
+pub(crate) fn scratch() -> PathBuf {
+    PathBuf::from(env!("CARGO_TARGET_TMPDIR"))
+}

@@ -1,0 +1,191 @@
+//! What cannot work is refused: exit code 2, one line, which names what is wrong and the remedy.
+
+use std::process::Command;
+use std::time::Duration;
+
+use nemesia::bootstrap::ExitKind;
+use nemesia_tests::job::{Job, Rank, report};
+use nemesia_tests::skip;
+
+const PEER: &str = env!("CARGO_BIN_EXE_peer");
+const SCRATCH: &str = env!("CARGO_TARGET_TMPDIR");
+const LIMIT: Duration = Duration::from_secs(60);
+const REFUSED: ExitKind = ExitKind::Exited(2);
+
+fn open() -> Job {
+    Job::new(PEER, SCRATCH, "open")
+}
+
+/// Whether a rank was refused in one line that has all of these parts.
+fn refused(rank: &Rank, parts: &[&str]) -> bool {
+    rank.kind == REFUSED
+        && rank.errors.lines().count() == 1
+        && parts.iter().all(|part| rank.errors.contains(part))
+}
+
+/// A world of one is refused like that.
+fn alone(job: &Job, parts: &[&str]) -> Result<(), String> {
+    let ranks = job.spawn(1)?.wait(LIMIT)?;
+    assert!(refused(&ranks[0], parts), "{parts:?} wanted:\n{}", report(&ranks));
+    Ok(())
+}
+
+/// Whether a shell command succeeds here.
+fn permitted(command: &str) -> bool {
+    Command::new("sh").args(["-c", command]).output().is_ok_and(|output| output.status.success())
+}
+
+#[test]
+fn a_bad_value_of_any_variable_is_named_with_what_it_may_be() -> Result<(), String> {
+    for nemesia::Variable { name, values, .. } in nemesia::VARIABLES {
+        alone(&open().env(name, "nonsense"), &[name, "nonsense", values])?;
+    }
+    alone(&open().env("NEMESIA_CELLS", "5"), &["cells is 5", "power of two from 4 to 4096"])?;
+    alone(&open().env("NEMESIA_CELL_BYTES", "100"), &["cell_bytes is 100", "multiple of 64"])?;
+    alone(&open().env("NEMESIA_FASTBOX_SLOTS", "0"), &["fastbox_slots is 0", "power of two"])?;
+    alone(&open().env("NEMESIA_TIMEOUT", "0"), &["NEMESIA_TIMEOUT=0", "1 to 86400"])
+}
+
+#[test]
+fn low_limits_are_named_with_the_command_that_raises_them() -> Result<(), String> {
+    alone(&open().before("ulimit -f 16"), &["file size limit is", "ulimit -f unlimited"])?;
+    let large = open().env("NEMESIA_CELL_BYTES", "16777216");
+    alone(&large.clone().before("ulimit -v 300000"), &["address space limit is", "ulimit -v "])?;
+    // A world of one opens too few descriptors to meet a limit.
+    let ranks = open().wrapper("prlimit --nofile=14").spawn(2)?.wait(LIMIT)?;
+    let parts = ["open file limit is 14", "8 more wanted", "ulimit -n "];
+    assert!(ranks.iter().any(|rank| refused(rank, &parts)), "{}", report(&ranks));
+    // 4096 cells of 16 MiB.
+    alone(&large.env("NEMESIA_CELLS", "4096"), &["64.", "GiB of shared memory wanted", "available in"])
+}
+
+#[test]
+fn a_low_memlock_limit_is_named_with_the_command_that_raises_it() -> Result<(), String> {
+    // Root may exceed the limit, unless it gives the capability away.
+    const DROP: &str = "setpriv --bounding-set -ipc_lock --inh-caps -ipc_lock";
+    let job = open().env("NEMESIA_LOCK_MEMORY", "1").before("ulimit -l 64");
+    let parts = ["memlock limit is 64 KiB", "wanted", "ulimit -l "];
+    if permitted(&format!("{DROP} true")) {
+        alone(&job.wrapper(DROP), &parts)
+    } else if permitted("[ $(id -u) != 0 ]") {
+        alone(&job, &parts)
+    } else {
+        let name = "a_low_memlock_limit_is_named_with_the_command_that_raises_it";
+        skip(name, "root, and setpriv (package util-linux) cannot give CAP_IPC_LOCK away");
+        Ok(())
+    }
+}
+
+#[test]
+fn a_full_dev_shm_is_named_with_its_remedy() -> Result<(), String> {
+    const SMALL: &str = "unshare -m sh -c 'mount -t tmpfs -o size=1m tmpfs /dev/shm && exec \"$@\"' sh";
+    if !permitted(&format!("{SMALL} true")) {
+        skip("a_full_dev_shm_is_named_with_its_remedy", "unshare -m is not permitted here");
+        return Ok(());
+    }
+    let job = open().env("NEMESIA_BACKING", "devshm").wrapper(SMALL);
+    alone(&job, &["/dev/shm is full", "wanted, 1 MiB available", "mount -o remount,size="])
+}
+
+#[test]
+fn half_of_a_launcher_is_refused() -> Result<(), String> {
+    let names = ["PMI_FD", "PMI_RANK", "PMI_SIZE"];
+    for (set, missing) in [("PMI_RANK", "PMI_FD"), ("PMI_FD", "PMI_RANK"), ("PMI_SIZE", "PMI_FD")] {
+        let mut command = Command::new(PEER);
+        for name in names {
+            command.env_remove(name);
+        }
+        let output = command.arg("open").env(set, "1").output().map_err(|error| error.to_string())?;
+        let words = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{words}");
+        let parts = [set, missing, "start with mpiexec.hydra or `nemesia run`"];
+        assert!(words.lines().count() == 1 && parts.iter().all(|part| words.contains(part)), "{words}");
+    }
+    Ok(())
+}
+
+#[test]
+fn different_sizes_are_refused_on_both_sides_with_both_values() -> Result<(), String> {
+    for (name, value, parts) in [
+        ("NEMESIA_CELLS", "32", ["its cells is 32, ours is 64", "set NEMESIA_CELLS alike"]),
+        ("NEMESIA_CELL_BYTES", "1024", ["cell_bytes is 1024, ours is 32768", "set NEMESIA_CELL_BYTES alike"]),
+        ("NEMESIA_FASTBOX_SLOTS", "4", ["fastbox_slots is 4, ours is 64", "set NEMESIA_FASTBOX_SLOTS alike"]),
+    ] {
+        let job = open().before(&format!("[ $PMI_RANK = 1 ] && export {name}={value}"));
+        let ranks = job.spawn(2)?.wait(LIMIT)?;
+        let [one, two] = parts;
+        assert!(refused(&ranks[0], &["rank 1", one, two]), "{}", report(&ranks));
+        assert!(refused(&ranks[1], &["rank 0", "refused us", one, two]), "{}", report(&ranks));
+    }
+    Ok(())
+}
+
+/// What an impostor does wrong; what it meets as the one that is called (rank 0), and as the one that calls (rank 1).
+/// No rank 1 that cannot be understood ends the world by that: it counts as a stranger, and rank 1 as missing.
+const IMPOSTORS: [(&str, &str, &str); 27] = [
+    ("address-version", "layout is version 2, ours is 1: build both", "layout is version 2, ours is 1: build both"),
+    ("address-machine", "runs on another machine", "runs on another machine"),
+    ("address-garbage", "not one of nemesia: mixed programs", "not one of nemesia: mixed programs"),
+    ("address-name", "not one of nemesia: mixed programs", "not one of nemesia: mixed programs"),
+    ("greeting-version", "layout is version 2, ours is 1: build both", "it never called"),
+    ("greeting-garbage", "does not speak nemesia", "it never called"),
+    ("greeting-short", "greeting is too short", "it never called"),
+    ("greeting-long", "too long", "it never called"),
+    ("greeting-rank", "it says that it is rank 7", "it never called"),
+    ("greeting-cells", "its cells is 32, ours is 64", "its cells is 32, ours is 64"),
+    ("silent", "timed out", "it never called"),
+    ("closes", "is gone", "gone"),
+    ("descriptors-none", "0 descriptors instead of 2", "0 descriptors instead of 2"),
+    ("descriptors-many", "too many descriptors", "it never called"),
+    ("segment-short", "segment of", "segment of"),
+    ("segment-swapped", "segment of", "segment of"),
+    ("segment-file", "not a file in memory", "not a file in memory"),
+    ("segment-device", "not a", "not a"),
+    ("segment-pipe", "not a file in memory", "not a file in memory"),
+    ("segment-sparse", "pages are not reserved", "pages are not reserved"),
+    ("segment-unsealed", "its size is not sealed", "its size is not sealed"),
+    ("segment-unreadable", "mapping a segment of a peer: Permission denied", "Permission denied"),
+    ("segment-unwritable", "mapping a segment of a peer: Permission denied", "Permission denied"),
+    ("header-magic", "header: magic is", "header: magic is"),
+    ("header-version", "layout is version 2, ours is 1: rebuild both", "layout is version 2, ours is 1"),
+    ("header-unready", "header is not complete", "header is not complete"),
+    ("header-epoch", "header: epoch is", "header: epoch is"),
+];
+
+/// An impostor as this rank, and a process that behaves as the other one.
+fn meet(kind: &str, impostor: usize, expected: &str) -> Result<(), String> {
+    let script = format!("[ $PMI_RANK = {impostor} ] && set -- \"$1\" impostor {kind}");
+    let ranks = open().before(&script).env("NEMESIA_TIMEOUT", "2").spawn(2)?.wait(LIMIT)?;
+    let (false_one, honest) = (&ranks[impostor], &ranks[1 - impostor]);
+    let name = format!("rank {impostor}");
+    let told = false_one.kind.is_success();
+    if !(refused(honest, &[&name, expected]) && told) {
+        return Err(format!("{kind} as rank {impostor}, {expected:?} wanted:\n{}", report(&ranks)));
+    }
+    // Whoever was understood hears the reason too.
+    let answered = !expected.contains("never called") && impostor == 1 && !kind.starts_with("address");
+    if answered && kind != "closes" && !false_one.output.contains("refused: ") {
+        return Err(format!("{kind} as rank {impostor} was not told why:\n{}", report(&ranks)));
+    }
+    Ok(())
+}
+
+#[test]
+fn an_impostor_that_is_called_is_refused_and_named() -> Result<(), String> {
+    IMPOSTORS.into_iter().try_for_each(|(kind, expected, _)| meet(kind, 0, expected))
+}
+
+#[test]
+fn an_impostor_that_calls_is_refused_and_named() -> Result<(), String> {
+    IMPOSTORS.into_iter().try_for_each(|(kind, _, expected)| meet(kind, 1, expected))
+}
+
+#[test]
+fn a_process_of_another_user_is_refused() -> Result<(), String> {
+    if !permitted("[ $(id -u) = 0 ]") {
+        skip("a_process_of_another_user_is_refused", "only root can become another user");
+        return Ok(());
+    }
+    meet("other-user", 0, "runs as uid 65534, this process as uid 0")?;
+    meet("other-user", 1, "it never called")
+}

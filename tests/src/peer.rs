@@ -1,0 +1,186 @@
+//! The program `peer`: what one process of a world does in a test. It uses Nemesia as any other program would.
+//!
+//! | exit code | meaning |
+//! |---|---|
+//! | 0 | every promise was kept |
+//! | 2 | this process could not be set up: one line says why, and the remedy |
+//! | 3 | a peer has failed: one line names it |
+//! | 4 | a promise was broken |
+//! | 64 | wrong arguments |
+
+mod all_to_all;
+mod bystander;
+mod crash;
+mod exchange;
+mod idle;
+mod impostor;
+mod memory;
+mod scribble;
+
+use std::io::{Write, stdout};
+use std::process::ExitCode;
+
+use nemesia::bootstrap::BootstrapError;
+use nemesia::{Config, Endpoint, Error, Request, Source, Tag};
+
+/// Why a process ends without success.
+#[derive(Debug)]
+pub enum Fault {
+    /// Wrong arguments.
+    Usage(String),
+    /// Nemesia reports an error.
+    Library(Error),
+    /// Nemesia has not kept a promise, or the system has failed.
+    Broken(String),
+}
+
+/// What a mode ends with.
+pub type Outcome<T = ()> = Result<T, Fault>;
+
+impl From<Error> for Fault {
+    fn from(error: Error) -> Self {
+        Self::Library(error)
+    }
+}
+
+impl From<std::io::Error> for Fault {
+    fn from(error: std::io::Error) -> Self {
+        Self::Broken(error.to_string())
+    }
+}
+
+impl Fault {
+    fn code(&self, starting_is_failing: bool) -> u8 {
+        match self {
+            Self::Usage(_) => 64,
+            Self::Broken(_) => 4,
+            Self::Library(Error::PeerFailed { .. }) => 3,
+            Self::Library(Error::Peer { .. } | Error::Bootstrap(BootstrapError::BarrierFailed { .. }))
+                if starting_is_failing =>
+            {
+                3
+            }
+            Self::Library(
+                Error::Config(_)
+                | Error::Bootstrap(_)
+                | Error::Shm(_)
+                | Error::Layout(_)
+                | Error::Peer { .. },
+            ) => 2,
+            Self::Library(_) => 4,
+        }
+    }
+}
+
+impl std::fmt::Display for Fault {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Usage(text) | Self::Broken(text) => f.write_str(text),
+            Self::Library(error) => error.fmt(f),
+        }
+    }
+}
+
+/// Runs the mode that the arguments name.
+pub fn run(args: Vec<String>) -> ExitCode {
+    let words: Vec<&str> = args.iter().map(String::as_str).collect();
+    let Err(fault) = dispatch(&words) else { return ExitCode::SUCCESS };
+    crate::say(&fault.to_string());
+    // There the peers' failures at start are what is tested.
+    let starting_is_failing = matches!(words.first(), Some(&("crash" | "survive")));
+    ExitCode::from(fault.code(starting_is_failing))
+}
+
+fn dispatch(words: &[&str]) -> Outcome {
+    let (mode, numbers) = words.split_first().ok_or_else(|| Fault::Usage("no mode".into()))?;
+    if *mode == "impostor" {
+        return impostor::run(numbers.first().copied().unwrap_or_default());
+    }
+    let number = |text: &&str| text.parse().map_err(|_| Fault::Usage(format!("{text} is not a number")));
+    let numbers = numbers.iter().map(number).collect::<Outcome<Vec<u64>>>()?;
+    match (*mode, &numbers[..]) {
+        ("open", []) => Ok(open()?.close()?),
+        ("exchange", [seed]) => exchange::run(*seed),
+        ("all-to-all", [rounds, len]) => all_to_all::run(*rounds, *len as usize),
+        ("ring", [rounds]) => all_to_all::ring(*rounds),
+        ("crash", [seed]) => crash::run(*seed),
+        ("survive", [victim, rounds]) => crash::survive(*victim as usize, *rounds),
+        ("notice", []) => crash::notice(),
+        ("scribble", [seed]) => scribble::run(*seed),
+        ("doors", []) => memory::doors(),
+        ("bystander", [seed, messages]) => bystander::run(*seed, *messages),
+        ("flood", []) => bystander::flood(),
+        ("idle", [millis]) => idle::run(*millis),
+        _ => Err(Fault::Usage(format!("no such mode: {}", words.join(" ")))),
+    }
+}
+
+/// Joins the world as the environment says.
+fn open() -> Outcome<Endpoint> {
+    Ok(Endpoint::open(&Config::from_env().map_err(Error::from)?)?)
+}
+
+/// A word for the test, at once.
+fn tell(line: &str) -> Outcome {
+    Ok(writeln!(stdout(), "{line}")?)
+}
+
+fn broken<T>(text: impl Into<String>) -> Outcome<T> {
+    Err(Fault::Broken(text.into()))
+}
+
+fn ensure(kept: bool, promise: impl FnOnce() -> String) -> Outcome {
+    if kept { Ok(()) } else { broken(promise()) }
+}
+
+/// Waits until all ranks are here (dissemination: in round k rank r hears from r - 2^k).
+fn barrier(endpoint: &mut Endpoint, tag: u64) -> Outcome {
+    let (rank, size) = (endpoint.rank(), endpoint.size());
+    let mut step = 1;
+    while step < size {
+        endpoint.send((rank + step) % size, tag, &[])?;
+        endpoint.recv(Source::Rank((rank + size - step) % size), Tag::Exactly(tag), &mut [])?;
+        step *= 2;
+    }
+    Ok(())
+}
+
+/// Buffers of operations that outlive every borrow: each lives on the heap until the endpoint is gone, and is
+/// surrounded by bytes that nobody may touch.
+#[derive(Debug, Default)]
+struct Arena(Vec<Vec<u8>>);
+
+const GUARD: usize = 64;
+const GUARDED: u8 = 0xa5;
+
+impl Arena {
+    fn room(&mut self, len: usize) -> *mut u8 {
+        let mut buf = vec![GUARDED; len + 2 * GUARD];
+        let base = buf.as_mut_ptr().wrapping_add(GUARD);
+        self.0.push(buf);
+        base
+    }
+
+    /// Posts a receive into a new buffer.
+    fn irecv(&mut self, endpoint: &mut Endpoint, from: Source, tag: Tag, len: usize) -> Result<Request, Error> {
+        let base = self.room(len);
+        // SAFETY: `base` has room for `len` initialised bytes that live, untouched, until the arena is dropped; all
+        // callers drop the endpoint first or leave by the process's end.
+        unsafe { endpoint.irecv(from, tag, base, len) }
+    }
+
+    /// Sends from a new buffer.
+    fn isend(&mut self, endpoint: &mut Endpoint, to: usize, tag: u64, bytes: &[u8]) -> Result<Request, Error> {
+        let base = self.room(bytes.len());
+        // SAFETY: the room is as long as the bytes, and new.
+        unsafe { base.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+        // SAFETY: as for a receive.
+        unsafe { endpoint.isend(to, tag, base, bytes.len()) }
+    }
+
+    /// Whether nobody has written beside a buffer.
+    fn intact(&self) -> bool {
+        let untouched = |part: &[u8]| part.iter().all(|byte| *byte == GUARDED);
+        self.0.iter().all(|buf| untouched(&buf[..GUARD]) && untouched(&buf[buf.len() - GUARD..]))
+    }
+}

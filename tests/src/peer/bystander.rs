@@ -1,0 +1,126 @@
+//! Three ranks of which one misbehaves, and the two others may not suffer from it.
+//!
+//! `bystander SEED MESSAGES`: rank 2 scribbles over all it can write. `flood`: rank 1 never stops sending.
+
+use std::time::{Duration, Instant};
+
+use nemesia::{Endpoint, Error, Failure, Source, Tag};
+
+use super::{Arena, Outcome, barrier, broken, ensure, open, scribble};
+use crate::content::{difference, filled, seed_of};
+
+const SIZES: [usize; 6] = [8, 0, 500, 5000, 100, 100_000];
+const BARRIER: u64 = 1 << 40;
+/// How long the scribbler goes on, once in a burst and once throughout.
+const SCRIBBLING: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(1500)];
+
+pub(super) fn run(seed: u64, messages: u64) -> Outcome {
+    let mut endpoint = open()?;
+    let mut arena = Arena::default();
+    barrier(&mut endpoint, BARRIER)?;
+    if endpoint.rank() == 2 {
+        scribble::everything(seed, SCRIBBLING[seed as usize % 2])?;
+        std::process::exit(0);
+    }
+    for message in 0..messages {
+        // What it does to the scribbler itself is its own affair.
+        if message % 50 == 0 {
+            of_rank_2(arena.isend(&mut endpoint, 2, message, &[1; 100]).map(drop))?;
+            of_rank_2(arena.irecv(&mut endpoint, Source::Rank(2), Tag::Any, 100).map(drop))?;
+        }
+        let len = SIZES[(seed + message) as usize % SIZES.len()];
+        exchange(&mut endpoint, message, len)?;
+    }
+    ensure(arena.intact(), || "bytes beside a buffer were written".into())?;
+    // Requests with rank 2 may be open still, and it may never take what was sent.
+    drop(endpoint);
+    Ok(())
+}
+
+fn of_rank_2(outcome: Result<(), Error>) -> Outcome {
+    match outcome {
+        Ok(()) | Err(Error::PeerFailed { rank: 2, .. }) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Ranks 0 and 1 send each other the next message of two streams, one of one tag and one of tags of their own.
+fn exchange(endpoint: &mut Endpoint, message: u64, len: usize) -> Outcome {
+    const STREAM: u64 = 1 << 50;
+    let (rank, partner) = (endpoint.rank(), endpoint.rank() ^ 1);
+    let content = |from: usize| seed_of(&[from as u64, message]);
+    let out = filled(content(rank), len);
+    let (mut buf, mut number) = (vec![0; len], [0; 8]);
+    let own_number = message.to_le_bytes();
+    let (from, into, sent, heard) = (&out, &mut buf, &own_number, &mut number);
+    let status = endpoint.scope(move |scope| {
+        let stream = scope.irecv(Source::Rank(partner), Tag::Exactly(STREAM), heard)?;
+        let receive = scope.irecv(Source::Rank(partner), Tag::Exactly(message), into)?;
+        scope.isend(partner, STREAM, sent)?;
+        scope.isend(partner, message, from)?;
+        scope.wait(stream)?;
+        let status = scope.wait(receive)?;
+        scope.wait_all()?;
+        Ok(status)
+    })?;
+    ensure(status.len == len && status.rank == partner, || format!("message {message}: {status:?}"))?;
+    ensure(number == own_number, || format!("message {message} came as {}", u64::from_le_bytes(number)))?;
+    match difference(content(partner), &buf) {
+        None => Ok(()),
+        Some(at) => broken(format!("message {message} of {len} bytes: wrong at byte {at}")),
+    }
+}
+
+/// More than is sent in any test's time; address space only.
+const FLOOD: usize = 256 << 30;
+
+/// Rank 1 sends one message without end. Rank 0 still keeps its deadlines, and learns of rank 2's death.
+pub(super) fn flood() -> Outcome {
+    let mut endpoint = open()?;
+    match endpoint.rank() {
+        0 => beside_a_flood(endpoint),
+        1 => {
+            // SAFETY: a new mapping at a place of the kernel's choice, never written.
+            let base = unsafe {
+                let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+                libc::mmap(std::ptr::null_mut(), FLOOD, libc::PROT_READ, kind, -1, 0)
+            };
+            ensure(base != libc::MAP_FAILED, || "no address space for a flood".into())?;
+            // SAFETY: mapped readable until the process ends.
+            let request = unsafe { endpoint.isend(0, 1, base.cast(), FLOOD) }?;
+            let outcome = endpoint.wait(request);
+            let finished = Failure::Finished;
+            let ended = matches!(outcome, Err(Error::PeerFailed { rank: 0, failure }) if failure == finished);
+            ensure(ended, || format!("the flood ended with {outcome:?}"))
+        }
+        _ => {
+            endpoint.recv(Source::Rank(0), Tag::Exactly(3), &mut [])?;
+            // SAFETY: ends this process.
+            unsafe { libc::raise(libc::SIGKILL) };
+            Ok(())
+        }
+    }
+}
+
+fn beside_a_flood(mut endpoint: Endpoint) -> Outcome {
+    let (limit, generous) = (Duration::from_millis(100), Duration::from_secs(10));
+    let mut arena = Arena::default();
+    let flooded = arena.irecv(&mut endpoint, Source::Rank(1), Tag::Exactly(1), 8)?;
+    let never = arena.irecv(&mut endpoint, Source::Rank(2), Tag::Exactly(2), 8)?;
+    // The flood has begun when it has been received from for a while.
+    let start = Instant::now();
+    for _ in 0..3 {
+        let outcome = endpoint.wait_timeout(never, limit);
+        ensure(matches!(outcome, Err(Error::Timeout(_))), || format!("nothing was sent: {outcome:?}"))?;
+    }
+    ensure(start.elapsed() < generous, || format!("3 waits of {limit:?} took {:?}", start.elapsed()))?;
+    endpoint.send(2, 3, &[])?;
+    let start = Instant::now();
+    let outcome = endpoint.wait_timeout(never, generous);
+    let died = matches!(outcome, Err(Error::PeerFailed { rank: 2, failure: Failure::Died }));
+    ensure(died, || format!("rank 2 has died: {outcome:?} after {:?}", start.elapsed()))?;
+    ensure(endpoint.test(flooded)?.is_none() && arena.intact(), || "the flood has ended early".into())?;
+    // Without a flush: the flood is cut off.
+    drop(endpoint);
+    Ok(())
+}

@@ -1,0 +1,169 @@
+//! Modes in which a rank is killed from outside.
+//!
+//! `crash SEED`: two ranks exchange messages for ever. `survive VICTIM ROUNDS`: three, of which two go on.
+//! `notice`: rank 0 waits for rank 2, which dies, while it never stops talking with rank 1.
+
+use nemesia::{Endpoint, Error, Failure, Source, Tag};
+
+use super::{Arena, Fault, Outcome, broken, ensure, open, tell};
+use crate::content::{Random, difference, filled, seed_of};
+
+/// What the endpoint is doing when its peer dies.
+#[derive(Clone, Copy, Debug)]
+enum Activity {
+    Both,
+    Send,
+    Receive,
+    Poll,
+}
+
+const SIZES: [usize; 6] = [0, 8, 700, 5000, 40_000, 300_000];
+
+/// Ends only by an error.
+pub(super) fn run(seed: u64) -> Outcome {
+    tell("start")?;
+    let mut endpoint = open()?;
+    tell("open")?;
+    let (partner, mut random) = (endpoint.rank() ^ 1, Random::new(seed));
+    // The rank that sends faces one that receives.
+    let activities = [Activity::Both, Activity::Send, Activity::Receive, Activity::Poll];
+    let activity = match (activities[seed as usize % 4], endpoint.rank()) {
+        (Activity::Send, 1) => Activity::Receive,
+        (Activity::Receive, 1) => Activity::Send,
+        (activity, _) => activity,
+    };
+    for message in 0.. {
+        let len = random.pick(&SIZES);
+        turn(&mut endpoint, partner, activity, message, len)?;
+    }
+    Ok(())
+}
+
+fn turn(endpoint: &mut Endpoint, partner: usize, activity: Activity, message: u64, len: usize) -> Outcome {
+    let rank = endpoint.rank() as u64;
+    let content = |from: u64| seed_of(&[from, message]);
+    let tag = Tag::Exactly(message);
+    let mut buf = vec![0; len];
+    match activity {
+        Activity::Send => endpoint.send(partner, message, &filled(content(rank), len))?,
+        Activity::Receive => {
+            endpoint.recv(Source::Rank(partner), tag, &mut buf)?;
+        }
+        Activity::Both | Activity::Poll => {
+            let out = filled(content(rank), len);
+            let (from, into, poll) = (&out, &mut buf, matches!(activity, Activity::Poll));
+            endpoint.scope(move |scope| {
+                let receive = scope.irecv(Source::Rank(partner), tag, into)?;
+                let send = scope.isend(partner, message, from)?;
+                while poll && scope.test(receive)?.is_none() {}
+                if !poll {
+                    scope.wait(receive)?;
+                }
+                scope.wait(send).map(drop)
+            })?;
+        }
+    }
+    if !matches!(activity, Activity::Send)
+        && let Some(at) = difference(content(partner as u64), &buf)
+    {
+        return broken(format!("message {message}: wrong at byte {at} of {len}"));
+    }
+    Ok(())
+}
+
+/// The victim and each survivor exchange messages, and the survivors with each other, in lock-step. The victim must
+/// be killed; then the survivors exchange so many rounds more.
+pub(super) fn survive(victim: usize, rounds: u64) -> Outcome {
+    let mut endpoint = open()?;
+    tell("open")?;
+    let rank = endpoint.rank();
+    if rank == victim {
+        for message in 0.. {
+            for other in (0..3).filter(|other| *other != victim) {
+                turn(&mut endpoint, other, Activity::Both, message, SIZES[message as usize % 5])?;
+            }
+        }
+    }
+    let other = 3 - rank - victim;
+    let (mut alone, mut left) = (false, rounds);
+    for message in 0_u64.. {
+        // Both survivors learn in the same round that both know.
+        let mine = [u8::from(alone)];
+        let mut theirs = [0];
+        endpoint.send(other, message, &mine)?;
+        endpoint.recv(Source::Rank(other), Tag::Exactly(message), &mut theirs)?;
+        if alone && theirs == mine {
+            if left == 0 {
+                break;
+            }
+            left -= 1;
+            turn(&mut endpoint, other, Activity::Both, message | 1 << 32, SIZES[message as usize % 5])?;
+        }
+        if !alone {
+            alone = bereaved(&mut endpoint, victim, message)?;
+        }
+    }
+    tell(&format!("rank {rank}: {rounds} rounds without rank {victim}"))?;
+    Ok(endpoint.close()?)
+}
+
+/// Whether the victim has died by now. If so, the errors that have to come are there, and go when acknowledged.
+fn bereaved(endpoint: &mut Endpoint, victim: usize, message: u64) -> Outcome<bool> {
+    match turn(endpoint, victim, Activity::Both, message, SIZES[message as usize % 5]) {
+        Ok(()) => return Ok(false),
+        Err(Fault::Library(Error::PeerFailed { rank, failure: Failure::Died })) if rank == victim => {}
+        Err(fault) => return Err(fault),
+    }
+    let of_victim =
+        |outcome: &Result<(), Error>| matches!(outcome, Err(Error::PeerFailed { rank, .. }) if *rank == victim);
+    let send = endpoint.send(victim, 0, &[]);
+    ensure(of_victim(&send), || format!("a send to the dead: {send:?}"))?;
+    let never = Tag::Exactly(u64::MAX);
+    let any = endpoint.recv(Source::Any, never, &mut []).map(drop);
+    ensure(of_victim(&any), || format!("a receive from anybody, before the acknowledgement: {any:?}"))?;
+    endpoint.acknowledge_failures();
+    let mut arena = Arena::default();
+    let any = arena.irecv(endpoint, Source::Any, never, 8)?;
+    let open = endpoint.test(any)?.is_none();
+    ensure(open && endpoint.cancel(any), || "a receive from anybody, after the acknowledgement".into())?;
+    let _ = endpoint.test(any); // frees its slot
+    let dead = endpoint.recv(Source::Rank(victim), never, &mut []).map(drop);
+    ensure(of_victim(&dead), || format!("a receive from the dead: {dead:?}"))?;
+    Ok(true)
+}
+
+/// Rank 0 posts a receive from rank 2, which dies without a word, and goes on exchanging messages with rank 1 by
+/// blocking calls until it knows of the death, without ever waiting for rank 2.
+pub(super) fn notice() -> Outcome {
+    let mut endpoint = open()?;
+    let mut arena = Arena::default();
+    let (stop, go) = (Tag::Exactly(1), Tag::Exactly(2));
+    match endpoint.rank() {
+        0 => {
+            let from_dead = arena.irecv(&mut endpoint, Source::Rank(2), go, 8)?;
+            endpoint.send(2, 2, &[])?;
+            while endpoint.failure(2).is_none() {
+                endpoint.send(1, 1, &[1])?;
+                endpoint.recv(Source::Rank(1), stop, &mut [0])?;
+            }
+            endpoint.send(1, 1, &[0])?;
+            let death = endpoint.wait(from_dead);
+            let named = matches!(death, Err(Error::PeerFailed { rank: 2, failure: Failure::Died }));
+            ensure(named, || format!("{death:?}"))?;
+        }
+        1 => loop {
+            let mut more = [0];
+            endpoint.recv(Source::Rank(0), stop, &mut more)?;
+            if more == [0] {
+                break;
+            }
+            endpoint.send(0, 1, &more)?;
+        },
+        _ => {
+            endpoint.recv(Source::Rank(0), go, &mut [])?;
+            // SAFETY: ends this process.
+            unsafe { libc::raise(libc::SIGKILL) };
+        }
+    }
+    Ok(endpoint.close()?)
+}

@@ -1,0 +1,192 @@
+//! `impostor KIND`: a process that takes part in the bootstrap and speaks the first words as `sys/src/shm/connect.rs` and
+//! `greeting.rs` specify them, except in one point. Every byte here is written by hand, from the specification.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use nemesia::bootstrap::{Bootstrap, Exchange};
+use nemesia::os::{Connection, Listener, Segment, SegmentOptions};
+use nemesia_core::shared::layout::Geometry;
+
+use super::{Fault, Outcome, broken, ensure, tell};
+
+/// Those of the default configuration, in a world of two.
+const GEOMETRY: Geometry = Geometry { peers: 2, cells: 64, cell_bytes: 32 << 10, fastbox_slots: 64 };
+const VERSION: u32 = 1;
+const EPOCH: u64 = 0x1234_5678_9abc_def0;
+const PATIENCE: Duration = Duration::from_secs(60);
+/// A user that owns nothing.
+const NOBODY: u32 = 65534;
+
+pub(super) fn run(kind: &str) -> Outcome {
+    if kind == "other-user" {
+        // SAFETY: takes no pointers. Only this process changes; the group first, while it may.
+        let changed = unsafe { libc::setgid(NOBODY) == 0 && libc::setuid(NOBODY) == 0 };
+        ensure(changed, || "cannot become another user".into())?;
+    }
+    let failed = |error: &dyn std::fmt::Display| Fault::Broken(error.to_string());
+    let mut exchange = Bootstrap::from_env().map_err(|error| failed(&error))?;
+    let listener = Listener::bind().map_err(|error| failed(&error))?;
+    let (rank, deadline) = (exchange.rank(), Instant::now() + PATIENCE);
+    let address = address(kind, &listener.name());
+    exchange.put(&format!("nemesia-{rank}"), &address).map_err(|error| failed(&error))?;
+    exchange.barrier().map_err(|error| failed(&error))?;
+    let theirs = exchange.get(&format!("nemesia-{}", 1 - rank)).map_err(|error| failed(&error))?;
+    if !kind.starts_with("address") {
+        let name = theirs.rsplit('.').next().unwrap_or_default();
+        let connection = if rank == 0 { listener.accept(deadline) } else { Connection::connect(name, deadline) };
+        let connection = connection.map_err(|error| failed(&error))?;
+        // Whoever is called is greeted first, unless the caller will have nothing to do with us.
+        if rank == 1 || connection.recv(&mut [0; 256], 2, deadline).is_ok() {
+            answer(kind, rank as u32, &connection, deadline)?;
+        }
+        if kind == "closes" {
+            return Ok(());
+        }
+        listen(&connection, deadline)?;
+    }
+    // Stays until the other has ended: that fails the launcher's next barrier.
+    let _ = exchange.barrier();
+    Ok(())
+}
+
+/// Tells what the other says until it hangs up.
+fn listen(connection: &Connection, deadline: Instant) -> Outcome {
+    let mut words = [0; 512];
+    loop {
+        match connection.recv(&mut words, 2, deadline) {
+            Ok((len, _)) if words.starts_with(b"NEMESIAX") => {
+                tell(&format!("refused: {}", String::from_utf8_lossy(&words[8..len])))?;
+            }
+            Ok(_) => tell("greeted")?,
+            Err(nemesia::os::ShmError::TimedOut { .. }) => return broken("the other neither answers nor ends"),
+            Err(_) => return Ok(()),
+        }
+    }
+}
+
+fn address(kind: &str, name: &str) -> String {
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let machine: String = boot.chars().filter(char::is_ascii_hexdigit).collect();
+    match kind {
+        "address-version" => format!("{}.{machine}.{name}", VERSION + 1),
+        "address-machine" => format!("{VERSION}.{}.{name}", machine.chars().rev().collect::<String>()),
+        "address-garbage" => "neither-here-nor-there".into(),
+        "address-name" => format!("{VERSION}.{machine}.../../etc/passwd"),
+        _ => format!("{VERSION}.{machine}.{name}"),
+    }
+}
+
+fn greeting(kind: &str, rank: u32) -> Vec<u8> {
+    let Geometry { peers, mut cells, cell_bytes, fastbox_slots } = GEOMETRY;
+    let (mut version, mut says) = (VERSION, rank);
+    match kind {
+        "greeting-version" => version += 1,
+        "greeting-rank" => says += 7,
+        "greeting-cells" => cells /= 2,
+        _ => {}
+    }
+    let mut bytes = b"NEMESIA1".to_vec();
+    bytes.extend(version.to_le_bytes());
+    bytes.extend(says.to_le_bytes());
+    bytes.extend(EPOCH.to_le_bytes());
+    for field in [peers, cells, cell_bytes, fastbox_slots, 0] {
+        bytes.extend(field.to_le_bytes());
+    }
+    match kind {
+        "greeting-garbage" => b"GET / HTTP/1.1".to_vec(),
+        "greeting-short" => bytes[..20].to_vec(),
+        "greeting-long" => vec![b'N'; 4000],
+        _ => bytes,
+    }
+}
+
+/// Sends the greeting with what pretends to be segments.
+fn answer(kind: &str, rank: u32, connection: &Connection, deadline: Instant) -> Outcome {
+    let failed = |error: nemesia::os::ShmError| Fault::Broken(error.to_string());
+    if matches!(kind, "closes" | "silent") {
+        return Ok(());
+    }
+    let (own_bytes, inbox_bytes) = (GEOMETRY.own().total, GEOMETRY.inbox().total);
+    let own = segment(kind, rank, 1, own_bytes)?;
+    let inbox = segment("", rank, 2, inbox_bytes)?;
+    let stand_in = stand_in(kind, &own, &inbox, own_bytes)?;
+    let missing = || Fault::Broken("a segment without descriptor".into());
+    let (mut own, mut inbox) = (own.fd().ok_or_else(missing)?, inbox.fd().ok_or_else(missing)?);
+    match (&stand_in, kind) {
+        (Some(fd), "segment-unwritable") => inbox = fd.as_fd(),
+        (Some(fd), _) => own = fd.as_fd(),
+        (None, "segment-swapped") => (own, inbox) = (inbox, own),
+        _ => {}
+    }
+    let fds: Vec<BorrowedFd<'_>> = match kind {
+        "descriptors-none" => Vec::new(),
+        "descriptors-many" => vec![own, inbox, own, inbox],
+        _ => vec![own, inbox],
+    };
+    // Another user's connection is closed before a word is said.
+    let sent = connection.send(&greeting(kind, rank), &fds, deadline);
+    if kind == "other-user" { Ok(()) } else { sent.map_err(failed) }
+}
+
+/// A segment as it should be, but for one point of its header.
+fn segment(kind: &str, rank: u32, code: u32, total: usize) -> Outcome<Segment> {
+    let len = if kind == "segment-short" { total / 2 } else { total };
+    let segment = Segment::create("impostor", len, &SegmentOptions::default())
+        .map_err(|error| Fault::Broken(error.to_string()))?;
+    let Geometry { peers, cells, cell_bytes, fastbox_slots } = GEOMETRY;
+    let mut header = if kind == "header-magic" { b"NEMESIS!".to_vec() } else { b"NEMESIA1".to_vec() };
+    header.extend((total as u64).to_le_bytes());
+    let version = VERSION + u32::from(kind == "header-version");
+    let says = rank + u32::from(kind == "header-rank");
+    let ready = u32::from(kind != "header-unready");
+    for field in [version, code, peers, cells, cell_bytes, fastbox_slots, says, ready] {
+        header.extend(field.to_le_bytes());
+    }
+    header.extend((EPOCH + u64::from(kind == "header-epoch")).to_le_bytes());
+    // SAFETY: the segment is longer than a header, and nobody else has it yet.
+    unsafe { segment.as_ptr().copy_from_nonoverlapping(std::ptr::NonNull::from(&header[..]).cast(), header.len()) };
+    Ok(segment)
+}
+
+/// Something else in place of a segment.
+fn stand_in(kind: &str, own: &Segment, inbox: &Segment, len: usize) -> Outcome<Option<OwnedFd>> {
+    let again = |segment: &Segment, writable: bool| {
+        let fd = segment.fd().map_or(-1, |fd| std::os::fd::AsRawFd::as_raw_fd(&fd));
+        let path = format!("/proc/self/fd/{fd}");
+        let mut options = std::fs::OpenOptions::new();
+        options.read(!writable).write(writable).open(path)
+    };
+    let file = match kind {
+        "segment-unreadable" => again(own, true)?,
+        "segment-unwritable" => again(inbox, false)?,
+        "segment-file" => std::fs::File::open("/proc/self/exe")?,
+        "segment-device" => std::fs::File::open("/dev/zero")?,
+        "segment-pipe" => return Ok(Some(std::io::pipe()?.0.into())),
+        "segment-sparse" => memfd(len, true)?,
+        "segment-unsealed" => {
+            let file = memfd(len, false)?;
+            // SAFETY: takes no pointers.
+            let reserved = unsafe { libc::fallocate(std::os::fd::AsRawFd::as_raw_fd(&file), 0, 0, len as i64) };
+            ensure(reserved == 0, || "fallocate failed".into())?;
+            file
+        }
+        _ => return Ok(None),
+    };
+    Ok(Some(file.into()))
+}
+
+/// Anonymous memory without pages, sealed as it should be, or not.
+fn memfd(len: usize, sealed: bool) -> Outcome<std::fs::File> {
+    use std::os::fd::{AsRawFd, FromRawFd};
+    // SAFETY: the name ends with zero.
+    let fd = unsafe { libc::memfd_create(c"impostor".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
+    ensure(fd >= 0, || "memfd_create failed".into())?;
+    // SAFETY: a new descriptor, given to us alone.
+    let file = unsafe { std::fs::File::from_raw_fd(fd) };
+    file.set_len(len as u64)?;
+    let seals = if sealed { libc::F_SEAL_SHRINK | libc::F_SEAL_GROW } else { 0 };
+    // SAFETY: takes no pointers.
+    ensure(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) } == 0, || "no seals".into())?;
+    Ok(file)
+}

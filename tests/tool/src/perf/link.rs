@@ -1,0 +1,274 @@
+//! The traffic that is measured, on both ends: ping-pong, windows, and the check of what arrives.
+
+use nemesia::{Endpoint, Error, Request, Source, Tag};
+
+use super::timer::Timer;
+
+/// Messages in a window.
+pub(crate) const WINDOW: usize = 64;
+
+const COMMAND: u64 = 1;
+const DATA: u64 = 2;
+const ACKNOWLEDGEMENT: u64 = 3;
+
+/// What rank 0 tells rank 1 to take part in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Command {
+    /// Hand-over of a cache line.
+    HandOver,
+    /// One message each way, whose contents are looked at.
+    Check { bytes: usize },
+    /// So many round trips.
+    Trips { bytes: usize, count: usize },
+    /// So many windows.
+    Windows { bytes: usize, count: usize },
+    /// The end.
+    Finish,
+}
+
+impl Command {
+    fn encode(self) -> [u8; 24] {
+        let [kind, bytes, count] = match self {
+            Self::HandOver => [1, 0, 0],
+            Self::Check { bytes } => [2, bytes, 0],
+            Self::Trips { bytes, count } => [3, bytes, count],
+            Self::Windows { bytes, count } => [4, bytes, count],
+            Self::Finish => [5, 0, 0],
+        };
+        let mut packet = [0; 24];
+        for (field, value) in packet.chunks_exact_mut(8).zip([kind, bytes, count]) {
+            field.copy_from_slice(&(value as u64).to_le_bytes());
+        }
+        packet
+    }
+
+    fn decode(packet: &[u8; 24]) -> Option<Self> {
+        let mut fields =
+            packet.as_chunks().0.iter().map(|field| usize::try_from(u64::from_le_bytes(*field)).ok());
+        let (kind, bytes, count) = (fields.next()??, fields.next()??, fields.next()??);
+        Some(match kind {
+            1 => Self::HandOver,
+            2 => Self::Check { bytes },
+            3 => Self::Trips { bytes, count },
+            4 => Self::Windows { bytes, count },
+            5 => Self::Finish,
+            _ => return None,
+        })
+    }
+}
+
+/// One of two processes, with its buffers.
+#[derive(Debug)]
+pub(crate) struct Link {
+    // Order matters: the endpoint may hold operations on the buffers, so it is dropped before them.
+    endpoint: Endpoint,
+    peer: usize,
+    out: Vec<u8>,
+    into: Vec<u8>,
+    requests: Vec<Request>,
+}
+
+impl Link {
+    /// Joins the two; messages have at most `most` bytes.
+    pub(crate) fn new(endpoint: Endpoint, most: usize) -> Result<Self, String> {
+        if endpoint.size() != 2 {
+            return Err(format!("perf is for two processes, not for {}", endpoint.size()));
+        }
+        let peer = 1 - endpoint.rank();
+        let (out, into) = (buffer(most)?, buffer(most)?);
+        Ok(Self { endpoint, peer, out, into, requests: Vec::with_capacity(WINDOW) })
+    }
+
+    pub(crate) fn rank(&self) -> usize {
+        self.endpoint.rank()
+    }
+
+    /// The buffers, for copies between them.
+    pub(crate) fn buffers(&mut self, bytes: usize) -> (&[u8], &mut [u8]) {
+        (&self.out[..bytes], &mut self.into[..bytes])
+    }
+
+    /// Rank 0 says what comes next.
+    pub(crate) fn command(&mut self, command: Command) -> Result<(), String> {
+        self.endpoint.send(self.peer, COMMAND, &command.encode()).map_err(text)
+    }
+
+    /// Rank 1 hears what comes next.
+    pub(crate) fn await_command(&mut self) -> Result<Command, String> {
+        let mut packet = [0; 24];
+        let status =
+            self.endpoint.recv(Source::Rank(self.peer), Tag::Exactly(COMMAND), &mut packet).map_err(text)?;
+        let most = self.out.len();
+        Command::decode(&packet)
+            .filter(|_| status.len == packet.len())
+            .filter(|command| match command {
+                Command::Check { bytes } | Command::Trips { bytes, .. } | Command::Windows { bytes, .. } => {
+                    *bytes <= most
+                }
+                Command::HandOver | Command::Finish => true,
+            })
+            .ok_or_else(|| "rank 0 asked for something unknown".to_owned())
+    }
+
+    /// Rank 0: sends a message and waits for the answer, as often as there is room in `samples` for the time taken.
+    pub(crate) fn ping(&mut self, bytes: usize, timer: &Timer, samples: &mut [u64]) -> Result<(), String> {
+        let (from, tag) = (Source::Rank(self.peer), Tag::Exactly(DATA));
+        let (out, into) = (&self.out[..bytes], &mut self.into[..bytes]);
+        let mut last = timer.now();
+        for sample in samples {
+            self.endpoint.send(self.peer, DATA, out).map_err(text)?;
+            self.endpoint.recv(from, tag, into).map_err(text)?;
+            let now = timer.now();
+            *sample = now.saturating_sub(last);
+            last = now;
+        }
+        Ok(())
+    }
+
+    /// Rank 1's part of [`Link::ping`].
+    pub(crate) fn pong(&mut self, bytes: usize, count: usize) -> Result<(), String> {
+        let (from, tag) = (Source::Rank(self.peer), Tag::Exactly(DATA));
+        let (out, into) = (&self.out[..bytes], &mut self.into[..bytes]);
+        for _ in 0..count {
+            self.endpoint.recv(from, tag, into).map_err(text)?;
+            self.endpoint.send(self.peer, DATA, out).map_err(text)?;
+        }
+        Ok(())
+    }
+
+    /// Rank 0: so many windows of sends, each acknowledged by an empty message.
+    pub(crate) fn send_windows(&mut self, bytes: usize, count: usize) -> Result<(), String> {
+        let base = self.out[..bytes].as_ptr();
+        for _ in 0..count {
+            self.requests.clear();
+            for _ in 0..WINDOW {
+                // SAFETY: `base` names `bytes` bytes of `out`, which nothing changes in this function; all sends are
+                // waited for below, or the error ends this process's use of the link, and the endpoint is dropped
+                // before the buffer.
+                let request = unsafe { self.endpoint.isend(self.peer, DATA, base, bytes) };
+                self.requests.push(request.map_err(text)?);
+            }
+            for request in &self.requests {
+                self.endpoint.wait(*request).map_err(text)?;
+            }
+            let (from, tag) = (Source::Rank(self.peer), Tag::Exactly(ACKNOWLEDGEMENT));
+            self.endpoint.recv(from, tag, &mut []).map_err(text)?;
+        }
+        Ok(())
+    }
+
+    /// Rank 1's part of [`Link::send_windows`].
+    pub(crate) fn recv_windows(&mut self, bytes: usize, count: usize) -> Result<(), String> {
+        let (from, tag) = (Source::Rank(self.peer), Tag::Exactly(DATA));
+        let base = self.into[..bytes].as_mut_ptr();
+        for _ in 0..count {
+            self.requests.clear();
+            for _ in 0..WINDOW {
+                // SAFETY: `base` names `bytes` initialised bytes of `into`, to which no reference is used in this
+                // function; all receives may write there, as nobody reads it. They are waited for below, or the error
+                // ends this process's use of the link, and the endpoint is dropped before the buffer.
+                let request = unsafe { self.endpoint.irecv(from, tag, base, bytes) };
+                self.requests.push(request.map_err(text)?);
+            }
+            for request in &self.requests {
+                let status = self.endpoint.wait(*request).map_err(text)?;
+                if status.len != bytes {
+                    return Err(format!("a message of {bytes} bytes arrived with {} bytes", status.len));
+                }
+            }
+            self.endpoint.send(self.peer, ACKNOWLEDGEMENT, &[]).map_err(text)?;
+        }
+        Ok(())
+    }
+
+    /// One message each way, rank 0's first; each is looked at by its receiver.
+    pub(crate) fn check(&mut self, bytes: usize) -> Result<(), String> {
+        if self.rank() == 0 {
+            self.send_pattern(bytes)?;
+            self.recv_pattern(bytes)
+        } else {
+            self.recv_pattern(bytes)?;
+            self.send_pattern(bytes)
+        }
+    }
+
+    fn send_pattern(&mut self, bytes: usize) -> Result<(), String> {
+        let seed = seed(bytes, self.rank());
+        for (at, byte) in self.out[..bytes].iter_mut().enumerate() {
+            *byte = pattern(seed, at);
+        }
+        self.endpoint.send(self.peer, DATA, &self.out[..bytes]).map_err(text)
+    }
+
+    fn recv_pattern(&mut self, bytes: usize) -> Result<(), String> {
+        let seed = seed(bytes, self.peer);
+        self.into[..bytes].fill(0);
+        let (from, tag) = (Source::Rank(self.peer), Tag::Exactly(DATA));
+        let status = self.endpoint.recv(from, tag, &mut self.into[..bytes]).map_err(text)?;
+        if status.len != bytes {
+            return Err(format!("a message of {bytes} bytes arrived with {} bytes", status.len));
+        }
+        match self.into[..bytes].iter().enumerate().find(|(at, byte)| **byte != pattern(seed, *at)) {
+            None => Ok(()),
+            Some((at, byte)) => Err(format!(
+                "a message of {bytes} bytes arrived damaged: byte {at} is {byte}, not {}",
+                pattern(seed, at)
+            )),
+        }
+    }
+
+    /// Takes leave of the peer.
+    pub(crate) fn close(self) -> Result<(), String> {
+        self.endpoint.close().map_err(text)
+    }
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "as `map_err` hands it over")]
+fn text(error: Error) -> String {
+    error.to_string()
+}
+
+fn seed(bytes: usize, sender: usize) -> u64 {
+    (bytes * 2 + sender) as u64
+}
+
+/// A byte that depends on the message and on its place therein.
+fn pattern(seed: u64, at: usize) -> u8 {
+    ((at as u64).wrapping_add(seed << 32 | 1).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56) as u8
+}
+
+fn buffer(len: usize) -> Result<Vec<u8>, String> {
+    let mut buffer = Vec::new();
+    buffer.try_reserve_exact(len).map_err(|_| format!("there is no memory for a message of {len} bytes"))?;
+    // Not zero, so that every page is there before anything is measured.
+    buffer.resize(len, 1);
+    Ok(buffer)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_arrive_as_they_were_given() {
+        for command in [
+            Command::HandOver,
+            Command::Check { bytes: 7 },
+            Command::Trips { bytes: 1 << 30, count: 9 },
+            Command::Windows { bytes: 0, count: 1 },
+            Command::Finish,
+        ] {
+            assert_eq!(Command::decode(&command.encode()), Some(command));
+        }
+        assert_eq!(Command::decode(&[0; 24]), None);
+        assert_eq!(Command::decode(&[255; 24]), None);
+    }
+
+    #[test]
+    fn patterns_differ_by_place_size_and_sender() {
+        let bytes = |seed| (0..64).map(|at| pattern(seed, at)).collect::<Vec<_>>();
+        assert_ne!(bytes(seed(64, 0)), bytes(seed(64, 1)));
+        assert_ne!(bytes(seed(64, 0)), bytes(seed(128, 0)));
+        assert!(bytes(seed(64, 0)).windows(2).any(|pair| pair[0] != pair[1]));
+    }
+}

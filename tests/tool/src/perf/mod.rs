@@ -1,0 +1,217 @@
+//! `nemesia perf`: two processes of this program measure each other, beside what the machine allows.
+
+mod limits;
+mod link;
+mod page;
+mod plot;
+mod progress;
+mod report;
+pub(crate) mod sizes;
+mod stats;
+mod timer;
+mod worker;
+
+use std::ffi::OsString;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use nemesia::Config;
+use nemesia::bootstrap::{ExitKind, Launcher, Outcome};
+use nemesia::os::{limits as room, numa};
+
+use crate::cli::{PerfArgs, Test, WorkerArgs};
+use crate::failure::Failure;
+use crate::output::{self, Destination};
+use crate::run;
+use page::Page;
+use report::Layout;
+use worker::{Measured, Plan};
+
+const DEFAULT_PLOT: &str = "nemesia-perf.svg";
+/// Buffers of the largest message in both processes.
+const BUFFERS: usize = 4;
+
+/// Measures and reports.
+///
+/// # Errors
+/// What can't be used, or what went wrong.
+pub(crate) fn perf(args: &PerfArgs) -> Result<(), Failure> {
+    let mut tests = args.tests.clone();
+    tests.sort_unstable();
+    tests.dedup();
+    check_shm()?;
+    let largest = args.sizes.0.iter().copied().max().unwrap_or(0);
+    room::require_memory(BUFFERS * largest).map_err(Failure::unusable)?;
+    let files = Files::open(args, &tests)?;
+    let pins = pins(args.no_pin)?;
+    let measured = launch(args, &tests, pins.is_some())?;
+    let layout = Layout { port: args.port.name(), pins, tests: &tests, sizes: &args.sizes.0 };
+    files.write(&layout, &measured)
+}
+
+/// Takes part as one of the two processes. Whatever goes wrong is reported to the other process that started us.
+pub(crate) fn work(args: &WorkerArgs) -> u8 {
+    match worker::work(&args.plan) {
+        Ok(Ok(_)) => 0,
+        Ok(Err(_)) => 1,
+        Err(astray) => {
+            output::remark(&Failure::unusable(astray).message);
+            2
+        }
+    }
+}
+
+fn check_shm() -> Result<(), Failure> {
+    let config = Config::from_env().map_err(Failure::unusable)?;
+    match nemesia::explain(&config).into_iter().find(|verdict| verdict.name == "shm" && !verdict.usable) {
+        Some(verdict) => Err(Failure::unusable(format!("shm can't be used here: {}", verdict.reason))),
+        None => Ok(()),
+    }
+}
+
+/// The cores to which the two processes are bound, if they are.
+fn pins(no_pin: bool) -> Result<Option<[usize; 2]>, Failure> {
+    let cores = numa::allowed_cpus().map_err(Failure::failed)?;
+    match cores[..] {
+        [first, second, ..] => {
+            let pins = (!no_pin).then_some([first, second]);
+            if pins.is_some() && share_a_core(first, second) {
+                output::remark(&format!(
+                    "processors {first} and {second} are two threads of one core: latencies differ from those \
+                     between cores; choose others with taskset -c"
+                ));
+            }
+            Ok(pins)
+        }
+        _ => {
+            let core = cores.first().map_or_else(String::new, |core| format!(" ({core})"));
+            output::remark(&format!(
+                "only one core{core} can be used here: the two processes are not pinned and take turns, so the \
+                 hand-over is one of the scheduler"
+            ));
+            Ok(None)
+        }
+    }
+}
+
+fn share_a_core(one: usize, other: usize) -> bool {
+    let path = format!("/sys/devices/system/cpu/cpu{one}/topology/thread_siblings_list");
+    let siblings = std::fs::read_to_string(path).unwrap_or_default();
+    siblings.trim().split(',').any(|part| {
+        let (low, high) = part.split_once('-').unwrap_or((part, part));
+        matches!((low.parse(), high.parse()), (Ok(low), Ok(high)) if (low..=high).contains(&other))
+    })
+}
+
+/// Where the results go, opened before anything is measured.
+struct Files {
+    plot: Option<Destination>,
+    json: Json,
+}
+
+enum Json {
+    None,
+    Standard,
+    File(Destination),
+}
+
+impl Files {
+    fn open(args: &PerfArgs, tests: &[Test]) -> Result<Self, Failure> {
+        if args.plot.is_some() && args.plot == args.json {
+            return Err(Failure::unusable("--plot and --json name the same file"));
+        }
+        let json = match &args.json {
+            None => Json::None,
+            Some(path) if path == Path::new("-") => Json::Standard,
+            Some(path) => Json::File(Destination::open(path)?),
+        };
+        Ok(Self { plot: open_plot(args, tests)?, json })
+    }
+
+    /// Files first: whoever reads the table may stop reading.
+    fn write(self, layout: &Layout<'_>, measured: &Measured) -> Result<(), Failure> {
+        if let Some(destination) = self.plot {
+            let picture = plot::svg(layout, measured)
+                .map_err(|error| Failure::failed(format!("cannot draw the picture: {error}")))?;
+            destination.write(&picture)?;
+        }
+        let table = report::table(layout, measured);
+        match self.json {
+            Json::None => output::print(&table),
+            Json::File(destination) => {
+                destination.write(&report::json(layout, measured)?)?;
+                output::print(&table)
+            }
+            Json::Standard => {
+                output::print_aside(&table);
+                output::print(&report::json(layout, measured)?)
+            }
+        }
+    }
+}
+
+/// The picture's file. One that nobody asked for is done without where it can't be written.
+fn open_plot(args: &PerfArgs, tests: &[Test]) -> Result<Option<Destination>, Failure> {
+    let drawn = tests.iter().any(|test| *test != Test::Rate);
+    match &args.plot {
+        _ if args.no_plot => Ok(None),
+        Some(_) if !drawn => {
+            Err(Failure::unusable("--plot shows latency and bandwidth, and --tests has neither"))
+        }
+        Some(path) => Destination::open(path).map(Some),
+        None if !drawn => Ok(None),
+        None => Ok(Destination::open(&PathBuf::from(DEFAULT_PLOT))
+            .map_err(|failure| output::remark(&format!("no picture: {}", failure.message)))
+            .ok()),
+    }
+}
+
+/// Starts the two processes and waits for what they have measured.
+fn launch(args: &PerfArgs, tests: &[Test], pin: bool) -> Result<Measured, Failure> {
+    let failed = |error| Failure::failed(format!("cannot make memory to share: {error}"));
+    let shared = page::inherited_memory(Page::LEN).map_err(failed)?;
+    let page = Page::map(&shared).map_err(failed)?;
+    let reports = [page::inherited_memory(0).map_err(failed)?, page::inherited_memory(0).map_err(failed)?];
+    let plan = Plan {
+        sizes: args.sizes.0.clone(),
+        tests: tests.to_vec(),
+        iterations: args.iterations,
+        page: shared.as_raw_fd(),
+        reports: reports.each_ref().map(AsRawFd::as_raw_fd),
+    };
+    let text = serde_json::to_string(&plan).map_err(Failure::failed)?;
+    let program = std::env::current_exe()
+        .map_err(|error| Failure::failed(format!("cannot find this program: {error}")))?;
+    let words: Vec<OsString> = vec!["perf-worker".into(), text.into()];
+    let running = Launcher::new(2, program.into(), words)
+        .bind(pin)
+        .spawn()
+        .map_err(|error| run::launch_failure(&error))?;
+    let pids = running.pids().to_vec();
+    let outcome = progress::show(&page, plan.steps(), || running.wait());
+    verdict(&outcome.map_err(|error| run::launch_failure(&error))?, &pids, reports)
+}
+
+/// What was measured, or the likeliest reason why it was not.
+fn verdict(outcome: &Outcome, pids: &[u32], reports: [OwnedFd; 2]) -> Result<Measured, Failure> {
+    let said = reports
+        .map(|report| -> Option<worker::Report> { serde_json::from_str(&page::contents(report).ok()?).ok() });
+    let violent = outcome
+        .ranks
+        .iter()
+        .position(|exit| matches!(exit.kind, ExitKind::Signaled(_)) && !exit.ended_by_launcher);
+    let first = outcome.first_failure.map(|(rank, _)| rank);
+    if let Some(rank) = violent.or(first) {
+        let name = run::name(rank, pids);
+        let reason = match (said.get(rank), outcome.ranks.get(rank)) {
+            (Some(Some(Err(problem))), _) => format!("{name}: {problem}"),
+            (_, Some(exit)) => format!("{name} {}", exit.kind),
+            (_, None) => format!("{name} failed"),
+        };
+        return Err(Failure::failed(format!("the measurement is incomplete: {reason}")));
+    }
+    match said {
+        [Some(Ok(Some(measured))), _] => Ok(measured),
+        _ => Err(Failure::failed("the measurement is incomplete: the two processes ended without a result")),
+    }
+}

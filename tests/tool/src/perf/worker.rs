@@ -1,0 +1,245 @@
+//! The two processes of `perf`: rank 0 measures, rank 1 takes part.
+#![forbid(unsafe_code)]
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::{OwnedFd, RawFd};
+use std::sync::atomic::Ordering;
+
+use nemesia::{Config, Endpoint};
+use serde::{Deserialize, Serialize};
+
+use super::limits;
+use super::link::{Command, Link, WINDOW};
+use super::page::{self, Page};
+use super::stats::{median, percentile};
+use super::timer::Timer;
+use crate::cli::Test;
+
+/// How often everything is measured; medians are reported.
+pub(crate) const ROUNDS: usize = 5;
+/// One round of one size takes about this.
+const ROUND_NS: f64 = 15e6;
+/// Fewest round trips of a round, so that its 99th percentile means something.
+const FEWEST_TRIPS: f64 = 100.0;
+/// Unless that would take longer than this.
+const LONGEST_ROUND_NS: f64 = 150e6;
+/// Most round trips of a round.
+const MOST_TRIPS: f64 = 20_000.0;
+/// Most windows of a round.
+const MOST_WINDOWS: f64 = 4_000.0;
+/// Smaller copies are too short to be measured, and no limit to anything.
+const SMALLEST_COPY: usize = 1024;
+
+/// What the two processes are told.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Plan {
+    pub(crate) sizes: Vec<usize>,
+    pub(crate) tests: Vec<Test>,
+    pub(crate) iterations: Option<u32>,
+    /// The descriptor of the shared page.
+    pub(crate) page: RawFd,
+    /// The descriptors in which each rank reports.
+    pub(crate) reports: [RawFd; 2],
+}
+
+impl Plan {
+    fn windows(&self) -> bool {
+        self.tests.iter().any(|test| matches!(test, Test::Bandwidth | Test::Rate))
+    }
+
+    fn latency(&self) -> bool {
+        self.tests.contains(&Test::Latency)
+    }
+
+    /// Steps of the whole measurement, for the progress.
+    pub(crate) fn steps(&self) -> usize {
+        ROUNDS * self.sizes.len() * (1 + usize::from(self.latency()) + usize::from(self.windows()))
+    }
+}
+
+/// What was measured, as rank 0 reports it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Measured {
+    pub(crate) timer: String,
+    pub(crate) hand_over_ns: f64,
+    /// Number of measurements of which that is the median.
+    pub(crate) hand_overs: usize,
+    /// MB/s by size.
+    pub(crate) memcpy: BTreeMap<usize, f64>,
+    /// By size: median and 99th percentile of the one-way latency, in nanoseconds.
+    pub(crate) latency: BTreeMap<usize, (f64, f64)>,
+    /// Messages a second by size.
+    pub(crate) rate: BTreeMap<usize, f64>,
+}
+
+/// What a process hands to `perf`: rank 0 what it measured, rank 1 nothing, and either what went wrong.
+pub(crate) type Report = Result<Option<Measured>, String>;
+
+/// Takes part as the rank that the launcher has given us, and reports.
+///
+/// # Errors
+/// When this process was not started by `perf`.
+pub(crate) fn work(plan: &str) -> Result<Report, String> {
+    let astray = |problem: &str| format!("perf-worker is started by `nemesia perf` only: {problem}");
+    let plan: Plan = serde_json::from_str(plan).map_err(|error| astray(&error.to_string()))?;
+    let rank = std::env::var("PMI_RANK").ok().and_then(|rank| rank.parse::<usize>().ok());
+    let report = rank.and_then(|rank| plan.reports.get(rank)).ok_or_else(|| astray("there is no rank"))?;
+    let inherit = |fd| page::inherit(fd).map_err(|error| astray(&error.to_string()));
+    let (mut file, shared) = (File::from(inherit(*report)?), inherit(plan.page)?);
+    let outcome = take_part(&plan, &shared);
+    let text = serde_json::to_string(&outcome).map_err(|error| error.to_string())?;
+    file.write_all(text.as_bytes()).map_err(|error| error.to_string())?;
+    Ok(outcome)
+}
+
+fn take_part(plan: &Plan, shared: &OwnedFd) -> Report {
+    let page = Page::map(shared).map_err(|error| format!("the shared page can't be mapped: {error}"))?;
+    let config = Config::from_env().map_err(|error| error.to_string())?;
+    let endpoint = Endpoint::open(&config).map_err(|error| error.to_string())?;
+    let link = Link::new(endpoint, plan.sizes.iter().copied().max().unwrap_or(0))?;
+    if link.rank() == 0 {
+        Driver::new(plan, link, page).measure().map(Some)
+    } else {
+        serve(link, &page).map(|()| None)
+    }
+}
+
+fn serve(mut link: Link, page: &Page) -> Result<(), String> {
+    loop {
+        match link.await_command()? {
+            Command::HandOver => limits::hand_back(page.line()),
+            Command::Check { bytes } => link.check(bytes)?,
+            Command::Trips { bytes, count } => link.pong(bytes, count)?,
+            Command::Windows { bytes, count } => link.recv_windows(bytes, count)?,
+            Command::Finish => return link.close(),
+        }
+    }
+}
+
+/// Rank 0.
+struct Driver<'a> {
+    plan: &'a Plan,
+    link: Link,
+    page: Page,
+    timer: Timer,
+    /// Time stamps of one round; allocated once.
+    samples: Vec<u64>,
+    hand_overs: Vec<f64>,
+}
+
+/// The values of all rounds, by size.
+type Rounds<T> = BTreeMap<usize, Vec<T>>;
+
+impl<'a> Driver<'a> {
+    fn new(plan: &'a Plan, link: Link, page: Page) -> Self {
+        Self { plan, link, page, timer: Timer::new(), samples: Vec::new(), hand_overs: Vec::new() }
+    }
+
+    fn measure(mut self) -> Result<Measured, String> {
+        let plan = self.plan;
+        for bytes in &plan.sizes {
+            self.link.command(Command::Check { bytes: *bytes })?;
+            self.link.check(*bytes)?;
+        }
+        let (mut latency, mut rate, mut memcpy) = (Rounds::new(), Rounds::new(), Rounds::new());
+        for _ in 0..ROUNDS {
+            for bytes in plan.sizes.iter().copied() {
+                self.hand_over()?;
+                self.step();
+                if plan.latency() {
+                    latency.entry(bytes).or_insert_with(Vec::new).push(self.latency(bytes)?);
+                    self.step();
+                }
+                if bytes >= SMALLEST_COPY {
+                    memcpy.entry(bytes).or_insert_with(Vec::new).push(self.memcpy(bytes));
+                }
+                if plan.windows() {
+                    rate.entry(bytes).or_insert_with(Vec::new).push(self.rate(bytes)?);
+                    self.step();
+                }
+            }
+        }
+        self.link.command(Command::Finish)?;
+        self.link.close()?;
+        Ok(Measured {
+            timer: self.timer.describe(),
+            hand_over_ns: median(&self.hand_overs),
+            hand_overs: self.hand_overs.len(),
+            memcpy: medians(&memcpy),
+            latency: latency.iter().map(|(bytes, rounds)| (*bytes, median_pair(rounds))).collect(),
+            rate: medians(&rate),
+        })
+    }
+
+    fn step(&self) {
+        self.page.steps().fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn hand_over(&mut self) -> Result<(), String> {
+        self.link.command(Command::HandOver)?;
+        limits::hand_over(self.page.line(), &self.timer, &mut self.samples);
+        self.hand_overs.push(limits::one_way(&mut self.samples, &self.timer));
+        Ok(())
+    }
+
+    fn memcpy(&mut self, bytes: usize) -> f64 {
+        let (from, into) = self.link.buffers(bytes);
+        limits::memcpy(from, into, &self.timer)
+    }
+
+    /// Median and 99th percentile of one round, in nanoseconds one way.
+    fn latency(&mut self, bytes: usize) -> Result<(f64, f64), String> {
+        self.trips(bytes, if bytes < 1 << 20 { 20 } else { 3 })?;
+        let trip = self.timer.ns(percentile(&mut self.samples, 50)).max(1.0);
+        let fewest = FEWEST_TRIPS.min(LONGEST_ROUND_NS / trip).max(1.0);
+        let most = MOST_TRIPS.max(fewest);
+        let count = match self.plan.iterations {
+            Some(count) => count as usize,
+            None => (ROUND_NS / trip).clamp(fewest, most) as usize,
+        };
+        self.trips(bytes, count + count / 10)?;
+        self.samples.drain(..count / 10);
+        let (p50, p99) = (percentile(&mut self.samples, 50), percentile(&mut self.samples, 99));
+        Ok((self.timer.ns(p50) / 2.0, self.timer.ns(p99) / 2.0))
+    }
+
+    fn trips(&mut self, bytes: usize, count: usize) -> Result<(), String> {
+        self.samples.clear();
+        self.samples.resize(count, 0);
+        self.link.command(Command::Trips { bytes, count })?;
+        self.link.ping(bytes, &self.timer, &mut self.samples)
+    }
+
+    /// Messages a second of one round.
+    fn rate(&mut self, bytes: usize) -> Result<f64, String> {
+        let mut window = self.windows(bytes, 1)?;
+        if window < ROUND_NS {
+            window = self.windows(bytes, 1)?;
+        }
+        let count = match self.plan.iterations {
+            Some(messages) => (messages as usize).div_ceil(WINDOW),
+            None => (ROUND_NS / window).clamp(1.0, MOST_WINDOWS) as usize,
+        };
+        let ns = self.windows(bytes, count)?;
+        Ok((WINDOW * count) as f64 / ns * 1e9)
+    }
+
+    /// Nanoseconds for so many windows.
+    fn windows(&mut self, bytes: usize, count: usize) -> Result<f64, String> {
+        self.link.command(Command::Windows { bytes, count })?;
+        let start = self.timer.now();
+        self.link.send_windows(bytes, count)?;
+        Ok(self.timer.since(start).max(1.0))
+    }
+}
+
+fn medians(rounds: &Rounds<f64>) -> BTreeMap<usize, f64> {
+    rounds.iter().map(|(bytes, values)| (*bytes, median(values))).collect()
+}
+
+fn median_pair(rounds: &[(f64, f64)]) -> (f64, f64) {
+    let (first, second): (Vec<f64>, Vec<f64>) = rounds.iter().copied().unzip();
+    (median(&first), median(&second))
+}
