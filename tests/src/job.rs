@@ -100,11 +100,14 @@ impl Job {
     pub fn spawn(&self, size: usize) -> Result<World, String> {
         let name = format!("job-{}-{}", std::process::id(), JOBS.fetch_add(1, Ordering::Relaxed));
         let directory = Directory(self.scratch.join(name));
-        std::fs::create_dir_all(&directory.0).map_err(|error| format!("{}: {error}", directory.0.display()))?;
+        std::fs::create_dir_all(&directory.0)
+            .map_err(|error| format!("{}: {error}", directory.0.display()))?;
         let Self { before, wrapper, .. } = self;
-        let script =
-            format!("{before}exec {wrapper} \"$@\" >\"${OUTPUT}/$PMI_RANK.out\" 2>\"${OUTPUT}/$PMI_RANK.err\"");
-        let mut args: Vec<OsString> = vec!["-c".into(), script.into(), "sh".into(), self.program.clone().into()];
+        let script = format!(
+            "{before}exec {wrapper} \"$@\" >\"${OUTPUT}/$PMI_RANK.out\" 2>\"${OUTPUT}/$PMI_RANK.err\""
+        );
+        let mut args: Vec<OsString> =
+            vec!["-c".into(), script.into(), "sh".into(), self.program.clone().into()];
         args.extend(self.args.iter().cloned());
         let mut launcher = Launcher::new(size, "/bin/sh".into(), args).keep_going(true);
         launcher = launcher.env(OUTPUT, &directory.0);
@@ -200,7 +203,8 @@ impl World {
             };
             let status = place("status");
             let state = status.lines().find(|line| line.starts_with("State")).unwrap_or_default();
-            let alive = if ended.is_none() { format!("{state} in {}", place("syscall")) } else { "ended".into() };
+            let alive =
+                if ended.is_none() { format!("{state} in {}", place("syscall")) } else { "ended".into() };
             text += &format!("rank {rank}: {alive}\n{}{}", self.read(rank, "out"), self.read(rank, "err"));
         }
         for rank in 0..self.ended.len() {

@@ -82,7 +82,7 @@ impl std::fmt::Display for Fault {
 }
 
 /// Runs the mode that the arguments name.
-pub fn run(args: Vec<String>) -> ExitCode {
+pub fn run(args: &[String]) -> ExitCode {
     let words: Vec<&str> = args.iter().map(String::as_str).collect();
     let Err(fault) = dispatch(&words) else { return ExitCode::SUCCESS };
     crate::say(&fault.to_string());
@@ -162,7 +162,13 @@ impl Arena {
     }
 
     /// Posts a receive into a new buffer.
-    fn irecv(&mut self, endpoint: &mut Endpoint, from: Source, tag: Tag, len: usize) -> Result<Request, Error> {
+    fn irecv(
+        &mut self,
+        endpoint: &mut Endpoint,
+        from: Source,
+        tag: Tag,
+        len: usize,
+    ) -> Result<Request, Error> {
         let base = self.room(len);
         // SAFETY: `base` has room for `len` initialised bytes that live, untouched, until the arena is dropped; all
         // callers drop the endpoint first or leave by the process's end.
@@ -170,7 +176,13 @@ impl Arena {
     }
 
     /// Sends from a new buffer.
-    fn isend(&mut self, endpoint: &mut Endpoint, to: usize, tag: u64, bytes: &[u8]) -> Result<Request, Error> {
+    fn isend(
+        &mut self,
+        endpoint: &mut Endpoint,
+        to: usize,
+        tag: u64,
+        bytes: &[u8],
+    ) -> Result<Request, Error> {
         let base = self.room(bytes.len());
         // SAFETY: the room is as long as the bytes, and new.
         unsafe { base.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };

@@ -1,12 +1,12 @@
 //! The core stands alone: linked without any library, nothing is missing but the memory functions.
 //!
 //! The crate is `verification/bare`. Its feature `allocates` is the control: the same check must then fail.
-#![expect(clippy::print_stdout, reason = "a test that cannot run says why")]
 
 use std::ffi::OsStr;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+
+use nemesia_tests::skip;
 
 /// What the compiler may call on any target, and every target supplies.
 const SUPPLIED: [&str; 6] = ["memcpy", "memmove", "memset", "memcmp", "bcmp", "strlen"];
@@ -132,16 +132,5 @@ fn run(mut command: impl std::borrow::BorrowMut<Command>) -> Result<String, Stri
         Ok(text)
     } else {
         Err(format!("{command:?}: {}\n{text}{}", output.status, String::from_utf8_lossy(&output.stderr)))
-    }
-}
-
-/// Says that a test did not run, where `tests/run` counts it.
-fn skip(test: &str, reason: &str) {
-    let line = format!("SKIPPED: {test}: {reason}\n");
-    print!("{line}");
-    if let Some(path) = std::env::var_os("NEMESIA_SKIP_LOG") {
-        let log = std::fs::OpenOptions::new().append(true).create(true).open(path);
-        // The line on the standard output has said it already, should the log be out of reach.
-        let _ = log.and_then(|mut log| log.write_all(line.as_bytes()));
     }
 }

@@ -3,5 +3,5 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    nemesia_tests::peer::run(std::env::args().skip(1).collect())
+    nemesia_tests::peer::run(&std::env::args().skip(1).collect::<Vec<_>>())
 }

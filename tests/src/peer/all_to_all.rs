@@ -33,7 +33,7 @@ fn exchange(endpoint: &mut Endpoint, round: u64, out: &[Vec<u8>], bufs: &mut [Ve
     endpoint.scope(move |scope| {
         let mut receives = bufs.iter_mut().enumerate().map(|(from, buf)| (Source::Rank(from), buf));
         // The even rounds post all receives first, the odd ones none.
-        if round % 2 == 0 {
+        if round.is_multiple_of(2) {
             for (from, buf) in receives.by_ref() {
                 scope.irecv(from, tag, buf)?;
             }

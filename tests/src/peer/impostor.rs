@@ -34,7 +34,8 @@ pub(super) fn run(kind: &str) -> Outcome {
     let theirs = exchange.get(&format!("nemesia-{}", 1 - rank)).map_err(|error| failed(&error))?;
     if !kind.starts_with("address") {
         let name = theirs.rsplit('.').next().unwrap_or_default();
-        let connection = if rank == 0 { listener.accept(deadline) } else { Connection::connect(name, deadline) };
+        let connection =
+            if rank == 0 { listener.accept(deadline) } else { Connection::connect(name, deadline) };
         let connection = connection.map_err(|error| failed(&error))?;
         // Whoever is called is greeted first, unless the caller will have nothing to do with us.
         if rank == 1 || connection.recv(&mut [0; 256], 2, deadline).is_ok() {
@@ -59,7 +60,9 @@ fn listen(connection: &Connection, deadline: Instant) -> Outcome {
                 tell(&format!("refused: {}", String::from_utf8_lossy(&words[8..len])))?;
             }
             Ok(_) => tell("greeted")?,
-            Err(nemesia::os::ShmError::TimedOut { .. }) => return broken("the other neither answers nor ends"),
+            Err(nemesia::os::ShmError::TimedOut { .. }) => {
+                return broken("the other neither answers nor ends");
+            }
             Err(_) => return Ok(()),
         }
     }
@@ -144,8 +147,9 @@ fn segment(kind: &str, rank: u32, code: u32, total: usize) -> Outcome<Segment> {
         header.extend(field.to_le_bytes());
     }
     header.extend((EPOCH + u64::from(kind == "header-epoch")).to_le_bytes());
+    let from = header.as_ptr();
     // SAFETY: the segment is longer than a header, and nobody else has it yet.
-    unsafe { segment.as_ptr().copy_from_nonoverlapping(std::ptr::NonNull::from(&header[..]).cast(), header.len()) };
+    unsafe { segment.as_ptr().as_ptr().copy_from_nonoverlapping(from, header.len()) };
     Ok(segment)
 }
 
@@ -167,7 +171,8 @@ fn stand_in(kind: &str, own: &Segment, inbox: &Segment, len: usize) -> Outcome<O
         "segment-unsealed" => {
             let file = memfd(len, false)?;
             // SAFETY: takes no pointers.
-            let reserved = unsafe { libc::fallocate(std::os::fd::AsRawFd::as_raw_fd(&file), 0, 0, len as i64) };
+            let reserved =
+                unsafe { libc::fallocate(std::os::fd::AsRawFd::as_raw_fd(&file), 0, 0, len as i64) };
             ensure(reserved == 0, || "fallocate failed".into())?;
             file
         }

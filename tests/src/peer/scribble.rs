@@ -103,7 +103,14 @@ fn once(pattern: Pattern, random: &mut Random, mappings: &[Mapping]) {
                     Pattern::Words => random.next(),
                     Pattern::Flips => old ^ 1 << random.below(64),
                     Pattern::Copies => target.word(place(random, target)).load(Ordering::Relaxed),
-                    _ => old.wrapping_add(random.pick(&[1, u64::MAX, 1 << 8, 1 << 16, 1 << 32, u64::MAX << 32])),
+                    _ => old.wrapping_add(random.pick(&[
+                        1,
+                        u64::MAX,
+                        1 << 8,
+                        1 << 16,
+                        1 << 32,
+                        u64::MAX << 32,
+                    ])),
                 };
                 word.store(new, Ordering::Relaxed);
             }
@@ -209,7 +216,9 @@ fn suffer(mut endpoint: Endpoint, seed: u64) -> Outcome {
         ensure(ended, || "the peer is gone, and a request does not end".into())?;
     }
     let send = endpoint.send(1, 1, &[]);
-    ensure(matches!(send, Err(Error::PeerFailed { rank: 1, .. })), || format!("a send afterwards: {send:?}"))?;
+    ensure(matches!(send, Err(Error::PeerFailed { rank: 1, .. })), || {
+        format!("a send afterwards: {send:?}")
+    })?;
     ensure(traffic.arena.intact(), || "bytes beside a buffer were written".into())?;
     Ok(endpoint.close()?)
 }

@@ -70,8 +70,8 @@ impl Region {
 
     pub(crate) fn payload(&self, offset: usize, len: usize) -> PayloadMut<'_> {
         let base = self.extent().resolve(offset, len).unwrap();
-        // SAFETY: in the region and writable; the tests take references to payload ranges only to scribble, as
-        // atomics, from the one thread there is.
+        // SAFETY: in the region and writable; references to payload are only ever taken to scribble, as atomics,
+        // from the one thread there is.
         unsafe { PayloadMut::from_raw(base, len) }
     }
 

@@ -82,7 +82,9 @@ proptest! {
     }
 
     #[test]
-    fn extent_resolves_only_what_lies_in_it(offset: usize, count: usize, small in 0..9000usize, few in 0..200usize) {
+    fn extent_resolves_only_what_lies_in_it(
+        offset: usize, count: usize, small in 0..9000usize, few in 0..200usize,
+    ) {
         let region = Region::new(8192);
         let extent = region.extent();
         for (offset, count) in [(offset, count), (small, few), (offset, few), (small, count)] {
