@@ -24,7 +24,7 @@ pub use progress::{PACKETS_A_TURN, Progress};
 pub use receive::Bypass;
 pub use request::{Failure, Fate, Outcome, Request, RequestId, StartError, Status, Truncation};
 
-use crate::matching::Source;
+use crate::matching::{Posted, Source};
 use crate::port::{MessagePort, PeerId};
 use crate::slab::{List, Slab, Slot};
 use crate::unexpected::{Message, Unexpected};
@@ -39,6 +39,8 @@ pub trait Storage {
     type Entries: BorrowMut<[Slot<Message>]>;
     /// The bytes of larger unexpected messages.
     type Chunks: BorrowMut<[u8]>;
+    /// Lists by hash, for matching: about as many as there are requests, or entries. A power of two, at least one.
+    type Buckets: BorrowMut<[List]>;
 }
 
 /// The lent memory itself.
@@ -52,6 +54,10 @@ pub struct Lent<S: Storage> {
     pub entries: S::Entries,
     /// See [`Storage::Chunks`].
     pub chunks: S::Chunks,
+    /// See [`Storage::Buckets`]; for posted receives.
+    pub posted: S::Buckets,
+    /// See [`Storage::Buckets`]; for unexpected messages.
+    pub stored: S::Buckets,
 }
 
 /// What the engine knows of one rank.
@@ -87,9 +93,8 @@ pub struct Engine<P: MessagePort, S: Storage> {
     rank: PeerId,
     port: P,
     requests: Slab<Request, S::Requests>,
-    /// Posted receives, in order.
-    posted: List,
-    unexpected: Unexpected<S::Entries, S::Chunks>,
+    posted: Posted<S::Buckets>,
+    unexpected: Unexpected<S::Entries, S::Chunks, S::Buckets>,
     peers: S::Peers,
     /// First of the peers with pending sends.
     first_pending: Option<PeerId>,
@@ -106,8 +111,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
             rank,
             port,
             requests: Slab::new(lent.requests),
-            posted: List::new(),
-            unexpected: Unexpected::new(lent.entries, lent.chunks),
+            posted: Posted::new(lent.posted),
+            unexpected: Unexpected::new(lent.entries, lent.chunks, lent.stored),
             peers: lent.peers,
             first_pending: None,
             held: 0,
@@ -135,9 +140,20 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         self.requests.storage_mut()
     }
 
-    /// The storage of unexpected messages' entries, for its owner to let it grow; it must never shrink.
-    pub fn entries_mut(&mut self) -> &mut S::Entries {
-        self.unexpected.entries_mut()
+    /// Lets the lists that find posted receives grow.
+    pub fn grow_posted(&mut self, grow: impl FnOnce(&mut S::Buckets)) {
+        self.posted.grow(&mut self.requests, grow);
+    }
+
+    /// Lets the storage of unexpected messages, and the lists that find them, grow. Entries must never shrink.
+    pub fn grow_unexpected(&mut self, grow: impl FnOnce(&mut S::Entries, &mut S::Buckets)) {
+        self.unexpected.grow(grow);
+        self.release_held();
+    }
+
+    /// Unexpected messages for which there are entries.
+    pub fn unexpected_capacity(&self) -> usize {
+        self.unexpected.capacity()
     }
 
     /// Takes packets of every held peer again: there is more room.

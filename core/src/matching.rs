@@ -3,9 +3,15 @@
 //! A message matches a receive when the context is the same, the source is the one asked for (or any), and the
 //! tags agree in every bit that the receive does not ignore. Of several receives that match, the one posted
 //! first takes the message; of several messages, the one that came first is taken (MPI 4.1, section 3.5).
+//!
+//! Receives that name source and whole tag are found by hash, at a cost that does not grow with their number;
+//! those with a wildcard stand in one list, in order, and a number tells which of the two was posted first.
 #![forbid(unsafe_code)]
 
+use core::borrow::BorrowMut;
+
 use crate::port::PeerId;
+use crate::slab::{List, Slab, Slot};
 use crate::wire::Envelope;
 
 /// Whom a receive listens to.
@@ -48,5 +54,224 @@ impl Pattern {
         self.context == envelope.context
             && (self.tag ^ envelope.tag) & !self.ignore == 0
             && self.source.accepts(source)
+    }
+}
+
+impl Pattern {
+    /// Where messages that match are found, if the pattern names source and whole tag.
+    #[inline(always)]
+    pub fn hash(&self) -> Option<u32> {
+        match self.source {
+            Source::Rank(rank) if self.ignore == 0 => Some(hash(rank, self.context, self.tag)),
+            _ => None,
+        }
+    }
+}
+
+/// Hash of what identifies a message to an exact receive. Multiplicative; not meant against adversaries: a peer that
+/// makes its tags collide slows the matching of its own messages.
+#[inline(always)]
+pub fn hash(source: PeerId, context: u16, tag: u64) -> u32 {
+    const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
+    let key = tag ^ (u64::from(source) << 40) ^ (u64::from(context) << 24);
+    let mixed = (key ^ (key >> 32)).wrapping_mul(GOLDEN);
+    (mixed >> 32) as u32
+}
+
+/// Lists by hash, over lent storage; of its elements, the largest power of two is used.
+#[derive(Debug)]
+pub struct Buckets<B: BorrowMut<[List]>> {
+    lists: B,
+    /// Stands in when nothing was lent.
+    spare: List,
+}
+
+impl<B: BorrowMut<[List]>> Buckets<B> {
+    /// Empty lists.
+    pub const fn new(lists: B) -> Self {
+        Self { lists, spare: List::new() }
+    }
+
+    /// The storage, for its owner to let it grow; what is in the lists has to be brought back by [`Buckets::clear`] and
+    /// inserting anew.
+    pub const fn storage_mut(&mut self) -> &mut B {
+        &mut self.lists
+    }
+
+    #[inline(always)]
+    fn index(&self, hash: u32) -> usize {
+        let bits = self.lists.borrow().len().checked_ilog2().unwrap_or(0);
+        hash as usize & ((1 << bits) - 1)
+    }
+
+    /// The list of a hash.
+    #[inline(always)]
+    pub fn get(&self, hash: u32) -> &List {
+        self.lists.borrow().get(self.index(hash)).unwrap_or(&self.spare)
+    }
+
+    /// The list of a hash.
+    #[inline(always)]
+    pub fn get_mut(&mut self, hash: u32) -> &mut List {
+        let index = self.index(hash);
+        self.lists.borrow_mut().get_mut(index).unwrap_or(&mut self.spare)
+    }
+
+    /// Takes list number `at`, the spare one behind the others; `None` when there are no more.
+    fn take(&mut self, at: usize) -> Option<List> {
+        let lists = self.lists.borrow_mut();
+        let list = if at == lists.len() { &mut self.spare } else { lists.get_mut(at)? };
+        Some(core::mem::take(list))
+    }
+
+    /// Empties every list.
+    pub fn clear(&mut self) {
+        self.lists.borrow_mut().fill(List::new());
+        self.spare = List::new();
+    }
+}
+
+/// A request that may be a posted receive.
+pub trait Posting {
+    /// What it asks for, and its place in the order of posting.
+    fn posted(&self) -> Option<(&Pattern, u64)>;
+}
+
+/// The posted receives.
+#[derive(Debug)]
+pub struct Posted<B: BorrowMut<[List]>> {
+    exact: Buckets<B>,
+    wild: List,
+    count: usize,
+    next: u64,
+}
+
+impl<B: BorrowMut<[List]>> Posted<B> {
+    /// None posted.
+    pub const fn new(buckets: B) -> Self {
+        Self { exact: Buckets::new(buckets), wild: List::new(), count: 0, next: 0 }
+    }
+
+    /// Whether none is posted.
+    #[inline(always)]
+    pub const fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// The place in the order of posting for the next receive.
+    #[inline(always)]
+    pub const fn take_number(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+
+    #[inline(always)]
+    fn list(&mut self, pattern: &Pattern) -> &mut List {
+        match pattern.hash() {
+            Some(hash) => self.exact.get_mut(hash),
+            None => &mut self.wild,
+        }
+    }
+
+    /// Appends a receive.
+    #[inline]
+    pub fn push<T, S>(&mut self, requests: &mut Slab<T, S>, index: u32, pattern: &Pattern)
+    where
+        S: BorrowMut<[Slot<T>]>,
+    {
+        self.count += 1;
+        requests.push_back(self.list(pattern), index);
+    }
+
+    /// Takes a receive out.
+    #[inline]
+    pub fn remove<T, S>(&mut self, requests: &mut Slab<T, S>, index: u32, pattern: &Pattern)
+    where
+        S: BorrowMut<[Slot<T>]>,
+    {
+        self.count -= 1;
+        requests.unlink(self.list(pattern), index);
+    }
+
+    /// Takes out the first receive that a message matches.
+    #[inline(always)]
+    pub fn take<T, S>(&mut self, requests: &mut Slab<T, S>, from: PeerId, envelope: &Envelope) -> Option<u32>
+    where
+        T: Posting,
+        S: BorrowMut<[Slot<T>]>,
+    {
+        if self.count == 0 {
+            return None;
+        }
+        let matches =
+            |request: &T| request.posted().is_some_and(|(pattern, _)| pattern.matches(from, envelope));
+        let hash = hash(from, envelope.context, envelope.tag);
+        let exact = requests.find(self.exact.get(hash), matches);
+        let wild = if self.wild.is_empty() { None } else { requests.find(&self.wild, matches) };
+        let number = |index: u32| requests.get(index).posted().map_or(u64::MAX, |(_, number)| number);
+        let (index, list) = match (exact, wild) {
+            (Some(exact), Some(wild)) if number(wild) < number(exact) => (wild, &mut self.wild),
+            (Some(exact), _) => (exact, self.exact.get_mut(hash)),
+            (None, Some(wild)) => (wild, &mut self.wild),
+            (None, None) => return None,
+        };
+        self.count -= 1;
+        requests.unlink(list, index);
+        Some(index)
+    }
+
+    /// Takes out every receive that satisfies the test, and hands it over. For failures: looks at all.
+    pub fn extract<T, S>(
+        &mut self,
+        requests: &mut Slab<T, S>,
+        test: impl Fn(&Pattern) -> bool,
+        mut taken: impl FnMut(&mut Slab<T, S>, u32),
+    ) where
+        T: Posting,
+        S: BorrowMut<[Slot<T>]>,
+    {
+        let mut lists = core::iter::once(core::mem::take(&mut self.wild));
+        let mut at = 0..;
+        while let Some(mut list) = lists.next().or_else(|| self.exact.take(at.next()?)) {
+            let mut kept = List::new();
+            while let Some(index) = requests.pop_front(&mut list) {
+                match requests.get(index).posted() {
+                    Some((pattern, _)) if test(pattern) => {
+                        self.count -= 1;
+                        taken(requests, index);
+                    }
+                    _ => requests.push_back(&mut kept, index),
+                }
+            }
+            if let Some(first) = kept.first()
+                && let Some((pattern, _)) = requests.get(first).posted()
+            {
+                let pattern = *pattern;
+                *self.list(&pattern) = kept;
+            }
+        }
+    }
+
+    /// Lets the storage of buckets grow, and finds every receive its new place.
+    pub fn grow<T, S>(&mut self, requests: &mut Slab<T, S>, grow: impl FnOnce(&mut B))
+    where
+        T: Posting,
+        S: BorrowMut<[Slot<T>]>,
+    {
+        // Order matters only among receives for the same message, and those share a list.
+        let mut all = List::new();
+        for mut list in (0..).map_while(|at| self.exact.take(at)) {
+            while let Some(index) = requests.pop_front(&mut list) {
+                requests.push_back(&mut all, index);
+            }
+        }
+        grow(self.exact.storage_mut());
+        self.exact.clear();
+        while let Some(index) = requests.pop_front(&mut all) {
+            if let Some((pattern, _)) = requests.get(index).posted() {
+                let pattern = *pattern;
+                requests.push_back(self.list(&pattern), index);
+            }
+        }
     }
 }

@@ -32,8 +32,8 @@ pub struct Slab<T, B: BorrowMut<[Slot<T>]>> {
 /// A first-in first-out list of slots.
 #[derive(Clone, Copy, Debug)]
 pub struct List {
-    head: u32,
-    tail: u32,
+    pub(crate) head: u32,
+    pub(crate) tail: u32,
 }
 
 impl Default for List {
@@ -170,6 +170,14 @@ impl<T, B: BorrowMut<[Slot<T>]>> Slab<T, B> {
             NONE => list.tail = prev,
             next => slots[next as usize].prev = prev,
         }
+    }
+
+    /// Takes the first slot out of a list.
+    #[inline]
+    pub fn pop_front(&mut self, list: &mut List) -> Option<u32> {
+        let index = list.first()?;
+        self.unlink(list, index);
+        Some(index)
     }
 
     /// The slot after this one in its list.

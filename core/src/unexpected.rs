@@ -2,11 +2,13 @@
 //!
 //! They are copied out of the transport's cells at once, so that cells stay few (paper 4, section 3.1). The
 //! storage is lent and has a ceiling; what does not fit stays with its sender, which is then held back.
+//! They stand in one list in the order they came, for receives with a wildcard, and in lists by hash for the others.
 //! A message of up to [`INLINE`] bytes lives in its entry; the rest in a chain of chunks.
 #![forbid(unsafe_code)]
 
 use core::borrow::BorrowMut;
 
+use crate::matching::{Buckets, Pattern, hash};
 use crate::port::PeerId;
 use crate::slab::{List, NONE, Slab, Slot};
 use crate::wire::Envelope;
@@ -29,13 +31,28 @@ pub struct Message {
     pub received: u64,
     first: u32,
     last: u32,
+    /// Neighbours among those of the same hash; the slab's own links are for the order of coming.
+    prev: u32,
+    next: u32,
+    /// Taken out of the lists by [`Unexpected::claim`].
+    claimed: bool,
     inline: [u8; INLINE],
 }
 
 impl Default for Message {
     fn default() -> Self {
         let envelope = Envelope { kind: crate::wire::Kind::Eager, context: 0, tag: 0, total: 0 };
-        Self { source: 0, envelope, received: 0, first: NONE, last: NONE, inline: [0; INLINE] }
+        Self {
+            source: 0,
+            envelope,
+            received: 0,
+            first: NONE,
+            last: NONE,
+            prev: NONE,
+            next: NONE,
+            claimed: false,
+            inline: [0; INLINE],
+        }
     }
 }
 
@@ -44,13 +61,21 @@ impl Message {
     pub const fn is_whole(&self) -> bool {
         self.received == self.envelope.total
     }
+
+    #[inline(always)]
+    fn hash(&self) -> u32 {
+        hash(self.source, self.envelope.context, self.envelope.tag)
+    }
 }
 
-/// The messages, in the order they came. `E` lends the entries, `C` the chunks' bytes.
+/// The messages, in the order they came. `E` lends the entries, `C` the chunks' bytes, `B` the lists by hash.
 #[derive(Debug)]
-pub struct Unexpected<E: BorrowMut<[Slot<Message>]>, C: BorrowMut<[u8]>> {
+pub struct Unexpected<E: BorrowMut<[Slot<Message>]>, C: BorrowMut<[u8]>, B: BorrowMut<[List]>> {
     entries: Slab<Message, E>,
     order: List,
+    buckets: Buckets<B>,
+    /// Messages in the lists: all but the claimed ones.
+    listed: usize,
     chunks: C,
     free_chunk: u32,
     /// Chunks below were used at least once; the others are not touched.
@@ -58,13 +83,15 @@ pub struct Unexpected<E: BorrowMut<[Slot<Message>]>, C: BorrowMut<[u8]>> {
     free_count: usize,
 }
 
-impl<E: BorrowMut<[Slot<Message>]>, C: BorrowMut<[u8]>> Unexpected<E, C> {
+impl<E: BorrowMut<[Slot<Message>]>, C: BorrowMut<[u8]>, B: BorrowMut<[List]>> Unexpected<E, C, B> {
     /// Nothing stored yet.
-    pub fn new(entries: E, chunks: C) -> Self {
+    pub fn new(entries: E, chunks: C, buckets: B) -> Self {
         let free_count = (chunks.borrow().len() / CHUNK).min(NONE as usize - 1);
         Self {
             entries: Slab::new(entries),
             order: List::new(),
+            buckets: Buckets::new(buckets),
+            listed: 0,
             chunks,
             free_chunk: NONE,
             fresh: 0,
@@ -72,9 +99,20 @@ impl<E: BorrowMut<[Slot<Message>]>, C: BorrowMut<[u8]>> Unexpected<E, C> {
         }
     }
 
-    /// The storage of entries, for its owner to let it grow; it must never shrink.
-    pub fn entries_mut(&mut self) -> &mut E {
-        self.entries.storage_mut()
+    /// Lets the storage of entries and lists grow, and finds every message its new place. Entries must never shrink.
+    pub fn grow(&mut self, grow: impl FnOnce(&mut E, &mut B)) {
+        grow(self.entries.storage_mut(), self.buckets.storage_mut());
+        self.buckets.clear();
+        let mut at = self.order.first();
+        while let Some(id) = at {
+            at = self.entries.next(id);
+            self.link_bucket(id);
+        }
+    }
+
+    /// Messages for which there are entries.
+    pub fn capacity(&self) -> usize {
+        self.entries.capacity()
     }
 
     /// Messages stored.
@@ -82,9 +120,9 @@ impl<E: BorrowMut<[Slot<Message>]>, C: BorrowMut<[u8]>> Unexpected<E, C> {
         self.entries.used()
     }
 
-    /// Whether none is stored.
+    /// Whether there is none that a receive could find.
     pub const fn is_empty(&self) -> bool {
-        self.entries.used() == 0
+        self.listed == 0
     }
 
     /// Bytes of chunks that are free.
@@ -105,9 +143,11 @@ impl<E: BorrowMut<[Slot<Message>]>, C: BorrowMut<[u8]>> Unexpected<E, C> {
         }
         let id = self.entries.insert(Message { source, envelope, ..Message::default() }).ok()?;
         for _ in 0..wanted {
-            self.grow(id);
+            self.add_chunk(id);
         }
         self.entries.push_back(&mut self.order, id);
+        self.link_bucket(id);
+        self.listed += 1;
         // From here on `last` is the chunk that the next bytes go to.
         let message = self.entries.get_mut(id);
         message.last = message.first;
@@ -166,20 +206,72 @@ impl<E: BorrowMut<[Slot<Message>]>, C: BorrowMut<[u8]>> Unexpected<E, C> {
             self.free_count += 1;
             chunk = next;
         }
-        self.entries.unlink(&mut self.order, id);
+        self.claim(id);
         self.entries.remove(id);
     }
 
-    /// The first message, in the order they came, that satisfies the test.
-    #[inline]
-    pub fn find(&self, test: impl FnMut(&Message) -> bool) -> Option<u32> {
-        if self.order.is_empty() {
-            return None;
+    /// Takes a message out of the lists, so that no receive finds it any more; it stays stored.
+    pub fn claim(&mut self, id: u32) {
+        let message = self.entries.get_mut(id);
+        if core::mem::replace(&mut message.claimed, true) {
+            return;
         }
-        self.entries.find(&self.order, test)
+        self.listed -= 1;
+        self.unlink_bucket(id);
+        self.entries.unlink(&mut self.order, id);
     }
 
-    fn grow(&mut self, id: u32) {
+    /// The first message, in the order they came, that matches.
+    #[inline]
+    pub fn find(&self, pattern: &Pattern) -> Option<u32> {
+        if self.listed == 0 {
+            return None;
+        }
+        let matches = |message: &Message| pattern.matches(message.source, &message.envelope);
+        let Some(hash) = pattern.hash() else { return self.entries.find(&self.order, matches) };
+        let mut id = self.buckets.get(hash).head;
+        while id != NONE {
+            let message = self.entries.get(id);
+            if matches(message) {
+                return Some(id);
+            }
+            id = message.next;
+        }
+        None
+    }
+
+    /// Appends a message to the list of its hash.
+    fn link_bucket(&mut self, id: u32) {
+        let list = self.buckets.get_mut(self.entries.get(id).hash());
+        let last = core::mem::replace(&mut list.tail, id);
+        if last == NONE {
+            list.head = id;
+        } else {
+            self.entries.get_mut(last).next = id;
+        }
+        let message = self.entries.get_mut(id);
+        (message.prev, message.next) = (last, NONE);
+    }
+
+    fn unlink_bucket(&mut self, id: u32) {
+        let message = self.entries.get(id);
+        let (prev, next) = (message.prev, message.next);
+        let list = self.buckets.get_mut(message.hash());
+        if prev == NONE {
+            list.head = next;
+        }
+        if next == NONE {
+            list.tail = prev;
+        }
+        if prev != NONE {
+            self.entries.get_mut(prev).next = next;
+        }
+        if next != NONE {
+            self.entries.get_mut(next).prev = prev;
+        }
+    }
+
+    fn add_chunk(&mut self, id: u32) {
         let chunk = if self.free_chunk == NONE {
             self.fresh += 1;
             self.fresh - 1

@@ -8,7 +8,7 @@ use std::time::Duration;
 use nemesia_core::engine::{Engine, Lent, Peer, Request as Operation, RequestId, StartError, Storage};
 use nemesia_core::matching::{Pattern, Source as CoreSource};
 use nemesia_core::payload::{RecvBuf, SendBuf};
-use nemesia_core::slab::Slot;
+use nemesia_core::slab::{List, Slot};
 use nemesia_core::unexpected::Message;
 
 pub use scope::{Pending, Scope};
@@ -91,6 +91,7 @@ impl Storage for Heap {
     type Peers = Vec<Peer>;
     type Entries = Vec<Slot<Message>>;
     type Chunks = Vec<u8>;
+    type Buckets = Vec<List>;
 }
 
 /// A process's place in its world: sends and receives tagged messages.
@@ -127,7 +128,7 @@ impl Endpoint {
     /// What failed, on which rank, and the remedy.
     pub fn open_with(config: &Config, mut exchange: Box<dyn Exchange + Send>) -> Result<Self, Error> {
         let (rank, size) = (exchange.rank(), exchange.size());
-        let Attached { port, sleep, watch, fence, fences, notes, mappings } =
+        let Attached { port, sleep, watch, fence, fences, crowded, notes, mappings } =
             shm::attach(config, exchange.as_mut())?;
         let lent = Lent::<Heap> {
             requests: grown(Vec::new(), FIRST_REQUESTS.min(config.requests)),
@@ -135,9 +136,11 @@ impl Endpoint {
             entries: grown(Vec::new(), FIRST_ENTRIES.min(config.unexpected_messages)),
             // Zeroed by the kernel, committed as it is used.
             chunks: vec![0; config.unexpected_bytes],
+            posted: vec![List::new(); FIRST_REQUESTS],
+            stored: vec![List::new(); FIRST_ENTRIES],
         };
         let engine = Engine::new(rank as u32, port, lent);
-        let waiter = Waiter::new(config, size, sleep, watch, fence, fences);
+        let waiter = Waiter::new(config, crowded, sleep, watch, fence, fences);
         Ok(Self {
             engine,
             waiter,
@@ -349,6 +352,8 @@ impl Endpoint {
             StartError::Requests { capacity } if capacity < self.config.requests => {
                 let more = (2 * capacity).min(self.config.requests);
                 self.engine.requests_mut().resize_with(more, Slot::default);
+                // As many lists as requests: finding a posted receive does not take longer as they grow.
+                self.engine.grow_posted(|lists| lists.resize(more.next_power_of_two(), List::new()));
                 Ok(())
             }
             StartError::Unexpected { .. } => {
@@ -363,14 +368,15 @@ impl Endpoint {
 
     /// Makes room for more unexpected messages, up to the ceiling of their number.
     fn grow_entries(&mut self) -> bool {
-        let (most, stored) = (self.config.unexpected_messages, self.engine.unexpected_messages());
-        let entries = self.engine.entries_mut();
-        if stored < entries.len() || entries.len() >= most {
+        let (most, capacity) = (self.config.unexpected_messages, self.engine.unexpected_capacity());
+        if self.engine.unexpected_messages() < capacity || capacity >= most {
             return false;
         }
-        let more = (2 * entries.len()).min(most);
-        entries.resize_with(more, Slot::default);
-        self.engine.release_held();
+        let more = (2 * capacity).min(most);
+        self.engine.grow_unexpected(|entries, lists| {
+            entries.resize_with(more, Slot::default);
+            lists.resize(more.next_power_of_two(), List::new());
+        });
         true
     }
 

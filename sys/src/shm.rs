@@ -1,6 +1,7 @@
 //! The shared-memory transport on Linux: segments laid out, exchanged, validated and made into a port.
 
 mod connect;
+mod crowd;
 mod greeting;
 mod views;
 
@@ -47,6 +48,8 @@ pub(crate) struct Attached {
     pub(crate) watch: Watch,
     pub(crate) fence: HeavyFence,
     pub(crate) fences: FenceMode,
+    /// Whether we share our processors with more processes of the world than there are processors.
+    pub(crate) crowded: bool,
     /// Remarks of the segments on what they could not have (huge pages, seals).
     pub(crate) notes: Vec<String>,
     pub(crate) mappings: Vec<Pair>,
@@ -70,17 +73,19 @@ pub(crate) fn attach(config: &Config, exchange: &mut dyn Exchange) -> Result<Att
         notes.push("peers could write to our own segment: this kernel cannot seal it against them".into());
     }
     let fence = HeavyFence::register();
-    let world = connect::World { config, geometry, rank, epoch, expedited: fence.is_expedited() };
+    let cpus = crowd::allowed();
+    let world = connect::World { config, geometry, rank, epoch, expedited: fence.is_expedited(), cpus };
     let ours = Pair { own, inbox };
     let (peers, watch) = connect::connect(&world, &ours, exchange)?;
     let expedited = fence.is_expedited() && peers.iter().flatten().all(|peer| peer.expedited);
     let fences = if expedited { FenceMode::Asymmetric } else { FenceMode::Symmetric };
+    let crowded = crowd::is_crowded(cpus, peers.iter().flatten().map(|peer| peer.cpus));
     let port_config = PortConfig { rank, fastbox_limit: config.fastbox_bytes(), fences };
     let port = views::port(port_config, &geometry, &ours, &peers)?;
     let sleep = views::inbox(&ours.inbox, &geometry)?.sleep;
     let mut mappings = vec![ours];
     mappings.extend(peers.into_iter().flatten().map(|peer| peer.pair));
-    Ok(Attached { port, sleep, watch, fence, fences, notes, mappings })
+    Ok(Attached { port, sleep, watch, fence, fences, crowded, notes, mappings })
 }
 
 /// The descriptors that a greeting hands over.

@@ -52,8 +52,8 @@ fn kill_one(random: &mut Random, tally: &mut Tally) -> Result<(), String> {
     let job = Job::new(PEER, SCRATCH, &format!("crash {}", activity + 4 * random.below(1000)));
     let world = job.spawn(2)?;
     let victim = random.below(2) as usize;
-    // Start-up takes some 10 ms: half of the kills fall into it.
-    let range = random.pick(&[15_000, 80_000]);
+    // Start-up takes some 3 ms: a good part of the kills falls into it.
+    let range = random.pick(&[4_000, 50_000]);
     let delay = Duration::from_micros(random.below(range));
     std::thread::sleep(delay);
     let opened = world.output(victim).contains("open");

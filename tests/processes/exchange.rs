@@ -55,7 +55,7 @@ fn sixteen_processes_on_few_cores_exchange_all_to_all_without_a_stall() -> Resul
 
 #[test]
 fn sixteen_processes_with_tiny_structures_exchange_all_to_all_without_a_stall() -> Result<(), String> {
-    let (small, large) = if quick() { (20, 1) } else { (100, 5) };
+    let (small, large) = if quick() { (20, 1) } else { (100, 2) };
     tiny(job(&format!("all-to-all {small} 8"))).succeed(16)?;
     tiny(job(&format!("all-to-all {large} 102400"))).succeed(16).map(drop)
 }

@@ -54,13 +54,13 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         {
             return Err(StartError::Rank { rank, size: self.size() });
         }
-        let found = self.unexpected.find(|message| pattern.matches(message.source, &message.envelope));
-        if let Some(message) = found {
+        if let Some(message) = self.unexpected.find(&pattern) {
             return self.receive_stored(message, buf);
         }
         self.check_alive(pattern.source)?;
-        let index = self.start(State::Posted { pattern, buf })?;
-        self.requests.push_back(&mut self.posted, index);
+        let number = self.posted.take_number();
+        let index = self.start(State::Posted { pattern, buf, number })?;
+        self.posted.push(&mut self.requests, index, &pattern);
         if let Source::Rank(rank) = pattern.source {
             self.port.expect(rank);
         }
@@ -109,9 +109,10 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         if envelope.kind == Kind::First && pattern.matches(peer, &envelope) {
             // Without a free slot it is stored as unexpected, and posting will tell.
             let room = core::mem::replace(buf, RecvBuf::empty());
-            match self.requests.insert(Request(State::Posted { pattern: *pattern, buf: room })) {
+            let number = self.posted.take_number();
+            match self.requests.insert(Request(State::Posted { pattern: *pattern, buf: room, number })) {
                 Ok(index) => {
-                    self.requests.push_back(&mut self.posted, index);
+                    self.posted.push(&mut self.requests, index, pattern);
                     posted = Some(self.id(index));
                 }
                 Err(Request(State::Posted { buf: room, .. })) => *buf = room,
@@ -178,12 +179,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     /// The first posted receive that matches, taken out of the queue.
     #[inline(always)]
     fn take_posted(&mut self, from: PeerId, envelope: &Envelope) -> Option<u32> {
-        let index = self.requests.find(&self.posted, |request| match &request.0 {
-            State::Posted { pattern, .. } => pattern.matches(from, envelope),
-            _ => false,
-        })?;
-        self.requests.unlink(&mut self.posted, index);
-        Some(index)
+        self.posted.take(&mut self.requests, from, envelope)
     }
 
     /// Takes the buffer out of a posted receive that will be complete or receiving next.
@@ -318,21 +314,13 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
             // Half a message is nobody's.
             Partial::Stored(message) => self.unexpected.remove(message),
         }
-        let mut at = self.posted.first();
-        while let Some(index) = at {
-            at = self.requests.next(index);
-            let listens = match &self.requests.get(index).0 {
-                State::Posted { pattern, .. } => match pattern.source {
-                    Source::Rank(rank) => rank == peer,
-                    Source::Any => concerns_any,
-                },
-                _ => false,
-            };
-            if listens {
-                self.requests.unlink(&mut self.posted, index);
-                self.complete(index, fate);
-            }
-        }
+        let listens = |pattern: &Pattern| match pattern.source {
+            Source::Rank(rank) => rank == peer,
+            Source::Any => concerns_any,
+        };
+        self.posted.extract(&mut self.requests, listens, |requests, index| {
+            requests.get_mut(index).0 = State::Done(fate);
+        });
     }
 }
 

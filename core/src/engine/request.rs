@@ -4,7 +4,7 @@
 use core::borrow::Borrow;
 
 use super::{Engine, Peer, Storage};
-use crate::matching::{Pattern, Source};
+use crate::matching::{Pattern, Posting, Source};
 use crate::payload::{RecvBuf, SendBuf};
 use crate::port::{MessagePort, PeerId, PortFault};
 use crate::slab::NONE;
@@ -104,6 +104,16 @@ pub enum StartError {
 #[derive(Debug, Default)]
 pub struct Request(pub(super) State);
 
+impl Posting for Request {
+    #[inline(always)]
+    fn posted(&self) -> Option<(&Pattern, u64)> {
+        match &self.0 {
+            State::Posted { pattern, number, .. } => Some((pattern, *number)),
+            _ => None,
+        }
+    }
+}
+
 /// The states of a request.
 #[derive(Debug, Default)]
 pub(super) enum State {
@@ -112,7 +122,7 @@ pub(super) enum State {
     /// Waits in its peer's queue of pending sends.
     Sending { to: PeerId, envelope: Envelope, buf: SendBuf, sent: usize },
     /// Waits in the queue of posted receives.
-    Posted { pattern: Pattern, buf: RecvBuf },
+    Posted { pattern: Pattern, buf: RecvBuf, number: u64 },
     /// Matched; more packets are to come.
     Receiving { from: PeerId, envelope: Envelope, buf: RecvBuf, received: u64 },
     /// Complete.
@@ -165,12 +175,12 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     ///
     /// A withdrawn receive completes with [`Fate::Cancelled`]; its buffer is the caller's again at once.
     pub fn cancel(&mut self, id: RequestId) -> bool {
-        if !self.requests.is_live(id.index, id.generation)
-            || !matches!(self.requests.get(id.index).0, State::Posted { .. })
-        {
+        if !self.requests.is_live(id.index, id.generation) {
             return false;
         }
-        self.requests.unlink(&mut self.posted, id.index);
+        let Some((pattern, _)) = self.requests.get(id.index).posted() else { return false };
+        let pattern = *pattern;
+        self.posted.remove(&mut self.requests, id.index, &pattern);
         self.complete(id.index, Err(Fate::Cancelled));
         true
     }

@@ -25,6 +25,8 @@ const HOT: usize = 8;
 const BURST: u32 = 32;
 /// Queue entries looked at in one poll before it gives up until the next.
 const ENTRIES_A_POLL: usize = 64;
+/// Packets found by sweeping alone after which the inbox counts as damaged, and every idle poll sweeps.
+const LOST: u32 = 64;
 /// Polls without a packet after which one peer's cells are swept.
 const IDLE_SWEEP: u32 = 1024;
 
@@ -118,6 +120,7 @@ where
     most_lent: u32,
     inbox: Consumer<'a>,
     inbox_damaged: bool,
+    lost: u32,
     waker: W,
     hot: [PeerId; HOT],
     hot_count: usize,
@@ -155,6 +158,7 @@ where
             most_lent,
             inbox,
             inbox_damaged: false,
+            lost: 0,
             waker,
             hot: [0; HOT],
             hot_count: 0,
@@ -423,7 +427,11 @@ where
         self.idle = self.idle.wrapping_add(1);
         if self.inbox_damaged || self.idle.is_multiple_of(IDLE_SWEEP) {
             self.swept = if self.swept + 1 < self.peers() { self.swept + 1 } else { 0 };
-            return self.sweep(self.swept);
+            let found = self.sweep(self.swept);
+            // Now and then a sweep is faster than the entry; when it goes on, entries are being lost.
+            self.lost = self.lost.saturating_add(found.is_some().into());
+            self.inbox_damaged |= self.lost >= LOST;
+            return found;
         }
         None
     }

@@ -6,11 +6,12 @@ use std::vec::Vec;
 use proptest::prelude::*;
 
 use super::{BODY, CHUNK, INLINE, Unexpected};
+use crate::matching::{Pattern, Source};
 use crate::shared::tests::{Rng, cases, contents};
-use crate::slab::Slot;
+use crate::slab::{List, Slot};
 use crate::wire::{Envelope, Kind};
 
-type Store = Unexpected<Vec<Slot<super::Message>>, Vec<u8>>;
+type Store = Unexpected<Vec<Slot<super::Message>>, Vec<u8>, Vec<List>>;
 
 #[derive(Clone, Copy, Debug)]
 enum Op {
@@ -23,7 +24,11 @@ enum Op {
 }
 
 fn store(entries: usize, chunks: usize) -> Store {
-    Unexpected::new((0..entries).map(|_| Slot::default()).collect(), vec![0xee; chunks * CHUNK])
+    Unexpected::new(
+        (0..entries).map(|_| Slot::default()).collect(),
+        vec![0xee; chunks * CHUNK],
+        vec![List::new(); 2],
+    )
 }
 
 fn chunks_of(len: usize) -> usize {
@@ -113,10 +118,13 @@ impl Stored {
         assert_eq!(to[..count], message.bytes[..count]);
         assert!(to[count..].iter().all(|&byte| byte == 0xdd));
         // The first in order of arrival is found, and others by what they are.
-        let found = self.store.find(|stored| stored.source == message.source);
-        assert_eq!(found, Some(message.id));
-        assert_eq!(self.store.find(|_| true), Some(self.messages[0].id));
-        assert_eq!(self.store.find(|_| false), None);
+        let Envelope { tag, context, .. } = self.store.get(message.id).envelope;
+        let pattern = |source, tag, ignore| Pattern { source, context, tag, ignore };
+        let from = Source::Rank(message.source);
+        assert_eq!(self.store.find(&pattern(from, tag, 0)), Some(message.id));
+        assert_eq!(self.store.find(&pattern(from, tag, u64::MAX)), Some(message.id));
+        assert_eq!(self.store.find(&pattern(Source::Any, 0, u64::MAX)), Some(self.messages[0].id));
+        assert_eq!(self.store.find(&pattern(from, tag ^ 1, 0)), None);
     }
 }
 

@@ -11,13 +11,13 @@ use nemesia_core::sync::{FenceMode, spin_hint};
 use super::{Endpoint, Request, Status, status};
 use crate::config::Config;
 use crate::error::Error;
-use crate::os::{Departure, HeavyFence, WaitResult, Watch, futex_wait, numa};
+use crate::os::{Departure, HeavyFence, WaitResult, Watch, futex_wait};
 
 /// Polls and packets between two looks at the peers' lives and at the clock, however much traffic there is.
 const LOOK_EVERY: u32 = 1 << 14;
 /// Longest sleep. A peer's death, or a wake-up that a hostile peer suppressed, is noticed after this.
 const LONGEST_SLEEP: Duration = Duration::from_millis(50);
-/// The same where the fences are symmetric by necessity, so nothing hangs on `membarrier`.
+/// Polls before sleeping when each process can have a core: the peer is at work on another one.
 const SPIN_ALONE: u32 = 20_000;
 /// Polls before sleeping when there are more processes than cores: the peer needs the core.
 const SPIN_CROWDED: u32 = 64;
@@ -35,14 +35,13 @@ pub(super) struct Waiter {
 impl Waiter {
     pub(super) fn new(
         config: &Config,
-        size: usize,
+        crowded: bool,
         sleep: &'static SleepWord,
         watch: Watch,
         fence: HeavyFence,
         fences: FenceMode,
     ) -> Self {
-        let cpus = numa::allowed_cpus().map_or(1, |cpus| cpus.len());
-        let by_load = if size > cpus { SPIN_CROWDED } else { SPIN_ALONE };
+        let by_load = if crowded { SPIN_CROWDED } else { SPIN_ALONE };
         Self { sleep, watch, fence, fences, spin: config.spin.unwrap_or(by_load) }
     }
 

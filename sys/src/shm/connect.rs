@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use nemesia_core::shared::layout::{Geometry, Identity, SegmentKind};
 use nemesia_core::wire::LAYOUT_VERSION;
 
-use super::greeting::{self, Greeting};
+use super::greeting::{self, Cpus, Greeting};
 use super::{Pair, descriptors, views};
 use crate::bootstrap::Exchange;
 use crate::config::Config;
@@ -25,6 +25,7 @@ pub(super) struct World<'a> {
     pub(super) rank: u32,
     pub(super) epoch: u64,
     pub(super) expedited: bool,
+    pub(super) cpus: Cpus,
 }
 
 /// A peer that was met.
@@ -32,6 +33,7 @@ pub(super) struct World<'a> {
 pub(super) struct Peer {
     pub(super) pair: Pair,
     pub(super) expedited: bool,
+    pub(super) cpus: Cpus,
 }
 
 /// Slack in a segment's size: it may be rounded up to huge pages.
@@ -124,8 +126,8 @@ fn call(rank: usize, address: &str, deadline: Instant) -> Result<Connection, Err
 }
 
 fn greet(world: &World<'_>, ours: &Pair, connection: &Connection, deadline: Instant) -> Result<(), String> {
-    let World { geometry, rank, epoch, expedited, .. } = *world;
-    let bytes = Greeting { rank, epoch, geometry, expedited }.encode();
+    let World { geometry, rank, epoch, expedited, cpus, .. } = *world;
+    let bytes = Greeting { rank, epoch, geometry, expedited, cpus }.encode();
     connection.send(&bytes, &descriptors(ours), deadline).map_err(|error| error.to_string())
 }
 
@@ -215,7 +217,7 @@ fn admit(world: &World<'_>, greeting: &Greeting, fds: Vec<OwnedFd>) -> Result<Pe
     };
     let own = attach(own, Access::ReadOnly, SegmentKind::Own, geometry.own().total)?;
     let inbox = attach(inbox, Access::ReadWrite, SegmentKind::Inbox, geometry.inbox().total)?;
-    Ok(Peer { pair: Pair { own, inbox }, expedited: greeting.expedited })
+    Ok(Peer { pair: Pair { own, inbox }, expedited: greeting.expedited, cpus: greeting.cpus })
 }
 
 fn add(watch: &mut Watch, rank: usize, connection: Connection) -> Result<(), Error> {

@@ -3,7 +3,7 @@
 //! The connecting side sends a *greeting* with its two segments' descriptors; the other answers with its own
 //! greeting, or with a *refusal* in words. Greeting, little-endian: magic (8 bytes), layout version (4), rank (4),
 //! epoch (8), processes (4), cells (4), cell bytes (4), fastbox slots (4), flags (4: bit 0, registered for
-//! `membarrier`). Refusal: magic "NEMESIAX", then at most 240 bytes of UTF-8.
+//! `membarrier`), processors that it may run on (64, one bit each, modulo 512). Refusal: magic "NEMESIAX", then at most 240 bytes of UTF-8.
 
 use nemesia_core::shared::layout::{Geometry, MAGIC};
 use nemesia_core::wire::LAYOUT_VERSION;
@@ -12,8 +12,11 @@ use crate::error::Error;
 
 /// Largest packet of either kind, in bytes.
 pub(super) const MOST_BYTES: usize = 256;
-const GREETING_BYTES: usize = 44;
+const GREETING_BYTES: usize = 44 + size_of::<Cpus>();
 const REFUSAL: u64 = u64::from_le_bytes(*b"NEMESIAX");
+
+/// Processors by number, modulo 512.
+pub(crate) type Cpus = [u64; 8];
 
 /// A greeting's content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,6 +25,7 @@ pub(super) struct Greeting {
     pub(super) epoch: u64,
     pub(super) geometry: Geometry,
     pub(super) expedited: bool,
+    pub(super) cpus: Cpus,
 }
 
 impl Greeting {
@@ -35,6 +39,7 @@ impl Greeting {
         for field in [g.peers, g.cells, g.cell_bytes, g.fastbox_slots, u32::from(self.expedited)] {
             bytes.extend(field.to_le_bytes());
         }
+        bytes.extend(self.cpus.iter().flat_map(|word| word.to_le_bytes()));
         bytes
     }
 
@@ -57,9 +62,13 @@ impl Greeting {
         let (cells, rest) = half(rest)?;
         let (cell_bytes, rest) = half(rest)?;
         let (fastbox_slots, rest) = half(rest)?;
-        let (flags, _) = half(rest)?;
+        let (flags, mut rest) = half(rest)?;
+        let mut cpus = Cpus::default();
+        for cpus in &mut cpus {
+            (*cpus, rest) = word(rest)?;
+        }
         let geometry = Geometry { peers, cells, cell_bytes, fastbox_slots };
-        Ok(Self { rank, epoch, geometry, expedited: flags & 1 == 1 })
+        Ok(Self { rank, epoch, geometry, expedited: flags & 1 == 1, cpus })
     }
 }
 
@@ -118,16 +127,18 @@ mod tests {
 
     const GEOMETRY: Geometry = Geometry { peers: 2, cells: 64, cell_bytes: 4096, fastbox_slots: 64 };
 
+    const CPUS: Cpus = [1, 2, 3, 4, 5, 6, 7, u64::MAX];
+
     #[test]
     fn a_greeting_survives_the_wire() {
-        let greeting = Greeting { rank: 3, epoch: 9, geometry: GEOMETRY, expedited: true };
+        let greeting = Greeting { rank: 3, epoch: 9, geometry: GEOMETRY, expedited: true, cpus: CPUS };
         assert_eq!(greeting.encode().len(), GREETING_BYTES);
         assert_eq!(Greeting::decode(&greeting.encode()), Ok(greeting));
     }
 
     #[test]
     fn any_prefix_and_any_flip_is_refused_or_understood_but_never_panics() {
-        let bytes = Greeting { rank: 3, epoch: 9, geometry: GEOMETRY, expedited: true }.encode();
+        let bytes = Greeting { rank: 3, epoch: 9, geometry: GEOMETRY, expedited: true, cpus: CPUS }.encode();
         for end in 0..bytes.len() {
             assert!(Greeting::decode(&bytes[..end]).is_err());
             let mut flipped = bytes.clone();
@@ -138,7 +149,8 @@ mod tests {
 
     #[test]
     fn another_version_is_refused_by_name() {
-        let mut bytes = Greeting { rank: 0, epoch: 0, geometry: GEOMETRY, expedited: false }.encode();
+        let mut bytes =
+            Greeting { rank: 0, epoch: 0, geometry: GEOMETRY, expedited: false, cpus: CPUS }.encode();
         bytes[8] = 99;
         let error = Greeting::decode(&bytes).unwrap_err();
         assert!(error.contains("version 99") && error.contains("same nemesia"), "{error}");

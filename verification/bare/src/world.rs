@@ -64,6 +64,7 @@ impl Storage for Arrays {
     type Peers = [Peer; 2];
     type Entries = [slab::Slot<Message>; 2];
     type Chunks = [u8; CHUNK];
+    type Buckets = [slab::List; 4];
 }
 
 type Rank<'a> = Engine<ShmPort<'a, Nobody, [Option<Link<'a>>; 2], [CellRecord; CELLS]>, Arrays>;
@@ -88,6 +89,8 @@ fn rank<'a>(me: u32, own: &'a Memory, peer: &'a Memory, cells: [PayloadMut<'a>; 
         peers: core::array::from_fn(|_| Peer::default()),
         entries: core::array::from_fn(|_| slab::Slot::default()),
         chunks: [0; CHUNK],
+        posted: [slab::List::new(); 4],
+        stored: [slab::List::new(); 4],
     };
     Some(Engine::new(me, port, lent))
 }

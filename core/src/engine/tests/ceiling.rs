@@ -7,9 +7,10 @@ use crate::engine::{Failure, Status};
 use crate::matching::Source;
 use crate::shared::tests::contents;
 use crate::shared::tests::fabric::{Fabric, tiny};
+use crate::slab::{List, Slot};
 
-const TINY: Room = Room { requests: 512, entries: 2, chunks: 1 };
-const NOTHING: Room = Room { requests: 512, entries: 0, chunks: 0 };
+const TINY: Room = Room { requests: 512, entries: 2, chunks: 1, buckets: 2 };
+const NOTHING: Room = Room { requests: 512, entries: 0, chunks: 0, buckets: 2 };
 
 fn received(world: &mut World<'_>, receive: Ticket, from: u32, tag: u64, len: usize) {
     let (outcome, bytes) = world.done(receive);
@@ -119,8 +120,10 @@ fn more_entries_let_the_held_go_on() {
     world.isend(0, 1, 1, contents(1, 8));
     world.settle();
     assert!(world.engine(1).is_held(0));
-    world.engine(1).entries_mut().push(Default::default());
-    world.engine(1).release_held();
+    world.engine(1).grow_unexpected(|entries, lists| {
+        entries.push(Slot::default());
+        lists.resize(8, List::new());
+    });
     world.settle();
     assert_eq!((world.engine(1).unexpected_messages(), world.engine(1).held_peers()), (1, 0));
 }

@@ -193,7 +193,7 @@ fn siege(seed: u64, steps: usize) -> usize {
     let (cells, fastbox_slots) = (rng.pick(&[4, 8]), rng.pick(&[4, 16]));
     let fabric = Fabric::new(Geometry { peers: 3, cells, cell_bytes: 256, fastbox_slots });
     let room = rng.pick(&[(64, 64), (2, 2), (0, 0)]);
-    let room = Room { requests: 256, entries: room.0, chunks: room.1 };
+    let room = Room { requests: 256, entries: room.0, chunks: room.1, buckets: 2 };
     let (world, streams) = (World::new(&fabric, room), Default::default());
     let mut siege = Siege { seed, rng, world, streams, doubtful: vec![], scribbles: 0 };
     for _ in 0..steps {

@@ -404,7 +404,7 @@ fn geometry(rng: &mut Rng) -> Geometry {
 
 fn room(rng: &mut Rng) -> Room {
     let (entries, chunks) = rng.pick(&[(512, 512), (4, 2), (1, 1), (2, 0), (0, 0)]);
-    Room { requests: rng.pick(&[8, 256]), entries, chunks }
+    Room { requests: rng.pick(&[8, 256]), entries, chunks, buckets: rng.pick(&[0, 1, 3, 16]) }
 }
 
 fn simulate(seed: u64, deaths: bool) {

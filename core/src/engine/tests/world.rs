@@ -8,7 +8,7 @@ use crate::engine::{Engine, Lent, Outcome, Peer, Request, RequestId, StartError,
 use crate::matching::{Pattern, Source};
 use crate::port::PeerId;
 use crate::shared::tests::fabric::{Fabric, Lender, Loan, TestPort};
-use crate::slab::Slot;
+use crate::slab::{List, Slot};
 use crate::unexpected::{CHUNK, Message};
 
 #[derive(Debug)]
@@ -19,6 +19,7 @@ impl Storage for Vectors {
     type Peers = Vec<Peer>;
     type Entries = Vec<Slot<Message>>;
     type Chunks = Vec<u8>;
+    type Buckets = Vec<List>;
 }
 
 pub(super) type TestEngine<'a> = Engine<Spy<TestPort<'a>>, Vectors>;
@@ -29,10 +30,11 @@ pub(super) struct Room {
     pub(super) requests: usize,
     pub(super) entries: usize,
     pub(super) chunks: usize,
+    pub(super) buckets: usize,
 }
 
 /// Enough for any test.
-pub(super) const AMPLE: Room = Room { requests: 512, entries: 512, chunks: 512 };
+pub(super) const AMPLE: Room = Room { requests: 512, entries: 512, chunks: 512, buckets: 4 };
 
 fn slots<T: Default>(count: usize) -> Vec<Slot<T>> {
     (0..count).map(|_| Slot::default()).collect()
@@ -66,6 +68,8 @@ impl<'a> World<'a> {
                 peers: (0..peers).map(|_| Peer::default()).collect(),
                 entries: slots(room.entries),
                 chunks: vec![0; room.chunks * CHUNK],
+                posted: vec![List::new(); room.buckets],
+                stored: vec![List::new(); room.buckets],
             };
             Engine::new(rank, Spy::new(fabric.port(rank)), lent)
         };
