@@ -5,7 +5,9 @@ mod wait;
 
 use std::time::Duration;
 
-use nemesia_core::engine::{Engine, Lent, Peer, Request as Operation, RequestId, StartError, Storage};
+use nemesia_core::engine::{
+    Bypass, Engine, Lent, Peer, Request as Operation, RequestId, StartError, Storage,
+};
 use nemesia_core::matching::{Pattern, Source as CoreSource};
 use nemesia_core::payload::{RecvBuf, SendBuf};
 use nemesia_core::slab::{List, Slot};
@@ -205,18 +207,17 @@ impl Endpoint {
     #[inline]
     pub fn recv(&mut self, from: Source, tag: Tag, buf: &mut [u8]) -> Result<Status, Error> {
         let pattern = pattern(from, tag);
-        if self.engine.can_bypass(&pattern) {
-            // SAFETY: the buffer is borrowed until this returns, and `recv_bypass` returns only when the engine has done
-            // with it, or gives it back.
-            let buf = unsafe { RecvBuf::from_raw(buf.as_mut_ptr(), buf.len()) };
-            if let Some(outcome) = self.recv_bypass(&pattern, buf) {
-                return outcome;
-            }
+        // SAFETY: the buffer is borrowed until this returns, and `recv_bypass` and `finish` return only when the engine has
+        // done with it.
+        let mut buf = unsafe { RecvBuf::from_raw(buf.as_mut_ptr(), buf.len()) };
+        if !self.engine.can_bypass(&pattern) {
+            let request = self.post(pattern, buf)?;
+            return self.finish(request);
         }
-        // SAFETY: the buffer is borrowed until this returns, and `finish` returns only when the engine has done with
-        // it.
-        let request = unsafe { self.irecv(from, tag, buf.as_mut_ptr(), buf.len()) }?;
-        self.finish(request)
+        match self.engine.receive_step(&pattern, &mut buf) {
+            Bypass::Done(Ok(done)) => Ok(status(done)),
+            step => self.recv_bypass(&pattern, buf, step),
+        }
     }
 
     /// Starts a send of `len` bytes at `base`; [`Endpoint::test`] or [`Endpoint::wait`] completes it. For runtimes;
@@ -263,11 +264,15 @@ impl Endpoint {
         base: *mut u8,
         len: usize,
     ) -> Result<Request, Error> {
-        let pattern = pattern(from, tag);
+        // SAFETY: the caller's promise.
+        self.post(pattern(from, tag), unsafe { RecvBuf::from_raw(base, len) })
+    }
+
+    /// Posts a receive, when there is room; an error means that the buffer is not used.
+    #[inline]
+    fn post(&mut self, pattern: Pattern, mut buf: RecvBuf) -> Result<Request, Error> {
         loop {
-            // SAFETY: the caller's promise; a buffer that was not posted is forgotten.
-            let buf = unsafe { RecvBuf::from_raw(base, len) };
-            match self.engine.irecv(pattern, buf) {
+            match self.engine.irecv(pattern, &mut buf) {
                 Ok(id) => return Ok(Request(id)),
                 Err(error) => self.make_room(error)?,
             }

@@ -43,12 +43,13 @@ fn outcome(from: PeerId, envelope: &Envelope, room: usize) -> Outcome {
 }
 
 impl<P: MessagePort, S: Storage> Engine<P, S> {
-    /// Posts a receive. It may be complete at once; [`Engine::test`] tells.
+    /// Posts a receive. It may be complete at once; [`Engine::test`] tells. The buffer is taken out of `buf`, unless there
+    /// is an error.
     ///
     /// # Errors
     /// See [`StartError`]; nothing was posted. A source that is gone is an error unless a message of it waits.
     #[inline]
-    pub fn irecv(&mut self, pattern: Pattern, buf: RecvBuf) -> Result<RequestId, StartError> {
+    pub fn irecv(&mut self, pattern: Pattern, buf: &mut RecvBuf) -> Result<RequestId, StartError> {
         if let Source::Rank(rank) = pattern.source
             && rank >= self.size()
         {
@@ -59,7 +60,11 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         }
         self.check_alive(pattern.source)?;
         let number = self.posted.take_number();
-        let index = self.start(State::Posted { pattern, buf, number })?;
+        // The slot first: without one, the buffer stays the caller's.
+        let index = self.start(State::Posted { pattern, buf: RecvBuf::empty(), number })?;
+        if let State::Posted { buf: posted, .. } = &mut self.requests.get_mut(index).0 {
+            core::mem::swap(posted, buf);
+        }
         self.posted.push(&mut self.requests, index, &pattern);
         if let Source::Rank(rank) = pattern.source {
             self.port.expect(rank);
@@ -145,7 +150,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     }
 
     /// A receive that finds its message in the store.
-    fn receive_stored(&mut self, message: u32, mut buf: RecvBuf) -> Result<RequestId, StartError> {
+    fn receive_stored(&mut self, message: u32, buf: &mut RecvBuf) -> Result<RequestId, StartError> {
         let stored = self.unexpected.get(message);
         let (from, envelope, received) = (stored.source, stored.envelope, stored.received);
         let whole = stored.is_whole();
@@ -155,6 +160,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         self.unexpected.read(message, buf.part(0, room));
         self.unexpected.remove(message);
         if !whole {
+            let buf = core::mem::replace(buf, RecvBuf::empty());
             self.requests.get_mut(index).0 = State::Receiving { from, envelope, buf, received };
             self.peer(from).partial = Partial::Request(index);
         }

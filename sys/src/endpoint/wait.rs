@@ -74,27 +74,39 @@ impl Endpoint {
         due
     }
 
-    /// A blocking receive that is not posted, for as long as spinning is reasonable. `None`: post it.
-    #[inline]
+    /// Goes on with a blocking receive that is not posted, from what its first poll found; posts it when spinning does
+    /// not help.
+    ///
+    /// The buffer is the engine's only as long as this runs.
+    #[inline(never)]
     pub(super) fn recv_bypass(
         &mut self,
         pattern: &Pattern,
         mut buf: RecvBuf,
-    ) -> Option<Result<Status, Error>> {
+        mut step: Bypass,
+    ) -> Result<Status, Error> {
         let mut spins = 0;
         while spins < self.waiter.spin && !self.count_turn(1) {
-            match self.engine.receive_step(pattern, &mut buf) {
-                Bypass::Done(outcome) => return Some(outcome.map(status).map_err(Error::from)),
-                Bypass::Posted(id) => return Some(self.finish(Request(id))),
+            match step {
+                Bypass::Done(outcome) => return outcome.map(status).map_err(Error::from),
+                Bypass::Posted(id) => return self.finish(Request(id)),
                 Bypass::Busy if self.engine.can_bypass(pattern) => spins = 0,
                 Bypass::Idle if !self.engine.sends_pending() => {
                     spin_hint();
                     spins += 1;
                 }
-                Bypass::Busy | Bypass::Idle | Bypass::Post => return None,
+                Bypass::Busy | Bypass::Idle | Bypass::Post => break,
+            }
+            step = self.engine.receive_step(pattern, &mut buf);
+        }
+        match step {
+            Bypass::Done(outcome) => outcome.map(status).map_err(Error::from),
+            Bypass::Posted(id) => self.finish(Request(id)),
+            Bypass::Busy | Bypass::Idle | Bypass::Post => {
+                let request = self.post(*pattern, buf)?;
+                self.finish(request)
             }
         }
-        None
     }
 
     #[inline]
@@ -111,7 +123,7 @@ impl Endpoint {
             let idle = self.engine.step().packets == 0;
             spins = if idle { spins + 1 } else { 0 };
             if self.count_turn(1) || spins >= self.waiter.spin {
-                return self.wait_asleep(request, limit);
+                return self.wait_long(request, limit, spins);
             }
             if idle {
                 spin_hint();
@@ -119,11 +131,15 @@ impl Endpoint {
         }
     }
 
-    /// The slow half of waiting: from the first time that spinning did not help.
+    /// The slow half of waiting, which sleeps when spinning does not help, and looks at the clock.
     #[cold]
-    fn wait_asleep(&mut self, request: Request, limit: Option<Duration>) -> Result<Status, Error> {
+    fn wait_long(
+        &mut self,
+        request: Request,
+        limit: Option<Duration>,
+        mut spins: u32,
+    ) -> Result<Status, Error> {
         let deadline = limit.map(|limit| (Instant::now() + limit, limit));
-        let mut spins = self.waiter.spin;
         // Whether nobody had anything for us during a whole sleep.
         let mut in_vain = false;
         loop {

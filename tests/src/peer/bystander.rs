@@ -18,7 +18,13 @@ pub(super) fn run(seed: u64, messages: u64) -> Outcome {
     let mut endpoint = open()?;
     let mut arena = Arena::default();
     barrier(&mut endpoint, BARRIER)?;
-    if endpoint.rank() == 2 {
+    // Not before both are through the barrier: a scribble would undo what is still on the way to them.
+    if endpoint.rank() < 2 {
+        endpoint.send(2, BARRIER + 1, &[])?;
+    } else {
+        for rank in 0..2 {
+            endpoint.recv(Source::Rank(rank), Tag::Exactly(BARRIER + 1), &mut [])?;
+        }
         scribble::everything(seed, SCRIBBLING[seed as usize % 2])?;
         std::process::exit(0);
     }

@@ -117,13 +117,13 @@ pub(crate) unsafe fn exchange(memory: NonNull<u8>, length: usize) -> Option<u64>
     let mut pattern = Pattern { source: Source::Any, context: 0, tag: 1, ignore: 0 };
     let mut small = [0; 8];
     // SAFETY: the buffers live, unused, until the engines are dropped at the end of this function.
-    let (small_buf, large_buf, source) = unsafe {
+    let (mut small_buf, mut large_buf, source) = unsafe {
         let small = RecvBuf::from_raw(small.as_mut_ptr(), small.len());
         (small, RecvBuf::from_raw(to.as_ptr(), MESSAGE), SendBuf::from_raw(from.as_ptr(), MESSAGE))
     };
-    let first = receiver.irecv(pattern, small_buf).ok()?;
+    let first = receiver.irecv(pattern, &mut small_buf).ok()?;
     pattern.tag = 2;
-    let second = receiver.irecv(pattern, large_buf).ok()?;
+    let second = receiver.irecv(pattern, &mut large_buf).ok()?;
     let large = sender.isend(1, 0, 2, source).ok()?;
     if !sender.send_now(1, 0, 1, &7u64.to_le_bytes()) {
         // Nothing overtakes the large message: the engine keeps it.

@@ -115,8 +115,8 @@ impl<'a> World<'a> {
         pattern: Pattern,
         room: usize,
     ) -> Result<Ticket, StartError> {
-        let (loan, buf) = self.lender.receive(room);
-        let started = self.engine(rank).irecv(pattern, buf);
+        let (loan, mut buf) = self.lender.receive(room);
+        let started = self.engine(rank).irecv(pattern, &mut buf);
         self.ticket(rank, loan, started)
     }
 

@@ -1,0 +1,368 @@
+/* Two processes measure what a message costs: ping-pong latency, and windows of messages for bandwidth and rate.
+ *
+ * One source for all: compiled with -DNEMESIA against nemesia.h, otherwise against MPI. What differs stands in the
+ * layer below, a line or two for each operation; what is measured and how is the same text.
+ *
+ *   pingpong TESTS SIZES      pingpong latency,window 0,8,1024
+ *
+ * Rank 0 prints: `core RANK CORE ALLOWED`, `latency BYTES NANOSECONDS`, `window BYTES MESSAGES_PER_SECOND`.
+ */
+#define _GNU_SOURCE
+#include <sched.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+#if defined(__x86_64__)
+#include <x86intrin.h>
+#endif
+
+enum {
+    WINDOW = 64,          /* messages in a window */
+    SECONDS = 300,        /* a process ends after this, whatever its launcher does */
+    PILOT = 20,           /* round trips that tell how many fit into a round */
+    FEWEST_TRIPS = 100,   /* so that the median means something */
+    MOST_TRIPS = 20000,   /* and so that it does not take for ever */
+    MOST_WINDOWS = 4000,
+    COMMAND = 1,          /* tags */
+    CONTENT = 2,
+    ACKNOWLEDGEMENT = 3
+};
+static const double ROUND_NS = 20e6, LONGEST_ROUND_NS = 150e6;
+
+/* ---- The layer: what to call in which library. ---- */
+#ifdef NEMESIA
+#include <nemesia.h>
+
+typedef uint64_t request;
+static nemesia_endpoint *endpoint;
+static int32_t rank, peer, size;
+
+static inline void check(int32_t status) {
+    if (status < 0) {
+        fprintf(stderr, "%s: %s\n", nemesia_status_name(status), nemesia_last_error_message());
+        _exit(EXIT_FAILURE);
+    }
+}
+
+static void start(void) {
+    check(nemesia_endpoint_open(NULL, &endpoint));
+    check(nemesia_endpoint_rank(endpoint, &rank));
+    check(nemesia_endpoint_size(endpoint, &size));
+}
+
+static inline void finish(void) {
+    check(nemesia_endpoint_close(endpoint));
+}
+
+static inline void transmit(int tag, const void *buffer, size_t bytes) {
+    check(nemesia_endpoint_send(endpoint, peer, (uint64_t)tag, buffer, bytes));
+}
+
+static inline void receive(int tag, void *buffer, size_t bytes) {
+    check(nemesia_endpoint_recv(endpoint, peer, (uint64_t)tag, 0, bytes, buffer, NULL));
+}
+
+static inline void start_transmit(int tag, const void *buffer, size_t bytes, request *out) {
+    check(nemesia_endpoint_isend(endpoint, peer, (uint64_t)tag, buffer, bytes, out));
+}
+
+static inline void start_receive(int tag, void *buffer, size_t bytes, request *out) {
+    check(nemesia_endpoint_irecv(endpoint, peer, (uint64_t)tag, 0, bytes, buffer, out));
+}
+
+static inline void wait_all(int count, request *requests) {
+    check(nemesia_endpoint_wait_all(endpoint, (size_t)count, requests, -1, NULL));
+}
+#else
+#include <mpi.h>
+
+typedef MPI_Request request;
+static int rank, peer, size;
+
+/* An error ends the program: that is MPI's default. */
+static void start(void) {
+    MPI_Init(NULL, NULL);
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &size);
+}
+
+static inline void finish(void) {
+    MPI_Finalize();
+}
+
+static inline void transmit(int tag, const void *buffer, size_t bytes) {
+    MPI_Send(buffer, (int)bytes, MPI_BYTE, peer, tag, MPI_COMM_WORLD);
+}
+
+static inline void receive(int tag, void *buffer, size_t bytes) {
+    MPI_Recv(buffer, (int)bytes, MPI_BYTE, peer, tag, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+}
+
+static inline void start_transmit(int tag, const void *buffer, size_t bytes, request *out) {
+    MPI_Isend(buffer, (int)bytes, MPI_BYTE, peer, tag, MPI_COMM_WORLD, out);
+}
+
+static inline void start_receive(int tag, void *buffer, size_t bytes, request *out) {
+    MPI_Irecv(buffer, (int)bytes, MPI_BYTE, peer, tag, MPI_COMM_WORLD, out);
+}
+
+static inline void wait_all(int count, request *requests) {
+    MPI_Waitall(count, requests, MPI_STATUSES_IGNORE);
+}
+#endif
+
+/* ---- Time stamps: the processor's counter, which ticks evenly on what is sold today; else the clock. ---- */
+static double tick_ns = 1;
+
+static double clock_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return 1e9 * (double)now.tv_sec + (double)now.tv_nsec;
+}
+
+static inline uint64_t ticks(void) {
+#if defined(__x86_64__)
+    return __rdtsc();
+#else
+    return (uint64_t)clock_ns();
+#endif
+}
+
+static void calibrate(void) {
+    const double begin = clock_ns();
+    const uint64_t first = ticks();
+    double now;
+    do {
+        now = clock_ns();
+    } while (now - begin < 20e6);
+    tick_ns = (now - begin) / (double)(ticks() - first);
+}
+
+/* ---- What is measured. ---- */
+enum kind { CHECK, TRIPS, WINDOWS, FINISH };
+
+struct command {
+    uint64_t kind, bytes, count;
+};
+
+static char *outgoing, *incoming;
+static uint64_t samples[MOST_TRIPS + MOST_TRIPS / 10];
+static request requests[WINDOW];
+
+static void die(const char *problem) {
+    fprintf(stderr, "pingpong: %s\n", problem);
+    _exit(EXIT_FAILURE);
+}
+
+static void command(enum kind kind, size_t bytes, size_t count) {
+    const struct command packet = {kind, bytes, count};
+    transmit(COMMAND, &packet, sizeof packet);
+}
+
+/* Rank 0: as many round trips, and how many ticks each took. */
+static void ping(size_t bytes, size_t count) {
+    uint64_t last, now;
+    size_t trip;
+    command(TRIPS, bytes, count);
+    last = ticks();
+    for (trip = 0; trip < count; trip++) {
+        transmit(CONTENT, outgoing, bytes);
+        receive(CONTENT, incoming, bytes);
+        now = ticks();
+        samples[trip] = now - last;
+        last = now;
+    }
+}
+
+static void pong(size_t bytes, size_t count) {
+    for (; count > 0; count--) {
+        receive(CONTENT, incoming, bytes);
+        transmit(CONTENT, outgoing, bytes);
+    }
+}
+
+/* Rank 0: as many windows, each acknowledged by an empty message; how long they took together. */
+static double transmit_windows(size_t bytes, size_t count) {
+    uint64_t begin;
+    int at;
+    command(WINDOWS, bytes, count);
+    begin = ticks();
+    for (; count > 0; count--) {
+        for (at = 0; at < WINDOW; at++) {
+            start_transmit(CONTENT, outgoing, bytes, &requests[at]);
+        }
+        wait_all(WINDOW, requests);
+        receive(ACKNOWLEDGEMENT, incoming, 0);
+    }
+    return tick_ns * (double)(ticks() - begin);
+}
+
+static void receive_windows(size_t bytes, size_t count) {
+    int at;
+    for (; count > 0; count--) {
+        for (at = 0; at < WINDOW; at++) {
+            start_receive(CONTENT, incoming, bytes, &requests[at]);
+        }
+        wait_all(WINDOW, requests);
+        transmit(ACKNOWLEDGEMENT, outgoing, 0);
+    }
+}
+
+static unsigned char content(size_t bytes, size_t at, int sender) {
+    return (unsigned char)((at * 31 + bytes + (size_t)sender * 7) % 251);
+}
+
+static void transmit_content(size_t bytes) {
+    size_t at;
+    for (at = 0; at < bytes; at++) {
+        outgoing[at] = (char)content(bytes, at, rank);
+    }
+    transmit(CONTENT, outgoing, bytes);
+}
+
+static void receive_content(size_t bytes) {
+    size_t at;
+    memset(incoming, 255, bytes);
+    receive(CONTENT, incoming, bytes);
+    for (at = 0; at < bytes; at++) {
+        if ((unsigned char)incoming[at] != content(bytes, at, peer)) {
+            die("a message arrived damaged");
+        }
+    }
+}
+
+static int compare(const void *left, const void *right) {
+    const uint64_t a = *(const uint64_t *)left, b = *(const uint64_t *)right;
+    return (a > b) - (a < b);
+}
+
+static double median_ns(size_t from, size_t count) {
+    qsort(samples + from, count, sizeof *samples, compare);
+    return tick_ns * (double)samples[from + count / 2];
+}
+
+static size_t fitting(double fewest, double wanted, double most) {
+    return (size_t)(wanted < fewest ? fewest : wanted > most ? most : wanted);
+}
+
+/* Half the median round trip. */
+static void latency(size_t bytes) {
+    double trip, fewest;
+    size_t count;
+    ping(bytes, PILOT);
+    trip = median_ns(0, PILOT) + 1;
+    fewest = LONGEST_ROUND_NS / trip < FEWEST_TRIPS ? LONGEST_ROUND_NS / trip + 1 : FEWEST_TRIPS;
+    count = fitting(fewest, ROUND_NS / trip, MOST_TRIPS);
+    ping(bytes, count + count / 10);
+    printf("latency %zu %.2f\n", bytes, median_ns(count / 10, count) / 2);
+}
+
+static void windows(size_t bytes) {
+    double window;
+    size_t count;
+    transmit_windows(bytes, 1);
+    window = transmit_windows(bytes, 2) / 2 + 1;
+    count = fitting(2, ROUND_NS / window, MOST_WINDOWS);
+    window = transmit_windows(bytes, count) / (double)count;
+    printf("window %zu %.1f\n", bytes, WINDOW / window * 1e9);
+}
+
+/* Which core we are on, and how many we could be on. */
+static void tell_cores(void) {
+    int32_t place[2] = {0, 0};
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    sched_getaffinity(0, sizeof set, &set);
+    place[0] = sched_getcpu();
+    place[1] = CPU_COUNT(&set);
+    if (rank == 1) {
+        transmit(CONTENT, place, sizeof place);
+        return;
+    }
+    printf("core 0 %d %d\n", (int)place[0], (int)place[1]);
+    receive(CONTENT, place, sizeof place);
+    printf("core 1 %d %d\n", (int)place[0], (int)place[1]);
+}
+
+static void measure(const char *tests, char *sizes) {
+    char *word;
+    for (word = strtok(sizes, ","); word != NULL; word = strtok(NULL, ",")) {
+        const size_t bytes = strtoull(word, NULL, 10);
+        command(CHECK, bytes, 1);
+        transmit_content(bytes);
+        receive_content(bytes);
+        if (strstr(tests, "latency") != NULL) {
+            latency(bytes);
+        }
+        if (strstr(tests, "window") != NULL) {
+            windows(bytes);
+        }
+    }
+    command(FINISH, 0, 0);
+}
+
+static void serve(void) {
+    struct command next;
+    for (;;) {
+        receive(COMMAND, &next, sizeof next);
+        switch (next.kind) {
+        case CHECK:
+            receive_content(next.bytes);
+            transmit_content(next.bytes);
+            break;
+        case TRIPS:
+            pong(next.bytes, next.count);
+            break;
+        case WINDOWS:
+            receive_windows(next.bytes, next.count);
+            break;
+        default:
+            return;
+        }
+    }
+}
+
+static size_t largest(const char *sizes) {
+    size_t most = 4096;
+    while (*sizes != 0) {
+        char *end;
+        const size_t bytes = strtoull(sizes, &end, 10);
+        most = bytes > most ? bytes : most;
+        sizes = *end == ',' ? end + 1 : end + strlen(end);
+    }
+    return (most + 4095) / 4096 * 4096;
+}
+
+int main(int count, char **arguments) {
+    size_t most;
+    if (count != 3) {
+        die("give tests and sizes: pingpong latency,window 0,8,1024");
+    }
+    alarm(SECONDS);
+    calibrate();
+    start();
+    if (size != 2) {
+        die("start two processes");
+    }
+    peer = 1 - rank;
+    most = largest(arguments[2]);
+    outgoing = aligned_alloc(4096, most);
+    incoming = aligned_alloc(4096, most);
+    if (outgoing == NULL || incoming == NULL) {
+        die("there is no memory");
+    }
+    /* Every page is there before anything is measured. */
+    memset(outgoing, 1, most);
+    memset(incoming, 1, most);
+    tell_cores();
+    if (rank == 0) {
+        measure(arguments[1], arguments[2]);
+    } else {
+        serve();
+    }
+    finish();
+    return EXIT_SUCCESS;
+}
