@@ -96,6 +96,9 @@ fn greeting(kind: &str, rank: u32) -> Vec<u8> {
     for field in [peers, cells, cell_bytes, fastbox_slots, 0] {
         bytes.extend(field.to_le_bytes());
     }
+    // The processors that it may run on: the first.
+    bytes.extend(1u64.to_le_bytes());
+    bytes.extend([0; 56]);
     match kind {
         "greeting-garbage" => b"GET / HTTP/1.1".to_vec(),
         "greeting-short" => bytes[..20].to_vec(),
