@@ -2,7 +2,7 @@
 
 use nemesia_core::engine::Request;
 use nemesia_core::shared::layout::{HEADER_PAGE, LayoutError};
-use nemesia_core::slab::Slot;
+use nemesia_core::slab::{List, Slot};
 use nemesia_core::unexpected::Message;
 
 use crate::config::Config;
@@ -112,8 +112,9 @@ impl Bill {
     /// A size that is out of range.
     pub fn new(config: &Config, processes: u32) -> Result<Self, LayoutError> {
         let geometry = config.geometry(processes)?;
-        let entry = size_of::<Slot<Message>>() as u64;
-        let request = size_of::<Slot<Request>>() as u64;
+        // Each comes with the list that finds it.
+        let entry = (size_of::<Slot<Message>>() + size_of::<List>()) as u64;
+        let request = (size_of::<Slot<Request>>() + size_of::<List>()) as u64;
         let (messages, requests) = (config.unexpected_messages as u64, config.requests as u64);
         Ok(Self {
             processes,

@@ -5,7 +5,11 @@
  *
  *   pingpong TESTS SIZES      pingpong latency,window 0,8,1024
  *
+ * A ping-pong sends back what came, from where it came: its bytes have just been written, by the other core, as those
+ * of a message that means something. With `still` among the tests it sends from a buffer that nobody ever changes.
+ *
  * Rank 0 prints: `core RANK CORE ALLOWED`, `latency BYTES NANOSECONDS`, `window BYTES MESSAGES_PER_SECOND`.
+ * Values are medians, of round trips and of windows: on a core that is shared some of them are interrupted.
  */
 #define _GNU_SOURCE
 #include <sched.h>
@@ -23,6 +27,7 @@ enum {
     WINDOW = 64,          /* messages in a window */
     SECONDS = 300,        /* a process ends after this, whatever its launcher does */
     PILOT = 20,           /* round trips that tell how many fit into a round */
+    PILOT_WINDOWS = 3,    /* and windows */
     FEWEST_TRIPS = 100,   /* so that the median means something */
     MOST_TRIPS = 20000,   /* and so that it does not take for ever */
     MOST_WINDOWS = 4000,
@@ -149,6 +154,7 @@ struct command {
 };
 
 static char *outgoing, *incoming;
+static char *thrown; /* what a ping-pong sends from: one of the two */
 static uint64_t samples[MOST_TRIPS + MOST_TRIPS / 10];
 static request requests[WINDOW];
 
@@ -169,7 +175,7 @@ static void ping(size_t bytes, size_t count) {
     command(TRIPS, bytes, count);
     last = ticks();
     for (trip = 0; trip < count; trip++) {
-        transmit(CONTENT, outgoing, bytes);
+        transmit(CONTENT, thrown, bytes);
         receive(CONTENT, incoming, bytes);
         now = ticks();
         samples[trip] = now - last;
@@ -180,24 +186,27 @@ static void ping(size_t bytes, size_t count) {
 static void pong(size_t bytes, size_t count) {
     for (; count > 0; count--) {
         receive(CONTENT, incoming, bytes);
-        transmit(CONTENT, outgoing, bytes);
+        transmit(CONTENT, thrown, bytes);
     }
 }
 
-/* Rank 0: as many windows, each acknowledged by an empty message; how long they took together. */
-static double transmit_windows(size_t bytes, size_t count) {
-    uint64_t begin;
+/* Rank 0: as many windows, each acknowledged by an empty message, and how many ticks each took. */
+static void transmit_windows(size_t bytes, size_t count) {
+    uint64_t last, now;
+    size_t window;
     int at;
     command(WINDOWS, bytes, count);
-    begin = ticks();
-    for (; count > 0; count--) {
+    last = ticks();
+    for (window = 0; window < count; window++) {
         for (at = 0; at < WINDOW; at++) {
             start_transmit(CONTENT, outgoing, bytes, &requests[at]);
         }
         wait_all(WINDOW, requests);
         receive(ACKNOWLEDGEMENT, incoming, 0);
+        now = ticks();
+        samples[window] = now - last;
+        last = now;
     }
-    return tick_ns * (double)(ticks() - begin);
 }
 
 static void receive_windows(size_t bytes, size_t count) {
@@ -260,14 +269,15 @@ static void latency(size_t bytes) {
     printf("latency %zu %.2f\n", bytes, median_ns(count / 10, count) / 2);
 }
 
+/* The messages of a window by its median time. */
 static void windows(size_t bytes) {
     double window;
     size_t count;
-    transmit_windows(bytes, 1);
-    window = transmit_windows(bytes, 2) / 2 + 1;
-    count = fitting(2, ROUND_NS / window, MOST_WINDOWS);
-    window = transmit_windows(bytes, count) / (double)count;
-    printf("window %zu %.1f\n", bytes, WINDOW / window * 1e9);
+    transmit_windows(bytes, PILOT_WINDOWS);
+    window = median_ns(0, PILOT_WINDOWS) + 1;
+    count = fitting(PILOT_WINDOWS, ROUND_NS / window, MOST_WINDOWS);
+    transmit_windows(bytes, count);
+    printf("window %zu %.1f\n", bytes, WINDOW / median_ns(0, count) * 1e9);
 }
 
 /* Which core we are on, and how many we could be on. */
@@ -354,6 +364,7 @@ int main(int count, char **arguments) {
     if (outgoing == NULL || incoming == NULL) {
         die("there is no memory");
     }
+    thrown = strstr(arguments[1], "still") != NULL ? outgoing : incoming;
     /* Every page is there before anything is measured. */
     memset(outgoing, 1, most);
     memset(incoming, 1, most);

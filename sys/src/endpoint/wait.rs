@@ -142,6 +142,8 @@ impl Endpoint {
         let deadline = limit.map(|limit| (Instant::now() + limit, limit));
         // Whether nobody had anything for us during a whole sleep.
         let mut in_vain = false;
+        // Whether somebody woke us, and nothing was found since.
+        let mut misled = false;
         loop {
             let packets = self.engine.progress().packets;
             if let Some(outcome) = self.outcome(request) {
@@ -154,7 +156,7 @@ impl Endpoint {
                 return Err(Error::Timeout(limit));
             }
             if packets > 0 {
-                (spins, in_vain) = (0, false);
+                (spins, in_vain, misled) = (0, false, false);
                 continue;
             }
             spins += 1;
@@ -170,7 +172,13 @@ impl Endpoint {
             if let Some((_, limit)) = expired() {
                 return Err(Error::Timeout(limit));
             }
-            in_vain = !self.sleep(deadline.map(|(deadline, _)| deadline));
+            if std::mem::take(&mut misled) {
+                // The entry in our inbox may be lost; the cells are the truth.
+                self.engine.port_mut().sweep_all();
+                continue;
+            }
+            misled = self.sleep(deadline.map(|(deadline, _)| deadline));
+            in_vain = !misled;
         }
     }
 
