@@ -1,0 +1,176 @@
+"""The contenders: how each is run, and how what it prints is read.
+
+Each is a function of the setting that returns {(test, bytes): value}: latency in nanoseconds one way, bandwidth in MB/s
+(10^6 bytes), rate in messages a second.
+"""
+
+import csv
+import dataclasses
+import io
+import os
+import pathlib
+
+import job
+
+LIMIT = 60  # seconds for one program
+SMALL_LIMIT = 20  # and for one of those that measure one size
+ROUND_NS = 20e6  # one measurement of one size takes about this
+PEERS = ("mpich", "openmpi", "ucx", "libfabric")
+HYDRA = ["mpiexec.hydra", "-n", "2", "-bind-to", "core"]
+OPENMPI = ["mpiexec.openmpi", "--allow-run-as-root", "--mca", "btl", "vader,self", "--bind-to", "core", "-n", "2"]
+
+
+@dataclasses.dataclass
+class Setting:
+    """What is measured, where, and with which programs."""
+
+    tests: list
+    sizes: list
+    scratch: pathlib.Path
+    env: dict
+    still: bool
+    cores: list = dataclasses.field(default_factory=list)
+    warnings: set = dataclasses.field(default_factory=set)
+
+    def windows(self):
+        return "bandwidth" in self.tests or "rate" in self.tests
+
+
+def ours(setting):
+    return pingpong("ours", HYDRA, setting)
+
+
+def mpich(setting):
+    return pingpong("mpich", HYDRA, setting)
+
+
+def openmpi(setting):
+    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    return pingpong("openmpi", OPENMPI, setting, root)
+
+
+def pingpong(name, launcher, setting, more=None):
+    """Our own program, over one of the libraries that it can be compiled against."""
+    asked = {"latency": "latency" in setting.tests, "window": setting.windows(), "still": setting.still}
+    tests = [test for test, wanted in asked.items() if wanted]
+    program = [str(setting.scratch / f"pingpong-{name}"), ",".join(tests), ",".join(map(str, setting.sizes))]
+    text = job.run(launcher + program, LIMIT, {**setting.env, **(more or {})})
+    found = {}
+    for line in text.splitlines():
+        word, *fields = line.split() or [""]
+        if word == "core":
+            check_core(name, setting, *map(int, fields))
+        elif word == "latency":
+            found["latency", int(fields[0])] = float(fields[1])
+        elif word == "window":
+            found.update(throughput(int(fields[0]), float(fields[1])))
+    if not found:
+        raise job.Failed(f"it printed nothing that could be read: {job.last_words(text)}")
+    return only(setting, found)
+
+
+def check_core(name, setting, rank, core, allowed):
+    if core not in setting.cores[rank]:
+        setting.warnings.add(f"{name}: rank {rank} ran on core {core}, not where ours does: {setting.cores[rank]}")
+    if allowed > len(setting.cores[rank]):
+        setting.warnings.add(f"{name}: rank {rank} was not pinned: {allowed} cores to choose from")
+
+
+def ucx(setting):
+    found = {}
+    for size in setting.sizes:
+        if "latency" in setting.tests:
+            fields = ucx_perftest("tag_lat", size, 2 * (400 + 0.1 * size), setting)
+            found["latency", size] = 1000 * number(fields, "percentile_lat")
+        if setting.windows():
+            fields = ucx_perftest("tag_bw", size, 150 + 0.1 * size, setting)
+            found.update(throughput(size, number(fields, "overall_mr")))
+    return only(setting, found)
+
+
+def ucx_perftest(test, size, guess_ns, setting):
+    """One run; its last line of values, by the names of the columns."""
+    port, count = job.free_port(), iterations(guess_ns, 20, 200_000)
+    common = ["ucx_perftest", "-p", str(port)]
+    server = common + ["-c", str(setting.cores[1][0])]
+    client = common + ["-c", str(setting.cores[0][0]), "127.0.0.1", "-t", test, "-s", str(size), "-n", str(count),
+                       "-w", str(max(count // 10, 4)), "-f", "-v"]
+    text = job.run_pair(server, client, port, SMALL_LIMIT, {**setting.env, "UCX_TLS": "shm,self"})
+    rows = list(csv.DictReader(io.StringIO(text)))
+    if not rows:
+        raise job.Failed(f"{test} of {size} bytes printed no values: {job.last_words(text)}")
+    return rows[-1]
+
+
+def libfabric(setting):
+    found = {}
+    for size in setting.sizes:
+        port, count = job.free_port(), iterations(2 * (1000 + 0.1 * size), 20, 10_000)
+        program = ["fi_pingpong", "-p", "shm", "-e", "rdm", "-S", str(size), "-I", str(count)]
+        server = ["taskset", "-c", str(setting.cores[1][0]), *program, "-B", str(port)]
+        client = ["taskset", "-c", str(setting.cores[0][0]), *program, "-P", str(port), "127.0.0.1"]
+        text = job.run_pair(server, client, port, SMALL_LIMIT, setting.env)
+        lines = [line.split() for line in text.splitlines() if line.strip()]
+        if len(lines) < 2 or len(lines[-1]) != len(lines[-2]):
+            raise job.Failed(f"fi_pingpong of {size} bytes printed no values: {job.last_words(text)}")
+        fields = dict(zip(lines[-2], lines[-1]))
+        found["latency", size] = 1000 * number(fields, "usec/xfer")
+        # That of the ping-pong: it has no windows, and so no rate either.
+        if size > 0:
+            found["bandwidth", size] = number(fields, "MB/sec")
+    return only(setting, found)
+
+
+RUNNERS = {"ours": ours, "mpich": mpich, "openmpi": openmpi, "ucx": ucx, "libfabric": libfabric}
+
+
+def number(fields, column):
+    """The value of the column whose name ends so."""
+    for name, value in fields.items():
+        if name and name.endswith(column):
+            try:
+                return float(value)
+            except (TypeError, ValueError):
+                break
+    raise job.Failed(f"there is no number for '{column}' in {fields}")
+
+
+def iterations(each_ns, fewest, most):
+    return int(min(max(ROUND_NS / each_ns, fewest), most))
+
+
+def throughput(size, rate):
+    found = {("rate", size): rate}
+    if size > 0:
+        found["bandwidth", size] = rate * size / 1e6
+    return found
+
+
+def only(setting, found):
+    return {key: value for key, value in found.items() if key[0] in setting.tests and value > 0}
+
+
+def hand_over(setting):
+    """Nanoseconds in which the machine hands a cache line from one core to the other."""
+    cores = [str(cores[0]) for cores in setting.cores]
+    return float(job.run([str(setting.scratch / "handover"), *cores], LIMIT))
+
+
+def bound_cores(env):
+    """The cores to which the launcher binds the two ranks; everybody else is put there too."""
+    shell = 'while read -r key value; do if [ "$key" = Cpus_allowed_list: ]; then echo "$PMI_RANK $value"; fi; done'
+    text = job.run([*HYDRA, "sh", "-c", f"{shell} </proc/self/status"], LIMIT, env)
+    ranks = dict(line.split() for line in text.splitlines() if len(line.split()) == 2)
+    cores = [numbers(ranks.get(rank, "")) for rank in ("0", "1")]
+    if not all(cores) or set(cores[0]) & set(cores[1]) or len(cores[0]) >= (os.cpu_count() or 1):
+        raise job.Failed(f"two processes can't be bound to a core each here: {text.strip()!r}")
+    return cores
+
+
+def numbers(text):
+    """The numbers of a list as the kernel writes it: 0-3,8."""
+    found = []
+    for item in filter(None, text.split(",")):
+        low, _, high = item.partition("-")
+        found.extend(range(int(low), int(high or low) + 1))
+    return found

@@ -1,0 +1,85 @@
+"""What has to be there before anything is measured: the peers' packages, our library, the programs that measure."""
+
+import os
+import pathlib
+import shutil
+
+import job
+
+HERE = pathlib.Path(__file__).resolve().parent
+REPOSITORY = HERE.parent.parent
+LIMIT = 600  # seconds, for an installation or a build
+# What each contender needs: the program, and Debian's package that brings it.
+NEEDS = {
+    "ours": {"cc": "gcc", "mpiexec.hydra": "mpich"},
+    "mpich": {"mpicc.mpich": "libmpich-dev", "mpiexec.hydra": "mpich"},
+    "openmpi": {"mpicc.openmpi": "libopenmpi-dev", "mpiexec.openmpi": "openmpi-bin"},
+    "ucx": {"ucx_perftest": "ucx-utils"},
+    "libfabric": {"fi_pingpong": "libfabric-bin", "taskset": "util-linux"},
+}
+# Warnings are for those who change the source; MPICH's header makes some of its own.
+FLAGS = ["-std=gnu11", "-O2", "-w"]
+
+
+def missing(name):
+    """The packages that this contender lacks, by program."""
+    return {program: package for program, package in NEEDS[name].items() if not shutil.which(program)}
+
+
+def install(names, say):
+    """Installs what is missing, where that needs no password."""
+    packages = sorted({package for name in names for package in missing(name).values()})
+    if not packages:
+        return
+    root = as_root()
+    if root is None or not shutil.which("apt-get"):
+        say(f"not installed, and not mine to install: apt-get install {' '.join(packages)}")
+        return
+    say(f"installing: {' '.join(packages)}")
+    quiet = ["env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "-qy", "--no-install-recommends", "install"]
+    for command in (["apt-get", "-q", "update"], quiet + packages):
+        try:
+            job.run(root + command, LIMIT)
+        except job.Failed as error:
+            say(f"apt-get: {error}")
+
+
+def as_root():
+    """What to put before a command that root runs; None if we may not."""
+    if os.geteuid() == 0:
+        return []
+    try:
+        job.run(["sudo", "-n", "true"], 10)
+        return ["sudo", "-n"]
+    except job.Failed:
+        return None
+
+
+def target():
+    """Where cargo builds."""
+    return pathlib.Path(os.environ.get("CARGO_TARGET_DIR") or REPOSITORY / "target").absolute()
+
+
+def build(name, scratch):
+    """Builds what this contender runs; `job.Failed` says what is in the way."""
+    lacking = missing(name)
+    if lacking:
+        raise job.Failed("; ".join(f"{program} is not installed (package {it})" for program, it in lacking.items()))
+    source, program = str(HERE / "pingpong.c"), str(scratch / f"pingpong-{name}")
+    if name == "ours":
+        prefix = scratch / "prefix"
+        job.run([str(REPOSITORY / "ffi" / "install.sh"), str(prefix)], LIMIT, env=with_cargo())
+        link = [f"-I{prefix}/include", f"-L{prefix}/lib", "-lnemesia", f"-Wl,-rpath,{prefix}/lib"]
+        job.run(["cc", *FLAGS, "-DNEMESIA", source, "-o", program, *link], LIMIT)
+    elif name in ("mpich", "openmpi"):
+        job.run([f"mpicc.{name}", *FLAGS, source, "-o", program], LIMIT)
+
+
+def build_handover(scratch):
+    job.run(["cc", *FLAGS, str(HERE / "handover.c"), "-o", str(scratch / "handover")], LIMIT)
+
+
+def with_cargo():
+    """The environment, with cargo within reach."""
+    home = os.environ.get("CARGO_HOME") or os.path.expanduser("~/.cargo")
+    return {**os.environ, "PATH": f"{os.environ.get('PATH', os.defpath)}:{home}/bin"}
