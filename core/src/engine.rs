@@ -68,6 +68,8 @@ pub struct Peer {
     /// The message of which more packets are to come.
     partial: Partial,
     failure: Option<Failure>,
+    /// It is gone, but what it has sent may not have been taken yet.
+    departed: Option<Failure>,
     /// There is no room for what it has sent.
     held: bool,
     /// Whether it stands in the list of peers with pending sends, and the next one there.
@@ -169,7 +171,12 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     /// Whether this receive is posted, and what it asks for may be held back for want of room.
     pub fn may_be_held(&self, id: RequestId) -> bool {
         let Some(source) = self.posted_source(id) else { return false };
-        (0..self.size()).any(|rank| self.is_held(rank) && source.accepts(rank))
+        if let Source::Rank(rank) = source {
+            return self.is_held(rank);
+        }
+        // From anyone: as long as one peer can still be heard, the message may come from there.
+        let silent = |rank| rank == self.rank || self.is_held(rank) || self.failure(rank).is_some();
+        self.held > 0 && (0..self.size()).all(silent)
     }
 
     /// Whether some send has not left yet.

@@ -4,6 +4,7 @@
 //! which write and read remote memory, come with the RDMA transports.)
 #![forbid(unsafe_code)]
 
+use crate::payload::RecvBuf;
 use crate::shared::fastbox::FastboxFault;
 use crate::shared::pool::ReturnFault;
 use crate::wire::Envelope;
@@ -90,6 +91,18 @@ pub trait MessagePort {
 
     /// The next packet, or a fault, or nothing.
     fn poll(&mut self) -> Polled<Self::Token>;
+
+    /// The critical path in one step: if the packet that a poll would find first is a whole small message, and `wanted`,
+    /// copies it into `to` (what fits), releases it, and says whose it was and what. `None` says nothing.
+    #[inline(always)]
+    fn take(
+        &mut self,
+        wanted: impl FnOnce(PeerId, &Envelope) -> bool,
+        to: &mut RecvBuf,
+    ) -> Option<(PeerId, Envelope)> {
+        let _ = (wanted, to);
+        None
+    }
 
     /// As [`MessagePort::poll`], for packets of one peer only, wherever they are: to the last one, so that a peer that is
     /// gone can be let go of.

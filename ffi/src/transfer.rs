@@ -2,6 +2,7 @@
 
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
+use std::ptr::NonNull;
 use std::slice;
 use std::time::{Duration, Instant};
 
@@ -100,9 +101,12 @@ pub unsafe extern "C" fn nemesia_endpoint_recv(
     let work = |endpoint: &mut Inner| {
         // SAFETY: the caller's pointer, null or good.
         let out = unsafe { Out::optional(out_status) };
-        // SAFETY: the caller's buffer, which stays until this returns; `finish` waits until the engine is done with it.
-        let request = unsafe { irecv(endpoint, rank, (tag, ignore), out_buffer, capacity) }?;
-        deliver(finish(endpoint, request), out)
+        check_buffer(out_buffer.cast::<u8>(), capacity, "out_buffer")?;
+        let (from, tag) = (source(endpoint, rank)?, Tag::Masked { value: tag, ignore });
+        let base = NonNull::new(out_buffer.cast::<u8>()).unwrap_or(NonNull::dangling());
+        // SAFETY: checked above: null only if it is empty. The caller's buffer is nobody else's until this returns.
+        let buf = unsafe { slice::from_raw_parts_mut(base.as_ptr(), capacity) };
+        deliver(endpoint.recv(from, tag, buf), out)
     };
     // SAFETY: the caller's endpoint, or null.
     unsafe { on(endpoint, work) }
@@ -354,12 +358,17 @@ unsafe fn irecv(
     capacity: usize,
 ) -> Result<Request, Fault> {
     check_buffer(buffer.cast::<u8>(), capacity, "out_buffer")?;
-    let from = match rank {
-        NEMESIA_ANY_SOURCE => Source::Any,
-        rank => Source::Rank(rank_in(endpoint, rank)?),
-    };
+    let from = source(endpoint, rank)?;
     // SAFETY: the caller's promise.
     Ok(unsafe { endpoint.irecv(from, Tag::Masked { value, ignore }, buffer.cast(), capacity) }?)
+}
+
+/// Whom a receive listens to.
+fn source(endpoint: &Inner, rank: i32) -> Result<Source, Fault> {
+    match rank {
+        NEMESIA_ANY_SOURCE => Ok(Source::Any),
+        rank => Ok(Source::Rank(rank_in(endpoint, rank)?)),
+    }
 }
 
 /// A request's number in C. The engine has fewer than 2^24 requests, so none of them is NEMESIA_REQUEST_DONE.

@@ -89,6 +89,14 @@ pub enum ConfigError {
         /// What it may say.
         values: &'static str,
     },
+    /// More memory is asked for than there is.
+    #[error("{name}: {bytes} bytes are more than this process can have: set {name} lower")]
+    TooLarge {
+        /// The variable.
+        name: &'static str,
+        /// Bytes asked for.
+        bytes: usize,
+    },
     /// A size is out of range.
     #[error("configuration: {0}")]
     Geometry(#[from] LayoutError),

@@ -1,9 +1,11 @@
 //! An endpoint: a process's place in its world.
 
 mod scope;
+#[cfg(test)]
+mod tests;
 mod wait;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nemesia_core::engine::{
     Bypass, Engine, Lent, Peer, Request as Operation, RequestId, StartError, Storage,
@@ -18,7 +20,7 @@ pub use scope::{Pending, Scope};
 use crate::bootstrap::{Bootstrap, Exchange};
 use crate::config::Config;
 use crate::error::Error;
-use crate::os::Departure;
+use crate::os::{Departure, limits};
 use crate::shm::{self, Attached, Pair, Port};
 use wait::Waiter;
 
@@ -105,12 +107,14 @@ pub struct Endpoint {
     engine: Engine<Port, Heap>,
     waiter: Waiter,
     exchange: Option<Box<dyn Exchange + Send>>,
-    /// Peers that are gone, and whose last messages may still be on the way.
-    leaving: Vec<(usize, Departure)>,
+    /// Peers that are gone, and whose last messages may still be on the way; and how often they were looked for.
+    leaving: Vec<(usize, Departure, u32)>,
     config: Config,
     notes: Vec<String>,
     /// Polls and packets since the last look at the peers' lives.
     turns: u32,
+    /// When the peers' lives were last looked at.
+    looked: Instant,
     /// Held for its mappings, which the engine's port points into.
     _mappings: Vec<Pair>,
 }
@@ -130,19 +134,22 @@ impl Endpoint {
     /// What failed, on which rank, and the remedy.
     pub fn open_with(config: &Config, mut exchange: Box<dyn Exchange + Send>) -> Result<Self, Error> {
         let (rank, size) = (exchange.rank(), exchange.size());
-        let Attached { port, sleep, watch, fence, fences, crowded, notes, mappings } =
+        if rank >= size {
+            return Err(Error::Rank { rank, last: size.saturating_sub(1) });
+        }
+        let Attached { port, sleep, watch, fence, crowded, notes, mappings } =
             shm::attach(config, exchange.as_mut())?;
+        let chunks = zeroed(config.unexpected_bytes)?;
         let lent = Lent::<Heap> {
             requests: grown(Vec::new(), FIRST_REQUESTS.min(config.requests)),
             peers: grown(Vec::new(), size),
             entries: grown(Vec::new(), FIRST_ENTRIES.min(config.unexpected_messages)),
-            // Zeroed by the kernel, committed as it is used.
-            chunks: vec![0; config.unexpected_bytes],
+            chunks,
             posted: vec![List::new(); FIRST_REQUESTS],
             stored: vec![List::new(); FIRST_ENTRIES],
         };
         let engine = Engine::new(rank as u32, port, lent);
-        let waiter = Waiter::new(config, crowded, sleep, watch, fence, fences);
+        let waiter = Waiter::new(config, crowded, sleep, watch, fence);
         Ok(Self {
             engine,
             waiter,
@@ -151,6 +158,7 @@ impl Endpoint {
             config: config.clone(),
             notes,
             turns: 0,
+            looked: Instant::now(),
             _mappings: mappings,
         })
     }
@@ -407,6 +415,18 @@ impl Drop for Endpoint {
     fn drop(&mut self) {
         self.waiter.say_goodbye();
     }
+}
+
+/// So many bytes, zeroed by the kernel and committed as they are used.
+fn zeroed(bytes: usize) -> Result<Vec<u8>, Error> {
+    let refused = || Error::from(crate::ConfigError::TooLarge { name: "NEMESIA_UNEXPECTED_BYTES", bytes });
+    limits::require_address_space(bytes)?;
+    if limits::available_memory().is_some_and(|available| bytes as u64 > available.bytes) {
+        return Err(refused());
+    }
+    // Nothing is touched yet: the allocator can only fail for want of addresses.
+    Vec::<u8>::new().try_reserve_exact(bytes).map_err(|_| refused())?;
+    Ok(vec![0; bytes])
 }
 
 fn grown<T: Default>(mut storage: Vec<T>, len: usize) -> Vec<T> {

@@ -122,7 +122,8 @@ impl Bill {
             per_peer: geometry.bytes_per_peer() as u64,
             cells: u64::from(geometry.cells) * u64::from(geometry.cell_bytes),
             private_at_start: messages.min(1024) * entry + requests.min(1024) * request,
-            private_ceiling: config.unexpected_bytes as u64 + messages * entry + requests * request,
+            private_ceiling: (config.unexpected_bytes as u64)
+                .saturating_add(messages * entry + requests * request),
         })
     }
 }

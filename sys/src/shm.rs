@@ -47,7 +47,6 @@ pub(crate) struct Attached {
     pub(crate) sleep: &'static SleepWord,
     pub(crate) watch: Watch,
     pub(crate) fence: HeavyFence,
-    pub(crate) fences: FenceMode,
     /// Whether we share our processors with more processes of the world than there are processors.
     pub(crate) crowded: bool,
     /// Remarks of the segments on what they could not have (huge pages, seals).
@@ -85,7 +84,7 @@ pub(crate) fn attach(config: &Config, exchange: &mut dyn Exchange) -> Result<Att
     let sleep = views::inbox(&ours.inbox, &geometry)?.sleep;
     let mut mappings = vec![ours];
     mappings.extend(peers.into_iter().flatten().map(|peer| peer.pair));
-    Ok(Attached { port, sleep, watch, fence, fences, crowded, notes, mappings })
+    Ok(Attached { port, sleep, watch, fence, crowded, notes, mappings })
 }
 
 /// The descriptors that a greeting hands over.

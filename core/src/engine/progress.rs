@@ -71,6 +71,15 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         }
     }
 
+    /// A peer is gone, but what it has sent is still to be taken ([`Engine::drain`], then [`Engine::fail`]): sends to it
+    /// end now with [`Fate::PeerFailed`](super::Fate::PeerFailed).
+    pub fn depart(&mut self, peer: PeerId, failure: Failure) {
+        if peer < self.size() && self.peer(peer).departed.is_none() && self.failure(peer).is_none() {
+            self.peer(peer).departed = Some(failure);
+            self.fail_sends(peer, failure);
+        }
+    }
+
     /// Takes what a peer that is gone has left behind. True when nothing is left, or what is left is worthless; false
     /// when there is no room for it, and after [`PACKETS_A_TURN`] packets: call again.
     #[cold]

@@ -1,8 +1,10 @@
 //! Receiving: posting, and delivering packets to receives or to the store of unexpected messages.
 #![forbid(unsafe_code)]
 
+use core::borrow::Borrow;
+
 use super::request::{Fate, Outcome, Request, State};
-use super::{Engine, Failure, Partial, RequestId, StartError, Status, Storage, Truncation};
+use super::{Engine, Failure, Partial, Peer, RequestId, StartError, Status, Storage, Truncation};
 use crate::matching::{Pattern, Source};
 use crate::payload::{RecvBuf, SendBuf};
 use crate::port::{Arrival, MessagePort, PeerFault, PeerId, Polled, PortFault};
@@ -81,6 +83,13 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     /// Only for a pattern that [`Engine::can_bypass`] allowed; what comes for others is delivered as ever.
     #[inline(always)]
     pub fn receive_step(&mut self, pattern: &Pattern, buf: &mut RecvBuf) -> Bypass {
+        let Self { port, peers, .. } = self;
+        let peers: &[Peer] = (*peers).borrow();
+        let whole = |from: PeerId| peers.get(from as usize).is_some_and(|peer| peer.partial == Partial::None);
+        let wanted = |from: PeerId, envelope: &Envelope| pattern.matches(from, envelope) && whole(from);
+        if let Some((from, envelope)) = port.take(wanted, buf) {
+            return Bypass::Done(outcome(from, &envelope, buf.len()));
+        }
         match self.port.poll() {
             Polled::Idle => Bypass::Idle,
             Polled::Packet(arrival) => {
@@ -137,6 +146,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     pub fn can_bypass(&self, pattern: &Pattern) -> bool {
         self.posted.is_empty()
             && self.unexpected.is_empty()
+            && self.first_pending.is_none()
             && self.held == 0
             && self.check_alive(pattern.source).is_ok()
     }

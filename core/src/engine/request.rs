@@ -210,6 +210,16 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         self.requests.insert(Request(state)).map_err(|_| StartError::Requests { capacity })
     }
 
+    /// Whether something can be sent to a rank.
+    #[inline]
+    pub(super) fn check_destination(&self, rank: PeerId) -> Result<(), StartError> {
+        self.check_peer(rank)?;
+        match self.peers.borrow().get(rank as usize).and_then(|peer| peer.departed) {
+            Some(failure) => Err(StartError::PeerFailed { peer: rank, failure }),
+            None => Ok(()),
+        }
+    }
+
     #[inline]
     pub(super) fn check_peer(&self, rank: PeerId) -> Result<(), StartError> {
         let peers: &[Peer] = self.peers.borrow();

@@ -7,7 +7,7 @@
 use core::borrow::Borrow;
 
 use super::request::State;
-use super::{Engine, Failure, Progress, RequestId, StartError, Status, Storage};
+use super::{Engine, Failure, PACKETS_A_TURN, Progress, RequestId, StartError, Status, Storage};
 use crate::payload::SendBuf;
 use crate::port::{MessagePort, PeerFault, PeerId};
 use crate::wire::{Envelope, Kind};
@@ -17,7 +17,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     /// False when [`Engine::isend`] has to do it, or to say why it can't be done.
     #[inline(always)]
     pub fn send_now(&mut self, to: PeerId, context: u16, tag: u64, bytes: &[u8]) -> bool {
-        let free = self.peers.borrow().get(to as usize).is_some_and(|peer| peer.pending.is_empty());
+        let free = self.peers.borrow().get(to as usize);
+        let free = free.is_some_and(|peer| peer.pending.is_empty() && peer.departed.is_none());
         if !free || bytes.len() > self.port.packet_bytes() {
             return false;
         }
@@ -45,7 +46,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         tag: u64,
         buf: SendBuf,
     ) -> Result<RequestId, StartError> {
-        self.check_peer(to)?;
+        self.check_destination(to)?;
         let total = buf.len() as u64;
         let mut envelope = Envelope { kind: Kind::Eager, context, tag, total };
         if to == self.rank {
@@ -54,7 +55,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         if self.send_now(to, context, tag, buf.part(0, buf.len())) {
             return Ok(RequestId::SENT);
         }
-        self.check_peer(to)?;
+        self.check_destination(to)?;
         if buf.len() > self.port.packet_bytes() {
             envelope.kind = Kind::First;
         }
@@ -101,7 +102,10 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
 
     fn send_pending_to(&mut self, to: PeerId) -> usize {
         let mut sent = 0;
-        while let Some(index) = self.peer(to).pending.first() {
+        // Bounded, as the receiver makes room while we send.
+        while sent < PACKETS_A_TURN
+            && let Some(index) = self.peer(to).pending.first()
+        {
             match self.send_packet(index) {
                 Ok(true) => sent += 1,
                 Ok(false) => break,

@@ -15,6 +15,7 @@ use super::fastbox;
 use super::pool::{CellRecord, CellState, PeerPool, Pool, ReturnReceiver, ReturnSender};
 use super::queue::{Consumer, Producer};
 use super::sleep::SleepWord;
+use crate::payload::RecvBuf;
 use crate::port::{Arrival, MessagePort, PeerFault, PeerId, Polled, PortFault};
 use crate::sync::FenceMode;
 use crate::wire::Envelope;
@@ -116,8 +117,8 @@ where
     pool: Pool<'a, R>,
     /// Cells in every peer's pool, as the world agreed.
     cells: u32,
-    /// Most of our cells that one peer may hold, so that a slow one leaves some to the others.
-    most_lent: u32,
+    /// Whether there are several peers, and a slow one must leave cells to the others.
+    shared: bool,
     inbox: Consumer<'a>,
     inbox_damaged: bool,
     lost: u32,
@@ -149,13 +150,12 @@ where
         waker: W,
     ) -> Self {
         let peers = links.borrow().iter().flatten().count();
-        let most_lent = if peers > 1 { cells - cells / 4 } else { cells };
         let mut port = Self {
             config,
             links,
             pool,
             cells,
-            most_lent,
+            shared: peers > 1,
             inbox,
             inbox_damaged: false,
             lost: 0,
@@ -236,12 +236,17 @@ where
         if self.pool.free() == 0 || self.link(peer).is_some_and(|link| link.traffic.lent > 0) {
             self.collect(peer)?;
         }
-        let lent = self.link(peer).map_or(0, |link| link.traffic.lent);
-        if lent >= self.most_lent || payload.len() > self.pool.cell_bytes() {
+        let lent = self.link(peer).map_or(0, |link| link.traffic.lent) as usize;
+        if payload.len() > self.pool.cell_bytes() {
             return Ok(false);
         }
-        if self.pool.free() == 0 {
+        // A peer gets no more than what is then left for the others (dynamic thresholds): however many are slow, the
+        // next one finds a cell.
+        if self.pool.free() == 0 || self.shared && lent >= self.pool.free() {
             self.collect_all()?;
+            if self.shared && lent >= self.pool.free() {
+                return Ok(false);
+            }
         }
         let Some(cell) = self.pool.take(peer) else { return Ok(false) };
         let Some(link) = self.links.borrow_mut().get_mut(peer as usize).and_then(Option::as_mut) else {
@@ -349,6 +354,10 @@ where
                 return polled;
             }
             self.inbox.advance();
+            if matches!(polled, Some(Polled::Packet(_))) {
+                // Entries do come.
+                self.lost = 0;
+            }
             if polled.is_some() {
                 self.burst = self.burst.saturating_sub(1);
                 return polled;
@@ -490,6 +499,32 @@ where
             return Polled::Packet(small(peer, packet));
         }
         self.poll_all()
+    }
+
+    #[inline(always)]
+    fn take(
+        &mut self,
+        wanted: impl FnOnce(PeerId, &Envelope) -> bool,
+        to: &mut RecvBuf,
+    ) -> Option<(PeerId, Envelope)> {
+        let peer = self.hot[self.turn % HOT];
+        let fences = self.config.fences;
+        let link = self.links.borrow_mut().get_mut(peer as usize)?.as_mut()?;
+        if self.burst == 0 || link.traffic.held {
+            return None;
+        }
+        let packet = link.ends.inbound.due(link.traffic.expected)?;
+        if !wanted(peer, &packet.envelope) {
+            return None;
+        }
+        link.ends.inbound.read(0, to.part(0, packet.len));
+        self.burst -= 1;
+        link.traffic.expected += 1;
+        // The sender may sleep until there is room.
+        if link.ends.inbound.advance(packet.len) && link.ends.sleep.must_wake(fences) {
+            self.waker.wake(peer, link.ends.sleep);
+        }
+        Some((peer, packet.envelope))
     }
 
     fn poll_peer(&mut self, peer: PeerId) -> Polled<Place> {

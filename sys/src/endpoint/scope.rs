@@ -6,7 +6,7 @@ use std::marker::PhantomData;
 use super::{Endpoint, Request, Source, Status, Tag};
 use crate::error::Error;
 
-/// An operation that a [`Scope`] has started.
+/// An operation that a [`Scope`] has started. Anywhere else it names nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pending(usize, Request);
 
@@ -61,6 +61,15 @@ impl<'env> Scope<'_, 'env> {
         Ok(self.keep(request))
     }
 
+    /// A name of another scope, or of an operation that is complete, must not stand for one of this scope: its buffer
+    /// would be let go of.
+    fn check(&self, pending: Pending) -> Result<(), Error> {
+        match self.open.get(pending.0) {
+            Some(Some(open)) if *open == pending => Ok(()),
+            _ => Err(Error::Stale),
+        }
+    }
+
     fn keep(&mut self, request: Request) -> Pending {
         let pending = Pending(self.open.len(), request);
         self.open.push(Some(pending));
@@ -72,6 +81,7 @@ impl<'env> Scope<'_, 'env> {
     /// # Errors
     /// See [`Endpoint::wait`].
     pub fn wait(&mut self, pending: Pending) -> Result<Status, Error> {
+        self.check(pending)?;
         let outcome = self.endpoint.wait(pending.1);
         if !matches!(outcome, Err(Error::Unexpected { .. } | Error::Timeout(_)))
             && let Some(entry) = self.open.get_mut(pending.0)
@@ -86,6 +96,7 @@ impl<'env> Scope<'_, 'env> {
     /// # Errors
     /// See [`Endpoint::test`].
     pub fn test(&mut self, pending: Pending) -> Result<Option<Status>, Error> {
+        self.check(pending)?;
         let outcome = self.endpoint.test(pending.1);
         if !matches!(outcome, Ok(None))
             && let Some(entry) = self.open.get_mut(pending.0)

@@ -6,15 +6,20 @@ use nemesia_core::engine::{Bypass, Failure};
 use nemesia_core::matching::Pattern;
 use nemesia_core::payload::RecvBuf;
 use nemesia_core::shared::sleep::SleepWord;
-use nemesia_core::sync::{FenceMode, spin_hint};
+use nemesia_core::sync::spin_hint;
 
 use super::{Endpoint, Request, Status, status};
 use crate::config::Config;
 use crate::error::Error;
 use crate::os::{Departure, HeavyFence, WaitResult, Watch, futex_wait};
 
-/// Polls and packets between two looks at the peers' lives and at the clock, however much traffic there is.
-const LOOK_EVERY: u32 = 1 << 14;
+/// Polls and packets between two looks at the clock, however much traffic there is.
+const CLOCK_EVERY: u32 = 32;
+/// Time between two looks at the peers' lives.
+const LOOK_EVERY: Duration = Duration::from_millis(10);
+/// How often the last messages of a peer that is gone are looked for, a turn of the engine each time. It can't have left
+/// more than its cells and its fastbox hold; one that only pretends to be gone could go on for ever.
+const DRAIN_TURNS: u32 = 256;
 /// Longest sleep. A peer's death, or a wake-up that a hostile peer suppressed, is noticed after this.
 const LONGEST_SLEEP: Duration = Duration::from_millis(50);
 /// Polls before sleeping when each process can have a core: the peer is at work on another one.
@@ -28,7 +33,6 @@ pub(super) struct Waiter {
     sleep: &'static SleepWord,
     watch: Watch,
     fence: HeavyFence,
-    fences: FenceMode,
     spin: u32,
 }
 
@@ -39,10 +43,9 @@ impl Waiter {
         sleep: &'static SleepWord,
         watch: Watch,
         fence: HeavyFence,
-        fences: FenceMode,
     ) -> Self {
         let by_load = if crowded { SPIN_CROWDED } else { SPIN_ALONE };
-        Self { sleep, watch, fence, fences, spin: config.spin.unwrap_or(by_load) }
+        Self { sleep, watch, fence, spin: config.spin.unwrap_or(by_load) }
     }
 
     pub(super) fn say_goodbye(&self) {
@@ -66,9 +69,20 @@ impl Endpoint {
     #[inline]
     fn count_turn(&mut self, packets: usize) -> bool {
         self.turns += packets.max(1) as u32;
-        let due = self.turns >= LOOK_EVERY;
+        self.turns >= CLOCK_EVERY && self.count_time()
+    }
+
+    /// Looks if it is time, and lets what is stored grow if peers are held for want of it.
+    #[inline(never)]
+    fn count_time(&mut self) -> bool {
+        self.turns = 0;
+        if self.engine.held_peers() > 0 {
+            self.grow_entries();
+        }
+        let now = Instant::now();
+        let due = now.duration_since(self.looked) >= LOOK_EVERY;
         if due {
-            self.turns = 0;
+            self.looked = now;
             self.look();
         }
         due
@@ -139,7 +153,8 @@ impl Endpoint {
         limit: Option<Duration>,
         mut spins: u32,
     ) -> Result<Status, Error> {
-        let deadline = limit.map(|limit| (Instant::now() + limit, limit));
+        // A time beyond the clock's end never comes.
+        let deadline = limit.and_then(|limit| Some((Instant::now().checked_add(limit)?, limit)));
         // Whether nobody had anything for us during a whole sleep.
         let mut in_vain = false;
         // Whether somebody woke us, and nothing was found since.
@@ -187,10 +202,9 @@ impl Endpoint {
         let mut woken = true;
         let word = self.waiter.sleep;
         let sequence = word.announce();
-        if self.waiter.fences == FenceMode::Asymmetric {
-            // A failure costs at most the bounded sleep below.
-            let _ = self.waiter.fence.issue();
-        }
+        // Whatever we were told of the others' fences: a waker without one counts on ours. A failure costs at most the
+        // bounded sleep below.
+        let _ = self.waiter.fence.issue();
         if self.engine.progress().packets == 0 {
             let left =
                 deadline.map_or(LONGEST_SLEEP, |deadline| deadline.saturating_duration_since(Instant::now()));
@@ -208,22 +222,24 @@ impl Endpoint {
     #[cold]
     fn look(&mut self) {
         if let Ok(departed) = self.waiter.watch.poll() {
-            self.leaving.extend(departed);
+            self.leaving.extend(departed.map(|(rank, departure)| (rank, departure, 0)));
         }
         if self.leaving.is_empty() {
             return;
         }
-        for (rank, departure) in std::mem::take(&mut self.leaving) {
+        for (rank, departure, turns) in std::mem::take(&mut self.leaving) {
             let peer = rank as u32;
-            // What it sent before is still in its segment: take it first. What finds no room is not lost either.
-            if self.engine.failure(peer).is_none() && !self.engine.drain(peer) {
-                self.leaving.push((rank, departure));
-                continue;
-            }
             let failure = match departure {
                 Departure::Died => Failure::Died,
                 Departure::Finished => Failure::Finished,
             };
+            self.engine.depart(peer, failure);
+            // What it sent before is still in its segment: take it first. What finds no room is not lost either.
+            if turns < DRAIN_TURNS && self.engine.failure(peer).is_none() && !self.engine.drain(peer) {
+                let turns = turns + u32::from(!self.engine.is_held(peer));
+                self.leaving.push((rank, departure, turns));
+                continue;
+            }
             self.engine.fail(peer, failure);
         }
     }

@@ -95,6 +95,7 @@ impl Watch {
     ) -> Result<(), ShmError> {
         let key = self.next;
         self.next += 1;
+        refuse_descriptors(connection.as_fd());
         self.control(libc::EPOLL_CTL_ADD, connection.as_fd(), key)?;
         if let Some(fd) = &pidfd {
             self.control(libc::EPOLL_CTL_ADD, fd.as_fd(), key)
@@ -221,6 +222,19 @@ fn has_ended(pidfd: BorrowedFd<'_>) -> bool {
     super::call::ready_now(pidfd, libc::POLLIN).is_ok_and(|events| events != 0)
 }
 
+/// Has the kernel refuse descriptors that the peer sends from now on, where it can (Linux 6.16): nobody awaits any, and
+/// closing one that its sender has prepared can take as long as the sender likes.
+fn refuse_descriptors(socket: BorrowedFd<'_>) {
+    // From asm-generic/socket.h; libc does not have it yet.
+    const SO_PASSRIGHTS: c_int = 83;
+    let no: c_int = 0;
+    let len = size_of_val(&no) as libc::socklen_t;
+    // SAFETY: the value is a live int of the length that is passed. An older kernel refuses, which changes nothing.
+    unsafe {
+        libc::setsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, SO_PASSRIGHTS, (&raw const no).cast(), len);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -339,11 +353,22 @@ mod tests {
         let (ours, theirs) = Connection::pair().unwrap();
         watch.add(5, ours, None).unwrap();
         theirs.send_goodbye().unwrap();
-        while theirs.send(b"x", &[theirs.as_fd()], Instant::now()).is_ok() {}
+        while theirs.send(b"x", &[], Instant::now()).is_ok() {}
         assert_eq!(wait_for_departures(&mut watch), [(5, Departure::Died)]);
         testing::eventually(|| {
             matches!(theirs.send(b"x", &[], Instant::now()), Err(ShmError::PeerGone { .. }))
         });
+    }
+
+    #[test]
+    fn descriptors_that_nobody_awaits_are_refused_by_the_kernel() {
+        let mut watch = Watch::new().unwrap();
+        let (ours, theirs) = Connection::pair().unwrap();
+        watch.add(5, ours, None).unwrap();
+        if theirs.send(b"x", &[theirs.as_fd()], soon()).is_ok() {
+            testing::skipped("this kernel (before 6.16) cannot refuse descriptors");
+        }
+        assert_eq!(watch.poll().unwrap().len(), 0);
     }
 
     #[test]

@@ -90,9 +90,25 @@ fn key(rank: usize) -> String {
     format!("nemesia-{rank}")
 }
 
-/// Version, machine and socket name; all that a peer needs to decide whether it can reach us.
+/// Version, machine, socket name, and who we are; all that a peer needs to decide whether it can reach us, and to
+/// know us when we call.
 fn address(listener: &Listener) -> String {
-    format!("{LAYOUT_VERSION}.{}.{}", machine(), listener.name())
+    format!("{LAYOUT_VERSION}.{}.{}.{}.{}", machine(), listener.name(), pid_namespace(), std::process::id())
+}
+
+/// Whether a caller is the process that published this address. The kernel names the caller; across pid namespaces its
+/// numbers mean nothing, and the caller is believed.
+fn is_genuine(caller: &Connection, address: &str) -> bool {
+    let mut fields = address.rsplit('.');
+    let pid = fields.next().and_then(|pid| pid.parse().ok());
+    let comparable = fields.next().is_some_and(|space| space == pid_namespace());
+    !comparable || pid == Some(caller.peer().pid)
+}
+
+/// Tells this pid namespace from any other.
+fn pid_namespace() -> String {
+    let link = std::fs::read_link("/proc/self/ns/pid").unwrap_or_default();
+    link.to_string_lossy().chars().filter(char::is_ascii_digit).collect()
 }
 
 /// Tells this boot of this machine from any other.
@@ -104,7 +120,7 @@ fn machine() -> String {
 fn call(rank: usize, address: &str, deadline: Instant) -> Result<Connection, Error> {
     let problem = |problem: String| Error::Peer { rank, problem };
     let fields: Vec<&str> = address.split('.').collect();
-    let [version, host, name] = fields[..] else {
+    let [version, host, name, _space, _pid] = fields[..] else {
         return Err(problem(format!(
             "its address {address:?} is not one of nemesia: mixed programs in one job?"
         )));
@@ -162,7 +178,8 @@ fn answer(
             continue;
         };
         let rank = greeting.rank as usize;
-        if rank <= world.rank as usize || rank >= peers.len() || peers[rank].is_some() {
+        let awaited = rank > world.rank as usize && rank < peers.len() && peers[rank].is_none();
+        if !awaited || !is_genuine(&connection, &addresses[rank]) {
             // A nicety: the stranger may be gone.
             let _ = connection.send(&greeting::refusal("no such rank is awaited here"), &[], deadline);
             continue;

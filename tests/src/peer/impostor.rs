@@ -72,11 +72,11 @@ fn address(kind: &str, name: &str) -> String {
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let machine: String = boot.chars().filter(char::is_ascii_hexdigit).collect();
     match kind {
-        "address-version" => format!("{}.{machine}.{name}", VERSION + 1),
-        "address-machine" => format!("{VERSION}.{}.{name}", machine.chars().rev().collect::<String>()),
+        "address-version" => format!("{}.{machine}.{name}.0.0", VERSION + 1),
+        "address-machine" => format!("{VERSION}.{}.{name}.0.0", machine.chars().rev().collect::<String>()),
         "address-garbage" => "neither-here-nor-there".into(),
-        "address-name" => format!("{VERSION}.{machine}.../../etc/passwd"),
-        _ => format!("{VERSION}.{machine}.{name}"),
+        "address-name" => format!("{VERSION}.{machine}.../../etc/passwd.0.0"),
+        _ => format!("{VERSION}.{machine}.{name}.0.0"),
     }
 }
 

@@ -88,7 +88,7 @@ fn all_that_a_peer_sent_before_it_went_is_drained_in_order() {
             let receive = world.recv(0, 1, tag, len);
             assert_eq!(world.done(receive).1, contents(tag, len), "message {tag} of {whole}");
         }
-        assert!(whole > 3 && world.irecv(0, pattern(Source::Rank(1), whole), 8).is_err());
+        assert!(whole > 2 && world.irecv(0, pattern(Source::Rank(1), whole), 8).is_err());
         world.assert_empty(&[0], "a drained peer");
     }
 }
@@ -172,7 +172,7 @@ fn cells_that_a_dead_peer_held_serve_the_others() {
     let sends: Vec<_> = (0..5).map(|tag| world.isend(0, 1, tag, contents(tag, 200))).collect();
     world.engine(0).fail(1, Failure::Died);
     let outcomes: Vec<_> = sends.into_iter().map(|send| world.done(send).0.is_ok()).collect();
-    assert_eq!(outcomes, [true, true, true, false, false]);
+    assert_eq!(outcomes, [true, true, false, false, false]);
     for tag in 0..20 {
         let receive = world.recv(2, 0, tag, 900);
         let send = world.isend(0, 2, tag, contents(tag, 900));

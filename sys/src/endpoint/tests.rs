@@ -1,0 +1,191 @@
+//! Whole endpoints in threads of one process, over a key-value exchange in memory.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Barrier, Mutex};
+use std::time::Duration;
+
+use super::{Endpoint, Source, Tag};
+use crate::bootstrap::{BootstrapError, Exchange};
+use crate::{Config, Error};
+
+struct InMemory {
+    rank: usize,
+    size: usize,
+    cards: Arc<Mutex<HashMap<String, String>>>,
+    barrier: Arc<Barrier>,
+}
+
+impl Exchange for InMemory {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn size(&self) -> usize {
+        self.size
+    }
+
+    fn put(&mut self, key: &str, value: &str) -> Result<(), BootstrapError> {
+        self.cards.lock().unwrap().insert(key.to_owned(), value.to_owned());
+        Ok(())
+    }
+
+    fn get(&mut self, key: &str) -> Result<String, BootstrapError> {
+        Ok(self.cards.lock().unwrap()[key].clone())
+    }
+
+    fn barrier(&mut self) -> Result<(), BootstrapError> {
+        self.barrier.wait();
+        Ok(())
+    }
+
+    fn finalize(&mut self) -> Result<(), BootstrapError> {
+        Ok(())
+    }
+}
+
+/// A world of `size` endpoints.
+fn world(size: usize, config: &Config) -> Vec<Endpoint> {
+    let (cards, barrier) = (Arc::default(), Arc::new(Barrier::new(size)));
+    let open = |rank| {
+        let exchange = InMemory { rank, size, cards: Arc::clone(&cards), barrier: Arc::clone(&barrier) };
+        let config = config.clone();
+        std::thread::spawn(move || Endpoint::open_with(&config, Box::new(exchange)).unwrap())
+    };
+    let opening: Vec<_> = (0..size).map(open).collect();
+    opening.into_iter().map(|endpoint| endpoint.join().unwrap()).collect()
+}
+
+fn pair(config: &Config) -> (Endpoint, Endpoint) {
+    let mut both = world(2, config);
+    let one = both.pop().unwrap();
+    (both.pop().unwrap(), one)
+}
+
+#[test]
+fn operation_of_another_scope_lets_go_of_no_buffer() {
+    let mut endpoint = world(1, &Config::default()).pop().unwrap();
+    let stale = endpoint.scope(|scope| scope.isend(0, 5, b"x")).unwrap();
+    let mut buffer = [0; 8];
+    let ended = endpoint.scope(|scope| {
+        scope.irecv(Source::Any, Tag::Exactly(9), &mut buffer)?;
+        assert!(matches!(scope.wait(stale), Err(Error::Stale)));
+        assert!(matches!(scope.test(stale), Err(Error::Stale)));
+        Err::<(), _>(Error::Cancelled)
+    });
+    assert!(matches!(ended, Err(Error::Cancelled)));
+    // The scope has withdrawn the receive: this message finds nobody, and the buffer is ours.
+    endpoint.send(0, 9, &[7; 8]).unwrap();
+    assert_eq!(buffer, [0; 8]);
+}
+
+#[test]
+fn more_messages_than_entries_at_start_are_stored_while_both_only_send() {
+    const MANY: u64 = 3000;
+    let exchange = |mut endpoint: Endpoint, peer| {
+        let mut got = [0; 8];
+        for number in 0..MANY {
+            endpoint.send(peer, number, &number.to_le_bytes()).unwrap();
+        }
+        for number in (0..MANY).rev() {
+            endpoint.recv(Source::Rank(peer), Tag::Exactly(number), &mut got).unwrap();
+            assert_eq!(u64::from_le_bytes(got), number);
+        }
+        endpoint
+    };
+    let (zero, one) = pair(&Config::default());
+    let other = std::thread::spawn(move || exchange(one, 0));
+    drop((exchange(zero, 1), other.join().unwrap()));
+}
+
+#[test]
+fn polling_for_one_message_is_not_stopped_by_many_others() {
+    let (mut zero, mut one) = pair(&Config::default());
+    let sender = std::thread::spawn(move || {
+        for _ in 0..3000 {
+            one.send(0, 1, &[1; 8]).unwrap();
+        }
+        one.send(0, 2, &[2; 8]).unwrap();
+        one
+    });
+    let mut got = [0; 8];
+    // SAFETY: the buffer lives, unused, until the request is complete.
+    let request = unsafe { zero.irecv(Source::Rank(1), Tag::Exactly(2), got.as_mut_ptr(), 8) }.unwrap();
+    while zero.test(request).unwrap().is_none() {}
+    assert_eq!(got, [2; 8]);
+    drop(sender.join().unwrap());
+}
+
+#[test]
+fn send_to_a_peer_that_left_while_it_was_held_fails() {
+    let (mut zero, mut one) = pair(&Config::default().unexpected_bytes(64 << 10));
+    let large = vec![1; 8 << 20];
+    // More than the ceiling and the cells, and never complete: rank 1 leaves.
+    // SAFETY: the buffer outlives the endpoint.
+    let never = unsafe { one.isend(0, 1, large.as_ptr(), large.len()) }.unwrap();
+    assert!(one.test(never).unwrap().is_none());
+    while zero.engine.held_peers() == 0 {
+        zero.progress();
+    }
+    drop(one);
+    // SAFETY: the buffer outlives the endpoint.
+    match unsafe { zero.isend(1, 1, large.as_ptr(), large.len()) } {
+        Ok(request) => {
+            let outcome = zero.wait_timeout(request, Duration::from_secs(60));
+            assert!(!matches!(outcome, Err(Error::Timeout(_))), "{outcome:?}");
+        }
+        Err(error) => assert!(matches!(error, Error::PeerFailed { rank: 1, .. }), "{error}"),
+    }
+    drop(zero);
+}
+
+#[test]
+fn a_held_peer_does_not_end_a_receive_that_another_satisfies() {
+    let mut all = world(3, &Config::default().unexpected_bytes(64 << 10));
+    let (mut two, mut one) = (all.pop().unwrap(), all.pop().unwrap());
+    let mut zero = all.pop().unwrap();
+    let large = vec![1; 1 << 20];
+    // SAFETY: the buffer outlives the endpoint.
+    let _ = unsafe { two.isend(0, 77, large.as_ptr(), large.len()) }.unwrap();
+    let late = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(300));
+        one.send(0, 2, b"late").unwrap();
+        one
+    });
+    let status = zero.recv(Source::Any, Tag::Exactly(2), &mut [0; 8]).unwrap();
+    assert_eq!((status.rank, status.len), (1, 4));
+    drop((late.join().unwrap(), two));
+}
+
+#[test]
+fn a_time_beyond_the_end_of_the_clock_never_comes() {
+    let (mut zero, mut one) = pair(&Config::default());
+    let mut got = [0; 8];
+    // SAFETY: the buffer lives, unused, until the request is complete.
+    let request = unsafe { zero.irecv(Source::Any, Tag::Any, got.as_mut_ptr(), 8) }.unwrap();
+    let late = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(50));
+        one.send(0, 2, &[2; 8]).unwrap();
+        one
+    });
+    assert_eq!(zero.wait_timeout(request, Duration::MAX).unwrap().len, 8);
+    drop(late.join().unwrap());
+}
+
+#[test]
+fn a_rank_outside_its_world_is_refused() {
+    let (cards, barrier) = (Arc::default(), Arc::new(Barrier::new(1)));
+    let exchange = InMemory { rank: 5, size: 1, cards, barrier };
+    let error = Endpoint::open_with(&Config::default(), Box::new(exchange)).unwrap_err();
+    assert!(matches!(error, Error::Rank { rank: 5, last: 0 }), "{error}");
+}
+
+#[test]
+fn more_memory_than_there_is_is_refused_by_name() {
+    for bytes in [usize::MAX, 1 << 60] {
+        let (cards, barrier) = (Arc::default(), Arc::new(Barrier::new(1)));
+        let exchange = InMemory { rank: 0, size: 1, cards, barrier };
+        let config = Config::default().unexpected_bytes(bytes);
+        let error = Endpoint::open_with(&config, Box::new(exchange)).unwrap_err().to_string();
+        assert!(error.contains("NEMESIA_UNEXPECTED_BYTES") && error.contains("lower"), "{error}");
+    }
+}
