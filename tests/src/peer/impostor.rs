@@ -33,7 +33,7 @@ pub(super) fn run(kind: &str) -> Outcome {
     exchange.barrier().map_err(|error| failed(&error))?;
     let theirs = exchange.get(&format!("nemesia-{}", 1 - rank)).map_err(|error| failed(&error))?;
     if !kind.starts_with("address") {
-        let name = theirs.rsplit('.').next().unwrap_or_default();
+        let name = theirs.split('.').nth(2).unwrap_or_default();
         let connection =
             if rank == 0 { listener.accept(deadline) } else { Connection::connect(name, deadline) };
         let connection = connection.map_err(|error| failed(&error))?;
