@@ -77,18 +77,26 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         Ok(self.id(index))
     }
 
+    /// Only looks where the message of a blocking receive is likeliest to come next: the cheapest of polls, for between
+    /// two calls of [`Engine::receive_step`].
+    #[inline(always)]
+    pub fn receive_next(&mut self, pattern: &Pattern, buf: &mut RecvBuf) -> Option<Outcome> {
+        let Self { port, peers, .. } = self;
+        let peers: &[Peer] = (*peers).borrow();
+        let whole = |from: PeerId| peers.get(from as usize).is_some_and(|peer| peer.partial == Partial::None);
+        let wanted = |from: PeerId, envelope: &Envelope| pattern.matches(from, envelope) && whole(from);
+        let (from, envelope) = port.take(wanted, buf)?;
+        Some(outcome(from, &envelope, buf.len()))
+    }
+
     /// One turn of the crank for a caller that blocks in one receive, which need not be posted: the packet in hand is
     /// matched against it directly (paper 4, section 3.3).
     ///
     /// Only for a pattern that [`Engine::can_bypass`] allowed; what comes for others is delivered as ever.
     #[inline(always)]
     pub fn receive_step(&mut self, pattern: &Pattern, buf: &mut RecvBuf) -> Bypass {
-        let Self { port, peers, .. } = self;
-        let peers: &[Peer] = (*peers).borrow();
-        let whole = |from: PeerId| peers.get(from as usize).is_some_and(|peer| peer.partial == Partial::None);
-        let wanted = |from: PeerId, envelope: &Envelope| pattern.matches(from, envelope) && whole(from);
-        if let Some((from, envelope)) = port.take(wanted, buf) {
-            return Bypass::Done(outcome(from, &envelope, buf.len()));
+        if let Some(outcome) = self.receive_next(pattern, buf) {
+            return Bypass::Done(outcome);
         }
         match self.port.poll() {
             Polled::Idle => Bypass::Idle,

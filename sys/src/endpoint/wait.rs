@@ -15,6 +15,8 @@ use crate::os::{Departure, HeavyFence, WaitResult, Watch, futex_wait};
 
 /// Polls and packets between two looks at the clock, however much traffic there is.
 const CLOCK_EVERY: u32 = 32;
+/// Glances at the likeliest place between two full polls of a blocking receive.
+const GLANCES: u32 = 4;
 /// Time between two looks at the peers' lives.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 /// How often the last messages of a peer that is gone are looked for, a turn of the engine each time. It can't have left
@@ -106,8 +108,13 @@ impl Endpoint {
                 Bypass::Posted(id) => return self.finish(Request(id)),
                 Bypass::Busy if self.engine.can_bypass(pattern) => spins = 0,
                 Bypass::Idle if !self.engine.sends_pending() => {
-                    spin_hint();
-                    spins += 1;
+                    for _ in 0..GLANCES {
+                        spin_hint();
+                        if let Some(outcome) = self.engine.receive_next(pattern, &mut buf) {
+                            return outcome.map(status).map_err(Error::from);
+                        }
+                    }
+                    spins += 1 + GLANCES;
                 }
                 Bypass::Busy | Bypass::Idle | Bypass::Post => break,
             }
