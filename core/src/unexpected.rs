@@ -211,7 +211,7 @@ impl<E: BorrowMut<[Slot<Message>]>, C: BorrowMut<[u8]>, B: BorrowMut<[List]>> Un
     }
 
     /// Takes a message out of the lists, so that no receive finds it any more; it stays stored.
-    pub fn claim(&mut self, id: u32) {
+    fn claim(&mut self, id: u32) {
         let message = self.entries.get_mut(id);
         if core::mem::replace(&mut message.claimed, true) {
             return;

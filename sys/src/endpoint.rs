@@ -109,6 +109,8 @@ pub struct Endpoint {
     exchange: Option<Box<dyn Exchange + Send>>,
     /// Peers that are gone, and whose last messages may still be on the way; and how often they were looked for.
     leaving: Vec<(usize, Departure, u32)>,
+    /// Sends could not be flushed before closing.
+    lost_sends: bool,
     config: Config,
     notes: Vec<String>,
     /// Polls and packets since the last look at the peers' lives.
@@ -155,6 +157,7 @@ impl Endpoint {
             waiter,
             exchange: Some(exchange),
             leaving: Vec::new(),
+            lost_sends: false,
             config: config.clone(),
             notes,
             turns: 0,
@@ -335,11 +338,12 @@ impl Endpoint {
     /// # Errors
     /// The launcher's refusal, or a send that could not be flushed within the configured time.
     pub fn close(mut self) -> Result<(), Error> {
-        self.flush()?;
-        match self.exchange.take() {
-            Some(mut exchange) => Ok(exchange.finalize()?),
-            None => Ok(()),
-        }
+        let flushed = self.flush();
+        // Without a goodbye the peers take the rest for lost, which it is.
+        self.lost_sends = flushed.is_err();
+        let finalized = self.exchange.take().map_or(Ok(()), |mut exchange| exchange.finalize());
+        flushed?;
+        Ok(finalized?)
     }
 
     /// Waits for a request that borrows the caller's buffer: returns only when the engine has done with the buffer.
@@ -413,7 +417,9 @@ impl std::fmt::Debug for Endpoint {
 
 impl Drop for Endpoint {
     fn drop(&mut self) {
-        self.waiter.say_goodbye();
+        if !self.lost_sends {
+            self.waiter.say_goodbye();
+        }
     }
 }
 

@@ -140,7 +140,7 @@ where
     L: BorrowMut<[Option<Link<'a>>]>,
     R: BorrowMut<[CellRecord]>,
 {
-    /// A port with these links; `cells` is the number of cells in each process's pool.
+    /// A port with these links; `cells` is the number of cells in each process's pool, a power of two.
     pub fn new(
         config: PortConfig,
         links: L,
@@ -347,7 +347,7 @@ where
                 }
             };
             // The geometry is ours; the number is anyone's. A rank or cell that does not exist is nobody's.
-            let (peer, cell) = (number / self.cells, number % self.cells);
+            let (peer, cell) = (number >> self.cells.trailing_zeros(), number & (self.cells - 1));
             let polled = self.poll_cell(peer, cell);
             if let Some(Polled::Packet(Arrival { token: Place::Fastbox, .. })) = polled {
                 // An earlier packet of that peer: the entry keeps its place.

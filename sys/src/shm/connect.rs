@@ -241,3 +241,19 @@ fn add(watch: &mut Watch, rank: usize, connection: Connection) -> Result<(), Err
     let pidfd = connection.pidfd();
     Ok(watch.add(rank, connection, pidfd)?)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_caller_is_who_the_kernel_says() {
+        // Both ends are ours.
+        let (caller, _other) = Connection::pair().unwrap();
+        let (space, pid) = (pid_namespace(), std::process::id());
+        let address = |space: &str, pid: u32| format!("1.machine.name.{space}.{pid}");
+        assert!(is_genuine(&caller, &address(&space, pid)));
+        assert!(!is_genuine(&caller, &address(&space, pid + 1)), "somebody else's address");
+        assert!(is_genuine(&caller, &address("1", 1)), "the numbers of another namespace mean nothing");
+    }
+}
