@@ -39,7 +39,7 @@ pub trait Storage {
     type Entries: BorrowMut<[Slot<Message>]>;
     /// The bytes of larger unexpected messages.
     type Chunks: BorrowMut<[u8]>;
-    /// Lists by hash, for matching: about as many as there are requests, or entries. A power of two, at least one.
+    /// Lists by hash, for matching: about as many as there are requests, or entries. The largest power of two is used.
     type Buckets: BorrowMut<[List]>;
 }
 

@@ -64,11 +64,11 @@ pub unsafe extern "C" fn nemesia_endpoint_send(
     len: usize,
 ) -> i32 {
     let work = |endpoint: &mut Inner| {
-        // SAFETY: the caller's buffer, which stays until this returns; `finish` waits until the engine is done with it.
-        let request = unsafe { isend(endpoint, rank, tag, buffer, len) }?;
-        if number(request) != NEMESIA_REQUEST_NONE {
-            finish(endpoint, request)?;
-        }
+        check_buffer(buffer.cast::<u8>(), len, "buffer")?;
+        let base = NonNull::new(buffer.cast_mut().cast::<u8>()).unwrap_or(NonNull::dangling());
+        // SAFETY: checked above: null only if it is empty. The caller's buffer stays as it is until this returns.
+        let bytes = unsafe { slice::from_raw_parts(base.as_ptr(), len) };
+        endpoint.send(rank_in(endpoint, rank)?, tag, bytes)?;
         Ok(NEMESIA_OK)
     };
     // SAFETY: the caller's endpoint, or null.
@@ -381,23 +381,6 @@ fn number(request: Request) -> u64 {
 #[inline]
 fn named(number: u64) -> Request {
     Request::from_bits(number.wrapping_sub(FIRST))
-}
-
-/// Waits for a request that holds the caller's buffer during one call: returns only when the engine has done with it.
-fn finish(endpoint: &mut Inner, request: Request) -> Result<nemesia::Status, Error> {
-    loop {
-        match endpoint.wait(request) {
-            // No message has matched it yet: it can be withdrawn, and the caller told.
-            Err(error @ Error::Unexpected { .. }) if endpoint.cancel(request) => {
-                // Only frees the request.
-                let _ = endpoint.test(request);
-                return Err(error);
-            }
-            // Under way: the buffer is needed until it is complete, or its peer gone.
-            Err(Error::Unexpected { .. }) => {}
-            done => return done,
-        }
-    }
 }
 
 /// How long to wait.

@@ -25,9 +25,9 @@ use crate::shm::{self, Attached, Pair, Port};
 use wait::Waiter;
 
 /// Requests for which there is room at start; more are made room for as needed.
-const FIRST_REQUESTS: usize = 1024;
+pub(crate) const FIRST_REQUESTS: usize = 1024;
 /// Unexpected messages for which there is room at start; more are made room for as needed.
-const FIRST_ENTRIES: usize = 1024;
+pub(crate) const FIRST_ENTRIES: usize = 1024;
 
 /// Whom a receive listens to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,7 +67,7 @@ pub struct Status {
 
 /// A non-blocking operation, by value; [`Endpoint::test`] and [`Endpoint::wait`] complete it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[must_use = "an operation that is never waited for keeps its buffer borrowed and its slot taken"]
+#[must_use = "an operation that is never waited for keeps its buffer in use and its slot taken"]
 pub struct Request(RequestId);
 
 impl Request {
@@ -113,7 +113,7 @@ pub struct Endpoint {
     lost_sends: bool,
     config: Config,
     notes: Vec<String>,
-    /// Polls and packets since the last look at the peers' lives.
+    /// Polls and packets since the last look at the clock.
     turns: u32,
     /// When the peers' lives were last looked at.
     looked: Instant,
@@ -139,13 +139,14 @@ impl Endpoint {
         if rank >= size {
             return Err(Error::Rank { rank, last: size.saturating_sub(1) });
         }
+        // Before anybody is met: what can't be had here must not end their world.
+        let chunks = zeroed(config.unexpected_bytes)?;
         let Attached { port, sleep, watch, fence, crowded, notes, mappings } =
             shm::attach(config, exchange.as_mut())?;
-        let chunks = zeroed(config.unexpected_bytes)?;
         let lent = Lent::<Heap> {
-            requests: grown(Vec::new(), FIRST_REQUESTS.min(config.requests)),
-            peers: grown(Vec::new(), size),
-            entries: grown(Vec::new(), FIRST_ENTRIES.min(config.unexpected_messages)),
+            requests: filled(FIRST_REQUESTS.min(config.requests)),
+            peers: filled(size),
+            entries: filled(FIRST_ENTRIES.min(config.unexpected_messages)),
             chunks,
             posted: vec![List::new(); FIRST_REQUESTS],
             stored: vec![List::new(); FIRST_ENTRIES],
@@ -379,7 +380,13 @@ impl Endpoint {
                 }
                 Err(self.ceiling())
             }
-            error => Err(Error::from_start(error)),
+            StartError::Requests { capacity } => Err(Error::Requests { capacity }),
+            StartError::Rank { rank, size } => {
+                Err(Error::Rank { rank: rank as usize, last: size.saturating_sub(1) as usize })
+            }
+            StartError::PeerFailed { peer, failure } => {
+                Err(Error::PeerFailed { rank: peer as usize, failure })
+            }
         }
     }
 
@@ -435,9 +442,8 @@ fn zeroed(bytes: usize) -> Result<Vec<u8>, Error> {
     Ok(vec![0; bytes])
 }
 
-fn grown<T: Default>(mut storage: Vec<T>, len: usize) -> Vec<T> {
-    storage.resize_with(len, T::default);
-    storage
+fn filled<T: Default>(len: usize) -> Vec<T> {
+    std::iter::repeat_with(T::default).take(len).collect()
 }
 
 fn pattern(from: Source, tag: Tag) -> Pattern {

@@ -1,6 +1,6 @@
 //! What can go wrong, for the caller.
 
-use nemesia_core::engine::{Failure, Fate, StartError, Truncation};
+use nemesia_core::engine::{Failure, Fate, Truncation};
 use nemesia_core::shared::layout::LayoutError;
 
 use crate::bootstrap::BootstrapError;
@@ -90,19 +90,6 @@ impl From<Fate> for Error {
             Fate::PeerFailed { peer, failure } => Error::PeerFailed { rank: peer as usize, failure },
             Fate::Cancelled => Error::Cancelled,
             Fate::Stale => Error::Stale,
-        }
-    }
-}
-
-impl Error {
-    pub(crate) fn from_start(error: StartError) -> Self {
-        match error {
-            StartError::Rank { rank, size } => {
-                Error::Rank { rank: rank as usize, last: size.saturating_sub(1) as usize }
-            }
-            StartError::PeerFailed { peer, failure } => Error::PeerFailed { rank: peer as usize, failure },
-            StartError::Requests { capacity } => Error::Requests { capacity },
-            StartError::Unexpected { bytes } => Error::Unexpected { messages: 0, ceiling: bytes, held: 0 },
         }
     }
 }

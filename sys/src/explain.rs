@@ -6,6 +6,7 @@ use nemesia_core::slab::{List, Slot};
 use nemesia_core::unexpected::Message;
 
 use crate::config::Config;
+use crate::endpoint::{FIRST_ENTRIES, FIRST_REQUESTS};
 use crate::os::{HeavyFence, HugePages, Segment, SegmentBacking, SegmentOptions, limits, numa};
 
 /// Whether something can be used here.
@@ -121,7 +122,8 @@ impl Bill {
             segments: (geometry.own().total + geometry.inbox().total) as u64,
             per_peer: geometry.bytes_per_peer() as u64,
             cells: u64::from(geometry.cells) * u64::from(geometry.cell_bytes),
-            private_at_start: messages.min(1024) * entry + requests.min(1024) * request,
+            private_at_start: messages.min(FIRST_ENTRIES as u64) * entry
+                + requests.min(FIRST_REQUESTS as u64) * request,
             private_ceiling: (config.unexpected_bytes as u64)
                 .saturating_add(messages * entry + requests * request),
         })

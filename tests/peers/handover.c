@@ -12,11 +12,8 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
-#if defined(__x86_64__)
-#include <x86intrin.h>
-#endif
+#include "ticks.h"
 
 enum { TRIPS = 20000, WARM_UP = 2000, SECONDS = 60, PATIENCE = 1 << 14 };
 
@@ -26,20 +23,6 @@ struct lines {
 };
 
 static uint64_t samples[TRIPS];
-
-static double clock_ns(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return 1e9 * (double)now.tv_sec + (double)now.tv_nsec;
-}
-
-static inline uint64_t ticks(void) {
-#if defined(__x86_64__)
-    return __rdtsc();
-#else
-    return (uint64_t)clock_ns();
-#endif
-}
 
 /* Polls without a pause, for this is the limit; gives way at times, for there may be others on the core. */
 static inline void await(_Atomic uint64_t *line, uint64_t wanted) {

@@ -17,11 +17,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
-#if defined(__x86_64__)
-#include <x86intrin.h>
-#endif
+#include "ticks.h"
 
 enum {
     WINDOW = 64,          /* messages in a window */
@@ -119,22 +116,8 @@ static inline void wait_all(int count, request *requests) {
 }
 #endif
 
-/* ---- Time stamps: the processor's counter, which ticks evenly on what is sold today; else the clock. ---- */
+/* ---- Time stamps in nanoseconds. ---- */
 static double tick_ns = 1;
-
-static double clock_ns(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return 1e9 * (double)now.tv_sec + (double)now.tv_nsec;
-}
-
-static inline uint64_t ticks(void) {
-#if defined(__x86_64__)
-    return __rdtsc();
-#else
-    return (uint64_t)clock_ns();
-#endif
-}
 
 static void calibrate(void) {
     const double begin = clock_ns();

@@ -5,6 +5,8 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
+use super::error::ShmError;
+
 /// Turns the result of a `libc` function into a `Result`. Call at once: it reads `errno`.
 pub(super) fn checked(result: c_int) -> io::Result<c_int> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
@@ -23,6 +25,16 @@ pub(super) fn uninterrupted<T>(mut call: impl FnMut() -> io::Result<T>) -> io::R
             result => return result,
         }
     }
+}
+
+/// Random bytes from the kernel; at most 256, which come at once or not at all.
+pub(crate) fn random<const N: usize>() -> Result<[u8; N], ShmError> {
+    const { assert!(N <= 256) };
+    let mut random = [0; N];
+    // SAFETY: the kernel writes at most the length announced.
+    uninterrupted(|| checked_long(unsafe { libc::getrandom(random.as_mut_ptr().cast(), N, 0) } as _))
+        .map_err(|errno| ShmError::system("drawing random bytes", errno))?;
+    Ok(random)
 }
 
 /// The effective user of this process.

@@ -12,7 +12,7 @@ use std::mem::{self, MaybeUninit, offset_of};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use super::call::{checked, checked_long, effective_uid, left, ready_now, uninterrupted, wait_ready};
+use super::call::{checked, checked_long, effective_uid, left, random, ready_now, wait_ready};
 use super::error::ShmError;
 use super::message::{self, Packet};
 
@@ -412,13 +412,7 @@ fn socket(flags: c_int) -> Result<OwnedFd, ShmError> {
 }
 
 fn random_name() -> Result<String, ShmError> {
-    let mut random = [0_u8; NAME_LEN / 2];
-    uninterrupted(|| {
-        // Up to 256 bytes come at once or not at all.
-        // SAFETY: the kernel writes at most the length announced.
-        checked_long(unsafe { libc::getrandom(random.as_mut_ptr().cast(), random.len(), 0) } as _)
-    })
-    .map_err(|errno| ShmError::system("drawing a random name", errno))?;
+    let random: [u8; NAME_LEN / 2] = random()?;
     Ok(random.iter().fold(String::with_capacity(NAME_LEN), |mut name, byte| {
         let _ = write!(name, "{byte:02x}"); // writing to a string does not fail
         name

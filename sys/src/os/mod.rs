@@ -26,6 +26,7 @@ mod testing;
 pub mod wake;
 pub mod watch;
 
+pub(crate) use call::random;
 pub use error::{Bytes, ShmError};
 pub use handoff::{Connection, Credentials, Listener};
 pub use segment::{Access, AttachLimits, HugePages, Segment, SegmentBacking, SegmentOptions};

@@ -126,9 +126,7 @@ fn call(rank: usize, address: &str, deadline: Instant) -> Result<Connection, Err
         )));
     };
     if version != LAYOUT_VERSION.to_string() {
-        return Err(problem(format!(
-            "its shared-memory layout is version {version}, ours is {LAYOUT_VERSION}: build both with the same nemesia"
-        )));
+        return Err(problem(greeting::version_mismatch(version)));
     }
     if host != machine() {
         return Err(problem(

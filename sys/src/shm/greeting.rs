@@ -9,6 +9,7 @@ use nemesia_core::shared::layout::{Geometry, MAGIC};
 use nemesia_core::wire::LAYOUT_VERSION;
 
 use crate::error::Error;
+use crate::os::random;
 
 /// Largest packet of either kind, in bytes.
 pub(super) const MOST_BYTES: usize = 256;
@@ -72,7 +73,8 @@ impl Greeting {
     }
 }
 
-fn version_mismatch(version: u32) -> String {
+/// What a peer with another layout is told, and told about.
+pub(super) fn version_mismatch(version: impl std::fmt::Display) -> String {
     format!(
         "its shared-memory layout is version {version}, ours is {LAYOUT_VERSION}: build both with the same nemesia"
     )
@@ -112,13 +114,7 @@ fn word(bytes: &[u8]) -> Result<(u64, &[u8]), String> {
 
 /// A random number that tells this process's segments from those of any other.
 pub(super) fn draw_epoch() -> Result<u64, Error> {
-    let mut bytes = [0u8; 8];
-    // SAFETY: the buffer is ours and 8 bytes long.
-    let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
-    if usize::try_from(got) != Ok(bytes.len()) {
-        return Err(Error::Peer { rank: 0, problem: "no random numbers: getrandom failed".into() });
-    }
-    Ok(u64::from_le_bytes(bytes))
+    Ok(u64::from_le_bytes(random()?))
 }
 
 #[cfg(test)]
