@@ -1,7 +1,7 @@
 //! The bytes in shared memory, specified.
 //!
 //! All integers are little-endian in effect: both sides run on one machine, and [`LAYOUT_VERSION`] together
-//! with the segment magic refuses a peer that differs. Version 1:
+//! with the segment magic refuses a peer that differs. Version 2:
 //!
 //! **Packet.** A message of `total` bytes travels as one or more packets. Each packet between two processes
 //! takes the next *sequence number*, whichever of the two paths (fastbox, cell) carries it; the receiver
@@ -9,14 +9,24 @@
 //!
 //! | kind | code | meaning |
 //! |---|---|---|
-//! | [`Kind::Eager`] | 1 | a whole message: `total == len` |
-//! | [`Kind::First`] | 2 | the first packet of a longer message: `len < total` |
-//! | [`Kind::More`] | 3 | the next bytes of that message |
+//! | [`Kind::Eager`] | 1 | a whole message |
+//! | [`Kind::Rts`] | 2 | ready to send: a message that is matched before its bytes move |
+//! | [`Kind::Cts`] | 3 | clear to send: the answer to it |
+//! | [`Kind::Data`] | 4 | the next bytes of a message that was cleared |
+//! | [`Kind::Fin`] | 5 | the receiver has all bytes of a message |
+//! | [`Kind::Active`] | 6 | an active message |
+//! | [`Kind::Rma`] | 7 | a one-sided operation for its target |
+//! | [`Kind::RmaReply`] | 8 | what the target answers |
+//! | [`Kind::First`] | 9 | the first packet of a longer message: `len < total` |
+//! | [`Kind::More`] | 10 | the next bytes of that message |
+//!
+//! All but `First` and `More` have `total == len`.
 //!
 //! **Fastbox slot** (64 bytes, eight words). Word 0 is the *stamp*: bits 0-7 lap, 8-15 kind, 16-31 low half of
 //! the sequence number, 32-47 payload bytes of this packet, 48-63 context. In the first slot of a packet, word
 //! 1 is the tag and words 2-7 the first 48 payload bytes; in a further slot, only the lap and the kind
-//! `0xff` of the stamp count, and words 1-7 are the next 56 payload bytes. A fastbox carries only `Eager`.
+//! `0xff` of the stamp count, and words 1-7 are the next 56 payload bytes. A fastbox carries neither `First` nor
+//! `More`.
 //! The lap of the packet that starts at position `p` of a fastbox of `n` slots is `(p / n + 1) mod 256`.
 //!
 //! **Cell header** (64 bytes). Word 0: sequence number in bits 16-63, destination rank in bits 0-15. Word 1:
@@ -30,7 +40,7 @@
 #![forbid(unsafe_code)]
 
 /// Version of everything on this page.
-pub const LAYOUT_VERSION: u32 = 1;
+pub const LAYOUT_VERSION: u32 = 2;
 
 /// What a packet is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,10 +48,24 @@ pub const LAYOUT_VERSION: u32 = 1;
 pub enum Kind {
     /// A whole message.
     Eager = 1,
+    /// A message that is matched before its bytes move.
+    Rts = 2,
+    /// The receiver is ready for the bytes of such a message.
+    Cts = 3,
+    /// The next bytes of a message that was cleared.
+    Data = 4,
+    /// The receiver has all bytes.
+    Fin = 5,
+    /// An active message.
+    Active = 6,
+    /// A one-sided operation for its target.
+    Rma = 7,
+    /// What the target answers.
+    RmaReply = 8,
     /// The first packet of a message that takes several.
-    First = 2,
+    First = 9,
     /// A further packet of that message.
-    More = 3,
+    More = 10,
 }
 
 impl Kind {
@@ -50,8 +74,15 @@ impl Kind {
     pub const fn from_code(code: u8) -> Option<Self> {
         match code {
             1 => Some(Kind::Eager),
-            2 => Some(Kind::First),
-            3 => Some(Kind::More),
+            2 => Some(Kind::Rts),
+            3 => Some(Kind::Cts),
+            4 => Some(Kind::Data),
+            5 => Some(Kind::Fin),
+            6 => Some(Kind::Active),
+            7 => Some(Kind::Rma),
+            8 => Some(Kind::RmaReply),
+            9 => Some(Kind::First),
+            10 => Some(Kind::More),
             _ => None,
         }
     }

@@ -131,7 +131,7 @@ impl<'a> Sender<'a> {
             return Ok(false);
         }
         let stamp = self.wheel.lap(self.tail)
-            | (Kind::Eager as u64) << 8
+            | (envelope.kind as u64) << 8
             | (sequence & 0xffff) << 16
             | (payload.len() as u64) << 32
             | u64::from(envelope.context) << 48;
@@ -207,8 +207,8 @@ impl<'a> Receiver<'a> {
         Self { slots, ack, wheel: Wheel::new(slots.len()), most: max_payload(slots.len()), head: 0, told: 0 }
     }
 
-    /// The packet at the head, if there is one and it is this one in its sender's order: the critical path, one load
-    /// and two comparisons. `None` says nothing about what else there may be; [`Receiver::peek`] does.
+    /// The packet at the head, if there is one, it is this one in its sender's order, and a whole message: the critical
+    /// path, one load and two comparisons. `None` says nothing about what else there may be; [`Receiver::peek`] does.
     #[inline(always)]
     pub fn due(&self, sequence: u64) -> Option<Packet> {
         let slot = &self.slots[self.wheel.index(self.head)];
@@ -218,7 +218,7 @@ impl<'a> Receiver<'a> {
         if stamp as u32 != wanted as u32 || len > self.most {
             return None;
         }
-        Some(packet(stamp, len, slot))
+        Some(packet(Kind::Eager, stamp, len, slot))
     }
 
     /// The packet at the head, if there is one. It stays until [`Receiver::advance`].
@@ -232,14 +232,15 @@ impl<'a> Receiver<'a> {
         if stamp & 0xff != self.wheel.lap(self.head) {
             return Ok(None);
         }
-        if (stamp >> 8) & 0xff != Kind::Eager as u64 {
-            return Err(FastboxFault::Kind(stamp));
-        }
+        let kind = match Kind::from_code((stamp >> 8) as u8) {
+            None | Some(Kind::First | Kind::More) => return Err(FastboxFault::Kind(stamp)),
+            Some(kind) => kind,
+        };
         let len = (stamp >> 32) as u16 as usize;
         if len > self.most {
             return Err(FastboxFault::Length { len, most: self.most });
         }
-        Ok(Some(packet(stamp, len, slot)))
+        Ok(Some(packet(kind, stamp, len, slot)))
     }
 
     /// Copies payload bytes of the packet at the head, from `at`. The caller asks for no more than the packet has;
@@ -300,9 +301,9 @@ impl<'a> Receiver<'a> {
 }
 
 #[inline(always)]
-fn packet(stamp: u64, len: usize, slot: &Slot) -> Packet {
+fn packet(kind: Kind, stamp: u64, len: usize, slot: &Slot) -> Packet {
     let context = (stamp >> 48) as u16;
-    let envelope = Envelope { kind: Kind::Eager, context, tag: slot.body[0].get(), total: len as u64 };
+    let envelope = Envelope { kind, context, tag: slot.body[0].get(), total: len as u64 };
     Packet { sequence: (stamp >> 16) as u16, envelope, len }
 }
 

@@ -219,8 +219,8 @@ impl<'a> PeerPool<'a> {
         let (len, total) = (shape as u32 as usize, header.total.get());
         let Some(kind) = Kind::from_code((shape >> 32) as u8) else { return CellState::Malformed };
         let sane = match kind {
-            Kind::Eager => total == len as u64,
             Kind::First | Kind::More => len > 0 && (len as u64) < total,
+            _ => total == len as u64,
         };
         if !sane || len > self.cell_bytes {
             return CellState::Malformed;
