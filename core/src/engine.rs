@@ -6,11 +6,19 @@
 //! | file | what it holds |
 //! |---|---|
 //! | `engine/request.rs` | requests: what was asked for, and what came of it |
+//! | `engine/peer.rs` | what is known of one rank; the queues of its requests |
+//! | `engine/credit.rs` | who may send how much |
 //! | `engine/send.rs` | starting sends; the queue of pending sends of each peer (paper 4, section 3.1) |
 //! | `engine/receive.rs` | posting receives; delivering packets |
+//! | `engine/probe.rs` | looking at messages that have come |
+//! | `engine/lmt.rs` | large messages: rendezvous, and how their bytes move (paper 4, section 3.2) |
 //! | `engine/progress.rs` | one turn of the crank; failures |
 #![forbid(unsafe_code)]
 
+mod credit;
+mod lmt;
+mod peer;
+mod probe;
 mod progress;
 mod receive;
 mod request;
@@ -20,14 +28,16 @@ mod tests;
 
 use core::borrow::{Borrow, BorrowMut};
 
+pub use peer::Peer;
 pub use progress::{PACKETS_A_TURN, Progress};
 pub use receive::Bypass;
 pub use request::{Failure, Fate, Outcome, Request, RequestId, StartError, Status, Truncation};
 
-use crate::matching::{Posted, Source};
+use crate::flow::{CeilingError, Ledger};
+use crate::matching::Posted;
 use crate::port::{MessagePort, PeerId};
 use crate::slab::{List, Slab, Slot};
-use crate::unexpected::{Message, Unexpected};
+use crate::store::{self, Store, Unit};
 
 /// The memory that the engine is lent, by type. Slices and `Vec`s will do; those of requests may grow.
 pub trait Storage {
@@ -35,11 +45,11 @@ pub trait Storage {
     type Requests: BorrowMut<[Slot<Request>]>;
     /// One for each rank of the world.
     type Peers: BorrowMut<[Peer]>;
-    /// One entry for each unexpected message.
-    type Entries: BorrowMut<[Slot<Message>]>;
-    /// The bytes of larger unexpected messages.
-    type Chunks: BorrowMut<[u8]>;
-    /// Lists by hash, for matching: about as many as there are requests, or entries. The largest power of two is used.
+    /// Room for unexpected messages: all of it, and so the ceiling.
+    type Units: BorrowMut<[Unit]>;
+    /// Lists by hash that find them, all zero: see [`crate::store::split`].
+    type Stored: BorrowMut<[u32]>;
+    /// Lists by hash that find posted receives: about as many as there are requests. The largest power of two is used.
     type Buckets: BorrowMut<[List]>;
 }
 
@@ -50,43 +60,27 @@ pub struct Lent<S: Storage> {
     pub requests: S::Requests,
     /// See [`Storage::Peers`].
     pub peers: S::Peers,
-    /// See [`Storage::Entries`].
-    pub entries: S::Entries,
-    /// See [`Storage::Chunks`].
-    pub chunks: S::Chunks,
-    /// See [`Storage::Buckets`]; for posted receives.
+    /// See [`Storage::Units`].
+    pub units: S::Units,
+    /// See [`Storage::Stored`].
+    pub stored: S::Stored,
+    /// See [`Storage::Buckets`].
     pub posted: S::Buckets,
-    /// See [`Storage::Buckets`]; for unexpected messages.
-    pub stored: S::Buckets,
 }
 
-/// What the engine knows of one rank.
-#[derive(Debug, Default)]
-pub struct Peer {
-    /// Sends that wait for room, in order.
-    pending: List,
-    /// The message of which more packets are to come.
-    partial: Partial,
-    failure: Option<Failure>,
-    /// It is gone, but what it has sent may not have been taken yet.
-    departed: Option<Failure>,
-    /// There is no room for what it has sent.
-    held: bool,
-    /// Whether it stands in the list of peers with pending sends, and the next one there.
-    next_pending: Option<PeerId>,
-    listed: bool,
+/// What the layer above chooses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tuning {
+    /// Largest message that is sent eagerly, in bytes; capped by the port's packets. Larger ones are announced first.
+    pub eager_bytes: usize,
+    /// Units of 64 bytes that a peer is promised ahead of what it has sent; less when there is less room.
+    pub window: u32,
 }
 
-/// Where the next packet of a message goes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Partial {
-    /// No message is under way.
-    #[default]
-    None,
-    /// Into the buffer of this request.
-    Request(u32),
-    /// Into the store of unexpected messages.
-    Stored(u32),
+impl Default for Tuning {
+    fn default() -> Self {
+        Self { eager_bytes: 8 << 10, window: 4096 }
+    }
 }
 
 /// The engine of one endpoint. Exclusive to one thread at a time.
@@ -96,30 +90,45 @@ pub struct Engine<P: MessagePort, S: Storage> {
     port: P,
     requests: Slab<Request, S::Requests>,
     posted: Posted<S::Buckets>,
-    unexpected: Unexpected<S::Entries, S::Chunks, S::Buckets>,
+    store: Store<S::Units, S::Stored>,
+    ledger: Ledger,
     peers: S::Peers,
-    /// First of the peers with pending sends.
-    first_pending: Option<PeerId>,
-    /// Peers for whose messages there is no room.
-    held: usize,
+    /// First of the peers for which there is work.
+    first_work: Option<PeerId>,
+    eager_bytes: usize,
     /// The most recent failure that receives from any source have to report; see [`Engine::acknowledge`].
     any_source_failure: Option<(PeerId, Failure)>,
+    /// A peer that was found to break the rules otherwise than by a poll, and of which [`Engine::progress`] has not told.
+    found_out: Option<PeerId>,
 }
 
 impl<P: MessagePort, S: Storage> Engine<P, S> {
     /// An engine for rank `rank` of a world of as many ranks as `lent.peers` has elements.
-    pub fn new(rank: PeerId, port: P, lent: Lent<S>) -> Self {
-        Self {
+    ///
+    /// # Errors
+    /// There are fewer units than other ranks.
+    pub fn new(rank: PeerId, port: P, tuning: Tuning, lent: Lent<S>) -> Result<Self, CeilingError> {
+        let store = Store::new(lent.units, lent.stored);
+        let others = (lent.peers.borrow().len() as u32).saturating_sub(1);
+        // A message that no peer could ever have credit for is announced first.
+        let share = store.capacity_units().checked_div(others).unwrap_or(store.capacity_units());
+        let eager_bytes = tuning.eager_bytes.min(port.packet_bytes()).min(store::most(share));
+        let ledger = Ledger::new(store.capacity_units(), others, tuning.window, store::cost(eager_bytes))?;
+        let mut engine = Self {
             rank,
+            eager_bytes,
             port,
             requests: Slab::new(lent.requests),
             posted: Posted::new(lent.posted),
-            unexpected: Unexpected::new(lent.entries, lent.chunks, lent.stored),
+            ledger,
+            store,
             peers: lent.peers,
-            first_pending: None,
-            held: 0,
+            first_work: None,
             any_source_failure: None,
-        }
+            found_out: None,
+        };
+        engine.open_accounts();
+        Ok(engine)
     }
 
     /// Our rank.
@@ -147,51 +156,14 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         self.posted.grow(&mut self.requests, grow);
     }
 
-    /// Lets the storage of unexpected messages, and the lists that find them, grow. Entries must never shrink.
-    pub fn grow_unexpected(&mut self, grow: impl FnOnce(&mut S::Entries, &mut S::Buckets)) {
-        self.unexpected.grow(grow);
-        self.release_held();
-    }
-
-    /// Unexpected messages for which there are entries.
-    pub fn unexpected_capacity(&self) -> usize {
-        self.unexpected.capacity()
-    }
-
-    /// Takes packets of every held peer again: there is more room.
-    pub fn release_held(&mut self) {
-        self.unhold(Source::Any);
-    }
-
-    /// Whether a peer is held back, as there is no room for what it sent.
-    pub fn is_held(&self, peer: PeerId) -> bool {
-        self.peers.borrow().get(peer as usize).is_some_and(|peer| peer.held)
-    }
-
-    /// Whether this receive is posted, and what it asks for may be held back for want of room.
-    pub fn may_be_held(&self, id: RequestId) -> bool {
-        let Some(source) = self.posted_source(id) else { return false };
-        if let Source::Rank(rank) = source {
-            return self.is_held(rank);
-        }
-        // From anyone: as long as one peer can still be heard, the message may come from there.
-        let silent = |rank| rank == self.rank || self.is_held(rank) || self.failure(rank).is_some();
-        self.held > 0 && (0..self.size()).all(silent)
-    }
-
-    /// Whether some send has not left yet.
-    pub const fn sends_pending(&self) -> bool {
-        self.first_pending.is_some()
+    /// Whether some send is not complete.
+    pub fn sends_pending(&self) -> bool {
+        self.peers.borrow().iter().any(Peer::has_sends)
     }
 
     /// Messages that came unasked and are stored.
-    pub const fn unexpected_messages(&self) -> usize {
-        self.unexpected.len()
-    }
-
-    /// Peers that are held back, as there is no room for what they sent.
-    pub const fn held_peers(&self) -> usize {
-        self.held
+    pub fn unexpected_messages(&self) -> usize {
+        self.store.len()
     }
 
     /// Why a rank is gone, if it is.

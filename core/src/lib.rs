@@ -10,8 +10,10 @@
 //! | [`shared`] | what two processes see: layouts, fastbox, cell queue, cell pool, rings, sleep word, and the shared-memory [`port`] built from them |
 //! | [`port`] | what the engine asks of a transport |
 //! | [`wire`] | the packets: kinds, envelope, version |
-//! | [`matching`] | posted receives and unexpected messages |
-//! | [`engine`] | the eager protocol, requests, progress, failure |
+//! | [`matching`] | what a receive asks for; posted receives |
+//! | [`store`] | unexpected messages |
+//! | [`flow`] | credits |
+//! | [`engine`] | eager and rendezvous protocols, requests, progress, failure |
 //!
 //! The ideas come from five papers; the modules say which. "Paper 4" is Buntinas, Mercier and Gropp,
 //! *Implementation and Shared-Memory Evaluation of MPICH2 over the Nemesis Communication Subsystem*.
@@ -26,11 +28,12 @@ static_assertions::const_assert!(usize::BITS >= 64);
 extern crate std;
 
 pub mod engine;
+pub mod flow;
 pub mod matching;
 pub mod payload;
 pub mod port;
 pub mod shared;
 pub mod slab;
+pub mod store;
 pub mod sync;
-pub mod unexpected;
 pub mod wire;

@@ -36,6 +36,11 @@ impl SendBuf {
         self.len == 0
     }
 
+    /// Where the bytes are, for whoever can read this process's memory; 0 when there are none.
+    pub fn address(&self) -> u64 {
+        if self.len == 0 { 0 } else { self.base.as_ptr() as u64 }
+    }
+
     /// At most `len` bytes from `at`; fewer at the end.
     #[inline(always)]
     pub fn part(&self, at: usize, len: usize) -> &[u8] {
@@ -81,6 +86,11 @@ impl RecvBuf {
     /// Whether there is no room.
     pub const fn is_empty(&self) -> bool {
         self.len == 0
+    }
+
+    /// Where the room is, for whoever can write to this process's memory.
+    pub fn address(&self) -> u64 {
+        self.base.as_ptr() as u64
     }
 
     /// At most `len` bytes from `at`; fewer at the end.

@@ -7,7 +7,7 @@
 use crate::payload::RecvBuf;
 use crate::shared::fastbox::FastboxFault;
 use crate::shared::pool::ReturnFault;
-use crate::wire::Envelope;
+use crate::wire::{Envelope, Kind};
 
 /// A peer's rank in the world.
 pub type PeerId = u32;
@@ -33,9 +33,18 @@ pub enum PortFault {
         /// The cell.
         cell: u32,
     },
-    /// A packet does not continue the message that is under way.
-    #[error("packet does not fit the message under way")]
-    Continuation,
+    /// A packet answers nothing that is under way, or says what no honest peer says.
+    #[error("a {kind:?} packet does not fit what is under way")]
+    Protocol {
+        /// What the packet is.
+        kind: Kind,
+    },
+    /// A peer sent more than it was promised room for.
+    #[error("it sent {units} units of 64 bytes more than it had credit for")]
+    Credit {
+        /// How much more.
+        units: u64,
+    },
 }
 
 /// Which peer did it.
@@ -53,7 +62,7 @@ pub struct PeerFault {
 pub struct Arrival<T> {
     /// Who sent it.
     pub peer: PeerId,
-    /// Kind, context, tag, size of the message.
+    /// Kind, context, tag, payload bytes.
     pub envelope: Envelope,
     /// Payload bytes of this packet.
     pub len: usize,
@@ -72,15 +81,59 @@ pub enum Polled<T> {
     Fault(PeerFault),
 }
 
+/// What came of reading a peer's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pulled {
+    /// All bytes are here.
+    Done,
+    /// Not these bytes: the address is not one that can be read. Other messages may fare better.
+    Unreadable,
+    /// Never again from this peer: the kernel refuses it, or the process is gone.
+    Refused,
+}
+
+/// A large message that receiver and sender copy together, each a part of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Share {
+    /// The sender's request.
+    pub request: u64,
+    /// Where the message's first byte goes in the receiver's memory.
+    pub address: u64,
+    /// First byte to copy.
+    pub start: u64,
+    /// End of the bytes to copy.
+    pub end: u64,
+}
+
+/// Bytes of the message, to be copied by whoever is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// The first.
+    pub start: u64,
+    /// Their end.
+    pub end: u64,
+}
+
+/// What the receiver of a [`Share`] is to do next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Turn {
+    /// Copy these.
+    Copy(Part),
+    /// The sender is about to leave: ask again.
+    Wait,
+    /// Nothing: everything is there.
+    Done,
+}
+
 /// A transport that carries packets.
 ///
 /// Every call does a bounded amount of work and never blocks. A packet that [`MessagePort::poll`] returned is
-/// read, and then released or held, before the next poll.
+/// read, and then released, before the next poll.
 pub trait MessagePort {
     /// Where an arrived packet is.
     type Token: Copy;
 
-    /// The most payload bytes of one packet.
+    /// The most payload bytes of one packet, at least 256.
     fn packet_bytes(&self) -> usize;
 
     /// Reserves room, fills it and commits it, in one call. False when there is no room now.
@@ -114,14 +167,72 @@ pub trait MessagePort {
     /// Finishes with a packet: its memory goes back to the sender.
     fn release(&mut self, arrival: Arrival<Self::Token>);
 
-    /// Leaves packets of this peer where they are until [`MessagePort::unhold`]: there is no room for them.
-    fn hold(&mut self, peer: PeerId);
-
-    /// Takes packets of this peer again.
-    fn unhold(&mut self, peer: PeerId);
-
     /// A receive from this peer was posted: look for its packets first (paper 4, section 3.1).
     fn expect(&mut self, peer: PeerId);
+
+    /// Promises the peer room for so many units in all, since the start, and wakes it if it may wait for that.
+    fn grant(&mut self, peer: PeerId, units: u64);
+
+    /// Units in all that the peer promises us room for, as it says.
+    fn granted(&self, peer: PeerId) -> u64;
+
+    /// Whether [`MessagePort::pull`] may be tried.
+    fn can_pull(&self, peer: PeerId) -> bool {
+        let _ = peer;
+        false
+    }
+
+    /// Fills `to` from `address` in the peer's memory, in one copy. What `to` holds is unspecified unless it is done.
+    fn pull(&mut self, peer: PeerId, address: u64, to: &mut [u8]) -> Pulled {
+        let _ = (peer, address, to);
+        Pulled::Refused
+    }
+
+    /// Opens a message from this peer for both sides to copy; the one before is done. False when the port can't.
+    fn open_share(&mut self, peer: PeerId, share: &Share) -> bool {
+        let _ = (peer, share);
+        false
+    }
+
+    /// What the receiver is to do next; what it was given before it has copied.
+    fn next_turn(&mut self, peer: PeerId) -> Turn {
+        let _ = peer;
+        Turn::Done
+    }
+
+    /// Lets the sender claim nothing more: [`MessagePort::next_turn`] then tells what is left.
+    fn close_share(&mut self, peer: PeerId) {
+        let _ = peer;
+    }
+
+    /// A share that the peer, as receiver, has opened and that was not returned before. Nothing of it is checked.
+    fn find_share(&mut self, peer: PeerId) -> Option<Share> {
+        let _ = peer;
+        None
+    }
+
+    /// Joins the share found last, as sender, and claims a part that ends at `end`. `None` when it is closed by now.
+    fn join_share(&mut self, peer: PeerId, end: u64) -> Option<Part> {
+        let _ = (peer, end);
+        None
+    }
+
+    /// Claims the next part. `None` when there is none.
+    fn next_part(&mut self, peer: PeerId) -> Option<Part> {
+        let _ = peer;
+        None
+    }
+
+    /// The part claimed last is written, or not. The receiver does not wait for the next one.
+    fn end_part(&mut self, peer: PeerId, part: Part, written: bool) {
+        let _ = (peer, part, written);
+    }
+
+    /// Copies `from` to `address` in the peer's memory. False when it can't be done.
+    fn push(&mut self, peer: PeerId, address: u64, from: &[u8]) -> bool {
+        let _ = (peer, address, from);
+        false
+    }
 
     /// The peer is gone, or broke the rules: no more packets to or from it; what it held of ours comes back.
     fn close(&mut self, peer: PeerId);

@@ -23,6 +23,7 @@ pub mod pool;
 pub mod port;
 pub mod queue;
 pub mod ring;
+pub mod share;
 pub mod sleep;
 
 #[cfg(test)]

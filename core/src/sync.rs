@@ -50,6 +50,13 @@ pub enum Edge {
     RingRelease,
     /// Segment: the header is complete when its `ready` word is seen.
     SegmentReady,
+    /// Shared copy: what is to be copied is told when the share's number is seen, and nothing of the one before is used.
+    ShareOpen,
+    /// Shared copy: whoever sees that the sender has joined sees what it has claimed, and that it has left, what it wrote.
+    ShareLeave,
+    /// Shared copy: each side publishes its claim, then looks at the other's. A fence on each side makes it impossible that
+    /// both miss.
+    ShareClaim,
     /// Sleep: the sleeper raises its flag, then looks for work; the waker publishes work, then looks at the
     /// flag. A fence on each side makes it impossible that both miss.
     Sleep,
@@ -57,7 +64,7 @@ pub enum Edge {
 
 impl Edge {
     /// Every edge, in declaration order.
-    pub const ALL: [Edge; 10] = [
+    pub const ALL: [Edge; 13] = [
         Edge::FastboxPublish,
         Edge::FastboxAck,
         Edge::CellPublish,
@@ -67,6 +74,9 @@ impl Edge {
         Edge::RingPublish,
         Edge::RingRelease,
         Edge::SegmentReady,
+        Edge::ShareOpen,
+        Edge::ShareLeave,
+        Edge::ShareClaim,
         Edge::Sleep,
     ];
 }
@@ -239,6 +249,18 @@ pub fn sleeper_fence() {
     if model::is_mutant(Edge::Sleep, End::Acquire) {
         return;
     }
+    fence(Ordering::SeqCst);
+}
+
+/// One side of an edge whose two ends are fences: between publishing and looking at what the other has published.
+#[inline]
+pub fn full_fence(edge: Edge, end: End) {
+    step();
+    #[cfg(nemesia_loom)]
+    if model::is_mutant(edge, end) {
+        return;
+    }
+    let _ = (edge, end);
     fence(Ordering::SeqCst);
 }
 

@@ -3,34 +3,38 @@
 //! All integers are little-endian in effect: both sides run on one machine, and [`LAYOUT_VERSION`] together
 //! with the segment magic refuses a peer that differs. Version 2:
 //!
-//! **Packet.** A message of `total` bytes travels as one or more packets. Each packet between two processes
-//! takes the next *sequence number*, whichever of the two paths (fastbox, cell) carries it; the receiver
-//! takes packets in that order only.
+//! **Packet.** Each packet between two processes takes the next *sequence number*, whichever of the two paths
+//! (fastbox, cell) carries it; the receiver takes packets in that order only.
 //!
 //! | kind | code | meaning |
 //! |---|---|---|
 //! | [`Kind::Eager`] | 1 | a whole message |
-//! | [`Kind::Rts`] | 2 | ready to send: a message that is matched before its bytes move |
+//! | [`Kind::Rts`] | 2 | ready to send: a message that is matched before its bytes move ([`rendezvous`]) |
 //! | [`Kind::Cts`] | 3 | clear to send: the answer to it |
 //! | [`Kind::Data`] | 4 | the next bytes of a message that was cleared |
 //! | [`Kind::Fin`] | 5 | the receiver has all bytes of a message |
 //! | [`Kind::Active`] | 6 | an active message |
 //! | [`Kind::Rma`] | 7 | a one-sided operation for its target |
 //! | [`Kind::RmaReply`] | 8 | what the target answers |
-//! | [`Kind::First`] | 9 | the first packet of a longer message: `len < total` |
-//! | [`Kind::More`] | 10 | the next bytes of that message |
 //!
-//! All but `First` and `More` have `total == len`.
+//! **Credit.** `Eager` and `Rts` take room at the receiver if nobody has asked for them: so many units of 64 bytes as
+//! [`cost`](crate::store::cost) says for their payload. The receiver promises a number of units in all, which only grows,
+//! in the second word of the line that holds its fastbox position; the sender never sends more. The other kinds take no
+//! room.
+//!
+//! **Shared copy** (64 bytes, eight words, one line a peer in the owner's segment; [`crate::shared::share`]). As receiver, word
+//! 0: number of the share in bits 1-63, bit 0 set when it is closed; 1: the sender's request; 2: address of the
+//! receiver's buffer; 3: end of the bytes to copy; 4: end of those claimed. As sender, word 5: number of the share joined in
+//! bits 1-63, bit 0 set when it is not copying; 6: start of the bytes claimed; 7: start of those written.
 //!
 //! **Fastbox slot** (64 bytes, eight words). Word 0 is the *stamp*: bits 0-7 lap, 8-15 kind, 16-31 low half of
 //! the sequence number, 32-47 payload bytes of this packet, 48-63 context. In the first slot of a packet, word
 //! 1 is the tag and words 2-7 the first 48 payload bytes; in a further slot, only the lap and the kind
-//! `0xff` of the stamp count, and words 1-7 are the next 56 payload bytes. A fastbox carries neither `First` nor
-//! `More`.
+//! `0xff` of the stamp count, and words 1-7 are the next 56 payload bytes.
 //! The lap of the packet that starts at position `p` of a fastbox of `n` slots is `(p / n + 1) mod 256`.
 //!
 //! **Cell header** (64 bytes). Word 0: sequence number in bits 16-63, destination rank in bits 0-15. Word 1:
-//! bits 0-31 payload bytes, 32-39 kind, 48-63 context. Word 2: tag. Word 3: `total`. The rest is reserved.
+//! bits 0-31 payload bytes, 32-39 kind, 48-63 context. Word 2: tag. The rest is reserved.
 //! Sequence numbers of cells are 48 bits wide and start at 1.
 //!
 //! **Queue entry** (64 bits). Bits 0-31: the cell's number in the world, `rank * cells + cell`. Bits 32-63: lap
@@ -38,6 +42,8 @@
 //!
 //! **Return slot** (32 bits). Bits 0-15: the cell. Bits 16-31: lap, `position / cells + 1`.
 #![forbid(unsafe_code)]
+
+pub mod rendezvous;
 
 /// Version of everything on this page.
 pub const LAYOUT_VERSION: u32 = 2;
@@ -62,10 +68,6 @@ pub enum Kind {
     Rma = 7,
     /// What the target answers.
     RmaReply = 8,
-    /// The first packet of a message that takes several.
-    First = 9,
-    /// A further packet of that message.
-    More = 10,
 }
 
 impl Kind {
@@ -81,8 +83,6 @@ impl Kind {
             6 => Some(Kind::Active),
             7 => Some(Kind::Rma),
             8 => Some(Kind::RmaReply),
-            9 => Some(Kind::First),
-            10 => Some(Kind::More),
             _ => None,
         }
     }

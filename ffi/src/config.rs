@@ -13,6 +13,13 @@ pub const NEMESIA_HUGE_PAGES_TRY: u64 = 1;
 /// `nemesia_config.huge_pages`: huge pages, or an error.
 pub const NEMESIA_HUGE_PAGES_REQUIRE: u64 = 2;
 
+/// `nemesia_config.single_copy`: where the kernel permits it, tried for each peer.
+pub const NEMESIA_SINGLE_COPY_AUTO: u64 = 0;
+/// `nemesia_config.single_copy`: never, and our memory is not offered to the peers either.
+pub const NEMESIA_SINGLE_COPY_OFF: u64 = 1;
+/// `nemesia_config.single_copy`: a peer whose memory can't be read is an error at start.
+pub const NEMESIA_SINGLE_COPY_REQUIRE: u64 = 2;
+
 /// `nemesia_config.backing`: anonymous memory files, which are sealed.
 pub const NEMESIA_BACKING_MEMFD: u64 = 0;
 /// `nemesia_config.backing`: unnamed files in /dev/shm, where memfd is refused.
@@ -37,10 +44,16 @@ pub struct Config {
     pub fastbox_slots: u64,
     /// Largest message that goes through a fastbox, in bytes. NEMESIA_FASTBOX_LIMIT.
     pub fastbox_limit: u64,
-    /// Ceiling for the payload of messages that nobody has asked for yet, in bytes. NEMESIA_UNEXPECTED_BYTES.
+    /// Ceiling for messages that nobody has asked for yet, in bytes, 64 and more each. NEMESIA_UNEXPECTED_BYTES.
     pub unexpected_bytes: u64,
-    /// Ceiling for their number: 1 to 16777216. NEMESIA_UNEXPECTED_MESSAGES.
-    pub unexpected_messages: u64,
+    /// Largest message that is sent before it is asked for, in bytes. NEMESIA_EAGER_BYTES.
+    pub eager_bytes: u64,
+    /// Room that each peer is promised ahead of what it has sent, in bytes. NEMESIA_CREDIT_BYTES.
+    pub credit_bytes: u64,
+    /// NEMESIA_SINGLE_COPY_AUTO, _OFF or _REQUIRE. NEMESIA_SINGLE_COPY.
+    pub single_copy: u64,
+    /// 1: let every process of this user read this one's memory, where Yama reserves that. NEMESIA_PTRACER.
+    pub ptracer: u64,
     /// Most requests under way at once: 64 to 16777216. NEMESIA_REQUESTS.
     pub requests: u64,
     /// NEMESIA_HUGE_PAGES_NEVER, _TRY or _REQUIRE. NEMESIA_HUGE_PAGES.
@@ -58,7 +71,7 @@ pub struct Config {
 // SAFETY: numbers of one size, the size first.
 unsafe impl Versioned for Config {
     const NAME: &'static str = "nemesia_config";
-    const FIRST: usize = size_of::<[u64; 14]>();
+    const FIRST: usize = size_of::<[u64; 17]>();
     const UNSET: u8 = 0xff;
 }
 
@@ -72,7 +85,10 @@ impl Config {
         fastbox_slots: NEMESIA_UNSET,
         fastbox_limit: NEMESIA_UNSET,
         unexpected_bytes: NEMESIA_UNSET,
-        unexpected_messages: NEMESIA_UNSET,
+        eager_bytes: NEMESIA_UNSET,
+        credit_bytes: NEMESIA_UNSET,
+        single_copy: NEMESIA_UNSET,
+        ptracer: NEMESIA_UNSET,
         requests: NEMESIA_UNSET,
         huge_pages: NEMESIA_UNSET,
         backing: NEMESIA_UNSET,
@@ -109,7 +125,10 @@ impl Config {
             "NEMESIA_FASTBOX_SLOTS" => (self.fastbox_slots, &[]),
             "NEMESIA_FASTBOX_LIMIT" => (self.fastbox_limit, &[]),
             "NEMESIA_UNEXPECTED_BYTES" => (self.unexpected_bytes, &[]),
-            "NEMESIA_UNEXPECTED_MESSAGES" => (self.unexpected_messages, &[]),
+            "NEMESIA_EAGER_BYTES" => (self.eager_bytes, &[]),
+            "NEMESIA_CREDIT_BYTES" => (self.credit_bytes, &[]),
+            "NEMESIA_SINGLE_COPY" => (self.single_copy, &["auto", "off", "require"]),
+            "NEMESIA_PTRACER" => (self.ptracer, &[]),
             "NEMESIA_REQUESTS" => (self.requests, &[]),
             "NEMESIA_HUGE_PAGES" => (self.huge_pages, &["never", "try", "require"]),
             "NEMESIA_BACKING" => (self.backing, &["memfd", "devshm"]),

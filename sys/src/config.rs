@@ -1,5 +1,6 @@
 //! Configuration: defaults, builder methods, environment.
 
+use nemesia_core::flow::CeilingError;
 use nemesia_core::shared::fastbox;
 use nemesia_core::shared::layout::{Geometry, LayoutError};
 
@@ -17,7 +18,7 @@ pub struct Variable {
 }
 
 /// Every variable that [`Config::from_env`] reads.
-pub const VARIABLES: [Variable; 12] = [
+pub const VARIABLES: [Variable; 15] = [
     Variable {
         name: "NEMESIA_CELLS",
         values: "power of two, 4 to 4096",
@@ -40,13 +41,28 @@ pub const VARIABLES: [Variable; 12] = [
     },
     Variable {
         name: "NEMESIA_UNEXPECTED_BYTES",
-        values: "bytes",
-        help: "ceiling for the payload of messages that nobody has asked for yet",
+        values: "bytes, 65536 to 274877906944",
+        help: "ceiling for messages that nobody has asked for yet, 64 bytes and more each",
     },
     Variable {
-        name: "NEMESIA_UNEXPECTED_MESSAGES",
-        values: "1 to 16777216",
-        help: "ceiling for their number",
+        name: "NEMESIA_EAGER_BYTES",
+        values: "bytes, 0 to 16777216",
+        help: "largest message that is sent before it is asked for; capped by a cell",
+    },
+    Variable {
+        name: "NEMESIA_CREDIT_BYTES",
+        values: "bytes, 4096 to 1073741824",
+        help: "room that each peer is promised ahead of what it has sent; less when there is less room",
+    },
+    Variable {
+        name: "NEMESIA_SINGLE_COPY",
+        values: "auto, off or require",
+        help: "whether large messages move in one copy, by reading the sender's memory through the kernel",
+    },
+    Variable {
+        name: "NEMESIA_PTRACER",
+        values: "0 or 1",
+        help: "let every process of this user read this one's memory, where Yama reserves that to ancestors",
     },
     Variable { name: "NEMESIA_REQUESTS", values: "64 to 16777216", help: "most requests under way at once" },
     Variable {
@@ -100,6 +116,21 @@ pub enum ConfigError {
     /// A size is out of range.
     #[error("configuration: {0}")]
     Geometry(#[from] LayoutError),
+    /// There is no room for messages from so many peers.
+    #[error("NEMESIA_UNEXPECTED_BYTES is too low: {0} (a unit is 64 bytes)")]
+    Ceiling(#[from] CeilingError),
+}
+
+/// Whether large messages move in one copy, by reading the sender's memory through the kernel (`process_vm_readv`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SingleCopy {
+    /// Where the kernel permits it, tried for each peer; else two copies through cells.
+    #[default]
+    Auto,
+    /// Never, and our memory is not offered to the peers either.
+    Off,
+    /// A peer whose memory can't be read is an error at start.
+    Require,
 }
 
 /// How an endpoint is to be set up. All processes of a world must agree on the sizes of cells and fastboxes;
@@ -111,7 +142,10 @@ pub struct Config {
     pub(crate) fastbox_slots: u32,
     pub(crate) fastbox_limit: Option<usize>,
     pub(crate) unexpected_bytes: usize,
-    pub(crate) unexpected_messages: usize,
+    pub(crate) eager_bytes: usize,
+    pub(crate) credit_bytes: usize,
+    pub(crate) single_copy: SingleCopy,
+    pub(crate) ptracer: bool,
     pub(crate) requests: usize,
     pub(crate) segments: SegmentOptions,
     pub(crate) spin: Option<u32>,
@@ -126,7 +160,10 @@ impl Default for Config {
             fastbox_slots: 64,
             fastbox_limit: None,
             unexpected_bytes: 64 << 20,
-            unexpected_messages: 1 << 20,
+            eager_bytes: 8 << 10,
+            credit_bytes: 256 << 10,
+            single_copy: SingleCopy::Auto,
+            ptracer: false,
             requests: 1 << 20,
             segments: SegmentOptions { numa_local: true, ..SegmentOptions::default() },
             spin: None,
@@ -168,8 +205,18 @@ impl Config {
             "NEMESIA_CELL_BYTES" => self.cell_bytes = value.parse().ok()?,
             "NEMESIA_FASTBOX_SLOTS" => self.fastbox_slots = value.parse().ok()?,
             "NEMESIA_FASTBOX_LIMIT" => self.fastbox_limit = Some(value.parse().ok()?),
-            "NEMESIA_UNEXPECTED_BYTES" => self.unexpected_bytes = value.parse().ok()?,
-            "NEMESIA_UNEXPECTED_MESSAGES" => self.unexpected_messages = ranged(value, 1, 1 << 24)?,
+            "NEMESIA_UNEXPECTED_BYTES" => self.unexpected_bytes = ranged(value, 64 << 10, 256 << 30)?,
+            "NEMESIA_EAGER_BYTES" => self.eager_bytes = ranged(value, 0, 16 << 20)?,
+            "NEMESIA_CREDIT_BYTES" => self.credit_bytes = ranged(value, 4096, 1 << 30)?,
+            "NEMESIA_SINGLE_COPY" => {
+                self.single_copy = match value {
+                    "auto" => SingleCopy::Auto,
+                    "off" => SingleCopy::Off,
+                    "require" => SingleCopy::Require,
+                    _ => return None,
+                }
+            }
+            "NEMESIA_PTRACER" => self.ptracer = flag(value)?,
             "NEMESIA_REQUESTS" => self.requests = ranged(value, 64, 1 << 24)?,
             "NEMESIA_HUGE_PAGES" => {
                 self.segments.huge = match value {
@@ -186,13 +233,7 @@ impl Config {
                     _ => return None,
                 }
             }
-            "NEMESIA_LOCK_MEMORY" => {
-                self.segments.lock = match value {
-                    "0" => false,
-                    "1" => true,
-                    _ => return None,
-                }
-            }
+            "NEMESIA_LOCK_MEMORY" => self.segments.lock = flag(value)?,
             "NEMESIA_SPIN" => self.spin = Some(value.parse().ok()?),
             "NEMESIA_TIMEOUT" => self.timeout_seconds = u32::try_from(ranged(value, 1, 86_400)?).ok()?,
             _ => return None,
@@ -228,17 +269,41 @@ impl Config {
         self
     }
 
-    /// Ceiling for the payload bytes of messages that nobody has asked for yet. Memory is committed as it is used.
+    /// Ceiling for messages that nobody has asked for yet, at least 64 KiB: each takes 64 bytes, and more when it has more
+    /// than 32. Memory is committed as it is used.
     #[must_use]
     pub fn unexpected_bytes(mut self, bytes: usize) -> Self {
-        self.unexpected_bytes = bytes;
+        self.unexpected_bytes = bytes.max(64 << 10);
         self
     }
 
-    /// Ceiling for the number of messages that nobody has asked for yet.
+    /// Largest message, in bytes, that is sent before it is asked for (eagerly); capped by a cell. A larger one moves when a
+    /// receive has matched it.
     #[must_use]
-    pub fn unexpected_messages(mut self, messages: usize) -> Self {
-        self.unexpected_messages = messages.max(1);
+    pub fn eager_bytes(mut self, bytes: usize) -> Self {
+        self.eager_bytes = bytes;
+        self
+    }
+
+    /// Room that each peer is promised ahead of what it has sent, in bytes; less when there is less room.
+    #[must_use]
+    pub fn credit_bytes(mut self, bytes: usize) -> Self {
+        self.credit_bytes = bytes.clamp(4096, 1 << 30);
+        self
+    }
+
+    /// Whether large messages move in one copy. All processes should agree.
+    #[must_use]
+    pub fn single_copy(mut self, single_copy: SingleCopy) -> Self {
+        self.single_copy = single_copy;
+        self
+    }
+
+    /// Whether every process of this user may read this one's memory, where Yama reserves that to ancestors. Stays so until
+    /// the process ends.
+    #[must_use]
+    pub fn ptracer(mut self, allow: bool) -> Self {
+        self.ptracer = allow;
         self
     }
 
@@ -288,6 +353,14 @@ impl Config {
     }
 }
 
+fn flag(value: &str) -> Option<bool> {
+    match value {
+        "0" => Some(false),
+        "1" => Some(true),
+        _ => None,
+    }
+}
+
 fn ranged(value: &str, low: usize, high: usize) -> Option<usize> {
     value.parse().ok().filter(|number| (low..=high).contains(number))
 }
@@ -302,7 +375,10 @@ mod tests {
 
     #[test]
     fn every_variable_changes_something_and_refuses_nonsense() {
-        let good = ["128", "512", "8", "100", "4096", "10", "64", "try", "devshm", "1", "5", "7"];
+        let good = [
+            "128", "512", "8", "100", "65536", "4096", "8192", "off", "1", "64", "try", "devshm", "1", "5",
+            "7",
+        ];
         for (variable, value) in VARIABLES.iter().zip(good) {
             assert_ne!(with(variable.name, value), Ok(Config::default()), "{}", variable.name);
             let error = with(variable.name, "nonsense").unwrap_err().to_string();

@@ -8,12 +8,12 @@ mod wait;
 use std::time::{Duration, Instant};
 
 use nemesia_core::engine::{
-    Bypass, Engine, Lent, Peer, Request as Operation, RequestId, StartError, Storage,
+    Bypass, Engine, Lent, Peer, Request as Operation, RequestId, StartError, Storage, Tuning,
 };
 use nemesia_core::matching::{Pattern, Source as CoreSource};
 use nemesia_core::payload::{RecvBuf, SendBuf};
 use nemesia_core::slab::{List, Slot};
-use nemesia_core::unexpected::Message;
+use nemesia_core::store::{self, Unit};
 
 pub use scope::{Pending, Scope};
 
@@ -26,8 +26,6 @@ use wait::Waiter;
 
 /// Requests for which there is room at start; more are made room for as needed.
 pub(crate) const FIRST_REQUESTS: usize = 1024;
-/// Unexpected messages for which there is room at start; more are made room for as needed.
-pub(crate) const FIRST_ENTRIES: usize = 1024;
 
 /// Whom a receive listens to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,8 +91,8 @@ struct Heap;
 impl Storage for Heap {
     type Requests = Vec<Slot<Operation>>;
     type Peers = Vec<Peer>;
-    type Entries = Vec<Slot<Message>>;
-    type Chunks = Vec<u8>;
+    type Units = Vec<Unit>;
+    type Stored = Vec<u32>;
     type Buckets = Vec<List>;
 }
 
@@ -119,6 +117,8 @@ pub struct Endpoint {
     looked: Instant,
     /// Held for its mappings, which the engine's port points into.
     _mappings: Vec<Pair>,
+    /// Held for the peers, which read it.
+    _mark: Box<u64>,
 }
 
 impl Endpoint {
@@ -140,18 +140,19 @@ impl Endpoint {
             return Err(Error::Rank { rank, last: size.saturating_sub(1) });
         }
         // Before anybody is met: what can't be had here must not end their world.
-        let chunks = zeroed(config.unexpected_bytes)?;
-        let Attached { port, sleep, watch, fence, crowded, notes, mappings } =
+        let (units, stored) = room(config.unexpected_bytes)?;
+        let Attached { port, sleep, watch, fence, crowded, notes, mark, mappings } =
             shm::attach(config, exchange.as_mut())?;
         let lent = Lent::<Heap> {
             requests: filled(FIRST_REQUESTS.min(config.requests)),
             peers: filled(size),
-            entries: filled(FIRST_ENTRIES.min(config.unexpected_messages)),
-            chunks,
+            units,
+            stored,
             posted: vec![List::new(); FIRST_REQUESTS],
-            stored: vec![List::new(); FIRST_ENTRIES],
         };
-        let engine = Engine::new(rank as u32, port, lent);
+        let window = (config.credit_bytes / store::UNIT) as u32;
+        let tuning = Tuning { eager_bytes: config.eager_bytes, window };
+        let engine = Engine::new(rank as u32, port, tuning, lent).map_err(crate::ConfigError::from)?;
         let waiter = Waiter::new(config, crowded, sleep, watch, fence);
         Ok(Self {
             engine,
@@ -164,6 +165,7 @@ impl Endpoint {
             turns: 0,
             looked: Instant::now(),
             _mappings: mappings,
+            _mark: mark,
         })
     }
 
@@ -192,7 +194,8 @@ impl Endpoint {
         self.engine.acknowledge();
     }
 
-    /// Sends a message and waits until its bytes have left the buffer. Eager: the receiver need not be ready.
+    /// Sends a message and waits until its bytes have left the buffer. A message of up to NEMESIA_EAGER_BYTES leaves as long as
+    /// the receiver has room for it; others when a receive has matched them.
     ///
     /// # Errors
     /// See [`Error`].
@@ -374,12 +377,6 @@ impl Endpoint {
                 self.engine.grow_posted(|lists| lists.resize(more.next_power_of_two(), List::new()));
                 Ok(())
             }
-            StartError::Unexpected { .. } => {
-                if self.grow_entries() {
-                    return Ok(());
-                }
-                Err(self.ceiling())
-            }
             StartError::Requests { capacity } => Err(Error::Requests { capacity }),
             StartError::Rank { rank, size } => {
                 Err(Error::Rank { rank: rank as usize, last: size.saturating_sub(1) as usize })
@@ -388,20 +385,6 @@ impl Endpoint {
                 Err(Error::PeerFailed { rank: peer as usize, failure })
             }
         }
-    }
-
-    /// Makes room for more unexpected messages, up to the ceiling of their number.
-    fn grow_entries(&mut self) -> bool {
-        let (most, capacity) = (self.config.unexpected_messages, self.engine.unexpected_capacity());
-        if self.engine.unexpected_messages() < capacity || capacity >= most {
-            return false;
-        }
-        let more = (2 * capacity).min(most);
-        self.engine.grow_unexpected(|entries, lists| {
-            entries.resize_with(more, Slot::default);
-            lists.resize(more.next_power_of_two(), List::new());
-        });
-        true
     }
 
     fn ceiling(&self) -> Error {
@@ -424,22 +407,25 @@ impl std::fmt::Debug for Endpoint {
 
 impl Drop for Endpoint {
     fn drop(&mut self) {
+        self.end_shares();
         if !self.lost_sends {
             self.waiter.say_goodbye();
         }
     }
 }
 
-/// So many bytes, zeroed by the kernel and committed as they are used.
-fn zeroed(bytes: usize) -> Result<Vec<u8>, Error> {
+/// Room for unexpected messages, and the lists that find them: together no more than so many bytes, zeroed by the kernel and
+/// committed as they are used.
+fn room(bytes: usize) -> Result<(Vec<Unit>, Vec<u32>), Error> {
     let refused = || Error::from(crate::ConfigError::TooLarge { name: "NEMESIA_UNEXPECTED_BYTES", bytes });
     limits::require_address_space(bytes)?;
     if limits::available_memory().is_some_and(|available| bytes as u64 > available.bytes) {
         return Err(refused());
     }
+    let (units, lists) = store::split(bytes);
     // Nothing is touched yet: the allocator can only fail for want of addresses.
-    Vec::<u8>::new().try_reserve_exact(bytes).map_err(|_| refused())?;
-    Ok(vec![0; bytes])
+    Vec::<Unit>::new().try_reserve_exact(units).map_err(|_| refused())?;
+    Ok((vec![[0; store::UNIT]; units], vec![0; lists]))
 }
 
 fn filled<T: Default>(len: usize) -> Vec<T> {

@@ -62,12 +62,12 @@ pub enum Error {
     /// Unexpected messages have reached their ceiling, and what is waited for can't come before they are received.
     #[error(
         "{messages} unexpected messages fill the ceiling of {ceiling} bytes, and {held} peers are held back: \
-         receive them, or raise NEMESIA_UNEXPECTED_BYTES or NEMESIA_UNEXPECTED_MESSAGES"
+         receive them, or raise NEMESIA_UNEXPECTED_BYTES"
     )]
     Unexpected {
         /// Messages stored.
         messages: usize,
-        /// Ceiling for their payload, in bytes.
+        /// Ceiling for them, in bytes.
         ceiling: usize,
         /// Peers held back.
         held: usize,

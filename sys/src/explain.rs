@@ -3,11 +3,13 @@
 use nemesia_core::engine::Request;
 use nemesia_core::shared::layout::{HEADER_PAGE, LayoutError};
 use nemesia_core::slab::{List, Slot};
-use nemesia_core::unexpected::Message;
 
-use crate::config::Config;
-use crate::endpoint::{FIRST_ENTRIES, FIRST_REQUESTS};
-use crate::os::{HeavyFence, HugePages, Segment, SegmentBacking, SegmentOptions, limits, numa};
+use crate::config::{Config, SingleCopy};
+use crate::endpoint::FIRST_REQUESTS;
+use crate::os::{
+    CopyError, HeavyFence, HugePages, Mark, RemoteMemory, Segment, SegmentBacking, SegmentOptions, limits,
+    numa,
+};
 
 /// Whether something can be used here.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,12 +37,11 @@ impl Verdict {
 
 /// Tries what this machine offers. Nothing is left behind.
 pub fn explain(config: &Config) -> Vec<Verdict> {
-    let mut verdicts = vec![shm(config)];
+    let mut verdicts = vec![shm(config), single_copy(config)];
     verdicts.extend(facilities());
     for (name, purpose) in [
         ("tcp", "messages between machines"),
         ("verbs", "messages between machines over InfiniBand, RoCE or iWARP"),
-        ("cross-memory", "large messages in one copy through the kernel"),
     ] {
         verdicts.push(Verdict::new(name, false, format!("{purpose}: not part of this version")));
     }
@@ -58,6 +59,27 @@ fn shm(config: &Config) -> Verdict {
         Ok(format!("messages between processes of this machine; segments are {seal}{separator}{notes}"))
     };
     Verdict::probe("shm", probe())
+}
+
+/// Tried on ourselves; whether a peer can be read is tried when it is met.
+fn single_copy(config: &Config) -> Verdict {
+    const NAME: &str = "single copy";
+    if config.single_copy == SingleCopy::Off {
+        return Verdict::new(NAME, false, "NEMESIA_SINGLE_COPY=off");
+    }
+    let value = 1;
+    let mark = Mark { address: std::ptr::from_ref(&value) as u64, value };
+    let memory = RemoteMemory::new(std::process::id() as i32, mark);
+    let scope = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_default();
+    let probed = memory.map_or(Err(CopyError::Stranger), |mut memory| memory.check());
+    let use_ = match scope.trim() {
+        "" | "0" => "large messages move in one copy through the kernel".to_owned(),
+        scope => format!(
+            "large messages move in one copy, but Yama's ptrace_scope is {scope}: unless the processes run as root, \
+             NEMESIA_PTRACER=1 is needed"
+        ),
+    };
+    Verdict::probe(NAME, probed.map(|()| use_).map_err(CopyError::explain))
 }
 
 fn facilities() -> Vec<Verdict> {
@@ -114,18 +136,15 @@ impl Bill {
     pub fn new(config: &Config, processes: u32) -> Result<Self, LayoutError> {
         let geometry = config.geometry(processes)?;
         // Each comes with the list that finds it.
-        let entry = (size_of::<Slot<Message>>() + size_of::<List>()) as u64;
         let request = (size_of::<Slot<Request>>() + size_of::<List>()) as u64;
-        let (messages, requests) = (config.unexpected_messages as u64, config.requests as u64);
+        let requests = config.requests as u64;
         Ok(Self {
             processes,
             segments: (geometry.own().total + geometry.inbox().total) as u64,
             per_peer: geometry.bytes_per_peer() as u64,
             cells: u64::from(geometry.cells) * u64::from(geometry.cell_bytes),
-            private_at_start: messages.min(FIRST_ENTRIES as u64) * entry
-                + requests.min(FIRST_REQUESTS as u64) * request,
-            private_ceiling: (config.unexpected_bytes as u64)
-                .saturating_add(messages * entry + requests * request),
+            private_at_start: requests.min(FIRST_REQUESTS as u64) * request,
+            private_ceiling: (config.unexpected_bytes as u64).saturating_add(requests * request),
         })
     }
 }

@@ -29,7 +29,7 @@ mod explain;
 pub mod os;
 mod shm;
 
-pub use config::{Config, ConfigError, VARIABLES, Variable};
+pub use config::{Config, ConfigError, SingleCopy, VARIABLES, Variable};
 pub use endpoint::{Endpoint, Pending, Request, Scope, Source, Status, Tag};
 pub use error::Error;
 pub use explain::{Bill, Verdict, explain};

@@ -7,28 +7,53 @@ mod views;
 
 use std::os::fd::BorrowedFd;
 
+use nemesia_core::port::Pulled;
 use nemesia_core::shared::layout::{Identity, SegmentKind};
 use nemesia_core::shared::pool::CellRecord;
-use nemesia_core::shared::port::{Link, PortConfig, ShmPort, Waker};
+use nemesia_core::shared::port::{Host, Link, PortConfig, ShmPort};
 use nemesia_core::shared::sleep::SleepWord;
 use nemesia_core::sync::FenceMode;
 
 use crate::bootstrap::Exchange;
-use crate::config::Config;
+use crate::config::{Config, SingleCopy};
 use crate::error::Error;
-use crate::os::{HeavyFence, Segment, Watch, futex_wake};
+use crate::os::{CopyError, HeavyFence, RemoteMemory, Segment, Watch, allow_any_reader, futex_wake};
 
 /// The port as it runs over mapped segments.
-pub(crate) type Port = ShmPort<'static, FutexWaker, Vec<Option<Link<'static>>>, Vec<CellRecord>>;
+pub(crate) type Port = ShmPort<'static, Kernel, Vec<Option<Link<'static>>>, Vec<CellRecord>>;
 
-/// Wakes sleepers by the kernel.
+/// What the port needs of the operating system.
 #[derive(Debug)]
-pub(crate) struct FutexWaker;
+pub(crate) struct Kernel {
+    /// Memory that can be read, one element a rank.
+    memories: Vec<Option<RemoteMemory>>,
+}
 
-impl Waker for FutexWaker {
+impl Host for Kernel {
     #[cold]
     fn wake(&mut self, _peer: u32, word: &SleepWord) {
         futex_wake(word.futex(), u32::MAX);
+    }
+
+    fn can_pull(&self, peer: u32) -> bool {
+        self.memories.get(peer as usize).is_some_and(Option::is_some)
+    }
+
+    fn pull(&mut self, peer: u32, address: u64, to: &mut [u8]) -> Pulled {
+        let Some(memory) = self.memories.get_mut(peer as usize) else { return Pulled::Refused };
+        match memory.as_mut().map(|memory| memory.read(address, to)) {
+            Some(Ok(())) => Pulled::Done,
+            Some(Err(CopyError::Unreadable)) => Pulled::Unreadable,
+            _ => {
+                *memory = None;
+                Pulled::Refused
+            }
+        }
+    }
+
+    fn push(&mut self, peer: u32, address: u64, from: &[u8]) -> bool {
+        let memory = self.memories.get_mut(peer as usize).and_then(Option::as_mut);
+        memory.is_some_and(|memory| memory.write(address, from).is_ok())
     }
 }
 
@@ -51,6 +76,8 @@ pub(crate) struct Attached {
     pub(crate) crowded: bool,
     /// Remarks of the segments on what they could not have (huge pages, seals).
     pub(crate) notes: Vec<String>,
+    /// What the peers know this process by when they read its memory.
+    pub(crate) mark: Box<u64>,
     pub(crate) mappings: Vec<Pair>,
 }
 
@@ -71,20 +98,59 @@ pub(crate) fn attach(config: &Config, exchange: &mut dyn Exchange) -> Result<Att
     if !own.seal_against_foreign_writes()? {
         notes.push("peers could write to our own segment: this kernel cannot seal it against them".into());
     }
+    if config.ptracer && !allow_any_reader() {
+        notes.push("NEMESIA_PTRACER=1: the kernel does not let us allow it".into());
+    }
     let fence = HeavyFence::register();
     let cpus = crowd::allowed();
-    let world = connect::World { config, geometry, rank, epoch, expedited: fence.is_expedited(), cpus };
+    // In one place for as long as the peers may read it: until this process ends.
+    let mark = Box::new(epoch);
+    let address = if config.single_copy == SingleCopy::Off { 0 } else { (&raw const *mark) as u64 };
+    let expedited = fence.is_expedited();
+    let world = connect::World { config, geometry, rank, epoch, expedited, cpus, mark: address };
     let ours = Pair { own, inbox };
     let (peers, watch) = connect::connect(&world, &ours, exchange)?;
     let expedited = fence.is_expedited() && peers.iter().flatten().all(|peer| peer.expedited);
     let fences = if expedited { FenceMode::Asymmetric } else { FenceMode::Symmetric };
     let crowded = crowd::is_crowded(cpus, peers.iter().flatten().map(|peer| peer.cpus));
     let port_config = PortConfig { rank, fastbox_limit: config.fastbox_bytes(), fences };
-    let port = views::port(port_config, &geometry, &ours, &peers)?;
+    let kernel = Kernel { memories: readable(config, &peers, &mut notes)? };
+    let port = views::port(port_config, &geometry, &ours, &peers, kernel)?;
     let sleep = views::inbox(&ours.inbox, &geometry)?.sleep;
     let mut mappings = vec![ours];
     mappings.extend(peers.into_iter().flatten().map(|peer| peer.pair));
-    Ok(Attached { port, sleep, watch, fence, crowded, notes, mappings })
+    Ok(Attached { port, sleep, watch, fence, crowded, notes, mark, mappings })
+}
+
+/// The memories that the kernel lets us read, which is tried.
+fn readable(
+    config: &Config,
+    peers: &[Option<connect::Peer>],
+    notes: &mut Vec<String>,
+) -> Result<Vec<Option<RemoteMemory>>, Error> {
+    let mut readable = Vec::with_capacity(peers.len());
+    for (rank, peer) in peers.iter().enumerate() {
+        let Some(peer) = peer.as_ref().filter(|_| config.single_copy != SingleCopy::Off) else {
+            readable.push(None);
+            continue;
+        };
+        let mut memory = peer.memory;
+        let problem = match &mut memory {
+            Some(memory) => memory.check().map_err(CopyError::explain),
+            None => Err("its process has no number here, or does not want to be read: run all in one pid \
+                 namespace, with NEMESIA_SINGLE_COPY alike"
+                .to_owned()),
+        };
+        readable.push(memory.filter(|_| problem.is_ok()));
+        if let Err(problem) = problem {
+            let problem = format!("no single copy through the kernel: {problem}");
+            if config.single_copy == SingleCopy::Require {
+                return Err(Error::Peer { rank, problem });
+            }
+            notes.push(format!("rank {rank}: {problem}"));
+        }
+    }
+    Ok(readable)
 }
 
 /// The descriptors that a greeting hands over.

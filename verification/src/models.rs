@@ -8,6 +8,7 @@ mod header;
 mod port;
 mod queue;
 mod ring;
+mod share;
 mod sleep;
 
 use nemesia_core::sync::Edge;
@@ -51,6 +52,8 @@ pub(crate) const ALL: &[Model] = &[
     ring::BYTES,
     ring::RECORDS,
     header::READY,
+    share::ONE,
+    share::TWO,
     sleep::WAKE,
     sleep::TWICE,
     sleep::TWO_WAKERS,

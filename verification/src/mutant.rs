@@ -31,17 +31,20 @@ pub(crate) enum Blunder {
     RefillUnreturned,
     /// The writer publishes bytes, then writes them.
     PublishBeforeWrite,
+    /// The sender leaves a shared copy, then writes its last part.
+    LeaveBeforeWrite,
 }
 
 impl Blunder {
     /// Every blunder.
-    pub(crate) const ALL: [Blunder; 6] = [
+    pub(crate) const ALL: [Blunder; 7] = [
         Blunder::AckBeforeRead,
         Blunder::ReturnBeforeRead,
         Blunder::EnqueueBeforePublish,
         Blunder::LookBeforeAnnounce,
         Blunder::RefillUnreturned,
         Blunder::PublishBeforeWrite,
+        Blunder::LeaveBeforeWrite,
     ];
 }
 

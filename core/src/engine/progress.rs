@@ -1,9 +1,7 @@
 //! One turn of the crank, and failures.
 #![forbid(unsafe_code)]
 
-use super::receive::Delivery;
 use super::{Engine, Failure, Storage};
-use crate::matching::Source;
 use crate::port::{MessagePort, PeerFault, PeerId, Polled};
 
 /// Most packets that one call of [`Engine::progress`] delivers.
@@ -12,14 +10,14 @@ pub const PACKETS_A_TURN: usize = 64;
 /// What a call of [`Engine::progress`] did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Progress {
-    /// Packets delivered and sent. 0 means that there was nothing to do.
+    /// Packets delivered and sent, and pieces copied. 0 means that there was nothing to do.
     pub packets: usize,
     /// A peer has failed since the last call, and its requests are complete.
     pub failed: Option<PeerId>,
 }
 
 impl<P: MessagePort, S: Storage> Engine<P, S> {
-    /// Delivers packets that have come, and sends pending ones; bounded work, never blocks.
+    /// Delivers packets that have come, and goes on with what is pending; bounded work, never blocks.
     #[inline]
     pub fn progress(&mut self) -> Progress {
         let mut done = Progress::default();
@@ -31,43 +29,38 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
                 return done;
             }
         }
-        // Packets do not stop coming; sends have their turn all the same.
-        if self.first_pending.is_some() {
-            done.packets += self.send_pending().packets;
+        // Packets do not stop coming; what is pending has its turn all the same.
+        if self.first_work.is_some() {
+            let work = self.work();
+            done.packets += work.packets;
+            done.failed = work.failed.or(done.failed);
         }
         done
     }
 
-    /// Delivers one packet, or, when none has come, sends pending ones: for a caller that waits for one request and
-    /// would rather look at it at once.
+    /// Delivers one packet, or, when none has come, goes on with what is pending: for a caller that waits for one request
+    /// and would rather look at it at once.
     #[inline(always)]
     pub fn step(&mut self) -> Progress {
-        loop {
-            let polled = self.port.poll();
-            if matches!(polled, Polled::Idle) {
-                return if self.first_pending.is_some() { self.send_pending() } else { Progress::default() };
-            }
-            if let Some(done) = self.settle(polled) {
-                return done;
-            }
-            // Its sender is held now, and the next poll skips it; others may have sent too.
+        match self.port.poll() {
+            Polled::Idle if self.first_work.is_some() => self.work(),
+            polled => self.settle(polled),
         }
     }
 
-    /// Deals with what a poll found; `None` when its sender was held.
+    /// Deals with what a poll found.
     #[inline(always)]
-    fn settle(&mut self, polled: Polled<P::Token>) -> Option<Progress> {
+    fn settle(&mut self, polled: Polled<P::Token>) -> Progress {
         match polled {
-            Polled::Idle => Some(Progress::default()),
+            Polled::Idle => Progress::default(),
             Polled::Packet(arrival) => {
                 let peer = arrival.peer;
                 match self.deliver(arrival) {
-                    Delivery::Taken => Some(Progress { packets: 1, failed: None }),
-                    Delivery::Held => None,
-                    Delivery::Fault(fault) => Some(self.step_failed(PeerFault { peer, fault })),
+                    Ok(()) => Progress { packets: 1, failed: None },
+                    Err(fault) => self.step_failed(PeerFault { peer, fault }),
                 }
             }
-            Polled::Fault(fault) => Some(self.step_failed(fault)),
+            Polled::Fault(fault) => self.step_failed(fault),
         }
     }
 
@@ -81,18 +74,13 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     }
 
     /// Takes what a peer that is gone has left behind. True when nothing is left, or what is left is worthless; false
-    /// when there is no room for it, and after [`PACKETS_A_TURN`] packets: call again.
+    /// after [`PACKETS_A_TURN`] packets: call again.
     #[cold]
     pub fn drain(&mut self, peer: PeerId) -> bool {
         for _ in 0..PACKETS_A_TURN {
-            if self.is_held(peer) {
-                return false;
-            }
             let polled = self.port.poll_peer(peer);
-            match self.settle(polled) {
-                Some(Progress { packets: 1.., .. }) => {}
-                Some(_) => return true,
-                None => return false,
+            if self.settle(polled).packets == 0 {
+                return true;
             }
         }
         false
@@ -100,7 +88,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
 
     #[cold]
     fn step_failed(&mut self, fault: PeerFault) -> Progress {
-        self.fault(fault);
+        self.fail(fault.peer, Failure::Fault(fault.fault));
         Progress { packets: 0, failed: Some(fault.peer) }
     }
 
@@ -113,7 +101,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
             return;
         }
         self.peer(peer).failure = Some(failure);
-        self.held -= usize::from(core::mem::take(&mut self.peer(peer).held));
+        self.peer(peer).help = None;
         self.port.close(peer);
         self.fail_sends(peer, failure);
         let concerns_any = failure != Failure::Finished || self.is_alone();
@@ -121,8 +109,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         if concerns_any {
             self.any_source_failure = Some((peer, failure));
         }
-        // Half a message of it may have left room.
-        self.unhold(Source::Any);
+        self.close_account(peer);
     }
 
     /// Whether every other rank is gone.
@@ -137,5 +124,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
 
     pub(super) fn fault(&mut self, fault: PeerFault) {
         self.fail(fault.peer, Failure::Fault(fault.fault));
+        self.found_out = Some(fault.peer);
+        // So that the next turn tells.
+        self.list_work(fault.peer);
     }
 }

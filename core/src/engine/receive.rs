@@ -1,24 +1,15 @@
-//! Receiving: posting, and delivering packets to receives or to the store of unexpected messages.
+//! Receiving: posting, and delivering messages to receives or to the store of unexpected messages.
 #![forbid(unsafe_code)]
 
-use core::borrow::Borrow;
-
-use super::request::{Fate, Outcome, Request, State};
-use super::{Engine, Failure, Partial, Peer, RequestId, StartError, Status, Storage, Truncation};
+use super::peer::Queue;
+use super::request::{Fate, How, Incoming, Message, Outcome, Request, State};
+use super::{Engine, Failure, RequestId, StartError, Status, Storage, Truncation};
 use crate::matching::{Pattern, Source};
-use crate::payload::{RecvBuf, SendBuf};
-use crate::port::{Arrival, MessagePort, PeerFault, PeerId, Polled, PortFault};
+use crate::payload::RecvBuf;
+use crate::port::{Arrival, MessagePort, Part, PeerFault, PeerId, Polled, PortFault};
+use crate::store::cost;
+use crate::wire::rendezvous::{RTS_BYTES, Rts};
 use crate::wire::{Envelope, Kind};
-
-/// What came of a packet.
-pub(super) enum Delivery {
-    /// It was taken.
-    Taken,
-    /// There is no room for it; its sender is held.
-    Held,
-    /// It makes no sense.
-    Fault(PortFault),
-}
 
 /// What came of [`Engine::receive_step`].
 #[derive(Debug)]
@@ -35,11 +26,12 @@ pub enum Bypass {
     Post,
 }
 
-fn outcome(from: PeerId, envelope: &Envelope, room: usize) -> Outcome {
-    let len = (room as u64).min(envelope.total) as usize;
-    let status = Status { peer: from, tag: envelope.tag, len };
-    if envelope.total > room as u64 {
-        return Err(Fate::Truncated(Truncation { status, message: envelope.total }));
+/// What a receive into `room` bytes reports.
+#[inline(always)]
+pub(super) fn outcome(from: PeerId, tag: u64, total: u64, room: usize) -> Outcome {
+    let status = Status { peer: from, tag, len: total.min(room as u64) as usize };
+    if total > room as u64 {
+        return Err(Fate::Truncated(Truncation { status, message: total }));
     }
     Ok(status)
 }
@@ -52,13 +44,12 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     /// See [`StartError`]; nothing was posted. A source that is gone is an error unless a message of it waits.
     #[inline]
     pub fn irecv(&mut self, pattern: Pattern, buf: &mut RecvBuf) -> Result<RequestId, StartError> {
-        if let Source::Rank(rank) = pattern.source
-            && rank >= self.size()
-        {
-            return Err(StartError::Rank { rank, size: self.size() });
-        }
-        if let Some(message) = self.unexpected.find(&pattern) {
-            return self.receive_stored(message, buf);
+        self.check_source(pattern.source)?;
+        if let Some(stored) = self.store.find(&pattern) {
+            // The slot first: without one, nothing may be lost.
+            let index = self.start(State::Free)?;
+            self.receive_stored(index, stored, core::mem::replace(buf, RecvBuf::empty()));
+            return Ok(self.id(index));
         }
         self.check_alive(pattern.source)?;
         let number = self.posted.take_number();
@@ -71,9 +62,6 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         if let Source::Rank(rank) = pattern.source {
             self.port.expect(rank);
         }
-        if self.held > 0 {
-            self.unhold(pattern.source);
-        }
         Ok(self.id(index))
     }
 
@@ -81,12 +69,11 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     /// two calls of [`Engine::receive_step`].
     #[inline(always)]
     pub fn receive_next(&mut self, pattern: &Pattern, buf: &mut RecvBuf) -> Option<Outcome> {
-        let Self { port, peers, .. } = self;
-        let peers: &[Peer] = (*peers).borrow();
-        let whole = |from: PeerId| peers.get(from as usize).is_some_and(|peer| peer.partial == Partial::None);
-        let wanted = |from: PeerId, envelope: &Envelope| pattern.matches(from, envelope) && whole(from);
-        let (from, envelope) = port.take(wanted, buf)?;
-        Some(outcome(from, &envelope, buf.len()))
+        let (from, envelope) = self.port.take(|from, envelope| pattern.matches(from, envelope), buf)?;
+        if let Err(fault) = self.charge(from, cost(envelope.total as usize), false) {
+            self.fault(PeerFault { peer: from, fault });
+        }
+        Some(outcome(from, envelope.tag, envelope.total, buf.len()))
     }
 
     /// One turn of the crank for a caller that blocks in one receive, which need not be posted: the packet in hand is
@@ -100,17 +87,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         }
         match self.port.poll() {
             Polled::Idle => Bypass::Idle,
-            Polled::Packet(arrival) => {
-                let Arrival { peer: from, envelope, len, .. } = arrival;
-                let whole = envelope.kind == Kind::Eager && self.peer(from).partial == Partial::None;
-                if !whole || !pattern.matches(from, &envelope) {
-                    return self.receive_indirectly(pattern, buf, arrival);
-                }
-                let room = buf.len();
-                self.port.read(&arrival, 0, buf.part(0, len));
-                self.port.release(arrival);
-                Bypass::Done(outcome(from, &envelope, room))
-            }
+            Polled::Packet(arrival) => self.receive_arrival(pattern, buf, arrival),
             Polled::Fault(fault) => {
                 self.fault(fault);
                 Bypass::Post
@@ -118,30 +95,41 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         }
     }
 
-    /// A packet that the bypass can't take. A message of several packets gets a request to go on with.
-    #[cold]
-    fn receive_indirectly(
+    /// A packet that may be the message of the bypass. A message of a rendezvous gets a request to go on with.
+    fn receive_arrival(
         &mut self,
         pattern: &Pattern,
         buf: &mut RecvBuf,
         arrival: Arrival<P::Token>,
     ) -> Bypass {
-        let Arrival { peer, envelope, .. } = arrival;
+        let Arrival { peer, envelope, len, .. } = arrival;
         let mut posted = None;
-        if envelope.kind == Kind::First && pattern.matches(peer, &envelope) {
-            // Without a free slot it is stored as unexpected, and posting will tell.
-            let room = core::mem::replace(buf, RecvBuf::empty());
-            let number = self.posted.take_number();
-            match self.requests.insert(Request(State::Posted { pattern: *pattern, buf: room, number })) {
-                Ok(index) => {
-                    self.posted.push(&mut self.requests, index, pattern);
-                    posted = Some(self.id(index));
+        match envelope.kind {
+            Kind::Eager if pattern.matches(peer, &envelope) => {
+                let room = buf.len();
+                self.port.read(&arrival, 0, buf.part(0, len));
+                self.port.release(arrival);
+                if let Err(fault) = self.charge(peer, cost(len), false) {
+                    self.fault(PeerFault { peer, fault });
                 }
-                Err(Request(State::Posted { buf: room, .. })) => *buf = room,
-                Err(_) => {}
+                return Bypass::Done(outcome(peer, envelope.tag, envelope.total, room));
             }
+            Kind::Rts if pattern.matches(peer, &envelope) => {
+                // Without a free slot it is stored as unexpected, and posting will tell.
+                let room = core::mem::replace(buf, RecvBuf::empty());
+                let number = self.posted.take_number();
+                match self.requests.insert(Request(State::Posted { pattern: *pattern, buf: room, number })) {
+                    Ok(index) => {
+                        self.posted.push(&mut self.requests, index, pattern);
+                        posted = Some(self.id(index));
+                    }
+                    Err(Request(State::Posted { buf: room, .. })) => *buf = room,
+                    Err(_) => {}
+                }
+            }
+            _ => {}
         }
-        if let Delivery::Fault(fault) = self.deliver(arrival) {
+        if let Err(fault) = self.deliver(arrival) {
             self.fault(PeerFault { peer, fault });
             return posted.map_or(Bypass::Post, Bypass::Posted);
         }
@@ -153,12 +141,20 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     #[inline(always)]
     pub fn can_bypass(&self, pattern: &Pattern) -> bool {
         self.posted.is_empty()
-            && self.unexpected.is_empty()
-            && self.first_pending.is_none()
-            && self.held == 0
+            && self.store.is_empty()
+            && self.first_work.is_none()
             && self.check_alive(pattern.source).is_ok()
     }
 
+    #[inline(always)]
+    fn check_source(&self, source: Source) -> Result<(), StartError> {
+        match source {
+            Source::Rank(rank) if rank >= self.size() => Err(StartError::Rank { rank, size: self.size() }),
+            _ => Ok(()),
+        }
+    }
+
+    #[inline(always)]
     fn check_alive(&self, source: Source) -> Result<(), StartError> {
         match (source, self.any_source_failure) {
             (Source::Rank(rank), _) => self.check_peer(rank),
@@ -167,37 +163,56 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         }
     }
 
-    /// A receive that finds its message in the store.
-    fn receive_stored(&mut self, message: u32, buf: &mut RecvBuf) -> Result<RequestId, StartError> {
-        let stored = self.unexpected.get(message);
-        let (from, envelope, received) = (stored.source, stored.envelope, stored.received);
-        let whole = stored.is_whole();
+    /// Gives a stored message to a receive. The slot is the receive's.
+    pub(super) fn receive_stored(&mut self, index: u32, id: u32, mut buf: RecvBuf) {
+        let stored = self.store.get(id);
         let room = buf.len();
-        // The slot first: without one, nothing may be lost.
-        let index = self.start(State::Done(outcome(from, &envelope, room)))?;
-        self.unexpected.read(message, buf.part(0, room));
-        self.unexpected.remove(message);
-        if !whole {
-            let buf = core::mem::replace(buf, RecvBuf::empty());
-            self.requests.get_mut(index).0 = State::Receiving { from, envelope, buf, received };
-            self.peer(from).partial = Partial::Request(index);
-        }
-        // Room for others.
-        self.unhold(Source::Any);
-        Ok(self.id(index))
-    }
-
-    /// Takes packets again from the held peers among these.
-    pub(super) fn unhold(&mut self, source: Source) {
-        if self.held == 0 {
+        if stored.kind == Kind::Rts {
+            let mut head = [0; RTS_BYTES];
+            self.store.read(id, 0, &mut head);
+            // It was understood when it came.
+            if let Some(rts) = Rts::decode(&head, stored.len) {
+                let first = stored.len - RTS_BYTES;
+                self.store.read(id, RTS_BYTES, buf.part(0, first));
+                self.discard(id);
+                self.receive_offered(index, (stored.source, stored.tag), rts, first, buf);
+            }
             return;
         }
-        for rank in 0..self.size() {
-            if source.accepts(rank) && core::mem::take(&mut self.peer(rank).held) {
-                self.held -= 1;
-                self.port.unhold(rank);
-            }
+        self.store.read(id, 0, buf.part(0, stored.len));
+        self.discard(id);
+        self.complete(index, outcome(stored.source, stored.tag, stored.len as u64, room));
+    }
+
+    /// Forgets a stored message: there is room for others.
+    pub(super) fn discard(&mut self, id: u32) {
+        let source = self.store.get(id).source;
+        let units = self.store.remove(id);
+        self.credit_removed(source, units);
+    }
+
+    /// A receive has matched an RTS, whose `first` bytes are in its buffer as far as they fit.
+    fn receive_offered(
+        &mut self,
+        index: u32,
+        (from, tag): (PeerId, u64),
+        rts: Rts,
+        first: usize,
+        mut buf: RecvBuf,
+    ) {
+        if let Some(failure) = self.failure(from) {
+            // Probed before, and its bytes are gone with it.
+            return self.complete(index, Err(Fate::PeerFailed { peer: from, failure }));
         }
+        if from == self.rank {
+            let outcome = self.take_from_self(tag, &rts, &mut buf);
+            return self.complete(index, outcome);
+        }
+        let end = rts.total.min(buf.len() as u64);
+        let left = Part { start: end.min(first as u64), end };
+        let incoming = Incoming { from, tag, rts, left, how: How::Pull };
+        self.requests.get_mut(index).0 = State::Receiving { incoming, buf };
+        self.start_transfer(index);
     }
 
     /// The first posted receive that matches, taken out of the queue.
@@ -210,134 +225,128 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     #[inline(always)]
     fn take_buffer(&mut self, index: u32) -> RecvBuf {
         match &mut self.requests.get_mut(index).0 {
-            State::Posted { buf, .. } | State::Receiving { buf, .. } => {
-                core::mem::replace(buf, RecvBuf::empty())
-            }
+            State::Posted { buf, .. } => core::mem::replace(buf, RecvBuf::empty()),
             _ => RecvBuf::empty(),
         }
     }
 
-    /// Brings a packet where it belongs.
+    /// Brings a packet where it belongs, and releases it.
     #[inline(always)]
-    pub(super) fn deliver(&mut self, arrival: Arrival<P::Token>) -> Delivery {
+    pub(super) fn deliver(&mut self, arrival: Arrival<P::Token>) -> Result<(), PortFault> {
         let Arrival { peer: from, envelope, len, .. } = arrival;
-        let under_way = self.peer(from).partial;
-        match (envelope.kind, under_way) {
-            (Kind::Eager, Partial::None) => match self.take_posted(from, &envelope) {
-                Some(index) => {
-                    let mut buf = self.take_buffer(index);
-                    let room = buf.len();
-                    self.port.read(&arrival, 0, buf.part(0, len));
-                    self.port.release(arrival);
-                    self.complete(index, outcome(from, &envelope, room));
-                    Delivery::Taken
-                }
-                None => self.store(arrival),
-            },
-            (Kind::First, Partial::None) => self.deliver_first(arrival),
-            (Kind::More, Partial::Request(index)) => self.deliver_more(index, arrival),
-            (Kind::More, Partial::Stored(message)) => self.store_more(message, arrival),
-            _ => Delivery::Fault(PortFault::Continuation),
+        if envelope.kind != Kind::Eager {
+            return self.deliver_other(arrival);
         }
-    }
-
-    /// Nobody has asked for it yet: copied out, so that its cell is free at once.
-    #[inline(never)]
-    fn store(&mut self, arrival: Arrival<P::Token>) -> Delivery {
-        let from = arrival.peer;
-        let Some(message) = self.unexpected.begin(from, arrival.envelope) else {
-            return self.hold(from);
-        };
-        let port = &self.port;
-        self.unexpected.append(message, arrival.len, |at, to| port.read(&arrival, at, to));
-        if arrival.envelope.kind == Kind::First {
-            self.peer(from).partial = Partial::Stored(message);
-        }
-        self.port.release(arrival);
-        Delivery::Taken
-    }
-
-    fn hold(&mut self, from: PeerId) -> Delivery {
-        self.port.hold(from);
-        self.held += usize::from(!core::mem::replace(&mut self.peer(from).held, true));
-        Delivery::Held
-    }
-
-    fn deliver_first(&mut self, arrival: Arrival<P::Token>) -> Delivery {
-        let Arrival { peer: from, envelope, len, .. } = arrival;
-        let Some(index) = self.take_posted(from, &envelope) else { return self.store(arrival) };
+        let Some(index) = self.take_posted(from, &envelope) else { return self.keep(arrival, &[]) };
         let mut buf = self.take_buffer(index);
+        let room = buf.len();
         self.port.read(&arrival, 0, buf.part(0, len));
         self.port.release(arrival);
-        self.requests.get_mut(index).0 = State::Receiving { from, envelope, buf, received: len as u64 };
-        self.peer(from).partial = Partial::Request(index);
-        Delivery::Taken
+        self.complete(index, outcome(from, envelope.tag, envelope.total, room));
+        self.charge(from, cost(len), false)
     }
 
-    fn deliver_more(&mut self, index: u32, arrival: Arrival<P::Token>) -> Delivery {
-        let State::Receiving { from, envelope, buf, received } = &mut self.requests.get_mut(index).0 else {
-            return Delivery::Fault(PortFault::Continuation);
-        };
-        let (from, envelope) = (*from, *envelope);
-        let Some(now) = continued(*received, &envelope, &arrival) else {
-            return Delivery::Fault(PortFault::Continuation);
-        };
-        let room = buf.len();
-        self.port.read(&arrival, 0, buf.part(*received as usize, arrival.len));
-        *received = now;
-        self.port.release(arrival);
-        if now == envelope.total {
-            self.peer(from).partial = Partial::None;
-            self.complete(index, outcome(from, &envelope, room));
+    #[inline(never)]
+    fn deliver_other(&mut self, arrival: Arrival<P::Token>) -> Result<(), PortFault> {
+        match arrival.envelope.kind {
+            Kind::Eager | Kind::Rts => self.deliver_rts(arrival),
+            Kind::Cts | Kind::Data | Kind::Fin => {
+                let delivered = self.deliver_answer(&arrival);
+                self.port.release(arrival);
+                delivered
+            }
+            kind => Err(PortFault::Protocol { kind }),
         }
-        Delivery::Taken
     }
 
-    fn store_more(&mut self, message: u32, arrival: Arrival<P::Token>) -> Delivery {
-        let stored = self.unexpected.get(message);
-        let Some(now) = continued(stored.received, &stored.envelope, &arrival) else {
-            return Delivery::Fault(PortFault::Continuation);
-        };
-        let total = stored.envelope.total;
+    fn deliver_rts(&mut self, arrival: Arrival<P::Token>) -> Result<(), PortFault> {
+        let Arrival { peer: from, envelope, len, .. } = arrival;
+        let mut head = [0; RTS_BYTES];
+        let head_len = len.min(RTS_BYTES);
+        self.port.read(&arrival, 0, &mut head[..head_len]);
+        let rts = Rts::decode(&head, len).ok_or(PortFault::Protocol { kind: envelope.kind })?;
+        let Some(index) = self.take_posted(from, &envelope) else { return self.keep(arrival, &head) };
+        let mut buf = self.take_buffer(index);
+        let first = len - RTS_BYTES;
+        self.port.read(&arrival, RTS_BYTES, buf.part(0, first));
+        self.port.release(arrival);
+        let charged = self.charge(from, cost(len), false);
+        self.receive_offered(index, (from, envelope.tag), rts, first, buf);
+        charged
+    }
+
+    /// Nobody has asked for it yet: copied out, so that its cell is free at once (paper 4, section 3.1). It begins with
+    /// `head`, which was checked: the sender could have written something else since.
+    #[inline(never)]
+    fn keep(&mut self, arrival: Arrival<P::Token>, head: &[u8]) -> Result<(), PortFault> {
+        let Arrival { peer: from, envelope, len, .. } = arrival;
+        // Whoever keeps to its credit finds room.
+        self.charge(from, cost(len), true)?;
         let port = &self.port;
-        self.unexpected.append(message, arrival.len, |at, to| port.read(&arrival, at, to));
-        if now == total {
-            self.peer(arrival.peer).partial = Partial::None;
-        }
+        let stored = self.store.insert(from, &envelope, len, |at, to| {
+            port.read(&arrival, at, to);
+            for (to, checked) in to.iter_mut().zip(head.iter().skip(at)) {
+                *to = *checked;
+            }
+        });
+        debug_assert!(stored.is_some(), "credit promised room");
         self.port.release(arrival);
-        Delivery::Taken
+        Ok(())
     }
 
-    /// A message to ourselves: matched as any other, complete at once.
-    pub(super) fn send_to_self(
-        &mut self,
-        envelope: &Envelope,
-        from: SendBuf,
-    ) -> Result<RequestId, StartError> {
-        let bytes = from.len();
-        if let Some(index) = self.take_posted(self.rank, envelope) {
-            let mut buf = self.take_buffer(index);
-            let room = buf.len().min(bytes);
-            buf.part(0, room).copy_from_slice(from.part(0, room));
-            self.complete(index, outcome(self.rank, envelope, buf.len()));
-            return Ok(RequestId::SENT);
+    /// A pending message to ourselves: matched as any other, and copied once or twice. False when there is no room to keep
+    /// it, or to remember it.
+    pub(super) fn send_to_self(&mut self, index: u32, message: &Message) -> bool {
+        let (me, len) = (self.rank, message.buf.len());
+        let envelope = message.envelope(Kind::Eager);
+        if let Some(receive) = self.take_posted(me, &envelope) {
+            let mut buf = self.take_buffer(receive);
+            let fits = buf.len().min(len);
+            buf.part(0, fits).copy_from_slice(message.buf.part(0, fits));
+            self.complete(receive, outcome(me, message.tag, len as u64, buf.len()));
+            self.dequeue(me, Queue::Pending, index);
+            self.complete_send(me, index);
+            return true;
         }
-        let stored = self.unexpected.begin(self.rank, *envelope);
-        let message = stored.ok_or(StartError::Unexpected { bytes })?;
-        self.unexpected.append(message, bytes, |at, to| to.copy_from_slice(from.part(at, to.len())));
-        Ok(RequestId::SENT)
+        if !message.synchronous && len <= self.eager_bytes && self.ledger.try_reserve(cost(len)) {
+            let read = |at: usize, to: &mut [u8]| to.copy_from_slice(message.buf.part(at, to.len()));
+            let stored = self.store.insert(me, &envelope, len, read);
+            debug_assert!(stored.is_some(), "room was reserved");
+            self.dequeue(me, Queue::Pending, index);
+            self.complete_send(me, index);
+            return true;
+        }
+        if !self.ledger.try_reserve(cost(RTS_BYTES)) {
+            return false;
+        }
+        let rts = Rts { total: len as u64, sender: self.id(index).to_bits(), address: 0 }.encode();
+        let envelope = Envelope { kind: Kind::Rts, ..envelope };
+        let read = |at: usize, to: &mut [u8]| to.copy_from_slice(&rts[at..at + to.len()]);
+        let stored = self.store.insert(me, &envelope, RTS_BYTES, read);
+        debug_assert!(stored.is_some(), "room was reserved");
+        self.dequeue(me, Queue::Pending, index);
+        self.requests.get_mut(index).0 = State::Offered { to: me, message: *message };
+        self.enqueue(me, Queue::Offered, index);
+        true
+    }
+
+    /// Copies a message of ours that was remembered, not kept, and completes its send.
+    fn take_from_self(&mut self, tag: u64, rts: &Rts, buf: &mut RecvBuf) -> Outcome {
+        let me = self.rank;
+        if let Some((index, message)) = self.offered(me, rts.sender) {
+            let fits = buf.len().min(message.buf.len());
+            buf.part(0, fits).copy_from_slice(message.buf.part(0, fits));
+            self.dequeue(me, Queue::Offered, index);
+            self.complete_send(me, index);
+        }
+        outcome(me, tag, rts.total, buf.len())
     }
 
     /// Ends the receives that only a peer that is gone could have satisfied, and those from any source when
     /// they are concerned.
     pub(super) fn fail_receives(&mut self, peer: PeerId, failure: Failure, concerns_any: bool) {
+        self.fail_transfers(peer, failure);
         let fate = Err(Fate::PeerFailed { peer, failure });
-        match core::mem::take(&mut self.peer(peer).partial) {
-            Partial::None => {}
-            Partial::Request(index) => self.complete(index, fate),
-            // Half a message is nobody's.
-            Partial::Stored(message) => self.unexpected.remove(message),
-        }
         let listens = |pattern: &Pattern| match pattern.source {
             Source::Rank(rank) => rank == peer,
             Source::Any => concerns_any,
@@ -346,10 +355,4 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
             requests.get_mut(index).0 = State::Done(fate);
         });
     }
-}
-
-/// Bytes received with this packet, if it continues the message.
-fn continued<T>(received: u64, envelope: &Envelope, arrival: &Arrival<T>) -> Option<u64> {
-    let now = received.checked_add(arrival.len as u64)?;
-    (now <= envelope.total && arrival.envelope.total == envelope.total).then_some(now)
 }

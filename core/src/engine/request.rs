@@ -6,9 +6,10 @@ use core::borrow::Borrow;
 use super::{Engine, Peer, Storage};
 use crate::matching::{Pattern, Posting, Source};
 use crate::payload::{RecvBuf, SendBuf};
-use crate::port::{MessagePort, PeerId, PortFault};
+use crate::port::{MessagePort, Part, PeerId, PortFault};
 use crate::slab::NONE;
-use crate::wire::Envelope;
+use crate::wire::rendezvous::Rts;
+use crate::wire::{Envelope, Kind};
 
 /// Names a request. Copyable; stale ones are recognised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -92,12 +93,6 @@ pub enum StartError {
         /// How many there are.
         capacity: usize,
     },
-    /// A message to ourselves finds no room among the unexpected messages.
-    #[error("no room for an unexpected message of {bytes} bytes to ourselves")]
-    Unexpected {
-        /// Bytes of the message.
-        bytes: usize,
-    },
 }
 
 /// A request under way or complete. Private to the engine; public only so that its storage can be lent.
@@ -114,19 +109,85 @@ impl Posting for Request {
     }
 }
 
-/// The states of a request.
+/// The states of a request, and the list of its peer in which it stands.
 #[derive(Debug, Default)]
 pub(super) enum State {
     #[default]
     Free,
-    /// Waits in its peer's queue of pending sends.
-    Sending { to: PeerId, envelope: Envelope, buf: SendBuf, sent: usize },
+    /// Waits for room or credit, in order (`pending`).
+    Sending { message: Message },
+    /// Its RTS has left; the receiver pulls the bytes, or clears them (`offered`).
+    Offered { to: PeerId, message: Message },
+    /// Cleared: the bytes leave (`streaming`).
+    Streaming { message: Message, stream: Stream },
     /// Waits in the queue of posted receives.
     Posted { pattern: Pattern, buf: RecvBuf, number: u64 },
-    /// Matched; more packets are to come.
-    Receiving { from: PeerId, envelope: Envelope, buf: RecvBuf, received: u64 },
+    /// Matched with an RTS; its bytes are pulled (`pulling`), or are to be cleared (`answers`), or come (`incoming`).
+    Receiving { incoming: Incoming, buf: RecvBuf },
+    /// All bytes are here; the sender is to be told (`answers`).
+    Finishing { sender: u64, outcome: Outcome },
+    /// Taken out of the store by a matched probe: this stored message.
+    Probed(u32),
     /// Complete.
     Done(Outcome),
+}
+
+/// A message to send.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Message {
+    pub(super) context: u16,
+    pub(super) tag: u64,
+    pub(super) buf: SendBuf,
+    /// Complete only when a receive has matched it.
+    pub(super) synchronous: bool,
+}
+
+impl Message {
+    pub(super) fn envelope(&self, kind: Kind) -> Envelope {
+        Envelope { kind, context: self.context, tag: self.tag, total: self.buf.len() as u64 }
+    }
+}
+
+/// Which bytes of a cleared message are still to leave, and how they are named.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Stream {
+    /// The receiver's request.
+    pub(super) receiver: u64,
+    pub(super) next: u64,
+    pub(super) end: u64,
+}
+
+/// A message whose bytes are on the way to us.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Incoming {
+    pub(super) from: PeerId,
+    pub(super) tag: u64,
+    pub(super) rts: Rts,
+    /// The bytes that are still to come, as far as they are ours to ask for.
+    pub(super) left: Part,
+    pub(super) how: How,
+}
+
+/// How the bytes of a message come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum How {
+    /// We read them.
+    Pull,
+    /// We read them, and the sender may write some.
+    Share,
+    /// The same, but we can't read them any more; the sender may still write.
+    Broken,
+    /// We can't read them; the sender is to be told to stream them.
+    Lost,
+    /// The sender was told to stream them.
+    Stream,
+}
+
+impl Incoming {
+    /// Bytes that are still to come.
+    pub(super) const fn wanted(&self) -> u64 {
+        self.left.end - self.left.start
+    }
 }
 
 /// What a completed request, or a bypassed receive, reports.

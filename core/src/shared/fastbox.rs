@@ -232,10 +232,7 @@ impl<'a> Receiver<'a> {
         if stamp & 0xff != self.wheel.lap(self.head) {
             return Ok(None);
         }
-        let kind = match Kind::from_code((stamp >> 8) as u8) {
-            None | Some(Kind::First | Kind::More) => return Err(FastboxFault::Kind(stamp)),
-            Some(kind) => kind,
-        };
+        let kind = Kind::from_code((stamp >> 8) as u8).ok_or(FastboxFault::Kind(stamp))?;
         let len = (stamp >> 32) as u16 as usize;
         if len > self.most {
             return Err(FastboxFault::Length { len, most: self.most });

@@ -6,6 +6,7 @@ use static_assertions::{assert_eq_align, const_assert, const_assert_eq};
 
 use super::fastbox::Slot;
 use super::pool::{CellHeader, ReturnSlot};
+use super::share::ShareLine;
 use super::sleep::SleepWord;
 use crate::sync::{Edge, Word32, Word64};
 use crate::wire::LAYOUT_VERSION;
@@ -19,19 +20,25 @@ pub const MAGIC: u64 = u64::from_le_bytes(*b"NEMESIA1");
 /// The most processes of a world; the destination field of a cell has 16 bits.
 pub const MAX_PEERS: u32 = 4096;
 
-/// A word alone in its cache line, so that its writer disturbs nobody else.
+/// Two words alone in their cache line, so that their writer disturbs nobody else.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct Line {
-    /// The word.
+    /// A position.
     pub word: Word64,
-    pad: [Word64; 7],
+    /// Units of credit, where the position is that of a fastbox.
+    pub credit: Word64,
+    pad: [Word64; 6],
 }
 
 impl Line {
     /// A line of a model or of private memory.
     pub fn new(value: u64) -> Self {
-        Self { word: Word64::new(value), pad: core::array::from_fn(|_| Word64::new(0)) }
+        Self {
+            word: Word64::new(value),
+            credit: Word64::new(0),
+            pad: core::array::from_fn(|_| Word64::new(0)),
+        }
     }
 }
 
@@ -157,11 +164,20 @@ impl Geometry {
             start
         };
         let acks = take(peers * size_of::<Line>(), LINE);
+        let shares = take(peers * size_of::<ShareLine>(), LINE);
         let returns = take(peers * self.return_bytes(), LINE);
         let fastboxes = take(peers * self.fastbox_bytes(), LINE);
         let headers = take(self.cells as usize * size_of::<CellHeader>(), LINE);
         let payload = take(self.cells as usize * self.cell_bytes as usize, HEADER_PAGE);
-        OwnLayout { acks, returns, fastboxes, headers, payload, total: at.next_multiple_of(HEADER_PAGE) }
+        OwnLayout {
+            acks,
+            shares,
+            returns,
+            fastboxes,
+            headers,
+            payload,
+            total: at.next_multiple_of(HEADER_PAGE),
+        }
     }
 
     /// The layout of an inbox segment.
@@ -187,9 +203,9 @@ impl Geometry {
     }
 
     /// Bytes of shared memory that each further process of the world adds to each process: its fastbox,
-    /// return ring, position line and queue entries, before any message.
+    /// return ring, lines and queue entries, before any message.
     pub const fn bytes_per_peer(&self) -> usize {
-        self.fastbox_bytes() + self.return_bytes() + LINE + self.cells as usize * size_of::<Word64>()
+        self.fastbox_bytes() + self.return_bytes() + 2 * LINE + self.cells as usize * size_of::<Word64>()
     }
 }
 
@@ -200,8 +216,10 @@ const fn power_between(value: u32, low: u32, high: u32) -> bool {
 /// Offsets in an own segment, in bytes from its start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OwnLayout {
-    /// One [`Line`] a peer: how far its fastbox to the owner has been read.
+    /// One [`Line`] a peer: how far its fastbox to the owner has been read, and its credit.
     pub acks: usize,
+    /// One [`ShareLine`] a peer: large messages that both copy.
+    pub shares: usize,
     /// One return ring a peer: its cells that the owner has finished with.
     pub returns: usize,
     /// One fastbox a peer: from the owner to it.
@@ -246,7 +264,7 @@ pub struct SegmentHeader {
 }
 
 const_assert_eq!(size_of::<Line>(), LINE);
-assert_eq_align!(Line, SegmentHeader, Slot, CellHeader, SleepWord);
+assert_eq_align!(Line, ShareLine, SegmentHeader, Slot, CellHeader, SleepWord);
 const_assert!(size_of::<SegmentHeader>() <= HEADER_PAGE);
 
 #[cfg(not(nemesia_loom))]
@@ -259,7 +277,8 @@ const _: () = {
     assert!(offset_of!(SegmentHeader, cell_bytes) == 32 && offset_of!(SegmentHeader, fastbox_slots) == 36);
     assert!(offset_of!(SegmentHeader, rank) == 40 && offset_of!(SegmentHeader, ready) == 44);
     assert!(offset_of!(SegmentHeader, epoch) == 48 && offset_of!(SegmentHeader, reserved) == 56);
-    assert!(offset_of!(Line, word) == 0 && size_of::<Slot>() == LINE && size_of::<CellHeader>() == LINE);
+    assert!(offset_of!(Line, word) == 0 && offset_of!(Line, credit) == 8);
+    assert!(size_of::<ShareLine>() == LINE && size_of::<Slot>() == LINE && size_of::<CellHeader>() == LINE);
 };
 
 /// Who made a segment, as its header says it.

@@ -20,8 +20,7 @@ pub struct CellHeader {
     publish: Word64,
     shape: PayloadWord,
     tag: PayloadWord,
-    total: PayloadWord,
-    reserved: [PayloadWord; 4],
+    reserved: [PayloadWord; 5],
 }
 
 impl CellHeader {
@@ -32,7 +31,6 @@ impl CellHeader {
             publish: Word64::new(0),
             shape: word(),
             tag: word(),
-            total: word(),
             reserved: core::array::from_fn(|_| word()),
         }
     }
@@ -132,7 +130,6 @@ impl<'a, R: BorrowMut<[CellRecord]>> Pool<'a, R> {
         let shape = bytes.len() as u64 | (envelope.kind as u64) << 32 | u64::from(envelope.context) << 48;
         header.shape.set(shape);
         header.tag.set(envelope.tag);
-        header.total.set(envelope.total);
         let word = (sequence & SEQUENCE_MASK) << 16 | u64::from(holder);
         header.publish.store_release(word, Edge::CellPublish);
         true
@@ -216,16 +213,13 @@ impl<'a> PeerPool<'a> {
     #[inline]
     fn due(&self, header: &CellHeader) -> CellState {
         let shape = header.shape.get();
-        let (len, total) = (shape as u32 as usize, header.total.get());
+        let len = shape as u32 as usize;
         let Some(kind) = Kind::from_code((shape >> 32) as u8) else { return CellState::Malformed };
-        let sane = match kind {
-            Kind::First | Kind::More => len > 0 && (len as u64) < total,
-            _ => total == len as u64,
-        };
-        if !sane || len > self.cell_bytes {
+        if len > self.cell_bytes {
             return CellState::Malformed;
         }
-        let envelope = Envelope { kind, context: (shape >> 48) as u16, tag: header.tag.get(), total };
+        let (context, tag) = ((shape >> 48) as u16, header.tag.get());
+        let envelope = Envelope { kind, context, tag, total: len as u64 };
         CellState::Due { envelope, len }
     }
 

@@ -11,13 +11,13 @@
 
 use core::borrow::BorrowMut;
 
-use super::fastbox;
 use super::pool::{CellRecord, CellState, PeerPool, Pool, ReturnReceiver, ReturnSender};
 use super::queue::{Consumer, Producer};
 use super::sleep::SleepWord;
+use super::{fastbox, share};
 use crate::payload::RecvBuf;
-use crate::port::{Arrival, MessagePort, PeerFault, PeerId, Polled, PortFault};
-use crate::sync::FenceMode;
+use crate::port::{Arrival, MessagePort, Part, PeerFault, PeerId, Polled, PortFault, Pulled, Share, Turn};
+use crate::sync::{FenceMode, Word64};
 use crate::wire::Envelope;
 
 /// Most peers whose fastboxes are looked at in every poll.
@@ -31,10 +31,28 @@ const LOST: u32 = 64;
 /// Polls without a packet after which one peer's cells are swept.
 const IDLE_SWEEP: u32 = 1024;
 
-/// Wakes a peer that sleeps: the only thing that the port cannot do without an operating system.
-pub trait Waker {
+/// What the port cannot do without an operating system.
+pub trait Host {
     /// Wakes `peer`, whose word is `word`.
     fn wake(&mut self, peer: PeerId, word: &SleepWord);
+
+    /// See [`MessagePort::can_pull`].
+    fn can_pull(&self, peer: PeerId) -> bool {
+        let _ = peer;
+        false
+    }
+
+    /// See [`MessagePort::pull`].
+    fn pull(&mut self, peer: PeerId, address: u64, to: &mut [u8]) -> Pulled {
+        let _ = (peer, address, to);
+        Pulled::Refused
+    }
+
+    /// See [`MessagePort::push`].
+    fn push(&mut self, peer: PeerId, address: u64, from: &[u8]) -> bool {
+        let _ = (peer, address, from);
+        false
+    }
 }
 
 /// The ends of everything that connects us with one peer, as the layer above finds them in the mappings.
@@ -54,6 +72,14 @@ pub struct Ends<'a> {
     pub queue: Producer<'a>,
     /// The peer's sleep word.
     pub sleep: &'a SleepWord,
+    /// Units of room that we promise the peer: in our segment.
+    pub grant: &'a Word64,
+    /// Units of room that the peer promises us: in its segment.
+    pub granted: &'a Word64,
+    /// Messages from the peer that both copy.
+    pub share: share::Receiver<'a>,
+    /// Messages to the peer that both copy.
+    pub help: share::Helper<'a>,
 }
 
 /// A connection with one peer.
@@ -72,7 +98,6 @@ struct Traffic {
     expected: u64,
     /// Our cells that the peer holds.
     lent: u32,
-    held: bool,
     /// The cells may hold a packet whose queue entry is gone.
     sweep: bool,
 }
@@ -80,7 +105,7 @@ struct Traffic {
 impl<'a> Link<'a> {
     /// A link over which nothing was sent.
     pub const fn new(ends: Ends<'a>) -> Self {
-        Self { ends, traffic: Traffic { next: 1, expected: 1, lent: 0, held: false, sweep: false } }
+        Self { ends, traffic: Traffic { next: 1, expected: 1, lent: 0, sweep: false } }
     }
 }
 
@@ -106,9 +131,9 @@ pub struct PortConfig {
 
 /// The port. `L` lends one link a rank (ours stays `None`), `R` the pool's records.
 #[derive(Debug)]
-pub struct ShmPort<'a, W, L, R>
+pub struct ShmPort<'a, H, L, R>
 where
-    W: Waker,
+    H: Host,
     L: BorrowMut<[Option<Link<'a>>]>,
     R: BorrowMut<[CellRecord]>,
 {
@@ -122,7 +147,7 @@ where
     inbox: Consumer<'a>,
     inbox_damaged: bool,
     lost: u32,
-    waker: W,
+    host: H,
     hot: [PeerId; HOT],
     hot_count: usize,
     turn: usize,
@@ -134,9 +159,9 @@ where
     swept: PeerId,
 }
 
-impl<'a, W, L, R> ShmPort<'a, W, L, R>
+impl<'a, H, L, R> ShmPort<'a, H, L, R>
 where
-    W: Waker,
+    H: Host,
     L: BorrowMut<[Option<Link<'a>>]>,
     R: BorrowMut<[CellRecord]>,
 {
@@ -147,7 +172,7 @@ where
         pool: Pool<'a, R>,
         cells: u32,
         inbox: Consumer<'a>,
-        waker: W,
+        host: H,
     ) -> Self {
         let peers = links.borrow().iter().flatten().count();
         let mut port = Self {
@@ -159,7 +184,7 @@ where
             inbox,
             inbox_damaged: false,
             lost: 0,
-            waker,
+            host,
             hot: [0; HOT],
             hot_count: 0,
             turn: 0,
@@ -175,9 +200,9 @@ where
         port
     }
 
-    /// The waker, for its owner.
-    pub fn waker_mut(&mut self) -> &mut W {
-        &mut self.waker
+    /// The operating system, for its owner.
+    pub fn host_mut(&mut self) -> &mut H {
+        &mut self.host
     }
 
     /// Whether our inbox held what no honest peer writes. Messages then still come, by sweeping.
@@ -227,7 +252,7 @@ where
         if let Some(link) = self.links.borrow_mut().get_mut(peer as usize).and_then(Option::as_mut)
             && link.ends.sleep.must_wake(fences)
         {
-            self.waker.wake(peer, link.ends.sleep);
+            self.host.wake(peer, link.ends.sleep);
         }
     }
 
@@ -291,9 +316,6 @@ where
             Ok(Some(packet)) => packet,
             Err(fault) => return Some(Polled::Fault(PeerFault { peer, fault: fault.into() })),
         };
-        if link.traffic.held {
-            return None;
-        }
         let expected = link.traffic.expected;
         match packet.sequence.wrapping_sub(expected as u16) {
             0 => {}
@@ -370,10 +392,6 @@ where
         let me = self.config.rank as u16;
         let link = self.link(peer)?;
         let expected = link.traffic.expected;
-        if link.traffic.held {
-            link.traffic.sweep = true;
-            return None;
-        }
         match link.ends.cells.inspect(cell, me, expected) {
             CellState::Other => None,
             CellState::Due { envelope, len } => Some(packet(peer, cell, envelope, len)),
@@ -397,9 +415,6 @@ where
         let me = self.config.rank as u16;
         let link = self.link(peer)?;
         let expected = link.traffic.expected;
-        if link.traffic.held {
-            return None;
-        }
         let Some(cell) = link.ends.cells.find(me, expected) else {
             link.traffic.sweep = false;
             return None;
@@ -459,9 +474,9 @@ fn malformed(peer: PeerId, cell: u32) -> Polled<Place> {
     Polled::Fault(PeerFault { peer, fault: PortFault::Malformed { cell } })
 }
 
-impl<'a, W, L, R> MessagePort for ShmPort<'a, W, L, R>
+impl<'a, H, L, R> MessagePort for ShmPort<'a, H, L, R>
 where
-    W: Waker,
+    H: Host,
     L: BorrowMut<[Option<Link<'a>>]>,
     R: BorrowMut<[CellRecord]>,
 {
@@ -492,7 +507,6 @@ where
         let peer = self.hot[self.turn % HOT];
         if self.burst > 0
             && let Some(Some(link)) = self.links.borrow().get(peer as usize)
-            && !link.traffic.held
             && let Some(packet) = link.ends.inbound.due(link.traffic.expected)
         {
             self.burst -= 1;
@@ -510,7 +524,7 @@ where
         let peer = self.hot[self.turn % HOT];
         let fences = self.config.fences;
         let link = self.links.borrow_mut().get_mut(peer as usize)?.as_mut()?;
-        if self.burst == 0 || link.traffic.held {
+        if self.burst == 0 {
             return None;
         }
         let packet = link.ends.inbound.due(link.traffic.expected)?;
@@ -522,7 +536,7 @@ where
         link.traffic.expected += 1;
         // The sender may sleep until there is room.
         if link.ends.inbound.advance(packet.len) && link.ends.sleep.must_wake(fences) {
-            self.waker.wake(peer, link.ends.sleep);
+            self.host.wake(peer, link.ends.sleep);
         }
         Some((peer, packet.envelope))
     }
@@ -562,24 +576,72 @@ where
         }
     }
 
-    fn hold(&mut self, peer: PeerId) {
-        if let Some(link) = self.link(peer) {
-            link.traffic.held = true;
-            link.traffic.sweep = true;
-        }
-    }
-
-    fn unhold(&mut self, peer: PeerId) {
-        if let Some(link) = self.link(peer) {
-            link.traffic.held = false;
-        }
-    }
-
     #[inline(always)]
     fn expect(&mut self, peer: PeerId) {
         if self.hot_count < self.peers() as usize - 1 {
             self.heat(peer);
         }
+    }
+
+    fn grant(&mut self, peer: PeerId, units: u64) {
+        let Some(link) = self.link(peer) else { return };
+        // A number by itself: nothing else is read because of it.
+        link.ends.grant.store_relaxed(units);
+        self.wake(peer);
+    }
+
+    fn granted(&self, peer: PeerId) -> u64 {
+        let link = self.links.borrow().get(peer as usize).and_then(Option::as_ref);
+        link.map_or(0, |link| link.ends.granted.load_relaxed())
+    }
+
+    fn can_pull(&self, peer: PeerId) -> bool {
+        self.host.can_pull(peer)
+    }
+
+    fn pull(&mut self, peer: PeerId, address: u64, to: &mut [u8]) -> Pulled {
+        self.host.pull(peer, address, to)
+    }
+
+    fn open_share(&mut self, peer: PeerId, share: &Share) -> bool {
+        self.link(peer).is_some_and(|link| {
+            link.ends.share.open(share);
+            true
+        })
+    }
+
+    fn next_turn(&mut self, peer: PeerId) -> Turn {
+        self.link(peer).map_or(Turn::Wait, |link| link.ends.share.turn())
+    }
+
+    fn close_share(&mut self, peer: PeerId) {
+        if let Some(link) = self.link(peer) {
+            link.ends.share.close();
+        }
+    }
+
+    fn find_share(&mut self, peer: PeerId) -> Option<Share> {
+        self.link(peer)?.ends.help.look()
+    }
+
+    fn join_share(&mut self, peer: PeerId, end: u64) -> Option<Part> {
+        self.link(peer)?.ends.help.join(end)
+    }
+
+    fn next_part(&mut self, peer: PeerId) -> Option<Part> {
+        self.link(peer)?.ends.help.claim()
+    }
+
+    fn end_part(&mut self, peer: PeerId, part: Part, written: bool) {
+        if let Some(link) = self.link(peer) {
+            link.ends.help.finish(part, written);
+            // It may sleep until we have left.
+            self.wake(peer);
+        }
+    }
+
+    fn push(&mut self, peer: PeerId, address: u64, from: &[u8]) -> bool {
+        self.host.push(peer, address, from)
     }
 
     fn close(&mut self, peer: PeerId) {

@@ -74,13 +74,10 @@ impl Endpoint {
         self.turns >= CLOCK_EVERY && self.count_time()
     }
 
-    /// Looks if it is time, and lets what is stored grow if peers are held for want of it.
+    /// Looks if it is time.
     #[inline(never)]
     fn count_time(&mut self) -> bool {
         self.turns = 0;
-        if self.engine.held_peers() > 0 {
-            self.grow_entries();
-        }
         let now = Instant::now();
         let due = now.duration_since(self.looked) >= LOOK_EVERY;
         if due {
@@ -188,7 +185,7 @@ impl Endpoint {
             }
             spins = 0;
             self.look();
-            if self.engine.may_be_held(request.0) && !self.grow_entries() && in_vain {
+            if in_vain && self.engine.may_be_held(request.0) {
                 return Err(self.ceiling());
             }
             if let Some((_, limit)) = expired() {
@@ -241,13 +238,21 @@ impl Endpoint {
                 Departure::Finished => Failure::Finished,
             };
             self.engine.depart(peer, failure);
-            // What it sent before is still in its segment: take it first. What finds no room is not lost either.
+            // What it sent before is still in its segment: take it first.
             if turns < DRAIN_TURNS && self.engine.failure(peer).is_none() && !self.engine.drain(peer) {
-                let turns = turns + u32::from(!self.engine.is_held(peer));
-                self.leaving.push((rank, departure, turns));
+                self.leaving.push((rank, departure, turns + 1));
                 continue;
             }
             self.engine.fail(peer, failure);
+        }
+    }
+
+    /// Waits until no peer is about to copy into a buffer of ours: it becomes its owner's. A peer that copies is done
+    /// after some microseconds, or gone.
+    pub(super) fn end_shares(&mut self) {
+        while !self.engine.end_shares() {
+            spin_hint();
+            self.count_turn(1);
         }
     }
 

@@ -6,6 +6,7 @@
 //! | [`handoff`] | meeting a peer once, to exchange a hello and file descriptors |
 //! | [`watch`] | learning that a peer is gone |
 //! | [`wake`] | sleeping and waking through shared memory; the one-sided fence |
+//! | [`memory`] | reading and writing a peer's memory in one copy |
 //! | [`limits`] | asking before taking: memory, locked memory, descriptors |
 //! | [`numa`] | processors, memory nodes, cache lines |
 //!
@@ -17,6 +18,7 @@ mod call;
 pub mod error;
 pub mod handoff;
 pub mod limits;
+pub mod memory;
 mod message;
 pub mod numa;
 pub mod segment;
@@ -29,6 +31,7 @@ pub mod watch;
 pub(crate) use call::random;
 pub use error::{Bytes, ShmError};
 pub use handoff::{Connection, Credentials, Listener};
+pub use memory::{CopyError, Mark, RemoteMemory, allow_any_reader};
 pub use segment::{Access, AttachLimits, HugePages, Segment, SegmentBacking, SegmentOptions};
 pub use wake::{HeavyFence, WaitResult, futex_wait, futex_wake};
 pub use watch::{Departed, Departure, Watch};

@@ -16,7 +16,9 @@ use super::{Pair, descriptors, views};
 use crate::bootstrap::Exchange;
 use crate::config::Config;
 use crate::error::Error;
-use crate::os::{Access, AttachLimits, Connection, Listener, Segment, SegmentBacking, Watch, limits};
+use crate::os::{
+    Access, AttachLimits, Connection, Listener, Mark, RemoteMemory, Segment, SegmentBacking, Watch, limits,
+};
 
 /// What this process brings along.
 pub(super) struct World<'a> {
@@ -26,6 +28,8 @@ pub(super) struct World<'a> {
     pub(super) epoch: u64,
     pub(super) expedited: bool,
     pub(super) cpus: Cpus,
+    /// Where `epoch` stands in our memory, if the peers may read it.
+    pub(super) mark: u64,
 }
 
 /// A peer that was met.
@@ -34,6 +38,8 @@ pub(super) struct Peer {
     pub(super) pair: Pair,
     pub(super) expedited: bool,
     pub(super) cpus: Cpus,
+    /// Its memory, if it can be named.
+    pub(super) memory: Option<RemoteMemory>,
 }
 
 /// Slack in a segment's size: it may be rounded up to huge pages.
@@ -80,7 +86,7 @@ pub(super) fn connect(
         if greeting.rank as usize != rank {
             return Err(problem(format!("it says that it is rank {}", greeting.rank)));
         }
-        peers[rank] = Some(admit(world, &greeting, fds).map_err(problem)?);
+        peers[rank] = Some(admit(world, &connection, &greeting, fds).map_err(problem)?);
         add(&mut watch, rank, connection)?;
     }
     Ok((peers, watch))
@@ -140,8 +146,8 @@ fn call(rank: usize, address: &str, deadline: Instant) -> Result<Connection, Err
 }
 
 fn greet(world: &World<'_>, ours: &Pair, connection: &Connection, deadline: Instant) -> Result<(), String> {
-    let World { geometry, rank, epoch, expedited, cpus, .. } = *world;
-    let bytes = Greeting { rank, epoch, geometry, expedited, cpus }.encode();
+    let World { geometry, rank, epoch, expedited, cpus, mark, .. } = *world;
+    let bytes = Greeting { rank, epoch, geometry, expedited, cpus, mark }.encode();
     connection.send(&bytes, &descriptors(ours), deadline).map_err(|error| error.to_string())
 }
 
@@ -182,7 +188,7 @@ fn answer(
             let _ = connection.send(&greeting::refusal("no such rank is awaited here"), &[], deadline);
             continue;
         }
-        let admitted = admit(world, &greeting, fds).and_then(|peer| {
+        let admitted = admit(world, &connection, &greeting, fds).and_then(|peer| {
             greet(world, ours, &connection, deadline)?;
             Ok(peer)
         });
@@ -216,7 +222,12 @@ fn missing(world: &World<'_>, peers: &[Option<Peer>], error: &dyn std::fmt::Disp
 }
 
 /// Maps and checks the segments of a peer. Its own segment is mapped read-only.
-fn admit(world: &World<'_>, greeting: &Greeting, fds: Vec<OwnedFd>) -> Result<Peer, String> {
+fn admit(
+    world: &World<'_>,
+    connection: &Connection,
+    greeting: &Greeting,
+    fds: Vec<OwnedFd>,
+) -> Result<Peer, String> {
     greeting::compare(&world.geometry, &greeting.geometry)?;
     let [own, inbox]: [OwnedFd; 2] =
         fds.try_into().map_err(|fds: Vec<_>| format!("it sent {} descriptors instead of 2", fds.len()))?;
@@ -232,7 +243,9 @@ fn admit(world: &World<'_>, greeting: &Greeting, fds: Vec<OwnedFd>) -> Result<Pe
     };
     let own = attach(own, Access::ReadOnly, SegmentKind::Own, geometry.own().total)?;
     let inbox = attach(inbox, Access::ReadWrite, SegmentKind::Inbox, geometry.inbox().total)?;
-    Ok(Peer { pair: Pair { own, inbox }, expedited: greeting.expedited, cpus: greeting.cpus })
+    let mark = Mark { address: greeting.mark, value: greeting.epoch };
+    let memory = RemoteMemory::new(connection.peer().pid, mark);
+    Ok(Peer { pair: Pair { own, inbox }, expedited: greeting.expedited, cpus: greeting.cpus, memory })
 }
 
 fn add(watch: &mut Watch, rank: usize, connection: Connection) -> Result<(), Error> {

@@ -9,11 +9,12 @@ use nemesia_core::shared::pool::{
 };
 use nemesia_core::shared::port::{Ends, Link, PortConfig, ShmPort};
 use nemesia_core::shared::queue::{Consumer, Producer, Queue};
+use nemesia_core::shared::share::{self, ShareLine};
 use nemesia_core::shared::sleep::SleepWord;
 use nemesia_core::sync::{Payload, PayloadMut, Word64};
 
 use super::connect::Peer;
-use super::{FutexWaker, Pair, Port};
+use super::{Kernel, Pair, Port};
 use crate::os::Segment;
 
 fn extent(segment: &Segment, want: usize) -> Result<Extent, LayoutError> {
@@ -61,6 +62,7 @@ pub(super) fn inbox(segment: &Segment, geometry: &Geometry) -> Result<Inbox, Lay
 /// The parts of an own segment that concern one peer, and the cells.
 struct Own {
     acks: &'static [Line],
+    share: &'static [ShareLine],
     returns: &'static [ReturnSlot],
     fastbox: &'static [Slot],
     headers: &'static [CellHeader],
@@ -78,6 +80,7 @@ fn own(segment: &Segment, geometry: &Geometry, peer: u32) -> Result<Own, LayoutE
     unsafe {
         Ok(Own {
             acks: view(&extent, layout.acks + peer * size_of::<Line>(), 1)?,
+            share: view(&extent, layout.shares + peer * size_of::<ShareLine>(), 1)?,
             returns: view(&extent, layout.returns + peer * geometry.return_bytes(), cells)?,
             fastbox: view(
                 &extent,
@@ -97,6 +100,7 @@ pub(super) fn port(
     geometry: &Geometry,
     ours: &Pair,
     peers: &[Option<Peer>],
+    kernel: Kernel,
 ) -> Result<Port, LayoutError> {
     let cell_bytes = geometry.cell_bytes as usize;
     let mut links = Vec::with_capacity(peers.len());
@@ -113,7 +117,7 @@ pub(super) fn port(
     let short = LayoutError::Extent { have: mine.payload_bytes as u64, want: mine.payload_bytes as u64 };
     let pool = Pool::new(mine.headers, payload, cell_bytes, records).ok_or(short)?;
     let consumer = Consumer::new(inbox(&ours.inbox, geometry)?.queue);
-    Ok(ShmPort::new(config, links, pool, geometry.cells, consumer, FutexWaker))
+    Ok(ShmPort::new(config, links, pool, geometry.cells, consumer, kernel))
 }
 
 fn link(
@@ -137,5 +141,9 @@ fn link(
         given_back: ReturnReceiver::new(its.returns),
         queue: Producer::new(its_inbox.queue),
         sleep: its_inbox.sleep,
+        grant: &mine.acks[0].credit,
+        granted: &its.acks[0].credit,
+        share: share::Receiver::new(&mine.share[0], &its.share[0]),
+        help: share::Helper::new(&mine.share[0], &its.share[0]),
     }))
 }

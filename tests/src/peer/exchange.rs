@@ -66,10 +66,14 @@ fn to_itself(endpoint: &mut Endpoint, seed: u64) -> Outcome {
     let rank = endpoint.rank();
     for len in [0, 1, 31, 32, 33, 48, 888, 2043, 2044, 2045, 4088, CELL, CELL + 1, 1 << 20] {
         let bytes = filled(seed_of(&[seed, len as u64]), len);
-        // Unexpected, then expected.
-        endpoint.send(rank, 1, &bytes)?;
+        // Unexpected, then expected. A large message is complete only when it is received.
         let mut buf = vec![0; len];
-        let status = endpoint.recv(Source::Rank(rank), Tag::Exactly(1), &mut buf)?;
+        let (into, from) = (&mut buf, &bytes);
+        let status = endpoint.scope(move |scope| {
+            scope.isend(rank, 1, from)?;
+            let receive = scope.irecv(Source::Rank(rank), Tag::Exactly(1), into)?;
+            scope.wait(receive)
+        })?;
         ensure(status.len == len && status.rank == rank && status.tag == 1, || format!("{status:?}"))?;
         check("to itself, unexpected", seed_of(&[seed, len as u64]), &buf)?;
         buf.fill(0);
@@ -144,18 +148,21 @@ fn unasked(endpoint: &mut Endpoint, partner: usize, sizes: &[usize], seed: u64) 
     let content = |from: usize, index: usize| seed_of(&[seed, 9, from as u64, index as u64]);
     let some: Vec<_> = sizes.iter().copied().enumerate().step_by(40).collect();
     let out: Vec<_> = some.iter().map(|(index, len)| filled(content(rank, *index), *len)).collect();
-    let sent = &out;
-    endpoint.scope(move |scope| {
+    let mut bufs: Vec<_> = some.iter().map(|(_, len)| vec![0; *len]).collect();
+    let (sent, into) = (&out, &mut bufs);
+    let statuses = endpoint.scope(move |scope| {
         for (bytes, tag) in sent.iter().zip(0..) {
             scope.isend(partner, tag, bytes)?;
         }
-        scope.wait_all()
+        let receives = into.iter_mut().enumerate().rev();
+        let receives: Vec<_> = receives
+            .map(|(tag, buf)| scope.irecv(Source::Any, Tag::Exactly(tag as u64), buf))
+            .collect::<Result<_, _>>()?;
+        receives.into_iter().map(|receive| scope.wait(receive)).collect::<Result<Vec<_>, _>>()
     })?;
-    for (tag, (index, len)) in some.iter().enumerate().rev() {
-        let mut buf = vec![0; *len];
-        let status = endpoint.recv(Source::Any, Tag::Exactly(tag as u64), &mut buf)?;
+    for (((index, len), buf), status) in some.iter().zip(&bufs).zip(statuses.iter().rev()) {
         ensure(status.rank == partner && status.len == *len, || format!("{status:?}"))?;
-        check("unasked", content(partner, *index), &buf)?;
+        check("unasked", content(partner, *index), buf)?;
     }
     Ok(())
 }
@@ -195,18 +202,24 @@ fn wildcards(endpoint: &mut Endpoint, partner: usize) -> Outcome {
 fn truncation(endpoint: &mut Endpoint, partner: usize) -> Outcome {
     for len in [9, 500, 5000, 200_000] {
         let bytes = filled(len as u64, len);
-        let out = &bytes;
-        endpoint.scope(move |scope| {
-            scope.isend(partner, 1, out)?;
-            scope.isend(partner, 2, &out[..4])?;
-            scope.wait_all()
-        })?;
         let mut buf = [0; 16];
-        let outcome = endpoint.recv(Source::Rank(partner), Tag::Exactly(1), &mut buf[..8]);
+        let (mut four, out, into) = ([0; 4], &bytes, &mut buf[..8]);
+        let rest = &mut four;
+        let outcome = endpoint.scope(move |scope| {
+            let sends = [scope.isend(partner, 1, out)?, scope.isend(partner, 2, &out[..4])?];
+            let receive = scope.irecv(Source::Rank(partner), Tag::Exactly(1), into)?;
+            let outcome = scope.wait(receive);
+            let receive = scope.irecv(Source::Rank(partner), Tag::Exactly(2), rest)?;
+            let status = scope.wait(receive)?;
+            for send in sends {
+                scope.wait(send)?;
+            }
+            Ok((outcome, status))
+        });
+        let (outcome, status) = outcome?;
         ensure(matches!(outcome, Err(Error::Truncated(_))), || format!("{len} bytes into 8: {outcome:?}"))?;
         ensure(buf[..8] == bytes[..8] && buf[8..] == [0; 8], || format!("{len} bytes into 8: {buf:?}"))?;
-        let status = endpoint.recv(Source::Rank(partner), Tag::Exactly(2), &mut buf)?;
-        ensure(status.len == 4 && buf[..4] == bytes[..4], || format!("after it: {status:?}"))?;
+        ensure(status.len == 4 && four == bytes[..4], || format!("after it: {status:?}"))?;
     }
     Ok(())
 }
@@ -253,14 +266,21 @@ fn gather(endpoint: &mut Endpoint, seed: u64) -> Outcome {
     const LEN: usize = 5000;
     let (rank, size) = (endpoint.rank(), endpoint.size());
     let mine = filled(seed_of(&[seed, 11, rank as u64]), LEN);
-    for to in 0..size {
-        endpoint.send(to, GATHER, &mine)?;
-    }
-    let mut heard = vec![false; size];
-    for _ in 0..size {
-        let mut buf = vec![0; LEN];
-        let status = endpoint.recv(Source::Any, Tag::Exactly(GATHER), &mut buf)?;
-        check("gather", seed_of(&[seed, 11, status.rank as u64]), &buf)?;
+    let (mut heard, mut bufs) = (vec![false; size], vec![vec![0; LEN]; size]);
+    let (sent, into) = (&mine, &mut bufs);
+    let statuses = endpoint.scope(move |scope| {
+        for to in 0..size {
+            scope.isend(to, GATHER, sent)?;
+        }
+        let mut statuses = Vec::with_capacity(size);
+        for buf in into {
+            let receive = scope.irecv(Source::Any, Tag::Exactly(GATHER), buf)?;
+            statuses.push(scope.wait(receive)?);
+        }
+        Ok(statuses)
+    })?;
+    for (status, buf) in statuses.iter().zip(&bufs) {
+        check("gather", seed_of(&[seed, 11, status.rank as u64]), buf)?;
         let twice = std::mem::replace(&mut heard[status.rank], true);
         ensure(!twice, || format!("rank {} was heard twice", status.rank))?;
     }

@@ -12,14 +12,17 @@ use crate::failure::Failure;
 use crate::output;
 
 /// What each variable stands for when it is not set; a test compares them with the library's own.
-const DEFAULTS: [(&str, &str); 12] = [
+const DEFAULTS: [(&str, &str); 15] = [
     ("NEMESIA_CELLS", "64"),
     ("NEMESIA_CELL_BYTES", "32768"),
     ("NEMESIA_FASTBOX_SLOTS", "64"),
     // Computed, see `default_of`.
     ("NEMESIA_FASTBOX_LIMIT", ""),
     ("NEMESIA_UNEXPECTED_BYTES", "67108864"),
-    ("NEMESIA_UNEXPECTED_MESSAGES", "1048576"),
+    ("NEMESIA_EAGER_BYTES", "8192"),
+    ("NEMESIA_CREDIT_BYTES", "262144"),
+    ("NEMESIA_SINGLE_COPY", "auto"),
+    ("NEMESIA_PTRACER", "0"),
     ("NEMESIA_REQUESTS", "1048576"),
     ("NEMESIA_HUGE_PAGES", "never"),
     ("NEMESIA_BACKING", "memfd"),

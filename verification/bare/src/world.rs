@@ -2,7 +2,7 @@
 
 use core::ptr::NonNull;
 
-use nemesia_core::engine::{Engine, Lent, Peer, Request, Storage};
+use nemesia_core::engine::{Engine, Lent, Peer, Request, Storage, Tuning};
 use nemesia_core::matching::{Pattern, Source};
 use nemesia_core::payload::{RecvBuf, SendBuf};
 use nemesia_core::shared::fastbox::{Receiver, Sender, Slot};
@@ -10,21 +10,23 @@ use nemesia_core::shared::layout::Line;
 use nemesia_core::shared::pool::{
     CellHeader, CellRecord, PeerPool, Pool, ReturnReceiver, ReturnSender, ReturnSlot,
 };
-use nemesia_core::shared::port::{Ends, Link, PortConfig, ShmPort, Waker};
+use nemesia_core::shared::port::{Ends, Host, Link, PortConfig, ShmPort};
 use nemesia_core::shared::queue::{Consumer, Producer, Queue};
+use nemesia_core::shared::share::{self, ShareLine};
 use nemesia_core::shared::sleep::SleepWord;
 use nemesia_core::slab;
+use nemesia_core::store::Unit;
 use nemesia_core::sync::{FenceMode, PayloadMut, Word64};
-use nemesia_core::unexpected::{CHUNK, Message};
 
 const CELLS: usize = 4;
-const CELL_BYTES: usize = 64;
+const CELL_BYTES: usize = 256;
 /// Larger than any packet, so that it takes several.
 const MESSAGE: usize = 3 * CELL_BYTES;
 
 /// What one rank owns, and its inbox.
 struct Memory {
     ack: Line,
+    share: ShareLine,
     returns: [ReturnSlot; CELLS],
     fastbox: [Slot; 4],
     headers: [CellHeader; CELLS],
@@ -37,6 +39,7 @@ impl Memory {
     fn new() -> Self {
         Self {
             ack: Line::new(0),
+            share: ShareLine::empty(),
             returns: core::array::from_fn(|_| ReturnSlot::empty()),
             fastbox: core::array::from_fn(|_| Slot::empty()),
             headers: core::array::from_fn(|_| CellHeader::empty()),
@@ -53,7 +56,7 @@ impl Memory {
 
 struct Nobody;
 
-impl Waker for Nobody {
+impl Host for Nobody {
     fn wake(&mut self, _: u32, _: &SleepWord) {}
 }
 
@@ -62,8 +65,8 @@ struct Arrays;
 impl Storage for Arrays {
     type Requests = [slab::Slot<Request>; 4];
     type Peers = [Peer; 2];
-    type Entries = [slab::Slot<Message>; 2];
-    type Chunks = [u8; CHUNK];
+    type Units = [Unit; 16];
+    type Stored = [u32; 4];
     type Buckets = [slab::List; 4];
 }
 
@@ -79,6 +82,10 @@ fn rank<'a>(me: u32, own: &'a Memory, peer: &'a Memory, cells: [PayloadMut<'a>; 
         given_back: ReturnReceiver::new(&peer.returns),
         queue: Producer::new(peer.queue()),
         sleep: &peer.sleep,
+        grant: &own.ack.credit,
+        granted: &peer.ack.credit,
+        share: share::Receiver::new(&own.share, &peer.share),
+        help: share::Helper::new(&own.share, &peer.share),
     });
     let links = if me == 0 { [None, Some(link)] } else { [Some(link), None] };
     let pool = Pool::new(&own.headers, mine, CELL_BYTES, [CellRecord::default(); CELLS])?;
@@ -87,12 +94,11 @@ fn rank<'a>(me: u32, own: &'a Memory, peer: &'a Memory, cells: [PayloadMut<'a>; 
     let lent = Lent {
         requests: core::array::from_fn(|_| slab::Slot::default()),
         peers: core::array::from_fn(|_| Peer::default()),
-        entries: core::array::from_fn(|_| slab::Slot::default()),
-        chunks: [0; CHUNK],
+        units: [[0; 64]; 16],
+        stored: [0; 4],
         posted: [slab::List::new(); 4],
-        stored: [slab::List::new(); 4],
     };
-    Some(Engine::new(me, port, lent))
+    Engine::new(me, port, Tuning { eager_bytes: CELL_BYTES, ..Tuning::default() }, lent).ok()
 }
 
 /// Sends a small and a large message from rank 0 to rank 1; the large one's bytes come from `memory`. Returns their
@@ -126,7 +132,6 @@ pub(crate) unsafe fn exchange(memory: NonNull<u8>, length: usize) -> Option<u64>
     let second = receiver.irecv(pattern, &mut large_buf).ok()?;
     let large = sender.isend(1, 0, 2, source).ok()?;
     if !sender.send_now(1, 0, 1, &7u64.to_le_bytes()) {
-        // Nothing overtakes the large message: the engine keeps it.
         return None;
     }
     for _ in 0..100 {

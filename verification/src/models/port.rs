@@ -7,8 +7,9 @@ use nemesia_core::shared::layout::Line;
 use nemesia_core::shared::pool::{
     CellHeader, CellRecord, PeerPool, Pool, ReturnReceiver, ReturnSender, ReturnSlot,
 };
-use nemesia_core::shared::port::{Ends, Link, Place, PortConfig, ShmPort, Waker};
+use nemesia_core::shared::port::{Ends, Host, Link, Place, PortConfig, ShmPort};
 use nemesia_core::shared::queue::{Consumer, Producer, Queue};
+use nemesia_core::shared::share::{self, ShareLine};
 use nemesia_core::shared::sleep::SleepWord;
 use nemesia_core::sync::{Edge, FenceMode, PayloadMut, Word64};
 
@@ -63,6 +64,7 @@ const POLLS: usize = 4;
 /// One process's two segments.
 struct Process {
     acks: Vec<Line>,
+    shares: Vec<ShareLine>,
     returns: Vec<Vec<ReturnSlot>>,
     fastboxes: Vec<Vec<Slot>>,
     headers: Vec<CellHeader>,
@@ -79,6 +81,7 @@ impl World {
     pub(super) fn new(peers: usize) -> Self {
         Self(several(peers, || Process {
             acks: several(peers, || Line::new(0)),
+            shares: several(peers, ShareLine::empty),
             returns: several(peers, || several(CELLS, ReturnSlot::empty)),
             fastboxes: several(peers, || several(SLOTS, Slot::empty)),
             headers: several(CELLS, CellHeader::empty),
@@ -103,6 +106,10 @@ impl World {
             given_back: ReturnReceiver::new(&its.returns[me]),
             queue: Producer::new(self.queue(peer)),
             sleep: &its.sleep,
+            grant: &own.acks[peer].credit,
+            granted: &its.acks[me].credit,
+            share: share::Receiver::new(&own.shares[peer], &its.shares[me]),
+            help: share::Helper::new(&own.shares[peer], &its.shares[me]),
         })
     }
 
@@ -122,7 +129,7 @@ impl World {
 #[derive(Debug)]
 pub(super) struct Wakes(u32);
 
-impl Waker for Wakes {
+impl Host for Wakes {
     fn wake(&mut self, _: PeerId, _: &SleepWord) {
         self.0 += 1;
     }
@@ -239,7 +246,7 @@ fn finish(sending: &mut Sending<'_>, taking: &mut Taking<'_>, from: usize) {
     }
     assert_eq!(sending.next, sending.count + 1, "there is no room though all was released");
     assert_eq!(taking.due[from], sending.next, "a message is lost");
-    assert_eq!(sending.port.waker_mut().0 + taking.port.waker_mut().0, 0, "nobody slept");
+    assert_eq!(sending.port.host_mut().0 + taking.port.host_mut().0, 0, "nobody slept");
 }
 
 fn by_size(run: &Run) {

@@ -4,42 +4,55 @@ use std::vec;
 use std::vec::Vec;
 
 use super::world::{AMPLE, Room, World, pattern};
+use crate::engine::request::State;
 use crate::engine::{Fate, RequestId, StartError, Status, Truncation};
 use crate::matching::{Pattern, Source};
 use crate::shared::layout::Geometry;
 use crate::shared::tests::contents;
-use crate::shared::tests::fabric::{Fabric, tiny};
+use crate::shared::tests::fabric::{Fabric, Reading, tiny};
 
 #[test]
 fn message_of_each_boundary_size_arrives_whether_it_was_expected_or_not() {
-    let fabric = Fabric::new(tiny(2));
-    let mut world = World::new(&fabric, AMPLE);
-    for expected in [true, false] {
-        for len in [0, 1, 32, 33, 47, 48, 49, 255, 256, 257, 511, 512, 513, 2044, 2045, 10_000] {
-            let early = expected.then(|| world.recv(1, 0, 3, len));
-            let send = world.isend(0, 1, 3, contents(9, len));
-            world.settle();
-            let receive = early.unwrap_or_else(|| world.recv(1, 0, 3, len));
-            assert!(world.done(send).0.is_ok());
-            let (outcome, bytes) = world.done(receive);
-            assert_eq!(outcome, Ok(Status { peer: 0, tag: 3, len }));
-            assert_eq!(bytes, contents(9, len));
+    for reading in [Reading::Never, Reading::Always] {
+        let fabric = Fabric::reading(tiny(2), reading, 1);
+        let mut world = World::new(&fabric, AMPLE);
+        for expected in [true, false] {
+            for len in [0, 1, 32, 33, 47, 48, 49, 255, 256, 257, 511, 512, 513, 2044, 2045, 10_000] {
+                let early = expected.then(|| world.recv(1, 0, 3, len));
+                let send = world.isend(0, 1, 3, contents(9, len));
+                world.settle();
+                let receive = early.unwrap_or_else(|| world.recv(1, 0, 3, len));
+                world.settle();
+                let status = Status { peer: 1, tag: 3, len };
+                assert!(send.id == RequestId::SENT || world.engine(0).test(send.id) == Some(Ok(status)));
+                let (outcome, bytes) = world.done(receive);
+                assert_eq!(outcome, Ok(Status { peer: 0, tag: 3, len }));
+                assert_eq!(bytes, contents(9, len));
+            }
         }
+        world.assert_empty(&[0, 1], "every size");
     }
-    world.assert_empty(&[0, 1], "every size");
 }
 
 #[test]
 fn message_longer_than_the_buffer_is_truncated_and_says_so() {
     let fabric = Fabric::new(tiny(2));
     let mut world = World::new(&fabric, AMPLE);
-    for (len, room) in [(1, 0), (48, 47), (256, 255), (257, 256), (600, 300), (600, 0), (3000, 2999)] {
+    let cases = [(1, 0), (48, 47), (256, 255), (257, 256), (600, 300), (600, 0), (3000, 2999), (3000, 1)];
+    for (reading, (len, room)) in
+        [Reading::Never, Reading::Always].into_iter().flat_map(|it| cases.map(|case| (it, case)))
+    {
+        fabric.with_memory(|memory| memory.reading = reading);
         for expected in [true, false] {
             let early = expected.then(|| world.recv(1, 0, 3, room));
             let send = world.isend(0, 1, 3, contents(9, len));
             world.settle();
             let receive = early.unwrap_or_else(|| world.recv(1, 0, 3, room));
-            world.done(send).0.unwrap();
+            world.settle();
+            assert_eq!(
+                world.done(send).0.map(|status| status.len).unwrap_or(0),
+                if send.id == RequestId::SENT { 0 } else { len }
+            );
             let (outcome, bytes) = world.done(receive);
             let status = Status { peer: 0, tag: 3, len: room };
             assert_eq!(outcome, Err(Fate::Truncated(Truncation { status, message: len as u64 })));
@@ -47,25 +60,6 @@ fn message_longer_than_the_buffer_is_truncated_and_says_so() {
         }
     }
     world.assert_empty(&[0, 1], "truncation");
-}
-
-#[test]
-fn receive_posted_while_its_message_is_half_there_gets_all_of_it() {
-    for room in [0, 100, 300, 2000] {
-        let fabric = Fabric::new(tiny(2));
-        let mut world = World::new(&fabric, AMPLE);
-        let send = world.isend(0, 1, 3, contents(9, 2000));
-        world.engine(1).step();
-        assert_eq!(world.engine(1).unexpected_messages(), 1);
-        let receive = world.recv(1, 0, 3, room);
-        assert!(!world.engine(1).cancel(receive.id) && world.test(receive).is_none());
-        world.settle();
-        world.done(send).0.unwrap();
-        let (outcome, bytes) = world.done(receive);
-        assert_eq!(outcome.is_ok(), room >= 2000);
-        assert_eq!(bytes, contents(9, 2000)[..room]);
-        world.assert_empty(&[0, 1], "half a message");
-    }
 }
 
 #[test]
@@ -116,26 +110,48 @@ fn full_table_of_requests_refuses_and_loses_nothing() {
 #[test]
 fn message_to_ourselves_is_matched_like_any_other() {
     let fabric = Fabric::new(tiny(1));
-    let mut world = World::new(&fabric, Room { entries: 2, chunks: 1, ..AMPLE });
+    let mut world = World::new(&fabric, AMPLE);
     let any = Pattern { source: Source::Any, context: 0, tag: 0, ignore: u64::MAX };
-    let early = world.irecv(0, any, 100).unwrap();
-    world.isend(0, 0, 1, contents(1, 100));
-    world.isend(0, 0, 2, contents(2, 2044));
-    let refused = world.isend_in(0, 0, 0, 3, contents(3, 33)).err();
-    assert_eq!(refused, Some(StartError::Unexpected { bytes: 33 }));
-    let late = world.irecv(0, any, 50).unwrap();
-    assert_eq!(world.done(early), (Ok(Status { peer: 0, tag: 1, len: 100 }), contents(1, 100)));
-    let (outcome, bytes) = world.done(late);
-    assert!(matches!(outcome, Err(Fate::Truncated(it)) if it.message == 2044 && it.status.len == 50));
-    assert_eq!(bytes, contents(2, 2044)[..50]);
-    world.assert_empty(&[0], "to ourselves");
+    for synchronous in [false, true] {
+        let send = |world: &mut World<'_>, tag, len| match synchronous {
+            true => world.issend(0, 0, tag, contents(tag, len)),
+            false => world.isend(0, 0, tag, contents(tag, len)),
+        };
+        let early = world.irecv(0, any, 100).unwrap();
+        let expected = send(&mut world, 1, 100);
+        let stored = send(&mut world, 2, 256);
+        let remembered = send(&mut world, 3, 2044);
+        let empty = send(&mut world, 4, 0);
+        assert_eq!(world.done(expected).0, Ok(Status { peer: 0, tag: 1, len: 100 }));
+        assert_eq!(world.done(early), (Ok(Status { peer: 0, tag: 1, len: 100 }), contents(1, 100)));
+        // What is kept is complete; what is remembered waits for its receive.
+        assert_eq!(world.engine(0).unexpected_messages(), 3);
+        for (send, kept) in [(stored, !synchronous), (remembered, false), (empty, !synchronous)] {
+            let waits = matches!(world.engine(0).requests.get(send.id.index).0, State::Offered { .. });
+            assert_eq!(waits, !kept, "{send:?}");
+        }
+        for (send, tag, len, room) in [(stored, 2, 256, 50), (remembered, 3, 2044, 2000), (empty, 4, 0, 8)] {
+            let receive = world.irecv(0, any, room).unwrap();
+            let (outcome, bytes) = world.done(receive);
+            let moved = len.min(room);
+            let status = Status { peer: 0, tag, len: moved };
+            match outcome {
+                Ok(whole) => assert_eq!((whole, moved), (status, len)),
+                Err(fate) => assert_eq!(fate, Fate::Truncated(Truncation { status, message: len as u64 })),
+            }
+            assert_eq!(bytes[..moved], contents(tag, len)[..moved]);
+            assert!(bytes[moved..].iter().all(|&byte| byte == 0xee));
+            assert_eq!(world.done(send).0, Ok(Status { peer: 0, tag, len }));
+        }
+        world.assert_empty(&[0], "to ourselves");
+    }
 }
 
 #[test]
 fn pending_sends_leave_although_packets_never_stop_coming() {
     let fabric = Fabric::new(Geometry { fastbox_slots: 256, ..tiny(2) });
-    let mut world = World::new(&fabric, Room { entries: 4000, ..AMPLE });
-    let sends: Vec<_> = (0..8).map(|tag| world.isend(1, 0, tag, contents(tag, 2000))).collect();
+    let mut world = World::new(&fabric, AMPLE);
+    let sends: Vec<_> = (0..80).map(|tag| world.isend(1, 0, tag, contents(tag, 256))).collect();
     assert!(world.engine(1).sends_pending());
     for tag in 0..3000 {
         world.isend(0, 1, tag, contents(tag, 8));

@@ -1,10 +1,12 @@
 //! Blocking receives that are not posted.
 
 use super::world::{AMPLE, Room, World, pattern};
-use crate::engine::{Bypass, Status};
+use crate::engine::{Bypass, Failure, Fate, Status};
 use crate::matching::Source;
+use crate::port::{MessagePort, PortFault};
 use crate::shared::tests::contents;
-use crate::shared::tests::fabric::{Fabric, tiny};
+use crate::shared::tests::fabric::{Fabric, Reading, tiny};
+use crate::wire::{Envelope, Kind};
 
 #[test]
 fn packet_in_hand_is_received_without_a_request() {
@@ -14,7 +16,7 @@ fn packet_in_hand_is_received_without_a_request() {
         let wanted = pattern(Source::Rank(0), tag);
         assert!(world.engine(1).can_bypass(&wanted));
         world.isend(0, 1, tag, contents(tag, len));
-        let (loan, mut buf) = world.lender.receive(len);
+        let (loan, mut buf) = world.lender.receive(1, len);
         let Bypass::Done(outcome) = world.engine(1).receive_step(&wanted, &mut buf) else { panic!("{len}") };
         assert_eq!(outcome, Ok(Status { peer: 0, tag, len }));
         assert_eq!(world.lender.end(loan), contents(tag, len));
@@ -23,16 +25,52 @@ fn packet_in_hand_is_received_without_a_request() {
 }
 
 #[test]
-fn message_of_several_packets_becomes_a_request() {
-    let fabric = Fabric::new(tiny(2));
-    let mut world = World::new(&fabric, AMPLE);
-    world.isend(0, 1, 1, contents(1, 2000));
-    let (loan, mut buf) = world.lender.receive(2000);
-    let step = world.engine(1).receive_step(&pattern(Source::Any, 1), &mut buf);
-    let Bypass::Posted(id) = step else { panic!("{step:?}") };
-    world.settle();
-    assert_eq!(world.engine(1).test(id), Some(Ok(Status { peer: 0, tag: 1, len: 2000 })));
-    assert_eq!(world.lender.end(loan), contents(1, 2000));
+fn message_of_a_rendezvous_becomes_a_request() {
+    for reading in [Reading::Never, Reading::Always] {
+        for (synchronous, len, room) in [(false, 2000, 2000), (true, 2000, 2000), (true, 8, 8), (true, 0, 0)]
+        {
+            let fabric = Fabric::reading(tiny(2), reading, 1);
+            let mut world = World::new(&fabric, AMPLE);
+            let send = match synchronous {
+                true => world.issend(0, 1, 1, contents(1, len)),
+                false => world.isend(0, 1, 1, contents(1, len)),
+            };
+            let (loan, mut buf) = world.lender.receive(1, room);
+            let step = world.engine(1).receive_step(&pattern(Source::Any, 1), &mut buf);
+            let Bypass::Posted(id) = step else { panic!("{step:?}") };
+            assert!(buf.is_empty(), "the request has it");
+            world.settle();
+            assert_eq!(world.engine(1).test(id), Some(Ok(Status { peer: 0, tag: 1, len })));
+            assert_eq!(world.lender.end(loan), contents(1, len));
+            assert_eq!(world.done(send).0, Ok(Status { peer: 1, tag: 1, len }));
+            world.assert_empty(&[0, 1], "bypass of a rendezvous");
+        }
+    }
+}
+
+#[test]
+fn packet_that_breaks_the_rules_ends_the_bypass() {
+    for kind in [Kind::Rts, Kind::Cts, Kind::Data, Kind::Fin, Kind::Rma] {
+        let fabric = Fabric::new(tiny(2));
+        let mut world = World::new(&fabric, AMPLE);
+        let envelope = Envelope { kind, context: 0, tag: 1, total: 3 };
+        assert_eq!(world.engine(0).port_mut().send(1, &envelope, &[1; 3]), Ok(true));
+        let (_, mut buf) = world.lender.receive(1, 10);
+        let wanted = pattern(Source::Rank(0), 1);
+        match world.engine(1).receive_step(&wanted, &mut buf) {
+            Bypass::Posted(id) => {
+                let outcome = world.engine(1).test(id);
+                assert!(
+                    matches!(outcome, Some(Err(Fate::PeerFailed { peer: 0, .. }))),
+                    "{kind:?}: {outcome:?}"
+                );
+            }
+            Bypass::Post => assert_eq!(buf.len(), 10),
+            step => panic!("{kind:?}: {step:?}"),
+        }
+        assert_eq!(world.engine(1).failure(0), Some(Failure::Fault(PortFault::Protocol { kind })));
+        world.assert_empty(&[1], "a broken bypass");
+    }
 }
 
 #[test]
@@ -42,7 +80,7 @@ fn other_message_is_stored_and_forbids_the_bypass_until_it_is_taken() {
     let wanted = pattern(Source::Rank(0), 1);
     for len in [8, 700] {
         world.isend(0, 1, 2, contents(2, len));
-        let (loan, mut buf) = world.lender.receive(8);
+        let (loan, mut buf) = world.lender.receive(1, 8);
         assert!(matches!(world.engine(1).receive_step(&wanted, &mut buf), Bypass::Busy));
         assert!(!world.engine(1).can_bypass(&wanted));
         world.lender.end(loan);
@@ -61,20 +99,11 @@ fn full_table_of_requests_leaves_the_buffer_with_its_owner() {
     assert!(isent.is_some(), "no room for a pending send either");
     world.engines[0].requests_mut().push(Default::default());
     world.isend(0, 1, 1, contents(1, 2000));
-    let (_, mut buf) = world.lender.receive(2000);
+    let (_, mut buf) = world.lender.receive(1, 2000);
     assert!(matches!(world.engine(1).receive_step(&pattern(Source::Any, 1), &mut buf), Bypass::Busy));
     assert_eq!((buf.len(), world.engine(1).unexpected_messages()), (2000, 1));
-}
-
-#[test]
-fn bypass_is_refused_while_a_peer_is_held_whose_message_it_could_want() {
-    let fabric = Fabric::new(tiny(2));
-    let mut world = World::new(&fabric, Room { entries: 0, ..AMPLE });
-    world.isend(0, 1, 1, contents(1, 8));
+    world.engines[1].requests_mut().push(Default::default());
+    let receive = world.recv(1, 0, 1, 2000);
     world.settle();
-    assert!(world.engine(1).is_held(0));
-    assert!(
-        !world.engine(1).can_bypass(&pattern(Source::Rank(0), 1)),
-        "it would wait for a message that can't come"
-    );
+    assert_eq!(world.done(receive).1, contents(1, 2000));
 }

@@ -2,17 +2,29 @@
 
 use std::vec::Vec;
 
-use super::world::{AMPLE, Room, Ticket, World, pattern};
-use crate::engine::{Failure, Status};
-use crate::matching::Source;
+use super::world::{AMPLE, Room, TUNING, Ticket, World, pattern};
+use crate::engine::{Engine, Failure, Fate, Lent, Peer, RequestId, Status, Tuning};
+use crate::flow::CeilingError;
+use crate::matching::{Pattern, Source};
+use crate::port::{MessagePort, PeerId, PortFault};
 use crate::shared::tests::contents;
-use crate::shared::tests::fabric::{Fabric, tiny};
+use crate::shared::tests::fabric::{Fabric, Reading, tiny};
 use crate::slab::{List, Slot};
+use crate::store::cost;
+use crate::wire::rendezvous::Rts;
+use crate::wire::{Envelope, Kind};
 
-const TINY: Room = Room { requests: 512, entries: 2, chunks: 1, buckets: 2 };
-const NOTHING: Room = Room { requests: 512, entries: 0, chunks: 0, buckets: 2 };
+const ANY: Pattern = Pattern { source: Source::Any, context: 0, tag: 0, ignore: u64::MAX };
 
-fn received(world: &mut World<'_>, receive: Ticket, from: u32, tag: u64, len: usize) {
+/// What the largest packet takes. Room is given out in no smaller pieces.
+const PACKET: u32 = cost(256);
+
+/// So many units, and no window but what is forced upon it.
+const fn units(units: usize) -> Room {
+    Room { units, tuning: Tuning { window: 1, ..TUNING }, ..AMPLE }
+}
+
+fn received(world: &mut World<'_>, receive: Ticket, from: PeerId, tag: u64, len: usize) {
     let (outcome, bytes) = world.done(receive);
     assert_eq!(outcome, Ok(Status { peer: from, tag, len }));
     assert_eq!(bytes, contents(tag, len));
@@ -20,110 +32,356 @@ fn received(world: &mut World<'_>, receive: Ticket, from: u32, tag: u64, len: us
 
 #[test]
 fn sender_is_held_at_the_ceiling_and_everything_arrives_in_order() {
-    for (room, len) in [(TINY, 8), (TINY, 100), (TINY, 700), (NOTHING, 8), (NOTHING, 700)] {
-        let fabric = Fabric::new(tiny(2));
-        let mut world = World::new(&fabric, room);
-        let sends: Vec<_> = (0..20).map(|tag| world.isend(0, 1, tag, contents(tag, len))).collect();
-        world.settle();
-        assert_eq!(world.engine(1).held_peers(), 1);
-        assert!(world.engine(1).is_held(0) && world.engine(1).unexpected_messages() <= 2);
-        for tag in 0..20 {
-            let receive = world.recv(1, 0, tag, len);
-            world.settle();
-            received(&mut world, receive, 0, tag, len);
+    for room in [units(1), units(2), units(7), units(40)] {
+        for (synchronous, len) in
+            [(false, 8), (false, 100), (false, 256), (false, 700), (true, 0), (true, 200), (true, 700)]
+        {
+            for (seed, reading) in (0..).zip([Reading::Never, Reading::Always, Reading::Refused(3)]) {
+                let fabric = Fabric::reading(tiny(2), reading, seed);
+                let mut world = World::new(&fabric, room);
+                let sends: Vec<_> = (0..60)
+                    .map(|tag| match synchronous {
+                        true => world.issend(0, 1, tag, contents(tag, len)),
+                        false => world.isend(0, 1, tag, contents(tag, len)),
+                    })
+                    .collect();
+                world.settle();
+                assert_eq!(world.engine(1).held_peers(), 1, "{len} bytes");
+                assert!(world.engine(1).is_held(0) && !world.engine(1).is_held(1));
+                assert!((1..=room.units).contains(&world.engine(1).unexpected_messages()));
+                assert!(world.engine(1).store.free_units() < PACKET, "the rest is too little for a packet");
+                for tag in 0..60 {
+                    let receive = world.recv(1, 0, tag, len);
+                    world.settle();
+                    received(&mut world, receive, 0, tag, len);
+                }
+                for send in sends {
+                    world.done(send).0.unwrap();
+                }
+                world.assert_empty(&[0, 1], "after the ceiling");
+            }
         }
-        for send in sends {
-            world.done(send).0.unwrap();
-        }
-        world.assert_empty(&[0, 1], "after the ceiling");
     }
 }
 
 #[test]
-fn receive_that_matches_the_held_head_gets_it_directly() {
+fn receive_says_whether_what_it_asks_for_may_be_held_back() {
     let fabric = Fabric::new(tiny(3));
-    let mut world = World::new(&fabric, NOTHING);
-    for from in [0, 2] {
-        world.isend(from, 1, u64::from(from), contents(u64::from(from), 2000));
-    }
+    let mut world = World::new(&fabric, units(2));
+    let other = world.recv(1, 0, 77, 8);
+    let any = world.irecv(1, pattern(Source::Any, 77), 8).unwrap();
+    let sends: Vec<_> = (0..3).map(|tag| world.isend(0, 1, tag, contents(tag, 8))).collect();
+    world.settle();
+    assert!(world.engine(1).is_held(0) && !world.engine(1).is_held(2));
+    assert!(world.engine(1).may_be_held(other.id), "what it asks for may be behind");
+    assert!(!world.engine(1).may_be_held(any.id), "rank 2 can still be heard");
+    world.isend(2, 1, 5, contents(5, 8));
     world.settle();
     assert_eq!(world.engine(1).held_peers(), 2);
-    let from_two = world.recv(1, 2, 2, 2000);
-    let other = world.recv(1, 0, 77, 8);
-    world.engine(1).progress();
-    assert!(world.engine(1).may_be_held(other.id), "what it asks for may be behind the held head");
-    assert!(world.engine(1).cancel(other.id));
-    world.done(other).0.unwrap_err();
-    assert!(world.engine(1).is_held(0) && !world.engine(1).is_held(2));
+    assert!(world.engine(1).may_be_held(any.id));
+    for (from, tag) in [(0, 0), (0, 1), (0, 2), (2, 5)] {
+        let receive = world.recv(1, from, tag, 8);
+        world.settle();
+        received(&mut world, receive, from, tag, 8);
+    }
+    assert_eq!(world.engine(1).held_peers(), 0);
+    assert!(!world.engine(1).may_be_held(other.id) && !world.engine(1).may_be_held(any.id));
+    assert!(sends.into_iter().all(|send| world.done(send).0.is_ok()));
+}
+
+#[test]
+fn peer_that_is_gone_is_not_held() {
+    let fabric = Fabric::new(tiny(3));
+    let mut world = World::new(&fabric, units(2));
+    world.isend(0, 1, 1, contents(1, 8));
+    world.isend(0, 1, 2, contents(2, 8));
     world.settle();
-    received(&mut world, from_two, 2, 2, 2000);
-    let from_any = world.irecv(1, pattern(Source::Any, 0), 2000).unwrap();
+    assert!(world.engine(1).is_held(0));
+    let any = world.irecv(1, pattern(Source::Any, 77), 8).unwrap();
+    world.engine(1).fail(0, Failure::Finished);
+    assert!(!world.engine(1).is_held(0) && !world.engine(1).may_be_held(any.id));
+    let receive = world.recv(1, 0, 1, 8);
+    received(&mut world, receive, 0, 1, 8);
+}
+
+#[test]
+fn bypass_goes_on_with_whoever_has_credit() {
+    let fabric = Fabric::new(tiny(3));
+    let mut world = World::new(&fabric, units(2));
+    world.isend(0, 1, 1, contents(1, 8));
     world.settle();
-    received(&mut world, from_any, 0, 0, 2000);
+    assert!(world.engine(1).is_held(0));
+    assert!(!world.engine(1).can_bypass(&pattern(Source::Rank(0), 1)), "its message is here");
 }
 
 #[test]
 fn held_peer_does_not_hold_the_others_up() {
-    let fabric = Fabric::new(tiny(3));
-    let mut world = World::new(&fabric, NOTHING);
-    for len in [8, 100, 600] {
-        world.isend(0, 1, 1, contents(1, len));
-    }
-    world.settle();
-    for (tag, len) in (10..60).zip([8, 100, 600].into_iter().cycle()) {
-        let receive = world.recv(1, 2, tag, len);
-        let send = world.isend(2, 1, tag, contents(tag, len));
+    for (reading, room) in [(Reading::Never, units(2)), (Reading::Always, units(20))] {
+        let fabric = Fabric::reading(tiny(3), reading, 1);
+        let mut world = World::new(&fabric, room);
+        for len in [8, 100, 600].into_iter().cycle().take(60) {
+            world.isend(0, 1, 1, contents(1, len));
+        }
         world.settle();
-        received(&mut world, receive, 2, tag, len);
-        world.done(send).0.unwrap();
+        for (tag, len) in (10..60).zip([8, 100, 600].into_iter().cycle()) {
+            let receive = world.recv(1, 2, tag, len);
+            let send = world.isend(2, 1, tag, contents(tag, len));
+            world.settle();
+            received(&mut world, receive, 2, tag, len);
+            world.done(send).0.unwrap();
+        }
+        assert!(world.engine(1).is_held(0));
     }
-    assert!(world.engine(1).is_held(0));
 }
 
 #[test]
-fn packet_that_is_held_does_not_end_the_turn_for_the_others() {
-    let fabric = Fabric::new(tiny(3));
-    let mut world = World::new(&fabric, NOTHING);
-    let receive = world.recv(1, 2, 5, 8);
-    world.isend(0, 1, 1, contents(1, 8));
-    world.isend(2, 1, 5, contents(5, 8));
-    assert!(world.engine(1).progress().packets > 0, "a caller that sees 0 goes to sleep");
-    received(&mut world, receive, 2, 5, 8);
+fn small_message_to_a_full_peer_waits_and_a_larger_one_is_announced() {
+    let fabric = Fabric::new(tiny(2));
+    let mut world = World::new(&fabric, units(2 * PACKET as usize));
+    // Nine units are used, one is left.
+    for (tag, len) in [(1, 256), (4, 200)] {
+        assert_eq!(world.isend(0, 1, tag, contents(tag, len)).id, RequestId::SENT);
+        world.settle();
+    }
+    assert_eq!((world.engine(1).store.free_units(), world.engine(1).is_held(0)), (1, false));
+    let announced = world.isend(0, 1, 2, contents(2, 200));
+    assert_ne!(announced.id, RequestId::SENT);
+    world.settle();
+    assert_eq!((world.engine(1).unexpected_messages(), world.engine(1).store.free_units()), (3, 0));
+    let waiting = world.isend(0, 1, 3, contents(3, 8));
+    world.settle();
+    assert_eq!((world.test(announced), world.test(waiting)), (None, None));
+    assert_eq!(world.engine(1).unexpected_messages(), 3);
+    let receive = world.recv(1, 0, 2, 200);
+    world.settle();
+    received(&mut world, receive, 0, 2, 200);
+    world.done(announced).0.unwrap();
+    let receives = [(1, 256), (4, 200)].map(|(tag, len)| (tag, len, world.recv(1, 0, tag, len)));
+    world.settle();
+    world.done(waiting).0.unwrap();
+    for (tag, len, receive) in receives {
+        received(&mut world, receive, 0, tag, len);
+    }
+    let receive = world.recv(1, 0, 3, 8);
+    received(&mut world, receive, 0, 3, 8);
+    world.assert_empty(&[0, 1], "announced for want of credit");
+}
+
+#[test]
+fn expected_messages_are_never_held() {
+    let fabric = Fabric::new(tiny(2));
+    let mut world = World::new(&fabric, units(1));
+    for tag in 0..1000 {
+        let len = tag as usize % 257;
+        let receive = world.recv(1, 0, tag, len);
+        let send = world.isend(0, 1, tag, contents(tag, len));
+        for _ in 0..6 {
+            world.engine(1).progress();
+            world.engine(0).progress();
+        }
+        world.done(send).0.unwrap();
+        received(&mut world, receive, 0, tag, len);
+    }
+    world.assert_empty(&[0, 1], "expected");
 }
 
 #[test]
 fn room_that_a_dead_peer_leaves_is_given_to_the_held() {
-    let fabric = Fabric::new(tiny(3));
-    let mut world = World::new(&fabric, TINY);
-    // Half a message of rank 0 fills the store; rank 2 is held with a message that would fit.
-    world.isend(0, 1, 1, contents(1, 2000));
-    world.engine(1).step();
-    let behind = world.recv(1, 2, 7, 8);
-    world.isend(2, 1, 6, contents(6, 200));
-    world.isend(2, 1, 7, contents(7, 8));
-    for _ in 0..100 {
-        world.engine(1).port_mut().port.sweep_all();
-        world.engine(1).progress();
+    for (announced, len) in [(true, 2000), (false, 8)] {
+        let fabric = Fabric::new(tiny(3));
+        let mut world = World::new(&fabric, Room { tuning: TUNING, ..units(4 * PACKET as usize) });
+        // Both fill all that they are given.
+        for from in [0, 2] {
+            for tag in 0..20 {
+                world.isend(from, 1, tag, contents(tag, len));
+            }
+        }
+        world.settle();
+        assert!(world.engine(1).held_peers() == 2 && world.engine(1).store.free_units() < PACKET);
+        let before = world.engine(1).unexpected_messages();
+        world.engine(1).fail(0, Failure::Died);
+        for tag in (0..20).filter(|_| !announced) {
+            // What has come whole stays until it is received.
+            let Ok(receive) = world.irecv(1, pattern(Source::Rank(0), tag), 8) else { break };
+            received(&mut world, receive, 0, tag, 8);
+        }
+        assert!(world.engine(1).unexpected_messages() < before, "those of rank 0 are gone");
+        for _ in 0..50 {
+            world.engine(2).progress();
+            world.engine(1).progress();
+        }
+        assert!(world.engine(1).is_held(2) && world.engine(1).store.free_units() < PACKET);
+        assert!(world.engine(1).unexpected_messages() >= before, "others are in their place");
     }
-    assert!(world.engine(1).is_held(2));
-    world.engine(1).fail(0, Failure::Died);
-    for _ in 0..100 {
-        world.engine(1).progress();
-    }
-    received(&mut world, behind, 2, 7, 8);
 }
 
 #[test]
-fn more_entries_let_the_held_go_on() {
+fn message_that_was_probed_keeps_its_room_until_it_is_received() {
     let fabric = Fabric::new(tiny(2));
-    let mut world = World::new(&fabric, Room { entries: 0, ..AMPLE });
-    world.isend(0, 1, 1, contents(1, 8));
+    let mut world = World::new(&fabric, units(1));
+    let sends: Vec<_> = (0..3).map(|tag| world.isend(0, 1, tag, contents(tag, 8))).collect();
+    for tag in 0..3 {
+        world.settle();
+        let (id, status) = world.improbe(1, ANY).unwrap();
+        assert_eq!(status, Status { peer: 0, tag, len: 8 });
+        world.settle();
+        assert!(world.engine(1).is_held(0) && world.engine(1).iprobe(&ANY).is_none());
+        let receive = world.imrecv(1, id, 8).unwrap();
+        received(&mut world, receive, 0, tag, 8);
+    }
     world.settle();
-    assert!(world.engine(1).is_held(0));
-    world.engine(1).grow_unexpected(|entries, lists| {
-        entries.push(Slot::default());
-        lists.resize(8, List::new());
-    });
+    assert!(sends.into_iter().all(|send| world.done(send).0.is_ok()));
+    world.assert_empty(&[0, 1], "probed at the ceiling");
+}
+
+#[test]
+fn message_to_ourselves_that_finds_no_room_waits_for_it_or_for_its_receive() {
+    // With a peer, for which all room is reserved; and alone, with very little.
+    for (peers, room) in [(2, units(1)), (1, units(0)), (1, units(1)), (1, units(4))] {
+        for len in [8, 100, 256, 2000] {
+            let fabric = Fabric::new(tiny(peers));
+            let mut world = World::new(&fabric, room);
+            let sends: Vec<_> = (0..10).map(|tag| world.isend(0, 0, tag, contents(tag, len))).collect();
+            world.settle();
+            assert!(world.engine(0).sends_pending());
+            assert!(world.engine(0).unexpected_messages() <= room.units);
+            for tag in 0..10 {
+                let receive = world.recv(0, 0, tag, len);
+                world.settle();
+                received(&mut world, receive, 0, tag, len);
+            }
+            assert!(sends.into_iter().all(|send| world.done(send).0.is_ok()));
+            world.assert_empty(&[0], "to ourselves at the ceiling");
+        }
+    }
+}
+
+#[test]
+fn room_of_a_message_to_ourselves_is_used_again() {
+    let fabric = Fabric::new(tiny(1));
+    let mut world = World::new(&fabric, units(PACKET as usize));
+    for tag in 0..50 {
+        // Kept, then only remembered.
+        for len in [256, 2000] {
+            let send = world.isend(0, 0, tag, contents(tag, len));
+            assert_eq!(world.engine(0).unexpected_messages(), 1, "message {tag} of {len} bytes waits");
+            let receive = world.recv(0, 0, tag, len);
+            received(&mut world, receive, 0, tag, len);
+            world.done(send).0.unwrap();
+        }
+    }
+    world.assert_empty(&[0], "to ourselves, again");
+}
+
+#[test]
+fn sender_that_was_told_of_room_while_it_sleeps_is_woken() {
+    let fabric = Fabric::new(tiny(2));
+    let mut world = World::new(&fabric, units(1));
+    let sends = [world.isend(0, 1, 1, contents(1, 8)), world.isend(0, 1, 2, contents(2, 8))];
     world.settle();
-    assert_eq!((world.engine(1).unexpected_messages(), world.engine(1).held_peers()), (1, 0));
+    assert_eq!(world.test(sends[1]), None);
+    world.engine(1).port_mut().port.host_mut().rung.clear();
+    fabric.sleep(0).announce();
+    let receive = world.recv(1, 0, 1, 8);
+    received(&mut world, receive, 0, 1, 8);
+    assert_eq!(world.engine(1).port_mut().port.host_mut().rung, [0]);
+    assert!(world.engine(0).progress().packets > 0, "it leaves at once");
+    world.done(sends[1]).0.unwrap();
+}
+
+#[test]
+fn peer_that_sends_more_than_it_was_promised_is_a_fault() {
+    let rts = Rts { total: 5000, sender: 1, address: 0 }.encode();
+    for (kind, payload) in [(Kind::Eager, &[1; 8][..]), (Kind::Eager, &[1; 256]), (Kind::Rts, &rts)] {
+        for expected in [false, true] {
+            let fabric = Fabric::new(tiny(3));
+            let mut world = World::new(&fabric, units(12));
+            let receive = expected.then(|| world.recv(0, 1, 9, 8));
+            let other = world.recv(0, 2, 1, 8);
+            let granted = world.engine(1).port_mut().granted(0);
+            let units = cost(payload.len());
+            let mut sent = 0;
+            let envelope = |tag| Envelope { kind, context: 0, tag, total: payload.len() as u64 };
+            while sent + u64::from(units) <= granted {
+                assert_eq!(world.engine(1).port_mut().send(0, &envelope(1), payload), Ok(true));
+                world.engine(0).progress();
+                assert_eq!(world.engine(0).failure(1), None, "within its credit");
+                sent += u64::from(units);
+            }
+            assert_eq!(world.engine(1).port_mut().granted(0), granted, "nothing was received");
+            // One more; matched or not, that is too much.
+            let stored = world.engine(0).unexpected_messages();
+            assert_eq!(
+                world.engine(1).port_mut().send(0, &envelope(if expected { 9 } else { 1 }), payload),
+                Ok(true)
+            );
+            world.engine(0).progress();
+            let failure = world.engine(0).failure(1);
+            assert!(matches!(failure, Some(Failure::Fault(PortFault::Credit { .. }))), "{failure:?}");
+            let kept = if kind == Kind::Rts { 0 } else { stored };
+            assert_eq!(
+                world.engine(0).unexpected_messages(),
+                kept,
+                "what was announced went with its sender"
+            );
+            if let Some(receive) = receive {
+                let (outcome, _) = world.done(receive);
+                assert!(
+                    kind == Kind::Eager || matches!(outcome, Err(Fate::PeerFailed { peer: 1, .. })),
+                    "{outcome:?}"
+                );
+            }
+            world.isend(2, 0, 1, contents(1, 8));
+            world.engine(0).progress();
+            received(&mut world, other, 2, 1, 8);
+        }
+    }
+}
+
+#[test]
+fn promise_that_is_a_lie_harms_the_liar_only() {
+    let fabric = Fabric::new(tiny(3));
+    let mut world = World::new(&fabric, units(2));
+    // Rank 1 promises rank 0 more than it has, and takes it back.
+    for lie in [u64::MAX, 0, 1 << 63] {
+        fabric.line(1, 0).credit.store_relaxed(lie);
+        for tag in 0..3 {
+            world.isend(0, 1, tag, contents(tag, 100));
+            world.isend(0, 2, tag, contents(tag, 8));
+        }
+        world.engine(0).progress();
+    }
+    world.settle();
+    assert_eq!(world.engine(0).failure(2), None);
+    for _ in 0..3 {
+        for tag in 0..3 {
+            let receive = world.recv(2, 0, tag, 8);
+            world.settle();
+            received(&mut world, receive, 0, tag, 8);
+        }
+    }
+    let found = world.engine(1).failure(0);
+    assert!(matches!(found, Some(Failure::Fault(PortFault::Credit { .. }))), "{found:?}");
+}
+
+#[test]
+fn fewer_units_than_peers_are_refused() {
+    let fabric = Fabric::new(tiny(4));
+    for (units, enough) in [(0, false), (2, false), (3, true), (4, true)] {
+        let lent = Lent::<super::world::Vectors> {
+            requests: Vec::<Slot<_>>::new(),
+            peers: (0..4).map(|_| Peer::default()).collect(),
+            units: std::vec![[0; 64]; units],
+            stored: Vec::new(),
+            posted: Vec::<List>::new(),
+        };
+        let made = Engine::new(0, fabric.port(0), TUNING, lent);
+        match made {
+            Ok(_) => assert!(enough, "{units} units"),
+            Err(error) => {
+                assert!(!enough, "{units} units");
+                assert_eq!(error, CeilingError { ceiling: units as u32, peers: 3, needed: 3 });
+            }
+        }
+    }
 }

@@ -6,12 +6,13 @@ use std::vec::Vec;
 use proptest::prelude::*;
 
 use super::world::{Room, Ticket, World, pattern};
-use crate::engine::{Failure, Fate, StartError, Status};
+use crate::engine::{Failure, Fate, StartError, Status, Tuning};
 use crate::matching::{Pattern, Source};
-use crate::port::PeerId;
+use crate::port::{MessagePort, PeerId};
 use crate::shared::layout::Geometry;
-use crate::shared::tests::fabric::Fabric;
+use crate::shared::tests::fabric::{Fabric, Reading};
 use crate::shared::tests::{Rng, cases, contents};
+use crate::wire::{Envelope, Kind};
 
 const HOSTILE: PeerId = 2;
 /// The context of the two honest ranks. The third may forge messages in it, but not their source.
@@ -35,6 +36,7 @@ struct Siege<'a> {
     /// Requests of honest ranks that involve the hostile one.
     doubtful: Vec<Ticket>,
     scribbles: usize,
+    forged: usize,
 }
 
 fn length(salt: u64) -> usize {
@@ -57,6 +59,7 @@ impl<'a> Siege<'a> {
             6 | 7 => self.send(rank),
             8 => self.receive(rank),
             9 => self.doubt(rank),
+            10 if self.rng.one_in(3) => self.forge(),
             10 => self.behave(),
             _ => self.turn(rank),
         }
@@ -70,7 +73,12 @@ impl<'a> Siege<'a> {
         let salt = self.rng.next();
         stream.salts.push(salt);
         let bytes = contents(salt, length(salt));
-        let ticket = self.world.isend_in(HONEST, rank, 1 - rank, stream.salts.len() as u64, bytes).unwrap();
+        let (tag, to) = (stream.salts.len() as u64, 1 - rank);
+        let started = match salt % 4 {
+            0 => self.world.issend_in(HONEST, rank, to, tag, bytes),
+            _ => self.world.isend_in(HONEST, rank, to, tag, bytes),
+        };
+        let ticket = started.unwrap();
         self.streams[rank as usize].sends.push(ticket);
     }
 
@@ -95,8 +103,9 @@ impl<'a> Siege<'a> {
         }
         let len = self.rng.below(LARGEST);
         let wanted = Pattern { ignore: u64::MAX, ..pattern(Source::Rank(HOSTILE), 0) };
-        let started = match self.rng.below(3) {
+        let started = match self.rng.below(4) {
             0 => self.world.isend_in(0, rank, HOSTILE, 1, contents(1, len)),
+            3 => self.world.issend_in(0, rank, HOSTILE, 1, contents(1, len)),
             1 => self.world.irecv(rank, Pattern { source: Source::Any, ..wanted }, len),
             _ => self.world.irecv(rank, wanted, len),
         };
@@ -111,8 +120,46 @@ impl<'a> Siege<'a> {
     fn behave(&mut self) {
         let to = self.rng.below(2) as PeerId;
         let len = self.rng.below(LARGEST);
-        let _ = self.world.isend_in(0, HOSTILE, to, 1, contents(2, len));
+        let wanted = Pattern { source: Source::Any, ignore: u64::MAX, ..pattern(Source::Any, 0) };
+        let _ = match self.rng.below(3) {
+            0 => self.world.isend_in(0, HOSTILE, to, 1, contents(2, len)),
+            1 => self.world.issend_in(0, HOSTILE, to, 1, contents(2, len)),
+            _ => self.world.irecv(HOSTILE, wanted, len),
+        };
         self.world.engine(HOSTILE).progress();
+    }
+
+    /// The hostile rank sends a packet that looks well, but that it has made up.
+    fn forge(&mut self) {
+        let to = self.rng.below(2) as PeerId;
+        let kinds = [Kind::Eager, Kind::Rts, Kind::Rts, Kind::Cts, Kind::Data, Kind::Fin];
+        let kind = self.rng.pick(&kinds);
+        // Requests of the one who gets it, as far as they can be guessed, and addresses.
+        let number = |rng: &mut Rng| match rng.below(4) {
+            0 => rng.next(),
+            1 => rng.next() >> 40,
+            _ => (rng.below(40) as u64) << 32 | rng.below(8) as u64,
+        };
+        let mut words: Vec<u64> = (0..4).map(|_| number(&mut self.rng)).collect();
+        if kind == Kind::Rts && self.rng.one_in(2) {
+            words[0] = self.rng.below(2 * LARGEST) as u64;
+        } else if kind == Kind::Cts && self.rng.one_in(2) {
+            (words[2], words[3]) = (0, self.rng.below(LARGEST) as u64);
+        }
+        let mut payload: Vec<u8> = words.into_iter().flat_map(u64::to_le_bytes).collect();
+        match kind {
+            Kind::Eager | Kind::Data => payload.resize(self.rng.below(257), 7),
+            Kind::Fin => payload.truncate(8),
+            _ if self.rng.one_in(4) => payload.resize(self.rng.below(257), 7),
+            _ => {}
+        }
+        let context = self.rng.pick(&[0, HONEST]);
+        let tag = number(&mut self.rng);
+        let envelope = Envelope { kind, context, tag, total: payload.len() as u64 };
+        self.forged += usize::from(matches!(
+            self.world.engine(HOSTILE).port_mut().send(to, &envelope, &payload),
+            Ok(true)
+        ));
     }
 
     fn turn(&mut self, rank: PeerId) {
@@ -187,26 +234,32 @@ impl<'a> Siege<'a> {
     }
 }
 
-/// Returns how many words were scribbled over.
-fn siege(seed: u64, steps: usize) -> usize {
+/// Returns how many words were scribbled over, and how many packets were forged.
+fn siege(seed: u64, steps: usize) -> (usize, usize) {
     let mut rng = Rng::new(seed);
     let (cells, fastbox_slots) = (rng.pick(&[4, 8]), rng.pick(&[4, 16]));
-    let fabric = Fabric::new(Geometry { peers: 3, cells, cell_bytes: 256, fastbox_slots });
-    let room = rng.pick(&[(64, 64), (2, 2), (0, 0)]);
-    let room = Room { requests: 256, entries: room.0, chunks: room.1, buckets: 2 };
+    let geometry = Geometry { peers: 3, cells, cell_bytes: 256, fastbox_slots };
+    let readings = [Reading::Never, Reading::Always, Reading::Unreadable(5), Reading::Refused(20)];
+    let fabric = Fabric::reading(geometry, rng.pick(&readings), seed);
+    let tuning = Tuning { eager_bytes: rng.pick(&[64, 256]), window: rng.pick(&[4, 64]) };
+    let room = Room { requests: 256, units: rng.pick(&[2, 10, 60, 4096]), buckets: 2, tuning };
     let (world, streams) = (World::new(&fabric, room), Default::default());
-    let mut siege = Siege { seed, rng, world, streams, doubtful: vec![], scribbles: 0 };
+    let mut siege = Siege { seed, rng, world, streams, doubtful: vec![], scribbles: 0, forged: 0 };
     for _ in 0..steps {
         siege.step();
     }
     siege.lift();
-    siege.scribbles
+    (siege.scribbles, siege.forged)
 }
 
 #[test]
 fn honest_ranks_understand_each_other_whatever_the_third_scribbles() {
-    let scribbles: usize = (0..300).map(|seed| siege(seed, 1200)).sum();
-    assert!(scribbles > 100_000, "{scribbles} scribbles");
+    let (mut scribbles, mut forged) = (0, 0);
+    for seed in 0..300 {
+        let done = siege(seed, 1200);
+        (scribbles, forged) = (scribbles + done.0, forged + done.1);
+    }
+    assert!(scribbles > 100_000 && forged > 1000, "{scribbles} scribbles, {forged} packets");
 }
 
 proptest! {

@@ -1,5 +1,6 @@
 //! MPI's matching rules over two plain vectors, told what arrives and what is posted.
 
+use std::collections::BTreeSet;
 use std::vec;
 use std::vec::Vec;
 
@@ -7,7 +8,7 @@ use crate::matching::{Pattern, Source};
 use crate::port::PeerId;
 
 /// A message by its source and its number among those that the source sent here.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Name {
     pub(super) source: PeerId,
     pub(super) number: usize,
@@ -37,9 +38,14 @@ pub(super) struct Oracle {
     /// In the order of arrival.
     waiting: Vec<Waiting>,
     pub(super) receives: Vec<Fate>,
-    /// For each source, the messages that have begun to arrive, and the bytes still to come of the last.
+    /// For each source, the messages that have arrived, or were announced.
     arrived: Vec<usize>,
-    rest: Vec<u64>,
+    /// Those whose bytes come later.
+    announced: BTreeSet<Name>,
+    /// Those that a receive has matched.
+    matched: BTreeSet<Name>,
+    /// Sources that are gone.
+    gone: BTreeSet<PeerId>,
 }
 
 fn matches(pattern: &Pattern, message: &Waiting) -> bool {
@@ -54,53 +60,81 @@ fn matches(pattern: &Pattern, message: &Waiting) -> bool {
 
 impl Oracle {
     pub(super) fn new(peers: u32) -> Self {
-        let peers = peers as usize;
         Self {
             posted: vec![],
             waiting: vec![],
             receives: vec![],
-            arrived: vec![0; peers],
-            rest: vec![0; peers],
+            arrived: vec![0; peers as usize],
+            announced: BTreeSet::new(),
+            matched: BTreeSet::new(),
+            gone: BTreeSet::new(),
         }
     }
 
     pub(super) fn post(&mut self, pattern: Pattern) {
         let number = self.receives.len();
-        if let Some(at) = self.waiting.iter().position(|message| matches(&pattern, message)) {
-            self.receives.push(Fate::Matched(self.waiting.remove(at).name));
-        } else {
-            self.receives.push(Fate::Posted);
-            self.posted.push((number, pattern));
+        match self.take(&pattern) {
+            Some(name) => self.receive(name),
+            None => {
+                self.receives.push(Fate::Posted);
+                self.posted.push((number, pattern));
+            }
         }
+    }
+
+    /// The first message that waits and matches.
+    pub(super) fn first(&self, pattern: &Pattern) -> Option<Name> {
+        self.waiting.iter().find(|message| matches(pattern, message)).map(|message| message.name)
+    }
+
+    /// Takes it out of the queue.
+    pub(super) fn take(&mut self, pattern: &Pattern) -> Option<Name> {
+        let name = self.first(pattern)?;
+        self.waiting.retain(|message| message.name != name);
+        Some(name)
+    }
+
+    /// A receive of a message that was taken out.
+    pub(super) fn receive(&mut self, name: Name) {
+        self.matched.insert(name);
+        self.receives.push(Fate::Matched(name));
     }
 
     /// Whether a receive would find its message waiting.
     pub(super) fn has(&self, pattern: &Pattern) -> bool {
-        self.waiting.iter().any(|message| matches(pattern, message))
+        self.first(pattern).is_some()
     }
 
-    /// The first packet of the source's next message; `rest` bytes are still to come.
-    pub(super) fn arrive(&mut self, source: PeerId, context: u16, tag: u64, rest: u64) -> Name {
+    /// The source's next message, whose bytes come later if it was announced.
+    pub(super) fn arrive(&mut self, source: PeerId, context: u16, tag: u64, announced: bool) -> Name {
         let number = self.arrived[source as usize];
-        assert_eq!(self.rest[source as usize], 0, "a message begins before the last is whole");
         self.arrived[source as usize] += 1;
-        self.rest[source as usize] = rest;
-        let message = Waiting { name: Name { source, number }, context, tag };
+        let name = Name { source, number };
+        let message = Waiting { name, context, tag };
+        if announced {
+            self.announced.insert(name);
+        }
         match self.posted.iter().position(|(_, pattern)| matches(pattern, &message)) {
-            Some(at) => self.receives[self.posted.remove(at).0] = Fate::Matched(message.name),
+            Some(at) => {
+                self.matched.insert(name);
+                self.receives[self.posted.remove(at).0] = Fate::Matched(name);
+            }
             None => self.waiting.push(message),
         }
-        message.name
+        name
     }
 
-    pub(super) fn more(&mut self, source: PeerId, bytes: u64) {
-        self.rest[source as usize] -= bytes;
+    pub(super) fn is_announced(&self, name: Name) -> bool {
+        self.announced.contains(&name)
     }
 
-    /// Whether all of a message that a receive has matched is there.
-    pub(super) fn is_whole(&self, name: Name) -> bool {
-        let source = name.source as usize;
-        name.number + 1 < self.arrived[source] || self.rest[source] == 0
+    pub(super) fn is_matched(&self, name: Name) -> bool {
+        self.matched.contains(&name)
+    }
+
+    /// Whether the bytes of a message may have gone with its source.
+    pub(super) fn may_be_lost(&self, name: Name) -> bool {
+        self.is_announced(name) && self.gone.contains(&name.source)
     }
 
     pub(super) fn withdraw(&mut self, receive: usize) -> bool {
@@ -113,13 +147,9 @@ impl Oracle {
     }
 
     pub(super) fn fail(&mut self, peer: PeerId, concerns_any: bool) {
-        if self.rest[peer as usize] > 0 {
-            let half = Name { source: peer, number: self.arrived[peer as usize] - 1 };
-            self.waiting.retain(|message| message.name != half);
-            for fate in self.receives.iter_mut().filter(|fate| **fate == Fate::Matched(half)) {
-                *fate = Fate::Failed;
-            }
-        }
+        self.gone.insert(peer);
+        let announced = &self.announced;
+        self.waiting.retain(|message| message.name.source != peer || !announced.contains(&message.name));
         let listens = |pattern: &Pattern| match pattern.source {
             Source::Any => concerns_any,
             Source::Rank(rank) => rank == peer,

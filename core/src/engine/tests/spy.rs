@@ -1,16 +1,21 @@
 //! A port that writes down what arrives, so that an oracle can be told.
 
+use core::cell::Cell;
 use std::vec::Vec;
 
-use crate::port::{Arrival, MessagePort, PeerFault, PeerId, Polled};
-use crate::wire::Envelope;
+use crate::payload::RecvBuf;
+use crate::port::{Arrival, MessagePort, Part, PeerFault, PeerId, Polled, Pulled, Share, Turn};
+use crate::wire::rendezvous::{Cts, RTS_BYTES, Rts};
+use crate::wire::{Envelope, Kind};
 
-/// A packet that the engine was given and did not hold.
+/// A packet that the engine was given.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Seen {
     pub(super) peer: PeerId,
     pub(super) envelope: Envelope,
     pub(super) len: usize,
+    /// What it says, if it is an RTS.
+    pub(super) rts: Option<Rts>,
 }
 
 #[derive(Debug)]
@@ -18,18 +23,47 @@ pub(super) struct Spy<P> {
     pub(super) port: P,
     pub(super) seen: Vec<Seen>,
     pub(super) faults: Vec<PeerFault>,
+    /// `Data` packets, and CTS that want the rest of a message only.
+    pub(super) streamed: usize,
+    pub(super) resumed: usize,
+    /// Packets that left, and pieces that were read from peers or written to them.
+    pub(super) sent: usize,
+    pub(super) pulls: usize,
+    /// Whether an RTS that is read again says something else, as its sender may have written meanwhile.
+    pub(super) twist: bool,
+    reads: Cell<usize>,
+    /// What was promised to each peer.
+    promised: Vec<u64>,
 }
 
-impl<P> Spy<P> {
+impl<P: MessagePort> Spy<P> {
     pub(super) const fn new(port: P) -> Self {
-        Self { port, seen: Vec::new(), faults: Vec::new() }
+        Self {
+            port,
+            seen: Vec::new(),
+            faults: Vec::new(),
+            streamed: 0,
+            resumed: 0,
+            sent: 0,
+            pulls: 0,
+            twist: false,
+            reads: Cell::new(0),
+            promised: Vec::new(),
+        }
     }
 
-    fn note<T>(&mut self, polled: &Polled<T>) {
+    fn note(&mut self, polled: &Polled<P::Token>) {
         match polled {
             Polled::Idle => {}
-            Polled::Packet(Arrival { peer, envelope, len, .. }) => {
-                self.seen.push(Seen { peer: *peer, envelope: *envelope, len: *len });
+            Polled::Packet(arrival) => {
+                let Arrival { peer, envelope, len, .. } = *arrival;
+                let mut head = [0; RTS_BYTES];
+                self.port.read(arrival, 0, &mut head[..len.min(RTS_BYTES)]);
+                let rts = Rts::decode(&head, len).filter(|_| envelope.kind == Kind::Rts);
+                self.seen.push(Seen { peer, envelope, len, rts });
+                self.streamed += usize::from(envelope.kind == Kind::Data);
+                let cts = Cts::decode(&head).filter(|cts| envelope.kind == Kind::Cts && cts.start > 0);
+                self.resumed += usize::from(cts.is_some());
             }
             Polled::Fault(fault) => self.faults.push(*fault),
         }
@@ -44,13 +78,25 @@ impl<P: MessagePort> MessagePort for Spy<P> {
     }
 
     fn send(&mut self, peer: PeerId, envelope: &Envelope, payload: &[u8]) -> Result<bool, PeerFault> {
-        self.port.send(peer, envelope, payload).inspect_err(|fault| self.faults.push(*fault))
+        let sent = self.port.send(peer, envelope, payload).inspect_err(|fault| self.faults.push(*fault))?;
+        self.sent += usize::from(sent);
+        Ok(sent)
     }
 
     fn poll(&mut self) -> Polled<Self::Token> {
         let polled = self.port.poll();
         self.note(&polled);
         polled
+    }
+
+    fn take(
+        &mut self,
+        wanted: impl FnOnce(PeerId, &Envelope) -> bool,
+        to: &mut RecvBuf,
+    ) -> Option<(PeerId, Envelope)> {
+        let (peer, envelope) = self.port.take(wanted, to)?;
+        self.seen.push(Seen { peer, envelope, len: envelope.total as usize, rts: None });
+        Some((peer, envelope))
     }
 
     fn poll_peer(&mut self, peer: PeerId) -> Polled<Self::Token> {
@@ -62,23 +108,73 @@ impl<P: MessagePort> MessagePort for Spy<P> {
     fn read(&self, arrival: &Arrival<Self::Token>, at: usize, to: &mut [u8]) {
         assert!(at + to.len() <= arrival.len, "{} bytes from {at} of {}", to.len(), arrival.len);
         self.port.read(arrival, at, to);
+        if self.twist && arrival.envelope.kind == Kind::Rts && at == 0 && to.len() > 7 {
+            self.reads.set(self.reads.get() + 1);
+            // The length of the message.
+            to[7] ^= if self.reads.get() > 1 { 0x80 } else { 0 };
+        }
     }
 
     fn release(&mut self, arrival: Arrival<Self::Token>) {
         self.port.release(arrival);
     }
 
-    fn hold(&mut self, peer: PeerId) {
-        assert_eq!(self.seen.pop().map(|seen| seen.peer), Some(peer), "held is who was polled");
-        self.port.hold(peer);
-    }
-
-    fn unhold(&mut self, peer: PeerId) {
-        self.port.unhold(peer);
-    }
-
     fn expect(&mut self, peer: PeerId) {
         self.port.expect(peer);
+    }
+
+    fn grant(&mut self, peer: PeerId, units: u64) {
+        let at = peer as usize;
+        self.promised.resize(self.promised.len().max(at + 1), 0);
+        let before = core::mem::replace(&mut self.promised[at], units);
+        assert!(units >= before, "a promise to rank {peer} is taken back: {before}, {units}");
+        self.port.grant(peer, units);
+    }
+
+    fn granted(&self, peer: PeerId) -> u64 {
+        self.port.granted(peer)
+    }
+
+    fn can_pull(&self, peer: PeerId) -> bool {
+        self.port.can_pull(peer)
+    }
+
+    fn pull(&mut self, peer: PeerId, address: u64, to: &mut [u8]) -> Pulled {
+        self.pulls += 1;
+        self.port.pull(peer, address, to)
+    }
+
+    fn open_share(&mut self, peer: PeerId, share: &Share) -> bool {
+        self.port.open_share(peer, share)
+    }
+
+    fn next_turn(&mut self, peer: PeerId) -> Turn {
+        self.port.next_turn(peer)
+    }
+
+    fn close_share(&mut self, peer: PeerId) {
+        self.port.close_share(peer);
+    }
+
+    fn find_share(&mut self, peer: PeerId) -> Option<Share> {
+        self.port.find_share(peer)
+    }
+
+    fn join_share(&mut self, peer: PeerId, end: u64) -> Option<Part> {
+        self.port.join_share(peer, end)
+    }
+
+    fn next_part(&mut self, peer: PeerId) -> Option<Part> {
+        self.port.next_part(peer)
+    }
+
+    fn end_part(&mut self, peer: PeerId, part: Part, written: bool) {
+        self.port.end_part(peer, part, written);
+    }
+
+    fn push(&mut self, peer: PeerId, address: u64, from: &[u8]) -> bool {
+        self.pulls += 1;
+        self.port.push(peer, address, from)
     }
 
     fn close(&mut self, peer: PeerId) {

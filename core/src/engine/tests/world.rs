@@ -4,12 +4,14 @@ use std::vec;
 use std::vec::Vec;
 
 use super::spy::Spy;
-use crate::engine::{Engine, Lent, Outcome, Peer, Request, RequestId, StartError, Storage};
+use crate::engine::{
+    Engine, Fate, Lent, Outcome, Peer, Request, RequestId, StartError, Status, Storage, Tuning,
+};
 use crate::matching::{Pattern, Source};
 use crate::port::PeerId;
 use crate::shared::tests::fabric::{Fabric, Lender, Loan, TestPort};
 use crate::slab::{List, Slot};
-use crate::unexpected::{CHUNK, Message};
+use crate::store::{UNIT, Unit};
 
 #[derive(Debug)]
 pub(super) struct Vectors;
@@ -17,24 +19,27 @@ pub(super) struct Vectors;
 impl Storage for Vectors {
     type Requests = Vec<Slot<Request>>;
     type Peers = Vec<Peer>;
-    type Entries = Vec<Slot<Message>>;
-    type Chunks = Vec<u8>;
+    type Units = Vec<Unit>;
+    type Stored = Vec<u32>;
     type Buckets = Vec<List>;
 }
 
 pub(super) type TestEngine<'a> = Engine<Spy<TestPort<'a>>, Vectors>;
 
-/// How much each engine is lent.
+/// How much each engine is lent, and what it is told.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Room {
     pub(super) requests: usize,
-    pub(super) entries: usize,
-    pub(super) chunks: usize,
+    pub(super) units: usize,
     pub(super) buckets: usize,
+    pub(super) tuning: Tuning,
 }
 
+/// One cell of the smallest geometry is one message.
+pub(super) const TUNING: Tuning = Tuning { eager_bytes: 256, window: 4096 };
+
 /// Enough for any test.
-pub(super) const AMPLE: Room = Room { requests: 512, entries: 512, chunks: 512, buckets: 4 };
+pub(super) const AMPLE: Room = Room { requests: 512, units: 8192, buckets: 4, tuning: TUNING };
 
 fn slots<T: Default>(count: usize) -> Vec<Slot<T>> {
     (0..count).map(|_| Slot::default()).collect()
@@ -66,14 +71,13 @@ impl<'a> World<'a> {
             let lent = Lent {
                 requests: slots(room.requests),
                 peers: (0..peers).map(|_| Peer::default()).collect(),
-                entries: slots(room.entries),
-                chunks: vec![0; room.chunks * CHUNK],
+                units: vec![[0xee; UNIT]; room.units],
+                stored: vec![0; room.buckets],
                 posted: vec![List::new(); room.buckets],
-                stored: vec![List::new(); room.buckets],
             };
-            Engine::new(rank, Spy::new(fabric.port(rank)), lent)
+            Engine::new(rank, Spy::new(fabric.port(rank)), room.tuning, lent).unwrap()
         };
-        Self { engines: (0..peers).map(engine).collect(), fabric, lender: Lender::default() }
+        Self { engines: (0..peers).map(engine).collect(), fabric, lender: fabric.lender() }
     }
 
     pub(super) fn engine(&mut self, rank: PeerId) -> &mut TestEngine<'a> {
@@ -88,8 +92,21 @@ impl<'a> World<'a> {
         tag: u64,
         bytes: Vec<u8>,
     ) -> Result<Ticket, StartError> {
-        let (loan, buf) = self.lender.send(bytes);
+        let (loan, buf) = self.lender.send(from, bytes);
         let started = self.engine(from).isend(to, context, tag, buf);
+        self.ticket(from, loan, started)
+    }
+
+    pub(super) fn issend_in(
+        &mut self,
+        context: u16,
+        from: PeerId,
+        to: PeerId,
+        tag: u64,
+        bytes: Vec<u8>,
+    ) -> Result<Ticket, StartError> {
+        let (loan, buf) = self.lender.send(from, bytes);
+        let started = self.engine(from).issend(to, context, tag, buf);
         self.ticket(from, loan, started)
     }
 
@@ -109,15 +126,37 @@ impl<'a> World<'a> {
         self.isend_in(0, from, to, tag, bytes).unwrap()
     }
 
+    pub(super) fn issend(&mut self, from: PeerId, to: PeerId, tag: u64, bytes: Vec<u8>) -> Ticket {
+        self.issend_in(0, from, to, tag, bytes).unwrap()
+    }
+
     pub(super) fn irecv(
         &mut self,
         rank: PeerId,
         pattern: Pattern,
         room: usize,
     ) -> Result<Ticket, StartError> {
-        let (loan, mut buf) = self.lender.receive(room);
+        let (loan, mut buf) = self.lender.receive(rank, room);
         let started = self.engine(rank).irecv(pattern, &mut buf);
         self.ticket(rank, loan, started)
+    }
+
+    /// Takes out a message that matches, if one is there: its identifier, and what it is.
+    pub(super) fn improbe(&mut self, rank: PeerId, pattern: Pattern) -> Option<(RequestId, Status)> {
+        self.engine(rank).improbe(&pattern).unwrap()
+    }
+
+    /// Receives a message that was taken out.
+    pub(super) fn imrecv(&mut self, rank: PeerId, id: RequestId, room: usize) -> Result<Ticket, Fate> {
+        let (loan, mut buf) = self.lender.receive(rank, room);
+        match self.engine(rank).imrecv(id, &mut buf) {
+            Ok(()) => Ok(Ticket { rank, id, loan }),
+            Err(fate) => {
+                assert_eq!(buf.len(), room, "the buffer is the caller's");
+                self.lender.end(loan);
+                Err(fate)
+            }
+        }
     }
 
     pub(super) fn recv(&mut self, rank: PeerId, from: PeerId, tag: u64, room: usize) -> Ticket {
@@ -130,7 +169,7 @@ impl<'a> World<'a> {
         let outcome = engine.test(ticket.id)?;
         if ticket.id != RequestId::SENT {
             let again = engine.test(ticket.id);
-            assert_eq!(again, Some(Err(crate::engine::Fate::Stale)), "a completed request is still there");
+            assert_eq!(again, Some(Err(Fate::Stale)), "a completed request is still there");
             assert!(!engine.cancel(ticket.id) && !engine.may_be_held(ticket.id));
         }
         Some((outcome, self.lender.end(ticket.loan)))
@@ -159,6 +198,11 @@ impl<'a> World<'a> {
             let engine = self.engine(rank);
             assert_eq!(engine.unexpected_messages(), 0, "{what}: unexpected messages at rank {rank}");
             assert_eq!(engine.requests.used(), 0, "{what}: requests at rank {rank}");
+            assert_eq!(
+                engine.store.free_units(),
+                engine.store.capacity_units(),
+                "{what}: units at rank {rank}"
+            );
             assert_eq!(engine.held_peers(), 0, "{what}: held peers at rank {rank}");
             assert!(!engine.sends_pending(), "{what}: pending sends at rank {rank}");
             let port = &mut engine.port_mut().port;

@@ -2,6 +2,9 @@
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::boxed::Box;
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
 use std::vec;
 use std::vec::Vec;
 
@@ -9,12 +12,13 @@ use core::ptr::NonNull;
 
 use super::Rng;
 use crate::payload::{RecvBuf, SendBuf};
-use crate::port::PeerId;
+use crate::port::{PeerId, Pulled};
 use crate::shared::fastbox::{Receiver, Sender, Slot};
 use crate::shared::layout::{Extent, Geometry, HEADER_PAGE, Line};
 use crate::shared::pool::{CellHeader, CellRecord, PeerPool, Pool, ReturnReceiver, ReturnSender, ReturnSlot};
-use crate::shared::port::{Ends, Link, PortConfig, ShmPort, Waker};
+use crate::shared::port::{Ends, Host, Link, PortConfig, ShmPort};
 use crate::shared::queue::{Consumer, Producer, Queue};
+use crate::shared::share::{self, ShareLine};
 use crate::shared::sleep::SleepWord;
 use crate::sync::{FenceMode, Payload, PayloadMut, Word64};
 
@@ -31,6 +35,8 @@ unsafe impl Shared for CellHeader {}
 unsafe impl Shared for ReturnSlot {}
 // SAFETY: made of `Word64`.
 unsafe impl Shared for Line {}
+// SAFETY: made of `Word64`.
+unsafe impl Shared for ShareLine {}
 // SAFETY: made of `Word32`.
 unsafe impl Shared for SleepWord {}
 // SAFETY: an atomic.
@@ -112,15 +118,118 @@ impl Drop for Region {
     }
 }
 
-/// Counts the wakes that the port asks for.
-#[derive(Debug, Default)]
-pub(crate) struct Bell {
-    pub(crate) rung: Vec<PeerId>,
+/// How ranks may read each other's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reading {
+    /// Nobody may try.
+    Never,
+    /// Whatever is there can be read.
+    Always,
+    /// Once in so many times, what is there can't be read.
+    Unreadable(usize),
+    /// Once in so many times, a peer is refused for good.
+    Refused(usize),
 }
 
-impl Waker for Bell {
+/// The buffers that ranks send from, which their peers can read, and those they receive into, which they can write.
+#[derive(Debug)]
+pub(crate) struct Memory {
+    pub(crate) reading: Reading,
+    /// Ranks that have no memory any more.
+    pub(crate) gone: Vec<PeerId>,
+    /// Bytes that were read, and that were written.
+    pub(crate) pulled: u64,
+    pub(crate) pushed: u64,
+    /// By rank and first address: what is sent from, and what is received into.
+    sends: BTreeMap<(PeerId, usize), NonNull<[u8]>>,
+    rooms: BTreeMap<(PeerId, usize), NonNull<[u8]>>,
+    rng: Rng,
+}
+
+impl Memory {
+    fn pull(&mut self, peer: PeerId, address: u64, to: &mut [u8]) -> Pulled {
+        assert!(!to.is_empty(), "nothing to read");
+        // Whatever comes of it, the receiver may not rely on what was there.
+        to.fill(self.rng.next() as u8);
+        let allowed = self.allowed(peer);
+        if allowed != Pulled::Done {
+            return allowed;
+        }
+        let Some(from) = find(&self.sends, peer, address, to.len()) else { return Pulled::Unreadable };
+        // SAFETY: the loan has not ended, so the buffer is there and nobody writes it.
+        to.copy_from_slice(unsafe { from.as_ref() });
+        self.pulled += to.len() as u64;
+        Pulled::Done
+    }
+
+    fn push(&mut self, peer: PeerId, address: u64, from: &[u8]) -> bool {
+        assert!(!from.is_empty(), "nothing to write");
+        if self.allowed(peer) != Pulled::Done {
+            return false;
+        }
+        let Some(mut to) = find(&self.rooms, peer, address, from.len()) else { return false };
+        // SAFETY: the loan has not ended, so the buffer is there, and in the one thread nobody else looks at it now.
+        unsafe { to.as_mut() }.copy_from_slice(from);
+        self.pushed += from.len() as u64;
+        true
+    }
+
+    fn allowed(&mut self, peer: PeerId) -> Pulled {
+        match self.reading {
+            _ if self.gone.contains(&peer) => Pulled::Refused,
+            Reading::Never => Pulled::Refused,
+            Reading::Refused(times) if self.rng.one_in(times) => Pulled::Refused,
+            Reading::Unreadable(times) if self.rng.one_in(times) => Pulled::Unreadable,
+            _ => Pulled::Done,
+        }
+    }
+}
+
+/// `len` bytes at an address of a rank, if all of them are in one buffer.
+fn find(
+    buffers: &BTreeMap<(PeerId, usize), NonNull<[u8]>>,
+    rank: PeerId,
+    address: u64,
+    len: usize,
+) -> Option<NonNull<[u8]>> {
+    let (&(_, start), buffer) = buffers.range((rank, 0)..=(rank, address as usize)).next_back()?;
+    let at = address as usize - start;
+    (at.checked_add(len)? <= buffer.len()).then(|| {
+        // SAFETY: within the buffer, as was just checked.
+        NonNull::slice_from_raw_parts(unsafe { buffer.cast::<u8>().add(at) }, len)
+    })
+}
+
+/// The operating system of a test: counts the wakes that the port asks for, and reads the memory of peers.
+#[derive(Debug)]
+pub(crate) struct Bell {
+    pub(crate) rung: Vec<PeerId>,
+    memory: Rc<RefCell<Memory>>,
+    refused: Vec<PeerId>,
+}
+
+impl Host for Bell {
     fn wake(&mut self, peer: PeerId, _: &SleepWord) {
         self.rung.push(peer);
+    }
+
+    fn can_pull(&self, peer: PeerId) -> bool {
+        self.memory.borrow().reading != Reading::Never && !self.refused.contains(&peer)
+    }
+
+    fn pull(&mut self, peer: PeerId, address: u64, to: &mut [u8]) -> Pulled {
+        if self.refused.contains(&peer) {
+            return Pulled::Refused;
+        }
+        let pulled = self.memory.borrow_mut().pull(peer, address, to);
+        if pulled == Pulled::Refused {
+            self.refused.push(peer);
+        }
+        pulled
+    }
+
+    fn push(&mut self, peer: PeerId, address: u64, from: &[u8]) -> bool {
+        self.memory.borrow_mut().push(peer, address, from)
     }
 }
 
@@ -132,6 +241,7 @@ pub(crate) struct Fabric {
     pub(crate) geometry: Geometry,
     own: Vec<Region>,
     inbox: Vec<Region>,
+    memory: Rc<RefCell<Memory>>,
 }
 
 /// The smallest geometry that is valid.
@@ -143,7 +253,37 @@ impl Fabric {
     pub(crate) fn new(geometry: Geometry) -> Self {
         geometry.validate().unwrap();
         let regions = |bytes| (0..geometry.peers).map(|_| Region::new(bytes)).collect();
-        Self { geometry, own: regions(geometry.own().total), inbox: regions(geometry.inbox().total) }
+        let (own, inbox) = (regions(geometry.own().total), regions(geometry.inbox().total));
+        let memory = Memory {
+            reading: Reading::Never,
+            gone: vec![],
+            pulled: 0,
+            pushed: 0,
+            sends: BTreeMap::new(),
+            rooms: BTreeMap::new(),
+            rng: Rng::new(0),
+        };
+        Self { geometry, own, inbox, memory: Rc::new(RefCell::new(memory)) }
+    }
+
+    /// A fabric whose ranks may read each other's memory so.
+    pub(crate) fn reading(geometry: Geometry, reading: Reading, seed: u64) -> Self {
+        let fabric = Self::new(geometry);
+        fabric.with_memory(|memory| {
+            memory.reading = reading;
+            memory.rng = Rng::new(seed);
+        });
+        fabric
+    }
+
+    /// Looks at the memory that ranks may read, or changes it.
+    pub(crate) fn with_memory<T>(&self, with: impl FnOnce(&mut Memory) -> T) -> T {
+        with(&mut self.memory.borrow_mut())
+    }
+
+    /// Who keeps the buffers of the ranks of this fabric.
+    pub(crate) fn lender(&self) -> Lender {
+        Lender { buffers: vec![], vacant: vec![], memory: Rc::clone(&self.memory) }
     }
 
     pub(crate) fn own(&self, rank: PeerId) -> &Region {
@@ -186,7 +326,8 @@ impl Fabric {
         let (entries, tail) = self.queue(rank);
         let config = PortConfig { rank, fastbox_limit, fences: FenceMode::Symmetric };
         let consumer = Consumer::new(Queue::new(entries, tail));
-        ShmPort::new(config, links.collect(), pool, g.cells, consumer, Bell::default())
+        let bell = Bell { rung: vec![], memory: Rc::clone(&self.memory), refused: vec![] };
+        ShmPort::new(config, links.collect(), pool, g.cells, consumer, bell)
     }
 
     fn ends(&self, me: PeerId, peer: PeerId) -> Ends<'_> {
@@ -203,6 +344,10 @@ impl Fabric {
             given_back: ReturnReceiver::new(self.returns(peer, me)),
             queue: Producer::new(Queue::new(entries, tail)),
             sleep: self.sleep(peer),
+            grant: &self.line(me, peer).credit,
+            granted: &self.line(peer, me).credit,
+            share: share::Receiver::new(self.share(me, peer), self.share(peer, me)),
+            help: share::Helper::new(self.share(me, peer), self.share(peer, me)),
         }
     }
 
@@ -212,10 +357,21 @@ impl Fabric {
         self.own(from).view(at, self.geometry.fastbox_slots as usize)
     }
 
+    /// What `reader` tells `writer`: how far it has read its fastbox, and what it promises room for.
+    pub(crate) fn line(&self, reader: PeerId, writer: PeerId) -> &Line {
+        let at = self.geometry.own().acks + writer as usize * size_of::<Line>();
+        &self.own(reader).view::<Line>(at, 1)[0]
+    }
+
+    /// What `rank` says of the copies that it shares with `peer`.
+    pub(crate) fn share(&self, rank: PeerId, peer: PeerId) -> &ShareLine {
+        let at = self.geometry.own().shares + peer as usize * size_of::<ShareLine>();
+        &self.own(rank).view::<ShareLine>(at, 1)[0]
+    }
+
     /// How far `reader` has read the fastbox of `writer`.
     pub(crate) fn ack(&self, reader: PeerId, writer: PeerId) -> &Word64 {
-        let at = self.geometry.own().acks + writer as usize * size_of::<Line>();
-        &self.own(reader).view::<Line>(at, 1)[0].word
+        &self.line(reader, writer).word
     }
 
     /// The cells of `owner` that `reader` gives back.
@@ -249,42 +405,54 @@ impl Fabric {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Loan(usize);
 
-/// Keeps the buffers that engines use. Declare it before the engines, so that it is dropped after them.
-#[derive(Debug, Default)]
+/// A buffer, whose it is, and whether it is sent from.
+type Buffer = (NonNull<[u8]>, PeerId, bool);
+
+/// Keeps the buffers that engines use. Declare it after the engines, so that it is dropped after them.
+#[derive(Debug)]
 pub(crate) struct Lender {
-    buffers: Vec<Option<NonNull<[u8]>>>,
+    buffers: Vec<Option<Buffer>>,
     vacant: Vec<usize>,
+    memory: Rc<RefCell<Memory>>,
 }
 
 impl Lender {
-    fn lend(&mut self, bytes: Vec<u8>) -> (Loan, NonNull<[u8]>) {
+    fn lend(&mut self, bytes: Vec<u8>, rank: PeerId, sends: bool) -> (Loan, NonNull<[u8]>) {
         let buffer = NonNull::from(Box::leak(bytes.into_boxed_slice()));
         let at = self.vacant.pop().unwrap_or(self.buffers.len());
         if at == self.buffers.len() {
             self.buffers.push(None);
         }
-        self.buffers[at] = Some(buffer);
+        self.buffers[at] = Some((buffer, rank, sends));
+        if !buffer.is_empty() {
+            let mut memory = self.memory.borrow_mut();
+            let buffers = if sends { &mut memory.sends } else { &mut memory.rooms };
+            buffers.insert((rank, buffer.addr().get()), buffer);
+        }
         (Loan(at), buffer)
     }
 
-    pub(crate) fn send(&mut self, bytes: Vec<u8>) -> (Loan, SendBuf) {
+    pub(crate) fn send(&mut self, from: PeerId, bytes: Vec<u8>) -> (Loan, SendBuf) {
         let len = bytes.len();
-        let (loan, buffer) = self.lend(bytes);
+        let (loan, buffer) = self.lend(bytes, from, true);
         // SAFETY: the buffer is on the heap and unchanged until the loan ends.
         (loan, unsafe { SendBuf::from_raw(buffer.as_ptr().cast_const().cast(), len) })
     }
 
     /// `len` bytes of room, filled with 0xee.
-    pub(crate) fn receive(&mut self, len: usize) -> (Loan, RecvBuf) {
-        let (loan, buffer) = self.lend(vec![0xee; len]);
+    pub(crate) fn receive(&mut self, rank: PeerId, len: usize) -> (Loan, RecvBuf) {
+        let (loan, buffer) = self.lend(vec![0xee; len], rank, false);
         // SAFETY: the buffer is on the heap, and nobody touches it until the loan ends.
         (loan, unsafe { RecvBuf::from_raw(buffer.as_ptr().cast(), len) })
     }
 
     /// Ends the loan: the request that used the buffer is complete.
     pub(crate) fn end(&mut self, loan: Loan) -> Vec<u8> {
-        let buffer = self.buffers[loan.0].take().unwrap();
+        let (buffer, rank, sends) = self.buffers[loan.0].take().unwrap();
         self.vacant.push(loan.0);
+        let mut memory = self.memory.borrow_mut();
+        let buffers = if sends { &mut memory.sends } else { &mut memory.rooms };
+        buffers.remove(&(rank, buffer.addr().get()));
         // SAFETY: leaked in `lend`, and the engine has forgotten it.
         unsafe { Box::from_raw(buffer.as_ptr()) }.into_vec()
     }
@@ -292,7 +460,7 @@ impl Lender {
 
 impl Drop for Lender {
     fn drop(&mut self) {
-        for buffer in self.buffers.iter().flatten() {
+        for (buffer, ..) in self.buffers.iter().flatten() {
             // SAFETY: leaked in `lend`; the engines are gone.
             drop(unsafe { Box::from_raw(buffer.as_ptr()) });
         }

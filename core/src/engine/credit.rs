@@ -1,0 +1,104 @@
+//! Credit: no more is sent than the receiver has promised room for (invariant 4). What is counted, and who gets how much,
+//! is in [`crate::flow`]; the promises travel as [`crate::wire`] says.
+#![forbid(unsafe_code)]
+
+use core::borrow::{Borrow, BorrowMut};
+
+use super::{Engine, Peer, RequestId, Storage};
+use crate::flow::{Account, Arrived};
+use crate::matching::Source;
+use crate::port::{MessagePort, PeerId, PortFault};
+use crate::store::{Stored, cost};
+use crate::wire::Kind;
+
+impl AsMut<Account> for Peer {
+    fn as_mut(&mut self) -> &mut Account {
+        &mut self.account
+    }
+}
+
+impl<P: MessagePort, S: Storage> Engine<P, S> {
+    /// Promises every peer its first room.
+    pub(super) fn open_accounts(&mut self) {
+        for peer in (0..self.size()).filter(|&peer| peer != self.rank) {
+            let granted = self.ledger.open(self.peers.borrow_mut(), peer);
+            self.port.grant(peer, granted);
+        }
+    }
+
+    /// Whether a message that may take so many units at the receiver can be sent.
+    #[inline(always)]
+    pub(super) fn has_credit(&mut self, to: PeerId, units: u32) -> bool {
+        let allowance = &mut self.peers.borrow_mut()[to as usize].allowance;
+        allowance.may(units) || {
+            // Read only when it is needed: the line is the receiver's.
+            allowance.raise(self.port.granted(to));
+            allowance.may(units)
+        }
+    }
+
+    /// A message of so many units has come, and will be stored or not.
+    ///
+    /// # Errors
+    /// The peer had no credit for it.
+    #[inline(always)]
+    pub(super) fn charge(&mut self, from: PeerId, units: u32, stored: bool) -> Result<(), PortFault> {
+        match self.ledger.arrived(self.peers.borrow_mut(), from, units, stored) {
+            Arrived::Fine => Ok(()),
+            Arrived::Regrant(granted) => {
+                self.port.grant(from, granted);
+                Ok(())
+            }
+            Arrived::Overdrawn => Err(PortFault::Credit { units: units.into() }),
+        }
+    }
+
+    /// A stored message is gone.
+    pub(super) fn credit_removed(&mut self, source: PeerId, units: u32) {
+        if source == self.rank {
+            self.ledger.release(units);
+        } else if let Some(granted) = self.ledger.removed(self.peers.borrow_mut(), source, units) {
+            self.port.grant(source, granted);
+        }
+        self.regrant();
+    }
+
+    /// Gives room that has become free to the peers that wait for it.
+    fn regrant(&mut self) {
+        while let Some((peer, granted)) = self.ledger.next_regrant(self.peers.borrow_mut()) {
+            self.port.grant(peer, granted);
+        }
+    }
+
+    /// Whether a peer can send nothing more before messages are received: it has no credit left.
+    pub fn is_held(&self, peer: PeerId) -> bool {
+        let peers = self.peers.borrow();
+        peer != self.rank
+            && peers.get(peer as usize).is_some_and(|it| it.failure.is_none() && it.account.window() == 0)
+    }
+
+    /// Peers that can send nothing more before messages are received.
+    pub fn held_peers(&self) -> usize {
+        (0..self.size()).filter(|&peer| self.is_held(peer)).count()
+    }
+
+    /// Whether this receive is posted, and what it asks for may be held back for want of room.
+    pub fn may_be_held(&self, id: RequestId) -> bool {
+        let Some(source) = self.posted_source(id) else { return false };
+        if let Source::Rank(rank) = source {
+            return self.is_held(rank);
+        }
+        // From anyone: as long as one peer can still be heard, the message may come from there.
+        let silent = |rank| rank == self.rank || self.is_held(rank) || self.failure(rank).is_some();
+        self.held_peers() > 0 && (0..self.size()).all(silent)
+    }
+
+    /// A peer is gone: its promise is void, and so are the messages that it has only announced.
+    pub(super) fn close_account(&mut self, peer: PeerId) {
+        let gone = |stored: &Stored| stored.source == peer && stored.kind == Kind::Rts;
+        let mut units = 0;
+        self.store.remove_where(gone, |_, stored| units += cost(stored.len));
+        self.ledger.close(self.peers.borrow_mut(), peer);
+        self.credit_removed(peer, units);
+    }
+}

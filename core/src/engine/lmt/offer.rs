@@ -1,0 +1,161 @@
+//! RTS, and the answers to it.
+#![forbid(unsafe_code)]
+
+use super::{Pull, Stream, Transfer};
+use crate::engine::peer::Queue;
+use crate::engine::request::{How, Incoming, Message, State};
+use crate::engine::{Engine, RequestId, Storage};
+use crate::port::{Arrival, MessagePort, Part, PeerFault, PeerId, PortFault};
+use crate::store::cost;
+use crate::wire::rendezvous::{CTS_BYTES, Cts, FIN_BYTES, RTS_BYTES, Rts};
+use crate::wire::{Envelope, Kind};
+
+/// Most bytes of a message that travel with its RTS. A synchronous message of no more is whole in it.
+pub(in crate::engine) const FIRST_BYTES: usize = 224;
+
+const fn control(kind: Kind, len: usize) -> Envelope {
+    Envelope { kind, context: 0, tag: 0, total: len as u64 }
+}
+
+impl<P: MessagePort, S: Storage> Engine<P, S> {
+    /// Sends the RTS of a pending message. False when there is no room or no credit for it.
+    pub(super) fn offer(&mut self, to: PeerId, index: u32) -> Result<bool, PeerFault> {
+        let State::Sending { message } = self.requests.get(index).0 else { return Ok(false) };
+        let Message { buf, synchronous, .. } = message;
+        let mut first = buf.part(0, if synchronous { FIRST_BYTES } else { 0 });
+        if !self.has_credit(to, cost(RTS_BYTES + first.len())) {
+            // By itself it takes the least room that there is, and so leaves as soon as anything can.
+            first = &[];
+        }
+        let len = RTS_BYTES + first.len();
+        let units = cost(len);
+        if !self.has_credit(to, units) {
+            return Ok(false);
+        }
+        let rts = Rts { total: buf.len() as u64, sender: self.id(index).to_bits(), address: buf.address() };
+        let mut packet = [0; RTS_BYTES + FIRST_BYTES];
+        packet[..RTS_BYTES].copy_from_slice(&rts.encode());
+        packet[RTS_BYTES..len].copy_from_slice(first);
+        let envelope = Envelope { total: len as u64, ..message.envelope(Kind::Rts) };
+        let sent = self.port.send(to, &envelope, &packet[..len])?;
+        if sent {
+            self.peer(to).allowance.spend(units);
+            self.dequeue(to, Queue::Pending, index);
+            self.requests.get_mut(index).0 = State::Offered { to, message };
+            self.enqueue(to, Queue::Offered, index);
+        }
+        Ok(sent)
+    }
+
+    /// Our request that a peer names, if it is one that this peer was told of.
+    pub(in crate::engine) fn offered(&self, peer: PeerId, bits: u64) -> Option<(u32, Message)> {
+        let id = RequestId::from_bits(bits);
+        if !self.requests.is_live(id.index, id.generation) {
+            return None;
+        }
+        match self.requests.get(id.index).0 {
+            State::Offered { to, message } if to == peer => Some((id.index, message)),
+            _ => None,
+        }
+    }
+
+    /// CTS, `Data` and FIN.
+    pub(in crate::engine) fn deliver_answer(&mut self, arrival: &Arrival<P::Token>) -> Result<(), PortFault> {
+        let peer = arrival.peer;
+        let kind = arrival.envelope.kind;
+        let fault = PortFault::Protocol { kind };
+        if matches!(kind, Kind::Cts | Kind::Fin) && self.peer(peer).departed.is_some() {
+            // Our sends to it have ended: it had answered before it went.
+            return Ok(());
+        }
+        match kind {
+            Kind::Cts if arrival.len == CTS_BYTES => {
+                let mut bytes = [0; CTS_BYTES];
+                self.port.read(arrival, 0, &mut bytes);
+                let cts = Cts::decode(&bytes).ok_or(fault)?;
+                let (index, message) = self.offered(peer, cts.sender).ok_or(fault)?;
+                if cts.end > message.buf.len() as u64 {
+                    return Err(fault);
+                }
+                Stream::start_send(self, peer, index, &cts);
+                Ok(())
+            }
+            Kind::Fin if arrival.len == FIN_BYTES => {
+                let mut bytes = [0; FIN_BYTES];
+                self.port.read(arrival, 0, &mut bytes);
+                let (index, _) = self.offered(peer, u64::from_le_bytes(bytes)).ok_or(fault)?;
+                self.dequeue(peer, Queue::Offered, index);
+                Pull::done_send(self, peer, index);
+                Ok(())
+            }
+            Kind::Data => {
+                let id = RequestId::from_bits(arrival.envelope.tag);
+                if !self.requests.is_live(id.index, id.generation) {
+                    return Err(fault);
+                }
+                Stream::handle_cookie(self, id.index, arrival).then_some(()).ok_or(fault)
+            }
+            _ => Err(fault),
+        }
+    }
+
+    /// A receive has matched an RTS, and the bytes that came with it are in its buffer.
+    pub(in crate::engine) fn start_transfer(&mut self, index: u32) {
+        let State::Receiving { incoming, .. } = &self.requests.get(index).0 else { return };
+        let Incoming { from, rts, .. } = *incoming;
+        if incoming.wanted() == 0 {
+            self.finish(index);
+        } else if rts.address != 0 && self.port.can_pull(from) {
+            Pull::start_receive(self, from, index);
+        } else {
+            Stream::start_receive(self, from, index);
+        }
+    }
+
+    /// All bytes that a receive wanted are here: it is complete when its sender has been told.
+    pub(super) fn finish(&mut self, index: u32) {
+        let State::Receiving { incoming, buf } = &self.requests.get(index).0 else { return };
+        let Incoming { from, tag, rts, .. } = *incoming;
+        let outcome = crate::engine::receive::outcome(from, tag, rts.total, buf.len());
+        self.requests.get_mut(index).0 = State::Finishing { sender: rts.sender, outcome };
+        self.start_answer(from, index);
+    }
+
+    /// A CTS or FIN is due: sent at once, unless there is no room or others are before it. Nothing else is gone on with:
+    /// this is itself a step of the work for the peer.
+    pub(super) fn start_answer(&mut self, peer: PeerId, index: u32) {
+        self.enqueue(peer, Queue::Answers, index);
+        if self.first(peer, Queue::Answers) == Some(index)
+            && let Err(fault) = self.answer(peer, index)
+        {
+            self.fault(fault);
+        }
+    }
+
+    /// Sends the FIN or CTS that is due. False when there is no room.
+    pub(in crate::engine) fn answer(&mut self, peer: PeerId, index: u32) -> Result<bool, PeerFault> {
+        let id = self.id(index);
+        match &mut self.requests.get_mut(index).0 {
+            State::Finishing { sender, outcome } => {
+                let (sender, outcome) = (*sender, *outcome);
+                if !self.port.send(peer, &control(Kind::Fin, FIN_BYTES), &sender.to_le_bytes())? {
+                    return Ok(false);
+                }
+                self.dequeue(peer, Queue::Answers, index);
+                self.complete(index, outcome);
+            }
+            State::Receiving { incoming, .. } => {
+                let Part { start, end } = incoming.left;
+                let cts = Cts { sender: incoming.rts.sender, receiver: id.to_bits(), start, end };
+                if !self.port.send(peer, &control(Kind::Cts, CTS_BYTES), &cts.encode())? {
+                    return Ok(false);
+                }
+                incoming.how = How::Stream;
+                self.dequeue(peer, Queue::Answers, index);
+                self.enqueue(peer, Queue::Incoming, index);
+            }
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+}

@@ -1,0 +1,170 @@
+//! One copy: the receiver reads the sender's memory, piece by piece, and then sends FIN (paper 1's zero-copy design, with the
+//! kernel's cross-memory read in the place of the RDMA read). From a certain size on, the sender helps, if it has nothing else
+//! to do ([`crate::shared::share`]).
+#![forbid(unsafe_code)]
+
+use super::{Stream, Transfer};
+use crate::engine::peer::{Help, Queue};
+use crate::engine::request::{How, Incoming, Message, State};
+use crate::engine::{Engine, Storage};
+use crate::payload::RecvBuf;
+use crate::port::{MessagePort, Part, PeerFault, PeerId, Pulled, Share, Turn};
+
+/// Bytes pulled in one turn: what takes some ten microseconds, so that others have theirs.
+#[cfg(not(test))]
+const PIECE: u64 = 256 << 10;
+#[cfg(test)]
+const PIECE: u64 = 512;
+
+/// Messages of so many bytes are worth the two cache misses that sharing them costs.
+#[cfg(not(test))]
+pub(in crate::engine) const SHARED: u64 = 16 << 10;
+#[cfg(test)]
+pub(in crate::engine) const SHARED: u64 = 1 << 10;
+
+/// The protocol.
+#[derive(Debug)]
+pub(in crate::engine) enum Pull {}
+
+/// Whether the sender of a message looks out for a receiver that shares its copy.
+pub(in crate::engine) fn may_be_shared(message: &Message) -> bool {
+    message.buf.len() as u64 >= SHARED && message.buf.address() != 0
+}
+
+impl<P: MessagePort, S: Storage> Transfer<P, S> for Pull {
+    fn start_receive(engine: &mut Engine<P, S>, from: PeerId, index: u32) {
+        engine.enqueue(from, Queue::Pulling, index);
+        engine.work_for(from);
+    }
+
+    /// Reads the next piece of the first message: one at a time is as fast as all, and done earlier.
+    fn progress(engine: &mut Engine<P, S>, peer: PeerId, index: u32) -> Result<bool, PeerFault> {
+        let Engine { requests, port, .. } = engine;
+        let State::Receiving { incoming, buf } = &mut requests.get_mut(index).0 else { return Ok(false) };
+        match next_turn(port, incoming, buf) {
+            Turn::Wait => return Ok(false),
+            Turn::Copy(part) => copy(port, incoming, buf, part),
+            Turn::Done if matches!(incoming.how, How::Broken | How::Lost) => {
+                // The sender has the rest: it is to stream it.
+                engine.dequeue(peer, Queue::Pulling, index);
+                Stream::start_receive(engine, peer, index);
+                return Ok(true);
+            }
+            Turn::Done => {}
+        }
+        if incoming.wanted() == 0 {
+            engine.dequeue(peer, Queue::Pulling, index);
+            Self::done_receive(engine, index);
+        }
+        Ok(true)
+    }
+
+    fn done_receive(engine: &mut Engine<P, S>, index: u32) {
+        engine.finish(index);
+    }
+}
+
+fn next_turn<P: MessagePort>(port: &mut P, incoming: &mut Incoming, buf: &mut RecvBuf) -> Turn {
+    let Incoming { from, rts, left, .. } = *incoming;
+    if incoming.how == How::Pull && incoming.wanted() >= SHARED {
+        let share = Share { request: rts.sender, address: buf.address(), start: left.start, end: left.end };
+        if port.open_share(from, &share) {
+            incoming.how = How::Share;
+        }
+    }
+    match incoming.how {
+        How::Pull => Turn::Copy(Part { start: left.start, end: left.end.min(left.start + PIECE) }),
+        How::Share => {
+            let turn = port.next_turn(from);
+            if turn == Turn::Done {
+                incoming.left.start = left.end;
+            }
+            turn
+        }
+        How::Broken => {
+            let turn = port.next_turn(from);
+            if let Turn::Copy(part) = turn {
+                // What the sender will not write: not given again, and all behind it is there.
+                incoming.left.end = part.end;
+            }
+            turn
+        }
+        How::Lost => Turn::Done,
+        How::Stream => Turn::Wait,
+    }
+}
+
+fn copy<P: MessagePort>(port: &mut P, incoming: &mut Incoming, buf: &mut RecvBuf, part: Part) {
+    if incoming.how == How::Broken {
+        return;
+    }
+    let to = buf.part(part.start as usize, (part.end - part.start) as usize);
+    let pulled = match incoming.rts.address.checked_add(part.start) {
+        Some(address) => port.pull(incoming.from, address, to),
+        None => Pulled::Unreadable,
+    };
+    if pulled == Pulled::Done {
+        // A shared message is complete when both have done their part.
+        incoming.left.start = if incoming.how == How::Share { part.start } else { part.end };
+        return;
+    }
+    incoming.left.start = part.start;
+    if incoming.how == How::Share {
+        port.close_share(incoming.from);
+        incoming.left.end = part.end;
+        incoming.how = How::Broken;
+    } else {
+        incoming.how = How::Lost;
+    }
+}
+
+impl<P: MessagePort, S: Storage> Engine<P, S> {
+    /// Before the engine is given up and its buffers go back: lets no peer copy into them. False as long as one may be
+    /// about to; the transfers are lost in either case.
+    pub fn end_shares(&mut self) -> bool {
+        (0..self.size()).all(|peer| {
+            let Some(index) = self.first(peer, Queue::Pulling) else { return true };
+            let State::Receiving { incoming, .. } = &self.requests.get(index).0 else { return true };
+            if !matches!(incoming.how, How::Share | How::Broken) {
+                return true;
+            }
+            self.port.close_share(peer);
+            loop {
+                match self.port.next_turn(peer) {
+                    Turn::Copy(_) => {}
+                    Turn::Wait => return false,
+                    Turn::Done => return true,
+                }
+            }
+        })
+    }
+
+    /// Sender: copies the next part of a message that its receiver shares. False when there is none.
+    pub(in crate::engine) fn help(&mut self, peer: PeerId) -> bool {
+        let (help, part) = match self.peer(peer).help.take() {
+            Some(help) => (help, self.port.next_part(peer)),
+            None => {
+                let Some(share) = self.port.find_share(peer) else { return false };
+                let Some((_, message)) = self.offered(peer, share.request) else { return false };
+                if share.end > message.buf.len() as u64 {
+                    return false;
+                }
+                let help = Help { request: share.request, address: share.address };
+                (help, self.port.join_share(peer, share.end))
+            }
+        };
+        let Some(part) = part else { return false };
+        // The receiver may have told us meanwhile that it has all: the buffer is the caller's then.
+        let message = self.offered(peer, help.request).map(|(_, message)| message);
+        let (start, len) = (part.start as usize, (part.end - part.start) as usize);
+        let pushed = match (message, help.address.checked_add(part.start)) {
+            (Some(message), Some(address)) if message.buf.len() >= start + len => {
+                self.port.push(peer, address, message.buf.part(start, len))
+            }
+            _ => false,
+        };
+        self.port.end_part(peer, part, pushed);
+        self.peer(peer).help = pushed.then_some(help);
+        pushed
+    }
+}

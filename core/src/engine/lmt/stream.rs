@@ -1,0 +1,73 @@
+//! Through packets: cells are the double buffers of the paper, into which the sender copies while the receiver copies out
+//! (section 3.2). Needs nothing of the kernel.
+#![forbid(unsafe_code)]
+
+use super::Transfer;
+use crate::engine::peer::Queue;
+use crate::engine::request::{self, How, Incoming, State};
+use crate::engine::{Engine, Storage};
+use crate::port::{Arrival, MessagePort, PeerFault, PeerId};
+use crate::wire::rendezvous::Cts;
+use crate::wire::{Envelope, Kind};
+
+/// The protocol.
+#[derive(Debug)]
+pub(in crate::engine) enum Stream {}
+
+impl<P: MessagePort, S: Storage> Transfer<P, S> for Stream {
+    fn start_receive(engine: &mut Engine<P, S>, from: PeerId, index: u32) {
+        engine.start_answer(from, index);
+    }
+
+    fn start_send(engine: &mut Engine<P, S>, to: PeerId, index: u32, cts: &Cts) {
+        let State::Offered { message, .. } = engine.requests.get(index).0 else { return };
+        engine.dequeue(to, Queue::Offered, index);
+        let stream = request::Stream { receiver: cts.receiver, next: cts.start, end: cts.end };
+        engine.requests.get_mut(index).0 = State::Streaming { message, stream };
+        engine.enqueue(to, Queue::Streaming, index);
+    }
+
+    fn progress(engine: &mut Engine<P, S>, peer: PeerId, index: u32) -> Result<bool, PeerFault> {
+        let Engine { requests, port, .. } = engine;
+        let State::Streaming { message, stream } = &mut requests.get_mut(index).0 else {
+            return Ok(false);
+        };
+        let limit = port.packet_bytes().min((stream.end - stream.next) as usize);
+        let part = message.buf.part(stream.next as usize, limit);
+        let envelope =
+            Envelope { kind: Kind::Data, context: 0, tag: stream.receiver, total: part.len() as u64 };
+        if !port.send(peer, &envelope, part)? {
+            return Ok(false);
+        }
+        stream.next += part.len() as u64;
+        if stream.next >= stream.end {
+            engine.dequeue(peer, Queue::Streaming, index);
+            Self::done_send(engine, peer, index);
+        }
+        Ok(true)
+    }
+
+    fn handle_cookie(engine: &mut Engine<P, S>, index: u32, arrival: &Arrival<P::Token>) -> bool {
+        let Engine { requests, port, .. } = engine;
+        let State::Receiving { incoming, buf } = &mut requests.get_mut(index).0 else { return false };
+        let Incoming { from, left, how, .. } = *incoming;
+        let fits = (1..=incoming.wanted()).contains(&(arrival.len as u64));
+        if how != How::Stream || from != arrival.peer || !fits {
+            return false;
+        }
+        port.read(arrival, 0, buf.part(left.start as usize, arrival.len));
+        incoming.left.start += arrival.len as u64;
+        if incoming.wanted() == 0 {
+            engine.dequeue(from, Queue::Incoming, index);
+            Self::done_receive(engine, index);
+        }
+        true
+    }
+
+    fn done_receive(engine: &mut Engine<P, S>, index: u32) {
+        let State::Receiving { incoming, buf } = &engine.requests.get(index).0 else { return };
+        let Incoming { from, tag, rts, .. } = *incoming;
+        let outcome = crate::engine::receive::outcome(from, tag, rts.total, buf.len());
+        engine.complete(index, outcome);
+    }
+}

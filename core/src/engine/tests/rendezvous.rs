@@ -1,0 +1,361 @@
+//! Messages that are matched before their bytes move: synchronous ones, large ones, and peers that die in the middle.
+
+use std::vec::Vec;
+
+use super::world::{AMPLE, Room, Ticket, World, pattern};
+use crate::engine::{Failure, Fate, PACKETS_A_TURN, RequestId, Status, Truncation, Tuning};
+use crate::matching::{Pattern, Source};
+use crate::port::PeerId;
+use crate::shared::layout::Geometry;
+use crate::shared::tests::contents;
+use crate::shared::tests::fabric::{Fabric, Reading, tiny};
+
+const READINGS: [Reading; 4] = [Reading::Never, Reading::Always, Reading::Unreadable(4), Reading::Refused(4)];
+
+fn start(world: &mut World<'_>, synchronous: bool, from: PeerId, to: PeerId, tag: u64, len: usize) -> Ticket {
+    match synchronous {
+        true => world.issend(from, to, tag, contents(tag, len)),
+        false => world.isend(from, to, tag, contents(tag, len)),
+    }
+}
+
+/// What a receive of a message of `len` bytes into `room` has to come to.
+fn assert_received(world: &mut World<'_>, receive: Ticket, from: PeerId, tag: u64, len: usize, room: usize) {
+    let (outcome, bytes) = world.done(receive);
+    let moved = len.min(room);
+    let status = Status { peer: from, tag, len: moved };
+    let cut = Err(Fate::Truncated(Truncation { status, message: len as u64 }));
+    assert_eq!(outcome, if moved < len { cut } else { Ok(status) });
+    assert_eq!(bytes[..moved], contents(tag, len)[..moved], "{len} bytes into {room}");
+    assert!(bytes[moved..].iter().all(|&byte| byte == 0xee), "more than the message was written");
+}
+
+#[test]
+fn synchronous_or_large_send_is_complete_only_when_it_is_received() {
+    for (seed, reading) in (0..).zip(READINGS) {
+        let fabric = Fabric::reading(tiny(2), reading, seed);
+        let mut world = World::new(&fabric, AMPLE);
+        let synchronous = [0, 1, 48, 200, 223, 224, 225, 256, 257, 512, 4000].map(|len| (true, len));
+        for (synchronous, len) in synchronous.into_iter().chain([(false, 257), (false, 512), (false, 4000)]) {
+            for room in [len, len + 100] {
+                let send = start(&mut world, synchronous, 0, 1, 3, len);
+                assert_ne!(send.id, RequestId::SENT);
+                let other = world.recv(1, 0, 4, room);
+                world.settle();
+                assert_eq!(world.test(send), None, "{len} bytes: nobody has matched it");
+                assert!(world.engine(0).sends_pending());
+                let receive = world.recv(1, 0, 3, room);
+                world.settle();
+                assert_received(&mut world, receive, 0, 3, len, room);
+                assert_eq!(world.done(send).0, Ok(Status { peer: 1, tag: 3, len }));
+                let expected = start(&mut world, synchronous, 0, 1, 4, len);
+                world.settle();
+                assert_received(&mut world, other, 0, 4, len, room);
+                assert_eq!(world.done(expected).0, Ok(Status { peer: 1, tag: 4, len }));
+            }
+        }
+        world.assert_empty(&[0, 1], "synchronous sends");
+    }
+}
+
+#[test]
+fn truncated_rendezvous_moves_what_fits_and_completes_its_send() {
+    for (seed, reading) in (0..).zip(READINGS) {
+        let fabric = Fabric::reading(tiny(2), reading, seed);
+        let mut world = World::new(&fabric, AMPLE);
+        let cases = [(true, 8, 0), (true, 200, 7), (true, 224, 223), (true, 300, 224), (true, 300, 225)];
+        for (synchronous, len, room) in cases
+            .into_iter()
+            .chain([(true, 3000, 1), (true, 3000, 0)])
+            .chain([0, 1, 223, 224, 225, 256, 512, 513, 2047, 4999].map(|room| (false, 5000, room)))
+        {
+            for expected in [true, false] {
+                let early = expected.then(|| world.recv(1, 0, 3, room));
+                let send = start(&mut world, synchronous, 0, 1, 3, len);
+                world.settle();
+                let receive = early.unwrap_or_else(|| world.recv(1, 0, 3, room));
+                world.settle();
+                assert_received(&mut world, receive, 0, 3, len, room);
+                assert_eq!(world.done(send).0, Ok(Status { peer: 1, tag: 3, len }));
+            }
+        }
+        world.assert_empty(&[0, 1], "truncated");
+    }
+}
+
+#[test]
+fn bytes_move_in_the_way_that_is_open() {
+    for (reading, pulled) in [(Reading::Never, false), (Reading::Always, true)] {
+        let fabric = Fabric::reading(tiny(2), reading, 1);
+        let mut world = World::new(&fabric, AMPLE);
+        let receive = world.recv(1, 0, 1, 10_000);
+        let send = world.isend(0, 1, 1, contents(1, 10_000));
+        world.settle();
+        world.done(send).0.unwrap();
+        assert_eq!(world.done(receive).1, contents(1, 10_000));
+        let moved = fabric.with_memory(|memory| memory.pulled + memory.pushed);
+        // Those that both sides wanted to copy may be copied twice.
+        assert_eq!(moved >= 10_000, pulled, "{moved} bytes");
+        let packets = world.engine(0).port_mut().sent;
+        assert!(if pulled { packets == 1 } else { packets > 10_000 / 256 }, "{packets} packets");
+    }
+}
+
+#[test]
+fn message_that_is_announced_keeps_its_place_in_the_order() {
+    let any = Pattern { source: Source::Any, context: 0, tag: 0, ignore: u64::MAX };
+    for (seed, reading) in (0..).zip(READINGS) {
+        for expected in [true, false] {
+            let fabric = Fabric::reading(tiny(2), reading, seed);
+            let mut world = World::new(&fabric, AMPLE);
+            let lens: Vec<_> = [4000, 8, 300, 256, 0, 2000, 100].into_iter().cycle().take(40).collect();
+            let mut receives = Vec::new();
+            if expected {
+                receives.extend(lens.iter().map(|_| world.irecv(1, any, 4000).unwrap()));
+            }
+            let sends: Vec<_> =
+                (0..).zip(&lens).map(|(tag, &len)| start(&mut world, tag % 3 == 2, 0, 1, tag, len)).collect();
+            world.settle();
+            if !expected {
+                receives.extend(lens.iter().map(|_| world.irecv(1, any, 4000).unwrap()));
+            }
+            world.settle();
+            for ((tag, len), receive) in (0..).zip(lens).zip(receives) {
+                assert_received(&mut world, receive, 0, tag, len, 4000);
+            }
+            assert!(sends.into_iter().all(|send| world.done(send).0.is_ok()));
+            world.assert_empty(&[0, 1], "order");
+        }
+    }
+}
+
+#[test]
+fn many_are_in_flight_in_both_directions_at_once() {
+    for (seed, reading) in (0..).zip(READINGS) {
+        for forward in [true, false] {
+            let fabric = Fabric::reading(tiny(3), reading, seed);
+            let mut world = World::new(&fabric, AMPLE);
+            let pairs = [(0, 1), (1, 0), (0, 2), (2, 0), (1, 2), (2, 1)];
+            let mut sends = Vec::new();
+            for tag in 0..30 {
+                for (from, to) in pairs {
+                    sends.push(start(&mut world, tag % 2 == 0, from, to, tag, 300 + 61 * tag as usize));
+                }
+            }
+            if forward {
+                // They are all announced before the first is matched.
+                world.settle();
+                assert_eq!(world.engine(0).unexpected_messages(), 60);
+            }
+            let mut receives = Vec::new();
+            for tag in (0..30).rev() {
+                receives.extend(pairs.map(|(from, to)| (from, tag, world.recv(to, from, tag, 5000))));
+            }
+            world.settle();
+            for (from, tag, receive) in receives {
+                assert_received(&mut world, receive, from, tag, 300 + 61 * tag as usize, 5000);
+            }
+            assert!(sends.into_iter().all(|send| world.done(send).0.is_ok()));
+            world.assert_empty(&[0, 1, 2], "both directions");
+        }
+    }
+}
+
+#[test]
+fn answer_that_finds_no_room_leaves_later() {
+    for reading in [Reading::Never, Reading::Always] {
+        for (synchronous, len) in [(false, 2000), (true, 2000), (true, 100), (true, 0)] {
+            let fabric = Fabric::reading(tiny(2), reading, 1);
+            let mut world = World::new(&fabric, AMPLE);
+            let receive = world.recv(1, 0, 1, len);
+            let send = start(&mut world, synchronous, 0, 1, 1, len);
+            // The way back is full: fastbox and cells.
+            let mut blockers = Vec::new();
+            loop {
+                let blocker = world.isend(1, 0, 9, contents(9, 8));
+                blockers.push(blocker);
+                if blocker.id != RequestId::SENT {
+                    break;
+                }
+            }
+            for _ in 0..50 {
+                world.engine(1).progress();
+            }
+            assert_eq!((world.test(receive), world.test(send)), (None, None), "the sender is not told yet");
+            assert!(!world.engine(1).cancel(receive.id));
+            world.settle();
+            assert_received(&mut world, receive, 0, 1, len, len);
+            world.done(send).0.unwrap();
+            for blocker in blockers {
+                world.done(blocker).0.unwrap();
+                let taken = world.recv(0, 1, 9, 8);
+                assert_eq!(world.done(taken).1, contents(9, 8));
+            }
+            world.assert_empty(&[0, 1], "an answer that waits");
+        }
+    }
+}
+
+/// Both ranks take turns, single steps each, and after so many one of them is gone.
+fn death(
+    reading: Reading,
+    synchronous: bool,
+    (len, room): (usize, usize),
+    steps: usize,
+    dead: PeerId,
+    way: u64,
+) {
+    let fabric = Fabric::reading(tiny(3), reading, steps as u64);
+    let mut world = World::new(&fabric, Room { requests: 8, units: 64, ..AMPLE });
+    let early = steps.is_multiple_of(2).then(|| world.recv(1, 0, 1, room));
+    let send = start(&mut world, synchronous, 0, 1, 1, len);
+    let mut receive = early;
+    for step in 0..steps {
+        if step == 2 && receive.is_none() {
+            receive = Some(world.recv(1, 0, 1, room));
+        }
+        world.engine(step as PeerId % 2).step();
+    }
+    let receive = receive.unwrap_or_else(|| world.recv(1, 0, 1, room));
+    let other = 1 - dead;
+    let what =
+        std::format!("{reading:?}, {len} into {room} bytes, {steps} steps, rank {dead} dies, way {way}");
+    fabric.with_memory(|memory| memory.gone.push(dead));
+    if way > 0 {
+        world.engine(other).depart(dead, Failure::Died);
+        if way > 1 {
+            world.engine(other).progress();
+        }
+        while !world.engine(other).drain(dead) {}
+    }
+    world.engine(other).fail(dead, Failure::Died);
+    // The other side learns, too, as far as it is there: its requests end as well.
+    world.engine(dead).fail(other, Failure::Died);
+    let (sent, _) = world.done(send);
+    let (received, bytes) = world.done(receive);
+    match sent {
+        Ok(status) => assert_eq!(status, Status { peer: 1, tag: 1, len }, "{what}"),
+        Err(fate) => assert_eq!(fate, Fate::PeerFailed { peer: 1, failure: Failure::Died }, "{what}"),
+    }
+    match received {
+        Err(Fate::PeerFailed { peer: 0, failure: Failure::Died }) => {}
+        Ok(_) | Err(Fate::Truncated(_)) => {
+            let moved = len.min(room);
+            assert_eq!(bytes[..moved], contents(1, len)[..moved], "{what}");
+        }
+        Err(fate) => panic!("{what}: {fate}"),
+    }
+    assert_eq!(world.engine(other).failure(dead), Some(Failure::Died), "{what}");
+    world.assert_empty(&[0, 1], &what);
+    // The third is not concerned.
+    let receive = world.recv(other, 2, 7, 3000);
+    let send = world.isend(2, other, 7, contents(7, 3000));
+    for _ in 0..100 {
+        world.engine(other).progress();
+        world.engine(2).progress();
+    }
+    world.done(send).0.unwrap();
+    assert_eq!(world.done(receive).1, contents(7, 3000), "{what}");
+}
+
+#[test]
+fn death_at_any_step_ends_the_requests_of_both_sides() {
+    for reading in READINGS {
+        for (synchronous, sizes) in [
+            (true, (0, 0)),
+            (true, (200, 200)),
+            (false, (1500, 1500)),
+            (false, (3000, 2000)),
+            (true, (900, 0)),
+        ] {
+            for steps in 0..40 {
+                for dead in [0, 1] {
+                    for way in 0..3 {
+                        death(reading, synchronous, sizes, steps, dead, way);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn death_ends_a_rendezvous_that_waits_for_room() {
+    for failure in [Failure::Died, Failure::Finished] {
+        for reading in [Reading::Never, Reading::Always] {
+            let fabric = Fabric::reading(tiny(2), reading, 1);
+            let mut world = World::new(&fabric, AMPLE);
+            let receive = world.recv(1, 0, 1, 2000);
+            world.isend(0, 1, 1, contents(1, 2000));
+            while world.isend(1, 0, 9, contents(9, 8)).id == RequestId::SENT {}
+            for _ in 0..50 {
+                world.engine(1).progress();
+            }
+            assert_eq!(world.test(receive), None);
+            world.engine(1).fail(0, failure);
+            let (outcome, bytes) = world.done(receive);
+            if reading == Reading::Always {
+                // All of it is here; only the sender was not told.
+                assert_eq!((outcome, bytes), (Ok(Status { peer: 0, tag: 1, len: 2000 }), contents(1, 2000)));
+            } else {
+                assert_eq!(outcome, Err(Fate::PeerFailed { peer: 0, failure }));
+            }
+        }
+    }
+}
+
+#[test]
+fn turn_stays_bounded_however_many_messages_are_pulled() {
+    const HALF: usize = 2000;
+    let tuning = Tuning { eager_bytes: 64, window: 8192 };
+    let room = Room { requests: 2 * HALF, buckets: 4096, tuning, ..AMPLE };
+    let fabric = Fabric::reading(Geometry { cells: 64, ..tiny(2) }, Reading::Always, 1);
+    let mut world = World::new(&fabric, room);
+    // Each receive that is posted moves a piece of the first message in the queue. Those of many pieces let it grow;
+    // when they are done, those of one piece stand behind them.
+    let messages: Vec<_> =
+        (0..2 * HALF as u64).map(|tag| (tag, if tag < HALF as u64 { 4000 } else { 100 })).collect();
+    let sends: Vec<_> =
+        messages.iter().map(|&(tag, len)| world.isend(0, 1, tag, contents(tag, len))).collect();
+    world.settle();
+    assert_eq!(world.engine(1).unexpected_messages(), messages.len());
+    let mut most = 0;
+    let mut receives = Vec::new();
+    for &(tag, len) in &messages {
+        let before = world.engine(1).port_mut().pulls;
+        receives.push(world.recv(1, 0, tag, len));
+        most = most.max(world.engine(1).port_mut().pulls - before);
+    }
+    while world.engine(1).requests.used() > 0 && most <= PACKETS_A_TURN {
+        let before = world.engine(1).port_mut().pulls;
+        world.engine(1).step();
+        most = most.max(world.engine(1).port_mut().pulls - before);
+        world.engine(0).progress();
+        receives.retain(|&receive| world.test(receive).is_none());
+    }
+    assert!((1..=PACKETS_A_TURN).contains(&most), "{most} pieces in one turn");
+    world.settle();
+    assert!(sends.into_iter().all(|send| world.done(send).0.is_ok()));
+    world.assert_empty(&[0, 1], "bounded turns");
+}
+
+#[test]
+fn posted_receive_that_matched_can_not_be_withdrawn() {
+    for reading in READINGS {
+        let fabric = Fabric::reading(tiny(2), reading, 9);
+        let mut world = World::new(&fabric, AMPLE);
+        let receive = world.recv(1, 0, 1, 2000);
+        let send = world.isend(0, 1, 1, contents(1, 2000));
+        assert!(!world.engine(0).cancel(send.id), "a send");
+        world.engine(1).step();
+        assert!(!world.engine(1).cancel(receive.id));
+        world.settle();
+        assert_received(&mut world, receive, 0, 1, 2000, 2000);
+        let withdrawn = world.irecv(1, pattern(Source::Rank(0), 1), 2000).unwrap();
+        assert!(world.engine(1).cancel(withdrawn.id));
+        world.done(withdrawn).0.unwrap_err();
+        let send = world.isend(0, 1, 1, contents(1, 2000));
+        world.settle();
+        assert_eq!(world.test(send), None);
+    }
+}

@@ -1,0 +1,136 @@
+//! What has arrived, and what is complete, against the oracle.
+
+use super::{Receive, Sending, Sent, Simulation};
+use crate::engine::tests::oracle::{Fate as Expected, Name};
+use crate::engine::{Fate, Outcome, RequestId, Status, Truncation};
+use crate::port::PeerId;
+use crate::wire::{Envelope, Kind};
+
+impl Simulation<'_> {
+    /// Tells the oracle what has arrived at a rank, and checks that it is what was sent, in order.
+    pub(super) fn listen(&mut self, rank: PeerId) {
+        let seed = self.seed;
+        for seen in core::mem::take(&mut self.world.engine(rank).port_mut().seen) {
+            let announced = match seen.envelope.kind {
+                Kind::Eager => false,
+                Kind::Rts => true,
+                Kind::Cts | Kind::Data | Kind::Fin => continue,
+                kind => panic!("seed {seed}: {kind:?}"),
+            };
+            let Envelope { context, tag, .. } = seen.envelope;
+            let name = self.oracles[rank as usize].arrive(seen.peer, context, tag, announced);
+            let sent = &self.sent[seen.peer as usize][rank as usize][name.number];
+            let len = seen.rts.map_or(seen.len as u64, |rts| rts.total);
+            let envelope = (context, tag, len);
+            assert_eq!(envelope, (sent.context, sent.tag, sent.bytes.len() as u64), "seed {seed}: overtaken");
+            assert!(announced || !sent.rendezvous, "seed {seed}: sent without asking");
+            assert!(!announced || !sent.complete, "seed {seed}: {name:?} was complete and is only announced");
+        }
+        let sent = self.sent[rank as usize][rank as usize].len() - self.pending_to_self(rank);
+        for number in self.oracles[rank as usize].arrived(rank)..sent {
+            let Sent { context, tag, .. } = self.sent[rank as usize][rank as usize][number];
+            self.oracles[rank as usize].arrive(rank, context, tag, false);
+        }
+        let probed = self.probed.iter().filter(|probed| probed.rank == rank).count();
+        let stored = self.world.engine(rank).unexpected_messages();
+        let waiting = self.oracles[rank as usize].waiting() + probed;
+        assert_eq!(stored, waiting, "seed {seed}: unexpected messages of {rank}");
+    }
+
+    /// Every request is complete exactly when the oracle says so, with the right outcome.
+    pub(super) fn complete(&mut self) {
+        let gone = self.gone.clone();
+        let running = move |rank: PeerId| gone[rank as usize].is_none();
+        for receive in core::mem::take(&mut self.receives) {
+            if !running(receive.ticket.rank) {
+                continue;
+            }
+            let oracle = &self.oracles[receive.ticket.rank as usize];
+            let expected = oracle.receives[receive.number];
+            // Of a message that was announced, only the end will tell.
+            let due = match expected {
+                Expected::Posted => Some(false),
+                Expected::Matched(name) if oracle.may_be_lost(name) => Some(true),
+                Expected::Matched(name) => (!oracle.is_announced(name)).then_some(true),
+                Expected::Withdrawn | Expected::Failed => Some(true),
+            };
+            let outcome = self.world.test(receive.ticket);
+            let right = due.is_none_or(|due| outcome.is_some() == due);
+            assert!(right, "seed {}: {receive:?} is {expected:?}, and {outcome:?}", self.seed);
+            match outcome {
+                Some((outcome, bytes)) => self.check(&receive, expected, outcome, &bytes),
+                None => self.receives.push(receive),
+            }
+        }
+        for send in core::mem::take(&mut self.sends) {
+            let from = send.ticket.rank;
+            if !running(from) {
+                continue;
+            }
+            let told = self.told[from as usize][send.to as usize];
+            match self.world.test(send.ticket) {
+                None => {
+                    assert_eq!(told, None, "seed {}: {send:?} waits for a rank that is gone", self.seed);
+                    self.sends.push(send);
+                }
+                Some((Ok(status), _)) => {
+                    if send.ticket.id != RequestId::SENT {
+                        assert_eq!((status.peer, status.tag, status.len), (send.to, send.tag, send.len));
+                    }
+                    self.check_sent(from, &send);
+                }
+                Some((Err(fate), _)) => {
+                    let failed = told.map(|failure| Fate::PeerFailed { peer: send.to, failure });
+                    assert_eq!(Some(fate), failed, "seed {}", self.seed);
+                }
+            }
+        }
+    }
+
+    /// A send is complete: rightly so?
+    fn check_sent(&mut self, from: PeerId, send: &Sending) {
+        let sent = &mut self.sent[from as usize][send.to as usize][send.number];
+        let oracle = &self.oracles[send.to as usize];
+        let name = Name { source: from, number: send.number };
+        sent.complete = true;
+        let must_be_matched = sent.rendezvous || oracle.is_announced(name);
+        assert!(!must_be_matched || oracle.is_matched(name), "seed {}: {send:?} is complete", self.seed);
+    }
+
+    fn check(&self, receive: &Receive, expected: Expected, outcome: Outcome, bytes: &[u8]) {
+        let (rank, seed) = (receive.ticket.rank as usize, self.seed);
+        let name = match expected {
+            Expected::Matched(name) => match outcome {
+                Err(Fate::PeerFailed { peer, failure }) => {
+                    assert!(self.oracles[rank].may_be_lost(name), "seed {seed}: {name:?} was here");
+                    return assert_eq!((name.source, self.told[rank][peer as usize]), (peer, Some(failure)));
+                }
+                _ => name,
+            },
+            Expected::Withdrawn => return assert_eq!(outcome, Err(Fate::Cancelled), "seed {seed}"),
+            Expected::Failed => {
+                let Err(Fate::PeerFailed { peer, failure }) = outcome else {
+                    panic!("seed {seed}: {outcome:?}");
+                };
+                return assert_eq!(self.told[rank][peer as usize], Some(failure), "seed {seed}");
+            }
+            Expected::Posted => unreachable!("checked by the caller"),
+        };
+        let Name { source, number } = name;
+        let sent = &self.sent[source as usize][rank][number];
+        let len = sent.bytes.len().min(receive.room);
+        let status = Status { peer: source, tag: sent.tag, len };
+        let message = sent.bytes.len() as u64;
+        let right = if len < sent.bytes.len() {
+            Err(Fate::Truncated(Truncation { status, message }))
+        } else {
+            Ok(status)
+        };
+        assert_eq!(outcome, right, "seed {seed}");
+        assert_eq!(bytes[..len], sent.bytes[..len], "seed {seed}: contents of {name:?} at {rank}");
+        assert!(
+            bytes[len..].iter().all(|&byte| byte == 0xee),
+            "seed {seed}: more than the message was written"
+        );
+    }
+}

@@ -1,0 +1,454 @@
+//! Credits: what a sender may send before anyone asks for it, in units of the store's memory.
+//!
+//! A packet that may have to be stored costs [`crate::store::cost`] credits. The receiver promises memory to each
+//! peer before the peer uses it, and never promises what it has not got; a sender out of credit falls back to
+//! rendezvous, or waits. Credits are dynamic and belong to the process, where a static share for every connection would
+//! cost the more the more peers there are (paper 2, sections 2.3.2 and 2.3.3).
+//!
+//! All numbers that travel are totals since the beginning, in 64 bits: of several, only the last need be sent, and
+//! one that is lost or comes late does no harm. With `granted`, `arrived` and `stored` units of each peer, what is always true:
+//!
+//! - the sum of `granted - arrived + stored` over all peers, and what is reserved besides, is at most the ceiling;
+//! - each open account has a *reserve* of its own, so a peer of which nothing is stored has at least half of that
+//!   to send with, and a largest packet; what others send can't take it away;
+//! - all else is one *pool*, from which accounts are topped up to the full *window* when they fall below half of it, first
+//!   come, first served. While some wait for the pool, the others are topped up from their reserve only, and so give
+//!   back what they have of it as their traffic goes on.
+#![forbid(unsafe_code)]
+
+use crate::port::PeerId;
+use crate::slab::NONE;
+
+/// The window that throughput asks for: 4096 units, or 256 KiB.
+pub const WINDOW: u32 = 4096;
+
+/// What came of an arrival.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Arrived {
+    /// It is booked.
+    Fine,
+    /// It is booked, and this is the peer's new total, for it to learn.
+    Regrant(u64),
+    /// The peer was not granted that: a fault. Nothing is booked, and there may be no room for it.
+    Overdrawn,
+}
+
+/// The ceiling does not suffice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{ceiling} units are too few for {peers} peers: a largest packet from each takes {needed}")]
+pub struct CeilingError {
+    /// Units there are.
+    pub ceiling: u32,
+    /// Peers to be served.
+    pub peers: u32,
+    /// Units that would suffice.
+    pub needed: u64,
+}
+
+/// The receiver's side, for one peer. It lies in a slice of which it is element [`PeerId`], by itself or as part of what
+/// else is known of the peer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Account {
+    /// Units of all that has arrived.
+    arrived: u64,
+    /// The ledger has to look when `arrived` gets beyond this; at most `granted`.
+    due: u64,
+    /// Units ever promised.
+    granted: u64,
+    /// Units in the store.
+    stored: u32,
+    /// Units taken from the pool. With the reserve, at least `granted - arrived + stored`; exactly that, after each look.
+    pooled: u32,
+    /// Neighbours among the starved.
+    prev: u32,
+    next: u32,
+    open: bool,
+    starved: bool,
+}
+
+impl Default for Account {
+    fn default() -> Self {
+        Self {
+            arrived: 0,
+            due: 0,
+            granted: 0,
+            stored: 0,
+            pooled: 0,
+            prev: NONE,
+            next: NONE,
+            open: false,
+            starved: false,
+        }
+    }
+}
+
+impl AsMut<Account> for Account {
+    fn as_mut(&mut self) -> &mut Self {
+        self
+    }
+}
+
+impl Account {
+    /// The critical path of [`Ledger::arrived`], for who has the account in hand. False: nothing is booked, ask the ledger.
+    #[inline(always)]
+    pub const fn try_arrive(&mut self, cost: u32, stored: bool) -> bool {
+        let arrived = self.arrived + cost as u64;
+        if arrived > self.due {
+            return false;
+        }
+        self.arrived = arrived;
+        if stored {
+            self.stored += cost;
+        }
+        true
+    }
+
+    /// Units ever promised to the peer: what it has to learn.
+    pub const fn granted(&self) -> u64 {
+        self.granted
+    }
+
+    /// Units that the peer may still send.
+    pub const fn window(&self) -> u32 {
+        // Never more than the ceiling.
+        (self.granted - self.arrived) as u32
+    }
+
+    /// Units of the peer in the store.
+    pub const fn stored(&self) -> u32 {
+        self.stored
+    }
+
+    /// Whether it waits for the pool.
+    pub const fn is_starved(&self) -> bool {
+        self.starved
+    }
+
+    /// Units that have to be there for it.
+    const fn charge(&self) -> u32 {
+        self.window() + self.stored
+    }
+}
+
+/// The receiver's side, for the process. Exclusive to one thread at a time; every call takes bounded time, whatever
+/// the number of peers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ledger {
+    /// Units of the pool that are nobody's.
+    free: u32,
+    /// Units that each account has to itself.
+    reserve: u32,
+    /// What an account is topped up to.
+    window: u32,
+    /// Below this an account is topped up.
+    low: u32,
+    /// What the largest packet costs. The pool is given out in no smaller pieces.
+    packet: u32,
+    /// Accounts not opened yet, for which there is a reserve.
+    unopened: u32,
+    /// The starved accounts, in the order they became so.
+    first: u32,
+    last: u32,
+}
+
+impl Ledger {
+    /// A ledger over `ceiling` units for up to `peers` peers, of whose packets none costs more than `packet`.
+    ///
+    /// An account is topped up to `window` units (see [`WINDOW`]), to a quarter of the ceiling if that is less, and to a
+    /// largest packet at least. Half of the ceiling, or what fills the windows, is shared out as reserves.
+    ///
+    /// # Errors
+    /// The ceiling does not suffice for a largest packet from each peer.
+    pub const fn new(ceiling: u32, peers: u32, window: u32, packet: u32) -> Result<Self, CeilingError> {
+        // Nothing is free of charge.
+        let packet = larger(packet, 1);
+        let needed = peers as u64 * packet as u64;
+        if needed > ceiling as u64 {
+            return Err(CeilingError { ceiling, peers, needed });
+        }
+        let window = larger(smaller(window, ceiling / 4), packet);
+        let reserve = match ceiling.checked_div(peers) {
+            Some(share) => smaller(larger(smaller(share / 2, window), packet), share),
+            None => 0,
+        };
+        Ok(Self {
+            free: ceiling - peers * reserve,
+            reserve,
+            window,
+            low: larger(window / 2, packet),
+            packet,
+            unopened: peers,
+            first: NONE,
+            last: NONE,
+        })
+    }
+
+    /// Units that each account has to itself.
+    pub const fn reserve(&self) -> u32 {
+        self.reserve
+    }
+
+    /// Units that an account is topped up to.
+    pub const fn window(&self) -> u32 {
+        self.window
+    }
+
+    /// Units of the pool that are nobody's.
+    pub const fn free(&self) -> u32 {
+        self.free
+    }
+
+    /// Opens the account of a peer. Returns the peer's first total: the reserve; or, when it is open or there are no more
+    /// to open, what it has been granted before.
+    pub fn open<T: AsMut<Account>>(&mut self, accounts: &mut [T], peer: PeerId) -> u64 {
+        let Some(account) = account(accounts, peer) else { return 0 };
+        if !account.open && self.unopened > 0 {
+            self.unopened -= 1;
+            account.open = true;
+            account.granted += u64::from(self.reserve);
+            account.due = self.due(account);
+        }
+        account.granted
+    }
+
+    /// A packet has come. Asked before it is stored; if it is booked as stored, there is room for it.
+    #[inline(always)]
+    pub fn arrived<T>(&mut self, accounts: &mut [T], peer: PeerId, cost: u32, stored: bool) -> Arrived
+    where
+        T: AsMut<Account>,
+    {
+        if let Some(account) = account(accounts, peer)
+            && account.try_arrive(cost, stored)
+        {
+            return Arrived::Fine;
+        }
+        self.arrived_due(accounts, peer, cost, stored)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn arrived_due<T>(&mut self, accounts: &mut [T], peer: PeerId, cost: u32, stored: bool) -> Arrived
+    where
+        T: AsMut<Account>,
+    {
+        let Some(account) = account(accounts, peer) else { return Arrived::Overdrawn };
+        if cost > account.window() {
+            return Arrived::Overdrawn;
+        }
+        account.arrived += u64::from(cost);
+        account.stored += if stored { cost } else { 0 };
+        self.settle(accounts, peer, false).map_or(Arrived::Fine, Arrived::Regrant)
+    }
+
+    /// Units of a peer, open or closed, are out of the store. Returns its new total, if there is one.
+    /// What it leaves to others comes from [`Ledger::next_regrant`].
+    pub fn removed<T: AsMut<Account>>(
+        &mut self,
+        accounts: &mut [T],
+        peer: PeerId,
+        units: u32,
+    ) -> Option<u64> {
+        let account = account(accounts, peer)?;
+        debug_assert!(units <= account.stored);
+        account.stored = account.stored.saturating_sub(units);
+        self.settle(accounts, peer, false)
+    }
+
+    /// Whether [`Ledger::next_regrant`] has something.
+    #[inline(always)]
+    pub const fn can_regrant(&self) -> bool {
+        self.first != NONE && self.free >= self.packet
+    }
+
+    /// The next of the starved peers for which there is something in the pool now, and its new total. Worth a call after
+    /// each other one that made room, until there is none.
+    pub fn next_regrant<T: AsMut<Account>>(&mut self, accounts: &mut [T]) -> Option<(PeerId, u64)> {
+        if !self.can_regrant() {
+            return None;
+        }
+        let peer = self.first;
+        self.unlink(accounts, peer);
+        Some((peer, self.settle(accounts, peer, true)?))
+    }
+
+    /// The peer is gone, and nothing more of it will be taken: the promise is void. What is stored of it stays charged
+    /// until [`Ledger::removed`]; all else, its reserve too, goes to the pool.
+    pub fn close<T: AsMut<Account>>(&mut self, accounts: &mut [T], peer: PeerId) {
+        self.unlink(accounts, peer);
+        let Some(account) = account(accounts, peer) else { return };
+        if core::mem::take(&mut account.open) {
+            account.granted = account.arrived;
+            account.due = account.granted;
+            self.free += self.reserve + account.pooled - account.stored;
+            account.pooled = account.stored;
+        }
+    }
+
+    /// Takes units of the pool for what comes from no peer: messages to ourselves. False when it has too few.
+    pub const fn try_reserve(&mut self, units: u32) -> bool {
+        match self.free.checked_sub(units) {
+            Some(free) => {
+                self.free = free;
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Gives back what [`Ledger::try_reserve`] took, at once or in parts.
+    pub const fn release(&mut self, units: u32) {
+        self.free += units;
+    }
+
+    /// Looks at an account: takes back what it needs no more, tops it up, and notes whether it starves. `served`: it is
+    /// its turn to use the pool.
+    fn settle<T: AsMut<Account>>(&mut self, accounts: &mut [T], peer: PeerId, served: bool) -> Option<u64> {
+        let alone = self.first == NONE || self.first == peer && self.last == peer;
+        let account = account(accounts, peer)?;
+        let reserve = if account.open { self.reserve } else { 0 };
+        let pooled = account.charge().saturating_sub(reserve);
+        self.free += account.pooled - pooled;
+        account.pooled = pooled;
+        if !account.open {
+            return None;
+        }
+        let grant = self.top_up(account, served || alone);
+        account.due = self.due(account);
+        let granted = account.granted;
+        let starved = account.window() < self.low;
+        if starved != account.starved {
+            if starved { self.link(accounts, peer) } else { self.unlink(accounts, peer) }
+        }
+        grant.then_some(granted)
+    }
+
+    /// What is granted from the pool is at least a largest packet. What is granted from the reserve alone at
+    /// least doubles the window, or the window is shorter than such a packet: there are no trickles.
+    fn top_up(&mut self, account: &mut Account, pool: bool) -> bool {
+        let window = account.window();
+        if window >= self.low {
+            return false;
+        }
+        let own = self.own(account);
+        let wanted = self.window - window - own;
+        let pooled = if pool && self.free >= self.packet { smaller(wanted, self.free) } else { 0 };
+        if pooled == 0 && (own == 0 || own <= window && window >= self.packet) {
+            return false;
+        }
+        self.free -= pooled;
+        account.pooled += pooled;
+        account.granted += u64::from(own + pooled);
+        true
+    }
+
+    /// Units that the reserve still has for the window.
+    fn own(&self, account: &Account) -> u32 {
+        smaller(self.reserve.saturating_sub(account.charge()), self.window - account.window())
+    }
+
+    /// When to look again: when the window falls below half of it, of what it is with the reserve if it could not
+    /// be filled; and before it gets too short for a largest packet.
+    fn due(&self, account: &Account) -> u64 {
+        let window = account.window();
+        let half = (window + self.own(account)) / 2;
+        let low = if window >= self.low { self.low } else { smaller(larger(half, self.packet), window) };
+        account.granted - u64::from(low)
+    }
+
+    fn link<T: AsMut<Account>>(&mut self, accounts: &mut [T], peer: PeerId) {
+        let Some(account) = account(accounts, peer) else { return };
+        account.starved = true;
+        (account.prev, account.next) = (self.last, NONE);
+        match neighbour(accounts, self.last) {
+            Some(last) => last.next = peer,
+            None => self.first = peer,
+        }
+        self.last = peer;
+    }
+
+    fn unlink<T: AsMut<Account>>(&mut self, accounts: &mut [T], peer: PeerId) {
+        let Some(account) = account(accounts, peer) else { return };
+        if !core::mem::take(&mut account.starved) {
+            return;
+        }
+        let (prev, next) = (account.prev, account.next);
+        match neighbour(accounts, prev) {
+            Some(before) => before.next = next,
+            None => self.first = next,
+        }
+        match neighbour(accounts, next) {
+            Some(after) => after.prev = prev,
+            None => self.last = prev,
+        }
+    }
+}
+
+/// The sender's side, for one peer: what it may send to it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Allowance {
+    /// Units of all that was sent.
+    spent: u64,
+    /// Units ever promised by the peer.
+    limit: u64,
+}
+
+impl Allowance {
+    /// With the peer's first total.
+    pub const fn new(limit: u64) -> Self {
+        Self { spent: 0, limit }
+    }
+
+    /// Whether a packet of this cost may be sent.
+    #[inline(always)]
+    pub const fn may(&self, cost: u32) -> bool {
+        self.spent + cost as u64 <= self.limit
+    }
+
+    /// A packet that may be sent is sent.
+    #[inline(always)]
+    pub const fn spend(&mut self, cost: u32) {
+        debug_assert!(self.may(cost));
+        self.spent += cost as u64;
+    }
+
+    /// The peer has published a total. True: it is more than before, so what waits may go on.
+    ///
+    /// A total is not trusted. A smaller one is old or a lie, and changes nothing: what was promised was promised. One
+    /// that no peer can keep is believed: no size, index or loop depends on it, and a peer that faults us for what we
+    /// then send loses its own connection only.
+    #[inline(always)]
+    pub const fn raise(&mut self, limit: u64) -> bool {
+        let more = limit > self.limit;
+        if more {
+            self.limit = limit;
+        }
+        more
+    }
+
+    /// Units that may still be sent.
+    pub const fn left(&self) -> u64 {
+        self.limit - self.spent
+    }
+}
+
+#[inline(always)]
+fn account<T: AsMut<Account>>(accounts: &mut [T], peer: PeerId) -> Option<&mut Account> {
+    accounts.get_mut(peer as usize).map(AsMut::as_mut)
+}
+
+/// The account of that number; `NONE` has none, however long the slice.
+fn neighbour<T: AsMut<Account>>(accounts: &mut [T], at: u32) -> Option<&mut Account> {
+    if at == NONE { None } else { account(accounts, at) }
+}
+
+const fn smaller(a: u32, b: u32) -> u32 {
+    if a < b { a } else { b }
+}
+
+const fn larger(a: u32, b: u32) -> u32 {
+    if a > b { a } else { b }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,511 @@
+//! The ledger and its senders against a twin that keeps every packet, and adds up anew after each step.
+
+use std::collections::VecDeque;
+use std::vec;
+use std::vec::Vec;
+
+use proptest::prelude::*;
+
+use super::{Account, Allowance, Arrived, CeilingError, Ledger, WINDOW};
+use crate::shared::tests::{Rng, cases};
+use crate::store::{cost, split};
+
+#[derive(Clone, Copy, Debug)]
+enum Op {
+    /// A peer sends a packet of this cost, if it may.
+    Send(usize, u32),
+    /// The next packet of a peer arrives, to be stored or not.
+    Arrive(usize, bool),
+    /// The n-th stored packet of a peer is taken.
+    Remove(usize, usize),
+    /// A peer learns its total.
+    Learn(usize),
+    /// One regrant for the starved.
+    Regrant,
+    /// Units for ourselves.
+    Reserve(u32),
+    Release,
+    Close(usize),
+}
+
+#[derive(Clone, Default)]
+struct Peer {
+    allowance: Allowance,
+    /// The total that the ledger gave out last.
+    published: u64,
+    flying: VecDeque<u32>,
+    arrived: u64,
+    stored: Vec<u32>,
+    closed: bool,
+}
+
+impl Peer {
+    fn stored(&self) -> u64 {
+        self.stored.iter().map(|&cost| u64::from(cost)).sum()
+    }
+
+    fn window(&self) -> u64 {
+        self.published - self.arrived
+    }
+}
+
+#[derive(Clone)]
+struct Twin {
+    ceiling: u32,
+    packet: u32,
+    ledger: Ledger,
+    accounts: Vec<Account>,
+    peers: Vec<Peer>,
+    ourselves: Vec<u32>,
+}
+
+impl Twin {
+    fn new(ceiling: u32, peers: u32, window: u32, packet: u32) -> Option<Self> {
+        let ledger = Ledger::new(ceiling, peers, window, packet);
+        assert_eq!(ledger.is_ok(), peers * packet <= ceiling);
+        let (mut ledger, mut accounts) = (ledger.ok()?, vec![Account::default(); peers as usize]);
+        let mut open = |peer| {
+            let published = ledger.open(&mut accounts, peer);
+            assert_eq!(published, u64::from(ledger.reserve()));
+            Peer { allowance: Allowance::new(published), published, ..Peer::default() }
+        };
+        let peers = (0..peers).map(&mut open).collect();
+        let twin = Self { ceiling, packet, ledger, accounts, peers, ourselves: vec![] };
+        twin.check();
+        Some(twin)
+    }
+
+    fn apply(&mut self, op: Op) {
+        match op {
+            Op::Send(at, cost) => self.send(at, cost),
+            Op::Arrive(at, stored) => self.arrive(at, stored),
+            Op::Remove(at, which) => self.remove(at, which),
+            Op::Learn(at) => self.learn(at),
+            Op::Regrant => {
+                let can = self.ledger.can_regrant();
+                let regrant = self.ledger.next_regrant(&mut self.accounts);
+                assert_eq!(regrant.is_some(), can);
+                if let Some((peer, total)) = regrant {
+                    self.publish(peer as usize, total);
+                }
+            }
+            Op::Reserve(units) => {
+                let free = self.ledger.free();
+                assert_eq!(self.ledger.try_reserve(units), units <= free);
+                if units <= free {
+                    self.ourselves.push(units);
+                }
+            }
+            Op::Release => {
+                if let Some(units) = self.ourselves.pop() {
+                    self.ledger.release(units);
+                }
+            }
+            Op::Close(at) => {
+                let peer = &mut self.peers[at];
+                peer.closed = true;
+                peer.flying.clear();
+                peer.published = peer.arrived;
+                self.ledger.close(&mut self.accounts, at as u32);
+            }
+        }
+        self.check();
+    }
+
+    fn send(&mut self, at: usize, cost: u32) {
+        let peer = &mut self.peers[at];
+        let flying: u32 = peer.flying.iter().sum();
+        if !peer.closed {
+            // The sender knows at most what was published, so what it may is never too much.
+            assert!(peer.allowance.left() + u64::from(flying) <= peer.window());
+        }
+        assert_eq!(peer.allowance.may(cost), u64::from(cost) <= peer.allowance.left());
+        if peer.allowance.may(cost) && !peer.closed {
+            peer.allowance.spend(cost);
+            peer.flying.push_back(cost);
+        }
+    }
+
+    fn arrive(&mut self, at: usize, stored: bool) {
+        self.overdraw(at);
+        let Some(cost) = self.peers[at].flying.pop_front() else { return };
+        let arrived = self.ledger.arrived(&mut self.accounts, at as u32, cost, stored);
+        let peer = &mut self.peers[at];
+        peer.arrived += u64::from(cost);
+        if stored {
+            peer.stored.push(cost);
+        }
+        match arrived {
+            Arrived::Fine => {}
+            Arrived::Regrant(total) => self.publish(at, total),
+            Arrived::Overdrawn => panic!("an honest peer is faulted"),
+        }
+    }
+
+    /// One unit more than was granted is a fault and changes nothing; what was granted is not.
+    fn overdraw(&self, at: usize) {
+        let Self { mut ledger, mut accounts, .. } = self.clone();
+        let window = self.peers[at].window() as u32;
+        for cost in [window + 1, window + self.packet, u32::MAX] {
+            for stored in [false, true] {
+                let arrived = ledger.arrived(&mut accounts, at as u32, cost, stored);
+                assert_eq!(arrived, Arrived::Overdrawn, "{cost} of {window}");
+            }
+        }
+        assert_eq!((&ledger, &accounts), (&self.ledger, &self.accounts));
+        let arrived = ledger.arrived(&mut accounts, at as u32, window, true);
+        assert_ne!(arrived, Arrived::Overdrawn);
+    }
+
+    fn remove(&mut self, at: usize, which: usize) {
+        let stored = &mut self.peers[at].stored;
+        if stored.is_empty() {
+            return;
+        }
+        let units = stored.swap_remove(which % stored.len());
+        if let Some(total) = self.ledger.removed(&mut self.accounts, at as u32, units) {
+            self.publish(at, total);
+        }
+    }
+
+    fn publish(&mut self, at: usize, total: u64) {
+        let peer = &mut self.peers[at];
+        assert!(!peer.closed && total > peer.published, "a regrant that grants nothing");
+        peer.published = total;
+    }
+
+    fn learn(&mut self, at: usize) {
+        let peer = &mut self.peers[at];
+        if !peer.closed {
+            let more = peer.published > peer.allowance.limit;
+            assert_eq!(peer.allowance.raise(peer.published), more);
+            assert!(!peer.allowance.raise(peer.published) && !peer.allowance.raise(0));
+        }
+    }
+
+    fn check(&self) {
+        let Self { ledger, .. } = self;
+        let (reserve, packet) = (u64::from(ledger.reserve()), u64::from(self.packet));
+        let mut held = self.ourselves.iter().map(|&units| u64::from(units)).sum::<u64>();
+        let mut booked = held + u64::from(ledger.free());
+        for (peer, account) in self.peers.iter().zip(&self.accounts) {
+            assert_eq!(account.granted(), peer.published);
+            assert_eq!(u64::from(account.window()), peer.window());
+            assert_eq!(u64::from(account.stored()), peer.stored());
+            assert!(peer.window() <= u64::from(ledger.window()));
+            let charge = peer.window() + peer.stored();
+            let own = if peer.closed { 0 } else { reserve };
+            assert!(charge <= own + u64::from(account.pooled), "a promise without memory");
+            held += charge;
+            booked += own + u64::from(account.pooled);
+            if peer.closed {
+                assert!(peer.window() == 0 && !account.is_starved());
+                continue;
+            }
+            assert!(charge >= reserve || peer.window() >= packet, "refused below its reserve");
+            if peer.stored.is_empty() {
+                assert!(peer.window() >= packet.max(reserve / 2), "nothing stored, and yet held");
+            }
+        }
+        assert!(held <= u64::from(self.ceiling), "more is promised than there is");
+        assert_eq!(booked, u64::from(self.ceiling), "units got lost, or came from nowhere");
+        self.check_starved();
+    }
+
+    fn check_starved(&self) {
+        let (mut at, mut before, mut count) = (self.ledger.first, super::NONE, 0);
+        while at != super::NONE {
+            let account = &self.accounts[at as usize];
+            assert!(account.is_starved() && account.prev == before);
+            (before, at, count) = (at, account.next, count + 1);
+        }
+        assert_eq!(self.ledger.last, before);
+        assert_eq!(self.accounts.iter().filter(|account| account.is_starved()).count(), count);
+    }
+
+    fn drain(&mut self) {
+        // Each takes a largest packet at least out of the pool.
+        let most = self.ledger.free() / self.packet + 1;
+        for _ in 0..most {
+            self.apply(Op::Regrant);
+        }
+        assert!(!self.ledger.can_regrant());
+    }
+
+    /// Everything is taken; then every window is whole again.
+    fn finish(&mut self) {
+        for at in 0..self.peers.len() {
+            while !self.peers[at].flying.is_empty() {
+                self.apply(Op::Arrive(at, false));
+            }
+            while !self.peers[at].stored.is_empty() {
+                self.apply(Op::Remove(at, 0));
+            }
+        }
+        while !self.ourselves.is_empty() {
+            self.apply(Op::Release);
+        }
+        self.drain();
+        let open = self.peers.iter().filter(|peer| !peer.closed).count() as u32;
+        let (low, window) = (u64::from(self.ledger.low), self.ledger.window());
+        let roomy = u64::from(window) * u64::from(open) + u64::from(self.packet) <= u64::from(self.ceiling);
+        for (peer, account) in self.peers.iter().zip(&self.accounts).filter(|(peer, _)| !peer.closed) {
+            assert!(!roomy || !account.is_starved());
+            let untouched = peer.published == u64::from(self.ledger.reserve());
+            assert!(!roomy || untouched || peer.window() >= low, "{} of {window}", peer.window());
+            assert!(peer.window() <= u64::from(window));
+        }
+    }
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let at = 0..5usize;
+    prop_oneof![
+        60 => (at.clone(), 1..20u32).prop_map(|(at, cost)| Op::Send(at, cost)),
+        50 => (at.clone(), any::<bool>()).prop_map(|(at, stored)| Op::Arrive(at, stored)),
+        30 => (at.clone(), any::<usize>()).prop_map(|(at, which)| Op::Remove(at, which)),
+        40 => at.clone().prop_map(Op::Learn),
+        20 => Just(Op::Regrant),
+        6 => (0..60u32).prop_map(Op::Reserve),
+        6 => Just(Op::Release),
+        1 => at.prop_map(Op::Close),
+    ]
+}
+
+/// The same operation, for a world of so many peers and packets of so many units.
+fn fitted(op: Op, peers: usize, packet: u32) -> Op {
+    match op {
+        Op::Send(at, cost) => Op::Send(at % peers, (cost - 1) % packet + 1),
+        Op::Arrive(at, stored) => Op::Arrive(at % peers, stored),
+        Op::Remove(at, which) => Op::Remove(at % peers, which),
+        Op::Learn(at) => Op::Learn(at % peers),
+        Op::Close(at) => Op::Close(at % peers),
+        op => op,
+    }
+}
+
+proptest! {
+    #![proptest_config(cases(256))]
+
+    #[test]
+    fn promises_are_backed_by_memory(
+        ceiling in 0..400u32, peers in 1..6u32, window in 0..200u32, packet in 1..20u32,
+        ops in prop::collection::vec(op(), 0..400),
+    ) {
+        if let Some(mut twin) = Twin::new(ceiling, peers, window, packet) {
+            for op in ops {
+                twin.apply(fitted(op, peers as usize, packet));
+            }
+            twin.finish();
+        }
+    }
+}
+
+/// Every sequence of five operations, of all that matter, in the smallest worlds.
+#[test]
+fn promises_are_backed_by_memory_in_every_short_history() {
+    fn explore(twin: &Twin, depth: usize, seen: &mut usize) {
+        *seen += 1;
+        twin.clone().finish();
+        if depth == 0 {
+            return;
+        }
+        for peer in 0..2 {
+            for op in [Op::Arrive(peer, false), Op::Arrive(peer, true), Op::Remove(peer, 0), Op::Close(peer)]
+            {
+                let mut twin = twin.clone();
+                twin.apply(Op::Learn(peer));
+                twin.apply(Op::Send(peer, if depth.is_multiple_of(2) { twin.packet } else { 1 }));
+                twin.apply(op);
+                explore(&twin, depth - 1, seen);
+            }
+        }
+        let mut twin = twin.clone();
+        twin.apply(Op::Regrant);
+        explore(&twin, depth - 1, seen);
+    }
+    for (ceiling, window, packet) in [(2, 2, 1), (4, 1, 1), (6, 4, 1), (9, 8, 2), (13, 8, 3), (40, 8, 1)] {
+        let (twin, mut seen) = (Twin::new(ceiling, 2, window, packet).unwrap(), 0);
+        explore(&twin, 4, &mut seen);
+        assert_eq!(seen, 1 + 9 + 81 + 729 + 6561);
+    }
+}
+
+/// Senders with more to send than fits, a receiver that takes messages in any order: everything comes through, and who
+/// cannot send has something stored that can be taken.
+#[test]
+fn nothing_deadlocks_at_the_ceiling() {
+    for seed in 0..40 {
+        let mut rng = Rng::new(seed);
+        let (peers, packet) = (1 + rng.below(5), 1 + rng.below(12) as u32);
+        let ceiling = peers as u32 * packet + rng.below(200) as u32;
+        let mut twin = Twin::new(ceiling, peers as u32, rng.below(100) as u32, packet).unwrap();
+        let mut left = vec![300; peers];
+        while left.iter().any(|&left| left > 0) {
+            let at = rng.below(peers);
+            match rng.below(8) {
+                0..=2 if left[at] > 0 => {
+                    let flying = twin.peers[at].flying.len();
+                    twin.apply(Op::Send(at, 1 + rng.below(packet as usize) as u32));
+                    left[at] -= twin.peers[at].flying.len() - flying;
+                }
+                3..=4 => twin.apply(Op::Arrive(at, rng.one_in(2))),
+                5 if rng.one_in(2) => twin.apply(Op::Remove(at, rng.below(1000))),
+                6 => twin.apply(Op::Regrant),
+                _ => twin.apply(Op::Learn(at)),
+            }
+            for peer in twin.peers.iter().filter(|peer| peer.flying.is_empty() && peer.stored.is_empty()) {
+                let mut allowance = peer.allowance;
+                allowance.raise(peer.published);
+                assert!(allowance.may(packet), "held for good");
+            }
+        }
+        twin.finish();
+    }
+}
+
+/// One peer sends all the time and has taken the pool; another one gets its share of it nonetheless.
+#[test]
+fn starved_peer_gets_what_a_busy_one_gives_back() {
+    let mut twin = Twin::new(400, 8, 100, 1).unwrap();
+    let (reserve, window) = (twin.ledger.reserve(), u64::from(twin.ledger.window()));
+    assert_eq!((reserve, window, twin.ledger.free()), (25, 100, 200));
+    let consume = |twin: &mut Twin, at, count| {
+        for _ in 0..count {
+            twin.apply(Op::Learn(at));
+            twin.apply(Op::Send(at, 1));
+            twin.apply(Op::Arrive(at, false));
+        }
+    };
+    for at in 0..3 {
+        consume(&mut twin, at, 14);
+    }
+    assert_eq!(twin.ledger.free(), 0);
+    consume(&mut twin, 3, 100);
+    assert!(twin.accounts[3].is_starved() && twin.peers[3].window() <= 25);
+    consume(&mut twin, 0, 80);
+    assert!(twin.ledger.can_regrant());
+    twin.drain();
+    assert!(twin.peers[3].window() > 50, "{}", twin.peers[3].window());
+    assert!(twin.accounts[0].is_starved(), "now it is the other's turn to wait");
+    // Both go on: each gets its turn.
+    let mut turns = [0; 2];
+    for round in 0..1000 {
+        for (turn, at) in turns.iter_mut().zip([0, 3]) {
+            consume(&mut twin, at, 1 + round % 3);
+            twin.drain();
+            *turn += usize::from(twin.peers[at].window() > 50);
+        }
+    }
+    assert!(turns.iter().all(|&turn| turn > 100), "{turns:?}");
+}
+
+/// The promise to the issue: a million messages of one byte from one peer, all within credit, none asked for.
+#[test]
+fn million_messages_are_within_credit() {
+    const COUNT: u64 = 1_000_000;
+    let units = split(64 << 20).0 as u32;
+    let mut ledger = Ledger::new(units, 3, WINDOW, cost(8192)).unwrap();
+    let mut accounts = vec![Account::default(); 4];
+    let mut allowance = Allowance::new(ledger.open(&mut accounts, 1));
+    assert_eq!((ledger.reserve(), ledger.window()), (WINDOW, WINDOW));
+    let mut regrants = 0;
+    for _ in 0..COUNT {
+        assert!(allowance.may(cost(1)));
+        allowance.spend(cost(1));
+        match ledger.arrived(&mut accounts, 1, cost(1), true) {
+            Arrived::Fine => {}
+            Arrived::Regrant(total) => regrants += u64::from(allowance.raise(total)),
+            Arrived::Overdrawn => panic!("within credit"),
+        }
+    }
+    assert!(regrants <= COUNT / 2048 + 16, "{regrants}");
+    assert_eq!(accounts[1].stored(), 1_000_000);
+    for _ in 0..COUNT {
+        if let Some(total) = ledger.removed(&mut accounts, 1, cost(1)) {
+            regrants += u64::from(allowance.raise(total));
+        }
+    }
+    assert!(regrants <= COUNT / 2048 + 64, "{regrants}: trickles");
+    assert!(accounts[1].window() >= WINDOW / 2 && allowance.left() == u64::from(accounts[1].window()));
+}
+
+#[test]
+fn window_is_topped_up_when_it_falls_below_half() {
+    let mut ledger = Ledger::new(1 << 20, 4, WINDOW, cost(8192)).unwrap();
+    let mut accounts = vec![Account::default(); 4];
+    let mut total = ledger.open(&mut accounts, 2);
+    for _ in 0..10 {
+        // The critical path alone, to the last unit of the upper half.
+        assert!(accounts[2].try_arrive(WINDOW / 2 - 1, false) && accounts[2].try_arrive(1, false));
+        assert!(!accounts[2].clone().try_arrive(1, false));
+        total += u64::from(WINDOW / 2 + 1);
+        assert_eq!(ledger.arrived(&mut accounts, 2, 1, false), Arrived::Regrant(total));
+    }
+}
+
+#[test]
+fn room_is_not_granted_in_trickles() {
+    let mut ledger = Ledger::new(200, 1, 50, 5).unwrap();
+    let mut accounts = vec![Account::default(); 1];
+    assert_eq!((ledger.open(&mut accounts, 0), ledger.reserve(), ledger.free()), (50, 50, 150));
+    assert!(ledger.try_reserve(150));
+    for _ in 0..50 {
+        assert_eq!(ledger.arrived(&mut accounts, 0, 1, true), Arrived::Fine);
+    }
+    assert!(accounts[0].is_starved());
+    // Less than a largest packet stays in the pool. The window gets to that unit by unit, and on by doubling.
+    ledger.release(4);
+    assert!(!ledger.can_regrant());
+    let totals: Vec<u64> = (0..50).filter_map(|_| ledger.removed(&mut accounts, 0, 1)).collect();
+    assert_eq!(totals, [51, 52, 53, 54, 55, 61, 73, 97]);
+    assert_eq!((accounts[0].window(), accounts[0].is_starved()), (47, false));
+}
+
+#[test]
+fn account_is_small_and_unopened_ones_have_nothing() {
+    assert!(size_of::<Account>() <= 48 && size_of::<Allowance>() == 16);
+    let mut ledger = Ledger::new(100, 2, 10, 2).unwrap();
+    let mut accounts = vec![Account::default(); 4];
+    for peer in [0, 3, 4, u32::MAX] {
+        assert_eq!(ledger.arrived(&mut accounts, peer, 1, true), Arrived::Overdrawn);
+        assert_eq!(ledger.removed(&mut accounts, peer, 0), None);
+        ledger.close(&mut accounts, peer);
+    }
+    assert_eq!([1, 1, 2, 3, 9].map(|peer| ledger.open(&mut accounts, peer)), [10, 10, 10, 0, 0]);
+    assert_eq!(ledger.free(), 80);
+}
+
+#[test]
+fn ledger_of_a_world_without_peers_is_all_pool() {
+    let mut ledger = Ledger::new(7, 0, WINDOW, 100).unwrap();
+    assert!(ledger.try_reserve(7) && !ledger.try_reserve(1));
+    ledger.release(7);
+    assert_eq!(ledger.free(), 7);
+}
+
+#[test]
+fn ceiling_that_cannot_serve_all_is_refused() {
+    let error = CeilingError { ceiling: 99, peers: 10, needed: 100 };
+    assert_eq!(Ledger::new(99, 10, WINDOW, 10), Err(error));
+    let exact = Ledger::new(100, 10, WINDOW, 10).unwrap();
+    assert_eq!((exact.reserve(), exact.window(), exact.free()), (10, 25, 0));
+    assert!(Ledger::new(u32::MAX, u32::MAX, u32::MAX, u32::MAX).is_err());
+    assert_eq!(Ledger::new(u32::MAX, 1, u32::MAX, u32::MAX).unwrap().reserve(), u32::MAX);
+}
+
+#[test]
+fn absurd_totals_of_a_peer_are_harmless() {
+    let mut allowance = Allowance::default();
+    assert!(allowance.may(0) && !allowance.may(1));
+    assert!(allowance.raise(3) && !allowance.raise(3) && !allowance.raise(2));
+    allowance.spend(3);
+    assert!(!allowance.may(1));
+    assert!(allowance.raise(u64::MAX));
+    for _ in 0..100 {
+        assert!(allowance.may(u32::MAX));
+        allowance.spend(u32::MAX);
+    }
+    assert!(!allowance.raise(0));
+    assert_eq!(allowance.left(), u64::MAX - 3 - 100 * u64::from(u32::MAX));
+}

@@ -1,0 +1,223 @@
+//! One large message copied by both sides at once: the receiver reads the sender's memory from the front, and the sender, if it
+//! has nothing else to do, writes the receiver's from the back, until they meet. Two cores then copy, each from or to its own
+//! cache. Neither waits for the other to begin: a sender that is busy with its own work just never joins.
+//!
+//! Each process has one line for each peer in its own segment, which only it writes: the upper part for the message that it
+//! receives from that peer, the lower for the one that it helps to send to it.
+//!
+//! A side claims a piece by publishing how far it will have come, and then looks how far the other has ([`Edge::ShareClaim`]: a
+//! fence between the two on each side, so that both can't miss). The sender gives way: on a conflict it withdraws and
+//! leaves. The receiver stops at what the sender has claimed, closes the share, and, if the sender is copying a part, waits until
+//! it has left; what the sender did not write in the end is the receiver's again. So no byte is written twice, and
+//! none after the receiver has gone on.
+
+use crate::port::{Part, Share, Turn};
+use crate::sync::{Edge, End, Word64, full_fence};
+
+/// What a process tells a peer about the copies that they share.
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub struct ShareLine {
+    /// As receiver: number of the share, doubled; odd when it is closed.
+    state: Word64,
+    /// The sender's request, address of the receiver's buffer, end of what is to be copied, end of what is claimed.
+    request: Word64,
+    address: Word64,
+    end: Word64,
+    front: Word64,
+    /// As sender: number of the share that it has joined, doubled; odd when it is not copying.
+    joined: Word64,
+    /// Start of what it has claimed, and of what it has written.
+    back: Word64,
+    written: Word64,
+}
+
+impl ShareLine {
+    /// No share yet, for a model or private memory.
+    pub fn empty() -> Self {
+        let word = || Word64::new(0);
+        Self {
+            state: word(),
+            request: word(),
+            address: word(),
+            end: word(),
+            front: word(),
+            joined: word(),
+            back: word(),
+            written: word(),
+        }
+    }
+}
+
+/// The smallest and the largest piece that is claimed at once, in bytes, and what they are multiples of: a claim costs two cache
+/// misses, and at the end one side may wait for the other's last piece.
+#[cfg(not(any(nemesia_loom, test)))]
+const PIECES: (u64, u64, u64) = (8 << 10, 256 << 10, 4096);
+#[cfg(all(test, not(nemesia_loom)))]
+const PIECES: (u64, u64, u64) = (128, 512, 64);
+#[cfg(nemesia_loom)]
+const PIECES: (u64, u64, u64) = (1, 1, 1);
+
+/// A quarter of what is left, so that the pieces get smaller towards the end.
+fn piece(left: u64) -> u64 {
+    let (least, most, multiple) = PIECES;
+    (left / 4).clamp(least, most).next_multiple_of(multiple).min(left)
+}
+
+/// The receiver's end. Exclusive to one thread at a time.
+#[derive(Debug)]
+pub struct Receiver<'a> {
+    /// Ours.
+    line: &'a ShareLine,
+    /// The sender's.
+    peer: &'a ShareLine,
+    number: u64,
+    /// Given out to be copied up to here.
+    front: u64,
+    /// Claimed by the sender from here on, as far as we know.
+    back: u64,
+    end: u64,
+    open: bool,
+}
+
+impl<'a> Receiver<'a> {
+    /// No share is open. `line` is in our own segment, `peer` in the sender's.
+    pub const fn new(line: &'a ShareLine, peer: &'a ShareLine) -> Self {
+        Self { line, peer, number: 0, front: 0, back: 0, end: 0, open: false }
+    }
+
+    /// Opens a share. The one before is done.
+    pub fn open(&mut self, share: &Share) {
+        self.number += 1;
+        (self.front, self.back, self.end, self.open) = (share.start, share.end, share.end, true);
+        self.line.request.store_relaxed(share.request);
+        self.line.address.store_relaxed(share.address);
+        self.line.end.store_relaxed(share.end);
+        self.line.front.store_relaxed(share.start);
+        self.line.state.store_release(self.number << 1, Edge::ShareOpen);
+    }
+
+    /// Whether the sender has joined this share, and whether it has left.
+    fn sender(&self) -> (bool, bool) {
+        let joined = self.peer.joined.load_acquire(Edge::ShareLeave);
+        (joined >> 1 == self.number, joined & 1 == 1)
+    }
+
+    /// What to do next. What was given before is copied.
+    pub fn turn(&mut self) -> Turn {
+        if !self.open {
+            return self.rest();
+        }
+        let claim = self.front + piece(self.back - self.front);
+        self.line.front.store_relaxed(claim);
+        full_fence(Edge::ShareClaim, End::Release);
+        if self.sender().0 {
+            // What it says is not believed beyond what it can have claimed.
+            self.back = self.peer.back.load_relaxed().clamp(self.front, self.back);
+        }
+        let part = Part { start: self.front, end: claim.min(self.back) };
+        if part.start < part.end {
+            self.front = part.end;
+            return Turn::Copy(part);
+        }
+        self.close();
+        self.rest()
+    }
+
+    /// Lets the sender claim nothing more; [`Receiver::turn`] then tells what is left.
+    pub fn close(&mut self) {
+        if self.open {
+            self.open = false;
+            self.line.state.store_release(self.number << 1 | 1, Edge::ShareOpen);
+            full_fence(Edge::ShareClaim, End::Release);
+        }
+    }
+
+    /// After closing: once the sender has left, what it did not write is ours.
+    fn rest(&mut self) -> Turn {
+        self.back = match self.sender() {
+            (true, false) => return Turn::Wait,
+            // Not what it claims: it may have claimed more by now, to find that we have closed.
+            (true, true) => self.peer.written.load_relaxed().clamp(self.front, self.end),
+            (false, _) => self.end,
+        };
+        let part = Part { start: self.front, end: self.back };
+        if part.start == part.end {
+            return Turn::Done;
+        }
+        self.front = part.end;
+        Turn::Copy(part)
+    }
+}
+
+/// The sender's end. Exclusive to one thread at a time.
+#[derive(Debug)]
+pub struct Helper<'a> {
+    /// Ours.
+    line: &'a ShareLine,
+    /// The receiver's.
+    peer: &'a ShareLine,
+    /// The share that we looked at last.
+    number: u64,
+    back: u64,
+}
+
+impl<'a> Helper<'a> {
+    /// Nothing joined. `line` is in our own segment, `peer` in the receiver's.
+    pub const fn new(line: &'a ShareLine, peer: &'a ShareLine) -> Self {
+        Self { line, peer, number: 0, back: 0 }
+    }
+
+    /// A share that the receiver has opened and that we have not looked at yet. Every value is the peer's word only.
+    #[inline]
+    pub fn look(&mut self) -> Option<Share> {
+        let state = self.peer.state.load_acquire(Edge::ShareOpen);
+        if state & 1 == 1 || state >> 1 == self.number {
+            return None;
+        }
+        self.number = state >> 1;
+        Some(Share {
+            request: self.peer.request.load_relaxed(),
+            address: self.peer.address.load_relaxed(),
+            start: self.peer.front.load_relaxed(),
+            end: self.peer.end.load_relaxed(),
+        })
+    }
+
+    /// Joins the share that was looked at, of which bytes up to `end` are to be copied, and claims the last of them. `None`
+    /// when it is closed by now.
+    pub fn join(&mut self, end: u64) -> Option<Part> {
+        self.back = end;
+        self.line.written.store_relaxed(end);
+        self.claim()
+    }
+
+    /// Claims the next part. `None` when there is none.
+    pub fn claim(&mut self) -> Option<Part> {
+        let front = self.peer.front.load_relaxed();
+        let claim = self.back - piece(self.back.saturating_sub(front));
+        self.line.back.store_relaxed(claim);
+        self.line.joined.store_release(self.number << 1, Edge::ShareLeave);
+        full_fence(Edge::ShareClaim, End::Acquire);
+        let open = self.peer.state.load_relaxed() == self.number << 1;
+        let front = self.peer.front.load_relaxed();
+        if !open || front > claim || claim == self.back {
+            self.leave();
+            return None;
+        }
+        Some(Part { start: claim, end: self.back })
+    }
+
+    /// The part claimed last is written, or not. We leave either way, so that the receiver never waits for what we do next.
+    pub fn finish(&mut self, part: Part, written: bool) {
+        self.back = if written { part.start } else { part.end };
+        self.leave();
+    }
+
+    fn leave(&mut self) {
+        self.line.back.store_relaxed(self.back);
+        self.line.written.store_relaxed(self.back);
+        // Whoever sees that we have left sees what we wrote, and how far we came.
+        self.line.joined.store_release(self.number << 1 | 1, Edge::ShareLeave);
+    }
+}

@@ -1,0 +1,503 @@
+//! Memory for messages that nobody has asked for yet.
+//!
+//! They are copied out of the transport's cells at once, so that cells stay few (paper 4, section 3.1), and are taken
+//! first in, first out (paper 2, section 2.3.4). The memory is lent, has a ceiling, and belongs to the process and not to
+//! a connection (paper 2, section 2.3.2); [`crate::flow`] promises it to the peers.
+//!
+//! All of it is [`Unit`]s, and one word for each list by hash. A message takes one unit, its head, and, when its body is
+//! longer than [`INLINE`] bytes, a chain of further ones. Any free unit serves, so nothing is lost to fragmentation
+//! and [`cost`] is exact: what is free fits. Units that were never used are not touched: their pages stay uncommitted.
+//!
+//! **Head.** Bytes 0-3 and 4-7: next and previous head in the order of arrival. 8-11: next head in its list by hash. 12-15:
+//! source. 16-23: tag. 24-27: body bytes. 28-29: context. 30: kind. 31: 1 if claimed. From 32: the body; one longer than 32
+//! bytes goes on after 28 of them in the unit whose number is in the last four. **Further unit.** 60 bytes of
+//! body, and the number of the next one. A free unit has the number of the next free one there.
+#![forbid(unsafe_code)]
+
+use core::borrow::BorrowMut;
+
+use crate::matching::{Pattern, hash};
+use crate::port::PeerId;
+use crate::slab::{List, NONE};
+use crate::wire::{Envelope, Kind};
+
+/// The unit of the memory, and of credit.
+pub type Unit = [u8; UNIT];
+
+/// Bytes of a [`Unit`].
+pub const UNIT: usize = 64;
+/// The longest body that needs no further unit.
+pub const INLINE: usize = UNIT - BODY;
+
+const NEXT: usize = 0;
+const PREV: usize = 4;
+const CHAIN: usize = 8;
+const SOURCE: usize = 12;
+const TAG: usize = 16;
+const LEN: usize = 24;
+const CONTEXT: usize = 28;
+const KIND: usize = 30;
+const CLAIMED: usize = 31;
+/// Where the body begins in a head.
+const BODY: usize = 32;
+/// Where the number of the next unit is; the body ends here in every unit but a head that needs no other.
+const LINK: usize = 60;
+/// Bytes of a body in its head, when it goes on.
+const FIRST: usize = LINK - BODY;
+
+/// Units that a message with a body of so many bytes takes; `u32::MAX`, which no store has, for 4 GiB or more.
+#[inline(always)]
+pub const fn cost(body_len: usize) -> u32 {
+    if body_len <= INLINE {
+        1
+    } else if body_len <= u32::MAX as usize {
+        1 + (body_len - FIRST).div_ceil(LINK) as u32
+    } else {
+        u32::MAX
+    }
+}
+
+/// The longest body that takes no more than so many units; of none, an empty one.
+pub const fn most(units: u32) -> usize {
+    match units {
+        0 => 0,
+        1 => INLINE,
+        _ => FIRST + (units as usize - 1) * LINK,
+    }
+}
+
+static_assertions::const_assert!(cost(most(137)) == 137 && cost(most(137) + 1) == 138 && cost(most(2)) == 2);
+
+/// How many units and lists to lend for a ceiling of so many bytes: one list for two to four units, together never more
+/// than the ceiling.
+pub const fn split(ceiling: usize) -> (usize, usize) {
+    let lists = match (ceiling / UNIT / 2).checked_ilog2() {
+        Some(bits) => 1 << bits,
+        None => 0,
+    };
+    ((ceiling - lists * size_of::<u32>()) / UNIT, lists)
+}
+
+// A million messages of up to 32 bytes, and what finds them, in 64 MiB.
+static_assertions::const_assert!(split(64 << 20).0 >= 1_000_000 && cost(INLINE) == 1);
+static_assertions::const_assert!(split(64 << 20).0 * UNIT + split(64 << 20).1 * 4 <= 64 << 20);
+
+/// A stored message, but for its body.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stored {
+    /// Who sent it.
+    pub source: PeerId,
+    /// What its packet is.
+    pub kind: Kind,
+    /// Matching context.
+    pub context: u16,
+    /// The sender's tag.
+    pub tag: u64,
+    /// Bytes of the packet's body.
+    pub len: usize,
+}
+
+impl Stored {
+    #[inline(always)]
+    fn of(head: &Unit) -> Self {
+        Self {
+            source: word(head, SOURCE),
+            // Every head was written by `insert`, with the code of a kind.
+            kind: Kind::from_code(head[KIND]).unwrap_or(Kind::Eager),
+            context: u16::from_le_bytes([head[CONTEXT], head[CONTEXT + 1]]),
+            tag: u64::from(word(head, TAG)) | u64::from(word(head, TAG + 4)) << 32,
+            len: word(head, LEN) as usize,
+        }
+    }
+
+    #[inline(always)]
+    fn is_for(&self, pattern: &Pattern) -> bool {
+        let Self { source, kind, context, tag, len } = *self;
+        pattern.matches(source, &Envelope { kind, context, tag, total: len as u64 })
+    }
+
+    #[inline(always)]
+    fn hash(&self) -> u32 {
+        hash(self.source, self.context, self.tag)
+    }
+}
+
+/// The messages, in the order they came. `U` lends the units, `B` the lists by hash. A message is known by the number of
+/// its head, from [`Store::insert`] until [`Store::remove`]; other numbers make no sense, but do no harm outside.
+#[derive(Debug)]
+pub struct Store<U: BorrowMut<[Unit]>, B: BorrowMut<[u32]>> {
+    units: U,
+    /// First of the units that were used and are free.
+    free: u32,
+    /// Units below were used at least once.
+    fresh: u32,
+    free_count: u32,
+    capacity: u32,
+    order: List,
+    /// A list is a ring of heads, in order of arrival; its word is the last one's number plus one, or 0 if there is none.
+    lists: B,
+    /// The high bits of a hash choose its list: those of a multiplicative one spread best.
+    shift: u32,
+    /// Stands in when no list was lent.
+    spare: u32,
+    /// All messages.
+    stored: usize,
+    /// Those in the lists: all but the claimed ones.
+    listed: usize,
+}
+
+impl<U: BorrowMut<[Unit]>, B: BorrowMut<[u32]>> Store<U, B> {
+    /// Nothing stored yet. Units may hold anything; lists are all zero, and of them the largest power of two is used.
+    pub fn new(units: U, lists: B) -> Self {
+        let capacity = units.borrow().len().min(NONE as usize - 1) as u32;
+        debug_assert!(lists.borrow().iter().all(|&list| list == 0));
+        let bits = lists.borrow().len().checked_ilog2().unwrap_or(0).min(32);
+        Self {
+            units,
+            free: NONE,
+            fresh: 0,
+            free_count: capacity,
+            capacity,
+            order: List::new(),
+            lists,
+            shift: u32::BITS - bits,
+            spare: 0,
+            stored: 0,
+            listed: 0,
+        }
+    }
+
+    /// Units in all.
+    pub const fn capacity_units(&self) -> u32 {
+        self.capacity
+    }
+
+    /// Units that are free.
+    pub const fn free_units(&self) -> u32 {
+        self.free_count
+    }
+
+    /// Messages stored, claimed ones included.
+    pub const fn len(&self) -> usize {
+        self.stored
+    }
+
+    /// Whether there is none that a receive could find.
+    #[inline(always)]
+    pub const fn is_empty(&self) -> bool {
+        self.listed == 0
+    }
+
+    /// Stores a packet's body of `body_len` bytes, which `read` copies from an offset of the packet, in pieces and in order.
+    /// `None`, and nothing read, when fewer than [`cost`] units are free. Of the envelope, all but `total` is kept.
+    pub fn insert(
+        &mut self,
+        source: PeerId,
+        envelope: &Envelope,
+        body_len: usize,
+        mut read: impl FnMut(usize, &mut [u8]),
+    ) -> Option<u32> {
+        let units = cost(body_len);
+        if units > self.free_count {
+            return None;
+        }
+        self.free_count -= units;
+        let id = self.take_unit();
+        let head = self.unit_mut(id);
+        put(head, SOURCE, source);
+        head[TAG..TAG + 8].copy_from_slice(&envelope.tag.to_le_bytes());
+        put(head, LEN, body_len as u32);
+        head[CONTEXT..CONTEXT + 2].copy_from_slice(&envelope.context.to_le_bytes());
+        head[KIND] = envelope.kind as u8;
+        head[CLAIMED] = 0;
+        let mut at = first_len(body_len);
+        read(0, &mut head[BODY..BODY + at]);
+        let mut last = id;
+        while at < body_len {
+            let next = self.take_unit();
+            put(self.unit_mut(last), LINK, next);
+            let count = LINK.min(body_len - at);
+            read(at, &mut self.unit_mut(next)[..count]);
+            (at, last) = (at + count, next);
+        }
+        self.link_order(id);
+        self.link_list(id, hash(source, envelope.context, envelope.tag));
+        self.stored += 1;
+        self.listed += 1;
+        Some(id)
+    }
+
+    /// The message, but for its body.
+    #[inline(always)]
+    pub fn get(&self, id: u32) -> Stored {
+        Stored::of(self.unit(id))
+    }
+
+    /// Copies the body from byte `at` on into `to`, as far as both go. Returns how many bytes that is.
+    pub fn read(&self, id: u32, at: usize, to: &mut [u8]) -> usize {
+        let head = self.unit(id);
+        let len = word(head, LEN) as usize;
+        let count = len.saturating_sub(at).min(to.len());
+        let first = first_len(len);
+        let here = first.saturating_sub(at).min(count);
+        let (to, rest) = to[..count].split_at_mut(here);
+        if here > 0 {
+            to.copy_from_slice(&head[BODY + at..BODY + at + here]);
+        }
+        if rest.is_empty() {
+            return count;
+        }
+        let mut unit = word(head, LINK);
+        let skip = (at + here - first) / LINK;
+        for _ in 0..skip {
+            unit = word(self.unit(unit), LINK);
+        }
+        self.read_chain(unit, (at + here - first) % LINK, rest);
+        count
+    }
+
+    /// Copies from byte `at` of a further unit on, and from those after it.
+    fn read_chain(&self, mut unit: u32, at: usize, to: &mut [u8]) {
+        let (to, rest) = to.split_at_mut((LINK - at).min(to.len()));
+        to.copy_from_slice(&self.unit(unit)[at..at + to.len()]);
+        // Whole pieces by themselves: their size is known to the compiler.
+        let (pieces, end) = rest.as_chunks_mut::<LINK>();
+        for piece in pieces {
+            unit = word(self.unit(unit), LINK);
+            piece.copy_from_slice(&self.unit(unit)[..LINK]);
+        }
+        if !end.is_empty() {
+            unit = word(self.unit(unit), LINK);
+            end.copy_from_slice(&self.unit(unit)[..end.len()]);
+        }
+    }
+
+    /// Forgets a message, claimed or not. Returns how many units are free again: its [`cost`].
+    pub fn remove(&mut self, id: u32) -> u32 {
+        self.claim(id);
+        self.release(id)
+    }
+
+    /// Takes a message out of the lists, so that no receive finds it any more; it stays stored until removed.
+    pub fn claim(&mut self, id: u32) {
+        if core::mem::replace(&mut self.unit_mut(id)[CLAIMED], 1) != 0 {
+            return;
+        }
+        self.listed -= 1;
+        self.unlink_list(id);
+        self.unlink_order(id);
+    }
+
+    /// The first message, in the order they came, that matches. What names source and whole tag is found by hash, at a
+    /// cost that does not grow with the number stored; the others by looking at each.
+    #[inline]
+    pub fn find(&self, pattern: &Pattern) -> Option<u32> {
+        if self.listed == 0 {
+            return None;
+        }
+        match pattern.hash() {
+            Some(hash) => self.find_in_list(hash, pattern),
+            None => self.find_in_order(pattern),
+        }
+    }
+
+    fn find_in_list(&self, hash: u32, pattern: &Pattern) -> Option<u32> {
+        let last = self.list(hash).checked_sub(1)?;
+        let mut id = last;
+        loop {
+            id = self.next_in_list(id);
+            if self.get(id).is_for(pattern) {
+                return Some(id);
+            }
+            if id == last {
+                return None;
+            }
+        }
+    }
+
+    fn find_in_order(&self, pattern: &Pattern) -> Option<u32> {
+        let mut id = self.order.head;
+        while id != NONE {
+            let head = self.unit(id);
+            if Stored::of(head).is_for(pattern) {
+                return Some(id);
+            }
+            id = word(head, NEXT);
+        }
+        None
+    }
+
+    /// Removes every message that satisfies the test, in the order they came, and hands over what it was; its units are
+    /// free then. Claimed ones stay: whoever claimed them removes them. For failures: looks at all.
+    #[cold]
+    pub fn remove_where(
+        &mut self,
+        mut test: impl FnMut(&Stored) -> bool,
+        mut removed: impl FnMut(u32, &Stored),
+    ) {
+        let before = self.listed;
+        let mut id = self.order.head;
+        while id != NONE {
+            let head = self.unit(id);
+            let (next, stored) = (word(head, NEXT), Stored::of(head));
+            if test(&stored) {
+                self.unlink_order(id);
+                self.listed -= 1;
+                self.release(id);
+                removed(id, &stored);
+            }
+            id = next;
+        }
+        if self.listed != before {
+            self.relist();
+        }
+    }
+
+    /// Makes the lists by hash anew: one pass, where taking out one by one would search each list as often.
+    fn relist(&mut self) {
+        self.lists.borrow_mut().fill(0);
+        self.spare = 0;
+        let mut id = self.order.head;
+        while id != NONE {
+            self.link_list(id, self.get(id).hash());
+            id = word(self.unit(id), NEXT);
+        }
+    }
+
+    #[inline(always)]
+    fn unit(&self, unit: u32) -> &Unit {
+        &self.units.borrow()[unit as usize]
+    }
+
+    #[inline(always)]
+    fn unit_mut(&mut self, unit: u32) -> &mut Unit {
+        &mut self.units.borrow_mut()[unit as usize]
+    }
+
+    /// A free unit. The caller has counted it.
+    #[inline(always)]
+    fn take_unit(&mut self) -> u32 {
+        let unit = self.free;
+        if unit == NONE {
+            self.fresh += 1;
+            return self.fresh - 1;
+        }
+        self.free = word(self.unit(unit), LINK);
+        unit
+    }
+
+    /// Frees the units of a message that is in no list.
+    fn release(&mut self, id: u32) -> u32 {
+        let units = cost(word(self.unit(id), LEN) as usize);
+        let mut last = id;
+        for _ in 1..units {
+            last = word(self.unit(last), LINK);
+        }
+        // The units of a message hang together as free ones do.
+        let free = core::mem::replace(&mut self.free, id);
+        put(self.unit_mut(last), LINK, free);
+        self.free_count += units;
+        self.stored -= 1;
+        units
+    }
+
+    #[inline(always)]
+    fn link_order(&mut self, id: u32) {
+        let last = core::mem::replace(&mut self.order.tail, id);
+        let head = self.unit_mut(id);
+        put(head, NEXT, NONE);
+        put(head, PREV, last);
+        match last {
+            NONE => self.order.head = id,
+            last => put(self.unit_mut(last), NEXT, id),
+        }
+    }
+
+    fn unlink_order(&mut self, id: u32) {
+        let head = self.unit(id);
+        let (prev, next) = (word(head, PREV), word(head, NEXT));
+        match prev {
+            NONE => self.order.head = next,
+            prev => put(self.unit_mut(prev), NEXT, next),
+        }
+        match next {
+            NONE => self.order.tail = prev,
+            next => put(self.unit_mut(next), PREV, prev),
+        }
+    }
+
+    #[inline(always)]
+    fn place(&self, hash: u32) -> usize {
+        (u64::from(hash) >> self.shift) as usize
+    }
+
+    #[inline(always)]
+    fn list(&self, hash: u32) -> u32 {
+        self.lists.borrow().get(self.place(hash)).copied().unwrap_or(self.spare)
+    }
+
+    #[inline(always)]
+    fn list_mut(&mut self, hash: u32) -> &mut u32 {
+        let place = self.place(hash);
+        self.lists.borrow_mut().get_mut(place).unwrap_or(&mut self.spare)
+    }
+
+    #[inline(always)]
+    fn next_in_list(&self, id: u32) -> u32 {
+        #[cfg(test)]
+        tests::count_step();
+        word(self.unit(id), CHAIN)
+    }
+
+    #[inline(always)]
+    fn link_list(&mut self, id: u32, hash: u32) {
+        let list = core::mem::replace(self.list_mut(hash), id + 1);
+        let first = match list.checked_sub(1) {
+            Some(last) => {
+                let last = self.unit_mut(last);
+                let first = word(last, CHAIN);
+                put(last, CHAIN, id);
+                first
+            }
+            None => id,
+        };
+        put(self.unit_mut(id), CHAIN, first);
+    }
+
+    /// Looks for the one before it, past strangers only: what is found is the first of those that share its envelope.
+    fn unlink_list(&mut self, id: u32) {
+        let hash = self.get(id).hash();
+        let Some(last) = self.list(hash).checked_sub(1) else { return };
+        let mut before = last;
+        let mut next = self.next_in_list(before);
+        while next != id {
+            debug_assert_ne!(next, last, "message {id} is not in its list");
+            before = next;
+            next = self.next_in_list(before);
+        }
+        let next = word(self.unit(id), CHAIN);
+        put(self.unit_mut(before), CHAIN, next);
+        if id == last {
+            *self.list_mut(hash) = if before == id { 0 } else { before + 1 };
+        }
+    }
+}
+
+/// Bytes of a body of this length in its head.
+#[inline(always)]
+const fn first_len(body_len: usize) -> usize {
+    if body_len <= INLINE { body_len } else { FIRST }
+}
+
+#[inline(always)]
+fn word(unit: &Unit, at: usize) -> u32 {
+    u32::from_le_bytes([unit[at], unit[at + 1], unit[at + 2], unit[at + 3]])
+}
+
+#[inline(always)]
+fn put(unit: &mut Unit, at: usize, value: u32) {
+    unit[at..at + 4].copy_from_slice(&value.to_le_bytes());
+}
+
+#[cfg(test)]
+mod tests;

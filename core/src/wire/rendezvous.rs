@@ -1,0 +1,118 @@
+//! The packets of the rendezvous protocol (paper 4, section 3.2): payloads of [`Kind::Rts`](super::Kind::Rts),
+//! [`Kind::Cts`](super::Kind::Cts) and [`Kind::Fin`](super::Kind::Fin), in words of 64 bits, little-endian.
+//!
+//! | packet | word 0 | word 1 | word 2 | word 3 | then |
+//! |---|---|---|---|---|---|
+//! | RTS | bytes of the message | the sender's request | address of the bytes at the sender, 0 if they can't be read there | 0 | the first bytes |
+//! | CTS | the sender's request | the receiver's request | first byte wanted | end of the bytes wanted | |
+//! | FIN | the sender's request | | | | |
+//!
+//! A `Data` packet carries the receiver's request as its tag, and the next bytes wanted. The packets of a message come in
+//! order. A receiver that has all bytes, or all that it wants, sends FIN; one that has them by `Data` does not.
+//!
+//! A request is a number that its owner checks when it comes back; an address is used by the kernel, which checks it.
+#![forbid(unsafe_code)]
+
+/// Bytes of an RTS before the message's first bytes.
+pub const RTS_BYTES: usize = 32;
+/// Bytes of a CTS.
+pub const CTS_BYTES: usize = 32;
+/// Bytes of a FIN.
+pub const FIN_BYTES: usize = 8;
+
+/// What an RTS says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rts {
+    /// Bytes of the message.
+    pub total: u64,
+    /// The sender's request.
+    pub sender: u64,
+    /// Where the bytes are in the sender's memory; 0 when they can't be read there.
+    pub address: u64,
+}
+
+/// What a CTS says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cts {
+    /// The sender's request, as the RTS had it.
+    pub sender: u64,
+    /// The receiver's request, which the data have to name.
+    pub receiver: u64,
+    /// The first byte wanted.
+    pub start: u64,
+    /// The end of the bytes wanted.
+    pub end: u64,
+}
+
+fn word(bytes: &[u8], at: usize) -> Option<u64> {
+    let bytes = bytes.get(8 * at..)?.first_chunk()?;
+    Some(u64::from_le_bytes(*bytes))
+}
+
+fn encode<const N: usize>(words: [u64; 4]) -> [u8; N] {
+    let mut bytes = [0; N];
+    for (to, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(words) {
+        *to = word.to_le_bytes();
+    }
+    bytes
+}
+
+impl Rts {
+    /// The bytes; the message's first bytes go behind.
+    pub fn encode(&self) -> [u8; RTS_BYTES] {
+        encode([self.total, self.sender, self.address, 0])
+    }
+
+    /// Understands a packet of `len` bytes of which `bytes` are the first. `None` when an honest peer would not have
+    /// written it: too short, or with more first bytes than the message has.
+    pub fn decode(bytes: &[u8; RTS_BYTES], len: usize) -> Option<Self> {
+        let rts = Self { total: word(bytes, 0)?, sender: word(bytes, 1)?, address: word(bytes, 2)? };
+        let first = len.checked_sub(RTS_BYTES)?;
+        (first as u64 <= rts.total && rts.total <= isize::MAX as u64).then_some(rts)
+    }
+}
+
+impl Cts {
+    /// The bytes.
+    pub fn encode(&self) -> [u8; CTS_BYTES] {
+        encode([self.sender, self.receiver, self.start, self.end])
+    }
+
+    /// Understands a packet.
+    pub fn decode(bytes: &[u8; CTS_BYTES]) -> Option<Self> {
+        let cts = Self {
+            sender: word(bytes, 0)?,
+            receiver: word(bytes, 1)?,
+            start: word(bytes, 2)?,
+            end: word(bytes, 3)?,
+        };
+        (cts.start < cts.end).then_some(cts)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packets_survive_the_wire() {
+        let rts = Rts { total: 70, sender: u64::MAX, address: 0x1234_5678_9abc };
+        for first in [0, 1, 70] {
+            assert_eq!(Rts::decode(&rts.encode(), RTS_BYTES + first), Some(rts));
+        }
+        let cts = Cts { sender: 1, receiver: u64::MAX, start: 3, end: 4 };
+        assert_eq!(Cts::decode(&cts.encode()), Some(cts));
+    }
+
+    #[test]
+    fn what_no_honest_peer_writes_is_not_understood() {
+        let rts = Rts { total: 70, sender: 1, address: 2 };
+        assert_eq!(Rts::decode(&rts.encode(), RTS_BYTES - 1), None);
+        assert_eq!(Rts::decode(&rts.encode(), RTS_BYTES + 71), None);
+        let huge = Rts { total: 1 << 63, ..rts };
+        assert_eq!(Rts::decode(&huge.encode(), RTS_BYTES), None);
+        for (start, end) in [(0, 0), (4, 4), (5, 4)] {
+            assert_eq!(Cts::decode(&Cts { sender: 1, receiver: 2, start, end }.encode()), None);
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! A message that both sides copy.
+
+use std::cell::RefCell;
+
+use nemesia_core::port::{Part, Share, Turn};
+use nemesia_core::shared::share::{Helper, Receiver, ShareLine};
+use nemesia_core::sync::{Edge, PayloadMut};
+
+use super::Model;
+use crate::mutant::Blunder;
+use crate::stage::{Run, both, payload};
+
+/// One message.
+pub(super) const ONE: Model = Model {
+    name: "share/one",
+    structure: "shared copy (2 pieces)",
+    property: "every byte is written once, and all of them before the receiver goes on",
+    edges: &[Edge::ShareClaim, Edge::ShareLeave],
+    blunders: &[Blunder::LeaveBeforeWrite],
+    run: |run| share(run, 1, 2, 2),
+};
+
+/// Two messages, one after the other.
+pub(super) const TWO: Model = Model {
+    name: "share/two",
+    structure: "shared copy (2 messages)",
+    property: "the same, and nothing of the first message is taken for one of the second",
+    edges: &[Edge::ShareOpen, Edge::ShareClaim],
+    blunders: &[],
+    run: |run| share(run, 2, 1, 1),
+};
+
+/// Looks and waits of a thread before it leaves the rest to the end.
+const ATTEMPTS: usize = 2;
+
+/// Bytes that a thread has written, message by message.
+type Written = RefCell<Vec<u64>>;
+
+struct Memory {
+    ours: ShareLine,
+    theirs: ShareLine,
+    /// What is copied: byte `at` of a message goes to its address plus `at`.
+    bytes: Vec<loom::cell::UnsafeCell<u8>>,
+    count: u64,
+}
+
+impl Memory {
+    fn write(&self, address: u64, part: Part, written: &Written) {
+        for at in address + part.start..address + part.end {
+            let cells = PayloadMut::from_cells(&self.bytes);
+            assert!(cells.write(at as usize, &[7]), "outside of the buffer");
+            written.borrow_mut().push(at);
+        }
+    }
+
+    /// The message's bytes are all there.
+    fn check(&self, address: u64) {
+        for at in address..address + self.count {
+            let mut byte = [0];
+            assert!(PayloadMut::from_cells(&self.bytes).as_read().read(at as usize, &mut byte));
+            assert_eq!(byte, [7], "byte {at} is missing");
+        }
+    }
+
+    /// The receiver's next steps; true when the message is complete.
+    fn receive(&self, receiver: &mut Receiver<'_>, address: u64, attempts: usize, written: &Written) -> bool {
+        for _ in 0..attempts {
+            loop {
+                match receiver.turn() {
+                    Turn::Copy(part) => self.write(address, part, written),
+                    Turn::Wait => break,
+                    Turn::Done => {
+                        self.check(address);
+                        return true;
+                    }
+                }
+            }
+        }
+        false
+    }
+}
+
+fn share(run: &Run, messages: u64, count: u64, preemptions: usize) {
+    let early = run.blunders(Blunder::LeaveBeforeWrite);
+    run.explore(preemptions, move || {
+        let memory = Memory {
+            ours: ShareLine::empty(),
+            theirs: ShareLine::empty(),
+            bytes: payload((messages * count) as usize),
+            count,
+        };
+        let mut receiver = Receiver::new(&memory.ours, &memory.theirs);
+        let mut helper = Helper::new(&memory.theirs, &memory.ours);
+        let (received, helped) = (Written::default(), Written::default());
+        let message =
+            |number: u64| Share { request: 50 + number, address: number * count, start: 0, end: count };
+        let first = || {
+            for number in 0..messages {
+                let share = message(number);
+                receiver.open(&share);
+                if !memory.receive(&mut receiver, share.address, ATTEMPTS, &received) {
+                    return number;
+                }
+            }
+            messages
+        };
+        let second = || {
+            for _ in 0..ATTEMPTS {
+                let Some(share) = helper.look() else { continue };
+                let mut next = helper.join(share.end);
+                while let Some(part) = next {
+                    // Whoever may write knows what: nothing of the other message.
+                    assert_eq!((share.request, share.end), (50 + share.address / count, count));
+                    if early {
+                        helper.finish(part, true);
+                    }
+                    memory.write(share.address, part, &helped);
+                    if !early {
+                        helper.finish(part, true);
+                    }
+                    next = helper.claim();
+                }
+            }
+        };
+        let (done, ()) = both(first, second);
+        // The sender has left by now, and the receiver finds the rest.
+        for number in done..messages {
+            if number > done {
+                receiver.open(&message(number));
+            }
+            let complete = memory.receive(&mut receiver, message(number).address, 1, &received);
+            assert!(complete, "the sender has left, and the receiver waits");
+        }
+        let mut all = [received.into_inner(), helped.into_inner()].concat();
+        all.sort_unstable();
+        assert_eq!(all, (0..messages * count).collect::<Vec<_>>(), "each byte once");
+    });
+}
