@@ -252,15 +252,26 @@ pub fn sleeper_fence() {
     fence(Ordering::SeqCst);
 }
 
-/// One side of an edge whose two ends are fences: between publishing and looking at what the other has published.
+/// The receiver's side of [`Edge::ShareClaim`]: between publishing what it has claimed and looking at the sender's claim.
 #[inline]
-pub fn full_fence(edge: Edge, end: End) {
+pub fn receiver_fence() {
+    claim_fence(End::Release);
+}
+
+/// The sender's side of [`Edge::ShareClaim`]: between publishing what it has claimed and looking at the receiver's claim.
+#[inline]
+pub fn helper_fence() {
+    claim_fence(End::Acquire);
+}
+
+#[inline(always)]
+fn claim_fence(end: End) {
     step();
     #[cfg(nemesia_loom)]
-    if model::is_mutant(edge, end) {
+    if model::is_mutant(Edge::ShareClaim, end) {
         return;
     }
-    let _ = (edge, end);
+    let _ = end;
     fence(Ordering::SeqCst);
 }
 

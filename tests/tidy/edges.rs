@@ -16,7 +16,8 @@ const RELEASE: [&str; 2] = ["release", "publish"];
 const ACQUIRE: [&str; 2] = ["acquire", "observe"];
 const BOTH: &str = "acq_rel";
 /// The edges that are pairs of fences: the function that stands for the Release, and that for the Acquire.
-const FENCES: [(&str, &str, &str); 1] = [("Sleep", "waker_fence", "sleeper_fence")];
+const FENCES: [(&str, &str, &str); 2] =
+    [("Sleep", "waker_fence", "sleeper_fence"), ("ShareClaim", "receiver_fence", "helper_fence")];
 
 /// A place where an edge is named.
 #[derive(Debug, PartialEq, Eq)]

@@ -12,7 +12,7 @@
 //! none after the receiver has gone on.
 
 use crate::port::{Part, Share, Turn};
-use crate::sync::{Edge, End, Word64, full_fence};
+use crate::sync::{Edge, Word64, helper_fence, receiver_fence};
 
 /// What a process tells a peer about the copies that they share.
 #[repr(C, align(64))]
@@ -110,7 +110,7 @@ impl<'a> Receiver<'a> {
         }
         let claim = self.front + piece(self.back - self.front);
         self.line.front.store_relaxed(claim);
-        full_fence(Edge::ShareClaim, End::Release);
+        receiver_fence();
         if self.sender().0 {
             // What it says is not believed beyond what it can have claimed.
             self.back = self.peer.back.load_relaxed().clamp(self.front, self.back);
@@ -129,7 +129,7 @@ impl<'a> Receiver<'a> {
         if self.open {
             self.open = false;
             self.line.state.store_release(self.number << 1 | 1, Edge::ShareOpen);
-            full_fence(Edge::ShareClaim, End::Release);
+            receiver_fence();
         }
     }
 
@@ -198,7 +198,7 @@ impl<'a> Helper<'a> {
         let claim = self.back - piece(self.back.saturating_sub(front));
         self.line.back.store_relaxed(claim);
         self.line.joined.store_release(self.number << 1, Edge::ShareLeave);
-        full_fence(Edge::ShareClaim, End::Acquire);
+        helper_fence();
         let open = self.peer.state.load_relaxed() == self.number << 1;
         let front = self.peer.front.load_relaxed();
         if !open || front > claim || claim == self.back {

@@ -78,7 +78,7 @@ fn exchange(endpoint: &mut Endpoint, message: u64, len: usize) -> Outcome {
 }
 
 /// More than is sent in any test's time; address space only.
-const FLOOD: usize = 256 << 30;
+const FLOOD: usize = 64 << 30;
 
 /// Rank 1 sends one message without end. Rank 0 still keeps its deadlines, and learns of rank 2's death.
 pub(super) fn flood() -> Outcome {
@@ -108,10 +108,34 @@ pub(super) fn flood() -> Outcome {
     }
 }
 
+/// Room for the whole flood in a few pages of memory, mapped one after the other as often as it takes.
+fn reservoir() -> Outcome<*mut u8> {
+    const PAGES: usize = 16 << 20;
+    let failed = |what: &str| super::Fault::Broken(format!("{what}: {}", std::io::Error::last_os_error()));
+    let map = |at: *mut libc::c_void, len, flags, fd| {
+        // SAFETY: a new mapping, or one over the range that was reserved for it just before.
+        let base = unsafe { libc::mmap(at, len, libc::PROT_READ | libc::PROT_WRITE, flags, fd, 0) };
+        if base == libc::MAP_FAILED { Err(failed("mmap")) } else { Ok(base) }
+    };
+    let anonymous = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    let base = map(std::ptr::null_mut(), FLOOD, anonymous, -1)?;
+    // SAFETY: a name that ends in 0.
+    let fd = unsafe { libc::memfd_create(c"reservoir".as_ptr(), libc::MFD_CLOEXEC) };
+    // SAFETY: a descriptor of ours.
+    if fd < 0 || unsafe { libc::ftruncate(fd, PAGES as i64) } < 0 {
+        return Err(failed("memfd"));
+    }
+    for at in (0..FLOOD).step_by(PAGES) {
+        map(base.wrapping_byte_add(at), PAGES, libc::MAP_SHARED | libc::MAP_FIXED, fd)?;
+    }
+    Ok(base.cast())
+}
+
 fn beside_a_flood(mut endpoint: Endpoint) -> Outcome {
     let (limit, generous) = (Duration::from_millis(100), Duration::from_secs(10));
     let mut arena = Arena::default();
-    let flooded = arena.irecv(&mut endpoint, Source::Rank(1), Tag::Exactly(1), 8)?;
+    // SAFETY: mapped until the process ends, and used for nothing else.
+    let flooded = unsafe { endpoint.irecv(Source::Rank(1), Tag::Exactly(1), reservoir()?, FLOOD) }?;
     let never = arena.irecv(&mut endpoint, Source::Rank(2), Tag::Exactly(2), 8)?;
     // The flood has begun when it has been received from for a while.
     let start = Instant::now();

@@ -99,6 +99,8 @@ fn greeting(kind: &str, rank: u32) -> Vec<u8> {
     // The processors that it may run on: the first.
     bytes.extend(1u64.to_le_bytes());
     bytes.extend([0; 56]);
+    // Its memory is not to be read.
+    bytes.extend([0; 8]);
     match kind {
         "greeting-garbage" => b"GET / HTTP/1.1".to_vec(),
         "greeting-short" => bytes[..20].to_vec(),

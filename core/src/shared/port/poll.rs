@@ -1,0 +1,182 @@
+//! Polling: which place is looked at when, and the sweep over cells whose queue entries are gone.
+
+use core::borrow::BorrowMut;
+
+use super::{BURST, ENTRIES_A_POLL, Host, IDLE_SWEEP, LOST, Link, Place, ShmPort};
+use crate::port::{Arrival, PeerFault, PeerId, Polled, PortFault};
+use crate::shared::fastbox;
+use crate::shared::pool::{CellRecord, CellState};
+use crate::wire::Envelope;
+
+impl<'a, H, L, R> ShmPort<'a, H, L, R>
+where
+    H: Host,
+    L: BorrowMut<[Option<Link<'a>>]>,
+    R: BorrowMut<[CellRecord]>,
+{
+    /// The packet at the head of a peer's fastbox, if it is the next in order.
+    #[inline(always)]
+    pub(super) fn poll_fastbox(&mut self, peer: PeerId) -> Option<Polled<Place>> {
+        let link = self.links.borrow_mut().get_mut(peer as usize)?.as_mut()?;
+        let packet = match link.ends.inbound.peek() {
+            Ok(None) => return None,
+            Ok(Some(packet)) => packet,
+            Err(fault) => return Some(Polled::Fault(PeerFault { peer, fault: fault.into() })),
+        };
+        let expected = link.traffic.expected;
+        match packet.sequence.wrapping_sub(expected as u16) {
+            0 => {}
+            // The packets before it are in cells.
+            1..0x8000 => return None,
+            _ => return Some(Polled::Fault(PeerFault { peer, fault: PortFault::Gap { expected } })),
+        }
+        Some(Polled::Packet(small(peer, packet)))
+    }
+
+    /// Everything that there is to look at, each in its turn.
+    #[inline(never)]
+    pub(super) fn poll_all(&mut self) -> Polled<Place> {
+        if self.burst == 0 {
+            self.burst = BURST;
+            self.turn = if self.turn + 1 < self.hot_count { self.turn + 1 } else { 0 };
+            if let Some(polled) = self.poll_others() {
+                return polled;
+            }
+        }
+        self.poll_hot().or_else(|| self.poll_queue()).or_else(|| self.poll_cold()).unwrap_or(Polled::Idle)
+    }
+
+    #[inline(always)]
+    fn poll_hot(&mut self) -> Option<Polled<Place>> {
+        let mut at = self.turn;
+        for _ in 0..self.hot_count {
+            if at >= self.hot_count {
+                at = 0;
+            }
+            if let Some(polled) = self.poll_fastbox(self.hot[at]) {
+                self.burst -= 1;
+                self.turn = at;
+                return Some(polled);
+            }
+            at += 1;
+        }
+        None
+    }
+
+    /// The next packet that the receive queue names; forged and stale entries are stepped over.
+    #[inline]
+    fn poll_queue(&mut self) -> Option<Polled<Place>> {
+        for _ in 0..ENTRIES_A_POLL {
+            let number = match self.inbox.peek() {
+                Ok(Some(number)) => number,
+                Ok(None) => return None,
+                Err(_) => {
+                    self.inbox_damaged = true;
+                    return None;
+                }
+            };
+            // The geometry is ours; the number is anyone's. A rank or cell that does not exist is nobody's.
+            let (peer, cell) = (number >> self.cells.trailing_zeros(), number & (self.cells - 1));
+            let polled = self.poll_cell(peer, cell);
+            if let Some(Polled::Packet(Arrival { token: Place::Fastbox, .. })) = polled {
+                // An earlier packet of that peer: the entry keeps its place.
+                return polled;
+            }
+            self.inbox.advance();
+            if matches!(polled, Some(Polled::Packet(_))) {
+                // Entries do come.
+                self.lost = 0;
+            }
+            if polled.is_some() {
+                self.burst = self.burst.saturating_sub(1);
+                return polled;
+            }
+        }
+        None
+    }
+
+    fn poll_cell(&mut self, peer: PeerId, cell: u32) -> Option<Polled<Place>> {
+        let me = self.config.rank as u16;
+        let link = self.link(peer)?;
+        let expected = link.traffic.expected;
+        match link.ends.cells.inspect(cell, me, expected) {
+            CellState::Other => None,
+            CellState::Due { envelope, len } => Some(packet(peer, cell, envelope, len)),
+            CellState::Malformed => Some(malformed(peer, cell)),
+            CellState::Early => {
+                // All that was sent before is visible by now: in the fastbox, or in another cell.
+                self.heat(peer);
+                let earlier = self.poll_fastbox(peer).or_else(|| self.sweep(peer));
+                if let Some(link) = self.link(peer) {
+                    link.traffic.sweep = true;
+                }
+                let fault = PortFault::Gap { expected };
+                Some(earlier.unwrap_or(Polled::Fault(PeerFault { peer, fault })))
+            }
+        }
+    }
+
+    /// Looks through a peer's cells for the packet that is due.
+    #[cold]
+    pub(super) fn sweep(&mut self, peer: PeerId) -> Option<Polled<Place>> {
+        let me = self.config.rank as u16;
+        let link = self.link(peer)?;
+        let expected = link.traffic.expected;
+        let Some(cell) = link.ends.cells.find(me, expected) else {
+            link.traffic.sweep = false;
+            return None;
+        };
+        link.traffic.sweep = true;
+        match link.ends.cells.inspect(cell, me, expected) {
+            CellState::Due { envelope, len } => Some(packet(peer, cell, envelope, len)),
+            _ => Some(malformed(peer, cell)),
+        }
+    }
+
+    /// After a burst: what never pauses, be it a fastbox or the queue, does not starve the rest.
+    fn poll_others(&mut self) -> Option<Polled<Place>> {
+        self.cold_first = !self.cold_first;
+        if self.cold_first {
+            self.poll_cold().or_else(|| self.poll_queue())
+        } else {
+            self.poll_queue().or_else(|| self.poll_cold())
+        }
+    }
+
+    /// One peer that is not hot, and at times the cells of one peer, in turn.
+    fn poll_cold(&mut self) -> Option<Polled<Place>> {
+        self.cold = if self.cold + 1 < self.peers() { self.cold + 1 } else { 0 };
+        let peer = self.cold;
+        let wanted = self.link(peer).is_some_and(|link| link.traffic.sweep);
+        if let Some(polled) = self.poll_fastbox(peer) {
+            self.heat(peer);
+            return Some(polled);
+        }
+        if wanted && let Some(polled) = self.sweep(peer) {
+            return Some(polled);
+        }
+        self.idle = self.idle.wrapping_add(1);
+        if self.inbox_damaged || self.idle.is_multiple_of(IDLE_SWEEP) {
+            self.swept = if self.swept + 1 < self.peers() { self.swept + 1 } else { 0 };
+            let found = self.sweep(self.swept);
+            // Now and then a sweep is faster than the entry; when it goes on, entries are being lost.
+            self.lost = self.lost.saturating_add(found.is_some().into());
+            self.inbox_damaged |= self.lost >= LOST;
+            return found;
+        }
+        None
+    }
+}
+
+#[inline(always)]
+pub(super) fn small(peer: PeerId, packet: fastbox::Packet) -> Arrival<Place> {
+    Arrival { peer, envelope: packet.envelope, len: packet.len, token: Place::Fastbox }
+}
+
+fn packet(peer: PeerId, cell: u32, envelope: Envelope, len: usize) -> Polled<Place> {
+    Polled::Packet(Arrival { peer, envelope, len, token: Place::Cell(cell) })
+}
+
+fn malformed(peer: PeerId, cell: u32) -> Polled<Place> {
+    Polled::Fault(PeerFault { peer, fault: PortFault::Malformed { cell } })
+}
