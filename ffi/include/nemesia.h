@@ -137,6 +137,21 @@
 #define NEMESIA_HUGE_PAGES_REQUIRE 2
 
 /**
+ * `nemesia_config.single_copy`: where the kernel permits it, tried for each peer.
+ */
+#define NEMESIA_SINGLE_COPY_AUTO 0
+
+/**
+ * `nemesia_config.single_copy`: never, and our memory is not offered to the peers either.
+ */
+#define NEMESIA_SINGLE_COPY_OFF 1
+
+/**
+ * `nemesia_config.single_copy`: a peer whose memory can't be read is an error at start.
+ */
+#define NEMESIA_SINGLE_COPY_REQUIRE 2
+
+/**
  * `nemesia_config.backing`: anonymous memory files, which are sealed.
  */
 #define NEMESIA_BACKING_MEMFD 0
@@ -231,13 +246,25 @@ typedef struct nemesia_config {
      */
     uint64_t fastbox_limit;
     /**
-     * Ceiling for the payload of messages that nobody has asked for yet, in bytes. NEMESIA_UNEXPECTED_BYTES.
+     * Ceiling for messages that nobody has asked for yet, in bytes, 64 and more each. NEMESIA_UNEXPECTED_BYTES.
      */
     uint64_t unexpected_bytes;
     /**
-     * Ceiling for their number: 1 to 16777216. NEMESIA_UNEXPECTED_MESSAGES.
+     * Largest message that is sent before it is asked for, in bytes. NEMESIA_EAGER_BYTES.
      */
-    uint64_t unexpected_messages;
+    uint64_t eager_bytes;
+    /**
+     * Room that each peer is promised ahead of what it has sent, in bytes. NEMESIA_CREDIT_BYTES.
+     */
+    uint64_t credit_bytes;
+    /**
+     * NEMESIA_SINGLE_COPY_AUTO, _OFF or _REQUIRE. NEMESIA_SINGLE_COPY.
+     */
+    uint64_t single_copy;
+    /**
+     * 1: let every process of this user read this one's memory, where Yama reserves that. NEMESIA_PTRACER.
+     */
+    uint64_t ptracer;
     /**
      * Most requests under way at once: 64 to 16777216. NEMESIA_REQUESTS.
      */
