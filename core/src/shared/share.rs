@@ -50,9 +50,9 @@ impl ShareLine {
 }
 
 /// The smallest and the largest piece that is claimed at once, in bytes, and what they are multiples of: a claim costs two cache
-/// misses, and at the end one side may wait for the other's last piece.
+/// misses and a system call, and at the end one side may wait for the other's last piece.
 #[cfg(not(any(nemesia_loom, test)))]
-const PIECES: (u64, u64, u64) = (8 << 10, 256 << 10, 4096);
+const PIECES: (u64, u64, u64) = (32 << 10, 256 << 10, 4096);
 #[cfg(all(test, not(nemesia_loom)))]
 const PIECES: (u64, u64, u64) = (128, 512, 64);
 #[cfg(nemesia_loom)]
