@@ -306,7 +306,7 @@ where
     }
 
     #[cold]
-    fn collect_all(&mut self) -> Result<(), PeerFault> {
+    pub(super) fn collect_all(&mut self) -> Result<(), PeerFault> {
         (0..self.peers()).try_for_each(|peer| self.collect(peer))
     }
 }

@@ -193,7 +193,7 @@ impl<'a> World<'a> {
 
     /// Nothing is left in the engines of these ranks, and their cells are all back.
     pub(super) fn assert_empty(&mut self, ranks: &[PeerId], what: &str) {
-        let (peers, cells) = (self.fabric.geometry.peers, self.fabric.geometry.cells as usize);
+        let cells = self.fabric.geometry.cells as usize;
         for &rank in ranks {
             let engine = self.engine(rank);
             assert_eq!(engine.unexpected_messages(), 0, "{what}: unexpected messages at rank {rank}");
@@ -206,7 +206,7 @@ impl<'a> World<'a> {
             assert_eq!(engine.held_peers(), 0, "{what}: held peers at rank {rank}");
             assert!(!engine.sends_pending(), "{what}: pending sends at rank {rank}");
             let port = &mut engine.port_mut().port;
-            crate::shared::tests::collected(port, peers);
+            crate::shared::tests::collected(port);
             assert_eq!(port.free_cells(), cells, "{what}: cells of rank {rank}");
         }
     }
