@@ -12,9 +12,12 @@
 //! | `engine/receive.rs` | posting receives; delivering packets |
 //! | `engine/probe.rs` | looking at messages that have come |
 //! | `engine/lmt.rs` | large messages: rendezvous, and how their bytes move (paper 4, section 3.2) |
+//! | `engine/active.rs` | active messages |
+//! | `engine/rma.rs` | one-sided operations |
 //! | `engine/progress.rs` | one turn of the crank; failures |
 #![forbid(unsafe_code)]
 
+pub mod active;
 mod credit;
 mod lmt;
 mod peer;
@@ -22,11 +25,15 @@ mod probe;
 mod progress;
 mod receive;
 mod request;
+pub mod rma;
 mod send;
 #[cfg(test)]
 mod tests;
 
 use core::borrow::{Borrow, BorrowMut};
+
+use active::Handlers;
+use rma::{Region, Regions, Reply};
 
 pub use peer::Peer;
 pub use progress::{PACKETS_A_TURN, Progress};
@@ -51,6 +58,13 @@ pub trait Storage {
     type Stored: BorrowMut<[u32]>;
     /// Lists by hash that find posted receives: about as many as there are requests. The largest power of two is used.
     type Buckets: BorrowMut<[List]>;
+    /// One slot for each region that peers may use; may be none.
+    type Regions: BorrowMut<[Slot<Region>]>;
+    /// [`WINDOW`](rma::WINDOW) for each other rank; none, if nobody uses one-sided operations: a peer that can't be
+    /// answered counts as breaking the rules.
+    type Replies: BorrowMut<[Slot<Reply>]>;
+    /// What handles active messages; `()` handles none.
+    type Handlers: Handlers;
 }
 
 /// The lent memory itself.
@@ -66,6 +80,12 @@ pub struct Lent<S: Storage> {
     pub stored: S::Stored,
     /// See [`Storage::Buckets`].
     pub posted: S::Buckets,
+    /// See [`Storage::Regions`].
+    pub regions: S::Regions,
+    /// See [`Storage::Replies`].
+    pub replies: S::Replies,
+    /// See [`Storage::Handlers`].
+    pub handlers: S::Handlers,
 }
 
 /// What the layer above chooses.
@@ -93,6 +113,10 @@ pub struct Engine<P: MessagePort, S: Storage> {
     store: Store<S::Units, S::Stored>,
     ledger: Ledger,
     peers: S::Peers,
+    regions: Regions<S::Regions>,
+    replies: Slab<Reply, S::Replies>,
+    handlers: S::Handlers,
+    unhandled: u64,
     /// First of the peers for which there is work.
     first_work: Option<PeerId>,
     eager_bytes: usize,
@@ -123,6 +147,10 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
             ledger,
             store,
             peers: lent.peers,
+            regions: Regions::new(lent.regions),
+            replies: Slab::new(lent.replies),
+            handlers: lent.handlers,
+            unhandled: 0,
             first_work: None,
             any_source_failure: None,
             found_out: None,

@@ -13,7 +13,7 @@
 //! | [`matching`] | what a receive asks for; posted receives |
 //! | [`store`] | unexpected messages |
 //! | [`flow`] | credits |
-//! | [`engine`] | eager and rendezvous protocols, requests, progress, failure |
+//! | [`engine`] | eager and rendezvous protocols, active messages, one-sided operations, requests, progress, failure |
 //!
 //! The ideas come from five papers; the modules say which. "Paper 4" is Buntinas, Mercier and Gropp,
 //! *Implementation and Shared-Memory Evaluation of MPICH2 over the Nemesis Communication Subsystem*.

@@ -39,6 +39,9 @@ pub enum PortFault {
         /// What the packet is.
         kind: Kind,
     },
+    /// More requests than a target has to answer at once.
+    #[error("it has more one-sided operations under way than the window allows")]
+    Window,
     /// A peer sent more than it was promised room for.
     #[error("it sent {units} units of 64 bytes more than it had credit for")]
     Credit {
@@ -141,6 +144,18 @@ pub trait MessagePort {
     /// # Errors
     /// A peer (not always `peer`) broke the rules; nothing was sent.
     fn send(&mut self, peer: PeerId, envelope: &Envelope, payload: &[u8]) -> Result<bool, PeerFault>;
+
+    /// As [`MessagePort::send`], of a payload in two pieces: what a protocol puts before the user's bytes, and those.
+    ///
+    /// # Errors
+    /// As [`MessagePort::send`].
+    fn send_parts(
+        &mut self,
+        peer: PeerId,
+        envelope: &Envelope,
+        head: &[u8],
+        body: &[u8],
+    ) -> Result<bool, PeerFault>;
 
     /// The next packet, or a fault, or nothing.
     fn poll(&mut self) -> Polled<Self::Token>;

@@ -25,6 +25,9 @@ pub mod queue;
 pub mod ring;
 pub mod share;
 pub mod sleep;
+// Addresses, of which models know none.
+#[cfg(not(nemesia_loom))]
+pub mod window;
 
 #[cfg(test)]
 pub(crate) mod tests;

@@ -57,6 +57,8 @@ pub enum Edge {
     /// Shared copy: each side publishes its claim, then looks at the other's. A fence on each side makes it impossible that
     /// both miss.
     ShareClaim,
+    /// Exposed memory: what was put before an atomic operation on a value is readable for whoever sees it by another.
+    Region,
     /// Sleep: the sleeper raises its flag, then looks for work; the waker publishes work, then looks at the
     /// flag. A fence on each side makes it impossible that both miss.
     Sleep,
@@ -64,7 +66,7 @@ pub enum Edge {
 
 impl Edge {
     /// Every edge, in declaration order.
-    pub const ALL: [Edge; 13] = [
+    pub const ALL: [Edge; 14] = [
         Edge::FastboxPublish,
         Edge::FastboxAck,
         Edge::CellPublish,
@@ -77,6 +79,7 @@ impl Edge {
         Edge::ShareOpen,
         Edge::ShareLeave,
         Edge::ShareClaim,
+        Edge::Region,
         Edge::Sleep,
     ];
 }
@@ -101,6 +104,16 @@ fn order(edge: Edge, end: End) -> Ordering {
     match end {
         End::Release => Ordering::Release,
         End::Acquire => Ordering::Acquire,
+    }
+}
+
+/// The ordering of an access that is both ends of an edge.
+#[inline(always)]
+fn both(edge: Edge) -> Ordering {
+    match (order(edge, End::Release), order(edge, End::Acquire)) {
+        (Ordering::Relaxed, weaker) => weaker,
+        (weaker, Ordering::Relaxed) => weaker,
+        _ => Ordering::AcqRel,
     }
 }
 
@@ -177,6 +190,55 @@ macro_rules! word {
             pub fn cas_relaxed(&self, current: $int, new: $int) -> Result<$int, $int> {
                 step();
                 self.0.compare_exchange(current, new, Ordering::Relaxed, Ordering::Relaxed)
+            }
+
+            /// Changes the word in one atomic step, and returns what it was; Acquire and Release on `edge`: what others did
+            /// before they changed it is visible, and what we did before is to those who change it next.
+            #[inline]
+            pub fn update_acq_rel(&self, edge: Edge, change: impl Fn($int) -> $int) -> $int {
+                step();
+                let mut old = self.0.load(Ordering::Relaxed);
+                loop {
+                    match self.0.compare_exchange_weak(old, change(old), both(edge), Ordering::Relaxed) {
+                        Ok(_) => return old,
+                        Err(found) => old = found,
+                    }
+                }
+            }
+
+            /// As `update_acq_rel`, of a word at some address.
+            ///
+            /// # Safety
+            /// The word is initialised, aligned, mapped and writable, and others use it meanwhile only by atomic
+            /// operations.
+            #[cfg(not(nemesia_loom))]
+            #[inline]
+            pub unsafe fn update_acq_rel_at(
+                word: core::ptr::NonNull<$int>,
+                edge: Edge,
+                change: impl Fn($int) -> $int,
+            ) -> $int {
+                // SAFETY: the caller's promise, and this type is an atomic without more; the reference does not outlive this
+                // call.
+                unsafe { word.cast::<Self>().as_ref() }.update_acq_rel(edge, change)
+            }
+
+            /// Models know no addresses: they call `update_acq_rel`.
+            ///
+            /// # Safety
+            /// As in production.
+            #[cfg(nemesia_loom)]
+            pub unsafe fn update_acq_rel_at(
+                word: core::ptr::NonNull<$int>,
+                edge: Edge,
+                change: impl Fn($int) -> $int,
+            ) -> $int {
+                let _ = edge;
+                // SAFETY: the caller's promise.
+                let old = unsafe { word.read() };
+                // SAFETY: the caller's promise.
+                unsafe { word.write(change(old)) };
+                old
             }
 
             /// Adds one without ordering anything else, and returns the old value.

@@ -44,6 +44,7 @@
 #![forbid(unsafe_code)]
 
 pub mod rendezvous;
+pub mod rma;
 
 /// Version of everything on this page.
 pub const LAYOUT_VERSION: u32 = 2;

@@ -117,6 +117,47 @@
 #define NEMESIA_ERR_UNKNOWN -15
 
 /**
+ * A one-sided operation was refused: the region is not exposed, or the key is not its key. With this and the next four
+ * codes `nemesia_last_error_rank` tells whose region it is; a flush reports the first refusal since the last.
+ */
+#define NEMESIA_ERR_KEY -16
+
+/**
+ * A one-sided operation was refused: the bytes are not all in the region.
+ */
+#define NEMESIA_ERR_BOUNDS -17
+
+/**
+ * A one-sided operation was refused: the region does not allow it.
+ */
+#define NEMESIA_ERR_ACCESS -18
+
+/**
+ * A one-sided operation was refused: the value does not lie at a multiple of its size.
+ */
+#define NEMESIA_ERR_ALIGNMENT -19
+
+/**
+ * A one-sided operation was refused: it is not defined for that type.
+ */
+#define NEMESIA_ERR_UNDEFINED -20
+
+/**
+ * No such region of this process, or no more are allowed.
+ */
+#define NEMESIA_ERR_REGION -21
+
+/**
+ * An active message is longer than a packet.
+ */
+#define NEMESIA_ERR_TOO_LONG -22
+
+/**
+ * Too many replies of handlers wait to leave.
+ */
+#define NEMESIA_ERR_REPLIES -23
+
+/**
  * A field of `nemesia_config` that is left to the environment, and then to the default.
  */
 #define NEMESIA_UNSET 18446744073709551615ull
@@ -210,9 +251,124 @@
 #define NEMESIA_REQUEST_DONE 18446744073709551615ull
 
 /**
+ * Peers may only get.
+ */
+#define NEMESIA_ACCESS_READ 1
+
+/**
+ * Peers may only put.
+ */
+#define NEMESIA_ACCESS_WRITE 2
+
+/**
+ * Peers may do everything; atomic operations need this.
+ */
+#define NEMESIA_ACCESS_READ_WRITE 3
+
+/**
+ * int32_t
+ */
+#define NEMESIA_TYPE_I32 0
+
+/**
+ * int64_t
+ */
+#define NEMESIA_TYPE_I64 1
+
+/**
+ * uint32_t
+ */
+#define NEMESIA_TYPE_U32 2
+
+/**
+ * uint64_t
+ */
+#define NEMESIA_TYPE_U64 3
+
+/**
+ * float, of IEEE 754
+ */
+#define NEMESIA_TYPE_F32 4
+
+/**
+ * double, of IEEE 754
+ */
+#define NEMESIA_TYPE_F64 5
+
+/**
+ * Addition; integers wrap.
+ */
+#define NEMESIA_OP_SUM 0
+
+/**
+ * Multiplication; integers wrap.
+ */
+#define NEMESIA_OP_PRODUCT 1
+
+/**
+ * The smaller; a NaN gives way.
+ */
+#define NEMESIA_OP_MIN 2
+
+/**
+ * The larger; a NaN gives way.
+ */
+#define NEMESIA_OP_MAX 3
+
+/**
+ * Bitwise and; integers only.
+ */
+#define NEMESIA_OP_AND 4
+
+/**
+ * Bitwise or; integers only.
+ */
+#define NEMESIA_OP_OR 5
+
+/**
+ * Bitwise exclusive or; integers only.
+ */
+#define NEMESIA_OP_XOR 6
+
+/**
+ * The operand itself.
+ */
+#define NEMESIA_OP_REPLACE 7
+
+/**
+ * The value as it is: an atomic read.
+ */
+#define NEMESIA_OP_NOTHING 8
+
+/**
+ * `nemesia_endpoint_flush` of every rank.
+ */
+#define NEMESIA_ALL_RANKS -1
+
+/**
+ * `nemesia_endpoint_path`: the region is this process's own.
+ */
+#define NEMESIA_PATH_OWN 0
+
+/**
+ * `nemesia_endpoint_path`: the region is mapped here, and its owner need not make progress.
+ */
+#define NEMESIA_PATH_DIRECT 1
+
+/**
+ * `nemesia_endpoint_path`: operations go in packets, which the owner executes when it makes progress.
+ */
+#define NEMESIA_PATH_PACKETS 2
+
+/**
  * A process's place in its world.
  */
 typedef struct nemesia_endpoint nemesia_endpoint;
+
+/**
+ * An active message in the hands of its handler, for `nemesia_incoming_reply`. Gone when the handler returns.
+ */
+typedef struct nemesia_incoming nemesia_incoming;
 
 /**
  * How an endpoint is to be set up. Fill it with `nemesia_config_init`, then set what should not be left to the
@@ -359,6 +515,36 @@ typedef struct nemesia_status {
      */
     uint64_t len;
 } nemesia_status;
+
+/**
+ * What is called for an active message.
+ *
+ * - `context`: as given to `nemesia_endpoint_set_handler`.
+ * - `rank`: who sent it.
+ * - `header`, `header_len`, `payload`, `len`: its two parts; the bytes are Nemesia's, and gone when the handler returns.
+ *   Neither pointer is NULL; they may be aligned to nothing.
+ * - `message`: for `nemesia_incoming_reply`.
+ *
+ * It must not throw and must not jump out (longjmp). It can't use the endpoint: calls return NEMESIA_ERR_ARGUMENT.
+ */
+typedef void (*nemesia_handler)(void *context,
+                                int32_t rank,
+                                const void *header,
+                                size_t header_len,
+                                const void *payload,
+                                size_t len,
+                                struct nemesia_incoming *message);
+
+/**
+ * What a process needs to use a region of another: plain bytes that travel by any means, a message for instance. What
+ * they say is checked by the region's owner.
+ */
+typedef struct nemesia_remote_key {
+    /**
+     * Opaque.
+     */
+    uint8_t bytes[32];
+} nemesia_remote_key;
 
 #ifdef __cplusplus
 extern "C" {
@@ -609,12 +795,12 @@ int32_t nemesia_endpoint_irecv(struct nemesia_endpoint *endpoint,
  * Makes progress once, and tells whether a request is complete. Never blocks.
  *
  * - `endpoint`: the endpoint that the request was started on.
- * - `request`: from `nemesia_endpoint_isend` or `nemesia_endpoint_irecv`.
+ * - `request`: from a function that starts something: its name begins with `nemesia_endpoint_i`.
  * - `out_status`: written on success (not with NEMESIA_PENDING) and with NEMESIA_ERR_TRUNCATED; may be NULL.
  *
  * Returns: NEMESIA_OK if it is complete; NEMESIA_PENDING if not; NEMESIA_ERR_TRUNCATED if the message was longer, and
- * what fits was received; NEMESIA_ERR_PEER_FAILED or _CANCELLED if nothing can come of it; NEMESIA_ERR_STALE,
- * _ARGUMENT or _PANIC.
+ * what fits was received; NEMESIA_ERR_PEER_FAILED or _CANCELLED if nothing can come of it; NEMESIA_ERR_KEY, _BOUNDS,
+ * _ACCESS, _ALIGNMENT or _UNDEFINED for a one-sided operation; NEMESIA_ERR_STALE, _ARGUMENT or _PANIC.
  * Ownership: the request is gone, and its buffer the caller's again, unless NEMESIA_PENDING is returned.
  * Threads: one at a time for an endpoint.
  */
@@ -626,12 +812,13 @@ int32_t nemesia_endpoint_test(struct nemesia_endpoint *endpoint,
  * Waits until a request is complete: spins, then sleeps.
  *
  * - `endpoint`: the endpoint that the request was started on.
- * - `request`: from `nemesia_endpoint_isend` or `nemesia_endpoint_irecv`.
+ * - `request`: from a function that starts something: its name begins with `nemesia_endpoint_i`.
  * - `timeout_ns`: how long at most, in nanoseconds; negative: for ever; 0: one look, as `nemesia_endpoint_test`.
  * - `out_status`: written on success and with NEMESIA_ERR_TRUNCATED; may be NULL.
  *
  * Returns: NEMESIA_OK if it is complete; NEMESIA_ERR_TRUNCATED if the message was longer, and what fits was received;
- * NEMESIA_ERR_PEER_FAILED or _CANCELLED if nothing can come of it; NEMESIA_ERR_TIMEOUT, or _UNEXPECTED_FULL if other
+ * NEMESIA_ERR_PEER_FAILED or _CANCELLED if nothing can come of it; NEMESIA_ERR_KEY, _BOUNDS, _ACCESS, _ALIGNMENT or
+ * _UNDEFINED for a one-sided operation; NEMESIA_ERR_TIMEOUT, or _UNEXPECTED_FULL if other
  * messages have to be received first: the request is then still under way; NEMESIA_ERR_STALE, _ARGUMENT or _PANIC.
  * Ownership: the request is gone, and its buffer the caller's again, unless it is still under way.
  * Threads: one at a time for an endpoint.
@@ -668,7 +855,7 @@ int32_t nemesia_endpoint_wait_all(struct nemesia_endpoint *endpoint,
  * Withdraws a posted receive that no message has matched yet.
  *
  * - `endpoint`: the endpoint that the request was started on.
- * - `request`: from `nemesia_endpoint_irecv`; sends can't be withdrawn.
+ * - `request`: from `nemesia_endpoint_irecv` or `nemesia_endpoint_inotified`; others can't be withdrawn.
  * - `out_cancelled`: whether it was withdrawn, written on success. If so, the request remains and completes with
  *   NEMESIA_ERR_CANCELLED. If not, it is under way, complete, or a send: test it or wait for it.
  *
@@ -691,6 +878,373 @@ int32_t nemesia_endpoint_cancel(struct nemesia_endpoint *endpoint,
  */
 int32_t nemesia_endpoint_progress(struct nemesia_endpoint *endpoint,
                                   size_t *out_packets);
+
+/**
+ * Has a handler called for each active message with this number, from now on and in the place of any before. It is
+ * called within whatever call makes progress on this endpoint, in the order in which one sender's messages were sent.
+ * Messages for a number without handler are dropped and counted.
+ *
+ * - `endpoint`: an open endpoint.
+ * - `number`: 0 to 65535.
+ * - `handler`: see `nemesia_handler`; NULL takes the handler away.
+ * - `context`: its first argument; may be NULL.
+ *
+ * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or _PANIC.
+ * Ownership: what `context` points to stays the caller's, and is used until the handler is replaced or taken away, or
+ * the endpoint is closed.
+ * Threads: one at a time for an endpoint; the handler is called by the thread that uses the endpoint.
+ */
+int32_t nemesia_endpoint_set_handler(struct nemesia_endpoint *endpoint,
+                                     uint16_t number,
+                                     nemesia_handler handler,
+                                     void *context);
+
+/**
+ * Sends an active message back to the sender of one, from within its handler. It leaves after the handler has returned,
+ * in the order of the replies, before what is sent later from outside.
+ *
+ * - `message`: as given to the handler.
+ * - `number`: the handler at the sender.
+ * - `header`, `header_len`, `payload`, `len`: both parts; NULL is allowed where the length is 0.
+ *
+ * Returns: NEMESIA_OK; NEMESIA_ERR_REPLIES when too many wait to leave: send it later, from outside a handler;
+ * NEMESIA_ERR_TOO_LONG, _ARGUMENT or _PANIC.
+ * Ownership: both parts are copied.
+ * Threads: the handler's.
+ */
+int32_t nemesia_incoming_reply(struct nemesia_incoming *message,
+                               uint16_t number,
+                               const void *header,
+                               size_t header_len,
+                               const void *payload,
+                               size_t len);
+
+/**
+ * Sends an active message and waits until it has left both buffers.
+ *
+ * - `endpoint`: an open endpoint.
+ * - `rank`: the receiver; a message to this process itself is handled by the next progress.
+ * - `number`: its handler there.
+ * - `header`, `header_len`, `payload`, `len`: both parts, together at most what `nemesia_endpoint_active_bytes` says; NULL
+ *   is allowed where the length is 0.
+ *
+ * Returns: NEMESIA_OK; NEMESIA_ERR_TOO_LONG, _ARGUMENT, _RANK, _PEER_FAILED, _REQUESTS or _PANIC.
+ * Ownership: the buffers are the caller's again when this returns.
+ * Threads: one at a time for an endpoint.
+ */
+int32_t nemesia_endpoint_send_active(struct nemesia_endpoint *endpoint,
+                                     int32_t rank,
+                                     uint16_t number,
+                                     const void *header,
+                                     size_t header_len,
+                                     const void *payload,
+                                     size_t len);
+
+/**
+ * Starts an active message. `nemesia_endpoint_test` or `nemesia_endpoint_wait` completes it, when it has left both
+ * buffers.
+ *
+ * - `endpoint`, `rank`, `number`, `header`, `header_len`, `payload`, `len`: as for `nemesia_endpoint_send_active`.
+ * - `out_request`: written on success; NEMESIA_REQUEST_NONE if the message has left already.
+ *
+ * Returns: NEMESIA_OK; NEMESIA_ERR_TOO_LONG, _ARGUMENT, _RANK, _PEER_FAILED, _REQUESTS or _PANIC. After an error nothing
+ * was sent.
+ * Ownership: the request holds both buffers, which must stay as they are until it is complete or the endpoint is closed.
+ * Threads: one at a time for an endpoint.
+ */
+int32_t nemesia_endpoint_isend_active(struct nemesia_endpoint *endpoint,
+                                      int32_t rank,
+                                      uint16_t number,
+                                      const void *header,
+                                      size_t header_len,
+                                      const void *payload,
+                                      size_t len,
+                                      uint64_t *out_request);
+
+/**
+ * The most bytes of an active message, header and payload together.
+ *
+ * - `endpoint`: an open endpoint.
+ * - `out_bytes`: written on success.
+ *
+ * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or _PANIC.
+ * Threads: one at a time for an endpoint.
+ */
+int32_t nemesia_endpoint_active_bytes(struct nemesia_endpoint *endpoint, size_t *out_bytes);
+
+/**
+ * Active messages that were dropped, as no handler had their number.
+ *
+ * - `endpoint`: an open endpoint.
+ * - `out_count`: written on success.
+ *
+ * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or _PANIC.
+ * Threads: one at a time for an endpoint.
+ */
+int32_t nemesia_endpoint_unhandled(struct nemesia_endpoint *endpoint, uint64_t *out_count);
+
+/**
+ * Lets peers use memory, until `nemesia_endpoint_conceal` or until the endpoint is closed.
+ *
+ * - `endpoint`: an open endpoint.
+ * - `base`, `len`: the memory; `base` may be NULL if `len` is 0. It holds values, and may be written if `access` lets peers
+ *   write.
+ * - `access`: NEMESIA_ACCESS_READ, _WRITE or _READ_WRITE.
+ * - `out_region`: names the region, written on success.
+ *
+ * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _REGION (no more are allowed), _SYSTEM or _PANIC.
+ * Ownership: the memory stays the caller's; other threads use it meanwhile only by atomic operations.
+ * Threads: one at a time for an endpoint.
+ */
+int32_t nemesia_endpoint_expose(struct nemesia_endpoint *endpoint,
+                                void *base,
+                                size_t len,
+                                uint32_t access,
+                                uint64_t *out_region);
+
+/**
+ * Allocates zeroed memory that peers may use, until `nemesia_endpoint_conceal` or until the endpoint is closed.
+ *
+ * - `endpoint`: an open endpoint.
+ * - `len`: bytes.
+ * - `access`: as for `nemesia_endpoint_expose`.
+ * - `out_base`: where the memory is, written on success; aligned to a page.
+ * - `out_region`: names the region, written on success.
+ *
+ * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _REGION (no more are allowed), _SYSTEM or _PANIC.
+ * Ownership: the memory is the endpoint's; `nemesia_endpoint_conceal` or closing frees it.
+ * Threads: one at a time for an endpoint.
+ */
+int32_t nemesia_endpoint_allocate(struct nemesia_endpoint *endpoint,
+                                  size_t len,
+                                  uint32_t access,
+                                  void **out_base,
+                                  uint64_t *out_region);
+
+/**
+ * Takes a region back: operations on it are refused from now on, and those who wait for its notifications are cancelled.
+ * Memory that was allocated is freed.
+ *
+ * - `endpoint`: an open endpoint.
+ * - `region`: from `nemesia_endpoint_expose` or `nemesia_endpoint_allocate`.
+ *
+ * Returns: NEMESIA_OK; NEMESIA_ERR_REGION, _ARGUMENT or _PANIC.
+ * Ownership: memory that was exposed is the caller's alone again.
+ * Threads: one at a time for an endpoint.
+ */
+int32_t nemesia_endpoint_conceal(struct nemesia_endpoint *endpoint,
+                                 uint64_t region);
+
+/**
+ * What others need to use a region.
+ *
+ * - `endpoint`: an open endpoint.
+ * - `region`: one of its regions.
+ * - `out_key`: written on success; to be copied and sent at will.
+ *
+ * Returns: NEMESIA_OK; NEMESIA_ERR_REGION, _ARGUMENT or _PANIC.
+ * Threads: one at a time for an endpoint.
+ */
+int32_t nemesia_endpoint_remote_key(struct nemesia_endpoint *endpoint,
+                                    uint64_t region,
+                                    struct nemesia_remote_key *out_key);
+
+/**
+ * How operations on a region travel.
+ *
+ * - `endpoint`: an open endpoint.
+ * - `key`: of the region.
+ * - `out_path`: NEMESIA_PATH_OWN, _DIRECT or _PACKETS, written on success. With _PACKETS `nemesia_last_error_message` tells
+ *   why the region is not mapped.
+ *
+ * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or _PANIC.
+ * Threads: one at a time for an endpoint.
+ */
+int32_t nemesia_endpoint_path(struct nemesia_endpoint *endpoint,
+                              const struct nemesia_remote_key *key,
+                              int32_t *out_path);
+
+/**
+ * Starts writing bytes into a region of another process. `nemesia_endpoint_test` or `nemesia_endpoint_wait` completes it,
+ * when they have left the buffer; they are there after a flush.
+ *
+ * - `endpoint`: an open endpoint.
+ * - `key`: of the region; it may be one of this process.
+ * - `offset`: where in the region, in bytes.
+ * - `buffer`, `len`: the bytes; `buffer` may be NULL if `len` is 0.
+ * - `notify`: whether the region's notifications are counted up by one when the bytes are there.
+ * - `out_request`: written on success; NEMESIA_REQUEST_NONE if the bytes have left already.
+ *
+ * Returns: NEMESIA_OK; NEMESIA_ERR_BOUNDS or _ACCESS if the key says that it would be refused; NEMESIA_ERR_ARGUMENT, _RANK,
+ * _PEER_FAILED, _REQUESTS or _PANIC. After an error nothing was sent.
+ * Ownership: the request holds the buffer, which must stay as it is until the request is complete or the endpoint is
+ * closed. The key is copied.
+ * Threads: one at a time for an endpoint.
+ */
+int32_t nemesia_endpoint_iput(struct nemesia_endpoint *endpoint,
+                              const struct nemesia_remote_key *key,
+                              uint64_t offset,
+                              const void *buffer,
+                              size_t len,
+                              bool notify,
+                              uint64_t *out_request);
+
+/**
+ * Starts reading bytes of a region of another process. `nemesia_endpoint_test` or `nemesia_endpoint_wait` completes it,
+ * when they are here.
+ *
+ * - `endpoint`, `key`, `offset`: as for `nemesia_endpoint_iput`.
+ * - `len`: bytes wanted.
+ * - `out_buffer`: where they go; may be NULL if `len` is 0. After an error its contents are unspecified.
+ * - `out_request`: written on success.
+ *
+ * Returns: as `nemesia_endpoint_iput`. What only the owner knows, the request tells: NEMESIA_ERR_KEY for instance.
+ * Ownership: the request holds the buffer, which must stay, and which nobody else uses, until the request is complete or
+ * the endpoint is closed.
+ * Threads: one at a time for an endpoint.
+ */
+int32_t nemesia_endpoint_iget(struct nemesia_endpoint *endpoint,
+                              const struct nemesia_remote_key *key,
+                              uint64_t offset,
+                              size_t len,
+                              void *out_buffer,
+                              uint64_t *out_request);
+
+/**
+ * Starts combining an array of operands into an array of values of another process; atomic for each value. Complete when
+ * the operands have left the buffer; done after a flush. Operations of one process on another are executed in order.
+ *
+ * - `endpoint`, `key`, `offset`, `out_request`: as for `nemesia_endpoint_iput`. The first value lies at a multiple of its
+ *   size in memory.
+ * - `datatype`: NEMESIA_TYPE_...
+ * - `op`: NEMESIA_OP_...
+ * - `operands`, `count`: as many values of that type; may be NULL if `count` is 0.
+ *
+ * Returns: as `nemesia_endpoint_iput`; NEMESIA_ERR_UNDEFINED if the type has no such operation.
+ * Ownership: as for `nemesia_endpoint_iput`.
+ * Threads: one at a time for an endpoint.
+ */
+int32_t nemesia_endpoint_iaccumulate(struct nemesia_endpoint *endpoint,
+                                     const struct nemesia_remote_key *key,
+                                     uint64_t offset,
+                                     uint32_t datatype,
+                                     uint32_t op,
+                                     const void *operands,
+                                     size_t count,
+                                     uint64_t *out_request);
+
+/**
+ * Starts combining one operand into one value of another process, atomically, and getting what the value was.
+ *
+ * - `endpoint`, `key`, `offset`, `datatype`, `op`: as for `nemesia_endpoint_iaccumulate`.
+ * - `operand`: one value of that type. With NEMESIA_OP_NOTHING it does not count, but has to be there.
+ * - `out_old`: room for one value of that type; written when the request is complete.
+ * - `out_request`: written on success.
+ *
+ * Returns: as `nemesia_endpoint_iaccumulate`.
+ * Ownership: the operand is copied; the request holds `out_old` as that of `nemesia_endpoint_iget` holds its buffer.
+ * Threads: one at a time for an endpoint.
+ */
+int32_t nemesia_endpoint_ifetch(struct nemesia_endpoint *endpoint,
+                                const struct nemesia_remote_key *key,
+                                uint64_t offset,
+                                uint32_t datatype,
+                                uint32_t op,
+                                const void *operand,
+                                void *out_old,
+                                uint64_t *out_request);
+
+/**
+ * Starts replacing one value of another process if its bits are those that are expected, atomically, and getting what the
+ * value was.
+ *
+ * - `endpoint`, `key`, `offset`, `datatype`, `out_old`, `out_request`: as for `nemesia_endpoint_ifetch`.
+ * - `expected`, `value`: one value of that type each.
+ *
+ * Returns: as `nemesia_endpoint_ifetch`.
+ * Ownership: as for `nemesia_endpoint_ifetch`.
+ * Threads: one at a time for an endpoint.
+ */
+int32_t nemesia_endpoint_icompare_swap(struct nemesia_endpoint *endpoint,
+                                       const struct nemesia_remote_key *key,
+                                       uint64_t offset,
+                                       uint32_t datatype,
+                                       const void *expected,
+                                       const void *value,
+                                       void *out_old,
+                                       uint64_t *out_request);
+
+/**
+ * Starts a flush: complete when all one-sided operations on a rank's regions that were started before are done there.
+ *
+ * - `endpoint`: an open endpoint.
+ * - `rank`: whose regions.
+ * - `out_request`: written on success; NEMESIA_REQUEST_NONE if there is nothing to flush. With NEMESIA_ERR_KEY, _BOUNDS,
+ *   _ACCESS, _ALIGNMENT or _UNDEFINED it reports the first refusal since the last flush.
+ *
+ * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _RANK, _PEER_FAILED, _REQUESTS or _PANIC.
+ * Threads: one at a time for an endpoint.
+ */
+int32_t nemesia_endpoint_iflush(struct nemesia_endpoint *endpoint,
+                                int32_t rank,
+                                uint64_t *out_request);
+
+/**
+ * Waits until all one-sided operations on the regions of a rank, or of all, are done there.
+ *
+ * - `endpoint`: an open endpoint.
+ * - `rank`: whose regions, or NEMESIA_ALL_RANKS.
+ *
+ * Returns: NEMESIA_OK; NEMESIA_ERR_KEY, _BOUNDS, _ACCESS, _ALIGNMENT or _UNDEFINED if some were refused since the last
+ * flush, for the reason that the first had; NEMESIA_ERR_ARGUMENT, _RANK, _PEER_FAILED, _REQUESTS or _PANIC.
+ * Threads: one at a time for an endpoint.
+ */
+int32_t nemesia_endpoint_flush(struct nemesia_endpoint *endpoint,
+                               int32_t rank);
+
+/**
+ * Orders one-sided operations: what is started later on a rank's regions is executed there after all that was started
+ * before. Without it that holds as well, but for a get, which may see what is written by what is started after it.
+ *
+ * - `endpoint`: an open endpoint.
+ * - `rank`: whose regions.
+ *
+ * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _RANK, _PEER_FAILED, _REQUESTS or _PANIC.
+ * Threads: one at a time for an endpoint.
+ */
+int32_t nemesia_endpoint_fence(struct nemesia_endpoint *endpoint,
+                               int32_t rank);
+
+/**
+ * How often a put with notification was done in a region since it was exposed.
+ *
+ * - `endpoint`: an open endpoint.
+ * - `region`: one of its regions.
+ * - `out_count`: written on success.
+ *
+ * Returns: NEMESIA_OK; NEMESIA_ERR_REGION, _ARGUMENT or _PANIC.
+ * Threads: one at a time for an endpoint.
+ */
+int32_t nemesia_endpoint_notifications(struct nemesia_endpoint *endpoint,
+                                       uint64_t region,
+                                       uint64_t *out_count);
+
+/**
+ * Starts waiting until a region has had so many notifications, counted since it was exposed. Like a receive from
+ * NEMESIA_ANY_SOURCE it fails when a peer dies, and can be cancelled.
+ *
+ * - `endpoint`: an open endpoint.
+ * - `region`: one of its regions.
+ * - `count`: how many.
+ * - `out_request`: written on success.
+ *
+ * Returns: NEMESIA_OK; NEMESIA_ERR_REGION, _ARGUMENT, _PEER_FAILED, _REQUESTS or _PANIC.
+ * Threads: one at a time for an endpoint.
+ */
+int32_t nemesia_endpoint_inotified(struct nemesia_endpoint *endpoint,
+                                   uint64_t region,
+                                   uint64_t count,
+                                   uint64_t *out_request);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -1,5 +1,6 @@
 //! Endpoints: open, close, and what they know.
 
+use std::cell::Cell;
 use std::ffi::{CString, c_char};
 use std::ptr;
 
@@ -108,6 +109,9 @@ pub unsafe extern "C" fn nemesia_endpoint_close(endpoint: *mut Endpoint) -> i32 
     let work = || {
         if endpoint.is_null() {
             return Err(missing("endpoint"));
+        }
+        if IN_HANDLER.get() == endpoint.addr() {
+            return Err(in_handler());
         }
         // SAFETY: it came from `Endpoint::new`, and the caller gives it back.
         let Endpoint { inner, poisoned, .. } = *unsafe { Box::from_raw(endpoint) };
@@ -230,6 +234,9 @@ pub(crate) unsafe fn on(
     endpoint: *mut Endpoint,
     work: impl FnOnce(&mut nemesia::Endpoint) -> Result<i32, Fault>,
 ) -> i32 {
+    if IN_HANDLER.get() == endpoint.addr() && !endpoint.is_null() {
+        return in_handler().report();
+    }
     // SAFETY: the caller's promise.
     let Some(endpoint) = (unsafe { endpoint.as_mut() }) else { return missing("endpoint").report() };
     if endpoint.poisoned {
@@ -237,6 +244,16 @@ pub(crate) unsafe fn on(
     }
     let Endpoint { inner, poisoned, .. } = endpoint;
     guard(|| work(inner), || *poisoned = true)
+}
+
+thread_local! {
+    /// The address of the endpoint whose handler this thread is in, or 0.
+    pub(crate) static IN_HANDLER: Cell<usize> = const { Cell::new(0) };
+}
+
+#[cold]
+fn in_handler() -> Fault {
+    Fault::argument("the endpoint can't be used from a handler of its own: reply, or do it after progress")
 }
 
 #[cold]

@@ -12,6 +12,8 @@
 //! | [`exchange`] | `nemesia_exchange`: the caller's own way for processes to find each other |
 //! | [`endpoint`] | open, close, and what an endpoint knows |
 //! | [`transfer`] | sends, receives and their requests |
+//! | [`active`] | active messages |
+//! | [`rma`] | one-sided operations |
 //!
 //! What is always true: an output is written on success only, unless its comment says otherwise; a pointer that the
 //! caller lends is not used after the call, unless a request holds it.
@@ -20,9 +22,11 @@
     reason = "each comment is the contract in C, in the words of the header"
 )]
 
+pub mod active;
 pub mod boundary;
 pub mod config;
 pub mod endpoint;
 pub mod exchange;
+pub mod rma;
 pub mod status;
 pub mod transfer;

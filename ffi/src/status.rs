@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char};
 
-use nemesia::Error;
+use nemesia::{Error, Refusal};
 
 /// Major version of this header.
 pub const NEMESIA_VERSION_MAJOR: u32 = 0;
@@ -47,7 +47,25 @@ pub const NEMESIA_ERR_PANIC: i32 = -14;
 /// An error that this version of the header has no code for.
 pub const NEMESIA_ERR_UNKNOWN: i32 = -15;
 
-const NAMES: [(i32, &CStr); 17] = [
+/// A one-sided operation was refused: the region is not exposed, or the key is not its key. With this and the next four
+/// codes `nemesia_last_error_rank` tells whose region it is; a flush reports the first refusal since the last.
+pub const NEMESIA_ERR_KEY: i32 = -16;
+/// A one-sided operation was refused: the bytes are not all in the region.
+pub const NEMESIA_ERR_BOUNDS: i32 = -17;
+/// A one-sided operation was refused: the region does not allow it.
+pub const NEMESIA_ERR_ACCESS: i32 = -18;
+/// A one-sided operation was refused: the value does not lie at a multiple of its size.
+pub const NEMESIA_ERR_ALIGNMENT: i32 = -19;
+/// A one-sided operation was refused: it is not defined for that type.
+pub const NEMESIA_ERR_UNDEFINED: i32 = -20;
+/// No such region of this process, or no more are allowed.
+pub const NEMESIA_ERR_REGION: i32 = -21;
+/// An active message is longer than a packet.
+pub const NEMESIA_ERR_TOO_LONG: i32 = -22;
+/// Too many replies of handlers wait to leave.
+pub const NEMESIA_ERR_REPLIES: i32 = -23;
+
+const NAMES: [(i32, &CStr); 25] = [
     (NEMESIA_OK, c"NEMESIA_OK"),
     (NEMESIA_PENDING, c"NEMESIA_PENDING"),
     (NEMESIA_ERR_ARGUMENT, c"NEMESIA_ERR_ARGUMENT"),
@@ -65,6 +83,14 @@ const NAMES: [(i32, &CStr); 17] = [
     (NEMESIA_ERR_TIMEOUT, c"NEMESIA_ERR_TIMEOUT"),
     (NEMESIA_ERR_PANIC, c"NEMESIA_ERR_PANIC"),
     (NEMESIA_ERR_UNKNOWN, c"NEMESIA_ERR_UNKNOWN"),
+    (NEMESIA_ERR_KEY, c"NEMESIA_ERR_KEY"),
+    (NEMESIA_ERR_BOUNDS, c"NEMESIA_ERR_BOUNDS"),
+    (NEMESIA_ERR_ACCESS, c"NEMESIA_ERR_ACCESS"),
+    (NEMESIA_ERR_ALIGNMENT, c"NEMESIA_ERR_ALIGNMENT"),
+    (NEMESIA_ERR_UNDEFINED, c"NEMESIA_ERR_UNDEFINED"),
+    (NEMESIA_ERR_REGION, c"NEMESIA_ERR_REGION"),
+    (NEMESIA_ERR_TOO_LONG, c"NEMESIA_ERR_TOO_LONG"),
+    (NEMESIA_ERR_REPLIES, c"NEMESIA_ERR_REPLIES"),
 ];
 
 /// The version of the library, which may be later than that of the header.
@@ -168,10 +194,22 @@ impl From<Error> for Fault {
             Error::Cancelled => NEMESIA_ERR_CANCELLED,
             Error::Stale => NEMESIA_ERR_STALE,
             Error::Timeout(_) => NEMESIA_ERR_TIMEOUT,
+            Error::Refused { refusal, .. } => match refusal {
+                Refusal::Key => NEMESIA_ERR_KEY,
+                Refusal::Bounds => NEMESIA_ERR_BOUNDS,
+                Refusal::Access => NEMESIA_ERR_ACCESS,
+                Refusal::Alignment => NEMESIA_ERR_ALIGNMENT,
+                Refusal::Undefined => NEMESIA_ERR_UNDEFINED,
+            },
+            Error::Region | Error::Regions { .. } => NEMESIA_ERR_REGION,
+            Error::TooLong { .. } => NEMESIA_ERR_TOO_LONG,
+            Error::Replies { .. } => NEMESIA_ERR_REPLIES,
             _ => NEMESIA_ERR_UNKNOWN,
         };
         let rank = match error {
-            Error::Peer { rank, .. } | Error::PeerFailed { rank, .. } => i32::try_from(rank).unwrap_or(-1),
+            Error::Peer { rank, .. } | Error::PeerFailed { rank, .. } | Error::Refused { rank, .. } => {
+                i32::try_from(rank).unwrap_or(-1)
+            }
             _ => -1,
         };
         Self { code, rank, text: error.to_string() }

@@ -183,12 +183,12 @@ pub unsafe extern "C" fn nemesia_endpoint_irecv(
 /// Makes progress once, and tells whether a request is complete. Never blocks.
 ///
 /// - `endpoint`: the endpoint that the request was started on.
-/// - `request`: from `nemesia_endpoint_isend` or `nemesia_endpoint_irecv`.
+/// - `request`: from a function that starts something: its name begins with `nemesia_endpoint_i`.
 /// - `out_status`: written on success (not with NEMESIA_PENDING) and with NEMESIA_ERR_TRUNCATED; may be NULL.
 ///
 /// Returns: NEMESIA_OK if it is complete; NEMESIA_PENDING if not; NEMESIA_ERR_TRUNCATED if the message was longer, and
-/// what fits was received; NEMESIA_ERR_PEER_FAILED or _CANCELLED if nothing can come of it; NEMESIA_ERR_STALE,
-/// _ARGUMENT or _PANIC.
+/// what fits was received; NEMESIA_ERR_PEER_FAILED or _CANCELLED if nothing can come of it; NEMESIA_ERR_KEY, _BOUNDS,
+/// _ACCESS, _ALIGNMENT or _UNDEFINED for a one-sided operation; NEMESIA_ERR_STALE, _ARGUMENT or _PANIC.
 /// Ownership: the request is gone, and its buffer the caller's again, unless NEMESIA_PENDING is returned.
 /// Threads: one at a time for an endpoint.
 #[unsafe(no_mangle)]
@@ -212,12 +212,13 @@ pub unsafe extern "C" fn nemesia_endpoint_test(
 /// Waits until a request is complete: spins, then sleeps.
 ///
 /// - `endpoint`: the endpoint that the request was started on.
-/// - `request`: from `nemesia_endpoint_isend` or `nemesia_endpoint_irecv`.
+/// - `request`: from a function that starts something: its name begins with `nemesia_endpoint_i`.
 /// - `timeout_ns`: how long at most, in nanoseconds; negative: for ever; 0: one look, as `nemesia_endpoint_test`.
 /// - `out_status`: written on success and with NEMESIA_ERR_TRUNCATED; may be NULL.
 ///
 /// Returns: NEMESIA_OK if it is complete; NEMESIA_ERR_TRUNCATED if the message was longer, and what fits was received;
-/// NEMESIA_ERR_PEER_FAILED or _CANCELLED if nothing can come of it; NEMESIA_ERR_TIMEOUT, or _UNEXPECTED_FULL if other
+/// NEMESIA_ERR_PEER_FAILED or _CANCELLED if nothing can come of it; NEMESIA_ERR_KEY, _BOUNDS, _ACCESS, _ALIGNMENT or
+/// _UNDEFINED for a one-sided operation; NEMESIA_ERR_TIMEOUT, or _UNEXPECTED_FULL if other
 /// messages have to be received first: the request is then still under way; NEMESIA_ERR_STALE, _ARGUMENT or _PANIC.
 /// Ownership: the request is gone, and its buffer the caller's again, unless it is still under way.
 /// Threads: one at a time for an endpoint.
@@ -277,7 +278,7 @@ pub unsafe extern "C" fn nemesia_endpoint_wait_all(
 /// Withdraws a posted receive that no message has matched yet.
 ///
 /// - `endpoint`: the endpoint that the request was started on.
-/// - `request`: from `nemesia_endpoint_irecv`; sends can't be withdrawn.
+/// - `request`: from `nemesia_endpoint_irecv` or `nemesia_endpoint_inotified`; others can't be withdrawn.
 /// - `out_cancelled`: whether it was withdrawn, written on success. If so, the request remains and completes with
 ///   NEMESIA_ERR_CANCELLED. If not, it is under way, complete, or a send: test it or wait for it.
 ///
@@ -373,7 +374,7 @@ fn source(endpoint: &Inner, rank: i32) -> Result<Source, Fault> {
 
 /// A request's number in C. The engine has fewer than 2^24 requests, so none of them is NEMESIA_REQUEST_DONE.
 #[inline]
-fn number(request: Request) -> u64 {
+pub(crate) fn number(request: Request) -> u64 {
     request.to_bits().wrapping_add(FIRST)
 }
 

@@ -1,5 +1,9 @@
 //! An endpoint: a process's place in its world.
 
+mod active;
+mod direct;
+mod one_sided;
+mod rma;
 mod scope;
 #[cfg(test)]
 mod tests;
@@ -7,14 +11,20 @@ mod wait;
 
 use std::time::{Duration, Instant};
 
+use nemesia_core::engine::rma::{Region as Exposure, Reply, WINDOW};
 use nemesia_core::engine::{
     Bypass, Engine, Lent, Peer, Request as Operation, RequestId, StartError, Storage, Tuning,
 };
 use nemesia_core::matching::{Pattern, Source as CoreSource};
 use nemesia_core::payload::{RecvBuf, SendBuf};
+use nemesia_core::port::MessagePort;
 use nemesia_core::slab::{List, Slot};
 use nemesia_core::store::{self, Unit};
 
+pub use active::Incoming;
+pub use direct::Path;
+pub use one_sided::Value;
+pub use rma::{Access, Datatype, KEY_BYTES, Reduction, Refusal, Region, RemoteKey};
 pub use scope::{Pending, Scope};
 
 use crate::bootstrap::{Bootstrap, Exchange};
@@ -94,6 +104,9 @@ impl Storage for Heap {
     type Units = Vec<Unit>;
     type Stored = Vec<u32>;
     type Buckets = Vec<List>;
+    type Regions = Vec<Slot<Exposure>>;
+    type Replies = Vec<Slot<Reply>>;
+    type Handlers = active::Dispatch;
 }
 
 /// A process's place in its world: sends and receives tagged messages.
@@ -107,6 +120,12 @@ pub struct Endpoint {
     exchange: Option<Box<dyn Exchange + Send>>,
     /// Peers that are gone, and whose last messages may still be on the way; and how often they were looked for.
     leaving: Vec<(usize, Departure, u32)>,
+    /// Regions that were allocated; the engine points into them.
+    allocations: Vec<rma::Allocation>,
+    /// Regions of peers that are mapped here.
+    direct: direct::Direct,
+    /// Blocking one-sided operations so far.
+    operations: u32,
     /// Sends could not be flushed before closing.
     lost_sends: bool,
     config: Config,
@@ -149,6 +168,9 @@ impl Endpoint {
             units,
             stored,
             posted: vec![List::new(); FIRST_REQUESTS],
+            regions: Vec::new(),
+            replies: filled(size.saturating_sub(1) * WINDOW as usize),
+            handlers: active::Dispatch::new(port.packet_bytes()),
         };
         let window = (config.credit_bytes / store::UNIT) as u32;
         let tuning = Tuning { eager_bytes: config.eager_bytes, window };
@@ -159,6 +181,9 @@ impl Endpoint {
             waiter,
             exchange: Some(exchange),
             leaving: Vec::new(),
+            allocations: Vec::new(),
+            direct: direct::Direct::default(),
+            operations: 0,
             lost_sends: false,
             config: config.clone(),
             notes,
@@ -342,7 +367,7 @@ impl Endpoint {
     /// # Errors
     /// The launcher's refusal, or a send that could not be flushed within the configured time.
     pub fn close(mut self) -> Result<(), Error> {
-        let flushed = self.flush();
+        let flushed = self.flush_sends();
         // Without a goodbye the peers take the rest for lost, which it is.
         self.lost_sends = flushed.is_err();
         let finalized = self.exchange.take().map_or(Ok(()), |mut exchange| exchange.finalize());
@@ -377,6 +402,9 @@ impl Endpoint {
                 self.engine.grow_posted(|lists| lists.resize(more.next_power_of_two(), List::new()));
                 Ok(())
             }
+            StartError::TooLong { len, most } => Err(Error::TooLong { len, most }),
+            StartError::Refused(refusal) => Err(Error::Refused { rank: self.rank(), refusal, count: 1 }),
+            StartError::Region => Err(Error::Region),
             StartError::Requests { capacity } => Err(Error::Requests { capacity }),
             StartError::Rank { rank, size } => {
                 Err(Error::Rank { rank: rank as usize, last: size.saturating_sub(1) as usize })

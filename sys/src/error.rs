@@ -1,5 +1,6 @@
 //! What can go wrong, for the caller.
 
+use nemesia_core::engine::rma::Refusal;
 use nemesia_core::engine::{Failure, Fate, Truncation};
 use nemesia_core::shared::layout::LayoutError;
 
@@ -72,6 +73,42 @@ pub enum Error {
         /// Peers held back.
         held: usize,
     },
+    /// An active message is longer than a packet.
+    #[error(
+        "active message of {len} bytes, header included: {most} are the most; send the rest as a tagged message, or raise \
+         NEMESIA_CELL_BYTES"
+    )]
+    TooLong {
+        /// Bytes of header and payload.
+        len: usize,
+        /// Bytes there may be.
+        most: usize,
+    },
+    /// Replies of handlers wait to leave, as many as may.
+    #[error("{most} replies wait to leave, and no more are allowed: reply later, from outside a handler")]
+    Replies {
+        /// How many there may be.
+        most: usize,
+    },
+    /// One-sided operations were refused.
+    #[error("rank {rank} refused {count} one-sided operations, the first because {refusal}")]
+    Refused {
+        /// Whose region it is.
+        rank: usize,
+        /// Why the first was.
+        refusal: Refusal,
+        /// How many were.
+        count: u64,
+    },
+    /// No such region of this process.
+    #[error("no such region: it was concealed, or never exposed")]
+    Region,
+    /// Too many regions are exposed.
+    #[error("{most} regions are exposed, and no more are allowed: conceal some")]
+    Regions {
+        /// How many there may be.
+        most: usize,
+    },
     /// The request was withdrawn.
     #[error("the receive was cancelled")]
     Cancelled,
@@ -88,6 +125,7 @@ impl From<Fate> for Error {
         match fate {
             Fate::Truncated(truncation) => Error::Truncated(truncation),
             Fate::PeerFailed { peer, failure } => Error::PeerFailed { rank: peer as usize, failure },
+            Fate::Refused { peer, refusal, count } => Error::Refused { rank: peer as usize, refusal, count },
             Fate::Cancelled => Error::Cancelled,
             Fate::Stale => Error::Stale,
         }

@@ -1,14 +1,18 @@
 //! What can be used here, why something else can't, and what it costs in memory.
 
+use std::os::fd::AsRawFd;
+
 use nemesia_core::engine::Request;
+use nemesia_core::engine::rma::{Reply, WINDOW};
 use nemesia_core::shared::layout::{HEADER_PAGE, LayoutError};
 use nemesia_core::slab::{List, Slot};
 
 use crate::config::{Config, SingleCopy};
 use crate::endpoint::FIRST_REQUESTS;
+use crate::os::borrow::open_foreign;
 use crate::os::{
-    CopyError, HeavyFence, HugePages, Mark, RemoteMemory, Segment, SegmentBacking, SegmentOptions, limits,
-    numa,
+    Access, CopyError, HeavyFence, HugePages, Mark, RemoteMemory, Segment, SegmentBacking, SegmentOptions,
+    ShmError, limits, numa,
 };
 
 /// Whether something can be used here.
@@ -96,8 +100,16 @@ fn facilities() -> Vec<Verdict> {
     let devshm = SegmentOptions { backing: SegmentBacking::DevShm, ..SegmentOptions::default() };
     let cpus =
         numa::allowed_cpus().map(|cpus| format!("{} usable, {} NUMA nodes", cpus.len(), numa::nodes().len()));
+    let regions = || -> Result<String, ShmError> {
+        let segment = Segment::create("nemesia-probe", HEADER_PAGE, &SegmentOptions::default())?;
+        let number = segment.fd().map_or(u32::MAX, |fd| fd.as_raw_fd().cast_unsigned());
+        let pid = std::process::id().cast_signed();
+        open_foreign(pid, number, Access::ReadWrite)?;
+        Ok("allocated regions are used by peers directly, if they see this process".to_owned())
+    };
     vec![
         membarrier,
+        Verdict::probe("regions", regions()),
         Verdict::probe("huge pages", try_segment(huge, "NEMESIA_HUGE_PAGES=try or require uses them")),
         Verdict::probe(
             "/dev/shm",
@@ -122,7 +134,7 @@ pub struct Bill {
     pub per_peer: u64,
     /// The part of `segments` that is the pool of cells.
     pub cells: u64,
-    /// Private memory at start, for requests and unexpected messages.
+    /// Private memory at start, for requests, unexpected messages and answers to one-sided operations.
     pub private_at_start: u64,
     /// Ceiling of what unexpected messages and requests may commit in one process.
     pub private_ceiling: u64,
@@ -138,12 +150,13 @@ impl Bill {
         // Each comes with the list that finds it.
         let request = (size_of::<Slot<Request>>() + size_of::<List>()) as u64;
         let requests = config.requests as u64;
+        let replies = u64::from(processes.saturating_sub(1) * WINDOW) * size_of::<Slot<Reply>>() as u64;
         Ok(Self {
             processes,
             segments: (geometry.own().total + geometry.inbox().total) as u64,
             per_peer: geometry.bytes_per_peer() as u64,
             cells: u64::from(geometry.cells) * u64::from(geometry.cell_bytes),
-            private_at_start: requests.min(FIRST_REQUESTS as u64) * request,
+            private_at_start: replies + requests.min(FIRST_REQUESTS as u64) * request,
             private_ceiling: (config.unexpected_bytes as u64).saturating_add(requests * request),
         })
     }

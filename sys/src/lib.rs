@@ -30,7 +30,10 @@ pub mod os;
 mod shm;
 
 pub use config::{Config, ConfigError, SingleCopy, VARIABLES, Variable};
-pub use endpoint::{Endpoint, Pending, Request, Scope, Source, Status, Tag};
+pub use endpoint::{
+    Access, Datatype, Endpoint, Incoming, KEY_BYTES, Path, Pending, Reduction, Refusal, Region, RemoteKey,
+    Request, Scope, Source, Status, Tag, Value,
+};
 pub use error::Error;
 pub use explain::{Bill, Verdict, explain};
 pub use nemesia_core::engine::{Failure, Truncation};

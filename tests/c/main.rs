@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `check.h` | checks that name the place and what the library said |
 //! | `pair.c` | what two processes do, one case an argument |
+//! | `remote.c` | active messages and one-sided operations, likewise |
 //! | `embed.c` | processes that meet through an exchange of their own |
 //! | `plus.cc` | the header in C++ |
 
@@ -31,11 +32,17 @@ fn can_run(test: &str, tools: &[&str]) -> bool {
 
 /// Runs one case of `pair.c` with two ranks, linked in both ways; both must succeed.
 fn pair(test: &str, case: &str) -> Result<(), String> {
+    two("pair", test, case)
+}
+
+/// As `pair`, of another program.
+fn two(name: &str, test: &str, case: &str) -> Result<(), String> {
     if !can_run(test, &["cc"]) {
         return Ok(());
     }
     for linking in Linking::BOTH {
-        let program = compile("cc", &STRICT_C, &source("tests/c/pair.c"), linking, &format!("pair-{case}"))?;
+        let file = source(&format!("tests/c/{name}.c"));
+        let program = compile("cc", &STRICT_C, &file, linking, &format!("{name}-{case}"))?;
         Job::new(program, scratch(), case).succeed(2)?;
     }
     Ok(())
@@ -64,6 +71,21 @@ fn a_truncated_message_writes_the_status_and_no_byte_beyond() -> Result<(), Stri
 #[test]
 fn every_wrong_argument_has_its_error_and_writes_nothing() -> Result<(), String> {
     pair("every_wrong_argument_has_its_error_and_writes_nothing", "errors")
+}
+
+#[test]
+fn active_messages_call_functions_of_c() -> Result<(), String> {
+    two("remote", "active_messages_call_functions_of_c", "active")
+}
+
+#[test]
+fn memory_of_the_other_process_is_used_from_c() -> Result<(), String> {
+    two("remote", "memory_of_the_other_process_is_used_from_c", "one-sided")
+}
+
+#[test]
+fn what_is_refused_has_its_code() -> Result<(), String> {
+    two("remote", "what_is_refused_has_its_code", "refusals")
 }
 
 #[test]

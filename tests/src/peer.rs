@@ -8,6 +8,7 @@
 //! | 4 | a promise was broken |
 //! | 64 | wrong arguments |
 
+mod active;
 mod all_to_all;
 mod bystander;
 mod crash;
@@ -15,6 +16,7 @@ mod exchange;
 mod idle;
 mod impostor;
 mod memory;
+mod one_sided;
 mod scribble;
 
 use std::io::{Write, stdout};
@@ -102,6 +104,9 @@ fn dispatch(words: &[&str]) -> Outcome {
         ("open", []) => Ok(open()?.close()?),
         ("exchange", [seed]) => exchange::run(*seed),
         ("all-to-all", [rounds, len]) => all_to_all::run(*rounds, *len as usize),
+        ("active", [seed]) => active::run(*seed),
+        ("one-sided", [seed, own]) => one_sided::run(*seed, *own != 0),
+        ("one-sided-crash", [seed]) => one_sided::crash(*seed),
         ("ring", [rounds]) => all_to_all::ring(*rounds),
         ("crash", [seed]) => crash::run(*seed),
         ("survive", [victim, rounds]) => crash::survive(*victim as usize, *rounds),

@@ -7,6 +7,7 @@ mod fastbox;
 mod header;
 mod port;
 mod queue;
+mod region;
 mod ring;
 mod share;
 mod sleep;
@@ -52,6 +53,8 @@ pub(crate) const ALL: &[Model] = &[
     ring::BYTES,
     ring::RECORDS,
     header::READY,
+    region::HANDED_OVER,
+    region::COUNTED,
     share::ONE,
     share::TWO,
     sleep::WAKE,

@@ -4,6 +4,7 @@
 use core::borrow::BorrowMut;
 
 use super::request::{Fate, State};
+use super::rma::Side;
 use super::{Engine, Failure, PACKETS_A_TURN, Progress, Storage};
 use crate::flow::{Account, Allowance};
 use crate::port::{MessagePort, PeerFault, PeerId};
@@ -48,6 +49,8 @@ pub(super) struct Help {
 pub struct Peer {
     /// Requests, by [`Queue`].
     queues: [List; 6],
+    /// Active messages and one-sided operations.
+    pub(super) side: Side,
     pub(super) failure: Option<Failure>,
     /// It is gone, but what it has sent may not have been taken yet.
     pub(super) departed: Option<Failure>,
@@ -76,13 +79,14 @@ impl Peer {
     }
 
     fn has_work(&self) -> bool {
-        self.sharable > 0
+        self.side.has_work()
+            || self.sharable > 0
             || self.help.is_some()
             || Queue::WORK.iter().any(|&queue| !self.queue(queue).is_empty())
     }
 
     pub(super) fn has_sends(&self) -> bool {
-        Queue::SENDS.iter().any(|&queue| !self.queue(queue).is_empty())
+        self.side.has_work() || Queue::SENDS.iter().any(|&queue| !self.queue(queue).is_empty())
     }
 }
 
@@ -144,7 +148,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
 
     /// As [`Engine::work`], for one peer; it stays listed as long as there is more.
     pub(super) fn work_for(&mut self, peer: PeerId) -> usize {
-        let mut moved = 0;
+        let mut moved = self.side_work_for(peer);
         for queue in Queue::WORK {
             // Bounded, as the peer makes room while we send.
             for _ in 0..PACKETS_A_TURN {

@@ -70,6 +70,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         if peer < self.size() && self.peer(peer).departed.is_none() && self.failure(peer).is_none() {
             self.peer(peer).departed = Some(failure);
             self.fail_sends(peer, failure);
+            self.fail_leaving(peer, failure);
         }
     }
 
@@ -106,6 +107,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         self.fail_sends(peer, failure);
         let concerns_any = failure != Failure::Finished || self.is_alone();
         self.fail_receives(peer, failure, concerns_any);
+        self.fail_side(peer, failure, concerns_any);
         if concerns_any {
             self.any_source_failure = Some((peer, failure));
         }

@@ -255,7 +255,17 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
                 self.port.release(arrival);
                 delivered
             }
-            kind => Err(PortFault::Protocol { kind }),
+            Kind::Active => self.deliver_active(arrival),
+            Kind::Rma => {
+                let delivered = self.deliver_request(&arrival);
+                self.port.release(arrival);
+                delivered
+            }
+            Kind::RmaReply => {
+                let delivered = self.deliver_reply(&arrival);
+                self.port.release(arrival);
+                delivered
+            }
         }
     }
 

@@ -3,6 +3,8 @@
 
 use core::borrow::Borrow;
 
+use super::active::Outgoing;
+use super::rma::{Refusal, RegionId, Remote};
 use super::{Engine, Peer, Storage};
 use crate::matching::{Pattern, Posting, Source};
 use crate::payload::{RecvBuf, SendBuf};
@@ -87,6 +89,20 @@ pub enum StartError {
         /// Why.
         failure: Failure,
     },
+    /// An active message is longer than a packet.
+    #[error("active message of {len} bytes, header included: {most} are the most")]
+    TooLong {
+        /// Bytes of header and payload.
+        len: usize,
+        /// Bytes there may be.
+        most: usize,
+    },
+    /// The target's key says that it would refuse.
+    #[error("{0}")]
+    Refused(Refusal),
+    /// No such region of ours.
+    #[error("no such region: it was concealed, or never exposed")]
+    Region,
     /// Every request slot is in use.
     #[error("all {capacity} requests are in use")]
     Requests {
@@ -128,8 +144,23 @@ pub(super) enum State {
     Finishing { sender: u64, outcome: Outcome },
     /// Taken out of the store by a matched probe: this stored message.
     Probed(u32),
+    /// An active message that waits to leave (`side.leaving`).
+    Active(Outgoing),
+    /// A one-sided operation that waits to leave (`side.leaving`), or for its answer (`side.awaited`).
+    Remote(Remote),
+    /// Holds back what stands behind it (`side.leaving`) until the peer has answered all before it. Nobody waits for it.
+    Fence,
+    /// Waits until a region has had so many notifications (the region's list).
+    Notified { region: RegionId, count: u64 },
     /// Complete.
     Done(Outcome),
+}
+
+impl Request {
+    /// Whether this waits for no more than so many notifications.
+    pub(super) fn is_notified_by(&self, notified: u64) -> bool {
+        matches!(self.0, State::Notified { count, .. } if count <= notified)
+    }
 }
 
 /// A message to send.
@@ -207,6 +238,16 @@ pub enum Fate {
         /// Why.
         failure: Failure,
     },
+    /// A target has refused so many one-sided operations, the first for this reason.
+    #[error("rank {peer} refused {count} one-sided operations, the first because {refusal}")]
+    Refused {
+        /// Its rank.
+        peer: PeerId,
+        /// Why.
+        refusal: Refusal,
+        /// How many.
+        count: u64,
+    },
     /// The receive was withdrawn by [`Engine::cancel`].
     #[error("the receive was cancelled")]
     Cancelled,
@@ -238,6 +279,10 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     pub fn cancel(&mut self, id: RequestId) -> bool {
         if !self.requests.is_live(id.index, id.generation) {
             return false;
+        }
+        if let State::Notified { region, .. } = self.requests.get(id.index).0 {
+            self.cancel_notified(id.index, region);
+            return true;
         }
         let Some((pattern, _)) = self.requests.get(id.index).posted() else { return false };
         let pattern = *pattern;

@@ -1,5 +1,6 @@
 //! Tests of the engine over the shared-memory port, whole worlds in one thread.
 
+mod active;
 mod basics;
 mod bypass;
 mod ceiling;
@@ -9,6 +10,7 @@ mod oracle;
 mod probe;
 mod protocol;
 mod rendezvous;
+mod rma;
 mod simulation;
 mod spy;
 mod world;

@@ -123,11 +123,28 @@ impl<'a, R: BorrowMut<[CellRecord]>> Pool<'a, R> {
     /// Fills a cell that [`Pool::take`] gave, and publishes it. False when `bytes` do not fit: nothing is done.
     #[inline]
     pub fn publish(&self, cell: u32, holder: u16, sequence: u64, envelope: &Envelope, bytes: &[u8]) -> bool {
+        self.publish_parts(cell, holder, sequence, envelope, [bytes, &[]])
+    }
+
+    /// As [`Pool::publish`], of bytes in two pieces.
+    #[inline]
+    pub fn publish_parts(
+        &self,
+        cell: u32,
+        holder: u16,
+        sequence: u64,
+        envelope: &Envelope,
+        [head, body]: [&[u8]; 2],
+    ) -> bool {
         let Some(header) = self.headers.get(cell as usize) else { return false };
-        if bytes.len() > self.cell_bytes || !self.payload.write(cell as usize * self.cell_bytes, bytes) {
+        let (at, len) = (cell as usize * self.cell_bytes, head.len() + body.len());
+        if len > self.cell_bytes
+            || !self.payload.write(at, head)
+            || !self.payload.write(at + head.len(), body)
+        {
             return false;
         }
-        let shape = bytes.len() as u64 | (envelope.kind as u64) << 32 | u64::from(envelope.context) << 48;
+        let shape = len as u64 | (envelope.kind as u64) << 32 | u64::from(envelope.context) << 48;
         header.shape.set(shape);
         header.tag.set(envelope.tag);
         let word = (sequence & SEQUENCE_MASK) << 16 | u64::from(holder);

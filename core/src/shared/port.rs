@@ -33,6 +33,9 @@ const LOST: u32 = 64;
 /// Polls without a packet after which one peer's cells are swept.
 const IDLE_SWEEP: u32 = 1024;
 
+/// Largest payload in two pieces that goes through a fastbox.
+const SMALL: usize = 1024;
+
 /// What the port cannot do without an operating system.
 pub trait Host {
     /// Wakes `peer`, whose word is `word`.
@@ -258,14 +261,14 @@ where
         }
     }
 
-    fn send_cell(&mut self, peer: PeerId, envelope: &Envelope, payload: &[u8]) -> Result<bool, PeerFault> {
+    fn send_cell(&mut self, peer: PeerId, envelope: &Envelope, parts: [&[u8]; 2]) -> Result<bool, PeerFault> {
         let base = self.config.rank * self.cells;
         // Not for every cell: its place in the ring is a line that the receiver has just written.
         if self.pool.free() * 2 <= self.cells as usize {
             self.collect(peer)?;
         }
         let lent = self.link(peer).map_or(0, |link| link.traffic.lent) as usize;
-        if payload.len() > self.pool.cell_bytes() {
+        if parts[0].len() + parts[1].len() > self.pool.cell_bytes() {
             return Ok(false);
         }
         // A peer gets no more than what is then left for the others (dynamic thresholds): however many are slow, the
@@ -280,7 +283,7 @@ where
         let Some(link) = self.links.borrow_mut().get_mut(peer as usize).and_then(Option::as_mut) else {
             return Ok(false);
         };
-        let filled = self.pool.publish(cell, peer as u16, link.traffic.next, envelope, payload);
+        let filled = self.pool.publish_parts(cell, peer as u16, link.traffic.next, envelope, parts);
         debug_assert!(filled, "the size was checked above");
         // An error means that the peer's inbox was scribbled over: its sweep will find the cell.
         let _ = link.ends.queue.push(base + cell);
@@ -311,6 +314,15 @@ where
     }
 }
 
+/// Both pieces, which fit, in one.
+#[inline]
+fn joined<'a>(whole: &'a mut [u8], head: &[u8], body: &[u8]) -> &'a [u8] {
+    let len = head.len() + body.len();
+    whole[..head.len()].copy_from_slice(head);
+    whole[head.len()..len].copy_from_slice(body);
+    &whole[..len]
+}
+
 impl<'a, H, L, R> MessagePort for ShmPort<'a, H, L, R>
 where
     H: Host,
@@ -335,7 +347,24 @@ where
                 return Ok(true);
             }
         }
-        self.send_cell(peer, envelope, payload)
+        self.send_cell(peer, envelope, [payload, &[]])
+    }
+
+    fn send_parts(
+        &mut self,
+        peer: PeerId,
+        envelope: &Envelope,
+        head: &[u8],
+        body: &[u8],
+    ) -> Result<bool, PeerFault> {
+        // A fastbox takes words.
+        match head.len() + body.len() {
+            0..=64 => self.send(peer, envelope, joined(&mut [0; 64], head, body)),
+            len if len <= SMALL.min(self.config.fastbox_limit) => {
+                self.send(peer, envelope, joined(&mut [0; SMALL], head, body))
+            }
+            _ => self.send_cell(peer, envelope, [head, body]),
+        }
     }
 
     #[inline(always)]

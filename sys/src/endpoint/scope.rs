@@ -3,7 +3,7 @@
 
 use std::marker::PhantomData;
 
-use super::{Endpoint, Request, Source, Status, Tag};
+use super::{Endpoint, Reduction, RemoteKey, Request, Source, Status, Tag, Value};
 use crate::error::Error;
 
 /// An operation that a [`Scope`] has started. Anywhere else it names nothing.
@@ -58,6 +58,78 @@ impl<'env> Scope<'_, 'env> {
         // SAFETY: the buffer is borrowed exclusively for 'env, which outlives the scope, and the scope does not end
         // before the operation does (see `Drop`).
         let request = unsafe { self.endpoint.irecv(from, tag, buf.as_mut_ptr(), buf.len()) }?;
+        Ok(self.keep(request))
+    }
+
+    /// Starts an active message.
+    ///
+    /// # Errors
+    /// See [`Error`]; nothing was sent.
+    pub fn isend_active(
+        &mut self,
+        to: usize,
+        handler: u16,
+        header: &'env [u8],
+        payload: &'env [u8],
+    ) -> Result<Pending, Error> {
+        // SAFETY: both are borrowed for 'env, which outlives the scope, and the scope does not end before the operation
+        // does (see `Drop`).
+        let request = unsafe { self.endpoint.isend_active(to, handler, header, payload) }?;
+        Ok(self.keep(request))
+    }
+
+    /// Starts a put; see [`Endpoint::iput`].
+    ///
+    /// # Errors
+    /// See [`Error`]; nothing was sent.
+    pub fn iput(&mut self, key: &RemoteKey, offset: u64, bytes: &'env [u8]) -> Result<Pending, Error> {
+        // SAFETY: as for a send.
+        let request = unsafe { self.endpoint.iput(key, offset, bytes.as_ptr(), bytes.len(), false) }?;
+        Ok(self.keep(request))
+    }
+
+    /// Starts a get; see [`Endpoint::iget`].
+    ///
+    /// # Errors
+    /// See [`Error`]; nothing was asked for.
+    pub fn iget(&mut self, key: &RemoteKey, offset: u64, buf: &'env mut [u8]) -> Result<Pending, Error> {
+        // SAFETY: as for a receive.
+        let request = unsafe { self.endpoint.iget(key, offset, buf.as_mut_ptr(), buf.len()) }?;
+        Ok(self.keep(request))
+    }
+
+    /// Starts combining operands into values; see [`Endpoint::iaccumulate`].
+    ///
+    /// # Errors
+    /// See [`Error`]; nothing was sent.
+    pub fn iaccumulate<T: Value>(
+        &mut self,
+        key: &RemoteKey,
+        offset: u64,
+        reduction: Reduction,
+        operands: &'env [T],
+    ) -> Result<Pending, Error> {
+        let (what, base) = ((T::DATATYPE, reduction), operands.as_ptr().cast());
+        // SAFETY: as for a send; the values are numbers, which are bytes without gaps.
+        let request = unsafe { self.endpoint.iaccumulate(key, offset, what, base, size_of_val(operands)) }?;
+        Ok(self.keep(request))
+    }
+
+    /// Starts combining an operand into one value; `old` gets what it was. See [`Endpoint::ifetch`].
+    ///
+    /// # Errors
+    /// See [`Error`]; nothing was asked for.
+    pub fn ifetch<T: Value>(
+        &mut self,
+        key: &RemoteKey,
+        offset: u64,
+        reduction: Reduction,
+        operand: T,
+        old: &'env mut T,
+    ) -> Result<Pending, Error> {
+        let (what, base) = ((T::DATATYPE, reduction), (&raw mut *old).cast());
+        // SAFETY: as for a receive; any bytes are a number.
+        let request = unsafe { self.endpoint.ifetch(key, offset, what, operand.to_bits(), base) }?;
         Ok(self.keep(request))
     }
 

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Barrier, Mutex};
 use std::time::Duration;
 
-use super::{Endpoint, Source, Tag};
+use super::{Access, Endpoint, Path, Refusal, Region, Source, Tag};
 use crate::bootstrap::{BootstrapError, Exchange};
 use crate::{Config, Error};
 
@@ -196,4 +196,158 @@ fn more_memory_than_there_is_is_refused_by_name() {
         let error = Endpoint::open_with(&config, Box::new(exchange)).unwrap_err().to_string();
         assert!(error.contains("NEMESIA_UNEXPECTED_BYTES") && error.contains("lower"), "{error}");
     }
+}
+
+#[test]
+fn handlers_can_be_replaced_and_taken_away() {
+    let (mut zero, mut one) = pair(&Config::default());
+    let heard = Arc::new(Mutex::new(Vec::new()));
+    let listen = |endpoint: &mut Endpoint, word: &'static str| {
+        let heard = Arc::clone(&heard);
+        endpoint.set_handler(65_535, move |message| {
+            assert_eq!((message.from(), message.header(), message.payload()), (1, &b"h"[..], &b"p"[..]));
+            heard.lock().unwrap().push(word);
+        });
+    };
+    let mut send = |zero: &mut Endpoint, handled: usize| {
+        one.send_active(0, 65_535, b"h", b"p").unwrap();
+        while heard.lock().unwrap().len() < handled && zero.unhandled_messages() == 0 {
+            zero.progress();
+        }
+    };
+    listen(&mut zero, "first");
+    send(&mut zero, 1);
+    listen(&mut zero, "second");
+    send(&mut zero, 2);
+    assert!(zero.remove_handler(65_535) && !zero.remove_handler(65_535) && !zero.remove_handler(3));
+    send(&mut zero, 3);
+    assert_eq!((&heard.lock().unwrap()[..], zero.unhandled_messages()), (&["first", "second"][..], 1));
+}
+
+#[test]
+fn replies_are_bounded_and_leave_in_order_before_what_is_sent_later() {
+    const ANSWERS: u32 = 2000;
+    let (mut zero, mut one) = pair(&Config::default());
+    let refused = Arc::new(Mutex::new(0));
+    let (count, most) = (Arc::clone(&refused), zero.active_bytes());
+    zero.set_handler(1, move |message| {
+        for number in 0..ANSWERS {
+            match message.reply(2, &number.to_le_bytes(), &[]) {
+                Ok(()) => {}
+                Err(Error::Replies { .. }) => *count.lock().unwrap() += 1,
+                Err(error) => panic!("{error}"),
+            }
+        }
+        assert!(matches!(message.reply(2, &[], &vec![0; most + 1]), Err(Error::TooLong { .. })));
+    });
+    let answers = Arc::new(Mutex::new(Vec::new()));
+    let log = Arc::clone(&answers);
+    one.set_handler(2, move |message| {
+        log.lock().unwrap().push(u32::from_le_bytes(message.header().try_into().unwrap()));
+    });
+    one.send_active(0, 1, &[], &[]).unwrap();
+    let other = std::thread::spawn(move || {
+        while answers.lock().unwrap().last() != Some(&u32::MAX) {
+            one.progress();
+        }
+        let answers = answers.lock().unwrap().clone();
+        (one, answers)
+    });
+    while *refused.lock().unwrap() == 0 {
+        zero.progress();
+    }
+    zero.send_active(1, 2, &u32::MAX.to_le_bytes(), &[]).unwrap();
+    while zero.engine.handlers_mut().has_replies() {
+        zero.progress();
+    }
+    let (_one, mut answers) = other.join().unwrap();
+    assert_eq!(answers.pop(), Some(u32::MAX));
+    assert_eq!(answers, (0..answers.len() as u32).collect::<Vec<_>>());
+    assert_eq!(answers.len() as u32 + *refused.lock().unwrap(), ANSWERS);
+}
+
+#[test]
+fn regions_are_what_they_were_made_for() {
+    let mut endpoint = world(1, &Config::default()).pop().unwrap();
+    let empty = endpoint.allocate(0, Access::ReadWrite).unwrap();
+    let key = endpoint.remote_key(empty).unwrap();
+    assert!(key.is_empty() && endpoint.path(&key) == Path::Own);
+    endpoint.put(&key, 0, &[]).unwrap();
+    assert!(matches!(endpoint.put(&key, 0, &[1]), Err(Error::Refused { refusal: Refusal::Bounds, .. })));
+    let fixed = [1_u8; 64];
+    // SAFETY: the bytes outlive the region, and nobody writes them.
+    let fixed = unsafe { endpoint.expose(fixed.as_ptr().cast_mut(), 64, Access::Read) }.unwrap();
+    let written = endpoint.write_region(fixed, 0, &[2]);
+    assert!(matches!(written, Err(Error::Refused { refusal: Refusal::Access, .. })));
+    let mut bytes = [0; 8];
+    endpoint.read_region(fixed, 56, &mut bytes).unwrap();
+    assert_eq!(bytes, [1; 8]);
+    assert!(endpoint.read_region(fixed, 57, &mut bytes).is_err());
+    assert!(endpoint.read_region(fixed, usize::MAX, &mut bytes).is_err());
+    assert!(endpoint.allocate(usize::MAX, Access::Read).is_err());
+    for bits in [u64::MAX, 1 << 40, 7] {
+        let nonsense = Region::from_bits(bits);
+        assert!(matches!(endpoint.conceal(nonsense), Err(Error::Region)));
+        assert!(matches!(endpoint.remote_key(nonsense), Err(Error::Region)));
+        assert!(matches!(endpoint.notifications(nonsense), Err(Error::Region)));
+    }
+    let regions: Vec<_> = (0..100).map(|_| endpoint.allocate(8, Access::ReadWrite).unwrap()).collect();
+    for (number, region) in (0_u64..).zip(&regions) {
+        let key = endpoint.remote_key(*region).unwrap();
+        assert_eq!(endpoint.swap(&key, 0, number).unwrap(), 0);
+    }
+    for (number, region) in (0_u64..).zip(regions) {
+        assert_eq!(Region::from_bits(region.to_bits()), region);
+        endpoint.read_region(region, 0, &mut bytes).unwrap();
+        assert_eq!(u64::from_le_bytes(bytes), number);
+        endpoint.conceal(region).unwrap();
+    }
+}
+
+#[test]
+fn what_a_fence_separates_keeps_its_order_on_two_paths() {
+    let (mut zero, mut one) = pair(&Config::default());
+    let memory = vec![0_u64; 1 << 17].leak();
+    // SAFETY: the bytes live for ever, and nobody else uses them.
+    let slow = unsafe { one.expose(memory.as_mut_ptr().cast(), 1 << 20, Access::ReadWrite) }.unwrap();
+    let fast = one.allocate(8, Access::ReadWrite).unwrap();
+    let (slow_key, fast_key) = (one.remote_key(slow).unwrap(), one.remote_key(fast).unwrap());
+    if zero.path(&fast_key) != Path::Direct {
+        crate::os::testing::skipped("regions can't be mapped here");
+        return;
+    }
+    zero.put(&fast_key, 0, &1_u64.to_le_bytes()).unwrap();
+    let mut word = [0; 8];
+    one.read_region(fast, 0, &mut word).unwrap();
+    assert_eq!(word[0], 1, "it is there before the owner has done anything");
+    zero.put(&slow_key, 0, &[7; 64]).unwrap();
+    zero.fence(1).unwrap();
+    zero.put(&fast_key, 0, &2_u64.to_le_bytes()).unwrap();
+    one.read_region(fast, 0, &mut word).unwrap();
+    assert_eq!(word[0], 1, "behind what is still on the way");
+    let other = std::thread::spawn(move || {
+        while one.notifications(slow).unwrap() == 0 {
+            one.progress();
+        }
+        one
+    });
+    zero.put_notify(&slow_key, 0, &[]).unwrap();
+    zero.flush(1).unwrap();
+    let mut one = other.join().unwrap();
+    one.read_region(fast, 0, &mut word).unwrap();
+    assert_eq!(word[0], 2);
+    zero.put(&fast_key, 0, &3_u64.to_le_bytes()).unwrap();
+    one.read_region(fast, 0, &mut word).unwrap();
+    assert_eq!(word[0], 3, "all is flushed: directly again");
+    one.conceal(fast).unwrap();
+    assert_ne!(zero.path(&fast_key), Path::Direct);
+    zero.put(&fast_key, 0, &4_u64.to_le_bytes()).unwrap();
+    let other = std::thread::spawn(move || {
+        for _ in 0..1_000_000 {
+            one.progress();
+        }
+        one
+    });
+    assert!(matches!(zero.flush(1), Err(Error::Refused { rank: 1, refusal: Refusal::Key, count: 1 })));
+    drop(other.join().unwrap());
 }

@@ -50,6 +50,11 @@ impl Waiter {
         Self { sleep, watch, fence, spin: config.spin.unwrap_or(by_load) }
     }
 
+    /// The process of a peer, if it can be named.
+    pub(super) fn pid(&self, peer: usize) -> Option<i32> {
+        self.watch.pid(peer)
+    }
+
     pub(super) fn say_goodbye(&self) {
         self.watch.send_goodbyes();
     }
@@ -71,6 +76,9 @@ impl Endpoint {
     #[inline]
     fn count_turn(&mut self, packets: usize) -> bool {
         self.turns += packets.max(1) as u32;
+        if self.engine.handlers_mut().has_replies() {
+            self.send_replies();
+        }
         self.turns >= CLOCK_EVERY && self.count_time()
     }
 
@@ -244,6 +252,7 @@ impl Endpoint {
                 continue;
             }
             self.engine.fail(peer, failure);
+            self.direct.forget(peer);
         }
     }
 
@@ -257,11 +266,11 @@ impl Endpoint {
     }
 
     /// Waits until every pending send has left, or its peer is gone.
-    pub(super) fn flush(&mut self) -> Result<(), Error> {
+    pub(super) fn flush_sends(&mut self) -> Result<(), Error> {
         let limit = Duration::from_secs(self.config.timeout_seconds.into());
         let deadline = Instant::now() + limit;
         let mut spins = 0;
-        while self.engine.sends_pending() {
+        while self.engine.sends_pending() || self.engine.handlers_mut().has_replies() {
             let packets = self.engine.progress().packets;
             if self.count_turn(packets) && Instant::now() >= deadline {
                 return Err(Error::Timeout(limit));

@@ -5,6 +5,7 @@
 //! | [`segment`] | memory that other processes can map, without a name in any file system |
 //! | [`handoff`] | meeting a peer once, to exchange a hello and file descriptors |
 //! | [`watch`] | learning that a peer is gone |
+//! | [`borrow`] | opening a segment of a peer that has not handed it over |
 //! | [`wake`] | sleeping and waking through shared memory; the one-sided fence |
 //! | [`memory`] | reading and writing a peer's memory in one copy |
 //! | [`limits`] | asking before taking: memory, locked memory, descriptors |
@@ -14,6 +15,7 @@
 //! waits past its deadline. Every error is one line that says what failed and what to do about it. Descriptors are
 //! close-on-exec and segments are not inherited by `fork`.
 
+pub mod borrow;
 mod call;
 pub mod error;
 pub mod handoff;
@@ -24,7 +26,7 @@ pub mod numa;
 pub mod segment;
 mod store;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 pub mod wake;
 pub mod watch;
 

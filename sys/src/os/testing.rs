@@ -11,7 +11,7 @@ use super::call::{checked, uninterrupted};
 const CHILD: &str = "NEMESIA_OS_TEST_CHILD";
 
 /// Says visibly that a test could not run here.
-pub(super) fn skipped(why: &str) {
+pub(crate) fn skipped(why: &str) {
     // Not `eprintln`, which the test runner swallows.
     writeln!(io::stderr(), "SKIPPED {}: {why}", std::thread::current().name().unwrap_or("?")).unwrap();
 }

@@ -111,6 +111,12 @@ impl Watch {
         self.release(key).map(|watched| watched.connection)
     }
 
+    /// The process of a peer that is watched; `None` when it is not, or lives where its number means nothing here.
+    pub fn pid(&self, peer: usize) -> Option<i32> {
+        let watched = self.watched.values().find(|watched| watched.peer == peer)?;
+        Some(watched.connection.peer().pid).filter(|pid| *pid > 0)
+    }
+
     /// The peers found gone since the last call, each once; its descriptors are closed. Does not wait, and does a bounded
     /// amount of work: when there are more, the next call has them.
     ///

@@ -2,9 +2,10 @@
 
 use core::ptr::NonNull;
 
+use nemesia_core::engine::rma::{Access, Region, Reply, Target, WINDOW};
 use nemesia_core::engine::{Engine, Lent, Peer, Request, Storage, Tuning};
 use nemesia_core::matching::{Pattern, Source};
-use nemesia_core::payload::{RecvBuf, SendBuf};
+use nemesia_core::payload::{Exposed, RecvBuf, SendBuf};
 use nemesia_core::shared::fastbox::{Receiver, Sender, Slot};
 use nemesia_core::shared::layout::Line;
 use nemesia_core::shared::pool::{
@@ -68,6 +69,9 @@ impl Storage for Arrays {
     type Units = [Unit; 16];
     type Stored = [u32; 4];
     type Buckets = [slab::List; 4];
+    type Regions = [slab::Slot<Region>; 1];
+    type Replies = [slab::Slot<Reply>; 2 * WINDOW as usize];
+    type Handlers = ();
 }
 
 type Rank<'a> = Engine<ShmPort<'a, Nobody, [Option<Link<'a>>; 2], [CellRecord; CELLS]>, Arrays>;
@@ -97,6 +101,9 @@ fn rank<'a>(me: u32, own: &'a Memory, peer: &'a Memory, cells: [PayloadMut<'a>; 
         units: [[0; 64]; 16],
         stored: [0; 4],
         posted: [slab::List::new(); 4],
+        regions: [slab::Slot::default()],
+        replies: core::array::from_fn(|_| slab::Slot::default()),
+        handlers: (),
     };
     Engine::new(me, port, Tuning { eager_bytes: CELL_BYTES, ..Tuning::default() }, lent).ok()
 }
@@ -140,5 +147,19 @@ pub(crate) unsafe fn exchange(memory: NonNull<u8>, length: usize) -> Option<u64>
     }
     let received = receiver.test(second)?.ok()?.len + receiver.test(first)?.ok()?.len;
     sender.test(large)?.ok()?;
-    Some(received as u64 + u64::from_le_bytes(small))
+    // SAFETY: as for the messages; the buffer of the large one has served.
+    let memory = unsafe { Exposed::from_raw(to.as_ptr(), MESSAGE) };
+    let region = receiver.expose(memory, Access::ReadWrite, 1)?;
+    let key = receiver.remote_key(region)?;
+    let target = Target { key: &key, offset: 0 };
+    let put = sender.put(&target, source, true).ok()?;
+    let flush = sender.flush(1).ok()?;
+    for _ in 0..100 {
+        sender.progress();
+        receiver.progress();
+    }
+    sender.test(put)?.ok()?;
+    sender.test(flush)?.ok()?;
+    let notified = receiver.notifications(region)?;
+    Some(notified + received as u64 + u64::from_le_bytes(small))
 }

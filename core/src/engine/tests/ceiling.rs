@@ -374,6 +374,9 @@ fn fewer_units_than_peers_are_refused() {
             units: std::vec![[0; 64]; units],
             stored: Vec::new(),
             posted: Vec::<List>::new(),
+            regions: Vec::new(),
+            replies: Vec::new(),
+            handlers: Default::default(),
         };
         let made = Engine::new(0, fabric.port(0), TUNING, lent);
         match made {

@@ -198,7 +198,10 @@ impl<'a> Siege<'a> {
                 Some((Err(Fate::PeerFailed { peer, failure: Failure::Fault(_) }), _)) => {
                     assert_eq!(peer, HOSTILE);
                 }
-                Some((Err(Fate::PeerFailed { .. } | Fate::Stale | Fate::Cancelled), _)) => {
+                Some((
+                    Err(Fate::PeerFailed { .. } | Fate::Stale | Fate::Cancelled | Fate::Refused { .. }),
+                    _,
+                )) => {
                     panic!("seed {seed}")
                 }
                 Some((Ok(_) | Err(Fate::Truncated(_)), _)) => {}

@@ -83,6 +83,19 @@ impl<P: MessagePort> MessagePort for Spy<P> {
         Ok(sent)
     }
 
+    fn send_parts(
+        &mut self,
+        peer: PeerId,
+        envelope: &Envelope,
+        head: &[u8],
+        body: &[u8],
+    ) -> Result<bool, PeerFault> {
+        let sent = self.port.send_parts(peer, envelope, head, body);
+        let sent = sent.inspect_err(|fault| self.faults.push(*fault))?;
+        self.sent += usize::from(sent);
+        Ok(sent)
+    }
+
     fn poll(&mut self) -> Polled<Self::Token> {
         let polled = self.port.poll();
         self.note(&polled);

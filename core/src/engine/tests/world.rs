@@ -3,7 +3,9 @@
 use std::vec;
 use std::vec::Vec;
 
+use super::active::Log;
 use super::spy::Spy;
+use crate::engine::rma::{Region, Reply, WINDOW};
 use crate::engine::{
     Engine, Fate, Lent, Outcome, Peer, Request, RequestId, StartError, Status, Storage, Tuning,
 };
@@ -22,6 +24,9 @@ impl Storage for Vectors {
     type Units = Vec<Unit>;
     type Stored = Vec<u32>;
     type Buckets = Vec<List>;
+    type Regions = Vec<Slot<Region>>;
+    type Replies = Vec<Slot<Reply>>;
+    type Handlers = Log;
 }
 
 pub(super) type TestEngine<'a> = Engine<Spy<TestPort<'a>>, Vectors>;
@@ -38,6 +43,8 @@ pub(super) struct Room {
 /// One cell of the smallest geometry is one message.
 pub(super) const TUNING: Tuning = Tuning { eager_bytes: 256, window: 4096 };
 
+/// Regions of each engine.
+pub(super) const REGIONS: usize = 3;
 /// Enough for any test.
 pub(super) const AMPLE: Room = Room { requests: 512, units: 8192, buckets: 4, tuning: TUNING };
 
@@ -74,6 +81,9 @@ impl<'a> World<'a> {
                 units: vec![[0xee; UNIT]; room.units],
                 stored: vec![0; room.buckets],
                 posted: vec![List::new(); room.buckets],
+                regions: slots(REGIONS),
+                replies: slots(peers as usize * WINDOW as usize),
+                handlers: Log::default(),
             };
             Engine::new(rank, Spy::new(fabric.port(rank)), room.tuning, lent).unwrap()
         };
@@ -110,7 +120,7 @@ impl<'a> World<'a> {
         self.ticket(from, loan, started)
     }
 
-    fn ticket(
+    pub(in crate::engine::tests) fn ticket(
         &mut self,
         rank: PeerId,
         loan: Loan,

@@ -11,7 +11,7 @@ use std::vec::Vec;
 use core::ptr::NonNull;
 
 use super::Rng;
-use crate::payload::{RecvBuf, SendBuf};
+use crate::payload::{Exposed, RecvBuf, SendBuf};
 use crate::port::{PeerId, Pulled};
 use crate::shared::fastbox::{Receiver, Sender, Slot};
 use crate::shared::layout::{Extent, Geometry, HEADER_PAGE, Line};
@@ -88,6 +88,25 @@ impl Region {
     /// Some word of the region, as whoever may write it sees it.
     pub(crate) fn word(&self, offset: usize) -> &Word64 {
         &self.view::<Word64>(offset & !7, 1)[0]
+    }
+
+    /// All of it, to be exposed to peers.
+    pub(crate) fn exposed(&self) -> Exposed {
+        // SAFETY: allocated, zeroed and writable; whoever uses it drops the engine first, and looks at it by `copy` and
+        // `fill` only, between calls of the engine.
+        unsafe { Exposed::from_raw(self.base.as_ptr(), self.bytes()) }
+    }
+
+    /// The bytes as they are.
+    pub(crate) fn copy(&self) -> Vec<u8> {
+        let mut bytes = vec![0; self.bytes()];
+        assert!(self.read_only(0, self.bytes()).read(0, &mut bytes));
+        bytes
+    }
+
+    /// Writes bytes from the beginning.
+    pub(crate) fn fill(&self, bytes: &[u8]) {
+        assert!(self.payload(0, bytes.len()).write(0, bytes));
     }
 
     /// Changes one word in the range as an adversary would: wildly, or only a little.

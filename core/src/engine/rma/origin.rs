@@ -1,0 +1,415 @@
+//! The origin's side: operations leave at once if they can, else in order; those that are answered wait for the answer.
+#![forbid(unsafe_code)]
+
+use core::borrow::Borrow;
+
+use super::{Datatype, Peer, Reduction, RemoteKey, WINDOW};
+use crate::engine::request::{Fate, State};
+use crate::engine::{Engine, RequestId, StartError, Status, Storage};
+use crate::payload::{RecvBuf, SendBuf};
+use crate::port::{Arrival, MessagePort, PeerFault, PeerId, PortFault};
+use crate::wire::rma::{Access, HEAD_BYTES, Head, Operation, Refusal, Verb};
+use crate::wire::{Envelope, Kind};
+
+/// A one-sided operation that is not done yet.
+#[derive(Debug)]
+pub(in crate::engine) struct Remote {
+    to: PeerId,
+    region: u32,
+    pub(super) verb: Verb,
+    key: u64,
+    offset: u64,
+    pub(super) body: Body,
+}
+
+/// What an operation moves.
+#[derive(Debug)]
+pub(super) enum Body {
+    /// Bytes or operands, of which so many have left.
+    Out { buf: SendBuf, sent: usize },
+    /// Bytes or an old value, of which so many are here; and operands.
+    In { buf: RecvBuf, received: usize, awaited: bool, value: u64, expected: u64 },
+    /// Nothing. So many puts and accumulates had been sent before.
+    Nothing { awaited: bool, issued: u64 },
+}
+
+impl Remote {
+    pub(super) fn head(&self) -> Head {
+        let Self { key, offset, region, .. } = *self;
+        match &self.body {
+            Body::Out { sent, .. } => Head { key, offset: offset + *sent as u64, region, ..Head::default() },
+            Body::In { buf, value, expected, .. } => {
+                let wanted = self.verb.operation == Operation::Get;
+                let value = if wanted { buf.len() as u64 } else { *value };
+                Head { key, offset, region, value, expected: *expected }
+            }
+            Body::Nothing { .. } => Head::default(),
+        }
+    }
+
+    const fn is_awaited(&self) -> bool {
+        matches!(self.body, Body::In { awaited: true, .. } | Body::Nothing { awaited: true, .. })
+    }
+}
+
+/// A place in a region of a peer.
+#[derive(Clone, Copy, Debug)]
+pub struct Target<'a> {
+    /// Whose region, and which.
+    pub key: &'a RemoteKey,
+    /// Where in it, in bytes.
+    pub offset: u64,
+}
+
+impl<P: MessagePort, S: Storage> Engine<P, S> {
+    /// Refuses what the target would, as far as the key tells, and what can't be sent there.
+    ///
+    /// # Errors
+    /// See [`StartError`].
+    pub fn check_remote(
+        &self,
+        target: &Target<'_>,
+        len: usize,
+        wanted: Access,
+        atomic: Option<(Datatype, Reduction)>,
+    ) -> Result<(), StartError> {
+        self.check_destination(target.key.rank)?;
+        let end = target.offset.checked_add(len as u64);
+        let refusal = if end.is_none_or(|end| end > target.key.len) {
+            Refusal::Bounds
+        } else if !target.key.access.allows(wanted) {
+            Refusal::Access
+        } else if atomic.is_some_and(|(datatype, _)| !len.is_multiple_of(datatype.bytes())) {
+            Refusal::Alignment
+        } else if atomic.is_some_and(|(datatype, reduction)| !datatype.allows(reduction)) {
+            Refusal::Undefined
+        } else {
+            return Ok(());
+        };
+        Err(StartError::Refused(refusal))
+    }
+
+    /// Starts a put. Complete, and the buffer the caller's again, when the bytes have left; at the target with a flush.
+    /// With `notify` the region's notifications are counted up when the bytes are there.
+    ///
+    /// # Errors
+    /// See [`StartError`]; nothing was sent.
+    pub fn put(&mut self, target: &Target<'_>, buf: SendBuf, notify: bool) -> Result<RequestId, StartError> {
+        self.check_remote(target, buf.len(), Access::Write, None)?;
+        self.start_out(target, Verb { notify, ..Verb::plain(Operation::Put) }, buf)
+    }
+
+    /// Starts combining an array of operands into an array of values. Atomic for each value; complete as a put is.
+    ///
+    /// # Errors
+    /// See [`StartError`]; nothing was sent.
+    pub fn accumulate(
+        &mut self,
+        target: &Target<'_>,
+        datatype: Datatype,
+        reduction: Reduction,
+        operands: SendBuf,
+    ) -> Result<RequestId, StartError> {
+        let atomic = Some((datatype, reduction));
+        self.check_remote(target, operands.len(), Access::ReadWrite, atomic)?;
+        let verb = Verb { operation: Operation::Accumulate, reduction, datatype, notify: false };
+        self.start_out(target, verb, operands)
+    }
+
+    /// Starts a get, which is complete when the buffer is full. The buffer is taken out of `buf`, unless there is an error.
+    ///
+    /// # Errors
+    /// See [`StartError`]; nothing was asked for.
+    pub fn get(&mut self, target: &Target<'_>, buf: &mut RecvBuf) -> Result<RequestId, StartError> {
+        self.check_remote(target, buf.len(), Access::Read, None)?;
+        if buf.is_empty() {
+            return Ok(RequestId::SENT);
+        }
+        self.start_in(target, Verb::plain(Operation::Get), buf, 0, 0)
+    }
+
+    /// Starts combining `operand` into a value; `old`, as long as the value, gets what it was. Complete when that is here.
+    /// Types of four bytes take the low half of `operand`.
+    ///
+    /// # Errors
+    /// See [`StartError`]; nothing was asked for. A buffer of another length is [`Refusal::Bounds`].
+    pub fn fetch(
+        &mut self,
+        target: &Target<'_>,
+        datatype: Datatype,
+        reduction: Reduction,
+        operand: u64,
+        old: &mut RecvBuf,
+    ) -> Result<RequestId, StartError> {
+        let atomic = Some((datatype, reduction));
+        self.check_remote(target, datatype.bytes(), Access::ReadWrite, atomic)?;
+        let verb = Verb { operation: Operation::Fetch, reduction, datatype, notify: false };
+        self.start_in(target, verb, old, operand, 0)
+    }
+
+    /// Starts replacing a value by `value` if its bits are those of `expected`; `old`, as long as the value, gets what it
+    /// was.
+    ///
+    /// # Errors
+    /// As [`Engine::fetch`].
+    pub fn compare_swap(
+        &mut self,
+        target: &Target<'_>,
+        datatype: Datatype,
+        expected: u64,
+        value: u64,
+        old: &mut RecvBuf,
+    ) -> Result<RequestId, StartError> {
+        let atomic = Some((datatype, Reduction::Replace));
+        self.check_remote(target, datatype.bytes(), Access::ReadWrite, atomic)?;
+        let verb = Verb { datatype, ..Verb::plain(Operation::CompareSwap) };
+        self.start_in(target, verb, old, value, expected)
+    }
+
+    /// Starts a flush: complete when all operations that were started before are done at the target. Fails with
+    /// [`Fate::Refused`] if some were refused since the last flush.
+    ///
+    /// # Errors
+    /// See [`StartError`].
+    pub fn flush(&mut self, to: PeerId) -> Result<RequestId, StartError> {
+        self.check_destination(to)?;
+        if self.side(to).is_flushed() {
+            return Ok(RequestId::SENT);
+        }
+        let body = Body::Nothing { awaited: false, issued: 0 };
+        let verb = Verb::plain(Operation::Flush);
+        let remote = Remote { to, region: 0, verb, key: 0, offset: 0, body };
+        self.leave_or_wait(to, remote)
+    }
+
+    /// What is started later is executed at the target after all that was started before, gets included. Nothing is
+    /// waited for here.
+    ///
+    /// # Errors
+    /// See [`StartError`].
+    pub fn fence(&mut self, to: PeerId) -> Result<(), StartError> {
+        self.check_destination(to)?;
+        let side = self.side(to);
+        if side.in_flight == 0 && side.leaving.is_empty() {
+            return Ok(());
+        }
+        self.wait_to_leave(to, State::Fence).map(drop)
+    }
+
+    /// Whether operations on a target may not be done yet.
+    pub fn is_unflushed(&self, to: PeerId) -> bool {
+        let peers: &[Peer] = self.peers.borrow();
+        peers.get(to as usize).is_some_and(|peer| peer.failure.is_none() && !peer.side.is_flushed())
+    }
+
+    fn start_out(&mut self, target: &Target<'_>, verb: Verb, buf: SendBuf) -> Result<RequestId, StartError> {
+        let Target { key: &RemoteKey { rank: to, region, key, .. }, offset } = *target;
+        let mut remote = Remote { to, region, verb, key, offset, body: Body::Out { buf, sent: 0 } };
+        if to == self.rank {
+            return match self.execute_own(&mut remote) {
+                Err(Fate::Refused { refusal, .. }) => Err(StartError::Refused(refusal)),
+                _ => Ok(RequestId::SENT),
+            };
+        }
+        // What takes several packets needs its slot first: without one, nothing may have been sent.
+        if self.may_leave(to) && buf.len() <= self.part_bytes() {
+            match self.send_remote(&mut remote, 0) {
+                Ok(Sent::All) => return Ok(RequestId::SENT),
+                Ok(_) => {}
+                Err(fault) => self.fault(fault),
+            }
+            self.check_destination(to)?;
+        }
+        self.leave_or_wait(to, remote)
+    }
+
+    fn start_in(
+        &mut self,
+        target: &Target<'_>,
+        verb: Verb,
+        buf: &mut RecvBuf,
+        value: u64,
+        expected: u64,
+    ) -> Result<RequestId, StartError> {
+        if verb.operation != Operation::Get && buf.len() != verb.datatype.bytes() {
+            return Err(StartError::Refused(Refusal::Bounds));
+        }
+        let Target { key: &RemoteKey { rank: to, region, key, .. }, offset } = *target;
+        let body = Body::In { buf: RecvBuf::empty(), received: 0, awaited: false, value, expected };
+        let remote = Remote { to, region, verb, key, offset, body };
+        // The slot first: without one, the buffer stays the caller's.
+        let index = self.start(State::Remote(remote))?;
+        if let State::Remote(Remote { body: Body::In { buf: mine, .. }, .. }) =
+            &mut self.requests.get_mut(index).0
+        {
+            core::mem::swap(mine, buf);
+        }
+        Ok(self.leave_or_queue(to, index))
+    }
+
+    fn leave_or_wait(&mut self, to: PeerId, remote: Remote) -> Result<RequestId, StartError> {
+        let index = self.start(State::Remote(remote))?;
+        Ok(self.leave_or_queue(to, index))
+    }
+
+    /// Sends a request that has its slot, or lets it wait.
+    fn leave_or_queue(&mut self, to: PeerId, index: u32) -> RequestId {
+        let id = self.id(index);
+        let first = self.may_leave(to);
+        self.queue_to_leave(to, index);
+        if first {
+            self.side_work_for(to);
+        }
+        if self.side(to).has_work() {
+            self.list_work(to);
+        }
+        id
+    }
+
+    /// Most bytes or operands of one packet: whole operands, whatever the packet's size.
+    fn part_bytes(&self) -> usize {
+        (self.port.packet_bytes() - HEAD_BYTES) & !7
+    }
+
+    /// Sends the next packets of a request that waits. False when there is no room, or no place in the window.
+    pub(super) fn leave_remote(&mut self, to: PeerId, index: u32) -> Result<bool, PeerFault> {
+        let bits = self.id(index).to_bits();
+        let State::Remote(remote) = &mut self.requests.get_mut(index).0 else { return Ok(false) };
+        let empty = Remote { body: Body::Nothing { awaited: false, issued: 0 }, ..*remote };
+        let mut remote = core::mem::replace(remote, empty);
+        if to == self.rank {
+            self.left(to, index);
+            let outcome = self.execute_own(&mut remote);
+            self.complete(index, outcome);
+            return Ok(true);
+        }
+        let sent = self.send_remote(&mut remote, bits);
+        let len = match &remote.body {
+            Body::Out { buf, .. } => buf.len(),
+            _ => 0,
+        };
+        self.requests.get_mut(index).0 = State::Remote(remote);
+        match sent? {
+            Sent::Nothing => return Ok(false),
+            Sent::Some => {}
+            Sent::All => {
+                self.left(to, index);
+                self.complete(index, Ok(Status { peer: to, tag: 0, len }));
+            }
+            Sent::Awaited => {
+                self.left(to, index);
+                let mut list = self.side(to).awaited;
+                self.requests.push_back(&mut list, index);
+                self.side(to).awaited = list;
+            }
+        }
+        Ok(true)
+    }
+
+    /// Sends one packet of an operation, which may be all of it.
+    fn send_remote(&mut self, remote: &mut Remote, bits: u64) -> Result<Sent, PeerFault> {
+        let (to, mut verb) = (remote.to, remote.verb);
+        let head = remote.head().encode();
+        let head = &head[..verb.head_bytes()];
+        let answered = !matches!(remote.body, Body::Out { .. });
+        if answered && self.side(to).in_flight >= WINDOW {
+            return Ok(Sent::Nothing);
+        }
+        let part = match &remote.body {
+            Body::Out { buf, sent } => buf.part(*sent, self.part_bytes()),
+            _ => &[],
+        };
+        let last = !matches!(&remote.body, Body::Out { buf, sent } if sent + part.len() < buf.len());
+        verb.notify &= last;
+        let tag = if answered { bits } else { 0 };
+        let total = (head.len() + part.len()) as u64;
+        let envelope = Envelope { kind: Kind::Rma, context: verb.encode(), tag, total };
+        if !self.port.send_parts(to, &envelope, head, part)? {
+            return Ok(Sent::Nothing);
+        }
+        let len = part.len();
+        let side = self.side(to);
+        match &mut remote.body {
+            Body::Out { sent, .. } => {
+                *sent += len;
+                side.issued += 1;
+                return Ok(if last { Sent::All } else { Sent::Some });
+            }
+            Body::In { awaited, .. } => *awaited = true,
+            Body::Nothing { awaited, issued } => {
+                *awaited = true;
+                *issued = side.issued;
+            }
+        }
+        side.in_flight += 1;
+        self.port.expect(to);
+        Ok(Sent::Awaited)
+    }
+
+    /// An answer has come. What it names is checked: only what this peer was asked can be answered by it.
+    pub(in crate::engine) fn deliver_reply(&mut self, arrival: &Arrival<P::Token>) -> Result<(), PortFault> {
+        let from = arrival.peer;
+        let fault = PortFault::Protocol { kind: Kind::RmaReply };
+        let id = RequestId::from_bits(arrival.envelope.tag);
+        let refusal = Refusal::from_code(arrival.envelope.context).ok_or(fault)?;
+        if !self.requests.is_live(id.index, id.generation) {
+            return Err(fault);
+        }
+        let Self { requests, port, .. } = self;
+        let State::Remote(remote) = &mut requests.get_mut(id.index).0 else { return Err(fault) };
+        if remote.to != from || !remote.is_awaited() {
+            return Err(fault);
+        }
+        let outcome = match &mut remote.body {
+            Body::In { buf, received, .. } => match refusal {
+                Some(refusal) if arrival.len == 0 => Err(Fate::Refused { peer: from, refusal, count: 1 }),
+                None if (1..=buf.len() - *received).contains(&arrival.len) => {
+                    port.read(arrival, 0, buf.part(*received, arrival.len));
+                    *received += arrival.len;
+                    if *received < buf.len() {
+                        return Ok(());
+                    }
+                    Ok(Status { peer: from, tag: 0, len: *received })
+                }
+                _ => return Err(fault),
+            },
+            Body::Nothing { issued, .. } if arrival.len == 8 => {
+                let mut count = [0; 8];
+                port.read(arrival, 0, &mut count);
+                let (issued, count) = (*issued, u64::from_le_bytes(count));
+                self.side(from).flushed = issued;
+                match refusal {
+                    None => Ok(Status { peer: from, tag: 0, len: 0 }),
+                    Some(refusal) => Err(Fate::Refused { peer: from, refusal, count }),
+                }
+            }
+            _ => return Err(fault),
+        };
+        self.answered(from, id.index);
+        self.complete(id.index, outcome);
+        Ok(())
+    }
+
+    fn answered(&mut self, from: PeerId, index: u32) {
+        let mut list = self.side(from).awaited;
+        self.requests.unlink(&mut list, index);
+        let side = self.side(from);
+        side.awaited = list;
+        side.in_flight -= 1;
+        if !side.leaving.is_empty() {
+            self.list_work(from);
+        }
+    }
+}
+
+/// What has left of an operation.
+enum Sent {
+    /// Nothing: there is no room.
+    Nothing,
+    /// A part.
+    Some,
+    /// All of it, and nothing will be answered.
+    All,
+    /// All of it; the answer is awaited.
+    Awaited,
+}

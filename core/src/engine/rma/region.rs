@@ -1,0 +1,144 @@
+//! Regions: memory that peers may use without us.
+#![forbid(unsafe_code)]
+
+use core::borrow::BorrowMut;
+
+use crate::payload::Exposed;
+use crate::slab::{List, Slab, Slot};
+use crate::wire::rma::{Access, Datatype, Refusal};
+
+/// Names a region that we expose. Copyable; stale ones are recognised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RegionId {
+    index: u32,
+    generation: u32,
+}
+
+impl RegionId {
+    /// The two halves as one number, for C.
+    pub const fn to_bits(self) -> u64 {
+        (self.index as u64) << 32 | self.generation as u64
+    }
+
+    /// The inverse of [`RegionId::to_bits`]; any number is safe, and nonsense is recognised.
+    pub const fn from_bits(bits: u64) -> Self {
+        Self { index: (bits >> 32) as u32, generation: bits as u32 }
+    }
+
+    /// The number under which peers name it.
+    pub const fn number(self) -> u32 {
+        self.index
+    }
+}
+
+/// A region. Private to the engine; public only so that its storage can be lent.
+#[derive(Debug)]
+pub struct Region {
+    pub(super) memory: Exposed,
+    pub(super) key: u64,
+    pub(super) access: Access,
+    /// Puts with notification that are done.
+    pub(super) notified: u64,
+    /// Requests that wait for notifications.
+    pub(super) waiting: List,
+}
+
+impl Default for Region {
+    fn default() -> Self {
+        Self { memory: Exposed::empty(), key: 0, access: Access::Read, notified: 0, waiting: List::new() }
+    }
+}
+
+/// What a request names: where, and how much.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place {
+    pub(super) region: u32,
+    pub(super) key: u64,
+    pub(super) offset: u64,
+    pub(super) len: u64,
+}
+
+/// All regions of a process.
+#[derive(Debug)]
+pub(crate) struct Regions<B: BorrowMut<[Slot<Region>]>>(Slab<Region, B>);
+
+impl<B: BorrowMut<[Slot<Region>]>> Regions<B> {
+    pub(crate) const fn new(slots: B) -> Self {
+        Self(Slab::new(slots))
+    }
+
+    pub(super) fn storage_mut(&mut self) -> &mut B {
+        self.0.storage_mut()
+    }
+
+    pub(super) fn capacity(&self) -> usize {
+        self.0.capacity()
+    }
+
+    pub(super) fn used(&self) -> usize {
+        self.0.used()
+    }
+
+    pub(super) fn insert(&mut self, region: Region) -> Option<RegionId> {
+        let index = self.0.insert(region).ok()?;
+        Some(RegionId { index, generation: self.0.generation(index) })
+    }
+
+    pub(super) fn find(&mut self, id: RegionId) -> Option<&mut Region> {
+        self.0.is_live(id.index, id.generation).then(|| self.0.get_mut(id.index))
+    }
+
+    pub(super) fn remove(&mut self, id: RegionId) -> Option<Region> {
+        let region = core::mem::take(self.find(id)?);
+        self.0.remove(id.index);
+        Some(region)
+    }
+
+    /// The region with this number, which exists.
+    pub(super) fn at(&mut self, number: u32) -> Option<&mut Region> {
+        ((number as usize) < self.0.capacity()).then(|| self.0.get_mut(number))
+    }
+
+    /// Every region there is.
+    pub(super) fn each(&mut self, mut with: impl FnMut(&mut Region)) {
+        for index in 0..self.0.capacity() as u32 {
+            if self.0.is_live(index, self.0.generation(index)) {
+                with(self.0.get_mut(index));
+            }
+        }
+    }
+
+    /// The region that a peer names, if it may do that, and where in it. Every number is the peer's: checked here, and
+    /// nowhere else.
+    pub(super) fn open(&mut self, place: &Place, wanted: Access) -> Result<(&mut Region, usize), Refusal> {
+        let exists = (place.region as usize) < self.0.capacity();
+        if !exists || !self.0.is_live(place.region, self.0.generation(place.region)) {
+            return Err(Refusal::Key);
+        }
+        let region = self.0.get_mut(place.region);
+        if region.key != place.key {
+            return Err(Refusal::Key);
+        }
+        let end = place.offset.checked_add(place.len).ok_or(Refusal::Bounds)?;
+        if end > region.memory.len() as u64 {
+            return Err(Refusal::Bounds);
+        }
+        if !region.access.allows(wanted) {
+            return Err(Refusal::Access);
+        }
+        Ok((region, place.offset as usize))
+    }
+
+    /// As [`Regions::open`], for values that are read and written.
+    pub(super) fn open_values(
+        &mut self,
+        place: &Place,
+        datatype: Datatype,
+    ) -> Result<(&mut Region, usize), Refusal> {
+        let (region, at) = self.open(place, Access::ReadWrite)?;
+        if !region.memory.is_aligned(at, datatype.bytes()) {
+            return Err(Refusal::Alignment);
+        }
+        Ok((region, at))
+    }
+}

@@ -1,0 +1,328 @@
+//! The target's side: requests are executed as they come; answers leave at once, or as soon as there is room.
+#![forbid(unsafe_code)]
+
+use core::borrow::BorrowMut;
+
+use super::WINDOW;
+use super::origin::{Body, Remote};
+use super::reduce::combine;
+use super::region::{Place, Region, Regions};
+use crate::engine::request::{Fate, Outcome};
+use crate::engine::{Engine, Status, Storage};
+use crate::payload::{BOUNCE, Exposed};
+use crate::port::{Arrival, MessagePort, PeerFault, PeerId, PortFault};
+use crate::slab::Slot;
+use crate::wire::rma::{Access, Datatype, Head, MOST_HEAD_BYTES, Operation, Reduction, Refusal, Verb};
+use crate::wire::{Envelope, Kind};
+
+/// Bytes of operands that are combined at a time.
+const BATCH: usize = 256;
+
+/// An answer that waits for room. Private to the engine; public only so that its storage can be lent: [`WINDOW`] for each
+/// peer are enough.
+#[derive(Debug, Default)]
+pub struct Reply {
+    /// The origin's request.
+    request: u64,
+    answer: Answer,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Answer {
+    /// Bytes of a region that are still to be sent.
+    Bytes(Place),
+    /// An old value of so many bytes; or how much was refused.
+    Word { value: u64, len: usize, refusal: Option<Refusal> },
+}
+
+impl Default for Answer {
+    fn default() -> Self {
+        Self::Word { value: 0, len: 0, refusal: None }
+    }
+}
+
+impl Answer {
+    const fn refusal(refusal: Refusal) -> Self {
+        Self::Word { value: 0, len: 0, refusal: Some(refusal) }
+    }
+}
+
+impl<P: MessagePort, S: Storage> Engine<P, S> {
+    /// A request has come: checked and executed.
+    pub(in crate::engine) fn deliver_request(
+        &mut self,
+        arrival: &Arrival<P::Token>,
+    ) -> Result<(), PortFault> {
+        let fault = PortFault::Protocol { kind: Kind::Rma };
+        let verb = Verb::decode(arrival.envelope.context).ok_or(fault)?;
+        let body = arrival.len.checked_sub(verb.head_bytes()).ok_or(fault)?;
+        let mut bytes = [0; MOST_HEAD_BYTES];
+        self.port.read(arrival, 0, &mut bytes[..verb.head_bytes()]);
+        let head = Head::decode(&bytes).ok_or(fault)?;
+        let answer = match verb.operation {
+            Operation::Put => return self.execute_put(arrival, verb, &head, body),
+            Operation::Accumulate => return self.execute_accumulate(arrival, verb, &head, body),
+            _ if body > 0 => return Err(fault),
+            Operation::Get => self.execute_get(&head),
+            Operation::Fetch | Operation::CompareSwap => execute_value(&mut self.regions, verb, &head),
+            Operation::Flush => {
+                let refused = core::mem::take(&mut self.side(arrival.peer).refused);
+                let (refusal, value) = refused.map_or((None, 0), |(refusal, count)| (Some(refusal), count));
+                Answer::Word { value, len: 8, refusal }
+            }
+        };
+        self.reply(arrival.peer, Reply { request: arrival.envelope.tag, answer })
+    }
+
+    fn execute_put(
+        &mut self,
+        arrival: &Arrival<P::Token>,
+        verb: Verb,
+        head: &Head,
+        len: usize,
+    ) -> Result<(), PortFault> {
+        let notified = match self.regions.open(&place(head, len as u64), Access::Write) {
+            Ok((region, at)) => {
+                let (port, start) = (&self.port, verb.head_bytes());
+                region.memory.fill(at, len, |from, to| port.read(arrival, start + from, to));
+                region.notified += u64::from(verb.notify);
+                verb.notify.then_some(head.region)
+            }
+            Err(refusal) => {
+                self.refuse(arrival.peer, refusal);
+                None
+            }
+        };
+        if let Some(region) = notified {
+            self.tell_waiting(region);
+        }
+        Ok(())
+    }
+
+    fn execute_accumulate(
+        &mut self,
+        arrival: &Arrival<P::Token>,
+        verb: Verb,
+        head: &Head,
+        len: usize,
+    ) -> Result<(), PortFault> {
+        let (datatype, reduction) = (verb.datatype, verb.reduction);
+        if !len.is_multiple_of(datatype.bytes()) {
+            return Err(PortFault::Protocol { kind: Kind::Rma });
+        }
+        let opened = self.regions.open_values(&place(head, len as u64), datatype);
+        let (region, at) = match opened {
+            Ok(_) if !datatype.allows(reduction) => {
+                self.refuse(arrival.peer, Refusal::Undefined);
+                return Ok(());
+            }
+            Ok(opened) => opened,
+            Err(refusal) => {
+                self.refuse(arrival.peer, refusal);
+                return Ok(());
+            }
+        };
+        let mut batch = [0; BATCH];
+        for start in (0..len).step_by(BATCH) {
+            let operands = &mut batch[..BATCH.min(len - start)];
+            self.port.read(arrival, verb.head_bytes() + start, operands);
+            accumulate(&mut region.memory, at + start, datatype, reduction, operands);
+        }
+        Ok(())
+    }
+
+    /// What a get is answered with. Nothing wanted is nothing that an honest origin asks for; it gets a refusal.
+    fn execute_get(&mut self, head: &Head) -> Answer {
+        let place = place(head, head.value);
+        match self.regions.open(&place, Access::Read) {
+            Ok(_) if place.len > 0 => Answer::Bytes(place),
+            Ok(_) => Answer::refusal(Refusal::Bounds),
+            Err(refusal) => Answer::refusal(refusal),
+        }
+    }
+
+    fn refuse(&mut self, peer: PeerId, refusal: Refusal) {
+        let refused = &mut self.side(peer).refused;
+        let (first, count) = refused.unwrap_or((refusal, 0));
+        *refused = Some((first, count.saturating_add(1)));
+    }
+
+    /// Completes the requests that have waited for a region's notifications long enough.
+    #[cold]
+    fn tell_waiting(&mut self, number: u32) {
+        let Self { regions, requests, rank, .. } = self;
+        let Some(region) = regions.at(number) else { return };
+        let mut at = region.waiting.first();
+        while let Some(index) = at {
+            at = requests.next(index);
+            let request = requests.get_mut(index);
+            if request.is_notified_by(region.notified) {
+                requests.unlink(&mut region.waiting, index);
+                let outcome = Ok(Status { peer: *rank, tag: 0, len: 0 });
+                requests.get_mut(index).0 = crate::engine::request::State::Done(outcome);
+            }
+        }
+    }
+
+    /// Answers at once, or keeps the answer until there is room.
+    fn reply(&mut self, peer: PeerId, mut reply: Reply) -> Result<(), PortFault> {
+        if self.side(peer).reply_count >= WINDOW {
+            return Err(PortFault::Window);
+        }
+        if self.side(peer).replies.is_empty() {
+            match self.send_part(peer, &mut reply) {
+                Ok(true) => return Ok(()),
+                Ok(false) => {}
+                Err(fault) if fault.peer == peer => return Err(fault.fault),
+                Err(fault) => self.fault(fault),
+            }
+        }
+        let index = self.replies.insert(reply).map_err(|_| PortFault::Window)?;
+        let side = &mut self.peers.borrow_mut()[peer as usize].side;
+        self.replies.push_back(&mut side.replies, index);
+        side.reply_count += 1;
+        self.list_work(peer);
+        Ok(())
+    }
+
+    /// Sends the next packet of an answer that waited. False when there is no room.
+    pub(super) fn send_reply(&mut self, peer: PeerId, index: u32) -> Result<bool, PeerFault> {
+        let mut reply = core::mem::take(self.replies.get_mut(index));
+        let before = reply.remaining();
+        let done = self.send_part(peer, &mut reply);
+        let moved = reply.remaining() < before;
+        *self.replies.get_mut(index) = reply;
+        if done? {
+            let side = &mut self.peers.borrow_mut()[peer as usize].side;
+            self.replies.unlink(&mut side.replies, index);
+            side.reply_count -= 1;
+            self.replies.remove(index);
+            return Ok(true);
+        }
+        Ok(moved)
+    }
+
+    /// Sends one packet of an answer. True when it was the last.
+    fn send_part(&mut self, peer: PeerId, reply: &mut Reply) -> Result<bool, PeerFault> {
+        let most = self.port.packet_bytes();
+        let (mut bounce, word) = ([0; BOUNCE], reply.word());
+        let (refusal, bytes): (Option<Refusal>, &[u8]) = match &reply.answer {
+            // The region may have been concealed since the last packet.
+            Answer::Bytes(place) => match self.regions.open(place, Access::Read) {
+                Ok((region, at)) => (None, region.memory.view(at, most.min(place.len as usize), &mut bounce)),
+                Err(refusal) => (Some(refusal), &[]),
+            },
+            Answer::Word { len, refusal, .. } => (*refusal, &word[..*len]),
+        };
+        let context = refusal.map_or(0, Refusal::code);
+        let total = bytes.len() as u64;
+        let envelope = Envelope { kind: Kind::RmaReply, context, tag: reply.request, total };
+        if !self.port.send(peer, &envelope, bytes)? {
+            return Ok(false);
+        }
+        if let (None, Answer::Bytes(place)) = (refusal, &mut reply.answer) {
+            place.offset += total;
+            place.len -= total;
+            return Ok(place.len == 0);
+        }
+        Ok(true)
+    }
+
+    /// An operation on a region of our own.
+    pub(super) fn execute_own(&mut self, remote: &mut Remote) -> Outcome {
+        let (peer, verb, head) = (self.rank, remote.verb, remote.head());
+        let refused = |refusal| Fate::Refused { peer, refusal, count: 1 };
+        let mut moved = 0;
+        match &mut remote.body {
+            Body::Out { buf, .. } => {
+                moved = buf.len();
+                let place = place(&head, moved as u64);
+                let bytes = buf.part(0, moved);
+                if verb.operation == Operation::Put {
+                    let (region, at) = self.regions.open(&place, Access::Write).map_err(refused)?;
+                    region.memory.write(at, bytes);
+                    region.notified += u64::from(verb.notify);
+                } else {
+                    let opened = self.regions.open_values(&place, verb.datatype);
+                    let (region, at) = opened.map_err(refused)?;
+                    accumulate(&mut region.memory, at, verb.datatype, verb.reduction, bytes);
+                }
+            }
+            Body::In { buf, .. } if verb.operation == Operation::Get => {
+                moved = buf.len();
+                let (region, at) =
+                    self.regions.open(&place(&head, moved as u64), Access::Read).map_err(refused)?;
+                region.memory.read(at, buf.part(0, moved));
+            }
+            Body::In { buf, .. } => {
+                let Answer::Word { value, len, refusal } = execute_value(&mut self.regions, verb, &head)
+                else {
+                    return Err(refused(Refusal::Undefined));
+                };
+                if let Some(refusal) = refusal {
+                    return Err(refused(refusal));
+                }
+                buf.part(0, len).copy_from_slice(&value.to_le_bytes()[..len]);
+                moved = len;
+            }
+            Body::Nothing { .. } => {}
+        }
+        if verb.notify {
+            self.tell_waiting(head.region);
+        }
+        Ok(Status { peer, tag: 0, len: moved })
+    }
+}
+
+impl Reply {
+    const fn word(&self) -> [u8; 8] {
+        match &self.answer {
+            Answer::Bytes(_) => [0; 8],
+            Answer::Word { value, .. } => value.to_le_bytes(),
+        }
+    }
+
+    const fn remaining(&self) -> u64 {
+        match &self.answer {
+            Answer::Bytes(place) => place.len,
+            Answer::Word { .. } => 0,
+        }
+    }
+}
+
+const fn place(head: &Head, len: u64) -> Place {
+    Place { region: head.region, key: head.key, offset: head.offset, len }
+}
+
+/// Fetch, or compare and swap.
+fn execute_value<B: BorrowMut<[Slot<Region>]>>(regions: &mut Regions<B>, verb: Verb, head: &Head) -> Answer {
+    let Verb { datatype, reduction, .. } = verb;
+    let len = datatype.bytes();
+    let (region, at) = match regions.open_values(&place(head, len as u64), datatype) {
+        Ok(opened) => opened,
+        Err(refusal) => return Answer::refusal(refusal),
+    };
+    if !datatype.allows(reduction) {
+        return Answer::refusal(Refusal::Undefined);
+    }
+    let low = u64::MAX >> (64 - 8 * len);
+    let old = if verb.operation == Operation::CompareSwap {
+        let (value, expected) = (head.value & low, head.expected & low);
+        region.memory.update(at, len, |old| if old == expected { value } else { old })
+    } else {
+        region.memory.update(at, len, |old| combine(datatype, reduction, old, head.value))
+    };
+    // Checked above: it is there and aligned.
+    old.map_or(Answer::refusal(Refusal::Bounds), |value| Answer::Word { value, len, refusal: None })
+}
+
+/// Combines an array of operands into values that are there and aligned.
+fn accumulate(memory: &mut Exposed, at: usize, datatype: Datatype, reduction: Reduction, operands: &[u8]) {
+    let len = datatype.bytes();
+    for (operand, at) in operands.chunks_exact(len).zip((at..).step_by(len)) {
+        let mut word = [0; 8];
+        word[..len].copy_from_slice(operand);
+        let operand = u64::from_le_bytes(word);
+        memory.update(at, len, |old| combine(datatype, reduction, old, operand));
+    }
+}

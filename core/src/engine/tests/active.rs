@@ -1,0 +1,173 @@
+//! Active messages: handled in order, answered, refused when nobody handles them; and forged ones.
+
+use std::vec;
+use std::vec::Vec;
+
+use super::world::{AMPLE, Room, Ticket, World};
+use crate::engine::active::{ActiveMessage, Handlers};
+use crate::engine::{Failure, Fate, RequestId, StartError, Status};
+use crate::port::{MessagePort, PeerId, PortFault};
+use crate::shared::layout::Geometry;
+use crate::shared::tests::fabric::{Fabric, tiny};
+use crate::shared::tests::{Rng, contents};
+use crate::wire::{Envelope, Kind};
+
+/// Handlers from here on do not exist.
+pub(super) const UNHANDLED: u16 = 100;
+
+/// An active message that was handled.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Handled {
+    pub(super) from: PeerId,
+    pub(super) handler: u16,
+    pub(super) header: Vec<u8>,
+    pub(super) payload: Vec<u8>,
+}
+
+/// Writes down what comes.
+#[derive(Debug, Default)]
+pub(super) struct Log {
+    room: Vec<u8>,
+    pub(super) handled: Vec<Handled>,
+}
+
+impl Handlers for Log {
+    fn room(&mut self, message: &ActiveMessage) -> Option<&mut [u8]> {
+        self.room = vec![0xee; message.len];
+        (message.handler < UNHANDLED).then_some(&mut self.room)
+    }
+
+    fn run(&mut self, message: &ActiveMessage) {
+        let (header, payload) = self.room.split_at(message.header_bytes);
+        let (header, payload) = (header.to_vec(), payload.to_vec());
+        self.handled.push(Handled { from: message.from, handler: message.handler, header, payload });
+    }
+}
+
+impl World<'_> {
+    /// Sends an active message. The header's buffer stays lent for good: there is one request for two buffers.
+    pub(super) fn active(
+        &mut self,
+        from: PeerId,
+        to: PeerId,
+        handler: u16,
+        header: &[u8],
+        payload: &[u8],
+    ) -> Result<Ticket, StartError> {
+        let (_, header) = self.lender.send(from, header.to_vec());
+        let (loan, payload) = self.lender.send(from, payload.to_vec());
+        let started = self.engine(from).send_active(to, handler, header, payload);
+        self.ticket(from, loan, started)
+    }
+
+    fn handled(&mut self, rank: PeerId) -> Vec<Handled> {
+        core::mem::take(&mut self.engine(rank).handlers_mut().handled)
+    }
+}
+
+#[test]
+fn messages_of_every_size_reach_their_handler_whole() {
+    for slots in [4, 64] {
+        let fabric = Fabric::new(Geometry { fastbox_slots: slots, ..tiny(2) });
+        let mut world = World::new(&fabric, AMPLE);
+        let most = world.engine(0).active_bytes();
+        for len in 0..=most {
+            let header_bytes = len / 3;
+            let bytes = contents(len as u64, len);
+            let (header, payload) = bytes.split_at(header_bytes);
+            let ticket = world.active(0, 1, 7, header, payload).unwrap();
+            world.settle();
+            world.done(ticket).0.unwrap();
+            let expected =
+                Handled { from: 0, handler: 7, header: header.to_vec(), payload: payload.to_vec() };
+            assert_eq!(world.handled(1), [expected], "{len} bytes");
+        }
+        let error = world.active(0, 1, 7, &[0], &vec![0; most]).err();
+        assert_eq!(error, Some(StartError::TooLong { len: most + 1, most }));
+        world.assert_empty(&[0, 1], "active messages");
+    }
+}
+
+#[test]
+fn messages_are_handled_in_the_order_sent_although_they_wait_for_room() {
+    let fabric = Fabric::new(tiny(2));
+    let mut world = World::new(&fabric, AMPLE);
+    let mut rng = Rng::new(1);
+    let mut tickets = vec![];
+    let mut sent = vec![];
+    for number in 0..200u64 {
+        let payload = contents(number, rng.pick(&[0, 8, 40, 150, 240]));
+        tickets.push(world.active(0, 1, 1, &number.to_le_bytes(), &payload).unwrap());
+        sent.push((number, payload));
+        if rng.one_in(8) {
+            world.engine(1).progress();
+        }
+    }
+    assert!(tickets.iter().any(|ticket| ticket.id != RequestId::SENT), "all had room");
+    world.settle();
+    tickets.into_iter().for_each(|ticket| world.done(ticket).0.map(drop).unwrap());
+    let got: Vec<_> = world.handled(1).into_iter().map(|it| (it.header, it.payload)).collect();
+    let sent: Vec<_> = sent.into_iter().map(|(number, it)| (number.to_le_bytes().to_vec(), it)).collect();
+    assert_eq!(got, sent);
+    world.assert_empty(&[0, 1], "order");
+}
+
+#[test]
+fn message_to_ourselves_is_handled_by_progress_and_not_before() {
+    let fabric = Fabric::new(tiny(1));
+    let mut world = World::new(&fabric, AMPLE);
+    let ticket = world.active(0, 0, 3, b"head", b"payload").unwrap();
+    assert_eq!(world.handled(0), []);
+    world.engine(0).progress();
+    let status = Status { peer: 0, tag: 0, len: 7 };
+    assert_eq!(world.done(ticket).0, Ok(status));
+    assert_eq!(world.handled(0).len(), 1);
+}
+
+#[test]
+fn message_that_nobody_handles_is_dropped_and_counted() {
+    let fabric = Fabric::new(tiny(2));
+    let mut world = World::new(&fabric, AMPLE);
+    for to in [0, 1] {
+        let ticket = world.active(0, to, UNHANDLED, b"a", b"b").unwrap();
+        world.settle();
+        world.done(ticket).0.unwrap();
+        assert_eq!(world.engine(to).unhandled(), 1);
+        assert_eq!(world.handled(to), []);
+    }
+    assert_eq!(world.engine(1).failure(0), None);
+    world.assert_empty(&[0, 1], "unhandled");
+}
+
+#[test]
+fn messages_that_wait_end_with_their_receiver() {
+    let fabric = Fabric::new(tiny(3));
+    let mut world = World::new(&fabric, Room { requests: 64, ..AMPLE });
+    let mut tickets = vec![];
+    while !tickets.iter().any(|ticket: &Ticket| ticket.id != RequestId::SENT) {
+        tickets.push(world.active(0, 1, 1, &[], &[1; 200]).unwrap());
+    }
+    world.engine(0).fail(1, Failure::Died);
+    let last = tickets.pop().unwrap();
+    let fate = Err(Fate::PeerFailed { peer: 1, failure: Failure::Died });
+    assert_eq!(world.done(last).0, fate);
+    assert!(matches!(world.active(0, 1, 1, &[], &[]), Err(StartError::PeerFailed { peer: 1, .. })));
+    assert!(matches!(world.active(0, 9, 1, &[], &[]), Err(StartError::Rank { rank: 9, size: 3 })));
+    world.active(0, 2, 1, &[], &[]).unwrap();
+}
+
+#[test]
+fn header_longer_than_its_packet_is_a_fault() {
+    for (header, len, good) in
+        [(0, 0, true), (8, 8, true), (9, 8, false), (u64::MAX, 200, false), (1 << 32, 0, false)]
+    {
+        let fabric = Fabric::new(tiny(2));
+        let mut world = World::new(&fabric, AMPLE);
+        let envelope = Envelope { kind: Kind::Active, context: 1, tag: header, total: len as u64 };
+        assert_eq!(world.engine(1).port_mut().send(0, &envelope, &contents(1, len)), Ok(true));
+        world.engine(0).progress();
+        let fault = Failure::Fault(PortFault::Protocol { kind: Kind::Active });
+        assert_eq!(world.engine(0).failure(1), (!good).then_some(fault), "{header} of {len}");
+        assert_eq!(world.handled(0).len(), usize::from(good));
+    }
+}

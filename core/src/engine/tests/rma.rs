@@ -1,0 +1,462 @@
+//! One-sided operations: each by itself, what is refused, what waits, failures; then random worlds and forged packets.
+
+mod forged;
+mod random;
+
+use std::vec;
+use std::vec::Vec;
+
+use super::world::{AMPLE, REGIONS, Room, Ticket, World};
+use crate::engine::rma::{Access, Datatype, Reduction, Refusal, RegionId, RemoteKey, Target, WINDOW};
+use crate::engine::{Failure, Fate, RequestId, StartError, Status};
+use crate::port::PeerId;
+use crate::shared::layout::Geometry;
+use crate::shared::tests::contents;
+use crate::shared::tests::fabric::{Fabric, Region, tiny};
+
+/// Bytes of a region in these tests: a page.
+const BYTES: usize = 4096;
+const ALL: Access = Access::ReadWrite;
+
+impl World<'_> {
+    /// Lets peers use memory, with a key of the test's.
+    fn expose(&mut self, rank: PeerId, memory: &Region, access: Access, key: u64) -> (RegionId, RemoteKey) {
+        let id = self.engine(rank).expose(memory.exposed(), access, key).unwrap();
+        (id, self.engine(rank).remote_key(id).unwrap())
+    }
+
+    fn put(
+        &mut self,
+        from: PeerId,
+        key: &RemoteKey,
+        offset: u64,
+        bytes: &[u8],
+    ) -> Result<Ticket, StartError> {
+        let (loan, buf) = self.lender.send(from, bytes.to_vec());
+        let started = self.engine(from).put(&Target { key, offset }, buf, false);
+        self.ticket(from, loan, started)
+    }
+
+    fn get(&mut self, from: PeerId, key: &RemoteKey, offset: u64, len: usize) -> Result<Ticket, StartError> {
+        let (loan, mut buf) = self.lender.receive(from, len);
+        let started = self.engine(from).get(&Target { key, offset }, &mut buf);
+        self.ticket(from, loan, started)
+    }
+
+    fn fetch(
+        &mut self,
+        from: PeerId,
+        (key, offset): (&RemoteKey, u64),
+        datatype: Datatype,
+        reduction: Reduction,
+        operand: u64,
+    ) -> Result<Ticket, StartError> {
+        let (loan, mut old) = self.lender.receive(from, datatype.bytes());
+        let target = Target { key, offset };
+        let started = self.engine(from).fetch(&target, datatype, reduction, operand, &mut old);
+        self.ticket(from, loan, started)
+    }
+
+    fn compare_swap(
+        &mut self,
+        from: PeerId,
+        (key, offset): (&RemoteKey, u64),
+        datatype: Datatype,
+        [expected, value]: [u64; 2],
+    ) -> Result<Ticket, StartError> {
+        let (loan, mut old) = self.lender.receive(from, datatype.bytes());
+        let target = Target { key, offset };
+        let started = self.engine(from).compare_swap(&target, datatype, expected, value, &mut old);
+        self.ticket(from, loan, started)
+    }
+
+    fn accumulate(
+        &mut self,
+        from: PeerId,
+        (key, offset): (&RemoteKey, u64),
+        datatype: Datatype,
+        reduction: Reduction,
+        operands: &[u8],
+    ) -> Result<Ticket, StartError> {
+        let (loan, buf) = self.lender.send(from, operands.to_vec());
+        let started = self.engine(from).accumulate(&Target { key, offset }, datatype, reduction, buf);
+        self.ticket(from, loan, started)
+    }
+
+    fn flush(&mut self, from: PeerId, to: PeerId) -> Result<Ticket, StartError> {
+        let (loan, _) = self.lender.send(from, vec![]);
+        let started = self.engine(from).flush(to);
+        self.ticket(from, loan, started)
+    }
+
+    fn good(&mut self, ticket: Ticket) -> Vec<u8> {
+        let (outcome, bytes) = self.done(ticket);
+        outcome.unwrap();
+        bytes
+    }
+}
+
+#[test]
+fn what_is_put_is_there_after_a_flush_and_comes_back_by_get() {
+    for slots in [4, 64] {
+        let fabric = Fabric::new(Geometry { fastbox_slots: slots, ..tiny(2) });
+        let memory = Region::new(BYTES);
+        let mut world = World::new(&fabric, AMPLE);
+        let (_, key) = world.expose(1, &memory, ALL, 77);
+        for (salt, len) in [0, 1, 7, 8, 24, 25, 208, 209, 232, 233, 256, 1000, BYTES].into_iter().enumerate()
+        {
+            let (bytes, offset) = (contents(salt as u64, len), ((BYTES - len) / 2) as u64);
+            let put = world.put(0, &key, offset, &bytes).unwrap();
+            let flush = world.flush(0, 1).unwrap();
+            world.settle();
+            world.good(put);
+            world.good(flush);
+            assert_eq!(memory.copy()[offset as usize..][..len], bytes, "{len}");
+            let get = world.get(0, &key, offset, len).unwrap();
+            world.settle();
+            assert_eq!(world.good(get), bytes, "{len}");
+        }
+        assert!(!world.engine(0).is_unflushed(1));
+        assert_eq!(world.flush(0, 1).unwrap().id, RequestId::SENT, "there is nothing to flush");
+        world.assert_empty(&[0, 1], "put and get");
+    }
+}
+
+#[test]
+fn atomic_operations_return_what_was_there() {
+    let fabric = Fabric::new(tiny(2));
+    let memory = Region::new(BYTES);
+    let mut world = World::new(&fabric, AMPLE);
+    let (_, key) = world.expose(1, &memory, ALL, 77);
+    for rank in [0, 1] {
+        memory.fill(&5u64.to_le_bytes());
+        let value = |world: &mut World<'_>, ticket: Result<Ticket, _>| {
+            let ticket: Ticket = ticket.unwrap();
+            world.settle();
+            let bytes = world.good(ticket);
+            bytes.iter().rev().fold(0, |value, byte| value << 8 | u64::from(*byte))
+        };
+        let at = (&key, 0);
+        let ticket = world.fetch(rank, at, Datatype::U64, Reduction::Sum, 7);
+        assert_eq!(value(&mut world, ticket), 5);
+        let ticket = world.compare_swap(rank, at, Datatype::U64, [5, 9]);
+        assert_eq!(value(&mut world, ticket), 12);
+        let ticket = world.compare_swap(rank, at, Datatype::U64, [12, u64::MAX]);
+        assert_eq!(value(&mut world, ticket), 12);
+        let ticket = world.fetch(rank, at, Datatype::I32, Reduction::Max, 3);
+        assert_eq!(value(&mut world, ticket), u64::from(u32::MAX), "of -1 and 3");
+        let ticket = world.compare_swap(rank, (&key, 4), Datatype::U32, [u64::MAX, 1 << 40 | 6]);
+        assert_eq!(value(&mut world, ticket), u64::from(u32::MAX), "high halves do not count");
+        let ticket = world.fetch(rank, at, Datatype::U64, Reduction::Nothing, 1);
+        assert_eq!(value(&mut world, ticket), 6 << 32 | 3);
+    }
+    world.assert_empty(&[0, 1], "atomics");
+}
+
+#[test]
+fn arrays_are_accumulated_value_by_value_over_several_packets() {
+    let fabric = Fabric::new(tiny(2));
+    let memory = Region::new(BYTES);
+    let mut world = World::new(&fabric, AMPLE);
+    let (_, key) = world.expose(1, &memory, ALL, 77);
+    let values =
+        |scale: f32| (0..500u16).flat_map(|n| (f32::from(n) * scale).to_le_bytes()).collect::<Vec<u8>>();
+    for rank in [0, 1] {
+        memory.fill(&values(1.0));
+        let ticket = world.accumulate(rank, (&key, 0), Datatype::F32, Reduction::Sum, &values(2.0)).unwrap();
+        let flush = world.flush(rank, 1).unwrap();
+        world.settle();
+        world.good(ticket);
+        world.good(flush);
+        assert_eq!(memory.copy()[..2000], values(3.0));
+    }
+}
+
+#[test]
+fn key_says_beforehand_what_would_be_refused() {
+    let fabric = Fabric::new(tiny(2));
+    let memory = Region::new(BYTES);
+    let mut world = World::new(&fabric, AMPLE);
+    let refused = |refusal| Some(StartError::Refused(refusal));
+    let (_, read) = world.expose(1, &memory, Access::Read, 1);
+    let (_, write) = world.expose(1, &memory, Access::Write, 2);
+    let (_, both) = world.expose(1, &memory, ALL, 3);
+    assert_eq!(world.put(0, &read, 0, &[1]).err(), refused(Refusal::Access));
+    assert_eq!(world.get(0, &write, 0, 1).err(), refused(Refusal::Access));
+    let sum = |world: &mut World<'_>, at| world.fetch(0, at, Datatype::I64, Reduction::Sum, 1).err();
+    assert_eq!(sum(&mut world, (&write, 0)), refused(Refusal::Access), "it reads as well");
+    assert_eq!(sum(&mut world, (&both, BYTES as u64 - 7)), refused(Refusal::Bounds));
+    for offset in [BYTES as u64 - 1, BYTES as u64, u64::MAX] {
+        assert_eq!(world.put(0, &both, offset, &[1, 2]).err(), refused(Refusal::Bounds));
+        assert_eq!(world.get(0, &both, offset, 2).err(), refused(Refusal::Bounds));
+    }
+    let and = world.fetch(0, (&both, 0), Datatype::F64, Reduction::And, 1).err();
+    assert_eq!(and, refused(Refusal::Undefined));
+    let odd = world.accumulate(0, (&both, 0), Datatype::I64, Reduction::Sum, &[0; 12]).err();
+    assert_eq!(odd, refused(Refusal::Alignment));
+    let elsewhere = RemoteKey { rank: 9, ..both };
+    assert_eq!(world.put(0, &elsewhere, 0, &[1]).err(), Some(StartError::Rank { rank: 9, size: 2 }));
+    world.assert_empty(&[0, 1], "nothing was sent");
+}
+
+#[test]
+fn target_refuses_what_the_key_hides_and_says_so() {
+    let fabric = Fabric::new(tiny(2));
+    let memory = Region::new(BYTES);
+    let mut world = World::new(&fabric, AMPLE);
+    let (id, key) = world.expose(1, &memory, Access::Read, 1);
+    let forged = |key| RemoteKey { access: ALL, len: u64::MAX, ..key };
+    let get = |world: &mut World<'_>, key, offset| {
+        let ticket = world.get(0, &key, offset, 8).unwrap();
+        world.settle();
+        world.done(ticket).0
+    };
+    let refused = |refusal| Err(Fate::Refused { peer: 1, refusal, count: 1 });
+    for (wrong, offset, refusal) in [
+        (RemoteKey { key: 2, ..key }, 0, Refusal::Key),
+        (RemoteKey { region: 1, ..key }, 0, Refusal::Key),
+        (RemoteKey { region: u32::MAX, ..key }, 0, Refusal::Key),
+        (forged(key), BYTES as u64 - 7, Refusal::Bounds),
+        (forged(key), u64::MAX - 8, Refusal::Bounds),
+    ] {
+        assert_eq!(get(&mut world, wrong, offset), refused(refusal));
+    }
+    let fetch = world.fetch(0, (&forged(key), 0), Datatype::U64, Reduction::Sum, 1).unwrap();
+    world.settle();
+    assert_eq!(world.done(fetch).0, refused(Refusal::Access));
+    for offset in [0, 9] {
+        let put = world.put(0, &forged(key), offset, &[1; 300]).unwrap();
+        world.settle();
+        world.good(put);
+    }
+    let flush = world.flush(0, 1).unwrap();
+    world.settle();
+    let fate = Fate::Refused { peer: 1, refusal: Refusal::Access, count: 4 };
+    assert_eq!(world.done(flush).0, Err(fate), "two packets each");
+    assert!(world.engine(1).conceal(id) && !world.engine(1).conceal(id));
+    assert_eq!(get(&mut world, key, 0), refused(Refusal::Key));
+    assert_eq!(memory.copy(), vec![0; BYTES]);
+    let (_, again) = world.expose(1, &memory, ALL, 5);
+    assert_eq!(again.region, key.region);
+    assert_eq!(get(&mut world, key, 0), refused(Refusal::Key), "an old key opens nothing new");
+    let fetch = world.fetch(0, (&again, 4), Datatype::U64, Reduction::Sum, 1).unwrap();
+    world.settle();
+    assert_eq!(world.done(fetch).0, refused(Refusal::Alignment));
+    assert_eq!((world.engine(0).failure(1), world.engine(1).failure(0)), (None, None));
+    world.assert_empty(&[0, 1], "refusals");
+}
+
+#[test]
+fn region_that_is_concealed_in_the_middle_of_a_get_ends_it() {
+    let fabric = Fabric::new(tiny(2));
+    let memory = Region::new(BYTES);
+    let mut world = World::new(&fabric, AMPLE);
+    let (id, key) = world.expose(1, &memory, ALL, 1);
+    let get = world.get(0, &key, 0, BYTES).unwrap();
+    world.engine(1).progress();
+    assert!(world.engine(1).conceal(id));
+    world.settle();
+    assert_eq!(world.done(get).0, Err(Fate::Refused { peer: 1, refusal: Refusal::Key, count: 1 }));
+    world.assert_empty(&[0, 1], "concealed");
+}
+
+#[test]
+fn two_ranks_that_flood_each_other_with_gets_finish() {
+    let fabric = Fabric::new(tiny(2));
+    let memories = [Region::new(BYTES), Region::new(BYTES)];
+    memories.iter().zip(0..).for_each(|(memory, salt)| memory.fill(&contents(salt, BYTES)));
+    let mut world = World::new(&fabric, AMPLE);
+    let keys = [0, 1].map(|rank| world.expose(rank, &memories[rank as usize], ALL, 1).1);
+    let mut gets = vec![];
+    for number in 0..200u32 {
+        let rank = number % 2;
+        gets.push((rank, world.get(rank, &keys[1 - rank as usize], 0, 2000).unwrap()));
+    }
+    world.settle();
+    for (rank, get) in gets {
+        assert_eq!(world.good(get), contents(1 - u64::from(rank), BYTES)[..2000]);
+    }
+    world.assert_empty(&[0, 1], "flood");
+}
+
+#[test]
+fn window_bounds_what_a_target_has_to_remember() {
+    let fabric = Fabric::new(Geometry { cells: 4, fastbox_slots: 256, ..tiny(2) });
+    let memory = Region::new(BYTES);
+    let mut world = World::new(&fabric, AMPLE);
+    let (_, key) = world.expose(1, &memory, ALL, 1);
+    let gets: Vec<_> = (0..100).map(|_| world.get(0, &key, 0, 2000).unwrap()).collect();
+    for _ in 0..50 {
+        world.engine(1).progress();
+    }
+    // Some answers have found room.
+    let waiting = world.engine(1).replies.used();
+    assert!((WINDOW as usize / 2..=WINDOW as usize).contains(&waiting), "{waiting}");
+    world.settle();
+    gets.into_iter().for_each(|get| drop(world.good(get)));
+}
+
+#[test]
+fn fence_keeps_a_get_from_seeing_what_is_put_later() {
+    let fabric = Fabric::new(Geometry { fastbox_slots: 64, ..tiny(2) });
+    for fenced in [true, false] {
+        let memory = Region::new(BYTES);
+        memory.fill(&[1; BYTES]);
+        let mut world = World::new(&fabric, AMPLE);
+        let (_, key) = world.expose(1, &memory, ALL, 1);
+        let get = world.get(0, &key, 0, BYTES).unwrap();
+        if fenced {
+            world.engine(0).fence(1).unwrap();
+        }
+        let put = world.put(0, &key, BYTES as u64 - 8, &[2; 8]).unwrap();
+        world.settle();
+        let bytes = world.good(get);
+        world.good(put);
+        assert_eq!(bytes == vec![1; BYTES], fenced, "without a fence the put overtakes the tail of the get");
+        assert_eq!(memory.copy()[BYTES - 8..], [2; 8]);
+        let flush = world.flush(0, 1).unwrap();
+        world.settle();
+        world.good(flush);
+        world.engine(0).fence(1).unwrap();
+        world.assert_empty(&[0, 1], "fence");
+        drop(world);
+        return_to_start(&fabric);
+    }
+}
+
+#[test]
+fn flush_is_not_complete_before_a_get_that_was_started_earlier() {
+    let fabric = Fabric::new(tiny(2));
+    let memory = Region::new(BYTES);
+    let mut world = World::new(&fabric, AMPLE);
+    let (_, key) = world.expose(1, &memory, ALL, 1);
+    let get = world.get(0, &key, 0, BYTES).unwrap();
+    let flush = world.flush(0, 1).unwrap();
+    let mut got = false;
+    for _ in 0..1000 {
+        // One packet at a time: the flush comes when there is room for its answer, and the get's is not all sent.
+        world.engine(1).step();
+        world.engine(0).step();
+        got = got || world.test(get).is_some();
+        if world.test(flush).is_some() {
+            assert!(got, "flushed, and the get is under way");
+            return;
+        }
+    }
+    panic!("never flushed");
+}
+
+/// Fresh engines want fresh memory: what the last ones left in the fabric is wiped.
+fn return_to_start(fabric: &Fabric) {
+    for rank in 0..fabric.geometry.peers {
+        for region in [fabric.own(rank), fabric.inbox(rank)] {
+            region.fill(&vec![0; region.bytes()]);
+        }
+    }
+}
+
+#[test]
+fn notifications_come_after_the_bytes_and_wake_who_waits() {
+    let fabric = Fabric::new(tiny(3));
+    let memory = Region::new(BYTES);
+    let mut world = World::new(&fabric, AMPLE);
+    let (id, key) = world.expose(1, &memory, ALL, 1);
+    let wait = |world: &mut World<'_>, count| {
+        let (loan, _) = world.lender.send(1, vec![]);
+        let started = world.engine(1).await_notifications(id, count);
+        world.ticket(1, loan, started).unwrap()
+    };
+    let (one, two, far) = (wait(&mut world, 1), wait(&mut world, 2), wait(&mut world, 9));
+    let notify = |world: &mut World<'_>, from, bytes: Vec<u8>| {
+        let (loan, buf) = world.lender.send(from, bytes);
+        let started = world.engine(from).put(&Target { key: &key, offset: 0 }, buf, true);
+        world.ticket(from, loan, started).unwrap()
+    };
+    let long = notify(&mut world, 0, vec![3; BYTES]);
+    for _ in 0..1000 {
+        if world.engine(1).notifications(id) == Some(1) {
+            break;
+        }
+        assert_eq!(world.test(one), None, "before the last byte is there");
+        world.engine(0).progress();
+        world.engine(1).step();
+    }
+    assert_eq!(memory.copy(), vec![3; BYTES]);
+    world.good(one);
+    assert_eq!(world.test(two), None);
+    let empty = notify(&mut world, 1, vec![]);
+    world.good(two);
+    world.settle();
+    world.good(long);
+    world.good(empty);
+    let past = wait(&mut world, 2);
+    world.good(past);
+    assert!(world.engine(1).cancel(far.id));
+    assert_eq!(world.done(far).0, Err(Fate::Cancelled));
+    let left = wait(&mut world, 9);
+    world.engine(1).fail(2, Failure::Died);
+    assert_eq!(world.done(left).0, Err(Fate::PeerFailed { peer: 2, failure: Failure::Died }));
+    world.engine(1).acknowledge();
+    let concealed = wait(&mut world, 9);
+    world.engine(1).conceal(id);
+    assert_eq!(world.done(concealed).0, Err(Fate::Cancelled));
+    assert_eq!(world.engine(1).await_notifications(id, 1), Err(StartError::Region));
+    world.assert_empty(&[0, 1], "notifications");
+}
+
+#[test]
+fn death_of_the_target_ends_all_that_was_asked_of_it() {
+    let fabric = Fabric::new(tiny(3));
+    let memory = Region::new(BYTES);
+    let mut world = World::new(&fabric, AMPLE);
+    let (_, key) = world.expose(1, &memory, ALL, 1);
+    let (_, other) = world.expose(2, &memory, ALL, 1);
+    let asked: Vec<_> = (0..50).map(|_| world.get(0, &key, 0, 2000).unwrap()).collect();
+    world.engine(0).fence(1).unwrap();
+    let last = world.flush(0, 1).unwrap();
+    // Some answers have come, and one only in part.
+    world.engine(1).progress();
+    world.engine(0).progress();
+    world.engine(0).fail(1, Failure::Died);
+    let fate = Err(Fate::PeerFailed { peer: 1, failure: Failure::Died });
+    let ends: Vec<_> = asked.into_iter().map(|get| world.done(get).0).collect();
+    assert!(ends.iter().all(|end| *end == fate || end.is_ok()) && ends.last() == Some(&fate));
+    assert_eq!(world.done(last).0, fate);
+    let gone = StartError::PeerFailed { peer: 1, failure: Failure::Died };
+    assert_eq!(world.get(0, &key, 0, 8).err(), Some(gone));
+    assert_eq!(world.engine(0).fence(1), Err(gone));
+    assert!(!world.engine(0).is_unflushed(1));
+    let get = world.get(0, &other, 0, 8).unwrap();
+    for _ in 0..50 {
+        world.engine(0).progress();
+        world.engine(2).progress();
+    }
+    world.good(get);
+    // The origin dies: what it was owed goes with it.
+    world.engine(1).fail(0, Failure::Died);
+    assert_eq!(world.engine(1).replies.used(), 0);
+    world.assert_empty(&[0], "a dead target");
+}
+
+#[test]
+fn only_so_many_regions_exist_and_no_more_requests_than_there_are() {
+    let fabric = Fabric::new(tiny(2));
+    let memory = Region::new(BYTES);
+    let mut world = World::new(&fabric, Room { requests: 1, ..AMPLE });
+    for key in 0..REGIONS {
+        world.expose(1, &memory, ALL, key as u64);
+    }
+    assert_eq!(world.engine(1).region_count(), (REGIONS, REGIONS));
+    assert_eq!(world.engine(1).expose(memory.exposed(), ALL, 9), None);
+    let key = RemoteKey { rank: 1, region: 0, key: 0, len: BYTES as u64, access: ALL, share: 0 };
+    let get = world.get(0, &key, 0, 8).unwrap();
+    let full = Some(StartError::Requests { capacity: 1 });
+    assert_eq!(world.get(0, &key, 0, 8).err(), full);
+    assert_eq!(world.accumulate(0, (&key, 0), Datatype::U64, Reduction::Sum, &[1; 1000]).err(), full);
+    world.settle();
+    world.good(get);
+    assert_eq!(memory.copy(), vec![0; BYTES], "what was refused a slot has not begun");
+    let put = world.put(0, &key, 0, &[1; 8]).unwrap();
+    assert_eq!(put.id, RequestId::SENT, "a small put takes no slot");
+    assert_eq!(world.done(put).0, Ok(Status { peer: 0, tag: 0, len: 0 }));
+}

@@ -1,0 +1,84 @@
+//! A shared region of a peer, mapped here: put, get and atomic operations without its owner's help.
+//!
+//! Puts and gets are copies as of any shared payload. Atomic operations are the processor's, the same that the owner uses
+//! ([`Exposed`](crate::payload::Exposed)), so that all of them are atomic with respect to each other, whoever executes them.
+
+use core::ptr::NonNull;
+
+use super::layout::{Extent, LayoutError};
+use crate::payload;
+use crate::sync::{Payload, PayloadMut, Word64};
+use crate::wire::rma::SHARED_BYTES;
+
+/// A mapped region. The bytes in the segment are the peer's to write; all that is checked here is our own.
+#[derive(Debug)]
+pub struct Window<'a> {
+    key: &'a Word64,
+    base: NonNull<u8>,
+    len: usize,
+    writable: bool,
+}
+
+// SAFETY: an address range that the constructor's caller keeps mapped for 'a, reached by copies and atomics only.
+unsafe impl Send for Window<'_> {}
+
+impl<'a> Window<'a> {
+    /// The region of `len` bytes in a segment that is mapped at `extent`.
+    ///
+    /// # Errors
+    /// [`LayoutError::Extent`] when it does not lie in the segment.
+    ///
+    /// # Safety
+    /// The segment stays mapped for `'a`, for writing if `writable`, and no reference to its bytes exists meanwhile, but to
+    /// its first word as an atomic.
+    pub unsafe fn new(extent: &Extent, len: usize, writable: bool) -> Result<Self, LayoutError> {
+        let key: NonNull<Word64> = extent.resolve(0, 1)?;
+        let base: NonNull<u8> = extent.resolve(SHARED_BYTES, len)?;
+        // SAFETY: resolved, so mapped and aligned; an atomic word, whatever the peer writes.
+        Ok(Self { key: unsafe { key.as_ref() }, base, len, writable })
+    }
+
+    /// Whether the region is still exposed under this key. What is done after it was concealed is done to nobody's memory.
+    #[inline]
+    pub fn is_open(&self, key: u64) -> bool {
+        self.key.load_relaxed() == key
+    }
+
+    /// Says under which key the region is exposed; 0 conceals it. For its owner.
+    pub fn set_key(&self, key: u64) {
+        self.key.store_relaxed(key);
+    }
+
+    /// Copies bytes into the region. False, with nothing copied, when they do not all fit, or it can only be read.
+    #[inline]
+    #[must_use]
+    pub fn put(&self, at: u64, from: &[u8]) -> bool {
+        let Ok(at) = usize::try_from(at) else { return false };
+        // SAFETY: in the mapping, which the constructor's caller keeps; writable is checked first.
+        self.writable && unsafe { PayloadMut::from_raw(self.base, self.len) }.write(at, from)
+    }
+
+    /// Copies bytes out of the region. False, with nothing copied, when they are not all in it.
+    #[inline]
+    #[must_use]
+    pub fn get(&self, at: u64, to: &mut [u8]) -> bool {
+        let Ok(at) = usize::try_from(at) else { return false };
+        // SAFETY: in the mapping, which the constructor's caller keeps.
+        unsafe { Payload::from_raw(self.base, self.len) }.read(at, to)
+    }
+
+    /// Changes the value of four or eight bytes at `at` in one atomic step; returns what it was. `None`, with nothing done,
+    /// when it is not in the region, not aligned, or can only be read.
+    #[inline]
+    pub fn update(&self, at: u64, bytes: usize, change: impl Fn(u64) -> u64) -> Option<u64> {
+        let at = usize::try_from(at).ok()?;
+        if !self.writable || at.checked_add(bytes)? > self.len || !at.is_multiple_of(bytes) {
+            return None;
+        }
+        // SAFETY: `at` is in the region.
+        let value = unsafe { self.base.add(at) };
+        // SAFETY: in the mapping and writable; aligned, as the region begins at a page; others use it by copies, which
+        // tear, or by atomic operations.
+        unsafe { payload::update(value, bytes, change) }
+    }
+}

@@ -1,0 +1,383 @@
+//! The packets of one-sided operations: [`Kind::Rma`](super::Kind::Rma) from origin to target, and
+//! [`Kind::RmaReply`](super::Kind::RmaReply) back; and the bytes of a remote key. Words of 64 bits, little-endian.
+//!
+//! **Request.** Its context says what is to be done: bits 0-3 the [`Operation`], 4-7 the [`Reduction`], 8-11 the
+//! [`Datatype`], bit 12 that the region's notifications are to be counted up afterwards; the rest is 0. Its tag is the
+//! origin's request, and 0 for what is not answered. The payload:
+//!
+//! | operation | code | word 0 | word 1 | word 2 | word 3 | word 4 | then | answered |
+//! |---|---|---|---|---|---|---|---|---|
+//! | put | 1 | key | offset | region | | | the bytes | no |
+//! | get | 2 | key | offset | region | bytes wanted | | | with the bytes |
+//! | accumulate | 3 | key | offset | region | | | the operands | no |
+//! | fetch | 4 | key | offset | region | operand | | | with the old value |
+//! | compare and swap | 5 | key | offset | region | new value | expected value | | with the old value |
+//! | flush | 6 | | | | | | | when all before it is done |
+//!
+//! A longer put or accumulate is several packets, each with its own offset. Values of four bytes stand in the low half of
+//! their word. Nothing is stored: a target executes a request when it comes, and an origin has at most [`WINDOW`]
+//! requests under way that one target has to answer.
+//!
+//! **Reply.** Its tag is the request's, its context the code of a [`Refusal`], or 0. The payload of a get is the next
+//! bytes wanted, in one packet or several; of fetch, and compare and swap, the old value in 4 or 8 bytes; of a flush, one
+//! word: how many requests were refused since the last, the first of them for the reason given. Other refusals carry
+//! nothing, and end the request.
+//!
+//! **Remote key.** Four words. Word 0: bits 0-15 [`KEY_VERSION`], 16-23 [`Access`], 32-63 the owner's rank. Word 1: the key.
+//! Word 2: bytes of the region. Word 3: bits 0-31 the region, 32-63 its share: 0, or one more than the number of the owner's
+//! descriptor of a shared region.
+//!
+//! **Shared region.** A segment that peers can map: its first word is the key, and 0 as soon as the region is concealed; its
+//! bytes begin at [`SHARED_BYTES`]. Who has mapped it uses it without its owner: puts and gets are copies, atomic
+//! operations those of the processor. Its size and pages are fixed before the key is handed out.
+#![forbid(unsafe_code)]
+
+use crate::port::PeerId;
+
+/// Requests to one target that may be under way at once and have to be answered.
+pub const WINDOW: u32 = 32;
+/// Bytes of a put or accumulate before the bytes or operands.
+pub const HEAD_BYTES: usize = 24;
+/// Bytes of the longest request without bytes or operands.
+pub const MOST_HEAD_BYTES: usize = 40;
+/// Bytes of a remote key.
+pub const KEY_BYTES: usize = 32;
+/// Version of the remote key's bytes.
+pub const KEY_VERSION: u16 = 1;
+
+/// Where the bytes of a shared region begin in its segment.
+pub const SHARED_BYTES: usize = 4096;
+
+const NOTIFY: u16 = 1 << 12;
+
+/// What a request asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operation {
+    /// Write bytes.
+    Put = 1,
+    /// Read bytes.
+    Get = 2,
+    /// Combine operands into values.
+    Accumulate = 3,
+    /// Combine one operand into one value, and return what it was.
+    Fetch = 4,
+    /// Replace one value if it is as expected, and return what it was.
+    CompareSwap = 5,
+    /// Say when all earlier requests are done.
+    Flush = 6,
+}
+
+/// How an operand is combined with the value in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reduction {
+    /// Addition; integers wrap.
+    Sum = 0,
+    /// Multiplication; integers wrap.
+    Product = 1,
+    /// The smaller; a NaN gives way.
+    Min = 2,
+    /// The larger; a NaN gives way.
+    Max = 3,
+    /// Bitwise and; integers only.
+    And = 4,
+    /// Bitwise or; integers only.
+    Or = 5,
+    /// Bitwise exclusive or; integers only.
+    Xor = 6,
+    /// The operand itself.
+    Replace = 7,
+    /// The value as it is: an atomic read.
+    Nothing = 8,
+}
+
+/// The type of the values that an operation combines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Datatype {
+    /// 32 bits, signed.
+    I32 = 0,
+    /// 64 bits, signed.
+    I64 = 1,
+    /// 32 bits, unsigned.
+    U32 = 2,
+    /// 64 bits, unsigned.
+    U64 = 3,
+    /// IEEE single precision.
+    F32 = 4,
+    /// IEEE double precision.
+    F64 = 5,
+}
+
+/// What peers may do with a region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Only get.
+    Read = 1,
+    /// Only put; atomic operations read as well.
+    Write = 2,
+    /// Everything.
+    ReadWrite = 3,
+}
+
+/// Why a target did not do what was asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// No such region, or the key is not its key: it was concealed, or never exposed.
+    #[error("the region is not exposed, or the key is not its key")]
+    Key,
+    /// Not all bytes are in the region.
+    #[error("the bytes asked for are not all in the region")]
+    Bounds,
+    /// The region does not allow it.
+    #[error("the region does not allow this access")]
+    Access,
+    /// The value does not lie at a multiple of its size.
+    #[error("the value does not lie at a multiple of its size")]
+    Alignment,
+    /// Nobody can combine values of that type like that.
+    #[error("the operation is not defined for that type")]
+    Undefined,
+}
+
+impl Operation {
+    const ALL: [Self; 6] =
+        [Self::Put, Self::Get, Self::Accumulate, Self::Fetch, Self::CompareSwap, Self::Flush];
+}
+
+impl Reduction {
+    /// Every one, in the order of the codes.
+    pub const ALL: [Self; 9] = [
+        Self::Sum,
+        Self::Product,
+        Self::Min,
+        Self::Max,
+        Self::And,
+        Self::Or,
+        Self::Xor,
+        Self::Replace,
+        Self::Nothing,
+    ];
+}
+
+impl Datatype {
+    /// Every one, in the order of the codes.
+    pub const ALL: [Self; 6] = [Self::I32, Self::I64, Self::U32, Self::U64, Self::F32, Self::F64];
+
+    /// Bytes of a value.
+    pub const fn bytes(self) -> usize {
+        match self {
+            Self::I32 | Self::U32 | Self::F32 => 4,
+            Self::I64 | Self::U64 | Self::F64 => 8,
+        }
+    }
+
+    /// Whether values of this type can be combined like that.
+    pub const fn allows(self, reduction: Reduction) -> bool {
+        let bitwise = matches!(reduction, Reduction::And | Reduction::Or | Reduction::Xor);
+        !(bitwise && matches!(self, Self::F32 | Self::F64))
+    }
+}
+
+impl Access {
+    const ALL: [Self; 3] = [Self::Read, Self::Write, Self::ReadWrite];
+
+    /// Whether all that `wanted` allows is allowed.
+    pub const fn allows(self, wanted: Self) -> bool {
+        self as u8 & wanted as u8 == wanted as u8
+    }
+}
+
+impl Refusal {
+    const ALL: [Self; 5] = [Self::Key, Self::Bounds, Self::Access, Self::Alignment, Self::Undefined];
+
+    /// The code in a reply.
+    pub const fn code(self) -> u16 {
+        self as u16 + 1
+    }
+
+    /// What a reply's code means: `None` for a refusal that does not exist, `Some(None)` for none.
+    pub fn from_code(code: u16) -> Option<Option<Self>> {
+        match code.checked_sub(1) {
+            None => Some(None),
+            Some(at) => Self::ALL.get(usize::from(at)).copied().map(Some),
+        }
+    }
+}
+
+/// What is to be done, as a request's context says it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Verb {
+    /// The operation.
+    pub operation: Operation,
+    /// Accumulate and fetch: how values are combined.
+    pub reduction: Reduction,
+    /// Accumulate, fetch, compare and swap: of which type they are.
+    pub datatype: Datatype,
+    /// Put: count up the region's notifications afterwards.
+    pub notify: bool,
+}
+
+impl Verb {
+    /// An operation for which nothing else counts.
+    pub const fn plain(operation: Operation) -> Self {
+        Self { operation, reduction: Reduction::Sum, datatype: Datatype::I32, notify: false }
+    }
+
+    /// As a context.
+    pub const fn encode(self) -> u16 {
+        let notify = if self.notify { NOTIFY } else { 0 };
+        self.operation as u16 | (self.reduction as u16) << 4 | (self.datatype as u16) << 8 | notify
+    }
+
+    /// What a context says; `None` when no honest peer says it.
+    pub fn decode(context: u16) -> Option<Self> {
+        let code = |shift: u16| usize::from(context >> shift & 0xf);
+        let verb = Self {
+            operation: *Operation::ALL.get(code(0).checked_sub(1)?)?,
+            reduction: *Reduction::ALL.get(code(4))?,
+            datatype: *Datatype::ALL.get(code(8))?,
+            notify: context & NOTIFY != 0,
+        };
+        (verb.encode() == context).then_some(verb)
+    }
+
+    /// Bytes of the payload before bytes or operands.
+    pub const fn head_bytes(self) -> usize {
+        match self.operation {
+            Operation::Put | Operation::Accumulate => HEAD_BYTES,
+            Operation::Get | Operation::Fetch => 32,
+            Operation::CompareSwap => 40,
+            Operation::Flush => 0,
+        }
+    }
+}
+
+/// What stands before bytes or operands, as words. Which of them count depends on the operation.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Head {
+    /// The region's key.
+    pub key: u64,
+    /// Where in the region, in bytes.
+    pub offset: u64,
+    /// The region's number.
+    pub region: u32,
+    /// Get: bytes wanted. Fetch: operand. Compare and swap: new value.
+    pub value: u64,
+    /// Compare and swap: expected value.
+    pub expected: u64,
+}
+
+impl Head {
+    /// As bytes; only the first [`Verb::head_bytes`] are sent.
+    pub fn encode(&self) -> [u8; MOST_HEAD_BYTES] {
+        let mut bytes = [0; MOST_HEAD_BYTES];
+        let words = [self.key, self.offset, u64::from(self.region), self.value, self.expected];
+        for (to, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(words) {
+            *to = word.to_le_bytes();
+        }
+        bytes
+    }
+
+    /// What the bytes say; those that were not sent are 0. `None` when no honest peer says it.
+    pub fn decode(bytes: &[u8; MOST_HEAD_BYTES]) -> Option<Self> {
+        let mut words = [0; 5];
+        for (to, word) in words.iter_mut().zip(bytes.as_chunks::<8>().0) {
+            *to = u64::from_le_bytes(*word);
+        }
+        let [key, offset, region, value, expected] = words;
+        Some(Self { key, offset, region: u32::try_from(region).ok()?, value, expected })
+    }
+}
+
+/// What a process needs to use a region of another: plain bytes that travel by any means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RemoteKey {
+    /// Whose region it is.
+    pub rank: PeerId,
+    /// Its number there.
+    pub region: u32,
+    /// The secret that opens it.
+    pub key: u64,
+    /// Its bytes.
+    pub len: u64,
+    /// What may be done with it.
+    pub access: Access,
+    /// 0, or one more than the number of the owner's descriptor of a shared region.
+    pub share: u32,
+}
+
+impl RemoteKey {
+    /// As bytes.
+    pub fn to_bytes(self) -> [u8; KEY_BYTES] {
+        let first = u64::from(KEY_VERSION) | (self.access as u64) << 16 | u64::from(self.rank) << 32;
+        let mut bytes = [0; KEY_BYTES];
+        let words = [first, self.key, self.len, u64::from(self.region) | u64::from(self.share) << 32];
+        for (to, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(words) {
+            *to = word.to_le_bytes();
+        }
+        bytes
+    }
+
+    /// What the bytes say; `None` when they are not a key of this version. Anything else is harmless: the owner checks.
+    pub fn from_bytes(bytes: &[u8; KEY_BYTES]) -> Option<Self> {
+        let mut words = [0; 4];
+        for (to, word) in words.iter_mut().zip(bytes.as_chunks::<8>().0) {
+            *to = u64::from_le_bytes(*word);
+        }
+        let [first, key, len, region] = words;
+        let access = *Access::ALL.get(usize::from((first >> 16) as u8).checked_sub(1)?)?;
+        let (rank, region, share) = ((first >> 32) as PeerId, region as u32, (region >> 32) as u32);
+        let read = Self { rank, region, key, len, access, share };
+        (read.to_bytes() == *bytes).then_some(read)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_context_is_understood_as_it_was_written_or_not_at_all() {
+        let mut understood = 0;
+        for context in 0..=u16::MAX {
+            if let Some(verb) = Verb::decode(context) {
+                assert_eq!(verb.encode(), context);
+                assert!(verb.head_bytes() <= MOST_HEAD_BYTES);
+                understood += 1;
+            }
+        }
+        assert_eq!(understood, 6 * 9 * 6 * 2);
+    }
+
+    #[test]
+    fn heads_survive_the_wire() {
+        let head = Head { key: u64::MAX, offset: 1 << 40, region: u32::MAX, value: 3, expected: 4 };
+        let bytes = head.encode();
+        assert_eq!(Head::decode(&bytes), Some(head));
+        let mut wide = bytes;
+        wide[20] = 1;
+        assert_eq!(Head::decode(&wide), None, "a region is a number of 32 bits");
+    }
+
+    #[test]
+    fn refusals_survive_the_wire() {
+        for refusal in Refusal::ALL {
+            assert_eq!(Refusal::from_code(refusal.code()), Some(Some(refusal)));
+        }
+        assert_eq!(Refusal::from_code(0), Some(None));
+        assert_eq!(Refusal::from_code(6), None);
+    }
+
+    #[test]
+    fn keys_survive_any_means_and_other_bytes_are_no_keys() {
+        for access in Access::ALL {
+            let key = RemoteKey { rank: 7, region: 9, key: u64::MAX - 1, len: 1 << 50, access, share: 5 };
+            let bytes = key.to_bytes();
+            assert_eq!(RemoteKey::from_bytes(&bytes), Some(key));
+            for (at, value) in [(0, 2), (1, 1), (2, 0), (2, 4), (3, 1)] {
+                let mut wrong = bytes;
+                wrong[at] = value;
+                assert_eq!(RemoteKey::from_bytes(&wrong), None, "byte {at}");
+            }
+        }
+    }
+}

@@ -1,0 +1,600 @@
+//! One-sided operations.
+
+use std::ffi::c_void;
+
+use nemesia::{Access, Datatype, Endpoint as Inner, Path, Reduction, Region, RemoteKey as InnerKey};
+
+use crate::boundary::{Out, check_buffer, missing};
+use crate::endpoint::{Endpoint, on, rank_in};
+use crate::status::{Fault, NEMESIA_OK};
+use crate::transfer::number;
+
+/// Peers may only get.
+pub const NEMESIA_ACCESS_READ: u32 = 1;
+/// Peers may only put.
+pub const NEMESIA_ACCESS_WRITE: u32 = 2;
+/// Peers may do everything; atomic operations need this.
+pub const NEMESIA_ACCESS_READ_WRITE: u32 = 3;
+
+/// int32_t
+pub const NEMESIA_TYPE_I32: u32 = 0;
+/// int64_t
+pub const NEMESIA_TYPE_I64: u32 = 1;
+/// uint32_t
+pub const NEMESIA_TYPE_U32: u32 = 2;
+/// uint64_t
+pub const NEMESIA_TYPE_U64: u32 = 3;
+/// float, of IEEE 754
+pub const NEMESIA_TYPE_F32: u32 = 4;
+/// double, of IEEE 754
+pub const NEMESIA_TYPE_F64: u32 = 5;
+
+/// Addition; integers wrap.
+pub const NEMESIA_OP_SUM: u32 = 0;
+/// Multiplication; integers wrap.
+pub const NEMESIA_OP_PRODUCT: u32 = 1;
+/// The smaller; a NaN gives way.
+pub const NEMESIA_OP_MIN: u32 = 2;
+/// The larger; a NaN gives way.
+pub const NEMESIA_OP_MAX: u32 = 3;
+/// Bitwise and; integers only.
+pub const NEMESIA_OP_AND: u32 = 4;
+/// Bitwise or; integers only.
+pub const NEMESIA_OP_OR: u32 = 5;
+/// Bitwise exclusive or; integers only.
+pub const NEMESIA_OP_XOR: u32 = 6;
+/// The operand itself.
+pub const NEMESIA_OP_REPLACE: u32 = 7;
+/// The value as it is: an atomic read.
+pub const NEMESIA_OP_NOTHING: u32 = 8;
+
+/// `nemesia_endpoint_flush` of every rank.
+pub const NEMESIA_ALL_RANKS: i32 = -1;
+
+/// `nemesia_endpoint_path`: the region is this process's own.
+pub const NEMESIA_PATH_OWN: i32 = 0;
+/// `nemesia_endpoint_path`: the region is mapped here, and its owner need not make progress.
+pub const NEMESIA_PATH_DIRECT: i32 = 1;
+/// `nemesia_endpoint_path`: operations go in packets, which the owner executes when it makes progress.
+pub const NEMESIA_PATH_PACKETS: i32 = 2;
+
+/// What a process needs to use a region of another: plain bytes that travel by any means, a message for instance. What
+/// they say is checked by the region's owner.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct RemoteKey {
+    /// Opaque.
+    pub bytes: [u8; 32],
+}
+
+/// Lets peers use memory, until `nemesia_endpoint_conceal` or until the endpoint is closed.
+///
+/// - `endpoint`: an open endpoint.
+/// - `base`, `len`: the memory; `base` may be NULL if `len` is 0. It holds values, and may be written if `access` lets peers
+///   write.
+/// - `access`: NEMESIA_ACCESS_READ, _WRITE or _READ_WRITE.
+/// - `out_region`: names the region, written on success.
+///
+/// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _REGION (no more are allowed), _SYSTEM or _PANIC.
+/// Ownership: the memory stays the caller's; other threads use it meanwhile only by atomic operations.
+/// Threads: one at a time for an endpoint.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nemesia_endpoint_expose(
+    endpoint: *mut Endpoint,
+    base: *mut c_void,
+    len: usize,
+    access: u32,
+    out_region: *mut u64,
+) -> i32 {
+    let work = |endpoint: &mut Inner| {
+        // SAFETY: the caller's pointer, null or good.
+        let out = unsafe { Out::required(out_region, "out_region") }?;
+        check_buffer(base.cast::<u8>(), len, "base")?;
+        // SAFETY: checked above; the caller's promise: the memory stays until the region is concealed.
+        let region = unsafe { endpoint.expose(base.cast(), len, access_of(access)?) }?;
+        out.write(region.to_bits());
+        Ok(NEMESIA_OK)
+    };
+    // SAFETY: the caller's endpoint, or null.
+    unsafe { on(endpoint, work) }
+}
+
+/// Allocates zeroed memory that peers may use, until `nemesia_endpoint_conceal` or until the endpoint is closed.
+///
+/// - `endpoint`: an open endpoint.
+/// - `len`: bytes.
+/// - `access`: as for `nemesia_endpoint_expose`.
+/// - `out_base`: where the memory is, written on success; aligned to a page.
+/// - `out_region`: names the region, written on success.
+///
+/// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _REGION (no more are allowed), _SYSTEM or _PANIC.
+/// Ownership: the memory is the endpoint's; `nemesia_endpoint_conceal` or closing frees it.
+/// Threads: one at a time for an endpoint.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nemesia_endpoint_allocate(
+    endpoint: *mut Endpoint,
+    len: usize,
+    access: u32,
+    out_base: *mut *mut c_void,
+    out_region: *mut u64,
+) -> i32 {
+    let work = |endpoint: &mut Inner| {
+        // SAFETY: the caller's pointers, null or good.
+        let (base, out) =
+            unsafe { (Out::required(out_base, "out_base")?, Out::required(out_region, "out_region")?) };
+        if isize::try_from(len).is_err() {
+            return Err(Fault::argument(format!("len is {len}: no buffer is that long")));
+        }
+        let region = endpoint.allocate(len, access_of(access)?)?;
+        let memory = endpoint.region_memory(region).map_or(std::ptr::null_mut(), |(base, _)| base);
+        base.write(memory.cast());
+        out.write(region.to_bits());
+        Ok(NEMESIA_OK)
+    };
+    // SAFETY: the caller's endpoint, or null.
+    unsafe { on(endpoint, work) }
+}
+
+/// Takes a region back: operations on it are refused from now on, and those who wait for its notifications are cancelled.
+/// Memory that was allocated is freed.
+///
+/// - `endpoint`: an open endpoint.
+/// - `region`: from `nemesia_endpoint_expose` or `nemesia_endpoint_allocate`.
+///
+/// Returns: NEMESIA_OK; NEMESIA_ERR_REGION, _ARGUMENT or _PANIC.
+/// Ownership: memory that was exposed is the caller's alone again.
+/// Threads: one at a time for an endpoint.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nemesia_endpoint_conceal(endpoint: *mut Endpoint, region: u64) -> i32 {
+    let work = |endpoint: &mut Inner| {
+        endpoint.conceal(Region::from_bits(region))?;
+        Ok(NEMESIA_OK)
+    };
+    // SAFETY: the caller's endpoint, or null.
+    unsafe { on(endpoint, work) }
+}
+
+/// What others need to use a region.
+///
+/// - `endpoint`: an open endpoint.
+/// - `region`: one of its regions.
+/// - `out_key`: written on success; to be copied and sent at will.
+///
+/// Returns: NEMESIA_OK; NEMESIA_ERR_REGION, _ARGUMENT or _PANIC.
+/// Threads: one at a time for an endpoint.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nemesia_endpoint_remote_key(
+    endpoint: *mut Endpoint,
+    region: u64,
+    out_key: *mut RemoteKey,
+) -> i32 {
+    let work = |endpoint: &mut Inner| {
+        // SAFETY: the caller's pointer, null or good.
+        let out = unsafe { Out::required(out_key, "out_key") }?;
+        out.write(RemoteKey { bytes: endpoint.remote_key(Region::from_bits(region))?.to_bytes() });
+        Ok(NEMESIA_OK)
+    };
+    // SAFETY: the caller's endpoint, or null.
+    unsafe { on(endpoint, work) }
+}
+
+/// How operations on a region travel.
+///
+/// - `endpoint`: an open endpoint.
+/// - `key`: of the region.
+/// - `out_path`: NEMESIA_PATH_OWN, _DIRECT or _PACKETS, written on success. With _PACKETS `nemesia_last_error_message` tells
+///   why the region is not mapped.
+///
+/// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or _PANIC.
+/// Threads: one at a time for an endpoint.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nemesia_endpoint_path(
+    endpoint: *mut Endpoint,
+    key: *const RemoteKey,
+    out_path: *mut i32,
+) -> i32 {
+    let work = |endpoint: &mut Inner| {
+        // SAFETY: the caller's pointers, null or good.
+        let (key, out) = unsafe { (key_of(key)?, Out::required(out_path, "out_path")?) };
+        out.write(match endpoint.path(&key) {
+            Path::Own => NEMESIA_PATH_OWN,
+            Path::Direct => NEMESIA_PATH_DIRECT,
+            Path::Packets { why } => {
+                Fault::new(NEMESIA_OK, why).report();
+                NEMESIA_PATH_PACKETS
+            }
+        });
+        Ok(NEMESIA_OK)
+    };
+    // SAFETY: the caller's endpoint, or null.
+    unsafe { on(endpoint, work) }
+}
+
+/// Starts writing bytes into a region of another process. `nemesia_endpoint_test` or `nemesia_endpoint_wait` completes it,
+/// when they have left the buffer; they are there after a flush.
+///
+/// - `endpoint`: an open endpoint.
+/// - `key`: of the region; it may be one of this process.
+/// - `offset`: where in the region, in bytes.
+/// - `buffer`, `len`: the bytes; `buffer` may be NULL if `len` is 0.
+/// - `notify`: whether the region's notifications are counted up by one when the bytes are there.
+/// - `out_request`: written on success; NEMESIA_REQUEST_NONE if the bytes have left already.
+///
+/// Returns: NEMESIA_OK; NEMESIA_ERR_BOUNDS or _ACCESS if the key says that it would be refused; NEMESIA_ERR_ARGUMENT, _RANK,
+/// _PEER_FAILED, _REQUESTS or _PANIC. After an error nothing was sent.
+/// Ownership: the request holds the buffer, which must stay as it is until the request is complete or the endpoint is
+/// closed. The key is copied.
+/// Threads: one at a time for an endpoint.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nemesia_endpoint_iput(
+    endpoint: *mut Endpoint,
+    key: *const RemoteKey,
+    offset: u64,
+    buffer: *const c_void,
+    len: usize,
+    notify: bool,
+    out_request: *mut u64,
+) -> i32 {
+    let work = |endpoint: &mut Inner| {
+        // SAFETY: the caller's pointers, null or good.
+        let (key, out) = unsafe { (key_of(key)?, Out::required(out_request, "out_request")?) };
+        check_buffer(buffer.cast::<u8>(), len, "buffer")?;
+        // SAFETY: the caller's promise: the buffer stays until the request is complete.
+        let request = unsafe { endpoint.iput(&key, offset, buffer.cast(), len, notify) }?;
+        out.write(number(request));
+        Ok(NEMESIA_OK)
+    };
+    // SAFETY: the caller's endpoint, or null.
+    unsafe { on(endpoint, work) }
+}
+
+/// Starts reading bytes of a region of another process. `nemesia_endpoint_test` or `nemesia_endpoint_wait` completes it,
+/// when they are here.
+///
+/// - `endpoint`, `key`, `offset`: as for `nemesia_endpoint_iput`.
+/// - `len`: bytes wanted.
+/// - `out_buffer`: where they go; may be NULL if `len` is 0. After an error its contents are unspecified.
+/// - `out_request`: written on success.
+///
+/// Returns: as `nemesia_endpoint_iput`. What only the owner knows, the request tells: NEMESIA_ERR_KEY for instance.
+/// Ownership: the request holds the buffer, which must stay, and which nobody else uses, until the request is complete or
+/// the endpoint is closed.
+/// Threads: one at a time for an endpoint.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nemesia_endpoint_iget(
+    endpoint: *mut Endpoint,
+    key: *const RemoteKey,
+    offset: u64,
+    len: usize,
+    out_buffer: *mut c_void,
+    out_request: *mut u64,
+) -> i32 {
+    let work = |endpoint: &mut Inner| {
+        // SAFETY: the caller's pointers, null or good.
+        let (key, out) = unsafe { (key_of(key)?, Out::required(out_request, "out_request")?) };
+        check_buffer(out_buffer.cast::<u8>(), len, "out_buffer")?;
+        // SAFETY: the caller's promise: the buffer stays until the request is complete.
+        let request = unsafe { endpoint.iget(&key, offset, out_buffer.cast(), len) }?;
+        out.write(number(request));
+        Ok(NEMESIA_OK)
+    };
+    // SAFETY: the caller's endpoint, or null.
+    unsafe { on(endpoint, work) }
+}
+
+/// Starts combining an array of operands into an array of values of another process; atomic for each value. Complete when
+/// the operands have left the buffer; done after a flush. Operations of one process on another are executed in order.
+///
+/// - `endpoint`, `key`, `offset`, `out_request`: as for `nemesia_endpoint_iput`. The first value lies at a multiple of its
+///   size in memory.
+/// - `datatype`: NEMESIA_TYPE_...
+/// - `op`: NEMESIA_OP_...
+/// - `operands`, `count`: as many values of that type; may be NULL if `count` is 0.
+///
+/// Returns: as `nemesia_endpoint_iput`; NEMESIA_ERR_UNDEFINED if the type has no such operation.
+/// Ownership: as for `nemesia_endpoint_iput`.
+/// Threads: one at a time for an endpoint.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nemesia_endpoint_iaccumulate(
+    endpoint: *mut Endpoint,
+    key: *const RemoteKey,
+    offset: u64,
+    datatype: u32,
+    op: u32,
+    operands: *const c_void,
+    count: usize,
+    out_request: *mut u64,
+) -> i32 {
+    let work = |endpoint: &mut Inner| {
+        // SAFETY: the caller's pointers, null or good.
+        let (key, out) = unsafe { (key_of(key)?, Out::required(out_request, "out_request")?) };
+        let what = (datatype_of(datatype)?, reduction_of(op)?);
+        let len = count.saturating_mul(what.0.bytes());
+        check_buffer(operands.cast::<u8>(), len, "operands")?;
+        // SAFETY: the caller's promise: the buffer stays until the request is complete.
+        let request = unsafe { endpoint.iaccumulate(&key, offset, what, operands.cast(), len) }?;
+        out.write(number(request));
+        Ok(NEMESIA_OK)
+    };
+    // SAFETY: the caller's endpoint, or null.
+    unsafe { on(endpoint, work) }
+}
+
+/// Starts combining one operand into one value of another process, atomically, and getting what the value was.
+///
+/// - `endpoint`, `key`, `offset`, `datatype`, `op`: as for `nemesia_endpoint_iaccumulate`.
+/// - `operand`: one value of that type. With NEMESIA_OP_NOTHING it does not count, but has to be there.
+/// - `out_old`: room for one value of that type; written when the request is complete.
+/// - `out_request`: written on success.
+///
+/// Returns: as `nemesia_endpoint_iaccumulate`.
+/// Ownership: the operand is copied; the request holds `out_old` as that of `nemesia_endpoint_iget` holds its buffer.
+/// Threads: one at a time for an endpoint.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nemesia_endpoint_ifetch(
+    endpoint: *mut Endpoint,
+    key: *const RemoteKey,
+    offset: u64,
+    datatype: u32,
+    op: u32,
+    operand: *const c_void,
+    out_old: *mut c_void,
+    out_request: *mut u64,
+) -> i32 {
+    let work = |endpoint: &mut Inner| {
+        // SAFETY: the caller's pointers, null or good.
+        let (key, out) = unsafe { (key_of(key)?, Out::required(out_request, "out_request")?) };
+        let what = (datatype_of(datatype)?, reduction_of(op)?);
+        check_buffer(out_old.cast::<u8>(), what.0.bytes(), "out_old")?;
+        // SAFETY: the caller's pointer, null or to a value of that type.
+        let operand = unsafe { value_of(what.0, operand, "operand") }?;
+        // SAFETY: the caller's promise: the room stays until the request is complete.
+        let request = unsafe { endpoint.ifetch(&key, offset, what, operand, out_old.cast()) }?;
+        out.write(number(request));
+        Ok(NEMESIA_OK)
+    };
+    // SAFETY: the caller's endpoint, or null.
+    unsafe { on(endpoint, work) }
+}
+
+/// Starts replacing one value of another process if its bits are those that are expected, atomically, and getting what the
+/// value was.
+///
+/// - `endpoint`, `key`, `offset`, `datatype`, `out_old`, `out_request`: as for `nemesia_endpoint_ifetch`.
+/// - `expected`, `value`: one value of that type each.
+///
+/// Returns: as `nemesia_endpoint_ifetch`.
+/// Ownership: as for `nemesia_endpoint_ifetch`.
+/// Threads: one at a time for an endpoint.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nemesia_endpoint_icompare_swap(
+    endpoint: *mut Endpoint,
+    key: *const RemoteKey,
+    offset: u64,
+    datatype: u32,
+    expected: *const c_void,
+    value: *const c_void,
+    out_old: *mut c_void,
+    out_request: *mut u64,
+) -> i32 {
+    let work = |endpoint: &mut Inner| {
+        // SAFETY: the caller's pointers, null or good.
+        let (key, out) = unsafe { (key_of(key)?, Out::required(out_request, "out_request")?) };
+        let datatype = datatype_of(datatype)?;
+        check_buffer(out_old.cast::<u8>(), datatype.bytes(), "out_old")?;
+        // SAFETY: the caller's pointers, null or to a value of that type each.
+        let values =
+            unsafe { [value_of(datatype, expected, "expected")?, value_of(datatype, value, "value")?] };
+        // SAFETY: the caller's promise: the room stays until the request is complete.
+        let request = unsafe { endpoint.icompare_swap(&key, offset, datatype, values, out_old.cast()) }?;
+        out.write(number(request));
+        Ok(NEMESIA_OK)
+    };
+    // SAFETY: the caller's endpoint, or null.
+    unsafe { on(endpoint, work) }
+}
+
+/// Starts a flush: complete when all one-sided operations on a rank's regions that were started before are done there.
+///
+/// - `endpoint`: an open endpoint.
+/// - `rank`: whose regions.
+/// - `out_request`: written on success; NEMESIA_REQUEST_NONE if there is nothing to flush. With NEMESIA_ERR_KEY, _BOUNDS,
+///   _ACCESS, _ALIGNMENT or _UNDEFINED it reports the first refusal since the last flush.
+///
+/// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _RANK, _PEER_FAILED, _REQUESTS or _PANIC.
+/// Threads: one at a time for an endpoint.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nemesia_endpoint_iflush(
+    endpoint: *mut Endpoint,
+    rank: i32,
+    out_request: *mut u64,
+) -> i32 {
+    let work = |endpoint: &mut Inner| {
+        // SAFETY: the caller's pointer, null or good.
+        let out = unsafe { Out::required(out_request, "out_request") }?;
+        let rank = rank_in(endpoint, rank)?;
+        out.write(number(endpoint.iflush(rank)?));
+        Ok(NEMESIA_OK)
+    };
+    // SAFETY: the caller's endpoint, or null.
+    unsafe { on(endpoint, work) }
+}
+
+/// Waits until all one-sided operations on the regions of a rank, or of all, are done there.
+///
+/// - `endpoint`: an open endpoint.
+/// - `rank`: whose regions, or NEMESIA_ALL_RANKS.
+///
+/// Returns: NEMESIA_OK; NEMESIA_ERR_KEY, _BOUNDS, _ACCESS, _ALIGNMENT or _UNDEFINED if some were refused since the last
+/// flush, for the reason that the first had; NEMESIA_ERR_ARGUMENT, _RANK, _PEER_FAILED, _REQUESTS or _PANIC.
+/// Threads: one at a time for an endpoint.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nemesia_endpoint_flush(endpoint: *mut Endpoint, rank: i32) -> i32 {
+    let work = |endpoint: &mut Inner| {
+        if rank == NEMESIA_ALL_RANKS {
+            endpoint.flush_all()?;
+        } else {
+            endpoint.flush(rank_in(endpoint, rank)?)?;
+        }
+        Ok(NEMESIA_OK)
+    };
+    // SAFETY: the caller's endpoint, or null.
+    unsafe { on(endpoint, work) }
+}
+
+/// Orders one-sided operations: what is started later on a rank's regions is executed there after all that was started
+/// before. Without it that holds as well, but for a get, which may see what is written by what is started after it.
+///
+/// - `endpoint`: an open endpoint.
+/// - `rank`: whose regions.
+///
+/// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _RANK, _PEER_FAILED, _REQUESTS or _PANIC.
+/// Threads: one at a time for an endpoint.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nemesia_endpoint_fence(endpoint: *mut Endpoint, rank: i32) -> i32 {
+    let work = |endpoint: &mut Inner| {
+        endpoint.fence(rank_in(endpoint, rank)?)?;
+        Ok(NEMESIA_OK)
+    };
+    // SAFETY: the caller's endpoint, or null.
+    unsafe { on(endpoint, work) }
+}
+
+/// How often a put with notification was done in a region since it was exposed.
+///
+/// - `endpoint`: an open endpoint.
+/// - `region`: one of its regions.
+/// - `out_count`: written on success.
+///
+/// Returns: NEMESIA_OK; NEMESIA_ERR_REGION, _ARGUMENT or _PANIC.
+/// Threads: one at a time for an endpoint.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nemesia_endpoint_notifications(
+    endpoint: *mut Endpoint,
+    region: u64,
+    out_count: *mut u64,
+) -> i32 {
+    let work = |endpoint: &mut Inner| {
+        // SAFETY: the caller's pointer, null or good.
+        let out = unsafe { Out::required(out_count, "out_count") }?;
+        out.write(endpoint.notifications(Region::from_bits(region))?);
+        Ok(NEMESIA_OK)
+    };
+    // SAFETY: the caller's endpoint, or null.
+    unsafe { on(endpoint, work) }
+}
+
+/// Starts waiting until a region has had so many notifications, counted since it was exposed. Like a receive from
+/// NEMESIA_ANY_SOURCE it fails when a peer dies, and can be cancelled.
+///
+/// - `endpoint`: an open endpoint.
+/// - `region`: one of its regions.
+/// - `count`: how many.
+/// - `out_request`: written on success.
+///
+/// Returns: NEMESIA_OK; NEMESIA_ERR_REGION, _ARGUMENT, _PEER_FAILED, _REQUESTS or _PANIC.
+/// Threads: one at a time for an endpoint.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nemesia_endpoint_inotified(
+    endpoint: *mut Endpoint,
+    region: u64,
+    count: u64,
+    out_request: *mut u64,
+) -> i32 {
+    let work = |endpoint: &mut Inner| {
+        // SAFETY: the caller's pointer, null or good.
+        let out = unsafe { Out::required(out_request, "out_request") }?;
+        out.write(number(endpoint.inotified(Region::from_bits(region), count)?));
+        Ok(NEMESIA_OK)
+    };
+    // SAFETY: the caller's endpoint, or null.
+    unsafe { on(endpoint, work) }
+}
+
+/// # Safety
+/// `key` is null, or the caller's key.
+unsafe fn key_of(key: *const RemoteKey) -> Result<InnerKey, Fault> {
+    // SAFETY: the caller's promise.
+    let key = unsafe { key.as_ref() }.ok_or_else(|| missing("key"))?;
+    InnerKey::from_bytes(&key.bytes)
+        .ok_or_else(|| Fault::argument("key is none that nemesia_endpoint_remote_key wrote"))
+}
+
+/// The bits of a value of the caller's.
+///
+/// # Safety
+/// `value` is null, or points to a value of that type.
+unsafe fn value_of(datatype: Datatype, value: *const c_void, name: &str) -> Result<u64, Fault> {
+    if value.is_null() {
+        return Err(missing(name));
+    }
+    if datatype.bytes() == 4 {
+        // SAFETY: the caller's promise.
+        return Ok(u64::from(unsafe { value.cast::<u32>().read_unaligned() }));
+    }
+    // SAFETY: the caller's promise.
+    Ok(unsafe { value.cast::<u64>().read_unaligned() })
+}
+
+fn access_of(access: u32) -> Result<Access, Fault> {
+    match access {
+        NEMESIA_ACCESS_READ => Ok(Access::Read),
+        NEMESIA_ACCESS_WRITE => Ok(Access::Write),
+        NEMESIA_ACCESS_READ_WRITE => Ok(Access::ReadWrite),
+        other => Err(Fault::argument(format!(
+            "access is {other}: it must be NEMESIA_ACCESS_READ, _WRITE or _READ_WRITE"
+        ))),
+    }
+}
+
+fn datatype_of(datatype: u32) -> Result<Datatype, Fault> {
+    let found = Datatype::ALL.get(datatype as usize).copied();
+    found
+        .ok_or_else(|| Fault::argument(format!("datatype is {datatype}: it must be one of NEMESIA_TYPE_...")))
+}
+
+fn reduction_of(op: u32) -> Result<Reduction, Fault> {
+    let found = Reduction::ALL.get(op as usize).copied();
+    found.ok_or_else(|| Fault::argument(format!("op is {op}: it must be one of NEMESIA_OP_...")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_of_the_header_are_those_of_the_library() {
+        let types = [
+            NEMESIA_TYPE_I32,
+            NEMESIA_TYPE_I64,
+            NEMESIA_TYPE_U32,
+            NEMESIA_TYPE_U64,
+            NEMESIA_TYPE_F32,
+            NEMESIA_TYPE_F64,
+        ];
+        for (number, datatype) in types.into_iter().zip(Datatype::ALL) {
+            assert_eq!((number, datatype_of(number)), (datatype as u32, Ok(datatype)));
+        }
+        let ops = [
+            NEMESIA_OP_SUM,
+            NEMESIA_OP_PRODUCT,
+            NEMESIA_OP_MIN,
+            NEMESIA_OP_MAX,
+            NEMESIA_OP_AND,
+            NEMESIA_OP_OR,
+            NEMESIA_OP_XOR,
+            NEMESIA_OP_REPLACE,
+            NEMESIA_OP_NOTHING,
+        ];
+        for (number, reduction) in ops.into_iter().zip(Reduction::ALL) {
+            assert_eq!((number, reduction_of(number)), (reduction as u32, Ok(reduction)));
+        }
+        assert!(
+            datatype_of(6).is_err()
+                && reduction_of(9).is_err()
+                && access_of(0).is_err()
+                && access_of(4).is_err()
+        );
+        assert_eq!(size_of::<RemoteKey>(), nemesia::KEY_BYTES);
+    }
+}

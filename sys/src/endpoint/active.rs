@@ -1,0 +1,243 @@
+//! Active messages: handlers, and what they answer.
+
+use std::collections::VecDeque;
+
+use nemesia_core::engine::RequestId;
+use nemesia_core::engine::active::{ActiveMessage, Handlers};
+use nemesia_core::payload::SendBuf;
+
+use super::{Endpoint, Request};
+use crate::error::Error;
+
+/// Replies that may wait to leave, of all handlers together.
+const REPLIES: usize = 1024;
+
+type Handler = Box<dyn FnMut(&mut Incoming<'_>) + Send>;
+
+/// An active message in the hands of its handler. Its bytes are gone when the handler returns.
+#[derive(Debug)]
+pub struct Incoming<'a> {
+    from: usize,
+    header: &'a [u8],
+    payload: &'a [u8],
+    most: usize,
+    outbox: &'a mut Outbox,
+}
+
+impl Incoming<'_> {
+    /// Who sent it.
+    pub fn from(&self) -> usize {
+        self.from
+    }
+
+    /// Its header.
+    pub fn header(&self) -> &[u8] {
+        self.header
+    }
+
+    /// Its payload.
+    pub fn payload(&self) -> &[u8] {
+        self.payload
+    }
+
+    /// Sends an active message back. It leaves after the handler has returned, in the order of the replies, before what is
+    /// sent from outside; both parts are copied. A reply to a sender that is gone is dropped.
+    ///
+    /// # Errors
+    /// [`Error::Replies`] when too many wait to leave: send it later, from outside a handler. [`Error::TooLong`].
+    pub fn reply(&mut self, handler: u16, header: &[u8], payload: &[u8]) -> Result<(), Error> {
+        let len = header.len() + payload.len();
+        if len > self.most {
+            return Err(Error::TooLong { len, most: self.most });
+        }
+        if self.outbox.waiting.len() + self.outbox.leaving.len() >= REPLIES {
+            return Err(Error::Replies { most: REPLIES });
+        }
+        let bytes: Box<[u8]> = [header, payload].concat().into();
+        self.outbox.waiting.push_back(Reply { to: self.from, handler, header_bytes: header.len(), bytes });
+        Ok(())
+    }
+}
+
+/// A reply that no engine has been given yet.
+#[derive(Debug)]
+struct Reply {
+    to: usize,
+    handler: u16,
+    header_bytes: usize,
+    bytes: Box<[u8]>,
+}
+
+/// What handlers have answered.
+#[derive(Debug, Default)]
+struct Outbox {
+    waiting: VecDeque<Reply>,
+    /// Given to the engine, which uses the bytes until the request is complete.
+    leaving: VecDeque<(RequestId, Box<[u8]>)>,
+}
+
+/// Finds the handler of a message and calls it.
+pub(super) struct Dispatch {
+    handlers: Vec<Option<Handler>>,
+    room: Vec<u8>,
+    most: usize,
+    outbox: Outbox,
+}
+
+impl Dispatch {
+    /// For packets of so many bytes.
+    pub(super) fn new(most: usize) -> Self {
+        Self { handlers: Vec::new(), room: Vec::new(), most, outbox: Outbox::default() }
+    }
+
+    pub(super) fn has_replies(&self) -> bool {
+        !self.outbox.waiting.is_empty() || !self.outbox.leaving.is_empty()
+    }
+}
+
+impl std::fmt::Debug for Dispatch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let handlers = self.handlers.iter().flatten().count();
+        f.debug_struct("Dispatch").field("handlers", &handlers).finish_non_exhaustive()
+    }
+}
+
+impl Handlers for Dispatch {
+    fn room(&mut self, message: &ActiveMessage) -> Option<&mut [u8]> {
+        self.handlers.get(usize::from(message.handler))?.as_ref()?;
+        if self.room.len() < message.len {
+            self.room.resize(message.len.max(self.most), 0);
+        }
+        Some(&mut self.room)
+    }
+
+    fn run(&mut self, message: &ActiveMessage) {
+        let Self { handlers, room, most, outbox } = self;
+        let Some(Some(handler)) = handlers.get_mut(usize::from(message.handler)) else { return };
+        let (header, payload) = room[..message.len].split_at(message.header_bytes);
+        handler(&mut Incoming { from: message.from as usize, header, payload, most: *most, outbox });
+    }
+}
+
+impl Endpoint {
+    /// Has a handler called for each active message with this number, from now on and in the place of any before. It runs
+    /// within whatever call of this endpoint makes progress, in the order in which one sender's messages were sent; it
+    /// can't use the endpoint, but reply. Messages for a number without handler are dropped and counted.
+    pub fn set_handler(&mut self, number: u16, handler: impl FnMut(&mut Incoming<'_>) + Send + 'static) {
+        let handlers = &mut self.engine.handlers_mut().handlers;
+        let at = usize::from(number);
+        if handlers.len() <= at {
+            handlers.resize_with(at + 1, || None);
+        }
+        handlers[at] = Some(Box::new(handler));
+    }
+
+    /// Takes a handler away. False when there was none.
+    pub fn remove_handler(&mut self, number: u16) -> bool {
+        let handlers = &mut self.engine.handlers_mut().handlers;
+        handlers.get_mut(usize::from(number)).and_then(Option::take).is_some()
+    }
+
+    /// Active messages that were dropped, as no handler had their number.
+    pub fn unhandled_messages(&self) -> u64 {
+        self.engine.unhandled()
+    }
+
+    /// The most bytes of an active message, header and payload together.
+    pub fn active_bytes(&self) -> usize {
+        self.engine.active_bytes()
+    }
+
+    /// Sends an active message and waits until it has left both buffers.
+    ///
+    /// # Errors
+    /// See [`Error`]. [`Error::TooLong`] beyond [`Endpoint::active_bytes`]: send the payload as a tagged message, or put
+    /// it.
+    pub fn send_active(
+        &mut self,
+        to: usize,
+        handler: u16,
+        header: &[u8],
+        payload: &[u8],
+    ) -> Result<(), Error> {
+        // SAFETY: both are borrowed until this returns, and `finish` returns only when the engine has done with them.
+        let request = unsafe { self.isend_active(to, handler, header, payload) }?;
+        self.finish(request).map(drop)
+    }
+
+    /// Starts an active message; [`Endpoint::test`] or [`Endpoint::wait`] completes it, when it has left both buffers.
+    /// For runtimes; see [`Endpoint::scope`] for a safe way.
+    ///
+    /// # Errors
+    /// See [`Error`]; nothing was sent.
+    ///
+    /// # Safety
+    /// The bytes of both pointers, which may be those of slices that do not live as long, stay readable and unchanged
+    /// until the request is complete or the endpoint is dropped.
+    #[inline]
+    pub unsafe fn isend_active(
+        &mut self,
+        to: usize,
+        handler: u16,
+        header: *const [u8],
+        payload: *const [u8],
+    ) -> Result<Request, Error> {
+        if !self.engine.handlers_mut().outbox.waiting.is_empty() {
+            self.send_replies();
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.start_active(to, handler, header, payload) }
+    }
+
+    /// # Safety
+    /// As [`Endpoint::isend_active`].
+    #[inline]
+    unsafe fn start_active(
+        &mut self,
+        to: usize,
+        handler: u16,
+        header: *const [u8],
+        payload: *const [u8],
+    ) -> Result<Request, Error> {
+        let to = u32::try_from(to).unwrap_or(u32::MAX);
+        // SAFETY: the caller's promise.
+        let header = unsafe { SendBuf::from_raw(header.cast(), header.len()) };
+        // SAFETY: the caller's promise.
+        let payload = unsafe { SendBuf::from_raw(payload.cast(), payload.len()) };
+        loop {
+            match self.engine.send_active(to, handler, header, payload) {
+                Ok(id) => return Ok(Request(id)),
+                Err(error) => self.make_room(error)?,
+            }
+        }
+    }
+
+    /// Sends what handlers have answered, and forgets what has left.
+    #[cold]
+    pub(super) fn send_replies(&mut self) {
+        while let Some((id, _)) = self.engine.handlers_mut().outbox.leaving.front() {
+            let id = *id;
+            // What came of it, nobody asks.
+            if self.engine.test(id).is_none() {
+                break;
+            }
+            self.engine.handlers_mut().outbox.leaving.pop_front();
+        }
+        while let Some(reply) = self.engine.handlers_mut().outbox.waiting.pop_front() {
+            let (header, payload) = reply.bytes.split_at(reply.header_bytes);
+            let (header, payload): (*const [u8], *const [u8]) = (header, payload);
+            // SAFETY: the bytes are on the heap, and kept below until the request is complete; the endpoint drops them
+            // after the engine.
+            match unsafe { self.start_active(reply.to, reply.handler, header, payload) } {
+                Ok(request) if request.is_complete() => {}
+                Ok(Request(id)) => self.engine.handlers_mut().outbox.leaving.push_back((id, reply.bytes)),
+                Err(Error::Requests { .. }) => {
+                    self.engine.handlers_mut().outbox.waiting.push_front(reply);
+                    return;
+                }
+                // The sender is gone.
+                Err(_) => {}
+            }
+        }
+    }
+}

@@ -1,0 +1,258 @@
+//! The direct path: regions that a peer has allocated are mapped here on first use, and put, get and atomic operations then
+//! need nothing of the peer.
+//!
+//! Operations keep their order although there are two paths: what was not flushed when a fence was asked for goes on through
+//! packets until it is, and all else to that peer with it.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+
+use nemesia_core::engine::StartError;
+use nemesia_core::engine::rma::{Access, Datatype, Reduction, Target, combine};
+use nemesia_core::shared::layout::Extent;
+use nemesia_core::shared::window::Window;
+use nemesia_core::wire::rma::SHARED_BYTES;
+
+use super::Endpoint;
+use super::rma::RemoteKey;
+use crate::error::Error;
+use crate::os::borrow::open_foreign;
+use crate::os::{self, AttachLimits, Segment, SegmentBacking};
+
+/// Slack in a segment's size: it may be rounded up to huge pages.
+const ROUNDING: usize = 1 << 30;
+
+/// How operations on a region travel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Path {
+    /// The region is this process's own.
+    Own,
+    /// It is mapped here: its owner need not make progress.
+    Direct,
+    /// In packets, which its owner executes when it makes progress.
+    Packets {
+        /// Why it is not mapped.
+        why: String,
+    },
+}
+
+/// A region of a peer, mapped; the window points into the segment, so it is dropped first.
+#[derive(Debug)]
+struct Mapped {
+    window: Window<'static>,
+    _segment: Segment,
+}
+
+/// Whose, which, and under which key.
+type Name = (u32, u32, u64);
+
+/// The regions of peers that were used, and how.
+#[derive(Debug, Default)]
+pub(super) struct Direct {
+    known: HashMap<Name, Result<Mapped, String>, BuildHasherDefault<Fold>>,
+    /// Peers for which a fence was asked for before all was flushed.
+    barred: Vec<u32>,
+}
+
+/// Keys are random already.
+#[derive(Debug, Default)]
+struct Fold(u64);
+
+impl Hasher for Fold {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.write_u64((*byte).into()));
+    }
+
+    fn write_u32(&mut self, number: u32) {
+        self.write_u64(number.into());
+    }
+
+    fn write_u64(&mut self, number: u64) {
+        self.0 = (self.0.rotate_left(5) ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+}
+
+impl Direct {
+    /// What a fence means for two paths: until all is flushed, everything takes the one on which something is under way.
+    pub(super) fn bar(&mut self, peer: u32) {
+        if !self.barred.contains(&peer) {
+            self.barred.push(peer);
+        }
+    }
+
+    /// A peer is gone: its regions are unmapped.
+    pub(super) fn forget(&mut self, peer: u32) {
+        self.known.retain(|name, _| name.0 != peer);
+    }
+}
+
+impl Endpoint {
+    /// How operations on a region travel, and why if its owner has to take part.
+    pub fn path(&mut self, key: &RemoteKey) -> Path {
+        if key.rank() == self.rank() {
+            return Path::Own;
+        }
+        match self.window(key) {
+            Ok(_) => Path::Direct,
+            Err(why) => Path::Packets { why },
+        }
+    }
+
+    /// The window of a region that can be used directly now, when what is asked for is in order.
+    fn window_for(
+        &mut self,
+        key: &RemoteKey,
+        (offset, len): (u64, usize),
+        wanted: Access,
+        atomic: Option<(Datatype, Reduction)>,
+    ) -> Result<Option<&Window<'static>>, Error> {
+        if key.0.share == 0 || key.0.rank == self.engine.rank() {
+            return Ok(None);
+        }
+        let target = Target { key: &key.0, offset };
+        if let Err(error) = self.engine.check_remote(&target, len, wanted, atomic) {
+            self.make_remote_room(key, error)?;
+        }
+        if !self.direct.barred.is_empty() && self.is_barred(key.0.rank) {
+            return Ok(None);
+        }
+        Ok(self.window(key).ok())
+    }
+
+    #[cold]
+    fn is_barred(&mut self, peer: u32) -> bool {
+        let engine = &self.engine;
+        self.direct.barred.retain(|barred| engine.is_unflushed(*barred));
+        self.direct.barred.contains(&peer)
+    }
+
+    /// The window of a region, mapped now if it was not; or why there is none.
+    #[inline]
+    fn window(&mut self, key: &RemoteKey) -> Result<&Window<'static>, String> {
+        let name = (key.0.rank, key.0.region, key.0.key);
+        if !matches!(self.direct.known.get(&name), Some(Ok(mapped)) if mapped.window.is_open(key.0.key)) {
+            self.find_window(key, name)?;
+        }
+        match self.direct.known.get(&name) {
+            Some(Ok(mapped)) => Ok(&mapped.window),
+            Some(Err(why)) => Err(why.clone()),
+            None => Err("it was concealed".into()),
+        }
+    }
+
+    #[cold]
+    fn find_window(&mut self, key: &RemoteKey, name: Name) -> Result<(), String> {
+        if let Some(Err(why)) = self.direct.known.get(&name) {
+            return Err(why.clone());
+        }
+        // Concealed: its memory is nobody's, and its owner refuses what comes in packets.
+        if self.direct.known.remove(&name).is_some() {
+            return Err("it was concealed".into());
+        }
+        let mapped = self.map(key);
+        if let Ok(mapped) = &mapped
+            && !mapped.window.is_open(key.0.key)
+        {
+            return Err("it was concealed, or the key is not its key".into());
+        }
+        self.direct.known.insert(name, mapped);
+        Ok(())
+    }
+
+    fn map(&self, key: &RemoteKey) -> Result<Mapped, String> {
+        let Some(descriptor) = key.0.share.checked_sub(1) else {
+            return Err("its owner has not allocated it with nemesia".into());
+        };
+        let pid = self.waiter.pid(key.rank()).ok_or("its owner's process can't be named from here")?;
+        let writable = key.0.access != Access::Read;
+        let access = if writable { os::Access::ReadWrite } else { os::Access::ReadOnly };
+        let len = usize::try_from(key.0.len).ok().filter(|len| *len <= isize::MAX as usize / 2);
+        let len = len.ok_or("it is longer than memory can be")?;
+        let allow_unsealed = self.config.segments.backing == SegmentBacking::DevShm;
+        let lengths = SHARED_BYTES + len..=SHARED_BYTES + len + ROUNDING;
+        let segment = open_foreign(pid, descriptor, access)
+            .and_then(|fd| Segment::attach(fd, access, AttachLimits { lengths, allow_unsealed }))
+            .map_err(|error| error.to_string())?;
+        let window = window_of(&segment, len, writable).map_err(|error| error.to_string())?;
+        Ok(Mapped { window, _segment: segment })
+    }
+
+    /// A put by the direct path. False when it has to take the other.
+    #[inline]
+    pub(super) fn put_directly(&mut self, key: &RemoteKey, offset: u64, bytes: &[u8]) -> Result<bool, Error> {
+        let window = self.window_for(key, (offset, bytes.len()), Access::Write, None)?;
+        Ok(window.is_some_and(|window| window.put(offset, bytes)))
+    }
+
+    /// A get by the direct path. False when it has to take the other.
+    #[inline]
+    pub(super) fn get_directly(
+        &mut self,
+        key: &RemoteKey,
+        offset: u64,
+        buf: &mut [u8],
+    ) -> Result<bool, Error> {
+        let window = self.window_for(key, (offset, buf.len()), Access::Read, None)?;
+        Ok(window.is_some_and(|window| window.get(offset, buf)))
+    }
+
+    /// An accumulate by the direct path. False when it has to take the other; then nothing is done.
+    pub(super) fn accumulate_directly(
+        &mut self,
+        key: &RemoteKey,
+        offset: u64,
+        (datatype, reduction): (Datatype, Reduction),
+        operands: &[u8],
+    ) -> Result<bool, Error> {
+        let (len, atomic) = (datatype.bytes(), Some((datatype, reduction)));
+        let window = self.window_for(key, (offset, operands.len()), Access::ReadWrite, atomic)?;
+        // The owner says why what is not aligned is refused.
+        let Some(window) = window.filter(|_| offset.is_multiple_of(len as u64)) else { return Ok(false) };
+        for (operand, at) in operands.chunks_exact(len).zip((offset..).step_by(len)) {
+            let mut word = [0; 8];
+            word[..len].copy_from_slice(operand);
+            let operand = u64::from_le_bytes(word);
+            window.update(at, len, |old| combine(datatype, reduction, old, operand));
+        }
+        Ok(true)
+    }
+
+    /// An atomic operation on one value by the direct path: what it was. `None` when it has to take the other.
+    #[inline]
+    pub(super) fn change_directly(
+        &mut self,
+        key: &RemoteKey,
+        offset: u64,
+        (datatype, reduction): (Datatype, Reduction),
+        change: impl Fn(u64) -> u64,
+    ) -> Result<Option<u64>, Error> {
+        let (len, atomic) = (datatype.bytes(), Some((datatype, reduction)));
+        let window = self.window_for(key, (offset, len), Access::ReadWrite, atomic)?;
+        Ok(window.and_then(|window| window.update(offset, len, change)))
+    }
+
+    /// As `make_room`, and names the region's owner.
+    #[cold]
+    pub(super) fn make_remote_room(&mut self, key: &RemoteKey, error: StartError) -> Result<(), Error> {
+        self.make_room(error).map_err(|error| match error {
+            Error::Refused { refusal, count, .. } => Error::Refused { rank: key.rank(), refusal, count },
+            other => other,
+        })
+    }
+}
+
+/// The region in a segment.
+pub(super) fn window_of(
+    segment: &Segment,
+    len: usize,
+    writable: bool,
+) -> Result<Window<'static>, nemesia_core::shared::layout::LayoutError> {
+    // SAFETY: the segment is mapped until it is dropped, which all callers do after the window.
+    let extent = unsafe { Extent::new(segment.as_ptr(), segment.len(), SHARED_BYTES + len) }?;
+    // SAFETY: as above; mapped for writing if the caller asked for that, and used by copies and atomics only.
+    unsafe { Window::new(&extent, len, writable) }
+}

@@ -1,0 +1,223 @@
+//! One-sided operations on borrowed buffers and typed values, safely: each waits until it is complete.
+
+use nemesia_core::engine::rma::{Datatype, Reduction};
+
+use super::rma::{Region, RemoteKey};
+use super::{Endpoint, Request};
+use crate::error::Error;
+
+/// Operations between two looks at what others want of us.
+const PROGRESS_EVERY: u32 = 16;
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+/// A type whose values atomic operations combine: `i32`, `i64`, `u32`, `u64`, `f32`, `f64`.
+pub trait Value: Copy + sealed::Sealed {
+    /// Which one it is.
+    const DATATYPE: Datatype;
+    /// The value as bits.
+    fn to_bits(self) -> u64;
+    /// The value of these bits; those beyond its size do not count.
+    fn from_bits(bits: u64) -> Self;
+}
+
+macro_rules! value {
+    ($type:ty, $datatype:ident, $to:expr, $from:expr) => {
+        impl sealed::Sealed for $type {}
+        impl Value for $type {
+            const DATATYPE: Datatype = Datatype::$datatype;
+
+            fn to_bits(self) -> u64 {
+                $to(self)
+            }
+
+            fn from_bits(bits: u64) -> Self {
+                $from(bits)
+            }
+        }
+    };
+}
+
+value!(i32, I32, |it: i32| u64::from(it.cast_unsigned()), |bits| (bits as u32).cast_signed());
+value!(u32, U32, u64::from, |bits| bits as u32);
+value!(i64, I64, i64::cast_unsigned, u64::cast_signed);
+value!(u64, U64, |it| it, |bits| bits);
+value!(f32, F32, |it: f32| u64::from(it.to_bits()), |bits| f32::from_bits(bits as u32));
+value!(f64, F64, f64::to_bits, f64::from_bits);
+
+impl Endpoint {
+    /// Writes bytes into a region of another process, from `offset`, and waits until they have left: they are there after
+    /// a flush.
+    ///
+    /// # Errors
+    /// See [`Error`]. [`Error::Refused`] if the key says that the target would; what only the target knows, a flush tells.
+    #[inline]
+    pub fn put(&mut self, key: &RemoteKey, offset: u64, bytes: &[u8]) -> Result<(), Error> {
+        self.put_bytes(key, offset, bytes, false)
+    }
+
+    /// As [`Endpoint::put`], and the region's notifications are counted up by one when the bytes are there.
+    ///
+    /// # Errors
+    /// As [`Endpoint::put`].
+    #[inline]
+    pub fn put_notify(&mut self, key: &RemoteKey, offset: u64, bytes: &[u8]) -> Result<(), Error> {
+        self.put_bytes(key, offset, bytes, true)
+    }
+
+    #[inline]
+    fn put_bytes(&mut self, key: &RemoteKey, offset: u64, bytes: &[u8], notify: bool) -> Result<(), Error> {
+        // SAFETY: the bytes are borrowed until this returns, and `finish` returns only when the engine has done with them.
+        let request = unsafe { self.iput(key, offset, bytes.as_ptr(), bytes.len(), notify) }?;
+        self.finish_at(request)
+    }
+
+    /// Reads bytes of a region of another process, from `offset`.
+    ///
+    /// # Errors
+    /// See [`Error`]. After one, what the buffer holds is unspecified.
+    #[inline]
+    pub fn get(&mut self, key: &RemoteKey, offset: u64, buf: &mut [u8]) -> Result<(), Error> {
+        // SAFETY: the buffer is borrowed until this returns, and `finish` returns only when the engine has done with it.
+        let request = unsafe { self.iget(key, offset, buf.as_mut_ptr(), buf.len()) }?;
+        self.finish_at(request)
+    }
+
+    /// Combines an array of operands into an array of values of another process, and waits until they have left: it is
+    /// done after a flush. Atomic for each value.
+    ///
+    /// # Errors
+    /// As [`Endpoint::put`].
+    pub fn accumulate<T: Value>(
+        &mut self,
+        key: &RemoteKey,
+        offset: u64,
+        reduction: Reduction,
+        operands: &[T],
+    ) -> Result<(), Error> {
+        let (base, len) = (operands.as_ptr().cast(), size_of_val(operands));
+        // SAFETY: as for a put; the values are numbers, which are bytes without gaps.
+        let request = unsafe { self.iaccumulate(key, offset, (T::DATATYPE, reduction), base, len) }?;
+        self.finish_at(request)
+    }
+
+    /// Combines an operand into one value of another process, atomically, and returns what it was.
+    ///
+    /// # Errors
+    /// See [`Error`].
+    #[inline]
+    pub fn fetch<T: Value>(
+        &mut self,
+        key: &RemoteKey,
+        offset: u64,
+        reduction: Reduction,
+        operand: T,
+    ) -> Result<T, Error> {
+        let mut old = [0; 8];
+        let (what, base) = ((T::DATATYPE, reduction), old.as_mut_ptr());
+        // SAFETY: the buffer is as long as any value, and `finish` returns only when the engine has done with it.
+        let request = unsafe { self.ifetch(key, offset, what, operand.to_bits(), base) }?;
+        self.finish_at(request)?;
+        Ok(T::from_bits(u64::from_le_bytes(old)))
+    }
+
+    /// Adds to one value of another process, atomically, and returns what it was; integers wrap.
+    ///
+    /// # Errors
+    /// See [`Error`].
+    #[inline]
+    pub fn fetch_add<T: Value>(&mut self, key: &RemoteKey, offset: u64, operand: T) -> Result<T, Error> {
+        self.fetch(key, offset, Reduction::Sum, operand)
+    }
+
+    /// Replaces one value of another process, atomically, and returns what it was.
+    ///
+    /// # Errors
+    /// See [`Error`].
+    #[inline]
+    pub fn swap<T: Value>(&mut self, key: &RemoteKey, offset: u64, value: T) -> Result<T, Error> {
+        self.fetch(key, offset, Reduction::Replace, value)
+    }
+
+    /// Replaces one value of another process by `value` if its bits are those of `expected`, atomically, and returns what
+    /// it was.
+    ///
+    /// # Errors
+    /// See [`Error`].
+    #[inline]
+    pub fn compare_swap<T: Value>(
+        &mut self,
+        key: &RemoteKey,
+        offset: u64,
+        expected: T,
+        value: T,
+    ) -> Result<T, Error> {
+        let mut old = [0; 8];
+        let (bits, base) = ([expected.to_bits(), value.to_bits()], old.as_mut_ptr());
+        // SAFETY: as for a fetch.
+        let request = unsafe { self.icompare_swap(key, offset, T::DATATYPE, bits, base) }?;
+        self.finish_at(request)?;
+        Ok(T::from_bits(u64::from_le_bytes(old)))
+    }
+
+    /// Waits until all operations on a rank's regions are done there.
+    ///
+    /// # Errors
+    /// See [`Error`]. [`Error::Refused`] if puts or accumulates were refused since the last flush: how many, and why the
+    /// first.
+    pub fn flush(&mut self, rank: usize) -> Result<(), Error> {
+        let request = self.iflush(rank)?;
+        self.finish_quickly(request)
+    }
+
+    /// As [`Endpoint::flush`], of every rank on whose regions there were operations. All are waited for.
+    ///
+    /// # Errors
+    /// The first that a flush met with.
+    pub fn flush_all(&mut self) -> Result<(), Error> {
+        let mut open = Vec::new();
+        let mut result = Ok(());
+        for rank in 0..self.size() {
+            if self.engine.is_unflushed(rank as u32) {
+                match self.iflush(rank) {
+                    Ok(request) => open.push(request),
+                    Err(error) => result = result.and(Err(error)),
+                }
+            }
+        }
+        for request in open {
+            result = result.and(self.finish_quickly(request));
+        }
+        result
+    }
+
+    /// Waits until a region of ours has had so many notifications, counted since it was exposed.
+    ///
+    /// # Errors
+    /// See [`Error`]; like a receive from any source it fails when a peer dies.
+    pub fn wait_notified(&mut self, region: Region, count: u64) -> Result<(), Error> {
+        let request = self.inotified(region, count)?;
+        self.finish(request).map(drop)
+    }
+
+    /// Waits for an operation. One that is complete at once may be repeated until somebody else has done something, let go
+    /// of a lock for instance, and that may need us: now and then there is progress all the same.
+    #[inline]
+    fn finish_at(&mut self, request: Request) -> Result<(), Error> {
+        self.operations = self.operations.wrapping_add(1);
+        if self.operations.is_multiple_of(PROGRESS_EVERY) {
+            self.progress();
+        }
+        self.finish_quickly(request)
+    }
+
+    #[inline]
+    fn finish_quickly(&mut self, request: Request) -> Result<(), Error> {
+        if request.is_complete() {
+            return Ok(());
+        }
+        self.finish(request).map(drop)
+    }
+}

@@ -1,0 +1,426 @@
+//! One-sided operations: regions, keys, and operations for runtimes. The safe ones are in `one_sided.rs`.
+
+use std::os::fd::AsRawFd;
+
+use nemesia_core::engine::RequestId;
+use nemesia_core::engine::rma::{self, RegionId, Target};
+use nemesia_core::payload::{Exposed, RecvBuf, SendBuf};
+use nemesia_core::shared::window::Window;
+use nemesia_core::slab::Slot;
+use nemesia_core::wire::rma::SHARED_BYTES;
+
+pub use nemesia_core::engine::rma::{Access, Datatype, Reduction, Refusal};
+
+use super::direct::window_of;
+use super::{Endpoint, Request};
+use crate::error::Error;
+use crate::os::{Segment, random};
+
+/// Bytes of a [`RemoteKey`].
+pub const KEY_BYTES: usize = nemesia_core::wire::rma::KEY_BYTES;
+/// Most regions of an endpoint.
+const MOST_REGIONS: usize = 1 << 20;
+
+/// Memory of this process that its peers may use, by value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Region(RegionId);
+
+impl Region {
+    /// As one number, for C.
+    pub const fn to_bits(self) -> u64 {
+        self.0.to_bits()
+    }
+
+    /// The inverse of [`Region::to_bits`]. Any number is safe: one that names no region gives [`Error::Region`].
+    pub const fn from_bits(bits: u64) -> Self {
+        Self(RegionId::from_bits(bits))
+    }
+}
+
+/// What a process needs to use a region of another. Plain bytes that travel by any means, a message for instance.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RemoteKey(pub(super) rma::RemoteKey);
+
+impl RemoteKey {
+    /// As bytes.
+    pub fn to_bytes(&self) -> [u8; KEY_BYTES] {
+        self.0.to_bytes()
+    }
+
+    /// The inverse of [`RemoteKey::to_bytes`]; `None` for bytes that are none of this version. A key that was tampered with
+    /// is refused by the region's owner.
+    pub fn from_bytes(bytes: &[u8; KEY_BYTES]) -> Option<Self> {
+        rma::RemoteKey::from_bytes(bytes).map(Self)
+    }
+
+    /// Whose region it is.
+    pub fn rank(&self) -> usize {
+        self.0.rank as usize
+    }
+
+    /// Bytes of the region.
+    pub fn len(&self) -> u64 {
+        self.0.len
+    }
+
+    /// Whether the region is empty.
+    pub fn is_empty(&self) -> bool {
+        self.0.len == 0
+    }
+}
+
+/// Memory that the endpoint has allocated, and the region that it is. The window points into the segment, so it is dropped
+/// first.
+#[derive(Debug)]
+pub(super) struct Allocation {
+    region: Region,
+    window: Window<'static>,
+    segment: Segment,
+    len: usize,
+}
+
+impl Endpoint {
+    /// Lets peers use `len` bytes at `base`, until [`Endpoint::conceal`] or the endpoint is dropped. The key that opens
+    /// them is new each time.
+    ///
+    /// # Errors
+    /// See [`Error`]; nothing is exposed.
+    ///
+    /// # Safety
+    /// Until then: the bytes are initialised and readable, and writable if `access` lets peers write; no reference to them
+    /// is alive while a function of this endpoint runs; other threads use them meanwhile only by atomic operations.
+    pub unsafe fn expose(&mut self, base: *mut u8, len: usize, access: Access) -> Result<Region, Error> {
+        let key = u64::from_le_bytes(random()?);
+        self.make_region_room()?;
+        // SAFETY: the caller's promise.
+        let memory = unsafe { Exposed::from_raw(base, len) };
+        self.engine.expose(memory, access, key).map(Region).ok_or(Error::Regions { most: MOST_REGIONS })
+    }
+
+    fn make_region_room(&mut self) -> Result<(), Error> {
+        let (capacity, used) = self.engine.region_count();
+        if used == capacity && capacity < MOST_REGIONS {
+            self.engine.regions_mut().resize_with((2 * capacity).max(8), Slot::default);
+        }
+        Ok(())
+    }
+
+    /// Allocates zeroed memory that peers may use, until [`Endpoint::conceal`]. Peers of this machine map it, where the
+    /// kernel lets them and keeps `access` in force ([`Endpoint::path`]), and use it without this process's taking part. It
+    /// is used here by
+    /// [`Endpoint::read_region`] and [`Endpoint::write_region`], or through its address.
+    ///
+    /// # Errors
+    /// What the operating system says; nothing is exposed.
+    pub fn allocate(&mut self, len: usize, access: Access) -> Result<Region, Error> {
+        let bytes = len.checked_add(SHARED_BYTES).ok_or(Error::Regions { most: MOST_REGIONS })?;
+        let segment = Segment::create("nemesia-region", bytes, &self.config.segments)?;
+        if access == Access::Read {
+            // Where it can't be had, the region is used in packets.
+            segment.seal_against_foreign_writes()?;
+        } else {
+            segment.seal_seals()?;
+        }
+        let window = window_of(&segment, len, true)?;
+        let key = u64::from_le_bytes(random()?);
+        self.make_region_room()?;
+        // SAFETY: in the mapping, behind its first page.
+        let base = unsafe { segment.as_ptr().add(SHARED_BYTES) };
+        // SAFETY: mapped readable and writable, and kept until the region is concealed or the engine is gone; references
+        // to it are made by nobody.
+        let memory = unsafe { Exposed::from_shared(base.as_ptr(), len) };
+        let region = self.engine.expose(memory, access, key).map(Region);
+        let region = region.ok_or(Error::Regions { most: MOST_REGIONS })?;
+        window.set_key(key);
+        self.allocations.push(Allocation { region, window, segment, len });
+        Ok(region)
+    }
+
+    fn allocation(&self, region: Region) -> Option<&Allocation> {
+        self.allocations.iter().find(|allocation| allocation.region == region)
+    }
+
+    /// Takes a region back: operations on it are refused from now on. Memory that was allocated is freed.
+    ///
+    /// # Errors
+    /// [`Error::Region`].
+    pub fn conceal(&mut self, region: Region) -> Result<(), Error> {
+        if !self.engine.conceal(region.0) {
+            return Err(Error::Region);
+        }
+        if let Some(at) = self.allocations.iter().position(|allocation| allocation.region == region) {
+            // Those who have mapped it see that, and ask us.
+            self.allocations.swap_remove(at).window.set_key(0);
+        }
+        Ok(())
+    }
+
+    /// What others need to use a region.
+    ///
+    /// # Errors
+    /// [`Error::Region`].
+    pub fn remote_key(&mut self, region: Region) -> Result<RemoteKey, Error> {
+        let mut key = self.engine.remote_key(region.0).ok_or(Error::Region)?;
+        if let Some(Allocation { segment, .. }) = self.allocation(region) {
+            // Only what the kernel keeps in force is shared: a forged key must not give more.
+            let kept = match key.access {
+                Access::ReadWrite => true,
+                Access::Read => segment.write_sealed(),
+                Access::Write => false,
+            };
+            let number = segment.fd().filter(|_| kept).map(|fd| fd.as_raw_fd().cast_unsigned());
+            key.share = number.map_or(0, |number| number + 1);
+        }
+        Ok(RemoteKey(key))
+    }
+
+    /// Address and length of memory that was allocated; valid until the region is concealed or the endpoint is dropped.
+    /// What is promised to [`Endpoint::expose`] holds for who uses it.
+    pub fn region_memory(&self, region: Region) -> Option<(*mut u8, usize)> {
+        let found = self.allocation(region)?;
+        Some((found.segment.as_ptr().as_ptr().wrapping_add(SHARED_BYTES), found.len))
+    }
+
+    /// Copies bytes out of a region, from `at`.
+    ///
+    /// # Errors
+    /// [`Error::Region`], or [`Error::Refused`] when they are not all in it.
+    pub fn read_region(&mut self, region: Region, at: usize, to: &mut [u8]) -> Result<(), Error> {
+        let rank = self.rank();
+        let memory = self.engine.region_memory(region.0).ok_or(Error::Region)?;
+        let bounds = Error::Refused { rank, refusal: Refusal::Bounds, count: 1 };
+        memory.read(at, to).then_some(()).ok_or(bounds)
+    }
+
+    /// Copies bytes into a region that was allocated, or into which peers may put, from `at`.
+    ///
+    /// # Errors
+    /// [`Error::Region`], or [`Error::Refused`] when they do not all fit, or the memory may be read-only.
+    pub fn write_region(&mut self, region: Region, at: usize, from: &[u8]) -> Result<(), Error> {
+        let rank = self.rank();
+        let refused = |refusal| Error::Refused { rank, refusal, count: 1 };
+        let writable = self.remote_key(region)?.0.access.allows(Access::Write);
+        if !writable && self.allocation(region).is_none() {
+            return Err(refused(Refusal::Access));
+        }
+        let memory = self.engine.region_memory(region.0).ok_or(Error::Region)?;
+        memory.write(at, from).then_some(()).ok_or(refused(Refusal::Bounds))
+    }
+
+    /// Puts with notification that are done in a region, since it was exposed.
+    ///
+    /// # Errors
+    /// [`Error::Region`].
+    pub fn notifications(&mut self, region: Region) -> Result<u64, Error> {
+        self.engine.notifications(region.0).ok_or(Error::Region)
+    }
+
+    /// Starts waiting until a region has had so many notifications, counted since it was exposed. Like a receive from any
+    /// source it fails when a peer dies, and can be cancelled.
+    ///
+    /// # Errors
+    /// See [`Error`].
+    pub fn inotified(&mut self, region: Region, count: u64) -> Result<Request, Error> {
+        loop {
+            match self.engine.await_notifications(region.0, count) {
+                Ok(id) => return Ok(Request(id)),
+                Err(error) => self.make_room(error)?,
+            }
+        }
+    }
+
+    /// Starts a put of `len` bytes at `base`; complete when they have left. The region's notifications are counted up by
+    /// one when they are there, if `notify`.
+    ///
+    /// # Errors
+    /// See [`Error`]; nothing was sent. [`Error::Refused`] if the key says that the target would.
+    ///
+    /// # Safety
+    /// The bytes stay readable and unchanged until the request is complete or the endpoint is dropped.
+    #[inline]
+    pub unsafe fn iput(
+        &mut self,
+        key: &RemoteKey,
+        offset: u64,
+        base: *const u8,
+        len: usize,
+        notify: bool,
+    ) -> Result<Request, Error> {
+        // SAFETY: the caller's promise.
+        let mut buf = unsafe { SendBuf::from_raw(base, len) };
+        if self.put_directly(key, offset, buf.part(0, len))? {
+            if !notify {
+                return Ok(Request(RequestId::SENT));
+            }
+            // The bytes are there before the packet that tells of them.
+            // SAFETY: there are none.
+            buf = unsafe { SendBuf::from_raw(base, 0) };
+        }
+        loop {
+            match self.engine.put(&Target { key: &key.0, offset }, buf, notify) {
+                Ok(id) => return Ok(Request(id)),
+                Err(error) => self.make_remote_room(key, error)?,
+            }
+        }
+    }
+
+    /// Starts a get of `len` bytes into `base`; complete when they are here.
+    ///
+    /// # Errors
+    /// As [`Endpoint::iput`].
+    ///
+    /// # Safety
+    /// The bytes are initialised, and no reference to them is used until the request is complete or the endpoint is
+    /// dropped.
+    #[inline]
+    pub unsafe fn iget(
+        &mut self,
+        key: &RemoteKey,
+        offset: u64,
+        base: *mut u8,
+        len: usize,
+    ) -> Result<Request, Error> {
+        // SAFETY: the caller's promise.
+        let mut buf = unsafe { RecvBuf::from_raw(base, len) };
+        if self.get_directly(key, offset, buf.part(0, len))? {
+            return Ok(Request(RequestId::SENT));
+        }
+        loop {
+            match self.engine.get(&Target { key: &key.0, offset }, &mut buf) {
+                Ok(id) => return Ok(Request(id)),
+                Err(error) => self.make_remote_room(key, error)?,
+            }
+        }
+    }
+
+    /// Starts combining `len` bytes of operands at `base` into values; atomic for each, complete when they have left.
+    ///
+    /// # Errors
+    /// As [`Endpoint::iput`].
+    ///
+    /// # Safety
+    /// As [`Endpoint::iput`].
+    pub unsafe fn iaccumulate(
+        &mut self,
+        key: &RemoteKey,
+        offset: u64,
+        (datatype, reduction): (Datatype, Reduction),
+        base: *const u8,
+        len: usize,
+    ) -> Result<Request, Error> {
+        // SAFETY: the caller's promise.
+        let buf = unsafe { SendBuf::from_raw(base, len) };
+        if self.accumulate_directly(key, offset, (datatype, reduction), buf.part(0, len))? {
+            return Ok(Request(RequestId::SENT));
+        }
+        loop {
+            match self.engine.accumulate(&Target { key: &key.0, offset }, datatype, reduction, buf) {
+                Ok(id) => return Ok(Request(id)),
+                Err(error) => self.make_remote_room(key, error)?,
+            }
+        }
+    }
+
+    /// Starts combining an operand, given as bits, into one value; complete when what it was is at `old`, in the bytes of
+    /// its type.
+    ///
+    /// # Errors
+    /// As [`Endpoint::iput`].
+    ///
+    /// # Safety
+    /// As [`Endpoint::iget`], for the bytes of the type at `old`.
+    pub unsafe fn ifetch(
+        &mut self,
+        key: &RemoteKey,
+        offset: u64,
+        (datatype, reduction): (Datatype, Reduction),
+        operand: u64,
+        old: *mut u8,
+    ) -> Result<Request, Error> {
+        // SAFETY: the caller's promise.
+        let mut old = unsafe { RecvBuf::from_raw(old, datatype.bytes()) };
+        let change = |value| rma::combine(datatype, reduction, value, operand);
+        if let Some(value) = self.change_directly(key, offset, (datatype, reduction), change)? {
+            return Ok(returned(&mut old, value));
+        }
+        loop {
+            match self.engine.fetch(&Target { key: &key.0, offset }, datatype, reduction, operand, &mut old) {
+                Ok(id) => return Ok(Request(id)),
+                Err(error) => self.make_remote_room(key, error)?,
+            }
+        }
+    }
+
+    /// Starts replacing one value by `value` if its bits are those of `expected`; complete when what it was is at `old`, in
+    /// the bytes of its type.
+    ///
+    /// # Errors
+    /// As [`Endpoint::iput`].
+    ///
+    /// # Safety
+    /// As [`Endpoint::iget`], for the bytes of the type at `old`.
+    pub unsafe fn icompare_swap(
+        &mut self,
+        key: &RemoteKey,
+        offset: u64,
+        datatype: Datatype,
+        [expected, value]: [u64; 2],
+        old: *mut u8,
+    ) -> Result<Request, Error> {
+        // SAFETY: the caller's promise.
+        let mut old = unsafe { RecvBuf::from_raw(old, datatype.bytes()) };
+        let low = u64::MAX >> (64 - 8 * datatype.bytes());
+        let change = |old| if old == expected & low { value & low } else { old };
+        if let Some(value) = self.change_directly(key, offset, (datatype, Reduction::Replace), change)? {
+            return Ok(returned(&mut old, value));
+        }
+        loop {
+            let target = Target { key: &key.0, offset };
+            match self.engine.compare_swap(&target, datatype, expected, value, &mut old) {
+                Ok(id) => return Ok(Request(id)),
+                Err(error) => self.make_remote_room(key, error)?,
+            }
+        }
+    }
+
+    /// Starts a flush: complete when all operations on the rank's regions that were started before are done there. Fails
+    /// with [`Error::Refused`] if puts or accumulates were refused since the last flush.
+    ///
+    /// # Errors
+    /// See [`Error`].
+    pub fn iflush(&mut self, rank: usize) -> Result<Request, Error> {
+        let to = u32::try_from(rank).unwrap_or(u32::MAX);
+        loop {
+            match self.engine.flush(to) {
+                Ok(id) => return Ok(Request(id)),
+                Err(error) => self.make_room(error)?,
+            }
+        }
+    }
+
+    /// Operations on the rank's regions that are started later are executed there after all that were started before.
+    /// Without it that holds as well, but for a get, which may see what is written by what is started after it.
+    ///
+    /// # Errors
+    /// See [`Error`].
+    pub fn fence(&mut self, rank: usize) -> Result<(), Error> {
+        let to = u32::try_from(rank).unwrap_or(u32::MAX);
+        loop {
+            match self.engine.fence(to) {
+                Ok(()) => break,
+                Err(error) => self.make_room(error)?,
+            }
+        }
+        if self.engine.is_unflushed(to) {
+            self.direct.bar(to);
+        }
+        Ok(())
+    }
+}
+
+/// An operation that is complete, and what the value was.
+fn returned(old: &mut RecvBuf, value: u64) -> Request {
+    let len = old.len();
+    old.part(0, len).copy_from_slice(&value.to_le_bytes()[..len]);
+    Request(RequestId::SENT)
+}

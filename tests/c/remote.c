@@ -1,0 +1,204 @@
+/* Active messages and one-sided operations in C: `remote CASE`, started twice by the launcher. */
+#include "check.h"
+
+#include <string.h>
+
+enum { ASK = 1, ANSWER = 2, QUESTIONS = 500, LARGE = 300000 };
+static const int64_t FOR_EVER = -1;
+
+static nemesia_endpoint *endpoint;
+static int32_t rank;
+static int32_t peer;
+
+static void barrier(void) {
+    OK(nemesia_endpoint_send(endpoint, peer, 999, NULL, 0));
+    OK(nemesia_endpoint_recv(endpoint, peer, 999, 0, 0, NULL, NULL));
+}
+
+/* Tells the peer the key of a region, and learns its. */
+static nemesia_remote_key exchange(uint64_t region) {
+    nemesia_remote_key mine, its;
+    OK(nemesia_endpoint_remote_key(endpoint, region, &mine));
+    OK(nemesia_endpoint_send(endpoint, peer, 1, &mine, sizeof mine));
+    OK(nemesia_endpoint_recv(endpoint, peer, 1, 0, sizeof its, &its, NULL));
+    return its;
+}
+
+static void wait_for(uint64_t request) { OK(nemesia_endpoint_wait(endpoint, request, FOR_EVER, NULL)); }
+
+struct count {
+    int asked;
+    int answered;
+    int32_t used;
+};
+
+static void ask(void *context, int32_t from, const void *header, size_t header_len, const void *payload,
+                size_t len, nemesia_incoming *message) {
+    struct count *count = context;
+    int number;
+    CHECK(from == peer && header_len == sizeof number && len == 5 && memcmp(payload, "hello", 5) == 0);
+    memcpy(&number, header, sizeof number);
+    CHECK(number == count->asked++);
+    /* The endpoint is in the middle of something. */
+    count->used = nemesia_endpoint_send(endpoint, peer, 1, NULL, 0);
+    OK(nemesia_incoming_reply(message, ANSWER, header, header_len, NULL, 0));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_incoming_reply(message, ANSWER, NULL, 1, NULL, 0));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_incoming_reply(NULL, ANSWER, NULL, 0, NULL, 0));
+}
+
+static void answer(void *context, int32_t from, const void *header, size_t header_len, const void *payload,
+                   size_t len, nemesia_incoming *message) {
+    struct count *count = context;
+    int number;
+    CHECK(from == peer && header_len == sizeof number && payload != NULL && len == 0 && message != NULL);
+    memcpy(&number, header, sizeof number);
+    CHECK(number == count->answered++);
+}
+
+static void active(void) {
+    struct count count = {0, 0, NEMESIA_OK};
+    static char large[1 << 25];
+    uint64_t request = 99, unhandled = 99;
+    size_t most = 0;
+    int number;
+    OK(nemesia_endpoint_set_handler(endpoint, ASK, ask, &count));
+    OK(nemesia_endpoint_set_handler(endpoint, ANSWER, answer, &count));
+    barrier();
+    for (number = 0; number < QUESTIONS; number++) {
+        OK(nemesia_endpoint_send_active(endpoint, peer, ASK, &number, sizeof number, "hello", 5));
+    }
+    while (count.asked < QUESTIONS || count.answered < QUESTIONS) OK(nemesia_endpoint_progress(endpoint, NULL));
+    CHECK(count.used == NEMESIA_ERR_ARGUMENT);
+    OK(nemesia_endpoint_active_bytes(endpoint, &most));
+    CHECK(most >= 256 && most < sizeof large);
+    GIVES(NEMESIA_ERR_TOO_LONG,
+          nemesia_endpoint_isend_active(endpoint, peer, ASK, NULL, 0, large, most + 1, &request));
+    CHECK(request == 99);
+    barrier();
+    OK(nemesia_endpoint_set_handler(endpoint, ASK, NULL, NULL));
+    barrier();
+    OK(nemesia_endpoint_isend_active(endpoint, peer, ASK, "head", 4, large, most - 4, &request));
+    wait_for(request);
+    for (unhandled = 0; unhandled == 0;) {
+        OK(nemesia_endpoint_progress(endpoint, NULL));
+        OK(nemesia_endpoint_unhandled(endpoint, &unhandled));
+    }
+    CHECK(unhandled == 1);
+    GIVES(NEMESIA_ERR_RANK, nemesia_endpoint_send_active(endpoint, 2, ASK, NULL, 0, NULL, 0));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_send_active(endpoint, peer, ASK, NULL, 1, NULL, 0));
+}
+
+static void one_sided(void) {
+    static unsigned char sent[LARGE], received[LARGE];
+    uint64_t region, request, count = 99;
+    nemesia_remote_key key;
+    unsigned char *base = NULL;
+    void *memory = NULL;
+    double half = 0.5, sum = 0;
+    int64_t zero = 0, one = 1, old = -1;
+    int32_t path = 99;
+    size_t at;
+    OK(nemesia_endpoint_allocate(endpoint, LARGE + 16, NEMESIA_ACCESS_READ_WRITE, &memory, &region));
+    base = memory;
+    key = exchange(region);
+    OK(nemesia_endpoint_path(endpoint, &key, &path));
+    CHECK(path == NEMESIA_PATH_DIRECT || (path == NEMESIA_PATH_PACKETS && *nemesia_last_error_message() != 0));
+    for (at = 0; at < LARGE; at++) sent[at] = (unsigned char)(at * 7 + (size_t)rank);
+    OK(nemesia_endpoint_iput(endpoint, &key, 0, sent, LARGE, true, &request));
+    wait_for(request);
+    OK(nemesia_endpoint_inotified(endpoint, region, 1, &request));
+    wait_for(request);
+    OK(nemesia_endpoint_notifications(endpoint, region, &count));
+    CHECK(count == 1);
+    for (at = 0; at < LARGE; at++) CHECK(base[at] == (unsigned char)(at * 7 + (size_t)peer));
+    OK(nemesia_endpoint_iget(endpoint, &key, 0, LARGE, received, &request));
+    wait_for(request);
+    OK(nemesia_endpoint_flush(endpoint, NEMESIA_ALL_RANKS));
+    CHECK(memcmp(sent, received, LARGE) == 0);
+    OK(nemesia_endpoint_ifetch(endpoint, &key, LARGE, NEMESIA_TYPE_I64, NEMESIA_OP_SUM, &one, &old, &request));
+    wait_for(request);
+    CHECK(old == 0);
+    OK(nemesia_endpoint_icompare_swap(endpoint, &key, LARGE, NEMESIA_TYPE_I64, &one, &zero, &old, &request));
+    wait_for(request);
+    CHECK(old == 1);
+    OK(nemesia_endpoint_ifetch(endpoint, &key, LARGE, NEMESIA_TYPE_I64, NEMESIA_OP_NOTHING, &one, &old, &request));
+    wait_for(request);
+    CHECK(old == 0);
+    for (at = 0; at < 100; at++) {
+        OK(nemesia_endpoint_iaccumulate(endpoint, &key, LARGE + 8, NEMESIA_TYPE_F64, NEMESIA_OP_SUM, &half, 1,
+                                        &request));
+        wait_for(request);
+    }
+    OK(nemesia_endpoint_fence(endpoint, peer));
+    OK(nemesia_endpoint_flush(endpoint, peer));
+    barrier();
+    memcpy(&sum, base + LARGE + 8, sizeof sum);
+    CHECK(sum == 50);
+    OK(nemesia_endpoint_conceal(endpoint, region));
+    GIVES(NEMESIA_ERR_REGION, nemesia_endpoint_conceal(endpoint, region));
+}
+
+static void refusals(void) {
+    static int64_t memory[4];
+    uint64_t region = 99, request = 99;
+    nemesia_remote_key key, forged;
+    int32_t path = 99;
+    int64_t value = 1;
+    OK(nemesia_endpoint_expose(endpoint, memory, sizeof memory, NEMESIA_ACCESS_READ, &region));
+    key = exchange(region);
+    OK(nemesia_endpoint_path(endpoint, &key, &path));
+    CHECK(path == NEMESIA_PATH_PACKETS && strstr(nemesia_last_error_message(), "allocated") != NULL);
+    GIVES(NEMESIA_ERR_ACCESS, nemesia_endpoint_iput(endpoint, &key, 0, &value, 8, false, &request));
+    GIVES(NEMESIA_ERR_BOUNDS, nemesia_endpoint_iget(endpoint, &key, 25, 8, &value, &request));
+    GIVES(NEMESIA_ERR_ACCESS, nemesia_endpoint_ifetch(endpoint, &key, 0, NEMESIA_TYPE_I64, NEMESIA_OP_SUM, &value,
+                                                      &value, &request));
+    GIVES(NEMESIA_ERR_ARGUMENT,
+          nemesia_endpoint_ifetch(endpoint, &key, 0, 6, NEMESIA_OP_SUM, &value, &value, &request));
+    GIVES(NEMESIA_ERR_ARGUMENT,
+          nemesia_endpoint_ifetch(endpoint, &key, 0, NEMESIA_TYPE_I64, 9, &value, &value, &request));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_iput(endpoint, NULL, 0, &value, 8, false, &request));
+    forged = key;
+    forged.bytes[0] = 77;
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_iput(endpoint, &forged, 0, &value, 8, false, &request));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_expose(endpoint, memory, sizeof memory, 4, &region));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_expose(endpoint, NULL, 1, NEMESIA_ACCESS_READ, &region));
+    GIVES(NEMESIA_ERR_REGION, nemesia_endpoint_remote_key(endpoint, 12345, &forged));
+    GIVES(NEMESIA_ERR_REGION, nemesia_endpoint_inotified(endpoint, 12345, 1, &request));
+    CHECK(request == 99 && memory[0] == 0);
+    /* What only the target knows: the key of another region, and more access than there is. */
+    forged = key;
+    forged.bytes[8] ^= 1;
+    OK(nemesia_endpoint_iget(endpoint, &forged, 0, 8, &value, &request));
+    GIVES(NEMESIA_ERR_KEY, nemesia_endpoint_wait(endpoint, request, FOR_EVER, NULL));
+    CHECK(nemesia_last_error_rank() == peer);
+    forged = key;
+    forged.bytes[2] = NEMESIA_ACCESS_READ_WRITE;
+    OK(nemesia_endpoint_iput(endpoint, &forged, 0, &value, 8, false, &request));
+    wait_for(request);
+    GIVES(NEMESIA_ERR_ACCESS, nemesia_endpoint_flush(endpoint, peer));
+    OK(nemesia_endpoint_flush(endpoint, peer));
+    barrier();
+    CHECK(memory[0] == 0);
+}
+
+int main(int argc, char **argv) {
+    static const struct {
+        const char *name;
+        void (*run)(void);
+    } cases[] = {{"active", active}, {"one-sided", one_sided}, {"refusals", refusals}};
+    size_t at;
+    OK(nemesia_endpoint_open(NULL, &endpoint));
+    OK(nemesia_endpoint_rank(endpoint, &rank));
+    CHECK(argc == 2);
+    peer = 1 - rank;
+    for (at = 0; at < sizeof cases / sizeof *cases; at++) {
+        if (strcmp(argv[1], cases[at].name) == 0) {
+            cases[at].run();
+            barrier();
+            OK(nemesia_endpoint_close(endpoint));
+            return EXIT_SUCCESS;
+        }
+    }
+    fail_at(__FILE__, __LINE__, "no such case");
+    return EXIT_FAILURE;
+}

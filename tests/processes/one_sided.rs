@@ -1,0 +1,92 @@
+//! Processes that use each other's memory, and call each other's handlers.
+
+use std::time::{Duration, Instant};
+
+use nemesia::bootstrap::ExitKind;
+use nemesia_tests::content::Random;
+use nemesia_tests::job::{Job, report};
+use nemesia_tests::leftovers::Traces;
+use nemesia_tests::{quick, say, seed, skip};
+
+const PEER: &str = env!("CARGO_BIN_EXE_peer");
+const SCRATCH: &str = env!("CARGO_TARGET_TMPDIR");
+/// Exit code: a peer has failed.
+const PEER_FAILED: ExitKind = ExitKind::Exited(3);
+
+fn job(args: &str) -> Job {
+    Job::new(PEER, SCRATCH, &format!("{args} {}", seed()))
+}
+
+/// The smallest structures that are allowed: every limit is met all the time.
+fn tiny(job: Job) -> Job {
+    job.env("NEMESIA_CELLS", "4").env("NEMESIA_FASTBOX_SLOTS", "4").env("NEMESIA_CELL_BYTES", "256")
+}
+
+fn one_sided(own: u32) -> Job {
+    Job::new(PEER, SCRATCH, &format!("one-sided {} {own}", seed()))
+}
+
+#[test]
+fn processes_use_each_others_memory_in_packets_in_every_way() -> Result<(), String> {
+    for size in [1, 2, 4] {
+        let ranks = one_sided(1).succeed(size)?;
+        assert!(ranks.iter().all(|rank| rank.output.contains("one-sided operations")), "{}", report(&ranks));
+    }
+    Ok(())
+}
+
+#[test]
+fn processes_use_allocated_memory_of_each_other_directly() -> Result<(), String> {
+    const NAME: &str = "processes_use_allocated_memory_of_each_other_directly";
+    for (size, backing) in [(1, "memfd"), (2, "memfd"), (4, "memfd"), (2, "devshm")] {
+        let ranks = one_sided(0).env("NEMESIA_BACKING", backing).succeed(size)?;
+        if let Some(why) =
+            ranks.iter().find_map(|rank| rank.output.lines().find(|line| line.starts_with("packets")))
+        {
+            skip(NAME, &format!("regions are not mapped here, all went in {why}"));
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn processes_use_each_others_memory_through_tiny_structures() -> Result<(), String> {
+    for own in [0, 1] {
+        tiny(one_sided(own)).succeed(3)?;
+        one_sided(own).env("NEMESIA_FASTBOX_LIMIT", "0").succeed(2)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn floods_of_active_messages_are_handled_in_order_and_answered() -> Result<(), String> {
+    for size in [1, 2, 4] {
+        job("active").succeed(size)?;
+    }
+    tiny(job("active")).succeed(3).map(drop)
+}
+
+#[test]
+fn a_killed_process_ends_what_others_do_with_its_memory() -> Result<(), String> {
+    let (traces, mut random) = (Traces::now("no program"), Random::new(seed()));
+    let count = if quick() { 10 } else { 60 };
+    for kill in 0..count {
+        let number = random.next() >> 20;
+        let world = Job::new(PEER, SCRATCH, &format!("one-sided-crash {number}")).spawn(2)?;
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while !(0..2).all(|rank| world.output(rank).contains("at work")) {
+            assert!(Instant::now() < deadline, "kill {kill}, seed {number}: not at work");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        std::thread::sleep(Duration::from_micros(random.below(20_000)));
+        let victim = random.below(2) as usize;
+        world.signal(victim, 9);
+        let ranks = world.wait(Duration::from_secs(60))?;
+        let other = &ranks[1 - victim];
+        assert_eq!(other.kind, PEER_FAILED, "kill {kill}, seed {number}:\n{}", report(&ranks));
+        assert!(other.errors.contains(&format!("rank {victim}")), "{}", report(&ranks));
+    }
+    say(&format!("{count} processes were killed while others used their memory"));
+    assert_eq!(traces.new_ones(), [""; 0]);
+    Ok(())
+}

@@ -1,0 +1,55 @@
+//! Atomic operations on values in exposed memory.
+
+use nemesia_core::sync::{Edge, PayloadWord, Word64};
+
+use super::Model;
+use crate::stage::{Run, both, three};
+
+/// Who sees a value that was changed sees what was put before.
+pub(super) const HANDED_OVER: Model = Model {
+    name: "region/handed-over",
+    structure: "atomic operation on exposed memory",
+    property: "what was put before an atomic operation is there for whoever sees it by another",
+    edges: &[Edge::Region],
+    blunders: &[],
+    run: handed_over,
+};
+
+/// Operations of several processes on one value.
+pub(super) const COUNTED: Model = Model {
+    name: "region/counted",
+    structure: "atomic operation on exposed memory",
+    property: "no operation is lost, and no two see the same value",
+    edges: &[],
+    blunders: &[],
+    run: counted,
+};
+
+fn handed_over(run: &Run) {
+    run.explore(2, move || {
+        let (bytes, value) = (PayloadWord::new(0), Word64::new(0));
+        let origin = || {
+            bytes.set(7);
+            value.update_acq_rel(Edge::Region, |old| old + 1);
+        };
+        let reader = || {
+            // An atomic read is an operation that changes nothing.
+            if value.update_acq_rel(Edge::Region, |old| old) == 1 {
+                assert_eq!(bytes.get(), 7, "the value is here, and the bytes are not");
+            }
+        };
+        both(origin, reader);
+    });
+}
+
+fn counted(run: &Run) {
+    run.explore(3, move || {
+        let value = Word64::new(0);
+        let add = || value.update_acq_rel(Edge::Region, |old| old + 1);
+        let (one, two, three) = three(add, add, add);
+        let mut seen = [one, two, three];
+        seen.sort_unstable();
+        assert_eq!(seen, [0, 1, 2]);
+        assert_eq!(value.load_relaxed(), 3);
+    });
+}
