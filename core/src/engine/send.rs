@@ -86,6 +86,10 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         let id = self.id(index);
         self.enqueue(to, Queue::Pending, index);
         self.work_for(to);
+        if matches!(self.requests.get(index).0, State::Done(Ok(_))) {
+            self.requests.remove(index);
+            return Ok(RequestId::SENT);
+        }
         Ok(id)
     }
 
