@@ -12,6 +12,8 @@
 //! | [`exchange`] | `nemesia_exchange`: the caller's own way for processes to find each other |
 //! | [`endpoint`] | open, close, and what an endpoint knows |
 //! | [`transfer`] | sends, receives and their requests |
+//! | [`context`] | the same in a matching context; modes of sending |
+//! | [`probe`] | looking at messages before they are received |
 //!
 //! What is always true: an output is written on success only, unless its comment says otherwise; a pointer that the
 //! caller lends is not used after the call, unless a request holds it.
@@ -22,7 +24,9 @@
 
 pub mod boundary;
 pub mod config;
+pub mod context;
 pub mod endpoint;
 pub mod exchange;
+pub mod probe;
 pub mod status;
 pub mod transfer;

@@ -30,7 +30,7 @@ pub mod os;
 mod shm;
 
 pub use config::{Config, ConfigError, SingleCopy, VARIABLES, Variable};
-pub use endpoint::{Endpoint, Pending, Request, Scope, Source, Status, Tag};
+pub use endpoint::{Context, Endpoint, Message, Pending, Request, Scope, ScopeContext, Source, Status, Tag};
 pub use error::Error;
 pub use explain::{Bill, Verdict, explain};
 pub use nemesia_core::engine::{Failure, Truncation};

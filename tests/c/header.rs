@@ -3,7 +3,7 @@
 use crate::toolchain::{lines, source};
 
 /// In the order in which the header has them.
-const MODULES: [&str; 5] = ["status", "config", "exchange", "endpoint", "transfer"];
+const MODULES: [&str; 7] = ["status", "config", "exchange", "endpoint", "transfer", "context", "probe"];
 const HEADER: &str = "ffi/include/nemesia.h";
 
 fn generated() -> Result<String, String> {
