@@ -251,6 +251,21 @@
 #define NEMESIA_REQUEST_DONE 18446744073709551615ull
 
 /**
+ * A send mode: complete when the buffer is the caller's again. That of `nemesia_endpoint_send`.
+ */
+#define NEMESIA_SEND_STANDARD 0
+
+/**
+ * A send mode: complete when a receive has matched the message, too (MPI_Ssend).
+ */
+#define NEMESIA_SEND_SYNCHRONOUS 1
+
+/**
+ * A send mode: the caller knows that a receive is posted (MPI_Rsend). Treated as NEMESIA_SEND_STANDARD.
+ */
+#define NEMESIA_SEND_READY 2
+
+/**
  * Peers may only get.
  */
 #define NEMESIA_ACCESS_READ 1
@@ -878,6 +893,239 @@ int32_t nemesia_endpoint_cancel(struct nemesia_endpoint *endpoint,
  */
 int32_t nemesia_endpoint_progress(struct nemesia_endpoint *endpoint,
                                   size_t *out_packets);
+
+/**
+ * As `nemesia_endpoint_send`, in a matching context and in a mode. What is sent in a context is received and probed in
+ * it only, whatever the tag, as with the context id of a communicator; functions that take none use context 0.
+ *
+ * - `endpoint`: an open endpoint.
+ * - `context`: the context.
+ * - `mode`: NEMESIA_SEND_STANDARD, _SYNCHRONOUS or _READY.
+ * - `rank`: the receiver; it may be this process itself.
+ * - `tag`: what the receiver matches it by.
+ * - `buffer`, `len`: the message; `buffer` may be NULL if `len` is 0.
+ *
+ * Returns: as `nemesia_endpoint_send`.
+ * Ownership: the buffer is the caller's again when this returns.
+ * Threads: one at a time for an endpoint.
+ */
+int32_t nemesia_endpoint_send_in(struct nemesia_endpoint *endpoint,
+                                 uint16_t context,
+                                 uint32_t mode,
+                                 int32_t rank,
+                                 uint64_t tag,
+                                 const void *buffer,
+                                 size_t len);
+
+/**
+ * As `nemesia_endpoint_recv`, in a matching context.
+ *
+ * - `endpoint`: an open endpoint.
+ * - `context`: the context.
+ * - `rank`: the sender, or NEMESIA_ANY_SOURCE.
+ * - `tag`, `ignore`: the message's tag must agree with `tag` in every bit that `ignore` does not set.
+ * - `capacity`: bytes of room at `out_buffer`.
+ * - `out_buffer`: where the message goes; may be NULL if `capacity` is 0. After an error its contents are unspecified.
+ * - `out_status`: written on success and with NEMESIA_ERR_TRUNCATED; may be NULL.
+ *
+ * Returns: as `nemesia_endpoint_recv`.
+ * Ownership: the buffer is the caller's again when this returns.
+ * Threads: one at a time for an endpoint.
+ */
+int32_t nemesia_endpoint_recv_in(struct nemesia_endpoint *endpoint,
+                                 uint16_t context,
+                                 int32_t rank,
+                                 uint64_t tag,
+                                 uint64_t ignore,
+                                 size_t capacity,
+                                 void *out_buffer,
+                                 struct nemesia_status *out_status);
+
+/**
+ * As `nemesia_endpoint_isend`, in a matching context and in a mode.
+ *
+ * - `endpoint`: an open endpoint.
+ * - `context`: the context.
+ * - `mode`: NEMESIA_SEND_STANDARD, _SYNCHRONOUS or _READY.
+ * - `rank`: the receiver; it may be this process itself.
+ * - `tag`: what the receiver matches it by.
+ * - `buffer`, `len`: the message; `buffer` may be NULL if `len` is 0.
+ * - `out_request`: written on success; NEMESIA_REQUEST_NONE if the send is complete already.
+ *
+ * Returns: as `nemesia_endpoint_isend`. After an error nothing was sent.
+ * Ownership: the request holds the buffer, which must stay as it is until the request is complete or the endpoint is
+ * closed. The request belongs to this endpoint.
+ * Threads: one at a time for an endpoint.
+ */
+int32_t nemesia_endpoint_isend_in(struct nemesia_endpoint *endpoint,
+                                  uint16_t context,
+                                  uint32_t mode,
+                                  int32_t rank,
+                                  uint64_t tag,
+                                  const void *buffer,
+                                  size_t len,
+                                  uint64_t *out_request);
+
+/**
+ * As `nemesia_endpoint_irecv`, in a matching context.
+ *
+ * - `endpoint`: an open endpoint.
+ * - `context`: the context.
+ * - `rank`: the sender, or NEMESIA_ANY_SOURCE.
+ * - `tag`, `ignore`: the message's tag must agree with `tag` in every bit that `ignore` does not set.
+ * - `capacity`: bytes of room at `out_buffer`.
+ * - `out_buffer`: where the message goes; may be NULL if `capacity` is 0.
+ * - `out_request`: written on success.
+ *
+ * Returns: as `nemesia_endpoint_irecv`. After an error nothing was posted.
+ * Ownership: the request holds the buffer, which must stay, and which nobody else uses, until the request is complete
+ * or withdrawn, or the endpoint is closed. The request belongs to this endpoint.
+ * Threads: one at a time for an endpoint.
+ */
+int32_t nemesia_endpoint_irecv_in(struct nemesia_endpoint *endpoint,
+                                  uint16_t context,
+                                  int32_t rank,
+                                  uint64_t tag,
+                                  uint64_t ignore,
+                                  size_t capacity,
+                                  void *out_buffer,
+                                  uint64_t *out_request);
+
+/**
+ * Looks for the first message that a receive with these arguments would take, and leaves it where it is (MPI_Iprobe).
+ * Makes progress if there is none; never blocks.
+ *
+ * - `endpoint`: an open endpoint.
+ * - `context`: the matching context; 0 is that of the functions that take none.
+ * - `rank`: the sender, or NEMESIA_ANY_SOURCE.
+ * - `tag`, `ignore`: the message's tag must agree with `tag` in every bit that `ignore` does not set.
+ * - `out_status`: sender, tag, and the bytes that the message has in all, written on success (not with
+ *   NEMESIA_PENDING); may be NULL.
+ *
+ * Returns: NEMESIA_OK if there is one; NEMESIA_PENDING if not; NEMESIA_ERR_ARGUMENT, _RANK, _PEER_FAILED (the sender is
+ * gone and has left none) or _PANIC.
+ * Threads: one at a time for an endpoint.
+ */
+int32_t nemesia_endpoint_iprobe(struct nemesia_endpoint *endpoint,
+                                uint16_t context,
+                                int32_t rank,
+                                uint64_t tag,
+                                uint64_t ignore,
+                                struct nemesia_status *out_status);
+
+/**
+ * As `nemesia_endpoint_iprobe`, and waits for the message: spins, then sleeps (MPI_Probe).
+ *
+ * - `endpoint`: an open endpoint.
+ * - `context`: the matching context; 0 is that of the functions that take none.
+ * - `rank`: the sender, or NEMESIA_ANY_SOURCE.
+ * - `tag`, `ignore`: the message's tag must agree with `tag` in every bit that `ignore` does not set.
+ * - `timeout_ns`: how long at most, in nanoseconds; negative: for ever; 0: one look.
+ * - `out_status`: sender, tag, and the bytes that the message has in all, written on success; may be NULL.
+ *
+ * Returns: NEMESIA_OK; NEMESIA_ERR_TIMEOUT; NEMESIA_ERR_UNEXPECTED_FULL (there is no room for it: receive others
+ * first), _ARGUMENT, _RANK, _PEER_FAILED or _PANIC.
+ * Threads: one at a time for an endpoint.
+ */
+int32_t nemesia_endpoint_probe(struct nemesia_endpoint *endpoint,
+                               uint16_t context,
+                               int32_t rank,
+                               uint64_t tag,
+                               uint64_t ignore,
+                               int64_t timeout_ns,
+                               struct nemesia_status *out_status);
+
+/**
+ * As `nemesia_endpoint_iprobe`, and takes the message out of the queue: no other receive or probe finds it any more
+ * (MPI_Improbe).
+ *
+ * - `endpoint`: an open endpoint.
+ * - `context`: the matching context; 0 is that of the functions that take none.
+ * - `rank`: the sender, or NEMESIA_ANY_SOURCE.
+ * - `tag`, `ignore`: the message's tag must agree with `tag` in every bit that `ignore` does not set.
+ * - `out_message`: for `nemesia_endpoint_mrecv` or `nemesia_endpoint_imrecv`, once; written on success (not with
+ *   NEMESIA_PENDING).
+ * - `out_status`: sender, tag, and the bytes that the message has in all, written as `out_message` is; may be NULL.
+ *
+ * Returns: NEMESIA_OK if there is one; NEMESIA_PENDING if not; NEMESIA_ERR_ARGUMENT, _RANK, _PEER_FAILED, _REQUESTS
+ * (each message taken out is one) or _PANIC.
+ * Ownership: the message has to be received, with a capacity of 0 if nobody wants it: until then it takes the room of an
+ * unexpected message and of a request.
+ * Threads: one at a time for an endpoint.
+ */
+int32_t nemesia_endpoint_improbe(struct nemesia_endpoint *endpoint,
+                                 uint16_t context,
+                                 int32_t rank,
+                                 uint64_t tag,
+                                 uint64_t ignore,
+                                 uint64_t *out_message,
+                                 struct nemesia_status *out_status);
+
+/**
+ * As `nemesia_endpoint_improbe`, and waits for the message: spins, then sleeps (MPI_Mprobe).
+ *
+ * - `endpoint`: an open endpoint.
+ * - `context`: the matching context; 0 is that of the functions that take none.
+ * - `rank`: the sender, or NEMESIA_ANY_SOURCE.
+ * - `tag`, `ignore`: the message's tag must agree with `tag` in every bit that `ignore` does not set.
+ * - `timeout_ns`: how long at most, in nanoseconds; negative: for ever; 0: one look.
+ * - `out_message`: for `nemesia_endpoint_mrecv` or `nemesia_endpoint_imrecv`, once; written on success.
+ * - `out_status`: sender, tag, and the bytes that the message has in all, written on success; may be NULL.
+ *
+ * Returns: NEMESIA_OK; NEMESIA_ERR_TIMEOUT; NEMESIA_ERR_UNEXPECTED_FULL (there is no room for it: receive others
+ * first), _ARGUMENT, _RANK, _PEER_FAILED, _REQUESTS or _PANIC.
+ * Ownership: as for `nemesia_endpoint_improbe`.
+ * Threads: one at a time for an endpoint.
+ */
+int32_t nemesia_endpoint_mprobe(struct nemesia_endpoint *endpoint,
+                                uint16_t context,
+                                int32_t rank,
+                                uint64_t tag,
+                                uint64_t ignore,
+                                int64_t timeout_ns,
+                                uint64_t *out_message,
+                                struct nemesia_status *out_status);
+
+/**
+ * Receives a message that a probe took out, and waits for its bytes (MPI_Mrecv).
+ *
+ * - `endpoint`: the endpoint that it was probed on.
+ * - `message`: from `nemesia_endpoint_improbe` or `nemesia_endpoint_mprobe`.
+ * - `capacity`: bytes of room at `out_buffer`.
+ * - `out_buffer`: where the message goes; may be NULL if `capacity` is 0. After an error its contents are unspecified.
+ * - `out_status`: written on success and with NEMESIA_ERR_TRUNCATED; may be NULL.
+ *
+ * Returns: NEMESIA_OK; NEMESIA_ERR_TRUNCATED if the message was longer, and what fits was received; NEMESIA_ERR_STALE
+ * (no such message, or it was received), _ARGUMENT, _PEER_FAILED or _PANIC.
+ * Ownership: the message is gone, unless NEMESIA_ERR_ARGUMENT is returned; the buffer is the caller's again.
+ * Threads: one at a time for an endpoint.
+ */
+int32_t nemesia_endpoint_mrecv(struct nemesia_endpoint *endpoint,
+                               uint64_t message,
+                               size_t capacity,
+                               void *out_buffer,
+                               struct nemesia_status *out_status);
+
+/**
+ * Starts receiving a message that a probe took out. `nemesia_endpoint_test` or `nemesia_endpoint_wait` completes it
+ * (MPI_Imrecv).
+ *
+ * - `endpoint`: the endpoint that it was probed on.
+ * - `message`: from `nemesia_endpoint_improbe` or `nemesia_endpoint_mprobe`.
+ * - `capacity`: bytes of room at `out_buffer`.
+ * - `out_buffer`: where the message goes; may be NULL if `capacity` is 0.
+ * - `out_request`: written on success.
+ *
+ * Returns: NEMESIA_OK; NEMESIA_ERR_STALE (no such message, or it was received), _ARGUMENT or _PANIC.
+ * Ownership: the message is gone, unless NEMESIA_ERR_ARGUMENT is returned. The request holds the buffer, which must
+ * stay, and which nobody else uses, until the request is complete or the endpoint is closed.
+ * Threads: one at a time for an endpoint.
+ */
+int32_t nemesia_endpoint_imrecv(struct nemesia_endpoint *endpoint,
+                                uint64_t message,
+                                size_t capacity,
+                                void *out_buffer,
+                                uint64_t *out_request);
 
 /**
  * Has a handler called for each active message with this number, from now on and in the place of any before. It is

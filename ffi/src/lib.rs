@@ -14,6 +14,8 @@
 //! | [`transfer`] | sends, receives and their requests |
 //! | [`active`] | active messages |
 //! | [`rma`] | one-sided operations |
+//! | [`context`] | the same in a matching context; modes of sending |
+//! | [`probe`] | looking at messages before they are received |
 //!
 //! What is always true: an output is written on success only, unless its comment says otherwise; a pointer that the
 //! caller lends is not used after the call, unless a request holds it.
@@ -25,8 +27,10 @@
 pub mod active;
 pub mod boundary;
 pub mod config;
+pub mod context;
 pub mod endpoint;
 pub mod exchange;
+pub mod probe;
 pub mod rma;
 pub mod status;
 pub mod transfer;

@@ -64,10 +64,8 @@ pub unsafe extern "C" fn nemesia_endpoint_send(
     len: usize,
 ) -> i32 {
     let work = |endpoint: &mut Inner| {
-        check_buffer(buffer.cast::<u8>(), len, "buffer")?;
-        let base = NonNull::new(buffer.cast_mut().cast::<u8>()).unwrap_or(NonNull::dangling());
-        // SAFETY: checked above: null only if it is empty. The caller's buffer stays as it is until this returns.
-        let bytes = unsafe { slice::from_raw_parts(base.as_ptr(), len) };
+        // SAFETY: the caller's buffer, which stays as it is until this returns.
+        let bytes = unsafe { bytes_at(buffer, len) }?;
         endpoint.send(rank_in(endpoint, rank)?, tag, bytes)?;
         Ok(NEMESIA_OK)
     };
@@ -101,11 +99,9 @@ pub unsafe extern "C" fn nemesia_endpoint_recv(
     let work = |endpoint: &mut Inner| {
         // SAFETY: the caller's pointer, null or good.
         let out = unsafe { Out::optional(out_status) };
-        check_buffer(out_buffer.cast::<u8>(), capacity, "out_buffer")?;
+        // SAFETY: the caller's buffer, which is nobody else's until this returns.
+        let buf = unsafe { room_at(out_buffer, capacity) }?;
         let (from, tag) = (source(endpoint, rank)?, Tag::Masked { value: tag, ignore });
-        let base = NonNull::new(out_buffer.cast::<u8>()).unwrap_or(NonNull::dangling());
-        // SAFETY: checked above: null only if it is empty. The caller's buffer is nobody else's until this returns.
-        let buf = unsafe { slice::from_raw_parts_mut(base.as_ptr(), capacity) };
         deliver(endpoint.recv(from, tag, buf), out)
     };
     // SAFETY: the caller's endpoint, or null.
@@ -320,11 +316,36 @@ pub unsafe extern "C" fn nemesia_endpoint_progress(endpoint: *mut Endpoint, out_
     unsafe { on(endpoint, work) }
 }
 
+/// The caller's bytes; null is allowed if there are none.
+///
+/// # Safety
+/// There are `len` bytes at `buffer` that stay as they are for as long as the result is used, unless it is 0.
+#[inline]
+pub(crate) unsafe fn bytes_at<'a>(buffer: *const c_void, len: usize) -> Result<&'a [u8], Fault> {
+    check_buffer(buffer.cast::<u8>(), len, "buffer")?;
+    let base = NonNull::new(buffer.cast_mut().cast::<u8>()).unwrap_or(NonNull::dangling());
+    // SAFETY: checked above: null only if it is empty; the rest is the caller's promise.
+    Ok(unsafe { slice::from_raw_parts(base.as_ptr(), len) })
+}
+
+/// The caller's room for bytes; null is allowed if there is none.
+///
+/// # Safety
+/// There are `capacity` bytes at `buffer`, which hold something (as all memory of C does) and are nobody else's for as
+/// long as the result is used, unless it is 0.
+#[inline]
+pub(crate) unsafe fn room_at<'a>(buffer: *mut c_void, capacity: usize) -> Result<&'a mut [u8], Fault> {
+    check_buffer(buffer.cast::<u8>(), capacity, "out_buffer")?;
+    let base = NonNull::new(buffer.cast::<u8>()).unwrap_or(NonNull::dangling());
+    // SAFETY: checked above: null only if it is empty; the rest is the caller's promise.
+    Ok(unsafe { slice::from_raw_parts_mut(base.as_ptr(), capacity) })
+}
+
 /// The caller's array; any address will do for none.
 ///
 /// # Safety
 /// There are `count` elements at `base` that nobody else uses for as long as the result is used, unless it is 0.
-unsafe fn lent<'a, T>(base: *mut T, count: usize) -> &'a mut [T] {
+pub(crate) unsafe fn lent<'a, T>(base: *mut T, count: usize) -> &'a mut [T] {
     if count == 0 {
         return &mut [];
     }
@@ -365,7 +386,7 @@ unsafe fn irecv(
 }
 
 /// Whom a receive listens to.
-fn source(endpoint: &Inner, rank: i32) -> Result<Source, Fault> {
+pub(crate) fn source(endpoint: &Inner, rank: i32) -> Result<Source, Fault> {
     match rank {
         NEMESIA_ANY_SOURCE => Ok(Source::Any),
         rank => Ok(Source::Rank(rank_in(endpoint, rank)?)),
@@ -380,7 +401,7 @@ pub(crate) fn number(request: Request) -> u64 {
 
 /// The request of a number.
 #[inline]
-fn named(number: u64) -> Request {
+pub(crate) fn named(number: u64) -> Request {
     Request::from_bits(number.wrapping_sub(FIRST))
 }
 
@@ -392,10 +413,15 @@ enum Limit {
 }
 
 fn limit(timeout_ns: i64) -> Limit {
-    match u64::try_from(timeout_ns) {
-        Err(_) => Limit::Never,
-        Ok(timeout) => Limit::Until(Instant::now() + Duration::from_nanos(timeout)),
+    match time_left(timeout_ns) {
+        None => Limit::Never,
+        Some(timeout) => Limit::Until(Instant::now() + timeout),
     }
+}
+
+/// The time that the caller gives; `None` is for ever.
+pub(crate) fn time_left(timeout_ns: i64) -> Option<Duration> {
+    u64::try_from(timeout_ns).ok().map(Duration::from_nanos)
 }
 
 #[inline]
@@ -410,7 +436,7 @@ fn wait(endpoint: &mut Inner, request: Request, limit: Limit) -> Result<nemesia:
 
 /// Hands an outcome to the caller: the status of a message that was received, whole or in part, and the code.
 #[inline]
-fn deliver(outcome: Result<nemesia::Status, Error>, out: Out<Status>) -> Result<i32, Fault> {
+pub(crate) fn deliver(outcome: Result<nemesia::Status, Error>, out: Out<Status>) -> Result<i32, Fault> {
     let error = match outcome {
         Ok(nemesia::Status { rank, tag, len }) => {
             out.write(Status { code: NEMESIA_OK, rank: rank_of(rank), tag, len: len as u64 });

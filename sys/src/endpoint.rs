@@ -1,19 +1,22 @@
 //! An endpoint: a process's place in its world.
 
 mod active;
+mod context;
 mod direct;
 mod one_sided;
+mod probe;
 mod rma;
 mod scope;
 #[cfg(test)]
 mod tests;
 mod wait;
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nemesia_core::engine::rma::{Region as Exposure, Reply, WINDOW};
 use nemesia_core::engine::{
-    Bypass, Engine, Lent, Peer, Request as Operation, RequestId, StartError, Storage, Tuning,
+    Engine, Lent, Peer, Request as Operation, RequestId, StartError, Storage, Tuning,
 };
 use nemesia_core::matching::{Pattern, Source as CoreSource};
 use nemesia_core::payload::{RecvBuf, SendBuf};
@@ -22,16 +25,19 @@ use nemesia_core::slab::{List, Slot};
 use nemesia_core::store::{self, Unit};
 
 pub use active::Incoming;
+pub use context::Context;
 pub use direct::Path;
 pub use one_sided::Value;
+pub use probe::Message;
 pub use rma::{Access, Datatype, KEY_BYTES, Reduction, Refusal, Region, RemoteKey};
-pub use scope::{Pending, Scope};
+pub use scope::{Pending, Scope, ScopeContext};
 
 use crate::bootstrap::{Bootstrap, Exchange};
 use crate::config::Config;
 use crate::error::Error;
 use crate::os::{Departure, limits};
 use crate::shm::{self, Attached, Pair, Port};
+use probe::Dropped;
 use wait::Waiter;
 
 /// Requests for which there is room at start; more are made room for as needed.
@@ -95,6 +101,15 @@ impl Request {
     }
 }
 
+/// When a send is complete.
+#[derive(Clone, Copy, Debug)]
+enum Mode {
+    /// When the buffer is the caller's again.
+    Standard,
+    /// When a receive has matched it, too.
+    Synchronous,
+}
+
 #[derive(Debug)]
 struct Heap;
 
@@ -126,6 +141,10 @@ pub struct Endpoint {
     direct: direct::Direct,
     /// Blocking one-sided operations so far.
     operations: u32,
+    /// Messages taken out by a matched probe, and dropped instead of received.
+    dropped: Arc<Dropped>,
+    /// Those of them that are being received into no room.
+    discarding: Vec<RequestId>,
     /// Sends could not be flushed before closing.
     lost_sends: bool,
     config: Config,
@@ -184,6 +203,8 @@ impl Endpoint {
             allocations: Vec::new(),
             direct: direct::Direct::default(),
             operations: 0,
+            dropped: Arc::default(),
+            discarding: Vec::new(),
             lost_sends: false,
             config: config.clone(),
             notes,
@@ -226,18 +247,7 @@ impl Endpoint {
     /// See [`Error`].
     #[inline]
     pub fn send(&mut self, to: usize, tag: u64, bytes: &[u8]) -> Result<(), Error> {
-        if self.engine.send_now(u32::try_from(to).unwrap_or(u32::MAX), 0, tag, bytes) {
-            return Ok(());
-        }
-        self.send_slowly(to, tag, bytes)
-    }
-
-    #[inline(never)]
-    fn send_slowly(&mut self, to: usize, tag: u64, bytes: &[u8]) -> Result<(), Error> {
-        // SAFETY: the bytes are borrowed until this returns, and `finish` returns only when the engine has done with
-        // them.
-        let request = unsafe { self.isend(to, tag, bytes.as_ptr(), bytes.len()) }?;
-        self.finish(request).map(drop)
+        self.in_context(0).send(to, tag, bytes)
     }
 
     /// Receives the first message that matches, and waits for it.
@@ -246,18 +256,7 @@ impl Endpoint {
     /// See [`Error`]. A message longer than `buf` is [`Error::Truncated`]; what fits is received.
     #[inline]
     pub fn recv(&mut self, from: Source, tag: Tag, buf: &mut [u8]) -> Result<Status, Error> {
-        let pattern = pattern(from, tag);
-        // SAFETY: the buffer is borrowed until this returns, and `recv_bypass` and `finish` return only when the engine has
-        // done with it.
-        let mut buf = unsafe { RecvBuf::from_raw(buf.as_mut_ptr(), buf.len()) };
-        if !self.engine.can_bypass(&pattern) {
-            let request = self.post(pattern, buf)?;
-            return self.finish(request);
-        }
-        match self.engine.receive_step(&pattern, &mut buf) {
-            Bypass::Done(Ok(done)) => Ok(status(done)),
-            step => self.recv_bypass(&pattern, buf, step),
-        }
+        self.in_context(0).recv(from, tag, buf)
     }
 
     /// Starts a send of `len` bytes at `base`; [`Endpoint::test`] or [`Endpoint::wait`] completes it. For runtimes;
@@ -276,15 +275,8 @@ impl Endpoint {
         base: *const u8,
         len: usize,
     ) -> Result<Request, Error> {
-        let to = u32::try_from(to).unwrap_or(u32::MAX);
         // SAFETY: the caller's promise.
-        let buf = unsafe { SendBuf::from_raw(base, len) };
-        loop {
-            match self.engine.isend(to, 0, tag, buf) {
-                Ok(id) => return Ok(Request(id)),
-                Err(error) => self.make_room(error)?,
-            }
-        }
+        unsafe { self.in_context(0).isend(to, tag, base, len) }
     }
 
     /// Posts a receive into `len` bytes at `base`; [`Endpoint::test`] or [`Endpoint::wait`] completes it. For
@@ -305,7 +297,30 @@ impl Endpoint {
         len: usize,
     ) -> Result<Request, Error> {
         // SAFETY: the caller's promise.
-        self.post(pattern(from, tag), unsafe { RecvBuf::from_raw(base, len) })
+        unsafe { self.in_context(0).irecv(from, tag, base, len) }
+    }
+
+    /// Starts a send, when there is room; an error means that the buffer is not used.
+    #[inline]
+    fn start(
+        &mut self,
+        to: usize,
+        context: u16,
+        tag: u64,
+        buf: SendBuf,
+        mode: Mode,
+    ) -> Result<Request, Error> {
+        let to = u32::try_from(to).unwrap_or(u32::MAX);
+        loop {
+            let started = match mode {
+                Mode::Standard => self.engine.isend(to, context, tag, buf),
+                Mode::Synchronous => self.engine.issend(to, context, tag, buf),
+            };
+            match started {
+                Ok(id) => return Ok(Request(id)),
+                Err(error) => self.make_room(error)?,
+            }
+        }
     }
 
     /// Posts a receive, when there is room; an error means that the buffer is not used.
@@ -460,7 +475,7 @@ fn filled<T: Default>(len: usize) -> Vec<T> {
     std::iter::repeat_with(T::default).take(len).collect()
 }
 
-fn pattern(from: Source, tag: Tag) -> Pattern {
+fn pattern(from: Source, context: u16, tag: Tag) -> Pattern {
     let source = match from {
         Source::Any => CoreSource::Any,
         Source::Rank(rank) => CoreSource::Rank(u32::try_from(rank).unwrap_or(u32::MAX)),
@@ -470,7 +485,7 @@ fn pattern(from: Source, tag: Tag) -> Pattern {
         Tag::Exactly(tag) => (tag, 0),
         Tag::Masked { value, ignore } => (value, ignore),
     };
-    Pattern { source, context: 0, tag, ignore }
+    Pattern { source, context, tag, ignore }
 }
 
 fn status(status: nemesia_core::engine::Status) -> Status {

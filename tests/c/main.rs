@@ -69,6 +69,11 @@ fn a_truncated_message_writes_the_status_and_no_byte_beyond() -> Result<(), Stri
 }
 
 #[test]
+fn contexts_keep_messages_apart_and_probes_find_them() -> Result<(), String> {
+    pair("contexts_keep_messages_apart_and_probes_find_them", "contexts")
+}
+
+#[test]
 fn every_wrong_argument_has_its_error_and_writes_nothing() -> Result<(), String> {
     pair("every_wrong_argument_has_its_error_and_writes_nothing", "errors")
 }

@@ -108,6 +108,56 @@ static void truncation(void) {
     GIVES(NEMESIA_ERR_STALE, nemesia_endpoint_wait(endpoint, request, FOR_EVER, &status));
 }
 
+static void contexts(void) {
+    static unsigned char sent[LARGE], received[LARGE];
+    nemesia_status status = {77, 77, 77, 77};
+    uint64_t request, message = 77;
+    if (rank == 0) {
+        OK(nemesia_endpoint_send_in(endpoint, 1, NEMESIA_SEND_STANDARD, peer, TAG, "one", 3));
+        OK(nemesia_endpoint_send_in(endpoint, 2, NEMESIA_SEND_READY, peer, TAG, "two", 3));
+        fill(sent, sizeof sent, 5);
+        OK(nemesia_endpoint_isend_in(endpoint, 3, NEMESIA_SEND_STANDARD, peer, TAG, sent, sizeof sent, &request));
+        OK(nemesia_endpoint_wait(endpoint, request, FOR_EVER, NULL));
+        /* Nobody receives it before we say so. */
+        OK(nemesia_endpoint_isend_in(endpoint, 4, NEMESIA_SEND_SYNCHRONOUS, peer, TAG, "four", 4, &request));
+        CHECK(request != NEMESIA_REQUEST_NONE);
+        GIVES(NEMESIA_ERR_TIMEOUT, nemesia_endpoint_wait(endpoint, request, SECOND / 100, NULL));
+        barrier();
+        OK(nemesia_endpoint_wait(endpoint, request, FOR_EVER, NULL));
+        OK(nemesia_endpoint_send_in(endpoint, 5, NEMESIA_SEND_SYNCHRONOUS, peer, TAG, "five", 4));
+        OK(nemesia_endpoint_isend_in(endpoint, 6, NEMESIA_SEND_READY, peer, TAG, "six", 3, &request));
+        OK(nemesia_endpoint_wait(endpoint, request, FOR_EVER, NULL));
+        return;
+    }
+    OK(nemesia_endpoint_recv_in(endpoint, 2, NEMESIA_ANY_SOURCE, 0, NEMESIA_ANY_TAG, LARGE, received, &status));
+    CHECK(status.len == 3 && memcmp(received, "two", 3) == 0);
+    OK(nemesia_endpoint_irecv_in(endpoint, 1, peer, TAG, 0, LARGE, received, &request));
+    OK(nemesia_endpoint_wait(endpoint, request, FOR_EVER, &status));
+    CHECK(status.len == 3 && memcmp(received, "one", 3) == 0);
+    /* Looked at, taken out, received. */
+    OK(nemesia_endpoint_probe(endpoint, 3, peer, TAG, 0, FOR_EVER, &status));
+    CHECK(status.rank == peer && status.tag == TAG && status.len == LARGE);
+    OK(nemesia_endpoint_iprobe(endpoint, 3, NEMESIA_ANY_SOURCE, 0, NEMESIA_ANY_TAG, &status));
+    OK(nemesia_endpoint_mprobe(endpoint, 3, peer, TAG, 0, FOR_EVER, &message, &status));
+    CHECK(status.len == LARGE);
+    GIVES(NEMESIA_PENDING, nemesia_endpoint_iprobe(endpoint, 3, peer, TAG, 0, NULL));
+    OK(nemesia_endpoint_imrecv(endpoint, message, LARGE, received, &request));
+    GIVES(NEMESIA_ERR_STALE, nemesia_endpoint_mrecv(endpoint, message, LARGE, received, &status));
+    OK(nemesia_endpoint_wait(endpoint, request, FOR_EVER, &status));
+    fill(sent, sizeof sent, 5);
+    CHECK(status.len == LARGE && memcmp(sent, received, LARGE) == 0);
+    while (nemesia_endpoint_improbe(endpoint, 4, peer, TAG, 0, &message, &status) == NEMESIA_PENDING) {
+    }
+    barrier();
+    OK(nemesia_endpoint_mrecv(endpoint, message, LARGE, received, &status));
+    CHECK(status.len == 4 && memcmp(received, "four", 4) == 0);
+    OK(nemesia_endpoint_mprobe(endpoint, 5, peer, TAG, 0, 10 * SECOND, &message, NULL));
+    GIVES(NEMESIA_ERR_TRUNCATED, nemesia_endpoint_mrecv(endpoint, message, 0, NULL, &status));
+    OK(nemesia_endpoint_recv_in(endpoint, 6, peer, TAG, 0, LARGE, received, NULL));
+    GIVES(NEMESIA_ERR_TIMEOUT, nemesia_endpoint_probe(endpoint, 7, peer, TAG, 0, SECOND / 100, NULL));
+    GIVES(NEMESIA_ERR_TIMEOUT, nemesia_endpoint_mprobe(endpoint, 7, peer, TAG, 0, 0, &message, NULL));
+}
+
 static void refuse_pointers(void) {
     nemesia_status status;
     uint64_t request = 77;
@@ -134,6 +184,22 @@ static void refuse_pointers(void) {
     GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_peer_failure(endpoint, peer, NULL));
     GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_acknowledge_failures(NULL));
     GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_progress(NULL, NULL));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_send_in(endpoint, 1, 3, peer, TAG, &byte, 1));
+    CHECK(strstr(nemesia_last_error_message(), "NEMESIA_SEND_STANDARD") != NULL);
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_send_in(endpoint, 1, 0, peer, TAG, NULL, 1));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_isend_in(endpoint, 1, 3, peer, TAG, &byte, 1, &request));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_isend_in(endpoint, 1, 0, peer, TAG, &byte, 1, NULL));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_recv_in(endpoint, 1, peer, TAG, 0, 1, NULL, &status));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_irecv_in(endpoint, 1, peer, TAG, 0, 1, NULL, &request));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_irecv_in(endpoint, 1, peer, TAG, 0, 1, &byte, NULL));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_iprobe(NULL, 0, peer, TAG, 0, &status));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_improbe(endpoint, 0, peer, TAG, 0, NULL, &status));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_mprobe(endpoint, 0, peer, TAG, 0, 0, NULL, &status));
+    GIVES(NEMESIA_ERR_RANK, nemesia_endpoint_probe(endpoint, 0, 2, TAG, 0, 0, &status));
+    GIVES(NEMESIA_ERR_STALE, nemesia_endpoint_mrecv(endpoint, 12345, 1, &byte, &status));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_mrecv(endpoint, 12345, 1, NULL, &status));
+    GIVES(NEMESIA_ERR_STALE, nemesia_endpoint_imrecv(endpoint, NEMESIA_REQUEST_NONE, 1, &byte, &request));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_imrecv(endpoint, 12345, 1, &byte, NULL));
     CHECK(nemesia_endpoint_note(NULL, 0) == NULL && nemesia_endpoint_note(endpoint, 1000) == NULL);
     CHECK(request == 77 && number == 77);
     OK(nemesia_endpoint_wait_all(endpoint, 0, NULL, 0, NULL));
@@ -238,7 +304,7 @@ int main(int argc, char **argv) {
         void (*run)(void);
     } cases[] = {
         {"ping-pong", ping_pong}, {"window", window}, {"wildcards", wildcards}, {"truncation", truncation},
-        {"errors", errors},       {"peer-failure", peer_failure},
+        {"contexts", contexts},   {"errors", errors}, {"peer-failure", peer_failure},
     };
     int32_t size = 0;
     size_t at;

@@ -84,7 +84,11 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
 
     /// Whether this receive is posted, and what it asks for may be held back for want of room.
     pub fn may_be_held(&self, id: RequestId) -> bool {
-        let Some(source) = self.posted_source(id) else { return false };
+        self.posted_source(id).is_some_and(|source| self.may_source_be_held(source))
+    }
+
+    /// Whether what a receive from here asks for may be held back for want of room.
+    pub fn may_source_be_held(&self, source: Source) -> bool {
         if let Source::Rank(rank) = source {
             return self.is_held(rank);
         }

@@ -4,7 +4,7 @@
 
 use super::request::State;
 use super::{Engine, Fate, RequestId, StartError, Status, Storage};
-use crate::matching::Pattern;
+use crate::matching::{Pattern, Source};
 use crate::payload::RecvBuf;
 use crate::port::MessagePort;
 use crate::wire::Kind;
@@ -14,6 +14,15 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     /// The first message that this would receive, if it has come: sender, tag, and its bytes in all.
     pub fn iprobe(&self, pattern: &Pattern) -> Option<Status> {
         self.store.find(pattern).map(|id| self.stored_status(id))
+    }
+
+    /// Whether a message from here that has not come still can.
+    ///
+    /// # Errors
+    /// What posting a receive would meet with: there is no such rank, or it is gone.
+    pub fn check_listening(&self, source: Source) -> Result<(), StartError> {
+        self.check_source(source)?;
+        self.check_alive(source)
     }
 
     /// As [`Engine::iprobe`], and takes the message out of the queue: only [`Engine::imrecv`] with this identifier receives it.

@@ -147,7 +147,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     }
 
     #[inline(always)]
-    fn check_source(&self, source: Source) -> Result<(), StartError> {
+    pub(super) fn check_source(&self, source: Source) -> Result<(), StartError> {
         match source {
             Source::Rank(rank) if rank >= self.size() => Err(StartError::Rank { rank, size: self.size() }),
             _ => Ok(()),
@@ -155,7 +155,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     }
 
     #[inline(always)]
-    fn check_alive(&self, source: Source) -> Result<(), StartError> {
+    pub(super) fn check_alive(&self, source: Source) -> Result<(), StartError> {
         match (source, self.any_source_failure) {
             (Source::Rank(rank), _) => self.check_peer(rank),
             (Source::Any, Some((peer, failure))) => Err(StartError::PeerFailed { peer, failure }),

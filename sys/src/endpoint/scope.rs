@@ -3,7 +3,7 @@
 
 use std::marker::PhantomData;
 
-use super::{Endpoint, Reduction, RemoteKey, Request, Source, Status, Tag, Value};
+use super::{Context, Endpoint, Message, Reduction, RemoteKey, Request, Source, Status, Tag, Value};
 use crate::error::Error;
 
 /// An operation that a [`Scope`] has started. Anywhere else it names nothing.
@@ -38,16 +38,115 @@ impl Endpoint {
     }
 }
 
-impl<'env> Scope<'_, 'env> {
+/// A [`Scope`] in one matching context; see [`Context`].
+#[derive(Debug)]
+pub struct ScopeContext<'a, 'scope, 'env> {
+    scope: &'a mut Scope<'scope, 'env>,
+    id: u16,
+}
+
+impl<'scope, 'env> ScopeContext<'_, 'scope, 'env> {
+    /// Starts a send.
+    ///
+    /// # Errors
+    /// See [`Error`]; nothing was sent.
+    pub fn isend(self, to: usize, tag: u64, bytes: &'env [u8]) -> Result<Pending, Error> {
+        // SAFETY: the bytes are borrowed for 'env, which outlives the scope, and the scope does not end before the
+        // operation does (see `Drop`).
+        self.start(|context| unsafe { context.isend(to, tag, bytes.as_ptr(), bytes.len()) })
+    }
+
+    /// Starts a send that is complete only when a receive has matched it. One that nobody receives keeps the scope from
+    /// ending.
+    ///
+    /// # Errors
+    /// See [`Error`]; nothing was sent.
+    pub fn issend(self, to: usize, tag: u64, bytes: &'env [u8]) -> Result<Pending, Error> {
+        // SAFETY: as for `isend`.
+        self.start(|context| unsafe { context.issend(to, tag, bytes.as_ptr(), bytes.len()) })
+    }
+
+    /// Starts a send for which a receive is posted; see [`Endpoint::irsend`].
+    ///
+    /// # Errors
+    /// See [`Error`]; nothing was sent.
+    pub fn irsend(self, to: usize, tag: u64, bytes: &'env [u8]) -> Result<Pending, Error> {
+        self.isend(to, tag, bytes)
+    }
+
+    /// Posts a receive.
+    ///
+    /// # Errors
+    /// See [`Error`]; nothing was posted.
+    pub fn irecv(self, from: Source, tag: Tag, buf: &'env mut [u8]) -> Result<Pending, Error> {
+        // SAFETY: the buffer is borrowed exclusively for 'env, which outlives the scope, and the scope does not end
+        // before the operation does (see `Drop`).
+        self.start(|context| unsafe { context.irecv(from, tag, buf.as_mut_ptr(), buf.len()) })
+    }
+
+    /// As [`Endpoint::iprobe`].
+    ///
+    /// # Errors
+    /// As for [`Endpoint::iprobe`].
+    pub fn iprobe(mut self, from: Source, tag: Tag) -> Result<Option<Status>, Error> {
+        self.context().iprobe(from, tag)
+    }
+
+    /// As [`Endpoint::probe`].
+    ///
+    /// # Errors
+    /// As for [`Endpoint::probe`].
+    pub fn probe(mut self, from: Source, tag: Tag) -> Result<Status, Error> {
+        self.context().probe(from, tag)
+    }
+
+    /// As [`Endpoint::improbe`].
+    ///
+    /// # Errors
+    /// As for [`Endpoint::improbe`].
+    pub fn improbe(mut self, from: Source, tag: Tag) -> Result<Option<Message>, Error> {
+        self.context().improbe(from, tag)
+    }
+
+    /// As [`Endpoint::mprobe`].
+    ///
+    /// # Errors
+    /// As for [`Endpoint::mprobe`].
+    pub fn mprobe(mut self, from: Source, tag: Tag) -> Result<Message, Error> {
+        self.context().mprobe(from, tag)
+    }
+
+    const fn context(&mut self) -> Context<'_> {
+        self.scope.endpoint.in_context(self.id)
+    }
+
+    fn start(mut self, start: impl FnOnce(Context<'_>) -> Result<Request, Error>) -> Result<Pending, Error> {
+        let request = start(self.context())?;
+        Ok(self.scope.keep(request))
+    }
+}
+
+impl<'scope, 'env> Scope<'scope, 'env> {
+    /// This scope in a matching context, for one operation, or for a probe.
+    pub const fn in_context(&mut self, context: u16) -> ScopeContext<'_, 'scope, 'env> {
+        ScopeContext { scope: self, id: context }
+    }
+
     /// Starts a send.
     ///
     /// # Errors
     /// See [`Error`]; nothing was sent.
     pub fn isend(&mut self, to: usize, tag: u64, bytes: &'env [u8]) -> Result<Pending, Error> {
-        // SAFETY: the bytes are borrowed for 'env, which outlives the scope, and the scope does not end before the
-        // operation does (see `Drop`).
-        let request = unsafe { self.endpoint.isend(to, tag, bytes.as_ptr(), bytes.len()) }?;
-        Ok(self.keep(request))
+        self.in_context(0).isend(to, tag, bytes)
+    }
+
+    /// Starts a send that is complete only when a receive has matched it. One that nobody receives keeps the scope from
+    /// ending.
+    ///
+    /// # Errors
+    /// See [`Error`]; nothing was sent.
+    pub fn issend(&mut self, to: usize, tag: u64, bytes: &'env [u8]) -> Result<Pending, Error> {
+        self.in_context(0).issend(to, tag, bytes)
     }
 
     /// Posts a receive.
@@ -55,9 +154,16 @@ impl<'env> Scope<'_, 'env> {
     /// # Errors
     /// See [`Error`]; nothing was posted.
     pub fn irecv(&mut self, from: Source, tag: Tag, buf: &'env mut [u8]) -> Result<Pending, Error> {
-        // SAFETY: the buffer is borrowed exclusively for 'env, which outlives the scope, and the scope does not end
-        // before the operation does (see `Drop`).
-        let request = unsafe { self.endpoint.irecv(from, tag, buf.as_mut_ptr(), buf.len()) }?;
+        self.in_context(0).irecv(from, tag, buf)
+    }
+
+    /// Starts receiving a message that a probe took out.
+    ///
+    /// # Errors
+    /// See [`Endpoint::imrecv`].
+    pub fn imrecv(&mut self, message: Message, buf: &'env mut [u8]) -> Result<Pending, Error> {
+        // SAFETY: as for `ScopeContext::irecv`.
+        let request = unsafe { self.endpoint.imrecv(message, buf.as_mut_ptr(), buf.len()) }?;
         Ok(self.keep(request))
     }
 

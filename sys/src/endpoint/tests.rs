@@ -1,5 +1,7 @@
 //! Whole endpoints in threads of one process, over a key-value exchange in memory.
 
+mod context;
+
 use std::collections::HashMap;
 use std::sync::{Arc, Barrier, Mutex};
 use std::time::Duration;

@@ -35,7 +35,7 @@ pub(super) struct Waiter {
     sleep: &'static SleepWord,
     watch: Watch,
     fence: HeavyFence,
-    spin: u32,
+    pub(super) spin: u32,
 }
 
 impl Waiter {
@@ -74,7 +74,7 @@ impl Endpoint {
     /// Counts a poll that found so many packets; true when it was time to look at the peers' lives. Traffic with one
     /// peer must not hide the death of another, nor the passing of a deadline.
     #[inline]
-    fn count_turn(&mut self, packets: usize) -> bool {
+    pub(super) fn count_turn(&mut self, packets: usize) -> bool {
         self.turns += packets.max(1) as u32;
         if self.engine.handlers_mut().has_replies() {
             self.send_replies();
@@ -210,7 +210,7 @@ impl Endpoint {
     }
 
     /// Sleeps until a peer wakes us, unless there is work by now. False when nobody did.
-    fn sleep(&mut self, deadline: Option<Instant>) -> bool {
+    pub(super) fn sleep(&mut self, deadline: Option<Instant>) -> bool {
         let mut woken = true;
         let word = self.waiter.sleep;
         let sequence = word.announce();
@@ -232,7 +232,8 @@ impl Endpoint {
 
     /// Asks the kernel which peers are gone, and lets go of those from whom nothing more can come.
     #[cold]
-    fn look(&mut self) {
+    pub(super) fn look(&mut self) {
+        self.discard_dropped();
         if let Ok(departed) = self.waiter.watch.poll() {
             self.leaving.extend(departed.map(|(rank, departure)| (rank, departure, 0)));
         }

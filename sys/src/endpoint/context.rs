@@ -1,0 +1,225 @@
+//! Matching contexts, and the modes of sending.
+
+use nemesia_core::engine::Bypass;
+use nemesia_core::payload::{RecvBuf, SendBuf};
+
+use super::{Endpoint, Mode, Request, Source, Status, Tag, pattern, status};
+use crate::error::Error;
+
+/// An endpoint in one matching context: what is sent in it is received and probed in it only, whatever the tag. What MPI
+/// needs of a communicator's context id (MPI 4.1, section 7.1.2); the methods of [`Endpoint`] itself are in context 0.
+///
+/// Costs nothing: it is the endpoint and a number, and need not be kept.
+#[derive(Debug)]
+pub struct Context<'a> {
+    pub(super) endpoint: &'a mut Endpoint,
+    pub(super) id: u16,
+}
+
+impl Endpoint {
+    /// This endpoint in a matching context, for one call or several.
+    ///
+    /// ```
+    /// # let mut endpoint = nemesia::Endpoint::open_with(
+    /// #     &nemesia::Config::default(),
+    /// #     Box::new(nemesia::bootstrap::Singleton::new()),
+    /// # )?;
+    /// use nemesia::{Source, Tag};
+    ///
+    /// let me = endpoint.rank();
+    /// endpoint.in_context(7).send(me, 1, b"seven")?;
+    /// endpoint.send(me, 1, b"none")?;
+    /// let status = endpoint.in_context(7).recv(Source::Rank(me), Tag::Any, &mut [0; 8])?;
+    /// assert_eq!(status.len, 5);
+    /// # Ok::<(), nemesia::Error>(())
+    /// ```
+    #[inline(always)]
+    pub const fn in_context(&mut self, context: u16) -> Context<'_> {
+        Context { endpoint: self, id: context }
+    }
+
+    /// Sends a message and waits until a receive has matched it (MPI_Ssend).
+    ///
+    /// # Errors
+    /// See [`Error`].
+    pub fn ssend(&mut self, to: usize, tag: u64, bytes: &[u8]) -> Result<(), Error> {
+        self.in_context(0).ssend(to, tag, bytes)
+    }
+
+    /// As [`Endpoint::isend`]; complete only when a receive has matched the message (MPI_Issend).
+    ///
+    /// # Errors
+    /// See [`Error`]; nothing was sent.
+    ///
+    /// # Safety
+    /// As for [`Endpoint::isend`].
+    pub unsafe fn issend(
+        &mut self,
+        to: usize,
+        tag: u64,
+        base: *const u8,
+        len: usize,
+    ) -> Result<Request, Error> {
+        // SAFETY: the caller's promise.
+        unsafe { self.in_context(0).issend(to, tag, base, len) }
+    }
+
+    /// Sends a message for which the caller knows that a receive is posted, and waits until its bytes have left the buffer
+    /// (MPI_Rsend). The promise is not made use of: this is [`Endpoint::send`], which MPI 4.1 permits (section 3.4).
+    ///
+    /// # Errors
+    /// See [`Error`].
+    #[inline]
+    pub fn rsend(&mut self, to: usize, tag: u64, bytes: &[u8]) -> Result<(), Error> {
+        self.send(to, tag, bytes)
+    }
+
+    /// As [`Endpoint::isend`], for a message for which the caller knows that a receive is posted (MPI_Irsend). The promise
+    /// is not made use of: this is [`Endpoint::isend`].
+    ///
+    /// # Errors
+    /// See [`Error`]; nothing was sent.
+    ///
+    /// # Safety
+    /// As for [`Endpoint::isend`].
+    #[inline]
+    pub unsafe fn irsend(
+        &mut self,
+        to: usize,
+        tag: u64,
+        base: *const u8,
+        len: usize,
+    ) -> Result<Request, Error> {
+        // SAFETY: the caller's promise.
+        unsafe { self.isend(to, tag, base, len) }
+    }
+
+    /// Waits for a send from borrowed bytes.
+    #[inline(never)]
+    fn send_slowly(
+        &mut self,
+        to: usize,
+        context: u16,
+        tag: u64,
+        bytes: &[u8],
+        mode: Mode,
+    ) -> Result<(), Error> {
+        // SAFETY: the bytes are borrowed until this returns, and `finish` returns only when the engine has done with
+        // them.
+        let buf = unsafe { SendBuf::from_raw(bytes.as_ptr(), bytes.len()) };
+        let request = self.start(to, context, tag, buf, mode)?;
+        self.finish(request).map(drop)
+    }
+}
+
+impl Context<'_> {
+    /// The context's number.
+    pub const fn id(&self) -> u16 {
+        self.id
+    }
+
+    /// As [`Endpoint::send`].
+    ///
+    /// # Errors
+    /// See [`Error`].
+    #[inline(always)]
+    pub fn send(self, to: usize, tag: u64, bytes: &[u8]) -> Result<(), Error> {
+        let Self { endpoint, id } = self;
+        if endpoint.engine.send_now(u32::try_from(to).unwrap_or(u32::MAX), id, tag, bytes) {
+            return Ok(());
+        }
+        endpoint.send_slowly(to, id, tag, bytes, Mode::Standard)
+    }
+
+    /// As [`Endpoint::ssend`].
+    ///
+    /// # Errors
+    /// See [`Error`].
+    pub fn ssend(self, to: usize, tag: u64, bytes: &[u8]) -> Result<(), Error> {
+        self.endpoint.send_slowly(to, self.id, tag, bytes, Mode::Synchronous)
+    }
+
+    /// As [`Endpoint::rsend`].
+    ///
+    /// # Errors
+    /// See [`Error`].
+    #[inline(always)]
+    pub fn rsend(self, to: usize, tag: u64, bytes: &[u8]) -> Result<(), Error> {
+        self.send(to, tag, bytes)
+    }
+
+    /// As [`Endpoint::recv`].
+    ///
+    /// # Errors
+    /// See [`Error`].
+    #[inline(always)]
+    pub fn recv(self, from: Source, tag: Tag, buf: &mut [u8]) -> Result<Status, Error> {
+        let Self { endpoint, id } = self;
+        let pattern = pattern(from, id, tag);
+        // SAFETY: the buffer is borrowed until this returns, and `recv_bypass` and `finish` return only when the engine has
+        // done with it.
+        let mut buf = unsafe { RecvBuf::from_raw(buf.as_mut_ptr(), buf.len()) };
+        if !endpoint.engine.can_bypass(&pattern) {
+            let request = endpoint.post(pattern, buf)?;
+            return endpoint.finish(request);
+        }
+        match endpoint.engine.receive_step(&pattern, &mut buf) {
+            Bypass::Done(Ok(done)) => Ok(status(done)),
+            step => endpoint.recv_bypass(&pattern, buf, step),
+        }
+    }
+
+    /// As [`Endpoint::isend`].
+    ///
+    /// # Errors
+    /// See [`Error`]; nothing was sent.
+    ///
+    /// # Safety
+    /// As for [`Endpoint::isend`].
+    #[inline(always)]
+    pub unsafe fn isend(self, to: usize, tag: u64, base: *const u8, len: usize) -> Result<Request, Error> {
+        // SAFETY: the caller's promise.
+        let buf = unsafe { SendBuf::from_raw(base, len) };
+        self.endpoint.start(to, self.id, tag, buf, Mode::Standard)
+    }
+
+    /// As [`Endpoint::issend`].
+    ///
+    /// # Errors
+    /// See [`Error`]; nothing was sent.
+    ///
+    /// # Safety
+    /// As for [`Endpoint::isend`].
+    pub unsafe fn issend(self, to: usize, tag: u64, base: *const u8, len: usize) -> Result<Request, Error> {
+        // SAFETY: the caller's promise.
+        let buf = unsafe { SendBuf::from_raw(base, len) };
+        self.endpoint.start(to, self.id, tag, buf, Mode::Synchronous)
+    }
+
+    /// As [`Endpoint::irsend`].
+    ///
+    /// # Errors
+    /// See [`Error`]; nothing was sent.
+    ///
+    /// # Safety
+    /// As for [`Endpoint::isend`].
+    #[inline(always)]
+    pub unsafe fn irsend(self, to: usize, tag: u64, base: *const u8, len: usize) -> Result<Request, Error> {
+        // SAFETY: the caller's promise.
+        unsafe { self.isend(to, tag, base, len) }
+    }
+
+    /// As [`Endpoint::irecv`].
+    ///
+    /// # Errors
+    /// See [`Error`]; nothing was posted.
+    ///
+    /// # Safety
+    /// As for [`Endpoint::irecv`].
+    #[inline(always)]
+    pub unsafe fn irecv(self, from: Source, tag: Tag, base: *mut u8, len: usize) -> Result<Request, Error> {
+        // SAFETY: the caller's promise.
+        let buf = unsafe { RecvBuf::from_raw(base, len) };
+        self.endpoint.post(pattern(from, self.id, tag), buf)
+    }
+}

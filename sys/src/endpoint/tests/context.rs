@@ -1,0 +1,199 @@
+//! Contexts, modes of sending, and probes.
+
+use std::time::Duration;
+
+use super::{pair, world};
+use crate::endpoint::{Endpoint, Source, Tag};
+use crate::{Config, Error};
+
+const ZERO: Source = Source::Rank(0);
+const SOON: Duration = Duration::from_millis(20);
+
+fn alone() -> Endpoint {
+    world(1, &Config::default()).pop().unwrap()
+}
+
+/// A synchronous send of bytes that are always there.
+fn issend(endpoint: &mut Endpoint, to: usize, tag: u64, bytes: &'static [u8]) -> crate::Request {
+    // SAFETY: the bytes are always there.
+    unsafe { endpoint.issend(to, tag, bytes.as_ptr(), bytes.len()) }.unwrap()
+}
+
+#[test]
+fn what_is_sent_in_a_context_is_seen_in_no_other() {
+    let (mut zero, mut one) = pair(&Config::default());
+    for (context, large) in [(0, false), (1, false), (u16::MAX, true)] {
+        let bytes = vec![context as u8; if large { 3000 } else { 8 }];
+        zero.in_context(context).send(1, 5, &bytes).unwrap();
+    }
+    zero.in_context(3).send(1, 6, &[]).unwrap();
+    // The last one has come, and with it all.
+    one.in_context(3).recv(ZERO, Tag::Any, &mut []).unwrap();
+    assert!(one.in_context(2).iprobe(Source::Any, Tag::Any).unwrap().is_none());
+    assert!(one.in_context(3).iprobe(Source::Any, Tag::Any).unwrap().is_none());
+    assert_eq!(one.in_context(u16::MAX).probe(Source::Any, Tag::Any).unwrap().len, 3000);
+    let mut buf = [0; 3000];
+    for context in [u16::MAX, 0, 1] {
+        let status = one.in_context(context).recv(Source::Any, Tag::Any, &mut buf).unwrap();
+        assert_eq!((status.rank, status.tag, status.len), (0, 5, if context > 1 { 3000 } else { 8 }));
+        assert!(buf[..status.len].iter().all(|byte| *byte == context as u8), "context {context}");
+    }
+    // Posted receives: the second is satisfied first.
+    let (mut first, mut second) = ([0; 8], [0; 8]);
+    let (into, other) = (&mut first, &mut second);
+    one.scope(|scope| {
+        let first = scope.in_context(8).irecv(Source::Any, Tag::Any, into)?;
+        let second = scope.in_context(9).irecv(Source::Any, Tag::Any, other)?;
+        zero.in_context(9).send(1, 1, b"nine")?;
+        assert_eq!(scope.wait(second)?.len, 4);
+        assert!(scope.test(first)?.is_none());
+        assert!(scope.in_context(9).improbe(Source::Any, Tag::Any)?.is_none());
+        zero.in_context(8).rsend(1, 1, b"eight")?;
+        assert_eq!(scope.wait(first)?.len, 5);
+        Ok(())
+    })
+    .unwrap();
+    assert_eq!((&first[..5], &second[..4]), (&b"eight"[..], &b"nine"[..]));
+}
+
+#[test]
+fn a_synchronous_send_is_complete_when_a_receive_has_matched_it() {
+    let (mut zero, mut one) = pair(&Config::default());
+    let sent = issend(&mut zero, 1, 7, b"match me");
+    assert!(!sent.is_complete());
+    assert_eq!(one.probe(ZERO, Tag::Exactly(7)).unwrap().len, 8);
+    for _ in 0..1000 {
+        assert!(zero.test(sent).unwrap().is_none(), "nobody has received it");
+        one.progress();
+    }
+    let mut buf = [0; 8];
+    assert_eq!(one.recv(ZERO, Tag::Any, &mut buf).unwrap().len, 8);
+    zero.wait(sent).unwrap();
+    assert_eq!(&buf, b"match me");
+    let receiver = std::thread::spawn(move || {
+        // The sender returns after this receive was posted: what it says next comes second.
+        let status = one.recv(Source::Any, Tag::Any, &mut [0; 8]).unwrap();
+        assert_eq!(status.tag, 8);
+        one
+    });
+    zero.ssend(1, 8, b"blocking").unwrap();
+    drop((receiver.join().unwrap(), zero));
+}
+
+#[test]
+fn a_blocking_probe_sleeps_until_the_message_comes_and_leaves_it() {
+    let (mut zero, mut one) = pair(&Config::default());
+    let early = zero.in_context(4).probe_timeout(Source::Any, Tag::Any, SOON);
+    assert!(matches!(early, Err(Error::Timeout(_))), "{early:?}");
+    let early = zero.in_context(4).mprobe_timeout(Source::Any, Tag::Any, SOON);
+    assert!(matches!(early, Err(Error::Timeout(_))), "{early:?}");
+    let late = std::thread::spawn(move || {
+        for context in [4, 0] {
+            std::thread::sleep(Duration::from_millis(100));
+            one.in_context(context).send(0, 9, &[3; 300]).unwrap();
+        }
+        one
+    });
+    for _ in 0..3 {
+        let status = zero.in_context(4).probe(Source::Rank(1), Tag::Exactly(9)).unwrap();
+        assert_eq!((status.rank, status.tag, status.len), (1, 9, 300));
+    }
+    let message = zero.mprobe(Source::Any, Tag::Any).unwrap();
+    assert_eq!(message.status().len, 300);
+    assert_eq!(zero.mrecv(message, &mut [0; 300]).unwrap().len, 300);
+    let one = late.join().unwrap();
+    zero.in_context(4).recv(Source::Any, Tag::Any, &mut [0; 300]).unwrap();
+    assert!(matches!(zero.iprobe(Source::Rank(2), Tag::Any), Err(Error::Rank { rank: 2, last: 1 })));
+    drop(one);
+    let gone = zero.probe(Source::Rank(1), Tag::Any);
+    assert!(matches!(gone, Err(Error::PeerFailed { rank: 1, .. })), "{gone:?}");
+}
+
+#[test]
+fn a_message_that_was_taken_out_is_received_once_and_by_its_endpoint_only() {
+    let (mut zero, mut one) = pair(&Config::default());
+    let large = vec![5; 100_000];
+    let sender = std::thread::spawn(move || {
+        for bytes in [&large[..], b"two", b"three"] {
+            one.send(0, 1, bytes).unwrap();
+        }
+        one
+    });
+    let first = zero.mprobe(Source::Any, Tag::Any).unwrap();
+    assert_eq!((first.status().len, first.status().rank), (100_000, 1));
+    let mut got = vec![0; 100_000];
+    let request = {
+        // SAFETY: the buffer lives, unused, until the request is complete.
+        unsafe { zero.imrecv(first, got.as_mut_ptr(), got.len()) }.unwrap()
+    };
+    assert_eq!(zero.wait(request).unwrap().len, 100_000);
+    assert!(got.iter().all(|byte| *byte == 5));
+    let second = zero.mprobe(Source::Any, Tag::Any).unwrap();
+    let mut buf = [0; 8];
+    assert_eq!(zero.recv(Source::Any, Tag::Any, &mut buf).unwrap().len, 5, "the third");
+    let one = sender.join().unwrap();
+    let bits = second.into_bits();
+    let (again, stranger) = (zero.message(bits), zero.message(bits));
+    assert!(matches!(zero.mrecv(again, &mut buf[..2]), Err(Error::Truncated(_))));
+    assert_eq!(&buf[..2], b"tw");
+    assert!(matches!(zero.mrecv(stranger, &mut buf), Err(Error::Stale)));
+    zero.send(0, 1, b"self").unwrap();
+    let mine = zero.improbe(ZERO, Tag::Any).unwrap().unwrap();
+    let mut one = one;
+    assert!(matches!(one.mrecv(mine, &mut buf), Err(Error::Stale)), "it is another endpoint's");
+}
+
+#[test]
+fn dropped_messages_complete_their_senders_and_keep_no_slot() {
+    let mut endpoint = world(1, &Config::default().requests(64)).pop().unwrap();
+    for _ in 0..200 {
+        let sent = issend(&mut endpoint, 0, 1, b"nobody wants it");
+        drop(endpoint.improbe(ZERO, Tag::Any).unwrap().unwrap());
+        assert!(endpoint.iprobe(Source::Any, Tag::Any).unwrap().is_none());
+        endpoint.wait(sent).unwrap();
+    }
+    // Without another probe: progress alone discards it.
+    let sent = issend(&mut endpoint, 0, 1, b"nobody wants it");
+    drop(endpoint.improbe(ZERO, Tag::Any).unwrap().unwrap());
+    endpoint.wait(sent).unwrap();
+    // The endpoint may be gone before the message.
+    endpoint.send(0, 1, b"late").unwrap();
+    let message = endpoint.mprobe(Source::Any, Tag::Any).unwrap();
+    drop(endpoint);
+    drop(message);
+}
+
+#[test]
+fn a_number_that_is_no_message_receives_nothing_and_drops_nothing() {
+    let mut endpoint = alone();
+    let mut buf = [0; 8];
+    let base = buf.as_mut_ptr();
+    // SAFETY: the buffer lives, unused, until the request is complete.
+    let posted = unsafe { endpoint.irecv(Source::Any, Tag::Any, base, 8) }.unwrap();
+    endpoint.send(0, 1, b"complete").unwrap();
+    for bits in [posted.to_bits(), 0, u64::MAX, 1 << 32] {
+        let message = endpoint.message(bits);
+        assert!(matches!(endpoint.mrecv(message, &mut [0; 8]), Err(Error::Stale)));
+        drop(endpoint.message(bits));
+    }
+    assert!(endpoint.iprobe(Source::Any, Tag::Any).unwrap().is_none());
+    assert_eq!(endpoint.wait(posted).unwrap().len, 8);
+    assert_eq!(&buf, b"complete");
+}
+
+#[test]
+fn a_probe_for_which_there_is_no_room_says_so() {
+    let (mut zero, mut one) = pair(&Config::default().unexpected_bytes(64 << 10));
+    // As many as there is room for, and one more, which waits.
+    loop {
+        // SAFETY: the bytes are always there.
+        let request = unsafe { one.isend(0, 1, std::ptr::null(), 0) }.unwrap();
+        zero.progress();
+        if !request.is_complete() && zero.progress() == 0 && one.test(request).unwrap().is_none() {
+            break;
+        }
+    }
+    let held = zero.probe(Source::Rank(1), Tag::Exactly(2));
+    assert!(matches!(held, Err(Error::Unexpected { held: 1, .. })), "{held:?}");
+    assert_eq!(zero.probe(Source::Rank(1), Tag::Exactly(1)).unwrap().len, 0);
+}
