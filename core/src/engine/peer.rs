@@ -194,7 +194,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         }
     }
 
-    fn fail_queue(&mut self, peer: PeerId, queue: Queue, failure: Failure) {
+    pub(super) fn fail_queue(&mut self, peer: PeerId, queue: Queue, failure: Failure) {
         while let Some(index) = self.first(peer, queue) {
             self.dequeue(peer, queue, index);
             let outcome = match self.requests.get(index).0 {
