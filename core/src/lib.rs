@@ -27,6 +27,8 @@ static_assertions::const_assert!(usize::BITS >= 64);
 #[cfg(any(test, nemesia_loom))]
 extern crate std;
 
+#[cfg(nemesia_blunder)]
+pub mod blunder;
 pub mod engine;
 pub mod flow;
 pub mod matching;

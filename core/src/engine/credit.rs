@@ -5,6 +5,8 @@
 use core::borrow::{Borrow, BorrowMut};
 
 use super::{Engine, Peer, RequestId, Storage};
+#[cfg(nemesia_blunder)]
+use crate::blunder::{Blunder, made};
 use crate::flow::{Account, Arrived};
 use crate::matching::Source;
 use crate::port::{MessagePort, PeerId, PortFault};
@@ -55,6 +57,10 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
 
     /// A stored message is gone.
     pub(super) fn credit_removed(&mut self, source: PeerId, units: u32) {
+        #[cfg(nemesia_blunder)]
+        if made(Blunder::KeepCredit) {
+            return;
+        }
         if source == self.rank {
             self.ledger.release(units);
         } else if let Some(granted) = self.ledger.removed(self.peers.borrow_mut(), source, units) {
@@ -100,6 +106,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     /// A peer is gone: its promise is void, and so are the messages that it has only announced.
     pub(super) fn close_account(&mut self, peer: PeerId) {
         let gone = |stored: &Stored| stored.source == peer && stored.kind == Kind::Rts;
+        #[cfg(nemesia_blunder)]
+        let gone = |stored: &Stored| gone(stored) && !made(Blunder::KeepOffers);
         let mut units = 0;
         self.store.remove_where(gone, |_, stored| units += cost(stored.len));
         self.ledger.close(self.peers.borrow_mut(), peer);

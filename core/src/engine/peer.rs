@@ -6,6 +6,8 @@ use core::borrow::BorrowMut;
 use super::request::{Fate, State};
 use super::rma::Side;
 use super::{Engine, Failure, PACKETS_A_TURN, Progress, Storage};
+#[cfg(nemesia_blunder)]
+use crate::blunder::{Blunder, made};
 use crate::flow::{Account, Allowance};
 use crate::port::{MessagePort, PeerFault, PeerId};
 use crate::slab::List;
@@ -75,6 +77,10 @@ impl Peer {
     /// Whether a message can leave at once: nothing is before it, and the peer is there.
     #[inline(always)]
     pub(super) fn is_free(&self) -> bool {
+        #[cfg(nemesia_blunder)]
+        if made(Blunder::OvertakePending) {
+            return self.departed.is_none();
+        }
         self.queue(Queue::Pending).is_empty() && self.departed.is_none()
     }
 
@@ -198,7 +204,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         }
     }
 
-    fn fail_queue(&mut self, peer: PeerId, queue: Queue, failure: Failure) {
+    pub(super) fn fail_queue(&mut self, peer: PeerId, queue: Queue, failure: Failure) {
         while let Some(index) = self.first(peer, queue) {
             self.dequeue(peer, queue, index);
             let outcome = match self.requests.get(index).0 {

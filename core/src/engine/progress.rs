@@ -1,6 +1,7 @@
 //! One turn of the crank, and failures.
 #![forbid(unsafe_code)]
 
+use super::peer::Queue;
 use super::{Engine, Failure, Storage};
 use crate::port::{MessagePort, PeerFault, PeerId, Polled};
 
@@ -64,12 +65,13 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         }
     }
 
-    /// A peer is gone, but what it has sent is still to be taken ([`Engine::drain`], then [`Engine::fail`]): sends to it
-    /// end now with [`Fate::PeerFailed`](super::Fate::PeerFailed).
+    /// A peer is gone, but what it has sent is still to be taken ([`Engine::drain`], then [`Engine::fail`]): sends of which it
+    /// was not told end now with [`Fate::PeerFailed`](super::Fate::PeerFailed). The others may have been received: it may
+    /// have said so before it went.
     pub fn depart(&mut self, peer: PeerId, failure: Failure) {
         if peer < self.size() && self.peer(peer).departed.is_none() && self.failure(peer).is_none() {
             self.peer(peer).departed = Some(failure);
-            self.fail_sends(peer, failure);
+            self.fail_queue(peer, Queue::Pending, failure);
             self.fail_leaving(peer, failure);
         }
     }

@@ -11,6 +11,8 @@ use super::lmt::{Pull, Transfer};
 use super::peer::Queue;
 use super::request::{Message, State};
 use super::{Engine, RequestId, StartError, Status, Storage};
+#[cfg(nemesia_blunder)]
+use crate::blunder::{Blunder, made};
 use crate::payload::SendBuf;
 use crate::port::{MessagePort, PeerFault, PeerId};
 use crate::store::cost;
@@ -77,7 +79,10 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         tag: u64,
         buf: SendBuf,
     ) -> Result<RequestId, StartError> {
-        self.start_send(to, Message { context, tag, buf, synchronous: true })
+        let synchronous = true;
+        #[cfg(nemesia_blunder)]
+        let synchronous = synchronous && !made(Blunder::ForgetSynchronous);
+        self.start_send(to, Message { context, tag, buf, synchronous })
     }
 
     fn start_send(&mut self, to: PeerId, message: Message) -> Result<RequestId, StartError> {

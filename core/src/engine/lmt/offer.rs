@@ -64,10 +64,6 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         let peer = arrival.peer;
         let kind = arrival.envelope.kind;
         let fault = PortFault::Protocol { kind };
-        if matches!(kind, Kind::Cts | Kind::Fin) && self.peer(peer).departed.is_some() {
-            // Our sends to it have ended: it had answered before it went.
-            return Ok(());
-        }
         match kind {
             Kind::Cts if arrival.len == CTS_BYTES => {
                 let mut bytes = [0; CTS_BYTES];

@@ -4,6 +4,8 @@
 #![forbid(unsafe_code)]
 
 use super::{Stream, Transfer};
+#[cfg(nemesia_blunder)]
+use crate::blunder::{Blunder, made};
 use crate::engine::peer::{Help, Queue};
 use crate::engine::request::{How, Incoming, Message, State};
 use crate::engine::{Engine, Storage};
@@ -110,6 +112,10 @@ fn copy<P: MessagePort>(port: &mut P, incoming: &mut Incoming, buf: &mut RecvBuf
         return;
     }
     incoming.left.start = part.start;
+    #[cfg(nemesia_blunder)]
+    if made(Blunder::SkipPart) {
+        incoming.left.start = part.end;
+    }
     if incoming.how == How::Share {
         port.close_share(incoming.from);
         incoming.left.end = part.end;

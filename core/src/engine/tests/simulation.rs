@@ -73,6 +73,8 @@ struct Simulation<'a> {
     gone: Vec<Option<Failure>>,
     /// By observer and observed: what the observer was told.
     told: Vec<Vec<Option<Failure>>>,
+    /// What a rank that is gone has sent is being taken: it may still answer.
+    draining: bool,
     any_failed: Vec<bool>,
     salt: u64,
 }
@@ -94,6 +96,7 @@ impl<'a> Simulation<'a> {
             eager_bytes: room.tuning.eager_bytes,
             gone: vec![None; count],
             told: vec![vec![None; count]; count],
+            draining: false,
             any_failed: vec![false; count],
             salt: seed << 32,
         }
@@ -310,9 +313,11 @@ impl<'a> Simulation<'a> {
             self.told[at][peer as usize] = Some(failure);
         }
         if way > 0 {
+            self.draining = true;
             self.world.engine(rank).drain(peer);
             self.listen(rank);
             self.complete();
+            self.draining = false;
         }
         self.told[at][peer as usize] = Some(failure);
         let alone = (0..self.peers).all(|it| it == rank || self.told[at][it as usize].is_some());

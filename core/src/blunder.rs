@@ -1,0 +1,50 @@
+//! Mistakes of logic that the engine makes when the simulation asks for it: one that misses them does not look closely enough.
+//!
+//! Compiled only with the private cfg `nemesia_blunder`; nothing of it is in what ships. Where a mistake is made stands its
+//! name, behind the cfg.
+#![forbid(unsafe_code)]
+
+use crate::sync::Word32;
+
+/// A mistake.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Blunder {
+    /// A receive with a wildcard that was posted first does not get the message.
+    PreferExact,
+    /// A small message overtakes those that wait.
+    OvertakePending,
+    /// A synchronous send is complete before it is matched.
+    ForgetSynchronous,
+    /// Room in the store that is free again is promised to nobody.
+    KeepCredit,
+    /// What a copy that broke off should have brought is not asked for again.
+    SkipPart,
+    /// What a dead process had announced can still be received.
+    KeepOffers,
+}
+
+impl Blunder {
+    /// Every mistake.
+    pub const ALL: [Blunder; 6] = [
+        Blunder::PreferExact,
+        Blunder::OvertakePending,
+        Blunder::ForgetSynchronous,
+        Blunder::KeepCredit,
+        Blunder::SkipPart,
+        Blunder::KeepOffers,
+    ];
+}
+
+/// The mistake that is made, plus one; 0 is none.
+static MADE: Word32 = Word32::new(0);
+
+/// From now on this process makes this mistake, or none.
+pub fn make(blunder: Option<Blunder>) {
+    MADE.store_relaxed(blunder.map_or(0, |blunder| blunder as u32 + 1));
+}
+
+/// Whether this mistake is made.
+pub(crate) fn made(blunder: Blunder) -> bool {
+    MADE.load_relaxed() == blunder as u32 + 1
+}

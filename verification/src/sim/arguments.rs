@@ -1,0 +1,153 @@
+//! The command line.
+
+use crate::bug::Bug;
+
+/// What `--help` prints.
+pub(crate) const HELP: &str = "\
+Usage: cargo sim [--seed S] [--seeds N] [--operations N] [--ranks N] [--bug NAME] [--jobs N] [--verbose]
+       cargo sim --long | --bugs | --list
+
+Runs worlds of engines over a simulated message port, in one process and in virtual time, against an oracle of MPI's
+matching. Every world is drawn from its seed. Fails when a promise is broken, with the command that shows it again.
+
+  --seed S         the first seed (default 1)
+  --seeds N        as many seeds, one after the other (default 100; 1 if a seed is given)
+  --operations N   random operations of each seed (default 20000; with --bugs 5000)
+  --ranks N        processes in each world (default: a few, by the seed)
+  --long           100 seeds of 100000 operations
+  --bug NAME       makes this mistake now and then; see --list
+  --bugs           makes each mistake in turn, and fails unless every one is found
+  --list           the mistakes
+  --jobs N         seeds that run at the same time (default 2)
+  --verbose        prints every event
+  --help           this text
+";
+
+/// Ranks beyond which a world shows nothing more.
+const MOST_RANKS: u32 = 64;
+
+/// What to do.
+#[derive(Debug)]
+pub(crate) enum Command {
+    Help,
+    List,
+    Simulate(Options),
+}
+
+/// What to simulate, and how thoroughly.
+#[derive(Clone, Debug)]
+pub(crate) struct Options {
+    pub(crate) seed: u64,
+    pub(crate) seeds: u64,
+    pub(crate) operations: usize,
+    pub(crate) ranks: Option<u32>,
+    pub(crate) bug: Option<Bug>,
+    pub(crate) bugs: bool,
+    pub(crate) jobs: usize,
+    pub(crate) verbose: bool,
+    /// Nothing was chosen: everything that can happen must.
+    pub(crate) is_whole: bool,
+}
+
+/// Reads the arguments after the program's name.
+pub(crate) fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Command, String> {
+    let (mut seed, mut seeds, mut operations) = (None, None, None);
+    let mut options = Options {
+        seed: 1,
+        seeds: 100,
+        operations: 20_000,
+        ranks: None,
+        bug: None,
+        bugs: false,
+        jobs: 2,
+        verbose: false,
+        is_whole: false,
+    };
+    while let Some(argument) = arguments.next() {
+        let mut value = || arguments.next().ok_or_else(|| format!("{argument} needs a value"));
+        match argument.as_str() {
+            // The alias brings its own; another one does no harm.
+            "--" => {}
+            "--help" | "-h" => return Ok(Command::Help),
+            "--list" => return Ok(Command::List),
+            "--long" => (options.seeds, options.operations) = (100, 100_000),
+            "--bugs" => options.bugs = true,
+            "--verbose" => options.verbose = true,
+            "--seed" => seed = Some(number(&argument, &value()?, 0, u64::MAX)?),
+            "--seeds" => seeds = Some(number(&argument, &value()?, 1, u64::MAX)?),
+            "--operations" => operations = Some(number(&argument, &value()?, 1, 1 << 40)? as usize),
+            "--ranks" => options.ranks = Some(number(&argument, &value()?, 1, MOST_RANKS.into())? as u32),
+            "--jobs" => options.jobs = number(&argument, &value()?, 1, 1 << 10)? as usize,
+            "--bug" => options.bug = Some(bug(&value()?)?),
+            _ => return Err(format!("unknown argument `{argument}`")),
+        }
+    }
+    let chosen = seed.is_some() || seeds.is_some() || operations.is_some() || options.ranks.is_some();
+    options.is_whole = !chosen && options.bug.is_none();
+    if seed.is_some() && !options.bugs {
+        options.seeds = 1;
+    }
+    if options.bugs {
+        options.operations = 5000;
+    }
+    options.seed = seed.unwrap_or(options.seed);
+    options.seeds = seeds.unwrap_or(options.seeds);
+    options.operations = operations.unwrap_or(options.operations);
+    if options.bugs && options.bug.is_some() {
+        return Err("--bugs is every one of them, --bug is one".into());
+    }
+    Ok(Command::Simulate(options))
+}
+
+fn number(argument: &str, value: &str, least: u64, most: u64) -> Result<u64, String> {
+    match value.parse() {
+        Ok(number) if (least..=most).contains(&number) => Ok(number),
+        _ => Err(format!("{argument} {value} is not a number from {least} to {most}")),
+    }
+}
+
+fn bug(name: &str) -> Result<Bug, String> {
+    Bug::named(name).ok_or_else(|| format!("no bug `{name}`"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(line: &str) -> Result<Command, String> {
+        parse(line.split_whitespace().map(str::to_owned))
+    }
+
+    fn options(line: &str) -> Options {
+        match parsed(line) {
+            Ok(Command::Simulate(options)) => options,
+            other => unreachable!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn one_seed_is_one_seed_and_the_rest_is_as_asked() {
+        assert!(options("").is_whole && options("--long").is_whole && !options("--seed 3").is_whole);
+        let one = options("--seed 18446744073709551615 --operations 7 --ranks 3 --bug swap");
+        assert_eq!((one.seed, one.seeds, one.operations, one.ranks), (u64::MAX, 1, 7, Some(3)));
+        assert_eq!(one.bug.map(|bug| bug.to_string()), Some("swap".into()));
+        let long = options("-- --long --seeds 5");
+        assert_eq!((long.seeds, long.operations), (5, 100_000));
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused() {
+        for line in [
+            "--seed",
+            "--seed x",
+            "--seeds 0",
+            "--ranks 0",
+            "--ranks 65",
+            "--bug none",
+            "--bugs --bug swap",
+            "x",
+        ] {
+            assert!(parsed(line).is_err(), "{line}");
+        }
+    }
+}

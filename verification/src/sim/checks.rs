@@ -1,0 +1,293 @@
+//! What must hold after every call: order of matching, contents, who may be complete and who must be.
+
+use crate::memory::{BLANK, first_difference};
+use crate::oracle::{Fate as Expected, Name, Waiting};
+use crate::port::{is_matched, is_offer};
+use crate::simulation::{Arrival, Message, Rank, Receive, Sending, Simulation, Told};
+use crate::tally::Event;
+use crate::violation::{Check, Violation, ensure};
+use crate::world::{Failure, Fate, Outcome, Pattern, Status, Truncation};
+
+/// Whether something is complete.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Due {
+    Never,
+    Perhaps,
+    Now,
+}
+
+impl Simulation {
+    /// Tells the oracle what a rank has taken since, and checks that it was sent, and that the engine keeps what it must.
+    pub(crate) fn listen(&mut self, rank: u32) -> Check {
+        self.hear(rank)?;
+        self.hear_itself(rank);
+        let stored = self.world.stored(rank);
+        let waiting = self.kept(rank);
+        ensure!(
+            stored == waiting,
+            "rank {rank} stores {stored} unexpected messages, and {waiting} have come"
+        );
+        self.check_ceiling(rank)
+    }
+
+    /// What has come from the others.
+    pub(crate) fn hear(&mut self, rank: u32) -> Check {
+        self.world.fabric().check()?;
+        let taken = std::mem::take(&mut self.world.fabric().taken[rank as usize]);
+        for packet in taken.into_iter().filter(|packet| is_matched(packet.envelope.kind)) {
+            let number = self.rank(rank).arrived[packet.peer as usize];
+            let name = Name { source: packet.peer, number };
+            let known = self.sent[packet.peer as usize][rank as usize].len();
+            ensure!(
+                number < known,
+                "rank {rank} takes message {number} of rank {}, which sent {known}",
+                packet.peer
+            );
+            let offered = is_offer(packet.envelope.kind);
+            let early = self.message(rank, name).sent;
+            ensure!(!offered || !early, "the send of {name:?} to {rank} was complete before it was answered");
+            self.arrive(rank, name, if offered { Arrival::Offered } else { Arrival::Whole }, packet.len);
+        }
+        Ok(())
+    }
+
+    /// Messages that wait at a rank, and those taken out of its queue.
+    fn kept(&self, rank: u32) -> usize {
+        let Rank { oracle, claims, .. } = &self.ranks[rank as usize];
+        oracle.waiting().len() + claims.len()
+    }
+
+    fn waiting(&mut self, rank: u32, name: Name) -> Waiting {
+        let Message { is, .. } = self.message(rank, name);
+        Waiting { name, context: is.context, tag: is.tag }
+    }
+
+    fn arrive(&mut self, rank: u32, name: Name, arrival: Arrival, len: usize) {
+        self.charge(rank, name, arrival, len);
+        let waiting = self.waiting(rank, name);
+        self.rank(rank).arrived[name.source as usize] += 1;
+        let receive = self.rank(rank).oracle.arrive(waiting);
+        let message = self.message(rank, name);
+        message.arrival = arrival;
+        message.matched = receive.is_some();
+        if receive.is_some() {
+            self.count(Event::Expected);
+        }
+    }
+
+    /// The next message of a rank to itself that has not come yet: there was no room for it.
+    fn next_own(&self, rank: u32) -> Option<Name> {
+        let number = self.ranks[rank as usize].arrived[rank as usize];
+        let known = self.sent[rank as usize][rank as usize].len();
+        (number < known).then_some(Name { source: rank, number })
+    }
+
+    pub(crate) fn awaits_itself(&self, rank: u32) -> bool {
+        self.next_own(rank).is_some()
+    }
+
+    /// Messages of a rank to itself pass no fabric: they have come if they are stored, or if the receive that is theirs
+    /// is complete.
+    fn hear_itself(&mut self, rank: u32) {
+        while let Some(name) = self.next_own(rank) {
+            let waiting = self.waiting(rank, name);
+            let came = match self.rank(rank).oracle.awaits(&waiting) {
+                Some(number) => self.look(rank, number),
+                None => self.world.stored(rank) > self.kept(rank),
+            };
+            if !came {
+                return;
+            }
+            self.note(|| format!("{name:?} has come"));
+            self.count(Event::Own);
+            self.arrive(rank, name, Arrival::Own, 0);
+        }
+    }
+
+    /// Whether a receive is complete; if so its outcome is remembered.
+    fn look(&mut self, rank: u32, number: usize) -> bool {
+        let Self { world, ranks, .. } = self;
+        let receives = &mut ranks[rank as usize].receives;
+        let Some(receive) = receives.iter_mut().find(|receive| receive.number == number) else {
+            return false;
+        };
+        if let (Some(ticket), None) = (receive.ticket, receive.outcome) {
+            receive.outcome = world.test(ticket);
+        }
+        receive.outcome.is_some()
+    }
+
+    /// Looks at requests of a rank, all or some of them: each is complete exactly when it must be.
+    pub(crate) fn complete(&mut self, rank: u32, all: bool) -> Check {
+        for mut receive in std::mem::take(&mut self.rank(rank).receives) {
+            if !all && self.rng.one_in(4) {
+                self.rank(rank).receives.push(receive);
+                continue;
+            }
+            if let (Some(ticket), None) = (receive.ticket, receive.outcome) {
+                receive.outcome = self.world.test(ticket);
+            }
+            let due = self.receive_is_due(rank, receive.number);
+            let (number, fate) = (receive.number, self.rank(rank).oracle.fate(receive.number));
+            let complete = receive.outcome.is_some();
+            ensure!(
+                due != Due::Never || !complete,
+                "receive {number} of rank {rank} is complete, but {fate:?}"
+            );
+            ensure!(
+                due != Due::Now || complete,
+                "receive {number} of rank {rank} is not complete, but {fate:?}"
+            );
+            match receive.outcome {
+                Some(outcome) => self.check_receive(rank, &receive, fate, outcome)?,
+                None => self.rank(rank).receives.push(receive),
+            }
+        }
+        for send in std::mem::take(&mut self.rank(rank).sends) {
+            if !all && self.rng.one_in(4) {
+                self.rank(rank).sends.push(send);
+                continue;
+            }
+            match self.world.test(send.ticket) {
+                Some(outcome) => self.check_send(rank, &send, outcome)?,
+                None => {
+                    let told = self.rank(rank).told[send.to as usize];
+                    let waits = matches!(told, Told::Failed(_));
+                    ensure!(!waits, "rank {rank} waits to send {send:?} to a rank that is gone");
+                    self.rank(rank).sends.push(send);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn receive_is_due(&mut self, rank: u32, number: usize) -> Due {
+        let Expected::Matched(name) = self.rank(rank).oracle.fate(number) else {
+            let posted = self.rank(rank).oracle.fate(number) == Expected::Posted;
+            return if posted { Due::Never } else { Due::Now };
+        };
+        let gone = matches!(self.rank(rank).told[name.source as usize], Told::Failed(_));
+        match self.message(rank, name).arrival {
+            Arrival::Whole | Arrival::Own => Due::Now,
+            Arrival::Offered if gone => Due::Now,
+            Arrival::Offered => Due::Perhaps,
+            Arrival::Not => Due::Never,
+        }
+    }
+
+    fn check_send(&mut self, rank: u32, send: &Sending, outcome: Outcome) -> Check {
+        let Sending { ticket, to, number } = *send;
+        self.world.fabric().memory.end(ticket.loan, |_| ())?;
+        let told = self.rank(rank).told[to as usize].failure();
+        // What a rank did in the call in which it died, nobody knows.
+        let known = self.rank(to).gone.is_none();
+        self.note(|| format!("rank {rank} has sent number {number} to {to}: {outcome:?}"));
+        let message = self.message(to, Name { source: rank, number });
+        let is = message.is;
+        match outcome {
+            Ok(status) => {
+                message.sent = true;
+                let right = Status { peer: to, tag: is.tag, len: is.len };
+                ensure!(!ticket.is_kept() || status == right, "rank {rank} has sent {is:?}: {status:?}");
+                let early = !message.matched && (is.synchronous || message.arrival == Arrival::Offered);
+                ensure!(
+                    !(known && early),
+                    "rank {rank} has sent message {number}, {is:?}, but no receive has matched it"
+                );
+                Ok(())
+            }
+            Err(fate) => {
+                self.count(Event::PeerFailed);
+                let known = told.map(|failure| Fate::PeerFailed { peer: to, failure });
+                ensure!(known == Some(fate), "rank {rank} could not send {is:?}: {fate}");
+                let Rank { hasty, .. } = self.rank(rank);
+                let lost = hasty[to as usize] || told != Some(Failure::Finished);
+                let received = self.message(to, Name { source: rank, number }).received;
+                ensure!(
+                    lost || !received,
+                    "rank {rank} could not send {is:?} to rank {to}, which has received it and finished"
+                );
+                Ok(())
+            }
+        }
+    }
+
+    fn check_receive(&mut self, rank: u32, receive: &Receive, fate: Expected, outcome: Outcome) -> Check {
+        let Receive { loan, number, room, .. } = *receive;
+        self.note(|| format!("receive {number} of rank {rank} is complete: {outcome:?}"));
+        let name = match fate {
+            Expected::Matched(name) => name,
+            Expected::Withdrawn => {
+                self.count(Event::Cancelled);
+                self.world.fabric().memory.end(loan, |_| ())?;
+                ensure!(
+                    outcome == Err(Fate::Cancelled),
+                    "a receive of rank {rank} was withdrawn: {outcome:?}"
+                );
+                return Ok(());
+            }
+            Expected::Failed | Expected::Posted => {
+                self.world.fabric().memory.end(loan, |_| ())?;
+                return self.check_failed(rank, outcome);
+            }
+        };
+        let Message { is, arrival, .. } = *self.message(rank, name);
+        let gone = matches!(self.rank(rank).told[name.source as usize], Told::Failed(_));
+        if arrival == Arrival::Offered && gone && matches!(outcome, Err(Fate::PeerFailed { .. })) {
+            self.world.fabric().memory.end(loan, |_| ())?;
+            return self.check_failed(rank, outcome);
+        }
+        let len = is.len.min(room);
+        let status = Status { peer: name.source, tag: is.tag, len };
+        let truncated = Truncation { status, message: is.len as u64 };
+        self.message(rank, name).received = true;
+        if len < is.len {
+            self.count(Event::Truncated);
+        }
+        let right = if len < is.len { Err(Fate::Truncated(truncated)) } else { Ok(status) };
+        ensure!(
+            outcome == right,
+            "receive {number} of rank {rank} must get {name:?}, {right:?}, but it got {outcome:?}"
+        );
+        let (wrong, beyond) = self.world.fabric().memory.end(loan, |bytes| {
+            let beyond = bytes[len..].iter().position(|&byte| byte != BLANK);
+            (first_difference(is.key, &bytes[..len]), beyond)
+        })?;
+        ensure!(
+            wrong.is_none(),
+            "byte {} of {len} of {name:?} is wrong in receive {number} of rank {rank}",
+            wrong.unwrap_or_default()
+        );
+        ensure!(beyond.is_none(), "more than the {len} bytes of {name:?} was written at rank {rank}");
+        Ok(())
+    }
+
+    fn check_failed(&mut self, rank: u32, outcome: Outcome) -> Check {
+        let Err(Fate::PeerFailed { peer, failure }) = outcome else {
+            return Err(Violation(format!("rank {rank} listens to nobody, but receives {outcome:?}")));
+        };
+        self.count(Event::PeerFailed);
+        let knows = self.rank(rank).told[peer as usize].failure();
+        ensure!(knows == Some(failure), "rank {rank} says of rank {peer} that it is gone: {failure}");
+        Ok(())
+    }
+
+    /// What a probe finds is what a receive would.
+    pub(crate) fn check_probed(
+        &mut self,
+        rank: u32,
+        pattern: &Pattern,
+        found: Option<Status>,
+        expected: Option<Name>,
+    ) -> Check {
+        if found.is_some() {
+            self.count(Event::Probe);
+        }
+        let right = expected.map(|name| {
+            let Message { is, .. } = self.message(rank, name);
+            Status { peer: name.source, tag: is.tag, len: is.len }
+        });
+        ensure!(found == right, "rank {rank} probes for {pattern:?}: {found:?}, but {right:?} waits");
+        Ok(())
+    }
+}

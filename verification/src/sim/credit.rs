@@ -1,0 +1,137 @@
+//! Credit and memory: nothing is promised that is not there, nobody sends more than was promised, and no credit is lost.
+
+use crate::oracle::Name;
+use crate::simulation::{Arrival, Rank, Simulation, Told};
+use crate::violation::{Check, ensure};
+use crate::world::{Outgoing, Pattern, Source, cost, limits};
+
+/// Units of the largest store that is filled one by one.
+const MEASURED: u64 = 1000;
+
+/// The credit of one peer when it was last granted some.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Look {
+    granted: u64,
+    /// Units used now, and before the last grant.
+    now: u64,
+    then: u64,
+}
+
+impl Look {
+    const fn see(&mut self, granted: u64, charged: u64) {
+        if self.granted != granted {
+            self.granted = granted;
+            self.then = self.now;
+        }
+        self.now = charged;
+    }
+}
+
+impl Simulation {
+    /// What every peer may still send, as far as a rank has told it: it must be there whenever it comes.
+    fn promised(&self, rank: u32, peer: u32) -> u64 {
+        let Rank { told, charged, .. } = &self.ranks[rank as usize];
+        if peer == rank || matches!(told[peer as usize], Told::Failed(_)) {
+            return 0;
+        }
+        self.world.fabric().granted_in_all(rank, peer).saturating_sub(charged[peer as usize])
+    }
+
+    /// Units that what is stored at a rank takes at least.
+    fn stored_units(&mut self, rank: u32) -> u64 {
+        let Rank { oracle, claims, .. } = &self.ranks[rank as usize];
+        let waiting = oracle.waiting().iter().map(|waiting| waiting.name);
+        let names: Vec<Name> = waiting.chain(claims.iter().map(|(_, name)| *name)).collect();
+        names.into_iter().map(|name| u64::from(self.message(rank, name).units)).sum()
+    }
+
+    /// Memory is a contract: what is stored and what is promised are under the ceiling together.
+    pub(crate) fn check_ceiling(&mut self, rank: u32) -> Check {
+        let ranks = self.shape.conditions.ranks;
+        for peer in 0..ranks {
+            let granted = self.world.fabric().granted_in_all(rank, peer);
+            let Rank { charged, looks, .. } = self.rank(rank);
+            looks[peer as usize].see(granted, charged[peer as usize]);
+        }
+        let promised: u64 = (0..ranks).map(|peer| self.promised(rank, peer)).sum();
+        let stored = self.stored_units(rank);
+        let ceiling = self.shape.terms.units as u64;
+        ensure!(
+            stored + promised <= ceiling,
+            "rank {rank} stores {stored} units and promises {promised} more, but has {ceiling}"
+        );
+        Ok(())
+    }
+
+    /// A peer of which nothing is stored may send half of its reserve, and a largest packet.
+    pub(crate) fn check_reserves(&mut self, rank: u32) -> Check {
+        let Rank { oracle, claims, .. } = &self.ranks[rank as usize];
+        if !oracle.waiting().is_empty() || !claims.is_empty() {
+            return Ok(());
+        }
+        let limits = limits(&self.shape);
+        for peer in self.accounts(rank) {
+            let units = self.promised(rank, peer);
+            ensure!(
+                units >= limits.packet && 2 * units + 1 >= limits.reserve,
+                "rank {rank} stores nothing, but rank {peer} may send only {units} units: {limits:?}"
+            );
+        }
+        Ok(())
+    }
+
+    /// The peers to which a rank promises something.
+    fn accounts(&self, rank: u32) -> Vec<u32> {
+        let Rank { told, .. } = &self.ranks[rank as usize];
+        let open = |&peer: &u32| peer != rank && !matches!(told[peer as usize], Told::Failed(_));
+        (0..self.shape.conditions.ranks).filter(open).collect()
+    }
+
+    /// A rank that stores nothing sends empty messages to itself, until there is no room: what is not promised to others
+    /// must be there. Then it receives them.
+    pub(crate) fn measure_pool(&mut self, rank: u32) -> Check {
+        let ceiling = self.shape.terms.units as u64;
+        if ceiling > MEASURED {
+            return Ok(());
+        }
+        // What a peer has used since a grant need not have been noticed.
+        let reserve = limits(&self.shape).reserve;
+        let accounts = self.accounts(rank);
+        let promised = |peer: u32| {
+            let Look { granted, then, .. } = self.ranks[rank as usize].looks[peer as usize];
+            reserve.max(granted - then)
+        };
+        let least = ceiling.saturating_sub(accounts.into_iter().map(promised).sum());
+        let mut stored = 0;
+        while !self.awaits_itself(rank) {
+            let message = Outgoing { to: rank, context: 0, tag: 0, key: 0, len: 0, synchronous: false };
+            self.send_message(rank, message)?;
+            self.settle_call(rank, true)?;
+            stored += 1;
+            ensure!(stored <= ceiling + 1, "rank {rank} stores more than {ceiling} messages");
+        }
+        // The last one found no room.
+        ensure!(
+            stored > least,
+            "{least} units of rank {rank} are nobody's, but only {} are free",
+            stored - 1
+        );
+        let pattern = Pattern { source: Source::Rank(rank), context: 0, tag: 0, ignore: 0 };
+        for _ in 0..stored {
+            self.receive(rank, pattern, 0)?;
+            self.settle_call(rank, true)?;
+            self.progress(rank)?;
+            self.settle_call(rank, true)?;
+        }
+        Ok(())
+    }
+
+    /// A message has come: it has used credit.
+    pub(crate) fn charge(&mut self, rank: u32, name: Name, arrival: Arrival, len: usize) {
+        let units = if arrival == Arrival::Own { 1 } else { cost(len) };
+        self.message(rank, name).units = units;
+        if arrival != Arrival::Own {
+            self.rank(rank).charged[name.source as usize] += u64::from(units);
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! Processes that vanish, at any packet, and how the others learn of it.
+
+use crate::oracle::Name;
+use crate::simulation::{Arrival, Simulation, Told};
+use crate::tally::Event;
+use crate::violation::{Check, ensure};
+use crate::world::Failure;
+
+impl Simulation {
+    /// Somebody dies, now or at one of the next packets; or finishes, if nothing is left to be said.
+    pub(crate) fn one_dies(&mut self) -> Check {
+        let alive = self.alive();
+        if alive.len() < 2 {
+            return Ok(());
+        }
+        let rank = self.rng.pick(&alive);
+        match self.rng.below(3) {
+            0 => {
+                let effects = self.rng.below(12) as u32;
+                self.world.fabric().doom(rank, effects);
+            }
+            1 if self.rank(rank).sends.is_empty() && !self.world.sends_pending(rank) => {
+                self.bury(rank, Failure::Finished);
+            }
+            _ => self.bury(rank, Failure::Died),
+        }
+        Ok(())
+    }
+
+    /// Buries a rank that died in its last call, whose results nobody has seen.
+    pub(crate) fn bury_if_dead(&mut self, rank: u32) -> bool {
+        let died = self.rank(rank).gone.is_none() && self.world.fabric().is_dead(rank);
+        if died {
+            self.bury(rank, Failure::Died);
+        }
+        self.rank(rank).gone.is_some()
+    }
+
+    pub(crate) fn bury(&mut self, rank: u32, failure: Failure) {
+        self.note(|| format!("rank {rank} is gone: {failure}"));
+        let loses = failure == Failure::Died && self.rng.one_in(2);
+        self.count(Event::Death);
+        self.world.bury(rank, loses);
+        let it = self.rank(rank);
+        it.gone = Some(failure);
+        it.sends.clear();
+        it.receives.clear();
+        it.claims.clear();
+    }
+
+    /// Somebody learns a little more of somebody's end.
+    pub(crate) fn one_learns(&mut self) -> Check {
+        let alive = self.alive();
+        if alive.is_empty() {
+            return Ok(());
+        }
+        let rank = self.rng.pick(&alive);
+        let peer = self.rng.below(self.shape.conditions.ranks as usize) as u32;
+        let hasty = self.rng.one_in(6);
+        self.learn(rank, peer, hasty)
+    }
+
+    /// A rank learns of a death, takes what was left behind, lets go: one of these, or all at once in haste.
+    pub(crate) fn learn(&mut self, rank: u32, peer: u32, hasty: bool) -> Check {
+        let Some(failure) = self.rank(peer).gone else { return Ok(()) };
+        self.rank(rank).asleep = false;
+        match self.rank(rank).told[peer as usize] {
+            Told::Failed(_) => Ok(()),
+            _ if hasty => {
+                self.rank(rank).hasty[peer as usize] = true;
+                self.let_go(rank, peer, failure)
+            }
+            Told::Nothing => {
+                self.note(|| format!("rank {rank} learns that rank {peer} is gone"));
+                self.rank(rank).told[peer as usize] = Told::Departed(failure);
+                self.world.depart(rank, peer, failure);
+                self.settle_call(rank, true)
+            }
+            Told::Departed(_) => {
+                let drained = self.world.drain(rank, peer);
+                if self.bury_if_dead(rank) {
+                    return Ok(());
+                }
+                self.note(|| format!("rank {rank} drains rank {peer}: {drained}"));
+                self.settle_call(rank, false)?;
+                let failed = self.world.failure(rank, peer);
+                ensure!(failed.is_none(), "rank {rank} finds fault with rank {peer}, which died: {failed:?}");
+                if !drained {
+                    return Ok(());
+                }
+                let left = self.world.fabric().under_way(peer, rank);
+                ensure!(left == 0, "rank {rank} leaves {left} packets of rank {peer}, which is gone");
+                self.let_go(rank, peer, failure)
+            }
+        }
+    }
+
+    fn let_go(&mut self, rank: u32, peer: u32, failure: Failure) -> Check {
+        self.note(|| format!("rank {rank} lets go of rank {peer}"));
+        self.world.fail(rank, peer, failure);
+        if self.bury_if_dead(rank) {
+            return Ok(());
+        }
+        self.rank(rank).told[peer as usize] = Told::Failed(failure);
+        let ranks = self.shape.conditions.ranks;
+        let is_gone = |it: u32| matches!(self.ranks[rank as usize].told[it as usize], Told::Failed(_));
+        let alone = (0..ranks).all(|it| it == rank || is_gone(it));
+        let concerns_any = failure != Failure::Finished || alone;
+        self.rank(rank).any_failed |= concerns_any;
+        self.rank(rank).oracle.fail(peer, concerns_any);
+        // What was only announced went with its sender.
+        let waiting = self.rank(rank).oracle.waiting().to_vec();
+        for name in waiting.iter().map(|waiting| waiting.name).filter(|name| name.source == peer) {
+            if self.message(rank, name).arrival == Arrival::Offered {
+                self.rank(rank).oracle.forget(name);
+            }
+        }
+        self.settle_call(rank, true)
+    }
+
+    /// Everyone who lives learns of every death.
+    pub(crate) fn all_learn(&mut self) -> Check {
+        for rank in self.alive() {
+            for peer in 0..self.shape.conditions.ranks {
+                while self.rank(peer).gone.is_some()
+                    && self.rank(rank).gone.is_none()
+                    && !matches!(self.rank(rank).told[peer as usize], Told::Failed(_))
+                {
+                    self.learn(rank, peer, false)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The messages from one rank to another that have not come, first to last.
+    pub(crate) fn outstanding(&self, from: u32, to: u32) -> impl Iterator<Item = Name> + use<> {
+        let known = self.sent[from as usize][to as usize].len();
+        (self.ranks[to as usize].arrived[from as usize]..known)
+            .map(move |number| Name { source: from, number })
+    }
+}

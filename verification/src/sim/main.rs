@@ -1,0 +1,58 @@
+//! `cargo sim`: the engine that ships, many times in one process, over a simulated message port and in virtual time.
+//!
+//! Everything that happens is drawn from a seed, and checked against an oracle of MPI's matching rules; a failure prints the
+//! command that shows it again. See `README.md` beside this crate.
+
+mod arguments;
+mod bug;
+mod checks;
+mod credit;
+mod death;
+mod fabric;
+mod memory;
+mod operations;
+mod oracle;
+mod port;
+mod rest;
+mod rng;
+mod runner;
+mod shape;
+mod share;
+mod simulation;
+mod tally;
+mod trace;
+mod violation;
+mod world;
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use arguments::Command;
+
+/// The command line cannot be obeyed.
+const USAGE: u8 = 2;
+
+/// Writes one line on standard error; nobody is left to tell if that fails.
+fn complain(line: &str) {
+    let _ = writeln!(std::io::stderr(), "{line}");
+}
+
+/// Writes to standard output; fails if that fails.
+fn print(text: &str) -> ExitCode {
+    match std::io::stdout().write_all(text.as_bytes()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(_) => ExitCode::FAILURE,
+    }
+}
+
+fn main() -> ExitCode {
+    match arguments::parse(std::env::args().skip(1)) {
+        Ok(Command::Help) => print(arguments::HELP),
+        Ok(Command::List) => print(&bug::list()),
+        Ok(Command::Simulate(options)) => runner::simulate(&options),
+        Err(error) => {
+            complain(&format!("sim: {error}; see `cargo sim -- --help`"));
+            ExitCode::from(USAGE)
+        }
+    }
+}

@@ -1,0 +1,369 @@
+//! What a rank may do, and what follows from it for the oracle.
+
+use crate::bug::Slip;
+use crate::oracle::{Fate as Expected, Waiting};
+use crate::shape::Shape;
+use crate::simulation::{Arrival, Message, Rank, Receive, Sending, Simulation, Told};
+use crate::tally::Event;
+use crate::violation::{Check, Violation, ensure};
+use crate::world::{Outgoing, Pattern, Source, StartError, Step, Ticket};
+
+impl Simulation {
+    fn length(&mut self) -> usize {
+        let Shape { usual, largest, conditions, terms, .. } = self.shape;
+        let (packet, eager) = (conditions.packet_bytes, terms.eager_bytes);
+        let len = match self.rng.below(8) {
+            0..2 => self.rng.pick(&[0, 1, 16, 48, 49, 63, 64, 65, 224, 225, packet - 32, packet, packet + 1]),
+            2 => eager + self.rng.below(2),
+            3..5 => self.rng.below(50),
+            _ => self.rng.below(usual + 1),
+        };
+        if self.rng.one_in(self.shape.long) {
+            largest / 2 + self.rng.below(largest / 2 + 1)
+        } else {
+            len.min(largest)
+        }
+    }
+
+    /// Room for a message: any, enough for most, or for all.
+    fn room(&mut self) -> usize {
+        match self.rng.below(8) {
+            0..4 => self.length(),
+            4 if self.rng.one_in(1 + self.shape.largest / 100_000) => self.shape.largest,
+            _ => self.shape.usual,
+        }
+    }
+
+    fn pattern(&mut self, rank: u32) -> Pattern {
+        let oracle = &self.ranks[rank as usize].oracle;
+        let waiting = oracle.waiting();
+        if !waiting.is_empty() && self.rng.one_in(2) {
+            // What is there.
+            let Waiting { name, context, tag } = waiting[self.rng.below(waiting.len())];
+            return Pattern { source: Source::Rank(name.source), context, tag, ignore: 0 };
+        }
+        let peer = self.rng.below(self.shape.conditions.ranks as usize) as u32;
+        let source = if self.rng.one_in(3) { Source::Any } else { Source::Rank(peer) };
+        if self.rng.one_in(3)
+            && let Some(name) = self.outstanding(peer, rank).next()
+        {
+            // What is to come.
+            let Outgoing { context, tag, .. } = self.message(rank, name).is;
+            return Pattern { source, context, tag, ignore: 0 };
+        }
+        let ignore = self.rng.pick(&[0, 0, 1, 2, u64::MAX]) << self.shape.shift;
+        let (context, tag) = (self.context(), self.tag());
+        Pattern { source, context, tag, ignore }
+    }
+
+    fn context(&mut self) -> u16 {
+        self.rng.below(self.shape.contexts.into()) as u16
+    }
+
+    fn tag(&mut self) -> u64 {
+        (self.rng.below(self.shape.tags) as u64) << self.shape.shift
+    }
+
+    pub(crate) fn send(&mut self, from: u32, synchronous: bool) -> Check {
+        // Half of the requests at most: receives need some, or nothing moves.
+        let many = self.shape.many.min(self.world.request_capacity(from) / 2);
+        let ranks = self.shape.conditions.ranks as usize;
+        let mut to = self.rng.below(ranks) as u32;
+        if to == from && self.rng.one_in(2) {
+            to = self.rng.below(ranks) as u32;
+        }
+        let crowd = self.rank(to).oracle.waiting().len();
+        if self.rank(from).sends.len() >= many || crowd > self.shape.many {
+            return self.receive_any(from);
+        }
+        let message = Outgoing {
+            to,
+            context: self.context(),
+            tag: self.tag(),
+            key: self.rng.next(),
+            len: self.length(),
+            synchronous,
+        };
+        self.send_message(from, message)
+    }
+
+    pub(crate) fn send_message(&mut self, from: u32, message: Outgoing) -> Check {
+        let to = message.to;
+        let sent = &mut self.sent[from as usize][to as usize];
+        let number = sent.len();
+        // Known before it is sent: it may leave, and its sender die, in the same call.
+        sent.push(Message {
+            is: message,
+            arrival: Arrival::Not,
+            matched: false,
+            sent: false,
+            received: false,
+            units: 0,
+        });
+        let started = self.world.send(from, &message);
+        self.note(|| format!("rank {from} sends number {number}, {message:?}: {}", told(&started)));
+        if self.world.fabric().is_dead(from) {
+            return Ok(());
+        }
+        let knows = self.rank(from).told[to as usize].failure();
+        match started {
+            Ok(ticket) => {
+                ensure!(knows.is_none(), "rank {from} sends to rank {to}, which is gone");
+                if ticket.is_kept() && self.world.fabric().slips(Slip::ReuseBuffer) {
+                    self.world.fabric().memory.spoil(ticket.loan);
+                }
+                self.rank(from).sends.push(Sending { ticket, to, number });
+                return Ok(());
+            }
+            Err(StartError::PeerFailed { peer, failure }) => {
+                ensure!(
+                    peer == to && knows == Some(failure),
+                    "rank {from} can't send to rank {to}, as {peer} is gone ({failure})"
+                );
+            }
+            Err(error) => self.refused(from, &error)?,
+        }
+        self.sent[from as usize][to as usize].pop();
+        Ok(())
+    }
+
+    /// A request could not be started for want of a slot, and for no other reason.
+    fn refused(&mut self, rank: u32, error: &StartError) -> Check {
+        let StartError::Requests { capacity } = *error else {
+            return Err(Violation(format!("rank {rank} is refused a request: {error}")));
+        };
+        self.count(Event::NoSlot);
+        let slots = self.rank(rank).slots();
+        ensure!(slots == capacity, "rank {rank} has {slots} requests, and no more of {capacity} are free");
+        Ok(())
+    }
+
+    pub(crate) fn receive_any(&mut self, rank: u32) -> Check {
+        if self.rank(rank).receives.len() >= self.shape.many {
+            return self.progress(rank).map(drop);
+        }
+        let pattern = self.pattern(rank);
+        let room = match self.rank(rank).oracle.find(&pattern) {
+            // A byte too little, enough, a byte more.
+            Some(name) if self.rng.one_in(2) => {
+                (self.message(rank, name).is.len + self.rng.below(3)).saturating_sub(1)
+            }
+            _ => self.room(),
+        };
+        self.receive(rank, pattern, room)
+    }
+
+    pub(crate) fn receive(&mut self, rank: u32, pattern: Pattern, room: usize) -> Check {
+        let found = self.rank(rank).oracle.find(&pattern);
+        let lost = match pattern.source {
+            Source::Any => self.rank(rank).any_failed,
+            Source::Rank(peer) => matches!(self.rank(rank).told[peer as usize], Told::Failed(_)),
+        };
+        let started = self.world.receive(rank, pattern, room);
+        self.note(|| format!("rank {rank} receives {pattern:?} into {room} bytes: {}", told(&started)));
+        match started {
+            Ok(ticket) => {
+                ensure!(found.is_some() || !lost, "rank {rank} posts {pattern:?}, which nobody can match");
+                let number = self.rank(rank).oracle.post(pattern);
+                if let Some(name) = found {
+                    self.message(rank, name).matched = true;
+                    self.count(Event::Unexpected);
+                }
+                let loan = ticket.loan;
+                self.rank(rank).receives.push(Receive {
+                    ticket: Some(ticket),
+                    loan,
+                    number,
+                    room,
+                    outcome: None,
+                });
+                Ok(())
+            }
+            Err(StartError::PeerFailed { peer, failure }) => {
+                ensure!(lost && found.is_none(), "rank {rank} is refused {pattern:?}, as {peer} is gone");
+                let knows = self.rank(rank).told[peer as usize].failure();
+                ensure!(knows == Some(failure), "rank {rank} says of rank {peer} that it is gone: {failure}");
+                Ok(())
+            }
+            Err(error) => self.refused(rank, &error),
+        }
+    }
+
+    /// One turn of the crank. Whether there was something to do.
+    pub(crate) fn progress(&mut self, rank: u32) -> Result<bool, Violation> {
+        self.world.fabric().is_woken(rank);
+        // Whether a message to itself or one of another rank was first shows only when there is one at a time.
+        let whole = !self.awaits_itself(rank) && self.rng.one_in(2);
+        let done = self.world.progress(rank, whole);
+        ensure!(done.failed.is_none(), "rank {rank} says that rank {:?} failed: {:?}", done.failed, {
+            let peer = done.failed.unwrap_or_default();
+            self.world.failure(rank, peer)
+        });
+        Ok(done.packets > 0)
+    }
+
+    pub(crate) fn cancel(&mut self, rank: u32) -> Check {
+        let count = self.rank(rank).receives.len();
+        if count == 0 {
+            return Ok(());
+        }
+        let at = self.rng.below(count);
+        self.cancel_one(rank, at)
+    }
+
+    pub(crate) fn cancel_one(&mut self, rank: u32, at: usize) -> Check {
+        let Receive { ticket: Some(ticket), number, outcome: None, .. } = self.rank(rank).receives[at] else {
+            return Ok(());
+        };
+        let before = self.rank(rank).oracle.fate(number);
+        let withdrawn = self.rank(rank).oracle.withdraw(number);
+        let cancelled = self.world.cancel(ticket);
+        self.note(|| format!("rank {rank} cancels receive {number}: {cancelled}"));
+        ensure!(cancelled == withdrawn, "rank {rank} cancels a receive that is {before:?}: {cancelled}");
+        Ok(())
+    }
+
+    pub(crate) fn acknowledge(&mut self, rank: u32) {
+        self.world.acknowledge(rank);
+        self.rank(rank).any_failed = false;
+    }
+
+    pub(crate) fn probe(&mut self, rank: u32) -> Check {
+        let pattern = self.pattern(rank);
+        let found = self.world.probe(rank, &pattern);
+        let expected = self.rank(rank).oracle.find(&pattern);
+        self.check_probed(rank, &pattern, found, expected)
+    }
+
+    pub(crate) fn claim(&mut self, rank: u32) -> Check {
+        if self.rank(rank).claims.len() >= self.shape.many / 2 {
+            return Ok(());
+        }
+        let pattern = self.pattern(rank);
+        let expected = self.rank(rank).oracle.find(&pattern);
+        match self.world.claim(rank, &pattern) {
+            Ok(claimed) => {
+                self.note(|| format!("rank {rank} claims {expected:?} by {pattern:?}"));
+                self.check_probed(rank, &pattern, claimed.map(|(_, status)| status), expected)?;
+                if let (Some((claim, _)), Some(name)) = (claimed, expected) {
+                    self.rank(rank).oracle.forget(name);
+                    self.rank(rank).claims.push((claim, name));
+                }
+                Ok(())
+            }
+            Err(error) => self.refused(rank, &error),
+        }
+    }
+
+    pub(crate) fn receive_claimed(&mut self, rank: u32) -> Check {
+        let count = self.rank(rank).claims.len();
+        if count == 0 {
+            return Ok(());
+        }
+        let at = self.rng.below(count);
+        let room = self.room();
+        self.receive_claim(rank, at, room)
+    }
+
+    pub(crate) fn receive_claim(&mut self, rank: u32, at: usize, room: usize) -> Check {
+        let (claim, name) = self.rank(rank).claims.remove(at);
+        let received = self.world.receive_claimed(rank, claim, room);
+        self.note(|| format!("rank {rank} receives the claimed {name:?} into {room} bytes"));
+        match received {
+            Ok(ticket) => {
+                self.message(rank, name).matched = true;
+                let number = self.rank(rank).oracle.matched(name);
+                let loan = ticket.loan;
+                self.rank(rank).receives.push(Receive {
+                    ticket: Some(ticket),
+                    loan,
+                    number,
+                    room,
+                    outcome: None,
+                });
+                Ok(())
+            }
+            Err(fate) => Err(Violation(format!("rank {rank} can't receive the claimed {name:?}: {fate}"))),
+        }
+    }
+
+    /// A receive that blocks for a few turns, and is not posted if it can be helped.
+    pub(crate) fn bypass(&mut self, rank: u32) -> Check {
+        let pattern = self.pattern(rank);
+        let room = self.room();
+        for _ in 0..=self.rng.below(6) {
+            if self.rank(rank).gone.is_some() {
+                return Ok(());
+            }
+            if !self.world.can_bypass(rank, &pattern) {
+                // Something is before it: that is waited for, received or withdrawn.
+                return match self.rank(rank).oracle.waiting().is_empty() && self.rng.one_in(2) {
+                    true => self.cancel(rank),
+                    false => self.receive_any(rank),
+                };
+            }
+            let Rank { oracle, .. } = self.rank(rank);
+            let free = oracle.posted() == 0 && oracle.waiting().is_empty();
+            ensure!(free, "rank {rank} may pass by what is posted, or what waits");
+            let number = oracle.post(pattern);
+            let glance = self.rng.one_in(3);
+            let step = self.world.bypass(rank, &pattern, room, glance);
+            self.note(|| format!("rank {rank} waits for {pattern:?}, {room} bytes: {step:?}"));
+            if self.world.fabric().is_dead(rank) {
+                return Ok(());
+            }
+            self.hear(rank)?;
+            let (ticket, loan, outcome) = match step {
+                Step::Not => {
+                    self.undo(rank, number);
+                    self.meanwhile(rank)?;
+                    continue;
+                }
+                Step::Done(outcome, loan) => {
+                    self.count(Event::Bypass);
+                    (None, loan, Some(outcome))
+                }
+                Step::Posted(ticket) => (Some(ticket), ticket.loan, None),
+            };
+            self.rank(rank).receives.push(Receive { ticket, loan, number, room, outcome });
+            return Ok(());
+        }
+        Ok(())
+    }
+
+    /// While a rank blocks, another one goes on.
+    fn meanwhile(&mut self, rank: u32) -> Check {
+        self.settle_call(rank, false)?;
+        let alive = self.alive();
+        if alive == [rank] || alive.is_empty() {
+            return Ok(());
+        }
+        let other = self.rng.pick(&alive);
+        self.send(other, false)?;
+        self.settle_call(other, false)?;
+        self.world.fabric().now += 1;
+        Ok(())
+    }
+
+    /// A receive was not posted after all.
+    fn undo(&mut self, rank: u32, number: usize) {
+        let oracle = &mut self.rank(rank).oracle;
+        if let Expected::Matched(name) = oracle.fate(number) {
+            let message = self.message(rank, name);
+            message.matched = false;
+            let waiting = Waiting { name, context: message.is.context, tag: message.is.tag };
+            self.rank(rank).oracle.undo(number, waiting);
+        } else {
+            oracle.withdraw(number);
+        }
+    }
+}
+
+/// A start in a word or two.
+fn told(started: &Result<Ticket, StartError>) -> String {
+    match started {
+        Ok(ticket) if ticket.is_kept() => "under way".into(),
+        Ok(_) => "done".into(),
+        Err(error) => error.to_string(),
+    }
+}

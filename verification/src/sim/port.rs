@@ -1,0 +1,210 @@
+//! The simulated message port: what an engine sees of the [`Fabric`].
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use nemesia_core::payload::RecvBuf;
+use nemesia_core::port::{Arrival, MessagePort, Part, PeerFault, PeerId, Polled, Pulled, Share, Turn};
+use nemesia_core::store::cost;
+use nemesia_core::wire::{Envelope, Kind};
+
+use crate::fabric::{self, Class, Due, Fabric, Path, Taken};
+use crate::tally::Event;
+
+/// The port of one process.
+#[derive(Debug)]
+pub(crate) struct SimPort {
+    rank: PeerId,
+    fabric: Rc<RefCell<Fabric>>,
+}
+
+impl SimPort {
+    pub(crate) const fn new(rank: PeerId, fabric: Rc<RefCell<Fabric>>) -> Self {
+        Self { rank, fabric }
+    }
+}
+
+/// Whether a packet is a message that receives are matched with.
+pub(crate) const fn is_matched(kind: Kind) -> bool {
+    matches!(kind, Kind::Eager | Kind::Rts)
+}
+
+/// Whether its bytes are to follow.
+pub(crate) const fn is_offer(kind: Kind) -> bool {
+    matches!(kind, Kind::Rts)
+}
+
+const fn class(kind: Kind) -> Class {
+    match kind {
+        Kind::Eager | Kind::Data => Class::Content,
+        Kind::Fin => Class::Fin,
+        _ => Class::Other,
+    }
+}
+
+const fn event(sent: bool, kind: Kind) -> Option<Event> {
+    match kind {
+        _ if !sent => Some(Event::NoRoom),
+        Kind::Eager => Some(Event::Eager),
+        Kind::Rts => Some(Event::Rts),
+        Kind::Cts => Some(Event::Cts),
+        Kind::Data => Some(Event::Data),
+        Kind::Fin => Some(Event::Fin),
+        _ => None,
+    }
+}
+
+fn polled(due: Option<Due>) -> Polled<Path> {
+    let Some(Due { taken: Taken { peer, envelope, len }, path }) = due else { return Polled::Idle };
+    Polled::Packet(Arrival { peer, envelope, len, token: path })
+}
+
+const fn due(arrival: &Arrival<Path>) -> Due {
+    let Arrival { peer, envelope, len, token } = *arrival;
+    Due { taken: Taken { peer, envelope, len }, path: token }
+}
+
+impl MessagePort for SimPort {
+    type Token = Path;
+
+    fn packet_bytes(&self) -> usize {
+        self.fabric.borrow().conditions.packet_bytes
+    }
+
+    fn send(&mut self, peer: PeerId, envelope: &Envelope, payload: &[u8]) -> Result<bool, PeerFault> {
+        let mut fabric = self.fabric.borrow_mut();
+        let sent = fabric.send(self.rank, peer, class(envelope.kind), envelope, payload);
+        if let Some(event) = event(sent, envelope.kind) {
+            fabric.tally.count(event);
+        }
+        if sent && is_matched(envelope.kind) {
+            fabric.spend(self.rank, peer, cost(payload.len()));
+        }
+        Ok(sent)
+    }
+
+    fn send_parts(
+        &mut self,
+        peer: PeerId,
+        envelope: &Envelope,
+        head: &[u8],
+        body: &[u8],
+    ) -> Result<bool, PeerFault> {
+        self.send(peer, envelope, &[head, body].concat())
+    }
+
+    fn poll(&mut self) -> Polled<Path> {
+        polled(self.fabric.borrow_mut().poll(self.rank))
+    }
+
+    fn take(
+        &mut self,
+        wanted: impl FnOnce(PeerId, &Envelope) -> bool,
+        to: &mut RecvBuf,
+    ) -> Option<(PeerId, Envelope)> {
+        let mut fabric = self.fabric.borrow_mut();
+        let due = fabric.poll(self.rank)?;
+        let Taken { peer, envelope, len } = due.taken;
+        if due.path != Path::Short || envelope.kind != Kind::Eager || !wanted(peer, &envelope) {
+            return None;
+        }
+        fabric.read(self.rank, peer, due.path, 0, to.part(0, len));
+        fabric.release(self.rank, &due);
+        Some((peer, envelope))
+    }
+
+    fn poll_peer(&mut self, peer: PeerId) -> Polled<Path> {
+        polled(self.fabric.borrow_mut().poll_peer(self.rank, peer, u64::MAX))
+    }
+
+    fn read(&self, arrival: &Arrival<Path>, at: usize, to: &mut [u8]) {
+        self.fabric.borrow_mut().read(self.rank, arrival.peer, arrival.token, at, to);
+    }
+
+    fn release(&mut self, arrival: Arrival<Path>) {
+        self.fabric.borrow_mut().release(self.rank, &due(&arrival));
+    }
+
+    fn expect(&mut self, _: PeerId) {}
+
+    fn grant(&mut self, peer: PeerId, units: u64) {
+        self.fabric.borrow_mut().grant(self.rank, peer, units);
+    }
+
+    fn granted(&self, peer: PeerId) -> u64 {
+        self.fabric.borrow_mut().granted(self.rank, peer)
+    }
+
+    fn can_pull(&self, peer: PeerId) -> bool {
+        self.fabric.borrow_mut().can_pull(self.rank, peer)
+    }
+
+    fn pull(&mut self, peer: PeerId, address: u64, to: &mut [u8]) -> Pulled {
+        match self.fabric.borrow_mut().pull(self.rank, peer, address, to) {
+            fabric::Pulled::Done => Pulled::Done,
+            fabric::Pulled::Unreadable => Pulled::Unreadable,
+            fabric::Pulled::Refused => Pulled::Refused,
+        }
+    }
+
+    fn open_share(&mut self, peer: PeerId, share: &Share) -> bool {
+        let mut fabric = self.fabric.borrow_mut();
+        if !fabric.conditions.shares {
+            return false;
+        }
+        fabric.tally.count(Event::Share);
+        let shared = fabric.shared(self.rank, peer, self.rank);
+        shared.map(|(shared, _)| shared.open(share)).is_some()
+    }
+
+    fn next_turn(&mut self, peer: PeerId) -> Turn {
+        let mut fabric = self.fabric.borrow_mut();
+        let now = fabric.now;
+        let shared = fabric.shared(self.rank, peer, self.rank);
+        let turn = shared.map_or(Turn::Wait, |(shared, rng)| shared.turn(now, rng));
+        if turn == Turn::Wait {
+            fabric.tally.count(Event::ShareWait);
+        }
+        turn
+    }
+
+    fn close_share(&mut self, peer: PeerId) {
+        if let Some((shared, _)) = self.fabric.borrow_mut().shared(self.rank, peer, self.rank) {
+            shared.close();
+        }
+    }
+
+    fn find_share(&mut self, peer: PeerId) -> Option<Share> {
+        self.fabric.borrow_mut().shared(self.rank, self.rank, peer)?.0.find()
+    }
+
+    fn join_share(&mut self, peer: PeerId, _: u64) -> Option<Part> {
+        let mut fabric = self.fabric.borrow_mut();
+        let (shared, rng) = fabric.shared(self.rank, self.rank, peer)?;
+        shared.join(rng)
+    }
+
+    fn next_part(&mut self, peer: PeerId) -> Option<Part> {
+        let mut fabric = self.fabric.borrow_mut();
+        let (shared, rng) = fabric.shared(self.rank, self.rank, peer)?;
+        shared.claim(rng)
+    }
+
+    fn end_part(&mut self, peer: PeerId, part: Part, written: bool) {
+        let mut fabric = self.fabric.borrow_mut();
+        let seen = fabric.later();
+        if let Some((shared, _)) = fabric.shared(self.rank, self.rank, peer) {
+            shared.end(part, written, seen);
+            // The receiver may wait for that.
+            fabric.wake(peer, seen);
+        }
+    }
+
+    fn push(&mut self, peer: PeerId, address: u64, from: &[u8]) -> bool {
+        self.fabric.borrow_mut().push(self.rank, peer, address, from)
+    }
+
+    fn close(&mut self, peer: PeerId) {
+        self.fabric.borrow_mut().close(self.rank, peer);
+    }
+}

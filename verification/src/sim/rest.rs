@@ -1,0 +1,239 @@
+//! Liveness: a world that is left alone comes to rest, and nothing that can be complete is left behind.
+//!
+//! A rank that finds nothing to do sleeps until another one does something that it can see, as a process would: an engine
+//! that says that there is nothing to do, when there is, is found out.
+
+use crate::oracle::{Fate as Expected, Waiting};
+use crate::simulation::{Arrival, Message, Rank, Simulation};
+use crate::tally::Event;
+use crate::violation::{Check, ensure};
+use crate::world::{Failure, Pattern, Source};
+
+/// Turns of every rank after which a world is restless for ever.
+const RESTLESS: usize = 200_000;
+/// Turns without any effect, over the longest delay, after which a world is at rest.
+const STILL: usize = 4;
+
+impl Simulation {
+    /// Every rank turns its crank until nothing happens any more; then whatever can be complete must be.
+    pub(crate) fn come_to_rest(&mut self) -> Check {
+        self.all_learn()?;
+        self.note(|| "the world is left alone".into());
+        self.world.fabric().calm = true;
+        self.ranks.iter_mut().for_each(|rank| rank.asleep = false);
+        let mut still = 0;
+        for turn in 0.. {
+            ensure!(turn < RESTLESS, "the world does not come to rest:{}", self.unfinished());
+            let before = self.world.fabric().activity;
+            self.turn()?;
+            let mut fabric = self.world.fabric();
+            if fabric.activity != before {
+                still = 0;
+                fabric.now += 1;
+            } else if still < STILL {
+                still += 1;
+                fabric.now += fabric.horizon();
+            } else {
+                fabric.calm = false;
+                break;
+            }
+        }
+        self.check_rest()
+    }
+
+    fn turn(&mut self) -> Check {
+        for rank in self.alive() {
+            if self.rank(rank).asleep && !self.world.fabric().is_woken(rank) {
+                continue;
+            }
+            self.rank(rank).asleep = !self.progress(rank)?;
+            self.settle_call(rank, true)?;
+        }
+        // Somebody may have died of what was lit before.
+        self.all_learn()
+    }
+
+    /// What must be complete in a world at rest.
+    fn check_rest(&mut self) -> Check {
+        let alive = self.alive();
+        for &rank in &alive {
+            for at in 0..self.ranks[rank as usize].receives.len() {
+                let number = self.ranks[rank as usize].receives[at].number;
+                let fate = self.ranks[rank as usize].oracle.fate(number);
+                ensure!(
+                    fate == Expected::Posted,
+                    "receive {number} of rank {rank} is {fate:?}, and does not end:{}",
+                    self.unfinished()
+                );
+            }
+            for at in 0..self.ranks[rank as usize].sends.len() {
+                let send = &self.ranks[rank as usize].sends[at];
+                let (to, number) = (send.to, send.number);
+                let Message { matched, arrival, .. } = self.sent[rank as usize][to as usize][number];
+                let moved = matched || arrival == Arrival::Whole;
+                ensure!(
+                    !moved,
+                    "rank {to} has message {number} of rank {rank}, whose send does not end:{}",
+                    self.unfinished()
+                );
+            }
+            for &peer in &alive {
+                self.check_head(peer, rank)?;
+            }
+            self.check_reserves(rank)?;
+        }
+        Ok(())
+    }
+
+    /// The first message under way between two ranks must come if a receive asks for it and no other message is before
+    /// it; and if nothing at all waits at its destination, it must come in any case. (A rank's own messages have no share of
+    /// its memory to themselves, and may have to wait for a receive.)
+    fn check_head(&mut self, from: u32, to: u32) -> Check {
+        let Some(name) = self.outstanding(from, to).next() else { return Ok(()) };
+        self.count(Event::Held);
+        let Message { is, .. } = *self.message(to, name);
+        let Rank { oracle, claims, .. } = &self.ranks[to as usize];
+        let head = Waiting { name, context: is.context, tag: is.tag };
+        let mut before = oracle.waiting().iter().map(|waiting| waiting.name);
+        let first =
+            !before.any(|name| name.source == from) && !claims.iter().any(|(_, name)| name.source == from);
+        let wanted = first && oracle.awaits(&head).is_some();
+        let roomy = from != to && oracle.waiting().is_empty() && claims.is_empty();
+        ensure!(
+            !wanted && !roomy,
+            "{is:?} of rank {from} does not reach rank {to}, where {}:{}",
+            if wanted { "a receive asks for it" } else { "there is all the room" },
+            self.unfinished()
+        );
+        Ok(())
+    }
+
+    /// Receives everything that was sent between those that live, and expects that nothing is left. In some worlds each rank
+    /// leaves as soon as it has nothing more to do, as programs end.
+    pub(crate) fn finish(&mut self) -> Check {
+        self.come_to_rest()?;
+        self.cancel_all()?;
+        let leave = self.rng.one_in(2);
+        let largest = self.shape.largest;
+        for turn in 0.. {
+            ensure!(turn < RESTLESS, "not everything is received in the end:{}", self.unfinished());
+            for rank in self.alive() {
+                if std::mem::take(&mut self.rank(rank).any_failed) {
+                    self.world.acknowledge(rank);
+                }
+                if !self.rank(rank).claims.is_empty() {
+                    self.receive_claim(rank, 0, largest)?;
+                }
+                self.settle_call(rank, true)?;
+                for context in 0..self.shape.contexts {
+                    if self.rank(rank).gone.is_some() {
+                        break;
+                    }
+                    if !self.rank(rank).oracle.listens_in(context) && !self.is_received(rank, context) {
+                        let any = Pattern { source: Source::Any, context, tag: 0, ignore: u64::MAX };
+                        self.receive(rank, any, largest)?;
+                        self.settle_call(rank, true)?;
+                    }
+                }
+            }
+            self.world.fabric().now += 1;
+            self.ranks.iter_mut().for_each(|rank| rank.asleep = false);
+            self.turn()?;
+            let alive = self.alive();
+            let done = alive.iter().all(|&rank| self.has_done(rank));
+            for &rank in alive.iter().filter(|_| leave) {
+                if self.has_done(rank) && !self.world.sends_pending(rank) {
+                    self.bury(rank, Failure::Finished);
+                }
+            }
+            // What the last one has sent may not have been taken.
+            if done && self.alive() == alive {
+                break;
+            }
+        }
+        self.cancel_all()?;
+        self.come_to_rest()?;
+        self.check_empty()?;
+        for rank in self.alive() {
+            self.measure_pool(rank)?;
+        }
+        self.check_empty()
+    }
+
+    fn cancel_all(&mut self) -> Check {
+        for rank in self.alive() {
+            for at in 0..self.rank(rank).receives.len() {
+                self.cancel_one(rank, at)?;
+            }
+            self.settle_call(rank, true)?;
+        }
+        Ok(())
+    }
+
+    /// Whether every message of this context, from those who live, has come to a rank and found its receive.
+    fn is_received(&self, rank: u32, context: u16) -> bool {
+        let waits =
+            self.ranks[rank as usize].oracle.waiting().iter().any(|waiting| waiting.context == context);
+        !waits
+            && self.alive().into_iter().all(|from| {
+                let sent = &self.sent[from as usize][rank as usize];
+                self.outstanding(from, rank).all(|name| sent[name.number].is.context != context)
+            })
+    }
+
+    /// Whether a rank has sent and received everything.
+    fn has_done(&self, rank: u32) -> bool {
+        let Rank { sends, receives, claims, oracle, .. } = &self.ranks[rank as usize];
+        let posted = |number| oracle.fate(number) == Expected::Posted;
+        sends.is_empty()
+            && claims.is_empty()
+            && receives.iter().all(|receive| posted(receive.number))
+            && (0..self.shape.contexts).all(|context| self.is_received(rank, context))
+    }
+
+    /// Nothing is left: no request, no message, no cell, no buffer, no credit.
+    fn check_empty(&mut self) -> Check {
+        for rank in self.alive() {
+            let Rank { sends, receives, .. } = self.rank(rank);
+            ensure!(
+                receives.is_empty() && sends.is_empty(),
+                "rank {rank} has requests left:{}",
+                self.unfinished()
+            );
+            let stored = self.world.stored(rank);
+            ensure!(stored == 0, "rank {rank} stores {stored} messages in the end");
+            ensure!(!self.world.sends_pending(rank), "rank {rank} says that sends are pending");
+            let (free, lent) = {
+                let mut fabric = self.world.fabric();
+                (fabric.free_cells(rank), fabric.memory.count(rank))
+            };
+            let cells = self.shape.conditions.cells;
+            ensure!(free == cells, "{free} of {cells} cells of rank {rank} are free in the end");
+            ensure!(lent == 0, "{lent} buffers of rank {rank} are lent in the end");
+        }
+        Ok(())
+    }
+
+    /// What is not complete, a line each.
+    fn unfinished(&self) -> String {
+        let mut lines = Vec::new();
+        for rank in self.alive() {
+            let Rank { sends, receives, oracle, claims, .. } = &self.ranks[rank as usize];
+            for send in sends {
+                let message = &self.sent[rank as usize][send.to as usize][send.number];
+                lines.push(format!("rank {rank} sends number {}: {message:?}", send.number));
+            }
+            for receive in receives {
+                lines.push(format!("rank {rank} receives: {:?}, {receive:?}", oracle.fate(receive.number)));
+            }
+            for waiting in oracle.waiting() {
+                lines.push(format!("rank {rank} stores {waiting:?}"));
+            }
+            for (_, name) in claims {
+                lines.push(format!("rank {rank} has claimed {name:?}"));
+            }
+        }
+        lines.truncate(40);
+        lines.iter().map(|line| format!("\n    {line}")).collect()
+    }
+}

@@ -1,0 +1,234 @@
+//! Runs seeds, prints what they show, and replays what fails.
+
+use std::cell::Cell;
+use std::fmt::Write as _;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
+
+use crate::arguments::Options;
+use crate::bug::Bug;
+use crate::rng::Rng;
+use crate::shape::Shape;
+use crate::simulation::Simulation;
+use crate::tally::Tally;
+use crate::trace::Trace;
+use crate::violation::{Check, Violation};
+use crate::{complain, print};
+
+/// Events shown before a failure.
+const SHOWN: usize = 30;
+/// Operations of one world: the same seed goes on with another one after that.
+const WORLDS: [usize; 4] = [300, 2000, 10_000, usize::MAX];
+
+thread_local! {
+    /// The words of the last panic: it is a finding, and told as one.
+    static PANIC: Cell<String> = const { Cell::new(String::new()) };
+}
+
+/// What one seed showed.
+#[derive(Debug)]
+struct Found {
+    seed: u64,
+    worlds: usize,
+    operations: usize,
+    violation: Option<Violation>,
+    events: Vec<String>,
+    tally: Tally,
+}
+
+/// Runs the worlds of one seed.
+fn run(options: &Options, seed: u64, bug: Option<Bug>, traced: bool) -> Found {
+    let mut found = Found {
+        seed,
+        worlds: 0,
+        operations: 0,
+        violation: None,
+        events: Vec::new(),
+        tally: Tally::default(),
+    };
+    while found.operations < options.operations && found.violation.is_none() {
+        let mut rng = Rng::new(seed, found.worlds as u64);
+        found.worlds += 1;
+        let limit = rng.pick(&WORLDS).min(options.operations - found.operations);
+        let shape = Shape::new(&mut rng, options.ranks);
+        let mut done = 0;
+        match Simulation::new(rng, shape, bug, Trace::new(traced)) {
+            Ok(mut simulation) => {
+                let outcome = catch_unwind(AssertUnwindSafe(|| live(&mut simulation, limit, &mut done)));
+                found.violation = outcome.unwrap_or_else(|_| Err(Violation(PANIC.take()))).err();
+                let mut fabric = simulation.world.fabric();
+                found.events = fabric.trace.take();
+                found.tally.add(&fabric.tally);
+            }
+            Err(violation) => found.violation = Some(violation),
+        }
+        found.operations += done.max(1);
+    }
+    found
+}
+
+/// The life of one world.
+fn live(simulation: &mut Simulation, operations: usize, done: &mut usize) -> Check {
+    let rest = simulation.shape.rest;
+    while *done < operations && !simulation.is_desolate() {
+        *done += usize::from(simulation.step()?);
+        if simulation.rng.one_in(rest) {
+            simulation.come_to_rest()?;
+        }
+    }
+    simulation.finish()
+}
+
+/// Runs what the options ask for; says whether everything is as it must be.
+pub(crate) fn simulate(options: &Options) -> ExitCode {
+    std::panic::set_hook(Box::new(|panic| PANIC.set(panic.to_string())));
+    if options.bugs { find_all(options) } else { explore(options) }
+}
+
+fn explore(options: &Options) -> ExitCode {
+    let start = Instant::now();
+    Bug::arm(options.bug);
+    let next = AtomicU64::new(0);
+    let all = Mutex::new(Vec::new());
+    std::thread::scope(|scope| {
+        for _ in 0..options.jobs {
+            scope.spawn(|| {
+                loop {
+                    let at = next.fetch_add(1, Ordering::Relaxed);
+                    if at >= options.seeds {
+                        return;
+                    }
+                    let found = run(options, options.seed.wrapping_add(at), options.bug, options.verbose);
+                    let failed = found.violation.is_some();
+                    all.lock().unwrap_or_else(PoisonError::into_inner).push(found);
+                    if failed {
+                        next.store(options.seeds, Ordering::Relaxed);
+                    }
+                }
+            });
+        }
+    });
+    let mut all = all.into_inner().unwrap_or_else(PoisonError::into_inner);
+    all.sort_by_key(|found| found.seed);
+    if options.verbose {
+        let _ = print(
+            &all.iter()
+                .flat_map(|found| &found.events)
+                .fold(String::new(), |text, event| text + event + "\n"),
+        );
+    }
+    let operations: usize = all.iter().map(|found| found.operations).sum();
+    let worlds: usize = all.iter().map(|found| found.worlds).sum();
+    let seconds = start.elapsed().as_secs_f64();
+    let mut tally = Tally::default();
+    all.iter().for_each(|found| tally.add(&found.tally));
+    let mut text = format!("{} seeds, {worlds} worlds, {operations} operations; {seconds:.1} s\n", all.len());
+    text += &tally.table();
+    let failures: Vec<_> = all.iter().filter(|found| found.violation.is_some()).collect();
+    if failures.is_empty() {
+        text.push_str("every oracle agrees, and nothing is left behind\n");
+    }
+    let shown = print(&text);
+    for found in &failures {
+        tell(options, found);
+    }
+    let missing = if options.is_whole { tally.missing() } else { Vec::new() };
+    if failures.is_empty() && !missing.is_empty() {
+        complain(&format!("NEVER HAPPENED, so nothing is known of it: {}", missing.join(", ")));
+    }
+    if failures.is_empty() && missing.is_empty() { shown } else { ExitCode::FAILURE }
+}
+
+/// Tells of a failure: the last events, what is wrong, and how to see it again.
+fn tell(options: &Options, found: &Found) {
+    let again = run(options, found.seed, options.bug, true);
+    let mut text = String::new();
+    for event in again.events.iter().skip(again.events.len().saturating_sub(SHOWN)) {
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, "{event}");
+    }
+    let what = found.violation.as_ref().map(ToString::to_string).unwrap_or_default();
+    let _ = writeln!(
+        text,
+        "FAILED: seed {}, world {}, operation {}: {what}",
+        found.seed, found.worlds, found.operations
+    );
+    text.push_str(&replay(options, found));
+    complain(&text);
+}
+
+/// The command that shows a failure again.
+fn replay(options: &Options, found: &Found) -> String {
+    let mut line = format!("cargo sim -- --seed {} --operations {}", found.seed, options.operations);
+    if let Some(ranks) = options.ranks {
+        line += &format!(" --ranks {ranks}");
+    }
+    if let Some(bug) = options.bug {
+        line += &format!(" --bug {bug}");
+    }
+    line
+}
+
+/// Runs seeds with each bug until one of them finds it.
+fn find_all(options: &Options) -> ExitCode {
+    let mut good = true;
+    let mut text = String::new();
+    for bug in Bug::all() {
+        Bug::arm(Some(bug));
+        let seeds =
+            (0..options.seeds).map(|at| run(options, options.seed.wrapping_add(at), Some(bug), false));
+        let found = seeds.into_iter().find(|found| found.violation.is_some());
+        let _ = match found {
+            Some(Found { seed, operations, violation: Some(violation), .. }) => {
+                let what = violation.to_string();
+                let what = what.lines().next().unwrap_or_default();
+                writeln!(text, "{:<24} | seed {seed}, operation {operations}: {what}", bug.to_string())
+            }
+            _ => {
+                good = false;
+                writeln!(text, "{:<24} | NOT FOUND by {} seeds", bug.to_string(), options.seeds)
+            }
+        };
+    }
+    let shown = print(&text);
+    if good { shown } else { ExitCode::FAILURE }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::arguments::{Command, parse};
+
+    fn options(line: &str) -> Options {
+        match parse(line.split_whitespace().map(str::to_owned)) {
+            Ok(Command::Simulate(options)) => options,
+            other => unreachable!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_seed_replays_itself_event_by_event() {
+        let options = options("--operations 3000");
+        for seed in 0..6 {
+            let (one, two) = (run(&options, seed, None, true), run(&options, seed, None, true));
+            assert_eq!(one.violation, None, "seed {seed}");
+            assert!(one.events == two.events && one.events.len() > 100, "seed {seed}");
+        }
+    }
+
+    #[test]
+    fn the_command_that_is_printed_shows_the_same_failure() {
+        let options = options("--operations 5000 --bug corrupt");
+        let found =
+            (0..40).map(|seed| run(&options, seed, options.bug, false)).find(|it| it.violation.is_some());
+        let found = found.unwrap();
+        let line = replay(&options, &found);
+        let (_, line) = line.split_once("-- ").unwrap();
+        let again = self::options(line);
+        let again = run(&again, again.seed, again.bug, true);
+        assert_eq!((again.operations, again.violation), (found.operations, found.violation));
+    }
+}

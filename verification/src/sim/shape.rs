@@ -1,0 +1,133 @@
+//! What a world is like: drawn from the seed, so that every seed meets other scarcities.
+
+use crate::fabric::{Conditions, Pull};
+use crate::rng::Rng;
+use crate::world::{Terms, cost};
+
+/// A world, and what happens in it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shape {
+    pub(crate) conditions: Conditions,
+    pub(crate) terms: Terms,
+    /// The longest usual message; once in `long` times there is one of up to `largest` bytes.
+    pub(crate) usual: usize,
+    pub(crate) largest: usize,
+    pub(crate) long: usize,
+    pub(crate) contexts: u16,
+    pub(crate) tags: usize,
+    /// Where the bits are in which they differ.
+    pub(crate) shift: u32,
+    /// Most receives posted, messages waiting, and sends under way at one rank.
+    pub(crate) many: usize,
+    /// Once in so many operations a rank stops for a while, or for ever; 0 is never.
+    pub(crate) stall: usize,
+    pub(crate) death: usize,
+    /// Operations between two times at which the world must come to rest.
+    pub(crate) rest: usize,
+    /// How often each operation is tried, out of their sum.
+    pub(crate) weights: [usize; OPERATIONS.len()],
+}
+
+/// What a rank may do next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Operation {
+    Send,
+    SendSynchronous,
+    Receive,
+    Progress,
+    Cancel,
+    Probe,
+    Claim,
+    ReceiveClaimed,
+    Bypass,
+    Acknowledge,
+    Grow,
+}
+
+/// Every operation, and how often it is tried in an even world.
+const OPERATIONS: [(Operation, usize); 11] = [
+    (Operation::Send, 20),
+    (Operation::SendSynchronous, 4),
+    (Operation::Receive, 24),
+    (Operation::Progress, 36),
+    (Operation::Cancel, 3),
+    (Operation::Probe, 3),
+    (Operation::Claim, 3),
+    (Operation::ReceiveClaimed, 3),
+    (Operation::Bypass, 6),
+    (Operation::Acknowledge, 1),
+    (Operation::Grow, 1),
+];
+
+impl Shape {
+    /// A world of so many ranks, or of a few.
+    pub(crate) fn new(rng: &mut Rng, ranks: Option<u32>) -> Self {
+        let ranks = ranks.unwrap_or_else(|| rng.pick(&[2, 2, 3, 3, 4, 5, 8]));
+        let packet_bytes = rng.pick(&[256, 256, 512, 1024, 4096]);
+        // Some messages take several pieces even when they are read in one copy.
+        let lengths =
+            [(packet_bytes, 20), (4 * packet_bytes, 20), (40_000, 6), (120_000, 20), (700_000, 200)];
+        let (largest, long) = rng.pick(&lengths);
+        let conditions = Conditions {
+            ranks,
+            packet_bytes,
+            cells: rng.pick(&[1, 2, 3, 4, 16, 64]),
+            places: rng.pick(&[0, 1, 4, 16]),
+            small: rng.pick(&[48, 104, packet_bytes]),
+            delay: rng.pick(&[0, 1, 5, 20]),
+            refusal: rng.pick(&[0, 0, 20, 3]),
+            pull: rng.pick(&[Pull::Never, Pull::Sometimes, Pull::Sometimes, Pull::Always]),
+            shares: rng.one_in(2),
+        };
+        let requests = rng.pick(&[8, 32, 256]);
+        let packet = cost(packet_bytes) as usize;
+        let each = rng.pick(&[1, 2, 5, packet, 4 * packet, 40 * packet]);
+        let terms = Terms {
+            requests,
+            most_requests: rng.pick(&[requests, 256]),
+            // A unit for each of the others is the least with which an engine starts.
+            units: (ranks as usize - 1) * each + rng.below(each + 1),
+            buckets: rng.pick(&[0, 1, 3, 16]),
+            eager_bytes: rng.pick(&[0, 48, 200, packet_bytes]),
+            window: rng.pick(&[1, 8, 64, 4096]),
+        };
+        let mut weights = OPERATIONS.map(|(_, weight)| weight);
+        for weight in &mut weights {
+            *weight = (*weight * rng.pick(&[0, 1, 2, 2, 2, 6])).div_ceil(2);
+        }
+        // Nothing comes of a world that never moves.
+        weights[Operation::Progress as usize] += 1;
+        let blocking = rng.one_in(4);
+        if blocking {
+            // Receives that wait for nobody else's, as in a program that only blocks.
+            weights[Operation::Receive as usize] = 0;
+            weights[Operation::Bypass as usize] = 60;
+        }
+        Self {
+            conditions,
+            terms,
+            usual: rng.pick(&[60, 300, 3000]).min(largest),
+            largest,
+            long,
+            contexts: rng.pick(&[1, 2, 3]),
+            tags: rng.pick(&[1, 2, 4]),
+            shift: rng.pick(&[0, 31, 62]),
+            many: if blocking { 1 } else { rng.pick(&[4, 12, 12, 40]) },
+            stall: rng.pick(&[0, 0, 100, 1000]),
+            death: rng.pick(&[0, 0, 0, 60, 200, 1000, 5000]),
+            rest: rng.pick(&[200, 1000, 5000]),
+            weights,
+        }
+    }
+
+    /// The operation at this place among the weights.
+    pub(crate) fn operation(&self, mut at: usize) -> Operation {
+        for (&weight, (operation, _)) in self.weights.iter().zip(OPERATIONS) {
+            if at < weight {
+                return operation;
+            }
+            at -= weight;
+        }
+        Operation::Progress
+    }
+}

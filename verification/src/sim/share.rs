@@ -1,0 +1,145 @@
+//! A message that both sides copy: the receiver from the front, the sender, if it joins, from the back, until they meet. Where
+//! they are, and in which pieces they go, is the fabric's choice; what each may do is as `core/src/port.rs` has it.
+
+use nemesia_core::port::{Part, Share, Turn};
+
+use crate::rng::Rng;
+
+/// The shares of one pair, of which one is open at a time.
+#[derive(Debug, Default)]
+pub(crate) struct Shared {
+    share: Option<Share>,
+    number: u64,
+    open: bool,
+    /// The number that the sender found last.
+    found: u64,
+    /// The sender has joined this number. It copies a part of it; or has copied one, which is seen at that time.
+    joined: u64,
+    copying: bool,
+    seen: u64,
+    /// The receiver was given all up to here, and the sender has claimed, and written, from here on.
+    front: u64,
+    back: u64,
+    written: u64,
+}
+
+impl Shared {
+    /// Receiver: opens a share.
+    pub(crate) const fn open(&mut self, share: &Share) {
+        self.number += 1;
+        self.share = Some(*share);
+        self.open = true;
+        (self.front, self.back, self.written) = (share.start, share.end, share.end);
+    }
+
+    /// Receiver: what to do next.
+    pub(crate) fn turn(&mut self, now: u64, rng: &mut Rng) -> Turn {
+        if self.open {
+            let left = self.back - self.front;
+            if left > 0 {
+                let start = self.front;
+                self.front += piece(left, rng);
+                return Turn::Copy(Part { start, end: self.front });
+            }
+            self.close();
+        }
+        let Some(Share { end, .. }) = self.share else { return Turn::Done };
+        let helped = self.joined == self.number;
+        if helped && (self.copying || self.seen > now) {
+            return Turn::Wait;
+        }
+        let part = Part { start: self.front, end: if helped { self.written } else { end } };
+        if part.start >= part.end {
+            return Turn::Done;
+        }
+        self.front = part.end;
+        Turn::Copy(part)
+    }
+
+    /// Receiver: the sender may claim no more.
+    pub(crate) const fn close(&mut self) {
+        self.open = false;
+    }
+
+    /// Sender: a share that it has not found before.
+    pub(crate) fn find(&mut self) -> Option<Share> {
+        if !self.open || self.found == self.number {
+            return None;
+        }
+        self.found = self.number;
+        self.share
+    }
+
+    /// Sender: joins what it found.
+    pub(crate) fn join(&mut self, rng: &mut Rng) -> Option<Part> {
+        if self.found != self.number {
+            return None;
+        }
+        self.joined = self.number;
+        self.claim(rng)
+    }
+
+    /// Sender: claims the next part.
+    pub(crate) fn claim(&mut self, rng: &mut Rng) -> Option<Part> {
+        let left = if self.open { self.back - self.front } else { 0 };
+        if self.joined != self.number || left == 0 {
+            return None;
+        }
+        let end = self.back;
+        self.back -= piece(left, rng);
+        self.copying = true;
+        Some(Part { start: self.back, end })
+    }
+
+    /// Sender: the part that it has claimed is written, or not; the receiver sees it at that time.
+    pub(crate) const fn end(&mut self, part: Part, written: bool, seen: u64) {
+        self.back = if written { part.start } else { part.end };
+        self.written = self.back;
+        (self.copying, self.seen) = (false, seen);
+    }
+}
+
+/// At least a byte, mostly a good deal, at most all that is left.
+fn piece(left: u64, rng: &mut Rng) -> u64 {
+    let some = if rng.one_in(8) { 1 } else { left.div_ceil(4) };
+    (some + rng.below(some as usize) as u64).min(left)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_together_copy_every_byte_once() {
+        for seed in 0..500 {
+            let mut rng = Rng::new(seed, 0);
+            let mut shared = Shared::default();
+            let mut copied = [0_u8; 300];
+            let mut copy = |part: Part| (part.start..part.end).for_each(|at| copied[at as usize] += 1);
+            shared.open(&Share { request: 0, address: 0, start: 20, end: 300 });
+            let (mut claimed, mut turns) = (None, 0);
+            loop {
+                turns += 1;
+                assert!(turns < 10_000, "seed {seed}: they do not meet");
+                if let Some(part) = claimed.take_if(|_| rng.one_in(2)) {
+                    let written = !rng.one_in(5);
+                    shared.end(part, written, turns + 3);
+                    if written {
+                        copy(part);
+                    }
+                } else if claimed.is_none() && rng.one_in(2) {
+                    let found = shared.find().is_some();
+                    claimed = if found { shared.join(&mut rng) } else { shared.claim(&mut rng) };
+                }
+                match shared.turn(turns, &mut rng) {
+                    Turn::Copy(part) => copy(part),
+                    Turn::Wait => {}
+                    Turn::Done => break,
+                }
+            }
+            assert!(
+                copied[..20].iter().all(|&times| times == 0) && copied[20..].iter().all(|&times| times == 1)
+            );
+        }
+    }
+}

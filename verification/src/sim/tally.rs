@@ -1,0 +1,115 @@
+//! What a run has met, counted: what never happened was not tested.
+
+/// Something that a run must meet to prove anything about it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Event {
+    Eager,
+    Rts,
+    Cts,
+    Data,
+    Fin,
+    /// There was no room for a packet.
+    NoRoom,
+    /// A grant of credit.
+    Grant,
+    /// A single copy; one that could not be made; and one in the middle of a message.
+    Pull,
+    PullRefused,
+    PullRefusedMidway,
+    /// A copy that both sides may make; the sender's part of it; a part that could not be made; one that was waited for.
+    Share,
+    Push,
+    PushRefused,
+    ShareWait,
+    /// A receive got its message when it was posted; and later.
+    Unexpected,
+    Expected,
+    /// A blocking receive got its message without being posted.
+    Bypass,
+    Probe,
+    Truncated,
+    Cancelled,
+    /// A message to its own sender.
+    Own,
+    /// A process died, or finished.
+    Death,
+    /// A request ended as somebody was gone.
+    PeerFailed,
+    /// A request was refused as all slots were in use.
+    NoSlot,
+    /// A message could not leave for want of credit.
+    Held,
+}
+
+/// Every event, with its name.
+const EVENTS: [(Event, &str); 25] = [
+    (Event::Eager, "eager"),
+    (Event::Rts, "RTS"),
+    (Event::Cts, "CTS"),
+    (Event::Data, "data"),
+    (Event::Fin, "FIN"),
+    (Event::NoRoom, "no room"),
+    (Event::Grant, "grants"),
+    (Event::Pull, "pulled"),
+    (Event::PullRefused, "pull refused"),
+    (Event::PullRefusedMidway, "midway"),
+    (Event::Share, "shared"),
+    (Event::Push, "pushed"),
+    (Event::PushRefused, "push refused"),
+    (Event::ShareWait, "waited for"),
+    (Event::Unexpected, "unexpected"),
+    (Event::Expected, "expected"),
+    (Event::Bypass, "bypassed"),
+    (Event::Probe, "probed"),
+    (Event::Truncated, "truncated"),
+    (Event::Cancelled, "cancelled"),
+    (Event::Own, "to itself"),
+    (Event::Death, "deaths"),
+    (Event::PeerFailed, "peer failed"),
+    (Event::NoSlot, "no slot"),
+    (Event::Held, "held"),
+];
+
+/// How often each event happened.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Tally([u64; EVENTS.len()]);
+
+impl Tally {
+    pub(crate) const fn count(&mut self, event: Event) {
+        self.0[event as usize] += 1;
+    }
+
+    /// Adds what another run has met.
+    pub(crate) fn add(&mut self, other: &Tally) {
+        self.0.iter_mut().zip(other.0).for_each(|(count, more)| *count += more);
+    }
+
+    /// What never happened.
+    pub(crate) fn missing(&self) -> Vec<&'static str> {
+        let never = EVENTS.into_iter().filter(|(event, _)| self.0[*event as usize] == 0);
+        never.map(|(_, name)| name).collect()
+    }
+
+    /// All counts, in a few lines.
+    pub(crate) fn table(&self) -> String {
+        let words: Vec<_> =
+            EVENTS.iter().map(|(event, name)| format!("{name} {}", self.0[*event as usize])).collect();
+        words.chunks(8).map(|words| words.join(", ") + "\n").collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_event_has_its_place() {
+        for (at, (event, _)) in EVENTS.into_iter().enumerate() {
+            assert_eq!(event as usize, at);
+        }
+        let (mut one, mut two) = (Tally::default(), Tally::default());
+        EVENTS.into_iter().skip(1).for_each(|(event, _)| one.count(event));
+        two.add(&one);
+        assert_eq!((two.missing(), one.missing().len()), (vec!["eager"], 1));
+    }
+}

@@ -1,0 +1,317 @@
+//! Engines over the simulated fabric, and the operations on them. With `port.rs`, all that knows the engine's interface.
+
+use std::cell::{RefCell, RefMut};
+use std::rc::Rc;
+
+use nemesia_core::engine::rma::{Region, Reply};
+use nemesia_core::engine::{Bypass, Engine, Lent, Peer, Request, RequestId, Storage, Tuning};
+pub(crate) use nemesia_core::engine::{Failure, Fate, Outcome, Progress, StartError, Status, Truncation};
+use nemesia_core::flow::Ledger;
+pub(crate) use nemesia_core::matching::{Pattern, Source};
+use nemesia_core::payload::{RecvBuf, SendBuf};
+use nemesia_core::slab::{List, Slot};
+pub(crate) use nemesia_core::store::cost;
+use nemesia_core::store::{UNIT, Unit, most};
+
+use crate::fabric::Fabric;
+use crate::memory::Loan;
+use crate::port::SimPort;
+use crate::shape::Shape;
+use crate::violation::Violation;
+
+#[derive(Debug)]
+struct Vectors;
+
+impl Storage for Vectors {
+    type Requests = Vec<Slot<Request>>;
+    type Peers = Vec<Peer>;
+    type Units = Vec<Unit>;
+    type Stored = Vec<u32>;
+    type Buckets = Vec<List>;
+    type Regions = Vec<Slot<Region>>;
+    type Replies = Vec<Slot<Reply>>;
+    type Handlers = ();
+}
+
+type SimEngine = Engine<SimPort, Vectors>;
+
+/// What each engine is lent, and told.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Terms {
+    /// Requests at first, and at most.
+    pub(crate) requests: usize,
+    pub(crate) most_requests: usize,
+    /// Units of 64 bytes for unexpected messages.
+    pub(crate) units: usize,
+    pub(crate) buckets: usize,
+    pub(crate) eager_bytes: usize,
+    pub(crate) window: u32,
+}
+
+/// The engines of a world.
+#[derive(Debug)]
+pub(crate) struct World {
+    /// `None` when the process is gone. Before the fabric, which owns the memory that they were lent.
+    engines: Vec<Option<SimEngine>>,
+    fabric: Rc<RefCell<Fabric>>,
+    terms: Terms,
+}
+
+/// A request, and its buffer.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ticket {
+    pub(crate) rank: u32,
+    id: RequestId,
+    pub(crate) loan: Loan,
+}
+
+impl Ticket {
+    /// Whether the request takes a slot, and says of itself how it went.
+    pub(crate) fn is_kept(&self) -> bool {
+        self.id != RequestId::SENT
+    }
+}
+
+/// A message that was taken out of the queue, to be received later.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Claim(RequestId);
+
+/// What is to be sent.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Outgoing {
+    pub(crate) to: u32,
+    pub(crate) context: u16,
+    pub(crate) tag: u64,
+    pub(crate) key: u64,
+    pub(crate) len: usize,
+    pub(crate) synchronous: bool,
+}
+
+/// What came of one step of a receive that is not posted.
+#[derive(Debug)]
+pub(crate) enum Step {
+    /// Not received; the receive was never posted.
+    Not,
+    Done(Outcome, Loan),
+    Posted(Ticket),
+}
+
+/// What an engine makes of its terms, in units of credit.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    /// Each peer has so many to itself.
+    pub(crate) reserve: u64,
+    /// What the largest packet costs: fewer are not given out.
+    pub(crate) packet: u64,
+}
+
+/// What the engines of a world make of their terms.
+pub(crate) fn limits(shape: &Shape) -> Limits {
+    let Terms { units, eager_bytes, window, .. } = shape.terms;
+    let (units, others) = (units as u32, shape.conditions.ranks - 1);
+    let share = units.checked_div(others).unwrap_or(units);
+    let packet = cost(eager_bytes.min(shape.conditions.packet_bytes).min(most(share)));
+    // The engines have started with the same.
+    let reserve = Ledger::new(units, others, window, packet).map_or(0, |ledger| ledger.reserve());
+    Limits { reserve: reserve.into(), packet: packet.into() }
+}
+
+fn several<T: Default>(count: usize) -> Vec<T> {
+    std::iter::repeat_with(T::default).take(count).collect()
+}
+
+impl World {
+    pub(crate) fn new(fabric: Fabric, terms: Terms) -> Result<Self, Violation> {
+        let ranks = fabric.conditions.ranks;
+        let fabric = Rc::new(RefCell::new(fabric));
+        let engine = |rank| {
+            let lent = Lent {
+                regions: Vec::new(),
+                replies: Vec::new(),
+                handlers: (),
+                requests: several(terms.requests),
+                peers: several(ranks as usize),
+                units: vec![[0; UNIT]; terms.units],
+                stored: several(terms.buckets),
+                posted: several(terms.buckets),
+            };
+            let tuning = Tuning { eager_bytes: terms.eager_bytes, window: terms.window };
+            let engine = Engine::new(rank, SimPort::new(rank, Rc::clone(&fabric)), tuning, lent);
+            engine.map(Some).map_err(|error| Violation(format!("rank {rank} can't start: {error}")))
+        };
+        Ok(Self { engines: (0..ranks).map(engine).collect::<Result<_, _>>()?, fabric, terms })
+    }
+
+    pub(crate) fn fabric(&self) -> RefMut<'_, Fabric> {
+        self.fabric.borrow_mut()
+    }
+
+    /// The engine of a rank that lives, for one call.
+    fn engine(&mut self, rank: u32) -> &mut SimEngine {
+        self.fabric.borrow_mut().begin_call();
+        let Some(engine) = &mut self.engines[rank as usize] else { unreachable!("rank {rank} is gone") };
+        engine
+    }
+
+    pub(crate) fn send(&mut self, rank: u32, message: &Outgoing) -> Result<Ticket, StartError> {
+        let Outgoing { to, context, tag, key, len, synchronous } = *message;
+        let (loan, base) = self.fabric().memory.lend_message(rank, key, len);
+        // SAFETY: the buffer is lent until `finish` ends the loan, which the simulation does when the request is complete,
+        // or until the engine is gone.
+        let buf = unsafe { SendBuf::from_raw(base, len) };
+        let engine = self.engine(rank);
+        let started = if synchronous {
+            engine.issend(to, context, tag, buf)
+        } else {
+            engine.isend(to, context, tag, buf)
+        };
+        self.ticket(rank, loan, started)
+    }
+
+    pub(crate) fn receive(&mut self, rank: u32, pattern: Pattern, room: usize) -> Result<Ticket, StartError> {
+        let (loan, mut buf) = self.room(rank, room);
+        let started = self.engine(rank).irecv(pattern, &mut buf);
+        self.ticket(rank, loan, started)
+    }
+
+    fn room(&mut self, rank: u32, room: usize) -> (Loan, RecvBuf) {
+        let (loan, base) = self.fabric().memory.lend_room(rank, room);
+        // SAFETY: as in `send`; nobody else uses the buffer meanwhile.
+        (loan, unsafe { RecvBuf::from_raw(base, room) })
+    }
+
+    fn ticket(
+        &mut self,
+        rank: u32,
+        loan: Loan,
+        started: Result<RequestId, StartError>,
+    ) -> Result<Ticket, StartError> {
+        match started {
+            Ok(id) => Ok(Ticket { rank, id, loan }),
+            Err(error) => {
+                self.withdraw_loan(loan);
+                Err(error)
+            }
+        }
+    }
+
+    /// A buffer was lent in vain. Nothing was to be written there: whoever did is found out later.
+    fn withdraw_loan(&mut self, loan: Loan) {
+        let ended = self.fabric().memory.end(loan, |_| ());
+        if let Err(violation) = ended {
+            self.fabric().misuse(violation.0);
+        }
+    }
+
+    pub(crate) fn cancel(&mut self, ticket: Ticket) -> bool {
+        self.engine(ticket.rank).cancel(ticket.id)
+    }
+
+    /// The outcome of a request that is complete, whose identifier must then be stale.
+    pub(crate) fn test(&mut self, ticket: Ticket) -> Option<Outcome> {
+        let engine = self.engine(ticket.rank);
+        let outcome = engine.test(ticket.id)?;
+        if ticket.is_kept() && (engine.test(ticket.id) != Some(Err(Fate::Stale)) || engine.cancel(ticket.id))
+        {
+            self.fabric().misuse(format!("a request of rank {} outlives its completion", ticket.rank));
+        }
+        Some(outcome)
+    }
+
+    /// One turn of the crank.
+    pub(crate) fn progress(&mut self, rank: u32, whole: bool) -> Progress {
+        let engine = self.engine(rank);
+        if whole { engine.progress() } else { engine.step() }
+    }
+
+    pub(crate) fn probe(&mut self, rank: u32, pattern: &Pattern) -> Option<Status> {
+        self.engine(rank).iprobe(pattern)
+    }
+
+    pub(crate) fn claim(
+        &mut self,
+        rank: u32,
+        pattern: &Pattern,
+    ) -> Result<Option<(Claim, Status)>, StartError> {
+        Ok(self.engine(rank).improbe(pattern)?.map(|(id, status)| (Claim(id), status)))
+    }
+
+    pub(crate) fn receive_claimed(&mut self, rank: u32, claim: Claim, room: usize) -> Result<Ticket, Fate> {
+        let (loan, mut buf) = self.room(rank, room);
+        let received = self.engine(rank).imrecv(claim.0, &mut buf);
+        Ok(Ticket { rank, id: received.map(|()| claim.0)?, loan })
+    }
+
+    pub(crate) fn can_bypass(&mut self, rank: u32, pattern: &Pattern) -> bool {
+        self.engine(rank).can_bypass(pattern)
+    }
+
+    /// One step of a receive that blocks and is not posted: only a glance, or a whole turn.
+    pub(crate) fn bypass(&mut self, rank: u32, pattern: &Pattern, room: usize, glance: bool) -> Step {
+        let (loan, mut buf) = self.room(rank, room);
+        let engine = self.engine(rank);
+        let step = if glance {
+            engine.receive_next(pattern, &mut buf).map_or(Bypass::Idle, Bypass::Done)
+        } else {
+            engine.receive_step(pattern, &mut buf)
+        };
+        match step {
+            Bypass::Done(outcome) => Step::Done(outcome, loan),
+            Bypass::Posted(id) => Step::Posted(Ticket { rank, id, loan }),
+            Bypass::Idle | Bypass::Busy | Bypass::Post => {
+                self.withdraw_loan(loan);
+                Step::Not
+            }
+        }
+    }
+
+    /// Lets the requests of a rank grow, if they may.
+    pub(crate) fn grow(&mut self, rank: u32) {
+        let Terms { most_requests, .. } = self.terms;
+        let engine = self.engine(rank);
+        let requests = engine.requests_mut();
+        let more = (requests.len() + 1 + requests.len() / 2).min(most_requests);
+        requests.resize_with(more, Slot::default);
+        engine.grow_posted(|lists| lists.resize(more.next_power_of_two(), List::default()));
+    }
+
+    pub(crate) fn request_capacity(&mut self, rank: u32) -> usize {
+        self.engine(rank).requests_mut().len()
+    }
+
+    pub(crate) fn acknowledge(&mut self, rank: u32) {
+        self.engine(rank).acknowledge();
+    }
+
+    pub(crate) fn depart(&mut self, rank: u32, peer: u32, failure: Failure) {
+        self.engine(rank).depart(peer, failure);
+    }
+
+    pub(crate) fn drain(&mut self, rank: u32, peer: u32) -> bool {
+        self.engine(rank).drain(peer)
+    }
+
+    pub(crate) fn fail(&mut self, rank: u32, peer: u32, failure: Failure) {
+        self.engine(rank).fail(peer, failure);
+    }
+
+    pub(crate) fn failure(&mut self, rank: u32, peer: u32) -> Option<Failure> {
+        self.engine(rank).failure(peer)
+    }
+
+    pub(crate) fn stored(&mut self, rank: u32) -> usize {
+        self.engine(rank).unexpected_messages()
+    }
+
+    pub(crate) fn sends_pending(&mut self, rank: u32) -> bool {
+        self.engine(rank).sends_pending()
+    }
+
+    /// A process is gone: its engine, and its memory.
+    pub(crate) fn bury(&mut self, rank: u32, loses: bool) {
+        self.engines[rank as usize] = None;
+        let mut fabric = self.fabric();
+        fabric.die(rank, loses);
+        fabric.memory.forget(rank);
+    }
+}
