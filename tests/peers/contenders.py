@@ -16,6 +16,7 @@ LIMIT = 60  # seconds for one program
 SMALL_LIMIT = 20  # and for one of those that measure one size
 ROUND_NS = 20e6  # one measurement of one size takes about this
 PEERS = ("mpich", "openmpi", "ucx", "libfabric")
+STILL = ("ucx", "libfabric")  # their ping-pong sends bytes that never change
 HYDRA = ["mpiexec.hydra", "-n", "2", "-bind-to", "core"]
 OPENMPI = ["mpiexec.openmpi", "--allow-run-as-root", "--mca", "btl", "vader,self", "--bind-to", "core", "-n", "2"]
 
@@ -38,6 +39,11 @@ class Setting:
 
 def ours(setting):
     return pingpong("ours", HYDRA, setting)
+
+
+def still(setting):
+    """Ours as ucx and libfabric measure themselves: latency with bytes that never change."""
+    return pingpong("ours", HYDRA, dataclasses.replace(setting, tests=["latency"], still=True))
 
 
 def mpich(setting):
@@ -121,7 +127,7 @@ def libfabric(setting):
     return only(setting, found)
 
 
-RUNNERS = {"ours": ours, "mpich": mpich, "openmpi": openmpi, "ucx": ucx, "libfabric": libfabric}
+RUNNERS = {"ours": ours, "still": still, "mpich": mpich, "openmpi": openmpi, "ucx": ucx, "libfabric": libfabric}
 
 
 def number(fields, column):

@@ -2,6 +2,8 @@
 
 import statistics
 
+import contenders
+
 UNITS = {"latency": "ns one way", "bandwidth": "MB/s (10^6 bytes)", "rate": "messages a second"}
 
 
@@ -27,7 +29,17 @@ class Results:
         return statistics.median(self.hand_overs)
 
     def peers(self):
-        return [name for name in self.values if name != "ours"]
+        return [name for name in self.values if name not in ("ours", "still")]
+
+    def ratios(self, test, size):
+        """How many times better ours is than each peer, measured the same way."""
+        found = []
+        for peer in self.peers():
+            like = "still" if test == "latency" and peer in contenders.STILL and not self.still else "ours"
+            mine, theirs = self.median(like, test, size), self.median(peer, test, size)
+            if mine is not None and theirs is not None:
+                found.append(better(test, mine, theirs))
+        return found
 
     def rows(self):
         """(test, size, ours, {peer: value}) for all that ours has measured."""
@@ -50,11 +62,13 @@ def table(results, test):
     peers = [peer for peer in results.peers() if any(peer in row[3] for row in rows)]
     marks = {peer: peer + "*" * (remark(results, peer, test) is not None) for peer in peers}
     lines = [f"{test}, {UNITS[test]}"]
-    lines.append(f"{'bytes':>6} {'ours':>11}" + "".join(f" {marks[peer]:>11}" for peer in peers) +
+    still = test == "latency" and "still" in results.values
+    lines.append(f"{'bytes':>6} {'ours':>11}" + f" {'ours*':>11}" * still + "".join(f" {marks[peer]:>11}" for peer in peers) +
                  f" {'to the best':>13}  place")
     for _, size, mine, theirs in rows:
+        mine = f"{written(mine):>11}" + f" {written(results.median('still', test, size)):>11}" * still
         cells = "".join(f" {written(theirs.get(peer)):>11}" for peer in peers)
-        lines.append(f"{short(size):>6} {written(mine):>11}{cells} {standing(test, mine, theirs)}")
+        lines.append(f"{short(size):>6} {mine}{cells} {standing(results.ratios(test, size))}")
     remarks = {remark(results, peer, test) for peer in peers}
     return lines + [f"* {words}" for words in remarks if words]
 
@@ -64,17 +78,17 @@ def remark(results, peer, test):
     if (peer, test) == ("libfabric", "bandwidth"):
         return "of a ping-pong, not of windows"
     if peer in ("ucx", "libfabric") and test == "latency" and not results.still:
-        return "sends bytes that never change, which a receiver that copies them itself finds in its own cache"
+        return "sends bytes that never change, which a receiver that copies them itself finds in its own cache; judged by " \
+               "ours*, which does the same"
     return None
 
 
-def standing(test, mine, theirs):
+def standing(ratios):
     """Our ratio to the best peer, above 1 if ours is better, and our place."""
-    if not theirs:
+    if not ratios:
         return f"{'-':>13}  -"
-    ratios = [better(test, mine, value) for value in theirs.values()]
     place = 1 + sum(ratio < 1 for ratio in ratios)
-    return f"{min(ratios):>12.2f}x  {ordinal(place)} of {len(theirs) + 1}"
+    return f"{min(ratios):>12.2f}x  {ordinal(place)} of {len(ratios) + 1}"
 
 
 def limit(results):
@@ -100,6 +114,10 @@ def document(results):
     rows = [{"test": test, "bytes": size, "ours": exact(mine),
              "peers": {peer: exact(value) for peer, value in theirs.items()}}
             for test, size, mine, theirs in results.rows()]
+    for row in rows:
+        still = results.median("still", row["test"], row["bytes"])
+        if still is not None:
+            row["ours_still"] = exact(still)
     return {"rounds": results.rounds, "handover_ns": exact(results.hand_over()), "rows": rows}
 
 
