@@ -22,7 +22,10 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     pub(super) fn offer(&mut self, to: PeerId, index: u32) -> Result<bool, PeerFault> {
         let State::Sending { message } = self.requests.get(index).0 else { return Ok(false) };
         let Message { buf, synchronous, .. } = message;
-        let mut first = buf.part(0, if synchronous { FIRST_BYTES } else { 0 });
+        // The first bytes come along where that saves something: a synchronous message may be whole in them, and a message that
+        // is streamed has begun. Whoever reads our memory has to read the rest anyhow.
+        let along = synchronous || !self.port.can_pull(to);
+        let mut first = buf.part(0, if along { FIRST_BYTES } else { 0 });
         if !self.has_credit(to, cost(RTS_BYTES + first.len())) {
             // By itself it takes the least room that there is, and so leaves as soon as anything can.
             first = &[];
