@@ -2,10 +2,71 @@
 //!
 //! Non-blocking operations outlive the call that starts them, so the engine keeps addresses. The promise that
 //! they stay good is made once, by whoever builds a [`SendBuf`] or [`RecvBuf`]; everything after is safe.
+//!
+//! A buffer is one run of bytes, or a list of such runs ([`Segment`], the `struct iovec` of POSIX) that its owner keeps: the
+//! top bit of the length tells, which no length needs.
 
 use core::ptr::NonNull;
 
 use crate::sync::{Edge, Word32, Word64};
+
+/// Set in the length of a buffer whose base is that of a list.
+const LIST: usize = 1 << (usize::BITS - 1);
+
+/// One run of bytes of a buffer that is scattered. Laid out as the `struct iovec` of POSIX, and `std::io::IoSlice`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Segment {
+    /// The first byte; anything if there is none.
+    pub base: *mut u8,
+    /// How many bytes.
+    pub len: usize,
+}
+
+/// What a buffer keeps of a list: where it is and how many bytes it has, or its only run. `None` if they are more than any
+/// memory has.
+///
+/// # Safety
+/// There are `count` segments at `list`.
+unsafe fn describe(list: *const Segment, count: usize) -> Option<(NonNull<u8>, usize)> {
+    let (mut total, mut runs, mut only) = (0_usize, 0, NonNull::dangling());
+    for at in 0..count {
+        // SAFETY: the caller's promise.
+        let Segment { base, len } = unsafe { list.add(at).read() };
+        if len > 0 {
+            total = total.checked_add(len).filter(|total| *total < LIST)?;
+            runs += 1;
+            only = NonNull::new(base)?;
+        }
+    }
+    if runs <= 1 {
+        return Some((only, total));
+    }
+    Some((NonNull::new(list.cast_mut().cast())?, total | LIST))
+}
+
+/// Calls `each` with the runs that make up `len` bytes from `at` on, and with how many bytes came before.
+///
+/// # Safety
+/// `list` is that of a buffer of at least `at + len` bytes, whose maker has promised that the list is good.
+unsafe fn walk(list: NonNull<u8>, at: usize, len: usize, mut each: impl FnMut(usize, NonNull<u8>, usize)) {
+    let mut segment = list.cast::<Segment>();
+    let (mut skip, mut done) = (at, 0);
+    while done < len {
+        // SAFETY: bytes are missing, so the list goes on.
+        let Segment { base, len: here } = unsafe { segment.read() };
+        // SAFETY: at most the end of the list.
+        segment = unsafe { segment.add(1) };
+        if skip >= here {
+            skip -= here;
+            continue;
+        }
+        let count = (here - skip).min(len - done);
+        // SAFETY: inside the run, which is not empty; `describe` has seen that it is somewhere.
+        each(done, unsafe { NonNull::new_unchecked(base.add(skip)) }, count);
+        (done, skip) = (done + count, 0);
+    }
+}
 
 /// Bytes to send.
 #[derive(Clone, Copy, Debug)]
@@ -27,29 +88,86 @@ impl SendBuf {
         Self { base: NonNull::new(base.cast_mut()).unwrap_or(NonNull::dangling()), len }
     }
 
+    /// Describes the bytes of `count` segments, one after the other; `None` if they are too many, or one that is not empty
+    /// is nowhere.
+    ///
+    /// # Safety
+    /// There are `count` segments at `list`. They, and the bytes that they name, are readable and unchanged until the
+    /// request that takes this buffer has completed.
+    pub unsafe fn from_list(list: *const Segment, count: usize) -> Option<Self> {
+        // SAFETY: the caller's promise.
+        unsafe { describe(list, count) }.map(|(base, len)| Self { base, len })
+    }
+
     /// Bytes in the buffer.
     #[inline(always)]
     pub const fn len(&self) -> usize {
-        self.len
+        self.len & !LIST
     }
 
     /// Whether the message is empty.
     pub const fn is_empty(&self) -> bool {
-        self.len == 0
+        self.len() == 0
     }
 
-    /// Where the bytes are, for whoever can read this process's memory; 0 when there are none.
+    /// Where the bytes are, for whoever can read this process's memory; 0 when there are none, or not in one place.
     pub fn address(&self) -> u64 {
-        if self.len == 0 { 0 } else { self.base.as_ptr() as u64 }
+        if self.len == 0 || self.len & LIST != 0 { 0 } else { self.base.as_ptr() as u64 }
     }
 
-    /// At most `len` bytes from `at`; fewer at the end.
+    /// At most `len` bytes from `at`; fewer at the end. `None` when the buffer is a list.
     #[inline(always)]
-    pub fn part(&self, at: usize, len: usize) -> &[u8] {
+    pub fn whole(&self, at: usize, len: usize) -> Option<&[u8]> {
+        if self.len & LIST != 0 {
+            return None;
+        }
         let at = at.min(self.len);
         // SAFETY: the range is within the buffer, which the maker promised to be readable and unchanged;
         // the slice lives no longer than the borrow of `self`, which the request owns.
-        unsafe { core::slice::from_raw_parts(self.base.as_ptr().add(at), len.min(self.len - at)) }
+        Some(unsafe { core::slice::from_raw_parts(self.base.as_ptr().add(at), len.min(self.len - at)) })
+    }
+
+    /// At most `len` bytes from `at`; fewer at the end, or, of a list, at the end of a run.
+    #[inline(always)]
+    pub fn part(&self, at: usize, len: usize) -> &[u8] {
+        match self.whole(at, len) {
+            Some(part) => part,
+            None => self.run(at, len),
+        }
+    }
+
+    #[cold]
+    fn run(&self, at: usize, len: usize) -> &[u8] {
+        let mut first: (NonNull<u8>, usize) = (NonNull::dangling(), 0);
+        self.each(at, len, |done, part| {
+            if done == 0 {
+                first = (NonNull::from(part).cast(), part.len());
+            }
+        });
+        // SAFETY: a run that `each` gave, which the maker promised to be readable and unchanged; the slice lives no longer than
+        // the borrow of `self`.
+        unsafe { core::slice::from_raw_parts(first.0.as_ptr(), first.1) }
+    }
+
+    /// Calls `each` with the runs that make up `len` bytes from `at` on, fewer at the end, and with how many bytes came
+    /// before.
+    pub fn each(&self, at: usize, len: usize, mut each: impl FnMut(usize, &[u8])) {
+        if let Some(part) = self.whole(at, len) {
+            return each(0, part);
+        }
+        let at = at.min(self.len());
+        let len = len.min(self.len() - at);
+        let run = |done: usize, base: NonNull<u8>, count: usize| {
+            // SAFETY: the maker promised that each run is readable and unchanged; the slice ends with the call.
+            each(done, unsafe { core::slice::from_raw_parts(base.as_ptr(), count) });
+        };
+        // SAFETY: the range was cut to the buffer, whose maker gave a good list.
+        unsafe { walk(self.base, at, len, run) };
+    }
+
+    /// Copies bytes from `at` on into `to`, as far as there are.
+    pub fn read(&self, at: usize, to: &mut [u8]) {
+        self.each(at, to.len(), |done, part| to[done..done + part.len()].copy_from_slice(part));
     }
 }
 
@@ -74,6 +192,17 @@ impl RecvBuf {
         Self { base: NonNull::new(base).unwrap_or(NonNull::dangling()), len }
     }
 
+    /// Describes the room of `count` segments, one after the other; `None` if it is too much, or one that is not empty is
+    /// nowhere.
+    ///
+    /// # Safety
+    /// There are `count` segments at `list`, which stay as they are until the request that takes this buffer has completed.
+    /// The bytes that they name are initialised and writable, and nobody else uses them until then.
+    pub unsafe fn from_list(list: *const Segment, count: usize) -> Option<Self> {
+        // SAFETY: the caller's promise.
+        unsafe { describe(list, count) }.map(|(base, len)| Self { base, len })
+    }
+
     /// No room at all: what a completed request keeps.
     pub const fn empty() -> Self {
         Self { base: NonNull::dangling(), len: 0 }
@@ -82,26 +211,75 @@ impl RecvBuf {
     /// Bytes of room.
     #[inline(always)]
     pub const fn len(&self) -> usize {
-        self.len
+        self.len & !LIST
     }
 
     /// Whether there is no room.
     pub const fn is_empty(&self) -> bool {
-        self.len == 0
+        self.len() == 0
     }
 
-    /// Where the room is, for whoever can write to this process's memory.
+    /// Where the room is, for whoever can write to this process's memory; 0 when it is not in one place.
     pub fn address(&self) -> u64 {
-        self.base.as_ptr() as u64
+        if self.len & LIST != 0 { 0 } else { self.base.as_ptr() as u64 }
     }
 
-    /// At most `len` bytes from `at`; fewer at the end.
+    /// At most `len` bytes from `at`; fewer at the end. `None` when the room is a list.
     #[inline(always)]
-    pub fn part(&mut self, at: usize, len: usize) -> &mut [u8] {
+    pub fn whole(&mut self, at: usize, len: usize) -> Option<&mut [u8]> {
+        if self.len & LIST != 0 {
+            return None;
+        }
         let at = at.min(self.len);
         // SAFETY: the range is within the buffer, which the maker promised to be ours alone and writable;
         // the slice lives no longer than the exclusive borrow of `self`.
-        unsafe { core::slice::from_raw_parts_mut(self.base.as_ptr().add(at), len.min(self.len - at)) }
+        Some(unsafe { core::slice::from_raw_parts_mut(self.base.as_ptr().add(at), len.min(self.len - at)) })
+    }
+
+    /// At most `len` bytes from `at`; fewer at the end, or, of a list, at the end of a run.
+    #[inline(always)]
+    pub fn part(&mut self, at: usize, len: usize) -> &mut [u8] {
+        let (base, len) = match self.whole(at, len) {
+            Some(part) => (NonNull::from(&mut *part).cast(), part.len()),
+            None => self.run(at, len),
+        };
+        // SAFETY: a run of the buffer, which the maker promised to be ours alone and writable; the slice lives no longer than
+        // the exclusive borrow of `self`.
+        unsafe { core::slice::from_raw_parts_mut(base.as_ptr(), len) }
+    }
+
+    #[cold]
+    fn run(&mut self, at: usize, len: usize) -> (NonNull<u8>, usize) {
+        let mut first = (NonNull::dangling(), 0);
+        self.each(at, len, |done, part| {
+            if done == 0 {
+                first = (NonNull::from(&mut *part).cast(), part.len());
+            }
+        });
+        first
+    }
+
+    /// Calls `each` with the runs that make up `len` bytes from `at` on, fewer at the end, and with how many bytes came
+    /// before.
+    pub fn each(&mut self, at: usize, len: usize, mut each: impl FnMut(usize, &mut [u8])) {
+        if let Some(part) = self.whole(at, len) {
+            return each(0, part);
+        }
+        let at = at.min(self.len());
+        let len = len.min(self.len() - at);
+        let run = |done: usize, base: NonNull<u8>, count: usize| {
+            // SAFETY: the maker promised that each run is ours alone and writable; the slice ends with the call.
+            each(done, unsafe { core::slice::from_raw_parts_mut(base.as_ptr(), count) });
+        };
+        // SAFETY: the range was cut to the room, whose maker gave a good list.
+        unsafe { walk(self.base, at, len, run) };
+    }
+
+    /// In how many runs these bytes are.
+    pub fn runs(&mut self, at: usize, len: usize) -> usize {
+        let mut runs = 0;
+        self.each(at, len, |_, _| runs += 1);
+        runs
     }
 }
 
@@ -245,3 +423,6 @@ pub(crate) unsafe fn update(base: NonNull<u8>, bytes: usize, change: impl Fn(u64
         _ => None,
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -4,7 +4,7 @@
 //! which write and read remote memory, come with the RDMA transports.)
 #![forbid(unsafe_code)]
 
-use crate::payload::RecvBuf;
+use crate::payload::{RecvBuf, SendBuf};
 use crate::shared::fastbox::FastboxFault;
 use crate::shared::pool::ReturnFault;
 use crate::wire::{Envelope, Kind};
@@ -155,6 +155,18 @@ pub trait MessagePort {
         envelope: &Envelope,
         head: &[u8],
         body: &[u8],
+    ) -> Result<bool, PeerFault>;
+
+    /// As [`MessagePort::send`], of `envelope.total` bytes of a list, from `at` on, which there are.
+    ///
+    /// # Errors
+    /// As for [`MessagePort::send`].
+    fn send_list(
+        &mut self,
+        peer: PeerId,
+        envelope: &Envelope,
+        from: &SendBuf,
+        at: usize,
     ) -> Result<bool, PeerFault>;
 
     /// The next packet, or a fault, or nothing.

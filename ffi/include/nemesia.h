@@ -532,6 +532,20 @@ typedef struct nemesia_status {
 } nemesia_status;
 
 /**
+ * One run of bytes. Laid out as POSIX's `struct iovec`: arrays of one may be cast to the other.
+ */
+typedef struct nemesia_iovec {
+    /**
+     * The first byte; may be NULL if `len` is 0.
+     */
+    void *base;
+    /**
+     * How many bytes.
+     */
+    size_t len;
+} nemesia_iovec;
+
+/**
  * What is called for an active message.
  *
  * - `context`: as given to `nemesia_endpoint_set_handler`.
@@ -990,6 +1004,59 @@ int32_t nemesia_endpoint_irecv_in(struct nemesia_endpoint *endpoint,
                                   size_t capacity,
                                   void *out_buffer,
                                   uint64_t *out_request);
+
+/**
+ * As `nemesia_endpoint_isend_in`, of the bytes of several runs, one after the other. Nothing is allocated. A large
+ * message is streamed, in two copies, where one that is in one place takes one.
+ *
+ * - `endpoint`: an open endpoint.
+ * - `context`: the matching context; 0 is that of the functions that take none.
+ * - `mode`: NEMESIA_SEND_STANDARD, _SYNCHRONOUS or _READY.
+ * - `rank`: the receiver; it may be this process itself.
+ * - `tag`: what the receiver matches it by.
+ * - `count`, `list`: the runs, any number; `list` may be NULL if `count` is 0.
+ * - `out_request`: written on success; NEMESIA_REQUEST_NONE if the send is complete already.
+ *
+ * Returns: as `nemesia_endpoint_isend`; NEMESIA_ERR_ARGUMENT, too, if a run is at NULL or they are more bytes than any
+ * memory has. After an error nothing was sent.
+ * Ownership: the request holds the list and its bytes, which must stay as they are until the request is complete or the
+ * endpoint is closed. The request belongs to this endpoint.
+ * Threads: one at a time for an endpoint.
+ */
+int32_t nemesia_endpoint_isendv(struct nemesia_endpoint *endpoint,
+                                uint16_t context,
+                                uint32_t mode,
+                                int32_t rank,
+                                uint64_t tag,
+                                size_t count,
+                                const struct nemesia_iovec *list,
+                                uint64_t *out_request);
+
+/**
+ * As `nemesia_endpoint_irecv_in`, into several runs, one after the other. Nothing is allocated. A large message takes one
+ * copy if the runs have 4 KiB and more on average, and it was sent from one place; else it is streamed.
+ *
+ * - `endpoint`: an open endpoint.
+ * - `context`: the matching context; 0 is that of the functions that take none.
+ * - `rank`: the sender, or NEMESIA_ANY_SOURCE.
+ * - `tag`, `ignore`: the message's tag must agree with `tag` in every bit that `ignore` does not set.
+ * - `count`, `list`: where the message goes: runs, any number, which do not overlap; `list` may be NULL if `count` is 0.
+ * - `out_request`: written on success.
+ *
+ * Returns: as `nemesia_endpoint_irecv`; NEMESIA_ERR_ARGUMENT, too, if a run is at NULL or they are more bytes than any
+ * memory has. After an error nothing was posted.
+ * Ownership: the request holds the list and its bytes; they must stay, and nobody else uses the bytes, until the request
+ * is complete or withdrawn, or the endpoint is closed. The request belongs to this endpoint.
+ * Threads: one at a time for an endpoint.
+ */
+int32_t nemesia_endpoint_irecvv(struct nemesia_endpoint *endpoint,
+                                uint16_t context,
+                                int32_t rank,
+                                uint64_t tag,
+                                uint64_t ignore,
+                                size_t count,
+                                const struct nemesia_iovec *list,
+                                uint64_t *out_request);
 
 /**
  * Looks for the first message that a receive with these arguments would take, and leaves it where it is (MPI_Iprobe).

@@ -15,6 +15,7 @@
 //! | [`active`] | active messages |
 //! | [`rma`] | one-sided operations |
 //! | [`context`] | the same in a matching context; modes of sending |
+//! | [`list`] | messages whose bytes are not in one place |
 //! | [`probe`] | looking at messages before they are received |
 //!
 //! What is always true: an output is written on success only, unless its comment says otherwise; a pointer that the
@@ -30,6 +31,7 @@ pub mod config;
 pub mod context;
 pub mod endpoint;
 pub mod exchange;
+pub mod list;
 pub mod probe;
 pub mod rma;
 pub mod status;

@@ -193,6 +193,7 @@ impl From<Error> for Fault {
             Error::Unexpected { .. } => NEMESIA_ERR_UNEXPECTED_FULL,
             Error::Cancelled => NEMESIA_ERR_CANCELLED,
             Error::Stale => NEMESIA_ERR_STALE,
+            Error::List => NEMESIA_ERR_ARGUMENT,
             Error::Timeout(_) => NEMESIA_ERR_TIMEOUT,
             Error::Refused { refusal, .. } => match refusal {
                 Refusal::Key => NEMESIA_ERR_KEY,

@@ -3,6 +3,7 @@
 mod active;
 mod context;
 mod direct;
+mod list;
 mod one_sided;
 mod probe;
 mod rma;

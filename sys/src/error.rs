@@ -109,6 +109,9 @@ pub enum Error {
         /// How many there may be.
         most: usize,
     },
+    /// A list of segments that no memory has.
+    #[error("a list of segments has one that is nowhere, or more bytes than any memory")]
+    List,
     /// The request was withdrawn.
     #[error("the receive was cancelled")]
     Cancelled,

@@ -37,4 +37,5 @@ pub use endpoint::{
 pub use error::Error;
 pub use explain::{Bill, Verdict, explain};
 pub use nemesia_core::engine::{Failure, Truncation};
+pub use nemesia_core::payload::Segment;
 pub use nemesia_core::shared::layout::LayoutError;

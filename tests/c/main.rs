@@ -74,6 +74,11 @@ fn contexts_keep_messages_apart_and_probes_find_them() -> Result<(), String> {
 }
 
 #[test]
+fn lists_are_gathered_and_scattered() -> Result<(), String> {
+    pair("lists_are_gathered_and_scattered", "lists")
+}
+
+#[test]
 fn every_wrong_argument_has_its_error_and_writes_nothing() -> Result<(), String> {
     pair("every_wrong_argument_has_its_error_and_writes_nothing", "errors")
 }

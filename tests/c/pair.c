@@ -158,6 +158,48 @@ static void contexts(void) {
     GIVES(NEMESIA_ERR_TIMEOUT, nemesia_endpoint_mprobe(endpoint, 7, peer, TAG, 0, 0, &message, NULL));
 }
 
+/* Runs of growing length, the first ones empty. */
+static size_t cut(unsigned char *bytes, size_t len, size_t step, nemesia_iovec *list) {
+    size_t at = 0, count = 0;
+    while (at < len) {
+        size_t run = count * step < len - at ? count * step : len - at;
+        list[count].base = run ? bytes + at : NULL;
+        list[count++].len = run;
+        at += run;
+    }
+    return count;
+}
+
+static void lists(void) {
+    static unsigned char sent[LARGE], received[LARGE];
+    static nemesia_iovec from[WINDOW * WINDOW], to[WINDOW * WINDOW];
+    static const size_t lens[] = {0, 1, 63, 1000, 8192, 8193, 100000, LARGE};
+    static const uint32_t modes[] = {NEMESIA_SEND_STANDARD, NEMESIA_SEND_SYNCHRONOUS, NEMESIA_SEND_READY};
+    nemesia_status statuses[2];
+    uint64_t requests[2];
+    size_t at;
+    for (at = 0; at < 3 * sizeof lens / sizeof *lens; at++) {
+        size_t len = lens[at / 3], count = cut(sent, len, 1 + at, from);
+        fill(sent, len, (unsigned)at);
+        memset(received, 0, len);
+        OK(nemesia_endpoint_isendv(endpoint, 9, modes[at % 3], peer, TAG, count, from, &requests[0]));
+        count = cut(received, len, 5000, to);
+        OK(nemesia_endpoint_irecvv(endpoint, 9, peer, TAG, 0, count, to, &requests[1]));
+        OK(nemesia_endpoint_wait_all(endpoint, 2, requests, FOR_EVER, statuses));
+        CHECK(statuses[1].len == len && memcmp(sent, received, len) == 0);
+    }
+    from[0].base = NULL;
+    from[0].len = 1;
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_isendv(endpoint, 9, 0, peer, TAG, 1, from, &requests[0]));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_irecvv(endpoint, 9, peer, TAG, 0, 1, from, &requests[0]));
+    from[0].base = from[1].base = sent;
+    from[0].len = from[1].len = (size_t)-1 / 2;
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_isendv(endpoint, 9, 0, peer, TAG, 2, from, &requests[0]));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_isendv(endpoint, 9, 0, peer, TAG, 1, NULL, &requests[0]));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_isendv(endpoint, 9, 3, peer, TAG, 0, NULL, &requests[0]));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_irecvv(endpoint, 9, peer, TAG, 0, 0, NULL, NULL));
+}
+
 static void refuse_pointers(void) {
     nemesia_status status;
     uint64_t request = 77;
@@ -304,7 +346,7 @@ int main(int argc, char **argv) {
         void (*run)(void);
     } cases[] = {
         {"ping-pong", ping_pong}, {"window", window}, {"wildcards", wildcards}, {"truncation", truncation},
-        {"contexts", contexts},   {"errors", errors}, {"peer-failure", peer_failure},
+        {"contexts", contexts},   {"lists", lists},   {"errors", errors}, {"peer-failure", peer_failure},
     };
     int32_t size = 0;
     size_t at;

@@ -31,6 +31,15 @@ fn sizes_around_the_limits_of_tiny_structures_arrive() -> Result<(), String> {
 }
 
 #[test]
+fn scattered_messages_arrive_on_every_way() -> Result<(), String> {
+    let ranks = job(&format!("lists {}", seed())).succeed(2)?;
+    assert!(ranks.iter().all(|rank| rank.output.contains("rounds of lists")), "{}", report(&ranks));
+    job(&format!("lists {}", seed())).env("NEMESIA_SINGLE_COPY", "off").succeed(2)?;
+    job(&format!("lists {}", seed())).env("NEMESIA_FASTBOX_LIMIT", "0").succeed(3)?;
+    tiny(job(&format!("lists {}", seed()))).succeed(2).map(drop)
+}
+
+#[test]
 fn three_processes_exchange_without_fastboxes() -> Result<(), String> {
     job(&format!("exchange {}", seed())).env("NEMESIA_FASTBOX_LIMIT", "0").succeed(3).map(drop)
 }

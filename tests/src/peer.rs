@@ -15,6 +15,7 @@ mod crash;
 mod exchange;
 mod idle;
 mod impostor;
+mod lists;
 mod memory;
 mod one_sided;
 mod scribble;
@@ -112,6 +113,7 @@ fn dispatch(words: &[&str]) -> Outcome {
         ("survive", [victim, rounds]) => crash::survive(*victim as usize, *rounds),
         ("notice", []) => crash::notice(),
         ("scribble", [seed]) => scribble::run(*seed),
+        ("lists", [seed]) => lists::run(*seed),
         ("doors", []) => memory::doors(),
         ("bystander", [seed, messages]) => bystander::run(*seed, *messages),
         ("flood", []) => bystander::flood(),

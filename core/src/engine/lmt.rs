@@ -6,6 +6,9 @@
 //! | pull | `lmt/pull.rs` | in one copy: the receiver reads the sender's memory ([`MessagePort::pull`]); a sender that waits writes the receiver's at the same time, from the other end |
 //! | stream | `lmt/stream.rs` | in packets, copied in and out at the same time by both sides (double buffering) |
 //!
+//! Lists: a message that is not in one place is streamed, gathered into each packet; a receiver whose room is not in one place
+//! pulls run by run, or streams when they are small. Neither shares its copy.
+//!
 //! A receiver that can't pull, or can't any more in the middle of a message, clears the rest to be streamed: nothing is
 //! lost and nothing is moved twice.
 #![forbid(unsafe_code)]
@@ -14,7 +17,7 @@ mod offer;
 mod pull;
 mod stream;
 
-pub(super) use pull::{Pull, may_be_shared};
+pub(super) use pull::{Pull, is_worth_pulling, may_be_shared};
 pub(super) use stream::Stream;
 
 use super::{Engine, Storage};

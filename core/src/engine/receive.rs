@@ -36,6 +36,34 @@ pub(super) fn outcome(from: PeerId, tag: u64, total: u64, room: usize) -> Outcom
     Ok(status)
 }
 
+/// Copies bytes of a packet, from `skip` on, to where `len` bytes from `at` on are in a buffer, as far as they fit.
+#[inline(always)]
+pub(super) fn unload<P: MessagePort>(
+    port: &P,
+    arrival: &Arrival<P::Token>,
+    skip: usize,
+    buf: &mut RecvBuf,
+    (at, len): (usize, usize),
+) {
+    match buf.whole(at, len) {
+        Some(to) => port.read(arrival, skip, to),
+        None => scatter(port, *arrival, skip, buf, (at, len)),
+    }
+}
+
+/// The arrival is a copy: on the critical path it stays in registers.
+#[cold]
+#[inline(never)]
+fn scatter<P: MessagePort>(
+    port: &P,
+    arrival: Arrival<P::Token>,
+    skip: usize,
+    buf: &mut RecvBuf,
+    (at, len): (usize, usize),
+) {
+    buf.each(at, len, |done, to| port.read(&arrival, skip + done, to));
+}
+
 impl<P: MessagePort, S: Storage> Engine<P, S> {
     /// Posts a receive. It may be complete at once; [`Engine::test`] tells. The buffer is taken out of `buf`, unless there
     /// is an error.
@@ -107,7 +135,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         match envelope.kind {
             Kind::Eager if pattern.matches(peer, &envelope) => {
                 let room = buf.len();
-                self.port.read(&arrival, 0, buf.part(0, len));
+                unload(&self.port, &arrival, 0, buf, (0, len));
                 self.port.release(arrival);
                 if let Err(fault) = self.charge(peer, cost(len), false) {
                     self.fault(PeerFault { peer, fault });
@@ -173,13 +201,16 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
             // It was understood when it came.
             if let Some(rts) = Rts::decode(&head, stored.len) {
                 let first = stored.len - RTS_BYTES;
-                self.store.read(id, RTS_BYTES, buf.part(0, first));
+                buf.each(0, first, |done, to| _ = self.store.read(id, RTS_BYTES + done, to));
                 self.discard(id);
                 self.receive_offered(index, (stored.source, stored.tag), rts, first, buf);
             }
             return;
         }
-        self.store.read(id, 0, buf.part(0, stored.len));
+        match buf.whole(0, stored.len) {
+            Some(to) => _ = self.store.read(id, 0, to),
+            None => buf.each(0, stored.len, |done, to| _ = self.store.read(id, done, to)),
+        }
         self.discard(id);
         self.complete(index, outcome(stored.source, stored.tag, stored.len as u64, room));
     }
@@ -240,7 +271,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         let Some(index) = self.take_posted(from, &envelope) else { return self.keep(arrival, &[]) };
         let mut buf = self.take_buffer(index);
         let room = buf.len();
-        self.port.read(&arrival, 0, buf.part(0, len));
+        unload(&self.port, &arrival, 0, &mut buf, (0, len));
         self.port.release(arrival);
         self.complete(index, outcome(from, envelope.tag, envelope.total, room));
         self.charge(from, cost(len), false)
@@ -278,7 +309,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         let Some(index) = self.take_posted(from, &envelope) else { return self.keep(arrival, &head) };
         let mut buf = self.take_buffer(index);
         let first = len - RTS_BYTES;
-        self.port.read(&arrival, RTS_BYTES, buf.part(0, first));
+        unload(&self.port, &arrival, RTS_BYTES, &mut buf, (0, first));
         self.port.release(arrival);
         let charged = self.charge(from, cost(len), false);
         self.receive_offered(index, (from, envelope.tag), rts, first, buf);
@@ -312,14 +343,14 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         if let Some(receive) = self.take_posted(me, &envelope) {
             let mut buf = self.take_buffer(receive);
             let fits = buf.len().min(len);
-            buf.part(0, fits).copy_from_slice(message.buf.part(0, fits));
+            buf.each(0, fits, |done, to| message.buf.read(done, to));
             self.complete(receive, outcome(me, message.tag, len as u64, buf.len()));
             self.dequeue(me, Queue::Pending, index);
             self.complete_send(me, index);
             return true;
         }
         if !message.synchronous && len <= self.eager_bytes && self.ledger.try_reserve(cost(len)) {
-            let read = |at: usize, to: &mut [u8]| to.copy_from_slice(message.buf.part(at, to.len()));
+            let read = |at: usize, to: &mut [u8]| message.buf.read(at, to);
             let stored = self.store.insert(me, &envelope, len, read);
             debug_assert!(stored.is_some(), "room was reserved");
             self.dequeue(me, Queue::Pending, index);
@@ -345,7 +376,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         let me = self.rank;
         if let Some((index, message)) = self.offered(me, rts.sender) {
             let fits = buf.len().min(message.buf.len());
-            buf.part(0, fits).copy_from_slice(message.buf.part(0, fits));
+            buf.each(0, fits, |done, to| message.buf.read(done, to));
             self.dequeue(me, Queue::Offered, index);
             self.complete_send(me, index);
         }

@@ -23,16 +23,34 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     /// path. False when [`Engine::isend`] has to do it, or to say why it can't be done.
     #[inline(always)]
     pub fn send_now(&mut self, to: PeerId, context: u16, tag: u64, bytes: &[u8]) -> bool {
+        let envelope = Envelope { kind: Kind::Eager, context, tag, total: bytes.len() as u64 };
+        self.send_eager(to, &envelope, |port| port.send(to, &envelope, bytes))
+    }
+
+    /// As [`Engine::send_now`], of a list.
+    #[cold]
+    fn send_list_now(&mut self, to: PeerId, context: u16, tag: u64, list: &SendBuf) -> bool {
+        let envelope = Envelope { kind: Kind::Eager, context, tag, total: list.len() as u64 };
+        self.send_eager(to, &envelope, |port| port.send_list(to, &envelope, list, 0))
+    }
+
+    #[inline(always)]
+    fn send_eager(
+        &mut self,
+        to: PeerId,
+        envelope: &Envelope,
+        send: impl FnOnce(&mut P) -> Result<bool, PeerFault>,
+    ) -> bool {
         let free = self.peers.borrow().get(to as usize);
-        let units = cost(bytes.len());
-        if !free.is_some_and(|peer| peer.is_free()) || bytes.len() > self.eager_bytes {
+        let len = envelope.total as usize;
+        let units = cost(len);
+        if !free.is_some_and(|peer| peer.is_free()) || len > self.eager_bytes {
             return false;
         }
         if !self.has_credit(to, units) {
             return false;
         }
-        let envelope = Envelope { kind: Kind::Eager, context, tag, total: bytes.len() as u64 };
-        match self.port.send(to, &envelope, bytes) {
+        match send(&mut self.port) {
             Ok(sent) => {
                 if sent {
                     self.peer(to).allowance.spend(units);
@@ -62,8 +80,14 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         buf: SendBuf,
     ) -> Result<RequestId, StartError> {
         self.check_destination(to)?;
-        if to != self.rank && self.send_now(to, context, tag, buf.part(0, buf.len())) {
-            return Ok(RequestId::SENT);
+        if to != self.rank {
+            let sent = match buf.whole(0, buf.len()) {
+                Some(bytes) => self.send_now(to, context, tag, bytes),
+                None => self.send_list_now(to, context, tag, &buf),
+            };
+            if sent {
+                return Ok(RequestId::SENT);
+            }
         }
         self.start_send(to, Message { context, tag, buf, synchronous: false })
     }
@@ -108,7 +132,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         let units = cost(len);
         if !message.synchronous && len <= self.eager_bytes {
             if self.has_credit(to, units) {
-                let sent = self.port.send(to, &message.envelope(Kind::Eager), message.buf.part(0, len))?;
+                let envelope = message.envelope(Kind::Eager);
+                let sent = send_part(&mut self.port, to, &envelope, &message.buf, 0)?;
                 if sent {
                     self.peer(to).allowance.spend(units);
                     self.dequeue(to, Queue::Pending, index);
@@ -133,5 +158,19 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         };
         let status = Status { peer: to, tag: message.tag, len: message.buf.len() };
         self.complete(index, Ok(status));
+    }
+}
+
+/// Sends a packet of as many bytes of a message as its envelope says, from `at` on.
+pub(super) fn send_part<P: MessagePort>(
+    port: &mut P,
+    to: PeerId,
+    envelope: &Envelope,
+    from: &SendBuf,
+    at: usize,
+) -> Result<bool, PeerFault> {
+    match from.whole(at, envelope.total as usize) {
+        Some(bytes) => port.send(to, envelope, bytes),
+        None => port.send_list(to, envelope, from, at),
     }
 }

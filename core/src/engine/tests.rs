@@ -6,6 +6,7 @@ mod bypass;
 mod ceiling;
 mod failure;
 mod hostile;
+mod lists;
 mod oracle;
 mod probe;
 mod protocol;

@@ -10,6 +10,7 @@
 
 use core::borrow::BorrowMut;
 
+use crate::payload::SendBuf;
 use crate::sync::{Edge, Payload, PayloadMut, PayloadWord, Word32, Word64};
 use crate::wire::{Envelope, Kind, SEQUENCE_MASK};
 
@@ -126,6 +127,24 @@ impl<'a, R: BorrowMut<[CellRecord]>> Pool<'a, R> {
         self.publish_parts(cell, holder, sequence, envelope, [bytes, &[]])
     }
 
+    /// As [`Pool::publish`], with `envelope.total` bytes of a list, from `at` on: gathered in the cell itself.
+    pub fn publish_list(
+        &self,
+        cell: u32,
+        holder: u16,
+        sequence: u64,
+        envelope: &Envelope,
+        from: &SendBuf,
+        at: usize,
+    ) -> bool {
+        let len = envelope.total as usize;
+        self.fill(cell, publish_word(holder, sequence), envelope, len, |payload, base| {
+            let mut fit = true;
+            from.each(at, len, |done, part| fit &= payload.write(base + done, part));
+            fit
+        })
+    }
+
     /// As [`Pool::publish`], of bytes in two pieces.
     #[inline]
     pub fn publish_parts(
@@ -136,18 +155,27 @@ impl<'a, R: BorrowMut<[CellRecord]>> Pool<'a, R> {
         envelope: &Envelope,
         [head, body]: [&[u8]; 2],
     ) -> bool {
+        let len = head.len() + body.len();
+        self.fill(cell, publish_word(holder, sequence), envelope, len, |payload, at| {
+            payload.write(at, head) && payload.write(at + head.len(), body)
+        })
+    }
+
+    #[inline(always)]
+    fn fill(
+        &self,
+        cell: u32,
+        word: u64,
+        envelope: &Envelope,
+        len: usize,
+        write: impl FnOnce(&PayloadMut<'a>, usize) -> bool,
+    ) -> bool {
         let Some(header) = self.headers.get(cell as usize) else { return false };
-        let (at, len) = (cell as usize * self.cell_bytes, head.len() + body.len());
-        if len > self.cell_bytes
-            || !self.payload.write(at, head)
-            || !self.payload.write(at + head.len(), body)
-        {
+        if len > self.cell_bytes || !write(&self.payload, cell as usize * self.cell_bytes) {
             return false;
         }
-        let shape = len as u64 | (envelope.kind as u64) << 32 | u64::from(envelope.context) << 48;
-        header.shape.set(shape);
+        header.shape.set(len as u64 | (envelope.kind as u64) << 32 | u64::from(envelope.context) << 48);
         header.tag.set(envelope.tag);
-        let word = (sequence & SEQUENCE_MASK) << 16 | u64::from(holder);
         header.publish.store_release(word, Edge::CellPublish);
         true
     }
@@ -177,6 +205,11 @@ impl<'a, R: BorrowMut<[CellRecord]>> Pool<'a, R> {
         }
         self.free - before
     }
+}
+
+#[inline(always)]
+const fn publish_word(holder: u16, sequence: u64) -> u64 {
+    (sequence & SEQUENCE_MASK) << 16 | holder as u64
 }
 
 /// What a cell of a peer is to us.

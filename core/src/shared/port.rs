@@ -17,7 +17,7 @@ use super::pool::{CellRecord, PeerPool, Pool, ReturnReceiver, ReturnSender};
 use super::queue::{Consumer, Producer};
 use super::sleep::SleepWord;
 use super::{fastbox, share};
-use crate::payload::RecvBuf;
+use crate::payload::{RecvBuf, SendBuf};
 use crate::port::{Arrival, MessagePort, Part, PeerFault, PeerId, Polled, Pulled, Share, Turn};
 use crate::sync::{FenceMode, Word64};
 use crate::wire::Envelope;
@@ -33,7 +33,7 @@ const LOST: u32 = 64;
 /// Polls without a packet after which one peer's cells are swept.
 const IDLE_SWEEP: u32 = 1024;
 
-/// Largest payload in two pieces that goes through a fastbox.
+/// Largest payload in two pieces, or of a list, that goes through a fastbox: it is put together on the stack.
 const SMALL: usize = 1024;
 
 /// What the port cannot do without an operating system.
@@ -261,14 +261,21 @@ where
         }
     }
 
-    fn send_cell(&mut self, peer: PeerId, envelope: &Envelope, parts: [&[u8]; 2]) -> Result<bool, PeerFault> {
+    /// Sends a packet of `len` bytes through a cell, which `publish` fills: the pool's own, for this sequence number.
+    #[inline(always)]
+    fn send_cell(
+        &mut self,
+        peer: PeerId,
+        len: usize,
+        publish: impl FnOnce(&Pool<'a, R>, u32, u64) -> bool,
+    ) -> Result<bool, PeerFault> {
         let base = self.config.rank * self.cells;
         // Not for every cell: its place in the ring is a line that the receiver has just written.
         if self.pool.free() * 2 <= self.cells as usize {
             self.collect(peer)?;
         }
         let lent = self.link(peer).map_or(0, |link| link.traffic.lent) as usize;
-        if parts[0].len() + parts[1].len() > self.pool.cell_bytes() {
+        if len > self.pool.cell_bytes() {
             return Ok(false);
         }
         // A peer gets no more than what is then left for the others (dynamic thresholds): however many are slow, the
@@ -283,7 +290,7 @@ where
         let Some(link) = self.links.borrow_mut().get_mut(peer as usize).and_then(Option::as_mut) else {
             return Ok(false);
         };
-        let filled = self.pool.publish_parts(cell, peer as u16, link.traffic.next, envelope, parts);
+        let filled = publish(&self.pool, cell, link.traffic.next);
         debug_assert!(filled, "the size was checked above");
         // An error means that the peer's inbox was scribbled over: its sweep will find the cell.
         let _ = link.ends.queue.push(base + cell);
@@ -291,6 +298,17 @@ where
         link.traffic.lent += 1;
         self.wake(peer);
         Ok(true)
+    }
+
+    fn send_pieces(
+        &mut self,
+        peer: PeerId,
+        envelope: &Envelope,
+        pieces: [&[u8]; 2],
+    ) -> Result<bool, PeerFault> {
+        self.send_cell(peer, pieces[0].len() + pieces[1].len(), |pool, cell, sequence| {
+            pool.publish_parts(cell, peer as u16, sequence, envelope, pieces)
+        })
     }
 
     /// Takes back the cells that this peer has finished with.
@@ -347,7 +365,7 @@ where
                 return Ok(true);
             }
         }
-        self.send_cell(peer, envelope, [payload, &[]])
+        self.send_pieces(peer, envelope, [payload, &[]])
     }
 
     fn send_parts(
@@ -363,8 +381,28 @@ where
             len if len <= SMALL.min(self.config.fastbox_limit) => {
                 self.send(peer, envelope, joined(&mut [0; SMALL], head, body))
             }
-            _ => self.send_cell(peer, envelope, [head, body]),
+            _ => self.send_pieces(peer, envelope, [head, body]),
         }
+    }
+
+    fn send_list(
+        &mut self,
+        peer: PeerId,
+        envelope: &Envelope,
+        from: &SendBuf,
+        at: usize,
+    ) -> Result<bool, PeerFault> {
+        let len = envelope.total as usize;
+        let mut gathered = [0; SMALL];
+        if len <= self.config.fastbox_limit
+            && let Some(bytes) = gathered.get_mut(..len)
+        {
+            from.read(at, bytes);
+            return self.send(peer, envelope, bytes);
+        }
+        self.send_cell(peer, len, |pool, cell, sequence| {
+            pool.publish_list(cell, peer as u16, sequence, envelope, from, at)
+        })
     }
 
     #[inline(always)]
@@ -397,7 +435,10 @@ where
         if !wanted(peer, &packet.envelope) {
             return None;
         }
-        link.ends.inbound.read(0, to.part(0, packet.len));
+        match to.whole(0, packet.len) {
+            Some(to) => link.ends.inbound.read(0, to),
+            None => scatter(&link.ends.inbound, packet.len, to),
+        }
         self.burst -= 1;
         link.traffic.expected += 1;
         // The sender may sleep until there is room.
@@ -520,4 +561,11 @@ where
             self.hot.swap(at, self.hot_count);
         }
     }
+}
+
+/// Copies a packet into a list.
+#[cold]
+#[inline(never)]
+fn scatter(inbound: &fastbox::Receiver<'_>, len: usize, to: &mut RecvBuf) {
+    to.each(0, len, |done, to| inbound.read(done, to));
 }

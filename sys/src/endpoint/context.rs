@@ -154,11 +154,16 @@ impl Context<'_> {
     /// See [`Error`].
     #[inline(always)]
     pub fn recv(self, from: Source, tag: Tag, buf: &mut [u8]) -> Result<Status, Error> {
+        // SAFETY: the buffer is borrowed until this returns, and `recv_into` returns only when the engine has done with it.
+        let buf = unsafe { RecvBuf::from_raw(buf.as_mut_ptr(), buf.len()) };
+        self.recv_into(from, tag, buf)
+    }
+
+    /// Receives into a buffer that the engine has done with when this returns, as when `recv_bypass` and `finish` do.
+    #[inline(always)]
+    pub(super) fn recv_into(self, from: Source, tag: Tag, mut buf: RecvBuf) -> Result<Status, Error> {
         let Self { endpoint, id } = self;
         let pattern = pattern(from, id, tag);
-        // SAFETY: the buffer is borrowed until this returns, and `recv_bypass` and `finish` return only when the engine has
-        // done with it.
-        let mut buf = unsafe { RecvBuf::from_raw(buf.as_mut_ptr(), buf.len()) };
         if !endpoint.engine.can_bypass(&pattern) {
             let request = endpoint.post(pattern, buf)?;
             return endpoint.finish(request);

@@ -120,7 +120,10 @@ impl<'scope, 'env> ScopeContext<'_, 'scope, 'env> {
         self.scope.endpoint.in_context(self.id)
     }
 
-    fn start(mut self, start: impl FnOnce(Context<'_>) -> Result<Request, Error>) -> Result<Pending, Error> {
+    pub(super) fn start(
+        mut self,
+        start: impl FnOnce(Context<'_>) -> Result<Request, Error>,
+    ) -> Result<Pending, Error> {
         let request = start(self.context())?;
         Ok(self.scope.keep(request))
     }

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use nemesia_core::payload::RecvBuf;
+use nemesia_core::payload::{RecvBuf, SendBuf};
 use nemesia_core::port::{Arrival, MessagePort, Part, PeerFault, PeerId, Polled, Pulled, Share, Turn};
 use nemesia_core::store::cost;
 use nemesia_core::wire::{Envelope, Kind};
@@ -93,6 +93,18 @@ impl MessagePort for SimPort {
         self.send(peer, envelope, &[head, body].concat())
     }
 
+    fn send_list(
+        &mut self,
+        peer: PeerId,
+        envelope: &Envelope,
+        from: &SendBuf,
+        at: usize,
+    ) -> Result<bool, PeerFault> {
+        let mut bytes = vec![0; envelope.total as usize];
+        from.read(at, &mut bytes);
+        self.send(peer, envelope, &bytes)
+    }
+
     fn poll(&mut self) -> Polled<Path> {
         polled(self.fabric.borrow_mut().poll(self.rank))
     }
@@ -108,7 +120,7 @@ impl MessagePort for SimPort {
         if due.path != Path::Short || envelope.kind != Kind::Eager || !wanted(peer, &envelope) {
             return None;
         }
-        fabric.read(self.rank, peer, due.path, 0, to.part(0, len));
+        to.each(0, len, |done, to| fabric.read(self.rank, peer, due.path, done, to));
         fabric.release(self.rank, &due);
         Some((peer, envelope))
     }

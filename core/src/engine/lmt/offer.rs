@@ -1,7 +1,7 @@
 //! RTS, and the answers to it.
 #![forbid(unsafe_code)]
 
-use super::{Pull, Stream, Transfer};
+use super::{Pull, Stream, Transfer, is_worth_pulling};
 use crate::engine::peer::Queue;
 use crate::engine::request::{How, Incoming, Message, State};
 use crate::engine::{Engine, RequestId, Storage};
@@ -25,12 +25,12 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         // The first bytes come along where that saves something: a synchronous message may be whole in them, and a message that
         // is streamed has begun. Whoever reads our memory has to read the rest anyhow.
         let along = synchronous || !self.port.can_pull(to);
-        let mut first = buf.part(0, if along { FIRST_BYTES } else { 0 });
-        if !self.has_credit(to, cost(RTS_BYTES + first.len())) {
+        let mut first = if along { FIRST_BYTES.min(buf.len()) } else { 0 };
+        if !self.has_credit(to, cost(RTS_BYTES + first)) {
             // By itself it takes the least room that there is, and so leaves as soon as anything can.
-            first = &[];
+            first = 0;
         }
-        let len = RTS_BYTES + first.len();
+        let len = RTS_BYTES + first;
         let units = cost(len);
         if !self.has_credit(to, units) {
             return Ok(false);
@@ -38,7 +38,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         let rts = Rts { total: buf.len() as u64, sender: self.id(index).to_bits(), address: buf.address() };
         let mut packet = [0; RTS_BYTES + FIRST_BYTES];
         packet[..RTS_BYTES].copy_from_slice(&rts.encode());
-        packet[RTS_BYTES..len].copy_from_slice(first);
+        buf.read(0, &mut packet[RTS_BYTES..len]);
         let envelope = Envelope { total: len as u64, ..message.envelope(Kind::Rts) };
         let sent = self.port.send(to, &envelope, &packet[..len])?;
         if sent {
@@ -100,11 +100,11 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
 
     /// A receive has matched an RTS, and the bytes that came with it are in its buffer.
     pub(in crate::engine) fn start_transfer(&mut self, index: u32) {
-        let State::Receiving { incoming, .. } = &self.requests.get(index).0 else { return };
+        let State::Receiving { incoming, buf } = &mut self.requests.get_mut(index).0 else { return };
         let Incoming { from, rts, .. } = *incoming;
         if incoming.wanted() == 0 {
             self.finish(index);
-        } else if rts.address != 0 && self.port.can_pull(from) {
+        } else if rts.address != 0 && self.port.can_pull(from) && is_worth_pulling(incoming, buf) {
             Pull::start_receive(self, from, index);
         } else {
             Stream::start_receive(self, from, index);

@@ -34,6 +34,18 @@ pub(in crate::engine) fn may_be_shared(message: &Message) -> bool {
     message.buf.len() as u64 >= SHARED && message.buf.address() != 0
 }
 
+/// Bytes of a run, on average, from which on it is worth a call of its own to the kernel.
+#[cfg(not(test))]
+const RUN: u64 = 4 << 10;
+#[cfg(test)]
+const RUN: u64 = 16;
+
+/// Whether the receiver's buffer is in one place, or in few enough. Else the bytes are streamed.
+pub(in crate::engine) fn is_worth_pulling(incoming: &Incoming, buf: &mut RecvBuf) -> bool {
+    let wanted = incoming.wanted();
+    buf.address() != 0 || buf.runs(incoming.left.start as usize, wanted as usize) as u64 * RUN <= wanted
+}
+
 impl<P: MessagePort, S: Storage> Transfer<P, S> for Pull {
     fn start_receive(engine: &mut Engine<P, S>, from: PeerId, index: u32) {
         engine.enqueue(from, Queue::Pulling, index);
@@ -69,7 +81,7 @@ impl<P: MessagePort, S: Storage> Transfer<P, S> for Pull {
 
 fn next_turn<P: MessagePort>(port: &mut P, incoming: &mut Incoming, buf: &mut RecvBuf) -> Turn {
     let Incoming { from, rts, left, .. } = *incoming;
-    if incoming.how == How::Pull && incoming.wanted() >= SHARED {
+    if incoming.how == How::Pull && incoming.wanted() >= SHARED && buf.address() != 0 {
         let share = Share { request: rts.sender, address: buf.address(), start: left.start, end: left.end };
         if port.open_share(from, &share) {
             incoming.how = How::Share;
@@ -101,11 +113,15 @@ fn copy<P: MessagePort>(port: &mut P, incoming: &mut Incoming, buf: &mut RecvBuf
     if incoming.how == How::Broken {
         return;
     }
-    let to = buf.part(part.start as usize, (part.end - part.start) as usize);
-    let pulled = match incoming.rts.address.checked_add(part.start) {
-        Some(address) => port.pull(incoming.from, address, to),
-        None => Pulled::Unreadable,
-    };
+    let mut pulled = Pulled::Done;
+    buf.each(part.start as usize, (part.end - part.start) as usize, |done, to| {
+        if pulled == Pulled::Done {
+            pulled = match incoming.rts.address.checked_add(part.start + done as u64) {
+                Some(address) => port.pull(incoming.from, address, to),
+                None => Pulled::Unreadable,
+            };
+        }
+    });
     if pulled == Pulled::Done {
         // A shared message is complete when both have done their part.
         incoming.left.start = if incoming.how == How::Share { part.start } else { part.end };
@@ -164,10 +180,9 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         // The receiver may have told us meanwhile that it has all: the buffer is the caller's then.
         let message = self.offered(peer, help.request).map(|(_, message)| message);
         let (start, len) = (part.start as usize, (part.end - part.start) as usize);
-        let pushed = match (message, help.address.checked_add(part.start)) {
-            (Some(message), Some(address)) if message.buf.len() >= start + len => {
-                self.port.push(peer, address, message.buf.part(start, len))
-            }
+        let bytes = message.as_ref().and_then(|message| message.buf.whole(start, len));
+        let pushed = match (bytes, help.address.checked_add(part.start)) {
+            (Some(bytes), Some(address)) if bytes.len() == len => self.port.push(peer, address, bytes),
             _ => false,
         };
         self.port.end_part(peer, part, pushed);

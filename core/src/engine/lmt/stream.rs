@@ -4,7 +4,9 @@
 
 use super::Transfer;
 use crate::engine::peer::Queue;
+use crate::engine::receive::unload;
 use crate::engine::request::{self, How, Incoming, State};
+use crate::engine::send::send_part;
 use crate::engine::{Engine, Storage};
 use crate::port::{Arrival, MessagePort, PeerFault, PeerId};
 use crate::wire::rendezvous::Cts;
@@ -33,13 +35,11 @@ impl<P: MessagePort, S: Storage> Transfer<P, S> for Stream {
             return Ok(false);
         };
         let limit = port.packet_bytes().min((stream.end - stream.next) as usize);
-        let part = message.buf.part(stream.next as usize, limit);
-        let envelope =
-            Envelope { kind: Kind::Data, context: 0, tag: stream.receiver, total: part.len() as u64 };
-        if !port.send(peer, &envelope, part)? {
+        let envelope = Envelope { kind: Kind::Data, context: 0, tag: stream.receiver, total: limit as u64 };
+        if !send_part(port, peer, &envelope, &message.buf, stream.next as usize)? {
             return Ok(false);
         }
-        stream.next += part.len() as u64;
+        stream.next += limit as u64;
         if stream.next >= stream.end {
             engine.dequeue(peer, Queue::Streaming, index);
             Self::done_send(engine, peer, index);
@@ -55,7 +55,7 @@ impl<P: MessagePort, S: Storage> Transfer<P, S> for Stream {
         if how != How::Stream || from != arrival.peer || !fits {
             return false;
         }
-        port.read(arrival, 0, buf.part(left.start as usize, arrival.len));
+        unload(port, arrival, 0, buf, (left.start as usize, arrival.len));
         incoming.left.start += arrival.len as u64;
         if incoming.wanted() == 0 {
             engine.dequeue(from, Queue::Incoming, index);

@@ -443,6 +443,9 @@ fn simulate(seed: u64, deaths: bool, ways: &mut Ways) {
     let room = room(&mut rng, geometry.peers as usize);
     let fabric = Fabric::reading(geometry, reading(&mut rng), seed);
     let mut simulation = Simulation::new(seed, rng, &fabric, room);
+    if seed % 2 == 1 {
+        simulation.world.lender.scatter(seed);
+    }
     for _ in 0..2000 {
         simulation.step();
         if deaths && simulation.rng.one_in(500) && simulation.alive().len() > 1 {

@@ -3,7 +3,7 @@
 use core::cell::Cell;
 use std::vec::Vec;
 
-use crate::payload::RecvBuf;
+use crate::payload::{RecvBuf, SendBuf};
 use crate::port::{Arrival, MessagePort, Part, PeerFault, PeerId, Polled, Pulled, Share, Turn};
 use crate::wire::rendezvous::{Cts, RTS_BYTES, Rts};
 use crate::wire::{Envelope, Kind};
@@ -91,6 +91,19 @@ impl<P: MessagePort> MessagePort for Spy<P> {
         body: &[u8],
     ) -> Result<bool, PeerFault> {
         let sent = self.port.send_parts(peer, envelope, head, body);
+        let sent = sent.inspect_err(|fault| self.faults.push(*fault))?;
+        self.sent += usize::from(sent);
+        Ok(sent)
+    }
+
+    fn send_list(
+        &mut self,
+        peer: PeerId,
+        envelope: &Envelope,
+        from: &SendBuf,
+        at: usize,
+    ) -> Result<bool, PeerFault> {
+        let sent = self.port.send_list(peer, envelope, from, at);
         let sent = sent.inspect_err(|fault| self.faults.push(*fault))?;
         self.sent += usize::from(sent);
         Ok(sent)

@@ -11,7 +11,7 @@ use std::vec::Vec;
 use core::ptr::NonNull;
 
 use super::Rng;
-use crate::payload::{Exposed, RecvBuf, SendBuf};
+use crate::payload::{Exposed, RecvBuf, Segment, SendBuf};
 use crate::port::{PeerId, Pulled};
 use crate::shared::fastbox::{Receiver, Sender, Slot};
 use crate::shared::layout::{Extent, Geometry, HEADER_PAGE, Line};
@@ -302,7 +302,7 @@ impl Fabric {
 
     /// Who keeps the buffers of the ranks of this fabric.
     pub(crate) fn lender(&self) -> Lender {
-        Lender { buffers: vec![], vacant: vec![], memory: Rc::clone(&self.memory) }
+        Lender { buffers: vec![], vacant: vec![], memory: Rc::clone(&self.memory), lists: vec![], random: 0 }
     }
 
     pub(crate) fn own(&self, rank: PeerId) -> &Region {
@@ -433,9 +433,42 @@ pub(crate) struct Lender {
     buffers: Vec<Option<Buffer>>,
     vacant: Vec<usize>,
     memory: Rc<RefCell<Memory>>,
+    /// The lists of scattered buffers, and the state of the random numbers that scatter them; 0 scatters nothing.
+    lists: Vec<Box<[Segment]>>,
+    random: u64,
 }
 
 impl Lender {
+    /// Makes lists of about half of the buffers that are lent from now on.
+    pub(crate) fn scatter(&mut self, seed: u64) {
+        self.random = seed | 1;
+    }
+
+    /// A number below `bound`, which is small.
+    fn below(&mut self, bound: usize) -> usize {
+        self.random = self.random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+        (self.random >> 40) as usize % bound
+    }
+
+    /// A list of random runs, some of them empty, that make up a buffer. `None` when it is to stay in one place.
+    fn list(&mut self, buffer: NonNull<[u8]>) -> Option<(*const Segment, usize)> {
+        if self.random == 0 || self.below(2) == 0 {
+            return None;
+        }
+        let (base, len) = (buffer.as_ptr().cast::<u8>(), buffer.len());
+        let most = [1, 9, 100, 700][self.below(4)].min(len.max(1));
+        let (mut at, mut list) = (0, Vec::new());
+        while at < len {
+            let run = self.below(most + 1).min(len - at);
+            let nowhere = run == 0 && self.below(2) == 0;
+            let base = if nowhere { std::ptr::null_mut() } else { base.wrapping_add(at) };
+            list.push(Segment { base, len: run });
+            at += run;
+        }
+        self.lists.push(list.into_boxed_slice());
+        self.lists.last().map(|list| (list.as_ptr(), list.len()))
+    }
+
     fn lend(&mut self, bytes: Vec<u8>, rank: PeerId, sends: bool) -> (Loan, NonNull<[u8]>) {
         let buffer = NonNull::from(Box::leak(bytes.into_boxed_slice()));
         let at = self.vacant.pop().unwrap_or(self.buffers.len());
@@ -454,6 +487,10 @@ impl Lender {
     pub(crate) fn send(&mut self, from: PeerId, bytes: Vec<u8>) -> (Loan, SendBuf) {
         let len = bytes.len();
         let (loan, buffer) = self.lend(bytes, from, true);
+        if let Some((list, count)) = self.list(buffer) {
+            // SAFETY: list and buffer are on the heap and unchanged until the loan ends.
+            return (loan, unsafe { SendBuf::from_list(list, count) }.unwrap());
+        }
         // SAFETY: the buffer is on the heap and unchanged until the loan ends.
         (loan, unsafe { SendBuf::from_raw(buffer.as_ptr().cast_const().cast(), len) })
     }
@@ -461,6 +498,10 @@ impl Lender {
     /// `len` bytes of room, filled with 0xee.
     pub(crate) fn receive(&mut self, rank: PeerId, len: usize) -> (Loan, RecvBuf) {
         let (loan, buffer) = self.lend(vec![0xee; len], rank, false);
+        if let Some((list, count)) = self.list(buffer) {
+            // SAFETY: list and buffer are on the heap, and nobody touches them until the loan ends.
+            return (loan, unsafe { RecvBuf::from_list(list, count) }.unwrap());
+        }
         // SAFETY: the buffer is on the heap, and nobody touches it until the loan ends.
         (loan, unsafe { RecvBuf::from_raw(buffer.as_ptr().cast(), len) })
     }

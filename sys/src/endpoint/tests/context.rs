@@ -1,5 +1,6 @@
 //! Contexts, modes of sending, and probes.
 
+use std::io::{IoSlice, IoSliceMut};
 use std::time::Duration;
 
 use super::{pair, world};
@@ -196,4 +197,29 @@ fn a_probe_for_which_there_is_no_room_says_so() {
     let held = zero.probe(Source::Rank(1), Tag::Exactly(2));
     assert!(matches!(held, Err(Error::Unexpected { held: 1, .. })), "{held:?}");
     assert_eq!(zero.probe(Source::Rank(1), Tag::Exactly(1)).unwrap().len, 0);
+}
+
+#[test]
+fn slices_are_gathered_and_scattered_by_calls_that_block() {
+    let (mut zero, mut one) = pair(&Config::default());
+    let bytes: Vec<u8> = (0..200_000).map(|at| (at % 251) as u8).collect();
+    let wanted = bytes.clone();
+    let other = std::thread::spawn(move || {
+        for len in [0, 8, 40, 700, 8000, 200_000] {
+            let (head, tail) = bytes[..len].split_at(len / 3);
+            one.sendv(0, 1, &[IoSlice::new(head), IoSlice::new(&[]), IoSlice::new(tail)]).unwrap();
+            one.in_context(1).ssendv(0, 1, &[IoSlice::new(head), IoSlice::new(tail)]).unwrap();
+        }
+        one
+    });
+    for len in [0, 8, 40, 700, 8000, 200_000] {
+        for context in [0, 1] {
+            let mut got = vec![0; len];
+            let (head, tail) = got.split_at_mut(len / 2);
+            let list = &mut [IoSliceMut::new(head), IoSliceMut::new(tail)];
+            let status = zero.in_context(context).recvv(Source::Any, Tag::Any, list).unwrap();
+            assert_eq!((status.len, got == wanted[..len]), (len, true), "{len} bytes");
+        }
+    }
+    drop(other.join().unwrap());
 }

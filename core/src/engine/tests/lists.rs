@@ -1,0 +1,43 @@
+//! Buffers that are scattered, on either side or both, on every way that a message takes.
+
+use super::world::{AMPLE, World};
+use crate::engine::{Fate, Status, Truncation};
+use crate::shared::tests::contents;
+use crate::shared::tests::fabric::{Fabric, Reading, tiny};
+
+const READINGS: [Reading; 4] = [Reading::Never, Reading::Always, Reading::Unreadable(4), Reading::Refused(4)];
+const LENS: [usize; 14] = [0, 1, 8, 47, 48, 49, 100, 223, 224, 225, 256, 257, 900, 5000];
+
+#[test]
+fn scattered_messages_arrive_as_those_in_one_place() {
+    for (reading, seed) in READINGS.into_iter().flat_map(|reading| (0..8).map(move |seed| (reading, seed))) {
+        let fabric = Fabric::reading(tiny(2), reading, seed);
+        let mut world = World::new(&fabric, AMPLE);
+        world.lender.scatter(seed);
+        for (tag, len) in (0..).zip(LENS) {
+            for to in [0, 1] {
+                for (synchronous, expected) in [(false, false), (false, true), (true, false), (true, true)] {
+                    for room in [len, len + 30, len / 2] {
+                        let early = expected.then(|| world.recv(to, 0, tag, room));
+                        let send = match synchronous {
+                            true => world.issend(0, to, tag, contents(tag, len)),
+                            false => world.isend(0, to, tag, contents(tag, len)),
+                        };
+                        world.settle();
+                        let receive = early.unwrap_or_else(|| world.recv(to, 0, tag, room));
+                        world.settle();
+                        let (outcome, bytes) = world.done(receive);
+                        let moved = len.min(room);
+                        let status = Status { peer: 0, tag, len: moved };
+                        let cut = Err(Fate::Truncated(Truncation { status, message: len as u64 }));
+                        assert_eq!(outcome, if moved < len { cut } else { Ok(status) });
+                        assert_eq!(bytes[..moved], contents(tag, len)[..moved], "{len} bytes into {room}");
+                        assert!(bytes[moved..].iter().all(|&byte| byte == 0xee), "{len} bytes into {room}");
+                        world.done(send).0.unwrap();
+                    }
+                }
+            }
+        }
+        world.assert_empty(&[0, 1], "scattered messages");
+    }
+}

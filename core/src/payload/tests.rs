@@ -1,0 +1,89 @@
+//! Buffers in one place and in many.
+
+use std::vec::Vec;
+
+use super::{RecvBuf, Segment, SendBuf};
+
+/// Segments of these lengths over the bytes, which they cover.
+fn segments(bytes: &mut [u8], lens: &[usize]) -> Vec<Segment> {
+    let mut base = bytes.as_mut_ptr();
+    let mut list = Vec::new();
+    for len in lens {
+        list.push(Segment { base, len: *len });
+        base = base.wrapping_add(*len);
+    }
+    list
+}
+
+#[test]
+fn every_range_of_a_list_is_what_it_is_in_one_place() {
+    let mut bytes: Vec<u8> = (0..24).collect();
+    let whole = bytes.clone();
+    let list = segments(&mut bytes, &[0, 1, 7, 0, 0, 3, 12, 1, 0]);
+    // SAFETY: list and bytes outlive the buffer.
+    let from = unsafe { SendBuf::from_list(list.as_ptr(), list.len()) }.unwrap();
+    assert_eq!((from.len(), from.address(), from.is_empty()), (24, 0, false));
+    assert!(from.whole(0, 24).is_none());
+    for at in 0..30 {
+        for len in 0..30 {
+            let wanted = &whole[at.min(24)..(at + len).min(24).max(at.min(24))];
+            let mut got = Vec::new();
+            from.each(at, len, |done, part| {
+                assert!(done == got.len() && !part.is_empty());
+                got.extend_from_slice(part);
+            });
+            assert_eq!(got, wanted, "{len} bytes from {at}");
+            let part = from.part(at, len);
+            assert!(
+                wanted.starts_with(part) && (part.is_empty() == wanted.is_empty()),
+                "{len} bytes from {at}"
+            );
+            let mut room = [0xee; 24];
+            // SAFETY: as above; the runs are the room's, in another order than they have in memory.
+            let (low, high) = room.split_at_mut(9);
+            let list = [segments(high, &[4, 11]), segments(low, &[2, 0, 7])].concat();
+            // SAFETY: list and room outlive the buffer, and are not used otherwise before it has been.
+            let mut to = unsafe { RecvBuf::from_list(list.as_ptr(), list.len()) }.unwrap();
+            assert!(to.whole(0, 1).is_none() && to.address() == 0 && to.len() == 24);
+            let part = to.part(at, len).len();
+            assert!(part <= wanted.len() && (part == 0) == wanted.is_empty());
+            to.each(at, len, |done, part| part.copy_from_slice(&wanted[done..done + part.len()]));
+            let mut there = [0xee; 24];
+            there[at.min(24)..][..wanted.len()].copy_from_slice(wanted);
+            there.rotate_left(15);
+            assert_eq!(room, there, "{len} bytes to {at}");
+        }
+    }
+}
+
+#[test]
+fn a_list_of_one_run_or_none_is_a_buffer_in_one_place() {
+    let mut bytes = [1, 2, 3];
+    let empty = Segment { base: core::ptr::null_mut(), len: 0 };
+    let one = [empty, Segment { base: bytes.as_mut_ptr(), len: 3 }, empty];
+    // SAFETY: list and bytes outlive the buffers.
+    unsafe {
+        let from = SendBuf::from_list(one.as_ptr(), 3).unwrap();
+        assert_eq!(from.whole(0, 9), Some(&[1, 2, 3][..]));
+        assert_eq!(from.address(), bytes.as_ptr() as u64);
+        let mut to = RecvBuf::from_list(one.as_ptr(), 3).unwrap();
+        assert_eq!((to.runs(0, 3), to.whole(1, 9)), (1, Some(&mut [2, 3][..])));
+        for none in [SendBuf::from_list(one.as_ptr(), 1), SendBuf::from_list(core::ptr::null(), 0)] {
+            assert!(none.unwrap().is_empty());
+        }
+        assert!(RecvBuf::from_list(core::ptr::null(), 0).unwrap().is_empty());
+    }
+}
+
+#[test]
+fn lists_that_no_memory_has_are_refused() {
+    let half = Segment { base: core::ptr::dangling_mut(), len: 1 << (usize::BITS - 2) };
+    let nowhere = Segment { base: core::ptr::null_mut(), len: 1 };
+    // SAFETY: the lists are there; nothing that they name is used.
+    unsafe {
+        assert!(SendBuf::from_list([half].as_ptr(), 1).is_some());
+        assert!(SendBuf::from_list([half, half].as_ptr(), 2).is_none());
+        assert!(RecvBuf::from_list([half, half, half, half].as_ptr(), 4).is_none());
+        assert!(RecvBuf::from_list([nowhere].as_ptr(), 1).is_none());
+    }
+}

@@ -1,0 +1,227 @@
+//! Messages whose bytes are not in one place: gathered when they are sent, scattered when they are received.
+//!
+//! Nothing is allocated, and nothing copied that would not be copied otherwise, but for messages that are small enough for a
+//! fastbox: they are gathered on the stack. A large message that is sent from a list is streamed through cells, in two
+//! copies. One that is received into a list is pulled in one copy, run by run, if the runs have 4 KiB and more on
+//! average; else it is streamed.
+//!
+//! Any number of segments will do. Each packet of a large message (NEMESIA_CELL_BYTES) goes through the list from its
+//! beginning, so that very many small ones cost time.
+
+use std::io::{IoSlice, IoSliceMut};
+
+use nemesia_core::payload::{RecvBuf, Segment, SendBuf};
+
+use super::{Context, Endpoint, Mode, Pending, Request, Scope, ScopeContext, Source, Status, Tag, pattern};
+use crate::error::Error;
+
+// What the standard library promises of both, and POSIX of `struct iovec`.
+const _: () = assert!(
+    size_of::<IoSlice<'_>>() == size_of::<Segment>()
+        && align_of::<IoSlice<'_>>() == align_of::<Segment>()
+        && size_of::<libc::iovec>() == size_of::<Segment>()
+        && std::mem::offset_of!(libc::iovec, iov_len) == std::mem::offset_of!(Segment, len)
+);
+
+impl Endpoint {
+    /// As [`Endpoint::send`], of the bytes of several slices, one after the other.
+    ///
+    /// # Errors
+    /// See [`Error`].
+    pub fn sendv(&mut self, to: usize, tag: u64, list: &[IoSlice<'_>]) -> Result<(), Error> {
+        self.in_context(0).sendv(to, tag, list)
+    }
+
+    /// As [`Endpoint::recv`], into several slices, one after the other.
+    ///
+    /// # Errors
+    /// See [`Error`].
+    pub fn recvv(&mut self, from: Source, tag: Tag, list: &mut [IoSliceMut<'_>]) -> Result<Status, Error> {
+        self.in_context(0).recvv(from, tag, list)
+    }
+
+    /// As [`Endpoint::isend`], of the bytes of `count` segments at `list`, one after the other.
+    ///
+    /// # Errors
+    /// See [`Error`]; nothing was sent.
+    ///
+    /// # Safety
+    /// List and bytes stay readable and unchanged until the request is complete or the endpoint is dropped.
+    pub unsafe fn isendv(
+        &mut self,
+        to: usize,
+        tag: u64,
+        list: *const Segment,
+        count: usize,
+    ) -> Result<Request, Error> {
+        // SAFETY: the caller's promise.
+        unsafe { self.in_context(0).isendv(to, tag, list, count) }
+    }
+
+    /// As [`Endpoint::irecv`], into `count` segments at `list`, one after the other.
+    ///
+    /// # Errors
+    /// See [`Error`]; nothing was posted.
+    ///
+    /// # Safety
+    /// As for [`Endpoint::irecv`]; and the list stays readable and unchanged as long.
+    pub unsafe fn irecvv(
+        &mut self,
+        from: Source,
+        tag: Tag,
+        list: *const Segment,
+        count: usize,
+    ) -> Result<Request, Error> {
+        // SAFETY: the caller's promise.
+        unsafe { self.in_context(0).irecvv(from, tag, list, count) }
+    }
+}
+
+impl Context<'_> {
+    /// As [`Endpoint::sendv`].
+    ///
+    /// # Errors
+    /// See [`Error`].
+    pub fn sendv(self, to: usize, tag: u64, list: &[IoSlice<'_>]) -> Result<(), Error> {
+        self.sendv_in(to, tag, list, Mode::Standard)
+    }
+
+    /// As [`Endpoint::ssend`], of the bytes of several slices, one after the other.
+    ///
+    /// # Errors
+    /// See [`Error`].
+    pub fn ssendv(self, to: usize, tag: u64, list: &[IoSlice<'_>]) -> Result<(), Error> {
+        self.sendv_in(to, tag, list, Mode::Synchronous)
+    }
+
+    fn sendv_in(self, to: usize, tag: u64, list: &[IoSlice<'_>], mode: Mode) -> Result<(), Error> {
+        let Self { endpoint, id } = self;
+        // SAFETY: the list and its bytes are borrowed until this returns, and `finish` returns only when the engine has
+        // done with them.
+        let buf = unsafe { SendBuf::from_list(list.as_ptr().cast(), list.len()) };
+        let request = endpoint.start(to, id, tag, buf.ok_or(Error::List)?, mode)?;
+        endpoint.finish(request).map(drop)
+    }
+
+    /// As [`Endpoint::recvv`].
+    ///
+    /// # Errors
+    /// See [`Error`].
+    pub fn recvv(self, from: Source, tag: Tag, list: &mut [IoSliceMut<'_>]) -> Result<Status, Error> {
+        // SAFETY: the list and its bytes are borrowed exclusively until this returns, and `recv_into` returns only when the
+        // engine has done with them.
+        let buf = unsafe { RecvBuf::from_list(list.as_ptr().cast(), list.len()) };
+        self.recv_into(from, tag, buf.ok_or(Error::List)?)
+    }
+
+    /// As [`Endpoint::isendv`].
+    ///
+    /// # Errors
+    /// See [`Error`]; nothing was sent.
+    ///
+    /// # Safety
+    /// As for [`Endpoint::isendv`].
+    pub unsafe fn isendv(
+        self,
+        to: usize,
+        tag: u64,
+        list: *const Segment,
+        count: usize,
+    ) -> Result<Request, Error> {
+        // SAFETY: the caller's promise.
+        let buf = unsafe { SendBuf::from_list(list, count) }.ok_or(Error::List)?;
+        self.endpoint.start(to, self.id, tag, buf, Mode::Standard)
+    }
+
+    /// As [`Endpoint::issend`], of the bytes of `count` segments at `list`, one after the other.
+    ///
+    /// # Errors
+    /// See [`Error`]; nothing was sent.
+    ///
+    /// # Safety
+    /// As for [`Endpoint::isendv`].
+    pub unsafe fn issendv(
+        self,
+        to: usize,
+        tag: u64,
+        list: *const Segment,
+        count: usize,
+    ) -> Result<Request, Error> {
+        // SAFETY: the caller's promise.
+        let buf = unsafe { SendBuf::from_list(list, count) }.ok_or(Error::List)?;
+        self.endpoint.start(to, self.id, tag, buf, Mode::Synchronous)
+    }
+
+    /// As [`Endpoint::irecvv`].
+    ///
+    /// # Errors
+    /// See [`Error`]; nothing was posted.
+    ///
+    /// # Safety
+    /// As for [`Endpoint::irecvv`].
+    pub unsafe fn irecvv(
+        self,
+        from: Source,
+        tag: Tag,
+        list: *const Segment,
+        count: usize,
+    ) -> Result<Request, Error> {
+        // SAFETY: the caller's promise.
+        let buf = unsafe { RecvBuf::from_list(list, count) }.ok_or(Error::List)?;
+        self.endpoint.post(pattern(from, self.id, tag), buf)
+    }
+}
+
+impl<'env> ScopeContext<'_, '_, 'env> {
+    /// Starts a send of the bytes of several slices, one after the other.
+    ///
+    /// # Errors
+    /// See [`Error`]; nothing was sent.
+    pub fn isendv(self, to: usize, tag: u64, list: &'env [IoSlice<'env>]) -> Result<Pending, Error> {
+        // SAFETY: the list and its bytes are borrowed for 'env, which outlives the scope, and the scope does not end before
+        // the operation does.
+        self.start(|context| unsafe { context.isendv(to, tag, list.as_ptr().cast(), list.len()) })
+    }
+
+    /// As [`ScopeContext::isendv`], complete only when a receive has matched it.
+    ///
+    /// # Errors
+    /// See [`Error`]; nothing was sent.
+    pub fn issendv(self, to: usize, tag: u64, list: &'env [IoSlice<'env>]) -> Result<Pending, Error> {
+        // SAFETY: as for `isendv`.
+        self.start(|context| unsafe { context.issendv(to, tag, list.as_ptr().cast(), list.len()) })
+    }
+
+    /// Posts a receive into several slices, one after the other.
+    ///
+    /// # Errors
+    /// See [`Error`]; nothing was posted.
+    pub fn irecvv(self, from: Source, tag: Tag, list: &'env mut [IoSliceMut<'_>]) -> Result<Pending, Error> {
+        // SAFETY: the list, and with it its bytes, are borrowed exclusively for 'env, which outlives the scope, and the
+        // scope does not end before the operation does.
+        self.start(|context| unsafe { context.irecvv(from, tag, list.as_ptr().cast(), list.len()) })
+    }
+}
+
+impl<'env> Scope<'_, 'env> {
+    /// As [`ScopeContext::isendv`], in context 0.
+    ///
+    /// # Errors
+    /// See [`Error`]; nothing was sent.
+    pub fn isendv(&mut self, to: usize, tag: u64, list: &'env [IoSlice<'env>]) -> Result<Pending, Error> {
+        self.in_context(0).isendv(to, tag, list)
+    }
+
+    /// As [`ScopeContext::irecvv`], in context 0.
+    ///
+    /// # Errors
+    /// See [`Error`]; nothing was posted.
+    pub fn irecvv(
+        &mut self,
+        from: Source,
+        tag: Tag,
+        list: &'env mut [IoSliceMut<'_>],
+    ) -> Result<Pending, Error> {
+        self.in_context(0).irecvv(from, tag, list)
+    }
+}
