@@ -3,6 +3,7 @@
 mod active;
 mod context;
 mod direct;
+mod event;
 mod one_sided;
 mod probe;
 mod rma;
@@ -27,6 +28,7 @@ use nemesia_core::store::{self, Unit};
 pub use active::Incoming;
 pub use context::Context;
 pub use direct::Path;
+pub use event::Arm;
 pub use one_sided::Value;
 pub use probe::Message;
 pub use rma::{Access, Datatype, KEY_BYTES, Reduction, Refusal, Region, RemoteKey};

@@ -3,8 +3,8 @@
 use crate::toolchain::{lines, source};
 
 /// In the order in which the header has them.
-const MODULES: [&str; 9] =
-    ["status", "config", "exchange", "endpoint", "transfer", "context", "probe", "active", "rma"];
+const MODULES: [&str; 10] =
+    ["status", "config", "exchange", "endpoint", "event", "transfer", "context", "probe", "active", "rma"];
 const HEADER: &str = "ffi/include/nemesia.h";
 
 fn generated() -> Result<String, String> {

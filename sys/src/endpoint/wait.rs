@@ -5,23 +5,27 @@
 //! | what the last poll found | what happens before the next |
 //! |---|---|
 //! | packets | nothing; the wait begins anew |
-//! | nothing, for less than the spin | a hint to the processor |
-//! | nothing, for the whole spin | a look at the peers' lives; then sleep, until a peer wakes us or for 50 ms |
+//! | nothing | a hint to the processor |
+//! | nothing, a few times | others may have the core; how many times, and when that is given up: `wait/pace.rs` |
+//! | nothing, for long | a look at the peers' lives; then sleep, until a peer wakes us or for 50 ms |
 //! | nothing, and a peer had woken us | all cells are looked through, as the entry that should name one is lost |
 //! | anything, for 32 times | a look at the clock: deadlines pass and peers die however much traffic there is |
+
+mod pace;
 
 use std::time::{Duration, Instant};
 
 use nemesia_core::engine::{Bypass, Failure, Progress};
 use nemesia_core::matching::{Pattern, Source};
 use nemesia_core::payload::RecvBuf;
-use nemesia_core::shared::sleep::SleepWord;
+use nemesia_core::shared::sleep::{self, SleepWord};
 use nemesia_core::sync::spin_hint;
 
 use super::{Endpoint, Request, Status, status};
 use crate::config::Config;
 use crate::error::Error;
 use crate::os::{Departure, HeavyFence, WaitResult, Watch, futex_wait};
+use pace::{Next, Pace, Vain};
 
 /// Polls and packets between two looks at the clock, however much traffic there is.
 const CLOCK_EVERY: u32 = 32;
@@ -33,19 +37,15 @@ const LOOK_EVERY: Duration = Duration::from_millis(10);
 /// more than its cells and its fastbox hold; one that only pretends to be gone could go on for ever.
 const DRAIN_TURNS: u32 = 256;
 /// Longest sleep. A peer's death, or a wake-up that a hostile peer suppressed, is noticed after this.
-const LONGEST_SLEEP: Duration = Duration::from_millis(50);
-/// Polls before sleeping when each process can have a core: the peer is at work on another one.
-const SPIN_ALONE: u32 = 20_000;
-/// Polls before sleeping when there are more processes than cores: the peer needs the core.
-const SPIN_CROWDED: u32 = 64;
+pub(super) const LONGEST_SLEEP: Duration = Duration::from_millis(50);
 
 /// What waiting needs of the operating system.
 #[derive(Debug)]
 pub(super) struct Waiter {
-    sleep: &'static SleepWord,
-    watch: Watch,
-    fence: HeavyFence,
-    pub(super) spin: u32,
+    pub(super) sleep: &'static SleepWord,
+    pub(super) watch: Watch,
+    pub(super) fence: HeavyFence,
+    pace: Pace,
 }
 
 impl Waiter {
@@ -56,8 +56,7 @@ impl Waiter {
         watch: Watch,
         fence: HeavyFence,
     ) -> Self {
-        let by_load = if crowded { SPIN_CROWDED } else { SPIN_ALONE };
-        Self { sleep, watch, fence, spin: config.spin.unwrap_or(by_load) }
+        Self { sleep, watch, fence, pace: Pace::new(crowded, config.spin) }
     }
 
     /// The process of a peer, if it can be named.
@@ -73,8 +72,12 @@ impl Waiter {
 /// One wait: what was found so far, and how long it may take.
 #[derive(Debug)]
 pub(super) struct Wait {
-    /// Polls since something came, or since the last sleep.
-    idle: u32,
+    /// Polls in vain: since something came, or since the core was last given away.
+    polls: u32,
+    /// Whether something came since the last `rest`.
+    came: bool,
+    /// What was tried since something came.
+    vain: Vain,
     /// How the last sleep ended, if nothing came since.
     slept: Option<Sleep>,
     limit: Limit,
@@ -115,13 +118,13 @@ impl Wait {
             Some(limit) => Limit::For(limit),
             None => Limit::Never,
         };
-        Self { idle: 0, slept: None, limit }
+        Self { polls: 0, came: false, vain: Vain::NONE, slept: None, limit }
     }
 
     /// Something came.
     #[inline(always)]
     fn renew(&mut self) {
-        (self.idle, self.slept) = (0, None);
+        (self.polls, self.came) = (0, true);
     }
 
     /// Fails when the limit has passed.
@@ -137,9 +140,9 @@ impl Wait {
     }
 
     /// How long a sleep may be.
-    fn longest_sleep(&self) -> Duration {
+    fn longest_sleep(&self, now: Instant) -> Duration {
         match self.limit {
-            Limit::Until(end, _) => LONGEST_SLEEP.min(end.saturating_duration_since(Instant::now())),
+            Limit::Until(end, _) => LONGEST_SLEEP.min(end.saturating_duration_since(now)),
             _ => LONGEST_SLEEP,
         }
     }
@@ -203,20 +206,19 @@ impl Endpoint {
                 Bypass::Idle => 0,
             };
             if !self.keep_polling(&mut wait, packets) {
-                self.look_at_clock();
-                // A look may have stored the message that this waits for.
-                if wait.idle >= self.waiter.spin || !self.engine.can_bypass(pattern) {
+                // A look may have stored the message that this waits for. Before a sleep the receive is posted.
+                if self.rest(&mut wait)? == Next::Sleep || !self.engine.can_bypass(pattern) {
                     break;
                 }
             }
-            if packets == 0 {
+            if packets == 0 && self.waiter.pace.polls() > GLANCES {
                 for _ in 0..GLANCES {
                     spin_hint();
                     if let Some(outcome) = self.engine.receive_next(pattern, &mut buf) {
                         return outcome.map(status).map_err(Error::from);
                     }
                 }
-                wait.idle += GLANCES;
+                wait.polls += GLANCES;
             }
             step = self.engine.receive_step(pattern, &mut buf);
         }
@@ -281,10 +283,12 @@ impl Endpoint {
     /// Waits until no peer is about to copy into a buffer of ours: it becomes its owner's. A peer that copies is done
     /// after some microseconds, or gone.
     pub(super) fn end_shares(&mut self) {
+        let mut wait = Wait::new(None);
         while !self.engine.end_shares() {
             spin_hint();
-            if self.is_clock_due(0) {
-                self.look_at_clock();
+            if !self.keep_polling(&mut wait, 0) {
+                // Without a limit it does not fail, and there is no use in sleeping.
+                let _ = self.rest(&mut wait);
             }
         }
     }
@@ -308,23 +312,42 @@ impl Endpoint {
         if packets > 0 {
             wait.renew();
         } else {
-            wait.idle += 1;
+            wait.polls += 1;
         }
-        !self.is_clock_due(packets) && wait.idle < self.waiter.spin
+        !self.is_clock_due(packets) && wait.polls < self.waiter.pace.polls()
+    }
+
+    /// What else is due when polling alone will not do: a look at the clock; and when enough polls were in vain, others
+    /// may have the core.
+    #[inline(never)]
+    fn rest(&mut self, wait: &mut Wait) -> Result<Next, Error> {
+        if std::mem::take(&mut wait.came) {
+            (wait.vain, wait.slept) = (Vain::NONE, None);
+        }
+        if self.turns >= CLOCK_EVERY {
+            let now = self.look_at_clock();
+            self.waiter.pace.learn_time(&mut wait.vain, now);
+            wait.check(now)?;
+        }
+        if wait.polls < self.waiter.pace.polls() {
+            return Ok(Next::Poll);
+        }
+        Ok(self.waiter.pace.rest(&mut wait.vain, std::mem::take(&mut wait.polls)))
     }
 
     #[cold]
     #[inline(never)]
     fn pause_long(&mut self, wait: &mut Wait, awaited: Awaited) -> Result<(), Error> {
-        wait.check(self.look_at_clock())?;
-        if wait.idle < self.waiter.spin {
-            // What is pending has its turn, however many packets come.
-            if self.engine.has_work() && self.engine.progress().packets > 0 {
-                wait.renew();
-            }
+        let next = self.rest(wait)?;
+        // What is pending has its turn, however many packets come.
+        if self.engine.has_work() && self.engine.progress().packets > 0 {
+            wait.renew();
             return Ok(());
         }
-        wait.idle = 0;
+        if next == Next::Poll {
+            return Ok(());
+        }
+        wait.check(Instant::now())?;
         if self.look() {
             return Ok(());
         }
@@ -334,7 +357,7 @@ impl Endpoint {
             }
             // The entry in our inbox may be lost; the cells are the truth.
             Some(Sleep::Woken) => self.engine.port_mut().sweep_all(),
-            _ => wait.slept = self.sleep(wait.longest_sleep()),
+            _ => wait.slept = self.sleep(wait),
         }
         Ok(())
     }
@@ -348,21 +371,24 @@ impl Endpoint {
         }
     }
 
-    /// Sleeps until a peer wakes us, for at most so long; `None` when there was something to do by then.
-    fn sleep(&mut self, longest: Duration) -> Option<Sleep> {
+    /// Sleeps until a peer wakes us; `None` when there was something to do by then.
+    fn sleep(&mut self, wait: &mut Wait) -> Option<Sleep> {
         let word = self.waiter.sleep;
-        let sequence = word.announce();
+        let sequence = word.announce(sleep::Sleep::Futex);
         // Whatever we were told of the others' fences: a waker without one counts on ours. A failure costs at most the
         // bounded sleep below.
         let _ = self.waiter.fence.issue();
         let mut slept = None;
         if self.engine.progress() == Progress::default() {
-            let result = futex_wait(word.futex(), sequence, Some(longest));
-            if result == WaitResult::TimedOut {
+            let begun = Instant::now();
+            let result = futex_wait(word.futex(), sequence, Some(wait.longest_sleep(begun)));
+            let woken = result != WaitResult::TimedOut;
+            self.waiter.pace.learn_sleep(&mut wait.vain, begun.elapsed(), woken);
+            if !woken {
                 // Perhaps somebody saw to it that nobody could wake us.
                 self.engine.port_mut().sweep_all();
             }
-            slept = Some(if result == WaitResult::TimedOut { Sleep::InVain } else { Sleep::Woken });
+            slept = Some(if woken { Sleep::Woken } else { Sleep::InVain });
         }
         word.rise();
         slept
