@@ -184,6 +184,11 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         self.posted.grow(&mut self.requests, grow);
     }
 
+    /// Whether there is more to do than to take what comes: something is pending.
+    pub const fn has_work(&self) -> bool {
+        self.first_work.is_some()
+    }
+
     /// Whether some send is not complete.
     pub fn sends_pending(&self) -> bool {
         self.peers.borrow().iter().any(Peer::has_sends)

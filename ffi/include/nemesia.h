@@ -42,6 +42,11 @@
 #define NEMESIA_PENDING 1
 
 /**
+ * Not an error: something was done just now, and there may be more to do.
+ */
+#define NEMESIA_BUSY 2
+
+/**
  * An argument is not valid: a NULL pointer, a wrong `struct_size`, a length that no buffer has.
  */
 #define NEMESIA_ERR_ARGUMENT -1
@@ -730,6 +735,44 @@ int32_t nemesia_endpoint_peer_failure(struct nemesia_endpoint *endpoint, int32_t
  * Threads: one at a time for an endpoint.
  */
 int32_t nemesia_endpoint_acknowledge_failures(struct nemesia_endpoint *endpoint);
+
+/**
+ * A descriptor for poll, epoll or an event library. When the endpoint is armed (`nemesia_endpoint_arm`), it becomes
+ * readable when a message has come, when there is room for a send that waits, or when a peer is gone; and about every 50
+ * milliseconds. It stays readable until the endpoint is armed again; edge-triggered loops are told of everything that
+ * happens after arming.
+ *
+ * - `endpoint`: an open endpoint.
+ * - `out_fd`: the descriptor, always the same one, written on success.
+ *
+ * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _SYSTEM (no descriptor is left) or _PANIC.
+ * Ownership: the descriptor is the endpoint's, until it is closed. It is to be waited for only: not read, not closed.
+ * Threads: one at a time for an endpoint.
+ */
+int32_t nemesia_endpoint_event_fd(struct nemesia_endpoint *endpoint,
+                                  int32_t *out_fd);
+
+/**
+ * Prepares for waiting for the descriptor of `nemesia_endpoint_event_fd`, once: test the requests, then arm, and wait if
+ * this returns NEMESIA_OK; if it returns NEMESIA_BUSY begin again. Makes progress. A call that blocks disarms.
+ *
+ * - `endpoint`: an open endpoint.
+ *
+ * Returns: NEMESIA_OK; NEMESIA_BUSY if something was done just now, and nothing is armed; NEMESIA_ERR_ARGUMENT or _PANIC.
+ * Threads: one at a time for an endpoint.
+ */
+int32_t nemesia_endpoint_arm(struct nemesia_endpoint *endpoint);
+
+/**
+ * Takes back `nemesia_endpoint_arm`, for a caller that goes on without waiting. Not needed, but it saves the next sender
+ * a system call.
+ *
+ * - `endpoint`: an open endpoint.
+ *
+ * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or _PANIC.
+ * Threads: one at a time for an endpoint.
+ */
+int32_t nemesia_endpoint_disarm(struct nemesia_endpoint *endpoint);
 
 /**
  * Sends a message and waits until its bytes have left the buffer. The receiver need not be ready. The same as

@@ -11,6 +11,7 @@
 //! | [`config`] | `nemesia_config` |
 //! | [`exchange`] | `nemesia_exchange`: the caller's own way for processes to find each other |
 //! | [`endpoint`] | open, close, and what an endpoint knows |
+//! | [`event`] | waiting in an event loop |
 //! | [`transfer`] | sends, receives and their requests |
 //! | [`active`] | active messages |
 //! | [`rma`] | one-sided operations |
@@ -30,6 +31,7 @@ pub mod boundary;
 pub mod config;
 pub mod context;
 pub mod endpoint;
+pub mod event;
 pub mod exchange;
 pub mod list;
 pub mod probe;

@@ -16,6 +16,8 @@ pub const NEMESIA_VERSION_PATCH: u32 = 0;
 pub const NEMESIA_OK: i32 = 0;
 /// Not an error: the request is still under way.
 pub const NEMESIA_PENDING: i32 = 1;
+/// Not an error: something was done just now, and there may be more to do.
+pub const NEMESIA_BUSY: i32 = 2;
 /// An argument is not valid: a NULL pointer, a wrong `struct_size`, a length that no buffer has.
 pub const NEMESIA_ERR_ARGUMENT: i32 = -1;
 /// The configuration, or a variable of the environment, can't be used.
@@ -65,9 +67,10 @@ pub const NEMESIA_ERR_TOO_LONG: i32 = -22;
 /// Too many replies of handlers wait to leave.
 pub const NEMESIA_ERR_REPLIES: i32 = -23;
 
-const NAMES: [(i32, &CStr); 25] = [
+const NAMES: [(i32, &CStr); 26] = [
     (NEMESIA_OK, c"NEMESIA_OK"),
     (NEMESIA_PENDING, c"NEMESIA_PENDING"),
+    (NEMESIA_BUSY, c"NEMESIA_BUSY"),
     (NEMESIA_ERR_ARGUMENT, c"NEMESIA_ERR_ARGUMENT"),
     (NEMESIA_ERR_CONFIG, c"NEMESIA_ERR_CONFIG"),
     (NEMESIA_ERR_BOOTSTRAP, c"NEMESIA_ERR_BOOTSTRAP"),

@@ -83,7 +83,7 @@ pub const VARIABLES: [Variable; 15] = [
     Variable {
         name: "NEMESIA_SPIN",
         values: "polls",
-        help: "polls without a message before a waiting process sleeps; default by load",
+        help: "polls without a message before a waiting process sleeps; learned unless set",
     },
     Variable {
         name: "NEMESIA_TIMEOUT",
@@ -321,7 +321,8 @@ impl Config {
         self
     }
 
-    /// Polls without a message before a waiting process sleeps.
+    /// Polls without a message before a waiting process sleeps. Without this, that is learned from how long it waits and
+    /// from who else wants the core.
     #[must_use]
     pub fn spin(mut self, polls: u32) -> Self {
         self.spin = Some(polls);

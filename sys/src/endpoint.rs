@@ -3,6 +3,7 @@
 mod active;
 mod context;
 mod direct;
+mod event;
 mod list;
 mod one_sided;
 mod probe;
@@ -28,6 +29,7 @@ use nemesia_core::store::{self, Unit};
 pub use active::Incoming;
 pub use context::Context;
 pub use direct::Path;
+pub use event::Arm;
 pub use one_sided::Value;
 pub use probe::Message;
 pub use rma::{Access, Datatype, KEY_BYTES, Reduction, Refusal, Region, RemoteKey};
@@ -357,7 +359,7 @@ impl Endpoint {
     /// See [`Error`]. [`Error::Unexpected`] leaves the request as it is: it can be waited for again.
     #[inline]
     pub fn wait(&mut self, request: Request) -> Result<Status, Error> {
-        self.wait_deadline(request, None)
+        self.wait_limited(request, None)
     }
 
     /// As [`Endpoint::wait`], for at most this long.
@@ -365,7 +367,7 @@ impl Endpoint {
     /// # Errors
     /// [`Error::Timeout`] leaves the request as it is: it can be waited for again.
     pub fn wait_timeout(&mut self, request: Request, limit: Duration) -> Result<Status, Error> {
-        self.wait_deadline(request, Some(limit))
+        self.wait_limited(request, Some(limit))
     }
 
     /// Withdraws a posted receive. False when a message has matched it already, or it is a send.
@@ -389,22 +391,6 @@ impl Endpoint {
         let finalized = self.exchange.take().map_or(Ok(()), |mut exchange| exchange.finalize());
         flushed?;
         Ok(finalized?)
-    }
-
-    /// Waits for a request that borrows the caller's buffer: returns only when the engine has done with the buffer.
-    fn finish(&mut self, request: Request) -> Result<Status, Error> {
-        loop {
-            match self.wait(request) {
-                // Withdrawn, or, when it could not be, under way: then it ends, or its peer does.
-                Err(error @ Error::Unexpected { .. }) if self.cancel(request) => {
-                    // Only frees the slot.
-                    let _ = self.outcome(request);
-                    return Err(error);
-                }
-                Err(Error::Unexpected { .. }) => {}
-                done => return done,
-            }
-        }
     }
 
     /// Makes the storage of requests grow up to its ceiling, or says why a request could not be started.

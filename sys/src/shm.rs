@@ -6,18 +6,21 @@ mod greeting;
 mod views;
 
 use std::os::fd::BorrowedFd;
+use std::sync::Weak;
 
 use nemesia_core::port::Pulled;
 use nemesia_core::shared::layout::{Identity, SegmentKind};
 use nemesia_core::shared::pool::CellRecord;
 use nemesia_core::shared::port::{Host, Link, PortConfig, ShmPort};
-use nemesia_core::shared::sleep::SleepWord;
+use nemesia_core::shared::sleep::{Sleep, SleepWord};
 use nemesia_core::sync::FenceMode;
 
 use crate::bootstrap::Exchange;
 use crate::config::{Config, SingleCopy};
 use crate::error::Error;
-use crate::os::{CopyError, HeavyFence, RemoteMemory, Segment, Watch, allow_any_reader, futex_wake};
+use crate::os::{
+    Connection, CopyError, HeavyFence, RemoteMemory, Segment, Watch, allow_any_reader, futex_wake,
+};
 
 /// The port as it runs over mapped segments.
 pub(crate) type Port = ShmPort<'static, Kernel, Vec<Option<Link<'static>>>, Vec<CellRecord>>;
@@ -27,12 +30,23 @@ pub(crate) type Port = ShmPort<'static, Kernel, Vec<Option<Link<'static>>>, Vec<
 pub(crate) struct Kernel {
     /// Memory that can be read, one element a rank.
     memories: Vec<Option<RemoteMemory>>,
+    /// One a rank; those of peers that are gone are closed.
+    connections: Vec<Weak<Connection>>,
 }
 
 impl Host for Kernel {
     #[cold]
-    fn wake(&mut self, _peer: u32, word: &SleepWord) {
-        futex_wake(word.futex(), u32::MAX);
+    fn wake(&mut self, peer: u32, word: &SleepWord, how: Sleep) {
+        match how {
+            Sleep::Futex => {
+                futex_wake(word.futex(), u32::MAX);
+            }
+            Sleep::Event => {
+                let connection = self.connections.get(peer as usize).and_then(Weak::upgrade);
+                // Who can't be told is gone, or has been told.
+                let _ = connection.map(|connection| connection.send_wake());
+            }
+        }
     }
 
     fn can_pull(&self, peer: u32) -> bool {
@@ -112,9 +126,14 @@ pub(crate) fn attach(config: &Config, exchange: &mut dyn Exchange) -> Result<Att
     let (peers, watch) = connect::connect(&world, &ours, exchange)?;
     let expedited = fence.is_expedited() && peers.iter().flatten().all(|peer| peer.expedited);
     let fences = if expedited { FenceMode::Asymmetric } else { FenceMode::Symmetric };
-    let crowded = crowd::is_crowded(cpus, peers.iter().flatten().map(|peer| peer.cpus));
+    let pid = |peer: &connect::Peer| peer.connection.upgrade().map_or(0, |connection| connection.peer().pid);
+    let others: Vec<_> = peers.iter().flatten().map(|peer| (peer.cpus, pid(peer))).collect();
+    let crowded = crowd::is_crowded(cpus, &others);
     let port_config = PortConfig { rank, fastbox_limit: config.fastbox_bytes(), fences };
-    let kernel = Kernel { memories: readable(config, &peers, &mut notes)? };
+    let connection =
+        |peer: &Option<connect::Peer>| peer.as_ref().map_or_else(Weak::new, |it| it.connection.clone());
+    let connections = peers.iter().map(connection).collect();
+    let kernel = Kernel { memories: readable(config, &peers, &mut notes)?, connections };
     let port = views::port(port_config, &geometry, &ours, &peers, kernel)?;
     let sleep = views::inbox(&ours.inbox, &geometry)?.sleep;
     let mut mappings = vec![ours];

@@ -99,6 +99,11 @@ fn what_is_refused_has_its_code() -> Result<(), String> {
 }
 
 #[test]
+fn an_event_loop_waits_for_the_descriptor() -> Result<(), String> {
+    two("pair", "an_event_loop_waits_for_the_descriptor", "event-loop")
+}
+
+#[test]
 fn a_dead_peer_is_reported_by_rank_and_the_rest_goes_on() -> Result<(), String> {
     if !can_run("a_dead_peer_is_reported_by_rank_and_the_rest_goes_on", &["cc"]) {
         return Ok(());

@@ -1,6 +1,7 @@
 /* What two processes do with the C interface: `pair CASE`, started twice by the launcher. */
 #include "check.h"
 
+#include <poll.h>
 #include <string.h>
 #include <time.h>
 
@@ -242,6 +243,10 @@ static void refuse_pointers(void) {
     GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_mrecv(endpoint, 12345, 1, NULL, &status));
     GIVES(NEMESIA_ERR_STALE, nemesia_endpoint_imrecv(endpoint, NEMESIA_REQUEST_NONE, 1, &byte, &request));
     GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_imrecv(endpoint, 12345, 1, &byte, NULL));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_event_fd(NULL, &number));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_event_fd(endpoint, NULL));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_arm(NULL));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_disarm(NULL));
     CHECK(nemesia_endpoint_note(NULL, 0) == NULL && nemesia_endpoint_note(endpoint, 1000) == NULL);
     CHECK(request == 77 && number == 77);
     OK(nemesia_endpoint_wait_all(endpoint, 0, NULL, 0, NULL));
@@ -313,6 +318,33 @@ static void errors(void) {
     OK(nemesia_endpoint_recv(endpoint, peer, TAG, 0, 1, &byte, NULL));
 }
 
+/* Waits for a request in an event loop. */
+static void complete(uint64_t request) {
+    struct pollfd loop = {-1, POLLIN, 0};
+    OK(nemesia_endpoint_event_fd(endpoint, &loop.fd));
+    while (nemesia_endpoint_test(endpoint, request, NULL) == NEMESIA_PENDING) {
+        int32_t armed = nemesia_endpoint_arm(endpoint);
+        CHECK(armed == NEMESIA_OK || armed == NEMESIA_BUSY);
+        if (armed == NEMESIA_OK) CHECK(poll(&loop, 1, -1) == 1);
+    }
+}
+
+static void event_loop(void) {
+    uint64_t request, number, trip;
+    for (trip = 0; trip < 200; trip++) {
+        if (rank == 0) {
+            OK(nemesia_endpoint_send(endpoint, peer, TAG, &trip, sizeof trip));
+        }
+        OK(nemesia_endpoint_irecv(endpoint, peer, TAG, 0, sizeof number, &number, &request));
+        complete(request);
+        CHECK(number == trip);
+        if (rank == 1) {
+            OK(nemesia_endpoint_send(endpoint, peer, TAG, &trip, sizeof trip));
+        }
+    }
+    OK(nemesia_endpoint_disarm(endpoint));
+}
+
 static void peer_failure(void) {
     uint64_t requests[2];
     nemesia_status statuses[2];
@@ -346,7 +378,8 @@ int main(int argc, char **argv) {
         void (*run)(void);
     } cases[] = {
         {"ping-pong", ping_pong}, {"window", window}, {"wildcards", wildcards}, {"truncation", truncation},
-        {"contexts", contexts},   {"lists", lists},   {"errors", errors}, {"peer-failure", peer_failure},
+        {"contexts", contexts},   {"lists", lists},           {"errors", errors},
+        {"event-loop", event_loop}, {"peer-failure", peer_failure},
     };
     int32_t size = 0;
     size_t at;

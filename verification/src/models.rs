@@ -60,6 +60,7 @@ pub(crate) const ALL: &[Model] = &[
     sleep::WAKE,
     sleep::TWICE,
     sleep::TWO_WAKERS,
+    sleep::EVENT,
     port::BY_SIZE,
     port::OVERFLOW,
     port::TWO_SENDERS,

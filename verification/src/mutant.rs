@@ -27,6 +27,8 @@ pub(crate) enum Blunder {
     EnqueueBeforePublish,
     /// The sleeper looks for work, then raises its flag.
     LookBeforeAnnounce,
+    /// The waker wakes as the sleeper slept before.
+    WakeAsBefore,
     /// The owner refills a cell that nobody has given back.
     RefillUnreturned,
     /// The writer publishes bytes, then writes them.
@@ -37,11 +39,12 @@ pub(crate) enum Blunder {
 
 impl Blunder {
     /// Every blunder.
-    pub(crate) const ALL: [Blunder; 7] = [
+    pub(crate) const ALL: [Blunder; 8] = [
         Blunder::AckBeforeRead,
         Blunder::ReturnBeforeRead,
         Blunder::EnqueueBeforePublish,
         Blunder::LookBeforeAnnounce,
+        Blunder::WakeAsBefore,
         Blunder::RefillUnreturned,
         Blunder::PublishBeforeWrite,
         Blunder::LeaveBeforeWrite,

@@ -15,7 +15,7 @@ use core::borrow::BorrowMut;
 
 use super::pool::{CellRecord, PeerPool, Pool, ReturnReceiver, ReturnSender};
 use super::queue::{Consumer, Producer};
-use super::sleep::SleepWord;
+use super::sleep::{Sleep, SleepWord};
 use super::{fastbox, share};
 use crate::payload::{RecvBuf, SendBuf};
 use crate::port::{Arrival, MessagePort, Part, PeerFault, PeerId, Polled, Pulled, Share, Turn};
@@ -38,8 +38,8 @@ const SMALL: usize = 1024;
 
 /// What the port cannot do without an operating system.
 pub trait Host {
-    /// Wakes `peer`, whose word is `word`.
-    fn wake(&mut self, peer: PeerId, word: &SleepWord);
+    /// Wakes `peer`, whose word is `word`, in the way that it has asked for.
+    fn wake(&mut self, peer: PeerId, word: &SleepWord, how: Sleep);
 
     /// See [`MessagePort::can_pull`].
     fn can_pull(&self, peer: PeerId) -> bool {
@@ -255,9 +255,9 @@ where
     fn wake(&mut self, peer: PeerId) {
         let fences = self.config.fences;
         if let Some(link) = self.links.borrow_mut().get_mut(peer as usize).and_then(Option::as_mut)
-            && link.ends.sleep.must_wake(fences)
+            && let Some(how) = link.ends.sleep.must_wake(fences)
         {
-            self.host.wake(peer, link.ends.sleep);
+            self.host.wake(peer, link.ends.sleep, how);
         }
     }
 
@@ -442,8 +442,10 @@ where
         self.burst -= 1;
         link.traffic.expected += 1;
         // The sender may sleep until there is room.
-        if link.ends.inbound.advance(packet.len) && link.ends.sleep.must_wake(fences) {
-            self.host.wake(peer, link.ends.sleep);
+        if link.ends.inbound.advance(packet.len)
+            && let Some(how) = link.ends.sleep.must_wake(fences)
+        {
+            self.host.wake(peer, link.ends.sleep, how);
         }
         Some((peer, packet.envelope))
     }

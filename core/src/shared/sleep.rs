@@ -5,9 +5,23 @@
 //! the sequence, futex-wake. One of the two sees the other (Dekker). With `membarrier` the waker's fence is
 //! free; see [`crate::sync::FenceMode`].
 //!
-//! The word lies in the sleeper's inbox, where a hostile peer can take the flag down: sleeps are bounded.
+//! The flag also says how the sleeper wants to be woken ([`Sleep`]): a process that sleeps in an event loop of its own waits
+//! for its descriptors, not on a futex. Whoever does not sleep is never woken, so the ways cost a waker nothing.
+//!
+//! The word lies in the sleeper's inbox, where a hostile peer can take the flag down, or change what it says: sleeps are
+//! bounded.
 
 use crate::sync::{FenceMode, Word32, sleeper_fence, waker_fence};
+
+/// How a sleeper wants to be woken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Sleep {
+    /// By the futex call, on the sequence.
+    Futex = 1,
+    /// By a message on the connection with the waker, which its event loop watches.
+    Event = 2,
+}
 
 /// The line on which a process sleeps.
 #[repr(C, align(64))]
@@ -25,10 +39,11 @@ impl SleepWord {
     }
 
     /// Sleeper: announces the sleep and returns the sequence to wait on. In asymmetric mode, issue
-    /// `membarrier` next; in either mode, look for work before waiting, and call [`SleepWord::rise`] after.
-    pub fn announce(&self) -> u32 {
+    /// `membarrier` next; in either mode, look for work before waiting, and call [`SleepWord::rise`] after. A sleep that was
+    /// announced before, in whatever way, is over.
+    pub fn announce(&self, how: Sleep) -> u32 {
         let sequence = self.sequence.load_relaxed();
-        self.flag.store_relaxed(1);
+        self.flag.store_relaxed(how as u32);
         sleeper_fence();
         sequence
     }
@@ -38,21 +53,25 @@ impl SleepWord {
         self.flag.store_relaxed(0);
     }
 
-    /// Waker, after publishing work: whether the sleeper has to be woken by the kernel. True once a sleep.
+    /// Waker, after publishing work: how the sleeper has to be woken by the kernel, if it sleeps. Once a sleep.
     #[inline(always)]
-    pub fn must_wake(&self, mode: FenceMode) -> bool {
+    pub fn must_wake(&self, mode: FenceMode) -> Option<Sleep> {
         waker_fence(mode);
-        self.flag.load_relaxed() != 0 && self.claim()
+        match self.flag.load_relaxed() {
+            0 => None,
+            flag => self.claim(flag),
+        }
     }
 
     #[cold]
-    fn claim(&self) -> bool {
-        // Of several wakers one takes the flag down; no ordering is owed, as the futex call is a barrier.
-        if self.flag.cas_relaxed(1, 0).is_err() {
-            return false;
-        }
+    fn claim(&self, flag: u32) -> Option<Sleep> {
+        // Of several wakers one takes the flag down; no ordering is owed, as the system call is a barrier. When it says
+        // something else by now, the sleeper has announced another sleep, after our work was published, and has looked
+        // for work after that.
+        self.flag.cas_relaxed(flag, 0).ok()?;
         self.sequence.bump_relaxed();
-        true
+        // What nobody says who is honest wakes nobody who sleeps.
+        Some(if flag == Sleep::Event as u32 { Sleep::Event } else { Sleep::Futex })
     }
 
     /// The word for the futex system call.

@@ -1,13 +1,13 @@
 //! Looking at messages before they are received (MPI 4.1, section 3.8).
 
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nemesia_core::engine::RequestId;
 use nemesia_core::matching::Pattern;
 use nemesia_core::payload::RecvBuf;
-use nemesia_core::sync::spin_hint;
 
+use super::wait::{Awaited, Wait};
 use super::{Context, Endpoint, Request, Source, Status, Tag, pattern, status};
 use crate::error::Error;
 
@@ -181,39 +181,13 @@ impl Endpoint {
         if let Some(found) = self.look_for(pattern, &mut find)? {
             return Ok(found);
         }
-        // A time beyond the clock's end never comes.
-        let deadline = limit.and_then(|limit| Some((Instant::now().checked_add(limit)?, limit)));
-        let expired = || match deadline {
-            Some((end, limit)) if Instant::now() >= end => Err(Error::Timeout(limit)),
-            _ => Ok(()),
-        };
-        let (mut spins, mut slept_in_vain) = (0, false);
+        let mut wait = Wait::new(limit);
         loop {
             let packets = self.engine.progress().packets;
             if let Some(found) = self.look_again(pattern, &mut find)? {
                 return Ok(found);
             }
-            if self.count_turn(packets) {
-                expired()?;
-            }
-            if packets > 0 {
-                (spins, slept_in_vain) = (0, false);
-                continue;
-            }
-            spins += 1;
-            if spins < self.waiter.spin {
-                spin_hint();
-                continue;
-            }
-            spins = 0;
-            self.look();
-            if slept_in_vain && self.engine.may_source_be_held(pattern.source) {
-                return Err(self.ceiling());
-            }
-            expired()?;
-            slept_in_vain = !self.sleep(deadline.map(|(end, _)| end));
-            // Woken for nothing: the entry in our inbox may be lost; the cells are the truth.
-            self.engine.port_mut().sweep_all();
+            self.pause(&mut wait, packets, Awaited::Message(pattern.source))?;
         }
     }
 

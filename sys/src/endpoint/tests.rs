@@ -1,6 +1,7 @@
 //! Whole endpoints in threads of one process, over a key-value exchange in memory.
 
 mod context;
+mod event;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Barrier, Mutex};

@@ -62,7 +62,7 @@ pub(super) fn timespec(duration: Duration) -> libc::timespec {
 
 /// Waits until one of `events`, a hang-up or an error is there: false when the deadline passes first.
 /// Looks once even when the deadline has passed already.
-pub(super) fn wait_ready(fd: BorrowedFd<'_>, events: c_short, deadline: Instant) -> io::Result<bool> {
+pub(crate) fn wait_ready(fd: BorrowedFd<'_>, events: c_short, deadline: Instant) -> io::Result<bool> {
     Ok(poll_once(fd, events, || left(deadline))? != 0)
 }
 

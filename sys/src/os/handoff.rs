@@ -21,6 +21,9 @@ pub const MAX_FDS: usize = message::MAX_FDS;
 
 /// What a process says before it leaves on purpose. A hello must not begin with it.
 const GOODBYE: &[u8] = b"nemesia:goodbye";
+/// What a process says to one that sleeps in an event loop; no longer than a goodbye. A hello must not begin with it
+/// either.
+const WAKE: &[u8] = b"nemesia:wake";
 
 const PREFIX: &str = "nemesia-";
 const NAME_LEN: usize = 32;
@@ -288,6 +291,15 @@ impl Connection {
         self.send(GOODBYE, &[], Instant::now())
     }
 
+    /// Wakes the peer, which has said that its event loop waits for this connection. Does not wait: a peer whose queue is
+    /// full has not read what woke it before.
+    ///
+    /// # Errors
+    /// When it could not be sent: nobody is there, or woken already.
+    pub fn send_wake(&self) -> Result<(), ShmError> {
+        self.send(WAKE, &[], Instant::now())
+    }
+
     /// A descriptor that becomes readable when the peer's process ends, whoever else may hold its sockets.
     ///
     /// `None` where that cannot be had: before Linux 5.3, across pid namespaces, in some sandboxes, or when the peer is
@@ -321,6 +333,7 @@ impl Connection {
         match message::receive(self.fd.as_fd(), &mut buf) {
             Ok(packet) if packet.len == 0 => Glance::End,
             Ok(packet) if !packet.cut && &buf[..packet.len] == GOODBYE => Glance::Goodbye,
+            Ok(packet) if !packet.cut && &buf[..packet.len] == WAKE => Glance::Wake,
             Ok(_) => Glance::Stray,
             Err(errno) => match errno.raw_os_error() {
                 Some(libc::EAGAIN) => Glance::Nothing,
@@ -343,6 +356,7 @@ impl AsFd for Connection {
 pub(super) enum Glance {
     Nothing,
     Goodbye,
+    Wake,
     /// A packet that nobody expects.
     Stray,
     /// The peer has left without reading all of ours; what it had sent may still follow.

@@ -31,6 +31,8 @@ pub mod wake;
 pub mod watch;
 
 pub(crate) use call::random;
+#[cfg(test)]
+pub(crate) use call::wait_ready;
 pub use error::{Bytes, ShmError};
 pub use handoff::{Connection, Credentials, Listener};
 pub use memory::{CopyError, Mark, RemoteMemory, allow_any_reader};

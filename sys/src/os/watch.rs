@@ -1,4 +1,4 @@
-//! Learning that a peer is gone, for next to nothing: one system call answers for all peers.
+//! Learning that a peer is gone, or has woken us, for next to nothing: one system call answers for all peers.
 //!
 //! A peer is gone when its process has ended (pidfd) or when its end of the connection is closed. Either alone has a
 //! hole: a forked child can keep the socket open after its parent's death, and a pidfd cannot always be had.
@@ -6,8 +6,10 @@
 use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
 
-use super::call::checked;
+use super::call::{checked, timespec};
 use super::error::ShmError;
 use super::handoff::{Connection, Glance};
 
@@ -17,6 +19,10 @@ const BATCH: usize = 16;
 /// Packets that nobody asked for, over the life of a connection, before the peer counts as lost. Thereby what a
 /// flooding peer can cost us is bounded.
 const STRAYS: u32 = 16;
+/// Wakes of one peer that one look takes; the rest is seen by the next.
+const WAKES_A_LOOK: u32 = 16;
+/// The key of the clock, which no peer has.
+const CLOCK: u64 = u64::MAX;
 
 /// How a peer left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,10 +57,11 @@ impl ExactSizeIterator for Departed {}
 #[derive(Debug)]
 struct Watched {
     peer: usize,
-    connection: Connection,
+    connection: Arc<Connection>,
     pidfd: Option<OwnedFd>,
     said_goodbye: bool,
     strays: u32,
+    wakes: u64,
 }
 
 /// A set of peers whose end is watched. One thread at a time.
@@ -66,6 +73,10 @@ pub struct Watch {
     // By a number that is never used again: an event of a peer that is gone finds nothing.
     watched: BTreeMap<u64, Watched>,
     next: u64,
+    clock: Option<OwnedFd>,
+    ticked: bool,
+    /// How often a peer may have been asked to wake us.
+    wakes: u64,
 }
 
 impl Watch {
@@ -79,7 +90,7 @@ impl Watch {
             .map_err(|errno| ShmError::system("making a set of peers to watch", errno))?;
         // SAFETY: a new descriptor, given to us alone.
         let epoll = unsafe { OwnedFd::from_raw_fd(fd) };
-        Ok(Self { epoll, watched: BTreeMap::new(), next: 0 })
+        Ok(Self { epoll, watched: BTreeMap::new(), next: 0, clock: None, ticked: false, wakes: 0 })
     }
 
     /// Watches a peer from now on, until it is gone or removed. Everything that belongs to the hello must have been
@@ -90,9 +101,10 @@ impl Watch {
     pub fn add(
         &mut self,
         peer: usize,
-        connection: Connection,
+        connection: impl Into<Arc<Connection>>,
         pidfd: Option<OwnedFd>,
     ) -> Result<(), ShmError> {
+        let connection = connection.into();
         let key = self.next;
         self.next += 1;
         refuse_descriptors(connection.as_fd());
@@ -101,12 +113,13 @@ impl Watch {
             self.control(libc::EPOLL_CTL_ADD, fd.as_fd(), key)
                 .inspect_err(|_| self.forget(connection.as_fd()))?;
         }
-        self.watched.insert(key, Watched { peer, connection, pidfd, said_goodbye: false, strays: 0 });
+        self.watched
+            .insert(key, Watched { peer, connection, pidfd, said_goodbye: false, strays: 0, wakes: 0 });
         Ok(())
     }
 
     /// Watches a peer no longer; gives its connection back.
-    pub fn remove(&mut self, peer: usize) -> Option<Connection> {
+    pub fn remove(&mut self, peer: usize) -> Option<Arc<Connection>> {
         let key = *self.watched.iter().find(|(_, watched)| watched.peer == peer)?.0;
         self.release(key).map(|watched| watched.connection)
     }
@@ -115,6 +128,39 @@ impl Watch {
     pub fn pid(&self, peer: usize) -> Option<i32> {
         let watched = self.watched.values().find(|watched| watched.peer == peer)?;
         Some(watched.connection.peer().pid).filter(|pid| *pid > 0)
+    }
+
+    /// Makes the set readable from time to time even if nothing happens, until dropped: for those who wait for it, and can't
+    /// rely on being woken.
+    ///
+    /// # Errors
+    /// Without descriptors.
+    pub fn tick(&mut self, every: Duration) -> Result<(), ShmError> {
+        const DOING: &str = "making a clock for an event loop";
+        if self.clock.is_some() {
+            return Ok(());
+        }
+        let flags = libc::TFD_CLOEXEC | libc::TFD_NONBLOCK;
+        // SAFETY: takes no pointers.
+        let fd = checked(unsafe { libc::timerfd_create(libc::CLOCK_MONOTONIC, flags) })
+            .map_err(|errno| ShmError::system(DOING, errno))?;
+        // SAFETY: a new descriptor, given to us alone.
+        let clock = unsafe { OwnedFd::from_raw_fd(fd) };
+        let every = libc::itimerspec { it_interval: timespec(every), it_value: timespec(every) };
+        // SAFETY: the value outlives the call, which may be told not to return the old one.
+        checked(unsafe {
+            libc::timerfd_settime(clock.as_raw_fd(), 0, &raw const every, std::ptr::null_mut())
+        })
+        .map_err(|errno| ShmError::system(DOING, errno))?;
+        self.control(libc::EPOLL_CTL_ADD, clock.as_fd(), CLOCK)?;
+        self.clock = Some(clock);
+        Ok(())
+    }
+
+    /// Each peer may wake us once more ([`Connection::send_wake`]): then the set is readable until the next
+    /// [`Watch::poll`].
+    pub fn expect_wake(&mut self) {
+        self.wakes += 1;
     }
 
     /// The peers found gone since the last call, each once; its descriptors are closed. Does not wait, and does a bounded
@@ -135,6 +181,9 @@ impl Watch {
         };
         let mut departed = Departed { found: [(0, Departure::Died); BATCH], range: 0..0 };
         for event in events.iter().take(count) {
+            if event.u64 == CLOCK {
+                self.reset_clock();
+            }
             if let Some(found) = self.examine(event.u64) {
                 departed.found[departed.range.end] = found;
                 departed.range.end += 1;
@@ -143,12 +192,27 @@ impl Watch {
         Ok(departed)
     }
 
+    /// Whether the clock of [`Watch::tick`] was seen since this was last asked.
+    pub fn has_ticked(&mut self) -> bool {
+        std::mem::take(&mut self.ticked)
+    }
+
+    fn reset_clock(&mut self) {
+        self.ticked = true;
+        let mut ticks = [0_u8; 8];
+        if let Some(clock) = &self.clock {
+            // SAFETY: the kernel writes at most the length announced. Without ticks it refuses, which is as good.
+            unsafe { libc::read(clock.as_raw_fd(), ticks.as_mut_ptr().cast(), ticks.len()) };
+        }
+    }
+
     /// Looks at a peer of which the kernel had something to tell.
     fn examine(&mut self, key: u64) -> Option<(usize, Departure)> {
+        let expected = self.wakes;
         let watched = self.watched.get_mut(&key)?; // both of its descriptors may be in one batch
         // Asked before the packets are read: what a dead process has sent is all there.
         let ended = watched.pidfd.as_ref().is_some_and(|fd| has_ended(fd.as_fd()));
-        if !(watched.drain() || ended) {
+        if !(watched.drain(expected) || ended) {
             return None;
         }
         let departure = if watched.said_goodbye { Departure::Finished } else { Departure::Died };
@@ -204,15 +268,24 @@ impl AsFd for Watch {
 }
 
 impl Watched {
-    /// Reads what the peer has said; true when the connection is at its end, or has to be ended.
-    fn drain(&mut self) -> bool {
-        // Every turn but the last is a stray, the one goodbye, or the one reset.
+    /// Reads what the peer has said; true when the connection is at its end, or has to be ended. It may have woken us as
+    /// often as it was asked to.
+    fn drain(&mut self, expected: u64) -> bool {
+        let mut taken = 0;
+        // Every turn but the last is one of a few wakes, a stray, the one goodbye, or the one reset.
         loop {
             match self.connection.glance() {
                 Glance::Nothing => return false,
                 Glance::End => return true,
                 Glance::Goodbye if !self.said_goodbye => self.said_goodbye = true,
-                Glance::Goodbye | Glance::Stray | Glance::Reset => {
+                Glance::Wake if self.wakes < expected => {
+                    self.wakes += 1;
+                    taken += 1;
+                    if taken == WAKES_A_LOOK {
+                        return false;
+                    }
+                }
+                Glance::Goodbye | Glance::Wake | Glance::Stray | Glance::Reset => {
                     self.strays += 1;
                     if self.strays > STRAYS {
                         self.said_goodbye = false;
@@ -244,9 +317,9 @@ fn refuse_descriptors(socket: BorrowedFd<'_>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::os::call::{checked_long, wait_ready};
+    use crate::os::call::{checked_long, ready_now, wait_ready};
     use crate::os::testing;
-    use std::time::{Duration, Instant};
+    use std::time::Instant;
 
     fn soon() -> Instant {
         Instant::now() + Duration::from_secs(60)
@@ -387,6 +460,35 @@ mod tests {
         assert_eq!(watch.poll().unwrap().len(), 0);
         drop(theirs);
         assert_eq!(wait_for_departures(&mut watch), [(5, Departure::Finished)]);
+    }
+
+    #[test]
+    fn a_wake_is_seen_and_those_that_nobody_asked_for_are_strays() {
+        let mut watch = Watch::new().unwrap();
+        let (ours, theirs) = Connection::pair().unwrap();
+        watch.add(5, ours, None).unwrap();
+        for _ in 0..3 * WAKES_A_LOOK {
+            watch.expect_wake();
+            theirs.send_wake().unwrap();
+        }
+        while ready_now(watch.as_fd(), libc::POLLIN).unwrap() != 0 {
+            assert_eq!(watch.poll().unwrap().len(), 0);
+        }
+        for _ in 0..=STRAYS {
+            theirs.send_wake().unwrap();
+        }
+        assert_eq!(wait_for_departures(&mut watch), [(5, Departure::Died)]);
+    }
+
+    #[test]
+    fn a_clock_makes_the_set_readable_again_and_again() {
+        let mut watch = Watch::new().unwrap();
+        watch.tick(Duration::from_millis(1)).unwrap();
+        for _ in 0..3 {
+            assert!(wait_ready(watch.as_fd(), libc::POLLIN, soon()).unwrap());
+            assert_eq!(watch.poll().unwrap().len(), 0);
+            assert!(watch.has_ticked() && !watch.has_ticked());
+        }
     }
 
     #[test]

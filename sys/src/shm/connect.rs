@@ -6,6 +6,7 @@
 //! dies.
 
 use std::os::fd::OwnedFd;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use nemesia_core::shared::layout::{Geometry, Identity, SegmentKind};
@@ -40,6 +41,8 @@ pub(super) struct Peer {
     pub(super) cpus: Cpus,
     /// Its memory, if it can be named.
     pub(super) memory: Option<RemoteMemory>,
+    /// As long as the peer is there.
+    pub(super) connection: Weak<Connection>,
 }
 
 /// Slack in a segment's size: it may be rounded up to huge pages.
@@ -76,8 +79,8 @@ pub(super) fn connect(
         called.push(connection);
     }
     for _ in me + 1..size {
-        let (rank, peer, connection) = answer(world, ours, &listener, (&peers, &addresses), deadline)?;
-        add(&mut watch, rank, connection)?;
+        let (rank, mut peer, connection) = answer(world, ours, &listener, (&peers, &addresses), deadline)?;
+        peer.connection = add(&mut watch, rank, connection)?;
         peers[rank] = Some(peer);
     }
     for (rank, connection) in called.into_iter().enumerate() {
@@ -86,8 +89,9 @@ pub(super) fn connect(
         if greeting.rank as usize != rank {
             return Err(problem(format!("it says that it is rank {}", greeting.rank)));
         }
-        peers[rank] = Some(admit(world, &connection, &greeting, fds).map_err(problem)?);
-        add(&mut watch, rank, connection)?;
+        let mut peer = admit(world, &connection, &greeting, fds).map_err(problem)?;
+        peer.connection = add(&mut watch, rank, connection)?;
+        peers[rank] = Some(peer);
     }
     Ok((peers, watch))
 }
@@ -245,12 +249,15 @@ fn admit(
     let inbox = attach(inbox, Access::ReadWrite, SegmentKind::Inbox, geometry.inbox().total)?;
     let mark = Mark { address: greeting.mark, value: greeting.epoch };
     let memory = RemoteMemory::new(connection.peer().pid, mark);
-    Ok(Peer { pair: Pair { own, inbox }, expedited: greeting.expedited, cpus: greeting.cpus, memory })
+    let Greeting { expedited, cpus, .. } = *greeting;
+    Ok(Peer { pair: Pair { own, inbox }, expedited, cpus, memory, connection: Weak::new() })
 }
 
-fn add(watch: &mut Watch, rank: usize, connection: Connection) -> Result<(), Error> {
-    let pidfd = connection.pidfd();
-    Ok(watch.add(rank, connection, pidfd)?)
+fn add(watch: &mut Watch, rank: usize, connection: Connection) -> Result<Weak<Connection>, Error> {
+    let (pidfd, connection) = (connection.pidfd(), Arc::new(connection));
+    let weak = Arc::downgrade(&connection);
+    watch.add(rank, connection, pidfd)?;
+    Ok(weak)
 }
 
 #[cfg(test)]

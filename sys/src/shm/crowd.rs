@@ -1,4 +1,11 @@
-//! Whether the processes of a world get in each other's way on their processors, or each can have its own.
+//! Whether the processes of a world get in each other's way on their processors, or each can have its own: by the
+//! processors that each may run on, and by the processor time that control groups grant (`cpu.max`, or
+//! `cpu.cfs_quota_us` of version 1).
+//!
+//! This is what is known at start, and only where waiting begins to learn from.
+
+use std::fs;
+use std::path::{Component, Path, PathBuf};
 
 use super::greeting::Cpus;
 use crate::os::numa;
@@ -12,9 +19,90 @@ pub(super) fn allowed() -> Cpus {
     cpus
 }
 
+/// Whether there are more processes of the world than processors for them, or than processor time. `peers`: their
+/// processors, and their numbers, 0 where they are not known.
+pub(super) fn is_crowded(ours: Cpus, peers: &[(Cpus, i32)]) -> bool {
+    let quota = || {
+        let group_of = |pid: i32| fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
+        let (lines, peers) = (group_of_self(), peers.iter().map(|(_, pid)| group_of(*pid)));
+        let peers: Vec<String> = peers.collect();
+        lines.lines().any(|line| tightest_quota(line).is_some_and(|quota| quota.is_exceeded(&peers)))
+    };
+    lacks_processors(ours, peers.iter().map(|(cpus, _)| *cpus)) || !peers.is_empty() && quota()
+}
+
+fn group_of_self() -> String {
+    fs::read_to_string("/proc/self/cgroup").unwrap_or_default()
+}
+
+/// Processor time that the members of a control group get together.
+#[derive(Debug, PartialEq)]
+struct Quota {
+    /// In processors.
+    cpus: f64,
+    /// The group, as the lines of `/proc/PID/cgroup` begin for its members: hierarchy, controllers and path.
+    group: String,
+}
+
+impl Quota {
+    /// Whether we and those peers that are in the group as well, by their `/proc/PID/cgroup`, are more processes than it
+    /// has processors. Peers that can't be looked at live in another container, which has limits of its own.
+    fn is_exceeded(&self, peers: &[String]) -> bool {
+        let inside = |peer: &&String| peer.lines().any(|line| is_within(line, &self.group));
+        let processes = 1 + peers.iter().filter(inside).count();
+        processes as f64 > self.cpus
+    }
+}
+
+fn is_within(line: &str, group: &str) -> bool {
+    let rest = line.strip_prefix(group);
+    rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/') || group.ends_with('/'))
+}
+
+/// The tightest quota along one line of `/proc/self/cgroup`, such as `0::/user.slice` or `4:cpu,cpuacct:/job/7`.
+fn tightest_quota(line: &str) -> Option<Quota> {
+    let (head, path) = line.split_at(line.match_indices(':').nth(1)?.0 + 1);
+    let controllers = head.trim_end_matches(':').split_once(':')?.1;
+    let (roots, read): (&[&str], Reader) = match controllers {
+        "" => (&["/sys/fs/cgroup", "/sys/fs/cgroup/unified"], quota_of_version_2),
+        _ if controllers.split(',').any(|name| name == "cpu") => {
+            (&["/sys/fs/cgroup/cpu", "/sys/fs/cgroup/cpu,cpuacct"], quota_of_version_1)
+        }
+        _ => return None,
+    };
+    let below: Vec<_> = Path::new(path).components().filter(|c| matches!(c, Component::Normal(_))).collect();
+    let groups = (0..=below.len()).flat_map(|depth| roots.iter().map(move |root| (depth, root)));
+    let quotas = groups.filter_map(|(depth, root)| {
+        let inner: PathBuf = below[..depth].iter().collect();
+        let cpus = read(&Path::new(root).join(&inner))?;
+        Some(Quota { cpus, group: format!("{head}/{}", inner.display()) })
+    });
+    quotas.min_by(|one, other| one.cpus.total_cmp(&other.cpus))
+}
+
+/// Reads the quota of the group in this directory, in processors.
+type Reader = fn(&Path) -> Option<f64>;
+
+fn quota_of_version_2(group: &Path) -> Option<f64> {
+    let max = fs::read_to_string(group.join("cpu.max")).ok()?;
+    let (quota, period) = max.trim().split_once(' ')?;
+    processors(quota, period)
+}
+
+fn quota_of_version_1(group: &Path) -> Option<f64> {
+    let read = |file: &str| fs::read_to_string(group.join(file)).ok();
+    processors(read("cpu.cfs_quota_us")?.trim(), read("cpu.cfs_period_us")?.trim())
+}
+
+/// A quota of processor time in each period, both in microseconds. None when there is no bound: `max`, or -1.
+fn processors(quota: &str, period: &str) -> Option<f64> {
+    let (quota, period) = (quota.parse::<u64>().ok()?, period.parse::<u64>().ok()?);
+    (period > 0).then(|| quota as f64 / period as f64)
+}
+
 /// Whether the processes that share processors with us, directly or through others, are more than those processors.
 /// A process bound to a core of its own is not crowded, however many there are.
-pub(super) fn is_crowded(ours: Cpus, peers: impl Iterator<Item = Cpus>) -> bool {
+fn lacks_processors(ours: Cpus, peers: impl Iterator<Item = Cpus>) -> bool {
     let mut others: Vec<Cpus> = peers.collect();
     let mut shared = ours;
     let mut processes = 1;
@@ -46,7 +134,7 @@ mod tests {
     }
 
     fn crowded(ours: &[usize], peers: &[&[usize]]) -> bool {
-        is_crowded(cpus(ours), peers.iter().map(|list| cpus(list)))
+        lacks_processors(cpus(ours), peers.iter().map(|list| cpus(list)))
     }
 
     #[test]
@@ -63,6 +151,51 @@ mod tests {
         // Through a third: 0 and 1 are shared by three.
         assert!(crowded(&[0], &[&[0, 1], &[1]]));
         assert!(!crowded(&[5], &[&[0], &[0]]));
+    }
+
+    #[test]
+    fn a_quota_counts_those_who_share_it() {
+        let peers =
+            ["0::/job/1\n".to_owned(), "0::/job/2\n".to_owned(), "0::/jobs\n".to_owned(), String::new()];
+        let exceeded = |cpus, group: &str| Quota { cpus, group: group.into() }.is_exceeded(&peers);
+        assert!(exceeded(2.5, "0::/job") && !exceeded(3.0, "0::/job"));
+        assert!(exceeded(1.0, "0::/job/1") && !exceeded(1.0, "0::/job/9"));
+        assert!(exceeded(3.0, "0::/") && !exceeded(4.0, "0::/"));
+        assert!(!exceeded(1.0, "4:cpu:/job"));
+    }
+
+    #[test]
+    fn quotas_are_read_as_the_kernel_writes_them() {
+        assert_eq!(processors("150000", "100000"), Some(1.5));
+        assert_eq!(processors("max", "100000"), None);
+        assert_eq!(processors("-1", "100000"), None);
+        assert_eq!(processors("1", "0"), None);
+    }
+
+    #[test]
+    fn every_line_of_the_list_of_groups_can_be_coped_with() {
+        for line in
+            ["0::/", "0::/../x", "4:cpu,cpuacct:/a/b", "4:cpu:", "9:pids:/", "nonsense", "", "::", ":"]
+        {
+            // What it finds depends on the machine.
+            let _ = tightest_quota(line);
+        }
+        assert_eq!(tightest_quota("9:pids:/"), None);
+    }
+
+    /// A group tree as it lies in a file system, in both versions.
+    #[test]
+    fn quotas_are_found_in_a_group() {
+        let group = std::env::temp_dir().join(format!("nemesia-crowd-{}", std::process::id()));
+        fs::create_dir_all(&group).unwrap();
+        let write = |file: &str, text: &str| fs::write(group.join(file), text).unwrap();
+        write("cpu.max", "250000 100000\n");
+        write("cpu.cfs_quota_us", "50000\n");
+        write("cpu.cfs_period_us", "100000\n");
+        let found = (quota_of_version_2(&group), quota_of_version_1(&group));
+        fs::remove_dir_all(&group).unwrap();
+        assert_eq!(found, (Some(2.5), Some(0.5)));
+        assert_eq!(quota_of_version_2(&group), None);
     }
 
     #[test]

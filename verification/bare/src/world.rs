@@ -14,7 +14,7 @@ use nemesia_core::shared::pool::{
 use nemesia_core::shared::port::{Ends, Host, Link, PortConfig, ShmPort};
 use nemesia_core::shared::queue::{Consumer, Producer, Queue};
 use nemesia_core::shared::share::{self, ShareLine};
-use nemesia_core::shared::sleep::SleepWord;
+use nemesia_core::shared::sleep::{Sleep, SleepWord};
 use nemesia_core::slab;
 use nemesia_core::store::Unit;
 use nemesia_core::sync::{FenceMode, PayloadMut, Word64};
@@ -58,7 +58,7 @@ impl Memory {
 struct Nobody;
 
 impl Host for Nobody {
-    fn wake(&mut self, _: u32, _: &SleepWord) {}
+    fn wake(&mut self, _: u32, _: &SleepWord, _: Sleep) {}
 }
 
 struct Arrays;

@@ -10,7 +10,7 @@ use nemesia_core::shared::pool::{
 use nemesia_core::shared::port::{Ends, Host, Link, Place, PortConfig, ShmPort};
 use nemesia_core::shared::queue::{Consumer, Producer, Queue};
 use nemesia_core::shared::share::{self, ShareLine};
-use nemesia_core::shared::sleep::SleepWord;
+use nemesia_core::shared::sleep::{Sleep, SleepWord};
 use nemesia_core::sync::{Edge, FenceMode, PayloadMut, Word64};
 
 use super::Model;
@@ -130,7 +130,7 @@ impl World {
 pub(super) struct Wakes(u32);
 
 impl Host for Wakes {
-    fn wake(&mut self, _: PeerId, _: &SleepWord) {
+    fn wake(&mut self, _: PeerId, _: &SleepWord, _: Sleep) {
         self.0 += 1;
     }
 }

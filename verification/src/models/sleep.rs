@@ -5,7 +5,7 @@
 //! model looks at in the end.
 
 use nemesia_core::shared::fastbox::Slot;
-use nemesia_core::shared::sleep::SleepWord;
+use nemesia_core::shared::sleep::{Sleep, SleepWord};
 use nemesia_core::sync::{Edge, FenceMode, Word64};
 
 use super::Model;
@@ -43,6 +43,16 @@ pub(super) const TWO_WAKERS: Model = Model {
     run: two_wakers,
 };
 
+/// A sleep in an event loop, given up for one on the futex.
+pub(super) const EVENT: Model = Model {
+    name: "sleep/event",
+    structure: "sleep word",
+    property: "a sleeper that changes how it sleeps, and misses the work, is woken as it sleeps now",
+    edges: &[Edge::Sleep],
+    blunders: &[Blunder::LookBeforeAnnounce, Blunder::WakeAsBefore],
+    run: event,
+};
+
 /// Bytes of a message.
 const LEN: usize = 8;
 
@@ -56,7 +66,7 @@ fn wake(run: &Run, messages: u8) {
         let sleeper = || {
             loop {
                 let found = early && taking.take();
-                let since = word.announce();
+                let since = word.announce(Sleep::Futex);
                 let found = if early { found } else { taking.take() };
                 if !found || taking.next > messages {
                     return since;
@@ -68,7 +78,7 @@ fn wake(run: &Run, messages: u8) {
             let mut woken = 0;
             for _ in 0..messages {
                 assert!(sending.push(), "the ring is not full");
-                woken += u8::from(word.must_wake(FenceMode::Symmetric));
+                woken += u8::from(word.must_wake(FenceMode::Symmetric).is_some());
             }
             woken
         };
@@ -91,16 +101,45 @@ fn two_wakers(run: &Run) {
         let look = || work.iter().any(|work| work.load_relaxed() != 0);
         let sleeper = || {
             let found = early && look();
-            let since = word.announce();
+            let since = word.announce(Sleep::Futex);
             (since, if early { found } else { look() })
         };
         let waker = |work: &Word64| {
             work.store_relaxed(1);
-            word.must_wake(FenceMode::Symmetric)
+            word.must_wake(FenceMode::Symmetric).is_some()
         };
         let ((since, found), first, second) = three(sleeper, || waker(&work[0]), || waker(&work[1]));
         assert!(!(first && second), "both call the kernel for one sleep");
         assert_eq!(first || second, word.moved(since), "who moves the sequence calls the kernel");
         assert!(found || first || second, "work lies there, and the sleeper sleeps");
+    });
+}
+
+fn event(run: &Run) {
+    let early = run.blunders(Blunder::LookBeforeAnnounce);
+    let as_before = run.blunders(Blunder::WakeAsBefore);
+    run.explore(3, move || {
+        let (word, work) = (SleepWord::awake(), Word64::new(0));
+        let look = || work.load_relaxed() != 0;
+        let sleeper = || {
+            word.announce(Sleep::Event);
+            if look() {
+                return None;
+            }
+            let found = early && look();
+            let since = word.announce(Sleep::Futex);
+            let found = if early { found } else { look() };
+            (!found).then_some(since)
+        };
+        let waker = || {
+            work.store_relaxed(1);
+            let how = word.must_wake(FenceMode::Symmetric);
+            how.map(|how| if as_before { Sleep::Event } else { how })
+        };
+        let (asleep, woken) = both(sleeper, waker);
+        if let Some(since) = asleep {
+            assert_eq!(woken, Some(Sleep::Futex), "work lies there, and the sleeper sleeps");
+            assert!(word.moved(since), "the kernel lets it sleep");
+        }
     });
 }

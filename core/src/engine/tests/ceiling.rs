@@ -7,6 +7,7 @@ use crate::engine::{Engine, Failure, Fate, Lent, Peer, RequestId, Status, Tuning
 use crate::flow::CeilingError;
 use crate::matching::{Pattern, Source};
 use crate::port::{MessagePort, PeerId, PortFault};
+use crate::shared::sleep::Sleep;
 use crate::shared::tests::contents;
 use crate::shared::tests::fabric::{Fabric, Reading, tiny};
 use crate::slab::{List, Slot};
@@ -281,7 +282,7 @@ fn sender_that_was_told_of_room_while_it_sleeps_is_woken() {
     world.settle();
     assert_eq!(world.test(sends[1]), None);
     world.engine(1).port_mut().port.host_mut().rung.clear();
-    fabric.sleep(0).announce();
+    fabric.sleep(0).announce(Sleep::Futex);
     let receive = world.recv(1, 0, 1, 8);
     received(&mut world, receive, 0, 1, 8);
     assert_eq!(world.engine(1).port_mut().port.host_mut().rung, [0]);

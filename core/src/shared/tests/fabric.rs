@@ -19,7 +19,7 @@ use crate::shared::pool::{CellHeader, CellRecord, PeerPool, Pool, ReturnReceiver
 use crate::shared::port::{Ends, Host, Link, PortConfig, ShmPort};
 use crate::shared::queue::{Consumer, Producer, Queue};
 use crate::shared::share::{self, ShareLine};
-use crate::shared::sleep::SleepWord;
+use crate::shared::sleep::{Sleep, SleepWord};
 use crate::sync::{FenceMode, Payload, PayloadMut, Word64};
 
 /// Types that consist of atomic words only, so that zeroed or scribbled memory is a valid value.
@@ -228,7 +228,7 @@ pub(crate) struct Bell {
 }
 
 impl Host for Bell {
-    fn wake(&mut self, peer: PeerId, _: &SleepWord) {
+    fn wake(&mut self, peer: PeerId, _: &SleepWord, _: Sleep) {
         self.rung.push(peer);
     }
 

@@ -10,6 +10,7 @@ use crate::port::{Arrival, MessagePort, PeerFault, PeerId, Polled, PortFault};
 use crate::shared::fastbox::max_payload;
 use crate::shared::layout::Geometry;
 use crate::shared::port::Place;
+use crate::shared::sleep::Sleep;
 use crate::wire::{Envelope, Kind};
 
 pub(super) fn eager(tag: u64, len: usize) -> Envelope {
@@ -252,7 +253,7 @@ fn sender_wakes_a_sleeper_and_only_a_sleeper() {
         assert!(send(&mut zero, 1, 1, len));
         assert!(zero.host_mut().rung.is_empty());
         take(&mut one, 1).unwrap();
-        fabric.sleep(1).announce();
+        fabric.sleep(1).announce(Sleep::Futex);
         assert!(send(&mut zero, 1, 2, len) && send(&mut zero, 1, 3, len));
         assert_eq!(core::mem::take(&mut zero.host_mut().rung), [1], "{len} bytes");
         take(&mut one, 1).unwrap();
@@ -267,7 +268,7 @@ fn sender_that_sleeps_for_room_is_woken_when_there_is_room() {
         let fabric = Fabric::new(tiny(2));
         let (mut zero, mut one) = (fabric.port(0), fabric.port(1));
         while send(&mut zero, 1, 1, len) {}
-        fabric.sleep(0).announce();
+        fabric.sleep(0).announce(Sleep::Futex);
         take(&mut one, 1).unwrap();
         assert_eq!(one.host_mut().rung, [0]);
         assert!(send(&mut zero, 1, 1, len));
@@ -282,7 +283,7 @@ fn promise_of_room_is_seen_by_its_peer_alone_and_wakes_it() {
     zero.grant(1, 77);
     assert!(zero.host_mut().rung.is_empty());
     assert_eq!((one.granted(0), two.granted(0), zero.granted(1)), (77, 0, 0));
-    fabric.sleep(2).announce();
+    fabric.sleep(2).announce(Sleep::Futex);
     zero.grant(2, u64::MAX);
     assert_eq!(zero.host_mut().rung, [2]);
     assert_eq!((one.granted(0), two.granted(0)), (77, u64::MAX));

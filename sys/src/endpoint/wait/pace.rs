@@ -1,0 +1,245 @@
+//! How long to spin, and when to give the core away: learned from what came of it.
+//!
+//! Somebody who waits polls, and after [`Pace::polls`] polls in vain lets others have the core (`sched_yield`); after a
+//! while without effect it sleeps. Nothing says for sure whether a peer waits for our core, but two things tell:
+//!
+//! - a yield that takes longer than the call itself has handed the core to somebody. With peers on our core this is
+//!   the quickest way to hear from them, so we yield after almost every poll from then on. A yield that comes back at
+//!   once doubles the polls before the next;
+//! - a sleep that soon ends was hardly worth its price, and one that lasts was: the spin before the next one doubles, or
+//!   is halved. A spin during which somebody took the core from us by force is halved as well.
+//!
+//! Yielding needs no call of the sender's and no fence, but it does not reach everybody: to the kernel the processes of
+//! another session, such as each of those that Hydra starts, are another group, which gets its share and not our turn.
+//! There, and when all others sleep, yields come back at once, and in a crowd we soon sleep.
+
+use std::time::{Duration, Instant};
+
+use nemesia_core::sync::FutexWord;
+
+use crate::os::futex_wake;
+
+/// Polls between two yields while yields hand the core over.
+const FEWEST_POLLS: u32 = 2;
+/// The same while they do not, when each process can have a core.
+const MOST_POLLS: u32 = 1024;
+/// Polls in vain before a sleep when each process can have a core: the peer is at work on another one.
+const LONGEST_SPIN: u32 = 20_000;
+/// The least that is learned.
+const SHORTEST_SPIN: u32 = 256;
+/// Polls in vain before a sleep when there are more processes than cores, unless yields hand the core over.
+const SPIN_CROWDED: u32 = 32;
+/// Yields in vain before a sleep. They cost about what falling asleep and being woken costs.
+const MOST_YIELDS: u32 = 64;
+/// A sleep shorter than this would have cost less as a spin.
+const SHORT_SLEEP: Duration = Duration::from_millis(1);
+/// Polls do not take so long, unless somebody takes the core from us.
+const FORCED: Duration = Duration::from_micros(500);
+
+/// What is known of spinning here.
+#[derive(Debug)]
+pub(super) struct Pace {
+    /// Polls before something else is done.
+    polls: u32,
+    /// What they may grow to.
+    most_polls: u32,
+    /// Polls before a sleep.
+    spin: u32,
+    /// What they may grow to.
+    longest_spin: u32,
+    /// The caller has fixed the polls before a sleep.
+    fixed: bool,
+    /// What a yield takes that hands nothing over.
+    call: Duration,
+}
+
+/// What one wait has tried since something came.
+#[derive(Debug)]
+pub(super) struct Vain {
+    /// Polls, since the core was last handed over.
+    spun: u32,
+    /// Yields that handed the core over.
+    yields: u32,
+    /// When the clock was last looked at, since the core was last given away.
+    looked: Option<Instant>,
+}
+
+impl Vain {
+    pub(super) const NONE: Self = Self { spun: 0, yields: 0, looked: None };
+}
+
+/// What to do after polls in vain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Next {
+    Poll,
+    Sleep,
+}
+
+impl Pace {
+    /// By what is known at start: whether there are more processes than cores, and whether the caller has fixed the spin.
+    pub(super) fn new(crowded: bool, fixed: Option<u32>) -> Self {
+        let (polls, spin) = match fixed {
+            Some(polls) => (polls, polls),
+            None if crowded => (FEWEST_POLLS, SPIN_CROWDED),
+            None => (MOST_POLLS, LONGEST_SPIN),
+        };
+        let most_polls = MOST_POLLS.min(spin);
+        Self { polls, most_polls, spin, longest_spin: spin, fixed: fixed.is_some(), call: empty_call() }
+    }
+
+    /// Polls in vain before [`Pace::rest`].
+    #[inline(always)]
+    pub(super) fn polls(&self) -> u32 {
+        self.polls
+    }
+
+    /// After so many polls in vain: lets others have the core, unless it is time to sleep.
+    pub(super) fn rest(&mut self, vain: &mut Vain, polls: u32) -> Next {
+        if self.is_over(vain, polls) {
+            return Next::Sleep;
+        }
+        let begun = Instant::now();
+        std::thread::yield_now();
+        vain.looked = None;
+        self.learn_yield(vain, begun.elapsed());
+        Next::Poll
+    }
+
+    /// Whether it is time to sleep, after so many more polls in vain.
+    fn is_over(&self, vain: &mut Vain, polls: u32) -> bool {
+        vain.spun = vain.spun.saturating_add(polls);
+        self.fixed || vain.spun >= self.spin || vain.yields >= MOST_YIELDS
+    }
+
+    fn learn_yield(&mut self, vain: &mut Vain, took: Duration) {
+        self.call = self.call.min(took);
+        if took > 2 * self.call {
+            self.polls = FEWEST_POLLS;
+            vain.spun = 0;
+            vain.yields += 1;
+        } else {
+            self.polls = (2 * self.polls).min(self.most_polls);
+        }
+    }
+
+    /// After a sleep of this length, that somebody ended or nobody.
+    pub(super) fn learn_sleep(&mut self, vain: &mut Vain, slept: Duration, woken: bool) {
+        *vain = Vain::NONE;
+        if self.fixed {
+            return;
+        }
+        let shortest = SHORTEST_SPIN.min(self.longest_spin);
+        let longer = woken && slept < SHORT_SLEEP;
+        let spin = if longer { 2 * self.spin } else { self.spin / 2 };
+        self.spin = spin.clamp(shortest, self.longest_spin);
+        if !woken {
+            // Nothing has changed: one look, and on with the sleep.
+            vain.spun = self.spin;
+        }
+    }
+
+    /// At a look at the clock, after a few polls in vain.
+    pub(super) fn learn_time(&mut self, vain: &mut Vain, now: Instant) {
+        let since = vain.looked.replace(now);
+        let forced = since.is_some_and(|since| now.duration_since(since) >= FORCED);
+        if forced && !self.fixed {
+            self.spin = (self.spin / 2).max(SPIN_CROWDED.min(self.longest_spin));
+        }
+    }
+}
+
+/// What a system call takes that does nothing.
+fn empty_call() -> Duration {
+    let word = FutexWord::new(0);
+    let call = || {
+        let begun = Instant::now();
+        futex_wake(&word, 1);
+        begun.elapsed()
+    };
+    (0..8).map(|_| call()).min().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const AT_ONCE: Duration = Duration::from_nanos(200);
+    const HANDED_OVER: Duration = Duration::from_micros(2);
+    const LONG: Duration = Duration::from_millis(20);
+
+    fn pace(crowded: bool) -> Pace {
+        Pace { call: AT_ONCE, ..Pace::new(crowded, None) }
+    }
+
+    /// Polls in vain until it is time to sleep, when every yield takes so long.
+    fn polls_before_sleep(pace: &mut Pace, yields: Duration) -> u32 {
+        let (mut vain, mut polls) = (Vain::NONE, 0);
+        loop {
+            polls += pace.polls();
+            if pace.is_over(&mut vain, pace.polls()) {
+                return polls;
+            }
+            pace.learn_yield(&mut vain, yields);
+        }
+    }
+
+    #[test]
+    fn a_fixed_spin_is_neither_interrupted_nor_learned() {
+        let (mut pace, mut vain) = (Pace::new(true, Some(500)), Vain::NONE);
+        assert_eq!(pace.polls(), 500);
+        assert_eq!(pace.rest(&mut vain, 500), Next::Sleep);
+        pace.learn_sleep(&mut vain, LONG, false);
+        pace.learn_time(&mut vain, Instant::now() + LONG);
+        assert_eq!((pace.polls(), pace.rest(&mut vain, 500)), (500, Next::Sleep));
+        assert_eq!(Pace::new(false, Some(0)).rest(&mut vain, 1), Next::Sleep);
+    }
+
+    #[test]
+    fn a_crowd_sleeps_soon_unless_yields_hand_the_core_over() {
+        assert!(polls_before_sleep(&mut pace(true), AT_ONCE) <= 2 * SPIN_CROWDED);
+        assert!(polls_before_sleep(&mut pace(true), HANDED_OVER) >= MOST_YIELDS);
+        assert!(polls_before_sleep(&mut pace(false), AT_ONCE) >= LONGEST_SPIN);
+    }
+
+    #[test]
+    fn whoever_waits_for_our_core_gets_it_soon_even_if_nobody_was_expected() {
+        let (mut pace, mut vain) = (pace(false), Vain::NONE);
+        assert_eq!(pace.polls(), MOST_POLLS);
+        pace.learn_yield(&mut vain, HANDED_OVER);
+        assert_eq!(pace.polls(), FEWEST_POLLS);
+        for _ in 0..20 {
+            pace.learn_yield(&mut vain, AT_ONCE);
+        }
+        assert_eq!(pace.polls(), MOST_POLLS);
+    }
+
+    #[test]
+    fn long_sleeps_shorten_the_spin_and_short_ones_lengthen_it() {
+        let (mut pace, mut vain) = (pace(false), Vain::NONE);
+        for _ in 0..20 {
+            pace.learn_sleep(&mut vain, LONG, true);
+        }
+        assert_eq!(pace.spin, SHORTEST_SPIN);
+        for _ in 0..20 {
+            pace.learn_sleep(&mut vain, HANDED_OVER, true);
+        }
+        assert_eq!(pace.spin, LONGEST_SPIN);
+    }
+
+    #[test]
+    fn a_sleep_in_vain_is_followed_by_one_look_and_the_next_sleep() {
+        let (mut pace, mut vain) = (pace(false), Vain::NONE);
+        pace.learn_sleep(&mut vain, LONG, false);
+        assert!(pace.is_over(&mut vain, 1));
+    }
+
+    #[test]
+    fn a_core_that_is_taken_by_force_shortens_the_spin() {
+        let (mut pace, mut vain, now) = (pace(false), Vain::NONE, Instant::now());
+        pace.learn_time(&mut vain, now);
+        pace.learn_time(&mut vain, now + AT_ONCE);
+        assert_eq!(pace.spin, LONGEST_SPIN);
+        pace.learn_time(&mut vain, now + LONG);
+        assert_eq!(pace.spin, LONGEST_SPIN / 2);
+    }
+}
