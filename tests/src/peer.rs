@@ -19,6 +19,7 @@ mod lists;
 mod memory;
 mod one_sided;
 mod scribble;
+mod shrink;
 
 use std::io::{Write, stdout};
 use std::process::ExitCode;
@@ -112,6 +113,7 @@ fn dispatch(words: &[&str]) -> Outcome {
         ("crash", [seed]) => crash::run(*seed),
         ("survive", [victim, rounds]) => crash::survive(*victim as usize, *rounds),
         ("notice", []) => crash::notice(),
+        ("shrink", [deaths]) => shrink::run(*deaths as usize),
         ("scribble", [seed]) => scribble::run(*seed),
         ("lists", [seed]) => lists::run(*seed),
         ("doors", []) => memory::doors(),
