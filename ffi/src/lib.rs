@@ -11,6 +11,7 @@
 //! | [`config`] | `nemesia_config` |
 //! | [`exchange`] | `nemesia_exchange`: the caller's own way for processes to find each other |
 //! | [`endpoint`] | open, close, and what an endpoint knows |
+//! | [`agree`] | going on without the peers that are gone |
 //! | [`transfer`] | sends, receives and their requests |
 //! | [`active`] | active messages |
 //! | [`rma`] | one-sided operations |
@@ -26,6 +27,7 @@
 )]
 
 pub mod active;
+pub mod agree;
 pub mod boundary;
 pub mod config;
 pub mod context;

@@ -3,8 +3,10 @@
 use crate::toolchain::{lines, source};
 
 /// In the order in which the header has them.
-const MODULES: [&str; 10] =
-    ["status", "config", "exchange", "endpoint", "transfer", "context", "list", "probe", "active", "rma"];
+const MODULES: [&str; 11] = [
+    "status", "config", "exchange", "endpoint", "transfer", "context", "list", "probe", "active", "rma",
+    "agree",
+];
 const HEADER: &str = "ffi/include/nemesia.h";
 
 fn generated() -> Result<String, String> {
