@@ -199,6 +199,12 @@ impl Arena {
         unsafe { endpoint.isend(to, tag, base, bytes.len()) }
     }
 
+    /// What a buffer holds; no request may be using it.
+    fn bytes(&self, at: usize) -> &[u8] {
+        let buf = &self.0[at];
+        &buf[GUARD..buf.len() - GUARD]
+    }
+
     /// Whether nobody has written beside a buffer.
     fn intact(&self) -> bool {
         let untouched = |part: &[u8]| part.iter().all(|byte| *byte == GUARDED);
