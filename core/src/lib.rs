@@ -13,6 +13,7 @@
 //! | [`matching`] | what a receive asks for; posted receives |
 //! | [`store`] | unexpected messages |
 //! | [`flow`] | credits |
+//! | [`agreement`] | what the living agree on after failures |
 //! | [`engine`] | eager and rendezvous protocols, active messages, one-sided operations, requests, progress, failure |
 //!
 //! The ideas come from five papers; the modules say which. "Paper 4" is Buntinas, Mercier and Gropp,
@@ -27,6 +28,7 @@ static_assertions::const_assert!(usize::BITS >= 64);
 #[cfg(any(test, nemesia_loom))]
 extern crate std;
 
+pub mod agreement;
 #[cfg(nemesia_blunder)]
 pub mod blunder;
 pub mod engine;

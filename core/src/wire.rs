@@ -94,7 +94,8 @@ impl Kind {
 pub struct Envelope {
     /// What the packet is.
     pub kind: Kind,
-    /// Matching context (an MPI communicator's, for example); never a wildcard.
+    /// Matching context (an MPI communicator's, for example); never a wildcard. 0xffff is that of agreements:
+    /// [`crate::agreement`].
     pub context: u16,
     /// The sender's tag.
     pub tag: u64,

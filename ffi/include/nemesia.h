@@ -163,6 +163,11 @@
 #define NEMESIA_ERR_REPLIES -23
 
 /**
+ * The other ranks have agreed to go on without this process.
+ */
+#define NEMESIA_ERR_EXCLUDED -24
+
+/**
  * A field of `nemesia_config` that is left to the environment, and then to the default.
  */
 #define NEMESIA_UNSET 18446744073709551615ull
@@ -1603,6 +1608,43 @@ int32_t nemesia_endpoint_inotified(struct nemesia_endpoint *endpoint,
                                    uint64_t region,
                                    uint64_t count,
                                    uint64_t *out_request);
+
+/**
+ * Agrees with all living ranks on the AND of everyone's flags and on how many ranks are gone, whoever dies meanwhile (as
+ * `MPI_Comm_agree` of MPI's ULFM). Collective: every rank that lives calls this and `nemesia_endpoint_shrink` in the same
+ * order. Waits as a receive does.
+ *
+ * - `endpoint`: an open endpoint.
+ * - `flags`: this rank's flags.
+ * - `out_flags`: the AND of the flags of all that took part, written on success.
+ * - `out_gone`: how many ranks are gone, the same number in every rank, written on success; may be NULL.
+ *
+ * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT; NEMESIA_ERR_EXCLUDED if the others have agreed that this rank is gone;
+ * NEMESIA_ERR_UNEXPECTED_FULL or NEMESIA_ERR_REQUESTS, after which another call goes on, and the flags of the first
+ * count; NEMESIA_ERR_PANIC.
+ * Threads: one at a time for an endpoint.
+ */
+int32_t nemesia_endpoint_agree(struct nemesia_endpoint *endpoint,
+                               uint64_t flags,
+                               uint64_t *out_flags,
+                               int32_t *out_gone);
+
+/**
+ * Agrees with all living ranks on who they are: the same list in each, even if more die meanwhile (as `MPI_Comm_shrink` of
+ * MPI's ULFM). Collective: see `nemesia_endpoint_agree`. The index in the list is a survivor's new rank.
+ *
+ * - `endpoint`: an open endpoint.
+ * - `out_ranks`: room for as many ranks as the world has; the survivors' ranks in the world, rising, written on success.
+ * - `out_count`: how many there are, written on success.
+ * - `out_rank`: the new rank of this process, written on success; may be NULL.
+ *
+ * Returns: as `nemesia_endpoint_agree`.
+ * Threads: one at a time for an endpoint.
+ */
+int32_t nemesia_endpoint_shrink(struct nemesia_endpoint *endpoint,
+                                int32_t *out_ranks,
+                                int32_t *out_count,
+                                int32_t *out_rank);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -12,6 +12,7 @@
 //! | [`exchange`] | `nemesia_exchange`: the caller's own way for processes to find each other |
 //! | [`endpoint`] | open, close, and what an endpoint knows |
 //! | [`event`] | waiting in an event loop |
+//! | [`agree`] | going on without the peers that are gone |
 //! | [`transfer`] | sends, receives and their requests |
 //! | [`active`] | active messages |
 //! | [`rma`] | one-sided operations |
@@ -27,6 +28,7 @@
 )]
 
 pub mod active;
+pub mod agree;
 pub mod boundary;
 pub mod config;
 pub mod context;

@@ -66,6 +66,8 @@ pub const NEMESIA_ERR_REGION: i32 = -21;
 pub const NEMESIA_ERR_TOO_LONG: i32 = -22;
 /// Too many replies of handlers wait to leave.
 pub const NEMESIA_ERR_REPLIES: i32 = -23;
+/// The other ranks have agreed to go on without this process.
+pub const NEMESIA_ERR_EXCLUDED: i32 = -24;
 
 const NAMES: [(i32, &CStr); 26] = [
     (NEMESIA_OK, c"NEMESIA_OK"),
@@ -94,6 +96,7 @@ const NAMES: [(i32, &CStr); 26] = [
     (NEMESIA_ERR_REGION, c"NEMESIA_ERR_REGION"),
     (NEMESIA_ERR_TOO_LONG, c"NEMESIA_ERR_TOO_LONG"),
     (NEMESIA_ERR_REPLIES, c"NEMESIA_ERR_REPLIES"),
+    (NEMESIA_ERR_EXCLUDED, c"NEMESIA_ERR_EXCLUDED"),
 ];
 
 /// The version of the library, which may be later than that of the header.
@@ -194,6 +197,7 @@ impl From<Error> for Fault {
             Error::Rank { .. } => NEMESIA_ERR_RANK,
             Error::Requests { .. } => NEMESIA_ERR_REQUESTS,
             Error::Unexpected { .. } => NEMESIA_ERR_UNEXPECTED_FULL,
+            Error::Excluded => NEMESIA_ERR_EXCLUDED,
             Error::Cancelled => NEMESIA_ERR_CANCELLED,
             Error::Stale => NEMESIA_ERR_STALE,
             Error::List => NEMESIA_ERR_ARGUMENT,

@@ -1,6 +1,7 @@
 //! An endpoint: a process's place in its world.
 
 mod active;
+mod agree;
 mod context;
 mod direct;
 mod event;
@@ -27,6 +28,7 @@ use nemesia_core::slab::{List, Slot};
 use nemesia_core::store::{self, Unit};
 
 pub use active::Incoming;
+pub use agree::{Agreed, Ranking};
 pub use context::Context;
 pub use direct::Path;
 pub use event::Arm;
@@ -40,6 +42,7 @@ use crate::config::Config;
 use crate::error::Error;
 use crate::os::{Departure, limits};
 use crate::shm::{self, Attached, Pair, Port};
+use agree::Agreements;
 use probe::Dropped;
 use wait::Waiter;
 
@@ -135,6 +138,8 @@ pub struct Endpoint {
     // Order matters: the engine's port points into the mappings, so it is dropped before them.
     engine: Engine<Port, Heap>,
     waiter: Waiter,
+    /// Holds buffers that the engine uses.
+    agreements: Agreements,
     exchange: Option<Box<dyn Exchange + Send>>,
     /// Peers that are gone, and whose last messages may still be on the way; and how often they were looked for.
     leaving: Vec<(usize, Departure, u32)>,
@@ -201,6 +206,7 @@ impl Endpoint {
         Ok(Self {
             engine,
             waiter,
+            agreements: Agreements::default(),
             exchange: Some(exchange),
             leaving: Vec::new(),
             allocations: Vec::new(),

@@ -112,6 +112,9 @@ pub enum Error {
     /// A list of segments that no memory has.
     #[error("a list of segments has one that is nowhere, or more bytes than any memory")]
     List,
+    /// The others have agreed that this process is gone: one of them broke off with it.
+    #[error("the other ranks have agreed to go on without this one")]
+    Excluded,
     /// The request was withdrawn.
     #[error("the receive was cancelled")]
     Cancelled,

@@ -3,9 +3,9 @@
 use crate::toolchain::{lines, source};
 
 /// In the order in which the header has them.
-const MODULES: [&str; 11] = [
+const MODULES: [&str; 12] = [
     "status", "config", "exchange", "endpoint", "event", "transfer", "context", "list", "probe", "active",
-    "rma",
+    "rma", "agree",
 ];
 const HEADER: &str = "ffi/include/nemesia.h";
 

@@ -84,6 +84,11 @@ fn every_wrong_argument_has_its_error_and_writes_nothing() -> Result<(), String>
 }
 
 #[test]
+fn the_living_agree_and_shrink() -> Result<(), String> {
+    pair("the_living_agree_and_shrink", "agreement")
+}
+
+#[test]
 fn active_messages_call_functions_of_c() -> Result<(), String> {
     two("remote", "active_messages_call_functions_of_c", "active")
 }

@@ -345,7 +345,24 @@ static void event_loop(void) {
     OK(nemesia_endpoint_disarm(endpoint));
 }
 
+static void agreement(void) {
+    uint64_t flags = 0;
+    int32_t gone = -1, count = -1, mine = -1, ranks[2] = {-1, -1};
+    OK(nemesia_endpoint_agree(endpoint, rank == 0 ? 6 : 3, &flags, &gone));
+    CHECK(flags == 2 && gone == 0);
+    OK(nemesia_endpoint_agree(endpoint, 5, &flags, NULL));
+    CHECK(flags == 5);
+    OK(nemesia_endpoint_shrink(endpoint, ranks, &count, &mine));
+    CHECK(count == 2 && mine == rank && ranks[0] == 0 && ranks[1] == 1);
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_agree(endpoint, 0, NULL, &gone));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_shrink(endpoint, NULL, &count, NULL));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_shrink(endpoint, ranks, NULL, NULL));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_agree(NULL, 0, &flags, NULL));
+}
+
 static void peer_failure(void) {
+    uint64_t flags = 0;
+    int32_t gone = -1, count = -1, mine = -1, ranks[2] = {-1, -1};
     uint64_t requests[2];
     nemesia_status statuses[2];
     int32_t failure = -1;
@@ -368,6 +385,10 @@ static void peer_failure(void) {
     OK(nemesia_endpoint_irecv(endpoint, NEMESIA_ANY_SOURCE, TAG, 0, 1, &first, &requests[0]));
     OK(nemesia_endpoint_send(endpoint, rank, TAG, "x", 1));
     OK(nemesia_endpoint_wait(endpoint, requests[0], SECOND, NULL));
+    OK(nemesia_endpoint_agree(endpoint, 6, &flags, &gone));
+    CHECK(flags == 6 && gone == 1);
+    OK(nemesia_endpoint_shrink(endpoint, ranks, &count, &mine));
+    CHECK(count == 1 && mine == 0 && ranks[0] == 0 && ranks[1] == -1);
     OK(nemesia_endpoint_close(endpoint));
     exit(EXIT_SUCCESS);
 }
@@ -379,7 +400,7 @@ int main(int argc, char **argv) {
     } cases[] = {
         {"ping-pong", ping_pong}, {"window", window}, {"wildcards", wildcards}, {"truncation", truncation},
         {"contexts", contexts},   {"lists", lists},           {"errors", errors},
-        {"event-loop", event_loop}, {"peer-failure", peer_failure},
+        {"event-loop", event_loop}, {"peer-failure", peer_failure}, {"agreement", agreement},
     };
     int32_t size = 0;
     size_t at;

@@ -19,6 +19,7 @@ mod lists;
 mod memory;
 mod one_sided;
 mod scribble;
+mod shrink;
 
 use std::io::{Write, stdout};
 use std::process::ExitCode;
@@ -112,6 +113,7 @@ fn dispatch(words: &[&str]) -> Outcome {
         ("crash", [seed]) => crash::run(*seed),
         ("survive", [victim, rounds]) => crash::survive(*victim as usize, *rounds),
         ("notice", []) => crash::notice(),
+        ("shrink", [deaths]) => shrink::run(*deaths as usize),
         ("scribble", [seed]) => scribble::run(*seed),
         ("lists", [seed]) => lists::run(*seed),
         ("doors", []) => memory::doors(),
@@ -195,6 +197,12 @@ impl Arena {
         unsafe { base.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
         // SAFETY: as for a receive.
         unsafe { endpoint.isend(to, tag, base, bytes.len()) }
+    }
+
+    /// What a buffer holds; no request may be using it.
+    fn bytes(&self, at: usize) -> &[u8] {
+        let buf = &self.0[at];
+        &buf[GUARD..buf.len() - GUARD]
     }
 
     /// Whether nobody has written beside a buffer.

@@ -17,7 +17,8 @@ pub struct Context<'a> {
 }
 
 impl Endpoint {
-    /// This endpoint in a matching context, for one call or several.
+    /// This endpoint in a matching context, for one call or several. 0xffff is reserved for [`Endpoint::agree`]: nothing else
+    /// may be sent or received in it.
     ///
     /// ```
     /// # let mut endpoint = nemesia::Endpoint::open_with(

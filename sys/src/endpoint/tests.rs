@@ -354,3 +354,85 @@ fn what_a_fence_separates_keeps_its_order_on_two_paths() {
     assert!(matches!(zero.flush(1), Err(Error::Refused { rank: 1, refusal: Refusal::Key, count: 1 })));
     drop(other.join().unwrap());
 }
+
+#[test]
+fn all_agree_and_those_that_finished_are_gone() {
+    let mut all = world(4, &Config::default());
+    drop(all.remove(1));
+    let threads: Vec<_> = all
+        .into_iter()
+        .map(|mut endpoint| {
+            std::thread::spawn(move || {
+                let flags = !(1 << endpoint.rank());
+                let agreed = endpoint.agree(flags).unwrap();
+                assert_eq!((agreed.flags, &agreed.gone[..]), (!0b1101, &[1][..]));
+                let ranking = endpoint.shrink().unwrap();
+                assert_eq!(ranking.world(), [0, 2, 3]);
+                assert_eq!(ranking.to_world(ranking.rank()), Some(endpoint.rank()));
+                assert_eq!((ranking.size(), ranking.from_world(1), ranking.to_world(3)), (3, None, None));
+                // Nothing of it is left to slow down other receives.
+                assert_eq!(endpoint.engine.unexpected_messages(), 0);
+                endpoint
+            })
+        })
+        .collect();
+    let all: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
+    drop(all);
+}
+
+#[test]
+fn an_agreement_goes_on_after_the_store_of_unexpected_messages_was_full() {
+    let (mut zero, mut one) = pair(&Config::default().unexpected_bytes(64 << 10));
+    // More than there is room for: the agreement's messages wait behind them.
+    const MESSAGES: usize = 3000;
+    let other = std::thread::spawn(move || {
+        // SAFETY: the bytes are static.
+        let sends = [(); MESSAGES].map(|()| unsafe { one.isend(0, 1, b"a word".as_ptr(), 6) }.unwrap());
+        let agreed = one.agree(3).unwrap();
+        for send in sends {
+            one.wait(send).unwrap();
+        }
+        (agreed, one)
+    });
+    let mut left = MESSAGES;
+    let agreed = loop {
+        match zero.agree(5) {
+            Ok(agreed) => break agreed,
+            Err(Error::Unexpected { .. }) => {
+                for _ in 0..left.min(500) {
+                    zero.recv(Source::Rank(1), Tag::Exactly(1), &mut [0; 8]).unwrap();
+                    left -= 1;
+                }
+            }
+            Err(error) => panic!("{error}"),
+        }
+    };
+    assert!(left < MESSAGES, "the store was not full");
+    for _ in 0..left {
+        zero.recv(Source::Rank(1), Tag::Exactly(1), &mut [0; 8]).unwrap();
+    }
+    let (theirs, one) = other.join().unwrap();
+    assert_eq!((agreed.flags, &agreed), (1, &theirs));
+    drop(one);
+}
+
+#[test]
+fn a_rank_that_another_broke_off_with_is_told_that_it_is_excluded() {
+    let mut all = world(3, &Config::default());
+    // What rank 1 would do if rank 0 had broken the rules.
+    let fault = nemesia_core::port::PortFault::Credit { units: 1 };
+    all[1].engine.fail(0, nemesia_core::engine::Failure::Fault(fault));
+    let agree = |mut endpoint: Endpoint| {
+        std::thread::spawn(move || {
+            let agreed = endpoint.agree(0);
+            // Whoever is excluded stays it.
+            assert!(agreed.is_ok() || matches!(endpoint.shrink(), Err(Error::Excluded)));
+            (agreed, endpoint)
+        })
+    };
+    let all: Vec<_> = all.into_iter().map(agree).collect();
+    let ended: Vec<_> = all.into_iter().map(|thread| thread.join().unwrap()).collect();
+    let excluded: Vec<_> = ended.iter().map(|(agreed, _)| matches!(agreed, Err(Error::Excluded))).collect();
+    // Rank 2 hears both and sides with none: who lost a rank, or was lost, is gone.
+    assert!(!excluded[2] && (excluded[0] || excluded[1]), "{ended:?}");
+}

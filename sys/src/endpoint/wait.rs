@@ -64,6 +64,11 @@ impl Waiter {
         self.watch.pid(peer)
     }
 
+    /// Closes the connection to a peer, if it is open: the peer sees our end.
+    pub(super) fn let_go(&mut self, peer: usize) {
+        drop(self.watch.remove(peer));
+    }
+
     pub(super) fn say_goodbye(&self) {
         self.watch.send_goodbyes();
     }
@@ -399,6 +404,7 @@ impl Endpoint {
     #[cold]
     pub(super) fn look(&mut self) -> bool {
         self.discard_dropped();
+        self.hang_up();
         if let Ok(departed) = self.waiter.watch.poll() {
             self.leaving.extend(departed.map(|(rank, departure)| (rank, departure, 0)));
         }

@@ -3,7 +3,7 @@
 //! `crash SEED`: two ranks exchange messages for ever. `survive VICTIM ROUNDS`: three, of which two go on.
 //! `notice`: rank 0 waits for rank 2, which dies, while it never stops talking with rank 1.
 
-use nemesia::{Endpoint, Error, Failure, Source, Tag};
+use nemesia::{Endpoint, Error, Failure, Request, Source, Tag};
 
 use super::{Arena, Fault, Outcome, broken, ensure, open, tell};
 use crate::content::{Random, difference, filled, seed_of};
@@ -15,25 +15,35 @@ enum Activity {
     Send,
     Receive,
     Poll,
+    /// Several large messages each way at once.
+    Flood,
 }
 
-const SIZES: [usize; 6] = [0, 8, 700, 5000, 40_000, 300_000];
+const SIZES: [usize; 7] = [0, 8, 700, 5000, 40_000, 300_000, 3 << 20];
+/// What is under way in each direction of a flood: eager, announced, and large enough for both sides to copy.
+const FLOOD: [usize; 6] = [3 << 20, 100, 70_000, 1 << 20, 8, 300_000];
 
 /// Ends only by an error.
 pub(super) fn run(seed: u64) -> Outcome {
     tell("start")?;
+    // Outlives the endpoint.
+    let mut arena = Arena::default();
     let mut endpoint = open()?;
     tell("open")?;
     let (partner, mut random) = (endpoint.rank() ^ 1, Random::new(seed));
     // The rank that sends faces one that receives.
-    let activities = [Activity::Both, Activity::Send, Activity::Receive, Activity::Poll];
-    let activity = match (activities[seed as usize % 4], endpoint.rank()) {
+    let activities = [Activity::Both, Activity::Send, Activity::Receive, Activity::Poll, Activity::Flood];
+    let activity = match (activities[seed as usize % activities.len()], endpoint.rank()) {
         (Activity::Send, 1) => Activity::Receive,
         (Activity::Receive, 1) => Activity::Send,
         (activity, _) => activity,
     };
     for message in 0.. {
         let len = random.pick(&SIZES);
+        if matches!(activity, Activity::Flood) {
+            flood(&mut endpoint, &mut arena, partner, message)?;
+            continue;
+        }
         turn(&mut endpoint, partner, activity, message, len)?;
     }
     Ok(())
@@ -49,7 +59,7 @@ fn turn(endpoint: &mut Endpoint, partner: usize, activity: Activity, message: u6
         Activity::Receive => {
             endpoint.recv(Source::Rank(partner), tag, &mut buf)?;
         }
-        Activity::Both | Activity::Poll => {
+        Activity::Both | Activity::Poll | Activity::Flood => {
             let out = filled(content(rank), len);
             let (from, into, poll) = (&out, &mut buf, matches!(activity, Activity::Poll));
             endpoint.scope(move |scope| {
@@ -67,6 +77,56 @@ fn turn(endpoint: &mut Endpoint, partner: usize, activity: Activity, message: u6
         && let Some(at) = difference(content(partner as u64), &buf)
     {
         return broken(format!("message {message}: wrong at byte {at} of {len}"));
+    }
+    Ok(())
+}
+
+/// Large messages in both directions at once, the receives of every other one posted late. Whatever is complete must be
+/// intact, although the partner dies before the rest is.
+fn flood(endpoint: &mut Endpoint, arena: &mut Arena, partner: usize, message: u64) -> Outcome {
+    let mut open = Vec::new();
+    let mut outcome = start_flood(endpoint, arena, partner, message, &mut open);
+    for (request, expected) in open {
+        match (endpoint.wait(request), expected) {
+            (Ok(status), Some((content, at))) => {
+                let got = arena.bytes(at);
+                let wrong = difference(content, got);
+                ensure(status.len == got.len() && wrong.is_none(), || {
+                    format!("flood {message}: wrong at byte {wrong:?} of {}", got.len())
+                })?;
+            }
+            (Ok(_), None) => {}
+            (Err(error), _) => outcome = outcome.and(Err(error.into())),
+        }
+    }
+    ensure(arena.intact(), || format!("flood {message}: bytes beside a buffer"))?;
+    arena.0.clear();
+    outcome
+}
+
+/// Starts what it can; of receives, adds the content and the place in the arena.
+fn start_flood(
+    endpoint: &mut Endpoint,
+    arena: &mut Arena,
+    partner: usize,
+    message: u64,
+    open: &mut Vec<(Request, Option<(u64, usize)>)>,
+) -> Outcome {
+    let content = |from: usize, at: usize| seed_of(&[from as u64, message, at as u64]);
+    let tag = |at: usize| message << 8 | at as u64;
+    let every = |half: usize| (half..FLOOD.len()).step_by(2);
+    let rank = endpoint.rank();
+    for at in every(0) {
+        let posted = arena.irecv(endpoint, Source::Rank(partner), Tag::Exactly(tag(at)), FLOOD[at])?;
+        open.push((posted, Some((content(partner, at), arena.0.len() - 1))));
+    }
+    for (at, len) in FLOOD.iter().enumerate() {
+        let sent = arena.isend(endpoint, partner, tag(at), &filled(content(rank, at), *len))?;
+        open.push((sent, None));
+    }
+    for at in every(1) {
+        let posted = arena.irecv(endpoint, Source::Rank(partner), Tag::Exactly(tag(at)), FLOOD[at])?;
+        open.push((posted, Some((content(partner, at), arena.0.len() - 1))));
     }
     Ok(())
 }

@@ -1,0 +1,82 @@
+//! The messages of an agreement. Little-endian words of 64 bits: 0: kind; 1: flags; from 2: the ranks that are gone, 64 a
+//! word, rank 0 in bit 0 of the first; bits beyond the last rank are 0.
+#![forbid(unsafe_code)]
+
+const HEAD_BYTES: usize = 16;
+
+/// A message that no process would send that keeps to the rules.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a malformed message of an agreement")]
+pub struct Malformed;
+
+/// Words of a set of so many ranks.
+pub const fn words(size: u32) -> usize {
+    size.div_ceil(64) as usize
+}
+
+/// Bytes of every message of an agreement among so many ranks.
+pub const fn message_bytes(size: u32) -> usize {
+    HEAD_BYTES + 8 * words(size)
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// To the coordinator: what is known.
+    Report = 1,
+    /// From the coordinator.
+    Proposal = 2,
+    /// The answer to it.
+    Acceptance = 3,
+    /// From everyone to everyone.
+    Decision = 4,
+}
+
+/// A message; the ranks that are gone stand beside it, or are read from its bytes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Message<M> {
+    pub(super) kind: Kind,
+    pub(super) flags: u64,
+    pub(super) missing: M,
+}
+
+impl Message<()> {
+    pub(super) fn write(&self, missing: &[u64], out: &mut [u8]) -> usize {
+        let len = HEAD_BYTES + 8 * missing.len();
+        let Some(out) = out.get_mut(..len) else { return 0 };
+        let head = [self.kind as u64, self.flags];
+        for (bytes, word) in out.chunks_exact_mut(8).zip(head.iter().chain(missing)) {
+            bytes.copy_from_slice(&word.to_le_bytes());
+        }
+        len
+    }
+}
+
+impl Message<()> {
+    /// Checks a message among `size` ranks.
+    pub(super) fn read(
+        bytes: &[u8],
+        size: u32,
+    ) -> Result<Message<impl Iterator<Item = u64> + Clone + '_>, Malformed> {
+        if bytes.len() != message_bytes(size) {
+            return Err(Malformed);
+        }
+        let word = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_le_bytes);
+        let mut words = bytes.chunks_exact(8).map(word);
+        let (head, flags) = (words.next().unwrap_or(0), words.next().unwrap_or(0));
+        let kind = match head {
+            1 => Kind::Report,
+            2 => Kind::Proposal,
+            3 => Kind::Acceptance,
+            4 => Kind::Decision,
+            _ => return Err(Malformed),
+        };
+        let beyond = match size % 64 {
+            0 => 0,
+            used => words.clone().next_back().unwrap_or(0) >> used,
+        };
+        if beyond != 0 {
+            return Err(Malformed);
+        }
+        Ok(Message { kind, flags, missing: words })
+    }
+}

@@ -1,0 +1,77 @@
+//! Going on without the peers that are gone.
+
+use crate::boundary::{Out, missing};
+use crate::endpoint::{Endpoint, on, rank_of};
+use crate::status::NEMESIA_OK;
+
+/// Agrees with all living ranks on the AND of everyone's flags and on how many ranks are gone, whoever dies meanwhile (as
+/// `MPI_Comm_agree` of MPI's ULFM). Collective: every rank that lives calls this and `nemesia_endpoint_shrink` in the same
+/// order. Waits as a receive does.
+///
+/// - `endpoint`: an open endpoint.
+/// - `flags`: this rank's flags.
+/// - `out_flags`: the AND of the flags of all that took part, written on success.
+/// - `out_gone`: how many ranks are gone, the same number in every rank, written on success; may be NULL.
+///
+/// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT; NEMESIA_ERR_EXCLUDED if the others have agreed that this rank is gone;
+/// NEMESIA_ERR_UNEXPECTED_FULL or NEMESIA_ERR_REQUESTS, after which another call goes on, and the flags of the first
+/// count; NEMESIA_ERR_PANIC.
+/// Threads: one at a time for an endpoint.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nemesia_endpoint_agree(
+    endpoint: *mut Endpoint,
+    flags: u64,
+    out_flags: *mut u64,
+    out_gone: *mut i32,
+) -> i32 {
+    let work = |endpoint: &mut nemesia::Endpoint| {
+        // SAFETY: the caller's pointer, null or good.
+        let out = unsafe { Out::required(out_flags, "out_flags") }?;
+        // SAFETY: the caller's pointer, null or good.
+        let out_gone = unsafe { Out::optional(out_gone) };
+        let agreed = endpoint.agree(flags)?;
+        out.write(agreed.flags);
+        out_gone.write(rank_of(agreed.gone.len()));
+        Ok(NEMESIA_OK)
+    };
+    // SAFETY: the caller's endpoint, or null.
+    unsafe { on(endpoint, work) }
+}
+
+/// Agrees with all living ranks on who they are: the same list in each, even if more die meanwhile (as `MPI_Comm_shrink` of
+/// MPI's ULFM). Collective: see `nemesia_endpoint_agree`. The index in the list is a survivor's new rank.
+///
+/// - `endpoint`: an open endpoint.
+/// - `out_ranks`: room for as many ranks as the world has; the survivors' ranks in the world, rising, written on success.
+/// - `out_count`: how many there are, written on success.
+/// - `out_rank`: the new rank of this process, written on success; may be NULL.
+///
+/// Returns: as `nemesia_endpoint_agree`.
+/// Threads: one at a time for an endpoint.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nemesia_endpoint_shrink(
+    endpoint: *mut Endpoint,
+    out_ranks: *mut i32,
+    out_count: *mut i32,
+    out_rank: *mut i32,
+) -> i32 {
+    let work = |endpoint: &mut nemesia::Endpoint| {
+        if out_ranks.is_null() {
+            return Err(missing("out_ranks"));
+        }
+        // SAFETY: the caller's pointer, null or good.
+        let out_count = unsafe { Out::required(out_count, "out_count") }?;
+        // SAFETY: the caller's pointer, null or good.
+        let out_rank = unsafe { Out::optional(out_rank) };
+        let ranking = endpoint.shrink()?;
+        for (at, rank) in ranking.world().iter().enumerate() {
+            // SAFETY: the caller has room for every rank of the world, and there are no more survivors.
+            unsafe { out_ranks.add(at).write(rank_of(*rank)) };
+        }
+        out_count.write(rank_of(ranking.size()));
+        out_rank.write(rank_of(ranking.rank()));
+        Ok(NEMESIA_OK)
+    };
+    // SAFETY: the caller's endpoint, or null.
+    unsafe { on(endpoint, work) }
+}

@@ -1,0 +1,253 @@
+//! Going on without those that are gone: agreement among the living, and their ranking. The algorithm, and what it relies on,
+//! is [`nemesia_core::agreement`]; here its messages travel, as any others, in a matching context of their own.
+
+use std::mem::ManuallyDrop;
+
+use nemesia_core::agreement::{Agreement, CONTEXT, Step, message_bytes, words};
+use nemesia_core::engine::Failure;
+use nemesia_core::matching::{Pattern, Source as CoreSource};
+use nemesia_core::payload::{RecvBuf, SendBuf};
+use nemesia_core::port::PortFault;
+use nemesia_core::wire::Kind;
+
+use super::{Endpoint, Mode, Request};
+use crate::error::Error;
+
+/// What the living have agreed on: the same in each of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Agreed {
+    /// The AND of the flags of all that took part, the living among them.
+    pub flags: u64,
+    /// The ranks that are gone, in rising order. A rank that has gone since is not among them.
+    pub gone: Vec<usize>,
+}
+
+/// Survivors, numbered anew in the order of their ranks in the world.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ranking {
+    world: Vec<usize>,
+    rank: usize,
+}
+
+impl Ranking {
+    /// Our number among them, from 0.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// How many they are.
+    pub fn size(&self) -> usize {
+        self.world.len()
+    }
+
+    /// The rank in the world of a survivor.
+    pub fn to_world(&self, rank: usize) -> Option<usize> {
+        self.world.get(rank).copied()
+    }
+
+    /// The number of a rank of the world, if it is a survivor.
+    pub fn from_world(&self, rank: usize) -> Option<usize> {
+        self.world.binary_search(&rank).ok()
+    }
+
+    /// Their ranks in the world, in rising order.
+    pub fn world(&self) -> &[usize] {
+        &self.world
+    }
+}
+
+/// The agreements of an endpoint.
+#[derive(Debug, Default)]
+pub(super) struct Agreements {
+    /// Number of the next.
+    next: u64,
+    ongoing: Option<Ongoing>,
+    /// Who was agreed to be gone: takes no part in later ones.
+    gone: Vec<usize>,
+    /// The others have agreed that we are.
+    excluded: bool,
+}
+
+/// An agreement under way, and the buffers that the engine uses for it.
+#[derive(Debug)]
+struct Ongoing {
+    part: Agreement<Vec<u64>>,
+    receive: Option<(Request, Vec<u8>)>,
+    sends: Vec<(Request, Vec<u8>)>,
+}
+
+impl Endpoint {
+    /// The ranks that this process does not know to be gone, itself included: local knowledge, which can differ from that of
+    /// others. [`Endpoint::shrink`] has them agree.
+    pub fn survivors(&self) -> Vec<usize> {
+        (0..self.size()).filter(|&rank| self.failure(rank).is_none()).collect()
+    }
+
+    /// Agrees with all living ranks on the AND of everyone's flags and on who is gone, whoever dies meanwhile (as
+    /// `MPI_Comm_agree` of ULFM). Collective: every rank that lives calls this and [`Endpoint::shrink`] in the same order.
+    ///
+    /// Waits as a receive does; other traffic goes on. A rank that has finished counts as gone. Messages already sent by
+    /// those that are gone can still be received, and receives from any source report a failure until
+    /// [`Endpoint::acknowledge_failures`], as ever.
+    ///
+    /// # Errors
+    /// [`Error::Excluded`]: the others have agreed that this process is gone, as one of them broke off with it. Any other
+    /// error leaves the agreement under way: calling again goes on with it, and the flags of the first call count.
+    pub fn agree(&mut self, flags: u64) -> Result<Agreed, Error> {
+        if self.agreements.excluded {
+            return Err(Error::Excluded);
+        }
+        let ongoing = self.agreements.ongoing.take();
+        // The engine uses its buffers: they outlive a panic.
+        let mut ongoing = ManuallyDrop::new(ongoing.unwrap_or_else(|| self.begin(flags)));
+        let driven = self.drive(&mut ongoing);
+        let ongoing = ManuallyDrop::into_inner(ongoing);
+        match driven {
+            Ok(()) => self.end(&ongoing),
+            Err(error) => {
+                self.agreements.ongoing = Some(ongoing);
+                Err(error)
+            }
+        }
+    }
+
+    /// Agrees with all living ranks on who they are: the same list in each, even if more die meanwhile (as
+    /// `MPI_Comm_shrink` of ULFM). One that dies after it was agreed on stands in the list.
+    ///
+    /// # Errors
+    /// See [`Endpoint::agree`].
+    pub fn shrink(&mut self) -> Result<Ranking, Error> {
+        let gone = self.agree(u64::MAX)?.gone;
+        let world: Vec<usize> = (0..self.size()).filter(|rank| gone.binary_search(rank).is_err()).collect();
+        let rank = world.binary_search(&self.rank()).map_err(|_| Error::Excluded)?;
+        Ok(Ranking { world, rank })
+    }
+
+    fn begin(&self, flags: u64) -> Ongoing {
+        let (rank, size) = (self.engine.rank(), self.engine.size());
+        let set = || vec![0; words(size)];
+        let mut part = Agreement::new(rank, size, flags, (set(), set()));
+        let gone = |&other: &usize| self.failure(other).is_some() || self.agreements.gone.contains(&other);
+        for other in (0..self.size()).filter(gone) {
+            part.begin_without(other as u32);
+        }
+        Ongoing { part, receive: None, sends: Vec::new() }
+    }
+
+    /// Goes on until there is a decision, and every message of ours has left.
+    fn drive(&mut self, ongoing: &mut Ongoing) -> Result<(), Error> {
+        loop {
+            match ongoing.part.step() {
+                Step::Send(to) => {
+                    self.tell(to, ongoing)?;
+                    ongoing.part.sent();
+                }
+                Step::Receive(from) => self.hear(from, ongoing)?,
+                Step::Done => break,
+            }
+        }
+        while let Some((request, _)) = ongoing.sends.last() {
+            match self.wait(*request) {
+                Ok(_) | Err(Error::PeerFailed { .. }) => drop(ongoing.sends.pop()),
+                Err(error) => return Err(error),
+            }
+        }
+        self.forget_lost(&ongoing.part)
+    }
+
+    fn tell(&mut self, to: u32, ongoing: &mut Ongoing) -> Result<(), Error> {
+        let mut bytes = vec![0; message_bytes(self.engine.size())];
+        let len = ongoing.part.message(&mut bytes);
+        // SAFETY: the bytes are on the heap and stay untouched in `ongoing.sends` until the request is complete; the
+        // endpoint holds that, and drops its engine first.
+        let buf = unsafe { SendBuf::from_raw(bytes.as_ptr(), len) };
+        match self.start(to as usize, CONTEXT, self.agreements.next, buf, Mode::Standard) {
+            Ok(request) if request.is_complete() => Ok(()),
+            Ok(request) => {
+                ongoing.sends.push((request, bytes));
+                Ok(())
+            }
+            // Receiving will tell.
+            Err(Error::PeerFailed { .. }) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn hear(&mut self, from: u32, ongoing: &mut Ongoing) -> Result<(), Error> {
+        if ongoing.receive.is_none() {
+            match self.post_from(from, message_bytes(self.engine.size())) {
+                Ok(posted) => ongoing.receive = Some(posted),
+                Err(Error::PeerFailed { .. }) => {
+                    ongoing.part.failed();
+                    return Ok(());
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        let Some((request, _)) = &ongoing.receive else { return Ok(()) };
+        let outcome = self.wait(*request);
+        if matches!(outcome, Err(Error::Unexpected { .. } | Error::Timeout(_))) {
+            return outcome.map(drop);
+        }
+        let heard = ongoing.receive.take();
+        let bytes = heard.as_ref().map_or(&[][..], |(_, bytes)| bytes);
+        match outcome {
+            Ok(status) if ongoing.part.received(bytes.get(..status.len).unwrap_or(&[])).is_ok() => {}
+            Err(Error::PeerFailed { .. }) => ongoing.part.failed(),
+            Ok(_) | Err(Error::Truncated(_)) => {
+                // It broke the rules: to us it is gone.
+                self.engine.fail(from, Failure::Fault(PortFault::Protocol { kind: Kind::Eager }));
+                ongoing.part.failed();
+            }
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    /// Posts a receive for the next message of this agreement from a rank.
+    fn post_from(&mut self, from: u32, len: usize) -> Result<(Request, Vec<u8>), Error> {
+        let (source, tag) = (CoreSource::Rank(from), self.agreements.next);
+        let mut bytes = vec![0; len];
+        // SAFETY: as for a send: on the heap, and untouched until the request is complete or the engine is gone.
+        let buf = unsafe { RecvBuf::from_raw(bytes.as_mut_ptr(), len) };
+        let request = self.post(Pattern { source, context: CONTEXT, tag, ignore: 0 }, buf)?;
+        Ok((request, bytes))
+    }
+
+    fn end(&mut self, ongoing: &Ongoing) -> Result<Agreed, Error> {
+        let part = &ongoing.part;
+        let Some(decision) = part.decision() else { return Err(Error::Stale) };
+        self.agreements.next += 1;
+        self.agreements.excluded = decision.excluded;
+        if decision.excluded {
+            return Err(Error::Excluded);
+        }
+        let gone: Vec<usize> = (0..self.size()).filter(|&rank| part.is_gone(rank as u32)).collect();
+        self.agreements.gone.clone_from(&gone);
+        Ok(Agreed { flags: decision.flags, gone })
+    }
+
+    /// Lets those that broke the rules notice that they are lost to us: they would wait for us, and others for them.
+    pub(super) fn hang_up(&mut self) {
+        for rank in 0..self.size() {
+            if matches!(self.failure(rank), Some(Failure::Fault(_))) {
+                self.waiter.let_go(rank);
+            }
+        }
+    }
+
+    /// What those that died have said last must not stay among the unexpected messages.
+    fn forget_lost(&mut self, part: &Agreement<Vec<u64>>) -> Result<(), Error> {
+        for rank in (0..self.engine.size()).filter(|&rank| part.is_lost(rank)) {
+            while self.failure(rank as usize).is_some() {
+                match self.post_from(rank, message_bytes(self.engine.size())) {
+                    // A message that was stored: complete at once.
+                    Ok((request, _bytes)) => drop(self.wait(request)),
+                    Err(Error::PeerFailed { .. }) => break,
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+        Ok(())
+    }
+}
