@@ -23,37 +23,37 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     /// path. False when [`Engine::isend`] has to do it, or to say why it can't be done.
     #[inline(always)]
     pub fn send_now(&mut self, to: PeerId, context: u16, tag: u64, bytes: &[u8]) -> bool {
+        if !self.may_send_now(to, bytes.len()) {
+            return false;
+        }
         let envelope = Envelope { kind: Kind::Eager, context, tag, total: bytes.len() as u64 };
-        self.send_eager(to, &envelope, |port| port.send(to, &envelope, bytes))
+        let sent = self.port.send(to, &envelope, bytes);
+        self.sent_now(to, bytes.len(), sent)
     }
 
     /// As [`Engine::send_now`], of a list.
     #[cold]
     fn send_list_now(&mut self, to: PeerId, context: u16, tag: u64, list: &SendBuf) -> bool {
+        if !self.may_send_now(to, list.len()) {
+            return false;
+        }
         let envelope = Envelope { kind: Kind::Eager, context, tag, total: list.len() as u64 };
-        self.send_eager(to, &envelope, |port| port.send_list(to, &envelope, list, 0))
+        let sent = self.port.send_list(to, &envelope, list, 0);
+        self.sent_now(to, list.len(), sent)
     }
 
     #[inline(always)]
-    fn send_eager(
-        &mut self,
-        to: PeerId,
-        envelope: &Envelope,
-        send: impl FnOnce(&mut P) -> Result<bool, PeerFault>,
-    ) -> bool {
+    fn may_send_now(&mut self, to: PeerId, len: usize) -> bool {
         let free = self.peers.borrow().get(to as usize);
-        let len = envelope.total as usize;
-        let units = cost(len);
-        if !free.is_some_and(|peer| peer.is_free()) || len > self.eager_bytes {
-            return false;
-        }
-        if !self.has_credit(to, units) {
-            return false;
-        }
-        match send(&mut self.port) {
+        free.is_some_and(|peer| peer.is_free()) && len <= self.eager_bytes && self.has_credit(to, cost(len))
+    }
+
+    #[inline(always)]
+    fn sent_now(&mut self, to: PeerId, len: usize, sent: Result<bool, PeerFault>) -> bool {
+        match sent {
             Ok(sent) => {
                 if sent {
-                    self.peer(to).allowance.spend(units);
+                    self.peer(to).allowance.spend(cost(len));
                 }
                 sent
             }

@@ -300,6 +300,7 @@ where
         Ok(true)
     }
 
+    #[inline(never)]
     fn send_pieces(
         &mut self,
         peer: PeerId,
@@ -385,6 +386,8 @@ where
         }
     }
 
+    #[cold]
+    #[inline(never)]
     fn send_list(
         &mut self,
         peer: PeerId,
