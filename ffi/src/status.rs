@@ -69,7 +69,7 @@ pub const NEMESIA_ERR_REPLIES: i32 = -23;
 /// The other ranks have agreed to go on without this process.
 pub const NEMESIA_ERR_EXCLUDED: i32 = -24;
 
-const NAMES: [(i32, &CStr); 26] = [
+const NAMES: [(i32, &CStr); 27] = [
     (NEMESIA_OK, c"NEMESIA_OK"),
     (NEMESIA_PENDING, c"NEMESIA_PENDING"),
     (NEMESIA_BUSY, c"NEMESIA_BUSY"),
