@@ -40,7 +40,7 @@ impl Endpoint {
 /// Joins the world that the launcher describes (`mpiexec.hydra`, `nemesia run`); without a launcher, a world of one.
 /// Collective: every process of the world calls it. It succeeds once in a process.
 ///
-/// - `config`: see `nemesia_config_init`; NULL leaves everything to the environment.
+/// - `config`: a configuration; NULL: as `nemesia_config_from_environment` makes it.
 /// - `out_endpoint`: the endpoint, written on success.
 ///
 /// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _CONFIG, _BOOTSTRAP, _SYSTEM, _PEER or _PANIC.
@@ -65,7 +65,7 @@ pub unsafe extern "C" fn nemesia_endpoint_open(
 /// Joins a world through the caller's own exchange: this is how a runtime embeds Nemesia. Collective: every process
 /// of the world calls it. It may be called again for another world.
 ///
-/// - `config`: see `nemesia_config_init`; NULL leaves everything to the environment.
+/// - `config`: a configuration; NULL: as `nemesia_config_from_environment` makes it.
 /// - `exchange`: see `nemesia_exchange`.
 /// - `out_endpoint`: the endpoint, written on success.
 ///
@@ -163,7 +163,7 @@ pub unsafe extern "C" fn nemesia_endpoint_size(endpoint: *mut Endpoint, out_size
     unsafe { on(endpoint, work) }
 }
 
-/// A remark on what was asked for and could not be had (huge pages, seals, cheap fences).
+/// A remark on what was asked for and could not be had: huge pages, seals, cheap fences, variables that do not exist.
 ///
 /// - `endpoint`: an open endpoint.
 /// - `index`: from 0; count up until NULL is returned.

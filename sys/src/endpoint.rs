@@ -177,10 +177,15 @@ impl Endpoint {
         if rank >= size {
             return Err(Error::Rank { rank, last: size.saturating_sub(1) });
         }
+        let mut notes = Vec::new();
+        for wish in config.notes() {
+            config.give_up(wish, &mut notes)?;
+        }
         // Before anybody is met: what can't be had here must not end their world.
         let (units, stored) = room(config.unexpected_bytes)?;
-        let Attached { port, sleep, watch, fence, crowded, notes, mark, mappings } =
+        let Attached { port, sleep, watch, fence, crowded, notes: remarks, mark, mappings } =
             shm::attach(config, exchange.as_mut())?;
+        notes.extend(remarks);
         let lent = Lent::<Heap> {
             requests: filled(FIRST_REQUESTS.min(config.requests)),
             peers: filled(size),
@@ -225,7 +230,8 @@ impl Endpoint {
         self.engine.size() as usize
     }
 
-    /// Remarks on what was asked for and could not be had (huge pages, seals, cheap fences).
+    /// Remarks on what was asked for and could not be had: huge pages that were to be tried, seals, cheap fences,
+    /// variables that do not exist. In strict mode all but the first are errors at start.
     pub fn notes(&self) -> &[String] {
         &self.notes
     }

@@ -29,7 +29,7 @@ mod explain;
 pub mod os;
 mod shm;
 
-pub use config::{Config, ConfigError, SingleCopy, VARIABLES, Variable};
+pub use config::{Config, ConfigError, Origin, SingleCopy, VARIABLES, Variable};
 pub use endpoint::{
     Access, Context, Datatype, Endpoint, Incoming, KEY_BYTES, Message, Path, Pending, Reduction, Refusal,
     Region, RemoteKey, Request, Scope, ScopeContext, Source, Status, Tag, Value,

@@ -17,7 +17,9 @@ use nemesia_core::sync::FenceMode;
 use crate::bootstrap::Exchange;
 use crate::config::{Config, SingleCopy};
 use crate::error::Error;
-use crate::os::{CopyError, HeavyFence, RemoteMemory, Segment, Watch, allow_any_reader, futex_wake};
+use crate::os::{
+    CopyError, HeavyFence, RemoteMemory, Segment, SegmentBacking, Watch, allow_any_reader, futex_wake,
+};
 
 /// The port as it runs over mapped segments.
 pub(crate) type Port = ShmPort<'static, Kernel, Vec<Option<Link<'static>>>, Vec<CellRecord>>;
@@ -96,12 +98,15 @@ pub(crate) fn attach(config: &Config, exchange: &mut dyn Exchange) -> Result<Att
     views::header(&inbox)?.publish(&identity(SegmentKind::Inbox), inbox_bytes as u64);
     let mut notes: Vec<String> = own.notes().iter().chain(inbox.notes()).cloned().collect();
     if !own.seal_against_foreign_writes()? {
-        notes.push("peers could write to our own segment: this kernel cannot seal it against them".into());
+        config.give_up(unsealed(config.segments.backing).into(), &mut notes)?;
     }
     if config.ptracer && !allow_any_reader() {
-        notes.push("NEMESIA_PTRACER=1: the kernel does not let us allow it".into());
+        config.give_up("NEMESIA_PTRACER=1: the kernel does not let us allow it".into(), &mut notes)?;
     }
     let fence = HeavyFence::register();
+    if !fence.is_expedited() {
+        config.give_up(NO_MEMBARRIER.into(), &mut notes)?;
+    }
     let cpus = crowd::allowed();
     // In one place for as long as the peers may read it: until this process ends.
     let mark = Box::new(epoch);
@@ -110,6 +115,11 @@ pub(crate) fn attach(config: &Config, exchange: &mut dyn Exchange) -> Result<Att
     let world = connect::World { config, geometry, rank, epoch, expedited, cpus, mark: address };
     let ours = Pair { own, inbox };
     let (peers, watch) = connect::connect(&world, &ours, exchange)?;
+    let without =
+        peers.iter().zip(0..).filter_map(|(peer, rank)| (!peer.as_ref()?.expedited).then_some(rank));
+    if let Some(wish) = fenced_by(without) {
+        config.give_up(wish, &mut notes)?;
+    }
     let expedited = fence.is_expedited() && peers.iter().flatten().all(|peer| peer.expedited);
     let fences = if expedited { FenceMode::Asymmetric } else { FenceMode::Symmetric };
     let crowded = crowd::is_crowded(cpus, peers.iter().flatten().map(|peer| peer.cpus));
@@ -153,7 +163,44 @@ fn readable(
     Ok(readable)
 }
 
+const NO_MEMBARRIER: &str = "every send pays for a fence: membarrier is refused here; it needs Linux 4.14, and a seccomp \
+                             profile that allows it";
+
+/// Why peers could write to our own segment, and the remedy.
+fn unsealed(backing: SegmentBacking) -> &'static str {
+    match backing {
+        SegmentBacking::DevShm => {
+            "peers could write to our own segment: files in /dev/shm cannot be sealed; NEMESIA_BACKING=memfd can"
+        }
+        SegmentBacking::Memfd => {
+            "peers could write to our own segment: this kernel cannot seal it against them; Linux 5.1 can"
+        }
+    }
+}
+
+/// What it costs that these peers have not registered for `membarrier`, if there are any.
+fn fenced_by(mut without: impl Iterator<Item = usize>) -> Option<String> {
+    let first = without.next()?;
+    let more = match without.count() {
+        0 => String::new(),
+        count => format!(" and {count} more"),
+    };
+    Some(format!("every send pays for a fence: membarrier is refused to rank {first}{more}; allow it there"))
+}
+
 /// The descriptors that a greeting hands over.
 fn descriptors(pair: &Pair) -> Vec<BorrowedFd<'_>> {
     [pair.own.fd(), pair.inbox.fd()].into_iter().flatten().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn peers_that_cost_a_fence_are_named() {
+        assert_eq!(fenced_by([].into_iter()), None);
+        assert!(fenced_by([3].into_iter()).unwrap().contains("to rank 3; allow"));
+        assert!(fenced_by([3, 5, 7].into_iter()).unwrap().contains("to rank 3 and 2 more; allow"));
+    }
 }
