@@ -653,6 +653,24 @@ const char *nemesia_endpoint_note(struct nemesia_endpoint *endpoint,
                                   size_t index);
 
 /**
+ * How each rank is reached, what is used with it, and why what is not used was refused; and the remarks of
+ * `nemesia_endpoint_note`.
+ *
+ * - `endpoint`: an open endpoint.
+ * - `bytes`: room in `out_text`.
+ * - `out_text`: lines of text, terminated; may be NULL if `bytes` is 0.
+ * - `out_len`: bytes of the whole text, without its end; may be NULL.
+ *
+ * Returns: NEMESIA_OK; NEMESIA_ERR_TRUNCATED if there is too little room: what fits is written, terminated, and
+ * `out_len` is; NEMESIA_ERR_ARGUMENT or _PANIC.
+ * Threads: one at a time for an endpoint.
+ */
+int32_t nemesia_endpoint_explain(struct nemesia_endpoint *endpoint,
+                                 size_t bytes,
+                                 char *out_text,
+                                 size_t *out_len);
+
+/**
  * Whether a peer is gone, and why. It is found out while waiting and making progress.
  *
  * - `endpoint`: an open endpoint.

@@ -152,6 +152,7 @@ pub struct Config {
     pub(crate) spin: Option<u32>,
     pub(crate) timeout_seconds: u32,
     pub(crate) strict: bool,
+    pub(crate) explain: bool,
     sources: Sources,
 }
 
@@ -191,6 +192,7 @@ impl Default for Config {
             spin: None,
             timeout_seconds: 60,
             strict: false,
+            explain: false,
             sources: Sources::default(),
         }
     }
@@ -433,6 +435,12 @@ impl Config {
     #[must_use]
     pub fn strict(self, strict: bool) -> Self {
         self.with(["NEMESIA_STRICT"], |config| config.strict = strict)
+    }
+
+    /// Prints [`Endpoint::explain`](crate::Endpoint::explain) on the standard error output at start.
+    #[must_use]
+    pub fn explain(self, explain: bool) -> Self {
+        self.with(["NEMESIA_EXPLAIN"], |config| config.explain = explain)
     }
 
     /// Whether a wish that can't be met is an error.

@@ -27,6 +27,7 @@ mod endpoint;
 mod error;
 mod explain;
 pub mod os;
+mod route;
 mod shm;
 
 pub use config::{Config, ConfigError, Origin, SingleCopy, VARIABLES, Variable};
@@ -38,3 +39,4 @@ pub use error::Error;
 pub use explain::{Bill, Verdict, explain};
 pub use nemesia_core::engine::{Failure, Truncation};
 pub use nemesia_core::shared::layout::LayoutError;
+pub use route::{Explanation, Route};

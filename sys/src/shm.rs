@@ -20,6 +20,7 @@ use crate::error::Error;
 use crate::os::{
     CopyError, HeavyFence, RemoteMemory, Segment, SegmentBacking, Watch, allow_any_reader, futex_wake,
 };
+use crate::route::Facts;
 
 /// The port as it runs over mapped segments.
 pub(crate) type Port = ShmPort<'static, Kernel, Vec<Option<Link<'static>>>, Vec<CellRecord>>;
@@ -66,6 +67,27 @@ pub(crate) struct Pair {
     pub(crate) inbox: Segment,
 }
 
+/// What was found out about a peer when it was met.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Met {
+    /// It has registered for `membarrier`.
+    pub(crate) expedited: bool,
+    /// Nobody else can write its own segment.
+    pub(crate) sealed: bool,
+    /// Size of the huge pages that its own segment is in, in bytes.
+    pub(crate) page: Option<usize>,
+    /// Why its memory can't be read, if it can't.
+    pub(crate) unreadable: Option<String>,
+}
+
+impl Met {
+    fn new(peer: &connect::Peer, unreadable: Option<String>) -> Self {
+        let own = &peer.pair.own;
+        let page = own.huge().then(|| own.page_size());
+        Self { expedited: peer.expedited, sealed: own.write_sealed(), page, unreadable }
+    }
+}
+
 /// Everything that the transport gave us. The port's views point into the mappings: `port` comes first, so that
 /// it is dropped first, and the views never leave it.
 #[derive(Debug)]
@@ -76,7 +98,8 @@ pub(crate) struct Attached {
     pub(crate) fence: HeavyFence,
     /// Whether we share our processors with more processes of the world than there are processors.
     pub(crate) crowded: bool,
-    /// Remarks of the segments on what they could not have (huge pages, seals).
+    pub(crate) facts: Facts,
+    /// Remarks on what could not be had (huge pages, seals, cheap fences).
     pub(crate) notes: Vec<String>,
     /// What the peers know this process by when they read its memory.
     pub(crate) mark: Box<u64>,
@@ -124,41 +147,44 @@ pub(crate) fn attach(config: &Config, exchange: &mut dyn Exchange) -> Result<Att
     let fences = if expedited { FenceMode::Asymmetric } else { FenceMode::Symmetric };
     let crowded = crowd::is_crowded(cpus, peers.iter().flatten().map(|peer| peer.cpus));
     let port_config = PortConfig { rank, fastbox_limit: config.fastbox_bytes(), fences };
-    let kernel = Kernel { memories: readable(config, &peers, &mut notes)? };
+    let readable = readable(config, &peers, &mut notes)?;
+    let kernel = Kernel { memories: readable.iter().map(|memory| memory.clone().ok()).collect() };
     let port = views::port(port_config, &geometry, &ours, &peers, kernel)?;
     let sleep = views::inbox(&ours.inbox, &geometry)?.sleep;
+    let met = peers.iter().zip(readable).map(|(peer, memory)| Some(Met::new(peer.as_ref()?, memory.err())));
+    let facts = Facts { expedited, met: met.collect() };
     let mut mappings = vec![ours];
     mappings.extend(peers.into_iter().flatten().map(|peer| peer.pair));
-    Ok(Attached { port, sleep, watch, fence, crowded, notes, mark, mappings })
+    Ok(Attached { port, sleep, watch, fence, crowded, facts, notes, mark, mappings })
 }
 
-/// The memories that the kernel lets us read, which is tried.
+/// The memories that the kernel lets us read, which is tried; or why not.
 fn readable(
     config: &Config,
     peers: &[Option<connect::Peer>],
     notes: &mut Vec<String>,
-) -> Result<Vec<Option<RemoteMemory>>, Error> {
+) -> Result<Vec<Result<RemoteMemory, String>>, Error> {
     let mut readable = Vec::with_capacity(peers.len());
     for (rank, peer) in peers.iter().enumerate() {
         let Some(peer) = peer.as_ref().filter(|_| config.single_copy != SingleCopy::Off) else {
-            readable.push(None);
+            readable.push(Err("NEMESIA_SINGLE_COPY is off".to_owned()));
             continue;
         };
-        let mut memory = peer.memory;
-        let problem = match &mut memory {
-            Some(memory) => memory.check().map_err(CopyError::explain),
-            None => Err("its process has no number here, or does not want to be read: run all in one pid \
-                 namespace, with NEMESIA_SINGLE_COPY alike"
-                .to_owned()),
-        };
-        readable.push(memory.filter(|_| problem.is_ok()));
-        if let Err(problem) = problem {
+        let memory = peer.memory.ok_or_else(|| {
+            "its process has no number here, or does not want to be read: run all in one pid namespace, with \
+             NEMESIA_SINGLE_COPY alike"
+                .to_owned()
+        });
+        let memory =
+            memory.and_then(|mut memory| memory.check().map(|()| memory).map_err(CopyError::explain));
+        if let Err(problem) = &memory {
             let problem = format!("no single copy through the kernel: {problem}");
             if config.single_copy == SingleCopy::Require {
                 return Err(Error::Peer { rank, problem });
             }
             notes.push(format!("rank {rank}: {problem}"));
         }
+        readable.push(memory);
     }
     Ok(readable)
 }

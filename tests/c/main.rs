@@ -94,6 +94,11 @@ fn what_is_refused_has_its_code() -> Result<(), String> {
 }
 
 #[test]
+fn how_peers_are_reached_is_told_as_text() -> Result<(), String> {
+    pair("how_peers_are_reached_is_told_as_text", "explanation")
+}
+
+#[test]
 fn a_dead_peer_is_reported_by_rank_and_the_rest_goes_on() -> Result<(), String> {
     if !can_run("a_dead_peer_is_reported_by_rank_and_the_rest_goes_on", &["cc"]) {
         return Ok(());

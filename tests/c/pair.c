@@ -89,6 +89,19 @@ static void wildcards(void) {
     OK(nemesia_endpoint_progress(endpoint, NULL));
 }
 
+static void explanation(void) {
+    static char text[4096];
+    size_t len = 0;
+    OK(nemesia_endpoint_explain(endpoint, sizeof text, text, &len));
+    CHECK(len == strlen(text) && strstr(text, "over shm; fastbox: ") != NULL && strstr(text, "; not tcp: ") != NULL);
+    text[9] = '!';
+    GIVES(NEMESIA_ERR_TRUNCATED, nemesia_endpoint_explain(endpoint, 9, text, &len));
+    CHECK(strcmp(text, "nemesia:") == 0 && text[9] == '!' && len > 100);
+    GIVES(NEMESIA_ERR_TRUNCATED, nemesia_endpoint_explain(endpoint, 0, NULL, NULL));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_explain(endpoint, 1, NULL, NULL));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_explain(NULL, sizeof text, text, &len));
+}
+
 static void truncation(void) {
     nemesia_status status;
     char room[9] = "........";
@@ -327,6 +340,7 @@ int main(int argc, char **argv) {
     } cases[] = {
         {"ping-pong", ping_pong}, {"window", window}, {"wildcards", wildcards}, {"truncation", truncation},
         {"contexts", contexts},   {"errors", errors}, {"peer-failure", peer_failure},
+        {"explanation", explanation},
     };
     int32_t size = 0;
     size_t at;

@@ -168,6 +168,13 @@ pub const VARIABLES: &[Variable] = &[
         get: |config| word_for(config.strict, FLAG),
         set: |config, value| put(&mut config.strict, meaning(value, FLAG)),
     },
+    Variable {
+        name: "NEMESIA_EXPLAIN",
+        values: "0 or 1",
+        help: "print at start, on the standard error output, how each peer is reached and why not otherwise",
+        get: |config| word_for(config.explain, FLAG),
+        set: |config, value| put(&mut config.explain, meaning(value, FLAG)),
+    },
 ];
 
 fn put<T>(place: &mut T, value: Option<T>) -> Option<()> {

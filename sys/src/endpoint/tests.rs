@@ -353,3 +353,15 @@ fn what_a_fence_separates_keeps_its_order_on_two_paths() {
     assert!(matches!(zero.flush(1), Err(Error::Refused { rank: 1, refusal: Refusal::Key, count: 1 })));
     drop(other.join().unwrap());
 }
+
+#[test]
+fn each_rank_has_its_route_and_a_peer_that_left_is_said_to_be_gone() {
+    let (mut zero, one) = pair(&Config::default());
+    let before = zero.explain();
+    let transports: Vec<&str> = before.routes.iter().map(|route| route.transport).collect();
+    assert_eq!((transports, before.routes[1].failure), (vec!["self", "shm"], None));
+    assert!(before.routes[1].refused.iter().any(|verdict| verdict.name == "tcp" && !verdict.usable));
+    drop(one);
+    assert!(zero.recv(Source::Rank(1), Tag::Any, &mut []).is_err());
+    assert_eq!(zero.explain().routes[1].failure, Some(crate::Failure::Finished));
+}
