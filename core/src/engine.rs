@@ -170,6 +170,11 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     }
 
     /// The port.
+    pub const fn port(&self) -> &P {
+        &self.port
+    }
+
+    /// The port, for its owner.
     pub const fn port_mut(&mut self) -> &mut P {
         &mut self.port
     }

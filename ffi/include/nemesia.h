@@ -47,12 +47,13 @@
 #define NEMESIA_BUSY 2
 
 /**
- * An argument is not valid: a NULL pointer, a wrong `struct_size`, a length that no buffer has.
+ * An argument is not valid: a NULL pointer, a wrong `struct_size`, a length that no buffer has, a text that is not UTF-8.
  */
 #define NEMESIA_ERR_ARGUMENT -1
 
 /**
- * The configuration, or a variable of the environment, can't be used.
+ * The configuration, a file or a variable of the environment can't be used; in strict mode (NEMESIA_STRICT), a wish
+ * can't be met.
  */
 #define NEMESIA_ERR_CONFIG -2
 
@@ -77,7 +78,7 @@
 #define NEMESIA_ERR_PEER_FAILED -6
 
 /**
- * The message was longer than the buffer. What fits was received, and the status is written.
+ * The message was longer than the buffer. What fits was received, and the status is written. The same of a text.
  */
 #define NEMESIA_ERR_TRUNCATED -7
 
@@ -166,51 +167,6 @@
  * The other ranks have agreed to go on without this process.
  */
 #define NEMESIA_ERR_EXCLUDED -24
-
-/**
- * A field of `nemesia_config` that is left to the environment, and then to the default.
- */
-#define NEMESIA_UNSET 18446744073709551615ull
-
-/**
- * `nemesia_config.huge_pages`: ordinary pages.
- */
-#define NEMESIA_HUGE_PAGES_NEVER 0
-
-/**
- * `nemesia_config.huge_pages`: huge pages if there are enough, else ordinary ones and a note.
- */
-#define NEMESIA_HUGE_PAGES_TRY 1
-
-/**
- * `nemesia_config.huge_pages`: huge pages, or an error.
- */
-#define NEMESIA_HUGE_PAGES_REQUIRE 2
-
-/**
- * `nemesia_config.single_copy`: where the kernel permits it, tried for each peer.
- */
-#define NEMESIA_SINGLE_COPY_AUTO 0
-
-/**
- * `nemesia_config.single_copy`: never, and our memory is not offered to the peers either.
- */
-#define NEMESIA_SINGLE_COPY_OFF 1
-
-/**
- * `nemesia_config.single_copy`: a peer whose memory can't be read is an error at start.
- */
-#define NEMESIA_SINGLE_COPY_REQUIRE 2
-
-/**
- * `nemesia_config.backing`: anonymous memory files, which are sealed.
- */
-#define NEMESIA_BACKING_MEMFD 0
-
-/**
- * `nemesia_config.backing`: unnamed files in /dev/shm, where memfd is refused.
- */
-#define NEMESIA_BACKING_DEVSHM 1
 
 /**
  * Room for a value that `nemesia_exchange.get` is given, in bytes, the terminating 0 included. No value that
@@ -386,6 +342,16 @@
 #define NEMESIA_PATH_PACKETS 2
 
 /**
+ * How an endpoint is to be set up: variables with values, the same as in the environment and in configuration files.
+ * `nemesia info` lists them all. Later sources count more than earlier ones: default, configuration file, environment,
+ * `nemesia_config_set`.
+ *
+ * All processes of a world must agree on NEMESIA_CELLS, NEMESIA_CELL_BYTES and NEMESIA_FASTBOX_SLOTS; a difference is
+ * refused at start.
+ */
+typedef struct nemesia_config nemesia_config;
+
+/**
  * A process's place in its world.
  */
 typedef struct nemesia_endpoint nemesia_endpoint;
@@ -394,83 +360,6 @@ typedef struct nemesia_endpoint nemesia_endpoint;
  * An active message in the hands of its handler, for `nemesia_incoming_reply`. Gone when the handler returns.
  */
 typedef struct nemesia_incoming nemesia_incoming;
-
-/**
- * How an endpoint is to be set up. Fill it with `nemesia_config_init`, then set what should not be left to the
- * environment: a field that is set counts, else the variable named with it, else the default.
- *
- * All processes of a world must agree on `cells`, `cell_bytes` and `fastbox_slots`; a difference is refused at start.
- */
-typedef struct nemesia_config {
-    /**
-     * sizeof(nemesia_config); later versions have more fields at the end.
-     */
-    uint64_t struct_size;
-    /**
-     * 0: the variables of the environment count. 1: they do not.
-     */
-    uint64_t ignore_environment;
-    /**
-     * Cells in each process's pool: power of two, 4 to 4096. NEMESIA_CELLS.
-     */
-    uint64_t cells;
-    /**
-     * Payload bytes of a cell: multiple of 64, 256 to 16777216. NEMESIA_CELL_BYTES.
-     */
-    uint64_t cell_bytes;
-    /**
-     * Cache lines in each fastbox: power of two, 4 to 4096. NEMESIA_FASTBOX_SLOTS.
-     */
-    uint64_t fastbox_slots;
-    /**
-     * Largest message that goes through a fastbox, in bytes. NEMESIA_FASTBOX_LIMIT.
-     */
-    uint64_t fastbox_limit;
-    /**
-     * Ceiling for messages that nobody has asked for yet, in bytes, 64 and more each. NEMESIA_UNEXPECTED_BYTES.
-     */
-    uint64_t unexpected_bytes;
-    /**
-     * Largest message that is sent before it is asked for, in bytes. NEMESIA_EAGER_BYTES.
-     */
-    uint64_t eager_bytes;
-    /**
-     * Room that each peer is promised ahead of what it has sent, in bytes. NEMESIA_CREDIT_BYTES.
-     */
-    uint64_t credit_bytes;
-    /**
-     * NEMESIA_SINGLE_COPY_AUTO, _OFF or _REQUIRE. NEMESIA_SINGLE_COPY.
-     */
-    uint64_t single_copy;
-    /**
-     * 1: let every process of this user read this one's memory, where Yama reserves that. NEMESIA_PTRACER.
-     */
-    uint64_t ptracer;
-    /**
-     * Most requests under way at once: 64 to 16777216. NEMESIA_REQUESTS.
-     */
-    uint64_t requests;
-    /**
-     * NEMESIA_HUGE_PAGES_NEVER, _TRY or _REQUIRE. NEMESIA_HUGE_PAGES.
-     */
-    uint64_t huge_pages;
-    /**
-     * NEMESIA_BACKING_MEMFD or _DEVSHM. NEMESIA_BACKING.
-     */
-    uint64_t backing;
-    /**
-     * 1: lock the segments into memory. 0: do not. NEMESIA_LOCK_MEMORY.
-     */
-    uint64_t lock_memory;
-    /**
-     * Polls without a message before a waiting process sleeps. NEMESIA_SPIN.
-     */
-    uint64_t spin;
-    /**
-     * How long connecting to the peers may take, and flushing at the end, in seconds: 1 to 86400. NEMESIA_TIMEOUT.
-     */
-    uint64_t timeout_seconds;
-} nemesia_config;
 
 /**
  * How the processes of a world find each other: a key-value store that the caller brings. A runtime that has met its
@@ -628,22 +517,90 @@ const char *nemesia_last_error_message(void);
 int32_t nemesia_last_error_rank(void);
 
 /**
- * Fills a configuration: the size as given, 0 for `ignore_environment`, NEMESIA_UNSET for everything else.
+ * Makes a configuration of the defaults, the configuration files and the environment: what an endpoint has that is
+ * opened without one.
  *
- * - `struct_size`: sizeof(nemesia_config).
- * - `out_config`: written on success.
+ * - `out_config`: the configuration, written on success.
  *
- * Returns: NEMESIA_OK, or NEMESIA_ERR_ARGUMENT.
- * Ownership: the structure stays the caller's; it holds nothing that has to be freed.
- * Threads: any.
+ * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT; NEMESIA_ERR_CONFIG for a file or a value that can't be used.
+ * Ownership: the configuration is the caller's, to be given back with `nemesia_config_destroy`.
+ * Threads: any. A configuration is used by one thread at a time.
  */
-int32_t nemesia_config_init(size_t struct_size, struct nemesia_config *out_config);
+int32_t nemesia_config_from_environment(struct nemesia_config **out_config);
+
+/**
+ * Makes a configuration of the defaults alone.
+ *
+ * - `out_config`: the configuration, written on success.
+ *
+ * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT.
+ * Ownership: the configuration is the caller's, to be given back with `nemesia_config_destroy`.
+ * Threads: any. A configuration is used by one thread at a time.
+ */
+int32_t nemesia_config_default(struct nemesia_config **out_config);
+
+/**
+ * Sets what the lines of a file say: `NAME = value`, and comments after #.
+ *
+ * - `config`: a configuration. What the file sets counts more than what was set before.
+ * - `path`: the file; terminated.
+ *
+ * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT; NEMESIA_ERR_CONFIG, with file and line in the text; what stands before
+ * that line is then set.
+ * Threads: one at a time for a configuration.
+ */
+int32_t nemesia_config_read_file(struct nemesia_config *config,
+                                 const char *path);
+
+/**
+ * Sets a variable.
+ *
+ * - `config`: a configuration.
+ * - `name`: the variable, as "NEMESIA_CELLS"; terminated.
+ * - `value`: its value in words, as in the environment; terminated.
+ *
+ * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT; NEMESIA_ERR_CONFIG if there is no such variable, or it does not take this
+ * value; nothing is changed then.
+ * Threads: one at a time for a configuration.
+ */
+int32_t nemesia_config_set(struct nemesia_config *config,
+                           const char *name,
+                           const char *value);
+
+/**
+ * The value of a variable that is in force.
+ *
+ * - `config`: a configuration.
+ * - `name`: the variable; terminated.
+ * - `bytes`: room in `out_value`. 64 is enough for every number and word.
+ * - `out_value`: the value, terminated; may be NULL if `bytes` is 0.
+ * - `out_len`: bytes of the whole value, without its end; may be NULL.
+ *
+ * Returns: NEMESIA_OK; NEMESIA_ERR_TRUNCATED if there is too little room: what fits is written, terminated, and
+ * `out_len` is; NEMESIA_ERR_ARGUMENT; NEMESIA_ERR_CONFIG if there is no such variable.
+ * Threads: one at a time for a configuration.
+ */
+int32_t nemesia_config_get(struct nemesia_config *config,
+                           const char *name,
+                           size_t bytes,
+                           char *out_value,
+                           size_t *out_len);
+
+/**
+ * Ends a configuration. Endpoints that were opened with it have their own copy.
+ *
+ * - `config`: a configuration, or NULL: nothing happens.
+ *
+ * Ownership: takes the configuration.
+ * Threads: any; no other thread may be using it.
+ */
+void nemesia_config_destroy(struct nemesia_config *config);
 
 /**
  * Joins the world that the launcher describes (`mpiexec.hydra`, `nemesia run`); without a launcher, a world of one.
  * Collective: every process of the world calls it. It succeeds once in a process.
  *
- * - `config`: see `nemesia_config_init`; NULL leaves everything to the environment.
+ * - `config`: a configuration; NULL: as `nemesia_config_from_environment` makes it.
  * - `out_endpoint`: the endpoint, written on success.
  *
  * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _CONFIG, _BOOTSTRAP, _SYSTEM, _PEER or _PANIC.
@@ -657,7 +614,7 @@ int32_t nemesia_endpoint_open(const struct nemesia_config *config,
  * Joins a world through the caller's own exchange: this is how a runtime embeds Nemesia. Collective: every process
  * of the world calls it. It may be called again for another world.
  *
- * - `config`: see `nemesia_config_init`; NULL leaves everything to the environment.
+ * - `config`: a configuration; NULL: as `nemesia_config_from_environment` makes it.
  * - `exchange`: see `nemesia_exchange`.
  * - `out_endpoint`: the endpoint, written on success.
  *
@@ -707,7 +664,7 @@ int32_t nemesia_endpoint_rank(struct nemesia_endpoint *endpoint, int32_t *out_ra
 int32_t nemesia_endpoint_size(struct nemesia_endpoint *endpoint, int32_t *out_size);
 
 /**
- * A remark on what was asked for and could not be had (huge pages, seals, cheap fences).
+ * A remark on what was asked for and could not be had: huge pages, seals, cheap fences, variables that do not exist.
  *
  * - `endpoint`: an open endpoint.
  * - `index`: from 0; count up until NULL is returned.
@@ -716,7 +673,26 @@ int32_t nemesia_endpoint_size(struct nemesia_endpoint *endpoint, int32_t *out_si
  * Ownership: the text is the endpoint's, until it is closed.
  * Threads: one at a time for an endpoint.
  */
-const char *nemesia_endpoint_note(struct nemesia_endpoint *endpoint, size_t index);
+const char *nemesia_endpoint_note(struct nemesia_endpoint *endpoint,
+                                  size_t index);
+
+/**
+ * How each rank is reached, what is used with it, and why what is not used was refused; and the remarks of
+ * `nemesia_endpoint_note`.
+ *
+ * - `endpoint`: an open endpoint.
+ * - `bytes`: room in `out_text`.
+ * - `out_text`: lines of text, terminated; may be NULL if `bytes` is 0.
+ * - `out_len`: bytes of the whole text, without its end; may be NULL.
+ *
+ * Returns: NEMESIA_OK; NEMESIA_ERR_TRUNCATED if there is too little room: what fits is written, terminated, and
+ * `out_len` is; NEMESIA_ERR_ARGUMENT or _PANIC.
+ * Threads: one at a time for an endpoint.
+ */
+int32_t nemesia_endpoint_explain(struct nemesia_endpoint *endpoint,
+                                 size_t bytes,
+                                 char *out_text,
+                                 size_t *out_len);
 
 /**
  * Whether a peer is gone, and why. It is found out while waiting and making progress.

@@ -1,10 +1,11 @@
 //! What every function does at the boundary: pointers in, pointers out, and no panic across.
 
 use std::any::Any;
+use std::ffi::{CStr, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 
-use crate::status::{Fault, NEMESIA_ERR_PANIC};
+use crate::status::{Fault, NEMESIA_ERR_PANIC, NEMESIA_ERR_TRUNCATED, NEMESIA_OK};
 
 /// More bytes than any future version of a structure will have: a larger `struct_size` was never set.
 const LONGEST_STRUCT: usize = 4096;
@@ -96,6 +97,48 @@ pub(crate) fn check_buffer<T>(base: *const T, count: usize, name: &str) -> Resul
     Ok(())
 }
 
+/// A text of the caller's.
+///
+/// # Safety
+/// `pointer` is null, or points to a terminated text that stays as it is while the result is used.
+pub(crate) unsafe fn text<'a>(pointer: *const c_char, name: &str) -> Result<&'a str, Fault> {
+    if pointer.is_null() {
+        return Err(missing(name));
+    }
+    // SAFETY: the caller's promise.
+    let text = unsafe { CStr::from_ptr(pointer) };
+    text.to_str().map_err(|_| Fault::argument(format!("{name} is not UTF-8: {}", text.to_string_lossy())))
+}
+
+/// Copies a text to the caller, terminated, as far as there is room, and its whole length.
+///
+/// # Safety
+/// `out_text` is null, or has room for `bytes` bytes; `out_len` is null or can be written.
+pub(crate) unsafe fn write_text(
+    text: &str,
+    bytes: usize,
+    out_text: *mut c_char,
+    out_len: *mut usize,
+    name: &str,
+) -> Result<i32, Fault> {
+    check_buffer(out_text, bytes, name)?;
+    let fits = text.len().min(bytes.saturating_sub(1));
+    if bytes > 0 {
+        // SAFETY: `fits` bytes and the end are no more than `bytes`, for which the caller has room.
+        unsafe {
+            ptr::copy_nonoverlapping(text.as_ptr(), out_text.cast::<u8>(), fits);
+            out_text.add(fits).write(0);
+        }
+    }
+    // SAFETY: the caller's promise.
+    unsafe { Out::optional(out_len) }.write(text.len());
+    if bytes > text.len() {
+        return Ok(NEMESIA_OK);
+    }
+    let message = format!("{name} has {bytes} bytes, {} are needed", text.len() + 1);
+    Err(Fault::new(NEMESIA_ERR_TRUNCATED, message))
+}
+
 #[cold]
 pub(crate) fn missing(name: &str) -> Fault {
     Fault::argument(format!("{name} is NULL"))
@@ -130,7 +173,7 @@ pub(crate) unsafe fn read_versioned<T: Versioned>(pointer: *const T) -> Result<T
 }
 
 /// Whether a caller of some version could have set this size.
-pub(crate) fn check_size<T: Versioned>(size: usize) -> Result<(), Fault> {
+fn check_size<T: Versioned>(size: usize) -> Result<(), Fault> {
     if (T::FIRST..=LONGEST_STRUCT).contains(&size) {
         return Ok(());
     }
@@ -140,7 +183,7 @@ pub(crate) fn check_size<T: Versioned>(size: usize) -> Result<(), Fault> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::status::{NEMESIA_ERR_ARGUMENT, NEMESIA_OK};
+    use crate::status::NEMESIA_ERR_ARGUMENT;
 
     /// The second version of a structure.
     #[repr(C)]

@@ -6,7 +6,7 @@ use std::ptr;
 
 use nemesia::Failure;
 
-use crate::boundary::{Out, guard, missing, read_versioned};
+use crate::boundary::{Out, guard, missing, read_versioned, write_text};
 use crate::config::{self, Config};
 use crate::exchange::{Exchange, Foreign};
 use crate::status::{Fault, NEMESIA_ERR_PANIC, NEMESIA_ERR_RANK, NEMESIA_OK};
@@ -40,7 +40,7 @@ impl Endpoint {
 /// Joins the world that the launcher describes (`mpiexec.hydra`, `nemesia run`); without a launcher, a world of one.
 /// Collective: every process of the world calls it. It succeeds once in a process.
 ///
-/// - `config`: see `nemesia_config_init`; NULL leaves everything to the environment.
+/// - `config`: a configuration; NULL: as `nemesia_config_from_environment` makes it.
 /// - `out_endpoint`: the endpoint, written on success.
 ///
 /// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _CONFIG, _BOOTSTRAP, _SYSTEM, _PEER or _PANIC.
@@ -65,7 +65,7 @@ pub unsafe extern "C" fn nemesia_endpoint_open(
 /// Joins a world through the caller's own exchange: this is how a runtime embeds Nemesia. Collective: every process
 /// of the world calls it. It may be called again for another world.
 ///
-/// - `config`: see `nemesia_config_init`; NULL leaves everything to the environment.
+/// - `config`: a configuration; NULL: as `nemesia_config_from_environment` makes it.
 /// - `exchange`: see `nemesia_exchange`.
 /// - `out_endpoint`: the endpoint, written on success.
 ///
@@ -163,7 +163,7 @@ pub unsafe extern "C" fn nemesia_endpoint_size(endpoint: *mut Endpoint, out_size
     unsafe { on(endpoint, work) }
 }
 
-/// A remark on what was asked for and could not be had (huge pages, seals, cheap fences).
+/// A remark on what was asked for and could not be had: huge pages, seals, cheap fences, variables that do not exist.
 ///
 /// - `endpoint`: an open endpoint.
 /// - `index`: from 0; count up until NULL is returned.
@@ -176,6 +176,33 @@ pub unsafe extern "C" fn nemesia_endpoint_note(endpoint: *mut Endpoint, index: u
     // SAFETY: null, or the caller's endpoint, which nobody else uses now.
     let endpoint = unsafe { endpoint.as_ref() };
     endpoint.and_then(|endpoint| endpoint.notes.get(index)).map_or(ptr::null(), |note| note.as_ptr())
+}
+
+/// How each rank is reached, what is used with it, and why what is not used was refused; and the remarks of
+/// `nemesia_endpoint_note`.
+///
+/// - `endpoint`: an open endpoint.
+/// - `bytes`: room in `out_text`.
+/// - `out_text`: lines of text, terminated; may be NULL if `bytes` is 0.
+/// - `out_len`: bytes of the whole text, without its end; may be NULL.
+///
+/// Returns: NEMESIA_OK; NEMESIA_ERR_TRUNCATED if there is too little room: what fits is written, terminated, and
+/// `out_len` is; NEMESIA_ERR_ARGUMENT or _PANIC.
+/// Threads: one at a time for an endpoint.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nemesia_endpoint_explain(
+    endpoint: *mut Endpoint,
+    bytes: usize,
+    out_text: *mut c_char,
+    out_len: *mut usize,
+) -> i32 {
+    let work = |endpoint: &mut nemesia::Endpoint| {
+        let text = endpoint.explain().to_string();
+        // SAFETY: the caller's buffer of this size.
+        unsafe { write_text(&text, bytes, out_text, out_len, "out_text") }
+    };
+    // SAFETY: the caller's endpoint, or null.
+    unsafe { on(endpoint, work) }
 }
 
 /// Whether a peer is gone, and why. It is found out while waiting and making progress.

@@ -18,9 +18,10 @@ pub const NEMESIA_OK: i32 = 0;
 pub const NEMESIA_PENDING: i32 = 1;
 /// Not an error: something was done just now, and there may be more to do.
 pub const NEMESIA_BUSY: i32 = 2;
-/// An argument is not valid: a NULL pointer, a wrong `struct_size`, a length that no buffer has.
+/// An argument is not valid: a NULL pointer, a wrong `struct_size`, a length that no buffer has, a text that is not UTF-8.
 pub const NEMESIA_ERR_ARGUMENT: i32 = -1;
-/// The configuration, or a variable of the environment, can't be used.
+/// The configuration, a file or a variable of the environment can't be used; in strict mode (NEMESIA_STRICT), a wish
+/// can't be met.
 pub const NEMESIA_ERR_CONFIG: i32 = -2;
 /// The launcher or the caller's exchange failed.
 pub const NEMESIA_ERR_BOOTSTRAP: i32 = -3;
@@ -30,7 +31,7 @@ pub const NEMESIA_ERR_SYSTEM: i32 = -4;
 pub const NEMESIA_ERR_PEER: i32 = -5;
 /// A peer is gone; `nemesia_last_error_rank` tells which.
 pub const NEMESIA_ERR_PEER_FAILED: i32 = -6;
-/// The message was longer than the buffer. What fits was received, and the status is written.
+/// The message was longer than the buffer. What fits was received, and the status is written. The same of a text.
 pub const NEMESIA_ERR_TRUNCATED: i32 = -7;
 /// No such rank.
 pub const NEMESIA_ERR_RANK: i32 = -8;

@@ -1,109 +1,107 @@
-//! Configuration: defaults, builder methods, environment.
+//! Configuration: defaults, files, environment, the program; each counts more than the ones before it.
+//!
+//! | source | what |
+//! |---|---|
+//! | default | [`Config::default`] |
+//! | file | `/etc/nemesia/nemesia.conf`, then `$XDG_CONFIG_HOME/nemesia/nemesia.conf` (or `$HOME/.config/...`), as far as they are there; instead of both the file that `NEMESIA_CONFIG` names, or none if that is empty |
+//! | environment | the variables of [`VARIABLES`] |
+//! | program | [`Config`]'s methods |
+
+mod file;
+mod table;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
+use std::fmt;
+use std::path::{Path, PathBuf};
 
 use nemesia_core::flow::CeilingError;
 use nemesia_core::shared::fastbox;
 use nemesia_core::shared::layout::{Geometry, LayoutError};
 
-use crate::os::{HugePages, SegmentBacking, SegmentOptions};
+use crate::os::SegmentOptions;
 
-/// A variable of the environment that [`Config::from_env`] reads.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Variable {
-    /// Its name.
-    pub name: &'static str,
-    /// Values it takes, with the unit.
-    pub values: &'static str,
-    /// What it is for.
-    pub help: &'static str,
+use file::Places;
+pub use table::{VARIABLES, Variable};
+
+const PREFIX: &str = "NEMESIA_";
+
+/// Where a value comes from.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Origin {
+    /// Nobody has set it.
+    #[default]
+    Default,
+    /// A line of a file, from 1.
+    File {
+        /// The file.
+        path: PathBuf,
+        /// The line.
+        line: usize,
+    },
+    /// The environment.
+    Environment,
+    /// The program, by a method of [`Config`].
+    Program,
 }
 
-/// Every variable that [`Config::from_env`] reads.
-pub const VARIABLES: [Variable; 15] = [
-    Variable {
-        name: "NEMESIA_CELLS",
-        values: "power of two, 4 to 4096",
-        help: "cells in each process's pool",
-    },
-    Variable {
-        name: "NEMESIA_CELL_BYTES",
-        values: "bytes, multiple of 64, 256 to 16777216",
-        help: "payload of a cell",
-    },
-    Variable {
-        name: "NEMESIA_FASTBOX_SLOTS",
-        values: "power of two, 4 to 4096",
-        help: "cache lines in each fastbox",
-    },
-    Variable {
-        name: "NEMESIA_FASTBOX_LIMIT",
-        values: "bytes",
-        help: "largest message that goes through a fastbox; capped by a quarter of the fastbox",
-    },
-    Variable {
-        name: "NEMESIA_UNEXPECTED_BYTES",
-        values: "bytes, 65536 to 274877906944",
-        help: "ceiling for messages that nobody has asked for yet, 64 bytes and more each",
-    },
-    Variable {
-        name: "NEMESIA_EAGER_BYTES",
-        values: "bytes, 0 to 16777216",
-        help: "largest message that is sent before it is asked for; capped by a cell",
-    },
-    Variable {
-        name: "NEMESIA_CREDIT_BYTES",
-        values: "bytes, 4096 to 1073741824",
-        help: "room that each peer is promised ahead of what it has sent; less when there is less room",
-    },
-    Variable {
-        name: "NEMESIA_SINGLE_COPY",
-        values: "auto, off or require",
-        help: "whether large messages move in one copy, by reading the sender's memory through the kernel",
-    },
-    Variable {
-        name: "NEMESIA_PTRACER",
-        values: "0 or 1",
-        help: "let every process of this user read this one's memory, where Yama reserves that to ancestors",
-    },
-    Variable { name: "NEMESIA_REQUESTS", values: "64 to 16777216", help: "most requests under way at once" },
-    Variable {
-        name: "NEMESIA_HUGE_PAGES",
-        values: "never, try or require",
-        help: "huge pages for the segments",
-    },
-    Variable {
-        name: "NEMESIA_BACKING",
-        values: "memfd or devshm",
-        help: "what segments are made of; devshm needs room in /dev/shm and cannot be sealed",
-    },
-    Variable {
-        name: "NEMESIA_LOCK_MEMORY",
-        values: "0 or 1",
-        help: "lock the segments into memory; needs a memlock limit to match",
-    },
-    Variable {
-        name: "NEMESIA_SPIN",
-        values: "polls",
-        help: "polls without a message before a waiting process sleeps; learned unless set",
-    },
-    Variable {
-        name: "NEMESIA_TIMEOUT",
-        values: "seconds, 1 to 86400",
-        help: "how long connecting to the peers may take",
-    },
-];
+impl Origin {
+    /// What a message about the value begins with.
+    fn place(&self) -> String {
+        if let Self::File { .. } = self { format!("{self}: ") } else { String::new() }
+    }
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Default => f.write_str("default"),
+            Self::File { path, line } => write!(f, "{}:{line}", path.display()),
+            Self::Environment => f.write_str("environment"),
+            Self::Program => f.write_str("program"),
+        }
+    }
+}
 
 /// A value that can't be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum ConfigError {
     /// A variable's value is not one of those it takes.
-    #[error("{name}={value}: must be {values}")]
+    #[error("{}{name}={value}: must be {values}", .origin.place())]
     Variable {
+        /// Where it was set.
+        origin: Origin,
         /// The variable.
         name: &'static str,
         /// What it says.
         value: String,
         /// What it may say.
         values: &'static str,
+    },
+    /// There is no variable of this name.
+    #[error("{}{reason}", .origin.place())]
+    Unknown {
+        /// Where it was set.
+        origin: Origin,
+        /// The name, and the one that was probably meant.
+        reason: String,
+    },
+    /// A line of a file says nothing that can be understood.
+    #[error("{}must be NAME = value, or a comment after #", .origin.place())]
+    Line {
+        /// The line.
+        origin: Origin,
+    },
+    /// A file can't be read.
+    #[error("{}: {reason}", .path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// Why, and the remedy.
+        reason: String,
     },
     /// More memory is asked for than there is.
     #[error("{name}: {bytes} bytes are more than this process can have: set {name} lower")]
@@ -119,6 +117,9 @@ pub enum ConfigError {
     /// There is no room for messages from so many peers.
     #[error("NEMESIA_UNEXPECTED_BYTES is too low: {0} (a unit is 64 bytes)")]
     Ceiling(#[from] CeilingError),
+    /// In strict mode, a wish that can't be met.
+    #[error("{0} (an error because NEMESIA_STRICT is 1)")]
+    Strict(String),
 }
 
 /// Whether large messages move in one copy, by reading the sender's memory through the kernel (`process_vm_readv`).
@@ -150,7 +151,29 @@ pub struct Config {
     pub(crate) segments: SegmentOptions,
     pub(crate) spin: Option<u32>,
     pub(crate) timeout_seconds: u32,
+    pub(crate) strict: bool,
+    pub(crate) explain: bool,
+    sources: Sources,
 }
+
+/// Where the values come from. Two configurations with the same values are equal, wherever those come from.
+#[derive(Clone, Debug, Default)]
+struct Sources {
+    /// Of the variables that somebody has set.
+    origins: BTreeMap<&'static str, Origin>,
+    /// The files that were read.
+    files: Vec<PathBuf>,
+    /// Remarks on variables of the environment that do not exist.
+    unknown: Vec<String>,
+}
+
+impl PartialEq for Sources {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl Eq for Sources {}
 
 impl Default for Config {
     fn default() -> Self {
@@ -168,172 +191,262 @@ impl Default for Config {
             segments: SegmentOptions { numa_local: true, ..SegmentOptions::default() },
             spin: None,
             timeout_seconds: 60,
+            strict: false,
+            explain: false,
+            sources: Sources::default(),
         }
     }
 }
 
 impl Config {
-    /// The defaults, changed by the variables of the environment that are set. See [`VARIABLES`].
+    /// The defaults, changed by the configuration files, then by the environment. See [`VARIABLES`]; a variable that
+    /// begins with `NEMESIA_` and does not exist is among the [`notes`](Self::notes).
     ///
     /// # Errors
-    /// The first variable whose value can't be used.
+    /// A file that can't be read, a line of it that can't be understood or names no variable, and the first value that
+    /// can't be used.
     pub fn from_env() -> Result<Self, ConfigError> {
-        Self::from_lookup(|name| std::env::var(name).ok())
+        Self::from_vars(std::env::vars_os())
     }
 
-    /// As [`Config::from_env`], with the variables looked up by the caller.
+    /// As [`Config::from_env`], with the environment given by the caller.
     ///
     /// # Errors
-    /// The first variable whose value can't be used.
-    pub fn from_lookup(lookup: impl Fn(&str) -> Option<String>) -> Result<Self, ConfigError> {
+    /// See [`Config::from_env`].
+    pub fn from_vars(vars: impl IntoIterator<Item = (OsString, OsString)>) -> Result<Self, ConfigError> {
+        let vars = vars.into_iter().filter_map(|(name, value)| Some((name.into_string().ok()?, value)));
+        let vars: BTreeMap<String, OsString> = vars.collect();
         let mut config = Self::default();
-        for variable in &VARIABLES {
-            if let Some(value) = lookup(variable.name)
-                && config.set(variable.name, value.trim()).is_none()
-            {
-                let Variable { name, values, .. } = *variable;
-                return Err(ConfigError::Variable { name, value, values });
+        match file::places(|name| vars.get(name).cloned()) {
+            Places::Named(path) => config.read_file(&path)?,
+            Places::Usual(paths) => {
+                for path in paths {
+                    config.read_if_there(&path)?;
+                }
+            }
+        }
+        for (name, value) in vars.iter().filter(|(name, _)| name.starts_with(PREFIX)) {
+            match Variable::find(name) {
+                Some(variable) => config.assign_from_env(variable, value)?,
+                None if table::is_used_elsewhere(name) => {}
+                None => config.sources.unknown.push(table::no_such(name).to_string()),
             }
         }
         config.geometry(1)?;
         Ok(config)
     }
 
-    fn set(&mut self, name: &str, value: &str) -> Option<()> {
-        match name {
-            "NEMESIA_CELLS" => self.cells = value.parse().ok()?,
-            "NEMESIA_CELL_BYTES" => self.cell_bytes = value.parse().ok()?,
-            "NEMESIA_FASTBOX_SLOTS" => self.fastbox_slots = value.parse().ok()?,
-            "NEMESIA_FASTBOX_LIMIT" => self.fastbox_limit = Some(value.parse().ok()?),
-            "NEMESIA_UNEXPECTED_BYTES" => self.unexpected_bytes = ranged(value, 64 << 10, 256 << 30)?,
-            "NEMESIA_EAGER_BYTES" => self.eager_bytes = ranged(value, 0, 16 << 20)?,
-            "NEMESIA_CREDIT_BYTES" => self.credit_bytes = ranged(value, 4096, 1 << 30)?,
-            "NEMESIA_SINGLE_COPY" => {
-                self.single_copy = match value {
-                    "auto" => SingleCopy::Auto,
-                    "off" => SingleCopy::Off,
-                    "require" => SingleCopy::Require,
-                    _ => return None,
-                }
-            }
-            "NEMESIA_PTRACER" => self.ptracer = flag(value)?,
-            "NEMESIA_REQUESTS" => self.requests = ranged(value, 64, 1 << 24)?,
-            "NEMESIA_HUGE_PAGES" => {
-                self.segments.huge = match value {
-                    "never" => HugePages::Never,
-                    "try" => HugePages::Try,
-                    "require" => HugePages::Require,
-                    _ => return None,
-                }
-            }
-            "NEMESIA_BACKING" => {
-                self.segments.backing = match value {
-                    "memfd" => SegmentBacking::Memfd,
-                    "devshm" => SegmentBacking::DevShm,
-                    _ => return None,
-                }
-            }
-            "NEMESIA_LOCK_MEMORY" => self.segments.lock = flag(value)?,
-            "NEMESIA_SPIN" => self.spin = Some(value.parse().ok()?),
-            "NEMESIA_TIMEOUT" => self.timeout_seconds = u32::try_from(ranged(value, 1, 86_400)?).ok()?,
-            _ => return None,
+    /// Reads a file of lines `NAME = value`, with the names of [`VARIABLES`]. What it sets counts more than what was set
+    /// before.
+    ///
+    /// # Errors
+    /// See [`Config::from_env`].
+    pub fn read_file(&mut self, path: impl AsRef<Path>) -> Result<(), ConfigError> {
+        let path = path.as_ref();
+        if self.read_if_there(path)? {
+            return Ok(());
         }
-        Some(())
+        Err(ConfigError::File { path: path.to_owned(), reason: "there is no such file".into() })
+    }
+
+    fn read_if_there(&mut self, path: &Path) -> Result<bool, ConfigError> {
+        let Some(text) = file::read(path)? else { return Ok(false) };
+        let at = |line| Origin::File { path: path.to_owned(), line };
+        for assignment in file::assignments(&text) {
+            let file::Assignment { line, name, value } =
+                assignment.map_err(|line| ConfigError::Line { origin: at(line) })?;
+            self.assign(known(name, at(line))?, value, at(line))?;
+        }
+        self.sources.files.push(path.to_owned());
+        Ok(true)
+    }
+
+    /// Sets a variable of [`VARIABLES`] by name.
+    ///
+    /// # Errors
+    /// There is no such variable, or it does not take this value; nothing is changed.
+    pub fn set(&mut self, name: &str, value: &str) -> Result<(), ConfigError> {
+        self.assign(known(name, Origin::Program)?, value.trim(), Origin::Program)
+    }
+
+    /// The value in force of a variable of [`VARIABLES`].
+    ///
+    /// # Errors
+    /// There is no such variable.
+    pub fn get(&self, name: &str) -> Result<String, ConfigError> {
+        Ok(known(name, Origin::Default)?.value(self))
+    }
+
+    /// Where the value of a variable of [`VARIABLES`] comes from.
+    pub fn origin(&self, name: &str) -> Origin {
+        self.sources.origins.get(name).cloned().unwrap_or_default()
+    }
+
+    /// The configuration files that were read, in rising precedence.
+    pub fn files(&self) -> &[PathBuf] {
+        &self.sources.files
+    }
+
+    /// Remarks on wishes that can't be met, and on variables that do not exist. They are among
+    /// [`Endpoint::notes`](crate::Endpoint::notes); in strict mode no endpoint opens with any.
+    pub fn notes(&self) -> Vec<String> {
+        let mut notes = self.sources.unknown.clone();
+        let possible = self.most_fastbox_bytes();
+        if let Some(wanted) = self.fastbox_limit.filter(|wanted| *wanted > possible) {
+            notes.push(format!(
+                "NEMESIA_FASTBOX_LIMIT={wanted}: a fastbox of {} slots carries {possible} bytes at most: \
+                 raise NEMESIA_FASTBOX_SLOTS",
+                self.fastbox_slots
+            ));
+        }
+        let (wanted, possible) = (self.eager_bytes, self.cell_bytes as usize);
+        if wanted > possible && self.origin("NEMESIA_EAGER_BYTES") != Origin::Default {
+            notes.push(format!(
+                "NEMESIA_EAGER_BYTES={wanted}: a cell carries {possible} bytes at most: raise NEMESIA_CELL_BYTES"
+            ));
+        }
+        notes
+    }
+
+    /// A wish that can't be met: a note, or in strict mode an error.
+    ///
+    /// # Errors
+    /// [`ConfigError::Strict`] in strict mode.
+    pub(crate) fn give_up(&self, wish: String, notes: &mut Vec<String>) -> Result<(), ConfigError> {
+        if self.strict {
+            return Err(ConfigError::Strict(wish));
+        }
+        notes.push(wish);
+        Ok(())
+    }
+
+    fn assign_from_env(&mut self, variable: &Variable, value: &OsStr) -> Result<(), ConfigError> {
+        let origin = Origin::Environment;
+        match value.to_str() {
+            Some(text) => self.assign(variable, text.trim(), origin),
+            None => {
+                let Variable { name, values, .. } = *variable;
+                let value = value.to_string_lossy().into_owned();
+                Err(ConfigError::Variable { origin, name, value, values })
+            }
+        }
+    }
+
+    fn assign(&mut self, variable: &Variable, value: &str, origin: Origin) -> Result<(), ConfigError> {
+        let Variable { name, values, .. } = *variable;
+        if variable.set(self, value).is_none() {
+            return Err(ConfigError::Variable { origin, name, value: value.to_owned(), values });
+        }
+        self.sources.origins.insert(name, origin);
+        Ok(())
+    }
+
+    /// A change by the program.
+    fn with<const N: usize>(mut self, names: [&'static str; N], change: impl FnOnce(&mut Self)) -> Self {
+        change(&mut self);
+        self.sources.origins.extend(names.map(|name| (name, Origin::Program)));
+        self
     }
 
     /// Cells in each process's pool: a power of two, 4 to 4096.
     #[must_use]
-    pub fn cells(mut self, cells: u32) -> Self {
-        self.cells = cells;
-        self
+    pub fn cells(self, cells: u32) -> Self {
+        self.with(["NEMESIA_CELLS"], |config| config.cells = cells)
     }
 
     /// Payload bytes of a cell: a multiple of 64, 256 to 16 MiB.
     #[must_use]
-    pub fn cell_bytes(mut self, bytes: u32) -> Self {
-        self.cell_bytes = bytes;
-        self
+    pub fn cell_bytes(self, bytes: u32) -> Self {
+        self.with(["NEMESIA_CELL_BYTES"], |config| config.cell_bytes = bytes)
     }
 
     /// Cache lines of each fastbox: a power of two, 4 to 4096.
     #[must_use]
-    pub fn fastbox_slots(mut self, slots: u32) -> Self {
-        self.fastbox_slots = slots;
-        self
+    pub fn fastbox_slots(self, slots: u32) -> Self {
+        self.with(["NEMESIA_FASTBOX_SLOTS"], |config| config.fastbox_slots = slots)
     }
 
     /// Largest message that goes through a fastbox, in bytes.
     #[must_use]
-    pub fn fastbox_limit(mut self, bytes: usize) -> Self {
-        self.fastbox_limit = Some(bytes);
-        self
+    pub fn fastbox_limit(self, bytes: usize) -> Self {
+        self.with(["NEMESIA_FASTBOX_LIMIT"], |config| config.fastbox_limit = Some(bytes))
     }
 
     /// Ceiling for messages that nobody has asked for yet, at least 64 KiB: each takes 64 bytes, and more when it has more
     /// than 32. Memory is committed as it is used.
     #[must_use]
-    pub fn unexpected_bytes(mut self, bytes: usize) -> Self {
-        self.unexpected_bytes = bytes.max(64 << 10);
-        self
+    pub fn unexpected_bytes(self, bytes: usize) -> Self {
+        self.with(["NEMESIA_UNEXPECTED_BYTES"], |config| config.unexpected_bytes = bytes.max(64 << 10))
     }
 
     /// Largest message, in bytes, that is sent before it is asked for (eagerly); capped by a cell. A larger one moves when a
     /// receive has matched it.
     #[must_use]
-    pub fn eager_bytes(mut self, bytes: usize) -> Self {
-        self.eager_bytes = bytes;
-        self
+    pub fn eager_bytes(self, bytes: usize) -> Self {
+        self.with(["NEMESIA_EAGER_BYTES"], |config| config.eager_bytes = bytes)
     }
 
     /// Room that each peer is promised ahead of what it has sent, in bytes; less when there is less room.
     #[must_use]
-    pub fn credit_bytes(mut self, bytes: usize) -> Self {
-        self.credit_bytes = bytes.clamp(4096, 1 << 30);
-        self
+    pub fn credit_bytes(self, bytes: usize) -> Self {
+        self.with(["NEMESIA_CREDIT_BYTES"], |config| config.credit_bytes = bytes.clamp(4096, 1 << 30))
     }
 
     /// Whether large messages move in one copy. All processes should agree.
     #[must_use]
-    pub fn single_copy(mut self, single_copy: SingleCopy) -> Self {
-        self.single_copy = single_copy;
-        self
+    pub fn single_copy(self, single_copy: SingleCopy) -> Self {
+        self.with(["NEMESIA_SINGLE_COPY"], |config| config.single_copy = single_copy)
     }
 
     /// Whether every process of this user may read this one's memory, where Yama reserves that to ancestors. Stays so until
     /// the process ends.
     #[must_use]
-    pub fn ptracer(mut self, allow: bool) -> Self {
-        self.ptracer = allow;
-        self
+    pub fn ptracer(self, allow: bool) -> Self {
+        self.with(["NEMESIA_PTRACER"], |config| config.ptracer = allow)
     }
 
     /// Most requests under way at once, at least 64. Memory is taken as they are used.
     #[must_use]
-    pub fn requests(mut self, requests: usize) -> Self {
-        self.requests = requests.max(64);
-        self
+    pub fn requests(self, requests: usize) -> Self {
+        self.with(["NEMESIA_REQUESTS"], |config| config.requests = requests.max(64))
     }
 
     /// How the segments are made.
     #[must_use]
-    pub fn segments(mut self, options: SegmentOptions) -> Self {
-        self.segments = options;
-        self
+    pub fn segments(self, options: SegmentOptions) -> Self {
+        let names = ["NEMESIA_HUGE_PAGES", "NEMESIA_BACKING", "NEMESIA_LOCK_MEMORY"];
+        self.with(names, |config| config.segments = options)
     }
 
     /// Polls without a message before a waiting process sleeps. Without this, that is learned from how long it waits and
     /// from who else wants the core.
     #[must_use]
-    pub fn spin(mut self, polls: u32) -> Self {
-        self.spin = Some(polls);
-        self
+    pub fn spin(self, polls: u32) -> Self {
+        self.with(["NEMESIA_SPIN"], |config| config.spin = Some(polls))
     }
 
     /// How long connecting to the peers may take, in seconds.
     #[must_use]
-    pub fn timeout_seconds(mut self, seconds: u32) -> Self {
-        self.timeout_seconds = seconds.max(1);
-        self
+    pub fn timeout_seconds(self, seconds: u32) -> Self {
+        self.with(["NEMESIA_TIMEOUT"], |config| config.timeout_seconds = seconds.max(1))
+    }
+
+    /// Strict mode: a wish that can't be met (see [`Config::notes`], and for what turns up at start
+    /// [`Endpoint::notes`](crate::Endpoint::notes)) is an error and not a note.
+    #[must_use]
+    pub fn strict(self, strict: bool) -> Self {
+        self.with(["NEMESIA_STRICT"], |config| config.strict = strict)
+    }
+
+    /// Prints [`Endpoint::explain`](crate::Endpoint::explain) on the standard error output at start.
+    #[must_use]
+    pub fn explain(self, explain: bool) -> Self {
+        self.with(["NEMESIA_EXPLAIN"], |config| config.explain = explain)
+    }
+
+    /// Whether a wish that can't be met is an error.
+    pub fn is_strict(&self) -> bool {
+        self.strict
     }
 
     /// The sizes that a world of `peers` processes has to agree on.
@@ -349,47 +462,18 @@ impl Config {
 
     /// Largest message that goes through a fastbox, in bytes.
     pub fn fastbox_bytes(&self) -> usize {
-        let most = fastbox::max_payload(self.fastbox_slots as usize);
+        let most = self.most_fastbox_bytes();
         self.fastbox_limit.map_or(most, |limit| limit.min(most))
     }
-}
 
-fn flag(value: &str) -> Option<bool> {
-    match value {
-        "0" => Some(false),
-        "1" => Some(true),
-        _ => None,
+    fn most_fastbox_bytes(&self) -> usize {
+        // Fewer are refused by `geometry`, but may be asked about before.
+        fastbox::max_payload(self.fastbox_slots.max(4) as usize)
     }
 }
 
-fn ranged(value: &str, low: usize, high: usize) -> Option<usize> {
-    value.parse().ok().filter(|number| (low..=high).contains(number))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn with(name: &'static str, value: &'static str) -> Result<Config, ConfigError> {
-        Config::from_lookup(|wanted| (wanted == name).then(|| value.to_owned()))
-    }
-
-    #[test]
-    fn every_variable_changes_something_and_refuses_nonsense() {
-        let good = [
-            "128", "512", "8", "100", "65536", "4096", "8192", "off", "1", "64", "try", "devshm", "1", "5",
-            "7",
-        ];
-        for (variable, value) in VARIABLES.iter().zip(good) {
-            assert_ne!(with(variable.name, value), Ok(Config::default()), "{}", variable.name);
-            let error = with(variable.name, "nonsense").unwrap_err().to_string();
-            assert!(error.contains(variable.name) && error.contains("nonsense"), "{error}");
-        }
-    }
-
-    #[test]
-    fn sizes_out_of_range_name_the_range() {
-        let error = with("NEMESIA_CELLS", "5").unwrap_err().to_string();
-        assert!(error.contains("cells is 5") && error.contains("power of two"), "{error}");
-    }
+/// The variable of this name, or who is meant.
+fn known(name: &str, origin: Origin) -> Result<&'static Variable, ConfigError> {
+    Variable::find(name)
+        .ok_or_else(|| ConfigError::Unknown { origin, reason: table::no_such(name).to_string() })
 }

@@ -23,7 +23,7 @@ use nemesia_core::engine::{
 };
 use nemesia_core::matching::{Pattern, Source as CoreSource};
 use nemesia_core::payload::{RecvBuf, SendBuf};
-use nemesia_core::port::MessagePort;
+use nemesia_core::port::MessagePort as _;
 use nemesia_core::slab::{List, Slot};
 use nemesia_core::store::{self, Unit};
 
@@ -41,6 +41,7 @@ use crate::bootstrap::{Bootstrap, Exchange};
 use crate::config::Config;
 use crate::error::Error;
 use crate::os::{Departure, limits};
+use crate::route::{self, Explanation, Facts};
 use crate::shm::{self, Attached, Pair, Port};
 use agree::Agreements;
 use probe::Dropped;
@@ -161,6 +162,8 @@ pub struct Endpoint {
     turns: u32,
     /// When the peers' lives were last looked at.
     looked: Instant,
+    /// What the peers are like; for [`Endpoint::explain`].
+    facts: Facts,
     /// Held for its mappings, which the engine's port points into.
     _mappings: Vec<Pair>,
     /// Held for the peers, which read it.
@@ -185,10 +188,15 @@ impl Endpoint {
         if rank >= size {
             return Err(Error::Rank { rank, last: size.saturating_sub(1) });
         }
+        let mut notes = Vec::new();
+        for wish in config.notes() {
+            config.give_up(wish, &mut notes)?;
+        }
         // Before anybody is met: what can't be had here must not end their world.
         let (units, stored) = room(config.unexpected_bytes)?;
-        let Attached { port, sleep, watch, fence, crowded, notes, mark, mappings } =
+        let Attached { port, sleep, watch, fence, crowded, facts, notes: remarks, mark, mappings } =
             shm::attach(config, exchange.as_mut())?;
+        notes.extend(remarks);
         let lent = Lent::<Heap> {
             requests: filled(FIRST_REQUESTS.min(config.requests)),
             peers: filled(size),
@@ -203,7 +211,7 @@ impl Endpoint {
         let tuning = Tuning { eager_bytes: config.eager_bytes, window };
         let engine = Engine::new(rank as u32, port, tuning, lent).map_err(crate::ConfigError::from)?;
         let waiter = Waiter::new(config, crowded, sleep, watch, fence);
-        Ok(Self {
+        let endpoint = Self {
             engine,
             waiter,
             agreements: Agreements::default(),
@@ -219,9 +227,14 @@ impl Endpoint {
             notes,
             turns: 0,
             looked: Instant::now(),
+            facts,
             _mappings: mappings,
             _mark: mark,
-        })
+        };
+        if config.explain {
+            route::say(&endpoint.explain());
+        }
+        Ok(endpoint)
     }
 
     /// Our rank, from 0.
@@ -234,9 +247,23 @@ impl Endpoint {
         self.engine.size() as usize
     }
 
-    /// Remarks on what was asked for and could not be had (huge pages, seals, cheap fences).
+    /// Remarks on what was asked for and could not be had: huge pages that were to be tried, seals, cheap fences,
+    /// variables that do not exist. In strict mode all but the first are errors at start.
     pub fn notes(&self) -> &[String] {
         &self.notes
+    }
+
+    /// How each rank is reached, what is used with it, and why what is not used was refused.
+    pub fn explain(&self) -> Explanation {
+        let route = |rank| {
+            let pulls = self.engine.port().can_pull(rank as u32);
+            self.facts.route(&self.config, rank, pulls, self.failure(rank))
+        };
+        Explanation {
+            rank: self.rank(),
+            routes: (0..self.size()).map(route).collect(),
+            notes: self.notes.clone(),
+        }
     }
 
     /// Why a rank is gone, if it is.

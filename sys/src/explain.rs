@@ -15,19 +15,19 @@ use crate::os::{
     ShmError, limits, numa,
 };
 
-/// Whether something can be used here.
+/// Whether something can be used, or is used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Verdict {
     /// A transport or a facility.
     pub name: &'static str,
-    /// Whether it can be used.
+    /// Whether it can be used; of a [`Route`](crate::Route), whether it is.
     pub usable: bool,
     /// What it is used for, or why it can't be and the remedy.
     pub reason: String,
 }
 
 impl Verdict {
-    fn new(name: &'static str, usable: bool, reason: impl Into<String>) -> Self {
+    pub(crate) fn new(name: &'static str, usable: bool, reason: impl Into<String>) -> Self {
         Self { name, usable, reason: reason.into() }
     }
 
@@ -39,16 +39,22 @@ impl Verdict {
     }
 }
 
+/// The transports that this version does not have.
+pub(crate) fn absent() -> impl Iterator<Item = Verdict> {
+    let verdict = |(name, purpose)| Verdict::new(name, false, format!("{purpose}: not part of this version"));
+    [
+        ("tcp", "messages between machines"),
+        ("verbs", "messages between machines over InfiniBand, RoCE or iWARP"),
+    ]
+    .into_iter()
+    .map(verdict)
+}
+
 /// Tries what this machine offers. Nothing is left behind.
 pub fn explain(config: &Config) -> Vec<Verdict> {
     let mut verdicts = vec![shm(config), single_copy(config)];
     verdicts.extend(facilities());
-    for (name, purpose) in [
-        ("tcp", "messages between machines"),
-        ("verbs", "messages between machines over InfiniBand, RoCE or iWARP"),
-    ] {
-        verdicts.push(Verdict::new(name, false, format!("{purpose}: not part of this version")));
-    }
+    verdicts.extend(absent());
     verdicts
 }
 

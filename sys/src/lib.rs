@@ -27,9 +27,10 @@ mod endpoint;
 mod error;
 mod explain;
 pub mod os;
+mod route;
 mod shm;
 
-pub use config::{Config, ConfigError, SingleCopy, VARIABLES, Variable};
+pub use config::{Config, ConfigError, Origin, SingleCopy, VARIABLES, Variable};
 pub use endpoint::{
     Access, Agreed, Arm, Context, Datatype, Endpoint, Incoming, KEY_BYTES, Message, Path, Pending, Ranking,
     Reduction, Refusal, Region, RemoteKey, Request, Scope, ScopeContext, Source, Status, Tag, Value,
@@ -39,3 +40,4 @@ pub use explain::{Bill, Verdict, explain};
 pub use nemesia_core::engine::{Failure, Truncation};
 pub use nemesia_core::payload::Segment;
 pub use nemesia_core::shared::layout::LayoutError;
+pub use route::{Explanation, Route};

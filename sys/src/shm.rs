@@ -19,8 +19,10 @@ use crate::bootstrap::Exchange;
 use crate::config::{Config, SingleCopy};
 use crate::error::Error;
 use crate::os::{
-    Connection, CopyError, HeavyFence, RemoteMemory, Segment, Watch, allow_any_reader, futex_wake,
+    Connection, CopyError, HeavyFence, RemoteMemory, Segment, SegmentBacking, Watch, allow_any_reader,
+    futex_wake,
 };
+use crate::route::Facts;
 
 /// The port as it runs over mapped segments.
 pub(crate) type Port = ShmPort<'static, Kernel, Vec<Option<Link<'static>>>, Vec<CellRecord>>;
@@ -78,6 +80,27 @@ pub(crate) struct Pair {
     pub(crate) inbox: Segment,
 }
 
+/// What was found out about a peer when it was met.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Met {
+    /// It has registered for `membarrier`.
+    pub(crate) expedited: bool,
+    /// Nobody else can write its own segment.
+    pub(crate) sealed: bool,
+    /// Size of the huge pages that its own segment is in, in bytes.
+    pub(crate) page: Option<usize>,
+    /// Why its memory can't be read, if it can't.
+    pub(crate) unreadable: Option<String>,
+}
+
+impl Met {
+    fn new(peer: &connect::Peer, unreadable: Option<String>) -> Self {
+        let own = &peer.pair.own;
+        let page = own.huge().then(|| own.page_size());
+        Self { expedited: peer.expedited, sealed: own.write_sealed(), page, unreadable }
+    }
+}
+
 /// Everything that the transport gave us. The port's views point into the mappings: `port` comes first, so that
 /// it is dropped first, and the views never leave it.
 #[derive(Debug)]
@@ -88,7 +111,8 @@ pub(crate) struct Attached {
     pub(crate) fence: HeavyFence,
     /// Whether we share our processors with more processes of the world than there are processors.
     pub(crate) crowded: bool,
-    /// Remarks of the segments on what they could not have (huge pages, seals).
+    pub(crate) facts: Facts,
+    /// Remarks on what could not be had (huge pages, seals, cheap fences).
     pub(crate) notes: Vec<String>,
     /// What the peers know this process by when they read its memory.
     pub(crate) mark: Box<u64>,
@@ -110,12 +134,15 @@ pub(crate) fn attach(config: &Config, exchange: &mut dyn Exchange) -> Result<Att
     views::header(&inbox)?.publish(&identity(SegmentKind::Inbox), inbox_bytes as u64);
     let mut notes: Vec<String> = own.notes().iter().chain(inbox.notes()).cloned().collect();
     if !own.seal_against_foreign_writes()? {
-        notes.push("peers could write to our own segment: this kernel cannot seal it against them".into());
+        config.give_up(unsealed(config.segments.backing).into(), &mut notes)?;
     }
     if config.ptracer && !allow_any_reader() {
-        notes.push("NEMESIA_PTRACER=1: the kernel does not let us allow it".into());
+        config.give_up("NEMESIA_PTRACER=1: the kernel does not let us allow it".into(), &mut notes)?;
     }
     let fence = HeavyFence::register();
+    if !fence.is_expedited() {
+        config.give_up(NO_MEMBARRIER.into(), &mut notes)?;
+    }
     let cpus = crowd::allowed();
     // In one place for as long as the peers may read it: until this process ends.
     let mark = Box::new(epoch);
@@ -124,6 +151,11 @@ pub(crate) fn attach(config: &Config, exchange: &mut dyn Exchange) -> Result<Att
     let world = connect::World { config, geometry, rank, epoch, expedited, cpus, mark: address };
     let ours = Pair { own, inbox };
     let (peers, watch) = connect::connect(&world, &ours, exchange)?;
+    let without =
+        peers.iter().zip(0..).filter_map(|(peer, rank)| (!peer.as_ref()?.expedited).then_some(rank));
+    if let Some(wish) = fenced_by(without) {
+        config.give_up(wish, &mut notes)?;
+    }
     let expedited = fence.is_expedited() && peers.iter().flatten().all(|peer| peer.expedited);
     let fences = if expedited { FenceMode::Asymmetric } else { FenceMode::Symmetric };
     let pid = |peer: &connect::Peer| peer.connection.upgrade().map_or(0, |connection| connection.peer().pid);
@@ -133,46 +165,87 @@ pub(crate) fn attach(config: &Config, exchange: &mut dyn Exchange) -> Result<Att
     let connection =
         |peer: &Option<connect::Peer>| peer.as_ref().map_or_else(Weak::new, |it| it.connection.clone());
     let connections = peers.iter().map(connection).collect();
-    let kernel = Kernel { memories: readable(config, &peers, &mut notes)?, connections };
+    let readable = readable(config, &peers, &mut notes)?;
+    let memories = readable.iter().map(|memory| memory.clone().ok()).collect();
+    let kernel = Kernel { memories, connections };
     let port = views::port(port_config, &geometry, &ours, &peers, kernel)?;
     let sleep = views::inbox(&ours.inbox, &geometry)?.sleep;
+    let met = peers.iter().zip(readable).map(|(peer, memory)| Some(Met::new(peer.as_ref()?, memory.err())));
+    let facts = Facts { expedited, met: met.collect() };
     let mut mappings = vec![ours];
     mappings.extend(peers.into_iter().flatten().map(|peer| peer.pair));
-    Ok(Attached { port, sleep, watch, fence, crowded, notes, mark, mappings })
+    Ok(Attached { port, sleep, watch, fence, crowded, facts, notes, mark, mappings })
 }
 
-/// The memories that the kernel lets us read, which is tried.
+/// The memories that the kernel lets us read, which is tried; or why not.
 fn readable(
     config: &Config,
     peers: &[Option<connect::Peer>],
     notes: &mut Vec<String>,
-) -> Result<Vec<Option<RemoteMemory>>, Error> {
+) -> Result<Vec<Result<RemoteMemory, String>>, Error> {
     let mut readable = Vec::with_capacity(peers.len());
     for (rank, peer) in peers.iter().enumerate() {
         let Some(peer) = peer.as_ref().filter(|_| config.single_copy != SingleCopy::Off) else {
-            readable.push(None);
+            readable.push(Err("NEMESIA_SINGLE_COPY is off".to_owned()));
             continue;
         };
-        let mut memory = peer.memory;
-        let problem = match &mut memory {
-            Some(memory) => memory.check().map_err(CopyError::explain),
-            None => Err("its process has no number here, or does not want to be read: run all in one pid \
-                 namespace, with NEMESIA_SINGLE_COPY alike"
-                .to_owned()),
-        };
-        readable.push(memory.filter(|_| problem.is_ok()));
-        if let Err(problem) = problem {
+        let memory = peer.memory.ok_or_else(|| {
+            "its process has no number here, or does not want to be read: run all in one pid namespace, with \
+             NEMESIA_SINGLE_COPY alike"
+                .to_owned()
+        });
+        let memory =
+            memory.and_then(|mut memory| memory.check().map(|()| memory).map_err(CopyError::explain));
+        if let Err(problem) = &memory {
             let problem = format!("no single copy through the kernel: {problem}");
             if config.single_copy == SingleCopy::Require {
                 return Err(Error::Peer { rank, problem });
             }
             notes.push(format!("rank {rank}: {problem}"));
         }
+        readable.push(memory);
     }
     Ok(readable)
+}
+
+const NO_MEMBARRIER: &str = "every send pays for a fence: membarrier is refused here; it needs Linux 4.14, and a seccomp \
+                             profile that allows it";
+
+/// Why peers could write to our own segment, and the remedy.
+fn unsealed(backing: SegmentBacking) -> &'static str {
+    match backing {
+        SegmentBacking::DevShm => {
+            "peers could write to our own segment: files in /dev/shm cannot be sealed; NEMESIA_BACKING=memfd can"
+        }
+        SegmentBacking::Memfd => {
+            "peers could write to our own segment: this kernel cannot seal it against them; Linux 5.1 can"
+        }
+    }
+}
+
+/// What it costs that these peers have not registered for `membarrier`, if there are any.
+fn fenced_by(mut without: impl Iterator<Item = usize>) -> Option<String> {
+    let first = without.next()?;
+    let more = match without.count() {
+        0 => String::new(),
+        count => format!(" and {count} more"),
+    };
+    Some(format!("every send pays for a fence: membarrier is refused to rank {first}{more}; allow it there"))
 }
 
 /// The descriptors that a greeting hands over.
 fn descriptors(pair: &Pair) -> Vec<BorrowedFd<'_>> {
     [pair.own.fd(), pair.inbox.fd()].into_iter().flatten().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn peers_that_cost_a_fence_are_named() {
+        assert_eq!(fenced_by([].into_iter()), None);
+        assert!(fenced_by([3].into_iter()).unwrap().contains("to rank 3; allow"));
+        assert!(fenced_by([3, 5, 7].into_iter()).unwrap().contains("to rank 3 and 2 more; allow"));
+    }
 }

@@ -92,22 +92,22 @@ static void around(nemesia_endpoint *endpoint, int32_t rank) {
 static void run(struct store *store, int32_t rank) {
     struct context context;
     nemesia_exchange exchange;
-    nemesia_config config;
+    nemesia_config *config = NULL;
     nemesia_endpoint *endpoint = NULL;
     int32_t given = -1, size = -1;
     context.store = store;
     context.rank = rank;
     exchange = exchange_of(&context);
-    OK(nemesia_config_init(sizeof config, &config));
-    config.ignore_environment = 1;
-    config.cells = 16;
-    config.cell_bytes = 4096;
+    OK(nemesia_config_default(&config));
+    OK(nemesia_config_set(config, "NEMESIA_CELLS", "16"));
+    OK(nemesia_config_set(config, "NEMESIA_CELL_BYTES", "4096"));
     exchange.put = refuse;
-    GIVES(NEMESIA_ERR_BOOTSTRAP, nemesia_endpoint_open_with(&config, &exchange, &endpoint));
+    GIVES(NEMESIA_ERR_BOOTSTRAP, nemesia_endpoint_open_with(config, &exchange, &endpoint));
     CHECK(endpoint == NULL && strstr(nemesia_last_error_message(), "1234") != NULL);
     exchange.put = put;
-    OK(nemesia_endpoint_open_with(&config, &exchange, &endpoint));
-    /* The exchange is not used any more. */
+    OK(nemesia_endpoint_open_with(config, &exchange, &endpoint));
+    /* Neither the configuration nor the exchange is used any more. */
+    nemesia_config_destroy(config);
     memset(&exchange, 0xff, sizeof exchange);
     memset(&context, 0xff, sizeof context);
     OK(nemesia_endpoint_rank(endpoint, &given));

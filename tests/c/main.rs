@@ -109,6 +109,11 @@ fn an_event_loop_waits_for_the_descriptor() -> Result<(), String> {
 }
 
 #[test]
+fn how_peers_are_reached_is_told_as_text() -> Result<(), String> {
+    two("pair", "how_peers_are_reached_is_told_as_text", "explanation")
+}
+
+#[test]
 fn a_dead_peer_is_reported_by_rank_and_the_rest_goes_on() -> Result<(), String> {
     if !can_run("a_dead_peer_is_reported_by_rank_and_the_rest_goes_on", &["cc"]) {
         return Ok(());

@@ -90,6 +90,19 @@ static void wildcards(void) {
     OK(nemesia_endpoint_progress(endpoint, NULL));
 }
 
+static void explanation(void) {
+    static char text[4096];
+    size_t len = 0;
+    OK(nemesia_endpoint_explain(endpoint, sizeof text, text, &len));
+    CHECK(len == strlen(text) && strstr(text, "over shm; fastbox: ") != NULL && strstr(text, "; not tcp: ") != NULL);
+    text[9] = '!';
+    GIVES(NEMESIA_ERR_TRUNCATED, nemesia_endpoint_explain(endpoint, 9, text, &len));
+    CHECK(strcmp(text, "nemesia:") == 0 && text[9] == '!' && len > 100);
+    GIVES(NEMESIA_ERR_TRUNCATED, nemesia_endpoint_explain(endpoint, 0, NULL, NULL));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_explain(endpoint, 1, NULL, NULL));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_explain(NULL, sizeof text, text, &len));
+}
+
 static void truncation(void) {
     nemesia_status status;
     char room[9] = "........";
@@ -252,25 +265,46 @@ static void refuse_pointers(void) {
     OK(nemesia_endpoint_wait_all(endpoint, 0, NULL, 0, NULL));
 }
 
-static void refuse_structures(void) {
+static void refuse_configurations(void) {
     nemesia_endpoint *other = NULL;
-    nemesia_config config;
+    nemesia_config *config = NULL;
+    char value[16] = "untouched";
+    size_t len = 77;
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_config_default(NULL));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_config_from_environment(NULL));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_config_set(NULL, "NEMESIA_CELLS", "8"));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_config_get(NULL, "NEMESIA_CELLS", sizeof value, value, &len));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_config_read_file(NULL, "x"));
+    OK(nemesia_config_default(&config));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_config_set(config, NULL, "8"));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_config_set(config, "NEMESIA_CELLS", NULL));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_config_set(config, "NEMESIA_CELLS", "\xff"));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_config_get(config, "NEMESIA_CELLS", sizeof value, NULL, &len));
+    GIVES(NEMESIA_ERR_CONFIG, nemesia_config_get(config, "NEMESIA_CELS", sizeof value, value, &len));
+    CHECK(strcmp(value, "untouched") == 0 && len == 77);
+    GIVES(NEMESIA_ERR_CONFIG, nemesia_config_set(config, "NEMESIA_CELS", "8"));
+    CHECK(strstr(nemesia_last_error_message(), "did you mean NEMESIA_CELLS?") != NULL);
+    GIVES(NEMESIA_ERR_CONFIG, nemesia_config_set(config, "NEMESIA_CELLS", "many"));
+    GIVES(NEMESIA_ERR_CONFIG, nemesia_config_read_file(config, "/nonexistent/nemesia.conf"));
+    OK(nemesia_config_set(config, "NEMESIA_CELLS", "5"));
+    OK(nemesia_config_get(config, "NEMESIA_CELLS", 2, value, &len));
+    CHECK(strcmp(value, "5") == 0 && len == 1);
+    /* The launcher's connection is taken, which is found out first. */
+    GIVES(NEMESIA_ERR_BOOTSTRAP, nemesia_endpoint_open(config, &other));
+    CHECK(other == NULL);
+    nemesia_config_destroy(config);
+    nemesia_config_destroy(NULL);
+}
+
+static void refuse_exchanges(void) {
+    nemesia_endpoint *other = NULL;
     nemesia_exchange exchange;
     memset(&exchange, 0, sizeof exchange);
-    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_config_init(sizeof config, NULL));
-    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_config_init(3, &config));
-    OK(nemesia_config_init(sizeof config, &config));
-    CHECK(config.struct_size == sizeof config && config.cells == NEMESIA_UNSET);
-    config.struct_size = sizeof config - 1;
-    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_open(&config, &other));
-    CHECK(strstr(nemesia_last_error_message(), "sizeof(nemesia_config)") != NULL);
-    config.struct_size = 0;
-    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_open(&config, &other));
-    config.struct_size = sizeof config;
-    config.cells = 5;
-    GIVES(NEMESIA_ERR_CONFIG, nemesia_endpoint_open(&config, &other));
     GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_open_with(NULL, NULL, &other));
     GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_open_with(NULL, &exchange, &other));
+    exchange.struct_size = sizeof exchange - 1;
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_open_with(NULL, &exchange, &other));
+    CHECK(strstr(nemesia_last_error_message(), "sizeof(nemesia_exchange)") != NULL);
     exchange.struct_size = sizeof exchange;
     GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_open_with(NULL, &exchange, &other));
     CHECK(strstr(nemesia_last_error_message(), "nemesia_exchange.rank is NULL") != NULL);
@@ -288,7 +322,8 @@ static void errors(void) {
     char byte = 'x';
     size_t at;
     refuse_pointers();
-    refuse_structures();
+    refuse_configurations();
+    refuse_exchanges();
     for (at = 0; at < sizeof nobody / sizeof *nobody; at++) {
         GIVES(NEMESIA_ERR_RANK, nemesia_endpoint_send(endpoint, nobody[at], TAG, &byte, 1));
         GIVES(NEMESIA_ERR_RANK, nemesia_endpoint_irecv(endpoint, nobody[at], TAG, 0, 1, &byte, &request));
@@ -401,6 +436,7 @@ int main(int argc, char **argv) {
         {"ping-pong", ping_pong}, {"window", window}, {"wildcards", wildcards}, {"truncation", truncation},
         {"contexts", contexts},   {"lists", lists},           {"errors", errors},
         {"event-loop", event_loop}, {"peer-failure", peer_failure}, {"agreement", agreement},
+        {"explanation", explanation},
     };
     int32_t size = 0;
     size_t at;

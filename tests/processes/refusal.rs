@@ -47,6 +47,31 @@ fn a_bad_value_of_any_variable_is_named_with_what_it_may_be() -> Result<(), Stri
 }
 
 #[test]
+fn in_strict_mode_a_wish_that_cannot_be_met_is_an_error_with_the_remedy() -> Result<(), String> {
+    let strict = || open().env("NEMESIA_STRICT", "1");
+    strict().succeed(2)?;
+    for (name, value, parts) in [
+        ("NEMESIA_CELS", "8", ["there is no variable NEMESIA_CELS", "did you mean NEMESIA_CELLS?"]),
+        ("NEMESIA_FASTBOX_LIMIT", "99999", ["carries 888 bytes at most", "raise NEMESIA_FASTBOX_SLOTS"]),
+        ("NEMESIA_BACKING", "devshm", ["cannot be sealed", "NEMESIA_BACKING=memfd can"]),
+    ] {
+        alone(&strict().env(name, value), &[parts[0], parts[1], "NEMESIA_STRICT"])?;
+        open().env(name, value).succeed(2)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_mistake_in_the_configuration_file_is_named_with_its_line() -> Result<(), String> {
+    let path = std::path::Path::new(SCRATCH).join(format!("mistake-{}.conf", std::process::id()));
+    std::fs::write(&path, "NEMESIA_CELLS = 64\nNEMESIA_SPIN = fast\n").map_err(|error| error.to_string())?;
+    let named = path.display().to_string();
+    let outcome = alone(&open().env("NEMESIA_CONFIG", &named), &[&format!("{named}:2: NEMESIA_SPIN=fast")]);
+    std::fs::remove_file(&path).map_err(|error| error.to_string())?;
+    outcome
+}
+
+#[test]
 fn low_limits_are_named_with_the_command_that_raises_them() -> Result<(), String> {
     alone(&open().before("ulimit -f 16"), &["file size limit is", "ulimit -f unlimited"])?;
     let large = open().env("NEMESIA_CELL_BYTES", "16777216");

@@ -13,7 +13,7 @@ use std::time::Instant;
 
 const LONG: Duration = Duration::from_secs(300);
 /// Tells this test program which part it plays when a launcher has started it.
-const ROLE: &str = "NEMESIA_BOOTSTRAP_TEST_ROLE";
+const ROLE: &str = "NEMESIA_TEST_ROLE";
 
 fn environment(pairs: &'static [(&'static str, &'static str)]) -> impl Fn(&str) -> Option<OsString> {
     move |name| pairs.iter().find(|(key, _)| *key == name).map(|(_, value)| OsString::from(value))

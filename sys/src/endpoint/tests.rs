@@ -436,3 +436,15 @@ fn a_rank_that_another_broke_off_with_is_told_that_it_is_excluded() {
     // Rank 2 hears both and sides with none: who lost a rank, or was lost, is gone.
     assert!(!excluded[2] && (excluded[0] || excluded[1]), "{ended:?}");
 }
+
+#[test]
+fn each_rank_has_its_route_and_a_peer_that_left_is_said_to_be_gone() {
+    let (mut zero, one) = pair(&Config::default());
+    let before = zero.explain();
+    let transports: Vec<&str> = before.routes.iter().map(|route| route.transport).collect();
+    assert_eq!((transports, before.routes[1].failure), (vec!["self", "shm"], None));
+    assert!(before.routes[1].refused.iter().any(|verdict| verdict.name == "tcp" && !verdict.usable));
+    drop(one);
+    assert!(zero.recv(Source::Rank(1), Tag::Any, &mut []).is_err());
+    assert_eq!(zero.explain().routes[1].failure, Some(crate::Failure::Finished));
+}

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::call::{checked, uninterrupted};
 
-const CHILD: &str = "NEMESIA_OS_TEST_CHILD";
+const CHILD: &str = "NEMESIA_TEST_CHILD";
 
 /// Says visibly that a test could not run here.
 pub(crate) fn skipped(why: &str) {

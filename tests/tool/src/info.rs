@@ -4,39 +4,23 @@
 use std::fmt::Write;
 
 use nemesia::bootstrap::{Bootstrap, Exchange};
-use nemesia::{Bill, Config, VARIABLES, Verdict};
+use nemesia::{Bill, Config, ConfigError, VARIABLES, Variable, Verdict};
 use serde::Serialize;
 
 use crate::cli::InfoArgs;
 use crate::failure::Failure;
 use crate::output;
 
-/// What each variable stands for when it is not set; a test compares them with the library's own.
-const DEFAULTS: [(&str, &str); 15] = [
-    ("NEMESIA_CELLS", "64"),
-    ("NEMESIA_CELL_BYTES", "32768"),
-    ("NEMESIA_FASTBOX_SLOTS", "64"),
-    // Computed, see `default_of`.
-    ("NEMESIA_FASTBOX_LIMIT", ""),
-    ("NEMESIA_UNEXPECTED_BYTES", "67108864"),
-    ("NEMESIA_EAGER_BYTES", "8192"),
-    ("NEMESIA_CREDIT_BYTES", "262144"),
-    ("NEMESIA_SINGLE_COPY", "auto"),
-    ("NEMESIA_PTRACER", "0"),
-    ("NEMESIA_REQUESTS", "1048576"),
-    ("NEMESIA_HUGE_PAGES", "never"),
-    ("NEMESIA_BACKING", "memfd"),
-    ("NEMESIA_LOCK_MEMORY", "0"),
-    ("NEMESIA_SPIN", "by load"),
-    ("NEMESIA_TIMEOUT", "60"),
-];
-
 #[derive(Debug, Serialize)]
 struct Overview {
     facilities: Vec<Facility>,
     launcher: Situation,
     memory: Memory,
+    /// The configuration files that were read.
+    files: Vec<String>,
     variables: Vec<Setting>,
+    /// Wishes that can't be met, and variables that do not exist.
+    notes: Vec<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -68,7 +52,9 @@ struct Memory {
 struct Setting {
     name: &'static str,
     value: String,
-    source: &'static str,
+    default: String,
+    /// `default`, `environment`, or file and line.
+    source: String,
     values: &'static str,
     help: &'static str,
 }
@@ -83,7 +69,9 @@ pub(crate) fn info(args: &InfoArgs) -> Result<u8, Failure> {
         memory: memory(&config, args.processes)?,
         facilities: nemesia::explain(&config).into_iter().map(facility).collect(),
         launcher: situation(),
-        variables: settings(&config, |name| std::env::var(name).ok()),
+        files: config.files().iter().map(|path| path.display().to_string()).collect(),
+        variables: VARIABLES.iter().map(|variable| setting(&config, variable)).collect(),
+        notes: config.notes(),
     };
     let text = if args.json {
         serde_json::to_string_pretty(&overview).map_err(Failure::failed)? + "\n"
@@ -91,6 +79,9 @@ pub(crate) fn info(args: &InfoArgs) -> Result<u8, Failure> {
         written(&overview)
     };
     output::print(&text)?;
+    if let (true, Some(note)) = (config.is_strict(), overview.notes.first()) {
+        return Err(Failure::unusable(ConfigError::Strict(note.clone())));
+    }
     match overview.facilities.iter().find(|facility| facility.name == "shm") {
         Some(shm) if shm.usable => Ok(0),
         Some(shm) => Err(Failure::unusable(format!("shm can't be used here: {}", shm.reason))),
@@ -127,23 +118,10 @@ fn situation() -> Situation {
     }
 }
 
-fn settings(config: &Config, lookup: impl Fn(&str) -> Option<String>) -> Vec<Setting> {
-    let setting = |variable: &nemesia::Variable| {
-        let set = lookup(variable.name);
-        let source = if set.is_some() { "environment" } else { "default" };
-        let value = match set {
-            // What is asked for may be more than a fastbox has room for.
-            _ if variable.name == "NEMESIA_FASTBOX_LIMIT" => config.fastbox_bytes().to_string(),
-            Some(value) => value.trim().to_owned(),
-            None => default_of(variable.name).to_owned(),
-        };
-        Setting { name: variable.name, value, source, values: variable.values, help: variable.help }
-    };
-    VARIABLES.iter().map(setting).collect()
-}
-
-fn default_of(name: &str) -> &'static str {
-    DEFAULTS.iter().find(|(known, _)| *known == name).map_or("unknown to this program", |(_, value)| value)
+fn setting(config: &Config, variable: &Variable) -> Setting {
+    let Variable { name, values, help, .. } = *variable;
+    let (value, default) = (variable.value(config), variable.default_value());
+    Setting { name, value, default, source: config.origin(name).to_string(), values, help }
 }
 
 fn written(overview: &Overview) -> String {
@@ -171,9 +149,21 @@ fn write_all(out: &mut String, overview: &Overview) -> std::fmt::Result {
     ] {
         writeln!(out, "  {what:<56} {:>10} {bytes:>12} bytes", human(bytes))?;
     }
-    writeln!(out, "\nConfiguration")?;
-    for Setting { name, value, source, values, help } in &overview.variables {
-        writeln!(out, "  {name}={value} ({source})\n      {help}; {values}")?;
+    write_configuration(out, overview)
+}
+
+fn write_configuration(out: &mut String, overview: &Overview) -> std::fmt::Result {
+    let files = match &overview.files[..] {
+        [] => "no file".to_owned(),
+        files => files.join(", "),
+    };
+    writeln!(out, "\nConfiguration, from {files} and the environment")?;
+    for Setting { name, value, default, source, values, help } in &overview.variables {
+        let from = if source == "default" { source } else { &format!("{source}; default {default}") };
+        writeln!(out, "  {name}={value} ({from})\n      {help} ({values})")?;
+    }
+    if !overview.notes.is_empty() {
+        writeln!(out, "\nNotes\n  {}", overview.notes.join("\n  "))?;
     }
     Ok(())
 }
@@ -192,30 +182,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_defaults_shown_are_those_of_the_library() {
-        for variable in &VARIABLES {
-            let shown = default_of(variable.name);
-            if matches!(variable.name, "NEMESIA_FASTBOX_LIMIT" | "NEMESIA_SPIN") {
-                continue;
-            }
-            let config = Config::from_lookup(|name| (name == variable.name).then(|| shown.to_owned()));
-            assert_eq!(config, Ok(Config::default()), "{}={shown}", variable.name);
-        }
-    }
-
-    #[test]
-    fn a_variable_that_is_set_shows_what_is_in_force() {
-        let lookup = |name: &str| match name {
-            "NEMESIA_CELLS" => Some(" 128 ".to_owned()),
-            "NEMESIA_FASTBOX_LIMIT" => Some("999999999".to_owned()),
-            _ => None,
-        };
-        let config = Config::from_lookup(lookup).unwrap();
-        let settings = settings(&config, lookup);
-        let of = |name| settings.iter().find(|setting| setting.name == name).unwrap();
-        assert_eq!((of("NEMESIA_CELLS").value.as_str(), of("NEMESIA_CELLS").source), ("128", "environment"));
+    fn a_variable_that_is_set_shows_what_is_in_force_and_who_says_so() {
+        let pairs =
+            [("NEMESIA_CONFIG", ""), ("NEMESIA_CELLS", " 128 "), ("NEMESIA_FASTBOX_LIMIT", "999999999")];
+        let config = Config::from_vars(pairs.map(|(name, value)| (name.into(), value.into()))).unwrap();
+        let of = |name| setting(&config, Variable::find(name).unwrap());
+        let cells = of("NEMESIA_CELLS");
+        assert_eq!((&*cells.value, &*cells.source, &*cells.default), ("128", "environment", "64"));
         assert_eq!(of("NEMESIA_FASTBOX_LIMIT").value, Config::default().fastbox_bytes().to_string());
-        assert_eq!((of("NEMESIA_SPIN").value.as_str(), of("NEMESIA_SPIN").source), ("by load", "default"));
+        assert_eq!((&*of("NEMESIA_SPIN").value, &*of("NEMESIA_SPIN").source), ("auto", "default"));
     }
 
     #[test]

@@ -1,0 +1,201 @@
+//! Sources, their precedence, and what each refuses.
+
+use super::*;
+use std::os::unix::ffi::OsStringExt;
+
+fn from(pairs: &[(&str, &str)]) -> Result<Config, ConfigError> {
+    // Without this the files of whoever runs the tests count.
+    let none = [("NEMESIA_CONFIG", "")];
+    let vars = none.iter().chain(pairs).map(|(name, value)| (name.into(), value.into()));
+    Config::from_vars(vars.collect::<Vec<_>>())
+}
+
+fn message(pairs: &[(&str, &str)]) -> String {
+    from(pairs).unwrap_err().to_string()
+}
+
+/// A file of its own, removed in the end.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(name: &str, text: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("nemesia-{}-{name}", std::process::id()));
+        std::fs::write(&path, text).unwrap();
+        Self(path)
+    }
+
+    fn name(&self) -> &str {
+        self.0.to_str().unwrap()
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// A value other than the default.
+fn other(variable: &Variable) -> &'static str {
+    match variable.name {
+        "NEMESIA_CELLS" => "128",
+        "NEMESIA_CELL_BYTES" => "512",
+        "NEMESIA_FASTBOX_SLOTS" => "8",
+        "NEMESIA_FASTBOX_LIMIT" => "100",
+        "NEMESIA_UNEXPECTED_BYTES" => "65536",
+        "NEMESIA_CREDIT_BYTES" => "8192",
+        "NEMESIA_SINGLE_COPY" => "off",
+        "NEMESIA_HUGE_PAGES" => "try",
+        "NEMESIA_BACKING" => "devshm",
+        _ if variable.values == "0 or 1" => "1",
+        _ => "77",
+    }
+}
+
+#[test]
+fn every_variable_changes_something_and_says_what_is_in_force() {
+    for variable in VARIABLES {
+        let Variable { name, .. } = *variable;
+        let value = other(variable);
+        let config = from(&[(name, value)]).unwrap();
+        assert_ne!(config, Config::default(), "{name}");
+        assert_eq!(config.get(name).as_deref(), Ok(value), "{name}");
+        assert_eq!(
+            (config.origin(name), Config::default().origin(name)),
+            (Origin::Environment, Origin::Default)
+        );
+        assert_ne!(variable.default_value(), value, "{name}");
+        // What it says is what it takes.
+        let mut again = Config::default();
+        again.set(name, &config.get(name).unwrap()).unwrap();
+        assert_eq!(again, config, "{name}");
+    }
+}
+
+#[test]
+fn every_variable_refuses_nonsense_and_says_what_it_takes() {
+    for Variable { name, values, .. } in VARIABLES {
+        let error = message(&[(name, "nonsense")]);
+        assert_eq!(error, format!("{name}=nonsense: must be {values}"));
+    }
+    let bytes = OsString::from_vec(vec![b'1', 0xff]);
+    let vars = [("NEMESIA_CONFIG".into(), OsString::new()), ("NEMESIA_CELLS".into(), bytes)];
+    assert!(matches!(Config::from_vars(vars), Err(ConfigError::Variable { name: "NEMESIA_CELLS", .. })));
+}
+
+#[test]
+fn names_are_listed_once_each_with_its_help() {
+    for (at, variable) in VARIABLES.iter().enumerate() {
+        assert!(variable.name.starts_with(PREFIX) && !variable.help.is_empty());
+        assert!(VARIABLES[..at].iter().all(|before| before.name != variable.name), "{}", variable.name);
+    }
+}
+
+#[test]
+fn sizes_out_of_range_name_the_range() {
+    let error = message(&[("NEMESIA_CELLS", "5")]);
+    assert!(error.contains("cells is 5") && error.contains("power of two"), "{error}");
+}
+
+#[test]
+fn program_counts_more_than_environment_and_that_more_than_the_file() {
+    let text = "NEMESIA_CELLS = 8\nNEMESIA_SPIN = 8 # polls\n\nNEMESIA_TIMEOUT=8\nNEMESIA_TIMEOUT=9\n";
+    let file = Scratch::new("precedence", text);
+    let vars = [("NEMESIA_CONFIG", file.name()), ("NEMESIA_CELLS", "16"), ("NEMESIA_SPIN", " 16 ")];
+    let config = from(&vars).unwrap().cells(32);
+    assert_eq!((config.cells, config.spin, config.timeout_seconds), (32, Some(16), 9));
+    let origins = ["NEMESIA_CELLS", "NEMESIA_SPIN", "NEMESIA_TIMEOUT", "NEMESIA_REQUESTS"]
+        .map(|name| config.origin(name).to_string());
+    assert_eq!(origins, ["program", "environment", &format!("{}:5", file.name()), "default"]);
+    assert_eq!(config.files(), std::slice::from_ref(&file.0));
+}
+
+#[test]
+fn files_of_the_user_are_read_where_none_is_named() {
+    let directory = std::env::temp_dir().join(format!("nemesia-{}-xdg", std::process::id()));
+    std::fs::create_dir_all(directory.join("nemesia")).unwrap();
+    std::fs::write(directory.join("nemesia/nemesia.conf"), "NEMESIA_REQUESTS = 99\n").unwrap();
+    let read = |named: Option<&str>| {
+        let named = named.map(|path| ("NEMESIA_CONFIG".into(), path.into()));
+        let home = [("XDG_CONFIG_HOME".into(), directory.clone().into_os_string())];
+        Config::from_vars(home.into_iter().chain(named)).unwrap().requests
+    };
+    let (usual, none) = (read(None), read(Some("")));
+    std::fs::remove_dir_all(&directory).unwrap();
+    assert_eq!((usual, none), (99, 1 << 20));
+}
+
+#[test]
+fn mistakes_in_a_file_are_errors_with_its_name_and_line() {
+    for (text, line, parts) in [
+        (
+            "NEMESIA_CELLS=64\nNEMESIA_CELS=64\n",
+            2,
+            ["there is no variable NEMESIA_CELS", "did you mean NEMESIA_CELLS?"],
+        ),
+        ("\n\nNEMESIA_SPIN = fast\n", 3, ["NEMESIA_SPIN=fast", "must be polls, or auto"]),
+        ("NEMESIA_SPIN =\n", 1, ["NEMESIA_SPIN=:", "must be polls"]),
+        ("# fine\nNEMESIA_SPIN 5\n", 2, ["NAME = value", "#"]),
+        ("NEMESIA_CONFIG = other.conf\n", 1, ["no variable NEMESIA_CONFIG", ""]),
+    ] {
+        let file = Scratch::new(&format!("mistake-{line}-{}", text.len()), text);
+        let error = message(&[("NEMESIA_CONFIG", file.name())]);
+        assert!(error.starts_with(&format!("{}:{line}: ", file.name())), "{error}");
+        assert!(parts.iter().all(|part| error.contains(part)), "{error}");
+    }
+    let error = message(&[("NEMESIA_CONFIG", "/nonexistent/nemesia.conf")]);
+    assert_eq!(error, "/nonexistent/nemesia.conf: there is no such file");
+}
+
+#[test]
+fn variables_that_do_not_exist_are_noted_with_the_nearest() {
+    let of = |name| from(&[(name, "1")]).unwrap().notes();
+    assert_eq!(
+        of("NEMESIA_CELL_BYTE"),
+        ["there is no variable NEMESIA_CELL_BYTE: did you mean NEMESIA_CELL_BYTES?"]
+    );
+    assert_eq!(of("NEMESIA_STRICKT"), ["there is no variable NEMESIA_STRICKT: did you mean NEMESIA_STRICT?"]);
+    assert_eq!(
+        of("NEMESIA_BANANA"),
+        ["there is no variable NEMESIA_BANANA: `nemesia info` lists those there are"]
+    );
+    for used in ["NEMESIA_BIN", "NEMESIA_SKIP_LOG", "NEMESIA_TEST_SEED", "NEMESIA_STRICT", "NEMESIAX", "PATH"]
+    {
+        assert_eq!(of(used), [""; 0], "{used}");
+    }
+}
+
+#[test]
+fn a_wish_that_can_not_be_met_is_a_note_or_in_strict_mode_an_error() {
+    let greedy = Config::default().fastbox_limit(1 << 20);
+    let notes = greedy.notes();
+    assert!(notes[0].contains("NEMESIA_FASTBOX_LIMIT=1048576") && notes[0].contains("raise"), "{notes:?}");
+    let notes = Config::default().eager_bytes(1 << 20).notes();
+    assert!(notes[0].contains("NEMESIA_EAGER_BYTES=1048576") && notes[0].contains("raise"), "{notes:?}");
+    assert!(Config::default().cell_bytes(256).notes().is_empty());
+    let mut kept = Vec::new();
+    greedy.give_up("wish".into(), &mut kept).unwrap();
+    assert_eq!(kept, ["wish"]);
+    let error = greedy.strict(true).give_up("wish".into(), &mut kept).unwrap_err();
+    assert_eq!(error.to_string(), "wish (an error because NEMESIA_STRICT is 1)");
+}
+
+#[test]
+fn setting_by_name_refuses_what_the_environment_would() {
+    let mut config = Config::default();
+    config.set("NEMESIA_SPIN", "5").unwrap();
+    assert_eq!(config, Config::default().spin(5));
+    assert_eq!(config.origin("NEMESIA_SPIN"), Origin::Program);
+    assert!(config.set("NEMESIA_SPIN", "x").unwrap_err().to_string().starts_with("NEMESIA_SPIN=x: must be"));
+    assert!(config.set("NEMESIA_SPINS", "5").unwrap_err().to_string().contains("did you mean NEMESIA_SPIN?"));
+    assert_eq!(config.get("NEMESIA_SPIN").as_deref(), Ok("5"));
+    assert!(config.get("NEMESIA_SPINS").unwrap_err().to_string().starts_with("there is no variable"));
+    config.set("NEMESIA_SPIN", "auto").unwrap();
+    assert_eq!(config, Config::default());
+}
+
+#[test]
+fn sizes_that_are_refused_later_can_be_asked_about_before() {
+    let config = Config::default().fastbox_slots(0);
+    assert_eq!((config.get("NEMESIA_FASTBOX_LIMIT").as_deref(), config.notes().len()), (Ok("48"), 0));
+}

@@ -1,0 +1,202 @@
+//! How each peer is reached, what is used with it, and why what is not used was refused: no silent swap.
+
+use std::fmt;
+use std::io::Write;
+
+use crate::Failure;
+use crate::config::Config;
+use crate::explain::{Verdict, absent};
+use crate::shm::Met;
+
+/// How one rank is reached.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Route {
+    /// The rank.
+    pub rank: usize,
+    /// What carries messages to and from it: `shm`, or `self`.
+    pub transport: &'static str,
+    /// What is used with that transport, and what is not, with the reason.
+    pub facilities: Vec<Verdict>,
+    /// The other transports, and why each was refused.
+    pub refused: Vec<Verdict>,
+    /// Why it is gone, if it is.
+    pub failure: Option<Failure>,
+}
+
+impl Route {
+    /// Whether everything but the rank is the same.
+    fn is_like(&self, other: &Self) -> bool {
+        Self { rank: other.rank, ..self.clone() } == *other
+    }
+}
+
+/// How each rank is reached, and what else there is to say. Displayed, it is one line for each group of ranks that are
+/// reached alike, and one for each note.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Explanation {
+    /// Our rank.
+    pub rank: usize,
+    /// One for each rank, in order.
+    pub routes: Vec<Route>,
+    /// See [`Endpoint::notes`](crate::Endpoint::notes).
+    pub notes: Vec<String>,
+}
+
+impl fmt::Display for Explanation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let us = format!("nemesia: rank {} of {}", self.rank, self.routes.len());
+        let mut groups: Vec<(&Route, Vec<usize>)> = Vec::new();
+        for route in &self.routes {
+            match groups.iter_mut().find(|(first, _)| first.is_like(route)) {
+                Some((_, ranks)) => ranks.push(route.rank),
+                None => groups.push((route, vec![route.rank])),
+            }
+        }
+        for (route, ranks) in groups {
+            write!(f, "{us}: {} over {}", ranges(&ranks), route.transport)?;
+            for Verdict { name, usable, reason } in route.facilities.iter().chain(&route.refused) {
+                write!(f, "; {}{name}: {reason}", if *usable { "" } else { "not " })?;
+            }
+            match route.failure {
+                Some(failure) => writeln!(f, "; gone: {failure}")?,
+                None => writeln!(f)?,
+            }
+        }
+        self.notes.iter().try_for_each(|note| writeln!(f, "{us}: note: {note}"))
+    }
+}
+
+/// `rank 3`, or `ranks 0-2, 5`.
+fn ranges(ranks: &[usize]) -> String {
+    let runs = ranks.chunk_by(|before, after| before + 1 == *after);
+    let run = |run: &[usize]| match run {
+        [first, .., last] => format!("{first}-{last}"),
+        _ => run.iter().map(usize::to_string).collect(),
+    };
+    let text = runs.map(run).collect::<Vec<_>>().join(", ");
+    if ranks.len() == 1 { format!("rank {text}") } else { format!("ranks {text}") }
+}
+
+/// What is known when the peers are met.
+#[derive(Debug)]
+pub(crate) struct Facts {
+    /// Whether `membarrier` serves every process of the world, so that nobody pays for fences.
+    pub(crate) expedited: bool,
+    /// Of each rank, except ourselves.
+    pub(crate) met: Vec<Option<Met>>,
+}
+
+impl Facts {
+    /// How a rank is reached; `pulls` says whether its memory is still read.
+    pub(crate) fn route(&self, config: &Config, rank: usize, pulls: bool, failure: Option<Failure>) -> Route {
+        let mut refused: Vec<Verdict> = absent().collect();
+        let Some(met) = self.met.get(rank).and_then(Option::as_ref) else {
+            let reason = "a message to oneself is matched in place";
+            refused.insert(0, Verdict::new("shm", false, reason));
+            return Route { rank, transport: "self", facilities: Vec::new(), refused, failure };
+        };
+        Route { rank, transport: "shm", facilities: self.facilities(config, met, pulls), refused, failure }
+    }
+
+    fn facilities(&self, config: &Config, met: &Met, pulls: bool) -> Vec<Verdict> {
+        let fastbox = format!("up to {} bytes, {} slots", config.fastbox_bytes(), config.fastbox_slots);
+        let cells = format!("{} of {} bytes", config.cells, config.cell_bytes);
+        let membarrier = match (self.expedited, met.expedited) {
+            (true, _) => "no send pays for a fence",
+            (false, true) => "some process of the world is refused it, so every send pays for a fence",
+            (false, false) => "it is refused there, so every send pays for a fence",
+        };
+        let seal = if met.sealed {
+            "only it can write its own segment"
+        } else {
+            "others could write its own segment"
+        };
+        let huge = match met.page {
+            Some(page) => format!("its cells are in pages of {page} bytes"),
+            None => "its cells are in ordinary pages".to_owned(),
+        };
+        let single_copy = match (pulls, &met.unreadable) {
+            (true, _) => "large messages are read from the sender's memory",
+            (false, Some(problem)) => problem.as_str(),
+            (false, None) => "the kernel has come to refuse it",
+        };
+        vec![
+            Verdict::new("fastbox", true, fastbox),
+            Verdict::new("cells", true, cells),
+            Verdict::new("membarrier", self.expedited, membarrier),
+            Verdict::new("seal", met.sealed, seal),
+            Verdict::new("huge pages", met.page.is_some(), huge),
+            Verdict::new("single copy", pulls, single_copy),
+        ]
+    }
+}
+
+/// Prints what the user has asked for on the standard error output, in one piece.
+pub(crate) fn say(text: &impl fmt::Display) {
+    // Whoever closed it does not want to hear.
+    let _ = std::io::stderr().write_all(text.to_string().as_bytes());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MET: Met = Met { expedited: true, sealed: true, page: None, unreadable: None };
+
+    fn explanation(expedited: bool, met: Vec<Option<Met>>) -> Explanation {
+        let facts = Facts { expedited, met };
+        let route = |rank| facts.route(&Config::default(), rank, true, None);
+        Explanation { rank: 0, routes: (0..facts.met.len()).map(route).collect(), notes: vec!["one".into()] }
+    }
+
+    #[test]
+    fn ranks_that_are_reached_alike_share_a_line() {
+        let unlike = Met { page: Some(2 << 20), ..MET };
+        let text = explanation(true, vec![None, Some(MET), Some(MET), Some(unlike), Some(MET)]).to_string();
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines.len(), 4, "{text}");
+        assert!(lines[0].starts_with("nemesia: rank 0 of 5: rank 0 over self; not shm: "), "{text}");
+        assert!(
+            lines[1].starts_with("nemesia: rank 0 of 5: ranks 1-2, 4 over shm; fastbox: up to 888 bytes"),
+            "{text}"
+        );
+        assert!(lines[1].contains("; not tcp: ") && lines[1].contains("; not verbs: "), "{text}");
+        assert!(lines[2].contains(": rank 3 over shm;") && lines[2].contains("; huge pages: "), "{text}");
+        assert_eq!(lines[3], "nemesia: rank 0 of 5: note: one");
+    }
+
+    #[test]
+    fn a_fence_is_explained_by_whoever_causes_it() {
+        let refused = Met { expedited: false, ..MET };
+        let routes = explanation(false, vec![None, Some(MET), Some(refused)]).routes;
+        let reason = |rank: usize| {
+            let fence = routes[rank].facilities.iter().find(|verdict| verdict.name == "membarrier").unwrap();
+            assert!(!fence.usable);
+            fence.reason.as_str()
+        };
+        assert!(reason(1).starts_with("some process"), "{}", reason(1));
+        assert!(reason(2).starts_with("it is refused there"), "{}", reason(2));
+    }
+
+    #[test]
+    fn memory_that_can_not_be_read_is_explained() {
+        let reason = |unreadable: Option<&str>| {
+            let facts = Facts {
+                expedited: true,
+                met: vec![Some(Met { unreadable: unreadable.map(str::to_owned), ..MET })],
+            };
+            let route = facts.route(&Config::default(), 0, false, None);
+            let copy = route.facilities.into_iter().find(|verdict| verdict.name == "single copy").unwrap();
+            assert!(!copy.usable);
+            copy.reason
+        };
+        assert_eq!(reason(Some("Yama says no")), "Yama says no");
+        assert_eq!(reason(None), "the kernel has come to refuse it");
+    }
+
+    #[test]
+    fn ranks_are_written_as_ranges() {
+        assert_eq!(ranges(&[4]), "rank 4");
+        assert_eq!(ranges(&[0, 1, 2, 5, 7, 8]), "ranks 0-2, 5, 7-8");
+    }
+}

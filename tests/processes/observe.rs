@@ -1,0 +1,34 @@
+//! What the library prints when it is asked to, and that it prints nothing otherwise.
+
+use nemesia_tests::job::{Job, Rank};
+
+const PEER: &str = env!("CARGO_BIN_EXE_peer");
+const SCRATCH: &str = env!("CARGO_TARGET_TMPDIR");
+
+fn ring() -> Job {
+    Job::new(PEER, SCRATCH, "ring 3")
+}
+
+/// The lines that a rank wrote on its standard error output.
+fn lines(rank: &Rank) -> Vec<&str> {
+    rank.errors.lines().collect()
+}
+
+#[test]
+fn unasked_the_library_prints_nothing() -> Result<(), String> {
+    let ranks = ring().env("NEMESIA_TYPO", "1").succeed(2)?;
+    assert!(ranks.iter().all(|rank| rank.errors.is_empty()), "{ranks:?}");
+    Ok(())
+}
+
+#[test]
+fn how_peers_are_reached_is_printed_at_start_one_line_for_those_alike() -> Result<(), String> {
+    let ranks = ring().env("NEMESIA_EXPLAIN", "1").env("NEMESIA_TYPO", "1").succeed(3)?;
+    let lines = lines(&ranks[1]);
+    assert_eq!(lines.len(), 3, "{lines:?}");
+    assert!(lines[0].starts_with("nemesia: rank 1 of 3: ranks 0, 2 over shm; fastbox: "), "{}", lines[0]);
+    assert!(lines[0].contains("; not tcp: ") && lines[0].contains("; not verbs: "), "{}", lines[0]);
+    assert!(lines[1].starts_with("nemesia: rank 1 of 3: rank 1 over self; not shm: "), "{}", lines[1]);
+    assert!(lines[2].contains(": note: there is no variable NEMESIA_TYPO: "), "{}", lines[2]);
+    Ok(())
+}
