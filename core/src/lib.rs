@@ -13,6 +13,7 @@
 //! | [`matching`] | what a receive asks for; posted receives |
 //! | [`store`] | unexpected messages |
 //! | [`flow`] | credits |
+//! | [`threads`] | one endpoint for several threads: the lock, and who makes progress |
 //! | [`engine`] | eager and rendezvous protocols, active messages, one-sided operations, requests, progress, failure |
 //!
 //! The ideas come from five papers; the modules say which. "Paper 4" is Buntinas, Mercier and Gropp,
@@ -38,4 +39,5 @@ pub mod shared;
 pub mod slab;
 pub mod store;
 pub mod sync;
+pub mod threads;
 pub mod wire;

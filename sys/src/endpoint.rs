@@ -8,6 +8,7 @@ mod one_sided;
 mod probe;
 mod rma;
 mod scope;
+mod shared;
 #[cfg(test)]
 mod tests;
 mod wait;
@@ -33,6 +34,7 @@ pub use one_sided::Value;
 pub use probe::Message;
 pub use rma::{Access, Datatype, KEY_BYTES, Reduction, Refusal, Region, RemoteKey};
 pub use scope::{Pending, Scope, ScopeContext};
+pub use shared::SharedEndpoint;
 
 use crate::bootstrap::{Bootstrap, Exchange};
 use crate::config::Config;
@@ -156,7 +158,7 @@ pub struct Endpoint {
     /// When the peers' lives were last looked at.
     looked: Instant,
     /// Held for its mappings, which the engine's port points into.
-    _mappings: Vec<Pair>,
+    mappings: Arc<Vec<Pair>>,
     /// Held for the peers, which read it.
     _mark: Box<u64>,
 }
@@ -212,7 +214,7 @@ impl Endpoint {
             notes,
             turns: 0,
             looked: Instant::now(),
-            _mappings: mappings,
+            mappings: Arc::new(mappings),
             _mark: mark,
         })
     }

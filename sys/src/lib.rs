@@ -32,7 +32,7 @@ mod shm;
 pub use config::{Config, ConfigError, SingleCopy, VARIABLES, Variable};
 pub use endpoint::{
     Access, Arm, Context, Datatype, Endpoint, Incoming, KEY_BYTES, Message, Path, Pending, Reduction,
-    Refusal, Region, RemoteKey, Request, Scope, ScopeContext, Source, Status, Tag, Value,
+    Refusal, Region, RemoteKey, Request, Scope, ScopeContext, SharedEndpoint, Source, Status, Tag, Value,
 };
 pub use error::Error;
 pub use explain::{Bill, Verdict, explain};
