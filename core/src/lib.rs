@@ -14,6 +14,7 @@
 //! | [`store`] | unexpected messages |
 //! | [`flow`] | credits |
 //! | [`agreement`] | what the living agree on after failures |
+//! | [`threads`] | one endpoint for several threads: the lock, and who makes progress |
 //! | [`engine`] | eager and rendezvous protocols, active messages, one-sided operations, requests, progress, failure |
 //!
 //! The ideas come from five papers; the modules say which. "Paper 4" is Buntinas, Mercier and Gropp,
@@ -40,4 +41,5 @@ pub mod shared;
 pub mod slab;
 pub mod store;
 pub mod sync;
+pub mod threads;
 pub mod wire;

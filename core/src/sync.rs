@@ -59,6 +59,8 @@ pub enum Edge {
     ShareClaim,
     /// Exposed memory: what was put before an atomic operation on a value is readable for whoever sees it by another.
     Region,
+    /// Lock: what its holder did is seen by the next.
+    Lock,
     /// Sleep: the sleeper raises its flag, then looks for work; the waker publishes work, then looks at the
     /// flag. A fence on each side makes it impossible that both miss.
     Sleep,
@@ -66,7 +68,7 @@ pub enum Edge {
 
 impl Edge {
     /// Every edge, in declaration order.
-    pub const ALL: [Edge; 14] = [
+    pub const ALL: [Edge; 15] = [
         Edge::FastboxPublish,
         Edge::FastboxAck,
         Edge::CellPublish,
@@ -80,6 +82,7 @@ impl Edge {
         Edge::ShareLeave,
         Edge::ShareClaim,
         Edge::Region,
+        Edge::Lock,
         Edge::Sleep,
     ];
 }
@@ -180,6 +183,25 @@ macro_rules! word {
             pub fn cas_release(&self, current: $int, new: $int, edge: Edge) -> Result<$int, $int> {
                 step();
                 self.0.compare_exchange(current, new, order(edge, End::Release), Ordering::Relaxed)
+            }
+
+            /// Writes `new` if the word is still `current`; what the writer of `current` did before its Release on `edge` is
+            /// then visible. Else returns what it is.
+            ///
+            /// # Errors
+            /// The value found, when it is not `current`.
+            #[inline(always)]
+            pub fn cas_acquire(&self, current: $int, new: $int, edge: Edge) -> Result<$int, $int> {
+                step();
+                self.0.compare_exchange(current, new, order(edge, End::Acquire), Ordering::Relaxed)
+            }
+
+            /// Writes, and returns the old value; whoever reads the new one with Acquire on `edge` sees all that was done
+            /// before.
+            #[inline(always)]
+            pub fn swap_release(&self, value: $int, edge: Edge) -> $int {
+                step();
+                self.0.swap(value, order(edge, End::Release))
             }
 
             /// Writes `new` if the word is still `current`, without ordering anything else.

@@ -10,6 +10,7 @@ mod one_sided;
 mod probe;
 mod rma;
 mod scope;
+mod shared;
 #[cfg(test)]
 mod tests;
 mod wait;
@@ -36,6 +37,7 @@ pub use one_sided::Value;
 pub use probe::Message;
 pub use rma::{Access, Datatype, KEY_BYTES, Reduction, Refusal, Region, RemoteKey};
 pub use scope::{Pending, Scope, ScopeContext};
+pub use shared::SharedEndpoint;
 
 use crate::bootstrap::{Bootstrap, Exchange};
 use crate::config::Config;
@@ -165,7 +167,7 @@ pub struct Endpoint {
     /// What the peers are like; for [`Endpoint::explain`].
     facts: Facts,
     /// Held for its mappings, which the engine's port points into.
-    _mappings: Vec<Pair>,
+    mappings: Arc<Vec<Pair>>,
     /// Held for the peers, which read it.
     _mark: Box<u64>,
 }
@@ -228,7 +230,7 @@ impl Endpoint {
             turns: 0,
             looked: Instant::now(),
             facts,
-            _mappings: mappings,
+            mappings: Arc::new(mappings),
             _mark: mark,
         };
         if config.explain {

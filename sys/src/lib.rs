@@ -33,7 +33,8 @@ mod shm;
 pub use config::{Config, ConfigError, Origin, SingleCopy, VARIABLES, Variable};
 pub use endpoint::{
     Access, Agreed, Arm, Context, Datatype, Endpoint, Incoming, KEY_BYTES, Message, Path, Pending, Ranking,
-    Reduction, Refusal, Region, RemoteKey, Request, Scope, ScopeContext, Source, Status, Tag, Value,
+    Reduction, Refusal, Region, RemoteKey, Request, Scope, ScopeContext, SharedEndpoint, Source, Status, Tag,
+    Value,
 };
 pub use error::Error;
 pub use explain::{Bill, Verdict, explain};

@@ -11,6 +11,7 @@ mod region;
 mod ring;
 mod share;
 mod sleep;
+mod threads;
 
 use nemesia_core::sync::Edge;
 
@@ -61,6 +62,11 @@ pub(crate) const ALL: &[Model] = &[
     sleep::TWICE,
     sleep::TWO_WAKERS,
     sleep::EVENT,
+    threads::LOCK,
+    threads::AGAIN,
+    threads::DRIVER,
+    threads::STIR,
+    threads::HEIR,
     port::BY_SIZE,
     port::OVERFLOW,
     port::TWO_SENDERS,

@@ -29,6 +29,14 @@ pub(crate) enum Blunder {
     LookBeforeAnnounce,
     /// The waker wakes as the sleeper slept before.
     WakeAsBefore,
+    /// A thread that owes others the lock gives it to whoever comes first.
+    GrabAgain,
+    /// The driver leaves, and does not wake the next one.
+    LeaveNoDriver,
+    /// A thread gives the lock back, then looks at the bell before it sleeps.
+    ListenUnlocked,
+    /// Who serves the driver wakes it as one that is not the driver.
+    ForgetDriver,
     /// The owner refills a cell that nobody has given back.
     RefillUnreturned,
     /// The writer publishes bytes, then writes them.
@@ -39,12 +47,16 @@ pub(crate) enum Blunder {
 
 impl Blunder {
     /// Every blunder.
-    pub(crate) const ALL: [Blunder; 8] = [
+    pub(crate) const ALL: [Blunder; 12] = [
         Blunder::AckBeforeRead,
         Blunder::ReturnBeforeRead,
         Blunder::EnqueueBeforePublish,
         Blunder::LookBeforeAnnounce,
         Blunder::WakeAsBefore,
+        Blunder::GrabAgain,
+        Blunder::LeaveNoDriver,
+        Blunder::ListenUnlocked,
+        Blunder::ForgetDriver,
         Blunder::RefillUnreturned,
         Blunder::PublishBeforeWrite,
         Blunder::LeaveBeforeWrite,

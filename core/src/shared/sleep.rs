@@ -74,6 +74,12 @@ impl SleepWord {
         Some(if flag == Sleep::Event as u32 { Sleep::Event } else { Sleep::Futex })
     }
 
+    /// The sleeper's process, where another thread has done what the sleeper waits for: lets it sleep no longer. Wake it by the
+    /// kernel after this.
+    pub fn stir(&self) {
+        self.sequence.bump_relaxed();
+    }
+
     /// The word for the futex system call.
     #[cfg(not(nemesia_loom))]
     pub fn futex(&self) -> &crate::sync::FutexWord {

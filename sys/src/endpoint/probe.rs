@@ -191,6 +191,16 @@ impl Endpoint {
         }
     }
 
+    /// Looks once for another thread, which waits.
+    pub(super) fn find_once(&mut self, pattern: &Pattern) -> Result<Option<Status>, Error> {
+        self.look_again(pattern, &mut Self::find)
+    }
+
+    /// As [`Endpoint::find_once`], and takes it out.
+    pub(super) fn take_once(&mut self, pattern: &Pattern) -> Result<Option<Message>, Error> {
+        self.look_again(pattern, &mut Self::take)
+    }
+
     fn find(&mut self, pattern: &Pattern) -> Result<Option<Status>, Error> {
         Ok(self.engine.iprobe(pattern).map(status))
     }

@@ -2,6 +2,7 @@
 
 mod context;
 mod event;
+mod shared;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Barrier, Mutex};

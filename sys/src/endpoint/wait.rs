@@ -13,6 +13,7 @@
 
 mod pace;
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nemesia_core::engine::{Bypass, Failure, Progress};
@@ -24,7 +25,9 @@ use nemesia_core::sync::spin_hint;
 use super::{Endpoint, Request, Status, status};
 use crate::config::Config;
 use crate::error::Error;
-use crate::os::{Departure, HeavyFence, WaitResult, Watch, futex_wait};
+use crate::os::{Departure, HeavyFence, WaitResult, Watch, futex_wait, futex_wake};
+use crate::shm::Pair;
+pub(super) use pace::give_way;
 use pace::{Next, Pace, Vain};
 
 /// Polls and packets between two looks at the clock, however much traffic there is.
@@ -106,6 +109,41 @@ pub(super) enum Awaited {
     Other,
 }
 
+/// What is to be done between two polls.
+pub(super) enum Stage {
+    Poll,
+    /// Others may have the core: [`pace::give_way`].
+    Yield,
+    /// It is time for this sleep, and then for [`Endpoint::rise`].
+    Sleep(Nap),
+}
+
+/// A sleep that was announced. It needs nothing of the endpoint.
+pub(super) struct Nap {
+    word: &'static SleepWord,
+    /// Where the word lies: another thread may drop the endpoint meanwhile.
+    _mappings: Arc<Vec<Pair>>,
+    sequence: u32,
+    longest: Duration,
+}
+
+/// How a sleep was.
+#[derive(Clone, Copy)]
+pub(super) struct Slept {
+    /// Somebody woke us.
+    pub(super) woken: bool,
+    took: Duration,
+}
+
+impl Nap {
+    /// Sleeps until somebody wakes us.
+    pub(super) fn sleep(&self) -> Slept {
+        let begun = Instant::now();
+        let result = futex_wait(self.word.futex(), self.sequence, Some(self.longest));
+        Slept { woken: result != WaitResult::TimedOut, took: begun.elapsed() }
+    }
+}
+
 /// How long a wait may take.
 #[derive(Clone, Copy, Debug)]
 enum Limit {
@@ -133,7 +171,7 @@ impl Wait {
     }
 
     /// Fails when the limit has passed.
-    fn check(&mut self, now: Instant) -> Result<(), Error> {
+    pub(super) fn check(&mut self, now: Instant) -> Result<(), Error> {
         if let Limit::For(limit) = self.limit {
             // A time beyond the clock's end never comes.
             self.limit = now.checked_add(limit).map_or(Limit::Never, |end| Limit::Until(end, limit));
@@ -144,11 +182,12 @@ impl Wait {
         }
     }
 
-    /// How long a sleep may be.
-    fn longest_sleep(&self, now: Instant) -> Duration {
+    /// The time left; `None` without a limit.
+    pub(super) fn left(&self, now: Instant) -> Option<Duration> {
         match self.limit {
-            Limit::Until(end, _) => LONGEST_SLEEP.min(end.saturating_duration_since(now)),
-            _ => LONGEST_SLEEP,
+            Limit::Never => None,
+            Limit::For(limit) => Some(limit),
+            Limit::Until(end, _) => Some(end.saturating_duration_since(now)),
         }
     }
 }
@@ -177,16 +216,16 @@ impl Endpoint {
         self.turns >= CLOCK_EVERY
     }
 
-    /// Looks at the peers' lives if it is time.
+    /// Tells the time, and looks at the peers' lives if it is time for that; and whether that may have changed anything.
     #[inline(never)]
-    fn look_at_clock(&mut self) -> Instant {
+    fn look_at_clock(&mut self) -> (Instant, bool) {
         self.turns = 0;
         let now = Instant::now();
-        if now.duration_since(self.looked) >= LOOK_EVERY {
+        let due = now.duration_since(self.looked) >= LOOK_EVERY;
+        if due {
             self.looked = now;
-            self.look();
         }
-        now
+        (now, due && self.look())
     }
 
     /// Goes on with a blocking receive that is not posted, from what its first poll found; posts it when spinning does
@@ -212,7 +251,12 @@ impl Endpoint {
             };
             if !self.keep_polling(&mut wait, packets) {
                 // A look may have stored the message that this waits for. Before a sleep the receive is posted.
-                if self.rest(&mut wait)? == Next::Sleep || !self.engine.can_bypass(pattern) {
+                match self.rest(&mut wait)? {
+                    Next::Sleep => break,
+                    Next::Yield => self.give_way(&mut wait),
+                    Next::Poll => {}
+                }
+                if !self.engine.can_bypass(pattern) {
                     break;
                 }
             }
@@ -293,7 +337,9 @@ impl Endpoint {
             spin_hint();
             if !self.keep_polling(&mut wait, 0) {
                 // Without a limit it does not fail, and there is no use in sleeping.
-                let _ = self.rest(&mut wait);
+                if matches!(self.rest(&mut wait), Ok(Next::Yield)) {
+                    self.give_way(&mut wait);
+                }
             }
         }
     }
@@ -313,7 +359,7 @@ impl Endpoint {
 
     /// Counts a poll that found so many packets; false when it is time for more than another one.
     #[inline(always)]
-    fn keep_polling(&mut self, wait: &mut Wait, packets: usize) -> bool {
+    pub(super) fn keep_polling(&mut self, wait: &mut Wait, packets: usize) -> bool {
         if packets > 0 {
             wait.renew();
         } else {
@@ -322,17 +368,19 @@ impl Endpoint {
         !self.is_clock_due(packets) && wait.polls < self.waiter.pace.polls()
     }
 
-    /// What else is due when polling alone will not do: a look at the clock; and when enough polls were in vain, others
-    /// may have the core.
+    /// What else is due when polling alone will not do: a look at the clock; and what to do when enough polls were in vain.
     #[inline(never)]
     fn rest(&mut self, wait: &mut Wait) -> Result<Next, Error> {
         if std::mem::take(&mut wait.came) {
             (wait.vain, wait.slept) = (Vain::NONE, None);
         }
         if self.turns >= CLOCK_EVERY {
-            let now = self.look_at_clock();
+            let (now, changed) = self.look_at_clock();
             self.waiter.pace.learn_time(&mut wait.vain, now);
             wait.check(now)?;
+            if changed {
+                return Ok(Next::Poll);
+            }
         }
         if wait.polls < self.waiter.pace.polls() {
             return Ok(Next::Poll);
@@ -343,60 +391,103 @@ impl Endpoint {
     #[cold]
     #[inline(never)]
     fn pause_long(&mut self, wait: &mut Wait, awaited: Awaited) -> Result<(), Error> {
-        let next = self.rest(wait)?;
-        // What is pending has its turn, however many packets come.
-        if self.engine.has_work() && self.engine.progress().packets > 0 {
-            wait.renew();
-            return Ok(());
-        }
-        if next == Next::Poll {
-            return Ok(());
-        }
-        wait.check(Instant::now())?;
-        if self.look() {
-            return Ok(());
-        }
-        match wait.slept.take() {
-            Some(Sleep::InVain) if self.may_be_held(awaited) => {
-                return Err(self.ceiling());
+        match self.stage(wait, awaited)? {
+            Stage::Poll => {}
+            Stage::Yield => self.give_way(wait),
+            Stage::Sleep(nap) => {
+                let slept = nap.sleep();
+                self.rise(wait, slept);
             }
-            // The entry in our inbox may be lost; the cells are the truth.
-            Some(Sleep::Woken) => self.engine.port_mut().sweep_all(),
-            _ => wait.slept = self.sleep(wait),
         }
         Ok(())
     }
 
-    /// Whether what is waited for may be held back for want of room.
-    fn may_be_held(&self, awaited: Awaited) -> bool {
-        match awaited {
+    /// What is to be done before the next poll, when polling alone will not do.
+    pub(super) fn stage(&mut self, wait: &mut Wait, awaited: Awaited) -> Result<Stage, Error> {
+        let next = self.rest(wait)?;
+        // What is pending has its turn, however many packets come.
+        if self.engine.has_work() && self.engine.progress().packets > 0 {
+            wait.renew();
+            return Ok(Stage::Poll);
+        }
+        match next {
+            Next::Poll => return Ok(Stage::Poll),
+            Next::Yield => return Ok(Stage::Yield),
+            Next::Sleep => {}
+        }
+        wait.check(Instant::now())?;
+        if self.look() {
+            return Ok(Stage::Poll);
+        }
+        let slept = wait.slept.take();
+        if slept == Some(Sleep::Woken) {
+            // The entry in our inbox may be lost; the cells are the truth.
+            self.engine.port_mut().sweep_all();
+            return Ok(Stage::Poll);
+        }
+        if slept == Some(Sleep::InVain)
+            && let Some(error) = self.held_back(awaited)
+        {
+            return Err(error);
+        }
+        Ok(self.lie_down(wait).map_or(Stage::Poll, Stage::Sleep))
+    }
+
+    /// Lets others have the core.
+    fn give_way(&mut self, wait: &mut Wait) {
+        let took = give_way();
+        self.learn_yield(wait, took);
+    }
+
+    /// After a yield of this length.
+    pub(super) fn learn_yield(&mut self, wait: &mut Wait, took: Duration) {
+        self.waiter.pace.learn_yield(&mut wait.vain, took);
+    }
+
+    /// Why something is not to be waited for now, if it may be held back for want of room.
+    pub(super) fn held_back(&self, awaited: Awaited) -> Option<Error> {
+        let held = match awaited {
             Awaited::Request(request) => self.engine.may_be_held(request.0),
             Awaited::Message(source) => self.engine.may_source_be_held(source),
             Awaited::Other => false,
-        }
+        };
+        held.then(|| self.ceiling())
     }
 
-    /// Sleeps until a peer wakes us; `None` when there was something to do by then.
-    fn sleep(&mut self, wait: &mut Wait) -> Option<Sleep> {
+    /// Ends the sleep of another thread of this process.
+    pub(super) fn stir(&self) {
+        self.waiter.sleep.stir();
+        futex_wake(self.waiter.sleep.futex(), u32::MAX);
+    }
+
+    /// Says that we sleep; `None` when there is something to do by now.
+    fn lie_down(&mut self, wait: &Wait) -> Option<Nap> {
         let word = self.waiter.sleep;
         let sequence = word.announce(sleep::Sleep::Futex);
         // Whatever we were told of the others' fences: a waker without one counts on ours. A failure costs at most the
-        // bounded sleep below.
+        // bounded sleep.
         let _ = self.waiter.fence.issue();
-        let mut slept = None;
-        if self.engine.progress() == Progress::default() {
-            let begun = Instant::now();
-            let result = futex_wait(word.futex(), sequence, Some(wait.longest_sleep(begun)));
-            let woken = result != WaitResult::TimedOut;
-            self.waiter.pace.learn_sleep(&mut wait.vain, begun.elapsed(), woken);
-            if !woken {
-                // Perhaps somebody saw to it that nobody could wake us.
-                self.engine.port_mut().sweep_all();
-            }
-            slept = Some(if woken { Sleep::Woken } else { Sleep::InVain });
+        if self.engine.progress() != Progress::default() {
+            word.rise();
+            return None;
         }
-        word.rise();
-        slept
+        Some(Nap {
+            word,
+            _mappings: Arc::clone(&self.mappings),
+            sequence,
+            longest: wait.left(Instant::now()).map_or(LONGEST_SLEEP, |left| left.min(LONGEST_SLEEP)),
+        })
+    }
+
+    /// After a sleep.
+    pub(super) fn rise(&mut self, wait: &mut Wait, slept: Slept) {
+        self.waiter.sleep.rise();
+        self.waiter.pace.learn_sleep(&mut wait.vain, slept.took, slept.woken);
+        if !slept.woken {
+            // Perhaps somebody saw to it that nobody could wake us.
+            self.engine.port_mut().sweep_all();
+        }
+        wait.slept = Some(if slept.woken { Sleep::Woken } else { Sleep::InVain });
     }
 
     /// Asks the kernel which peers are gone, and lets go of those from whom nothing more can come. Whether that may have

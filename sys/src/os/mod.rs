@@ -37,5 +37,5 @@ pub use error::{Bytes, ShmError};
 pub use handoff::{Connection, Credentials, Listener};
 pub use memory::{CopyError, Mark, RemoteMemory, allow_any_reader};
 pub use segment::{Access, AttachLimits, HugePages, Segment, SegmentBacking, SegmentOptions};
-pub use wake::{HeavyFence, WaitResult, futex_wait, futex_wake};
+pub use wake::{HeavyFence, WaitResult, futex_wait, futex_wait_bits, futex_wake, futex_wake_bits};
 pub use watch::{Departed, Departure, Watch};

@@ -6,13 +6,13 @@
 //! entry or the sender sees the flag. It holds only between processes that have all called [`HeavyFence::register`]:
 //! each says in its hello whether it is registered, and with one that is not, both sides use full fences.
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_long};
 use std::io;
 use std::ptr;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::time::Duration;
 
-use super::call::{checked_long, timespec};
+use super::call::{self, checked_long, timespec};
 
 /// Why [`futex_wait`] came back. Every reason is a reason to look again; none is a promise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +41,10 @@ pub fn futex_wait(word: &AtomicU32, expected: u32, timeout: Option<Duration>) ->
     // or points to a timespec that outlives the call.
     let result =
         unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, expected, timeout) };
+    outcome(result)
+}
+
+fn outcome(result: c_long) -> WaitResult {
     match checked_long(result).map_err(|error| error.raw_os_error()) {
         Ok(_) => WaitResult::Woken,
         Err(Some(libc::EAGAIN)) => WaitResult::ValueChanged,
@@ -61,6 +65,36 @@ pub fn futex_wake(word: &AtomicU32, count: u32) -> usize {
     // SAFETY: `word` is a live, aligned u32; the kernel uses its address as a key only.
     let result = unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, count) };
     usize::try_from(result).unwrap_or(0)
+}
+
+/// As [`futex_wait`], between threads of this process: woken by [`futex_wake_bits`] with one of these bits.
+pub fn futex_wait_bits(word: &AtomicU32, expected: u32, bits: u32, timeout: Option<Duration>) -> WaitResult {
+    let operation = libc::FUTEX_WAIT_BITSET | libc::FUTEX_PRIVATE_FLAG;
+    // This call wants to know when, not how long.
+    let end = timeout.and_then(|timeout| Some(timespec(monotonic()?.checked_add(timeout)?)));
+    let end = end.as_ref().map_or(ptr::null(), ptr::from_ref);
+    let nobody: *const u32 = ptr::null();
+    // SAFETY: `word` is a live, aligned u32 for the length of the borrow; the kernel only reads it. `end` is null or
+    // points to a timespec that outlives the call.
+    let result =
+        unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), operation, expected, end, nobody, bits) };
+    outcome(result)
+}
+
+/// Wakes every thread of this process that waits on `word` by [`futex_wait_bits`] for one of these bits.
+pub fn futex_wake_bits(word: &AtomicU32, bits: u32) {
+    let operation = libc::FUTEX_WAKE_BITSET | libc::FUTEX_PRIVATE_FLAG;
+    let nobody: *const u32 = ptr::null();
+    // SAFETY: `word` is a live, aligned u32; the kernel uses its address as a key only.
+    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), operation, c_int::MAX, nobody, nobody, bits) };
+}
+
+/// The monotonic clock, since some time in the past.
+fn monotonic() -> Option<Duration> {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the kernel writes a timespec that lives here.
+    call::checked(unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) }).ok()?;
+    Some(Duration::new(now.tv_sec.try_into().ok()?, now.tv_nsec.try_into().ok()?))
 }
 
 // From linux/membarrier.h.

@@ -72,6 +72,8 @@ impl Vain {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
     Poll,
+    /// [`give_way`], then [`Pace::learn_yield`].
+    Yield,
     Sleep,
 }
 
@@ -93,25 +95,16 @@ impl Pace {
         self.polls
     }
 
-    /// After so many polls in vain: lets others have the core, unless it is time to sleep.
+    /// After so many polls in vain.
     pub(super) fn rest(&mut self, vain: &mut Vain, polls: u32) -> Next {
-        if self.is_over(vain, polls) {
-            return Next::Sleep;
-        }
-        let begun = Instant::now();
-        std::thread::yield_now();
-        vain.looked = None;
-        self.learn_yield(vain, begun.elapsed());
-        Next::Poll
-    }
-
-    /// Whether it is time to sleep, after so many more polls in vain.
-    fn is_over(&self, vain: &mut Vain, polls: u32) -> bool {
         vain.spun = vain.spun.saturating_add(polls);
-        self.fixed || vain.spun >= self.spin || vain.yields >= MOST_YIELDS
+        let over = self.fixed || vain.spun >= self.spin || vain.yields >= MOST_YIELDS;
+        if over { Next::Sleep } else { Next::Yield }
     }
 
-    fn learn_yield(&mut self, vain: &mut Vain, took: Duration) {
+    /// After a yield that took so long.
+    pub(super) fn learn_yield(&mut self, vain: &mut Vain, took: Duration) {
+        vain.looked = None;
         self.call = self.call.min(took);
         if took > 2 * self.call {
             self.polls = FEWEST_POLLS;
@@ -148,6 +141,13 @@ impl Pace {
     }
 }
 
+/// Lets others have the core, and tells how long they had it.
+pub(in crate::endpoint) fn give_way() -> Duration {
+    let begun = Instant::now();
+    std::thread::yield_now();
+    begun.elapsed()
+}
+
 /// What a system call takes that does nothing.
 fn empty_call() -> Duration {
     let word = FutexWord::new(0);
@@ -176,7 +176,7 @@ mod tests {
         let (mut vain, mut polls) = (Vain::NONE, 0);
         loop {
             polls += pace.polls();
-            if pace.is_over(&mut vain, pace.polls()) {
+            if pace.rest(&mut vain, pace.polls()) == Next::Sleep {
                 return polls;
             }
             pace.learn_yield(&mut vain, yields);
@@ -230,7 +230,7 @@ mod tests {
     fn a_sleep_in_vain_is_followed_by_one_look_and_the_next_sleep() {
         let (mut pace, mut vain) = (pace(false), Vain::NONE);
         pace.learn_sleep(&mut vain, LONG, false);
-        assert!(pace.is_over(&mut vain, 1));
+        assert_eq!(pace.rest(&mut vain, 1), Next::Sleep);
     }
 
     #[test]

@@ -1,0 +1,124 @@
+//! One thread at a time. Interleavings are the models' affair.
+
+use std::cell::Cell;
+use std::vec;
+use std::vec::Vec;
+
+use super::{Bell, Bits, Lock, Park, Roster, Seat};
+use crate::sync::Word32;
+
+/// Nobody can sleep here: there is one thread.
+#[derive(Default)]
+struct Calls {
+    unparked: Cell<u32>,
+}
+
+impl Park for Calls {
+    fn park(&self, _: &Word32, _: u32) {
+        panic!("nobody would wake us");
+    }
+
+    fn unpark(&self, _: &Word32) {
+        self.unparked.set(self.unparked.get() + 1);
+    }
+}
+
+#[test]
+fn lock_that_nobody_else_wants_costs_no_call() {
+    let (lock, calls) = (Lock::default(), Calls::default());
+    for _ in 0..100 {
+        lock.acquire(&calls);
+        assert!(!lock.is_wanted());
+        lock.release(&calls);
+        lock.acquire(&calls);
+        lock.hand_over(&calls);
+    }
+    assert_eq!(calls.unparked.get(), 0);
+}
+
+#[test]
+fn lock_excludes_and_starves_nobody() {
+    use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+    #[derive(Default)]
+    struct Threads(std::sync::Mutex<()>, std::sync::Condvar);
+    impl Park for Threads {
+        fn park(&self, word: &Word32, expected: u32) {
+            let guard = self.0.lock().unwrap();
+            if word.load_relaxed() == expected {
+                drop(self.1.wait(guard).unwrap());
+            }
+        }
+        fn unpark(&self, _: &Word32) {
+            let _guard = self.0.lock().unwrap();
+            // More than one is allowed: each looks for itself.
+            self.1.notify_all();
+        }
+    }
+    let (lock, threads) = (Lock::default(), Threads::default());
+    let (inside, total) = (AtomicU32::new(0), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        for number in 0..4 {
+            let (lock, threads, inside, total) = (&lock, &threads, &inside, &total);
+            scope.spawn(move || {
+                for round in 0..20_000 {
+                    lock.acquire(threads);
+                    assert_eq!(inside.fetch_add(1, Ordering::Relaxed), 0, "two hold it");
+                    total.fetch_add(1, Ordering::Relaxed);
+                    inside.fetch_sub(1, Ordering::Relaxed);
+                    if (round + number) % 3 == 0 { lock.hand_over(threads) } else { lock.release(threads) }
+                }
+            });
+        }
+    });
+    assert_eq!(total.into_inner(), 80_000);
+}
+
+fn roster(seats: usize) -> Roster<Vec<Option<Seat<&'static str>>>> {
+    Roster::new((0..seats).map(|_| None).collect())
+}
+
+#[test]
+fn there_is_one_driver_and_the_oldest_follows() {
+    let mut roster = roster(3);
+    let seats: Vec<usize> = ["a", "b", "c"].map(|name| roster.join(name).unwrap()).to_vec();
+    assert_eq!(roster.join("d"), Err("d"));
+    assert!(roster.drives(seats[1]) && !roster.drives(seats[0]) && !roster.drives(seats[2]));
+    assert_eq!(roster.leave(seats[1]), (Some("b"), Bits::of(seats[0])));
+    assert!(roster.drives(seats[0]));
+    // The free seat is behind in the order.
+    assert_eq!(roster.join("e"), Ok(seats[1]));
+    assert_eq!(roster.leave(seats[0]), (Some("a"), Bits::of(seats[2])));
+    assert_eq!(roster.leave(seats[1]), (Some("e"), Bits::NONE), "not the driver");
+    assert_eq!(roster.leave(seats[2]), (Some("c"), Bits::NONE), "nobody is left");
+    assert_eq!(roster.count(), 0);
+    assert_eq!(roster.leave(seats[2]), (None, Bits::NONE));
+}
+
+#[test]
+fn whoever_is_served_is_woken_once_and_does_not_become_driver() {
+    let mut roster = roster(4);
+    let seats = ["a", "b", "c"].map(|name| roster.join(name).unwrap());
+    assert!(roster.drives(seats[0]));
+    assert_eq!(roster.serve(|name| *name == "b"), (Bits::of(seats[1]), false));
+    assert_eq!(roster.serve(|name| *name == "b"), (Bits::NONE, false));
+    assert!(roster.is_served(seats[1]) && !roster.is_served(seats[0]));
+    assert_eq!(roster.serve(|name| *name == "a"), (Bits::of(seats[0]), true));
+    assert_eq!(roster.leave(seats[0]), (Some("a"), Bits::of(seats[2])));
+    assert_eq!(roster.ticket(seats[1]), Some(&mut "b"));
+}
+
+#[test]
+fn bits_are_shared_by_every_32nd_seat() {
+    let all = vec![0, 31, 32, 63].into_iter().fold(Bits::NONE, |bits, seat| bits.and(Bits::of(seat)));
+    assert_eq!(all.mask(), 1 | 1 << 31);
+}
+
+#[test]
+fn bell_that_rang_since_lets_nobody_sleep() {
+    let bell = Bell::default();
+    let since = bell.listen();
+    assert_eq!(bell.word().load_relaxed(), since);
+    bell.ring();
+    assert_ne!(bell.word().load_relaxed(), since);
+}

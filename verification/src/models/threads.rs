@@ -1,0 +1,290 @@
+//! One endpoint, several threads: the lock, the driver, and those who wait for it.
+//!
+//! A thread that sleeps does so on a condition variable here, guarded by a mutex as a futex is by the kernel's: so a
+//! wake-up that is lost is a deadlock, which loom reports.
+
+use loom::cell::UnsafeCell;
+use loom::sync::{Condvar, Mutex};
+use nemesia_core::shared::sleep::{Sleep, SleepWord};
+use nemesia_core::sync::{Edge, FenceMode, Word32, Word64};
+use nemesia_core::threads::{Bell, Bits, Lock, Park, Roster, Seat};
+
+use super::Model;
+use crate::mutant::Blunder;
+use crate::stage::{Run, both, three};
+
+/// The lock alone.
+pub(super) const LOCK: Model = Model {
+    name: "threads/lock",
+    structure: "lock",
+    property: "three threads take it, are handed it and sleep for it: one at a time, each sees the last one's work, none sleeps on",
+    edges: &[Edge::Lock],
+    blunders: &[],
+    run: lock,
+};
+
+/// The lock, handed over by a thread that comes back at once.
+pub(super) const AGAIN: Model = Model {
+    name: "threads/again",
+    structure: "lock",
+    property: "who hands the lock over to one that waits, and comes back, has it after that one",
+    edges: &[],
+    blunders: &[Blunder::GrabAgain],
+    run: again,
+};
+
+/// Two threads wait, and a peer sends to both.
+pub(super) const DRIVER: Model = Model {
+    name: "threads/driver",
+    structure: "lock, roster, bell, sleep word",
+    property: "of two that wait one drives and serves both, or leaves the other to drive; neither sleeps when its message is there",
+    edges: &[Edge::Lock, Edge::Sleep],
+    blunders: &[Blunder::ListenUnlocked, Blunder::LookBeforeAnnounce],
+    run: driver,
+};
+
+/// A thread waits, and another one of its process does what it waits for.
+pub(super) const STIR: Model = Model {
+    name: "threads/stir",
+    structure: "lock, roster, bell, sleep word",
+    property: "a driver that sleeps is woken when another thread of its process has served it",
+    edges: &[Edge::Lock],
+    blunders: &[Blunder::ForgetDriver],
+    run: stir,
+};
+
+/// Two threads wait; the first is served by another one of their process, and then a peer sends to the second.
+pub(super) const HEIR: Model = Model {
+    name: "threads/heir",
+    structure: "lock, roster, bell, sleep word",
+    property: "a driver that leaves wakes the one that drives from then on",
+    edges: &[],
+    blunders: &[Blunder::LeaveNoDriver],
+    run: heir,
+};
+
+/// Where threads sleep: one for each word.
+struct Kernel {
+    guard: Mutex<()>,
+    wake: Condvar,
+}
+
+impl Kernel {
+    fn new() -> Self {
+        Self { guard: Mutex::new(()), wake: Condvar::new() }
+    }
+
+    fn sleep_while(&self, unchanged: impl FnOnce() -> bool) {
+        let guard = self.guard.lock().expect("no thread panics with it");
+        if unchanged() {
+            drop(self.wake.wait(guard).expect("no thread panics with it"));
+        }
+    }
+
+    fn wake(&self, all: bool) {
+        let _guard = self.guard.lock().expect("no thread panics with it");
+        if all { self.wake.notify_all() } else { self.wake.notify_one() }
+    }
+}
+
+impl Park for Kernel {
+    fn park(&self, word: &Word32, expected: u32) {
+        self.sleep_while(|| word.load_relaxed() == expected);
+    }
+
+    fn unpark(&self, _: &Word32) {
+        self.wake(false);
+    }
+}
+
+fn lock(run: &Run) {
+    run.explore(run.size(2, 3), || {
+        let (lock, kernel, inside) = (Lock::default(), Kernel::new(), UnsafeCell::new(0));
+        let enter = |hand_over: bool| {
+            lock.acquire(&kernel);
+            // SAFETY: loom fails the model if another thread is inside, or what it did is not visible.
+            inside.with_mut(|count| unsafe { *count += 1 });
+            if hand_over { lock.hand_over(&kernel) } else { lock.release(&kernel) }
+        };
+        three(|| enter(true), || enter(false), || enter(true));
+        // SAFETY: the threads have ended.
+        assert_eq!(inside.with(|count| unsafe { *count }), 3);
+    });
+}
+
+fn again(run: &Run) {
+    let grab = run.blunders(Blunder::GrabAgain);
+    run.explore(run.size(3, 4), move || {
+        let (lock, kernel) = (Lock::default(), Kernel::new());
+        // Whoever hands the lock over, and wants it again, has it after the other.
+        let inside = UnsafeCell::new(Vec::new());
+        let enter = |thread: u8| {
+            lock.acquire(&kernel);
+            // SAFETY: loom fails the model if another thread is inside, or what it did is not visible.
+            inside.with_mut(|order| unsafe { (*order).push((thread, lock.is_wanted())) });
+            if grab { lock.release(&kernel) } else { lock.hand_over(&kernel) }
+        };
+        both(
+            || {
+                enter(0);
+                enter(0);
+            },
+            || enter(1),
+        );
+        // SAFETY: the threads have ended.
+        let order = inside.with(|order| unsafe { (*order).clone() });
+        assert_eq!(order.len(), 3);
+        let overtaken = order.windows(2).any(|two| two[0] == (0, true) && two[1].0 == 0);
+        assert!(!overtaken, "{order:?}");
+    });
+}
+
+type Waiters = Roster<Vec<Option<Seat<usize>>>>;
+
+/// An endpoint that several threads share. A message is its number.
+struct Shared {
+    lock: Lock,
+    for_lock: Kernel,
+    bell: Bell,
+    for_bell: Kernel,
+    word: SleepWord,
+    for_word: Kernel,
+    /// Messages that have come.
+    mail: [Word64; 2],
+    roster: UnsafeCell<Waiters>,
+    blunder: Option<Blunder>,
+}
+
+impl Shared {
+    fn new(blunder: Option<Blunder>) -> Self {
+        Self {
+            lock: Lock::default(),
+            for_lock: Kernel::new(),
+            bell: Bell::default(),
+            for_bell: Kernel::new(),
+            word: SleepWord::awake(),
+            for_word: Kernel::new(),
+            mail: [Word64::new(0), Word64::new(0)],
+            roster: UnsafeCell::new(Roster::new(vec![None, None])),
+            blunder,
+        }
+    }
+
+    fn blunders(&self, blunder: Blunder) -> bool {
+        self.blunder == Some(blunder)
+    }
+
+    /// With the lock held.
+    fn roster<T>(&self, work: impl FnOnce(&mut Waiters) -> T) -> T {
+        // SAFETY: loom fails the model if another thread is at it.
+        self.roster.with_mut(|roster| work(unsafe { &mut *roster }))
+    }
+
+    /// With the lock held: looks for messages, and tells those who wait for them. Whether there were any.
+    fn progress(&self) -> bool {
+        let (bits, driver) =
+            self.roster(|roster| roster.serve(|message| self.mail[*message].load_relaxed() == 1));
+        self.ring(bits);
+        if driver && !self.blunders(Blunder::ForgetDriver) {
+            self.word.stir();
+            self.for_word.wake(true);
+        }
+        bits != Bits::NONE
+    }
+
+    fn ring(&self, bits: Bits) {
+        if bits != Bits::NONE {
+            self.bell.ring();
+            self.for_bell.wake(true);
+        }
+    }
+
+    /// The driver, with the lock held: nothing has come.
+    fn sleep(&self) {
+        let early = self.blunders(Blunder::LookBeforeAnnounce);
+        let found = early && self.progress();
+        let since = self.word.announce(Sleep::Futex);
+        if !(found || !early && self.progress()) {
+            self.lock.hand_over(&self.for_lock);
+            self.for_word.sleep_while(|| !self.word.moved(since));
+            self.lock.acquire(&self.for_lock);
+        }
+        self.word.rise();
+    }
+
+    /// A peer sends these messages.
+    fn send(&self, messages: &[usize]) {
+        for message in messages {
+            self.mail[*message].store_relaxed(1);
+        }
+        // Once for all. After a claim loom lets the waker read its own claim back (see `sleep/twice`), so that it would miss
+        // a sleep that began since.
+        if self.word.must_wake(FenceMode::Symmetric).is_some() {
+            self.for_word.wake(true);
+        }
+    }
+
+    /// Another thread, which does not wait, sends a message to its own process.
+    fn serve(&self, message: usize) {
+        self.lock.acquire(&self.for_lock);
+        self.mail[message].store_relaxed(1);
+        self.progress();
+        self.lock.release(&self.for_lock);
+    }
+
+    /// Waits for a message.
+    fn wait(&self, message: usize) {
+        self.lock.acquire(&self.for_lock);
+        let seat = self.roster(|roster| roster.join(message)).expect("there is a seat for each");
+        loop {
+            if self.roster(|roster| roster.is_served(seat)) {
+                break;
+            }
+            if self.roster(|roster| roster.drives(seat)) {
+                if !self.progress() {
+                    self.sleep();
+                }
+                continue;
+            }
+            let since = self.bell.listen();
+            self.lock.release(&self.for_lock);
+            let since = if self.blunders(Blunder::ListenUnlocked) { self.bell.listen() } else { since };
+            self.for_bell.sleep_while(|| self.bell.listen() == since);
+            self.lock.acquire(&self.for_lock);
+        }
+        let (_, next) = self.roster(|roster| roster.leave(seat));
+        if !self.blunders(Blunder::LeaveNoDriver) {
+            self.ring(next);
+        }
+        self.lock.release(&self.for_lock);
+    }
+}
+
+fn driver(run: &Run) {
+    let blunder = run.blunder;
+    run.explore(run.size(2, 3), move || {
+        let shared = Shared::new(blunder);
+        three(|| shared.wait(0), || shared.wait(1), || shared.send(&[0, 1]));
+        assert_eq!(shared.roster(|roster| roster.count()), 0);
+    });
+}
+
+fn stir(run: &Run) {
+    let blunder = run.blunder;
+    run.explore(run.size(3, 4), move || {
+        let shared = Shared::new(blunder);
+        both(|| shared.wait(0), || shared.serve(0));
+    });
+}
+
+fn heir(run: &Run) {
+    let blunder = run.blunder;
+    run.explore(run.size(1, 2), move || {
+        let shared = Shared::new(blunder);
+        let other = || {
+            shared.serve(0);
+            shared.send(&[1]);
+        };
+        three(|| shared.wait(0), || shared.wait(1), other);
+    });
+}
