@@ -22,17 +22,23 @@ pub enum Blunder {
     SkipPart,
     /// What a dead process had announced can still be received.
     KeepOffers,
+    /// A flush does not wait for what was started before it.
+    ForgetFlush,
+    /// A put overtakes the answer to a get in spite of the fence between them.
+    ForgetFence,
 }
 
 impl Blunder {
     /// Every mistake.
-    pub const ALL: [Blunder; 6] = [
+    pub const ALL: [Blunder; 8] = [
         Blunder::PreferExact,
         Blunder::OvertakePending,
         Blunder::ForgetSynchronous,
         Blunder::KeepCredit,
         Blunder::SkipPart,
         Blunder::KeepOffers,
+        Blunder::ForgetFlush,
+        Blunder::ForgetFence,
     ];
 }
 

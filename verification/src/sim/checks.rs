@@ -2,7 +2,7 @@
 
 use crate::memory::{BLANK, first_difference};
 use crate::oracle::{Fate as Expected, Name, Waiting};
-use crate::port::{is_matched, is_offer};
+use crate::port::{is_matched, is_offer, is_remote};
 use crate::simulation::{Arrival, Message, Rank, Receive, Sending, Simulation, Told};
 use crate::tally::Event;
 use crate::violation::{Check, Violation, ensure};
@@ -21,6 +21,7 @@ impl Simulation {
     pub(crate) fn listen(&mut self, rank: u32) -> Check {
         self.hear(rank)?;
         self.hear_itself(rank);
+        self.check_handled(rank)?;
         let stored = self.world.stored(rank);
         let waiting = self.kept(rank);
         ensure!(
@@ -34,7 +35,13 @@ impl Simulation {
     pub(crate) fn hear(&mut self, rank: u32) -> Check {
         self.world.fabric().check()?;
         let taken = std::mem::take(&mut self.world.fabric().taken[rank as usize]);
-        for packet in taken.into_iter().filter(|packet| is_matched(packet.envelope.kind)) {
+        for packet in taken {
+            if is_remote(packet.envelope.kind) {
+                self.execute(packet.peer, rank, packet.len)?;
+            }
+            if !is_matched(packet.envelope.kind) {
+                continue;
+            }
             let number = self.rank(rank).arrived[packet.peer as usize];
             let name = Name { source: packet.peer, number };
             let known = self.sent[packet.peer as usize][rank as usize].len();

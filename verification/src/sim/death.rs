@@ -41,6 +41,7 @@ impl Simulation {
         let loses = failure == Failure::Died && self.rng.one_in(2);
         self.count(Event::Death);
         self.world.bury(rank, loses);
+        self.remotes.forget(rank);
         let it = self.rank(rank);
         it.gone = Some(failure);
         it.sends.clear();
@@ -108,6 +109,9 @@ impl Simulation {
         let concerns_any = failure != Failure::Finished || alone;
         self.rank(rank).any_failed |= concerns_any;
         self.rank(rank).oracle.fail(peer, concerns_any);
+        if concerns_any {
+            self.fail_awaits(rank, peer, failure)?;
+        }
         // What was only announced went with its sender.
         let waiting = self.rank(rank).oracle.waiting().to_vec();
         for name in waiting.iter().map(|waiting| waiting.name).filter(|name| name.source == peer) {

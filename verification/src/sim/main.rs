@@ -13,6 +13,7 @@ mod memory;
 mod operations;
 mod oracle;
 mod port;
+mod remote;
 mod rest;
 mod rng;
 mod runner;

@@ -44,6 +44,8 @@ const fn word(key: u64, index: usize) -> [u8; 8] {
 /// Memory that nothing but raw pointers refers to while it is lent.
 #[derive(Debug)]
 struct Block {
+    /// Aligned as a word of this kind.
+    words: NonNull<u128>,
     base: NonNull<u8>,
     capacity: usize,
 }
@@ -52,9 +54,9 @@ impl Block {
     /// Room for `len` bytes between two guards.
     fn new(len: usize) -> Self {
         let capacity = len + 2 * GUARD;
-        let bytes = Box::into_raw(vec![FENCE; capacity].into_boxed_slice());
-        let base = NonNull::new(bytes.cast()).unwrap_or(NonNull::dangling());
-        Self { base, capacity }
+        let words = vec![u128::from_ne_bytes([FENCE; 16]); capacity.div_ceil(16)];
+        let words = NonNull::from(Box::leak(words.into_boxed_slice())).cast::<u128>();
+        Self { words, base: words.cast(), capacity }
     }
 
     /// The bytes between the guards.
@@ -76,9 +78,9 @@ impl Block {
 
 impl Drop for Block {
     fn drop(&mut self) {
-        let bytes = std::ptr::slice_from_raw_parts_mut(self.base.as_ptr(), self.capacity);
-        // SAFETY: made by `Box::into_raw` in `new`. The engines that may point here were dropped before: `World` says so.
-        drop(unsafe { Box::from_raw(bytes) });
+        let words = std::ptr::slice_from_raw_parts_mut(self.words.as_ptr(), self.capacity.div_ceil(16));
+        // SAFETY: made by `Box::leak` in `new`. The engines that may point here were dropped before: `World` says so.
+        drop(unsafe { Box::from_raw(words) });
     }
 }
 
@@ -87,6 +89,7 @@ impl Drop for Block {
 enum Use {
     Send,
     Receive,
+    Region,
 }
 
 #[derive(Debug)]
@@ -114,8 +117,24 @@ pub(crate) struct Memory {
 impl Memory {
     /// A buffer that holds a message.
     pub(crate) fn lend_message(&mut self, owner: u32, key: u64, len: usize) -> (Loan, *const u8) {
-        let (loan, base) = self.lend(owner, len, Use::Send, |bytes| fill(key, bytes));
+        let (loan, base) = self.lend_bytes(owner, key, len);
         (loan, base.cast_const())
+    }
+
+    /// The same, for whoever does not know yet what it is for.
+    pub(crate) fn lend_bytes(&mut self, owner: u32, key: u64, len: usize) -> (Loan, *mut u8) {
+        self.lend(owner, len, Use::Send, |bytes| fill(key, bytes))
+    }
+
+    /// Memory for other processes to use, zeroed, as long as its owner lives.
+    pub(crate) fn lend_region(&mut self, owner: u32, len: usize) -> (Loan, *mut u8) {
+        self.lend(owner, len, Use::Region, |bytes| bytes.fill(0))
+    }
+
+    /// What is in a buffer that is lent.
+    pub(crate) fn copy(&self, loan: Loan) -> Vec<u8> {
+        let lent = self.lent.get(loan.0).and_then(Option::as_ref);
+        lent.map_or(Vec::new(), |Lent { block, .. }| block.bytes()[block.inside()].to_vec())
     }
 
     /// A buffer to receive into.
@@ -230,9 +249,9 @@ impl Memory {
         Ok(())
     }
 
-    /// Buffers of a process that are lent.
+    /// Buffers of a process that are lent, but for its region.
     pub(crate) fn count(&self, owner: u32) -> usize {
-        self.lent.iter().flatten().filter(|lent| lent.owner == owner).count()
+        self.lent.iter().flatten().filter(|lent| lent.owner == owner && lent.is != Use::Region).count()
     }
 }
 

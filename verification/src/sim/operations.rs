@@ -128,13 +128,17 @@ impl Simulation {
     }
 
     /// A request could not be started for want of a slot, and for no other reason.
-    fn refused(&mut self, rank: u32, error: &StartError) -> Check {
+    pub(crate) fn refused(&mut self, rank: u32, error: &StartError) -> Check {
         let StartError::Requests { capacity } = *error else {
             return Err(Violation(format!("rank {rank} is refused a request: {error}")));
         };
         self.count(Event::NoSlot);
+        let (least, most) = self.remotes.sides[rank as usize].slots();
         let slots = self.rank(rank).slots();
-        ensure!(slots == capacity, "rank {rank} has {slots} requests, and no more of {capacity} are free");
+        ensure!(
+            (slots + least..=slots + most).contains(&capacity),
+            "rank {rank} has {slots} requests and {least} operations, and no more of {capacity} are free"
+        );
         Ok(())
     }
 

@@ -29,6 +29,11 @@ pub(crate) const fn is_matched(kind: Kind) -> bool {
     matches!(kind, Kind::Eager | Kind::Rts)
 }
 
+/// Whether a packet is an operation or an active message, which go in their own order.
+pub(crate) const fn is_remote(kind: Kind) -> bool {
+    matches!(kind, Kind::Active | Kind::Rma)
+}
+
 /// Whether its bytes are to follow.
 pub(crate) const fn is_offer(kind: Kind) -> bool {
     matches!(kind, Kind::Rts)
@@ -36,7 +41,7 @@ pub(crate) const fn is_offer(kind: Kind) -> bool {
 
 const fn class(kind: Kind) -> Class {
     match kind {
-        Kind::Eager | Kind::Data => Class::Content,
+        Kind::Eager | Kind::Data | Kind::Active => Class::Content,
         Kind::Fin => Class::Fin,
         _ => Class::Other,
     }

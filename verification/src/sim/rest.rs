@@ -82,7 +82,7 @@ impl Simulation {
             }
             self.check_reserves(rank)?;
         }
-        Ok(())
+        self.check_remote_rest()
     }
 
     /// The first message under way between two ranks must come if a receive asks for it and no other message is before
@@ -165,6 +165,7 @@ impl Simulation {
             for at in 0..self.rank(rank).receives.len() {
                 self.cancel_one(rank, at)?;
             }
+            self.cancel_awaits(rank)?;
             self.settle_call(rank, true)?;
         }
         Ok(())
@@ -189,6 +190,7 @@ impl Simulation {
             && claims.is_empty()
             && receives.iter().all(|receive| posted(receive.number))
             && (0..self.shape.contexts).all(|context| self.is_received(rank, context))
+            && self.remotes.is_idle(rank, &self.alive())
     }
 
     /// Nothing is left: no request, no message, no cell, no buffer, no credit.

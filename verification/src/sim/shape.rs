@@ -40,12 +40,14 @@ pub(crate) enum Operation {
     Claim,
     ReceiveClaimed,
     Bypass,
+    Remote,
+    Await,
     Acknowledge,
     Grow,
 }
 
 /// Every operation, and how often it is tried in an even world.
-const OPERATIONS: [(Operation, usize); 11] = [
+const OPERATIONS: [(Operation, usize); 13] = [
     (Operation::Send, 20),
     (Operation::SendSynchronous, 4),
     (Operation::Receive, 24),
@@ -55,6 +57,8 @@ const OPERATIONS: [(Operation, usize); 11] = [
     (Operation::Claim, 3),
     (Operation::ReceiveClaimed, 3),
     (Operation::Bypass, 6),
+    (Operation::Remote, 12),
+    (Operation::Await, 1),
     (Operation::Acknowledge, 1),
     (Operation::Grow, 1),
 ];
@@ -66,7 +70,7 @@ impl Shape {
         let packet_bytes = rng.pick(&[256, 256, 512, 1024, 4096]);
         // Some messages take several pieces even when they are read in one copy.
         let lengths =
-            [(packet_bytes, 20), (4 * packet_bytes, 20), (40_000, 6), (120_000, 20), (700_000, 200)];
+            [(packet_bytes, 20), (4 * packet_bytes, 20), (80_000, 10), (200_000, 30), (700_000, 150)];
         let (largest, long) = rng.pick(&lengths);
         let conditions = Conditions {
             ranks,

@@ -5,6 +5,7 @@ use crate::credit::Look;
 use crate::fabric::Fabric;
 use crate::memory::Loan;
 use crate::oracle::{Name, Oracle};
+use crate::remote::Remotes;
 use crate::rng::Rng;
 use crate::shape::{Operation, Shape};
 use crate::tally::Event;
@@ -139,6 +140,7 @@ pub(crate) struct Simulation {
     pub(crate) ranks: Vec<Rank>,
     /// By source and destination.
     pub(crate) sent: Vec<Vec<Vec<Message>>>,
+    pub(crate) remotes: Remotes,
 }
 
 impl Simulation {
@@ -154,6 +156,7 @@ impl Simulation {
             world: World::new(fabric, shape.terms)?,
             ranks: std::iter::repeat_with(|| Rank::new(count)).take(count).collect(),
             sent: std::iter::repeat_with(none).take(count).collect(),
+            remotes: Remotes::new(shape.conditions.ranks),
         })
     }
 
@@ -221,6 +224,8 @@ impl Simulation {
             Operation::Claim => self.claim(rank)?,
             Operation::ReceiveClaimed => self.receive_claimed(rank)?,
             Operation::Bypass => self.bypass(rank)?,
+            Operation::Remote => self.start_remote(rank)?,
+            Operation::Await => self.await_notifications(rank)?,
             Operation::Acknowledge => self.acknowledge(rank),
             Operation::Grow => self.world.grow(rank),
         }
@@ -234,6 +239,7 @@ impl Simulation {
             return Ok(());
         }
         self.listen(rank)?;
+        self.complete_remote(rank)?;
         self.complete(rank, all)
     }
 }

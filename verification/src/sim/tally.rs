@@ -31,6 +31,13 @@ pub(crate) enum Event {
     Cancelled,
     /// A message to its own sender.
     Own,
+    /// Operations on another rank's region; notifications that were waited for; active messages.
+    Put,
+    Get,
+    Atomic,
+    Flush,
+    Notified,
+    Active,
     /// A process died, or finished.
     Death,
     /// A request ended as somebody was gone.
@@ -42,7 +49,7 @@ pub(crate) enum Event {
 }
 
 /// Every event, with its name.
-const EVENTS: [(Event, &str); 25] = [
+const EVENTS: [(Event, &str); 31] = [
     (Event::Eager, "eager"),
     (Event::Rts, "RTS"),
     (Event::Cts, "CTS"),
@@ -64,6 +71,12 @@ const EVENTS: [(Event, &str); 25] = [
     (Event::Truncated, "truncated"),
     (Event::Cancelled, "cancelled"),
     (Event::Own, "to itself"),
+    (Event::Put, "put"),
+    (Event::Get, "got"),
+    (Event::Atomic, "fetched"),
+    (Event::Flush, "flushed"),
+    (Event::Notified, "notified"),
+    (Event::Active, "handled"),
     (Event::Death, "deaths"),
     (Event::PeerFailed, "peer failed"),
     (Event::NoSlot, "no slot"),

@@ -1,9 +1,11 @@
 //! Engines over the simulated fabric, and the operations on them. With `port.rs`, all that knows the engine's interface.
 
+mod remote;
+
 use std::cell::{RefCell, RefMut};
 use std::rc::Rc;
 
-use nemesia_core::engine::rma::{Region, Reply};
+use nemesia_core::engine::rma::{Region, Reply, WINDOW};
 use nemesia_core::engine::{Bypass, Engine, Lent, Peer, Request, RequestId, Storage, Tuning};
 pub(crate) use nemesia_core::engine::{Failure, Fate, Outcome, Progress, StartError, Status, Truncation};
 use nemesia_core::flow::Ledger;
@@ -18,6 +20,8 @@ use crate::memory::Loan;
 use crate::port::SimPort;
 use crate::shape::Shape;
 use crate::violation::Violation;
+pub(crate) use remote::{Datatype, Handled, Order, Reduction, Verb, combine};
+use remote::{Desk, Exposure};
 
 #[derive(Debug)]
 struct Vectors;
@@ -30,7 +34,7 @@ impl Storage for Vectors {
     type Buckets = Vec<List>;
     type Regions = Vec<Slot<Region>>;
     type Replies = Vec<Slot<Reply>>;
-    type Handlers = ();
+    type Handlers = Desk;
 }
 
 type SimEngine = Engine<SimPort, Vectors>;
@@ -55,6 +59,7 @@ pub(crate) struct World {
     engines: Vec<Option<SimEngine>>,
     fabric: Rc<RefCell<Fabric>>,
     terms: Terms,
+    exposed: Vec<Exposure>,
 }
 
 /// A request, and its buffer.
@@ -126,20 +131,27 @@ impl World {
         let fabric = Rc::new(RefCell::new(fabric));
         let engine = |rank| {
             let lent = Lent {
-                regions: Vec::new(),
-                replies: Vec::new(),
-                handlers: (),
                 requests: several(terms.requests),
                 peers: several(ranks as usize),
                 units: vec![[0; UNIT]; terms.units],
                 stored: several(terms.buckets),
                 posted: several(terms.buckets),
+                regions: several(1),
+                replies: several((ranks as usize - 1) * WINDOW as usize),
+                handlers: Desk::default(),
             };
             let tuning = Tuning { eager_bytes: terms.eager_bytes, window: terms.window };
             let engine = Engine::new(rank, SimPort::new(rank, Rc::clone(&fabric)), tuning, lent);
             engine.map(Some).map_err(|error| Violation(format!("rank {rank} can't start: {error}")))
         };
-        Ok(Self { engines: (0..ranks).map(engine).collect::<Result<_, _>>()?, fabric, terms })
+        let engines = (0..ranks).map(engine).collect::<Result<_, _>>()?;
+        let mut world = Self { engines, fabric, terms, exposed: Vec::new() };
+        for rank in 0..ranks {
+            let exposure =
+                world.expose(rank).ok_or_else(|| Violation(format!("rank {rank} can't expose memory")))?;
+            world.exposed.push(exposure);
+        }
+        Ok(world)
     }
 
     pub(crate) fn fabric(&self) -> RefMut<'_, Fabric> {

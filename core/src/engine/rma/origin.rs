@@ -4,6 +4,8 @@
 use core::borrow::Borrow;
 
 use super::{Datatype, Peer, Reduction, RemoteKey, WINDOW};
+#[cfg(nemesia_blunder)]
+use crate::blunder::{Blunder, made};
 use crate::engine::request::{Fate, State};
 use crate::engine::{Engine, RequestId, StartError, Status, Storage};
 use crate::payload::{RecvBuf, SendBuf};
@@ -173,7 +175,10 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     /// See [`StartError`].
     pub fn flush(&mut self, to: PeerId) -> Result<RequestId, StartError> {
         self.check_destination(to)?;
-        if self.side(to).is_flushed() {
+        let flushed = self.side(to).is_flushed();
+        #[cfg(nemesia_blunder)]
+        let flushed = flushed || made(Blunder::ForgetFlush);
+        if flushed {
             return Ok(RequestId::SENT);
         }
         let body = Body::Nothing { awaited: false, issued: 0 };
@@ -189,6 +194,10 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     /// See [`StartError`].
     pub fn fence(&mut self, to: PeerId) -> Result<(), StartError> {
         self.check_destination(to)?;
+        #[cfg(nemesia_blunder)]
+        if made(Blunder::ForgetFence) {
+            return Ok(());
+        }
         let side = self.side(to);
         if side.in_flight == 0 && side.leaving.is_empty() {
             return Ok(());

@@ -1,0 +1,418 @@
+//! One-sided operations and active messages: what a rank starts, and an oracle that executes each on plain bytes when its
+//! packet is taken, in the order started.
+
+mod model;
+
+use std::collections::VecDeque;
+
+use crate::memory::{Loan, fill};
+use crate::simulation::{Simulation, Told};
+use crate::tally::Event;
+use crate::violation::{Check, Violation, ensure};
+use crate::world::{Failure, Fate, Handled, Order, Outcome, StartError, Ticket, Verb};
+pub(crate) use model::region_bytes;
+use model::{execute, some_order};
+
+/// Handlers with numbers from here on do not exist.
+pub(crate) const HANDLERS: u16 = 4;
+
+/// An operation on another rank, or an active message to it.
+#[derive(Debug)]
+struct Remote {
+    order: Order,
+    /// Bytes that the target has taken; and whether it has done all.
+    taken: usize,
+    done: bool,
+    /// What the origin is to get.
+    answer: Vec<u8>,
+}
+
+/// A request under way.
+#[derive(Debug)]
+struct Open {
+    ticket: Ticket,
+    number: usize,
+}
+
+/// What one rank has exposed, started and handled.
+#[derive(Debug)]
+pub(crate) struct Side {
+    /// What its region must hold, and the notifications that it must have had.
+    model: Vec<u8>,
+    notified: u64,
+    open: Vec<Open>,
+    /// Requests that wait for so many notifications.
+    awaits: Vec<(Ticket, u64)>,
+    /// Fences that may take a slot.
+    fences: usize,
+    /// Messages to itself that are not handled.
+    own: VecDeque<usize>,
+    /// Messages that it must have handled and has not told of; and those for which it has no handler.
+    due: VecDeque<(u32, usize)>,
+    unhandled: u64,
+}
+
+impl Side {
+    fn new(ranks: u32) -> Self {
+        Self {
+            model: vec![0; region_bytes(ranks)],
+            notified: 0,
+            open: Vec::new(),
+            awaits: Vec::new(),
+            fences: 0,
+            own: VecDeque::new(),
+            due: VecDeque::new(),
+            unhandled: 0,
+        }
+    }
+
+    /// Requests that take a slot, at least and at most.
+    pub(crate) fn slots(&self) -> (usize, usize) {
+        let open = self.open.iter().filter(|open| open.ticket.is_kept()).count() + self.awaits.len();
+        (open, open + self.fences)
+    }
+}
+
+/// The other half of a world.
+#[derive(Debug)]
+pub(crate) struct Remotes {
+    pub(crate) sides: Vec<Side>,
+    operations: Vec<Remote>,
+    /// By origin and target: what was started and is not done, in order.
+    under_way: Vec<Vec<VecDeque<usize>>>,
+}
+
+impl Remotes {
+    pub(crate) fn new(ranks: u32) -> Self {
+        let count = ranks as usize;
+        Self {
+            sides: std::iter::repeat_with(|| Side::new(ranks)).take(count).collect(),
+            operations: Vec::new(),
+            under_way: vec![vec![VecDeque::new(); count]; count],
+        }
+    }
+
+    /// A rank is gone: it waits for nothing, and does nothing.
+    pub(crate) fn forget(&mut self, rank: u32) {
+        let side = &mut self.sides[rank as usize];
+        side.open.clear();
+        side.awaits.clear();
+        self.under_way.iter_mut().for_each(|from| from[rank as usize].clear());
+    }
+
+    fn queue(&mut self, from: u32, to: u32) -> &mut VecDeque<usize> {
+        &mut self.under_way[from as usize][to as usize]
+    }
+
+    /// Whether nothing is under way from a rank, or to it from one of these.
+    pub(crate) fn is_idle(&self, rank: u32, others: &[u32]) -> bool {
+        let Side { open, own, .. } = &self.sides[rank as usize];
+        let empty = |from: u32, to: u32| self.under_way[from as usize][to as usize].is_empty();
+        open.is_empty() && own.is_empty() && others.iter().all(|&it| empty(rank, it) && empty(it, rank))
+    }
+}
+
+impl Simulation {
+    fn side(&mut self, rank: u32) -> &mut Side {
+        &mut self.remotes.sides[rank as usize]
+    }
+
+    /// Starts an operation on some rank's region, or sends it an active message.
+    pub(crate) fn start_remote(&mut self, from: u32) -> Check {
+        let ranks = self.shape.conditions.ranks;
+        if self.side(from).open.len() >= 4 * self.shape.many {
+            return self.progress(from).map(drop);
+        }
+        let order = some_order(&mut self.rng, from, ranks, self.shape.conditions.packet_bytes);
+        let to = order.to;
+        if from == to && !self.side(from).own.is_empty() {
+            // What it asks of itself would wait behind its messages to itself, or not: only one of them shows in time.
+            return self.progress(from).map(drop);
+        }
+        // A get may see what is put later, unless there is a fence between them.
+        if matches!(order.verb, Verb::Put { .. }) && self.has_open_get(from, to) {
+            let fenced = self.world.fence(from, to);
+            self.side(from).fences += 1;
+            if fenced.is_err() || self.world.fabric().is_dead(from) {
+                return Ok(());
+            }
+        }
+        let nothing = match order.verb {
+            Verb::Get => order.len == 0,
+            Verb::Flush => !self.world.is_unflushed(from, to),
+            Verb::Active { .. } => from == to,
+            _ => false,
+        };
+        // Known before it is started: it may leave, and its origin die, in the same call.
+        let number = self.remotes.operations.len();
+        let done = nothing && !matches!(order.verb, Verb::Active { .. });
+        self.remotes.operations.push(Remote { order, taken: 0, done, answer: Vec::new() });
+        if !nothing {
+            self.remotes.queue(from, to).push_back(number);
+        }
+        let started = self.world.start(from, &order);
+        self.note(|| {
+            format!("rank {from} starts {number}, {order:?}: {}", if started.is_ok() { "ok" } else { "no" })
+        });
+        if self.world.fabric().is_dead(from) {
+            return Ok(());
+        }
+        match started {
+            Ok(ticket) => {
+                self.side(from).open.push(Open { ticket, number });
+                if nothing && !done {
+                    self.side(from).own.push_back(number);
+                }
+                // What goes to ourselves is executed at once.
+                if from == to && !nothing { self.execute(from, to, usize::MAX) } else { Ok(()) }
+            }
+            Err(error) => {
+                if !nothing {
+                    self.remotes.queue(from, to).pop_back();
+                }
+                self.check_start(from, to, &error)
+            }
+        }
+    }
+
+    fn check_start(&mut self, from: u32, to: u32, error: &StartError) -> Check {
+        let StartError::PeerFailed { peer, failure } = *error else { return self.refused(from, error) };
+        let knows = self.rank(from).told[to as usize].failure();
+        ensure!(
+            peer == to && knows == Some(failure),
+            "rank {from} can't reach rank {to}, as {peer} is gone ({failure})"
+        );
+        Ok(())
+    }
+
+    fn has_open_get(&self, from: u32, to: u32) -> bool {
+        let Remotes { sides, operations, .. } = &self.remotes;
+        sides[from as usize].open.iter().any(|open| {
+            let Order { to: target, verb, .. } = operations[open.number].order;
+            target == to && verb == Verb::Get
+        })
+    }
+
+    /// A rank waits for notifications.
+    pub(crate) fn await_notifications(&mut self, rank: u32) -> Check {
+        let any_failed = self.rank(rank).any_failed;
+        let Side { notified, awaits, .. } = self.side(rank);
+        if awaits.len() > 3 {
+            return Ok(());
+        }
+        let (notified, count) = (*notified, *notified + self.rng.below(4) as u64);
+        match self.world.await_notifications(rank, count) {
+            Ok(ticket) => {
+                ensure!(!any_failed || count <= notified, "rank {rank} awaits what may never come");
+                self.side(rank).awaits.push((ticket, count));
+                Ok(())
+            }
+            Err(StartError::PeerFailed { .. }) => {
+                ensure!(any_failed && count > notified, "rank {rank} may not await {count} notifications");
+                Ok(())
+            }
+            Err(error) => self.refused(rank, &error),
+        }
+    }
+
+    /// A rank has taken a packet of an operation, or an active message.
+    pub(crate) fn execute(&mut self, from: u32, to: u32, len: usize) -> Check {
+        let number = self.remotes.queue(from, to).pop_front();
+        let number = number
+            .ok_or_else(|| Violation(format!("rank {to} takes an operation that {from} has not started")))?;
+        let Remotes { sides, operations, under_way } = &mut self.remotes;
+        let (remote, side) = (&mut operations[number], &mut sides[to as usize]);
+        remote.done = execute(remote, &mut side.model, len);
+        if !remote.done {
+            under_way[from as usize][to as usize].push_front(number);
+            return Ok(());
+        }
+        match remote.order.verb {
+            Verb::Put { notify } => side.notified += u64::from(notify),
+            verb if verb.is_handled() => side.due.push_back((from, number)),
+            Verb::Active { .. } => side.unhandled += 1,
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Whether a rank has handled what it must, in order, and nothing else.
+    pub(crate) fn check_handled(&mut self, rank: u32) -> Check {
+        for handled in self.world.handled(rank) {
+            let due = if handled.from == rank {
+                self.next_own_message(rank)
+            } else {
+                self.side(rank).due.pop_front()
+            };
+            let nobody = || Violation(format!("rank {rank} handles {handled:?}, which nobody sent"));
+            let (from, number) = due.ok_or_else(nobody)?;
+            self.count(Event::Active);
+            self.check_message(rank, from, number, &handled)?;
+        }
+        let Side { due, .. } = &self.remotes.sides[rank as usize];
+        ensure!(due.is_empty(), "rank {rank} has not handled {due:?}");
+        Ok(())
+    }
+
+    /// The next message to itself that a rank has a handler for.
+    fn next_own_message(&mut self, rank: u32) -> Option<(u32, usize)> {
+        let Remotes { sides, operations, .. } = &mut self.remotes;
+        let own = &mut sides[rank as usize].own;
+        let at = own.iter().position(|&number| operations[number].order.verb.is_handled())?;
+        Some((rank, own.remove(at)?))
+    }
+
+    fn check_message(&mut self, rank: u32, from: u32, number: usize, handled: &Handled) -> Check {
+        let Order { verb, len, key, .. } = self.remotes.operations[number].order;
+        let mut bytes = vec![0; len];
+        fill(key, &mut bytes);
+        let is = Verb::Active { handler: handled.handler, header: handled.header };
+        ensure!(
+            handled.from == from && is == verb,
+            "rank {rank} handles {handled:?}, not number {number} of rank {from}"
+        );
+        ensure!(
+            handled.bytes == bytes,
+            "active message {number} of rank {from} to rank {rank} has wrong bytes"
+        );
+        Ok(())
+    }
+
+    /// Looks at the requests of a rank.
+    pub(crate) fn complete_remote(&mut self, rank: u32) -> Check {
+        for open in std::mem::take(&mut self.side(rank).open) {
+            match self.world.test(open.ticket) {
+                Some(outcome) => self.check_remote(rank, &open, outcome)?,
+                None => {
+                    let to = self.remotes.operations[open.number].order.to;
+                    let gone = matches!(self.rank(rank).told[to as usize], Told::Failed(_));
+                    ensure!(
+                        !gone,
+                        "rank {rank} waits for operation {} on rank {to}, which is gone",
+                        open.number
+                    );
+                    self.side(rank).open.push(open);
+                }
+            }
+        }
+        for (ticket, count) in std::mem::take(&mut self.side(rank).awaits) {
+            let notified = self.side(rank).notified;
+            let Some(outcome) = self.world.test(ticket) else {
+                ensure!(notified < count, "rank {rank} awaits {count} notifications, and has {notified}");
+                self.side(rank).awaits.push((ticket, count));
+                continue;
+            };
+            self.end_loan(ticket.loan)?;
+            match outcome {
+                Ok(_) => self.count(Event::Notified),
+                Err(Fate::PeerFailed { .. }) => continue,
+                Err(fate) => return Err(Violation(format!("rank {rank} awaited notifications: {fate}"))),
+            }
+            ensure!(notified >= count, "rank {rank} awaited {count} notifications, and has {notified}");
+        }
+        Ok(())
+    }
+
+    fn end_loan(&mut self, loan: Loan) -> Check {
+        self.world.fabric().memory.end(loan, |_| ())
+    }
+
+    fn check_remote(&mut self, rank: u32, open: &Open, outcome: Outcome) -> Check {
+        let Remote { order, done, answer, .. } = &self.remotes.operations[open.number];
+        let (order, done) = (*order, *done);
+        let answer = answer.clone();
+        let told = self.rank(rank).told[order.to as usize].failure();
+        self.note(|| format!("operation {} of rank {rank} is complete: {outcome:?}", open.number));
+        let wrong = self.world.fabric().memory.end(open.ticket.loan, |bytes| bytes != answer)?;
+        if let Err(fate) = outcome {
+            let known = told.map(|failure| Fate::PeerFailed { peer: order.to, failure });
+            ensure!(known == Some(fate), "operation {}, {order:?}, of rank {rank}: {fate}", open.number);
+            return Ok(());
+        }
+        let event = match order.verb {
+            Verb::Put { .. } | Verb::Accumulate(..) => Event::Put,
+            Verb::Active { .. } => {
+                if order.to == rank && !order.verb.is_handled() {
+                    self.side(rank).own.retain(|&number| number != open.number);
+                    self.side(rank).unhandled += 1;
+                }
+                return Ok(());
+            }
+            Verb::Get => Event::Get,
+            Verb::Fetch(..) | Verb::CompareSwap(..) => Event::Atomic,
+            Verb::Flush => Event::Flush,
+        };
+        self.count(event);
+        match order.verb {
+            // What a rank did in the call in which it died, nobody knows.
+            Verb::Get | Verb::Fetch(..) | Verb::CompareSwap(..)
+                if done || self.rank(order.to).gone.is_none() =>
+            {
+                ensure!(done, "operation {} of rank {rank} is complete before it was executed", open.number);
+                ensure!(!wrong, "operation {} of rank {rank}, {order:?}, has got wrong bytes", open.number);
+            }
+            Verb::Flush if told.is_none() && self.rank(order.to).gone.is_none() => {
+                // Messages for handlers are no operations.
+                let Remotes { operations, under_way, .. } = &self.remotes;
+                let queue = &under_way[rank as usize][order.to as usize];
+                let is_operation =
+                    |&&number: &&usize| !matches!(operations[number].order.verb, Verb::Active { .. });
+                let first = queue.iter().find(is_operation).copied();
+                let all = first.is_none_or(|first| first > open.number);
+                ensure!(all, "rank {rank} has flushed rank {}, which has not done {first:?}", order.to);
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// In a world at rest nothing is under way between those that live.
+    pub(crate) fn check_remote_rest(&mut self) -> Check {
+        let alive = self.alive();
+        for &rank in &alive {
+            self.side(rank).fences = 0;
+            let idle = self.remotes.is_idle(rank, &alive);
+            let Side { open, own, .. } = &self.remotes.sides[rank as usize];
+            ensure!(idle, "operations of or on rank {rank} do not end: {open:?}, {own:?}");
+            let side = &self.remotes.sides[rank as usize];
+            let (bytes, notified) = self.world.region(rank);
+            let at = bytes.iter().zip(&side.model).position(|(is, should)| is != should);
+            ensure!(at.is_none(), "byte {} of the region of rank {rank} is wrong", at.unwrap_or_default());
+            let expected = side.notified;
+            ensure!(notified == Some(expected), "rank {rank} has {notified:?} notifications, not {expected}");
+            let (expected, counted) = (side.unhandled, self.world.unhandled(rank));
+            ensure!(
+                counted == expected,
+                "rank {rank} counts {counted} messages without handlers, not {expected}"
+            );
+        }
+        Ok(())
+    }
+
+    /// Withdraws what waits for notifications.
+    pub(crate) fn cancel_awaits(&mut self, rank: u32) -> Check {
+        for (ticket, _) in std::mem::take(&mut self.side(rank).awaits) {
+            ensure!(self.world.cancel(ticket), "rank {rank} can't withdraw its waiting for notifications");
+            let outcome = self.world.test(ticket);
+            ensure!(outcome == Some(Err(Fate::Cancelled)), "a withdrawn waiting of rank {rank}: {outcome:?}");
+            self.end_loan(ticket.loan)?;
+        }
+        Ok(())
+    }
+
+    /// Somebody is gone, and those who wait for anybody's notifications are told so.
+    pub(crate) fn fail_awaits(&mut self, rank: u32, peer: u32, failure: Failure) -> Check {
+        for (ticket, count) in std::mem::take(&mut self.side(rank).awaits) {
+            let outcome = self.world.test(ticket);
+            let notified = self.side(rank).notified;
+            let right = match outcome {
+                Some(Ok(_)) => notified >= count,
+                Some(Err(fate)) => fate == Fate::PeerFailed { peer, failure },
+                None => false,
+            };
+            ensure!(right, "rank {rank} awaits {count} notifications from anybody: {outcome:?}");
+            self.end_loan(ticket.loan)?;
+        }
+        Ok(())
+    }
+}

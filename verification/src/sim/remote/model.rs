@@ -1,0 +1,105 @@
+//! One-sided operations on plain bytes, and which of them come.
+
+use super::{HANDLERS, Remote};
+use crate::memory::fill;
+use crate::rng::Rng;
+use crate::world::{Datatype, Order, Reduction, Verb, combine};
+
+/// Bytes of each rank's region for each origin alone, where it puts and gets; behind them are values for all.
+const OWN: usize = 1200;
+const VALUES: usize = 256;
+/// Bytes before the data of a put's packet.
+const HEAD: usize = 24;
+/// Longest header of an active message.
+const HEADER: usize = 24;
+
+/// Bytes of each rank's region.
+pub(crate) const fn region_bytes(ranks: u32) -> usize {
+    ranks as usize * OWN + VALUES
+}
+
+/// What a packet of an operation does to a region, and what its origin is to get. Whether all is done.
+pub(super) fn execute(remote: &mut Remote, model: &mut [u8], len: usize) -> bool {
+    let Remote { order, taken, answer, .. } = remote;
+    let Order { offset: at, len: all, key, .. } = *order;
+    let part = (all - *taken).min(len.saturating_sub(HEAD));
+    match order.verb {
+        Verb::Put { .. } | Verb::Accumulate(..) => {
+            let mut bytes = vec![0; all];
+            fill(key, &mut bytes);
+            let end = *taken + part;
+            match order.verb {
+                Verb::Accumulate(datatype, reduction) => {
+                    for value in (*taken..end).step_by(datatype.bytes()) {
+                        update(model, at + value, datatype, |old| {
+                            combine(datatype, reduction, old, load(&bytes, value, datatype.bytes()))
+                        });
+                    }
+                }
+                _ => model[at + *taken..at + end].copy_from_slice(&bytes[*taken..end]),
+            }
+            *taken = end;
+            end == all
+        }
+        Verb::Get => {
+            *answer = model[at..at + all].to_vec();
+            true
+        }
+        Verb::Fetch(datatype, reduction, operand) => {
+            *answer = update(model, at, datatype, |old| combine(datatype, reduction, old, operand));
+            true
+        }
+        Verb::CompareSwap(datatype, expected, value) => {
+            let low = |word: u64| load(&word.to_le_bytes(), 0, datatype.bytes());
+            let swap = |old| if old == low(expected) { value } else { old };
+            *answer = update(model, at, datatype, swap);
+            true
+        }
+        Verb::Flush | Verb::Active { .. } => true,
+    }
+}
+
+/// The value of so many bytes at a place, little-endian.
+fn load(bytes: &[u8], at: usize, len: usize) -> u64 {
+    bytes[at..at + len].iter().rev().fold(0, |value, byte| value << 8 | u64::from(*byte))
+}
+
+/// Changes a value; returns the bytes that it had.
+fn update(model: &mut [u8], at: usize, datatype: Datatype, change: impl FnOnce(u64) -> u64) -> Vec<u8> {
+    let value = &mut model[at..at + datatype.bytes()];
+    let old = value.to_vec();
+    let new = change(load(&old, 0, old.len())).to_le_bytes();
+    value.copy_from_slice(&new[..old.len()]);
+    old
+}
+
+/// Some operation of a rank.
+pub(super) fn some_order(rng: &mut Rng, from: u32, ranks: u32, packet: usize) -> Order {
+    let datatype = rng.pick(&Datatype::ALL);
+    let some = rng.pick(&Reduction::ALL);
+    let reduction = if datatype.allows(some) { some } else { Reduction::Sum };
+    let size = datatype.bytes();
+    let place = rng.below(VALUES / size) * size;
+    let value = ranks as usize * OWN + place;
+    let len = if rng.one_in(3) { rng.below(OWN) } else { rng.below(40) };
+    let own = from as usize * OWN + rng.below(OWN - len);
+    let (offset, len, verb) = match rng.below(10) {
+        0 | 1 => (own, len, Verb::Put { notify: rng.one_in(3) }),
+        2 | 3 => (own, len, Verb::Get),
+        4 => {
+            let count = rng.below((VALUES - place) / size + 1);
+            (value, count * size, Verb::Accumulate(datatype, reduction))
+        }
+        5 => (value, size, Verb::Fetch(datatype, reduction, rng.next())),
+        // Often what is there: values begin as 0.
+        6 => (value, size, Verb::CompareSwap(datatype, rng.below(2) as u64, rng.below(2) as u64)),
+        7 => (0, 0, Verb::Flush),
+        _ => {
+            let handler = rng.below(HANDLERS.into()) as u16 + u16::from(rng.one_in(20)) * HANDLERS;
+            let most = if rng.one_in(4) { packet } else { 100 };
+            let len = rng.below(most + 1);
+            (0, len, Verb::Active { handler, header: rng.below(HEADER.min(len) + 1) })
+        }
+    };
+    Order { to: rng.below(ranks as usize) as u32, offset, len, key: rng.next(), verb }
+}

@@ -1,0 +1,162 @@
+//! Regions, operations on them, and active messages.
+
+use nemesia_core::engine::StartError;
+use nemesia_core::engine::active::{ActiveMessage, Handlers};
+use nemesia_core::engine::rma::{Access, RegionId, RemoteKey, Target};
+pub(crate) use nemesia_core::engine::rma::{Datatype, Reduction, combine};
+use nemesia_core::payload::{Exposed, RecvBuf, SendBuf};
+
+use super::{Ticket, World};
+use crate::memory::Loan;
+use crate::remote::{HANDLERS, region_bytes};
+
+/// An active message that was handled.
+#[derive(Clone, Debug)]
+pub(crate) struct Handled {
+    pub(crate) from: u32,
+    pub(crate) handler: u16,
+    pub(crate) header: usize,
+    pub(crate) bytes: Vec<u8>,
+}
+
+/// Handles active messages by writing them down.
+#[derive(Debug, Default)]
+pub(super) struct Desk {
+    room: Vec<u8>,
+    handled: Vec<Handled>,
+}
+
+impl Handlers for Desk {
+    fn room(&mut self, message: &ActiveMessage) -> Option<&mut [u8]> {
+        self.room.resize(message.len, 0);
+        (message.handler < HANDLERS).then_some(&mut self.room[..])
+    }
+
+    fn run(&mut self, message: &ActiveMessage) {
+        let ActiveMessage { from, handler, header_bytes: header, len } = *message;
+        self.handled.push(Handled { from, handler, header, bytes: self.room[..len].to_vec() });
+    }
+}
+
+/// What is to be done at another rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verb {
+    Put {
+        notify: bool,
+    },
+    Get,
+    Accumulate(Datatype, Reduction),
+    Fetch(Datatype, Reduction, u64),
+    /// Expected, and new.
+    CompareSwap(Datatype, u64, u64),
+    Flush,
+    /// A message for a handler, with a header of so many bytes.
+    Active {
+        handler: u16,
+        header: usize,
+    },
+}
+
+impl Verb {
+    /// Whether it is an active message for which there is a handler.
+    pub(crate) fn is_handled(self) -> bool {
+        matches!(self, Verb::Active { handler, .. } if handler < HANDLERS)
+    }
+}
+
+/// Where, how much, and what.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Order {
+    pub(crate) to: u32,
+    pub(crate) offset: usize,
+    pub(crate) len: usize,
+    pub(crate) key: u64,
+    pub(crate) verb: Verb,
+}
+
+/// The region that a rank exposes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Exposure {
+    id: RegionId,
+    key: RemoteKey,
+    loan: Loan,
+}
+
+impl World {
+    /// Lets the others use memory of a rank.
+    pub(super) fn expose(&mut self, rank: u32) -> Option<Exposure> {
+        let len = region_bytes(self.engines.len() as u32);
+        let (loan, base) = self.fabric().memory.lend_region(rank, len);
+        // SAFETY: the memory is lent until the engine is gone; it is looked at only between calls of the engines.
+        let memory = unsafe { Exposed::from_raw(base, len) };
+        let engine = self.engine(rank);
+        let id = engine.expose(memory, Access::ReadWrite, u64::from(rank) + 77)?;
+        Some(Exposure { id, key: engine.remote_key(id)?, loan })
+    }
+
+    /// Starts an operation on another rank's region, or sends an active message.
+    pub(crate) fn start(&mut self, rank: u32, order: &Order) -> Result<Ticket, StartError> {
+        let Order { to, offset, len, key, verb } = *order;
+        let region = self.exposed[to as usize].key;
+        let target = Target { key: &region, offset: offset as u64 };
+        let brings = matches!(verb, Verb::Put { .. } | Verb::Accumulate(..) | Verb::Active { .. });
+        let (loan, base) = {
+            let mut fabric = self.fabric();
+            if brings { fabric.memory.lend_bytes(rank, key, len) } else { fabric.memory.lend_room(rank, len) }
+        };
+        // SAFETY: as in `send` and `room`; only one of the two is used.
+        let (buf, mut to_fill) = unsafe { (SendBuf::from_raw(base, len), RecvBuf::from_raw(base, len)) };
+        let engine = self.engine(rank);
+        let started = match verb {
+            Verb::Put { notify } => engine.put(&target, buf, notify),
+            Verb::Get => engine.get(&target, &mut to_fill),
+            Verb::Accumulate(datatype, reduction) => engine.accumulate(&target, datatype, reduction, buf),
+            Verb::Fetch(datatype, reduction, operand) => {
+                engine.fetch(&target, datatype, reduction, operand, &mut to_fill)
+            }
+            Verb::CompareSwap(datatype, expected, value) => {
+                engine.compare_swap(&target, datatype, expected, value, &mut to_fill)
+            }
+            Verb::Flush => engine.flush(to),
+            Verb::Active { handler, header } => {
+                // SAFETY: two parts of the buffer.
+                let parts = unsafe {
+                    (SendBuf::from_raw(base, header), SendBuf::from_raw(base.add(header), len - header))
+                };
+                engine.send_active(to, handler, parts.0, parts.1)
+            }
+        };
+        self.ticket(rank, loan, started)
+    }
+
+    pub(crate) fn fence(&mut self, rank: u32, to: u32) -> Result<(), StartError> {
+        self.engine(rank).fence(to)
+    }
+
+    pub(crate) fn is_unflushed(&mut self, rank: u32, to: u32) -> bool {
+        self.engine(rank).is_unflushed(to)
+    }
+
+    pub(crate) fn await_notifications(&mut self, rank: u32, count: u64) -> Result<Ticket, StartError> {
+        let Exposure { id, .. } = self.exposed[rank as usize];
+        let (loan, _) = self.fabric().memory.lend_room(rank, 0);
+        let started = self.engine(rank).await_notifications(id, count);
+        self.ticket(rank, loan, started)
+    }
+
+    /// The active messages that a rank has handled since somebody last asked.
+    pub(crate) fn handled(&mut self, rank: u32) -> Vec<Handled> {
+        std::mem::take(&mut self.engine(rank).handlers_mut().handled)
+    }
+
+    pub(crate) fn unhandled(&mut self, rank: u32) -> u64 {
+        self.engine(rank).unhandled()
+    }
+
+    /// What a rank's region holds, and its notifications.
+    pub(crate) fn region(&mut self, rank: u32) -> (Vec<u8>, Option<u64>) {
+        let Exposure { id, loan, .. } = self.exposed[rank as usize];
+        let notified = self.engine(rank).notifications(id);
+        (self.fabric().memory.copy(loan), notified)
+    }
+}
