@@ -65,6 +65,15 @@ impl Slip {
         (Slip::ShortPush, "short-push"),
         (Slip::ReuseBuffer, "reuse-buffer"),
     ];
+
+    /// Opportunities for one mistake; there are few for some.
+    pub(crate) const fn opportunities(self) -> usize {
+        match self {
+            Slip::ShortPush => 4,
+            Slip::LoseGrant | Slip::InflateGrant => 30,
+            _ => 100,
+        }
+    }
 }
 
 impl Bug {

@@ -15,14 +15,12 @@ use crate::bug::{Bug, Slip};
 use crate::memory::Memory;
 use crate::rng::Rng;
 use crate::share::Shared;
-use crate::tally::Tally;
+use crate::tally::{Event, Tally};
 use crate::trace::Trace;
 use crate::violation::{Check, ensure};
 
 /// Calls of the port in one call of the engine, after which that call counts as endless.
 const ENDLESS: u32 = 20_000;
-/// Opportunities for one mistake.
-const MISTAKE: usize = 100;
 
 /// What a world is like.
 #[derive(Clone, Copy, Debug)]
@@ -43,6 +41,8 @@ pub(crate) struct Conditions {
     pub(crate) pull: Pull,
     /// Both sides may make it together.
     pub(crate) shares: bool,
+    /// Some buffers lie in several places.
+    pub(crate) scatter: bool,
 }
 
 /// Whether memory of another process can be read.
@@ -191,11 +191,22 @@ impl Fabric {
 
     /// Whether the chosen mistake is this one, and is made now.
     pub(crate) fn slips(&mut self, slip: Slip) -> bool {
-        let slips = self.bug == Some(Bug::Slip(slip)) && self.rng.one_in(MISTAKE);
+        let slips = self.bug == Some(Bug::Slip(slip)) && self.rng.one_in(slip.opportunities());
         if slips {
             self.trace.note(self.now, || format!("BUG: {slip}"));
         }
         slips
+    }
+
+    /// Where a buffer of so many bytes is to be cut into runs: mostly nowhere.
+    pub(crate) fn cuts(&mut self, len: usize) -> Vec<usize> {
+        if !self.conditions.scatter || self.rng.one_in(2) {
+            return Vec::new();
+        }
+        let mut cuts: Vec<_> = (0..=self.rng.below(4)).map(|_| self.rng.below(len + 1)).collect();
+        cuts.sort_unstable();
+        self.tally.count(Event::List);
+        cuts
     }
 
     /// An engine did what no engine may.

@@ -3,20 +3,18 @@
 //! A buffer that is given back is poisoned and kept for a while: an engine that still reads it sends poison, one that still
 //! writes it is found out.
 
+mod block;
+
 use std::collections::VecDeque;
-use std::ptr::NonNull;
+
+use block::{Block, GUARD};
+pub(crate) use block::{POISON, Place};
 
 use crate::rng::mix;
 use crate::violation::{Check, Violation, ensure};
 
-/// Bytes before and after each buffer that nobody may write.
-const GUARD: usize = 16;
-/// What the guards hold.
-const FENCE: u8 = 0x99;
 /// What a receive buffer holds before anything is received.
 pub(crate) const BLANK: u8 = 0xee;
-/// What a buffer holds that was given back.
-pub(crate) const POISON: u8 = 0xdd;
 /// Bytes of buffers that are kept after they were given back.
 const QUARANTINE: usize = 256 << 10;
 
@@ -39,49 +37,6 @@ pub(crate) fn first_difference(key: u64, bytes: &[u8]) -> Option<usize> {
 
 const fn word(key: u64, index: usize) -> [u8; 8] {
     mix(key.wrapping_add(index as u64)).to_le_bytes()
-}
-
-/// Memory that nothing but raw pointers refers to while it is lent.
-#[derive(Debug)]
-struct Block {
-    /// Aligned as a word of this kind.
-    words: NonNull<u128>,
-    base: NonNull<u8>,
-    capacity: usize,
-}
-
-impl Block {
-    /// Room for `len` bytes between two guards.
-    fn new(len: usize) -> Self {
-        let capacity = len + 2 * GUARD;
-        let words = vec![u128::from_ne_bytes([FENCE; 16]); capacity.div_ceil(16)];
-        let words = NonNull::from(Box::leak(words.into_boxed_slice())).cast::<u128>();
-        Self { words, base: words.cast(), capacity }
-    }
-
-    /// The bytes between the guards.
-    fn inside(&self) -> std::ops::Range<usize> {
-        GUARD..self.capacity - GUARD
-    }
-
-    fn bytes(&self) -> &[u8] {
-        // SAFETY: allocated with this capacity and initialised. The engines write through their pointers only while they
-        // run, and nobody holds this reference meanwhile: there is one thread.
-        unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.capacity) }
-    }
-
-    fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above.
-        unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), self.capacity) }
-    }
-}
-
-impl Drop for Block {
-    fn drop(&mut self) {
-        let words = std::ptr::slice_from_raw_parts_mut(self.words.as_ptr(), self.capacity.div_ceil(16));
-        // SAFETY: made by `Box::leak` in `new`. The engines that may point here were dropped before: `World` says so.
-        drop(unsafe { Box::from_raw(words) });
-    }
 }
 
 /// What a buffer is lent for.
@@ -115,46 +70,37 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    /// A buffer that holds a message.
-    pub(crate) fn lend_message(&mut self, owner: u32, key: u64, len: usize) -> (Loan, *const u8) {
-        let (loan, base) = self.lend_bytes(owner, key, len);
-        (loan, base.cast_const())
-    }
-
-    /// The same, for whoever does not know yet what it is for.
-    pub(crate) fn lend_bytes(&mut self, owner: u32, key: u64, len: usize) -> (Loan, *mut u8) {
-        self.lend(owner, len, Use::Send, |bytes| fill(key, bytes))
-    }
-
-    /// Memory for other processes to use, zeroed, as long as its owner lives.
-    pub(crate) fn lend_region(&mut self, owner: u32, len: usize) -> (Loan, *mut u8) {
-        self.lend(owner, len, Use::Region, |bytes| bytes.fill(0))
-    }
-
-    /// What is in a buffer that is lent.
-    pub(crate) fn copy(&self, loan: Loan) -> Vec<u8> {
-        let lent = self.lent.get(loan.0).and_then(Option::as_ref);
-        lent.map_or(Vec::new(), |Lent { block, .. }| block.bytes()[block.inside()].to_vec())
+    /// A buffer that holds a message, in as many runs as the cuts make.
+    pub(crate) fn lend_message(&mut self, owner: u32, key: u64, len: usize, cuts: &[usize]) -> (Loan, Place) {
+        self.lend(owner, Block::new(len, cuts), Use::Send, |bytes| fill(key, bytes))
     }
 
     /// A buffer to receive into.
-    pub(crate) fn lend_room(&mut self, owner: u32, len: usize) -> (Loan, *mut u8) {
-        self.lend(owner, len, Use::Receive, |bytes| bytes.fill(BLANK))
+    pub(crate) fn lend_room(&mut self, owner: u32, len: usize, cuts: &[usize]) -> (Loan, Place) {
+        self.lend(owner, Block::new(len, cuts), Use::Receive, |bytes| bytes.fill(BLANK))
     }
 
-    fn lend(&mut self, owner: u32, len: usize, is: Use, fill: impl FnOnce(&mut [u8])) -> (Loan, *mut u8) {
-        let mut block = Block::new(len);
-        let inside = block.inside();
-        fill(&mut block.bytes_mut()[inside]);
-        // SAFETY: the guard is within the block.
-        let base = unsafe { block.base.add(GUARD) }.as_ptr();
+    /// Memory for other processes to use, zeroed, as long as its owner lives.
+    pub(crate) fn lend_region(&mut self, owner: u32, len: usize) -> (Loan, Place) {
+        self.lend(owner, Block::new(len, &[]), Use::Region, |bytes| bytes.fill(0))
+    }
+
+    fn lend(&mut self, owner: u32, mut block: Block, is: Use, fill: impl FnOnce(&mut [u8])) -> (Loan, Place) {
+        block.write(fill);
+        let place = block.place();
         let lent = Lent { block, owner, is };
         let index = self.vacant.pop().unwrap_or(self.lent.len());
         match self.lent.get_mut(index) {
             Some(slot) => *slot = Some(lent),
             None => self.lent.push(Some(lent)),
         }
-        (Loan(index), base)
+        (Loan(index), place)
+    }
+
+    /// What is in a buffer that is lent.
+    pub(crate) fn copy(&self, loan: Loan) -> Vec<u8> {
+        let lent = self.lent.get(loan.0).and_then(Option::as_ref);
+        lent.map_or(Vec::new(), |Lent { block, .. }| block.read(<[u8]>::to_vec))
     }
 
     /// Ends a loan: shows the bytes, then poisons them. Bytes outside the buffer must be as they were.
@@ -164,26 +110,22 @@ impl Memory {
             return Err(Violation("a buffer is given back twice".into()));
         };
         self.vacant.push(loan.0);
-        let inside = block.inside();
-        let bytes = block.bytes();
-        let around = bytes[..inside.start].iter().chain(&bytes[inside.end..]);
-        let intact = around.into_iter().all(|&byte| byte == FENCE);
-        let looked = look(&bytes[inside.clone()]);
-        ensure!(intact, "bytes next to a buffer of {} bytes were written", inside.len());
-        block.bytes_mut()[inside].fill(POISON);
+        ensure!(block.is_fenced(), "bytes next to a buffer of {} bytes were written", block.len());
+        let looked = block.read(look);
+        block.poison();
         self.keep(block);
         Ok(looked)
     }
 
     /// Keeps a poisoned block; those kept longest are looked at and freed.
     fn keep(&mut self, block: Block) {
-        self.kept_bytes += block.capacity;
+        self.kept_bytes += block.capacity();
         self.kept.push_back(block);
         while self.kept_bytes > QUARANTINE
             && let Some(block) = self.kept.pop_front()
         {
-            self.kept_bytes -= block.capacity;
-            if let Some(at) = block.bytes()[block.inside()].iter().position(|&byte| byte != POISON) {
+            self.kept_bytes -= block.capacity();
+            if let Some(at) = block.read(|bytes| bytes.iter().position(|&byte| byte != POISON)) {
                 self.late = Some(format!("byte {at} of a buffer was written after it was given back"));
             }
         }
@@ -192,44 +134,34 @@ impl Memory {
     /// Overwrites a buffer that is lent, as an application might that is too early.
     pub(crate) fn spoil(&mut self, loan: Loan) {
         if let Some(Some(Lent { block, .. })) = self.lent.get_mut(loan.0) {
-            let inside = block.inside();
-            block.bytes_mut()[inside].fill(POISON);
+            block.poison();
         }
     }
 
-    fn find(&self, owner: u32, is: Use, address: u64, len: usize) -> Option<(usize, usize)> {
-        let within = |lent: &Lent| {
-            let inside = lent.block.inside();
-            let at = address.checked_sub(lent.block.base.as_ptr() as u64)? as usize;
-            let covers = at >= inside.start && at.checked_add(len).is_some_and(|end| end <= inside.end);
-            (lent.owner == owner && lent.is == is && covers).then_some(at)
-        };
-        self.lent.iter().enumerate().find_map(|(index, lent)| Some((index, within(lent.as_ref()?)?)))
+    /// The buffer of a process that has these bytes, lent for that; and where in it.
+    fn find(&mut self, owner: u32, is: Use, address: u64, len: usize) -> Option<(&mut Block, usize)> {
+        let mine = self.lent.iter_mut().flatten().filter(|lent| lent.owner == owner && lent.is == is);
+        let mut found = mine.filter_map(|lent| Some((lent.block.find(address, len)?, &mut lent.block)));
+        found.next().map(|(at, block)| (block, at))
     }
 
     /// Whether an address is in the middle of a message to be sent.
-    pub(crate) fn is_midway(&self, owner: u32, address: u64) -> bool {
+    pub(crate) fn is_midway(&mut self, owner: u32, address: u64) -> bool {
         self.find(owner, Use::Send, address, 1).is_some_and(|(_, at)| at > GUARD)
     }
 
     /// Copies bytes of a process that it has lent for a send: what a single copy of remote memory does. False when there is
     /// no such buffer, and the process would have read something else.
-    pub(crate) fn pull(&self, owner: u32, address: u64, to: &mut [u8]) -> bool {
+    pub(crate) fn pull(&mut self, owner: u32, address: u64, to: &mut [u8]) -> bool {
         let found = self.find(owner, Use::Send, address, to.len());
-        let Some((index, at)) = found else { return false };
-        let Some(Lent { block, .. }) = &self.lent[index] else { return false };
-        to.copy_from_slice(&block.bytes()[at..at + to.len()]);
-        true
+        found.map(|(block, at)| to.copy_from_slice(block.run(at, to.len()))).is_some()
     }
 
     /// Writes bytes of a process that it has lent for a receive. False when there is no such buffer, and something else would
     /// have been overwritten.
     pub(crate) fn push(&mut self, owner: u32, address: u64, from: &[u8]) -> bool {
         let found = self.find(owner, Use::Receive, address, from.len());
-        let Some((index, at)) = found else { return false };
-        let Some(Lent { block, .. }) = &mut self.lent[index] else { return false };
-        block.bytes_mut()[at..at + from.len()].copy_from_slice(from);
-        true
+        found.map(|(block, at)| block.run(at, from.len()).copy_from_slice(from)).is_some()
     }
 
     /// A process is gone, and its engine with it: so is its memory.
@@ -269,31 +201,58 @@ mod tests {
         assert_eq!((first_difference(5, &bytes), first_difference(5, &bytes[..19])), (Some(19), None));
     }
 
+    fn run(lent: (Loan, Place)) -> (Loan, *mut u8) {
+        match lent.1 {
+            Place::Run(base) => (lent.0, base),
+            Place::List(..) => unreachable!("one run"),
+        }
+    }
+
     #[test]
     fn bytes_outside_a_buffer_and_late_writes_are_found() {
         let mut memory = Memory::default();
-        let (loan, base) = memory.lend_room(0, 8);
+        let (loan, base) = run(memory.lend_room(0, 8, &[]));
         // SAFETY: the guard behind the buffer is in the block.
         unsafe { base.add(8).write(0) };
         assert!(memory.end(loan, |_| ()).is_err() && memory.end(loan, |_| ()).is_err());
-        let (loan, base) = memory.lend_room(0, 8);
+        let (loan, base) = run(memory.lend_room(0, 8, &[]));
         memory.end(loan, |bytes| assert_eq!(bytes, [BLANK; 8])).unwrap();
         // SAFETY: the block is kept in quarantine.
         unsafe { base.add(3).write(0) };
-        let (loan, _) = memory.lend_message(0, 1, QUARANTINE);
+        let (loan, _) = memory.lend_message(0, 1, QUARANTINE, &[]);
         memory.end(loan, |_| ()).unwrap();
         assert!(memory.check().is_err() && memory.check().is_ok());
     }
 
     #[test]
+    fn runs_of_a_list_lie_apart_and_make_up_the_message() {
+        let mut memory = Memory::default();
+        let (loan, place) = memory.lend_message(0, 9, 40, &[0, 7, 7, 30]);
+        let Place::List(list, count) = place else { unreachable!("several runs") };
+        // SAFETY: the list lives as long as the loan.
+        let segments: Vec<_> = (0..count).map(|at| unsafe { list.add(at).read() }).collect();
+        assert_eq!(segments.iter().map(|segment| segment.len).collect::<Vec<_>>(), [0, 7, 0, 23, 10]);
+        let mut to = [0; 7];
+        assert!(memory.pull(0, segments[1].base as u64, &mut to) && first_difference(9, &to).is_none());
+        assert!(!memory.pull(0, segments[1].base as u64, &mut [0; 8]), "behind the run is a gap");
+        memory.end(loan, |bytes| assert_eq!((bytes.len(), first_difference(9, bytes)), (40, None))).unwrap();
+        let (loan, place) = memory.lend_room(0, 40, &[7]);
+        let Place::List(list, _) = place else { unreachable!("several runs") };
+        // SAFETY: the gap behind the first run is in the block.
+        unsafe { list.read().base.add(7).write(0) };
+        assert!(memory.end(loan, |_| ()).is_err());
+    }
+
+    #[test]
     fn only_live_send_buffers_of_the_process_are_pulled() {
         let mut memory = Memory::default();
-        let (loan, base) = memory.lend_message(1, 9, 40);
-        let (_, room) = memory.lend_room(1, 40);
+        let (loan, base) = run(memory.lend_message(1, 9, 40, &[]));
+        let (_, room) = run(memory.lend_room(1, 40, &[]));
         let mut to = [0; 16];
         assert!(memory.pull(1, base as u64 + 8, &mut to) && first_difference(9 + 1, &to).is_none());
         assert!(!memory.pull(0, base as u64, &mut to) && !memory.pull(1, base as u64 + 32, &mut to));
         assert!(!memory.pull(1, room as u64, &mut to) && !memory.pull(1, base as u64 - 1, &mut to));
+        assert!(memory.push(1, room as u64 + 8, &to) && !memory.push(1, base as u64, &to));
         memory.end(loan, |_| ()).unwrap();
         assert!(!memory.pull(1, base as u64, &mut to) && memory.count(1) == 1);
         memory.forget(1);

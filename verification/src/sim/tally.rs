@@ -38,6 +38,8 @@ pub(crate) enum Event {
     Flush,
     Notified,
     Active,
+    /// A buffer in several runs.
+    List,
     /// A process died, or finished.
     Death,
     /// A request ended as somebody was gone.
@@ -49,7 +51,7 @@ pub(crate) enum Event {
 }
 
 /// Every event, with its name.
-const EVENTS: [(Event, &str); 31] = [
+const EVENTS: [(Event, &str); 32] = [
     (Event::Eager, "eager"),
     (Event::Rts, "RTS"),
     (Event::Cts, "CTS"),
@@ -77,6 +79,7 @@ const EVENTS: [(Event, &str); 31] = [
     (Event::Flush, "flushed"),
     (Event::Notified, "notified"),
     (Event::Active, "handled"),
+    (Event::List, "scattered"),
     (Event::Death, "deaths"),
     (Event::PeerFailed, "peer failed"),
     (Event::NoSlot, "no slot"),

@@ -16,7 +16,7 @@ pub(crate) use nemesia_core::store::cost;
 use nemesia_core::store::{UNIT, Unit, most};
 
 use crate::fabric::Fabric;
-use crate::memory::Loan;
+use crate::memory::{Loan, Place};
 use crate::port::SimPort;
 use crate::shape::Shape;
 use crate::violation::Violation;
@@ -167,10 +167,8 @@ impl World {
 
     pub(crate) fn send(&mut self, rank: u32, message: &Outgoing) -> Result<Ticket, StartError> {
         let Outgoing { to, context, tag, key, len, synchronous } = *message;
-        let (loan, base) = self.fabric().memory.lend_message(rank, key, len);
-        // SAFETY: the buffer is lent until `finish` ends the loan, which the simulation does when the request is complete,
-        // or until the engine is gone.
-        let buf = unsafe { SendBuf::from_raw(base, len) };
+        let cuts = self.fabric().cuts(len);
+        let (loan, buf) = self.outgoing(rank, key, len, &cuts);
         let engine = self.engine(rank);
         let started = if synchronous {
             engine.issend(to, context, tag, buf)
@@ -186,10 +184,38 @@ impl World {
         self.ticket(rank, loan, started)
     }
 
+    /// A buffer that holds a message.
+    fn outgoing(&mut self, rank: u32, key: u64, len: usize, cuts: &[usize]) -> (Loan, SendBuf) {
+        let (loan, place) = self.fabric().memory.lend_message(rank, key, len, cuts);
+        // SAFETY: the buffer, and its list, are lent until the simulation ends the loan, which it does when the request is
+        // complete, or until the engine is gone.
+        let buf = unsafe {
+            match place {
+                Place::Run(base) => Some(SendBuf::from_raw(base, len)),
+                Place::List(list, count) => SendBuf::from_list(list, count),
+            }
+        };
+        let Some(buf) = buf else { unreachable!("{len} bytes fit into memory") };
+        (loan, buf)
+    }
+
+    /// A buffer to receive into, in one run or several.
     fn room(&mut self, rank: u32, room: usize) -> (Loan, RecvBuf) {
-        let (loan, base) = self.fabric().memory.lend_room(rank, room);
-        // SAFETY: as in `send`; nobody else uses the buffer meanwhile.
-        (loan, unsafe { RecvBuf::from_raw(base, room) })
+        let cuts = self.fabric().cuts(room);
+        self.room_in(rank, room, &cuts)
+    }
+
+    fn room_in(&mut self, rank: u32, room: usize, cuts: &[usize]) -> (Loan, RecvBuf) {
+        let (loan, place) = self.fabric().memory.lend_room(rank, room, cuts);
+        // SAFETY: as in `outgoing`; nobody else uses the buffer meanwhile.
+        let buf = unsafe {
+            match place {
+                Place::Run(base) => Some(RecvBuf::from_raw(base, room)),
+                Place::List(list, count) => RecvBuf::from_list(list, count),
+            }
+        };
+        let Some(buf) = buf else { unreachable!("{room} bytes fit into memory") };
+        (loan, buf)
     }
 
     fn ticket(

@@ -4,10 +4,10 @@ use nemesia_core::engine::StartError;
 use nemesia_core::engine::active::{ActiveMessage, Handlers};
 use nemesia_core::engine::rma::{Access, RegionId, RemoteKey, Target};
 pub(crate) use nemesia_core::engine::rma::{Datatype, Reduction, combine};
-use nemesia_core::payload::{Exposed, RecvBuf, SendBuf};
+use nemesia_core::payload::{Exposed, SendBuf};
 
 use super::{Ticket, World};
-use crate::memory::Loan;
+use crate::memory::{Loan, Place};
 use crate::remote::{HANDLERS, region_bytes};
 
 /// An active message that was handled.
@@ -86,7 +86,8 @@ impl World {
     /// Lets the others use memory of a rank.
     pub(super) fn expose(&mut self, rank: u32) -> Option<Exposure> {
         let len = region_bytes(self.engines.len() as u32);
-        let (loan, base) = self.fabric().memory.lend_region(rank, len);
+        let (loan, place) = self.fabric().memory.lend_region(rank, len);
+        let Place::Run(base) = place else { unreachable!("a region is one run") };
         // SAFETY: the memory is lent until the engine is gone; it is looked at only between calls of the engines.
         let memory = unsafe { Exposed::from_raw(base, len) };
         let engine = self.engine(rank);
@@ -99,34 +100,52 @@ impl World {
         let Order { to, offset, len, key, verb } = *order;
         let region = self.exposed[to as usize].key;
         let target = Target { key: &region, offset: offset as u64 };
-        let brings = matches!(verb, Verb::Put { .. } | Verb::Accumulate(..) | Verb::Active { .. });
-        let (loan, base) = {
-            let mut fabric = self.fabric();
-            if brings { fabric.memory.lend_bytes(rank, key, len) } else { fabric.memory.lend_room(rank, len) }
-        };
-        // SAFETY: as in `send` and `room`; only one of the two is used.
-        let (buf, mut to_fill) = unsafe { (SendBuf::from_raw(base, len), RecvBuf::from_raw(base, len)) };
-        let engine = self.engine(rank);
-        let started = match verb {
-            Verb::Put { notify } => engine.put(&target, buf, notify),
-            Verb::Get => engine.get(&target, &mut to_fill),
-            Verb::Accumulate(datatype, reduction) => engine.accumulate(&target, datatype, reduction, buf),
-            Verb::Fetch(datatype, reduction, operand) => {
-                engine.fetch(&target, datatype, reduction, operand, &mut to_fill)
-            }
-            Verb::CompareSwap(datatype, expected, value) => {
-                engine.compare_swap(&target, datatype, expected, value, &mut to_fill)
-            }
-            Verb::Flush => engine.flush(to),
-            Verb::Active { handler, header } => {
-                // SAFETY: two parts of the buffer.
-                let parts = unsafe {
-                    (SendBuf::from_raw(base, header), SendBuf::from_raw(base.add(header), len - header))
+        let (loan, started) = match verb {
+            Verb::Put { .. } | Verb::Accumulate(..) => {
+                let (loan, buf) = self.outgoing(rank, key, len, &[]);
+                let engine = self.engine(rank);
+                let started = match verb {
+                    Verb::Accumulate(datatype, reduction) => {
+                        engine.accumulate(&target, datatype, reduction, buf)
+                    }
+                    _ => engine.put(&target, buf, verb == Verb::Put { notify: true }),
                 };
-                engine.send_active(to, handler, parts.0, parts.1)
+                (loan, started)
+            }
+            Verb::Active { handler, header } => {
+                let (loan, [front, back]) = self.parts(rank, key, len, header);
+                (loan, self.engine(rank).send_active(to, handler, front, back))
+            }
+            Verb::Get | Verb::Fetch(..) | Verb::CompareSwap(..) | Verb::Flush => {
+                let (loan, mut buf) = self.room_in(rank, len, &[]);
+                let engine = self.engine(rank);
+                let started = match verb {
+                    Verb::Fetch(datatype, reduction, operand) => {
+                        engine.fetch(&target, datatype, reduction, operand, &mut buf)
+                    }
+                    Verb::CompareSwap(datatype, expected, value) => {
+                        engine.compare_swap(&target, datatype, expected, value, &mut buf)
+                    }
+                    Verb::Flush => engine.flush(to),
+                    _ => engine.get(&target, &mut buf),
+                };
+                (loan, started)
             }
         };
         self.ticket(rank, loan, started)
+    }
+
+    /// A buffer in two runs, which lie apart: the first of so many bytes.
+    fn parts(&mut self, rank: u32, key: u64, len: usize, first: usize) -> (Loan, [SendBuf; 2]) {
+        let (loan, place) = self.fabric().memory.lend_message(rank, key, len, &[first]);
+        let Place::List(list, 2) = place else { unreachable!("one cut makes two runs") };
+        let part = |at: usize| {
+            // SAFETY: there are two segments, which live, with what they name, until the loan ends.
+            let run = unsafe { list.add(at).read() };
+            // SAFETY: the same.
+            unsafe { SendBuf::from_raw(run.base, run.len) }
+        };
+        (loan, [part(0), part(1)])
     }
 
     pub(crate) fn fence(&mut self, rank: u32, to: u32) -> Result<(), StartError> {
@@ -139,7 +158,7 @@ impl World {
 
     pub(crate) fn await_notifications(&mut self, rank: u32, count: u64) -> Result<Ticket, StartError> {
         let Exposure { id, .. } = self.exposed[rank as usize];
-        let (loan, _) = self.fabric().memory.lend_room(rank, 0);
+        let (loan, _) = self.fabric().memory.lend_room(rank, 0, &[]);
         let started = self.engine(rank).await_notifications(id, count);
         self.ticket(rank, loan, started)
     }
