@@ -1,7 +1,7 @@
 //! The bytes in shared memory, specified.
 //!
 //! All integers are little-endian in effect: both sides run on one machine, and [`LAYOUT_VERSION`] together
-//! with the segment magic refuses a peer that differs. Version 2:
+//! with the segment magic refuses a peer that differs. Version 3:
 //!
 //! **Packet.** Each packet between two processes takes the next *sequence number*, whichever of the two paths
 //! (fastbox, cell) carries it; the receiver takes packets in that order only.
@@ -31,6 +31,8 @@
 //! the sequence number, 32-47 payload bytes of this packet, 48-63 context. In the first slot of a packet, word
 //! 1 is the tag and words 2-7 the first 48 payload bytes; in a further slot, only the lap and the kind
 //! `0xff` of the stamp count, and words 1-7 are the next 56 payload bytes.
+//! Bit 7 of the kind is set when the payload lies in a cell of the sender, whose header then says nothing: word 2 is the
+//! cell in bits 0-31 and the payload bytes in bits 32-63, and the packet takes one slot.
 //! The lap of the packet that starts at position `p` of a fastbox of `n` slots is `(p / n + 1) mod 256`.
 //!
 //! **Cell header** (64 bytes). Word 0: sequence number in bits 16-63, destination rank in bits 0-15. Word 1:
@@ -47,7 +49,7 @@ pub mod rendezvous;
 pub mod rma;
 
 /// Version of everything on this page.
-pub const LAYOUT_VERSION: u32 = 2;
+pub const LAYOUT_VERSION: u32 = 3;
 
 /// What a packet is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -11,7 +11,7 @@ use std::sync::Weak;
 use nemesia_core::port::Pulled;
 use nemesia_core::shared::layout::{Identity, SegmentKind};
 use nemesia_core::shared::pool::CellRecord;
-use nemesia_core::shared::port::{Host, Link, PortConfig, ShmPort};
+use nemesia_core::shared::port::{HOT, Host, Link, PortConfig, ShmPort};
 use nemesia_core::shared::sleep::{Sleep, SleepWord};
 use nemesia_core::sync::FenceMode;
 
@@ -161,7 +161,8 @@ pub(crate) fn attach(config: &Config, exchange: &mut dyn Exchange) -> Result<Att
     let pid = |peer: &connect::Peer| peer.connection.upgrade().map_or(0, |connection| connection.peer().pid);
     let others: Vec<_> = peers.iter().flatten().map(|peer| (peer.cpus, pid(peer))).collect();
     let crowded = crowd::is_crowded(cpus, &others);
-    let port_config = PortConfig { rank, fastbox_limit: config.fastbox_bytes(), fences };
+    let announce = others.len() <= HOT;
+    let port_config = PortConfig { rank, fastbox_limit: config.fastbox_bytes(), fences, announce };
     let connection =
         |peer: &Option<connect::Peer>| peer.as_ref().map_or_else(Weak::new, |it| it.connection.clone());
     let connections = peers.iter().map(connection).collect();

@@ -68,6 +68,7 @@ pub(crate) const ALL: &[Model] = &[
     threads::STIR,
     threads::HEIR,
     port::BY_SIZE,
+    port::ANNOUNCED,
     port::OVERFLOW,
     port::TWO_SENDERS,
     crash::PRODUCER,

@@ -18,6 +18,8 @@ pub const FIRST_BYTES: usize = 48;
 pub const MORE_BYTES: usize = 56;
 /// Kind code of a further slot's stamp.
 const CONTINUATION: u64 = 0xff << 8;
+/// Set in the kind code of a packet whose payload lies in one of the sender's cells.
+const IN_CELL: u64 = 0x80 << 8;
 
 /// One cache line of a fastbox. The words are laid out as [`crate::wire`] says.
 #[repr(C, align(64))]
@@ -145,6 +147,30 @@ impl<'a> Sender<'a> {
         Ok(true)
     }
 
+    /// Sends one packet whose payload lies in this cell of ours, already filled: one slot, whatever its size. False when
+    /// there is no room now.
+    ///
+    /// # Errors
+    /// As [`Sender::push`].
+    #[inline(always)]
+    pub fn announce(&mut self, sequence: u64, envelope: &Envelope, cell: u32) -> Result<bool, FastboxFault> {
+        if !self.has_room(1)? {
+            return Ok(false);
+        }
+        let stamp = self.wheel.lap(self.tail)
+            | (envelope.kind as u64) << 8
+            | IN_CELL
+            | (sequence & 0xffff) << 16
+            | u64::from(envelope.context) << 48;
+        let slot = &self.slots[self.wheel.index(self.tail)];
+        slot.body[0].set(envelope.tag);
+        slot.body[1].set(u64::from(cell) | envelope.total << 32);
+        // Publishes the cell's payload too: it needs no header, and no entry in the queue.
+        slot.stamp.store_release(stamp, Edge::FastboxPublish);
+        self.tail += 1;
+        Ok(true)
+    }
+
     /// Fills the further slots of a packet, which its first stamp will publish. Returns the first slot's payload.
     #[inline(never)]
     fn push_rest<'p>(&self, payload: &'p [u8]) -> &'p [u8] {
@@ -185,6 +211,9 @@ pub struct Packet {
     pub envelope: Envelope,
     /// Payload bytes.
     pub len: usize,
+    /// The sender's cell that holds the payload; `None` when it is in the fastbox itself. Neither this nor the length is
+    /// checked against the sender's pool, which a fastbox does not know.
+    pub cell: Option<u32>,
 }
 
 /// The receiving end. Exclusive to one thread at a time.
@@ -232,7 +261,13 @@ impl<'a> Receiver<'a> {
         if stamp & 0xff != self.wheel.lap(self.head) {
             return Ok(None);
         }
-        let kind = Kind::from_code((stamp >> 8) as u8).ok_or(FastboxFault::Kind(stamp))?;
+        let code = (stamp & !IN_CELL) >> 8;
+        let kind = Kind::from_code(code as u8).ok_or(FastboxFault::Kind(stamp))?;
+        if stamp & IN_CELL != 0 {
+            let shape = slot.body[1].get();
+            let len = (shape >> 32) as usize;
+            return Ok(Some(Packet { cell: Some(shape as u32), ..packet(kind, stamp, len, slot) }));
+        }
         let len = (stamp >> 32) as u16 as usize;
         if len > self.most {
             return Err(FastboxFault::Length { len, most: self.most });
@@ -301,7 +336,7 @@ impl<'a> Receiver<'a> {
 fn packet(kind: Kind, stamp: u64, len: usize, slot: &Slot) -> Packet {
     let context = (stamp >> 48) as u16;
     let envelope = Envelope { kind, context, tag: slot.body[0].get(), total: len as u64 };
-    Packet { sequence: (stamp >> 16) as u16, envelope, len }
+    Packet { sequence: (stamp >> 16) as u16, envelope, len, cell: None }
 }
 
 /// Writes bytes as little-endian words, the last one padded with zeros.

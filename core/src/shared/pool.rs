@@ -1,6 +1,7 @@
 //! The cell pool: a process's buffers for messages that a fastbox does not take (paper 4, section 2).
 //!
-//! Cells live in their owner's segment and only the owner writes them. A filled cell is published by its
+//! Cells live in their owner's segment and only the owner writes them. A filled cell is announced in a fastbox, which
+//! publishes it and says all that there is to say; or it is published by its own
 //! sequence word ([`Edge::CellPublish`]), which also says whom it is for: the cell proves itself, wherever its
 //! number was found. The receiver gives it back through a ring in *its* own segment, one ring an owner
 //! ([`Edge::CellReturn`]), which stands for Nemesis's free queue: one writer, one reader, nothing to wedge.
@@ -121,63 +122,40 @@ impl<'a, R: BorrowMut<[CellRecord]>> Pool<'a, R> {
         Some(cell)
     }
 
-    /// Fills a cell that [`Pool::take`] gave, and publishes it. False when `bytes` do not fit: nothing is done.
-    #[inline]
-    pub fn publish(&self, cell: u32, holder: u16, sequence: u64, envelope: &Envelope, bytes: &[u8]) -> bool {
-        self.publish_parts(cell, holder, sequence, envelope, [bytes, &[]])
-    }
-
-    /// As [`Pool::publish`], with `envelope.total` bytes of a list, from `at` on: gathered in the cell itself.
-    pub fn publish_list(
-        &self,
-        cell: u32,
-        holder: u16,
-        sequence: u64,
-        envelope: &Envelope,
-        from: &SendBuf,
-        at: usize,
-    ) -> bool {
-        let len = envelope.total as usize;
-        self.fill(cell, publish_word(holder, sequence), envelope, len, |payload, base| {
-            let mut fit = true;
-            from.each(at, len, |done, part| fit &= payload.write(base + done, part));
-            fit
-        })
-    }
-
-    /// As [`Pool::publish`], of bytes in two pieces.
-    #[inline]
-    pub fn publish_parts(
-        &self,
-        cell: u32,
-        holder: u16,
-        sequence: u64,
-        envelope: &Envelope,
-        [head, body]: [&[u8]; 2],
-    ) -> bool {
-        let len = head.len() + body.len();
-        self.fill(cell, publish_word(holder, sequence), envelope, len, |payload, at| {
-            payload.write(at, head) && payload.write(at + head.len(), body)
-        })
-    }
-
+    /// Fills a cell that [`Pool::take`] gave with bytes in two pieces; whoever sends it publishes it. False when they do
+    /// not fit: nothing is done.
     #[inline(always)]
-    fn fill(
-        &self,
-        cell: u32,
-        word: u64,
-        envelope: &Envelope,
-        len: usize,
-        write: impl FnOnce(&PayloadMut<'a>, usize) -> bool,
-    ) -> bool {
-        let Some(header) = self.headers.get(cell as usize) else { return false };
-        if len > self.cell_bytes || !write(&self.payload, cell as usize * self.cell_bytes) {
+    #[must_use]
+    pub fn fill(&self, cell: u32, [head, body]: [&[u8]; 2]) -> bool {
+        let at = cell as usize * self.cell_bytes;
+        self.holds(cell, head.len() + body.len())
+            && self.payload.write(at, head)
+            && self.payload.write(at + head.len(), body)
+    }
+
+    /// As [`Pool::fill`], with `len` bytes of a list, from `at` on: gathered in the cell itself.
+    #[must_use]
+    pub fn fill_list(&self, cell: u32, from: &SendBuf, at: usize, len: usize) -> bool {
+        if !self.holds(cell, len) {
             return false;
         }
-        header.shape.set(len as u64 | (envelope.kind as u64) << 32 | u64::from(envelope.context) << 48);
+        let base = cell as usize * self.cell_bytes;
+        let mut fit = true;
+        from.each(at, len, |done, part| fit &= self.payload.write(base + done, part));
+        fit
+    }
+
+    fn holds(&self, cell: u32, len: usize) -> bool {
+        (cell as usize) < self.headers.len() && len <= self.cell_bytes
+    }
+
+    /// Publishes a filled cell of `envelope.total` bytes by its own header: it is then found wherever its number stands.
+    #[inline]
+    pub fn publish(&self, cell: u32, holder: u16, sequence: u64, envelope: &Envelope) {
+        let Some(header) = self.headers.get(cell as usize) else { return };
+        header.shape.set(envelope.total | (envelope.kind as u64) << 32 | u64::from(envelope.context) << 48);
         header.tag.set(envelope.tag);
-        header.publish.store_release(word, Edge::CellPublish);
-        true
+        header.publish.store_release(publish_word(holder, sequence), Edge::CellPublish);
     }
 
     /// Takes back a cell that `holder` says it has finished with.
@@ -278,6 +256,12 @@ impl<'a> PeerPool<'a> {
         (0..self.headers.len() as u32).find(|&cell| {
             matches!(self.inspect(cell, me, expected), CellState::Due { .. } | CellState::Malformed)
         })
+    }
+
+    /// Whether a cell of this number can hold so many bytes: for the word of a peer that says it does.
+    #[inline]
+    pub fn holds(&self, cell: u32, len: usize) -> bool {
+        (cell as usize) < self.headers.len() && len <= self.cell_bytes
     }
 
     /// Copies payload bytes of a cell out, from `at`. False when they are not all in the cell.

@@ -93,7 +93,7 @@ fn rank<'a>(me: u32, own: &'a Memory, peer: &'a Memory, cells: [PayloadMut<'a>; 
     });
     let links = if me == 0 { [None, Some(link)] } else { [Some(link), None] };
     let pool = Pool::new(&own.headers, mine, CELL_BYTES, [CellRecord::default(); CELLS])?;
-    let config = PortConfig { rank: me, fastbox_limit: 8, fences: FenceMode::Symmetric };
+    let config = PortConfig { rank: me, fastbox_limit: 8, fences: FenceMode::Symmetric, announce: true };
     let port = ShmPort::new(config, links, pool, CELLS as u32, Consumer::new(own.queue()), Nobody);
     let lent = Lent {
         requests: core::array::from_fn(|_| slab::Slot::default()),

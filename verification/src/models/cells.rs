@@ -118,7 +118,8 @@ impl Owner<'_> {
             self.enqueue(cell);
         }
         let (envelope, payload) = (envelope(self.next, LEN), bytes(self.next, LEN));
-        assert!(self.pool.publish(cell, RECEIVER, self.next.into(), &envelope, &payload));
+        assert!(self.pool.fill(cell, [&payload, &[]]));
+        self.pool.publish(cell, RECEIVER, self.next.into(), &envelope);
         if blunder != Some(Blunder::EnqueueBeforePublish) {
             self.enqueue(cell);
         }

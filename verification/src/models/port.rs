@@ -26,6 +26,16 @@ pub(super) const BY_SIZE: Model = Model {
     run: by_size,
 };
 
+/// Cells are announced in the fastbox.
+pub(super) const ANNOUNCED: Model = Model {
+    name: "port/announced",
+    structure: "port (4 slots, 4 cells)",
+    property: "a cell announced in the fastbox, without header and queue, is whole; a full fastbox falls back to the queue",
+    edges: &[Edge::FastboxPublish],
+    blunders: &[],
+    run: announced,
+};
+
 /// The path is chosen by room.
 pub(super) const OVERFLOW: Model = Model {
     name: "port/overflow",
@@ -115,11 +125,16 @@ impl World {
 
     /// The port of one process.
     pub(super) fn port(&self, me: usize) -> Port<'_> {
+        self.port_announcing(me, false)
+    }
+
+    fn port_announcing(&self, me: usize, announce: bool) -> Port<'_> {
         let own = &self.0[me];
         let records = vec![CellRecord::default(); CELLS];
         let pool = Pool::new(&own.headers, PayloadMut::from_cells(&own.payload), CELL_BYTES, records);
         let links = (0..self.0.len()).map(|peer| (peer != me).then(|| self.link(me, peer))).collect();
-        let config = PortConfig { rank: me as PeerId, fastbox_limit: SMALL, fences: FenceMode::Symmetric };
+        let (rank, fences) = (me as PeerId, FenceMode::Symmetric);
+        let config = PortConfig { rank, fastbox_limit: SMALL, fences, announce };
         let pool = pool.expect("the sizes fit");
         ShmPort::new(config, links, pool, CELLS as u32, Consumer::new(self.queue(me)), Wakes(0))
     }
@@ -257,6 +272,20 @@ fn by_size(run: &Run) {
         let size = |number| if number % 2 == 1 { SMALL } else { LARGE };
         let (mut sending, mut taking) =
             (Sending::new(world.port(0), 1, count, size), Taking::new(world.port(1), 2));
+        both(|| sending.attempt(), || taking.attempt(polls));
+        finish(&mut sending, &mut taking, 0);
+    });
+}
+
+fn announced(run: &Run) {
+    let (count, polls) = run.size((3, 3), (4, 4));
+    run.explore(3, move || {
+        let world = World::new(2);
+        let mut sending = Sending::new(world.port_announcing(0, true), 1, 2 + count, |_| LARGE);
+        let mut taking = Taking::new(world.port_announcing(1, true), 2);
+        for _ in 0..2 {
+            assert!(sending.send());
+        }
         both(|| sending.attempt(), || taking.attempt(polls));
         finish(&mut sending, &mut taking, 0);
     });

@@ -30,7 +30,14 @@ where
             1..0x8000 => return None,
             _ => return Some(Polled::Fault(PeerFault { peer, fault: PortFault::Gap { expected } })),
         }
-        Some(Polled::Packet(small(peer, packet)))
+        let mut arrival = small(peer, packet);
+        if let Some(cell) = packet.cell {
+            if !link.ends.cells.holds(cell, packet.len) {
+                return Some(malformed(peer, cell));
+            }
+            arrival.token = Place::Announced(cell);
+        }
+        Some(Polled::Packet(arrival))
     }
 
     /// Everything that there is to look at, each in its turn.
@@ -78,7 +85,8 @@ where
             // The geometry is ours; the number is anyone's. A rank or cell that does not exist is nobody's.
             let (peer, cell) = (number >> self.cells.trailing_zeros(), number & (self.cells - 1));
             let polled = self.poll_cell(peer, cell);
-            if let Some(Polled::Packet(Arrival { token: Place::Fastbox, .. })) = polled {
+            if let Some(Polled::Packet(Arrival { token: Place::Fastbox | Place::Announced(_), .. })) = polled
+            {
                 // An earlier packet of that peer: the entry keeps its place.
                 return polled;
             }

@@ -261,6 +261,7 @@ pub(crate) struct Fabric {
     own: Vec<Region>,
     inbox: Vec<Region>,
     memory: Rc<RefCell<Memory>>,
+    announce: bool,
 }
 
 /// The smallest geometry that is valid.
@@ -282,7 +283,12 @@ impl Fabric {
             rooms: BTreeMap::new(),
             rng: Rng::new(0),
         };
-        Self { geometry, own, inbox, memory: Rc::new(RefCell::new(memory)) }
+        Self { geometry, own, inbox, memory: Rc::new(RefCell::new(memory)), announce: true }
+    }
+
+    /// A fabric whose cells are announced through the receive queue.
+    pub(crate) fn queueing(geometry: Geometry) -> Self {
+        Self { announce: false, ..Self::new(geometry) }
     }
 
     /// A fabric whose ranks may read each other's memory so.
@@ -343,7 +349,8 @@ impl Fabric {
         let headers = self.own(rank).view(layout.headers, g.cells as usize);
         let pool = Pool::new(headers, payload, g.cell_bytes as usize, records).unwrap();
         let (entries, tail) = self.queue(rank);
-        let config = PortConfig { rank, fastbox_limit, fences: FenceMode::Symmetric };
+        let announce = self.announce;
+        let config = PortConfig { rank, fastbox_limit, fences: FenceMode::Symmetric, announce };
         let consumer = Consumer::new(Queue::new(entries, tail));
         let bell = Bell { rung: vec![], memory: Rc::clone(&self.memory), refused: vec![] };
         ShmPort::new(config, links.collect(), pool, g.cells, consumer, bell)
@@ -368,6 +375,12 @@ impl Fabric {
             share: share::Receiver::new(self.share(me, peer), self.share(peer, me)),
             help: share::Helper::new(self.share(me, peer), self.share(peer, me)),
         }
+    }
+
+    /// The words of the fastbox from `from` to `to`, eight a slot.
+    pub(crate) fn fastbox_words(&self, from: PeerId, to: PeerId) -> &[Word64] {
+        let at = self.geometry.own().fastboxes + to as usize * self.geometry.fastbox_bytes();
+        self.own(from).view(at, self.geometry.fastbox_slots as usize * 8)
     }
 
     /// The fastbox from `from` to `to`.

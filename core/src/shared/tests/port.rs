@@ -58,16 +58,54 @@ fn first_fault(port: &mut TestPort<'_>) -> PeerFault {
 
 #[test]
 fn packets_of_both_paths_arrive_in_the_order_sent() {
-    let fabric = Fabric::new(Geometry { peers: 2, cells: 8, cell_bytes: 256, fastbox_slots: 8 });
-    let (mut zero, mut one) = (fabric.port(0), fabric.port(1));
-    let sizes = [8, 200, 0, 256, 104, 105, 48, 49, 1];
-    for (tag, len) in (0..).zip(sizes) {
-        assert!(send(&mut zero, 1, tag, len), "{len} bytes");
+    let geometry = Geometry { peers: 2, cells: 8, cell_bytes: 256, fastbox_slots: 8 };
+    for fabric in [Fabric::new(geometry), Fabric::queueing(geometry)] {
+        let (mut zero, mut one) = (fabric.port(0), fabric.port(1));
+        let sizes = [8, 200, 0, 256, 104, 105, 48, 49, 1];
+        for (tag, len) in (0..).zip(sizes) {
+            assert!(send(&mut zero, 1, tag, len), "{len} bytes");
+        }
+        for tag in 0..sizes.len() as u64 {
+            assert_eq!(take(&mut one, 1), Some((0, tag)));
+        }
+        assert_eq!(take(&mut one, 5000), None);
     }
-    for tag in 0..sizes.len() as u64 {
+}
+
+#[test]
+fn announced_cells_leave_the_queue_alone_until_the_fastbox_is_full() {
+    let fabric = Fabric::new(tiny(2));
+    let (mut zero, mut one) = (fabric.port(0), fabric.port(1));
+    let queued = || fabric.queue(1).0.iter().filter(|entry| entry.load_relaxed() != 0).count();
+    for tag in 0..2 {
+        assert!(send(&mut zero, 1, tag, 100));
+    }
+    assert_eq!(queued(), 0);
+    for tag in 2..4 {
+        assert!(send(&mut zero, 1, tag, 8));
+    }
+    assert!(send(&mut zero, 1, 4, 100));
+    assert_eq!(queued(), 1, "the fastbox has four slots");
+    for tag in 0..5 {
         assert_eq!(take(&mut one, 1), Some((0, tag)));
     }
-    assert_eq!(take(&mut one, 5000), None);
+    assert!(send(&mut zero, 1, 5, 100));
+    assert_eq!((queued(), take(&mut one, 1)), (1, Some((0, 5))));
+    collected(&mut zero);
+    assert_eq!(zero.free_cells(), 4);
+}
+
+#[test]
+fn announcement_of_what_no_cell_holds_is_a_fault() {
+    for (cell, len) in [(4u64, 8u64), (u64::from(u32::MAX), 0), (0, 257), (3, u64::from(u32::MAX))] {
+        let fabric = Fabric::new(tiny(2));
+        let (mut zero, mut one) = (fabric.port(0), fabric.port(1));
+        assert!(send(&mut zero, 1, 7, 100));
+        // Words 1 and 2 of the slot are the tag, and the cell with its size.
+        fabric.fastbox_words(0, 1)[2].store_relaxed(cell | len << 32);
+        let fault = first_fault(&mut one);
+        assert_eq!(fault, PeerFault { peer: 0, fault: PortFault::Malformed { cell: cell as u32 } });
+    }
 }
 
 /// Random traffic between all pairs against a list for each pair.
@@ -75,7 +113,8 @@ fn traffic(seed: u64) {
     let mut rng = Rng::new(seed);
     let peers = rng.pick(&[2, 3, 4, 11]);
     let (cells, fastbox_slots) = (rng.pick(&[4, 16]), rng.pick(&[4, 16]));
-    let fabric = Fabric::new(Geometry { peers, cells, cell_bytes: 256, fastbox_slots });
+    let geometry = Geometry { peers, cells, cell_bytes: 256, fastbox_slots };
+    let fabric = if rng.one_in(2) { Fabric::new(geometry) } else { Fabric::queueing(geometry) };
     let mut ports: Vec<_> = (0..peers).map(|rank| fabric.port(rank)).collect();
     let mut between = vec![vec![VecDeque::new(); peers as usize]; peers as usize];
     let mut tag = 0;
@@ -119,7 +158,7 @@ fn random_traffic_arrives_complete_and_in_order() {
 
 #[test]
 fn packet_whose_entry_was_lost_is_found_by_a_sweep() {
-    let fabric = Fabric::new(tiny(3));
+    let fabric = Fabric::queueing(tiny(3));
     let (mut zero, mut one) = (fabric.port(0), fabric.port(1));
     for tag in 0..2 {
         assert!(send(&mut zero, 1, tag, 100));
@@ -136,7 +175,7 @@ fn packet_whose_entry_was_lost_is_found_by_a_sweep() {
 
 #[test]
 fn packet_whose_entry_was_lost_is_found_without_anyone_asking() {
-    let fabric = Fabric::new(tiny(3));
+    let fabric = Fabric::queueing(tiny(3));
     let (mut zero, mut one) = (fabric.port(0), fabric.port(1));
     assert!(send(&mut zero, 1, 1, 100));
     fabric.queue(1).0[0].store_relaxed(0);
@@ -145,7 +184,7 @@ fn packet_whose_entry_was_lost_is_found_without_anyone_asking() {
 
 #[test]
 fn damaged_inbox_still_delivers_everything_in_order() {
-    let fabric = Fabric::new(tiny(2));
+    let fabric = Fabric::queueing(tiny(2));
     let (mut zero, mut one) = (fabric.port(0), fabric.port(1));
     fabric.queue(1).0[0].store_relaxed(9 << 32);
     for tag in 0..500 {
@@ -158,7 +197,7 @@ fn damaged_inbox_still_delivers_everything_in_order() {
 #[test]
 fn forged_entries_harm_nobody() {
     for forged in [0, 1, 3, 4, 7, 8, 11, 12, 13, 1000, u32::MAX - 1, u32::MAX] {
-        let fabric = Fabric::new(tiny(3));
+        let fabric = Fabric::queueing(tiny(3));
         let (mut zero, mut one) = (fabric.port(0), fabric.port(1));
         assert!(send(&mut zero, 2, 99, 100), "a cell that is not for rank 1");
         for tag in 0..3 {

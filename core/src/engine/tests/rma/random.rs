@@ -369,7 +369,12 @@ impl<'a> Random<'a> {
                 self.under_way[from as usize][to as usize].is_empty() && sent == handled
             };
             let taken = alive.iter().all(|&to| alive.iter().all(|&from| pair(to, from)));
-            if self.open.is_empty() && self.buffers.is_empty() && taken {
+            // What the target has done may still have to be acknowledged.
+            let mut idle = true;
+            for &rank in &alive {
+                idle &= self.world.engine(rank).requests.used() == 0;
+            }
+            if self.open.is_empty() && self.buffers.is_empty() && taken && idle {
                 break;
             }
         }
