@@ -13,6 +13,7 @@
 //! | [`matching`] | what a receive asks for; posted receives |
 //! | [`store`] | unexpected messages |
 //! | [`flow`] | credits |
+//! | [`regcache`] | registrations of memory that are kept for their next use |
 //! | [`agreement`] | what the living agree on after failures |
 //! | [`threads`] | one endpoint for several threads: the lock, and who makes progress |
 //! | [`engine`] | eager and rendezvous protocols, active messages, one-sided operations, requests, progress, failure |
@@ -37,6 +38,7 @@ pub mod flow;
 pub mod matching;
 pub mod payload;
 pub mod port;
+pub mod regcache;
 pub mod shared;
 pub mod slab;
 pub mod store;

@@ -77,6 +77,11 @@ impl<T, B: BorrowMut<[Slot<T>]>> Slab<T, B> {
         self.used
     }
 
+    /// Slots that were ever in use: those with an index below this. The value of one that is free is what it last was.
+    pub const fn touched(&self) -> usize {
+        self.fresh as usize
+    }
+
     /// Slots in all.
     pub fn capacity(&self) -> usize {
         self.slots.borrow().len()

@@ -1,0 +1,271 @@
+//! What a user of the cache relies on, one thing at a time. `cargo regcache` compares it with a twin at length.
+
+use std::vec;
+use std::vec::Vec;
+
+use super::{AcquireError, Cache, Entry, Held, Limits, Range, Registrar};
+use crate::slab::Slot;
+
+const PAGE: u64 = 4096;
+
+/// Gives each registration a number, and knows which there are.
+#[derive(Default)]
+struct Device {
+    registered: Vec<(u32, Range, u32)>,
+    made: u32,
+    /// Registrations that reach beyond this address are refused.
+    end: Option<u64>,
+    /// Most bytes that the system lets us pin.
+    most: Option<u64>,
+}
+
+impl Registrar for Device {
+    type Handle = u32;
+    type Error = &'static str;
+
+    fn register(&mut self, range: Range, rights: u32) -> Result<u32, &'static str> {
+        let pinned: u64 = self.registered.iter().map(|(_, range, _)| range.len()).sum();
+        if self.end.is_some_and(|end| range.end > end) {
+            return Err("nothing is mapped there");
+        }
+        if self.most.is_some_and(|most| pinned + range.len() > most) {
+            return Err("out of memory");
+        }
+        self.made += 1;
+        self.registered.push((self.made, range, rights));
+        Ok(self.made)
+    }
+
+    fn deregister(&mut self, handle: u32) {
+        let at = self.registered.iter().position(|(it, ..)| *it == handle).unwrap();
+        self.registered.remove(at);
+    }
+}
+
+type TestCache = Cache<u32, Vec<Slot<Entry<u32>>>, Vec<u32>>;
+
+fn cache(entries: usize, pages: u64, keep: bool) -> TestCache {
+    let slots = (0..entries).map(|_| Slot::default()).collect();
+    Cache::new(Limits { bytes: pages * PAGE, keep, page_shift: 12 }, slots, vec![0; 64]).unwrap()
+}
+
+fn pages(start: u64, end: u64) -> Range {
+    Range { start: start * PAGE, end: end * PAGE }
+}
+
+/// Acquires whole pages.
+fn acquire(cache: &mut TestCache, device: &mut Device, start: u64, end: u64) -> Held {
+    cache.acquire(device, start * PAGE, (end - start) * PAGE, 1).unwrap()
+}
+
+/// Acquires whole pages, and releases them.
+fn touch(cache: &mut TestCache, device: &mut Device, start: u64, end: u64) -> u32 {
+    let held = acquire(cache, device, start, end);
+    let handle = cache.handle(&held).unwrap();
+    cache.release(device, held);
+    handle
+}
+
+#[test]
+fn any_part_of_a_registered_range_is_a_hit() {
+    for (start, end) in [(1, 2), (7, 8), (8, 16), (5, 20), (3, 66), (1000, 1127), (0, 1024)] {
+        let (mut cache, mut device) = (cache(4, 1 << 20, true), Device::default());
+        let whole = touch(&mut cache, &mut device, start, end);
+        for at in start..end {
+            for (address, len) in [(at * PAGE, PAGE), (at * PAGE + 17, 1), (at * PAGE, (end - at) * PAGE)] {
+                let held = cache.acquire(&mut device, address, len, 1).unwrap();
+                assert_eq!(cache.handle(&held), Some(whole), "{len} bytes at {address:#x} of {start}..{end}");
+                cache.release(&mut device, held);
+            }
+        }
+        assert_eq!(device.made, 1);
+    }
+}
+
+#[test]
+fn ranges_that_overlap_become_one_and_ranges_that_touch_do_not() {
+    let (mut cache, mut device) = (cache(8, 1000, true), Device::default());
+    touch(&mut cache, &mut device, 10, 14);
+    touch(&mut cache, &mut device, 14, 18);
+    assert_eq!(cache.registrations(), 2);
+    // Over both, and beyond.
+    let held = acquire(&mut cache, &mut device, 12, 20);
+    assert_eq!(cache.range(&held), Some(pages(10, 20)));
+    assert_eq!((cache.registrations(), cache.bytes(), cache.counts().merged), (1, 10 * PAGE, 2));
+    cache.release(&mut device, held);
+    assert_eq!(device.registered.len(), 1);
+}
+
+#[test]
+fn range_in_use_is_replaced_and_lives_until_its_last_user_is_done() {
+    let (mut cache, mut device) = (cache(8, 1000, true), Device::default());
+    let old = acquire(&mut cache, &mut device, 10, 14);
+    let new = acquire(&mut cache, &mut device, 13, 16);
+    assert_eq!(cache.range(&new), Some(pages(10, 16)));
+    assert_eq!(cache.range(&old), Some(pages(10, 14)));
+    assert_eq!(device.registered.len(), 2, "the first is still in use");
+    cache.release(&mut device, old);
+    assert_eq!(device.registered.len(), 1);
+    cache.release(&mut device, new);
+    assert_eq!((device.registered.len(), cache.bytes()), (1, 6 * PAGE));
+}
+
+#[test]
+fn more_rights_than_registered_are_no_hit_and_less_are() {
+    let (mut cache, mut device) = (cache(8, 1000, true), Device::default());
+    let all = cache.acquire(&mut device, PAGE, PAGE, 0b11).unwrap();
+    let less = cache.acquire(&mut device, PAGE, PAGE, 0b01).unwrap();
+    assert_eq!(cache.handle(&all), cache.handle(&less));
+    let more = cache.acquire(&mut device, PAGE, PAGE, 0b100).unwrap();
+    assert_ne!(cache.handle(&all), cache.handle(&more));
+    assert_eq!(device.registered.last(), Some(&(2, pages(1, 2), 0b111)));
+    for held in [all, less, more] {
+        cache.release(&mut device, held);
+    }
+    assert_eq!(device.registered.len(), 1);
+}
+
+#[test]
+fn least_recently_used_goes_first_and_what_is_used_never() {
+    let (mut cache, mut device) = (cache(3, 1000, true), Device::default());
+    let held = acquire(&mut cache, &mut device, 0, 1);
+    touch(&mut cache, &mut device, 10, 11);
+    touch(&mut cache, &mut device, 20, 21);
+    touch(&mut cache, &mut device, 10, 11);
+    touch(&mut cache, &mut device, 30, 31);
+    let left: Vec<_> = device.registered.iter().map(|(_, range, _)| *range).collect();
+    assert_eq!(left, [pages(0, 1), pages(10, 11), pages(30, 31)]);
+    cache.release(&mut device, held);
+}
+
+#[test]
+fn limits_hold_for_bytes_and_for_entries() {
+    let (mut cache, mut device) = (cache(2, 10, true), Device::default());
+    let full = cache.acquire(&mut device, 0, 11 * PAGE, 1).unwrap_err();
+    assert_eq!(full, AcquireError::Full { wanted: 11 * PAGE, used: 0, limit: 10 * PAGE, entries: 2 });
+    let six = acquire(&mut cache, &mut device, 0, 6);
+    let full = cache.acquire(&mut device, 20 * PAGE, 5 * PAGE, 1).unwrap_err();
+    assert_eq!(full, AcquireError::Full { wanted: 5 * PAGE, used: 6 * PAGE, limit: 10 * PAGE, entries: 2 });
+    let one = acquire(&mut cache, &mut device, 20, 21);
+    let full = cache.acquire(&mut device, 30 * PAGE, 1, 1).unwrap_err();
+    assert_eq!(full, AcquireError::Full { wanted: PAGE, used: 7 * PAGE, limit: 10 * PAGE, entries: 2 });
+    cache.release(&mut device, six);
+    touch(&mut cache, &mut device, 30, 39);
+    assert_eq!(device.registered.len(), 2);
+    cache.release(&mut device, one);
+}
+
+#[test]
+fn refusal_of_the_system_costs_unused_registrations_before_it_is_reported() {
+    let (mut cache, mut device) = (cache(8, 1000, true), Device::default());
+    touch(&mut cache, &mut device, 0, 4);
+    touch(&mut cache, &mut device, 10, 14);
+    let held = acquire(&mut cache, &mut device, 20, 24);
+    device.most = Some(12 * PAGE);
+    touch(&mut cache, &mut device, 30, 34);
+    assert_eq!(cache.counts().evicted, 1, "no more than needed");
+    let refused = cache.acquire(&mut device, 40 * PAGE, 10 * PAGE, 1).unwrap_err();
+    assert_eq!(refused, AcquireError::Refused("out of memory"));
+    assert_eq!(device.registered.len(), 1, "all but what is in use was given up");
+    cache.release(&mut device, held);
+}
+
+#[test]
+fn union_that_is_refused_is_not_insisted_upon() {
+    let (mut cache, mut device) = (cache(8, 1000, true), Device::default());
+    touch(&mut cache, &mut device, 100, 101);
+    touch(&mut cache, &mut device, 8, 12);
+    // The end of it was unmapped, and nobody told.
+    device.end = Some(200 * PAGE);
+    device.most = Some(5 * PAGE);
+    let held = acquire(&mut cache, &mut device, 6, 10);
+    assert_eq!(cache.range(&held), Some(pages(6, 10)));
+    assert_eq!(device.registered[0].1, pages(100, 101), "a wish evicts nothing");
+    cache.release(&mut device, held);
+}
+
+#[test]
+fn invalidated_range_is_no_hit_and_dies_with_its_last_user() {
+    let (mut cache, mut device) = (cache(8, 1000, true), Device::default());
+    touch(&mut cache, &mut device, 0, 4);
+    let held = acquire(&mut cache, &mut device, 10, 14);
+    touch(&mut cache, &mut device, 20, 24);
+    assert_eq!(cache.invalidate(&mut device, pages(14, 20)), 0, "between them");
+    assert_eq!(cache.invalidate(&mut device, Range { start: 4 * PAGE - 1, end: 10 * PAGE + 1 }), 2);
+    assert_eq!(device.registered.len(), 2, "one is in use, one was not touched");
+    assert_eq!(cache.handle(&held), Some(2));
+    let again = acquire(&mut cache, &mut device, 10, 14);
+    assert_eq!(cache.handle(&again), Some(4), "a new registration, of the new pages");
+    cache.release(&mut device, held);
+    cache.release(&mut device, again);
+    assert_eq!(cache.invalidate(&mut device, Range { start: 0, end: u64::MAX }), 2);
+    assert_eq!((device.registered.len(), cache.bytes(), cache.registrations()), (0, 0, 0));
+    assert_eq!(cache.invalidate(&mut device, Range { start: 9, end: 9 }), 0);
+}
+
+#[test]
+fn nothing_outlives_its_use_where_nobody_tells_of_changes() {
+    let (mut cache, mut device) = (cache(8, 1000, false), Device::default());
+    let first = acquire(&mut cache, &mut device, 0, 4);
+    let second = acquire(&mut cache, &mut device, 1, 2);
+    assert_eq!((device.made, cache.counts().hits), (1, 1), "what is in use is shared");
+    cache.release(&mut device, first);
+    assert_eq!(device.registered.len(), 1);
+    cache.release(&mut device, second);
+    assert_eq!(device.registered.len(), 0);
+}
+
+#[test]
+fn end_of_the_address_space_is_an_error_and_not_a_wrap() {
+    let (mut cache, mut device) = (cache(8, 1 << 40, true), Device::default());
+    for (address, len) in
+        [(u64::MAX, 0), (u64::MAX, 1), (u64::MAX - 5, 6), (10, u64::MAX), (u64::MAX - PAGE, 2)]
+    {
+        let refused = cache.acquire(&mut device, address, len, 1);
+        assert!(
+            matches!(refused, Err(AcquireError::Range { .. })),
+            "{len} bytes at {address:#x}: {refused:?}"
+        );
+    }
+    touch(&mut cache, &mut device, (1 << 52) - 2, (1 << 52) - 1);
+    assert_eq!(device.made, 1);
+}
+
+#[test]
+fn geometry_that_cannot_be_is_refused() {
+    let limits = |page_shift| Limits { bytes: 1, keep: true, page_shift };
+    let slots = || (0..4).map(|_| Slot::<Entry<u32>>::default()).collect::<Vec<_>>();
+    for (shift, chains) in [(11, 8), (31, 8), (12, 0), (12, 1)] {
+        assert!(Cache::new(limits(shift), slots(), vec![0; chains]).is_none(), "{shift}, {chains}");
+    }
+}
+
+/// Entries looked at do not grow with the entries there are.
+#[test]
+fn chains_stay_short_however_many_ranges_there_are() {
+    let chain = |count: u64| {
+        let slots = (0..count).map(|_| Slot::default()).collect();
+        let limits = Limits { bytes: u64::MAX / 2, keep: true, page_shift: 12 };
+        let chains = vec![0; (count as usize * 3).next_power_of_two()];
+        let mut cache: TestCache = Cache::new(limits, slots, chains).unwrap();
+        let mut device = Device::default();
+        for at in 0..count {
+            let held = acquire(&mut cache, &mut device, at * 10, at * 10 + 1 + at % 9);
+            cache.release(&mut device, held);
+            // The list of this device is slow.
+            device.registered.clear();
+        }
+        let looked_at = core::cell::Cell::new(0);
+        for at in 0..count {
+            let found = cache.index.find(&cache.entries, at * 10 * PAGE, |entry| {
+                looked_at.set(looked_at.get() + 1);
+                entry.range.contains(&pages(at * 10, at * 10 + 1))
+            });
+            assert!(found.is_some());
+        }
+        looked_at.get() as f64 / count as f64
+    };
+    for count in [10, 1000, 20_000] {
+        assert!(chain(count) < 5.0, "{count} ranges: {} entries looked at", chain(count));
+    }
+}
