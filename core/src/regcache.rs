@@ -263,11 +263,12 @@ where
     }
 
     /// Ends a use. The registration stays for the next one, unless it was withdrawn or nothing is to be kept.
+    #[expect(clippy::needless_pass_by_value, reason = "a use can end only once")]
     pub fn release<R: Registrar<Handle = H>>(&mut self, registrar: &mut R, held: Held) {
-        let Held { index, generation } = held;
-        if !self.entries.is_live(index, generation) {
+        if self.get(&held).is_none() {
             return;
         }
+        let index = held.index;
         let entry = self.entries.get_mut(index);
         entry.holders -= 1;
         if entry.holders > 0 {
