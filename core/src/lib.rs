@@ -13,6 +13,7 @@
 //! | [`matching`] | what a receive asks for; posted receives |
 //! | [`store`] | unexpected messages |
 //! | [`flow`] | credits |
+//! | [`order`] | packets that overtake each other, put back in order |
 //! | [`regcache`] | registrations of memory that are kept for their next use |
 //! | [`agreement`] | what the living agree on after failures |
 //! | [`threads`] | one endpoint for several threads: the lock, and who makes progress |
@@ -36,6 +37,7 @@ pub mod blunder;
 pub mod engine;
 pub mod flow;
 pub mod matching;
+pub mod order;
 pub mod payload;
 pub mod port;
 pub mod regcache;

@@ -1,14 +1,14 @@
 //! The registration cache: memory that a device may reach stays registered after its use, for the next one.
 //!
 //! Registering pins pages and costs microseconds to milliseconds; programs send from the same buffers again and again.
-//! So a registration is dropped lazily (paper 1, section 5; paper 2, section 2.3.4, "dynamic memory entries"): reference
+//! So a registration is dropped lazily (paper 1, section 5; paper 2, section 2.4.2, the Dynamic Memory Engine): reference
 //! counts, a free list, and a list of the unused ones in the order of their last use, of which the oldest go when room is
 //! wanted. Beyond paper 2, any part of a registered range is a hit.
 //!
 //! **Index.** A range of at least `8^k` and less than `8^(k+1)` pages is of level `k`, and touches at most nine aligned blocks of
 //! `8^k` pages. It is entered in a hash table with chains under each of them. An address lies in one block of each level, so
 //! a look-up probes one chain a level in use, of which there are at most 18 and in practice two or three, however many
-//! ranges there are. Ranges of one level that do not overlap come to at most eight a block, and the cache lets hardly any
+//! ranges there are. Ranges of one level that do not overlap come to at most two a block, and the cache lets hardly any
 //! overlap: a miss that overlaps known ranges registers the union and withdraws them. Ranges that only touch are left
 //! apart: to join them would register a growing heap anew each time that it grows.
 //!
