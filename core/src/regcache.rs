@@ -77,8 +77,15 @@ pub trait Registrar {
     /// The device or the system refuses. The cache then tries again with less, as far as it can.
     fn register(&mut self, range: Range, rights: u32) -> Result<Self::Handle, Self::Error>;
 
-    /// Ends a registration, which nobody uses.
-    fn deregister(&mut self, handle: Self::Handle);
+    /// Ends the registration of a range, which nobody uses.
+    fn deregister(&mut self, range: Range, handle: Self::Handle);
+
+    /// Whether the cache will be told, by [`Cache::invalidate`], when this range, just registered, gets other pages. If not,
+    /// the registration ends with its last use.
+    fn told(&mut self, range: Range) -> bool {
+        let _ = range;
+        true
+    }
 }
 
 /// The bounds of a cache.
@@ -140,6 +147,8 @@ pub struct Entry<H> {
     /// Where it stands in the chains, while it can be a hit.
     links: [u32; index::BLOCKS],
     indexed: bool,
+    /// It may outlive its use.
+    kept: bool,
 }
 
 impl<H> Default for Entry<H> {
@@ -151,6 +160,7 @@ impl<H> Default for Entry<H> {
             holders: 0,
             links: [NONE; index::BLOCKS],
             indexed: false,
+            kept: false,
         }
     }
 }
@@ -274,7 +284,7 @@ where
         if entry.holders > 0 {
             return;
         }
-        if self.limits.keep && entry.indexed {
+        if entry.kept && entry.indexed {
             self.entries.push_back(&mut self.unused, index);
         } else {
             self.index.remove(&mut self.entries, index);
@@ -292,6 +302,12 @@ where
         }
         self.counts.invalidated += count as u64;
         count
+    }
+
+    /// Whether anything is registered that overlaps a range and can be a hit.
+    pub fn overlaps(&self, range: Range) -> bool {
+        let mut walk = self.index.walk(range, &self.entries);
+        self.index.next_overlapping(&mut walk, &self.entries).is_some()
     }
 
     /// Gives up everything that nobody uses. Returns how many.
@@ -389,7 +405,9 @@ where
                 Err(error) => return Err(AcquireError::Refused(error)),
             }
         };
-        let entry = Entry { range: *range, handle: Some(handle), rights, holders: 1, ..Entry::default() };
+        let kept = self.limits.keep && registrar.told(*range);
+        let entry =
+            Entry { range: *range, handle: Some(handle), rights, holders: 1, kept, ..Entry::default() };
         match self.entries.insert(entry) {
             Ok(index) => {
                 self.bytes += range.len();
@@ -399,7 +417,7 @@ where
             }
             Err(_) => {
                 // There was a slot, and the registrar knows nothing of us.
-                registrar.deregister(handle);
+                registrar.deregister(*range, handle);
                 Err(self.full(range.len()))
             }
         }
@@ -466,9 +484,10 @@ where
             self.recent = NONE;
         }
         let entry = self.entries.get_mut(index);
-        self.bytes -= entry.range.len();
+        let range = entry.range;
+        self.bytes -= range.len();
         if let Some(handle) = entry.handle.take() {
-            registrar.deregister(handle);
+            registrar.deregister(range, handle);
         }
         self.entries.remove(index);
     }

@@ -27,6 +27,7 @@ mod endpoint;
 mod error;
 mod explain;
 pub mod os;
+pub mod regcache;
 mod route;
 mod shm;
 

@@ -17,6 +17,8 @@ struct Device {
     end: Option<u64>,
     /// Most bytes that the system lets us pin.
     most: Option<u64>,
+    /// Nobody tells of changes of this range.
+    mute: Option<Range>,
 }
 
 impl Registrar for Device {
@@ -36,9 +38,13 @@ impl Registrar for Device {
         Ok(self.made)
     }
 
-    fn deregister(&mut self, handle: u32) {
+    fn deregister(&mut self, range: Range, handle: u32) {
         let at = self.registered.iter().position(|(it, ..)| *it == handle).unwrap();
-        self.registered.remove(at);
+        assert_eq!(self.registered.remove(at).1, range);
+    }
+
+    fn told(&mut self, range: Range) -> bool {
+        self.mute.is_none_or(|mute| !mute.overlaps(&range))
     }
 }
 
@@ -213,6 +219,16 @@ fn nothing_outlives_its_use_where_nobody_tells_of_changes() {
     assert_eq!(device.registered.len(), 1);
     cache.release(&mut device, second);
     assert_eq!(device.registered.len(), 0);
+}
+
+#[test]
+fn range_of_which_nobody_tells_does_not_outlive_its_use() {
+    let (mut cache, mut device) = (cache(8, 1000, true), Device::default());
+    device.mute = Some(pages(5, 6));
+    touch(&mut cache, &mut device, 0, 4);
+    touch(&mut cache, &mut device, 5, 8);
+    assert_eq!((cache.registrations(), device.registered[0].1), (1, pages(0, 4)));
+    assert!(cache.overlaps(pages(3, 9)) && !cache.overlaps(pages(4, 9)));
 }
 
 #[test]

@@ -8,11 +8,12 @@
 //! | [`borrow`] | opening a segment of a peer that has not handed it over |
 //! | [`wake`] | sleeping and waking through shared memory; the one-sided fence |
 //! | [`memory`] | reading and writing a peer's memory in one copy |
+//! | [`mapping`] | learning that addresses get other pages |
 //! | [`limits`] | asking before taking: memory, locked memory, descriptors |
 //! | [`numa`] | processors, memory nodes, cache lines |
 //!
-//! What holds for all of it: nothing here leaves a name behind, installs a signal handler, starts a thread, prints, or
-//! waits past its deadline. Every error is one line that says what failed and what to do about it. Descriptors are
+//! What holds for all of it: nothing here leaves a name behind, installs a signal handler, starts a thread ([`mapping`]
+//! does, when asked), prints, or waits past its deadline. Every error is one line that says what failed and what to do about it. Descriptors are
 //! close-on-exec and segments are not inherited by `fork`.
 
 pub mod borrow;
@@ -20,6 +21,7 @@ mod call;
 pub mod error;
 pub mod handoff;
 pub mod limits;
+pub mod mapping;
 pub mod memory;
 mod message;
 pub mod numa;

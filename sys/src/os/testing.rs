@@ -17,7 +17,7 @@ pub(crate) fn skipped(why: &str) {
 }
 
 /// Whether this is a process started by [`run_again`].
-pub(super) fn is_child() -> bool {
+pub(crate) fn is_child() -> bool {
     std::env::var_os(CHILD).is_some()
 }
 
@@ -44,7 +44,7 @@ pub(super) fn child_argument() -> String {
 }
 
 /// Runs this one test again, in a process of its own after `prepare`, and fails unless it passes there.
-pub(super) fn run_again(test: &str, prepare: impl FnMut() -> io::Result<()> + Send + Sync + 'static) {
+pub(crate) fn run_again(test: &str, prepare: impl FnMut() -> io::Result<()> + Send + Sync + 'static) {
     let mut command = again(test, "1");
     // SAFETY: the preparations given here only make system calls.
     let output = unsafe { command.pre_exec(prepare) }.output().unwrap();

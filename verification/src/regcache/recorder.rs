@@ -71,8 +71,8 @@ impl Registrar for Recorder {
         Ok(id)
     }
 
-    fn deregister(&mut self, id: Id) {
-        let known = self.live.remove(&id).is_some();
+    fn deregister(&mut self, range: Range, id: Id) {
+        let known = self.live.remove(&id) == Some(range);
         self.events.push(if known { Event::Deregistered(id) } else { Event::Unknown(id) });
     }
 }

@@ -1,0 +1,223 @@
+//! Registrations of memory that are kept for their next use, and told apart from stale ones.
+//!
+//! A [`RegistrationCache`] is [`nemesia_core::regcache`] with memory of its own and a way to learn that addresses have got
+//! other pages, so that no buffer that was freed, unmapped or remapped is reached through an old registration
+//! (invariant 9). How it learns is [`Telling`]; nothing is patched, and where nobody tells, nothing outlives its use.
+
+use std::fmt;
+
+use nemesia_core::regcache::{Cache, Entry};
+use nemesia_core::slab::Slot;
+
+pub use nemesia_core::regcache::{AcquireError, Counts, Held, Limits, Range, Registrar};
+
+use crate::os::mapping::{MappingError, MappingWatch};
+
+/// Who tells a cache of changed mappings.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Telling {
+    /// The kernel (`userfaultfd`), which takes a thread; where it is refused, nothing outlives its use.
+    #[default]
+    Kernel,
+    /// The program: it promises to call [`RegistrationCache::invalidate`] before, or as soon as, addresses get other pages. For
+    /// runtimes that see every `munmap` anyway, by their own allocator or by interposition.
+    Program,
+    /// Nobody: registrations are shared while they are in use, and end with it.
+    Nobody,
+}
+
+/// How large a cache is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Size {
+    /// Most bytes registered at once.
+    pub bytes: u64,
+    /// Most registrations at once. Each takes about 150 bytes of memory.
+    pub entries: usize,
+}
+
+impl Default for Size {
+    /// 1 GiB in 4,096 registrations.
+    fn default() -> Self {
+        Self { bytes: 1 << 30, entries: 4096 }
+    }
+}
+
+/// The registrar, and who tells of its registrations.
+#[derive(Debug)]
+struct Told<R> {
+    registrar: R,
+    watch: Option<MappingWatch>,
+    /// Ranges that may not have to be watched any more.
+    ended: Vec<Range>,
+}
+
+impl<R: Registrar> Registrar for Told<R> {
+    type Handle = R::Handle;
+    type Error = R::Error;
+
+    fn register(&mut self, range: Range, rights: u32) -> Result<R::Handle, R::Error> {
+        self.registrar.register(range, rights)
+    }
+
+    fn deregister(&mut self, range: Range, handle: R::Handle) {
+        self.registrar.deregister(range, handle);
+        if self.watch.is_some() {
+            self.ended.push(range);
+        }
+    }
+
+    fn told(&mut self, range: Range) -> bool {
+        let kernel = self.watch.as_ref().is_none_or(|watch| watch.watch(&(range.start..range.end)));
+        kernel && self.registrar.told(range)
+    }
+}
+
+/// The core's cache over memory that it owns.
+type Owned<H> = Cache<H, Vec<Slot<Entry<H>>>, Vec<u32>>;
+
+/// The cache. One thread at a time; mappings may be changed by any.
+pub struct RegistrationCache<R: Registrar> {
+    cache: Owned<R::Handle>,
+    told: Told<R>,
+    refused: Option<MappingError>,
+}
+
+impl<R: Registrar> fmt::Debug for RegistrationCache<R> {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (bytes, registrations) = (self.cache.bytes(), self.cache.registrations());
+        let mut out = out.debug_struct("RegistrationCache");
+        out.field("bytes", &bytes).field("registrations", &registrations).finish_non_exhaustive()
+    }
+}
+
+impl<R: Registrar> RegistrationCache<R> {
+    /// An empty cache. `registrar` is given back by [`RegistrationCache::close`].
+    pub fn new(registrar: R, size: Size, telling: Telling) -> Self {
+        let (watch, refused) = match telling {
+            Telling::Kernel => match MappingWatch::start() {
+                Ok(watch) => (Some(watch), None),
+                Err(error) => (None, Some(error)),
+            },
+            Telling::Program | Telling::Nobody => (None, None),
+        };
+        let keep = watch.is_some() || telling == Telling::Program;
+        let limits = Limits { bytes: size.bytes, keep, page_shift: page_shift() };
+        let entries: Vec<_> = (0..size.entries).map(|_| Slot::default()).collect();
+        let chains = vec![0; (entries.len() * 3).next_power_of_two().max(2)];
+        let Some(cache) = Cache::new(limits, entries, chains) else {
+            unreachable!("there are two chains or more, and pages of 4 KiB to 1 GiB")
+        };
+        Self { cache, told: Told { registrar, watch, ended: Vec::new() }, refused }
+    }
+
+    /// Why the kernel does not tell of changes, if it was asked to and does not: then nothing outlives its use.
+    pub const fn refused(&self) -> Option<&MappingError> {
+        self.refused.as_ref()
+    }
+
+    /// The registration of `len` bytes at `address` with at least these rights, made if there is none. The memory stays
+    /// mapped until [`RegistrationCache::release`]; that is the caller's to see to.
+    ///
+    /// # Errors
+    /// See [`AcquireError`].
+    #[inline]
+    pub fn acquire(&mut self, address: u64, len: u64, rights: u32) -> Result<Held, AcquireError<R::Error>> {
+        self.catch_up();
+        let held = self.cache.acquire(&mut self.told, address, len, rights);
+        self.tidy();
+        held
+    }
+
+    /// What a registration is known by; `None` for one of another cache.
+    pub fn handle(&self, held: &Held) -> Option<R::Handle> {
+        self.cache.handle(held)
+    }
+
+    /// The whole range that is registered; `None` for one of another cache.
+    pub fn range(&self, held: &Held) -> Option<Range> {
+        self.cache.range(held)
+    }
+
+    /// Ends a use.
+    pub fn release(&mut self, held: Held) {
+        self.cache.release(&mut self.told, held);
+        self.tidy();
+    }
+
+    /// Tells that these addresses are about to get other pages, or have got them. Returns how many registrations that ends;
+    /// those in use are ended by their last user.
+    pub fn invalidate(&mut self, address: u64, len: u64) -> usize {
+        let range = Range { start: address, end: address.saturating_add(len) };
+        let count = self.cache.invalidate(&mut self.told, range);
+        self.tidy();
+        count
+    }
+
+    /// Ends every registration that is not in use. Returns how many.
+    pub fn flush(&mut self) -> usize {
+        let count = self.cache.flush(&mut self.told);
+        self.tidy();
+        count
+    }
+
+    /// What has happened so far.
+    pub const fn counts(&self) -> Counts {
+        self.cache.counts()
+    }
+
+    /// Bytes registered now, used or not.
+    pub const fn bytes(&self) -> u64 {
+        self.cache.bytes()
+    }
+
+    /// The registrar, for its other duties.
+    pub const fn registrar_mut(&mut self) -> &mut R {
+        &mut self.told.registrar
+    }
+
+    /// Ends every registration that is not in use, and gives the registrar back.
+    pub fn close(mut self) -> R {
+        self.flush();
+        self.told.registrar
+    }
+
+    /// Drops what the kernel says has changed.
+    #[inline]
+    fn catch_up(&mut self) {
+        if self.told.watch.as_ref().is_some_and(MappingWatch::changed) {
+            self.drop_changed();
+        }
+    }
+
+    #[cold]
+    fn drop_changed(&mut self) {
+        // To deregister may change mappings too.
+        while let Some(watch) = self.told.watch.as_ref().filter(|watch| watch.changed()) {
+            for changed in watch.take().ranges() {
+                self.cache.invalidate(&mut self.told, Range { start: changed.start, end: changed.end });
+            }
+        }
+    }
+
+    /// Ends the watch of what is not registered any more, so that the program's own `munmap` is not held up.
+    #[inline]
+    fn tidy(&mut self) {
+        while let Some(range) = self.told.ended.pop() {
+            if let Some(watch) = &self.told.watch
+                && !self.cache.overlaps(range)
+            {
+                watch.unwatch(&(range.start..range.end));
+            }
+        }
+    }
+}
+
+/// Binary logarithm of the page size.
+fn page_shift() -> u32 {
+    // SAFETY: takes a number and returns one.
+    let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    u64::try_from(bytes).ok().and_then(u64::checked_ilog2).unwrap_or(12).clamp(12, 30)
+}
+
+#[cfg(test)]
+mod tests;

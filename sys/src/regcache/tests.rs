@@ -1,0 +1,290 @@
+//! Stale registrations, made in every way that a program can. The registrar remembers what the pages held when it registered
+//! them: reading through it is what a device would do with the pages that it has pinned.
+
+use std::collections::HashMap;
+use std::ptr;
+
+use super::{Range, Registrar, RegistrationCache, Size, Telling};
+use crate::os::testing::{is_child, run_again, skipped};
+
+const PAGE: usize = 4096;
+
+/// Registers by remembering the first byte of each page, as it is then.
+#[derive(Default)]
+struct Snapshot {
+    pinned: HashMap<u32, (Range, Vec<u8>)>,
+    made: u32,
+}
+
+impl Registrar for Snapshot {
+    type Handle = u32;
+    type Error = ();
+
+    fn register(&mut self, range: Range, _: u32) -> Result<u32, ()> {
+        self.made += 1;
+        // SAFETY: these tests register mapped pages only.
+        let first = |at: u64| unsafe { ptr::with_exposed_provenance::<u8>(at as usize).read_volatile() };
+        let bytes = (range.start..range.end).step_by(PAGE).map(first).collect();
+        self.pinned.insert(self.made, (range, bytes));
+        Ok(self.made)
+    }
+
+    fn deregister(&mut self, range: Range, handle: u32) {
+        assert_eq!(self.pinned.remove(&handle).map(|(range, _)| range), Some(range));
+    }
+}
+
+type TestCache = RegistrationCache<Snapshot>;
+
+/// A cache that the kernel tells; `None`, and why, where it does not.
+fn watched() -> Option<TestCache> {
+    let cache = RegistrationCache::new(Snapshot::default(), Size::default(), Telling::Kernel);
+    let Some(refused) = cache.refused() else { return Some(cache) };
+    skipped(&refused.to_string());
+    None
+}
+
+/// Whether this is a process of this test's own, where no other test takes addresses that it frees, or moves the end of the
+/// heap; if not, runs it in one.
+fn alone(test: &str) -> bool {
+    if !is_child() {
+        run_again(&format!("nemesia::regcache::tests::{test}"), || Ok(()));
+    }
+    is_child()
+}
+
+/// New pages, filled with `byte`: at `at` in place of what is there, or anywhere.
+fn map(at: Option<usize>, pages: usize, byte: u8) -> usize {
+    let fixed = if at.is_some() { libc::MAP_FIXED } else { 0 };
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | fixed;
+    let (address, rights) = (at.unwrap_or(0), libc::PROT_READ | libc::PROT_WRITE);
+    // SAFETY: new memory, or memory of this test that it does not refer to.
+    let new = unsafe { libc::mmap(ptr::without_provenance_mut(address), pages * PAGE, rights, flags, -1, 0) };
+    assert_ne!(new, libc::MAP_FAILED);
+    // SAFETY: just mapped, and ours.
+    unsafe { ptr::write_bytes(new.cast::<u8>(), byte, pages * PAGE) };
+    new.expose_provenance()
+}
+
+fn unmap(at: usize, pages: usize) {
+    // SAFETY: pages of this test that it does not refer to.
+    assert_eq!(unsafe { libc::munmap(ptr::without_provenance_mut(at), pages * PAGE) }, 0);
+}
+
+/// What a device would read at this page, through the registration that it is given.
+fn seen(cache: &mut TestCache, at: usize) -> u8 {
+    let held = cache.acquire(at as u64, 1, 1).unwrap();
+    let handle = cache.handle(&held).unwrap();
+    let (range, bytes) = &cache.registrar_mut().pinned[&handle];
+    let byte = bytes[(at - range.start as usize) / PAGE];
+    cache.release(held);
+    byte
+}
+
+/// Registers so many pages, and lets go of them.
+fn touch(cache: &mut TestCache, at: usize, pages: usize) {
+    let held = cache.acquire(at as u64, (pages * PAGE) as u64, 1).unwrap();
+    cache.release(held);
+}
+
+#[test]
+fn page_that_was_unmapped_and_mapped_again_is_registered_anew() {
+    if !alone("page_that_was_unmapped_and_mapped_again_is_registered_anew") {
+        return;
+    }
+    let Some(mut cache) = watched() else {
+        return;
+    };
+    let at = map(None, 8, 1);
+    for byte in 2..200 {
+        touch(&mut cache, at, 8);
+        assert_eq!(seen(&mut cache, at + 5 * PAGE), byte - 1);
+        unmap(at, 8);
+        assert_eq!(map(Some(at), 8, byte), at);
+        assert_eq!(seen(&mut cache, at + 5 * PAGE), byte, "a stale registration");
+    }
+    assert!(cache.counts().hits > 190 && cache.counts().invalidated >= 198, "{:?}", cache.counts());
+    unmap(at, 8);
+}
+
+#[test]
+fn page_that_was_replaced_moved_or_discarded_is_registered_anew() {
+    let Some(mut cache) = watched() else {
+        return;
+    };
+    let at = map(None, 8, 1);
+    touch(&mut cache, at, 8);
+    map(Some(at + PAGE), 1, 2);
+    assert_eq!(seen(&mut cache, at + PAGE), 2, "mapped over");
+    touch(&mut cache, at, 8);
+    // SAFETY: a page of this test.
+    let discarded = unsafe { libc::madvise(ptr::without_provenance_mut(at), PAGE, libc::MADV_DONTNEED) };
+    assert_eq!((discarded, seen(&mut cache, at)), (0, 0), "discarded");
+    touch(&mut cache, at, 8);
+    let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+    let (from, to) = (at + 2 * PAGE, map(None, 4, 7));
+    touch(&mut cache, to, 4);
+    // SAFETY: pages of this test, to a place of this test.
+    let moved = unsafe {
+        let [from, to] = [from, to].map(ptr::without_provenance_mut::<libc::c_void>);
+        libc::mremap(from, 4 * PAGE, 4 * PAGE, flags, to)
+    };
+    assert_eq!(moved.addr(), to);
+    assert_eq!(seen(&mut cache, to + 2 * PAGE), 1, "moved here");
+    map(Some(from), 4, 9);
+    assert_eq!(seen(&mut cache, from + 2 * PAGE), 9, "moved away");
+    unmap(at, 8);
+    unmap(to, 4);
+}
+
+/// Moves the end of the heap. Returns where it was.
+fn move_heap(bytes: isize) -> usize {
+    // SAFETY: grows the heap, or takes back what this test had grown it by.
+    let before = unsafe { libc::sbrk(bytes) };
+    assert_ne!(before.addr(), usize::MAX);
+    before.expose_provenance()
+}
+
+#[test]
+fn heap_that_shrinks_takes_its_registrations_along() {
+    if !alone("heap_that_shrinks_takes_its_registrations_along") {
+        return;
+    }
+    let Some(mut cache) = watched() else { return };
+    let room = 8 * PAGE as isize;
+    for byte in 1..50 {
+        let at = move_heap(room).next_multiple_of(PAGE);
+        // SAFETY: seven pages and more that this test has just got.
+        unsafe { ptr::write_bytes(ptr::with_exposed_provenance_mut::<u8>(at), byte, 7 * PAGE) };
+        touch(&mut cache, at, 7);
+        assert_eq!(seen(&mut cache, at + 3 * PAGE), byte, "a stale registration");
+        let end = move_heap(-room);
+        assert!(end >= at + 7 * PAGE, "someone else uses the heap");
+    }
+    assert!(cache.counts().invalidated > 40, "{:?}", cache.counts());
+}
+
+#[test]
+fn other_threads_change_mappings_while_registrations_are_used() {
+    if !alone("other_threads_change_mappings_while_registrations_are_used") {
+        return;
+    }
+    let Some(mut cache) = watched() else {
+        return;
+    };
+    let (ask, asked) = std::sync::mpsc::channel::<(usize, u8)>();
+    let (answer, done) = std::sync::mpsc::channel::<()>();
+    let mapper = std::thread::spawn(move || {
+        for (at, byte) in asked {
+            unmap(at, 4);
+            map(Some(at), 4, byte);
+            answer.send(()).unwrap();
+        }
+    });
+    let places: Vec<_> = (0..8).map(|_| map(None, 4, 0)).collect();
+    for turn in 0..400usize {
+        let (at, byte) = (places[turn % 8], (turn % 251) as u8);
+        ask.send((at, byte)).unwrap();
+        // Meanwhile the others are used.
+        touch(&mut cache, places[(turn + 3) % 8], 4);
+        done.recv().unwrap();
+        assert_eq!(seen(&mut cache, at + 3 * PAGE), byte, "turn {turn}");
+    }
+    drop(ask);
+    mapper.join().unwrap();
+    drop(cache);
+    places.into_iter().for_each(|at| unmap(at, 4));
+}
+
+#[test]
+fn more_changes_than_are_remembered_drop_everything() {
+    let Some(mut cache) = watched() else { return };
+    let at = map(None, 400, 1);
+    let other = map(None, 1, 5);
+    touch(&mut cache, at, 400);
+    touch(&mut cache, other, 1);
+    for page in (0..400).step_by(2) {
+        map(Some(at + page * PAGE), 1, 2);
+    }
+    for page in (0..400).step_by(2) {
+        assert_eq!(seen(&mut cache, at + page * PAGE), 2);
+    }
+    assert_eq!(seen(&mut cache, other), 5);
+    unmap(at, 400);
+    unmap(other, 1);
+}
+
+#[test]
+fn registration_in_use_outlives_the_change_and_is_not_found_again() {
+    let Some(mut cache) = watched() else {
+        return;
+    };
+    let at = map(None, 4, 1);
+    let held = cache.acquire(at as u64, 100, 1).unwrap();
+    map(Some(at), 4, 2);
+    assert_eq!(seen(&mut cache, at), 2);
+    let old = cache.handle(&held).unwrap();
+    assert_eq!(cache.registrar_mut().pinned[&old].1[0], 1);
+    cache.release(held);
+    assert!(!cache.registrar_mut().pinned.contains_key(&old));
+    assert_eq!(cache.registrar_mut().pinned.len(), 1);
+    unmap(at, 4);
+    assert!(cache.close().pinned.is_empty());
+}
+
+#[test]
+fn nothing_is_watched_that_is_not_registered() {
+    let Some(mut cache) = watched() else { return };
+    let at = map(None, 4, 1);
+    touch(&mut cache, at, 4);
+    cache.flush();
+    unmap(at, 4);
+    assert!(!cache.told.watch.as_ref().unwrap().changed(), "the program was held up for nothing");
+}
+
+#[test]
+fn nothing_outlives_its_use_where_nobody_tells() {
+    let mut cache = RegistrationCache::new(Snapshot::default(), Size::default(), Telling::Nobody);
+    let at = map(None, 4, 1);
+    touch(&mut cache, at, 4);
+    assert_eq!((cache.bytes(), cache.registrar_mut().pinned.len()), (0, 0));
+    map(Some(at), 4, 2);
+    assert_eq!(seen(&mut cache, at), 2);
+    unmap(at, 4);
+}
+
+#[test]
+fn program_that_tells_keeps_its_registrations() {
+    let mut cache = RegistrationCache::new(Snapshot::default(), Size::default(), Telling::Program);
+    let at = map(None, 4, 1);
+    touch(&mut cache, at, 4);
+    touch(&mut cache, at, 4);
+    assert_eq!((cache.counts().hits, cache.bytes()), (1, 4 * PAGE as u64));
+    map(Some(at), 4, 2);
+    assert_eq!(cache.invalidate(at as u64, 1), 1);
+    assert_eq!(seen(&mut cache, at), 2);
+    unmap(at, 4);
+}
+
+#[test]
+fn forked_child_leaves_the_watch_of_its_parent_alone() {
+    let Some(mut cache) = watched() else { return };
+    let at = map(None, 4, 1);
+    touch(&mut cache, at, 4);
+    // SAFETY: the child calls nothing but `munmap`, our `drop` (which returns at once there) and `_exit`.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        unmap(at, 4);
+        drop(cache.told.watch.take());
+        // SAFETY: ends the child without running anything.
+        unsafe { libc::_exit(0) };
+    }
+    let mut status = 0;
+    // SAFETY: our own child, and a word of our own.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert_eq!(status, 0);
+    assert_eq!((seen(&mut cache, at), cache.counts().hits), (1, 1));
+    map(Some(at), 4, 2);
+    assert_eq!(seen(&mut cache, at), 2);
+    unmap(at, 4);
+}
