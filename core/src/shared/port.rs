@@ -9,17 +9,20 @@
 //! whenever the queue contradicts itself, a peer's cells are swept for the packet that is due: the queue is a
 //! hint, the cells are the truth.
 
+mod link;
 mod poll;
 
 use core::borrow::BorrowMut;
 
-use super::pool::{CellRecord, PeerPool, Pool, ReturnReceiver, ReturnSender};
-use super::queue::{Consumer, Producer};
+pub use link::{Ends, Link};
+
+use super::fastbox;
+use super::pool::{CellRecord, Pool};
+use super::queue::Consumer;
 use super::sleep::{Sleep, SleepWord};
-use super::{fastbox, share};
 use crate::payload::{RecvBuf, SendBuf};
 use crate::port::{Arrival, MessagePort, Part, PeerFault, PeerId, Polled, Pulled, Share, Turn};
-use crate::sync::{FenceMode, Word64};
+use crate::sync::FenceMode;
 use crate::wire::Envelope;
 
 /// Most peers whose fastboxes are looked at in every poll.
@@ -57,60 +60,6 @@ pub trait Host {
     fn push(&mut self, peer: PeerId, address: u64, from: &[u8]) -> bool {
         let _ = (peer, address, from);
         false
-    }
-}
-
-/// The ends of everything that connects us with one peer, as the layer above finds them in the mappings.
-#[derive(Debug)]
-pub struct Ends<'a> {
-    /// To the peer: slots in our segment, position in the peer's.
-    pub outbound: fastbox::Sender<'a>,
-    /// From the peer: slots in the peer's segment, position in ours.
-    pub inbound: fastbox::Receiver<'a>,
-    /// The peer's cells.
-    pub cells: PeerPool<'a>,
-    /// Gives the peer's cells back: in our segment.
-    pub give_back: ReturnSender<'a>,
-    /// Our cells that the peer gives back: in its segment.
-    pub given_back: ReturnReceiver<'a>,
-    /// The peer's receive queue.
-    pub queue: Producer<'a>,
-    /// The peer's sleep word.
-    pub sleep: &'a SleepWord,
-    /// Units of room that we promise the peer: in our segment.
-    pub grant: &'a Word64,
-    /// Units of room that the peer promises us: in its segment.
-    pub granted: &'a Word64,
-    /// Messages from the peer that both copy.
-    pub share: share::Receiver<'a>,
-    /// Messages to the peer that both copy.
-    pub help: share::Helper<'a>,
-}
-
-/// A connection with one peer.
-#[derive(Debug)]
-pub struct Link<'a> {
-    ends: Ends<'a>,
-    traffic: Traffic,
-}
-
-/// Private counters of a link.
-#[derive(Debug)]
-struct Traffic {
-    /// Sequence number of the next packet to the peer.
-    next: u64,
-    /// Sequence number of the next packet from the peer.
-    expected: u64,
-    /// Our cells that the peer holds.
-    lent: u32,
-    /// The cells may hold a packet whose queue entry is gone.
-    sweep: bool,
-}
-
-impl<'a> Link<'a> {
-    /// A link over which nothing was sent.
-    pub const fn new(ends: Ends<'a>) -> Self {
-        Self { ends, traffic: Traffic { next: 1, expected: 1, lent: 0, sweep: false } }
     }
 }
 
