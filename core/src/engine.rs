@@ -14,10 +14,12 @@
 //! | `engine/lmt.rs` | large messages: rendezvous, and how their bytes move (paper 4, section 3.2) |
 //! | `engine/active.rs` | active messages |
 //! | `engine/rma.rs` | one-sided operations |
+//! | `engine/count.rs` | counters, as they are told |
 //! | `engine/progress.rs` | one turn of the crank; failures |
 #![forbid(unsafe_code)]
 
 pub mod active;
+mod count;
 mod credit;
 mod lmt;
 mod peer;
@@ -117,6 +119,8 @@ pub struct Engine<P: MessagePort, S: Storage> {
     replies: Slab<Reply, S::Replies>,
     handlers: S::Handlers,
     unhandled: u64,
+    /// The most unexpected messages, and units of the store, at a time.
+    most_stored: (u64, u64),
     /// First of the peers for which there is work.
     first_work: Option<PeerId>,
     eager_bytes: usize,
@@ -151,6 +155,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
             replies: Slab::new(lent.replies),
             handlers: lent.handlers,
             unhandled: 0,
+            most_stored: (0, 0),
             first_work: None,
             any_source_failure: None,
             found_out: None,

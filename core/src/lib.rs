@@ -16,6 +16,7 @@
 //! | [`regcache`] | registrations of memory that are kept for their next use |
 //! | [`agreement`] | what the living agree on after failures |
 //! | [`threads`] | one endpoint for several threads: the lock, and who makes progress |
+//! | [`counters`] | what was done, in numbers |
 //! | [`engine`] | eager and rendezvous protocols, active messages, one-sided operations, requests, progress, failure |
 //!
 //! The ideas come from five papers; the modules say which. "Paper 4" is Buntinas, Mercier and Gropp,
@@ -33,6 +34,7 @@ extern crate std;
 pub mod agreement;
 #[cfg(nemesia_blunder)]
 pub mod blunder;
+pub mod counters;
 pub mod engine;
 pub mod flow;
 pub mod matching;

@@ -8,6 +8,7 @@ use super::rma::Side;
 use super::{Engine, Failure, PACKETS_A_TURN, Progress, Storage};
 #[cfg(nemesia_blunder)]
 use crate::blunder::{Blunder, made};
+use crate::counters::Tally;
 use crate::flow::{Account, Allowance};
 use crate::port::{MessagePort, PeerFault, PeerId};
 use crate::slab::List;
@@ -60,6 +61,7 @@ pub struct Peer {
     pub(super) allowance: Allowance,
     /// What it may still send.
     pub(super) account: Account,
+    pub(super) tally: Tally,
     /// Sends in [`Queue::Offered`] that the peer may share.
     sharable: u32,
     /// The one that it shares.

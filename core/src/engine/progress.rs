@@ -105,6 +105,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         }
         self.peer(peer).failure = Some(failure);
         self.peer(peer).help = None;
+        self.peer(peer).tally.last = Some(self.port.traffic(peer));
         self.port.close(peer);
         self.fail_sends(peer, failure);
         let concerns_any = failure != Failure::Finished || self.is_alone();

@@ -53,7 +53,9 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         match sent {
             Ok(sent) => {
                 if sent {
-                    self.peer(to).allowance.spend(cost(len));
+                    let peer = self.peer(to);
+                    peer.allowance.spend(cost(len));
+                    peer.tally.sent[Kind::Eager.index()].bytes += len as u64;
                 }
                 sent
             }
@@ -135,7 +137,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
                 let envelope = message.envelope(Kind::Eager);
                 let sent = send_part(&mut self.port, to, &envelope, &message.buf, 0)?;
                 if sent {
-                    self.peer(to).allowance.spend(units);
+                    self.sent_now(to, len, Ok(true));
+                    self.peer(to).tally.is_held = false;
                     self.dequeue(to, Queue::Pending, index);
                     self.complete_send(to, index);
                 }
@@ -143,6 +146,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
             }
             if units <= cost(0) {
                 // An RTS takes no less room.
+                self.peer(to).tally.hold();
                 return Ok(false);
             }
         }

@@ -20,6 +20,7 @@ use super::fastbox;
 use super::pool::{CellRecord, Pool};
 use super::queue::Consumer;
 use super::sleep::{Sleep, SleepWord};
+use crate::counters::Traffic;
 use crate::payload::{RecvBuf, SendBuf};
 use crate::port::{Arrival, MessagePort, Part, PeerFault, PeerId, Polled, Pulled, Share, Turn};
 use crate::sync::FenceMode;
@@ -212,6 +213,7 @@ where
         if let Some(link) = self.links.borrow_mut().get_mut(peer as usize).and_then(Option::as_mut)
             && let Some(how) = link.ends.sleep.must_wake(fences)
         {
+            link.traffic.wakes += 1;
             self.host.wake(peer, link.ends.sleep, how);
         }
     }
@@ -242,6 +244,8 @@ where
         }
         link.traffic.next += 1;
         link.traffic.lent += 1;
+        link.traffic.waits = false;
+        link.traffic.cells_sent.add(envelope.total as usize);
         self.wake(peer);
         Ok(true)
     }
@@ -262,10 +266,22 @@ where
         if self.pool.free() == 0 || self.shared && lent >= self.pool.free() {
             self.collect_all()?;
             if self.shared && lent >= self.pool.free() {
-                return Ok(None);
+                return Ok(self.wait_for_cell(peer));
             }
         }
-        Ok(self.pool.take(peer))
+        match self.pool.take(peer) {
+            None => Ok(self.wait_for_cell(peer)),
+            cell => Ok(cell),
+        }
+    }
+
+    /// There is no cell now: nothing is sent.
+    #[cold]
+    fn wait_for_cell(&mut self, peer: PeerId) -> Option<u32> {
+        if let Some(link) = self.link(peer) {
+            link.traffic.wait();
+        }
+        None
     }
 
     #[inline(never)]
@@ -332,6 +348,7 @@ where
                 self.wake(peer);
                 return Ok(true);
             }
+            link.traffic.fastbox_full += 1;
         }
         self.send_pieces(peer, envelope, [payload, &[]])
     }
@@ -413,6 +430,7 @@ where
         if link.ends.inbound.advance(packet.len)
             && let Some(how) = link.ends.sleep.must_wake(fences)
         {
+            link.traffic.wakes += 1;
             self.host.wake(peer, link.ends.sleep, how);
         }
         Some((peer, packet.envelope))
@@ -443,10 +461,12 @@ where
         let tell = match arrival.token {
             Place::Fastbox => link.ends.inbound.advance(arrival.len),
             Place::Cell(cell) => {
+                link.traffic.cells_received.add(arrival.len);
                 link.ends.give_back.push(cell);
                 true
             }
             Place::Announced(cell) => {
+                link.traffic.cells_received.add(arrival.len);
                 link.ends.inbound.advance(0);
                 link.ends.give_back.push(cell);
                 true
@@ -524,6 +544,11 @@ where
 
     fn push(&mut self, peer: PeerId, address: u64, from: &[u8]) -> bool {
         self.host.push(peer, address, from)
+    }
+
+    fn traffic(&self, peer: PeerId) -> Traffic {
+        let link = self.links.borrow().get(peer as usize).and_then(Option::as_ref);
+        link.map_or_else(Traffic::default, |link| link.traffic.told())
     }
 
     fn close(&mut self, peer: PeerId) {

@@ -220,6 +220,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         if !self.port.send(peer, &envelope, bytes)? {
             return Ok(false);
         }
+        self.peer(peer).tally.sent(Kind::RmaReply, total as usize);
         if let (None, Answer::Bytes(place)) = (refusal, &mut reply.answer) {
             place.offset += total;
             place.len -= total;

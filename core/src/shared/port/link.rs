@@ -1,5 +1,6 @@
 //! What connects us with one peer: the ends of everything that lies in both segments, and where we are in it.
 
+use crate::counters::{Count, Traffic as Told};
 use crate::shared::pool::{PeerPool, ReturnReceiver, ReturnSender};
 use crate::shared::queue::Producer;
 use crate::shared::sleep::SleepWord;
@@ -51,11 +52,58 @@ pub(super) struct Traffic {
     pub(super) lent: u32,
     /// The cells may hold a packet whose queue entry is gone.
     pub(super) sweep: bool,
+    /// The last send found no cell.
+    pub(super) waits: bool,
+    /// See [`Told`]; the packets that went through a fastbox are the others.
+    pub(super) cells_sent: Count,
+    pub(super) cells_received: Count,
+    pub(super) fastbox_full: u64,
+    pub(super) exhausted: u64,
+    pub(super) wakes: u64,
+}
+
+impl Traffic {
+    const fn new() -> Self {
+        let none = Count { count: 0, bytes: 0 };
+        Self {
+            next: 1,
+            expected: 1,
+            lent: 0,
+            sweep: false,
+            waits: false,
+            cells_sent: none,
+            cells_received: none,
+            fastbox_full: 0,
+            exhausted: 0,
+            wakes: 0,
+        }
+    }
+
+    /// There is no cell for a packet.
+    #[cold]
+    pub(super) const fn wait(&mut self) {
+        if !self.waits {
+            self.waits = true;
+            self.exhausted += 1;
+        }
+    }
+
+    pub(super) const fn told(&self) -> Told {
+        Told {
+            sent: self.next - 1,
+            received: self.expected - 1,
+            cells_sent: self.cells_sent,
+            cells_received: self.cells_received,
+            fastbox_full: self.fastbox_full,
+            cells_exhausted: self.exhausted,
+            wakes: self.wakes,
+        }
+    }
 }
 
 impl<'a> Link<'a> {
     /// A link over which nothing was sent.
     pub const fn new(ends: Ends<'a>) -> Self {
-        Self { ends, traffic: Traffic { next: 1, expected: 1, lent: 0, sweep: false } }
+        Self { ends, traffic: Traffic::new() }
     }
 }
