@@ -3,6 +3,7 @@
 mod active;
 mod agree;
 mod context;
+mod counters;
 mod direct;
 mod event;
 mod list;
@@ -31,6 +32,7 @@ use nemesia_core::store::{self, Unit};
 pub use active::Incoming;
 pub use agree::{Agreed, Ranking};
 pub use context::Context;
+pub use counters::{Counters, EngineCounters, PeerCounters, WaitCounters};
 pub use direct::Path;
 pub use event::Arm;
 pub use one_sided::Value;

@@ -22,6 +22,7 @@ use nemesia_core::payload::RecvBuf;
 use nemesia_core::shared::sleep::{self, SleepWord};
 use nemesia_core::sync::spin_hint;
 
+use super::counters::WaitCounters;
 use super::{Endpoint, Request, Status, status};
 use crate::config::Config;
 use crate::error::Error;
@@ -48,6 +49,7 @@ pub(super) struct Waiter {
     pub(super) sleep: &'static SleepWord,
     pub(super) watch: Watch,
     pub(super) fence: HeavyFence,
+    pub(super) counters: WaitCounters,
     pace: Pace,
 }
 
@@ -59,7 +61,7 @@ impl Waiter {
         watch: Watch,
         fence: HeavyFence,
     ) -> Self {
-        Self { sleep, watch, fence, pace: Pace::new(crowded, config.spin) }
+        Self { sleep, watch, fence, counters: WaitCounters::default(), pace: Pace::new(crowded, config.spin) }
     }
 
     /// The process of a peer, if it can be named.
@@ -441,6 +443,7 @@ impl Endpoint {
 
     /// After a yield of this length.
     pub(super) fn learn_yield(&mut self, wait: &mut Wait, took: Duration) {
+        self.waiter.counters.yields += 1;
         self.waiter.pace.learn_yield(&mut wait.vain, took);
     }
 
@@ -482,6 +485,10 @@ impl Endpoint {
     /// After a sleep.
     pub(super) fn rise(&mut self, wait: &mut Wait, slept: Slept) {
         self.waiter.sleep.rise();
+        let counters = &mut self.waiter.counters;
+        counters.sleeps += 1;
+        counters.sleeps_woken += u64::from(slept.woken);
+        counters.slept_ns += slept.took.as_nanos() as u64;
         self.waiter.pace.learn_sleep(&mut wait.vain, slept.took, slept.woken);
         if !slept.woken {
             // Perhaps somebody saw to it that nobody could wake us.
@@ -494,6 +501,7 @@ impl Endpoint {
     /// changed anything.
     #[cold]
     pub(super) fn look(&mut self) -> bool {
+        self.waiter.counters.looks += 1;
         self.discard_dropped();
         self.hang_up();
         if let Ok(departed) = self.waiter.watch.poll() {
