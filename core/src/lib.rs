@@ -15,6 +15,7 @@
 //! | [`flow`] | credits |
 //! | [`regcache`] | registrations of memory that are kept for their next use |
 //! | [`agreement`] | what the living agree on after failures |
+//! | [`trace`] | entry and exit of functions, as a call tree |
 //! | [`threads`] | one endpoint for several threads: the lock, and who makes progress |
 //! | [`counters`] | what was done, in numbers |
 //! | [`engine`] | eager and rendezvous protocols, active messages, one-sided operations, requests, progress, failure |
@@ -46,4 +47,5 @@ pub mod slab;
 pub mod store;
 pub mod sync;
 pub mod threads;
+pub mod trace;
 pub mod wire;

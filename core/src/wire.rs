@@ -83,6 +83,20 @@ impl Kind {
         self as usize - 1
     }
 
+    /// Its name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Kind::Eager => "eager",
+            Kind::Rts => "rts",
+            Kind::Cts => "cts",
+            Kind::Data => "data",
+            Kind::Fin => "fin",
+            Kind::Active => "active",
+            Kind::Rma => "rma",
+            Kind::RmaReply => "rma_reply",
+        }
+    }
+
     /// The kind with this code, if there is one.
     #[inline(always)]
     pub const fn from_code(code: u8) -> Option<Self> {

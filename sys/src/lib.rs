@@ -25,6 +25,7 @@ pub mod bootstrap;
 mod config;
 mod endpoint;
 mod error;
+mod events;
 mod explain;
 pub mod os;
 mod route;

@@ -11,6 +11,7 @@ use super::request::State;
 use super::{Engine, RequestId, StartError, Status, Storage};
 use crate::payload::SendBuf;
 use crate::port::{Arrival, MessagePort, PeerFault, PeerId, PortFault};
+use crate::trace::Recorder as _;
 use crate::wire::{Envelope, Kind};
 
 /// An active message that has come.
@@ -164,7 +165,9 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         }
         self.port.release(arrival);
         if wanted {
+            self.trace.enter("handler", message.handler.into());
             self.handlers.run(&message);
+            self.trace.leave(true);
         } else {
             self.unhandled += 1;
         }

@@ -8,6 +8,7 @@ use super::{Engine, Failure, Peer, Storage};
 use crate::counters::{EngineCounters, PeerCounters};
 use crate::port::{MessagePort, PeerId};
 use crate::store::UNIT;
+use crate::trace::Recorder as _;
 use crate::wire::Kind;
 use crate::wire::rma::Operation;
 
@@ -37,6 +38,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
 
     /// A one-sided operation was started.
     pub(super) fn count_operation(&mut self, to: PeerId, operation: Operation, bytes: usize) {
+        self.trace.note(operation.name(), bytes as u64);
         let tally = &mut self.peer(to).tally;
         match operation {
             Operation::Put => tally.puts.add(bytes),

@@ -11,6 +11,7 @@ use crate::flow::{Account, Arrived};
 use crate::matching::Source;
 use crate::port::{MessagePort, PeerId, PortFault};
 use crate::store::{Stored, cost};
+use crate::trace::Recorder as _;
 use crate::wire::Kind;
 
 impl AsMut<Account> for Peer {
@@ -31,6 +32,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
 
     /// Tells a peer how much it may send in all.
     fn grant(&mut self, peer: PeerId, granted: u64) {
+        self.trace.note("grant", granted);
         self.peer(peer).tally.grants += 1;
         self.port.grant(peer, granted);
     }

@@ -34,6 +34,17 @@ pub(super) enum Queue {
 
 impl Queue {
     const WORK: [Self; 4] = [Queue::Answers, Queue::Pulling, Queue::Streaming, Queue::Pending];
+    /// What is done for the first request of it.
+    const fn step(self) -> &'static str {
+        match self {
+            Queue::Pending => "send_pending",
+            Queue::Answers => "answer",
+            Queue::Pulling => "pull",
+            Queue::Streaming => "stream",
+            Queue::Offered | Queue::Incoming => "wait",
+        }
+    }
+
     const SENDS: [Self; 3] = [Queue::Pending, Queue::Offered, Queue::Streaming];
     const RECEIVES: [Self; 3] = [Queue::Answers, Queue::Pulling, Queue::Incoming];
 }
@@ -156,6 +167,10 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
 
     /// As [`Engine::work`], for one peer; it stays listed as long as there is more.
     pub(super) fn work_for(&mut self, peer: PeerId) -> usize {
+        self.traced(("work_for", peer.into()), |engine| engine.work_now(peer), |moved| *moved > 0)
+    }
+
+    fn work_now(&mut self, peer: PeerId) -> usize {
         let mut moved = self.side_work_for(peer);
         for queue in Queue::WORK {
             // Bounded, as the peer makes room while we send.
@@ -174,7 +189,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         }
         let it = self.peer(peer);
         if it.sharable > 0 || it.help.is_some() {
-            moved += usize::from(self.help(peer));
+            let helped = self.traced(("help", peer.into()), |engine| engine.help(peer), |helped| *helped);
+            moved += usize::from(helped);
         }
         if self.peer(peer).has_work() {
             self.list_work(peer);
@@ -183,6 +199,11 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     }
 
     fn work_on(&mut self, peer: PeerId, queue: Queue, index: u32) -> Result<bool, PeerFault> {
+        let happened = |moved: &Result<bool, PeerFault>| !matches!(moved, Ok(false));
+        self.traced((queue.step(), peer.into()), |engine| engine.step_on(peer, queue, index), happened)
+    }
+
+    fn step_on(&mut self, peer: PeerId, queue: Queue, index: u32) -> Result<bool, PeerFault> {
         match queue {
             Queue::Pending => self.send_pending(peer, index),
             Queue::Answers => self.answer(peer, index),

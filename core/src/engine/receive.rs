@@ -10,6 +10,7 @@ use crate::matching::{Pattern, Source};
 use crate::payload::RecvBuf;
 use crate::port::{Arrival, MessagePort, Part, PeerFault, PeerId, Polled, PortFault};
 use crate::store::cost;
+use crate::trace::Recorder as _;
 use crate::wire::rendezvous::{RTS_BYTES, Rts};
 use crate::wire::{Envelope, Kind};
 
@@ -78,7 +79,9 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         if let Some(stored) = self.store.find(&pattern) {
             // The slot first: without one, nothing may be lost.
             let index = self.start(State::Free)?;
+            self.trace.enter("receive_stored", buf.len() as u64);
             self.receive_stored(index, stored, core::mem::replace(buf, RecvBuf::empty()));
+            self.trace.leave(true);
             return Ok(self.id(index));
         }
         self.check_alive(pattern.source)?;
@@ -88,6 +91,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         if let State::Posted { buf: posted, .. } = &mut self.requests.get_mut(index).0 {
             core::mem::swap(posted, buf);
         }
+        self.trace.note("post", index.into());
         self.posted.push(&mut self.requests, index, &pattern);
         if let Source::Rank(rank) = pattern.source {
             self.port.expect(rank);
@@ -100,6 +104,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     #[inline(always)]
     pub fn receive_next(&mut self, pattern: &Pattern, buf: &mut RecvBuf) -> Option<Outcome> {
         let (from, envelope) = self.port.take(|from, envelope| pattern.matches(from, envelope), buf)?;
+        self.trace.note("receive_next", envelope.total);
         self.count_eager(from, envelope.total as usize);
         if let Err(fault) = self.charge(from, cost(envelope.total as usize), false) {
             self.fault(PeerFault { peer: from, fault });
@@ -140,6 +145,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
                 let room = buf.len();
                 unload(&self.port, &arrival, 0, buf, (0, len));
                 self.port.release(arrival);
+                self.trace.note("receive_arrival", len as u64);
                 self.count_eager(peer, len);
                 if let Err(fault) = self.charge(peer, cost(len), false) {
                     self.fault(PeerFault { peer, fault });
@@ -161,7 +167,10 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
             }
             _ => {}
         }
-        if let Err(fault) = self.deliver(arrival) {
+        self.trace.enter(envelope.kind.name(), len as u64);
+        let delivered = self.deliver(arrival);
+        self.trace.leave(true);
+        if let Err(fault) = delivered {
             self.fault(PeerFault { peer, fault });
             return posted.map_or(Bypass::Post, Bypass::Posted);
         }

@@ -12,6 +12,7 @@ use nemesia_core::wire::Kind;
 
 use super::{Endpoint, Mode, Request};
 use crate::error::Error;
+use crate::events;
 
 /// What the living have agreed on: the same in each of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -231,7 +232,11 @@ impl Endpoint {
     pub(super) fn hang_up(&mut self) {
         for rank in 0..self.size() {
             if matches!(self.failure(rank), Some(Failure::Fault(_))) {
-                self.waiter.let_go(rank);
+                if self.waiter.let_go(rank)
+                    && let Some(failure) = self.failure(rank)
+                {
+                    events::failed(rank, failure);
+                }
             }
         }
     }

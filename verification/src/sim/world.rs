@@ -36,6 +36,7 @@ impl Storage for Vectors {
     type Regions = Vec<Slot<Region>>;
     type Replies = Vec<Slot<Reply>>;
     type Handlers = Desk;
+    type Trace = ();
 }
 
 type SimEngine = Engine<SimPort, Vectors>;
@@ -140,6 +141,7 @@ impl World {
                 regions: several(1),
                 replies: several((ranks as usize - 1) * WINDOW as usize),
                 handlers: Desk::default(),
+                trace: (),
             };
             let tuning = Tuning { eager_bytes: terms.eager_bytes, window: terms.window };
             let engine = Engine::new(rank, SimPort::new(rank, Rc::clone(&fabric)), tuning, lent);
