@@ -1,8 +1,10 @@
-//! Seeing what happens: counters.
+//! Seeing what happens: counters, and the call tree.
+
+use std::ffi::c_char;
 
 use nemesia::Endpoint as Inner;
 
-use crate::boundary::{Versioned, write_versioned};
+use crate::boundary::{Versioned, write_text, write_versioned};
 use crate::endpoint::{Endpoint, on, rank_in};
 use crate::status::NEMESIA_OK;
 
@@ -328,6 +330,33 @@ pub unsafe extern "C" fn nemesia_endpoint_counters(
         // SAFETY: the caller's structure, of the size that it says.
         unsafe { write_versioned(out_counters, &counters) }?;
         Ok(NEMESIA_OK)
+    };
+    // SAFETY: the caller's endpoint, or null.
+    unsafe { on(endpoint, work) }
+}
+
+/// The functions that were entered and left lately, with times, as a tree. Empty unless the library was built with the
+/// feature `trace` and NEMESIA_TRACE says how many entries and exits to keep.
+///
+/// - `endpoint`: an open endpoint.
+/// - `bytes`: room in `out_text`.
+/// - `out_text`: lines of text, terminated; may be NULL if `bytes` is 0.
+/// - `out_len`: bytes of the whole text, without its end; may be NULL.
+///
+/// Returns: NEMESIA_OK; NEMESIA_ERR_TRUNCATED if there is too little room: what fits is written, terminated, and
+/// `out_len` is; NEMESIA_ERR_ARGUMENT or _PANIC.
+/// Threads: one at a time for an endpoint.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nemesia_endpoint_call_tree(
+    endpoint: *mut Endpoint,
+    bytes: usize,
+    out_text: *mut c_char,
+    out_len: *mut usize,
+) -> i32 {
+    let work = |endpoint: &mut Inner| {
+        let text = endpoint.call_tree().unwrap_or_default();
+        // SAFETY: the caller's buffer of this size.
+        unsafe { write_text(&text, bytes, out_text, out_len, "out_text") }
     };
     // SAFETY: the caller's endpoint, or null.
     unsafe { on(endpoint, work) }

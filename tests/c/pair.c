@@ -94,6 +94,7 @@ static void wildcards(void) {
 static void counters(void) {
     nemesia_counters one, all, early;
     char word[8] = "nemesia";
+    size_t len = 9;
     memset(&one, 7, sizeof one);
     memset(&all, 7, sizeof all);
     one.struct_size = all.struct_size = sizeof all;
@@ -113,6 +114,9 @@ static void counters(void) {
         early.struct_size = sizeof early;
         CHECK(nemesia_endpoint_counters(endpoint, 2, &early) == NEMESIA_ERR_RANK && early.puts != 0);
         CHECK(nemesia_endpoint_counters(endpoint, peer, NULL) == NEMESIA_ERR_ARGUMENT);
+        /* Without NEMESIA_TRACE there is no call tree. */
+        OK(nemesia_endpoint_call_tree(endpoint, sizeof word, word, &len));
+        CHECK(len == 0 && word[0] == 0);
     } else {
         OK(nemesia_endpoint_recv(endpoint, peer, TAG, 0, sizeof word, word, NULL));
         OK(nemesia_endpoint_counters(endpoint, peer, &one));

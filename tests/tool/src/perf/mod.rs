@@ -37,15 +37,15 @@ const BUFFERS: usize = 4;
 /// # Errors
 /// What can't be used, or what went wrong.
 pub(crate) fn perf(args: &PerfArgs) -> Result<(), Failure> {
-    let mut tests = args.tests.clone();
-    tests.sort_unstable();
-    tests.dedup();
-    check_shm()?;
     if args.trace.is_some() && !cfg!(feature = "trace") {
         let problem =
             "--trace: this build has no call tree; build with `cargo build --release --features trace`";
         return Err(Failure::unusable(problem));
     }
+    let mut tests = args.tests.clone();
+    tests.sort_unstable();
+    tests.dedup();
+    check_shm()?;
     let largest = args.sizes.0.iter().copied().max().unwrap_or(0);
     room::require_memory(BUFFERS * largest).map_err(Failure::unusable)?;
     let files = Files::open(args, &tests)?;
@@ -221,5 +221,22 @@ fn verdict(outcome: &Outcome, pids: &[u32], reports: [OwnedFd; 2]) -> Result<(Me
     match said {
         [Some(Ok((Some(measured), first))), Some(Ok((_, second)))] => Ok((measured, vec![first, second])),
         _ => Err(Failure::failed("the measurement is incomplete: the two processes ended without a result")),
+    }
+}
+
+#[cfg(all(test, not(feature = "trace")))]
+mod tests {
+    use super::*;
+    use crate::cli::{Command, parse};
+
+    #[test]
+    fn a_call_tree_that_this_build_can_not_make_is_an_error_with_the_remedy() {
+        let Ok(Some(Command::Perf(args))) = parse(["nemesia", "perf", "--trace"].map(Into::into).into())
+        else {
+            panic!("not perf")
+        };
+        assert_eq!(args.trace, Some(256));
+        let failure = perf(&args).unwrap_err();
+        assert!(failure.status == 2 && failure.message.contains("--features trace"), "{}", failure.message);
     }
 }
