@@ -1995,6 +1995,24 @@ int32_t nemesia_endpoint_counters(struct nemesia_endpoint *endpoint,
                                   int32_t rank,
                                   struct nemesia_counters *out_counters);
 
+/**
+ * The functions that were entered and left lately, with times, as a tree. Empty unless the library was built with the
+ * feature `trace` and NEMESIA_TRACE says how many entries and exits to keep.
+ *
+ * - `endpoint`: an open endpoint.
+ * - `bytes`: room in `out_text`.
+ * - `out_text`: lines of text, terminated; may be NULL if `bytes` is 0.
+ * - `out_len`: bytes of the whole text, without its end; may be NULL.
+ *
+ * Returns: NEMESIA_OK; NEMESIA_ERR_TRUNCATED if there is too little room: what fits is written, terminated, and
+ * `out_len` is; NEMESIA_ERR_ARGUMENT or _PANIC.
+ * Threads: one at a time for an endpoint.
+ */
+int32_t nemesia_endpoint_call_tree(struct nemesia_endpoint *endpoint,
+                                   size_t bytes,
+                                   char *out_text,
+                                   size_t *out_len);
+
 #ifdef __cplusplus
 }  // extern "C"
 #endif  // __cplusplus
