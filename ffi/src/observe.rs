@@ -204,86 +204,29 @@ unsafe impl Versioned for Counters {
     const UNSET: u8 = 0;
 }
 
+/// A structure with these counters of another.
+macro_rules! copied {
+    ($struct_size:ident, $from:ident: $($field:ident)+) => {
+        Counters { $struct_size, $($field: $from.$field,)+ ..Counters::default() }
+    };
+}
+
 impl Counters {
     fn of_rank(it: &nemesia::PeerCounters) -> Self {
-        Self {
-            struct_size: size_of::<Self>() as u64,
-            eager_sent: it.eager_sent,
-            eager_sent_bytes: it.eager_sent_bytes,
-            rts_sent: it.rts_sent,
-            rts_sent_bytes: it.rts_sent_bytes,
-            cts_sent: it.cts_sent,
-            cts_sent_bytes: it.cts_sent_bytes,
-            data_sent: it.data_sent,
-            data_sent_bytes: it.data_sent_bytes,
-            fin_sent: it.fin_sent,
-            fin_sent_bytes: it.fin_sent_bytes,
-            active_sent: it.active_sent,
-            active_sent_bytes: it.active_sent_bytes,
-            rma_sent: it.rma_sent,
-            rma_sent_bytes: it.rma_sent_bytes,
-            rma_reply_sent: it.rma_reply_sent,
-            rma_reply_sent_bytes: it.rma_reply_sent_bytes,
-            eager_received: it.eager_received,
-            eager_received_bytes: it.eager_received_bytes,
-            rts_received: it.rts_received,
-            rts_received_bytes: it.rts_received_bytes,
-            cts_received: it.cts_received,
-            cts_received_bytes: it.cts_received_bytes,
-            data_received: it.data_received,
-            data_received_bytes: it.data_received_bytes,
-            fin_received: it.fin_received,
-            fin_received_bytes: it.fin_received_bytes,
-            active_received: it.active_received,
-            active_received_bytes: it.active_received_bytes,
-            rma_received: it.rma_received,
-            rma_received_bytes: it.rma_received_bytes,
-            rma_reply_received: it.rma_reply_received,
-            rma_reply_received_bytes: it.rma_reply_received_bytes,
-            fastbox_sent: it.fastbox_sent,
-            fastbox_sent_bytes: it.fastbox_sent_bytes,
-            cell_sent: it.cell_sent,
-            cell_sent_bytes: it.cell_sent_bytes,
-            fastbox_received: it.fastbox_received,
-            fastbox_received_bytes: it.fastbox_received_bytes,
-            cell_received: it.cell_received,
-            cell_received_bytes: it.cell_received_bytes,
-            fastbox_full: it.fastbox_full,
-            cell_exhausted: it.cell_exhausted,
-            credit_granted: it.credit_granted,
-            credit_used: it.credit_used,
-            credit_received: it.credit_received,
-            credit_spent: it.credit_spent,
-            credit_grants: it.credit_grants,
-            credit_holds: it.credit_holds,
-            credit_demoted: it.credit_demoted,
-            matched_posted: it.matched_posted,
-            matched_bypass: it.matched_bypass,
-            unexpected: it.unexpected,
-            unexpected_bytes: it.unexpected_bytes,
-            large_pulled: it.large_pulled,
-            large_pulled_bytes: it.large_pulled_bytes,
-            large_shared: it.large_shared,
-            large_shared_bytes: it.large_shared_bytes,
-            large_streamed: it.large_streamed,
-            large_streamed_bytes: it.large_streamed_bytes,
-            large_fallbacks: it.large_fallbacks,
-            large_pushed: it.large_pushed,
-            large_pushed_bytes: it.large_pushed_bytes,
-            puts: it.puts,
-            put_bytes: it.put_bytes,
-            gets: it.gets,
-            get_bytes: it.get_bytes,
-            accumulates: it.accumulates,
-            accumulate_bytes: it.accumulate_bytes,
-            fetches: it.fetches,
-            fetch_bytes: it.fetch_bytes,
-            flushes: it.flushes,
-            direct: it.direct,
-            direct_bytes: it.direct_bytes,
-            wakes_sent: it.wakes_sent,
-            ..Self::default()
-        }
+        let struct_size = size_of::<Self>() as u64;
+        copied!(struct_size, it:
+            eager_sent eager_sent_bytes rts_sent rts_sent_bytes cts_sent cts_sent_bytes data_sent data_sent_bytes
+            fin_sent fin_sent_bytes active_sent active_sent_bytes rma_sent rma_sent_bytes rma_reply_sent
+            rma_reply_sent_bytes eager_received eager_received_bytes rts_received rts_received_bytes cts_received
+            cts_received_bytes data_received data_received_bytes fin_received fin_received_bytes active_received
+            active_received_bytes rma_received rma_received_bytes rma_reply_received rma_reply_received_bytes
+            fastbox_sent fastbox_sent_bytes cell_sent cell_sent_bytes fastbox_received fastbox_received_bytes
+            cell_received cell_received_bytes fastbox_full cell_exhausted credit_granted credit_used credit_received
+            credit_spent credit_grants credit_holds credit_demoted matched_posted matched_bypass unexpected
+            unexpected_bytes large_pulled large_pulled_bytes large_shared large_shared_bytes large_streamed
+            large_streamed_bytes large_fallbacks large_pushed large_pushed_bytes puts put_bytes gets get_bytes
+            accumulates accumulate_bytes fetches fetch_bytes flushes direct direct_bytes wakes_sent
+        )
     }
 
     fn of_all(it: &nemesia::Counters) -> Self {
@@ -378,6 +321,9 @@ mod tests {
             std::iter::once("struct_size").chain(all.iter().map(|field| field.name)).collect();
         assert_eq!(names, expected);
         assert_eq!(size_of::<Counters>(), expected.len() * 8);
+        let copied = source.split("copied!(struct_size, it:").nth(1).and_then(|rest| rest.split(')').next());
+        let copied: Vec<_> = copied.unwrap().split_whitespace().collect();
+        assert_eq!(copied, PeerCounters::FIELDS.iter().map(|field| field.name).collect::<Vec<_>>());
         assert!(expected.len() >= FIRST_NUMBERS);
     }
 }

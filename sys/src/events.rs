@@ -96,7 +96,8 @@ mod told {
 
 pub(crate) use told::{connect, failed, note, open, route, single_copy_refused, slept};
 
-#[cfg(all(test, feature = "tracing"))]
+#[cfg(test)]
+#[cfg(feature = "tracing")]
 pub(crate) mod tests {
     use std::fmt::{Debug, Write};
     use std::sync::{Mutex, Once};

@@ -231,12 +231,10 @@ impl Endpoint {
     /// Lets those that broke the rules notice that they are lost to us: they would wait for us, and others for them.
     pub(super) fn hang_up(&mut self) {
         for rank in 0..self.size() {
-            if matches!(self.failure(rank), Some(Failure::Fault(_))) {
-                if self.waiter.let_go(rank)
-                    && let Some(failure) = self.failure(rank)
-                {
-                    events::failed(rank, failure);
-                }
+            if let Some(failure @ Failure::Fault(_)) = self.failure(rank)
+                && self.waiter.let_go(rank)
+            {
+                events::failed(rank, failure);
             }
         }
     }

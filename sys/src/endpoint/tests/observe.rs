@@ -1,7 +1,22 @@
 //! What can be seen of an endpoint: counters, the call tree, events.
 
 use super::{pair, world};
-use crate::{Config, Source, Tag};
+use crate::{Config, Endpoint, Source, Tag};
+
+/// Waits for what never comes until this is true, which takes some sleeps; on a busy machine not every wait has one.
+fn sleep_until(endpoint: &mut Endpoint, done: impl Fn(&Endpoint) -> bool) {
+    let me = endpoint.rank();
+    // SAFETY: there is no buffer.
+    let request = unsafe { endpoint.irecv(Source::Rank(me), Tag::Any, std::ptr::dangling_mut(), 0) }.unwrap();
+    for _ in 0..1000 {
+        assert!(endpoint.wait_timeout(request, std::time::Duration::from_millis(120)).is_err());
+        if done(endpoint) {
+            assert!(endpoint.cancel(request));
+            return;
+        }
+    }
+    panic!("{:?}", endpoint.counters());
+}
 
 #[test]
 fn counters_of_both_ends_agree_and_sleeps_are_counted() {
@@ -13,14 +28,11 @@ fn counters_of_both_ends_agree_and_sleeps_are_counted() {
             one.recv(Source::Rank(0), Tag::Exactly(1), &mut buf).unwrap();
             one.recv(Source::Rank(0), Tag::Exactly(2), &mut buf).unwrap();
             assert_eq!(buf, large);
-            // Rank 0 sleeps before this comes.
-            std::thread::sleep(std::time::Duration::from_millis(120));
-            one.send(0, 3, b"wake").unwrap();
         });
         zero.send(1, 1, b"nemesia!").unwrap();
         zero.send(1, 2, &large).unwrap();
-        zero.recv(Source::Rank(1), Tag::Any, &mut [0; 4]).unwrap();
     });
+    sleep_until(&mut zero, |it| it.counters().waits.sleeps > 0);
     let (sent, received) = (zero.peer_counters(1).unwrap(), one.peer_counters(0).unwrap());
     assert_eq!((sent.eager_sent, sent.eager_sent_bytes, sent.rts_sent), (1, 8, 1));
     assert_eq!((received.eager_received, received.eager_received_bytes, received.rts_received), (1, 8, 1));
@@ -28,7 +40,7 @@ fn counters_of_both_ends_agree_and_sleeps_are_counted() {
     assert_eq!(received.matched_posted + received.matched_bypass + received.unexpected, 2);
     let all = zero.counters();
     assert_eq!(all.all, sent, "there is one peer");
-    assert!(all.waits.sleeps > 0 && all.waits.slept_ns > 10_000_000 && all.waits.looks > 0, "{all:?}");
+    assert!(all.waits.slept_ns > 0 && all.waits.looks > 0, "{all:?}");
     assert!(all.waits.sleeps >= all.waits.sleeps_woken);
     assert!(zero.peer_counters(2).is_none());
     let mut names = Vec::new();
@@ -116,12 +128,7 @@ fn opening_routes_sleeps_and_ends_are_told() {
     ] {
         assert!(heard(words), "{words:?}");
     }
-    let request = zero.in_context(0);
-    // SAFETY: there is no buffer.
-    let request = unsafe { request.irecv(Source::Rank(0), Tag::Any, std::ptr::dangling_mut(), 0) }.unwrap();
-    assert!(zero.wait_timeout(request, std::time::Duration::from_millis(120)).is_err());
-    assert!(heard(&["TRACE", "slept", "woken=false"]));
-    zero.cancel(request);
+    sleep_until(&mut zero, |_| heard(&["TRACE", "slept", "woken=false"]));
 }
 
 #[test]

@@ -89,9 +89,8 @@ impl Link {
         let mut seen = Seen { tree: self.endpoint.call_tree().unwrap_or_default(), ..Seen::default() };
         if counters {
             let all = self.endpoint.counters();
-            all.each(|field, value| {
-                seen.counters.push((field.name.to_owned(), field.unit.to_owned(), value))
-            });
+            let line = |field: &nemesia::Field, value| (field.name.to_owned(), field.unit.to_owned(), value);
+            all.each(|field, value| seen.counters.push(line(field, value)));
         }
         seen
     }

@@ -224,7 +224,8 @@ fn verdict(outcome: &Outcome, pids: &[u32], reports: [OwnedFd; 2]) -> Result<(Me
     }
 }
 
-#[cfg(all(test, not(feature = "trace")))]
+#[cfg(test)]
+#[cfg(not(feature = "trace"))]
 mod tests {
     use super::*;
     use crate::cli::{Command, parse};
