@@ -26,11 +26,13 @@ pub enum Blunder {
     ForgetFlush,
     /// A put overtakes the answer to a get in spite of the fence between them.
     ForgetFence,
+    /// A packet that is not eager is not counted, and so looks like one that is.
+    ForgetCount,
 }
 
 impl Blunder {
     /// Every mistake.
-    pub const ALL: [Blunder; 8] = [
+    pub const ALL: [Blunder; 9] = [
         Blunder::PreferExact,
         Blunder::OvertakePending,
         Blunder::ForgetSynchronous,
@@ -39,6 +41,7 @@ impl Blunder {
         Blunder::KeepOffers,
         Blunder::ForgetFlush,
         Blunder::ForgetFence,
+        Blunder::ForgetCount,
     ];
 }
 

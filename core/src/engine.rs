@@ -14,10 +14,12 @@
 //! | `engine/lmt.rs` | large messages: rendezvous, and how their bytes move (paper 4, section 3.2) |
 //! | `engine/active.rs` | active messages |
 //! | `engine/rma.rs` | one-sided operations |
+//! | `engine/count.rs` | counters, as they are told |
 //! | `engine/progress.rs` | one turn of the crank; failures |
 #![forbid(unsafe_code)]
 
 pub mod active;
+mod count;
 mod credit;
 mod lmt;
 mod peer;
@@ -45,6 +47,7 @@ use crate::matching::Posted;
 use crate::port::{MessagePort, PeerId};
 use crate::slab::{List, Slab, Slot};
 use crate::store::{self, Store, Unit};
+use crate::trace::Recorder;
 
 /// The memory that the engine is lent, by type. Slices and `Vec`s will do; those of requests may grow.
 pub trait Storage {
@@ -65,6 +68,8 @@ pub trait Storage {
     type Replies: BorrowMut<[Slot<Reply>]>;
     /// What handles active messages; `()` handles none.
     type Handlers: Handlers;
+    /// What writes down entries and exits of functions; `()` writes nothing, and costs nothing.
+    type Trace: Recorder;
 }
 
 /// The lent memory itself.
@@ -86,6 +91,8 @@ pub struct Lent<S: Storage> {
     pub replies: S::Replies,
     /// See [`Storage::Handlers`].
     pub handlers: S::Handlers,
+    /// See [`Storage::Trace`].
+    pub trace: S::Trace,
 }
 
 /// What the layer above chooses.
@@ -116,7 +123,10 @@ pub struct Engine<P: MessagePort, S: Storage> {
     regions: Regions<S::Regions>,
     replies: Slab<Reply, S::Replies>,
     handlers: S::Handlers,
+    trace: S::Trace,
     unhandled: u64,
+    /// The most unexpected messages, and units of the store, at a time.
+    most_stored: (u64, u64),
     /// First of the peers for which there is work.
     first_work: Option<PeerId>,
     eager_bytes: usize,
@@ -150,7 +160,9 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
             regions: Regions::new(lent.regions),
             replies: Slab::new(lent.replies),
             handlers: lent.handlers,
+            trace: lent.trace,
             unhandled: 0,
+            most_stored: (0, 0),
             first_work: None,
             any_source_failure: None,
             found_out: None,
@@ -207,6 +219,31 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     /// Why a rank is gone, if it is.
     pub fn failure(&self, peer: PeerId) -> Option<Failure> {
         self.peers.borrow().get(peer as usize)?.failure
+    }
+
+    /// What writes down entries and exits: the layer above has its own.
+    #[inline(always)]
+    pub const fn trace_mut(&mut self) -> &mut S::Trace {
+        &mut self.trace
+    }
+
+    /// What was written down.
+    pub const fn trace(&self) -> &S::Trace {
+        &self.trace
+    }
+
+    /// Does this, and writes it down if something happened.
+    #[inline(always)]
+    fn traced<T>(
+        &mut self,
+        (name, value): (&'static str, u64),
+        work: impl FnOnce(&mut Self) -> T,
+        happened: impl FnOnce(&T) -> bool,
+    ) -> T {
+        self.trace.enter(name, value);
+        let result = work(self);
+        self.trace.leave(happened(&result));
+        result
     }
 
     fn peer(&mut self, peer: PeerId) -> &mut Peer {

@@ -109,6 +109,11 @@ impl Account {
         self.granted
     }
 
+    /// Units of all that has arrived.
+    pub const fn arrived(&self) -> u64 {
+        self.arrived
+    }
+
     /// Units that the peer may still send.
     pub const fn window(&self) -> u32 {
         // Never more than the ceiling.
@@ -424,6 +429,16 @@ impl Allowance {
             self.limit = limit;
         }
         more
+    }
+
+    /// Units of all that was sent.
+    pub const fn spent(&self) -> u64 {
+        self.spent
+    }
+
+    /// Units ever promised by the peer, as far as we have looked.
+    pub const fn limit(&self) -> u64 {
+        self.limit
     }
 
     /// Units that may still be sent.

@@ -16,7 +16,9 @@
 //! | [`order`] | packets that overtake each other, put back in order |
 //! | [`regcache`] | registrations of memory that are kept for their next use |
 //! | [`agreement`] | what the living agree on after failures |
+//! | [`trace`] | entry and exit of functions, as a call tree |
 //! | [`threads`] | one endpoint for several threads: the lock, and who makes progress |
+//! | [`counters`] | what was done, in numbers |
 //! | [`engine`] | eager and rendezvous protocols, active messages, one-sided operations, requests, progress, failure |
 //!
 //! The ideas come from five papers; the modules say which. "Paper 4" is Buntinas, Mercier and Gropp,
@@ -34,6 +36,7 @@ extern crate std;
 pub mod agreement;
 #[cfg(nemesia_blunder)]
 pub mod blunder;
+pub mod counters;
 pub mod engine;
 pub mod flow;
 pub mod matching;
@@ -46,4 +49,5 @@ pub mod slab;
 pub mod store;
 pub mod sync;
 pub mod threads;
+pub mod trace;
 pub mod wire;

@@ -4,6 +4,7 @@
 //! which write and read remote memory, come with the RDMA transports.)
 #![forbid(unsafe_code)]
 
+use crate::counters::Traffic;
 use crate::payload::{RecvBuf, SendBuf};
 use crate::shared::fastbox::FastboxFault;
 use crate::shared::pool::ReturnFault;
@@ -260,6 +261,9 @@ pub trait MessagePort {
         let _ = (peer, address, from);
         false
     }
+
+    /// What was done for this peer, until it was let go of ([`MessagePort::close`]).
+    fn traffic(&self, peer: PeerId) -> Traffic;
 
     /// The peer is gone, or broke the rules: no more packets to or from it; what it held of ours comes back.
     fn close(&mut self, peer: PeerId);

@@ -74,6 +74,29 @@ pub enum Kind {
 }
 
 impl Kind {
+    /// How many kinds there are.
+    pub const COUNT: usize = 8;
+
+    /// Its place among them, from 0: [`Kind::Eager`] is the first.
+    #[inline(always)]
+    pub const fn index(self) -> usize {
+        self as usize - 1
+    }
+
+    /// Its name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Kind::Eager => "eager",
+            Kind::Rts => "rts",
+            Kind::Cts => "cts",
+            Kind::Data => "data",
+            Kind::Fin => "fin",
+            Kind::Active => "active",
+            Kind::Rma => "rma",
+            Kind::RmaReply => "rma_reply",
+        }
+    }
+
     /// The kind with this code, if there is one.
     #[inline(always)]
     pub const fn from_code(code: u8) -> Option<Self> {

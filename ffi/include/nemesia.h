@@ -474,6 +474,365 @@ typedef struct nemesia_remote_key {
     uint8_t bytes[32];
 } nemesia_remote_key;
 
+/**
+ * What was done since the endpoint was opened, and what it met with. Set `struct_size` and nothing else. The fields have
+ * the names that `nemesia perf --counters` prints. Those that this version of the library does not know are 0.
+ */
+typedef struct nemesia_counters {
+    /**
+     * sizeof(nemesia_counters); later versions have more fields at the end.
+     */
+    uint64_t struct_size;
+    /**
+     * Messages sent whole. Unit: packets.
+     */
+    uint64_t eager_sent;
+    /**
+     * Their payload. Unit: bytes.
+     */
+    uint64_t eager_sent_bytes;
+    /**
+     * Messages announced: large ones, synchronous ones, and those for which there was no credit. Unit: packets.
+     */
+    uint64_t rts_sent;
+    /**
+     * Their payload. Unit: bytes.
+     */
+    uint64_t rts_sent_bytes;
+    /**
+     * Announced messages of the peer that we asked to be streamed. Unit: packets.
+     */
+    uint64_t cts_sent;
+    /**
+     * Their payload. Unit: bytes.
+     */
+    uint64_t cts_sent_bytes;
+    /**
+     * Pieces of messages that we streamed. Unit: packets.
+     */
+    uint64_t data_sent;
+    /**
+     * Their payload. Unit: bytes.
+     */
+    uint64_t data_sent_bytes;
+    /**
+     * Announced messages of the peer of which all bytes are here, but for those streamed. Unit: packets.
+     */
+    uint64_t fin_sent;
+    /**
+     * Their payload. Unit: bytes.
+     */
+    uint64_t fin_sent_bytes;
+    /**
+     * Active messages. Unit: packets.
+     */
+    uint64_t active_sent;
+    /**
+     * Their headers and payload. Unit: bytes.
+     */
+    uint64_t active_sent_bytes;
+    /**
+     * Packets of one-sided operations on memory of the peer. Unit: packets.
+     */
+    uint64_t rma_sent;
+    /**
+     * Their payload, with what describes the operation. Unit: bytes.
+     */
+    uint64_t rma_sent_bytes;
+    /**
+     * Answers to one-sided operations of the peer. Unit: packets.
+     */
+    uint64_t rma_reply_sent;
+    /**
+     * Their payload. Unit: bytes.
+     */
+    uint64_t rma_reply_sent_bytes;
+    /**
+     * As eager_sent, the other way; so are the next fifteen. Unit: packets.
+     */
+    uint64_t eager_received;
+    /**
+     * See eager_sent_bytes. Unit: bytes.
+     */
+    uint64_t eager_received_bytes;
+    /**
+     * See rts_sent. Unit: packets.
+     */
+    uint64_t rts_received;
+    /**
+     * See rts_sent_bytes. Unit: bytes.
+     */
+    uint64_t rts_received_bytes;
+    /**
+     * See cts_sent. Unit: packets.
+     */
+    uint64_t cts_received;
+    /**
+     * See cts_sent_bytes. Unit: bytes.
+     */
+    uint64_t cts_received_bytes;
+    /**
+     * See data_sent. Unit: packets.
+     */
+    uint64_t data_received;
+    /**
+     * See data_sent_bytes. Unit: bytes.
+     */
+    uint64_t data_received_bytes;
+    /**
+     * See fin_sent. Unit: packets.
+     */
+    uint64_t fin_received;
+    /**
+     * See fin_sent_bytes. Unit: bytes.
+     */
+    uint64_t fin_received_bytes;
+    /**
+     * See active_sent. Unit: packets.
+     */
+    uint64_t active_received;
+    /**
+     * See active_sent_bytes. Unit: bytes.
+     */
+    uint64_t active_received_bytes;
+    /**
+     * See rma_sent. Unit: packets.
+     */
+    uint64_t rma_received;
+    /**
+     * See rma_sent_bytes. Unit: bytes.
+     */
+    uint64_t rma_received_bytes;
+    /**
+     * See rma_reply_sent. Unit: packets.
+     */
+    uint64_t rma_reply_received;
+    /**
+     * See rma_reply_sent_bytes. Unit: bytes.
+     */
+    uint64_t rma_reply_received_bytes;
+    /**
+     * Packets sent through the fastbox. Unit: packets.
+     */
+    uint64_t fastbox_sent;
+    /**
+     * Their payload. Unit: bytes.
+     */
+    uint64_t fastbox_sent_bytes;
+    /**
+     * Packets sent through cells. Unit: packets.
+     */
+    uint64_t cell_sent;
+    /**
+     * Their payload. Unit: bytes.
+     */
+    uint64_t cell_sent_bytes;
+    /**
+     * Packets received through the fastbox. Unit: packets.
+     */
+    uint64_t fastbox_received;
+    /**
+     * Their payload. Unit: bytes.
+     */
+    uint64_t fastbox_received_bytes;
+    /**
+     * Packets received through cells. Unit: packets.
+     */
+    uint64_t cell_received;
+    /**
+     * Their payload. Unit: bytes.
+     */
+    uint64_t cell_received_bytes;
+    /**
+     * Small packets that went through a cell, as the fastbox was full. Unit: packets.
+     */
+    uint64_t fastbox_full;
+    /**
+     * Times that sends to the peer began to wait for a cell. Unit: times.
+     */
+    uint64_t cell_exhausted;
+    /**
+     * Credit that the peer was given, in all. Of a peer that is gone: what it has used. Unit: units.
+     */
+    uint64_t credit_granted;
+    /**
+     * Credit that the peer has used: what its messages would take in the store. Unit: units.
+     */
+    uint64_t credit_used;
+    /**
+     * Credit that the peer has given us, as far as we have looked. Unit: units.
+     */
+    uint64_t credit_received;
+    /**
+     * Credit that we have used. Unit: units.
+     */
+    uint64_t credit_spent;
+    /**
+     * Times that the peer was told a new total. Unit: times.
+     */
+    uint64_t credit_grants;
+    /**
+     * Times that sends to the peer began to wait for credit. Unit: times.
+     */
+    uint64_t credit_holds;
+    /**
+     * Messages that were announced although they are small, as there was no credit to send them. Unit: messages.
+     */
+    uint64_t credit_demoted;
+    /**
+     * Messages that found a posted receive. Unit: messages.
+     */
+    uint64_t matched_posted;
+    /**
+     * Messages that went straight to a blocking receive, which was not posted. Unit: messages.
+     */
+    uint64_t matched_bypass;
+    /**
+     * Messages that found no receive, and were stored. Unit: messages.
+     */
+    uint64_t unexpected;
+    /**
+     * What was stored of them. Unit: bytes.
+     */
+    uint64_t unexpected_bytes;
+    /**
+     * Messages received in one copy through the kernel, all of it by us. Unit: messages.
+     */
+    uint64_t large_pulled;
+    /**
+     * Their payload. Unit: bytes.
+     */
+    uint64_t large_pulled_bytes;
+    /**
+     * Messages received in one copy through the kernel, in which the sender could help. Unit: messages.
+     */
+    uint64_t large_shared;
+    /**
+     * Their payload. Unit: bytes.
+     */
+    uint64_t large_shared_bytes;
+    /**
+     * Messages received as a stream of packets. Unit: messages.
+     */
+    uint64_t large_streamed;
+    /**
+     * Their payload. Unit: bytes.
+     */
+    uint64_t large_streamed_bytes;
+    /**
+     * Messages that began as a copy through the kernel, which then refused: the rest was streamed. Unit: messages.
+     */
+    uint64_t large_fallbacks;
+    /**
+     * Parts of messages to the peer that we wrote into its memory, to help it. Unit: times.
+     */
+    uint64_t large_pushed;
+    /**
+     * Their payload. Unit: bytes.
+     */
+    uint64_t large_pushed_bytes;
+    /**
+     * Puts on memory of the peer, by whatever path. Unit: operations.
+     */
+    uint64_t puts;
+    /**
+     * Their payload. Unit: bytes.
+     */
+    uint64_t put_bytes;
+    /**
+     * Gets. Unit: operations.
+     */
+    uint64_t gets;
+    /**
+     * Their payload. Unit: bytes.
+     */
+    uint64_t get_bytes;
+    /**
+     * Accumulates. Unit: operations.
+     */
+    uint64_t accumulates;
+    /**
+     * Their payload. Unit: bytes.
+     */
+    uint64_t accumulate_bytes;
+    /**
+     * Operations on one value that return it: fetch and compare-and-swap. Unit: operations.
+     */
+    uint64_t fetches;
+    /**
+     * Their payload. Unit: bytes.
+     */
+    uint64_t fetch_bytes;
+    /**
+     * Flushes that had to ask the peer. Unit: operations.
+     */
+    uint64_t flushes;
+    /**
+     * Those of the operations above that were done on mapped memory, without any packet. Unit: operations.
+     */
+    uint64_t direct;
+    /**
+     * Their payload. Unit: bytes.
+     */
+    uint64_t direct_bytes;
+    /**
+     * Times that we woke the peer. Unit: times.
+     */
+    uint64_t wakes_sent;
+    /**
+     * Unexpected messages that are stored now; 0 for a single rank. Unit: messages.
+     */
+    uint64_t unexpected_now;
+    /**
+     * The most that were ever stored at a time; 0 for a single rank. Unit: messages.
+     */
+    uint64_t unexpected_most;
+    /**
+     * The most memory that they ever took; 0 for a single rank. Unit: bytes.
+     */
+    uint64_t unexpected_most_bytes;
+    /**
+     * Active messages that were dropped, as no handler had their number; 0 for a single rank. Unit: messages.
+     */
+    uint64_t active_unhandled;
+    /**
+     * Peers whose process died; 0 for a single rank. Unit: peers.
+     */
+    uint64_t peers_died;
+    /**
+     * Peers that have finished; 0 for a single rank. Unit: peers.
+     */
+    uint64_t peers_finished;
+    /**
+     * Peers that broke the rules; 0 for a single rank. Unit: peers.
+     */
+    uint64_t peers_at_fault;
+    /**
+     * Times that the core was offered to others; 0 for a single rank. Unit: times.
+     */
+    uint64_t yields;
+    /**
+     * Times that the thread slept; 0 for a single rank. Unit: times.
+     */
+    uint64_t sleeps;
+    /**
+     * Sleeps that a peer ended; the others ended by themselves; 0 for a single rank. Unit: times.
+     */
+    uint64_t sleeps_woken;
+    /**
+     * Time slept; 0 for a single rank. Unit: ns.
+     */
+    uint64_t slept_ns;
+    /**
+     * Times that the descriptor for event loops was armed; 0 for a single rank. Unit: times.
+     */
+    uint64_t armed;
+    /**
+     * Times that the kernel was asked whether the peers live; 0 for a single rank. Unit: times.
+     */
+    uint64_t looks;
+} nemesia_counters;
+
 #ifdef __cplusplus
 extern "C" {
 #endif // __cplusplus
@@ -1621,6 +1980,38 @@ int32_t nemesia_endpoint_shrink(struct nemesia_endpoint *endpoint,
                                 int32_t *out_ranks,
                                 int32_t *out_count,
                                 int32_t *out_rank);
+
+/**
+ * What was done so far, and what it met with: with one rank, which may be gone or this process itself, or with all.
+ *
+ * - `endpoint`: an open endpoint.
+ * - `rank`: a rank, or NEMESIA_ALL_RANKS.
+ * - `out_counters`: its `struct_size` is set by the caller; all else is written on success.
+ *
+ * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _RANK or _PANIC.
+ * Threads: one at a time for an endpoint.
+ */
+int32_t nemesia_endpoint_counters(struct nemesia_endpoint *endpoint,
+                                  int32_t rank,
+                                  struct nemesia_counters *out_counters);
+
+/**
+ * The functions that were entered and left lately, with times, as a tree. Empty unless the library was built with the
+ * feature `trace` and NEMESIA_TRACE says how many entries and exits to keep.
+ *
+ * - `endpoint`: an open endpoint.
+ * - `bytes`: room in `out_text`.
+ * - `out_text`: lines of text, terminated; may be NULL if `bytes` is 0.
+ * - `out_len`: bytes of the whole text, without its end; may be NULL.
+ *
+ * Returns: NEMESIA_OK; NEMESIA_ERR_TRUNCATED if there is too little room: what fits is written, terminated, and
+ * `out_len` is; NEMESIA_ERR_ARGUMENT or _PANIC.
+ * Threads: one at a time for an endpoint.
+ */
+int32_t nemesia_endpoint_call_tree(struct nemesia_endpoint *endpoint,
+                                   size_t bytes,
+                                   char *out_text,
+                                   size_t *out_len);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -172,6 +172,32 @@ pub(crate) unsafe fn read_versioned<T: Versioned>(pointer: *const T) -> Result<T
     Ok(unsafe { copy.assume_init() })
 }
 
+/// Copies a structure to the caller, as far as the version goes that its `struct_size` names; fields beyond what this
+/// library knows become [`Versioned::UNSET`]. The size stays as it is.
+///
+/// # Safety
+/// `pointer` is null, or points to as many bytes of the caller's, readable and writable, as the `struct_size` at their
+/// beginning says.
+pub(crate) unsafe fn write_versioned<T: Versioned>(pointer: *mut T, value: &T) -> Result<(), Fault> {
+    if pointer.is_null() {
+        return Err(missing(T::NAME));
+    }
+    // SAFETY: it begins with its size, which is there in every version.
+    let given = unsafe { pointer.cast::<u64>().read() };
+    let size = usize::try_from(given).unwrap_or(usize::MAX);
+    check_size::<T>(size)?;
+    let known = size.min(size_of::<T>()) - size_of::<u64>();
+    let after = size_of::<u64>();
+    // SAFETY: the caller's promise: `size` bytes can be written, of which the first hold the size; of ours there are
+    // `known` after that.
+    unsafe {
+        let (from, to) = (ptr::from_ref(value).cast::<u8>().add(after), pointer.cast::<u8>().add(after));
+        ptr::copy_nonoverlapping(from, to, known);
+        ptr::write_bytes(to.add(known), T::UNSET, size - after - known);
+    }
+    Ok(())
+}
+
 /// Whether a caller of some version could have set this size.
 fn check_size<T: Versioned>(size: usize) -> Result<(), Fault> {
     if (T::FIRST..=LONGEST_STRUCT).contains(&size) {
@@ -225,6 +251,21 @@ mod tests {
     fn a_newer_caller_is_refused_only_if_it_uses_what_is_new() {
         assert_eq!(read(&[32, 1, 2, u64::MAX]), Ok(Two { struct_size: 32, first: 1, second: 2 }));
         assert_eq!(read(&[32, 1, 2, 3]).unwrap_err().code(), NEMESIA_ERR_ARGUMENT);
+    }
+
+    #[test]
+    fn callers_of_each_version_get_what_their_structure_has_room_for() {
+        let value = Two { struct_size: 24, first: 1, second: 2 };
+        for (size, expected) in [(16, [16, 1, 7, 7]), (24, [24, 1, 2, 7]), (32, [32, 1, 2, u64::MAX])] {
+            let mut words = [size, 7, 7, 7];
+            // SAFETY: there are as many words as the size says, and no reference to them is used meanwhile.
+            unsafe { write_versioned(words.as_mut_ptr().cast(), &value) }.unwrap();
+            assert_eq!(words, expected);
+        }
+        let mut nonsense = [15, 7, 7, 7];
+        // SAFETY: refused at sight.
+        let refused = unsafe { write_versioned(nonsense.as_mut_ptr().cast(), &value) };
+        assert_eq!((refused.unwrap_err().code(), nonsense), (NEMESIA_ERR_ARGUMENT, [15, 7, 7, 7]));
     }
 
     #[test]

@@ -18,6 +18,7 @@
 //! | [`rma`] | one-sided operations |
 //! | [`context`] | the same in a matching context; modes of sending |
 //! | [`list`] | messages whose bytes are not in one place |
+//! | [`observe`] | counters, and the call tree |
 //! | [`probe`] | looking at messages before they are received |
 //!
 //! What is always true: an output is written on success only, unless its comment says otherwise; a pointer that the
@@ -36,6 +37,7 @@ pub mod endpoint;
 pub mod event;
 pub mod exchange;
 pub mod list;
+pub mod observe;
 pub mod probe;
 pub mod rma;
 pub mod status;

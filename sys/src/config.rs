@@ -153,6 +153,7 @@ pub struct Config {
     pub(crate) timeout_seconds: u32,
     pub(crate) strict: bool,
     pub(crate) explain: bool,
+    pub(crate) trace: usize,
     sources: Sources,
 }
 
@@ -193,6 +194,7 @@ impl Default for Config {
             timeout_seconds: 60,
             strict: false,
             explain: false,
+            trace: 0,
             sources: Sources::default(),
         }
     }
@@ -297,6 +299,12 @@ impl Config {
                 "NEMESIA_FASTBOX_LIMIT={wanted}: a fastbox of {} slots carries {possible} bytes at most: \
                  raise NEMESIA_FASTBOX_SLOTS",
                 self.fastbox_slots
+            ));
+        }
+        if self.trace > 0 && !cfg!(feature = "trace") {
+            notes.push(format!(
+                "NEMESIA_TRACE={}: this build has no call tree: build with the feature `trace`",
+                self.trace
             ));
         }
         let (wanted, possible) = (self.eager_bytes, self.cell_bytes as usize);

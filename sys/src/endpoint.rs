@@ -3,6 +3,7 @@
 mod active;
 mod agree;
 mod context;
+mod counters;
 mod direct;
 mod event;
 mod list;
@@ -13,6 +14,7 @@ mod scope;
 mod shared;
 #[cfg(test)]
 mod tests;
+mod trace;
 mod wait;
 
 use std::sync::Arc;
@@ -31,6 +33,7 @@ use nemesia_core::store::{self, Unit};
 pub use active::Incoming;
 pub use agree::{Agreed, Ranking};
 pub use context::Context;
+pub use counters::{Counters, EngineCounters, PeerCounters, WaitCounters};
 pub use direct::Path;
 pub use event::Arm;
 pub use one_sided::Value;
@@ -38,10 +41,12 @@ pub use probe::Message;
 pub use rma::{Access, Datatype, KEY_BYTES, Reduction, Refusal, Region, RemoteKey};
 pub use scope::{Pending, Scope, ScopeContext};
 pub use shared::SharedEndpoint;
+pub(crate) use trace::RECORD_BYTES;
 
 use crate::bootstrap::{Bootstrap, Exchange};
 use crate::config::Config;
 use crate::error::Error;
+use crate::events;
 use crate::os::{Departure, limits};
 use crate::route::{self, Explanation, Facts};
 use crate::shm::{self, Attached, Pair, Port};
@@ -131,6 +136,7 @@ impl Storage for Heap {
     type Regions = Vec<Slot<Exposure>>;
     type Replies = Vec<Slot<Reply>>;
     type Handlers = active::Dispatch;
+    type Trace = trace::Recorder;
 }
 
 /// A process's place in its world: sends and receives tagged messages.
@@ -190,6 +196,7 @@ impl Endpoint {
         if rank >= size {
             return Err(Error::Rank { rank, last: size.saturating_sub(1) });
         }
+        let _inside = events::open(rank, size);
         let mut notes = Vec::new();
         for wish in config.notes() {
             config.give_up(wish, &mut notes)?;
@@ -208,6 +215,7 @@ impl Endpoint {
             regions: Vec::new(),
             replies: filled(size.saturating_sub(1) * WINDOW as usize),
             handlers: active::Dispatch::new(port.packet_bytes()),
+            trace: trace::recorder(config),
         };
         let window = (config.credit_bytes / store::UNIT) as u32;
         let tuning = Tuning { eager_bytes: config.eager_bytes, window };
@@ -233,6 +241,7 @@ impl Endpoint {
             mappings: Arc::new(mappings),
             _mark: mark,
         };
+        endpoint.tell_routes();
         if config.explain {
             route::say(&endpoint.explain());
         }
@@ -265,6 +274,15 @@ impl Endpoint {
             rank: self.rank(),
             routes: (0..self.size()).map(route).collect(),
             notes: self.notes.clone(),
+        }
+    }
+
+    /// Tells how each rank is reached to whoever listens (feature `tracing`).
+    fn tell_routes(&self) {
+        if cfg!(feature = "tracing") {
+            let explanation = self.explain();
+            explanation.routes.iter().for_each(events::route);
+            explanation.notes.iter().for_each(|note| events::note(note));
         }
     }
 

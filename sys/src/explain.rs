@@ -2,13 +2,14 @@
 
 use std::os::fd::AsRawFd;
 
-use nemesia_core::engine::Request;
 use nemesia_core::engine::rma::{Reply, WINDOW};
+use nemesia_core::engine::{Peer, Request};
 use nemesia_core::shared::layout::{HEADER_PAGE, LayoutError};
+use nemesia_core::shared::port::Link;
 use nemesia_core::slab::{List, Slot};
 
 use crate::config::{Config, SingleCopy};
-use crate::endpoint::FIRST_REQUESTS;
+use crate::endpoint::{FIRST_REQUESTS, RECORD_BYTES};
 use crate::os::borrow::open_foreign;
 use crate::os::{
     Access, CopyError, HeavyFence, HugePages, Mark, RemoteMemory, Segment, SegmentBacking, SegmentOptions,
@@ -140,8 +141,11 @@ pub struct Bill {
     pub per_peer: u64,
     /// The part of `segments` that is the pool of cells.
     pub cells: u64,
-    /// Private memory at start, for requests, unexpected messages and answers to one-sided operations.
+    /// Private memory at start: requests, answers to one-sided operations, what is known and counted of each peer,
+    /// the call tree.
     pub private_at_start: u64,
+    /// The part of `private_at_start` that each further process adds.
+    pub private_per_peer: u64,
     /// Ceiling of what unexpected messages and requests may commit in one process.
     pub private_ceiling: u64,
 }
@@ -156,13 +160,18 @@ impl Bill {
         // Each comes with the list that finds it.
         let request = (size_of::<Slot<Request>>() + size_of::<List>()) as u64;
         let requests = config.requests as u64;
-        let replies = u64::from(processes.saturating_sub(1) * WINDOW) * size_of::<Slot<Reply>>() as u64;
+        // Its counters among them.
+        let peer = (size_of::<Peer>() + size_of::<Option<Link<'_>>>()) as u64;
+        let private_per_peer = peer + u64::from(WINDOW) * size_of::<Slot<Reply>>() as u64;
+        let trace = (config.trace * RECORD_BYTES) as u64;
+        let peers = peer + u64::from(processes.saturating_sub(1)) * private_per_peer;
         Ok(Self {
             processes,
             segments: (geometry.own().total + geometry.inbox().total) as u64,
             per_peer: geometry.bytes_per_peer() as u64,
             cells: u64::from(geometry.cells) * u64::from(geometry.cell_bytes),
-            private_at_start: replies + requests.min(FIRST_REQUESTS as u64) * request,
+            private_at_start: trace + peers + requests.min(FIRST_REQUESTS as u64) * request,
+            private_per_peer,
             private_ceiling: (config.unexpected_bytes as u64).saturating_add(requests * request),
         })
     }

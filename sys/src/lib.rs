@@ -25,6 +25,7 @@ pub mod bootstrap;
 mod config;
 mod endpoint;
 mod error;
+mod events;
 mod explain;
 pub mod os;
 pub mod regcache;
@@ -33,12 +34,13 @@ mod shm;
 
 pub use config::{Config, ConfigError, Origin, SingleCopy, VARIABLES, Variable};
 pub use endpoint::{
-    Access, Agreed, Arm, Context, Datatype, Endpoint, Incoming, KEY_BYTES, Message, Path, Pending, Ranking,
-    Reduction, Refusal, Region, RemoteKey, Request, Scope, ScopeContext, SharedEndpoint, Source, Status, Tag,
-    Value,
+    Access, Agreed, Arm, Context, Counters, Datatype, Endpoint, EngineCounters, Incoming, KEY_BYTES, Message,
+    Path, PeerCounters, Pending, Ranking, Reduction, Refusal, Region, RemoteKey, Request, Scope,
+    ScopeContext, SharedEndpoint, Source, Status, Tag, Value, WaitCounters,
 };
 pub use error::Error;
 pub use explain::{Bill, Verdict, explain};
+pub use nemesia_core::counters::Field;
 pub use nemesia_core::engine::{Failure, Truncation};
 pub use nemesia_core::payload::Segment;
 pub use nemesia_core::shared::layout::LayoutError;

@@ -18,6 +18,7 @@ use nemesia_core::sync::FenceMode;
 use crate::bootstrap::Exchange;
 use crate::config::{Config, SingleCopy};
 use crate::error::Error;
+use crate::events;
 use crate::os::{
     Connection, CopyError, HeavyFence, RemoteMemory, Segment, SegmentBacking, Watch, allow_any_reader,
     futex_wake,
@@ -61,7 +62,9 @@ impl Host for Kernel {
             Some(Ok(())) => Pulled::Done,
             Some(Err(CopyError::Unreadable)) => Pulled::Unreadable,
             _ => {
-                *memory = None;
+                if memory.take().is_some() {
+                    events::single_copy_refused(peer);
+                }
                 Pulled::Refused
             }
         }
@@ -248,5 +251,21 @@ mod tests {
         assert_eq!(fenced_by([].into_iter()), None);
         assert!(fenced_by([3].into_iter()).unwrap().contains("to rank 3; allow"));
         assert!(fenced_by([3, 5, 7].into_iter()).unwrap().contains("to rank 3 and 2 more; allow"));
+    }
+
+    #[cfg(feature = "tracing")]
+    #[test]
+    fn memory_that_can_not_be_read_any_more_is_told_once() {
+        use crate::events::tests::{heard, listen};
+
+        listen();
+        let memory = RemoteMemory::new(i32::MAX, crate::os::Mark { address: 4096, value: 1 });
+        let memories = (0..1234).map(|_| None).chain([memory]).collect();
+        let mut kernel = Kernel { memories, connections: Vec::new() };
+        assert!(kernel.can_pull(1234));
+        assert_eq!(kernel.pull(1234, 4096, &mut [0; 8]), Pulled::Refused);
+        assert!(!kernel.can_pull(1234) && heard(&["WARN", "single copy refused", "rank=1234"]));
+        assert_eq!(kernel.pull(1233, 4096, &mut [0; 8]), Pulled::Refused);
+        assert!(!heard(&["rank=1233"]));
     }
 }

@@ -109,6 +109,11 @@ fn an_event_loop_waits_for_the_descriptor() -> Result<(), String> {
 }
 
 #[test]
+fn counters_are_told_in_a_structure_that_may_grow() -> Result<(), String> {
+    two("pair", "counters_are_told_in_a_structure_that_may_grow", "counters")
+}
+
+#[test]
 fn how_peers_are_reached_is_told_as_text() -> Result<(), String> {
     two("pair", "how_peers_are_reached_is_told_as_text", "explanation")
 }

@@ -90,6 +90,42 @@ static void wildcards(void) {
     OK(nemesia_endpoint_progress(endpoint, NULL));
 }
 
+/* Counters of one rank and of all, for callers of this version and of an earlier one. */
+static void counters(void) {
+    nemesia_counters one, all, early;
+    char word[8] = "nemesia";
+    size_t len = 9;
+    memset(&one, 7, sizeof one);
+    memset(&all, 7, sizeof all);
+    one.struct_size = all.struct_size = sizeof all;
+    if (rank == 0) {
+        OK(nemesia_endpoint_send(endpoint, peer, TAG, word, sizeof word));
+        OK(nemesia_endpoint_send(endpoint, rank, TAG, word, 3));
+        OK(nemesia_endpoint_recv(endpoint, rank, TAG, 0, sizeof word, word, NULL));
+        OK(nemesia_endpoint_counters(endpoint, peer, &one));
+        OK(nemesia_endpoint_counters(endpoint, NEMESIA_ALL_RANKS, &all));
+        CHECK(one.struct_size == sizeof one && one.eager_sent == 1 && one.eager_sent_bytes == sizeof word);
+        CHECK(one.fastbox_sent == 1 && one.cell_sent == 0 && one.puts == 0 && one.looks == 0);
+        CHECK(all.eager_sent == 2 && all.eager_sent_bytes == sizeof word + 3 && all.unexpected == 1);
+        CHECK(all.unexpected_most == 1 && all.unexpected_now == 0 && all.peers_died == 0);
+        memset(&early, 7, sizeof early);
+        early.struct_size = 8;
+        CHECK(nemesia_endpoint_counters(endpoint, peer, &early) == NEMESIA_ERR_ARGUMENT && early.puts != 0);
+        early.struct_size = sizeof early;
+        CHECK(nemesia_endpoint_counters(endpoint, 2, &early) == NEMESIA_ERR_RANK && early.puts != 0);
+        CHECK(nemesia_endpoint_counters(endpoint, peer, NULL) == NEMESIA_ERR_ARGUMENT);
+        /* Without NEMESIA_TRACE there is no call tree. */
+        OK(nemesia_endpoint_call_tree(endpoint, sizeof word, word, &len));
+        CHECK(len == 0 && word[0] == 0);
+    } else {
+        OK(nemesia_endpoint_recv(endpoint, peer, TAG, 0, sizeof word, word, NULL));
+        OK(nemesia_endpoint_counters(endpoint, peer, &one));
+        CHECK(one.eager_received == 1 && one.eager_received_bytes == sizeof word);
+        CHECK(one.matched_posted + one.matched_bypass + one.unexpected == 1);
+    }
+    barrier();
+}
+
 static void explanation(void) {
     static char text[4096];
     size_t len = 0;
@@ -436,7 +472,7 @@ int main(int argc, char **argv) {
         {"ping-pong", ping_pong}, {"window", window}, {"wildcards", wildcards}, {"truncation", truncation},
         {"contexts", contexts},   {"lists", lists},           {"errors", errors},
         {"event-loop", event_loop}, {"peer-failure", peer_failure}, {"agreement", agreement},
-        {"explanation", explanation},
+        {"explanation", explanation}, {"counters", counters},
     };
     int32_t size = 0;
     size_t at;

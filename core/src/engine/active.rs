@@ -11,6 +11,7 @@ use super::request::State;
 use super::{Engine, RequestId, StartError, Status, Storage};
 use crate::payload::SendBuf;
 use crate::port::{Arrival, MessagePort, PeerFault, PeerId, PortFault};
+use crate::trace::Recorder as _;
 use crate::wire::{Envelope, Kind};
 
 /// An active message that has come.
@@ -104,7 +105,12 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
             tag: header.len() as u64,
             total: message.len() as u64,
         };
-        self.port.send_parts(to, &envelope, header.part(0, header.len()), payload.part(0, payload.len()))
+        let (head, body) = (header.part(0, header.len()), payload.part(0, payload.len()));
+        let sent = self.port.send_parts(to, &envelope, head, body)?;
+        if sent {
+            self.peer(to).tally.sent(Kind::Active, message.len());
+        }
+        Ok(sent)
     }
 
     /// Sends a message that waited. False when there is no room.
@@ -126,6 +132,10 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
 
     fn handle_own(&mut self, message: &Outgoing) {
         let Outgoing { handler, header, payload } = message;
+        let rank = self.rank;
+        let tally = &mut self.peer(rank).tally;
+        tally.sent(Kind::Active, message.len());
+        tally.received[Kind::Active.index()].add(message.len());
         let header_bytes = header.len();
         let active = ActiveMessage { from: self.rank, handler: *handler, header_bytes, len: message.len() };
         match self.handlers.room(&active).and_then(|room| room.get_mut(..active.len)) {
@@ -143,7 +153,10 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     pub(super) fn deliver_active(&mut self, arrival: Arrival<P::Token>) -> Result<(), PortFault> {
         let Arrival { peer: from, envelope, len, .. } = arrival;
         let header_bytes = usize::try_from(envelope.tag).ok().filter(|bytes| *bytes <= len);
-        let header_bytes = header_bytes.ok_or(PortFault::Protocol { kind: Kind::Active })?;
+        let Some(header_bytes) = header_bytes else {
+            self.port.release(arrival);
+            return Err(PortFault::Protocol { kind: Kind::Active });
+        };
         let message = ActiveMessage { from, handler: envelope.context, header_bytes, len };
         let room = self.handlers.room(&message).and_then(|room| room.get_mut(..len));
         let wanted = room.is_some();
@@ -152,7 +165,9 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         }
         self.port.release(arrival);
         if wanted {
+            self.trace.enter("handler", message.handler.into());
             self.handlers.run(&message);
+            self.trace.leave(true);
         } else {
             self.unhandled += 1;
         }

@@ -11,6 +11,7 @@ use crate::flow::{Account, Arrived};
 use crate::matching::Source;
 use crate::port::{MessagePort, PeerId, PortFault};
 use crate::store::{Stored, cost};
+use crate::trace::Recorder as _;
 use crate::wire::Kind;
 
 impl AsMut<Account> for Peer {
@@ -22,10 +23,18 @@ impl AsMut<Account> for Peer {
 impl<P: MessagePort, S: Storage> Engine<P, S> {
     /// Promises every peer its first room.
     pub(super) fn open_accounts(&mut self) {
-        for peer in (0..self.size()).filter(|&peer| peer != self.rank) {
+        let me = self.rank;
+        for peer in (0..self.size()).filter(|&peer| peer != me) {
             let granted = self.ledger.open(self.peers.borrow_mut(), peer);
-            self.port.grant(peer, granted);
+            self.grant(peer, granted);
         }
+    }
+
+    /// Tells a peer how much it may send in all.
+    fn grant(&mut self, peer: PeerId, granted: u64) {
+        self.trace.note("grant", granted);
+        self.peer(peer).tally.grants += 1;
+        self.port.grant(peer, granted);
     }
 
     /// Whether a message that may take so many units at the receiver can be sent.
@@ -48,7 +57,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         match self.ledger.arrived(self.peers.borrow_mut(), from, units, stored) {
             Arrived::Fine => Ok(()),
             Arrived::Regrant(granted) => {
-                self.port.grant(from, granted);
+                self.grant(from, granted);
                 Ok(())
             }
             Arrived::Overdrawn => Err(PortFault::Credit { units: units.into() }),
@@ -64,7 +73,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         if source == self.rank {
             self.ledger.release(units);
         } else if let Some(granted) = self.ledger.removed(self.peers.borrow_mut(), source, units) {
-            self.port.grant(source, granted);
+            self.grant(source, granted);
         }
         self.regrant();
     }
@@ -72,7 +81,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     /// Gives room that has become free to the peers that wait for it.
     fn regrant(&mut self) {
         while let Some((peer, granted)) = self.ledger.next_regrant(self.peers.borrow_mut()) {
-            self.port.grant(peer, granted);
+            self.grant(peer, granted);
         }
     }
 

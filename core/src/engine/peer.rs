@@ -8,6 +8,7 @@ use super::rma::Side;
 use super::{Engine, Failure, PACKETS_A_TURN, Progress, Storage};
 #[cfg(nemesia_blunder)]
 use crate::blunder::{Blunder, made};
+use crate::counters::Tally;
 use crate::flow::{Account, Allowance};
 use crate::port::{MessagePort, PeerFault, PeerId};
 use crate::slab::List;
@@ -33,6 +34,17 @@ pub(super) enum Queue {
 
 impl Queue {
     const WORK: [Self; 4] = [Queue::Answers, Queue::Pulling, Queue::Streaming, Queue::Pending];
+    /// What is done for the first request of it.
+    const fn step(self) -> &'static str {
+        match self {
+            Queue::Pending => "send_pending",
+            Queue::Answers => "answer",
+            Queue::Pulling => "pull",
+            Queue::Streaming => "stream",
+            Queue::Offered | Queue::Incoming => "wait",
+        }
+    }
+
     const SENDS: [Self; 3] = [Queue::Pending, Queue::Offered, Queue::Streaming];
     const RECEIVES: [Self; 3] = [Queue::Answers, Queue::Pulling, Queue::Incoming];
 }
@@ -60,6 +72,7 @@ pub struct Peer {
     pub(super) allowance: Allowance,
     /// What it may still send.
     pub(super) account: Account,
+    pub(super) tally: Tally,
     /// Sends in [`Queue::Offered`] that the peer may share.
     sharable: u32,
     /// The one that it shares.
@@ -154,6 +167,10 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
 
     /// As [`Engine::work`], for one peer; it stays listed as long as there is more.
     pub(super) fn work_for(&mut self, peer: PeerId) -> usize {
+        self.traced(("work_for", peer.into()), |engine| engine.work_now(peer), |moved| *moved > 0)
+    }
+
+    fn work_now(&mut self, peer: PeerId) -> usize {
         let mut moved = self.side_work_for(peer);
         for queue in Queue::WORK {
             // Bounded, as the peer makes room while we send.
@@ -172,7 +189,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         }
         let it = self.peer(peer);
         if it.sharable > 0 || it.help.is_some() {
-            moved += usize::from(self.help(peer));
+            let helped = self.traced(("help", peer.into()), |engine| engine.help(peer), |helped| *helped);
+            moved += usize::from(helped);
         }
         if self.peer(peer).has_work() {
             self.list_work(peer);
@@ -181,6 +199,11 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     }
 
     fn work_on(&mut self, peer: PeerId, queue: Queue, index: u32) -> Result<bool, PeerFault> {
+        let happened = |moved: &Result<bool, PeerFault>| !matches!(moved, Ok(false));
+        self.traced((queue.step(), peer.into()), |engine| engine.step_on(peer, queue, index), happened)
+    }
+
+    fn step_on(&mut self, peer: PeerId, queue: Queue, index: u32) -> Result<bool, PeerFault> {
         match queue {
             Queue::Pending => self.send_pending(peer, index),
             Queue::Answers => self.answer(peer, index),

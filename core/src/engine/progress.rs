@@ -4,6 +4,7 @@
 use super::peer::Queue;
 use super::{Engine, Failure, Storage};
 use crate::port::{MessagePort, PeerFault, PeerId, Polled};
+use crate::trace::Recorder as _;
 
 /// Most packets that one call of [`Engine::progress`] delivers.
 pub const PACKETS_A_TURN: usize = 64;
@@ -21,6 +22,12 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     /// Delivers packets that have come, and goes on with what is pending; bounded work, never blocks.
     #[inline]
     pub fn progress(&mut self) -> Progress {
+        let happened = |done: &Progress| *done != Progress::default();
+        self.traced(("progress", 0), |engine| engine.progress_now(), happened)
+    }
+
+    #[inline(always)]
+    fn progress_now(&mut self) -> Progress {
         let mut done = Progress::default();
         while done.packets < PACKETS_A_TURN {
             let step = self.step();
@@ -56,7 +63,10 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
             Polled::Idle => Progress::default(),
             Polled::Packet(arrival) => {
                 let peer = arrival.peer;
-                match self.deliver(arrival) {
+                self.trace.enter(arrival.envelope.kind.name(), arrival.len as u64);
+                let delivered = self.deliver(arrival);
+                self.trace.leave(true);
+                match delivered {
                     Ok(()) => Progress { packets: 1, failed: None },
                     Err(fault) => self.step_failed(PeerFault { peer, fault }),
                 }
@@ -103,8 +113,10 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         if peer >= self.size() || self.peer(peer).failure.is_some() {
             return;
         }
+        self.trace.note("fail", peer.into());
         self.peer(peer).failure = Some(failure);
         self.peer(peer).help = None;
+        self.peer(peer).tally.last = Some(self.port.traffic(peer));
         self.port.close(peer);
         self.fail_sends(peer, failure);
         let concerns_any = failure != Failure::Finished || self.is_alone();

@@ -4,10 +4,13 @@
 use super::peer::Queue;
 use super::request::{Fate, How, Incoming, Message, Outcome, Request, State};
 use super::{Engine, Failure, RequestId, StartError, Status, Storage, Truncation};
+#[cfg(nemesia_blunder)]
+use crate::blunder::{Blunder, made};
 use crate::matching::{Pattern, Source};
 use crate::payload::RecvBuf;
 use crate::port::{Arrival, MessagePort, Part, PeerFault, PeerId, Polled, PortFault};
 use crate::store::cost;
+use crate::trace::Recorder as _;
 use crate::wire::rendezvous::{RTS_BYTES, Rts};
 use crate::wire::{Envelope, Kind};
 
@@ -76,7 +79,9 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         if let Some(stored) = self.store.find(&pattern) {
             // The slot first: without one, nothing may be lost.
             let index = self.start(State::Free)?;
+            self.trace.enter("receive_stored", buf.len() as u64);
             self.receive_stored(index, stored, core::mem::replace(buf, RecvBuf::empty()));
+            self.trace.leave(true);
             return Ok(self.id(index));
         }
         self.check_alive(pattern.source)?;
@@ -86,6 +91,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         if let State::Posted { buf: posted, .. } = &mut self.requests.get_mut(index).0 {
             core::mem::swap(posted, buf);
         }
+        self.trace.note("post", index.into());
         self.posted.push(&mut self.requests, index, &pattern);
         if let Source::Rank(rank) = pattern.source {
             self.port.expect(rank);
@@ -98,6 +104,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     #[inline(always)]
     pub fn receive_next(&mut self, pattern: &Pattern, buf: &mut RecvBuf) -> Option<Outcome> {
         let (from, envelope) = self.port.take(|from, envelope| pattern.matches(from, envelope), buf)?;
+        self.trace.note("receive_next", envelope.total);
+        self.count_eager(from, envelope.total as usize);
         if let Err(fault) = self.charge(from, cost(envelope.total as usize), false) {
             self.fault(PeerFault { peer: from, fault });
         }
@@ -137,6 +145,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
                 let room = buf.len();
                 unload(&self.port, &arrival, 0, buf, (0, len));
                 self.port.release(arrival);
+                self.trace.note("receive_arrival", len as u64);
+                self.count_eager(peer, len);
                 if let Err(fault) = self.charge(peer, cost(len), false) {
                     self.fault(PeerFault { peer, fault });
                 }
@@ -157,7 +167,10 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
             }
             _ => {}
         }
-        if let Err(fault) = self.deliver(arrival) {
+        self.trace.enter(envelope.kind.name(), len as u64);
+        let delivered = self.deliver(arrival);
+        self.trace.leave(true);
+        if let Err(fault) = delivered {
             self.fault(PeerFault { peer, fault });
             return posted.map_or(Bypass::Post, Bypass::Posted);
         }
@@ -249,7 +262,9 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     /// The first posted receive that matches, taken out of the queue.
     #[inline(always)]
     fn take_posted(&mut self, from: PeerId, envelope: &Envelope) -> Option<u32> {
-        self.posted.take(&mut self.requests, from, envelope)
+        let index = self.posted.take(&mut self.requests, from, envelope)?;
+        self.peer(from).tally.posted += 1;
+        Some(index)
     }
 
     /// Takes the buffer out of a posted receive that will be complete or receiving next.
@@ -274,11 +289,16 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         unload(&self.port, &arrival, 0, &mut buf, (0, len));
         self.port.release(arrival);
         self.complete(index, outcome(from, envelope.tag, envelope.total, room));
+        self.count_eager(from, len);
         self.charge(from, cost(len), false)
     }
 
     #[inline(never)]
     fn deliver_other(&mut self, arrival: Arrival<P::Token>) -> Result<(), PortFault> {
+        let kind = arrival.envelope.kind;
+        #[cfg(nemesia_blunder)]
+        let kind = if kind == Kind::Data && made(Blunder::ForgetCount) { Kind::Eager } else { kind };
+        self.peer(arrival.peer).tally.received[kind.index()].add(arrival.len);
         match arrival.envelope.kind {
             Kind::Eager | Kind::Rts => self.deliver_rts(arrival),
             Kind::Cts | Kind::Data | Kind::Fin => {
@@ -305,7 +325,10 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         let mut head = [0; RTS_BYTES];
         let head_len = len.min(RTS_BYTES);
         self.port.read(&arrival, 0, &mut head[..head_len]);
-        let rts = Rts::decode(&head, len).ok_or(PortFault::Protocol { kind: envelope.kind })?;
+        let Some(rts) = Rts::decode(&head, len) else {
+            self.port.release(arrival);
+            return Err(PortFault::Protocol { kind: envelope.kind });
+        };
         let Some(index) = self.take_posted(from, &envelope) else { return self.keep(arrival, &head) };
         let mut buf = self.take_buffer(index);
         let first = len - RTS_BYTES;
@@ -321,8 +344,14 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     #[inline(never)]
     fn keep(&mut self, arrival: Arrival<P::Token>, head: &[u8]) -> Result<(), PortFault> {
         let Arrival { peer: from, envelope, len, .. } = arrival;
+        if envelope.kind == Kind::Eager {
+            self.count_eager(from, len);
+        }
         // Whoever keeps to its credit finds room.
-        self.charge(from, cost(len), true)?;
+        if let Err(fault) = self.charge(from, cost(len), true) {
+            self.port.release(arrival);
+            return Err(fault);
+        }
         let port = &self.port;
         let stored = self.store.insert(from, &envelope, len, |at, to| {
             port.read(&arrival, at, to);
@@ -331,6 +360,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
             }
         });
         debug_assert!(stored.is_some(), "credit promised room");
+        self.count_stored(from, len);
         self.port.release(arrival);
         Ok(())
     }
@@ -345,6 +375,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
             let fits = buf.len().min(len);
             buf.each(0, fits, |done, to| message.buf.read(done, to));
             self.complete(receive, outcome(me, message.tag, len as u64, buf.len()));
+            self.count_own(len);
             self.dequeue(me, Queue::Pending, index);
             self.complete_send(me, index);
             return true;
@@ -353,6 +384,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
             let read = |at: usize, to: &mut [u8]| message.buf.read(at, to);
             let stored = self.store.insert(me, &envelope, len, read);
             debug_assert!(stored.is_some(), "room was reserved");
+            self.count_own(len);
+            self.count_stored(me, len);
             self.dequeue(me, Queue::Pending, index);
             self.complete_send(me, index);
             return true;
@@ -365,6 +398,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         let read = |at: usize, to: &mut [u8]| to.copy_from_slice(&rts[at..at + to.len()]);
         let stored = self.store.insert(me, &envelope, RTS_BYTES, read);
         debug_assert!(stored.is_some(), "room was reserved");
+        self.count_own(len);
+        self.count_stored(me, RTS_BYTES);
         self.dequeue(me, Queue::Pending, index);
         self.requests.get_mut(index).0 = State::Offered { to: me, message: *message };
         self.enqueue(me, Queue::Offered, index);

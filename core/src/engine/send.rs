@@ -16,6 +16,7 @@ use crate::blunder::{Blunder, made};
 use crate::payload::SendBuf;
 use crate::port::{MessagePort, PeerFault, PeerId};
 use crate::store::cost;
+use crate::trace::Recorder as _;
 use crate::wire::{Envelope, Kind};
 
 impl<P: MessagePort, S: Storage> Engine<P, S> {
@@ -27,7 +28,9 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
             return false;
         }
         let envelope = Envelope { kind: Kind::Eager, context, tag, total: bytes.len() as u64 };
+        self.trace.enter("send_now", bytes.len() as u64);
         let sent = self.port.send(to, &envelope, bytes);
+        self.trace.leave(!matches!(sent, Ok(false)));
         self.sent_now(to, bytes.len(), sent)
     }
 
@@ -53,7 +56,9 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         match sent {
             Ok(sent) => {
                 if sent {
-                    self.peer(to).allowance.spend(cost(len));
+                    let peer = self.peer(to);
+                    peer.allowance.spend(cost(len));
+                    peer.tally.sent[Kind::Eager.index()].bytes += len as u64;
                 }
                 sent
             }
@@ -113,8 +118,10 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         self.check_destination(to)?;
         let index = self.start(State::Sending { message })?;
         let id = self.id(index);
+        self.trace.enter("start_send", message.buf.len() as u64);
         self.enqueue(to, Queue::Pending, index);
         self.work_for(to);
+        self.trace.leave(true);
         if matches!(self.requests.get(index).0, State::Done(Ok(_))) {
             self.requests.remove(index);
             return Ok(RequestId::SENT);
@@ -135,7 +142,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
                 let envelope = message.envelope(Kind::Eager);
                 let sent = send_part(&mut self.port, to, &envelope, &message.buf, 0)?;
                 if sent {
-                    self.peer(to).allowance.spend(units);
+                    self.sent_now(to, len, Ok(true));
+                    self.peer(to).tally.is_held = false;
                     self.dequeue(to, Queue::Pending, index);
                     self.complete_send(to, index);
                 }
@@ -143,6 +151,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
             }
             if units <= cost(0) {
                 // An RTS takes no less room.
+                self.peer(to).tally.hold();
                 return Ok(false);
             }
         }

@@ -4,6 +4,7 @@ mod active;
 mod basics;
 mod bypass;
 mod ceiling;
+mod counters;
 mod failure;
 mod hostile;
 mod lists;

@@ -9,17 +9,21 @@
 //! whenever the queue contradicts itself, a peer's cells are swept for the packet that is due: the queue is a
 //! hint, the cells are the truth.
 
+mod link;
 mod poll;
 
 use core::borrow::BorrowMut;
 
-use super::pool::{CellRecord, PeerPool, Pool, ReturnReceiver, ReturnSender};
-use super::queue::{Consumer, Producer};
+pub use link::{Ends, Link};
+
+use super::fastbox;
+use super::pool::{CellRecord, Pool};
+use super::queue::Consumer;
 use super::sleep::{Sleep, SleepWord};
-use super::{fastbox, share};
+use crate::counters::Traffic;
 use crate::payload::{RecvBuf, SendBuf};
 use crate::port::{Arrival, MessagePort, Part, PeerFault, PeerId, Polled, Pulled, Share, Turn};
-use crate::sync::{FenceMode, Word64};
+use crate::sync::FenceMode;
 use crate::wire::Envelope;
 
 /// Most peers whose fastboxes are looked at in every poll.
@@ -57,60 +61,6 @@ pub trait Host {
     fn push(&mut self, peer: PeerId, address: u64, from: &[u8]) -> bool {
         let _ = (peer, address, from);
         false
-    }
-}
-
-/// The ends of everything that connects us with one peer, as the layer above finds them in the mappings.
-#[derive(Debug)]
-pub struct Ends<'a> {
-    /// To the peer: slots in our segment, position in the peer's.
-    pub outbound: fastbox::Sender<'a>,
-    /// From the peer: slots in the peer's segment, position in ours.
-    pub inbound: fastbox::Receiver<'a>,
-    /// The peer's cells.
-    pub cells: PeerPool<'a>,
-    /// Gives the peer's cells back: in our segment.
-    pub give_back: ReturnSender<'a>,
-    /// Our cells that the peer gives back: in its segment.
-    pub given_back: ReturnReceiver<'a>,
-    /// The peer's receive queue.
-    pub queue: Producer<'a>,
-    /// The peer's sleep word.
-    pub sleep: &'a SleepWord,
-    /// Units of room that we promise the peer: in our segment.
-    pub grant: &'a Word64,
-    /// Units of room that the peer promises us: in its segment.
-    pub granted: &'a Word64,
-    /// Messages from the peer that both copy.
-    pub share: share::Receiver<'a>,
-    /// Messages to the peer that both copy.
-    pub help: share::Helper<'a>,
-}
-
-/// A connection with one peer.
-#[derive(Debug)]
-pub struct Link<'a> {
-    ends: Ends<'a>,
-    traffic: Traffic,
-}
-
-/// Private counters of a link.
-#[derive(Debug)]
-struct Traffic {
-    /// Sequence number of the next packet to the peer.
-    next: u64,
-    /// Sequence number of the next packet from the peer.
-    expected: u64,
-    /// Our cells that the peer holds.
-    lent: u32,
-    /// The cells may hold a packet whose queue entry is gone.
-    sweep: bool,
-}
-
-impl<'a> Link<'a> {
-    /// A link over which nothing was sent.
-    pub const fn new(ends: Ends<'a>) -> Self {
-        Self { ends, traffic: Traffic { next: 1, expected: 1, lent: 0, sweep: false } }
     }
 }
 
@@ -263,6 +213,7 @@ where
         if let Some(link) = self.links.borrow_mut().get_mut(peer as usize).and_then(Option::as_mut)
             && let Some(how) = link.ends.sleep.must_wake(fences)
         {
+            link.traffic.wakes += 1;
             self.host.wake(peer, link.ends.sleep, how);
         }
     }
@@ -293,6 +244,8 @@ where
         }
         link.traffic.next += 1;
         link.traffic.lent += 1;
+        link.traffic.waits = false;
+        link.traffic.cells_sent.add(envelope.total as usize);
         self.wake(peer);
         Ok(true)
     }
@@ -313,10 +266,22 @@ where
         if self.pool.free() == 0 || self.shared && lent >= self.pool.free() {
             self.collect_all()?;
             if self.shared && lent >= self.pool.free() {
-                return Ok(None);
+                return Ok(self.wait_for_cell(peer));
             }
         }
-        Ok(self.pool.take(peer))
+        match self.pool.take(peer) {
+            None => Ok(self.wait_for_cell(peer)),
+            cell => Ok(cell),
+        }
+    }
+
+    /// There is no cell now: nothing is sent.
+    #[cold]
+    fn wait_for_cell(&mut self, peer: PeerId) -> Option<u32> {
+        if let Some(link) = self.link(peer) {
+            link.traffic.wait();
+        }
+        None
     }
 
     #[inline(never)]
@@ -383,6 +348,7 @@ where
                 self.wake(peer);
                 return Ok(true);
             }
+            link.traffic.fastbox_full += 1;
         }
         self.send_pieces(peer, envelope, [payload, &[]])
     }
@@ -464,6 +430,7 @@ where
         if link.ends.inbound.advance(packet.len)
             && let Some(how) = link.ends.sleep.must_wake(fences)
         {
+            link.traffic.wakes += 1;
             self.host.wake(peer, link.ends.sleep, how);
         }
         Some((peer, packet.envelope))
@@ -494,10 +461,12 @@ where
         let tell = match arrival.token {
             Place::Fastbox => link.ends.inbound.advance(arrival.len),
             Place::Cell(cell) => {
+                link.traffic.cells_received.add(arrival.len);
                 link.ends.give_back.push(cell);
                 true
             }
             Place::Announced(cell) => {
+                link.traffic.cells_received.add(arrival.len);
                 link.ends.inbound.advance(0);
                 link.ends.give_back.push(cell);
                 true
@@ -575,6 +544,11 @@ where
 
     fn push(&mut self, peer: PeerId, address: u64, from: &[u8]) -> bool {
         self.host.push(peer, address, from)
+    }
+
+    fn traffic(&self, peer: PeerId) -> Traffic {
+        let link = self.links.borrow().get(peer as usize).and_then(Option::as_ref);
+        link.map_or_else(Traffic::default, |link| link.traffic.told())
     }
 
     fn close(&mut self, peer: PeerId) {

@@ -67,6 +67,20 @@ pub enum Operation {
     Flush = 6,
 }
 
+impl Operation {
+    /// Its name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Operation::Put => "put",
+            Operation::Get => "get",
+            Operation::Accumulate => "accumulate",
+            Operation::Fetch => "fetch",
+            Operation::CompareSwap => "compare_swap",
+            Operation::Flush => "flush",
+        }
+    }
+}
+
 /// How an operand is combined with the value in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reduction {

@@ -175,6 +175,13 @@ pub const VARIABLES: &[Variable] = &[
         get: |config| word_for(config.explain, FLAG),
         set: |config, value| put(&mut config.explain, meaning(value, FLAG)),
     },
+    Variable {
+        name: "NEMESIA_TRACE",
+        values: "0 to 16777216",
+        help: "entries and exits of functions to keep for the call tree; needs a build with the feature `trace`",
+        get: |config| config.trace.to_string(),
+        set: |config, value| put(&mut config.trace, ranged(value, 0, 1 << 24)),
+    },
 ];
 
 fn put<T>(place: &mut T, value: Option<T>) -> Option<()> {

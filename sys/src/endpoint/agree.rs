@@ -12,6 +12,7 @@ use nemesia_core::wire::Kind;
 
 use super::{Endpoint, Mode, Request};
 use crate::error::Error;
+use crate::events;
 
 /// What the living have agreed on: the same in each of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -230,8 +231,10 @@ impl Endpoint {
     /// Lets those that broke the rules notice that they are lost to us: they would wait for us, and others for them.
     pub(super) fn hang_up(&mut self) {
         for rank in 0..self.size() {
-            if matches!(self.failure(rank), Some(Failure::Fault(_))) {
-                self.waiter.let_go(rank);
+            if let Some(failure @ Failure::Fault(_)) = self.failure(rank)
+                && self.waiter.let_go(rank)
+            {
+                events::failed(rank, failure);
             }
         }
     }

@@ -2,6 +2,7 @@
 
 use nemesia_core::engine::Bypass;
 use nemesia_core::payload::{RecvBuf, SendBuf};
+use nemesia_core::trace::Recorder as _;
 
 use super::{Endpoint, Mode, Request, Source, Status, Tag, pattern, status};
 use crate::error::Error;
@@ -108,8 +109,11 @@ impl Endpoint {
         // SAFETY: the bytes are borrowed until this returns, and `finish` returns only when the engine has done with
         // them.
         let buf = unsafe { SendBuf::from_raw(bytes.as_ptr(), bytes.len()) };
-        let request = self.start(to, context, tag, buf, mode)?;
-        self.finish(request).map(drop)
+        self.engine.trace_mut().enter("send", bytes.len() as u64);
+        let started = self.start(to, context, tag, buf, mode);
+        let sent = started.and_then(|request| self.finish(request).map(drop));
+        self.engine.trace_mut().leave(true);
+        sent
     }
 }
 

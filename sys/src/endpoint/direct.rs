@@ -11,7 +11,7 @@ use nemesia_core::engine::StartError;
 use nemesia_core::engine::rma::{Access, Datatype, Reduction, Target, combine};
 use nemesia_core::shared::layout::Extent;
 use nemesia_core::shared::window::Window;
-use nemesia_core::wire::rma::SHARED_BYTES;
+use nemesia_core::wire::rma::{Operation, SHARED_BYTES};
 
 use super::Endpoint;
 use super::rma::RemoteKey;
@@ -185,7 +185,8 @@ impl Endpoint {
     #[inline]
     pub(super) fn put_directly(&mut self, key: &RemoteKey, offset: u64, bytes: &[u8]) -> Result<bool, Error> {
         let window = self.window_for(key, (offset, bytes.len()), Access::Write, None)?;
-        Ok(window.is_some_and(|window| window.put(offset, bytes)))
+        let done = window.is_some_and(|window| window.put(offset, bytes));
+        Ok(done && self.count(key, Operation::Put, bytes.len()))
     }
 
     /// A get by the direct path. False when it has to take the other.
@@ -197,7 +198,8 @@ impl Endpoint {
         buf: &mut [u8],
     ) -> Result<bool, Error> {
         let window = self.window_for(key, (offset, buf.len()), Access::Read, None)?;
-        Ok(window.is_some_and(|window| window.get(offset, buf)))
+        let done = window.is_some_and(|window| window.get(offset, buf));
+        Ok(done && self.count(key, Operation::Get, buf.len()))
     }
 
     /// An accumulate by the direct path. False when it has to take the other; then nothing is done.
@@ -218,7 +220,7 @@ impl Endpoint {
             let operand = u64::from_le_bytes(word);
             window.update(at, len, |old| combine(datatype, reduction, old, operand));
         }
-        Ok(true)
+        Ok(self.count(key, Operation::Accumulate, operands.len()))
     }
 
     /// An atomic operation on one value by the direct path: what it was. `None` when it has to take the other.
@@ -232,7 +234,18 @@ impl Endpoint {
     ) -> Result<Option<u64>, Error> {
         let (len, atomic) = (datatype.bytes(), Some((datatype, reduction)));
         let window = self.window_for(key, (offset, len), Access::ReadWrite, atomic)?;
-        Ok(window.and_then(|window| window.update(offset, len, change)))
+        let old = window.and_then(|window| window.update(offset, len, change));
+        if old.is_some() {
+            self.count(key, Operation::Fetch, len);
+        }
+        Ok(old)
+    }
+
+    /// Counts an operation that was done here: true.
+    #[inline]
+    fn count(&mut self, key: &RemoteKey, operation: Operation, bytes: usize) -> bool {
+        self.engine.count_direct(key.0.rank, operation, bytes);
+        true
     }
 
     /// As `make_room`, and names the region's owner.

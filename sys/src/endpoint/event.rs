@@ -81,6 +81,7 @@ impl Endpoint {
             self.disarm();
             return Arm::Busy;
         }
+        self.waiter.counters.armed += 1;
         Arm::Armed
     }
 

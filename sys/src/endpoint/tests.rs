@@ -2,6 +2,7 @@
 
 mod context;
 mod event;
+mod observe;
 mod shared;
 
 use std::collections::HashMap;

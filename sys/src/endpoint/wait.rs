@@ -21,10 +21,13 @@ use nemesia_core::matching::{Pattern, Source};
 use nemesia_core::payload::RecvBuf;
 use nemesia_core::shared::sleep::{self, SleepWord};
 use nemesia_core::sync::spin_hint;
+use nemesia_core::trace::Recorder as _;
 
+use super::counters::WaitCounters;
 use super::{Endpoint, Request, Status, status};
 use crate::config::Config;
 use crate::error::Error;
+use crate::events;
 use crate::os::{Departure, HeavyFence, WaitResult, Watch, futex_wait, futex_wake};
 use crate::shm::Pair;
 pub(super) use pace::give_way;
@@ -48,6 +51,7 @@ pub(super) struct Waiter {
     pub(super) sleep: &'static SleepWord,
     pub(super) watch: Watch,
     pub(super) fence: HeavyFence,
+    pub(super) counters: WaitCounters,
     pace: Pace,
 }
 
@@ -59,7 +63,7 @@ impl Waiter {
         watch: Watch,
         fence: HeavyFence,
     ) -> Self {
-        Self { sleep, watch, fence, pace: Pace::new(crowded, config.spin) }
+        Self { sleep, watch, fence, counters: WaitCounters::default(), pace: Pace::new(crowded, config.spin) }
     }
 
     /// The process of a peer, if it can be named.
@@ -67,9 +71,9 @@ impl Waiter {
         self.watch.pid(peer)
     }
 
-    /// Closes the connection to a peer, if it is open: the peer sees our end.
-    pub(super) fn let_go(&mut self, peer: usize) {
-        drop(self.watch.remove(peer));
+    /// Closes the connection to a peer: the peer sees our end. Whether it was open.
+    pub(super) fn let_go(&mut self, peer: usize) -> bool {
+        self.watch.remove(peer).is_some()
     }
 
     pub(super) fn say_goodbye(&self) {
@@ -236,6 +240,19 @@ impl Endpoint {
     pub(super) fn recv_bypass(
         &mut self,
         pattern: &Pattern,
+        buf: RecvBuf,
+        step: Bypass,
+    ) -> Result<Status, Error> {
+        self.engine.trace_mut().enter("recv", buf.len() as u64);
+        let received = self.recv_bypass_now(pattern, buf, step);
+        self.engine.trace_mut().leave(true);
+        received
+    }
+
+    #[inline(always)]
+    fn recv_bypass_now(
+        &mut self,
+        pattern: &Pattern,
         mut buf: RecvBuf,
         mut step: Bypass,
     ) -> Result<Status, Error> {
@@ -288,6 +305,14 @@ impl Endpoint {
     /// Goes on with a wait for a request.
     #[inline]
     fn go_on(&mut self, request: Request, wait: &mut Wait) -> Result<Status, Error> {
+        self.engine.trace_mut().enter("wait", 0);
+        let outcome = self.go_on_now(request, wait);
+        self.engine.trace_mut().leave(true);
+        outcome
+    }
+
+    #[inline(always)]
+    fn go_on_now(&mut self, request: Request, wait: &mut Wait) -> Result<Status, Error> {
         loop {
             if let Some(outcome) = self.outcome(request) {
                 return outcome;
@@ -395,7 +420,9 @@ impl Endpoint {
             Stage::Poll => {}
             Stage::Yield => self.give_way(wait),
             Stage::Sleep(nap) => {
+                self.engine.trace_mut().enter("sleep", 0);
                 let slept = nap.sleep();
+                self.engine.trace_mut().leave(true);
                 self.rise(wait, slept);
             }
         }
@@ -441,6 +468,7 @@ impl Endpoint {
 
     /// After a yield of this length.
     pub(super) fn learn_yield(&mut self, wait: &mut Wait, took: Duration) {
+        self.waiter.counters.yields += 1;
         self.waiter.pace.learn_yield(&mut wait.vain, took);
     }
 
@@ -482,6 +510,11 @@ impl Endpoint {
     /// After a sleep.
     pub(super) fn rise(&mut self, wait: &mut Wait, slept: Slept) {
         self.waiter.sleep.rise();
+        let counters = &mut self.waiter.counters;
+        counters.sleeps += 1;
+        counters.sleeps_woken += u64::from(slept.woken);
+        counters.slept_ns += slept.took.as_nanos() as u64;
+        events::slept(slept.took, slept.woken);
         self.waiter.pace.learn_sleep(&mut wait.vain, slept.took, slept.woken);
         if !slept.woken {
             // Perhaps somebody saw to it that nobody could wake us.
@@ -494,6 +527,7 @@ impl Endpoint {
     /// changed anything.
     #[cold]
     pub(super) fn look(&mut self) -> bool {
+        self.waiter.counters.looks += 1;
         self.discard_dropped();
         self.hang_up();
         if let Ok(departed) = self.waiter.watch.poll() {
@@ -515,6 +549,7 @@ impl Endpoint {
                 continue;
             }
             self.engine.fail(peer, failure);
+            events::failed(rank, failure);
             self.direct.forget(peer);
         }
         true

@@ -17,6 +17,7 @@ use super::{Pair, descriptors, views};
 use crate::bootstrap::Exchange;
 use crate::config::Config;
 use crate::error::Error;
+use crate::events;
 use crate::os::{
     Access, AttachLimits, Connection, Listener, Mark, RemoteMemory, Segment, SegmentBacking, Watch, limits,
 };
@@ -59,6 +60,7 @@ pub(super) fn connect(
     exchange: &mut dyn Exchange,
 ) -> Result<(Vec<Option<Peer>>, Watch), Error> {
     let size = exchange.size();
+    let _inside = events::connect(size - 1);
     let mut peers: Vec<Option<Peer>> = (0..size).map(|_| None).collect();
     let mut watch = Watch::new()?;
     if size == 1 {

@@ -116,6 +116,13 @@ pub(crate) struct PerfArgs {
     /// output
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
+    /// Print at the end what both processes have counted: packets, matches, credits, sleeps (`--json` has it too)
+    #[arg(long)]
+    pub(crate) counters: bool,
+    /// Print at the end the functions that rank 0 has entered last, with times, as a tree, from so many entries and
+    /// exits; needs a build with `--features trace`. It slows down what is measured
+    #[arg(long, value_name = "N", num_args = 0..=1, default_missing_value = "256", value_parser = clap::value_parser!(u32).range(2..=1 << 20))]
+    pub(crate) trace: Option<u32>,
     /// Leave the two processes to the scheduler; default: each is bound to a core of its own
     #[arg(long)]
     pub(crate) no_pin: bool,
@@ -235,6 +242,7 @@ mod tests {
             ("perf --port pigeon", "no such port"),
             ("perf --iterations 0", "0"),
             ("perf --plot a.svg --no-plot", "--no-plot"),
+            ("perf --trace 1", "1"),
             ("perf surplus", "surplus"),
             ("info --processes 0", "0"),
             ("run", "PROGRAM"),

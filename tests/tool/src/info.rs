@@ -45,6 +45,7 @@ struct Memory {
     cells: u64,
     per_further_peer: u64,
     private_at_start: u64,
+    private_per_further_peer: u64,
     private_ceiling: u64,
 }
 
@@ -102,6 +103,7 @@ fn memory(config: &Config, processes: u32) -> Result<Memory, Failure> {
         cells: bill.cells,
         per_further_peer: bill.per_peer,
         private_at_start: bill.private_at_start,
+        private_per_further_peer: bill.private_per_peer,
         private_ceiling: bill.private_ceiling,
     })
 }
@@ -145,6 +147,7 @@ fn write_all(out: &mut String, overview: &Overview) -> std::fmt::Result {
         ("  of which cells for messages", memory.cells),
         ("  added by each further peer", memory.per_further_peer),
         ("private memory at start", memory.private_at_start),
+        ("  added by each further peer", memory.private_per_further_peer),
         ("private memory at most (unexpected messages, requests)", memory.private_ceiling),
     ] {
         writeln!(out, "  {what:<56} {:>10} {bytes:>12} bytes", human(bytes))?;

@@ -72,6 +72,7 @@ impl Storage for Arrays {
     type Regions = [slab::Slot<Region>; 1];
     type Replies = [slab::Slot<Reply>; 2 * WINDOW as usize];
     type Handlers = ();
+    type Trace = ();
 }
 
 type Rank<'a> = Engine<ShmPort<'a, Nobody, [Option<Link<'a>>; 2], [CellRecord; CELLS]>, Arrays>;
@@ -104,6 +105,7 @@ fn rank<'a>(me: u32, own: &'a Memory, peer: &'a Memory, cells: [PayloadMut<'a>; 
         regions: [slab::Slot::default()],
         replies: core::array::from_fn(|_| slab::Slot::default()),
         handlers: (),
+        trace: (),
     };
     Engine::new(me, port, Tuning { eager_bytes: CELL_BYTES, ..Tuning::default() }, lent).ok()
 }

@@ -9,6 +9,7 @@ mod remote;
 
 use std::collections::VecDeque;
 
+use nemesia_core::counters::{Count, Traffic};
 use nemesia_core::wire::Envelope;
 
 use crate::bug::{Bug, Slip};
@@ -110,6 +111,8 @@ struct Pair {
     closed: bool,
     /// The receiver may not read the sender's memory any more.
     unreadable: bool,
+    /// Packets that went by a cell, when they were sent and when they were taken.
+    cells: [Count; 2],
     /// What the two copy together.
     shared: Shared,
 }
@@ -315,7 +318,10 @@ impl Fabric {
             self.processes[from as usize].free_cells -= 1;
         }
         let pair = self.pair(from, to);
-        pair.lent += usize::from(path == Path::Cell);
+        if path == Path::Cell {
+            pair.lent += 1;
+            pair.cells[0].add(payload.len());
+        }
         let queue = &mut pair.paths[path as usize];
         let visible = queue.back().map_or(0, |last| last.visible).max(visible);
         let mut packet = Packet { sequence: pair.next, visible, envelope, payload };
@@ -326,6 +332,13 @@ impl Fabric {
         }
         queue.push_back(packet);
         self.bells[to as usize].push(visible);
+    }
+
+    /// What a process has sent to another, and taken from it.
+    pub(crate) fn traffic(&mut self, me: u32, peer: u32) -> Traffic {
+        let (sent, cells_sent) = (self.pair(me, peer).next, self.pair(me, peer).cells[0]);
+        let (received, cells_received) = (self.pair(peer, me).expected, self.pair(peer, me).cells[1]);
+        Traffic { sent, received, cells_sent, cells_received, ..Traffic::default() }
     }
 
     /// Takes back the cells whose return can be seen.
@@ -399,6 +412,9 @@ impl Fabric {
         let seen = pair.returned.back().map_or(seen, |&last| last.max(seen));
         pair.paths[due.path as usize].pop_front();
         pair.expected += 1;
+        if due.path == Path::Cell {
+            pair.cells[1].add(len);
+        }
         if due.path == Path::Cell && !loses {
             pair.returned.push_back(seen);
         }

@@ -6,6 +6,7 @@
 mod arguments;
 mod bug;
 mod checks;
+mod counters;
 mod credit;
 mod death;
 mod fabric;

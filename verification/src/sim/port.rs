@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
+use nemesia_core::counters::Traffic;
 use nemesia_core::payload::{RecvBuf, SendBuf};
 use nemesia_core::port::{Arrival, MessagePort, Part, PeerFault, PeerId, Polled, Pulled, Share, Turn};
 use nemesia_core::store::cost;
@@ -219,6 +220,10 @@ impl MessagePort for SimPort {
 
     fn push(&mut self, peer: PeerId, address: u64, from: &[u8]) -> bool {
         self.fabric.borrow_mut().push(self.rank, peer, address, from)
+    }
+
+    fn traffic(&self, peer: PeerId) -> Traffic {
+        self.fabric.borrow_mut().traffic(self.rank, peer)
     }
 
     fn close(&mut self, peer: PeerId) {

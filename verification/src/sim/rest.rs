@@ -154,6 +154,7 @@ impl Simulation {
         self.cancel_all()?;
         self.come_to_rest()?;
         self.check_empty()?;
+        self.check_counters()?;
         for rank in self.alive() {
             self.measure_pool(rank)?;
         }

@@ -5,6 +5,7 @@ mod remote;
 use std::cell::{RefCell, RefMut};
 use std::rc::Rc;
 
+pub(crate) use nemesia_core::counters::PeerCounters;
 use nemesia_core::engine::rma::{Region, Reply, WINDOW};
 use nemesia_core::engine::{Bypass, Engine, Lent, Peer, Request, RequestId, Storage, Tuning};
 pub(crate) use nemesia_core::engine::{Failure, Fate, Outcome, Progress, StartError, Status, Truncation};
@@ -35,6 +36,7 @@ impl Storage for Vectors {
     type Regions = Vec<Slot<Region>>;
     type Replies = Vec<Slot<Reply>>;
     type Handlers = Desk;
+    type Trace = ();
 }
 
 type SimEngine = Engine<SimPort, Vectors>;
@@ -139,6 +141,7 @@ impl World {
                 regions: several(1),
                 replies: several((ranks as usize - 1) * WINDOW as usize),
                 handlers: Desk::default(),
+                trace: (),
             };
             let tuning = Tuning { eager_bytes: terms.eager_bytes, window: terms.window };
             let engine = Engine::new(rank, SimPort::new(rank, Rc::clone(&fabric)), tuning, lent);
@@ -339,6 +342,11 @@ impl World {
 
     pub(crate) fn stored(&mut self, rank: u32) -> usize {
         self.engine(rank).unexpected_messages()
+    }
+
+    /// What a rank has counted of another, or of itself.
+    pub(crate) fn counters(&mut self, rank: u32, peer: u32) -> PeerCounters {
+        self.engine(rank).peer_counters(peer).unwrap_or_default()
     }
 
     pub(crate) fn sends_pending(&mut self, rank: u32) -> bool {

@@ -33,6 +33,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         let len = RTS_BYTES + first;
         let units = cost(len);
         if !self.has_credit(to, units) {
+            self.peer(to).tally.hold();
             return Ok(false);
         }
         let rts = Rts { total: buf.len() as u64, sender: self.id(index).to_bits(), address: buf.address() };
@@ -42,7 +43,12 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         let envelope = Envelope { total: len as u64, ..message.envelope(Kind::Rts) };
         let sent = self.port.send(to, &envelope, &packet[..len])?;
         if sent {
-            self.peer(to).allowance.spend(units);
+            let demoted = !synchronous && buf.len() <= self.eager_bytes;
+            let peer = self.peer(to);
+            peer.allowance.spend(units);
+            peer.tally.sent(Kind::Rts, len);
+            peer.tally.is_held = false;
+            peer.tally.demoted += u64::from(demoted);
             self.dequeue(to, Queue::Pending, index);
             self.requests.get_mut(index).0 = State::Offered { to, message };
             self.enqueue(to, Queue::Offered, index);
@@ -140,6 +146,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
                 if !self.port.send(peer, &control(Kind::Fin, FIN_BYTES), &sender.to_le_bytes())? {
                     return Ok(false);
                 }
+                self.peer(peer).tally.sent(Kind::Fin, FIN_BYTES);
                 self.dequeue(peer, Queue::Answers, index);
                 self.complete(index, outcome);
             }
@@ -150,6 +157,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
                     return Ok(false);
                 }
                 incoming.how = How::Stream;
+                self.peer(peer).tally.sent(Kind::Cts, CTS_BYTES);
                 self.dequeue(peer, Queue::Answers, index);
                 self.enqueue(peer, Queue::Incoming, index);
             }

@@ -62,6 +62,7 @@ impl<P: MessagePort, S: Storage> Transfer<P, S> for Pull {
             Turn::Done if matches!(incoming.how, How::Broken | How::Lost) => {
                 // The sender has the rest: it is to stream it.
                 engine.dequeue(peer, Queue::Pulling, index);
+                engine.peer(peer).tally.fallbacks += 1;
                 Stream::start_receive(engine, peer, index);
                 return Ok(true);
             }
@@ -75,6 +76,12 @@ impl<P: MessagePort, S: Storage> Transfer<P, S> for Pull {
     }
 
     fn done_receive(engine: &mut Engine<P, S>, index: u32) {
+        let State::Receiving { incoming, buf } = &engine.requests.get(index).0 else { return };
+        let Incoming { from, rts, how, .. } = *incoming;
+        let bytes = rts.total.min(buf.len() as u64) as usize;
+        let tally = &mut engine.peer(from).tally;
+        let by = if how == How::Pull { &mut tally.pulled } else { &mut tally.shared };
+        by.add(bytes);
         engine.finish(index);
     }
 }
@@ -186,6 +193,9 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
             _ => false,
         };
         self.port.end_part(peer, part, pushed);
+        if pushed {
+            self.peer(peer).tally.pushed.add(len);
+        }
         self.peer(peer).help = pushed.then_some(help);
         pushed
     }

@@ -40,7 +40,9 @@ impl<P: MessagePort, S: Storage> Transfer<P, S> for Stream {
             return Ok(false);
         }
         stream.next += limit as u64;
-        if stream.next >= stream.end {
+        let done = stream.next >= stream.end;
+        engine.peer(peer).tally.sent(Kind::Data, limit);
+        if done {
             engine.dequeue(peer, Queue::Streaming, index);
             Self::done_send(engine, peer, index);
         }
@@ -68,6 +70,8 @@ impl<P: MessagePort, S: Storage> Transfer<P, S> for Stream {
         let State::Receiving { incoming, buf } = &engine.requests.get(index).0 else { return };
         let Incoming { from, tag, rts, .. } = *incoming;
         let outcome = crate::engine::receive::outcome(from, tag, rts.total, buf.len());
+        let bytes = rts.total.min(buf.len() as u64) as usize;
+        engine.peer(from).tally.streamed.add(bytes);
         engine.complete(index, outcome);
     }
 }

@@ -97,8 +97,11 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     /// # Errors
     /// See [`StartError`]; nothing was sent.
     pub fn put(&mut self, target: &Target<'_>, buf: SendBuf, notify: bool) -> Result<RequestId, StartError> {
-        self.check_remote(target, buf.len(), Access::Write, None)?;
-        self.start_out(target, Verb { notify, ..Verb::plain(Operation::Put) }, buf)
+        let len = buf.len();
+        self.check_remote(target, len, Access::Write, None)?;
+        let id = self.start_out(target, Verb { notify, ..Verb::plain(Operation::Put) }, buf)?;
+        self.count_operation(target.key.rank, Operation::Put, len);
+        Ok(id)
     }
 
     /// Starts combining an array of operands into an array of values. Atomic for each value; complete as a put is.
@@ -112,10 +115,12 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         reduction: Reduction,
         operands: SendBuf,
     ) -> Result<RequestId, StartError> {
-        let atomic = Some((datatype, reduction));
-        self.check_remote(target, operands.len(), Access::ReadWrite, atomic)?;
+        let (len, atomic) = (operands.len(), Some((datatype, reduction)));
+        self.check_remote(target, len, Access::ReadWrite, atomic)?;
         let verb = Verb { operation: Operation::Accumulate, reduction, datatype, notify: false };
-        self.start_out(target, verb, operands)
+        let id = self.start_out(target, verb, operands)?;
+        self.count_operation(target.key.rank, Operation::Accumulate, len);
+        Ok(id)
     }
 
     /// Starts a get, which is complete when the buffer is full. The buffer is taken out of `buf`, unless there is an error.
@@ -184,7 +189,9 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         let body = Body::Nothing { awaited: false, issued: 0 };
         let verb = Verb::plain(Operation::Flush);
         let remote = Remote { to, region: 0, verb, key: 0, offset: 0, body };
-        self.leave_or_wait(to, remote)
+        let id = self.leave_or_wait(to, remote)?;
+        self.count_operation(to, Operation::Flush, 0);
+        Ok(id)
     }
 
     /// What is started later is executed at the target after all that was started before, gets included. Nothing is
@@ -252,6 +259,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
             &mut self.requests.get_mut(index).0
         {
             core::mem::swap(mine, buf);
+            let len = mine.len();
+            self.count_operation(to, verb.operation, len);
         }
         Ok(self.leave_or_queue(to, index))
     }
@@ -337,6 +346,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
             return Ok(Sent::Nothing);
         }
         let len = part.len();
+        self.peer(to).tally.sent(Kind::Rma, total as usize);
         let side = self.side(to);
         match &mut remote.body {
             Body::Out { sent, .. } => {

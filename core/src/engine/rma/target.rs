@@ -29,8 +29,8 @@ pub struct Reply {
 
 #[derive(Clone, Copy, Debug)]
 enum Answer {
-    /// Bytes of a region that are still to be sent.
-    Bytes(Place),
+    /// Bytes of a region that are still to be sent: a [`Place`], whose parts the compiler packs better here.
+    Bytes { region: u32, key: u64, offset: u64, len: u64 },
     /// An old value of so many bytes; or how much was refused.
     Word { value: u64, len: usize, refusal: Option<Refusal> },
 }
@@ -42,6 +42,11 @@ impl Default for Answer {
 }
 
 impl Answer {
+    const fn bytes(place: Place) -> Self {
+        let Place { region, key, offset, len } = place;
+        Self::Bytes { region, key, offset, len }
+    }
+
     const fn refusal(refusal: Refusal) -> Self {
         Self::Word { value: 0, len: 0, refusal: Some(refusal) }
     }
@@ -135,7 +140,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     fn execute_get(&mut self, head: &Head) -> Answer {
         let place = place(head, head.value);
         match self.regions.open(&place, Access::Read) {
-            Ok(_) if place.len > 0 => Answer::Bytes(place),
+            Ok(_) if place.len > 0 => Answer::bytes(place),
             Ok(_) => Answer::refusal(Refusal::Bounds),
             Err(refusal) => Answer::refusal(refusal),
         }
@@ -208,10 +213,13 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         let (mut bounce, word) = ([0; BOUNCE], reply.word());
         let (refusal, bytes): (Option<Refusal>, &[u8]) = match &reply.answer {
             // The region may have been concealed since the last packet.
-            Answer::Bytes(place) => match self.regions.open(place, Access::Read) {
-                Ok((region, at)) => (None, region.memory.view(at, most.min(place.len as usize), &mut bounce)),
-                Err(refusal) => (Some(refusal), &[]),
-            },
+            Answer::Bytes { region, key, offset, len } => {
+                let place = Place { region: *region, key: *key, offset: *offset, len: *len };
+                match self.regions.open(&place, Access::Read) {
+                    Ok((region, at)) => (None, region.memory.view(at, most.min(*len as usize), &mut bounce)),
+                    Err(refusal) => (Some(refusal), &[]),
+                }
+            }
             Answer::Word { len, refusal, .. } => (*refusal, &word[..*len]),
         };
         let context = refusal.map_or(0, Refusal::code);
@@ -220,10 +228,11 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         if !self.port.send(peer, &envelope, bytes)? {
             return Ok(false);
         }
-        if let (None, Answer::Bytes(place)) = (refusal, &mut reply.answer) {
-            place.offset += total;
-            place.len -= total;
-            return Ok(place.len == 0);
+        self.peer(peer).tally.sent(Kind::RmaReply, total as usize);
+        if let (None, Answer::Bytes { offset, len, .. }) = (refusal, &mut reply.answer) {
+            *offset += total;
+            *len -= total;
+            return Ok(*len == 0);
         }
         Ok(true)
     }
@@ -277,14 +286,14 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
 impl Reply {
     const fn word(&self) -> [u8; 8] {
         match &self.answer {
-            Answer::Bytes(_) => [0; 8],
+            Answer::Bytes { .. } => [0; 8],
             Answer::Word { value, .. } => value.to_le_bytes(),
         }
     }
 
     const fn remaining(&self) -> u64 {
         match &self.answer {
-            Answer::Bytes(place) => place.len,
+            Answer::Bytes { len, .. } => *len,
             Answer::Word { .. } => 0,
         }
     }

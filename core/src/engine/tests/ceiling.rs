@@ -378,6 +378,7 @@ fn fewer_units_than_peers_are_refused() {
             regions: Vec::new(),
             replies: Vec::new(),
             handlers: Default::default(),
+            trace: (),
         };
         let made = Engine::new(0, fabric.port(0), TUNING, lent);
         match made {

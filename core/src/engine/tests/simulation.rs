@@ -362,6 +362,7 @@ impl<'a> Simulation<'a> {
         self.withdraw_all();
         assert!(self.receives.is_empty(), "seed {}: {:?}", self.seed, self.receives);
         self.world.assert_empty(&alive, &std::format!("seed {}", self.seed));
+        self.check_counters(&alive);
     }
 
     fn withdraw_all(&mut self) {

@@ -3,6 +3,7 @@
 use core::cell::Cell;
 use std::vec::Vec;
 
+use crate::counters::Traffic;
 use crate::payload::{RecvBuf, SendBuf};
 use crate::port::{Arrival, MessagePort, Part, PeerFault, PeerId, Polled, Pulled, Share, Turn};
 use crate::wire::rendezvous::{Cts, RTS_BYTES, Rts};
@@ -201,6 +202,10 @@ impl<P: MessagePort> MessagePort for Spy<P> {
     fn push(&mut self, peer: PeerId, address: u64, from: &[u8]) -> bool {
         self.pulls += 1;
         self.port.push(peer, address, from)
+    }
+
+    fn traffic(&self, peer: PeerId) -> Traffic {
+        self.port.traffic(peer)
     }
 
     fn close(&mut self, peer: PeerId) {

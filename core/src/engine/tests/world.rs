@@ -27,6 +27,7 @@ impl Storage for Vectors {
     type Regions = Vec<Slot<Region>>;
     type Replies = Vec<Slot<Reply>>;
     type Handlers = Log;
+    type Trace = ();
 }
 
 pub(super) type TestEngine<'a> = Engine<Spy<TestPort<'a>>, Vectors>;
@@ -84,6 +85,7 @@ impl<'a> World<'a> {
                 regions: slots(REGIONS),
                 replies: slots(peers as usize * WINDOW as usize),
                 handlers: Log::default(),
+                trace: (),
             };
             Engine::new(rank, Spy::new(fabric.port(rank)), room.tuning, lent).unwrap()
         };

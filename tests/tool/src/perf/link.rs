@@ -3,6 +3,7 @@
 use nemesia::{Endpoint, Error, Request, Source, Tag};
 
 use super::timer::Timer;
+use super::worker::Seen;
 
 /// Messages in a window.
 pub(crate) const WINDOW: usize = 64;
@@ -81,6 +82,17 @@ impl Link {
 
     pub(crate) fn rank(&self) -> usize {
         self.endpoint.rank()
+    }
+
+    /// What the endpoint has counted, if that is asked for, and its call tree, if it keeps one.
+    pub(crate) fn seen(&self, counters: bool) -> Seen {
+        let mut seen = Seen { tree: self.endpoint.call_tree().unwrap_or_default(), ..Seen::default() };
+        if counters {
+            let all = self.endpoint.counters();
+            let line = |field: &nemesia::Field, value| (field.name.to_owned(), field.unit.to_owned(), value);
+            all.each(|field, value| seen.counters.push(line(field, value)));
+        }
+        seen
     }
 
     /// The buffers, for copies between them.

@@ -1,5 +1,6 @@
 //! `nemesia perf`: two processes of this program measure each other, beside what the machine allows.
 
+mod counters;
 mod limits;
 mod link;
 mod page;
@@ -25,7 +26,7 @@ use crate::output::{self, Destination};
 use crate::run;
 use page::Page;
 use report::Layout;
-use worker::{Measured, Plan};
+use worker::{Measured, Plan, Seen};
 
 const DEFAULT_PLOT: &str = "nemesia-perf.svg";
 /// Buffers of the largest message in both processes.
@@ -36,6 +37,11 @@ const BUFFERS: usize = 4;
 /// # Errors
 /// What can't be used, or what went wrong.
 pub(crate) fn perf(args: &PerfArgs) -> Result<(), Failure> {
+    if args.trace.is_some() && !cfg!(feature = "trace") {
+        let problem =
+            "--trace: this build has no call tree; build with `cargo build --release --features trace`";
+        return Err(Failure::unusable(problem));
+    }
     let mut tests = args.tests.clone();
     tests.sort_unstable();
     tests.dedup();
@@ -44,9 +50,9 @@ pub(crate) fn perf(args: &PerfArgs) -> Result<(), Failure> {
     room::require_memory(BUFFERS * largest).map_err(Failure::unusable)?;
     let files = Files::open(args, &tests)?;
     let pins = pins(args.no_pin)?;
-    let measured = launch(args, &tests, pins.is_some())?;
+    let (measured, seen) = launch(args, &tests, pins.is_some())?;
     let layout = Layout { port: args.port.name(), pins, tests: &tests, sizes: &args.sizes.0 };
-    files.write(&layout, &measured)
+    files.write(&layout, &measured, &seen)
 }
 
 /// Takes part as one of the two processes. Whatever goes wrong is reported to the other process that started us.
@@ -129,22 +135,22 @@ impl Files {
     }
 
     /// Files first: whoever reads the table may stop reading.
-    fn write(self, layout: &Layout<'_>, measured: &Measured) -> Result<(), Failure> {
+    fn write(self, layout: &Layout<'_>, measured: &Measured, seen: &[Seen]) -> Result<(), Failure> {
         if let Some(destination) = self.plot {
             let picture = plot::svg(layout, measured)
                 .map_err(|error| Failure::failed(format!("cannot draw the picture: {error}")))?;
             destination.write(&picture)?;
         }
-        let table = report::table(layout, measured);
+        let table = report::table(layout, measured) + &counters::table(seen);
         match self.json {
             Json::None => output::print(&table),
             Json::File(destination) => {
-                destination.write(&report::json(layout, measured)?)?;
+                destination.write(&report::json(layout, measured, seen)?)?;
                 output::print(&table)
             }
             Json::Standard => {
                 output::print_aside(&table);
-                output::print(&report::json(layout, measured)?)
+                output::print(&report::json(layout, measured, seen)?)
             }
         }
     }
@@ -167,7 +173,7 @@ fn open_plot(args: &PerfArgs, tests: &[Test]) -> Result<Option<Destination>, Fai
 }
 
 /// Starts the two processes and waits for what they have measured.
-fn launch(args: &PerfArgs, tests: &[Test], pin: bool) -> Result<Measured, Failure> {
+fn launch(args: &PerfArgs, tests: &[Test], pin: bool) -> Result<(Measured, Vec<Seen>), Failure> {
     let failed = |error| Failure::failed(format!("cannot make memory to share: {error}"));
     let shared = page::inherited_memory(Page::LEN).map_err(failed)?;
     let page = Page::map(&shared).map_err(failed)?;
@@ -176,6 +182,8 @@ fn launch(args: &PerfArgs, tests: &[Test], pin: bool) -> Result<Measured, Failur
         sizes: args.sizes.0.clone(),
         tests: tests.to_vec(),
         iterations: args.iterations,
+        counters: args.counters,
+        trace: args.trace,
         page: shared.as_raw_fd(),
         reports: reports.each_ref().map(AsRawFd::as_raw_fd),
     };
@@ -193,7 +201,7 @@ fn launch(args: &PerfArgs, tests: &[Test], pin: bool) -> Result<Measured, Failur
 }
 
 /// What was measured, or the likeliest reason why it was not.
-fn verdict(outcome: &Outcome, pids: &[u32], reports: [OwnedFd; 2]) -> Result<Measured, Failure> {
+fn verdict(outcome: &Outcome, pids: &[u32], reports: [OwnedFd; 2]) -> Result<(Measured, Vec<Seen>), Failure> {
     let said = reports
         .map(|report| -> Option<worker::Report> { serde_json::from_str(&page::contents(report).ok()?).ok() });
     let violent = outcome
@@ -211,7 +219,25 @@ fn verdict(outcome: &Outcome, pids: &[u32], reports: [OwnedFd; 2]) -> Result<Mea
         return Err(Failure::failed(format!("the measurement is incomplete: {reason}")));
     }
     match said {
-        [Some(Ok(Some(measured))), _] => Ok(measured),
+        [Some(Ok((Some(measured), first))), Some(Ok((_, second)))] => Ok((measured, vec![first, second])),
         _ => Err(Failure::failed("the measurement is incomplete: the two processes ended without a result")),
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(feature = "trace"))]
+mod tests {
+    use super::*;
+    use crate::cli::{Command, parse};
+
+    #[test]
+    fn a_call_tree_that_this_build_can_not_make_is_an_error_with_the_remedy() {
+        let Ok(Some(Command::Perf(args))) = parse(["nemesia", "perf", "--trace"].map(Into::into).into())
+        else {
+            panic!("not perf")
+        };
+        assert_eq!(args.trace, Some(256));
+        let failure = perf(&args).unwrap_err();
+        assert!(failure.status == 2 && failure.message.contains("--features trace"), "{}", failure.message);
     }
 }

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::link::WINDOW;
 use super::sizes::short;
-use super::worker::{Measured, ROUNDS};
+use super::worker::{Measured, ROUNDS, Seen};
 use crate::cli::Test;
 use crate::failure::Failure;
 
@@ -29,6 +29,9 @@ pub(crate) struct Layout<'a> {
 struct Document {
     limits: Limits,
     results: Vec<Entry>,
+    /// Of each rank, by name, if they were asked for.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    counters: Vec<BTreeMap<String, u64>>,
 }
 
 #[derive(Debug, Serialize)]
@@ -67,7 +70,7 @@ enum Value {
 ///
 /// # Errors
 /// When a value has no form in JSON.
-pub(crate) fn json(layout: &Layout<'_>, measured: &Measured) -> Result<String, Failure> {
+pub(crate) fn json(layout: &Layout<'_>, measured: &Measured, seen: &[Seen]) -> Result<String, Failure> {
     let entries = layout.tests.iter().flat_map(|test| {
         layout.sizes.iter().filter_map(|bytes| {
             value(*test, *bytes, measured).map(|value| Entry {
@@ -80,7 +83,7 @@ pub(crate) fn json(layout: &Layout<'_>, measured: &Measured) -> Result<String, F
     });
     let memcpy = measured.memcpy.iter().map(|(bytes, value)| (*bytes, rounded(*value))).collect();
     let limits = Limits { handover_ns: rounded(measured.hand_over_ns), memcpy };
-    let document = Document { limits, results: entries.collect() };
+    let document = Document { limits, results: entries.collect(), counters: super::counters::by_name(seen) };
     serde_json::to_string(&document).map(|text| text + "\n").map_err(Failure::failed)
 }
 
@@ -234,13 +237,13 @@ pub(crate) mod tests {
             r#"{"port":"shm","test":"rate","bytes":1024,"per_s":2000000.0}]}"#,
             "\n"
         );
-        assert_eq!(json(&layout, &measured()).unwrap(), expected);
+        assert_eq!(json(&layout, &measured(), &[Seen::default(), Seen::default()]).unwrap(), expected);
     }
 
     #[test]
     fn only_what_was_asked_for_is_reported() {
         let layout = Layout { port: "shm", pins: None, tests: &[Test::Rate], sizes: &[8] };
-        let text = json(&layout, &measured()).unwrap();
+        let text = json(&layout, &measured(), &[]).unwrap();
         assert!(text.contains("per_s") && !text.contains("p50_ns") && !text.contains(r#""MBps""#), "{text}");
         let text = table(&layout, &measured());
         assert!(text.contains("rate msg/s") && !text.contains("p50") && !text.contains("% of"), "{text}");

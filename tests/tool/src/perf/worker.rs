@@ -38,6 +38,9 @@ pub(crate) struct Plan {
     pub(crate) sizes: Vec<usize>,
     pub(crate) tests: Vec<Test>,
     pub(crate) iterations: Option<u32>,
+    /// Whether counters are to be reported, and from how many entries and exits a call tree.
+    pub(crate) counters: bool,
+    pub(crate) trace: Option<u32>,
     /// The descriptor of the shared page.
     pub(crate) page: RawFd,
     /// The descriptors in which each rank reports.
@@ -74,8 +77,17 @@ pub(crate) struct Measured {
     pub(crate) rate: BTreeMap<usize, f64>,
 }
 
-/// What a process hands to `perf`: rank 0 what it measured, rank 1 nothing, and either what went wrong.
-pub(crate) type Report = Result<Option<Measured>, String>;
+/// What a process has seen of its own endpoint, as far as it was asked for.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Seen {
+    /// Name, unit and value of each counter.
+    pub(crate) counters: Vec<(String, String, u64)>,
+    /// The call tree.
+    pub(crate) tree: String,
+}
+
+/// What a process hands to `perf`: rank 0 what it measured, both what they have seen, and either what went wrong.
+pub(crate) type Report = Result<(Option<Measured>, Seen), String>;
 
 /// Takes part as the rank that the launcher has given us, and reports.
 ///
@@ -96,24 +108,30 @@ pub(crate) fn work(plan: &str) -> Result<Report, String> {
 
 fn take_part(plan: &Plan, shared: &OwnedFd) -> Report {
     let page = Page::map(shared).map_err(|error| format!("the shared page can't be mapped: {error}"))?;
-    let config = Config::from_env().map_err(|error| error.to_string())?;
+    let mut config = Config::from_env().map_err(|error| error.to_string())?;
+    if let Some(records) = plan.trace {
+        config.set("NEMESIA_TRACE", &records.to_string()).map_err(|error| error.to_string())?;
+    }
     let endpoint = Endpoint::open(&config).map_err(|error| error.to_string())?;
     let link = Link::new(endpoint, plan.sizes.iter().copied().max().unwrap_or(0))?;
     if link.rank() == 0 {
-        Driver::new(plan, link, page).measure().map(Some)
+        Driver::new(plan, link, page).measure().map(|(measured, seen)| (Some(measured), seen))
     } else {
-        serve(link, &page).map(|()| None)
+        serve(plan, link, &page).map(|seen| (None, seen))
     }
 }
 
-fn serve(mut link: Link, page: &Page) -> Result<(), String> {
+fn serve(plan: &Plan, mut link: Link, page: &Page) -> Result<Seen, String> {
     loop {
         match link.await_command()? {
             Command::HandOver => limits::hand_back(page.line()),
             Command::Check { bytes } => link.check(bytes)?,
             Command::Trips { bytes, count } => link.pong(bytes, count)?,
             Command::Windows { bytes, count } => link.recv_windows(bytes, count)?,
-            Command::Finish => return link.close(),
+            Command::Finish => {
+                let seen = link.seen(plan.counters);
+                return link.close().map(|()| seen);
+            }
         }
     }
 }
@@ -137,7 +155,7 @@ impl<'a> Driver<'a> {
         Self { plan, link, page, timer: Timer::new(), samples: Vec::new(), hand_overs: Vec::new() }
     }
 
-    fn measure(mut self) -> Result<Measured, String> {
+    fn measure(mut self) -> Result<(Measured, Seen), String> {
         let plan = self.plan;
         for bytes in &plan.sizes {
             self.link.command(Command::Check { bytes: *bytes })?;
@@ -162,15 +180,17 @@ impl<'a> Driver<'a> {
             }
         }
         self.link.command(Command::Finish)?;
+        let seen = self.link.seen(plan.counters);
         self.link.close()?;
-        Ok(Measured {
+        let measured = Measured {
             timer: self.timer.describe(),
             hand_over_ns: median(&self.hand_overs),
             hand_overs: self.hand_overs.len(),
             memcpy: medians(&memcpy),
             latency: latency.iter().map(|(bytes, rounds)| (*bytes, median_pair(rounds))).collect(),
             rate: medians(&rate),
-        })
+        };
+        Ok((measured, seen))
     }
 
     fn step(&self) {

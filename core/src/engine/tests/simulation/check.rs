@@ -7,6 +7,37 @@ use crate::port::PeerId;
 use crate::wire::{Envelope, Kind};
 
 impl Simulation<'_> {
+    /// Nothing is under way between those that live: what one end has counted the other has, and the oracle too.
+    pub(super) fn check_counters(&mut self, alive: &[PeerId]) {
+        let what = std::format!("seed {}", self.seed);
+        for (&from, &to) in alive.iter().flat_map(|from| alive.iter().map(move |to| (from, to))) {
+            let sent = self.world.engine(from).peer_counters(to).unwrap();
+            let received = self.world.engine(to).peer_counters(from).unwrap();
+            let messages = &self.sent[from as usize][to as usize];
+            assert_eq!(sent.eager_sent + sent.rts_sent, messages.len() as u64, "{what}");
+            let found = received.matched_posted + received.matched_bypass + received.unexpected;
+            assert_eq!(found, messages.len() as u64, "{what}");
+            let announced = messages.iter().filter(|sent| sent.rendezvous).count() as u64;
+            assert!(from == to || sent.rts_sent >= announced + sent.credit_demoted, "{what}: {sent:?}");
+            for (left, came) in [
+                (sent.eager_sent, received.eager_received),
+                (sent.eager_sent_bytes, received.eager_received_bytes),
+                (sent.rts_sent_bytes, received.rts_received_bytes),
+                (sent.cts_sent, received.cts_received),
+                (sent.data_sent, received.data_received),
+                (sent.data_sent_bytes, received.data_received_bytes),
+                (sent.fin_sent, received.fin_received),
+                (sent.fastbox_sent, received.fastbox_received),
+                (sent.fastbox_sent_bytes, received.fastbox_received_bytes),
+                (sent.cell_sent, received.cell_received),
+                (sent.cell_sent_bytes, received.cell_received_bytes),
+                (sent.credit_spent, received.credit_used),
+            ] {
+                assert_eq!(left, came, "{what}: {sent:?} {received:?}");
+            }
+        }
+    }
+
     /// Tells the oracle what has arrived at a rank, and checks that it is what was sent, in order.
     pub(super) fn listen(&mut self, rank: PeerId) {
         let seed = self.seed;

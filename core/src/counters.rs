@@ -1,0 +1,420 @@
+//! What was done, in numbers: how much was sent and received, by kind and by path, and what it met with.
+//!
+//! Plain numbers, owned by the thread that owns the engine: no atomics, no allocation. They lie in what is lent for each
+//! peer ([`crate::engine::Peer`], [`crate::shared::port::Link`]), start at 0, only grow, and outlive the peer.
+//!
+//! The critical path keeps one of them at each end, the bytes of eager messages. All else about small messages is derived
+//! when somebody asks: the port's sequence numbers say how many packets there were, from which what was counted on the
+//! slower paths (every other kind, every cell, every posted and every unexpected message) is taken away.
+#![forbid(unsafe_code)]
+
+use crate::wire::Kind;
+
+/// How many, and how many bytes in them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Count {
+    /// Packets, messages or operations.
+    pub count: u64,
+    /// Bytes of payload.
+    pub bytes: u64,
+}
+
+impl Count {
+    /// One more, of so many bytes.
+    #[inline(always)]
+    pub const fn add(&mut self, bytes: usize) {
+        self.count += 1;
+        self.bytes += bytes as u64;
+    }
+}
+
+/// What a port has done for one peer, as [`crate::port::MessagePort::traffic`] tells.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// Packets sent and received, by whatever path.
+    pub sent: u64,
+    /// See `sent`.
+    pub received: u64,
+    /// Those of them that were sent through cells, and their payload.
+    pub cells_sent: Count,
+    /// Those of them that were received through cells, and their payload.
+    pub cells_received: Count,
+    /// Small packets that went through a cell, as the fastbox was full.
+    pub fastbox_full: u64,
+    /// Times that sends began to wait for a cell.
+    pub cells_exhausted: u64,
+    /// Times that we woke the peer.
+    pub wakes: u64,
+}
+
+/// What the engine keeps for one peer.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Tally {
+    /// By [`Kind`]; the number of eager packets is derived, but for messages to ourselves.
+    pub(crate) sent: [Count; Kind::COUNT],
+    pub(crate) received: [Count; Kind::COUNT],
+    /// Messages that found a posted receive.
+    pub(crate) posted: u64,
+    /// Messages that found none.
+    pub(crate) unexpected: Count,
+    /// New totals told to the peer.
+    pub(crate) grants: u64,
+    /// Times that sends began to wait for credit, and whether they do.
+    pub(crate) holds: u64,
+    pub(crate) is_held: bool,
+    /// Small messages that were announced, as there was no credit to send them.
+    pub(crate) demoted: u64,
+    /// Large messages received, by the way that their bytes came.
+    pub(crate) pulled: Count,
+    pub(crate) shared: Count,
+    pub(crate) streamed: Count,
+    /// Those of the last that were begun in another way.
+    pub(crate) fallbacks: u64,
+    /// Parts of shared messages that we, as sender, have written.
+    pub(crate) pushed: Count,
+    /// One-sided operations started, in packets or on our own regions.
+    pub(crate) puts: Count,
+    pub(crate) gets: Count,
+    pub(crate) accumulates: Count,
+    pub(crate) fetches: Count,
+    pub(crate) flushes: u64,
+    /// Those without packets.
+    pub(crate) direct: Count,
+    /// What the port had done when it let go of the peer.
+    pub(crate) last: Option<Traffic>,
+}
+
+impl Tally {
+    /// A packet of a kind that is not eager has left.
+    pub(crate) const fn sent(&mut self, kind: Kind, bytes: usize) {
+        self.sent[kind.index()].add(bytes);
+    }
+
+    /// Sends begin to wait for credit, unless they do already.
+    pub(crate) const fn hold(&mut self) {
+        if !self.is_held {
+            self.is_held = true;
+            self.holds += 1;
+        }
+    }
+
+    /// The packets that are not eager.
+    fn others(counts: &[Count]) -> u64 {
+        counts.iter().skip(1).map(|it| it.count).sum()
+    }
+
+    /// All that is known of a peer, but for its credits. `traffic` is `None` for ourselves.
+    pub(crate) fn snapshot(&self, traffic: Option<Traffic>) -> PeerCounters {
+        let (mut sent, mut received) = (self.sent, self.received);
+        if let Some(traffic) = traffic {
+            // Never below zero, whatever a port says.
+            sent[0].count = traffic.sent.saturating_sub(Self::others(&sent));
+            received[0].count = traffic.received.saturating_sub(Self::others(&received));
+        }
+        let is_own = traffic.is_none();
+        let traffic = traffic.unwrap_or_default();
+        let fastbox = |packets: u64, counts: &[Count], cells: Count| Count {
+            count: packets.saturating_sub(cells.count),
+            bytes: counts.iter().map(|it| it.bytes).sum::<u64>().saturating_sub(cells.bytes),
+        };
+        let (mut box_sent, mut box_received) = Default::default();
+        if !is_own {
+            box_sent = fastbox(traffic.sent, &sent, traffic.cells_sent);
+            box_received = fastbox(traffic.received, &received, traffic.cells_received);
+        }
+        let come = received[Kind::Eager.index()].count + received[Kind::Rts.index()].count;
+        PeerCounters {
+            matched_posted: self.posted,
+            matched_bypass: come.saturating_sub(self.posted + self.unexpected.count),
+            unexpected: self.unexpected.count,
+            unexpected_bytes: self.unexpected.bytes,
+            fastbox_sent: box_sent.count,
+            fastbox_sent_bytes: box_sent.bytes,
+            fastbox_received: box_received.count,
+            fastbox_received_bytes: box_received.bytes,
+            cell_sent: traffic.cells_sent.count,
+            cell_sent_bytes: traffic.cells_sent.bytes,
+            cell_received: traffic.cells_received.count,
+            cell_received_bytes: traffic.cells_received.bytes,
+            fastbox_full: traffic.fastbox_full,
+            cell_exhausted: traffic.cells_exhausted,
+            wakes_sent: traffic.wakes,
+            ..self.by_kind(&sent, &received)
+        }
+    }
+
+    fn by_kind(&self, sent: &[Count], received: &[Count]) -> PeerCounters {
+        let [out, come] = [sent, received].map(|counts| {
+            move |kind: Kind| counts.get(kind.index()).map_or((0, 0), |it| (it.count, it.bytes))
+        });
+        let mut it = self.operations();
+        (it.eager_sent, it.eager_sent_bytes) = out(Kind::Eager);
+        (it.rts_sent, it.rts_sent_bytes) = out(Kind::Rts);
+        (it.cts_sent, it.cts_sent_bytes) = out(Kind::Cts);
+        (it.data_sent, it.data_sent_bytes) = out(Kind::Data);
+        (it.fin_sent, it.fin_sent_bytes) = out(Kind::Fin);
+        (it.active_sent, it.active_sent_bytes) = out(Kind::Active);
+        (it.rma_sent, it.rma_sent_bytes) = out(Kind::Rma);
+        (it.rma_reply_sent, it.rma_reply_sent_bytes) = out(Kind::RmaReply);
+        (it.eager_received, it.eager_received_bytes) = come(Kind::Eager);
+        (it.rts_received, it.rts_received_bytes) = come(Kind::Rts);
+        (it.cts_received, it.cts_received_bytes) = come(Kind::Cts);
+        (it.data_received, it.data_received_bytes) = come(Kind::Data);
+        (it.fin_received, it.fin_received_bytes) = come(Kind::Fin);
+        (it.active_received, it.active_received_bytes) = come(Kind::Active);
+        (it.rma_received, it.rma_received_bytes) = come(Kind::Rma);
+        (it.rma_reply_received, it.rma_reply_received_bytes) = come(Kind::RmaReply);
+        it
+    }
+
+    fn operations(&self) -> PeerCounters {
+        PeerCounters {
+            credit_grants: self.grants,
+            credit_holds: self.holds,
+            credit_demoted: self.demoted,
+            large_pulled: self.pulled.count,
+            large_pulled_bytes: self.pulled.bytes,
+            large_shared: self.shared.count,
+            large_shared_bytes: self.shared.bytes,
+            large_streamed: self.streamed.count,
+            large_streamed_bytes: self.streamed.bytes,
+            large_fallbacks: self.fallbacks,
+            large_pushed: self.pushed.count,
+            large_pushed_bytes: self.pushed.bytes,
+            puts: self.puts.count,
+            put_bytes: self.puts.bytes,
+            gets: self.gets.count,
+            get_bytes: self.gets.bytes,
+            accumulates: self.accumulates.count,
+            accumulate_bytes: self.accumulates.bytes,
+            fetches: self.fetches.count,
+            fetch_bytes: self.fetches.bytes,
+            flushes: self.flushes,
+            direct: self.direct.count,
+            direct_bytes: self.direct.bytes,
+            ..PeerCounters::default()
+        }
+    }
+}
+
+/// What a counter is called, what it counts in, and what it says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Field {
+    /// Its name: that of the field, in Rust, C and JSON.
+    pub name: &'static str,
+    /// `packets`, `messages`, `bytes`, `units` (of 64 bytes), `operations`, `times`, `peers`, `ns`.
+    pub unit: &'static str,
+}
+
+/// A struct of counters, which can also be looked at as a list.
+#[macro_export]
+#[doc(hidden)]
+macro_rules! counters {
+    ($(#[$about:meta])* $name:ident { $($(#[$doc:meta])* $field:ident: $unit:literal,)+ }) => {
+        $(#[$about])*
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        #[non_exhaustive]
+        pub struct $name {
+            $($(#[$doc])* #[doc = concat!("\n\nUnit: ", $unit, ".")] pub $field: u64,)+
+        }
+
+        impl $name {
+            /// All of them, in order.
+            pub const FIELDS: &'static [$crate::counters::Field] =
+                &[$($crate::counters::Field { name: stringify!($field), unit: $unit }),+];
+
+            /// Name, unit and value of each, in the order of `FIELDS`.
+            pub fn each(&self, mut visit: impl FnMut(&'static $crate::counters::Field, u64)) {
+                let values = [$(self.$field),+];
+                for (field, value) in Self::FIELDS.iter().zip(values) {
+                    visit(field, value);
+                }
+            }
+
+            /// The sum of both, counter by counter.
+            #[must_use]
+            pub const fn plus(mut self, other: &Self) -> Self {
+                $(self.$field = self.$field.wrapping_add(other.$field);)+
+                self
+            }
+        }
+    };
+}
+
+counters! {
+    /// What was done between an endpoint and one peer, or the sum over all peers, since the endpoint was opened.
+    ///
+    /// Packets and their payload are counted by kind (from `eager` to `rma_reply`; see [`crate::wire`]) and once more by
+    /// path (`fastbox` and `cell`). Messages of a process to itself travel in no packets: they count as `eager`, whatever
+    /// their size, and by no path.
+    PeerCounters {
+        /// Messages sent whole.
+        eager_sent: "packets",
+        /// Their payload.
+        eager_sent_bytes: "bytes",
+        /// Messages announced: large ones, synchronous ones, and those for which there was no credit.
+        rts_sent: "packets",
+        /// Their payload.
+        rts_sent_bytes: "bytes",
+        /// Announced messages of the peer that we asked to be streamed.
+        cts_sent: "packets",
+        /// Their payload.
+        cts_sent_bytes: "bytes",
+        /// Pieces of messages that we streamed.
+        data_sent: "packets",
+        /// Their payload.
+        data_sent_bytes: "bytes",
+        /// Announced messages of the peer of which all bytes are here, but for those streamed.
+        fin_sent: "packets",
+        /// Their payload.
+        fin_sent_bytes: "bytes",
+        /// Active messages.
+        active_sent: "packets",
+        /// Their headers and payload.
+        active_sent_bytes: "bytes",
+        /// Packets of one-sided operations on memory of the peer.
+        rma_sent: "packets",
+        /// Their payload, with what describes the operation.
+        rma_sent_bytes: "bytes",
+        /// Answers to one-sided operations of the peer.
+        rma_reply_sent: "packets",
+        /// Their payload.
+        rma_reply_sent_bytes: "bytes",
+        /// As `eager_sent`, the other way; so are the next fifteen.
+        eager_received: "packets",
+        /// See `eager_sent_bytes`.
+        eager_received_bytes: "bytes",
+        /// See `rts_sent`.
+        rts_received: "packets",
+        /// See `rts_sent_bytes`.
+        rts_received_bytes: "bytes",
+        /// See `cts_sent`.
+        cts_received: "packets",
+        /// See `cts_sent_bytes`.
+        cts_received_bytes: "bytes",
+        /// See `data_sent`.
+        data_received: "packets",
+        /// See `data_sent_bytes`.
+        data_received_bytes: "bytes",
+        /// See `fin_sent`.
+        fin_received: "packets",
+        /// See `fin_sent_bytes`.
+        fin_received_bytes: "bytes",
+        /// See `active_sent`.
+        active_received: "packets",
+        /// See `active_sent_bytes`.
+        active_received_bytes: "bytes",
+        /// See `rma_sent`.
+        rma_received: "packets",
+        /// See `rma_sent_bytes`.
+        rma_received_bytes: "bytes",
+        /// See `rma_reply_sent`.
+        rma_reply_received: "packets",
+        /// See `rma_reply_sent_bytes`.
+        rma_reply_received_bytes: "bytes",
+        /// Packets sent through the fastbox.
+        fastbox_sent: "packets",
+        /// Their payload.
+        fastbox_sent_bytes: "bytes",
+        /// Packets sent through cells.
+        cell_sent: "packets",
+        /// Their payload.
+        cell_sent_bytes: "bytes",
+        /// Packets received through the fastbox.
+        fastbox_received: "packets",
+        /// Their payload.
+        fastbox_received_bytes: "bytes",
+        /// Packets received through cells.
+        cell_received: "packets",
+        /// Their payload.
+        cell_received_bytes: "bytes",
+        /// Small packets that went through a cell, as the fastbox was full.
+        fastbox_full: "packets",
+        /// Times that sends to the peer began to wait for a cell.
+        cell_exhausted: "times",
+        /// Credit that the peer was given, in all. Of a peer that is gone: what it has used.
+        credit_granted: "units",
+        /// Credit that the peer has used: what its messages would take in the store.
+        credit_used: "units",
+        /// Credit that the peer has given us, as far as we have looked.
+        credit_received: "units",
+        /// Credit that we have used.
+        credit_spent: "units",
+        /// Times that the peer was told a new total.
+        credit_grants: "times",
+        /// Times that sends to the peer began to wait for credit.
+        credit_holds: "times",
+        /// Messages that were announced although they are small, as there was no credit to send them.
+        credit_demoted: "messages",
+        /// Messages that found a posted receive.
+        matched_posted: "messages",
+        /// Messages that went straight to a blocking receive, which was not posted.
+        matched_bypass: "messages",
+        /// Messages that found no receive, and were stored.
+        unexpected: "messages",
+        /// What was stored of them.
+        unexpected_bytes: "bytes",
+        /// Messages received in one copy through the kernel, all of it by us.
+        large_pulled: "messages",
+        /// Their payload.
+        large_pulled_bytes: "bytes",
+        /// Messages received in one copy through the kernel, in which the sender could help.
+        large_shared: "messages",
+        /// Their payload.
+        large_shared_bytes: "bytes",
+        /// Messages received as a stream of packets.
+        large_streamed: "messages",
+        /// Their payload.
+        large_streamed_bytes: "bytes",
+        /// Messages that began as a copy through the kernel, which then refused: the rest was streamed.
+        large_fallbacks: "messages",
+        /// Parts of messages to the peer that we wrote into its memory, to help it.
+        large_pushed: "times",
+        /// Their payload.
+        large_pushed_bytes: "bytes",
+        /// Puts on memory of the peer, by whatever path.
+        puts: "operations",
+        /// Their payload.
+        put_bytes: "bytes",
+        /// Gets.
+        gets: "operations",
+        /// Their payload.
+        get_bytes: "bytes",
+        /// Accumulates.
+        accumulates: "operations",
+        /// Their payload.
+        accumulate_bytes: "bytes",
+        /// Operations on one value that return it: fetch and compare-and-swap.
+        fetches: "operations",
+        /// Their payload.
+        fetch_bytes: "bytes",
+        /// Flushes that had to ask the peer.
+        flushes: "operations",
+        /// Those of the operations above that were done on mapped memory, without any packet.
+        direct: "operations",
+        /// Their payload.
+        direct_bytes: "bytes",
+        /// Times that we woke the peer.
+        wakes_sent: "times",
+    }
+}
+
+counters! {
+    /// What was done by an engine as a whole.
+    EngineCounters {
+        /// Unexpected messages that are stored now.
+        unexpected_now: "messages",
+        /// The most that were ever stored at a time.
+        unexpected_most: "messages",
+        /// The most memory that they ever took.
+        unexpected_most_bytes: "bytes",
+        /// Active messages that were dropped, as no handler had their number.
+        active_unhandled: "messages",
+        /// Peers whose process died.
+        peers_died: "peers",
+        /// Peers that have finished.
+        peers_finished: "peers",
+        /// Peers that broke the rules.
+        peers_at_fault: "peers",
+    }
+}

@@ -1,0 +1,96 @@
+//! Counters: what is noted, and how it is told. What is known besides, of packets and credits, is derived
+//! ([`crate::counters`]).
+#![forbid(unsafe_code)]
+
+use core::borrow::Borrow;
+
+use super::{Engine, Failure, Peer, Storage};
+use crate::counters::{EngineCounters, PeerCounters};
+use crate::port::{MessagePort, PeerId};
+use crate::store::UNIT;
+use crate::trace::Recorder as _;
+use crate::wire::Kind;
+use crate::wire::rma::Operation;
+
+impl<P: MessagePort, S: Storage> Engine<P, S> {
+    /// An eager message has come: the only thing that is counted on the critical path.
+    #[inline(always)]
+    pub(super) fn count_eager(&mut self, from: PeerId, bytes: usize) {
+        self.peer(from).tally.received[Kind::Eager.index()].bytes += bytes as u64;
+    }
+
+    /// A message to ourselves is where it was to go, or is remembered.
+    pub(super) fn count_own(&mut self, bytes: usize) {
+        let rank = self.rank;
+        let tally = &mut self.peer(rank).tally;
+        tally.sent[Kind::Eager.index()].add(bytes);
+        tally.received[Kind::Eager.index()].add(bytes);
+    }
+
+    /// A message that nobody has asked for is stored.
+    pub(super) fn count_stored(&mut self, from: PeerId, bytes: usize) {
+        self.peer(from).tally.unexpected.add(bytes);
+        let messages = self.store.len() as u64;
+        let units = u64::from(self.store.capacity_units() - self.store.free_units());
+        let (most, most_units) = self.most_stored;
+        self.most_stored = (most.max(messages), most_units.max(units));
+    }
+
+    /// A one-sided operation was started.
+    pub(super) fn count_operation(&mut self, to: PeerId, operation: Operation, bytes: usize) {
+        self.trace.note(operation.name(), bytes as u64);
+        let tally = &mut self.peer(to).tally;
+        match operation {
+            Operation::Put => tally.puts.add(bytes),
+            Operation::Get => tally.gets.add(bytes),
+            Operation::Accumulate => tally.accumulates.add(bytes),
+            Operation::Fetch | Operation::CompareSwap => tally.fetches.add(bytes),
+            Operation::Flush => tally.flushes += 1,
+        }
+    }
+
+    /// The layer above has done a one-sided operation on memory that it has mapped: without the engine.
+    #[inline]
+    pub fn count_direct(&mut self, to: PeerId, operation: Operation, bytes: usize) {
+        if to < self.size() {
+            self.count_operation(to, operation, bytes);
+            self.peer(to).tally.direct.add(bytes);
+        }
+    }
+
+    /// What was done with a peer, or with ourselves; also with one that is gone. `None` if there is no such rank.
+    pub fn peer_counters(&self, peer: PeerId) -> Option<PeerCounters> {
+        let it = self.peers.borrow().get(peer as usize)?;
+        let traffic = (peer != self.rank).then(|| it.tally.last.unwrap_or_else(|| self.port.traffic(peer)));
+        Some(PeerCounters {
+            credit_granted: it.account.granted(),
+            credit_used: it.account.arrived(),
+            credit_received: it.allowance.limit(),
+            credit_spent: it.allowance.spent(),
+            ..it.tally.snapshot(traffic)
+        })
+    }
+
+    /// What was done with all of them, ourselves included.
+    pub fn counters(&self) -> PeerCounters {
+        let all = (0..self.size()).filter_map(|peer| self.peer_counters(peer));
+        all.fold(PeerCounters::default(), |sum, it| sum.plus(&it))
+    }
+
+    /// What is not about one peer.
+    pub fn engine_counters(&self) -> EngineCounters {
+        let peers: &[Peer] = self.peers.borrow();
+        let gone =
+            |wanted: fn(Failure) -> bool| peers.iter().filter(|it| it.failure.is_some_and(wanted)).count();
+        let (unexpected_most, units) = self.most_stored;
+        EngineCounters {
+            unexpected_now: self.store.len() as u64,
+            unexpected_most,
+            unexpected_most_bytes: units * UNIT as u64,
+            active_unhandled: self.unhandled,
+            peers_died: gone(|failure| failure == Failure::Died) as u64,
+            peers_finished: gone(|failure| failure == Failure::Finished) as u64,
+            peers_at_fault: gone(|failure| matches!(failure, Failure::Fault(_))) as u64,
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! What connects us with one peer: the ends of everything that lies in both segments, and where we are in it.
+
+use crate::counters::{Count, Traffic as Told};
+use crate::shared::pool::{PeerPool, ReturnReceiver, ReturnSender};
+use crate::shared::queue::Producer;
+use crate::shared::sleep::SleepWord;
+use crate::shared::{fastbox, share};
+use crate::sync::Word64;
+
+/// The ends of everything that connects us with one peer, as the layer above finds them in the mappings.
+#[derive(Debug)]
+pub struct Ends<'a> {
+    /// To the peer: slots in our segment, position in the peer's.
+    pub outbound: fastbox::Sender<'a>,
+    /// From the peer: slots in the peer's segment, position in ours.
+    pub inbound: fastbox::Receiver<'a>,
+    /// The peer's cells.
+    pub cells: PeerPool<'a>,
+    /// Gives the peer's cells back: in our segment.
+    pub give_back: ReturnSender<'a>,
+    /// Our cells that the peer gives back: in its segment.
+    pub given_back: ReturnReceiver<'a>,
+    /// The peer's receive queue.
+    pub queue: Producer<'a>,
+    /// The peer's sleep word.
+    pub sleep: &'a SleepWord,
+    /// Units of room that we promise the peer: in our segment.
+    pub grant: &'a Word64,
+    /// Units of room that the peer promises us: in its segment.
+    pub granted: &'a Word64,
+    /// Messages from the peer that both copy.
+    pub share: share::Receiver<'a>,
+    /// Messages to the peer that both copy.
+    pub help: share::Helper<'a>,
+}
+
+/// A connection with one peer.
+#[derive(Debug)]
+pub struct Link<'a> {
+    pub(super) ends: Ends<'a>,
+    pub(super) traffic: Traffic,
+}
+
+/// Private counters of a link.
+#[derive(Debug)]
+pub(super) struct Traffic {
+    /// Sequence number of the next packet to the peer.
+    pub(super) next: u64,
+    /// Sequence number of the next packet from the peer.
+    pub(super) expected: u64,
+    /// Our cells that the peer holds.
+    pub(super) lent: u32,
+    /// The cells may hold a packet whose queue entry is gone.
+    pub(super) sweep: bool,
+    /// The last send found no cell.
+    pub(super) waits: bool,
+    /// See [`Told`]; the packets that went through a fastbox are the others.
+    pub(super) cells_sent: Count,
+    pub(super) cells_received: Count,
+    pub(super) fastbox_full: u64,
+    pub(super) exhausted: u64,
+    pub(super) wakes: u64,
+}
+
+impl Traffic {
+    const fn new() -> Self {
+        let none = Count { count: 0, bytes: 0 };
+        Self {
+            next: 1,
+            expected: 1,
+            lent: 0,
+            sweep: false,
+            waits: false,
+            cells_sent: none,
+            cells_received: none,
+            fastbox_full: 0,
+            exhausted: 0,
+            wakes: 0,
+        }
+    }
+
+    /// There is no cell for a packet.
+    #[cold]
+    pub(super) const fn wait(&mut self) {
+        if !self.waits {
+            self.waits = true;
+            self.exhausted += 1;
+        }
+    }
+
+    pub(super) const fn told(&self) -> Told {
+        Told {
+            sent: self.next - 1,
+            received: self.expected - 1,
+            cells_sent: self.cells_sent,
+            cells_received: self.cells_received,
+            fastbox_full: self.fastbox_full,
+            cells_exhausted: self.exhausted,
+            wakes: self.wakes,
+        }
+    }
+}
+
+impl<'a> Link<'a> {
+    /// A link over which nothing was sent.
+    pub const fn new(ends: Ends<'a>) -> Self {
+        Self { ends, traffic: Traffic::new() }
+    }
+}
