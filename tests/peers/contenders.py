@@ -19,6 +19,7 @@ PEERS = ("mpich", "openmpi", "ucx", "libfabric")
 STILL = ("ucx", "libfabric")  # their ping-pong sends bytes that never change
 HYDRA = ["mpiexec.hydra", "-n", "2", "-bind-to", "core"]
 OPENMPI = ["mpiexec.openmpi", "--allow-run-as-root", "--mca", "btl", "vader,self", "--bind-to", "core", "-n", "2"]
+OPENMPI_AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 
 @dataclasses.dataclass
@@ -51,8 +52,7 @@ def mpich(setting):
 
 
 def openmpi(setting):
-    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    return pingpong("openmpi", OPENMPI, setting, root)
+    return pingpong("openmpi", OPENMPI, setting, OPENMPI_AS_ROOT)
 
 
 def pingpong(name, launcher, setting, more=None):

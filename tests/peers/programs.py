@@ -1,8 +1,10 @@
 """What has to be there before anything is measured: the peers' packages, our library, the programs that measure."""
 
+import contextlib
 import os
 import pathlib
 import shutil
+import tempfile
 
 import job
 
@@ -60,12 +62,12 @@ def target():
     return pathlib.Path(os.environ.get("CARGO_TARGET_DIR") or REPOSITORY / "target").absolute()
 
 
-def build(name, scratch):
-    """Builds what this contender runs; `job.Failed` says what is in the way."""
+def build(name, program, scratch):
+    """Builds a program over this contender's library; `job.Failed` says what is in the way."""
     lacking = missing(name)
     if lacking:
         raise job.Failed("; ".join(f"{program} is not installed (package {it})" for program, it in lacking.items()))
-    source, program = str(HERE / "pingpong.c"), str(scratch / f"pingpong-{name}")
+    source, program = str(HERE / f"{program}.c"), str(scratch / f"{program}-{name}")
     if name == "ours":
         prefix = scratch / "prefix"
         job.run([str(REPOSITORY / "ffi" / "install.sh"), str(prefix)], LIMIT, env=with_cargo())
@@ -83,3 +85,28 @@ def with_cargo():
     """The environment, with cargo within reach."""
     home = os.environ.get("CARGO_HOME") or os.path.expanduser("~/.cargo")
     return {**os.environ, "PATH": f"{os.environ.get('PATH', os.defpath)}:{home}/bin"}
+
+
+def load():
+    """The load averages, as they are written."""
+    return " ".join(f"{value:.1f}" for value in os.getloadavg())
+
+
+@contextlib.contextmanager
+def scratch():
+    """A directory for what is built, and one for what the peers put down; both gone in the end."""
+    parent = target() / "peers"
+    parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        stack.callback(remove_empty, parent)
+        place = tempfile.mkdtemp(prefix="run-", dir=parent)
+        stack.callback(shutil.rmtree, place, ignore_errors=True)
+        # Not the same: Open MPI makes sockets there, whose paths must be short.
+        session = tempfile.mkdtemp(prefix="peers-")
+        stack.callback(shutil.rmtree, session, ignore_errors=True)
+        yield pathlib.Path(place), {**os.environ, "TMPDIR": session}
+
+
+def remove_empty(directory):
+    with contextlib.suppress(OSError):
+        directory.rmdir()
