@@ -228,7 +228,7 @@ pub unsafe extern "C" fn nemesia_endpoint_wait(
     let work = |endpoint: &mut Inner| {
         // SAFETY: the caller's pointer, null or good.
         let out = unsafe { Out::optional(out_status) };
-        deliver(wait(endpoint, named(request), limit(timeout_ns)), out)
+        deliver(wait(endpoint, named(request), &|_| None, limit(timeout_ns)), out)
     };
     // SAFETY: the caller's endpoint, or null.
     unsafe { on(endpoint, work) }
@@ -424,14 +424,20 @@ pub(crate) fn time_left(timeout_ns: i64) -> Option<Duration> {
     u64::try_from(timeout_ns).ok().map(Duration::from_nanos)
 }
 
+/// Waits for a request, before others.
 #[inline]
-fn wait(endpoint: &mut Inner, request: Request, limit: Limit) -> Result<nemesia::Status, Error> {
-    let Limit::Until(deadline) = limit else { return endpoint.wait(request) };
+fn wait(
+    endpoint: &mut Inner,
+    request: Request,
+    others: &dyn Fn(usize) -> Option<Request>,
+    limit: Limit,
+) -> Result<nemesia::Status, Error> {
+    let Limit::Until(deadline) = limit else { return endpoint.wait_before(request, others, None) };
     let left = deadline.saturating_duration_since(Instant::now());
     if left.is_zero() {
         return endpoint.test(request)?.ok_or(Error::Timeout(left));
     }
-    endpoint.wait_timeout(request, left)
+    endpoint.wait_before(request, others, Some(left))
 }
 
 /// Hands an outcome to the caller: the status of a message that was received, whole or in part, and the code.
@@ -459,12 +465,14 @@ fn wait_all(
     mut limit: Limit,
 ) -> Result<i32, Fault> {
     let (mut failed, mut unfinished) = (None, None);
-    for (at, number) in requests.iter_mut().enumerate() {
+    for at in 0..requests.len() {
+        let [number, rest @ ..] = &mut requests[at..] else { break };
         if *number == NEMESIA_REQUEST_DONE {
             continue;
         }
         let mut status = Status::default();
-        let outcome = deliver(wait(endpoint, named(*number), limit), Out::to(&mut status));
+        let others = |at: usize| rest.get(at).map(|number| named(*number));
+        let outcome = deliver(wait(endpoint, named(*number), &others, limit), Out::to(&mut status));
         match outcome {
             Ok(_) => *number = NEMESIA_REQUEST_DONE,
             Err(fault) if matches!(fault.code(), NEMESIA_ERR_TIMEOUT | NEMESIA_ERR_UNEXPECTED_FULL) => {

@@ -99,6 +99,9 @@ pub struct Status {
 pub struct Request(RequestId);
 
 impl Request {
+    /// One that is complete.
+    const DONE: Self = Self(RequestId::SENT);
+
     /// As one number, for C.
     pub const fn to_bits(self) -> u64 {
         self.0.to_bits()

@@ -291,6 +291,11 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         true
     }
 
+    /// Whether this is a receive that no message has matched yet.
+    pub fn is_posted(&self, id: RequestId) -> bool {
+        self.posted_source(id).is_some()
+    }
+
     /// Whom a posted receive listens to.
     pub(super) fn posted_source(&self, id: RequestId) -> Option<Source> {
         if !self.requests.is_live(id.index, id.generation) {

@@ -11,6 +11,7 @@
 
 mod link;
 mod poll;
+mod wake;
 
 use core::borrow::BorrowMut;
 
@@ -19,12 +20,13 @@ pub use link::{Ends, Link};
 use super::fastbox;
 use super::pool::{CellRecord, Pool};
 use super::queue::Consumer;
-use super::sleep::{Sleep, SleepWord};
+use super::sleep::{News, Sleep, SleepWord};
 use crate::counters::Traffic;
 use crate::payload::{RecvBuf, SendBuf};
 use crate::port::{Arrival, MessagePort, Part, PeerFault, PeerId, Polled, Pulled, Share, Turn};
 use crate::sync::FenceMode;
 use crate::wire::Envelope;
+use wake::news;
 
 /// Most peers whose fastboxes are looked at in every poll.
 pub const HOT: usize = 8;
@@ -107,6 +109,8 @@ where
     shared: bool,
     inbox: Consumer<'a>,
     inbox_damaged: bool,
+    /// Some peer sleeps on although it was sent something, as far as we know.
+    counted: bool,
     lost: u32,
     host: H,
     hot: [PeerId; HOT],
@@ -144,6 +148,7 @@ where
             shared: peers > 1,
             inbox,
             inbox_damaged: false,
+            counted: false,
             lost: 0,
             host,
             hot: [0; HOT],
@@ -207,17 +212,6 @@ where
         }
     }
 
-    #[inline(always)]
-    fn wake(&mut self, peer: PeerId) {
-        let fences = self.config.fences;
-        if let Some(link) = self.links.borrow_mut().get_mut(peer as usize).and_then(Option::as_mut)
-            && let Some(how) = link.ends.sleep.must_wake(fences)
-        {
-            link.traffic.wakes += 1;
-            self.host.wake(peer, link.ends.sleep, how);
-        }
-    }
-
     /// Sends a packet of `envelope.total` bytes through a cell, which `fill` fills.
     #[inline(always)]
     fn send_cell(
@@ -246,7 +240,7 @@ where
         link.traffic.lent += 1;
         link.traffic.waits = false;
         link.traffic.cells_sent.add(envelope.total as usize);
-        self.wake(peer);
+        self.wake(peer, news(envelope));
         Ok(true)
     }
 
@@ -345,7 +339,7 @@ where
             let pushed = link.ends.outbound.push(link.traffic.next, envelope, payload);
             if pushed.map_err(|fault| PeerFault { peer, fault: fault.into() })? {
                 link.traffic.next += 1;
-                self.wake(peer);
+                self.wake(peer, news(envelope));
                 return Ok(true);
             }
             link.traffic.fastbox_full += 1;
@@ -411,7 +405,6 @@ where
         to: &mut RecvBuf,
     ) -> Option<(PeerId, Envelope)> {
         let peer = self.hot[self.turn % HOT];
-        let fences = self.config.fences;
         let link = self.links.borrow_mut().get_mut(peer as usize)?.as_mut()?;
         if self.burst == 0 {
             return None;
@@ -427,11 +420,8 @@ where
         self.burst -= 1;
         link.traffic.expected += 1;
         // The sender may sleep until there is room.
-        if link.ends.inbound.advance(packet.len)
-            && let Some(how) = link.ends.sleep.must_wake(fences)
-        {
-            link.traffic.wakes += 1;
-            self.host.wake(peer, link.ends.sleep, how);
+        if link.ends.inbound.advance(packet.len) {
+            self.wake(peer, News::Other);
         }
         Some((peer, packet.envelope))
     }
@@ -474,7 +464,7 @@ where
         };
         // The sender may sleep until there is room.
         if tell {
-            self.wake(arrival.peer);
+            self.wake(arrival.peer, News::Other);
         }
     }
 
@@ -489,7 +479,7 @@ where
         let Some(link) = self.link(peer) else { return };
         // A number by itself: nothing else is read because of it.
         link.ends.grant.store_relaxed(units);
-        self.wake(peer);
+        self.wake(peer, News::Other);
     }
 
     fn granted(&self, peer: PeerId) -> u64 {
@@ -538,7 +528,7 @@ where
         if let Some(link) = self.link(peer) {
             link.ends.help.finish(part, written);
             // It may sleep until we have left.
-            self.wake(peer);
+            self.wake(peer, News::Other);
         }
     }
 

@@ -8,6 +8,11 @@
 //! The flag also says how the sleeper wants to be woken ([`Sleep`]): a process that sleeps in an event loop of its own waits
 //! for its descriptors, not on a futex. Whoever does not sleep is never woken, so the ways cost a waker nothing.
 //!
+//! And it says how many messages the sleeper lacks ([`SleepWord::announce_for`]): who waits for the messages of many has
+//! nothing to do before the last has come, and every switch to it before that costs more than they do. A waker that
+//! brings one of them counts it; the last one, and whoever has other news, wakes. A waker remembers whom it has not woken
+//! ([`Waking::Counted`]): once it can't go on itself, the sleeper may have to do something first, and is woken after all.
+//!
 //! The word lies in the sleeper's inbox, where a hostile peer can take the flag down, or change what it says: sleeps are
 //! bounded.
 
@@ -22,6 +27,33 @@ pub enum Sleep {
     /// By a message on the connection with the waker, which its event loop watches.
     Event = 2,
 }
+
+/// What a waker has for the sleeper.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum News {
+    /// A whole message, for which nobody expects an answer.
+    Message,
+    /// Anything else: the sleeper has to see it.
+    Other,
+}
+
+/// What a waker finds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "a sleeper that is not woken sleeps on"]
+pub enum Waking {
+    /// Nobody sleeps.
+    Awake,
+    /// The sleeper lacks more than this one message, and sleeps on.
+    Counted,
+    /// The kernel has to wake it, in this way.
+    Asleep(Sleep),
+}
+
+/// The flag's lowest bits say how the sleeper wants to be woken; the others, how many messages it lacks beyond the next.
+const ONE_MORE: u32 = 1 << 8;
+const MOST_MORE: u32 = u32::MAX / ONE_MORE;
+/// Wakers meet each other at the flag, each time one of them succeeds. Only a hostile peer makes it take more tries.
+const TRIES: u32 = 64;
 
 /// The line on which a process sleeps.
 #[repr(C, align(64))]
@@ -42,8 +74,15 @@ impl SleepWord {
     /// `membarrier` next; in either mode, look for work before waiting, and call [`SleepWord::rise`] after. A sleep that was
     /// announced before, in whatever way, is over.
     pub fn announce(&self, how: Sleep) -> u32 {
+        self.announce_for(how, 1)
+    }
+
+    /// As [`SleepWord::announce`], by a sleeper that can't go on before at least so many messages have come (0 is taken
+    /// for 1) that have not come yet. If the look for work finds any, or anything else, announce anew.
+    pub fn announce_for(&self, how: Sleep, messages: u32) -> u32 {
         let sequence = self.sequence.load_relaxed();
-        self.flag.store_relaxed(how as u32);
+        let more = messages.saturating_sub(1).min(MOST_MORE);
+        self.flag.store_relaxed(how as u32 + more * ONE_MORE);
         sleeper_fence();
         sequence
     }
@@ -53,25 +92,35 @@ impl SleepWord {
         self.flag.store_relaxed(0);
     }
 
-    /// Waker, after publishing work: how the sleeper has to be woken by the kernel, if it sleeps. Once a sleep.
+    /// Waker, after publishing work: whether and how the sleeper has to be woken by the kernel. Once a sleep.
     #[inline(always)]
-    pub fn must_wake(&self, mode: FenceMode) -> Option<Sleep> {
+    pub fn must_wake(&self, mode: FenceMode, news: News) -> Waking {
         waker_fence(mode);
         match self.flag.load_relaxed() {
-            0 => None,
-            flag => self.claim(flag),
+            0 => Waking::Awake,
+            flag => self.claim(flag, news),
         }
     }
 
     #[cold]
-    fn claim(&self, flag: u32) -> Option<Sleep> {
-        // Of several wakers one takes the flag down; no ordering is owed, as the system call is a barrier. When it says
-        // something else by now, the sleeper has announced another sleep, after our work was published, and has looked
-        // for work after that.
-        self.flag.cas_relaxed(flag, 0).ok()?;
+    fn claim(&self, mut flag: u32, news: News) -> Waking {
+        for _ in 0..TRIES {
+            let counted = news == News::Message && flag >= ONE_MORE;
+            let next = if counted { flag - ONE_MORE } else { 0 };
+            // Of several wakers one takes the flag down, and each message is counted once; no ordering is owed, as the system
+            // call is a barrier. It may be another sleep by now, announced after our work was published: waking that one
+            // too early does no harm.
+            match self.flag.cas_relaxed(flag, next) {
+                Ok(_) if counted => return Waking::Counted,
+                Ok(_) => break,
+                Err(0) => return Waking::Awake,
+                Err(found) => flag = found,
+            }
+        }
         self.sequence.bump_relaxed();
         // What nobody says who is honest wakes nobody who sleeps.
-        Some(if flag == Sleep::Event as u32 { Sleep::Event } else { Sleep::Futex })
+        let event = flag % ONE_MORE == Sleep::Event as u32;
+        Waking::Asleep(if event { Sleep::Event } else { Sleep::Futex })
     }
 
     /// The sleeper's process, where another thread has done what the sleeper waits for: lets it sleep no longer. Wake it by the

@@ -264,12 +264,17 @@ impl<'scope, 'env> Scope<'scope, 'env> {
     pub fn wait(&mut self, pending: Pending) -> Result<Status, Error> {
         self.check(pending)?;
         let outcome = self.endpoint.wait(pending.1);
+        self.forget(pending.0, &outcome);
+        outcome
+    }
+
+    /// After a wait: the operation is gone, unless it is still under way.
+    fn forget(&mut self, at: usize, outcome: &Result<Status, Error>) {
         if !matches!(outcome, Err(Error::Unexpected { .. } | Error::Timeout(_)))
-            && let Some(entry) = self.open.get_mut(pending.0)
+            && let Some(entry) = self.open.get_mut(at)
         {
             *entry = None;
         }
-        outcome
     }
 
     /// Whether one operation is complete; once it has said so, the operation is gone.
@@ -293,9 +298,12 @@ impl<'scope, 'env> Scope<'scope, 'env> {
     /// The first that an operation met with; those after it are left for the scope's end.
     pub fn wait_all(&mut self) -> Result<(), Error> {
         for at in 0..self.open.len() {
-            if let Some(pending) = self.open[at] {
-                self.wait(pending)?;
-            }
+            let Some(pending) = self.open[at] else { continue };
+            let rest = &self.open[at + 1..];
+            let others = |at: usize| rest.get(at).map(|next| next.map_or(Request::DONE, |next| next.1));
+            let outcome = self.endpoint.wait_before(pending.1, &others, None);
+            self.forget(at, &outcome);
+            outcome?;
         }
         Ok(())
     }

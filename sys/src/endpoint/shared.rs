@@ -73,7 +73,7 @@ enum Answer {
 }
 
 impl Ask {
-    fn awaited(&self) -> Awaited {
+    fn awaited(&self) -> Awaited<'static> {
         match self {
             Self::Request(request) => Awaited::Request(*request),
             Self::Probe(pattern) | Self::Take(pattern) => Awaited::Message(pattern.source),

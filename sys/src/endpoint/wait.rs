@@ -7,7 +7,7 @@
 //! | packets | nothing; the wait begins anew |
 //! | nothing | a hint to the processor |
 //! | nothing, a few times | others may have the core; how many times, and when that is given up: `wait/pace.rs` |
-//! | nothing, for long | a look at the peers' lives; then sleep, until a peer wakes us or for 50 ms |
+//! | nothing, for long | a look at the peers' lives, if the last is 10 ms ago; then sleep, until a peer wakes us or for 50 ms |
 //! | nothing, and a peer had woken us | all cells are looked through, as the entry that should name one is lost |
 //! | anything, for 32 times | a look at the clock: deadlines pass and peers die however much traffic there is |
 
@@ -42,6 +42,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(10);
 /// How often the last messages of a peer that is gone are looked for, a turn of the engine each time. It can't have left
 /// more than its cells and its fastbox hold; one that only pretends to be gone could go on for ever.
 const DRAIN_TURNS: u32 = 256;
+/// Most requests that are looked through to see how many messages a sleeper lacks.
+const MOST_LACKED: usize = 256;
 /// Longest sleep. A peer's death, or a wake-up that a hostile peer suppressed, is noticed after this.
 pub(super) const LONGEST_SLEEP: Duration = Duration::from_millis(50);
 
@@ -104,14 +106,19 @@ enum Sleep {
 }
 
 /// What is waited for.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Awaited {
+#[derive(Clone, Copy)]
+pub(super) enum Awaited<'a> {
     Request(Request),
+    /// This one, and after it the others.
+    All(Request, Others<'a>),
     /// A message from there.
     Message(Source),
     /// Something that does not depend on the room for messages here.
     Other,
 }
+
+/// Requests by numbers from 0 on; `None` after the last.
+pub(super) type Others<'a> = &'a dyn Fn(usize) -> Option<Request>;
 
 /// What is to be done between two polls.
 pub(super) enum Stage {
@@ -224,6 +231,7 @@ impl Endpoint {
     #[inline(never)]
     fn look_at_clock(&mut self) -> (Instant, bool) {
         self.turns = 0;
+        self.wake_counted();
         let now = Instant::now();
         let due = now.duration_since(self.looked) >= LOOK_EVERY;
         if due {
@@ -299,26 +307,46 @@ impl Endpoint {
         request: Request,
         limit: Option<Duration>,
     ) -> Result<Status, Error> {
-        self.go_on(request, &mut Wait::new(limit))
+        self.go_on(request, &mut Wait::new(limit), Awaited::Request(request))
+    }
+
+    /// As [`Endpoint::wait`], or [`Endpoint::wait_timeout`] with a limit, by a caller that will wait for `others` before it
+    /// does anything else: it is not woken before it has something to do. `others` gives each by its number, `None` after
+    /// the last; requests that are complete do no harm.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn wait_before(
+        &mut self,
+        request: Request,
+        others: &dyn Fn(usize) -> Option<Request>,
+        limit: Option<Duration>,
+    ) -> Result<Status, Error> {
+        self.go_on(request, &mut Wait::new(limit), Awaited::All(request, others))
     }
 
     /// Goes on with a wait for a request.
     #[inline]
-    fn go_on(&mut self, request: Request, wait: &mut Wait) -> Result<Status, Error> {
+    fn go_on(&mut self, request: Request, wait: &mut Wait, awaited: Awaited<'_>) -> Result<Status, Error> {
         self.engine.trace_mut().enter("wait", 0);
-        let outcome = self.go_on_now(request, wait);
+        let outcome = self.go_on_now(request, wait, awaited);
         self.engine.trace_mut().leave(true);
         outcome
     }
 
     #[inline(always)]
-    fn go_on_now(&mut self, request: Request, wait: &mut Wait) -> Result<Status, Error> {
+    fn go_on_now(
+        &mut self,
+        request: Request,
+        wait: &mut Wait,
+        awaited: Awaited<'_>,
+    ) -> Result<Status, Error> {
         loop {
             if let Some(outcome) = self.outcome(request) {
                 return outcome;
             }
             let packets = self.engine.step().packets;
-            self.pause(wait, packets, Awaited::Request(request))?;
+            self.pause(wait, packets, awaited)?;
         }
     }
 
@@ -330,7 +358,7 @@ impl Endpoint {
     /// As [`Endpoint::finish`], after a wait that has begun already.
     fn finish_after(&mut self, request: Request, mut wait: Wait) -> Result<Status, Error> {
         loop {
-            match self.go_on(request, &mut wait) {
+            match self.go_on(request, &mut wait, Awaited::Request(request)) {
                 // Withdrawn, or, when it could not be, under way: then it ends, or its peer does.
                 Err(error @ Error::Unexpected { .. }) if self.cancel(request) => {
                     // Only frees the slot.
@@ -372,7 +400,12 @@ impl Endpoint {
     /// Between two polls, of which the last one found so many packets: spins, looks about, or sleeps. Whether it is
     /// for something whose sender may be held back.
     #[inline(always)]
-    pub(super) fn pause(&mut self, wait: &mut Wait, packets: usize, awaited: Awaited) -> Result<(), Error> {
+    pub(super) fn pause(
+        &mut self,
+        wait: &mut Wait,
+        packets: usize,
+        awaited: Awaited<'_>,
+    ) -> Result<(), Error> {
         if self.keep_polling(wait, packets) {
             if packets == 0 {
                 spin_hint();
@@ -415,7 +448,7 @@ impl Endpoint {
 
     #[cold]
     #[inline(never)]
-    fn pause_long(&mut self, wait: &mut Wait, awaited: Awaited) -> Result<(), Error> {
+    fn pause_long(&mut self, wait: &mut Wait, awaited: Awaited<'_>) -> Result<(), Error> {
         match self.stage(wait, awaited)? {
             Stage::Poll => {}
             Stage::Yield => self.give_way(wait),
@@ -430,7 +463,7 @@ impl Endpoint {
     }
 
     /// What is to be done before the next poll, when polling alone will not do.
-    pub(super) fn stage(&mut self, wait: &mut Wait, awaited: Awaited) -> Result<Stage, Error> {
+    pub(super) fn stage(&mut self, wait: &mut Wait, awaited: Awaited<'_>) -> Result<Stage, Error> {
         let next = self.rest(wait)?;
         // What is pending has its turn, however many packets come.
         if self.engine.has_work() && self.engine.progress().packets > 0 {
@@ -442,9 +475,14 @@ impl Endpoint {
             Next::Yield => return Ok(Stage::Yield),
             Next::Sleep => {}
         }
-        wait.check(Instant::now())?;
-        if self.look() {
-            return Ok(Stage::Poll);
+        let now = Instant::now();
+        wait.check(now)?;
+        // Many short sleeps need not be paid for by as many looks.
+        if now.duration_since(self.looked) >= LOOK_EVERY {
+            self.looked = now;
+            if self.look() {
+                return Ok(Stage::Poll);
+            }
         }
         let slept = wait.slept.take();
         if slept == Some(Sleep::Woken) {
@@ -457,7 +495,8 @@ impl Endpoint {
         {
             return Err(error);
         }
-        Ok(self.lie_down(wait).map_or(Stage::Poll, Stage::Sleep))
+        let lacks = self.lacks(awaited);
+        Ok(self.lie_down(wait, lacks).map_or(Stage::Poll, Stage::Sleep))
     }
 
     /// Lets others have the core.
@@ -473,9 +512,9 @@ impl Endpoint {
     }
 
     /// Why something is not to be waited for now, if it may be held back for want of room.
-    pub(super) fn held_back(&self, awaited: Awaited) -> Option<Error> {
+    pub(super) fn held_back(&self, awaited: Awaited<'_>) -> Option<Error> {
         let held = match awaited {
-            Awaited::Request(request) => self.engine.may_be_held(request.0),
+            Awaited::Request(request) | Awaited::All(request, _) => self.engine.may_be_held(request.0),
             Awaited::Message(source) => self.engine.may_source_be_held(source),
             Awaited::Other => false,
         };
@@ -488,10 +527,26 @@ impl Endpoint {
         futex_wake(self.waiter.sleep.futex(), u32::MAX);
     }
 
-    /// Says that we sleep; `None` when there is something to do by now.
-    fn lie_down(&mut self, wait: &Wait) -> Option<Nap> {
+    /// How many messages have to come at least before there is something to do.
+    fn lacks(&self, awaited: Awaited<'_>) -> u32 {
+        let Awaited::All(request, others) = awaited else { return 1 };
+        let others = (0..MOST_LACKED).map_while(others);
+        let lacked = std::iter::once(request).chain(others).filter(|it| self.engine.is_posted(it.0));
+        lacked.count() as u32
+    }
+
+    /// Wakes those who sleep on although we have sent them something, if we can't go on before they do.
+    fn wake_counted(&mut self) {
+        if self.engine.port_mut().has_counted() && self.engine.sends_pending() {
+            self.engine.port_mut().wake_counted();
+        }
+    }
+
+    /// Says that we sleep, and for how many messages; `None` when there is something to do by now.
+    fn lie_down(&mut self, wait: &Wait, lacks: u32) -> Option<Nap> {
+        self.wake_counted();
         let word = self.waiter.sleep;
-        let sequence = word.announce(sleep::Sleep::Futex);
+        let sequence = word.announce_for(sleep::Sleep::Futex, lacks);
         // Whatever we were told of the others' fences: a waker without one counts on ours. A failure costs at most the
         // bounded sleep.
         let _ = self.waiter.fence.issue();
@@ -499,12 +554,14 @@ impl Endpoint {
             word.rise();
             return None;
         }
-        Some(Nap {
-            word,
-            _mappings: Arc::clone(&self.mappings),
-            sequence,
-            longest: wait.left(Instant::now()).map_or(LONGEST_SLEEP, |left| left.min(LONGEST_SLEEP)),
-        })
+        Some(Nap { word, _mappings: Arc::clone(&self.mappings), sequence, longest: self.longest_sleep(wait) })
+    }
+
+    /// Until the peers' lives are to be looked at again, or the wait ends.
+    fn longest_sleep(&self, wait: &Wait) -> Duration {
+        let now = Instant::now();
+        let longest = LONGEST_SLEEP.saturating_sub(now.duration_since(self.looked));
+        wait.left(now).map_or(longest, |left| left.min(longest))
     }
 
     /// After a sleep.

@@ -52,6 +52,8 @@ pub(super) struct Traffic {
     pub(super) lent: u32,
     /// The cells may hold a packet whose queue entry is gone.
     pub(super) sweep: bool,
+    /// The peer sleeps on although it was sent something, as far as we know.
+    pub(super) counted: bool,
     /// The last send found no cell.
     pub(super) waits: bool,
     /// See [`Told`]; the packets that went through a fastbox are the others.
@@ -70,6 +72,7 @@ impl Traffic {
             expected: 1,
             lent: 0,
             sweep: false,
+            counted: false,
             waits: false,
             cells_sent: none,
             cells_received: none,

@@ -1,6 +1,6 @@
 //! The sleep word, one step at a time. Interleavings are the models' affair.
 
-use crate::shared::sleep::{Sleep, SleepWord};
+use crate::shared::sleep::{News, Sleep, SleepWord, Waking};
 use crate::sync::FenceMode;
 
 #[test]
@@ -8,12 +8,12 @@ fn sleeper_is_woken_once_by_whoever_comes_first() {
     for mode in [FenceMode::Asymmetric, FenceMode::Symmetric] {
         for how in [Sleep::Futex, Sleep::Event] {
             let word = SleepWord::awake();
-            assert_eq!(word.must_wake(mode), None, "nobody sleeps");
+            assert_eq!(word.must_wake(mode, News::Other), Waking::Awake, "nobody sleeps");
             let sequence = word.announce(how);
             assert!(!word.moved(sequence));
-            assert_eq!(word.must_wake(mode), Some(how));
+            assert_eq!(word.must_wake(mode, News::Message), Waking::Asleep(how));
             assert!(word.moved(sequence), "the kernel would let it sleep");
-            assert_eq!(word.must_wake(mode), None, "a second wake");
+            assert_eq!(word.must_wake(mode, News::Other), Waking::Awake, "a second wake");
         }
     }
 }
@@ -23,8 +23,8 @@ fn sleeper_is_woken_in_the_way_that_it_announced_last() {
     let word = SleepWord::awake();
     word.announce(Sleep::Event);
     word.announce(Sleep::Futex);
-    assert_eq!(word.must_wake(FenceMode::Symmetric), Some(Sleep::Futex));
-    assert_eq!(word.must_wake(FenceMode::Symmetric), None);
+    assert_eq!(word.must_wake(FenceMode::Symmetric, News::Other), Waking::Asleep(Sleep::Futex));
+    assert_eq!(word.must_wake(FenceMode::Symmetric, News::Other), Waking::Awake);
 }
 
 #[test]
@@ -32,6 +32,29 @@ fn sleeper_that_rose_by_itself_is_not_woken() {
     let word = SleepWord::awake();
     let sequence = word.announce(Sleep::Futex);
     word.rise();
-    assert_eq!(word.must_wake(FenceMode::Symmetric), None);
+    assert_eq!(word.must_wake(FenceMode::Symmetric, News::Other), Waking::Awake);
     assert!(!word.moved(sequence));
+}
+
+#[test]
+fn sleeper_that_lacks_several_messages_is_woken_by_the_last_and_by_anything_else() {
+    let word = SleepWord::awake();
+    let wake = |news| word.must_wake(FenceMode::Symmetric, news);
+    for how in [Sleep::Futex, Sleep::Event] {
+        let sequence = word.announce_for(how, 3);
+        assert_eq!([wake(News::Message), wake(News::Message)], [Waking::Counted; 2]);
+        assert!(!word.moved(sequence), "it was let out of its sleep");
+        assert_eq!(wake(News::Message), Waking::Asleep(how));
+        assert_eq!(wake(News::Message), Waking::Awake);
+        let sequence = word.announce_for(how, 3);
+        assert_eq!([wake(News::Message), wake(News::Other)], [Waking::Counted, Waking::Asleep(how)]);
+        assert!(word.moved(sequence));
+        // Nobody lacks nothing, and nobody more than can be counted.
+        for lacks in [0, 1] {
+            word.announce_for(how, lacks);
+            assert_eq!(wake(News::Message), Waking::Asleep(how));
+        }
+        word.announce_for(how, u32::MAX);
+        assert_eq!([wake(News::Message), wake(News::Other)], [Waking::Counted, Waking::Asleep(how)]);
+    }
 }

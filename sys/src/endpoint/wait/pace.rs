@@ -81,11 +81,12 @@ impl Pace {
     /// By what is known at start: whether there are more processes than cores, and whether the caller has fixed the spin.
     pub(super) fn new(crowded: bool, fixed: Option<u32>) -> Self {
         let (polls, spin) = match fixed {
-            Some(polls) => (polls, polls),
+            // A poll that found something is followed by a look at what came of it, not by a sleep.
+            Some(polls) => (polls.max(1), polls),
             None if crowded => (FEWEST_POLLS, SPIN_CROWDED),
             None => (MOST_POLLS, LONGEST_SPIN),
         };
-        let most_polls = MOST_POLLS.min(spin);
+        let most_polls = MOST_POLLS.min(spin).max(1);
         Self { polls, most_polls, spin, longest_spin: spin, fixed: fixed.is_some(), call: empty_call() }
     }
 
@@ -192,6 +193,11 @@ mod tests {
         pace.learn_time(&mut vain, Instant::now() + LONG);
         assert_eq!((pace.polls(), pace.rest(&mut vain, 500)), (500, Next::Sleep));
         assert_eq!(Pace::new(false, Some(0)).rest(&mut vain, 1), Next::Sleep);
+    }
+
+    #[test]
+    fn whoever_never_spins_still_looks_at_what_has_come() {
+        assert!(Pace::new(false, Some(0)).polls() > 0);
     }
 
     #[test]
