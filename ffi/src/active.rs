@@ -7,7 +7,8 @@ use std::slice;
 use nemesia::{Endpoint as Inner, Incoming as InnerIncoming};
 
 use crate::boundary::{Out, check_buffer, guard, missing};
-use crate::endpoint::{Endpoint, IN_HANDLER, on, rank_in, rank_of};
+use crate::endpoint::{Endpoint, IN_HANDLER, blocking_on, on, rank_in, rank_of};
+use crate::lent::Lent;
 use crate::status::{Fault, NEMESIA_OK};
 use crate::transfer::number;
 
@@ -60,7 +61,8 @@ impl Context {
 /// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or _PANIC.
 /// Ownership: what `context` points to stays the caller's, and is used until the handler is replaced or taken away, or
 /// the endpoint is closed.
-/// Threads: one at a time for an endpoint; the handler is called by the thread that uses the endpoint.
+/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE; the handler is called by whichever thread makes
+/// progress, by one at a time.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_set_handler(
     endpoint: *mut Endpoint,
@@ -137,7 +139,7 @@ pub unsafe extern "C" fn nemesia_incoming_reply(
 ///
 /// Returns: NEMESIA_OK; NEMESIA_ERR_TOO_LONG, _ARGUMENT, _RANK, _PEER_FAILED, _REQUESTS or _PANIC.
 /// Ownership: the buffers are the caller's again when this returns.
-/// Threads: one at a time for an endpoint.
+/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_send_active(
     endpoint: *mut Endpoint,
@@ -148,8 +150,8 @@ pub unsafe extern "C" fn nemesia_endpoint_send_active(
     payload: *const c_void,
     len: usize,
 ) -> i32 {
-    let work = |endpoint: &mut Inner| {
-        let rank = rank_in(endpoint, rank)?;
+    let work = |mut endpoint: Lent<'_>| {
+        let rank = endpoint.rank_in(rank)?;
         // SAFETY: checked in `bytes`: the caller's buffers, there for as long as this call.
         let (header, payload) =
             unsafe { (bytes(header, header_len, "header")?, bytes(payload, len, "payload")?) };
@@ -157,7 +159,7 @@ pub unsafe extern "C" fn nemesia_endpoint_send_active(
         Ok(NEMESIA_OK)
     };
     // SAFETY: the caller's endpoint, or null.
-    unsafe { on(endpoint, work) }
+    unsafe { blocking_on(endpoint, work) }
 }
 
 /// Starts an active message. `nemesia_endpoint_test` or `nemesia_endpoint_wait` completes it, when it has left both
@@ -169,7 +171,7 @@ pub unsafe extern "C" fn nemesia_endpoint_send_active(
 /// Returns: NEMESIA_OK; NEMESIA_ERR_TOO_LONG, _ARGUMENT, _RANK, _PEER_FAILED, _REQUESTS or _PANIC. After an error nothing
 /// was sent.
 /// Ownership: the request holds both buffers, which must stay as they are until it is complete or the endpoint is closed.
-/// Threads: one at a time for an endpoint.
+/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_isend_active(
     endpoint: *mut Endpoint,
@@ -203,7 +205,7 @@ pub unsafe extern "C" fn nemesia_endpoint_isend_active(
 /// - `out_bytes`: written on success.
 ///
 /// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or _PANIC.
-/// Threads: one at a time for an endpoint.
+/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_active_bytes(
     endpoint: *mut Endpoint,
@@ -224,7 +226,7 @@ pub unsafe extern "C" fn nemesia_endpoint_active_bytes(
 /// - `out_count`: written on success.
 ///
 /// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or _PANIC.
-/// Threads: one at a time for an endpoint.
+/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_unhandled(endpoint: *mut Endpoint, out_count: *mut u64) -> i32 {
     let work = |endpoint: &mut Inner| {

@@ -1,7 +1,8 @@
 //! Going on without the peers that are gone.
 
 use crate::boundary::{Out, missing};
-use crate::endpoint::{Endpoint, on, rank_of};
+use crate::endpoint::{Endpoint, blocking_on, rank_of};
+use crate::lent::Lent;
 use crate::status::NEMESIA_OK;
 
 /// Agrees with all living ranks on the AND of everyone's flags and on how many ranks are gone, whoever dies meanwhile (as
@@ -16,7 +17,7 @@ use crate::status::NEMESIA_OK;
 /// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT; NEMESIA_ERR_EXCLUDED if the others have agreed that this rank is gone;
 /// NEMESIA_ERR_UNEXPECTED_FULL or NEMESIA_ERR_REQUESTS, after which another call goes on, and the flags of the first
 /// count; NEMESIA_ERR_PANIC.
-/// Threads: one at a time for an endpoint.
+/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_agree(
     endpoint: *mut Endpoint,
@@ -24,18 +25,18 @@ pub unsafe extern "C" fn nemesia_endpoint_agree(
     out_flags: *mut u64,
     out_gone: *mut i32,
 ) -> i32 {
-    let work = |endpoint: &mut nemesia::Endpoint| {
+    let work = |mut endpoint: Lent<'_>| {
         // SAFETY: the caller's pointer, null or good.
         let out = unsafe { Out::required(out_flags, "out_flags") }?;
         // SAFETY: the caller's pointer, null or good.
         let out_gone = unsafe { Out::optional(out_gone) };
-        let agreed = endpoint.agree(flags)?;
+        let agreed = endpoint.keep(|endpoint| endpoint.agree(flags))?;
         out.write(agreed.flags);
         out_gone.write(rank_of(agreed.gone.len()));
         Ok(NEMESIA_OK)
     };
     // SAFETY: the caller's endpoint, or null.
-    unsafe { on(endpoint, work) }
+    unsafe { blocking_on(endpoint, work) }
 }
 
 /// Agrees with all living ranks on who they are: the same list in each, even if more die meanwhile (as `MPI_Comm_shrink` of
@@ -47,7 +48,7 @@ pub unsafe extern "C" fn nemesia_endpoint_agree(
 /// - `out_rank`: the new rank of this process, written on success; may be NULL.
 ///
 /// Returns: as `nemesia_endpoint_agree`.
-/// Threads: one at a time for an endpoint.
+/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_shrink(
     endpoint: *mut Endpoint,
@@ -55,7 +56,7 @@ pub unsafe extern "C" fn nemesia_endpoint_shrink(
     out_count: *mut i32,
     out_rank: *mut i32,
 ) -> i32 {
-    let work = |endpoint: &mut nemesia::Endpoint| {
+    let work = |mut endpoint: Lent<'_>| {
         if out_ranks.is_null() {
             return Err(missing("out_ranks"));
         }
@@ -63,7 +64,7 @@ pub unsafe extern "C" fn nemesia_endpoint_shrink(
         let out_count = unsafe { Out::required(out_count, "out_count") }?;
         // SAFETY: the caller's pointer, null or good.
         let out_rank = unsafe { Out::optional(out_rank) };
-        let ranking = endpoint.shrink()?;
+        let ranking = endpoint.keep(|endpoint| endpoint.shrink())?;
         for (at, rank) in ranking.world().iter().enumerate() {
             // SAFETY: the caller has room for every rank of the world, and there are no more survivors.
             unsafe { out_ranks.add(at).write(rank_of(*rank)) };
@@ -73,5 +74,5 @@ pub unsafe extern "C" fn nemesia_endpoint_shrink(
         Ok(NEMESIA_OK)
     };
     // SAFETY: the caller's endpoint, or null.
-    unsafe { on(endpoint, work) }
+    unsafe { blocking_on(endpoint, work) }
 }

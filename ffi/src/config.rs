@@ -12,7 +12,17 @@ use crate::status::{Fault, NEMESIA_OK};
 /// All processes of a world must agree on NEMESIA_CELLS, NEMESIA_CELL_BYTES and NEMESIA_FASTBOX_SLOTS; a difference is
 /// refused at start.
 #[derive(Debug)]
-pub struct Config(nemesia::Config);
+pub struct Config {
+    inner: nemesia::Config,
+    multiple: bool,
+}
+
+/// How threads use an endpoint: one at a time. The caller sees to that; the endpoint may move between threads. The default,
+/// and the fastest.
+pub const NEMESIA_THREADS_SINGLE: u32 = 0;
+/// How threads use an endpoint: any number of them at once (as MPI_THREAD_MULTIPLE). A call that does not block takes a lock.
+/// Of the threads that wait one makes progress for all.
+pub const NEMESIA_THREADS_MULTIPLE: u32 = 1;
 
 /// Makes a configuration of the defaults, the configuration files and the environment: what an endpoint has that is
 /// opened without one.
@@ -28,7 +38,7 @@ pub unsafe extern "C" fn nemesia_config_from_environment(out_config: *mut *mut C
         // SAFETY: the caller's pointer, null or good.
         let out = unsafe { Out::required(out_config, "out_config") }?;
         let config = nemesia::Config::from_env().map_err(nemesia::Error::from)?;
-        out.write(Box::into_raw(Box::new(Config(config))));
+        out.write(Config::boxed(config));
         Ok(NEMESIA_OK)
     };
     guard(work, || ())
@@ -46,7 +56,44 @@ pub unsafe extern "C" fn nemesia_config_default(out_config: *mut *mut Config) ->
     let work = || {
         // SAFETY: the caller's pointer, null or good.
         let out = unsafe { Out::required(out_config, "out_config") }?;
-        out.write(Box::into_raw(Box::new(Config(nemesia::Config::default()))));
+        out.write(Config::boxed(nemesia::Config::default()));
+        Ok(NEMESIA_OK)
+    };
+    guard(work, || ())
+}
+
+impl Config {
+    fn boxed(inner: nemesia::Config) -> *mut Self {
+        Box::into_raw(Box::new(Self { inner, multiple: false }))
+    }
+}
+
+/// Says how threads will use the endpoints that are opened with this configuration.
+///
+/// With NEMESIA_THREADS_MULTIPLE any threads may call any functions on the endpoint at once, but for
+/// `nemesia_endpoint_close`, during and after which nobody else uses it. A request is waited for, or tested to completion, by
+/// one thread; any thread may. Which of several receives gets a message is decided by the order in which they were posted.
+/// `nemesia_endpoint_agree` and `nemesia_endpoint_shrink` keep the other threads out until they return, and
+/// `nemesia_endpoint_arm` is for a process in which no other thread waits on this endpoint.
+/// A process may also open several endpoints, each for one thread of its own (`nemesia_endpoint_open_with`): that is faster.
+///
+/// - `config`: a configuration.
+/// - `threads`: NEMESIA_THREADS_SINGLE or NEMESIA_THREADS_MULTIPLE.
+///
+/// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT for NULL or any other number.
+/// Threads: one at a time for a configuration.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nemesia_config_set_threads(config: *mut Config, threads: u32) -> i32 {
+    let work = || {
+        // SAFETY: the caller's configuration, or null.
+        let config = unsafe { config.as_mut() }.ok_or_else(|| missing("config"))?;
+        config.multiple = match threads {
+            NEMESIA_THREADS_SINGLE => false,
+            NEMESIA_THREADS_MULTIPLE => true,
+            other => {
+                return Err(Fault::argument(format!("threads is {other}: there is no such way to use them")));
+            }
+        };
         Ok(NEMESIA_OK)
     };
     guard(work, || ())
@@ -147,19 +194,19 @@ pub unsafe extern "C" fn nemesia_config_destroy(config: *mut Config) {
 /// `config` is null, or a configuration that nobody else uses until this returns.
 unsafe fn on(config: *mut Config, work: impl FnOnce(&mut nemesia::Config) -> Result<i32, Fault>) -> i32 {
     // SAFETY: the caller's promise.
-    let Some(Config(config)) = (unsafe { config.as_mut() }) else { return missing("config").report() };
-    guard(|| work(config), || ())
+    let Some(config) = (unsafe { config.as_mut() }) else { return missing("config").report() };
+    guard(|| work(&mut config.inner), || ())
 }
 
-/// The caller's configuration, or files, environment and defaults if there is none.
+/// The caller's configuration and whether several threads are to use the endpoint, or files, environment and defaults if there is none.
 ///
 /// # Safety
 /// `config` is null, or a configuration that nobody else changes meanwhile.
-pub(crate) unsafe fn resolve(config: *const Config) -> Result<nemesia::Config, Fault> {
+pub(crate) unsafe fn resolve(config: *const Config) -> Result<(nemesia::Config, bool), Fault> {
     // SAFETY: the caller's promise.
     match unsafe { config.as_ref() } {
-        Some(Config(config)) => Ok(config.clone()),
-        None => Ok(nemesia::Config::from_env().map_err(nemesia::Error::from)?),
+        Some(config) => Ok((config.inner.clone(), config.multiple)),
+        None => Ok((nemesia::Config::from_env().map_err(nemesia::Error::from)?, false)),
     }
 }
 

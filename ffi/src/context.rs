@@ -5,7 +5,8 @@ use std::ffi::c_void;
 use nemesia::{Endpoint as Inner, Request, Tag};
 
 use crate::boundary::{Out, check_buffer};
-use crate::endpoint::{Endpoint, on, rank_in};
+use crate::endpoint::{Endpoint, blocking_on, on, rank_in};
+use crate::lent::Lent;
 use crate::status::{Fault, NEMESIA_OK};
 use crate::transfer::{Status, bytes_at, deliver, number, room_at, source};
 
@@ -28,7 +29,7 @@ pub const NEMESIA_SEND_READY: u32 = 2;
 ///
 /// Returns: as `nemesia_endpoint_send`.
 /// Ownership: the buffer is the caller's again when this returns.
-/// Threads: one at a time for an endpoint.
+/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_send_in(
     endpoint: *mut Endpoint,
@@ -39,21 +40,20 @@ pub unsafe extern "C" fn nemesia_endpoint_send_in(
     buffer: *const c_void,
     len: usize,
 ) -> i32 {
-    let work = |endpoint: &mut Inner| {
+    let work = |mut endpoint: Lent<'_>| {
         // SAFETY: the caller's buffer, which stays as it is until this returns.
         let bytes = unsafe { bytes_at(buffer, len) }?;
-        let to = rank_in(endpoint, rank)?;
-        let context = endpoint.in_context(context);
-        match mode {
-            NEMESIA_SEND_STANDARD => context.send(to, tag, bytes)?,
-            NEMESIA_SEND_SYNCHRONOUS => context.ssend(to, tag, bytes)?,
-            NEMESIA_SEND_READY => context.rsend(to, tag, bytes)?,
+        let to = endpoint.rank_in(rank)?;
+        let synchronous = match mode {
+            NEMESIA_SEND_STANDARD | NEMESIA_SEND_READY => false,
+            NEMESIA_SEND_SYNCHRONOUS => true,
             mode => return Err(no_such_mode(mode)),
-        }
+        };
+        endpoint.send_in((context, synchronous), to, tag, bytes)?;
         Ok(NEMESIA_OK)
     };
     // SAFETY: the caller's endpoint, or null.
-    unsafe { on(endpoint, work) }
+    unsafe { blocking_on(endpoint, work) }
 }
 
 /// As `nemesia_endpoint_recv`, in a matching context.
@@ -68,7 +68,7 @@ pub unsafe extern "C" fn nemesia_endpoint_send_in(
 ///
 /// Returns: as `nemesia_endpoint_recv`.
 /// Ownership: the buffer is the caller's again when this returns.
-/// Threads: one at a time for an endpoint.
+/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_recv_in(
     endpoint: *mut Endpoint,
@@ -80,16 +80,16 @@ pub unsafe extern "C" fn nemesia_endpoint_recv_in(
     out_buffer: *mut c_void,
     out_status: *mut Status,
 ) -> i32 {
-    let work = |endpoint: &mut Inner| {
+    let work = |mut endpoint: Lent<'_>| {
         // SAFETY: the caller's pointer, null or good.
         let out = unsafe { Out::optional(out_status) };
         // SAFETY: the caller's buffer, which is nobody else's until this returns.
         let buf = unsafe { room_at(out_buffer, capacity) }?;
-        let (from, tag) = (source(endpoint, rank)?, Tag::Masked { value: tag, ignore });
-        deliver(endpoint.in_context(context).recv(from, tag, buf), out)
+        let from = endpoint.with(|endpoint| source(endpoint, rank))?;
+        deliver(endpoint.recv_in(context, from, Tag::Masked { value: tag, ignore }, buf), out)
     };
     // SAFETY: the caller's endpoint, or null.
-    unsafe { on(endpoint, work) }
+    unsafe { blocking_on(endpoint, work) }
 }
 
 /// As `nemesia_endpoint_isend`, in a matching context and in a mode.
@@ -105,7 +105,7 @@ pub unsafe extern "C" fn nemesia_endpoint_recv_in(
 /// Returns: as `nemesia_endpoint_isend`. After an error nothing was sent.
 /// Ownership: the request holds the buffer, which must stay as it is until the request is complete or the endpoint is
 /// closed. The request belongs to this endpoint.
-/// Threads: one at a time for an endpoint.
+/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_isend_in(
     endpoint: *mut Endpoint,
@@ -141,7 +141,7 @@ pub unsafe extern "C" fn nemesia_endpoint_isend_in(
 /// Returns: as `nemesia_endpoint_irecv`. After an error nothing was posted.
 /// Ownership: the request holds the buffer, which must stay, and which nobody else uses, until the request is complete
 /// or withdrawn, or the endpoint is closed. The request belongs to this endpoint.
-/// Threads: one at a time for an endpoint.
+/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_irecv_in(
     endpoint: *mut Endpoint,

@@ -3,12 +3,14 @@
 use std::cell::Cell;
 use std::ffi::{CString, c_char};
 use std::ptr;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use nemesia::Failure;
 
 use crate::boundary::{Out, guard, missing, read_versioned, write_text};
 use crate::config::{self, Config};
 use crate::exchange::{Exchange, Foreign};
+use crate::lent::{Lent, Owner, Single};
 use crate::status::{Fault, NEMESIA_ERR_PANIC, NEMESIA_ERR_RANK, NEMESIA_OK};
 
 /// The peer is there.
@@ -23,17 +25,18 @@ pub const NEMESIA_FAILURE_FAULT: i32 = 3;
 /// A process's place in its world.
 #[derive(Debug)]
 pub struct Endpoint {
-    inner: nemesia::Endpoint,
+    owner: Owner,
     notes: Vec<CString>,
     /// A panic went through it; it can only be closed.
-    poisoned: bool,
+    poisoned: AtomicBool,
 }
 
 impl Endpoint {
-    fn new(inner: nemesia::Endpoint) -> *mut Self {
+    fn new(inner: nemesia::Endpoint, multiple: bool) -> *mut Self {
         let notes = inner.notes().iter().map(|note| CString::new(note.as_str()).unwrap_or_default());
         let notes = notes.collect();
-        Box::into_raw(Box::new(Self { inner, notes, poisoned: false }))
+        let owner = if multiple { Owner::All(inner.into_shared()) } else { Owner::One(Single::new(inner)) };
+        Box::into_raw(Box::new(Self { owner, notes, poisoned: AtomicBool::new(false) }))
     }
 }
 
@@ -45,7 +48,8 @@ impl Endpoint {
 ///
 /// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _CONFIG, _BOOTSTRAP, _SYSTEM, _PEER or _PANIC.
 /// Ownership: the endpoint is the caller's, to be given back with `nemesia_endpoint_close`. `config` is copied.
-/// Threads: any. An endpoint may move between threads, and is used by one at a time.
+/// Threads: any. An endpoint may move between threads, and is used by one at a time, unless it is opened for several:
+/// `nemesia_config_set_threads`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_open(
     config: *const Config,
@@ -55,8 +59,8 @@ pub unsafe extern "C" fn nemesia_endpoint_open(
         // SAFETY: the caller's pointer, null or good.
         let out = unsafe { Out::required(out_endpoint, "out_endpoint") }?;
         // SAFETY: the caller's pointer, null or good.
-        let config = unsafe { config::resolve(config) }?;
-        out.write(Endpoint::new(nemesia::Endpoint::open(&config)?));
+        let (config, multiple) = unsafe { config::resolve(config) }?;
+        out.write(Endpoint::new(nemesia::Endpoint::open(&config)?, multiple));
         Ok(NEMESIA_OK)
     };
     guard(work, || ())
@@ -72,7 +76,7 @@ pub unsafe extern "C" fn nemesia_endpoint_open(
 /// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _CONFIG, _BOOTSTRAP, _SYSTEM, _PEER or _PANIC.
 /// Ownership: the endpoint is the caller's, to be given back with `nemesia_endpoint_close`. `config` and `exchange` are
 /// copied; the exchange is not used after this call.
-/// Threads: any; the exchange's functions are called by this thread. An endpoint is used by one thread at a time.
+/// Threads: any; the exchange's functions are called by this thread. For the endpoint see `nemesia_endpoint_open`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_open_with(
     config: *const Config,
@@ -83,12 +87,12 @@ pub unsafe extern "C" fn nemesia_endpoint_open_with(
         // SAFETY: the caller's pointer, null or good.
         let out = unsafe { Out::required(out_endpoint, "out_endpoint") }?;
         // SAFETY: the caller's pointer, null or good.
-        let config = unsafe { config::resolve(config) }?;
+        let (config, multiple) = unsafe { config::resolve(config) }?;
         // SAFETY: the caller's pointer, null or good.
         let exchange = unsafe { read_versioned(exchange) }?;
         // SAFETY: the caller's functions.
         let exchange = unsafe { Foreign::new(&exchange) }?;
-        out.write(Endpoint::new(nemesia::Endpoint::open_with(&config, Box::new(exchange))?));
+        out.write(Endpoint::new(nemesia::Endpoint::open_with(&config, Box::new(exchange))?, multiple));
         Ok(NEMESIA_OK)
     };
     guard(work, || ())
@@ -114,12 +118,15 @@ pub unsafe extern "C" fn nemesia_endpoint_close(endpoint: *mut Endpoint) -> i32 
             return Err(in_handler());
         }
         // SAFETY: it came from `Endpoint::new`, and the caller gives it back.
-        let Endpoint { inner, poisoned, .. } = *unsafe { Box::from_raw(endpoint) };
-        if poisoned {
-            drop(inner);
+        let Endpoint { owner, poisoned, .. } = *unsafe { Box::from_raw(endpoint) };
+        if poisoned.into_inner() {
+            drop(owner);
             return Err(poison());
         }
-        inner.close()?;
+        match owner {
+            Owner::One(single) => single.into_inner().close()?,
+            Owner::All(shared) => shared.close()?,
+        }
         Ok(NEMESIA_OK)
     };
     guard(work, || ())
@@ -131,7 +138,7 @@ pub unsafe extern "C" fn nemesia_endpoint_close(endpoint: *mut Endpoint) -> i32 
 /// - `out_rank`: from 0, written on success.
 ///
 /// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or _PANIC.
-/// Threads: one at a time for an endpoint.
+/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_rank(endpoint: *mut Endpoint, out_rank: *mut i32) -> i32 {
     let work = |endpoint: &mut nemesia::Endpoint| {
@@ -150,7 +157,7 @@ pub unsafe extern "C" fn nemesia_endpoint_rank(endpoint: *mut Endpoint, out_rank
 /// - `out_size`: at least 1, written on success.
 ///
 /// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or _PANIC.
-/// Threads: one at a time for an endpoint.
+/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_size(endpoint: *mut Endpoint, out_size: *mut i32) -> i32 {
     let work = |endpoint: &mut nemesia::Endpoint| {
@@ -170,7 +177,7 @@ pub unsafe extern "C" fn nemesia_endpoint_size(endpoint: *mut Endpoint, out_size
 ///
 /// Returns: one line of text, or NULL if there is none with this index, or `endpoint` is NULL.
 /// Ownership: the text is the endpoint's, until it is closed.
-/// Threads: one at a time for an endpoint.
+/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_note(endpoint: *mut Endpoint, index: usize) -> *const c_char {
     // SAFETY: null, or the caller's endpoint, which nobody else uses now.
@@ -188,7 +195,7 @@ pub unsafe extern "C" fn nemesia_endpoint_note(endpoint: *mut Endpoint, index: u
 ///
 /// Returns: NEMESIA_OK; NEMESIA_ERR_TRUNCATED if there is too little room: what fits is written, terminated, and
 /// `out_len` is; NEMESIA_ERR_ARGUMENT or _PANIC.
-/// Threads: one at a time for an endpoint.
+/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_explain(
     endpoint: *mut Endpoint,
@@ -212,7 +219,7 @@ pub unsafe extern "C" fn nemesia_endpoint_explain(
 /// - `out_failure`: NEMESIA_FAILURE_NONE, _DIED, _FINISHED or _FAULT, written on success.
 ///
 /// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _RANK or _PANIC.
-/// Threads: one at a time for an endpoint.
+/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_peer_failure(
     endpoint: *mut Endpoint,
@@ -241,7 +248,7 @@ pub unsafe extern "C" fn nemesia_endpoint_peer_failure(
 /// - `endpoint`: an open endpoint.
 ///
 /// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or _PANIC.
-/// Threads: one at a time for an endpoint.
+/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_acknowledge_failures(endpoint: *mut Endpoint) -> i32 {
     let work = |endpoint: &mut nemesia::Endpoint| {
@@ -252,25 +259,57 @@ pub unsafe extern "C" fn nemesia_endpoint_acknowledge_failures(endpoint: *mut En
     unsafe { on(endpoint, work) }
 }
 
-/// Runs what uses an endpoint: checks that it is there and sound, and poisons it if `work` panics.
+/// Runs what uses an endpoint and does not block: checks that it is there and sound, and poisons it if `work` panics.
 ///
 /// # Safety
-/// `endpoint` is null, or open and not used by anybody else until this returns.
+/// `endpoint` is null, or open until this returns; and not used by anybody else meanwhile, unless it is all threads'.
 #[inline]
 pub(crate) unsafe fn on(
     endpoint: *mut Endpoint,
     work: impl FnOnce(&mut nemesia::Endpoint) -> Result<i32, Fault>,
 ) -> i32 {
+    let work = |endpoint: &Endpoint| match &endpoint.owner {
+        // SAFETY: the caller's promise.
+        Owner::One(single) => unsafe { single.lend(work) }?,
+        Owner::All(shared) => shared.with(work),
+    };
+    // SAFETY: the caller's promise.
+    unsafe { checked(endpoint, work) }
+}
+
+/// As [`on`], of what may block.
+///
+/// # Safety
+/// As [`on`].
+#[inline]
+pub(crate) unsafe fn blocking_on(
+    endpoint: *mut Endpoint,
+    work: impl FnOnce(Lent<'_>) -> Result<i32, Fault>,
+) -> i32 {
+    let work = |endpoint: &Endpoint| match &endpoint.owner {
+        // SAFETY: the caller's promise.
+        Owner::One(single) => unsafe { single.lend(|inner| work(Lent::One(inner))) }?,
+        Owner::All(shared) => work(Lent::All(shared)),
+    };
+    // SAFETY: the caller's promise.
+    unsafe { checked(endpoint, work) }
+}
+
+/// What both do.
+///
+/// # Safety
+/// `endpoint` is null, or open until this returns.
+#[inline]
+unsafe fn checked(endpoint: *mut Endpoint, work: impl FnOnce(&Endpoint) -> Result<i32, Fault>) -> i32 {
     if IN_HANDLER.get() == endpoint.addr() && !endpoint.is_null() {
         return in_handler().report();
     }
     // SAFETY: the caller's promise.
-    let Some(endpoint) = (unsafe { endpoint.as_mut() }) else { return missing("endpoint").report() };
-    if endpoint.poisoned {
+    let Some(endpoint) = (unsafe { endpoint.as_ref() }) else { return missing("endpoint").report() };
+    if endpoint.poisoned.load(Ordering::Relaxed) {
         return poison().report();
     }
-    let Endpoint { inner, poisoned, .. } = endpoint;
-    guard(|| work(inner), || *poisoned = true)
+    guard(|| work(endpoint), || endpoint.poisoned.store(true, Ordering::Relaxed))
 }
 
 thread_local! {
@@ -318,7 +357,7 @@ mod tests {
     fn alone() -> *mut Endpoint {
         let exchange = nemesia::bootstrap::Singleton::new();
         let config = nemesia::Config::default();
-        Endpoint::new(nemesia::Endpoint::open_with(&config, Box::new(exchange)).unwrap())
+        Endpoint::new(nemesia::Endpoint::open_with(&config, Box::new(exchange)).unwrap(), false)
     }
 
     #[test]

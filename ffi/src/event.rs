@@ -18,7 +18,7 @@ use crate::status::{NEMESIA_BUSY, NEMESIA_OK};
 ///
 /// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _SYSTEM (no descriptor is left) or _PANIC.
 /// Ownership: the descriptor is the endpoint's, until it is closed. It is to be waited for only: not read, not closed.
-/// Threads: one at a time for an endpoint.
+/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_event_fd(endpoint: *mut Endpoint, out_fd: *mut i32) -> i32 {
     let work = |endpoint: &mut nemesia::Endpoint| {
@@ -37,7 +37,7 @@ pub unsafe extern "C" fn nemesia_endpoint_event_fd(endpoint: *mut Endpoint, out_
 /// - `endpoint`: an open endpoint.
 ///
 /// Returns: NEMESIA_OK; NEMESIA_BUSY if something was done just now, and nothing is armed; NEMESIA_ERR_ARGUMENT or _PANIC.
-/// Threads: one at a time for an endpoint.
+/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_arm(endpoint: *mut Endpoint) -> i32 {
     let work = |endpoint: &mut nemesia::Endpoint| match endpoint.arm() {
@@ -54,7 +54,7 @@ pub unsafe extern "C" fn nemesia_endpoint_arm(endpoint: *mut Endpoint) -> i32 {
 /// - `endpoint`: an open endpoint.
 ///
 /// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or _PANIC.
-/// Threads: one at a time for an endpoint.
+/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_disarm(endpoint: *mut Endpoint) -> i32 {
     let work = |endpoint: &mut nemesia::Endpoint| {

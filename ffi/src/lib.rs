@@ -11,6 +11,7 @@
 //! | [`config`] | `nemesia_config` |
 //! | [`exchange`] | `nemesia_exchange`: the caller's own way for processes to find each other |
 //! | [`endpoint`] | open, close, and what an endpoint knows |
+//! | `lent` | an endpoint for the length of a call, of one thread or of several |
 //! | [`event`] | waiting in an event loop |
 //! | [`agree`] | going on without the peers that are gone |
 //! | [`transfer`] | sends, receives and their requests |
@@ -36,6 +37,7 @@ pub mod context;
 pub mod endpoint;
 pub mod event;
 pub mod exchange;
+mod lent;
 pub mod list;
 pub mod observe;
 pub mod probe;

@@ -41,7 +41,7 @@ const _: () = assert!(
 /// memory has. After an error nothing was sent.
 /// Ownership: the request holds the list and its bytes, which must stay as they are until the request is complete or the
 /// endpoint is closed. The request belongs to this endpoint.
-/// Threads: one at a time for an endpoint.
+/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_isendv(
     endpoint: *mut Endpoint,
@@ -89,7 +89,7 @@ pub unsafe extern "C" fn nemesia_endpoint_isendv(
 /// memory has. After an error nothing was posted.
 /// Ownership: the request holds the list and its bytes; they must stay, and nobody else uses the bytes, until the request
 /// is complete or withdrawn, or the endpoint is closed. The request belongs to this endpoint.
-/// Threads: one at a time for an endpoint.
+/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_irecvv(
     endpoint: *mut Endpoint,

@@ -2,10 +2,11 @@
 
 use std::ffi::c_void;
 
-use nemesia::{Context, Endpoint as Inner, Error, Message, Source, Tag};
+use nemesia::{Endpoint as Inner, Error, Message, Source, Tag};
 
 use crate::boundary::{Out, check_buffer};
-use crate::endpoint::{Endpoint, on};
+use crate::endpoint::{Endpoint, blocking_on, on};
+use crate::lent::Lent;
 use crate::status::{Fault, NEMESIA_OK, NEMESIA_PENDING};
 use crate::transfer::{Status, deliver, named, number, room_at, source, time_left};
 
@@ -21,7 +22,7 @@ use crate::transfer::{Status, deliver, named, number, room_at, source, time_left
 ///
 /// Returns: NEMESIA_OK if there is one; NEMESIA_PENDING if not; NEMESIA_ERR_ARGUMENT, _RANK, _PEER_FAILED (the sender is
 /// gone and has left none) or _PANIC.
-/// Threads: one at a time for an endpoint.
+/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_iprobe(
     endpoint: *mut Endpoint,
@@ -55,7 +56,7 @@ pub unsafe extern "C" fn nemesia_endpoint_iprobe(
 ///
 /// Returns: NEMESIA_OK; NEMESIA_ERR_TIMEOUT; NEMESIA_ERR_UNEXPECTED_FULL (there is no room for it: receive others
 /// first), _ARGUMENT, _RANK, _PEER_FAILED or _PANIC.
-/// Threads: one at a time for an endpoint.
+/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_probe(
     endpoint: *mut Endpoint,
@@ -66,19 +67,15 @@ pub unsafe extern "C" fn nemesia_endpoint_probe(
     timeout_ns: i64,
     out_status: *mut Status,
 ) -> i32 {
-    let work = |endpoint: &mut Inner| {
+    let work = |mut endpoint: Lent<'_>| {
         // SAFETY: the caller's pointer, null or good.
         let out = unsafe { Out::optional(out_status) };
-        let (from, tag) = (source(endpoint, rank)?, Tag::Masked { value: tag, ignore });
-        let context = endpoint.in_context(context);
-        let found = match time_left(timeout_ns) {
-            None => context.probe(from, tag),
-            Some(limit) => context.probe_timeout(from, tag, limit),
-        };
-        deliver(found, out)
+        let from = endpoint.with(|endpoint| source(endpoint, rank))?;
+        let tag = Tag::Masked { value: tag, ignore };
+        deliver(endpoint.probe(context, from, tag, time_left(timeout_ns)), out)
     };
     // SAFETY: the caller's endpoint, or null.
-    unsafe { on(endpoint, work) }
+    unsafe { blocking_on(endpoint, work) }
 }
 
 /// As `nemesia_endpoint_iprobe`, and takes the message out of the queue: no other receive or probe finds it any more
@@ -96,7 +93,7 @@ pub unsafe extern "C" fn nemesia_endpoint_probe(
 /// (each message taken out is one) or _PANIC.
 /// Ownership: the message has to be received, with a capacity of 0 if nobody wants it: until then it takes the room of an
 /// unexpected message and of a request.
-/// Threads: one at a time for an endpoint.
+/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_improbe(
     endpoint: *mut Endpoint,
@@ -107,9 +104,11 @@ pub unsafe extern "C" fn nemesia_endpoint_improbe(
     out_message: *mut u64,
     out_status: *mut Status,
 ) -> i32 {
-    let probe = |context: Context<'_>, from, tag| context.improbe(from, tag);
+    let probe = |endpoint: &mut Lent<'_>, from, tag| {
+        endpoint.with(|endpoint| endpoint.in_context(context).improbe(from, tag))
+    };
     // SAFETY: the caller's arguments.
-    unsafe { take(endpoint, context, (rank, tag, ignore), (out_message, out_status), probe) }
+    unsafe { take(endpoint, (rank, tag, ignore), (out_message, out_status), probe) }
 }
 
 /// As `nemesia_endpoint_improbe`, and waits for the message: spins, then sleeps (MPI_Mprobe).
@@ -125,7 +124,7 @@ pub unsafe extern "C" fn nemesia_endpoint_improbe(
 /// Returns: NEMESIA_OK; NEMESIA_ERR_TIMEOUT; NEMESIA_ERR_UNEXPECTED_FULL (there is no room for it: receive others
 /// first), _ARGUMENT, _RANK, _PEER_FAILED, _REQUESTS or _PANIC.
 /// Ownership: as for `nemesia_endpoint_improbe`.
-/// Threads: one at a time for an endpoint.
+/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_mprobe(
     endpoint: *mut Endpoint,
@@ -137,12 +136,11 @@ pub unsafe extern "C" fn nemesia_endpoint_mprobe(
     out_message: *mut u64,
     out_status: *mut Status,
 ) -> i32 {
-    let probe = |context: Context<'_>, from, tag| match time_left(timeout_ns) {
-        None => context.mprobe(from, tag).map(Some),
-        Some(limit) => context.mprobe_timeout(from, tag, limit).map(Some),
+    let probe = |endpoint: &mut Lent<'_>, from, tag| {
+        endpoint.mprobe(context, from, tag, time_left(timeout_ns)).map(Some)
     };
     // SAFETY: the caller's arguments.
-    unsafe { take(endpoint, context, (rank, tag, ignore), (out_message, out_status), probe) }
+    unsafe { take(endpoint, (rank, tag, ignore), (out_message, out_status), probe) }
 }
 
 /// Receives a message that a probe took out, and waits for its bytes (MPI_Mrecv).
@@ -156,7 +154,7 @@ pub unsafe extern "C" fn nemesia_endpoint_mprobe(
 /// Returns: NEMESIA_OK; NEMESIA_ERR_TRUNCATED if the message was longer, and what fits was received; NEMESIA_ERR_STALE
 /// (no such message, or it was received), _ARGUMENT, _PEER_FAILED or _PANIC.
 /// Ownership: the message is gone, unless NEMESIA_ERR_ARGUMENT is returned; the buffer is the caller's again.
-/// Threads: one at a time for an endpoint.
+/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_mrecv(
     endpoint: *mut Endpoint,
@@ -165,16 +163,16 @@ pub unsafe extern "C" fn nemesia_endpoint_mrecv(
     out_buffer: *mut c_void,
     out_status: *mut Status,
 ) -> i32 {
-    let work = |endpoint: &mut Inner| {
+    let work = |mut endpoint: Lent<'_>| {
         // SAFETY: the caller's pointer, null or good.
         let out = unsafe { Out::optional(out_status) };
         // SAFETY: the caller's buffer, which is nobody else's until this returns.
         let buf = unsafe { room_at(out_buffer, capacity) }?;
-        let message = named_message(endpoint, message);
+        let message = endpoint.with(|endpoint| named_message(endpoint, message));
         deliver(endpoint.mrecv(message, buf), out)
     };
     // SAFETY: the caller's endpoint, or null.
-    unsafe { on(endpoint, work) }
+    unsafe { blocking_on(endpoint, work) }
 }
 
 /// Starts receiving a message that a probe took out. `nemesia_endpoint_test` or `nemesia_endpoint_wait` completes it
@@ -189,7 +187,7 @@ pub unsafe extern "C" fn nemesia_endpoint_mrecv(
 /// Returns: NEMESIA_OK; NEMESIA_ERR_STALE (no such message, or it was received), _ARGUMENT or _PANIC.
 /// Ownership: the message is gone, unless NEMESIA_ERR_ARGUMENT is returned. The request holds the buffer, which must
 /// stay, and which nobody else uses, until the request is complete or the endpoint is closed.
-/// Threads: one at a time for an endpoint.
+/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_imrecv(
     endpoint: *mut Endpoint,
@@ -217,24 +215,23 @@ pub unsafe extern "C" fn nemesia_endpoint_imrecv(
 /// The endpoint is null, or open and not used by anybody else until this returns; the outputs are null or good.
 unsafe fn take(
     endpoint: *mut Endpoint,
-    context: u16,
     (rank, value, ignore): (i32, u64, u64),
     (out_message, out_status): (*mut u64, *mut Status),
-    probe: impl FnOnce(Context<'_>, Source, Tag) -> Result<Option<Message>, Error>,
+    probe: impl FnOnce(&mut Lent<'_>, Source, Tag) -> Result<Option<Message>, Error>,
 ) -> i32 {
-    let work = |endpoint: &mut Inner| -> Result<i32, Fault> {
+    let work = |mut endpoint: Lent<'_>| -> Result<i32, Fault> {
         // SAFETY: the caller's promise.
         let (message, status) =
             unsafe { (Out::required(out_message, "out_message")?, Out::optional(out_status)) };
-        let from = source(endpoint, rank)?;
-        let found = probe(endpoint.in_context(context), from, Tag::Masked { value, ignore })?;
+        let from = endpoint.with(|endpoint| source(endpoint, rank))?;
+        let found = probe(&mut endpoint, from, Tag::Masked { value, ignore })?;
         let Some(found) = found else { return Ok(NEMESIA_PENDING) };
         let code = deliver(Ok(found.status()), status)?;
         message.write(number(nemesia::Request::from_bits(found.into_bits())));
         Ok(code)
     };
     // SAFETY: the caller's promise.
-    unsafe { on(endpoint, work) }
+    unsafe { blocking_on(endpoint, work) }
 }
 
 /// The message of a number: messages are numbered as requests are.

@@ -5,7 +5,8 @@ use std::ffi::c_void;
 use nemesia::{Access, Datatype, Endpoint as Inner, Path, Reduction, Region, RemoteKey as InnerKey};
 
 use crate::boundary::{Out, check_buffer, missing};
-use crate::endpoint::{Endpoint, on, rank_in};
+use crate::endpoint::{Endpoint, blocking_on, on, rank_in};
+use crate::lent::Lent;
 use crate::status::{Fault, NEMESIA_OK};
 use crate::transfer::number;
 
@@ -77,7 +78,7 @@ pub struct RemoteKey {
 ///
 /// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _REGION (no more are allowed), _SYSTEM or _PANIC.
 /// Ownership: the memory stays the caller's; other threads use it meanwhile only by atomic operations.
-/// Threads: one at a time for an endpoint.
+/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_expose(
     endpoint: *mut Endpoint,
@@ -109,7 +110,7 @@ pub unsafe extern "C" fn nemesia_endpoint_expose(
 ///
 /// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _REGION (no more are allowed), _SYSTEM or _PANIC.
 /// Ownership: the memory is the endpoint's; `nemesia_endpoint_conceal` or closing frees it.
-/// Threads: one at a time for an endpoint.
+/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_allocate(
     endpoint: *mut Endpoint,
@@ -143,7 +144,7 @@ pub unsafe extern "C" fn nemesia_endpoint_allocate(
 ///
 /// Returns: NEMESIA_OK; NEMESIA_ERR_REGION, _ARGUMENT or _PANIC.
 /// Ownership: memory that was exposed is the caller's alone again.
-/// Threads: one at a time for an endpoint.
+/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_conceal(endpoint: *mut Endpoint, region: u64) -> i32 {
     let work = |endpoint: &mut Inner| {
@@ -161,7 +162,7 @@ pub unsafe extern "C" fn nemesia_endpoint_conceal(endpoint: *mut Endpoint, regio
 /// - `out_key`: written on success; to be copied and sent at will.
 ///
 /// Returns: NEMESIA_OK; NEMESIA_ERR_REGION, _ARGUMENT or _PANIC.
-/// Threads: one at a time for an endpoint.
+/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_remote_key(
     endpoint: *mut Endpoint,
@@ -186,7 +187,7 @@ pub unsafe extern "C" fn nemesia_endpoint_remote_key(
 ///   why the region is not mapped.
 ///
 /// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or _PANIC.
-/// Threads: one at a time for an endpoint.
+/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_path(
     endpoint: *mut Endpoint,
@@ -224,7 +225,7 @@ pub unsafe extern "C" fn nemesia_endpoint_path(
 /// _PEER_FAILED, _REQUESTS or _PANIC. After an error nothing was sent.
 /// Ownership: the request holds the buffer, which must stay as it is until the request is complete or the endpoint is
 /// closed. The key is copied.
-/// Threads: one at a time for an endpoint.
+/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_iput(
     endpoint: *mut Endpoint,
@@ -259,7 +260,7 @@ pub unsafe extern "C" fn nemesia_endpoint_iput(
 /// Returns: as `nemesia_endpoint_iput`. What only the owner knows, the request tells: NEMESIA_ERR_KEY for instance.
 /// Ownership: the request holds the buffer, which must stay, and which nobody else uses, until the request is complete or
 /// the endpoint is closed.
-/// Threads: one at a time for an endpoint.
+/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_iget(
     endpoint: *mut Endpoint,
@@ -293,7 +294,7 @@ pub unsafe extern "C" fn nemesia_endpoint_iget(
 ///
 /// Returns: as `nemesia_endpoint_iput`; NEMESIA_ERR_UNDEFINED if the type has no such operation.
 /// Ownership: as for `nemesia_endpoint_iput`.
-/// Threads: one at a time for an endpoint.
+/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_iaccumulate(
     endpoint: *mut Endpoint,
@@ -329,7 +330,7 @@ pub unsafe extern "C" fn nemesia_endpoint_iaccumulate(
 ///
 /// Returns: as `nemesia_endpoint_iaccumulate`.
 /// Ownership: the operand is copied; the request holds `out_old` as that of `nemesia_endpoint_iget` holds its buffer.
-/// Threads: one at a time for an endpoint.
+/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_ifetch(
     endpoint: *mut Endpoint,
@@ -365,7 +366,7 @@ pub unsafe extern "C" fn nemesia_endpoint_ifetch(
 ///
 /// Returns: as `nemesia_endpoint_ifetch`.
 /// Ownership: as for `nemesia_endpoint_ifetch`.
-/// Threads: one at a time for an endpoint.
+/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_icompare_swap(
     endpoint: *mut Endpoint,
@@ -402,7 +403,7 @@ pub unsafe extern "C" fn nemesia_endpoint_icompare_swap(
 ///   _ACCESS, _ALIGNMENT or _UNDEFINED it reports the first refusal since the last flush.
 ///
 /// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _RANK, _PEER_FAILED, _REQUESTS or _PANIC.
-/// Threads: one at a time for an endpoint.
+/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_iflush(
     endpoint: *mut Endpoint,
@@ -427,19 +428,20 @@ pub unsafe extern "C" fn nemesia_endpoint_iflush(
 ///
 /// Returns: NEMESIA_OK; NEMESIA_ERR_KEY, _BOUNDS, _ACCESS, _ALIGNMENT or _UNDEFINED if some were refused since the last
 /// flush, for the reason that the first had; NEMESIA_ERR_ARGUMENT, _RANK, _PEER_FAILED, _REQUESTS or _PANIC.
-/// Threads: one at a time for an endpoint.
+/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_flush(endpoint: *mut Endpoint, rank: i32) -> i32 {
-    let work = |endpoint: &mut Inner| {
+    let work = |mut endpoint: Lent<'_>| {
         if rank == NEMESIA_ALL_RANKS {
             endpoint.flush_all()?;
         } else {
-            endpoint.flush(rank_in(endpoint, rank)?)?;
+            let rank = endpoint.rank_in(rank)?;
+            endpoint.flush(rank)?;
         }
         Ok(NEMESIA_OK)
     };
     // SAFETY: the caller's endpoint, or null.
-    unsafe { on(endpoint, work) }
+    unsafe { blocking_on(endpoint, work) }
 }
 
 /// Orders one-sided operations: what is started later on a rank's regions is executed there after all that was started
@@ -449,7 +451,7 @@ pub unsafe extern "C" fn nemesia_endpoint_flush(endpoint: *mut Endpoint, rank: i
 /// - `rank`: whose regions.
 ///
 /// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _RANK, _PEER_FAILED, _REQUESTS or _PANIC.
-/// Threads: one at a time for an endpoint.
+/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_fence(endpoint: *mut Endpoint, rank: i32) -> i32 {
     let work = |endpoint: &mut Inner| {
@@ -467,7 +469,7 @@ pub unsafe extern "C" fn nemesia_endpoint_fence(endpoint: *mut Endpoint, rank: i
 /// - `out_count`: written on success.
 ///
 /// Returns: NEMESIA_OK; NEMESIA_ERR_REGION, _ARGUMENT or _PANIC.
-/// Threads: one at a time for an endpoint.
+/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_notifications(
     endpoint: *mut Endpoint,
@@ -493,7 +495,7 @@ pub unsafe extern "C" fn nemesia_endpoint_notifications(
 /// - `out_request`: written on success.
 ///
 /// Returns: NEMESIA_OK; NEMESIA_ERR_REGION, _ARGUMENT, _PEER_FAILED, _REQUESTS or _PANIC.
-/// Threads: one at a time for an endpoint.
+/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_inotified(
     endpoint: *mut Endpoint,

@@ -69,8 +69,11 @@ pub const NEMESIA_ERR_TOO_LONG: i32 = -22;
 pub const NEMESIA_ERR_REPLIES: i32 = -23;
 /// The other ranks have agreed to go on without this process.
 pub const NEMESIA_ERR_EXCLUDED: i32 = -24;
+/// Another thread is in a call on the endpoint, which belongs to one at a time; nothing was done. Open it with
+/// NEMESIA_THREADS_MULTIPLE. Don't rely on this code: it is given when the mistake is seen, and that is not always.
+pub const NEMESIA_ERR_THREADS: i32 = -25;
 
-const NAMES: [(i32, &CStr); 27] = [
+const NAMES: [(i32, &CStr); 28] = [
     (NEMESIA_OK, c"NEMESIA_OK"),
     (NEMESIA_PENDING, c"NEMESIA_PENDING"),
     (NEMESIA_BUSY, c"NEMESIA_BUSY"),
@@ -98,6 +101,7 @@ const NAMES: [(i32, &CStr); 27] = [
     (NEMESIA_ERR_TOO_LONG, c"NEMESIA_ERR_TOO_LONG"),
     (NEMESIA_ERR_REPLIES, c"NEMESIA_ERR_REPLIES"),
     (NEMESIA_ERR_EXCLUDED, c"NEMESIA_ERR_EXCLUDED"),
+    (NEMESIA_ERR_THREADS, c"NEMESIA_ERR_THREADS"),
 ];
 
 /// The version of the library, which may be later than that of the header.

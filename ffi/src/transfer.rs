@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use nemesia::{Endpoint as Inner, Error, Request, Source, Tag};
 
 use crate::boundary::{Out, check_buffer};
-use crate::endpoint::{Endpoint, on, rank_in, rank_of};
+use crate::endpoint::{Endpoint, blocking_on, on, rank_in, rank_of};
+use crate::lent::Lent;
 use crate::status::{
     Fault, NEMESIA_ERR_TIMEOUT, NEMESIA_ERR_TRUNCATED, NEMESIA_ERR_UNEXPECTED_FULL, NEMESIA_OK,
     NEMESIA_PENDING,
@@ -54,7 +55,7 @@ pub struct Status {
 /// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _RANK, _PEER_FAILED, _REQUESTS, _UNEXPECTED_FULL (a message to this
 /// process itself, for which there is no room) or _PANIC.
 /// Ownership: the buffer is the caller's again when this returns.
-/// Threads: one at a time for an endpoint.
+/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_send(
     endpoint: *mut Endpoint,
@@ -63,14 +64,15 @@ pub unsafe extern "C" fn nemesia_endpoint_send(
     buffer: *const c_void,
     len: usize,
 ) -> i32 {
-    let work = |endpoint: &mut Inner| {
+    let work = |mut endpoint: Lent<'_>| {
         // SAFETY: the caller's buffer, which stays as it is until this returns.
         let bytes = unsafe { bytes_at(buffer, len) }?;
-        endpoint.send(rank_in(endpoint, rank)?, tag, bytes)?;
+        let to = endpoint.rank_in(rank)?;
+        endpoint.send(to, tag, bytes)?;
         Ok(NEMESIA_OK)
     };
     // SAFETY: the caller's endpoint, or null.
-    unsafe { on(endpoint, work) }
+    unsafe { blocking_on(endpoint, work) }
 }
 
 /// Receives the first message that matches, and waits for it.
@@ -85,7 +87,7 @@ pub unsafe extern "C" fn nemesia_endpoint_send(
 /// Returns: NEMESIA_OK; NEMESIA_ERR_TRUNCATED if the message was longer, and what fits was received;
 /// NEMESIA_ERR_ARGUMENT, _RANK, _PEER_FAILED, _REQUESTS, _UNEXPECTED_FULL or _PANIC.
 /// Ownership: the buffer is the caller's again when this returns.
-/// Threads: one at a time for an endpoint.
+/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_recv(
     endpoint: *mut Endpoint,
@@ -96,16 +98,16 @@ pub unsafe extern "C" fn nemesia_endpoint_recv(
     out_buffer: *mut c_void,
     out_status: *mut Status,
 ) -> i32 {
-    let work = |endpoint: &mut Inner| {
+    let work = |mut endpoint: Lent<'_>| {
         // SAFETY: the caller's pointer, null or good.
         let out = unsafe { Out::optional(out_status) };
         // SAFETY: the caller's buffer, which is nobody else's until this returns.
         let buf = unsafe { room_at(out_buffer, capacity) }?;
-        let (from, tag) = (source(endpoint, rank)?, Tag::Masked { value: tag, ignore });
-        deliver(endpoint.recv(from, tag, buf), out)
+        let from = endpoint.with(|endpoint| source(endpoint, rank))?;
+        deliver(endpoint.recv(from, Tag::Masked { value: tag, ignore }, buf), out)
     };
     // SAFETY: the caller's endpoint, or null.
-    unsafe { on(endpoint, work) }
+    unsafe { blocking_on(endpoint, work) }
 }
 
 /// Starts a send. `nemesia_endpoint_test` or `nemesia_endpoint_wait` completes it.
@@ -120,7 +122,7 @@ pub unsafe extern "C" fn nemesia_endpoint_recv(
 /// process itself, for which there is no room) or _PANIC. After an error nothing was sent.
 /// Ownership: the request holds the buffer, which must stay as it is until the request is complete or the endpoint is
 /// closed. The request belongs to this endpoint.
-/// Threads: one at a time for an endpoint.
+/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_isend(
     endpoint: *mut Endpoint,
@@ -154,7 +156,7 @@ pub unsafe extern "C" fn nemesia_endpoint_isend(
 /// posted.
 /// Ownership: the request holds the buffer, which must stay, and which nobody else uses, until the request is complete
 /// or withdrawn, or the endpoint is closed. The request belongs to this endpoint.
-/// Threads: one at a time for an endpoint.
+/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_irecv(
     endpoint: *mut Endpoint,
@@ -186,7 +188,7 @@ pub unsafe extern "C" fn nemesia_endpoint_irecv(
 /// what fits was received; NEMESIA_ERR_PEER_FAILED or _CANCELLED if nothing can come of it; NEMESIA_ERR_KEY, _BOUNDS,
 /// _ACCESS, _ALIGNMENT or _UNDEFINED for a one-sided operation; NEMESIA_ERR_STALE, _ARGUMENT or _PANIC.
 /// Ownership: the request is gone, and its buffer the caller's again, unless NEMESIA_PENDING is returned.
-/// Threads: one at a time for an endpoint.
+/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_test(
     endpoint: *mut Endpoint,
@@ -217,7 +219,7 @@ pub unsafe extern "C" fn nemesia_endpoint_test(
 /// _UNDEFINED for a one-sided operation; NEMESIA_ERR_TIMEOUT, or _UNEXPECTED_FULL if other
 /// messages have to be received first: the request is then still under way; NEMESIA_ERR_STALE, _ARGUMENT or _PANIC.
 /// Ownership: the request is gone, and its buffer the caller's again, unless it is still under way.
-/// Threads: one at a time for an endpoint.
+/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_wait(
     endpoint: *mut Endpoint,
@@ -225,13 +227,13 @@ pub unsafe extern "C" fn nemesia_endpoint_wait(
     timeout_ns: i64,
     out_status: *mut Status,
 ) -> i32 {
-    let work = |endpoint: &mut Inner| {
+    let work = |mut endpoint: Lent<'_>| {
         // SAFETY: the caller's pointer, null or good.
         let out = unsafe { Out::optional(out_status) };
-        deliver(wait(endpoint, named(request), &|_| None, limit(timeout_ns)), out)
+        deliver(wait(&mut endpoint, named(request), &|_| None, limit(timeout_ns)), out)
     };
     // SAFETY: the caller's endpoint, or null.
-    unsafe { on(endpoint, work) }
+    unsafe { blocking_on(endpoint, work) }
 }
 
 /// Waits until all of several requests are complete. What one of them meets with does not keep the others waiting.
@@ -248,7 +250,7 @@ pub unsafe extern "C" fn nemesia_endpoint_wait(
 /// Returns: NEMESIA_ERR_TIMEOUT or _UNEXPECTED_FULL if some are still under way; else the code of the first in the
 /// array that failed; else NEMESIA_OK. NEMESIA_ERR_ARGUMENT or _PANIC.
 /// Ownership: buffers of completed requests are the caller's again.
-/// Threads: one at a time for an endpoint.
+/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_wait_all(
     endpoint: *mut Endpoint,
@@ -257,7 +259,7 @@ pub unsafe extern "C" fn nemesia_endpoint_wait_all(
     timeout_ns: i64,
     out_statuses: *mut Status,
 ) -> i32 {
-    let work = |endpoint: &mut Inner| {
+    let work = |mut endpoint: Lent<'_>| {
         let room = if out_statuses.is_null() { 0 } else { count };
         check_buffer(requests, count, "requests")?;
         check_buffer(out_statuses, room, "out_statuses")?;
@@ -265,10 +267,10 @@ pub unsafe extern "C" fn nemesia_endpoint_wait_all(
         let requests = unsafe { lent(requests, count) };
         // SAFETY: the caller's array, as long as `requests` or not there; it need not hold anything yet.
         let statuses = unsafe { lent(out_statuses.cast::<MaybeUninit<Status>>(), room) };
-        wait_all(endpoint, requests, statuses, limit(timeout_ns))
+        wait_all(&mut endpoint, requests, statuses, limit(timeout_ns))
     };
     // SAFETY: the caller's endpoint, or null.
-    unsafe { on(endpoint, work) }
+    unsafe { blocking_on(endpoint, work) }
 }
 
 /// Withdraws a posted receive that no message has matched yet.
@@ -280,7 +282,7 @@ pub unsafe extern "C" fn nemesia_endpoint_wait_all(
 ///
 /// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or _PANIC.
 /// Ownership: the buffer of a withdrawn receive is the caller's again at once.
-/// Threads: one at a time for an endpoint.
+/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_cancel(
     endpoint: *mut Endpoint,
@@ -303,7 +305,7 @@ pub unsafe extern "C" fn nemesia_endpoint_cancel(
 /// - `out_packets`: packets that were moved; 0 means that there was nothing to do. Written on success; may be NULL.
 ///
 /// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or _PANIC.
-/// Threads: one at a time for an endpoint.
+/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_progress(endpoint: *mut Endpoint, out_packets: *mut usize) -> i32 {
     let work = |endpoint: &mut Inner| {
@@ -427,17 +429,17 @@ pub(crate) fn time_left(timeout_ns: i64) -> Option<Duration> {
 /// Waits for a request, before others.
 #[inline]
 fn wait(
-    endpoint: &mut Inner,
+    endpoint: &mut Lent<'_>,
     request: Request,
     others: &dyn Fn(usize) -> Option<Request>,
     limit: Limit,
 ) -> Result<nemesia::Status, Error> {
-    let Limit::Until(deadline) = limit else { return endpoint.wait_before(request, others, None) };
+    let Limit::Until(deadline) = limit else { return endpoint.wait(request, others, None) };
     let left = deadline.saturating_duration_since(Instant::now());
     if left.is_zero() {
         return endpoint.test(request)?.ok_or(Error::Timeout(left));
     }
-    endpoint.wait_before(request, others, Some(left))
+    endpoint.wait(request, others, Some(left))
 }
 
 /// Hands an outcome to the caller: the status of a message that was received, whole or in part, and the code.
@@ -459,7 +461,7 @@ pub(crate) fn deliver(outcome: Result<nemesia::Status, Error>, out: Out<Status>)
 }
 
 fn wait_all(
-    endpoint: &mut Inner,
+    endpoint: &mut Lent<'_>,
     requests: &mut [u64],
     statuses: &mut [MaybeUninit<Status>],
     mut limit: Limit,
@@ -518,14 +520,18 @@ mod tests {
         let mut requests = [post(1), 5, post(2), NEMESIA_REQUEST_NONE, NEMESIA_REQUEST_DONE];
         endpoint.send(0, 2, b"four").unwrap();
         let mut statuses = [MaybeUninit::new(Status { code: 9, ..Status::default() }); 5];
-        let fault = wait_all(&mut endpoint, &mut requests, &mut statuses, limit(0)).unwrap_err();
+        let fault =
+            wait_all(&mut Lent::One(&mut endpoint), &mut requests, &mut statuses, limit(0)).unwrap_err();
         assert_eq!(fault.code(), NEMESIA_ERR_TIMEOUT);
         // SAFETY: all of them were initialised above.
         let codes = statuses.map(|status| unsafe { status.assume_init() }.code);
         assert_eq!(codes, [NEMESIA_PENDING, crate::status::NEMESIA_ERR_STALE, NEMESIA_OK, NEMESIA_OK, 9]);
         assert_eq!(requests[1..], [NEMESIA_REQUEST_DONE; 4]);
         endpoint.send(0, 1, b"four").unwrap();
-        assert_eq!(wait_all(&mut endpoint, &mut requests, &mut [], limit(-1)), Ok(NEMESIA_OK));
+        assert_eq!(
+            wait_all(&mut Lent::One(&mut endpoint), &mut requests, &mut [], limit(-1)),
+            Ok(NEMESIA_OK)
+        );
         assert_eq!((requests, &buf), ([NEMESIA_REQUEST_DONE; 5], b"four"));
     }
 

@@ -62,6 +62,7 @@ pub(crate) const ALL: &[Model] = &[
     sleep::TWICE,
     sleep::TWO_WAKERS,
     sleep::EVENT,
+    sleep::COUNTED,
     threads::LOCK,
     threads::AGAIN,
     threads::DRIVER,

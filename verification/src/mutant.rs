@@ -29,6 +29,8 @@ pub(crate) enum Blunder {
     LookBeforeAnnounce,
     /// The waker wakes as the sleeper slept before.
     WakeAsBefore,
+    /// The sleeper finds a message in its last look, and sleeps on for as many as before.
+    CountTaken,
     /// A thread that owes others the lock gives it to whoever comes first.
     GrabAgain,
     /// The driver leaves, and does not wake the next one.
@@ -47,12 +49,13 @@ pub(crate) enum Blunder {
 
 impl Blunder {
     /// Every blunder.
-    pub(crate) const ALL: [Blunder; 12] = [
+    pub(crate) const ALL: [Blunder; 13] = [
         Blunder::AckBeforeRead,
         Blunder::ReturnBeforeRead,
         Blunder::EnqueueBeforePublish,
         Blunder::LookBeforeAnnounce,
         Blunder::WakeAsBefore,
+        Blunder::CountTaken,
         Blunder::GrabAgain,
         Blunder::LeaveNoDriver,
         Blunder::ListenUnlocked,

@@ -177,6 +177,15 @@ impl Endpoint {
     /// # Errors
     /// The first that a flush met with.
     pub fn flush_all(&mut self) -> Result<(), Error> {
+        let (open, mut result) = self.iflush_all();
+        for request in open {
+            result = result.and(self.finish_quickly(request));
+        }
+        result
+    }
+
+    /// Starts a flush of every rank on whose regions there were operations; and the first error that this met with.
+    pub fn iflush_all(&mut self) -> (Vec<Request>, Result<(), Error>) {
         let mut open = Vec::new();
         let mut result = Ok(());
         for rank in 0..self.size() {
@@ -187,10 +196,7 @@ impl Endpoint {
                 }
             }
         }
-        for request in open {
-            result = result.and(self.finish_quickly(request));
-        }
-        result
+        (open, result)
     }
 
     /// Waits until a region of ours has had so many notifications, counted since it was exposed.

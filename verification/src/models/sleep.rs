@@ -5,7 +5,7 @@
 //! model looks at in the end.
 
 use nemesia_core::shared::fastbox::Slot;
-use nemesia_core::shared::sleep::{Sleep, SleepWord};
+use nemesia_core::shared::sleep::{News, Sleep, SleepWord, Waking};
 use nemesia_core::sync::{Edge, FenceMode, Word64};
 
 use super::Model;
@@ -53,6 +53,16 @@ pub(super) const EVENT: Model = Model {
     run: event,
 };
 
+/// One sleep for two messages, two wakers with one each.
+pub(super) const COUNTED: Model = Model {
+    name: "sleep/counted",
+    structure: "sleep word",
+    property: "a sleeper that lacks two messages, and misses the last of them, is woken",
+    edges: &[Edge::Sleep],
+    blunders: &[Blunder::LookBeforeAnnounce, Blunder::CountTaken],
+    run: counted,
+};
+
 /// Bytes of a message.
 const LEN: usize = 8;
 
@@ -78,7 +88,7 @@ fn wake(run: &Run, messages: u8) {
             let mut woken = 0;
             for _ in 0..messages {
                 assert!(sending.push(), "the ring is not full");
-                woken += u8::from(word.must_wake(FenceMode::Symmetric).is_some());
+                woken += u8::from(is_asleep(word.must_wake(FenceMode::Symmetric, News::Message)));
             }
             woken
         };
@@ -106,7 +116,7 @@ fn two_wakers(run: &Run) {
         };
         let waker = |work: &Word64| {
             work.store_relaxed(1);
-            word.must_wake(FenceMode::Symmetric).is_some()
+            is_asleep(word.must_wake(FenceMode::Symmetric, News::Message))
         };
         let ((since, found), first, second) = three(sleeper, || waker(&work[0]), || waker(&work[1]));
         assert!(!(first && second), "both call the kernel for one sleep");
@@ -133,13 +143,51 @@ fn event(run: &Run) {
         };
         let waker = || {
             work.store_relaxed(1);
-            let how = word.must_wake(FenceMode::Symmetric);
-            how.map(|how| if as_before { Sleep::Event } else { how })
+            match word.must_wake(FenceMode::Symmetric, News::Message) {
+                Waking::Asleep(_) if as_before => Waking::Asleep(Sleep::Event),
+                found => found,
+            }
         };
         let (asleep, woken) = both(sleeper, waker);
         if let Some(since) = asleep {
-            assert_eq!(woken, Some(Sleep::Futex), "work lies there, and the sleeper sleeps");
+            assert_eq!(woken, Waking::Asleep(Sleep::Futex), "work lies there, and the sleeper sleeps");
             assert!(word.moved(since), "the kernel lets it sleep");
         }
     });
+}
+
+fn counted(run: &Run) {
+    let early = run.blunders(Blunder::LookBeforeAnnounce);
+    let stale = run.blunders(Blunder::CountTaken);
+    run.explore(3, move || {
+        let (word, work) = (SleepWord::awake(), [Word64::new(0), Word64::new(0)]);
+        let look = || work.iter().filter(|work| work.load_relaxed() != 0).count() as u32;
+        let sleeper = || {
+            let mut taken = if early { look() } else { 0 };
+            loop {
+                let since = word.announce_for(Sleep::Futex, 2 - taken);
+                let found = if early { taken } else { look() };
+                if found == 2 {
+                    return None;
+                }
+                if found == taken || stale {
+                    return Some(since);
+                }
+                taken = found;
+            }
+        };
+        let waker = |work: &Word64| {
+            work.store_relaxed(1);
+            is_asleep(word.must_wake(FenceMode::Symmetric, News::Message))
+        };
+        let (asleep, first, second) = three(sleeper, || waker(&work[0]), || waker(&work[1]));
+        if let Some(since) = asleep {
+            assert!(first || second, "both messages lie there, and the sleeper sleeps");
+            assert!(word.moved(since), "the kernel lets it sleep");
+        }
+    });
+}
+
+fn is_asleep(found: Waking) -> bool {
+    matches!(found, Waking::Asleep(_))
 }

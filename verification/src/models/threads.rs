@@ -5,7 +5,7 @@
 
 use loom::cell::UnsafeCell;
 use loom::sync::{Condvar, Mutex};
-use nemesia_core::shared::sleep::{Sleep, SleepWord};
+use nemesia_core::shared::sleep::{News, Sleep, SleepWord, Waking};
 use nemesia_core::sync::{Edge, FenceMode, Word32, Word64};
 use nemesia_core::threads::{Bell, Bits, Lock, Park, Roster, Seat};
 
@@ -219,7 +219,7 @@ impl Shared {
         }
         // Once for all. After a claim loom lets the waker read its own claim back (see `sleep/twice`), so that it would miss
         // a sleep that began since.
-        if self.word.must_wake(FenceMode::Symmetric).is_some() {
+        if matches!(self.word.must_wake(FenceMode::Symmetric, News::Message), Waking::Asleep(_)) {
             self.for_word.wake(true);
         }
     }

@@ -306,20 +306,19 @@ fn sleeper_that_lacks_two_messages_is_woken_by_the_second_unless_its_sender_is_s
     let fabric = Fabric::new(tiny(2));
     let (mut zero, mut one) = (fabric.port(0), fabric.port(1));
     for len in [8, 100] {
-        let rung = |zero: &mut Port<'_>| core::mem::take(&mut zero.host_mut().rung);
         fabric.sleep(1).announce_for(Sleep::Futex, 2);
         assert!(send(&mut zero, 1, 1, len));
-        assert!(rung(&mut zero).is_empty(), "{len} bytes");
+        assert!(core::mem::take(&mut zero.host_mut().rung).is_empty(), "{len} bytes");
         assert!(send(&mut zero, 1, 2, len));
-        assert_eq!(rung(&mut zero), [1]);
+        assert_eq!(core::mem::take(&mut zero.host_mut().rung), [1]);
         zero.wake_counted();
-        assert!(rung(&mut zero).is_empty(), "it does not sleep");
+        assert!(core::mem::take(&mut zero.host_mut().rung).is_empty(), "it does not sleep");
         fabric.sleep(1).announce_for(Sleep::Futex, 2);
         zero.wake_counted();
-        assert!(rung(&mut zero).is_empty(), "it was sent nothing");
+        assert!(core::mem::take(&mut zero.host_mut().rung).is_empty(), "it was sent nothing");
         assert!(send(&mut zero, 1, 3, len));
         zero.wake_counted();
-        assert_eq!(rung(&mut zero), [1]);
+        assert_eq!(core::mem::take(&mut zero.host_mut().rung), [1]);
         for _ in 0..3 {
             take(&mut one, 1).unwrap();
         }

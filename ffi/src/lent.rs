@@ -1,0 +1,261 @@
+//! An endpoint for the length of a call, in the hands of its only user or of one of several threads; and what blocks, which
+//! the two do differently.
+//!
+//! A call that does not block takes the lock of an endpoint that threads share, if it is one, and has it as its own
+//! (`endpoint::on`). One that blocks starts its operation so, and waits without the lock.
+
+use std::cell::UnsafeCell;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use nemesia::{Endpoint as Inner, Error, Message, Request, SharedEndpoint, Source, Status, Tag};
+
+use crate::endpoint::rank_in;
+use crate::status::{Fault, NEMESIA_ERR_THREADS};
+
+/// Whose an endpoint is.
+#[derive(Debug)]
+pub(crate) enum Owner {
+    /// One thread's at a time.
+    One(Single),
+    /// All threads'.
+    All(SharedEndpoint),
+}
+
+/// An endpoint that one thread uses at a time: its caller sees to that.
+#[derive(Debug)]
+pub(crate) struct Single {
+    inner: UnsafeCell<Inner>,
+    /// A thread is in a call. Plain loads and stores, which cost next to nothing: two threads that come within the same few
+    /// instructions are not told, one that comes while another waits is.
+    busy: AtomicBool,
+}
+
+impl Single {
+    pub(crate) fn new(inner: Inner) -> Self {
+        Self { inner: UnsafeCell::new(inner), busy: AtomicBool::new(false) }
+    }
+
+    pub(crate) fn into_inner(self) -> Inner {
+        self.inner.into_inner()
+    }
+
+    /// Lends the endpoint to a call, unless another one is seen to have it.
+    ///
+    /// # Safety
+    /// No other thread calls this until the call is over. (It is told so if it does, unless it comes at the same moment.)
+    #[inline]
+    pub(crate) unsafe fn lend<T>(&self, work: impl FnOnce(&mut Inner) -> T) -> Result<T, Fault> {
+        struct Free<'a>(&'a AtomicBool);
+        impl Drop for Free<'_> {
+            fn drop(&mut self) {
+                self.0.store(false, Ordering::Relaxed);
+            }
+        }
+        if self.busy.load(Ordering::Relaxed) {
+            return Err(in_use());
+        }
+        self.busy.store(true, Ordering::Relaxed);
+        let _free = Free(&self.busy);
+        // SAFETY: the caller's promise: nobody else is here.
+        Ok(work(unsafe { &mut *self.inner.get() }))
+    }
+}
+
+#[cold]
+fn in_use() -> Fault {
+    Fault::new(
+        NEMESIA_ERR_THREADS,
+        "another thread is using the endpoint, which belongs to one at a time: open it for several, by \
+         nemesia_config_set_threads",
+    )
+}
+
+/// An endpoint that a blocking call may use.
+pub(crate) enum Lent<'a> {
+    One(&'a mut Inner),
+    All(&'a SharedEndpoint),
+}
+
+impl Lent<'_> {
+    /// Runs what does not block.
+    pub(crate) fn with<T>(&mut self, work: impl FnOnce(&mut Inner) -> T) -> T {
+        match self {
+            Self::One(endpoint) => work(endpoint),
+            Self::All(endpoint) => endpoint.with(work),
+        }
+    }
+
+    /// Runs what has no counterpart for threads: they are kept out until it returns.
+    pub(crate) fn keep<T>(&mut self, work: impl FnOnce(&mut Inner) -> T) -> T {
+        self.with(work)
+    }
+
+    /// A rank of the caller's, which exists.
+    #[inline]
+    pub(crate) fn rank_in(&mut self, rank: i32) -> Result<usize, Fault> {
+        self.with(|endpoint| rank_in(endpoint, rank))
+    }
+
+    /// Waits for a request, before others that the caller will wait for.
+    #[inline]
+    pub(crate) fn wait(
+        &mut self,
+        request: Request,
+        others: &dyn Fn(usize) -> Option<Request>,
+        limit: Option<Duration>,
+    ) -> Result<Status, Error> {
+        match self {
+            Self::One(endpoint) => endpoint.wait_before(request, others, limit),
+            Self::All(endpoint) => match limit {
+                None => endpoint.wait(request),
+                Some(limit) => endpoint.wait_timeout(request, limit),
+            },
+        }
+    }
+
+    #[inline]
+    pub(crate) fn test(&mut self, request: Request) -> Result<Option<Status>, Error> {
+        self.with(|endpoint| endpoint.test(request))
+    }
+
+    /// Starts an operation on borrowed buffers and waits for it: returns when the engine has done with them.
+    fn run(
+        endpoint: &SharedEndpoint,
+        start: impl FnOnce(&mut Inner) -> Result<Request, Error>,
+    ) -> Result<(), Error> {
+        endpoint.run(start).map(drop)
+    }
+
+    #[inline]
+    pub(crate) fn send(&mut self, to: usize, tag: u64, bytes: &[u8]) -> Result<(), Error> {
+        match self {
+            Self::One(endpoint) => endpoint.send(to, tag, bytes),
+            Self::All(endpoint) => endpoint.send(to, tag, bytes),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn recv(&mut self, from: Source, tag: Tag, buf: &mut [u8]) -> Result<Status, Error> {
+        match self {
+            Self::One(endpoint) => endpoint.recv(from, tag, buf),
+            Self::All(endpoint) => endpoint.recv(from, tag, buf),
+        }
+    }
+
+    /// Sends in a context, complete when a receive has matched it if it is synchronous.
+    pub(crate) fn send_in(
+        &mut self,
+        (context, synchronous): (u16, bool),
+        to: usize,
+        tag: u64,
+        bytes: &[u8],
+    ) -> Result<(), Error> {
+        match self {
+            Self::One(endpoint) if synchronous => endpoint.in_context(context).ssend(to, tag, bytes),
+            Self::One(endpoint) => endpoint.in_context(context).send(to, tag, bytes),
+            Self::All(endpoint) => Self::run(endpoint, |endpoint| {
+                let context = endpoint.in_context(context);
+                let (base, len) = (bytes.as_ptr(), bytes.len());
+                match synchronous {
+                    // SAFETY: the bytes are borrowed until `run` returns.
+                    true => unsafe { context.issend(to, tag, base, len) },
+                    // SAFETY: the same.
+                    false => unsafe { context.isend(to, tag, base, len) },
+                }
+            }),
+        }
+    }
+
+    pub(crate) fn recv_in(
+        &mut self,
+        context: u16,
+        from: Source,
+        tag: Tag,
+        buf: &mut [u8],
+    ) -> Result<Status, Error> {
+        let (base, len) = (buf.as_mut_ptr(), buf.len());
+        match self {
+            Self::One(endpoint) => endpoint.in_context(context).recv(from, tag, buf),
+            // SAFETY: the buffer is borrowed until `run` returns.
+            Self::All(endpoint) => {
+                endpoint.run(|endpoint| unsafe { endpoint.in_context(context).irecv(from, tag, base, len) })
+            }
+        }
+    }
+
+    pub(crate) fn send_active(
+        &mut self,
+        to: usize,
+        number: u16,
+        header: &[u8],
+        payload: &[u8],
+    ) -> Result<(), Error> {
+        match self {
+            Self::One(endpoint) => endpoint.send_active(to, number, header, payload),
+            // SAFETY: both are borrowed until `run` returns.
+            Self::All(endpoint) => {
+                Self::run(endpoint, |endpoint| unsafe { endpoint.isend_active(to, number, header, payload) })
+            }
+        }
+    }
+
+    pub(crate) fn probe(
+        &mut self,
+        context: u16,
+        from: Source,
+        tag: Tag,
+        limit: Option<Duration>,
+    ) -> Result<Status, Error> {
+        match (self, limit) {
+            (Self::One(endpoint), None) => endpoint.in_context(context).probe(from, tag),
+            (Self::One(endpoint), Some(limit)) => {
+                endpoint.in_context(context).probe_timeout(from, tag, limit)
+            }
+            (Self::All(endpoint), limit) => endpoint.probe(context, from, tag, limit),
+        }
+    }
+
+    pub(crate) fn mprobe(
+        &mut self,
+        context: u16,
+        from: Source,
+        tag: Tag,
+        limit: Option<Duration>,
+    ) -> Result<Message, Error> {
+        match (self, limit) {
+            (Self::One(endpoint), None) => endpoint.in_context(context).mprobe(from, tag),
+            (Self::One(endpoint), Some(limit)) => {
+                endpoint.in_context(context).mprobe_timeout(from, tag, limit)
+            }
+            (Self::All(endpoint), limit) => endpoint.mprobe(context, from, tag, limit),
+        }
+    }
+
+    pub(crate) fn mrecv(&mut self, message: Message, buf: &mut [u8]) -> Result<Status, Error> {
+        let (base, len) = (buf.as_mut_ptr(), buf.len());
+        match self {
+            Self::One(endpoint) => endpoint.mrecv(message, buf),
+            // SAFETY: the buffer is borrowed until `run` returns.
+            Self::All(endpoint) => endpoint.run(|endpoint| unsafe { endpoint.imrecv(message, base, len) }),
+        }
+    }
+
+    pub(crate) fn flush(&mut self, rank: usize) -> Result<(), Error> {
+        match self {
+            Self::One(endpoint) => endpoint.flush(rank),
+            Self::All(endpoint) => Self::run(endpoint, |endpoint| endpoint.iflush(rank)),
+        }
+    }
+
+    /// Flushes every rank; the first error, after all.
+    pub(crate) fn flush_all(&mut self) -> Result<(), Error> {
+        match self {
+            Self::One(endpoint) => endpoint.flush_all(),
+            Self::All(endpoint) => {
+                let (open, started) = endpoint.with(Inner::iflush_all);
+                open.into_iter().map(|request| endpoint.wait(request).map(drop)).fold(started, Result::and)
+            }
+        }
+    }
+}
