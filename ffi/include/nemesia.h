@@ -6,7 +6,8 @@
  * another meaning. After an error nemesia_last_error_message() says in one line what happened and what to do.
  * Outputs come last and are named out_*; they are written on success only, unless the function says otherwise.
  * NULL is refused with NEMESIA_ERR_ARGUMENT wherever it is not allowed. Any other pointer has to be good.
- * An endpoint is used by one thread at a time, and not by a child after fork().
+ * An endpoint is used by one thread at a time, unless it was opened for several (nemesia_config_set_threads), and not by
+ * a child after fork().
  */
 
 #ifndef NEMESIA_H
@@ -167,6 +168,24 @@
  * The other ranks have agreed to go on without this process.
  */
 #define NEMESIA_ERR_EXCLUDED -24
+
+/**
+ * Another thread is in a call on the endpoint, which belongs to one at a time; nothing was done. Open it with
+ * NEMESIA_THREADS_MULTIPLE. Don't rely on this code: it is given when the mistake is seen, and that is not always.
+ */
+#define NEMESIA_ERR_THREADS -25
+
+/**
+ * How threads use an endpoint: one at a time. The caller sees to that; the endpoint may move between threads. The default,
+ * and the fastest.
+ */
+#define NEMESIA_THREADS_SINGLE 0
+
+/**
+ * How threads use an endpoint: any number of them at once (as MPI_THREAD_MULTIPLE). A call that does not block takes a lock.
+ * Of the threads that wait one makes progress for all.
+ */
+#define NEMESIA_THREADS_MULTIPLE 1
 
 /**
  * Room for a value that `nemesia_exchange.get` is given, in bytes, the terminating 0 included. No value that
@@ -899,6 +918,25 @@ int32_t nemesia_config_from_environment(struct nemesia_config **out_config);
 int32_t nemesia_config_default(struct nemesia_config **out_config);
 
 /**
+ * Says how threads will use the endpoints that are opened with this configuration.
+ *
+ * With NEMESIA_THREADS_MULTIPLE any threads may call any functions on the endpoint at once, but for
+ * `nemesia_endpoint_close`, during and after which nobody else uses it. A request is waited for, or tested to completion, by
+ * one thread; any thread may. Which of several receives gets a message is decided by the order in which they were posted.
+ * `nemesia_endpoint_agree` and `nemesia_endpoint_shrink` keep the other threads out until they return, and
+ * `nemesia_endpoint_arm` is for a process in which no other thread waits on this endpoint.
+ * A process may also open several endpoints, each for one thread of its own (`nemesia_endpoint_open_with`): that is faster.
+ *
+ * - `config`: a configuration.
+ * - `threads`: NEMESIA_THREADS_SINGLE or NEMESIA_THREADS_MULTIPLE.
+ *
+ * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT for NULL or any other number.
+ * Threads: one at a time for a configuration.
+ */
+int32_t nemesia_config_set_threads(struct nemesia_config *config,
+                                   uint32_t threads);
+
+/**
  * Sets what the lines of a file say: `NAME = value`, and comments after #.
  *
  * - `config`: a configuration. What the file sets counts more than what was set before.
@@ -964,7 +1002,8 @@ void nemesia_config_destroy(struct nemesia_config *config);
  *
  * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _CONFIG, _BOOTSTRAP, _SYSTEM, _PEER or _PANIC.
  * Ownership: the endpoint is the caller's, to be given back with `nemesia_endpoint_close`. `config` is copied.
- * Threads: any. An endpoint may move between threads, and is used by one at a time.
+ * Threads: any. An endpoint may move between threads, and is used by one at a time, unless it is opened for several:
+ * `nemesia_config_set_threads`.
  */
 int32_t nemesia_endpoint_open(const struct nemesia_config *config,
                               struct nemesia_endpoint **out_endpoint);
@@ -980,7 +1019,7 @@ int32_t nemesia_endpoint_open(const struct nemesia_config *config,
  * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _CONFIG, _BOOTSTRAP, _SYSTEM, _PEER or _PANIC.
  * Ownership: the endpoint is the caller's, to be given back with `nemesia_endpoint_close`. `config` and `exchange` are
  * copied; the exchange is not used after this call.
- * Threads: any; the exchange's functions are called by this thread. An endpoint is used by one thread at a time.
+ * Threads: any; the exchange's functions are called by this thread. For the endpoint see `nemesia_endpoint_open`.
  */
 int32_t nemesia_endpoint_open_with(const struct nemesia_config *config,
                                    const struct nemesia_exchange *exchange,
@@ -1007,7 +1046,7 @@ int32_t nemesia_endpoint_close(struct nemesia_endpoint *endpoint);
  * - `out_rank`: from 0, written on success.
  *
  * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or _PANIC.
- * Threads: one at a time for an endpoint.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_rank(struct nemesia_endpoint *endpoint, int32_t *out_rank);
 
@@ -1018,7 +1057,7 @@ int32_t nemesia_endpoint_rank(struct nemesia_endpoint *endpoint, int32_t *out_ra
  * - `out_size`: at least 1, written on success.
  *
  * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or _PANIC.
- * Threads: one at a time for an endpoint.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_size(struct nemesia_endpoint *endpoint, int32_t *out_size);
 
@@ -1030,7 +1069,7 @@ int32_t nemesia_endpoint_size(struct nemesia_endpoint *endpoint, int32_t *out_si
  *
  * Returns: one line of text, or NULL if there is none with this index, or `endpoint` is NULL.
  * Ownership: the text is the endpoint's, until it is closed.
- * Threads: one at a time for an endpoint.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 const char *nemesia_endpoint_note(struct nemesia_endpoint *endpoint,
                                   size_t index);
@@ -1046,7 +1085,7 @@ const char *nemesia_endpoint_note(struct nemesia_endpoint *endpoint,
  *
  * Returns: NEMESIA_OK; NEMESIA_ERR_TRUNCATED if there is too little room: what fits is written, terminated, and
  * `out_len` is; NEMESIA_ERR_ARGUMENT or _PANIC.
- * Threads: one at a time for an endpoint.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_explain(struct nemesia_endpoint *endpoint,
                                  size_t bytes,
@@ -1061,7 +1100,7 @@ int32_t nemesia_endpoint_explain(struct nemesia_endpoint *endpoint,
  * - `out_failure`: NEMESIA_FAILURE_NONE, _DIED, _FINISHED or _FAULT, written on success.
  *
  * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _RANK or _PANIC.
- * Threads: one at a time for an endpoint.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_peer_failure(struct nemesia_endpoint *endpoint, int32_t rank, int32_t *out_failure);
 
@@ -1072,7 +1111,7 @@ int32_t nemesia_endpoint_peer_failure(struct nemesia_endpoint *endpoint, int32_t
  * - `endpoint`: an open endpoint.
  *
  * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or _PANIC.
- * Threads: one at a time for an endpoint.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_acknowledge_failures(struct nemesia_endpoint *endpoint);
 
@@ -1087,7 +1126,7 @@ int32_t nemesia_endpoint_acknowledge_failures(struct nemesia_endpoint *endpoint)
  *
  * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _SYSTEM (no descriptor is left) or _PANIC.
  * Ownership: the descriptor is the endpoint's, until it is closed. It is to be waited for only: not read, not closed.
- * Threads: one at a time for an endpoint.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_event_fd(struct nemesia_endpoint *endpoint,
                                   int32_t *out_fd);
@@ -1099,7 +1138,7 @@ int32_t nemesia_endpoint_event_fd(struct nemesia_endpoint *endpoint,
  * - `endpoint`: an open endpoint.
  *
  * Returns: NEMESIA_OK; NEMESIA_BUSY if something was done just now, and nothing is armed; NEMESIA_ERR_ARGUMENT or _PANIC.
- * Threads: one at a time for an endpoint.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_arm(struct nemesia_endpoint *endpoint);
 
@@ -1110,7 +1149,7 @@ int32_t nemesia_endpoint_arm(struct nemesia_endpoint *endpoint);
  * - `endpoint`: an open endpoint.
  *
  * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or _PANIC.
- * Threads: one at a time for an endpoint.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_disarm(struct nemesia_endpoint *endpoint);
 
@@ -1126,7 +1165,7 @@ int32_t nemesia_endpoint_disarm(struct nemesia_endpoint *endpoint);
  * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _RANK, _PEER_FAILED, _REQUESTS, _UNEXPECTED_FULL (a message to this
  * process itself, for which there is no room) or _PANIC.
  * Ownership: the buffer is the caller's again when this returns.
- * Threads: one at a time for an endpoint.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_send(struct nemesia_endpoint *endpoint,
                               int32_t rank,
@@ -1147,7 +1186,7 @@ int32_t nemesia_endpoint_send(struct nemesia_endpoint *endpoint,
  * Returns: NEMESIA_OK; NEMESIA_ERR_TRUNCATED if the message was longer, and what fits was received;
  * NEMESIA_ERR_ARGUMENT, _RANK, _PEER_FAILED, _REQUESTS, _UNEXPECTED_FULL or _PANIC.
  * Ownership: the buffer is the caller's again when this returns.
- * Threads: one at a time for an endpoint.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_recv(struct nemesia_endpoint *endpoint,
                               int32_t rank,
@@ -1170,7 +1209,7 @@ int32_t nemesia_endpoint_recv(struct nemesia_endpoint *endpoint,
  * process itself, for which there is no room) or _PANIC. After an error nothing was sent.
  * Ownership: the request holds the buffer, which must stay as it is until the request is complete or the endpoint is
  * closed. The request belongs to this endpoint.
- * Threads: one at a time for an endpoint.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_isend(struct nemesia_endpoint *endpoint,
                                int32_t rank,
@@ -1193,7 +1232,7 @@ int32_t nemesia_endpoint_isend(struct nemesia_endpoint *endpoint,
  * posted.
  * Ownership: the request holds the buffer, which must stay, and which nobody else uses, until the request is complete
  * or withdrawn, or the endpoint is closed. The request belongs to this endpoint.
- * Threads: one at a time for an endpoint.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_irecv(struct nemesia_endpoint *endpoint,
                                int32_t rank,
@@ -1214,7 +1253,7 @@ int32_t nemesia_endpoint_irecv(struct nemesia_endpoint *endpoint,
  * what fits was received; NEMESIA_ERR_PEER_FAILED or _CANCELLED if nothing can come of it; NEMESIA_ERR_KEY, _BOUNDS,
  * _ACCESS, _ALIGNMENT or _UNDEFINED for a one-sided operation; NEMESIA_ERR_STALE, _ARGUMENT or _PANIC.
  * Ownership: the request is gone, and its buffer the caller's again, unless NEMESIA_PENDING is returned.
- * Threads: one at a time for an endpoint.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_test(struct nemesia_endpoint *endpoint,
                               uint64_t request,
@@ -1233,7 +1272,7 @@ int32_t nemesia_endpoint_test(struct nemesia_endpoint *endpoint,
  * _UNDEFINED for a one-sided operation; NEMESIA_ERR_TIMEOUT, or _UNEXPECTED_FULL if other
  * messages have to be received first: the request is then still under way; NEMESIA_ERR_STALE, _ARGUMENT or _PANIC.
  * Ownership: the request is gone, and its buffer the caller's again, unless it is still under way.
- * Threads: one at a time for an endpoint.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_wait(struct nemesia_endpoint *endpoint,
                               uint64_t request,
@@ -1255,7 +1294,7 @@ int32_t nemesia_endpoint_wait(struct nemesia_endpoint *endpoint,
  * Returns: NEMESIA_ERR_TIMEOUT or _UNEXPECTED_FULL if some are still under way; else the code of the first in the
  * array that failed; else NEMESIA_OK. NEMESIA_ERR_ARGUMENT or _PANIC.
  * Ownership: buffers of completed requests are the caller's again.
- * Threads: one at a time for an endpoint.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_wait_all(struct nemesia_endpoint *endpoint,
                                   size_t count,
@@ -1273,7 +1312,7 @@ int32_t nemesia_endpoint_wait_all(struct nemesia_endpoint *endpoint,
  *
  * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or _PANIC.
  * Ownership: the buffer of a withdrawn receive is the caller's again at once.
- * Threads: one at a time for an endpoint.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_cancel(struct nemesia_endpoint *endpoint,
                                 uint64_t request,
@@ -1286,7 +1325,7 @@ int32_t nemesia_endpoint_cancel(struct nemesia_endpoint *endpoint,
  * - `out_packets`: packets that were moved; 0 means that there was nothing to do. Written on success; may be NULL.
  *
  * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or _PANIC.
- * Threads: one at a time for an endpoint.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_progress(struct nemesia_endpoint *endpoint,
                                   size_t *out_packets);
@@ -1304,7 +1343,7 @@ int32_t nemesia_endpoint_progress(struct nemesia_endpoint *endpoint,
  *
  * Returns: as `nemesia_endpoint_send`.
  * Ownership: the buffer is the caller's again when this returns.
- * Threads: one at a time for an endpoint.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_send_in(struct nemesia_endpoint *endpoint,
                                  uint16_t context,
@@ -1327,7 +1366,7 @@ int32_t nemesia_endpoint_send_in(struct nemesia_endpoint *endpoint,
  *
  * Returns: as `nemesia_endpoint_recv`.
  * Ownership: the buffer is the caller's again when this returns.
- * Threads: one at a time for an endpoint.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_recv_in(struct nemesia_endpoint *endpoint,
                                  uint16_t context,
@@ -1352,7 +1391,7 @@ int32_t nemesia_endpoint_recv_in(struct nemesia_endpoint *endpoint,
  * Returns: as `nemesia_endpoint_isend`. After an error nothing was sent.
  * Ownership: the request holds the buffer, which must stay as it is until the request is complete or the endpoint is
  * closed. The request belongs to this endpoint.
- * Threads: one at a time for an endpoint.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_isend_in(struct nemesia_endpoint *endpoint,
                                   uint16_t context,
@@ -1377,7 +1416,7 @@ int32_t nemesia_endpoint_isend_in(struct nemesia_endpoint *endpoint,
  * Returns: as `nemesia_endpoint_irecv`. After an error nothing was posted.
  * Ownership: the request holds the buffer, which must stay, and which nobody else uses, until the request is complete
  * or withdrawn, or the endpoint is closed. The request belongs to this endpoint.
- * Threads: one at a time for an endpoint.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_irecv_in(struct nemesia_endpoint *endpoint,
                                   uint16_t context,
@@ -1404,7 +1443,7 @@ int32_t nemesia_endpoint_irecv_in(struct nemesia_endpoint *endpoint,
  * memory has. After an error nothing was sent.
  * Ownership: the request holds the list and its bytes, which must stay as they are until the request is complete or the
  * endpoint is closed. The request belongs to this endpoint.
- * Threads: one at a time for an endpoint.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_isendv(struct nemesia_endpoint *endpoint,
                                 uint16_t context,
@@ -1430,7 +1469,7 @@ int32_t nemesia_endpoint_isendv(struct nemesia_endpoint *endpoint,
  * memory has. After an error nothing was posted.
  * Ownership: the request holds the list and its bytes; they must stay, and nobody else uses the bytes, until the request
  * is complete or withdrawn, or the endpoint is closed. The request belongs to this endpoint.
- * Threads: one at a time for an endpoint.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_irecvv(struct nemesia_endpoint *endpoint,
                                 uint16_t context,
@@ -1454,7 +1493,7 @@ int32_t nemesia_endpoint_irecvv(struct nemesia_endpoint *endpoint,
  *
  * Returns: NEMESIA_OK if there is one; NEMESIA_PENDING if not; NEMESIA_ERR_ARGUMENT, _RANK, _PEER_FAILED (the sender is
  * gone and has left none) or _PANIC.
- * Threads: one at a time for an endpoint.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_iprobe(struct nemesia_endpoint *endpoint,
                                 uint16_t context,
@@ -1475,7 +1514,7 @@ int32_t nemesia_endpoint_iprobe(struct nemesia_endpoint *endpoint,
  *
  * Returns: NEMESIA_OK; NEMESIA_ERR_TIMEOUT; NEMESIA_ERR_UNEXPECTED_FULL (there is no room for it: receive others
  * first), _ARGUMENT, _RANK, _PEER_FAILED or _PANIC.
- * Threads: one at a time for an endpoint.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_probe(struct nemesia_endpoint *endpoint,
                                uint16_t context,
@@ -1501,7 +1540,7 @@ int32_t nemesia_endpoint_probe(struct nemesia_endpoint *endpoint,
  * (each message taken out is one) or _PANIC.
  * Ownership: the message has to be received, with a capacity of 0 if nobody wants it: until then it takes the room of an
  * unexpected message and of a request.
- * Threads: one at a time for an endpoint.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_improbe(struct nemesia_endpoint *endpoint,
                                  uint16_t context,
@@ -1525,7 +1564,7 @@ int32_t nemesia_endpoint_improbe(struct nemesia_endpoint *endpoint,
  * Returns: NEMESIA_OK; NEMESIA_ERR_TIMEOUT; NEMESIA_ERR_UNEXPECTED_FULL (there is no room for it: receive others
  * first), _ARGUMENT, _RANK, _PEER_FAILED, _REQUESTS or _PANIC.
  * Ownership: as for `nemesia_endpoint_improbe`.
- * Threads: one at a time for an endpoint.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_mprobe(struct nemesia_endpoint *endpoint,
                                 uint16_t context,
@@ -1548,7 +1587,7 @@ int32_t nemesia_endpoint_mprobe(struct nemesia_endpoint *endpoint,
  * Returns: NEMESIA_OK; NEMESIA_ERR_TRUNCATED if the message was longer, and what fits was received; NEMESIA_ERR_STALE
  * (no such message, or it was received), _ARGUMENT, _PEER_FAILED or _PANIC.
  * Ownership: the message is gone, unless NEMESIA_ERR_ARGUMENT is returned; the buffer is the caller's again.
- * Threads: one at a time for an endpoint.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_mrecv(struct nemesia_endpoint *endpoint,
                                uint64_t message,
@@ -1569,7 +1608,7 @@ int32_t nemesia_endpoint_mrecv(struct nemesia_endpoint *endpoint,
  * Returns: NEMESIA_OK; NEMESIA_ERR_STALE (no such message, or it was received), _ARGUMENT or _PANIC.
  * Ownership: the message is gone, unless NEMESIA_ERR_ARGUMENT is returned. The request holds the buffer, which must
  * stay, and which nobody else uses, until the request is complete or the endpoint is closed.
- * Threads: one at a time for an endpoint.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_imrecv(struct nemesia_endpoint *endpoint,
                                 uint64_t message,
@@ -1590,7 +1629,8 @@ int32_t nemesia_endpoint_imrecv(struct nemesia_endpoint *endpoint,
  * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or _PANIC.
  * Ownership: what `context` points to stays the caller's, and is used until the handler is replaced or taken away, or
  * the endpoint is closed.
- * Threads: one at a time for an endpoint; the handler is called by the thread that uses the endpoint.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE; the handler is called by whichever thread makes
+ * progress, by one at a time.
  */
 int32_t nemesia_endpoint_set_handler(struct nemesia_endpoint *endpoint,
                                      uint16_t number,
@@ -1628,7 +1668,7 @@ int32_t nemesia_incoming_reply(struct nemesia_incoming *message,
  *
  * Returns: NEMESIA_OK; NEMESIA_ERR_TOO_LONG, _ARGUMENT, _RANK, _PEER_FAILED, _REQUESTS or _PANIC.
  * Ownership: the buffers are the caller's again when this returns.
- * Threads: one at a time for an endpoint.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_send_active(struct nemesia_endpoint *endpoint,
                                      int32_t rank,
@@ -1648,7 +1688,7 @@ int32_t nemesia_endpoint_send_active(struct nemesia_endpoint *endpoint,
  * Returns: NEMESIA_OK; NEMESIA_ERR_TOO_LONG, _ARGUMENT, _RANK, _PEER_FAILED, _REQUESTS or _PANIC. After an error nothing
  * was sent.
  * Ownership: the request holds both buffers, which must stay as they are until it is complete or the endpoint is closed.
- * Threads: one at a time for an endpoint.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_isend_active(struct nemesia_endpoint *endpoint,
                                       int32_t rank,
@@ -1666,7 +1706,7 @@ int32_t nemesia_endpoint_isend_active(struct nemesia_endpoint *endpoint,
  * - `out_bytes`: written on success.
  *
  * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or _PANIC.
- * Threads: one at a time for an endpoint.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_active_bytes(struct nemesia_endpoint *endpoint, size_t *out_bytes);
 
@@ -1677,7 +1717,7 @@ int32_t nemesia_endpoint_active_bytes(struct nemesia_endpoint *endpoint, size_t 
  * - `out_count`: written on success.
  *
  * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or _PANIC.
- * Threads: one at a time for an endpoint.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_unhandled(struct nemesia_endpoint *endpoint, uint64_t *out_count);
 
@@ -1692,7 +1732,7 @@ int32_t nemesia_endpoint_unhandled(struct nemesia_endpoint *endpoint, uint64_t *
  *
  * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _REGION (no more are allowed), _SYSTEM or _PANIC.
  * Ownership: the memory stays the caller's; other threads use it meanwhile only by atomic operations.
- * Threads: one at a time for an endpoint.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_expose(struct nemesia_endpoint *endpoint,
                                 void *base,
@@ -1711,7 +1751,7 @@ int32_t nemesia_endpoint_expose(struct nemesia_endpoint *endpoint,
  *
  * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _REGION (no more are allowed), _SYSTEM or _PANIC.
  * Ownership: the memory is the endpoint's; `nemesia_endpoint_conceal` or closing frees it.
- * Threads: one at a time for an endpoint.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_allocate(struct nemesia_endpoint *endpoint,
                                   size_t len,
@@ -1728,7 +1768,7 @@ int32_t nemesia_endpoint_allocate(struct nemesia_endpoint *endpoint,
  *
  * Returns: NEMESIA_OK; NEMESIA_ERR_REGION, _ARGUMENT or _PANIC.
  * Ownership: memory that was exposed is the caller's alone again.
- * Threads: one at a time for an endpoint.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_conceal(struct nemesia_endpoint *endpoint,
                                  uint64_t region);
@@ -1741,7 +1781,7 @@ int32_t nemesia_endpoint_conceal(struct nemesia_endpoint *endpoint,
  * - `out_key`: written on success; to be copied and sent at will.
  *
  * Returns: NEMESIA_OK; NEMESIA_ERR_REGION, _ARGUMENT or _PANIC.
- * Threads: one at a time for an endpoint.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_remote_key(struct nemesia_endpoint *endpoint,
                                     uint64_t region,
@@ -1756,7 +1796,7 @@ int32_t nemesia_endpoint_remote_key(struct nemesia_endpoint *endpoint,
  *   why the region is not mapped.
  *
  * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or _PANIC.
- * Threads: one at a time for an endpoint.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_path(struct nemesia_endpoint *endpoint,
                               const struct nemesia_remote_key *key,
@@ -1777,7 +1817,7 @@ int32_t nemesia_endpoint_path(struct nemesia_endpoint *endpoint,
  * _PEER_FAILED, _REQUESTS or _PANIC. After an error nothing was sent.
  * Ownership: the request holds the buffer, which must stay as it is until the request is complete or the endpoint is
  * closed. The key is copied.
- * Threads: one at a time for an endpoint.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_iput(struct nemesia_endpoint *endpoint,
                               const struct nemesia_remote_key *key,
@@ -1799,7 +1839,7 @@ int32_t nemesia_endpoint_iput(struct nemesia_endpoint *endpoint,
  * Returns: as `nemesia_endpoint_iput`. What only the owner knows, the request tells: NEMESIA_ERR_KEY for instance.
  * Ownership: the request holds the buffer, which must stay, and which nobody else uses, until the request is complete or
  * the endpoint is closed.
- * Threads: one at a time for an endpoint.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_iget(struct nemesia_endpoint *endpoint,
                               const struct nemesia_remote_key *key,
@@ -1820,7 +1860,7 @@ int32_t nemesia_endpoint_iget(struct nemesia_endpoint *endpoint,
  *
  * Returns: as `nemesia_endpoint_iput`; NEMESIA_ERR_UNDEFINED if the type has no such operation.
  * Ownership: as for `nemesia_endpoint_iput`.
- * Threads: one at a time for an endpoint.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_iaccumulate(struct nemesia_endpoint *endpoint,
                                      const struct nemesia_remote_key *key,
@@ -1841,7 +1881,7 @@ int32_t nemesia_endpoint_iaccumulate(struct nemesia_endpoint *endpoint,
  *
  * Returns: as `nemesia_endpoint_iaccumulate`.
  * Ownership: the operand is copied; the request holds `out_old` as that of `nemesia_endpoint_iget` holds its buffer.
- * Threads: one at a time for an endpoint.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_ifetch(struct nemesia_endpoint *endpoint,
                                 const struct nemesia_remote_key *key,
@@ -1861,7 +1901,7 @@ int32_t nemesia_endpoint_ifetch(struct nemesia_endpoint *endpoint,
  *
  * Returns: as `nemesia_endpoint_ifetch`.
  * Ownership: as for `nemesia_endpoint_ifetch`.
- * Threads: one at a time for an endpoint.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_icompare_swap(struct nemesia_endpoint *endpoint,
                                        const struct nemesia_remote_key *key,
@@ -1881,7 +1921,7 @@ int32_t nemesia_endpoint_icompare_swap(struct nemesia_endpoint *endpoint,
  *   _ACCESS, _ALIGNMENT or _UNDEFINED it reports the first refusal since the last flush.
  *
  * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _RANK, _PEER_FAILED, _REQUESTS or _PANIC.
- * Threads: one at a time for an endpoint.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_iflush(struct nemesia_endpoint *endpoint,
                                 int32_t rank,
@@ -1895,7 +1935,7 @@ int32_t nemesia_endpoint_iflush(struct nemesia_endpoint *endpoint,
  *
  * Returns: NEMESIA_OK; NEMESIA_ERR_KEY, _BOUNDS, _ACCESS, _ALIGNMENT or _UNDEFINED if some were refused since the last
  * flush, for the reason that the first had; NEMESIA_ERR_ARGUMENT, _RANK, _PEER_FAILED, _REQUESTS or _PANIC.
- * Threads: one at a time for an endpoint.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_flush(struct nemesia_endpoint *endpoint,
                                int32_t rank);
@@ -1908,7 +1948,7 @@ int32_t nemesia_endpoint_flush(struct nemesia_endpoint *endpoint,
  * - `rank`: whose regions.
  *
  * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _RANK, _PEER_FAILED, _REQUESTS or _PANIC.
- * Threads: one at a time for an endpoint.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_fence(struct nemesia_endpoint *endpoint,
                                int32_t rank);
@@ -1921,7 +1961,7 @@ int32_t nemesia_endpoint_fence(struct nemesia_endpoint *endpoint,
  * - `out_count`: written on success.
  *
  * Returns: NEMESIA_OK; NEMESIA_ERR_REGION, _ARGUMENT or _PANIC.
- * Threads: one at a time for an endpoint.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_notifications(struct nemesia_endpoint *endpoint,
                                        uint64_t region,
@@ -1937,7 +1977,7 @@ int32_t nemesia_endpoint_notifications(struct nemesia_endpoint *endpoint,
  * - `out_request`: written on success.
  *
  * Returns: NEMESIA_OK; NEMESIA_ERR_REGION, _ARGUMENT, _PEER_FAILED, _REQUESTS or _PANIC.
- * Threads: one at a time for an endpoint.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_inotified(struct nemesia_endpoint *endpoint,
                                    uint64_t region,
@@ -1957,7 +1997,7 @@ int32_t nemesia_endpoint_inotified(struct nemesia_endpoint *endpoint,
  * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT; NEMESIA_ERR_EXCLUDED if the others have agreed that this rank is gone;
  * NEMESIA_ERR_UNEXPECTED_FULL or NEMESIA_ERR_REQUESTS, after which another call goes on, and the flags of the first
  * count; NEMESIA_ERR_PANIC.
- * Threads: one at a time for an endpoint.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_agree(struct nemesia_endpoint *endpoint,
                                uint64_t flags,
@@ -1974,7 +2014,7 @@ int32_t nemesia_endpoint_agree(struct nemesia_endpoint *endpoint,
  * - `out_rank`: the new rank of this process, written on success; may be NULL.
  *
  * Returns: as `nemesia_endpoint_agree`.
- * Threads: one at a time for an endpoint.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_shrink(struct nemesia_endpoint *endpoint,
                                 int32_t *out_ranks,

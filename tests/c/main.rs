@@ -6,12 +6,13 @@
 //! | `pair.c` | what two processes do, one case an argument |
 //! | `remote.c` | active messages and one-sided operations, likewise |
 //! | `embed.c` | processes that meet through an exchange of their own |
+//! | `threads.c` | threads that share an endpoint, or have one each |
 //! | `plus.cc` | the header in C++ |
 
 mod header;
 mod toolchain;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use nemesia::bootstrap::ExitKind;
@@ -144,6 +145,39 @@ fn processes_meet_through_an_exchange_of_the_caller() -> Result<(), String> {
         "embed",
     )?;
     output(&mut Command::new(program)).map(drop)
+}
+
+/// `threads.c`, linked in one way.
+fn threads(case: &str, linking: Linking) -> Result<PathBuf, String> {
+    let flags = [&STRICT_C[..], &["-pthread"]].concat();
+    compile("cc", &flags, &source("tests/c/threads.c"), linking, &format!("threads-{case}"))
+}
+
+#[test]
+fn threads_share_an_endpoint_of_c() -> Result<(), String> {
+    if !can_run("threads_share_an_endpoint_of_c", &["cc"]) {
+        return Ok(());
+    }
+    for linking in Linking::BOTH {
+        Job::new(threads("together", linking)?, scratch(), "together").succeed(2)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn threads_have_an_endpoint_each() -> Result<(), String> {
+    if !can_run("threads_have_an_endpoint_each", &["cc"]) {
+        return Ok(());
+    }
+    output(Command::new(threads("several", Linking::Shared)?).arg("several")).map(drop)
+}
+
+#[test]
+fn a_thread_that_uses_what_is_anothers_is_told() -> Result<(), String> {
+    if !can_run("a_thread_that_uses_what_is_anothers_is_told", &["cc"]) {
+        return Ok(());
+    }
+    output(Command::new(threads("alone", Linking::Shared)?).arg("alone")).map(drop)
 }
 
 #[test]
