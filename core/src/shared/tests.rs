@@ -10,6 +10,7 @@ mod queue;
 mod records;
 mod ring;
 mod sleep;
+mod threads;
 
 use std::vec::Vec;
 

@@ -5,6 +5,9 @@
 //! others want it or it sleeps. The others sleep until they are served, or have to drive. The protocol is that of
 //! [`nemesia_core::threads`], where it is modelled.
 
+#[cfg(all(test, nemesia_race))]
+mod race;
+
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;

@@ -2,59 +2,23 @@
 
 mod context;
 mod event;
+mod meeting;
 mod observe;
 mod shared;
 
-use std::collections::HashMap;
-use std::sync::{Arc, Barrier, Mutex};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use self::meeting::Meeting;
 use super::{Access, Endpoint, Path, Refusal, Region, Source, Tag};
-use crate::bootstrap::{BootstrapError, Exchange};
 use crate::{Config, Error};
-
-struct InMemory {
-    rank: usize,
-    size: usize,
-    cards: Arc<Mutex<HashMap<String, String>>>,
-    barrier: Arc<Barrier>,
-}
-
-impl Exchange for InMemory {
-    fn rank(&self) -> usize {
-        self.rank
-    }
-
-    fn size(&self) -> usize {
-        self.size
-    }
-
-    fn put(&mut self, key: &str, value: &str) -> Result<(), BootstrapError> {
-        self.cards.lock().unwrap().insert(key.to_owned(), value.to_owned());
-        Ok(())
-    }
-
-    fn get(&mut self, key: &str) -> Result<String, BootstrapError> {
-        Ok(self.cards.lock().unwrap()[key].clone())
-    }
-
-    fn barrier(&mut self) -> Result<(), BootstrapError> {
-        self.barrier.wait();
-        Ok(())
-    }
-
-    fn finalize(&mut self) -> Result<(), BootstrapError> {
-        Ok(())
-    }
-}
 
 /// A world of `size` endpoints.
 fn world(size: usize, config: &Config) -> Vec<Endpoint> {
-    let (cards, barrier) = (Arc::default(), Arc::new(Barrier::new(size)));
+    let meeting = Meeting::new(size);
     let open = |rank| {
-        let exchange = InMemory { rank, size, cards: Arc::clone(&cards), barrier: Arc::clone(&barrier) };
-        let config = config.clone();
-        std::thread::spawn(move || Endpoint::open_with(&config, Box::new(exchange)).unwrap())
+        let (exchange, config) = (meeting.exchange(rank), config.clone());
+        std::thread::spawn(move || Endpoint::open_with(&config, exchange).unwrap())
     };
     let opening: Vec<_> = (0..size).map(open).collect();
     opening.into_iter().map(|endpoint| endpoint.join().unwrap()).collect()
@@ -186,19 +150,17 @@ fn a_time_beyond_the_end_of_the_clock_never_comes() {
 
 #[test]
 fn a_rank_outside_its_world_is_refused() {
-    let (cards, barrier) = (Arc::default(), Arc::new(Barrier::new(1)));
-    let exchange = InMemory { rank: 5, size: 1, cards, barrier };
-    let error = Endpoint::open_with(&Config::default(), Box::new(exchange)).unwrap_err();
+    let exchange = Meeting::new(1).exchange(5);
+    let error = Endpoint::open_with(&Config::default(), exchange).unwrap_err();
     assert!(matches!(error, Error::Rank { rank: 5, last: 0 }), "{error}");
 }
 
 #[test]
 fn more_memory_than_there_is_is_refused_by_name() {
     for bytes in [usize::MAX, 1 << 60] {
-        let (cards, barrier) = (Arc::default(), Arc::new(Barrier::new(1)));
-        let exchange = InMemory { rank: 0, size: 1, cards, barrier };
+        let exchange = Meeting::new(1).exchange(0);
         let config = Config::default().unexpected_bytes(bytes);
-        let error = Endpoint::open_with(&config, Box::new(exchange)).unwrap_err().to_string();
+        let error = Endpoint::open_with(&config, exchange).unwrap_err().to_string();
         assert!(error.contains("NEMESIA_UNEXPECTED_BYTES") && error.contains("lower"), "{error}");
     }
 }

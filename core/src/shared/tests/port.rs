@@ -32,7 +32,7 @@ fn next(port: &mut TestPort<'_>, polls: usize) -> Option<Arrival<Place>> {
 }
 
 /// Takes the next packet, checks its contents, and says from whom it is and with which tag.
-fn take(port: &mut TestPort<'_>, polls: usize) -> Option<(PeerId, u64)> {
+pub(super) fn take(port: &mut TestPort<'_>, polls: usize) -> Option<(PeerId, u64)> {
     let arrival = next(port, polls)?;
     let mut bytes = vec![0xee; arrival.len];
     port.read(&arrival, 0, &mut bytes);

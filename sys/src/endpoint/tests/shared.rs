@@ -67,12 +67,14 @@ fn exchange(config: &Config) {
     let (zero, one) = shared_pair(config);
     let received = AtomicU64::new(0);
     std::thread::scope(|scope| {
-        for me in 0..THREADS {
-            let received = &received;
-            let (zero, one) = (zero.clone(), one.clone());
-            scope.spawn(move || converse(&zero, me, 1, received));
-            scope.spawn(move || converse(&one, me, 0, received));
-        }
+        let spawn = |endpoint: &SharedEndpoint, me, peer| {
+            let (endpoint, received) = (endpoint.clone(), &received);
+            scope.spawn(move || converse(&endpoint, me, peer, received))
+        };
+        let both = |me| [spawn(&zero, me, 1), spawn(&one, me, 0)];
+        let threads: Vec<_> = (0..THREADS).flat_map(both).collect();
+        // One by one: ThreadSanitizer does not see how a scope waits.
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
     });
     assert_eq!(received.into_inner(), 2 * THREADS * THREADS * MESSAGES);
     // Somebody has to be last, and closes.

@@ -1,0 +1,59 @@
+//! Ports in threads of their own, at full speed: what the models do step by step. ThreadSanitizer watches it
+//! (`tests/sanitize`): here, as in no other test, both ends of every structure have the same addresses.
+
+use std::vec::Vec;
+
+use super::Rng;
+use super::fabric::{Fabric, TestPort, tiny};
+use super::port::{send, take};
+use crate::port::PeerId;
+
+const RANKS: PeerId = 3;
+/// From each to each.
+const MESSAGES: u64 = if cfg!(debug_assertions) { 400 } else { 4000 };
+
+/// A port on its way into another thread, or back.
+struct Moved<'a>(TestPort<'a>);
+
+// SAFETY: what a port shares with others is made of atomics and of bytes whose owner changes by them, but for the kernel that
+// the tests put in its place: an `Rc`, which no thread here touches. Ports are made, and dropped, by one thread.
+unsafe impl Send for Moved<'_> {}
+
+/// Sends to all others and receives from them, as fast as there is room.
+fn exchange(mut port: Moved<'_>, rank: PeerId) -> Moved<'_> {
+    let mut rng = Rng::new(rank.into());
+    let (mut sent, mut got) = ([0; RANKS as usize], [0; RANKS as usize]);
+    let others: Vec<PeerId> = (0..RANKS).filter(|other| *other != rank).collect();
+    let done =
+        |counts: &[u64; RANKS as usize]| others.iter().all(|other| counts[*other as usize] == MESSAGES);
+    while !done(&sent) || !done(&got) {
+        let to = rng.pick(&others);
+        let next = &mut sent[to as usize];
+        // Through the fastbox, and through cells of every size.
+        let len = rng.pick(&[0, 8, 60, 100, 200, 256]);
+        if *next < MESSAGES && send(&mut port.0, to, *next, len) {
+            *next += 1;
+        }
+        while let Some((from, tag)) = take(&mut port.0, 1) {
+            assert_eq!(tag, got[from as usize], "from {from}");
+            got[from as usize] += 1;
+        }
+        if rng.one_in(4) {
+            std::thread::yield_now();
+        }
+    }
+    port
+}
+
+#[test]
+fn threads_exchange_through_tiny_structures() {
+    let fabric = Fabric::new(tiny(RANKS));
+    let ports: Vec<_> = (0..RANKS).map(|rank| Moved(fabric.port(rank))).collect();
+    let back: Vec<Moved<'_>> = std::thread::scope(|scope| {
+        let spawn = |(port, rank)| scope.spawn(move || exchange(port, rank));
+        let threads: Vec<_> = ports.into_iter().zip(0..RANKS).map(spawn).collect();
+        // One by one: ThreadSanitizer does not see how a scope waits.
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert_eq!(back.len(), RANKS as usize);
+}

@@ -1,0 +1,32 @@
+//! A data race on purpose, for `tests/sanitize`: ThreadSanitizer has to find it, or what it does not find means nothing.
+//!
+//! Only in builds with the private cfg `nemesia_race`, which that script sets.
+
+use super::{Guard, SharedEndpoint};
+use crate::bootstrap::Singleton;
+use crate::{Config, Endpoint};
+
+/// Forgets to take the lock.
+fn count_waiting(endpoint: &SharedEndpoint) -> usize {
+    let unlocked = std::mem::ManuallyDrop::new(Guard(&endpoint.0));
+    unlocked.roster.count() + unlocked.endpoint.turns as usize
+}
+
+#[test]
+fn a_forgotten_lock_is_a_race() {
+    let exchange = Box::new(Singleton::new());
+    let endpoint = Endpoint::open_with(&Config::default(), exchange).unwrap().into_shared();
+    let threads = [true, false].map(|locks| {
+        let endpoint = endpoint.clone();
+        std::thread::spawn(move || {
+            for _ in 0..1000 {
+                if locks {
+                    endpoint.with(Endpoint::progress);
+                } else {
+                    std::hint::black_box(count_waiting(&endpoint));
+                }
+            }
+        })
+    });
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+}
