@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use super::{pair, world};
 use crate::{Config, Endpoint, Error, Failure, SharedEndpoint, Source, Tag};
 
-/// Messages to each thread.
-const MESSAGES: u64 = 30;
+/// Messages to each thread. Under ThreadSanitizer everything takes long.
+const MESSAGES: u64 = if cfg!(nemesia_race) { 12 } else { 30 };
 /// Threads of each endpoint.
 const THREADS: u64 = 4;
 
