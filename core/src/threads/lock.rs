@@ -9,10 +9,16 @@ const FREE: u32 = 0;
 const HELD: u32 = 1;
 /// It is held, and somebody may sleep for it.
 const CONTENDED: u32 = 2;
-/// It belongs to whoever takes it first of those that waited when it was handed over; nobody else can take it.
+/// It belongs to whoever takes it first of those that waited when it was handed over; nobody else can take it. The bits
+/// above say who they are ([`NUMBER`]): so whoever falls asleep over a state falls asleep over this handing, not over a later
+/// one that may be its own.
 const HANDED: u32 = 3;
 /// The same, and somebody else may sleep for it.
 const HANDED_CONTENDED: u32 = 4;
+/// The bits that tell these states apart.
+const KIND: u32 = 7;
+/// One in the bits above: how many had begun to wait when the lock was handed over. They wrap.
+const NUMBER: u32 = 8;
 
 /// Looks before a sleep. Nobody holds the lock for long.
 #[cfg(not(nemesia_loom))]
@@ -32,6 +38,9 @@ pub trait Park {
 
     /// Wakes one that sleeps on this word, if there is any.
     fn unpark(&self, word: &Word32);
+
+    /// Wakes all that sleep on this word.
+    fn unpark_all(&self, word: &Word32);
 }
 
 /// The lock. What it guards lies elsewhere.
@@ -41,8 +50,6 @@ pub struct Lock {
     /// Threads that have begun to wait for it, and that have got it after waiting; both wrap.
     came: Word32,
     got: Word32,
-    /// When it was last handed over: those that had come by then may take it.
-    handed: Word32,
     /// How often it was up for grabs while others waited. The holder's.
     grabs: Word32,
 }
@@ -50,7 +57,7 @@ pub struct Lock {
 impl Default for Lock {
     fn default() -> Self {
         let word = || Word32::new(0);
-        Self { state: word(), came: word(), got: word(), handed: word(), grabs: word() }
+        Self { state: word(), came: word(), got: word(), grabs: word() }
     }
 }
 
@@ -70,10 +77,10 @@ impl Lock {
         let (mut looks, mut taken) = (0, HELD);
         loop {
             let state = self.state.load_acquire(Edge::Lock);
-            let ours = match state {
+            let ours = match state & KIND {
                 FREE => Some(taken),
-                HANDED if self.is_before(number) => Some(taken),
-                HANDED_CONTENDED if self.is_before(number) => Some(CONTENDED),
+                HANDED if is_before(number, state) => Some(taken),
+                HANDED_CONTENDED if is_before(number, state) => Some(CONTENDED),
                 _ => None,
             };
             if let Some(taken) = ours {
@@ -94,11 +101,6 @@ impl Lock {
         self.got.bump_relaxed();
     }
 
-    /// Whether this one had come when the lock was last handed over. Numbers wrap, and fewer than 2^31 threads wait.
-    fn is_before(&self, number: u32) -> bool {
-        (number.wrapping_sub(self.handed.load_relaxed()) as i32) < 0
-    }
-
     /// The holder: whether others wait for it. They may have come since.
     #[inline]
     pub fn is_wanted(&self) -> bool {
@@ -115,7 +117,7 @@ impl Lock {
             }
             self.grabs.store_relaxed(grabs + 1);
         }
-        self.leave(FREE, park);
+        self.free(park);
     }
 
     /// The holder gives it to those who wait for it, before it can take it again itself.
@@ -123,26 +125,34 @@ impl Lock {
         self.grabs.store_relaxed(0);
         let came = self.came.load_relaxed();
         if came == self.got.load_relaxed() {
-            return self.leave(FREE, park);
+            return self.free(park);
         }
-        // One of those who have come takes it: not all of them have got it, and none gives up.
-        self.handed.store_relaxed(came);
-        self.leave(HANDED, park);
+        // One of those who have come takes it: not all of them have got it, and none gives up. Somebody who has come since
+        // may sleep before them, and must not be the only one that is woken.
+        let handed = HANDED + came.wrapping_mul(NUMBER);
+        if self.state.swap_release(handed, Edge::Lock) == CONTENDED {
+            park.unpark_all(&self.state);
+        }
     }
 
     #[inline]
-    fn leave(&self, next: u32, park: &impl Park) {
-        if self.state.swap_release(next, Edge::Lock) == CONTENDED {
+    fn free(&self, park: &impl Park) {
+        if self.state.swap_release(FREE, Edge::Lock) == CONTENDED {
             park.unpark(&self.state);
         }
     }
 }
 
+/// Whether the one with this number had come when the lock was handed over. Numbers wrap, and fewer than 2^28 threads wait.
+fn is_before(number: u32, handed: u32) -> bool {
+    (number.wrapping_mul(NUMBER).wrapping_sub(handed & !KIND) as i32) < 0
+}
+
 /// What a state becomes when somebody is about to sleep; `None` if it says so already.
 fn contended(state: u32) -> Option<u32> {
-    match state {
+    match state & KIND {
         HELD => Some(CONTENDED),
-        HANDED => Some(HANDED_CONTENDED),
+        HANDED => Some(state - HANDED + HANDED_CONTENDED),
         _ => None,
     }
 }

@@ -21,6 +21,10 @@ impl Park for Calls {
     fn unpark(&self, _: &Word32) {
         self.unparked.set(self.unparked.get() + 1);
     }
+
+    fn unpark_all(&self, word: &Word32) {
+        self.unpark(word);
+    }
 }
 
 #[test]
@@ -53,6 +57,9 @@ fn lock_excludes_and_starves_nobody() {
             let _guard = self.0.lock().unwrap();
             // More than one is allowed: each looks for itself.
             self.1.notify_all();
+        }
+        fn unpark_all(&self, word: &Word32) {
+            self.unpark(word);
         }
     }
     let (lock, threads) = (Lock::default(), Threads::default());

@@ -470,4 +470,8 @@ impl Park for Futex {
     fn unpark(&self, word: &Word32) {
         futex_wake(word.as_futex(), 1);
     }
+
+    fn unpark_all(&self, word: &Word32) {
+        futex_wake(word.as_futex(), u32::MAX);
+    }
 }

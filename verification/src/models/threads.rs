@@ -95,6 +95,10 @@ impl Park for Kernel {
     fn unpark(&self, _: &Word32) {
         self.wake(false);
     }
+
+    fn unpark_all(&self, _: &Word32) {
+        self.wake(true);
+    }
 }
 
 fn lock(run: &Run) {
