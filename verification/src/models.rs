@@ -65,6 +65,7 @@ pub(crate) const ALL: &[Model] = &[
     sleep::COUNTED,
     threads::LOCK,
     threads::AGAIN,
+    threads::TWICE,
     threads::DRIVER,
     threads::STIR,
     threads::HEIR,

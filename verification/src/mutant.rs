@@ -33,6 +33,8 @@ pub(crate) enum Blunder {
     CountTaken,
     /// A thread that owes others the lock gives it to whoever comes first.
     GrabAgain,
+    /// A thread falls asleep over any handing, and not over the one that it saw.
+    ForgetHanding,
     /// The driver leaves, and does not wake the next one.
     LeaveNoDriver,
     /// A thread gives the lock back, then looks at the bell before it sleeps.
@@ -49,7 +51,7 @@ pub(crate) enum Blunder {
 
 impl Blunder {
     /// Every blunder.
-    pub(crate) const ALL: [Blunder; 13] = [
+    pub(crate) const ALL: [Blunder; 14] = [
         Blunder::AckBeforeRead,
         Blunder::ReturnBeforeRead,
         Blunder::EnqueueBeforePublish,
@@ -57,6 +59,7 @@ impl Blunder {
         Blunder::WakeAsBefore,
         Blunder::CountTaken,
         Blunder::GrabAgain,
+        Blunder::ForgetHanding,
         Blunder::LeaveNoDriver,
         Blunder::ListenUnlocked,
         Blunder::ForgetDriver,

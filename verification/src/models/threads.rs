@@ -33,6 +33,16 @@ pub(super) const AGAIN: Model = Model {
     run: again,
 };
 
+/// The lock, handed over twice: one that was not meant the first time is the second.
+pub(super) const TWICE: Model = Model {
+    name: "threads/twice",
+    structure: "lock",
+    property: "who is about to sleep because the lock was handed to others does not sleep when it is handed over again, to it",
+    edges: &[],
+    blunders: &[Blunder::ForgetHanding],
+    run: twice,
+};
+
 /// Two threads wait, and a peer sends to both.
 pub(super) const DRIVER: Model = Model {
     name: "threads/driver",
@@ -141,6 +151,48 @@ fn again(run: &Run) {
         let overtaken = order.windows(2).any(|two| two[0] == (0, true) && two[1].0 == 0);
         assert!(!overtaken, "{order:?}");
     });
+}
+
+fn twice(run: &Run) {
+    let forget = run.blunders(Blunder::ForgetHanding);
+    run.explore(run.size(2, 3), move || {
+        let (lock, kernel) = (Lock::default(), Kernel::new());
+        let kernel = Forgetful { kernel, forget };
+        let enter = || {
+            lock.acquire(&kernel);
+            lock.hand_over(&kernel);
+        };
+        three(
+            || {
+                enter();
+                enter();
+            },
+            enter,
+            enter,
+        );
+    });
+}
+
+/// Puts a thread to sleep over the kind of a state alone, if it is to.
+struct Forgetful {
+    kernel: Kernel,
+    forget: bool,
+}
+
+impl Park for Forgetful {
+    fn park(&self, word: &Word32, expected: u32) {
+        // The bits that say what kind of state it is.
+        let seen = |state: u32| if self.forget { state % 8 } else { state };
+        self.kernel.sleep_while(|| seen(word.load_relaxed()) == seen(expected));
+    }
+
+    fn unpark(&self, word: &Word32) {
+        self.kernel.unpark(word);
+    }
+
+    fn unpark_all(&self, word: &Word32) {
+        self.kernel.unpark_all(word);
+    }
 }
 
 type Waiters = Roster<Vec<Option<Seat<usize>>>>;
