@@ -15,6 +15,10 @@ use crate::status::{Fault, NEMESIA_ERR_THREADS};
 
 /// Whose an endpoint is.
 #[derive(Debug)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "there is one an endpoint, on the heap, and no pointer more on the fast path"
+)]
 pub(crate) enum Owner {
     /// One thread's at a time.
     One(Single),
@@ -177,10 +181,10 @@ impl Lent<'_> {
         let (base, len) = (buf.as_mut_ptr(), buf.len());
         match self {
             Self::One(endpoint) => endpoint.in_context(context).recv(from, tag, buf),
-            // SAFETY: the buffer is borrowed until `run` returns.
-            Self::All(endpoint) => {
-                endpoint.run(|endpoint| unsafe { endpoint.in_context(context).irecv(from, tag, base, len) })
-            }
+            Self::All(endpoint) => endpoint.run(|endpoint| {
+                // SAFETY: the buffer is borrowed until `run` returns.
+                unsafe { endpoint.in_context(context).irecv(from, tag, base, len) }
+            }),
         }
     }
 
@@ -193,10 +197,10 @@ impl Lent<'_> {
     ) -> Result<(), Error> {
         match self {
             Self::One(endpoint) => endpoint.send_active(to, number, header, payload),
-            // SAFETY: both are borrowed until `run` returns.
-            Self::All(endpoint) => {
-                Self::run(endpoint, |endpoint| unsafe { endpoint.isend_active(to, number, header, payload) })
-            }
+            Self::All(endpoint) => Self::run(endpoint, |endpoint| {
+                // SAFETY: both are borrowed until `run` returns.
+                unsafe { endpoint.isend_active(to, number, header, payload) }
+            }),
         }
     }
 
