@@ -11,12 +11,13 @@
 //! | nothing, and a peer had woken us | all cells are looked through, as the entry that should name one is lost |
 //! | anything, for 32 times | a look at the clock: deadlines pass and peers die however much traffic there is |
 
+mod look;
 mod pace;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use nemesia_core::engine::{Bypass, Failure, Progress};
+use nemesia_core::engine::{Bypass, Progress};
 use nemesia_core::matching::{Pattern, Source};
 use nemesia_core::payload::RecvBuf;
 use nemesia_core::shared::sleep::{self, SleepWord};
@@ -28,7 +29,7 @@ use super::{Endpoint, Request, Status, status};
 use crate::config::Config;
 use crate::error::Error;
 use crate::events;
-use crate::os::{Departure, HeavyFence, WaitResult, Watch, futex_wait, futex_wake};
+use crate::os::{HeavyFence, WaitResult, Watch, futex_wait, futex_wake};
 use crate::shm::Pair;
 pub(super) use pace::give_way;
 use pace::{Next, Pace, Vain};
@@ -39,9 +40,6 @@ const CLOCK_EVERY: u32 = 32;
 const GLANCES: u32 = 4;
 /// Time between two looks at the peers' lives.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
-/// How often the last messages of a peer that is gone are looked for, a turn of the engine each time. It can't have left
-/// more than its cells and its fastbox hold; one that only pretends to be gone could go on for ever.
-const DRAIN_TURNS: u32 = 256;
 /// Most requests that are looked through to see how many messages a sleeper lacks.
 const MOST_LACKED: usize = 256;
 /// Longest sleep. A peer's death, or a wake-up that a hostile peer suppressed, is noticed after this.
@@ -578,37 +576,5 @@ impl Endpoint {
             self.engine.port_mut().sweep_all();
         }
         wait.slept = Some(if slept.woken { Sleep::Woken } else { Sleep::InVain });
-    }
-
-    /// Asks the kernel which peers are gone, and lets go of those from whom nothing more can come. Whether that may have
-    /// changed anything.
-    #[cold]
-    pub(super) fn look(&mut self) -> bool {
-        self.waiter.counters.looks += 1;
-        self.discard_dropped();
-        self.hang_up();
-        if let Ok(departed) = self.waiter.watch.poll() {
-            self.leaving.extend(departed.map(|(rank, departure)| (rank, departure, 0)));
-        }
-        if self.leaving.is_empty() {
-            return false;
-        }
-        for (rank, departure, turns) in std::mem::take(&mut self.leaving) {
-            let peer = rank as u32;
-            let failure = match departure {
-                Departure::Died => Failure::Died,
-                Departure::Finished => Failure::Finished,
-            };
-            self.engine.depart(peer, failure);
-            // What it sent before is still in its segment: take it first.
-            if turns < DRAIN_TURNS && self.engine.failure(peer).is_none() && !self.engine.drain(peer) {
-                self.leaving.push((rank, departure, turns + 1));
-                continue;
-            }
-            self.engine.fail(peer, failure);
-            events::failed(rank, failure);
-            self.direct.forget(peer);
-        }
-        true
     }
 }
