@@ -126,6 +126,9 @@ pub(crate) struct PerfArgs {
     /// Leave the two processes to the scheduler; default: each is bound to a core of its own
     #[arg(long)]
     pub(crate) no_pin: bool,
+    /// Measure instead what matching costs with 1, 1000 and 100000 receives or messages queued, in one process
+    #[arg(long, conflicts_with_all = ["sizes", "tests", "iterations", "plot", "no_plot", "no_pin"])]
+    pub(crate) matching: bool,
 }
 
 /// Arguments of `nemesia info`.
@@ -243,6 +246,7 @@ mod tests {
             ("perf --iterations 0", "0"),
             ("perf --plot a.svg --no-plot", "--no-plot"),
             ("perf --trace 1", "1"),
+            ("perf --matching --sizes 8", "--sizes"),
             ("perf surplus", "surplus"),
             ("info --processes 0", "0"),
             ("run", "PROGRAM"),

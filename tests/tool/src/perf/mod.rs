@@ -3,6 +3,7 @@
 mod counters;
 mod limits;
 mod link;
+mod matching;
 mod page;
 mod plot;
 mod progress;
@@ -41,6 +42,11 @@ pub(crate) fn perf(args: &PerfArgs) -> Result<(), Failure> {
         let problem =
             "--trace: this build has no call tree; build with `cargo build --release --features trace`";
         return Err(Failure::unusable(problem));
+    }
+    if args.matching {
+        let json = Json::open(args.json.as_deref())?;
+        let rows = matching::measure()?;
+        return json.write(&matching::table(&rows), || matching::json(&rows));
     }
     let mut tests = args.tests.clone();
     tests.sort_unstable();
@@ -121,16 +127,37 @@ enum Json {
     File(Destination),
 }
 
+impl Json {
+    fn open(path: Option<&Path>) -> Result<Self, Failure> {
+        Ok(match path {
+            None => Self::None,
+            Some(path) if path == Path::new("-") => Self::Standard,
+            Some(path) => Self::File(Destination::open(path)?),
+        })
+    }
+
+    /// The file first: whoever reads the table may stop reading.
+    fn write(self, table: &str, json: impl FnOnce() -> Result<String, Failure>) -> Result<(), Failure> {
+        match self {
+            Self::None => output::print(table),
+            Self::File(destination) => {
+                destination.write(&json()?)?;
+                output::print(table)
+            }
+            Self::Standard => {
+                output::print_aside(table);
+                output::print(&json()?)
+            }
+        }
+    }
+}
+
 impl Files {
     fn open(args: &PerfArgs, tests: &[Test]) -> Result<Self, Failure> {
         if args.plot.is_some() && args.plot == args.json {
             return Err(Failure::unusable("--plot and --json name the same file"));
         }
-        let json = match &args.json {
-            None => Json::None,
-            Some(path) if path == Path::new("-") => Json::Standard,
-            Some(path) => Json::File(Destination::open(path)?),
-        };
+        let json = Json::open(args.json.as_deref())?;
         Ok(Self { plot: open_plot(args, tests)?, json })
     }
 
@@ -142,17 +169,7 @@ impl Files {
             destination.write(&picture)?;
         }
         let table = report::table(layout, measured) + &counters::table(seen);
-        match self.json {
-            Json::None => output::print(&table),
-            Json::File(destination) => {
-                destination.write(&report::json(layout, measured, seen)?)?;
-                output::print(&table)
-            }
-            Json::Standard => {
-                output::print_aside(&table);
-                output::print(&report::json(layout, measured, seen)?)
-            }
-        }
+        self.json.write(&table, || report::json(layout, measured, seen))
     }
 }
 
