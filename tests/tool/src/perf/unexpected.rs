@@ -7,7 +7,7 @@ use std::fmt::Write;
 use std::os::fd::RawFd;
 use std::time::Instant;
 
-use nemesia::{Bill, Config, Endpoint, Error, Pending, Source, Tag};
+use nemesia::{Bill, Config, Endpoint, Error, Source, Tag};
 use serde::{Deserialize, Serialize};
 
 use super::worker::{self, Report};
@@ -15,8 +15,6 @@ use crate::failure::Failure;
 
 /// In this context the sender says that it has sent all.
 const END: u16 = 1;
-/// Sends that may be under way at once.
-const WINDOW: usize = 4096;
 
 /// What the two processes are told.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -93,20 +91,13 @@ fn byte(tag: u64) -> u8 {
 fn send(endpoint: &mut Endpoint, plan: &Plan) -> Result<(), Error> {
     // One buffer for each byte that there is.
     let bytes: Vec<Vec<u8>> = (0..=u8::MAX).map(|byte| vec![byte; plan.bytes]).collect();
+    // All of them at once: one that is only announced is complete when it is received, and those behind it must come before.
     endpoint.scope(|scope| {
-        let mut under_way: std::collections::VecDeque<Pending> =
-            std::collections::VecDeque::with_capacity(WINDOW);
         for tag in 0..plan.messages {
-            if under_way.len() == WINDOW
-                && let Some(first) = under_way.pop_front()
-            {
-                scope.wait(first)?;
-            }
-            under_way.push_back(scope.isend(0, tag, &bytes[usize::from(byte(tag))])?);
+            scope.isend(0, tag, &bytes[usize::from(byte(tag))])?;
         }
-        // Behind all of them.
-        under_way.push_back(scope.in_context(END).isend(0, 0, &[])?);
-        under_way.into_iter().try_for_each(|pending| scope.wait(pending).map(drop))
+        scope.in_context(END).isend(0, 0, &[])?;
+        scope.wait_all()
     })
 }
 
