@@ -4,6 +4,7 @@
 
 use core::borrow::{Borrow, BorrowMut};
 
+use super::peer::Queue;
 use super::{Engine, Peer, RequestId, Storage};
 #[cfg(nemesia_blunder)]
 use crate::blunder::{Blunder, made};
@@ -54,14 +55,23 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     /// The peer had no credit for it.
     #[inline(always)]
     pub(super) fn charge(&mut self, from: PeerId, units: u32, stored: bool) -> Result<(), PortFault> {
-        match self.ledger.arrived(self.peers.borrow_mut(), from, units, stored) {
-            Arrived::Fine => Ok(()),
-            Arrived::Regrant(granted) => {
-                self.grant(from, granted);
-                Ok(())
-            }
-            Arrived::Overdrawn => Err(PortFault::Credit { units: units.into() }),
+        let account = &mut self.peers.borrow_mut()[from as usize].account;
+        if account.try_arrive(units, stored) {
+            return Ok(());
         }
+        self.charge_due(from, units, stored)
+    }
+
+    /// The ledger has to look, and may find room that others wait for.
+    #[cold]
+    fn charge_due(&mut self, from: PeerId, units: u32, stored: bool) -> Result<(), PortFault> {
+        match self.ledger.arrived(self.peers.borrow_mut(), from, units, stored) {
+            Arrived::Fine => {}
+            Arrived::Regrant(granted) => self.grant(from, granted),
+            Arrived::Overdrawn => return Err(PortFault::Credit { units: units.into() }),
+        }
+        self.regrant();
+        Ok(())
     }
 
     /// A stored message is gone.
@@ -85,11 +95,14 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         }
     }
 
-    /// Whether a peer can send nothing more before messages are received: it has no credit left.
+    /// Whether a peer can send nothing more before messages are received: it has no credit left. Of ourselves: whether a message
+    /// of ours waits for room.
     pub fn is_held(&self, peer: PeerId) -> bool {
-        let peers = self.peers.borrow();
-        peer != self.rank
-            && peers.get(peer as usize).is_some_and(|it| it.failure.is_none() && it.account.window() == 0)
+        self.peers.borrow().get(peer as usize).is_some_and(|it| match it.failure {
+            _ if peer == self.rank => !it.queue(Queue::Pending).is_empty(),
+            None => it.account.window() == 0,
+            Some(_) => false,
+        })
     }
 
     /// Peers that can send nothing more before messages are received.

@@ -108,14 +108,15 @@ pub(crate) enum Step {
 pub(crate) struct Limits {
     /// Each peer has so many to itself.
     pub(crate) reserve: u64,
-    /// What the largest packet costs: fewer are not given out.
+    /// What the largest packet costs.
     pub(crate) packet: u64,
 }
 
 /// What the engines of a world make of their terms.
 pub(crate) fn limits(shape: &Shape) -> Limits {
     let Terms { units, eager_bytes, window, .. } = shape.terms;
-    let (units, others) = (units as u32, shape.conditions.ranks - 1);
+    // One unit is a rank's own.
+    let (units, others) = (units as u32 - 1, shape.conditions.ranks - 1);
     let share = units.checked_div(others).unwrap_or(units);
     let packet = cost(eager_bytes.min(shape.conditions.packet_bytes).min(most(share)));
     // The engines have started with the same.

@@ -404,9 +404,9 @@ fn geometry(rng: &mut Rng) -> Geometry {
     Geometry { peers, cells, cell_bytes: 256, fastbox_slots: rng.pick(&[4, 4, 16]) }
 }
 
-/// From one unit for each peer, the least that there can be, to more than enough.
+/// From one unit for each rank, the least that there can be, to more than enough.
 fn room(rng: &mut Rng, peers: usize) -> Room {
-    let units = rng.pick(&[peers - 1, peers, 5 * peers, 6 * peers, 60, 4096]);
+    let units = rng.pick(&[peers, peers + 1, 5 * peers, 6 * peers, 60, 4096]);
     let tuning = Tuning { eager_bytes: rng.pick(&[0, 64, 256, 256]), window: rng.pick(&[1, 5, 20, 4096]) };
     Room { requests: rng.pick(&[12, 256]), units, buckets: rng.pick(&[0, 1, 3, 16]), tuning }
 }
