@@ -346,7 +346,7 @@ impl<U: BorrowMut<[Unit]>, B: BorrowMut<[u32]>> Store<U, B> {
     #[cold]
     pub fn remove_where(
         &mut self,
-        mut test: impl FnMut(&Stored) -> bool,
+        mut test: impl FnMut(&Self, u32, &Stored) -> bool,
         mut removed: impl FnMut(u32, &Stored),
     ) {
         let before = self.listed;
@@ -354,7 +354,7 @@ impl<U: BorrowMut<[Unit]>, B: BorrowMut<[u32]>> Store<U, B> {
         while id != NONE {
             let head = self.unit(id);
             let (next, stored) = (word(head, NEXT), Stored::of(head));
-            if test(&stored) {
+            if test(self, id, &stored) {
                 self.unlink_order(id);
                 self.listed -= 1;
                 self.release(id);

@@ -11,9 +11,10 @@ use crate::blunder::{Blunder, made};
 use crate::flow::{Account, Arrived};
 use crate::matching::Source;
 use crate::port::{MessagePort, PeerId, PortFault};
-use crate::store::{Stored, cost};
+use crate::store::{Store, Stored, cost};
 use crate::trace::Recorder as _;
 use crate::wire::Kind;
+use crate::wire::rendezvous::{RTS_BYTES, Rts};
 
 impl AsMut<Account> for Peer {
     fn as_mut(&mut self) -> &mut Account {
@@ -125,11 +126,22 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         self.held_peers() > 0 && (0..self.size()).all(silent)
     }
 
-    /// A peer is gone: its promise is void, and so are the messages that it has only announced.
+    /// A peer is gone: its promise is void, and so are the messages that it has only announced. Those that came whole with
+    /// their announcement, as short synchronous ones do, can still be received.
     pub(super) fn close_account(&mut self, peer: PeerId) {
-        let gone = |stored: &Stored| stored.source == peer && stored.kind == Kind::Rts;
+        let gone = |store: &Store<_, _>, id: u32, stored: &Stored| {
+            stored.source == peer && stored.kind == Kind::Rts && {
+                let mut head = [0; RTS_BYTES];
+                store.read(id, 0, &mut head);
+                // It was understood when it came.
+                Rts::decode(&head, stored.len).is_none_or(|rts| rts.total > (stored.len - RTS_BYTES) as u64)
+            }
+        };
         #[cfg(nemesia_blunder)]
-        let gone = |stored: &Stored| gone(stored) && !made(Blunder::KeepOffers);
+        let gone = |store: &Store<_, _>, id: u32, stored: &Stored| {
+            gone(store, id, stored) && !made(Blunder::KeepOffers)
+                || made(Blunder::DropWhole) && stored.source == peer && stored.kind == Kind::Rts
+        };
         let mut units = 0;
         self.store.remove_where(gone, |_, stored| units += cost(stored.len));
         self.ledger.close(self.peers.borrow_mut(), peer);

@@ -244,16 +244,20 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         first: usize,
         mut buf: RecvBuf,
     ) {
-        if let Some(failure) = self.failure(from) {
-            // Probed before, and its bytes are gone with it.
-            return self.complete(index, Err(Fate::PeerFailed { peer: from, failure }));
-        }
         if from == self.rank {
             let outcome = self.take_from_self(tag, &rts, &mut buf);
             return self.complete(index, outcome);
         }
         let end = rts.total.min(buf.len() as u64);
         let left = Part { start: end.min(first as u64), end };
+        if let Some(failure) = self.failure(from) {
+            // Probed before, or whole with its announcement; what did not come with that is gone with its sender.
+            let fate = match first as u64 == rts.total {
+                true => outcome(from, tag, rts.total, buf.len()),
+                false => Err(Fate::PeerFailed { peer: from, failure }),
+            };
+            return self.complete(index, fate);
+        }
         let incoming = Incoming { from, tag, rts, left, how: How::Pull };
         self.requests.get_mut(index).0 = State::Receiving { incoming, buf };
         self.start_transfer(index);

@@ -15,6 +15,7 @@ use nemesia_core::payload::{RecvBuf, SendBuf};
 use nemesia_core::slab::{List, Slot};
 pub(crate) use nemesia_core::store::cost;
 use nemesia_core::store::{UNIT, Unit, most};
+pub(crate) use nemesia_core::wire::rendezvous::RTS_BYTES;
 
 use crate::fabric::Fabric;
 use crate::memory::{Loan, Place};
