@@ -20,6 +20,7 @@ mod wait;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use nemesia_core::agreement;
 use nemesia_core::engine::rma::{Region as Exposure, Reply, WINDOW};
 use nemesia_core::engine::{
     Engine, Lent, Peer, Request as Operation, RequestId, StartError, Storage, Tuning,
@@ -515,7 +516,20 @@ fn filled<T: Default>(len: usize) -> Vec<T> {
     std::iter::repeat_with(T::default).take(len).collect()
 }
 
-fn pattern(from: Source, context: u16, tag: Tag) -> Pattern {
+/// A context that is anybody's.
+///
+/// # Errors
+/// It is that of agreements.
+#[inline(always)]
+fn free_context(context: u16) -> Result<u16, Error> {
+    if context == agreement::CONTEXT { Err(Error::Context) } else { Ok(context) }
+}
+
+/// # Errors
+/// As [`free_context`].
+#[inline(always)]
+fn pattern(from: Source, context: u16, tag: Tag) -> Result<Pattern, Error> {
+    let context = free_context(context)?;
     let source = match from {
         Source::Any => CoreSource::Any,
         Source::Rank(rank) => CoreSource::Rank(u32::try_from(rank).unwrap_or(u32::MAX)),
@@ -525,7 +539,7 @@ fn pattern(from: Source, context: u16, tag: Tag) -> Pattern {
         Tag::Exactly(tag) => (tag, 0),
         Tag::Masked { value, ignore } => (value, ignore),
     };
-    Pattern { source, context, tag, ignore }
+    Ok(Pattern { source, context, tag, ignore })
 }
 
 fn status(status: nemesia_core::engine::Status) -> Status {

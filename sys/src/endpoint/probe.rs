@@ -130,7 +130,7 @@ impl Endpoint {
     /// What receiving costs just now, in messages that nobody has asked for: so many of them a receive in context 0 would look
     /// at before it has its own, or knows that there is none. For measurements.
     pub fn receive_steps(&self, from: Source, tag: Tag) -> usize {
-        self.engine.receive_steps(&pattern(from, 0, tag))
+        pattern(from, 0, tag).map_or(0, |pattern| self.engine.receive_steps(&pattern))
     }
 
     /// What delivering costs just now, in posted receives: so many of them would be looked at for a message in context 0
@@ -239,7 +239,7 @@ impl Context<'_> {
     /// # Errors
     /// As for [`Endpoint::iprobe`].
     pub fn iprobe(self, from: Source, tag: Tag) -> Result<Option<Status>, Error> {
-        self.endpoint.look_for(&pattern(from, self.id, tag), Endpoint::find)
+        self.endpoint.look_for(&pattern(from, self.id, tag)?, Endpoint::find)
     }
 
     /// As [`Endpoint::probe`].
@@ -247,7 +247,7 @@ impl Context<'_> {
     /// # Errors
     /// As for [`Endpoint::probe`].
     pub fn probe(self, from: Source, tag: Tag) -> Result<Status, Error> {
-        self.endpoint.wait_for(&pattern(from, self.id, tag), None, Endpoint::find)
+        self.endpoint.wait_for(&pattern(from, self.id, tag)?, None, Endpoint::find)
     }
 
     /// As [`Endpoint::probe`], for at most this long.
@@ -255,7 +255,7 @@ impl Context<'_> {
     /// # Errors
     /// As for [`Endpoint::probe`]; [`Error::Timeout`].
     pub fn probe_timeout(self, from: Source, tag: Tag, limit: Duration) -> Result<Status, Error> {
-        self.endpoint.wait_for(&pattern(from, self.id, tag), Some(limit), Endpoint::find)
+        self.endpoint.wait_for(&pattern(from, self.id, tag)?, Some(limit), Endpoint::find)
     }
 
     /// As [`Endpoint::improbe`].
@@ -263,7 +263,7 @@ impl Context<'_> {
     /// # Errors
     /// As for [`Endpoint::improbe`].
     pub fn improbe(self, from: Source, tag: Tag) -> Result<Option<Message>, Error> {
-        self.endpoint.look_for(&pattern(from, self.id, tag), Endpoint::take)
+        self.endpoint.look_for(&pattern(from, self.id, tag)?, Endpoint::take)
     }
 
     /// As [`Endpoint::mprobe`].
@@ -271,7 +271,7 @@ impl Context<'_> {
     /// # Errors
     /// As for [`Endpoint::mprobe`].
     pub fn mprobe(self, from: Source, tag: Tag) -> Result<Message, Error> {
-        self.endpoint.wait_for(&pattern(from, self.id, tag), None, Endpoint::take)
+        self.endpoint.wait_for(&pattern(from, self.id, tag)?, None, Endpoint::take)
     }
 
     /// As [`Endpoint::mprobe`], for at most this long.
@@ -279,6 +279,6 @@ impl Context<'_> {
     /// # Errors
     /// As for [`Endpoint::mprobe`]; [`Error::Timeout`].
     pub fn mprobe_timeout(self, from: Source, tag: Tag, limit: Duration) -> Result<Message, Error> {
-        self.endpoint.wait_for(&pattern(from, self.id, tag), Some(limit), Endpoint::take)
+        self.endpoint.wait_for(&pattern(from, self.id, tag)?, Some(limit), Endpoint::take)
     }
 }
