@@ -461,6 +461,7 @@ impl Endpoint {
             StartError::TooLong { len, most } => Err(Error::TooLong { len, most }),
             StartError::Refused(refusal) => Err(Error::Refused { rank: self.rank(), refusal, count: 1 }),
             StartError::Region => Err(Error::Region),
+            StartError::List => Err(Error::List),
             StartError::Requests { capacity } => Err(Error::Requests { capacity }),
             StartError::Rank { rank, size } => {
                 Err(Error::Rank { rank: rank as usize, last: size.saturating_sub(1) as usize })

@@ -7,7 +7,7 @@ use super::{Engine, Failure, RequestId, StartError, Status, Storage, Truncation}
 #[cfg(nemesia_blunder)]
 use crate::blunder::{Blunder, made};
 use crate::matching::{Pattern, Source};
-use crate::payload::RecvBuf;
+use crate::payload::{Gather, RecvBuf, Scatter};
 use crate::port::{Arrival, MessagePort, Part, PeerFault, PeerId, Polled, PortFault};
 use crate::store::cost;
 use crate::trace::Recorder as _;
@@ -259,7 +259,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
             return self.complete(index, fate);
         }
         let incoming = Incoming { from, tag, rts, left, how: How::Pull };
-        self.requests.get_mut(index).0 = State::Receiving { incoming, buf };
+        self.requests.get_mut(index).0 = State::Receiving { incoming, buf: Scatter::new(buf) };
         self.start_transfer(index);
     }
 
@@ -377,7 +377,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         if let Some(receive) = self.take_posted(me, &envelope) {
             let mut buf = self.take_buffer(receive);
             let fits = buf.len().min(len);
-            buf.each(0, fits, |done, to| message.buf.read(done, to));
+            let mut from = Gather::new(message.buf);
+            buf.each(0, fits, |done, to| from.read(done, to));
             self.complete(receive, outcome(me, message.tag, len as u64, buf.len()));
             self.count_own(len);
             self.dequeue(me, Queue::Pending, index);
@@ -385,7 +386,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
             return true;
         }
         if !message.synchronous && len <= self.eager_bytes && self.ledger.try_reserve(cost(len)) {
-            let read = |at: usize, to: &mut [u8]| message.buf.read(at, to);
+            let mut from = Gather::new(message.buf);
+            let read = |at: usize, to: &mut [u8]| from.read(at, to);
             let stored = self.store.insert(me, &envelope, len, read);
             debug_assert!(stored.is_some(), "room was reserved");
             self.count_own(len);
@@ -415,7 +417,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         let me = self.rank;
         if let Some((index, message)) = self.offered(me, rts.sender) {
             let fits = buf.len().min(message.buf.len());
-            buf.each(0, fits, |done, to| message.buf.read(done, to));
+            let mut from = Gather::new(message.buf);
+            buf.each(0, fits, |done, to| from.read(done, to));
             self.dequeue(me, Queue::Offered, index);
             self.complete_send(me, index);
         }

@@ -5,8 +5,7 @@
 //! copies. One that is received into a list is pulled in one copy, run by run, if the runs have 4 KiB and more on
 //! average; else it is streamed.
 //!
-//! Any number of segments will do. Each packet of a large message (NEMESIA_CELL_BYTES) goes through the list from its
-//! beginning, so that very many small ones cost time.
+//! Any number of segments will do: a list is gone through once, or twice.
 
 use std::io::{IoSlice, IoSliceMut};
 

@@ -9,7 +9,7 @@ use crate::blunder::{Blunder, made};
 use crate::engine::peer::{Help, Queue};
 use crate::engine::request::{How, Incoming, Message, State};
 use crate::engine::{Engine, Storage};
-use crate::payload::RecvBuf;
+use crate::payload::Scatter;
 use crate::port::{MessagePort, Part, PeerFault, PeerId, Pulled, Share, Turn};
 
 /// Bytes pulled in one turn: what takes some ten microseconds, so that others have theirs.
@@ -41,7 +41,7 @@ const RUN: u64 = 4 << 10;
 const RUN: u64 = 16;
 
 /// Whether the receiver's buffer is in one place, or in few enough. Else the bytes are streamed.
-pub(in crate::engine) fn is_worth_pulling(incoming: &Incoming, buf: &mut RecvBuf) -> bool {
+pub(in crate::engine) fn is_worth_pulling(incoming: &Incoming, buf: &mut Scatter) -> bool {
     let wanted = incoming.wanted();
     buf.address() != 0 || buf.runs(incoming.left.start as usize, wanted as usize) as u64 * RUN <= wanted
 }
@@ -86,7 +86,7 @@ impl<P: MessagePort, S: Storage> Transfer<P, S> for Pull {
     }
 }
 
-fn next_turn<P: MessagePort>(port: &mut P, incoming: &mut Incoming, buf: &mut RecvBuf) -> Turn {
+fn next_turn<P: MessagePort>(port: &mut P, incoming: &mut Incoming, buf: &mut Scatter) -> Turn {
     let Incoming { from, rts, left, .. } = *incoming;
     if incoming.how == How::Pull && incoming.wanted() >= SHARED && buf.address() != 0 {
         let share = Share { request: rts.sender, address: buf.address(), start: left.start, end: left.end };
@@ -116,7 +116,7 @@ fn next_turn<P: MessagePort>(port: &mut P, incoming: &mut Incoming, buf: &mut Re
     }
 }
 
-fn copy<P: MessagePort>(port: &mut P, incoming: &mut Incoming, buf: &mut RecvBuf, part: Part) {
+fn copy<P: MessagePort>(port: &mut P, incoming: &mut Incoming, buf: &mut Scatter, part: Part) {
     if incoming.how == How::Broken {
         return;
     }

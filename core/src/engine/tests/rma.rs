@@ -333,6 +333,34 @@ fn operations_on_our_own_memory_keep_their_order_when_one_has_to_wait() {
 }
 
 #[test]
+fn lists_are_refused_as_buffers_of_one_sided_operations() {
+    let fabric = Fabric::new(tiny(2));
+    let memory = Region::new(BYTES);
+    let mut world = World::new(&fabric, AMPLE);
+    for owner in [0, 1] {
+        let (_, key) = world.expose(owner, &memory, ALL, 1);
+        let target = Target { key: &key, offset: 0 };
+        world.lender.scatter(3);
+        let lists = core::iter::repeat_with(|| world.lender.send(0, vec![1; 800]).1);
+        let list = lists.take(50).find(crate::payload::SendBuf::is_list).unwrap();
+        let rooms = core::iter::repeat_with(|| world.lender.receive(0, 800).1);
+        let mut room = rooms.take(50).find(crate::payload::RecvBuf::is_list).unwrap();
+        let (_, empty) = world.lender.send(0, vec![]);
+        let refused = Some(StartError::List);
+        let engine = world.engine(0);
+        assert_eq!(engine.put(&target, list, false).err(), refused);
+        assert_eq!(engine.accumulate(&target, Datatype::U64, Reduction::Sum, list).err(), refused);
+        assert_eq!(engine.get(&target, &mut room).err(), refused);
+        assert_eq!(room.len(), 800, "the buffer is the caller's");
+        assert_eq!(engine.send_active(owner, 1, list, empty).err(), refused);
+        assert_eq!(engine.send_active(owner, 1, empty, list).err(), refused);
+        assert_eq!(engine.requests.used(), 0);
+        world.settle();
+        assert_eq!(memory.copy(), vec![0; BYTES]);
+    }
+}
+
+#[test]
 fn fence_keeps_a_get_from_seeing_what_is_put_later() {
     let fabric = Fabric::new(Geometry { fastbox_slots: 64, ..tiny(2) });
     for fenced in [true, false] {
