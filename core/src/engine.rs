@@ -103,11 +103,13 @@ pub struct Tuning {
     pub eager_bytes: usize,
     /// Units of 64 bytes that a peer is promised ahead of what it has sent; less when there is less room.
     pub window: u32,
+    /// Smallest message, in bytes, that its receiver and a sender that waits copy together; `u64::MAX` is never.
+    pub share_bytes: u64,
 }
 
 impl Default for Tuning {
     fn default() -> Self {
-        Self { eager_bytes: 8 << 10, window: 4096 }
+        Self { eager_bytes: 8 << 10, window: 4096, share_bytes: 48 << 10 }
     }
 }
 
@@ -131,6 +133,7 @@ pub struct Engine<P: MessagePort, S: Storage> {
     /// First of the peers for which there is work.
     first_work: Option<PeerId>,
     eager_bytes: usize,
+    share_bytes: u64,
     /// The most recent failure that receives from any source have to report; see [`Engine::acknowledge`].
     any_source_failure: Option<(PeerId, Failure)>,
     /// A peer that was found to break the rules otherwise than by a poll, and of which [`Engine::progress`] has not told.
@@ -161,6 +164,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         let mut engine = Self {
             rank,
             eager_bytes,
+            share_bytes: tuning.share_bytes,
             port,
             requests: Slab::new(lent.requests),
             posted: Posted::new(lent.posted),

@@ -219,7 +219,8 @@ impl Endpoint {
             trace: trace::recorder(config),
         };
         let window = (config.credit_bytes / store::UNIT) as u32;
-        let tuning = Tuning { eager_bytes: config.eager_bytes, window };
+        let share_bytes = config.share_bytes.unwrap_or(u64::MAX);
+        let tuning = Tuning { eager_bytes: config.eager_bytes, window, share_bytes };
         let engine = Engine::new(rank as u32, port, tuning, lent).map_err(crate::ConfigError::from)?;
         let waiter = Waiter::new(config, crowded, sleep, watch, fence);
         let endpoint = Self {

@@ -145,7 +145,8 @@ impl World {
                 handlers: Desk::default(),
                 trace: (),
             };
-            let tuning = Tuning { eager_bytes: terms.eager_bytes, window: terms.window };
+            let Terms { eager_bytes, window, .. } = terms;
+            let tuning = Tuning { eager_bytes, window, ..Tuning::default() };
             let engine = Engine::new(rank, SimPort::new(rank, Rc::clone(&fabric)), tuning, lent);
             engine.map(Some).map_err(|error| Violation(format!("rank {rank} can't start: {error}")))
         };
