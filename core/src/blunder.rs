@@ -22,6 +22,8 @@ pub enum Blunder {
     SkipPart,
     /// What a dead process had announced can still be received.
     KeepOffers,
+    /// What a dead process had announced can't be received although all of it came with the announcement.
+    DropWhole,
     /// A flush does not wait for what was started before it.
     ForgetFlush,
     /// A put overtakes the answer to a get in spite of the fence between them.
@@ -32,13 +34,14 @@ pub enum Blunder {
 
 impl Blunder {
     /// Every mistake.
-    pub const ALL: [Blunder; 9] = [
+    pub const ALL: [Blunder; 10] = [
         Blunder::PreferExact,
         Blunder::OvertakePending,
         Blunder::ForgetSynchronous,
         Blunder::KeepCredit,
         Blunder::SkipPart,
         Blunder::KeepOffers,
+        Blunder::DropWhole,
         Blunder::ForgetFlush,
         Blunder::ForgetFence,
         Blunder::ForgetCount,

@@ -48,6 +48,7 @@ use crate::port::{MessagePort, PeerId};
 use crate::slab::{List, Slab, Slot};
 use crate::store::{self, Store, Unit};
 use crate::trace::Recorder;
+use crate::wire::rendezvous::RTS_BYTES;
 
 /// The memory that the engine is lent, by type. Slices and `Vec`s will do; those of requests may grow.
 pub trait Storage {
@@ -102,11 +103,13 @@ pub struct Tuning {
     pub eager_bytes: usize,
     /// Units of 64 bytes that a peer is promised ahead of what it has sent; less when there is less room.
     pub window: u32,
+    /// Smallest message, in bytes, that its receiver and a sender that waits copy together; `u64::MAX` is never.
+    pub share_bytes: u64,
 }
 
 impl Default for Tuning {
     fn default() -> Self {
-        Self { eager_bytes: 8 << 10, window: 4096 }
+        Self { eager_bytes: 8 << 10, window: 4096, share_bytes: 48 << 10 }
     }
 }
 
@@ -130,6 +133,7 @@ pub struct Engine<P: MessagePort, S: Storage> {
     /// First of the peers for which there is work.
     first_work: Option<PeerId>,
     eager_bytes: usize,
+    share_bytes: u64,
     /// The most recent failure that receives from any source have to report; see [`Engine::acknowledge`].
     any_source_failure: Option<(PeerId, Failure)>,
     /// A peer that was found to break the rules otherwise than by a poll, and of which [`Engine::progress`] has not told.
@@ -140,17 +144,27 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     /// An engine for rank `rank` of a world of as many ranks as `lent.peers` has elements.
     ///
     /// # Errors
-    /// There are fewer units than other ranks.
+    /// There are fewer units than ranks.
     pub fn new(rank: PeerId, port: P, tuning: Tuning, lent: Lent<S>) -> Result<Self, CeilingError> {
         let store = Store::new(lent.units, lent.stored);
         let others = (lent.peers.borrow().len() as u32).saturating_sub(1);
+        // A message to ourselves can always be announced.
+        let own = store::cost(RTS_BYTES);
+        let units = store.capacity_units().saturating_sub(own);
         // A message that no peer could ever have credit for is announced first.
-        let share = store.capacity_units().checked_div(others).unwrap_or(store.capacity_units());
+        let share = units.checked_div(others).unwrap_or(units);
         let eager_bytes = tuning.eager_bytes.min(port.packet_bytes()).min(store::most(share));
-        let ledger = Ledger::new(store.capacity_units(), others, tuning.window, store::cost(eager_bytes))?;
+        let ledger = match Ledger::new(units, others, tuning.window, store::cost(eager_bytes)) {
+            Ok(ledger) if store.capacity_units() >= own => ledger.with_own(own),
+            refused => {
+                let needed = refused.err().map_or(0, |error| error.needed) + u64::from(own);
+                return Err(CeilingError { ceiling: store.capacity_units(), peers: others, needed });
+            }
+        };
         let mut engine = Self {
             rank,
             eager_bytes,
+            share_bytes: tuning.share_bytes,
             port,
             requests: Slab::new(lent.requests),
             posted: Posted::new(lent.posted),

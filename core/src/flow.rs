@@ -11,9 +11,12 @@
 //! - the sum of `granted - arrived + stored` over all peers, and what is reserved besides, is at most the ceiling;
 //! - each open account has a *reserve* of its own, so a peer of which nothing is stored has at least half of that
 //!   to send with, and a largest packet; what others send can't take it away;
+//! - messages to ourselves have a reserve as well, so that one can at least be announced, whatever was promised to peers;
 //! - all else is one *pool*, from which accounts are topped up to the full *window* when they fall below half of it, first
 //!   come, first served. While some wait for the pool, the others are topped up from their reserve only, and so give
-//!   back what they have of it as their traffic goes on.
+//!   back what they have of it as their traffic goes on. The pool is given out in pieces of a largest packet, so that a
+//!   held sender is not woken for each unit; only who can't send such a packet gets less: what is left when the pool runs
+//!   out, and from then on an eighth of it.
 #![forbid(unsafe_code)]
 
 use crate::port::PeerId;
@@ -36,7 +39,7 @@ pub enum Arrived {
 
 /// The ceiling does not suffice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{ceiling} units are too few for {peers} peers: a largest packet from each takes {needed}")]
+#[error("{ceiling} units are too few for {peers} peers: {needed} are needed for a largest packet from each")]
 pub struct CeilingError {
     /// Units there are.
     pub ceiling: u32,
@@ -148,8 +151,11 @@ pub struct Ledger {
     window: u32,
     /// Below this an account is topped up.
     low: u32,
-    /// What the largest packet costs. The pool is given out in no smaller pieces.
+    /// What the largest packet costs. The pool is given out in no smaller pieces to who has the credit for one.
     packet: u32,
+    /// Units that messages to ourselves have to themselves, and how many of those are free.
+    own: u32,
+    own_free: u32,
     /// Accounts not opened yet, for which there is a reserve.
     unopened: u32,
     /// The starved accounts, in the order they became so.
@@ -183,10 +189,23 @@ impl Ledger {
             window,
             low: larger(window / 2, packet),
             packet,
+            own: 0,
+            own_free: 0,
             unopened: peers,
             first: NONE,
             last: NONE,
         })
+    }
+
+    /// With a reserve for messages to ourselves: so many units that are there besides, and of the pool as many as a peer has,
+    /// but at most an eighth.
+    #[must_use]
+    pub const fn with_own(mut self, units: u32) -> Self {
+        let pooled = smaller(self.reserve, self.free / 8);
+        self.free -= pooled;
+        self.own = units + pooled;
+        self.own_free = self.own;
+        self
     }
 
     /// Units that each account has to itself.
@@ -202,6 +221,16 @@ impl Ledger {
     /// Units of the pool that are nobody's.
     pub const fn free(&self) -> u32 {
         self.free
+    }
+
+    /// Units that messages to ourselves have to themselves.
+    pub const fn own_units(&self) -> u32 {
+        self.own
+    }
+
+    /// The least that who lacks credit for a largest packet gets of the pool, once it has run out.
+    const fn crumb(&self) -> u32 {
+        larger(self.packet / 8, 1)
     }
 
     /// Opens the account of a peer. Returns the peer's first total: the reserve; or, when it is open or there are no more
@@ -243,7 +272,7 @@ impl Ledger {
         }
         account.arrived += u64::from(cost);
         account.stored += if stored { cost } else { 0 };
-        self.settle(accounts, peer, false).map_or(Arrived::Fine, Arrived::Regrant)
+        self.settle(accounts, peer, false, 1).map_or(Arrived::Fine, Arrived::Regrant)
     }
 
     /// Units of a peer, open or closed, are out of the store. Returns its new total, if there is one.
@@ -257,13 +286,13 @@ impl Ledger {
         let account = account(accounts, peer)?;
         debug_assert!(units <= account.stored);
         account.stored = account.stored.saturating_sub(units);
-        self.settle(accounts, peer, false)
+        self.settle(accounts, peer, false, self.crumb())
     }
 
-    /// Whether [`Ledger::next_regrant`] has something.
+    /// Whether [`Ledger::next_regrant`] may have something.
     #[inline(always)]
     pub const fn can_regrant(&self) -> bool {
-        self.first != NONE && self.free >= self.packet
+        self.first != NONE && self.free >= self.crumb()
     }
 
     /// The next of the starved peers for which there is something in the pool now, and its new total. Worth a call after
@@ -274,7 +303,7 @@ impl Ledger {
         }
         let peer = self.first;
         self.unlink(accounts, peer);
-        Some((peer, self.settle(accounts, peer, true)?))
+        Some((peer, self.settle(accounts, peer, true, self.crumb())?))
     }
 
     /// The peer is gone, and nothing more of it will be taken: the promise is void. What is stored of it stays charged
@@ -290,11 +319,13 @@ impl Ledger {
         }
     }
 
-    /// Takes units of the pool for what comes from no peer: messages to ourselves. False when it has too few.
+    /// Takes units for what comes from no peer: messages to ourselves. False when their reserve and the pool have too few.
     pub const fn try_reserve(&mut self, units: u32) -> bool {
-        match self.free.checked_sub(units) {
+        let own = smaller(units, self.own_free);
+        match self.free.checked_sub(units - own) {
             Some(free) => {
                 self.free = free;
+                self.own_free -= own;
                 true
             }
             None => false,
@@ -303,12 +334,20 @@ impl Ledger {
 
     /// Gives back what [`Ledger::try_reserve`] took, at once or in parts.
     pub const fn release(&mut self, units: u32) {
-        self.free += units;
+        let own = smaller(units, self.own - self.own_free);
+        self.own_free += own;
+        self.free += units - own;
     }
 
     /// Looks at an account: takes back what it needs no more, tops it up, and notes whether it starves. `served`: it is
-    /// its turn to use the pool.
-    fn settle<T: AsMut<Account>>(&mut self, accounts: &mut [T], peer: PeerId, served: bool) -> Option<u64> {
+    /// its turn to use the pool. `crumb`: the least of the pool that is worth telling who has no credit for a packet.
+    fn settle<T: AsMut<Account>>(
+        &mut self,
+        accounts: &mut [T],
+        peer: PeerId,
+        served: bool,
+        crumb: u32,
+    ) -> Option<u64> {
         let alone = self.first == NONE || self.first == peer && self.last == peer;
         let account = account(accounts, peer)?;
         let reserve = if account.open { self.reserve } else { 0 };
@@ -318,7 +357,7 @@ impl Ledger {
         if !account.open {
             return None;
         }
-        let grant = self.top_up(account, served || alone);
+        let grant = self.top_up(account, served || alone, crumb);
         account.due = self.due(account);
         let granted = account.granted;
         let starved = account.window() < self.low;
@@ -328,16 +367,18 @@ impl Ledger {
         grant.then_some(granted)
     }
 
-    /// What is granted from the pool is at least a largest packet. What is granted from the reserve alone at
-    /// least doubles the window, or the window is shorter than such a packet: there are no trickles.
-    fn top_up(&mut self, account: &mut Account, pool: bool) -> bool {
+    /// What is granted from the pool is at least a largest packet, or, when the window is shorter than that, a crumb. What is
+    /// granted from the reserve alone at least doubles the window, or the window is shorter than such a packet: there are no
+    /// trickles.
+    fn top_up(&mut self, account: &mut Account, pool: bool, crumb: u32) -> bool {
         let window = account.window();
         if window >= self.low {
             return false;
         }
         let own = self.own(account);
         let wanted = self.window - window - own;
-        let pooled = if pool && self.free >= self.packet { smaller(wanted, self.free) } else { 0 };
+        let least = if window + own < self.packet { smaller(crumb, self.packet) } else { self.packet };
+        let pooled = if pool && self.free >= least { smaller(wanted, self.free) } else { 0 };
         if pooled == 0 && (own == 0 || own <= window && window >= self.packet) {
             return false;
         }

@@ -102,8 +102,9 @@ impl<B: BorrowMut<[List]>> Buckets<B> {
 
     #[inline(always)]
     fn index(&self, hash: u32) -> usize {
+        // The high bits: those of a multiplicative hash spread best.
         let bits = self.lists.borrow().len().checked_ilog2().unwrap_or(0);
-        hash as usize & ((1 << bits) - 1)
+        ((u64::from(hash) << bits) >> u32::BITS) as usize
     }
 
     /// The list of a hash.
@@ -224,6 +225,22 @@ impl<B: BorrowMut<[List]>> Posted<B> {
         Some(index)
     }
 
+    /// Receives that [`Posted::take`] would look at for a message: for measurements.
+    pub fn steps<T, S>(&self, requests: &Slab<T, S>, from: PeerId, envelope: &Envelope) -> usize
+    where
+        T: Posting,
+        S: BorrowMut<[Slot<T>]>,
+    {
+        let mut steps = 0;
+        for list in [self.exact.get(hash(from, envelope.context, envelope.tag)), &self.wild] {
+            requests.find(list, |request| {
+                steps += 1;
+                request.posted().is_some_and(|(pattern, _)| pattern.matches(from, envelope))
+            });
+        }
+        steps
+    }
+
     /// Takes out every receive that satisfies the test, and hands it over. For failures: looks at all.
     pub fn extract<T, S>(
         &mut self,
@@ -279,3 +296,6 @@ impl<B: BorrowMut<[List]>> Posted<B> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

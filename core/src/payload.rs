@@ -45,26 +45,44 @@ unsafe fn describe(list: *const Segment, count: usize) -> Option<(NonNull<u8>, u
     Some((NonNull::new(list.cast_mut().cast())?, total | LIST))
 }
 
-/// Calls `each` with the runs that make up `len` bytes from `at` on, and with how many bytes came before.
+/// A segment of a list, and how many bytes are before it: where bytes were used last, so that the next are not looked for from
+/// the beginning.
+#[derive(Clone, Copy, Debug, Default)]
+struct Mark {
+    segment: usize,
+    before: usize,
+}
+
+/// Calls `each` with the runs that make up `len` bytes from `at` on, and with how many bytes came before. Begins at the mark,
+/// unless that is behind `at`, and leaves it where it ends.
 ///
 /// # Safety
-/// `list` is that of a buffer of at least `at + len` bytes, whose maker has promised that the list is good.
-unsafe fn walk(list: NonNull<u8>, at: usize, len: usize, mut each: impl FnMut(usize, NonNull<u8>, usize)) {
-    let mut segment = list.cast::<Segment>();
-    let (mut skip, mut done) = (at, 0);
+/// `list` is that of a buffer of at least `at + len` bytes, whose maker has promised that the list is good. The mark is new,
+/// or was left by a walk of the same list.
+unsafe fn walk(
+    list: NonNull<u8>,
+    mark: &mut Mark,
+    (at, len): (usize, usize),
+    mut each: impl FnMut(usize, NonNull<u8>, usize),
+) {
+    if at < mark.before {
+        *mark = Mark::default();
+    }
+    let (mut skip, mut done) = (at - mark.before, 0);
     while done < len {
+        #[cfg(test)]
+        tests::count_step();
         // SAFETY: bytes are missing, so the list goes on.
-        let Segment { base, len: here } = unsafe { segment.read() };
-        // SAFETY: at most the end of the list.
-        segment = unsafe { segment.add(1) };
+        let Segment { base, len: here } = unsafe { list.cast::<Segment>().add(mark.segment).read() };
         if skip >= here {
             skip -= here;
+            *mark = Mark { segment: mark.segment + 1, before: mark.before + here };
             continue;
         }
         let count = (here - skip).min(len - done);
         // SAFETY: inside the run, which is not empty; `describe` has seen that it is somewhere.
         each(done, unsafe { NonNull::new_unchecked(base.add(skip)) }, count);
-        (done, skip) = (done + count, 0);
+        (done, skip) = (done + count, skip + count);
     }
 }
 
@@ -110,6 +128,11 @@ impl SendBuf {
         self.len() == 0
     }
 
+    /// Whether the bytes are not in one place.
+    pub const fn is_list(&self) -> bool {
+        self.len & LIST != 0
+    }
+
     /// Where the bytes are, for whoever can read this process's memory; 0 when there are none, or not in one place.
     pub fn address(&self) -> u64 {
         if self.len == 0 || self.len & LIST != 0 { 0 } else { self.base.as_ptr() as u64 }
@@ -151,22 +174,51 @@ impl SendBuf {
 
     /// Calls `each` with the runs that make up `len` bytes from `at` on, fewer at the end, and with how many bytes came
     /// before.
-    pub fn each(&self, at: usize, len: usize, mut each: impl FnMut(usize, &[u8])) {
-        if let Some(part) = self.whole(at, len) {
-            return each(0, part);
-        }
-        let at = at.min(self.len());
-        let len = len.min(self.len() - at);
-        let run = |done: usize, base: NonNull<u8>, count: usize| {
-            // SAFETY: the maker promised that each run is readable and unchanged; the slice ends with the call.
-            each(done, unsafe { core::slice::from_raw_parts(base.as_ptr(), count) });
-        };
-        // SAFETY: the range was cut to the buffer, whose maker gave a good list.
-        unsafe { walk(self.base, at, len, run) };
+    pub fn each(&self, at: usize, len: usize, each: impl FnMut(usize, &[u8])) {
+        Gather::new(*self).each(at, len, each);
     }
 
     /// Copies bytes from `at` on into `to`, as far as there are.
     pub fn read(&self, at: usize, to: &mut [u8]) {
+        Gather::new(*self).read(at, to);
+    }
+}
+
+/// Bytes to send, part by part: of a list, a part is found where the one before it ended.
+#[derive(Clone, Copy, Debug)]
+pub struct Gather {
+    buf: SendBuf,
+    mark: Mark,
+}
+
+impl Gather {
+    /// From the beginning.
+    pub const fn new(buf: SendBuf) -> Self {
+        Self { buf, mark: Mark { segment: 0, before: 0 } }
+    }
+
+    /// The bytes.
+    pub const fn buf(&self) -> &SendBuf {
+        &self.buf
+    }
+
+    /// As [`SendBuf::each`].
+    pub fn each(&mut self, at: usize, len: usize, mut each: impl FnMut(usize, &[u8])) {
+        if let Some(part) = self.buf.whole(at, len) {
+            return each(0, part);
+        }
+        let at = at.min(self.buf.len());
+        let len = len.min(self.buf.len() - at);
+        let run = |done: usize, base: NonNull<u8>, count: usize| {
+            // SAFETY: the maker promised that each run is readable and unchanged; the slice ends with the call.
+            each(done, unsafe { core::slice::from_raw_parts(base.as_ptr(), count) });
+        };
+        // SAFETY: the range was cut to the buffer, whose maker gave a good list; the mark is of no other.
+        unsafe { walk(self.buf.base, &mut self.mark, (at, len), run) };
+    }
+
+    /// As [`SendBuf::read`].
+    pub fn read(&mut self, at: usize, to: &mut [u8]) {
         self.each(at, to.len(), |done, part| to[done..done + part.len()].copy_from_slice(part));
     }
 }
@@ -219,6 +271,11 @@ impl RecvBuf {
         self.len() == 0
     }
 
+    /// Whether the room is not in one place.
+    pub const fn is_list(&self) -> bool {
+        self.len & LIST != 0
+    }
+
     /// Where the room is, for whoever can write to this process's memory; 0 when it is not in one place.
     pub fn address(&self) -> u64 {
         if self.len & LIST != 0 { 0 } else { self.base.as_ptr() as u64 }
@@ -261,7 +318,20 @@ impl RecvBuf {
 
     /// Calls `each` with the runs that make up `len` bytes from `at` on, fewer at the end, and with how many bytes came
     /// before.
-    pub fn each(&mut self, at: usize, len: usize, mut each: impl FnMut(usize, &mut [u8])) {
+    pub fn each(&mut self, at: usize, len: usize, each: impl FnMut(usize, &mut [u8])) {
+        // SAFETY: a new mark is one of any list.
+        unsafe { self.each_after(&mut Mark::default(), at, len, each) };
+    }
+
+    /// # Safety
+    /// As for [`walk`], of the mark.
+    unsafe fn each_after(
+        &mut self,
+        mark: &mut Mark,
+        at: usize,
+        len: usize,
+        mut each: impl FnMut(usize, &mut [u8]),
+    ) {
         if let Some(part) = self.whole(at, len) {
             return each(0, part);
         }
@@ -271,8 +341,8 @@ impl RecvBuf {
             // SAFETY: the maker promised that each run is ours alone and writable; the slice ends with the call.
             each(done, unsafe { core::slice::from_raw_parts_mut(base.as_ptr(), count) });
         };
-        // SAFETY: the range was cut to the room, whose maker gave a good list.
-        unsafe { walk(self.base, at, len, run) };
+        // SAFETY: the range was cut to the room, whose maker gave a good list; of the mark, the caller's promise.
+        unsafe { walk(self.base, mark, (at, len), run) };
     }
 
     /// In how many runs these bytes are.
@@ -280,6 +350,52 @@ impl RecvBuf {
         let mut runs = 0;
         self.each(at, len, |_, _| runs += 1);
         runs
+    }
+}
+
+/// Room that is filled part by part: of a list, a part is found where the one before it ended.
+#[derive(Debug)]
+pub struct Scatter {
+    buf: RecvBuf,
+    mark: Mark,
+}
+
+impl Scatter {
+    /// From the beginning.
+    pub const fn new(buf: RecvBuf) -> Self {
+        Self { buf, mark: Mark { segment: 0, before: 0 } }
+    }
+
+    /// Bytes of room.
+    pub const fn len(&self) -> usize {
+        self.buf.len()
+    }
+
+    /// Whether there is no room.
+    pub const fn is_empty(&self) -> bool {
+        self.buf.is_empty()
+    }
+
+    /// As [`RecvBuf::address`].
+    pub fn address(&self) -> u64 {
+        self.buf.address()
+    }
+
+    /// As [`RecvBuf::whole`].
+    #[inline(always)]
+    pub fn whole(&mut self, at: usize, len: usize) -> Option<&mut [u8]> {
+        self.buf.whole(at, len)
+    }
+
+    /// As [`RecvBuf::each`].
+    pub fn each(&mut self, at: usize, len: usize, each: impl FnMut(usize, &mut [u8])) {
+        // SAFETY: the mark is of no other list.
+        unsafe { self.buf.each_after(&mut self.mark, at, len, each) };
+    }
+
+    /// As [`RecvBuf::runs`].
+    pub fn runs(&mut self, at: usize, len: usize) -> usize {
+        self.buf.runs(at, len)
     }
 }
 
@@ -425,4 +541,4 @@ pub(crate) unsafe fn update(base: NonNull<u8>, bytes: usize, change: impl Fn(u64
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -5,7 +5,7 @@
 #![forbid(unsafe_code)]
 
 use crate::counters::Traffic;
-use crate::payload::{RecvBuf, SendBuf};
+use crate::payload::{Gather, RecvBuf};
 use crate::shared::fastbox::FastboxFault;
 use crate::shared::pool::ReturnFault;
 use crate::wire::{Envelope, Kind};
@@ -166,7 +166,7 @@ pub trait MessagePort {
         &mut self,
         peer: PeerId,
         envelope: &Envelope,
-        from: &SendBuf,
+        from: &mut Gather,
         at: usize,
     ) -> Result<bool, PeerFault>;
 

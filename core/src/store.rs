@@ -295,16 +295,29 @@ impl<U: BorrowMut<[Unit]>, B: BorrowMut<[u32]>> Store<U, B> {
         if self.listed == 0 {
             return None;
         }
+        self.search(pattern, || ())
+    }
+
+    /// Messages that [`Store::find`] looks at: for measurements.
+    pub fn steps(&self, pattern: &Pattern) -> usize {
+        let mut steps = 0;
+        self.search(pattern, || steps += 1);
+        steps
+    }
+
+    #[inline]
+    fn search(&self, pattern: &Pattern, look: impl FnMut()) -> Option<u32> {
         match pattern.hash() {
-            Some(hash) => self.find_in_list(hash, pattern),
-            None => self.find_in_order(pattern),
+            Some(hash) => self.find_in_list(hash, pattern, look),
+            None => self.find_in_order(pattern, look),
         }
     }
 
-    fn find_in_list(&self, hash: u32, pattern: &Pattern) -> Option<u32> {
+    fn find_in_list(&self, hash: u32, pattern: &Pattern, mut look: impl FnMut()) -> Option<u32> {
         let last = self.list(hash).checked_sub(1)?;
         let mut id = last;
         loop {
+            look();
             id = self.next_in_list(id);
             if self.get(id).is_for(pattern) {
                 return Some(id);
@@ -315,9 +328,10 @@ impl<U: BorrowMut<[Unit]>, B: BorrowMut<[u32]>> Store<U, B> {
         }
     }
 
-    fn find_in_order(&self, pattern: &Pattern) -> Option<u32> {
+    fn find_in_order(&self, pattern: &Pattern, mut look: impl FnMut()) -> Option<u32> {
         let mut id = self.order.head;
         while id != NONE {
+            look();
             let head = self.unit(id);
             if Stored::of(head).is_for(pattern) {
                 return Some(id);
@@ -332,7 +346,7 @@ impl<U: BorrowMut<[Unit]>, B: BorrowMut<[u32]>> Store<U, B> {
     #[cold]
     pub fn remove_where(
         &mut self,
-        mut test: impl FnMut(&Stored) -> bool,
+        mut test: impl FnMut(&Self, u32, &Stored) -> bool,
         mut removed: impl FnMut(u32, &Stored),
     ) {
         let before = self.listed;
@@ -340,7 +354,7 @@ impl<U: BorrowMut<[Unit]>, B: BorrowMut<[u32]>> Store<U, B> {
         while id != NONE {
             let head = self.unit(id);
             let (next, stored) = (word(head, NEXT), Stored::of(head));
-            if test(&stored) {
+            if test(self, id, &stored) {
                 self.unlink_order(id);
                 self.listed -= 1;
                 self.release(id);

@@ -48,7 +48,8 @@
 #define NEMESIA_BUSY 2
 
 /**
- * An argument is not valid: a NULL pointer, a wrong `struct_size`, a length that no buffer has, a text that is not UTF-8.
+ * An argument is not valid: a NULL pointer, a wrong `struct_size`, a length that no buffer has, a text that is not UTF-8,
+ * context 65535, which is reserved for agreements.
  */
 #define NEMESIA_ERR_ARGUMENT -1
 

@@ -18,7 +18,8 @@ pub const NEMESIA_OK: i32 = 0;
 pub const NEMESIA_PENDING: i32 = 1;
 /// Not an error: something was done just now, and there may be more to do.
 pub const NEMESIA_BUSY: i32 = 2;
-/// An argument is not valid: a NULL pointer, a wrong `struct_size`, a length that no buffer has, a text that is not UTF-8.
+/// An argument is not valid: a NULL pointer, a wrong `struct_size`, a length that no buffer has, a text that is not UTF-8,
+/// context 65535, which is reserved for agreements.
 pub const NEMESIA_ERR_ARGUMENT: i32 = -1;
 /// The configuration, a file or a variable of the environment can't be used; in strict mode (NEMESIA_STRICT), a wish
 /// can't be met.
@@ -205,7 +206,7 @@ impl From<Error> for Fault {
             Error::Excluded => NEMESIA_ERR_EXCLUDED,
             Error::Cancelled => NEMESIA_ERR_CANCELLED,
             Error::Stale => NEMESIA_ERR_STALE,
-            Error::List => NEMESIA_ERR_ARGUMENT,
+            Error::List | Error::Context => NEMESIA_ERR_ARGUMENT,
             Error::Timeout(_) => NEMESIA_ERR_TIMEOUT,
             Error::Refused { refusal, .. } => match refusal {
                 Refusal::Key => NEMESIA_ERR_KEY,
@@ -245,6 +246,13 @@ mod tests {
             assert!(NAMES[..at].iter().all(|(other, _)| other != code), "{code}");
         }
         assert_eq!(text(nemesia_status_name(-99)), "unknown status");
+    }
+
+    #[test]
+    fn the_context_of_agreements_is_no_argument() {
+        let fault = Fault::from(Error::Context);
+        assert_eq!(fault.code(), NEMESIA_ERR_ARGUMENT);
+        assert!(fault.text.contains("65535"), "{fault:?}");
     }
 
     #[test]

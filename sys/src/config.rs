@@ -146,6 +146,7 @@ pub struct Config {
     pub(crate) eager_bytes: usize,
     pub(crate) credit_bytes: usize,
     pub(crate) single_copy: SingleCopy,
+    pub(crate) share_bytes: Option<u64>,
     pub(crate) ptracer: bool,
     pub(crate) requests: usize,
     pub(crate) segments: SegmentOptions,
@@ -187,6 +188,7 @@ impl Default for Config {
             eager_bytes: 8 << 10,
             credit_bytes: 256 << 10,
             single_copy: SingleCopy::Auto,
+            share_bytes: Some(48 << 10),
             ptracer: false,
             requests: 1 << 20,
             segments: SegmentOptions { numa_local: true, ..SegmentOptions::default() },
@@ -404,6 +406,13 @@ impl Config {
     #[must_use]
     pub fn single_copy(self, single_copy: SingleCopy) -> Self {
         self.with(["NEMESIA_SINGLE_COPY"], |config| config.single_copy = single_copy)
+    }
+
+    /// Smallest message, in bytes, of which a sender that waits copies a part, as its receiver copies the others, so that both
+    /// processors do; `None` is never. Only where large messages move in one copy.
+    #[must_use]
+    pub fn share_bytes(self, bytes: Option<u64>) -> Self {
+        self.with(["NEMESIA_SHARE_BYTES"], |config| config.share_bytes = bytes)
     }
 
     /// Whether every process of this user may read this one's memory, where Yama reserves that to ancestors. Stays so until

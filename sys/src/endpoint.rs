@@ -20,6 +20,7 @@ mod wait;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use nemesia_core::agreement;
 use nemesia_core::engine::rma::{Region as Exposure, Reply, WINDOW};
 use nemesia_core::engine::{
     Engine, Lent, Peer, Request as Operation, RequestId, StartError, Storage, Tuning,
@@ -221,7 +222,8 @@ impl Endpoint {
             trace: trace::recorder(config),
         };
         let window = (config.credit_bytes / store::UNIT) as u32;
-        let tuning = Tuning { eager_bytes: config.eager_bytes, window };
+        let share_bytes = config.share_bytes.unwrap_or(u64::MAX);
+        let tuning = Tuning { eager_bytes: config.eager_bytes, window, share_bytes };
         let engine = Engine::new(rank as u32, port, tuning, lent).map_err(crate::ConfigError::from)?;
         let waiter = Waiter::new(config, crowded, sleep, watch, fence);
         let endpoint = Self {
@@ -463,6 +465,7 @@ impl Endpoint {
             StartError::TooLong { len, most } => Err(Error::TooLong { len, most }),
             StartError::Refused(refusal) => Err(Error::Refused { rank: self.rank(), refusal, count: 1 }),
             StartError::Region => Err(Error::Region),
+            StartError::List => Err(Error::List),
             StartError::Requests { capacity } => Err(Error::Requests { capacity }),
             StartError::Rank { rank, size } => {
                 Err(Error::Rank { rank: rank as usize, last: size.saturating_sub(1) as usize })
@@ -518,7 +521,20 @@ fn filled<T: Default>(len: usize) -> Vec<T> {
     std::iter::repeat_with(T::default).take(len).collect()
 }
 
-fn pattern(from: Source, context: u16, tag: Tag) -> Pattern {
+/// A context that is anybody's.
+///
+/// # Errors
+/// It is that of agreements.
+#[inline(always)]
+fn free_context(context: u16) -> Result<u16, Error> {
+    if context == agreement::CONTEXT { Err(Error::Context) } else { Ok(context) }
+}
+
+/// # Errors
+/// As [`free_context`].
+#[inline(always)]
+fn pattern(from: Source, context: u16, tag: Tag) -> Result<Pattern, Error> {
+    let context = free_context(context)?;
     let source = match from {
         Source::Any => CoreSource::Any,
         Source::Rank(rank) => CoreSource::Rank(u32::try_from(rank).unwrap_or(u32::MAX)),
@@ -528,7 +544,7 @@ fn pattern(from: Source, context: u16, tag: Tag) -> Pattern {
         Tag::Exactly(tag) => (tag, 0),
         Tag::Masked { value, ignore } => (value, ignore),
     };
-    Pattern { source, context, tag, ignore }
+    Ok(Pattern { source, context, tag, ignore })
 }
 
 fn status(status: nemesia_core::engine::Status) -> Status {

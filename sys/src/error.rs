@@ -115,6 +115,9 @@ pub enum Error {
     /// The others have agreed that this process is gone: one of them broke off with it.
     #[error("the other ranks have agreed to go on without this one")]
     Excluded,
+    /// The matching context is not anybody's.
+    #[error("context 65535 is reserved for agreements: use another one")]
+    Context,
     /// The request was withdrawn.
     #[error("the receive was cancelled")]
     Cancelled,

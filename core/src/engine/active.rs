@@ -70,7 +70,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     /// to ourselves is handled by the next [`Engine::progress`].
     ///
     /// # Errors
-    /// See [`StartError`]; nothing was sent. [`StartError::TooLong`] beyond [`Engine::active_bytes`].
+    /// See [`StartError`]; nothing was sent. [`StartError::TooLong`] beyond [`Engine::active_bytes`]; a list is
+    /// [`StartError::List`].
     #[inline]
     pub fn send_active(
         &mut self,
@@ -80,6 +81,9 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         payload: SendBuf,
     ) -> Result<RequestId, StartError> {
         self.check_destination(to)?;
+        if header.is_list() || payload.is_list() {
+            return Err(StartError::List);
+        }
         let message = Outgoing { handler, header, payload };
         let most = self.active_bytes();
         if message.len() > most {

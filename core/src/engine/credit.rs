@@ -4,15 +4,17 @@
 
 use core::borrow::{Borrow, BorrowMut};
 
+use super::peer::Queue;
 use super::{Engine, Peer, RequestId, Storage};
 #[cfg(nemesia_blunder)]
 use crate::blunder::{Blunder, made};
 use crate::flow::{Account, Arrived};
 use crate::matching::Source;
 use crate::port::{MessagePort, PeerId, PortFault};
-use crate::store::{Stored, cost};
+use crate::store::{Store, Stored, cost};
 use crate::trace::Recorder as _;
 use crate::wire::Kind;
+use crate::wire::rendezvous::{RTS_BYTES, Rts};
 
 impl AsMut<Account> for Peer {
     fn as_mut(&mut self) -> &mut Account {
@@ -54,14 +56,23 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     /// The peer had no credit for it.
     #[inline(always)]
     pub(super) fn charge(&mut self, from: PeerId, units: u32, stored: bool) -> Result<(), PortFault> {
-        match self.ledger.arrived(self.peers.borrow_mut(), from, units, stored) {
-            Arrived::Fine => Ok(()),
-            Arrived::Regrant(granted) => {
-                self.grant(from, granted);
-                Ok(())
-            }
-            Arrived::Overdrawn => Err(PortFault::Credit { units: units.into() }),
+        let account = &mut self.peers.borrow_mut()[from as usize].account;
+        if account.try_arrive(units, stored) {
+            return Ok(());
         }
+        self.charge_due(from, units, stored)
+    }
+
+    /// The ledger has to look, and may find room that others wait for.
+    #[cold]
+    fn charge_due(&mut self, from: PeerId, units: u32, stored: bool) -> Result<(), PortFault> {
+        match self.ledger.arrived(self.peers.borrow_mut(), from, units, stored) {
+            Arrived::Fine => {}
+            Arrived::Regrant(granted) => self.grant(from, granted),
+            Arrived::Overdrawn => return Err(PortFault::Credit { units: units.into() }),
+        }
+        self.regrant();
+        Ok(())
     }
 
     /// A stored message is gone.
@@ -85,11 +96,14 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         }
     }
 
-    /// Whether a peer can send nothing more before messages are received: it has no credit left.
+    /// Whether a peer can send nothing more before messages are received: it has no credit left. Of ourselves: whether a message
+    /// of ours waits for room.
     pub fn is_held(&self, peer: PeerId) -> bool {
-        let peers = self.peers.borrow();
-        peer != self.rank
-            && peers.get(peer as usize).is_some_and(|it| it.failure.is_none() && it.account.window() == 0)
+        self.peers.borrow().get(peer as usize).is_some_and(|it| match it.failure {
+            _ if peer == self.rank => !it.queue(Queue::Pending).is_empty(),
+            None => it.account.window() == 0,
+            Some(_) => false,
+        })
     }
 
     /// Peers that can send nothing more before messages are received.
@@ -112,11 +126,22 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         self.held_peers() > 0 && (0..self.size()).all(silent)
     }
 
-    /// A peer is gone: its promise is void, and so are the messages that it has only announced.
+    /// A peer is gone: its promise is void, and so are the messages that it has only announced. Those that came whole with
+    /// their announcement, as short synchronous ones do, can still be received.
     pub(super) fn close_account(&mut self, peer: PeerId) {
-        let gone = |stored: &Stored| stored.source == peer && stored.kind == Kind::Rts;
+        let gone = |store: &Store<_, _>, id: u32, stored: &Stored| {
+            stored.source == peer && stored.kind == Kind::Rts && {
+                let mut head = [0; RTS_BYTES];
+                store.read(id, 0, &mut head);
+                // It was understood when it came.
+                Rts::decode(&head, stored.len).is_none_or(|rts| rts.total > (stored.len - RTS_BYTES) as u64)
+            }
+        };
         #[cfg(nemesia_blunder)]
-        let gone = |stored: &Stored| gone(stored) && !made(Blunder::KeepOffers);
+        let gone = |store: &Store<_, _>, id: u32, stored: &Stored| {
+            gone(store, id, stored) && !made(Blunder::KeepOffers)
+                || made(Blunder::DropWhole) && stored.source == peer && stored.kind == Kind::Rts
+        };
         let mut units = 0;
         self.store.remove_where(gone, |_, stored| units += cost(stored.len));
         self.ledger.close(self.peers.borrow_mut(), peer);

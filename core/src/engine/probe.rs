@@ -6,9 +6,9 @@ use super::request::State;
 use super::{Engine, Fate, RequestId, StartError, Status, Storage};
 use crate::matching::{Pattern, Source};
 use crate::payload::RecvBuf;
-use crate::port::MessagePort;
-use crate::wire::Kind;
+use crate::port::{MessagePort, PeerId};
 use crate::wire::rendezvous::{RTS_BYTES, Rts};
+use crate::wire::{Envelope, Kind};
 
 impl<P: MessagePort, S: Storage> Engine<P, S> {
     /// The first message that this would receive, if it has come: sender, tag, and its bytes in all.
@@ -48,6 +48,18 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         let State::Probed(stored) = self.requests.get(id.index).0 else { return Err(Fate::Stale) };
         self.receive_stored(id.index, stored, core::mem::replace(buf, RecvBuf::empty()));
         Ok(())
+    }
+
+    /// Stored messages that a receive would look at before it has its own, or knows that there is none: for measurements.
+    pub fn receive_steps(&self, pattern: &Pattern) -> usize {
+        self.store.steps(pattern)
+    }
+
+    /// Posted receives that would be looked at for a message before it has its own, or is known to have none: for
+    /// measurements.
+    pub fn arrival_steps(&self, from: PeerId, context: u16, tag: u64) -> usize {
+        let envelope = Envelope { kind: Kind::Eager, context, tag, total: 0 };
+        self.posted.steps(&self.requests, from, &envelope)
     }
 
     fn stored_status(&self, id: u32) -> Status {

@@ -7,7 +7,7 @@ use super::{Engine, Failure, RequestId, StartError, Status, Storage, Truncation}
 #[cfg(nemesia_blunder)]
 use crate::blunder::{Blunder, made};
 use crate::matching::{Pattern, Source};
-use crate::payload::RecvBuf;
+use crate::payload::{Gather, RecvBuf, Scatter};
 use crate::port::{Arrival, MessagePort, Part, PeerFault, PeerId, Polled, PortFault};
 use crate::store::cost;
 use crate::trace::Recorder as _;
@@ -244,18 +244,22 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         first: usize,
         mut buf: RecvBuf,
     ) {
-        if let Some(failure) = self.failure(from) {
-            // Probed before, and its bytes are gone with it.
-            return self.complete(index, Err(Fate::PeerFailed { peer: from, failure }));
-        }
         if from == self.rank {
             let outcome = self.take_from_self(tag, &rts, &mut buf);
             return self.complete(index, outcome);
         }
         let end = rts.total.min(buf.len() as u64);
         let left = Part { start: end.min(first as u64), end };
+        if let Some(failure) = self.failure(from) {
+            // Probed before, or whole with its announcement; what did not come with that is gone with its sender.
+            let fate = match first as u64 == rts.total {
+                true => outcome(from, tag, rts.total, buf.len()),
+                false => Err(Fate::PeerFailed { peer: from, failure }),
+            };
+            return self.complete(index, fate);
+        }
         let incoming = Incoming { from, tag, rts, left, how: How::Pull };
-        self.requests.get_mut(index).0 = State::Receiving { incoming, buf };
+        self.requests.get_mut(index).0 = State::Receiving { incoming, buf: Scatter::new(buf) };
         self.start_transfer(index);
     }
 
@@ -373,7 +377,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         if let Some(receive) = self.take_posted(me, &envelope) {
             let mut buf = self.take_buffer(receive);
             let fits = buf.len().min(len);
-            buf.each(0, fits, |done, to| message.buf.read(done, to));
+            let mut from = Gather::new(message.buf);
+            buf.each(0, fits, |done, to| from.read(done, to));
             self.complete(receive, outcome(me, message.tag, len as u64, buf.len()));
             self.count_own(len);
             self.dequeue(me, Queue::Pending, index);
@@ -381,7 +386,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
             return true;
         }
         if !message.synchronous && len <= self.eager_bytes && self.ledger.try_reserve(cost(len)) {
-            let read = |at: usize, to: &mut [u8]| message.buf.read(at, to);
+            let mut from = Gather::new(message.buf);
+            let read = |at: usize, to: &mut [u8]| from.read(at, to);
             let stored = self.store.insert(me, &envelope, len, read);
             debug_assert!(stored.is_some(), "room was reserved");
             self.count_own(len);
@@ -411,7 +417,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         let me = self.rank;
         if let Some((index, message)) = self.offered(me, rts.sender) {
             let fits = buf.len().min(message.buf.len());
-            buf.each(0, fits, |done, to| message.buf.read(done, to));
+            let mut from = Gather::new(message.buf);
+            buf.each(0, fits, |done, to| from.read(done, to));
             self.dequeue(me, Queue::Offered, index);
             self.complete_send(me, index);
         }

@@ -7,7 +7,7 @@ use super::active::Outgoing;
 use super::rma::{Refusal, RegionId, Remote};
 use super::{Engine, Peer, Storage};
 use crate::matching::{Pattern, Posting, Source};
-use crate::payload::{RecvBuf, SendBuf};
+use crate::payload::{Gather, RecvBuf, Scatter, SendBuf};
 use crate::port::{MessagePort, Part, PeerId, PortFault};
 use crate::slab::NONE;
 use crate::wire::rendezvous::Rts;
@@ -97,6 +97,9 @@ pub enum StartError {
         /// Bytes there may be.
         most: usize,
     },
+    /// The buffer of a one-sided operation, or of an active message, is a list.
+    #[error("one-sided operations and active messages take buffers in one place, not lists")]
+    List,
     /// The target's key says that it would refuse.
     #[error("{0}")]
     Refused(Refusal),
@@ -135,11 +138,11 @@ pub(super) enum State {
     /// Its RTS has left; the receiver pulls the bytes, or clears them (`offered`).
     Offered { to: PeerId, message: Message },
     /// Cleared: the bytes leave (`streaming`).
-    Streaming { message: Message, stream: Stream },
+    Streaming { tag: u64, from: Gather, stream: Stream },
     /// Waits in the queue of posted receives.
     Posted { pattern: Pattern, buf: RecvBuf, number: u64 },
     /// Matched with an RTS; its bytes are pulled (`pulling`), or are to be cleared (`answers`), or come (`incoming`).
-    Receiving { incoming: Incoming, buf: RecvBuf },
+    Receiving { incoming: Incoming, buf: Scatter },
     /// All bytes are here; the sender is to be told (`answers`).
     Finishing { sender: u64, outcome: Outcome },
     /// Taken out of the store by a matched probe: this stored message.

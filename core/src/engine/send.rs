@@ -13,7 +13,7 @@ use super::request::{Message, State};
 use super::{Engine, RequestId, StartError, Status, Storage};
 #[cfg(nemesia_blunder)]
 use crate::blunder::{Blunder, made};
-use crate::payload::SendBuf;
+use crate::payload::{Gather, SendBuf};
 use crate::port::{MessagePort, PeerFault, PeerId};
 use crate::store::cost;
 use crate::trace::Recorder as _;
@@ -41,7 +41,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
             return false;
         }
         let envelope = Envelope { kind: Kind::Eager, context, tag, total: list.len() as u64 };
-        let sent = self.port.send_list(to, &envelope, list, 0);
+        let sent = self.port.send_list(to, &envelope, &mut Gather::new(*list), 0);
         self.sent_now(to, list.len(), sent)
     }
 
@@ -140,7 +140,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         if !message.synchronous && len <= self.eager_bytes {
             if self.has_credit(to, units) {
                 let envelope = message.envelope(Kind::Eager);
-                let sent = send_part(&mut self.port, to, &envelope, &message.buf, 0)?;
+                let sent = send_part(&mut self.port, to, &envelope, &mut Gather::new(message.buf), 0)?;
                 if sent {
                     self.sent_now(to, len, Ok(true));
                     self.peer(to).tally.is_held = false;
@@ -160,13 +160,12 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
 
     /// A send is complete: its buffer is the caller's again.
     pub(super) fn complete_send(&mut self, to: PeerId, index: u32) {
-        let (State::Sending { message } | State::Offered { message, .. } | State::Streaming { message, .. }) =
-            self.requests.get(index).0
-        else {
-            return;
+        let (tag, len) = match &self.requests.get(index).0 {
+            State::Sending { message } | State::Offered { message, .. } => (message.tag, message.buf.len()),
+            State::Streaming { tag, from, .. } => (*tag, from.buf().len()),
+            _ => return,
         };
-        let status = Status { peer: to, tag: message.tag, len: message.buf.len() };
-        self.complete(index, Ok(status));
+        self.complete(index, Ok(Status { peer: to, tag, len }));
     }
 }
 
@@ -175,10 +174,10 @@ pub(super) fn send_part<P: MessagePort>(
     port: &mut P,
     to: PeerId,
     envelope: &Envelope,
-    from: &SendBuf,
+    from: &mut Gather,
     at: usize,
 ) -> Result<bool, PeerFault> {
-    match from.whole(at, envelope.total as usize) {
+    match from.buf().whole(at, envelope.total as usize) {
         Some(bytes) => port.send(to, envelope, bytes),
         None => port.send_list(to, envelope, from, at),
     }

@@ -1,8 +1,27 @@
 //! Buffers in one place and in many.
 
+use std::vec;
 use std::vec::Vec;
 
-use super::{RecvBuf, Segment, SendBuf};
+use std::cell::Cell;
+use std::thread_local;
+
+use super::{Gather, RecvBuf, Scatter, Segment, SendBuf};
+use crate::shared::tests::Rng;
+
+thread_local! {
+    /// Segments that this test looked at.
+    static STEPS: Cell<usize> = const { Cell::new(0) };
+}
+
+pub(super) fn count_step() {
+    STEPS.set(STEPS.get() + 1);
+}
+
+/// How many since it was last asked.
+pub(crate) fn steps() -> usize {
+    STEPS.replace(0)
+}
 
 /// Segments of these lengths over the bytes, which they cover.
 fn segments(bytes: &mut [u8], lens: &[usize]) -> Vec<Segment> {
@@ -53,6 +72,56 @@ fn every_range_of_a_list_is_what_it_is_in_one_place() {
             there.rotate_left(15);
             assert_eq!(room, there, "{len} bytes to {at}");
         }
+    }
+}
+
+/// Whatever is asked for, and in whatever order, the parts are those of the list.
+#[test]
+fn parts_are_the_same_wherever_the_last_one_ended() {
+    let mut rng = Rng::new(5);
+    let mut bytes: Vec<u8> = (0..200).collect();
+    let whole = bytes.clone();
+    let list = segments(&mut bytes, &[0, 1, 7, 0, 0, 3, 12, 1, 0, 100, 0, 70, 6]);
+    // SAFETY: list and bytes outlive the buffers.
+    let mut gather = Gather::new(unsafe { SendBuf::from_list(list.as_ptr(), list.len()) }.unwrap());
+    let mut room = [0; 200];
+    let into = segments(&mut room, &[5, 0, 1, 1, 93, 50, 50, 0]);
+    // SAFETY: the same; what they name is looked at in the end only.
+    let mut scatter = Scatter::new(unsafe { RecvBuf::from_list(into.as_ptr(), into.len()) }.unwrap());
+    assert_eq!((scatter.len(), scatter.address(), gather.buf().len()), (200, 0, 200));
+    let mut there = [0; 200];
+    for _ in 0..1000 {
+        let (at, len) = (rng.below(210), rng.below(60));
+        let wanted = &whole[at.min(200)..(at + len).min(200)];
+        let mut got = vec![0xee; wanted.len()];
+        gather.each(at, len, |done, part| got[done..done + part.len()].copy_from_slice(part));
+        assert_eq!(got, wanted, "{len} bytes from {at}");
+        let other = at ^ 0x55;
+        let count = got.len().min(200_usize.saturating_sub(other));
+        scatter.each(other, count, |done, part| part.copy_from_slice(&got[done..done + part.len()]));
+        there[other.min(200)..][..count].copy_from_slice(&got[..count]);
+    }
+    assert_eq!(room, there);
+}
+
+/// Part by part, from the first to the last: each segment is looked at once, or twice where a part ends in it.
+#[test]
+fn going_through_a_list_takes_one_look_at_each_segment() {
+    const COUNT: usize = 20_000;
+    let mut bytes = vec![7; COUNT];
+    let list = segments(&mut bytes, &vec![1; COUNT]);
+    // SAFETY: list and bytes outlive the buffers, which do not write.
+    let (from, to) =
+        unsafe { (SendBuf::from_list(list.as_ptr(), COUNT), RecvBuf::from_list(list.as_ptr(), COUNT)) };
+    let (mut gather, mut scatter) = (Gather::new(from.unwrap()), Scatter::new(to.unwrap()));
+    for part in [1, 10, 256] {
+        steps();
+        for at in (0..COUNT).step_by(part) {
+            gather.each(at, part, |_, _| {});
+            scatter.each(at, part, |_, _| {});
+        }
+        let steps = steps();
+        assert!(steps <= 2 * (2 * COUNT + 2 * COUNT / part), "{steps} looks at parts of {part}");
     }
 }
 

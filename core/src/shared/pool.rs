@@ -11,7 +11,7 @@
 
 use core::borrow::BorrowMut;
 
-use crate::payload::SendBuf;
+use crate::payload::Gather;
 use crate::sync::{Edge, Payload, PayloadMut, PayloadWord, Word32, Word64};
 use crate::wire::{Envelope, Kind, SEQUENCE_MASK};
 
@@ -135,7 +135,7 @@ impl<'a, R: BorrowMut<[CellRecord]>> Pool<'a, R> {
 
     /// As [`Pool::fill`], with `len` bytes of a list, from `at` on: gathered in the cell itself.
     #[must_use]
-    pub fn fill_list(&self, cell: u32, from: &SendBuf, at: usize, len: usize) -> bool {
+    pub fn fill_list(&self, cell: u32, from: &mut Gather, at: usize, len: usize) -> bool {
         if !self.holds(cell, len) {
             return false;
         }

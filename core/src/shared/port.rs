@@ -22,7 +22,7 @@ use super::pool::{CellRecord, Pool};
 use super::queue::Consumer;
 use super::sleep::{News, Sleep, SleepWord};
 use crate::counters::Traffic;
-use crate::payload::{RecvBuf, SendBuf};
+use crate::payload::{Gather, RecvBuf};
 use crate::port::{Arrival, MessagePort, Part, PeerFault, PeerId, Polled, Pulled, Share, Turn};
 use crate::sync::FenceMode;
 use crate::wire::Envelope;
@@ -370,7 +370,7 @@ where
         &mut self,
         peer: PeerId,
         envelope: &Envelope,
-        from: &SendBuf,
+        from: &mut Gather,
         at: usize,
     ) -> Result<bool, PeerFault> {
         let len = envelope.total as usize;

@@ -160,7 +160,7 @@ impl Twin {
     fn remove_where(&mut self, source: u32, kind: Kind) {
         let doomed = |stored: &Stored| stored.source == source && stored.kind == kind;
         let mut removed = vec![];
-        self.store.remove_where(doomed, |id, stored| removed.push((id, *stored)));
+        self.store.remove_where(|_, _, stored| doomed(stored), |id, stored| removed.push((id, *stored)));
         let dropped = |message: &Expected| !message.claimed && doomed(&message.stored);
         let expected: Vec<_> = self
             .messages
@@ -408,7 +408,7 @@ fn sweep_looks_at_each_message_once() {
     }
     let mut dropped = 0;
     steps();
-    store.remove_where(|stored| stored.kind == Kind::Rts, |_, stored| dropped += 1 + stored.tag % 2);
+    store.remove_where(|_, _, stored| stored.kind == Kind::Rts, |_, stored| dropped += 1 + stored.tag % 2);
     assert_eq!((dropped, store.len() as u64), (COUNT / 2, COUNT / 2));
     assert_eq!(steps(), 0, "no list is searched");
     let any = |ignore| Pattern { source: Source::Rank(1), context: 0, tag: 1, ignore };

@@ -365,19 +365,26 @@ pub(super) fn open_inherited(fd: RawFd) -> Result<OwnedFd, BootstrapError> {
         return Err(bad("is a standard stream".to_owned()));
     }
     let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
-    if opened.contains(&fd) {
-        return Err(BootstrapError::AlreadyOpened { fd });
-    }
+    let taken = opened.contains(&fd);
     let mut status = std::mem::MaybeUninit::<libc::stat>::uninit();
     // SAFETY: `status` is valid for writes of one `stat`; a descriptor that is not open is an error (EBADF).
     if unsafe { libc::fstat(fd, status.as_mut_ptr()) } != 0 {
-        return Err(bad(format!("is not open ({})", io::Error::last_os_error())));
+        let error = io::Error::last_os_error();
+        return Err(if taken {
+            BootstrapError::AlreadyOpened { fd }
+        } else {
+            bad(format!("is not open ({error})"))
+        });
     }
     // SAFETY: fstat succeeded, so it has written the whole structure.
     let mode = unsafe { status.assume_init() }.st_mode;
     if mode & libc::S_IFMT != libc::S_IFSOCK {
         // A pipe carries bytes one way only, so it cannot carry questions and answers.
+        // Nor is it what was taken before under this number, and has been closed since.
         return Err(bad("is not a socket".to_owned()));
+    }
+    if taken {
+        return Err(BootstrapError::AlreadyOpened { fd });
     }
     // SAFETY: F_SETFD takes an int and touches no memory of this process.
     if unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) } != 0 {

@@ -87,6 +87,29 @@ fn a_descriptor_that_is_no_socket_is_refused() {
     assert!(error.to_string().contains("is not a socket"), "{error}");
 }
 
+/// A number that was a launcher's socket, was closed, and now is something else, is judged by what it is.
+#[test]
+fn a_number_that_was_taken_once_does_not_hide_what_it_is_now() {
+    // Out of the way of other tests, which open and close descriptors all the time.
+    let high = |file: std::os::fd::RawFd| {
+        // SAFETY: takes numbers and touches no memory of this process.
+        let fd = unsafe { libc::fcntl(file, libc::F_DUPFD_CLOEXEC, 700) };
+        assert!(fd >= 700, "{}", std::io::Error::last_os_error());
+        fd
+    };
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let fd = high(theirs.as_raw_fd());
+    drop(pmi::open_inherited(fd).unwrap());
+    assert!(matches!(pmi::open_inherited(fd), Err(BootstrapError::AlreadyOpened { .. })), "it is closed");
+    let file = std::fs::File::open("/dev/null").unwrap();
+    assert_eq!(high(file.as_raw_fd()), fd);
+    let error = pmi::open_inherited(fd).unwrap_err();
+    assert!(error.to_string().contains("is not a socket"), "{error}");
+    // SAFETY: this test made it, and nobody else has it.
+    let owned: OwnedFd = unsafe { std::os::fd::FromRawFd::from_raw_fd(fd) };
+    drop((ours, owned));
+}
+
 #[test]
 fn a_descriptor_has_one_owner() {
     let (ours, theirs) = UnixStream::pair().unwrap();

@@ -46,6 +46,8 @@ impl Variable {
 
 /// What a value says that is left to the library.
 const AUTO: &str = "auto";
+/// What a value says of something that is not to be done at any size.
+const NEVER: &str = "never";
 const HUGE: &[(&str, HugePages)] =
     &[("never", HugePages::Never), ("try", HugePages::Try), ("require", HugePages::Require)];
 const BACKING: &[(&str, SegmentBacking)] =
@@ -111,6 +113,13 @@ pub const VARIABLES: &[Variable] = &[
         help: "whether large messages move in one copy, by reading the sender's memory through the kernel",
         get: |config| word_for(config.single_copy, SINGLE_COPY),
         set: |config, value| put(&mut config.single_copy, meaning(value, SINGLE_COPY)),
+    },
+    Variable {
+        name: "NEMESIA_SHARE_BYTES",
+        values: "bytes, or never",
+        help: "smallest message that moves in one copy of which receiver and waiting sender each copy a part",
+        get: |config| config.share_bytes.map_or_else(|| NEVER.to_owned(), |bytes| bytes.to_string()),
+        set: |config, value| put(&mut config.share_bytes, or_never(value)),
     },
     Variable {
         name: "NEMESIA_PTRACER",
@@ -195,6 +204,10 @@ fn ranged<T: FromStr + PartialOrd>(value: &str, low: T, high: T) -> Option<T> {
 
 fn or_auto<T: FromStr>(value: &str) -> Option<Option<T>> {
     if value == AUTO { Some(None) } else { value.parse().ok().map(Some) }
+}
+
+fn or_never<T: FromStr>(value: &str) -> Option<Option<T>> {
+    if value == NEVER { Some(None) } else { value.parse().ok().map(Some) }
 }
 
 fn meaning<T: Copy>(value: &str, words: &[(&str, T)]) -> Option<T> {

@@ -45,6 +45,7 @@ fn other(variable: &Variable) -> &'static str {
         "NEMESIA_UNEXPECTED_BYTES" => "65536",
         "NEMESIA_CREDIT_BYTES" => "8192",
         "NEMESIA_SINGLE_COPY" => "off",
+        "NEMESIA_SHARE_BYTES" => "never",
         "NEMESIA_HUGE_PAGES" => "try",
         "NEMESIA_BACKING" => "devshm",
         _ if variable.values == "0 or 1" => "1",

@@ -4,7 +4,7 @@ use nemesia_core::engine::Bypass;
 use nemesia_core::payload::{RecvBuf, SendBuf};
 use nemesia_core::trace::Recorder as _;
 
-use super::{Endpoint, Mode, Request, Source, Status, Tag, pattern, status};
+use super::{Endpoint, Mode, Request, Source, Status, Tag, free_context, pattern, status};
 use crate::error::Error;
 
 /// An endpoint in one matching context: what is sent in it is received and probed in it only, whatever the tag. What MPI
@@ -18,8 +18,8 @@ pub struct Context<'a> {
 }
 
 impl Endpoint {
-    /// This endpoint in a matching context, for one call or several. 0xffff is reserved for [`Endpoint::agree`]: nothing else
-    /// may be sent or received in it.
+    /// This endpoint in a matching context, for one call or several. 0xffff is reserved for [`Endpoint::agree`]: whatever is
+    /// to be sent, received or probed in it is [`Error::Context`].
     ///
     /// ```
     /// # let mut endpoint = nemesia::Endpoint::open_with(
@@ -130,6 +130,7 @@ impl Context<'_> {
     #[inline(always)]
     pub fn send(self, to: usize, tag: u64, bytes: &[u8]) -> Result<(), Error> {
         let Self { endpoint, id } = self;
+        let id = free_context(id)?;
         if endpoint.engine.send_now(u32::try_from(to).unwrap_or(u32::MAX), id, tag, bytes) {
             return Ok(());
         }
@@ -141,7 +142,7 @@ impl Context<'_> {
     /// # Errors
     /// See [`Error`].
     pub fn ssend(self, to: usize, tag: u64, bytes: &[u8]) -> Result<(), Error> {
-        self.endpoint.send_slowly(to, self.id, tag, bytes, Mode::Synchronous)
+        self.endpoint.send_slowly(to, free_context(self.id)?, tag, bytes, Mode::Synchronous)
     }
 
     /// As [`Endpoint::rsend`].
@@ -168,7 +169,7 @@ impl Context<'_> {
     #[inline(always)]
     pub(super) fn recv_into(self, from: Source, tag: Tag, mut buf: RecvBuf) -> Result<Status, Error> {
         let Self { endpoint, id } = self;
-        let pattern = pattern(from, id, tag);
+        let pattern = pattern(from, id, tag)?;
         if !endpoint.engine.can_bypass(&pattern) {
             let request = endpoint.post(pattern, buf)?;
             return endpoint.finish(request);
@@ -190,7 +191,7 @@ impl Context<'_> {
     pub unsafe fn isend(self, to: usize, tag: u64, base: *const u8, len: usize) -> Result<Request, Error> {
         // SAFETY: the caller's promise.
         let buf = unsafe { SendBuf::from_raw(base, len) };
-        self.endpoint.start(to, self.id, tag, buf, Mode::Standard)
+        self.endpoint.start(to, free_context(self.id)?, tag, buf, Mode::Standard)
     }
 
     /// As [`Endpoint::issend`].
@@ -203,7 +204,7 @@ impl Context<'_> {
     pub unsafe fn issend(self, to: usize, tag: u64, base: *const u8, len: usize) -> Result<Request, Error> {
         // SAFETY: the caller's promise.
         let buf = unsafe { SendBuf::from_raw(base, len) };
-        self.endpoint.start(to, self.id, tag, buf, Mode::Synchronous)
+        self.endpoint.start(to, free_context(self.id)?, tag, buf, Mode::Synchronous)
     }
 
     /// As [`Endpoint::irsend`].
@@ -230,6 +231,6 @@ impl Context<'_> {
     pub unsafe fn irecv(self, from: Source, tag: Tag, base: *mut u8, len: usize) -> Result<Request, Error> {
         // SAFETY: the caller's promise.
         let buf = unsafe { RecvBuf::from_raw(base, len) };
-        self.endpoint.post(pattern(from, self.id, tag), buf)
+        self.endpoint.post(pattern(from, self.id, tag)?, buf)
     }
 }

@@ -5,14 +5,16 @@
 //! copies. One that is received into a list is pulled in one copy, run by run, if the runs have 4 KiB and more on
 //! average; else it is streamed.
 //!
-//! Any number of segments will do. Each packet of a large message (NEMESIA_CELL_BYTES) goes through the list from its
-//! beginning, so that very many small ones cost time.
+//! Any number of segments will do: a list is gone through once, or twice.
 
 use std::io::{IoSlice, IoSliceMut};
 
 use nemesia_core::payload::{RecvBuf, Segment, SendBuf};
 
-use super::{Context, Endpoint, Mode, Pending, Request, Scope, ScopeContext, Source, Status, Tag, pattern};
+use super::{
+    Context, Endpoint, Mode, Pending, Request, Scope, ScopeContext, Source, Status, Tag, free_context,
+    pattern,
+};
 use crate::error::Error;
 
 // What the standard library promises of both, and POSIX of `struct iovec`.
@@ -99,7 +101,7 @@ impl Context<'_> {
         // SAFETY: the list and its bytes are borrowed until this returns, and `finish` returns only when the engine has
         // done with them.
         let buf = unsafe { SendBuf::from_list(list.as_ptr().cast(), list.len()) };
-        let request = endpoint.start(to, id, tag, buf.ok_or(Error::List)?, mode)?;
+        let request = endpoint.start(to, free_context(id)?, tag, buf.ok_or(Error::List)?, mode)?;
         endpoint.finish(request).map(drop)
     }
 
@@ -130,7 +132,7 @@ impl Context<'_> {
     ) -> Result<Request, Error> {
         // SAFETY: the caller's promise.
         let buf = unsafe { SendBuf::from_list(list, count) }.ok_or(Error::List)?;
-        self.endpoint.start(to, self.id, tag, buf, Mode::Standard)
+        self.endpoint.start(to, free_context(self.id)?, tag, buf, Mode::Standard)
     }
 
     /// As [`Endpoint::issend`], of the bytes of `count` segments at `list`, one after the other.
@@ -149,7 +151,7 @@ impl Context<'_> {
     ) -> Result<Request, Error> {
         // SAFETY: the caller's promise.
         let buf = unsafe { SendBuf::from_list(list, count) }.ok_or(Error::List)?;
-        self.endpoint.start(to, self.id, tag, buf, Mode::Synchronous)
+        self.endpoint.start(to, free_context(self.id)?, tag, buf, Mode::Synchronous)
     }
 
     /// As [`Endpoint::irecvv`].
@@ -168,7 +170,7 @@ impl Context<'_> {
     ) -> Result<Request, Error> {
         // SAFETY: the caller's promise.
         let buf = unsafe { RecvBuf::from_list(list, count) }.ok_or(Error::List)?;
-        self.endpoint.post(pattern(from, self.id, tag), buf)
+        self.endpoint.post(pattern(from, self.id, tag)?, buf)
     }
 }
 

@@ -127,6 +127,18 @@ impl Endpoint {
         self.finish(request)
     }
 
+    /// What receiving costs just now, in messages that nobody has asked for: so many of them a receive in context 0 would look
+    /// at before it has its own, or knows that there is none. For measurements.
+    pub fn receive_steps(&self, from: Source, tag: Tag) -> usize {
+        pattern(from, 0, tag).map_or(0, |pattern| self.engine.receive_steps(&pattern))
+    }
+
+    /// What delivering costs just now, in posted receives: so many of them would be looked at for a message in context 0
+    /// before it has its own, or is known to have none. For measurements.
+    pub fn arrival_steps(&self, from: usize, tag: u64) -> usize {
+        self.engine.arrival_steps(u32::try_from(from).unwrap_or(u32::MAX), 0, tag)
+    }
+
     /// The message that [`Message::into_bits`] made a number of. Any number is safe: one that names no message gives
     /// [`Error::Stale`] when it is received. Its status is not known any more.
     pub fn message(&self, bits: u64) -> Message {
@@ -227,7 +239,7 @@ impl Context<'_> {
     /// # Errors
     /// As for [`Endpoint::iprobe`].
     pub fn iprobe(self, from: Source, tag: Tag) -> Result<Option<Status>, Error> {
-        self.endpoint.look_for(&pattern(from, self.id, tag), Endpoint::find)
+        self.endpoint.look_for(&pattern(from, self.id, tag)?, Endpoint::find)
     }
 
     /// As [`Endpoint::probe`].
@@ -235,7 +247,7 @@ impl Context<'_> {
     /// # Errors
     /// As for [`Endpoint::probe`].
     pub fn probe(self, from: Source, tag: Tag) -> Result<Status, Error> {
-        self.endpoint.wait_for(&pattern(from, self.id, tag), None, Endpoint::find)
+        self.endpoint.wait_for(&pattern(from, self.id, tag)?, None, Endpoint::find)
     }
 
     /// As [`Endpoint::probe`], for at most this long.
@@ -243,7 +255,7 @@ impl Context<'_> {
     /// # Errors
     /// As for [`Endpoint::probe`]; [`Error::Timeout`].
     pub fn probe_timeout(self, from: Source, tag: Tag, limit: Duration) -> Result<Status, Error> {
-        self.endpoint.wait_for(&pattern(from, self.id, tag), Some(limit), Endpoint::find)
+        self.endpoint.wait_for(&pattern(from, self.id, tag)?, Some(limit), Endpoint::find)
     }
 
     /// As [`Endpoint::improbe`].
@@ -251,7 +263,7 @@ impl Context<'_> {
     /// # Errors
     /// As for [`Endpoint::improbe`].
     pub fn improbe(self, from: Source, tag: Tag) -> Result<Option<Message>, Error> {
-        self.endpoint.look_for(&pattern(from, self.id, tag), Endpoint::take)
+        self.endpoint.look_for(&pattern(from, self.id, tag)?, Endpoint::take)
     }
 
     /// As [`Endpoint::mprobe`].
@@ -259,7 +271,7 @@ impl Context<'_> {
     /// # Errors
     /// As for [`Endpoint::mprobe`].
     pub fn mprobe(self, from: Source, tag: Tag) -> Result<Message, Error> {
-        self.endpoint.wait_for(&pattern(from, self.id, tag), None, Endpoint::take)
+        self.endpoint.wait_for(&pattern(from, self.id, tag)?, None, Endpoint::take)
     }
 
     /// As [`Endpoint::mprobe`], for at most this long.
@@ -267,6 +279,6 @@ impl Context<'_> {
     /// # Errors
     /// As for [`Endpoint::mprobe`]; [`Error::Timeout`].
     pub fn mprobe_timeout(self, from: Source, tag: Tag, limit: Duration) -> Result<Message, Error> {
-        self.endpoint.wait_for(&pattern(from, self.id, tag), Some(limit), Endpoint::take)
+        self.endpoint.wait_for(&pattern(from, self.id, tag)?, Some(limit), Endpoint::take)
     }
 }

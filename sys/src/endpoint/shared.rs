@@ -194,7 +194,7 @@ impl SharedEndpoint {
         tag: Tag,
         limit: Option<Duration>,
     ) -> Result<Status, Error> {
-        self.0.wait(Ask::Probe(pattern(from, context, tag)), limit).and_then(Answer::status)
+        self.0.wait(Ask::Probe(pattern(from, context, tag)?), limit).and_then(Answer::status)
     }
 
     /// As [`Endpoint::mprobe`] in a matching context, for at most so long if there is a limit.
@@ -208,7 +208,7 @@ impl SharedEndpoint {
         tag: Tag,
         limit: Option<Duration>,
     ) -> Result<Message, Error> {
-        self.0.wait(Ask::Take(pattern(from, context, tag)), limit).and_then(Answer::message)
+        self.0.wait(Ask::Take(pattern(from, context, tag)?), limit).and_then(Answer::message)
     }
 
     /// As [`Endpoint::close`], for the last of all clones. The others only lose theirs.

@@ -45,6 +45,9 @@ pub(crate) enum Command {
     /// One of the two processes of `perf`
     #[command(hide = true, name = "perf-worker")]
     Worker(WorkerArgs),
+    /// One of the two processes of `perf --unexpected`
+    #[command(hide = true, name = "unexpected-worker")]
+    Unexpected(WorkerArgs),
 }
 
 /// What `perf` measures.
@@ -126,6 +129,18 @@ pub(crate) struct PerfArgs {
     /// Leave the two processes to the scheduler; default: each is bound to a core of its own
     #[arg(long)]
     pub(crate) no_pin: bool,
+    /// Measure instead what matching costs with 1, 1000 and 100000 receives or messages queued, in one process
+    #[arg(long, conflicts_with_all = ["sizes", "tests", "iterations", "plot", "no_plot", "no_pin"])]
+    pub(crate) matching: bool,
+    /// Send instead N messages before the receiver asks for any, receive them in reverse order, and show what that took of
+    /// the receiver's memory; 1 to 100000000. NEMESIA_UNEXPECTED_BYTES sets the ceiling
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=100_000_000),
+          conflicts_with_all = ["sizes", "tests", "iterations", "plot", "no_plot", "matching"])]
+    pub(crate) unexpected: Option<u64>,
+    /// Bytes of each of these messages, 1 to 65536
+    #[arg(long, value_name = "BYTES", default_value_t = 1, requires = "unexpected",
+          value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    pub(crate) unexpected_size: u32,
 }
 
 /// Arguments of `nemesia info`.
@@ -243,6 +258,10 @@ mod tests {
             ("perf --iterations 0", "0"),
             ("perf --plot a.svg --no-plot", "--no-plot"),
             ("perf --trace 1", "1"),
+            ("perf --matching --sizes 8", "--sizes"),
+            ("perf --matching --unexpected 8", "--unexpected"),
+            ("perf --unexpected 0", "0"),
+            ("perf --unexpected-size 8", "--unexpected"),
             ("perf surplus", "surplus"),
             ("info --processes 0", "0"),
             ("run", "PROGRAM"),

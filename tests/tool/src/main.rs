@@ -38,5 +38,6 @@ fn dispatch(command: &Command) -> Result<u8, Failure> {
         Command::Info(args) => info::info(args),
         Command::Run(args) => run::run(args),
         Command::Worker(args) => Ok(perf::work(args)),
+        Command::Unexpected(args) => Ok(perf::work_unexpected(args)),
     }
 }

@@ -6,7 +6,7 @@ use crate::port::{is_matched, is_offer, is_remote};
 use crate::simulation::{Arrival, Message, Rank, Receive, Sending, Simulation, Told};
 use crate::tally::Event;
 use crate::violation::{Check, Violation, ensure};
-use crate::world::{Failure, Fate, Outcome, Pattern, Status, Truncation};
+use crate::world::{Failure, Fate, Outcome, Pattern, RTS_BYTES, Status, Truncation};
 
 /// Whether something is complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,6 +76,7 @@ impl Simulation {
         let receive = self.rank(rank).oracle.arrive(waiting);
         let message = self.message(rank, name);
         message.arrival = arrival;
+        message.along = arrival == Arrival::Offered && len >= RTS_BYTES + message.is.len;
         message.matched = receive.is_some();
         if receive.is_some() {
             self.count(Event::Expected);
@@ -238,9 +239,9 @@ impl Simulation {
                 return self.check_failed(rank, outcome);
             }
         };
-        let Message { is, arrival, .. } = *self.message(rank, name);
+        let Message { is, arrival, along, .. } = *self.message(rank, name);
         let gone = matches!(self.rank(rank).told[name.source as usize], Told::Failed(_));
-        if arrival == Arrival::Offered && gone && matches!(outcome, Err(Fate::PeerFailed { .. })) {
+        if arrival == Arrival::Offered && !along && gone && matches!(outcome, Err(Fate::PeerFailed { .. })) {
             self.world.fabric().memory.end(loan, |_| ())?;
             return self.check_failed(rank, outcome);
         }

@@ -112,10 +112,11 @@ impl Simulation {
         if concerns_any {
             self.fail_awaits(rank, peer, failure)?;
         }
-        // What was only announced went with its sender.
+        // What was only announced went with its sender; what came along with its announcement is here.
         let waiting = self.rank(rank).oracle.waiting().to_vec();
         for name in waiting.iter().map(|waiting| waiting.name).filter(|name| name.source == peer) {
-            if self.message(rank, name).arrival == Arrival::Offered {
+            let message = self.message(rank, name);
+            if message.arrival == Arrival::Offered && !message.along {
                 self.rank(rank).oracle.forget(name);
             }
         }

@@ -95,6 +95,7 @@ impl Simulation {
         sent.push(Message {
             is: message,
             arrival: Arrival::Not,
+            along: false,
             matched: false,
             sent: false,
             received: false,

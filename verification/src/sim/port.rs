@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use nemesia_core::counters::Traffic;
-use nemesia_core::payload::{RecvBuf, SendBuf};
+use nemesia_core::payload::{Gather, RecvBuf};
 use nemesia_core::port::{Arrival, MessagePort, Part, PeerFault, PeerId, Polled, Pulled, Share, Turn};
 use nemesia_core::store::cost;
 use nemesia_core::wire::{Envelope, Kind};
@@ -103,7 +103,7 @@ impl MessagePort for SimPort {
         &mut self,
         peer: PeerId,
         envelope: &Envelope,
-        from: &SendBuf,
+        from: &mut Gather,
         at: usize,
     ) -> Result<bool, PeerFault> {
         let mut bytes = vec![0; envelope.total as usize];

@@ -45,7 +45,7 @@ pub(crate) struct Side {
     awaits: Vec<(Ticket, u64)>,
     /// Fences that may take a slot.
     fences: usize,
-    /// Messages to itself that are not handled.
+    /// Messages to itself that are not handled, and operations on its own region that wait behind them.
     own: VecDeque<usize>,
     /// Messages that it must have handled and has not told of; and those for which it has no handler.
     due: VecDeque<(u32, usize)>,
@@ -125,8 +125,9 @@ impl Simulation {
         }
         let order = some_order(&mut self.rng, from, ranks, self.shape.conditions.packet_bytes);
         let to = order.to;
-        if from == to && !self.side(from).own.is_empty() {
-            // What it asks of itself would wait behind its messages to itself, or not: only one of them shows in time.
+        // What it asks of itself waits behind its messages to itself: when it is done shows, but not among what others do.
+        let waits = from == to && !self.side(from).own.is_empty();
+        if waits && !order.verb.concerns_one_origin() {
             return self.progress(from).map(drop);
         }
         // A get may see what is put later, unless there is a fence between them.
@@ -160,10 +161,11 @@ impl Simulation {
         match started {
             Ok(ticket) => {
                 self.side(from).open.push(Open { ticket, number });
-                if nothing && !done {
+                if nothing && !done || waits && !nothing {
                     self.side(from).own.push_back(number);
+                    return Ok(());
                 }
-                // What goes to ourselves is executed at once.
+                // What goes to ourselves, and finds nothing before it, is executed at once.
                 if from == to && !nothing { self.execute(from, to, usize::MAX) } else { Ok(()) }
             }
             Err(error) => {
@@ -240,7 +242,9 @@ impl Simulation {
     pub(crate) fn check_handled(&mut self, rank: u32) -> Check {
         for handled in self.world.handled(rank) {
             let due = if handled.from == rank {
-                self.next_own_message(rank)
+                let due = self.next_own_message(rank);
+                self.execute_own(rank)?;
+                due
             } else {
                 self.side(rank).due.pop_front()
             };
@@ -260,6 +264,17 @@ impl Simulation {
         let own = &mut sides[rank as usize].own;
         let at = own.iter().position(|&number| operations[number].order.verb.is_handled())?;
         Some((rank, own.remove(at)?))
+    }
+
+    /// A rank executes what waited behind messages to itself that are handled now.
+    fn execute_own(&mut self, rank: u32) -> Check {
+        while let Some(&number) = self.side(rank).own.front()
+            && !matches!(self.remotes.operations[number].order.verb, Verb::Active { .. })
+        {
+            self.side(rank).own.pop_front();
+            self.execute(rank, rank, usize::MAX)?;
+        }
+        Ok(())
     }
 
     fn check_message(&mut self, rank: u32, from: u32, number: usize, handled: &Handled) -> Check {
@@ -335,6 +350,7 @@ impl Simulation {
                 if order.to == rank && !order.verb.is_handled() {
                     self.side(rank).own.retain(|&number| number != open.number);
                     self.side(rank).unhandled += 1;
+                    self.execute_own(rank)?;
                 }
                 return Ok(());
             }

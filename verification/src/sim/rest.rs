@@ -86,8 +86,7 @@ impl Simulation {
     }
 
     /// The first message under way between two ranks must come if a receive asks for it and no other message is before
-    /// it; and if nothing at all waits at its destination, it must come in any case. (A rank's own messages have no share of
-    /// its memory to themselves, and may have to wait for a receive.)
+    /// it; and if nothing at all waits at its destination, it must come in any case, also from that rank itself.
     fn check_head(&mut self, from: u32, to: u32) -> Check {
         let Some(name) = self.outstanding(from, to).next() else { return Ok(()) };
         self.count(Event::Held);
@@ -98,7 +97,7 @@ impl Simulation {
         let first =
             !before.any(|name| name.source == from) && !claims.iter().any(|(_, name)| name.source == from);
         let wanted = first && oracle.awaits(&head).is_some();
-        let roomy = from != to && oracle.waiting().is_empty() && claims.is_empty();
+        let roomy = oracle.waiting().is_empty() && claims.is_empty();
         ensure!(
             !wanted && !roomy,
             "{is:?} of rank {from} does not reach rank {to}, where {}:{}",

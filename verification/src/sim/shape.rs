@@ -90,8 +90,8 @@ impl Shape {
         let terms = Terms {
             requests,
             most_requests: rng.pick(&[requests, 256]),
-            // A unit for each of the others is the least with which an engine starts.
-            units: (ranks as usize - 1) * each + rng.below(each + 1),
+            // A unit for each rank is the least with which an engine starts.
+            units: 1 + (ranks as usize - 1) * each + rng.below(each + 1),
             buckets: rng.pick(&[0, 1, 3, 16]),
             eager_bytes: rng.pick(&[0, 48, 200, packet_bytes]),
             window: rng.pick(&[1, 8, 64, 4096]),

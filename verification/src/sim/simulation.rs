@@ -31,6 +31,8 @@ pub(crate) enum Arrival {
 pub(crate) struct Message {
     pub(crate) is: Outgoing,
     pub(crate) arrival: Arrival,
+    /// It was announced, and all its bytes came along.
+    pub(crate) along: bool,
     /// A receive, or a matched probe, has taken it.
     pub(crate) matched: bool,
     /// Its send has succeeded.

@@ -15,6 +15,7 @@ use nemesia_core::payload::{RecvBuf, SendBuf};
 use nemesia_core::slab::{List, Slot};
 pub(crate) use nemesia_core::store::cost;
 use nemesia_core::store::{UNIT, Unit, most};
+pub(crate) use nemesia_core::wire::rendezvous::RTS_BYTES;
 
 use crate::fabric::Fabric;
 use crate::memory::{Loan, Place};
@@ -108,14 +109,15 @@ pub(crate) enum Step {
 pub(crate) struct Limits {
     /// Each peer has so many to itself.
     pub(crate) reserve: u64,
-    /// What the largest packet costs: fewer are not given out.
+    /// What the largest packet costs.
     pub(crate) packet: u64,
 }
 
 /// What the engines of a world make of their terms.
 pub(crate) fn limits(shape: &Shape) -> Limits {
     let Terms { units, eager_bytes, window, .. } = shape.terms;
-    let (units, others) = (units as u32, shape.conditions.ranks - 1);
+    // One unit is a rank's own.
+    let (units, others) = (units as u32 - 1, shape.conditions.ranks - 1);
     let share = units.checked_div(others).unwrap_or(units);
     let packet = cost(eager_bytes.min(shape.conditions.packet_bytes).min(most(share)));
     // The engines have started with the same.
@@ -143,7 +145,8 @@ impl World {
                 handlers: Desk::default(),
                 trace: (),
             };
-            let tuning = Tuning { eager_bytes: terms.eager_bytes, window: terms.window };
+            let Terms { eager_bytes, window, .. } = terms;
+            let tuning = Tuning { eager_bytes, window, ..Tuning::default() };
             let engine = Engine::new(rank, SimPort::new(rank, Rc::clone(&fabric)), tuning, lent);
             engine.map(Some).map_err(|error| Violation(format!("rank {rank} can't start: {error}")))
         };

@@ -9,7 +9,7 @@ use crate::blunder::{Blunder, made};
 use crate::engine::peer::{Help, Queue};
 use crate::engine::request::{How, Incoming, Message, State};
 use crate::engine::{Engine, Storage};
-use crate::payload::RecvBuf;
+use crate::payload::Scatter;
 use crate::port::{MessagePort, Part, PeerFault, PeerId, Pulled, Share, Turn};
 
 /// Bytes pulled in one turn: what takes some ten microseconds, so that others have theirs.
@@ -18,20 +18,13 @@ const PIECE: u64 = 256 << 10;
 #[cfg(test)]
 const PIECE: u64 = 512;
 
-/// Messages of so many bytes are worth sharing, by measurement: the kernel takes as long to begin a copy as for the first few
-/// KiB of it.
-#[cfg(not(test))]
-pub(in crate::engine) const SHARED: u64 = 48 << 10;
-#[cfg(test)]
-pub(in crate::engine) const SHARED: u64 = 1 << 10;
-
 /// The protocol.
 #[derive(Debug)]
 pub(in crate::engine) enum Pull {}
 
-/// Whether the sender of a message looks out for a receiver that shares its copy.
-pub(in crate::engine) fn may_be_shared(message: &Message) -> bool {
-    message.buf.len() as u64 >= SHARED && message.buf.address() != 0
+/// Whether the sender of a message looks out for a receiver that shares its copy, which is worth it from so many bytes on.
+pub(in crate::engine) fn may_be_shared(message: &Message, share_bytes: u64) -> bool {
+    message.buf.len() as u64 >= share_bytes && message.buf.address() != 0
 }
 
 /// Bytes of a run, on average, from which on it is worth a call of its own to the kernel.
@@ -41,7 +34,7 @@ const RUN: u64 = 4 << 10;
 const RUN: u64 = 16;
 
 /// Whether the receiver's buffer is in one place, or in few enough. Else the bytes are streamed.
-pub(in crate::engine) fn is_worth_pulling(incoming: &Incoming, buf: &mut RecvBuf) -> bool {
+pub(in crate::engine) fn is_worth_pulling(incoming: &Incoming, buf: &mut Scatter) -> bool {
     let wanted = incoming.wanted();
     buf.address() != 0 || buf.runs(incoming.left.start as usize, wanted as usize) as u64 * RUN <= wanted
 }
@@ -54,9 +47,9 @@ impl<P: MessagePort, S: Storage> Transfer<P, S> for Pull {
 
     /// Reads the next piece of the first message: one at a time is as fast as all, and done earlier.
     fn progress(engine: &mut Engine<P, S>, peer: PeerId, index: u32) -> Result<bool, PeerFault> {
-        let Engine { requests, port, .. } = engine;
+        let Engine { requests, port, share_bytes, .. } = engine;
         let State::Receiving { incoming, buf } = &mut requests.get_mut(index).0 else { return Ok(false) };
-        match next_turn(port, incoming, buf) {
+        match next_turn(port, incoming, buf, *share_bytes) {
             Turn::Wait => return Ok(false),
             Turn::Copy(part) => copy(port, incoming, buf, part),
             Turn::Done if matches!(incoming.how, How::Broken | How::Lost) => {
@@ -86,9 +79,14 @@ impl<P: MessagePort, S: Storage> Transfer<P, S> for Pull {
     }
 }
 
-fn next_turn<P: MessagePort>(port: &mut P, incoming: &mut Incoming, buf: &mut RecvBuf) -> Turn {
+fn next_turn<P: MessagePort>(
+    port: &mut P,
+    incoming: &mut Incoming,
+    buf: &mut Scatter,
+    share_bytes: u64,
+) -> Turn {
     let Incoming { from, rts, left, .. } = *incoming;
-    if incoming.how == How::Pull && incoming.wanted() >= SHARED && buf.address() != 0 {
+    if incoming.how == How::Pull && incoming.wanted() >= share_bytes && buf.address() != 0 {
         let share = Share { request: rts.sender, address: buf.address(), start: left.start, end: left.end };
         if port.open_share(from, &share) {
             incoming.how = How::Share;
@@ -116,7 +114,7 @@ fn next_turn<P: MessagePort>(port: &mut P, incoming: &mut Incoming, buf: &mut Re
     }
 }
 
-fn copy<P: MessagePort>(port: &mut P, incoming: &mut Incoming, buf: &mut RecvBuf, part: Part) {
+fn copy<P: MessagePort>(port: &mut P, incoming: &mut Incoming, buf: &mut Scatter, part: Part) {
     if incoming.how == How::Broken {
         return;
     }

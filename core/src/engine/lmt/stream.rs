@@ -4,10 +4,10 @@
 
 use super::Transfer;
 use crate::engine::peer::Queue;
-use crate::engine::receive::unload;
 use crate::engine::request::{self, How, Incoming, State};
 use crate::engine::send::send_part;
 use crate::engine::{Engine, Storage};
+use crate::payload::Gather;
 use crate::port::{Arrival, MessagePort, PeerFault, PeerId};
 use crate::wire::rendezvous::Cts;
 use crate::wire::{Envelope, Kind};
@@ -25,18 +25,19 @@ impl<P: MessagePort, S: Storage> Transfer<P, S> for Stream {
         let State::Offered { message, .. } = engine.requests.get(index).0 else { return };
         engine.dequeue(to, Queue::Offered, index);
         let stream = request::Stream { receiver: cts.receiver, next: cts.start, end: cts.end };
-        engine.requests.get_mut(index).0 = State::Streaming { message, stream };
+        let (tag, from) = (message.tag, Gather::new(message.buf));
+        engine.requests.get_mut(index).0 = State::Streaming { tag, from, stream };
         engine.enqueue(to, Queue::Streaming, index);
     }
 
     fn progress(engine: &mut Engine<P, S>, peer: PeerId, index: u32) -> Result<bool, PeerFault> {
         let Engine { requests, port, .. } = engine;
-        let State::Streaming { message, stream } = &mut requests.get_mut(index).0 else {
+        let State::Streaming { from, stream, .. } = &mut requests.get_mut(index).0 else {
             return Ok(false);
         };
         let limit = port.packet_bytes().min((stream.end - stream.next) as usize);
         let envelope = Envelope { kind: Kind::Data, context: 0, tag: stream.receiver, total: limit as u64 };
-        if !send_part(port, peer, &envelope, &message.buf, stream.next as usize)? {
+        if !send_part(port, peer, &envelope, from, stream.next as usize)? {
             return Ok(false);
         }
         stream.next += limit as u64;
@@ -57,7 +58,11 @@ impl<P: MessagePort, S: Storage> Transfer<P, S> for Stream {
         if how != How::Stream || from != arrival.peer || !fits {
             return false;
         }
-        unload(port, arrival, 0, buf, (left.start as usize, arrival.len));
+        let (at, len) = (left.start as usize, arrival.len);
+        match buf.whole(at, len) {
+            Some(to) => port.read(arrival, 0, to),
+            None => buf.each(at, len, |done, to| port.read(arrival, done, to)),
+        }
         incoming.left.start += arrival.len as u64;
         if incoming.wanted() == 0 {
             engine.dequeue(from, Queue::Incoming, index);

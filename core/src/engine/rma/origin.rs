@@ -95,10 +95,11 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     /// With `notify` the region's notifications are counted up when the bytes are there.
     ///
     /// # Errors
-    /// See [`StartError`]; nothing was sent.
+    /// See [`StartError`]; nothing was sent. A list is [`StartError::List`], here and below.
     pub fn put(&mut self, target: &Target<'_>, buf: SendBuf, notify: bool) -> Result<RequestId, StartError> {
         let len = buf.len();
         self.check_remote(target, len, Access::Write, None)?;
+        check_place(buf.is_list())?;
         let id = self.start_out(target, Verb { notify, ..Verb::plain(Operation::Put) }, buf)?;
         self.count_operation(target.key.rank, Operation::Put, len);
         Ok(id)
@@ -117,6 +118,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     ) -> Result<RequestId, StartError> {
         let (len, atomic) = (operands.len(), Some((datatype, reduction)));
         self.check_remote(target, len, Access::ReadWrite, atomic)?;
+        check_place(operands.is_list())?;
         let verb = Verb { operation: Operation::Accumulate, reduction, datatype, notify: false };
         let id = self.start_out(target, verb, operands)?;
         self.count_operation(target.key.rank, Operation::Accumulate, len);
@@ -221,14 +223,14 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     fn start_out(&mut self, target: &Target<'_>, verb: Verb, buf: SendBuf) -> Result<RequestId, StartError> {
         let Target { key: &RemoteKey { rank: to, region, key, .. }, offset } = *target;
         let mut remote = Remote { to, region, verb, key, offset, body: Body::Out { buf, sent: 0 } };
-        if to == self.rank {
+        if to == self.rank && self.may_leave(to) {
             return match self.execute_own(&mut remote) {
                 Err(Fate::Refused { refusal, .. }) => Err(StartError::Refused(refusal)),
                 _ => Ok(RequestId::SENT),
             };
         }
         // What takes several packets needs its slot first: without one, nothing may have been sent.
-        if self.may_leave(to) && buf.len() <= self.part_bytes() {
+        if to != self.rank && self.may_leave(to) && buf.len() <= self.part_bytes() {
             match self.send_remote(&mut remote, 0) {
                 Ok(Sent::All) => return Ok(RequestId::SENT),
                 Ok(_) => {}
@@ -247,6 +249,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         value: u64,
         expected: u64,
     ) -> Result<RequestId, StartError> {
+        check_place(buf.is_list())?;
         if verb.operation != Operation::Get && buf.len() != verb.datatype.bytes() {
             return Err(StartError::Refused(Refusal::Bounds));
         }
@@ -419,6 +422,11 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
             self.list_work(from);
         }
     }
+}
+
+/// Parts of packets and values go to buffers as they are: those must be in one place.
+const fn check_place(list: bool) -> Result<(), StartError> {
+    if list { Err(StartError::List) } else { Ok(()) }
 }
 
 /// What has left of an operation.

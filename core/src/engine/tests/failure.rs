@@ -3,7 +3,7 @@
 use std::vec::Vec;
 
 use super::world::{AMPLE, World, pattern};
-use crate::engine::{Failure, Fate, StartError};
+use crate::engine::{Failure, Fate, StartError, Status, Truncation};
 use crate::matching::Source;
 use crate::shared::layout::Geometry;
 use crate::shared::tests::contents;
@@ -68,6 +68,36 @@ fn message_that_came_whole_can_be_received_after_its_sender_died() {
         assert_eq!(world.done(receive).1, contents(1, 200));
         world.irecv(0, pattern(Source::Rank(1), 2), 8).unwrap_err();
         world.assert_empty(&[0], "a dead sender");
+    }
+}
+
+/// A short synchronous message travels with its announcement: all of it is here.
+#[test]
+fn synchronous_message_that_came_whole_can_be_received_after_its_sender_died() {
+    for failure in KINDS {
+        for (len, room) in [(0, 0), (1, 1), (224, 300), (200, 8)] {
+            let fabric = Fabric::new(tiny(2));
+            let mut world = World::new(&fabric, AMPLE);
+            for tag in [1, 2, 3] {
+                let len = if tag == 3 { 225 } else { len };
+                world.issend(1, 0, tag, contents(tag, len));
+            }
+            world.settle();
+            let probed = world.improbe(0, pattern(Source::Rank(1), 2)).unwrap().0;
+            world.engine(0).fail(1, failure);
+            assert_eq!(world.engine(0).unexpected_messages(), 2, "not all bytes of the third are here");
+            let receives = [(1, world.recv(0, 1, 1, room)), (2, world.imrecv(0, probed, room).unwrap())];
+            for (tag, receive) in receives {
+                let (outcome, bytes) = world.done(receive);
+                let status = Status { peer: 1, tag, len: len.min(room) };
+                let truncated = Truncation { status, message: len as u64 };
+                let right = if len > room { Err(Fate::Truncated(truncated)) } else { Ok(status) };
+                assert_eq!(outcome, right);
+                assert_eq!(bytes[..status.len], contents(tag, len)[..status.len]);
+            }
+            world.irecv(0, pattern(Source::Rank(1), 3), 300).unwrap_err();
+            world.assert_empty(&[0], "whole, from a dead sender");
+        }
     }
 }
 

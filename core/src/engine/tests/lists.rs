@@ -2,6 +2,7 @@
 
 use super::world::{AMPLE, World};
 use crate::engine::{Fate, Status, Truncation};
+use crate::payload::tests::steps;
 use crate::shared::tests::contents;
 use crate::shared::tests::fabric::{Fabric, Reading, tiny};
 
@@ -40,4 +41,25 @@ fn scattered_messages_arrive_as_those_in_one_place() {
         }
         world.assert_empty(&[0, 1], "scattered messages");
     }
+}
+
+/// Many tiny segments, streamed in many packets: the list is not gone through anew for each of them.
+#[test]
+fn streaming_a_list_looks_at_each_segment_a_few_times() {
+    const LEN: usize = 40_000;
+    let mut most = 0;
+    for seed in 0..12 {
+        let fabric = Fabric::reading(tiny(2), Reading::Never, seed);
+        let mut world = World::new(&fabric, AMPLE);
+        world.lender.scatter(seed);
+        let receive = world.recv(1, 0, 1, LEN);
+        steps();
+        let send = world.isend(0, 1, 1, contents(1, LEN));
+        world.settle();
+        most = most.max(steps());
+        world.done(send).0.unwrap();
+        assert_eq!(world.done(receive).1, contents(1, LEN));
+    }
+    // Two lists, each of at most twice as many segments as bytes.
+    assert!((LEN..10 * LEN).contains(&most), "{most} looks");
 }

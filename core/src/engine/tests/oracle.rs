@@ -42,6 +42,8 @@ pub(super) struct Oracle {
     arrived: Vec<usize>,
     /// Those whose bytes come later.
     announced: BTreeSet<Name>,
+    /// Those of them whose bytes have all come along.
+    along: BTreeSet<Name>,
     /// Those that a receive has matched.
     matched: BTreeSet<Name>,
     /// Sources that are gone.
@@ -66,6 +68,7 @@ impl Oracle {
             receives: vec![],
             arrived: vec![0; peers as usize],
             announced: BTreeSet::new(),
+            along: BTreeSet::new(),
             matched: BTreeSet::new(),
             gone: BTreeSet::new(),
         }
@@ -132,9 +135,19 @@ impl Oracle {
         self.matched.contains(&name)
     }
 
+    /// All bytes of a message have come with its announcement.
+    pub(super) fn came_along(&mut self, name: Name) {
+        self.along.insert(name);
+    }
+
+    /// Whether nothing more will come of a message: it was announced, and its source is gone.
+    pub(super) fn is_over(&self, name: Name) -> bool {
+        self.is_announced(name) && self.gone.contains(&name.source)
+    }
+
     /// Whether the bytes of a message may have gone with its source.
     pub(super) fn may_be_lost(&self, name: Name) -> bool {
-        self.is_announced(name) && self.gone.contains(&name.source)
+        self.is_over(name) && !self.along.contains(&name)
     }
 
     pub(super) fn withdraw(&mut self, receive: usize) -> bool {
@@ -148,8 +161,9 @@ impl Oracle {
 
     pub(super) fn fail(&mut self, peer: PeerId, concerns_any: bool) {
         self.gone.insert(peer);
-        let announced = &self.announced;
-        self.waiting.retain(|message| message.name.source != peer || !announced.contains(&message.name));
+        let (announced, along) = (&self.announced, &self.along);
+        let lost = |name: &Name| name.source == peer && announced.contains(name) && !along.contains(name);
+        self.waiting.retain(|message| !lost(&message.name));
         let listens = |pattern: &Pattern| match pattern.source {
             Source::Any => concerns_any,
             Source::Rank(rank) => rank == peer,

@@ -2,7 +2,7 @@
 
 use std::vec::Vec;
 
-use super::world::{AMPLE, Room, Ticket, World, pattern};
+use super::world::{AMPLE, Room, SHARE, TUNING, Ticket, World, pattern};
 use crate::engine::{Failure, Fate, PACKETS_A_TURN, RequestId, Status, Truncation, Tuning};
 use crate::matching::{Pattern, Source};
 use crate::port::PeerId;
@@ -98,6 +98,25 @@ fn bytes_move_in_the_way_that_is_open() {
         assert_eq!(moved >= 10_000, pulled, "{moved} bytes");
         let packets = world.engine(0).port_mut().sent;
         assert!(if pulled { packets == 1 } else { packets > 10_000 / 256 }, "{packets} packets");
+    }
+}
+
+#[test]
+fn sender_copies_a_part_from_the_size_on_that_was_chosen() {
+    for (share_bytes, shared) in [(SHARE, true), (10_000, true), (10_001, false), (u64::MAX, false)] {
+        let fabric = Fabric::reading(tiny(2), Reading::Always, 1);
+        let mut world = World::new(&fabric, Room { tuning: Tuning { share_bytes, ..TUNING }, ..AMPLE });
+        let receive = world.recv(1, 0, 1, 10_000);
+        let send = world.isend(0, 1, 1, contents(1, 10_000));
+        for _ in 0..200 {
+            // A piece each.
+            world.engine(1).step();
+            world.engine(0).step();
+        }
+        world.done(send).0.unwrap();
+        assert_eq!(world.done(receive).1, contents(1, 10_000));
+        let pushed = fabric.with_memory(|memory| memory.pushed);
+        assert_eq!(pushed > 0, shared, "{pushed} bytes pushed, of messages from {share_bytes} on");
     }
 }
 
@@ -307,7 +326,7 @@ fn death_ends_a_rendezvous_that_waits_for_room() {
 #[test]
 fn turn_stays_bounded_however_many_messages_are_pulled() {
     const HALF: usize = 2000;
-    let tuning = Tuning { eager_bytes: 64, window: 8192 };
+    let tuning = Tuning { eager_bytes: 64, window: 8192, share_bytes: SHARE };
     let room = Room { requests: 2 * HALF, buckets: 4096, tuning, ..AMPLE };
     let fabric = Fabric::reading(Geometry { cells: 64, ..tiny(2) }, Reading::Always, 1);
     let mut world = World::new(&fabric, room);

@@ -296,6 +296,70 @@ fn window_bounds_what_a_target_has_to_remember() {
     gets.into_iter().for_each(|get| drop(world.good(get)));
 }
 
+/// A message to ourselves is handled by progress; what is started after it waits behind it, and keeps its order.
+#[test]
+fn operations_on_our_own_memory_keep_their_order_when_one_has_to_wait() {
+    let fabric = Fabric::new(tiny(1));
+    let memory = Region::new(BYTES);
+    let mut world = World::new(&fabric, AMPLE);
+    let (_, key) = world.expose(0, &memory, ALL, 1);
+    let first = world.put(0, &key, 0, &7_u64.to_le_bytes()).unwrap();
+    world.good(first);
+    let (_, header) = world.lender.send(0, vec![]);
+    let (_, payload) = world.lender.send(0, vec![]);
+    world.engine(0).send_active(0, 1, header, payload).unwrap();
+    let get = world.get(0, &key, 0, 8).unwrap();
+    world.engine(0).fence(0).unwrap();
+    let fetch = world.fetch(0, (&key, 0), Datatype::U64, Reduction::Sum, 1).unwrap();
+    let put = world.put(0, &key, 0, &100_u64.to_le_bytes()).unwrap();
+    let add = world.accumulate(0, (&key, 0), Datatype::U64, Reduction::Sum, &5_u64.to_le_bytes()).unwrap();
+    let flush = world.flush(0, 0).unwrap();
+    assert_eq!(memory.copy()[..8], 7_u64.to_le_bytes(), "nothing passes what waits");
+    assert!([get, fetch, put, add, flush].into_iter().all(|ticket| world.test(ticket).is_none()));
+    world.engine(0).progress();
+    assert_eq!(world.done(get).1, 7_u64.to_le_bytes());
+    assert_eq!(world.done(fetch).1, 7_u64.to_le_bytes());
+    for ticket in [put, add, flush] {
+        world.done(ticket).0.unwrap();
+    }
+    assert_eq!(memory.copy()[..8], 105_u64.to_le_bytes());
+    // What is refused says so when its turn comes.
+    let (_, empty) = world.lender.send(0, vec![]);
+    world.engine(0).send_active(0, 1, empty, empty).unwrap();
+    let late = world.put(0, &RemoteKey { key: 9, ..key }, 0, &[1]).unwrap();
+    world.engine(0).progress();
+    let refused = Fate::Refused { peer: 0, refusal: Refusal::Key, count: 1 };
+    assert_eq!(world.done(late).0, Err(refused));
+}
+
+#[test]
+fn lists_are_refused_as_buffers_of_one_sided_operations() {
+    let fabric = Fabric::new(tiny(2));
+    let memory = Region::new(BYTES);
+    let mut world = World::new(&fabric, AMPLE);
+    for owner in [0, 1] {
+        let (_, key) = world.expose(owner, &memory, ALL, 1);
+        let target = Target { key: &key, offset: 0 };
+        world.lender.scatter(3);
+        let lists = core::iter::repeat_with(|| world.lender.send(0, vec![1; 800]).1);
+        let list = lists.take(50).find(crate::payload::SendBuf::is_list).unwrap();
+        let rooms = core::iter::repeat_with(|| world.lender.receive(0, 800).1);
+        let mut room = rooms.take(50).find(crate::payload::RecvBuf::is_list).unwrap();
+        let (_, empty) = world.lender.send(0, vec![]);
+        let refused = Some(StartError::List);
+        let engine = world.engine(0);
+        assert_eq!(engine.put(&target, list, false).err(), refused);
+        assert_eq!(engine.accumulate(&target, Datatype::U64, Reduction::Sum, list).err(), refused);
+        assert_eq!(engine.get(&target, &mut room).err(), refused);
+        assert_eq!(room.len(), 800, "the buffer is the caller's");
+        assert_eq!(engine.send_active(owner, 1, list, empty).err(), refused);
+        assert_eq!(engine.send_active(owner, 1, empty, list).err(), refused);
+        assert_eq!(engine.requests.used(), 0);
+        world.settle();
+        assert_eq!(memory.copy(), vec![0; BYTES]);
+    }
+}
+
 #[test]
 fn fence_keeps_a_get_from_seeing_what_is_put_later() {
     let fabric = Fabric::new(Geometry { fastbox_slots: 64, ..tiny(2) });

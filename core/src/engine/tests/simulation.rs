@@ -6,7 +6,7 @@ use std::vec;
 use std::vec::Vec;
 
 use super::oracle::{Fate as Expected, Name, Oracle};
-use super::world::{Room, Ticket, World};
+use super::world::{Room, SHARE, Ticket, World};
 use crate::engine::peer::Queue;
 use crate::engine::{Failure, RequestId, StartError, Status, Tuning};
 use crate::matching::{Pattern, Source};
@@ -404,10 +404,14 @@ fn geometry(rng: &mut Rng) -> Geometry {
     Geometry { peers, cells, cell_bytes: 256, fastbox_slots: rng.pick(&[4, 4, 16]) }
 }
 
-/// From one unit for each peer, the least that there can be, to more than enough.
+/// From one unit for each rank, the least that there can be, to more than enough.
 fn room(rng: &mut Rng, peers: usize) -> Room {
-    let units = rng.pick(&[peers - 1, peers, 5 * peers, 6 * peers, 60, 4096]);
-    let tuning = Tuning { eager_bytes: rng.pick(&[0, 64, 256, 256]), window: rng.pick(&[1, 5, 20, 4096]) };
+    let units = rng.pick(&[peers, peers + 1, 5 * peers, 6 * peers, 60, 4096]);
+    let tuning = Tuning {
+        eager_bytes: rng.pick(&[0, 64, 256, 256]),
+        window: rng.pick(&[1, 5, 20, 4096]),
+        share_bytes: SHARE,
+    };
     Room { requests: rng.pick(&[12, 256]), units, buckets: rng.pick(&[0, 1, 3, 16]), tuning }
 }
 

@@ -4,7 +4,7 @@ use core::cell::Cell;
 use std::vec::Vec;
 
 use crate::counters::Traffic;
-use crate::payload::{RecvBuf, SendBuf};
+use crate::payload::{Gather, RecvBuf};
 use crate::port::{Arrival, MessagePort, Part, PeerFault, PeerId, Polled, Pulled, Share, Turn};
 use crate::wire::rendezvous::{Cts, RTS_BYTES, Rts};
 use crate::wire::{Envelope, Kind};
@@ -101,7 +101,7 @@ impl<P: MessagePort> MessagePort for Spy<P> {
         &mut self,
         peer: PeerId,
         envelope: &Envelope,
-        from: &SendBuf,
+        from: &mut Gather,
         at: usize,
     ) -> Result<bool, PeerFault> {
         let sent = self.port.send_list(peer, envelope, from, at);

@@ -41,8 +41,10 @@ pub(super) struct Room {
     pub(super) tuning: Tuning,
 }
 
+/// Large messages are not so large in tests.
+pub(super) const SHARE: u64 = 1 << 10;
 /// One cell of the smallest geometry is one message.
-pub(super) const TUNING: Tuning = Tuning { eager_bytes: 256, window: 4096 };
+pub(super) const TUNING: Tuning = Tuning { eager_bytes: 256, window: 4096, share_bytes: SHARE };
 
 /// Regions of each engine.
 pub(super) const REGIONS: usize = 3;

@@ -20,10 +20,48 @@ fn issend(endpoint: &mut Endpoint, to: usize, tag: u64, bytes: &'static [u8]) ->
     unsafe { endpoint.issend(to, tag, bytes.as_ptr(), bytes.len()) }.unwrap()
 }
 
+/// The context of agreements is nobody else's, in whatever way it is asked for.
+#[test]
+fn reserved_context_is_refused_everywhere() {
+    const RESERVED: u16 = u16::MAX;
+    let mut alone = alone();
+    let (from, tag) = (Source::Any, Tag::Any);
+    let refused = |outcome: Result<(), Error>, what| {
+        assert!(matches!(outcome, Err(Error::Context)), "{what}: {outcome:?}");
+    };
+    refused(alone.in_context(RESERVED).send(0, 1, &[]), "send");
+    refused(alone.in_context(RESERVED).ssend(0, 1, &[]), "ssend");
+    refused(alone.in_context(RESERVED).rsend(0, 1, &[]), "rsend");
+    refused(alone.in_context(RESERVED).sendv(0, 1, &[]), "sendv");
+    refused(alone.in_context(RESERVED).ssendv(0, 1, &[]), "ssendv");
+    refused(alone.in_context(RESERVED).recv(from, tag, &mut []).map(drop), "recv");
+    refused(alone.in_context(RESERVED).recvv(from, tag, &mut []).map(drop), "recvv");
+    refused(alone.in_context(RESERVED).iprobe(from, tag).map(drop), "iprobe");
+    refused(alone.in_context(RESERVED).probe(from, tag).map(drop), "probe");
+    refused(alone.in_context(RESERVED).probe_timeout(from, tag, SOON).map(drop), "probe_timeout");
+    refused(alone.in_context(RESERVED).improbe(from, tag).map(drop), "improbe");
+    refused(alone.in_context(RESERVED).mprobe(from, tag).map(drop), "mprobe");
+    refused(alone.in_context(RESERVED).mprobe_timeout(from, tag, SOON).map(drop), "mprobe_timeout");
+    let scoped = alone.scope(|scope| {
+        refused(scope.in_context(RESERVED).isend(0, 1, &[]).map(drop), "isend");
+        refused(scope.in_context(RESERVED).issend(0, 1, &[]).map(drop), "issend");
+        refused(scope.in_context(RESERVED).isendv(0, 1, &[]).map(drop), "isendv");
+        refused(scope.in_context(RESERVED).issendv(0, 1, &[]).map(drop), "issendv");
+        refused(scope.in_context(RESERVED).irecv(from, tag, &mut []).map(drop), "irecv");
+        refused(scope.in_context(RESERVED).irecvv(from, tag, &mut []).map(drop), "irecvv");
+        Ok(())
+    });
+    scoped.unwrap();
+    let shared = alone.into_shared();
+    refused(shared.probe(RESERVED, from, tag, None).map(drop), "probe of threads");
+    refused(shared.mprobe(RESERVED, from, tag, None).map(drop), "mprobe of threads");
+    shared.with(Endpoint::shrink).unwrap();
+}
+
 #[test]
 fn what_is_sent_in_a_context_is_seen_in_no_other() {
     let (mut zero, mut one) = pair(&Config::default());
-    for (context, large) in [(0, false), (1, false), (u16::MAX, true)] {
+    for (context, large) in [(0, false), (1, false), (u16::MAX - 1, true)] {
         let bytes = vec![context as u8; if large { 3000 } else { 8 }];
         zero.in_context(context).send(1, 5, &bytes).unwrap();
     }
@@ -32,9 +70,9 @@ fn what_is_sent_in_a_context_is_seen_in_no_other() {
     one.in_context(3).recv(ZERO, Tag::Any, &mut []).unwrap();
     assert!(one.in_context(2).iprobe(Source::Any, Tag::Any).unwrap().is_none());
     assert!(one.in_context(3).iprobe(Source::Any, Tag::Any).unwrap().is_none());
-    assert_eq!(one.in_context(u16::MAX).probe(Source::Any, Tag::Any).unwrap().len, 3000);
+    assert_eq!(one.in_context(u16::MAX - 1).probe(Source::Any, Tag::Any).unwrap().len, 3000);
     let mut buf = [0; 3000];
-    for context in [u16::MAX, 0, 1] {
+    for context in [u16::MAX - 1, 0, 1] {
         let status = one.in_context(context).recv(Source::Any, Tag::Any, &mut buf).unwrap();
         assert_eq!((status.rank, status.tag, status.len), (0, 5, if context > 1 { 3000 } else { 8 }));
         assert!(buf[..status.len].iter().all(|byte| *byte == context as u8), "context {context}");

@@ -3,6 +3,7 @@
 mod counters;
 mod limits;
 mod link;
+mod matching;
 mod page;
 mod plot;
 mod progress;
@@ -10,15 +11,18 @@ mod report;
 pub(crate) mod sizes;
 mod stats;
 mod timer;
+mod unexpected;
 mod worker;
 
 use std::ffi::OsString;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 
 use nemesia::Config;
-use nemesia::bootstrap::{ExitKind, Launcher, Outcome};
+use nemesia::bootstrap::{ExitKind, LaunchError, Launcher, Outcome, Running};
 use nemesia::os::{limits as room, numa};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 use crate::cli::{PerfArgs, Test, WorkerArgs};
 use crate::failure::Failure;
@@ -42,6 +46,14 @@ pub(crate) fn perf(args: &PerfArgs) -> Result<(), Failure> {
             "--trace: this build has no call tree; build with `cargo build --release --features trace`";
         return Err(Failure::unusable(problem));
     }
+    if args.matching {
+        let json = Json::open(args.json.as_deref())?;
+        let rows = matching::measure()?;
+        return json.write(&matching::table(&rows), || matching::json(&rows));
+    }
+    if let Some(messages) = args.unexpected {
+        return unexpected(args, messages);
+    }
     let mut tests = args.tests.clone();
     tests.sort_unstable();
     tests.dedup();
@@ -50,14 +62,39 @@ pub(crate) fn perf(args: &PerfArgs) -> Result<(), Failure> {
     room::require_memory(BUFFERS * largest).map_err(Failure::unusable)?;
     let files = Files::open(args, &tests)?;
     let pins = pins(args.no_pin)?;
-    let (measured, seen) = launch(args, &tests, pins.is_some())?;
+    let (measured, seen) = measure(args, &tests, pins.is_some())?;
     let layout = Layout { port: args.port.name(), pins, tests: &tests, sizes: &args.sizes.0 };
     files.write(&layout, &measured, &seen)
 }
 
+/// Messages before anybody asks for them.
+fn unexpected(args: &PerfArgs, messages: u64) -> Result<(), Failure> {
+    check_shm()?;
+    let json = Json::open(args.json.as_deref())?;
+    let pin = pins(args.no_pin)?.is_some();
+    let bytes = args.unexpected_size as usize;
+    let plan = |reports| unexpected::Plan { messages, bytes, reports };
+    let [shown, _] = launch::<_, Option<unexpected::Shown>>("unexpected-worker", pin, plan, wait)?;
+    let shown = shown.ok_or_else(without_result)?;
+    json.write(&unexpected::text(&shown), || unexpected::json(&shown))
+}
+
+fn wait(running: Running) -> Result<Outcome, LaunchError> {
+    running.wait()
+}
+
 /// Takes part as one of the two processes. Whatever goes wrong is reported to the other process that started us.
 pub(crate) fn work(args: &WorkerArgs) -> u8 {
-    match worker::work(&args.plan) {
+    status(worker::work(&args.plan))
+}
+
+/// The same of `perf --unexpected`.
+pub(crate) fn work_unexpected(args: &WorkerArgs) -> u8 {
+    status(unexpected::work(&args.plan))
+}
+
+fn status<T>(worked: Result<worker::Report<T>, String>) -> u8 {
+    match worked {
         Ok(Ok(_)) => 0,
         Ok(Err(_)) => 1,
         Err(astray) => {
@@ -121,16 +158,37 @@ enum Json {
     File(Destination),
 }
 
+impl Json {
+    fn open(path: Option<&Path>) -> Result<Self, Failure> {
+        Ok(match path {
+            None => Self::None,
+            Some(path) if path == Path::new("-") => Self::Standard,
+            Some(path) => Self::File(Destination::open(path)?),
+        })
+    }
+
+    /// The file first: whoever reads the table may stop reading.
+    fn write(self, table: &str, json: impl FnOnce() -> Result<String, Failure>) -> Result<(), Failure> {
+        match self {
+            Self::None => output::print(table),
+            Self::File(destination) => {
+                destination.write(&json()?)?;
+                output::print(table)
+            }
+            Self::Standard => {
+                output::print_aside(table);
+                output::print(&json()?)
+            }
+        }
+    }
+}
+
 impl Files {
     fn open(args: &PerfArgs, tests: &[Test]) -> Result<Self, Failure> {
         if args.plot.is_some() && args.plot == args.json {
             return Err(Failure::unusable("--plot and --json name the same file"));
         }
-        let json = match &args.json {
-            None => Json::None,
-            Some(path) if path == Path::new("-") => Json::Standard,
-            Some(path) => Json::File(Destination::open(path)?),
-        };
+        let json = Json::open(args.json.as_deref())?;
         Ok(Self { plot: open_plot(args, tests)?, json })
     }
 
@@ -142,17 +200,7 @@ impl Files {
             destination.write(&picture)?;
         }
         let table = report::table(layout, measured) + &counters::table(seen);
-        match self.json {
-            Json::None => output::print(&table),
-            Json::File(destination) => {
-                destination.write(&report::json(layout, measured, seen)?)?;
-                output::print(&table)
-            }
-            Json::Standard => {
-                output::print_aside(&table);
-                output::print(&report::json(layout, measured, seen)?)
-            }
-        }
+        self.json.write(&table, || report::json(layout, measured, seen))
     }
 }
 
@@ -173,37 +221,57 @@ fn open_plot(args: &PerfArgs, tests: &[Test]) -> Result<Option<Destination>, Fai
 }
 
 /// Starts the two processes and waits for what they have measured.
-fn launch(args: &PerfArgs, tests: &[Test], pin: bool) -> Result<(Measured, Vec<Seen>), Failure> {
+fn measure(args: &PerfArgs, tests: &[Test], pin: bool) -> Result<(Measured, Vec<Seen>), Failure> {
     let failed = |error| Failure::failed(format!("cannot make memory to share: {error}"));
     let shared = page::inherited_memory(Page::LEN).map_err(failed)?;
     let page = Page::map(&shared).map_err(failed)?;
-    let reports = [page::inherited_memory(0).map_err(failed)?, page::inherited_memory(0).map_err(failed)?];
-    let plan = Plan {
+    let plan = |reports| Plan {
         sizes: args.sizes.0.clone(),
         tests: tests.to_vec(),
         iterations: args.iterations,
         counters: args.counters,
         trace: args.trace,
         page: shared.as_raw_fd(),
-        reports: reports.each_ref().map(AsRawFd::as_raw_fd),
+        reports,
     };
+    let steps = plan([-1; 2]).steps();
+    match launch("perf-worker", pin, plan, |running| progress::show(&page, steps, || running.wait()))? {
+        [(Some(measured), first), (_, second)] => Ok((measured, vec![first, second])),
+        _ => Err(without_result()),
+    }
+}
+
+/// Starts this program twice, with what is planned for descriptors to report in, and gives what each rank reports.
+fn launch<P: Serialize, T: DeserializeOwned>(
+    worker: &str,
+    pin: bool,
+    plan: impl FnOnce([RawFd; 2]) -> P,
+    wait: impl FnOnce(Running) -> Result<Outcome, LaunchError>,
+) -> Result<[T; 2], Failure> {
+    let failed = |error| Failure::failed(format!("cannot make memory to share: {error}"));
+    let reports = [page::inherited_memory(0).map_err(failed)?, page::inherited_memory(0).map_err(failed)?];
+    let plan = plan(reports.each_ref().map(AsRawFd::as_raw_fd));
     let text = serde_json::to_string(&plan).map_err(Failure::failed)?;
     let program = std::env::current_exe()
         .map_err(|error| Failure::failed(format!("cannot find this program: {error}")))?;
-    let words: Vec<OsString> = vec!["perf-worker".into(), text.into()];
+    let words: Vec<OsString> = vec![worker.into(), text.into()];
     let running = Launcher::new(2, program.into(), words)
         .bind(pin)
         .spawn()
         .map_err(|error| run::launch_failure(&error))?;
     let pids = running.pids().to_vec();
-    let outcome = progress::show(&page, plan.steps(), || running.wait());
-    verdict(&outcome.map_err(|error| run::launch_failure(&error))?, &pids, reports)
+    verdict(&wait(running).map_err(|error| run::launch_failure(&error))?, &pids, reports)
 }
 
 /// What was measured, or the likeliest reason why it was not.
-fn verdict(outcome: &Outcome, pids: &[u32], reports: [OwnedFd; 2]) -> Result<(Measured, Vec<Seen>), Failure> {
-    let said = reports
-        .map(|report| -> Option<worker::Report> { serde_json::from_str(&page::contents(report).ok()?).ok() });
+fn verdict<T: DeserializeOwned>(
+    outcome: &Outcome,
+    pids: &[u32],
+    reports: [OwnedFd; 2],
+) -> Result<[T; 2], Failure> {
+    let said = reports.map(|report| -> Option<worker::Report<T>> {
+        serde_json::from_str(&page::contents(report).ok()?).ok()
+    });
     let violent = outcome
         .ranks
         .iter()
@@ -219,9 +287,13 @@ fn verdict(outcome: &Outcome, pids: &[u32], reports: [OwnedFd; 2]) -> Result<(Me
         return Err(Failure::failed(format!("the measurement is incomplete: {reason}")));
     }
     match said {
-        [Some(Ok((Some(measured), first))), Some(Ok((_, second)))] => Ok((measured, vec![first, second])),
-        _ => Err(Failure::failed("the measurement is incomplete: the two processes ended without a result")),
+        [Some(Ok(first)), Some(Ok(second))] => Ok([first, second]),
+        _ => Err(without_result()),
     }
+}
+
+fn without_result() -> Failure {
+    Failure::failed("the measurement is incomplete: the two processes ended without a result")
 }
 
 #[cfg(test)]

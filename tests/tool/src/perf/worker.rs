@@ -86,27 +86,41 @@ pub(crate) struct Seen {
     pub(crate) tree: String,
 }
 
-/// What a process hands to `perf`: rank 0 what it measured, both what they have seen, and either what went wrong.
-pub(crate) type Report = Result<(Option<Measured>, Seen), String>;
+/// What a process hands to `perf`, or what went wrong. Of a measurement: rank 0 what it measured, and both what they have seen.
+pub(crate) type Report<T> = Result<T, String>;
 
 /// Takes part as the rank that the launcher has given us, and reports.
 ///
 /// # Errors
 /// When this process was not started by `perf`.
-pub(crate) fn work(plan: &str) -> Result<Report, String> {
-    let astray = |problem: &str| format!("perf-worker is started by `nemesia perf` only: {problem}");
+pub(crate) fn work(plan: &str) -> Result<Report<(Option<Measured>, Seen)>, String> {
     let plan: Plan = serde_json::from_str(plan).map_err(|error| astray(&error.to_string()))?;
+    let shared = page::inherit(plan.page).map_err(|error| astray(&error.to_string()))?;
+    report(plan.reports, || take_part(&plan, &shared))
+}
+
+pub(crate) fn astray(problem: &str) -> String {
+    format!("this is started by `nemesia perf` only: {problem}")
+}
+
+/// Takes part as the rank that the launcher has given us, and reports in that rank's descriptor.
+///
+/// # Errors
+/// When this process was not started by `perf`.
+pub(crate) fn report<T: Serialize>(
+    reports: [RawFd; 2],
+    take_part: impl FnOnce() -> Report<T>,
+) -> Result<Report<T>, String> {
     let rank = std::env::var("PMI_RANK").ok().and_then(|rank| rank.parse::<usize>().ok());
-    let report = rank.and_then(|rank| plan.reports.get(rank)).ok_or_else(|| astray("there is no rank"))?;
-    let inherit = |fd| page::inherit(fd).map_err(|error| astray(&error.to_string()));
-    let (mut file, shared) = (File::from(inherit(*report)?), inherit(plan.page)?);
-    let outcome = take_part(&plan, &shared);
+    let report = rank.and_then(|rank| reports.get(rank)).ok_or_else(|| astray("there is no rank"))?;
+    let mut file = File::from(page::inherit(*report).map_err(|error| astray(&error.to_string()))?);
+    let outcome = take_part();
     let text = serde_json::to_string(&outcome).map_err(|error| error.to_string())?;
     file.write_all(text.as_bytes()).map_err(|error| error.to_string())?;
     Ok(outcome)
 }
 
-fn take_part(plan: &Plan, shared: &OwnedFd) -> Report {
+fn take_part(plan: &Plan, shared: &OwnedFd) -> Report<(Option<Measured>, Seen)> {
     let page = Page::map(shared).map_err(|error| format!("the shared page can't be mapped: {error}"))?;
     let mut config = Config::from_env().map_err(|error| error.to_string())?;
     if let Some(records) = plan.trace {

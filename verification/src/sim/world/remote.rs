@@ -58,6 +58,11 @@ pub(crate) enum Verb {
 }
 
 impl Verb {
+    /// Whether nobody but its origin sees what it does, and when.
+    pub(crate) const fn concerns_one_origin(self) -> bool {
+        matches!(self, Verb::Put { notify: false } | Verb::Get | Verb::Flush | Verb::Active { .. })
+    }
+
     /// Whether it is an active message for which there is a handler.
     pub(crate) fn is_handled(self) -> bool {
         matches!(self, Verb::Active { handler, .. } if handler < HANDLERS)

@@ -4,6 +4,7 @@ use super::{Receive, Sending, Sent, Simulation};
 use crate::engine::tests::oracle::{Fate as Expected, Name};
 use crate::engine::{Fate, Outcome, RequestId, Status, Truncation};
 use crate::port::PeerId;
+use crate::wire::rendezvous::RTS_BYTES;
 use crate::wire::{Envelope, Kind};
 
 impl Simulation<'_> {
@@ -50,6 +51,9 @@ impl Simulation<'_> {
             };
             let Envelope { context, tag, .. } = seen.envelope;
             let name = self.oracles[rank as usize].arrive(seen.peer, context, tag, announced);
+            if seen.rts.is_some_and(|rts| (seen.len - RTS_BYTES) as u64 == rts.total) {
+                self.oracles[rank as usize].came_along(name);
+            }
             let sent = &self.sent[seen.peer as usize][rank as usize][name.number];
             let len = seen.rts.map_or(seen.len as u64, |rts| rts.total);
             let envelope = (context, tag, len);
@@ -81,7 +85,7 @@ impl Simulation<'_> {
             // Of a message that was announced, only the end will tell.
             let due = match expected {
                 Expected::Posted => Some(false),
-                Expected::Matched(name) if oracle.may_be_lost(name) => Some(true),
+                Expected::Matched(name) if oracle.is_over(name) => Some(true),
                 Expected::Matched(name) => (!oracle.is_announced(name)).then_some(true),
                 Expected::Withdrawn | Expected::Failed => Some(true),
             };

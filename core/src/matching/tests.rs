@@ -1,0 +1,142 @@
+//! What finding a posted receive costs, in receives looked at.
+
+use std::cell::Cell;
+use std::vec;
+use std::vec::Vec;
+
+use super::{Pattern, Posted, Posting, Source};
+use crate::slab::{List, Slab, Slot};
+use crate::wire::{Envelope, Kind};
+
+/// How long queues are.
+const QUEUED: [u64; 3] = [1, 1_000, 100_000];
+
+#[derive(Debug)]
+struct Receive {
+    pattern: Pattern,
+    number: u64,
+    /// How often somebody asked what it is.
+    looked: Cell<u64>,
+}
+
+impl Default for Receive {
+    fn default() -> Self {
+        Self { pattern: exact(0, 0, 0), number: 0, looked: Cell::new(0) }
+    }
+}
+
+impl Posting for Receive {
+    fn posted(&self) -> Option<(&Pattern, u64)> {
+        self.looked.set(self.looked.get() + 1);
+        Some((&self.pattern, self.number))
+    }
+}
+
+const fn exact(source: u32, context: u16, tag: u64) -> Pattern {
+    Pattern { source: Source::Rank(source), context, tag, ignore: 0 }
+}
+
+const fn envelope(context: u16, tag: u64) -> Envelope {
+    Envelope { kind: Kind::Eager, context, tag, total: 0 }
+}
+
+struct Queue {
+    slots: Slab<Receive, Vec<Slot<Receive>>>,
+    posted: Posted<Vec<List>>,
+}
+
+impl Queue {
+    /// With as many lists as an endpoint has for so many receives.
+    fn new(receives: u64) -> Self {
+        let slots = (0..=receives).map(|_| Slot::default()).collect();
+        let lists = receives.next_power_of_two().max(1024) as usize;
+        Self { slots: Slab::new(slots), posted: Posted::new(vec![List::new(); lists]) }
+    }
+
+    fn post(&mut self, pattern: Pattern) -> u32 {
+        let number = self.posted.take_number();
+        let index = self.slots.insert(Receive { pattern, number, looked: Cell::new(0) }).unwrap();
+        self.posted.push(&mut self.slots, index, &pattern);
+        index
+    }
+
+    fn take(&mut self, source: u32, envelope: &Envelope) -> Option<u32> {
+        let index = self.posted.take(&mut self.slots, source, envelope)?;
+        self.slots.remove(index);
+        Some(index)
+    }
+
+    /// Receives looked at since the last call.
+    fn looks(&self) -> u64 {
+        (0..self.slots.capacity() as u32).map(|index| self.slots.get(index).looked.take()).sum()
+    }
+}
+
+/// Every exact receive is found, in an order that has nothing to do with that of posting; the average and the most that are
+/// looked at for one are the same however many there are.
+#[test]
+fn exact_receives_cost_the_same_however_many_are_queued() {
+    let strides = [1, 3, 64, 1000, 4096, 1 << 20, (1 << 32) + 1, 1 << 40, 1 << 47];
+    for queued in QUEUED {
+        let by_tag = strides.map(|stride| (std::format!("tags {stride} apart"), stride));
+        for (what, stride) in by_tag {
+            let all = (0..queued).map(|n| (3, 7, n * stride));
+            assert_cheap(&what, &all.collect::<Vec<_>>());
+        }
+        assert_cheap("sources", &(0..queued).map(|n| (n as u32, 7, 5)).collect::<Vec<_>>());
+        let contexts = (0..queued).map(|n| (1, n as u16, n >> 16));
+        assert_cheap("contexts", &contexts.collect::<Vec<_>>());
+        let mixed = (0..queued).map(|n| (n as u32 % 64, (n / 64) as u16 % 16, n / 1024));
+        assert_cheap("sources, contexts and tags", &mixed.collect::<Vec<_>>());
+    }
+}
+
+fn assert_cheap(what: &str, receives: &[(u32, u16, u64)]) {
+    let count = receives.len();
+    let mut queue = Queue::new(count as u64);
+    let posted: Vec<_> =
+        receives.iter().map(|&(from, context, tag)| queue.post(exact(from, context, tag))).collect();
+    let (mut all, mut most) = (0, 0);
+    for n in 0..count {
+        // A prime that divides no count: each once.
+        let at = n * 7919 % count;
+        let (from, context, tag) = receives[at];
+        let one = count <= 1_000 || n % 1_000 == 0;
+        all += if one { queue.looks() } else { 0 };
+        assert_eq!(queue.take(from, &envelope(context, tag)), Some(posted[at]), "{what}");
+        if one {
+            let looks = queue.looks();
+            (all, most) = (all + looks, most.max(looks));
+        }
+    }
+    all += queue.looks();
+    assert!(all <= 2 * count as u64 && most <= 8, "{what}, {count} queued: {all} looks, {most} for one");
+    assert!(queue.posted.is_empty());
+}
+
+/// A message with a wildcard receive among many exact ones: the latter are not looked at.
+#[test]
+fn a_wildcard_does_not_pay_for_exact_receives() {
+    for queued in QUEUED {
+        let mut queue = Queue::new(queued);
+        (0..queued).for_each(|tag| _ = queue.post(exact(1, 0, tag)));
+        let any = queue.post(Pattern { source: Source::Any, context: 0, tag: queued, ignore: 0 });
+        queue.looks();
+        assert_eq!(queue.take(1, &envelope(0, queued)), Some(any));
+        assert!(queue.looks() <= 8, "{queued} queued");
+    }
+}
+
+/// Wildcards stand in one list: what they cost is what the page says, no more.
+#[test]
+fn wildcards_are_looked_at_in_order() {
+    for queued in [1, 1_000] {
+        let mut queue = Queue::new(queued);
+        let last = (0..queued)
+            .map(|tag| queue.post(Pattern { source: Source::Any, context: 0, tag, ignore: 0 }))
+            .last();
+        queue.looks();
+        assert_eq!(queue.take(1, &envelope(0, queued - 1)), last);
+        assert_eq!(queue.looks(), queued);
+    }
+}
