@@ -115,6 +115,17 @@ pub enum Error {
     /// The others have agreed that this process is gone: one of them broke off with it.
     #[error("the other ranks have agreed to go on without this one")]
     Excluded,
+    /// The rank has not failed, or was not started again yet.
+    #[error(
+        "rank {rank} can't be readmitted: it has not failed, or its next process is not there yet; see Endpoint::restarted"
+    )]
+    NotRestarted {
+        /// The rank.
+        rank: usize,
+    },
+    /// An agreement that was broken off by an error is not finished.
+    #[error("an agreement is under way: call agree or shrink again until it is done, then readmit")]
+    AgreementUnderWay,
     /// The request was withdrawn.
     #[error("the receive was cancelled")]
     Cancelled,

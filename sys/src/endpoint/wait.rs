@@ -38,7 +38,7 @@ const CLOCK_EVERY: u32 = 32;
 /// Glances at the likeliest place between two full polls of a blocking receive.
 const GLANCES: u32 = 4;
 /// Time between two looks at the peers' lives.
-const LOOK_EVERY: Duration = Duration::from_millis(10);
+pub(super) const LOOK_EVERY: Duration = Duration::from_millis(10);
 /// How often the last messages of a peer that is gone are looked for, a turn of the engine each time. It can't have left
 /// more than its cells and its fastbox hold; one that only pretends to be gone could go on for ever.
 const DRAIN_TURNS: u32 = 256;
@@ -126,7 +126,7 @@ pub(super) enum Stage {
 pub(super) struct Nap {
     word: &'static SleepWord,
     /// Where the word lies: another thread may drop the endpoint meanwhile.
-    _mappings: Arc<Vec<Pair>>,
+    _mappings: Arc<Pair>,
     sequence: u32,
     longest: Duration,
 }
@@ -533,8 +533,10 @@ impl Endpoint {
         if let Ok(departed) = self.waiter.watch.poll() {
             self.leaving.extend(departed.map(|(rank, departure)| (rank, departure, 0)));
         }
+        let knocked = self.waiter.watch.was_called() || self.door.is_busy();
+        let changed = knocked && self.attend_door();
         if self.leaving.is_empty() {
-            return false;
+            return changed;
         }
         for (rank, departure, turns) in std::mem::take(&mut self.leaving) {
             let peer = rank as u32;
