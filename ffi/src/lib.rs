@@ -13,6 +13,7 @@
 //! | [`endpoint`] | open, close, and what an endpoint knows |
 //! | [`event`] | waiting in an event loop |
 //! | [`agree`] | going on without the peers that are gone |
+//! | [`restart`] | peers that are there again |
 //! | [`transfer`] | sends, receives and their requests |
 //! | [`active`] | active messages |
 //! | [`rma`] | one-sided operations |
@@ -39,6 +40,7 @@ pub mod exchange;
 pub mod list;
 pub mod observe;
 pub mod probe;
+pub mod restart;
 pub mod rma;
 pub mod status;
 pub mod transfer;
