@@ -30,11 +30,15 @@ pub enum Blunder {
     ForgetFence,
     /// A packet that is not eager is not counted, and so looks like one that is.
     ForgetCount,
+    /// What was spent with a process counts for the next one of the same rank.
+    KeepAllowance,
+    /// What a process has sent can still be received when the next one of the same rank is there.
+    KeepMessages,
 }
 
 impl Blunder {
     /// Every mistake.
-    pub const ALL: [Blunder; 10] = [
+    pub const ALL: [Blunder; 12] = [
         Blunder::PreferExact,
         Blunder::OvertakePending,
         Blunder::ForgetSynchronous,
@@ -45,6 +49,8 @@ impl Blunder {
         Blunder::ForgetFlush,
         Blunder::ForgetFence,
         Blunder::ForgetCount,
+        Blunder::KeepAllowance,
+        Blunder::KeepMessages,
     ];
 }
 

@@ -16,6 +16,7 @@
 //! | `engine/rma.rs` | one-sided operations |
 //! | `engine/count.rs` | counters, as they are told |
 //! | `engine/progress.rs` | one turn of the crank; failures |
+//! | `engine/revive.rs` | ranks that are there again |
 #![forbid(unsafe_code)]
 
 pub mod active;
@@ -27,6 +28,7 @@ mod probe;
 mod progress;
 mod receive;
 mod request;
+mod revive;
 pub mod rma;
 mod send;
 #[cfg(test)]

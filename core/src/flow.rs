@@ -9,8 +9,8 @@
 //! one that is lost or comes late does no harm. With `granted`, `arrived` and `stored` units of each peer, what is always true:
 //!
 //! - the sum of `granted - arrived + stored` over all peers, and what is reserved besides, is at most the ceiling;
-//! - each open account has a *reserve* of its own, so a peer of which nothing is stored has at least half of that
-//!   to send with, and a largest packet; what others send can't take it away;
+//! - each account has a *reserve* of its own, so a peer of which nothing is stored has at least half of that
+//!   to send with, and a largest packet; what others send can't take it away, nor is it given away while the peer is gone;
 //! - messages to ourselves have a reserve as well, so that one can at least be announced, whatever was promised to peers;
 //! - all else is one *pool*, from which accounts are topped up to the full *window* when they fall below half of it, first
 //!   come, first served. While some wait for the pool, the others are topped up from their reserve only, and so give
@@ -233,14 +233,16 @@ impl Ledger {
         larger(self.packet / 8, 1)
     }
 
-    /// Opens the account of a peer. Returns the peer's first total: the reserve; or, when it is open or there are no more
+    /// Opens the account of a peer, or opens it again for its next process, with totals that begin anew. Returns the peer's
+    /// first total: the reserve, less what is still stored of the process before; or, when it is open or there are no more
     /// to open, what it has been granted before.
     pub fn open<T: AsMut<Account>>(&mut self, accounts: &mut [T], peer: PeerId) -> u64 {
         let Some(account) = account(accounts, peer) else { return 0 };
         if !account.open && self.unopened > 0 {
             self.unopened -= 1;
             account.open = true;
-            account.granted += u64::from(self.reserve);
+            (account.arrived, account.granted) = (0, 0);
+            account.granted = self.own(account).into();
             account.due = self.due(account);
         }
         account.granted
@@ -307,15 +309,17 @@ impl Ledger {
     }
 
     /// The peer is gone, and nothing more of it will be taken: the promise is void. What is stored of it stays charged
-    /// until [`Ledger::removed`]; all else, its reserve too, goes to the pool.
+    /// until [`Ledger::removed`]; what it had of the pool goes back there. Its reserve is kept: it may come back.
     pub fn close<T: AsMut<Account>>(&mut self, accounts: &mut [T], peer: PeerId) {
         self.unlink(accounts, peer);
         let Some(account) = account(accounts, peer) else { return };
         if core::mem::take(&mut account.open) {
             account.granted = account.arrived;
             account.due = account.granted;
-            self.free += self.reserve + account.pooled - account.stored;
-            account.pooled = account.stored;
+            self.unopened += 1;
+            let pooled = account.stored.saturating_sub(self.reserve);
+            self.free += account.pooled - pooled;
+            account.pooled = pooled;
         }
     }
 
@@ -350,8 +354,7 @@ impl Ledger {
     ) -> Option<u64> {
         let alone = self.first == NONE || self.first == peer && self.last == peer;
         let account = account(accounts, peer)?;
-        let reserve = if account.open { self.reserve } else { 0 };
-        let pooled = account.charge().saturating_sub(reserve);
+        let pooled = account.charge().saturating_sub(self.reserve);
         self.free += account.pooled - pooled;
         account.pooled = pooled;
         if !account.open {

@@ -187,6 +187,19 @@
  * Of the threads that wait one makes progress for all.
  */
 #define NEMESIA_THREADS_MULTIPLE 1
+ * The launcher of this world starts no rank again: `nemesia run --restart N` does.
+ */
+#define NEMESIA_ERR_NO_RESTART -26
+
+/**
+ * The rank has not failed, or was not started again yet.
+ */
+#define NEMESIA_ERR_NOT_RESTARTED -27
+
+/**
+ * An agreement is not finished: call `nemesia_endpoint_agree` or `nemesia_endpoint_shrink` again first.
+ */
+#define NEMESIA_ERR_AGREEMENT -28
 
 /**
  * Room for a value that `nemesia_exchange.get` is given, in bytes, the terminating 0 included. No value that
@@ -2053,6 +2066,60 @@ int32_t nemesia_endpoint_call_tree(struct nemesia_endpoint *endpoint,
                                    size_t bytes,
                                    char *out_text,
                                    size_t *out_len);
+
+/**
+ * How often the rank of this process had been started before, by a launcher that starts ranks again (`nemesia run
+ * --restart N`).
+ *
+ * A process that was started again knows nothing of what its predecessor did. It is connected with each survivor from when
+ * that readmits it; until then what is started with the survivor stays pending, and agreements wait. Ranks that are gone when
+ * it comes have failed.
+ *
+ * - `endpoint`: an open endpoint.
+ * - `out_incarnation`: 0 for a process that was started with its world, written on success.
+ *
+ * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or NEMESIA_ERR_PANIC.
+ * Threads: one at a time for an endpoint.
+ */
+int32_t nemesia_endpoint_incarnation(struct nemesia_endpoint *endpoint,
+                                     uint64_t *out_incarnation);
+
+/**
+ * The ranks that have failed, were started again, and wait to be readmitted. Does not wait for ranks that are not there yet:
+ * call it again after progress.
+ *
+ * - `endpoint`: an open endpoint.
+ * - `out_ranks`: room for as many ranks as the world has; the ranks, rising, written on success.
+ * - `out_count`: how many there are, written on success.
+ *
+ * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT; NEMESIA_ERR_NO_RESTART if the launcher of this world starts no rank again;
+ * NEMESIA_ERR_BOOTSTRAP if the launcher could not be asked; NEMESIA_ERR_PANIC.
+ * Threads: one at a time for an endpoint.
+ */
+int32_t nemesia_endpoint_restarted(struct nemesia_endpoint *endpoint,
+                                   int32_t *out_ranks,
+                                   int32_t *out_count);
+
+/**
+ * Takes a rank back that had failed and was started again. From now on operations are with the new process, with which
+ * everything begins anew; until now they end with NEMESIA_ERR_PEER_FAILED.
+ *
+ * What was under way with the process before has failed, and stays so. Messages that it had sent whole could be received
+ * until now; those that were not are dropped, except those that a matched probe has taken out. Receives from any source that
+ * are posted go on, and the failure of this rank counts as acknowledged. Keys of its regions are void. In
+ * `nemesia_endpoint_agree` and `nemesia_endpoint_shrink` it takes part again: all survivors readmit it between the same two
+ * agreements.
+ *
+ * - `endpoint`: an open endpoint.
+ * - `rank`: the rank.
+ *
+ * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT; NEMESIA_ERR_RANK; NEMESIA_ERR_NOT_RESTARTED as long as
+ * `nemesia_endpoint_restarted` does not name the rank; NEMESIA_ERR_AGREEMENT if an agreement is not finished;
+ * NEMESIA_ERR_PEER if its settings are others; NEMESIA_ERR_NO_RESTART, NEMESIA_ERR_BOOTSTRAP or NEMESIA_ERR_PANIC.
+ * Threads: one at a time for an endpoint.
+ */
+int32_t nemesia_endpoint_readmit(struct nemesia_endpoint *endpoint,
+                                 int32_t rank);
 
 #ifdef __cplusplus
 }  // extern "C"

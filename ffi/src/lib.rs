@@ -14,6 +14,7 @@
 //! | `lent` | an endpoint for the length of a call, of one thread or of several |
 //! | [`event`] | waiting in an event loop |
 //! | [`agree`] | going on without the peers that are gone |
+//! | [`restart`] | peers that are there again |
 //! | [`transfer`] | sends, receives and their requests |
 //! | [`active`] | active messages |
 //! | [`rma`] | one-sided operations |
@@ -41,6 +42,7 @@ mod lent;
 pub mod list;
 pub mod observe;
 pub mod probe;
+pub mod restart;
 pub mod rma;
 pub mod status;
 pub mod transfer;

@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char};
 
+use nemesia::bootstrap::BootstrapError;
 use nemesia::{Error, Refusal};
 
 /// Major version of this header.
@@ -73,8 +74,14 @@ pub const NEMESIA_ERR_EXCLUDED: i32 = -24;
 /// Another thread is in a call on the endpoint, which belongs to one at a time; nothing was done. Open it with
 /// NEMESIA_THREADS_MULTIPLE. Don't rely on this code: it is given when the mistake is seen, and that is not always.
 pub const NEMESIA_ERR_THREADS: i32 = -25;
+/// The launcher of this world starts no rank again: `nemesia run --restart N` does.
+pub const NEMESIA_ERR_NO_RESTART: i32 = -26;
+/// The rank has not failed, or was not started again yet.
+pub const NEMESIA_ERR_NOT_RESTARTED: i32 = -27;
+/// An agreement is not finished: call `nemesia_endpoint_agree` or `nemesia_endpoint_shrink` again first.
+pub const NEMESIA_ERR_AGREEMENT: i32 = -28;
 
-const NAMES: [(i32, &CStr); 28] = [
+const NAMES: [(i32, &CStr); 31] = [
     (NEMESIA_OK, c"NEMESIA_OK"),
     (NEMESIA_PENDING, c"NEMESIA_PENDING"),
     (NEMESIA_BUSY, c"NEMESIA_BUSY"),
@@ -103,6 +110,9 @@ const NAMES: [(i32, &CStr); 28] = [
     (NEMESIA_ERR_REPLIES, c"NEMESIA_ERR_REPLIES"),
     (NEMESIA_ERR_EXCLUDED, c"NEMESIA_ERR_EXCLUDED"),
     (NEMESIA_ERR_THREADS, c"NEMESIA_ERR_THREADS"),
+    (NEMESIA_ERR_NO_RESTART, c"NEMESIA_ERR_NO_RESTART"),
+    (NEMESIA_ERR_NOT_RESTARTED, c"NEMESIA_ERR_NOT_RESTARTED"),
+    (NEMESIA_ERR_AGREEMENT, c"NEMESIA_ERR_AGREEMENT"),
 ];
 
 /// The version of the library, which may be later than that of the header.
@@ -195,6 +205,9 @@ impl From<Error> for Fault {
     fn from(error: Error) -> Self {
         let code = match error {
             Error::Config(_) | Error::Layout(_) => NEMESIA_ERR_CONFIG,
+            Error::Bootstrap(BootstrapError::NoRestart) => NEMESIA_ERR_NO_RESTART,
+            Error::NotRestarted { .. } => NEMESIA_ERR_NOT_RESTARTED,
+            Error::AgreementUnderWay => NEMESIA_ERR_AGREEMENT,
             Error::Bootstrap(_) => NEMESIA_ERR_BOOTSTRAP,
             Error::Shm(_) => NEMESIA_ERR_SYSTEM,
             Error::Peer { .. } => NEMESIA_ERR_PEER,
@@ -221,9 +234,10 @@ impl From<Error> for Fault {
             _ => NEMESIA_ERR_UNKNOWN,
         };
         let rank = match error {
-            Error::Peer { rank, .. } | Error::PeerFailed { rank, .. } | Error::Refused { rank, .. } => {
-                i32::try_from(rank).unwrap_or(-1)
-            }
+            Error::Peer { rank, .. }
+            | Error::PeerFailed { rank, .. }
+            | Error::NotRestarted { rank }
+            | Error::Refused { rank, .. } => i32::try_from(rank).unwrap_or(-1),
             _ => -1,
         };
         Self { code, rank, text: error.to_string() }

@@ -9,6 +9,7 @@ mod event;
 mod list;
 mod one_sided;
 mod probe;
+mod restart;
 mod rma;
 mod scope;
 mod shared;
@@ -50,7 +51,7 @@ use crate::error::Error;
 use crate::events;
 use crate::os::{Departure, limits};
 use crate::route::{self, Explanation, Facts};
-use crate::shm::{self, Attached, Pair, Port};
+use crate::shm::{self, Attached, Door, Pair, Port};
 use agree::Agreements;
 use probe::Dropped;
 use wait::Waiter;
@@ -176,8 +177,13 @@ pub struct Endpoint {
     looked: Instant,
     /// What the peers are like; for [`Endpoint::explain`].
     facts: Facts,
-    /// Held for its mappings, which the engine's port points into.
-    mappings: Arc<Vec<Pair>>,
+    /// Where processes that were started again call, and those that this one has called.
+    door: Door,
+    /// Of each rank.
+    incarnations: Vec<u64>,
+    /// Held for their mappings, which the engine's port points into: those of each peer that is or was linked, and our own.
+    peers: Vec<Option<Pair>>,
+    mappings: Arc<Pair>,
     /// Held for the peers, which read it.
     _mark: Box<u64>,
 }
@@ -207,8 +213,8 @@ impl Endpoint {
         }
         // Before anybody is met: what can't be had here must not end their world.
         let (units, stored) = room(config.unexpected_bytes)?;
-        let Attached { port, sleep, watch, fence, crowded, facts, notes: remarks, mark, mappings } =
-            shm::attach(config, exchange.as_mut())?;
+        let attached = shm::attach(config, exchange.as_mut())?;
+        let Attached { port, sleep, watch, fence, crowded, facts, notes: remarks, mark, .. } = attached;
         notes.extend(remarks);
         let lent = Lent::<Heap> {
             requests: filled(FIRST_REQUESTS.min(config.requests)),
@@ -226,7 +232,7 @@ impl Endpoint {
         let tuning = Tuning { eager_bytes: config.eager_bytes, window, share_bytes };
         let engine = Engine::new(rank as u32, port, tuning, lent).map_err(crate::ConfigError::from)?;
         let waiter = Waiter::new(config, crowded, sleep, watch, fence);
-        let endpoint = Self {
+        let mut endpoint = Self {
             engine,
             waiter,
             agreements: Agreements::default(),
@@ -243,9 +249,14 @@ impl Endpoint {
             turns: 0,
             looked: Instant::now(),
             facts,
-            mappings: Arc::new(mappings),
+            door: attached.door,
+            incarnations: vec![0; size],
+            peers: attached.peers,
+            mappings: attached.ours,
             _mark: mark,
         };
+        endpoint.incarnations[rank] = endpoint.door.incarnation();
+        endpoint.begin_without(&attached.gone);
         endpoint.tell_routes();
         if config.explain {
             route::say(&endpoint.explain());
@@ -273,7 +284,7 @@ impl Endpoint {
     pub fn explain(&self) -> Explanation {
         let route = |rank| {
             let pulls = self.engine.port().can_pull(rank as u32);
-            self.facts.route(&self.config, rank, pulls, self.failure(rank))
+            self.facts.route(&self.config, (self.rank(), rank), pulls, self.failure(rank))
         };
         Explanation {
             rank: self.rank(),
@@ -498,6 +509,7 @@ impl Drop for Endpoint {
     fn drop(&mut self) {
         self.end_shares();
         if !self.lost_sends {
+            self.door.send_goodbyes();
             self.waiter.say_goodbye();
         }
     }

@@ -118,6 +118,17 @@ pub enum Error {
     /// The matching context is not anybody's.
     #[error("context 65535 is reserved for agreements: use another one")]
     Context,
+    /// The rank has not failed, or was not started again yet.
+    #[error(
+        "rank {rank} can't be readmitted: it has not failed, or its next process is not there yet; see Endpoint::restarted"
+    )]
+    NotRestarted {
+        /// The rank.
+        rank: usize,
+    },
+    /// An agreement that was broken off by an error is not finished.
+    #[error("an agreement is under way: call agree or shrink again until it is done, then readmit")]
+    AgreementUnderWay,
     /// The request was withdrawn.
     #[error("the receive was cancelled")]
     Cancelled,

@@ -87,10 +87,21 @@ pub(crate) struct Facts {
 }
 
 impl Facts {
-    /// How a rank is reached; `pulls` says whether its memory is still read.
-    pub(crate) fn route(&self, config: &Config, rank: usize, pulls: bool, failure: Option<Failure>) -> Route {
+    /// How a rank is reached from `us`; `pulls` says whether its memory is still read.
+    pub(crate) fn route(
+        &self,
+        config: &Config,
+        (us, rank): (usize, usize),
+        pulls: bool,
+        failure: Option<Failure>,
+    ) -> Route {
         let mut refused: Vec<Verdict> = absent().collect();
         let Some(met) = self.met.get(rank).and_then(Option::as_ref) else {
+            if rank != us {
+                let reason = "this process was started again, and that one has not readmitted it";
+                let facilities = vec![Verdict::new("connected", false, reason)];
+                return Route { rank, transport: "shm", facilities, refused, failure };
+            }
             let reason = "a message to oneself is matched in place";
             refused.insert(0, Verdict::new("shm", false, reason));
             return Route { rank, transport: "self", facilities: Vec::new(), refused, failure };
@@ -145,7 +156,7 @@ mod tests {
 
     fn explanation(expedited: bool, met: Vec<Option<Met>>) -> Explanation {
         let facts = Facts { expedited, met };
-        let route = |rank| facts.route(&Config::default(), rank, true, None);
+        let route = |rank| facts.route(&Config::default(), (0, rank), true, None);
         Explanation { rank: 0, routes: (0..facts.met.len()).map(route).collect(), notes: vec!["one".into()] }
     }
 
@@ -185,7 +196,7 @@ mod tests {
                 expedited: true,
                 met: vec![Some(Met { unreadable: unreadable.map(str::to_owned), ..MET })],
             };
-            let route = facts.route(&Config::default(), 0, false, None);
+            let route = facts.route(&Config::default(), (1, 0), false, None);
             let copy = route.facilities.into_iter().find(|verdict| verdict.name == "single copy").unwrap();
             assert!(!copy.usable);
             copy.reason

@@ -2,11 +2,12 @@
 
 mod connect;
 mod crowd;
+mod door;
 mod greeting;
 mod views;
 
 use std::os::fd::BorrowedFd;
-use std::sync::Weak;
+use std::sync::{Arc, Weak};
 
 use nemesia_core::port::Pulled;
 use nemesia_core::shared::layout::{Identity, SegmentKind};
@@ -24,6 +25,8 @@ use crate::os::{
     futex_wake,
 };
 use crate::route::Facts;
+
+pub(crate) use door::{Answer, Door, Newcomer};
 
 /// The port as it runs over mapped segments.
 pub(crate) type Port = ShmPort<'static, Kernel, Vec<Option<Link<'static>>>, Vec<CellRecord>>;
@@ -119,7 +122,12 @@ pub(crate) struct Attached {
     pub(crate) notes: Vec<String>,
     /// What the peers know this process by when they read its memory.
     pub(crate) mark: Box<u64>,
-    pub(crate) mappings: Vec<Pair>,
+    /// Our own segments, and those of each peer that is linked.
+    pub(crate) ours: Arc<Pair>,
+    pub(crate) peers: Vec<Option<Pair>>,
+    pub(crate) door: Door,
+    /// The ranks that were gone before this process came.
+    pub(crate) gone: Vec<usize>,
 }
 
 /// Makes our segments, exchanges them with every other process of the world, and builds the port.
@@ -151,9 +159,18 @@ pub(crate) fn attach(config: &Config, exchange: &mut dyn Exchange) -> Result<Att
     let mark = Box::new(epoch);
     let address = if config.single_copy == SingleCopy::Off { 0 } else { (&raw const *mark) as u64 };
     let expedited = fence.is_expedited();
-    let world = connect::World { config, geometry, rank, epoch, expedited, cpus, mark: address };
-    let ours = Pair { own, inbox };
-    let (peers, watch) = connect::connect(&world, &ours, exchange)?;
+    let world = connect::World {
+        config: config.clone(),
+        geometry,
+        rank,
+        epoch,
+        expedited,
+        cpus,
+        mark: address,
+        incarnation: exchange.incarnation(),
+    };
+    let ours = Arc::new(Pair { own, inbox });
+    let connect::Meeting { peers, watch, door, gone } = connect::connect(world, &ours, exchange)?;
     let without =
         peers.iter().zip(0..).filter_map(|(peer, rank)| (!peer.as_ref()?.expedited).then_some(rank));
     if let Some(wish) = fenced_by(without) {
@@ -162,7 +179,10 @@ pub(crate) fn attach(config: &Config, exchange: &mut dyn Exchange) -> Result<Att
     let expedited = fence.is_expedited() && peers.iter().flatten().all(|peer| peer.expedited);
     let fences = if expedited { FenceMode::Asymmetric } else { FenceMode::Symmetric };
     let pid = |peer: &connect::Peer| peer.connection.upgrade().map_or(0, |connection| connection.peer().pid);
-    let others: Vec<_> = peers.iter().flatten().map(|peer| (peer.cpus, pid(peer))).collect();
+    // Of those that are not met yet the best guess is that they may run where we may.
+    let others = peers.iter().zip(0..).filter(|(_, other)| *other != rank);
+    let others: Vec<_> =
+        others.map(|(peer, _)| peer.as_ref().map_or((cpus, 0), |peer| (peer.cpus, pid(peer)))).collect();
     let crowded = crowd::is_crowded(cpus, &others);
     let announce = others.len() <= HOT;
     let port_config = PortConfig { rank, fastbox_limit: config.fastbox_bytes(), fences, announce };
@@ -176,9 +196,8 @@ pub(crate) fn attach(config: &Config, exchange: &mut dyn Exchange) -> Result<Att
     let sleep = views::inbox(&ours.inbox, &geometry)?.sleep;
     let met = peers.iter().zip(readable).map(|(peer, memory)| Some(Met::new(peer.as_ref()?, memory.err())));
     let facts = Facts { expedited, met: met.collect() };
-    let mut mappings = vec![ours];
-    mappings.extend(peers.into_iter().flatten().map(|peer| peer.pair));
-    Ok(Attached { port, sleep, watch, fence, crowded, facts, notes, mark, mappings })
+    let peers = peers.into_iter().map(|peer| peer.map(|peer| peer.pair)).collect();
+    Ok(Attached { port, sleep, watch, fence, crowded, facts, notes, mark, ours, peers, door, gone })
 }
 
 /// The memories that the kernel lets us read, which is tried; or why not.
@@ -190,16 +209,10 @@ fn readable(
     let mut readable = Vec::with_capacity(peers.len());
     for (rank, peer) in peers.iter().enumerate() {
         let Some(peer) = peer.as_ref().filter(|_| config.single_copy != SingleCopy::Off) else {
-            readable.push(Err("NEMESIA_SINGLE_COPY is off".to_owned()));
+            readable.push(Err(OFF.to_owned()));
             continue;
         };
-        let memory = peer.memory.ok_or_else(|| {
-            "its process has no number here, or does not want to be read: run all in one pid namespace, with \
-             NEMESIA_SINGLE_COPY alike"
-                .to_owned()
-        });
-        let memory =
-            memory.and_then(|mut memory| memory.check().map(|()| memory).map_err(CopyError::explain));
+        let memory = readable_one(config, peer);
         if let Err(problem) = &memory {
             let problem = format!("no single copy through the kernel: {problem}");
             if config.single_copy == SingleCopy::Require {
@@ -212,6 +225,20 @@ fn readable(
     Ok(readable)
 }
 
+/// The memory of a peer, if the kernel lets us read it, which is tried; or why not.
+fn readable_one(config: &Config, peer: &connect::Peer) -> Result<RemoteMemory, String> {
+    if config.single_copy == SingleCopy::Off {
+        return Err(OFF.to_owned());
+    }
+    let mut memory = peer.memory.ok_or_else(|| {
+        "its process has no number here, or does not want to be read: run all in one pid namespace, with \
+         NEMESIA_SINGLE_COPY alike"
+            .to_owned()
+    })?;
+    memory.check().map(|()| memory).map_err(CopyError::explain)
+}
+
+const OFF: &str = "NEMESIA_SINGLE_COPY is off";
 const NO_MEMBARRIER: &str = "every send pays for a fence: membarrier is refused here; it needs Linux 4.14, and a seccomp \
                              profile that allows it";
 

@@ -3,9 +3,9 @@
 use crate::toolchain::{lines, source};
 
 /// In the order in which the header has them.
-const MODULES: [&str; 13] = [
+const MODULES: [&str; 14] = [
     "status", "config", "exchange", "endpoint", "event", "transfer", "context", "list", "probe", "active",
-    "rma", "agree", "observe",
+    "rma", "agree", "observe", "restart",
 ];
 const HEADER: &str = "ffi/include/nemesia.h";
 

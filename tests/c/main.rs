@@ -133,6 +133,18 @@ fn a_dead_peer_is_reported_by_rank_and_the_rest_goes_on() -> Result<(), String> 
 }
 
 #[test]
+fn a_peer_that_was_started_again_is_readmitted() -> Result<(), String> {
+    if !can_run("a_peer_that_was_started_again_is_readmitted", &["cc"]) {
+        return Ok(());
+    }
+    let pair = source("tests/c/pair.c");
+    let program = compile("cc", &STRICT_C, &pair, Linking::Shared, "pair-restart")?;
+    let ranks = Job::new(program, scratch(), "restart").before("ulimit -c 0").restart(1).run(2)?;
+    assert!(ranks.iter().all(|rank| rank.kind.is_success()), "{}", report(&ranks));
+    Ok(())
+}
+
+#[test]
 fn processes_meet_through_an_exchange_of_the_caller() -> Result<(), String> {
     if !can_run("processes_meet_through_an_exchange_of_the_caller", &["cc"]) {
         return Ok(());

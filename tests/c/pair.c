@@ -464,6 +464,44 @@ static void peer_failure(void) {
     exit(EXIT_SUCCESS);
 }
 
+/* Rank 1 dies once, and is readmitted. */
+static void restart(void) {
+    uint64_t incarnation = 77, flags = 0;
+    int32_t ranks[2] = {-1, -1}, count = 0, failure = -1;
+    char word = 0;
+    OK(nemesia_endpoint_incarnation(endpoint, &incarnation));
+    if (rank == 1 && incarnation == 0) {
+        barrier();
+        abort();
+    }
+    if (rank == 1) {
+        CHECK(incarnation == 1);
+        OK(nemesia_endpoint_recv(endpoint, peer, TAG, 0, 1, &word, NULL));
+        CHECK(word == 'x');
+    } else {
+        CHECK(incarnation == 0);
+        barrier();
+        GIVES(NEMESIA_ERR_NOT_RESTARTED, nemesia_endpoint_readmit(endpoint, rank));
+        GIVES(NEMESIA_ERR_RANK, nemesia_endpoint_readmit(endpoint, 2));
+        GIVES(NEMESIA_ERR_RANK, nemesia_endpoint_readmit(endpoint, -1));
+        GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_restarted(endpoint, NULL, &count));
+        GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_restarted(endpoint, ranks, NULL));
+        GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_incarnation(endpoint, NULL));
+        GIVES(NEMESIA_ERR_PEER_FAILED, nemesia_endpoint_recv(endpoint, peer, TAG, 0, 1, &word, NULL));
+        while (count == 0) OK(nemesia_endpoint_restarted(endpoint, ranks, &count));
+        CHECK(count == 1 && ranks[0] == 1 && ranks[1] == -1);
+        GIVES(NEMESIA_ERR_PEER_FAILED, nemesia_endpoint_send(endpoint, peer, TAG, "y", 1));
+        OK(nemesia_endpoint_readmit(endpoint, peer));
+        GIVES(NEMESIA_ERR_NOT_RESTARTED, nemesia_endpoint_readmit(endpoint, peer));
+        CHECK(nemesia_last_error_rank() == 1);
+        OK(nemesia_endpoint_peer_failure(endpoint, peer, &failure));
+        CHECK(failure == NEMESIA_FAILURE_NONE);
+        OK(nemesia_endpoint_send(endpoint, peer, TAG, "x", 1));
+    }
+    OK(nemesia_endpoint_agree(endpoint, 5, &flags, NULL));
+    CHECK(flags == 5);
+}
+
 int main(int argc, char **argv) {
     static const struct {
         const char *name;
@@ -472,7 +510,7 @@ int main(int argc, char **argv) {
         {"ping-pong", ping_pong}, {"window", window}, {"wildcards", wildcards}, {"truncation", truncation},
         {"contexts", contexts},   {"lists", lists},           {"errors", errors},
         {"event-loop", event_loop}, {"peer-failure", peer_failure}, {"agreement", agreement},
-        {"explanation", explanation}, {"counters", counters},
+        {"explanation", explanation}, {"counters", counters}, {"restart", restart},
     };
     int32_t size = 0;
     size_t at;

@@ -150,13 +150,13 @@ fn different_sizes_are_refused_on_both_sides_with_both_values() -> Result<(), St
 const IMPOSTORS: [(&str, &str, &str); 27] = [
     (
         "address-version",
-        "layout is version 4, ours is 3: build both",
-        "layout is version 4, ours is 3: build both",
+        "layout is version 5, ours is 4: build both",
+        "layout is version 5, ours is 4: build both",
     ),
     ("address-machine", "runs on another machine", "runs on another machine"),
     ("address-garbage", "not one of nemesia: mixed programs", "not one of nemesia: mixed programs"),
     ("address-name", "not one of nemesia: mixed programs", "not one of nemesia: mixed programs"),
-    ("greeting-version", "layout is version 4, ours is 3: build both", "it never called"),
+    ("greeting-version", "layout is version 5, ours is 4: build both", "it never called"),
     ("greeting-garbage", "does not speak nemesia", "it never called"),
     ("greeting-short", "greeting is too short", "it never called"),
     ("greeting-long", "too long", "it never called"),
@@ -176,7 +176,7 @@ const IMPOSTORS: [(&str, &str, &str); 27] = [
     ("segment-unreadable", "mapping a segment of a peer: Permission denied", "Permission denied"),
     ("segment-unwritable", "mapping a segment of a peer: Permission denied", "Permission denied"),
     ("header-magic", "header: magic is", "header: magic is"),
-    ("header-version", "layout is version 4, ours is 3: rebuild both", "layout is version 4, ours is 3"),
+    ("header-version", "layout is version 5, ours is 4: rebuild both", "layout is version 5, ours is 4"),
     ("header-unready", "header is not complete", "header is not complete"),
     ("header-epoch", "header: epoch is", "header: epoch is"),
 ];

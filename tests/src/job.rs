@@ -25,6 +25,7 @@ pub struct Job {
     env: Vec<(String, String)>,
     before: String,
     wrapper: String,
+    restarts: u32,
 }
 
 /// How a rank ended, and what it said.
@@ -69,6 +70,7 @@ impl Job {
             env: Vec::new(),
             before: String::new(),
             wrapper: String::new(),
+            restarts: 0,
         }
     }
 
@@ -93,6 +95,13 @@ impl Job {
         self
     }
 
+    /// Ranks that fail are started again, at most so often in all. What all processes of a rank say is kept.
+    #[must_use]
+    pub fn restart(mut self, restarts: u32) -> Self {
+        self.restarts = restarts;
+        self
+    }
+
     /// Starts so many ranks. The calling thread must outlast them.
     ///
     /// # Errors
@@ -104,12 +113,13 @@ impl Job {
             .map_err(|error| format!("{}: {error}", directory.0.display()))?;
         let Self { before, wrapper, .. } = self;
         let script = format!(
-            "{before}exec {wrapper} \"$@\" >\"${OUTPUT}/$PMI_RANK.out\" 2>\"${OUTPUT}/$PMI_RANK.err\""
+            "{before}exec {wrapper} \"$@\" >>\"${OUTPUT}/$PMI_RANK.out\" 2>>\"${OUTPUT}/$PMI_RANK.err\""
         );
         let mut args: Vec<OsString> =
             vec!["-c".into(), script.into(), "sh".into(), self.program.clone().into()];
         args.extend(self.args.iter().cloned());
-        let mut launcher = Launcher::new(size, "/bin/sh".into(), args).keep_going(true);
+        let mut launcher =
+            Launcher::new(size, "/bin/sh".into(), args).keep_going(true).restart(self.restarts);
         // The configuration files of whoever runs the tests do not count.
         launcher = launcher.env(OUTPUT, &directory.0).env("NEMESIA_CONFIG", "");
         for (name, value) in &self.env {
@@ -146,6 +156,11 @@ impl World {
         self.running.pids()
     }
 
+    /// The process of a rank that runs now, if one does.
+    pub fn pid(&self, rank: usize) -> Option<u32> {
+        self.running.pid(rank)
+    }
+
     /// Sends a signal to a rank; false when it has ended before.
     pub fn signal(&self, rank: usize, signal: i32) -> bool {
         self.running.kill(rank, signal).is_ok()
@@ -171,10 +186,8 @@ impl World {
         while self.ended.contains(&None) {
             let now = Instant::now();
             for rank in 0..self.ended.len() {
-                // Signal 0 only asks.
-                if self.ended[rank].is_none() && !self.signal(rank, 0) {
-                    self.ended[rank] = Some(now);
-                }
+                // Signal 0 only asks. A rank that was started again has not ended.
+                self.ended[rank] = if self.signal(rank, 0) { None } else { self.ended[rank].or(Some(now)) };
             }
             if now >= deadline {
                 return Err(self.give_up(limit));

@@ -18,6 +18,7 @@ mod impostor;
 mod lists;
 mod memory;
 mod one_sided;
+mod restart;
 mod scribble;
 mod shrink;
 
@@ -114,6 +115,9 @@ fn dispatch(words: &[&str]) -> Outcome {
         ("survive", [victim, rounds]) => crash::survive(*victim as usize, *rounds),
         ("notice", []) => crash::notice(),
         ("shrink", [deaths]) => shrink::run(*deaths as usize),
+        ("restart", [times]) => restart::run(*times),
+        ("restart-two", [times]) => restart::two(*times),
+        ("restart-impostor", []) => restart::impostor(),
         ("scribble", [seed]) => scribble::run(*seed),
         ("lists", [seed]) => lists::run(*seed),
         ("doors", []) => memory::doors(),

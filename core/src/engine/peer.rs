@@ -68,6 +68,8 @@ pub struct Peer {
     pub(super) failure: Option<Failure>,
     /// It is gone, but what it has sent may not have been taken yet.
     pub(super) departed: Option<Failure>,
+    /// Receives from any source have to report its failure: see [`Engine::acknowledge`].
+    pub(super) unacknowledged: bool,
     /// What we may still send.
     pub(super) allowance: Allowance,
     /// What it may still send.

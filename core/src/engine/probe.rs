@@ -45,8 +45,16 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         if !self.requests.is_live(id.index, id.generation) {
             return Err(Fate::Stale);
         }
-        let State::Probed(stored) = self.requests.get(id.index).0 else { return Err(Fate::Stale) };
-        self.receive_stored(id.index, stored, core::mem::replace(buf, RecvBuf::empty()));
+        match self.requests.get(id.index).0 {
+            State::Probed(stored) => {
+                self.receive_stored(id.index, stored, core::mem::replace(buf, RecvBuf::empty()));
+            }
+            State::Lost(fate) => {
+                *buf = RecvBuf::empty();
+                self.complete(id.index, Err(fate));
+            }
+            _ => return Err(Fate::Stale),
+        }
         Ok(())
     }
 

@@ -1,6 +1,8 @@
 //! One turn of the crank, and failures.
 #![forbid(unsafe_code)]
 
+use core::borrow::BorrowMut;
+
 use super::peer::Queue;
 use super::{Engine, Failure, Storage};
 use crate::port::{MessagePort, PeerFault, PeerId, Polled};
@@ -124,6 +126,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         self.fail_side(peer, failure, concerns_any);
         if concerns_any {
             self.any_source_failure = Some((peer, failure));
+            self.peer(peer).unacknowledged = true;
         }
         self.close_account(peer);
     }
@@ -136,6 +139,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     /// The caller knows of the failures so far: receives from any source can be posted again.
     pub fn acknowledge(&mut self) {
         self.any_source_failure = None;
+        self.peers.borrow_mut().iter_mut().for_each(|peer| peer.unacknowledged = false);
     }
 
     pub(super) fn fault(&mut self, fault: PeerFault) {

@@ -147,6 +147,8 @@ pub(super) enum State {
     Finishing { sender: u64, outcome: Outcome },
     /// Taken out of the store by a matched probe: this stored message.
     Probed(u32),
+    /// As [`State::Probed`], of a message whose sender failed before it was received.
+    Lost(Fate),
     /// An active message that waits to leave (`side.leaving`).
     Active(Outgoing),
     /// A one-sided operation that waits to leave (`side.leaving`), or for its answer (`side.awaited`).

@@ -12,6 +12,7 @@ mod oracle;
 mod probe;
 mod protocol;
 mod rendezvous;
+mod revive;
 mod rma;
 mod simulation;
 mod spy;

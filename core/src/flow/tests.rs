@@ -26,6 +26,8 @@ enum Op {
     Reserve(u32),
     Release,
     Close(usize),
+    /// Its next process comes.
+    Open(usize),
 }
 
 #[derive(Clone, Default)]
@@ -116,6 +118,19 @@ impl Twin {
                 peer.published = peer.arrived;
                 self.ledger.close(&mut self.accounts, at as u32);
             }
+            Op::Open(at) => {
+                let (peer, published) =
+                    (&mut self.peers[at], self.ledger.open(&mut self.accounts, at as u32));
+                if std::mem::take(&mut peer.closed) {
+                    assert_eq!(
+                        published + peer.stored(),
+                        u64::from(self.ledger.reserve()).max(peer.stored())
+                    );
+                    (peer.published, peer.arrived) = (published, 0);
+                    peer.allowance = Allowance::new(published);
+                }
+                assert_eq!(published, peer.published);
+            }
         }
         self.check();
     }
@@ -203,10 +218,9 @@ impl Twin {
             assert_eq!(u64::from(account.stored()), peer.stored());
             assert!(peer.window() <= u64::from(ledger.window()));
             let charge = peer.window() + peer.stored();
-            let own = if peer.closed { 0 } else { reserve };
-            assert!(charge <= own + u64::from(account.pooled), "a promise without memory");
+            assert!(charge <= reserve + u64::from(account.pooled), "a promise without memory");
             held += charge;
-            booked += own + u64::from(account.pooled);
+            booked += reserve + u64::from(account.pooled);
             if peer.closed {
                 assert!(peer.window() == 0 && !account.is_starved());
                 continue;
@@ -278,7 +292,8 @@ fn op() -> impl Strategy<Value = Op> {
         20 => Just(Op::Regrant),
         6 => (0..60u32).prop_map(Op::Reserve),
         6 => Just(Op::Release),
-        1 => at.prop_map(Op::Close),
+        1 => at.clone().prop_map(Op::Close),
+        2 => at.prop_map(Op::Open),
     ]
 }
 
@@ -290,6 +305,7 @@ fn fitted(op: Op, peers: usize, packet: u32) -> Op {
         Op::Remove(at, which) => Op::Remove(at % peers, which),
         Op::Learn(at) => Op::Learn(at % peers),
         Op::Close(at) => Op::Close(at % peers),
+        Op::Open(at) => Op::Open(at % peers),
         op => op,
     }
 }
@@ -321,8 +337,8 @@ fn promises_are_backed_by_memory_in_every_short_history() {
             return;
         }
         for peer in 0..2 {
-            for op in [Op::Arrive(peer, false), Op::Arrive(peer, true), Op::Remove(peer, 0), Op::Close(peer)]
-            {
+            let taken = [Op::Arrive(peer, false), Op::Arrive(peer, true), Op::Remove(peer, 0)];
+            for op in taken.into_iter().chain([Op::Close(peer), Op::Open(peer)]) {
                 let mut twin = twin.clone();
                 twin.apply(Op::Learn(peer));
                 twin.apply(Op::Send(peer, if depth.is_multiple_of(2) { twin.packet } else { 1 }));
@@ -337,7 +353,7 @@ fn promises_are_backed_by_memory_in_every_short_history() {
     for (ceiling, window, packet) in [(2, 2, 1), (4, 1, 1), (6, 4, 1), (9, 8, 2), (13, 8, 3), (40, 8, 1)] {
         let (twin, mut seen) = (Twin::new(ceiling, 2, window, packet).unwrap(), 0);
         explore(&twin, 4, &mut seen);
-        assert_eq!(seen, 1 + 9 + 81 + 729 + 6561);
+        assert_eq!(seen, 1 + 11 + 121 + 1331 + 14641);
     }
 }
 

@@ -117,6 +117,11 @@ impl<'a> Sender<'a> {
         Self { slots, ack, wheel: Wheel::new(slots.len()), tail: 0, acked: 0 }
     }
 
+    /// Empties the ring for a new receiver; the one before is gone. The new one learns of it by other means.
+    pub(super) fn clear(&self) {
+        self.slots.iter().for_each(|slot| slot.stamp.store_relaxed(0));
+    }
+
     /// The most bytes that [`Sender::push`] takes.
     pub fn max_payload(&self) -> usize {
         max_payload(self.slots.len())
@@ -234,6 +239,11 @@ impl<'a> Receiver<'a> {
     /// A receiver at the ring's start. `slots` is in the sender's memory; `ack` is in our own.
     pub fn new(slots: &'a [Slot], ack: &'a Word64) -> Self {
         Self { slots, ack, wheel: Wheel::new(slots.len()), most: max_payload(slots.len()), head: 0, told: 0 }
+    }
+
+    /// Begins anew for a new sender; the one before is gone.
+    pub(super) fn clear(&self) {
+        self.ack.store_relaxed(0);
     }
 
     /// The packet at the head, if there is one, it is this one in its sender's order, and a whole message: the critical

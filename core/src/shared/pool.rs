@@ -174,6 +174,16 @@ impl<'a, R: BorrowMut<[CellRecord]>> Pool<'a, R> {
         Ok(())
     }
 
+    /// Takes from every cell what it said to a peer that is gone: its next process counts from the beginning. None is the
+    /// peer's by now.
+    pub(super) fn forget(&self, holder: u32) {
+        for header in
+            self.headers.iter().filter(|header| header.publish.load_relaxed() as u16 == holder as u16)
+        {
+            header.publish.store_relaxed(0);
+        }
+    }
+
     /// Takes back every cell that a dead peer held. Returns how many.
     pub fn reclaim(&mut self, holder: u32) -> usize {
         let before = self.free;
@@ -303,6 +313,11 @@ impl<'a> ReturnSender<'a> {
     /// An empty ring; the number of slots is a power of two, at most 65,536.
     pub const fn new(slots: &'a [ReturnSlot]) -> Self {
         Self { slots, tail: 0 }
+    }
+
+    /// Empties the ring for a new owner of the cells; the one before is gone.
+    pub(super) fn clear(&self) {
+        self.slots.iter().for_each(|slot| slot.0.store_relaxed(0));
     }
 
     /// Gives a cell back; its payload is not read any more.

@@ -10,6 +10,7 @@
 //! hint, the cells are the truth.
 
 mod link;
+mod open;
 mod poll;
 mod wake;
 
@@ -139,13 +140,13 @@ where
         inbox: Consumer<'a>,
         host: H,
     ) -> Self {
-        let peers = links.borrow().iter().flatten().count();
+        let ranks = links.borrow().len();
         let mut port = Self {
             config,
             links,
             pool,
             cells,
-            shared: peers > 1,
+            shared: ranks > 2,
             inbox,
             inbox_damaged: false,
             counted: false,

@@ -86,6 +86,14 @@ impl<'a> Receiver<'a> {
         Self { line, peer, number: 0, front: 0, back: 0, end: 0, open: false }
     }
 
+    /// Empties our line for a new process at the other end; the one before is gone.
+    pub(super) fn clear(&self) {
+        let ShareLine { state, request, address, end, front, joined, back, written } = self.line;
+        for word in [state, request, address, end, front, joined, back, written] {
+            word.store_relaxed(0);
+        }
+    }
+
     /// Opens a share. The one before is done.
     pub fn open(&mut self, share: &Share) {
         self.number += 1;

@@ -156,6 +156,11 @@ pub enum BootstrapError {
         /// What else it must not hold.
         without: &'static str,
     },
+    /// The exchange does not start ranks again.
+    #[error(
+        "no rank can be started again in this world: its launcher does not do that; start with `nemesia run --restart N`"
+    )]
+    NoRestart,
     /// An earlier failure has left the connection in an unknown state.
     #[error(
         "{during} is not possible after an earlier failure of the launcher's connection; end this process"

@@ -1,10 +1,11 @@
 //! The embedded launcher: starts the processes of a job on this machine and serves them PMI-1.
 
+use super::KVSNAME;
 use super::forward::{self, Source, Target};
 use super::outcome::Outcome;
 use super::process::{LivePids, Plan, Processes, allowed_cpus};
 use super::server::Server;
-use super::supervise::Supervisor;
+use super::supervise::{Policy, Supervisor};
 use std::ffi::OsString;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -96,6 +97,7 @@ pub struct Launcher {
     prefix_output: bool,
     keep_going: bool,
     bind: bool,
+    restarts: u32,
 }
 
 impl Launcher {
@@ -103,7 +105,16 @@ impl Launcher {
     #[must_use]
     pub fn new(n: usize, program: OsString, args: Vec<OsString>) -> Self {
         let env = Vec::new();
-        Self { size: n, program, args, env, prefix_output: false, keep_going: false, bind: false }
+        Self {
+            size: n,
+            program,
+            args,
+            env,
+            prefix_output: false,
+            keep_going: false,
+            bind: false,
+            restarts: 0,
+        }
     }
 
     /// Whether each line of output gets `[rank] ` in front. Lines of different ranks are then never mixed
@@ -137,6 +148,20 @@ impl Launcher {
         self
     }
 
+    /// How often, over all ranks, a rank that a signal has ended, or that exits with a code other than 0, is started again as
+    /// the same rank; each time is noted in [`Outcome::restarts`]. Default: 0. When no more are allowed, a rank's end is
+    /// what [`Launcher::keep_going`] makes of it.
+    ///
+    /// A process that was started again finds its place in the world by
+    /// [`Exchange::incarnation`](super::Exchange::incarnation); an [`Endpoint`](crate::Endpoint) does so by itself. A rank
+    /// that has used PMI and dies before the whole world was there waits for that, and one that has taken its leave of
+    /// PMI is not started again. A program that does not use PMI is simply started again.
+    #[must_use]
+    pub fn restart(mut self, restarts: u32) -> Self {
+        self.restarts = restarts;
+        self
+    }
+
     /// Starts the job and waits until all its processes have ended. A failure of the program itself is not
     /// an error here: see [`Outcome`].
     ///
@@ -155,24 +180,26 @@ impl Launcher {
     /// # Errors
     /// When the job cannot be started; nothing of it is left then.
     pub fn spawn(&self) -> Result<Running, LaunchError> {
-        let plan = self.plan()?;
-        let mut processes = Processes::new();
+        let mut processes = Processes::new(self.plan()?);
         let mut sockets = Vec::with_capacity(self.size);
         let mut sources = Vec::new();
         for rank in 0..self.size {
             let connect = |source| LaunchError::Connect { rank, source };
             let (ours, theirs) = UnixStream::pair().map_err(connect)?;
-            let pipes = processes
-                .start(&plan, OwnedFd::from(theirs))
-                .map_err(|source| LaunchError::Start { rank, program: self.program.clone(), source })?;
+            let pipes = processes.start(&OwnedFd::from(theirs)).map_err(|source| LaunchError::Start {
+                rank,
+                program: self.program.clone(),
+                source,
+            })?;
             for (pipe, target) in pipes.into_iter().zip([Target::Output, Target::Error]) {
                 sources.push(Source::new(rank, pipe, target).map_err(connect)?);
             }
             sockets.push(OwnedFd::from(ours));
         }
-        let kvsname = format!("kvs_nemesia_{}", std::process::id());
-        let server = Server::new(sockets, kvsname, DISCONNECTION_GRACE);
-        Running::start(processes, server, self.keep_going, sources)
+        let kvsname = format!("{KVSNAME}{}", std::process::id());
+        let server = Server::new(sockets, kvsname, DISCONNECTION_GRACE, self.restarts > 0);
+        let policy = Policy { keep_going: self.keep_going, restarts: self.restarts };
+        Running::start(processes, server, policy, sources)
     }
 
     fn plan(&self) -> Result<Plan, LaunchError> {
@@ -191,6 +218,7 @@ impl Launcher {
             env: self.env.clone(),
             pipe_output: self.prefix_output,
             cpus,
+            restarts: self.restarts > 0,
         })
     }
 }
@@ -219,13 +247,13 @@ impl Running {
     fn start(
         processes: Processes,
         server: Server,
-        keep_going: bool,
+        policy: Policy,
         sources: Vec<Source>,
     ) -> Result<Self, LaunchError> {
         let failed = |source| LaunchError::Thread { source };
         let (ids, live) = (processes.ids(), processes.live_pids());
         let (owner, theirs) = UnixStream::pair().map_err(failed)?;
-        let supervisor = Supervisor::new(processes, server, keep_going, theirs);
+        let supervisor = Supervisor::new(processes, server, policy, theirs);
         // Before the supervisor: if this thread cannot be had, dropping `supervisor` ends the processes.
         let forwarder = if sources.is_empty() { None } else { Some(Forwarder::start(sources)?) };
         let thread = Builder::new().name("nemesia-launch".to_owned()).spawn(move || supervisor.run());
@@ -233,11 +261,18 @@ impl Running {
         Ok(Self { ids, live, owner: Some(owner), supervisor, forwarder })
     }
 
-    /// The process id of each rank, in order. An id may belong to another process once the rank has ended:
+    /// The process id of each rank's first process, in order. An id may belong to another process once the rank has ended:
     /// use [`Running::kill`] for signals.
     #[must_use]
     pub fn pids(&self) -> &[u32] {
         &self.ids
+    }
+
+    /// The process of a rank that runs now; none when it has ended and was not started again, or not yet. As for
+    /// [`Running::pids`], use [`Running::kill`] for signals.
+    #[must_use]
+    pub fn pid(&self, rank: usize) -> Option<u32> {
+        self.live.pid(rank)
     }
 
     /// Sends `signal` to the process of `rank`. It is never sent to a process that the launcher did not start.

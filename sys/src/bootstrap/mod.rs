@@ -2,7 +2,8 @@
 //!
 //! A process calls [`Bootstrap::from_env`], puts what the others need to reach it (in hexadecimal), enters
 //! a barrier, and gets what the others put. The exchange goes through the launcher that started the job,
-//! by the PMI-1 protocol: MPICH's `mpiexec.hydra`, or [`Launcher`], which is `nemesia run`. A process that no
+//! by the PMI-1 protocol: MPICH's `mpiexec.hydra`, or [`Launcher`], which is `nemesia run`. [`Launcher`] can also start
+//! a rank that died again, for which two requests were added to the protocol. A process that no
 //! launcher started is a world of one. A runtime with an exchange of its own implements [`Exchange`].
 //!
 //! Environment variables are read, never changed. No thread is started and no signal handler is installed
@@ -11,6 +12,7 @@
 mod error;
 mod forward;
 mod launcher;
+mod members;
 mod outcome;
 mod pmi;
 mod poll;
@@ -21,16 +23,23 @@ mod wire;
 
 pub use error::BootstrapError;
 pub use launcher::{LaunchError, Launcher, Running};
-pub use outcome::{ExitKind, Outcome, RankExit};
+pub use members::Member;
+pub use outcome::{ExitKind, Outcome, RankExit, RankRestart};
 pub use pmi::PmiClient;
 pub use wire::WireError;
 
 use std::collections::HashMap;
 use std::ffi::OsString;
+use std::num::NonZeroU64;
 use std::time::Duration;
 
 /// How long a request to the launcher may take, unless another deadline is given.
 pub const DEFAULT_DEADLINE: Duration = Duration::from_secs(120);
+
+/// How the table of our launcher is called, with a number.
+const KVSNAME: &str = "kvs_nemesia_";
+/// How often the rank of a process was started before, by a launcher that starts ranks again: in the environment.
+const INCARNATION: &str = "NEMESIA_INCARNATION";
 
 /// Longest key and value of a world of one, in bytes: those of Hydra, so that what works alone works together.
 const SINGLETON_MAX_KEY: usize = 63;
@@ -70,6 +79,36 @@ pub trait Exchange {
     /// # Errors
     /// When the exchange has failed.
     fn finalize(&mut self) -> Result<(), BootstrapError>;
+
+    /// How often the rank of this process was started before in this job: 0 for those that were started with it. One that
+    /// was started again enters no barrier: it joins ([`Exchange::join`]), and asks for the [`Exchange::member`]s.
+    fn incarnation(&self) -> u64 {
+        0
+    }
+
+    /// Whether a rank that dies may be started again in this job. All processes say the same. If so, each of them joins.
+    fn restarts(&self) -> bool {
+        false
+    }
+
+    /// Enters this process in the list of members, with the address at which others meet it, printable ASCII without
+    /// spaces. Returns a number greater than that of all who joined before, in the whole job.
+    ///
+    /// # Errors
+    /// [`BootstrapError::NoRestart`], or the exchange has failed.
+    fn join(&mut self, address: &str) -> Result<NonZeroU64, BootstrapError> {
+        let _ = address;
+        Err(BootstrapError::NoRestart)
+    }
+
+    /// The process that is a member as this rank now; none when the last one has ended, or the next has not joined.
+    ///
+    /// # Errors
+    /// [`BootstrapError::NoRestart`], or the exchange has failed.
+    fn member(&mut self, rank: usize) -> Result<Option<Member>, BootstrapError> {
+        let _ = rank;
+        Err(BootstrapError::NoRestart)
+    }
 }
 
 /// A world of one: the exchange of a process that no launcher started. It keeps what was put in memory.
@@ -163,9 +202,13 @@ impl Bootstrap {
     ) -> Result<Self, BootstrapError> {
         match discover(&lookup)? {
             None => Ok(Self::Singleton(Singleton::new())),
-            Some(Announcement { fd, rank, size }) => {
+            Some(Announcement { fd, rank, size, incarnation }) => {
                 let socket = pmi::open_inherited(fd)?;
-                PmiClient::connect(socket, rank, size, deadline).map(Self::Pmi)
+                let mut client = PmiClient::connect(socket, rank, size, deadline)?;
+                if let Some(incarnation) = incarnation {
+                    client.set_incarnation(incarnation);
+                }
+                Ok(Self::Pmi(client))
             }
         }
     }
@@ -256,6 +299,28 @@ impl Exchange for Bootstrap {
     fn finalize(&mut self) -> Result<(), BootstrapError> {
         self.exchange().finalize()
     }
+
+    fn incarnation(&self) -> u64 {
+        match self {
+            Self::Singleton(singleton) => singleton.incarnation(),
+            Self::Pmi(client) => client.incarnation(),
+        }
+    }
+
+    fn restarts(&self) -> bool {
+        match self {
+            Self::Singleton(singleton) => singleton.restarts(),
+            Self::Pmi(client) => client.restarts(),
+        }
+    }
+
+    fn join(&mut self, address: &str) -> Result<NonZeroU64, BootstrapError> {
+        self.exchange().join(address)
+    }
+
+    fn member(&mut self, rank: usize) -> Result<Option<Member>, BootstrapError> {
+        self.exchange().member(rank)
+    }
 }
 
 /// What the environment says about this process.
@@ -264,6 +329,7 @@ struct Announcement {
     fd: i32,
     rank: usize,
     size: usize,
+    incarnation: Option<u64>,
 }
 
 type Lookup<'a> = &'a dyn Fn(&str) -> Option<OsString>;
@@ -283,7 +349,11 @@ fn discover(lookup: Lookup<'_>) -> Result<Option<Announcement>, BootstrapError> 
             if rank >= size {
                 return Err(BootstrapError::RankOutOfRange { rank, size });
             }
-            Ok(Some(Announcement { fd, rank, size }))
+            let incarnation = match lookup(INCARNATION) {
+                Some(_) => Some(number(lookup, INCARNATION, "a number of restarts")?),
+                None => None,
+            };
+            Ok(Some(Announcement { fd, rank, size, incarnation }))
         }
     }
 }

@@ -81,16 +81,40 @@ pub struct RankExit {
     pub ended_by_launcher: bool,
 }
 
+/// A rank that had ended and was started again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RankRestart {
+    /// The rank.
+    pub rank: usize,
+    /// How often it had been started before.
+    pub incarnation: u64,
+    /// How the process before had ended.
+    pub kind: ExitKind,
+    /// The process that was started.
+    pub pid: u32,
+}
+
+impl fmt::Display for RankRestart {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { rank, incarnation, kind, pid } = self;
+        write!(out, "rank {rank} {kind} and was started again (incarnation {incarnation}, pid {pid})")
+    }
+}
+
 /// How all processes of a launch ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Outcome {
-    /// One entry for each rank, in order.
+    /// One entry for each rank, in order: the end of its last process.
     pub ranks: Vec<RankExit>,
     /// The rank that failed first, and how; none when all exited with code 0. Ranks that the launcher
-    /// ended are not failures of their own.
+    /// ended are not failures of their own, nor are those that it started again.
     pub first_failure: Option<(usize, ExitKind)>,
-    /// Ranks whose PMI connection the launcher closed because of what they sent, with the reason.
+    /// The ranks that were started again, in that order.
+    pub restarts: Vec<RankRestart>,
+    /// Ranks whose PMI connection the launcher closed because of what they sent, or that it could not start again, with the
+    /// reason.
     pub faults: Vec<(usize, String)>,
 }
 
@@ -123,8 +147,11 @@ impl fmt::Display for Outcome {
                 }
             }
         }
+        for restart in &self.restarts {
+            write!(out, "; {restart}")?;
+        }
         for (rank, fault) in &self.faults {
-            write!(out, "; PMI connection of rank {rank} closed: {fault}")?;
+            write!(out, "; PMI connection of rank {rank}: {fault}")?;
         }
         Ok(())
     }

@@ -1,9 +1,11 @@
 //! The client side of PMI-1, over the socket that a launcher left open for this process.
 
 use super::error::BootstrapError;
+use super::members::{self, Member};
 use super::wire::{self, LineBuffer, Reply, Request, excerpt};
 use super::{Exchange, poll};
 use std::io;
+use std::num::NonZeroU64;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -45,6 +47,8 @@ pub struct PmiClient {
     maxes: Maxes,
     deadline: Duration,
     state: State,
+    /// How often this rank was started before; none if the launcher starts no rank again.
+    incarnation: Option<u64>,
 }
 
 impl PmiClient {
@@ -71,9 +75,16 @@ impl PmiClient {
             maxes: Maxes { key: 0, value: 0 },
             deadline,
             state: State::Open,
+            incarnation: None,
         };
         client.greet()?;
         Ok(client)
+    }
+
+    /// The launcher says that it starts ranks again, and has started this one so often before. Believed if it is ours.
+    pub(super) fn set_incarnation(&mut self, incarnation: u64) {
+        // What another launcher's processes inherit is not meant for them.
+        self.incarnation = self.kvsname.starts_with(super::KVSNAME).then_some(incarnation);
     }
 
     /// Sets how long every later request may take as a whole.
@@ -312,6 +323,43 @@ impl Exchange for PmiClient {
         }
     }
 
+    fn incarnation(&self) -> u64 {
+        self.incarnation.unwrap_or(0)
+    }
+
+    fn restarts(&self) -> bool {
+        self.incarnation.is_some()
+    }
+
+    fn join(&mut self, address: &str) -> Result<NonZeroU64, BootstrapError> {
+        let during = "join";
+        let incarnation = self.incarnation.ok_or(BootstrapError::NoRestart)?;
+        check_value(address, self.max_value_len())?;
+        let request = Request::Join { version: members::VERSION, incarnation, address };
+        let line = self.call(during, request)?;
+        match self.reply(during, &line)? {
+            Reply::Joined { code: 0, turn, .. } => {
+                NonZeroU64::new(turn).ok_or_else(|| self.unexpected(during, &line))
+            }
+            Reply::Joined { code, message, .. } => {
+                Err(BootstrapError::Refused { during, code, reason: excerpt(message) })
+            }
+            _ => Err(self.unexpected(during, &line)),
+        }
+    }
+
+    fn member(&mut self, rank: usize) -> Result<Option<Member>, BootstrapError> {
+        let during = "member";
+        self.incarnation.ok_or(BootstrapError::NoRestart)?;
+        let line = self.call(during, Request::Member { rank })?;
+        match self.reply(during, &line)? {
+            Reply::Member { incarnation, turn, address } => Ok(NonZeroU64::new(turn)
+                .zip(address)
+                .map(|(turn, address)| Member { incarnation, turn, address: address.to_owned() })),
+            _ => Err(self.unexpected(during, &line)),
+        }
+    }
+
     fn finalize(&mut self) -> Result<(), BootstrapError> {
         let during = "finalize";
         if self.state == State::Finalized {
@@ -350,11 +398,14 @@ pub(super) fn check_pair(
     max_value: usize,
 ) -> Result<(), BootstrapError> {
     check_key(key, max_key)?;
-    if wire::is_value(value) && value.len() <= max_value {
+    check_value(value, max_value)
+}
+
+fn check_value(value: &str, limit: usize) -> Result<(), BootstrapError> {
+    if wire::is_value(value) && value.len() <= limit {
         return Ok(());
     }
-    let without = "no space";
-    Err(BootstrapError::Unencodable { what: "value", text: excerpt(value), limit: max_value, without })
+    Err(BootstrapError::Unencodable { what: "value", text: excerpt(value), limit, without: "no space" })
 }
 
 /// Takes the socket that a launcher announced as PMI_FD: checks what it is, makes this process its owner,

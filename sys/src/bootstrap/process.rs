@@ -1,11 +1,12 @@
 //! One process of a launch: how it is started, watched and ended.
 
+use super::INCARNATION;
 use super::outcome::ExitKind;
 use std::ffi::OsString;
-use std::io;
+use std::io::{self, PipeWriter};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Words in an affinity mask: 8192 processors, the most that Linux supports today.
@@ -22,6 +23,11 @@ pub(super) struct LivePids(Arc<Mutex<Vec<Option<libc::pid_t>>>>);
 impl LivePids {
     fn with<R>(&self, action: impl FnOnce(&mut Vec<Option<libc::pid_t>>) -> R) -> R {
         action(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// The process of `rank`, until it is reaped.
+    pub(super) fn pid(&self, rank: usize) -> Option<u32> {
+        self.with(|pids| pids.get(rank).copied().flatten()).and_then(|pid| u32::try_from(pid).ok())
     }
 
     /// Sends `signal` to `rank`; false when there is no such process any more.
@@ -45,11 +51,14 @@ pub(super) struct Plan {
     pub(super) pipe_output: bool,
     /// Processors to give out in turn; none leaves the affinity as it is.
     pub(super) cpus: Vec<usize>,
+    /// Whether ranks may be started again: the processes are told.
+    pub(super) restarts: bool,
 }
 
 /// All processes of a launch. Those that are still there when this is dropped are killed and reaped.
 #[derive(Debug)]
 pub(super) struct Processes {
+    plan: Plan,
     list: Vec<Process>,
     pids: LivePids,
 }
@@ -61,28 +70,52 @@ struct Process {
     pidfd: Option<OwnedFd>,
     exit: Option<ExitKind>,
     ended_by_launcher: bool,
+    /// The ends of its pipes into which its next process writes, too; none if it writes elsewhere, or there won't be one.
+    writers: Vec<PipeWriter>,
 }
 
 impl Processes {
-    pub(super) fn new() -> Self {
-        Self { list: Vec::new(), pids: LivePids(Arc::new(Mutex::new(Vec::new()))) }
+    pub(super) fn new(plan: Plan) -> Self {
+        Self { plan, list: Vec::new(), pids: LivePids(Arc::new(Mutex::new(Vec::new()))) }
     }
 
     /// Starts the next rank, which inherits `socket`; returns the pipes of its output, if it has any.
-    pub(super) fn start(&mut self, plan: &Plan, socket: OwnedFd) -> io::Result<Vec<OwnedFd>> {
+    pub(super) fn start(&mut self, socket: &OwnedFd) -> io::Result<Vec<OwnedFd>> {
         let rank = self.list.len();
-        // A duplicate is never one of the standard streams, which the child replaces.
-        let socket = if socket.as_raw_fd() <= 2 { socket.try_clone()? } else { socket };
-        let mut child = command(plan, rank, socket.as_raw_fd()).spawn()?;
-        let mut pipes: Vec<OwnedFd> = Vec::new();
-        pipes.extend(child.stdout.take().map(OwnedFd::from));
-        pipes.extend(child.stderr.take().map(OwnedFd::from));
+        let (mut readers, mut writers) = (Vec::new(), Vec::new());
+        if self.plan.pipe_output {
+            for _ in 0..2 {
+                let (reader, writer) = io::pipe()?;
+                readers.push(OwnedFd::from(reader));
+                writers.push(writer);
+            }
+        }
+        let child = spawn(&self.plan, rank, 0, socket, &writers)?;
+        if !self.plan.restarts {
+            writers.clear();
+        }
         // A process id is positive and fits; 0 would mean a whole group, so nothing stands in for it.
         let pid = libc::pid_t::try_from(child.id()).ok();
         let pidfd = pid.and_then(open_pidfd);
         self.pids.with(|pids| pids.push(pid));
-        self.list.push(Process { child, pidfd, exit: None, ended_by_launcher: false });
-        Ok(pipes)
+        self.list.push(Process { child, pidfd, exit: None, ended_by_launcher: false, writers });
+        Ok(readers)
+    }
+
+    /// Starts a rank that has ended again; returns its process id.
+    pub(super) fn restart(&mut self, rank: usize, incarnation: u64, socket: &OwnedFd) -> io::Result<u32> {
+        let process = self.list.get_mut(rank).ok_or(io::ErrorKind::NotFound)?;
+        let child = spawn(&self.plan, rank, incarnation, socket, &process.writers)?;
+        let (id, pid) = (child.id(), libc::pid_t::try_from(child.id()).ok());
+        process.pidfd = pid.and_then(open_pidfd);
+        process.child = child;
+        process.exit = None;
+        self.pids.with(|pids| {
+            if let Some(slot) = pids.get_mut(rank) {
+                *slot = pid;
+            }
+        });
+        Ok(id)
     }
 
     pub(super) fn live_pids(&self) -> LivePids {
@@ -180,19 +213,36 @@ fn open_pidfd(pid: libc::pid_t) -> Option<OwnedFd> {
     Some(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
+/// Starts a process, which inherits `socket` and writes into `writers`, if there are any.
+fn spawn(
+    plan: &Plan,
+    rank: usize,
+    incarnation: u64,
+    socket: &OwnedFd,
+    writers: &[PipeWriter],
+) -> io::Result<Child> {
+    // A duplicate is never one of the standard streams, which the child replaces.
+    let duplicate = if socket.as_raw_fd() <= 2 { Some(socket.try_clone()?) } else { None };
+    let mut command = command(plan, rank, duplicate.as_ref().unwrap_or(socket).as_raw_fd());
+    if plan.restarts {
+        command.env(INCARNATION, incarnation.to_string());
+    }
+    if let [output, error] = writers {
+        command.stdout(output.try_clone()?).stderr(error.try_clone()?);
+    }
+    command.spawn()
+}
+
 fn command(plan: &Plan, rank: usize, socket: RawFd) -> Command {
     let mut command = Command::new(&plan.program);
     command.args(&plan.args);
     // A launcher above this one may have left these; they would contradict the three below.
-    for name in ["PMI_PORT", "PMI_ID", "PMI_SPAWNED"] {
+    for name in ["PMI_PORT", "PMI_ID", "PMI_SPAWNED", INCARNATION] {
         command.env_remove(name);
     }
     command.envs(plan.env.iter().map(|(name, value)| (name, value)));
     command.env("PMI_FD", socket.to_string());
     command.env("PMI_RANK", rank.to_string()).env("PMI_SIZE", plan.size.to_string());
-    if plan.pipe_output {
-        command.stdout(Stdio::piped()).stderr(Stdio::piped());
-    }
     let cpu = plan.cpus.get(rank.checked_rem(plan.cpus.len()).unwrap_or(0)).copied();
     let mask = cpu.map(mask_of);
     // SAFETY: getpid has no arguments and cannot fail.

@@ -2,6 +2,7 @@
 //!
 //! Nothing here waits. What a rank sends is not trusted: the worst it can do is lose its own connection.
 
+use super::members::Members;
 use super::poll;
 use super::wire::{self, LineBuffer, Reply, Request};
 use std::collections::HashMap;
@@ -44,9 +45,20 @@ struct Connection {
     /// Answers that the socket has not taken yet. While there are any, nothing more is read.
     answers: Vec<u8>,
     phase: Phase,
+    /// The phase in which it ended.
+    last: Phase,
     keys: usize,
     /// Lines may be waiting in `lines`, so the next turn must not depend on the socket.
     unfinished: bool,
+}
+
+/// Whether a rank can be started again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Restart {
+    Now,
+    /// Not before the others have all joined.
+    Later,
+    Never,
 }
 
 /// A rank's wish to end the job.
@@ -69,22 +81,18 @@ pub(super) struct Server {
     /// The ranks that have left or are lost, in that order: a message blames the first, not one that gave up
     /// because of it.
     leavers: Vec<usize>,
+    members: Members,
 }
 
 impl Server {
-    /// A server for as many ranks as there are sockets. `kvsname` names the table and must fit a token.
-    pub(super) fn new(sockets: Vec<OwnedFd>, kvsname: String, grace: Duration) -> Self {
+    /// A server for as many ranks as there are sockets. `kvsname` names the table and must fit a token. `restarts`: ranks may
+    /// be started again.
+    pub(super) fn new(sockets: Vec<OwnedFd>, kvsname: String, grace: Duration, restarts: bool) -> Self {
+        let members = Members::new(sockets.len(), restarts);
         let mut pairs = HashMap::new();
         // MPICH reads from this key that all ranks are on one host.
         pairs.insert("PMI_process_mapping".to_owned(), format!("(vector,(0,1,{}))", sockets.len()));
-        let connections = sockets.into_iter().map(|socket| Connection {
-            socket: Some(socket),
-            lines: LineBuffer::default(),
-            answers: Vec::new(),
-            phase: Phase::Fresh,
-            keys: 0,
-            unfinished: false,
-        });
+        let connections = sockets.into_iter().map(Connection::new);
         Self {
             connections: connections.collect(),
             kvsname,
@@ -93,7 +101,32 @@ impl Server {
             aborts: Vec::new(),
             faults: Vec::new(),
             leavers: Vec::new(),
+            members,
         }
+    }
+
+    /// Whether `rank`, which has ended, can be started again now; never, if that is for good. A process that has not used
+    /// PMI always can; one that has, when there is a world to come back to; one that has taken its leave can't.
+    pub(super) fn can_restart(&self, rank: usize) -> Restart {
+        match self.connections.get(rank).map(|connection| connection.last) {
+            Some(Phase::Fresh) => Restart::Now,
+            Some(Phase::Finalized) | None => Restart::Never,
+            _ if self.members.has_formed() => Restart::Now,
+            _ => Restart::Later,
+        }
+    }
+
+    /// `rank` is to be started again: what its next process has to say of itself.
+    pub(super) fn next_incarnation(&mut self, rank: usize) -> u64 {
+        self.members.next_incarnation(rank)
+    }
+
+    /// `rank` was started again, and has this connection.
+    pub(super) fn rank_restarted(&mut self, rank: usize, socket: OwnedFd) {
+        if let Some(connection) = self.connections.get_mut(rank) {
+            *connection = Connection::new(socket);
+        }
+        self.leavers.retain(|leaver| *leaver != rank);
     }
 
     /// Adds what the connections wait for to a poll.
@@ -133,8 +166,12 @@ impl Server {
         if let Some(connection) = self.connections.get_mut(rank) {
             connection.socket = None;
             connection.unfinished = false;
+            if !matches!(connection.phase, Phase::Disconnected(_) | Phase::Gone) {
+                connection.last = connection.phase;
+            }
             connection.phase = Phase::Gone;
         }
+        self.members.leave(rank);
         self.note_leaver(rank);
         self.settle_barrier(now);
     }
@@ -175,6 +212,7 @@ impl Server {
             connection.socket = None;
             connection.unfinished = false;
             if !matches!(connection.phase, Phase::Finalized | Phase::Gone) {
+                connection.last = connection.phase;
                 connection.phase = Phase::Disconnected(now);
             }
         }
@@ -228,15 +266,9 @@ impl Server {
             Request::GetUniverseSize => Reply::UniverseSize { size: i64::try_from(size).unwrap_or(-1) },
             Request::GetMyKvsname => Reply::MyKvsname { kvsname: &self.kvsname },
             Request::Put { kvsname, key, value } => {
-                let refusal = refuse_put(&self.kvsname, kvsname, key, value, connection.keys);
-                let refusal = refusal.or_else(|| match self.pairs.entry(key.to_owned()) {
-                    Entry::Occupied(_) => Some("key_was_put_before"),
-                    Entry::Vacant(vacant) => {
-                        vacant.insert(value.to_owned());
-                        connection.keys += 1;
-                        None
-                    }
-                });
+                let refusal = refuse_put(&self.kvsname, kvsname, key, value, connection.keys)
+                    .or_else(|| put(&mut self.pairs, key, value));
+                connection.keys += usize::from(refusal.is_none());
                 Reply::Put {
                     code: if refusal.is_none() { 0 } else { -1 },
                     message: refusal.unwrap_or("success"),
@@ -251,8 +283,16 @@ impl Server {
                 // Answered when the barrier is settled, at the end of the turn.
                 return Ok(());
             }
+            Request::Join { version, incarnation, address } => {
+                match self.members.join(rank, (version, incarnation), address, MAX_VALUE) {
+                    Ok(turn) => Reply::Joined { code: 0, message: "success", turn: turn.get() },
+                    Err(message) => Reply::Joined { code: -1, message, turn: 0 },
+                }
+            }
+            Request::Member { rank } => self.members.answer(rank),
             Request::Finalize => {
                 connection.phase = Phase::Finalized;
+                self.members.leave(rank);
                 self.leavers.push(rank);
                 Reply::FinalizeAck { code: 0 }
             }
@@ -278,9 +318,14 @@ impl Server {
                 Some(Phase::Fresh | Phase::Ready | Phase::InBarrier) | None => false,
             }
         });
+        // A process that was started again has missed barriers, and the others may have missed it: there are none any more.
+        let restart = (0..self.connections.len()).find(|&rank| self.members.is_restart(rank));
+        let reason = lost
+            .map(|rank| format!("rank_{rank}_is_gone"))
+            .or_else(|| restart.map(|rank| format!("rank_{rank}_was_started_again")));
         let complete = self.connections.iter().all(|connection| connection.phase == Phase::InBarrier);
-        let line = match lost {
-            Some(rank) => Reply::BarrierOut { code: -1, message: &format!("rank_{rank}_is_gone") }.encode(),
+        let line = match &reason {
+            Some(message) => Reply::BarrierOut { code: -1, message }.encode(),
             None if complete => Reply::BarrierOut { code: 0, message: "success" }.encode(),
             None => return,
         };
@@ -291,6 +336,17 @@ impl Server {
                 // What the socket does not take now, or an error, comes up in the next turn.
                 connection.unfinished = true;
             }
+        }
+    }
+}
+
+/// Enters a pair; why not, if it can't be.
+fn put(pairs: &mut HashMap<String, String>, key: &str, value: &str) -> Option<&'static str> {
+    match pairs.entry(key.to_owned()) {
+        Entry::Occupied(_) => Some("key_was_put_before"),
+        Entry::Vacant(vacant) => {
+            vacant.insert(value.to_owned());
+            None
         }
     }
 }
@@ -311,6 +367,18 @@ fn refuse_put(own_kvsname: &str, kvsname: &str, key: &str, value: &str, keys: us
 }
 
 impl Connection {
+    fn new(socket: OwnedFd) -> Self {
+        Self {
+            socket: Some(socket),
+            lines: LineBuffer::default(),
+            answers: Vec::new(),
+            phase: Phase::Fresh,
+            last: Phase::Fresh,
+            keys: 0,
+            unfinished: false,
+        }
+    }
+
     /// Sends what is waiting; whether all of it went.
     fn flush(&mut self) -> Result<bool, Option<String>> {
         let Some(socket) = &self.socket else { return Ok(false) };

@@ -1,11 +1,12 @@
 //! Looks after the processes of a launch: one loop that answers them, notices their ends, and ends the rest.
 
 use super::launcher::LaunchError;
-use super::outcome::{ExitKind, Outcome, RankExit};
+use super::outcome::{ExitKind, Outcome, RankExit, RankRestart};
 use super::poll;
 use super::process::Processes;
-use super::server::Server;
-use std::os::fd::AsFd;
+use super::server::{Restart, Server};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
@@ -25,12 +26,25 @@ enum Ending {
     Forced,
 }
 
+/// What is done when a rank fails.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Policy {
+    pub(super) keep_going: bool,
+    /// How many restarts are still allowed.
+    pub(super) restarts: u32,
+}
+
 /// The loop's state. Dropping it kills what is left.
 #[derive(Debug)]
 pub(super) struct Supervisor {
     processes: Processes,
     server: Server,
-    keep_going: bool,
+    policy: Policy,
+    /// Ranks that are to be started again when the world is complete, and how they ended.
+    waiting: Vec<(usize, ExitKind)>,
+    restarts: Vec<RankRestart>,
+    /// Why a rank could not be started again.
+    faults: Vec<(usize, String)>,
     /// Its other side belongs to whoever waits for the job. When that is closed, nobody does any more.
     owner: UnixStream,
     ending: Ending,
@@ -38,8 +52,18 @@ pub(super) struct Supervisor {
 }
 
 impl Supervisor {
-    pub(super) fn new(processes: Processes, server: Server, keep_going: bool, owner: UnixStream) -> Self {
-        Self { processes, server, keep_going, owner, ending: Ending::No, first_failure: None }
+    pub(super) fn new(processes: Processes, server: Server, policy: Policy, owner: UnixStream) -> Self {
+        Self {
+            processes,
+            server,
+            policy,
+            waiting: Vec::new(),
+            restarts: Vec::new(),
+            faults: Vec::new(),
+            owner,
+            ending: Ending::No,
+            first_failure: None,
+        }
     }
 
     /// Runs until all processes have ended.
@@ -50,8 +74,14 @@ impl Supervisor {
             self.server.turn(now);
             self.hear_aborts(now);
             self.bury(now);
+            self.restart_waiting(now);
             self.advance_ending(now, abandoned);
         }
+        // Those for whom there was no world to come back to.
+        for (rank, kind) in std::mem::take(&mut self.waiting) {
+            self.note_failure(rank, kind);
+        }
+        self.faults.append(&mut self.server.take_faults());
         let exits = self.processes.exits();
         let ranks = exits.map(|(exit, ended_by_launcher)| RankExit {
             kind: exit.unwrap_or(ExitKind::Unknown),
@@ -60,7 +90,8 @@ impl Supervisor {
         Ok(Outcome {
             ranks: ranks.collect(),
             first_failure: self.first_failure,
-            faults: self.server.take_faults(),
+            restarts: self.restarts,
+            faults: self.faults,
         })
     }
 
@@ -105,12 +136,50 @@ impl Supervisor {
             self.server.rank_ended(rank, now);
             self.hear_aborts(now);
             if !kind.is_success() && !ended_by_launcher {
-                self.note_failure(rank, kind);
-                if !self.keep_going {
-                    self.ask_all_to_end(now);
+                match self.server.can_restart(rank) {
+                    Restart::Never => self.give_up(rank, kind, now),
+                    _ if self.policy.restarts == 0 || self.ending != Ending::No => {
+                        self.give_up(rank, kind, now);
+                    }
+                    _ => {
+                        self.policy.restarts -= 1;
+                        self.waiting.push((rank, kind));
+                    }
                 }
             }
         }
+    }
+
+    /// A rank has failed, and is not started again.
+    fn give_up(&mut self, rank: usize, kind: ExitKind, now: Instant) {
+        self.note_failure(rank, kind);
+        if !self.policy.keep_going {
+            self.ask_all_to_end(now);
+        }
+    }
+
+    /// Starts the ranks again that can be.
+    fn restart_waiting(&mut self, now: Instant) {
+        for (rank, kind) in std::mem::take(&mut self.waiting) {
+            if self.ending != Ending::No {
+                self.note_failure(rank, kind);
+            } else if self.server.can_restart(rank) == Restart::Later {
+                self.waiting.push((rank, kind));
+            } else if let Err(error) = self.restart(rank, kind) {
+                self.faults.push((rank, format!("it could not be started again: {error}")));
+                self.give_up(rank, kind, now);
+            }
+        }
+    }
+
+    /// From this thread, which lasts as long as the processes: the kernel kills them when it ends.
+    fn restart(&mut self, rank: usize, kind: ExitKind) -> io::Result<()> {
+        let (ours, theirs) = UnixStream::pair()?;
+        let incarnation = self.server.next_incarnation(rank);
+        let pid = self.processes.restart(rank, incarnation, &OwnedFd::from(theirs))?;
+        self.server.rank_restarted(rank, OwnedFd::from(ours));
+        self.restarts.push(RankRestart { rank, incarnation, kind, pid });
+        Ok(())
     }
 
     fn note_failure(&mut self, rank: usize, kind: ExitKind) {

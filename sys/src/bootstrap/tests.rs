@@ -131,7 +131,7 @@ impl World {
         let (ours, theirs): (Vec<_>, Vec<_>) = (0..size)
             .map(|_| UnixStream::pair().map(|(a, b)| (OwnedFd::from(a), OwnedFd::from(b))).unwrap())
             .unzip();
-        let mut server = Server::new(ours, "kvs".to_owned(), Duration::ZERO);
+        let mut server = Server::new(ours, "kvs".to_owned(), Duration::ZERO, false);
         let (stop, stopped) = UnixStream::pair().unwrap();
         let thread = thread::spawn(move || {
             loop {
@@ -264,7 +264,7 @@ fn no_bytes_break_the_server() {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     for _ in 0..2000 {
         let (mut ours, theirs) = UnixStream::pair().unwrap();
-        let mut server = Server::new(vec![OwnedFd::from(theirs)], "kvs".to_owned(), Duration::ZERO);
+        let mut server = Server::new(vec![OwnedFd::from(theirs)], "kvs".to_owned(), Duration::ZERO, true);
         for _ in 0..8 {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             let at = usize::try_from(state >> 33).unwrap() % (PIECES.len() + 2);
@@ -351,6 +351,14 @@ fn launched_rank() {
             // Rank 1 never comes; that must be told, not waited for.
             let message = world.barrier().unwrap_err().to_string();
             assert!(message.contains("rank_1_is_gone"), "{message}");
+        }
+        "comes-back" => come_back(&mut world),
+        "dies-early" => {
+            // The others wait for what never comes, which they must be told.
+            if world.rank() == 1 && world.incarnation() == 0 {
+                std::process::abort();
+            }
+            assert!(world.barrier().is_err());
         }
         other => panic!("unknown role {other}"),
     }
@@ -484,4 +492,100 @@ fn output_left_open_by_a_stray_process_does_not_hold_the_launcher() {
     assert_eq!(outcome.exit_code(), 0, "{outcome}");
     std::fs::write(&fifo, "go\n").unwrap();
     std::fs::remove_dir_all(&directory).unwrap();
+}
+
+/// Rank 1 of three dies twice, and comes back to a world that knows it.
+fn come_back(world: &mut Bootstrap) {
+    assert!(world.restarts());
+    let (rank, incarnation) = (world.rank(), world.incarnation());
+    let address = format!("address-{rank}-{incarnation}");
+    if incarnation == 0 {
+        world.barrier().unwrap();
+    }
+    let turn = world.join(&address).unwrap();
+    let again = world.join(&address).unwrap_err().to_string();
+    assert!(again.contains("joined_before"), "{again}");
+    let own = world.member(rank).unwrap().unwrap();
+    assert_eq!(own, Member { incarnation, turn, address });
+    assert_eq!(world.member(3).unwrap(), None);
+    let mut await_turn = |rank: usize, incarnation: u64| loop {
+        match world.member(rank).unwrap() {
+            Some(member) if member.incarnation == incarnation => return member,
+            _ => thread::sleep(Duration::from_millis(1)),
+        }
+    };
+    if rank == 1 && incarnation < 2 {
+        (0..3).for_each(|rank| _ = await_turn(rank, if rank == 1 { incarnation } else { 0 }));
+        // A signal, and an exit code.
+        if incarnation == 0 { std::process::abort() } else { std::process::exit(3) }
+    }
+    let last = await_turn(1, 2);
+    assert_eq!(last.address, "address-1-2");
+    assert_eq!(last.turn > turn, rank != 1, "who comes later has a later turn");
+    let barrier = world.barrier().unwrap_err().to_string();
+    assert!(barrier.contains("_was_started_again") || barrier.contains("_is_gone"), "{barrier}");
+    // The others have seen rank 1 before it leaves.
+    while rank == 1 && [0, 2].iter().any(|&rank| world.member(rank).unwrap().is_some()) {
+        thread::sleep(Duration::from_millis(1));
+    }
+    world.finalize().unwrap();
+}
+
+#[test]
+fn a_rank_that_dies_is_started_again_and_comes_back() {
+    let outcome = ourselves(3, "comes-back").restart(2).prefix_output(true).run().unwrap();
+    assert_eq!((outcome.exit_code(), outcome.first_failure), (0, None), "{outcome}");
+    let kinds: Vec<_> = outcome.restarts.iter().map(|it| (it.rank, it.incarnation, it.kind)).collect();
+    assert_eq!(kinds, [(1, 1, ExitKind::Signaled(libc::SIGABRT)), (1, 2, ExitKind::Exited(3))]);
+    assert!(outcome.to_string().contains("rank 1 exited with code 3 and was started again"), "{outcome}");
+}
+
+#[test]
+fn nobody_comes_back_to_a_world_that_was_never_there() {
+    let outcome = ourselves(2, "dies-early").restart(5).run().unwrap();
+    assert_eq!(outcome.first_failure, Some((1, ExitKind::Signaled(libc::SIGABRT))), "{outcome}");
+    assert!(outcome.restarts.is_empty() && outcome.ranks[0].kind.is_success(), "{outcome}");
+}
+
+#[test]
+fn restarts_are_counted_over_all_ranks_and_then_a_failure_counts() {
+    let outcome = shell(2, "exit 7").restart(3).keep_going(true).run().unwrap();
+    assert_eq!((outcome.restarts.len(), outcome.exit_code()), (3, 7), "{outcome}");
+    let mut times = [0, 0];
+    for restart in &outcome.restarts {
+        times[restart.rank] += 1;
+        assert_eq!(restart.incarnation, times[restart.rank]);
+    }
+    // What succeeds is not started again, and what is, is told.
+    let script = "[ $NEMESIA_INCARNATION = $PMI_RANK ]";
+    let outcome = shell(3, script).restart(9).run().unwrap();
+    assert_eq!((outcome.restarts.len(), outcome.exit_code()), (3, 0), "{outcome}");
+}
+
+#[test]
+fn all_processes_of_a_rank_write_to_the_same_output() {
+    // Each line is written whole; the pipe outlives the first process.
+    let script = "echo life $NEMESIA_INCARNATION; [ $NEMESIA_INCARNATION = 2 ]";
+    let outcome = shell(1, script).restart(2).prefix_output(true).run().unwrap();
+    assert_eq!((outcome.restarts.len(), outcome.exit_code()), (2, 0), "{outcome}");
+}
+
+#[test]
+fn without_restarts_a_launcher_is_believed_to_have_none() {
+    assert_eq!(shell(1, "[ -z \"$NEMESIA_INCARNATION\" ]").run().unwrap().exit_code(), 0);
+    let mut world = Singleton::new();
+    assert!(!world.restarts() && world.incarnation() == 0);
+    for error in [world.join("a").unwrap_err(), world.member(0).map(drop).unwrap_err()] {
+        assert!(matches!(error, BootstrapError::NoRestart));
+        assert!(error.to_string().contains("nemesia run --restart"), "{error}");
+    }
+    // Not our launcher, whatever the environment says: its name of the table is another.
+    let mut world = World::new(1);
+    let mut client = world.clients().remove(0);
+    client.set_incarnation(3);
+    assert!(!client.restarts() && client.incarnation() == 0);
+    assert!(matches!(client.join("a"), Err(BootstrapError::NoRestart)));
+    client.finalize().unwrap();
+    drop(client);
+    world.finish();
 }

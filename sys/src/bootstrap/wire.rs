@@ -142,16 +142,38 @@ impl<'a> Message<'a> {
 /// What a process asks of its launcher.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Request<'a> {
-    Init { version: u32, subversion: u32 },
+    Init {
+        version: u32,
+        subversion: u32,
+    },
     GetMaxes,
     GetAppnum,
     GetUniverseSize,
     GetMyKvsname,
-    Put { kvsname: &'a str, key: &'a str, value: &'a str },
-    Get { kvsname: &'a str, key: &'a str },
+    Put {
+        kvsname: &'a str,
+        key: &'a str,
+        value: &'a str,
+    },
+    Get {
+        kvsname: &'a str,
+        key: &'a str,
+    },
     BarrierIn,
     Finalize,
-    Abort { code: i32 },
+    Abort {
+        code: i32,
+    },
+    /// Not of PMI: only for launchers that start ranks again ([`super::members`]).
+    Join {
+        version: u32,
+        incarnation: u64,
+        address: &'a str,
+    },
+    /// Likewise.
+    Member {
+        rank: usize,
+    },
 }
 
 impl<'a> Request<'a> {
@@ -176,6 +198,12 @@ impl<'a> Request<'a> {
             "barrier_in" => Self::BarrierIn,
             "finalize" => Self::Finalize,
             "abort" => Self::Abort { code: message.number("exitcode")? },
+            "nemesia_join" => Self::Join {
+                version: message.number("version")?,
+                incarnation: message.number("incarnation")?,
+                address: message.need("address")?,
+            },
+            "nemesia_member" => Self::Member { rank: message.number("rank")? },
             other => return Err(WireError::Unknown(excerpt(other))),
         })
     }
@@ -197,6 +225,10 @@ impl<'a> Request<'a> {
             Self::BarrierIn => "cmd=barrier_in\n".to_owned(),
             Self::Finalize => "cmd=finalize\n".to_owned(),
             Self::Abort { code } => format!("cmd=abort exitcode={code}\n"),
+            Self::Join { version, incarnation, address } => {
+                format!("cmd=nemesia_join version={version} incarnation={incarnation} address={address}\n")
+            }
+            Self::Member { rank } => format!("cmd=nemesia_member rank={rank}\n"),
         }
     }
 }
@@ -204,15 +236,53 @@ impl<'a> Request<'a> {
 /// What a launcher answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Reply<'a> {
-    Init { code: i32, version: u32, subversion: u32 },
-    Maxes { kvsname: usize, key: usize, value: usize },
-    Appnum { appnum: i64 },
-    UniverseSize { size: i64 },
-    MyKvsname { kvsname: &'a str },
-    Put { code: i32, message: &'a str },
-    Get { code: i32, message: &'a str, value: Option<&'a str> },
-    BarrierOut { code: i32, message: &'a str },
-    FinalizeAck { code: i32 },
+    Init {
+        code: i32,
+        version: u32,
+        subversion: u32,
+    },
+    Maxes {
+        kvsname: usize,
+        key: usize,
+        value: usize,
+    },
+    Appnum {
+        appnum: i64,
+    },
+    UniverseSize {
+        size: i64,
+    },
+    MyKvsname {
+        kvsname: &'a str,
+    },
+    Put {
+        code: i32,
+        message: &'a str,
+    },
+    Get {
+        code: i32,
+        message: &'a str,
+        value: Option<&'a str>,
+    },
+    BarrierOut {
+        code: i32,
+        message: &'a str,
+    },
+    FinalizeAck {
+        code: i32,
+    },
+    /// To [`Request::Join`]: the turn.
+    Joined {
+        code: i32,
+        message: &'a str,
+        turn: u64,
+    },
+    /// To [`Request::Member`]; without an address there is no such member.
+    Member {
+        incarnation: u64,
+        turn: u64,
+        address: Option<&'a str>,
+    },
 }
 
 impl<'a> Reply<'a> {
@@ -238,6 +308,14 @@ impl<'a> Reply<'a> {
             "get_result" => Self::Get { code: message.code()?, message: text, value: message.find("value") },
             "barrier_out" => Self::BarrierOut { code: message.code()?, message: text },
             "finalize_ack" => Self::FinalizeAck { code: message.code()? },
+            "nemesia_joined" => {
+                Self::Joined { code: message.code()?, message: text, turn: message.number("turn")? }
+            }
+            "nemesia_member_is" => Self::Member {
+                incarnation: message.number("incarnation")?,
+                turn: message.number("turn")?,
+                address: message.find("address"),
+            },
             other => return Err(WireError::Unknown(excerpt(other))),
         })
     }
@@ -269,6 +347,13 @@ impl<'a> Reply<'a> {
             Self::BarrierOut { code, message } => format!("cmd=barrier_out rc={code} msg={message}\n"),
             Self::FinalizeAck { code: 0 } => "cmd=finalize_ack\n".to_owned(),
             Self::FinalizeAck { code } => format!("cmd=finalize_ack rc={code}\n"),
+            Self::Joined { code, message, turn } => {
+                format!("cmd=nemesia_joined rc={code} msg={message} turn={turn}\n")
+            }
+            Self::Member { incarnation, turn, address } => {
+                let address = address.map_or_else(String::new, |address| format!(" address={address}"));
+                format!("cmd=nemesia_member_is incarnation={incarnation} turn={turn}{address}\n")
+            }
         }
     }
 }
@@ -338,7 +423,7 @@ mod tests {
         line.strip_suffix('\n').unwrap().as_bytes()
     }
 
-    const REQUESTS: [Request<'static>; 10] = [
+    const REQUESTS: [Request<'static>; 12] = [
         Request::Init { version: 1, subversion: 1 },
         Request::GetMaxes,
         Request::GetAppnum,
@@ -349,9 +434,11 @@ mod tests {
         Request::BarrierIn,
         Request::Finalize,
         Request::Abort { code: -3 },
+        Request::Join { version: 1, incarnation: 2, address: "1.a.b" },
+        Request::Member { rank: 3 },
     ];
 
-    const REPLIES: [Reply<'static>; 11] = [
+    const REPLIES: [Reply<'static>; 14] = [
         Reply::Init { code: 0, version: 1, subversion: 1 },
         Reply::Maxes { kvsname: 256, key: 64, value: 1024 },
         Reply::Appnum { appnum: 0 },
@@ -363,6 +450,9 @@ mod tests {
         Reply::BarrierOut { code: 0, message: "no_reason_given" },
         Reply::BarrierOut { code: -1, message: "rank_2_is_gone" },
         Reply::FinalizeAck { code: 0 },
+        Reply::Joined { code: 0, message: "success", turn: 9 },
+        Reply::Member { incarnation: 1, turn: 9, address: Some("1.a.b") },
+        Reply::Member { incarnation: 0, turn: 0, address: None },
     ];
 
     #[test]

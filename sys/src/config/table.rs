@@ -221,10 +221,16 @@ fn word_for<T: PartialEq + Copy>(value: T, words: &[(&str, T)]) -> String {
         .map_or_else(String::new, |(word, _)| (*word).to_owned())
 }
 
-/// Names beginning with `NEMESIA_` that are not settings: where settings are read from, and what the project's own tests
-/// use.
-const OTHERS: [&str; 5] =
-    ["NEMESIA_CONFIG", "NEMESIA_BIN", "NEMESIA_BLESS", "NEMESIA_QUICK", "NEMESIA_SKIP_LOG"];
+/// Names beginning with `NEMESIA_` that are not settings: where settings are read from, what the launcher says, and what the
+/// project's own tests use.
+const OTHERS: [&str; 6] = [
+    "NEMESIA_CONFIG",
+    "NEMESIA_INCARNATION",
+    "NEMESIA_BIN",
+    "NEMESIA_BLESS",
+    "NEMESIA_QUICK",
+    "NEMESIA_SKIP_LOG",
+];
 const TESTS: &str = "NEMESIA_TEST_";
 
 /// Whether a name is used by something else than the table.

@@ -90,6 +90,11 @@ impl Dispatch {
         Self { handlers: Vec::new(), room: Vec::new(), most, outbox: Outbox::default() }
     }
 
+    /// What was to be answered to a process that is gone is not for the next one of its rank.
+    pub(super) fn forget(&mut self, rank: usize) {
+        self.outbox.waiting.retain(|reply| reply.to != rank);
+    }
+
     pub(super) fn has_replies(&self) -> bool {
         !self.outbox.waiting.is_empty() || !self.outbox.leaving.is_empty()
     }

@@ -69,6 +69,28 @@ pub(super) struct Agreements {
     excluded: bool,
 }
 
+impl Agreements {
+    pub(super) fn is_under_way(&self) -> bool {
+        self.ongoing.is_some()
+    }
+
+    /// Number of the next.
+    pub(super) fn number(&self) -> u64 {
+        self.next
+    }
+
+    /// Others have come so far without this process.
+    pub(super) fn come_to(&mut self, number: u64) {
+        self.next = self.next.max(number);
+    }
+
+    /// A rank takes part again. Whether it had not.
+    pub(super) fn readmit(&mut self, rank: usize) -> bool {
+        let at = self.gone.iter().position(|gone| *gone == rank);
+        at.map(|at| self.gone.remove(at)).is_some()
+    }
+}
+
 /// An agreement under way, and the buffers that the engine uses for it.
 #[derive(Debug)]
 struct Ongoing {
@@ -98,6 +120,8 @@ impl Endpoint {
         if self.agreements.excluded {
             return Err(Error::Excluded);
         }
+        // Which is the next, those know that were there.
+        self.await_answers()?;
         let ongoing = self.agreements.ongoing.take();
         // The engine uses its buffers: they outlive a panic.
         let mut ongoing = ManuallyDrop::new(ongoing.unwrap_or_else(|| self.begin(flags)));

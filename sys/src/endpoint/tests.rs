@@ -412,3 +412,18 @@ fn each_rank_has_its_route_and_a_peer_that_left_is_said_to_be_gone() {
     assert!(zero.recv(Source::Rank(1), Tag::Any, &mut []).is_err());
     assert_eq!(zero.explain().routes[1].failure, Some(crate::Failure::Finished));
 }
+
+#[test]
+fn a_world_whose_launcher_starts_nobody_again_says_so() {
+    let mut endpoint = world(1, &Config::default()).remove(0);
+    let errors = [endpoint.restarted().unwrap_err(), endpoint.readmit(0).unwrap_err()];
+    for error in errors {
+        assert!(matches!(error, Error::Bootstrap(crate::bootstrap::BootstrapError::NoRestart)), "{error}");
+        assert!(error.to_string().contains("nemesia run --restart"), "{error}");
+    }
+    assert!(matches!(endpoint.readmit(1), Err(Error::Rank { rank: 1, last: 0 })));
+    assert_eq!(
+        (endpoint.incarnation(), endpoint.incarnation_of(0), endpoint.incarnation_of(1)),
+        (0, Some(0), None)
+    );
+}

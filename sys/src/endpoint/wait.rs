@@ -39,7 +39,7 @@ const CLOCK_EVERY: u32 = 32;
 /// Glances at the likeliest place between two full polls of a blocking receive.
 const GLANCES: u32 = 4;
 /// Time between two looks at the peers' lives.
-const LOOK_EVERY: Duration = Duration::from_millis(10);
+pub(super) const LOOK_EVERY: Duration = Duration::from_millis(10);
 /// Most requests that are looked through to see how many messages a sleeper lacks.
 const MOST_LACKED: usize = 256;
 /// Longest sleep. A peer's death, or a wake-up that a hostile peer suppressed, is noticed after this.
@@ -131,7 +131,7 @@ pub(super) enum Stage {
 pub(super) struct Nap {
     word: &'static SleepWord,
     /// Where the word lies: another thread may drop the endpoint meanwhile.
-    _mappings: Arc<Vec<Pair>>,
+    _mappings: Arc<Pair>,
     sequence: u32,
     longest: Duration,
 }

@@ -291,6 +291,17 @@ impl Connection {
         self.send(GOODBYE, &[], Instant::now())
     }
 
+    /// Whether a packet is the goodbye of [`Connection::send_goodbye`].
+    pub fn is_goodbye(packet: &[u8]) -> bool {
+        packet == GOODBYE
+    }
+
+    /// Whether the other end is closed, whatever may still be there to read.
+    pub fn has_hung_up(&self) -> bool {
+        let events = ready_now(self.fd.as_fd(), libc::POLLRDHUP);
+        events.is_ok_and(|events| events & (libc::POLLHUP | libc::POLLRDHUP | libc::POLLERR) != 0)
+    }
+
     /// Wakes the peer, which has said that its event loop waits for this connection. Does not wait: a peer whose queue is
     /// full has not read what woke it before.
     ///

@@ -23,6 +23,8 @@ const STRAYS: u32 = 16;
 const WAKES_A_LOOK: u32 = 16;
 /// The key of the clock, which no peer has.
 const CLOCK: u64 = u64::MAX;
+/// The key of what is attended to elsewhere.
+const OTHER: u64 = u64::MAX - 1;
 
 /// How a peer left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,6 +77,7 @@ pub struct Watch {
     next: u64,
     clock: Option<OwnedFd>,
     ticked: bool,
+    called: bool,
     /// How often a peer may have been asked to wake us.
     wakes: u64,
 }
@@ -90,7 +93,15 @@ impl Watch {
             .map_err(|errno| ShmError::system("making a set of peers to watch", errno))?;
         // SAFETY: a new descriptor, given to us alone.
         let epoll = unsafe { OwnedFd::from_raw_fd(fd) };
-        Ok(Self { epoll, watched: BTreeMap::new(), next: 0, clock: None, ticked: false, wakes: 0 })
+        Ok(Self {
+            epoll,
+            watched: BTreeMap::new(),
+            next: 0,
+            clock: None,
+            ticked: false,
+            called: false,
+            wakes: 0,
+        })
     }
 
     /// Watches a peer from now on, until it is gone or removed. Everything that belongs to the hello must have been
@@ -184,6 +195,7 @@ impl Watch {
             if event.u64 == CLOCK {
                 self.reset_clock();
             }
+            self.called |= event.u64 == OTHER;
             if let Some(found) = self.examine(event.u64) {
                 departed.found[departed.range.end] = found;
                 departed.range.end += 1;
@@ -192,9 +204,43 @@ impl Watch {
         Ok(departed)
     }
 
+    /// Makes the set readable, too, when this descriptor is, which somebody else attends to ([`Watch::was_called`]).
+    ///
+    /// # Errors
+    /// When the kernel's limit is reached (`fs.epoll.max_user_watches`).
+    pub fn attend(&self, fd: BorrowedFd<'_>) -> Result<(), ShmError> {
+        self.control(libc::EPOLL_CTL_ADD, fd, OTHER)
+    }
+
+    /// Takes a descriptor out again, before it is closed or watched.
+    pub fn unattend(&self, fd: BorrowedFd<'_>) {
+        self.forget(fd);
+    }
+
+    /// Whether a descriptor of [`Watch::attend`] was seen to be readable since this was last asked.
+    pub fn was_called(&mut self) -> bool {
+        std::mem::take(&mut self.called)
+    }
+
+    /// Whether this peer is watched: nobody has seen that it is gone.
+    pub fn is_watched(&self, peer: usize) -> bool {
+        self.watched.values().any(|watched| watched.peer == peer)
+    }
+
     /// Whether the clock of [`Watch::tick`] was seen since this was last asked.
     pub fn has_ticked(&mut self) -> bool {
         std::mem::take(&mut self.ticked)
+    }
+
+    /// Whether the process of a pidfd has ended.
+    pub fn has_ended(pidfd: BorrowedFd<'_>) -> bool {
+        has_ended(pidfd)
+    }
+
+    /// Looks at one peer: how it left, if it is found gone now. It is then not watched any more.
+    pub fn look_at(&mut self, peer: usize) -> Option<Departure> {
+        let key = *self.watched.iter().find(|(_, watched)| watched.peer == peer)?.0;
+        self.examine(key).map(|(_, departure)| departure)
     }
 
     fn reset_clock(&mut self) {

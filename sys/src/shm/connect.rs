@@ -3,15 +3,16 @@
 //! Each listens on a socket in the abstract namespace (which leaves no name behind) and tells its address through
 //! the launcher. It connects to every lower rank and greets, then answers every higher rank, then reads the answers:
 //! no step waits for one that waits for it. The connection then stays open, so that the kernel tells when the peer
-//! dies.
+//! dies. A process that was started again finds the others as [`super::door`] says.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use nemesia_core::shared::layout::{Geometry, Identity, SegmentKind};
 use nemesia_core::wire::LAYOUT_VERSION;
 
+use super::door::Door;
 use super::greeting::{self, Cpus, Greeting};
 use super::{Pair, descriptors, views};
 use crate::bootstrap::Exchange;
@@ -19,12 +20,14 @@ use crate::config::Config;
 use crate::error::Error;
 use crate::events;
 use crate::os::{
-    Access, AttachLimits, Connection, Listener, Mark, RemoteMemory, Segment, SegmentBacking, Watch, limits,
+    Access, AttachLimits, Connection, Listener, Mark, RemoteMemory, Segment, SegmentBacking, ShmError, Watch,
+    limits,
 };
 
 /// What this process brings along.
-pub(super) struct World<'a> {
-    pub(super) config: &'a Config,
+#[derive(Debug)]
+pub(super) struct World {
+    pub(super) config: Config,
     pub(super) geometry: Geometry,
     pub(super) rank: u32,
     pub(super) epoch: u64,
@@ -32,6 +35,8 @@ pub(super) struct World<'a> {
     pub(super) cpus: Cpus,
     /// Where `epoch` stands in our memory, if the peers may read it.
     pub(super) mark: u64,
+    /// How often our rank had been started before.
+    pub(super) incarnation: u64,
 }
 
 /// A peer that was met.
@@ -53,49 +58,106 @@ const PROBE_EVERY: Duration = Duration::from_millis(200);
 /// How long one greeting may take to arrive on an accepted connection.
 const GREETING_TIME: Duration = Duration::from_secs(5);
 
-/// Meets everyone. The result has one element a rank, `None` for ourselves.
-pub(super) fn connect(
-    world: &World<'_>,
-    ours: &Pair,
-    exchange: &mut dyn Exchange,
-) -> Result<(Vec<Option<Peer>>, Watch), Error> {
+/// Everyone, as far as they were met.
+pub(super) struct Meeting {
+    /// One element a rank, `None` for ourselves and those that were not met.
+    pub(super) peers: Vec<Option<Peer>>,
+    pub(super) watch: Watch,
+    pub(super) door: Door,
+    /// The ranks that were gone before we came.
+    pub(super) gone: Vec<usize>,
+}
+
+/// Meets everyone; or, if this process was started again, calls everyone.
+pub(super) fn connect(world: World, ours: &Arc<Pair>, exchange: &mut dyn Exchange) -> Result<Meeting, Error> {
     let size = exchange.size();
     let _inside = events::connect(size - 1);
-    let mut peers: Vec<Option<Peer>> = (0..size).map(|_| None).collect();
     let mut watch = Watch::new()?;
     if size == 1 {
-        return Ok((peers, watch));
+        let door = Door::new(world, Arc::clone(ours), None);
+        return Ok(Meeting { peers: vec![None], watch, door, gone: Vec::new() });
     }
     // Per peer: socket, pidfd, and two segments.
     limits::require_descriptors(4 * size)?;
     let deadline = Instant::now() + Duration::from_secs(world.config.timeout_seconds.into());
     let listener = Listener::bind()?;
-    let me = world.rank as usize;
-    exchange.put(&key(me), &address(&listener))?;
+    if exchange.incarnation() > 0 {
+        return come_back(world, ours, exchange, (listener, watch), deadline);
+    }
+    let peers = meet(&world, ours, exchange, (&listener, &mut watch), deadline)?;
+    let listener = if exchange.restarts() {
+        exchange.join(&address(&listener))?;
+        watch.attend(listener.as_fd())?;
+        Some(listener)
+    } else {
+        None
+    };
+    let door = Door::new(world, Arc::clone(ours), listener);
+    Ok(Meeting { peers, watch, door, gone: Vec::new() })
+}
+
+/// Everybody has just been started.
+fn meet(
+    world: &World,
+    ours: &Pair,
+    exchange: &mut dyn Exchange,
+    (listener, watch): (&Listener, &mut Watch),
+    deadline: Instant,
+) -> Result<Vec<Option<Peer>>, Error> {
+    let (size, me) = (exchange.size(), world.rank as usize);
+    let mut peers: Vec<Option<Peer>> = (0..size).map(|_| None).collect();
+    exchange.put(&key(me), &address(listener))?;
     exchange.barrier()?;
     let addresses = (0..size).map(|rank| exchange.get(&key(rank))).collect::<Result<Vec<_>, _>>()?;
     let mut called = Vec::with_capacity(me);
     for (rank, address) in addresses.iter().enumerate().take(me) {
         let connection = call(rank, address, deadline)?;
-        greet(world, ours, &connection, deadline).map_err(|problem| Error::Peer { rank, problem })?;
+        greet(world, ours, &connection, 0, deadline)
+            .map_err(|error| Error::Peer { rank, problem: error.to_string() })?;
         called.push(connection);
     }
     for _ in me + 1..size {
-        let (rank, mut peer, connection) = answer(world, ours, &listener, (&peers, &addresses), deadline)?;
-        peer.connection = add(&mut watch, rank, connection)?;
+        let (rank, mut peer, connection) = answer(world, ours, listener, (&peers, &addresses), deadline)?;
+        peer.connection = add(watch, rank, connection)?;
         peers[rank] = Some(peer);
     }
     for (rank, connection) in called.into_iter().enumerate() {
         let problem = |problem| Error::Peer { rank, problem };
-        let (greeting, fds) = hear(&connection, deadline).map_err(problem)?;
+        let (greeting, fds) = hear_by(&connection, deadline).map_err(problem)?;
         if greeting.rank as usize != rank {
             return Err(problem(format!("it says that it is rank {}", greeting.rank)));
         }
         let mut peer = admit(world, &connection, &greeting, fds).map_err(problem)?;
-        peer.connection = add(&mut watch, rank, connection)?;
+        peer.connection = add(watch, rank, connection)?;
         peers[rank] = Some(peer);
     }
-    Ok((peers, watch))
+    Ok(peers)
+}
+
+/// This process was started again: it calls those that joined before it, and waits for nobody. Those that join later will
+/// call it.
+fn come_back(
+    world: World,
+    ours: &Arc<Pair>,
+    exchange: &mut dyn Exchange,
+    (listener, watch): (Listener, Watch),
+    deadline: Instant,
+) -> Result<Meeting, Error> {
+    let (size, me) = (exchange.size(), world.rank as usize);
+    let turn = exchange.join(&address(&listener))?;
+    watch.attend(listener.as_fd())?;
+    let mut door = Door::new(world, Arc::clone(ours), Some(listener));
+    let mut gone = Vec::new();
+    for rank in (0..size).filter(|rank| *rank != me) {
+        let called = match exchange.member(rank)?.filter(|member| member.turn < turn) {
+            Some(member) => door.call(rank, &member, &watch, deadline)?,
+            None => false,
+        };
+        if !called {
+            gone.push(rank);
+        }
+    }
+    Ok(Meeting { peers: (0..size).map(|_| None).collect(), watch, door, gone })
 }
 
 fn key(rank: usize) -> String {
@@ -110,7 +172,7 @@ fn address(listener: &Listener) -> String {
 
 /// Whether a caller is the process that published this address. The kernel names the caller; across pid namespaces its
 /// numbers mean nothing, and the caller is believed.
-fn is_genuine(caller: &Connection, address: &str) -> bool {
+pub(super) fn is_genuine(caller: &Connection, address: &str) -> bool {
     let mut fields = address.rsplit('.');
     let pid = fields.next().and_then(|pid| pid.parse().ok());
     let comparable = fields.next().is_some_and(|space| space == pid_namespace());
@@ -129,35 +191,82 @@ fn machine() -> String {
     id.chars().filter(char::is_ascii_hexdigit).collect()
 }
 
-fn call(rank: usize, address: &str, deadline: Instant) -> Result<Connection, Error> {
-    let problem = |problem: String| Error::Peer { rank, problem };
+/// The name of the socket in an address, if we can reach it.
+pub(super) fn name_in(address: &str) -> Result<&str, String> {
     let fields: Vec<&str> = address.split('.').collect();
     let [version, host, name, _space, _pid] = fields[..] else {
-        return Err(problem(format!(
-            "its address {address:?} is not one of nemesia: mixed programs in one job?"
-        )));
+        return Err(format!("its address {address:?} is not one of nemesia: mixed programs in one job?"));
     };
     if version != LAYOUT_VERSION.to_string() {
-        return Err(problem(greeting::version_mismatch(version)));
+        return Err(greeting::version_mismatch(version));
     }
     if host != machine() {
-        return Err(problem(
+        return Err(
             "it runs on another machine, and only shared memory is available yet: start all on one machine"
                 .into(),
-        ));
+        );
     }
+    Ok(name)
+}
+
+fn call(rank: usize, address: &str, deadline: Instant) -> Result<Connection, Error> {
+    let problem = |problem: String| Error::Peer { rank, problem };
+    let name = name_in(address).map_err(problem)?;
     let connection = Connection::connect(name, deadline).map_err(|error| problem(error.to_string()))?;
     connection.require_same_user().map_err(|error| problem(error.to_string()))?;
     Ok(connection)
 }
 
-fn greet(world: &World<'_>, ours: &Pair, connection: &Connection, deadline: Instant) -> Result<(), String> {
-    let World { geometry, rank, epoch, expedited, cpus, mark, .. } = *world;
-    let bytes = Greeting { rank, epoch, geometry, expedited, cpus, mark }.encode();
-    connection.send(&bytes, &descriptors(ours), deadline).map_err(|error| error.to_string())
+pub(super) fn greet(
+    world: &World,
+    ours: &Pair,
+    connection: &Connection,
+    agreements: u64,
+    deadline: Instant,
+) -> Result<(), ShmError> {
+    let World { geometry, rank, epoch, expedited, cpus, mark, incarnation, .. } = *world;
+    let greeting = Greeting { rank, epoch, geometry, expedited, cpus, mark, incarnation, agreements };
+    connection.send(&greeting.encode(), &descriptors(ours), deadline)
 }
 
-fn hear(connection: &Connection, deadline: Instant) -> Result<(Greeting, Vec<OwnedFd>), String> {
+/// Why an answer was not understood.
+pub(super) enum Unheard {
+    /// It has left on purpose.
+    Goodbye,
+    Gone,
+    Problem(String),
+}
+
+/// What somebody whom we have called answers, if anything has come by the deadline.
+pub(super) fn hear_answer(
+    connection: &Connection,
+    deadline: Instant,
+) -> Result<Option<(Greeting, Vec<OwnedFd>)>, Unheard> {
+    let mut bytes = [0; greeting::MOST_BYTES];
+    match connection.recv(&mut bytes, 2, deadline) {
+        Ok((len, _)) if Connection::is_goodbye(&bytes[..len]) => Err(Unheard::Goodbye),
+        Ok((len, fds)) => match Greeting::decode(&bytes[..len]) {
+            Ok(greeting) => Ok(Some((greeting, fds))),
+            Err(problem) => Err(Unheard::Problem(problem)),
+        },
+        Err(ShmError::TimedOut { .. }) => Ok(None),
+        Err(ShmError::PeerGone { .. }) => Err(Unheard::Gone),
+        Err(error) => Err(Unheard::Problem(error.to_string())),
+    }
+}
+
+/// What a caller says, if anything has come by the deadline.
+pub(super) fn hear(
+    connection: &Connection,
+    deadline: Instant,
+) -> Result<Option<(Greeting, Vec<OwnedFd>)>, String> {
+    hear_answer(connection, deadline).map_err(|unheard| match unheard {
+        Unheard::Problem(problem) => problem,
+        Unheard::Goodbye | Unheard::Gone => "it is gone".into(),
+    })
+}
+
+fn hear_by(connection: &Connection, deadline: Instant) -> Result<(Greeting, Vec<OwnedFd>), String> {
     let mut bytes = [0; greeting::MOST_BYTES];
     let (len, fds) = connection.recv(&mut bytes, 2, deadline).map_err(|error| error.to_string())?;
     Ok((Greeting::decode(&bytes[..len])?, fds))
@@ -165,7 +274,7 @@ fn hear(connection: &Connection, deadline: Instant) -> Result<(Greeting, Vec<Own
 
 /// Answers the next caller that belongs here. Strangers are sent away and do not end the world.
 fn answer(
-    world: &World<'_>,
+    world: &World,
     ours: &Pair,
     listener: &Listener,
     (peers, addresses): (&[Option<Peer>], &[String]),
@@ -184,18 +293,19 @@ fn answer(
         if connection.require_same_user().is_err() {
             continue;
         }
-        let Ok((greeting, fds)) = hear(&connection, deadline.min(Instant::now() + GREETING_TIME)) else {
+        let Ok((greeting, fds)) = hear_by(&connection, deadline.min(Instant::now() + GREETING_TIME)) else {
             continue;
         };
         let rank = greeting.rank as usize;
-        let awaited = rank > world.rank as usize && rank < peers.len() && peers[rank].is_none();
+        let first = rank > world.rank as usize && greeting.incarnation == 0;
+        let awaited = first && rank < peers.len() && peers[rank].is_none();
         if !awaited || !is_genuine(&connection, &addresses[rank]) {
             // A nicety: the stranger may be gone.
             let _ = connection.send(&greeting::refusal("no such rank is awaited here"), &[], deadline);
             continue;
         }
         let admitted = admit(world, &connection, &greeting, fds).and_then(|peer| {
-            greet(world, ours, &connection, deadline)?;
+            greet(world, ours, &connection, 0, deadline).map_err(|error| error.to_string())?;
             Ok(peer)
         });
         return match admitted {
@@ -210,7 +320,7 @@ fn answer(
 
 /// Whether those who have not called yet still live: their listeners vanish with them. A probe looks like a stranger
 /// to them.
-fn probe(world: &World<'_>, peers: &[Option<Peer>], addresses: &[String]) -> Result<(), Error> {
+fn probe(world: &World, peers: &[Option<Peer>], addresses: &[String]) -> Result<(), Error> {
     let late = (0..peers.len()).filter(|rank| *rank > world.rank as usize && peers[*rank].is_none());
     for rank in late {
         call(rank, &addresses[rank], Instant::now() + GREETING_TIME)?;
@@ -219,7 +329,7 @@ fn probe(world: &World<'_>, peers: &[Option<Peer>], addresses: &[String]) -> Res
 }
 
 /// Names the ranks that never called.
-fn missing(world: &World<'_>, peers: &[Option<Peer>], error: &dyn std::fmt::Display) -> Error {
+fn missing(world: &World, peers: &[Option<Peer>], error: &dyn std::fmt::Display) -> Error {
     let absent = |rank: &usize| *rank > world.rank as usize && peers[*rank].is_none();
     let rank = (0..peers.len()).find(absent).unwrap_or(0);
     let count = (0..peers.len()).filter(absent).count();
@@ -228,8 +338,8 @@ fn missing(world: &World<'_>, peers: &[Option<Peer>], error: &dyn std::fmt::Disp
 }
 
 /// Maps and checks the segments of a peer. Its own segment is mapped read-only.
-fn admit(
-    world: &World<'_>,
+pub(super) fn admit(
+    world: &World,
     connection: &Connection,
     greeting: &Greeting,
     fds: Vec<OwnedFd>,

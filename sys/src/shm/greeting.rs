@@ -4,7 +4,7 @@
 //! greeting, or with a *refusal* in words. Greeting, little-endian: magic (8 bytes), layout version (4), rank (4),
 //! epoch (8), processes (4), cells (4), cell bytes (4), fastbox slots (4), flags (4: bit 0, registered for
 //! `membarrier`), processors that it may run on (64, one bit each, modulo 512), address of a copy of the epoch in its
-//! memory (8; 0 when nobody is to read it). Refusal: magic "NEMESIAX", then at most 240 bytes of UTF-8.
+//! memory (8; 0 when nobody is to read it), incarnation (8), number of the next agreement (8). Refusal: magic "NEMESIAX", then at most 240 bytes of UTF-8.
 
 use nemesia_core::shared::layout::{Geometry, MAGIC};
 use nemesia_core::wire::LAYOUT_VERSION;
@@ -14,7 +14,7 @@ use crate::os::random;
 
 /// Largest packet of either kind, in bytes.
 pub(super) const MOST_BYTES: usize = 256;
-const GREETING_BYTES: usize = 52 + size_of::<Cpus>();
+const GREETING_BYTES: usize = 68 + size_of::<Cpus>();
 const REFUSAL: u64 = u64::from_le_bytes(*b"NEMESIAX");
 
 /// Processors by number, modulo 512.
@@ -30,6 +30,10 @@ pub(super) struct Greeting {
     pub(super) cpus: Cpus,
     /// Where the epoch stands in the process's memory, for reading that in one copy.
     pub(super) mark: u64,
+    /// How often its rank had been started before.
+    pub(super) incarnation: u64,
+    /// Of an answer: agreements that there were before.
+    pub(super) agreements: u64,
 }
 
 impl Greeting {
@@ -44,7 +48,9 @@ impl Greeting {
             bytes.extend(field.to_le_bytes());
         }
         bytes.extend(self.cpus.iter().flat_map(|word| word.to_le_bytes()));
-        bytes.extend(self.mark.to_le_bytes());
+        for field in [self.mark, self.incarnation, self.agreements] {
+            bytes.extend(field.to_le_bytes());
+        }
         bytes
     }
 
@@ -72,9 +78,12 @@ impl Greeting {
         for cpus in &mut cpus {
             (*cpus, rest) = word(rest)?;
         }
-        let (mark, _) = word(rest)?;
+        let (mark, rest) = word(rest)?;
+        let (incarnation, rest) = word(rest)?;
+        let (agreements, _) = word(rest)?;
         let geometry = Geometry { peers, cells, cell_bytes, fastbox_slots };
-        Ok(Self { rank, epoch, geometry, expedited: flags & 1 == 1, cpus, mark })
+        let expedited = flags & 1 == 1;
+        Ok(Self { rank, epoch, geometry, expedited, cpus, mark, incarnation, agreements })
     }
 }
 
@@ -128,20 +137,26 @@ mod tests {
 
     const GEOMETRY: Geometry = Geometry { peers: 2, cells: 64, cell_bytes: 4096, fastbox_slots: 64 };
 
-    const CPUS: Cpus = [1, 2, 3, 4, 5, 6, 7, u64::MAX];
+    const GREETING: Greeting = Greeting {
+        rank: 3,
+        epoch: 9,
+        geometry: GEOMETRY,
+        expedited: true,
+        cpus: [1, 2, 3, 4, 5, 6, 7, u64::MAX],
+        mark: 64,
+        incarnation: 5,
+        agreements: 6,
+    };
 
     #[test]
     fn a_greeting_survives_the_wire() {
-        let greeting =
-            Greeting { rank: 3, epoch: 9, geometry: GEOMETRY, expedited: true, cpus: CPUS, mark: 64 };
-        assert_eq!(greeting.encode().len(), GREETING_BYTES);
-        assert_eq!(Greeting::decode(&greeting.encode()), Ok(greeting));
+        assert_eq!(GREETING.encode().len(), GREETING_BYTES);
+        assert_eq!(Greeting::decode(&GREETING.encode()), Ok(GREETING));
     }
 
     #[test]
     fn any_prefix_and_any_flip_is_refused_or_understood_but_never_panics() {
-        let bytes = Greeting { rank: 3, epoch: 9, geometry: GEOMETRY, expedited: true, cpus: CPUS, mark: 64 }
-            .encode();
+        let bytes = GREETING.encode();
         for end in 0..bytes.len() {
             assert!(Greeting::decode(&bytes[..end]).is_err());
             let mut flipped = bytes.clone();
@@ -152,9 +167,7 @@ mod tests {
 
     #[test]
     fn another_version_is_refused_by_name() {
-        let mut bytes =
-            Greeting { rank: 0, epoch: 0, geometry: GEOMETRY, expedited: false, cpus: CPUS, mark: 0 }
-                .encode();
+        let mut bytes = GREETING.encode();
         bytes[8] = 99;
         let error = Greeting::decode(&bytes).unwrap_err();
         assert!(error.contains("version 99") && error.contains("same nemesia"), "{error}");

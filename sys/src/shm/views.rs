@@ -19,7 +19,8 @@ use crate::os::Segment;
 
 fn extent(segment: &Segment, want: usize) -> Result<Extent, LayoutError> {
     // SAFETY: the segment is mapped readable until it is dropped. `super::Attached` keeps it until after the port,
-    // the only holder of what is resolved here; during set-up the segment outlives this function's caller.
+    // the only holder of what is resolved here, or until the port's link with that peer is closed; during set-up the
+    // segment outlives this function's caller.
     unsafe { Extent::new(segment.as_ptr(), segment.len(), want) }
 }
 
@@ -106,8 +107,8 @@ pub(super) fn port(
     let mut links = Vec::with_capacity(peers.len());
     for (rank, peer) in (0u32..).zip(peers) {
         let link =
-            peer.as_ref().map(|peer| link(config.rank, rank, geometry, ours, &peer.pair)).transpose()?;
-        links.push(link);
+            peer.as_ref().map(|peer| ends(config.rank, rank, geometry, ours, &peer.pair)).transpose()?;
+        links.push(link.map(Link::new));
     }
     let mine = own(&ours.own, geometry, config.rank)?;
     // SAFETY: the range was resolved in our own segment, which is mapped writable and kept by `super::Attached`;
@@ -120,20 +121,22 @@ pub(super) fn port(
     Ok(ShmPort::new(config, links, pool, geometry.cells, consumer, kernel))
 }
 
-fn link(
+/// What connects us with a peer.
+pub(super) fn ends(
     me: u32,
     peer: u32,
     geometry: &Geometry,
     ours: &Pair,
     theirs: &Pair,
-) -> Result<Link<'static>, LayoutError> {
+) -> Result<Ends<'static>, LayoutError> {
     let mine = own(&ours.own, geometry, peer)?;
     let its = own(&theirs.own, geometry, me)?;
     let its_inbox = inbox(&theirs.inbox, geometry)?;
-    // SAFETY: the range was resolved in the peer's segment, which is mapped and kept by `super::Attached`; payload is
-    // only ever copied out of these views.
+    // SAFETY: the range was resolved in the peer's segment, which is mapped and kept by `super::Attached`, or by
+    // `super::door::Newcomer` and then with the others, until its link is closed; payload is only ever copied out of these
+    // views.
     let payload = unsafe { Payload::from_raw(its.payload, its.payload_bytes) };
-    Ok(Link::new(Ends {
+    Ok(Ends {
         outbound: Sender::new(mine.fastbox, &its.acks[0].word),
         inbound: Receiver::new(its.fastbox, &mine.acks[0].word),
         cells: PeerPool::new(its.headers, payload, geometry.cell_bytes as usize),
@@ -145,5 +148,5 @@ fn link(
         granted: &its.acks[0].credit,
         share: share::Receiver::new(&mine.share[0], &its.share[0]),
         help: share::Helper::new(&mine.share[0], &its.share[0]),
-    }))
+    })
 }

@@ -12,7 +12,7 @@ use super::{Fault, Outcome, broken, ensure, tell};
 
 /// Those of the default configuration, in a world of two.
 const GEOMETRY: Geometry = Geometry { peers: 2, cells: 64, cell_bytes: 32 << 10, fastbox_slots: 64 };
-const VERSION: u32 = 3;
+pub(super) const VERSION: u32 = 4;
 const EPOCH: u64 = 0x1234_5678_9abc_def0;
 const PATIENCE: Duration = Duration::from_secs(60);
 /// A user that owns nothing.
@@ -99,8 +99,8 @@ fn greeting(kind: &str, rank: u32) -> Vec<u8> {
     // The processors that it may run on: the first.
     bytes.extend(1u64.to_le_bytes());
     bytes.extend([0; 56]);
-    // Its memory is not to be read.
-    bytes.extend([0; 8]);
+    // Its memory is not to be read; it was not started again, and has agreed on nothing.
+    bytes.extend([0; 24]);
     match kind {
         "greeting-garbage" => b"GET / HTTP/1.1".to_vec(),
         "greeting-short" => bytes[..20].to_vec(),

@@ -15,7 +15,7 @@ use crate::output;
 use crate::perf::sizes::Sizes;
 
 /// Variables that the launcher itself sets for each process.
-const LAUNCHERS_OWN: [&str; 3] = ["PMI_FD", "PMI_RANK", "PMI_SIZE"];
+const LAUNCHERS_OWN: [&str; 4] = ["PMI_FD", "PMI_RANK", "PMI_SIZE", "NEMESIA_INCARNATION"];
 
 #[derive(Debug, Parser)]
 #[command(
@@ -166,6 +166,10 @@ pub(crate) struct RunArgs {
     /// When a process fails, let the others go on; default: they get SIGTERM, and SIGKILL after 2 s
     #[arg(long)]
     pub(crate) keep_going: bool,
+    /// Start a process again that a signal has ended, or that exits with a code other than 0: at most N times in all. The
+    /// others go on meanwhile
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) restart: u32,
     /// Bind each process to one of the allowed cores, round robin
     #[arg(long)]
     pub(crate) bind: bool,
@@ -268,6 +272,8 @@ mod tests {
             ("run -n 2", "PROGRAM"),
             ("run -n 0 -- true", "0"),
             ("run -- true", "--processes"),
+            ("run -n 1 --restart -1 -- true", "-1"),
+            ("run -n 1 --env NEMESIA_INCARNATION=3 -- true", "NEMESIA_INCARNATION"),
             ("run -n 1 --env A -- true", "NAME=VALUE"),
             ("run -n 1 --env =b -- true", "name before ="),
             ("run -n 1 --env PMI_FD=3 -- true", "PMI_FD"),

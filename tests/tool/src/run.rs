@@ -20,8 +20,12 @@ pub(crate) fn run(args: &RunArgs) -> Result<u8, Failure> {
         launcher = launcher.env(&variable.name, &variable.value);
     }
     let running = launcher.spawn().map_err(|error| launch_failure(&error))?;
-    let pids = running.pids().to_vec();
+    let mut pids = running.pids().to_vec();
     let outcome = running.wait().map_err(|error| launch_failure(&error))?;
+    for restart in &outcome.restarts {
+        output::remark(&restart.to_string());
+        pids[restart.rank] = restart.pid;
+    }
     if let Some(line) = report(&outcome, &pids) {
         output::remark(&line);
     }
@@ -34,6 +38,7 @@ fn launcher(args: &RunArgs) -> Result<Launcher, Failure> {
     Ok(Launcher::new(args.processes as usize, program.clone(), arguments.to_vec())
         .prefix_output(args.prefix)
         .keep_going(args.keep_going)
+        .restart(args.restart)
         .bind(args.bind))
 }
 
@@ -65,7 +70,7 @@ fn report(outcome: &Outcome, pids: &[u32]) -> Option<String> {
         }
     }
     for (rank, fault) in &outcome.faults {
-        parts.push(format!("the launcher's connection to {} was closed: {fault}", name(*rank, pids)));
+        parts.push(format!("the launcher and {}: {fault}", name(*rank, pids)));
     }
     (!parts.is_empty()).then(|| parts.join("; "))
 }

@@ -60,8 +60,8 @@ impl Simulation {
 
     /// Messages that wait at a rank, and those taken out of its queue.
     fn kept(&self, rank: u32) -> usize {
-        let Rank { oracle, claims, .. } = &self.ranks[rank as usize];
-        oracle.waiting().len() + claims.len()
+        let Rank { oracle, .. } = &self.ranks[rank as usize];
+        oracle.waiting().len() + self.claims_kept(rank).count()
     }
 
     fn waiting(&mut self, rank: u32, name: Name) -> Waiting {
@@ -174,7 +174,7 @@ impl Simulation {
             let posted = self.rank(rank).oracle.fate(number) == Expected::Posted;
             return if posted { Due::Never } else { Due::Now };
         };
-        let gone = matches!(self.rank(rank).told[name.source as usize], Told::Failed(_));
+        let gone = self.is_past(rank, name);
         match self.message(rank, name).arrival {
             Arrival::Whole | Arrival::Own => Due::Now,
             Arrival::Offered if gone => Due::Now,
@@ -240,7 +240,7 @@ impl Simulation {
             }
         };
         let Message { is, arrival, along, .. } = *self.message(rank, name);
-        let gone = matches!(self.rank(rank).told[name.source as usize], Told::Failed(_));
+        let gone = self.is_past(rank, name);
         if arrival == Arrival::Offered && !along && gone && matches!(outcome, Err(Fate::PeerFailed { .. })) {
             self.world.fabric().memory.end(loan, |_| ())?;
             return self.check_failed(rank, outcome);
@@ -275,8 +275,8 @@ impl Simulation {
             return Err(Violation(format!("rank {rank} listens to nobody, but receives {outcome:?}")));
         };
         self.count(Event::PeerFailed);
-        let knows = self.rank(rank).told[peer as usize].failure();
-        ensure!(knows == Some(failure), "rank {rank} says of rank {peer} that it is gone: {failure}");
+        let knows = self.known_failures(rank, peer).contains(&Some(failure));
+        ensure!(knows, "rank {rank} says of rank {peer} that it is gone: {failure}");
         Ok(())
     }
 

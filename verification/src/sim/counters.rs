@@ -55,7 +55,9 @@ impl Simulation {
                 "rank {from} counts {left:?} {sent} to rank {to}, which counts {came:?} {received}"
             );
         }
-        let messages = self.sent[from as usize][to as usize].len() as u64;
+        // Of the processes that are there now.
+        let first = self.ranks[to as usize].first[from as usize];
+        let messages = (self.sent[from as usize][to as usize].len() - first) as u64;
         let counted = sender.eager_sent + sender.rts_sent;
         ensure!(counted == messages, "rank {from} counts {counted} messages to rank {to}, of {messages}");
         let PeerCounters { matched_posted, matched_bypass, unexpected, .. } = receiver;

@@ -39,9 +39,9 @@ impl Simulation {
 
     /// Units that what is stored at a rank takes at least.
     fn stored_units(&mut self, rank: u32) -> u64 {
-        let Rank { oracle, claims, .. } = &self.ranks[rank as usize];
+        let Rank { oracle, .. } = &self.ranks[rank as usize];
         let waiting = oracle.waiting().iter().map(|waiting| waiting.name);
-        let names: Vec<Name> = waiting.chain(claims.iter().map(|(_, name)| *name)).collect();
+        let names: Vec<Name> = waiting.chain(self.claims_kept(rank)).collect();
         names.into_iter().map(|name| u64::from(self.message(rank, name).units)).sum()
     }
 
@@ -97,11 +97,14 @@ impl Simulation {
         // What a peer has used since a grant need not have been noticed.
         let reserve = limits(&self.shape).reserve;
         let accounts = self.accounts(rank);
+        // What those who are gone have to themselves is kept for when they come back.
+        let others = self.shape.conditions.ranks as usize - 1;
+        let kept = reserve * (others - accounts.len()) as u64;
         let promised = |peer: u32| {
             let Look { granted, then, .. } = self.ranks[rank as usize].looks[peer as usize];
             reserve.max(granted - then)
         };
-        let least = ceiling.saturating_sub(accounts.into_iter().map(promised).sum());
+        let least = ceiling.saturating_sub(kept + accounts.into_iter().map(promised).sum::<u64>());
         let mut stored = 0;
         while !self.awaits_itself(rank) {
             let message = Outgoing { to: rank, context: 0, tag: 0, key: 0, len: 0, synchronous: false };

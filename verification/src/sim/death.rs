@@ -108,6 +108,7 @@ impl Simulation {
         let alone = (0..ranks).all(|it| it == rank || is_gone(it));
         let concerns_any = failure != Failure::Finished || alone;
         self.rank(rank).any_failed |= concerns_any;
+        self.rank(rank).blamed[peer as usize] |= concerns_any;
         self.rank(rank).oracle.fail(peer, concerns_any);
         if concerns_any {
             self.fail_awaits(rank, peer, failure)?;

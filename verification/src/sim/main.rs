@@ -16,6 +16,7 @@ mod oracle;
 mod port;
 mod remote;
 mod rest;
+mod restart;
 mod rng;
 mod runner;
 mod shape;

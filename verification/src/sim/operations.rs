@@ -231,6 +231,7 @@ impl Simulation {
     pub(crate) fn acknowledge(&mut self, rank: u32) {
         self.world.acknowledge(rank);
         self.rank(rank).any_failed = false;
+        self.rank(rank).blamed.fill(false);
     }
 
     pub(crate) fn probe(&mut self, rank: u32) -> Check {

@@ -100,6 +100,14 @@ impl Remotes {
         self.under_way.iter_mut().for_each(|from| from[rank as usize].clear());
     }
 
+    /// The next process of a rank has done nothing, and nothing was done to it.
+    pub(crate) fn restart(&mut self, rank: u32) {
+        let ranks = self.sides.len() as u32;
+        self.sides[rank as usize] = Side::new(ranks);
+        self.under_way[rank as usize].iter_mut().for_each(VecDeque::clear);
+        self.under_way.iter_mut().for_each(|from| from[rank as usize].clear());
+    }
+
     fn queue(&mut self, from: u32, to: u32) -> &mut VecDeque<usize> {
         &mut self.under_way[from as usize][to as usize]
     }

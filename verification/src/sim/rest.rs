@@ -18,6 +18,7 @@ impl Simulation {
     /// Every rank turns its crank until nothing happens any more; then whatever can be complete must be.
     pub(crate) fn come_to_rest(&mut self) -> Check {
         self.all_learn()?;
+        self.all_readmit()?;
         self.note(|| "the world is left alone".into());
         self.world.fabric().calm = true;
         self.ranks.iter_mut().for_each(|rank| rank.asleep = false);
@@ -117,8 +118,8 @@ impl Simulation {
         for turn in 0.. {
             ensure!(turn < RESTLESS, "not everything is received in the end:{}", self.unfinished());
             for rank in self.alive() {
-                if std::mem::take(&mut self.rank(rank).any_failed) {
-                    self.world.acknowledge(rank);
+                if self.rank(rank).any_failed {
+                    self.acknowledge(rank);
                 }
                 if !self.rank(rank).claims.is_empty() {
                     self.receive_claim(rank, 0, largest)?;

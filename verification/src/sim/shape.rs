@@ -22,6 +22,8 @@ pub(crate) struct Shape {
     /// Once in so many operations a rank stops for a while, or for ever; 0 is never.
     pub(crate) stall: usize,
     pub(crate) death: usize,
+    /// Once in so many operations a rank that is gone is started again; 0 is never.
+    pub(crate) restart: usize,
     /// Operations between two times at which the world must come to rest.
     pub(crate) rest: usize,
     /// How often each operation is tried, out of their sum.
@@ -108,6 +110,8 @@ impl Shape {
             weights[Operation::Receive as usize] = 0;
             weights[Operation::Bypass as usize] = 60;
         }
+        let death = rng.pick(&[0, 0, 0, 60, 200, 1000, 5000]);
+        let restart = if death > 0 { rng.pick(&[0, 20, 100, 500]) } else { 0 };
         Self {
             conditions,
             terms,
@@ -119,7 +123,8 @@ impl Shape {
             shift: rng.pick(&[0, 31, 62]),
             many: if blocking { 1 } else { rng.pick(&[4, 12, 12, 40]) },
             stall: rng.pick(&[0, 0, 100, 1000]),
-            death: rng.pick(&[0, 0, 0, 60, 200, 1000, 5000]),
+            death,
+            restart,
             rest: rng.pick(&[200, 1000, 5000]),
             weights,
         }

@@ -100,6 +100,13 @@ pub(crate) struct Rank {
     pub(crate) hasty: Vec<bool>,
     /// Receives from any source are refused until the failures are acknowledged.
     pub(crate) any_failed: bool,
+    /// Because of whom.
+    pub(crate) blamed: Vec<bool>,
+    /// Of each rank the first message to this one that its process has sent; of each rank the number of messages to it that
+    /// the processes before this one had sent; and how the last process of each rank had failed.
+    pub(crate) first: Vec<usize>,
+    pub(crate) born: Vec<usize>,
+    pub(crate) past: Vec<Option<Failure>>,
     /// It does nothing until then.
     stalled: u64,
     /// It found nothing to do, and sleeps until it is woken.
@@ -107,7 +114,7 @@ pub(crate) struct Rank {
 }
 
 impl Rank {
-    fn new(ranks: usize) -> Self {
+    pub(crate) fn new(ranks: usize) -> Self {
         Self {
             oracle: Oracle::default(),
             sends: Vec::new(),
@@ -120,6 +127,10 @@ impl Rank {
             gone: None,
             hasty: vec![false; ranks],
             any_failed: false,
+            blamed: vec![false; ranks],
+            first: vec![0; ranks],
+            born: vec![0; ranks],
+            past: vec![None; ranks],
             stalled: 0,
             asleep: false,
         }
@@ -197,12 +208,18 @@ impl Simulation {
             fabric.now += time;
             fabric.now
         };
-        let Shape { stall, death, weights, .. } = self.shape;
+        let Shape { stall, death, restart, weights, .. } = self.shape;
         if self.rng.one_in(death) {
             self.one_dies()?;
         }
         if death > 0 && self.rng.one_in(20) {
             self.one_learns()?;
+        }
+        if self.rng.one_in(restart) {
+            self.one_restarts()?;
+        }
+        if restart > 0 && self.rng.one_in(20) {
+            self.one_readmits()?;
         }
         let alive = self.alive();
         if alive.is_empty() {

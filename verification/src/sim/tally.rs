@@ -42,6 +42,9 @@ pub(crate) enum Event {
     List,
     /// A process died, or finished.
     Death,
+    /// A rank was started again; and readmitted by another.
+    Restart,
+    Readmission,
     /// A request ended as somebody was gone.
     PeerFailed,
     /// A request was refused as all slots were in use.
@@ -51,7 +54,7 @@ pub(crate) enum Event {
 }
 
 /// Every event, with its name.
-const EVENTS: [(Event, &str); 32] = [
+const EVENTS: [(Event, &str); 34] = [
     (Event::Eager, "eager"),
     (Event::Rts, "RTS"),
     (Event::Cts, "CTS"),
@@ -81,14 +84,22 @@ const EVENTS: [(Event, &str); 32] = [
     (Event::Active, "handled"),
     (Event::List, "scattered"),
     (Event::Death, "deaths"),
+    (Event::Restart, "restarts"),
+    (Event::Readmission, "readmitted"),
     (Event::PeerFailed, "peer failed"),
     (Event::NoSlot, "no slot"),
     (Event::Held, "held"),
 ];
 
 /// How often each event happened.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Tally([u64; EVENTS.len()]);
+
+impl Default for Tally {
+    fn default() -> Self {
+        Self([0; EVENTS.len()])
+    }
+}
 
 impl Tally {
     pub(crate) const fn count(&mut self, event: Event) {

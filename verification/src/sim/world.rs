@@ -129,28 +129,31 @@ fn several<T: Default>(count: usize) -> Vec<T> {
     std::iter::repeat_with(T::default).take(count).collect()
 }
 
+/// The engine of a process that has just been started.
+fn start(rank: u32, fabric: &Rc<RefCell<Fabric>>, terms: Terms) -> Result<SimEngine, Violation> {
+    let ranks = fabric.borrow().conditions.ranks as usize;
+    let lent = Lent {
+        requests: several(terms.requests),
+        peers: several(ranks),
+        units: vec![[0; UNIT]; terms.units],
+        stored: several(terms.buckets),
+        posted: several(terms.buckets),
+        regions: several(1),
+        replies: several((ranks - 1) * WINDOW as usize),
+        handlers: Desk::default(),
+        trace: (),
+    };
+    let tuning = Tuning { eager_bytes: terms.eager_bytes, window: terms.window, ..Tuning::default() };
+    Engine::new(rank, SimPort::new(rank, Rc::clone(fabric)), tuning, lent)
+        .map_err(|error| Violation(format!("rank {rank} can't start: {error}")))
+}
+
 impl World {
     pub(crate) fn new(fabric: Fabric, terms: Terms) -> Result<Self, Violation> {
         let ranks = fabric.conditions.ranks;
         let fabric = Rc::new(RefCell::new(fabric));
-        let engine = |rank| {
-            let lent = Lent {
-                requests: several(terms.requests),
-                peers: several(ranks as usize),
-                units: vec![[0; UNIT]; terms.units],
-                stored: several(terms.buckets),
-                posted: several(terms.buckets),
-                regions: several(1),
-                replies: several((ranks as usize - 1) * WINDOW as usize),
-                handlers: Desk::default(),
-                trace: (),
-            };
-            let Terms { eager_bytes, window, .. } = terms;
-            let tuning = Tuning { eager_bytes, window, ..Tuning::default() };
-            let engine = Engine::new(rank, SimPort::new(rank, Rc::clone(&fabric)), tuning, lent);
-            engine.map(Some).map_err(|error| Violation(format!("rank {rank} can't start: {error}")))
-        };
-        let engines = (0..ranks).map(engine).collect::<Result<_, _>>()?;
+        let engines =
+            (0..ranks).map(|rank| start(rank, &fabric, terms).map(Some)).collect::<Result<_, _>>()?;
         let mut world = Self { engines, fabric, terms, exposed: Vec::new() };
         for rank in 0..ranks {
             let exposure =
@@ -337,6 +340,24 @@ impl World {
 
     pub(crate) fn fail(&mut self, rank: u32, peer: u32, failure: Failure) {
         self.engine(rank).fail(peer, failure);
+    }
+
+    /// A rank that is gone is started again.
+    pub(crate) fn restart(&mut self, rank: u32) -> Result<(), Violation> {
+        self.fabric().restart(rank);
+        self.engines[rank as usize] = Some(start(rank, &self.fabric, self.terms)?);
+        let exposure = self.expose(rank);
+        self.exposed[rank as usize] =
+            exposure.ok_or_else(|| Violation(format!("rank {rank} can't expose memory")))?;
+        Ok(())
+    }
+
+    /// A rank readmits one that was started again, which then hears of it.
+    pub(crate) fn readmit(&mut self, rank: u32, newcomer: u32) -> bool {
+        self.fabric().connect(rank, newcomer);
+        let revived = self.engine(rank).revive(newcomer);
+        self.engine(newcomer).connected(rank);
+        revived
     }
 
     pub(crate) fn failure(&mut self, rank: u32, peer: u32) -> Option<Failure> {

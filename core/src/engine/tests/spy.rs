@@ -209,6 +209,10 @@ impl<P: MessagePort> MessagePort for Spy<P> {
     }
 
     fn close(&mut self, peer: PeerId) {
+        // What its next process is promised is counted anew.
+        if let Some(promised) = self.promised.get_mut(peer as usize) {
+            *promised = 0;
+        }
         self.port.close(peer);
     }
 }

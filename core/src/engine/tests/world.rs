@@ -7,7 +7,7 @@ use super::active::Log;
 use super::spy::Spy;
 use crate::engine::rma::{Region, Reply, WINDOW};
 use crate::engine::{
-    Engine, Fate, Lent, Outcome, Peer, Request, RequestId, StartError, Status, Storage, Tuning,
+    Engine, Failure, Fate, Lent, Outcome, Peer, Request, RequestId, StartError, Status, Storage, Tuning,
 };
 use crate::matching::{Pattern, Source};
 use crate::port::PeerId;
@@ -58,6 +58,7 @@ fn slots<T: Default>(count: usize) -> Vec<Slot<T>> {
 pub(super) struct World<'a> {
     pub(super) engines: Vec<TestEngine<'a>>,
     pub(super) fabric: &'a Fabric,
+    room: Room,
     /// After the engines, which use its buffers.
     pub(super) lender: Lender,
 }
@@ -74,24 +75,51 @@ pub(super) const fn pattern(source: Source, tag: u64) -> Pattern {
     Pattern { source, context: 0, tag, ignore: 0 }
 }
 
+fn start(rank: PeerId, port: TestPort<'_>, room: Room) -> TestEngine<'_> {
+    let peers = port.ranks();
+    let lent = Lent {
+        requests: slots(room.requests),
+        peers: (0..peers).map(|_| Peer::default()).collect(),
+        units: vec![[0xee; UNIT]; room.units],
+        stored: vec![0; room.buckets],
+        posted: vec![List::new(); room.buckets],
+        regions: slots(REGIONS),
+        replies: slots(peers * WINDOW as usize),
+        handlers: Log::default(),
+        trace: (),
+    };
+    Engine::new(rank, Spy::new(port), room.tuning, lent).unwrap()
+}
+
 impl<'a> World<'a> {
     pub(super) fn new(fabric: &'a Fabric, room: Room) -> Self {
-        let peers = fabric.geometry.peers;
-        let engine = |rank| {
-            let lent = Lent {
-                requests: slots(room.requests),
-                peers: (0..peers).map(|_| Peer::default()).collect(),
-                units: vec![[0xee; UNIT]; room.units],
-                stored: vec![0; room.buckets],
-                posted: vec![List::new(); room.buckets],
-                regions: slots(REGIONS),
-                replies: slots(peers as usize * WINDOW as usize),
-                handlers: Log::default(),
-                trace: (),
-            };
-            Engine::new(rank, Spy::new(fabric.port(rank)), room.tuning, lent).unwrap()
-        };
-        Self { engines: (0..peers).map(engine).collect(), fabric, lender: fabric.lender() }
+        let engine = |rank| start(rank, fabric.port(rank), room);
+        let engines = (0..fabric.geometry.peers).map(engine).collect();
+        Self { engines, fabric, room, lender: fabric.lender() }
+    }
+
+    /// A rank goes; everybody takes what it has sent, and learns of it. Its next process comes, and has met nobody.
+    pub(super) fn replace(&mut self, rank: PeerId, failure: Failure) {
+        for survivor in (0..self.fabric.geometry.peers).filter(|&survivor| survivor != rank) {
+            let engine = self.engine(survivor);
+            engine.depart(rank, failure);
+            while !engine.drain(rank) {}
+            engine.fail(rank, failure);
+        }
+        self.fabric.wipe(rank);
+        self.engines[rank as usize] = start(rank, self.fabric.port_alone(rank), self.room);
+    }
+
+    /// A survivor readmits the new process of a rank, which then hears from it.
+    pub(super) fn readmit(&mut self, survivor: PeerId, rank: PeerId) {
+        let fabric = self.fabric;
+        assert!(self.engine(survivor).port_mut().port.open(rank, fabric.ends(survivor, rank)));
+        assert!(self.engine(survivor).revive(rank));
+        assert!(self.engine(rank).port_mut().port.open(survivor, fabric.ends(rank, survivor)));
+        self.engine(rank).connected(survivor);
+        // Once only.
+        assert!(!self.engine(survivor).port_mut().port.open(rank, fabric.ends(survivor, rank)));
+        assert!(!self.engine(survivor).revive(rank));
     }
 
     pub(super) fn engine(&mut self, rank: PeerId) -> &mut TestEngine<'a> {

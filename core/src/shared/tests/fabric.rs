@@ -342,8 +342,30 @@ impl Fabric {
     }
 
     pub(crate) fn port_with_limit(&self, rank: PeerId, fastbox_limit: usize) -> TestPort<'_> {
+        let link = |peer| (peer != rank).then(|| Link::new(self.ends(rank, peer)));
+        self.port_over(rank, fastbox_limit, (0..self.geometry.peers).map(link).collect())
+    }
+
+    /// A port that is connected with nobody yet.
+    pub(crate) fn port_alone(&self, rank: PeerId) -> TestPort<'_> {
+        let most = crate::shared::fastbox::max_payload(self.geometry.fastbox_slots as usize);
+        self.port_over(rank, most, (0..self.geometry.peers).map(|_| None).collect())
+    }
+
+    /// The segments of a rank are those of a new process. Its ports are gone, and the links of others with it.
+    pub(crate) fn wipe(&self, rank: PeerId) {
+        for region in [self.own(rank), self.inbox(rank)] {
+            (0..region.bytes()).step_by(8).for_each(|at| region.word(at).store_relaxed(0));
+        }
+    }
+
+    fn port_over<'a>(
+        &'a self,
+        rank: PeerId,
+        fastbox_limit: usize,
+        links: Vec<Option<Link<'a>>>,
+    ) -> TestPort<'a> {
         let (g, layout) = (self.geometry, self.geometry.own());
-        let links = (0..g.peers).map(|peer| (peer != rank).then(|| Link::new(self.ends(rank, peer))));
         let payload = self.own(rank).payload(layout.payload, g.cells as usize * g.cell_bytes as usize);
         let records = vec![CellRecord::default(); g.cells as usize];
         let headers = self.own(rank).view(layout.headers, g.cells as usize);
@@ -353,10 +375,10 @@ impl Fabric {
         let config = PortConfig { rank, fastbox_limit, fences: FenceMode::Symmetric, announce };
         let consumer = Consumer::new(Queue::new(entries, tail));
         let bell = Bell { rung: vec![], memory: Rc::clone(&self.memory), refused: vec![] };
-        ShmPort::new(config, links.collect(), pool, g.cells, consumer, bell)
+        ShmPort::new(config, links, pool, g.cells, consumer, bell)
     }
 
-    fn ends(&self, me: PeerId, peer: PeerId) -> Ends<'_> {
+    pub(crate) fn ends(&self, me: PeerId, peer: PeerId) -> Ends<'_> {
         let (g, layout) = (self.geometry, self.geometry.own());
         let (entries, tail) = self.queue(peer);
         let payload_bytes = g.cells as usize * g.cell_bytes as usize;

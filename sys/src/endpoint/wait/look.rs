@@ -21,8 +21,10 @@ impl Endpoint {
         if let Ok(departed) = self.waiter.watch.poll() {
             self.leaving.extend(departed.map(|(rank, departure)| (rank, departure, 0)));
         }
+        let knocked = self.waiter.watch.was_called() || self.door.is_busy();
+        let changed = knocked && self.attend_door();
         if self.leaving.is_empty() {
-            return false;
+            return changed;
         }
         for (rank, departure, turns) in std::mem::take(&mut self.leaving) {
             let peer = rank as u32;

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::Fabric;
+use super::{Fabric, Pair, Process};
 
 impl Fabric {
     /// `me` lets go of a peer: no packets to or from it any more, and the cells that it held are back.
@@ -39,6 +39,25 @@ impl Fabric {
             let end = pair.expected + kept;
             pair.paths.iter_mut().for_each(|path| path.retain(|packet| packet.sequence < end));
         }
+    }
+
+    /// A process takes the place of one that has died, and is connected with nobody.
+    pub(crate) fn restart(&mut self, rank: u32) {
+        let free_cells = self.conditions.cells;
+        self.processes[rank as usize] = Process { dead: false, fuse: None, free_cells };
+        self.taken[rank as usize].clear();
+        self.bells[rank as usize].clear();
+        for peer in 0..self.conditions.ranks {
+            let closed = peer != rank;
+            *self.pair(rank, peer) = Pair { closed, ..Pair::default() };
+            *self.pair(peer, rank) = Pair { closed, ..Pair::default() };
+        }
+    }
+
+    /// Connects two processes that have said nothing to each other.
+    pub(crate) fn connect(&mut self, one: u32, other: u32) {
+        *self.pair(one, other) = Pair::default();
+        *self.pair(other, one) = Pair::default();
     }
 
     /// Wakes a process that may wait for what was done, and sees it at that time.

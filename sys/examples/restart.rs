@@ -1,0 +1,75 @@
+//! A rank that dies and is started again: the others readmit it, and go on.
+//!
+//! ```sh
+//! cargo build --release --example restart
+//! cargo run --release -- run -n 3 --restart 1 --prefix -- target/release/examples/restart
+//! ```
+//! Each rank adds up what the others tell it, round by round. The last rank kills itself in the middle of its first life. In its
+//! second it asks rank 0 how far the others have come, and goes on from there.
+
+use std::error::Error;
+use std::io::Write;
+
+use nemesia::{Config, Endpoint, Source, Tag};
+
+const ROUNDS: u64 = 10;
+/// The last rank dies in this round.
+const DEADLY: u64 = 4;
+/// Which round is next.
+const NEXT: u64 = 1 << 32;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let mut endpoint = Endpoint::open(&Config::from_env()?)?;
+    let (rank, last) = (endpoint.rank(), endpoint.size() - 1);
+    let mut round = 0;
+    if endpoint.incarnation() > 0 {
+        // Waits until rank 0 has readmitted this process.
+        let mut next = [0; 8];
+        endpoint.recv(Source::Rank(0), Tag::Exactly(NEXT), &mut next)?;
+        round = u64::from_le_bytes(next);
+        say(&format!("rank {rank}: back as incarnation {}, in round {round}", endpoint.incarnation()))?;
+    }
+    while round < ROUNDS {
+        if rank == last && round == DEADLY && endpoint.incarnation() == 0 {
+            say(&format!("rank {rank}: dies in round {round}"))?;
+            std::process::abort();
+        }
+        let sum = add_up(&mut endpoint, round);
+        // Whether all have come through the round is for all to agree on.
+        let agreed = endpoint.agree(u64::from(sum.is_ok()))?;
+        if agreed.flags == 1 && agreed.gone.is_empty() {
+            say(&format!("rank {rank}: round {round}, sum {}", sum?))?;
+            round += 1;
+            continue;
+        }
+        for gone in agreed.gone {
+            // Until it is there, operations with it go on to fail.
+            while !endpoint.wait_restarted(None)?.contains(&gone) {}
+            endpoint.readmit(gone)?;
+            if rank == 0 {
+                endpoint.send(gone, NEXT, &round.to_le_bytes())?;
+            }
+        }
+        // The round is played again.
+    }
+    Ok(endpoint.close()?)
+}
+
+/// What all ranks have to say in a round. The others are told, and heard, whoever is gone: they wait for it.
+fn add_up(endpoint: &mut Endpoint, round: u64) -> Result<u64, nemesia::Error> {
+    let (rank, size) = (endpoint.rank(), endpoint.size());
+    let word = rank as u64 + round;
+    let mut sum = Ok(word);
+    for step in 1..size {
+        let (to, from) = ((rank + step) % size, (rank + size - step) % size);
+        let told = endpoint.send(to, round, &word.to_le_bytes());
+        let mut word = [0; 8];
+        let heard = endpoint.recv(Source::Rank(from), Tag::Exactly(round), &mut word);
+        sum = told.and(heard).and_then(|_| Ok(sum? + u64::from_le_bytes(word)));
+    }
+    sum
+}
+
+fn say(line: &str) -> std::io::Result<()> {
+    writeln!(std::io::stdout(), "{line}")
+}

@@ -1,0 +1,407 @@
+//! `restart TIMES`: ranks exchange messages with each other and agree, round by round, while the last one is killed from outside
+//! and started again so many times; the others readmit it and go on. `restart-impostor`: the last rank, which was never
+//! restarted, says that it, and others, were.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+use nemesia::bootstrap::{Bootstrap, BootstrapError, Exchange, Member};
+use nemesia::os::{Connection, Segment, SegmentOptions};
+use nemesia::{Access, Config, Endpoint, Error, KEY_BYTES, Refusal, Region, RemoteKey, Source, Tag};
+
+use super::impostor::VERSION;
+use super::{Arena, Fault, Outcome, broken, ensure, open, tell};
+use crate::content::{difference, filled, seed_of};
+
+/// In a fastbox, in a cell, announced, and shared.
+const SIZES: [usize; 4] = [8, 900, 20_000, 300_000];
+/// Sent several times by each incarnation, and received once.
+const SIGN: u64 = 1 << 40;
+const ANYONE: u64 = 2 << 40;
+const KEY: u64 = 3 << 40;
+const BYTES: usize = 1 << 16;
+/// Rounds of the last incarnation.
+const ENOUGH: u64 = 8;
+
+struct Place {
+    endpoint: Endpoint,
+    /// Dropped after the endpoint, which uses its buffers.
+    arena: Arena,
+    region: Region,
+    mortal: usize,
+    times: u64,
+    /// The incarnation of the mortal rank that was met last; or this process's incarnation, if it is that rank.
+    generation: u64,
+    /// The key of the mortal rank's region, and the one before.
+    keys: [Option<RemoteKey>; 2],
+}
+
+pub(super) fn run(times: u64) -> Outcome {
+    let mut endpoint = open()?;
+    let region = endpoint.allocate(BYTES, Access::ReadWrite)?;
+    let mortal = endpoint.size() - 1;
+    let generation = endpoint.incarnation();
+    ensure(generation == 0 || endpoint.rank() == mortal, || format!("incarnation {generation}"))?;
+    tell(&format!("open {generation}"))?;
+    let arena = Arena::default();
+    let mut place = Place { endpoint, arena, region, mortal, times, generation, keys: [None, None] };
+    loop {
+        place.hello()?;
+        if place.rounds()? {
+            return Ok(place.endpoint.close()?);
+        }
+        place.readmit()?;
+    }
+}
+
+impl Place {
+    fn is_mortal(&self) -> bool {
+        self.endpoint.rank() == self.mortal
+    }
+
+    /// The mortal rank and each of the others get to know each other.
+    fn hello(&mut self) -> Outcome {
+        if self.is_mortal() {
+            for other in 0..self.mortal {
+                for _ in 0..3 {
+                    self.endpoint.send(other, SIGN, &self.generation.to_le_bytes())?;
+                }
+                self.swap_keys(other)?;
+            }
+            return Ok(());
+        }
+        let hello = self.hello_to_mortal();
+        tolerate(hello, self.mortal)?;
+        let maps = std::fs::read_to_string("/proc/self/maps")?;
+        let maps = maps.lines().filter(|line| line.contains("memfd:")).count();
+        let fds = std::fs::read_dir("/proc/self/fd")?.count();
+        tell(&format!("generation {}: {fds} descriptors, {maps} mappings", self.generation))
+    }
+
+    fn hello_to_mortal(&mut self) -> Outcome {
+        let mut sign = [0; 8];
+        self.endpoint.recv(Source::Rank(self.mortal), Tag::Exactly(SIGN), &mut sign)?;
+        let sign = u64::from_le_bytes(sign);
+        ensure(sign == self.generation, || format!("generation {}: a message of {sign}", self.generation))?;
+        self.keys.swap(0, 1);
+        self.keys[0] = Some(self.swap_keys(self.mortal)?);
+        self.remote()
+    }
+
+    /// Tells another our key, and hears its.
+    fn swap_keys(&mut self, other: usize) -> Outcome<RemoteKey> {
+        let key = self.endpoint.remote_key(self.region)?.to_bytes();
+        self.endpoint.send(other, KEY, &key)?;
+        let mut key = [0; KEY_BYTES];
+        self.endpoint.recv(Source::Rank(other), Tag::Exactly(KEY), &mut key)?;
+        RemoteKey::from_bytes(&key).ok_or_else(|| Fault::Broken("not a key".into()))
+    }
+
+    /// Memory of the process that is there can be used, that of the one before can't.
+    fn remote(&mut self) -> Outcome {
+        let (rank, mortal) = (self.endpoint.rank(), self.mortal);
+        if let Some(old) = self.keys[1].take() {
+            self.endpoint.put(&old, 0, b"of yesterday")?;
+            match self.endpoint.flush(mortal) {
+                Err(Error::Refused { refusal: Refusal::Key, .. }) => {}
+                other => {
+                    return other.map_err(Fault::from).and_then(|()| broken("an old key opens something"));
+                }
+            }
+        }
+        let Some(key) = self.keys[0] else { return broken("no key") };
+        let at = (rank * 4096) as u64;
+        let bytes = filled(seed_of(&[rank as u64, self.generation]), 3000);
+        self.endpoint.put(&key, at, &bytes)?;
+        self.endpoint.flush(mortal)?;
+        let mut back = vec![0; 3000];
+        self.endpoint.get(&key, at, &mut back)?;
+        self.endpoint.flush(mortal)?;
+        ensure(back == bytes, || "memory of the new process holds something else".into())
+    }
+
+    /// Rounds of messages, until the mortal rank is gone (false), or has been there long enough.
+    fn rounds(&mut self) -> Outcome<bool> {
+        let last = self.is_mortal() && self.generation == self.times;
+        for round in 0.. {
+            let (rank, size) = (self.endpoint.rank(), self.endpoint.size());
+            for step in 0..size {
+                // In pairs: the sum of their ranks is `step` modulo `size`.
+                let other = (size + step - rank) % size;
+                let len = SIZES[(round as usize + step) % SIZES.len()];
+                let met = self.meet(other, round, len);
+                if self.is_mortal() || other != self.mortal { met? } else { tolerate(met, other)? }
+            }
+            let done = !self.is_mortal() || last && round >= ENOUGH;
+            let agreed = self.endpoint.agree(if done { u64::MAX } else { 0 })?;
+            if !agreed.gone.is_empty() {
+                ensure(agreed.gone == [self.mortal], || format!("{agreed:?}"))?;
+                return Ok(false);
+            }
+            if agreed.flags != 0 {
+                return Ok(true);
+            }
+        }
+        Ok(true)
+    }
+
+    fn meet(&mut self, other: usize, round: u64, len: usize) -> Outcome {
+        let rank = self.endpoint.rank();
+        if other == rank {
+            return Ok(());
+        }
+        match_up(&mut self.endpoint, other, round, len)
+    }
+
+    /// What the mortal rank has said last can be received, and it is not readmitted before it is there.
+    fn readmit(&mut self) -> Outcome {
+        let mortal = self.mortal;
+        self.endpoint.acknowledge_failures();
+        if self.generation.is_multiple_of(2) {
+            let mut sign = [0; 8];
+            let heard = self.endpoint.recv(Source::Rank(mortal), Tag::Exactly(SIGN), &mut sign);
+            ensure(heard.is_err() || u64::from_le_bytes(sign) == self.generation, || format!("{sign:?}"))?;
+        }
+        let anyone = self.arena.irecv(&mut self.endpoint, Source::Any, Tag::Exactly(ANYONE), 8)?;
+        match self.endpoint.send(mortal, 0, b"to nobody") {
+            Err(Error::PeerFailed { rank, .. }) if rank == mortal => {}
+            other => return broken(format!("a send to a rank that is gone: {other:?}")),
+        }
+        let there = self.endpoint.wait_restarted(Some(Duration::from_secs(60)))?;
+        ensure(there == [mortal], || format!("{there:?} were restarted"))?;
+        self.endpoint.readmit(mortal)?;
+        // One that died before it was readmitted is never met.
+        let known = self.endpoint.incarnation_of(mortal).unwrap_or_default();
+        ensure(known > self.generation, || format!("{known} after {}", self.generation))?;
+        self.generation = known;
+        ensure(matches!(self.endpoint.readmit(mortal), Err(Error::NotRestarted { .. })), || "twice".into())?;
+        ensure(self.endpoint.failure(mortal).is_none(), || "still failed".into())?;
+        tell(&format!("readmitted {}", self.generation))?;
+        // Posted before, it goes on.
+        ensure(self.endpoint.test(anyone)?.is_none() && self.endpoint.cancel(anyone), || "lost".into())?;
+        match self.endpoint.test(anyone) {
+            Err(Error::Cancelled) => Ok(()),
+            other => broken(format!("{other:?}")),
+        }
+    }
+}
+
+/// `restart-two TIMES`: as `restart`, with the last two ranks of four killed at once. Who comes back is told by rank 0 whom it has
+/// to readmit itself.
+pub(super) fn two(times: u64) -> Outcome {
+    let mut endpoint = open()?;
+    let (rank, size) = (endpoint.rank(), endpoint.size());
+    let mut generation = endpoint.incarnation();
+    if generation > 0 {
+        let mut word = [0; 8];
+        endpoint.recv(Source::Rank(0), Tag::Exactly(SIGN), &mut word)?;
+        generation = u64::from_le_bytes(word);
+        take_back(&mut endpoint, size - 1)?;
+        take_back(&mut endpoint, size - 2)?;
+    }
+    loop {
+        tell(&format!("generation {generation}:"))?;
+        let mut agreed = endpoint.agree(u64::MAX)?;
+        for round in 0.. {
+            if !agreed.gone.is_empty() {
+                break;
+            }
+            for step in 0..size {
+                let other = (size + step - rank) % size;
+                let met = match_up(&mut endpoint, other, round, SIZES[round as usize % SIZES.len()]);
+                if other + 2 < size || other == rank { met? } else { tolerate(met, other)? }
+            }
+            let done = generation == times && round >= ENOUGH;
+            agreed = endpoint.agree(if done { u64::MAX } else { 0 })?;
+            if agreed.flags != 0 && agreed.gone.is_empty() {
+                return Ok(endpoint.close()?);
+            }
+        }
+        generation += 1;
+        // Both were killed, but both need not have been noticed.
+        for gone in size - 2..size {
+            take_back(&mut endpoint, gone)?;
+            if rank == 0 {
+                endpoint.send(gone, SIGN, &generation.to_le_bytes())?;
+            }
+        }
+    }
+}
+
+/// Readmits a rank that was killed; or, if this process has come back after that one has, is readmitted by it.
+fn take_back(endpoint: &mut Endpoint, gone: usize) -> Outcome {
+    let deadline = Instant::now() + PATIENCE;
+    while endpoint.rank() != gone && !endpoint.restarted()?.contains(&gone) {
+        if endpoint.incarnation() > 0 && endpoint.failure(gone).is_none() && !endpoint.is_awaiting(gone) {
+            return Ok(());
+        }
+        endpoint.progress();
+        ensure(Instant::now() < deadline, || format!("rank {gone} does not come back"))?;
+    }
+    if endpoint.rank() == gone { Ok(()) } else { Ok(endpoint.readmit(gone)?) }
+}
+
+/// Exchanges a message with another rank.
+fn match_up(endpoint: &mut Endpoint, other: usize, round: u64, len: usize) -> Outcome {
+    let rank = endpoint.rank();
+    let facts = |rank: usize| seed_of(&[rank as u64, round, len as u64]);
+    let (out, mut buf) = (filled(facts(rank), len), vec![0; len]);
+    let (from, into) = (&out, &mut buf);
+    endpoint.scope(|scope| {
+        let receive = scope.irecv(Source::Rank(other), Tag::Exactly(round), into)?;
+        let send = scope.isend(other, round, from)?;
+        scope.wait(receive)?;
+        scope.wait(send).map(drop)
+    })?;
+    let wrong = difference(facts(other), &buf);
+    ensure(wrong.is_none(), || format!("round {round}, from {other}: wrong at byte {wrong:?}"))
+}
+
+/// The mortal rank may be gone.
+fn tolerate(done: Outcome, mortal: usize) -> Outcome {
+    match done {
+        Err(Fault::Library(Error::PeerFailed { rank, .. })) if rank == mortal => Ok(()),
+        done => done,
+    }
+}
+
+/// An exchange that remembers where the others are met.
+#[derive(Debug)]
+struct Eavesdropper {
+    exchange: Bootstrap,
+    heard: std::sync::Arc<std::sync::Mutex<Vec<String>>>,
+}
+
+impl Exchange for Eavesdropper {
+    fn rank(&self) -> usize {
+        self.exchange.rank()
+    }
+
+    fn size(&self) -> usize {
+        self.exchange.size()
+    }
+
+    fn put(&mut self, key: &str, value: &str) -> Result<(), BootstrapError> {
+        self.exchange.put(key, value)
+    }
+
+    fn get(&mut self, key: &str) -> Result<String, BootstrapError> {
+        let value = self.exchange.get(key)?;
+        self.heard.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(value.clone());
+        Ok(value)
+    }
+
+    fn barrier(&mut self) -> Result<(), BootstrapError> {
+        self.exchange.barrier()
+    }
+
+    fn finalize(&mut self) -> Result<(), BootstrapError> {
+        self.exchange.finalize()
+    }
+
+    fn incarnation(&self) -> u64 {
+        self.exchange.incarnation()
+    }
+
+    fn restarts(&self) -> bool {
+        self.exchange.restarts()
+    }
+
+    fn join(&mut self, address: &str) -> Result<std::num::NonZeroU64, BootstrapError> {
+        self.exchange.join(address)
+    }
+
+    fn member(&mut self, rank: usize) -> Result<Option<Member>, BootstrapError> {
+        self.exchange.member(rank)
+    }
+}
+
+const WORD: u64 = 7;
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Rank 0 is called by the impostor, rank 2, who says that it is a next process of ranks that live; then of rank 1, which has died
+/// and whose next process has not joined.
+pub(super) fn impostor() -> Outcome {
+    let exchange = Bootstrap::from_env().map_err(Error::from)?;
+    if exchange.incarnation() > 0 {
+        // The launcher has started it, but it joins nobody.
+        std::thread::sleep(PATIENCE);
+        return broken("nobody ends this process");
+    }
+    let heard = std::sync::Arc::default();
+    let eavesdropper = Eavesdropper { exchange, heard: std::sync::Arc::clone(&heard) };
+    let config = Config::from_env().map_err(Error::from)?;
+    let mut endpoint = Endpoint::open_with(&config, Box::new(eavesdropper))?;
+    let heard = heard.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone();
+    match endpoint.rank() {
+        0 => called(endpoint),
+        1 => {
+            endpoint.recv(Source::Rank(0), Tag::Exactly(WORD), &mut [])?;
+            std::process::abort();
+        }
+        _ => {
+            let name = heard.first().and_then(|address| address.split('.').nth(2)).unwrap_or_default();
+            for (rank, wanted) in [(1, "lives"), (2, "lives"), (0, "no such rank"), (7, "no such rank")] {
+                claim(name, rank, 1, wanted)?;
+            }
+            claim(name, 1, 0, "no such rank")?;
+            // Says nothing at all.
+            let _silent = Connection::connect(name, Instant::now() + PATIENCE).map_err(Error::from)?;
+            endpoint.send(0, WORD, &[])?;
+            endpoint.recv(Source::Rank(0), Tag::Exactly(WORD), &mut [])?;
+            claim(name, 1, 1, "the launcher knows of no such restart")?;
+            claim(name, 1, 9, "the launcher knows of no such restart")?;
+            endpoint.send(0, WORD, &[])?;
+            Ok(endpoint.close()?)
+        }
+    }
+}
+
+fn called(mut endpoint: Endpoint) -> Outcome {
+    endpoint.recv(Source::Rank(2), Tag::Exactly(WORD), &mut [])?;
+    ensure(endpoint.restarted()?.is_empty(), || "somebody who lives was restarted".into())?;
+    ensure(endpoint.survivors().len() == 3, || "somebody was lost".into())?;
+    endpoint.send(1, WORD, &[])?;
+    match endpoint.recv(Source::Rank(1), Tag::Any, &mut []) {
+        Err(Error::PeerFailed { rank: 1, .. }) => {}
+        other => return broken(format!("rank 1 has died: {other:?}")),
+    }
+    endpoint.send(2, WORD, &[])?;
+    while endpoint.in_context(0).iprobe(Source::Rank(2), Tag::Exactly(WORD))?.is_none() {
+        // Whoever is at the door meanwhile is sent away.
+        let there = endpoint.restarted()?;
+        ensure(there.is_empty(), || format!("{there:?} were restarted"))?;
+    }
+    endpoint.recv(Source::Rank(2), Tag::Exactly(WORD), &mut [])?;
+    match endpoint.readmit(1) {
+        Err(Error::NotRestarted { rank: 1 }) => {}
+        other => return broken(format!("nobody is there: {other:?}")),
+    }
+    tell("refused all")?;
+    Ok(endpoint.close()?)
+}
+
+/// Says to the listener of this name that it is the next process of a rank, and is to be refused with these words.
+fn claim(name: &str, rank: u32, incarnation: u64, wanted: &str) -> Outcome {
+    let deadline = Instant::now() + PATIENCE;
+    let connection = Connection::connect(name, deadline).map_err(Error::from)?;
+    let mut bytes = b"NEMESIA1".to_vec();
+    bytes.extend(VERSION.to_le_bytes());
+    bytes.extend(rank.to_le_bytes());
+    bytes.extend(5_u64.to_le_bytes());
+    for field in [3_u32, 64, 32 << 10, 64, 0] {
+        bytes.extend(field.to_le_bytes());
+    }
+    bytes.extend([0; 64]);
+    for field in [0, incarnation, 0] {
+        bytes.extend(field.to_le_bytes());
+    }
+    let segment = Segment::create("impostor", 4096, &SegmentOptions::default()).map_err(Error::from)?;
+    let fd = segment.fd().ok_or_else(|| Fault::Broken("a segment without descriptor".into()))?;
+    let fds: [BorrowedFd<'_>; 2] = [fd.as_fd(), fd.as_fd()];
+    connection.send(&bytes, &fds, deadline).map_err(Error::from)?;
+    let mut words = [0; 512];
+    let (len, _) = connection.recv(&mut words, 2, deadline).map_err(Error::from)?;
+    let words = String::from_utf8_lossy(&words[..len]).into_owned();
+    ensure(words.starts_with("NEMESIAX") && words.contains(wanted), || format!("{wanted:?}: {words:?}"))
+}

@@ -1,0 +1,143 @@
+//! Ranks that are started again: a new process, which knows nothing, and with which the others have nothing in common until
+//! they readmit it.
+//!
+//! The messages between two ranks are numbered through all processes of a rank; the oracle knows by the number of the first
+//! one of a process which are its own. What came from the process before must be gone when the next one is readmitted.
+
+use crate::oracle::Name;
+use crate::simulation::{Arrival, Rank, Simulation, Told};
+use crate::tally::Event;
+use crate::violation::{Check, ensure};
+use crate::world::Failure;
+
+impl Simulation {
+    /// Some rank that is gone is started again, if there is one. The others have learned of its end before: a rank
+    /// that has not can't readmit it.
+    pub(crate) fn one_restarts(&mut self) -> Check {
+        let ranks = self.shape.conditions.ranks;
+        let gone: Vec<u32> = (0..ranks).filter(|&rank| self.ranks[rank as usize].gone.is_some()).collect();
+        if gone.is_empty() {
+            return Ok(());
+        }
+        let rank = self.rng.pick(&gone);
+        for survivor in self.alive() {
+            while self.rank(survivor).gone.is_none()
+                && !matches!(self.rank(survivor).told[rank as usize], Told::Failed(_))
+            {
+                let hasty = self.rng.one_in(6);
+                self.learn(survivor, rank, hasty)?;
+            }
+        }
+        self.note(|| format!("rank {rank} is started again"));
+        self.count(Event::Restart);
+        self.world.restart(rank)?;
+        self.remotes.restart(rank);
+        let mut fresh = Rank::new(ranks as usize);
+        for peer in 0..ranks {
+            // What was sent to the process before is not for this one; what that has sent is not its own.
+            fresh.arrived[peer as usize] = self.sent[peer as usize][rank as usize].len();
+            fresh.born[peer as usize] = self.sent[rank as usize][peer as usize].len();
+            if let Some(failure) = self.rank(peer).gone.filter(|_| peer != rank) {
+                self.world.fail(rank, peer, failure);
+                fresh.told[peer as usize] = Told::Failed(failure);
+            }
+        }
+        fresh.first[rank as usize] = fresh.arrived[rank as usize];
+        self.world.acknowledge(rank);
+        *self.rank(rank) = fresh;
+        Ok(())
+    }
+
+    /// Some survivor readmits some rank, if it can.
+    pub(crate) fn one_readmits(&mut self) -> Check {
+        let alive = self.alive();
+        if alive.is_empty() {
+            return Ok(());
+        }
+        let survivor = self.rng.pick(&alive);
+        let rank = self.rng.pick(&alive);
+        self.readmit(survivor, rank)
+    }
+
+    /// Everybody readmits everybody.
+    pub(crate) fn all_readmit(&mut self) -> Check {
+        for survivor in self.alive() {
+            for rank in self.alive() {
+                self.readmit(survivor, rank)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a rank that was started again waits for this one, which has let go of the process before.
+    fn can_readmit(&self, survivor: u32, rank: u32) -> bool {
+        let (one, other) = (&self.ranks[survivor as usize], &self.ranks[rank as usize]);
+        let lives = one.gone.is_none() && other.gone.is_none();
+        lives
+            && matches!(one.told[rank as usize], Told::Failed(_))
+            && other.told[survivor as usize] == Told::Nothing
+    }
+
+    fn readmit(&mut self, survivor: u32, rank: u32) -> Check {
+        if !self.can_readmit(survivor, rank) {
+            return Ok(());
+        }
+        // All that was with the process before is told by now.
+        self.settle_call(survivor, true)?;
+        self.settle_call(rank, false)?;
+        if !self.can_readmit(survivor, rank) {
+            return Ok(());
+        }
+        self.note(|| format!("rank {survivor} readmits rank {rank}"));
+        self.count(Event::Readmission);
+        ensure!(self.world.readmit(survivor, rank), "rank {survivor} does not readmit rank {rank}");
+        if self.bury_if_dead(survivor) {
+            self.bury_if_dead(rank);
+            return Ok(());
+        }
+        let first = self.ranks[rank as usize].born[survivor as usize];
+        let sent_before = self.sent[survivor as usize][rank as usize].len();
+        self.rank(rank).arrived[survivor as usize] = sent_before;
+        self.rank(rank).first[survivor as usize] = sent_before;
+        self.rank(rank).asleep = false;
+        let it = self.rank(survivor);
+        it.asleep = false;
+        it.past[rank as usize] = it.told[rank as usize].failure();
+        it.told[rank as usize] = Told::Nothing;
+        it.hasty[rank as usize] = false;
+        it.blamed[rank as usize] = false;
+        it.any_failed = it.blamed.contains(&true);
+        it.arrived[rank as usize] = first;
+        it.first[rank as usize] = first;
+        it.charged[rank as usize] = 0;
+        it.looks[rank as usize] = crate::credit::Look::default();
+        let waiting = it.oracle.waiting().to_vec();
+        for name in waiting.iter().map(|waiting| waiting.name).filter(|name| name.source == rank) {
+            self.rank(survivor).oracle.forget(name);
+        }
+        self.settle_call(survivor, true)?;
+        self.settle_call(rank, true)
+    }
+
+    /// Whether a message is from a process of its rank that is gone, as far as `rank` was told.
+    pub(crate) fn is_past(&self, rank: u32, name: Name) -> bool {
+        let Rank { told, first, .. } = &self.ranks[rank as usize];
+        let source = name.source as usize;
+        matches!(told[source], Told::Failed(_)) || name.number < first[source]
+    }
+
+    /// The messages taken out of the queue of a rank that it still stores: what was only announced went with its sender.
+    pub(crate) fn claims_kept(&self, rank: u32) -> impl Iterator<Item = Name> + use<'_> {
+        let Rank { claims, first, .. } = &self.ranks[rank as usize];
+        claims.iter().map(|(_, name)| *name).filter(move |name| {
+            let message = &self.sent[name.source as usize][rank as usize][name.number];
+            name.number >= first[name.source as usize] || message.arrival != Arrival::Offered
+        })
+    }
+
+    /// How a rank failed, this time or the last.
+    pub(crate) fn known_failures(&self, rank: u32, peer: u32) -> [Option<Failure>; 2] {
+        let Rank { told, past, .. } = &self.ranks[rank as usize];
+        [told[peer as usize].failure(), past[peer as usize]]
+    }
+}
