@@ -63,6 +63,13 @@ impl SleepWord {
         }
     }
 
+    /// Waker, after publishing work: whether the sleeper sleeps; if so, [`SleepWord::must_wake`] says more.
+    #[inline(always)]
+    pub fn is_asleep(&self, mode: FenceMode) -> bool {
+        waker_fence(mode);
+        self.flag.load_relaxed() != 0
+    }
+
     #[cold]
     fn claim(&self, flag: u32) -> Option<Sleep> {
         // Of several wakers one takes the flag down; no ordering is owed, as the system call is a barrier. When it says
