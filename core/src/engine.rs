@@ -47,6 +47,7 @@ pub use request::{Failure, Fate, Outcome, Request, RequestId, StartError, Status
 use crate::flow::{CeilingError, Ledger};
 use crate::matching::Posted;
 use crate::port::{MessagePort, PeerId};
+use crate::shared::fastbox::Word;
 use crate::slab::{List, Slab, Slot};
 use crate::store::{self, Store, Unit};
 use crate::trace::Recorder;
@@ -136,6 +137,8 @@ pub struct Engine<P: MessagePort, S: Storage> {
     first_work: Option<PeerId>,
     eager_bytes: usize,
     share_bytes: u64,
+    /// Whether a message of a word is sent eagerly, and in the port's shortest way.
+    sends_words: bool,
     /// The most recent failure that receives from any source have to report; see [`Engine::acknowledge`].
     any_source_failure: Option<(PeerId, Failure)>,
     /// A peer that was found to break the rules otherwise than by a poll, and of which [`Engine::progress`] has not told.
@@ -167,6 +170,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
             rank,
             eager_bytes,
             share_bytes: tuning.share_bytes,
+            sends_words: port.sends_words() && size_of::<Word>() <= eager_bytes,
             port,
             requests: Slab::new(lent.requests),
             posted: Posted::new(lent.posted),

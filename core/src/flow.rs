@@ -53,10 +53,10 @@ pub struct CeilingError {
 /// else is known of the peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Account {
-    /// Units of all that has arrived.
-    arrived: u64,
-    /// The ledger has to look when `arrived` gets beyond this; at most `granted`.
+    /// The ledger has to look when more units than this have arrived; at most `granted`.
     due: u64,
+    /// Units that may arrive before that.
+    ahead: u64,
     /// Units ever promised.
     granted: u64,
     /// Units in the store.
@@ -73,8 +73,8 @@ pub struct Account {
 impl Default for Account {
     fn default() -> Self {
         Self {
-            arrived: 0,
             due: 0,
+            ahead: 0,
             granted: 0,
             stored: 0,
             pooled: 0,
@@ -96,15 +96,17 @@ impl Account {
     /// The critical path of [`Ledger::arrived`], for who has the account in hand. False: nothing is booked, ask the ledger.
     #[inline(always)]
     pub const fn try_arrive(&mut self, cost: u32, stored: bool) -> bool {
-        let arrived = self.arrived + cost as u64;
-        if arrived > self.due {
-            return false;
-        }
-        self.arrived = arrived;
+        let Some(ahead) = self.ahead.checked_sub(cost as u64) else { return false };
+        self.ahead = ahead;
         if stored {
             self.stored += cost;
         }
         true
+    }
+
+    const fn set_due(&mut self, due: u64) {
+        self.ahead = due - self.arrived();
+        self.due = due;
     }
 
     /// Units ever promised to the peer: what it has to learn.
@@ -114,13 +116,13 @@ impl Account {
 
     /// Units of all that has arrived.
     pub const fn arrived(&self) -> u64 {
-        self.arrived
+        self.due - self.ahead
     }
 
     /// Units that the peer may still send.
     pub const fn window(&self) -> u32 {
         // Never more than the ceiling.
-        (self.granted - self.arrived) as u32
+        (self.granted - self.arrived()) as u32
     }
 
     /// Units of the peer in the store.
@@ -241,9 +243,9 @@ impl Ledger {
         if !account.open && self.unopened > 0 {
             self.unopened -= 1;
             account.open = true;
-            (account.arrived, account.granted) = (0, 0);
+            (account.due, account.ahead, account.granted) = (0, 0, 0);
             account.granted = self.own(account).into();
-            account.due = self.due(account);
+            account.set_due(self.due(account));
         }
         account.granted
     }
@@ -272,7 +274,7 @@ impl Ledger {
         if cost > account.window() {
             return Arrived::Overdrawn;
         }
-        account.arrived += u64::from(cost);
+        (account.due, account.ahead) = (account.arrived() + u64::from(cost), 0);
         account.stored += if stored { cost } else { 0 };
         self.settle(accounts, peer, false, 1).map_or(Arrived::Fine, Arrived::Regrant)
     }
@@ -314,8 +316,8 @@ impl Ledger {
         self.unlink(accounts, peer);
         let Some(account) = account(accounts, peer) else { return };
         if core::mem::take(&mut account.open) {
-            account.granted = account.arrived;
-            account.due = account.granted;
+            account.granted = account.arrived();
+            account.set_due(account.granted);
             self.unopened += 1;
             let pooled = account.stored.saturating_sub(self.reserve);
             self.free += account.pooled - pooled;
@@ -361,7 +363,7 @@ impl Ledger {
             return None;
         }
         let grant = self.top_up(account, served || alone, crumb);
-        account.due = self.due(account);
+        account.set_due(self.due(account));
         let granted = account.granted;
         let starved = account.window() < self.low;
         if starved != account.starved {
@@ -436,8 +438,8 @@ impl Ledger {
 /// The sender's side, for one peer: what it may send to it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Allowance {
-    /// Units of all that was sent.
-    spent: u64,
+    /// Units that may still be sent.
+    left: u64,
     /// Units ever promised by the peer.
     limit: u64,
 }
@@ -445,20 +447,20 @@ pub struct Allowance {
 impl Allowance {
     /// With the peer's first total.
     pub const fn new(limit: u64) -> Self {
-        Self { spent: 0, limit }
+        Self { left: limit, limit }
     }
 
     /// Whether a packet of this cost may be sent.
     #[inline(always)]
     pub const fn may(&self, cost: u32) -> bool {
-        self.spent + cost as u64 <= self.limit
+        cost as u64 <= self.left
     }
 
     /// A packet that may be sent is sent.
     #[inline(always)]
     pub const fn spend(&mut self, cost: u32) {
         debug_assert!(self.may(cost));
-        self.spent += cost as u64;
+        self.left -= cost as u64;
     }
 
     /// The peer has published a total. True: it is more than before, so what waits may go on.
@@ -470,6 +472,7 @@ impl Allowance {
     pub const fn raise(&mut self, limit: u64) -> bool {
         let more = limit > self.limit;
         if more {
+            self.left += limit - self.limit;
             self.limit = limit;
         }
         more
@@ -477,7 +480,7 @@ impl Allowance {
 
     /// Units of all that was sent.
     pub const fn spent(&self) -> u64 {
-        self.spent
+        self.limit - self.left
     }
 
     /// Units ever promised by the peer, as far as we have looked.
@@ -487,7 +490,7 @@ impl Allowance {
 
     /// Units that may still be sent.
     pub const fn left(&self) -> u64 {
-        self.limit - self.spent
+        self.left
     }
 }
 

@@ -53,13 +53,15 @@ impl Pattern {
     /// Whether a message from `source` is what this asks for.
     #[inline(always)]
     pub fn matches(&self, source: PeerId, envelope: &Envelope) -> bool {
-        self.context == envelope.context
-            && (self.tag ^ envelope.tag) & !self.ignore == 0
-            && self.source.accepts(source)
+        self.context == envelope.context && self.accepts(envelope.tag) && self.source.accepts(source)
     }
-}
 
-impl Pattern {
+    /// Whether a message with this tag is what this asks for, as far as that goes.
+    #[inline(always)]
+    pub const fn accepts(&self, tag: u64) -> bool {
+        (self.tag ^ tag) & !self.ignore == 0
+    }
+
     /// Where messages that match are found, if the pattern names source and whole tag.
     #[inline(always)]
     pub fn hash(&self) -> Option<u32> {
@@ -80,31 +82,38 @@ pub fn hash(source: PeerId, context: u16, tag: u64) -> u32 {
     (mixed >> 32) as u32
 }
 
+/// Bits by which a hash has more than the number of one of so many lists.
+fn shift(lists: usize) -> u32 {
+    u32::BITS - lists.checked_ilog2().unwrap_or(0).min(u32::BITS)
+}
+
 /// Lists by hash, over lent storage; of its elements, the largest power of two is used.
 #[derive(Debug)]
 pub struct Buckets<B: BorrowMut<[List]>> {
     lists: B,
+    /// The high bits of a hash choose its list: those of a multiplicative one spread best.
+    shift: u32,
     /// Stands in when nothing was lent.
     spare: List,
 }
 
 impl<B: BorrowMut<[List]>> Buckets<B> {
     /// Empty lists.
-    pub const fn new(lists: B) -> Self {
-        Self { lists, spare: List::new() }
+    pub fn new(lists: B) -> Self {
+        let shift = shift(lists.borrow().len());
+        Self { lists, shift, spare: List::new() }
     }
 
-    /// The storage, for its owner to let it grow; what is in the lists has to be brought back by [`Buckets::clear`] and
-    /// inserting anew.
-    pub const fn storage_mut(&mut self) -> &mut B {
-        &mut self.lists
+    /// Lets the storage grow; what is in the lists has to be inserted anew.
+    fn grow(&mut self, grow: impl FnOnce(&mut B)) {
+        grow(&mut self.lists);
+        self.shift = shift(self.lists.borrow().len());
+        self.clear();
     }
 
     #[inline(always)]
     fn index(&self, hash: u32) -> usize {
-        // The high bits: those of a multiplicative hash spread best.
-        let bits = self.lists.borrow().len().checked_ilog2().unwrap_or(0);
-        ((u64::from(hash) << bits) >> u32::BITS) as usize
+        (u64::from(hash) >> self.shift) as usize
     }
 
     /// The list of a hash.
@@ -140,6 +149,22 @@ pub trait Posting {
     fn posted(&self) -> Option<(&Pattern, u64)>;
 }
 
+/// The first of those receives that may match a message.
+#[derive(Debug)]
+pub struct First<'a> {
+    list: &'a mut List,
+    count: &'a mut usize,
+}
+
+impl First<'_> {
+    /// Takes it out.
+    #[inline(always)]
+    pub fn take<T, S: BorrowMut<[Slot<T>]>>(self, requests: &mut Slab<T, S>) {
+        *self.count -= 1;
+        requests.pop_front(self.list);
+    }
+}
+
 /// The posted receives.
 #[derive(Debug)]
 pub struct Posted<B: BorrowMut<[List]>> {
@@ -151,7 +176,7 @@ pub struct Posted<B: BorrowMut<[List]>> {
 
 impl<B: BorrowMut<[List]>> Posted<B> {
     /// None posted.
-    pub const fn new(buckets: B) -> Self {
+    pub fn new(buckets: B) -> Self {
         Self { exact: Buckets::new(buckets), wild: List::new(), count: 0, next: 0 }
     }
 
@@ -176,14 +201,26 @@ impl<B: BorrowMut<[List]>> Posted<B> {
         }
     }
 
-    /// Appends a receive.
-    #[inline]
-    pub fn push<T, S>(&mut self, requests: &mut Slab<T, S>, index: u32, pattern: &Pattern)
+    /// Appends a receive, which asks for this, to the requests. Gives it back when there is no slot.
+    ///
+    /// # Errors
+    /// The receive.
+    #[inline(always)]
+    pub fn push<T, S>(&mut self, requests: &mut Slab<T, S>, request: T, pattern: &Pattern) -> Result<u32, T>
     where
         S: BorrowMut<[Slot<T>]>,
     {
+        let index = requests.insert_back(self.list(pattern), request)?;
         self.count += 1;
-        requests.push_back(self.list(pattern), index);
+        Ok(index)
+    }
+
+    /// A receive that names source and whole tag and hashes so, if it comes before all others that its message would match.
+    /// `None` may be wrong.
+    #[inline(always)]
+    pub fn first(&mut self, hash: u32, index: u32) -> Option<First<'_>> {
+        let list = self.exact.get_mut(hash);
+        (self.wild.is_empty() && list.head == index).then_some(First { list, count: &mut self.count })
     }
 
     /// Takes a receive out.
@@ -286,8 +323,7 @@ impl<B: BorrowMut<[List]>> Posted<B> {
                 requests.push_back(&mut all, index);
             }
         }
-        grow(self.exact.storage_mut());
-        self.exact.clear();
+        self.exact.grow(grow);
         while let Some(index) = requests.pop_front(&mut all) {
             if let Some((pattern, _)) = requests.get(index).posted() {
                 let pattern = *pattern;

@@ -6,7 +6,7 @@
 
 use crate::counters::Traffic;
 use crate::payload::{Gather, RecvBuf};
-use crate::shared::fastbox::FastboxFault;
+use crate::shared::fastbox::{FastboxFault, Word};
 use crate::shared::pool::ReturnFault;
 use crate::wire::{Envelope, Kind};
 
@@ -146,6 +146,24 @@ pub trait MessagePort {
     /// A peer (not always `peer`) broke the rules; nothing was sent.
     fn send(&mut self, peer: PeerId, envelope: &Envelope, payload: &[u8]) -> Result<bool, PeerFault>;
 
+    /// Whether [`MessagePort::send_word`] may be called.
+    fn sends_words(&self) -> bool {
+        false
+    }
+
+    /// The critical path of [`MessagePort::send`]: sends a whole message of a word, if that takes no more than to write it.
+    /// Says whether [`MessagePort::settle_send`] is to follow. `None` says nothing: [`MessagePort::send`] does.
+    #[inline(always)]
+    fn send_word(&mut self, peer: PeerId, context: u16, tag: u64, word: Word) -> Option<bool> {
+        let _ = (peer, context, tag, word);
+        None
+    }
+
+    /// What is rarely to be done after [`MessagePort::send_word`].
+    fn settle_send(&mut self, peer: PeerId) {
+        let _ = peer;
+    }
+
     /// As [`MessagePort::send`], of a payload in two pieces: what a protocol puts before the user's bytes, and those.
     ///
     /// # Errors
@@ -183,6 +201,24 @@ pub trait MessagePort {
     ) -> Option<(PeerId, Envelope)> {
         let _ = (wanted, to);
         None
+    }
+
+    /// As [`MessagePort::take`], of a message of a word in this context, from this peer or, without one, from whomever a poll
+    /// would look at first. Says whose it was, its tag, what it was, and whether [`MessagePort::settle_take`] is to follow.
+    #[inline(always)]
+    fn take_word(
+        &mut self,
+        from: Option<PeerId>,
+        context: u16,
+        wanted: impl FnOnce(u64) -> bool,
+    ) -> Option<(PeerId, u64, Word, bool)> {
+        let _ = (from, context, wanted);
+        None
+    }
+
+    /// What is rarely to be done after [`MessagePort::take_word`].
+    fn settle_take(&mut self, peer: PeerId) {
+        let _ = peer;
     }
 
     /// As [`MessagePort::poll`], for packets of one peer only, wherever they are: to the last one, so that a peer that is

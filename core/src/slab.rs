@@ -93,28 +93,50 @@ impl<T, B: BorrowMut<[Slot<T>]>> Slab<T, B> {
     /// The value, when every slot is in use.
     #[inline]
     pub fn insert(&mut self, value: T) -> Result<u32, T> {
+        self.insert_behind(NONE, value)
+    }
+
+    /// As [`Slab::insert`], and appends the slot to a list.
+    ///
+    /// # Errors
+    /// The value, when every slot is in use.
+    #[inline(always)]
+    pub fn insert_back(&mut self, list: &mut List, value: T) -> Result<u32, T> {
+        let tail = list.tail;
+        let index = self.insert_behind(tail, value)?;
+        list.tail = index;
+        match tail {
+            NONE => list.head = index,
+            tail => self.slots.borrow_mut()[tail as usize].next = index,
+        }
+        Ok(index)
+    }
+
+    #[inline(always)]
+    fn insert_behind(&mut self, prev: u32, value: T) -> Result<u32, T> {
         let slots = self.slots.borrow_mut();
-        let index = if self.free != NONE {
-            let index = self.free;
-            self.free = slots[index as usize].next;
-            index
-        } else if (self.fresh as usize) < slots.len().min(NONE as usize) {
-            self.fresh += 1;
-            self.fresh - 1
-        } else {
-            return Err(value);
+        // Nothing is free: `NONE` is no index.
+        let (index, slot) = match slots.get_mut(self.free as usize) {
+            Some(slot) => (core::mem::replace(&mut self.free, slot.next), slot),
+            None if self.fresh == NONE => return Err(value),
+            None => match slots.get_mut(self.fresh as usize) {
+                Some(slot) => {
+                    self.fresh += 1;
+                    (self.fresh - 1, slot)
+                }
+                None => return Err(value),
+            },
         };
-        let slot = &mut slots[index as usize];
         slot.value = value;
         slot.used = true;
-        slot.prev = NONE;
+        slot.prev = prev;
         slot.next = NONE;
         self.used += 1;
         Ok(index)
     }
 
     /// Frees a slot. The caller has taken it out of its list.
-    #[inline]
+    #[inline(always)]
     pub fn remove(&mut self, index: u32) {
         let slot = &mut self.slots.borrow_mut()[index as usize];
         debug_assert!(slot.used);
@@ -129,6 +151,13 @@ impl<T, B: BorrowMut<[Slot<T>]>> Slab<T, B> {
     #[inline(always)]
     pub fn get(&self, index: u32) -> &T {
         &self.slots.borrow()[index as usize].value
+    }
+
+    /// The value in a slot, if it is in use and of that generation.
+    #[inline(always)]
+    pub fn live_mut(&mut self, index: u32, generation: u32) -> Option<&mut T> {
+        let slot = self.slots.borrow_mut().get_mut(index as usize)?;
+        (slot.used && slot.generation == generation).then_some(&mut slot.value)
     }
 
     /// The value in a slot in use.
@@ -178,10 +207,16 @@ impl<T, B: BorrowMut<[Slot<T>]>> Slab<T, B> {
     }
 
     /// Takes the first slot out of a list.
-    #[inline]
+    #[inline(always)]
     pub fn pop_front(&mut self, list: &mut List) -> Option<u32> {
         let index = list.first()?;
-        self.unlink(list, index);
+        let slots = self.slots.borrow_mut();
+        let next = slots[index as usize].next;
+        list.head = next;
+        match next {
+            NONE => list.tail = NONE,
+            next => slots[next as usize].prev = NONE,
+        }
         Some(index)
     }
 

@@ -45,6 +45,7 @@ impl Model {
 /// Every model.
 pub(crate) const ALL: &[Model] = &[
     fastbox::WRAP,
+    fastbox::WORDS,
     fastbox::SEVERAL_SLOTS,
     cells::REFILL,
     cells::SWEEP,

@@ -1,6 +1,8 @@
 //! Receiving: posting, and delivering messages to receives or to the store of unexpected messages.
 #![forbid(unsafe_code)]
 
+use core::borrow::BorrowMut;
+
 use super::peer::Queue;
 use super::request::{Fate, How, Incoming, Message, Outcome, Request, State};
 use super::{Engine, Failure, RequestId, StartError, Status, Storage, Truncation};
@@ -9,6 +11,7 @@ use crate::blunder::{Blunder, made};
 use crate::matching::{Pattern, Source};
 use crate::payload::{Gather, RecvBuf, Scatter};
 use crate::port::{Arrival, MessagePort, Part, PeerFault, PeerId, Polled, PortFault};
+use crate::shared::fastbox::Word;
 use crate::store::cost;
 use crate::trace::Recorder as _;
 use crate::wire::rendezvous::{RTS_BYTES, Rts};
@@ -86,17 +89,25 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         }
         self.check_alive(pattern.source)?;
         let number = self.posted.take_number();
-        // The slot first: without one, the buffer stays the caller's.
-        let index = self.start(State::Posted { pattern, buf: RecvBuf::empty(), number })?;
-        if let State::Posted { buf: posted, .. } = &mut self.requests.get_mut(index).0 {
-            core::mem::swap(posted, buf);
-        }
+        let index = self.post(&pattern, buf, number)?;
         self.trace.note("post", index.into());
-        self.posted.push(&mut self.requests, index, &pattern);
         if let Source::Rank(rank) = pattern.source {
             self.port.expect(rank);
         }
         Ok(self.id(index))
+    }
+
+    /// Appends a receive to those posted. Without a slot the buffer stays where it is.
+    #[inline(always)]
+    fn post(&mut self, pattern: &Pattern, buf: &mut RecvBuf, number: u64) -> Result<u32, StartError> {
+        let room = core::mem::replace(buf, RecvBuf::empty());
+        let request = Request(State::Posted { pattern: *pattern, buf: room, number });
+        self.posted.push(&mut self.requests, request, pattern).map_err(|Request(state)| {
+            if let State::Posted { buf: room, .. } = state {
+                *buf = room;
+            }
+            StartError::Requests { capacity: self.requests.capacity() }
+        })
     }
 
     /// Only looks where the message of a blocking receive is likeliest to come next: the cheapest of polls, for between
@@ -110,6 +121,80 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
             self.fault(PeerFault { peer: from, fault });
         }
         Some(outcome(from, envelope.tag, envelope.total, buf.len()))
+    }
+
+    /// A blocking receive whose message is there, and a word: the critical path. `None` says nothing: the receive goes on as any
+    /// other.
+    #[inline(always)]
+    pub fn receive_word(&mut self, pattern: &Pattern, into: &mut Word) -> Option<Status> {
+        const LEN: usize = size_of::<Word>();
+        // As `can_bypass` says, but that a source which is gone has no packets.
+        if !self.is_idle() {
+            return None;
+        }
+        let from = match pattern.source {
+            Source::Rank(rank) => Some(rank),
+            Source::Any if self.any_source_failure.is_some() => return None,
+            Source::Any => None,
+        };
+        let (peer, tag, word, unsettled) =
+            self.port.take_word(from, pattern.context, |tag| pattern.accepts(tag))?;
+        *into = word;
+        self.trace.note("receive_word", LEN as u64);
+        self.book_word(peer, unsettled, 0);
+        Some(Status { peer, tag, len: LEN })
+    }
+
+    /// Takes the message of a posted receive, if it is there and a word, and nothing else would take it: the request in hand
+    /// is what a poll is for (paper 4, section 3.3). The request is gone then. `None` says nothing.
+    #[inline(always)]
+    pub fn receive_posted(&mut self, id: RequestId) -> Option<Status> {
+        let request = self.requests.live_mut(id.index, id.generation)?;
+        let State::Posted { pattern, buf, .. } = &mut request.0 else { return None };
+        let (Some(hash), Source::Rank(rank)) = (pattern.hash(), pattern.source) else { return None };
+        let first = self.posted.first(hash, id.index)?;
+        let into = buf.whole(0, usize::MAX)?.first_chunk_mut()?;
+        let wanted = pattern.tag;
+        let (peer, tag, word, unsettled) =
+            self.port.take_word(Some(rank), pattern.context, |tag| tag == wanted)?;
+        *into = word;
+        first.take(&mut self.requests);
+        self.requests.remove(id.index);
+        self.trace.note("receive_posted", size_of::<Word>() as u64);
+        self.book_word(peer, unsettled, 1);
+        Some(Status { peer, tag, len: size_of::<Word>() })
+    }
+
+    /// A word was taken, by a receive that was posted or by none.
+    #[inline(always)]
+    fn book_word(&mut self, peer: PeerId, unsettled: bool, posted: u64) {
+        const LEN: usize = size_of::<Word>();
+        let booked = self.peers.borrow_mut().get_mut(peer as usize).is_some_and(|peer| {
+            peer.tally.received[Kind::Eager.index()].bytes += LEN as u64;
+            peer.tally.posted += posted;
+            peer.account.try_arrive(cost(LEN), false)
+        });
+        if unsettled || !booked {
+            self.settle_word(peer, unsettled, booked);
+        }
+    }
+
+    /// What is rarely to be done after a word.
+    #[cold]
+    #[inline(never)]
+    fn settle_word(&mut self, peer: PeerId, unsettled: bool, booked: bool) {
+        if unsettled {
+            self.port.settle_take(peer);
+        }
+        if !booked && let Err(fault) = self.charge(peer, cost(size_of::<Word>()), false) {
+            self.fault(PeerFault { peer, fault });
+        }
+    }
+
+    /// Whether nothing is posted, stored or pending.
+    #[inline(always)]
+    fn is_idle(&self) -> bool {
+        self.posted.is_empty() && self.store.is_empty() && self.first_work.is_none()
     }
 
     /// One turn of the crank for a caller that blocks in one receive, which need not be posted: the packet in hand is
@@ -154,16 +239,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
             }
             Kind::Rts if pattern.matches(peer, &envelope) => {
                 // Without a free slot it is stored as unexpected, and posting will tell.
-                let room = core::mem::replace(buf, RecvBuf::empty());
                 let number = self.posted.take_number();
-                match self.requests.insert(Request(State::Posted { pattern: *pattern, buf: room, number })) {
-                    Ok(index) => {
-                        self.posted.push(&mut self.requests, index, pattern);
-                        posted = Some(self.id(index));
-                    }
-                    Err(Request(State::Posted { buf: room, .. })) => *buf = room,
-                    Err(_) => {}
-                }
+                posted = self.post(pattern, buf, number).ok().map(|index| self.id(index));
             }
             _ => {}
         }
@@ -181,10 +258,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     /// not come yet.
     #[inline(always)]
     pub fn can_bypass(&self, pattern: &Pattern) -> bool {
-        self.posted.is_empty()
-            && self.store.is_empty()
-            && self.first_work.is_none()
-            && self.check_alive(pattern.source).is_ok()
+        self.is_idle() && self.check_alive(pattern.source).is_ok()
     }
 
     #[inline(always)]

@@ -278,6 +278,16 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         Some(outcome)
     }
 
+    /// As [`Engine::test`], but looks for the message first where that is cheap, if it is a receive.
+    #[inline]
+    pub fn try_finish(&mut self, id: RequestId) -> Option<Result<Status, Fate>> {
+        let outcome = self.test(id);
+        if outcome.is_some() {
+            return outcome;
+        }
+        self.receive_posted(id).map(Ok)
+    }
+
     /// Withdraws a posted receive. False when a message has matched it, or it is complete, or a send.
     ///
     /// A withdrawn receive completes with [`Fate::Cancelled`]; its buffer is the caller's again at once.

@@ -5,7 +5,7 @@
 //! same peer overtakes it (paper 4, section 3.1).
 #![forbid(unsafe_code)]
 
-use core::borrow::Borrow;
+use core::borrow::{Borrow, BorrowMut};
 
 use super::lmt::{Pull, Transfer};
 use super::peer::Queue;
@@ -15,13 +15,31 @@ use super::{Engine, RequestId, StartError, Status, Storage};
 use crate::blunder::{Blunder, made};
 use crate::payload::{Gather, SendBuf};
 use crate::port::{MessagePort, PeerFault, PeerId};
+use crate::shared::fastbox::Word;
 use crate::store::cost;
 use crate::trace::Recorder as _;
 use crate::wire::{Envelope, Kind};
 
 impl<P: MessagePort, S: Storage> Engine<P, S> {
-    /// Sends a message eagerly, if it is small enough, there is room and credit, and nothing waits before it: the critical
-    /// path. False when [`Engine::isend`] has to do it, or to say why it can't be done.
+    /// As [`Engine::send_now`], of a message of a word: the critical path. False says nothing, and nothing was sent.
+    #[inline(always)]
+    pub fn send_word(&mut self, to: PeerId, context: u16, tag: u64, word: Word) -> bool {
+        const UNITS: u32 = cost(size_of::<Word>());
+        let Some(peer) = self.peers.borrow_mut().get_mut(to as usize) else { return false };
+        if !peer.is_free() || !peer.allowance.may(UNITS) || !self.sends_words {
+            return false;
+        }
+        let Some(unsettled) = self.port.send_word(to, context, tag, word) else { return false };
+        peer.allowance.spend(UNITS);
+        peer.tally.sent[Kind::Eager.index()].bytes += size_of::<Word>() as u64;
+        self.trace.note("send_word", size_of::<Word>() as u64);
+        if unsettled {
+            self.port.settle_send(to);
+        }
+        true
+    }
+
+    /// Sends a message eagerly, if it is small enough, there is room and credit, and nothing waits before it. False when [`Engine::isend`] has to do it, or to say why it can't be done.
     #[inline(always)]
     pub fn send_now(&mut self, to: PeerId, context: u16, tag: u64, bytes: &[u8]) -> bool {
         if !self.may_send_now(to, bytes.len()) {
@@ -76,8 +94,24 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     ///
     /// # Errors
     /// See [`StartError`]; nothing was sent.
-    #[inline]
+    #[inline(always)]
     pub fn isend(
+        &mut self,
+        to: PeerId,
+        context: u16,
+        tag: u64,
+        buf: SendBuf,
+    ) -> Result<RequestId, StartError> {
+        if let Some(Ok(word)) = buf.whole(0, buf.len()).map(Word::try_from)
+            && self.send_word(to, context, tag, word)
+        {
+            return Ok(RequestId::SENT);
+        }
+        self.isend_any(to, context, tag, buf)
+    }
+
+    #[inline(never)]
+    fn isend_any(
         &mut self,
         to: PeerId,
         context: u16,

@@ -55,9 +55,8 @@ impl Queue {
 
     fn post(&mut self, pattern: Pattern) -> u32 {
         let number = self.posted.take_number();
-        let index = self.slots.insert(Receive { pattern, number, looked: Cell::new(0) }).unwrap();
-        self.posted.push(&mut self.slots, index, &pattern);
-        index
+        let receive = Receive { pattern, number, looked: Cell::new(0) };
+        self.posted.push(&mut self.slots, receive, &pattern).unwrap()
     }
 
     fn take(&mut self, source: u32, envelope: &Envelope) -> Option<u32> {

@@ -16,6 +16,8 @@ use crate::wire::{Envelope, Kind};
 pub const FIRST_BYTES: usize = 48;
 /// Payload bytes in each further slot.
 pub const MORE_BYTES: usize = 56;
+/// A message of the size that is commonest, and for which the critical path is laid out.
+pub type Word = [u8; 8];
 /// Kind code of a further slot's stamp.
 const CONTINUATION: u64 = 0xff << 8;
 /// Set in the kind code of a packet whose payload lies in one of the sender's cells.
@@ -74,57 +76,102 @@ pub const fn max_payload(slots: usize) -> usize {
     FIRST_BYTES + (slots / 4 - 1) * MORE_BYTES
 }
 
-/// Ring position to slot index and lap. `mask` and `shift` come from our own geometry.
-#[derive(Clone, Copy, Debug)]
-struct Wheel {
-    mask: u64,
-    shift: u32,
+/// Where an end stands in the ring. It goes through `run` without looking at anything else.
+#[derive(Clone, Debug)]
+struct Place<'a> {
+    slots: &'a [Slot],
+    /// The slots from here to where something has to be seen to, at the ring's end at the latest.
+    run: core::slice::Iter<'a, Slot>,
+    /// Index of the slot behind the run.
+    end: usize,
+    /// Rounds begun; never wraps in 64 bits.
+    rounds: u64,
+    /// The stamp in this round of a whole message of a word, without sequence number and context.
+    word: u64,
 }
 
-impl Wheel {
-    fn new(slots: usize) -> Self {
-        debug_assert!(slots.is_power_of_two() && slots >= 4);
-        Self { mask: slots as u64 - 1, shift: slots.trailing_zeros() }
+impl<'a> Place<'a> {
+    /// The start, and a run of so many slots.
+    fn new(slots: &'a [Slot], run: usize) -> Self {
+        debug_assert!(slots.len().is_power_of_two() && slots.len() >= 4);
+        let mut place = Self { slots, run: [].iter(), end: 0, rounds: 1, word: 0 };
+        place.set(0, run);
+        place
     }
 
+    /// Index of the slot here; that of none after the last one of a round.
     #[inline(always)]
-    fn lap(&self, position: u64) -> u64 {
-        ((position >> self.shift) + 1) & 0xff
+    fn at(&self) -> usize {
+        self.end - self.run.as_slice().len()
     }
 
+    /// The position, counted from the start.
+    fn position(&self) -> u64 {
+        (self.rounds - 1) * self.slots.len() as u64 + self.at() as u64
+    }
+
+    /// Goes to a slot, of the next round if there are not so many, and begins a run of so many slots, or less at the ring's
+    /// end.
+    fn set(&mut self, mut at: usize, run: usize) {
+        if at >= self.slots.len() {
+            at -= self.slots.len();
+            self.rounds += 1;
+        }
+        let rest = self.slots.get(at..).unwrap_or_default();
+        let run = &rest[..run.min(rest.len())];
+        (self.run, self.end) = (run.iter(), at + run.len());
+        self.word = self.lap() | (Kind::Eager as u64) << 8 | (size_of::<Word>() as u64) << 32;
+    }
+
+    /// The lap of the stamps of this round.
     #[inline(always)]
-    fn index(&self, position: u64) -> usize {
-        (position & self.mask) as usize
+    const fn lap(&self) -> u64 {
+        self.rounds & 0xff
+    }
+
+    /// The slot so many further on, and the lap of its stamps.
+    fn further(&self, count: usize) -> (&'a Slot, u64) {
+        let index = self.at() + count;
+        let slots = self.slots.len();
+        if index < slots {
+            (&self.slots[index], self.lap())
+        } else {
+            (&self.slots[index & (slots - 1)], (self.rounds + 1) & 0xff)
+        }
+    }
+
+    /// The stamp here of a whole message of a word.
+    #[inline(always)]
+    const fn word_stamp(&self, sequence: u64, context: u16) -> u64 {
+        self.word | (sequence & 0xffff) << 16 | (context as u64) << 48
     }
 }
 
 /// The sending end. Exclusive to one thread at a time.
 #[derive(Debug)]
 pub struct Sender<'a> {
-    slots: &'a [Slot],
     ack: &'a Word64,
-    wheel: Wheel,
-    /// Position of the next slot to fill; never wraps in 64 bits.
-    tail: u64,
-    /// The receiver's position when last read.
-    acked: u64,
+    /// The next slot to fill; the run is of slots that the receiver is known to have given back.
+    tail: Place<'a>,
+    /// Such slots behind the run: the ring's end is before them.
+    beyond: usize,
 }
 
 impl<'a> Sender<'a> {
     /// A sender at the ring's start. `slots` is a power of two of at least 4, in our own memory; `ack` is in
     /// the receiver's.
     pub fn new(slots: &'a [Slot], ack: &'a Word64) -> Self {
-        Self { slots, ack, wheel: Wheel::new(slots.len()), tail: 0, acked: 0 }
+        Self { ack, tail: Place::new(slots, slots.len()), beyond: 0 }
     }
 
     /// Empties the ring for a new receiver; the one before is gone. The new one learns of it by other means.
     pub(super) fn clear(&self) {
-        self.slots.iter().for_each(|slot| slot.stamp.store_relaxed(0));
+        self.tail.slots.iter().for_each(|slot| slot.stamp.store_relaxed(0));
     }
 
     /// The most bytes that [`Sender::push`] takes.
     pub fn max_payload(&self) -> usize {
-        max_payload(self.slots.len())
+        max_payload(self.tail.slots.len())
     }
 
     /// Sends one whole message. False when there is no room now, or it is too large for a fastbox.
@@ -134,22 +181,39 @@ impl<'a> Sender<'a> {
     #[inline(always)]
     pub fn push(&mut self, sequence: u64, envelope: &Envelope, payload: &[u8]) -> Result<bool, FastboxFault> {
         let count = slots_for(payload.len());
-        if !self.has_room(count as u64)? {
+        if !self.has_room(count)? {
             return Ok(false);
         }
-        let stamp = self.wheel.lap(self.tail)
+        let Some(first) = self.tail.run.as_slice().first() else { return Ok(false) };
+        let stamp = self.tail.lap()
             | (envelope.kind as u64) << 8
             | (sequence & 0xffff) << 16
             | (payload.len() as u64) << 32
             | u64::from(envelope.context) << 48;
-        let first = &self.slots[self.wheel.index(self.tail)];
         // The first line last, and all at once: the receiver polls it, and would take it away in between.
         let head = if count == 1 { payload } else { self.push_rest(payload) };
-        first.body[0].set(envelope.tag);
-        store_words(&first.body[1..], head);
+        let [tag, body @ ..] = &first.body;
+        tag.set(envelope.tag);
+        store_words(body, head);
         first.stamp.store_release(stamp, Edge::FastboxPublish);
-        self.tail += count as u64;
+        match self.tail.run.as_slice().get(count..) {
+            Some(rest) => self.tail.run = rest.iter(),
+            None => self.advance(count),
+        }
         Ok(true)
+    }
+
+    /// As [`Sender::push`] of a whole message of a word, the critical path; false also when that has to look whether there
+    /// is room.
+    #[inline(always)]
+    pub fn push_word(&mut self, sequence: u64, context: u16, tag: u64, word: Word) -> bool {
+        let stamp = self.tail.word_stamp(sequence, context);
+        let Some(slot) = self.tail.run.next() else { return false };
+        let [first, second, ..] = &slot.body;
+        first.set(tag);
+        second.set(u64::from_le_bytes(word));
+        slot.stamp.store_release(stamp, Edge::FastboxPublish);
+        true
     }
 
     /// Sends one packet whose payload lies in this cell of ours, already filled: one slot, whatever its size. False when
@@ -162,17 +226,16 @@ impl<'a> Sender<'a> {
         if !self.has_room(1)? {
             return Ok(false);
         }
-        let stamp = self.wheel.lap(self.tail)
+        let stamp = self.tail.lap()
             | (envelope.kind as u64) << 8
             | IN_CELL
             | (sequence & 0xffff) << 16
             | u64::from(envelope.context) << 48;
-        let slot = &self.slots[self.wheel.index(self.tail)];
+        let Some(slot) = self.tail.run.next() else { return Ok(false) };
         slot.body[0].set(envelope.tag);
         slot.body[1].set(u64::from(cell) | envelope.total << 32);
         // Publishes the cell's payload too: it needs no header, and no entry in the queue.
         slot.stamp.store_release(stamp, Edge::FastboxPublish);
-        self.tail += 1;
         Ok(true)
     }
 
@@ -180,30 +243,59 @@ impl<'a> Sender<'a> {
     #[inline(never)]
     fn push_rest<'p>(&self, payload: &'p [u8]) -> &'p [u8] {
         let (head, rest) = payload.split_at(FIRST_BYTES);
-        for (chunk, position) in rest.chunks(MORE_BYTES).zip(self.tail + 1..) {
-            let slot = &self.slots[self.wheel.index(position)];
-            slot.stamp.store_relaxed(self.wheel.lap(position) | CONTINUATION);
+        for (chunk, count) in rest.chunks(MORE_BYTES).zip(1..) {
+            let (slot, lap) = self.tail.further(count);
+            slot.stamp.store_relaxed(lap | CONTINUATION);
             store_words(&slot.body, chunk);
         }
         head
     }
 
+    /// More slots are filled than the run has.
+    #[cold]
+    fn advance(&mut self, count: usize) {
+        let room = self.room() - count;
+        self.set_room(self.tail.at() + count, room);
+    }
+
+    fn room(&self) -> usize {
+        self.tail.run.as_slice().len() + self.beyond
+    }
+
+    /// Goes on at a slot, from which on there are so many that the receiver has given back.
+    fn set_room(&mut self, at: usize, room: usize) {
+        self.tail.set(at, room);
+        self.beyond = room - self.tail.run.as_slice().len();
+    }
+
+    /// Whether there is room for so many slots, and the run is not empty.
     #[inline(always)]
-    fn has_room(&mut self, count: u64) -> Result<bool, FastboxFault> {
-        let slots = self.slots.len() as u64;
+    fn has_room(&mut self, count: usize) -> Result<bool, FastboxFault> {
+        if count <= self.tail.run.as_slice().len() && count <= self.tail.slots.len() / 4 {
+            return Ok(true);
+        }
+        self.look_for_room(count)
+    }
+
+    #[inline(never)]
+    fn look_for_room(&mut self, count: usize) -> Result<bool, FastboxFault> {
+        let slots = self.tail.slots.len();
         // More than the receiver believes, however empty the ring is.
         if count > slots / 4 {
             return Ok(false);
         }
-        if self.tail + count - self.acked <= slots {
-            return Ok(true);
+        let mut room = self.room();
+        if count > room {
+            let high = self.tail.position();
+            let low = high + room as u64 - slots as u64;
+            let found = self.ack.load_acquire(Edge::FastboxAck);
+            if found < low || found > high {
+                return Err(FastboxFault::Position { found, low, high });
+            }
+            room += (found - low) as usize;
         }
-        let found = self.ack.load_acquire(Edge::FastboxAck);
-        if found < self.acked || found > self.tail {
-            return Err(FastboxFault::Position { found, low: self.acked, high: self.tail });
-        }
-        self.acked = found;
-        Ok(self.tail + count - found <= slots)
+        self.set_room(self.tail.at(), room);
+        Ok(count <= room)
     }
 }
 
@@ -224,21 +316,19 @@ pub struct Packet {
 /// The receiving end. Exclusive to one thread at a time.
 #[derive(Debug)]
 pub struct Receiver<'a> {
-    slots: &'a [Slot],
     ack: &'a Word64,
-    wheel: Wheel,
     /// Most payload bytes of a packet.
     most: usize,
-    /// Position of the next slot to read.
-    head: u64,
-    /// The position last told to the sender.
-    told: u64,
+    /// The next slot to read. The run, never empty, ends where the sender is to be told.
+    head: Place<'a>,
+    /// Slots to be given back behind the run before that: the ring's end is before them.
+    beyond: usize,
 }
 
 impl<'a> Receiver<'a> {
     /// A receiver at the ring's start. `slots` is in the sender's memory; `ack` is in our own.
     pub fn new(slots: &'a [Slot], ack: &'a Word64) -> Self {
-        Self { slots, ack, wheel: Wheel::new(slots.len()), most: max_payload(slots.len()), head: 0, told: 0 }
+        Self { ack, most: max_payload(slots.len()), head: Place::new(slots, slots.len() / 4), beyond: 0 }
     }
 
     /// Begins anew for a new sender; the one before is gone.
@@ -250,9 +340,9 @@ impl<'a> Receiver<'a> {
     /// path, one load and two comparisons. `None` says nothing about what else there may be; [`Receiver::peek`] does.
     #[inline(always)]
     pub fn due(&self, sequence: u64) -> Option<Packet> {
-        let slot = &self.slots[self.wheel.index(self.head)];
+        let slot = self.head.run.as_slice().first()?;
         let stamp = slot.stamp.load_acquire(Edge::FastboxPublish);
-        let wanted = self.wheel.lap(self.head) | (Kind::Eager as u64) << 8 | (sequence & 0xffff) << 16;
+        let wanted = self.head.lap() | (Kind::Eager as u64) << 8 | sequence << 16;
         let len = (stamp >> 32) as u16 as usize;
         if stamp as u32 != wanted as u32 || len > self.most {
             return None;
@@ -266,9 +356,9 @@ impl<'a> Receiver<'a> {
     /// What an honest sender never writes; every value is read once and checked here.
     #[inline(always)]
     pub fn peek(&self) -> Result<Option<Packet>, FastboxFault> {
-        let slot = &self.slots[self.wheel.index(self.head)];
+        let Some(slot) = self.head.run.as_slice().first() else { return Ok(None) };
         let stamp = slot.stamp.load_acquire(Edge::FastboxPublish);
-        if stamp & 0xff != self.wheel.lap(self.head) {
+        if stamp & 0xff != self.head.lap() {
             return Ok(None);
         }
         let code = (stamp & !IN_CELL) >> 8;
@@ -293,7 +383,7 @@ impl<'a> Receiver<'a> {
         if len > self.most.saturating_sub(at) {
             return;
         }
-        let first = &self.slots[self.wheel.index(self.head)];
+        let Some(first) = self.head.run.as_slice().first() else { return };
         if at != 0 {
             self.read_from(at, to);
         } else if len <= FIRST_BYTES {
@@ -309,8 +399,7 @@ impl<'a> Receiver<'a> {
         while !to.is_empty() {
             // Seen as a run of 56-byte slots, the first slot's payload starts behind the tag, at byte 8.
             let (slot, byte) = ((at + 8) / MORE_BYTES, (at + 8) % MORE_BYTES);
-            let word =
-                self.slots[self.wheel.index(self.head + slot as u64)].body[byte / 8].get().to_le_bytes();
+            let word = self.head.further(slot).0.body[byte / 8].get().to_le_bytes();
             let part = &word[byte % 8..];
             let (now, later) = to.split_at_mut(part.len().min(to.len()));
             now.copy_from_slice(&part[..now.len()]);
@@ -323,8 +412,8 @@ impl<'a> Receiver<'a> {
     fn read_rest(&self, first: &Slot, to: &mut [u8]) {
         let (head, rest) = to.split_at_mut(FIRST_BYTES);
         load_words(&first.body[1..], head);
-        for (chunk, position) in rest.chunks_mut(MORE_BYTES).zip(self.head + 1..) {
-            load_words(&self.slots[self.wheel.index(position)].body, chunk);
+        for (chunk, count) in rest.chunks_mut(MORE_BYTES).zip(1..) {
+            load_words(&self.head.further(count).0.body, chunk);
         }
     }
 
@@ -332,13 +421,62 @@ impl<'a> Receiver<'a> {
     /// quarter of the ring.
     #[inline(always)]
     pub fn advance(&mut self, len: usize) -> bool {
-        self.head += slots_for(len) as u64;
-        if self.head - self.told < self.slots.len() as u64 / 4 {
-            return false;
+        let count = slots_for(len);
+        match self.head.run.as_slice().get(count..) {
+            Some(rest) if !rest.is_empty() => {
+                self.head.run = rest.iter();
+                false
+            }
+            _ => self.advance_run(count),
         }
-        self.told = self.head;
-        self.ack.store_release(self.head, Edge::FastboxAck);
-        true
+    }
+
+    /// Takes the packet at the head, if it is this one in its sender's order, a whole message of a word in this context, and
+    /// its tag is wanted: the critical path, one load and one comparison. Returns its tag, the word, and whether
+    /// [`Receiver::end_run`] has to be called next. `None` says nothing about what else there may be.
+    #[inline(always)]
+    pub fn take_word(
+        &mut self,
+        sequence: u64,
+        context: u16,
+        wanted: impl FnOnce(u64) -> bool,
+    ) -> Option<(u64, Word, bool)> {
+        let wanted_stamp = self.head.word_stamp(sequence, context);
+        let mut run = self.head.run.clone();
+        let slot = run.next()?;
+        if slot.stamp.load_acquire(Edge::FastboxPublish) != wanted_stamp {
+            return None;
+        }
+        let [first, second, ..] = &slot.body;
+        let tag = first.get();
+        if !wanted(tag) {
+            return None;
+        }
+        let word = second.get().to_le_bytes();
+        let ended = run.as_slice().is_empty();
+        self.head.run = run;
+        Some((tag, word, ended))
+    }
+
+    /// After [`Receiver::take_word`]: goes to the next run. Returns how many slots the last one had at most, and whether the
+    /// sender was told.
+    pub fn end_run(&mut self) -> (usize, bool) {
+        (self.head.slots.len() / 4, self.advance_run(0))
+    }
+
+    /// Goes on by so many slots, and to the next run. Returns whether the sender was told.
+    #[inline(never)]
+    fn advance_run(&mut self, count: usize) -> bool {
+        let slots = self.head.slots.len();
+        let untold = self.head.run.as_slice().len() + self.beyond;
+        let tell = count >= untold;
+        let untold = if tell { slots / 4 } else { untold - count };
+        self.head.set(self.head.at() + count, untold);
+        self.beyond = untold - self.head.run.as_slice().len();
+        if tell {
+            self.ack.store_release(self.head.position(), Edge::FastboxAck);
+        }
+        tell
     }
 }
 
@@ -349,9 +487,12 @@ fn packet(kind: Kind, stamp: u64, len: usize, slot: &Slot) -> Packet {
     Packet { sequence: (stamp >> 16) as u16, envelope, len, cell: None }
 }
 
-/// Writes bytes as little-endian words, the last one padded with zeros.
+/// Writes bytes as little-endian words, the last one padded with zeros. Eight bytes, the commonest of sizes, have no loop.
 #[inline(always)]
 fn store_words(words: &[PayloadWord], bytes: &[u8]) {
+    if let (Ok(only), [word, ..]) = (<[u8; 8]>::try_from(bytes), words) {
+        return word.set(u64::from_le_bytes(only));
+    }
     let (whole, rest) = bytes.as_chunks::<8>();
     for (word, chunk) in words.iter().zip(whole) {
         word.set(u64::from_le_bytes(*chunk));
@@ -366,6 +507,10 @@ fn store_words(words: &[PayloadWord], bytes: &[u8]) {
 /// Reads bytes from little-endian words.
 #[inline(always)]
 fn load_words(words: &[PayloadWord], bytes: &mut [u8]) {
+    if let (Ok(only), [word, ..]) = (<&mut [u8; 8]>::try_from(&mut *bytes), words) {
+        *only = word.get().to_le_bytes();
+        return;
+    }
     let (whole, rest) = bytes.as_chunks_mut::<8>();
     let count = whole.len();
     for (word, chunk) in words.iter().zip(whole) {

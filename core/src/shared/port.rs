@@ -9,6 +9,7 @@
 //! whenever the queue contradicts itself, a peer's cells are swept for the packet that is due: the queue is a
 //! hint, the cells are the truth.
 
+mod cells;
 mod link;
 mod open;
 mod poll;
@@ -18,7 +19,7 @@ use core::borrow::BorrowMut;
 
 pub use link::{Ends, Link};
 
-use super::fastbox;
+use super::fastbox::{self, Word};
 use super::pool::{CellRecord, Pool};
 use super::queue::Consumer;
 use super::sleep::{News, Sleep, SleepWord};
@@ -32,7 +33,7 @@ use wake::news;
 /// Most peers whose fastboxes are looked at in every poll.
 pub const HOT: usize = 8;
 /// Packets before the other fastboxes, the queue and the peers that are not hot have their turn.
-const BURST: u32 = 32;
+const BURST: u32 = 128;
 /// Queue entries looked at in one poll before it gives up until the next.
 const ENTRIES_A_POLL: usize = 64;
 /// Packets found by sweeping alone after which the inbox counts as damaged, and every idle poll sweeps.
@@ -212,103 +213,6 @@ where
             self.hot[victim] = peer;
         }
     }
-
-    /// Sends a packet of `envelope.total` bytes through a cell, which `fill` fills.
-    #[inline(always)]
-    fn send_cell(
-        &mut self,
-        peer: PeerId,
-        envelope: &Envelope,
-        fill: impl FnOnce(&Pool<'a, R>, u32) -> bool,
-    ) -> Result<bool, PeerFault> {
-        let Some(cell) = self.reserve(peer, envelope.total)? else { return Ok(false) };
-        let Some(link) = self.links.borrow_mut().get_mut(peer as usize).and_then(Option::as_mut) else {
-            return Ok(false);
-        };
-        let filled = fill(&self.pool, cell);
-        debug_assert!(filled, "the size was checked when the cell was reserved");
-        let sequence = link.traffic.next;
-        let announced = self.config.announce && {
-            let pushed = link.ends.outbound.announce(sequence, envelope, cell);
-            pushed.map_err(|fault| PeerFault { peer, fault: fault.into() })?
-        };
-        if !announced {
-            self.pool.publish(cell, peer as u16, sequence, envelope);
-            // An error means that the peer's inbox was scribbled over: its sweep will find the cell.
-            let _ = link.ends.queue.push(self.config.rank * self.cells + cell);
-        }
-        link.traffic.next += 1;
-        link.traffic.lent += 1;
-        link.traffic.waits = false;
-        link.traffic.cells_sent.add(envelope.total as usize);
-        self.wake(peer, news(envelope));
-        Ok(true)
-    }
-
-    /// A cell for this peer, if it may have one and `len` bytes fit.
-    #[inline(always)]
-    fn reserve(&mut self, peer: PeerId, len: u64) -> Result<Option<u32>, PeerFault> {
-        // Not for every cell: its place in the ring is a line that the receiver has just written.
-        if self.pool.free() * 2 <= self.cells as usize {
-            self.collect(peer)?;
-        }
-        let Some(lent) = self.link(peer).map(|link| link.traffic.lent as usize) else { return Ok(None) };
-        if len > self.pool.cell_bytes() as u64 {
-            return Ok(None);
-        }
-        // A peer gets no more than what is then left for the others (dynamic thresholds): however many are slow, the
-        // next one finds a cell.
-        if self.pool.free() == 0 || self.shared && lent >= self.pool.free() {
-            self.collect_all()?;
-            if self.shared && lent >= self.pool.free() {
-                return Ok(self.wait_for_cell(peer));
-            }
-        }
-        match self.pool.take(peer) {
-            None => Ok(self.wait_for_cell(peer)),
-            cell => Ok(cell),
-        }
-    }
-
-    /// There is no cell now: nothing is sent.
-    #[cold]
-    fn wait_for_cell(&mut self, peer: PeerId) -> Option<u32> {
-        if let Some(link) = self.link(peer) {
-            link.traffic.wait();
-        }
-        None
-    }
-
-    #[inline(never)]
-    fn send_pieces(
-        &mut self,
-        peer: PeerId,
-        envelope: &Envelope,
-        pieces: [&[u8]; 2],
-    ) -> Result<bool, PeerFault> {
-        debug_assert_eq!(envelope.total, (pieces[0].len() + pieces[1].len()) as u64, "a packet is whole");
-        self.send_cell(peer, envelope, |pool, cell| pool.fill(cell, pieces))
-    }
-
-    /// Takes back the cells that this peer has finished with.
-    fn collect(&mut self, peer: PeerId) -> Result<(), PeerFault> {
-        let Some(link) = self.links.borrow_mut().get_mut(peer as usize).and_then(Option::as_mut) else {
-            return Ok(());
-        };
-        while link.traffic.lent > 0
-            && let Some(cell) = link.ends.given_back.pop()
-        {
-            let taken = self.pool.give_back(cell, peer);
-            taken.map_err(|fault| PeerFault { peer, fault: fault.into() })?;
-            link.traffic.lent -= 1;
-        }
-        Ok(())
-    }
-
-    #[cold]
-    pub(super) fn collect_all(&mut self) -> Result<(), PeerFault> {
-        (0..self.peers()).try_for_each(|peer| self.collect(peer))
-    }
 }
 
 /// Both pieces, which fit, in one.
@@ -334,18 +238,41 @@ where
 
     #[inline(always)]
     fn send(&mut self, peer: PeerId, envelope: &Envelope, payload: &[u8]) -> Result<bool, PeerFault> {
-        let limit = self.config.fastbox_limit;
-        let Some(link) = self.link(peer) else { return Ok(false) };
-        if envelope.total <= limit as u64 && envelope.total == payload.len() as u64 {
+        let PortConfig { fastbox_limit, fences, .. } = self.config;
+        let Some(Some(link)) = self.links.borrow_mut().get_mut(peer as usize) else { return Ok(false) };
+        if payload.len() <= fastbox_limit && envelope.total == payload.len() as u64 {
             let pushed = link.ends.outbound.push(link.traffic.next, envelope, payload);
             if pushed.map_err(|fault| PeerFault { peer, fault: fault.into() })? {
                 link.traffic.next += 1;
-                self.wake(peer, news(envelope));
+                if link.ends.sleep.is_asleep(fences) {
+                    self.wake(peer, news(envelope));
+                }
                 return Ok(true);
             }
             link.traffic.fastbox_full += 1;
         }
         self.send_pieces(peer, envelope, [payload, &[]])
+    }
+
+    fn sends_words(&self) -> bool {
+        size_of::<Word>() <= self.config.fastbox_limit
+    }
+
+    #[inline(always)]
+    fn send_word(&mut self, peer: PeerId, context: u16, tag: u64, word: Word) -> Option<bool> {
+        let Some(Some(link)) = self.links.borrow_mut().get_mut(peer as usize) else { return None };
+        let next = link.traffic.next;
+        if !link.ends.outbound.push_word(next, context, tag, word) {
+            return None;
+        }
+        link.traffic.next = next + 1;
+        Some(link.ends.sleep.is_asleep(self.config.fences))
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn settle_send(&mut self, peer: PeerId) {
+        self.wake(peer, News::Message);
     }
 
     fn send_parts(
@@ -407,9 +334,7 @@ where
     ) -> Option<(PeerId, Envelope)> {
         let peer = self.hot[self.turn % HOT];
         let link = self.links.borrow_mut().get_mut(peer as usize)?.as_mut()?;
-        if self.burst == 0 {
-            return None;
-        }
+        let burst = self.burst.checked_sub(1)?;
         let packet = link.ends.inbound.due(link.traffic.expected)?;
         if !wanted(peer, &packet.envelope) {
             return None;
@@ -418,13 +343,43 @@ where
             Some(to) => link.ends.inbound.read(0, to),
             None => scatter(&link.ends.inbound, packet.len, to),
         }
-        self.burst -= 1;
+        self.burst = burst;
         link.traffic.expected += 1;
         // The sender may sleep until there is room.
         if link.ends.inbound.advance(packet.len) {
             self.wake(peer, News::Other);
         }
         Some((peer, packet.envelope))
+    }
+
+    #[inline(always)]
+    fn take_word(
+        &mut self,
+        from: Option<PeerId>,
+        context: u16,
+        wanted: impl FnOnce(u64) -> bool,
+    ) -> Option<(PeerId, u64, Word, bool)> {
+        let peer = from.unwrap_or(self.hot[self.turn % HOT]);
+        let Some(Some(link)) = self.links.borrow_mut().get_mut(peer as usize) else { return None };
+        if self.burst == 0 {
+            return None;
+        }
+        let expected = link.traffic.expected;
+        let (tag, word, ended) = link.ends.inbound.take_word(expected, context, wanted)?;
+        link.traffic.expected = expected + 1;
+        Some((peer, tag, word, ended))
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn settle_take(&mut self, peer: PeerId) {
+        let Some(link) = self.link(peer) else { return };
+        let (count, told) = link.ends.inbound.end_run();
+        self.burst = self.burst.saturating_sub(count as u32);
+        // The sender may sleep until there is room.
+        if told {
+            self.wake(peer, News::Other);
+        }
     }
 
     fn poll_peer(&mut self, peer: PeerId) -> Polled<Place> {

@@ -102,6 +102,13 @@ impl SleepWord {
         }
     }
 
+    /// Waker, after publishing work: whether the sleeper sleeps; if so, [`SleepWord::must_wake`] says more.
+    #[inline(always)]
+    pub fn is_asleep(&self, mode: FenceMode) -> bool {
+        waker_fence(mode);
+        self.flag.load_relaxed() != 0
+    }
+
     #[cold]
     fn claim(&self, mut flag: u32, news: News) -> Waking {
         for _ in 0..TRIES {

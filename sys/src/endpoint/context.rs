@@ -1,7 +1,9 @@
 //! Matching contexts, and the modes of sending.
 
 use nemesia_core::engine::Bypass;
+use nemesia_core::matching::Pattern;
 use nemesia_core::payload::{RecvBuf, SendBuf};
+use nemesia_core::shared::fastbox::Word;
 use nemesia_core::trace::Recorder as _;
 
 use super::{Endpoint, Mode, Request, Source, Status, Tag, free_context, pattern, status};
@@ -115,6 +117,29 @@ impl Endpoint {
         self.engine.trace_mut().leave(true);
         sent
     }
+
+    /// Sends whatever it is, and waits.
+    #[inline(never)]
+    fn send_any(&mut self, to: usize, context: u16, tag: u64, bytes: &[u8]) -> Result<(), Error> {
+        if self.engine.send_now(u32::try_from(to).unwrap_or(u32::MAX), context, tag, bytes) {
+            return Ok(());
+        }
+        self.send_slowly(to, context, tag, bytes, Mode::Standard)
+    }
+
+    /// Receives whatever it is, and waits for it, into a buffer that the engine has done with when this returns, as when
+    /// `recv_bypass` and `finish` do.
+    #[inline(never)]
+    pub(super) fn recv_any(&mut self, pattern: Pattern, mut buf: RecvBuf) -> Result<Status, Error> {
+        if !self.engine.can_bypass(&pattern) {
+            let request = self.post(pattern, buf)?;
+            return self.finish(request);
+        }
+        match self.engine.receive_step(&pattern, &mut buf) {
+            Bypass::Done(Ok(done)) => Ok(status(done)),
+            step => self.recv_bypass(&pattern, buf, step),
+        }
+    }
 }
 
 impl Context<'_> {
@@ -131,10 +156,13 @@ impl Context<'_> {
     pub fn send(self, to: usize, tag: u64, bytes: &[u8]) -> Result<(), Error> {
         let Self { endpoint, id } = self;
         let id = free_context(id)?;
-        if endpoint.engine.send_now(u32::try_from(to).unwrap_or(u32::MAX), id, tag, bytes) {
+        // Most messages of a word, which are the ones for which every instruction counts, take no more than this.
+        if let (Ok(rank), Ok(word)) = (u32::try_from(to), Word::try_from(bytes))
+            && endpoint.engine.send_word(rank, id, tag, word)
+        {
             return Ok(());
         }
-        endpoint.send_slowly(to, id, tag, bytes, Mode::Standard)
+        endpoint.send_any(to, id, tag, bytes)
     }
 
     /// As [`Endpoint::ssend`].
@@ -160,24 +188,15 @@ impl Context<'_> {
     /// See [`Error`].
     #[inline(always)]
     pub fn recv(self, from: Source, tag: Tag, buf: &mut [u8]) -> Result<Status, Error> {
-        // SAFETY: the buffer is borrowed until this returns, and `recv_into` returns only when the engine has done with it.
+        let pattern = pattern(from, self.id, tag)?;
+        if let Some(into) = buf.first_chunk_mut()
+            && let Some(done) = self.endpoint.engine.receive_word(&pattern, into)
+        {
+            return Ok(status(done));
+        }
+        // SAFETY: the buffer is borrowed until this returns, and `recv_any` returns only when the engine has done with it.
         let buf = unsafe { RecvBuf::from_raw(buf.as_mut_ptr(), buf.len()) };
-        self.recv_into(from, tag, buf)
-    }
-
-    /// Receives into a buffer that the engine has done with when this returns, as when `recv_bypass` and `finish` do.
-    #[inline(always)]
-    pub(super) fn recv_into(self, from: Source, tag: Tag, mut buf: RecvBuf) -> Result<Status, Error> {
-        let Self { endpoint, id } = self;
-        let pattern = pattern(from, id, tag)?;
-        if !endpoint.engine.can_bypass(&pattern) {
-            let request = endpoint.post(pattern, buf)?;
-            return endpoint.finish(request);
-        }
-        match endpoint.engine.receive_step(&pattern, &mut buf) {
-            Bypass::Done(Ok(done)) => Ok(status(done)),
-            step => endpoint.recv_bypass(&pattern, buf, step),
-        }
+        self.endpoint.recv_any(pattern, buf)
     }
 
     /// As [`Endpoint::isend`].

@@ -110,10 +110,10 @@ impl Context<'_> {
     /// # Errors
     /// See [`Error`].
     pub fn recvv(self, from: Source, tag: Tag, list: &mut [IoSliceMut<'_>]) -> Result<Status, Error> {
-        // SAFETY: the list and its bytes are borrowed exclusively until this returns, and `recv_into` returns only when the
+        // SAFETY: the list and its bytes are borrowed exclusively until this returns, and `recv_any` returns only when the
         // engine has done with them.
         let buf = unsafe { RecvBuf::from_list(list.as_ptr().cast(), list.len()) };
-        self.recv_into(from, tag, buf.ok_or(Error::List)?)
+        self.endpoint.recv_any(pattern(from, self.id, tag)?, buf.ok_or(Error::List)?)
     }
 
     /// As [`Endpoint::isendv`].

@@ -214,6 +214,13 @@ impl Endpoint {
         packets
     }
 
+    /// Counts a call that did without a poll; whether it is time for one.
+    #[inline(always)]
+    pub(super) const fn is_progress_due(&mut self) -> bool {
+        self.turns += 1;
+        self.turns >= CLOCK_EVERY
+    }
+
     /// Counts a poll that found so many packets; whether it is time to look at the clock. Traffic with one peer must not
     /// hide the death of another, nor the passing of a deadline.
     #[inline(always)]
@@ -305,6 +312,14 @@ impl Endpoint {
         request: Request,
         limit: Option<Duration>,
     ) -> Result<Status, Error> {
+        match self.done(request) {
+            Some(status) => Ok(status),
+            None => self.wait_slowly(request, limit),
+        }
+    }
+
+    #[inline(never)]
+    fn wait_slowly(&mut self, request: Request, limit: Option<Duration>) -> Result<Status, Error> {
         self.go_on(request, &mut Wait::new(limit), Awaited::Request(request))
     }
 

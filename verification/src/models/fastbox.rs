@@ -1,7 +1,8 @@
 //! The fastbox: a sender and a receiver on a ring that wraps.
 
-use nemesia_core::shared::fastbox::{Receiver, Sender, Slot};
+use nemesia_core::shared::fastbox::{Receiver, Sender, Slot, Word};
 use nemesia_core::sync::{Edge, Word64};
+use nemesia_core::wire::Envelope;
 
 use super::Model;
 use crate::mutant::Blunder;
@@ -14,7 +15,7 @@ pub(super) const WRAP: Model = Model {
     property: "each message once, whole, in order; no slot overwritten before it is released",
     edges: &[Edge::FastboxPublish, Edge::FastboxAck],
     blunders: &[Blunder::AckBeforeRead],
-    run: |run| wrap(run, 4, 8, 3),
+    run: |run| wrap(run, 4, 16, 3),
 };
 
 /// Packets of several slots, of which only the first one's stamp is released.
@@ -26,6 +27,19 @@ pub(super) const SEVERAL_SLOTS: Model = Model {
     blunders: &[Blunder::AckBeforeRead],
     run: |run| wrap(run, 8, 104, 3),
 };
+
+/// Messages of a word, by the critical path.
+pub(super) const WORDS: Model = Model {
+    name: "fastbox/words",
+    structure: "fastbox (4 slots)",
+    property: "the same for messages of a word, written and taken in one step",
+    edges: &[Edge::FastboxPublish, Edge::FastboxAck],
+    blunders: &[Blunder::AckBeforeRead],
+    run: |run| wrap(run, 4, WORD, 3),
+};
+
+/// Bytes of a word; messages of this length go by the critical path, others do not.
+const WORD: usize = size_of::<Word>();
 
 /// Attempts that a thread makes before it leaves the rest to the end.
 const ATTEMPTS: usize = 4;
@@ -68,8 +82,12 @@ impl Sending<'_> {
     /// Sends the next message if there is room.
     pub(super) fn push(&mut self) -> bool {
         let (envelope, payload) = (envelope(self.next, self.len), bytes(self.next, self.len));
-        let pushed = self.sender.push(self.next.into(), &envelope, &payload);
-        let pushed = pushed.expect("the receiver is honest");
+        let sequence = self.next.into();
+        let word = Word::try_from(payload.as_slice());
+        let pushed = word
+            .is_ok_and(|word| self.sender.push_word(sequence, envelope.context, envelope.tag, word))
+            // Here it looks for room.
+            || self.sender.push(sequence, &envelope, &payload).expect("the receiver is honest");
         self.next += u8::from(pushed);
         pushed
     }
@@ -108,11 +126,27 @@ impl<'a> Taking<'a> {
         if let Some(blunderer) = &mut self.blunderer {
             blunderer.advance(packet.len);
         }
+        if packet.len == WORD {
+            self.take_word();
+            return true;
+        }
         let mut payload = vec![0; packet.len];
         self.receiver.read(0, &mut payload);
         assert_whole(self.next, &packet.envelope, &payload);
         self.receiver.advance(packet.len);
         self.next += 1;
         true
+    }
+
+    /// The same of a word that is there.
+    fn take_word(&mut self) {
+        let wanted = envelope(self.next, WORD);
+        let taken = self.receiver.take_word(self.next.into(), wanted.context, |tag| tag == wanted.tag);
+        let (tag, word, ended) = taken.expect("it was there");
+        assert_whole(self.next, &Envelope { tag, ..wanted }, &word);
+        if ended {
+            self.receiver.end_run();
+        }
+        self.next += 1;
     }
 }

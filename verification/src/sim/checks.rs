@@ -133,7 +133,10 @@ impl Simulation {
                 continue;
             }
             if let (Some(ticket), None) = (receive.ticket, receive.outcome) {
-                receive.outcome = self.world.test(ticket);
+                receive.outcome =
+                    if self.rng.one_in(2) { self.world.try_finish(ticket) } else { self.world.test(ticket) };
+                // It may have taken its message only now.
+                self.hear(rank)?;
             }
             let due = self.receive_is_due(rank, receive.number);
             let (number, fate) = (receive.number, self.rank(rank).oracle.fate(receive.number));

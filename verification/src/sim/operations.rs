@@ -6,14 +6,31 @@ use crate::shape::Shape;
 use crate::simulation::{Arrival, Message, Rank, Receive, Sending, Simulation, Told};
 use crate::tally::Event;
 use crate::violation::{Check, Violation, ensure};
-use crate::world::{Outgoing, Pattern, Source, StartError, Step, Ticket};
+use crate::world::{Look, Outgoing, Pattern, Source, StartError, Step, Ticket};
 
 impl Simulation {
     fn length(&mut self) -> usize {
         let Shape { usual, largest, conditions, terms, .. } = self.shape;
         let (packet, eager) = (conditions.packet_bytes, terms.eager_bytes);
         let len = match self.rng.below(8) {
-            0..2 => self.rng.pick(&[0, 1, 16, 48, 49, 63, 64, 65, 224, 225, packet - 32, packet, packet + 1]),
+            0..2 => self.rng.pick(&[
+                0,
+                1,
+                8,
+                8,
+                8,
+                16,
+                48,
+                49,
+                63,
+                64,
+                65,
+                224,
+                225,
+                packet - 32,
+                packet,
+                packet + 1,
+            ]),
             2 => eager + self.rng.below(2),
             3..5 => self.rng.below(50),
             _ => self.rng.below(usual + 1),
@@ -312,8 +329,8 @@ impl Simulation {
             let free = oracle.posted() == 0 && oracle.waiting().is_empty();
             ensure!(free, "rank {rank} may pass by what is posted, or what waits");
             let number = oracle.post(pattern);
-            let glance = self.rng.one_in(3);
-            let step = self.world.bypass(rank, &pattern, room, glance);
+            let look = self.rng.pick(&[Look::Word, Look::Next, Look::Step, Look::Step]);
+            let step = self.world.bypass(rank, &pattern, room, look);
             self.note(|| format!("rank {rank} waits for {pattern:?}, {room} bytes: {step:?}"));
             if self.world.fabric().is_dead(rank) {
                 return Ok(());

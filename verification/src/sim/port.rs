@@ -6,6 +6,7 @@ use std::rc::Rc;
 use nemesia_core::counters::Traffic;
 use nemesia_core::payload::{Gather, RecvBuf};
 use nemesia_core::port::{Arrival, MessagePort, Part, PeerFault, PeerId, Polled, Pulled, Share, Turn};
+use nemesia_core::shared::fastbox::Word;
 use nemesia_core::store::cost;
 use nemesia_core::wire::{Envelope, Kind};
 
@@ -89,6 +90,15 @@ impl MessagePort for SimPort {
         Ok(sent)
     }
 
+    fn sends_words(&self) -> bool {
+        true
+    }
+
+    fn send_word(&mut self, peer: PeerId, context: u16, tag: u64, word: Word) -> Option<bool> {
+        let envelope = Envelope { kind: Kind::Eager, context, tag, total: word.len() as u64 };
+        self.send(peer, &envelope, &word).unwrap_or(false).then_some(false)
+    }
+
     fn send_parts(
         &mut self,
         peer: PeerId,
@@ -129,6 +139,32 @@ impl MessagePort for SimPort {
         to.each(0, len, |done, to| fabric.read(self.rank, peer, due.path, done, to));
         fabric.release(self.rank, &due);
         Some((peer, envelope))
+    }
+
+    fn take_word(
+        &mut self,
+        from: Option<PeerId>,
+        context: u16,
+        wanted: impl FnOnce(u64) -> bool,
+    ) -> Option<(PeerId, u64, Word, bool)> {
+        let mut fabric = self.fabric.borrow_mut();
+        let due = match from {
+            Some(peer) if peer >= fabric.conditions.ranks => None,
+            Some(peer) => {
+                let now = fabric.now;
+                fabric.poll_peer(self.rank, peer, now)
+            }
+            None => fabric.poll(self.rank),
+        }?;
+        let Taken { peer, envelope, len } = due.taken;
+        let mut word = Word::default();
+        let whole = due.path == Path::Short && envelope.kind == Kind::Eager && len == word.len();
+        if !whole || envelope.context != context || !wanted(envelope.tag) {
+            return None;
+        }
+        fabric.read(self.rank, peer, due.path, 0, &mut word);
+        fabric.release(self.rank, &due);
+        Some((peer, envelope.tag, word, false))
     }
 
     fn poll_peer(&mut self, peer: PeerId) -> Polled<Path> {

@@ -148,6 +148,17 @@ fn start(rank: u32, fabric: &Rc<RefCell<Fabric>>, terms: Terms) -> Result<SimEng
         .map_err(|error| Violation(format!("rank {rank} can't start: {error}")))
 }
 
+/// How a receive that blocks looks for its message.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Look {
+    /// For a word, where the next one is likeliest to be.
+    Word,
+    /// For any message, there.
+    Next,
+    /// Everywhere: a whole turn.
+    Step,
+}
+
 impl World {
     pub(crate) fn new(fabric: Fabric, terms: Terms) -> Result<Self, Violation> {
         let ranks = fabric.conditions.ranks;
@@ -256,13 +267,23 @@ impl World {
 
     /// The outcome of a request that is complete, whose identifier must then be stale.
     pub(crate) fn test(&mut self, ticket: Ticket) -> Option<Outcome> {
+        let outcome = self.engine(ticket.rank).test(ticket.id)?;
+        Some(self.end(ticket, outcome))
+    }
+
+    /// As [`World::test`]; a receive may be completed by that, and what it took has then been heard of.
+    pub(crate) fn try_finish(&mut self, ticket: Ticket) -> Option<Outcome> {
+        let outcome = self.engine(ticket.rank).try_finish(ticket.id)?;
+        Some(self.end(ticket, outcome))
+    }
+
+    fn end(&mut self, ticket: Ticket, outcome: Outcome) -> Outcome {
         let engine = self.engine(ticket.rank);
-        let outcome = engine.test(ticket.id)?;
         if ticket.is_kept() && (engine.test(ticket.id) != Some(Err(Fate::Stale)) || engine.cancel(ticket.id))
         {
             self.fabric().misuse(format!("a request of rank {} outlives its completion", ticket.rank));
         }
-        Some(outcome)
+        outcome
     }
 
     /// One turn of the crank.
@@ -293,14 +314,18 @@ impl World {
         self.engine(rank).can_bypass(pattern)
     }
 
-    /// One step of a receive that blocks and is not posted: only a glance, or a whole turn.
-    pub(crate) fn bypass(&mut self, rank: u32, pattern: &Pattern, room: usize, glance: bool) -> Step {
+    /// One step of a receive that blocks and is not posted.
+    pub(crate) fn bypass(&mut self, rank: u32, pattern: &Pattern, room: usize, look: Look) -> Step {
         let (loan, mut buf) = self.room(rank, room);
         let engine = self.engine(rank);
-        let step = if glance {
-            engine.receive_next(pattern, &mut buf).map_or(Bypass::Idle, Bypass::Done)
-        } else {
-            engine.receive_step(pattern, &mut buf)
+        let step = match look {
+            Look::Word => {
+                let word = buf.whole(0, usize::MAX).and_then(<[u8]>::first_chunk_mut);
+                let done = word.and_then(|word| engine.receive_word(pattern, word));
+                done.map_or(Bypass::Idle, |done| Bypass::Done(Ok(done)))
+            }
+            Look::Next => engine.receive_next(pattern, &mut buf).map_or(Bypass::Idle, Bypass::Done),
+            Look::Step => engine.receive_step(pattern, &mut buf),
         };
         match step {
             Bypass::Done(outcome) => Step::Done(outcome, loan),

@@ -2,7 +2,7 @@
 
 use super::world::{AMPLE, Room, World, pattern};
 use crate::engine::{Bypass, Failure, Fate, Status};
-use crate::matching::Source;
+use crate::matching::{Pattern, Source};
 use crate::port::{MessagePort, PortFault};
 use crate::shared::tests::contents;
 use crate::shared::tests::fabric::{Fabric, Reading, tiny};
@@ -106,4 +106,101 @@ fn full_table_of_requests_leaves_the_buffer_with_its_owner() {
     let receive = world.recv(1, 0, 1, 2000);
     world.settle();
     assert_eq!(world.done(receive).1, contents(1, 2000));
+}
+
+/// What a blocking receive of a word finds at once.
+fn word(world: &mut World<'_>, wanted: &Pattern) -> Option<(Status, [u8; 8])> {
+    let mut into = [0; 8];
+    let status = world.engine(1).receive_word(wanted, &mut into)?;
+    Some((status, into))
+}
+
+#[test]
+fn word_that_is_there_is_received_at_once_and_nothing_else() {
+    let fabric = Fabric::new(tiny(2));
+    let mut world = World::new(&fabric, AMPLE);
+    let wanted = pattern(Source::Rank(0), 1);
+    assert_eq!(word(&mut world, &wanted), None);
+    for from in [Source::Rank(0), Source::Any] {
+        world.isend(0, 1, 1, contents(1, 8));
+        // Another tag, source and context than what is there.
+        assert_eq!(word(&mut world, &pattern(from, 2)), None);
+        assert_eq!(word(&mut world, &pattern(Source::Rank(1), 1)), None);
+        assert_eq!(word(&mut world, &pattern(Source::Rank(7), 1)), None);
+        assert_eq!(word(&mut world, &Pattern { context: 3, ..pattern(from, 1) }), None);
+        let (status, bytes) = word(&mut world, &pattern(from, 1)).unwrap();
+        assert_eq!((status, &bytes[..]), (Status { peer: 0, tag: 1, len: 8 }, &contents(1, 8)[..]));
+    }
+    for len in [0, 7, 9, 48, 64] {
+        world.isend(0, 1, 1, contents(1, len));
+        assert_eq!(word(&mut world, &wanted), None, "{len} bytes");
+        let receive = world.irecv(1, wanted, len).unwrap();
+        world.settle();
+        assert_eq!(world.done(receive).0, Ok(Status { peer: 0, tag: 1, len }));
+    }
+    world.assert_empty(&[0, 1], "words");
+}
+
+#[test]
+fn word_passes_by_nothing_that_is_posted_stored_or_before_it() {
+    let fabric = Fabric::new(tiny(2));
+    let mut world = World::new(&fabric, AMPLE);
+    let (any, wanted) = (pattern(Source::Any, 1), pattern(Source::Rank(0), 1));
+    // Posted before.
+    let posted = world.irecv(1, any, 8).unwrap();
+    world.isend(0, 1, 1, contents(1, 8));
+    assert_eq!(word(&mut world, &wanted), None);
+    world.settle();
+    assert_eq!(world.done(posted).1, contents(1, 8));
+    // Stored before.
+    world.isend(0, 1, 1, contents(2, 8));
+    world.settle();
+    world.isend(0, 1, 1, contents(3, 8));
+    assert_eq!(word(&mut world, &wanted), None);
+    let stored = world.irecv(1, wanted, 8).unwrap();
+    assert_eq!(world.done(stored).1, contents(2, 8));
+    assert_eq!(word(&mut world, &wanted).unwrap().1[..], contents(3, 8)[..]);
+    // In a cell, and sent before.
+    world.isend(0, 1, 1, contents(4, 200));
+    world.isend(0, 1, 1, contents(5, 8));
+    assert_eq!(word(&mut world, &wanted), None);
+    let long = world.irecv(1, wanted, 200).unwrap();
+    world.settle();
+    assert_eq!(world.done(long).1, contents(4, 200));
+    let last = world.irecv(1, wanted, 8).unwrap();
+    assert_eq!(world.done(last).1, contents(5, 8));
+    world.assert_empty(&[0, 1], "words");
+}
+
+#[test]
+fn posted_receive_takes_its_word_only_if_it_is_the_first_that_matches() {
+    let fabric = Fabric::new(tiny(2));
+    let mut world = World::new(&fabric, AMPLE);
+    let (any, wanted) = (pattern(Source::Any, 1), pattern(Source::Rank(0), 1));
+    let [first, second] = [0, 1].map(|_| world.irecv(1, wanted, 8).unwrap());
+    let short = world.irecv(1, pattern(Source::Rank(0), 2), 4).unwrap();
+    for (number, tag) in [(1, 1), (2, 1), (3, 2)] {
+        world.isend(0, 1, tag, contents(number, 8));
+    }
+    let done = Status { peer: 0, tag: 1, len: 8 };
+    assert_eq!(world.engine(1).try_finish(second.id), None, "the other one is before it");
+    assert_eq!(world.engine(1).try_finish(short.id), None, "its message is not the next one");
+    assert_eq!(world.engine(1).try_finish(first.id), Some(Ok(done)));
+    assert_eq!(world.engine(1).try_finish(first.id), Some(Err(Fate::Stale)));
+    assert_eq!(world.engine(1).try_finish(second.id), Some(Ok(done)));
+    assert_eq!(world.engine(1).try_finish(short.id), None, "its buffer is too short");
+    assert_eq!(world.lender.end(first.loan), contents(1, 8));
+    assert_eq!(world.lender.end(second.loan), contents(2, 8));
+    world.settle();
+    assert!(matches!(world.done(short).0, Err(Fate::Truncated(_))));
+    // One from any source was posted before it.
+    let wild = world.irecv(1, any, 8).unwrap();
+    let exact = world.irecv(1, wanted, 8).unwrap();
+    world.isend(0, 1, 1, contents(4, 8));
+    assert_eq!(world.engine(1).try_finish(exact.id), None);
+    world.settle();
+    assert_eq!(world.done(wild).1, contents(4, 8));
+    assert!(world.engine(1).cancel(exact.id));
+    assert_eq!(world.done(exact).0, Err(Fate::Cancelled));
+    world.assert_empty(&[0, 1], "words");
 }

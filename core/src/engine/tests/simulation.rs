@@ -129,7 +129,7 @@ impl<'a> Simulation<'a> {
 
     fn length(&mut self) -> usize {
         match self.rng.below(4) {
-            0 => self.rng.pick(&[0, 1, 32, 33, 48, 49, 224, 225, 255, 256, 257, 512, 513, LARGEST]),
+            0 => self.rng.pick(&[0, 1, 8, 8, 8, 32, 33, 48, 49, 224, 225, 255, 256, 257, 512, 513, LARGEST]),
             1 => self.rng.below(50),
             2 => self.rng.below(300),
             _ => self.rng.below(LARGEST + 1),

@@ -6,6 +6,7 @@ use std::vec::Vec;
 use crate::counters::Traffic;
 use crate::payload::{Gather, RecvBuf};
 use crate::port::{Arrival, MessagePort, Part, PeerFault, PeerId, Polled, Pulled, Share, Turn};
+use crate::shared::fastbox::Word;
 use crate::wire::rendezvous::{Cts, RTS_BYTES, Rts};
 use crate::wire::{Envelope, Kind};
 
@@ -84,6 +85,20 @@ impl<P: MessagePort> MessagePort for Spy<P> {
         Ok(sent)
     }
 
+    fn sends_words(&self) -> bool {
+        self.port.sends_words()
+    }
+
+    fn send_word(&mut self, peer: PeerId, context: u16, tag: u64, word: Word) -> Option<bool> {
+        let sent = self.port.send_word(peer, context, tag, word);
+        self.sent += usize::from(sent.is_some());
+        sent
+    }
+
+    fn settle_send(&mut self, peer: PeerId) {
+        self.port.settle_send(peer);
+    }
+
     fn send_parts(
         &mut self,
         peer: PeerId,
@@ -124,6 +139,22 @@ impl<P: MessagePort> MessagePort for Spy<P> {
         let (peer, envelope) = self.port.take(wanted, to)?;
         self.seen.push(Seen { peer, envelope, len: envelope.total as usize, rts: None });
         Some((peer, envelope))
+    }
+
+    fn take_word(
+        &mut self,
+        from: Option<PeerId>,
+        context: u16,
+        wanted: impl FnOnce(u64) -> bool,
+    ) -> Option<(PeerId, u64, Word, bool)> {
+        let (peer, tag, word, unsettled) = self.port.take_word(from, context, wanted)?;
+        let envelope = Envelope { kind: Kind::Eager, context, tag, total: word.len() as u64 };
+        self.seen.push(Seen { peer, envelope, len: word.len(), rts: None });
+        Some((peer, tag, word, unsettled))
+    }
+
+    fn settle_take(&mut self, peer: PeerId) {
+        self.port.settle_take(peer);
     }
 
     fn poll_peer(&mut self, peer: PeerId) -> Polled<Self::Token> {

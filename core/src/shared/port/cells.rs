@@ -1,0 +1,113 @@
+//! Packets that take a cell: which cells a peer may have, and how they come back.
+
+use core::borrow::BorrowMut;
+
+use super::wake::news;
+use super::{Host, Link, ShmPort};
+use crate::port::{PeerFault, PeerId};
+use crate::shared::pool::{CellRecord, Pool};
+use crate::wire::Envelope;
+
+impl<'a, H, L, R> ShmPort<'a, H, L, R>
+where
+    H: Host,
+    L: BorrowMut<[Option<Link<'a>>]>,
+    R: BorrowMut<[CellRecord]>,
+{
+    /// Sends a packet of `envelope.total` bytes through a cell, which `fill` fills.
+    #[inline(always)]
+    pub(super) fn send_cell(
+        &mut self,
+        peer: PeerId,
+        envelope: &Envelope,
+        fill: impl FnOnce(&Pool<'a, R>, u32) -> bool,
+    ) -> Result<bool, PeerFault> {
+        let Some(cell) = self.reserve(peer, envelope.total)? else { return Ok(false) };
+        let Some(link) = self.links.borrow_mut().get_mut(peer as usize).and_then(Option::as_mut) else {
+            return Ok(false);
+        };
+        let filled = fill(&self.pool, cell);
+        debug_assert!(filled, "the size was checked when the cell was reserved");
+        let sequence = link.traffic.next;
+        let announced = self.config.announce && {
+            let pushed = link.ends.outbound.announce(sequence, envelope, cell);
+            pushed.map_err(|fault| PeerFault { peer, fault: fault.into() })?
+        };
+        if !announced {
+            self.pool.publish(cell, peer as u16, sequence, envelope);
+            // An error means that the peer's inbox was scribbled over: its sweep will find the cell.
+            let _ = link.ends.queue.push(self.config.rank * self.cells + cell);
+        }
+        link.traffic.next += 1;
+        link.traffic.lent += 1;
+        link.traffic.waits = false;
+        link.traffic.cells_sent.add(envelope.total as usize);
+        self.wake(peer, news(envelope));
+        Ok(true)
+    }
+
+    /// A cell for this peer, if it may have one and `len` bytes fit.
+    #[inline(always)]
+    fn reserve(&mut self, peer: PeerId, len: u64) -> Result<Option<u32>, PeerFault> {
+        // Not for every cell: its place in the ring is a line that the receiver has just written.
+        if self.pool.free() * 2 <= self.cells as usize {
+            self.collect(peer)?;
+        }
+        let Some(lent) = self.link(peer).map(|link| link.traffic.lent as usize) else { return Ok(None) };
+        if len > self.pool.cell_bytes() as u64 {
+            return Ok(None);
+        }
+        // A peer gets no more than what is then left for the others (dynamic thresholds): however many are slow, the
+        // next one finds a cell.
+        if self.pool.free() == 0 || self.shared && lent >= self.pool.free() {
+            self.collect_all()?;
+            if self.shared && lent >= self.pool.free() {
+                return Ok(self.wait_for_cell(peer));
+            }
+        }
+        match self.pool.take(peer) {
+            None => Ok(self.wait_for_cell(peer)),
+            cell => Ok(cell),
+        }
+    }
+
+    /// There is no cell now: nothing is sent.
+    #[cold]
+    fn wait_for_cell(&mut self, peer: PeerId) -> Option<u32> {
+        if let Some(link) = self.link(peer) {
+            link.traffic.wait();
+        }
+        None
+    }
+
+    #[inline(never)]
+    pub(super) fn send_pieces(
+        &mut self,
+        peer: PeerId,
+        envelope: &Envelope,
+        pieces: [&[u8]; 2],
+    ) -> Result<bool, PeerFault> {
+        debug_assert_eq!(envelope.total, (pieces[0].len() + pieces[1].len()) as u64, "a packet is whole");
+        self.send_cell(peer, envelope, |pool, cell| pool.fill(cell, pieces))
+    }
+
+    /// Takes back the cells that this peer has finished with.
+    fn collect(&mut self, peer: PeerId) -> Result<(), PeerFault> {
+        let Some(link) = self.links.borrow_mut().get_mut(peer as usize).and_then(Option::as_mut) else {
+            return Ok(());
+        };
+        while link.traffic.lent > 0
+            && let Some(cell) = link.ends.given_back.pop()
+        {
+            let taken = self.pool.give_back(cell, peer);
+            taken.map_err(|fault| PeerFault { peer, fault: fault.into() })?;
+            link.traffic.lent -= 1;
+        }
+        Ok(())
+    }
+
+    #[cold]
+    pub(in super::super) fn collect_all(&mut self) -> Result<(), PeerFault> {
+        (0..self.peers()).try_for_each(|peer| self.collect(peer))
+    }
+}

@@ -1,0 +1,203 @@
+//! What `tests/instructions` counts: `instructions MODE COUNT` passes messages of 8 bytes between two endpoints of this
+//! process. Each operation that counts stands in a `counted_...` function, from call to return; everything else is outside.
+//!
+//! | mode | what happens |
+//! |---|---|
+//! | `blocking` | a send, then its receive: the message is there |
+//! | `posted` | windows: receives are posted, messages are sent, receives are waited for |
+//! | `arrived` | windows: messages are sent, each is received and tested |
+
+use std::collections::HashMap;
+use std::error::Error;
+use std::hint::black_box;
+use std::sync::{Arc, Barrier, Mutex, PoisonError};
+
+use nemesia::bootstrap::{BootstrapError, Exchange};
+use nemesia::{Config, Endpoint, Request, Source, Status, Tag};
+
+/// Messages in a window.
+const WINDOW: usize = 32;
+const TAG: u64 = 7;
+static MESSAGE: [u8; 8] = *b"8 bytes.";
+
+/// The exchange of two endpoints of one process.
+struct Cards {
+    rank: usize,
+    cards: Arc<Mutex<HashMap<String, String>>>,
+    barrier: Arc<Barrier>,
+}
+
+impl Exchange for Cards {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn size(&self) -> usize {
+        2
+    }
+
+    fn put(&mut self, key: &str, value: &str) -> Result<(), BootstrapError> {
+        let mut cards = self.cards.lock().unwrap_or_else(PoisonError::into_inner);
+        cards.insert(key.to_owned(), value.to_owned());
+        Ok(())
+    }
+
+    fn get(&mut self, key: &str) -> Result<String, BootstrapError> {
+        let cards = self.cards.lock().unwrap_or_else(PoisonError::into_inner);
+        cards.get(key).cloned().ok_or_else(|| BootstrapError::KeyNotFound {
+            key: key.to_owned(),
+            reason: "the other endpoint has not put it".to_owned(),
+        })
+    }
+
+    fn barrier(&mut self) -> Result<(), BootstrapError> {
+        self.barrier.wait();
+        Ok(())
+    }
+
+    fn finalize(&mut self) -> Result<(), BootstrapError> {
+        Ok(())
+    }
+}
+
+type Opened = Result<Endpoint, nemesia::Error>;
+
+/// Both endpoints; ranks 0 and 1.
+fn pair() -> Result<(Endpoint, Endpoint), Box<dyn Error>> {
+    let (cards, barrier) = (Arc::default(), Arc::new(Barrier::new(2)));
+    let open = |rank| -> Opened {
+        let exchange = Cards { rank, cards: Arc::clone(&cards), barrier: Arc::clone(&barrier) };
+        Endpoint::open_with(&Config::default(), Box::new(exchange))
+    };
+    let (zero, one) = std::thread::scope(|scope| {
+        let zero = scope.spawn(|| open(0));
+        let one = open(1);
+        (zero.join(), one)
+    });
+    Ok((zero.map_err(|_| "rank 0 panicked")??, one?))
+}
+
+#[inline(never)]
+#[unsafe(no_mangle)]
+fn counted_send(endpoint: &mut Endpoint, to: usize, tag: u64, bytes: &[u8]) -> Result<(), nemesia::Error> {
+    endpoint.send(to, tag, bytes)
+}
+
+#[inline(never)]
+#[unsafe(no_mangle)]
+fn counted_receive(
+    endpoint: &mut Endpoint,
+    from: usize,
+    tag: u64,
+    buf: &mut [u8],
+) -> Result<Status, nemesia::Error> {
+    endpoint.recv(Source::Rank(from), Tag::Exactly(tag), buf)
+}
+
+#[inline(never)]
+#[unsafe(no_mangle)]
+fn counted_isend(
+    endpoint: &mut Endpoint,
+    to: usize,
+    tag: u64,
+    bytes: &'static [u8],
+) -> Result<Request, nemesia::Error> {
+    // SAFETY: static bytes stay as they are.
+    unsafe { endpoint.isend(to, tag, bytes.as_ptr(), bytes.len()) }
+}
+
+/// # Safety
+/// There is room for `len` bytes at `base` that nobody uses until the request is complete.
+#[inline(never)]
+#[unsafe(no_mangle)]
+unsafe fn counted_irecv(
+    endpoint: &mut Endpoint,
+    from: usize,
+    tag: u64,
+    base: *mut u8,
+    len: usize,
+) -> Result<Request, nemesia::Error> {
+    // SAFETY: the caller's promise.
+    unsafe { endpoint.irecv(Source::Rank(from), Tag::Exactly(tag), base, len) }
+}
+
+#[inline(never)]
+#[unsafe(no_mangle)]
+fn counted_test(endpoint: &mut Endpoint, request: Request) -> Result<Option<Status>, nemesia::Error> {
+    endpoint.test(request)
+}
+
+#[inline(never)]
+#[unsafe(no_mangle)]
+fn counted_wait(endpoint: &mut Endpoint, request: Request) -> Result<Status, nemesia::Error> {
+    endpoint.wait(request)
+}
+
+type Passed = Result<(), Box<dyn Error>>;
+
+fn check(status: Option<Status>, got: [u8; 8]) -> Passed {
+    match status {
+        Some(Status { rank: 0, tag: TAG, len: 8 }) if got == MESSAGE => Ok(()),
+        other => Err(format!("received {got:?}: {other:?}").into()),
+    }
+}
+
+fn blocking(zero: &mut Endpoint, one: &mut Endpoint) -> Passed {
+    let mut got = [0; 8];
+    counted_send(zero, 1, TAG, black_box(&MESSAGE))?;
+    let status = counted_receive(one, 0, TAG, black_box(&mut got))?;
+    check(Some(status), got)
+}
+
+fn send_window(zero: &mut Endpoint) -> Passed {
+    for _ in 0..WINDOW {
+        let request = counted_isend(zero, 1, TAG, black_box(&MESSAGE))?;
+        counted_test(zero, request)?.ok_or("a send found no room")?;
+    }
+    Ok(())
+}
+
+fn posted(zero: &mut Endpoint, one: &mut Endpoint) -> Passed {
+    let mut got = [[0; 8]; WINDOW];
+    let base = got.as_mut_ptr().cast::<u8>();
+    let mut requests = Vec::with_capacity(WINDOW);
+    for at in 0..WINDOW {
+        // SAFETY: 8 bytes of `got`, which is not used before every request is complete; an error ends the process.
+        requests.push(unsafe { counted_irecv(one, 0, TAG, base.add(8 * at), black_box(8)) }?);
+    }
+    send_window(zero)?;
+    let mut statuses = Vec::with_capacity(WINDOW);
+    for request in requests {
+        statuses.push(Some(counted_wait(one, request)?));
+    }
+    statuses.into_iter().zip(got).try_for_each(|(status, got)| check(status, got))
+}
+
+fn arrived(zero: &mut Endpoint, one: &mut Endpoint) -> Passed {
+    send_window(zero)?;
+    for _ in 0..WINDOW {
+        let mut got = [0; 8];
+        // SAFETY: `got` is not used before the request is complete; an error ends the process.
+        let request = unsafe { counted_irecv(one, 0, TAG, got.as_mut_ptr(), black_box(8)) }?;
+        let status = counted_test(one, request)?;
+        check(status, got)?;
+    }
+    Ok(())
+}
+
+fn main() -> Passed {
+    let mut arguments = std::env::args().skip(1);
+    let (pass, messages): (fn(&mut Endpoint, &mut Endpoint) -> Passed, usize) =
+        match arguments.next().as_deref() {
+            Some("blocking") => (blocking, 1),
+            Some("posted") => (posted, WINDOW),
+            Some("arrived") => (arrived, WINDOW),
+            _ => return Err("usage: instructions blocking|posted|arrived COUNT".into()),
+        };
+    let count: usize = arguments.next().ok_or("no count")?.parse()?;
+    let (mut zero, mut one) = pair()?;
+    for _ in 0..count / messages {
+        pass(&mut zero, &mut one)?;
+    }
+    Ok(())
+}
