@@ -19,6 +19,7 @@ TCG = "tcg,thread=multi"
 KERNEL = ("console=ttyS0 quiet loglevel=4 panic=-1 oops=panic nokaslr mitigations=off tsc=reliable no_timer_check "
           "random.trust_cpu=on audit=0 apparmor=0 net.ifnames=0")
 CHUNK = 1 << 16
+LAST = 60  # lines: the trace of a crash, and what came before it
 PR_SET_PDEATHSIG = 1
 
 
@@ -77,7 +78,7 @@ class Guest:
         lines = []
         for name in ("console", "qemu"):
             with contextlib.suppress(OSError):
-                lines += (self.directory / name).read_text(errors="replace").splitlines()[-20:]
+                lines += (self.directory / name).read_text(errors="replace").splitlines()[-LAST:]
         return lines
 
 
