@@ -6,6 +6,7 @@ import os
 import pathlib
 import shlex
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -21,12 +22,13 @@ KERNEL = ("console=ttyS0 quiet loglevel=4 panic=-1 oops=panic nokaslr mitigation
 CHUNK = 1 << 16
 LAST = 60  # lines: the trace of a crash, and what came before it
 PR_SET_PDEATHSIG = 1
+MTU = 9000  # the most that a wire takes; `fabric` uses less
 
 
 class Guest:
     """A virtual machine that runs a shell script, until it ends or `stop`."""
 
-    def __init__(self, image, directory, script, accelerator, cpus=2, memory=2048, devices=(), out=None, err=None):
+    def __init__(self, image, directory, script, accelerator, cpus=2, memory=2048, wires=(), out=None, err=None):
         self.directory = pathlib.Path(directory)
         (self.directory / "command").write_bytes(script)
         arguments = [*image.qemu(), "-machine", "q35", "-accel", accelerator,
@@ -36,20 +38,24 @@ class Guest:
                      "-kernel", str(image.path / "vmlinux"), "-initrd", str(image.path / "initramfs"), "-append", KERNEL,
                      "-device", "virtio-serial-pci",
                      *shared("host", "/", ",readonly=on"), *shared("tools", image.path / "tools", ",readonly=on"),
-                     *shared("run", self.directory), *devices]
+                     *shared("run", self.directory)]
         self.pumps = []
         passed = []
+        for more, descriptor in wires:
+            arguments += more
+            passed.append(descriptor)
+        writers = []
         for name, sink in (("out", out), ("err", err)):
             reader, writer = os.pipe()
-            passed.append(writer)
+            writers.append(writer)
             # A file and not `stdio`: with the standard input at its end that one stalls.
             arguments += ["-chardev", f"file,id={name},path=/dev/fd/{writer}",
                           "-device", f"virtserialport,chardev={name},name={name}"]
             self.pumps.append(threading.Thread(target=pump, args=(reader, sink), daemon=True))
         with (self.directory / "qemu").open("wb") as log:
             self.process = subprocess.Popen(arguments, env=image.environment(), stdin=subprocess.DEVNULL, stdout=log,
-                                            stderr=log, pass_fds=passed, preexec_fn=die_with_parent, start_new_session=True)
-        for writer in passed:
+                                            stderr=log, pass_fds=passed + writers, preexec_fn=die_with_parent, start_new_session=True)
+        for writer in writers:
             os.close(writer)
         for thread in self.pumps:
             thread.start()
@@ -102,6 +108,26 @@ def pump(reader, sink):
 def die_with_parent():
     """No guest outlives the program that started it, however that one ends."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+class Wire:
+    """A network cable between two guests: a pair of connected sockets."""
+
+    def __init__(self, name, mac):
+        self.name = name
+        self.mac = mac
+        self.ends = socket.socketpair()
+
+    def device(self, host):
+        """QEMU's arguments for the end at this host, and the descriptor that they name."""
+        descriptor = self.ends[host].fileno()
+        arguments = ["-netdev", f"stream,id={self.name},server=off,addr.type=fd,addr.str={descriptor}",
+                     "-device", f"virtio-net-pci,netdev={self.name},mac={self.mac}:0{host},host_mtu={MTU}"]
+        return arguments, descriptor
+
+    def close(self):
+        for end in self.ends:
+            end.close()
 
 
 def script(directory, environment, arguments, before=()):
