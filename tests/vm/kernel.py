@@ -91,7 +91,7 @@ def dependencies(content):
 def initial_file_system(target, busybox, init, modules, extra):
     """Writes the archive that the kernel unpacks: busybox, modules, two lists of them, and the first program."""
     scratch = target.with_suffix(".tree")
-    for name in ("bin", "dev", "proc", "sys", "mnt", "modules", "root"):
+    for name in ("bin", "dev", "proc", "sys", "mnt", "modules", "new"):
         (scratch / name).mkdir(parents=True)
     shutil.copy(busybox, scratch / "bin/busybox")
     shutil.copy(init, scratch / "init")
