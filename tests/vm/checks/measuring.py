@@ -57,7 +57,7 @@ def medians_and_ratios_come_from_what_was_printed():
     expect(failures == 0 and theirs["median"] == 20 and ours["median"] == 22, f"{theirs} {ours}")
     expect(abs(ours["to_perftest"] - 1.1) < 1e-9 and ours["is_within"] is None, str(ours))
     found, _ = module.results(printed(both("bandwidth", (100, 100, 100), (10, 10, 10))), options(tests=["bandwidth"]))
-    expect(found[("perftest", "bandwidth", 8)] == [104.858] * 3, f"MiB/s were not converted: {found}")
+    expect(found[("perftest", "bandwidth", 8)] == [104.8576] * 3, f"MiB/s were not converted: {found}")
 
 
 def runs_that_fail_or_are_missing_are_counted():
