@@ -72,11 +72,12 @@ def a_guest_that_dies_is_reported():
 
 
 def emulators():
-    """Processes that run from our cache."""
+    """Guests that run from our cache; an emulator that is only asked for its version is none."""
     found = []
     for path in pathlib.Path("/proc").glob("[0-9]*"):
         try:
-            if os.readlink(path / "exe").startswith(f"{image.cache()}/images/"):
+            is_ours = os.readlink(path / "exe").startswith(f"{image.cache()}/images/")
+            if is_ours and b"\0-kernel\0" in (path / "cmdline").read_bytes():
                 found.append(int(path.name))
         except OSError:
             continue
