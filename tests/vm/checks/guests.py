@@ -1,0 +1,129 @@
+"""Tests that boot guests."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import tempfile
+import time
+
+import image
+from caching import RUN, expect, until
+
+LIMIT = 500  # seconds for a guest: much more than it takes, on a machine with other work
+
+
+def tests():
+    return [("output_words_and_status_pass_through", output_words_and_status_pass_through),
+            ("success_is_success_and_nothing_is_written_here", success_is_success_and_nothing_is_written_here),
+            ("a_command_that_hangs_times_out", a_command_that_hangs_times_out),
+            ("a_guest_that_dies_is_reported", a_guest_that_dies_is_reported),
+            ("no_guest_outlives_its_runner", no_guest_outlives_its_runner),
+            ("a_reader_that_stops_reading_does_no_harm", a_reader_that_stops_reading_does_no_harm),
+            ("rxe_hosts", lambda: hosts(12, "rxe")), ("siw_hosts", lambda: hosts(12, "siw")),
+            ("rxe_guests", lambda: hosts(6, "rxe", "briefly", guests=2)),
+            ("siw_guests", lambda: hosts(7, "siw", "briefly", guests=2))]
+
+
+def run(*arguments, **more):
+    """A finished run."""
+    return subprocess.run([RUN, *arguments], capture_output=True, check=False, timeout=LIMIT * 2, **more)
+
+
+def told(done, what):
+    """What a failed expectation prints."""
+    return f"{what}: status {done.returncode}\n{done.stdout[-2000:]!r}\n{done.stderr.decode(errors='replace')[-4000:]}"
+
+
+def output_words_and_status_pass_through():
+    words = ["two words", "", "a'b\"c", "$HOME `x` \\", "line\nbreak", "käse", "--timeout"]
+    with tempfile.TemporaryDirectory() as directory:
+        content = os.urandom(1 << 20)
+        pathlib.Path(directory, "file").write_bytes(content)
+        script = 'cat file; printf "%s|" "$@" >&2; pwd >&2; echo "$RUST_TEST $NEMESIA_TEST" >&2; exit 3'
+        done = run("--timeout", str(LIMIT), "--", "bash", "-c", script, "bash", *words, cwd=directory,
+                   env={**os.environ, "RUST_TEST": "r s", "NEMESIA_TEST": "t"})
+    expect(done.returncode == 3, told(done, "exit 3"))
+    expect(done.stdout == content, f"1 MiB became {len(done.stdout)} bytes, or others")
+    expected = "|".join(words) + f"|{directory}\nr s t\n"
+    expect(done.stderr.decode().endswith(expected), f"{done.stderr.decode()!r} instead of {expected!r}")
+
+
+def success_is_success_and_nothing_is_written_here():
+    with tempfile.TemporaryDirectory() as directory:
+        log = pathlib.Path(directory, "log")
+        script = 'echo "SKIPPED: a: b" >>"$NEMESIA_SKIP_LOG"; touch here && test -e here'
+        done = run("--timeout", str(LIMIT), "bash", "-c", script, cwd=directory, env={**os.environ, "NEMESIA_SKIP_LOG": str(log)})
+        expect(done.returncode == 0, told(done, "true"))
+        expect(os.listdir(directory) == ["log"], f"written here: {os.listdir(directory)}")
+        expect(log.read_text() == "SKIPPED: a: b\n", log.read_text())
+
+
+def a_command_that_hangs_times_out():
+    done = run("--timeout", "15", "sleep", "100000")
+    expect(done.returncode == 124, told(done, "a command that hangs"))
+    expect(b"timed out after 15 s" in done.stderr, told(done, "the reason is missing"))
+
+
+def a_guest_that_dies_is_reported():
+    done = run("--timeout", str(LIMIT), "sh", "-c", "echo c >/proc/sysrq-trigger; sleep 100")
+    expect(done.returncode == 125, told(done, "a kernel that crashes"))
+    expect(b"sysrq triggered crash" in done.stderr, told(done, "the kernel's last words are missing"))
+
+
+def emulators():
+    """Guests that run from our cache; an emulator that is only asked for its version is none."""
+    found = []
+    for path in pathlib.Path("/proc").glob("[0-9]*"):
+        try:
+            is_ours = os.readlink(path / "exe").startswith(f"{image.cache()}/images/")
+            if is_ours and b"\0-kernel\0" in (path / "cmdline").read_bytes():
+                found.append(int(path.name))
+        except OSError:
+            continue
+    return found
+
+
+def children(pid):
+    return [one for one in emulators() if f"PPid:\t{pid}\n" in status_of(one)]
+
+
+def status_of(pid):
+    try:
+        return pathlib.Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return ""
+
+
+def no_guest_outlives_its_runner():
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        runner = subprocess.Popen([RUN, "sleep", "100000"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            # `env` and python are the same process: the runner is the emulator's parent.
+            until(lambda: children(runner.pid), "QEMU starts")
+            guest = children(runner.pid)[0]
+            runner.send_signal(number)
+            runner.wait(30)
+            until(lambda: guest not in emulators(), "QEMU ends")
+        finally:
+            runner.kill()
+            runner.wait()
+
+
+def a_reader_that_stops_reading_does_no_harm():
+    command = [RUN, "--timeout", str(LIMIT), "bash", "-c", "head -c 3000000 /dev/zero; sleep 1; head -c 3000000 /dev/zero; exit 4"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        time.sleep(3)  # output waits for us: nothing is lost
+        first = process.stdout.read(3_500_000)
+        process.stdout.close()
+        status = process.wait(LIMIT * 2)
+    expect(first == bytes(3_500_000) and status == 4, f"{len(first)} bytes, status {status}")
+
+
+def hosts(count, *words, guests=1):
+    """`guest/selftest`: so many checks at least, and all is well."""
+    done = run("--timeout", str(LIMIT), "--guests", str(guests), "selftest", *words)
+    lines = done.stdout.decode(errors="replace").splitlines()
+    print("\n".join(f"  {line}" for line in lines))
+    expect(done.returncode == 0, told(done, "selftest"))
+    expect(sum(line.startswith("ok ") for line in lines) >= count, "checks are missing")

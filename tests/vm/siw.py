@@ -1,0 +1,110 @@
+"""Soft iWARP from Debian's kernel source: changed so that it can be as strict as hardware, and built beside the kernel.
+
+Debian's kernel has no siw (`CONFIG_RDMA_SIW is not set`). Its compile-time switches become parameters of the module, and there is a
+new one, `strict_active_first`: in MPA (RFC 5044, 7.1) the side that accepted a connection must not send before the active side's
+first message has arrived; siw as it is does not look.
+0: does not look; 1: says so in the kernel's log; 2: also fails the queue pair, as hardware may.
+"""
+
+import os
+import re
+import shutil
+import tarfile
+
+import packages
+
+DIRECTORY = "/drivers/infiniband/sw/siw/"
+SWITCHES = ("zcopy_tx", "loopback_enabled", "mpa_crc_required", "mpa_crc_strict", "peer_to_peer")
+PARAMETER = "strict_active_first"
+# Each change: the file, what stands there once, and what comes instead.
+CHANGES = (
+    ("siw.h", "extern u_char mpa_version;", f"extern u_char mpa_version;\nextern int {PARAMETER};"),
+    ("siw.h", "\tint tx_cpu;\n", "\tint tx_cpu;\n\tbool must_listen; /* accepted, and nothing has come yet */\n"
+                                 "\tbool has_spoken_first;\n"),
+    ("siw_main.c", "struct task_struct *siw_tx_thread[NR_CPUS];",
+     f"int {PARAMETER};\nmodule_param({PARAMETER}, int, 0644);\n\nstruct task_struct *siw_tx_thread[NR_CPUS];"),
+    # siw_accept(): in peer-to-peer mode the active side has spoken before the queue pair may send.
+    ("siw_cm.c", '\tsiw_dbg_cep(cep, "[QP%u]: moving to rts\\n", qp_id(qp));',
+     '\tqp->must_listen = !wait_for_peer_rts;\n\tsiw_dbg_cep(cep, "[QP%u]: moving to rts\\n", qp_id(qp));'),
+    # siw_get_hdr(): something has come.
+    ("siw_qp_rx.c", "\tint bytes;\n\n\tif (srx->fpdu_part_rcvd < MIN_DDP_HDR) {",
+     "\tint bytes;\n\n\tqp->must_listen = false;\n\tif (srx->fpdu_part_rcvd < MIN_DDP_HDR) {"),
+    ("siw_qp_tx.c", "\tif (tx_type <= SIW_OP_READ_RESPONSE)\n\t\trv = siw_qp_sq_proc_tx(qp, wqe);\n",
+     "\trv = siw_may_speak(qp, tx_type);\n\tif (rv)\n\t\t; /* the work request fails below, and the queue pair with it */\n"
+     "\telse if (tx_type <= SIW_OP_READ_RESPONSE)\n\t\trv = siw_qp_sq_proc_tx(qp, wqe);\n"),
+    ("siw_qp_tx.c", "int siw_qp_sq_process(struct siw_qp *qp)\n{", f"""\
+static int siw_may_speak(struct siw_qp *qp, enum siw_opcode what)
+{{
+	if (likely(!{PARAMETER} || !qp->must_listen || what >= SIW_OP_READ_RESPONSE))
+		return 0;
+	if (!qp->has_spoken_first)
+		pr_warn("siw: {PARAMETER}: QP %u accepted, and sends (operation %d) before it was sent to\\n",
+			qp_id(qp), what);
+	qp->has_spoken_first = true;
+	return {PARAMETER} > 1 ? -EPROTO : 0;
+}}
+
+int siw_qp_sq_process(struct siw_qp *qp)
+{{"""),
+)
+
+
+def take_source(archive, directory):
+    """Takes siw out of Debian's archive of the whole kernel source, which is read only as far as that."""
+    with packages.extracted(archive) as outer:
+        for member in outer:
+            if re.search(r"/linux-source-[^/]*\.tar\.xz$", member.name):
+                with tarfile.open(fileobj=outer.extractfile(member), mode="r|xz") as inner:
+                    take_directory(inner, directory)
+                break
+    if not (directory / "siw_main.c").exists():
+        raise packages.Unavailable(f"{archive.name} has no{DIRECTORY}")
+
+
+def take_directory(files, directory):
+    directory.mkdir(parents=True)
+    seen = False
+    for member in files:
+        if DIRECTORY in member.name and member.isreg():
+            (directory / os.path.basename(member.name)).write_bytes(files.extractfile(member).read())
+            seen = True
+        elif seen:
+            return
+
+
+def patch(directory):
+    """Changes the source; one that has become different is an error, never half a patch."""
+    for name, before, after in (*CHANGES, *switch_changes(directory)):
+        path = directory / name
+        text = path.read_text()
+        if text.count(before) != 1:
+            raise packages.Unavailable(f"siw's source has changed: {name} has {text.count(before)} times {before!r}")
+        path.write_text(text.replace(before, after))
+
+
+def switch_changes(directory):
+    """`const bool x;` becomes a parameter."""
+    main = (directory / "siw_main.c").read_text()
+    for name in SWITCHES:
+        yield "siw.h", f"extern const bool {name};", f"extern bool {name};"
+        definition = re.search(rf"const bool {name}( = true)?;", main)
+        if definition:
+            changed = definition[0].removeprefix("const ")
+            yield "siw_main.c", definition[0], f"{changed}\nmodule_param({name}, bool, 0644);"
+
+
+def build(release, headers, directory):
+    """The module siw.ko, built with the kernel's headers, which were unpacked in `headers`."""
+    for program, package in (("make", "make"), ("gcc", "gcc"), ("strip", "binutils")):
+        if not shutil.which(program):
+            raise packages.Unavailable(f"{program} is needed to build siw: install the package {package}")
+    tree = headers / "usr/src" / f"linux-headers-{release}"
+    makefile = tree / "Makefile"
+    makefile.write_text(makefile.read_text().replace("include /usr/src/", f"include {headers}/usr/src/"))
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(headers / "usr/lib/x86_64-linux-gnu"), "KBUILD_BUILD_USER": "",
+                   "KBUILD_BUILD_HOST": ""}
+    packages.command(["make", f"-j{os.cpu_count()}", "-C", str(tree), f"M={directory}", "CONFIG_RDMA_SIW=m", "CONFIG_DEBUG_INFO_BTF_MODULES=",
+                      "modules"], env=environment)
+    module = directory / "siw.ko"
+    packages.command(["strip", "-g", str(module)])
+    return module
