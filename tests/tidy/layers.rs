@@ -13,7 +13,7 @@ const MAY: [(&str, &[&str]); 6] = [
     ("sys", &["core", "sys/rdma-core-sys"]),
     ("ffi", &["core", "sys", "ffi"]),
     ("verification", &["core", "sys"]),
-    ("tests", &["core", "sys", "sys/rdma-core-sys", "ffi", "tests"]),
+    ("tests", &["core", "sys", "sys/rdma-core-sys", "ffi", "verification", "tests"]),
 ];
 
 /// What cargo says about the workspace.
