@@ -57,6 +57,11 @@ pub trait Fabric {
         1
     }
 
+    /// How many turns nothing takes; `None` where time is real.
+    fn most_turns(&self) -> Option<u64> {
+        None
+    }
+
     /// The longest message that is worth the time here; the facts say what is possible.
     fn most_bytes(&self) -> u32 {
         64 << 20
@@ -102,6 +107,7 @@ pub(crate) fn ensure(so: bool, what: impl FnOnce() -> String) -> Verdict {
 }
 
 /// Nothing if they are equal; else both.
+#[allow(clippy::needless_pass_by_value)] // Most are written where they are passed.
 pub(crate) fn equal<T: PartialEq + std::fmt::Debug>(what: &str, found: T, wanted: T) -> Verdict {
     ensure(found == wanted, || format!("{what}: {found:?} instead of {wanted:?}"))
 }

@@ -30,6 +30,64 @@ pub struct Conditions {
     pub delay: usize,
     /// One registration in so many fails; 0 for none.
     pub register_fails: usize,
+    /// A mistake, for tests of the tests.
+    pub flaw: Option<Flaw>,
+}
+
+/// Mistakes that a memory port can make, for tests to find.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flaw {
+    /// A region's rights are not looked at.
+    Rights,
+    /// What is refused is not done, and said to be done.
+    Refusals,
+    /// All regions have the same key.
+    Keys,
+    /// A message that is too long is cut off.
+    Truncation,
+    /// What follows a write does not wait for it.
+    Overtaking,
+    /// A fence holds nothing back.
+    Fence,
+    /// Completions of a queue come in any order.
+    Order,
+    /// A completion is lost now and then.
+    Loss,
+    /// A completion comes twice now and then.
+    Twice,
+    /// Quiet work completes.
+    Noise,
+    /// Receives do not complete when a connection ends.
+    Receives,
+    /// That a connection has ended is not told.
+    Silence,
+    /// All connections of a port end with one.
+    Neighbours,
+    /// Memory is used after it was deregistered.
+    Deregistration,
+    /// One work request less fits than the facts say.
+    Depth,
+}
+
+impl Flaw {
+    /// Every one.
+    pub const ALL: [Self; 15] = [
+        Self::Rights,
+        Self::Refusals,
+        Self::Keys,
+        Self::Truncation,
+        Self::Overtaking,
+        Self::Fence,
+        Self::Order,
+        Self::Loss,
+        Self::Twice,
+        Self::Noise,
+        Self::Receives,
+        Self::Silence,
+        Self::Neighbours,
+        Self::Deregistration,
+        Self::Depth,
+    ];
 }
 
 impl Conditions {
@@ -57,6 +115,7 @@ impl Conditions {
         },
         delay: 2,
         register_fails: 0,
+        flaw: None,
     };
 
     /// iWARP: placement in any order, early completions, and who connects speaks first.
@@ -98,6 +157,7 @@ impl Conditions {
         },
         delay: 5,
         register_fails: 0,
+        flaw: None,
     };
 }
 
@@ -121,6 +181,3 @@ impl Fabric {
         self.0.borrow_mut().pass()
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -216,10 +216,15 @@ impl<F: Fabric> Bench<F> {
     /// # Errors
     /// It never is.
     pub fn until(&mut self, what: &str, mut so: impl FnMut(&mut Self) -> bool) -> Verdict {
-        let start = Instant::now();
+        let (start, mut turns) = (Instant::now(), 0);
         while !so(self) {
             self.turn();
-            if start.elapsed() > PATIENCE {
+            turns += 1;
+            let over = match self.fabric.most_turns() {
+                Some(most) => turns > most,
+                None => start.elapsed() > PATIENCE,
+            };
+            if over {
                 return Err(format!("never: {what}"));
             }
         }

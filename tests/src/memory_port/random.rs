@@ -27,6 +27,10 @@ struct Flow {
     /// What the window holds when everything posted is done.
     model: Vec<u8>,
     next: u64,
+    /// Those below have completed.
+    done: u64,
+    /// What was written since the last read, where several writes are placed in any order.
+    dirty: Vec<(u64, u32)>,
     /// Reads: number, where they land, what they must bring.
     reads: Vec<(u64, u64, Vec<u8>)>,
     /// Messages under way: number, bytes.
@@ -58,9 +62,9 @@ fn random<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
         let base = at as u64 * u64::from(WINDOW);
         for (from, to) in [((a, x), (b, y)), ((b, y), (a, x))] {
             let model = vec![0; WINDOW as usize];
-            let (next, reads, messages) = (0, Vec::new(), Vec::new());
+            let (next, done, dirty, reads, messages) = (0, 0, Vec::new(), Vec::new(), Vec::new());
             let tag = (state.flows.len() as u64) << 32;
-            state.flows.push(Flow { from, to, base, tag, model, next, reads, messages });
+            state.flows.push(Flow { from, to, base, tag, model, next, done, dirty, reads, messages });
         }
     }
     for _ in 0..OPERATIONS {
@@ -72,6 +76,8 @@ fn random<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
     }
     (0..state.flows.len()).try_for_each(|at| drain(bench, &mut state, at))?;
     for flow in &state.flows {
+        // Completion need not mean placement.
+        bench.flush(flow.from, flow.to)?;
         let found = state.memories[flow.to.0][1].get(flow.base, WINDOW as usize);
         ensure(found == flow.model, || format!("window of {:?}", flow.from))?;
     }
@@ -90,6 +96,7 @@ fn range(random: &mut Random, most: u32) -> (u64, u32) {
 }
 
 fn step<F: Fabric>(bench: &mut Bench<F>, state: &mut State, at: usize) -> Verdict {
+    let ordered = bench.facts()?.ordered_placement;
     let State { memories, flows, most } = state;
     let flow = &mut flows[at];
     let ((place, len), start) = (range(&mut bench.random, *most), bench.random.below(u64::from(WINDOW)));
@@ -97,7 +104,13 @@ fn step<F: Fabric>(bench: &mut Bench<F>, state: &mut State, at: usize) -> Verdic
     let work = Work { fence: true, ..Work::new(flow.from.1, id) };
     let [source, _, sink] = &memories[flow.from.0];
     let target = &memories[flow.to.0][1];
-    let kind = bench.random.below(3);
+    let overlaps =
+        |(start, size): &(u64, u32)| *start < place + u64::from(len) && place < *start + u64::from(*size);
+    // A read proves that the writes before it are placed, and what follows it waits for it.
+    let kind = match bench.random.below(3) {
+        0 if flow.dirty.iter().any(overlaps) => 1,
+        kind => kind,
+    };
     let bytes = source.get(start, len as usize);
     // At most one message waits, so that its receive is known to be there, and one read, so that its room is its own.
     if kind == 1 && !flow.reads.is_empty() || kind == 2 && !flow.messages.is_empty() {
@@ -129,8 +142,16 @@ fn step<F: Fabric>(bench: &mut Bench<F>, state: &mut State, at: usize) -> Verdic
     }
     flow.next += 1;
     match kind {
-        0 => flow.model[place as usize..][..len as usize].copy_from_slice(&bytes),
-        1 => flow.reads.push((id, room, flow.model[place as usize..][..len as usize].to_vec())),
+        0 => {
+            flow.model[place as usize..][..len as usize].copy_from_slice(&bytes);
+            if !ordered {
+                flow.dirty.push((place, len));
+            }
+        }
+        1 => {
+            flow.reads.push((id, room, flow.model[place as usize..][..len as usize].to_vec()));
+            flow.dirty.clear();
+        }
         _ => flow.messages.push((id, bytes)),
     }
     Ok(())
@@ -138,8 +159,9 @@ fn step<F: Fabric>(bench: &mut Bench<F>, state: &mut State, at: usize) -> Verdic
 
 /// Waits for the send queue of a flow.
 fn drain_sends<F: Fabric>(bench: &mut Bench<F>, flow: &mut Flow, sink: &Memory) -> Verdict {
-    if let Some(last) = flow.next.checked_sub(1) {
-        let id = flow.tag | last;
+    if flow.next > flow.done {
+        let id = flow.tag | (flow.next - 1);
+        flow.done = flow.next;
         let (node, connection) = flow.from;
         bench.until(&format!("everything up to {id:#x}"), |bench| {
             bench.nodes[node].done.iter().any(|it| it.id == id && it.outcome == Outcome::Done)

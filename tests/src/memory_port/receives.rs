@@ -118,7 +118,7 @@ fn shared<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
             let into = [to.slice(16 * id, 16)];
             bench.port(2)?.receive(ReceiveQueue::Shared, id, &into).map_err(text)?;
         }
-        let more = bench.port(2)?.receive(ReceiveQueue::Shared, 99, &[]);
+        let more = bench.port(2)?.receive(ReceiveQueue::Shared, 99, &[to.slice(0, 8)]);
         ensure(more.is_ok() || more == Err(PostError::QueueFull), || {
             format!("one more shared receive: {more:?}")
         })?;

@@ -73,14 +73,14 @@ impl End {
     }
 
     /// Tells of what has completed, in order.
-    pub(super) fn settle(&mut self, is_complete: impl Fn(&Operation) -> bool) {
+    pub(super) fn settle(&mut self, noisy: bool, is_complete: impl Fn(&Operation) -> bool) {
         let mut tell = Vec::new();
         for operation in self.operations.iter_mut().filter(|operation| !operation.told) {
             if !is_complete(operation) {
                 break;
             }
             operation.told = true;
-            if !operation.quiet {
+            if noisy || !operation.quiet {
                 tell.push((operation.id, operation.number));
             }
         }

@@ -5,6 +5,7 @@ use nemesia_core::port::memory::{ConnectError, Event, Facts, LostError, Outcome,
 use super::connection::End;
 use super::operation::{Kind, Local, Operation, Stage};
 use super::world::World;
+use super::{Conditions, Flaw};
 
 /// How many work requests of a queue may be under way at once.
 const WINDOW: usize = 6;
@@ -45,6 +46,9 @@ impl World {
         let end = &mut ends[side];
         let before = end.state;
         taken.into_iter().for_each(|id| end.arrive(id, Outcome::Failed(WorkError::Flushed)));
+        if self.conditions.flaw == Some(Flaw::Receives) {
+            end.receives.clear();
+        }
         end.flush(work);
         let event = match before {
             State::Ready => end.end(lost),
@@ -58,13 +62,19 @@ impl World {
             }
         };
         let node = end.node;
-        if !end.closing {
+        if !end.closing && self.conditions.flaw != Some(Flaw::Silence) {
             self.nodes[node].events.push_back(event);
         }
     }
 
     /// Ends a connection at one side now, and at the other one later.
     pub(super) fn lose(&mut self, link: usize, side: usize, here: (LostError, WorkError), there: LostError) {
+        if self.conditions.flaw == Some(Flaw::Neighbours) {
+            let node = self.links[link].ends[side].node;
+            for other in self.links.iter_mut().filter(|it| it.ends[0].node == node && !it.broken) {
+                other.ends[0].doom = Some((LostError::Port, WorkError::Flushed));
+            }
+        }
         let other = &mut self.links[link].ends[1 - side];
         if !matches!(other.state, State::Lost | State::Gone) && other.doom.is_none() {
             let work = if there == LostError::Unreachable { WorkError::PeerLost } else { WorkError::Flushed };
@@ -100,7 +110,7 @@ impl World {
 
     /// Takes one work request of a queue a step further, and tells of those that have completed.
     fn advance(&mut self, link: usize, side: usize) {
-        let facts = self.conditions.facts;
+        let Conditions { facts, flaw, .. } = self.conditions;
         let candidates = {
             let operations = &self.links[link].ends[side].operations;
             let free = |at: &usize| {
@@ -109,7 +119,7 @@ impl World {
                 operation.stage != Stage::Done
                     && earlier
                         .into_iter()
-                        .all(|earlier| operation.may_follow(earlier, facts.ordered_placement))
+                        .all(|earlier| operation.may_follow(earlier, facts.ordered_placement, flaw))
             };
             (0..operations.len().min(WINDOW)).filter(free).collect::<Vec<_>>()
         };
@@ -128,7 +138,7 @@ impl World {
         let end = &mut self.links[link].ends[side];
         if !late {
             let early = |it: &Operation| !facts.write_proves_placement && matches!(it.local, Local::Bytes(_));
-            end.settle(|it| it.stage == Stage::Done || early(it));
+            end.settle(flaw == Some(Flaw::Noise), |it| it.stage == Stage::Done || early(it));
         }
         while end.operations.front().is_some_and(|it| it.told && it.stage == Stage::Done) {
             end.operations.pop_front();
@@ -147,10 +157,11 @@ impl World {
     ) {
         let Link { ends, .. } = &mut self.links[link];
         // A receive that was too short says so itself.
-        if work == WorkError::Invalid && receive.is_some() {
-            if let Some(id) = ends[side].operations[at].receive.take().map(|it| it.id) {
-                ends[1 - side].arrive(id, Outcome::Failed(WorkError::Length));
-            }
+        if work == WorkError::Invalid
+            && receive.is_some()
+            && let Some(id) = ends[side].operations[at].receive.take().map(|it| it.id)
+        {
+            ends[1 - side].arrive(id, Outcome::Failed(WorkError::Length));
         }
         // Those before it never come to an end; it is the one that says why.
         let end = &mut ends[side];
@@ -200,7 +211,7 @@ impl World {
                 return from.scatter(slices, start, &bytes).then_some(()).ok_or(local);
             }
             (Local::Slices(slices), _) => {
-                from.gather(slices, start, &mut bytes).then_some(()).ok_or(local)?
+                from.gather(slices, start, &mut bytes).then_some(()).ok_or(local)?;
             }
             (Local::Bytes(all), _) => bytes.copy_from_slice(&all[start as usize..(start + len) as usize]),
         }
@@ -230,11 +241,23 @@ impl World {
     fn begin(&mut self, link: usize, side: usize, operation: &mut Operation) -> Result<(), Failure> {
         let there = self.links[link].ends[1 - side].node;
         if let Some((at, reach)) = operation.kind.reach().filter(|_| operation.len > 0) {
-            let target = self.nodes[there].memory.reach(at, operation.len, reach);
+            let memory = &self.nodes[there].memory;
+            let target = match self.conditions.flaw {
+                Some(Flaw::Rights) => memory.reach(at, operation.len, reach, |_| true),
+                _ => memory.reach(at, operation.len, reach, |allowed| allowed),
+            };
+            if target.is_none() && self.conditions.flaw == Some(Flaw::Refusals) {
+                operation.stage = Stage::Done;
+                return Ok(());
+            }
             operation.target = Some(target.ok_or(Failure(WorkError::Refused, LostError::Access))?);
         } else if matches!(operation.kind, Kind::Send { .. }) {
             let Some(receive) = self.take_receive(link, 1 - side)? else { return Ok(()) };
-            let fits = receive.len() >= operation.len;
+            let mut fits = receive.len() >= operation.len;
+            if self.conditions.flaw == Some(Flaw::Truncation) {
+                operation.len = operation.len.min(receive.len());
+                fits = true;
+            }
             operation.receive = Some(receive);
             if !fits {
                 return Err(Failure(WorkError::Invalid, LostError::Work));

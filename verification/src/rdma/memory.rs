@@ -99,7 +99,13 @@ impl Memory {
     }
 
     /// Checks an access of a peer; where it is.
-    pub(super) fn reach(&self, at: Remote, len: u64, reach: Reach) -> Option<(Region, u64)> {
+    pub(super) fn reach(
+        &self,
+        at: Remote,
+        len: u64,
+        reach: Reach,
+        judge: impl Fn(bool) -> bool,
+    ) -> Option<(Region, u64)> {
         let mut held = (0..).zip(&self.places).filter_map(|(index, place)| {
             Some((Region { index, generation: place.generation }, place.held.as_ref()?))
         });
@@ -109,7 +115,7 @@ impl Memory {
             Reach::Write => held.access.remote_write,
             Reach::Atomic => held.access.remote_atomic,
         };
-        let offset = at.address.checked_sub(held.key.address).filter(|_| allowed)?;
+        let offset = at.address.checked_sub(held.key.address).filter(|_| judge(allowed))?;
         held.lent.part(offset, len)?;
         Some((region, offset))
     }

@@ -2,6 +2,7 @@
 
 use nemesia_core::port::memory::{Region, Remote, Slice};
 
+use super::Flaw;
 use super::memory::Reach;
 use crate::rng::Rng;
 
@@ -106,13 +107,15 @@ impl Operation {
     }
 
     /// Whether it may begin when `earlier` of the same queue is as far as it is (IBA 9.5).
-    pub(super) fn may_follow(&self, earlier: &Self, ordered: bool) -> bool {
-        let overtakes = earlier.kind.is_answered() && !self.fence && !self.kind.is_answered();
+    pub(super) fn may_follow(&self, earlier: &Self, ordered: bool, flaw: Option<Flaw>) -> bool {
+        let fence = self.fence && flaw != Some(Flaw::Fence);
+        let overtakes = earlier.kind.is_answered() && !fence && !self.kind.is_answered();
         let beside = !ordered
             && earlier.kind.is_plain_write()
             && self.kind.is_plain_write()
             && earlier.stage != Stage::Waiting;
-        earlier.stage == Stage::Done || overtakes || beside
+        let early = flaw == Some(Flaw::Overtaking) && earlier.kind.is_plain_write();
+        earlier.stage == Stage::Done || overtakes || beside || early
     }
 
     /// Whether a region of the sender's is in use by it now.

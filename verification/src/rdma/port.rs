@@ -11,6 +11,7 @@ use nemesia_core::port::memory::{
     WorkError,
 };
 
+use super::Flaw;
 use super::operation::{Kind, Local, Operation, Receive, Stage};
 use super::world::World;
 
@@ -59,12 +60,13 @@ impl SimPort {
     fn post(&mut self, work: Work, kind: Kind, (local, len): (Local, u64)) -> Result<(), PostError> {
         let mut world = self.world.borrow_mut();
         let (link, side) = world.find(self.node, work.connection).ok_or(PostError::NotReady)?;
-        let early = world.speaks_too_early(link, side);
+        let (early, flaw) = (world.speaks_too_early(link, side), world.conditions.flaw);
         let end = &mut world.links[link].ends[side];
         if end.state != State::Ready {
             return Err(PostError::NotReady);
         }
-        if end.posted - end.freed >= u64::from(self.facts.send_depth) {
+        let depth = u64::from(self.facts.send_depth) - u64::from(flaw == Some(Flaw::Depth));
+        if end.posted - end.freed >= depth {
             return Err(PostError::QueueFull);
         }
         end.operations.push_back(Operation {
@@ -130,13 +132,16 @@ impl MemoryPort for SimPort {
         if world.rng.one_in(fails) {
             return Err(RegisterError::Pinned { bytes: memory.len() as u64 });
         }
-        let key = world.rng.next();
+        let key = if world.conditions.flaw == Some(Flaw::Keys) { 4711 } else { world.rng.next() };
         world.nodes[self.node].memory.register(memory, access, self.facts.regions, key)
     }
 
     fn deregister(&mut self, region: Region) -> Result<(), RegisterError> {
         let mut world = self.world.borrow_mut();
         world.nodes[self.node].memory.revoke(region)?;
+        if world.conditions.flaw == Some(Flaw::Deregistration) {
+            return Ok(());
+        }
         if world.is_busy(self.node, region) {
             return Err(RegisterError::Busy);
         }

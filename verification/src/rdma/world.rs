@@ -7,11 +7,11 @@ use nemesia_core::port::memory::{
     Address, Completion, ConnectError, Connection, Event, LostError, Offer, Private, State, WorkError,
 };
 
-use super::Conditions;
 use super::connection::End;
 use super::link::Link;
 use super::memory::Memory;
 use super::operation::Receive;
+use super::{Conditions, Flaw};
 use crate::rng::Rng;
 
 /// Begins an address, so that those of other fabrics are not taken for one.
@@ -215,7 +215,7 @@ impl World {
 
     /// The next completion of a port: of any connection, but in order for each of its queues.
     pub(super) fn completion(&mut self, node: usize) -> Option<Completion> {
-        let World { links, nodes, rng, .. } = self;
+        let World { links, nodes, rng, conditions, .. } = self;
         let mut ready = Vec::new();
         for (link, side) in nodes[node].places.iter().filter_map(|place| place.held) {
             let end = &links[link].ends[side];
@@ -232,8 +232,14 @@ impl World {
         let (link, side, is_sent) = rng.pick(&ready);
         let end = &mut links[link].ends[side];
         if is_sent {
-            let (completion, freed) = end.sent.pop_front()?;
+            let at = if conditions.flaw == Some(Flaw::Order) { rng.below(end.sent.len()) } else { 0 };
+            let (completion, freed) = end.sent.remove(at)?;
             end.freed = freed;
+            match conditions.flaw {
+                Some(Flaw::Loss) if rng.one_in(20) => return None,
+                Some(Flaw::Twice) if rng.one_in(20) => end.sent.push_front((completion, freed)),
+                _ => {}
+            }
             return Some(completion);
         }
         let (completion, shared) = end.arrived.pop_front()?;
