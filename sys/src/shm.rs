@@ -3,6 +3,7 @@
 mod connect;
 mod crowd;
 mod greeting;
+pub mod pipe;
 mod views;
 
 use std::os::fd::BorrowedFd;
