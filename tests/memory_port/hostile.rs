@@ -156,7 +156,9 @@ fn a_peer_that_says_anything_fails_only_itself() -> Verdict {
         let told = |why: String| format!("seed {seed}, round {round}: {why}");
         let shared = round % 3 == 0;
         let (mut stream, connection) = scene.enemy(shared).map_err(told)?;
-        let keys = [scene.open.key, scene.readable.key, Key { key: round, ..scene.secret.key }];
+        // The right place, but not the key.
+        let guess = Key { key: scene.secret.key.key ^ 1 << 20 << (round % 40), ..scene.secret.key };
+        let keys = [scene.open.key, scene.readable.key, guess];
         // The victim has work under way that the enemy may answer as it likes.
         let (into, from) = ([scene.open.slice(0, 64)], scene.open.key.at(0));
         let port = scene.bench.port(1)?;

@@ -190,13 +190,14 @@ fn take_back<F: Fabric>(bench: &mut Bench<F>, node: usize, memory: &Memory) -> V
 
 fn deregister_source<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
     bench.open(2)?;
-    let len = bench.most_bytes()?.min(4 << 20);
+    let len = bench.most_bytes()?.min(16 << 20);
     let theirs = bench.open_memory(1, len as usize)?;
-    for _ in 0..6 {
+    for round in 0..10 {
         let own = bench.open_memory(0, len as usize)?;
         let (a, b) = bench.connect(0, 1)?;
         let ids = start(bench, (0, a), &own, &theirs, len)?;
-        for _ in 0..bench.random.below(20) {
+        // In the middle, whether the fabric is fast or slow.
+        for _ in 0..bench.random.below(if round % 2 == 0 { 4 } else { 20 }) {
             bench.turn();
         }
         take_back(bench, 0, &own)?;
@@ -218,11 +219,12 @@ fn deregister_target<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
     bench.open(2)?;
     let len = bench.most_bytes()?.min(4 << 20);
     let own = bench.open_memory(0, len as usize)?;
-    for _ in 0..6 {
+    for round in 0..10 {
         let theirs = bench.open_memory(1, len as usize)?;
         let (a, b) = bench.connect(0, 1)?;
         let ids = start(bench, (0, a), &own, &theirs, len)?;
-        for _ in 0..bench.random.below(20) {
+        // In the middle, whether the fabric is fast or slow.
+        for _ in 0..bench.random.below(if round % 2 == 0 { 4 } else { 20 }) {
             bench.turn();
         }
         take_back(bench, 1, &theirs)?;
