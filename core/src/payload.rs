@@ -10,6 +10,10 @@ use core::ptr::NonNull;
 
 use crate::sync::{Edge, Word32, Word64};
 
+mod lent;
+
+pub use lent::Lent;
+
 /// Set in the length of a buffer whose base is that of a list.
 const LIST: usize = 1 << (usize::BITS - 1);
 

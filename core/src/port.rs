@@ -1,7 +1,7 @@
 //! What the engine asks of a transport.
 //!
-//! A [`MessagePort`] carries packets between this process and its peers, in order for each pair. (Memory ports,
-//! which write and read remote memory, come with the RDMA transports.)
+//! A [`MessagePort`] carries packets between this process and its peers, in order for each pair. A
+//! [`MemoryPort`](memory::MemoryPort) writes and reads remote memory.
 #![forbid(unsafe_code)]
 
 use crate::counters::Traffic;
@@ -9,6 +9,8 @@ use crate::payload::{Gather, RecvBuf};
 use crate::shared::fastbox::{FastboxFault, Word};
 use crate::shared::pool::ReturnFault;
 use crate::wire::{Envelope, Kind};
+
+pub mod memory;
 
 /// A peer's rank in the world.
 pub type PeerId = u32;

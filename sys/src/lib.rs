@@ -28,9 +28,11 @@ mod error;
 mod events;
 mod explain;
 pub mod os;
+pub mod placement;
 pub mod regcache;
 mod route;
-mod shm;
+pub mod shm;
+pub mod tcp;
 
 pub use config::{Config, ConfigError, Origin, SingleCopy, VARIABLES, Variable};
 pub use endpoint::{

@@ -4,6 +4,7 @@ mod connect;
 mod crowd;
 mod door;
 mod greeting;
+pub mod pipe;
 mod views;
 
 use std::os::fd::BorrowedFd;

@@ -6,11 +6,13 @@
 //! | [`job`] | starting a world of processes, waiting for it under a deadline, reading what each rank wrote |
 //! | [`leftovers`] | names, segments and processes that were not there before |
 //! | [`content`] | payloads that can be checked |
+//! | [`memory_port`] | what every memory port has to do |
 //! | [`peer`] | the program itself, one module a mode |
 
 pub mod content;
 pub mod job;
 pub mod leftovers;
+pub mod memory_port;
 pub mod peer;
 
 use std::io::{Write, stderr};

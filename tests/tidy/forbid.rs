@@ -6,7 +6,7 @@ use crate::source::{File, Finding};
 use crate::syntax::{files_under, parse};
 
 /// The files outside `sync` and `shared` that touch payload memory. Each is there because it must be.
-const ALLOWED: [&str; 1] = ["core/src/payload.rs"];
+const ALLOWED: [&str; 2] = ["core/src/payload.rs", "core/src/payload/lent.rs"];
 /// The modules that hold atomics and shared memory.
 const CONFINED: [&str; 2] = ["core/src/sync", "core/src/shared"];
 

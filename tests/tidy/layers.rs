@@ -7,13 +7,14 @@ use serde_json::Value;
 use crate::source::{Finding, root};
 
 /// A layer is the directory that a package lies in; each with the layers it may depend on.
-const MAY: [(&str, &[&str]); 6] = [
+const MAY: [(&str, &[&str]); 7] = [
     ("core", &[]),
     ("sys/rdma-core-sys", &[]),
     ("sys", &["core", "sys/rdma-core-sys"]),
     ("ffi", &["core", "sys", "ffi"]),
     ("verification", &["core", "sys"]),
-    ("tests", &["core", "sys", "sys/rdma-core-sys", "ffi", "tests"]),
+    ("tests/tool", &["core", "sys", "sys/rdma-core-sys", "ffi", "tests"]),
+    ("tests", &["core", "sys", "sys/rdma-core-sys", "ffi", "verification", "tests"]),
 ];
 
 /// What cargo says about the workspace.

@@ -1,0 +1,388 @@
+//! A connection: its queues, and how it ends.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use nemesia_core::port::memory::{
+    Completion, Connection, Event, LostError, Outcome, Private, Region, Remote, Slice, State, WorkError,
+};
+use nemesia_core::wire::placement::{Frame, MOST_REPLIES, Reason};
+
+use super::STAGE_BYTES;
+use super::regions::Parts;
+
+/// The longest inline source.
+pub(super) const MOST_INLINE: usize = 64;
+
+/// What a work request does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Write { to: Remote, immediate: Option<u32> },
+    Read { from: Remote },
+    Send { immediate: Option<u32> },
+    Add { at: Remote, add: u64 },
+    Swap { at: Remote, expected: u64, new: u64 },
+}
+
+impl Kind {
+    /// Whether a reply of its own comes.
+    pub(super) const fn is_answered(self) -> bool {
+        matches!(self, Self::Read { .. } | Self::Add { .. } | Self::Swap { .. })
+    }
+
+    /// Whether it takes a receive.
+    pub(super) const fn is_message(self) -> bool {
+        matches!(self, Self::Send { .. } | Self::Write { immediate: Some(_), .. })
+    }
+}
+
+/// The bytes of a work request.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Local {
+    Parts(Parts),
+    Inline([u8; MOST_INLINE]),
+}
+
+/// A work request of the send queue.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Posted {
+    pub(super) id: u64,
+    pub(super) quiet: bool,
+    pub(super) fence: bool,
+    pub(super) kind: Kind,
+    pub(super) local: Local,
+    pub(super) len: u32,
+    /// Its reply is here.
+    pub(super) answered: bool,
+    /// The peer was told where its bytes are.
+    pub(super) lent: bool,
+}
+
+/// Room for a message.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Receive {
+    pub(super) id: u64,
+    pub(super) parts: Parts,
+}
+
+/// What a peer is to be answered.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Reply {
+    Bytes { from: Slice, operation: u64 },
+    Value { old: u64 },
+}
+
+/// Bytes that go out straight from registered memory.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Body {
+    pub(super) parts: Parts,
+    pub(super) len: u64,
+    pub(super) done: u64,
+    /// The work request, if it is one of ours.
+    pub(super) work: Option<u64>,
+}
+
+/// Bytes that come in.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Incoming {
+    pub(super) parts: Parts,
+    pub(super) len: u64,
+    pub(super) done: u64,
+    pub(super) what: What,
+    /// Where the bytes are in the peer's memory; else they follow in the stream.
+    pub(super) source: Option<u64>,
+}
+
+/// What comes in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum What {
+    Write { immediate: Option<u32> },
+    Send { immediate: Option<u32> },
+    Reply,
+}
+
+/// Why a connection has to end.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct End {
+    pub(super) lost: LostError,
+    /// The work request of ours that failed, if one did, and how.
+    pub(super) work: Option<(u64, WorkError)>,
+    /// The receive at the front failed, and how.
+    pub(super) receive: Option<WorkError>,
+    /// What the peer is told.
+    pub(super) refuse: Option<Reason>,
+}
+
+impl End {
+    pub(super) const fn new(lost: LostError) -> Self {
+        Self { lost, work: None, receive: None, refuse: None }
+    }
+
+    /// The peer broke the protocol.
+    pub(super) const PROTOCOL: Self = Self::new(LostError::Protocol);
+
+    /// A work request of ours failed.
+    pub(super) const fn work(number: u64, error: WorkError) -> Self {
+        Self { work: Some((number, error)), ..Self::new(LostError::Work) }
+    }
+
+    /// The peer asked for what it may not have.
+    pub(super) const fn refuse(reason: Reason) -> Self {
+        Self { refuse: Some(reason), ..Self::new(LostError::Access) }
+    }
+}
+
+/// A connection.
+#[derive(Debug)]
+pub(super) struct Link<S> {
+    pub(super) connection: Connection,
+    pub(super) state: State,
+    pub(super) stream: Option<S>,
+    pub(super) deadline: Duration,
+    pub(super) private: Private,
+    /// The token of the address that we connect to.
+    pub(super) token: u64,
+    /// Who connects has said its greeting.
+    pub(super) greeted: bool,
+    pub(super) closing: bool,
+    /// Completions that were not polled.
+    pub(super) unpolled: u32,
+    /// It is in the port's list of those to look after.
+    pub(super) listed: bool,
+    /// There may be more to read, and nobody will say so.
+    pub(super) more_input: bool,
+    /// The kernel tells when it can be written.
+    pub(super) writable_wanted: bool,
+
+    /// The send queue; a work request's number is its place modulo the depth.
+    pub(super) work: Vec<Option<Posted>>,
+    pub(super) posted: u64,
+    pub(super) sent: u64,
+    pub(super) acked: u64,
+    pub(super) completed: u64,
+    pub(super) freed: u64,
+    /// Answered operations that were sent and not answered; the oldest that may be.
+    pub(super) unanswered: u32,
+    pub(super) next_reply: u64,
+    /// Messages sent, those that there is room for, and those that room was asked for.
+    pub(super) messages: u64,
+    pub(super) room: u64,
+    pub(super) asked: u64,
+
+    /// Posted receives; of a sharing connection, those that were set aside for it.
+    pub(super) receives: VecDeque<Receive>,
+    pub(super) receive_depth: u32,
+    pub(super) receiving: u32,
+    pub(super) shared: bool,
+    /// Receives in all, messages begun, and how many the peer asks for and is told of.
+    pub(super) granted: u64,
+    pub(super) begun: u64,
+    pub(super) wanted: u64,
+    pub(super) granted_told: u64,
+    /// Operations of the peer that were executed, and that it was told of.
+    pub(super) executed: u64,
+    pub(super) executed_told: u64,
+    pub(super) replies: VecDeque<Reply>,
+
+    /// The peer can read our memory.
+    pub(super) peer_pulls: bool,
+    /// It was told that we can read its.
+    pub(super) told_pulls: bool,
+    /// Regions that the peer reads from, by our replies; how many it was done with.
+    pub(super) lent: VecDeque<Region>,
+    pub(super) lent_done: u64,
+    /// Replies that we read from the peer's memory, and that it was told of.
+    pub(super) pulled: u64,
+    pub(super) pulled_told: u64,
+
+    /// Bytes to go out before the body.
+    pub(super) stage: Vec<u8>,
+    pub(super) staged: usize,
+    pub(super) body: Option<Body>,
+    /// Replies and requests take turns.
+    pub(super) turn: bool,
+    pub(super) incoming: Option<Incoming>,
+    pub(super) input: Vec<u8>,
+    pub(super) input_start: usize,
+    pub(super) input_end: usize,
+}
+
+/// What happens at a port, for its owner to poll.
+#[derive(Debug, Default)]
+pub(super) struct News {
+    pub(super) done: VecDeque<(Completion, Freed)>,
+    pub(super) events: VecDeque<Event>,
+}
+
+/// Which place is free once a completion was polled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Freed {
+    /// Everything below of the send queue.
+    Work(u64),
+    /// One of the connection's receive queue.
+    Receive,
+    /// One of the shared queue.
+    Shared,
+}
+
+impl<S> Link<S> {
+    pub(super) fn new(connection: Connection, state: State, (sends, receives): (u32, u32)) -> Self {
+        Self {
+            connection,
+            state,
+            stream: None,
+            deadline: Duration::MAX,
+            private: Private::EMPTY,
+            token: 0,
+            greeted: false,
+            closing: false,
+            unpolled: 0,
+            listed: false,
+            more_input: false,
+            writable_wanted: false,
+            work: vec![None; sends as usize],
+            posted: 0,
+            sent: 0,
+            acked: 0,
+            completed: 0,
+            freed: 0,
+            unanswered: 0,
+            next_reply: 0,
+            messages: 0,
+            room: 0,
+            asked: 0,
+            receives: VecDeque::with_capacity(receives as usize),
+            receive_depth: receives,
+            receiving: 0,
+            shared: false,
+            granted: 0,
+            begun: 0,
+            wanted: 0,
+            granted_told: 0,
+            executed: 0,
+            executed_told: 0,
+            replies: VecDeque::with_capacity(MOST_REPLIES),
+            peer_pulls: false,
+            told_pulls: false,
+            lent: VecDeque::new(),
+            lent_done: 0,
+            pulled: 0,
+            pulled_told: 0,
+            stage: Vec::with_capacity(STAGE_BYTES),
+            staged: 0,
+            body: None,
+            turn: false,
+            incoming: None,
+            input: vec![0; STAGE_BYTES],
+            input_start: 0,
+            input_end: 0,
+        }
+    }
+
+    /// A work request by its number.
+    pub(super) fn at(&self, number: u64) -> Option<&Posted> {
+        self.work.get((number % self.work.len() as u64) as usize)?.as_ref()
+    }
+
+    pub(super) fn at_mut(&mut self, number: u64) -> Option<&mut Posted> {
+        let depth = self.work.len() as u64;
+        self.work.get_mut((number % depth) as usize)?.as_mut()
+    }
+
+    /// Whether the peer may be reading from a region.
+    pub(super) fn has_lent(&self, region: Region) -> bool {
+        let mut sent = (self.completed..self.sent).filter_map(|number| self.at(number));
+        let uses = |posted: &Posted| {
+            posted.lent && matches!(&posted.local, Local::Parts(parts) if parts.contain(region))
+        };
+        self.state == State::Ready && (self.lent.contains(&region) || sent.any(uses))
+    }
+
+    /// Whether one more fits in the send queue.
+    pub(super) const fn has_place(&self) -> bool {
+        self.posted - self.freed < self.work.len() as u64
+    }
+
+    pub(super) fn post(&mut self, posted: Posted) {
+        let depth = self.work.len() as u64;
+        self.work[(self.posted % depth) as usize] = Some(posted);
+        self.posted += 1;
+    }
+
+    fn tell(&mut self, news: &mut News, id: u64, outcome: Outcome, freed: Freed) {
+        news.done.push_back((Completion { id, connection: self.connection, outcome }, freed));
+        self.unpolled += 1;
+    }
+
+    /// The front receive has come to an end.
+    pub(super) fn finish_receive(&mut self, news: &mut News, outcome: Outcome) {
+        if let Some(receive) = self.receives.pop_front() {
+            let freed = if self.shared { Freed::Shared } else { Freed::Receive };
+            self.tell(news, receive.id, outcome, freed);
+        }
+    }
+
+    /// Tells of the work requests that have completed, in order.
+    pub(super) fn complete(&mut self, news: &mut News) {
+        while self.completed < self.sent {
+            let number = self.completed;
+            let Some(posted) = self.at(number).copied() else { break };
+            let done = if posted.kind.is_answered() { posted.answered } else { number < self.acked };
+            if !done {
+                break;
+            }
+            self.completed += 1;
+            if !posted.quiet {
+                self.tell(news, posted.id, Outcome::Done, Freed::Work(number + 1));
+            }
+        }
+    }
+
+    /// Ends it: everything that was posted completes. What is left of the receives that were set aside for a sharing
+    /// connection is returned.
+    pub(super) fn end(&mut self, end: End, news: &mut News) -> Vec<Receive> {
+        if matches!(self.state, State::Lost | State::Gone) {
+            return Vec::new();
+        }
+        self.complete(news);
+        let gone = matches!(end.lost, LostError::Closed | LostError::Unreachable) && !self.closing;
+        let failed = end.work.or(gone.then_some((self.completed, WorkError::PeerLost)));
+        for number in self.completed..self.posted {
+            let Some(posted) = self.at(number).copied() else { continue };
+            let error = failed.filter(|(at, _)| *at == number).map_or(WorkError::Flushed, |(_, error)| error);
+            self.tell(news, posted.id, Outcome::Failed(error), Freed::Work(number + 1));
+        }
+        self.completed = self.posted;
+        // A message that has begun to arrive has its receive.
+        let begun = matches!(self.incoming, Some(Incoming { what: What::Send { .. }, .. }));
+        if end.receive.is_some() || begun {
+            self.finish_receive(news, Outcome::Failed(end.receive.unwrap_or(WorkError::Flushed)));
+        }
+        let mut left = Vec::new();
+        if self.shared {
+            left.extend(self.receives.drain(..));
+        }
+        while !self.receives.is_empty() {
+            self.finish_receive(news, Outcome::Failed(WorkError::Flushed));
+        }
+        let told = !self.closing && self.state == State::Ready;
+        self.state = State::Lost;
+        (self.body, self.incoming) = (None, None);
+        self.replies.clear();
+        if told {
+            news.events.push_back(Event::Lost { connection: self.connection, error: end.lost });
+        }
+        left
+    }
+
+    /// Whether a frame can be added to what goes out.
+    pub(super) fn has_stage_room(&self, bytes: usize) -> bool {
+        self.stage.len() + bytes <= STAGE_BYTES
+    }
+
+    /// Adds a frame to what goes out; there is room.
+    pub(super) fn stage_frame(&mut self, frame: &Frame) {
+        let (bytes, count) = frame.encode();
+        self.stage.extend_from_slice(&bytes[..count]);
+    }
+}

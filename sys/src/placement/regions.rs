@@ -1,0 +1,272 @@
+//! Registered memory, and what of it peers may reach.
+
+use nemesia_core::payload::Lent;
+use nemesia_core::port::memory::{Access, Key, PostError, Region, RegisterError, Remote, Slice};
+
+use crate::os;
+
+/// What peers call the first byte of every region: not where it is in this process, and not 0.
+const BASE: u64 = 1 << 32;
+/// Bits of a key that say where the region is; the others are random.
+const INDEX_BITS: u32 = 16;
+/// As many regions as there are indices.
+pub(super) const MOST_REGIONS: u32 = 1 << INDEX_BITS;
+
+/// The most parts of a work request.
+pub(super) const MOST_PARTS: usize = 8;
+
+/// A part of no bytes.
+pub(super) const NOWHERE: Slice =
+    Slice { region: Region { index: u32::MAX, generation: 0 }, offset: 0, len: 0 };
+
+/// A list of parts, kept in place.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Parts {
+    parts: [Slice; MOST_PARTS],
+    count: usize,
+}
+
+impl Parts {
+    /// These; those that do not fit have been refused before.
+    pub(super) fn new(from: &[Slice]) -> Self {
+        let mut all = Self { parts: [NOWHERE; MOST_PARTS], count: from.len().min(MOST_PARTS) };
+        all.parts[..all.count].copy_from_slice(&from[..all.count]);
+        all
+    }
+
+    /// Whether one of them is of this region.
+    pub(super) fn contain(&self, region: Region) -> bool {
+        self.get().iter().any(|part| part.region == region)
+    }
+
+    /// The only one.
+    pub(super) fn single(&self) -> Option<Slice> {
+        if let [part] = self.get() { Some(*part) } else { None }
+    }
+
+    fn get(&self) -> &[Slice] {
+        &self.parts[..self.count]
+    }
+
+    /// Bytes in all.
+    pub(super) fn len(&self) -> u64 {
+        self.get().iter().map(|part| u64::from(part.len)).sum()
+    }
+}
+
+/// Parts of memory for one system call.
+#[derive(Debug)]
+pub(super) struct Vectors {
+    parts: [libc::iovec; MOST_PARTS + 2],
+    count: usize,
+}
+
+impl Vectors {
+    pub(super) const fn new() -> Self {
+        const EMPTY: libc::iovec = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
+        Self { parts: [EMPTY; MOST_PARTS + 2], count: 0 }
+    }
+
+    /// Adds a part; those that do not fit wait for the next call.
+    pub(super) fn push(&mut self, base: *mut u8, len: usize) {
+        if let Some(part) = self.parts.get_mut(self.count).filter(|_| len > 0) {
+            *part = libc::iovec { iov_base: base.cast(), iov_len: len };
+            self.count += 1;
+        }
+    }
+
+    pub(super) fn get(&self) -> &[libc::iovec] {
+        &self.parts[..self.count]
+    }
+}
+
+/// What a peer wants to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reach {
+    Read,
+    Write,
+    Atomic,
+}
+
+#[derive(Debug)]
+struct Held {
+    lent: Lent,
+    access: Access,
+    key: u64,
+    /// It is being deregistered: nothing new begins.
+    revoked: bool,
+}
+
+#[derive(Debug)]
+struct Place {
+    generation: u32,
+    held: Option<Held>,
+}
+
+/// The regions of a port.
+#[derive(Debug)]
+pub(super) struct Regions {
+    places: Vec<Place>,
+    free: Vec<u32>,
+    limit: u32,
+}
+
+impl Regions {
+    pub(super) const fn new(limit: u32) -> Self {
+        Self { places: Vec::new(), free: Vec::new(), limit }
+    }
+
+    pub(super) fn register(&mut self, lent: Lent, access: Access) -> Result<Region, RegisterError> {
+        if !access.is_consistent() {
+            return Err(RegisterError::Rights);
+        }
+        let random = os::random::<8>().map_err(|_| RegisterError::System(libc::EAGAIN))?;
+        let index = match self.free.pop() {
+            Some(index) => index,
+            None if (self.places.len() as u32) < self.limit => {
+                self.places.push(Place { generation: 0, held: None });
+                self.places.len() as u32 - 1
+            }
+            None => return Err(RegisterError::Full { limit: self.limit }),
+        };
+        let key = u64::from_le_bytes(random) << INDEX_BITS | u64::from(index);
+        let place = &mut self.places[index as usize];
+        place.generation = place.generation.wrapping_add(1);
+        place.held = Some(Held { lent, access, key, revoked: false });
+        Ok(Region { index, generation: place.generation })
+    }
+
+    pub(super) fn deregister(&mut self, region: Region) -> Result<(), RegisterError> {
+        self.held(region).ok_or(RegisterError::Unknown)?;
+        self.places[region.index as usize].held = None;
+        self.free.push(region.index);
+        Ok(())
+    }
+
+    /// Lets nothing new begin.
+    pub(super) fn revoke(&mut self, region: Region) -> Result<(), RegisterError> {
+        self.held(region).ok_or(RegisterError::Unknown)?;
+        if let Some(held) = &mut self.places[region.index as usize].held {
+            held.revoked = true;
+        }
+        Ok(())
+    }
+
+    /// Where a part is in this process, for a peer that reads it.
+    pub(super) fn address(&self, part: Slice) -> Option<u64> {
+        let base = self.held(part.region)?.lent.part(part.offset, part.len.into())?;
+        Some(base.as_ptr().expose_provenance() as u64)
+    }
+
+    /// A region that may be used for something new.
+    fn open(&self, region: Region) -> Option<&Held> {
+        self.held(region).filter(|held| !held.revoked)
+    }
+
+    fn held(&self, region: Region) -> Option<&Held> {
+        let place = self.places.get(region.index as usize)?;
+        place.held.as_ref().filter(|_| place.generation == region.generation)
+    }
+
+    pub(super) fn key(&self, region: Region) -> Option<Key> {
+        let held = self.open(region).filter(|held| held.access.is_remote())?;
+        Some(Key { address: BASE, len: held.lent.len() as u64, key: held.key })
+    }
+
+    /// Checks the parts of a work request; how many bytes they are.
+    pub(super) fn check(
+        &self,
+        parts: &[Slice],
+        (most_parts, most_bytes): (u32, u32),
+        to_write: bool,
+    ) -> Result<u32, PostError> {
+        if parts.len() > most_parts as usize {
+            return Err(PostError::Slices { limit: most_parts });
+        }
+        let mut total = 0;
+        for (part, slice) in (0..).zip(parts) {
+            let held = self.open(slice.region).ok_or(PostError::Region { part })?;
+            held.lent.part(slice.offset, slice.len.into()).ok_or(PostError::Bounds { part })?;
+            if to_write && !held.access.local_write {
+                return Err(PostError::Access { part });
+            }
+            total += u64::from(slice.len);
+        }
+        match u32::try_from(total) {
+            Ok(total) if total <= most_bytes => Ok(total),
+            _ => Err(PostError::Length { limit: most_bytes }),
+        }
+    }
+
+    /// Where a peer's access goes, if it is allowed.
+    pub(super) fn reach(&self, at: Remote, len: u32, reach: Reach) -> Option<(Region, u64)> {
+        let index = at.key as u32 & (MOST_REGIONS - 1);
+        let place = self.places.get(index as usize)?;
+        let held = place.held.as_ref().filter(|held| held.key == at.key && !held.revoked)?;
+        let allowed = match reach {
+            Reach::Read => held.access.remote_read,
+            Reach::Write => held.access.remote_write,
+            Reach::Atomic => held.access.remote_atomic,
+        };
+        let offset = at.address.checked_sub(BASE).filter(|_| allowed)?;
+        held.lent.part(offset, len.into())?;
+        Some((Region { index, generation: place.generation }, offset))
+    }
+
+    /// Adds the memory of `len` bytes from `at` on; false when some of it was deregistered.
+    pub(super) fn spans(&self, parts: &Parts, at: u64, len: u64, vectors: &mut Vectors) -> bool {
+        self.walk(parts, at, len, |lent, offset, _, len| {
+            let part = lent.part(offset, len as u64);
+            part.is_some_and(|base| {
+                vectors.push(base.as_ptr(), len);
+                true
+            })
+        })
+    }
+
+    /// Copies bytes out of the parts, from `at` on; false when some of it was deregistered.
+    pub(super) fn gather(&self, parts: &Parts, at: u64, to: &mut [u8]) -> bool {
+        self.walk(parts, at, to.len() as u64, |lent, offset, done, len| {
+            lent.read(offset, &mut to[done..done + len])
+        })
+    }
+
+    /// Copies bytes into the parts, from `at` on; false when some of it was deregistered.
+    pub(super) fn scatter(&self, parts: &Parts, at: u64, from: &[u8]) -> bool {
+        self.walk(parts, at, from.len() as u64, |lent, offset, done, len| {
+            lent.write(offset, &from[done..done + len])
+        })
+    }
+
+    /// Changes eight bytes; `None` when they are not aligned, or gone.
+    pub(super) fn update(&self, region: Region, at: u64, change: impl Fn(u64) -> u64) -> Option<u64> {
+        self.held(region)?.lent.update(at, change)
+    }
+
+    /// Calls `each` with the memory of `len` bytes from `at` on: offset, bytes before, bytes.
+    fn walk(
+        &self,
+        parts: &Parts,
+        mut at: u64,
+        len: u64,
+        mut each: impl FnMut(&Lent, u64, usize, usize) -> bool,
+    ) -> bool {
+        let mut done = 0;
+        for part in parts.get() {
+            let size = u64::from(part.len);
+            if at >= size {
+                at -= size;
+                continue;
+            }
+            let count = (size - at).min(len - done);
+            if count > 0 {
+                let Some(held) = self.held(part.region) else { return false };
+                if !each(&held.lent, part.offset + at, done as usize, count as usize) {
+                    return false;
+                }
+            }
+            (done, at) = (done + count, 0);
+        }
+        done == len
+    }
+}

@@ -1,0 +1,412 @@
+//! A memory port between processes of one machine: [software placement](crate::placement) over shared memory.
+//!
+//! A stream is a pair of rings in a segment that both have mapped ([`core::shared::ring`](nemesia_core::shared::ring)), and a
+//! Unix socket, by which its ends meet, ring for each other, and learn that the other one is gone. Bulk data take one of two
+//! ways ([`Copying`]): through the rings, in two copies, or straight from one process's memory to the other's by the kernel, in
+//! one.
+//!
+//! # Trust
+//! As over TCP the target checks key, rights and bounds of every access, and copies itself; no process ever writes
+//! another's memory, so that what arrives late arrives nowhere. What a peer writes into a ring is bytes like any others, and
+//! its positions are checked. By the kernel, a process reads where the peer says that a payload is: addresses in the
+//! *peer's* memory, which the kernel checks against the peer. Only processes of one user meet. Processes that can read each
+//! other's memory can do so without asking, whatever keys say: keys protect against mistakes there, not against attackers.
+//!
+//! # Bytes
+//! Who connects makes the segment, and sends it with a packet of four words: `nemesiam`, version 1, address and value of its
+//! [`Mark`]. The other side answers with the same words of its own, without a segment. The segment: four positions at multiples
+//! of 128 bytes (written and read of the ring of who connects, then of the other one), the first ring at
+//! 4096, the second behind, 256 KiB each. Packets after that are one byte: 1, there is something in the ring; 2, the ring is full,
+//! say when there is room; 3, there is room.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::ptr::NonNull;
+use std::time::{Duration, Instant};
+
+use nemesia_core::port::memory::{Address, ConnectError};
+use nemesia_core::shared::layout::{Extent, LayoutError};
+use nemesia_core::shared::ring::{ByteReader, ByteWriter, Ring};
+use nemesia_core::sync::{PayloadMut, Word64};
+
+use crate::os::{self, Access, Connection, Listener, Mark, RemoteMemory, Segment, SegmentOptions, ShmError};
+use crate::placement::{Options, PlacementPort, Stream, Transport};
+
+/// Begins the first packet.
+const MAGIC: u64 = u64::from_le_bytes(*b"nemesiam");
+/// Version of the bytes above.
+const VERSION: u64 = 1;
+/// Bytes of the first packet.
+const HELLO_BYTES: usize = 32;
+/// Where the rings begin.
+const RINGS_AT: usize = 4096;
+/// Bytes of a ring.
+const RING_BYTES: usize = 256 << 10;
+/// Bytes of a segment.
+const SEGMENT_BYTES: usize = RINGS_AT + 2 * RING_BYTES;
+/// A segment may be rounded up to huge pages.
+const ROUNDING: usize = 1 << 30;
+/// Bytes between positions.
+const LINE: usize = 128;
+
+/// There is something in the ring.
+const BELL: u8 = 1;
+/// The ring is full: say when there is room.
+const FULL: u8 = 2;
+/// There is room.
+const ROOM: u8 = 3;
+/// Packets taken at once.
+const PACKETS: usize = 16;
+/// How long the kernel may take to queue a connection.
+const BRIEFLY: Duration = Duration::from_millis(1);
+
+/// Begins an address.
+const MARK: &[u8; 4] = b"shm1";
+/// Bytes of a listener's name.
+const NAME_BYTES: usize = 32;
+
+/// How bulk data travel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Copying {
+    /// Through mapped rings: two copies, always possible.
+    Rings,
+    /// By the kernel, in one copy, where it permits that (`process_vm_readv(2)`); else through rings.
+    Kernel,
+}
+
+/// A memory port between processes of one machine.
+pub type ShmMemoryPort = PlacementPort<Pipes>;
+
+/// Opens a port that other processes of this user can connect to.
+///
+/// # Errors
+/// The system's reason.
+pub fn listen(copying: Copying, options: &Options) -> io::Result<ShmMemoryPort> {
+    let listener = Listener::bind().map_err(io::Error::other)?;
+    let mark = Box::new(os::random::<8>().map(u64::from_le_bytes).map_err(io::Error::other)?);
+    PlacementPort::new(Pipes { listener, mark, copying }, options)
+}
+
+/// Where pipes come from.
+#[derive(Debug)]
+pub struct Pipes {
+    listener: Listener,
+    /// What peers know this process by. It stays where it is as long as the port.
+    mark: Box<u64>,
+    copying: Copying,
+}
+
+/// One end of a stream.
+#[derive(Debug)]
+pub struct Pipe {
+    /// Points into the segment, and is dropped before.
+    ends: Option<Ends>,
+    segment: Option<Segment>,
+    connection: Connection,
+    mark: Mark,
+    copying: Copying,
+    memory: Option<RemoteMemory>,
+    /// The peer is gone, or nothing more is said.
+    ended: bool,
+    finished: bool,
+    /// The peer wants to know when there is room.
+    owes_room: bool,
+    /// A packet did not fit: it is sent when the socket is writable.
+    waits: bool,
+}
+
+#[derive(Debug)]
+struct Ends {
+    writer: ByteWriter<'static>,
+    reader: ByteReader<'static>,
+}
+
+impl Pipe {
+    fn new(connection: Connection, mark: Mark, copying: Copying) -> Self {
+        Self {
+            ends: None,
+            segment: None,
+            connection,
+            mark,
+            copying,
+            memory: None,
+            ended: false,
+            finished: false,
+            owes_room: false,
+            waits: false,
+        }
+    }
+
+    fn say(&self, fd: Option<BorrowedFd<'_>>) -> Result<(), ShmError> {
+        let mut bytes = [0; HELLO_BYTES];
+        let words = [MAGIC, VERSION, self.mark.address, self.mark.value];
+        for (to, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(words) {
+            *to = word.to_le_bytes();
+        }
+        self.connection.send(&bytes, fd.as_slice(), Instant::now())
+    }
+
+    /// Takes a packet that is there; its first byte. The first one is the peer's mark.
+    fn packet(&mut self) -> io::Result<Option<u8>> {
+        let mut bytes = [0; HELLO_BYTES];
+        let fds = usize::from(self.ends.is_none());
+        let (len, mut fds) = match self.connection.recv(&mut bytes, fds, Instant::now()) {
+            Ok(packet) => packet,
+            Err(ShmError::TimedOut { .. }) => return Ok(None),
+            Err(ShmError::PeerGone { .. }) => {
+                self.ended = true;
+                return Ok(None);
+            }
+            Err(error) => return Err(io::Error::other(error)),
+        };
+        if len == 1 && self.ends.is_some() {
+            return Ok(Some(bytes[0]));
+        }
+        let mut words = [0; HELLO_BYTES / 8];
+        for (to, word) in words.iter_mut().zip(bytes.as_chunks::<8>().0) {
+            *to = u64::from_le_bytes(*word);
+        }
+        let [MAGIC, VERSION, address, value] = words else { return Err(malformed()) };
+        if len != HELLO_BYTES || self.memory.is_some() {
+            return Err(malformed());
+        }
+        self.connection.require_same_user().map_err(io::Error::other)?;
+        self.memory = RemoteMemory::new(self.connection.peer().pid, Mark { address, value });
+        if self.ends.is_none() {
+            let fd = fds.pop().ok_or_else(malformed)?;
+            let lengths = SEGMENT_BYTES..=SEGMENT_BYTES + ROUNDING;
+            let segment = Segment::attach(fd, Access::ReadWrite, lengths).map_err(io::Error::other)?;
+            self.ends = Some(ends(&segment, false).map_err(io::Error::other)?);
+            self.segment = Some(segment);
+            self.say(None).map_err(io::Error::other)?;
+        }
+        Ok(Some(BELL))
+    }
+
+    /// Rings for the peer. It has been rung for before if that does not fit.
+    fn ring(&mut self, what: u8) -> io::Result<()> {
+        match self.connection.send(&[what], &[], Instant::now()) {
+            Ok(()) => Ok(()),
+            Err(ShmError::TimedOut { .. }) => {
+                self.waits = true;
+                Ok(())
+            }
+            Err(_) => Err(io::Error::from_raw_os_error(libc::EPIPE)),
+        }
+    }
+
+    /// Copies from the ring.
+    ///
+    /// # Safety
+    /// As for [`Stream::read`].
+    unsafe fn take(&mut self, into: &[libc::iovec]) -> io::Result<usize> {
+        let Some(ends) = &mut self.ends else { return Ok(0) };
+        let mut total = 0;
+        for part in into {
+            // SAFETY: memory that may be written, by the caller's promise, and that nobody else uses during this call.
+            let to = unsafe { std::slice::from_raw_parts_mut(part.iov_base.cast::<u8>(), part.iov_len) };
+            let count = ends.reader.read(to).map_err(|fault| broken(&fault))?;
+            total += count;
+            if count < part.iov_len {
+                break;
+            }
+        }
+        Ok(total)
+    }
+
+    fn pay_room(&mut self) -> io::Result<()> {
+        if std::mem::take(&mut self.owes_room) { self.ring(ROOM) } else { Ok(()) }
+    }
+}
+
+fn malformed() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "the peer's first packet is not one of this version")
+}
+
+fn broken(fault: &nemesia_core::shared::ring::RingFault) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, fault.to_string())
+}
+
+/// The rings of a segment, for the side that has made it or the other one.
+fn ends(segment: &Segment, made: bool) -> Result<Ends, LayoutError> {
+    // SAFETY: the segment is mapped until it is dropped, which `Pipe` does after the ends.
+    let extent = unsafe { Extent::new(segment.as_ptr(), segment.len(), SEGMENT_BYTES) }?;
+    let ring = |number: usize| {
+        let word = |at: usize| {
+            let word: NonNull<Word64> = extent.resolve((2 * number + at) * LINE, 1)?;
+            // SAFETY: resolved, so mapped and aligned; an atomic word, whatever the peer writes; as long as the segment.
+            Ok(unsafe { word.as_ref() })
+        };
+        let bytes: NonNull<u8> = extent.resolve(RINGS_AT + number * RING_BYTES, RING_BYTES)?;
+        // SAFETY: resolved; mapped for writing; only copied to and from.
+        let bytes = unsafe { PayloadMut::from_raw(bytes, RING_BYTES) };
+        let want = RING_BYTES as u64;
+        Ring::new(bytes, word(0)?, word(1)?).ok_or(LayoutError::Extent { have: want, want })
+    };
+    let (first, second) = (ring(0)?, ring(1)?);
+    let (out, back) = if made { (first, second) } else { (second, first) };
+    Ok(Ends { writer: ByteWriter::new(out), reader: ByteReader::new(back) })
+}
+
+impl AsFd for Pipe {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.connection.as_fd()
+    }
+}
+
+// SAFETY: only what the vectors name is copied, while the call lasts.
+unsafe impl Stream for Pipe {
+    fn is_connected(&mut self) -> Option<Result<(), ConnectError>> {
+        Some(Ok(()))
+    }
+
+    unsafe fn read(&mut self, into: &[libc::iovec]) -> io::Result<usize> {
+        for _ in 0..2 {
+            // SAFETY: the caller's promise.
+            let count = unsafe { self.take(into) }?;
+            if count > 0 {
+                self.pay_room()?;
+                return Ok(count);
+            }
+            if self.ended || self.finished {
+                return Ok(0);
+            }
+            let mut any = false;
+            for _ in 0..PACKETS {
+                match self.packet()? {
+                    Some(FULL) => self.owes_room = true,
+                    Some(_) => {}
+                    None => break,
+                }
+                any = true;
+            }
+            if !any && !self.ended {
+                break;
+            }
+        }
+        self.pay_room()?;
+        Err(io::ErrorKind::WouldBlock.into())
+    }
+
+    unsafe fn write(&mut self, from: &[libc::iovec]) -> io::Result<usize> {
+        self.waits = false;
+        if self.ended {
+            return Err(io::Error::from_raw_os_error(libc::EPIPE));
+        }
+        let Some(ends) = &mut self.ends else { return Err(io::ErrorKind::WouldBlock.into()) };
+        let mut total = 0;
+        for part in from {
+            // SAFETY: memory that may be read, by the caller's promise, and that nobody writes during this call.
+            let bytes = unsafe { std::slice::from_raw_parts(part.iov_base.cast::<u8>(), part.iov_len) };
+            let count = ends.writer.write(bytes).map_err(|fault| broken(&fault))?;
+            total += count;
+            if count < part.iov_len {
+                break;
+            }
+        }
+        if total > 0 {
+            self.ring(BELL)?;
+            self.waits = false;
+            return Ok(total);
+        }
+        self.ring(FULL)?;
+        Err(io::ErrorKind::WouldBlock.into())
+    }
+
+    fn wants_writable(&self) -> bool {
+        self.waits
+    }
+
+    fn can_pull(&mut self) -> bool {
+        let Some(memory) = self.memory.as_mut().filter(|_| self.copying == Copying::Kernel) else {
+            return false;
+        };
+        let can = memory.check().is_ok();
+        if !can {
+            // It is not asked again.
+            self.copying = Copying::Rings;
+        }
+        can
+    }
+
+    unsafe fn pull(&mut self, from: u64, into: &[libc::iovec]) -> bool {
+        let Some(memory) = &mut self.memory else { return false };
+        let mut at = from;
+        into.iter().all(|part| {
+            // SAFETY: memory that may be written, by the caller's promise, and that nobody else uses during this call.
+            let to = unsafe { std::slice::from_raw_parts_mut(part.iov_base.cast::<u8>(), part.iov_len) };
+            let read = memory.read(at, to).is_ok();
+            at = at.wrapping_add(part.iov_len as u64);
+            read
+        })
+    }
+
+    fn finish(&mut self) {
+        self.finished = true;
+    }
+}
+
+impl Transport for Pipes {
+    type Stream = Pipe;
+
+    const NAME: &'static str = "shared memory";
+
+    const PULLS: bool = true;
+
+    fn address(&self) -> Vec<u8> {
+        [MARK.as_slice(), self.listener.name().as_bytes()].concat()
+    }
+
+    fn connect(&mut self, to: &[u8]) -> Result<Pipe, ConnectError> {
+        let name = str::from_utf8(to).map_err(|_| ConnectError::Address)?;
+        let connection =
+            Connection::connect(name, Instant::now() + BRIEFLY).map_err(|error| unreached(&error))?;
+        connection.require_same_user().map_err(|_| ConnectError::Refused)?;
+        let options = SegmentOptions::default();
+        let segment =
+            Segment::create("nemesia-pipe", SEGMENT_BYTES, &options).map_err(|error| unreached(&error))?;
+        let mut pipe = Pipe::new(connection, self.own_mark(), self.copying);
+        pipe.ends = Some(ends(&segment, true).map_err(|_| ConnectError::Unreachable)?);
+        pipe.say(segment.fd()).map_err(|error| unreached(&error))?;
+        pipe.segment = Some(segment);
+        Ok(pipe)
+    }
+
+    fn accept(&mut self) -> Option<Pipe> {
+        let connection = self.listener.accept(Instant::now()).ok()?;
+        Some(Pipe::new(connection, self.own_mark(), self.copying))
+    }
+
+    fn listener(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
+    }
+
+    fn parse(address: &Address) -> Option<(&[u8], u64)> {
+        let rest = address.bytes().strip_prefix(MARK.as_slice())?;
+        let (name, token) = rest.split_at_checked(NAME_BYTES)?;
+        let is_name = name.iter().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+        let token = token.try_into().ok().filter(|_| is_name)?;
+        Some((name, u64::from_le_bytes(token)))
+    }
+}
+
+impl Pipes {
+    fn own_mark(&self) -> Mark {
+        Mark { address: (&raw const *self.mark).expose_provenance() as u64, value: *self.mark }
+    }
+}
+
+fn unreached(error: &ShmError) -> ConnectError {
+    match error {
+        ShmError::NotListening { .. } | ShmError::PeerGone { .. } => ConnectError::NotListening,
+        ShmError::TimedOut { .. } => ConnectError::TimedOut,
+        ShmError::System { errno, .. }
+        | ShmError::Descriptors { errno, .. }
+        | ShmError::Reserve { errno, .. } => ConnectError::System(errno.raw_os_error().unwrap_or(libc::EIO)),
+        ShmError::Memory { .. } => ConnectError::System(libc::ENOMEM),
+        _ => ConnectError::Unreachable,
+    }
+}
+
+#[cfg(test)]
+mod tests;

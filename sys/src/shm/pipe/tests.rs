@@ -1,0 +1,207 @@
+//! A peer that says anything, and writes anything into the rings.
+
+use std::time::Duration;
+
+use nemesia_core::payload::Lent;
+use nemesia_core::port::memory::{
+    Access as Rights, Completion, Connection as Link, Event, Key, MemoryPort, Offer, Private, Remote, Source,
+    State, Work,
+};
+use nemesia_core::wire::placement::{Answer, Frame, GREETING_BYTES, Greeting};
+
+use super::*;
+
+const BYTES: usize = 64 << 10;
+/// Until a peer's hang-up is noticed.
+const LATER: Duration = Duration::from_secs(3600);
+
+/// splitmix64.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, end: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let word = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let word = (word ^ word >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (word ^ word >> 31) % end
+    }
+}
+
+/// A port with memory that everybody may use, and with some that nobody was told of. Dropped before the memory.
+struct Victim {
+    port: ShmMemoryPort,
+    open: (nemesia_core::port::memory::Region, Key),
+    bytes: *mut [u8],
+    events: Vec<Event>,
+}
+
+impl Victim {
+    fn new() -> Self {
+        let mut port = listen(Copying::Kernel, &Options::default()).unwrap();
+        let bytes = Box::into_raw(vec![0x44_u8; 2 * BYTES].into_boxed_slice());
+        // SAFETY: freed after the port; used by raw pointers only.
+        let open = unsafe { Lent::from_raw(bytes.cast(), BYTES) };
+        let region = port.register(open, Rights::ALL).unwrap();
+        let key = port.key(region).unwrap();
+        Self { port, open: (region, key), bytes, events: Vec::new() }
+    }
+
+    fn turn(&mut self) {
+        let mut room = [Completion::EMPTY; 16];
+        self.port.poll(&mut room);
+        self.events.extend(self.port.poll_event(Duration::ZERO));
+    }
+
+    fn request(&mut self) -> Link {
+        loop {
+            self.turn();
+            if let Some(Event::Requested { connection, .. }) = self.events.pop() {
+                return connection;
+            }
+        }
+    }
+
+    fn secret_is_untouched(&self) -> bool {
+        (BYTES..2 * BYTES).all(|at| {
+            // SAFETY: in the memory.
+            unsafe { self.bytes.cast::<u8>().add(at).read_volatile() == 0x44 }
+        })
+    }
+}
+
+fn offer() -> Offer {
+    Offer { private: Private::EMPTY, shared_receive: false, deadline: LATER }
+}
+
+fn write(pipe: &mut Pipe, bytes: &[u8]) {
+    let part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+    // SAFETY: the bytes outlive the call. Whether they are taken is of no interest.
+    let _ = unsafe { pipe.write(&[part]) };
+}
+
+/// A stream to the victim, whose greeting it has accepted.
+fn enemy(victim: &mut Victim, pipes: &mut Pipes) -> (Pipe, Link) {
+    let address = victim.port.address().unwrap();
+    let (name, token) = Pipes::parse(&address).unwrap();
+    let mut pipe = pipes.connect(name).unwrap();
+    let greeting = Greeting { answer: Answer::Request, token, shared: false, private: Private::EMPTY };
+    write(&mut pipe, &greeting.encode());
+    let connection = victim.request();
+    victim.port.accept(connection, &offer()).unwrap();
+    let mut answer = [0; GREETING_BYTES];
+    loop {
+        victim.turn();
+        let part = libc::iovec { iov_base: answer.as_mut_ptr().cast(), iov_len: GREETING_BYTES };
+        // SAFETY: the array outlives the call.
+        if unsafe { pipe.read(&[part]) }.is_ok() {
+            return (pipe, connection);
+        }
+    }
+}
+
+fn frame(random: &mut Random, key: Key) -> Frame {
+    let wild = [0, 1, 4095, 32 << 10, BYTES as u64 - 8, BYTES as u64, 1 << 32, u64::MAX, u64::MAX - 4096];
+    let mut number = || if random.below(2) == 0 { wild[random.below(9) as usize] } else { random.below(200) };
+    let at = Remote { address: key.address.wrapping_add(number()), key: key.key ^ (number() == 7) as u64 };
+    let (len, value, count) = (number().min(1 << 20) as u32, number(), number());
+    // Memory of this process that can be read, which stands for that of the enemy.
+    let source = if value == 1 { key.address } else { value };
+    match random.below(10) {
+        0..=2 => Frame::WriteFrom { len, to: at, immediate: (count == 1).then_some(1), source },
+        3 => Frame::ReadFrom { len, source },
+        4 => Frame::Pulled { count },
+        5 | 6 => Frame::CanPull,
+        7 => Frame::Read { len, from: at },
+        8 => Frame::Ack { executed: count, room: value },
+        _ => Frame::Ask { wanted: count },
+    }
+}
+
+/// An honest port that has a connection to the victim, and can still write on it.
+fn honest(victim: &mut Victim) -> (ShmMemoryPort, Link) {
+    let mut port = listen(Copying::Kernel, &Options::default()).unwrap();
+    let connection = port.connect(&victim.port.address().unwrap(), &offer()).unwrap();
+    while port.poll_event(Duration::ZERO).is_none() {
+        victim.turn();
+        if let Some(Event::Requested { connection, .. }) = victim.events.pop() {
+            victim.port.accept(connection, &offer()).unwrap();
+        }
+    }
+    (port, connection)
+}
+
+fn still_works(victim: &mut Victim, (port, connection): &mut (ShmMemoryPort, Link)) {
+    let to = victim.open.1.at(0);
+    port.write(Work::new(*connection, 1), Source::Inline(b"still here"), to, None).unwrap();
+    let mut room = [Completion::EMPTY];
+    while port.poll(&mut room) == 0 {
+        victim.turn();
+    }
+    assert_eq!(room[0].outcome, nemesia_core::port::memory::Outcome::Done);
+}
+
+#[test]
+fn a_peer_that_says_anything_fails_only_itself() {
+    let (mut victim, mut random) = (Victim::new(), Random(std::process::id().into()));
+    let mark = Box::new(99);
+    let mut pipes = Pipes { listener: Listener::bind().unwrap(), mark, copying: Copying::Kernel };
+    let mut friend = honest(&mut victim);
+    let mut ended = 0;
+    for round in 0..200 {
+        let (mut pipe, connection) = enemy(&mut victim, &mut pipes);
+        let (region, key) = victim.open;
+        let part = [nemesia_core::port::memory::Slice { region, offset: 0, len: 40_000 }];
+        victim.port.read(Work::new(connection, 1), &part, key.at(0)).unwrap();
+        for _ in 0..8 {
+            let (bytes, count) = frame(&mut random, key).encode();
+            write(&mut pipe, &bytes[..count]);
+            (0..3).for_each(|_| victim.turn());
+        }
+        if round % 4 == 0 {
+            // Positions that are impossible.
+            let base = pipe.segment.as_ref().unwrap().as_ptr();
+            for word in 0..4 {
+                let value = [0, 1, u64::MAX, 1 << 40, random.below(1 << 20)][random.below(5) as usize];
+                // SAFETY: the positions of a segment that is mapped.
+                unsafe { base.add(word * LINE).cast::<u64>().write_volatile(value) };
+            }
+            let _ = pipe.ring(BELL);
+            (0..5).for_each(|_| victim.turn());
+        }
+        ended += usize::from(victim.port.state(connection) == State::Lost);
+        drop(pipe);
+        victim.port.close(connection);
+        while !matches!(victim.events.pop(), Some(Event::Closed { .. })) {
+            victim.turn();
+        }
+        still_works(&mut victim, &mut friend);
+        assert!(victim.secret_is_untouched(), "round {round}");
+    }
+    assert!(ended > 100, "only {ended} of 200 were noticed");
+    let Victim { port, bytes, .. } = victim;
+    drop((port, friend));
+    // SAFETY: made so above; the port is gone.
+    drop(unsafe { Box::from_raw(bytes) });
+}
+
+#[test]
+fn a_first_packet_of_another_kind_ends_the_stream() {
+    let mut victim = Victim::new();
+    for bytes in [b"x".as_slice(), &[0; HELLO_BYTES], &[7; 31], &[7; 33]] {
+        let address = victim.port.address().unwrap();
+        let name = std::str::from_utf8(Pipes::parse(&address).unwrap().0).unwrap();
+        let stranger = Connection::connect(name, Instant::now() + LATER).unwrap();
+        stranger.send(bytes, &[], Instant::now() + LATER).unwrap();
+        let gone = loop {
+            victim.turn();
+            match stranger.recv(&mut [0; 64], 1, Instant::now()) {
+                Err(ShmError::TimedOut { .. }) => {}
+                other => break other,
+            }
+        };
+        assert!(matches!(gone, Err(ShmError::PeerGone { .. })), "{gone:?}");
+        assert_eq!(victim.events, []);
+    }
+    let mut friend = honest(&mut victim);
+    still_works(&mut victim, &mut friend);
+}

@@ -1,0 +1,239 @@
+//! A memory port over TCP, for machines without an RDMA device: [software placement](crate::placement) over sockets.
+//!
+//! Sockets never block; bulk data go straight from and to user memory; small ones leave at once (TCP_NODELAY). A peer whose
+//! process ends is noticed when the kernel closes its sockets; one whose machine or network is gone, within
+//! [`SILENCE`] (keep-alive probes, and a limit on unacknowledged data).
+//!
+//! An address is that of the listening socket and a random token, which whoever connects has to know. Nothing is encrypted:
+//! use it where the network is trusted as that of an RDMA fabric has to be.
+
+use std::ffi::c_int;
+use std::io;
+use std::mem;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, SocketAddrV6, TcpListener, TcpStream};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd};
+use std::time::Duration;
+
+use nemesia_core::port::memory::{Address, ConnectError};
+
+use crate::placement::{Options, PlacementPort, Stream, Transport};
+
+/// After this long without a sign of life a peer is lost.
+pub const SILENCE: Duration = Duration::from_secs(10);
+/// Begins an address.
+const MARK: &[u8; 4] = b"tcp1";
+/// Bytes of an address without mark and token: family, 0, port, scope, IP address.
+const PLACE_BYTES: usize = 24;
+
+/// A memory port over TCP.
+pub type TcpPort = PlacementPort<Tcp>;
+
+/// Listens on an address of this machine, which others can reach; port 0 takes a free one.
+///
+/// # Errors
+/// The system's reason; an address that is none (`0.0.0.0`) can't be told to others.
+pub fn listen(at: SocketAddr, options: &Options) -> io::Result<TcpPort> {
+    if at.ip().is_unspecified() {
+        let why = "name the address of an interface, which others can connect to, not the unspecified one";
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+    }
+    let listener = TcpListener::bind(at)?;
+    listener.set_nonblocking(true)?;
+    let address = listener.local_addr()?;
+    PlacementPort::new(Tcp { listener, address }, options)
+}
+
+/// Sockets.
+#[derive(Debug)]
+pub struct Tcp {
+    listener: TcpListener,
+    address: SocketAddr,
+}
+
+/// A connected socket, or one that is being connected.
+#[derive(Debug)]
+pub struct Socket(TcpStream);
+
+impl Socket {
+    fn new(stream: TcpStream) -> io::Result<Self> {
+        stream.set_nonblocking(true)?;
+        stream.set_nodelay(true)?;
+        let option = |level: c_int, name: c_int, value: c_int| {
+            let size = size_of_val(&value) as libc::socklen_t;
+            let fd = stream.as_raw_fd();
+            // SAFETY: the value is as large as announced and outlives the call.
+            let result = unsafe { libc::setsockopt(fd, level, name, (&raw const value).cast(), size) };
+            if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+        };
+        let seconds = SILENCE.as_secs() as c_int;
+        option(libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1)?;
+        option(libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, seconds / 2)?;
+        option(libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, 1)?;
+        option(libc::IPPROTO_TCP, libc::TCP_KEEPCNT, seconds / 2)?;
+        option(libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, 1000 * seconds)?;
+        Ok(Self(stream))
+    }
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+fn counted(result: isize) -> io::Result<usize> {
+    usize::try_from(result).map_err(|_| io::Error::last_os_error())
+}
+
+/// A message header over these parts.
+fn header(parts: &[libc::iovec]) -> libc::msghdr {
+    // SAFETY: zeros are a header of nothing.
+    let mut header: libc::msghdr = unsafe { mem::zeroed() };
+    header.msg_iov = parts.as_ptr().cast_mut();
+    header.msg_iovlen = parts.len() as _;
+    header
+}
+
+// SAFETY: the kernel touches what the vectors name, while the call lasts.
+unsafe impl Stream for Socket {
+    fn is_connected(&mut self) -> Option<Result<(), ConnectError>> {
+        let mut poll = libc::pollfd { fd: self.0.as_raw_fd(), events: libc::POLLOUT, revents: 0 };
+        // SAFETY: one entry, which outlives the call.
+        if unsafe { libc::poll(&raw mut poll, 1, 0) } == 0 {
+            return None;
+        }
+        match self.0.take_error() {
+            Ok(None) => Some(Ok(())),
+            Ok(Some(error)) | Err(error) => Some(Err(unreached(&error))),
+        }
+    }
+
+    unsafe fn read(&mut self, into: &[libc::iovec]) -> io::Result<usize> {
+        let mut header = header(into);
+        // SAFETY: the caller's promise about the parts; the header outlives the call.
+        counted(unsafe { libc::recvmsg(self.0.as_raw_fd(), &raw mut header, 0) })
+    }
+
+    unsafe fn write(&mut self, from: &[libc::iovec]) -> io::Result<usize> {
+        let header = header(from);
+        // SAFETY: the caller's promise about the parts; the header outlives the call. No signal when the peer is gone.
+        counted(unsafe { libc::sendmsg(self.0.as_raw_fd(), &raw const header, libc::MSG_NOSIGNAL) })
+    }
+
+    fn finish(&mut self) {
+        // A socket that is gone has nothing to finish.
+        let _ = self.0.shutdown(Shutdown::Write);
+    }
+}
+
+fn unreached(error: &io::Error) -> ConnectError {
+    match error.raw_os_error() {
+        Some(libc::ECONNREFUSED) => ConnectError::NotListening,
+        Some(libc::ENETUNREACH | libc::EHOSTUNREACH | libc::ETIMEDOUT | libc::EADDRNOTAVAIL) => {
+            ConnectError::Unreachable
+        }
+        Some(code) => ConnectError::System(code),
+        None => ConnectError::Unreachable,
+    }
+}
+
+impl Transport for Tcp {
+    type Stream = Socket;
+
+    const NAME: &'static str = "TCP";
+
+    fn address(&self) -> Vec<u8> {
+        let mut place = [0; PLACE_BYTES];
+        place[2..4].copy_from_slice(&self.address.port().to_le_bytes());
+        match self.address {
+            SocketAddr::V4(address) => {
+                place[0] = 4;
+                place[8..12].copy_from_slice(&address.ip().octets());
+            }
+            SocketAddr::V6(address) => {
+                place[0] = 6;
+                place[4..8].copy_from_slice(&address.scope_id().to_le_bytes());
+                place[8..].copy_from_slice(&address.ip().octets());
+            }
+        }
+        [MARK.as_slice(), &place].concat()
+    }
+
+    fn connect(&mut self, to: &[u8]) -> Result<Socket, ConnectError> {
+        let to = decode(to).ok_or(ConnectError::Address)?;
+        connect(to).map_err(|error| unreached(&error))
+    }
+
+    fn accept(&mut self) -> Option<Socket> {
+        // One that went away before, or that there is no descriptor for, is not there.
+        let (stream, _) = self.listener.accept().ok()?;
+        Socket::new(stream).ok()
+    }
+
+    fn listener(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
+    }
+
+    fn parse(address: &Address) -> Option<(&[u8], u64)> {
+        let rest = address.bytes().strip_prefix(MARK.as_slice())?;
+        let (place, token) = rest.split_at_checked(PLACE_BYTES)?;
+        decode(place)?;
+        Some((place, u64::from_le_bytes(token.try_into().ok()?)))
+    }
+}
+
+fn decode(place: &[u8]) -> Option<SocketAddr> {
+    let place: &[u8; PLACE_BYTES] = place.try_into().ok()?;
+    let port = u16::from_le_bytes([place[2], place[3]]);
+    let scope = u32::from_le_bytes([place[4], place[5], place[6], place[7]]);
+    let ip: [u8; 16] = place[8..].try_into().ok()?;
+    match place[0] {
+        4 => Some(SocketAddr::from((IpAddr::from(Ipv4Addr::new(ip[0], ip[1], ip[2], ip[3])), port))),
+        6 => Some(SocketAddr::V6(SocketAddrV6::new(Ipv6Addr::from(ip), port, 0, scope))),
+        _ => None,
+    }
+}
+
+/// Begins to connect.
+fn connect(to: SocketAddr) -> io::Result<Socket> {
+    let family = if to.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
+    let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+    // SAFETY: takes no memory.
+    let fd = unsafe { libc::socket(family, kind, 0) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the descriptor is new, and nobody else's.
+    let stream = unsafe { TcpStream::from_raw_fd(fd) };
+    let socket = Socket::new(stream)?;
+    let result = match to {
+        SocketAddr::V4(to) => {
+            let sin_addr = libc::in_addr { s_addr: u32::from_ne_bytes(to.ip().octets()) };
+            let family = libc::AF_INET as libc::sa_family_t;
+            let name = libc::sockaddr_in {
+                sin_family: family,
+                sin_port: to.port().to_be(),
+                sin_addr,
+                sin_zero: [0; 8],
+            };
+            // SAFETY: the name is as long as announced and outlives the call.
+            unsafe { libc::connect(fd, (&raw const name).cast(), size_of_val(&name) as libc::socklen_t) }
+        }
+        SocketAddr::V6(to) => {
+            let name = libc::sockaddr_in6 {
+                sin6_family: libc::AF_INET6 as libc::sa_family_t,
+                sin6_port: to.port().to_be(),
+                sin6_flowinfo: 0,
+                sin6_addr: libc::in6_addr { s6_addr: to.ip().octets() },
+                sin6_scope_id: to.scope_id(),
+            };
+            // SAFETY: the name is as long as announced and outlives the call.
+            unsafe { libc::connect(fd, (&raw const name).cast(), size_of_val(&name) as libc::socklen_t) }
+        }
+    };
+    match io::Error::last_os_error() {
+        _ if result == 0 => Ok(socket),
+        error if error.raw_os_error() == Some(libc::EINPROGRESS) => Ok(socket),
+        error => Err(error),
+    }
+}

@@ -1,0 +1,270 @@
+//! A peer that says anything: it fails its own connection, and touches only what it was given the key of.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::time::Duration;
+
+use nemesia_core::port::memory::{
+    Access, Connection, Event, Key, MemoryPort, Private, ReceiveQueue, Remote, Source, State, Work,
+};
+use nemesia_core::wire::placement::{Answer, Frame, GREETING_BYTES, Greeting, MAGIC, Reason};
+use nemesia_tests::content::Random;
+use nemesia_tests::memory_port::Verdict;
+use nemesia_tests::memory_port::bench::{Bench, Memory};
+use nemesia_tests::{quick, seed};
+
+use crate::tcp::Tcp;
+
+/// What a victim is made of: an honest connection between 0 and 1, and memory of 1.
+struct Scene {
+    bench: Bench<Tcp>,
+    honest: (Connection, Connection),
+    /// Peers may do everything here.
+    open: Memory,
+    /// They may only read this.
+    readable: Memory,
+    /// Nobody was given the key of this.
+    secret: Memory,
+}
+
+const BYTES: usize = 4096;
+
+impl Scene {
+    fn new() -> Result<Self, String> {
+        let mut bench = Bench::new(Tcp::small());
+        bench.open(2)?;
+        let honest = bench.connect(0, 1)?;
+        let readable = bench.memory(1, BYTES, Access { remote_read: true, ..Access::LOCAL })?;
+        let (open, secret) = (bench.open_memory(1, BYTES)?, bench.open_memory(1, BYTES)?);
+        readable.put(0, &[0x33; BYTES]);
+        secret.put(0, &[0x44; BYTES]);
+        Ok(Self { bench, honest, open, readable, secret })
+    }
+
+    fn address(&mut self) -> Result<(SocketAddr, u64), String> {
+        let address = self.bench.port(1)?.address().ok_or("no address")?;
+        let bytes = address.bytes();
+        let port = u16::from_le_bytes([bytes[6], bytes[7]]);
+        let token = bytes.last_chunk().map_or(0, |token| u64::from_le_bytes(*token));
+        Ok((SocketAddr::from((Ipv4Addr::LOCALHOST, port)), token))
+    }
+
+    fn stranger(&mut self) -> Result<(TcpStream, u64), String> {
+        let (address, token) = self.address()?;
+        let stream = TcpStream::connect(address).map_err(|error| error.to_string())?;
+        stream.set_nonblocking(true).map_err(|error| error.to_string())?;
+        Ok((stream, token))
+    }
+
+    /// A raw connection that the victim takes for a peer.
+    fn enemy(&mut self, shared: bool) -> Result<(TcpStream, Connection), String> {
+        let (mut stream, token) = self.stranger()?;
+        let greeting = Greeting { answer: Answer::Request, token, shared: false, private: Private::EMPTY };
+        stream.write_all(&greeting.encode()).map_err(|error| error.to_string())?;
+        let connection = self.bench.event(1, "request", |event| match event {
+            Event::Requested { connection, .. } => Some(*connection),
+            _ => None,
+        })?;
+        let offer = self.bench.offer(&[], shared);
+        self.bench.port(1)?.accept(connection, &offer).map_err(|error| error.to_string())?;
+        self.bench
+            .event(1, "established", |event| matches!(event, Event::Established { .. }).then_some(()))?;
+        let (mut answer, mut have) = ([0; GREETING_BYTES], 0);
+        self.bench.until("an answer", |_| {
+            have += stream.read(&mut answer[have..]).unwrap_or(0);
+            have == GREETING_BYTES
+        })?;
+        Ok((stream, connection))
+    }
+
+    /// Nobody else was harmed.
+    fn check(&mut self) -> Verdict {
+        let (a, b) = self.honest;
+        self.bench.works((0, a), (1, b))?;
+        let is = |memory: &Memory, byte| memory.get(0, BYTES).iter().all(|it| *it == byte);
+        if !is(&self.readable, 0x33) || !is(&self.secret, 0x44) {
+            return Err("memory was written that nobody may write".into());
+        }
+        Ok(())
+    }
+}
+
+/// Says as much of it as is taken; the victim moves meanwhile.
+fn say(scene: &mut Scene, stream: &mut TcpStream, bytes: &[u8]) {
+    let (mut at, mut idle) = (0, 0);
+    while at < bytes.len() && idle < 50 {
+        match stream.write(&bytes[at..]) {
+            Ok(count) => at += count,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => idle += 1,
+            Err(_) => return,
+        }
+        // What comes back is of no interest, but must not be in the way.
+        let _ = stream.read(&mut [0; 4096]);
+        scene.bench.turn();
+    }
+}
+
+/// A frame that could be one, with keys that exist or nearly so.
+fn frame(random: &mut Random, keys: &[Key]) -> Vec<u8> {
+    let key = random.pick(keys);
+    let wild = [0, 1, 7, 8, 4095, 4096, 4097, u64::from(u32::MAX), u64::MAX, 1 << 32, 1 << 63];
+    let mut number = || if random.below(3) == 0 { random.pick(&wild) } else { random.below(64) };
+    let at = Remote {
+        address: key.address.wrapping_add(number().wrapping_mul(8)),
+        key: key.key ^ (number() / 60),
+    };
+    let (len, value, other) = (number() as u32, number(), number());
+    let immediate = (value % 2 == 0).then_some(len);
+    let frame = match random.below(16) {
+        0 | 1 => Frame::Write { len, to: at, immediate },
+        2 => Frame::Read { len, from: at },
+        3 => Frame::Send { len, immediate },
+        4 => Frame::Add { at, add: value },
+        5 => Frame::Swap { at, new: value, expected: other },
+        6 => Frame::ReadReply { len },
+        7 => Frame::ValueReply { old: value },
+        8 => Frame::Ack { executed: value, room: other },
+        // Nobody can read another's memory over TCP.
+        10 => Frame::WriteFrom { len, to: at, immediate, source: value },
+        11 => Frame::ReadFrom { len, source: value },
+        12 => Frame::Pulled { count: value },
+        13 => Frame::CanPull,
+        9 => Frame::Refuse { operation: value, reason: Reason::Access },
+        _ => Frame::Ask { wanted: value },
+    };
+    let (bytes, count) = frame.encode();
+    let mut bytes = bytes[..count].to_vec();
+    if matches!(frame, Frame::Write { .. } | Frame::Send { .. } | Frame::ReadReply { .. }) {
+        // The payload, or less, or more.
+        bytes.resize(count + (len.min(5000) as usize).saturating_sub(random.below(3) as usize), 0xbb);
+    }
+    if random.below(4) == 0 {
+        let at = random.below(bytes.len() as u64) as usize;
+        bytes[at] ^= 1 << random.below(8);
+    }
+    bytes
+}
+
+#[test]
+fn a_peer_that_says_anything_fails_only_itself() -> Verdict {
+    let seed = seed();
+    let mut random = Random::new(seed);
+    let mut scene = Scene::new()?;
+    let rounds = if quick() { 60 } else { 400 };
+    let mut ended = 0;
+    for round in 0..rounds {
+        let told = |why: String| format!("seed {seed}, round {round}: {why}");
+        let shared = round % 3 == 0;
+        let (mut stream, connection) = scene.enemy(shared).map_err(told)?;
+        // The right place, but not the key.
+        let guess = Key { key: scene.secret.key.key ^ 1 << 20 << (round % 40), ..scene.secret.key };
+        let keys = [scene.open.key, scene.readable.key, guess];
+        // The victim has work under way that the enemy may answer as it likes.
+        let (into, from) = ([scene.open.slice(0, 64)], scene.open.key.at(0));
+        let port = scene.bench.port(1)?;
+        let posted = [
+            port.read(Work::new(connection, 1), &into, from),
+            port.write(Work::new(connection, 2), Source::Gather(&into), from, None),
+            port.send(Work::new(connection, 3), Source::Gather(&into), None),
+        ];
+        assert_eq!(posted, [Ok(()); 3]);
+        let queue = if shared { ReceiveQueue::Shared } else { ReceiveQueue::Of(connection) };
+        let room = port.receive(queue, 4, &into);
+        assert!(shared || room.is_ok(), "{room:?}");
+        let count = random.below(12) + 1;
+        for _ in 0..count {
+            let bytes = frame(&mut random, &keys);
+            say(&mut scene, &mut stream, &bytes);
+        }
+        ended += usize::from(scene.bench.port(1)?.state(connection) == State::Lost);
+        drop(stream);
+        scene.bench.port(1)?.close(connection);
+        let closed = Event::Closed { connection };
+        scene.bench.event(1, "closed", |event| (*event == closed).then_some(())).map_err(told)?;
+        let done = &mut scene.bench.nodes[1].done;
+        let own = done.iter().filter(|it| it.connection == connection && it.id < 4).count();
+        assert_eq!(own, 3, "seed {seed}, round {round}: each work request completes once");
+        done.clear();
+        scene.bench.nodes[1].events.clear();
+        scene.check().map_err(told)?;
+    }
+    assert!(ended * 2 > rounds as usize, "only {ended} of {rounds} were noticed");
+    Ok(())
+}
+
+#[test]
+fn noise_instead_of_a_greeting_is_not_listened_to() -> Verdict {
+    let mut random = Random::new(seed());
+    let mut scene = Scene::new()?;
+    for round in 0..150_u64 {
+        let (mut stream, token) = scene.stranger()?;
+        let greeting = Greeting { answer: Answer::Request, token, shared: false, private: Private::EMPTY };
+        let mut bytes = greeting.encode();
+        match round % 5 {
+            0 => bytes.fill_with(|| random.next() as u8),
+            1 => bytes[16] ^= 1,
+            2 => bytes[24] = 1 + random.below(200) as u8,
+            3 => bytes[40..].fill(7),
+            // Half of it, and then nothing more.
+            _ => {}
+        }
+        let count = if round % 5 == 4 { GREETING_BYTES / 2 } else { GREETING_BYTES };
+        say(&mut scene, &mut stream, &bytes[..count]);
+        if round % 5 != 4 {
+            scene.bench.until("the end of the stream", |_| match stream.read(&mut [0; 256]) {
+                Ok(0) => true,
+                Err(error) => error.kind() != ErrorKind::WouldBlock,
+                Ok(_) => false,
+            })?;
+        }
+        let asked = scene.bench.nodes[1].events.iter().any(|it| matches!(it, Event::Requested { .. }));
+        assert!(!asked, "round {round}");
+    }
+    scene.check()?;
+    let (a, b) = scene.bench.connect(0, 1)?;
+    scene.bench.works((0, a), (1, b))
+}
+
+#[test]
+fn another_version_is_answered_with_ours() -> Verdict {
+    let mut scene = Scene::new()?;
+    let (mut stream, _) = scene.stranger()?;
+    let mut bytes = [0; GREETING_BYTES];
+    bytes[..8].copy_from_slice(&MAGIC.to_le_bytes());
+    bytes[8] = 99;
+    say(&mut scene, &mut stream, &bytes);
+    let mut answer = Vec::new();
+    scene.bench.until("an answer", |_| {
+        let mut part = [0; GREETING_BYTES];
+        let count = stream.read(&mut part).unwrap_or(0);
+        answer.extend_from_slice(&part[..count]);
+        answer.len() >= GREETING_BYTES
+    })?;
+    let answer = answer.first_chunk().map(Greeting::decode);
+    assert!(matches!(answer, Some(Ok(Greeting { answer: Answer::Refuse, .. }))), "{answer:?}");
+    Ok(())
+}
+
+#[test]
+fn strangers_that_say_nothing_do_not_keep_others_out() -> Verdict {
+    let mut scene = Scene::new()?;
+    let mut silent = Vec::new();
+    for _ in 0..100 {
+        silent.push(scene.stranger()?.0);
+        scene.bench.turn();
+    }
+    scene.check()?;
+    let (a, b) = scene.bench.connect(0, 1)?;
+    scene.bench.works((0, a), (1, b))?;
+    // They are sent away when their time is over.
+    let late = scene.bench.now + Duration::from_secs(6);
+    scene.bench.fabric.skip_to(late);
+    for stream in &mut silent {
+        scene.bench.until("the end of a stream", |_| match stream.read(&mut [0]) {
+            Ok(count) => count == 0,
+            Err(error) => error.kind() != ErrorKind::WouldBlock,
+        })?;
+    }
+    let (a, b) = scene.bench.connect(0, 1)?;
+    scene.bench.works((0, a), (1, b))
+}

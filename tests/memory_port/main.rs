@@ -1,0 +1,7 @@
+//! Every memory port passes the one suite of `nemesia_tests::memory_port`.
+
+mod hostile;
+mod processes;
+mod shared_memory;
+mod simulated;
+mod tcp;

@@ -1,0 +1,113 @@
+//! What every memory port has to do: one suite, generic over the fabric.
+//!
+//! A [`Fabric`] makes ports and lets time pass; each check gets a new one and returns what is wrong. The checks ask the
+//! facts what to expect where fabrics may differ, and hold them to what they say.
+//!
+//! | module | what it checks |
+//! |---|---|
+//! | [`connect`] | connections: made, refused, too late, too many, closed |
+//! | [`data`] | every operation, of every size, with its contents |
+//! | [`atomics`] | atomic operations |
+//! | [`receives`] | receives: too short, none posted, the shared queue |
+//! | [`refused`] | what a target refuses, and what is refused before it is posted |
+//! | [`queues`] | full queues, quiet work, order, sleeping |
+//! | [`loss`] | peers that are lost, memory that is taken back |
+//! | [`random`] | everything at once, against a model |
+
+pub mod atomics;
+pub mod bench;
+pub mod connect;
+pub mod data;
+pub mod loss;
+pub mod queues;
+pub mod random;
+pub mod receives;
+pub mod refused;
+
+use std::time::Duration;
+
+use nemesia_core::port::memory::MemoryPort;
+
+use bench::Bench;
+
+/// What a check says.
+pub type Verdict = Result<(), String>;
+
+/// Ports that can reach each other.
+pub trait Fabric {
+    /// The port.
+    type Port: MemoryPort;
+
+    /// A new port, as another process would have it.
+    ///
+    /// # Errors
+    /// Why there is none.
+    fn port(&mut self) -> Result<Self::Port, String>;
+
+    /// Lets a little time pass; what time it is then.
+    fn pass(&mut self) -> Duration;
+
+    /// Ends a port as the death of its process would.
+    fn kill(&mut self, port: Self::Port) {
+        drop(port);
+    }
+
+    /// What the random choices of the checks come from.
+    fn seed(&self) -> u64 {
+        1
+    }
+
+    /// How many turns nothing takes; `None` where time is real.
+    fn most_turns(&self) -> Option<u64> {
+        None
+    }
+
+    /// The longest message that is worth the time here; the facts say what is possible.
+    fn most_bytes(&self) -> u32 {
+        64 << 20
+    }
+}
+
+/// A check.
+pub type Check<F> = fn(&mut Bench<F>) -> Verdict;
+
+/// All checks, by name.
+pub fn checks<F: Fabric>() -> Vec<(&'static str, Check<F>)> {
+    let mut all: Vec<(&'static str, Check<F>)> = Vec::new();
+    all.extend(connect::checks());
+    all.extend(data::checks());
+    all.extend(atomics::checks());
+    all.extend(receives::checks());
+    all.extend(refused::checks());
+    all.extend(queues::checks());
+    all.extend(loss::checks());
+    all.extend(random::checks());
+    all
+}
+
+/// Runs every check, or those whose name contains `NEMESIA_CHECK`, each on a new fabric.
+///
+/// # Errors
+/// What failed, one line each.
+pub fn run<F: Fabric>(mut fabric: impl FnMut() -> Result<F, String>) -> Verdict {
+    let wanted = std::env::var("NEMESIA_CHECK").unwrap_or_default();
+    let mut failures = Vec::new();
+    for (name, check) in checks().into_iter().filter(|(name, _)| name.contains(&wanted)) {
+        let mut bench = Bench::new(fabric()?);
+        if let Err(why) = check(&mut bench) {
+            failures.push(format!("{name}: {why}"));
+        }
+    }
+    if failures.is_empty() { Ok(()) } else { Err(failures.join("\n")) }
+}
+
+/// Nothing if it is so; else what is wrong.
+pub(crate) fn ensure(so: bool, what: impl FnOnce() -> String) -> Verdict {
+    if so { Ok(()) } else { Err(what()) }
+}
+
+/// Nothing if they are equal; else both.
+#[allow(clippy::needless_pass_by_value)] // Most are written where they are passed.
+pub(crate) fn equal<T: PartialEq + std::fmt::Debug>(what: &str, found: T, wanted: T) -> Verdict {
+    ensure(found == wanted, || format!("{what}: {found:?} instead of {wanted:?}"))
+}

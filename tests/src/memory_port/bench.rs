@@ -1,0 +1,422 @@
+//! Ports on a bench: made, connected and driven in turn.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::time::{Duration, Instant};
+
+use nemesia_core::payload::Lent;
+use nemesia_core::port::memory::{
+    Access, Completion, Connection, Event, Facts, Key, MemoryPort, Offer, Outcome, Private, ReceiveQueue,
+    Region, Remote, Slice, Source, Work, WorkError,
+};
+
+use super::{Fabric, Verdict, ensure, equal};
+use crate::content::Random;
+
+/// What never takes so long hangs.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// How long a connection may take to be made.
+const SOON: Duration = Duration::from_secs(30);
+/// Caller's numbers of the bench itself.
+const OWN: u64 = 1 << 60;
+
+/// Bytes that outlive the port they are lent to.
+#[derive(Debug)]
+struct Block {
+    base: *mut u8,
+    layout: Layout,
+}
+
+impl Block {
+    fn new(len: usize) -> Self {
+        // Page-aligned, as the strictest fabric may like it; never empty.
+        let layout = Layout::from_size_align(len.max(1), 4096).unwrap_or(Layout::new::<u64>());
+        // SAFETY: the size is not 0.
+        let base = unsafe { alloc_zeroed(layout) };
+        if base.is_null() {
+            handle_alloc_error(layout);
+        }
+        Self { base, layout }
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        // SAFETY: allocated so, and not freed before.
+        unsafe { dealloc(self.base, self.layout) };
+    }
+}
+
+/// A registered buffer.
+#[derive(Debug)]
+pub struct Memory {
+    /// What the port calls it.
+    pub region: Region,
+    /// What peers use.
+    pub key: Key,
+    /// For looking at it.
+    view: Lent,
+}
+
+impl Memory {
+    /// A part of it.
+    pub const fn slice(&self, offset: u64, len: u32) -> Slice {
+        Slice { region: self.region, offset, len }
+    }
+
+    /// Where peers find it.
+    pub const fn at(&self, offset: u64) -> Remote {
+        self.key.at(offset)
+    }
+
+    /// Stores bytes.
+    pub fn put(&self, at: u64, bytes: &[u8]) {
+        // A check that stores beside its memory is wrong itself, and sees it by what it reads.
+        let _ = self.view.write(at, bytes);
+    }
+
+    /// The bytes there.
+    pub fn get(&self, at: u64, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        if self.view.read(at, &mut bytes) { bytes } else { Vec::new() }
+    }
+
+    /// Eight bytes as a number.
+    pub fn word(&self, at: u64) -> u64 {
+        self.get(at, 8).try_into().map_or(0, u64::from_ne_bytes)
+    }
+}
+
+/// A port, what it has reported and not been asked for, and its memory.
+#[derive(Debug)]
+pub struct Node<P> {
+    /// The port; `None` once it was killed.
+    pub port: Option<P>,
+    /// Completions in the order polled.
+    pub done: Vec<Completion>,
+    /// Events in the order they came.
+    pub events: Vec<Event>,
+    /// Memory for messages of the bench itself.
+    small: Option<Memory>,
+    /// Freed after the port, which stands before.
+    blocks: Vec<Block>,
+}
+
+/// The bench.
+#[derive(Debug)]
+pub struct Bench<F: Fabric> {
+    /// The ports.
+    pub nodes: Vec<Node<F::Port>>,
+    /// What connects them.
+    pub fabric: F,
+    /// What time it is.
+    pub now: Duration,
+    /// Random choices.
+    pub random: Random,
+    own: u64,
+}
+
+impl<F: Fabric> Bench<F> {
+    /// No ports yet.
+    pub fn new(fabric: F) -> Self {
+        let random = Random::new(fabric.seed());
+        Self { nodes: Vec::new(), fabric, now: Duration::ZERO, random, own: OWN }
+    }
+
+    /// So many ports.
+    ///
+    /// # Errors
+    /// One can't be made.
+    pub fn open(&mut self, count: usize) -> Verdict {
+        for _ in 0..count {
+            let port = Some(self.fabric.port()?);
+            let (done, events, blocks) = (Vec::new(), Vec::new(), Vec::new());
+            self.nodes.push(Node { port, done, events, small: None, blocks });
+        }
+        self.now = self.fabric.pass();
+        Ok(())
+    }
+
+    /// A port that lives.
+    ///
+    /// # Errors
+    /// It was killed.
+    pub fn port(&mut self, node: usize) -> Result<&mut F::Port, String> {
+        self.nodes[node].port.as_mut().ok_or_else(|| "the port was killed".into())
+    }
+
+    /// What the ports can do.
+    ///
+    /// # Errors
+    /// The first was killed.
+    pub fn facts(&mut self) -> Result<Facts, String> {
+        self.port(0).map(|port| *port.facts())
+    }
+
+    /// The longest message that is tried.
+    ///
+    /// # Errors
+    /// The first was killed.
+    pub fn most_bytes(&mut self) -> Result<u32, String> {
+        Ok(self.facts()?.message_bytes.min(self.fabric.most_bytes()))
+    }
+
+    /// New registered memory.
+    ///
+    /// # Errors
+    /// It can't be registered.
+    pub fn memory(&mut self, node: usize, len: usize, access: Access) -> Result<Memory, String> {
+        let block = Block::new(len);
+        // SAFETY: the block is freed after the port, and only copied to and from.
+        let (lent, view) = unsafe { (Lent::from_raw(block.base, len), Lent::from_raw(block.base, len)) };
+        self.nodes[node].blocks.push(block);
+        let port = self.port(node)?;
+        let region = port.register(lent, access).map_err(|error| format!("register {len} bytes: {error}"))?;
+        let key = port.key(region);
+        ensure(key.is_some() == access.is_remote(), || format!("{access:?} has the key {key:?}"))?;
+        if let Some(key) = key {
+            equal("bytes by the key", key.len, len as u64)?;
+        }
+        let nothing = Key { address: 0, len: 0, key: 0 };
+        Ok(Memory { region, key: key.unwrap_or(nothing), view })
+    }
+
+    /// Memory that everybody may use for everything that there is.
+    ///
+    /// # Errors
+    /// As [`Bench::memory`].
+    pub fn open_memory(&mut self, node: usize, len: usize) -> Result<Memory, String> {
+        let atomics = self.facts()?.atomics;
+        self.memory(node, len, Access { remote_atomic: atomics, ..Access::ALL })
+    }
+
+    /// Memory that a read of ours may go to.
+    ///
+    /// # Errors
+    /// As [`Bench::memory`].
+    pub fn sink(&mut self, node: usize, len: usize) -> Result<Memory, String> {
+        let remote_write = self.facts()?.read_needs_remote_write;
+        self.memory(node, len, Access { remote_write, ..Access::LOCAL })
+    }
+
+    /// Lets time pass, and takes what has completed and happened.
+    pub fn turn(&mut self) {
+        self.now = self.fabric.pass();
+        let mut room = [Completion::EMPTY; 5];
+        for node in &mut self.nodes {
+            let Some(port) = &mut node.port else { continue };
+            let wanted = self.random.below(5) as usize + 1;
+            let count = port.poll(&mut room[..wanted]).min(wanted);
+            node.done.extend_from_slice(&room[..count]);
+            node.events.extend(port.poll_event(self.now));
+        }
+    }
+
+    /// Takes turns until it is so.
+    ///
+    /// # Errors
+    /// It never is.
+    pub fn until(&mut self, what: &str, mut so: impl FnMut(&mut Self) -> bool) -> Verdict {
+        let (start, mut turns) = (Instant::now(), 0);
+        while !so(self) {
+            self.turn();
+            turns += 1;
+            let over = match self.fabric.most_turns() {
+                Some(most) => turns > most,
+                None => start.elapsed() > PATIENCE,
+            };
+            if over {
+                return Err(format!("never: {what}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes so many turns that what can happen has most likely happened.
+    pub fn rest(&mut self) {
+        (0..300).for_each(|_| self.turn());
+    }
+
+    /// The next number of the bench itself.
+    pub fn next_id(&mut self) -> u64 {
+        self.own += 1;
+        self.own
+    }
+
+    /// The completion with this number.
+    ///
+    /// # Errors
+    /// It never comes.
+    pub fn completion(&mut self, node: usize, id: u64) -> Result<Completion, String> {
+        let mut found = None;
+        self.until(&format!("completion {id:#x} at {node}"), |bench| {
+            let done = &mut bench.nodes[node].done;
+            found = done.iter().position(|it| it.id == id).map(|at| done.remove(at));
+            found.is_some()
+        })?;
+        found.ok_or_else(|| "no completion".into())
+    }
+
+    /// A work request of a send queue succeeds.
+    ///
+    /// # Errors
+    /// It doesn't.
+    pub fn succeeds(&mut self, node: usize, id: u64) -> Verdict {
+        let outcome = self.completion(node, id)?.outcome;
+        equal(&format!("work {id:#x} at {node}"), outcome, Outcome::Done)
+    }
+
+    /// A message comes: its bytes and immediate, and whether it was written.
+    ///
+    /// # Errors
+    /// It doesn't.
+    pub fn received(&mut self, node: usize, id: u64) -> Result<(u32, Option<u32>, bool), String> {
+        match self.completion(node, id)?.outcome {
+            Outcome::Received { len, immediate, written } => Ok((len, immediate, written)),
+            other => Err(format!("receive {id:#x} at {node}: {other:?}")),
+        }
+    }
+
+    /// A work request fails.
+    ///
+    /// # Errors
+    /// It doesn't.
+    pub fn fails(&mut self, node: usize, id: u64) -> Result<WorkError, String> {
+        match self.completion(node, id)?.outcome {
+            Outcome::Failed(error) => Ok(error),
+            other => Err(format!("work {id:#x} at {node} should fail: {other:?}")),
+        }
+    }
+
+    /// The first event that `pick` likes.
+    ///
+    /// # Errors
+    /// It never comes.
+    pub fn event<T>(
+        &mut self,
+        node: usize,
+        what: &str,
+        pick: impl Fn(&Event) -> Option<T>,
+    ) -> Result<T, String> {
+        let mut found = None;
+        self.until(&format!("{what} at {node}"), |bench| {
+            let events = &mut bench.nodes[node].events;
+            let at = events.iter().position(|event| pick(event).is_some());
+            found = at.and_then(|at| pick(&events.remove(at)));
+            found.is_some()
+        })?;
+        found.ok_or_else(|| "no event".into())
+    }
+
+    /// A connection ends.
+    ///
+    /// # Errors
+    /// It doesn't.
+    pub fn lost(&mut self, node: usize, connection: Connection) -> Verdict {
+        self.event(node, &format!("{connection:?} lost"), |event| {
+            matches!(event, Event::Lost { connection: it, .. } if *it == connection).then_some(())
+        })
+    }
+
+    /// Closes, and waits for the last word.
+    ///
+    /// # Errors
+    /// It never comes.
+    pub fn close(&mut self, node: usize, connection: Connection) -> Verdict {
+        self.port(node)?.close(connection);
+        self.event(node, &format!("{connection:?} closed"), |event| {
+            (*event == Event::Closed { connection }).then_some(())
+        })
+    }
+
+    /// An offer that is good for a while.
+    pub fn offer(&self, private: &[u8], shared_receive: bool) -> Offer {
+        let private = Private::new(private).unwrap_or(Private::EMPTY);
+        Offer { private, shared_receive, deadline: self.now + SOON }
+    }
+
+    /// A connection from `a` to `b`, on which both may speak.
+    ///
+    /// # Errors
+    /// It can't be made.
+    pub fn connect(&mut self, a: usize, b: usize) -> Result<(Connection, Connection), String> {
+        self.connect_with(a, b, (false, false))
+    }
+
+    /// As [`Bench::connect`], perhaps with shared receive queues.
+    ///
+    /// # Errors
+    /// As [`Bench::connect`].
+    pub fn connect_with(
+        &mut self,
+        a: usize,
+        b: usize,
+        (shared_a, shared_b): (bool, bool),
+    ) -> Result<(Connection, Connection), String> {
+        let address = self.port(b)?.address().ok_or("it has no address")?;
+        let (ask, answer) = (self.offer(&[], shared_a), self.offer(&[], shared_b));
+        let active = self.port(a)?.connect(&address, &ask).map_err(|error| error.to_string())?;
+        let passive = self.event(b, "request", |event| match event {
+            Event::Requested { connection, .. } => Some(*connection),
+            _ => None,
+        })?;
+        let queue = if shared_b { ReceiveQueue::Shared } else { ReceiveQueue::Of(passive) };
+        let id = self.post_small(b, queue)?;
+        self.port(b)?.accept(passive, &answer).map_err(|error| error.to_string())?;
+        for (node, connection) in [(a, active), (b, passive)] {
+            self.event(node, &format!("{connection:?} established"), |event| {
+                matches!(event, Event::Established { connection: it, .. } if *it == connection).then_some(())
+            })?;
+        }
+        self.send_small(a, active)?;
+        self.received(b, id)?;
+        Ok((active, passive))
+    }
+
+    /// Posts a receive for a message of the bench itself; its number.
+    ///
+    /// # Errors
+    /// It can't be posted.
+    pub fn post_small(&mut self, node: usize, queue: ReceiveQueue) -> Result<u64, String> {
+        if self.nodes[node].small.is_none() {
+            self.nodes[node].small = Some(self.memory(node, 64, Access::LOCAL)?);
+        }
+        let id = self.next_id();
+        let part: Vec<Slice> = self.nodes[node].small.iter().map(|it| it.slice(0, 8)).collect();
+        self.port(node)?.receive(queue, id, &part).map_err(|error| format!("small receive: {error}"))?;
+        Ok(id)
+    }
+
+    /// Sends eight bytes, and waits until they are gone.
+    ///
+    /// # Errors
+    /// It can't.
+    pub fn send_small(&mut self, node: usize, connection: Connection) -> Verdict {
+        if self.nodes[node].small.is_none() {
+            self.nodes[node].small = Some(self.memory(node, 64, Access::LOCAL)?);
+        }
+        let id = self.next_id();
+        let part: Vec<Slice> = self.nodes[node].small.iter().map(|it| it.slice(8, 8)).collect();
+        let posted = self.port(node)?.send(Work::new(connection, id), Source::Gather(&part), None);
+        posted.map_err(|error| format!("small send: {error}"))?;
+        self.succeeds(node, id)
+    }
+
+    /// A message from `a` to `b`, whose arrival proves that all writes before are placed.
+    ///
+    /// # Errors
+    /// It doesn't come.
+    pub fn flush(&mut self, (a, from): (usize, Connection), (b, to): (usize, Connection)) -> Verdict {
+        let id = self.post_small(b, ReceiveQueue::Of(to))?;
+        self.send_small(a, from)?;
+        self.received(b, id).map(|_| ())
+    }
+
+    /// The connection still carries messages both ways.
+    ///
+    /// # Errors
+    /// It doesn't.
+    pub fn works(&mut self, a: (usize, Connection), b: (usize, Connection)) -> Verdict {
+        self.flush(a, b)?;
+        self.flush(b, a)
+    }
+}

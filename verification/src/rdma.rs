@@ -1,0 +1,183 @@
+//! A simulated RDMA fabric: a [`MemoryPort`](nemesia_core::port::memory::MemoryPort) whose every step one seed decides.
+//!
+//! All ports of a [`Fabric`] live in one thread. Time passes when [`Fabric::pass`] is called: then connections come
+//! about, parts of messages are placed and work requests complete, each by chance, so that all orders happen that the
+//! facts allow: parts out of order, reads after later writes, completions of one connection long after those of another.
+#![forbid(unsafe_code)]
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::time::Duration;
+
+use nemesia_core::port::memory::Facts;
+
+mod connection;
+mod link;
+mod memory;
+mod operation;
+mod port;
+mod world;
+
+pub use port::SimPort;
+use world::World;
+
+/// What the fabric is like.
+#[derive(Clone, Copy, Debug)]
+pub struct Conditions {
+    /// What it can do, and says so.
+    pub facts: Facts,
+    /// A step that is possible is taken once in so many times; 1 is without delay.
+    pub delay: usize,
+    /// One registration in so many fails; 0 for none.
+    pub register_fails: usize,
+    /// A mistake, for tests of the tests.
+    pub flaw: Option<Flaw>,
+}
+
+/// Mistakes that a memory port can make, for tests to find.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flaw {
+    /// A region's rights are not looked at.
+    Rights,
+    /// What is refused is not done, and said to be done.
+    Refusals,
+    /// All regions have the same key.
+    Keys,
+    /// A message that is too long is cut off.
+    Truncation,
+    /// What follows a write does not wait for it.
+    Overtaking,
+    /// A fence holds nothing back.
+    Fence,
+    /// Completions of a queue come in any order.
+    Order,
+    /// A completion is lost now and then.
+    Loss,
+    /// A completion comes twice now and then.
+    Twice,
+    /// Quiet work completes.
+    Noise,
+    /// Receives do not complete when a connection ends.
+    Receives,
+    /// That a connection has ended is not told.
+    Silence,
+    /// All connections of a port end with one.
+    Neighbours,
+    /// Memory is used after it was deregistered.
+    Deregistration,
+    /// One work request less fits than the facts say.
+    Depth,
+}
+
+impl Flaw {
+    /// Every one.
+    pub const ALL: [Self; 15] = [
+        Self::Rights,
+        Self::Refusals,
+        Self::Keys,
+        Self::Truncation,
+        Self::Overtaking,
+        Self::Fence,
+        Self::Order,
+        Self::Loss,
+        Self::Twice,
+        Self::Noise,
+        Self::Receives,
+        Self::Silence,
+        Self::Neighbours,
+        Self::Deregistration,
+        Self::Depth,
+    ];
+}
+
+impl Conditions {
+    /// Reliable connections of InfiniBand.
+    pub const INFINIBAND: Self = Self {
+        facts: Facts {
+            name: "simulated InfiniBand",
+            ordered_placement: true,
+            active_speaks_first: false,
+            write_proves_placement: true,
+            waits_for_receive: true,
+            read_needs_remote_write: false,
+            immediates: true,
+            atomics: true,
+            atomics_exclude_processor: true,
+            inline_bytes: 128,
+            message_bytes: 1 << 30,
+            slices: 16,
+            read_slices: 16,
+            send_depth: 32,
+            receive_depth: 32,
+            shared_receive_depth: 64,
+            connections: 256,
+            regions: 64,
+        },
+        delay: 2,
+        register_fails: 0,
+        flaw: None,
+    };
+
+    /// iWARP: placement in any order, early completions, and who connects speaks first.
+    pub const IWARP: Self = Self {
+        facts: Facts {
+            name: "simulated iWARP",
+            ordered_placement: false,
+            active_speaks_first: true,
+            write_proves_placement: false,
+            waits_for_receive: false,
+            read_needs_remote_write: true,
+            immediates: false,
+            atomics: false,
+            atomics_exclude_processor: false,
+            inline_bytes: 0,
+            slices: 6,
+            read_slices: 1,
+            shared_receive_depth: 0,
+            ..Self::INFINIBAND.facts
+        },
+        ..Self::INFINIBAND
+    };
+
+    /// As little of everything as a fabric may have.
+    pub const MEAGRE: Self = Self {
+        facts: Facts {
+            name: "simulated and meagre",
+            ordered_placement: false,
+            message_bytes: 4096,
+            slices: 1,
+            read_slices: 1,
+            inline_bytes: 1,
+            send_depth: 2,
+            receive_depth: 2,
+            shared_receive_depth: 3,
+            connections: 4,
+            regions: 12,
+            ..Self::INFINIBAND.facts
+        },
+        delay: 5,
+        register_fails: 0,
+        flaw: None,
+    };
+}
+
+/// The fabric that connects the ports.
+#[derive(Clone, Debug)]
+pub struct Fabric(Rc<RefCell<World>>);
+
+impl Fabric {
+    /// A fabric without ports. The same seed and calls give the same history.
+    pub fn new(seed: u64, conditions: Conditions) -> Self {
+        Self(Rc::new(RefCell::new(World::new(seed, conditions))))
+    }
+
+    /// A new port. Dropping it is the death of its process.
+    pub fn port(&self) -> SimPort {
+        SimPort::new(Rc::clone(&self.0))
+    }
+
+    /// Lets a little time pass; what time it is then.
+    pub fn pass(&self) -> Duration {
+        self.0.borrow_mut().pass()
+    }
+}

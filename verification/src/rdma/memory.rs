@@ -1,0 +1,170 @@
+//! Regions of a simulated port, and copies between them.
+
+use nemesia_core::payload::Lent;
+use nemesia_core::port::memory::{Access, Key, PostError, Region, RegisterError, Remote, Slice};
+
+/// The registered memory of one port.
+#[derive(Debug, Default)]
+pub(super) struct Memory {
+    places: Vec<Place>,
+}
+
+#[derive(Debug, Default)]
+struct Place {
+    generation: u32,
+    held: Option<Held>,
+}
+
+#[derive(Debug)]
+struct Held {
+    lent: Lent,
+    access: Access,
+    key: Key,
+    /// It is being deregistered: what is under way may go on, nothing may begin.
+    revoked: bool,
+}
+
+/// What an operation does at its target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reach {
+    Read,
+    Write,
+    Atomic,
+}
+
+impl Memory {
+    /// Registers; `key` is new and random.
+    pub(super) fn register(
+        &mut self,
+        lent: Lent,
+        access: Access,
+        limit: u32,
+        key: u64,
+    ) -> Result<Region, RegisterError> {
+        let free = self.places.iter().position(|place| place.held.is_none());
+        let at = match free {
+            Some(at) => at,
+            None if self.places.len() < limit as usize => {
+                self.places.push(Place::default());
+                self.places.len() - 1
+            }
+            None => return Err(RegisterError::Full { limit }),
+        };
+        let place = &mut self.places[at];
+        place.generation += 1;
+        // Not the address in this process: who mixes them up is found out.
+        let key = Key { address: key.rotate_left(17) & 0x0fff_ffff_ffff_f000, len: lent.len() as u64, key };
+        place.held = Some(Held { lent, access, key, revoked: false });
+        Ok(Region { index: at as u32, generation: place.generation })
+    }
+
+    fn held(&self, region: Region) -> Option<&Held> {
+        let place = self.places.get(region.index as usize)?;
+        place.held.as_ref().filter(|_| place.generation == region.generation)
+    }
+
+    /// Lets no new access begin; the key.
+    pub(super) fn revoke(&mut self, region: Region) -> Result<u64, RegisterError> {
+        let place = self.places.get_mut(region.index as usize).ok_or(RegisterError::Unknown)?;
+        let generation = place.generation;
+        let held = place.held.as_mut().filter(|_| generation == region.generation);
+        let held = held.ok_or(RegisterError::Unknown)?;
+        held.revoked = true;
+        Ok(held.key.key)
+    }
+
+    pub(super) fn forget(&mut self, region: Region) {
+        self.places[region.index as usize].held = None;
+    }
+
+    /// What peers use; `None` when they may do nothing.
+    pub(super) fn key(&self, region: Region) -> Option<Key> {
+        let held = self.held(region).filter(|held| !held.revoked && held.access.is_remote())?;
+        Some(held.key)
+    }
+
+    /// Checks the parts of a work request; how many bytes they are.
+    pub(super) fn check(&self, slices: &[Slice], allowed: impl Fn(Access) -> bool) -> Result<u64, PostError> {
+        let mut total = 0;
+        for (part, slice) in (0..).zip(slices) {
+            let held = self.held(slice.region).filter(|held| !held.revoked);
+            let held = held.ok_or(PostError::Region { part })?;
+            held.lent.part(slice.offset, slice.len.into()).ok_or(PostError::Bounds { part })?;
+            if !allowed(held.access) {
+                return Err(PostError::Access { part });
+            }
+            total += u64::from(slice.len);
+        }
+        Ok(total)
+    }
+
+    /// Checks an access of a peer; where it is.
+    pub(super) fn reach(
+        &self,
+        at: Remote,
+        len: u64,
+        reach: Reach,
+        judge: impl Fn(bool) -> bool,
+    ) -> Option<(Region, u64)> {
+        let mut held = (0..).zip(&self.places).filter_map(|(index, place)| {
+            Some((Region { index, generation: place.generation }, place.held.as_ref()?))
+        });
+        let (region, held) = held.find(|(_, held)| held.key.key == at.key && !held.revoked)?;
+        let allowed = match reach {
+            Reach::Read => held.access.remote_read,
+            Reach::Write => held.access.remote_write,
+            Reach::Atomic => held.access.remote_atomic,
+        };
+        let offset = at.address.checked_sub(held.key.address).filter(|_| judge(allowed))?;
+        held.lent.part(offset, len)?;
+        Some((region, offset))
+    }
+
+    /// Copies out of a region, if it still exists.
+    pub(super) fn read(&self, region: Region, at: u64, to: &mut [u8]) -> bool {
+        self.held(region).is_some_and(|held| held.lent.read(at, to))
+    }
+
+    /// Copies into a region, if it still exists.
+    pub(super) fn write(&self, region: Region, at: u64, from: &[u8]) -> bool {
+        self.held(region).is_some_and(|held| held.lent.write(at, from))
+    }
+
+    /// Changes eight bytes of a region.
+    pub(super) fn update(&self, region: Region, at: u64, change: impl Fn(u64) -> u64) -> Option<u64> {
+        self.held(region)?.lent.update(at, change)
+    }
+
+    /// Copies bytes from `at` on of a list of parts.
+    pub(super) fn gather(&self, slices: &[Slice], at: u64, to: &mut [u8]) -> bool {
+        walk(slices, at, to.len(), |slice, offset, range| self.read(slice.region, offset, &mut to[range]))
+    }
+
+    /// Copies bytes to a list of parts, from `at` on.
+    pub(super) fn scatter(&self, slices: &[Slice], at: u64, from: &[u8]) -> bool {
+        walk(slices, at, from.len(), |slice, offset, range| self.write(slice.region, offset, &from[range]))
+    }
+}
+
+/// Calls `each` with the parts that make up `len` bytes from `at` on; false as soon as it says so, or the list ends.
+fn walk(
+    slices: &[Slice],
+    mut at: u64,
+    len: usize,
+    mut each: impl FnMut(&Slice, u64, std::ops::Range<usize>) -> bool,
+) -> bool {
+    let mut done = 0;
+    for slice in slices {
+        let size = u64::from(slice.len);
+        if at >= size {
+            at -= size;
+            continue;
+        }
+        let count = ((size - at) as usize).min(len - done);
+        if count > 0 && !each(slice, slice.offset + at, done..done + count) {
+            return false;
+        }
+        (done, at) = (done + count, 0);
+    }
+    done == len
+}

@@ -1,0 +1,134 @@
+//! A posted work request on its way.
+
+use nemesia_core::port::memory::{Region, Remote, Slice};
+
+use super::Flaw;
+use super::memory::Reach;
+use crate::rng::Rng;
+
+/// What is to be done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Write { to: Remote, immediate: Option<u32> },
+    Read { from: Remote },
+    Send { immediate: Option<u32> },
+    Add { at: Remote, add: u64 },
+    Swap { at: Remote, expected: u64, new: u64 },
+}
+
+impl Kind {
+    /// What it does in the target's memory, where.
+    pub(super) const fn reach(self) -> Option<(Remote, Reach)> {
+        match self {
+            Self::Write { to, .. } => Some((to, Reach::Write)),
+            Self::Read { from } => Some((from, Reach::Read)),
+            Self::Add { at, .. } | Self::Swap { at, .. } => Some((at, Reach::Atomic)),
+            Self::Send { .. } => None,
+        }
+    }
+
+    /// Whether it brings something back.
+    pub(super) const fn is_answered(self) -> bool {
+        matches!(self, Self::Read { .. } | Self::Add { .. } | Self::Swap { .. })
+    }
+
+    /// Whether it is a write and nothing else.
+    pub(super) const fn is_plain_write(self) -> bool {
+        matches!(self, Self::Write { immediate: None, .. })
+    }
+}
+
+/// Room for a message.
+#[derive(Clone, Debug)]
+pub(super) struct Receive {
+    pub(super) id: u64,
+    pub(super) slices: Vec<Slice>,
+}
+
+impl Receive {
+    pub(super) fn len(&self) -> u64 {
+        self.slices.iter().map(|slice| u64::from(slice.len)).sum()
+    }
+}
+
+/// The parts of the work request at our side.
+#[derive(Clone, Debug)]
+pub(super) enum Local {
+    Slices(Vec<Slice>),
+    Bytes(Vec<u8>),
+}
+
+/// How far it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// Nothing has happened at the target.
+    Waiting,
+    /// Parts of it are placed.
+    Moving,
+    /// Everything is placed.
+    Done,
+}
+
+/// A work request of a send queue.
+#[derive(Debug)]
+pub(super) struct Operation {
+    pub(super) id: u64,
+    /// The how manieth of its queue.
+    pub(super) number: u64,
+    pub(super) quiet: bool,
+    pub(super) fence: bool,
+    pub(super) kind: Kind,
+    pub(super) local: Local,
+    pub(super) len: u64,
+    pub(super) stage: Stage,
+    /// It has completed, as far as its owner knows.
+    pub(super) told: bool,
+    /// Parts that are not placed: from where, how many bytes.
+    pub(super) parts: Vec<(u64, u64)>,
+    /// Where it goes to, or comes from, at the target.
+    pub(super) target: Option<(Region, u64)>,
+    /// The receive that it takes.
+    pub(super) receive: Option<Receive>,
+}
+
+impl Operation {
+    /// Divides the bytes into at most eight parts, at random.
+    pub(super) fn divide(&mut self, rng: &mut Rng) {
+        let mut ends: Vec<u64> =
+            (0..rng.below(8)).map(|_| rng.next() % self.len.max(1)).filter(|end| *end > 0).collect();
+        ends.push(self.len);
+        ends.sort_unstable();
+        ends.dedup();
+        let starts = std::iter::once(0).chain(ends.iter().copied());
+        self.parts = starts.zip(&ends).map(|(start, end)| (start, end - start)).collect();
+        self.parts.retain(|(_, len)| *len > 0);
+        // The last is taken first.
+        self.parts.reverse();
+    }
+
+    /// Whether it may begin when `earlier` of the same queue is as far as it is (IBA 9.5).
+    pub(super) fn may_follow(&self, earlier: &Self, ordered: bool, flaw: Option<Flaw>) -> bool {
+        let fence = self.fence && flaw != Some(Flaw::Fence);
+        let overtakes = earlier.kind.is_answered() && !fence && !self.kind.is_answered();
+        let beside = !ordered
+            && earlier.kind.is_plain_write()
+            && self.kind.is_plain_write()
+            && earlier.stage != Stage::Waiting;
+        let early = flaw == Some(Flaw::Overtaking) && earlier.kind.is_plain_write();
+        earlier.stage == Stage::Done || overtakes || beside || early
+    }
+
+    /// Whether a region of the sender's is in use by it now.
+    pub(super) fn holds(&self, region: Region) -> bool {
+        let moving = self.stage == Stage::Moving;
+        moving
+            && matches!(&self.local, Local::Slices(slices) if slices.iter().any(|slice| slice.region == region))
+    }
+
+    /// Whether a region of the target's is in use by it now.
+    pub(super) fn reaches(&self, region: Region) -> bool {
+        let receive = self.receive.as_ref();
+        let takes = receive.is_some_and(|receive| receive.slices.iter().any(|slice| slice.region == region));
+        self.stage == Stage::Moving && (takes || self.target.is_some_and(|(target, _)| target == region))
+    }
+}
