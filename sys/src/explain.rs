@@ -15,6 +15,7 @@ use crate::os::{
     Access, CopyError, HeavyFence, HugePages, Mark, RemoteMemory, Segment, SegmentBacking, SegmentOptions,
     ShmError, limits, numa,
 };
+use crate::verbs::{VerbsError, survey};
 
 /// Whether something can be used, or is used.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -127,7 +128,19 @@ fn facilities() -> Vec<Verdict> {
             limits::require_memlock(1 << 20).map(|()| "1 MiB can be locked".to_owned()),
         ),
         Verdict::probe("cores", cpus),
+        Verdict::probe("RDMA devices", rdma()),
     ]
+}
+
+/// The ports of RDMA devices, and why each can be used or not. The engine does not use them yet.
+fn rdma() -> Result<String, VerbsError> {
+    let seen = survey()?;
+    let lines: Vec<String> = seen.iter().map(ToString::to_string).collect();
+    if seen.iter().any(|seen| seen.verdict.is_ok()) {
+        return Ok(lines.join("; "));
+    }
+    let why = if lines.is_empty() { "this machine has none".into() } else { lines.join("; ") };
+    Err(VerbsError::NoDevice { why })
 }
 
 /// What a process of a world costs in memory, in bytes.

@@ -22,6 +22,7 @@
 //! This crate is the thin layer that touches the operating system; every algorithm is in `nemesia_core`.
 
 pub mod bootstrap;
+pub mod cm;
 mod config;
 mod endpoint;
 mod error;
@@ -33,6 +34,7 @@ pub mod regcache;
 mod route;
 pub mod shm;
 pub mod tcp;
+pub mod verbs;
 
 pub use config::{Config, ConfigError, Origin, SingleCopy, VARIABLES, Variable};
 pub use endpoint::{

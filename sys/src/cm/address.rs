@@ -1,0 +1,118 @@
+//! Addresses: of the standard library, of the C library, and as bytes.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
+
+use nemesia_core::port::memory::Address;
+
+const VERSION: u8 = 1;
+
+/// An address as peers get it: version, family (4 or 6), port (big-endian), IP address.
+pub fn encode_address(address: SocketAddr) -> Option<Address> {
+    let port = address.port().to_be_bytes();
+    let mut bytes = vec![VERSION, if address.is_ipv4() { 4 } else { 6 }, port[0], port[1]];
+    match address.ip() {
+        IpAddr::V4(ip) => bytes.extend(ip.octets()),
+        IpAddr::V6(ip) => bytes.extend(ip.octets()),
+    }
+    Address::new(&bytes)
+}
+
+/// The address that a peer gave; `None` if the bytes are none. They are not trusted.
+pub fn decode_address(address: &Address) -> Option<SocketAddr> {
+    let (head, ip) = address.bytes().split_first_chunk::<4>()?;
+    let [version, family, high, low] = *head;
+    let ip = match family {
+        4 => IpAddr::V4(Ipv4Addr::from(<[u8; 4]>::try_from(ip).ok()?)),
+        6 => IpAddr::V6(Ipv6Addr::from(<[u8; 16]>::try_from(ip).ok()?)),
+        _ => return None,
+    };
+    let port = u16::from_be_bytes([high, low]);
+    (version == VERSION && port != 0 && !ip.is_unspecified()).then(|| SocketAddr::new(ip, port))
+}
+
+/// As the C library has it.
+pub(super) fn to_c(address: SocketAddr) -> libc::sockaddr_storage {
+    // SAFETY: zeros are a value.
+    let mut storage: libc::sockaddr_storage = unsafe { std::mem::zeroed() };
+    let place = &raw mut storage;
+    match address {
+        SocketAddr::V4(address) => {
+            // SAFETY: the storage has room for and the alignment of any address.
+            let to = unsafe { &mut *place.cast::<libc::sockaddr_in>() };
+            to.sin_family = libc::AF_INET as u16;
+            to.sin_port = address.port().to_be();
+            to.sin_addr.s_addr = u32::from_ne_bytes(address.ip().octets());
+        }
+        SocketAddr::V6(address) => {
+            // SAFETY: as above.
+            let to = unsafe { &mut *place.cast::<libc::sockaddr_in6>() };
+            to.sin6_family = libc::AF_INET6 as u16;
+            to.sin6_port = address.port().to_be();
+            to.sin6_addr.s6_addr = address.ip().octets();
+            to.sin6_scope_id = address.scope_id();
+        }
+    }
+    storage
+}
+
+/// From what the C library has; `None` if there is none, or one of another family.
+///
+/// # Safety
+/// `address` is null, or points to an address that is as long as its family says.
+pub(super) unsafe fn from_c(address: *const libc::sockaddr) -> Option<SocketAddr> {
+    // SAFETY: the caller's promise. Fields are copied from where they may be unaligned.
+    unsafe {
+        if address.is_null() {
+            return None;
+        }
+        match i32::from((&raw const (*address).sa_family).read_unaligned()) {
+            libc::AF_INET => {
+                let from = address.cast::<libc::sockaddr_in>().read_unaligned();
+                let ip = Ipv4Addr::from(from.sin_addr.s_addr.to_ne_bytes());
+                Some(SocketAddr::V4(SocketAddrV4::new(ip, u16::from_be(from.sin_port))))
+            }
+            libc::AF_INET6 => {
+                let from = address.cast::<libc::sockaddr_in6>().read_unaligned();
+                let ip = Ipv6Addr::from(from.sin6_addr.s6_addr);
+                let port = u16::from_be(from.sin6_port);
+                Some(SocketAddr::V6(SocketAddrV6::new(ip, port, 0, from.sin6_scope_id)))
+            }
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_survive_both_ways() {
+        for text in ["10.7.0.1:4711", "[2001:db8::7]:65535"] {
+            let address: SocketAddr = text.parse().unwrap();
+            assert_eq!(decode_address(&encode_address(address).unwrap()), Some(address));
+            let storage = to_c(address);
+            // SAFETY: the storage holds an address.
+            assert_eq!(unsafe { from_c((&raw const storage).cast()) }, Some(address));
+        }
+        // SAFETY: null is allowed.
+        assert_eq!(unsafe { from_c(std::ptr::null()) }, None);
+    }
+
+    #[test]
+    fn bytes_that_are_no_address_are_refused() {
+        for bytes in [
+            &[][..],
+            &[1, 4, 0],
+            &[2, 4, 0, 1, 10, 0, 0, 1],
+            &[1, 5, 0, 1, 10, 0, 0, 1],
+            &[1, 4, 0, 0, 10, 0, 0, 1],
+            &[1, 4, 0, 1, 10, 0, 0],
+            &[1, 4, 0, 1, 0, 0, 0, 0],
+            &[1, 6, 0, 1, 10, 0, 0, 1],
+            &[1; 108],
+        ] {
+            assert_eq!(decode_address(&Address::new(bytes).unwrap()), None, "{bytes:?}");
+        }
+    }
+}

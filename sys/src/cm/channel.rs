@@ -1,0 +1,123 @@
+//! The channel on which the connection manager tells what happens.
+
+use std::fmt;
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+
+use nemesia_core::port::memory::{MOST_PRIVATE_BYTES, Private};
+use rdma_core_sys as raw;
+
+use super::id::Id;
+use crate::verbs::{VerbsError, manager};
+
+/// What happened to a connection. All of it comes from the kernel or the peer; the private bytes are not trusted.
+#[derive(Debug)]
+pub struct CmEvent {
+    /// The number that the identifier was given; of a request that of the listener.
+    pub token: usize,
+    /// Which event: `RDMA_CM_EVENT_...`.
+    pub kind: u32,
+    /// 0, a reason, or a negative error number.
+    pub status: i32,
+    /// The new connection, of a request.
+    pub request: Option<Id>,
+    /// What the peer says. Bytes beyond those that a memory port carries are cut off.
+    pub private: Private,
+    /// How many reads of ours the peer serves at once, of a request.
+    pub reads: u8,
+    /// How many reads the peer has under way at once, of a request.
+    pub depth: u8,
+}
+
+/// A channel of events. It does not block.
+pub struct Channel {
+    channel: NonNull<raw::rdma_event_channel>,
+}
+
+// SAFETY: librdmacm may be called from any thread; the channel is this value's own.
+unsafe impl Send for Channel {}
+// SAFETY: as above; nothing is written here.
+unsafe impl Sync for Channel {}
+
+impl fmt::Debug for Channel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Channel").field("descriptor", &self.descriptor()).finish()
+    }
+}
+
+impl Channel {
+    /// A new channel.
+    ///
+    /// # Errors
+    /// The library or the kernel's `rdma_ucm` is absent.
+    pub fn new() -> Result<Arc<Self>, VerbsError> {
+        // SAFETY: no requirements.
+        let channel = NonNull::new(unsafe { (manager()?.rdma_create_event_channel)() });
+        let channel = channel
+            .ok_or_else(|| VerbsError::manager("a channel of events, which needs the module rdma_ucm"))?;
+        let channel = Self { channel };
+        crate::verbs::set_nonblocking(channel.descriptor())
+            .map_err(|code| VerbsError::Manager { what: "the descriptor of its channel", code })?;
+        Ok(Arc::new(channel))
+    }
+
+    pub(super) fn raw(&self) -> *mut raw::rdma_event_channel {
+        self.channel.as_ptr()
+    }
+
+    /// Readable when there is an event.
+    pub fn descriptor(&self) -> i32 {
+        // SAFETY: the channel is there.
+        unsafe { (*self.raw()).fd }
+    }
+
+    /// The next event, if there is one.
+    pub fn next(self: &Arc<Self>) -> Option<CmEvent> {
+        let manager = manager().ok()?;
+        let mut event = ptr::null_mut();
+        // SAFETY: the channel is there and does not block, and `event` may be written.
+        if unsafe { (manager.rdma_get_cm_event)(self.raw(), &raw mut event) } != 0 {
+            return None;
+        }
+        // SAFETY: the library has given an event, which stays until it is acknowledged below. Its identifier is one that we
+        // made and have not destroyed, or, of a request, a new one.
+        let found = unsafe {
+            let is_request = (*event).event == raw::RDMA_CM_EVENT_CONNECT_REQUEST;
+            let owner = if is_request { (*event).listen_id } else { (*event).id };
+            let conn = &(*event).param.conn;
+            CmEvent {
+                token: owner.as_ref().map_or(usize::MAX, |id| id.context.addr()),
+                kind: (*event).event,
+                status: (*event).status,
+                request: if is_request { Id::adopt(self, (*event).id) } else { None },
+                private: private(conn),
+                reads: conn.responder_resources,
+                depth: conn.initiator_depth,
+            }
+        };
+        // SAFETY: the event came from the library, and is acknowledged once; nothing points to it any more.
+        unsafe { (manager.rdma_ack_cm_event)(event) };
+        Some(found)
+    }
+}
+
+/// # Safety
+/// The private data of `conn` are null, or can be read for as many bytes as it says.
+unsafe fn private(conn: &raw::rdma_conn_param) -> Private {
+    let len = usize::from(conn.private_data_len).min(MOST_PRIVATE_BYTES);
+    if conn.private_data.is_null() || len == 0 {
+        return Private::EMPTY;
+    }
+    // SAFETY: the caller's promise.
+    let bytes = unsafe { std::slice::from_raw_parts(conn.private_data.cast::<u8>(), len) };
+    Private::new(bytes).unwrap_or(Private::EMPTY)
+}
+
+impl Drop for Channel {
+    fn drop(&mut self) {
+        if let Ok(manager) = manager() {
+            // SAFETY: identifiers hold the channel, so there are none.
+            unsafe { (manager.rdma_destroy_event_channel)(self.raw()) };
+        }
+    }
+}

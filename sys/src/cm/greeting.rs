@@ -1,0 +1,125 @@
+//! What the two sides of a connection tell each other with it: who they are and what they speak. It travels in the
+//! private bytes, which are at most 56 on InfiniBand, and to which a fabric may add zeros.
+
+use nemesia_core::port::memory::Private;
+
+/// Bytes of a [`Greeting`]; what follows them is the caller's.
+pub const GREETING_BYTES: usize = 24;
+
+const MAGIC: u32 = u32::from_le_bytes(*b"NMSA");
+
+/// The version of what is spoken after the greeting.
+const VERSION: u16 = 1;
+
+/// Who speaks. All but the magic number is the embedding engine's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Greeting {
+    /// Which world, so that processes of two runs never meet.
+    pub world: u64,
+    /// The speaker's rank.
+    pub rank: u32,
+    /// How many processes the speaker's world has.
+    pub size: u32,
+    /// Which of several connections of this pair.
+    pub stream: u16,
+}
+
+/// Why private bytes are no greeting. They come from outside and are not trusted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum GreetingError {
+    /// Something else altogether.
+    #[error("who connects does not speak this protocol")]
+    Foreign,
+    /// Another version.
+    #[error("the peer speaks version {theirs}, we speak {}: use the same release on both sides", VERSION)]
+    Version {
+        /// Theirs.
+        theirs: u16,
+    },
+    /// Of another world.
+    #[error("the peer is of another run")]
+    World,
+    /// A rank that this world does not have, or a world of another size.
+    #[error("rank {rank} of {size} is not of this world")]
+    Rank {
+        /// What it says to be.
+        rank: u32,
+        /// Of how many.
+        size: u32,
+    },
+}
+
+impl Greeting {
+    /// As private bytes; numbers are little-endian.
+    pub fn to_private(&self) -> Private {
+        let mut bytes = [0; GREETING_BYTES];
+        bytes[..4].copy_from_slice(&MAGIC.to_le_bytes());
+        bytes[4..6].copy_from_slice(&VERSION.to_le_bytes());
+        bytes[6..8].copy_from_slice(&self.stream.to_le_bytes());
+        bytes[8..12].copy_from_slice(&self.rank.to_le_bytes());
+        bytes[12..16].copy_from_slice(&self.size.to_le_bytes());
+        bytes[16..].copy_from_slice(&self.world.to_le_bytes());
+        Private::new(&bytes).unwrap_or(Private::EMPTY)
+    }
+
+    /// What a peer says, checked against what we are.
+    ///
+    /// # Errors
+    /// It can't be a peer of ours.
+    pub fn check(private: &Private, ours: &Self) -> Result<Self, GreetingError> {
+        let bytes = private.bytes().first_chunk::<GREETING_BYTES>().ok_or(GreetingError::Foreign)?;
+        let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+        let half = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
+        if word(0) != MAGIC {
+            return Err(GreetingError::Foreign);
+        }
+        if half(4) != VERSION {
+            return Err(GreetingError::Version { theirs: half(4) });
+        }
+        let world = u64::from(word(16)) | u64::from(word(20)) << 32;
+        let theirs = Self { world, rank: word(8), size: word(12), stream: half(6) };
+        if theirs.world != ours.world {
+            return Err(GreetingError::World);
+        }
+        if theirs.size != ours.size || theirs.rank >= ours.size || theirs.rank == ours.rank {
+            return Err(GreetingError::Rank { rank: theirs.rank, size: theirs.size });
+        }
+        Ok(theirs)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OURS: Greeting = Greeting { world: 0xfeed_beef_0000_0001, rank: 0, size: 4, stream: 0 };
+    const THEIRS: Greeting = Greeting { rank: 3, stream: 2, ..OURS };
+
+    #[test]
+    fn a_greeting_with_zeros_behind_it_is_understood() {
+        let mut bytes = THEIRS.to_private().bytes().to_vec();
+        assert_eq!(Greeting::check(&THEIRS.to_private(), &OURS), Ok(THEIRS));
+        bytes.resize(56, 0);
+        assert_eq!(Greeting::check(&Private::new(&bytes).unwrap(), &OURS), Ok(THEIRS));
+    }
+
+    #[test]
+    fn whoever_is_not_of_this_world_is_refused() {
+        let of = |greeting: Greeting| Greeting::check(&greeting.to_private(), &OURS);
+        assert_eq!(of(Greeting { world: 1, ..THEIRS }), Err(GreetingError::World));
+        for (rank, size) in [(4, 4), (u32::MAX, 4), (0, 4), (3, 5), (1, 0)] {
+            assert_eq!(of(Greeting { rank, size, ..THEIRS }), Err(GreetingError::Rank { rank, size }));
+        }
+    }
+
+    #[test]
+    fn foreign_bytes_are_refused_whatever_they_are() {
+        for bytes in [&[][..], &[0; 23], &[0; 56], &[255; 56], b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"] {
+            assert_eq!(Greeting::check(&Private::new(bytes).unwrap(), &OURS), Err(GreetingError::Foreign));
+        }
+        let mut bytes = THEIRS.to_private().bytes().to_vec();
+        bytes[4] = 9;
+        let private = Private::new(&bytes).unwrap();
+        assert_eq!(Greeting::check(&private, &OURS), Err(GreetingError::Version { theirs: 9 }));
+    }
+}

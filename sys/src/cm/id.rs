@@ -1,0 +1,279 @@
+//! Identifiers: a connection, or a listener, as the manager knows it.
+
+use std::ffi::CStr;
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rdma_core_sys as raw;
+
+use super::address::{from_c, to_c};
+use super::channel::Channel;
+use crate::verbs::{VerbsError, last_errno, manager};
+
+/// What a connection is asked for, or accepted, with.
+#[derive(Clone, Copy, Debug)]
+pub struct Answer<'a> {
+    /// What the peer is told.
+    pub private: &'a [u8],
+    /// The number of the queue pair.
+    pub pair: u32,
+    /// Reads of the peer that we serve at once.
+    pub reads: u8,
+    /// Reads that we have under way at once.
+    pub depth: u8,
+    /// The queue pair takes from a shared receive queue.
+    pub shared: bool,
+}
+
+/// An identifier. Dropping it destroys it: a request that was not answered is refused, a connection ends.
+pub struct Id {
+    channel: Arc<Channel>,
+    id: NonNull<raw::rdma_cm_id>,
+}
+
+// SAFETY: librdmacm may be called from any thread; the identifier is this value's own.
+unsafe impl Send for Id {}
+
+impl fmt::Debug for Id {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Id").finish_non_exhaustive()
+    }
+}
+
+fn checked(what: &'static str, code: i32) -> Result<(), VerbsError> {
+    if code == 0 { Ok(()) } else { Err(VerbsError::manager(what)) }
+}
+
+fn milliseconds(time: Duration) -> i32 {
+    i32::try_from(time.as_millis()).unwrap_or(i32::MAX).max(1)
+}
+
+impl Id {
+    /// A new identifier, whose events carry `token`.
+    ///
+    /// # Errors
+    /// The kernel has no more.
+    pub fn new(channel: &Arc<Channel>, token: usize) -> Result<Self, VerbsError> {
+        let mut id = ptr::null_mut();
+        // SAFETY: the channel is there, and `id` may be written. The token is a number and never followed.
+        let code = unsafe {
+            let token = ptr::without_provenance_mut(token);
+            (manager()?.rdma_create_id)(channel.raw(), &raw mut id, token, raw::RDMA_PS_TCP)
+        };
+        checked("an identifier", code)?;
+        let id = NonNull::new(id).ok_or(VerbsError::Manager { what: "an identifier", code: libc::EINVAL })?;
+        Ok(Self { channel: Arc::clone(channel), id })
+    }
+
+    /// Takes over the identifier of a request.
+    ///
+    /// # Safety
+    /// It is null, or came with a request and is nobody's yet.
+    pub(super) unsafe fn adopt(channel: &Arc<Channel>, id: *mut raw::rdma_cm_id) -> Option<Self> {
+        NonNull::new(id).map(|id| Self { channel: Arc::clone(channel), id })
+    }
+
+    fn raw(&self) -> *mut raw::rdma_cm_id {
+        self.id.as_ptr()
+    }
+
+    /// Gives its events another number.
+    pub fn set_token(&mut self, token: usize) {
+        // SAFETY: the identifier is there; the library only hands the number back.
+        unsafe { (*self.raw()).context = ptr::without_provenance_mut(token) };
+    }
+
+    /// Gives it a local address; a port of 0 means any.
+    ///
+    /// # Errors
+    /// No such address, or it is in use.
+    pub fn bind(&self, address: SocketAddr) -> Result<(), VerbsError> {
+        let mut address = to_c(address);
+        // SAFETY: the identifier and the address are there.
+        checked("binding an address", unsafe {
+            (manager()?.rdma_bind_addr)(self.raw(), (&raw mut address).cast())
+        })
+    }
+
+    /// Takes requests, so many at once.
+    ///
+    /// # Errors
+    /// The address is in use.
+    pub fn listen(&self, backlog: u32) -> Result<(), VerbsError> {
+        let backlog = i32::try_from(backlog).unwrap_or(i32::MAX);
+        // SAFETY: the identifier is there.
+        checked("listening", unsafe { (manager()?.rdma_listen)(self.raw(), backlog) })
+    }
+
+    /// Looks up an address, from a local one. An event tells.
+    ///
+    /// # Errors
+    /// There is no way there.
+    pub fn resolve(&self, from: SocketAddr, to: SocketAddr, within: Duration) -> Result<(), VerbsError> {
+        let (mut from, mut to) = (to_c(from), to_c(to));
+        let (from, to) = ((&raw mut from).cast(), (&raw mut to).cast());
+        // SAFETY: the identifier and both addresses are there.
+        let code = unsafe { (manager()?.rdma_resolve_addr)(self.raw(), from, to, milliseconds(within)) };
+        checked("looking up an address", code)
+    }
+
+    /// Looks up the way to the address. An event tells.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn route(&self, within: Duration) -> Result<(), VerbsError> {
+        // SAFETY: the identifier is there.
+        checked("looking up a route", unsafe {
+            (manager()?.rdma_resolve_route)(self.raw(), milliseconds(within))
+        })
+    }
+
+    /// The attributes that a queue pair needs for a state, and which of them; none where iWARP changes states itself.
+    ///
+    /// # Errors
+    /// The connection is not that far.
+    pub(crate) fn attributes(&self, state: raw::ibv_qp_state) -> Result<(raw::ibv_qp_attr, u32), VerbsError> {
+        let ask = manager()?.rdma_init_qp_attr.ok_or(VerbsError::Old { what: "rdma_init_qp_attr" })?;
+        let mut attr = crate::verbs::attributes(state);
+        let mut mask = 0;
+        // SAFETY: the identifier is there, and both may be written.
+        checked("the state of a queue pair", unsafe { ask(self.raw(), &raw mut attr, &raw mut mask) })?;
+        Ok((attr, mask.cast_unsigned()))
+    }
+
+    fn parameters(answer: &Answer<'_>) -> raw::rdma_conn_param {
+        raw::rdma_conn_param {
+            private_data: answer.private.as_ptr().cast(),
+            private_data_len: u8::try_from(answer.private.len()).unwrap_or(0),
+            responder_resources: answer.reads,
+            initiator_depth: answer.depth,
+            flow_control: 1,
+            retry_count: 7,
+            rnr_retry_count: 7,
+            srq: answer.shared.into(),
+            qp_num: answer.pair,
+        }
+    }
+
+    /// Asks the peer. An event tells what it says.
+    ///
+    /// # Errors
+    /// The peer can't be asked. iWARP may say at once that nobody listens (`ECONNREFUSED`).
+    pub fn connect(&self, answer: &Answer<'_>) -> Result<(), VerbsError> {
+        let mut parameters = Self::parameters(answer);
+        // SAFETY: the identifier and the parameters are there; what they point to is copied.
+        checked("connecting", unsafe { (manager()?.rdma_connect)(self.raw(), &raw mut parameters) })
+    }
+
+    /// Accepts a request. An event tells when it is up.
+    ///
+    /// # Errors
+    /// The peer is gone.
+    pub fn accept(&self, answer: &Answer<'_>) -> Result<(), VerbsError> {
+        let mut parameters = Self::parameters(answer);
+        // SAFETY: the identifier and the parameters are there; what they point to is copied.
+        checked("accepting", unsafe { (manager()?.rdma_accept)(self.raw(), &raw mut parameters) })
+    }
+
+    /// Refuses a request.
+    ///
+    /// # Errors
+    /// The peer is gone.
+    pub fn reject(&self, private: &[u8]) -> Result<(), VerbsError> {
+        let len = u8::try_from(private.len()).unwrap_or(0);
+        // SAFETY: the identifier and the bytes are there, and are copied.
+        checked("refusing", unsafe { (manager()?.rdma_reject)(self.raw(), private.as_ptr().cast(), len) })
+    }
+
+    /// Tells the peer that we have seen its acceptance.
+    ///
+    /// # Errors
+    /// The peer is gone, or the library is too old.
+    pub fn establish(&self) -> Result<(), VerbsError> {
+        let establish = manager()?.rdma_establish.ok_or(VerbsError::Old { what: "rdma_establish" })?;
+        // SAFETY: the identifier is there.
+        checked("confirming", unsafe { establish(self.raw()) })
+    }
+
+    /// Ends the connection, and tells the peer. Nothing if it has ended.
+    pub fn disconnect(&self) {
+        if let Ok(manager) = manager() {
+            // SAFETY: the identifier is there. That it fails means that there is nothing to end.
+            unsafe { (manager.rdma_disconnect)(self.raw()) };
+        }
+    }
+
+    /// The local address.
+    pub fn local_address(&self) -> Option<SocketAddr> {
+        // SAFETY: the identifier is there, and its address is as long as its family says.
+        unsafe { from_c(raw::inline::rdma_get_local_addr(self.raw())) }
+    }
+
+    /// The device and its port that the address leads to; `None` if it was not bound to one.
+    pub fn place(&self) -> Option<(String, u8)> {
+        // SAFETY: the identifier is there; its context is open as long as it is, and has a device with a name.
+        unsafe {
+            let device = (*self.raw()).verbs.as_ref()?.device;
+            let name = CStr::from_ptr((*device).name.as_ptr()).to_string_lossy().into_owned();
+            Some((name, (*self.raw()).port_num))
+        }
+    }
+}
+
+impl Drop for Id {
+    fn drop(&mut self) {
+        if let Ok(manager) = manager() {
+            // SAFETY: it is this value's own. All its events were acknowledged, so this does not wait for us.
+            unsafe { (manager.rdma_destroy_id)(self.raw()) };
+        }
+        // After its identifiers.
+        let _ = &self.channel;
+    }
+}
+
+/// The device, and its port, that a local address leads to.
+///
+/// # Errors
+/// None, or there is no connection manager.
+pub fn place_of(address: IpAddr) -> Result<(String, u8), VerbsError> {
+    place(&Channel::new()?, address)
+}
+
+fn place(channel: &Arc<Channel>, address: IpAddr) -> Result<(String, u8), VerbsError> {
+    let id = Id::new(channel, 0)?;
+    id.bind(SocketAddr::new(address, 0))?;
+    id.place().ok_or(VerbsError::Manager { what: "finding the device of an address", code: libc::ENODEV })
+}
+
+/// The IP addresses of this host that lead to an RDMA device, each with it and its port. Those of the loopback and of a link only are
+/// left out: no peer elsewhere could use them.
+///
+/// # Errors
+/// There is no connection manager, or the kernel does not tell.
+pub fn local_addresses() -> Result<Vec<(IpAddr, String, u8)>, VerbsError> {
+    let channel = Channel::new()?;
+    let mut list = ptr::null_mut();
+    // SAFETY: `list` may be written.
+    if unsafe { libc::getifaddrs(&raw mut list) } != 0 {
+        return Err(VerbsError::System { what: "listing addresses", code: last_errno() });
+    }
+    let mut addresses = Vec::new();
+    let mut next = list;
+    // SAFETY: the list is the library's, and is freed below.
+    while let Some(entry) = unsafe { next.as_ref() } {
+        // SAFETY: as above; an address is null, or as long as its family says.
+        addresses.extend(unsafe { from_c(entry.ifa_addr) }.map(|address| address.ip()));
+        next = entry.ifa_next;
+    }
+    // SAFETY: the list is freed once.
+    unsafe { libc::freeifaddrs(list) };
+    addresses.retain(|address| match address {
+        IpAddr::V4(ip) => !ip.is_loopback() && !ip.is_link_local(),
+        IpAddr::V6(ip) => !ip.is_loopback() && !ip.is_unicast_link_local(),
+    });
+    let place = |address| place(&channel, address).ok().map(|(device, port)| (address, device, port));
+    Ok(addresses.into_iter().filter_map(place).collect())
+}

@@ -1,0 +1,170 @@
+//! Where a connection stands, and what each event of the connection manager means there.
+
+use nemesia_core::port::memory::{ConnectError, LostError};
+use rdma_core_sys as raw;
+
+/// What the manager gives as a refusal's reason when the peer itself has refused: `IB_CM_REJ_CONSUMER_DEFINED`.
+const CONSUMER: i32 = 28;
+/// When nobody listens: `IB_CM_REJ_INVALID_SERVICE_ID`.
+const NO_LISTENER: i32 = 8;
+/// When the peer's manager knows the connection no longer: `IB_CM_REJ_STALE_CONN`.
+const STALE: i32 = 10;
+
+/// Which side of the connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// That connects.
+    Active,
+    /// That was asked.
+    Passive,
+}
+
+/// Where a connection stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// The address is looked up.
+    Resolving,
+    /// The way there is looked up.
+    Routing,
+    /// The peer was asked.
+    Asking,
+    /// The peer has asked us.
+    Requested,
+    /// We have accepted.
+    Accepting,
+    /// It is up.
+    Ready,
+    /// It has ended.
+    Over,
+}
+
+/// What is to be done about an event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Nothing.
+    Stay,
+    /// Look up the way.
+    Route,
+    /// Ask the peer.
+    Ask,
+    /// The peer accepts: bring the queue pair up, and confirm. Then it is ready.
+    Confirm,
+    /// It is up.
+    Establish,
+    /// It does not come about.
+    Fail(ConnectError),
+    /// It was up and has ended.
+    Lose(LostError),
+    /// The device is being pulled out.
+    Unplug,
+}
+
+/// What an event means to a connection. `kind` and `status` are the manager's; those that are unknown here end nothing that is
+/// up, and fail what is not.
+pub fn step(stage: Stage, kind: u32, status: i32) -> Step {
+    match (kind, stage) {
+        (raw::RDMA_CM_EVENT_DEVICE_REMOVAL, _) => Step::Unplug,
+        (_, Stage::Over) => Step::Stay,
+        (raw::RDMA_CM_EVENT_ADDR_RESOLVED, Stage::Resolving) => Step::Route,
+        (raw::RDMA_CM_EVENT_ROUTE_RESOLVED, Stage::Routing) => Step::Ask,
+        (raw::RDMA_CM_EVENT_CONNECT_RESPONSE, Stage::Asking) => Step::Confirm,
+        (raw::RDMA_CM_EVENT_ESTABLISHED, Stage::Asking | Stage::Accepting) => Step::Establish,
+        // It was used before the manager has said so.
+        (raw::RDMA_CM_EVENT_ESTABLISHED | raw::RDMA_CM_EVENT_CONNECT_RESPONSE, Stage::Ready) => Step::Stay,
+        (raw::RDMA_CM_EVENT_DISCONNECTED | raw::RDMA_CM_EVENT_TIMEWAIT_EXIT, Stage::Ready) => {
+            Step::Lose(LostError::Closed)
+        }
+        (raw::RDMA_CM_EVENT_UNREACHABLE, Stage::Ready) => Step::Lose(LostError::Unreachable),
+        (raw::RDMA_CM_EVENT_CONNECT_ERROR | raw::RDMA_CM_EVENT_REJECTED, Stage::Ready) => {
+            Step::Lose(LostError::Unknown(status.unsigned_abs()))
+        }
+        // A new address of the network device, multicast, and what is unknown here.
+        (raw::RDMA_CM_EVENT_ADDR_CHANGE, _) | (_, Stage::Ready) => Step::Stay,
+        (
+            raw::RDMA_CM_EVENT_ADDR_ERROR | raw::RDMA_CM_EVENT_ROUTE_ERROR | raw::RDMA_CM_EVENT_UNREACHABLE,
+            _,
+        ) => Step::Fail(ConnectError::Unreachable),
+        (raw::RDMA_CM_EVENT_REJECTED, _) => Step::Fail(rejected(status)),
+        // The peer was there and has gone.
+        (raw::RDMA_CM_EVENT_DISCONNECTED | raw::RDMA_CM_EVENT_TIMEWAIT_EXIT, _) => {
+            Step::Fail(ConnectError::Unreachable)
+        }
+        _ => Step::Fail(ConnectError::System(status.saturating_abs())),
+    }
+}
+
+/// Why the peer's side said no. InfiniBand gives a reason of its own, iWARP an error number, negative.
+fn rejected(status: i32) -> ConnectError {
+    match status {
+        CONSUMER => ConnectError::Refused,
+        NO_LISTENER => ConnectError::NotListening,
+        STALE => ConnectError::Unreachable,
+        status if status == -libc::ECONNREFUSED || status == -libc::ECONNRESET => ConnectError::Refused,
+        status if status == -libc::ETIMEDOUT => ConnectError::Unreachable,
+        status => ConnectError::System(status.saturating_abs()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STAGES: [Stage; 7] = [
+        Stage::Resolving,
+        Stage::Routing,
+        Stage::Asking,
+        Stage::Requested,
+        Stage::Accepting,
+        Stage::Ready,
+        Stage::Over,
+    ];
+
+    #[test]
+    fn the_way_to_a_connection() {
+        assert_eq!(step(Stage::Resolving, raw::RDMA_CM_EVENT_ADDR_RESOLVED, 0), Step::Route);
+        assert_eq!(step(Stage::Routing, raw::RDMA_CM_EVENT_ROUTE_RESOLVED, 0), Step::Ask);
+        assert_eq!(step(Stage::Asking, raw::RDMA_CM_EVENT_CONNECT_RESPONSE, 0), Step::Confirm);
+        assert_eq!(step(Stage::Asking, raw::RDMA_CM_EVENT_ESTABLISHED, 0), Step::Establish);
+        assert_eq!(step(Stage::Accepting, raw::RDMA_CM_EVENT_ESTABLISHED, 0), Step::Establish);
+        assert_eq!(step(Stage::Ready, raw::RDMA_CM_EVENT_DISCONNECTED, 0), Step::Lose(LostError::Closed));
+    }
+
+    #[test]
+    fn a_refusal_says_who_refused() {
+        let refused = |status| step(Stage::Asking, raw::RDMA_CM_EVENT_REJECTED, status);
+        assert_eq!(refused(28), Step::Fail(ConnectError::Refused));
+        assert_eq!(refused(8), Step::Fail(ConnectError::NotListening));
+        assert_eq!(refused(-libc::ECONNREFUSED), Step::Fail(ConnectError::Refused));
+        assert_eq!(refused(-7777), Step::Fail(ConnectError::System(7777)));
+        assert_eq!(refused(i32::MIN), Step::Fail(ConnectError::System(i32::MAX)));
+    }
+
+    #[test]
+    fn every_event_in_every_stage_ends_where_it_should() {
+        for stage in STAGES {
+            for kind in (0..40).chain([u32::MAX]) {
+                for status in [0, -5, 28, i32::MIN] {
+                    let step = step(stage, kind, status);
+                    match stage {
+                        // What is over stays so, but for the device's end.
+                        Stage::Over => assert!(matches!(step, Step::Stay | Step::Unplug), "{kind}"),
+                        // What is up is not failed, and what is not up is not lost.
+                        Stage::Ready => {
+                            assert!(matches!(step, Step::Stay | Step::Lose(_) | Step::Unplug), "{kind}");
+                        }
+                        _ => assert!(!matches!(step, Step::Lose(_)), "{kind}"),
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_unknown_or_out_of_order_fails_what_is_not_up_and_leaves_alone_what_is() {
+        for stage in [Stage::Resolving, Stage::Asking, Stage::Requested, Stage::Accepting] {
+            assert_eq!(step(stage, 99, -5), Step::Fail(ConnectError::System(5)));
+            assert!(matches!(step(stage, raw::RDMA_CM_EVENT_ROUTE_RESOLVED, 0), Step::Fail(_)));
+        }
+        assert_eq!(step(Stage::Ready, 99, -5), Step::Stay);
+    }
+}

@@ -1,0 +1,390 @@
+//! A device that is open, its ports, and what happens to it.
+
+use std::ffi::CStr;
+use std::fmt;
+use std::net::{IpAddr, Ipv6Addr};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use rdma_core_sys as raw;
+
+use super::error::{VerbsError, last_errno};
+use super::verbs;
+
+/// How a device carries messages; a number that is unknown here stays one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transport {
+    /// InfiniBand's transport, also over Ethernet (`RoCE`).
+    InfiniBand,
+    /// iWARP: RDMA over TCP.
+    Iwarp,
+    /// Something else, which has no reliable connections that we know.
+    Other(i32),
+}
+
+impl fmt::Display for Transport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::InfiniBand => f.write_str("InfiniBand"),
+            Self::Iwarp => f.write_str("iWARP"),
+            Self::Other(code) => write!(f, "transport {code}"),
+        }
+    }
+}
+
+/// What a port is plugged into.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LinkLayer {
+    /// An InfiniBand fabric: addressed by LID.
+    InfiniBand,
+    /// Ethernet: addressed by GID.
+    Ethernet,
+    /// Something else.
+    Other(u8),
+}
+
+/// An entry of a port's GID table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gid {
+    /// Its place in the table.
+    pub index: u32,
+    /// The identifier.
+    pub bytes: [u8; 16],
+    /// 0 InfiniBand (and iWARP), 1 `RoCE` v1, 2 `RoCE` v2; `None` where the library or the kernel does not tell.
+    pub kind: Option<u32>,
+}
+
+impl Gid {
+    /// The IP address that it holds, in the way of `RoCE` v2.
+    pub fn address(&self) -> IpAddr {
+        let address = Ipv6Addr::from(self.bytes);
+        address.to_ipv4_mapped().map_or(IpAddr::V6(address), IpAddr::V4)
+    }
+
+    /// Whether it is one.
+    pub fn is_set(&self) -> bool {
+        self.bytes != [0; 16]
+    }
+}
+
+/// What a port is at the moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PortAttributes {
+    /// `IBV_PORT_ACTIVE` is 4.
+    pub state: u32,
+    /// What it is plugged into.
+    pub link: LinkLayer,
+    /// The path MTU as a code: 1 is 256 bytes, 5 is 4096.
+    pub mtu: u32,
+    /// The longest message, in bytes.
+    pub message_bytes: u32,
+    /// Its address in an InfiniBand fabric.
+    pub lid: u16,
+    /// How many GIDs there may be.
+    pub gids: u32,
+}
+
+impl PortAttributes {
+    /// Whether it carries messages.
+    pub fn is_active(&self) -> bool {
+        self.state == raw::IBV_PORT_ACTIVE
+    }
+}
+
+/// What happened to a device, a port or a queue (`ibv_get_async_event(3)`). The code is the event's number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AsyncEvent {
+    /// To a queue pair.
+    Pair {
+        /// Its number.
+        number: u32,
+        /// The event.
+        code: u32,
+    },
+    /// To a port.
+    Port {
+        /// Its number.
+        port: u32,
+        /// The event.
+        code: u32,
+    },
+    /// To the device, or to a queue without which nothing goes on.
+    Device {
+        /// The event.
+        code: u32,
+    },
+    /// Something that needs no answer, or that is unknown here.
+    Other {
+        /// The event.
+        code: u32,
+    },
+}
+
+/// An open device. Closed when nothing of it is in use any more.
+pub struct Device {
+    context: NonNull<raw::ibv_context>,
+    name: String,
+    attributes: raw::ibv_device_attr,
+    transport: Transport,
+}
+
+// SAFETY: libibverbs may be called from any thread (`ibv_open_device(3)`, and the IBA's thread rules), and the context is
+// this value's own.
+unsafe impl Send for Device {}
+// SAFETY: as above; nothing is written here after `open`.
+unsafe impl Sync for Device {}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Device")
+            .field("name", &self.name)
+            .field("transport", &self.transport)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The library's list of devices.
+struct List {
+    list: *mut *mut raw::ibv_device,
+    count: usize,
+}
+
+impl List {
+    fn new() -> Result<Self, VerbsError> {
+        let mut count = 0;
+        // SAFETY: `count` may be written.
+        let list = unsafe { (verbs()?.ibv_get_device_list)(&raw mut count) };
+        if list.is_null() {
+            let code = last_errno();
+            if code == libc::ENOSYS {
+                let why = "the kernel has no RDMA: load its module ib_uverbs".into();
+                return Err(VerbsError::NoDevice { why });
+            }
+            return Err(VerbsError::System { what: "listing RDMA devices", code });
+        }
+        Ok(Self { list, count: usize::try_from(count).unwrap_or(0) })
+    }
+
+    fn iter(&self) -> impl Iterator<Item = *mut raw::ibv_device> + '_ {
+        // SAFETY: the library says how many there are.
+        (0..self.count).map(|at| unsafe { *self.list.add(at) })
+    }
+}
+
+impl Drop for List {
+    fn drop(&mut self) {
+        if let Ok(verbs) = verbs() {
+            // SAFETY: the list is the library's, and is freed once. Devices that were opened stay.
+            unsafe { (verbs.ibv_free_device_list)(self.list) };
+        }
+    }
+}
+
+/// # Safety
+/// `device` is of a list that was not freed, or of an open context.
+unsafe fn name_of(device: *mut raw::ibv_device) -> String {
+    // SAFETY: the caller's promise; the library ends names with a zero.
+    unsafe { CStr::from_ptr((*device).name.as_ptr()) }.to_string_lossy().into_owned()
+}
+
+impl Device {
+    /// The devices of this machine, by name.
+    ///
+    /// # Errors
+    /// The library is absent, or the kernel does not tell.
+    pub fn names() -> Result<Vec<String>, VerbsError> {
+        let list = List::new()?;
+        // SAFETY: the list is there.
+        Ok(list.iter().map(|device| unsafe { name_of(device) }).collect())
+    }
+
+    /// Opens a device.
+    ///
+    /// # Errors
+    /// There is none of that name, or it can't be opened; then mostly for lack of rights to `/dev/infiniband`.
+    pub fn open(name: &str) -> Result<Arc<Self>, VerbsError> {
+        let verbs = verbs()?;
+        let failed = |what, code| VerbsError::Device { device: name.into(), what, code };
+        let list = List::new()?;
+        // SAFETY: the list is there.
+        let device = list.iter().find(|device| unsafe { name_of(*device) } == name);
+        let device = device.ok_or_else(|| failed("opening it", libc::ENODEV))?;
+        // SAFETY: the device is of the list.
+        let context = NonNull::new(unsafe { (verbs.ibv_open_device)(device) })
+            .ok_or_else(|| failed("opening it, which needs rights to /dev/infiniband", last_errno()))?;
+        // SAFETY: the device is of the list; zeros are values of C's structure.
+        let (transport, attributes) = unsafe { ((*device).transport_type, std::mem::zeroed()) };
+        let transport = match transport {
+            raw::IBV_TRANSPORT_IB => Transport::InfiniBand,
+            raw::IBV_TRANSPORT_IWARP => Transport::Iwarp,
+            other => Transport::Other(other),
+        };
+        let mut device = Self { context, name: name.into(), attributes, transport };
+        // SAFETY: the context is open and the attributes may be written.
+        let code = unsafe { (verbs.ibv_query_device)(context.as_ptr(), &raw mut device.attributes) };
+        if code != 0 {
+            return Err(failed("asking what it can do", code.abs()));
+        }
+        device.unblock()?;
+        Ok(Arc::new(device))
+    }
+
+    /// Makes asking for events not wait.
+    fn unblock(&self) -> Result<(), VerbsError> {
+        set_nonblocking(self.event_descriptor()).map_err(|code| self.error("its descriptor for events", code))
+    }
+
+    /// Its name, such as `mlx5_0`.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// How it carries messages.
+    pub fn transport(&self) -> Transport {
+        self.transport
+    }
+
+    /// What it can do, as the library says.
+    pub fn attributes(&self) -> &raw::ibv_device_attr {
+        &self.attributes
+    }
+
+    pub(crate) fn context(&self) -> *mut raw::ibv_context {
+        self.context.as_ptr()
+    }
+
+    pub(crate) fn error(&self, what: &'static str, code: i32) -> VerbsError {
+        VerbsError::Device { device: self.name.clone(), what, code: code.saturating_abs() }
+    }
+
+    /// The error of a call that returned null.
+    pub(crate) fn last_error(&self, what: &'static str) -> VerbsError {
+        self.error(what, last_errno())
+    }
+
+    /// What a port is at the moment. Ports are counted from 1.
+    ///
+    /// # Errors
+    /// There is no such port, or the device is gone.
+    pub fn port(&self, port: u8) -> Result<PortAttributes, VerbsError> {
+        let mut attr = std::mem::MaybeUninit::<raw::ibv_port_attr>::zeroed();
+        // SAFETY: the context is open, and the structure, which zeros are a value of, may be written.
+        let (code, attr) =
+            unsafe { (verbs()?.ibv_query_port(self.context(), port, attr.as_mut_ptr()), attr.assume_init()) };
+        if code != 0 {
+            return Err(self.error("asking what its port can do", code));
+        }
+        let link = match (u32::from(attr.link_layer), self.transport) {
+            (raw::IBV_LINK_LAYER_ETHERNET, _) | (_, Transport::Iwarp) => LinkLayer::Ethernet,
+            (raw::IBV_LINK_LAYER_INFINIBAND | raw::IBV_LINK_LAYER_UNSPECIFIED, _) => LinkLayer::InfiniBand,
+            (other, _) => LinkLayer::Other(other as u8),
+        };
+        Ok(PortAttributes {
+            state: attr.state,
+            link,
+            mtu: attr.active_mtu,
+            message_bytes: attr.max_msg_sz,
+            lid: attr.lid,
+            gids: u32::try_from(attr.gid_tbl_len).unwrap_or(0),
+        })
+    }
+
+    /// The GIDs of a port that are set.
+    ///
+    /// # Errors
+    /// There is no such port, or the device is gone.
+    pub fn gids(&self, port: u8) -> Result<Vec<Gid>, VerbsError> {
+        let verbs = verbs()?;
+        let mut found = Vec::new();
+        // More than a thousand are more than anybody has.
+        for index in 0..self.port(port)?.gids.min(1024) {
+            let mut entry = std::mem::MaybeUninit::<raw::ibv_gid_entry>::zeroed();
+            // SAFETY: the context is open, and the structure, which zeros are a value of, may be written.
+            let (code, entry) = unsafe {
+                let code = verbs.ibv_query_gid_ex(self.context(), port.into(), index, entry.as_mut_ptr(), 0);
+                (code, entry.assume_init())
+            };
+            let gid = if code == 0 {
+                // SAFETY: any bytes are a value.
+                Gid { index, bytes: unsafe { entry.gid.raw }, kind: Some(entry.gid_type) }
+            } else {
+                let mut gid = raw::ibv_gid { raw: [0; 16] };
+                let index_int = i32::try_from(index).unwrap_or(i32::MAX);
+                // SAFETY: the context is open, and the GID may be written.
+                if unsafe { (verbs.ibv_query_gid)(self.context(), port, index_int, &raw mut gid) } != 0 {
+                    continue;
+                }
+                // SAFETY: any bytes are a value.
+                Gid { index, bytes: unsafe { gid.raw }, kind: None }
+            };
+            if gid.is_set() {
+                found.push(gid);
+            }
+        }
+        Ok(found)
+    }
+
+    /// A descriptor that is readable when [`Device::next_event`] has something.
+    pub fn event_descriptor(&self) -> i32 {
+        // SAFETY: the context is open.
+        unsafe { (*self.context()).async_fd }
+    }
+
+    /// The next event, if there is one.
+    pub fn next_event(&self) -> Option<AsyncEvent> {
+        let verbs = verbs().ok()?;
+        let mut event = std::mem::MaybeUninit::<raw::ibv_async_event>::zeroed();
+        // SAFETY: the context is open, and the structure, which zeros are a value of, may be written. The descriptor does
+        // not block.
+        let event = unsafe {
+            if (verbs.ibv_get_async_event)(self.context(), event.as_mut_ptr()) != 0 {
+                return None;
+            }
+            event.assume_init()
+        };
+        let code = event.event_type;
+        let found = match code {
+            raw::IBV_EVENT_QP_FATAL..=raw::IBV_EVENT_PATH_MIG_ERR | raw::IBV_EVENT_QP_LAST_WQE_REACHED => {
+                // SAFETY: of these events the library gives the queue pair, and destroying that waits for the
+                // acknowledgement, which is below.
+                AsyncEvent::Pair { number: unsafe { (*event.element.qp).qp_num }, code }
+            }
+            raw::IBV_EVENT_PORT_ACTIVE..=raw::IBV_EVENT_SM_CHANGE
+            | raw::IBV_EVENT_CLIENT_REREGISTER
+            | raw::IBV_EVENT_GID_CHANGE => {
+                // SAFETY: of these events the library gives the port's number.
+                AsyncEvent::Port { port: unsafe { event.element.port_num }.cast_unsigned(), code }
+            }
+            raw::IBV_EVENT_CQ_ERR | raw::IBV_EVENT_DEVICE_FATAL | raw::IBV_EVENT_SRQ_ERR => {
+                AsyncEvent::Device { code }
+            }
+            _ => AsyncEvent::Other { code },
+        };
+        let mut event = event;
+        // SAFETY: the event came from the library, and is acknowledged once.
+        unsafe { (verbs.ibv_ack_async_event)(&raw mut event) };
+        Some(found)
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        if let Ok(verbs) = verbs() {
+            // SAFETY: whoever uses the context holds this value, so nobody does. That it fails when the device was pulled
+            // out changes nothing.
+            unsafe { (verbs.ibv_close_device)(self.context()) };
+        }
+    }
+}
+
+/// Makes a descriptor not block; the error number otherwise.
+pub(crate) fn set_nonblocking(descriptor: i32) -> Result<(), i32> {
+    // SAFETY: flags of a descriptor; a bad one is an error.
+    unsafe {
+        let flags = libc::fcntl(descriptor, libc::F_GETFL);
+        if flags < 0 || libc::fcntl(descriptor, libc::F_SETFL, flags | libc::O_NONBLOCK) < 0 {
+            return Err(last_errno());
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,47 @@
+//! What a `fork` does to registered memory.
+
+use rdma_core_sys as raw;
+
+use super::error::VerbsError;
+use super::verbs;
+
+/// Whether a process with registered memory may fork.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ForkSafety {
+    /// No: the child has to `exec` at once, without writing.
+    Unsafe,
+    /// Yes, by [`prepare_fork`]: registered pages are absent from the child.
+    Prepared,
+    /// Yes: the kernel gives the child copies of pinned pages at once (since 5.12).
+    Unneeded,
+    /// The library said something that is unknown here.
+    Unknown(u32),
+}
+
+/// What holds in this process (`ibv_is_fork_initialized(3)`).
+///
+/// # Errors
+/// The library is absent or too old to tell.
+pub fn fork_safety() -> Result<ForkSafety, VerbsError> {
+    let ask = verbs()?.ibv_is_fork_initialized.ok_or(VerbsError::Old { what: "ibv_is_fork_initialized" })?;
+    // SAFETY: no requirements.
+    Ok(match unsafe { ask() } {
+        raw::IBV_FORK_DISABLED => ForkSafety::Unsafe,
+        raw::IBV_FORK_ENABLED => ForkSafety::Prepared,
+        raw::IBV_FORK_UNNEEDED => ForkSafety::Unneeded,
+        other => ForkSafety::Unknown(other),
+    })
+}
+
+/// Makes forks safe on kernels that need it (`ibv_fork_init(3)`), at the cost of a system call for each registration. To be called
+/// before anything is registered.
+///
+/// # Errors
+/// The library is absent, or memory is registered already.
+pub fn prepare_fork() -> Result<(), VerbsError> {
+    // SAFETY: no requirements.
+    match unsafe { (verbs()?.ibv_fork_init)() } {
+        0 => Ok(()),
+        code => Err(VerbsError::System { what: "preparing for fork", code: code.abs() }),
+    }
+}

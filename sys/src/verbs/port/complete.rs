@@ -1,0 +1,175 @@
+//! What has completed.
+
+use nemesia_core::port::memory::{Completion, Connection, LostError, Outcome, WorkError};
+use rdma_core_sys as raw;
+
+use super::VerbsPort;
+use super::tag::{Queue, Tag};
+use crate::cm::Stage;
+use crate::verbs::code::{lost_error, work_error};
+use crate::verbs::completion::{BATCH, Polled};
+
+/// A completion that is nothing yet.
+const NOTHING: Polled =
+    Polled { id: u64::MAX, status: 0, pair: 0, vendor: 0, opcode: 0, len: 0, immediate: None };
+
+impl VerbsPort {
+    #[inline]
+    pub(super) fn poll_queue(&mut self, into: &mut [Completion]) -> usize {
+        let mut count = self.hand_out(into);
+        while count < into.len() {
+            let taken = self.take(into.len() - count);
+            if !self.suspects.is_empty() {
+                self.end_suspects();
+            }
+            count += self.hand_out(&mut into[count..]);
+            if taken == 0 {
+                break;
+            }
+        }
+        count
+    }
+
+    /// Completions that were taken before.
+    #[inline]
+    fn hand_out(&mut self, into: &mut [Completion]) -> usize {
+        let mut count = 0;
+        while count < into.len() {
+            let Some(completion) = self.pending.pop_front() else { break };
+            if let Some(link) = self.links.get_mut(completion.connection) {
+                link.unpolled = link.unpolled.saturating_sub(1);
+            }
+            into[count] = completion;
+            count += 1;
+        }
+        count
+    }
+
+    /// Takes what has completed in the device, and keeps it for the caller; returns how many there were.
+    #[inline]
+    fn take(&mut self, most: usize) -> usize {
+        let mut batch = [NOTHING; BATCH];
+        let mut count = 0;
+        let taken = self.queue.poll(most, |polled| {
+            batch[count] = polled;
+            count += 1;
+        });
+        if let Err(error) = taken {
+            self.fail_port(error.code().unsigned_abs());
+        }
+        for polled in &batch[..count] {
+            self.translate(polled);
+        }
+        count
+    }
+
+    /// What a completion of the device means to the caller; nothing, if it comes too late.
+    #[inline]
+    fn translate(&mut self, polled: &Polled) {
+        let Some(tag) = Tag::decode(polled.id) else { return };
+        let failed = (polled.status != raw::IBV_WC_SUCCESS).then(|| work_error(polled.status));
+        let outcome = match (failed, tag.queue) {
+            (Some(error), _) => Outcome::Failed(error),
+            (None, Queue::Send) => Outcome::Done,
+            (None, Queue::Receive | Queue::Shared) => received(polled),
+        };
+        let pending = &mut self.pending;
+        let found = match tag.queue {
+            Queue::Shared => {
+                let Some(id) = self.shared.as_mut().and_then(|shared| shared.posted.take(tag.sequence))
+                else {
+                    return;
+                };
+                let link = self.by_pair.get(&polled.pair).and_then(|index| self.links.at(*index));
+                // It may be that of a connection that is gone: the receive has come back all the same.
+                let connection =
+                    link.as_ref().map_or(Completion::EMPTY.connection, |(connection, _)| *connection);
+                pending.push_back(Completion { id, connection, outcome });
+                link.map(|(connection, link)| {
+                    link.unpolled += 1;
+                    (connection, link)
+                })
+            }
+            Queue::Send | Queue::Receive => {
+                let link =
+                    self.links.at(tag.index).filter(|(connection, _)| tag.is_of(connection.generation));
+                let Some((connection, link)) = link else { return };
+                let ring = if tag.queue == Queue::Send { &mut link.sends } else { &mut link.receives };
+                let unpolled = &mut link.unpolled;
+                let is_here = ring.complete(tag.sequence, outcome, |id, outcome| {
+                    *unpolled += 1;
+                    pending.push_back(Completion { id, connection, outcome });
+                });
+                is_here.then_some((connection, link))
+            }
+        };
+        if let (Some(error), Some((connection, link))) = (failed, found) {
+            if error != WorkError::Flushed {
+                link.cause.get_or_insert(lost_error(error));
+            }
+            self.suspects.push(connection.index);
+        }
+    }
+
+    /// Connections with a failed work request have ended.
+    pub(super) fn end_suspects(&mut self) {
+        // Device and connection manager may have said why.
+        self.hear_device();
+        self.hear_manager();
+        for index in std::mem::take(&mut self.suspects) {
+            let Some((connection, link)) = self.links.at(index) else { continue };
+            // One that is being made is the manager's: it tells what became of it, or the time does.
+            if link.stage == Stage::Ready {
+                let cause = link.cause.unwrap_or(LostError::Closed);
+                self.lose(connection, cause);
+            }
+        }
+    }
+
+    /// Takes everything that has completed and keeps it for the caller.
+    pub(super) fn sweep(&mut self) {
+        // What is under way at most fits the queue; no new work can be posted meanwhile.
+        for _ in 0..=self.queue.entries() as usize / BATCH {
+            if self.take(BATCH) == 0 {
+                break;
+            }
+        }
+    }
+
+    fn keep(&mut self, completion: Completion) {
+        if let Some(link) = self.links.get_mut(completion.connection) {
+            link.unpolled += 1;
+        }
+        self.pending.push_back(completion);
+    }
+
+    /// Destroys a connection's queue pair. What it has not reported is flushed.
+    pub(super) fn destroy_pair(&mut self, connection: Connection) {
+        // First what it has reported: some devices forget it with the queue pair.
+        self.sweep();
+        let Some(link) = self.links.get_mut(connection) else { return };
+        if let Some(pair) = link.pair.take() {
+            let number = pair.number();
+            drop(pair);
+            // Of the shared queue something may have completed between the two.
+            self.sweep();
+            self.by_pair.remove(&number);
+        }
+        let Some(link) = self.links.get_mut(connection) else { return };
+        link.early.clear();
+        // The oldest that is left has not completed, so all after it have not either, whatever the device has reported: but an
+        // error of its own says more.
+        let left = [link.sends.drain(), link.receives.drain()];
+        for posted in left.into_iter().flatten() {
+            let failed = posted.outcome.filter(|outcome| matches!(outcome, Outcome::Failed(_)));
+            let outcome = failed.unwrap_or(Outcome::Failed(WorkError::Flushed));
+            self.keep(Completion { id: posted.id, connection, outcome });
+        }
+    }
+}
+
+#[inline]
+fn received(polled: &Polled) -> Outcome {
+    let written = polled.opcode == raw::IBV_WC_RECV_RDMA_WITH_IMM;
+    Outcome::Received { len: polled.len, immediate: polled.immediate, written }
+}

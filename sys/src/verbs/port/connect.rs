@@ -1,0 +1,351 @@
+//! Connections: made, refused, lost, closed.
+
+use std::time::Duration;
+
+use nemesia_core::port::memory::{Address, ConnectError, Connection, Event, LostError, Offer, Private};
+use rdma_core_sys as raw;
+
+use super::VerbsPort;
+use super::link::Link;
+use super::tag::{Queue, Tag};
+use crate::cm::{Answer, CmEvent, Id, Side, Stage, Step, decode_address, step};
+use crate::verbs::device::Transport;
+use crate::verbs::error::VerbsError;
+use crate::verbs::pair::{ACK_TIMEOUT, QueuePair, RETRIES, RNR_FOREVER, RNR_TIMER};
+
+/// How long an address or a route is looked up; a deadline may come earlier.
+const LOOK_UP: Duration = Duration::from_secs(2);
+/// How long a closed connection's identifier stays, for the peer to hear of it though packets get lost.
+const LINGER: Duration = Duration::from_secs(1);
+/// The token of the listener.
+pub(super) const LISTENER: usize = usize::MAX;
+
+fn token(connection: Connection) -> usize {
+    (connection.generation as usize) << 32 | connection.index as usize
+}
+
+fn owner(token: usize) -> Connection {
+    Connection { index: token as u32, generation: (token >> 32) as u32 }
+}
+
+fn refused(error: &VerbsError) -> ConnectError {
+    match error.code() {
+        libc::ECONNREFUSED => ConnectError::NotListening,
+        libc::ENETUNREACH | libc::EHOSTUNREACH | libc::ETIMEDOUT | libc::EADDRNOTAVAIL => {
+            ConnectError::Unreachable
+        }
+        libc::EAFNOSUPPORT => ConnectError::Address,
+        code => ConnectError::System(code),
+    }
+}
+
+impl VerbsPort {
+    pub(super) fn begin_connect(&mut self, to: &Address, offer: &Offer) -> Result<Connection, ConnectError> {
+        let to = decode_address(to).ok_or(ConnectError::Address)?;
+        if offer.shared_receive && self.shared.is_none() {
+            return Err(ConnectError::Unsupported);
+        }
+        if self.failed {
+            return Err(ConnectError::System(libc::ENODEV));
+        }
+        if to.is_ipv4() != self.local.is_ipv4() {
+            return Err(ConnectError::Address);
+        }
+        let mut link =
+            Link::new(Side::Active, Stage::Resolving, (self.facts.send_depth, self.facts.receive_depth));
+        link.shared = offer.shared_receive;
+        link.private = offer.private;
+        link.deadline = offer.deadline;
+        link.reads = self.reads;
+        let limit = self.facts.connections;
+        let connection = self.links.add(link).ok_or(ConnectError::Full { limit })?;
+        let made = self.make_active(connection, to);
+        if let Err(error) = made {
+            self.links.remove(connection);
+            return Err(refused(&error));
+        }
+        self.alarm = self.alarm.min(offer.deadline);
+        Ok(connection)
+    }
+
+    fn make_active(&mut self, connection: Connection, to: std::net::SocketAddr) -> Result<(), VerbsError> {
+        let Some(link) = self.links.get_mut(connection) else { return Ok(()) };
+        let shared = self.shared.as_ref().filter(|_| link.shared).map(|shared| &shared.queue);
+        let pair = QueuePair::new(&self.domain, &self.queue, shared, self.depths)?;
+        pair.prepare(self.choice.port)?;
+        let id = Id::new(&self.channel, token(connection))?;
+        // Of our own address any port.
+        id.resolve(std::net::SocketAddr::new(self.local.ip(), 0), to, LOOK_UP)?;
+        self.by_pair.insert(pair.number(), connection.index);
+        (link.pair, link.id) = (Some(pair), Some(id));
+        Ok(())
+    }
+
+    /// Somebody asks for a connection.
+    fn requested(&mut self, event: CmEvent) {
+        let Some(mut id) = event.request else { return };
+        if event.token != LISTENER {
+            return;
+        }
+        let mut link =
+            Link::new(Side::Passive, Stage::Requested, (self.facts.send_depth, self.facts.receive_depth));
+        // What the peer says that it can do is not trusted: it lowers what we do, and no more.
+        link.reads = (self.reads.0.min(event.depth), self.reads.1.min(event.reads));
+        // Where all places are taken the request is refused by dropping its identifier.
+        let Some(connection) = self.links.add(link) else { return };
+        id.set_token(token(connection));
+        if let Some(link) = self.links.get_mut(connection) {
+            link.id = Some(id);
+        }
+        self.events.push_back(Event::Requested { connection, private: event.private });
+    }
+
+    pub(super) fn accept_request(
+        &mut self,
+        connection: Connection,
+        offer: &Offer,
+    ) -> Result<(), ConnectError> {
+        let link = self.links.get_mut(connection).ok_or(ConnectError::State)?;
+        if link.stage != Stage::Requested || (offer.shared_receive && !link.early.is_empty()) {
+            return Err(ConnectError::State);
+        }
+        if offer.shared_receive && self.shared.is_none() {
+            return Err(ConnectError::Unsupported);
+        }
+        let shared = self.shared.as_ref().filter(|_| offer.shared_receive).map(|shared| &shared.queue);
+        let pair = QueuePair::new(&self.domain, &self.queue, shared, self.depths)
+            .map_err(|error| refused(&error))?;
+        link.shared = offer.shared_receive;
+        let number = pair.number();
+        self.by_pair.insert(number, connection.index);
+        if let Err(error) = accept(link, connection, &pair, self.choice.port, offer) {
+            self.by_pair.remove(&number);
+            return Err(refused(&error));
+        }
+        link.early.clear();
+        link.pair = Some(pair);
+        link.deadline = offer.deadline;
+        link.stage = Stage::Accepting;
+        self.alarm = self.alarm.min(offer.deadline);
+        Ok(())
+    }
+
+    pub(super) fn refuse_request(
+        &mut self,
+        connection: Connection,
+        private: Private,
+    ) -> Result<(), ConnectError> {
+        let is_request = self.links.get(connection).is_some_and(|link| link.stage == Stage::Requested);
+        if !is_request {
+            return Err(ConnectError::State);
+        }
+        let id = self.links.get(connection).and_then(|link| link.id.as_ref());
+        let said = id.map_or(Ok(()), |id| id.reject(private.bytes()));
+        self.destroy_pair(connection);
+        // Nothing more is heard of it but what was posted.
+        if let Some(link) = self.links.get_mut(connection) {
+            link.stage = Stage::Over;
+        }
+        if self.links.get(connection).is_some_and(|link| link.unpolled == 0) {
+            self.links.remove(connection);
+        }
+        // A peer that is gone needs no refusal.
+        let _ = said;
+        Ok(())
+    }
+
+    /// What the connection manager tells.
+    pub(super) fn hear_manager(&mut self) {
+        // A peer that asks all the time must not hold us here.
+        for _ in 0..32 {
+            let Some(event) = self.channel.next() else { return };
+            if event.kind == raw::RDMA_CM_EVENT_CONNECT_REQUEST {
+                self.requested(event);
+                continue;
+            }
+            if event.kind == raw::RDMA_CM_EVENT_DEVICE_REMOVAL {
+                self.fail_port(raw::IBV_EVENT_DEVICE_FATAL);
+                return;
+            }
+            let connection = owner(event.token);
+            let Some(link) = self.links.get(connection) else { continue };
+            let step = step(link.stage, event.kind, event.status);
+            self.take_step(connection, step, event.private);
+        }
+    }
+
+    fn take_step(&mut self, connection: Connection, step: Step, private: Private) {
+        let done = match step {
+            Step::Stay | Step::Unplug => Ok(()),
+            Step::Route => self.advance(connection, Stage::Routing, |id| id.route(LOOK_UP)),
+            Step::Ask => self.ask(connection),
+            Step::Confirm => self.confirm(connection).map(|()| self.establish(connection, private)),
+            Step::Establish => {
+                self.establish(connection, private);
+                Ok(())
+            }
+            Step::Fail(error) => {
+                self.fail_link(connection, error, private);
+                Ok(())
+            }
+            Step::Lose(error) => {
+                self.lose(connection, error);
+                Ok(())
+            }
+        };
+        if let Err(error) = done {
+            self.fail_link(connection, refused(&error), Private::EMPTY);
+        }
+    }
+
+    fn advance(
+        &mut self,
+        connection: Connection,
+        stage: Stage,
+        call: impl FnOnce(&Id) -> Result<(), VerbsError>,
+    ) -> Result<(), VerbsError> {
+        let Some(link) = self.links.get_mut(connection) else { return Ok(()) };
+        link.stage = stage;
+        link.id.as_ref().map_or(Ok(()), call)
+    }
+
+    /// The way is known: asks the peer.
+    fn ask(&mut self, connection: Connection) -> Result<(), VerbsError> {
+        let is_infiniband = self.device.transport() == Transport::InfiniBand;
+        let Some(link) = self.links.get_mut(connection) else { return Ok(()) };
+        let (Some(id), Some(pair)) = (&link.id, &link.pair) else { return Ok(()) };
+        if is_infiniband {
+            // Once more to INIT: only now the partition key is known.
+            initialise(id, pair)?;
+        }
+        link.stage = Stage::Asking;
+        let (reads, depth) = link.reads;
+        let answer =
+            Answer { private: link.private.bytes(), pair: pair.number(), reads, depth, shared: link.shared };
+        id.connect(&answer)
+    }
+
+    /// The peer has accepted, where it is on us to bring the queue pair up.
+    fn confirm(&mut self, connection: Connection) -> Result<(), VerbsError> {
+        let Some(link) = self.links.get_mut(connection) else { return Ok(()) };
+        let (Some(id), Some(pair)) = (&link.id, &link.pair) else { return Ok(()) };
+        bring_up(id, pair)?;
+        id.establish()
+    }
+
+    fn establish(&mut self, connection: Connection, private: Private) {
+        let Some(link) = self.links.get_mut(connection) else { return };
+        link.stage = Stage::Ready;
+        link.deadline = Duration::MAX;
+        let private = if link.side == Side::Active { private } else { Private::EMPTY };
+        self.events.push_back(Event::Established { connection, private });
+    }
+
+    /// A connection does not come about.
+    pub(super) fn fail_link(&mut self, connection: Connection, error: ConnectError, private: Private) {
+        let Some(link) = self.links.get_mut(connection) else { return };
+        if link.stage == Stage::Over {
+            return;
+        }
+        link.hang_up();
+        link.stage = Stage::Over;
+        self.destroy_pair(connection);
+        if let Some(link) = self.links.get_mut(connection) {
+            link.id = None;
+        }
+        self.events.push_back(Event::Failed { connection, error, private });
+    }
+
+    /// A connection has ended. Nothing if it had before.
+    pub(super) fn lose(&mut self, connection: Connection, error: LostError) {
+        let Some(link) = self.links.get_mut(connection) else { return };
+        match link.stage {
+            Stage::Ready => {}
+            Stage::Over => return,
+            _ => return self.fail_link(connection, ConnectError::Unreachable, Private::EMPTY),
+        }
+        link.hang_up();
+        link.stage = Stage::Over;
+        // What has failed is to be seen before what flushes. It may be that the device is gone, and knows no states.
+        if let Some(pair) = &link.pair {
+            let _ = pair.fail();
+        }
+        self.destroy_pair(connection);
+        let cause = self.links.get(connection).and_then(|link| link.cause).unwrap_or(error);
+        self.events.push_back(Event::Lost { connection, error: cause });
+    }
+
+    pub(super) fn close_link(&mut self, connection: Connection) {
+        let Some(link) = self.links.get_mut(connection) else { return };
+        if link.closing {
+            return;
+        }
+        link.closing = true;
+        self.closing += 1;
+        link.hang_up();
+        link.stage = Stage::Over;
+        self.destroy_pair(connection);
+        // What was to be told about it is not any more.
+        self.events.retain(|event| !is_about(event, connection));
+        let until = self.now + LINGER;
+        if let Some(id) = self.links.get_mut(connection).and_then(|link| link.id.take()) {
+            self.leaving.push((id, until));
+        }
+    }
+}
+
+fn is_about(event: &Event, which: Connection) -> bool {
+    match event {
+        Event::Requested { connection, .. }
+        | Event::Established { connection, .. }
+        | Event::Failed { connection, .. }
+        | Event::Lost { connection, .. }
+        | Event::Closed { connection } => *connection == which,
+        Event::PortFailed { .. } => false,
+    }
+}
+
+/// Prepares a queue pair for a request and accepts that.
+fn accept(
+    link: &mut Link,
+    connection: Connection,
+    pair: &QueuePair,
+    port: u8,
+    offer: &Offer,
+) -> Result<(), VerbsError> {
+    let Some(id) = &link.id else {
+        return Err(VerbsError::Manager { what: "accepting", code: libc::EINVAL });
+    };
+    pair.prepare(port)?;
+    initialise(id, pair)?;
+    for (parts, sequence) in link.early.iter_mut().zip(0..) {
+        let (index, generation) = (connection.index, connection.generation);
+        let tag = Tag { queue: Queue::Receive, index, generation, sequence };
+        // SAFETY: the parts were checked when the receive was posted. If their region was deregistered since, the device
+        // refuses its key.
+        unsafe { pair.post_receive(tag.encode(), parts) }
+            .map_err(|code| VerbsError::Manager { what: "posting a receive", code })?;
+    }
+    bring_up(id, pair)?;
+    let (reads, depth) = link.reads;
+    let shared = offer.shared_receive;
+    id.accept(&Answer { private: offer.private.bytes(), pair: pair.number(), reads, depth, shared })
+}
+
+/// To INIT with what the connection manager knows.
+fn initialise(id: &Id, pair: &QueuePair) -> Result<(), VerbsError> {
+    let (mut attr, mask) = id.attributes(raw::IBV_QPS_INIT)?;
+    // It does not know yet what peers may do.
+    attr.qp_access_flags = pair.access();
+    pair.modify(&mut attr, mask, "a queue pair to INIT")
+}
+
+/// To RTR and RTS, where iWARP does not do that by itself.
+fn bring_up(id: &Id, pair: &QueuePair) -> Result<(), VerbsError> {
+    let (mut attr, mask) = id.attributes(raw::IBV_QPS_RTR)?;
+    attr.min_rnr_timer = RNR_TIMER;
+    pair.modify(&mut attr, mask, "a queue pair to RTR")?;
+    let (mut attr, mask) = id.attributes(raw::IBV_QPS_RTS)?;
+    (attr.timeout, attr.retry_cnt, attr.rnr_retry) = (ACK_TIMEOUT, RETRIES, RNR_FOREVER);
+    pair.modify(&mut attr, mask, "a queue pair to RTS")
+}

@@ -1,0 +1,195 @@
+//! A port's connections.
+
+use std::time::Duration;
+
+use nemesia_core::port::memory::{Connection, LostError, Private, State};
+use rdma_core_sys as raw;
+
+use super::ring::Ring;
+use crate::cm::{Id, Side, Stage};
+use crate::verbs::pair::QueuePair;
+
+/// A connection.
+pub(super) struct Link {
+    pub(super) side: Side,
+    pub(super) stage: Stage,
+    /// Before the identifier: it is destroyed first.
+    pub(super) pair: Option<QueuePair>,
+    pub(super) id: Option<Id>,
+    pub(super) sends: Ring,
+    pub(super) receives: Ring,
+    /// Receives that were posted before there was a queue pair: the first one's sequence number is 0.
+    pub(super) early: Vec<Vec<raw::ibv_sge>>,
+    /// Receives come from the shared queue.
+    pub(super) shared: bool,
+    /// What we say with our request.
+    pub(super) private: Private,
+    /// Until when it has to be ready.
+    pub(super) deadline: Duration,
+    /// Reads that we serve, and have under way, at once.
+    pub(super) reads: (u8, u8),
+    /// Completions that the caller has not polled yet.
+    pub(super) unpolled: u32,
+    /// What the device said about the queue pair, before anything failed.
+    pub(super) cause: Option<LostError>,
+    /// The caller wants to hear no more than that it is closed.
+    pub(super) closing: bool,
+}
+
+impl Link {
+    pub(super) fn new(side: Side, stage: Stage, depths: (u32, u32)) -> Self {
+        Self {
+            side,
+            stage,
+            pair: None,
+            id: None,
+            sends: Ring::new(depths.0),
+            receives: Ring::new(depths.1),
+            early: Vec::new(),
+            shared: false,
+            private: Private::EMPTY,
+            deadline: Duration::MAX,
+            reads: (0, 0),
+            unpolled: 0,
+            cause: None,
+            closing: false,
+        }
+    }
+
+    pub(super) fn state(&self) -> State {
+        match self.stage {
+            Stage::Resolving | Stage::Routing | Stage::Asking => State::Connecting,
+            Stage::Requested => State::Requested,
+            Stage::Accepting => State::Accepting,
+            Stage::Ready => State::Ready,
+            Stage::Over => State::Lost,
+        }
+    }
+
+    /// Whether it is being made, and so is to be looked after by time.
+    pub(super) fn is_unready(&self) -> bool {
+        matches!(self.stage, Stage::Resolving | Stage::Routing | Stage::Asking | Stage::Accepting)
+    }
+
+    /// Tells the peer that it has ended, if it was up.
+    pub(super) fn hang_up(&self) {
+        if let (Some(id), Stage::Ready | Stage::Accepting) = (&self.id, self.stage) {
+            id.disconnect();
+        }
+    }
+}
+
+/// A place for a connection.
+struct Place {
+    generation: u32,
+    link: Option<Link>,
+}
+
+/// All connections.
+pub(super) struct Links {
+    places: Vec<Place>,
+    free: Vec<u32>,
+    limit: u32,
+}
+
+impl Links {
+    pub(super) fn new(limit: u32) -> Self {
+        Self { places: Vec::new(), free: Vec::new(), limit }
+    }
+
+    /// Takes a place; `None` if all are taken.
+    pub(super) fn add(&mut self, link: Link) -> Option<Connection> {
+        let index = match self.free.pop() {
+            Some(index) => index,
+            None if (self.places.len() as u32) < self.limit => {
+                self.places.push(Place { generation: 0, link: None });
+                self.places.len() as u32 - 1
+            }
+            None => return None,
+        };
+        let place = &mut self.places[index as usize];
+        place.link = Some(link);
+        Some(Connection { index, generation: place.generation })
+    }
+
+    /// Gives a place back. A place whose numbers are used up stays empty.
+    pub(super) fn remove(&mut self, connection: Connection) -> Option<Link> {
+        let place = self.places.get_mut(connection.index as usize)?;
+        if place.generation != connection.generation {
+            return None;
+        }
+        let link = place.link.take()?;
+        if let Some(generation) = place.generation.checked_add(1) {
+            place.generation = generation;
+            self.free.push(connection.index);
+        }
+        Some(link)
+    }
+
+    #[inline]
+    pub(super) fn get(&self, connection: Connection) -> Option<&Link> {
+        let place = self.places.get(connection.index as usize)?;
+        place.link.as_ref().filter(|_| place.generation == connection.generation)
+    }
+
+    #[inline]
+    pub(super) fn get_mut(&mut self, connection: Connection) -> Option<&mut Link> {
+        let place = self.places.get_mut(connection.index as usize)?;
+        if place.generation == connection.generation { place.link.as_mut() } else { None }
+    }
+
+    /// The connection at a place, with its present number.
+    #[inline]
+    pub(super) fn at(&mut self, index: u32) -> Option<(Connection, &mut Link)> {
+        let place = self.places.get_mut(index as usize)?;
+        let connection = Connection { index, generation: place.generation };
+        place.link.as_mut().map(|link| (connection, link))
+    }
+
+    /// Those that satisfy a condition.
+    pub(super) fn which(&self, is: impl Fn(&Link) -> bool) -> Vec<Connection> {
+        let places = self.places.iter().zip(0..);
+        let found = places.filter(|(place, _)| place.link.as_ref().is_some_and(&is));
+        found.map(|(place, index)| Connection { index, generation: place.generation }).collect()
+    }
+
+    pub(super) fn each(&mut self, mut each: impl FnMut(Connection, &mut Link)) {
+        for (place, index) in self.places.iter_mut().zip(0..) {
+            if let Some(link) = &mut place.link {
+                each(Connection { index, generation: place.generation }, link);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn link() -> Link {
+        Link::new(Side::Active, Stage::Resolving, (4, 4))
+    }
+
+    #[test]
+    fn a_number_is_used_once() {
+        let mut links = Links::new(2);
+        let (a, b) = (links.add(link()).unwrap(), links.add(link()).unwrap());
+        assert_eq!(links.add(link()), None);
+        assert!(links.remove(a).is_some() && links.remove(a).is_none() && links.get(a).is_none());
+        let c = links.add(link()).unwrap();
+        assert!(c.index == a.index && c.generation != a.generation);
+        assert!(links.get_mut(a).is_none() && links.get_mut(b).is_some() && links.get(c).is_some());
+        assert!(links.get(Connection { index: u32::MAX, generation: 0 }).is_none());
+        assert_eq!(links.which(|link| link.is_unready()).len(), 2);
+    }
+
+    #[test]
+    fn a_place_whose_numbers_are_used_up_stays_empty() {
+        let mut links = Links::new(1);
+        let first = links.add(link()).unwrap();
+        links.places[0].generation = u32::MAX;
+        assert!(links.remove(first).is_none());
+        assert!(links.remove(Connection { index: 0, generation: u32::MAX }).is_some());
+        assert_eq!(links.add(link()), None);
+    }
+}

@@ -1,0 +1,189 @@
+//! Opening a port: what the device can do, and what of it is used.
+
+use std::collections::{HashMap, VecDeque};
+use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use nemesia_core::port::memory::Facts;
+use rdma_core_sys as raw;
+
+use super::connect::LISTENER;
+use super::link::Links;
+use super::regions::{MOST_PARTS, Regions};
+use super::ring::Slab;
+use super::tag::MOST_LINKS;
+use super::{PortOptions, Shared, VerbsPort};
+use crate::cm::{Channel, Id};
+use crate::verbs::completion::CompletionQueue;
+use crate::verbs::device::{Device, PortAttributes, Transport};
+use crate::verbs::domain::Domain;
+use crate::verbs::error::VerbsError;
+use crate::verbs::pair::{Depths, QueuePair};
+use crate::verbs::shared::SharedReceives;
+use crate::verbs::survey::choose;
+
+/// Inline payloads that are tried, largest first: a device does not tell its limit. rxe has 512, siw 80.
+const INLINE: [u32; 9] = [1024, 512, 256, 220, 128, 80, 64, 32, 0];
+/// Reads under way at once are at most so many: more buy nothing.
+const MOST_READS: i32 = 16;
+
+/// A number of C's, at least 0.
+fn count(value: i32) -> u32 {
+    u32::try_from(value).unwrap_or(0)
+}
+
+impl VerbsPort {
+    /// Opens a port on the device that is wished for and can be used, and listens there.
+    ///
+    /// # Errors
+    /// There is no library, device or right to it: the error says what is missing, for each device.
+    pub fn open(options: &PortOptions) -> Result<Self, VerbsError> {
+        let choice = choose(&options.wish)?;
+        let device = Device::open(&choice.device)?;
+        let attributes = device.port(choice.port)?;
+        let domain = Domain::new(&device)?;
+        let mut facts = facts(&device, attributes, options);
+        let queue = CompletionQueue::new(&device, entries(&facts))?;
+        let (depths, order) = probe(&domain, &queue, &facts, options)?;
+        facts.inline_bytes = depths.inline;
+        facts.ordered_placement = order.unwrap_or(false) || device.transport() == Transport::InfiniBand;
+        let shared = share(&domain, &mut facts);
+        let channel = Channel::new()?;
+        let listener = Id::new(&channel, LISTENER)?;
+        listener.bind(SocketAddr::new(choice.address, 0))?;
+        listener.listen(facts.connections)?;
+        let local = listener.local_address().unwrap_or(SocketAddr::new(choice.address, 0));
+        let epoll = watch(&[queue.descriptor(), channel.descriptor(), device.event_descriptor()])?;
+        let limits = device.attributes();
+        let reads = (
+            limits.max_qp_rd_atom.clamp(0, MOST_READS) as u8,
+            limits.max_qp_init_rd_atom.clamp(0, MOST_READS) as u8,
+        );
+        Ok(Self {
+            links: Links::new(facts.connections),
+            leaving: Vec::new(),
+            listener: Some(listener),
+            channel,
+            shared,
+            regions: Regions::new(facts.regions),
+            queue,
+            domain,
+            device,
+            epoll,
+            choice,
+            facts,
+            depths,
+            local,
+            reads,
+            by_pair: HashMap::new(),
+            pending: VecDeque::new(),
+            events: VecDeque::new(),
+            suspects: Vec::new(),
+            now: Duration::ZERO,
+            alarm: Duration::MAX,
+            closing: 0,
+            heard: (Duration::ZERO, u32::MAX),
+            down: None,
+            failed: false,
+        })
+    }
+}
+
+/// What is wished for, as far as the device has it.
+fn facts(device: &Device, port: PortAttributes, options: &PortOptions) -> Facts {
+    let limits = device.attributes();
+    let is_infiniband = device.transport() == Transport::InfiniBand;
+    let most_work = count(limits.max_qp_wr).max(1);
+    let slices = options.slices.min(count(limits.max_sge)).clamp(1, MOST_PARTS as u32);
+    let (send_depth, receive_depth) =
+        (options.send_depth.clamp(1, most_work), options.receive_depth.clamp(1, most_work));
+    let has_shared = limits.max_srq > 0 && count(limits.max_srq_sge) >= slices;
+    let shared = if has_shared { options.shared_receive_depth.min(count(limits.max_srq_wr)) } else { 0 };
+    // All that may be under way has to fit the completion queue.
+    let room = count(limits.max_cqe).saturating_sub(shared) / (send_depth + receive_depth);
+    let connections = options.connections.min(count(limits.max_qp)).min(room).clamp(1, MOST_LINKS);
+    let atomics = is_infiniband && limits.atomic_cap != raw::IBV_ATOMIC_NONE;
+    Facts {
+        name: "verbs",
+        ordered_placement: false,
+        active_speaks_first: !is_infiniband,
+        write_proves_placement: is_infiniband,
+        waits_for_receive: is_infiniband,
+        read_needs_remote_write: !is_infiniband,
+        immediates: is_infiniband,
+        atomics,
+        atomics_exclude_processor: atomics && limits.atomic_cap == raw::IBV_ATOMIC_GLOB,
+        inline_bytes: 0,
+        message_bytes: port.message_bytes,
+        slices,
+        read_slices: slices.min(count(limits.max_sge_rd)).max(1),
+        send_depth,
+        receive_depth,
+        shared_receive_depth: shared,
+        connections,
+        regions: options.regions.min(count(limits.max_mr)),
+    }
+}
+
+fn entries(facts: &Facts) -> u32 {
+    facts.connections * (facts.send_depth + facts.receive_depth) + facts.shared_receive_depth
+}
+
+/// Finds out how much inline payload the device takes, by making queue pairs, and what it promises of order.
+fn probe(
+    domain: &Arc<Domain>,
+    queue: &Arc<CompletionQueue>,
+    facts: &Facts,
+    options: &PortOptions,
+) -> Result<(Depths, Option<bool>), VerbsError> {
+    let (send, receive, parts) = (facts.send_depth, facts.receive_depth, facts.slices);
+    let mut refused = None;
+    let tried = std::iter::once(options.inline_bytes)
+        .chain(INLINE.into_iter().filter(|it| *it < options.inline_bytes));
+    for inline in tried {
+        match QueuePair::new(domain, queue, None, Depths { send, receive, parts, inline }) {
+            Ok(pair) => return Ok((pair.depths(), pair.promises_order())),
+            Err(error) => refused = Some(error),
+        }
+    }
+    Err(refused.unwrap_or_else(|| domain.device().error("a queue pair", libc::EINVAL)))
+}
+
+/// A shared receive queue, if the device has one after all.
+fn share(domain: &Arc<Domain>, facts: &mut Facts) -> Option<Shared> {
+    if facts.shared_receive_depth == 0 {
+        return None;
+    }
+    match SharedReceives::new(domain, facts.shared_receive_depth, facts.slices) {
+        Ok(queue) => Some(Shared { posted: Slab::new(queue.depth()), queue }),
+        // Said by the facts: plain receives are as good.
+        Err(_) => {
+            facts.shared_receive_depth = 0;
+            None
+        }
+    }
+}
+
+/// One descriptor that is readable when one of these is.
+fn watch(descriptors: &[i32]) -> Result<OwnedFd, VerbsError> {
+    // SAFETY: no requirements; a descriptor that comes back is ours.
+    let epoll = unsafe {
+        let epoll = libc::epoll_create1(libc::EPOLL_CLOEXEC);
+        if epoll < 0 {
+            return Err(VerbsError::system("a descriptor to wait on"));
+        }
+        OwnedFd::from_raw_fd(epoll)
+    };
+    for descriptor in descriptors {
+        let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 0 };
+        // SAFETY: both descriptors are open, and the event can be read.
+        if unsafe { libc::epoll_ctl(epoll.as_raw_fd(), libc::EPOLL_CTL_ADD, *descriptor, &raw mut event) }
+            != 0
+        {
+            return Err(VerbsError::system("watching a device"));
+        }
+    }
+    Ok(epoll)
+}

@@ -1,0 +1,199 @@
+//! Posting work requests: the critical path.
+
+use nemesia_core::port::memory::{Access, PostError, ReceiveQueue, Remote, Slice, Source, Work};
+use rdma_core_sys as raw;
+
+use super::VerbsPort;
+use super::regions::Parts;
+use super::ring::Posted;
+use super::tag::{Queue, Tag};
+use crate::cm::Stage;
+
+/// A work request with everything else zero.
+#[inline]
+fn request(opcode: u32, flags: u32) -> raw::ibv_send_wr {
+    // SAFETY: zeros are a value of every field.
+    let mut wr: raw::ibv_send_wr = unsafe { std::mem::zeroed() };
+    wr.opcode = opcode;
+    wr.send_flags = flags;
+    wr
+}
+
+fn refused(code: i32) -> PostError {
+    match code {
+        libc::ENOMEM | libc::EAGAIN => PostError::QueueFull,
+        libc::EOPNOTSUPP => PostError::Unsupported,
+        code => PostError::System(code),
+    }
+}
+
+impl VerbsPort {
+    /// Sends and writes.
+    #[inline]
+    pub(super) fn post_source(
+        &mut self,
+        work: Work,
+        opcode: u32,
+        from: Source<'_>,
+        to: Option<Remote>,
+        immediate: Option<u32>,
+    ) -> Result<(), PostError> {
+        if immediate.is_some() && !self.facts.immediates {
+            return Err(PostError::Unsupported);
+        }
+        let mut wr = request(opcode, 0);
+        if let Some(to) = to {
+            wr.wr.rdma.remote_addr = to.address;
+            wr.wr.rdma.rkey = key(to);
+        }
+        // Big-endian on the wire, whatever the processors are.
+        wr.__bindgen_anon_1.imm_data = immediate.unwrap_or(0).to_be();
+        let parts = match from {
+            Source::Gather(slices) => self.regions.parts(slices, self.facts.slices, |_| true)?,
+            Source::Inline(bytes) => {
+                let limit = self.facts.inline_bytes;
+                if bytes.len() > limit as usize {
+                    return Err(PostError::Length { limit });
+                }
+                let mut parts = Parts::NONE;
+                if !bytes.is_empty() {
+                    let (addr, length) = (bytes.as_ptr().addr() as u64, bytes.len() as u32);
+                    parts.list[0] = raw::ibv_sge { addr, length, lkey: 0 };
+                    parts.count = 1;
+                    parts.len = bytes.len() as u64;
+                    wr.send_flags |= raw::IBV_SEND_INLINE;
+                }
+                parts
+            }
+        };
+        self.post(work, wr, parts)
+    }
+
+    pub(super) fn post_read(&mut self, work: Work, into: &[Slice], from: Remote) -> Result<(), PostError> {
+        let needs_remote = self.facts.read_needs_remote_write;
+        let allows = |access: Access| access.local_write && (access.remote_write || !needs_remote);
+        let parts = self.regions.parts(into, self.facts.read_slices, allows)?;
+        let mut wr = request(raw::IBV_WR_RDMA_READ, 0);
+        wr.wr.rdma.remote_addr = from.address;
+        wr.wr.rdma.rkey = key(from);
+        // On iWARP reads are executed and answered in order (RFC 5040 5.5), and siw refuses a fence before one.
+        let fence = work.fence && !self.facts.active_speaks_first;
+        self.post(Work { fence, ..work }, wr, parts)
+    }
+
+    pub(super) fn post_atomic(
+        &mut self,
+        work: Work,
+        opcode: u32,
+        into: Slice,
+        at: Remote,
+        (compare_add, swap): (u64, u64),
+    ) -> Result<(), PostError> {
+        if !self.facts.atomics {
+            return Err(PostError::Unsupported);
+        }
+        let parts = self.regions.parts(&[into], 1, |access| access.local_write)?;
+        if into.len != 8 || !parts.list[0].addr.is_multiple_of(8) || !at.address.is_multiple_of(8) {
+            return Err(PostError::Alignment);
+        }
+        let mut wr = request(opcode, 0);
+        wr.wr.atomic.remote_addr = at.address;
+        wr.wr.atomic.compare_add = compare_add;
+        wr.wr.atomic.swap = swap;
+        wr.wr.atomic.rkey = key(at);
+        self.post(work, wr, parts)
+    }
+
+    /// The common end of all send-queue operations.
+    #[inline]
+    fn post(&mut self, work: Work, mut wr: raw::ibv_send_wr, mut parts: Parts) -> Result<(), PostError> {
+        let limit = self.facts.message_bytes;
+        if parts.len > u64::from(limit) {
+            return Err(PostError::Length { limit });
+        }
+        let link = self.links.get_mut(work.connection).ok_or(PostError::NotReady)?;
+        let (Stage::Ready, Some(pair)) = (link.stage, &link.pair) else { return Err(PostError::NotReady) };
+        if link.sends.len() >= self.facts.send_depth as usize {
+            return Err(PostError::QueueFull);
+        }
+        let (index, generation) = (work.connection.index, work.connection.generation);
+        wr.wr_id = Tag { queue: Queue::Send, index, generation, sequence: link.sends.next() }.encode();
+        // Where the device may report out of order, what is not reported could not be known to be done.
+        let signalled = !work.quiet || self.facts.active_speaks_first;
+        wr.send_flags |= if signalled { raw::IBV_SEND_SIGNALED } else { 0 };
+        wr.send_flags |= if work.fence { raw::IBV_SEND_FENCE } else { 0 };
+        wr.sg_list = parts.get().as_mut_ptr();
+        wr.num_sge = parts.count as i32;
+        // SAFETY: the list lives to the end of the call. The parts lie in registered regions that allow this, whose memory
+        // was promised until they are deregistered; an inline payload is copied before the call returns.
+        unsafe { pair.post_send(&mut wr) }.map_err(refused)?;
+        link.sends.push(Posted {
+            id: work.id,
+            quiet: work.quiet,
+            signalled,
+            number: self.regions.count(),
+            outcome: None,
+        });
+        Ok(())
+    }
+
+    pub(super) fn post_receive(
+        &mut self,
+        queue: ReceiveQueue,
+        id: u64,
+        into: &[Slice],
+    ) -> Result<(), PostError> {
+        match queue {
+            ReceiveQueue::Shared => self.post_shared(id, into),
+            ReceiveQueue::Of(connection) => {
+                let link = self.links.get_mut(connection).ok_or(PostError::NotReady)?;
+                if link.shared || link.stage == Stage::Over {
+                    return Err(PostError::NotReady);
+                }
+                let mut parts = self.regions.parts(into, self.facts.slices, |access| access.local_write)?;
+                if link.receives.len() >= self.facts.receive_depth as usize {
+                    return Err(PostError::QueueFull);
+                }
+                let list = if self.facts.active_speaks_first { parts.at_least_one() } else { parts.get() };
+                let sequence = link.receives.next();
+                let tag = Tag {
+                    queue: Queue::Receive,
+                    index: connection.index,
+                    generation: connection.generation,
+                    sequence,
+                };
+                match &link.pair {
+                    // SAFETY: the parts lie in registered regions that may be written, whose memory was promised until they
+                    // are deregistered.
+                    Some(pair) => unsafe { pair.post_receive(tag.encode(), list) }.map_err(refused)?,
+                    None => link.early.push(list.to_vec()),
+                }
+                link.receives.push(Posted { id, quiet: false, signalled: true, number: 0, outcome: None });
+                Ok(())
+            }
+        }
+    }
+
+    fn post_shared(&mut self, id: u64, into: &[Slice]) -> Result<(), PostError> {
+        let shared = self.shared.as_mut().ok_or(PostError::Unsupported)?;
+        if self.failed {
+            return Err(PostError::NotReady);
+        }
+        let mut parts = self.regions.parts(into, self.facts.slices, |access| access.local_write)?;
+        let place = shared.posted.put(id).ok_or(PostError::QueueFull)?;
+        let tag = Tag { queue: Queue::Shared, index: 0, generation: 0, sequence: place };
+        let list = if self.facts.active_speaks_first { parts.at_least_one() } else { parts.get() };
+        // SAFETY: the parts lie in registered regions that may be written, whose memory was promised until they are
+        // deregistered.
+        let posted = unsafe { shared.queue.post(tag.encode(), list) };
+        if posted.is_err() {
+            shared.posted.take(place);
+        }
+        posted.map_err(refused)
+    }
+}
+
+/// The key as the device has it. One that is wider is none of this fabric, and its low bits would be another one.
+fn key(at: Remote) -> u32 {
+    u32::try_from(at.key).unwrap_or(0)
+}

@@ -1,0 +1,201 @@
+//! What is posted and has not completed.
+
+use std::collections::VecDeque;
+
+use nemesia_core::port::memory::{Outcome, WorkError};
+
+/// A work request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Posted {
+    /// The caller's number.
+    pub(super) id: u64,
+    /// Only its failure is reported.
+    pub(super) quiet: bool,
+    /// The device reports it.
+    pub(super) signalled: bool,
+    /// Its place among all that were posted to send queues.
+    pub(super) number: u64,
+    /// What it came to, if that is known.
+    pub(super) outcome: Option<Outcome>,
+}
+
+/// Work requests of one queue. They complete here in the order posted. In the device they should; siw reports a write that
+/// was posted after a read before that read.
+#[derive(Debug, Default)]
+pub(super) struct Ring {
+    posted: VecDeque<Posted>,
+    /// The sequence number of the oldest; it wraps.
+    first: u32,
+    /// One has failed: none after it succeeds, whatever the device has reported of it before.
+    failed: bool,
+}
+
+impl Ring {
+    /// With room for so many.
+    pub(super) fn new(depth: u32) -> Self {
+        Self { posted: VecDeque::with_capacity(depth as usize), first: 0, failed: false }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.posted.len()
+    }
+
+    /// The sequence number of the next one.
+    pub(super) fn next(&self) -> u32 {
+        self.first.wrapping_add(self.posted.len() as u32)
+    }
+
+    pub(super) fn push(&mut self, posted: Posted) {
+        self.posted.push_back(posted);
+    }
+
+    /// The number of the oldest.
+    pub(super) fn oldest(&self) -> Option<u64> {
+        self.posted.front().map(|posted| posted.number)
+    }
+
+    /// One has completed: those before it that the device does not report have too. Every one that has its turn is handed to
+    /// `each`, with what it came to. False if it is not here, or no longer.
+    #[inline]
+    pub(super) fn complete(
+        &mut self,
+        sequence: u32,
+        outcome: Outcome,
+        mut each: impl FnMut(u64, Outcome),
+    ) -> bool {
+        let at = sequence.wrapping_sub(self.first) as usize;
+        let Some(found) = self.posted.get_mut(at).filter(|found| found.outcome.is_none()) else {
+            return false;
+        };
+        found.outcome = Some(outcome);
+        for before in self.posted.iter_mut().take(at).filter(|before| !before.signalled) {
+            before.outcome.get_or_insert(Outcome::Done);
+        }
+        while let Some(Posted { id, quiet, outcome: Some(outcome), .. }) = self.posted.front().copied() {
+            self.posted.pop_front();
+            self.first = self.first.wrapping_add(1);
+            let is_failure = matches!(outcome, Outcome::Failed(_));
+            if self.failed && !is_failure {
+                each(id, Outcome::Failed(WorkError::Flushed));
+            } else if is_failure || !quiet {
+                self.failed |= is_failure;
+                each(id, outcome);
+            }
+        }
+        true
+    }
+
+    /// Takes all.
+    pub(super) fn drain(&mut self) -> VecDeque<Posted> {
+        self.first = self.next();
+        std::mem::take(&mut self.posted)
+    }
+}
+
+/// Receives of the shared queue, which complete in any order.
+#[derive(Debug)]
+pub(super) struct Slab {
+    places: Vec<Option<u64>>,
+    free: Vec<u32>,
+}
+
+impl Slab {
+    /// With so many places.
+    pub(super) fn new(places: u32) -> Self {
+        Self { places: vec![None; places as usize], free: (0..places).rev().collect() }
+    }
+
+    /// Puts a number into a place; `None` if there is none.
+    pub(super) fn put(&mut self, id: u64) -> Option<u32> {
+        let place = self.free.pop()?;
+        self.places[place as usize] = Some(id);
+        Some(place)
+    }
+
+    /// Takes it out; `None` if nothing is there.
+    pub(super) fn take(&mut self, place: u32) -> Option<u64> {
+        let id = self.places.get_mut(place as usize)?.take()?;
+        self.free.push(place);
+        Some(id)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FAILED: Outcome = Outcome::Failed(WorkError::Refused);
+
+    fn posted(id: u64, quiet: bool, signalled: bool) -> Posted {
+        Posted { id, quiet, signalled, number: id, outcome: None }
+    }
+
+    /// What completes, as the caller sees it.
+    fn completed(ring: &mut Ring, sequence: u32, outcome: Outcome) -> Option<Vec<u64>> {
+        let mut seen = Vec::new();
+        ring.complete(sequence, outcome, |id, _| seen.push(id)).then_some(seen)
+    }
+
+    #[test]
+    fn a_completion_frees_the_quiet_ones_before_it_and_comes_once() {
+        let mut ring = Ring { first: u32::MAX - 1, ..Ring::default() };
+        for id in 0..4 {
+            ring.push(posted(id, id != 2, id == 2));
+        }
+        assert_eq!(ring.next(), 2);
+        assert_eq!(completed(&mut ring, 0, Outcome::Done), Some(vec![2]));
+        assert_eq!(ring.len(), 1);
+        for late in [u32::MAX - 1, u32::MAX, 0, 2, 77] {
+            assert_eq!(completed(&mut ring, late, Outcome::Done), None, "{late}");
+        }
+        assert_eq!(ring.drain().len(), 1);
+        assert_eq!(completed(&mut ring, 1, Outcome::Done), None, "what was taken does not complete");
+        assert_eq!(ring.next(), 2);
+    }
+
+    #[test]
+    fn what_the_device_reports_out_of_order_waits_for_its_turn() {
+        let mut ring = Ring::new(8);
+        for id in 0..5 {
+            ring.push(posted(id, id == 3, true));
+        }
+        assert_eq!(completed(&mut ring, 2, Outcome::Done), Some(vec![]));
+        assert_eq!(completed(&mut ring, 2, Outcome::Done), None, "twice");
+        assert_eq!(completed(&mut ring, 0, Outcome::Done), Some(vec![0]));
+        assert_eq!(completed(&mut ring, 3, Outcome::Done), Some(vec![]));
+        assert_eq!(completed(&mut ring, 1, Outcome::Done), Some(vec![1, 2]), "and not the quiet one");
+        assert_eq!(completed(&mut ring, 4, Outcome::Done), Some(vec![4]));
+        assert_eq!(ring.len(), 0);
+    }
+
+    #[test]
+    fn nothing_succeeds_after_a_failure() {
+        let mut ring = Ring::new(8);
+        for id in 0..3 {
+            ring.push(posted(id, false, true));
+        }
+        assert_eq!(completed(&mut ring, 1, Outcome::Done), Some(vec![]));
+        let mut seen = Vec::new();
+        ring.complete(0, FAILED, |id, outcome| seen.push((id, outcome)));
+        ring.complete(2, FAILED, |id, outcome| seen.push((id, outcome)));
+        assert_eq!(seen, [(0, FAILED), (1, Outcome::Failed(WorkError::Flushed)), (2, FAILED)]);
+    }
+
+    #[test]
+    fn a_quiet_one_that_fails_is_reported() {
+        let mut ring = Ring::new(8);
+        ring.push(posted(7, true, false));
+        assert_eq!(ring.oldest(), Some(7));
+        assert_eq!(completed(&mut ring, 0, FAILED), Some(vec![7]));
+    }
+
+    #[test]
+    fn a_place_holds_one_number_at_a_time() {
+        let mut slab = Slab::new(2);
+        let (a, b) = (slab.put(7).unwrap(), slab.put(8).unwrap());
+        assert_eq!(slab.put(9), None);
+        assert_eq!((slab.take(b), slab.take(b), slab.take(99)), (Some(8), None, None));
+        assert_eq!(slab.put(9), Some(b));
+        assert_eq!((slab.take(a), slab.take(b)), (Some(7), Some(9)));
+    }
+}

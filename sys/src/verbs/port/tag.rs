@@ -1,0 +1,91 @@
+//! The number of a work request in the device: it comes back in the completion, also of one that failed.
+
+/// Which queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Queue {
+    /// A connection's send queue.
+    Send,
+    /// A connection's receive queue.
+    Receive,
+    /// The shared receive queue; then the sequence number is a place in its slab.
+    Shared,
+}
+
+/// The parts of the number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Tag {
+    pub(super) queue: Queue,
+    /// The connection's place.
+    pub(super) index: u32,
+    /// The connection's generation, of which only the low bits are kept.
+    pub(super) generation: u32,
+    /// Which work request of the queue.
+    pub(super) sequence: u32,
+}
+
+const SEQUENCE: u32 = 32;
+const GENERATION: u32 = 10;
+const INDEX: u32 = 20;
+
+/// The most connections whose place fits.
+pub(super) const MOST_LINKS: u32 = 1 << INDEX;
+
+impl Tag {
+    pub(super) const fn encode(self) -> u64 {
+        let generation = (self.generation & ((1 << GENERATION) - 1)) as u64;
+        let index = (self.index & (MOST_LINKS - 1)) as u64;
+        let queue = match self.queue {
+            Queue::Send => 0,
+            Queue::Receive => 1,
+            Queue::Shared => 2,
+        };
+        self.sequence as u64
+            | generation << SEQUENCE
+            | index << (SEQUENCE + GENERATION)
+            | queue << (SEQUENCE + GENERATION + INDEX)
+    }
+
+    /// `None` for a number that is none of ours.
+    pub(super) const fn decode(number: u64) -> Option<Self> {
+        let queue = match number >> (SEQUENCE + GENERATION + INDEX) {
+            0 => Queue::Send,
+            1 => Queue::Receive,
+            2 => Queue::Shared,
+            _ => return None,
+        };
+        Some(Self {
+            queue,
+            index: (number >> (SEQUENCE + GENERATION)) as u32 & (MOST_LINKS - 1),
+            generation: (number >> SEQUENCE) as u32 & ((1 << GENERATION) - 1),
+            sequence: number as u32,
+        })
+    }
+
+    /// Whether it may be of a connection of that generation.
+    pub(super) const fn is_of(self, generation: u32) -> bool {
+        self.generation == generation & ((1 << GENERATION) - 1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tag_survives_the_device() {
+        for queue in [Queue::Send, Queue::Receive, Queue::Shared] {
+            for (index, generation, sequence) in [(0, 0, 0), (MOST_LINKS - 1, 1023, u32::MAX), (77, 5, 9)] {
+                let tag = Tag { queue, index, generation, sequence };
+                assert_eq!(Tag::decode(tag.encode()), Some(tag));
+            }
+        }
+        assert_eq!(Tag::decode(u64::MAX), None);
+    }
+
+    #[test]
+    fn a_generation_is_known_by_its_low_bits() {
+        let tag = Tag { queue: Queue::Send, index: 1, generation: 1024 + 7, sequence: 0 };
+        let back = Tag::decode(tag.encode()).unwrap();
+        assert!(back.is_of(7) && back.is_of(1024 + 7) && !back.is_of(8));
+    }
+}

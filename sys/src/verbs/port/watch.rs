@@ -1,0 +1,116 @@
+//! Events: of the connection manager, of the device, and of time.
+
+use std::time::Duration;
+
+use nemesia_core::port::memory::{ConnectError, Event, LostError, Private};
+use rdma_core_sys as raw;
+
+use super::VerbsPort;
+use crate::cm::Stage;
+use crate::verbs::code::pair_error;
+use crate::verbs::device::AsyncEvent;
+
+/// How often kernel and device are asked for events, which come rarely.
+const RARELY: Duration = Duration::from_micros(50);
+/// How long the device's port may be down before it counts as failed: cables are moved, and links retrained.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+impl VerbsPort {
+    pub(super) fn next_event(&mut self, now: Duration) -> Option<Event> {
+        self.now = self.now.max(now);
+        if self.events.is_empty() && self.is_time_to_ask() {
+            self.hear_device();
+            if !self.suspects.is_empty() {
+                self.end_suspects();
+            }
+            self.hear_manager();
+            self.look_at_time();
+        }
+        self.events.pop_front().or_else(|| self.next_closed())
+    }
+
+    /// Asking costs system calls: so it is done every [`RARELY`], or every so many calls where time stands still.
+    fn is_time_to_ask(&mut self) -> bool {
+        let (last, skipped) = &mut self.heard;
+        if self.now < *last + RARELY && *skipped < 64 {
+            *skipped += 1;
+            return false;
+        }
+        (*last, *skipped) = (self.now, 0);
+        true
+    }
+
+    /// A connection that was closed, and of which everything was polled.
+    fn next_closed(&mut self) -> Option<Event> {
+        if self.closing == 0 {
+            return None;
+        }
+        let done = self.links.which(|link| link.closing && link.unpolled == 0);
+        let connection = *done.first()?;
+        self.links.remove(connection);
+        self.closing -= 1;
+        Some(Event::Closed { connection })
+    }
+
+    fn look_at_time(&mut self) {
+        let now = self.now;
+        if self.alarm <= now {
+            for connection in self.links.which(|link| link.is_unready() && link.deadline <= now) {
+                self.fail_link(connection, ConnectError::TimedOut, Private::EMPTY);
+            }
+            self.alarm = Duration::MAX;
+            let alarm = &mut self.alarm;
+            self.links
+                .each(|_, link| *alarm = if link.is_unready() { link.deadline.min(*alarm) } else { *alarm });
+        }
+        self.leaving.retain(|(_, until)| *until > now);
+        if let Some((since, code)) = self.down
+            && now >= since + PATIENCE
+        {
+            self.fail_port(code);
+        }
+    }
+
+    /// What the device tells.
+    pub(super) fn hear_device(&mut self) {
+        if self.failed {
+            return;
+        }
+        for _ in 0..32 {
+            match self.device.next_event() {
+                None => return,
+                Some(AsyncEvent::Pair { number, code }) => {
+                    let Some(cause) = pair_error(code) else { continue };
+                    let index = self.by_pair.get(&number).copied();
+                    if let Some((_, link)) = index.and_then(|index| self.links.at(index)) {
+                        link.cause.get_or_insert(cause);
+                        self.suspects.extend(index);
+                    }
+                }
+                Some(AsyncEvent::Port { port, code }) if port == u32::from(self.choice.port) => match code {
+                    raw::IBV_EVENT_PORT_ERR => self.down = self.down.or(Some((self.now, code))),
+                    raw::IBV_EVENT_PORT_ACTIVE => self.down = None,
+                    _ => {}
+                },
+                Some(AsyncEvent::Device { code }) => return self.fail_port(code),
+                Some(AsyncEvent::Port { .. } | AsyncEvent::Other { .. }) => {}
+            }
+        }
+    }
+
+    /// Nothing goes on any more. Identifiers are given back at once: the kernel waits for that, and for the port to be dropped,
+    /// before it lets a device go.
+    pub(super) fn fail_port(&mut self, code: u32) {
+        if std::mem::replace(&mut self.failed, true) {
+            return;
+        }
+        for connection in self.links.which(|link| link.stage != Stage::Over) {
+            // One that is not up yet fails.
+            self.lose(connection, LostError::Port);
+        }
+        self.links.each(|_, link| link.id = None);
+        self.leaving.clear();
+        self.listener = None;
+        self.events.push_back(Event::PortFailed { code });
+    }
+}

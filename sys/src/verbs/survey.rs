@@ -1,0 +1,213 @@
+//! Which device to use, and why each other one is not used.
+
+use std::fmt;
+use std::net::IpAddr;
+
+use super::device::{Device, LinkLayer, Transport};
+use super::error::VerbsError;
+use crate::cm;
+
+/// What is wished for; `None` means any.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Wish {
+    /// A device, by name.
+    pub device: Option<String>,
+    /// A port of it, counted from 1.
+    pub port: Option<u8>,
+    /// A local IP address, by which peers reach it.
+    pub address: Option<IpAddr>,
+}
+
+/// A port that can be used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Choice {
+    /// The device.
+    pub device: String,
+    /// Its port.
+    pub port: u8,
+    /// The IP address that leads to it.
+    pub address: IpAddr,
+}
+
+/// A port of a device, and whether it can be used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Seen {
+    /// The device.
+    pub device: String,
+    /// Its port; 0 if the device itself is what can't be used.
+    pub port: u8,
+    /// What it is, in a line.
+    pub about: String,
+    /// How it can be reached, or why it can't be used.
+    pub verdict: Result<Choice, String>,
+}
+
+impl fmt::Display for Seen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} port {}: ", self.device, self.port)?;
+        if !self.about.is_empty() {
+            write!(f, "{}; ", self.about)?;
+        }
+        match &self.verdict {
+            Ok(choice) => write!(f, "usable at {}", choice.address),
+            Err(why) => write!(f, "not usable: {why}"),
+        }
+    }
+}
+
+/// Looks at every port of every device.
+///
+/// # Errors
+/// There is no library, or the kernel does not tell.
+pub fn survey() -> Result<Vec<Seen>, VerbsError> {
+    let names = Device::names()?;
+    if names.is_empty() {
+        return Ok(Vec::new());
+    }
+    let reached = cm::local_addresses()?;
+    let mut seen = Vec::new();
+    for name in names {
+        match Device::open(&name) {
+            Ok(device) => {
+                for port in 1..=device.attributes().phys_port_cnt {
+                    seen.push(look(&device, port, &reached));
+                }
+            }
+            Err(error) => {
+                seen.push(Seen {
+                    device: name,
+                    port: 0,
+                    about: String::new(),
+                    verdict: Err(error.to_string()),
+                });
+            }
+        }
+    }
+    Ok(seen)
+}
+
+fn look(device: &Device, port: u8, reached: &[(IpAddr, String, u8)]) -> Seen {
+    let seen = |about, verdict| Seen { device: device.name().into(), port, about, verdict };
+    let attributes = match device.port(port) {
+        Ok(attributes) => attributes,
+        Err(error) => return seen(String::new(), Err(error.to_string())),
+    };
+    let gids = device.gids(port).map_or(0, |gids| gids.len());
+    let kind = match (device.transport(), attributes.link) {
+        (Transport::InfiniBand, LinkLayer::Ethernet) => "RoCE".to_string(),
+        (transport, _) => transport.to_string(),
+    };
+    let bytes = attributes.message_bytes;
+    let limits = device.attributes();
+    let about = format!(
+        "{kind}, {gids} GIDs, messages of up to {bytes} bytes, {} shared receive queues, {} atomics",
+        if limits.max_srq > 0 { "with" } else { "no" },
+        if limits.atomic_cap == rdma_core_sys::IBV_ATOMIC_NONE { "no" } else { "with" },
+    );
+    if let Transport::Other(_) = device.transport() {
+        return seen(about, Err("it has no reliable connections".into()));
+    }
+    if !attributes.is_active() {
+        return seen(about, Err(format!("its state is {}: bring its link up", state(attributes.state))));
+    }
+    let mut mine = reached.iter().filter(|(_, name, number)| name == device.name() && *number == port);
+    match mine.next() {
+        Some((address, ..)) => {
+            seen(about, Ok(Choice { device: device.name().into(), port, address: *address }))
+        }
+        None => seen(
+            about,
+            Err("no IP address leads to it: give its network interface one, with `ip address add`".into()),
+        ),
+    }
+}
+
+fn state(code: u32) -> String {
+    let words = ["NOP", "DOWN", "INIT", "ARMED", "ACTIVE", "ACTIVE_DEFER"];
+    words.get(code as usize).map_or_else(|| format!("{code}"), |word| (*word).to_string())
+}
+
+/// The first port that can be used and is wished for.
+///
+/// # Errors
+/// There is none: the error says why each one is not.
+pub fn choose(wish: &Wish) -> Result<Choice, VerbsError> {
+    pick(wish, survey()?)
+}
+
+fn pick(wish: &Wish, seen: Vec<Seen>) -> Result<Choice, VerbsError> {
+    let mut refused = Vec::new();
+    for mut seen in seen {
+        let line = seen.to_string();
+        if let (Ok(choice), Some(address)) = (&mut seen.verdict, wish.address) {
+            // One port may have several addresses; the survey names one of them.
+            let leads = cm::place_of(address)
+                .is_ok_and(|(device, port)| device == choice.device && port == choice.port);
+            if leads {
+                choice.address = address;
+            }
+        }
+        match seen.verdict {
+            Ok(choice) if fits(wish, &choice) => return Ok(choice),
+            Ok(_) => refused.push(format!("{line}, but it is not the one wished for")),
+            Err(_) => refused.push(line),
+        }
+    }
+    if refused.is_empty() {
+        refused.push("there is none in /sys/class/infiniband".into());
+    }
+    Err(VerbsError::NoDevice { why: refused.join("; ") })
+}
+
+fn fits(wish: &Wish, choice: &Choice) -> bool {
+    wish.device.as_ref().is_none_or(|device| *device == choice.device)
+        && wish.port.is_none_or(|port| port == choice.port)
+        && wish.address.is_none_or(|address| address == choice.address)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::*;
+
+    fn seen(device: &str, port: u8, verdict: Result<Ipv4Addr, &str>) -> Seen {
+        let verdict = match verdict {
+            Ok(address) => Ok(Choice { device: device.into(), port, address: address.into() }),
+            Err(why) => Err(why.into()),
+        };
+        Seen { device: device.into(), port, about: "RoCE".into(), verdict }
+    }
+
+    fn both() -> Vec<Seen> {
+        vec![
+            seen("a", 1, Err("its state is DOWN")),
+            seen("b", 1, Ok(Ipv4Addr::LOCALHOST)),
+            seen("b", 2, Ok(Ipv4Addr::BROADCAST)),
+        ]
+    }
+
+    #[test]
+    fn the_first_that_fits_is_chosen() {
+        assert_eq!(pick(&Wish::default(), both()).unwrap().port, 1);
+        assert_eq!(pick(&Wish { port: Some(2), ..Wish::default() }, both()).unwrap().device, "b");
+    }
+
+    #[test]
+    fn a_wish_that_nothing_fits_says_why_of_each() {
+        let wish = Wish { device: Some("a".into()), ..Wish::default() };
+        let text = pick(&wish, both()).unwrap_err().to_string();
+        assert!(text.contains("a port 1: RoCE; not usable: its state is DOWN"), "{text}");
+        assert!(
+            text.contains("b port 2: RoCE; usable at 255.255.255.255, but it is not the one wished for"),
+            "{text}"
+        );
+        let none = pick(&Wish::default(), Vec::new()).unwrap_err().to_string();
+        assert!(none.contains("there is none"), "{none}");
+    }
+
+    #[test]
+    fn an_unknown_state_is_a_number() {
+        assert_eq!((state(1), state(99)), ("DOWN".into(), "99".into()));
+    }
+}

@@ -1,0 +1,162 @@
+//! What is particular to devices: what they tell of themselves, queue pairs that are joined by an exchange of bytes, forks,
+//! and that nothing is left.
+
+use std::time::{Duration, Instant};
+
+use nemesia::verbs::{
+    CompletionQueue, Depths, Device, Domain, INFO_BYTES, PairInfo, QueuePair, Transport, VerbsPort, survey,
+};
+use nemesia_core::port::memory::{Access, MemoryPort, ReceiveQueue, Source, Work};
+use nemesia_tests::memory_port::bench::Bench;
+
+use crate::fabric::Devices;
+use crate::usable;
+
+#[test]
+fn every_device_is_explained() {
+    if usable("every_device_is_explained").is_none() {
+        return;
+    }
+    for seen in survey().unwrap() {
+        let text = seen.to_string();
+        assert!(text.contains("usable"), "{text}");
+        println!("{text}");
+    }
+}
+
+#[test]
+fn a_device_tells_what_it_is() {
+    if usable("a_device_tells_what_it_is").is_none() {
+        return;
+    }
+    for name in Device::names().unwrap() {
+        let device = Device::open(&name).unwrap();
+        assert_ne!(device.transport(), Transport::Other(-1), "{name}");
+        let port = device.port(1).unwrap();
+        assert!(port.is_active() && port.message_bytes >= 8 << 20, "{name}: {port:?}");
+        assert!(device.port(99).is_err(), "{name} has 99 ports");
+        assert!(!device.gids(1).unwrap().is_empty(), "{name} has no GID");
+        assert_eq!(device.next_event(), None);
+    }
+    assert!(Device::open("no-such-device").is_err());
+}
+
+#[test]
+fn the_facts_are_those_of_the_device() {
+    let Some(addresses) = usable("the_facts_are_those_of_the_device") else { return };
+    let port = VerbsPort::open(&Devices::new(&addresses).options()).unwrap();
+    let facts = *port.facts();
+    println!("{facts:?}");
+    let is_iwarp = port.device().transport() == Transport::Iwarp;
+    assert_eq!(facts.active_speaks_first, is_iwarp);
+    assert_eq!(facts.write_proves_placement, !is_iwarp);
+    assert!(!is_iwarp || !(facts.immediates || facts.atomics || facts.ordered_placement), "{facts:?}");
+    match port.device().name() {
+        "rxe0" => assert_eq!((facts.inline_bytes, facts.message_bytes >= 8 << 20), (512, true)),
+        "siw0" => assert_eq!((facts.inline_bytes, facts.read_slices), (80, 1)),
+        _ => {}
+    }
+    assert!(facts.shared_receive_depth > 0 && facts.send_depth > 0 && facts.connections > 1);
+}
+
+/// A queue pair in INIT.
+fn pair(domain: &std::sync::Arc<Domain>, queue: &std::sync::Arc<CompletionQueue>) -> QueuePair {
+    let pair =
+        QueuePair::new(domain, queue, None, Depths { send: 4, receive: 4, parts: 1, inline: 0 }).unwrap();
+    pair.prepare(1).unwrap();
+    pair
+}
+
+#[test]
+fn queue_pairs_are_joined_by_bytes_where_the_fabric_allows_it() {
+    if usable("queue_pairs_are_joined_by_bytes_where_the_fabric_allows_it").is_none() {
+        return;
+    }
+    let device = Device::open(&Device::names().unwrap()[0]).unwrap();
+    let (domain, queue) = (Domain::new(&device).unwrap(), CompletionQueue::new(&device, 16).unwrap());
+    let (a, b) = (pair(&domain, &queue), pair(&domain, &queue));
+    let gid = device.gids(1).unwrap().last().map_or(0, |gid| gid.index);
+    if device.transport() == Transport::Iwarp {
+        assert!(a.describe(1, gid, 7).is_err(), "iWARP connects by RDMA-CM only");
+        return;
+    }
+    let (ours, theirs) = (a.describe(1, gid, 7).unwrap(), b.describe(1, gid, 0xff_ffff).unwrap());
+    let (there, back): ([u8; INFO_BYTES], [u8; INFO_BYTES]) = (ours.to_bytes(), theirs.to_bytes());
+    a.join(1, gid, &ours, &PairInfo::from_bytes(&back).unwrap()).unwrap();
+    b.join(1, gid, &theirs, &PairInfo::from_bytes(&there).unwrap()).unwrap();
+    // What is posted to a queue pair that fails comes back, flushed.
+    b.fail().unwrap();
+    assert!(a.promises_order().is_some());
+    assert_eq!(queue.poll(16, |polled| panic!("{polled:?}")).unwrap(), 0);
+}
+
+#[test]
+fn a_child_of_fork_that_writes_does_not_disturb_the_parent() {
+    let name = "a_child_of_fork_that_writes_does_not_disturb_the_parent";
+    let Some(addresses) = usable(name) else { return };
+    let safety = nemesia::verbs::fork_safety().unwrap();
+    println!("{safety:?}");
+    if safety == nemesia::verbs::ForkSafety::Unsafe {
+        return nemesia_tests::skip(name, "this kernel moves pinned pages at fork");
+    }
+    let mut bench = Bench::new(Devices::new(&addresses));
+    bench.open(2).unwrap();
+    let (a, b) = bench.connect(0, 1).unwrap();
+    let (from, to) = (bench.memory(0, 8192, Access::NONE).unwrap(), bench.open_memory(1, 8192).unwrap());
+    from.put(0, &[1; 8192]);
+    // SAFETY: the child only writes to memory that it has, and ends without running anything else.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        to.put(0, &[9; 8192]);
+        from.put(0, &[9; 8192]);
+        // SAFETY: as above.
+        unsafe { libc::_exit(0) };
+    }
+    assert!(child > 0);
+    let mut status = 0;
+    // SAFETY: `status` may be written.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert_eq!(status, 0);
+    // The parent writes first after the fork: where pages were shared it would be the one that is moved.
+    from.put(4096, &[2; 4096]);
+    let id = bench.post_small(1, ReceiveQueue::Of(b)).unwrap();
+    let part = [from.slice(0, 8192)];
+    bench.port(0).unwrap().write(Work::new(a, 1), Source::Gather(&part), to.at(0), None).unwrap();
+    bench.send_small(0, a).unwrap();
+    bench.received(1, id).unwrap();
+    assert_eq!((to.get(0, 4096), to.get(4096, 4096)), (vec![1; 4096], vec![2; 4096]));
+}
+
+/// The resources that this process has in a device, as the kernel counts them.
+fn resources() -> Option<String> {
+    let output = std::process::Command::new("rdma").args(["resource", "show"]).output().ok()?;
+    String::from_utf8(output.stdout).ok()
+}
+
+#[test]
+fn nothing_is_left_of_ports_that_were_dropped() {
+    let name = "nothing_is_left_of_ports_that_were_dropped";
+    let Some(addresses) = usable(name) else { return };
+    let Some(before) = resources() else { return nemesia_tests::skip(name, "no `rdma`; install iproute2") };
+    for round in 0..3 {
+        let mut bench = Bench::new(Devices::new(&addresses));
+        bench.open(2).unwrap();
+        for _ in 0..10 {
+            let (a, b) = bench.connect(0, 1).unwrap();
+            bench.works((0, a), (1, b)).unwrap();
+            if round == 1 {
+                bench.close(0, a).unwrap();
+                bench.close(1, b).unwrap();
+            }
+        }
+        if round > 0 {
+            assert_ne!(resources().unwrap(), before, "what is in use is counted");
+        }
+    }
+    // The kernel takes down what a connection leaves a moment later.
+    let start = Instant::now();
+    while resources().unwrap() != before {
+        assert!(start.elapsed() < Duration::from_secs(20), "{before}\n{}", resources().unwrap());
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}

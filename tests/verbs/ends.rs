@@ -1,0 +1,139 @@
+//! How connections end that nobody closes: the peer is killed.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use nemesia::verbs::VerbsPort;
+use nemesia_core::payload::Lent;
+use nemesia_core::port::memory::{
+    Access, Address, Completion, Connection, Event, Key, MemoryPort, Offer, Outcome, Private, Source, State,
+    Work,
+};
+
+use crate::fabric::Devices;
+use crate::usable;
+
+/// Set in the process that is to be killed.
+const ROLE: &str = "NEMESIA_TEST_VERBS_TARGET";
+/// What a failure may take to be noticed.
+const LIMIT: Duration = Duration::from_secs(3);
+/// What never takes so long hangs.
+const PATIENCE: Duration = Duration::from_secs(60);
+const LEN: usize = 1 << 20;
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn unhex(text: &str) -> Vec<u8> {
+    let byte = |at| u8::from_str_radix(&text[at..at + 2], 16).unwrap();
+    (0..text.len()).step_by(2).map(byte).collect()
+}
+
+/// Polls events until one is liked.
+fn event<T>(port: &mut VerbsPort, start: Instant, like: impl Fn(&Event) -> Option<T>) -> T {
+    loop {
+        let event = port.poll_event(start.elapsed());
+        port.poll(&mut [Completion::EMPTY; 8]);
+        if let Some(found) = event.as_ref().and_then(&like) {
+            return found;
+        }
+        assert!(start.elapsed() < PATIENCE, "nothing happens");
+    }
+}
+
+fn offer() -> Offer {
+    Offer { private: Private::EMPTY, shared_receive: false, deadline: PATIENCE }
+}
+
+/// The process that is killed: lends memory, tells where, accepts, and waits for its end.
+fn target(mut port: VerbsPort) {
+    let start = Instant::now();
+    let memory = vec![0_u8; LEN].leak();
+    // SAFETY: leaked, and not looked at.
+    let lent = unsafe { Lent::from_raw(memory.as_mut_ptr(), LEN) };
+    let region = port.register(lent, Access { remote_atomic: false, ..Access::ALL }).unwrap();
+    let (address, key) = (port.address().unwrap(), port.key(region).unwrap());
+    println!("target {} {}", hex(address.bytes()), hex(&key.to_bytes()));
+    std::io::stdout().flush().unwrap();
+    let asked = event(&mut port, start, |event| match event {
+        Event::Requested { connection, .. } => Some(*connection),
+        _ => None,
+    });
+    port.accept(asked, &offer()).unwrap();
+    event(&mut port, start, |event| matches!(event, Event::Lost { .. }).then_some(()));
+}
+
+/// Starts the target; its address and key.
+fn start_target() -> (Child, Address, Key) {
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "ends::a_peer_that_is_killed_is_found_out_within_three_seconds", "--nocapture"])
+        .env(ROLE, "1")
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let lines = BufReader::new(child.stdout.as_mut().unwrap()).lines();
+    // The test program says things of its own before, on the same line.
+    let line =
+        lines.map_while(Result::ok).find_map(|line| line.split_once("target ").map(|(_, it)| it.to_string()));
+    let line = line.expect("the target's address");
+    let (address, key) = line.split_once(' ').unwrap();
+    let key: [u8; 24] = unhex(key).try_into().unwrap();
+    (child, Address::new(&unhex(address)).unwrap(), Key::from_bytes(&key))
+}
+
+/// Keeps writing until the connection is lost; returns how long that took from `end` on.
+fn write_until_lost(port: &mut VerbsPort, connection: Connection, key: &Key, end: impl FnOnce()) -> Duration {
+    let memory = vec![7_u8; LEN].leak();
+    // SAFETY: leaked, and not looked at.
+    let lent = unsafe { Lent::from_raw(memory.as_mut_ptr(), LEN) };
+    let region = port.register(lent, Access::NONE).unwrap();
+    let part = [nemesia_core::port::memory::Slice { region, offset: 0, len: LEN as u32 }];
+    let start = Instant::now();
+    let (mut posted, mut done, mut lost, mut end, mut ended) = (0_u64, 0, None, Some(end), None);
+    while lost.is_none() || done < posted {
+        assert!(start.elapsed() < PATIENCE, "{done} of {posted} completed");
+        if lost.is_none() && posted - done < 4 && port.state(connection) == State::Ready {
+            let work = Work::new(connection, posted);
+            posted += u64::from(port.write(work, Source::Gather(&part), key.at(0), None).is_ok());
+        }
+        let mut room = [Completion::EMPTY; 4];
+        let count = port.poll(&mut room);
+        done += count as u64;
+        if done >= 2
+            && let Some(end) = end.take()
+        {
+            end();
+            ended = Some(Instant::now());
+        }
+        assert!(ended.is_some() || room[..count].iter().all(|it| it.outcome == Outcome::Done), "{room:?}");
+        if let Some(Event::Lost { connection: which, .. }) = port.poll_event(start.elapsed()) {
+            assert_eq!(which, connection);
+            lost = ended.map(|ended: Instant| ended.elapsed());
+            assert!(lost.is_some(), "lost before anything happened");
+        }
+    }
+    lost.unwrap()
+}
+
+#[test]
+fn a_peer_that_is_killed_is_found_out_within_three_seconds() {
+    let Some(addresses) = usable("a_peer_that_is_killed_is_found_out_within_three_seconds") else { return };
+    let mut devices = Devices::new(&addresses);
+    let mine = VerbsPort::open(&devices.options()).unwrap();
+    if std::env::var_os(ROLE).is_some() {
+        return target(VerbsPort::open(&devices.options()).unwrap());
+    }
+    let mut port = mine;
+    let (mut child, address, key) = start_target();
+    let start = Instant::now();
+    let connection = port.connect(&address, &Offer { deadline: PATIENCE, ..offer() }).unwrap();
+    event(&mut port, start, |event| matches!(event, Event::Established { .. }).then_some(()));
+    let took = write_until_lost(&mut port, connection, &key, || child.kill().unwrap());
+    child.wait().unwrap();
+    println!("found out after {took:?}");
+    assert!(took < LIMIT, "found out after {took:?}");
+    port.close(connection);
+    event(&mut port, start, |event| matches!(event, Event::Closed { .. }).then_some(()));
+}

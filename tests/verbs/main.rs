@@ -1,0 +1,42 @@
+//! The memory port over verbs: the suite of all memory ports on the RDMA devices of this machine, and what is particular to
+//! devices. Without a device, which is so on most machines, they are skipped; `tests/vm/run` has some.
+
+#![allow(
+    clippy::print_stdout,
+    reason = "seen with --nocapture only, by who wants to know how a device gets on"
+)]
+
+#[cfg(test)]
+mod device;
+#[cfg(test)]
+mod ends;
+#[cfg(test)]
+mod fabric;
+
+use nemesia_tests::memory_port::{self, bench::Bench};
+
+/// The devices' addresses, or nothing, after telling why the test is skipped.
+fn usable(test: &str) -> Option<Vec<std::net::IpAddr>> {
+    match fabric::addresses() {
+        Ok(addresses) => Some(addresses),
+        Err(reason) => {
+            nemesia_tests::skip(test, &reason);
+            None
+        }
+    }
+}
+
+#[test]
+fn verbs_do_what_every_memory_port_does() {
+    let Some(addresses) = usable("verbs_do_what_every_memory_port_does") else { return };
+    let wanted = std::env::var("NEMESIA_CHECK").unwrap_or_default();
+    let mut failures = Vec::new();
+    for (name, check) in memory_port::checks().into_iter().filter(|(name, _)| name.contains(&wanted)) {
+        let start = std::time::Instant::now();
+        let verdict = check(&mut Bench::new(fabric::Devices::new(&addresses)));
+        // One at a time: with a slow device it is good to see which.
+        println!("{name}: {:.1} s: {verdict:?}", start.elapsed().as_secs_f32());
+        failures.extend(verdict.err().map(|why| format!("{name}: {why}")));
+    }
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
