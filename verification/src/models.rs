@@ -76,4 +76,5 @@ pub(crate) const ALL: &[Model] = &[
     crash::RECEIVER_DIES,
     crash::RING,
     crash::PORT,
+    crash::ANNOUNCED,
 ];
