@@ -130,7 +130,8 @@ pub enum AcquireError<E> {
     Refused(E),
 }
 
-/// A use of a registration. To be given back to [`Cache::release`].
+/// A use of a registration. To be given back to [`Cache::release`] of the same cache: another one does not always know it
+/// for a stranger.
 #[derive(Debug)]
 #[must_use = "a registration that is not released stays for ever"]
 pub struct Held {
@@ -262,13 +263,13 @@ where
         }
     }
 
-    /// What the registration is known by; `None` for one of another cache.
+    /// What the registration is known by; `None` for a use that the cache knows nothing of.
     #[inline]
     pub fn handle(&self, held: &Held) -> Option<H> {
         self.get(held)?.handle
     }
 
-    /// The whole range that is registered; `None` for one of another cache.
+    /// The whole range that is registered; `None` for a use that the cache knows nothing of.
     pub fn range(&self, held: &Held) -> Option<Range> {
         Some(self.get(held)?.range)
     }
@@ -322,7 +323,8 @@ where
 
     #[inline]
     fn get(&self, held: &Held) -> Option<&Entry<H>> {
-        self.entries.is_live(held.index, held.generation).then(|| self.entries.get(held.index))
+        let live = self.entries.is_live(held.index, held.generation);
+        live.then(|| self.entries.get(held.index)).filter(|entry| entry.holders > 0)
     }
 
     #[inline]
@@ -445,7 +447,9 @@ where
         if wanted > self.limits.bytes {
             return Err(self.full(wanted));
         }
-        while self.entries.used() >= self.entries.capacity() || self.bytes + wanted > self.limits.bytes {
+        while self.entries.used() >= self.entries.capacity()
+            || self.bytes.saturating_add(wanted) > self.limits.bytes
+        {
             if self.evict(registrar).is_none() {
                 return Err(self.full(wanted));
             }

@@ -281,6 +281,33 @@ fn end_of_the_address_space_is_an_error_and_not_a_wrap() {
     assert_eq!(device.made, 1);
 }
 
+/// A use is a number, and may look like one of another cache: that must not end what nobody uses.
+#[test]
+fn use_of_another_cache_ends_nothing_that_is_unused() {
+    let (mut mine, mut other) = (cache(8, 1000, true), cache(8, 1000, true));
+    let (mut device, mut their_device) = (Device::default(), Device::default());
+    touch(&mut mine, &mut device, 0, 4);
+    let held = acquire(&mut other, &mut their_device, 0, 4);
+    assert_eq!((mine.handle(&held), mine.range(&held)), (None, None));
+    mine.release(&mut device, held);
+    touch(&mut mine, &mut device, 0, 4);
+    assert_eq!((device.made, mine.flush(&mut device), mine.bytes()), (1, 1, 0));
+}
+
+#[test]
+fn more_than_can_be_counted_is_left_to_the_registrar() {
+    let slots = (0..4).map(|_| Slot::default()).collect();
+    let limits = Limits { bytes: u64::MAX, keep: true, page_shift: 12 };
+    let mut cache: TestCache = Cache::new(limits, slots, vec![0; 8]).unwrap();
+    let mut device = Device { end: Some(1 << 47), ..Device::default() };
+    let held = cache.acquire(&mut device, 0, 8 * PAGE, 1).unwrap();
+    let refused = cache.acquire(&mut device, 8 * PAGE, u64::MAX - 16 * PAGE, 1).unwrap_err();
+    assert_eq!(refused, AcquireError::Refused("nothing is mapped there"));
+    let refused = cache.acquire(&mut device, 0, u64::MAX - 16 * PAGE, 1).unwrap_err();
+    assert_eq!(refused, AcquireError::Refused("nothing is mapped there"));
+    cache.release(&mut device, held);
+}
+
 #[test]
 fn geometry_that_cannot_be_is_refused() {
     let limits = |page_shift| Limits { bytes: 1, keep: true, page_shift };
