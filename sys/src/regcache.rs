@@ -128,12 +128,12 @@ impl<R: Registrar> RegistrationCache<R> {
         held
     }
 
-    /// What a registration is known by; `None` for one of another cache.
+    /// What a registration is known by; `None` for a use that the cache knows nothing of.
     pub fn handle(&self, held: &Held) -> Option<R::Handle> {
         self.cache.handle(held)
     }
 
-    /// The whole range that is registered; `None` for one of another cache.
+    /// The whole range that is registered; `None` for a use that the cache knows nothing of.
     pub fn range(&self, held: &Held) -> Option<Range> {
         self.cache.range(held)
     }

@@ -216,7 +216,7 @@ impl MappingWatch {
         let _ = control(&self.shared.uffd, UNREGISTER, &mut [pages.start, pages.end - pages.start]);
     }
 
-    /// Whether anything has changed since [`MappingWatch::settle`], or changes now: a system call that copies nothing. Whoever
+    /// Whether anything has changed since [`MappingWatch::settle`], or changes now: one system call. Whoever
     /// has got addresses that were watched, or knows that a call which changed them has returned, sees true.
     #[inline]
     pub fn changed(&self) -> bool {
@@ -329,12 +329,12 @@ impl Shared {
     }
 
     /// Whether a call is changing watched mappings whose event has not been read: the first thing that the kernel looks at in
-    /// this request, of which the argument is never good.
+    /// this request, of which the argument, an empty range, is never good.
     #[inline]
     fn is_changing(&self) -> bool {
-        let nothing = ptr::null_mut::<libc::c_void>();
-        // SAFETY: the kernel finds no argument at this address, and does nothing.
-        let refused = unsafe { libc::ioctl(self.uffd.as_raw_fd(), WRITE_PROTECT, nothing) };
+        let mut empty = [0u64; 3];
+        // SAFETY: the argument has the size that the request has; the kernel refuses it.
+        let refused = unsafe { libc::ioctl(self.uffd.as_raw_fd(), WRITE_PROTECT, empty.as_mut_ptr()) };
         // The state is read after this, and was written before whoever changed the mapping could go on.
         fence(Ordering::SeqCst);
         refused < 0 && io::Error::last_os_error().kind() == io::ErrorKind::WouldBlock

@@ -416,26 +416,34 @@ fn addresses_that_another_thread_is_still_unmapping_are_registered_anew() {
         return;
     }
     let Some(mut cache) = watched() else { return };
+    // A thread that starts maps memory of its own, perhaps where ours was.
+    let started = std::sync::Barrier::new(4);
     let place = map(None, 64, 0);
-    let (asks, mappers): (Vec<_>, Vec<_>) = (0..3)
-        .map(|_| {
-            let (ask, asked) = std::sync::mpsc::channel::<usize>();
-            (ask, std::thread::spawn(move || asked.into_iter().for_each(|at| unmap(at, 4))))
-        })
-        .unzip();
-    for turn in 0..3000usize {
-        let (at, byte) = (place + turn % 16 * 4 * PAGE, (turn % 250 + 1) as u8);
-        touch(&mut cache, at, 4);
-        asks[turn % 3].send(at).unwrap();
-        while !claim(at, 4) {
-            std::thread::yield_now();
+    std::thread::scope(|threads| {
+        let asks: Vec<_> = (0..3)
+            .map(|_| {
+                let (ask, asked) = std::sync::mpsc::channel::<usize>();
+                let started = &started;
+                threads.spawn(move || {
+                    started.wait();
+                    asked.into_iter().for_each(|at| unmap(at, 4));
+                });
+                ask
+            })
+            .collect();
+        started.wait();
+        for turn in 0..1000usize {
+            let (at, byte) = (place + turn % 16 * 4 * PAGE, (turn % 250 + 1) as u8);
+            touch(&mut cache, at, 4);
+            asks[turn % 3].send(at).unwrap();
+            while !claim(at, 4) {
+                std::thread::yield_now();
+            }
+            // SAFETY: claimed, and ours.
+            unsafe { ptr::with_exposed_provenance_mut::<u8>(at + 3 * PAGE).write(byte) };
+            assert_eq!(seen(&mut cache, at + 3 * PAGE), byte, "turn {turn}: a stale registration");
         }
-        // SAFETY: claimed, and ours.
-        unsafe { ptr::with_exposed_provenance_mut::<u8>(at + 3 * PAGE).write(byte) };
-        assert_eq!(seen(&mut cache, at + 3 * PAGE), byte, "turn {turn}: a stale registration");
-    }
-    drop(asks);
-    mappers.into_iter().for_each(|mapper| mapper.join().unwrap());
+    });
     drop(cache);
     unmap(place, 64);
 }
