@@ -14,7 +14,8 @@
 //!
 //! **Withdrawn** ranges are no hits any more; those still in use are deregistered by their last user. That is also what
 //! [`Cache::invalidate`] does, which the owner must call before an address range gets other pages (unmapped, remapped,
-//! returned to the system): invariant 9. Where nobody tells, [`Limits::keep`] must be off: then nothing outlives its use.
+//! returned to the system): invariant 9. Where nobody tells, [`Limits::keep`] must be off: then nothing outlives its use, and
+//! only the same pages are a hit, as a user vouches for the pages that it asked for and for no others.
 //!
 //! A miss and an invalidation cost a probe a block of the range at each level, and never more than a walk over all entries:
 //! little beside what the pages of the range cost the kernel.
@@ -81,7 +82,7 @@ pub trait Registrar {
     fn deregister(&mut self, range: Range, handle: Self::Handle);
 
     /// Whether the cache will be told, by [`Cache::invalidate`], when this range, just registered, gets other pages. If not,
-    /// the registration ends with its last use.
+    /// the registration ends with its last use, and serves uses of just this range.
     fn told(&mut self, range: Range) -> bool {
         let _ = range;
         true
@@ -129,7 +130,8 @@ pub enum AcquireError<E> {
     Refused(E),
 }
 
-/// A use of a registration. To be given back to [`Cache::release`].
+/// A use of a registration. To be given back to [`Cache::release`] of the same cache: another one does not always know it
+/// for a stranger.
 #[derive(Debug)]
 #[must_use = "a registration that is not released stays for ever"]
 pub struct Held {
@@ -261,13 +263,13 @@ where
         }
     }
 
-    /// What the registration is known by; `None` for one of another cache.
+    /// What the registration is known by; `None` for a use that the cache knows nothing of.
     #[inline]
     pub fn handle(&self, held: &Held) -> Option<H> {
         self.get(held)?.handle
     }
 
-    /// The whole range that is registered; `None` for one of another cache.
+    /// The whole range that is registered; `None` for a use that the cache knows nothing of.
     pub fn range(&self, held: &Held) -> Option<Range> {
         Some(self.get(held)?.range)
     }
@@ -321,12 +323,17 @@ where
 
     #[inline]
     fn get(&self, held: &Held) -> Option<&Entry<H>> {
-        self.entries.is_live(held.index, held.generation).then(|| self.entries.get(held.index))
+        let live = self.entries.is_live(held.index, held.generation);
+        live.then(|| self.entries.get(held.index)).filter(|entry| entry.holders > 0)
     }
 
     #[inline]
     fn look_up(&self, wanted: &Range, rights: u32) -> Option<u32> {
-        let serves = |entry: &Entry<H>| entry.range.contains(wanted) && entry.rights & rights == rights;
+        let serves = |entry: &Entry<H>| {
+            entry.range.contains(wanted)
+                && entry.rights & rights == rights
+                && (entry.kept || self.pages(wanted) == Some(entry.range))
+        };
         if self.recent != NONE && serves(self.entries.get(self.recent)) {
             return Some(self.recent);
         }
@@ -355,7 +362,8 @@ where
         };
         let (union, all_rights) = self.merge(registrar, &pages, rights);
         if union != pages || all_rights != rights {
-            // The union is a wish: part of it may have been unmapped, or not allow what the rest does.
+            // The union is a wish: part of it may have been unmapped, or not allow what the rest does, or nobody would tell of
+            // its changes.
             if let Ok(held) = self.register(registrar, &union, all_rights, false) {
                 return Ok(held);
             }
@@ -370,7 +378,8 @@ where
         Some(Range { start: range.start / page * page, end })
     }
 
-    /// Withdraws what overlaps these pages. Returns the range and the rights of all together.
+    /// Withdraws what overlaps these pages. Returns the range and the rights of all together, but for those of whose changes
+    /// nobody tells: they are good for their users alone.
     fn merge<R: Registrar<Handle = H>>(
         &mut self,
         registrar: &mut R,
@@ -381,8 +390,10 @@ where
         let mut walk = self.index.walk(*pages, &self.entries);
         while let Some(index) = self.index.next_overlapping(&mut walk, &self.entries) {
             let entry = self.entries.get(index);
-            union = union.join(&entry.range);
-            all_rights |= entry.rights;
+            if entry.kept {
+                union = union.join(&entry.range);
+                all_rights |= entry.rights;
+            }
             self.withdraw(registrar, index);
             self.counts.merged += 1;
         }
@@ -406,6 +417,10 @@ where
             }
         };
         let kept = self.limits.keep && registrar.told(*range);
+        if !kept && !insist {
+            registrar.deregister(*range, handle);
+            return Err(self.full(range.len()));
+        }
         let entry =
             Entry { range: *range, handle: Some(handle), rights, holders: 1, kept, ..Entry::default() };
         match self.entries.insert(entry) {
@@ -432,7 +447,9 @@ where
         if wanted > self.limits.bytes {
             return Err(self.full(wanted));
         }
-        while self.entries.used() >= self.entries.capacity() || self.bytes + wanted > self.limits.bytes {
+        while self.entries.used() >= self.entries.capacity()
+            || self.bytes.saturating_add(wanted) > self.limits.bytes
+        {
             if self.evict(registrar).is_none() {
                 return Err(self.full(wanted));
             }

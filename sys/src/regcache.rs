@@ -22,7 +22,7 @@ pub enum Telling {
     /// The program: it promises to call [`RegistrationCache::invalidate`] before, or as soon as, addresses get other pages. For
     /// runtimes that see every `munmap` anyway, by their own allocator or by interposition.
     Program,
-    /// Nobody: registrations are shared while they are in use, and end with it.
+    /// Nobody: uses of the same pages share a registration while they last, and it ends with the last of them.
     Nobody,
 }
 
@@ -67,7 +67,7 @@ impl<R: Registrar> Registrar for Told<R> {
     }
 
     fn told(&mut self, range: Range) -> bool {
-        let kernel = self.watch.as_ref().is_none_or(|watch| watch.watch(&(range.start..range.end)));
+        let kernel = self.watch.as_mut().is_none_or(|watch| watch.watch(&(range.start..range.end)));
         kernel && self.registrar.told(range)
     }
 }
@@ -128,12 +128,12 @@ impl<R: Registrar> RegistrationCache<R> {
         held
     }
 
-    /// What a registration is known by; `None` for one of another cache.
+    /// What a registration is known by; `None` for a use that the cache knows nothing of.
     pub fn handle(&self, held: &Held) -> Option<R::Handle> {
         self.cache.handle(held)
     }
 
-    /// The whole range that is registered; `None` for one of another cache.
+    /// The whole range that is registered; `None` for a use that the cache knows nothing of.
     pub fn range(&self, held: &Held) -> Option<Range> {
         self.cache.range(held)
     }
@@ -181,7 +181,8 @@ impl<R: Registrar> RegistrationCache<R> {
         self.told.registrar
     }
 
-    /// Drops what the kernel says has changed.
+    /// Drops what the kernel says has changed. Where the kernel tells, this is a system call: there is no other way to know
+    /// of addresses that were given to us before the call that freed them has returned.
     #[inline]
     fn catch_up(&mut self) {
         if self.told.watch.as_ref().is_some_and(MappingWatch::changed) {
@@ -191,11 +192,12 @@ impl<R: Registrar> RegistrationCache<R> {
 
     #[cold]
     fn drop_changed(&mut self) {
-        // To deregister may change mappings too.
+        // To deregister may change mappings too. It ends: what has changed is not watched any more.
         while let Some(watch) = self.told.watch.as_ref().filter(|watch| watch.changed()) {
-            for changed in watch.take().ranges() {
+            for changed in watch.settle().ranges() {
                 self.cache.invalidate(&mut self.told, Range { start: changed.start, end: changed.end });
             }
+            self.tidy();
         }
     }
 
@@ -203,7 +205,7 @@ impl<R: Registrar> RegistrationCache<R> {
     #[inline]
     fn tidy(&mut self) {
         while let Some(range) = self.told.ended.pop() {
-            if let Some(watch) = &self.told.watch
+            if let Some(watch) = &mut self.told.watch
                 && !self.cache.overlaps(range)
             {
                 watch.unwatch(&(range.start..range.end));

@@ -79,4 +79,5 @@ pub(crate) const ALL: &[Model] = &[
     crash::RECEIVER_DIES,
     crash::RING,
     crash::PORT,
+    crash::ANNOUNCED,
 ];

@@ -213,12 +213,46 @@ fn invalidated_range_is_no_hit_and_dies_with_its_last_user() {
 fn nothing_outlives_its_use_where_nobody_tells_of_changes() {
     let (mut cache, mut device) = (cache(8, 1000, false), Device::default());
     let first = acquire(&mut cache, &mut device, 0, 4);
-    let second = acquire(&mut cache, &mut device, 1, 2);
+    let second = cache.acquire(&mut device, 17, 4 * PAGE - 17, 1).unwrap();
     assert_eq!((device.made, cache.counts().hits), (1, 1), "what is in use is shared");
     cache.release(&mut device, first);
     assert_eq!(device.registered.len(), 1);
     cache.release(&mut device, second);
     assert_eq!(device.registered.len(), 0);
+}
+
+/// A user vouches for the pages that it acquired, and for no others: where nobody tells, the others may change.
+#[test]
+fn untold_pages_that_no_user_vouches_for_are_no_hit() {
+    for (keep, mute) in [(false, None), (true, Some(pages(0, 9)))] {
+        let (mut cache, mut device) = (cache(8, 1000, keep), Device { mute, ..Device::default() });
+        let whole = acquire(&mut cache, &mut device, 0, 4);
+        let part = acquire(&mut cache, &mut device, 1, 2);
+        cache.release(&mut device, whole);
+        // Now the first page may have got another one.
+        let made = device.made;
+        let first = acquire(&mut cache, &mut device, 0, 1);
+        assert_eq!((device.made, cache.range(&first)), (made + 1, Some(pages(0, 1))), "keep: {keep}");
+        cache.release(&mut device, first);
+        cache.release(&mut device, part);
+        assert_eq!((device.registered.len(), cache.bytes()), (0, 0));
+    }
+}
+
+#[test]
+fn untold_pages_are_not_registered_beyond_what_is_wanted() {
+    for (keep, mute) in [(false, None), (true, Some(pages(0, 9))), (true, Some(pages(6, 7)))] {
+        let (mut cache, mut device) = (cache(8, 1000, keep), Device { mute, ..Device::default() });
+        let old = acquire(&mut cache, &mut device, 0, 4);
+        let new = acquire(&mut cache, &mut device, 3, 8);
+        assert_eq!(cache.range(&new), Some(pages(3, 8)), "keep: {keep}");
+        cache.release(&mut device, old);
+        let made = device.made;
+        let first = acquire(&mut cache, &mut device, 0, 1);
+        assert_eq!(device.made, made + 1, "a stale registration, keep: {keep}");
+        cache.release(&mut device, first);
+        cache.release(&mut device, new);
+    }
 }
 
 #[test]
@@ -245,6 +279,33 @@ fn end_of_the_address_space_is_an_error_and_not_a_wrap() {
     }
     touch(&mut cache, &mut device, (1 << 52) - 2, (1 << 52) - 1);
     assert_eq!(device.made, 1);
+}
+
+/// A use is a number, and may look like one of another cache: that must not end what nobody uses.
+#[test]
+fn use_of_another_cache_ends_nothing_that_is_unused() {
+    let (mut mine, mut other) = (cache(8, 1000, true), cache(8, 1000, true));
+    let (mut device, mut their_device) = (Device::default(), Device::default());
+    touch(&mut mine, &mut device, 0, 4);
+    let held = acquire(&mut other, &mut their_device, 0, 4);
+    assert_eq!((mine.handle(&held), mine.range(&held)), (None, None));
+    mine.release(&mut device, held);
+    touch(&mut mine, &mut device, 0, 4);
+    assert_eq!((device.made, mine.flush(&mut device), mine.bytes()), (1, 1, 0));
+}
+
+#[test]
+fn more_than_can_be_counted_is_left_to_the_registrar() {
+    let slots = (0..4).map(|_| Slot::default()).collect();
+    let limits = Limits { bytes: u64::MAX, keep: true, page_shift: 12 };
+    let mut cache: TestCache = Cache::new(limits, slots, vec![0; 8]).unwrap();
+    let mut device = Device { end: Some(1 << 47), ..Device::default() };
+    let held = cache.acquire(&mut device, 0, 8 * PAGE, 1).unwrap();
+    let refused = cache.acquire(&mut device, 8 * PAGE, u64::MAX - 16 * PAGE, 1).unwrap_err();
+    assert_eq!(refused, AcquireError::Refused("nothing is mapped there"));
+    let refused = cache.acquire(&mut device, 0, u64::MAX - 16 * PAGE, 1).unwrap_err();
+    assert_eq!(refused, AcquireError::Refused("nothing is mapped there"));
+    cache.release(&mut device, held);
 }
 
 #[test]

@@ -249,7 +249,7 @@ where
                 }
                 return Ok(true);
             }
-            link.traffic.fastbox_full += 1;
+            return self.send_over(peer, envelope, payload);
         }
         self.send_pieces(peer, envelope, [payload, &[]])
     }

@@ -1,5 +1,6 @@
 //! Tests of the shared structures, each against an oracle that is obviously correct; and of hostile peers.
 
+mod announced;
 pub(crate) mod fabric;
 mod fastbox;
 mod hostile;

@@ -3,13 +3,19 @@
 //!
 //! The kernel holds up whoever changes a watched mapping until the event has been read. So a thread of its own
 //! reads them: it never allocates, takes no lock that anyone holds while changing mappings, and ends with the watch.
-//! When the call that changed the mapping returns, [`MappingWatch::changed`] is true: the thread says so before it reads.
+//! When the call that changed the mapping returns, [`MappingWatch::changed`] is true: the thread says so before it reads. And so
+//! it is before that: addresses are free, and may be given to someone else, while the call has yet to be told of.
+//!
+//! Only private memory without a file is watched. The pages of a file, shared memory among them, also change by calls on the
+//! file and in other processes, of which the kernel tells nobody.
 
 use std::fmt;
-use std::io;
+use std::fs::File;
+use std::io::{self, BufRead as _, BufReader};
 use std::mem::size_of;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::ptr;
+use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -85,6 +91,8 @@ const STIRRED: u32 = 1;
 pub struct MappingWatch {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
+    /// What may have to be given up at the end.
+    watched: Vec<Addresses>,
     process: i32,
 }
 
@@ -104,6 +112,7 @@ const EVENT_UNMAP: u64 = 1 << 6;
 const REGISTER_MODE_WP: u64 = 1 << 1;
 const API: libc::Ioctl = libc::_IOWR::<Api>(0xaa, 0x3f);
 const REGISTER: libc::Ioctl = libc::_IOWR::<Register>(0xaa, 0x00);
+const WRITE_PROTECT: libc::Ioctl = libc::_IOWR::<[u64; 3]>(0xaa, 0x06);
 const UNREGISTER: libc::Ioctl = libc::_IOR::<[u64; 2]>(0xaa, 0x01);
 
 #[repr(C)]
@@ -174,42 +183,111 @@ impl MappingWatch {
             builder.stack_size(STACK).spawn(move || reader.read_on())
         });
         let thread = thread.map_err(MappingError::Thread)?;
-        Ok(Self { shared, thread: Some(thread), process: process_id() })
+        Ok(Self { shared, thread: Some(thread), watched: Vec::new(), process: process_id() })
     }
 
-    /// From now on, tells of changes of these whole pages. False when the kernel can't: they are not all mapped, are of a
-    /// kind that it does not watch, or someone else watches them.
-    pub fn watch(&self, pages: &Addresses) -> bool {
+    /// From now on, tells of changes of these whole pages. False when that cannot be: they are not all mapped, are shared or of
+    /// a file, or someone else watches them.
+    pub fn watch(&mut self, pages: &Addresses) -> bool {
         let (start, len) = (pages.start, pages.end - pages.start);
         let mut argument = Register { start, len, mode: REGISTER_MODE_WP, ioctls: 0 };
-        control(&self.shared.uffd, REGISTER, &mut argument).is_ok()
+        if control(&self.shared.uffd, REGISTER, &mut argument).is_err() {
+            return false;
+        }
+        if !self.watched.contains(pages) {
+            self.watched.push(pages.clone());
+        }
+        // The kernel takes shared memory, and gaps between mappings.
+        let private = is_private(pages);
+        if !private {
+            self.unwatch(pages);
+        }
+        private
     }
 
     /// Does not tell of these pages any more. Until then, whoever changes them waits for the thread.
-    pub fn unwatch(&self, pages: &Addresses) {
+    pub fn unwatch(&mut self, pages: &Addresses) {
+        self.watched.retain(|it| it.start < pages.start || pages.end < it.end);
+        self.forget(pages);
+    }
+
+    fn forget(&self, pages: &Addresses) {
         // Pages that are unmapped already are not watched either.
         let _ = control(&self.shared.uffd, UNREGISTER, &mut [pages.start, pages.end - pages.start]);
     }
 
-    /// Whether anything has changed since [`MappingWatch::take`]: one load. Whoever knows that a call which changed a mapping
-    /// has returned sees true.
+    /// Whether anything has changed since [`MappingWatch::settle`], or changes now: one system call. Whoever
+    /// has got addresses that were watched, or knows that a call which changed them has returned, sees true.
     #[inline]
     pub fn changed(&self) -> bool {
-        self.shared.state.load(Ordering::Acquire) != QUIET
+        // Before the state, which is set before the change is over.
+        let changing = self.shared.is_changing();
+        changing || self.shared.state.load(Ordering::Acquire) != QUIET
     }
 
-    /// What has changed since the last time. Waits while the thread is reading of it.
-    pub fn take(&self) -> Changes {
+    /// What has changed since the last time, perhaps nothing. Waits while the thread is reading of it; and for a moment when
+    /// there is nothing yet, so that whoever changes a mapping can go on.
+    pub fn settle(&self) -> Changes {
+        if self.shared.state.load(Ordering::Acquire) == QUIET {
+            // Not just a yield, which would keep one of a lower priority waiting.
+            std::thread::sleep(MOMENT);
+        }
         let mut changes = self.shared.lock();
         self.shared.state.store(QUIET, Ordering::Release);
         std::mem::replace(&mut *changes, Changes::NONE)
     }
 }
 
+/// Whether these pages are all mapped, private, and of no file.
+fn is_private(pages: &Addresses) -> bool {
+    let mut from = pages.start;
+    for mapping in mappings() {
+        if mapping.range.end <= from {
+            continue;
+        }
+        if mapping.range.start > from || !mapping.private {
+            return false;
+        }
+        from = mapping.range.end;
+        if from >= pages.end {
+            return true;
+        }
+    }
+    false
+}
+
+/// One mapping of this process.
+struct Mapping {
+    range: Addresses,
+    private: bool,
+}
+
+/// The mappings of this process, by address; none when the kernel does not show them.
+fn mappings() -> impl Iterator<Item = Mapping> {
+    let lines = File::open("/proc/self/maps").map(|file| BufReader::new(file).split(b'\n'));
+    let lines = lines.into_iter().flatten().map_while(Result::ok);
+    lines.filter_map(|line| mapping(&String::from_utf8_lossy(&line)))
+}
+
+/// `start-end rwxp offset device inode path`.
+fn mapping(line: &str) -> Option<Mapping> {
+    let mut words = line.split_ascii_whitespace();
+    let (start, end) = words.next()?.split_once('-')?;
+    let hex = |digits| u64::from_str_radix(digits, 16).ok();
+    let range = hex(start)?..hex(end)?;
+    let shared = !words.next()?.ends_with('p');
+    let (inode, path) = (words.nth(2)?, words.next());
+    // The kernel's own file of huge pages, which nobody else has.
+    let private = !shared && (inode == "0" || path == Some("/anon_hugepage"));
+    Some(Mapping { range, private })
+}
+
 impl Drop for MappingWatch {
     fn drop(&mut self) {
         // In a forked child there is no thread, and the descriptors are its parent's too.
         let Some(thread) = self.thread.take().filter(|_| self.process == process_id()) else { return };
+        // The descriptor may live on in a child, and the watch with it: then nobody would read of the changes.
+        self.forget_all();
         let one = 1u64;
         // SAFETY: eight bytes of our own are read.
         let wrote = unsafe { libc::write(self.shared.stop.as_raw_fd(), (&raw const one).cast(), 8) };
@@ -220,14 +298,46 @@ impl Drop for MappingWatch {
     }
 }
 
+impl MappingWatch {
+    fn forget_all(&mut self) {
+        let watched = std::mem::take(&mut self.watched);
+        if watched.is_empty() {
+            return;
+        }
+        // Mapping by mapping: one that the kernel does not watch would be an error for the whole range.
+        for mapping in mappings().filter(|mapping| mapping.private) {
+            for pages in &watched {
+                let (start, end) = (pages.start.max(mapping.range.start), pages.end.min(mapping.range.end));
+                if start < end {
+                    self.forget(&(start..end));
+                }
+            }
+        }
+    }
+}
+
 /// Bytes of the thread's stack: it calls nothing but the kernel.
 const STACK: usize = 64 << 10;
 /// How long the thread rests when the kernel gives it nonsense.
 const REST: Duration = Duration::from_millis(1);
+/// How long whoever asks rests while a mapping is being changed.
+const MOMENT: Duration = Duration::from_micros(20);
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, Changes> {
         self.changes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether a call is changing watched mappings whose event has not been read: the first thing that the kernel looks at in
+    /// this request, of which the argument, an empty range, is never good.
+    #[inline]
+    fn is_changing(&self) -> bool {
+        let mut empty = [0u64; 3];
+        // SAFETY: the argument has the size that the request has; the kernel refuses it.
+        let refused = unsafe { libc::ioctl(self.uffd.as_raw_fd(), WRITE_PROTECT, empty.as_mut_ptr()) };
+        // The state is read after this, and was written before whoever changed the mapping could go on.
+        fence(Ordering::SeqCst);
+        refused < 0 && io::Error::last_os_error().kind() == io::ErrorKind::WouldBlock
     }
 
     /// The thread: reads events until it is told to stop.
@@ -285,7 +395,7 @@ fn without_signals<T>(start: impl FnOnce() -> T) -> T {
         libc::sigfillset(&mut all);
         libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut before);
         let started = start();
-        libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut());
+        libc::pthread_sigmask(libc::SIG_SETMASK, &before, ptr::null_mut());
         started
     }
 }

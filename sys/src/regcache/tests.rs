@@ -288,3 +288,162 @@ fn forked_child_leaves_the_watch_of_its_parent_alone() {
     assert_eq!(seen(&mut cache, at), 2);
     unmap(at, 4);
 }
+
+/// The last part of a registration that is in use, and of which nobody tells, says nothing about its other pages.
+#[test]
+fn pages_that_nobody_vouches_for_are_registered_anew() {
+    let mut cache = RegistrationCache::new(Snapshot::default(), Size::default(), Telling::Nobody);
+    let at = map(None, 8, 1);
+    let whole = cache.acquire(at as u64, (4 * PAGE) as u64, 1).unwrap();
+    let part = cache.acquire((at + 3 * PAGE) as u64, (4 * PAGE) as u64, 1).unwrap();
+    cache.release(whole);
+    map(Some(at), 1, 2);
+    assert_eq!(seen(&mut cache, at), 2, "a stale registration");
+    cache.release(part);
+    unmap(at, 8);
+}
+
+/// A segment of System V shared memory, which the kernel takes back with its last user.
+fn segment() -> i32 {
+    // SAFETY: takes numbers; the segment is new.
+    let id = unsafe { libc::shmget(libc::IPC_PRIVATE, 4 * PAGE, libc::IPC_CREAT | 0o600) };
+    assert!(id >= 0, "{}", std::io::Error::last_os_error());
+    id
+}
+
+/// Attaches a segment, fills it, and leaves it to the kernel to remove.
+fn attach(id: i32, at: usize, byte: u8) -> usize {
+    // SAFETY: a place that the kernel chooses, or that is free.
+    let new = unsafe { libc::shmat(id, ptr::without_provenance(at), 0) };
+    assert_ne!(new.addr(), usize::MAX, "{}", std::io::Error::last_os_error());
+    // SAFETY: just attached, and of this size; the segment is ours.
+    unsafe {
+        ptr::write_bytes(new.cast::<u8>(), byte, 4 * PAGE);
+        libc::shmctl(id, libc::IPC_RMID, ptr::null_mut());
+    }
+    new.expose_provenance()
+}
+
+/// The kernel tells nobody of `shmdt`, and so watches no such segment.
+#[test]
+fn segment_that_was_detached_and_replaced_is_registered_anew() {
+    if !alone("segment_that_was_detached_and_replaced_is_registered_anew") {
+        return;
+    }
+    let Some(mut cache) = watched() else { return };
+    let at = attach(segment(), 0, 1);
+    touch(&mut cache, at, 4);
+    assert_eq!(seen(&mut cache, at), 1);
+    // SAFETY: a segment of this test that it does not refer to.
+    assert_eq!(unsafe { libc::shmdt(ptr::with_exposed_provenance(at)) }, 0);
+    assert_eq!(attach(segment(), at, 2), at);
+    assert_eq!(seen(&mut cache, at), 2, "a stale registration");
+}
+
+/// The kernel tells nobody of pages that are taken out of a file.
+#[test]
+fn pages_punched_out_of_a_shared_file_are_registered_anew() {
+    let Some(mut cache) = watched() else { return };
+    // SAFETY: a new file without a name, and new memory of its size.
+    let (file, at) = unsafe {
+        let file = libc::memfd_create(c"punched".as_ptr(), libc::MFD_CLOEXEC);
+        assert_eq!(libc::ftruncate(file, 4 * PAGE as i64), 0);
+        let rights = libc::PROT_READ | libc::PROT_WRITE;
+        (file, libc::mmap(ptr::null_mut(), 4 * PAGE, rights, libc::MAP_SHARED, file, 0))
+    };
+    assert_ne!(at, libc::MAP_FAILED);
+    // SAFETY: just mapped, and ours.
+    unsafe { ptr::write_bytes(at.cast::<u8>(), 1, 4 * PAGE) };
+    let at = at.expose_provenance();
+    touch(&mut cache, at, 4);
+    let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+    // SAFETY: our own file, which nothing refers to.
+    assert_eq!(unsafe { libc::fallocate(file, mode, 0, PAGE as i64) }, 0);
+    assert_eq!(seen(&mut cache, at), 0, "a stale registration");
+    unmap(at, 4);
+    // SAFETY: our own file.
+    unsafe { libc::close(file) };
+}
+
+/// A child has the descriptors too, and keeps the kernel's watch alive when its reader has gone.
+#[test]
+fn program_goes_on_when_the_cache_is_gone_and_a_forked_child_is_not() {
+    if !alone("program_goes_on_when_the_cache_is_gone_and_a_forked_child_is_not") {
+        return;
+    }
+    let Some(mut cache) = watched() else { return };
+    let at = map(None, 8, 1);
+    touch(&mut cache, at, 4);
+    touch(&mut cache, at + 2 * PAGE, 6);
+    let held = cache.acquire(at as u64, 1, 1).unwrap();
+    // SAFETY: the child does nothing but wait for its end.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        loop {
+            // SAFETY: takes nothing.
+            unsafe { libc::pause() };
+        }
+    }
+    drop((cache, held));
+    let (done, wait) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        unmap(at, 8);
+        done.send(())
+    });
+    let unmapped = wait.recv_timeout(std::time::Duration::from_secs(20));
+    let mut status = 0;
+    // SAFETY: our own child, and a word of our own.
+    unsafe {
+        libc::kill(child, libc::SIGKILL);
+        libc::waitpid(child, &raw mut status, 0);
+    }
+    assert_eq!(unmapped, Ok(()), "munmap waits for ever");
+}
+
+/// New pages at `at`, or nothing if there are some.
+fn claim(at: usize, pages: usize) -> bool {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
+    let rights = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: new memory only.
+    let new = unsafe { libc::mmap(ptr::without_provenance_mut(at), pages * PAGE, rights, flags, -1, 0) };
+    new.addr() == at
+}
+
+/// Addresses are free, and given to the next one, before `munmap` has returned: nobody has been told by then.
+#[test]
+fn addresses_that_another_thread_is_still_unmapping_are_registered_anew() {
+    if !alone("addresses_that_another_thread_is_still_unmapping_are_registered_anew") {
+        return;
+    }
+    let Some(mut cache) = watched() else { return };
+    // A thread that starts maps memory of its own, perhaps where ours was.
+    let started = std::sync::Barrier::new(4);
+    let place = map(None, 64, 0);
+    std::thread::scope(|threads| {
+        let asks: Vec<_> = (0..3)
+            .map(|_| {
+                let (ask, asked) = std::sync::mpsc::channel::<usize>();
+                let started = &started;
+                threads.spawn(move || {
+                    started.wait();
+                    asked.into_iter().for_each(|at| unmap(at, 4));
+                });
+                ask
+            })
+            .collect();
+        started.wait();
+        for turn in 0..1000usize {
+            let (at, byte) = (place + turn % 16 * 4 * PAGE, (turn % 250 + 1) as u8);
+            touch(&mut cache, at, 4);
+            asks[turn % 3].send(at).unwrap();
+            while !claim(at, 4) {
+                std::thread::yield_now();
+            }
+            // SAFETY: claimed, and ours.
+            unsafe { ptr::with_exposed_provenance_mut::<u8>(at + 3 * PAGE).write(byte) };
+            assert_eq!(seen(&mut cache, at + 3 * PAGE), byte, "turn {turn}: a stale registration");
+        }
+    });
+    drop(cache);
+    unmap(place, 64);
+}

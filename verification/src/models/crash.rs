@@ -2,7 +2,7 @@
 //!
 //! Nobody in these models waits for another: each call returns, and what is left at the end is looked at once.
 
-use nemesia_core::port::MessagePort;
+use nemesia_core::port::{MessagePort, PeerId};
 use nemesia_core::shared::fastbox::{Sender, Slot};
 use nemesia_core::shared::pool::CellState;
 use nemesia_core::shared::queue::{Consumer, Producer};
@@ -62,7 +62,17 @@ pub(super) const PORT: Model = Model {
     property: "a sender dies anywhere: no fault, no wait; the other's messages come; lent cells come back",
     edges: &[Edge::FastboxPublish],
     blunders: &[],
-    run: whole_port,
+    run: |run| whole_port(run, false, port::sending_both),
+};
+
+/// A process dies that announces cells in a fastbox.
+pub(super) const ANNOUNCED: Model = Model {
+    name: "crash/announced",
+    structure: "port (4 slots, 4 cells)",
+    property: "the same for cells that are announced in the fastbox: whole or not there, and the living one's all come",
+    edges: &[Edge::FastboxPublish],
+    blunders: &[],
+    run: |run| whole_port(run, true, port::sending_cells),
 };
 
 /// The dying producer's cell has this number, the living one's the numbers below.
@@ -167,14 +177,14 @@ fn ring_writer(run: &Run) {
     });
 }
 
-fn whole_port(run: &Run) {
-    run.explore_crashes(1, |accesses| {
+fn whole_port(run: &Run, announce: bool, sending: fn(port::Port<'_>, PeerId) -> port::Sending<'_>) {
+    run.explore_crashes(1, move |accesses| {
         let world = port::World::new(3);
-        let mut taking = port::Taking::new(world.port(0), 3);
+        let mut taking = port::Taking::new(world.port_announcing(0, announce), 3);
         let whole = taking.port.free_cells();
         let lent = port::lend(&mut taking.port, 1);
-        let mut doomed = port::sending_both(world.port(1), 0);
-        let mut alive = port::sending_both(world.port(2), 0);
+        let mut doomed = sending(world.port_announcing(1, announce), 0);
+        let mut alive = sending(world.port_announcing(2, announce), 0);
         let (crashed, (), ()) = three(
             || crash(accesses, || while doomed.send() {}),
             || while alive.send() {},

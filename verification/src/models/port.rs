@@ -128,7 +128,8 @@ impl World {
         self.port_announcing(me, false)
     }
 
-    fn port_announcing(&self, me: usize, announce: bool) -> Port<'_> {
+    /// As [`World::port`]; its cells are announced in the fastbox, if it is to.
+    pub(super) fn port_announcing(&self, me: usize, announce: bool) -> Port<'_> {
         let own = &self.0[me];
         let records = vec![CellRecord::default(); CELLS];
         let pool = Pool::new(&own.headers, PayloadMut::from_cells(&own.payload), CELL_BYTES, records);
@@ -196,6 +197,11 @@ impl Sending<'_> {
 /// A port that sends one message through each path.
 pub(super) fn sending_both(port: Port<'_>, to: PeerId) -> Sending<'_> {
     Sending::new(port, to, 2, |number| if number == 1 { LARGE } else { SMALL })
+}
+
+/// A port that sends two messages through cells.
+pub(super) fn sending_cells(port: Port<'_>, to: PeerId) -> Sending<'_> {
+    Sending::new(port, to, 2, |_| LARGE)
 }
 
 /// Lends a cell to a peer. Returns how many that is.

@@ -94,7 +94,13 @@ impl Twin {
     ) -> Answer {
         let Some(end) = address.checked_add(len.max(1)) else { return Answer::Range };
         let wanted = Range { start: address, end };
-        let serves = |it: &&mut Known| it.hit && it.range.contains(&wanted) && it.rights & rights == rights;
+        let page = 1 << self.limits.page_shift;
+        // Where nobody tells, only the same pages are.
+        let same = |range: &Range| {
+            Some(range.end) == end.checked_next_multiple_of(page) && range.start == address / page * page
+        };
+        let covers = |range: &Range| range.contains(&wanted) && (self.limits.keep || same(range));
+        let serves = |it: &&mut Known| it.hit && covers(&it.range) && it.rights & rights == rights;
         let mut hits: Vec<_> = self.known.iter_mut().filter(serves).collect();
         if !hits.is_empty() {
             let at = hits.iter().position(|it| Some(it.id) == held).unwrap_or(0);
@@ -104,7 +110,6 @@ impl Twin {
             self.unused.retain(|unused| *unused != id);
             return Answer::Held(id);
         }
-        let page = 1 << self.limits.page_shift;
         let Some(end) = end.checked_next_multiple_of(page) else { return Answer::Range };
         let pages = Range { start: address / page * page, end };
         let (union, all) = self.merge(&pages, rights);
@@ -118,7 +123,8 @@ impl Twin {
 
     fn merge(&mut self, pages: &Range, rights: u32) -> (Range, u32) {
         let (mut union, mut all) = (*pages, rights);
-        for it in self.known.iter().filter(|it| it.hit && it.range.overlaps(pages)) {
+        let keep = self.limits.keep;
+        for it in self.known.iter().filter(|it| keep && it.hit && it.range.overlaps(pages)) {
             union = Range { start: union.start.min(it.range.start), end: union.end.max(it.range.end) };
             all |= it.rights;
         }

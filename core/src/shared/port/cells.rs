@@ -91,6 +91,21 @@ where
         self.send_cell(peer, envelope, |pool, cell| pool.fill(cell, pieces))
     }
 
+    /// Sends what the fastbox has no room for through a cell. Counted when it has left: it may be tried many times.
+    #[inline(never)]
+    pub(super) fn send_over(
+        &mut self,
+        peer: PeerId,
+        envelope: &Envelope,
+        payload: &[u8],
+    ) -> Result<bool, PeerFault> {
+        let sent = self.send_pieces(peer, envelope, [payload, &[]])?;
+        if let Some(link) = self.link(peer) {
+            link.traffic.fastbox_full += u64::from(sent);
+        }
+        Ok(sent)
+    }
+
     /// Takes back the cells that this peer has finished with.
     fn collect(&mut self, peer: PeerId) -> Result<(), PeerFault> {
         let Some(link) = self.links.borrow_mut().get_mut(peer as usize).and_then(Option::as_mut) else {
