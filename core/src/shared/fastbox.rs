@@ -76,6 +76,12 @@ pub const fn max_payload(slots: usize) -> usize {
     FIRST_BYTES + (slots / 4 - 1) * MORE_BYTES
 }
 
+/// After how many slots the receiver tells its position: half of the ring, so that the other half always has room for a
+/// largest packet, and telling costs little a packet.
+const fn untold_most(slots: usize) -> usize {
+    slots / 2
+}
+
 /// Where an end stands in the ring. It goes through `run` without looking at anything else.
 #[derive(Clone, Debug)]
 struct Place<'a> {
@@ -328,7 +334,12 @@ pub struct Receiver<'a> {
 impl<'a> Receiver<'a> {
     /// A receiver at the ring's start. `slots` is in the sender's memory; `ack` is in our own.
     pub fn new(slots: &'a [Slot], ack: &'a Word64) -> Self {
-        Self { ack, most: max_payload(slots.len()), head: Place::new(slots, slots.len() / 4), beyond: 0 }
+        Self {
+            ack,
+            most: max_payload(slots.len()),
+            head: Place::new(slots, untold_most(slots.len())),
+            beyond: 0,
+        }
     }
 
     /// Begins anew for a new sender; the one before is gone.
@@ -418,7 +429,7 @@ impl<'a> Receiver<'a> {
     }
 
     /// Gives back the slots of the packet at the head, of `len` payload bytes. Returns whether the sender can see it: positions are told once a
-    /// quarter of the ring.
+    /// half of the ring.
     #[inline(always)]
     pub fn advance(&mut self, len: usize) -> bool {
         let count = slots_for(len);
@@ -461,7 +472,7 @@ impl<'a> Receiver<'a> {
     /// After [`Receiver::take_word`]: goes to the next run. Returns how many slots the last one had at most, and whether the
     /// sender was told.
     pub fn end_run(&mut self) -> (usize, bool) {
-        (self.head.slots.len() / 4, self.advance_run(0))
+        (untold_most(self.head.slots.len()), self.advance_run(0))
     }
 
     /// Goes on by so many slots, and to the next run. Returns whether the sender was told.
@@ -470,7 +481,7 @@ impl<'a> Receiver<'a> {
         let slots = self.head.slots.len();
         let untold = self.head.run.as_slice().len() + self.beyond;
         let tell = count >= untold;
-        let untold = if tell { slots / 4 } else { untold - count };
+        let untold = if tell { untold_most(slots) } else { untold - count };
         self.head.set(self.head.at() + count, untold);
         self.beyond = untold - self.head.run.as_slice().len();
         if tell {

@@ -119,7 +119,7 @@ impl<'a> Pair<'a> {
         assert_eq!(got, sent.bytes);
         let told = self.receiver.advance(packet.len);
         self.read += slots_of(packet.len);
-        assert_eq!(told, self.read - self.told >= self.slots / 4);
+        assert_eq!(told, self.read - self.told >= self.slots / 2);
         if told {
             self.told = self.read;
         }
