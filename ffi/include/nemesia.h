@@ -177,16 +177,6 @@
 #define NEMESIA_ERR_THREADS -25
 
 /**
- * How threads use an endpoint: one at a time. The caller sees to that; the endpoint may move between threads. The default,
- * and the fastest.
- */
-#define NEMESIA_THREADS_SINGLE 0
-
-/**
- * How threads use an endpoint: any number of them at once (as MPI_THREAD_MULTIPLE). A call that does not block takes a lock.
- * Of the threads that wait one makes progress for all.
- */
-#define NEMESIA_THREADS_MULTIPLE 1
  * The launcher of this world starts no rank again: `nemesia run --restart N` does.
  */
 #define NEMESIA_ERR_NO_RESTART -26
@@ -200,6 +190,18 @@
  * An agreement is not finished: call `nemesia_endpoint_agree` or `nemesia_endpoint_shrink` again first.
  */
 #define NEMESIA_ERR_AGREEMENT -28
+
+/**
+ * How threads use an endpoint: one at a time. The caller sees to that; the endpoint may move between threads. The default,
+ * and the fastest.
+ */
+#define NEMESIA_THREADS_SINGLE 0
+
+/**
+ * How threads use an endpoint: any number of them at once (as MPI_THREAD_MULTIPLE). A call that does not block takes a lock.
+ * Of the threads that wait one makes progress for all.
+ */
+#define NEMESIA_THREADS_MULTIPLE 1
 
 /**
  * Room for a value that `nemesia_exchange.get` is given, in bytes, the terminating 0 included. No value that

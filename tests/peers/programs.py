@@ -77,6 +77,15 @@ def build(name, program, scratch):
         job.run([f"mpicc.{name}", *FLAGS, source, "-o", program], LIMIT)
 
 
+def build_tool():
+    """Builds the program `nemesia`, whose launcher is ours."""
+    job.run(["cargo", "build", "--release", "--quiet", "--package", "nemesia-tool"], LIMIT, with_cargo(), cwd=REPOSITORY)
+
+
+def tool():
+    return target() / "release" / "nemesia"
+
+
 def build_handover(scratch):
     job.run(["cc", *FLAGS, str(HERE / "handover.c"), "-o", str(scratch / "handover")], LIMIT)
 
