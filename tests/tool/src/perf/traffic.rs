@@ -21,7 +21,10 @@ pub(crate) trait Traffic {
     /// Two buffers, for copies between them.
     fn buffers(&mut self, bytes: usize) -> (&[u8], &mut [u8]);
 
-    /// Rank 0 says what comes next.
+    /// Moves on what was said, where that needs the processor.
+    fn progress(&mut self) {}
+
+    /// Rank 0 says what comes next. It may go out only when this process waits, or calls [`Traffic::progress`].
     fn command(&mut self, command: Command) -> Result<(), String>;
 
     /// Rank 1 hears what comes next.

@@ -158,7 +158,7 @@ fn meet(plan: &Plan, link: impl Traffic, page: Page) -> Report<(Option<Measured>
 fn serve(plan: &Plan, mut link: impl Traffic, page: &Page) -> Result<Seen, String> {
     loop {
         match link.await_command()? {
-            Command::HandOver => limits::hand_back(page.line()),
+            Command::HandOver => limits::hand_back(page.line(), || link.progress()),
             Command::Check { bytes } => link.check(bytes)?,
             Command::Trips { bytes, count } => link.pong(bytes, count)?,
             Command::Windows { bytes, count } => link.recv_windows(bytes, count)?,
@@ -234,7 +234,8 @@ impl<'a, T: Traffic> Driver<'a, T> {
 
     fn hand_over(&mut self) -> Result<(), String> {
         self.link.command(Command::HandOver)?;
-        limits::hand_over(self.page.line(), &self.timer, &mut self.samples);
+        let link = &mut self.link;
+        limits::hand_over(self.page.line(), &self.timer, &mut self.samples, || link.progress());
         self.hand_overs.push(limits::one_way(&mut self.samples, &self.timer));
         Ok(())
     }

@@ -48,6 +48,8 @@ pub(crate) struct PortLink<P> {
     /// Work requests of the send queue that were posted, and how many of them have completed, as far as is known.
     posted: u64,
     done: u64,
+    /// The last of them that was a message.
+    last_message: u64,
     /// Receives that have completed, with their bytes.
     come: VecDeque<(usize, usize)>,
     idle: u32,
@@ -98,6 +100,7 @@ impl<P: MemoryPort> PortLink<P> {
             most,
             posted: 0,
             done: 0,
+            last_message: 0,
             come: VecDeque::with_capacity(RECEIVES),
             idle: 0,
         })
@@ -160,9 +163,9 @@ impl<P: MemoryPort> PortLink<P> {
         Ok(())
     }
 
-    /// Waits until everything posted has completed; the last must not have been quiet.
+    /// Waits until the last message has completed: every message is reported.
     fn drain(&mut self) -> Result<(), String> {
-        while self.done < self.posted {
+        while self.done < self.last_message {
             self.poll()?;
         }
         Ok(())
@@ -188,17 +191,19 @@ impl<P: MemoryPort> PortLink<P> {
 
     /// Sends a message.
     fn send(&mut self, message: &[u8]) -> Result<(), String> {
-        let window = window(self.port.facts());
+        let most = window(self.port.facts()) + 1;
         if message.len() <= self.port.facts().inline_bytes as usize {
-            return self
-                .post(window + 1, false, |link, work| link.port.send(work, Source::Inline(message), None));
+            self.post(most, false, |link, work| link.port.send(work, Source::Inline(message), None))?;
+        } else {
+            // Until then the place is in use.
+            self.drain()?;
+            let at = RECEIVES * SLOT;
+            self.slots.put(at, message);
+            let part = [Slice { region: self.regions[1], offset: at as u64, len: message.len() as u32 }];
+            self.post(most, false, |link, work| link.port.send(work, Source::Gather(&part), None))?;
         }
-        // Every message is reported, so nobody uses the place any more when all are.
-        self.drain()?;
-        let at = RECEIVES * SLOT;
-        self.slots.put(at, message);
-        let part = [Slice { region: self.regions[1], offset: at as u64, len: message.len() as u32 }];
-        self.post(window + 1, false, |link, work| link.port.send(work, Source::Gather(&part), None))
+        self.last_message = self.posted;
+        Ok(())
     }
 
     /// Waits for a message, or a write with immediate; how many bytes of `into` it fills.
@@ -301,6 +306,11 @@ impl<P: MemoryPort> Traffic for PortLink<P> {
     fn buffers(&mut self, bytes: usize) -> (&[u8], &mut [u8]) {
         let [from, into] = &mut self.copies;
         (&from[..bytes], &mut into[..bytes])
+    }
+
+    /// An error shows again in what is posted next.
+    fn progress(&mut self) {
+        let _ = self.poll();
     }
 
     fn command(&mut self, command: Command) -> Result<(), String> {
