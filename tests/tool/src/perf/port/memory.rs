@@ -47,13 +47,13 @@ impl Memory {
     /// Puts bytes there.
     pub(super) fn put(&self, at: usize, bytes: &[u8]) {
         // SAFETY: in the memory, which is no Rust object: `bytes` does not overlap it but in `with`, which puts nothing.
-        unsafe { self.at(at, bytes.len()).copy_from(NonNull::from_ref(bytes).cast(), bytes.len()) };
+        unsafe { self.at(at, bytes.len()).as_ptr().copy_from(bytes.as_ptr(), bytes.len()) };
     }
 
     /// Copies bytes out.
     pub(super) fn get(&self, at: usize, bytes: &mut [u8]) {
         // SAFETY: as for `put`.
-        unsafe { self.at(at, bytes.len()).copy_to(NonNull::from_mut(bytes).cast(), bytes.len()) };
+        unsafe { self.at(at, bytes.len()).as_ptr().copy_to(bytes.as_mut_ptr(), bytes.len()) };
     }
 
     /// A byte that a peer writes. What was written before it, by a port that places in order, is there too.
