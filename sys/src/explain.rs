@@ -15,7 +15,7 @@ use crate::os::{
     Access, CopyError, HeavyFence, HugePages, Mark, RemoteMemory, Segment, SegmentBacking, SegmentOptions,
     ShmError, limits, numa,
 };
-use crate::verbs::{VerbsError, survey};
+use crate::verbs::{NONE, VerbsError, survey};
 
 /// Whether something can be used, or is used.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,7 +41,7 @@ impl Verdict {
     }
 }
 
-/// The transports that this version does not have.
+/// The transports that the engine of this version does not have.
 pub(crate) fn absent() -> impl Iterator<Item = Verdict> {
     let verdict = |(name, purpose)| Verdict::new(name, false, format!("{purpose}: not part of this version"));
     [
@@ -56,7 +56,10 @@ pub(crate) fn absent() -> impl Iterator<Item = Verdict> {
 pub fn explain(config: &Config) -> Vec<Verdict> {
     let mut verdicts = vec![shm(config), single_copy(config)];
     verdicts.extend(facilities());
-    verdicts.extend(absent());
+    verdicts.extend([
+        Verdict::new("tcp", true, "a memory port between machines, which the engine does not use yet"),
+        Verdict::probe("verbs", rdma()),
+    ]);
     verdicts
 }
 
@@ -128,7 +131,6 @@ fn facilities() -> Vec<Verdict> {
             limits::require_memlock(1 << 20).map(|()| "1 MiB can be locked".to_owned()),
         ),
         Verdict::probe("cores", cpus),
-        Verdict::probe("RDMA devices", rdma()),
     ]
 }
 
@@ -137,10 +139,9 @@ fn rdma() -> Result<String, VerbsError> {
     let seen = survey()?;
     let lines: Vec<String> = seen.iter().map(ToString::to_string).collect();
     if seen.iter().any(|seen| seen.verdict.is_ok()) {
-        return Ok(lines.join("; "));
+        return Ok(format!("a memory port, which the engine does not use yet; {}", lines.join("; ")));
     }
-    let why = if lines.is_empty() { "this machine has none".into() } else { lines.join("; ") };
-    Err(VerbsError::NoDevice { why })
+    Err(VerbsError::NoDevice { why: if lines.is_empty() { NONE.into() } else { lines.join("; ") } })
 }
 
 /// What a process of a world costs in memory, in bytes.

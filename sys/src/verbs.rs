@@ -43,3 +43,4 @@ pub(crate) use device::set_nonblocking;
 pub(crate) use error::last_errno;
 pub(crate) use library::{manager, verbs};
 pub(crate) use pair::attributes;
+pub(crate) use survey::NONE;

@@ -7,6 +7,10 @@ use super::device::{Device, LinkLayer, Transport};
 use super::error::VerbsError;
 use crate::cm;
 
+/// What to do where no device is seen.
+pub(crate) const NONE: &str = "there is none in /sys/class/infiniband: load its driver, or make a software one with \
+                               `rdma link add rxe0 type rxe netdev INTERFACE` (module rdma_rxe, package iproute2)";
+
 /// What is wished for; `None` means any.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Wish {
@@ -154,7 +158,7 @@ fn pick(wish: &Wish, seen: Vec<Seen>) -> Result<Choice, VerbsError> {
         }
     }
     if refused.is_empty() {
-        refused.push("there is none in /sys/class/infiniband".into());
+        refused.push(NONE.into());
     }
     Err(VerbsError::NoDevice { why: refused.join("; ") })
 }

@@ -63,10 +63,14 @@ pub(crate) enum Test {
 }
 
 /// A transport that `perf` can measure.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 pub(crate) enum Port {
-    /// Shared memory.
+    /// The engine over shared memory
     Shm,
+    /// The memory port over TCP on the loopback interface, without the engine
+    Tcp,
+    /// The memory port over an RDMA device, without the engine
+    Verbs,
 }
 
 impl Port {
@@ -74,14 +78,8 @@ impl Port {
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Shm => "shm",
-        }
-    }
-
-    fn parse(text: &str) -> Result<Self, String> {
-        match text {
-            "shm" => Ok(Self::Shm),
-            "tcp" | "verbs" => Err(format!("{text} is not part of this version; use shm")),
-            _ => Err("there is no such port; use shm".to_owned()),
+            Self::Tcp => "tcp",
+            Self::Verbs => "verbs",
         }
     }
 }
@@ -102,9 +100,13 @@ pub(crate) struct PerfArgs {
         default_value = "latency,bandwidth,rate"
     )]
     pub(crate) tests: Vec<Test>,
-    /// The transport to measure: shm (this version has no other)
-    #[arg(long, default_value = "shm", value_parser = Port::parse)]
+    /// The transport to measure. Of tcp and verbs it is RDMA writes, without the engine
+    #[arg(long, value_enum, default_value = "shm")]
     pub(crate) port: Port,
+    /// The RDMA devices of --port verbs: one for both processes, or one for each, separated by a comma; default: the first that
+    /// can be used
+    #[arg(long, value_name = "NAME", value_delimiter = ',', num_args = 1)]
+    pub(crate) device: Vec<String>,
     /// Round trips, and messages (in whole windows of 64), for each size in each of the 5 rounds; 1 to 10000000.
     /// Default: as many as fit into some 15 ms
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
@@ -149,6 +151,9 @@ pub(crate) struct InfoArgs {
     /// Processes in the world for which the memory is counted
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) processes: u32,
+    /// The transport on which the exit status depends: 2 if it can't be used
+    #[arg(long, value_enum, default_value = "shm")]
+    pub(crate) port: Port,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
@@ -256,9 +261,8 @@ mod tests {
             ("perf --sizes foo", "foo"),
             ("perf --sizes 0..", "0.."),
             ("perf --tests speed", "speed"),
-            ("perf --port tcp", "not part of this version"),
-            ("perf --port verbs", "not part of this version"),
-            ("perf --port pigeon", "no such port"),
+            ("perf --port pigeon", "pigeon"),
+            ("info --port pigeon", "pigeon"),
             ("perf --iterations 0", "0"),
             ("perf --plot a.svg --no-plot", "--no-plot"),
             ("perf --trace 1", "1"),

@@ -60,7 +60,7 @@ struct Setting {
     help: &'static str,
 }
 
-/// Prints the overview; the status is 0 if shared memory can be used.
+/// Prints the overview; the status is 0 if the port that is asked for can be used.
 ///
 /// # Errors
 /// When the configuration can't be used, or the output can't be written.
@@ -83,10 +83,11 @@ pub(crate) fn info(args: &InfoArgs) -> Result<u8, Failure> {
     if let (true, Some(note)) = (config.is_strict(), overview.notes.first()) {
         return Err(Failure::unusable(ConfigError::Strict(note.clone())));
     }
-    match overview.facilities.iter().find(|facility| facility.name == "shm") {
-        Some(shm) if shm.usable => Ok(0),
-        Some(shm) => Err(Failure::unusable(format!("shm can't be used here: {}", shm.reason))),
-        None => Err(Failure::unusable("shm is not part of this version")),
+    let port = args.port.name();
+    match overview.facilities.iter().find(|facility| facility.name == port) {
+        Some(facility) if facility.usable => Ok(0),
+        Some(facility) => Err(Failure::unusable(format!("{port} can't be used here: {}", facility.reason))),
+        None => Err(Failure::unusable(format!("{port} is not part of this version"))),
     }
 }
 

@@ -22,15 +22,16 @@ const PATIENCE: u32 = 1 << 14;
 /// One repetition of copies takes about this.
 const COPY_NS: f64 = 8e6;
 
-/// Ticks of each round trip of one line, at most [`TRIPS`]: rank 0 stores odd, rank 1 answers even.
-pub(crate) fn hand_over(line: &AtomicU64, timer: &Timer, samples: &mut Vec<u64>) {
+/// Ticks of each round trip of one line, at most [`TRIPS`]: rank 0 stores odd, rank 1 answers even. Whoever waits for long calls
+/// `idle` now and then.
+pub(crate) fn hand_over(line: &AtomicU64, timer: &Timer, samples: &mut Vec<u64>, mut idle: impl FnMut()) {
     samples.clear();
     let start = timer.now();
     let mut last = start;
     for trip in 0..TRIPS {
         let odd = 2 * trip as u64 + 1;
         line.store(odd, Ordering::Release);
-        await_line(line, |value| value == odd + 1);
+        await_line(line, |value| value == odd + 1, &mut idle);
         let now = timer.now();
         samples.push(now.saturating_sub(last));
         last = now;
@@ -39,15 +40,15 @@ pub(crate) fn hand_over(line: &AtomicU64, timer: &Timer, samples: &mut Vec<u64>)
         }
     }
     line.store(STOP, Ordering::Release);
-    await_line(line, |value| value == IDLE);
+    await_line(line, |value| value == IDLE, &mut idle);
     let warm_up = WARM_UP.min(samples.len() / 2);
     samples.drain(..warm_up);
 }
 
 /// Rank 1's part of [`hand_over`].
-pub(crate) fn hand_back(line: &AtomicU64) {
+pub(crate) fn hand_back(line: &AtomicU64, mut idle: impl FnMut()) {
     loop {
-        let value = await_line(line, |value| value % 2 == 1);
+        let value = await_line(line, |value| value % 2 == 1, &mut idle);
         if value == STOP {
             line.store(IDLE, Ordering::Release);
             return;
@@ -63,7 +64,7 @@ pub(crate) fn one_way(samples: &mut [u64], timer: &Timer) -> f64 {
 
 /// Polls without a pause: this is the limit.
 #[inline]
-fn await_line(line: &AtomicU64, wanted: impl Fn(u64) -> bool) -> u64 {
+fn await_line(line: &AtomicU64, wanted: impl Fn(u64) -> bool, idle: &mut impl FnMut()) -> u64 {
     loop {
         for _ in 0..PATIENCE {
             let value = line.load(Ordering::Acquire);
@@ -71,6 +72,7 @@ fn await_line(line: &AtomicU64, wanted: impl Fn(u64) -> bool) -> u64 {
                 return value;
             }
         }
+        idle();
         std::thread::yield_now();
     }
 }
@@ -101,8 +103,8 @@ mod tests {
         let mut samples = Vec::new();
         for _ in 0..2 {
             std::thread::scope(|scope| {
-                scope.spawn(|| hand_back(&line));
-                hand_over(&line, &timer, &mut samples);
+                scope.spawn(|| hand_back(&line, || ()));
+                hand_over(&line, &timer, &mut samples, || ());
             });
             assert!(!samples.is_empty());
             assert!(one_way(&mut samples, &timer) > 0.0);

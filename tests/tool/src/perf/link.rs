@@ -3,6 +3,7 @@
 use nemesia::{Endpoint, Error, Request, Source, Tag};
 
 use super::timer::Timer;
+use super::traffic::Traffic;
 use super::worker::Seen;
 
 /// Messages in a window.
@@ -27,8 +28,12 @@ pub(crate) enum Command {
     Finish,
 }
 
+/// Bytes of a command.
+pub(crate) const COMMAND_BYTES: usize = 24;
+
 impl Command {
-    fn encode(self) -> [u8; 24] {
+    /// For the way.
+    pub(crate) fn encode(self) -> [u8; COMMAND_BYTES] {
         let [kind, bytes, count] = match self {
             Self::HandOver => [1, 0, 0],
             Self::Check { bytes } => [2, bytes, 0],
@@ -36,14 +41,15 @@ impl Command {
             Self::Windows { bytes, count } => [4, bytes, count],
             Self::Finish => [5, 0, 0],
         };
-        let mut packet = [0; 24];
+        let mut packet = [0; COMMAND_BYTES];
         for (field, value) in packet.chunks_exact_mut(8).zip([kind, bytes, count]) {
             field.copy_from_slice(&(value as u64).to_le_bytes());
         }
         packet
     }
 
-    fn decode(packet: &[u8; 24]) -> Option<Self> {
+    /// What came; `None` when it is no command.
+    pub(crate) fn decode(packet: &[u8; COMMAND_BYTES]) -> Option<Self> {
         let mut fields =
             packet.as_chunks().0.iter().map(|field| usize::try_from(u64::from_le_bytes(*field)).ok());
         let (kind, bytes, count) = (fields.next()??, fields.next()??, fields.next()??);
@@ -55,6 +61,14 @@ impl Command {
             5 => Self::Finish,
             _ => return None,
         })
+    }
+
+    /// Bytes of the messages that it asks for.
+    pub(crate) const fn most(self) -> usize {
+        match self {
+            Self::Check { bytes } | Self::Trips { bytes, .. } | Self::Windows { bytes, .. } => bytes,
+            Self::HandOver | Self::Finish => 0,
+        }
     }
 }
 
@@ -78,130 +92,6 @@ impl Link {
         let peer = 1 - endpoint.rank();
         let (out, into) = (buffer(most)?, buffer(most)?);
         Ok(Self { endpoint, peer, out, into, requests: Vec::with_capacity(WINDOW) })
-    }
-
-    pub(crate) fn rank(&self) -> usize {
-        self.endpoint.rank()
-    }
-
-    /// What the endpoint has counted, if that is asked for, and its call tree, if it keeps one.
-    pub(crate) fn seen(&self, counters: bool) -> Seen {
-        let mut seen = Seen { tree: self.endpoint.call_tree().unwrap_or_default(), ..Seen::default() };
-        if counters {
-            let all = self.endpoint.counters();
-            let line = |field: &nemesia::Field, value| (field.name.to_owned(), field.unit.to_owned(), value);
-            all.each(|field, value| seen.counters.push(line(field, value)));
-        }
-        seen
-    }
-
-    /// The buffers, for copies between them.
-    pub(crate) fn buffers(&mut self, bytes: usize) -> (&[u8], &mut [u8]) {
-        (&self.out[..bytes], &mut self.into[..bytes])
-    }
-
-    /// Rank 0 says what comes next.
-    pub(crate) fn command(&mut self, command: Command) -> Result<(), String> {
-        self.endpoint.send(self.peer, COMMAND, &command.encode()).map_err(text)
-    }
-
-    /// Rank 1 hears what comes next.
-    pub(crate) fn await_command(&mut self) -> Result<Command, String> {
-        let mut packet = [0; 24];
-        let status =
-            self.endpoint.recv(Source::Rank(self.peer), Tag::Exactly(COMMAND), &mut packet).map_err(text)?;
-        let most = self.out.len();
-        Command::decode(&packet)
-            .filter(|_| status.len == packet.len())
-            .filter(|command| match command {
-                Command::Check { bytes } | Command::Trips { bytes, .. } | Command::Windows { bytes, .. } => {
-                    *bytes <= most
-                }
-                Command::HandOver | Command::Finish => true,
-            })
-            .ok_or_else(|| "rank 0 asked for something unknown".to_owned())
-    }
-
-    /// Rank 0: sends a message and waits for the answer, as often as there is room in `samples` for the time taken.
-    pub(crate) fn ping(&mut self, bytes: usize, timer: &Timer, samples: &mut [u64]) -> Result<(), String> {
-        let (from, tag) = (Source::Rank(self.peer), Tag::Exactly(DATA));
-        let (out, into) = (&self.out[..bytes], &mut self.into[..bytes]);
-        let mut last = timer.now();
-        for sample in samples {
-            self.endpoint.send(self.peer, DATA, out).map_err(text)?;
-            self.endpoint.recv(from, tag, into).map_err(text)?;
-            let now = timer.now();
-            *sample = now.saturating_sub(last);
-            last = now;
-        }
-        Ok(())
-    }
-
-    /// Rank 1's part of [`Link::ping`].
-    pub(crate) fn pong(&mut self, bytes: usize, count: usize) -> Result<(), String> {
-        let (from, tag) = (Source::Rank(self.peer), Tag::Exactly(DATA));
-        let (out, into) = (&self.out[..bytes], &mut self.into[..bytes]);
-        for _ in 0..count {
-            self.endpoint.recv(from, tag, into).map_err(text)?;
-            self.endpoint.send(self.peer, DATA, out).map_err(text)?;
-        }
-        Ok(())
-    }
-
-    /// Rank 0: so many windows of sends, each acknowledged by an empty message.
-    pub(crate) fn send_windows(&mut self, bytes: usize, count: usize) -> Result<(), String> {
-        let base = self.out[..bytes].as_ptr();
-        for _ in 0..count {
-            self.requests.clear();
-            for _ in 0..WINDOW {
-                // SAFETY: `base` names `bytes` bytes of `out`, which nothing changes in this function; all sends are
-                // waited for below, or the error ends this process's use of the link, and the endpoint is dropped
-                // before the buffer.
-                let request = unsafe { self.endpoint.isend(self.peer, DATA, base, bytes) };
-                self.requests.push(request.map_err(text)?);
-            }
-            for request in &self.requests {
-                self.endpoint.wait(*request).map_err(text)?;
-            }
-            let (from, tag) = (Source::Rank(self.peer), Tag::Exactly(ACKNOWLEDGEMENT));
-            self.endpoint.recv(from, tag, &mut []).map_err(text)?;
-        }
-        Ok(())
-    }
-
-    /// Rank 1's part of [`Link::send_windows`].
-    pub(crate) fn recv_windows(&mut self, bytes: usize, count: usize) -> Result<(), String> {
-        let (from, tag) = (Source::Rank(self.peer), Tag::Exactly(DATA));
-        let base = self.into[..bytes].as_mut_ptr();
-        for _ in 0..count {
-            self.requests.clear();
-            for _ in 0..WINDOW {
-                // SAFETY: `base` names `bytes` initialised bytes of `into`, to which no reference is used in this
-                // function; all receives may write there, as nobody reads it. They are waited for below, or the error
-                // ends this process's use of the link, and the endpoint is dropped before the buffer.
-                let request = unsafe { self.endpoint.irecv(from, tag, base, bytes) };
-                self.requests.push(request.map_err(text)?);
-            }
-            for request in &self.requests {
-                let status = self.endpoint.wait(*request).map_err(text)?;
-                if status.len != bytes {
-                    return Err(format!("a message of {bytes} bytes arrived with {} bytes", status.len));
-                }
-            }
-            self.endpoint.send(self.peer, ACKNOWLEDGEMENT, &[]).map_err(text)?;
-        }
-        Ok(())
-    }
-
-    /// One message each way, rank 0's first; each is looked at by its receiver.
-    pub(crate) fn check(&mut self, bytes: usize) -> Result<(), String> {
-        if self.rank() == 0 {
-            self.send_pattern(bytes)?;
-            self.recv_pattern(bytes)
-        } else {
-            self.recv_pattern(bytes)?;
-            self.send_pattern(bytes)
-        }
     }
 
     fn send_pattern(&mut self, bytes: usize) -> Result<(), String> {
@@ -228,9 +118,121 @@ impl Link {
             )),
         }
     }
+}
 
-    /// Takes leave of the peer.
-    pub(crate) fn close(self) -> Result<(), String> {
+impl Traffic for Link {
+    fn rank(&self) -> usize {
+        self.endpoint.rank()
+    }
+
+    fn seen(&self, counters: bool) -> Seen {
+        let mut seen = Seen { tree: self.endpoint.call_tree().unwrap_or_default(), ..Seen::default() };
+        if counters {
+            let all = self.endpoint.counters();
+            let line = |field: &nemesia::Field, value| (field.name.to_owned(), field.unit.to_owned(), value);
+            all.each(|field, value| seen.counters.push(line(field, value)));
+        }
+        seen
+    }
+
+    fn buffers(&mut self, bytes: usize) -> (&[u8], &mut [u8]) {
+        (&self.out[..bytes], &mut self.into[..bytes])
+    }
+
+    fn command(&mut self, command: Command) -> Result<(), String> {
+        self.endpoint.send(self.peer, COMMAND, &command.encode()).map_err(text)
+    }
+
+    fn await_command(&mut self) -> Result<Command, String> {
+        let mut packet = [0; COMMAND_BYTES];
+        let status =
+            self.endpoint.recv(Source::Rank(self.peer), Tag::Exactly(COMMAND), &mut packet).map_err(text)?;
+        let most = self.out.len();
+        Command::decode(&packet)
+            .filter(|_| status.len == packet.len())
+            .filter(|command| command.most() <= most)
+            .ok_or_else(|| "rank 0 asked for something unknown".to_owned())
+    }
+
+    fn ping(&mut self, bytes: usize, timer: &Timer, samples: &mut [u64]) -> Result<(), String> {
+        let (from, tag) = (Source::Rank(self.peer), Tag::Exactly(DATA));
+        let (out, into) = (&self.out[..bytes], &mut self.into[..bytes]);
+        let mut last = timer.now();
+        for sample in samples {
+            self.endpoint.send(self.peer, DATA, out).map_err(text)?;
+            self.endpoint.recv(from, tag, into).map_err(text)?;
+            let now = timer.now();
+            *sample = now.saturating_sub(last);
+            last = now;
+        }
+        Ok(())
+    }
+
+    fn pong(&mut self, bytes: usize, count: usize) -> Result<(), String> {
+        let (from, tag) = (Source::Rank(self.peer), Tag::Exactly(DATA));
+        let (out, into) = (&self.out[..bytes], &mut self.into[..bytes]);
+        for _ in 0..count {
+            self.endpoint.recv(from, tag, into).map_err(text)?;
+            self.endpoint.send(self.peer, DATA, out).map_err(text)?;
+        }
+        Ok(())
+    }
+
+    /// Each window is acknowledged by an empty message.
+    fn send_windows(&mut self, bytes: usize, count: usize) -> Result<(), String> {
+        let base = self.out[..bytes].as_ptr();
+        for _ in 0..count {
+            self.requests.clear();
+            for _ in 0..WINDOW {
+                // SAFETY: `base` names `bytes` bytes of `out`, which nothing changes in this function; all sends are
+                // waited for below, or the error ends this process's use of the link, and the endpoint is dropped
+                // before the buffer.
+                let request = unsafe { self.endpoint.isend(self.peer, DATA, base, bytes) };
+                self.requests.push(request.map_err(text)?);
+            }
+            for request in &self.requests {
+                self.endpoint.wait(*request).map_err(text)?;
+            }
+            let (from, tag) = (Source::Rank(self.peer), Tag::Exactly(ACKNOWLEDGEMENT));
+            self.endpoint.recv(from, tag, &mut []).map_err(text)?;
+        }
+        Ok(())
+    }
+
+    fn recv_windows(&mut self, bytes: usize, count: usize) -> Result<(), String> {
+        let (from, tag) = (Source::Rank(self.peer), Tag::Exactly(DATA));
+        let base = self.into[..bytes].as_mut_ptr();
+        for _ in 0..count {
+            self.requests.clear();
+            for _ in 0..WINDOW {
+                // SAFETY: `base` names `bytes` initialised bytes of `into`, to which no reference is used in this
+                // function; all receives may write there, as nobody reads it. They are waited for below, or the error
+                // ends this process's use of the link, and the endpoint is dropped before the buffer.
+                let request = unsafe { self.endpoint.irecv(from, tag, base, bytes) };
+                self.requests.push(request.map_err(text)?);
+            }
+            for request in &self.requests {
+                let status = self.endpoint.wait(*request).map_err(text)?;
+                if status.len != bytes {
+                    return Err(format!("a message of {bytes} bytes arrived with {} bytes", status.len));
+                }
+            }
+            self.endpoint.send(self.peer, ACKNOWLEDGEMENT, &[]).map_err(text)?;
+        }
+        Ok(())
+    }
+
+    fn check(&mut self, bytes: usize) -> Result<(), String> {
+        if self.rank() == 0 {
+            self.send_pattern(bytes)?;
+            self.recv_pattern(bytes)
+        } else {
+            self.recv_pattern(bytes)?;
+            self.send_pattern(bytes)
+        }
+    }
+
+    fn close(self) -> Result<(), String> {
         self.endpoint.close().map_err(text)
     }
 }
@@ -240,12 +242,13 @@ fn text(error: Error) -> String {
     error.to_string()
 }
 
-fn seed(bytes: usize, sender: usize) -> u64 {
+/// What a pattern depends on.
+pub(crate) fn seed(bytes: usize, sender: usize) -> u64 {
     (bytes * 2 + sender) as u64
 }
 
 /// A byte that depends on the message and on its place therein.
-fn pattern(seed: u64, at: usize) -> u8 {
+pub(crate) fn pattern(seed: u64, at: usize) -> u8 {
     ((at as u64).wrapping_add(seed << 32 | 1).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56) as u8
 }
 

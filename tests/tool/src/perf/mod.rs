@@ -6,11 +6,13 @@ mod link;
 mod matching;
 mod page;
 mod plot;
+mod port;
 mod progress;
 mod report;
 pub(crate) mod sizes;
 mod stats;
 mod timer;
+mod traffic;
 mod unexpected;
 mod worker;
 
@@ -21,10 +23,11 @@ use std::path::{Path, PathBuf};
 use nemesia::Config;
 use nemesia::bootstrap::{ExitKind, LaunchError, Launcher, Outcome, Running};
 use nemesia::os::{limits as room, numa};
+use nemesia::verbs::{self, Wish};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::cli::{PerfArgs, Test, WorkerArgs};
+use crate::cli::{PerfArgs, Port, Test, WorkerArgs};
 use crate::failure::Failure;
 use crate::output::{self, Destination};
 use crate::run;
@@ -33,8 +36,9 @@ use report::Layout;
 use worker::{Measured, Plan, Seen};
 
 const DEFAULT_PLOT: &str = "nemesia-perf.svg";
-/// Buffers of the largest message in both processes.
+/// Buffers of the largest message in both processes: of the engine, and of a memory port, which looks at patterns besides.
 const BUFFERS: usize = 4;
+const PORT_BUFFERS: usize = 10;
 
 /// Measures and reports.
 ///
@@ -46,6 +50,7 @@ pub(crate) fn perf(args: &PerfArgs) -> Result<(), Failure> {
             "--trace: this build has no call tree; build with `cargo build --release --features trace`";
         return Err(Failure::unusable(problem));
     }
+    check_port(args)?;
     if args.matching {
         let json = Json::open(args.json.as_deref())?;
         let rows = matching::measure()?;
@@ -57,9 +62,9 @@ pub(crate) fn perf(args: &PerfArgs) -> Result<(), Failure> {
     let mut tests = args.tests.clone();
     tests.sort_unstable();
     tests.dedup();
-    check_shm()?;
     let largest = args.sizes.0.iter().copied().max().unwrap_or(0);
-    room::require_memory(BUFFERS * largest).map_err(Failure::unusable)?;
+    let buffers = if args.port == Port::Shm { BUFFERS } else { PORT_BUFFERS };
+    room::require_memory(buffers * largest).map_err(Failure::unusable)?;
     let files = Files::open(args, &tests)?;
     let pins = pins(args.no_pin)?;
     let (measured, seen) = measure(args, &tests, pins.is_some())?;
@@ -69,7 +74,6 @@ pub(crate) fn perf(args: &PerfArgs) -> Result<(), Failure> {
 
 /// Messages before anybody asks for them.
 fn unexpected(args: &PerfArgs, messages: u64) -> Result<(), Failure> {
-    check_shm()?;
     let json = Json::open(args.json.as_deref())?;
     let pin = pins(args.no_pin)?.is_some();
     let bytes = args.unexpected_size as usize;
@@ -102,6 +106,41 @@ fn status<T>(worked: Result<worker::Report<T>, String>) -> u8 {
             2
         }
     }
+}
+
+/// Whether the port can be used, and has what is asked for.
+fn check_port(args: &PerfArgs) -> Result<(), Failure> {
+    if args.port != Port::Verbs && !args.device.is_empty() {
+        return Err(Failure::unusable("--device is for --port verbs"));
+    }
+    if args.port == Port::Shm {
+        return if args.matching { Ok(()) } else { check_shm() };
+    }
+    let engine = [
+        ("--matching", args.matching),
+        ("--unexpected", args.unexpected.is_some()),
+        ("--counters", args.counters),
+        ("--trace", args.trace.is_some()),
+    ];
+    if let Some((option, _)) = engine.iter().find(|(_, given)| *given) {
+        let port = args.port.name();
+        return Err(Failure::unusable(format!(
+            "{option} is of the engine, which --port {port} measures without"
+        )));
+    }
+    if args.port == Port::Tcp {
+        return Ok(());
+    }
+    let devices: Vec<Option<String>> = match &args.device[..] {
+        [] => vec![None],
+        [_, _, _, ..] => return Err(Failure::unusable("--device names at most two, one for each process")),
+        names => names.iter().cloned().map(Some).collect(),
+    };
+    for device in devices {
+        let wish = Wish { device, ..Wish::default() };
+        verbs::choose(&wish).map_err(|why| Failure::unusable(format!("verbs can't be used here: {why}")))?;
+    }
+    Ok(())
 }
 
 fn check_shm() -> Result<(), Failure> {
@@ -226,6 +265,8 @@ fn measure(args: &PerfArgs, tests: &[Test], pin: bool) -> Result<(Measured, Vec<
     let shared = page::inherited_memory(Page::LEN).map_err(failed)?;
     let page = Page::map(&shared).map_err(failed)?;
     let plan = |reports| Plan {
+        port: args.port,
+        devices: args.device.clone(),
         sizes: args.sizes.0.clone(),
         tests: tests.to_vec(),
         iterations: args.iterations,

@@ -27,6 +27,9 @@ pub(crate) struct Layout<'a> {
 
 #[derive(Debug, Serialize)]
 struct Document {
+    /// What was measured, where the name of the port does not say it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    measures: Option<String>,
     limits: Limits,
     results: Vec<Entry>,
     /// Of each rank, by name, if they were asked for.
@@ -83,7 +86,12 @@ pub(crate) fn json(layout: &Layout<'_>, measured: &Measured, seen: &[Seen]) -> R
     });
     let memcpy = measured.memcpy.iter().map(|(bytes, value)| (*bytes, rounded(*value))).collect();
     let limits = Limits { handover_ns: rounded(measured.hand_over_ns), memcpy };
-    let document = Document { limits, results: entries.collect(), counters: super::counters::by_name(seen) };
+    let document = Document {
+        measures: measured.about.clone(),
+        limits,
+        results: entries.collect(),
+        counters: super::counters::by_name(seen),
+    };
     serde_json::to_string(&document).map(|text| text + "\n").map_err(Failure::failed)
 }
 
@@ -123,6 +131,9 @@ pub(crate) fn places(layout: &Layout<'_>) -> String {
 
 fn write_limits(out: &mut String, layout: &Layout<'_>, measured: &Measured) -> std::fmt::Result {
     writeln!(out, "port {}, 2 processes {}, timed by {}", layout.port, places(layout), measured.timer)?;
+    if let Some(about) = &measured.about {
+        writeln!(out, "{about}")?;
+    }
     writeln!(out)?;
     writeln!(out, "Limits of this machine, measured in the same run without the library")?;
     let hand_over = measured.hand_over_ns;
@@ -164,10 +175,12 @@ fn write_table(out: &mut String, layout: &Layout<'_>, measured: &Measured) -> st
         )?;
     }
     if layout.tests.iter().any(|test| *test != Test::Latency) {
-        writeln!(
-            out,
-            "bandwidth, rate: windows of {WINDOW} messages; median of {ROUNDS} rounds; 1 MB is 10^6 bytes"
-        )?;
+        // Where one is measured that is described above, the description says how many are under way.
+        let what = measured.about.as_ref().map_or_else(
+            || format!("windows of {WINDOW} messages"),
+            |_| "RDMA writes, until the target has confirmed the last".to_owned(),
+        );
+        writeln!(out, "bandwidth, rate: {what}; median of {ROUNDS} rounds; 1 MB is 10^6 bytes")?;
     }
     Ok(())
 }
@@ -210,6 +223,7 @@ pub(crate) mod tests {
     pub(crate) fn measured() -> Measured {
         Measured {
             timer: "a clock".to_owned(),
+            about: None,
             hand_over_ns: 100.04,
             hand_overs: 5,
             memcpy: [(1024, 20_000.0), (65_536, 18_000.26)].into(),

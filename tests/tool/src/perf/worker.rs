@@ -7,15 +7,18 @@ use std::io::Write;
 use std::os::fd::{OwnedFd, RawFd};
 use std::sync::atomic::Ordering;
 
+use nemesia::bootstrap::Bootstrap;
 use nemesia::{Config, Endpoint};
 use serde::{Deserialize, Serialize};
 
 use super::limits;
 use super::link::{Command, Link, WINDOW};
 use super::page::{self, Page};
+use super::port;
 use super::stats::{median, percentile};
 use super::timer::Timer;
-use crate::cli::Test;
+use super::traffic::Traffic;
+use crate::cli::{Port, Test};
 
 /// How often everything is measured; medians are reported.
 pub(crate) const ROUNDS: usize = 5;
@@ -35,6 +38,9 @@ const SMALLEST_COPY: usize = 1024;
 /// What the two processes are told.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Plan {
+    pub(crate) port: Port,
+    /// The devices of the two ranks, if they were named.
+    pub(crate) devices: Vec<String>,
     pub(crate) sizes: Vec<usize>,
     pub(crate) tests: Vec<Test>,
     pub(crate) iterations: Option<u32>,
@@ -66,6 +72,8 @@ impl Plan {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Measured {
     pub(crate) timer: String,
+    /// What was measured, if the port's name does not say it.
+    pub(crate) about: Option<String>,
     pub(crate) hand_over_ns: f64,
     /// Number of measurements of which that is the median.
     pub(crate) hand_overs: usize,
@@ -122,12 +130,24 @@ pub(crate) fn report<T: Serialize>(
 
 fn take_part(plan: &Plan, shared: &OwnedFd) -> Report<(Option<Measured>, Seen)> {
     let page = Page::map(shared).map_err(|error| format!("the shared page can't be mapped: {error}"))?;
+    let most = plan.sizes.iter().copied().max().unwrap_or(0);
+    let bootstrap = || Bootstrap::from_env().map_err(|error| error.to_string());
+    match plan.port {
+        Port::Shm => meet(plan, Link::new(endpoint(plan)?, most)?, page),
+        Port::Tcp => meet(plan, port::over_tcp(bootstrap()?, most)?, page),
+        Port::Verbs => meet(plan, port::over_verbs(bootstrap()?, most, &plan.devices)?, page),
+    }
+}
+
+fn endpoint(plan: &Plan) -> Result<Endpoint, String> {
     let mut config = Config::from_env().map_err(|error| error.to_string())?;
     if let Some(records) = plan.trace {
         config.set("NEMESIA_TRACE", &records.to_string()).map_err(|error| error.to_string())?;
     }
-    let endpoint = Endpoint::open(&config).map_err(|error| error.to_string())?;
-    let link = Link::new(endpoint, plan.sizes.iter().copied().max().unwrap_or(0))?;
+    Endpoint::open(&config).map_err(|error| error.to_string())
+}
+
+fn meet(plan: &Plan, link: impl Traffic, page: Page) -> Report<(Option<Measured>, Seen)> {
     if link.rank() == 0 {
         Driver::new(plan, link, page).measure().map(|(measured, seen)| (Some(measured), seen))
     } else {
@@ -135,10 +155,10 @@ fn take_part(plan: &Plan, shared: &OwnedFd) -> Report<(Option<Measured>, Seen)> 
     }
 }
 
-fn serve(plan: &Plan, mut link: Link, page: &Page) -> Result<Seen, String> {
+fn serve(plan: &Plan, mut link: impl Traffic, page: &Page) -> Result<Seen, String> {
     loop {
         match link.await_command()? {
-            Command::HandOver => limits::hand_back(page.line()),
+            Command::HandOver => limits::hand_back(page.line(), || link.progress()),
             Command::Check { bytes } => link.check(bytes)?,
             Command::Trips { bytes, count } => link.pong(bytes, count)?,
             Command::Windows { bytes, count } => link.recv_windows(bytes, count)?,
@@ -151,9 +171,9 @@ fn serve(plan: &Plan, mut link: Link, page: &Page) -> Result<Seen, String> {
 }
 
 /// Rank 0.
-struct Driver<'a> {
+struct Driver<'a, T> {
     plan: &'a Plan,
-    link: Link,
+    link: T,
     page: Page,
     timer: Timer,
     /// Time stamps of one round; allocated once.
@@ -164,8 +184,8 @@ struct Driver<'a> {
 /// The values of all rounds, by size.
 type Rounds<T> = BTreeMap<usize, Vec<T>>;
 
-impl<'a> Driver<'a> {
-    fn new(plan: &'a Plan, link: Link, page: Page) -> Self {
+impl<'a, T: Traffic> Driver<'a, T> {
+    fn new(plan: &'a Plan, link: T, page: Page) -> Self {
         Self { plan, link, page, timer: Timer::new(), samples: Vec::new(), hand_overs: Vec::new() }
     }
 
@@ -194,10 +214,11 @@ impl<'a> Driver<'a> {
             }
         }
         self.link.command(Command::Finish)?;
-        let seen = self.link.seen(plan.counters);
+        let (seen, about) = (self.link.seen(plan.counters), self.link.about());
         self.link.close()?;
         let measured = Measured {
             timer: self.timer.describe(),
+            about,
             hand_over_ns: median(&self.hand_overs),
             hand_overs: self.hand_overs.len(),
             memcpy: medians(&memcpy),
@@ -213,7 +234,8 @@ impl<'a> Driver<'a> {
 
     fn hand_over(&mut self) -> Result<(), String> {
         self.link.command(Command::HandOver)?;
-        limits::hand_over(self.page.line(), &self.timer, &mut self.samples);
+        let link = &mut self.link;
+        limits::hand_over(self.page.line(), &self.timer, &mut self.samples, || link.progress());
         self.hand_overs.push(limits::one_way(&mut self.samples, &self.timer));
         Ok(())
     }

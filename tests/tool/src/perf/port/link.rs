@@ -1,0 +1,403 @@
+//! One of the two processes.
+
+use std::collections::VecDeque;
+use std::time::Instant;
+
+use nemesia::bootstrap::{Bootstrap, Exchange};
+use nemesia_core::port::memory::{
+    Access, Completion, Connection, Event, Key, MemoryPort, Outcome, PostError, ReceiveQueue, Region, Slice,
+    Source, Work,
+};
+
+use super::meet::{self, failed, text};
+use super::memory::Memory;
+use super::{Arrival, describe, window};
+use crate::perf::link::{COMMAND_BYTES, Command, WINDOW, pattern, seed};
+use crate::perf::timer::Timer;
+use crate::perf::traffic::Traffic;
+use crate::perf::worker::Seen;
+
+/// Receives that are posted: more than messages are ever under way.
+const RECEIVES: usize = 8;
+/// Bytes of each of them, and of the place for what is sent, which is behind them.
+const SLOT: usize = 64;
+/// Polls that find nothing before one looks whether the peer is still there, and lets others run.
+const PATIENCE: u32 = 1024;
+/// Completions taken at once.
+const BATCH: usize = 16;
+
+/// One of two processes, with its port.
+pub(crate) struct PortLink<P> {
+    // Order matters: the port may use the memory until it is dropped.
+    port: P,
+    /// Where the peer writes.
+    into: Memory,
+    /// What we write there at the peer.
+    out: Memory,
+    slots: Memory,
+    /// Those of `out` and `slots`.
+    regions: [Region; 2],
+    connection: Connection,
+    peer: Key,
+    bootstrap: Bootstrap,
+    start: Instant,
+    about: String,
+    /// For copies within this process.
+    copies: [Vec<u8>; 2],
+    most: usize,
+    /// Work requests of the send queue that were posted, and how many of them have completed, as far as is known.
+    posted: u64,
+    done: u64,
+    /// The last of them that was a message.
+    last_message: u64,
+    /// Receives that have completed, with their bytes.
+    come: VecDeque<(usize, usize)>,
+    idle: u32,
+}
+
+impl<P: MemoryPort> PortLink<P> {
+    /// Joins the two; messages have at most `most` bytes.
+    pub(super) fn new(mut bootstrap: Bootstrap, port: P, most: usize, place: &str) -> Result<Self, String> {
+        let limit = port.facts().message_bytes as usize;
+        if bootstrap.size() != 2 {
+            return Err(format!("perf is for two processes, not for {}", bootstrap.size()));
+        }
+        if most > limit {
+            return Err(format!("this port moves at most {limit} bytes at once: ask for smaller --sizes"));
+        }
+        let (into, out) = (Memory::new(most)?, Memory::new(most)?);
+        let slots = Memory::new((RECEIVES + 1) * SLOT)?;
+        // Behind the memory: whatever fails, the port is dropped first.
+        let (mut port, start) = (port, Instant::now());
+        let writable = Access { remote_write: true, ..Access::LOCAL };
+        // SAFETY: the port is dropped before the memory is, here and in the value that this returns.
+        let [entry, source, messages] = unsafe { [into.lend(), out.lend(), slots.lend()] };
+        let entry = port.register(entry, writable).map_err(text)?;
+        let source = port.register(source, Access::NONE).map_err(text)?;
+        let messages = port.register(messages, Access::LOCAL).map_err(text)?;
+        let own = port.key(entry).ok_or("the port gives no key")?;
+        let address = port.address().ok_or("the port can't be connected to")?;
+        let to = meet::exchange(&mut bootstrap, &address)?;
+        let (connection, peer) = meet::join(&mut port, to.as_ref(), own, start, |port, connection| {
+            (0..RECEIVES).try_for_each(|slot| receive(port, connection, messages, slot))
+        })?;
+        if peer.len < most as u64 {
+            return Err(format!("the peer lends {} bytes, not {most}", peer.len));
+        }
+        let about = describe(place, port.facts());
+        Ok(Self {
+            port,
+            into,
+            out,
+            slots,
+            regions: [source, messages],
+            connection,
+            peer,
+            bootstrap,
+            start,
+            about,
+            copies: [vec![1; most], vec![1; most]],
+            most,
+            posted: 0,
+            done: 0,
+            last_message: 0,
+            come: VecDeque::with_capacity(RECEIVES),
+            idle: 0,
+        })
+    }
+
+    /// Polls once.
+    #[inline]
+    fn poll(&mut self) -> Result<(), String> {
+        let mut batch = [Completion::EMPTY; BATCH];
+        let count = self.port.poll(&mut batch);
+        if count == 0 {
+            self.idle += 1;
+            return if self.idle < PATIENCE { Ok(()) } else { self.look_around() };
+        }
+        self.idle = 0;
+        for completion in &batch[..count] {
+            match completion.outcome {
+                Outcome::Done => self.done = self.done.max(completion.id),
+                Outcome::Received { len, written, .. } => {
+                    let len = if written { 0 } else { len as usize };
+                    self.come.push_back((completion.id as usize, len));
+                }
+                Outcome::Failed(error) => return Err(error.to_string()),
+            }
+        }
+        Ok(())
+    }
+
+    #[cold]
+    fn look_around(&mut self) -> Result<(), String> {
+        self.idle = 0;
+        std::thread::yield_now();
+        match self.port.poll_event(self.start.elapsed()) {
+            Some(Event::Lost { error, .. }) => Err(error.to_string()),
+            Some(Event::PortFailed { code }) => Err(failed(code)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Posts something to the send queue, as soon as fewer than `most` are under way there.
+    #[inline]
+    fn post(
+        &mut self,
+        most: u64,
+        quiet: bool,
+        post: impl Fn(&mut Self, Work) -> Result<(), PostError>,
+    ) -> Result<(), String> {
+        while self.posted - self.done >= most {
+            self.poll()?;
+        }
+        let work = Work { quiet, ..Work::new(self.connection, self.posted + 1) };
+        loop {
+            match post(self, work) {
+                Ok(()) => break,
+                Err(PostError::QueueFull) => self.poll()?,
+                Err(error) => return Err(error.to_string()),
+            }
+        }
+        self.posted += 1;
+        Ok(())
+    }
+
+    /// Waits until the last message has completed: every message is reported.
+    fn drain(&mut self) -> Result<(), String> {
+        while self.done < self.last_message {
+            self.poll()?;
+        }
+        Ok(())
+    }
+
+    /// Writes the first bytes of `out` to the peer. Every so often it is not quiet, so that places in the queue become free.
+    #[inline]
+    fn write(&mut self, bytes: usize, immediate: Option<u32>) -> Result<(), String> {
+        let window = window(self.port.facts());
+        let quiet = !(self.posted + 1).is_multiple_of((window / 4).max(1));
+        let (to, region) = (self.peer.at(0), self.regions[0]);
+        self.post(window, quiet, |link, work| {
+            if bytes <= link.port.facts().inline_bytes as usize {
+                let (port, out) = (&mut link.port, &link.out);
+                // SAFETY: the region's rights let nobody write, and posting does not.
+                unsafe { out.with(bytes, |out| port.write(work, Source::Inline(out), to, immediate)) }
+            } else {
+                let part = [Slice { region, offset: 0, len: bytes as u32 }];
+                link.port.write(work, Source::Gather(&part), to, immediate)
+            }
+        })
+    }
+
+    /// Sends a message.
+    fn send(&mut self, message: &[u8]) -> Result<(), String> {
+        let most = window(self.port.facts()) + 1;
+        if message.len() <= self.port.facts().inline_bytes as usize {
+            self.post(most, false, |link, work| link.port.send(work, Source::Inline(message), None))?;
+        } else {
+            // Until then the place is in use.
+            self.drain()?;
+            let at = RECEIVES * SLOT;
+            self.slots.put(at, message);
+            let part = [Slice { region: self.regions[1], offset: at as u64, len: message.len() as u32 }];
+            self.post(most, false, |link, work| link.port.send(work, Source::Gather(&part), None))?;
+        }
+        self.last_message = self.posted;
+        Ok(())
+    }
+
+    /// Waits for a message, or a write with immediate; how many bytes of `into` it fills.
+    #[inline]
+    fn hear(&mut self, into: &mut [u8]) -> Result<usize, String> {
+        let (slot, len) = loop {
+            if let Some(come) = self.come.pop_front() {
+                break come;
+            }
+            self.poll()?;
+        };
+        let wanted = into.get_mut(..len).ok_or("the peer sent more than it should")?;
+        self.slots.get(slot * SLOT, wanted);
+        receive(&mut self.port, self.connection, self.regions[1], slot)?;
+        Ok(len)
+    }
+
+    /// Waits for an empty one.
+    #[inline]
+    fn hear_nothing(&mut self) -> Result<(), String> {
+        self.hear(&mut []).map(|_| ())
+    }
+
+    /// One write of a ping-pong.
+    #[inline]
+    fn throw(&mut self, arrival: Arrival, bytes: usize, trip: usize) -> Result<(), String> {
+        match arrival {
+            Arrival::LastByte => {
+                // The peer's answer has proved that the write before this one was placed: nobody reads the byte.
+                self.out.put(bytes - 1, &[mark(trip)]);
+                self.write(bytes, None)
+            }
+            Arrival::Immediate => self.write(bytes, Some(0)),
+            Arrival::Message => {
+                self.write(bytes, None)?;
+                self.send(&[])
+            }
+        }
+    }
+
+    /// Waits for the peer's.
+    #[inline]
+    fn catch(&mut self, arrival: Arrival, bytes: usize, trip: usize) -> Result<(), String> {
+        if arrival != Arrival::LastByte {
+            return self.hear_nothing();
+        }
+        while self.into.watched(bytes - 1) != mark(trip) {
+            self.poll()?;
+        }
+        Ok(())
+    }
+
+    /// Forgets what the last byte was, before the peer may write it; how a write is found.
+    fn prepare(&mut self, bytes: usize) -> Arrival {
+        let arrival = Arrival::of(self.port.facts(), bytes);
+        if arrival == Arrival::LastByte {
+            self.into.put(bytes - 1, &[0]);
+        }
+        arrival
+    }
+
+    /// Writes a pattern and says so.
+    fn send_pattern(&mut self, bytes: usize) -> Result<(), String> {
+        let seed = seed(bytes, self.rank());
+        let pattern: Vec<u8> = (0..bytes).map(|at| pattern(seed, at)).collect();
+        self.out.put(0, &pattern);
+        self.write(bytes, None)?;
+        self.send(&[])
+    }
+
+    fn recv_pattern(&mut self, bytes: usize) -> Result<(), String> {
+        self.hear_nothing()?;
+        let seed = seed(bytes, 1 - self.rank());
+        let mut come = vec![0; bytes];
+        self.into.get(0, &mut come);
+        match come.iter().enumerate().find(|(at, byte)| **byte != pattern(seed, *at)) {
+            None => Ok(()),
+            Some((at, byte)) => Err(format!(
+                "a write of {bytes} bytes arrived damaged: byte {at} is {byte}, not {}",
+                pattern(seed, at)
+            )),
+        }
+    }
+}
+
+impl<P: MemoryPort> Traffic for PortLink<P> {
+    fn rank(&self) -> usize {
+        self.bootstrap.rank()
+    }
+
+    fn about(&self) -> Option<String> {
+        Some(self.about.clone())
+    }
+
+    /// A port counts nothing.
+    fn seen(&self, _counters: bool) -> Seen {
+        Seen::default()
+    }
+
+    fn buffers(&mut self, bytes: usize) -> (&[u8], &mut [u8]) {
+        let [from, into] = &mut self.copies;
+        (&from[..bytes], &mut into[..bytes])
+    }
+
+    /// An error shows again in what is posted next.
+    fn progress(&mut self) {
+        let _ = self.poll();
+    }
+
+    fn command(&mut self, command: Command) -> Result<(), String> {
+        self.send(&command.encode())
+    }
+
+    fn await_command(&mut self) -> Result<Command, String> {
+        let mut packet = [0; COMMAND_BYTES];
+        let len = self.hear(&mut packet)?;
+        Command::decode(&packet)
+            .filter(|command| len == packet.len() && command.most() <= self.most)
+            .ok_or_else(|| "rank 0 asked for something unknown".to_owned())
+    }
+
+    fn check(&mut self, bytes: usize) -> Result<(), String> {
+        if self.rank() == 0 {
+            self.send_pattern(bytes)?;
+            self.recv_pattern(bytes)
+        } else {
+            self.recv_pattern(bytes)?;
+            self.send_pattern(bytes)
+        }
+    }
+
+    fn ping(&mut self, bytes: usize, timer: &Timer, samples: &mut [u64]) -> Result<(), String> {
+        let arrival = self.prepare(bytes);
+        // Rank 1 is prepared, too.
+        self.hear_nothing()?;
+        let mut last = timer.now();
+        for (trip, sample) in samples.iter_mut().enumerate() {
+            self.throw(arrival, bytes, trip)?;
+            self.catch(arrival, bytes, trip)?;
+            let now = timer.now();
+            *sample = now.saturating_sub(last);
+            last = now;
+        }
+        Ok(())
+    }
+
+    fn pong(&mut self, bytes: usize, count: usize) -> Result<(), String> {
+        let arrival = self.prepare(bytes);
+        self.send(&[])?;
+        for trip in 0..count {
+            self.catch(arrival, bytes, trip)?;
+            self.throw(arrival, bytes, trip)?;
+        }
+        Ok(())
+    }
+
+    fn send_windows(&mut self, bytes: usize, count: usize) -> Result<(), String> {
+        for _ in 0..WINDOW * count {
+            self.write(bytes, None)?;
+        }
+        self.send(&[])?;
+        self.hear_nothing()
+    }
+
+    fn recv_windows(&mut self, _bytes: usize, _count: usize) -> Result<(), String> {
+        self.hear_nothing()?;
+        self.send(&[])
+    }
+
+    /// Rank 1 says goodbye and waits until that has come, or rank 0 is gone: it goes when it has heard it.
+    fn close(mut self) -> Result<(), String> {
+        if self.rank() == 0 {
+            self.hear_nothing()?;
+        } else {
+            self.send(&[])?;
+            // An error is the end that was waited for: whether rank 0 has heard, it says itself.
+            let _ = self.drain();
+        }
+        self.bootstrap.finalize().map_err(text)
+    }
+}
+
+/// Posts a slot for a message.
+fn receive<P: MemoryPort>(
+    port: &mut P,
+    connection: Connection,
+    region: Region,
+    slot: usize,
+) -> Result<(), String> {
+    let part = [Slice { region, offset: (slot * SLOT) as u64, len: SLOT as u32 }];
+    port.receive(ReceiveQueue::Of(connection), slot as u64, &part).map_err(text)
+}
+
+/// What the last byte of a write says: never 0, and not what the write before it said.
+const fn mark(trip: usize) -> u8 {
+    (trip % 255 + 1) as u8
+}

@@ -1,0 +1,105 @@
+//! Memory that is lent to a port for the whole measurement: reached by address only, never by a reference that others see.
+
+use std::alloc::{Layout, alloc, dealloc};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use nemesia_core::payload::Lent;
+
+/// Pages are what devices pin, and what perftest measures from.
+const ALIGNMENT: usize = 4096;
+
+/// Bytes of this process, at the beginning of a page.
+#[derive(Debug)]
+pub(super) struct Memory {
+    base: NonNull<u8>,
+    layout: Layout,
+}
+
+impl Memory {
+    /// So many bytes, at least one, none of them 0: every page is there before anything is measured.
+    pub(super) fn new(len: usize) -> Result<Self, String> {
+        let problem = || format!("there is no memory for a message of {len} bytes");
+        let layout = Layout::from_size_align(len.max(1), ALIGNMENT).map_err(|_| problem())?;
+        // SAFETY: the layout has at least one byte.
+        let base = NonNull::new(unsafe { alloc(layout) }).ok_or_else(problem)?;
+        // SAFETY: as many bytes were just allocated, and nobody else knows them.
+        unsafe { base.write_bytes(1, layout.size()) };
+        Ok(Self { base, layout })
+    }
+
+    /// For registering.
+    ///
+    /// # Safety
+    /// The port has deregistered it, or is dropped, before this value is.
+    pub(super) unsafe fn lend(&self) -> Lent {
+        // SAFETY: initialised and writable until this value is dropped, by the caller's promise not before; references to it
+        // exist only in `with`, whose caller promises that nobody writes.
+        unsafe { Lent::from_raw(self.base.as_ptr(), self.layout.size()) }
+    }
+
+    fn at(&self, at: usize, len: usize) -> NonNull<u8> {
+        assert!(at <= self.layout.size() && len <= self.layout.size() - at, "within the memory");
+        // SAFETY: just checked.
+        unsafe { self.base.add(at) }
+    }
+
+    /// Puts bytes there.
+    pub(super) fn put(&self, at: usize, bytes: &[u8]) {
+        // SAFETY: in the memory, which is no Rust object: `bytes` does not overlap it but in `with`, which puts nothing.
+        unsafe { self.at(at, bytes.len()).as_ptr().copy_from(bytes.as_ptr(), bytes.len()) };
+    }
+
+    /// Copies bytes out.
+    pub(super) fn get(&self, at: usize, bytes: &mut [u8]) {
+        // SAFETY: as for `put`.
+        unsafe { self.at(at, bytes.len()).as_ptr().copy_to(bytes.as_mut_ptr(), bytes.len()) };
+    }
+
+    /// A byte that a peer writes. What was written before it, by a port that places in order, is there too.
+    #[inline]
+    pub(super) fn watched(&self, at: usize) -> u8 {
+        // SAFETY: in the memory, live for the call; others write it meanwhile, as the device or the kernel does: at once.
+        unsafe { AtomicU8::from_ptr(self.at(at, 1).as_ptr()) }.load(Ordering::Acquire)
+    }
+
+    /// Lends the first bytes.
+    ///
+    /// # Safety
+    /// Nobody writes them during the call: neither a peer, for the region's rights forbid it, nor `use_`.
+    #[inline]
+    pub(super) unsafe fn with<T>(&self, len: usize, use_: impl FnOnce(&[u8]) -> T) -> T {
+        // SAFETY: in the memory and initialised; the caller's promise.
+        use_(unsafe { NonNull::slice_from_raw_parts(self.at(0, len), len).as_ref() })
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: from `alloc`, with this layout; nothing uses it any more, as `lend` demands.
+        unsafe { dealloc(self.base.as_ptr(), self.layout) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_are_where_they_were_put() {
+        let memory = Memory::new(5000).unwrap();
+        memory.put(4997, &[7, 8, 9]);
+        let mut bytes = [0; 4];
+        memory.get(4996, &mut bytes);
+        assert_eq!((bytes, memory.watched(4999)), ([1, 7, 8, 9], 9));
+        // SAFETY: nobody else knows the memory.
+        assert_eq!(unsafe { memory.with(2, <[u8]>::to_vec) }, [1, 1]);
+        assert!(Memory::new(0).is_ok() && Memory::new(usize::MAX).is_err());
+    }
+
+    #[test]
+    #[should_panic(expected = "within the memory")]
+    fn nothing_else_is_reached() {
+        Memory::new(8).unwrap().put(7, &[0; 2]);
+    }
+}

@@ -1,0 +1,98 @@
+//! The traffic over a memory port, without the engine: RDMA writes into the peer's memory.
+//!
+//! In a ping-pong a write is found by polling on its last byte where the port places bytes in order, as `ib_write_lat` of
+//! perftest does; otherwise, and where there is no byte, by the receive that a write with immediate takes, or a send after the
+//! write. In windows so many writes are under way (as in `ib_write_bw`); the time ends when the target has confirmed the last.
+
+mod link;
+mod meet;
+mod memory;
+
+use std::net::{Ipv4Addr, SocketAddr};
+
+use nemesia::bootstrap::{Bootstrap, Exchange};
+use nemesia::placement::Options;
+use nemesia::tcp::{self, TcpPort};
+use nemesia::verbs::{PortOptions, VerbsPort, Wish};
+use nemesia_core::port::memory::Facts;
+
+use super::link::WINDOW;
+use link::PortLink;
+use meet::text;
+
+/// Work requests of a send queue.
+const DEPTH: u32 = 128;
+
+/// How the target of a write learns of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Arrival {
+    /// Its last byte is there.
+    LastByte,
+    /// It has an immediate.
+    Immediate,
+    /// An empty message comes behind it.
+    Message,
+}
+
+impl Arrival {
+    const fn of(facts: &Facts, bytes: usize) -> Self {
+        match (facts.ordered_placement && bytes > 0, facts.immediates) {
+            (true, _) => Self::LastByte,
+            (false, true) => Self::Immediate,
+            (false, false) => Self::Message,
+        }
+    }
+
+    const fn describe(self) -> &'static str {
+        match self {
+            Self::LastByte => "found by polling on their last byte",
+            Self::Immediate => "with immediate",
+            Self::Message => "each followed by an empty send",
+        }
+    }
+}
+
+/// What the reader of the results is told.
+fn describe(place: &str, facts: &Facts) -> String {
+    let arrival = Arrival::of(facts, 1).describe();
+    let inline = facts.inline_bytes;
+    format!(
+        "memory port, without the engine: {place}; RDMA writes, in the ping-pong {arrival}, inline up to {inline} bytes, \
+         in windows {} under way",
+        window(facts)
+    )
+}
+
+/// Writes under way in a window; there is room for a message besides.
+fn window(facts: &Facts) -> u64 {
+    (WINDOW as u64).min(u64::from(facts.send_depth) / 2).max(1)
+}
+
+/// Joins the two over TCP on this machine's loopback.
+pub(super) fn over_tcp(bootstrap: Bootstrap, most: usize) -> Result<PortLink<TcpPort>, String> {
+    let options = Options { connections: 4, regions: 4, send_depth: DEPTH, ..Options::default() };
+    let at = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    let port = tcp::listen(at, &options).map_err(text)?;
+    PortLink::new(bootstrap, port, most, &format!("TCP over {}", at.ip()))
+}
+
+/// Joins the two over the devices that are named for them, or any.
+pub(super) fn over_verbs(
+    bootstrap: Bootstrap,
+    most: usize,
+    devices: &[String],
+) -> Result<PortLink<VerbsPort>, String> {
+    let device = devices.get(bootstrap.rank()).or(devices.first()).cloned();
+    let options = PortOptions {
+        wish: Wish { device, ..Wish::default() },
+        connections: 4,
+        send_depth: DEPTH,
+        shared_receive_depth: 0,
+        regions: 8,
+        ..PortOptions::default()
+    };
+    let port = VerbsPort::open(&options).map_err(text)?;
+    let choice = port.choice();
+    let place = format!("{} port {} at {}", choice.device, choice.port, choice.address);
+    PortLink::new(bootstrap, port, most, &place)
+}

@@ -1,0 +1,101 @@
+//! `perf` and `info` of the memory ports: TCP measured end to end, and what is said where there is no RDMA device.
+
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+/// Runs the program.
+fn nemesia(words: &[&str]) -> Result<Output, String> {
+    let program = std::env::var_os("NEMESIA_BIN").unwrap_or_else(|| env!("CARGO_BIN_EXE_nemesia").into());
+    let mut command = Command::new("timeout");
+    command.arg("120").arg(program).args(words).env("NEMESIA_CONFIG", "");
+    command.output().map_err(|error| error.to_string())
+}
+
+/// What it says on the standard error output, and that it ends with status 2 in one line.
+fn refused(words: &[&str]) -> Result<String, String> {
+    let output = nemesia(words)?;
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2), "{words:?}: {errors}");
+    assert_eq!(errors.lines().count(), 1, "{errors}");
+    Ok(errors)
+}
+
+/// Whether a device can be used here, as `info` says.
+fn has_device() -> Result<bool, String> {
+    let output = nemesia(&["info", "--json"])?;
+    let document: Value = serde_json::from_slice(&output.stdout).map_err(|error| error.to_string())?;
+    let facilities = document["facilities"].as_array().ok_or("no facilities")?;
+    let verbs = facilities.iter().find(|it| it["name"] == "verbs").ok_or("verbs is not listed")?;
+    verbs["usable"].as_bool().ok_or_else(|| verbs.to_string())
+}
+
+/// Measures a port; every size has every result, and every byte was looked at.
+fn measures(port: &str) -> Result<(), String> {
+    let sizes = [0, 1, 8, 4096, 100_000];
+    let list = sizes.map(|bytes| bytes.to_string()).join(",");
+    let words = ["perf", "--port", port, "--no-plot", "--json", "-", "--iterations", "70", "--sizes", &list];
+    let output = nemesia(&words)?;
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{}: {errors}", output.status);
+    assert!(errors.contains("without the engine"), "{errors}");
+    let document: Value = serde_json::from_slice(&output.stdout).map_err(|error| error.to_string())?;
+    let measures = document["measures"].as_str().unwrap_or_default();
+    assert!(measures.contains("RDMA writes"), "{document}");
+    let results = document["results"].as_array().ok_or("no results")?;
+    for (test, value) in [("latency", "p50_ns"), ("bandwidth", "MBps"), ("rate", "per_s")] {
+        for bytes in sizes {
+            let wanted = |it: &&Value| it["port"] == port && it["test"] == test && it["bytes"] == bytes;
+            let number = results.iter().find(wanted).and_then(|it| it[value].as_f64());
+            let least = if test == "bandwidth" && bytes == 0 { 0.0 } else { f64::MIN_POSITIVE };
+            assert!(number.is_some_and(|number| number >= least), "{test} {bytes}: {document}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn tcp_is_measured_in_both_ways() -> Result<(), String> {
+    measures("tcp")?;
+    assert!(nemesia(&["info", "--port", "tcp"])?.status.success());
+    Ok(())
+}
+
+#[test]
+fn verbs_is_measured_where_there_is_a_device_and_elsewhere_the_reason_is_said() -> Result<(), String> {
+    if has_device()? {
+        assert!(nemesia(&["info", "--port", "verbs"])?.status.success());
+        return measures("verbs");
+    }
+    for words in [&["perf", "--port", "verbs", "--no-plot"][..], &["info", "--port", "verbs"]] {
+        let errors = refused(words)?;
+        assert!(errors.contains("verbs can't be used here"), "{errors}");
+        assert!(
+            ["install", "load", "rdma", "ulimit"].iter().any(|remedy| errors.contains(remedy)),
+            "{errors}"
+        );
+    }
+    Ok(())
+}
+
+#[test]
+fn a_device_that_is_not_there_is_refused() -> Result<(), String> {
+    let errors = refused(&["perf", "--port", "verbs", "--device", "no-such-device"])?;
+    assert!(errors.contains("verbs can't be used here"), "{errors}");
+    Ok(())
+}
+
+#[test]
+fn what_a_memory_port_does_not_have_is_refused() -> Result<(), String> {
+    for words in [
+        &["perf", "--port", "tcp", "--counters"][..],
+        &["perf", "--port", "tcp", "--unexpected", "5"],
+        &["perf", "--port", "verbs", "--matching"],
+    ] {
+        assert!(refused(words)?.contains("is of the engine"));
+    }
+    for words in [&["perf", "--device", "mlx5_0"][..], &["perf", "--port", "tcp", "--device", "mlx5_0"]] {
+        assert!(refused(words)?.contains("--device is for --port verbs"));
+    }
+    Ok(())
+}
