@@ -43,6 +43,8 @@ fn serve(mut bench: Bench<Devices>) -> Result<(), String> {
         let receives = ReceiveQueue::Of(connection);
         bench.port(0)?.receive(receives, id, &into).map_err(|error| error.to_string())?;
         bench.port(0)?.accept(connection, &offer).map_err(|error| error.to_string())?;
+        // A message may come before that; nothing can be sent before.
+        bench.event(0, "established", |event| matches!(event, Event::Established { .. }).then_some(()))?;
         while let Outcome::Received { .. } = bench.completion(0, id)?.outcome {
             let (seed, len) = (control.word(0), control.word(8));
             let wrong = difference(seed, &memory.get(0, len as usize)).map_or(0, |at| at as u64 + 1);

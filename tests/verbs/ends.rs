@@ -1,6 +1,7 @@
 //! How connections end that nobody closes: the peer is killed.
 
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -68,6 +69,7 @@ fn target(mut port: VerbsPort) {
 /// A process of this program that has said where it is: on the other host, where there is one.
 pub(crate) struct Target {
     child: Child,
+    has_ended: bool,
     pub(crate) address: Address,
     pub(crate) key: Key,
 }
@@ -84,7 +86,8 @@ impl Target {
             Command::new(program)
         };
         command.args(["--exact", test, "--nocapture"]).env(role, "1");
-        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
+        // A group of its own: what runs a command on another host is more than one process.
+        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).process_group(0).spawn().unwrap();
         let lines = BufReader::new(child.stdout.as_mut().unwrap()).lines();
         // The test program says things of its own before, on the same line.
         let line = lines
@@ -93,21 +96,29 @@ impl Target {
         let line = line.expect("the target's address");
         let (address, key) = line.split_once(' ').unwrap();
         let key: [u8; 24] = unhex(key).try_into().unwrap();
-        Self { child, address: Address::new(&unhex(address)).unwrap(), key: Key::from_bytes(&key) }
+        Self {
+            child,
+            has_ended: false,
+            address: Address::new(&unhex(address)).unwrap(),
+            key: Key::from_bytes(&key),
+        }
     }
 
     /// Ends it at once.
     pub(crate) fn kill(&mut self) {
-        self.child.kill().unwrap();
+        // SAFETY: our child leads this group, and has not been waited for.
+        assert_eq!(unsafe { libc::kill(-self.child.id().cast_signed(), libc::SIGKILL) }, 0);
         self.child.wait().unwrap();
+        self.has_ended = true;
     }
 }
 
 impl Drop for Target {
     fn drop(&mut self) {
-        // After a test that has failed; else it has ended already.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        // After a test that has failed.
+        if !self.has_ended {
+            self.kill();
+        }
     }
 }
 
