@@ -85,14 +85,25 @@ pub fn checks<F: Fabric>() -> Vec<(&'static str, Check<F>)> {
     all
 }
 
-/// Runs every check, or those whose name contains `NEMESIA_CHECK`, each on a new fabric.
+/// All checks, or those whose names contain one of the words in `NEMESIA_CHECK`, with commas between them.
+///
+/// # Panics
+/// No check has such a name: nothing would be checked.
+pub fn wanted<F: Fabric>() -> Vec<(&'static str, Check<F>)> {
+    let words = std::env::var("NEMESIA_CHECK").unwrap_or_default();
+    let is_wanted = |name: &str| words.split(',').any(|word| name.contains(word));
+    let found: Vec<_> = checks().into_iter().filter(|(name, _)| is_wanted(name)).collect();
+    assert!(!found.is_empty(), "no check has one of `{words}` in its name");
+    found
+}
+
+/// Runs every check, or those that are [`wanted`], each on a new fabric.
 ///
 /// # Errors
 /// What failed, one line each.
 pub fn run<F: Fabric>(mut fabric: impl FnMut() -> Result<F, String>) -> Verdict {
-    let wanted = std::env::var("NEMESIA_CHECK").unwrap_or_default();
     let mut failures = Vec::new();
-    for (name, check) in checks().into_iter().filter(|(name, _)| name.contains(&wanted)) {
+    for (name, check) in wanted() {
         let mut bench = Bench::new(fabric()?);
         if let Err(why) = check(&mut bench) {
             failures.push(format!("{name}: {why}"));

@@ -128,9 +128,18 @@ fn a_child_of_fork_that_writes_does_not_disturb_the_parent() {
 }
 
 /// The resources that this process has in a device, as the kernel counts them.
-fn resources() -> Option<String> {
+pub(crate) fn resources() -> Option<String> {
     let output = std::process::Command::new("rdma").args(["resource", "show"]).output().ok()?;
     String::from_utf8(output.stdout).ok()
+}
+
+/// Waits until they are as they were: the kernel takes down what a connection leaves a moment later.
+pub(crate) fn until_resources(before: &str) {
+    let start = Instant::now();
+    while resources().unwrap() != before {
+        assert!(start.elapsed() < Duration::from_secs(20), "{before}\n{}", resources().unwrap());
+        std::thread::sleep(Duration::from_millis(100));
+    }
 }
 
 #[test]
@@ -153,10 +162,5 @@ fn nothing_is_left_of_ports_that_were_dropped() {
             assert_ne!(resources().unwrap(), before, "what is in use is counted");
         }
     }
-    // The kernel takes down what a connection leaves a moment later.
-    let start = Instant::now();
-    while resources().unwrap() != before {
-        assert!(start.elapsed() < Duration::from_secs(20), "{before}\n{}", resources().unwrap());
-        std::thread::sleep(Duration::from_millis(100));
-    }
+    until_resources(&before);
 }

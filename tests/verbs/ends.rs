@@ -1,6 +1,7 @@
 //! How connections end that nobody closes: the peer is killed.
 
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -22,7 +23,7 @@ const LIMIT: Duration = Duration::from_secs(3);
 const PATIENCE: Duration = Duration::from_secs(60);
 const LEN: usize = 1 << 20;
 
-fn hex(bytes: &[u8]) -> String {
+pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
@@ -65,22 +66,60 @@ fn target(mut port: VerbsPort) {
     event(&mut port, start, |event| matches!(event, Event::Lost { .. }).then_some(()));
 }
 
-/// Starts the target; its address and key.
-fn start_target() -> (Child, Address, Key) {
-    let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "ends::a_peer_that_is_killed_is_found_out_within_three_seconds", "--nocapture"])
-        .env(ROLE, "1")
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let lines = BufReader::new(child.stdout.as_mut().unwrap()).lines();
-    // The test program says things of its own before, on the same line.
-    let line =
-        lines.map_while(Result::ok).find_map(|line| line.split_once("target ").map(|(_, it)| it.to_string()));
-    let line = line.expect("the target's address");
-    let (address, key) = line.split_once(' ').unwrap();
-    let key: [u8; 24] = unhex(key).try_into().unwrap();
-    (child, Address::new(&unhex(address)).unwrap(), Key::from_bytes(&key))
+/// A process of this program that has said where it is: on the other host, where there is one.
+pub(crate) struct Target {
+    child: Child,
+    has_ended: bool,
+    pub(crate) address: Address,
+    pub(crate) key: Key,
+}
+
+impl Target {
+    /// Starts a test in it, with its role in the environment.
+    pub(crate) fn start(test: &str, role: &str) -> Self {
+        let program = std::env::current_exe().unwrap();
+        let mut command = if std::env::var("VM_HOSTS").is_ok_and(|hosts| hosts == "2") {
+            let mut fabric = Command::new("fabric");
+            fabric.args(["on", "1"]).arg(program);
+            fabric
+        } else {
+            Command::new(program)
+        };
+        command.args(["--exact", test, "--nocapture"]).env(role, "1");
+        // A group of its own: what runs a command on another host is more than one process.
+        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).process_group(0).spawn().unwrap();
+        let lines = BufReader::new(child.stdout.as_mut().unwrap()).lines();
+        // The test program says things of its own before, on the same line.
+        let line = lines
+            .map_while(Result::ok)
+            .find_map(|line| line.split_once("target ").map(|(_, it)| it.to_string()));
+        let line = line.expect("the target's address");
+        let (address, key) = line.split_once(' ').unwrap();
+        let key: [u8; 24] = unhex(key).try_into().unwrap();
+        Self {
+            child,
+            has_ended: false,
+            address: Address::new(&unhex(address)).unwrap(),
+            key: Key::from_bytes(&key),
+        }
+    }
+
+    /// Ends it at once.
+    pub(crate) fn kill(&mut self) {
+        // SAFETY: our child leads this group, and has not been waited for.
+        assert_eq!(unsafe { libc::kill(-self.child.id().cast_signed(), libc::SIGKILL) }, 0);
+        self.child.wait().unwrap();
+        self.has_ended = true;
+    }
+}
+
+impl Drop for Target {
+    fn drop(&mut self) {
+        // After a test that has failed.
+        if !self.has_ended {
+            self.kill();
+        }
+    }
 }
 
 /// Keeps writing until the connection is lost; returns how long that took from `end` on.
@@ -126,12 +165,12 @@ fn a_peer_that_is_killed_is_found_out_within_three_seconds() {
         return target(VerbsPort::open(&devices.options()).unwrap());
     }
     let mut port = mine;
-    let (mut child, address, key) = start_target();
+    let mut target = Target::start("ends::a_peer_that_is_killed_is_found_out_within_three_seconds", ROLE);
     let start = Instant::now();
-    let connection = port.connect(&address, &Offer { deadline: PATIENCE, ..offer() }).unwrap();
+    let connection = port.connect(&target.address, &Offer { deadline: PATIENCE, ..offer() }).unwrap();
     event(&mut port, start, |event| matches!(event, Event::Established { .. }).then_some(()));
-    let took = write_until_lost(&mut port, connection, &key, || child.kill().unwrap());
-    child.wait().unwrap();
+    let key = target.key;
+    let took = write_until_lost(&mut port, connection, &key, || target.kill());
     println!("found out after {took:?}");
     assert!(took < LIMIT, "found out after {took:?}");
     port.close(connection);

@@ -7,6 +7,8 @@
 )]
 
 #[cfg(test)]
+mod across;
+#[cfg(test)]
 mod device;
 #[cfg(test)]
 mod ends;
@@ -29,9 +31,8 @@ fn usable(test: &str) -> Option<Vec<std::net::IpAddr>> {
 #[test]
 fn verbs_do_what_every_memory_port_does() {
     let Some(addresses) = usable("verbs_do_what_every_memory_port_does") else { return };
-    let wanted = std::env::var("NEMESIA_CHECK").unwrap_or_default();
     let mut failures = Vec::new();
-    for (name, check) in memory_port::checks().into_iter().filter(|(name, _)| name.contains(&wanted)) {
+    for (name, check) in memory_port::wanted() {
         let start = std::time::Instant::now();
         let verdict = check(&mut Bench::new(fabric::Devices::new(&addresses)));
         // One at a time: with a slow device it is good to see which.

@@ -1,7 +1,7 @@
 //! Everything at once, against a model: three ports, random operations of random sizes on random connections.
 
 use nemesia_core::port::memory::{
-    Access, Connection, MemoryPort, Outcome, PostError, ReceiveQueue, Source, Work,
+    Access, Completion, Connection, MemoryPort, Outcome, PostError, ReceiveQueue, Source, Work,
 };
 
 use super::bench::{Bench, Memory};
@@ -163,9 +163,16 @@ fn drain_sends<F: Fabric>(bench: &mut Bench<F>, flow: &mut Flow, sink: &Memory) 
         let id = flow.tag | (flow.next - 1);
         flow.done = flow.next;
         let (node, connection) = flow.from;
+        let mut failed = None;
         bench.until(&format!("everything up to {id:#x}"), |bench| {
-            bench.nodes[node].done.iter().any(|it| it.id == id && it.outcome == Outcome::Done)
+            let done = &bench.nodes[node].done;
+            let is_bad =
+                |it: &&Completion| it.connection == connection && matches!(it.outcome, Outcome::Failed(_));
+            failed = done.iter().find(is_bad).copied();
+            failed.is_some() || done.iter().any(|it| it.id == id && it.outcome == Outcome::Done)
         })?;
+        // What fails is no stall.
+        equal("work that failed", failed, None)?;
         bench.nodes[node].done.retain(|it| it.connection != connection || it.outcome != Outcome::Done);
     }
     for (_, room, wanted) in flow.reads.drain(..) {
