@@ -71,7 +71,7 @@ impl Endpoint {
     ///
     /// - What was under way with the process before has failed, and stays so.
     /// - Messages that the process before had sent whole could be received until now. Those that were not are dropped;
-    ///   one that a matched probe has taken out can still be received.
+    ///   one that a matched probe has taken out can still be received, unless its sender waited for that (a synchronous send).
     /// - Receives from any source that are posted go on. The failure of this rank counts as acknowledged
     ///   ([`Endpoint::acknowledge_failures`]).
     /// - What is counted of the rank ([`Endpoint::peer_counters`]) is counted from the beginning.

@@ -243,8 +243,10 @@ impl Simulation {
             }
         };
         let Message { is, arrival, along, .. } = *self.message(rank, name);
-        let gone = self.is_past(rank, name);
-        if arrival == Arrival::Offered && !along && gone && matches!(outcome, Err(Fate::PeerFailed { .. })) {
+        // What came whole with its announcement outlives its sender, but not the sender's readmission, as nobody could be
+        // told that it was received.
+        let lost = self.is_past(rank, name) && !along || self.is_of_another(rank, name);
+        if arrival == Arrival::Offered && lost && matches!(outcome, Err(Fate::PeerFailed { .. })) {
             self.world.fabric().memory.end(loan, |_| ())?;
             return self.check_failed(rank, outcome);
         }

@@ -126,6 +126,11 @@ impl Simulation {
         matches!(told[source], Told::Failed(_)) || name.number < first[source]
     }
 
+    /// Whether a message is from a process of its rank before the one that `rank` has readmitted.
+    pub(crate) fn is_of_another(&self, rank: u32, name: Name) -> bool {
+        name.number < self.ranks[rank as usize].first[name.source as usize]
+    }
+
     /// The messages taken out of the queue of a rank that it still stores: what was only announced went with its sender.
     pub(crate) fn claims_kept(&self, rank: u32) -> impl Iterator<Item = Name> + use<'_> {
         let Rank { claims, first, .. } = &self.ranks[rank as usize];
