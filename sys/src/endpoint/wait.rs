@@ -335,7 +335,10 @@ impl Endpoint {
         others: &dyn Fn(usize) -> Option<Request>,
         limit: Option<Duration>,
     ) -> Result<Status, Error> {
-        self.go_on(request, &mut Wait::new(limit), Awaited::All(request, others))
+        match self.done(request) {
+            Some(status) => Ok(status),
+            None => self.go_on(request, &mut Wait::new(limit), Awaited::All(request, others)),
+        }
     }
 
     /// Goes on with a wait for a request.
