@@ -12,6 +12,7 @@ use nemesia_core::slab::Slot;
 pub use nemesia_core::regcache::{AcquireError, Counts, Held, Limits, Range, Registrar};
 
 use crate::os::mapping::{MappingError, MappingWatch};
+use crate::os::numa::page_size;
 
 /// Who tells a cache of changed mappings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -216,9 +217,7 @@ impl<R: Registrar> RegistrationCache<R> {
 
 /// Binary logarithm of the page size.
 fn page_shift() -> u32 {
-    // SAFETY: takes a number and returns one.
-    let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-    u64::try_from(bytes).ok().and_then(u64::checked_ilog2).unwrap_or(12).clamp(12, 30)
+    page_size().checked_ilog2().unwrap_or(12).clamp(12, 30)
 }
 
 #[cfg(test)]

@@ -312,15 +312,7 @@ impl Endpoint {
         request: Request,
         limit: Option<Duration>,
     ) -> Result<Status, Error> {
-        match self.done(request) {
-            Some(status) => Ok(status),
-            None => self.wait_slowly(request, limit),
-        }
-    }
-
-    #[inline(never)]
-    fn wait_slowly(&mut self, request: Request, limit: Option<Duration>) -> Result<Status, Error> {
-        self.go_on(request, &mut Wait::new(limit), Awaited::Request(request))
+        self.wait_as(request, limit, Awaited::Request(request))
     }
 
     /// As [`Endpoint::wait`], or [`Endpoint::wait_timeout`] with a limit, by a caller that will wait for `others` before it
@@ -335,10 +327,31 @@ impl Endpoint {
         others: &dyn Fn(usize) -> Option<Request>,
         limit: Option<Duration>,
     ) -> Result<Status, Error> {
+        self.wait_as(request, limit, Awaited::All(request, others))
+    }
+
+    /// Looks first, as most requests that are waited for in a stream of messages are complete or have their message there.
+    #[inline(always)]
+    fn wait_as(
+        &mut self,
+        request: Request,
+        limit: Option<Duration>,
+        awaited: Awaited<'_>,
+    ) -> Result<Status, Error> {
         match self.done(request) {
             Some(status) => Ok(status),
-            None => self.go_on(request, &mut Wait::new(limit), Awaited::All(request, others)),
+            None => self.wait_slowly(request, limit, awaited),
         }
+    }
+
+    #[inline(never)]
+    fn wait_slowly(
+        &mut self,
+        request: Request,
+        limit: Option<Duration>,
+        awaited: Awaited<'_>,
+    ) -> Result<Status, Error> {
+        self.go_on(request, &mut Wait::new(limit), awaited)
     }
 
     /// Goes on with a wait for a request.

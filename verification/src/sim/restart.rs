@@ -121,9 +121,8 @@ impl Simulation {
 
     /// Whether a message is from a process of its rank that is gone, as far as `rank` was told.
     pub(crate) fn is_past(&self, rank: u32, name: Name) -> bool {
-        let Rank { told, first, .. } = &self.ranks[rank as usize];
-        let source = name.source as usize;
-        matches!(told[source], Told::Failed(_)) || name.number < first[source]
+        let told = &self.ranks[rank as usize].told;
+        matches!(told[name.source as usize], Told::Failed(_)) || self.is_of_another(rank, name)
     }
 
     /// Whether a message is from a process of its rank before the one that `rank` has readmitted.
