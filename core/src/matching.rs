@@ -201,18 +201,20 @@ impl<B: BorrowMut<[List]>> Posted<B> {
         }
     }
 
-    /// Appends a receive, which asks for this, to the requests. Gives it back when there is no slot.
-    ///
-    /// # Errors
-    /// The receive.
+    /// Appends a receive, which asks for this, to the requests, and returns its slot, for the caller to fill. `None` when
+    /// there is no slot.
     #[inline(always)]
-    pub fn push<T, S>(&mut self, requests: &mut Slab<T, S>, request: T, pattern: &Pattern) -> Result<u32, T>
+    pub fn push<'s, T, S>(
+        &mut self,
+        requests: &'s mut Slab<T, S>,
+        pattern: &Pattern,
+    ) -> Option<(u32, &'s mut T)>
     where
         S: BorrowMut<[Slot<T>]>,
     {
-        let index = requests.insert_back(self.list(pattern), request)?;
+        let reserved = requests.reserve_back(self.list(pattern))?;
         self.count += 1;
-        Ok(index)
+        Some(reserved)
     }
 
     /// A receive that names source and whole tag and hashes so, if it comes before all others that its message would match.

@@ -93,46 +93,48 @@ impl<T, B: BorrowMut<[Slot<T>]>> Slab<T, B> {
     /// The value, when every slot is in use.
     #[inline]
     pub fn insert(&mut self, value: T) -> Result<u32, T> {
-        self.insert_behind(NONE, value)
+        match self.reserve_behind(NONE) {
+            Some((index, place)) => {
+                *place = value;
+                Ok(index)
+            }
+            None => Err(value),
+        }
     }
 
-    /// As [`Slab::insert`], and appends the slot to a list.
+    /// Appends a free slot to a list, with its index; it holds what it last held. `None` when every slot is in use.
     ///
-    /// # Errors
-    /// The value, when every slot is in use.
+    /// The caller fills it where it is: a value that is handed down is copied on the way, on the critical path.
     #[inline(always)]
-    pub fn insert_back(&mut self, list: &mut List, value: T) -> Result<u32, T> {
+    pub fn reserve_back(&mut self, list: &mut List) -> Option<(u32, &mut T)> {
         let tail = list.tail;
-        let index = self.insert_behind(tail, value)?;
+        let (index, _) = self.reserve_behind(tail)?;
         list.tail = index;
+        let slots = self.slots.borrow_mut();
         match tail {
             NONE => list.head = index,
-            tail => self.slots.borrow_mut()[tail as usize].next = index,
+            tail => slots[tail as usize].next = index,
         }
-        Ok(index)
+        Some((index, &mut slots[index as usize].value))
     }
 
     #[inline(always)]
-    fn insert_behind(&mut self, prev: u32, value: T) -> Result<u32, T> {
+    fn reserve_behind(&mut self, prev: u32) -> Option<(u32, &mut T)> {
         let slots = self.slots.borrow_mut();
         // Nothing is free: `NONE` is no index.
-        let (index, slot) = match slots.get_mut(self.free as usize) {
-            Some(slot) => (core::mem::replace(&mut self.free, slot.next), slot),
-            None if self.fresh == NONE => return Err(value),
-            None => match slots.get_mut(self.fresh as usize) {
-                Some(slot) => {
-                    self.fresh += 1;
-                    (self.fresh - 1, slot)
-                }
-                None => return Err(value),
-            },
-        };
-        slot.value = value;
+        let again = (self.free as usize) < slots.len();
+        let index = if again { self.free } else { self.fresh };
+        let slot = slots.get_mut(index as usize)?;
+        if again {
+            self.free = slot.next;
+        } else {
+            self.fresh += 1;
+        }
         slot.used = true;
         slot.prev = prev;
         slot.next = NONE;
         self.used += 1;
-        Ok(index)
+        Some((index, &mut slot.value))
     }
 
     /// Frees a slot. The caller has taken it out of its list.

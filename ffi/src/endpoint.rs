@@ -295,6 +295,22 @@ pub(crate) unsafe fn blocking_on(
     unsafe { checked(endpoint, work) }
 }
 
+/// The endpoint, for what is over after some instructions, calls nothing of the caller's and does not panic: no guard, which
+/// hands everything over in memory. `None` when anything is out of the ordinary, or it is all threads'; [`on`] will tell.
+///
+/// # Safety
+/// As [`on`], and as [`Single::at_hand`].
+#[inline(always)]
+pub(crate) unsafe fn at_hand<'a>(endpoint: *mut Endpoint) -> Option<&'a mut nemesia::Endpoint> {
+    // SAFETY: the caller's promise.
+    let endpoint = unsafe { endpoint.as_ref() }?;
+    match &endpoint.owner {
+        // SAFETY: the caller's promise.
+        Owner::One(single) if !endpoint.poisoned.load(Ordering::Relaxed) => unsafe { single.at_hand() },
+        _ => None,
+    }
+}
+
 /// What both do.
 ///
 /// # Safety

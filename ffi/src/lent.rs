@@ -64,6 +64,18 @@ impl Single {
         // SAFETY: the caller's promise: nobody else is here.
         Ok(work(unsafe { &mut *self.inner.get() }))
     }
+
+    /// Lends the endpoint to what is over after some instructions, calls nothing of the caller's and does not panic. `None` if
+    /// another call is seen to have it.
+    ///
+    /// # Safety
+    /// As [`Single::lend`].
+    #[inline(always)]
+    #[expect(clippy::mut_from_ref, reason = "the caller's promise")]
+    pub(crate) unsafe fn at_hand(&self) -> Option<&mut Inner> {
+        // SAFETY: the caller's promise: nobody else is here.
+        (!self.busy.load(Ordering::Relaxed)).then(|| unsafe { &mut *self.inner.get() })
+    }
 }
 
 #[cold]
@@ -99,6 +111,15 @@ impl Lent<'_> {
     #[inline]
     pub(crate) fn rank_in(&mut self, rank: i32) -> Result<usize, Fault> {
         self.with(|endpoint| rank_in(endpoint, rank))
+    }
+
+    /// Finishes a request that has succeeded, if that can be seen at once and without a lock.
+    #[inline(always)]
+    pub(crate) fn finish_now(&mut self, request: Request) -> Option<Status> {
+        match self {
+            Self::One(endpoint) => endpoint.finish_now(request),
+            Self::All(_) => None,
+        }
     }
 
     /// Waits for a request, before others that the caller will wait for.

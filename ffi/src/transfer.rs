@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use nemesia::{Endpoint as Inner, Error, Request, Source, Tag};
 
 use crate::boundary::{Out, check_buffer};
-use crate::endpoint::{Endpoint, blocking_on, on, rank_in, rank_of};
+use crate::endpoint::{Endpoint, at_hand, blocking_on, on, rank_in, rank_of};
 use crate::lent::Lent;
 use crate::status::{
     Fault, NEMESIA_ERR_TIMEOUT, NEMESIA_ERR_TRUNCATED, NEMESIA_ERR_UNEXPECTED_FULL, NEMESIA_OK,
@@ -64,6 +64,10 @@ pub unsafe extern "C" fn nemesia_endpoint_send(
     buffer: *const c_void,
     len: usize,
 ) -> i32 {
+    // SAFETY: the caller's endpoint, or null, and buffer, which stays as it is until this returns.
+    if unsafe { send_now(endpoint, rank, tag, buffer, len) } {
+        return NEMESIA_OK;
+    }
     let work = |mut endpoint: Lent<'_>| {
         // SAFETY: the caller's buffer, which stays as it is until this returns.
         let bytes = unsafe { bytes_at(buffer, len) }?;
@@ -98,6 +102,12 @@ pub unsafe extern "C" fn nemesia_endpoint_recv(
     out_buffer: *mut c_void,
     out_status: *mut Status,
 ) -> i32 {
+    // SAFETY: the caller's endpoint, or null, and buffer, which is nobody else's until this returns.
+    if let Some(status) = unsafe { recv_now(endpoint, rank, (tag, ignore), out_buffer, capacity) } {
+        // SAFETY: the caller's pointer, null or good.
+        unsafe { Out::optional(out_status) }.write(received(status));
+        return NEMESIA_OK;
+    }
     let work = |mut endpoint: Lent<'_>| {
         // SAFETY: the caller's pointer, null or good.
         let out = unsafe { Out::optional(out_status) };
@@ -132,6 +142,12 @@ pub unsafe extern "C" fn nemesia_endpoint_isend(
     len: usize,
     out_request: *mut u64,
 ) -> i32 {
+    // SAFETY: the caller's endpoint, or null, and buffer, which stays as it is.
+    if !out_request.is_null() && unsafe { send_now(endpoint, rank, tag, buffer, len) } {
+        // SAFETY: the caller's pointer, which is not null.
+        unsafe { out_request.write(NEMESIA_REQUEST_NONE) };
+        return NEMESIA_OK;
+    }
     let work = |endpoint: &mut Inner| {
         // SAFETY: the caller's pointer, null or good.
         let out = unsafe { Out::required(out_request, "out_request") }?;
@@ -167,6 +183,14 @@ pub unsafe extern "C" fn nemesia_endpoint_irecv(
     out_buffer: *mut c_void,
     out_request: *mut u64,
 ) -> i32 {
+    if !out_request.is_null()
+        // SAFETY: the caller's endpoint, or null, and buffer, which stays until the request is complete.
+        && let Some(request) = unsafe { irecv_now(endpoint, rank, (tag, ignore), out_buffer, capacity) }
+    {
+        // SAFETY: the caller's pointer, which is not null.
+        unsafe { out_request.write(number(request)) };
+        return NEMESIA_OK;
+    }
     let work = |endpoint: &mut Inner| {
         // SAFETY: the caller's pointer, null or good.
         let out = unsafe { Out::required(out_request, "out_request") }?;
@@ -355,6 +379,83 @@ pub(crate) unsafe fn lent<'a, T>(base: *mut T, count: usize) -> &'a mut [T] {
     unsafe { slice::from_raw_parts_mut(base, count) }
 }
 
+/// Whether a message has left, without what may panic or needs to be told of.
+///
+/// # Safety
+/// As [`at_hand`], and `bytes_at`.
+#[inline(always)]
+unsafe fn send_now(
+    endpoint: *mut Endpoint,
+    rank: i32,
+    tag: u64,
+    buffer: *const c_void,
+    len: usize,
+) -> bool {
+    // SAFETY: the caller's promise.
+    let (Some(endpoint), false) = (unsafe { at_hand(endpoint) }, buffer.is_null()) else { return false };
+    if len > isize::MAX as usize {
+        return false;
+    }
+    // SAFETY: the caller's buffer, there and no longer than memory.
+    let bytes = unsafe { slice::from_raw_parts(buffer.cast::<u8>(), len) };
+    // A rank below 0 becomes one that does not exist.
+    endpoint.send_now(rank as u32 as usize, tag, bytes)
+}
+
+/// A message that was there, without what may panic or needs to be told of.
+///
+/// # Safety
+/// As [`at_hand`], and `room_at`.
+#[inline(always)]
+unsafe fn recv_now(
+    endpoint: *mut Endpoint,
+    rank: i32,
+    (value, ignore): (u64, u64),
+    buffer: *mut c_void,
+    capacity: usize,
+) -> Option<nemesia::Status> {
+    if buffer.is_null() || capacity > isize::MAX as usize {
+        return None;
+    }
+    // SAFETY: the caller's promise.
+    let endpoint = unsafe { at_hand(endpoint) }?;
+    // SAFETY: the caller's buffer, there and no longer than memory.
+    let buf = unsafe { slice::from_raw_parts_mut(buffer.cast::<u8>(), capacity) };
+    endpoint.recv_now(source_now(rank), Tag::Masked { value, ignore }, buf)
+}
+
+/// A receive that was posted, without what may panic or needs to be told of.
+///
+/// # Safety
+/// As [`at_hand`]; the buffer is the caller's, holds something (as all memory of C does), and stays until the request is
+/// complete.
+#[inline(always)]
+unsafe fn irecv_now(
+    endpoint: *mut Endpoint,
+    rank: i32,
+    (value, ignore): (u64, u64),
+    buffer: *mut c_void,
+    capacity: usize,
+) -> Option<Request> {
+    if buffer.is_null() || capacity > isize::MAX as usize {
+        return None;
+    }
+    // SAFETY: the caller's promise.
+    let endpoint = unsafe { at_hand(endpoint) }?;
+    let tag = Tag::Masked { value, ignore };
+    // SAFETY: the caller's promise.
+    unsafe { endpoint.irecv_now(source_now(rank), tag, buffer.cast(), capacity) }
+}
+
+/// Whom a receive listens to; a rank below 0 becomes one that does not exist.
+#[inline(always)]
+const fn source_now(rank: i32) -> Source {
+    match rank {
+        NEMESIA_ANY_SOURCE => Source::Any,
+        rank => Source::Rank(rank as u32 as usize),
+    }
+}
+
 /// # Safety
 /// The buffer is the caller's, and stays as it is until the request is complete.
 #[inline]
@@ -442,12 +543,18 @@ fn wait(
     endpoint.wait(request, others, Some(left))
 }
 
+/// The status of a success.
+#[inline]
+pub(crate) fn received(nemesia::Status { rank, tag, len }: nemesia::Status) -> Status {
+    Status { code: NEMESIA_OK, rank: rank_of(rank), tag, len: len as u64 }
+}
+
 /// Hands an outcome to the caller: the status of a message that was received, whole or in part, and the code.
 #[inline]
 pub(crate) fn deliver(outcome: Result<nemesia::Status, Error>, out: Out<Status>) -> Result<i32, Fault> {
     let error = match outcome {
-        Ok(nemesia::Status { rank, tag, len }) => {
-            out.write(Status { code: NEMESIA_OK, rank: rank_of(rank), tag, len: len as u64 });
+        Ok(status) => {
+            out.write(received(status));
             return Ok(NEMESIA_OK);
         }
         Err(error) => error,
@@ -470,6 +577,14 @@ fn wait_all(
     for at in 0..requests.len() {
         let [number, rest @ ..] = &mut requests[at..] else { break };
         if *number == NEMESIA_REQUEST_DONE {
+            continue;
+        }
+        // Most of a stream are complete, or their messages are there.
+        if let Some(status) = endpoint.finish_now(named(*number)) {
+            *number = NEMESIA_REQUEST_DONE;
+            if let Some(out) = statuses.get_mut(at) {
+                out.write(received(status));
+            }
             continue;
         }
         let mut status = Status::default();

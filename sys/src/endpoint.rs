@@ -7,6 +7,7 @@ mod counters;
 mod direct;
 mod event;
 mod list;
+mod now;
 mod one_sided;
 mod probe;
 mod restart;
@@ -412,7 +413,7 @@ impl Endpoint {
     /// See [`Error`]; after an error the request is gone as well.
     #[inline]
     pub fn test(&mut self, request: Request) -> Result<Option<Status>, Error> {
-        let done = match self.done(request) {
+        let done = match self.finish_now(request) {
             None => self.outcome(request).transpose()?,
             done => done,
         };
@@ -425,16 +426,6 @@ impl Endpoint {
             None => self.outcome(request).transpose(),
             done => Ok(done),
         }
-    }
-
-    /// What came of a send that was complete when it started, or of a receive of a word that is there: the critical path.
-    /// `None` says nothing.
-    #[inline(always)]
-    fn done(&mut self, request: Request) -> Option<Status> {
-        if request.is_complete() {
-            return Some(Status { rank: self.rank(), tag: 0, len: 0 });
-        }
-        self.engine.receive_posted(request.0).map(status)
     }
 
     #[inline(never)]

@@ -4,7 +4,7 @@
 use core::borrow::BorrowMut;
 
 use super::peer::Queue;
-use super::request::{Fate, How, Incoming, Message, Outcome, Request, State};
+use super::request::{Fate, How, Incoming, Message, Outcome, State};
 use super::{Engine, Failure, RequestId, StartError, Status, Storage, Truncation};
 #[cfg(nemesia_blunder)]
 use crate::blunder::{Blunder, made};
@@ -78,6 +78,9 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     /// See [`StartError`]; nothing was posted. A source that is gone is an error unless a message of it waits.
     #[inline]
     pub fn irecv(&mut self, pattern: Pattern, buf: &mut RecvBuf) -> Result<RequestId, StartError> {
+        if let Some(id) = self.post_now(&pattern, buf) {
+            return Ok(id);
+        }
         self.check_source(pattern.source)?;
         if let Some(stored) = self.store.find(&pattern) {
             // The slot first: without one, nothing may be lost.
@@ -88,26 +91,31 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
             return Ok(self.id(index));
         }
         self.check_alive(pattern.source)?;
-        let number = self.posted.take_number();
-        let index = self.post(&pattern, buf, number)?;
-        self.trace.note("post", index.into());
-        if let Source::Rank(rank) = pattern.source {
-            self.port.expect(rank);
+        self.post(&pattern, buf).ok_or(StartError::Requests { capacity: self.requests.capacity() })
+    }
+
+    /// As [`Engine::irecv`], of a receive for which no message is stored: the critical path. `None` says nothing, and nothing
+    /// was posted.
+    #[inline(always)]
+    pub fn post_now(&mut self, pattern: &Pattern, buf: &mut RecvBuf) -> Option<RequestId> {
+        if !self.store.is_empty() || self.check_alive(pattern.source).is_err() {
+            return None;
         }
-        Ok(self.id(index))
+        self.post(pattern, buf)
     }
 
     /// Appends a receive to those posted. Without a slot the buffer stays where it is.
     #[inline(always)]
-    fn post(&mut self, pattern: &Pattern, buf: &mut RecvBuf, number: u64) -> Result<u32, StartError> {
-        let room = core::mem::replace(buf, RecvBuf::empty());
-        let request = Request(State::Posted { pattern: *pattern, buf: room, number });
-        self.posted.push(&mut self.requests, request, pattern).map_err(|Request(state)| {
-            if let State::Posted { buf: room, .. } = state {
-                *buf = room;
-            }
-            StartError::Requests { capacity: self.requests.capacity() }
-        })
+    fn post(&mut self, pattern: &Pattern, buf: &mut RecvBuf) -> Option<RequestId> {
+        let number = self.posted.take_number();
+        let (index, request) = self.posted.push(&mut self.requests, pattern)?;
+        let buf = core::mem::replace(buf, RecvBuf::empty());
+        request.0 = State::Posted { pattern: *pattern, buf, number };
+        self.trace.note("post", index.into());
+        if let Source::Rank(rank) = pattern.source {
+            self.port.expect(rank);
+        }
+        Some(self.id(index))
     }
 
     /// Only looks where the message of a blocking receive is likeliest to come next: the cheapest of polls, for between
@@ -145,12 +153,17 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         Some(Status { peer, tag, len: LEN })
     }
 
-    /// Takes the message of a posted receive, if it is there and a word, and nothing else would take it: the request in hand
-    /// is what a poll is for (paper 4, section 3.3). The request is gone then. `None` says nothing.
+    /// Finishes a request that has succeeded, or a posted receive whose message is there and a word, and would be taken by
+    /// nothing else: the request in hand is what a poll is for (paper 4, section 3.3). The request is gone then. `None` says
+    /// nothing.
     #[inline(always)]
-    pub fn receive_posted(&mut self, id: RequestId) -> Option<Status> {
+    pub fn finish_now(&mut self, id: RequestId) -> Option<Status> {
         let request = self.requests.live_mut(id.index, id.generation)?;
-        let State::Posted { pattern, buf, .. } = &mut request.0 else { return None };
+        let State::Posted { pattern, buf, .. } = &mut request.0 else {
+            let State::Done(Ok(status)) = request.0 else { return None };
+            self.requests.remove(id.index);
+            return Some(status);
+        };
         let (Some(hash), Source::Rank(rank)) = (pattern.hash(), pattern.source) else { return None };
         let first = self.posted.first(hash, id.index)?;
         let into = buf.whole(0, usize::MAX)?.first_chunk_mut()?;
@@ -239,8 +252,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
             }
             Kind::Rts if pattern.matches(peer, &envelope) => {
                 // Without a free slot it is stored as unexpected, and posting will tell.
-                let number = self.posted.take_number();
-                posted = self.post(pattern, buf, number).ok().map(|index| self.id(index));
+                posted = self.post(pattern, buf);
             }
             _ => {}
         }

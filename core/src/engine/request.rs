@@ -285,7 +285,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         if outcome.is_some() {
             return outcome;
         }
-        self.receive_posted(id).map(Ok)
+        self.finish_now(id).map(Ok)
     }
 
     /// Withdraws a posted receive. False when a message has matched it, or it is complete, or a send.

@@ -56,7 +56,9 @@ impl Queue {
     fn post(&mut self, pattern: Pattern) -> u32 {
         let number = self.posted.take_number();
         let receive = Receive { pattern, number, looked: Cell::new(0) };
-        self.posted.push(&mut self.slots, receive, &pattern).unwrap()
+        let (index, slot) = self.posted.push(&mut self.slots, &pattern).unwrap();
+        *slot = receive;
+        index
     }
 
     fn take(&mut self, source: u32, envelope: &Envelope) -> Option<u32> {

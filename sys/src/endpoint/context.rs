@@ -1,9 +1,8 @@
 //! Matching contexts, and the modes of sending.
 
-use nemesia_core::engine::Bypass;
+use nemesia_core::engine::{Bypass, RequestId};
 use nemesia_core::matching::Pattern;
 use nemesia_core::payload::{RecvBuf, SendBuf};
-use nemesia_core::shared::fastbox::Word;
 use nemesia_core::trace::Recorder as _;
 
 use super::{Endpoint, Mode, Request, Source, Status, Tag, free_context, pattern, status};
@@ -118,15 +117,6 @@ impl Endpoint {
         sent
     }
 
-    /// Sends whatever it is, and waits.
-    #[inline(never)]
-    fn send_any(&mut self, to: usize, context: u16, tag: u64, bytes: &[u8]) -> Result<(), Error> {
-        if self.engine.send_now(u32::try_from(to).unwrap_or(u32::MAX), context, tag, bytes) {
-            return Ok(());
-        }
-        self.send_slowly(to, context, tag, bytes, Mode::Standard)
-    }
-
     /// Receives whatever it is, and waits for it, into a buffer that the engine has done with when this returns, as when
     /// `recv_bypass` and `finish` do.
     #[inline(never)]
@@ -156,13 +146,10 @@ impl Context<'_> {
     pub fn send(self, to: usize, tag: u64, bytes: &[u8]) -> Result<(), Error> {
         let Self { endpoint, id } = self;
         let id = free_context(id)?;
-        // Most messages of a word, which are the ones for which every instruction counts, take no more than this.
-        if let (Ok(rank), Ok(word)) = (u32::try_from(to), Word::try_from(bytes))
-            && endpoint.engine.send_word(rank, id, tag, word)
-        {
+        if endpoint.send_at_once(to, id, tag, bytes) {
             return Ok(());
         }
-        endpoint.send_any(to, id, tag, bytes)
+        endpoint.send_slowly(to, id, tag, bytes, Mode::Standard)
     }
 
     /// As [`Endpoint::ssend`].
@@ -208,9 +195,15 @@ impl Context<'_> {
     /// As for [`Endpoint::isend`].
     #[inline(always)]
     pub unsafe fn isend(self, to: usize, tag: u64, base: *const u8, len: usize) -> Result<Request, Error> {
+        let context = free_context(self.id)?;
         // SAFETY: the caller's promise.
         let buf = unsafe { SendBuf::from_raw(base, len) };
-        self.endpoint.start(to, free_context(self.id)?, tag, buf, Mode::Standard)
+        if let Some(bytes) = buf.whole(0, len)
+            && self.endpoint.send_at_once(to, context, tag, bytes)
+        {
+            return Ok(Request(RequestId::SENT));
+        }
+        self.endpoint.start(to, context, tag, buf, Mode::Standard)
     }
 
     /// As [`Endpoint::issend`].
@@ -249,7 +242,11 @@ impl Context<'_> {
     #[inline(always)]
     pub unsafe fn irecv(self, from: Source, tag: Tag, base: *mut u8, len: usize) -> Result<Request, Error> {
         // SAFETY: the caller's promise.
-        let buf = unsafe { RecvBuf::from_raw(base, len) };
-        self.endpoint.post(pattern(from, self.id, tag)?, buf)
+        let mut buf = unsafe { RecvBuf::from_raw(base, len) };
+        let pattern = pattern(from, self.id, tag)?;
+        match self.endpoint.engine.post_now(&pattern, &mut buf) {
+            Some(id) => Ok(Request(id)),
+            None => self.endpoint.post(pattern, buf),
+        }
     }
 }

@@ -305,58 +305,9 @@ impl Endpoint {
         self.finish_after(request, wait)
     }
 
-    /// Waits until a request is complete, or for at most so long.
-    #[inline]
-    pub(super) fn wait_limited(
-        &mut self,
-        request: Request,
-        limit: Option<Duration>,
-    ) -> Result<Status, Error> {
-        self.wait_as(request, limit, Awaited::Request(request))
-    }
-
-    /// As [`Endpoint::wait`], or [`Endpoint::wait_timeout`] with a limit, by a caller that will wait for `others` before it
-    /// does anything else: it is not woken before it has something to do. `others` gives each by its number, `None` after
-    /// the last; requests that are complete do no harm.
-    ///
-    /// # Errors
-    /// As there.
-    pub fn wait_before(
-        &mut self,
-        request: Request,
-        others: &dyn Fn(usize) -> Option<Request>,
-        limit: Option<Duration>,
-    ) -> Result<Status, Error> {
-        self.wait_as(request, limit, Awaited::All(request, others))
-    }
-
-    /// Looks first, as most requests that are waited for in a stream of messages are complete or have their message there.
-    #[inline(always)]
-    fn wait_as(
-        &mut self,
-        request: Request,
-        limit: Option<Duration>,
-        awaited: Awaited<'_>,
-    ) -> Result<Status, Error> {
-        match self.done(request) {
-            Some(status) => Ok(status),
-            None => self.wait_slowly(request, limit, awaited),
-        }
-    }
-
-    #[inline(never)]
-    fn wait_slowly(
-        &mut self,
-        request: Request,
-        limit: Option<Duration>,
-        awaited: Awaited<'_>,
-    ) -> Result<Status, Error> {
-        self.go_on(request, &mut Wait::new(limit), awaited)
-    }
-
     /// Goes on with a wait for a request.
     #[inline]
-    fn go_on(&mut self, request: Request, wait: &mut Wait, awaited: Awaited<'_>) -> Result<Status, Error> {
+    pub(super) fn go_on(&mut self, request: Request, wait: &mut Wait, awaited: Awaited<'_>) -> Result<Status, Error> {
         self.engine.trace_mut().enter("wait", 0);
         let outcome = self.go_on_now(request, wait, awaited);
         self.engine.trace_mut().leave(true);

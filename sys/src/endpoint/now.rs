@@ -1,0 +1,148 @@
+//! What is done at once or not at all: the critical path of sends, receives and waits, and the waits that begin with it.
+//!
+//! Everything here comes back in registers, and nothing in a result that lies in memory: that would be written by parts and read
+//! as a whole, for which a processor waits until all stores before it have left the core, that of the message among them, whose
+//! line the receiver has.
+
+use std::time::Duration;
+
+use nemesia_core::payload::RecvBuf;
+use nemesia_core::shared::fastbox::Word;
+
+use super::wait::{Awaited, Wait};
+use super::{Context, Endpoint, Request, Source, Status, Tag, free_context, pattern, status};
+use crate::error::Error;
+
+impl Endpoint {
+    /// Sends a message if it can leave at once: no longer than NEMESIA_EAGER_BYTES, with room and credit, nothing before it, and to
+    /// another process. False says nothing else, not even that the rank exists: [`Endpoint::isend`] or [`Endpoint::send`] will
+    /// tell. For runtimes whose own requests need not exist then (`fi_inject` of libfabric).
+    #[inline(always)]
+    pub fn send_now(&mut self, to: usize, tag: u64, bytes: &[u8]) -> bool {
+        self.in_context(0).send_now(to, tag, bytes)
+    }
+
+    /// Receives a message of 8 bytes into the beginning of `buf`, if it is there and nothing is posted, stored or pending. `None` says
+    /// nothing else: [`Endpoint::recv`] or [`Endpoint::irecv`] will tell.
+    #[inline(always)]
+    pub fn recv_now(&mut self, from: Source, tag: Tag, buf: &mut [u8]) -> Option<Status> {
+        self.in_context(0).recv_now(from, tag, buf)
+    }
+
+    /// Posts a receive, as [`Endpoint::irecv`], if no message is stored that it might match, and there is a free slot. `None` says
+    /// nothing else, and nothing was posted.
+    ///
+    /// # Safety
+    /// As for [`Endpoint::irecv`].
+    #[inline(always)]
+    pub unsafe fn irecv_now(&mut self, from: Source, tag: Tag, base: *mut u8, len: usize) -> Option<Request> {
+        // SAFETY: the caller's promise.
+        unsafe { self.in_context(0).irecv_now(from, tag, base, len) }
+    }
+
+    /// Finishes a request that is complete and has succeeded, as [`Endpoint::test`], or a receive whose message is there and 8
+    /// bytes long. Does nothing else: no progress is made. `None` says nothing; [`Endpoint::test`] or [`Endpoint::wait`] will
+    /// tell.
+    #[inline(always)]
+    pub fn finish_now(&mut self, request: Request) -> Option<Status> {
+        if request.is_complete() {
+            return Some(Status { rank: self.rank(), tag: 0, len: 0 });
+        }
+        self.engine.finish_now(request.0).map(status)
+    }
+
+    /// Sends what can leave at once. False says nothing, and nothing was sent.
+    ///
+    /// Everything comes back in a register: a result in memory would be read while the message is still on its way out of the
+    /// core, and wait for it.
+    #[inline(always)]
+    pub(super) fn send_at_once(&mut self, to: usize, context: u16, tag: u64, bytes: &[u8]) -> bool {
+        let rank = u32::try_from(to).unwrap_or(u32::MAX);
+        // Most messages of a word, which are the ones for which every instruction counts, take no more than this.
+        match Word::try_from(bytes) {
+            Ok(word) if self.engine.send_word(rank, context, tag, word) => true,
+            _ => self.send_any_at_once(rank, context, tag, bytes),
+        }
+    }
+
+    #[inline(never)]
+    fn send_any_at_once(&mut self, to: u32, context: u16, tag: u64, bytes: &[u8]) -> bool {
+        self.engine.send_now(to, context, tag, bytes)
+    }
+
+    /// Waits until a request is complete, or for at most so long.
+    #[inline]
+    pub(super) fn wait_limited(
+        &mut self,
+        request: Request,
+        limit: Option<Duration>,
+    ) -> Result<Status, Error> {
+        self.wait_as(request, limit, Awaited::Request(request))
+    }
+
+    /// As [`Endpoint::wait`], or [`Endpoint::wait_timeout`] with a limit, by a caller that will wait for `others` before it
+    /// does anything else: it is not woken before it has something to do. `others` gives each by its number, `None` after
+    /// the last; requests that are complete do no harm.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn wait_before(
+        &mut self,
+        request: Request,
+        others: &dyn Fn(usize) -> Option<Request>,
+        limit: Option<Duration>,
+    ) -> Result<Status, Error> {
+        self.wait_as(request, limit, Awaited::All(request, others))
+    }
+
+    /// Looks first, as most requests that are waited for in a stream of messages are complete or have their message there.
+    #[inline(always)]
+    fn wait_as(
+        &mut self,
+        request: Request,
+        limit: Option<Duration>,
+        awaited: Awaited<'_>,
+    ) -> Result<Status, Error> {
+        match self.finish_now(request) {
+            Some(status) => Ok(status),
+            None => self.wait_slowly(request, limit, awaited),
+        }
+    }
+
+    #[inline(never)]
+    fn wait_slowly(
+        &mut self,
+        request: Request,
+        limit: Option<Duration>,
+        awaited: Awaited<'_>,
+    ) -> Result<Status, Error> {
+        self.go_on(request, &mut Wait::new(limit), awaited)
+    }
+}
+
+impl Context<'_> {
+    /// As [`Endpoint::send_now`].
+    #[inline(always)]
+    pub fn send_now(self, to: usize, tag: u64, bytes: &[u8]) -> bool {
+        free_context(self.id).is_ok() && self.endpoint.send_at_once(to, self.id, tag, bytes)
+    }
+
+    /// As [`Endpoint::irecv_now`].
+    ///
+    /// # Safety
+    /// As for [`Endpoint::irecv`].
+    #[inline(always)]
+    pub unsafe fn irecv_now(self, from: Source, tag: Tag, base: *mut u8, len: usize) -> Option<Request> {
+        // SAFETY: the caller's promise.
+        let mut buf = unsafe { RecvBuf::from_raw(base, len) };
+        let pattern = pattern(from, self.id, tag).ok()?;
+        self.endpoint.engine.post_now(&pattern, &mut buf).map(Request)
+    }
+
+    /// As [`Endpoint::recv_now`].
+    #[inline(always)]
+    pub fn recv_now(self, from: Source, tag: Tag, buf: &mut [u8]) -> Option<Status> {
+        let pattern = pattern(from, self.id, tag).ok()?;
+        self.endpoint.engine.receive_word(&pattern, buf.first_chunk_mut()?).map(status)
+    }
+}
