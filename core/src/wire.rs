@@ -27,10 +27,10 @@
 //! receiver's buffer; 3: end of the bytes to copy; 4: end of those claimed. As sender, word 5: number of the share joined in
 //! bits 1-63, bit 0 set when it is not copying; 6: start of the bytes claimed; 7: start of those written.
 //!
-//! **Fastbox slot** (64 bytes, eight words). Word 0 is the *stamp*: bits 0-7 lap, 8-15 kind, 16-31 low half of
-//! the sequence number, 32-47 payload bytes of this packet, 48-63 context. In the first slot of a packet, word
-//! 1 is the tag and words 2-7 the first 48 payload bytes; in a further slot, only the lap and the kind
-//! `0xff` of the stamp count, and words 1-7 are the next 56 payload bytes.
+//! **Fastbox slot** (32 bytes, four words; two of them share a cache line). Word 0 is the *stamp*: bits 0-7 lap, 8-15
+//! kind, 16-31 low half of the sequence number, 32-47 payload bytes of this packet, 48-63 context. In the first slot of a packet, word
+//! 1 is the tag and words 2-3 the first 16 payload bytes; in a further slot, only the lap and the kind
+//! `0xff` of the stamp count, and words 1-3 are the next 24 payload bytes.
 //! Bit 7 of the kind is set when the payload lies in a cell of the sender, whose header then says nothing: word 2 is the
 //! cell in bits 0-31 and the payload bytes in bits 32-63, and the packet takes one slot.
 //! The lap of the packet that starts at position `p` of a fastbox of `n` slots is `(p / n + 1) mod 256`.
@@ -54,7 +54,7 @@ pub mod rendezvous;
 pub mod rma;
 
 /// Version of everything on this page.
-pub const LAYOUT_VERSION: u32 = 4;
+pub const LAYOUT_VERSION: u32 = 5;
 
 /// What a packet is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

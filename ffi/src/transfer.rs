@@ -384,13 +384,7 @@ pub(crate) unsafe fn lent<'a, T>(base: *mut T, count: usize) -> &'a mut [T] {
 /// # Safety
 /// As [`at_hand`], and `bytes_at`.
 #[inline(always)]
-unsafe fn send_now(
-    endpoint: *mut Endpoint,
-    rank: i32,
-    tag: u64,
-    buffer: *const c_void,
-    len: usize,
-) -> bool {
+unsafe fn send_now(endpoint: *mut Endpoint, rank: i32, tag: u64, buffer: *const c_void, len: usize) -> bool {
     // SAFETY: the caller's promise.
     let (Some(endpoint), false) = (unsafe { at_hand(endpoint) }, buffer.is_null()) else { return false };
     if len > isize::MAX as usize {

@@ -182,7 +182,7 @@ impl Default for Config {
         Self {
             cells: 64,
             cell_bytes: 32 << 10,
-            fastbox_slots: 64,
+            fastbox_slots: 128,
             fastbox_limit: None,
             unexpected_bytes: 64 << 20,
             eager_bytes: 8 << 10,
@@ -370,7 +370,7 @@ impl Config {
         self.with(["NEMESIA_CELL_BYTES"], |config| config.cell_bytes = bytes)
     }
 
-    /// Cache lines of each fastbox: a power of two, 4 to 4096.
+    /// Slots of each fastbox, of 32 bytes: a power of two, 4 to 4096.
     #[must_use]
     pub fn fastbox_slots(self, slots: u32) -> Self {
         self.with(["NEMESIA_FASTBOX_SLOTS"], |config| config.fastbox_slots = slots)

@@ -1,9 +1,10 @@
-//! The fastbox: a ring of cache lines from one process to one other (paper 4, section 2).
+//! The fastbox: a ring of halves of cache lines from one process to one other (paper 4, section 2).
 //!
 //! A small message's header and payload share the line that the receiver polls, so its delivery costs one
 //! cache-line hand-over. Beyond the paper's single slot a pair, this is a ring: a burst fits, and larger
-//! messages take several lines. Nothing is cleared after reading: a lap number in each stamp tells new from
-//! old, every line of a packet carries one, and each lap writes every line. The receiver tells its position
+//! messages take several slots. A slot is half a line: of a stream of small messages two come with one hand-over, which
+//! is what they cost between cores that are far apart. Nothing is cleared after reading: a lap number in each stamp tells new from
+//! old, every slot of a packet carries one, and each lap writes every slot. The receiver tells its position
 //! rarely, in its own memory; the sender reads it only when the ring looks full.
 //!
 //! The packet is published by its first stamp, stored last ([`Edge::FastboxPublish`]); the slots are given
@@ -13,9 +14,9 @@ use crate::sync::{Edge, PayloadWord, Word64};
 use crate::wire::{Envelope, Kind};
 
 /// Payload bytes in a packet's first slot.
-pub const FIRST_BYTES: usize = 48;
+pub const FIRST_BYTES: usize = 16;
 /// Payload bytes in each further slot.
-pub const MORE_BYTES: usize = 56;
+pub const MORE_BYTES: usize = 24;
 /// A message of the size that is commonest, and for which the critical path is laid out.
 pub type Word = [u8; 8];
 /// Kind code of a further slot's stamp.
@@ -23,12 +24,12 @@ const CONTINUATION: u64 = 0xff << 8;
 /// Set in the kind code of a packet whose payload lies in one of the sender's cells.
 const IN_CELL: u64 = 0x80 << 8;
 
-/// One cache line of a fastbox. The words are laid out as [`crate::wire`] says.
-#[repr(C, align(64))]
+/// One slot of a fastbox: half a cache line. The words are laid out as [`crate::wire`] says.
+#[repr(C, align(32))]
 #[derive(Debug)]
 pub struct Slot {
     stamp: Word64,
-    body: [PayloadWord; 7],
+    body: [PayloadWord; 3],
 }
 
 impl Slot {
@@ -408,7 +409,7 @@ impl<'a> Receiver<'a> {
     #[cold]
     fn read_from(&self, mut at: usize, mut to: &mut [u8]) {
         while !to.is_empty() {
-            // Seen as a run of 56-byte slots, the first slot's payload starts behind the tag, at byte 8.
+            // Seen as a run of 24-byte slots, the first slot's payload starts behind the tag, at byte 8.
             let (slot, byte) = ((at + 8) / MORE_BYTES, (at + 8) % MORE_BYTES);
             let word = self.head.further(slot).0.body[byte / 8].get().to_le_bytes();
             let part = &word[byte % 8..];

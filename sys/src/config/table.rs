@@ -75,7 +75,7 @@ pub const VARIABLES: &[Variable] = &[
     Variable {
         name: "NEMESIA_FASTBOX_SLOTS",
         values: "power of two, 4 to 4096",
-        help: "cache lines in each fastbox",
+        help: "slots of 32 bytes in each fastbox",
         get: |config| config.fastbox_slots.to_string(),
         set: |config, value| put(&mut config.fastbox_slots, value.parse().ok()),
     },

@@ -307,7 +307,12 @@ impl Endpoint {
 
     /// Goes on with a wait for a request.
     #[inline]
-    pub(super) fn go_on(&mut self, request: Request, wait: &mut Wait, awaited: Awaited<'_>) -> Result<Status, Error> {
+    pub(super) fn go_on(
+        &mut self,
+        request: Request,
+        wait: &mut Wait,
+        awaited: Awaited<'_>,
+    ) -> Result<Status, Error> {
         self.engine.trace_mut().enter("wait", 0);
         let outcome = self.go_on_now(request, wait, awaited);
         self.engine.trace_mut().leave(true);
