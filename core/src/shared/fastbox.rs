@@ -147,6 +147,14 @@ impl<'a> Place<'a> {
         }
     }
 
+    /// So many slots behind this one, in two runs, and the lap of the stamps of each.
+    #[inline(always)]
+    fn spans(&self, count: usize) -> [(&'a [Slot], u64); 2] {
+        let behind = self.slots.get(self.at() + 1..).unwrap_or_default();
+        let now = count.min(behind.len());
+        [(&behind[..now], self.lap()), (&self.slots[..count - now], (self.rounds + 1) & 0xff)]
+    }
+
     /// The stamp here of a whole message of a word.
     #[inline(always)]
     const fn word_stamp(&self, sequence: u64, context: u16) -> u64 {
@@ -250,10 +258,19 @@ impl<'a> Sender<'a> {
     #[inline(never)]
     fn push_rest<'p>(&self, payload: &'p [u8]) -> &'p [u8] {
         let (head, rest) = payload.split_at(FIRST_BYTES);
-        for (chunk, count) in rest.chunks(MORE_BYTES).zip(1..) {
-            let (slot, lap) = self.tail.further(count);
+        let (whole, last) = rest.as_chunks::<MORE_BYTES>();
+        let mut chunks = whole.iter();
+        for (slots, lap) in self.tail.spans(whole.len()) {
+            for (slot, chunk) in slots.iter().zip(&mut chunks) {
+                slot.stamp.store_relaxed(lap | CONTINUATION);
+                let (words, _) = chunk.as_chunks::<8>();
+                slot.body.iter().zip(words).for_each(|(word, bytes)| word.set(u64::from_le_bytes(*bytes)));
+            }
+        }
+        if !last.is_empty() {
+            let (slot, lap) = self.tail.further(whole.len() + 1);
             slot.stamp.store_relaxed(lap | CONTINUATION);
-            store_words(&slot.body, chunk);
+            store_words(&slot.body, last);
         }
         head
     }
@@ -424,9 +441,16 @@ impl<'a> Receiver<'a> {
     fn read_rest(&self, first: &Slot, to: &mut [u8]) {
         let (head, rest) = to.split_at_mut(FIRST_BYTES);
         load_words(&first.body[1..], head);
-        for (chunk, count) in rest.chunks_mut(MORE_BYTES).zip(1..) {
-            load_words(&self.head.further(count).0.body, chunk);
+        let (whole, last) = rest.as_chunks_mut::<MORE_BYTES>();
+        let count = whole.len();
+        let mut chunks = whole.iter_mut();
+        for (slots, _) in self.head.spans(count) {
+            for (slot, chunk) in slots.iter().zip(&mut chunks) {
+                let (words, _) = chunk.as_chunks_mut::<8>();
+                slot.body.iter().zip(words).for_each(|(word, bytes)| *bytes = word.get().to_le_bytes());
+            }
         }
+        load_words(&self.head.further(count + 1).0.body, last);
     }
 
     /// Gives back the slots of the packet at the head, of `len` payload bytes. Returns whether the sender can see it: positions are told once a
