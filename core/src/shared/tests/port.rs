@@ -5,7 +5,7 @@ use std::vec;
 use std::vec::Vec;
 
 use super::fabric::{Fabric, TestPort, tiny};
-use super::{Rng, contents};
+use super::{Rng, contents, portion};
 use crate::port::{Arrival, MessagePort, PeerFault, PeerId, Polled, PortFault};
 use crate::shared::fastbox::max_payload;
 use crate::shared::layout::Geometry;
@@ -151,7 +151,7 @@ fn traffic(seed: u64) {
 
 #[test]
 fn random_traffic_arrives_complete_and_in_order() {
-    for seed in 0..60 {
+    for seed in 0..portion(60) {
         traffic(seed);
     }
 }
