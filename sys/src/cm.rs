@@ -5,7 +5,7 @@
 //! ([`crate::verbs::VerbsPort`]) does what it says, and looks after the time.
 //!
 //! The one that connects: resolving (address), routing (route), asking, ready. The one that is asked: requested, accepting,
-//! ready. On iWARP the one that connects has to speak first (RFC 5044 7.1.2).
+//! ready. On iWARP the one that connects has to speak first (RFC 5044, "Connection Startup Rules").
 
 mod address;
 mod channel;

@@ -4,7 +4,8 @@
 //! peer; a peer may have several) and one *completion queue*. *Work requests* are posted to a queue and complete later;
 //! each carries a number of the caller's. The model is that of reliable connections in the InfiniBand Architecture
 //! Specification volume 1 (below: IBA) as `ibv_*(3)` offers them, reduced to what iWARP (RFC 5040, 5041, 5044) has too;
-//! where fabrics differ, [`Facts`] say how, and no protocol asks which fabric it is.
+//! where fabrics differ, [`Facts`] say how, and no protocol asks which fabric it is. Sections are cited by their titles:
+//! the numbers differ between the releases of the IBA.
 //!
 //! # Promised
 //! - **Work.** Every work request that was posted completes exactly once, unless it is quiet and succeeds; also when the peer is
@@ -12,26 +13,29 @@
 //!   that returns an error has had no effect.
 //! - **Memory.** From the call to the completion the port uses the local parts of a work request; inline bytes are copied
 //!   before the call returns. A region is checked in the call that posts; a stale one is refused.
-//! - **Order at the sender.** Work requests of one send queue complete in the order posted (IBA 10.8, RFC 5040 5.5). So a
-//!   completion frees the places of all quiet ones before it.
+//! - **Order at the sender.** Work requests of one send queue complete in the order posted (IBA, "Work Request Processing
+//!   Model"; RFC 5040, "Ordering and Completions"). So a completion frees the places of all quiet ones before it.
 //! - **Order at the target.** A receive's completion proves that all writes posted before its message, on the same
-//!   connection, are placed (IBA 9.5, RFC 5040 5.5). A read's, or an atomic operation's, proves the same, for it is
-//!   executed after them. Messages arrive in the order posted, each in the oldest receive of the connection's queue; those
-//!   of a shared queue are taken oldest first, in the order in which messages begin to arrive.
+//!   connection, are placed (IBA, "Transaction Ordering"; RFC 5040, "Ordering and Completions"). A read's, or an atomic
+//!   operation's, proves the same, for it is executed after them. Messages arrive in the order posted, each in the
+//!   oldest receive of the connection's queue; those of a shared queue are taken oldest first, in the order in which
+//!   messages begin to arrive.
 //! - **Errors.** A failed work request ends its connection: everything else of both its queues completes with
-//!   [`WorkError::Flushed`], and [`Event::Lost`] tells (IBA 10.3.1, the error state; RFC 5040 section 7). Other
-//!   connections go on.
+//!   [`WorkError::Flushed`], and [`Event::Lost`] tells (the IBA's error state of queue pairs; RFC 5040, "RDMAP
+//!   Error Management"). Other connections go on.
 //! - **Sides.** A target checks key, bounds and rights of every access; what a peer does can fail no connection but its own.
 //!
 //! # Not promised
 //! - That the bytes of one write, or of several, are placed in order, unless [`Facts::ordered_placement`]
-//!   (`ibv_query_qp_data_in_order(3)`, RFC 5040 5.5): only then may a target poll on the last byte.
+//!   (`ibv_query_qp_data_in_order(3)`, which speaks of one write; RFC 5040, "Ordering and Completions"): only then may a
+//!   target poll on the last byte.
 //! - That a completed write is placed, or was even allowed, unless [`Facts::write_proves_placement`]: on iWARP completion
 //!   means that the source buffer may be used again, and the error comes later, as a lost connection.
-//! - That a read or an atomic operation is executed before what is posted after it, unless that has [`Work::fence`] (IBA
-//!   9.5, `IBV_SEND_FENCE` in `ibv_post_send(3)`).
+//! - That a read or an atomic operation is executed before what is posted after it, unless that has [`Work::fence`]
+//!   (IBA, "Transaction Ordering"; `IBV_SEND_FENCE` in `ibv_post_send(3)`).
 //! - Any order between connections, or between a connection's two queues.
-//! - How much of a failed operation was placed; nor that an operation of no bytes has its key checked (IBA 9.7).
+//! - How much of a failed operation was placed; nor that an operation of no bytes has its key checked (the IBA lets a
+//!   responder leave that out).
 //! - That atomic operations exclude those of the processor, or of another port ([`Facts::atomics_exclude_processor`]).
 //! - A connection from one port to itself.
 #![forbid(unsafe_code)]
@@ -343,8 +347,8 @@ pub trait MemoryPort {
     /// Where a connection stands.
     fn state(&self, connection: Connection) -> State;
 
-    /// Writes into the peer's memory (IBA 9.4.3, RFC 5040 5.1). With an immediate ([`Facts::immediates`]) it takes a receive
-    /// of the peer's, which completes when the bytes are placed.
+    /// Writes into the peer's memory (RFC 5040, "RDMA Write Message"). With an immediate ([`Facts::immediates`]) it takes
+    /// a receive of the peer's, which completes when the bytes are placed.
     ///
     /// # Errors
     /// See [`PostError`].
@@ -356,21 +360,21 @@ pub trait MemoryPort {
         immediate: Option<u32>,
     ) -> Result<(), PostError>;
 
-    /// Reads from the peer's memory (IBA 9.4.4, RFC 5040 5.2) into at most [`Facts::read_slices`] parts.
+    /// Reads from the peer's memory (RFC 5040, "RDMA Read Operation") into at most [`Facts::read_slices`] parts.
     ///
     /// # Errors
     /// See [`PostError`].
     fn read(&mut self, work: Work, into: &[Slice], from: Remote) -> Result<(), PostError>;
 
-    /// Sends a message, which takes a receive of the peer's (IBA 9.4.1, RFC 5040 5.3). If none is posted it waits, or the
-    /// connection fails: [`Facts::waits_for_receive`].
+    /// Sends a message, which takes a receive of the peer's (RFC 5040, "Send Message Type"). If none is posted it waits,
+    /// or the connection fails: [`Facts::waits_for_receive`].
     ///
     /// # Errors
     /// See [`PostError`].
     fn send(&mut self, work: Work, from: Source<'_>, immediate: Option<u32>) -> Result<(), PostError>;
 
     /// Adds to eight aligned bytes of the peer's, in the order of its processor, wrapping; what they were goes to `into`,
-    /// eight bytes, in our order (IBA 9.4.5).
+    /// eight bytes, in our order (`IBV_WR_ATOMIC_FETCH_AND_ADD` in `ibv_post_send(3)`).
     ///
     /// # Errors
     /// See [`PostError`].

@@ -345,8 +345,10 @@ pub struct Receiver<'a> {
     most: usize,
     /// The next slot to read. The run, never empty, ends where the sender is to be told.
     head: Place<'a>,
-    /// Slots to be given back behind the run before that: the ring's end is before them.
+    /// Slots to be given back behind the run before that: the ring's end is before them, or the run would be too long.
     beyond: usize,
+    /// Most slots of a run.
+    longest: usize,
 }
 
 impl<'a> Receiver<'a> {
@@ -357,7 +359,22 @@ impl<'a> Receiver<'a> {
             most: max_payload(slots.len()),
             head: Place::new(slots, untold_most(slots.len())),
             beyond: 0,
+            longest: usize::MAX,
         }
+    }
+
+    /// From now on a run has at most so many slots, at least one: so many words can be taken before
+    /// [`Receiver::end_run`].
+    pub fn limit_run(&mut self, most: usize) {
+        let untold = self.head.run.as_slice().len() + self.beyond;
+        self.longest = most.max(1);
+        self.set_untold(self.head.at(), untold);
+    }
+
+    /// Goes on at a slot; the sender is told when so many more slots are read.
+    fn set_untold(&mut self, at: usize, untold: usize) {
+        self.head.set(at, untold.min(self.longest));
+        self.beyond = untold - self.head.run.as_slice().len();
     }
 
     /// Begins anew for a new sender; the one before is gone.
@@ -497,7 +514,7 @@ impl<'a> Receiver<'a> {
     /// After [`Receiver::take_word`]: goes to the next run. Returns how many slots the last one had at most, and whether the
     /// sender was told.
     pub fn end_run(&mut self) -> (usize, bool) {
-        (untold_most(self.head.slots.len()), self.advance_run(0))
+        (untold_most(self.head.slots.len()).min(self.longest), self.advance_run(0))
     }
 
     /// Goes on by so many slots, and to the next run. Returns whether the sender was told.
@@ -507,8 +524,7 @@ impl<'a> Receiver<'a> {
         let untold = self.head.run.as_slice().len() + self.beyond;
         let tell = count >= untold;
         let untold = if tell { untold_most(slots) } else { untold - count };
-        self.head.set(self.head.at() + count, untold);
-        self.beyond = untold - self.head.run.as_slice().len();
+        self.set_untold(self.head.at() + count, untold);
         if tell {
             self.ack.store_release(self.head.position(), Edge::FastboxAck);
         }

@@ -32,8 +32,11 @@ use wake::news;
 
 /// Most peers whose fastboxes are looked at in every poll.
 pub const HOT: usize = 8;
-/// Packets before the other fastboxes, the queue and the peers that are not hot have their turn.
+/// Packets of one peer before the other fastboxes, the queue and the peers that are not hot have their turn, as long as
+/// nobody else was ready when it began.
 const BURST: u32 = 128;
+/// The same when somebody else was.
+const SHARED_BURST: u32 = 16;
 /// Queue entries looked at in one poll before it gives up until the next.
 const ENTRIES_A_POLL: usize = 64;
 /// Packets found by sweeping alone after which the inbox counts as damaged, and every idle poll sweeps.
@@ -119,6 +122,8 @@ where
     hot_count: usize,
     turn: usize,
     burst: u32,
+    /// Somebody else was ready when the burst began, which is short then.
+    crowded: bool,
     /// Who comes first when the next burst is over: the queue, or the peers that are not hot.
     cold_first: bool,
     cold: PeerId,
@@ -157,6 +162,7 @@ where
             hot_count: 0,
             turn: 0,
             burst: BURST,
+            crowded: false,
             cold_first: false,
             cold: 0,
             idle: 0,
@@ -211,6 +217,15 @@ where
             // The one after the current turn was polled longest ago.
             let victim = (self.turn + 1) % HOT;
             self.hot[victim] = peer;
+        }
+        self.limit_run(peer);
+    }
+
+    /// Whoever takes words, which are counted when a run of them ends, takes no more than a burst.
+    fn limit_run(&mut self, peer: PeerId) {
+        let most = if self.crowded { SHARED_BURST } else { BURST };
+        if let Some(link) = self.link(peer) {
+            link.ends.inbound.limit_run(most as usize);
         }
     }
 }

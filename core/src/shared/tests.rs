@@ -61,7 +61,14 @@ pub(crate) fn contents(salt: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
+/// How much of `count` a random test does: all, or one N-th where `NEMESIA_TEST_PART` is N, as under a sanitizer, which makes
+/// everything slow.
+pub(crate) fn portion(count: u64) -> u64 {
+    let part = std::env::var("NEMESIA_TEST_PART").ok().and_then(|text| text.parse().ok()).unwrap_or(1);
+    count.div_ceil(part.max(1))
+}
+
 /// How proptest runs here: it leaves no file behind.
 pub(crate) fn cases(cases: u32) -> Config {
-    Config { cases, failure_persistence: None, ..Config::default() }
+    Config { cases: portion(cases.into()) as u32, failure_persistence: None, ..Config::default() }
 }

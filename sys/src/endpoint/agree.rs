@@ -242,7 +242,8 @@ impl Endpoint {
     fn end(&mut self, ongoing: &Ongoing) -> Result<Agreed, Error> {
         let part = &ongoing.part;
         let Some(decision) = part.decision() else { return Err(Error::Stale) };
-        self.agreements.next += 1;
+        // What others said of how many there were may be anything ([`Agreements::come_to`]).
+        self.agreements.next = self.agreements.next.wrapping_add(1);
         self.agreements.excluded = decision.excluded;
         if decision.excluded {
             return Err(Error::Excluded);

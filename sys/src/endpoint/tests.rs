@@ -345,6 +345,15 @@ fn all_agree_and_those_that_finished_are_gone() {
 }
 
 #[test]
+fn a_number_of_agreements_that_cannot_be_ends_nothing() {
+    let mut endpoint = world(1, &Config::default()).pop().unwrap();
+    endpoint.agreements.come_to(u64::MAX);
+    for _ in 0..3 {
+        assert_eq!(endpoint.agree(5).unwrap().flags, 5);
+    }
+}
+
+#[test]
 fn an_agreement_goes_on_after_the_store_of_unexpected_messages_was_full() {
     let (mut zero, mut one) = pair(&Config::default().unexpected_bytes(64 << 10));
     // More than there is room for: the agreement's messages wait behind them.

@@ -22,7 +22,8 @@ use crate::os::{Connection, Departure, Listener, RemoteMemory, ShmError, Watch};
 
 /// How long a caller may take to greet.
 const GREETING_TIME: Duration = Duration::from_secs(5);
-/// Callers at the door, beyond one for each rank; more are sent away.
+/// Callers at the door, beyond one for each rank; for more, those go that have said nothing for longest, or they are sent
+/// away. So many are let in at once.
 const SPARE_CALLERS: usize = 16;
 
 /// Somebody who has called.
@@ -76,13 +77,16 @@ pub(crate) struct Door {
     ours: Arc<Pair>,
     /// None when nobody is ever started again.
     listener: Option<Listener>,
+    /// In the order in which they came.
     callers: Vec<Caller>,
+    /// Others may be waiting to be let in.
+    more: bool,
     awaited: Vec<Awaited>,
 }
 
 impl Door {
     pub(super) fn new(world: World, ours: Arc<Pair>, listener: Option<Listener>) -> Self {
-        Self { world, ours, listener, callers: Vec::new(), awaited: Vec::new() }
+        Self { world, ours, listener, callers: Vec::new(), more: false, awaited: Vec::new() }
     }
 
     /// Calls a member, for it to answer when it likes. False when it is gone.
@@ -129,7 +133,7 @@ impl Door {
 
     /// Whether there is somebody to be looked at even if nobody has called.
     pub(crate) fn is_busy(&self) -> bool {
-        !self.callers.is_empty() || !self.awaited.is_empty()
+        self.more || !self.callers.is_empty() || !self.awaited.is_empty()
     }
 
     /// Lets in who has called. To be called before the peers' ends are looked at ([`Door::hear`]): who was started again
@@ -138,16 +142,29 @@ impl Door {
         let Some(listener) = &self.listener else { return };
         let most = self.world.geometry.peers as usize + SPARE_CALLERS;
         let now = Instant::now();
-        while let Ok(connection) = listener.accept(now) {
+        // However many call, and whoever they are: those that have been let in are heard next.
+        for _ in 0..SPARE_CALLERS {
+            let Ok(connection) = listener.accept(now) else {
+                self.more = false;
+                return;
+            };
             if connection.require_same_user().is_err() {
                 continue;
             }
+            let mut caller = Caller { connection, since: now, said: None, genuine: false };
             if self.callers.len() >= most {
-                send_away(&connection, "too many are at the door");
-                continue;
+                // Who was started again greets at once.
+                let silent = self.callers.iter().position(|caller| caller.said.is_none());
+                if let Some(at) = silent {
+                    std::mem::swap(&mut caller, &mut self.callers[at]);
+                    self.callers[at..].rotate_left(1);
+                }
+                send_away(&caller.connection, "too many are at the door");
+            } else {
+                self.callers.push(caller);
             }
-            self.callers.push(Caller { connection, since: now, said: None, genuine: false });
         }
+        self.more = true;
     }
 
     /// Hears what the callers have to say, and sends away those who have no business here. `lives` tells whether the process
@@ -358,3 +375,6 @@ fn send_away(connection: &Connection, problem: &str) {
     // A nicety: the stranger may be gone.
     let _ = connection.send(&greeting::refusal(problem), &[], Instant::now());
 }
+
+#[cfg(test)]
+mod tests;

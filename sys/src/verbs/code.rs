@@ -3,7 +3,7 @@
 use nemesia_core::port::memory::{LostError, WorkError};
 use rdma_core_sys as raw;
 
-/// What a completion's status means to the memory port (IBA 10.10.3, `ibv_poll_cq(3)`).
+/// What a completion's status means to the memory port (`ibv_wc_status` in `ibv_poll_cq(3)`).
 pub(crate) fn work_error(status: u32) -> WorkError {
     match status {
         raw::IBV_WC_LOC_LEN_ERR => WorkError::Length,

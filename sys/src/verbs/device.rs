@@ -128,8 +128,8 @@ pub struct Device {
     transport: Transport,
 }
 
-// SAFETY: libibverbs may be called from any thread (`ibv_open_device(3)`, and the IBA's thread rules), and the context is
-// this value's own.
+// SAFETY: libibverbs may be called from any thread (`ibv_alloc_td(3)`: "by default all verbs objects are safe for
+// multi-threaded access"), and the context is this value's own.
 unsafe impl Send for Device {}
 // SAFETY: as above; nothing is written here after `open`.
 unsafe impl Sync for Device {}

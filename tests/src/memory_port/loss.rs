@@ -188,29 +188,42 @@ fn take_back<F: Fabric>(bench: &mut Bench<F>, node: usize, memory: &Memory) -> V
     last.map_err(|error| format!("deregister while in use: {error}"))
 }
 
+/// Takes `node`'s memory back in the middle of work of all kinds between `own`, here, and `theirs`. From then on nothing touches
+/// it, and the connection still ends in good order.
+fn taken_back<F: Fabric>(
+    bench: &mut Bench<F>,
+    round: usize,
+    (own, theirs): (&Memory, &Memory),
+    node: usize,
+    len: u32,
+) -> Verdict {
+    let (taken, other) = if node == 0 { (own, theirs) } else { (theirs, own) };
+    let (a, b) = bench.connect(0, 1)?;
+    let ids = start(bench, (0, a), own, theirs, len)?;
+    // In the middle, whether the fabric is fast or slow.
+    for _ in 0..bench.random.below(if round.is_multiple_of(2) { 4 } else { 20 }) {
+        bench.turn();
+    }
+    take_back(bench, node, taken)?;
+    // From here on nothing touches it.
+    taken.put(0, &vec![0xcc; len as usize]);
+    bench.rest();
+    ensure(taken.get(0, len as usize).iter().all(|byte| *byte == 0xcc), || {
+        "written after it was taken back".into()
+    })?;
+    bench.port(0)?.close(a);
+    all_complete(bench, 0, a, &ids)?;
+    bench.close(1, b)?;
+    ensure(!other.get(0, len as usize).contains(&0xcc), || "read after it was taken back".into())
+}
+
 fn deregister_source<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
     bench.open(2)?;
     let len = bench.most_bytes()?.min(16 << 20);
     let theirs = bench.open_memory(1, len as usize)?;
     for round in 0..10 {
         let own = bench.open_memory(0, len as usize)?;
-        let (a, b) = bench.connect(0, 1)?;
-        let ids = start(bench, (0, a), &own, &theirs, len)?;
-        // In the middle, whether the fabric is fast or slow.
-        for _ in 0..bench.random.below(if round % 2 == 0 { 4 } else { 20 }) {
-            bench.turn();
-        }
-        take_back(bench, 0, &own)?;
-        // From here on nothing touches it.
-        own.put(0, &vec![0xcc; len as usize]);
-        bench.rest();
-        ensure(own.get(0, len as usize).iter().all(|byte| *byte == 0xcc), || {
-            "written after it was taken back".into()
-        })?;
-        bench.port(0)?.close(a);
-        all_complete(bench, 0, a, &ids)?;
-        bench.close(1, b)?;
-        ensure(!theirs.get(0, len as usize).contains(&0xcc), || "read after it was taken back".into())?;
+        taken_back(bench, round, (&own, &theirs), 0, len)?;
     }
     Ok(())
 }
@@ -221,22 +234,7 @@ fn deregister_target<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
     let own = bench.open_memory(0, len as usize)?;
     for round in 0..10 {
         let theirs = bench.open_memory(1, len as usize)?;
-        let (a, b) = bench.connect(0, 1)?;
-        let ids = start(bench, (0, a), &own, &theirs, len)?;
-        // In the middle, whether the fabric is fast or slow.
-        for _ in 0..bench.random.below(if round % 2 == 0 { 4 } else { 20 }) {
-            bench.turn();
-        }
-        take_back(bench, 1, &theirs)?;
-        theirs.put(0, &vec![0xcc; len as usize]);
-        bench.rest();
-        ensure(theirs.get(0, len as usize).iter().all(|byte| *byte == 0xcc), || {
-            "written after it was taken back".into()
-        })?;
-        bench.port(0)?.close(a);
-        all_complete(bench, 0, a, &ids)?;
-        bench.close(1, b)?;
-        ensure(!own.get(0, len as usize).contains(&0xcc), || "read after it was taken back".into())?;
+        taken_back(bench, round, (&own, &theirs), 1, len)?;
         bench.port(0)?.key(own.region).ok_or("the other side's region is gone")?;
     }
     Ok(())

@@ -106,7 +106,7 @@ impl Operation {
         self.parts.reverse();
     }
 
-    /// Whether it may begin when `earlier` of the same queue is as far as it is (IBA 9.5).
+    /// Whether it may begin when `earlier` of the same queue is as far as it is (IBA, "Transaction Ordering").
     pub(super) fn may_follow(&self, earlier: &Self, ordered: bool, flaw: Option<Flaw>) -> bool {
         let fence = self.fence && flaw != Some(Flaw::Fence);
         let overtakes = earlier.kind.is_answered() && !fence && !self.kind.is_answered();

@@ -191,14 +191,7 @@ impl Simulation {
                     self.message(rank, name).matched = true;
                     self.count(Event::Unexpected);
                 }
-                let loan = ticket.loan;
-                self.rank(rank).receives.push(Receive {
-                    ticket: Some(ticket),
-                    loan,
-                    number,
-                    room,
-                    outcome: None,
-                });
+                self.remember(rank, ticket, number, room);
                 Ok(())
             }
             Err(StartError::PeerFailed { peer, failure }) => {
@@ -209,6 +202,12 @@ impl Simulation {
             }
             Err(error) => self.refused(rank, &error),
         }
+    }
+
+    /// A receive is under way.
+    fn remember(&mut self, rank: u32, ticket: Ticket, number: usize, room: usize) {
+        let loan = ticket.loan;
+        self.rank(rank).receives.push(Receive { ticket: Some(ticket), loan, number, room, outcome: None });
     }
 
     /// One turn of the crank. Whether there was something to do.
@@ -296,14 +295,7 @@ impl Simulation {
             Ok(ticket) => {
                 self.message(rank, name).matched = true;
                 let number = self.rank(rank).oracle.matched(name);
-                let loan = ticket.loan;
-                self.rank(rank).receives.push(Receive {
-                    ticket: Some(ticket),
-                    loan,
-                    number,
-                    room,
-                    outcome: None,
-                });
+                self.remember(rank, ticket, number, room);
                 Ok(())
             }
             Err(fate) => Err(Violation(format!("rank {rank} can't receive the claimed {name:?}: {fate}"))),

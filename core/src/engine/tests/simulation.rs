@@ -13,7 +13,7 @@ use crate::matching::{Pattern, Source};
 use crate::port::PeerId;
 use crate::shared::layout::Geometry;
 use crate::shared::tests::fabric::{Fabric, Reading};
-use crate::shared::tests::{Rng, contents};
+use crate::shared::tests::{Rng, contents, portion};
 
 const CONTEXTS: u16 = 2;
 /// Most receives posted, messages waiting, and sends under way at one rank.
@@ -431,14 +431,18 @@ fn reading(rng: &mut Rng) -> Reading {
 struct Ways {
     pulled: u64,
     pushed: u64,
-    streamed: usize,
-    resumed: usize,
+    streamed: u64,
+    resumed: u64,
 }
 
 impl Ways {
     fn assert_all(&self) {
         let Self { pulled, pushed, streamed, resumed } = *self;
-        assert!(pulled > 100_000 && pushed > 10_000 && streamed > 1000 && resumed > 50, "{self:?}");
+        let enough = pulled > portion(100_000)
+            && pushed > portion(10_000)
+            && streamed > portion(1000)
+            && resumed > portion(50);
+        assert!(enough, "{self:?}");
     }
 }
 
@@ -470,15 +474,15 @@ fn simulate(seed: u64, deaths: bool, ways: &mut Ways) {
         ways.pushed += memory.pushed;
     });
     for engine in &mut simulation.world.engines {
-        ways.streamed += engine.port_mut().streamed;
-        ways.resumed += engine.port_mut().resumed;
+        ways.streamed += engine.port_mut().streamed as u64;
+        ways.resumed += engine.port_mut().resumed as u64;
     }
 }
 
 #[test]
 fn random_worlds_follow_the_rules_of_matching() {
     let mut ways = Ways::default();
-    for seed in 0..200 {
+    for seed in 0..portion(200) {
         simulate(seed, false, &mut ways);
     }
     ways.assert_all();
@@ -487,7 +491,7 @@ fn random_worlds_follow_the_rules_of_matching() {
 #[test]
 fn random_worlds_in_which_ranks_die_follow_the_rules_of_matching() {
     let mut ways = Ways::default();
-    for seed in 1000..1200 {
+    for seed in 1000..1000 + portion(200) {
         simulate(seed, true, &mut ways);
     }
     ways.assert_all();

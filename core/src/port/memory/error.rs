@@ -85,7 +85,7 @@ pub enum PostError {
     System(i32),
 }
 
-/// Why a work request failed (`ibv_wc_status`, IBA 10.10.3, RFC 5040 4.8).
+/// Why a work request failed (`ibv_wc_status` in `ibv_poll_cq(3)`; RFC 5040, "Terminate Header").
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WorkError {
     /// Our own memory: the region was deregistered meanwhile, or does not allow it.

@@ -8,15 +8,17 @@ pub struct Facts {
     pub name: &'static str,
     /// The bytes of a write become visible at the target in the order of their addresses: a target may poll on the last one.
     /// True of reliable connections on most InfiniBand devices, asked for by `ibv_query_qp_data_in_order(3)`; iWARP says
-    /// no (RFC 5040 5.5).
+    /// no (RFC 5040, "Ordering and Completions").
     pub ordered_placement: bool,
-    /// Only the side that connected may send, write or read first; the other waits until something has come (RFC 5044 7.1.2).
+    /// Only the side that connected may send, write or read first; the other waits until something has come (RFC 5044,
+    /// "Connection Startup Rules").
     pub active_speaks_first: bool,
     /// A write's completion proves that its bytes are placed, and that the target allowed it.
     pub write_proves_placement: bool,
     /// A message for which no receive is posted waits for one. Otherwise it ends the connection, as on iWARP.
     pub waits_for_receive: bool,
-    /// Reads land only in regions that allow `remote_write` (iWARP: RFC 5040 5.2, the sink is a tagged buffer).
+    /// Reads land only in regions that allow `remote_write` (iWARP: a read's response is placed by a steering tag, as
+    /// a write is; RFC 5040, "RDMA Read Operation").
     pub read_needs_remote_write: bool,
     /// Sends and writes may have an immediate.
     pub immediates: bool,

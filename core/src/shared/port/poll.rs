@@ -2,7 +2,7 @@
 
 use core::borrow::BorrowMut;
 
-use super::{BURST, ENTRIES_A_POLL, Host, IDLE_SWEEP, LOST, Link, Place, ShmPort};
+use super::{BURST, ENTRIES_A_POLL, HOT, Host, IDLE_SWEEP, LOST, Link, Place, SHARED_BURST, ShmPort};
 use crate::port::{Arrival, PeerFault, PeerId, Polled, PortFault};
 use crate::shared::fastbox;
 use crate::shared::pool::{CellRecord, CellState};
@@ -44,13 +44,35 @@ where
     #[inline(never)]
     pub(super) fn poll_all(&mut self) -> Polled<Place> {
         if self.burst == 0 {
+            let last = self.hot[self.turn % HOT];
             self.burst = BURST;
             self.turn = if self.turn + 1 < self.hot_count { self.turn + 1 } else { 0 };
+            if self.hot_count > 1 {
+                self.share(last);
+            }
             if let Some(polled) = self.poll_others() {
                 return polled;
             }
         }
         self.poll_hot().or_else(|| self.poll_queue()).or_else(|| self.poll_cold()).unwrap_or(Polled::Idle)
+    }
+
+    /// The peer whose burst is over was not alone if another is ready now: then the next burst is short.
+    #[cold]
+    #[inline(never)]
+    fn share(&mut self, last: PeerId) {
+        let (hot, count) = (self.hot, self.hot_count);
+        let hot = hot.into_iter().take(count);
+        let queued =
+            matches!(self.inbox.peek(), Ok(Some(number)) if number >> self.cells.trailing_zeros() != last);
+        let crowded = queued || hot.clone().any(|peer| peer != last && self.poll_fastbox(peer).is_some());
+        if crowded != self.crowded {
+            self.crowded = crowded;
+            hot.for_each(|peer| self.limit_run(peer));
+        }
+        if crowded {
+            self.burst = SHARED_BURST;
+        }
     }
 
     #[inline(always)]

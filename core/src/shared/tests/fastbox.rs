@@ -22,6 +22,8 @@ enum Op {
     Take,
     /// Reads `len` bytes from `at` and leaves the packet.
     Read(usize, usize),
+    /// Runs have at most so many slots from now on.
+    Limit(usize),
 }
 
 #[derive(Debug)]
@@ -80,6 +82,7 @@ impl<'a> Pair<'a> {
             Op::Push(len) => self.push(len),
             Op::Take => self.take(),
             Op::Read(at, len) => self.read(at, len),
+            Op::Limit(most) => self.receiver.limit_run(most),
         }
     }
 
@@ -143,6 +146,7 @@ fn op(most: usize) -> impl Strategy<Value = Op> {
         1 => Just(Op::Push(8)),
         3 => Just(Op::Take),
         2 => (0..=most, 0..=most + 8).prop_map(|(at, len)| Op::Read(at, len)),
+        1 => prop::sample::select(vec![0, 1, 2, 5, 16, usize::MAX]).prop_map(Op::Limit),
     ]
 }
 

@@ -2,8 +2,8 @@
 
 use proptest::prelude::*;
 
-use super::cases;
 use super::fabric::{Region, tiny};
+use super::{cases, portion};
 use crate::shared::fastbox::Slot;
 use crate::shared::layout::{
     Extent, Geometry, HEADER_PAGE, Identity, LINE, LayoutError, Line, MAGIC, SegmentHeader, SegmentKind,
@@ -188,7 +188,7 @@ fn header_of_random_words_never_panics() {
     let mut rng = super::Rng::new(3);
     let region = Region::new(4096);
     let (header, identity) = published(&region);
-    for _ in 0..20_000 {
+    for _ in 0..portion(20_000) {
         region.scribble(&mut rng, 0, 64);
         let _ = header.check(&identity, 8192);
     }

@@ -5,7 +5,7 @@ use std::vec;
 use std::vec::Vec;
 
 use super::fabric::{Fabric, TestPort, tiny};
-use super::{Rng, contents};
+use super::{Rng, contents, portion};
 use crate::port::{Arrival, MessagePort, PeerFault, PeerId, Polled, PortFault};
 use crate::shared::fastbox::max_payload;
 use crate::shared::layout::Geometry;
@@ -151,7 +151,7 @@ fn traffic(seed: u64) {
 
 #[test]
 fn random_traffic_arrives_complete_and_in_order() {
-    for seed in 0..60 {
+    for seed in 0..portion(60) {
         traffic(seed);
     }
 }
@@ -281,6 +281,86 @@ fn queue_is_heard_while_a_fastbox_never_pauses_and_the_other_way_round() {
             take(&mut zero, 1) == Some((2, 77))
         });
         assert!(heard, "a message of {rare} bytes starves");
+    }
+}
+
+/// How the receiver takes what is there.
+type Way = fn(&mut TestPort<'_>) -> Option<PeerId>;
+
+fn by_polling(port: &mut TestPort<'_>) -> Option<PeerId> {
+    take(port, 1).map(|(peer, _)| peer)
+}
+
+/// As the engine does for a receive from anybody: words first, and what is no word's turn by polling.
+fn by_words(port: &mut TestPort<'_>) -> Option<PeerId> {
+    let Some((peer, _, _, ended)) = port.take_word(None, 5, |_| true) else { return by_polling(port) };
+    if ended {
+        port.settle_take(peer);
+    }
+    Some(peer)
+}
+
+/// The peers of 4000 packets of eight bytes, taken by rank 0 while so many others have a hundred under way, which fit.
+fn order_of(senders: u32, way: Way) -> Vec<PeerId> {
+    let fabric = Fabric::new(Geometry { peers: 5, cells: 8, cell_bytes: 256, fastbox_slots: 256 });
+    let mut ports: Vec<_> = (0..5).map(|rank| fabric.port(rank)).collect();
+    let (receiver, others) = ports.split_first_mut().unwrap();
+    let others = &mut others[..senders as usize];
+    others.iter_mut().for_each(|sender| assert!((0..100).all(|_| send(sender, 0, 3, 8))));
+    let mut order = vec![];
+    while order.len() < 4000 {
+        if let Some(peer) = way(receiver) {
+            assert!(send(&mut others[peer as usize - 1], 0, 3, 8));
+            order.push(peer);
+        }
+    }
+    order
+}
+
+#[test]
+fn peers_that_are_ready_together_take_short_turns() {
+    for way in [by_polling as Way, by_words] {
+        for senders in 2..=4 {
+            let order = order_of(senders, way);
+            // Nobody else was known to be ready when the first began.
+            let runs: Vec<_> = order.chunk_by(|a, b| a == b).map(<[_]>::len).skip(1).collect();
+            assert!(runs.iter().all(|&run| run <= 32), "{senders} senders: {runs:?}");
+            for peer in 1..=senders {
+                let share = order.iter().filter(|&&it| it == peer).count();
+                let fair = order.len() / senders as usize;
+                assert!(share > fair / 2, "{senders} senders: {share} of {} from {peer}", order.len());
+            }
+        }
+    }
+}
+
+#[test]
+fn a_peer_that_comes_waits_for_one_long_turn_and_then_for_short_ones() {
+    for way in [by_polling as Way, by_words] {
+        let fabric = Fabric::new(Geometry { peers: 3, cells: 8, cell_bytes: 256, fastbox_slots: 1024 });
+        let (mut zero, mut one, mut two) = (fabric.port(0), fabric.port(1), fabric.port(2));
+        // Alone for long, and wherever in its turn it is then.
+        for alone in [0, 1, 100, 1000, 1001] {
+            for _ in 0..alone {
+                while send(&mut one, 0, 3, 8) {}
+                assert_eq!(way(&mut zero), Some(1));
+            }
+            let mut waited = vec![];
+            for tag in 0..4 {
+                assert!(send(&mut two, 0, tag, 8));
+                let before = (0..1000).position(|_| {
+                    while send(&mut one, 0, 3, 8) {}
+                    (0..2).find_map(|_| way(&mut zero)) == Some(2)
+                });
+                waited.push(before.unwrap());
+            }
+            assert!(waited[0] <= 2 * 128 && waited[1..].iter().all(|&it| it <= 32), "{alone}: {waited:?}");
+            // It is gone for long enough to be forgotten.
+            for _ in 0..300 {
+                while send(&mut one, 0, 3, 8) {}
+                way(&mut zero);
+            }
+        }
     }
 }
 

@@ -6,7 +6,7 @@ use std::vec::Vec;
 use proptest::prelude::*;
 
 use super::fabric::Region;
-use super::{Rng, cases};
+use super::{Rng, cases, portion};
 use crate::shared::queue::{Consumer, Producer, Queue};
 
 const ENTRIES_AT: usize = 4096;
@@ -106,7 +106,7 @@ proptest! {
 
 #[test]
 fn queue_agrees_with_the_oracle_over_many_laps() {
-    for seed in 0..8 {
+    for seed in 0..portion(8) {
         let mut rng = Rng::new(seed);
         let entries = 4 << (seed % 3);
         let region = region(entries);

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 
 use super::fabric::Region;
 use super::ring::{BYTES_AT, READ, WRITTEN, region, ring};
-use super::{Rng, cases, contents};
+use super::{Rng, cases, contents, portion};
 use crate::shared::ring::{RecordReader, RecordWriter, RingFault};
 
 #[derive(Clone, Copy, Debug)]
@@ -77,7 +77,7 @@ proptest! {
 
 #[test]
 fn record_ring_agrees_with_the_oracle_for_long() {
-    for seed in 0..8 {
+    for seed in 0..portion(8) {
         let mut rng = Rng::new(seed);
         let size = 8 << (seed % 4);
         let region = region(size);

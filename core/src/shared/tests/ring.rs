@@ -7,7 +7,7 @@ use std::vec::Vec;
 use proptest::prelude::*;
 
 use super::fabric::Region;
-use super::{Rng, cases, contents};
+use super::{Rng, cases, contents, portion};
 use crate::shared::ring::{ByteReader, ByteWriter, Ring, RingFault};
 
 pub(super) const BYTES_AT: usize = 4096;
@@ -84,7 +84,7 @@ proptest! {
 
 #[test]
 fn byte_ring_agrees_with_the_oracle_for_long() {
-    for seed in 0..8 {
+    for seed in 0..portion(8) {
         let mut rng = Rng::new(seed);
         let size = 8 << (seed % 4);
         let region = region(size);

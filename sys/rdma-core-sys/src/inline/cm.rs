@@ -72,6 +72,14 @@ fn request(
     wr
 }
 
+/// # Safety
+/// `id` is in use and has a queue pair; the rest is as for [`ibv_post_send`].
+unsafe fn post(id: *mut rdma_cm_id, mut wr: ibv_send_wr) -> c_int {
+    let mut bad = ptr::null_mut();
+    // SAFETY: the caller's promise.
+    unsafe { or_errno(ibv_post_send((*id).qp, &raw mut wr, &raw mut bad)) }
+}
+
 /// Posts a send from several places.
 ///
 /// # Safety
@@ -83,10 +91,8 @@ pub unsafe fn rdma_post_sendv(
     nsge: c_int,
     flags: c_int,
 ) -> c_int {
-    let mut wr = request(context, sgl, nsge, IBV_WR_SEND, flags);
-    let mut bad = ptr::null_mut();
     // SAFETY: the caller's promise.
-    unsafe { or_errno(ibv_post_send((*id).qp, &raw mut wr, &raw mut bad)) }
+    unsafe { post(id, request(context, sgl, nsge, IBV_WR_SEND, flags)) }
 }
 
 /// Posts a read into several places.
@@ -130,9 +136,8 @@ pub unsafe fn rdma_post_writev(
 unsafe fn post_rdma(id: *mut rdma_cm_id, mut wr: ibv_send_wr, remote_addr: u64, rkey: u32) -> c_int {
     wr.wr.rdma.remote_addr = remote_addr;
     wr.wr.rdma.rkey = rkey;
-    let mut bad = ptr::null_mut();
     // SAFETY: the caller's promise.
-    unsafe { or_errno(ibv_post_send((*id).qp, &raw mut wr, &raw mut bad)) }
+    unsafe { post(id, wr) }
 }
 
 /// The scatter/gather element of one buffer. Without a memory region the payload must go inline.
@@ -234,8 +239,7 @@ pub unsafe fn rdma_post_ud_send(
         let mut sge = element(addr, length, mr);
         let mut wr = request(context, &raw mut sge, 1, IBV_WR_SEND, flags);
         wr.wr.ud = ibv_send_wr__bindgen_ty_2__bindgen_ty_3 { ah, remote_qpn, remote_qkey: RDMA_UDP_QKEY };
-        let mut bad = ptr::null_mut();
-        or_errno(ibv_post_send((*id).qp, &raw mut wr, &raw mut bad))
+        post(id, wr)
     }
 }
 

@@ -76,7 +76,8 @@ impl VerbsPort {
         let mut wr = request(raw::IBV_WR_RDMA_READ, 0);
         wr.wr.rdma.remote_addr = from.address;
         wr.wr.rdma.rkey = key(from);
-        // On iWARP reads are executed and answered in order (RFC 5040 5.5), and siw refuses a fence before one.
+        // On iWARP reads are executed and answered in order (RFC 5040, "Ordering and Completions"), and siw refuses a fence
+        // before one.
         let fence = work.fence && !self.facts.active_speaks_first;
         self.post(Work { fence, ..work }, wr, parts)
     }

@@ -93,31 +93,6 @@ impl Link {
         let (out, into) = (buffer(most)?, buffer(most)?);
         Ok(Self { endpoint, peer, out, into, requests: Vec::with_capacity(WINDOW) })
     }
-
-    fn send_pattern(&mut self, bytes: usize) -> Result<(), String> {
-        let seed = seed(bytes, self.rank());
-        for (at, byte) in self.out[..bytes].iter_mut().enumerate() {
-            *byte = pattern(seed, at);
-        }
-        self.endpoint.send(self.peer, DATA, &self.out[..bytes]).map_err(text)
-    }
-
-    fn recv_pattern(&mut self, bytes: usize) -> Result<(), String> {
-        let seed = seed(bytes, self.peer);
-        self.into[..bytes].fill(0);
-        let (from, tag) = (Source::Rank(self.peer), Tag::Exactly(DATA));
-        let status = self.endpoint.recv(from, tag, &mut self.into[..bytes]).map_err(text)?;
-        if status.len != bytes {
-            return Err(format!("a message of {bytes} bytes arrived with {} bytes", status.len));
-        }
-        match self.into[..bytes].iter().enumerate().find(|(at, byte)| **byte != pattern(seed, *at)) {
-            None => Ok(()),
-            Some((at, byte)) => Err(format!(
-                "a message of {bytes} bytes arrived damaged: byte {at} is {byte}, not {}",
-                pattern(seed, at)
-            )),
-        }
-    }
 }
 
 impl Traffic for Link {
@@ -222,14 +197,23 @@ impl Traffic for Link {
         Ok(())
     }
 
-    fn check(&mut self, bytes: usize) -> Result<(), String> {
-        if self.rank() == 0 {
-            self.send_pattern(bytes)?;
-            self.recv_pattern(bytes)
-        } else {
-            self.recv_pattern(bytes)?;
-            self.send_pattern(bytes)
+    fn send_pattern(&mut self, bytes: usize) -> Result<(), String> {
+        let seed = seed(bytes, self.rank());
+        for (at, byte) in self.out[..bytes].iter_mut().enumerate() {
+            *byte = pattern(seed, at);
         }
+        self.endpoint.send(self.peer, DATA, &self.out[..bytes]).map_err(text)
+    }
+
+    fn recv_pattern(&mut self, bytes: usize) -> Result<(), String> {
+        let seed = seed(bytes, self.peer);
+        self.into[..bytes].fill(0);
+        let (from, tag) = (Source::Rank(self.peer), Tag::Exactly(DATA));
+        let status = self.endpoint.recv(from, tag, &mut self.into[..bytes]).map_err(text)?;
+        if status.len != bytes {
+            return Err(format!("a message of {bytes} bytes arrived with {} bytes", status.len));
+        }
+        intact("message", seed, &self.into[..bytes])
     }
 
     fn close(self) -> Result<(), String> {
@@ -250,6 +234,18 @@ pub(crate) fn seed(bytes: usize, sender: usize) -> u64 {
 /// A byte that depends on the message and on its place therein.
 pub(crate) fn pattern(seed: u64, at: usize) -> u8 {
     ((at as u64).wrapping_add(seed << 32 | 1).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56) as u8
+}
+
+/// That what came is the pattern of `seed`.
+pub(crate) fn intact(what: &str, seed: u64, come: &[u8]) -> Result<(), String> {
+    match come.iter().enumerate().find(|(at, byte)| **byte != pattern(seed, *at)) {
+        None => Ok(()),
+        Some((at, byte)) => Err(format!(
+            "a {what} of {} bytes arrived damaged: byte {at} is {byte}, not {}",
+            come.len(),
+            pattern(seed, at)
+        )),
+    }
 }
 
 fn buffer(len: usize) -> Result<Vec<u8>, String> {
@@ -277,6 +273,15 @@ mod tests {
         }
         assert_eq!(Command::decode(&[0; 24]), None);
         assert_eq!(Command::decode(&[255; 24]), None);
+    }
+
+    #[test]
+    fn one_byte_that_differs_is_found() {
+        let mut come: Vec<u8> = (0..64).map(|at| pattern(seed(64, 0), at)).collect();
+        assert_eq!(intact("message", seed(64, 0), &come), Ok(()));
+        come[63] ^= 1;
+        let said = intact("message", seed(64, 0), &come).unwrap_err();
+        assert!(said.starts_with("a message of 64 bytes arrived damaged: byte 63 is "), "{said}");
     }
 
     #[test]

@@ -30,8 +30,22 @@ pub(crate) trait Traffic {
     /// Rank 1 hears what comes next.
     fn await_command(&mut self) -> Result<Command, String>;
 
+    /// Sends a message of bytes that depend on its size, its sender, and their place.
+    fn send_pattern(&mut self, bytes: usize) -> Result<(), String>;
+
+    /// Receives what [`Traffic::send_pattern`] sends, and looks at every byte.
+    fn recv_pattern(&mut self, bytes: usize) -> Result<(), String>;
+
     /// One message each way, rank 0's first; each is looked at by its receiver.
-    fn check(&mut self, bytes: usize) -> Result<(), String>;
+    fn check(&mut self, bytes: usize) -> Result<(), String> {
+        if self.rank() == 0 {
+            self.send_pattern(bytes)?;
+            self.recv_pattern(bytes)
+        } else {
+            self.recv_pattern(bytes)?;
+            self.send_pattern(bytes)
+        }
+    }
 
     /// Rank 0: sends a message and waits for the answer, as often as there is room in `samples` for the time taken.
     fn ping(&mut self, bytes: usize, timer: &Timer, samples: &mut [u64]) -> Result<(), String>;

@@ -10,7 +10,7 @@ use crate::engine::{Failure, Fate};
 use crate::port::{MessagePort, PortFault};
 use crate::shared::layout::Geometry;
 use crate::shared::tests::fabric::{Fabric, Region, tiny};
-use crate::shared::tests::{Rng, contents};
+use crate::shared::tests::{Rng, contents, portion};
 use crate::wire::rma::{Head, Operation, Verb};
 use crate::wire::{Envelope, Kind};
 
@@ -74,7 +74,7 @@ fn random_requests_touch_nothing_outside_what_is_exposed() {
     memories.iter().for_each(|memory| memory.fill(&before));
     let mut world = World::new(&fabric, AMPLE);
     world.expose(0, &memories[0], Access::Read, 7);
-    for _ in 0..20_000 {
+    for _ in 0..portion(20_000) {
         let numbers = [0, 7, 8, BYTES as u64 - 8, BYTES as u64, 1 << 32, u64::MAX - 7, u64::MAX];
         let mut number = || rng.pick(&numbers);
         let (key, offset, value, expected) = (number(), number(), number(), number());

@@ -11,7 +11,7 @@ use crate::engine::{Failure, Fate, Outcome, StartError};
 use crate::port::PeerId;
 use crate::shared::layout::Geometry;
 use crate::shared::tests::fabric::{Fabric, Region};
-use crate::shared::tests::{Rng, contents};
+use crate::shared::tests::{Rng, contents, portion};
 use crate::wire::Kind;
 use crate::wire::rma::HEAD_BYTES;
 
@@ -414,14 +414,14 @@ fn simulate(seed: u64, deaths: bool) {
 
 #[test]
 fn random_operations_of_several_origins_leave_what_the_oracle_says() {
-    for seed in 0..150 {
+    for seed in 0..portion(150) {
         simulate(seed, false);
     }
 }
 
 #[test]
 fn random_operations_go_on_when_ranks_die() {
-    for seed in 1000..1150 {
+    for seed in 1000..1000 + portion(150) {
         simulate(seed, true);
     }
 }

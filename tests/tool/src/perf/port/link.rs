@@ -12,7 +12,7 @@ use nemesia_core::port::memory::{
 use super::meet::{self, failed, text};
 use super::memory::Memory;
 use super::{Arrival, describe, window};
-use crate::perf::link::{COMMAND_BYTES, Command, WINDOW, pattern, seed};
+use crate::perf::link::{COMMAND_BYTES, Command, WINDOW, intact, pattern, seed};
 use crate::perf::timer::Timer;
 use crate::perf::traffic::Traffic;
 use crate::perf::worker::Seen;
@@ -264,29 +264,6 @@ impl<P: MemoryPort> PortLink<P> {
         }
         arrival
     }
-
-    /// Writes a pattern and says so.
-    fn send_pattern(&mut self, bytes: usize) -> Result<(), String> {
-        let seed = seed(bytes, self.rank());
-        let pattern: Vec<u8> = (0..bytes).map(|at| pattern(seed, at)).collect();
-        self.out.put(0, &pattern);
-        self.write(bytes, None)?;
-        self.send(&[])
-    }
-
-    fn recv_pattern(&mut self, bytes: usize) -> Result<(), String> {
-        self.hear_nothing()?;
-        let seed = seed(bytes, 1 - self.rank());
-        let mut come = vec![0; bytes];
-        self.into.get(0, &mut come);
-        match come.iter().enumerate().find(|(at, byte)| **byte != pattern(seed, *at)) {
-            None => Ok(()),
-            Some((at, byte)) => Err(format!(
-                "a write of {bytes} bytes arrived damaged: byte {at} is {byte}, not {}",
-                pattern(seed, at)
-            )),
-        }
-    }
 }
 
 impl<P: MemoryPort> Traffic for PortLink<P> {
@@ -325,14 +302,21 @@ impl<P: MemoryPort> Traffic for PortLink<P> {
             .ok_or_else(|| "rank 0 asked for something unknown".to_owned())
     }
 
-    fn check(&mut self, bytes: usize) -> Result<(), String> {
-        if self.rank() == 0 {
-            self.send_pattern(bytes)?;
-            self.recv_pattern(bytes)
-        } else {
-            self.recv_pattern(bytes)?;
-            self.send_pattern(bytes)
-        }
+    /// Writes a pattern and says so.
+    fn send_pattern(&mut self, bytes: usize) -> Result<(), String> {
+        let seed = seed(bytes, self.rank());
+        let pattern: Vec<u8> = (0..bytes).map(|at| pattern(seed, at)).collect();
+        self.out.put(0, &pattern);
+        self.write(bytes, None)?;
+        self.send(&[])
+    }
+
+    fn recv_pattern(&mut self, bytes: usize) -> Result<(), String> {
+        self.hear_nothing()?;
+        let seed = seed(bytes, 1 - self.rank());
+        let mut come = vec![0; bytes];
+        self.into.get(0, &mut come);
+        intact("write", seed, &come)
     }
 
     fn ping(&mut self, bytes: usize, timer: &Timer, samples: &mut [u64]) -> Result<(), String> {
