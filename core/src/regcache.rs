@@ -5,12 +5,13 @@
 //! counts, a free list, and a list of the unused ones in the order of their last use, of which the oldest go when room is
 //! wanted. Beyond paper 2, any part of a registered range is a hit.
 //!
-//! **Index.** A range of at least `8^k` and less than `8^(k+1)` pages is of level `k`, and touches at most nine aligned blocks of
-//! `8^k` pages. It is entered in a hash table with chains under each of them. An address lies in one block of each level, so
-//! a look-up probes one chain a level in use, of which there are at most 18 and in practice two or three, however many
-//! ranges there are. Ranges of one level that do not overlap come to at most two a block, and the cache lets hardly any
-//! overlap: a miss that overlaps known ranges registers the union and withdraws them. Ranges that only touch are left
-//! apart: to join them would register a growing heap anew each time that it grows.
+//! **Index.** A range of more than `16^k` and at most `16^(k+1)` pages (of at most 16 for `k = 0`) is of level `k`. It touches one or
+//! two aligned blocks of `16^(k+1)` pages, and is entered in a hash table under each, with the sixteenths of the block that it
+//! touches. An address lies in one block of each level, so a look-up probes once a level in use, of which there are at most 13
+//! and in practice two or three, however many ranges there are: the level of most ranges first. A probe is one cache line, and
+//! the registration found another; the sixteenths tell apart the ranges of a block, of which few overlap: a miss that
+//! overlaps known ranges registers the union and withdraws them. Ranges that only touch are left apart: to join
+//! them would register a growing heap anew each time that it grows.
 //!
 //! **Withdrawn** ranges are no hits any more; those still in use are deregistered by their last user. That is also what
 //! [`Cache::invalidate`] does, which the owner must call before an address range gets other pages (unmapped, remapped,
@@ -22,10 +23,15 @@
 #![forbid(unsafe_code)]
 
 use core::borrow::BorrowMut;
+use core::marker::PhantomData;
 
-use crate::slab::{List, NONE, Slab, Slot};
+use crate::slab::NONE;
 
+mod entries;
 mod index;
+pub use entries::Entry;
+use entries::{Entries, Wanted};
+pub use index::Bucket;
 use index::Index;
 
 /// A range of addresses, in bytes; the end is not in it.
@@ -139,34 +145,6 @@ pub struct Held {
     generation: u32,
 }
 
-/// What the cache knows of one registration.
-#[derive(Clone, Copy, Debug)]
-pub struct Entry<H> {
-    range: Range,
-    handle: Option<H>,
-    rights: u32,
-    holders: u32,
-    /// Where it stands in the chains, while it can be a hit.
-    links: [u32; index::BLOCKS],
-    indexed: bool,
-    /// It may outlive its use.
-    kept: bool,
-}
-
-impl<H> Default for Entry<H> {
-    fn default() -> Self {
-        Self {
-            range: Range { start: 0, end: 0 },
-            handle: None,
-            rights: 0,
-            holders: 0,
-            links: [NONE; index::BLOCKS],
-            indexed: false,
-            kept: false,
-        }
-    }
-}
-
 /// What has happened so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
@@ -182,43 +160,48 @@ pub struct Counts {
     pub invalidated: u64,
 }
 
-/// The cache, over lent storage: `E` has one slot a registration, `B` the heads of the chains (a power of two is used; three times
-/// the slots is a good number). One thread at a time.
+/// The cache, over lent storage: `E` has one slot a registration, `B` the hash table: see [`buckets`]. One thread at a time.
 #[derive(Debug)]
 pub struct Cache<H: Copy, E, B>
 where
-    E: BorrowMut<[Slot<Entry<H>>]>,
-    B: BorrowMut<[u32]>,
+    E: BorrowMut<[Entry<H>]>,
+    B: BorrowMut<[Bucket]>,
 {
-    entries: Slab<Entry<H>, E>,
+    entries: Entries<E>,
     index: Index<B>,
-    /// Those that nobody uses and that can be hits, oldest first.
-    unused: List,
     /// The last hit, which is looked at first.
     recent: u32,
     limits: Limits,
     bytes: u64,
     counts: Counts,
+    handle: PhantomData<H>,
+}
+
+/// How many buckets a cache of so many registrations should have: one for three of them, or up to twice that. A bucket has seven places,
+/// and a registration takes up to two: [`Cache::new`] refuses what could be too few.
+pub const fn buckets(entries: usize) -> usize {
+    index::buckets(entries)
 }
 
 impl<H: Copy, E, B> Cache<H, E, B>
 where
-    E: BorrowMut<[Slot<Entry<H>>]>,
-    B: BorrowMut<[u32]>,
+    E: BorrowMut<[Entry<H>]>,
+    B: BorrowMut<[Bucket]>,
 {
-    /// An empty cache. `None` when there is no chain, or the page size is out of its range.
-    pub fn new(limits: Limits, entries: E, chains: B) -> Option<Self> {
+    /// An empty cache. `None` when there are too few buckets, or the page size is out of its range.
+    pub fn new(limits: Limits, entries: E, buckets: B) -> Option<Self> {
         if !(12..=30).contains(&limits.page_shift) {
             return None;
         }
+        let index = Index::new(buckets, entries.borrow().len(), limits.page_shift)?;
         Some(Self {
-            entries: Slab::new(entries),
-            index: Index::new(chains, limits.page_shift)?,
-            unused: List::new(),
+            entries: Entries::new(entries),
+            index,
             recent: NONE,
             limits,
             bytes: 0,
             counts: Counts::default(),
+            handle: PhantomData,
         })
     }
 
@@ -249,17 +232,18 @@ where
         len: u64,
         rights: u32,
     ) -> Result<Held, AcquireError<R::Error>> {
-        let Some(end) = address.checked_add(len.max(1)) else {
+        let len = len.max(1);
+        if address.checked_add(len).is_none() {
             return Err(AcquireError::Range { address, len });
-        };
-        let wanted = Range { start: address, end };
-        match self.look_up(&wanted, rights) {
+        }
+        let wanted = Wanted { start: address, len, rights, page_shift: self.limits.page_shift };
+        match self.look_up(&wanted) {
             Some(index) => {
                 self.counts.hits += 1;
                 self.recent = index;
                 Ok(self.hold(index))
             }
-            None => self.miss(registrar, &wanted, rights),
+            None => self.miss(registrar, wanted),
         }
     }
 
@@ -275,6 +259,7 @@ where
     }
 
     /// Ends a use. The registration stays for the next one, unless it was withdrawn or nothing is to be kept.
+    #[inline]
     #[expect(clippy::needless_pass_by_value, reason = "a use can end only once")]
     pub fn release<R: Registrar<Handle = H>>(&mut self, registrar: &mut R, held: Held) {
         if self.get(&held).is_none() {
@@ -287,7 +272,7 @@ where
             return;
         }
         if entry.kept && entry.indexed {
-            self.entries.push_back(&mut self.unused, index);
+            self.entries.rest(index);
         } else {
             self.index.remove(&mut self.entries, index);
             self.drop_entry(registrar, index);
@@ -323,42 +308,35 @@ where
 
     #[inline]
     fn get(&self, held: &Held) -> Option<&Entry<H>> {
-        let live = self.entries.is_live(held.index, held.generation);
-        live.then(|| self.entries.get(held.index)).filter(|entry| entry.holders > 0)
+        self.entries.held(held.index, held.generation)
     }
 
-    #[inline]
-    fn look_up(&self, wanted: &Range, rights: u32) -> Option<u32> {
-        let serves = |entry: &Entry<H>| {
-            entry.range.contains(wanted)
-                && entry.rights & rights == rights
-                && (entry.kept || self.pages(wanted) == Some(entry.range))
-        };
-        if self.recent != NONE && serves(self.entries.get(self.recent)) {
+    #[inline(always)]
+    fn look_up(&self, wanted: &Wanted) -> Option<u32> {
+        if self.recent != NONE && self.entries.get(self.recent).serves(wanted) {
             return Some(self.recent);
         }
-        self.index.find(&self.entries, wanted.start, serves)
+        self.index.find(&self.entries, wanted)
     }
 
+    #[inline(always)]
     fn hold(&mut self, index: u32) -> Held {
         let entry = self.entries.get_mut(index);
         entry.holders += 1;
-        if entry.holders == 1 {
-            self.entries.unlink(&mut self.unused, index);
-        }
-        Held { index, generation: self.entries.generation(index) }
+        Held { index, generation: entry.generation }
     }
 
     #[cold]
+    #[inline(never)]
     fn miss<R: Registrar<Handle = H>>(
         &mut self,
         registrar: &mut R,
-        wanted: &Range,
-        rights: u32,
+        wanted: Wanted,
     ) -> Result<Held, AcquireError<R::Error>> {
         self.counts.misses += 1;
-        let Some(pages) = self.pages(wanted) else {
-            return Err(AcquireError::Range { address: wanted.start, len: wanted.len() });
+        let rights = wanted.rights;
+        let Some(pages) = wanted.pages() else {
+            return Err(AcquireError::Range { address: wanted.start, len: wanted.len });
         };
         let (union, all_rights) = self.merge(registrar, &pages, rights);
         if union != pages || all_rights != rights {
@@ -369,13 +347,6 @@ where
             }
         }
         self.register(registrar, &pages, rights, true)
-    }
-
-    /// The whole pages around a range.
-    fn pages(&self, range: &Range) -> Option<Range> {
-        let page = 1 << self.limits.page_shift;
-        let end = range.end.checked_next_multiple_of(page)?;
-        Some(Range { start: range.start / page * page, end })
     }
 
     /// Withdraws what overlaps these pages. Returns the range and the rights of all together, but for those of whose changes
@@ -424,13 +395,13 @@ where
         let entry =
             Entry { range: *range, handle: Some(handle), rights, holders: 1, kept, ..Entry::default() };
         match self.entries.insert(entry) {
-            Ok(index) => {
+            Some(index) => {
                 self.bytes += range.len();
                 self.index.insert(&mut self.entries, index);
                 self.recent = index;
-                Ok(Held { index, generation: self.entries.generation(index) })
+                Ok(Held { index, generation: self.entries.get(index).generation })
             }
-            Err(_) => {
+            None => {
                 // There was a slot, and the registrar knows nothing of us.
                 registrar.deregister(*range, handle);
                 Err(self.full(range.len()))
@@ -475,7 +446,7 @@ where
 
     /// Gives up the registration that has been unused for longest. Returns its bytes.
     fn evict<R: Registrar<Handle = H>>(&mut self, registrar: &mut R) -> Option<u64> {
-        let index = self.entries.pop_front(&mut self.unused)?;
+        let index = self.entries.oldest()?;
         let bytes = self.entries.get(index).range.len();
         self.index.remove(&mut self.entries, index);
         self.drop_entry(registrar, index);
@@ -490,12 +461,11 @@ where
             self.recent = NONE;
         }
         if self.entries.get(index).holders == 0 {
-            self.entries.unlink(&mut self.unused, index);
             self.drop_entry(registrar, index);
         }
     }
 
-    /// Ends a registration that is in no list and in no chain.
+    /// Ends a registration that is not in the index.
     fn drop_entry<R: Registrar<Handle = H>>(&mut self, registrar: &mut R, index: u32) {
         if self.recent == index {
             self.recent = NONE;

@@ -6,8 +6,7 @@
 
 use std::fmt;
 
-use nemesia_core::regcache::{Cache, Entry};
-use nemesia_core::slab::Slot;
+use nemesia_core::regcache::{Bucket, Cache, Entry, buckets};
 
 pub use nemesia_core::regcache::{AcquireError, Counts, Held, Limits, Range, Registrar};
 
@@ -32,7 +31,7 @@ pub enum Telling {
 pub struct Size {
     /// Most bytes registered at once.
     pub bytes: u64,
-    /// Most registrations at once. Each takes about 150 bytes of memory.
+    /// Most registrations at once. Each takes about 100 bytes of memory.
     pub entries: usize,
 }
 
@@ -74,7 +73,7 @@ impl<R: Registrar> Registrar for Told<R> {
 }
 
 /// The core's cache over memory that it owns.
-type Owned<H> = Cache<H, Vec<Slot<Entry<H>>>, Vec<u32>>;
+type Owned<H> = Cache<H, Vec<Entry<H>>, Vec<Bucket>>;
 
 /// The cache. One thread at a time; mappings may be changed by any.
 pub struct RegistrationCache<R: Registrar> {
@@ -103,10 +102,10 @@ impl<R: Registrar> RegistrationCache<R> {
         };
         let keep = watch.is_some() || telling == Telling::Program;
         let limits = Limits { bytes: size.bytes, keep, page_shift: page_shift() };
-        let entries: Vec<_> = (0..size.entries).map(|_| Slot::default()).collect();
-        let chains = vec![0; (entries.len() * 3).next_power_of_two().max(2)];
-        let Some(cache) = Cache::new(limits, entries, chains) else {
-            unreachable!("there are two chains or more, and pages of 4 KiB to 1 GiB")
+        let entries = vec![Entry::default(); size.entries];
+        let table = vec![Bucket::default(); buckets(size.entries)];
+        let Some(cache) = Cache::new(limits, entries, table) else {
+            unreachable!("there are as many buckets as there should be, and pages of 4 KiB to 1 GiB")
         };
         Self { cache, told: Told { registrar, watch, ended: Vec::new() }, refused }
     }
@@ -124,6 +123,30 @@ impl<R: Registrar> RegistrationCache<R> {
     #[inline]
     pub fn acquire(&mut self, address: u64, len: u64, rights: u32) -> Result<Held, AcquireError<R::Error>> {
         self.catch_up();
+        let held = self.cache.acquire(&mut self.told, address, len, rights);
+        self.tidy();
+        held
+    }
+
+    /// As [`RegistrationCache::acquire`], without the system call that it makes where the kernel tells: for callers who promise
+    /// that these addresses were not mapped anew while another thread's call that unmapped, moved or discarded what was there
+    /// before had yet to return. A program that changes mappings in one thread at a time keeps that promise.
+    ///
+    /// Why the call is needed without it: `munmap` frees the addresses, and lets other threads map them, before it says so to
+    /// whoever watches. All that the kernel writes until then is a count of its own, which only a call can read.
+    ///
+    /// # Errors
+    /// See [`AcquireError`].
+    #[inline]
+    pub fn acquire_trusting(
+        &mut self,
+        address: u64,
+        len: u64,
+        rights: u32,
+    ) -> Result<Held, AcquireError<R::Error>> {
+        if self.told.watch.as_ref().is_some_and(MappingWatch::has_changed) {
+            self.drop_changed();
+        }
         let held = self.cache.acquire(&mut self.told, address, len, rights);
         self.tidy();
         held

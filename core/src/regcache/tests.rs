@@ -3,8 +3,7 @@
 use std::vec;
 use std::vec::Vec;
 
-use super::{AcquireError, Cache, Entry, Held, Limits, Range, Registrar};
-use crate::slab::Slot;
+use super::{AcquireError, Bucket, Cache, Entry, Held, Limits, Range, Registrar, buckets};
 
 const PAGE: u64 = 4096;
 
@@ -48,11 +47,16 @@ impl Registrar for Device {
     }
 }
 
-type TestCache = Cache<u32, Vec<Slot<Entry<u32>>>, Vec<u32>>;
+type TestCache = Cache<u32, Vec<Entry<u32>>, Vec<Bucket>>;
 
 fn cache(entries: usize, pages: u64, keep: bool) -> TestCache {
-    let slots = (0..entries).map(|_| Slot::default()).collect();
-    Cache::new(Limits { bytes: pages * PAGE, keep, page_shift: 12 }, slots, vec![0; 64]).unwrap()
+    let slots = vec![Entry::default(); entries];
+    Cache::new(
+        Limits { bytes: pages * PAGE, keep, page_shift: 12 },
+        slots,
+        vec![Bucket::default(); buckets(entries)],
+    )
+    .unwrap()
 }
 
 fn pages(start: u64, end: u64) -> Range {
@@ -296,9 +300,9 @@ fn use_of_another_cache_ends_nothing_that_is_unused() {
 
 #[test]
 fn more_than_can_be_counted_is_left_to_the_registrar() {
-    let slots = (0..4).map(|_| Slot::default()).collect();
+    let slots = vec![Entry::default(); 4];
     let limits = Limits { bytes: u64::MAX, keep: true, page_shift: 12 };
-    let mut cache: TestCache = Cache::new(limits, slots, vec![0; 8]).unwrap();
+    let mut cache: TestCache = Cache::new(limits, slots, vec![Bucket::default(); 4]).unwrap();
     let mut device = Device { end: Some(1 << 47), ..Device::default() };
     let held = cache.acquire(&mut device, 0, 8 * PAGE, 1).unwrap();
     let refused = cache.acquire(&mut device, 8 * PAGE, u64::MAX - 16 * PAGE, 1).unwrap_err();
@@ -311,38 +315,54 @@ fn more_than_can_be_counted_is_left_to_the_registrar() {
 #[test]
 fn geometry_that_cannot_be_is_refused() {
     let limits = |page_shift| Limits { bytes: 1, keep: true, page_shift };
-    let slots = || (0..4).map(|_| Slot::<Entry<u32>>::default()).collect::<Vec<_>>();
+    let slots = || vec![Entry::<u32>::default(); 4];
     for (shift, chains) in [(11, 8), (31, 8), (12, 0), (12, 1)] {
-        assert!(Cache::new(limits(shift), slots(), vec![0; chains]).is_none(), "{shift}, {chains}");
+        assert!(
+            Cache::new(limits(shift), slots(), vec![Bucket::default(); chains]).is_none(),
+            "{shift}, {chains}"
+        );
     }
 }
 
-/// Entries looked at do not grow with the entries there are.
+/// Cache lines looked at do not grow with the ranges there are.
 #[test]
-fn chains_stay_short_however_many_ranges_there_are() {
-    let chain = |count: u64| {
-        let slots = (0..count).map(|_| Slot::default()).collect();
-        let limits = Limits { bytes: u64::MAX / 2, keep: true, page_shift: 12 };
-        let chains = vec![0; (count as usize * 3).next_power_of_two()];
-        let mut cache: TestCache = Cache::new(limits, slots, chains).unwrap();
+fn look_ups_stay_short_however_many_ranges_there_are() {
+    let lines = |count: u64| {
+        let mut cache = cache(count as usize, u64::MAX / PAGE / 2, true);
         let mut device = Device::default();
         for at in 0..count {
-            let held = acquire(&mut cache, &mut device, at * 10, at * 10 + 1 + at % 9);
-            cache.release(&mut device, held);
+            touch(&mut cache, &mut device, at * 20, at * 20 + 1 + at % 19);
             // The list of this device is slow.
             device.registered.clear();
         }
-        let looked_at = core::cell::Cell::new(0);
-        for at in 0..count {
-            let found = cache.index.find(&cache.entries, at * 10 * PAGE, |entry| {
-                looked_at.set(looked_at.get() + 1);
-                entry.range.contains(&pages(at * 10, at * 10 + 1))
-            });
-            assert!(found.is_some());
-        }
-        looked_at.get() as f64 / count as f64
+        let lines: usize = (0..count).map(|at| cache.index.lines(at * 20 * PAGE)).sum();
+        lines as f64 / count as f64
     };
     for count in [10, 1000, 20_000] {
-        assert!(chain(count) < 5.0, "{count} ranges: {} entries looked at", chain(count));
+        assert!(lines(count) < 4.0, "{count} ranges: {} lines looked at", lines(count));
     }
+}
+
+/// Ranges that have no place where they belong go behind, and are found, and taken out, and leave nothing behind.
+#[test]
+fn full_buckets_overflow_into_their_neighbours() {
+    let slots = vec![Entry::default(); 100];
+    let limits = Limits { bytes: u64::MAX / 2, keep: true, page_shift: 12 };
+    let mut cache: TestCache = Cache::new(limits, slots, vec![Bucket::default(); 32]).unwrap();
+    let mut device = Device::default();
+    // Sixteen in a block: more than twice what a bucket holds.
+    let handles: Vec<_> = (0..100).map(|at| touch(&mut cache, &mut device, at, at + 1)).collect();
+    for (at, handle) in (0..).zip(&handles) {
+        assert_eq!(touch(&mut cache, &mut device, at, at + 1), *handle);
+    }
+    for at in (0..100).step_by(2) {
+        assert_eq!(cache.invalidate(&mut device, pages(at, at + 1)), 1);
+    }
+    for at in (1..100).step_by(2) {
+        assert_eq!(touch(&mut cache, &mut device, at, at + 1), handles[at as usize]);
+    }
+    assert_eq!((cache.flush(&mut device), device.registered.len()), (50, 0));
+    assert_eq!(cache.index.lines(5 * PAGE), 0, "a level of which there is nothing is not looked at");
+    touch(&mut cache, &mut device, 5, 6);
+    assert_eq!(cache.index.lines(5 * PAGE), 2, "its bucket and the entry");
 }

@@ -85,14 +85,20 @@ struct Shared {
 const QUIET: u32 = 0;
 const STIRRED: u32 = 1;
 
+/// What each watch of this process watches, by its descriptor. Before Linux 6.17 the kernel lets any of them end what
+/// another one watches, so each looks here first. Held while the kernel is asked; no reader of events takes it.
+static WATCHED: Mutex<Vec<(i32, Addresses)>> = Mutex::new(Vec::new());
+
+fn all_watched() -> MutexGuard<'static, Vec<(i32, Addresses)>> {
+    WATCHED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// The kernel tells this process of changed mappings. One thread at a time asks; any may change mappings.
 ///
 /// Not to be used in a forked child, which it does not watch; dropping it there is harmless.
 pub struct MappingWatch {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
-    /// What may have to be given up at the end.
-    watched: Vec<Addresses>,
     process: i32,
 }
 
@@ -183,7 +189,7 @@ impl MappingWatch {
             builder.stack_size(STACK).spawn(move || reader.read_on())
         });
         let thread = thread.map_err(MappingError::Thread)?;
-        Ok(Self { shared, thread: Some(thread), watched: Vec::new(), process: process_id() })
+        Ok(Self { shared, thread: Some(thread), process: process_id() })
     }
 
     /// From now on, tells of changes of these whole pages. False when that cannot be: they are not all mapped, are shared or of
@@ -191,12 +197,15 @@ impl MappingWatch {
     pub fn watch(&mut self, pages: &Addresses) -> bool {
         let (start, len) = (pages.start, pages.end - pages.start);
         let mut argument = Register { start, len, mode: REGISTER_MODE_WP, ioctls: 0 };
+        let mut watched = all_watched();
         if control(&self.shared.uffd, REGISTER, &mut argument).is_err() {
             return false;
         }
-        if !self.watched.contains(pages) {
-            self.watched.push(pages.clone());
+        let mine = (self.id(), pages.clone());
+        if !watched.contains(&mine) {
+            watched.push(mine);
         }
+        drop(watched);
         // The kernel takes shared memory, and gaps between mappings.
         let private = is_private(pages);
         if !private {
@@ -207,13 +216,29 @@ impl MappingWatch {
 
     /// Does not tell of these pages any more. Until then, whoever changes them waits for the thread.
     pub fn unwatch(&mut self, pages: &Addresses) {
-        self.watched.retain(|it| it.start < pages.start || pages.end < it.end);
-        self.forget(pages);
+        let (mut watched, id) = (all_watched(), self.id());
+        watched.retain(|(owner, it)| *owner != id || it.start < pages.start || pages.end < it.end);
+        self.forget(pages, &watched);
     }
 
-    fn forget(&self, pages: &Addresses) {
-        // Pages that are unmapped already are not watched either.
-        let _ = control(&self.shared.uffd, UNREGISTER, &mut [pages.start, pages.end - pages.start]);
+    /// What this watch is called among those of the process.
+    fn id(&self) -> i32 {
+        self.shared.uffd.as_raw_fd()
+    }
+
+    /// Ends the watch of these pages, but for those that another one watches.
+    fn forget(&self, pages: &Addresses, watched: &[(i32, Addresses)]) {
+        let mut from = pages.start;
+        while from < pages.end {
+            let others = watched.iter().filter(|(owner, it)| *owner != self.id() && it.end > from);
+            let next = others.map(|(_, it)| it).min_by_key(|it| it.start);
+            let end = next.map_or(pages.end, |it| it.start.clamp(from, pages.end));
+            if from < end {
+                // Pages that are unmapped already are not watched either.
+                let _ = control(&self.shared.uffd, UNREGISTER, &mut [from, end - from]);
+            }
+            from = next.map_or(pages.end, |it| it.end);
+        }
     }
 
     /// Whether anything has changed since [`MappingWatch::settle`], or changes now: one system call. Whoever
@@ -223,6 +248,13 @@ impl MappingWatch {
         // Before the state, which is set before the change is over.
         let changing = self.shared.is_changing();
         changing || self.shared.state.load(Ordering::Acquire) != QUIET
+    }
+
+    /// Whether anything has changed since [`MappingWatch::settle`] by a call that has returned, without a system call. Of a call
+    /// that goes on, it may not know yet: see [`MappingWatch::changed`].
+    #[inline]
+    pub fn has_changed(&self) -> bool {
+        self.shared.state.load(Ordering::Acquire) != QUIET
     }
 
     /// What has changed since the last time, perhaps nothing. Waits while the thread is reading of it; and for a moment when
@@ -299,17 +331,18 @@ impl Drop for MappingWatch {
 }
 
 impl MappingWatch {
-    fn forget_all(&mut self) {
-        let watched = std::mem::take(&mut self.watched);
-        if watched.is_empty() {
+    fn forget_all(&self) {
+        let (mut watched, id) = (all_watched(), self.id());
+        let mine: Vec<_> = watched.extract_if(.., |(owner, _)| *owner == id).map(|(_, it)| it).collect();
+        if mine.is_empty() {
             return;
         }
         // Mapping by mapping: one that the kernel does not watch would be an error for the whole range.
         for mapping in mappings().filter(|mapping| mapping.private) {
-            for pages in &watched {
+            for pages in &mine {
                 let (start, end) = (pages.start.max(mapping.range.start), pages.end.min(mapping.range.end));
                 if start < end {
-                    self.forget(&(start..end));
+                    self.forget(&(start..end), &watched);
                 }
             }
         }

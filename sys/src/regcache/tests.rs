@@ -107,6 +107,34 @@ fn page_that_was_unmapped_and_mapped_again_is_registered_anew() {
     unmap(at, 8);
 }
 
+/// What a device would read at this page, by callers who promise what [`RegistrationCache::acquire_trusting`] asks for.
+fn seen_trusting(cache: &mut TestCache, at: usize) -> u8 {
+    let held = cache.acquire_trusting(at as u64, 1, 1).unwrap();
+    let handle = cache.handle(&held).unwrap();
+    let (range, bytes) = &cache.registrar_mut().pinned[&handle];
+    let byte = bytes[(at - range.start as usize) / PAGE];
+    cache.release(held);
+    byte
+}
+
+/// In one thread, a change is known as soon as the call has returned, without a call of our own.
+#[test]
+fn trusting_callers_see_every_change_that_is_over() {
+    if !alone("trusting_callers_see_every_change_that_is_over") {
+        return;
+    }
+    let Some(mut cache) = watched() else { return };
+    let at = map(None, 8, 1);
+    for byte in 2..200 {
+        assert_eq!(seen_trusting(&mut cache, at + 5 * PAGE), byte - 1);
+        unmap(at, 8);
+        assert_eq!(map(Some(at), 8, byte), at);
+        assert_eq!(seen_trusting(&mut cache, at + 5 * PAGE), byte, "a stale registration");
+    }
+    assert!(cache.counts().hits > 190, "{:?}", cache.counts());
+    unmap(at, 8);
+}
+
 #[test]
 fn page_that_was_replaced_moved_or_discarded_is_registered_anew() {
     let Some(mut cache) = watched() else {
@@ -230,6 +258,37 @@ fn registration_in_use_outlives_the_change_and_is_not_found_again() {
     assert_eq!(cache.registrar_mut().pinned.len(), 1);
     unmap(at, 4);
     assert!(cache.close().pinned.is_empty());
+}
+
+/// Only one watch of a process can have a page. What the other one drops late must not end it, which the kernel would do before
+/// Linux 6.17.
+#[test]
+fn caches_of_one_process_leave_the_watches_of_each_other_alone() {
+    if !alone("caches_of_one_process_leave_the_watches_of_each_other_alone") {
+        return;
+    }
+    let (Some(mut first), Some(mut second)) = (watched(), watched()) else { return };
+    let at = map(None, 12, 1);
+    for byte in 1..100 {
+        let old = first.acquire(at as u64, (8 * PAGE) as u64, 1).unwrap();
+        // The page is new, and now the second one's; the first still uses what it was, and gets it after that only to share.
+        map(Some(at), 12, byte + 1);
+        touch(&mut second, at + 4 * PAGE, 8);
+        assert_eq!((seen(&mut second, at + 6 * PAGE), second.bytes()), (byte + 1, 8 * PAGE as u64));
+        assert_eq!(seen(&mut first, at + 6 * PAGE), byte + 1);
+        first.release(old);
+        assert_eq!(first.flush(), 0, "nothing is kept of which another one is told");
+        let unchanged = second.counts().invalidated;
+        map(Some(at), 12, byte + 1);
+        assert_eq!(seen(&mut second, at + 6 * PAGE), byte + 1);
+        assert_eq!(second.counts().invalidated, unchanged + 1, "it was told");
+        second.flush();
+    }
+    drop(first);
+    touch(&mut second, at, 12);
+    map(Some(at), 12, 200);
+    assert_eq!(seen(&mut second, at), 200);
+    unmap(at, 12);
 }
 
 #[test]

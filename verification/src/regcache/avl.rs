@@ -1,11 +1,10 @@
-//! An AVL tree of ranges that do not overlap, as registration caches often are: what ours is measured beside.
+//! An AVL tree from addresses to entries, as registration caches often have: what ours is measured beside.
 
 /// No node.
 const NONE: usize = usize::MAX;
 
 struct Node {
     start: u64,
-    end: u64,
     id: u32,
     height: i32,
     children: [usize; 2],
@@ -23,8 +22,8 @@ impl Tree {
         Self { nodes: Vec::new(), free: Vec::new(), root: NONE }
     }
 
-    /// The range that holds `start..end`.
-    pub(crate) fn find(&self, start: u64, end: u64) -> Option<u32> {
+    /// The last that begins at this address or before.
+    pub(crate) fn find(&self, start: u64) -> Option<u32> {
         let (mut at, mut best) = (self.root, None);
         while at != NONE {
             let node = &self.nodes[at];
@@ -35,11 +34,11 @@ impl Tree {
                 at = node.children[0];
             }
         }
-        best.filter(|node| end <= node.end).map(|node| node.id)
+        best.map(|node| node.id)
     }
 
-    pub(crate) fn insert(&mut self, start: u64, end: u64, id: u32) {
-        let node = Node { start, end, id, height: 1, children: [NONE; 2] };
+    pub(crate) fn insert(&mut self, start: u64, id: u32) {
+        let node = Node { start, id, height: 1, children: [NONE; 2] };
         let fresh = match self.free.pop() {
             Some(at) => {
                 self.nodes[at] = node;
@@ -126,10 +125,10 @@ impl Tree {
                 while self.nodes[least].children[0] != NONE {
                     least = self.nodes[least].children[0];
                 }
-                let Node { start, end, id, .. } = self.nodes[least];
+                let Node { start, id, .. } = self.nodes[least];
                 let right = self.remove_at(right, start);
                 let node = &mut self.nodes[at];
-                (node.start, node.end, node.id) = (start, end, id);
+                (node.start, node.id) = (start, id);
                 node.children[1] = right;
                 self.balance(at)
             }

@@ -1,16 +1,18 @@
-//! What the cache costs beside other structures that could hold the same ranges. Only the structures are timed: the registrar
-//! does nothing.
+//! What the cache costs beside caches that find their ranges in other ways. All get the same uses, in the same random order, from
+//! the same array; all count references and keep the order of use. Only that is timed: the registrar does nothing.
+//!
+//! Hits are timed twice: as fast as they come, when the processor works on several at once; and alone, when where the
+//! next use is depends on the handle of the last.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::fmt::Write;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::hint::black_box;
 use std::time::Instant;
 
-use nemesia_core::regcache::{Cache, Entry, Limits, Range, Registrar};
-use nemesia_core::slab::Slot;
+use nemesia_core::regcache::{Bucket, Cache, Entry, Limits, Range, Registrar, buckets};
 
-use crate::avl::Tree;
+use crate::rivals::{ByAvl, ByBTree, Finder, Rival};
 use crate::rng::Rng;
 
 const PAGE: u64 = 4096;
@@ -35,7 +37,7 @@ impl Registrar for Nothing {
     }
 }
 
-type Ours = Cache<u32, Vec<Slot<Entry<u32>>>, Vec<u32>>;
+type Ours = Cache<u32, Vec<Entry<u32>>, Vec<Bucket>>;
 
 /// A multiplication: the cheapest hash that spreads addresses.
 #[derive(Default)]
@@ -55,10 +57,16 @@ impl Hasher for Multiply {
     }
 }
 
-/// Ranges of 1 to 128 pages with gaps between them, and uses of random parts of them.
+/// Some bytes of a range, and where the range begins.
+struct Part {
+    bytes: Range,
+    whole: u64,
+}
+
+/// Ranges of 1 to 128 pages with gaps between them, in random order, and uses of random parts of them.
 struct Load {
     ranges: Vec<Range>,
-    parts: Vec<(usize, Range)>,
+    parts: Vec<Part>,
 }
 
 impl Load {
@@ -70,157 +78,141 @@ impl Load {
             at = start + PAGE * (1 << (rng.next() % 8));
             Range { start, end: at }
         };
-        let ranges: Vec<_> = (0..count).map(|_| range()).collect();
+        let mut ranges: Vec<_> = (0..count).map(|_| range()).collect();
+        (1..count).for_each(|at| ranges.swap(at, rng.below(at + 1)));
         let part = |_| {
-            let at = rng.below(count);
-            let (whole, len) = (ranges[at], 1 + rng.next() % PAGE);
+            let (whole, len) = (ranges[rng.below(count)], 1 + rng.next() % PAGE);
             let start = whole.start + rng.next() % (whole.len() - len + 1);
-            (at, Range { start, end: start + len })
+            Part { bytes: Range { start, end: start + len }, whole: whole.start }
         };
         let parts = (0..COUNT).map(part).collect();
         Self { ranges, parts }
     }
 }
 
-/// Nanoseconds for one of `count` operations, at the median.
-fn time(count: usize, mut round: impl FnMut()) -> f64 {
-    let mut times: Vec<f64> = (0..ROUNDS)
-        .map(|_| {
-            let start = Instant::now();
-            round();
-            start.elapsed().as_nanos() as f64 / count as f64
-        })
-        .collect();
+/// What is timed.
+trait Timed {
+    /// Uses bytes and lets go of them. Returns the handle, below 2^31; `None` for a failure.
+    fn use_once(&mut self, bytes: &Range) -> Option<u32>;
+}
+
+impl Timed for Ours {
+    #[inline(never)]
+    fn use_once(&mut self, bytes: &Range) -> Option<u32> {
+        let held = self.acquire(&mut Nothing, bytes.start, bytes.len(), 1).ok()?;
+        let handle = self.handle(&held);
+        self.release(&mut Nothing, held);
+        handle
+    }
+}
+
+impl<F: Finder> Timed for Rival<F> {
+    #[inline(never)]
+    fn use_once(&mut self, bytes: &Range) -> Option<u32> {
+        let (handle, held) = self.acquire(bytes, 1)?;
+        self.release(held);
+        Some(handle)
+    }
+}
+
+/// A look-up of where a range begins, which can't find a part.
+type Plain = HashMap<u64, u32, BuildHasherDefault<Multiply>>;
+
+/// Nanoseconds for one of `count` operations, at the median; `None` when one failed.
+fn time(count: usize, mut round: impl FnMut() -> Option<()>) -> Option<f64> {
+    let mut times = Vec::new();
+    for _ in 0..ROUNDS {
+        let start = Instant::now();
+        round()?;
+        times.push(start.elapsed().as_nanos() as f64 / count as f64);
+    }
     times.sort_by(f64::total_cmp);
-    times[ROUNDS / 2]
+    Some(times[ROUNDS / 2])
+}
+
+/// Uses as fast as they come, and one after the other.
+fn hits(parts: &[Part], mut use_once: impl FnMut(&Part) -> Option<u32>) -> Option<[f64; 2]> {
+    let fast = time(COUNT, || {
+        parts.iter().try_for_each(|part| {
+            black_box(use_once(part)?);
+            Some(())
+        })
+    })?;
+    let alone = time(COUNT, || {
+        let mut last = 0;
+        for at in 0..COUNT {
+            // The bit is never set, which only we know.
+            last = use_once(&parts[at ^ (last >> 31) as usize])?;
+        }
+        Some(())
+    })?;
+    Some([fast, alone])
+}
+
+/// Nanoseconds for a hit, a hit alone, a miss and an eviction.
+fn costs<T: Timed>(load: &Load, make: impl Fn(usize) -> Option<T>) -> Option<[f64; 4]> {
+    let (count, ranges) = (load.ranges.len(), &load.ranges);
+    let use_all = |cache: &mut T, ranges: &[Range]| {
+        ranges.iter().try_for_each(|range| cache.use_once(range).map(|handle| _ = black_box(handle)))
+    };
+    let mut cache = make(count)?;
+    use_all(&mut cache, ranges)?;
+    let [fast, alone] = hits(&load.parts, |part| cache.use_once(&part.bytes))?;
+    // Each range for the first time, into what is empty: so often that the clock sees it.
+    let times = (COUNT / 10 / count).max(1);
+    let mut empty = (0..ROUNDS * times).map(|_| make(count)).collect::<Option<Vec<_>>>()?;
+    let mut full = Vec::new();
+    let miss = time(count * times, || {
+        for _ in 0..times {
+            let mut cache = empty.pop()?;
+            use_all(&mut cache, ranges)?;
+            full.push(cache);
+        }
+        Some(())
+    })?;
+    // Each in turn, where half of them have room: the one used least lately goes.
+    let mut small = make(count / 2)?;
+    use_all(&mut small, ranges)?;
+    let times = (COUNT / count).max(1);
+    let eviction = time(count * times, || (0..times).try_for_each(|_| use_all(&mut small, ranges)))?;
+    Some([fast, alone, miss, eviction])
 }
 
 fn ours(entries: usize) -> Option<Ours> {
     let limits = Limits { bytes: u64::MAX / 2, keep: true, page_shift: 12 };
-    let slots = (0..entries).map(|_| Slot::default()).collect();
-    Cache::new(limits, slots, vec![0; (entries * 3).next_power_of_two()])
-}
-
-/// Acquires and releases; false when the cache refuses.
-fn use_part(cache: &mut Ours, part: &Range) -> bool {
-    let Ok(held) = cache.acquire(&mut Nothing, part.start, part.len(), 1) else { return false };
-    black_box(cache.handle(&held));
-    cache.release(&mut Nothing, held);
-    true
+    Cache::new(limits, vec![Entry::default(); entries], vec![Bucket::default(); buckets(entries)])
 }
 
 /// The lines of the table for so many ranges.
 fn lines(out: &mut String, count: usize) -> Option<()> {
     let load = Load::new(count);
-    let mut cache = ours(count)?;
-    let mut tree = BTreeMap::new();
-    let mut avl = Tree::new();
-    let mut hash = HashMap::<u64, u32, BuildHasherDefault<Multiply>>::default();
-    for (range, id) in load.ranges.iter().zip(0u32..) {
-        use_part(&mut cache, range).then_some(())?;
-        tree.insert(range.start, (range.end, id));
-        avl.insert(range.start, range.end, id);
-        hash.insert(range.start, id);
+    let cache = costs(&load, ours)?;
+    let tree = costs(&load, |count| Some(Rival::<ByBTree>::new(count)))?;
+    let avl = costs(&load, |count| Some(Rival::<ByAvl>::new(count)))?;
+    let plain: Plain = load.ranges.iter().zip(0u32..).map(|(range, id)| (range.start, id)).collect();
+    let hash = hits(&load.parts, |part| plain.get(&part.whole).copied())?;
+    for (at, what) in ["hit", "hit alone", "miss", "eviction"].iter().enumerate() {
+        let _ = write!(out, "{count:>8}  {what:<9} {:>8.1} {:>8.1} {:>8.1}", cache[at], tree[at], avl[at]);
+        let _ = match hash.get(at) {
+            Some(hash) => writeln!(out, " {hash:>8.1}"),
+            None => writeln!(out),
+        };
     }
-    let before = cache.counts();
-    let hit = [
-        time(COUNT, || load.parts.iter().for_each(|(_, part)| _ = use_part(&mut cache, part))),
-        time(COUNT, || {
-            for (_, part) in &load.parts {
-                let found = tree.range(..=part.start).next_back();
-                black_box(found.filter(|(_, (end, _))| part.end <= *end));
-            }
-        }),
-        time(COUNT, || load.parts.iter().for_each(|(_, part)| _ = black_box(avl.find(part.start, part.end)))),
-        time(COUNT, || {
-            load.parts.iter().for_each(|(at, _)| _ = black_box(hash.get(&load.ranges[*at].start)));
-        }),
-    ];
-    let hits = cache.counts().hits - before.hits;
-    (hits == (COUNT * ROUNDS) as u64).then_some(())?;
-    line(out, count, "hit", &hit);
-    line(out, count, "miss", &miss(&load)?);
-    line(out, count, "eviction", &eviction(&load)?);
     Some(())
-}
-
-/// Each range for the first time, into what is empty.
-fn miss(load: &Load) -> Option<[f64; 3]> {
-    let count = load.ranges.len();
-    let (mut fine, mut caches) = (true, (0..ROUNDS).map(|_| ours(count)).collect::<Option<Vec<_>>>()?);
-    Some([
-        time(count, || {
-            let mut cache = caches.pop();
-            for range in &load.ranges {
-                fine &= cache.as_mut().is_some_and(|cache| use_part(cache, range));
-            }
-        }),
-        time(count, || {
-            let mut tree = BTreeMap::new();
-            for (range, id) in load.ranges.iter().zip(0u32..) {
-                black_box(tree.range(..range.end).next_back());
-                tree.insert(range.start, (range.end, id));
-            }
-        }),
-        time(count, || {
-            let mut avl = Tree::new();
-            for (range, id) in load.ranges.iter().zip(0u32..) {
-                black_box(avl.find(range.start, range.end));
-                avl.insert(range.start, range.end, id);
-            }
-        }),
-    ])
-    .filter(|_| fine)
-}
-
-/// Each range in turn, where half of them have room: the one used least lately goes.
-fn eviction(load: &Load) -> Option<[f64; 3]> {
-    let count = load.ranges.len();
-    let mut cache = ours(count / 2)?;
-    let (mut tree, mut avl) = (BTreeMap::new(), Tree::new());
-    let behind = |at: usize| load.ranges[(at + count - count / 2) % count];
-    for (range, id) in load.ranges.iter().zip(0u32..).skip(count - count / 2) {
-        use_part(&mut cache, range).then_some(())?;
-        tree.insert(range.start, (range.end, id));
-        avl.insert(range.start, range.end, id);
-    }
-    Some([
-        time(count, || load.ranges.iter().for_each(|range| _ = use_part(&mut cache, range))),
-        time(count, || {
-            for (at, range) in load.ranges.iter().enumerate() {
-                tree.remove(&behind(at).start);
-                tree.insert(range.start, (range.end, at as u32));
-            }
-        }),
-        time(count, || {
-            for (at, range) in load.ranges.iter().enumerate() {
-                avl.remove(behind(at).start);
-                avl.insert(range.start, range.end, at as u32);
-            }
-        }),
-    ])
-}
-
-fn line(out: &mut String, count: usize, what: &str, times: &[f64]) {
-    let mut cells = [const { String::new() }; 4];
-    for (cell, time) in cells.iter_mut().zip(times) {
-        *cell = format!("{time:.1}");
-    }
-    let [ours, tree, avl, hash] = cells;
-    let _ = writeln!(out, "{count:>8}  {what:<8} {ours:>8} {tree:>8} {avl:>8} {hash:>8}");
 }
 
 /// The table.
 ///
 /// # Errors
-/// The cache did not do what is timed.
+/// A cache did not do what is timed.
 pub(crate) fn table() -> Result<String, String> {
-    let mut out =
-        String::from("nanoseconds an operation; the cache's are with references, order of use and release\n");
-    out += "  ranges  what        cache   B-tree      AVL     hash\n";
+    let mut out = String::from("nanoseconds for a use and its end, with references and the order of use\n");
+    out += "  ranges  what         cache   B-tree      AVL     hash\n";
     for count in [16, 1000, 100_000] {
-        lines(&mut out, count).ok_or_else(|| format!("the cache fails with {count} ranges"))?;
+        lines(&mut out, count).ok_or_else(|| format!("a cache fails with {count} ranges"))?;
     }
-    out += "hash: a look-up of the start in a plain hash table, which can't find a part\n";
+    out +=
+        "hash: a look-up of the start in a plain hash table, which can't find a part, and counts nothing\n";
+    out += "alone: the next use waits for the last one's handle\n";
     Ok(out)
 }

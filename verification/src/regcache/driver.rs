@@ -3,8 +3,7 @@
 use std::fmt;
 use std::ops::AddAssign;
 
-use nemesia_core::regcache::{AcquireError, Cache, Counts, Entry, Held, Limits, Range};
-use nemesia_core::slab::Slot;
+use nemesia_core::regcache::{AcquireError, Bucket, Cache, Counts, Entry, Held, Limits, Range, buckets};
 
 use crate::recorder::{Event, Id, Recorder};
 use crate::rng::Rng;
@@ -57,7 +56,7 @@ impl fmt::Display for Total {
 /// A cache, its twin, and what is held.
 struct Pair {
     rng: Rng,
-    cache: Cache<Id, Vec<Slot<Entry<Id>>>, Vec<u32>>,
+    cache: Cache<Id, Vec<Entry<Id>>, Vec<Bucket>>,
     twin: Twin,
     recorder: Recorder,
     held: Vec<(Held, Id)>,
@@ -93,12 +92,15 @@ impl Pair {
             keep: pick(&[0, 1, 1, 1]) == 1,
             page_shift,
         };
-        let chains = vec![0; pick(&[2, 7, 64, 256]) as usize];
+        // From the fewest that there may be, where many ranges are not at home.
+        let (fewest, good) =
+            ((capacity * 2).div_ceil(7).next_power_of_two() as u64, buckets(capacity) as u64);
+        let table = vec![Bucket::default(); pick(&[fewest, good, good + 3, 256]) as usize];
         let refuse = pick(&[0, 0, 20, 4]) as usize;
         let most_held = pick(&[1, 4, 20]) as usize;
-        let entries = (0..capacity).map(|_| Slot::default()).collect();
+        let entries = vec![Entry::default(); capacity];
         Ok(Self {
-            cache: Cache::new(limits, entries, chains).ok_or("the cache refuses its limits")?,
+            cache: Cache::new(limits, entries, table).ok_or("the cache refuses its limits")?,
             twin: Twin::new(limits, capacity),
             recorder: Recorder::new(seed, refuse),
             held: Vec::new(),

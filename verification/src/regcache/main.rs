@@ -4,6 +4,7 @@ mod avl;
 mod bench;
 mod driver;
 mod recorder;
+mod rivals;
 #[path = "../sim/rng.rs"]
 mod rng;
 mod twin;
@@ -20,7 +21,8 @@ compares what each registers, deregisters and answers. The operations are spread
 
   --operations N   operations in all (default 10000000)
   --seed S         the first cache's seed (default 1); a failure prints the seed that shows it again
-  --bench          instead, times hit, miss and eviction beside a B-tree, an AVL tree and a plain hash table
+  --bench          instead, times hit, miss and eviction beside caches that find ranges by a B-tree or an AVL tree, and
+                   a look-up in a plain hash table
   --help           this text
 ";
 
