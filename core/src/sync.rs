@@ -312,20 +312,31 @@ pub fn waker_fence(mode: FenceMode) {
         FenceMode::Asymmetric => compiler_fence(Ordering::SeqCst),
         FenceMode::Symmetric => fence(Ordering::SeqCst),
     }
-    // Loom has no membarrier: the model runs the symmetric form, whose guarantee the asymmetric one equals.
+    // Loom has no membarrier: models of it run the symmetric form, whose guarantee the asymmetric one equals.
     #[cfg(nemesia_loom)]
     {
-        let _ = mode;
         step();
-        if !model::is_mutant(Edge::Sleep, End::Release) {
+        if mode == FenceMode::Symmetric && !model::is_mutant(Edge::Sleep, End::Release) {
             fence(Ordering::SeqCst);
         }
     }
 }
 
+/// The waker's side of [`Edge::Sleep`] where the sleeper asks for it: before reading the sleeper's flag once more.
+#[inline]
+pub fn asked_fence() {
+    step();
+    #[cfg(nemesia_loom)]
+    if model::is_mutant(Edge::Sleep, End::Release) {
+        return;
+    }
+    fence(Ordering::SeqCst);
+}
+
 /// The sleeper's side of [`Edge::Sleep`]: between raising its flag and looking for work a last time.
 ///
-/// In [`FenceMode::Asymmetric`] the caller issues `membarrier` besides; this fence alone is not enough.
+/// In [`FenceMode::Asymmetric`] the caller issues `membarrier` besides, or has asked the wakers for [`asked_fence`]; this fence
+/// alone is not enough.
 #[inline]
 pub fn sleeper_fence() {
     step();

@@ -215,7 +215,7 @@ impl Endpoint {
         // Before anybody is met: what can't be had here must not end their world.
         let (units, stored) = room(config.unexpected_bytes)?;
         let attached = shm::attach(config, exchange.as_mut())?;
-        let Attached { port, sleep, watch, fence, crowded, facts, notes: remarks, mark, .. } = attached;
+        let Attached { port, sleep, watch, fence, crowding, facts, notes: remarks, mark, .. } = attached;
         notes.extend(remarks);
         let lent = Lent::<Heap> {
             requests: filled(FIRST_REQUESTS.min(config.requests)),
@@ -232,7 +232,7 @@ impl Endpoint {
         let share_bytes = config.share_bytes.unwrap_or(u64::MAX);
         let tuning = Tuning { eager_bytes: config.eager_bytes, window, share_bytes };
         let engine = Engine::new(rank as u32, port, tuning, lent).map_err(crate::ConfigError::from)?;
-        let waiter = Waiter::new(config, crowded, sleep, watch, fence);
+        let waiter = Waiter::new(config, crowding, sleep, watch, fence);
         let mut endpoint = Self {
             engine,
             waiter,

@@ -27,6 +27,7 @@ use crate::os::{
 };
 use crate::route::Facts;
 
+pub(crate) use crowd::Crowding;
 pub(crate) use door::{Answer, Door, Newcomer};
 
 /// The port as it runs over mapped segments.
@@ -116,8 +117,7 @@ pub(crate) struct Attached {
     pub(crate) sleep: &'static SleepWord,
     pub(crate) watch: Watch,
     pub(crate) fence: HeavyFence,
-    /// Whether we share our processors with more processes of the world than there are processors.
-    pub(crate) crowded: bool,
+    pub(crate) crowding: Crowding,
     pub(crate) facts: Facts,
     /// Remarks on what could not be had (huge pages, seals, cheap fences).
     pub(crate) notes: Vec<String>,
@@ -184,7 +184,7 @@ pub(crate) fn attach(config: &Config, exchange: &mut dyn Exchange) -> Result<Att
     let others = peers.iter().zip(0..).filter(|(_, other)| *other != rank);
     let others: Vec<_> =
         others.map(|(peer, _)| peer.as_ref().map_or((cpus, 0), |peer| (peer.cpus, pid(peer)))).collect();
-    let crowded = crowd::is_crowded(cpus, &others);
+    let crowding = crowd::crowding(cpus, &others);
     let announce = others.len() <= HOT;
     let port_config = PortConfig { rank, fastbox_limit: config.fastbox_bytes(), fences, announce };
     let connection =
@@ -198,7 +198,7 @@ pub(crate) fn attach(config: &Config, exchange: &mut dyn Exchange) -> Result<Att
     let met = peers.iter().zip(readable).map(|(peer, memory)| Some(Met::new(peer.as_ref()?, memory.err())));
     let facts = Facts { expedited, met: met.collect() };
     let peers = peers.into_iter().map(|peer| peer.map(|peer| peer.pair)).collect();
-    Ok(Attached { port, sleep, watch, fence, crowded, facts, notes, mark, ours, peers, door, gone })
+    Ok(Attached { port, sleep, watch, fence, crowding, facts, notes, mark, ours, peers, door, gone })
 }
 
 /// The memories that the kernel lets us read, which is tried; or why not.

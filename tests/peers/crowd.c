@@ -1,6 +1,7 @@
 /* Many processes on few cores exchange messages of 8 bytes, or wait for one.
  *
- * One source for all: compiled with -DNEMESIA against nemesia.h, otherwise against MPI.
+ * One source for all: compiled with -DNEMESIA against nemesia.h, with -DBARE against nothing (`bare.h`), otherwise against
+ * MPI.
  *
  *   crowd ring SECONDS         a token goes round: prints `ring NANOSECONDS_A_HOP`
  *   crowd all-to-all SECONDS   everyone to everyone: prints `all-to-all NANOSECONDS_A_ROUND`
@@ -73,6 +74,8 @@ static inline void start_receive(int from, int tag, uint64_t *value, request *ou
 static inline void wait_all(int count, request *requests) {
     check(nemesia_endpoint_wait_all(endpoint, (size_t)count, requests, -1, NULL));
 }
+#elif defined(BARE)
+#include "bare.h"
 #else
 #include <mpi.h>
 

@@ -13,6 +13,7 @@ REPOSITORY = HERE.parent.parent
 LIMIT = 600  # seconds, for an installation or a build
 # What each contender needs: the program, and Debian's package that brings it.
 NEEDS = {
+    "bare": {"cc": "gcc"},
     "ours": {"cc": "gcc", "mpiexec.hydra": "mpich"},
     "mpich": {"mpicc.mpich": "libmpich-dev", "mpiexec.hydra": "mpich"},
     "openmpi": {"mpicc.openmpi": "libopenmpi-dev", "mpiexec.openmpi": "openmpi-bin"},
@@ -73,6 +74,8 @@ def build(name, program, scratch):
         job.run([str(REPOSITORY / "ffi" / "install.sh"), str(prefix)], LIMIT, env=with_cargo())
         link = [f"-I{prefix}/include", f"-L{prefix}/lib", "-lnemesia", f"-Wl,-rpath,{prefix}/lib"]
         job.run(["cc", *FLAGS, "-DNEMESIA", source, "-o", program, *link], LIMIT)
+    elif name == "bare":
+        job.run(["cc", *FLAGS, "-DBARE", source, "-o", program], LIMIT)
     elif name in ("mpich", "openmpi"):
         job.run([f"mpicc.{name}", *FLAGS, source, "-o", program], LIMIT)
 

@@ -83,6 +83,31 @@ fn waiting_for_two_seconds_costs_almost_no_processor_time() -> Result<(), String
     Ok(())
 }
 
+/// More processes than cores here, most likely: nobody spins or yields for ever.
+#[test]
+fn a_crowd_that_waits_costs_almost_no_processor_time() -> Result<(), String> {
+    let ranks = job("idle 2000").succeed(8)?;
+    let shares =
+        ranks.iter().enumerate().filter(|(rank, _)| *rank != 1).map(|(_, it)| it.output.trim().parse());
+    let shares: Vec<f64> = shares.collect::<Result<_, _>>().map_err(|_| report(&ranks))?;
+    say(&format!("waiting: {shares:?} % of a processor"));
+    assert!(shares.iter().sum::<f64>() < 50.0, "{shares:?} % of a processor");
+    Ok(())
+}
+
+/// Who waits for the messages of many sleeps about once for all of them, and not for each.
+#[test]
+fn a_crowd_that_never_spins_sleeps_once_for_many_messages() -> Result<(), String> {
+    const ROUNDS: u64 = 500;
+    let ranks = job(&format!("sleeps {ROUNDS}")).env("NEMESIA_SPIN", "0").succeed(8)?;
+    let sleeps = ranks.iter().map(|rank| rank.output.trim().parse());
+    let sleeps: Vec<u64> = sleeps.collect::<Result<_, _>>().map_err(|_| report(&ranks))?;
+    say(&format!("{ROUNDS} rounds of 7 messages: {sleeps:?} sleeps"));
+    let most = 2 * ROUNDS * ranks.len() as u64;
+    assert!(sleeps.iter().sum::<u64>() < most, "{sleeps:?} sleeps in {ROUNDS} rounds");
+    Ok(())
+}
+
 #[test]
 fn messages_pass_over_segments_in_dev_shm() -> Result<(), String> {
     let traces = Traces::now("no program");

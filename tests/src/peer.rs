@@ -110,6 +110,7 @@ fn dispatch(words: &[&str]) -> Outcome {
         ("active", [seed]) => active::run(*seed),
         ("one-sided", [seed, own]) => one_sided::run(*seed, *own != 0),
         ("one-sided-crash", [seed]) => one_sided::crash(*seed),
+        ("sleeps", [rounds]) => all_to_all::sleeps(*rounds),
         ("ring", [rounds]) => all_to_all::ring(*rounds),
         ("crash", [seed]) => crash::run(*seed),
         ("survive", [victim, rounds]) => crash::survive(*victim as usize, *rounds),

@@ -64,6 +64,7 @@ pub(crate) const ALL: &[Model] = &[
     sleep::TWO_WAKERS,
     sleep::EVENT,
     sleep::COUNTED,
+    sleep::ASKED,
     threads::LOCK,
     threads::AGAIN,
     threads::TWICE,

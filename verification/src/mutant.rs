@@ -31,6 +31,8 @@ pub(crate) enum Blunder {
     WakeAsBefore,
     /// The sleeper finds a message in its last look, and sleeps on for as many as before.
     CountTaken,
+    /// The sleeper counts on fences of the waker that it has not asked for.
+    AskTooLate,
     /// A thread that owes others the lock gives it to whoever comes first.
     GrabAgain,
     /// A thread falls asleep over any handing, and not over the one that it saw.
@@ -51,13 +53,14 @@ pub(crate) enum Blunder {
 
 impl Blunder {
     /// Every blunder.
-    pub(crate) const ALL: [Blunder; 14] = [
+    pub(crate) const ALL: [Blunder; 15] = [
         Blunder::AckBeforeRead,
         Blunder::ReturnBeforeRead,
         Blunder::EnqueueBeforePublish,
         Blunder::LookBeforeAnnounce,
         Blunder::WakeAsBefore,
         Blunder::CountTaken,
+        Blunder::AskTooLate,
         Blunder::GrabAgain,
         Blunder::ForgetHanding,
         Blunder::LeaveNoDriver,

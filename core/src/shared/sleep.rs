@@ -3,7 +3,10 @@
 //! Sleeper: read the sequence, raise the flag, [`Edge::Sleep`](crate::sync::Edge::Sleep) fence, look for work a last time, futex-wait on
 //! the sequence. Waker: publish work, [`Edge::Sleep`](crate::sync::Edge::Sleep) fence, look at the flag; if it is up, take it down, bump
 //! the sequence, futex-wake. One of the two sees the other (Dekker). With `membarrier` the waker's fence is
-//! free; see [`crate::sync::FenceMode`].
+//! free; see [`crate::sync::FenceMode`]. That costs each sleep a call that interrupts all others: too much for those who sleep
+//! after every other message. So a sleeper can leave a request for fences in the word ([`Payer::Wakers`]), also while it is
+//! awake: a waker that reads the request fences and reads once more. What the first sleep with the request pays holds for all
+//! that follow it until the request is taken back: a waker that has not read the request published before that barrier.
 //!
 //! The flag also says how the sleeper wants to be woken ([`Sleep`]): a process that sleeps in an event loop of its own waits
 //! for its descriptors, not on a futex. Whoever does not sleep is never woken, so the ways cost a waker nothing.
@@ -16,7 +19,7 @@
 //! The word lies in the sleeper's inbox, where a hostile peer can take the flag down, or change what it says: sleeps are
 //! bounded.
 
-use crate::sync::{FenceMode, Word32, sleeper_fence, waker_fence};
+use crate::sync::{FenceMode, Word32, asked_fence, sleeper_fence, waker_fence};
 
 /// How a sleeper wants to be woken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,6 +29,17 @@ pub enum Sleep {
     Futex = 1,
     /// By a message on the connection with the waker, which its event loop watches.
     Event = 2,
+}
+
+/// Who pays for the sleeper and its wakers to see each other, where wakers have no fence of their own
+/// ([`FenceMode::Asymmetric`]).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Payer {
+    /// The sleeper, by `membarrier` before each sleep.
+    #[default]
+    Sleeper,
+    /// The wakers, by a fence before each look at the word; the sleeper pays for the first of these sleeps only.
+    Wakers,
 }
 
 /// What a waker has for the sleeper.
@@ -49,7 +63,10 @@ pub enum Waking {
     Asleep(Sleep),
 }
 
-/// The flag's lowest bits say how the sleeper wants to be woken; the others, how many messages it lacks beyond the next.
+/// The flag's lowest bits say how the sleeper wants to be woken, 0 if it is awake; the next, whether its wakers are to fence;
+/// the others, how many messages it lacks beyond the next.
+const HOW: u32 = ASKED - 1;
+const ASKED: u32 = 1 << 7;
 const ONE_MORE: u32 = 1 << 8;
 const MOST_MORE: u32 = u32::MAX / ONE_MORE;
 /// Wakers meet each other at the flag, each time one of them succeeds. Only a hostile peer makes it take more tries.
@@ -74,22 +91,24 @@ impl SleepWord {
     /// `membarrier` next; in either mode, look for work before waiting, and call [`SleepWord::rise`] after. A sleep that was
     /// announced before, in whatever way, is over.
     pub fn announce(&self, how: Sleep) -> u32 {
-        self.announce_for(how, 1)
+        self.announce_for(how, 1, Payer::Sleeper)
     }
 
     /// As [`SleepWord::announce`], by a sleeper that can't go on before at least so many messages have come (0 is taken
     /// for 1) that have not come yet. If the look for work finds any, or anything else, announce anew.
-    pub fn announce_for(&self, how: Sleep, messages: u32) -> u32 {
+    ///
+    /// No `membarrier` is needed if the wakers pay, and have done so ever since one that followed such an announcement.
+    pub fn announce_for(&self, how: Sleep, messages: u32, payer: Payer) -> u32 {
         let sequence = self.sequence.load_relaxed();
         let more = messages.saturating_sub(1).min(MOST_MORE);
-        self.flag.store_relaxed(how as u32 + more * ONE_MORE);
+        self.flag.store_relaxed(how as u32 | asked(payer) | (more * ONE_MORE));
         sleeper_fence();
         sequence
     }
 
-    /// Sleeper: takes the flag down.
-    pub fn rise(&self) {
-        self.flag.store_relaxed(0);
+    /// Sleeper: takes the flag down. Whether the wakers go on paying.
+    pub fn rise(&self, payer: Payer) {
+        self.flag.store_relaxed(asked(payer));
     }
 
     /// Waker, after publishing work: whether and how the sleeper has to be woken by the kernel. Once a sleep.
@@ -102,7 +121,7 @@ impl SleepWord {
         }
     }
 
-    /// Waker, after publishing work: whether the sleeper sleeps; if so, [`SleepWord::must_wake`] says more.
+    /// Waker, after publishing work: whether the sleeper sleeps, or asks for a fence; if so, [`SleepWord::must_wake`] says more.
     #[inline(always)]
     pub fn is_asleep(&self, mode: FenceMode) -> bool {
         waker_fence(mode);
@@ -111,22 +130,29 @@ impl SleepWord {
 
     #[cold]
     fn claim(&self, mut flag: u32, news: News) -> Waking {
+        if flag == ASKED {
+            // It may have announced a sleep before it could see our work.
+            asked_fence();
+            flag = self.flag.load_relaxed();
+        }
         for _ in 0..TRIES {
+            if flag & HOW == 0 {
+                return Waking::Awake;
+            }
             let counted = news == News::Message && flag >= ONE_MORE;
-            let next = if counted { flag - ONE_MORE } else { 0 };
+            let next = if counted { flag - ONE_MORE } else { flag & ASKED };
             // Of several wakers one takes the flag down, and each message is counted once; no ordering is owed, as the system
             // call is a barrier. It may be another sleep by now, announced after our work was published: waking that one
             // too early does no harm.
             match self.flag.cas_relaxed(flag, next) {
                 Ok(_) if counted => return Waking::Counted,
                 Ok(_) => break,
-                Err(0) => return Waking::Awake,
                 Err(found) => flag = found,
             }
         }
         self.sequence.bump_relaxed();
         // What nobody says who is honest wakes nobody who sleeps.
-        let event = flag % ONE_MORE == Sleep::Event as u32;
+        let event = flag & HOW == Sleep::Event as u32;
         Waking::Asleep(if event { Sleep::Event } else { Sleep::Futex })
     }
 
@@ -145,5 +171,13 @@ impl SleepWord {
     /// Whether the sequence has moved: what the kernel compares. For models.
     pub fn moved(&self, since: u32) -> bool {
         self.sequence.load_relaxed() != since
+    }
+}
+
+/// The part of the flag that says whether the wakers are to fence.
+const fn asked(payer: Payer) -> u32 {
+    match payer {
+        Payer::Sleeper => 0,
+        Payer::Wakers => ASKED,
     }
 }

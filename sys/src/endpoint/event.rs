@@ -75,8 +75,7 @@ impl Endpoint {
             self.send_replies();
         }
         self.waiter.watch.expect_wake();
-        self.waiter.sleep.announce(Sleep::Event);
-        let _ = self.waiter.fence.issue();
+        self.waiter.announce(Sleep::Event, 1);
         if (0..polls).any(|_| self.engine.progress() != Progress::default()) || changed {
             self.disarm();
             return Arm::Busy;
@@ -87,6 +86,6 @@ impl Endpoint {
 
     /// Takes back [`Endpoint::arm`], for those who go on without waiting: saves the next sender a system call.
     pub fn disarm(&mut self) {
-        self.waiter.sleep.rise();
+        self.waiter.rise();
     }
 }

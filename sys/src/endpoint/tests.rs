@@ -24,7 +24,7 @@ fn world(size: usize, config: &Config) -> Vec<Endpoint> {
     opening.into_iter().map(|endpoint| endpoint.join().unwrap()).collect()
 }
 
-fn pair(config: &Config) -> (Endpoint, Endpoint) {
+pub(in crate::endpoint) fn pair(config: &Config) -> (Endpoint, Endpoint) {
     let mut both = world(2, config);
     let one = both.pop().unwrap();
     (both.pop().unwrap(), one)

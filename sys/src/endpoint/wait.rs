@@ -12,6 +12,7 @@
 //! | anything, for 32 times | a look at the clock: deadlines pass and peers die however much traffic there is |
 
 mod look;
+mod nap;
 mod pace;
 
 use std::sync::Arc;
@@ -20,19 +21,17 @@ use std::time::{Duration, Instant};
 use nemesia_core::engine::{Bypass, Progress};
 use nemesia_core::matching::{Pattern, Source};
 use nemesia_core::payload::RecvBuf;
-use nemesia_core::shared::sleep::{self, SleepWord};
+use nemesia_core::shared::sleep::Sleep as Way;
 use nemesia_core::sync::spin_hint;
 use nemesia_core::trace::Recorder as _;
 
-use super::counters::WaitCounters;
 use super::{Endpoint, Request, Status, status};
-use crate::config::Config;
 use crate::error::Error;
 use crate::events;
-use crate::os::{HeavyFence, WaitResult, Watch, futex_wait, futex_wake};
-use crate::shm::Pair;
+use crate::os::futex_wake;
+pub(super) use nap::{Nap, Slept, Waiter};
 pub(super) use pace::give_way;
-use pace::{Next, Pace, Vain};
+use pace::{Next, Vain};
 
 /// Polls and packets between two looks at the clock, however much traffic there is.
 const CLOCK_EVERY: u32 = 32;
@@ -44,42 +43,6 @@ pub(super) const LOOK_EVERY: Duration = Duration::from_millis(10);
 const MOST_LACKED: usize = 256;
 /// Longest sleep. A peer's death, or a wake-up that a hostile peer suppressed, is noticed after this.
 pub(super) const LONGEST_SLEEP: Duration = Duration::from_millis(50);
-
-/// What waiting needs of the operating system.
-#[derive(Debug)]
-pub(super) struct Waiter {
-    pub(super) sleep: &'static SleepWord,
-    pub(super) watch: Watch,
-    pub(super) fence: HeavyFence,
-    pub(super) counters: WaitCounters,
-    pace: Pace,
-}
-
-impl Waiter {
-    pub(super) fn new(
-        config: &Config,
-        crowded: bool,
-        sleep: &'static SleepWord,
-        watch: Watch,
-        fence: HeavyFence,
-    ) -> Self {
-        Self { sleep, watch, fence, counters: WaitCounters::default(), pace: Pace::new(crowded, config.spin) }
-    }
-
-    /// The process of a peer, if it can be named.
-    pub(super) fn pid(&self, peer: usize) -> Option<i32> {
-        self.watch.pid(peer)
-    }
-
-    /// Closes the connection to a peer: the peer sees our end. Whether it was open.
-    pub(super) fn let_go(&mut self, peer: usize) -> bool {
-        self.watch.remove(peer).is_some()
-    }
-
-    pub(super) fn say_goodbye(&self) {
-        self.watch.send_goodbyes();
-    }
-}
 
 /// One wait: what was found so far, and how long it may take.
 #[derive(Debug)]
@@ -125,32 +88,6 @@ pub(super) enum Stage {
     Yield,
     /// It is time for this sleep, and then for [`Endpoint::rise`].
     Sleep(Nap),
-}
-
-/// A sleep that was announced. It needs nothing of the endpoint.
-pub(super) struct Nap {
-    word: &'static SleepWord,
-    /// Where the word lies: another thread may drop the endpoint meanwhile.
-    _mappings: Arc<Pair>,
-    sequence: u32,
-    longest: Duration,
-}
-
-/// How a sleep was.
-#[derive(Clone, Copy)]
-pub(super) struct Slept {
-    /// Somebody woke us.
-    pub(super) woken: bool,
-    took: Duration,
-}
-
-impl Nap {
-    /// Sleeps until somebody wakes us.
-    pub(super) fn sleep(&self) -> Slept {
-        let begun = Instant::now();
-        let result = futex_wait(self.word.futex(), self.sequence, Some(self.longest));
-        Slept { woken: result != WaitResult::TimedOut, took: begun.elapsed() }
-    }
 }
 
 /// How long a wait may take.
@@ -237,6 +174,7 @@ impl Endpoint {
     fn look_at_clock(&mut self) -> (Instant, bool) {
         self.turns = 0;
         self.wake_counted();
+        self.waiter.take_back_request();
         let now = Instant::now();
         let due = now.duration_since(self.looked) >= LOOK_EVERY;
         if due {
@@ -530,16 +468,13 @@ impl Endpoint {
     /// Says that we sleep, and for how many messages; `None` when there is something to do by now.
     fn lie_down(&mut self, wait: &Wait, lacks: u32) -> Option<Nap> {
         self.wake_counted();
-        let word = self.waiter.sleep;
-        let sequence = word.announce_for(sleep::Sleep::Futex, lacks);
-        // Whatever we were told of the others' fences: a waker without one counts on ours. A failure costs at most the
-        // bounded sleep.
-        let _ = self.waiter.fence.issue();
+        let sequence = self.waiter.announce(Way::Futex, lacks);
         if self.engine.progress() != Progress::default() {
-            word.rise();
+            self.waiter.rise();
             return None;
         }
-        Some(Nap { word, _mappings: Arc::clone(&self.mappings), sequence, longest: self.longest_sleep(wait) })
+        let (mappings, longest) = (Arc::clone(&self.mappings), self.longest_sleep(wait));
+        Some(Nap::new(self.waiter.sleep, mappings, sequence, longest))
     }
 
     /// Until the peers' lives are to be looked at again, or the wait ends.
@@ -551,11 +486,7 @@ impl Endpoint {
 
     /// After a sleep.
     pub(super) fn rise(&mut self, wait: &mut Wait, slept: Slept) {
-        self.waiter.sleep.rise();
-        let counters = &mut self.waiter.counters;
-        counters.sleeps += 1;
-        counters.sleeps_woken += u64::from(slept.woken);
-        counters.slept_ns += slept.took.as_nanos() as u64;
+        self.waiter.rise_after(slept);
         events::slept(slept.took, slept.woken);
         self.waiter.pace.learn_sleep(&mut wait.vain, slept.took, slept.woken);
         if !slept.woken {

@@ -1,6 +1,8 @@
 //! Whether the processes of a world get in each other's way on their processors, or each can have its own: by the
 //! processors that each may run on, and by the processor time that control groups grant (`cpu.max`, or
-//! `cpu.cfs_quota_us` of version 1).
+//! `cpu.cfs_quota_us` of version 1). And whether they can give each other their turns: the kernel gives the turn of who yields to
+//! others of the same group, and each control group with a share of its own is one; outside of those, each session is
+//! (`autogroup`).
 //!
 //! This is what is known at start, and only where waiting begins to learn from.
 
@@ -19,9 +21,29 @@ pub(super) fn allowed() -> Cpus {
     cpus
 }
 
-/// Whether there are more processes of the world than processors for them, or than processor time. `peers`: their
-/// processors, and their numbers, 0 where they are not known.
-pub(super) fn is_crowded(ours: Cpus, peers: &[(Cpus, i32)]) -> bool {
+/// How the processes of a world share their processors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Crowding {
+    /// Each can have one of its own.
+    Room,
+    /// They are more than the processors; who yields gives the others its turn.
+    Together,
+    /// They are more than the processors, and not all known to get our turn when we yield.
+    Apart,
+}
+
+/// How we share our processors with the peers: their processors, and their numbers, 0 where they are not known.
+pub(crate) fn crowding(ours: Cpus, peers: &[(Cpus, i32)]) -> Crowding {
+    if !is_crowded(ours, peers) {
+        return Crowding::Room;
+    }
+    let group = turns_of("self");
+    let with_us = |pid: i32| pid != 0 && group.is_some() && turns_of(&pid.to_string()) == group;
+    if peers.iter().all(|(_, pid)| with_us(*pid)) { Crowding::Together } else { Crowding::Apart }
+}
+
+/// Whether there are more processes of the world than processors for them, or than processor time.
+fn is_crowded(ours: Cpus, peers: &[(Cpus, i32)]) -> bool {
     let quota = || {
         let group_of = |pid: i32| fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
         let (lines, peers) = (group_of_self(), peers.iter().map(|(_, pid)| group_of(*pid)));
@@ -29,6 +51,37 @@ pub(super) fn is_crowded(ours: Cpus, peers: &[(Cpus, i32)]) -> bool {
         lines.lines().any(|line| tightest_quota(line).is_some_and(|quota| quota.is_exceeded(&peers)))
     };
     lacks_processors(ours, peers.iter().map(|(cpus, _)| *cpus)) || !peers.is_empty() && quota()
+}
+
+/// The group in which a process, `self` or a number, takes turns, by a name that says nothing else; `None` if it can't be
+/// found out.
+fn turns_of(process: &str) -> Option<String> {
+    let of = |file: &str| fs::read_to_string(format!("/proc/{process}/{file}"));
+    let group = share_of(&of("cgroup").ok()?, |path| Path::new(path).exists());
+    let sessions = fs::read_to_string("/proc/sys/kernel/sched_autogroup_enabled");
+    let by_session = group.is_empty() && sessions.is_ok_and(|enabled| enabled.trim() != "0");
+    if by_session { of("autogroup").ok() } else { Some(group) }
+}
+
+/// The innermost control group with a share of the processors of its own, by the lines of `/proc/PID/cgroup`; empty when that
+/// is the root.
+fn share_of(lines: &str, exists: impl Fn(&str) -> bool) -> String {
+    let hierarchies = lines.lines().filter_map(|line| {
+        let (_, rest) = line.split_once(':')?;
+        rest.split_once(':')
+    });
+    let mut share = String::new();
+    for (controllers, path) in hierarchies {
+        if controllers.split(',').any(|name| name == "cpu") {
+            return path.trim_end_matches('/').to_owned();
+        }
+        if controllers.is_empty() {
+            let shares = |path: &&Path| exists(&format!("/sys/fs/cgroup{}/cpu.weight", path.display()));
+            let innermost = Path::new(path).ancestors().filter(|path| path.parent().is_some()).find(shares);
+            share = innermost.map(|path| path.display().to_string()).unwrap_or_default();
+        }
+    }
+    share
 }
 
 fn group_of_self() -> String {
@@ -196,6 +249,36 @@ mod tests {
         fs::remove_dir_all(&group).unwrap();
         assert_eq!(found, (Some(2.5), Some(0.5)));
         assert_eq!(quota_of_version_2(&group), None);
+    }
+
+    #[test]
+    fn a_control_group_takes_turns_if_it_has_a_share() {
+        let with = |shares: &'static [&str]| move |path: &str| shares.contains(&path);
+        assert_eq!(share_of("0::/\n", with(&["/sys/fs/cgroup/cpu.weight"])), "");
+        assert_eq!(share_of("0::/job/1\n", with(&[])), "");
+        assert_eq!(share_of("0::/job/1\n", with(&["/sys/fs/cgroup/job/cpu.weight"])), "/job");
+        let both = ["/sys/fs/cgroup/job/cpu.weight", "/sys/fs/cgroup/job/1/cpu.weight"];
+        assert_eq!(share_of("0::/job/1\n", |path| both.contains(&path)), "/job/1");
+        // Where version 1 has the processors, version 2 does not.
+        assert_eq!(share_of("4:cpu,cpuacct:/a\n1:pids:/b\n0::/c\n", |_| true), "/a");
+        for lines in ["", "nonsense", "0::", ":", "0::../x", "cpu:cpu"] {
+            share_of(lines, |_| true);
+        }
+    }
+
+    #[test]
+    fn whoever_is_in_our_session_takes_turns_with_us() {
+        let ours = allowed();
+        let world = |pid| vec![(ours, pid); 64 * ours.len()];
+        let own = std::process::id() as i32;
+        assert_eq!(crowding(cpus(&[0]), &[(cpus(&[1]), own)]), Crowding::Room);
+        assert_eq!(crowding(ours, &world(own)), Crowding::Together);
+        // Nobody has this number, and 0 is nobody's.
+        for stranger in [i32::MAX, 0] {
+            let mut peers = world(own);
+            peers.push((ours, stranger));
+            assert_eq!(crowding(ours, &peers), Crowding::Apart);
+        }
     }
 
     #[test]

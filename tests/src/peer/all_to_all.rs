@@ -1,4 +1,4 @@
-//! `all-to-all ROUNDS LEN` and `ring ROUNDS`: many ranks at once.
+//! `all-to-all ROUNDS LEN`, `sleeps ROUNDS` and `ring ROUNDS`: many ranks at once.
 
 use nemesia::{Endpoint, Source, Tag};
 
@@ -48,6 +48,21 @@ fn exchange(endpoint: &mut Endpoint, round: u64, out: &[Vec<u8>], bufs: &mut [Ve
         scope.wait_all()
     })?;
     Ok(())
+}
+
+/// An all-to-all of 8 bytes; each tells how often it slept.
+pub(super) fn sleeps(rounds: u64) -> Outcome {
+    let mut endpoint = open()?;
+    let size = endpoint.size();
+    let (out, mut bufs) = (vec![vec![1; 8]; size], vec![vec![0; 8]; size]);
+    let before = endpoint.counters().waits.sleeps;
+    for round in 0..rounds {
+        // All receives first.
+        exchange(&mut endpoint, 2 * round, &out, &mut bufs)?;
+    }
+    tell(&(endpoint.counters().waits.sleeps - before).to_string())?;
+    barrier(&mut endpoint, BARRIER)?;
+    Ok(endpoint.close()?)
 }
 
 /// A token of 8 bytes goes round; every rank adds one.

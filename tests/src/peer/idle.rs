@@ -1,4 +1,4 @@
-//! `idle MILLISECONDS`: rank 1 lets rank 0 wait so long; rank 0 tells what its waiting cost.
+//! `idle MILLISECONDS`: rank 1 lets all others wait so long; each tells what its waiting cost.
 
 use std::mem::MaybeUninit;
 use std::time::{Duration, Instant};
@@ -11,7 +11,9 @@ pub(super) fn run(millis: u64) -> Outcome {
     let mut endpoint = open()?;
     if endpoint.rank() == 1 {
         std::thread::sleep(Duration::from_millis(millis));
-        endpoint.send(0, 1, &[])?;
+        for rank in (0..endpoint.size()).filter(|rank| *rank != 1) {
+            endpoint.send(rank, 1, &[])?;
+        }
     } else {
         let (start, before) = (Instant::now(), processor_time()?);
         endpoint.recv(Source::Rank(1), Tag::Exactly(1), &mut [])?;

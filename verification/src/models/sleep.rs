@@ -5,7 +5,7 @@
 //! model looks at in the end.
 
 use nemesia_core::shared::fastbox::Slot;
-use nemesia_core::shared::sleep::{News, Sleep, SleepWord, Waking};
+use nemesia_core::shared::sleep::{News, Payer, Sleep, SleepWord, Waking};
 use nemesia_core::sync::{Edge, FenceMode, Word64};
 
 use super::Model;
@@ -63,6 +63,16 @@ pub(super) const COUNTED: Model = Model {
     run: counted,
 };
 
+/// Sleeps that the wakers pay for: the sleeper's word asks for fences, and has done so since before either began.
+pub(super) const ASKED: Model = Model {
+    name: "sleep/asked",
+    structure: "sleep word",
+    property: "wakers that fence only where the word asks for it miss no sleeper, the first time and after a sleep",
+    edges: &[Edge::Sleep],
+    blunders: &[Blunder::LookBeforeAnnounce, Blunder::AskTooLate],
+    run: asked,
+};
+
 /// Bytes of a message.
 const LEN: usize = 8;
 
@@ -81,7 +91,7 @@ fn wake(run: &Run, messages: u8) {
                 if !found || taking.next > messages {
                     return since;
                 }
-                word.rise();
+                word.rise(Payer::Sleeper);
             }
         };
         let waker = || {
@@ -165,7 +175,7 @@ fn counted(run: &Run) {
         let sleeper = || {
             let mut taken = if early { look() } else { 0 };
             loop {
-                let since = word.announce_for(Sleep::Futex, 2 - taken);
+                let since = word.announce_for(Sleep::Futex, 2 - taken, Payer::Sleeper);
                 let found = if early { taken } else { look() };
                 if found == 2 {
                     return None;
@@ -183,6 +193,37 @@ fn counted(run: &Run) {
         let (asleep, first, second) = three(sleeper, || waker(&work[0]), || waker(&work[1]));
         if let Some(since) = asleep {
             assert!(first || second, "both messages lie there, and the sleeper sleeps");
+            assert!(word.moved(since), "the kernel lets it sleep");
+        }
+    });
+}
+
+fn asked(run: &Run) {
+    let early = run.blunders(Blunder::LookBeforeAnnounce);
+    let late = run.blunders(Blunder::AskTooLate);
+    run.explore(3, move || {
+        let (word, work) = (SleepWord::awake(), [Word64::new(0), Word64::new(0)]);
+        // What was asked for before the last barrier is known to all.
+        word.rise(if late { Payer::Sleeper } else { Payer::Wakers });
+        let look = || work.iter().any(|work| work.load_relaxed() != 0);
+        let sleeper = || {
+            let found = early && look();
+            let since = word.announce_for(Sleep::Futex, 1, Payer::Wakers);
+            let found = if early { found } else { look() };
+            if found {
+                word.rise(Payer::Wakers);
+            }
+            (!found).then_some(since)
+        };
+        // Without a barrier of the sleeper's, and with no fence of its own but the one that it is asked for.
+        let waker = |work: &Word64| {
+            work.store_relaxed(1);
+            is_asleep(word.must_wake(FenceMode::Asymmetric, News::Message))
+        };
+        let (asleep, first, second) = three(sleeper, || waker(&work[0]), || waker(&work[1]));
+        assert!(!(first && second), "both call the kernel for one sleep");
+        if let Some(since) = asleep {
+            assert!(first || second, "work lies there, and the sleeper sleeps");
             assert!(word.moved(since), "the kernel lets it sleep");
         }
     });

@@ -5,7 +5,7 @@
 
 use loom::cell::UnsafeCell;
 use loom::sync::{Condvar, Mutex};
-use nemesia_core::shared::sleep::{News, Sleep, SleepWord, Waking};
+use nemesia_core::shared::sleep::{News, Payer, Sleep, SleepWord, Waking};
 use nemesia_core::sync::{Edge, FenceMode, Word32, Word64};
 use nemesia_core::threads::{Bell, Bits, Lock, Park, Roster, Seat};
 
@@ -265,7 +265,7 @@ impl Shared {
             self.for_word.sleep_while(|| !self.word.moved(since));
             self.lock.acquire(&self.for_lock);
         }
-        self.word.rise();
+        self.word.rise(Payer::Sleeper);
     }
 
     /// A peer sends these messages.

@@ -10,7 +10,7 @@ use crate::port::{Arrival, MessagePort, PeerFault, PeerId, Polled, PortFault};
 use crate::shared::fastbox::max_payload;
 use crate::shared::layout::Geometry;
 use crate::shared::port::Place;
-use crate::shared::sleep::Sleep;
+use crate::shared::sleep::{Payer, Sleep};
 use crate::wire::{Envelope, Kind};
 
 pub(super) fn eager(tag: u64, len: usize) -> Envelope {
@@ -386,14 +386,14 @@ fn sleeper_that_lacks_two_messages_is_woken_by_the_second_unless_its_sender_is_s
     let fabric = Fabric::new(tiny(2));
     let (mut zero, mut one) = (fabric.port(0), fabric.port(1));
     for len in [8, 100] {
-        fabric.sleep(1).announce_for(Sleep::Futex, 2);
+        fabric.sleep(1).announce_for(Sleep::Futex, 2, Payer::Sleeper);
         assert!(send(&mut zero, 1, 1, len));
         assert!(core::mem::take(&mut zero.host_mut().rung).is_empty(), "{len} bytes");
         assert!(send(&mut zero, 1, 2, len));
         assert_eq!(core::mem::take(&mut zero.host_mut().rung), [1]);
         zero.wake_counted();
         assert!(core::mem::take(&mut zero.host_mut().rung).is_empty(), "it does not sleep");
-        fabric.sleep(1).announce_for(Sleep::Futex, 2);
+        fabric.sleep(1).announce_for(Sleep::Futex, 2, Payer::Sleeper);
         zero.wake_counted();
         assert!(core::mem::take(&mut zero.host_mut().rung).is_empty(), "it was sent nothing");
         assert!(send(&mut zero, 1, 3, len));

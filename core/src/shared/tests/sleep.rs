@@ -1,6 +1,6 @@
 //! The sleep word, one step at a time. Interleavings are the models' affair.
 
-use crate::shared::sleep::{News, Sleep, SleepWord, Waking};
+use crate::shared::sleep::{News, Payer, Sleep, SleepWord, Waking};
 use crate::sync::FenceMode;
 
 #[test]
@@ -31,7 +31,7 @@ fn sleeper_is_woken_in_the_way_that_it_announced_last() {
 fn sleeper_that_rose_by_itself_is_not_woken() {
     let word = SleepWord::awake();
     let sequence = word.announce(Sleep::Futex);
-    word.rise();
+    word.rise(Payer::Sleeper);
     assert_eq!(word.must_wake(FenceMode::Symmetric, News::Other), Waking::Awake);
     assert!(!word.moved(sequence));
 }
@@ -41,20 +41,44 @@ fn sleeper_that_lacks_several_messages_is_woken_by_the_last_and_by_anything_else
     let word = SleepWord::awake();
     let wake = |news| word.must_wake(FenceMode::Symmetric, news);
     for how in [Sleep::Futex, Sleep::Event] {
-        let sequence = word.announce_for(how, 3);
+        let sequence = word.announce_for(how, 3, Payer::Sleeper);
         assert_eq!([wake(News::Message), wake(News::Message)], [Waking::Counted; 2]);
         assert!(!word.moved(sequence), "it was let out of its sleep");
         assert_eq!(wake(News::Message), Waking::Asleep(how));
         assert_eq!(wake(News::Message), Waking::Awake);
-        let sequence = word.announce_for(how, 3);
+        let sequence = word.announce_for(how, 3, Payer::Sleeper);
         assert_eq!([wake(News::Message), wake(News::Other)], [Waking::Counted, Waking::Asleep(how)]);
         assert!(word.moved(sequence));
         // Nobody lacks nothing, and nobody more than can be counted.
         for lacks in [0, 1] {
-            word.announce_for(how, lacks);
+            word.announce_for(how, lacks, Payer::Wakers);
             assert_eq!(wake(News::Message), Waking::Asleep(how));
         }
-        word.announce_for(how, u32::MAX);
+        word.announce_for(how, u32::MAX, Payer::Wakers);
         assert_eq!([wake(News::Message), wake(News::Other)], [Waking::Counted, Waking::Asleep(how)]);
+    }
+}
+
+#[test]
+fn request_for_fences_outlives_the_sleep_and_wakes_nobody() {
+    for mode in [FenceMode::Asymmetric, FenceMode::Symmetric] {
+        let word = SleepWord::awake();
+        for (how, lacks) in [(Sleep::Futex, 1), (Sleep::Event, 1), (Sleep::Futex, 2)] {
+            let sequence = word.announce_for(how, lacks, Payer::Wakers);
+            assert!(word.is_asleep(mode) && !word.moved(sequence));
+            for _ in 1..lacks {
+                assert_eq!(word.must_wake(mode, News::Message), Waking::Counted);
+            }
+            assert_eq!(word.must_wake(mode, News::Message), Waking::Asleep(how));
+            assert!(word.is_asleep(mode), "who looks at it is to look twice");
+            let sequence = word.announce_for(how, lacks, Payer::Wakers);
+            word.rise(Payer::Wakers);
+            for news in [News::Message, News::Other] {
+                assert_eq!(word.must_wake(mode, news), Waking::Awake, "it is awake");
+            }
+            assert!(!word.moved(sequence));
+        }
+        word.rise(Payer::Sleeper);
+        assert!(!word.is_asleep(mode), "the request was taken back");
     }
 }

@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 use nemesia_core::sync::FutexWord;
 
 use crate::os::futex_wake;
+use crate::shm::Crowding;
 
 /// Polls between two yields while yields hand the core over.
 const FEWEST_POLLS: u32 = 2;
@@ -27,12 +28,18 @@ const MOST_POLLS: u32 = 1024;
 const LONGEST_SPIN: u32 = 20_000;
 /// The least that is learned.
 const SHORTEST_SPIN: u32 = 256;
-/// Polls in vain before a sleep when there are more processes than cores, unless yields hand the core over.
-const SPIN_CROWDED: u32 = 32;
+/// Polls in vain before a sleep when there are more processes than cores, unless yields hand the core over: about as long
+/// as it takes to be woken when yields reach the others, and hardly any when not.
+const SPIN_TOGETHER: u32 = 256;
+const SPIN_APART: u32 = 32;
+/// Polls between two yields when yields reach the others: none of them is kept waiting.
+const MOST_POLLS_TOGETHER: u32 = 8;
+/// Sleeps after which yields are tried again.
+const RETRY: u32 = 64;
 /// Yields in vain before a sleep. They cost about what falling asleep and being woken costs.
 const MOST_YIELDS: u32 = 64;
 /// A sleep shorter than this would have cost less as a spin.
-const SHORT_SLEEP: Duration = Duration::from_millis(1);
+pub(super) const SHORT_SLEEP: Duration = Duration::from_millis(1);
 /// Polls do not take so long, unless somebody takes the core from us.
 const FORCED: Duration = Duration::from_micros(500);
 
@@ -49,6 +56,8 @@ pub(super) struct Pace {
     longest_spin: u32,
     /// The caller has fixed the polls before a sleep.
     fixed: bool,
+    /// Sleeps since yields were last tried.
+    untried: u32,
     /// What a yield takes that hands nothing over.
     call: Duration,
 }
@@ -78,16 +87,18 @@ pub(super) enum Next {
 }
 
 impl Pace {
-    /// By what is known at start: whether there are more processes than cores, and whether the caller has fixed the spin.
-    pub(super) fn new(crowded: bool, fixed: Option<u32>) -> Self {
-        let (polls, spin) = match fixed {
+    /// By what is known at start: how crowded the processors are, and whether the caller has fixed the spin.
+    pub(super) fn new(crowding: Crowding, fixed: Option<u32>) -> Self {
+        let (polls, most_polls, spin) = match (fixed, crowding) {
             // A poll that found something is followed by a look at what came of it, not by a sleep.
-            Some(polls) => (polls.max(1), polls),
-            None if crowded => (FEWEST_POLLS, SPIN_CROWDED),
-            None => (MOST_POLLS, LONGEST_SPIN),
+            (Some(polls), _) => (polls.max(1), MOST_POLLS, polls),
+            (None, Crowding::Room) => (MOST_POLLS, MOST_POLLS, LONGEST_SPIN),
+            (None, Crowding::Together) => (FEWEST_POLLS, MOST_POLLS_TOGETHER, SPIN_TOGETHER),
+            (None, Crowding::Apart) => (FEWEST_POLLS, MOST_POLLS, SPIN_APART),
         };
-        let most_polls = MOST_POLLS.min(spin).max(1);
-        Self { polls, most_polls, spin, longest_spin: spin, fixed: fixed.is_some(), call: empty_call() }
+        let most_polls = most_polls.min(spin).max(1);
+        let (fixed, call) = (fixed.is_some(), empty_call());
+        Self { polls, most_polls, spin, longest_spin: spin, fixed, untried: 0, call }
     }
 
     /// Polls in vain before [`Pace::rest`].
@@ -122,6 +133,10 @@ impl Pace {
         if self.fixed {
             return;
         }
+        self.untried += 1;
+        if self.untried >= RETRY {
+            (self.untried, self.polls) = (0, FEWEST_POLLS);
+        }
         let shortest = SHORTEST_SPIN.min(self.longest_spin);
         let longer = woken && slept < SHORT_SLEEP;
         let spin = if longer { 2 * self.spin } else { self.spin / 2 };
@@ -137,7 +152,7 @@ impl Pace {
         let since = vain.looked.replace(now);
         let forced = since.is_some_and(|since| now.duration_since(since) >= FORCED);
         if forced && !self.fixed {
-            self.spin = (self.spin / 2).max(SPIN_CROWDED.min(self.longest_spin));
+            self.spin = (self.spin / 2).max(SPIN_APART.min(self.longest_spin));
         }
     }
 }
@@ -168,8 +183,8 @@ mod tests {
     const HANDED_OVER: Duration = Duration::from_micros(2);
     const LONG: Duration = Duration::from_millis(20);
 
-    fn pace(crowded: bool) -> Pace {
-        Pace { call: AT_ONCE, ..Pace::new(crowded, None) }
+    fn pace(crowding: Crowding) -> Pace {
+        Pace { call: AT_ONCE, ..Pace::new(crowding, None) }
     }
 
     /// Polls in vain until it is time to sleep, when every yield takes so long.
@@ -186,30 +201,33 @@ mod tests {
 
     #[test]
     fn a_fixed_spin_is_neither_interrupted_nor_learned() {
-        let (mut pace, mut vain) = (Pace::new(true, Some(500)), Vain::NONE);
+        let (mut pace, mut vain) = (Pace::new(Crowding::Apart, Some(500)), Vain::NONE);
         assert_eq!(pace.polls(), 500);
         assert_eq!(pace.rest(&mut vain, 500), Next::Sleep);
         pace.learn_sleep(&mut vain, LONG, false);
         pace.learn_time(&mut vain, Instant::now() + LONG);
         assert_eq!((pace.polls(), pace.rest(&mut vain, 500)), (500, Next::Sleep));
-        assert_eq!(Pace::new(false, Some(0)).rest(&mut vain, 1), Next::Sleep);
+        assert_eq!(Pace::new(Crowding::Room, Some(0)).rest(&mut vain, 1), Next::Sleep);
     }
 
     #[test]
     fn whoever_never_spins_still_looks_at_what_has_come() {
-        assert!(Pace::new(false, Some(0)).polls() > 0);
+        assert!(Pace::new(Crowding::Room, Some(0)).polls() > 0);
     }
 
     #[test]
     fn a_crowd_sleeps_soon_unless_yields_hand_the_core_over() {
-        assert!(polls_before_sleep(&mut pace(true), AT_ONCE) <= 2 * SPIN_CROWDED);
-        assert!(polls_before_sleep(&mut pace(true), HANDED_OVER) >= MOST_YIELDS);
-        assert!(polls_before_sleep(&mut pace(false), AT_ONCE) >= LONGEST_SPIN);
+        assert!(polls_before_sleep(&mut pace(Crowding::Apart), AT_ONCE) <= 2 * SPIN_APART);
+        assert!(polls_before_sleep(&mut pace(Crowding::Together), AT_ONCE) <= 2 * SPIN_TOGETHER);
+        for crowding in [Crowding::Apart, Crowding::Together] {
+            assert!(polls_before_sleep(&mut pace(crowding), HANDED_OVER) >= MOST_YIELDS);
+        }
+        assert!(polls_before_sleep(&mut pace(Crowding::Room), AT_ONCE) >= LONGEST_SPIN);
     }
 
     #[test]
     fn whoever_waits_for_our_core_gets_it_soon_even_if_nobody_was_expected() {
-        let (mut pace, mut vain) = (pace(false), Vain::NONE);
+        let (mut pace, mut vain) = (pace(Crowding::Room), Vain::NONE);
         assert_eq!(pace.polls(), MOST_POLLS);
         pace.learn_yield(&mut vain, HANDED_OVER);
         assert_eq!(pace.polls(), FEWEST_POLLS);
@@ -219,9 +237,33 @@ mod tests {
         assert_eq!(pace.polls(), MOST_POLLS);
     }
 
+    /// However many yields have come back at once: a peer may want our core by now.
+    #[test]
+    fn whom_yields_reach_offers_them_the_core_in_every_spin() {
+        let mut pace = pace(Crowding::Together);
+        for _ in 0..100 {
+            let mut vain = Vain::NONE;
+            polls_before_sleep(&mut pace, AT_ONCE);
+            pace.learn_sleep(&mut vain, HANDED_OVER, true);
+            assert_eq!(pace.rest(&mut vain, pace.polls()), Next::Yield);
+            assert!(pace.polls() <= MOST_POLLS_TOGETHER);
+        }
+    }
+
+    #[test]
+    fn yields_that_were_of_no_use_are_tried_again() {
+        let (mut pace, mut vain) = (pace(Crowding::Apart), Vain::NONE);
+        polls_before_sleep(&mut pace, AT_ONCE);
+        assert_eq!(pace.rest(&mut vain, pace.polls()), Next::Sleep);
+        for _ in 0..RETRY {
+            pace.learn_sleep(&mut vain, HANDED_OVER, true);
+        }
+        assert_eq!(pace.rest(&mut vain, pace.polls()), Next::Yield);
+    }
+
     #[test]
     fn long_sleeps_shorten_the_spin_and_short_ones_lengthen_it() {
-        let (mut pace, mut vain) = (pace(false), Vain::NONE);
+        let (mut pace, mut vain) = (pace(Crowding::Room), Vain::NONE);
         for _ in 0..20 {
             pace.learn_sleep(&mut vain, LONG, true);
         }
@@ -234,14 +276,14 @@ mod tests {
 
     #[test]
     fn a_sleep_in_vain_is_followed_by_one_look_and_the_next_sleep() {
-        let (mut pace, mut vain) = (pace(false), Vain::NONE);
+        let (mut pace, mut vain) = (pace(Crowding::Room), Vain::NONE);
         pace.learn_sleep(&mut vain, LONG, false);
         assert_eq!(pace.rest(&mut vain, 1), Next::Sleep);
     }
 
     #[test]
     fn a_core_that_is_taken_by_force_shortens_the_spin() {
-        let (mut pace, mut vain, now) = (pace(false), Vain::NONE, Instant::now());
+        let (mut pace, mut vain, now) = (pace(Crowding::Room), Vain::NONE, Instant::now());
         pace.learn_time(&mut vain, now);
         pace.learn_time(&mut vain, now + AT_ONCE);
         assert_eq!(pace.spin, LONGEST_SPIN);
