@@ -47,11 +47,13 @@ pub(crate) enum Blunder {
     PublishBeforeWrite,
     /// The sender leaves a shared copy, then writes its last part.
     LeaveBeforeWrite,
+    /// A copy past the caches returns before its stores are done.
+    Undrained,
 }
 
 impl Blunder {
     /// Every blunder.
-    pub(crate) const ALL: [Blunder; 14] = [
+    pub(crate) const ALL: [Blunder; 15] = [
         Blunder::AckBeforeRead,
         Blunder::ReturnBeforeRead,
         Blunder::EnqueueBeforePublish,
@@ -66,6 +68,7 @@ impl Blunder {
         Blunder::RefillUnreturned,
         Blunder::PublishBeforeWrite,
         Blunder::LeaveBeforeWrite,
+        Blunder::Undrained,
     ];
 }
 

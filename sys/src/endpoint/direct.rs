@@ -184,8 +184,12 @@ impl Endpoint {
     /// A put by the direct path. False when it has to take the other.
     #[inline]
     pub(super) fn put_directly(&mut self, key: &RemoteKey, offset: u64, bytes: &[u8]) -> Result<bool, Error> {
+        let past_caches = bytes.len() as u64 >= self.non_temporal_bytes;
         let window = self.window_for(key, (offset, bytes.len()), Access::Write, None)?;
-        let done = window.is_some_and(|window| window.put(offset, bytes));
+        let done = window.is_some_and(|window| match past_caches {
+            false => window.put(offset, bytes),
+            true => window.put_past_caches(offset, bytes),
+        });
         Ok(done && self.count(key, Operation::Put, bytes.len()))
     }
 
@@ -197,8 +201,12 @@ impl Endpoint {
         offset: u64,
         buf: &mut [u8],
     ) -> Result<bool, Error> {
+        let past_caches = buf.len() as u64 >= self.non_temporal_bytes;
         let window = self.window_for(key, (offset, buf.len()), Access::Read, None)?;
-        let done = window.is_some_and(|window| window.get(offset, buf));
+        let done = window.is_some_and(|window| match past_caches {
+            false => window.get(offset, buf),
+            true => window.get_past_caches(offset, buf),
+        });
         Ok(done && self.count(key, Operation::Get, buf.len()))
     }
 
