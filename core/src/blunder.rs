@@ -34,11 +34,15 @@ pub enum Blunder {
     KeepAllowance,
     /// What a process has sent can still be received when the next one of the same rank is there.
     KeepMessages,
+    /// An active message of several packets is handled before the last of them is here.
+    RunEarly,
+    /// The old values that a later packet brings go where those of the first are.
+    MixGroups,
 }
 
 impl Blunder {
     /// Every mistake.
-    pub const ALL: [Blunder; 12] = [
+    pub const ALL: [Blunder; 14] = [
         Blunder::PreferExact,
         Blunder::OvertakePending,
         Blunder::ForgetSynchronous,
@@ -51,6 +55,8 @@ impl Blunder {
         Blunder::ForgetCount,
         Blunder::KeepAllowance,
         Blunder::KeepMessages,
+        Blunder::RunEarly,
+        Blunder::MixGroups,
     ];
 }
 

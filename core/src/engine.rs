@@ -108,11 +108,26 @@ pub struct Tuning {
     pub window: u32,
     /// Smallest message, in bytes, that its receiver and a sender that waits copy together; `u64::MAX` is never.
     pub share_bytes: u64,
+    /// Smallest message, in bytes, that is copied out of packets past the caches; `u64::MAX` is never. About as much as the
+    /// last of them holds.
+    pub non_temporal_bytes: u64,
+    /// Bytes of a message that its receiver alone reads in one turn, what takes some ten microseconds, so that others have
+    /// theirs; at least 1.
+    pub pull_bytes: u64,
+    /// Bytes of a run of a scattered buffer, on average, from which on it is worth a call of its own to the kernel.
+    pub run_bytes: u64,
 }
 
 impl Default for Tuning {
     fn default() -> Self {
-        Self { eager_bytes: 8 << 10, window: 4096, share_bytes: 48 << 10 }
+        Self {
+            eager_bytes: 8 << 10,
+            window: 4096,
+            share_bytes: 48 << 10,
+            non_temporal_bytes: 32 << 20,
+            pull_bytes: 256 << 10,
+            run_bytes: 4 << 10,
+        }
     }
 }
 
@@ -136,7 +151,8 @@ pub struct Engine<P: MessagePort, S: Storage> {
     /// First of the peers for which there is work.
     first_work: Option<PeerId>,
     eager_bytes: usize,
-    share_bytes: u64,
+    /// See [`Tuning`].
+    tuning: Tuning,
     /// Whether a message of a word is sent eagerly, and in the port's shortest way.
     sends_words: bool,
     /// The most recent failure that receives from any source have to report; see [`Engine::acknowledge`].
@@ -169,7 +185,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         let mut engine = Self {
             rank,
             eager_bytes,
-            share_bytes: tuning.share_bytes,
+            tuning,
             sends_words: port.sends_words() && size_of::<Word>() <= eager_bytes,
             port,
             requests: Slab::new(lent.requests),

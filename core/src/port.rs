@@ -230,6 +230,11 @@ pub trait MessagePort {
     /// Copies payload bytes of an arrived packet, from `at`, into `to`; `at + to.len()` is at most its size.
     fn read(&self, arrival: &Arrival<Self::Token>, at: usize, to: &mut [u8]);
 
+    /// As [`MessagePort::read`], past the caches where that can be: the packet is of a message that they have no room for.
+    fn read_past_caches(&self, arrival: &Arrival<Self::Token>, at: usize, to: &mut [u8]) {
+        self.read(arrival, at, to);
+    }
+
     /// Finishes with a packet: its memory goes back to the sender.
     fn release(&mut self, arrival: Arrival<Self::Token>);
 

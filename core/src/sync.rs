@@ -12,6 +12,8 @@
 //! of any edge (a *mutant*, see `sync/model.rs`); `cargo proofs` demands that a model fails for each of them.
 
 #[cfg(not(nemesia_loom))]
+mod copy;
+#[cfg(not(nemesia_loom))]
 mod real;
 #[cfg(not(nemesia_loom))]
 pub use real::{Payload, PayloadMut, PayloadWord};

@@ -1,7 +1,7 @@
 //! The bytes in shared memory, specified.
 //!
 //! All integers are little-endian in effect: both sides run on one machine, and [`LAYOUT_VERSION`] together
-//! with the segment magic refuses a peer that differs. Version 4:
+//! with the segment magic refuses a peer that differs. Version 5:
 //!
 //! **Packet.** Each packet between two processes takes the next *sequence number*, whichever of the two paths
 //! (fastbox, cell) carries it; the receiver takes packets in that order only.

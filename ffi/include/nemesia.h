@@ -156,7 +156,7 @@
 #define NEMESIA_ERR_REGION -21
 
 /**
- * An active message is longer than a packet.
+ * An active message is longer than one may be, or a reply to one than a packet.
  */
 #define NEMESIA_ERR_TOO_LONG -22
 
@@ -1716,7 +1716,8 @@ int32_t nemesia_endpoint_isend_active(struct nemesia_endpoint *endpoint,
                                       uint64_t *out_request);
 
 /**
- * The most bytes of an active message, header and payload together.
+ * The most bytes of an active message, header and payload together: 1 MiB, or a cell if that is more. What does not fit into
+ * a cell is streamed, and handled when it is whole, in its order. A reply has to fit into a cell.
  *
  * - `endpoint`: an open endpoint.
  * - `out_bytes`: written on success.
@@ -1724,7 +1725,8 @@ int32_t nemesia_endpoint_isend_active(struct nemesia_endpoint *endpoint,
  * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or _PANIC.
  * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
-int32_t nemesia_endpoint_active_bytes(struct nemesia_endpoint *endpoint, size_t *out_bytes);
+int32_t nemesia_endpoint_active_bytes(struct nemesia_endpoint *endpoint,
+                                      size_t *out_bytes);
 
 /**
  * Active messages that were dropped, as no handler had their number.
@@ -1888,47 +1890,6 @@ int32_t nemesia_endpoint_iaccumulate(struct nemesia_endpoint *endpoint,
                                      uint64_t *out_request);
 
 /**
- * Starts combining one operand into one value of another process, atomically, and getting what the value was.
- *
- * - `endpoint`, `key`, `offset`, `datatype`, `op`: as for `nemesia_endpoint_iaccumulate`.
- * - `operand`: one value of that type. With NEMESIA_OP_NOTHING it does not count, but has to be there.
- * - `out_old`: room for one value of that type; written when the request is complete.
- * - `out_request`: written on success.
- *
- * Returns: as `nemesia_endpoint_iaccumulate`.
- * Ownership: the operand is copied; the request holds `out_old` as that of `nemesia_endpoint_iget` holds its buffer.
- * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
- */
-int32_t nemesia_endpoint_ifetch(struct nemesia_endpoint *endpoint,
-                                const struct nemesia_remote_key *key,
-                                uint64_t offset,
-                                uint32_t datatype,
-                                uint32_t op,
-                                const void *operand,
-                                void *out_old,
-                                uint64_t *out_request);
-
-/**
- * Starts replacing one value of another process if its bits are those that are expected, atomically, and getting what the
- * value was.
- *
- * - `endpoint`, `key`, `offset`, `datatype`, `out_old`, `out_request`: as for `nemesia_endpoint_ifetch`.
- * - `expected`, `value`: one value of that type each.
- *
- * Returns: as `nemesia_endpoint_ifetch`.
- * Ownership: as for `nemesia_endpoint_ifetch`.
- * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
- */
-int32_t nemesia_endpoint_icompare_swap(struct nemesia_endpoint *endpoint,
-                                       const struct nemesia_remote_key *key,
-                                       uint64_t offset,
-                                       uint32_t datatype,
-                                       const void *expected,
-                                       const void *value,
-                                       void *out_old,
-                                       uint64_t *out_request);
-
-/**
  * Starts a flush: complete when all one-sided operations on a rank's regions that were started before are done there.
  *
  * - `endpoint`: an open endpoint.
@@ -1999,6 +1960,72 @@ int32_t nemesia_endpoint_inotified(struct nemesia_endpoint *endpoint,
                                    uint64_t region,
                                    uint64_t count,
                                    uint64_t *out_request);
+
+/**
+ * Starts combining one operand into one value of another process, atomically, and getting what the value was.
+ *
+ * - `endpoint`, `key`, `offset`, `datatype`, `op`: as for `nemesia_endpoint_iaccumulate`.
+ * - `operand`: one value of that type. With NEMESIA_OP_NOTHING it does not count, but has to be there.
+ * - `out_old`: room for one value of that type; written when the request is complete.
+ * - `out_request`: written on success.
+ *
+ * Returns: as `nemesia_endpoint_iaccumulate`.
+ * Ownership: the operand is copied; the request holds `out_old` as that of `nemesia_endpoint_iget` holds its buffer.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+ */
+int32_t nemesia_endpoint_ifetch(struct nemesia_endpoint *endpoint,
+                                const struct nemesia_remote_key *key,
+                                uint64_t offset,
+                                uint32_t datatype,
+                                uint32_t op,
+                                const void *operand,
+                                void *out_old,
+                                uint64_t *out_request);
+
+/**
+ * Starts combining an array of operands into an array of values of another process, and getting what those were (as
+ * MPI_Get_accumulate). Atomic for each value.
+ *
+ * - `endpoint`, `key`, `offset`, `datatype`, `op`: as for `nemesia_endpoint_iaccumulate`.
+ * - `operands`, `count`: so many values of that type. With NEMESIA_OP_NOTHING they do not count, and may be null.
+ * - `out_old`: room for as many values, elsewhere; written when the request is complete. After an error, what it holds is
+ *   unspecified, and a part may have been done.
+ * - `out_request`: written on success.
+ *
+ * Returns: as `nemesia_endpoint_iaccumulate`.
+ * Ownership: the request holds `operands` as that of `nemesia_endpoint_iput` holds its buffer, and `out_old` as that of
+ * `nemesia_endpoint_iget`.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+ */
+int32_t nemesia_endpoint_ifetch_accumulate(struct nemesia_endpoint *endpoint,
+                                           const struct nemesia_remote_key *key,
+                                           uint64_t offset,
+                                           uint32_t datatype,
+                                           uint32_t op,
+                                           const void *operands,
+                                           size_t count,
+                                           void *out_old,
+                                           uint64_t *out_request);
+
+/**
+ * Starts replacing one value of another process if its bits are those that are expected, atomically, and getting what the
+ * value was.
+ *
+ * - `endpoint`, `key`, `offset`, `datatype`, `out_old`, `out_request`: as for `nemesia_endpoint_ifetch`.
+ * - `expected`, `value`: one value of that type each.
+ *
+ * Returns: as `nemesia_endpoint_ifetch`.
+ * Ownership: as for `nemesia_endpoint_ifetch`.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+ */
+int32_t nemesia_endpoint_icompare_swap(struct nemesia_endpoint *endpoint,
+                                       const struct nemesia_remote_key *key,
+                                       uint64_t offset,
+                                       uint32_t datatype,
+                                       const void *expected,
+                                       const void *value,
+                                       void *out_old,
+                                       uint64_t *out_request);
 
 /**
  * Agrees with all living ranks on the AND of everyone's flags and on how many ranks are gone, whoever dies meanwhile (as

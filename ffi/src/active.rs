@@ -199,7 +199,8 @@ pub unsafe extern "C" fn nemesia_endpoint_isend_active(
     unsafe { on(endpoint, work) }
 }
 
-/// The most bytes of an active message, header and payload together.
+/// The most bytes of an active message, header and payload together: 1 MiB, or a cell if that is more. What does not fit into
+/// a cell is streamed, and handled when it is whole, in its order. A reply has to fit into a cell.
 ///
 /// - `endpoint`: an open endpoint.
 /// - `out_bytes`: written on success.

@@ -18,6 +18,7 @@
 //! | [`transfer`] | sends, receives and their requests |
 //! | [`active`] | active messages |
 //! | [`rma`] | one-sided operations |
+//! | [`fetch`] | those that say what a value was |
 //! | [`context`] | the same in a matching context; modes of sending |
 //! | [`list`] | messages whose bytes are not in one place |
 //! | [`observe`] | counters, and the call tree |
@@ -38,6 +39,7 @@ pub mod context;
 pub mod endpoint;
 pub mod event;
 pub mod exchange;
+pub mod fetch;
 mod lent;
 pub mod list;
 pub mod observe;

@@ -321,80 +321,6 @@ pub unsafe extern "C" fn nemesia_endpoint_iaccumulate(
     unsafe { on(endpoint, work) }
 }
 
-/// Starts combining one operand into one value of another process, atomically, and getting what the value was.
-///
-/// - `endpoint`, `key`, `offset`, `datatype`, `op`: as for `nemesia_endpoint_iaccumulate`.
-/// - `operand`: one value of that type. With NEMESIA_OP_NOTHING it does not count, but has to be there.
-/// - `out_old`: room for one value of that type; written when the request is complete.
-/// - `out_request`: written on success.
-///
-/// Returns: as `nemesia_endpoint_iaccumulate`.
-/// Ownership: the operand is copied; the request holds `out_old` as that of `nemesia_endpoint_iget` holds its buffer.
-/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn nemesia_endpoint_ifetch(
-    endpoint: *mut Endpoint,
-    key: *const RemoteKey,
-    offset: u64,
-    datatype: u32,
-    op: u32,
-    operand: *const c_void,
-    out_old: *mut c_void,
-    out_request: *mut u64,
-) -> i32 {
-    let work = |endpoint: &mut Inner| {
-        // SAFETY: the caller's pointers, null or good.
-        let (key, out) = unsafe { (key_of(key)?, Out::required(out_request, "out_request")?) };
-        let what = (datatype_of(datatype)?, reduction_of(op)?);
-        check_buffer(out_old.cast::<u8>(), what.0.bytes(), "out_old")?;
-        // SAFETY: the caller's pointer, null or to a value of that type.
-        let operand = unsafe { value_of(what.0, operand, "operand") }?;
-        // SAFETY: the caller's promise: the room stays until the request is complete.
-        let request = unsafe { endpoint.ifetch(&key, offset, what, operand, out_old.cast()) }?;
-        out.write(number(request));
-        Ok(NEMESIA_OK)
-    };
-    // SAFETY: the caller's endpoint, or null.
-    unsafe { on(endpoint, work) }
-}
-
-/// Starts replacing one value of another process if its bits are those that are expected, atomically, and getting what the
-/// value was.
-///
-/// - `endpoint`, `key`, `offset`, `datatype`, `out_old`, `out_request`: as for `nemesia_endpoint_ifetch`.
-/// - `expected`, `value`: one value of that type each.
-///
-/// Returns: as `nemesia_endpoint_ifetch`.
-/// Ownership: as for `nemesia_endpoint_ifetch`.
-/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn nemesia_endpoint_icompare_swap(
-    endpoint: *mut Endpoint,
-    key: *const RemoteKey,
-    offset: u64,
-    datatype: u32,
-    expected: *const c_void,
-    value: *const c_void,
-    out_old: *mut c_void,
-    out_request: *mut u64,
-) -> i32 {
-    let work = |endpoint: &mut Inner| {
-        // SAFETY: the caller's pointers, null or good.
-        let (key, out) = unsafe { (key_of(key)?, Out::required(out_request, "out_request")?) };
-        let datatype = datatype_of(datatype)?;
-        check_buffer(out_old.cast::<u8>(), datatype.bytes(), "out_old")?;
-        // SAFETY: the caller's pointers, null or to a value of that type each.
-        let values =
-            unsafe { [value_of(datatype, expected, "expected")?, value_of(datatype, value, "value")?] };
-        // SAFETY: the caller's promise: the room stays until the request is complete.
-        let request = unsafe { endpoint.icompare_swap(&key, offset, datatype, values, out_old.cast()) }?;
-        out.write(number(request));
-        Ok(NEMESIA_OK)
-    };
-    // SAFETY: the caller's endpoint, or null.
-    unsafe { on(endpoint, work) }
-}
-
 /// Starts a flush: complete when all one-sided operations on a rank's regions that were started before are done there.
 ///
 /// - `endpoint`: an open endpoint.
@@ -515,7 +441,7 @@ pub unsafe extern "C" fn nemesia_endpoint_inotified(
 
 /// # Safety
 /// `key` is null, or the caller's key.
-unsafe fn key_of(key: *const RemoteKey) -> Result<InnerKey, Fault> {
+pub(crate) unsafe fn key_of(key: *const RemoteKey) -> Result<InnerKey, Fault> {
     // SAFETY: the caller's promise.
     let key = unsafe { key.as_ref() }.ok_or_else(|| missing("key"))?;
     InnerKey::from_bytes(&key.bytes)
@@ -526,7 +452,7 @@ unsafe fn key_of(key: *const RemoteKey) -> Result<InnerKey, Fault> {
 ///
 /// # Safety
 /// `value` is null, or points to a value of that type.
-unsafe fn value_of(datatype: Datatype, value: *const c_void, name: &str) -> Result<u64, Fault> {
+pub(crate) unsafe fn value_of(datatype: Datatype, value: *const c_void, name: &str) -> Result<u64, Fault> {
     if value.is_null() {
         return Err(missing(name));
     }
@@ -549,13 +475,13 @@ fn access_of(access: u32) -> Result<Access, Fault> {
     }
 }
 
-fn datatype_of(datatype: u32) -> Result<Datatype, Fault> {
+pub(crate) fn datatype_of(datatype: u32) -> Result<Datatype, Fault> {
     let found = Datatype::ALL.get(datatype as usize).copied();
     found
         .ok_or_else(|| Fault::argument(format!("datatype is {datatype}: it must be one of NEMESIA_TYPE_...")))
 }
 
-fn reduction_of(op: u32) -> Result<Reduction, Fault> {
+pub(crate) fn reduction_of(op: u32) -> Result<Reduction, Fault> {
     let found = Reduction::ALL.get(op as usize).copied();
     found.ok_or_else(|| Fault::argument(format!("op is {op}: it must be one of NEMESIA_OP_...")))
 }

@@ -65,7 +65,7 @@ pub const NEMESIA_ERR_ALIGNMENT: i32 = -19;
 pub const NEMESIA_ERR_UNDEFINED: i32 = -20;
 /// No such region of this process, or no more are allowed.
 pub const NEMESIA_ERR_REGION: i32 = -21;
-/// An active message is longer than a packet.
+/// An active message is longer than one may be, or a reply to one than a packet.
 pub const NEMESIA_ERR_TOO_LONG: i32 = -22;
 /// Too many replies of handlers wait to leave.
 pub const NEMESIA_ERR_REPLIES: i32 = -23;

@@ -20,8 +20,10 @@ use std::path::{Path, PathBuf};
 use nemesia_core::flow::CeilingError;
 use nemesia_core::shared::fastbox;
 use nemesia_core::shared::layout::{Geometry, LayoutError};
+use nemesia_core::shared::share::Pieces;
 
 use crate::os::SegmentOptions;
+use crate::os::numa::last_cache_bytes;
 
 use file::Places;
 pub use table::{VARIABLES, Variable};
@@ -147,6 +149,11 @@ pub struct Config {
     pub(crate) credit_bytes: usize,
     pub(crate) single_copy: SingleCopy,
     pub(crate) share_bytes: Option<u64>,
+    pub(crate) share_pieces: [u64; 2],
+    pub(crate) pull_bytes: u64,
+    pub(crate) run_bytes: u64,
+    /// `None` is by the size of the caches.
+    pub(crate) non_temporal_bytes: Option<u64>,
     pub(crate) ptracer: bool,
     pub(crate) requests: usize,
     pub(crate) segments: SegmentOptions,
@@ -189,6 +196,10 @@ impl Default for Config {
             credit_bytes: 256 << 10,
             single_copy: SingleCopy::Auto,
             share_bytes: Some(48 << 10),
+            share_pieces: [32 << 10, 256 << 10],
+            pull_bytes: 256 << 10,
+            run_bytes: 4 << 10,
+            non_temporal_bytes: None,
             ptracer: false,
             requests: 1 << 20,
             segments: SegmentOptions { numa_local: true, ..SegmentOptions::default() },
@@ -309,6 +320,12 @@ impl Config {
                 self.trace
             ));
         }
+        let [least, most] = self.share_pieces;
+        if least > most {
+            notes.push(format!(
+                "NEMESIA_SHARE_MOST={most}: it is {least}, as pieces have at least that many bytes: lower NEMESIA_SHARE_LEAST"
+            ));
+        }
         let (wanted, possible) = (self.eager_bytes, self.cell_bytes as usize);
         if wanted > possible && self.origin("NEMESIA_EAGER_BYTES") != Origin::Default {
             notes.push(format!(
@@ -415,6 +432,34 @@ impl Config {
         self.with(["NEMESIA_SHARE_BYTES"], |config| config.share_bytes = bytes)
     }
 
+    /// Least and most bytes that this process copies at once of a message that both sides copy: 4096 to 1 GiB. The peers may have
+    /// chosen otherwise.
+    #[must_use]
+    pub fn share_pieces(self, least: u64, most: u64) -> Self {
+        let names = ["NEMESIA_SHARE_LEAST", "NEMESIA_SHARE_MOST"];
+        self.with(names, |config| config.share_pieces = [least, most].map(|bytes| bytes.clamp(4096, 1 << 30)))
+    }
+
+    /// Bytes of a message that this process reads from a peer's memory before others have their turn: 4096 to 1 GiB.
+    #[must_use]
+    pub fn pull_bytes(self, bytes: u64) -> Self {
+        self.with(["NEMESIA_PULL_BYTES"], |config| config.pull_bytes = bytes.clamp(4096, 1 << 30))
+    }
+
+    /// Bytes of a run of a list, on average, from which on a message is read into it run by run, and not streamed.
+    #[must_use]
+    pub fn run_bytes(self, bytes: u64) -> Self {
+        self.with(["NEMESIA_RUN_BYTES"], |config| config.run_bytes = bytes)
+    }
+
+    /// Smallest message, put or get, in bytes, that a copy of this process's own, out of cells or to and from mapped memory, moves
+    /// past the caches (with non-temporal stores, where the processor has them); `u64::MAX` is never. Without this, half of what the
+    /// last cache holds. What the kernel copies is the kernel's.
+    #[must_use]
+    pub fn non_temporal_bytes(self, bytes: u64) -> Self {
+        self.with(["NEMESIA_NON_TEMPORAL_BYTES"], |config| config.non_temporal_bytes = Some(bytes))
+    }
+
     /// Whether every process of this user may read this one's memory, where Yama reserves that to ancestors. Stays so until
     /// the process ends.
     #[must_use]
@@ -481,6 +526,18 @@ impl Config {
     pub fn fastbox_bytes(&self) -> usize {
         let most = self.most_fastbox_bytes();
         self.fastbox_limit.map_or(most, |limit| limit.min(most))
+    }
+
+    /// Smallest message that is copied past the caches; `u64::MAX` is never.
+    pub(crate) fn copies_past_caches_from(&self) -> u64 {
+        // What is copied has to find room there as well as where it goes. With a cache of 32 MiB, streams of 4 MiB were a
+        // quarter slower past the caches, of 8 MiB level, and of 16, 32 and 64 MiB faster by 19, 8 and 3 %.
+        self.non_temporal_bytes.unwrap_or_else(|| last_cache_bytes().map_or(u64::MAX, |bytes| bytes / 2))
+    }
+
+    pub(crate) fn pieces(&self) -> Pieces {
+        let [least, most] = self.share_pieces;
+        Pieces::new(least, most)
     }
 
     fn most_fastbox_bytes(&self) -> usize {

@@ -162,6 +162,8 @@ pub struct Endpoint {
     allocations: Vec<rma::Allocation>,
     /// Regions of peers that are mapped here.
     direct: direct::Direct,
+    /// From how many bytes on copies to and from them go past the caches.
+    non_temporal_bytes: u64,
     /// Blocking one-sided operations so far.
     operations: u32,
     /// Messages taken out by a matched probe, and dropped instead of received.
@@ -229,8 +231,15 @@ impl Endpoint {
             trace: trace::recorder(config),
         };
         let window = (config.credit_bytes / store::UNIT) as u32;
-        let share_bytes = config.share_bytes.unwrap_or(u64::MAX);
-        let tuning = Tuning { eager_bytes: config.eager_bytes, window, share_bytes };
+        let non_temporal_bytes = config.copies_past_caches_from();
+        let tuning = Tuning {
+            eager_bytes: config.eager_bytes,
+            window,
+            share_bytes: config.share_bytes.unwrap_or(u64::MAX),
+            non_temporal_bytes,
+            pull_bytes: config.pull_bytes,
+            run_bytes: config.run_bytes,
+        };
         let engine = Engine::new(rank as u32, port, tuning, lent).map_err(crate::ConfigError::from)?;
         let waiter = Waiter::new(config, crowding, sleep, watch, fence);
         let mut endpoint = Self {
@@ -241,6 +250,7 @@ impl Endpoint {
             leaving: Vec::new(),
             allocations: Vec::new(),
             direct: direct::Direct::default(),
+            non_temporal_bytes,
             operations: 0,
             dropped: Arc::default(),
             discarding: Vec::new(),

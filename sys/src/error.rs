@@ -73,7 +73,7 @@ pub enum Error {
         /// Peers held back.
         held: usize,
     },
-    /// An active message is longer than a packet.
+    /// An active message is longer than one may be, or a reply to one than a packet.
     #[error(
         "active message of {len} bytes, header included: {most} are the most; send the rest as a tagged message, or raise \
          NEMESIA_CELL_BYTES"

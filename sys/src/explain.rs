@@ -2,6 +2,7 @@
 
 use std::os::fd::AsRawFd;
 
+use nemesia_core::engine::active::ACTIVE_BYTES;
 use nemesia_core::engine::rma::{Reply, WINDOW};
 use nemesia_core::engine::{Peer, Request};
 use nemesia_core::shared::layout::{HEADER_PAGE, LayoutError};
@@ -160,7 +161,8 @@ pub struct Bill {
     pub private_at_start: u64,
     /// The part of `private_at_start` that each further process adds.
     pub private_per_peer: u64,
-    /// Ceiling of what unexpected messages and requests may commit in one process.
+    /// Ceiling of what unexpected messages and requests, and an active message of each process that is not whole yet, may commit
+    /// in one process.
     pub private_ceiling: u64,
 }
 
@@ -186,7 +188,9 @@ impl Bill {
             cells: u64::from(geometry.cells) * u64::from(geometry.cell_bytes),
             private_at_start: trace + peers + requests.min(FIRST_REQUESTS as u64) * request,
             private_per_peer,
-            private_ceiling: (config.unexpected_bytes as u64).saturating_add(requests * request),
+            private_ceiling: (config.unexpected_bytes as u64)
+                .saturating_add(requests * request)
+                .saturating_add(u64::from(processes) * ACTIVE_BYTES as u64),
         })
     }
 }

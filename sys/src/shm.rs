@@ -186,7 +186,8 @@ pub(crate) fn attach(config: &Config, exchange: &mut dyn Exchange) -> Result<Att
         others.map(|(peer, _)| peer.as_ref().map_or((cpus, 0), |peer| (peer.cpus, pid(peer)))).collect();
     let crowding = crowd::crowding(cpus, &others);
     let announce = others.len() <= HOT;
-    let port_config = PortConfig { rank, fastbox_limit: config.fastbox_bytes(), fences, announce };
+    let (fastbox_limit, pieces) = (config.fastbox_bytes(), config.pieces());
+    let port_config = PortConfig { rank, fastbox_limit, fences, announce, pieces };
     let connection =
         |peer: &Option<connect::Peer>| peer.as_ref().map_or_else(Weak::new, |it| it.connection.clone());
     let connections = peers.iter().map(connection).collect();

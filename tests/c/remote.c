@@ -88,6 +88,29 @@ static void active(void) {
     GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_send_active(endpoint, peer, ASK, NULL, 1, NULL, 0));
 }
 
+/* Ten values behind the others: nobody else changes them. */
+static void fetch_arrays(const nemesia_remote_key *key) {
+    int64_t by[10], old[10], at, round;
+    uint64_t request = 99;
+    for (round = 0; round < 3; round++) {
+        for (at = 0; at < 10; at++) by[at] = at;
+        OK(nemesia_endpoint_ifetch_accumulate(endpoint, key, LARGE + 16, NEMESIA_TYPE_I64, NEMESIA_OP_SUM, by, 10, old,
+                                              &request));
+        wait_for(request);
+        for (at = 0; at < 10; at++) CHECK(old[at] == at * round);
+    }
+    OK(nemesia_endpoint_ifetch_accumulate(endpoint, key, LARGE + 16, NEMESIA_TYPE_I64, NEMESIA_OP_NOTHING, NULL, 10, old,
+                                          &request));
+    wait_for(request);
+    for (at = 0; at < 10; at++) CHECK(old[at] == 3 * at);
+    request = 99;
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_ifetch_accumulate(endpoint, key, LARGE + 16, NEMESIA_TYPE_I64,
+                                                                   NEMESIA_OP_SUM, NULL, 10, old, &request));
+    GIVES(NEMESIA_ERR_BOUNDS, nemesia_endpoint_ifetch_accumulate(endpoint, key, LARGE + 24, NEMESIA_TYPE_I64,
+                                                                 NEMESIA_OP_SUM, by, 10, old, &request));
+    CHECK(request == 99);
+}
+
 static void one_sided(void) {
     static unsigned char sent[LARGE], received[LARGE];
     uint64_t region, request, count = 99;
@@ -98,7 +121,7 @@ static void one_sided(void) {
     int64_t zero = 0, one = 1, old = -1;
     int32_t path = 99;
     size_t at;
-    OK(nemesia_endpoint_allocate(endpoint, LARGE + 16, NEMESIA_ACCESS_READ_WRITE, &memory, &region));
+    OK(nemesia_endpoint_allocate(endpoint, LARGE + 16 + 80, NEMESIA_ACCESS_READ_WRITE, &memory, &region));
     base = memory;
     key = exchange(region);
     OK(nemesia_endpoint_path(endpoint, &key, &path));
@@ -124,6 +147,7 @@ static void one_sided(void) {
     OK(nemesia_endpoint_ifetch(endpoint, &key, LARGE, NEMESIA_TYPE_I64, NEMESIA_OP_NOTHING, &one, &old, &request));
     wait_for(request);
     CHECK(old == 0);
+    fetch_arrays(&key);
     for (at = 0; at < 100; at++) {
         OK(nemesia_endpoint_iaccumulate(endpoint, &key, LARGE + 8, NEMESIA_TYPE_F64, NEMESIA_OP_SUM, &half, 1,
                                         &request));

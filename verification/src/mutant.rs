@@ -49,6 +49,8 @@ pub(crate) enum Blunder {
     PublishBeforeWrite,
     /// The sender leaves a shared copy, then writes its last part.
     LeaveBeforeWrite,
+    /// A copy past the caches returns before its stores are done.
+    Undrained,
 }
 
 impl Blunder {
@@ -69,6 +71,7 @@ impl Blunder {
         Blunder::RefillUnreturned,
         Blunder::PublishBeforeWrite,
         Blunder::LeaveBeforeWrite,
+        Blunder::Undrained,
     ];
 }
 

@@ -1,18 +1,29 @@
 //! Active messages: a short header and a payload for a handler of the receiver, which runs when the message comes.
 //!
-//! One packet each; nothing is matched and nothing is stored. Messages between two processes are handled in the order
+//! Nothing is matched and nothing is stored. Messages between two processes are handled in the order
 //! sent, among themselves and with one-sided operations. They do not wait behind tagged messages that lack credit, so
 //! between the two kinds there is no order.
 //!
-//! The packet: context is the handler, tag the bytes of the header; the payload is the header and then the rest.
+//! What is more than a packet, up to [`ACTIVE_BYTES`], goes in several, with nothing of the same kind between them, and is put
+//! together in room of the handler's side: it is handled whole, as any other. So the order holds whatever the size, a
+//! handler has no descriptor to keep and to come back to (as UCX has it), and what a peer can make us keep is one message.
+//! What is larger still is better sent as a tagged message, or put, where one copy is enough.
+//!
+//! The packet: context is the handler; bits 0-31 of the tag the bytes of the header, bits 32-63 those of the whole message if it
+//! takes several packets, else 0; the payload is the header and then the rest, or the next part of them.
 #![forbid(unsafe_code)]
 
 use super::request::State;
 use super::{Engine, RequestId, StartError, Status, Storage};
+#[cfg(nemesia_blunder)]
+use crate::blunder::{Blunder, made};
 use crate::payload::SendBuf;
 use crate::port::{Arrival, MessagePort, PeerFault, PeerId, PortFault};
 use crate::trace::Recorder as _;
 use crate::wire::{Envelope, Kind};
+
+/// The most bytes of header and payload together.
+pub const ACTIVE_BYTES: usize = 1 << 20;
 
 /// An active message that has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,11 +41,17 @@ pub struct ActiveMessage {
 /// What the layer above does with active messages. Called from [`Engine::progress`] and its kin, which it can't call.
 pub trait Handlers {
     /// Room for a message, [`ActiveMessage::len`] bytes at least; `None` when no handler has that number: the message is
-    /// then dropped and counted.
+    /// then dropped and counted. Of a message that takes several packets this is asked for each of them: until it is run, or
+    /// dropped, the room for one sender is the same, and no other's.
     fn room(&mut self, message: &ActiveMessage) -> Option<&mut [u8]>;
 
     /// The message is in the room: header, then payload. The sender has its memory back.
     fn run(&mut self, message: &ActiveMessage);
+
+    /// What has come of a message in several packets is of no use: its sender is gone, or the handler is.
+    fn drop_parts(&mut self, from: PeerId) {
+        let _ = from;
+    }
 }
 
 /// Nobody handles anything.
@@ -52,18 +69,45 @@ pub(super) struct Outgoing {
     pub(super) handler: u16,
     pub(super) header: SendBuf,
     pub(super) payload: SendBuf,
+    /// Bytes of both that have left.
+    pub(super) sent: usize,
 }
 
 impl Outgoing {
     fn len(&self) -> usize {
         self.header.len() + self.payload.len()
     }
+
+    /// The next bytes, at most so many: what there is of them in the header, and then in the payload.
+    fn part(&self, most: usize) -> [&[u8]; 2] {
+        let head = self.header.part(self.sent, most);
+        let at = self.sent.saturating_sub(self.header.len());
+        [head, self.payload.part(at, most - head.len())]
+    }
+}
+
+/// A message in several packets, of which so many bytes have come.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Assembly {
+    handler: u16,
+    wanted: bool,
+    header_bytes: u32,
+    len: u32,
+    at: u32,
+}
+
+impl Assembly {
+    /// What the first packet of a message announces; `None` when no honest peer does.
+    fn new(handler: u16, header_bytes: u32, len: u32, packet_bytes: usize) -> Option<Self> {
+        let fits = (packet_bytes + 1..=ACTIVE_BYTES).contains(&(len as usize)) && header_bytes <= len;
+        fits.then_some(Self { handler, wanted: true, header_bytes, len, at: 0 })
+    }
 }
 
 impl<P: MessagePort, S: Storage> Engine<P, S> {
     /// The most bytes of header and payload together.
     pub fn active_bytes(&self) -> usize {
-        self.port.packet_bytes()
+        self.port.packet_bytes().max(ACTIVE_BYTES)
     }
 
     /// Starts an active message. [`RequestId::SENT`] means that it has left, and both buffers are the caller's again. One
@@ -84,10 +128,16 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         if header.is_list() || payload.is_list() {
             return Err(StartError::List);
         }
-        let message = Outgoing { handler, header, payload };
+        let message = Outgoing { handler, header, payload, sent: 0 };
         let most = self.active_bytes();
         if message.len() > most {
             return Err(StartError::TooLong { len: message.len(), most });
+        }
+        // What takes several packets needs its slot first: without one, nothing may have been sent.
+        let several = message.len() > self.port.packet_bytes();
+        if to != self.rank && several {
+            let index = self.start(State::Active(message))?;
+            return Ok(self.leave_or_queue(to, index));
         }
         if to != self.rank && self.may_leave(to) {
             match self.port_active(to, &message) {
@@ -100,19 +150,18 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         self.wait_to_leave(to, State::Active(message))
     }
 
+    /// Sends the next packet of a message, which may be all of it.
     #[inline]
     fn port_active(&mut self, to: PeerId, message: &Outgoing) -> Result<bool, PeerFault> {
-        let Outgoing { handler, header, payload } = message;
-        let envelope = Envelope {
-            kind: Kind::Active,
-            context: *handler,
-            tag: header.len() as u64,
-            total: message.len() as u64,
-        };
-        let (head, body) = (header.part(0, header.len()), payload.part(0, payload.len()));
+        let most = self.port.packet_bytes();
+        let several = if message.len() > most { message.len() as u64 } else { 0 };
+        let [head, body] = message.part(most);
+        let len = head.len() + body.len();
+        let tag = message.header.len() as u64 | several << 32;
+        let envelope = Envelope { kind: Kind::Active, context: message.handler, tag, total: len as u64 };
         let sent = self.port.send_parts(to, &envelope, head, body)?;
         if sent {
-            self.peer(to).tally.sent(Kind::Active, message.len());
+            self.peer(to).tally.sent(Kind::Active, len);
         }
         Ok(sent)
     }
@@ -128,6 +177,12 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
             self.handle_own(message);
         } else if !self.port_active(to, message)? {
             return Ok(false);
+        } else {
+            let sent = message.sent.saturating_add(self.port.packet_bytes()).min(message.len());
+            if sent < message.len() {
+                self.requests.get_mut(index).0 = State::Active(Outgoing { sent, ..*message });
+                return Ok(true);
+            }
         }
         self.left(to, index);
         self.complete(index, Ok(Status { peer: to, tag: 0, len: message.payload.len() }));
@@ -135,7 +190,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     }
 
     fn handle_own(&mut self, message: &Outgoing) {
-        let Outgoing { handler, header, payload } = message;
+        let Outgoing { handler, header, payload, .. } = message;
         let rank = self.rank;
         let tally = &mut self.peer(rank).tally;
         tally.sent(Kind::Active, message.len());
@@ -153,14 +208,22 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         }
     }
 
-    /// An active message has come: copied out, so that its sender has its memory back, and handled.
+    /// An active message has come, or a part of one: copied out, so that its sender has its memory back, and handled when it is
+    /// whole.
     pub(super) fn deliver_active(&mut self, arrival: Arrival<P::Token>) -> Result<(), PortFault> {
         let Arrival { peer: from, envelope, len, .. } = arrival;
-        let header_bytes = usize::try_from(envelope.tag).ok().filter(|bytes| *bytes <= len);
-        let Some(header_bytes) = header_bytes else {
+        let (header_bytes, several) = (envelope.tag as u32, (envelope.tag >> 32) as u32);
+        let begun = self.peer(from).side.assembly;
+        if several > 0 || begun.is_some() {
+            let delivered = self.deliver_part(&arrival, header_bytes, several);
+            self.port.release(arrival);
+            return delivered;
+        }
+        let header_bytes = header_bytes as usize;
+        if header_bytes > len {
             self.port.release(arrival);
             return Err(PortFault::Protocol { kind: Kind::Active });
-        };
+        }
         let message = ActiveMessage { from, handler: envelope.context, header_bytes, len };
         let room = self.handlers.room(&message).and_then(|room| room.get_mut(..len));
         let wanted = room.is_some();
@@ -168,12 +231,57 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
             self.port.read(&arrival, 0, room);
         }
         self.port.release(arrival);
+        self.handle(&message, wanted);
+        Ok(())
+    }
+
+    /// A message is whole.
+    fn handle(&mut self, message: &ActiveMessage, wanted: bool) {
         if wanted {
             self.trace.enter("handler", message.handler.into());
-            self.handlers.run(&message);
+            self.handlers.run(message);
             self.trace.leave(true);
         } else {
             self.unhandled += 1;
+        }
+    }
+
+    /// A packet of a message in several. What its sender says of the message is checked against what it said first.
+    #[cold]
+    fn deliver_part(
+        &mut self,
+        arrival: &Arrival<P::Token>,
+        header_bytes: u32,
+        several: u32,
+    ) -> Result<(), PortFault> {
+        let (from, handler, fault) =
+            (arrival.peer, arrival.envelope.context, PortFault::Protocol { kind: Kind::Active });
+        let first = Assembly::new(handler, header_bytes, several, self.port.packet_bytes()).ok_or(fault)?;
+        let mut assembly = self.peer(from).side.assembly.unwrap_or(first);
+        let same =
+            (assembly.handler, assembly.header_bytes, assembly.len) == (handler, header_bytes, several);
+        let (at, len) = (assembly.at as usize, arrival.len);
+        if !same || !(1..=several as usize - at).contains(&len) {
+            return Err(fault);
+        }
+        let message =
+            ActiveMessage { from, handler, header_bytes: header_bytes as usize, len: several as usize };
+        if assembly.wanted {
+            match self.handlers.room(&message).and_then(|room| room.get_mut(at..at + len)) {
+                Some(room) => self.port.read(arrival, 0, room),
+                None => {
+                    assembly.wanted = false;
+                    self.handlers.drop_parts(from);
+                }
+            }
+        }
+        assembly.at += len as u32;
+        let whole = assembly.at == assembly.len;
+        #[cfg(nemesia_blunder)]
+        let whole = whole || made(Blunder::RunEarly);
+        self.peer(from).side.assembly = (!whole).then_some(assembly);
+        if whole {
+            self.handle(&message, assembly.wanted);
         }
         Ok(())
     }

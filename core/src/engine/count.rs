@@ -44,7 +44,9 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
             Operation::Put => tally.puts.add(bytes),
             Operation::Get => tally.gets.add(bytes),
             Operation::Accumulate => tally.accumulates.add(bytes),
-            Operation::Fetch | Operation::CompareSwap => tally.fetches.add(bytes),
+            Operation::Fetch | Operation::CompareSwap | Operation::FetchAccumulate => {
+                tally.fetches.add(bytes);
+            }
             Operation::Flush => tally.flushes += 1,
         }
     }

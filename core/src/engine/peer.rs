@@ -127,7 +127,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
 
     fn is_sharable(&self, queue: Queue, index: u32) -> bool {
         queue == Queue::Offered
-            && matches!(&self.requests.get(index).0, State::Offered { message, .. } if may_be_shared(message, self.share_bytes))
+            && matches!(&self.requests.get(index).0, State::Offered { message, .. } if may_be_shared(message, self.tuning.share_bytes))
     }
 
     /// Takes a request out of a queue of its peer. Its state is still that of the queue.

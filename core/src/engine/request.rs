@@ -89,7 +89,7 @@ pub enum StartError {
         /// Why.
         failure: Failure,
     },
-    /// An active message is longer than a packet.
+    /// An active message is longer than one may be.
     #[error("active message of {len} bytes, header included: {most} are the most")]
     TooLong {
         /// Bytes of header and payload.

@@ -35,6 +35,7 @@ pub use target::Reply;
 
 use core::borrow::Borrow;
 
+use super::active::{Assembly, Handlers as _};
 use super::request::{Fate, State};
 use super::{Engine, Failure, PACKETS_A_TURN, Peer, RequestId, StartError, Status, Storage};
 use crate::payload::Exposed;
@@ -59,6 +60,8 @@ pub(super) struct Side {
     reply_count: u32,
     /// What was refused to the peer since its last flush: how often, and why first.
     refused: Option<(Refusal, u64)>,
+    /// The active message of the peer of which a part has come.
+    pub(super) assembly: Option<Assembly>,
 }
 
 impl Side {
@@ -227,10 +230,11 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     pub(super) fn fail_leaving(&mut self, peer: PeerId, failure: Failure) {
         let mut leaving = core::mem::take(&mut self.side(peer).leaving);
         while let Some(index) = self.requests.pop_front(&mut leaving) {
-            if matches!(self.requests.get(index).0, State::Fence) {
-                self.requests.remove(index);
-            } else {
-                self.complete(index, Err(Fate::PeerFailed { peer, failure }));
+            match &self.requests.get(index).0 {
+                State::Fence => self.requests.remove(index),
+                // A part has left, and its answers may still come.
+                State::Remote(remote) if remote.is_awaited() => self.await_answer(peer, index),
+                _ => self.complete(index, Err(Fate::PeerFailed { peer, failure })),
             }
         }
     }
@@ -239,6 +243,9 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     /// concerned.
     pub(super) fn fail_side(&mut self, peer: PeerId, failure: Failure, concerns_any: bool) {
         self.fail_leaving(peer, failure);
+        if self.side(peer).assembly.is_some() {
+            self.handlers.drop_parts(peer);
+        }
         let fate = Err(Fate::PeerFailed { peer, failure });
         let Side { mut awaited, mut replies, .. } = core::mem::take(self.side(peer));
         while let Some(index) = self.requests.pop_front(&mut awaited) {

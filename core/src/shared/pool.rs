@@ -280,6 +280,14 @@ impl<'a> PeerPool<'a> {
     pub fn read(&self, cell: u32, at: usize, to: &mut [u8]) -> bool {
         at + to.len() <= self.cell_bytes && self.payload.read(cell as usize * self.cell_bytes + at, to)
     }
+
+    /// As [`PeerPool::read`], past the caches.
+    #[inline]
+    #[must_use]
+    pub fn read_past_caches(&self, cell: u32, at: usize, to: &mut [u8]) -> bool {
+        at + to.len() <= self.cell_bytes
+            && self.payload.read_past_caches(cell as usize * self.cell_bytes + at, to)
+    }
 }
 
 /// The receiver's end of a return ring, in the receiver's memory. It can't overflow: the owner has at most as

@@ -22,6 +22,7 @@ pub use link::{Ends, Link};
 use super::fastbox::{self, Word};
 use super::pool::{CellRecord, Pool};
 use super::queue::Consumer;
+use super::share::Pieces;
 use super::sleep::{News, Sleep, SleepWord};
 use crate::counters::Traffic;
 use crate::payload::{Gather, RecvBuf};
@@ -95,6 +96,8 @@ pub struct PortConfig {
     /// the queue's entry and tail and the cell's header, three lines that change hands. Among more peers than [`HOT`] the
     /// queue is found sooner.
     pub announce: bool,
+    /// What we copy at once of messages that both sides copy.
+    pub pieces: Pieces,
 }
 
 /// The port. `L` lends one link a rank (ours stays `None`), `R` the pool's records.
@@ -415,6 +418,20 @@ where
         }
     }
 
+    #[inline(never)]
+    fn read_past_caches(&self, arrival: &Arrival<Place>, at: usize, to: &mut [u8]) {
+        let Some(link) = self.links.borrow().get(arrival.peer as usize).and_then(Option::as_ref) else {
+            return;
+        };
+        match &arrival.token {
+            Place::Fastbox => link.ends.inbound.read(at, to),
+            Place::Cell(cell) | Place::Announced(cell) => {
+                let inside = link.ends.cells.read_past_caches(*cell, at, to);
+                debug_assert!(inside, "the packet's size was checked when it was polled");
+            }
+        }
+    }
+
     #[inline(always)]
     fn release(&mut self, arrival: Arrival<Place>) {
         let Some(link) = self.link(arrival.peer) else { return };
@@ -467,8 +484,9 @@ where
     }
 
     fn open_share(&mut self, peer: PeerId, share: &Share) -> bool {
+        let pieces = self.config.pieces;
         self.link(peer).is_some_and(|link| {
-            link.ends.share.open(share);
+            link.ends.share.open(share, pieces);
             true
         })
     }
@@ -488,7 +506,8 @@ where
     }
 
     fn join_share(&mut self, peer: PeerId, end: u64) -> Option<Part> {
-        self.link(peer)?.ends.help.join(end)
+        let pieces = self.config.pieces;
+        self.link(peer)?.ends.help.join(end, pieces)
     }
 
     fn next_part(&mut self, peer: PeerId) -> Option<Part> {

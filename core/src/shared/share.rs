@@ -49,19 +49,52 @@ impl ShareLine {
     }
 }
 
-/// The smallest and the largest piece that is claimed at once, in bytes, and what they are multiples of: a claim costs two cache
-/// misses and a system call, and at the end one side may wait for the other's last piece.
-#[cfg(not(any(nemesia_loom, test)))]
-const PIECES: (u64, u64, u64) = (32 << 10, 256 << 10, 4096);
-#[cfg(all(test, not(nemesia_loom)))]
-const PIECES: (u64, u64, u64) = (128, 512, 64);
-#[cfg(nemesia_loom)]
-const PIECES: (u64, u64, u64) = (1, 1, 1);
+/// How much is claimed at once: a quarter of what is left, so that the pieces get smaller towards the end, within these bounds. A
+/// claim costs two cache misses and a system call, and at the end one side may wait for the other's last piece.
+///
+/// Each side has its own: neither needs to know the other's, and what a peer chooses for itself only makes it slower.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pieces {
+    least: u64,
+    most: u64,
+}
 
-/// A quarter of what is left, so that the pieces get smaller towards the end.
-fn piece(left: u64) -> u64 {
-    let (least, most, multiple) = PIECES;
-    (left / 4).clamp(least, most).next_multiple_of(multiple).min(left)
+/// Pieces are multiples of this, but the last one.
+#[cfg(not(any(nemesia_loom, test)))]
+const MULTIPLE: u64 = 4096;
+#[cfg(all(test, not(nemesia_loom)))]
+const MULTIPLE: u64 = 64;
+#[cfg(nemesia_loom)]
+const MULTIPLE: u64 = 1;
+
+impl Pieces {
+    /// Pieces of at least and at most so many bytes. The least is no less than a byte, and the most no less than the least.
+    pub const fn new(least: u64, most: u64) -> Self {
+        let least = if least == 0 { 1 } else { least };
+        Self { least, most: if most < least { least } else { most } }
+    }
+
+    /// The most bytes of a piece.
+    pub const fn most(self) -> u64 {
+        self.most
+    }
+
+    fn of(self, left: u64) -> u64 {
+        let most = (left / 4).max(self.least).min(self.most);
+        most.checked_next_multiple_of(MULTIPLE).unwrap_or(most).min(left)
+    }
+}
+
+impl Default for Pieces {
+    fn default() -> Self {
+        if cfg!(nemesia_loom) {
+            Self::new(1, 1)
+        } else if cfg!(test) {
+            Self::new(128, 512)
+        } else {
+            Self::new(32 << 10, 256 << 10)
+        }
+    }
 }
 
 /// The receiver's end. Exclusive to one thread at a time.
@@ -78,12 +111,14 @@ pub struct Receiver<'a> {
     back: u64,
     end: u64,
     open: bool,
+    pieces: Pieces,
 }
 
 impl<'a> Receiver<'a> {
     /// No share is open. `line` is in our own segment, `peer` in the sender's.
     pub const fn new(line: &'a ShareLine, peer: &'a ShareLine) -> Self {
-        Self { line, peer, number: 0, front: 0, back: 0, end: 0, open: false }
+        let pieces = Pieces::new(1, 1);
+        Self { line, peer, number: 0, front: 0, back: 0, end: 0, open: false, pieces }
     }
 
     /// Empties our line for a new process at the other end; the one before is gone.
@@ -94,9 +129,10 @@ impl<'a> Receiver<'a> {
         }
     }
 
-    /// Opens a share. The one before is done.
-    pub fn open(&mut self, share: &Share) {
+    /// Opens a share, of which we copy such pieces. The one before is done.
+    pub fn open(&mut self, share: &Share, pieces: Pieces) {
         self.number += 1;
+        self.pieces = pieces;
         (self.front, self.back, self.end, self.open) = (share.start, share.end, share.end, true);
         self.line.request.store_relaxed(share.request);
         self.line.address.store_relaxed(share.address);
@@ -116,7 +152,7 @@ impl<'a> Receiver<'a> {
         if !self.open {
             return self.rest();
         }
-        let claim = self.front + piece(self.back - self.front);
+        let claim = self.front + self.pieces.of(self.back - self.front);
         self.line.front.store_relaxed(claim);
         receiver_fence();
         if self.sender().0 {
@@ -168,12 +204,13 @@ pub struct Helper<'a> {
     /// The share that we looked at last.
     number: u64,
     back: u64,
+    pieces: Pieces,
 }
 
 impl<'a> Helper<'a> {
     /// Nothing joined. `line` is in our own segment, `peer` in the receiver's.
     pub const fn new(line: &'a ShareLine, peer: &'a ShareLine) -> Self {
-        Self { line, peer, number: 0, back: 0 }
+        Self { line, peer, number: 0, back: 0, pieces: Pieces::new(1, 1) }
     }
 
     /// A share that the receiver has opened and that we have not looked at yet. Every value is the peer's word only.
@@ -192,10 +229,10 @@ impl<'a> Helper<'a> {
         })
     }
 
-    /// Joins the share that was looked at, of which bytes up to `end` are to be copied, and claims the last of them. `None`
-    /// when it is closed by now.
-    pub fn join(&mut self, end: u64) -> Option<Part> {
-        self.back = end;
+    /// Joins the share that was looked at, of which bytes up to `end` are to be copied, by us in such pieces, and claims the last
+    /// of them. `None` when it is closed by now.
+    pub fn join(&mut self, end: u64, pieces: Pieces) -> Option<Part> {
+        (self.back, self.pieces) = (end, pieces);
         self.line.written.store_relaxed(end);
         self.claim()
     }
@@ -203,7 +240,7 @@ impl<'a> Helper<'a> {
     /// Claims the next part. `None` when there is none.
     pub fn claim(&mut self) -> Option<Part> {
         let front = self.peer.front.load_relaxed();
-        let claim = self.back - piece(self.back.saturating_sub(front));
+        let claim = self.back - self.pieces.of(self.back.saturating_sub(front));
         self.line.back.store_relaxed(claim);
         self.line.joined.store_release(self.number << 1, Edge::ShareLeave);
         helper_fence();

@@ -58,6 +58,14 @@ impl<'a> Window<'a> {
         self.writable && unsafe { PayloadMut::from_raw(self.base, self.len) }.write(at, from)
     }
 
+    /// As [`Window::put`], past the caches: for more than they have room for.
+    #[must_use]
+    pub fn put_past_caches(&self, at: u64, from: &[u8]) -> bool {
+        let Ok(at) = usize::try_from(at) else { return false };
+        // SAFETY: as for `put`.
+        self.writable && unsafe { PayloadMut::from_raw(self.base, self.len) }.write_past_caches(at, from)
+    }
+
     /// Copies bytes out of the region. False, with nothing copied, when they are not all in it.
     #[inline]
     #[must_use]
@@ -65,6 +73,14 @@ impl<'a> Window<'a> {
         let Ok(at) = usize::try_from(at) else { return false };
         // SAFETY: in the mapping, which the constructor's caller keeps.
         unsafe { Payload::from_raw(self.base, self.len) }.read(at, to)
+    }
+
+    /// As [`Window::get`], past the caches: for more than they have room for.
+    #[must_use]
+    pub fn get_past_caches(&self, at: u64, to: &mut [u8]) -> bool {
+        let Ok(at) = usize::try_from(at) else { return false };
+        // SAFETY: as for `get`.
+        unsafe { Payload::from_raw(self.base, self.len) }.read_past_caches(at, to)
     }
 
     /// Changes the value of four or eight bytes at `at` in one atomic step; returns what it was. `None`, with nothing done,
@@ -80,5 +96,41 @@ impl<'a> Window<'a> {
         // SAFETY: in the mapping and writable; aligned, as the region begins at a page; others use it by copies, which
         // tear, or by atomic operations.
         unsafe { payload::update(value, bytes, change) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::boxed::Box;
+
+    use super::*;
+
+    const LEN: usize = 300;
+
+    #[repr(C, align(4096))]
+    struct Memory([u8; SHARED_BYTES + LEN]);
+
+    #[test]
+    fn what_is_put_past_the_caches_is_what_is_put_and_bounds_hold() {
+        let mut memory = Box::new(Memory([0; SHARED_BYTES + LEN]));
+        let base = NonNull::from(&mut memory.0).cast();
+        // SAFETY: it outlives all of this, and is not used otherwise.
+        let extent = unsafe { Extent::new(base, SHARED_BYTES + LEN, SHARED_BYTES + LEN) }.unwrap();
+        // SAFETY: as above.
+        let open = |writable| unsafe { Window::new(&extent, LEN, writable) }.unwrap();
+        let (window, read_only) = (open(true), open(false));
+        let (mut bytes, mut there) = ([7_u8; LEN], [0; LEN]);
+        for (at, len) in [(0, LEN), (3, 200), (299, 1), (300, 0)] {
+            bytes.iter_mut().for_each(|byte| *byte = byte.wrapping_mul(5).wrapping_add(1));
+            assert!(window.put_past_caches(at, &bytes[..len]));
+            assert!(window.get(at, &mut there[..len]) && there[..len] == bytes[..len]);
+            there.fill(0);
+            assert!(read_only.get_past_caches(at, &mut there[..len]) && there[..len] == bytes[..len]);
+            assert!(!read_only.put_past_caches(at, &bytes[..len]));
+        }
+        for (at, len) in [(1, LEN), (301, 0), (u64::MAX, 1), (299, 2)] {
+            assert!(!window.put_past_caches(at, &bytes[..len]), "{len} bytes at {at}");
+            assert!(!window.get_past_caches(at, &mut there[..len]), "{len} bytes at {at}");
+        }
     }
 }

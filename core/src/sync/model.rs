@@ -1,6 +1,6 @@
 //! Shared payload, mutants and crashes under loom. Compiled only with the private cfg `nemesia_loom`.
 
-use core::sync::atomic::{AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use loom::cell::UnsafeCell;
 use std::boxed::Box;
 use std::cell::RefCell;
@@ -23,6 +23,14 @@ pub fn set_mutant(mutant: Option<(Edge, End)>) {
 /// Whether this end of this edge is weakened.
 pub fn is_mutant(edge: Edge, end: End) -> bool {
     MUTANT.load(Ordering::Relaxed) == code(edge, end)
+}
+
+/// Whether copies past the caches lack their fence. A plain atomic, as above.
+static UNDRAINED: AtomicBool = AtomicBool::new(false);
+
+/// Leaves out the fence at the end of copies past the caches for the rest of this process, or not.
+pub fn leave_undrained(undrained: bool) {
+    UNDRAINED.store(undrained, Ordering::Relaxed);
 }
 
 /// The payload with which a thread that [`crash_after`] stopped unwinds.
@@ -154,6 +162,12 @@ impl<'a> Payload<'a> {
         }
         true
     }
+
+    /// As [`Payload::read`]: nobody else sees where they go.
+    #[must_use]
+    pub fn read_past_caches(&self, at: usize, to: &mut [u8]) -> bool {
+        self.read(at, to)
+    }
 }
 
 /// Payload bytes for writing, one loom cell each.
@@ -196,5 +210,14 @@ impl<'a> PayloadMut<'a> {
             cell.with_mut(|cell| unsafe { *cell = *byte });
         }
         true
+    }
+
+    /// As [`PayloadMut::write`]. Without the fence at its end, the last byte is still on its way when the copy returns, and for
+    /// as long as a model looks.
+    #[must_use]
+    pub fn write_past_caches(&self, at: usize, from: &[u8]) -> bool {
+        let stored =
+            if UNDRAINED.load(Ordering::Relaxed) { from.len().saturating_sub(1) } else { from.len() };
+        at.checked_add(from.len()).is_some_and(|end| end <= self.len()) && self.write(at, &from[..stored])
     }
 }

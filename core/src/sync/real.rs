@@ -4,6 +4,8 @@ use core::marker::PhantomData;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering};
 
+use super::copy;
+
 /// Eight bytes of payload that another process may see or write.
 ///
 /// A relaxed atomic: it costs what a plain move costs, and a peer that writes out of turn gives wrong bytes,
@@ -85,6 +87,15 @@ impl<'a> Payload<'a> {
         unsafe { core::ptr::copy_nonoverlapping(from.base.as_ptr(), to.as_mut_ptr(), to.len()) };
         true
     }
+
+    /// As [`Payload::read`], past the caches: for what is too large to find there anyhow.
+    #[must_use]
+    pub fn read_past_caches(&self, at: usize, to: &mut [u8]) -> bool {
+        let Some(from) = self.slice(at, to.len()) else { return false };
+        // SAFETY: as for `read`.
+        unsafe { copy::past_caches(from.base.as_ptr(), to.as_mut_ptr(), to.len()) };
+        true
+    }
 }
 
 /// Payload bytes that this process may write and another may read.
@@ -131,6 +142,16 @@ impl<'a> PayloadMut<'a> {
         // private, so they do not overlap. A peer that reads meanwhile sees torn bytes, which the edges
         // forbid an honest peer to do.
         unsafe { core::ptr::copy_nonoverlapping(from.as_ptr(), to.base.as_ptr(), from.len()) };
+        true
+    }
+
+    /// As [`PayloadMut::write`], past the caches: for what is too large to find there anyhow. Done before anything is
+    /// published after it.
+    #[must_use]
+    pub fn write_past_caches(&self, at: usize, from: &[u8]) -> bool {
+        let Some(to) = self.0.slice(at, from.len()) else { return false };
+        // SAFETY: as for `write`.
+        unsafe { copy::past_caches(from.as_ptr(), to.base.as_ptr(), from.len()) };
         true
     }
 }

@@ -13,13 +13,16 @@
 //! | fetch | 4 | key | offset | region | operand | | | with the old value |
 //! | compare and swap | 5 | key | offset | region | new value | expected value | | with the old value |
 //! | flush | 6 | | | | | | | when all before it is done |
+//! | fetch and accumulate | 7 | key | offset | region | | | the operands | with the old values |
 //!
-//! A longer put or accumulate is several packets, each with its own offset. Values of four bytes stand in the low half of
+//! A longer put or accumulate is several packets, each with its own offset. So is a fetch and accumulate of more than
+//! [`GROUP_BYTES`]: each but the last has as many, is answered by itself, and counts against the window. Values of four bytes stand in the low half of
 //! their word. Nothing is stored: a target executes a request when it comes, and an origin has at most [`WINDOW`]
 //! requests under way that one target has to answer.
 //!
 //! **Reply.** Its tag is the request's, its context the code of a [`Refusal`], or 0. The payload of a get is the next
-//! bytes wanted, in one packet or several; of fetch, and compare and swap, the old value in 4 or 8 bytes; of a flush, one
+//! bytes wanted, in one packet or several; of fetch, and compare and swap, the old value in 4 or 8 bytes; of fetch and
+//! accumulate, as many old values as there were operands, or a refusal for each packet; of a flush, one
 //! word: how many requests were refused since the last, the first of them for the reason given. Other refusals carry
 //! nothing, and end the request.
 //!
@@ -48,6 +51,9 @@ pub const KEY_VERSION: u16 = 1;
 /// Where the bytes of a shared region begin in its segment.
 pub const SHARED_BYTES: usize = 4096;
 
+/// Bytes of operands in a packet of fetch and accumulate: a target keeps so many old values for each place in the window.
+pub const GROUP_BYTES: usize = 24;
+
 const NOTIFY: u16 = 1 << 12;
 
 /// What a request asks for.
@@ -65,6 +71,8 @@ pub enum Operation {
     CompareSwap = 5,
     /// Say when all earlier requests are done.
     Flush = 6,
+    /// Combine operands into values, and return what they were.
+    FetchAccumulate = 7,
 }
 
 impl Operation {
@@ -77,6 +85,7 @@ impl Operation {
             Operation::Fetch => "fetch",
             Operation::CompareSwap => "compare_swap",
             Operation::Flush => "flush",
+            Operation::FetchAccumulate => "fetch_accumulate",
         }
     }
 }
@@ -153,8 +162,15 @@ pub enum Refusal {
 }
 
 impl Operation {
-    const ALL: [Self; 6] =
-        [Self::Put, Self::Get, Self::Accumulate, Self::Fetch, Self::CompareSwap, Self::Flush];
+    const ALL: [Self; 7] = [
+        Self::Put,
+        Self::Get,
+        Self::Accumulate,
+        Self::Fetch,
+        Self::CompareSwap,
+        Self::Flush,
+        Self::FetchAccumulate,
+    ];
 }
 
 impl Reduction {
@@ -257,7 +273,7 @@ impl Verb {
     /// Bytes of the payload before bytes or operands.
     pub const fn head_bytes(self) -> usize {
         match self.operation {
-            Operation::Put | Operation::Accumulate => HEAD_BYTES,
+            Operation::Put | Operation::Accumulate | Operation::FetchAccumulate => HEAD_BYTES,
             Operation::Get | Operation::Fetch => 32,
             Operation::CompareSwap => 40,
             Operation::Flush => 0,
@@ -359,7 +375,7 @@ mod tests {
                 understood += 1;
             }
         }
-        assert_eq!(understood, 6 * 9 * 6 * 2);
+        assert_eq!(understood, 7 * 9 * 6 * 2);
     }
 
     #[test]

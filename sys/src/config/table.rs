@@ -122,6 +122,41 @@ pub const VARIABLES: &[Variable] = &[
         set: |config, value| put(&mut config.share_bytes, or_never(value)),
     },
     Variable {
+        name: "NEMESIA_SHARE_LEAST",
+        values: "bytes, 4096 to 1073741824",
+        help: "least that this process copies at once of a message that both sides copy; a quarter of what is left, if that is more",
+        get: |config| config.share_pieces[0].to_string(),
+        set: |config, value| put(&mut config.share_pieces[0], ranged(value, 4096, 1 << 30)),
+    },
+    Variable {
+        name: "NEMESIA_SHARE_MOST",
+        values: "bytes, 4096 to 1073741824",
+        help: "most that this process copies at once of a message that both sides copy",
+        get: |config| config.pieces().most().to_string(),
+        set: |config, value| put(&mut config.share_pieces[1], ranged(value, 4096, 1 << 30)),
+    },
+    Variable {
+        name: "NEMESIA_PULL_BYTES",
+        values: "bytes, 4096 to 1073741824",
+        help: "bytes of a message that are read from a peer's memory before others have their turn",
+        get: |config| config.pull_bytes.to_string(),
+        set: |config, value| put(&mut config.pull_bytes, ranged(value, 4096, 1 << 30)),
+    },
+    Variable {
+        name: "NEMESIA_RUN_BYTES",
+        values: "bytes, 0 to 1073741824",
+        help: "runs of a list, on average, from which on a message is read into it run by run; into smaller ones it is streamed",
+        get: |config| config.run_bytes.to_string(),
+        set: |config, value| put(&mut config.run_bytes, ranged(value, 0, 1 << 30)),
+    },
+    Variable {
+        name: "NEMESIA_NON_TEMPORAL_BYTES",
+        values: "bytes, auto or never",
+        help: "smallest message, put or get that this process copies past the caches, where it does not leave that to the kernel; auto is half of what the last cache holds",
+        get: |config| from_or_never(config.copies_past_caches_from()),
+        set: |config, value| put(&mut config.non_temporal_bytes, from_auto_or_never(value)),
+    },
+    Variable {
         name: "NEMESIA_PTRACER",
         values: "0 or 1",
         help: "let every process of this user read this one's memory, where Yama reserves that to ancestors",
@@ -208,6 +243,14 @@ fn or_auto<T: FromStr>(value: &str) -> Option<Option<T>> {
 
 fn or_never<T: FromStr>(value: &str) -> Option<Option<T>> {
     if value == NEVER { Some(None) } else { value.parse().ok().map(Some) }
+}
+
+fn from_auto_or_never(value: &str) -> Option<Option<u64>> {
+    if value == NEVER { Some(Some(u64::MAX)) } else { or_auto(value) }
+}
+
+fn from_or_never(bytes: u64) -> String {
+    if bytes == u64::MAX { NEVER.to_owned() } else { bytes.to_string() }
 }
 
 fn meaning<T: Copy>(value: &str, words: &[(&str, T)]) -> Option<T> {

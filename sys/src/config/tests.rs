@@ -46,6 +46,7 @@ fn other(variable: &Variable) -> &'static str {
         "NEMESIA_CREDIT_BYTES" => "8192",
         "NEMESIA_SINGLE_COPY" => "off",
         "NEMESIA_SHARE_BYTES" => "never",
+        "NEMESIA_SHARE_LEAST" | "NEMESIA_SHARE_MOST" | "NEMESIA_PULL_BYTES" => "65536",
         "NEMESIA_HUGE_PAGES" => "try",
         "NEMESIA_BACKING" => "devshm",
         _ if variable.values == "0 or 1" => "1",
@@ -96,6 +97,32 @@ fn names_are_listed_once_each_with_its_help() {
 fn sizes_out_of_range_name_the_range() {
     let error = message(&[("NEMESIA_CELLS", "5")]);
     assert!(error.contains("cells is 5") && error.contains("power of two"), "{error}");
+}
+
+#[test]
+fn pieces_are_bounded_and_the_most_is_never_less_than_the_least() {
+    for (least, most, in_force) in [("4096", "4096", "4096"), ("65536", "4096", "65536")] {
+        let config = from(&[("NEMESIA_SHARE_LEAST", least), ("NEMESIA_SHARE_MOST", most)]).unwrap();
+        assert_eq!(config.get("NEMESIA_SHARE_MOST").as_deref(), Ok(in_force));
+        assert_eq!(config.notes().iter().any(|note| note.contains("NEMESIA_SHARE_MOST")), most != in_force);
+    }
+    for name in ["NEMESIA_SHARE_LEAST", "NEMESIA_SHARE_MOST", "NEMESIA_PULL_BYTES"] {
+        for value in ["0", "4095", "1073741825", "-1"] {
+            assert!(message(&[(name, value)]).contains("4096 to 1073741824"), "{name}={value}");
+        }
+    }
+    let config = Config::default().share_pieces(0, u64::MAX).pull_bytes(0);
+    assert_eq!((config.share_pieces, config.pull_bytes), ([4096, 1 << 30], 4096));
+}
+
+#[test]
+fn copies_past_the_caches_can_be_had_at_any_size_and_never() {
+    for (value, from) in [("0", 0), ("never", u64::MAX), ("77", 77)] {
+        let mut config = Config::default();
+        config.set("NEMESIA_NON_TEMPORAL_BYTES", value).unwrap();
+        assert_eq!(config.copies_past_caches_from(), from);
+        assert_eq!(config.get("NEMESIA_NON_TEMPORAL_BYTES").as_deref(), Ok(value));
+    }
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Active messages: handlers, and what they answer.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 
 use nemesia_core::engine::RequestId;
 use nemesia_core::engine::active::{ActiveMessage, Handlers};
@@ -44,7 +44,8 @@ impl Incoming<'_> {
     /// sent from outside; both parts are copied. A reply to a sender that is gone is dropped.
     ///
     /// # Errors
-    /// [`Error::Replies`] when too many wait to leave: send it later, from outside a handler. [`Error::TooLong`].
+    /// [`Error::Replies`] when too many wait to leave: send it later, from outside a handler. [`Error::TooLong`] beyond a
+    /// packet (a cell), as they are kept until then.
     pub fn reply(&mut self, handler: u16, header: &[u8], payload: &[u8]) -> Result<(), Error> {
         let len = header.len() + payload.len();
         if len > self.most {
@@ -80,14 +81,17 @@ struct Outbox {
 pub(super) struct Dispatch {
     handlers: Vec<Option<Handler>>,
     room: Vec<u8>,
-    most: usize,
+    /// By sender: its message of several packets, until it is whole.
+    parts: HashMap<u32, Vec<u8>>,
+    packet: usize,
     outbox: Outbox,
 }
 
 impl Dispatch {
     /// For packets of so many bytes.
-    pub(super) fn new(most: usize) -> Self {
-        Self { handlers: Vec::new(), room: Vec::new(), most, outbox: Outbox::default() }
+    pub(super) fn new(packet: usize) -> Self {
+        let (handlers, room, parts) = (Vec::new(), Vec::new(), HashMap::new());
+        Self { handlers, room, parts, packet, outbox: Outbox::default() }
     }
 
     /// What was to be answered to a process that is gone is not for the next one of its rank.
@@ -110,17 +114,28 @@ impl std::fmt::Debug for Dispatch {
 impl Handlers for Dispatch {
     fn room(&mut self, message: &ActiveMessage) -> Option<&mut [u8]> {
         self.handlers.get(usize::from(message.handler))?.as_ref()?;
+        if message.len > self.packet {
+            let room = self.parts.entry(message.from).or_default();
+            room.resize(message.len, 0);
+            return Some(room);
+        }
         if self.room.len() < message.len {
-            self.room.resize(message.len.max(self.most), 0);
+            self.room.resize(self.packet, 0);
         }
         Some(&mut self.room)
     }
 
     fn run(&mut self, message: &ActiveMessage) {
-        let Self { handlers, room, most, outbox } = self;
+        let Self { handlers, room, parts, packet, outbox } = self;
+        let several = if message.len > *packet { parts.remove(&message.from) } else { None };
         let Some(Some(handler)) = handlers.get_mut(usize::from(message.handler)) else { return };
+        let room = several.as_deref().unwrap_or(room);
         let (header, payload) = room[..message.len].split_at(message.header_bytes);
-        handler(&mut Incoming { from: message.from as usize, header, payload, most: *most, outbox });
+        handler(&mut Incoming { from: message.from as usize, header, payload, most: *packet, outbox });
+    }
+
+    fn drop_parts(&mut self, from: u32) {
+        self.parts.remove(&from);
     }
 }
 
@@ -148,7 +163,8 @@ impl Endpoint {
         self.engine.unhandled()
     }
 
-    /// The most bytes of an active message, header and payload together.
+    /// The most bytes of an active message, header and payload together: 1 MiB, or a packet if that is more. What does not fit
+    /// into a packet is streamed, and handled when it is whole.
     pub fn active_bytes(&self) -> usize {
         self.engine.active_bytes()
     }

@@ -3,6 +3,13 @@
 //!
 //! Operations keep their order although there are two paths: what was not flushed when a fence was asked for goes on through
 //! packets until it is, and all else to that peer with it.
+//!
+//! Memory that is exposed and not allocated takes packets, although the kernel could copy it in one step (`process_vm_writev`,
+//! `process_vm_readv`): its owner may conceal and reuse it at any moment, and such a copy can't be called back. A mapped region
+//! that is concealed stays what it was for whoever has it mapped, and is nobody's memory; an address of the owner is somebody's
+//! at once. A get could look at the owner's record of the region again when it has copied, and forget what it has read. A put
+//! has written. Its owner would have to wait, whenever it conceals a region, for every peer to say that it has left, and a peer
+//! that is stopped, or does not say so, would hold up a call that never waits.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -184,8 +191,12 @@ impl Endpoint {
     /// A put by the direct path. False when it has to take the other.
     #[inline]
     pub(super) fn put_directly(&mut self, key: &RemoteKey, offset: u64, bytes: &[u8]) -> Result<bool, Error> {
+        let past_caches = bytes.len() as u64 >= self.non_temporal_bytes;
         let window = self.window_for(key, (offset, bytes.len()), Access::Write, None)?;
-        let done = window.is_some_and(|window| window.put(offset, bytes));
+        let done = window.is_some_and(|window| match past_caches {
+            false => window.put(offset, bytes),
+            true => window.put_past_caches(offset, bytes),
+        });
         Ok(done && self.count(key, Operation::Put, bytes.len()))
     }
 
@@ -197,8 +208,12 @@ impl Endpoint {
         offset: u64,
         buf: &mut [u8],
     ) -> Result<bool, Error> {
+        let past_caches = buf.len() as u64 >= self.non_temporal_bytes;
         let window = self.window_for(key, (offset, buf.len()), Access::Read, None)?;
-        let done = window.is_some_and(|window| window.get(offset, buf));
+        let done = window.is_some_and(|window| match past_caches {
+            false => window.get(offset, buf),
+            true => window.get_past_caches(offset, buf),
+        });
         Ok(done && self.count(key, Operation::Get, buf.len()))
     }
 
@@ -239,6 +254,36 @@ impl Endpoint {
             self.count(key, Operation::Fetch, len);
         }
         Ok(old)
+    }
+
+    /// A fetch and accumulate by the direct path: `old` has what the values were. False when it has to take the other; then
+    /// nothing is done.
+    pub(super) fn exchange_directly(
+        &mut self,
+        key: &RemoteKey,
+        offset: u64,
+        (datatype, reduction): (Datatype, Reduction),
+        operands: &[u8],
+        old: &mut [u8],
+    ) -> Result<bool, Error> {
+        let (len, atomic) = (datatype.bytes(), Some((datatype, reduction)));
+        let none = reduction == Reduction::Nothing && operands.is_empty();
+        if operands.len() != old.len() && !none {
+            return Ok(false);
+        }
+        let window = self.window_for(key, (offset, old.len()), Access::ReadWrite, atomic)?;
+        // The owner says why what is not aligned is refused.
+        let Some(window) = window.filter(|_| offset.is_multiple_of(len as u64)) else { return Ok(false) };
+        let mut operands = operands.chunks_exact(len);
+        for (old, at) in old.chunks_exact_mut(len).zip((offset..).step_by(len)) {
+            let mut word = [0; 8];
+            word[..len].copy_from_slice(operands.next().unwrap_or(&[0; 8][..len]));
+            let operand = u64::from_le_bytes(word);
+            let value = window.update(at, len, |old| combine(datatype, reduction, old, operand));
+            // The window has them all, and they are aligned.
+            old.copy_from_slice(&value.unwrap_or_default().to_le_bytes()[..len]);
+        }
+        Ok(self.count(key, Operation::FetchAccumulate, old.len()))
     }
 
     /// Counts an operation that was done here: true.

@@ -1,6 +1,6 @@
 //! One-sided operations on borrowed buffers and typed values, safely: each waits until it is complete.
 
-use nemesia_core::engine::rma::{Datatype, Reduction};
+use nemesia_core::engine::rma::{Datatype, Reduction, Refusal};
 
 use super::rma::{Region, RemoteKey};
 use super::{Endpoint, Request};
@@ -121,6 +121,32 @@ impl Endpoint {
         let request = unsafe { self.ifetch(key, offset, what, operand.to_bits(), base) }?;
         self.finish_at(request)?;
         Ok(T::from_bits(u64::from_le_bytes(old)))
+    }
+
+    /// Combines an array of operands into an array of values of another process, and returns what those were, in `old`.
+    /// Atomic for each value.
+    ///
+    /// # Errors
+    /// See [`Error`]. [`Error::Refused`] when there are not as many operands as places in `old`; with
+    /// [`Reduction::Nothing`] there may be none. After an error, what `old` holds is unspecified.
+    pub fn fetch_accumulate<T: Value>(
+        &mut self,
+        key: &RemoteKey,
+        offset: u64,
+        reduction: Reduction,
+        operands: &[T],
+        old: &mut [T],
+    ) -> Result<(), Error> {
+        let none = reduction == Reduction::Nothing && operands.is_empty();
+        if operands.len() != old.len() && !none {
+            return Err(Error::Refused { rank: key.rank(), refusal: Refusal::Bounds, count: 1 });
+        }
+        let from = if none { core::ptr::null() } else { operands.as_ptr().cast() };
+        let (into, len, what) = (old.as_mut_ptr().cast(), size_of_val(old), (T::DATATYPE, reduction));
+        // SAFETY: both are borrowed until this returns, and `finish` returns only when the engine has done with them; numbers
+        // are bytes without gaps, and any bytes are a number.
+        let request = unsafe { self.ifetch_accumulate(key, offset, what, from, into, len) }?;
+        self.finish_at(request)
     }
 
     /// Adds to one value of another process, atomically, and returns what it was; integers wrap.

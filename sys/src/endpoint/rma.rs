@@ -351,6 +351,39 @@ impl Endpoint {
         }
     }
 
+    /// Starts combining `len` bytes of operands at `operands` into values; complete when what those were is at `old`, as many
+    /// bytes (MPI's get-accumulate). Atomic for each. Of [`Reduction::Nothing`] the operands do not count; they may be null.
+    ///
+    /// # Errors
+    /// As [`Endpoint::iput`]. When a part is refused, others may have been done.
+    ///
+    /// # Safety
+    /// As [`Endpoint::iput`] for the operands, and as [`Endpoint::iget`] for the bytes at `old`, which are others.
+    pub unsafe fn ifetch_accumulate(
+        &mut self,
+        key: &RemoteKey,
+        offset: u64,
+        (datatype, reduction): (Datatype, Reduction),
+        operands: *const u8,
+        old: *mut u8,
+        len: usize,
+    ) -> Result<Request, Error> {
+        let count = if operands.is_null() && reduction == Reduction::Nothing { 0 } else { len };
+        // SAFETY: the caller's promise.
+        let (from, mut into) = unsafe { (SendBuf::from_raw(operands, count), RecvBuf::from_raw(old, len)) };
+        let what = (datatype, reduction);
+        if self.exchange_directly(key, offset, what, from.part(0, count), into.part(0, len))? {
+            return Ok(Request(RequestId::SENT));
+        }
+        loop {
+            let target = Target { key: &key.0, offset };
+            match self.engine.fetch_accumulate(&target, datatype, reduction, from, &mut into) {
+                Ok(id) => return Ok(Request(id)),
+                Err(error) => self.make_remote_room(key, error)?,
+            }
+        }
+    }
+
     /// Starts replacing one value by `value` if its bits are those of `expected`; complete when what it was is at `old`, in
     /// the bytes of its type.
     ///

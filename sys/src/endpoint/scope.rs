@@ -3,7 +3,7 @@
 
 use std::marker::PhantomData;
 
-use super::{Context, Endpoint, Message, Reduction, RemoteKey, Request, Source, Status, Tag, Value};
+use super::{Context, Endpoint, Message, Reduction, Refusal, RemoteKey, Request, Source, Status, Tag, Value};
 use crate::error::Error;
 
 /// An operation that a [`Scope`] has started. Anywhere else it names nothing.
@@ -239,6 +239,28 @@ impl<'scope, 'env> Scope<'scope, 'env> {
         let (what, base) = ((T::DATATYPE, reduction), (&raw mut *old).cast());
         // SAFETY: as for a receive; any bytes are a number.
         let request = unsafe { self.endpoint.ifetch(key, offset, what, operand.to_bits(), base) }?;
+        Ok(self.keep(request))
+    }
+
+    /// Starts combining operands into values; `old` gets what those were. See [`Endpoint::fetch_accumulate`].
+    ///
+    /// # Errors
+    /// See [`Error`]; nothing was asked for. [`Error::Refused`] when there are not as many operands as places in `old`.
+    pub fn ifetch_accumulate<T: Value>(
+        &mut self,
+        key: &RemoteKey,
+        offset: u64,
+        reduction: Reduction,
+        operands: &'env [T],
+        old: &'env mut [T],
+    ) -> Result<Pending, Error> {
+        if operands.len() != old.len() {
+            return Err(Error::Refused { rank: key.rank(), refusal: Refusal::Bounds, count: 1 });
+        }
+        let (from, into) = (operands.as_ptr().cast(), old.as_mut_ptr().cast());
+        let (what, len) = ((T::DATATYPE, reduction), size_of_val(operands));
+        // SAFETY: as for a send and a receive; numbers are bytes without gaps, and any bytes are a number.
+        let request = unsafe { self.endpoint.ifetch_accumulate(key, offset, what, from, into, len) }?;
         Ok(self.keep(request))
     }
 

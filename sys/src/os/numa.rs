@@ -4,6 +4,7 @@ use std::ffi::{c_int, c_uint, c_ulong};
 use std::fs;
 use std::io;
 use std::ptr::{self, NonNull};
+use std::sync::OnceLock;
 
 use super::call::checked_long;
 use super::error::ShmError;
@@ -138,6 +139,23 @@ fn cache_line_by_sysconf() -> Option<usize> {
     None
 }
 
+/// Bytes that the largest cache of the first CPU holds; `None` where nobody tells.
+pub fn last_cache_bytes() -> Option<u64> {
+    static BYTES: OnceLock<Option<u64>> = OnceLock::new();
+    *BYTES.get_or_init(|| {
+        let caches = fs::read_dir("/sys/devices/system/cpu/cpu0/cache").ok()?;
+        let sizes =
+            caches.filter_map(|cache| parse_size(&fs::read_to_string(cache.ok()?.path().join("size")).ok()?));
+        sizes.max()
+    })
+}
+
+/// Parses the kernel's sizes of caches: `32768K`.
+fn parse_size(text: &str) -> Option<u64> {
+    let kib: u64 = text.trim().strip_suffix('K')?.parse().ok()?;
+    kib.checked_mul(1024).filter(|bytes| *bytes > 0)
+}
+
 /// The page size of this machine in bytes.
 pub fn page_size() -> usize {
     sysconf(libc::_SC_PAGESIZE).unwrap_or(4096)
@@ -196,6 +214,15 @@ mod tests {
         assert!(!unsafe { prefer_node(page, 4096, 1 << 20) }.unwrap());
         // SAFETY: as above.
         assert_eq!(unsafe { prefer_local(page, 4096) }.unwrap_or(true), nodes().len() > 1);
+    }
+
+    #[test]
+    fn sizes_of_caches_are_read_and_nonsense_is_none() {
+        assert_eq!(parse_size("32768K\n"), Some(32 << 20));
+        for nonsense in ["", "0K", "K", "32768", "1M", "-1K", "99999999999999999999K"] {
+            assert_eq!(parse_size(nonsense), None, "{nonsense}");
+        }
+        assert!(last_cache_bytes().is_none_or(|bytes| bytes >= 16 << 10));
     }
 
     #[test]

@@ -16,6 +16,9 @@ const COUNTER: u64 = BYTES as u64 - 64;
 const LOCK: u64 = BYTES as u64 - 56;
 const GUARDED: u64 = BYTES as u64 - 48;
 const SUM: u64 = BYTES as u64 - 40;
+/// As many counters as take several packets.
+const TICKETS: u64 = BYTES as u64 - 1024;
+const TICKET_COUNT: usize = 40;
 const ROUNDS: u64 = 200;
 
 /// A rank, its region, and the keys of all.
@@ -32,6 +35,7 @@ pub(super) fn run(seed: u64, own: bool) -> Outcome {
     place.path(own)?;
     place.bytes()?;
     place.counters()?;
+    place.tickets()?;
     place.locked()?;
     place.notified()?;
     place.flood()?;
@@ -126,6 +130,31 @@ impl Place {
         let other: f64 = self.endpoint.fetch(&key, SUM + 8, Reduction::Nothing, 0.0)?;
         let (halves, rounds) = ((size * ROUNDS) as f64 / 2.0, (size * ROUNDS * (ROUNDS - 1)) as f64 / 2.0);
         ensure((sum, other) == (halves, rounds), || format!("{sum} and {other} accumulated"))
+    }
+
+    /// The same of an array of counters, each by itself.
+    fn tickets(&mut self) -> Outcome {
+        let size = self.endpoint.size() as u64;
+        self.endpoint.write_region(self.region, TICKETS as usize, &[0; 8 * TICKET_COUNT])?;
+        self.barrier()?;
+        let mut given = [None; TICKET_COUNT];
+        let mut old = [0_u64; TICKET_COUNT];
+        for _ in 0..ROUNDS {
+            for key in self.keys.clone() {
+                let one = [1; TICKET_COUNT];
+                self.endpoint.fetch_accumulate(&key, TICKETS, Reduction::Sum, &one, &mut old)?;
+                for (given, old) in given.iter_mut().zip(old).filter(|_| key.rank() == 0) {
+                    ensure(*given < Some(old), || format!("{old} was given after {given:?}"))?;
+                    *given = Some(old);
+                }
+            }
+        }
+        self.barrier()?;
+        for key in self.keys.clone() {
+            self.endpoint.fetch_accumulate(&key, TICKETS, Reduction::Nothing, &[], &mut old)?;
+            ensure(old == [size * ROUNDS; TICKET_COUNT], || format!("{old:?} were given"))?;
+        }
+        self.barrier()
     }
 
     fn value(&mut self, at: u64) -> Outcome<u64> {

@@ -149,7 +149,7 @@ fn write_all(out: &mut String, overview: &Overview) -> std::fmt::Result {
         ("  added by each further peer", memory.per_further_peer),
         ("private memory at start", memory.private_at_start),
         ("  added by each further peer", memory.private_per_further_peer),
-        ("private memory at most (unexpected messages, requests)", memory.private_ceiling),
+        ("private memory at most (messages not taken, requests)", memory.private_ceiling),
     ] {
         writeln!(out, "  {what:<56} {:>10} {bytes:>12} bytes", human(bytes))?;
     }

@@ -9,7 +9,7 @@ use nemesia_core::shared::pool::{
 };
 use nemesia_core::shared::port::{Ends, Host, Link, Place, PortConfig, ShmPort};
 use nemesia_core::shared::queue::{Consumer, Producer, Queue};
-use nemesia_core::shared::share::{self, ShareLine};
+use nemesia_core::shared::share::{self, Pieces, ShareLine};
 use nemesia_core::shared::sleep::{Sleep, SleepWord};
 use nemesia_core::sync::{Edge, FenceMode, PayloadMut, Word64};
 
@@ -135,7 +135,7 @@ impl World {
         let pool = Pool::new(&own.headers, PayloadMut::from_cells(&own.payload), CELL_BYTES, records);
         let links = (0..self.0.len()).map(|peer| (peer != me).then(|| self.link(me, peer))).collect();
         let (rank, fences) = (me as PeerId, FenceMode::Symmetric);
-        let config = PortConfig { rank, fastbox_limit: SMALL, fences, announce };
+        let config = PortConfig { rank, fastbox_limit: SMALL, fences, announce, pieces: Pieces::default() };
         let pool = pool.expect("the sizes fit");
         ShmPort::new(config, links, pool, CELLS as u32, Consumer::new(self.queue(me)), Wakes(0))
     }

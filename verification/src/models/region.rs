@@ -1,9 +1,11 @@
 //! Atomic operations on values in exposed memory.
 
-use nemesia_core::sync::{Edge, PayloadWord, Word64};
+use nemesia_core::sync::model::leave_undrained;
+use nemesia_core::sync::{Edge, PayloadMut, PayloadWord, Word64};
 
 use super::Model;
-use crate::stage::{Run, both, three};
+use crate::mutant::Blunder;
+use crate::stage::{Run, both, payload, three};
 
 /// Who sees a value that was changed sees what was put before.
 pub(super) const HANDED_OVER: Model = Model {
@@ -24,6 +26,35 @@ pub(super) const COUNTED: Model = Model {
     blunders: &[],
     run: counted,
 };
+
+/// The same of what was put by stores that a Release does not order.
+pub(super) const PAST_CACHES: Model = Model {
+    name: "region/past-caches",
+    structure: "copy past the caches, and an atomic operation",
+    property: "what was put past the caches is there as well",
+    edges: &[Edge::Region],
+    blunders: &[Blunder::Undrained],
+    run: past_caches,
+};
+
+fn past_caches(run: &Run) {
+    leave_undrained(run.blunders(Blunder::Undrained));
+    run.explore(2, move || {
+        let (bytes, value) = (payload(3), Word64::new(0));
+        let origin = || {
+            assert!(PayloadMut::from_cells(&bytes).write_past_caches(0, &[7; 3]));
+            value.update_acq_rel(Edge::Region, |old| old + 1);
+        };
+        let reader = || {
+            if value.update_acq_rel(Edge::Region, |old| old) == 1 {
+                let mut seen = [0; 3];
+                assert!(PayloadMut::from_cells(&bytes).as_read().read(0, &mut seen));
+                assert_eq!(seen, [7; 3], "the value is here, and the bytes are not");
+            }
+        };
+        both(origin, reader);
+    });
+}
 
 fn handed_over(run: &Run) {
     run.explore(2, move || {

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 
 use nemesia_core::port::{Part, Share, Turn};
-use nemesia_core::shared::share::{Helper, Receiver, ShareLine};
+use nemesia_core::shared::share::{Helper, Pieces, Receiver, ShareLine};
 use nemesia_core::sync::{Edge, PayloadMut};
 
 use super::Model;
@@ -17,7 +17,7 @@ pub(super) const ONE: Model = Model {
     property: "every byte is written once, and all of them before the receiver goes on",
     edges: &[Edge::ShareClaim, Edge::ShareLeave],
     blunders: &[Blunder::LeaveBeforeWrite],
-    run: |run| share(run, 1, 2, 2),
+    run: |run| share(run, 1, 2, 2, [1, 1]),
 };
 
 /// Two messages, one after the other.
@@ -27,7 +27,17 @@ pub(super) const TWO: Model = Model {
     property: "the same, and nothing of the first message is taken for one of the second",
     edges: &[Edge::ShareOpen, Edge::ShareClaim],
     blunders: &[],
-    run: |run| share(run, 2, 1, 1),
+    run: |run| share(run, 2, 1, 1, [1, 1]),
+};
+
+/// The receiver goes on in larger pieces than the sender.
+pub(super) const UNEVEN: Model = Model {
+    name: "share/uneven",
+    structure: "shared copy (pieces of 2 and of 1)",
+    property: "the same, whatever pieces each side has chosen",
+    edges: &[Edge::ShareClaim],
+    blunders: &[],
+    run: |run| share(run, 1, 3, 2, [2, 1]),
 };
 
 /// Looks and waits of a thread before it leaves the rest to the end.
@@ -80,7 +90,8 @@ impl Memory {
     }
 }
 
-fn share(run: &Run, messages: u64, count: u64, preemptions: usize) {
+fn share(run: &Run, messages: u64, count: u64, preemptions: usize, pieces: [u64; 2]) {
+    let [ours, its] = pieces.map(|bytes| Pieces::new(bytes, bytes));
     let early = run.blunders(Blunder::LeaveBeforeWrite);
     run.explore(preemptions, move || {
         let memory = Memory {
@@ -97,7 +108,7 @@ fn share(run: &Run, messages: u64, count: u64, preemptions: usize) {
         let first = || {
             for number in 0..messages {
                 let share = message(number);
-                receiver.open(&share);
+                receiver.open(&share, ours);
                 if !memory.receive(&mut receiver, share.address, ATTEMPTS, &received) {
                     return number;
                 }
@@ -107,7 +118,7 @@ fn share(run: &Run, messages: u64, count: u64, preemptions: usize) {
         let second = || {
             for _ in 0..ATTEMPTS {
                 let Some(share) = helper.look() else { continue };
-                let mut next = helper.join(share.end);
+                let mut next = helper.join(share.end, its);
                 while let Some(part) = next {
                     // Whoever may write knows what: nothing of the other message.
                     assert_eq!((share.request, share.end), (50 + share.address / count, count));
@@ -126,7 +137,7 @@ fn share(run: &Run, messages: u64, count: u64, preemptions: usize) {
         // The sender has left by now, and the receiver finds the rest.
         for number in done..messages {
             if number > done {
-                receiver.open(&message(number));
+                receiver.open(&message(number), ours);
             }
             let complete = memory.receive(&mut receiver, message(number).address, 1, &received);
             assert!(complete, "the sender has left, and the receiver waits");

@@ -147,7 +147,7 @@ impl Simulation {
             }
         }
         let nothing = match order.verb {
-            Verb::Get => order.len == 0,
+            Verb::Get | Verb::FetchAccumulate(..) => order.len == 0,
             Verb::Flush => !self.world.is_unflushed(from, to),
             Verb::Active { .. } => from == to,
             _ => false,
@@ -256,7 +256,13 @@ impl Simulation {
             } else {
                 self.side(rank).due.pop_front()
             };
-            let nobody = || Violation(format!("rank {rank} handles {handled:?}, which nobody sent"));
+            let Handled { from, handler, .. } = handled;
+            let len = handled.bytes.len();
+            let nobody = || {
+                Violation(format!(
+                    "rank {rank} handles {len} bytes of rank {from} for {handler}, which nobody sent"
+                ))
+            };
             let (from, number) = due.ok_or_else(nobody)?;
             self.count(Event::Active);
             self.check_message(rank, from, number, &handled)?;
@@ -292,7 +298,10 @@ impl Simulation {
         let is = Verb::Active { handler: handled.handler, header: handled.header };
         ensure!(
             handled.from == from && is == verb,
-            "rank {rank} handles {handled:?}, not number {number} of rank {from}"
+            "rank {rank} handles {} bytes for {} of rank {}, not number {number} of rank {from}",
+            handled.bytes.len(),
+            handled.handler,
+            handled.from
         );
         ensure!(
             handled.bytes == bytes,
@@ -363,13 +372,13 @@ impl Simulation {
                 return Ok(());
             }
             Verb::Get => Event::Get,
-            Verb::Fetch(..) | Verb::CompareSwap(..) => Event::Atomic,
+            Verb::Fetch(..) | Verb::CompareSwap(..) | Verb::FetchAccumulate(..) => Event::Atomic,
             Verb::Flush => Event::Flush,
         };
         self.count(event);
         match order.verb {
             // What a rank did in the call in which it died, nobody knows.
-            Verb::Get | Verb::Fetch(..) | Verb::CompareSwap(..)
+            Verb::Get | Verb::Fetch(..) | Verb::CompareSwap(..) | Verb::FetchAccumulate(..)
                 if done || self.rank(order.to).gone.is_none() =>
             {
                 ensure!(done, "operation {} of rank {rank} is complete before it was executed", open.number);

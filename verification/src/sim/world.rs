@@ -53,6 +53,8 @@ pub(crate) struct Terms {
     pub(crate) buckets: usize,
     pub(crate) eager_bytes: usize,
     pub(crate) window: u32,
+    pub(crate) pull_bytes: u64,
+    pub(crate) run_bytes: u64,
 }
 
 /// The engines of a world.
@@ -143,7 +145,8 @@ fn start(rank: u32, fabric: &Rc<RefCell<Fabric>>, terms: Terms) -> Result<SimEng
         handlers: Desk::default(),
         trace: (),
     };
-    let tuning = Tuning { eager_bytes: terms.eager_bytes, window: terms.window, ..Tuning::default() };
+    let Terms { eager_bytes, window, pull_bytes, run_bytes, .. } = terms;
+    let tuning = Tuning { eager_bytes, window, pull_bytes, run_bytes, ..Tuning::default() };
     Engine::new(rank, SimPort::new(rank, Rc::clone(fabric)), tuning, lent)
         .map_err(|error| Violation(format!("rank {rank} can't start: {error}")))
 }

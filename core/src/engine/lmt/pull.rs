@@ -8,15 +8,9 @@ use super::{Stream, Transfer};
 use crate::blunder::{Blunder, made};
 use crate::engine::peer::{Help, Queue};
 use crate::engine::request::{How, Incoming, Message, State};
-use crate::engine::{Engine, Storage};
+use crate::engine::{Engine, Storage, Tuning};
 use crate::payload::Scatter;
 use crate::port::{MessagePort, Part, PeerFault, PeerId, Pulled, Share, Turn};
-
-/// Bytes pulled in one turn: what takes some ten microseconds, so that others have theirs.
-#[cfg(not(test))]
-const PIECE: u64 = 256 << 10;
-#[cfg(test)]
-const PIECE: u64 = 512;
 
 /// The protocol.
 #[derive(Debug)]
@@ -27,16 +21,14 @@ pub(in crate::engine) fn may_be_shared(message: &Message, share_bytes: u64) -> b
     message.buf.len() as u64 >= share_bytes && message.buf.address() != 0
 }
 
-/// Bytes of a run, on average, from which on it is worth a call of its own to the kernel.
-#[cfg(not(test))]
-const RUN: u64 = 4 << 10;
-#[cfg(test)]
-const RUN: u64 = 16;
-
 /// Whether the receiver's buffer is in one place, or in few enough. Else the bytes are streamed.
-pub(in crate::engine) fn is_worth_pulling(incoming: &Incoming, buf: &mut Scatter) -> bool {
+pub(in crate::engine) fn is_worth_pulling(incoming: &Incoming, buf: &mut Scatter, run_bytes: u64) -> bool {
     let wanted = incoming.wanted();
-    buf.address() != 0 || buf.runs(incoming.left.start as usize, wanted as usize) as u64 * RUN <= wanted
+    if buf.address() != 0 {
+        return true;
+    }
+    let runs = buf.runs(incoming.left.start as usize, wanted as usize) as u64;
+    runs.saturating_mul(run_bytes) <= wanted
 }
 
 impl<P: MessagePort, S: Storage> Transfer<P, S> for Pull {
@@ -47,9 +39,9 @@ impl<P: MessagePort, S: Storage> Transfer<P, S> for Pull {
 
     /// Reads the next piece of the first message: one at a time is as fast as all, and done earlier.
     fn progress(engine: &mut Engine<P, S>, peer: PeerId, index: u32) -> Result<bool, PeerFault> {
-        let Engine { requests, port, share_bytes, .. } = engine;
+        let Engine { requests, port, tuning, .. } = engine;
         let State::Receiving { incoming, buf } = &mut requests.get_mut(index).0 else { return Ok(false) };
-        match next_turn(port, incoming, buf, *share_bytes) {
+        match next_turn(port, incoming, buf, tuning) {
             Turn::Wait => return Ok(false),
             Turn::Copy(part) => copy(port, incoming, buf, part),
             Turn::Done if matches!(incoming.how, How::Broken | How::Lost) => {
@@ -83,17 +75,20 @@ fn next_turn<P: MessagePort>(
     port: &mut P,
     incoming: &mut Incoming,
     buf: &mut Scatter,
-    share_bytes: u64,
+    tuning: &Tuning,
 ) -> Turn {
     let Incoming { from, rts, left, .. } = *incoming;
-    if incoming.how == How::Pull && incoming.wanted() >= share_bytes && buf.address() != 0 {
+    if incoming.how == How::Pull && incoming.wanted() >= tuning.share_bytes && buf.address() != 0 {
         let share = Share { request: rts.sender, address: buf.address(), start: left.start, end: left.end };
         if port.open_share(from, &share) {
             incoming.how = How::Share;
         }
     }
     match incoming.how {
-        How::Pull => Turn::Copy(Part { start: left.start, end: left.end.min(left.start + PIECE) }),
+        How::Pull => {
+            let end = left.start.saturating_add(tuning.pull_bytes.max(1));
+            Turn::Copy(Part { start: left.start, end: left.end.min(end) })
+        }
         How::Share => {
             let turn = port.next_turn(from);
             if turn == Turn::Done {

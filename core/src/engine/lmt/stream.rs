@@ -51,15 +51,18 @@ impl<P: MessagePort, S: Storage> Transfer<P, S> for Stream {
     }
 
     fn handle_cookie(engine: &mut Engine<P, S>, index: u32, arrival: &Arrival<P::Token>) -> bool {
-        let Engine { requests, port, .. } = engine;
+        let Engine { requests, port, tuning, .. } = engine;
         let State::Receiving { incoming, buf } = &mut requests.get_mut(index).0 else { return false };
-        let Incoming { from, left, how, .. } = *incoming;
+        let Incoming { from, rts, left, how, .. } = *incoming;
         let fits = (1..=incoming.wanted()).contains(&(arrival.len as u64));
         if how != How::Stream || from != arrival.peer || !fits {
             return false;
         }
         let (at, len) = (left.start as usize, arrival.len);
+        // The cells are used again and again, and stay in the caches; what they are copied to is not.
+        let past_caches = rts.total >= tuning.non_temporal_bytes;
         match buf.whole(at, len) {
+            Some(to) if past_caches => port.read_past_caches(arrival, 0, to),
             Some(to) => port.read(arrival, 0, to),
             None => buf.each(at, len, |done, to| port.read(arrival, done, to)),
         }

@@ -10,7 +10,7 @@ use crate::engine::request::{Fate, State};
 use crate::engine::{Engine, RequestId, StartError, Status, Storage};
 use crate::payload::{RecvBuf, SendBuf};
 use crate::port::{Arrival, MessagePort, PeerFault, PeerId, PortFault};
-use crate::wire::rma::{Access, HEAD_BYTES, Head, Operation, Refusal, Verb};
+use crate::wire::rma::{Access, GROUP_BYTES, HEAD_BYTES, Head, Operation, Refusal, Verb};
 use crate::wire::{Envelope, Kind};
 
 /// A one-sided operation that is not done yet.
@@ -31,6 +31,9 @@ pub(super) enum Body {
     Out { buf: SendBuf, sent: usize },
     /// Bytes or an old value, of which so many are here; and operands.
     In { buf: RecvBuf, received: usize, awaited: bool, value: u64, expected: u64 },
+    /// Operands, and room for what the values were, of which so many bytes are here; so many packets are not answered. The
+    /// first refusal: nothing more is sent.
+    Both { from: SendBuf, to: RecvBuf, received: usize, open: u32, refusal: Option<Refusal> },
     /// Nothing. So many puts and accumulates had been sent before.
     Nothing { awaited: bool, issued: u64 },
 }
@@ -45,12 +48,34 @@ impl Remote {
                 let value = if wanted { buf.len() as u64 } else { *value };
                 Head { key, offset, region, value, expected: *expected }
             }
+            Body::Both { .. } => {
+                Head { key, offset: offset + self.body.sent() as u64, region, ..Head::default() }
+            }
             Body::Nothing { .. } => Head::default(),
         }
     }
 
-    const fn is_awaited(&self) -> bool {
-        matches!(self.body, Body::In { awaited: true, .. } | Body::Nothing { awaited: true, .. })
+    pub(super) const fn is_awaited(&self) -> bool {
+        match self.body {
+            Body::In { awaited, .. } | Body::Nothing { awaited, .. } => awaited,
+            Body::Both { open, .. } => open > 0,
+            Body::Out { .. } => false,
+        }
+    }
+}
+
+impl Body {
+    /// Of operands that are answered: how many bytes have left.
+    fn sent(&self) -> usize {
+        match self {
+            Self::Both { to, refusal: Some(_), .. } => to.len(),
+            Self::Both { to, received, open, .. } => to.len().min(received + *open as usize * GROUP_BYTES),
+            _ => 0,
+        }
+    }
+
+    fn is_unsent(&self) -> bool {
+        matches!(self, Self::Both { to, .. } if self.sent() < to.len())
     }
 }
 
@@ -154,6 +179,44 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         self.check_remote(target, datatype.bytes(), Access::ReadWrite, atomic)?;
         let verb = Verb { operation: Operation::Fetch, reduction, datatype, notify: false };
         self.start_in(target, verb, old, operand, 0)
+    }
+
+    /// Starts combining an array of operands into an array of values, of which `old`, as long, gets what they were (MPI's
+    /// get-accumulate). Atomic for each value; complete when all of it is here. Of [`Reduction::Nothing`] the operands do not
+    /// count, and may be none.
+    ///
+    /// # Errors
+    /// See [`StartError`]; nothing was asked for. Buffers of different lengths are [`Refusal::Bounds`].
+    pub fn fetch_accumulate(
+        &mut self,
+        target: &Target<'_>,
+        datatype: Datatype,
+        reduction: Reduction,
+        operands: SendBuf,
+        old: &mut RecvBuf,
+    ) -> Result<RequestId, StartError> {
+        let (to, len) = (target.key.rank, old.len());
+        self.check_remote(target, len, Access::ReadWrite, Some((datatype, reduction)))?;
+        check_place(operands.is_list() || old.is_list())?;
+        if operands.len() != len && !(reduction == Reduction::Nothing && operands.is_empty()) {
+            return Err(StartError::Refused(Refusal::Bounds));
+        }
+        if len == 0 {
+            return Ok(RequestId::SENT);
+        }
+        let verb = Verb { operation: Operation::FetchAccumulate, reduction, datatype, notify: false };
+        let RemoteKey { region, key, .. } = *target.key;
+        let body = Body::Both { from: operands, to: RecvBuf::empty(), received: 0, open: 0, refusal: None };
+        let remote = Remote { to, region, verb, key, offset: target.offset, body };
+        // The slot first: without one, the buffer stays the caller's.
+        let index = self.start(State::Remote(remote))?;
+        if let State::Remote(Remote { body: Body::Both { to: mine, .. }, .. }) =
+            &mut self.requests.get_mut(index).0
+        {
+            core::mem::swap(mine, old);
+        }
+        self.count_operation(to, verb.operation, len);
+        Ok(self.leave_or_queue(to, index))
     }
 
     /// Starts replacing a value by `value` if its bits are those of `expected`; `old`, as long as the value, gets what it
@@ -274,7 +337,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     }
 
     /// Sends a request that has its slot, or lets it wait.
-    fn leave_or_queue(&mut self, to: PeerId, index: u32) -> RequestId {
+    pub(in crate::engine) fn leave_or_queue(&mut self, to: PeerId, index: u32) -> RequestId {
         let id = self.id(index);
         let first = self.may_leave(to);
         self.queue_to_leave(to, index);
@@ -319,9 +382,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
             }
             Sent::Awaited => {
                 self.left(to, index);
-                let mut list = self.side(to).awaited;
-                self.requests.push_back(&mut list, index);
-                self.side(to).awaited = list;
+                self.await_answer(to, index);
             }
         }
         Ok(true)
@@ -336,11 +397,20 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         if answered && self.side(to).in_flight >= WINDOW {
             return Ok(Sent::Nothing);
         }
-        let part = match &remote.body {
-            Body::Out { buf, sent } => buf.part(*sent, self.part_bytes()),
-            _ => &[],
+        let mut group = [0; GROUP_BYTES];
+        let (part, last): (&[u8], _) = match &remote.body {
+            Body::Out { buf, sent } => {
+                let part = buf.part(*sent, self.part_bytes());
+                (part, sent + part.len() >= buf.len())
+            }
+            Body::Both { from, to, .. } => {
+                let sent = remote.body.sent();
+                let part = &mut group[..GROUP_BYTES.min(to.len() - sent)];
+                from.read(sent, part);
+                (part, sent + part.len() >= to.len())
+            }
+            _ => (&[], true),
         };
-        let last = !matches!(&remote.body, Body::Out { buf, sent } if sent + part.len() < buf.len());
         verb.notify &= last;
         let tag = if answered { bits } else { 0 };
         let total = (head.len() + part.len()) as u64;
@@ -358,6 +428,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
                 return Ok(if last { Sent::All } else { Sent::Some });
             }
             Body::In { awaited, .. } => *awaited = true,
+            Body::Both { open, .. } => *open += 1,
             Body::Nothing { awaited, issued } => {
                 *awaited = true;
                 *issued = side.issued;
@@ -365,7 +436,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         }
         side.in_flight += 1;
         self.port.expect(to);
-        Ok(Sent::Awaited)
+        Ok(if last { Sent::Awaited } else { Sent::Some })
     }
 
     /// An answer has come. What it names is checked: only what this peer was asked can be answered by it.
@@ -395,6 +466,14 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
                 }
                 _ => return Err(fault),
             },
+            Body::Both { .. } => {
+                let unsent = remote.body.is_unsent();
+                if !take_group(port, arrival, refusal, &mut remote.body) {
+                    return Err(fault);
+                }
+                self.answered_group(from, id.index, unsent);
+                return Ok(());
+            }
             Body::Nothing { issued, .. } if arrival.len == 8 => {
                 let mut count = [0; 8];
                 port.read(arrival, 0, &mut count);
@@ -412,16 +491,76 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         Ok(())
     }
 
+    /// One packet of a fetch and accumulate was answered; before that, some might not have been sent.
+    fn answered_group(&mut self, from: PeerId, index: u32, unsent: bool) {
+        let State::Remote(Remote { body: Body::Both { to, received, open, refusal, .. }, .. }) =
+            &self.requests.get(index).0
+        else {
+            return;
+        };
+        let (len, done, open, refusal) = (to.len(), *received, *open, *refusal);
+        // What was refused is not gone on with. Of who is departed it is awaited already.
+        if unsent && refusal.is_some() && self.peer(from).departed.is_none() {
+            self.left(from, index);
+            self.await_answer(from, index);
+        }
+        if open > 0 || refusal.is_none() && done < len {
+            self.side(from).in_flight -= 1;
+            self.list_leaving(from);
+            return;
+        }
+        self.answered(from, index);
+        let refused = refusal.map(|refusal| Fate::Refused { peer: from, refusal, count: 1 });
+        self.complete(index, refused.map_or(Ok(Status { peer: from, tag: 0, len }), Err));
+    }
+
+    /// A request that has left is to be answered.
+    pub(super) fn await_answer(&mut self, to: PeerId, index: u32) {
+        let mut list = self.side(to).awaited;
+        self.requests.push_back(&mut list, index);
+        self.side(to).awaited = list;
+    }
+
+    fn list_leaving(&mut self, to: PeerId) {
+        if !self.side(to).leaving.is_empty() {
+            self.list_work(to);
+        }
+    }
+
     fn answered(&mut self, from: PeerId, index: u32) {
         let mut list = self.side(from).awaited;
         self.requests.unlink(&mut list, index);
         let side = self.side(from);
         side.awaited = list;
         side.in_flight -= 1;
-        if !side.leaving.is_empty() {
-            self.list_work(from);
-        }
+        self.list_leaving(from);
     }
+}
+
+/// Takes the old values that answer the next packet of a fetch and accumulate, or a refusal. False when no honest peer
+/// answers like that.
+fn take_group<P: MessagePort>(
+    port: &P,
+    arrival: &Arrival<P::Token>,
+    refused: Option<Refusal>,
+    body: &mut Body,
+) -> bool {
+    let Body::Both { to, received, open, refusal, .. } = body else { return false };
+    let wanted = GROUP_BYTES.min(to.len() - *received);
+    match refused {
+        Some(why) if arrival.len == 0 => *refusal = refusal.or(Some(why)),
+        None if refusal.is_some() && (1..=GROUP_BYTES).contains(&arrival.len) => {}
+        None if arrival.len == wanted => {
+            let at = *received;
+            #[cfg(nemesia_blunder)]
+            let at = if made(Blunder::MixGroups) { 0 } else { at };
+            port.read(arrival, 0, to.part(at, wanted));
+            *received += wanted;
+        }
+        _ => return false,
+    }
+    *open -= 1;
+    true
 }
 
 /// Parts of packets and values go to buffers as they are: those must be in one place.

@@ -12,7 +12,9 @@ use crate::engine::{Engine, Status, Storage};
 use crate::payload::{BOUNCE, Exposed};
 use crate::port::{Arrival, MessagePort, PeerFault, PeerId, PortFault};
 use crate::slab::Slot;
-use crate::wire::rma::{Access, Datatype, Head, MOST_HEAD_BYTES, Operation, Reduction, Refusal, Verb};
+use crate::wire::rma::{
+    Access, Datatype, GROUP_BYTES, HEAD_BYTES, Head, MOST_HEAD_BYTES, Operation, Reduction, Refusal, Verb,
+};
 use crate::wire::{Envelope, Kind};
 
 /// Bytes of operands that are combined at a time.
@@ -33,6 +35,8 @@ enum Answer {
     Bytes { region: u32, key: u64, offset: u64, len: u64 },
     /// An old value of so many bytes; or how much was refused.
     Word { value: u64, len: usize, refusal: Option<Refusal> },
+    /// Old values of so many bytes.
+    Values { bytes: [u8; GROUP_BYTES], len: u8 },
 }
 
 impl Default for Answer {
@@ -67,6 +71,14 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         let answer = match verb.operation {
             Operation::Put => return self.execute_put(arrival, verb, &head, body),
             Operation::Accumulate => return self.execute_accumulate(arrival, verb, &head, body),
+            Operation::FetchAccumulate => {
+                if !(1..=GROUP_BYTES).contains(&body) || !body.is_multiple_of(verb.datatype.bytes()) {
+                    return Err(fault);
+                }
+                let mut operands = [0; GROUP_BYTES];
+                self.port.read(arrival, HEAD_BYTES, &mut operands[..body]);
+                execute_group(&mut self.regions, verb, &head, &operands[..body])
+            }
             _ if body > 0 => return Err(fault),
             Operation::Get => self.execute_get(&head),
             Operation::Fetch | Operation::CompareSwap => execute_value(&mut self.regions, verb, &head),
@@ -221,6 +233,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
                 }
             }
             Answer::Word { len, refusal, .. } => (*refusal, &word[..*len]),
+            Answer::Values { bytes, len } => (None, &bytes[..usize::from(*len)]),
         };
         let context = refusal.map_or(0, Refusal::code);
         let total = bytes.len() as u64;
@@ -274,6 +287,20 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
                 buf.part(0, len).copy_from_slice(&value.to_le_bytes()[..len]);
                 moved = len;
             }
+            Body::Both { from, to, .. } => {
+                let opened = self.regions.open_values(&place(&head, to.len() as u64), verb.datatype);
+                let (region, at) = opened.map_err(refused)?;
+                moved = to.len();
+                let mut group = [0; GROUP_BYTES];
+                for start in (0..moved).step_by(GROUP_BYTES) {
+                    let len = GROUP_BYTES.min(moved - start);
+                    let operands = &mut group[..len];
+                    // None, where they do not count.
+                    from.read(start, operands);
+                    exchange(&mut region.memory, at + start, verb, operands);
+                    to.part(start, len).copy_from_slice(operands);
+                }
+            }
             Body::Nothing { .. } => {}
         }
         if verb.notify {
@@ -286,7 +313,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
 impl Reply {
     const fn word(&self) -> [u8; 8] {
         match &self.answer {
-            Answer::Bytes { .. } => [0; 8],
+            Answer::Bytes { .. } | Answer::Values { .. } => [0; 8],
             Answer::Word { value, .. } => value.to_le_bytes(),
         }
     }
@@ -294,7 +321,7 @@ impl Reply {
     const fn remaining(&self) -> u64 {
         match &self.answer {
             Answer::Bytes { len, .. } => *len,
-            Answer::Word { .. } => 0,
+            Answer::Word { .. } | Answer::Values { .. } => 0,
         }
     }
 }
@@ -323,6 +350,39 @@ fn execute_value<B: BorrowMut<[Slot<Region>]>>(regions: &mut Regions<B>, verb: V
     };
     // Checked above: it is there and aligned.
     old.map_or(Answer::refusal(Refusal::Bounds), |value| Answer::Word { value, len, refusal: None })
+}
+
+/// Fetch and accumulate, of what one packet has.
+fn execute_group<B: BorrowMut<[Slot<Region>]>>(
+    regions: &mut Regions<B>,
+    verb: Verb,
+    head: &Head,
+    operands: &[u8],
+) -> Answer {
+    let (region, at) = match regions.open_values(&place(head, operands.len() as u64), verb.datatype) {
+        Ok(opened) => opened,
+        Err(refusal) => return Answer::refusal(refusal),
+    };
+    if !verb.datatype.allows(verb.reduction) {
+        return Answer::refusal(Refusal::Undefined);
+    }
+    let (mut bytes, len) = ([0; GROUP_BYTES], operands.len());
+    bytes[..len].copy_from_slice(operands);
+    exchange(&mut region.memory, at, verb, &mut bytes[..len]);
+    Answer::Values { bytes, len: len as u8 }
+}
+
+/// Combines operands into values that are there and aligned, and puts what those were in the place of the operands.
+fn exchange(memory: &mut Exposed, at: usize, verb: Verb, operands: &mut [u8]) {
+    let (len, mut at) = (verb.datatype.bytes(), at);
+    for operand in operands.chunks_exact_mut(len) {
+        let mut word = [0; 8];
+        word[..len].copy_from_slice(operand);
+        let value = u64::from_le_bytes(word);
+        let old = memory.update(at, len, |old| combine(verb.datatype, verb.reduction, old, value));
+        operand.copy_from_slice(&old.unwrap_or_default().to_le_bytes()[..len]);
+        at += len;
+    }
 }
 
 /// Combines an array of operands into values that are there and aligned.

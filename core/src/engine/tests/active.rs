@@ -27,20 +27,35 @@ pub(super) struct Handled {
 /// Writes down what comes.
 #[derive(Debug, Default)]
 pub(super) struct Log {
-    room: Vec<u8>,
+    /// By sender: what a message has so far.
+    rooms: Vec<(PeerId, Vec<u8>)>,
     pub(super) handled: Vec<Handled>,
+    pub(super) dropped: Vec<PeerId>,
 }
 
 impl Handlers for Log {
     fn room(&mut self, message: &ActiveMessage) -> Option<&mut [u8]> {
-        self.room = vec![0xee; message.len];
-        (message.handler < UNHANDLED).then_some(&mut self.room)
+        if message.handler >= UNHANDLED {
+            return None;
+        }
+        if !self.rooms.iter().any(|(from, _)| *from == message.from) {
+            self.rooms.push((message.from, vec![0xee; message.len]));
+        }
+        let room = self.rooms.iter_mut().find(|(from, _)| *from == message.from);
+        room.map(|(_, room)| &mut room[..])
     }
 
     fn run(&mut self, message: &ActiveMessage) {
-        let (header, payload) = self.room.split_at(message.header_bytes);
+        let at = self.rooms.iter().position(|(from, _)| *from == message.from).unwrap();
+        let (_, room) = self.rooms.swap_remove(at);
+        let (header, payload) = room.split_at(message.header_bytes);
         let (header, payload) = (header.to_vec(), payload.to_vec());
         self.handled.push(Handled { from: message.from, handler: message.handler, header, payload });
+    }
+
+    fn drop_parts(&mut self, from: PeerId) {
+        self.rooms.retain(|(sender, _)| *sender != from);
+        self.dropped.push(from);
     }
 }
 
@@ -71,7 +86,7 @@ fn messages_of_every_size_reach_their_handler_whole() {
         let fabric = Fabric::new(Geometry { fastbox_slots: slots, ..tiny(2) });
         let mut world = World::new(&fabric, AMPLE);
         let most = world.engine(0).active_bytes();
-        for len in 0..=most {
+        for len in (0..600).chain([1023, 1024, 1025, 5000, most]) {
             let header_bytes = len / 3;
             let bytes = contents(len as u64, len);
             let (header, payload) = bytes.split_at(header_bytes);
@@ -96,7 +111,7 @@ fn messages_are_handled_in_the_order_sent_although_they_wait_for_room() {
     let mut tickets = vec![];
     let mut sent = vec![];
     for number in 0..200u64 {
-        let payload = contents(number, rng.pick(&[0, 8, 40, 150, 240]));
+        let payload = contents(number, rng.pick(&[0, 8, 40, 150, 240, 700, 1600]));
         tickets.push(world.active(0, 1, 1, &number.to_le_bytes(), &payload).unwrap());
         sent.push((number, payload));
         if rng.one_in(8) {
@@ -110,6 +125,83 @@ fn messages_are_handled_in_the_order_sent_although_they_wait_for_room() {
     let sent: Vec<_> = sent.into_iter().map(|(number, it)| (number.to_le_bytes().to_vec(), it)).collect();
     assert_eq!(got, sent);
     world.assert_empty(&[0, 1], "order");
+}
+
+#[test]
+fn messages_of_several_packets_of_several_senders_do_not_mix() {
+    let fabric = Fabric::new(tiny(3));
+    let mut world = World::new(&fabric, AMPLE);
+    let mut tickets = vec![];
+    for number in 0..20u64 {
+        for from in [0, 2] {
+            let payload = contents(number + u64::from(from), 3000);
+            tickets.push(world.active(from, 1, 1, &number.to_le_bytes(), &payload).unwrap());
+        }
+    }
+    world.settle();
+    tickets.into_iter().for_each(|ticket| world.done(ticket).0.map(drop).unwrap());
+    let handled = world.handled(1);
+    for from in [0, 2] {
+        let its = handled.iter().filter(|it| it.from == from).zip(0..20u64);
+        for (it, number) in its {
+            assert_eq!(it.header, number.to_le_bytes());
+            assert_eq!(it.payload, contents(number + u64::from(from), 3000));
+        }
+    }
+    assert_eq!(handled.len(), 40);
+    world.assert_empty(&[0, 1, 2], "several packets");
+}
+
+#[test]
+fn part_of_a_message_goes_with_its_sender() {
+    let fabric = Fabric::new(tiny(2));
+    let mut world = World::new(&fabric, AMPLE);
+    let ticket = world.active(0, 1, 1, b"head", &contents(1, 100_000)).unwrap();
+    for _ in 0..3 {
+        world.engine(1).progress();
+        world.engine(0).progress();
+    }
+    assert!(world.test(ticket).is_none());
+    world.engine(1).fail(0, Failure::Died);
+    assert_eq!((world.handled(1), &world.engine(1).handlers_mut().dropped[..]), (vec![], &[0][..]));
+    world.engine(0).fail(1, Failure::Died);
+    let fate = Err(Fate::PeerFailed { peer: 1, failure: Failure::Died });
+    assert_eq!(world.done(ticket).0, fate);
+    world.assert_empty(&[0, 1], "half a message");
+}
+
+#[test]
+fn parts_that_do_not_make_up_a_message_are_faults() {
+    /// Handler, tag and bytes.
+    type Packet = (u16, u64, usize);
+    let tag = |header: u64, len: u64| header | len << 32;
+    let good = tag(8, 600);
+    // How many are no fault.
+    let cases: [(&[Packet], usize); 12] = [
+        (&[(1, good, 256), (1, good, 256), (1, good, 88), (1, 0, 5)], 4),
+        (&[(1, good, 1), (1, good, 255), (1, good, 256), (1, good, 88)], 4),
+        (&[(1, tag(8, 256), 256)], 0),
+        (&[(1, tag(8, (1 << 20) + 1), 256)], 0),
+        (&[(1, tag(601, 600), 256)], 0),
+        (&[(1, good, 0)], 0),
+        (&[(1, good, 256), (1, 8, 9)], 1),
+        (&[(1, good, 256), (2, good, 256)], 1),
+        (&[(1, good, 256), (1, tag(9, 600), 256)], 1),
+        (&[(1, good, 256), (1, tag(8, 601), 256)], 1),
+        (&[(1, good, 256), (1, good, 256), (1, good, 89)], 2),
+        (&[(UNHANDLED, good, 256), (UNHANDLED, good, 256), (UNHANDLED, good, 88)], 3),
+    ];
+    for (packets, fine) in cases {
+        let fabric = Fabric::new(tiny(2));
+        let mut world = World::new(&fabric, AMPLE);
+        for (at, (handler, tag, len)) in packets.iter().enumerate() {
+            let envelope = Envelope { kind: Kind::Active, context: *handler, tag: *tag, total: *len as u64 };
+            assert_eq!(world.engine(1).port_mut().send(0, &envelope, &contents(1, *len)), Ok(true));
+            world.engine(0).progress();
+            let fault = Failure::Fault(PortFault::Protocol { kind: Kind::Active });
+            assert_eq!(world.engine(0).failure(1), (at >= fine).then_some(fault), "{packets:?} at {at}");
+        }
+    }
 }
 
 #[test]
@@ -159,7 +251,7 @@ fn messages_that_wait_end_with_their_receiver() {
 #[test]
 fn header_longer_than_its_packet_is_a_fault() {
     for (header, len, good) in
-        [(0, 0, true), (8, 8, true), (9, 8, false), (u64::MAX, 200, false), (1 << 32, 0, false)]
+        [(0, 0, true), (8, 8, true), (9, 8, false), (u64::MAX, 200, false), (1 << 31, 0, false)]
     {
         let fabric = Fabric::new(tiny(2));
         let mut world = World::new(&fabric, AMPLE);

@@ -5,7 +5,7 @@ use std::vec::Vec;
 
 use proptest::prelude::*;
 
-use super::world::{Room, SHARE, Ticket, World, pattern};
+use super::world::{Room, TUNING, Ticket, World, pattern};
 use crate::engine::{Failure, Fate, StartError, Status, Tuning};
 use crate::matching::{Pattern, Source};
 use crate::port::{MessagePort, PeerId};
@@ -244,7 +244,8 @@ fn siege(seed: u64, steps: usize) -> (usize, usize) {
     let geometry = Geometry { peers: 3, cells, cell_bytes: 256, fastbox_slots };
     let readings = [Reading::Never, Reading::Always, Reading::Unreadable(5), Reading::Refused(20)];
     let fabric = Fabric::reading(geometry, rng.pick(&readings), seed);
-    let tuning = Tuning { eager_bytes: rng.pick(&[64, 256]), window: rng.pick(&[4, 64]), share_bytes: SHARE };
+    let (eager_bytes, window) = (rng.pick(&[64, 256]), rng.pick(&[4, 64]));
+    let tuning = Tuning { eager_bytes, window, ..TUNING };
     let room = Room { requests: 256, units: rng.pick(&[3, 11, 60, 4096]), buckets: 2, tuning };
     let (world, streams) = (World::new(&fabric, room), Default::default());
     let mut siege = Siege { seed, rng, world, streams, doubtful: vec![], scribbles: 0, forged: 0 };

@@ -121,6 +121,23 @@ fn sender_copies_a_part_from_the_size_on_that_was_chosen() {
 }
 
 #[test]
+fn message_is_streamed_past_the_caches_from_the_size_on_that_was_chosen() {
+    for (non_temporal_bytes, past_caches) in [(0, true), (10_000, true), (10_001, false), (u64::MAX, false)] {
+        let fabric = Fabric::new(tiny(2));
+        let tuning = Tuning { non_temporal_bytes, ..TUNING };
+        let mut world = World::new(&fabric, Room { tuning, ..AMPLE });
+        let receive = world.recv(1, 0, 1, 10_000);
+        let send = world.isend(0, 1, 1, contents(1, 10_000));
+        world.settle();
+        world.done(send).0.unwrap();
+        assert_eq!(world.done(receive).1, contents(1, 10_000));
+        let bytes = world.engine(1).port_mut().past_caches.get();
+        // The first of them come with the RTS.
+        assert_eq!(bytes > 9_000, past_caches, "{bytes} bytes");
+    }
+}
+
+#[test]
 fn message_that_is_announced_keeps_its_place_in_the_order() {
     let any = Pattern { source: Source::Any, context: 0, tag: 0, ignore: u64::MAX };
     for (seed, reading) in (0..).zip(READINGS) {
@@ -326,7 +343,7 @@ fn death_ends_a_rendezvous_that_waits_for_room() {
 #[test]
 fn turn_stays_bounded_however_many_messages_are_pulled() {
     const HALF: usize = 2000;
-    let tuning = Tuning { eager_bytes: 64, window: 8192, share_bytes: SHARE };
+    let tuning = Tuning { eager_bytes: 64, window: 8192, ..TUNING };
     let room = Room { requests: 2 * HALF, buckets: 4096, tuning, ..AMPLE };
     let fabric = Fabric::reading(Geometry { cells: 64, ..tiny(2) }, Reading::Always, 1);
     let mut world = World::new(&fabric, room);

@@ -1,5 +1,6 @@
 //! One-sided operations: each by itself, what is refused, what waits, failures; then random worlds and forged packets.
 
+mod arrays;
 mod forged;
 mod random;
 
@@ -80,6 +81,21 @@ impl World<'_> {
     ) -> Result<Ticket, StartError> {
         let (loan, buf) = self.lender.send(from, operands.to_vec());
         let started = self.engine(from).accumulate(&Target { key, offset }, datatype, reduction, buf);
+        self.ticket(from, loan, started)
+    }
+
+    fn fetch_accumulate(
+        &mut self,
+        from: PeerId,
+        (key, offset): (&RemoteKey, u64),
+        what: (Datatype, Reduction),
+        operands: &[u8],
+        len: usize,
+    ) -> Result<Ticket, StartError> {
+        let (_, buf) = self.lender.send(from, operands.to_vec());
+        let (loan, mut old) = self.lender.receive(from, len);
+        let target = Target { key, offset };
+        let started = self.engine(from).fetch_accumulate(&target, what.0, what.1, buf, &mut old);
         self.ticket(from, loan, started)
     }
 

@@ -411,6 +411,9 @@ fn room(rng: &mut Rng, peers: usize) -> Room {
         eager_bytes: rng.pick(&[0, 64, 256, 256]),
         window: rng.pick(&[1, 5, 20, 4096]),
         share_bytes: SHARE,
+        non_temporal_bytes: rng.pick(&[0, 500, u64::MAX]),
+        pull_bytes: rng.pick(&[0, 1, 512, u64::MAX]),
+        run_bytes: rng.pick(&[0, 16, u64::MAX]),
     };
     Room { requests: rng.pick(&[12, 256]), units, buckets: rng.pick(&[0, 1, 3, 16]), tuning }
 }

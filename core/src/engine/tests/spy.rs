@@ -34,6 +34,8 @@ pub(super) struct Spy<P> {
     /// Whether an RTS that is read again says something else, as its sender may have written meanwhile.
     pub(super) twist: bool,
     reads: Cell<usize>,
+    /// Bytes that were read past the caches.
+    pub(super) past_caches: Cell<usize>,
     /// What was promised to each peer.
     promised: Vec<u64>,
 }
@@ -50,6 +52,7 @@ impl<P: MessagePort> Spy<P> {
             pulls: 0,
             twist: false,
             reads: Cell::new(0),
+            past_caches: Cell::new(0),
             promised: Vec::new(),
         }
     }
@@ -171,6 +174,12 @@ impl<P: MessagePort> MessagePort for Spy<P> {
             // The length of the message.
             to[7] ^= if self.reads.get() > 1 { 0x80 } else { 0 };
         }
+    }
+
+    fn read_past_caches(&self, arrival: &Arrival<Self::Token>, at: usize, to: &mut [u8]) {
+        assert!(at + to.len() <= arrival.len, "{} bytes from {at} of {}", to.len(), arrival.len);
+        self.past_caches.set(self.past_caches.get() + to.len());
+        self.port.read_past_caches(arrival, at, to);
     }
 
     fn release(&mut self, arrival: Arrival<Self::Token>) {

@@ -44,7 +44,14 @@ pub(super) struct Room {
 /// Large messages are not so large in tests.
 pub(super) const SHARE: u64 = 1 << 10;
 /// One cell of the smallest geometry is one message.
-pub(super) const TUNING: Tuning = Tuning { eager_bytes: 256, window: 4096, share_bytes: SHARE };
+pub(super) const TUNING: Tuning = Tuning {
+    eager_bytes: 256,
+    window: 4096,
+    share_bytes: SHARE,
+    non_temporal_bytes: 2 << 10,
+    pull_bytes: 512,
+    run_bytes: 16,
+};
 
 /// Regions of each engine.
 pub(super) const REGIONS: usize = 3;

@@ -18,7 +18,7 @@ use crate::shared::layout::{Extent, Geometry, HEADER_PAGE, Line};
 use crate::shared::pool::{CellHeader, CellRecord, PeerPool, Pool, ReturnReceiver, ReturnSender, ReturnSlot};
 use crate::shared::port::{Ends, Host, Link, PortConfig, ShmPort};
 use crate::shared::queue::{Consumer, Producer, Queue};
-use crate::shared::share::{self, ShareLine};
+use crate::shared::share::{self, Pieces, ShareLine};
 use crate::shared::sleep::{Sleep, SleepWord};
 use crate::sync::{FenceMode, Payload, PayloadMut, Word64};
 
@@ -372,7 +372,9 @@ impl Fabric {
         let pool = Pool::new(headers, payload, g.cell_bytes as usize, records).unwrap();
         let (entries, tail) = self.queue(rank);
         let announce = self.announce;
-        let config = PortConfig { rank, fastbox_limit, fences: FenceMode::Symmetric, announce };
+        // Each side has its own.
+        let pieces = Pieces::new(128 << rank, 512 << rank);
+        let config = PortConfig { rank, fastbox_limit, fences: FenceMode::Symmetric, announce, pieces };
         let consumer = Consumer::new(Queue::new(entries, tail));
         let bell = Bell { rung: vec![], memory: Rc::clone(&self.memory), refused: vec![] };
         ShmPort::new(config, links, pool, g.cells, consumer, bell)

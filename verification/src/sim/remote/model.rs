@@ -24,7 +24,7 @@ pub(super) fn execute(remote: &mut Remote, model: &mut [u8], len: usize) -> bool
     let Order { offset: at, len: all, key, .. } = *order;
     let part = (all - *taken).min(len.saturating_sub(HEAD));
     match order.verb {
-        Verb::Put { .. } | Verb::Accumulate(..) => {
+        Verb::Put { .. } | Verb::Accumulate(..) | Verb::FetchAccumulate(..) => {
             let mut bytes = vec![0; all];
             fill(key, &mut bytes);
             let end = *taken + part;
@@ -34,6 +34,17 @@ pub(super) fn execute(remote: &mut Remote, model: &mut [u8], len: usize) -> bool
                         update(model, at + value, datatype, |old| {
                             combine(datatype, reduction, old, load(&bytes, value, datatype.bytes()))
                         });
+                    }
+                }
+                Verb::FetchAccumulate(datatype, reduction) => {
+                    if answer.is_empty() {
+                        // The operands stay as they are.
+                        answer.clone_from(&bytes);
+                    }
+                    for value in (*taken..end).step_by(datatype.bytes()) {
+                        let operand = load(&bytes, value, datatype.bytes());
+                        let change = |old| combine(datatype, reduction, old, operand);
+                        answer.extend(update(model, at + value, datatype, change));
                     }
                 }
                 _ => model[at + *taken..at + end].copy_from_slice(&bytes[*taken..end]),
@@ -55,7 +66,12 @@ pub(super) fn execute(remote: &mut Remote, model: &mut [u8], len: usize) -> bool
             *answer = update(model, at, datatype, swap);
             true
         }
-        Verb::Flush | Verb::Active { .. } => true,
+        // The packets of a message are nothing but its bytes.
+        Verb::Active { .. } => {
+            *taken += len.min(all - *taken);
+            *taken == all
+        }
+        Verb::Flush => true,
     }
 }
 
@@ -83,7 +99,7 @@ pub(super) fn some_order(rng: &mut Rng, from: u32, ranks: u32, packet: usize) ->
     let value = ranks as usize * OWN + place;
     let len = if rng.one_in(3) { rng.below(OWN) } else { rng.below(40) };
     let own = from as usize * OWN + rng.below(OWN - len);
-    let (offset, len, verb) = match rng.below(10) {
+    let (offset, len, verb) = match rng.below(11) {
         0 | 1 => (own, len, Verb::Put { notify: rng.one_in(3) }),
         2 | 3 => (own, len, Verb::Get),
         4 => {
@@ -94,9 +110,14 @@ pub(super) fn some_order(rng: &mut Rng, from: u32, ranks: u32, packet: usize) ->
         // Often what is there: values begin as 0.
         6 => (value, size, Verb::CompareSwap(datatype, rng.below(2) as u64, rng.below(2) as u64)),
         7 => (0, 0, Verb::Flush),
+        8 => {
+            let count = rng.below((VALUES - place) / size + 1);
+            (value, count * size, Verb::FetchAccumulate(datatype, reduction))
+        }
         _ => {
             let handler = rng.below(HANDLERS.into()) as u16 + u16::from(rng.one_in(20)) * HANDLERS;
             let most = if rng.one_in(4) { packet } else { 100 };
+            let most = if rng.one_in(12) { 5 * packet } else { most };
             let len = rng.below(most + 1);
             (0, len, Verb::Active { handler, header: rng.below(HEADER.min(len) + 1) })
         }

@@ -1,10 +1,12 @@
 //! Regions, operations on them, and active messages.
 
+use std::collections::BTreeMap;
+
 use nemesia_core::engine::StartError;
 use nemesia_core::engine::active::{ActiveMessage, Handlers};
 use nemesia_core::engine::rma::{Access, RegionId, RemoteKey, Target};
 pub(crate) use nemesia_core::engine::rma::{Datatype, Reduction, combine};
-use nemesia_core::payload::{Exposed, SendBuf};
+use nemesia_core::payload::{Exposed, RecvBuf, SendBuf};
 
 use super::{Ticket, World};
 use crate::memory::{Loan, Place};
@@ -22,19 +24,30 @@ pub(crate) struct Handled {
 /// Handles active messages by writing them down.
 #[derive(Debug, Default)]
 pub(super) struct Desk {
-    room: Vec<u8>,
+    /// By sender.
+    rooms: BTreeMap<u32, Vec<u8>>,
     handled: Vec<Handled>,
 }
 
 impl Handlers for Desk {
     fn room(&mut self, message: &ActiveMessage) -> Option<&mut [u8]> {
-        self.room.resize(message.len, 0);
-        (message.handler < HANDLERS).then_some(&mut self.room[..])
+        if message.handler >= HANDLERS {
+            return None;
+        }
+        let room = self.rooms.entry(message.from).or_default();
+        room.resize(message.len, 0);
+        Some(room)
     }
 
     fn run(&mut self, message: &ActiveMessage) {
         let ActiveMessage { from, handler, header_bytes: header, len } = *message;
-        self.handled.push(Handled { from, handler, header, bytes: self.room[..len].to_vec() });
+        let mut bytes = self.rooms.remove(&from).unwrap_or_default();
+        bytes.truncate(len);
+        self.handled.push(Handled { from, handler, header, bytes });
+    }
+
+    fn drop_parts(&mut self, from: u32) {
+        self.rooms.remove(&from);
     }
 }
 
@@ -49,6 +62,8 @@ pub(crate) enum Verb {
     Fetch(Datatype, Reduction, u64),
     /// Expected, and new.
     CompareSwap(Datatype, u64, u64),
+    /// An array of operands, whose values come back.
+    FetchAccumulate(Datatype, Reduction),
     Flush,
     /// A message for a handler, with a header of so many bytes.
     Active {
@@ -116,6 +131,15 @@ impl World {
                     _ => engine.put(&target, buf, verb == Verb::Put { notify: true }),
                 };
                 (loan, started)
+            }
+            Verb::FetchAccumulate(datatype, reduction) => {
+                // The operands, and behind them, elsewhere, room for the values.
+                let (loan, [operands, room]) = self.parts(rank, key, 2 * len, len);
+                let room = std::ptr::with_exposed_provenance_mut(room.address() as usize);
+                // SAFETY: lent until the loan ends, and nobody else uses it.
+                let mut old = unsafe { RecvBuf::from_raw(room, len) };
+                let engine = self.engine(rank);
+                (loan, engine.fetch_accumulate(&target, datatype, reduction, operands, &mut old))
             }
             Verb::Active { handler, header } => {
                 let (loan, [front, back]) = self.parts(rank, key, len, header);

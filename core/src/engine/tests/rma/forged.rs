@@ -36,7 +36,7 @@ fn requests_that_make_no_sense_are_faults() {
     wide[21] = 1;
     let cases: Vec<(u16, &[u8])> = vec![
         (0, &good),
-        (7, &good[..24]),
+        (8, &good[..24]),
         (15, &good[..24]),
         (code(Operation::Put) | 1 << 13, &good[..24]),
         (code(Operation::Put) | 9 << 4, &good[..24]),
@@ -50,6 +50,10 @@ fn requests_that_make_no_sense_are_faults() {
         (code(Operation::Fetch), &good[..40]),
         (code(Operation::CompareSwap), &good[..32]),
         (code(Operation::Flush), &good[..1]),
+        (code(Operation::FetchAccumulate), &good[..23]),
+        (code(Operation::FetchAccumulate), &good[..24]),
+        (code(Operation::FetchAccumulate), &good[..27]),
+        (code(Operation::FetchAccumulate), &[0; 52]),
     ];
     for (context, bytes) in cases {
         let fabric = Fabric::new(tiny(2));
@@ -86,12 +90,15 @@ fn random_requests_touch_nothing_outside_what_is_exposed() {
             Operation::Fetch,
             Operation::CompareSwap,
             Operation::Flush,
+            Operation::FetchAccumulate,
         ]);
         let (reduction, datatype) = (rng.pick(&Reduction::ALL), rng.pick(&Datatype::ALL));
         let verb = Verb { operation, reduction, datatype, notify: rng.one_in(2) };
         let mut bytes = head.encode()[..verb.head_bytes()].to_vec();
         if matches!(operation, Operation::Put | Operation::Accumulate) {
             bytes.extend(contents(1, 8 * rng.below(20)));
+        } else if operation == Operation::FetchAccumulate {
+            bytes.extend(contents(1, 8 + 8 * rng.below(3)));
         }
         let envelope =
             Envelope { kind: Kind::Rma, context: verb.encode(), tag: rng.next(), total: bytes.len() as u64 };

@@ -26,6 +26,7 @@ enum What {
     Accumulate { datatype: Datatype, reduction: Reduction, operands: Vec<u8> },
     Fetch { datatype: Datatype, reduction: Reduction, operand: u64 },
     CompareSwap { datatype: Datatype, expected: u64, value: u64 },
+    FetchAccumulate { datatype: Datatype, reduction: Reduction, operands: Vec<u8> },
     Flush,
 }
 
@@ -124,7 +125,7 @@ impl<'a> Random<'a> {
         let value = 4 * OWN + self.rng.below(SHARED / 8) * 8 + 4 * (8 - size) / 4 * self.rng.below(2);
         let len = if self.rng.one_in(3) { self.rng.below(OWN) } else { self.rng.below(40) };
         let own = from as usize * OWN + self.rng.below(OWN - len);
-        match self.rng.below(8) {
+        match self.rng.below(9) {
             0 | 1 => {
                 let bytes = contents(self.rng.next(), len);
                 (own, What::Put { bytes, notify: self.rng.one_in(3) })
@@ -140,6 +141,13 @@ impl<'a> Random<'a> {
                 // Often right: values begin as 0.
                 let expected = self.rng.pick(&[0, 1, self.seed]);
                 (value, What::CompareSwap { datatype, expected, value: self.rng.below(2) as u64 })
+            }
+            7 => {
+                let most = (BYTES - value) / size + 1;
+                let count =
+                    if self.rng.one_in(3) { self.rng.below(most) } else { self.rng.below(most.min(9)) };
+                let operands = contents(self.rng.next(), count * size);
+                (value, What::FetchAccumulate { datatype, reduction, operands })
             }
             _ => (0, What::Flush),
         }
@@ -179,6 +187,12 @@ impl<'a> Random<'a> {
                 let (loan, mut old) = lender.receive(from, datatype.bytes());
                 (loan, engine.compare_swap(&target, *datatype, *expected, *value, &mut old))
             }
+            What::FetchAccumulate { datatype, reduction, operands } => {
+                // Lent to the end of the world: an engine that gives up a part may still hold it.
+                let (_, buf) = lender.send(from, operands.clone());
+                let (loan, mut old) = lender.receive(from, operands.len());
+                (loan, engine.fetch_accumulate(&target, *datatype, *reduction, buf, &mut old))
+            }
             What::Flush => (lender.send(from, vec![]).0, engine.flush(to)),
         };
         let number = self.operations.len();
@@ -212,6 +226,7 @@ impl<'a> Random<'a> {
         let (from, to) = (it.from, it.to);
         let nothing = match &it.what {
             What::Get { len } => *len == 0,
+            What::FetchAccumulate { operands, .. } => operands.is_empty(),
             What::Flush => !self.world.engine(from).is_unflushed(to),
             _ => false,
         };
@@ -245,6 +260,17 @@ impl<'a> Random<'a> {
                     let old = load(model, at + value, size);
                     let new = combine(*datatype, *reduction, old, load(operands, value, size));
                     model[at + value..][..size].copy_from_slice(&new.to_le_bytes()[..size]);
+                }
+                it.taken = end;
+                end < operands.len()
+            }
+            What::FetchAccumulate { datatype, reduction, operands } => {
+                let (size, end) = (datatype.bytes(), it.taken + part(operands.len(), it.taken));
+                for value in (it.taken..end).step_by(size) {
+                    let old = load(model, at + value, size);
+                    let new = combine(*datatype, *reduction, old, load(operands, value, size));
+                    model[at + value..][..size].copy_from_slice(&new.to_le_bytes()[..size]);
+                    it.answer.extend(&old.to_le_bytes()[..size]);
                 }
                 it.taken = end;
                 end < operands.len()

@@ -1,0 +1,81 @@
+//! Copies past the caches, for what is larger than they are: stores that go to memory by way of write-combining buffers neither
+//! read the lines that they overwrite nor push others out (paper 4, section 3.2).
+//!
+//! Such stores are not ordered by what publishes them: a Release orders plain stores only. Each copy here therefore ends with a
+//! store fence, before it returns, so that whatever is published afterwards by any [`Edge`](super::Edge) finds them done. The
+//! blunder `Undrained` of the models leaves that out.
+
+/// Bytes that are moved in one step: a line.
+#[cfg(target_arch = "x86_64")]
+const LINE: usize = 64;
+
+/// Copies `len` bytes past the caches, where the processor can; elsewhere as any copy. For what is not read again soon.
+///
+/// # Safety
+/// As for `core::ptr::copy_nonoverlapping`; what others may do to the bytes meanwhile is as for it.
+#[cfg(target_arch = "x86_64")]
+pub(super) unsafe fn past_caches(from: *const u8, to: *mut u8, len: usize) {
+    let head = to.align_offset(LINE).min(len);
+    let lines = (len - head) / LINE;
+    let done = head + lines * LINE;
+    // SAFETY: the first bytes of both ranges.
+    unsafe { core::ptr::copy_nonoverlapping(from, to, head) };
+    // SAFETY: whole lines that follow in both ranges; there `to` is at a multiple of the line.
+    unsafe { stream(from.add(head), to.add(head), lines) };
+    // SAFETY: what is left of both ranges.
+    unsafe { core::ptr::copy_nonoverlapping(from.add(done), to.add(done), len - done) };
+    // SAFETY: every processor of this kind has the instruction. The stores of this thread before are done before those after.
+    unsafe { core::arch::x86_64::_mm_sfence() };
+}
+
+/// # Safety
+/// So many lines can be read at `from`, and written at `to`, which is at a multiple of the line; they do not overlap.
+#[cfg(target_arch = "x86_64")]
+unsafe fn stream(from: *const u8, to: *mut u8, lines: usize) {
+    use core::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_stream_si128};
+    /// Registers in a line.
+    const WORDS: usize = LINE / size_of::<__m128i>();
+    let (mut from, mut to) = (from.cast::<__m128i>(), to.cast::<__m128i>());
+    for _ in 0..lines {
+        for at in 0..WORDS {
+            // SAFETY: in the line at both, and aligned at `to`; every processor of this kind has the instructions.
+            unsafe { _mm_stream_si128(to.add(at), _mm_loadu_si128(from.add(at))) };
+        }
+        // SAFETY: at most the end of the lines.
+        (from, to) = unsafe { (from.add(WORDS), to.add(WORDS)) };
+    }
+}
+
+/// As any copy: nothing better is known here.
+///
+/// # Safety
+/// As for `core::ptr::copy_nonoverlapping`.
+#[cfg(not(target_arch = "x86_64"))]
+pub(super) unsafe fn past_caches(from: *const u8, to: *mut u8, len: usize) {
+    // SAFETY: the caller's promise.
+    unsafe { core::ptr::copy_nonoverlapping(from, to, len) };
+}
+
+#[cfg(test)]
+mod tests {
+    use std::vec;
+    use std::vec::Vec;
+
+    use super::past_caches;
+
+    #[test]
+    fn every_length_at_every_alignment_is_copied_and_nothing_else() {
+        let source: Vec<u8> = (0..400).map(|at| (at * 7 + 3) as u8).collect();
+        for from in [0, 1, 7, 16, 63] {
+            for to in 0..65 {
+                for len in [0, 1, 15, 16, 63, 64, 65, 127, 128, 191, 200, 257] {
+                    let mut there = vec![0xee; 400];
+                    // SAFETY: both ranges are in their vectors, which are two.
+                    unsafe { past_caches(source.as_ptr().add(from), there.as_mut_ptr().add(to), len) };
+                    assert_eq!(there[to..to + len], source[from..from + len], "{len} from {from} to {to}");
+                    assert!(there[..to].iter().chain(&there[to + len..]).all(|byte| *byte == 0xee));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! Atomic operations that say what the values were.
+
+use std::ffi::c_void;
+
+use nemesia::{Endpoint as Inner, Reduction};
+
+use crate::boundary::{Out, check_buffer};
+use crate::endpoint::{Endpoint, on};
+use crate::rma::{RemoteKey, datatype_of, key_of, reduction_of, value_of};
+use crate::status::NEMESIA_OK;
+use crate::transfer::number;
+
+/// Starts combining one operand into one value of another process, atomically, and getting what the value was.
+///
+/// - `endpoint`, `key`, `offset`, `datatype`, `op`: as for `nemesia_endpoint_iaccumulate`.
+/// - `operand`: one value of that type. With NEMESIA_OP_NOTHING it does not count, but has to be there.
+/// - `out_old`: room for one value of that type; written when the request is complete.
+/// - `out_request`: written on success.
+///
+/// Returns: as `nemesia_endpoint_iaccumulate`.
+/// Ownership: the operand is copied; the request holds `out_old` as that of `nemesia_endpoint_iget` holds its buffer.
+/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nemesia_endpoint_ifetch(
+    endpoint: *mut Endpoint,
+    key: *const RemoteKey,
+    offset: u64,
+    datatype: u32,
+    op: u32,
+    operand: *const c_void,
+    out_old: *mut c_void,
+    out_request: *mut u64,
+) -> i32 {
+    let work = |endpoint: &mut Inner| {
+        // SAFETY: the caller's pointers, null or good.
+        let (key, out) = unsafe { (key_of(key)?, Out::required(out_request, "out_request")?) };
+        let what = (datatype_of(datatype)?, reduction_of(op)?);
+        check_buffer(out_old.cast::<u8>(), what.0.bytes(), "out_old")?;
+        // SAFETY: the caller's pointer, null or to a value of that type.
+        let operand = unsafe { value_of(what.0, operand, "operand") }?;
+        // SAFETY: the caller's promise: the room stays until the request is complete.
+        let request = unsafe { endpoint.ifetch(&key, offset, what, operand, out_old.cast()) }?;
+        out.write(number(request));
+        Ok(NEMESIA_OK)
+    };
+    // SAFETY: the caller's endpoint, or null.
+    unsafe { on(endpoint, work) }
+}
+
+/// Starts combining an array of operands into an array of values of another process, and getting what those were (as
+/// MPI_Get_accumulate). Atomic for each value.
+///
+/// - `endpoint`, `key`, `offset`, `datatype`, `op`: as for `nemesia_endpoint_iaccumulate`.
+/// - `operands`, `count`: so many values of that type. With NEMESIA_OP_NOTHING they do not count, and may be null.
+/// - `out_old`: room for as many values, elsewhere; written when the request is complete. After an error, what it holds is
+///   unspecified, and a part may have been done.
+/// - `out_request`: written on success.
+///
+/// Returns: as `nemesia_endpoint_iaccumulate`.
+/// Ownership: the request holds `operands` as that of `nemesia_endpoint_iput` holds its buffer, and `out_old` as that of
+/// `nemesia_endpoint_iget`.
+/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nemesia_endpoint_ifetch_accumulate(
+    endpoint: *mut Endpoint,
+    key: *const RemoteKey,
+    offset: u64,
+    datatype: u32,
+    op: u32,
+    operands: *const c_void,
+    count: usize,
+    out_old: *mut c_void,
+    out_request: *mut u64,
+) -> i32 {
+    let work = |endpoint: &mut Inner| {
+        // SAFETY: the caller's pointers, null or good.
+        let (key, out) = unsafe { (key_of(key)?, Out::required(out_request, "out_request")?) };
+        let what = (datatype_of(datatype)?, reduction_of(op)?);
+        let len = count.saturating_mul(what.0.bytes());
+        if what.1 != Reduction::Nothing || !operands.is_null() {
+            check_buffer(operands.cast::<u8>(), len, "operands")?;
+        }
+        check_buffer(out_old.cast::<u8>(), len, "out_old")?;
+        let (operands, old) = (operands.cast(), out_old.cast());
+        // SAFETY: the caller's promise: operands and room stay until the request is complete.
+        let request = unsafe { endpoint.ifetch_accumulate(&key, offset, what, operands, old, len) }?;
+        out.write(number(request));
+        Ok(NEMESIA_OK)
+    };
+    // SAFETY: the caller's endpoint, or null.
+    unsafe { on(endpoint, work) }
+}
+
+/// Starts replacing one value of another process if its bits are those that are expected, atomically, and getting what the
+/// value was.
+///
+/// - `endpoint`, `key`, `offset`, `datatype`, `out_old`, `out_request`: as for `nemesia_endpoint_ifetch`.
+/// - `expected`, `value`: one value of that type each.
+///
+/// Returns: as `nemesia_endpoint_ifetch`.
+/// Ownership: as for `nemesia_endpoint_ifetch`.
+/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nemesia_endpoint_icompare_swap(
+    endpoint: *mut Endpoint,
+    key: *const RemoteKey,
+    offset: u64,
+    datatype: u32,
+    expected: *const c_void,
+    value: *const c_void,
+    out_old: *mut c_void,
+    out_request: *mut u64,
+) -> i32 {
+    let work = |endpoint: &mut Inner| {
+        // SAFETY: the caller's pointers, null or good.
+        let (key, out) = unsafe { (key_of(key)?, Out::required(out_request, "out_request")?) };
+        let datatype = datatype_of(datatype)?;
+        check_buffer(out_old.cast::<u8>(), datatype.bytes(), "out_old")?;
+        // SAFETY: the caller's pointers, null or to a value of that type each.
+        let values =
+            unsafe { [value_of(datatype, expected, "expected")?, value_of(datatype, value, "value")?] };
+        // SAFETY: the caller's promise: the room stays until the request is complete.
+        let request = unsafe { endpoint.icompare_swap(&key, offset, datatype, values, out_old.cast()) }?;
+        out.write(number(request));
+        Ok(NEMESIA_OK)
+    };
+    // SAFETY: the caller's endpoint, or null.
+    unsafe { on(endpoint, work) }
+}
