@@ -42,5 +42,5 @@ pub use survey::{Choice, Seen, Wish, choose, survey};
 pub(crate) use device::set_nonblocking;
 pub(crate) use error::last_errno;
 pub(crate) use library::{manager, verbs};
-pub(crate) use pair::attributes;
+pub(crate) use pair::{RETRIES, RNR_FOREVER, attributes};
 pub(crate) use survey::NONE;

@@ -4,6 +4,10 @@ Debian's kernel has no siw (`CONFIG_RDMA_SIW is not set`). Its compile-time swit
 new one, `strict_active_first`: in MPA (RFC 5044, 7.1) the side that accepted a connection must not send before the active side's
 first message has arrived; siw as it is does not look.
 0: does not look; 1: says so in the kernel's log; 2: also fails the queue pair, as hardware may.
+
+One mistake of siw's is put right. `siw_accept()` sends the MPA reply and then makes the socket the queue pair's; what the peer sends in
+between wakes nobody, and waits in the socket until something else comes: for ever, if the peer waits for an answer. With
+`accept_looks`, on by default, siw looks at the socket once more; `accept_pause` makes the time in between longer, in milliseconds.
 """
 
 import os
@@ -16,6 +20,7 @@ import packages
 DIRECTORY = "/drivers/infiniband/sw/siw/"
 SWITCHES = ("zcopy_tx", "loopback_enabled", "mpa_crc_required", "mpa_crc_strict", "peer_to_peer")
 PARAMETER = "strict_active_first"
+ACCEPTED = "\t} else {\n\t\tsiw_qp_socket_assoc(cep, qp);\n"
 # Each change: the file, what stands there once, and what comes instead.
 CHANGES = (
     ("siw.h", "extern u_char mpa_version;", f"extern u_char mpa_version;\nextern int {PARAMETER};"),
@@ -26,6 +31,22 @@ CHANGES = (
     # siw_accept(): in peer-to-peer mode the active side has spoken before the queue pair may send.
     ("siw_cm.c", '\tsiw_dbg_cep(cep, "[QP%u]: moving to rts\\n", qp_id(qp));',
      '\tqp->must_listen = !wait_for_peer_rts;\n\tsiw_dbg_cep(cep, "[QP%u]: moving to rts\\n", qp_id(qp));'),
+    ("siw_main.c", "MODULE_AUTHOR(", "uint accept_pause;\nmodule_param(accept_pause, uint, 0644);\nbool accept_looks = true;\n"
+                                     "module_param(accept_looks, bool, 0644);\n\nMODULE_AUTHOR("),
+    ("siw.h", "extern const bool siw_tcp_nagle;", "extern const bool siw_tcp_nagle;\nextern uint accept_pause;\nextern bool accept_looks;"),
+    ("siw_cm.c", ACCEPTED, ACCEPTED.replace("{\n", "{\n\t\tif (accept_pause)\n\t\t\tmsleep(accept_pause);\n")
+     + "\t\tif (accept_looks)\n\t\t\tsiw_look(cep->sock->sk);\n"),
+    ("siw_cm.c", "int siw_accept(struct iw_cm_id *id,", """\
+static void siw_look(struct sock *sk)
+{
+	lock_sock(sk);
+	local_bh_disable();
+	sk->sk_data_ready(sk);
+	local_bh_enable();
+	release_sock(sk);
+}
+
+int siw_accept(struct iw_cm_id *id,"""),
     # siw_get_hdr(): something has come.
     ("siw_qp_rx.c", "\tint bytes;\n\n\tif (srx->fpdu_part_rcvd < MIN_DDP_HDR) {",
      "\tint bytes;\n\n\tqp->must_listen = false;\n\tif (srx->fpdu_part_rcvd < MIN_DDP_HDR) {"),

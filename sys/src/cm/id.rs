@@ -11,7 +11,8 @@ use rdma_core_sys as raw;
 
 use super::address::{from_c, to_c};
 use super::channel::Channel;
-use crate::verbs::{VerbsError, last_errno, manager};
+
+use crate::verbs::{RETRIES, RNR_FOREVER, VerbsError, last_errno, manager};
 
 /// What a connection is asked for, or accepted, with.
 #[derive(Clone, Copy, Debug)]
@@ -151,8 +152,8 @@ impl Id {
             responder_resources: answer.reads,
             initiator_depth: answer.depth,
             flow_control: 1,
-            retry_count: 7,
-            rnr_retry_count: 7,
+            retry_count: RETRIES,
+            rnr_retry_count: RNR_FOREVER,
             srq: answer.shared.into(),
             qp_num: answer.pair,
         }

@@ -7,6 +7,7 @@
 
 mod complete;
 mod connect;
+mod held;
 mod link;
 mod open;
 mod post;
@@ -81,8 +82,8 @@ impl Default for PortOptions {
 pub struct VerbsPort {
     // In the order in which they are to be dropped: what uses others first.
     links: Links,
-    /// Identifiers of connections that were closed, until the peer has heard of it.
-    leaving: Vec<(Id, Duration)>,
+    /// Identifiers of connections that were closed, until the peer has confirmed that, or that time.
+    leaving: Vec<(Id, Connection, Duration)>,
     listener: Option<Id>,
     channel: Arc<Channel>,
     shared: Option<Shared>,
@@ -102,6 +103,10 @@ pub struct VerbsPort {
     /// Completions that were taken and not asked for yet.
     pending: VecDeque<Completion>,
     events: VecDeque<Event>,
+    /// The device's fences can't be used.
+    holds_fences: bool,
+    /// Connections of which something has completed that others may wait for.
+    answered: Vec<u32>,
     /// Connections that a completion has shown to be broken.
     suspects: Vec<u32>,
     now: Duration,

@@ -107,10 +107,21 @@ pub(crate) struct PerfArgs {
     /// can be used
     #[arg(long, value_name = "NAME", value_delimiter = ',', num_args = 1)]
     pub(crate) device: Vec<String>,
-    /// Round trips, and messages (in whole windows of 64), for each size in each of the 5 rounds; 1 to 10000000.
+    /// Round trips, and messages (in whole windows of 64), for each size in each round; 1 to 10000000.
     /// Default: as many as fit into some 15 ms
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
     pub(crate) iterations: Option<u32>,
+    /// How often everything is measured, 1 to 100; medians are reported
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub(crate) rounds: u32,
+    /// With --port verbs: find a write by polling on its last byte even where the port does not promise that the bytes of a
+    /// write are placed in order, as perftest does. By default the target is told
+    #[arg(long)]
+    pub(crate) last_byte: bool,
+    /// With --port verbs: words before the command of the second process, which put it elsewhere on this machine (into
+    /// another network namespace, say: \"ip netns exec NAME\"), with its descriptors and environment
+    #[arg(long, value_name = "WORDS", value_delimiter = ' ', num_args = 1, allow_hyphen_values = true)]
+    pub(crate) second_through: Vec<String>,
     /// Where to write the picture, as SVG [default: nemesia-perf.svg]
     #[arg(long, value_name = "FILE", conflicts_with = "no_plot")]
     pub(crate) plot: Option<PathBuf>,

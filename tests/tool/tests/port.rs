@@ -97,5 +97,11 @@ fn what_a_memory_port_does_not_have_is_refused() -> Result<(), String> {
     for words in [&["perf", "--device", "mlx5_0"][..], &["perf", "--port", "tcp", "--device", "mlx5_0"]] {
         assert!(refused(words)?.contains("--device is for --port verbs"));
     }
+    for (words, option) in [
+        (&["perf", "--last-byte"][..], "--last-byte"),
+        (&["perf", "--port", "tcp", "--second-through", "env"], "--second-through"),
+    ] {
+        assert!(refused(words)?.contains(&format!("{option} is for --port verbs")));
+    }
     Ok(())
 }

@@ -1,17 +1,16 @@
 //! What has completed.
 
+use std::collections::{HashMap, VecDeque};
+
 use nemesia_core::port::memory::{Completion, Connection, LostError, Outcome, WorkError};
 use rdma_core_sys as raw;
 
-use super::VerbsPort;
+use super::link::Links;
 use super::tag::{Queue, Tag};
+use super::{Shared, VerbsPort};
 use crate::cm::Stage;
 use crate::verbs::code::{lost_error, work_error};
 use crate::verbs::completion::{BATCH, Polled};
-
-/// A completion that is nothing yet.
-const NOTHING: Polled =
-    Polled { id: u64::MAX, status: 0, pair: 0, vendor: 0, opcode: 0, len: 0, immediate: None };
 
 impl VerbsPort {
     #[inline]
@@ -19,6 +18,9 @@ impl VerbsPort {
         let mut count = self.hand_out(into);
         while count < into.len() {
             let taken = self.take(into.len() - count);
+            if !self.answered.is_empty() {
+                self.release_answered();
+            }
             if !self.suspects.is_empty() {
                 self.end_suspects();
             }
@@ -48,66 +50,14 @@ impl VerbsPort {
     /// Takes what has completed in the device, and keeps it for the caller; returns how many there were.
     #[inline]
     fn take(&mut self, most: usize) -> usize {
-        let mut batch = [NOTHING; BATCH];
-        let mut count = 0;
-        let taken = self.queue.poll(most, |polled| {
-            batch[count] = polled;
-            count += 1;
-        });
-        if let Err(error) = taken {
-            self.fail_port(error.code().unsigned_abs());
-        }
-        for polled in &batch[..count] {
-            self.translate(polled);
-        }
-        count
-    }
-
-    /// What a completion of the device means to the caller; nothing, if it comes too late.
-    #[inline]
-    fn translate(&mut self, polled: &Polled) {
-        let Some(tag) = Tag::decode(polled.id) else { return };
-        let failed = (polled.status != raw::IBV_WC_SUCCESS).then(|| work_error(polled.status));
-        let outcome = match (failed, tag.queue) {
-            (Some(error), _) => Outcome::Failed(error),
-            (None, Queue::Send) => Outcome::Done,
-            (None, Queue::Receive | Queue::Shared) => received(polled),
-        };
-        let pending = &mut self.pending;
-        let found = match tag.queue {
-            Queue::Shared => {
-                let Some(id) = self.shared.as_mut().and_then(|shared| shared.posted.take(tag.sequence))
-                else {
-                    return;
-                };
-                let link = self.by_pair.get(&polled.pair).and_then(|index| self.links.at(*index));
-                // It may be that of a connection that is gone: the receive has come back all the same.
-                let connection =
-                    link.as_ref().map_or(Completion::EMPTY.connection, |(connection, _)| *connection);
-                pending.push_back(Completion { id, connection, outcome });
-                link.map(|(connection, link)| {
-                    link.unpolled += 1;
-                    (connection, link)
-                })
+        let Self { queue, links, shared, by_pair, pending, suspects, answered, .. } = self;
+        let mut taking = Taking { links, shared, by_pair, pending, suspects, answered };
+        match queue.poll(most, |polled| taking.translate(&polled)) {
+            Ok(count) => count,
+            Err(error) => {
+                self.fail_port(error.code().unsigned_abs());
+                0
             }
-            Queue::Send | Queue::Receive => {
-                let link =
-                    self.links.at(tag.index).filter(|(connection, _)| tag.is_of(connection.generation));
-                let Some((connection, link)) = link else { return };
-                let ring = if tag.queue == Queue::Send { &mut link.sends } else { &mut link.receives };
-                let unpolled = &mut link.unpolled;
-                let is_here = ring.complete(tag.sequence, outcome, |id, outcome| {
-                    *unpolled += 1;
-                    pending.push_back(Completion { id, connection, outcome });
-                });
-                is_here.then_some((connection, link))
-            }
-        };
-        if let (Some(error), Some((connection, link))) = (failed, found) {
-            if error != WorkError::Flushed {
-                link.cause.get_or_insert(lost_error(error));
-            }
-            self.suspects.push(connection.index);
         }
     }
 
@@ -157,6 +107,7 @@ impl VerbsPort {
         }
         let Some(link) = self.links.get_mut(connection) else { return };
         link.early.clear();
+        link.held.clear();
         // The oldest that is left has not completed, so all after it have not either, whatever the device has reported: but an
         // error of its own says more.
         let left = [link.sends.drain(), link.receives.drain()];
@@ -164,6 +115,69 @@ impl VerbsPort {
             let failed = posted.outcome.filter(|outcome| matches!(outcome, Outcome::Failed(_)));
             let outcome = failed.unwrap_or(Outcome::Failed(WorkError::Flushed));
             self.keep(Completion { id: posted.id, connection, outcome });
+        }
+    }
+}
+
+/// What is needed to tell what a completion means.
+struct Taking<'a> {
+    links: &'a mut Links,
+    shared: &'a mut Option<Shared>,
+    by_pair: &'a HashMap<u32, u32>,
+    pending: &'a mut VecDeque<Completion>,
+    suspects: &'a mut Vec<u32>,
+    answered: &'a mut Vec<u32>,
+}
+
+impl Taking<'_> {
+    /// What a completion of the device means to the caller; nothing, if it comes too late.
+    #[inline]
+    fn translate(&mut self, polled: &Polled) {
+        let Some(tag) = Tag::decode(polled.id) else { return };
+        let failed = (polled.status != raw::IBV_WC_SUCCESS).then(|| work_error(polled.status));
+        let outcome = match (failed, tag.queue) {
+            (Some(error), _) => Outcome::Failed(error),
+            (None, Queue::Send) => Outcome::Done,
+            (None, Queue::Receive | Queue::Shared) => received(polled),
+        };
+        let pending = &mut *self.pending;
+        let found = match tag.queue {
+            Queue::Shared => {
+                let Some(id) = self.shared.as_mut().and_then(|shared| shared.posted.take(tag.sequence))
+                else {
+                    return;
+                };
+                let link = self.by_pair.get(&polled.pair).and_then(|index| self.links.at(*index));
+                // It may be that of a connection that is gone: the receive has come back all the same.
+                let connection =
+                    link.as_ref().map_or(Completion::EMPTY.connection, |(connection, _)| *connection);
+                pending.push_back(Completion { id, connection, outcome });
+                link.map(|(connection, link)| {
+                    link.unpolled += 1;
+                    (connection, link)
+                })
+            }
+            Queue::Send | Queue::Receive => {
+                let link =
+                    self.links.at(tag.index).filter(|(connection, _)| tag.is_of(connection.generation));
+                let Some((connection, link)) = link else { return };
+                let ring = if tag.queue == Queue::Send { &mut link.sends } else { &mut link.receives };
+                let unpolled = &mut link.unpolled;
+                let is_here = ring.complete(tag.sequence, outcome, |id, outcome| {
+                    *unpolled += 1;
+                    pending.push_back(Completion { id, connection, outcome });
+                });
+                if is_here && !link.held.is_empty() {
+                    self.answered.push(connection.index);
+                }
+                is_here.then_some((connection, link))
+            }
+        };
+        if let (Some(error), Some((connection, link))) = (failed, found) {
+            if error != WorkError::Flushed {
+                link.cause.get_or_insert(lost_error(error));
+            }
+            self.suspects.push(connection.index);
         }
     }
 }

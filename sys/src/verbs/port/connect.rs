@@ -15,8 +15,9 @@ use crate::verbs::pair::{ACK_TIMEOUT, QueuePair, RETRIES, RNR_FOREVER, RNR_TIMER
 
 /// How long an address or a route is looked up; a deadline may come earlier.
 const LOOK_UP: Duration = Duration::from_secs(2);
-/// How long a closed connection's identifier stays, for the peer to hear of it though packets get lost.
-const LINGER: Duration = Duration::from_secs(1);
+/// How long a closed connection's identifier stays if the peer does not confirm: the kernel says again after 4.3 s that a
+/// connection ends, and no more once the identifier is gone.
+const LINGER: Duration = Duration::from_secs(10);
 /// The token of the listener.
 pub(super) const LISTENER: usize = usize::MAX;
 
@@ -168,6 +169,9 @@ impl VerbsPort {
                 return;
             }
             let connection = owner(event.token);
+            if event.kind == raw::RDMA_CM_EVENT_DISCONNECTED {
+                self.leaving.retain(|(_, which, _)| *which != connection);
+            }
             let Some(link) = self.links.get(connection) else { continue };
             let step = step(link.stage, event.kind, event.status);
             self.take_step(connection, step, event.private);
@@ -289,7 +293,7 @@ impl VerbsPort {
         self.events.retain(|event| !is_about(event, connection));
         let until = self.now + LINGER;
         if let Some(id) = self.links.get_mut(connection).and_then(|link| link.id.take()) {
-            self.leaving.push((id, until));
+            self.leaving.push((id, connection, until));
         }
     }
 }

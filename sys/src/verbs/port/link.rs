@@ -5,6 +5,7 @@ use std::time::Duration;
 use nemesia_core::port::memory::{Connection, LostError, Private, State};
 use rdma_core_sys as raw;
 
+use super::held::Waiting;
 use super::ring::Ring;
 use crate::cm::{Id, Side, Stage};
 use crate::verbs::pair::QueuePair;
@@ -17,6 +18,8 @@ pub(super) struct Link {
     pub(super) pair: Option<QueuePair>,
     pub(super) id: Option<Id>,
     pub(super) sends: Ring,
+    /// Those of `sends` that wait for reads, and what is behind them.
+    pub(super) held: Waiting,
     pub(super) receives: Ring,
     /// Receives that were posted before there was a queue pair: the first one's sequence number is 0.
     pub(super) early: Vec<Vec<raw::ibv_sge>>,
@@ -44,6 +47,7 @@ impl Link {
             pair: None,
             id: None,
             sends: Ring::new(depths.0),
+            held: Waiting::new(),
             receives: Ring::new(depths.1),
             early: Vec::new(),
             shared: false,

@@ -4,6 +4,7 @@ use nemesia_core::port::memory::{Access, PostError, ReceiveQueue, Remote, Slice,
 use rdma_core_sys as raw;
 
 use super::VerbsPort;
+use super::held::Held;
 use super::regions::Parts;
 use super::ring::Posted;
 use super::tag::{Queue, Tag};
@@ -17,6 +18,15 @@ fn request(opcode: u32, flags: u32) -> raw::ibv_send_wr {
     wr.opcode = opcode;
     wr.send_flags = flags;
     wr
+}
+
+/// Reads and atomic operations.
+#[inline]
+fn is_answered(opcode: u32) -> bool {
+    matches!(
+        opcode,
+        raw::IBV_WR_RDMA_READ | raw::IBV_WR_ATOMIC_FETCH_AND_ADD | raw::IBV_WR_ATOMIC_CMP_AND_SWP
+    )
 }
 
 fn refused(code: i32) -> PostError {
@@ -57,7 +67,7 @@ impl VerbsPort {
                 }
                 let mut parts = Parts::NONE;
                 if !bytes.is_empty() {
-                    let (addr, length) = (bytes.as_ptr().addr() as u64, bytes.len() as u32);
+                    let (addr, length) = (bytes.as_ptr().expose_provenance() as u64, bytes.len() as u32);
                     parts.list[0] = raw::ibv_sge { addr, length, lkey: 0 };
                     parts.count = 1;
                     parts.len = bytes.len() as u64;
@@ -112,26 +122,37 @@ impl VerbsPort {
         if parts.len > u64::from(limit) {
             return Err(PostError::Length { limit });
         }
+        let holds_fences = self.holds_fences;
         let link = self.links.get_mut(work.connection).ok_or(PostError::NotReady)?;
         let (Stage::Ready, Some(pair)) = (link.stage, &link.pair) else { return Err(PostError::NotReady) };
         if link.sends.len() >= self.facts.send_depth as usize {
             return Err(PostError::QueueFull);
         }
         let (index, generation) = (work.connection.index, work.connection.generation);
-        wr.wr_id = Tag { queue: Queue::Send, index, generation, sequence: link.sends.next() }.encode();
-        // Where the device may report out of order, what is not reported could not be known to be done.
-        let signalled = !work.quiet || self.facts.active_speaks_first;
+        let sequence = link.sends.next();
+        wr.wr_id = Tag { queue: Queue::Send, index, generation, sequence }.encode();
+        let answered = is_answered(wr.opcode);
+        // Where the device may report out of order, what is not reported could not be known to be done; nor, where fences are
+        // ours, that a read was answered.
+        let signalled = !work.quiet || self.facts.active_speaks_first || (answered && holds_fences);
         wr.send_flags |= if signalled { raw::IBV_SEND_SIGNALED } else { 0 };
-        wr.send_flags |= if work.fence { raw::IBV_SEND_FENCE } else { 0 };
-        wr.sg_list = parts.get().as_mut_ptr();
+        wr.send_flags |= if work.fence && !holds_fences { raw::IBV_SEND_FENCE } else { 0 };
         wr.num_sge = parts.count as i32;
-        // SAFETY: the list lives to the end of the call. The parts lie in registered regions that allow this, whose memory
-        // was promised until they are deregistered; an inline payload is copied before the call returns.
-        unsafe { pair.post_send(&mut wr) }.map_err(refused)?;
+        let waits = work.fence && holds_fences && link.sends.awaits_answer_before(sequence);
+        if waits || !link.held.is_empty() {
+            // SAFETY: whoever posts lends an inline payload for the call.
+            link.held.push_back(unsafe { Held::new(wr, parts, work.fence, sequence) });
+        } else {
+            wr.sg_list = parts.get().as_mut_ptr();
+            // SAFETY: the list lives to the end of the call. The parts lie in registered regions that allow this, whose memory
+            // was promised until they are deregistered; an inline payload is copied before the call returns.
+            unsafe { pair.post_send(&mut wr) }.map_err(refused)?;
+        }
         link.sends.push(Posted {
             id: work.id,
             quiet: work.quiet,
             signalled,
+            answered,
             number: self.regions.count(),
             outcome: None,
         });
@@ -169,7 +190,14 @@ impl VerbsPort {
                     Some(pair) => unsafe { pair.post_receive(tag.encode(), list) }.map_err(refused)?,
                     None => link.early.push(list.to_vec()),
                 }
-                link.receives.push(Posted { id, quiet: false, signalled: true, number: 0, outcome: None });
+                link.receives.push(Posted {
+                    id,
+                    quiet: false,
+                    signalled: true,
+                    answered: false,
+                    number: 0,
+                    outcome: None,
+                });
                 Ok(())
             }
         }

@@ -13,6 +13,8 @@ pub(super) struct Posted {
     pub(super) quiet: bool,
     /// The device reports it.
     pub(super) signalled: bool,
+    /// A read or an atomic operation: it is answered.
+    pub(super) answered: bool,
     /// Its place among all that were posted to send queues.
     pub(super) number: u64,
     /// What it came to, if that is known.
@@ -43,6 +45,12 @@ impl Ring {
     /// The sequence number of the next one.
     pub(super) fn next(&self) -> u32 {
         self.first.wrapping_add(self.posted.len() as u32)
+    }
+
+    /// Whether one of those before this number has not been answered yet.
+    pub(super) fn awaits_answer_before(&self, sequence: u32) -> bool {
+        let before = sequence.wrapping_sub(self.first) as usize;
+        self.posted.iter().take(before).any(|posted| posted.answered && posted.outcome.is_none())
     }
 
     pub(super) fn push(&mut self, posted: Posted) {
@@ -127,7 +135,7 @@ mod tests {
     const FAILED: Outcome = Outcome::Failed(WorkError::Refused);
 
     fn posted(id: u64, quiet: bool, signalled: bool) -> Posted {
-        Posted { id, quiet, signalled, number: id, outcome: None }
+        Posted { id, quiet, signalled, answered: false, number: id, outcome: None }
     }
 
     /// What completes, as the caller sees it.
@@ -187,6 +195,20 @@ mod tests {
         ring.push(posted(7, true, false));
         assert_eq!(ring.oldest(), Some(7));
         assert_eq!(completed(&mut ring, 0, FAILED), Some(vec![7]));
+    }
+
+    #[test]
+    fn only_reads_before_a_number_are_waited_for() {
+        let mut ring = Ring { first: u32::MAX, ..Ring::default() };
+        for id in 0..3 {
+            ring.push(Posted { answered: id == 1, ..posted(id, false, true) });
+        }
+        assert!(
+            !ring.awaits_answer_before(0) && ring.awaits_answer_before(1) && ring.awaits_answer_before(2)
+        );
+        // Reported out of order: the read has been answered, and its turn has not come.
+        assert_eq!(completed(&mut ring, 0, Outcome::Done), Some(vec![]));
+        assert!(!ring.awaits_answer_before(2) && ring.len() == 3);
     }
 
     #[test]

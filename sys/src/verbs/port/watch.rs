@@ -63,7 +63,7 @@ impl VerbsPort {
             self.links
                 .each(|_, link| *alarm = if link.is_unready() { link.deadline.min(*alarm) } else { *alarm });
         }
-        self.leaving.retain(|(_, until)| *until > now);
+        self.leaving.retain(|(_, _, until)| *until > now);
         if let Some((since, code)) = self.down
             && now >= since + PATIENCE
         {

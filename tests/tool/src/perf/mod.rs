@@ -68,7 +68,8 @@ pub(crate) fn perf(args: &PerfArgs) -> Result<(), Failure> {
     let files = Files::open(args, &tests)?;
     let pins = pins(args.no_pin)?;
     let (measured, seen) = measure(args, &tests, pins.is_some())?;
-    let layout = Layout { port: args.port.name(), pins, tests: &tests, sizes: &args.sizes.0 };
+    let (port, rounds) = (args.port.name(), args.rounds);
+    let layout = Layout { port, pins, rounds, tests: &tests, sizes: &args.sizes.0 };
     files.write(&layout, &measured, &seen)
 }
 
@@ -110,8 +111,13 @@ fn status<T>(worked: Result<worker::Report<T>, String>) -> u8 {
 
 /// Whether the port can be used, and has what is asked for.
 fn check_port(args: &PerfArgs) -> Result<(), Failure> {
-    if args.port != Port::Verbs && !args.device.is_empty() {
-        return Err(Failure::unusable("--device is for --port verbs"));
+    let of_verbs = [
+        ("--device", !args.device.is_empty()),
+        ("--last-byte", args.last_byte),
+        ("--second-through", !args.second_through.is_empty()),
+    ];
+    if let Some((option, _)) = of_verbs.iter().find(|(_, given)| *given && args.port != Port::Verbs) {
+        return Err(Failure::unusable(format!("{option} is for --port verbs")));
     }
     if args.port == Port::Shm {
         return if args.matching { Ok(()) } else { check_shm() };
@@ -134,6 +140,8 @@ fn check_port(args: &PerfArgs) -> Result<(), Failure> {
     let devices: Vec<Option<String>> = match &args.device[..] {
         [] => vec![None],
         [_, _, _, ..] => return Err(Failure::unusable("--device names at most two, one for each process")),
+        // What is elsewhere can't be seen from here.
+        names if !args.second_through.is_empty() => names.iter().take(1).cloned().map(Some).collect(),
         names => names.iter().cloned().map(Some).collect(),
     };
     for device in devices {
@@ -270,6 +278,9 @@ fn measure(args: &PerfArgs, tests: &[Test], pin: bool) -> Result<(Measured, Vec<
         sizes: args.sizes.0.clone(),
         tests: tests.to_vec(),
         iterations: args.iterations,
+        rounds: args.rounds as usize,
+        last_byte: args.last_byte,
+        through: args.second_through.clone(),
         counters: args.counters,
         trace: args.trace,
         page: shared.as_raw_fd(),

@@ -170,7 +170,7 @@ mod tests {
 
     #[test]
     fn the_picture_names_axes_units_and_curves() {
-        let layout = Layout { port: "shm", pins: None, tests: &ALL, sizes: &[0, 8, 1024, 65_536] };
+        let layout = Layout { port: "shm", pins: None, rounds: 5, tests: &ALL, sizes: &[0, 8, 1024, 65_536] };
         let text = svg(&layout, &measured()).unwrap();
         for words in
             ["Latency", "microseconds", "hand-over of a cache line, 100 ns", "GB/s", "memcpy", "message size"]
@@ -184,7 +184,7 @@ mod tests {
         for (size, test) in
             [(0, Test::Latency), (8, Test::Bandwidth), (0, Test::Bandwidth), (65_536, Test::Latency)]
         {
-            let layout = Layout { port: "shm", pins: None, tests: &[test], sizes: &[size] };
+            let layout = Layout { port: "shm", pins: None, rounds: 5, tests: &[test], sizes: &[size] };
             assert!(svg(&layout, &measured()).unwrap().ends_with("</svg>\n"));
         }
     }

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::link::WINDOW;
 use super::sizes::short;
-use super::worker::{Measured, ROUNDS, Seen};
+use super::worker::{Measured, Seen};
 use crate::cli::Test;
 use crate::failure::Failure;
 
@@ -21,6 +21,7 @@ pub(crate) struct Layout<'a> {
     pub(crate) port: &'static str,
     /// The cores of the two processes, if they were bound.
     pub(crate) pins: Option<[usize; 2]>,
+    pub(crate) rounds: u32,
     pub(crate) tests: &'a [Test],
     pub(crate) sizes: &'a [usize],
 }
@@ -152,6 +153,7 @@ fn write_limits(out: &mut String, layout: &Layout<'_>, measured: &Measured) -> s
 }
 
 fn write_table(out: &mut String, layout: &Layout<'_>, measured: &Measured) -> std::fmt::Result {
+    let rounds = layout.rounds;
     let mut columns = vec![("size", layout.sizes.iter().map(|bytes| short(*bytes)).collect::<Vec<_>>())];
     for (head, cell) in cells(layout.tests) {
         let text = |bytes: &usize| cell(*bytes, measured).unwrap_or_else(|| "-".to_owned());
@@ -171,7 +173,7 @@ fn write_table(out: &mut String, layout: &Layout<'_>, measured: &Measured) -> st
     if layout.tests.contains(&Test::Latency) {
         writeln!(
             out,
-            "latency: half a round trip; p50 and p99 of each round, and of these the median of {ROUNDS} rounds"
+            "latency: half a round trip; p50 and p99 of each round, and of these the median of {rounds} rounds"
         )?;
     }
     if layout.tests.iter().any(|test| *test != Test::Latency) {
@@ -180,7 +182,7 @@ fn write_table(out: &mut String, layout: &Layout<'_>, measured: &Measured) -> st
             || format!("windows of {WINDOW} messages"),
             |_| "RDMA writes, until the target has confirmed the last".to_owned(),
         );
-        writeln!(out, "bandwidth, rate: {what}; median of {ROUNDS} rounds; 1 MB is 10^6 bytes")?;
+        writeln!(out, "bandwidth, rate: {what}; median of {rounds} rounds; 1 MB is 10^6 bytes")?;
     }
     Ok(())
 }
@@ -240,7 +242,7 @@ pub(crate) mod tests {
 
     #[test]
     fn json_has_the_keys_that_its_readers_rely_on() {
-        let layout = Layout { port: "shm", pins: Some([0, 1]), tests: &ALL, sizes: &[8, 1024] };
+        let layout = Layout { port: "shm", pins: Some([0, 1]), rounds: 5, tests: &ALL, sizes: &[8, 1024] };
         let expected = concat!(
             r#"{"limits":{"handover_ns":100.0,"memcpy_MBps":{"1024":20000.0,"65536":18000.3}},"results":["#,
             r#"{"port":"shm","test":"latency","bytes":8,"p50_ns":160.0,"p99_ns":200.0},"#,
@@ -256,7 +258,7 @@ pub(crate) mod tests {
 
     #[test]
     fn only_what_was_asked_for_is_reported() {
-        let layout = Layout { port: "shm", pins: None, tests: &[Test::Rate], sizes: &[8] };
+        let layout = Layout { port: "shm", pins: None, rounds: 5, tests: &[Test::Rate], sizes: &[8] };
         let text = json(&layout, &measured(), &[]).unwrap();
         assert!(text.contains("per_s") && !text.contains("p50_ns") && !text.contains(r#""MBps""#), "{text}");
         let text = table(&layout, &measured());
@@ -265,7 +267,7 @@ pub(crate) mod tests {
 
     #[test]
     fn the_table_sets_results_against_the_limits() {
-        let layout = Layout { port: "shm", pins: Some([0, 1]), tests: &ALL, sizes: &[0, 8, 1024] };
+        let layout = Layout { port: "shm", pins: Some([0, 1]), rounds: 5, tests: &ALL, sizes: &[0, 8, 1024] };
         let text = table(&layout, &measured());
         let row = |head: &str| -> Vec<&str> {
             text.lines()

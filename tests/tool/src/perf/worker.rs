@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::{OwnedFd, RawFd};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
 use std::sync::atomic::Ordering;
 
 use nemesia::bootstrap::Bootstrap;
@@ -12,7 +14,7 @@ use nemesia::{Config, Endpoint};
 use serde::{Deserialize, Serialize};
 
 use super::limits;
-use super::link::{Command, Link, WINDOW};
+use super::link::{self, Link, WINDOW};
 use super::page::{self, Page};
 use super::port;
 use super::stats::{median, percentile};
@@ -20,8 +22,6 @@ use super::timer::Timer;
 use super::traffic::Traffic;
 use crate::cli::{Port, Test};
 
-/// How often everything is measured; medians are reported.
-pub(crate) const ROUNDS: usize = 5;
 /// One round of one size takes about this.
 const ROUND_NS: f64 = 15e6;
 /// Fewest round trips of a round, so that its 99th percentile means something.
@@ -44,6 +44,11 @@ pub(crate) struct Plan {
     pub(crate) sizes: Vec<usize>,
     pub(crate) tests: Vec<Test>,
     pub(crate) iterations: Option<u32>,
+    pub(crate) rounds: usize,
+    /// Writes are found by polling on their last byte, whatever the port promises.
+    pub(crate) last_byte: bool,
+    /// What puts the second process elsewhere; empty once it is there.
+    pub(crate) through: Vec<String>,
     /// Whether counters are to be reported, and from how many entries and exits a call tree.
     pub(crate) counters: bool,
     pub(crate) trace: Option<u32>,
@@ -64,7 +69,7 @@ impl Plan {
 
     /// Steps of the whole measurement, for the progress.
     pub(crate) fn steps(&self) -> usize {
-        ROUNDS * self.sizes.len() * (1 + usize::from(self.latency()) + usize::from(self.windows()))
+        self.rounds * self.sizes.len() * (1 + usize::from(self.latency()) + usize::from(self.windows()))
     }
 }
 
@@ -102,7 +107,11 @@ pub(crate) type Report<T> = Result<T, String>;
 /// # Errors
 /// When this process was not started by `perf`.
 pub(crate) fn work(plan: &str) -> Result<Report<(Option<Measured>, Seen)>, String> {
-    let plan: Plan = serde_json::from_str(plan).map_err(|error| astray(&error.to_string()))?;
+    let mut plan: Plan = serde_json::from_str(plan).map_err(|error| astray(&error.to_string()))?;
+    let through = std::mem::take(&mut plan.through);
+    if !through.is_empty() && rank() == Some(1) {
+        return Err(elsewhere(&through, &plan));
+    }
     let shared = page::inherit(plan.page).map_err(|error| astray(&error.to_string()))?;
     report(plan.reports, || take_part(&plan, &shared))
 }
@@ -119,13 +128,27 @@ pub(crate) fn report<T: Serialize>(
     reports: [RawFd; 2],
     take_part: impl FnOnce() -> Report<T>,
 ) -> Result<Report<T>, String> {
-    let rank = std::env::var("PMI_RANK").ok().and_then(|rank| rank.parse::<usize>().ok());
-    let report = rank.and_then(|rank| reports.get(rank)).ok_or_else(|| astray("there is no rank"))?;
+    let report = rank().and_then(|rank| reports.get(rank)).ok_or_else(|| astray("there is no rank"))?;
     let mut file = File::from(page::inherit(*report).map_err(|error| astray(&error.to_string()))?);
     let outcome = take_part();
     let text = serde_json::to_string(&outcome).map_err(|error| error.to_string())?;
     file.write_all(text.as_bytes()).map_err(|error| error.to_string())?;
     Ok(outcome)
+}
+
+fn rank() -> Option<usize> {
+    std::env::var("PMI_RANK").ok()?.parse().ok()
+}
+
+/// Becomes the same process elsewhere, by way of other programs; returns only why not.
+fn elsewhere(through: &[String], plan: &Plan) -> String {
+    let (Ok(program), Ok(plan), [first, rest @ ..]) =
+        (std::env::current_exe(), serde_json::to_string(plan), through)
+    else {
+        return astray("this program can't be found");
+    };
+    let error = Command::new(first).args(rest).arg(program).args(["perf-worker", &plan]).exec();
+    format!("the second process can't be started through {first}: {error}")
 }
 
 fn take_part(plan: &Plan, shared: &OwnedFd) -> Report<(Option<Measured>, Seen)> {
@@ -135,7 +158,7 @@ fn take_part(plan: &Plan, shared: &OwnedFd) -> Report<(Option<Measured>, Seen)> 
     match plan.port {
         Port::Shm => meet(plan, Link::new(endpoint(plan)?, most)?, page),
         Port::Tcp => meet(plan, port::over_tcp(bootstrap()?, most)?, page),
-        Port::Verbs => meet(plan, port::over_verbs(bootstrap()?, most, &plan.devices)?, page),
+        Port::Verbs => meet(plan, port::over_verbs(bootstrap()?, most, plan)?, page),
     }
 }
 
@@ -158,11 +181,11 @@ fn meet(plan: &Plan, link: impl Traffic, page: Page) -> Report<(Option<Measured>
 fn serve(plan: &Plan, mut link: impl Traffic, page: &Page) -> Result<Seen, String> {
     loop {
         match link.await_command()? {
-            Command::HandOver => limits::hand_back(page.line(), || link.progress()),
-            Command::Check { bytes } => link.check(bytes)?,
-            Command::Trips { bytes, count } => link.pong(bytes, count)?,
-            Command::Windows { bytes, count } => link.recv_windows(bytes, count)?,
-            Command::Finish => {
+            link::Command::HandOver => limits::hand_back(page.line(), || link.progress()),
+            link::Command::Check { bytes } => link.check(bytes)?,
+            link::Command::Trips { bytes, count } => link.pong(bytes, count)?,
+            link::Command::Windows { bytes, count } => link.recv_windows(bytes, count)?,
+            link::Command::Finish => {
                 let seen = link.seen(plan.counters);
                 return link.close().map(|()| seen);
             }
@@ -192,11 +215,11 @@ impl<'a, T: Traffic> Driver<'a, T> {
     fn measure(mut self) -> Result<(Measured, Seen), String> {
         let plan = self.plan;
         for bytes in &plan.sizes {
-            self.link.command(Command::Check { bytes: *bytes })?;
+            self.link.command(link::Command::Check { bytes: *bytes })?;
             self.link.check(*bytes)?;
         }
         let (mut latency, mut rate, mut memcpy) = (Rounds::new(), Rounds::new(), Rounds::new());
-        for _ in 0..ROUNDS {
+        for _ in 0..plan.rounds {
             for bytes in plan.sizes.iter().copied() {
                 self.hand_over()?;
                 self.step();
@@ -213,7 +236,7 @@ impl<'a, T: Traffic> Driver<'a, T> {
                 }
             }
         }
-        self.link.command(Command::Finish)?;
+        self.link.command(link::Command::Finish)?;
         let (seen, about) = (self.link.seen(plan.counters), self.link.about());
         self.link.close()?;
         let measured = Measured {
@@ -233,7 +256,7 @@ impl<'a, T: Traffic> Driver<'a, T> {
     }
 
     fn hand_over(&mut self) -> Result<(), String> {
-        self.link.command(Command::HandOver)?;
+        self.link.command(link::Command::HandOver)?;
         let link = &mut self.link;
         limits::hand_over(self.page.line(), &self.timer, &mut self.samples, || link.progress());
         self.hand_overs.push(limits::one_way(&mut self.samples, &self.timer));
@@ -264,7 +287,7 @@ impl<'a, T: Traffic> Driver<'a, T> {
     fn trips(&mut self, bytes: usize, count: usize) -> Result<(), String> {
         self.samples.clear();
         self.samples.resize(count, 0);
-        self.link.command(Command::Trips { bytes, count })?;
+        self.link.command(link::Command::Trips { bytes, count })?;
         self.link.ping(bytes, &self.timer, &mut self.samples)
     }
 
@@ -284,7 +307,7 @@ impl<'a, T: Traffic> Driver<'a, T> {
 
     /// Nanoseconds for so many windows.
     fn windows(&mut self, bytes: usize, count: usize) -> Result<f64, String> {
-        self.link.command(Command::Windows { bytes, count })?;
+        self.link.command(link::Command::Windows { bytes, count })?;
         let start = self.timer.now();
         self.link.send_windows(bytes, count)?;
         Ok(self.timer.since(start).max(1.0))

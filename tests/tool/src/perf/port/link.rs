@@ -5,8 +5,8 @@ use std::time::Instant;
 
 use nemesia::bootstrap::{Bootstrap, Exchange};
 use nemesia_core::port::memory::{
-    Access, Completion, Connection, Event, Key, MemoryPort, Outcome, PostError, ReceiveQueue, Region, Slice,
-    Source, Work,
+    Access, Armed, Completion, Connection, Event, Key, MemoryPort, Outcome, PostError, ReceiveQueue, Region,
+    Slice, Source, Work,
 };
 
 use super::meet::{self, failed, text};
@@ -23,6 +23,10 @@ const RECEIVES: usize = 8;
 const SLOT: usize = 64;
 /// Polls that find nothing before one looks whether the peer is still there, and lets others run.
 const PATIENCE: u32 = 1024;
+/// Looks at a byte that a peer will write, for each poll.
+const LOOKS: u32 = 64;
+/// Sleeps at most so long before one looks whether the peer is still there.
+const LONGEST_SLEEP_MS: i32 = 100;
 /// Completions taken at once.
 const BATCH: usize = 16;
 
@@ -45,6 +49,7 @@ pub(crate) struct PortLink<P> {
     /// For copies within this process.
     copies: [Vec<u8>; 2],
     most: usize,
+    last_byte: bool,
     /// Work requests of the send queue that were posted, and how many of them have completed, as far as is known.
     posted: u64,
     done: u64,
@@ -57,7 +62,13 @@ pub(crate) struct PortLink<P> {
 
 impl<P: MemoryPort> PortLink<P> {
     /// Joins the two; messages have at most `most` bytes.
-    pub(super) fn new(mut bootstrap: Bootstrap, port: P, most: usize, place: &str) -> Result<Self, String> {
+    pub(super) fn new(
+        mut bootstrap: Bootstrap,
+        port: P,
+        most: usize,
+        last_byte: bool,
+        place: &str,
+    ) -> Result<Self, String> {
         let limit = port.facts().message_bytes as usize;
         if bootstrap.size() != 2 {
             return Err(format!("perf is for two processes, not for {}", bootstrap.size()));
@@ -84,7 +95,7 @@ impl<P: MemoryPort> PortLink<P> {
         if peer.len < most as u64 {
             return Err(format!("the peer lends {} bytes, not {most}", peer.len));
         }
-        let about = describe(place, port.facts());
+        let about = describe(place, port.facts(), last_byte);
         Ok(Self {
             port,
             into,
@@ -98,6 +109,7 @@ impl<P: MemoryPort> PortLink<P> {
             about,
             copies: [vec![1; most], vec![1; most]],
             most,
+            last_byte,
             posted: 0,
             done: 0,
             last_message: 0,
@@ -138,6 +150,20 @@ impl<P: MemoryPort> PortLink<P> {
             Some(Event::PortFailed { code }) => Err(failed(code)),
             _ => Ok(()),
         }
+    }
+
+    /// Sleeps until something may have come: whoever polls takes processor time from who moves bytes, be it the kernel.
+    #[cold]
+    fn sleep(&mut self) -> Result<(), String> {
+        let armed = self.port.arm();
+        // What has come before that wakes nobody.
+        self.poll()?;
+        if let (true, Armed::Sleep, Some(fd)) = (self.come.is_empty(), armed, self.port.descriptor()) {
+            let mut wait = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+            // SAFETY: one entry, which may be written; the port keeps its descriptor open. Whatever it returns, one looks.
+            unsafe { libc::poll(&raw mut wait, 1, LONGEST_SLEEP_MS) };
+        }
+        self.look_around()
     }
 
     /// Posts something to the send queue, as soon as fewer than `most` are under way there.
@@ -209,11 +235,13 @@ impl<P: MemoryPort> PortLink<P> {
     /// Waits for a message, or a write with immediate; how many bytes of `into` it fills.
     #[inline]
     fn hear(&mut self, into: &mut [u8]) -> Result<usize, String> {
+        let mut polls = 0;
         let (slot, len) = loop {
             if let Some(come) = self.come.pop_front() {
                 break come;
             }
-            self.poll()?;
+            polls += 1;
+            if polls < PATIENCE { self.poll()? } else { self.sleep()? }
         };
         let wanted = into.get_mut(..len).ok_or("the peer sent more than it should")?;
         self.slots.get(slot * SLOT, wanted);
@@ -250,15 +278,20 @@ impl<P: MemoryPort> PortLink<P> {
         if arrival != Arrival::LastByte {
             return self.hear_nothing();
         }
-        while self.into.watched(bytes - 1) != mark(trip) {
+        loop {
+            // What has completed can wait: the byte is looked at far more often.
+            for _ in 0..LOOKS {
+                if self.into.watched(bytes - 1) == mark(trip) {
+                    return Ok(());
+                }
+            }
             self.poll()?;
         }
-        Ok(())
     }
 
     /// Forgets what the last byte was, before the peer may write it; how a write is found.
     fn prepare(&mut self, bytes: usize) -> Arrival {
-        let arrival = Arrival::of(self.port.facts(), bytes);
+        let arrival = Arrival::of(self.port.facts(), self.last_byte, bytes);
         if arrival == Arrival::LastByte {
             self.into.put(bytes - 1, &[0]);
         }

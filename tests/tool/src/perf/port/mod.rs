@@ -16,12 +16,14 @@ use nemesia::tcp::{self, TcpPort};
 use nemesia::verbs::{PortOptions, VerbsPort, Wish};
 use nemesia_core::port::memory::Facts;
 
-use super::link::WINDOW;
+use super::worker::Plan;
 use link::PortLink;
 use meet::text;
 
+/// Writes under way in a window, as many as perftest has.
+const UNDER_WAY: u32 = 128;
 /// Work requests of a send queue.
-const DEPTH: u32 = 128;
+const DEPTH: u32 = 2 * UNDER_WAY;
 
 /// How the target of a write learns of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,8 +37,9 @@ enum Arrival {
 }
 
 impl Arrival {
-    const fn of(facts: &Facts, bytes: usize) -> Self {
-        match (facts.ordered_placement && bytes > 0, facts.immediates) {
+    /// `last_byte`: whatever the port promises of the order.
+    const fn of(facts: &Facts, last_byte: bool, bytes: usize) -> Self {
+        match ((facts.ordered_placement || last_byte) && bytes > 0, facts.immediates) {
             (true, _) => Self::LastByte,
             (false, true) => Self::Immediate,
             (false, false) => Self::Message,
@@ -53,8 +56,8 @@ impl Arrival {
 }
 
 /// What the reader of the results is told.
-fn describe(place: &str, facts: &Facts) -> String {
-    let arrival = Arrival::of(facts, 1).describe();
+fn describe(place: &str, facts: &Facts, last_byte: bool) -> String {
+    let arrival = Arrival::of(facts, last_byte, 1).describe();
     let inline = facts.inline_bytes;
     format!(
         "memory port, without the engine: {place}; RDMA writes, in the ping-pong {arrival}, inline up to {inline} bytes, \
@@ -65,7 +68,7 @@ fn describe(place: &str, facts: &Facts) -> String {
 
 /// Writes under way in a window; there is room for a message besides.
 fn window(facts: &Facts) -> u64 {
-    (WINDOW as u64).min(u64::from(facts.send_depth) / 2).max(1)
+    u64::from(UNDER_WAY.min(facts.send_depth / 2).max(1))
 }
 
 /// Joins the two over TCP on this machine's loopback.
@@ -73,16 +76,16 @@ pub(super) fn over_tcp(bootstrap: Bootstrap, most: usize) -> Result<PortLink<Tcp
     let options = Options { connections: 4, regions: 4, send_depth: DEPTH, ..Options::default() };
     let at = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     let port = tcp::listen(at, &options).map_err(text)?;
-    PortLink::new(bootstrap, port, most, &format!("TCP over {}", at.ip()))
+    PortLink::new(bootstrap, port, most, false, &format!("TCP over {}", at.ip()))
 }
 
 /// Joins the two over the devices that are named for them, or any.
 pub(super) fn over_verbs(
     bootstrap: Bootstrap,
     most: usize,
-    devices: &[String],
+    plan: &Plan,
 ) -> Result<PortLink<VerbsPort>, String> {
-    let device = devices.get(bootstrap.rank()).or(devices.first()).cloned();
+    let device = plan.devices.get(bootstrap.rank()).or(plan.devices.first()).cloned();
     let options = PortOptions {
         wish: Wish { device, ..Wish::default() },
         connections: 4,
@@ -94,5 +97,5 @@ pub(super) fn over_verbs(
     let port = VerbsPort::open(&options).map_err(text)?;
     let choice = port.choice();
     let place = format!("{} port {} at {}", choice.device, choice.port, choice.address);
-    PortLink::new(bootstrap, port, most, &place)
+    PortLink::new(bootstrap, port, most, plan.last_byte, &place)
 }
