@@ -34,11 +34,23 @@ pub enum Blunder {
     KeepAllowance,
     /// What a process has sent can still be received when the next one of the same rank is there.
     KeepMessages,
+    /// The credit that is reserved for updates is used for other packets.
+    SpendReserve,
+    /// What a packet says of posted receives counts twice.
+    CountCreditTwice,
+    /// A connection that grows takes buffers that are kept for others.
+    OverdrawPool,
+    /// A receive that was taken is posted again, and the peer never learns of it by an update.
+    ForgetUpdate,
+    /// A packet that came too early is handed on at once.
+    SkipWindow,
+    /// The buffer of a packet without content is not given back.
+    LeakBuffer,
 }
 
 impl Blunder {
     /// Every mistake.
-    pub const ALL: [Blunder; 12] = [
+    pub const ALL: [Blunder; 18] = [
         Blunder::PreferExact,
         Blunder::OvertakePending,
         Blunder::ForgetSynchronous,
@@ -51,7 +63,18 @@ impl Blunder {
         Blunder::ForgetCount,
         Blunder::KeepAllowance,
         Blunder::KeepMessages,
+        Blunder::SpendReserve,
+        Blunder::CountCreditTwice,
+        Blunder::OverdrawPool,
+        Blunder::ForgetUpdate,
+        Blunder::SkipWindow,
+        Blunder::LeakBuffer,
     ];
+
+    /// Whether it is one of a [channel](crate::port::channel), and not of the engine.
+    pub const fn is_of_channel(self) -> bool {
+        self as u32 >= Blunder::SpendReserve as u32
+    }
 }
 
 /// The mistake that is made, plus one; 0 is none.
