@@ -38,11 +38,23 @@ pub enum Blunder {
     RunEarly,
     /// The old values that a later packet brings go where those of the first are.
     MixGroups,
+    /// The credit that is reserved for updates is used for other packets.
+    SpendReserve,
+    /// What a packet says of posted receives counts twice.
+    CountCreditTwice,
+    /// A connection that grows takes buffers that are kept for others.
+    OverdrawPool,
+    /// A receive that was taken is posted again, and the peer never learns of it by an update.
+    ForgetUpdate,
+    /// A packet that came too early is handed on at once.
+    SkipWindow,
+    /// The buffer of a packet without content is not given back.
+    LeakBuffer,
 }
 
 impl Blunder {
     /// Every mistake.
-    pub const ALL: [Blunder; 14] = [
+    pub const ALL: [Blunder; 20] = [
         Blunder::PreferExact,
         Blunder::OvertakePending,
         Blunder::ForgetSynchronous,
@@ -57,7 +69,18 @@ impl Blunder {
         Blunder::KeepMessages,
         Blunder::RunEarly,
         Blunder::MixGroups,
+        Blunder::SpendReserve,
+        Blunder::CountCreditTwice,
+        Blunder::OverdrawPool,
+        Blunder::ForgetUpdate,
+        Blunder::SkipWindow,
+        Blunder::LeakBuffer,
     ];
+
+    /// Whether it is one of a [channel](crate::port::channel), and not of the engine.
+    pub const fn is_of_channel(self) -> bool {
+        self as u32 >= Blunder::SpendReserve as u32
+    }
 }
 
 /// The mistake that is made, plus one; 0 is none.

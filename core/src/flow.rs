@@ -17,10 +17,14 @@
 //!   back what they have of it as their traffic goes on. The pool is given out in pieces of a largest packet, so that a
 //!   held sender is not woken for each unit; only who can't send such a packet gets less: what is left when the pool runs
 //!   out, and from then on an eighth of it.
+//!
+//! The receives of an RDMA connection are credits of another kind: [`posted`].
 #![forbid(unsafe_code)]
 
 use crate::port::PeerId;
 use crate::slab::NONE;
+
+pub mod posted;
 
 /// The window that throughput asks for: 4096 units, or 256 KiB.
 pub const WINDOW: u32 = 4096;

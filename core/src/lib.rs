@@ -8,11 +8,11 @@
 //! |---|---|
 //! | [`sync`] | the only door to atomics, shared payload and fences; loom behind a private cfg |
 //! | [`shared`] | what two processes see: layouts, fastbox, cell queue, cell pool, rings, sleep word, and the shared-memory [`port`] built from them |
-//! | [`port`] | what the engine asks of a transport |
+//! | [`port`] | what the engine asks of a transport; [`port::channel`]: packets over an RDMA fabric |
 //! | [`wire`] | the packets: kinds, envelope, version |
 //! | [`matching`] | what a receive asks for; posted receives |
 //! | [`store`] | unexpected messages |
-//! | [`flow`] | credits |
+//! | [`flow`] | credits: of memory for unexpected messages, and of posted receives |
 //! | [`order`] | packets that overtake each other, put back in order |
 //! | [`regcache`] | registrations of memory that are kept for their next use |
 //! | [`agreement`] | what the living agree on after failures |

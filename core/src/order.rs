@@ -106,6 +106,12 @@ impl<T, B: BorrowMut<[Option<T>]>> Window<T, B> {
         Some(value)
     }
 
+    /// Begins again, with this number. What waits must have been taken back ([`Window::drain`]).
+    pub fn restart(&mut self, first: u64) {
+        self.slots.borrow_mut().iter_mut().for_each(|slot| *slot = None);
+        (self.due, self.waiting) = (first & self.mask, 0);
+    }
+
     /// Takes back what waits, in order and with gaps: when the peer is gone, and what is missing will not come.
     pub fn drain(&mut self) -> Option<T> {
         if self.waiting == 0 {

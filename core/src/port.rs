@@ -1,7 +1,8 @@
 //! What the engine asks of a transport.
 //!
 //! A [`MessagePort`] carries packets between this process and its peers, in order for each pair. A
-//! [`MemoryPort`](memory::MemoryPort) writes and reads remote memory.
+//! [`MemoryPort`](memory::MemoryPort) writes and reads remote memory. A [`Channel`](channel::Channel) is a message port over a
+//! memory port.
 #![forbid(unsafe_code)]
 
 use crate::counters::Traffic;
@@ -10,7 +11,10 @@ use crate::shared::fastbox::{FastboxFault, Word};
 use crate::shared::pool::ReturnFault;
 use crate::wire::{Envelope, Kind};
 
+pub mod channel;
 pub mod memory;
+
+use memory::{LostError, PostError, WorkError};
 
 /// A peer's rank in the world.
 pub type PeerId = u32;
@@ -51,6 +55,27 @@ pub enum PortFault {
         /// How much more.
         units: u64,
     },
+    /// A packet of a channel has a header that no honest peer writes.
+    #[error("a packet has a malformed header")]
+    Header,
+    /// A peer of a channel sent a packet for which we had promised no receive.
+    #[error("it sent a packet for which it had no credit")]
+    Overdrawn,
+    /// A packet of a channel came twice, or before its time.
+    #[error("packet {sequence} came twice, or is beyond the window")]
+    Sequence {
+        /// Its number.
+        sequence: u32,
+    },
+    /// A connection of a channel has ended.
+    #[error("connection lost: {0}")]
+    Lost(LostError),
+    /// A work request of a channel failed.
+    #[error("a work request failed: {0}")]
+    Work(WorkError),
+    /// A work request of a channel was refused.
+    #[error("a work request was refused: {0}")]
+    Post(PostError),
 }
 
 /// Which peer did it.

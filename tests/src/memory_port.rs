@@ -13,9 +13,11 @@
 //! | [`queues`] | full queues, quiet work, order, sleeping |
 //! | [`loss`] | peers that are lost, memory that is taken back |
 //! | [`random`] | everything at once, against a model |
+//! | [`channel`] | a channel over it: packets in order, peers that are lost or break the rules, and the engine on top |
 
 pub mod atomics;
 pub mod bench;
+pub mod channel;
 pub mod connect;
 pub mod data;
 pub mod loss;
@@ -82,6 +84,7 @@ pub fn checks<F: Fabric>() -> Vec<(&'static str, Check<F>)> {
     all.extend(queues::checks());
     all.extend(loss::checks());
     all.extend(random::checks());
+    all.extend(channel::checks());
     all
 }
 

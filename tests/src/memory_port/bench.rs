@@ -21,13 +21,13 @@ const OWN: u64 = 1 << 60;
 
 /// Bytes that outlive the port they are lent to.
 #[derive(Debug)]
-struct Block {
+pub(super) struct Block {
     base: *mut u8,
     layout: Layout,
 }
 
 impl Block {
-    fn new(len: usize) -> Self {
+    pub(super) fn new(len: usize) -> Self {
         // Page-aligned, as the strictest fabric may like it; never empty.
         let layout = Layout::from_size_align(len.max(1), 4096).unwrap_or(Layout::new::<u64>());
         // SAFETY: the size is not 0.
@@ -36,6 +36,14 @@ impl Block {
             handle_alloc_error(layout);
         }
         Self { base, layout }
+    }
+
+    /// The bytes, twice: to be registered, and to be looked at. The block is freed after the port that they are lent to, and
+    /// only copied to and from.
+    pub(super) fn lent(&self, len: usize) -> (Lent, Lent) {
+        let len = len.min(self.layout.size());
+        // SAFETY: allocated with that length, and zeroed; of the rest, what is said above.
+        unsafe { (Lent::from_raw(self.base, len), Lent::from_raw(self.base, len)) }
     }
 }
 
@@ -166,8 +174,7 @@ impl<F: Fabric> Bench<F> {
     /// It can't be registered.
     pub fn memory(&mut self, node: usize, len: usize, access: Access) -> Result<Memory, String> {
         let block = Block::new(len);
-        // SAFETY: the block is freed after the port, and only copied to and from.
-        let (lent, view) = unsafe { (Lent::from_raw(block.base, len), Lent::from_raw(block.base, len)) };
+        let (lent, view) = block.lent(len);
         self.nodes[node].blocks.push(block);
         let port = self.port(node)?;
         let region = port.register(lent, access).map_err(|error| format!("register {len} bytes: {error}"))?;

@@ -42,6 +42,10 @@ impl World {
         // Receives of ours that a message of the peer's was to fill.
         let taken: Vec<u64> =
             ends[1 - side].operations.iter_mut().filter_map(|it| it.receive.take()).map(|it| it.id).collect();
+        // And those of the peer's that a message of ours was to fill.
+        let given: Vec<u64> =
+            ends[side].operations.iter_mut().filter_map(|it| it.receive.take()).map(|it| it.id).collect();
+        given.into_iter().for_each(|id| ends[1 - side].arrive(id, Outcome::Failed(WorkError::Flushed)));
         let said = ends[1 - side].private;
         let end = &mut ends[side];
         let before = end.state;

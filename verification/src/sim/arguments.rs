@@ -1,19 +1,22 @@
 //! The command line.
 
-use crate::bug::Bug;
+use crate::bug::{Bug, Subject};
 
 /// What `--help` prints.
 pub(crate) const HELP: &str = "\
-Usage: cargo sim [--seed S] [--seeds N] [--operations N] [--ranks N] [--bug NAME] [--jobs N] [--verbose]
+Usage: cargo sim [--seed S] [--seeds N] [--operations N] [--ranks N] [--bug NAME] [--jobs N] [--channels]
+           [--verbose]
        cargo sim --long | --bugs | --list
 
 Runs worlds of engines over a simulated message port, in one process and in virtual time, against an oracle of MPI's
-matching. Every world is drawn from its seed. Fails when a promise is broken, with the command that shows it again.
+matching; and worlds of channels over a simulated RDMA fabric, after every interleaving of the credits of two small ends.
+Every world is drawn from its seed. Fails when a promise is broken, with the command that shows it again.
 
   --seed S         the first seed (default 1)
   --seeds N        as many seeds, one after the other (default 100; 1 if a seed is given)
   --operations N   random operations of each seed (default 20000; with --bugs 5000)
   --ranks N        processes in each world (default: a few, by the seed)
+  --channels       only channels; --ranks does not go with it
   --long           100 seeds of 100000 operations
   --bug NAME       makes this mistake now and then; see --list
   --bugs           makes each mistake in turn, and fails unless every one is found
@@ -45,8 +48,22 @@ pub(crate) struct Options {
     pub(crate) bugs: bool,
     pub(crate) jobs: usize,
     pub(crate) verbose: bool,
+    /// Only channels.
+    pub(crate) channels: bool,
     /// Nothing was chosen: everything that can happen must.
     pub(crate) is_whole: bool,
+}
+
+impl Options {
+    /// The worlds that each seed has.
+    pub(crate) fn subjects(&self) -> &'static [Subject] {
+        match self.bug.map(Bug::subject) {
+            _ if self.channels => &[Subject::Channels],
+            None if self.ranks.is_none() => &[Subject::Engines, Subject::Channels],
+            Some(Subject::Channels) => &[Subject::Channels],
+            _ => &[Subject::Engines],
+        }
+    }
 }
 
 /// Reads the arguments after the program's name.
@@ -61,6 +78,7 @@ pub(crate) fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Comma
         bugs: false,
         jobs: 2,
         verbose: false,
+        channels: false,
         is_whole: false,
     };
     while let Some(argument) = arguments.next() {
@@ -72,6 +90,7 @@ pub(crate) fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Comma
             "--list" => return Ok(Command::List),
             "--long" => (options.seeds, options.operations) = (100, 100_000),
             "--bugs" => options.bugs = true,
+            "--channels" => options.channels = true,
             "--verbose" => options.verbose = true,
             "--seed" => seed = Some(number(&argument, &value()?, 0, u64::MAX)?),
             "--seeds" => seeds = Some(number(&argument, &value()?, 1, u64::MAX)?),
@@ -83,7 +102,10 @@ pub(crate) fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Comma
         }
     }
     let chosen = seed.is_some() || seeds.is_some() || operations.is_some() || options.ranks.is_some();
-    options.is_whole = !chosen && options.bug.is_none();
+    options.is_whole = !chosen && !options.channels && options.bug.is_none();
+    if options.channels && options.ranks.is_some() {
+        return Err("the ranks of a world of channels are the seed's choice".into());
+    }
     if seed.is_some() && !options.bugs {
         options.seeds = 1;
     }

@@ -5,12 +5,21 @@ use std::fmt;
 #[cfg(nemesia_blunder)]
 use nemesia_core::blunder::{self, Blunder};
 
+/// What a world is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Subject {
+    /// Engines over a simulated message port.
+    Engines,
+    /// Channels over a simulated RDMA fabric.
+    Channels,
+}
+
 /// One mistake, made now and then while a simulation runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Bug {
     /// Made by the simulated network, or by the simulated application.
     Slip(Slip),
-    /// Made by the engine itself.
+    /// Made by the engine itself, or by the channel.
     #[cfg(nemesia_blunder)]
     Blunder(Blunder),
 }
@@ -85,6 +94,26 @@ impl Bug {
         slips
     }
 
+    /// Which worlds it disturbs.
+    pub(crate) const fn subject(self) -> Subject {
+        match self {
+            #[cfg(nemesia_blunder)]
+            Bug::Blunder(blunder) if blunder.is_of_channel() => Subject::Channels,
+            _ => Subject::Engines,
+        }
+    }
+
+    /// Whether the exhaustive model of credits must find it.
+    pub(crate) const fn is_of_credits(self) -> bool {
+        match self {
+            #[cfg(nemesia_blunder)]
+            Bug::Blunder(blunder) => {
+                matches!(blunder, Blunder::SpendReserve | Blunder::CountCreditTwice | Blunder::OverdrawPool)
+            }
+            _ => false,
+        }
+    }
+
     /// Makes the engines of this process make the mistake, if it is theirs; and no other.
     pub(crate) fn arm(bug: Option<Bug>) {
         #[cfg(nemesia_blunder)]
@@ -113,6 +142,8 @@ impl fmt::Display for Bug {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Bug::Slip(slip) => slip.fmt(out),
+            #[cfg(nemesia_blunder)]
+            Bug::Blunder(blunder) if blunder.is_of_channel() => write!(out, "channel:{blunder:?}"),
             #[cfg(nemesia_blunder)]
             Bug::Blunder(blunder) => write!(out, "engine:{blunder:?}"),
         }

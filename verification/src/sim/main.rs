@@ -5,6 +5,7 @@
 
 mod arguments;
 mod bug;
+mod channel;
 mod checks;
 mod counters;
 mod credit;

@@ -9,7 +9,8 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use crate::arguments::Options;
-use crate::bug::Bug;
+use crate::bug::{Bug, Subject};
+use crate::channel;
 use crate::rng::Rng;
 use crate::shape::Shape;
 use crate::simulation::Simulation;
@@ -28,9 +29,14 @@ thread_local! {
     static PANIC: Cell<String> = const { Cell::new(String::new()) };
 }
 
+/// Operations of one world of channels; and so many of an engine take as long as one of a channel.
+const CHANNEL_WORLDS: [usize; 3] = [300, 1500, 4000];
+const SHARE: usize = 4;
+
 /// What one seed showed.
 #[derive(Debug)]
 struct Found {
+    subject: Subject,
     seed: u64,
     worlds: usize,
     operations: usize,
@@ -39,16 +45,48 @@ struct Found {
     tally: Tally,
 }
 
+impl Found {
+    fn new(subject: Subject, seed: u64) -> Self {
+        let (events, tally) = (Vec::new(), Tally::default());
+        Self { subject, seed, worlds: 0, operations: 0, violation: None, events, tally }
+    }
+}
+
 /// Runs the worlds of one seed.
-fn run(options: &Options, seed: u64, bug: Option<Bug>, traced: bool) -> Found {
-    let mut found = Found {
-        seed,
-        worlds: 0,
-        operations: 0,
-        violation: None,
-        events: Vec::new(),
-        tally: Tally::default(),
-    };
+fn run(options: &Options, subject: Subject, seed: u64, bug: Option<Bug>, traced: bool) -> Found {
+    match subject {
+        Subject::Engines => run_engines(options, seed, bug, traced),
+        Subject::Channels => run_channels(options, seed, traced),
+    }
+}
+
+/// Runs worlds of channels: a part of the operations that were asked for.
+fn run_channels(options: &Options, seed: u64, traced: bool) -> Found {
+    let mut found = Found::new(Subject::Channels, seed);
+    while found.operations < options.operations.div_ceil(SHARE) && found.violation.is_none() {
+        let stream = found.worlds as u64;
+        found.worlds += 1;
+        let limit = Rng::new(seed, stream).pick(&CHANNEL_WORLDS);
+        match channel::world::World::new(seed, stream, Trace::new(traced)) {
+            Ok(mut world) => {
+                let outcome = catch_unwind(AssertUnwindSafe(|| {
+                    (0..limit).try_for_each(|_| world.step())?;
+                    world.finish()
+                }));
+                found.violation = outcome.unwrap_or_else(|_| Err(Violation(PANIC.take()))).err();
+                found.events = world.trace.take();
+                found.tally.add(&world.tally);
+            }
+            Err(violation) => found.violation = Some(violation),
+        }
+        found.operations += limit;
+    }
+    found
+}
+
+/// Runs worlds of engines.
+fn run_engines(options: &Options, seed: u64, bug: Option<Bug>, traced: bool) -> Found {
+    let mut found = Found::new(Subject::Engines, seed);
     while found.operations < options.operations && found.violation.is_none() {
         let mut rng = Rng::new(seed, found.worlds as u64);
         found.worlds += 1;
@@ -91,6 +129,10 @@ pub(crate) fn simulate(options: &Options) -> ExitCode {
 fn explore(options: &Options) -> ExitCode {
     let start = Instant::now();
     Bug::arm(options.bug);
+    let subjects = options.subjects();
+    if subjects.contains(&Subject::Channels) && !prove() {
+        return ExitCode::FAILURE;
+    }
     let next = AtomicU64::new(0);
     let all = Mutex::new(Vec::new());
     std::thread::scope(|scope| {
@@ -98,14 +140,16 @@ fn explore(options: &Options) -> ExitCode {
             scope.spawn(|| {
                 loop {
                     let at = next.fetch_add(1, Ordering::Relaxed);
+                    let (at, which) = (at / subjects.len() as u64, at as usize % subjects.len());
                     if at >= options.seeds {
                         return;
                     }
-                    let found = run(options, options.seed.wrapping_add(at), options.bug, options.verbose);
+                    let seed = options.seed.wrapping_add(at);
+                    let found = run(options, subjects[which], seed, options.bug, options.verbose);
                     let failed = found.violation.is_some();
                     all.lock().unwrap_or_else(PoisonError::into_inner).push(found);
                     if failed {
-                        next.store(options.seeds, Ordering::Relaxed);
+                        next.store(options.seeds * subjects.len() as u64, Ordering::Relaxed);
                     }
                 }
             });
@@ -125,7 +169,8 @@ fn explore(options: &Options) -> ExitCode {
     let seconds = start.elapsed().as_secs_f64();
     let mut tally = Tally::default();
     all.iter().for_each(|found| tally.add(&found.tally));
-    let mut text = format!("{} seeds, {worlds} worlds, {operations} operations; {seconds:.1} s\n", all.len());
+    let seeds = all.len() / subjects.len();
+    let mut text = format!("{seeds} seeds, {worlds} worlds, {operations} operations; {seconds:.1} s\n");
     text += &tally.table();
     let failures: Vec<_> = all.iter().filter(|found| found.violation.is_some()).collect();
     if failures.is_empty() {
@@ -142,9 +187,22 @@ fn explore(options: &Options) -> ExitCode {
     if failures.is_empty() && missing.is_empty() { shown } else { ExitCode::FAILURE }
 }
 
+/// Explores the credits of two ends; whether they always come to rest.
+fn prove() -> bool {
+    match channel::model::prove() {
+        Ok(states) => {
+            print(&format!("credits: {states} states, and no deadlock in any\n")) == ExitCode::SUCCESS
+        }
+        Err(violation) => {
+            complain(&format!("FAILED: credits: {violation}\n"));
+            false
+        }
+    }
+}
+
 /// Tells of a failure: the last events, what is wrong, and how to see it again.
 fn tell(options: &Options, found: &Found) {
-    let again = run(options, found.seed, options.bug, true);
+    let again = run(options, found.subject, found.seed, options.bug, true);
     let mut text = String::new();
     for event in again.events.iter().skip(again.events.len().saturating_sub(SHOWN)) {
         // Writing to a string cannot fail.
@@ -166,6 +224,9 @@ fn replay(options: &Options, found: &Found) -> String {
     if let Some(ranks) = options.ranks {
         line += &format!(" --ranks {ranks}");
     }
+    if found.subject == Subject::Channels {
+        line += " --channels";
+    }
     if let Some(bug) = options.bug {
         line += &format!(" --bug {bug}");
     }
@@ -178,8 +239,14 @@ fn find_all(options: &Options) -> ExitCode {
     let mut text = String::new();
     for bug in Bug::all() {
         Bug::arm(Some(bug));
-        let seeds =
-            (0..options.seeds).map(|at| run(options, options.seed.wrapping_add(at), Some(bug), false));
+        if bug.is_of_credits() {
+            let found = channel::model::prove().err();
+            good &= found.is_some();
+            let what = found.map_or_else(|| "NOT FOUND".into(), |violation| violation.to_string());
+            let _ = writeln!(text, "{:<24} | credits: {what}", bug.to_string());
+        }
+        let seeds = (0..options.seeds)
+            .map(|at| run(options, bug.subject(), options.seed.wrapping_add(at), Some(bug), false));
         let found = seeds.into_iter().find(|found| found.violation.is_some());
         let _ = match found {
             Some(Found { seed, operations, violation: Some(violation), .. }) => {
@@ -213,7 +280,8 @@ mod tests {
     fn a_seed_replays_itself_event_by_event() {
         let options = options("--operations 3000");
         for seed in 0..6 {
-            let (one, two) = (run(&options, seed, None, true), run(&options, seed, None, true));
+            let (one, two) =
+                (run_engines(&options, seed, None, true), run_engines(&options, seed, None, true));
             assert_eq!(one.violation, None, "seed {seed}");
             assert!(one.events == two.events && one.events.len() > 100, "seed {seed}");
         }
@@ -222,13 +290,14 @@ mod tests {
     #[test]
     fn the_command_that_is_printed_shows_the_same_failure() {
         let options = options("--operations 5000 --bug corrupt");
-        let found =
-            (0..40).map(|seed| run(&options, seed, options.bug, false)).find(|it| it.violation.is_some());
+        let found = (0..40)
+            .map(|seed| run_engines(&options, seed, options.bug, false))
+            .find(|it| it.violation.is_some());
         let found = found.unwrap();
         let line = replay(&options, &found);
         let (_, line) = line.split_once("-- ").unwrap();
         let again = self::options(line);
-        let again = run(&again, again.seed, again.bug, true);
+        let again = run_engines(&again, again.seed, again.bug, true);
         assert_eq!((again.operations, again.violation), (found.operations, found.violation));
     }
 }

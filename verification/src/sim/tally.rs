@@ -51,10 +51,27 @@ pub(crate) enum Event {
     NoSlot,
     /// A message could not leave for want of credit.
     Held,
+    /// Channels: a packet with content was sent; a connection is ready; a packet had to wait for credit, or for room.
+    ChannelPacket,
+    ChannelUp,
+    NoCredit,
+    /// Packets wait for earlier ones of other rails.
+    Early,
+    /// Packets without content; receives that were added, and called back.
+    Update,
+    Grown,
+    Shrunk,
+    /// Memory was lent when a peer ran dry; and could not be registered.
+    Lent,
+    NotRegistered,
+    /// A process died; another one was told; a connection did not come about.
+    ChannelDeath,
+    ChannelLost,
+    ChannelRefused,
 }
 
 /// Every event, with its name.
-const EVENTS: [(Event, &str); 34] = [
+const EVENTS: [(Event, &str); 46] = [
     (Event::Eager, "eager"),
     (Event::Rts, "RTS"),
     (Event::Cts, "CTS"),
@@ -89,6 +106,18 @@ const EVENTS: [(Event, &str); 34] = [
     (Event::PeerFailed, "peer failed"),
     (Event::NoSlot, "no slot"),
     (Event::Held, "held"),
+    (Event::ChannelPacket, "channel: packets"),
+    (Event::ChannelUp, "connections"),
+    (Event::NoCredit, "no credit"),
+    (Event::Early, "early"),
+    (Event::Update, "updates"),
+    (Event::Grown, "grown"),
+    (Event::Shrunk, "called back"),
+    (Event::Lent, "lent"),
+    (Event::NotRegistered, "not registered"),
+    (Event::ChannelDeath, "deaths"),
+    (Event::ChannelLost, "lost"),
+    (Event::ChannelRefused, "refused"),
 ];
 
 /// How often each event happened.
@@ -104,6 +133,11 @@ impl Default for Tally {
 impl Tally {
     pub(crate) const fn count(&mut self, event: Event) {
         self.0[event as usize] += 1;
+    }
+
+    /// So often at once.
+    pub(crate) const fn add_to(&mut self, event: Event, more: u64) {
+        self.0[event as usize] += more;
     }
 
     /// Adds what another run has met.

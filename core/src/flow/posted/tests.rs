@@ -1,0 +1,116 @@
+use super::*;
+
+fn ends(receives: u32) -> [Credits; 2] {
+    let mut ends = [Credits::new(receives), Credits::new(receives)];
+    ends.iter_mut().for_each(|end| end.open(receives).unwrap());
+    ends
+}
+
+/// A packet from one end to the other, which deals with it at once.
+fn pass(ends: &mut [Credits; 2], from: usize) {
+    let stamp = ends[from].stamp();
+    ends[from].sent();
+    let to = &mut ends[1 - from];
+    to.arrive().unwrap();
+    to.hear(stamp).unwrap();
+    if to.release() == Next::Post {
+        to.posted();
+    }
+}
+
+#[test]
+fn the_reserve_is_for_updates_only() {
+    let mut ends = ends(3);
+    pass(&mut ends, 0);
+    assert!(ends[0].can_send() && !ends[1].can_update());
+    pass(&mut ends, 0);
+    assert!(!ends[0].can_send() && ends[0].left() == 1 && !ends[0].can_update());
+    assert!(ends[1].can_update());
+    pass(&mut ends, 1);
+    assert_eq!(ends[0].left(), 3);
+    // It took one of ours, which alone is not worth an update.
+    assert!(!ends[0].can_update() && ends[1].left() == 2);
+}
+
+#[test]
+fn totals_wrap_around() {
+    let mut ends = ends(4);
+    for turn in 0..100 {
+        for from in [0, 1] {
+            assert!(ends[from].can_send(), "turn {turn}");
+            pass(&mut ends, from);
+        }
+    }
+    assert!(ends[0].stamp().posted < FIRST);
+}
+
+#[test]
+fn what_is_sent_without_credit_is_found_out() {
+    let mut end = Credits::new(3);
+    for _ in 0..3 {
+        end.arrive().unwrap();
+        assert_eq!(end.release(), Next::Post);
+        end.posted();
+    }
+    // There are receives, but the peer can't know.
+    assert_eq!(end.arrive(), Err(Overdrawn));
+    end.sent = end.sent.wrapping_sub(1);
+    end.sent();
+    assert_eq!(end.arrive(), Ok(()));
+}
+
+#[test]
+fn impossible_totals_change_nothing() {
+    let [mut end, _] = ends(5);
+    let before = end.clone();
+    let Stamp { posted, target } = Stamp { posted: FIRST.wrapping_add(5), target: 5 };
+    for (posted, target) in [
+        (posted.wrapping_sub(1), target),
+        (posted.wrapping_add(MOST), target),
+        (posted, LEAST - 1),
+        (posted, MOST + 1),
+    ] {
+        assert!(end.hear(Stamp { posted, target }).is_err(), "{posted} {target}");
+        assert_eq!(end, before);
+    }
+    assert_eq!(end.hear(Stamp { posted: posted.wrapping_add(1), target }), Ok(true));
+    for receives in [0, LEAST - 1, MOST + 1] {
+        assert!(Credits::new(3).open(receives).is_err(), "{receives}");
+    }
+}
+
+#[test]
+fn a_dry_peer_gets_more_and_an_idle_one_gives_them_back() {
+    let mut ends = ends(3);
+    pass(&mut ends, 0);
+    assert!(!ends[1].is_dry());
+    pass(&mut ends, 0);
+    assert!(ends[1].is_dry());
+    assert_eq!((ends[1].wanted(100), ends[1].wanted(4), ends[1].wanted(3)), (3, 1, 0));
+    (0..3).for_each(|_| ends[1].grown());
+    assert!(ends[1].can_update());
+    pass(&mut ends, 1);
+    assert_eq!((ends[0].left(), ends[1].size()), (6, 6));
+
+    assert!(ends[1].shrink() && !ends[1].shrink() && ends[1].is_recalling());
+    pass(&mut ends, 1);
+    assert!(!ends[1].is_recalling());
+    while ends[0].has_surplus() {
+        pass(&mut ends, 0);
+    }
+    assert_eq!((ends[0].left(), ends[1].size(), ends[1].unreturned()), (3, 3, 0));
+}
+
+#[test]
+fn what_is_kept_for_one_is_not_given_to_another() {
+    let mut pool = Pool::new();
+    pool.add(5);
+    assert!(pool.reserve(3) && !pool.reserve(3) && pool.spare() == 2);
+    assert!(pool.take(false) && pool.take(false) && !pool.take(false));
+    assert!(pool.take(true) && pool.take(true) && pool.take(true) && !pool.take(true));
+    (0..3).for_each(|_| pool.put(true));
+    assert!(pool.spare() == 0 && pool.is_sound());
+    pool.unreserve(3);
+    pool.put(false);
+    assert_eq!((pool.free(), pool.spare()), (4, 4));
+}

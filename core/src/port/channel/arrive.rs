@@ -1,0 +1,258 @@
+//! Completions: what has come, what was sent, and where the buffers go.
+#![forbid(unsafe_code)]
+
+use core::borrow::{Borrow as _, BorrowMut as _};
+
+use super::buffers::{Buffer, Use};
+use super::peer::Stage;
+use super::{Channel, LOOKS, SENDS, Storage, transmit};
+use crate::flow::posted::{LEAST, Next};
+use crate::order::Arrived;
+use crate::port::memory::{Completion, Connection, MemoryPort, Outcome, PostError, ReceiveQueue};
+use crate::port::{PeerId, PortFault};
+use crate::wire::Envelope;
+use crate::wire::channel::{HEADER_BYTES, Header, Numbered};
+
+impl<M: MemoryPort, S: Storage> Channel<M, S> {
+    /// Deals with a completed work request.
+    pub(super) fn complete(&mut self, completion: &Completion) {
+        let Completion { id, connection, outcome } = *completion;
+        if let Some((peer, rail)) = transmit::inline(id) {
+            return self.was_sent(peer, rail, connection, outcome);
+        }
+        let Some(&Buffer { used, peer, rail, .. }) = self.buffers.get(id as u32) else { return };
+        match used {
+            Use::Sending => {
+                let own = self.peer(peer).and_then(|it| it.rail(rail)).is_some_and(|it| {
+                    it.sending = it.sending.saturating_sub(1);
+                    it.sending < SENDS
+                });
+                self.buffers.put(id as u32, own);
+                self.was_sent(peer, rail, connection, outcome);
+            }
+            Use::Posted => self.was_received(id as u32, (peer, rail), outcome),
+            // No such work request was posted.
+            Use::Free | Use::Held => {}
+        }
+    }
+
+    fn was_sent(&mut self, peer: PeerId, rail: u32, connection: Connection, outcome: Outcome) {
+        let Some(it) = self.peer(peer).and_then(|it| it.rail(rail)) else { return };
+        if it.connection != connection || it.stage == Stage::Closing {
+            return;
+        }
+        match outcome {
+            Outcome::Failed(error) => {
+                it.stage = Stage::Lost;
+                self.fail(peer, PortFault::Work(error));
+            }
+            _ => self.settle(peer, rail),
+        }
+    }
+
+    fn was_received(&mut self, buffer: u32, (peer, rail): (PeerId, u32), outcome: Outcome) {
+        if let Some(record) = self.buffers.get_mut(buffer) {
+            record.used = Use::Held;
+        }
+        let Some(it) = self.peer(peer) else { return };
+        let rude = it.is_rude();
+        let Some(it) = it.rail(rail) else { return };
+        it.receiving = it.receiving.saturating_sub(1);
+        match outcome {
+            Outcome::Received { len, .. } if it.stage != Stage::Closing && !rude => {
+                if let Err(fault) = self.take_packet(buffer, (peer, rail), len) {
+                    self.fail(peer, fault);
+                    self.go_home(buffer, peer, rail);
+                }
+            }
+            Outcome::Failed(error) if matches!(it.stage, Stage::Ready | Stage::Lost) => {
+                it.stage = Stage::Lost;
+                self.fail(peer, PortFault::Work(error));
+                self.go_home(buffer, peer, rail);
+            }
+            // Of a connection that does not come about, or that we have closed.
+            _ => self.go_home(buffer, peer, rail),
+        }
+    }
+
+    /// A packet lies in this buffer. When it breaks the rules, the buffer stays the caller's.
+    fn take_packet(&mut self, buffer: u32, (peer, rail): (PeerId, u32), len: u32) -> Result<(), PortFault> {
+        let mut bytes = [0; HEADER_BYTES];
+        let payload = len.checked_sub(HEADER_BYTES as u32).ok_or(PortFault::Header)?;
+        let read = payload <= self.config.packet_bytes && self.buffers.read(buffer, 0, &mut bytes);
+        let header = if read { Header::decode(&bytes) } else { None };
+        let Header { packet, stamp, units } = header.ok_or(PortFault::Header)?;
+        let Some(it) = self.peer(peer) else { return Ok(()) };
+        it.granted = it.granted.max(units);
+        let Some(it) = it.rail(rail) else { return Ok(()) };
+        (it.heard, it.used) = (true, true);
+        it.credits.arrive().map_err(|_| PortFault::Overdrawn)?;
+        it.credits.hear(stamp).map_err(|_| PortFault::Header)?;
+        let dry = it.credits.is_dry();
+        match packet {
+            Some(packet) => self.order(buffer, peer, packet, payload)?,
+            None if payload > 0 => return Err(PortFault::Header),
+            None => self.drop_update(buffer),
+        }
+        if dry {
+            self.grow(peer, rail);
+        }
+        self.settle(peer, rail);
+        Ok(())
+    }
+
+    fn drop_update(&mut self, buffer: u32) {
+        #[cfg(nemesia_blunder)]
+        if crate::blunder::made(crate::blunder::Blunder::LeakBuffer) {
+            return;
+        }
+        self.recycle(buffer);
+    }
+
+    /// Puts a packet behind those that were sent before it.
+    fn order(&mut self, buffer: u32, peer: PeerId, packet: Numbered, payload: u32) -> Result<(), PortFault> {
+        let Numbered { kind, context, tag, sequence } = packet;
+        if let Some(record) = self.buffers.get_mut(buffer) {
+            record.envelope = Envelope { kind, context, tag, total: payload.into() };
+            record.len = payload;
+        }
+        let Some(it) = self.peer(peer) else { return Ok(()) };
+        #[cfg(nemesia_blunder)]
+        if crate::blunder::made(crate::blunder::Blunder::SkipWindow) {
+            self.hand_on(peer, buffer);
+            return Ok(());
+        }
+        match it.window.arrive(sequence.into(), buffer) {
+            Arrived::Waits => {}
+            Arrived::Twice(_) | Arrived::Beyond(_) => return Err(PortFault::Sequence { sequence }),
+            Arrived::Due(buffer) => {
+                self.hand_on(peer, buffer);
+                // At most as many as the window has places.
+                while let Some(next) = self.peer(peer).and_then(|it| it.window.next_due()) {
+                    self.hand_on(peer, next);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn hand_on(&mut self, peer: PeerId, buffer: u32) {
+        if let Some(it) = self.peers.borrow_mut().get_mut(peer as usize) {
+            self.buffers.push(it.ready_mut(), buffer);
+            self.ready.join(self.peers.borrow_mut(), peer);
+        }
+    }
+
+    /// The packet in a buffer was dealt with: posts the buffer again, or gives it back. Returns whose it was.
+    pub(super) fn recycle(&mut self, buffer: u32) -> Option<(PeerId, u32)> {
+        let &Buffer { used, peer, rail, .. } = self.buffers.get(buffer)?;
+        if used != Use::Held {
+            return None;
+        }
+        let it = self.peer(peer)?;
+        let failed = it.has_failed();
+        let Some(it) = it.rail(rail) else {
+            self.buffers.put(buffer, false);
+            return None;
+        };
+        if failed || !matches!(it.stage, Stage::Opening | Stage::Ready) {
+            self.go_home(buffer, peer, rail);
+            return None;
+        }
+        match it.credits.release() {
+            Next::Retire => self.buffers.put(buffer, false),
+            Next::Post => match self.post(buffer, peer, rail) {
+                Ok(()) => {
+                    if let Some(it) = self.peer(peer).and_then(|it| it.rail(rail)) {
+                        it.credits.posted();
+                    }
+                }
+                Err(error) => {
+                    self.go_home(buffer, peer, rail);
+                    self.cannot_post(peer, error);
+                }
+            },
+        }
+        Some((peer, rail))
+    }
+
+    /// Posts a buffer to receive.
+    pub(super) fn post(&mut self, buffer: u32, peer: PeerId, rail: u32) -> Result<(), PostError> {
+        let len = self.config.packet_bytes + HEADER_BYTES as u32;
+        let slice = self.buffers.slice(buffer, len).ok_or(PostError::NotReady)?;
+        let it = self.peers.borrow_mut().get_mut(peer as usize).and_then(|it| it.rail(rail));
+        let it = it.ok_or(PostError::NotReady)?;
+        self.port.receive(ReceiveQueue::Of(it.connection), buffer.into(), &[slice])?;
+        it.receiving += 1;
+        if let Some(record) = self.buffers.get_mut(buffer) {
+            record.used = Use::Posted;
+        }
+        Ok(())
+    }
+
+    /// A receive was refused, for which there should be room. A connection that is lost says so itself.
+    fn cannot_post(&mut self, peer: PeerId, error: PostError) {
+        if error != PostError::NotReady {
+            self.fail(peer, PortFault::Post(error));
+        }
+    }
+
+    /// A buffer leaves its connection.
+    pub(super) fn go_home(&mut self, buffer: u32, peer: PeerId, rail: u32) {
+        let own = self.peer(peer).and_then(|it| it.rail(rail)).is_some_and(|it| {
+            it.credits.lost();
+            it.credits.size() < LEAST
+        });
+        self.buffers.put(buffer, own);
+    }
+
+    /// The peer ran dry: gives it as many receives again, as far as there are buffers that nobody needs.
+    fn grow(&mut self, peer: PeerId, rail: u32) {
+        let most = self.most;
+        let Some(it) = self.peer(peer).and_then(|it| it.rail(rail)) else { return };
+        if !matches!(it.stage, Stage::Opening | Stage::Ready) {
+            return;
+        }
+        it.credits.keep();
+        let wanted = it.credits.wanted(most);
+        let mut grown = 0;
+        while grown < wanted {
+            let Some(buffer) = self.buffers.take(false, Use::Held, peer, rail) else { break };
+            if let Err(error) = self.post(buffer, peer, rail) {
+                self.buffers.put(buffer, false);
+                self.cannot_post(peer, error);
+                break;
+            }
+            if let Some(it) = self.peer(peer).and_then(|it| it.rail(rail)) {
+                it.credits.grown();
+            }
+            grown += 1;
+        }
+        if let Some(it) = self.peer(peer).filter(|_| grown > 0) {
+            it.grown += 1;
+        }
+        if grown < wanted {
+            self.wants = true;
+            self.recall(peer, rail);
+        }
+    }
+
+    /// Asks for receives back from the next connection that does not use them.
+    pub(super) fn recall(&mut self, besides: PeerId, rail: u32) {
+        let rails = self.config.rails as usize;
+        let places = self.peers.borrow().len() * rails;
+        for _ in 0..places.min(LOOKS) {
+            self.cursor = if self.cursor + 1 < places { self.cursor + 1 } else { 0 };
+            let (peer, at) = ((self.cursor / rails) as PeerId, (self.cursor % rails) as u32);
+            let Some(it) = self.peer(peer).filter(|it| !it.has_failed() && (peer, at) != (besides, rail))
+            else {
+                continue;
+            };
+            let Some(rail) = it.rail(at).filter(|rail| rail.stage == Stage::Ready) else { continue };
+            if !core::mem::replace(&mut rail.used, false) && rail.credits.shrink() {
+                it.shrunk += 1;
+                return self.settle(peer, at);
+            }
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! The buffers of a channel: memory in pieces, and a record for each.
+#![forbid(unsafe_code)]
+
+use core::borrow::BorrowMut;
+
+use super::LendError;
+use crate::flow::posted::Pool;
+use crate::payload::Lent;
+use crate::port::PeerId;
+use crate::port::memory::{Region, Slice};
+use crate::slab::NONE;
+use crate::wire::{Envelope, Kind};
+
+/// One piece of memory.
+#[derive(Debug)]
+pub struct Slab {
+    region: Region,
+    memory: Lent,
+    /// Its first buffer.
+    first: u32,
+}
+
+/// What a buffer is used for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Use {
+    Free,
+    /// Posted to receive.
+    Posted,
+    /// A packet lies in it.
+    Held,
+    /// It is being sent.
+    Sending,
+}
+
+/// A buffer's record.
+#[derive(Clone, Debug)]
+pub struct Buffer {
+    slab: u32,
+    /// The next one in a list.
+    next: u32,
+    pub(super) used: Use,
+    /// On which connection.
+    pub(super) peer: PeerId,
+    pub(super) rail: u32,
+    /// What was received.
+    pub(super) envelope: Envelope,
+    pub(super) len: u32,
+}
+
+impl Default for Buffer {
+    fn default() -> Self {
+        let envelope = Envelope { kind: Kind::Eager, context: 0, tag: 0, total: 0 };
+        Self { slab: NONE, next: NONE, used: Use::Free, peer: 0, rail: 0, envelope, len: 0 }
+    }
+}
+
+/// Buffers one after the other.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Queue {
+    first: u32,
+    last: u32,
+}
+
+impl Queue {
+    pub(super) const fn new() -> Self {
+        Self { first: NONE, last: NONE }
+    }
+
+    pub(super) const fn is_empty(&self) -> bool {
+        self.first == NONE
+    }
+}
+
+/// All of them.
+#[derive(Debug)]
+pub(super) struct Buffers<B, L> {
+    records: B,
+    slabs: L,
+    bytes: u64,
+    count: u32,
+    free: u32,
+    pool: Pool,
+}
+
+impl<B: BorrowMut<[Buffer]>, L: BorrowMut<[Option<Slab>]>> Buffers<B, L> {
+    pub(super) const fn new(records: B, slabs: L, bytes: u64) -> Self {
+        Self { records, slabs, bytes, count: 0, free: NONE, pool: Pool::new() }
+    }
+
+    pub(super) const fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    pub(super) const fn count(&self) -> u32 {
+        self.count
+    }
+
+    pub(super) const fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    pub(super) const fn pool_mut(&mut self) -> &mut Pool {
+        &mut self.pool
+    }
+
+    pub(super) fn lend(&mut self, region: Region, memory: Lent) -> Result<u32, LendError> {
+        let (len, needed) = (memory.len() as u64, self.bytes);
+        let room = self.records.borrow().len() as u64 - u64::from(self.count);
+        let more = match len / needed {
+            0 => return Err(LendError::Short { len, needed }),
+            more => more.min(room) as u32,
+        };
+        let slot = (0..).zip(self.slabs.borrow_mut()).find(|(_, slot)| slot.is_none());
+        let Some((slab, slot)) = slot.filter(|_| more > 0) else { return Err(LendError::Full) };
+        let first = self.count;
+        *slot = Some(Slab { region, memory, first });
+        self.count += more;
+        for index in first..self.count {
+            if let Some(record) = self.records.borrow_mut().get_mut(index as usize) {
+                *record = Buffer { slab, next: self.free, ..Buffer::default() };
+                self.free = index;
+            }
+        }
+        self.pool.add(more);
+        Ok(more)
+    }
+
+    pub(super) fn get(&self, index: u32) -> Option<&Buffer> {
+        self.records.borrow().get(index as usize)
+    }
+
+    pub(super) fn get_mut(&mut self, index: u32) -> Option<&mut Buffer> {
+        self.records.borrow_mut().get_mut(index as usize)
+    }
+
+    /// Takes a buffer: one of those that are kept for the caller, or one that may be anybody's.
+    pub(super) fn take(&mut self, own: bool, used: Use, peer: PeerId, rail: u32) -> Option<u32> {
+        let index = self.free;
+        let record = self.records.borrow_mut().get_mut(index as usize)?;
+        if !self.pool.take(own) {
+            return None;
+        }
+        self.free = record.next;
+        (record.used, record.peer, record.rail, record.next) = (used, peer, rail, NONE);
+        Some(index)
+    }
+
+    /// Gives a buffer back, to be kept for its user again, or not.
+    pub(super) fn put(&mut self, index: u32, own: bool) {
+        let free = self.free;
+        if let Some(record) = self.get_mut(index) {
+            (record.used, record.next) = (Use::Free, free);
+            self.free = index;
+            self.pool.put(own);
+        }
+    }
+
+    /// Where a buffer is, and how many bytes of it are meant.
+    pub(super) fn slice(&self, index: u32, len: u32) -> Option<Slice> {
+        let (slab, offset) = self.place(index)?;
+        Some(Slice { region: slab.region, offset, len })
+    }
+
+    fn place(&self, index: u32) -> Option<(&Slab, u64)> {
+        let slab = self.slabs.borrow().get(self.get(index)?.slab as usize)?.as_ref()?;
+        Some((slab, u64::from(index.checked_sub(slab.first)?) * self.bytes))
+    }
+
+    /// Copies bytes out of a buffer; false when they are not all in it.
+    pub(super) fn read(&self, index: u32, at: usize, to: &mut [u8]) -> bool {
+        self.has(at, to.len())
+            && self.place(index).is_some_and(|(slab, offset)| slab.memory.read(offset + at as u64, to))
+    }
+
+    /// Copies bytes into a buffer; false when they do not fit.
+    pub(super) fn write(&self, index: u32, at: usize, from: &[u8]) -> bool {
+        self.has(at, from.len())
+            && self.place(index).is_some_and(|(slab, offset)| slab.memory.write(offset + at as u64, from))
+    }
+
+    fn has(&self, at: usize, len: usize) -> bool {
+        at.checked_add(len).is_some_and(|end| end as u64 <= self.bytes)
+    }
+
+    /// Appends a buffer to a queue.
+    pub(super) fn push(&mut self, queue: &mut Queue, index: u32) {
+        if let Some(record) = self.get_mut(index) {
+            record.next = NONE;
+            match self.get_mut(queue.last) {
+                Some(last) => last.next = index,
+                None => queue.first = index,
+            }
+            queue.last = index;
+        }
+    }
+
+    /// Takes the first buffer out of a queue.
+    pub(super) fn pop(&mut self, queue: &mut Queue) -> Option<u32> {
+        let index = queue.first;
+        let record = self.get_mut(index)?;
+        queue.first = core::mem::replace(&mut record.next, NONE);
+        if queue.first == NONE {
+            queue.last = NONE;
+        }
+        Some(index)
+    }
+}

@@ -1,0 +1,326 @@
+//! Connections: made, accepted, refused, ended.
+#![forbid(unsafe_code)]
+
+use core::borrow::{Borrow as _, BorrowMut};
+use core::time::Duration;
+
+use super::buffers::{Buffer, Use};
+use super::peer::{Rail, Stage};
+use super::{Channel, OWN, Storage};
+use crate::flow::posted::LEAST;
+use crate::port::memory::{
+    Address, ConnectError, Connection, Event, LostError, MemoryPort, Offer, PostError, Private,
+};
+use crate::port::{PeerId, PortFault};
+use crate::wire::channel::{Hello, Refusal};
+
+/// Events of the memory port that one call deals with, at most.
+const EVENTS: usize = 64;
+
+/// What happened to a connection. That a peer is lost comes from [`MessagePort::poll`](crate::port::MessagePort::poll), behind
+/// its last packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ChannelEvent {
+    /// It is ready.
+    Up {
+        /// To whom.
+        peer: PeerId,
+        /// Which.
+        rail: u32,
+    },
+    /// It did not come about.
+    Failed {
+        /// To whom.
+        peer: PeerId,
+        /// Which.
+        rail: u32,
+        /// Why.
+        error: ConnectError,
+        /// What the other side said, or what we think of what it said.
+        refusal: Option<Refusal>,
+    },
+    /// We have refused one that was asked for.
+    Refused {
+        /// Why.
+        refusal: Refusal,
+    },
+    /// All that is left of it is cleared away: it may be made anew.
+    Closed {
+        /// To whom.
+        peer: PeerId,
+        /// Which.
+        rail: u32,
+    },
+}
+
+/// Why a connection can't be made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum JoinError {
+    /// There is no such peer, or rail.
+    #[error("there is no rail {rail} to peer {peer}")]
+    Unknown {
+        /// To whom.
+        peer: PeerId,
+        /// Which.
+        rail: u32,
+    },
+    /// It exists, or connections to that peer have ended and are not cleared away.
+    #[error("the connection exists, or one before has not ended: wait for `ChannelEvent::Closed`")]
+    Exists,
+    /// There are too few buffers.
+    #[error("{free} buffers are free: a connection needs {OWN} of its own; lend more memory")]
+    Buffers {
+        /// How many there are.
+        free: u32,
+    },
+    /// The fabric refuses.
+    #[error("{0}")]
+    Connect(#[from] ConnectError),
+    /// Receives could not be posted.
+    #[error("{0}")]
+    Post(#[from] PostError),
+}
+
+impl<M: MemoryPort, S: Storage> Channel<M, S> {
+    /// Asks a peer for a connection: the one with this number, from 0. One of the two has to ask, as the world agrees.
+    /// [`ChannelEvent::Up`] or [`ChannelEvent::Failed`] follows.
+    ///
+    /// # Errors
+    /// See [`JoinError`].
+    pub fn connect(
+        &mut self,
+        peer: PeerId,
+        rail: u32,
+        to: &Address,
+        deadline: Duration,
+    ) -> Result<(), JoinError> {
+        self.admit(peer, rail)?;
+        let offer = self.offer(rail, deadline);
+        match self.port.connect(to, &offer) {
+            Ok(connection) => self.install(peer, rail, Rail::new(connection, LEAST, true))?,
+            Err(error) => {
+                self.buffers.pool_mut().unreserve(OWN);
+                return Err(error.into());
+            }
+        }
+        Ok(())
+    }
+
+    /// Moves connections on, at time `now`, and returns what happened.
+    pub fn poll_event(&mut self, now: Duration) -> Option<ChannelEvent> {
+        for _ in 0..EVENTS {
+            let happened = match self.port.poll_event(now)? {
+                Event::Requested { connection, private } => self.asked(connection, &private, now),
+                Event::Established { connection, private } => self.established(connection, &private),
+                Event::Failed { connection, error, private } => {
+                    self.came_to_nothing(connection, error, &private)
+                }
+                Event::Lost { connection, error } => self.was_lost(connection, error),
+                Event::Closed { connection } => self.was_closed(connection),
+                Event::PortFailed { .. } => self.port_failed(),
+            };
+            if happened.is_some() {
+                return happened;
+            }
+        }
+        None
+    }
+
+    fn offer(&self, rail: u32, deadline: Duration) -> Offer {
+        let super::Config { rank, world, packet_bytes, .. } = self.config;
+        let hello = Hello { rank, world, rail: rail as u16, receives: LEAST as u16, packet_bytes };
+        Offer { private: hello.encode(), shared_receive: false, deadline }
+    }
+
+    /// Whether there may be such a connection; keeps its buffers.
+    fn admit(&mut self, peer: PeerId, rail: u32) -> Result<(), JoinError> {
+        let (rank, rails, free) = (self.config.rank, self.config.rails, self.buffers.pool().spare());
+        let it = self.peers.borrow_mut().get_mut(peer as usize).filter(|_| peer != rank && rail < rails);
+        let it = it.ok_or(JoinError::Unknown { peer, rail })?;
+        if !it.takes_rails() || it.rail(rail).is_some() {
+            return Err(JoinError::Exists);
+        }
+        if self.buffers.pool_mut().reserve(OWN) {
+            if it.is_blank() {
+                it.restart();
+            }
+            return Ok(());
+        }
+        // Others may have more than they use.
+        self.wants = true;
+        self.recall(peer, rail);
+        Err(JoinError::Buffers { free })
+    }
+
+    /// Posts the receives that a connection begins with.
+    fn install(&mut self, peer: PeerId, rail: u32, new: Rail) -> Result<(), JoinError> {
+        let connection = new.connection;
+        if let Some(it) = self.peer(peer)
+            && let Some(place) = it.rails.get_mut(rail as usize)
+        {
+            *place = Some(new);
+        }
+        for posted in 0..LEAST {
+            let Some(buffer) = self.buffers.take(true, Use::Held, peer, rail) else { continue };
+            if let Err(error) = self.post(buffer, peer, rail) {
+                self.buffers.put(buffer, true);
+                if let Some(it) = self.peer(peer).and_then(|it| it.rail(rail)) {
+                    (posted..LEAST).for_each(|_| it.credits.lost());
+                    it.stage = Stage::Closing;
+                }
+                self.port.close(connection);
+                return Err(error.into());
+            }
+        }
+        Ok(())
+    }
+
+    fn find(&self, connection: Connection) -> Option<(PeerId, u32)> {
+        let is = |rail: &Option<Rail>| rail.as_ref().is_some_and(|rail| rail.connection == connection);
+        let mut peers = (0..).zip(self.peers.borrow());
+        peers.find_map(|(peer, it)| Some((peer, it.rails.iter().position(is)? as u32)))
+    }
+
+    /// A connection was asked for.
+    fn asked(&mut self, connection: Connection, private: &Private, now: Duration) -> Option<ChannelEvent> {
+        let answer = Hello::decode(private).and_then(|hello| {
+            self.judge(&hello)?;
+            self.admit(hello.rank, hello.rail.into()).map_err(|error| match error {
+                JoinError::Unknown { .. } => Refusal::Stranger,
+                JoinError::Buffers { .. } => Refusal::Buffers,
+                _ => Refusal::Exists,
+            })?;
+            Ok(hello)
+        });
+        let hello = match answer {
+            Ok(hello) => hello,
+            Err(refusal) => {
+                // If it does not wait any more, all the better.
+                let _ = self.port.refuse(connection, refusal.encode());
+                return Some(ChannelEvent::Refused { refusal });
+            }
+        };
+        let (peer, rail) = (hello.rank, u32::from(hello.rail));
+        let mut new = Rail::new(connection, LEAST, false);
+        // It was judged.
+        let _ = new.credits.open(hello.receives.into());
+        let offer = self.offer(rail, now.saturating_add(self.config.patience));
+        if self.install(peer, rail, new).is_ok() && self.port.accept(connection, &offer).is_err() {
+            self.shut(peer, rail);
+        }
+        None
+    }
+
+    /// Whether what is said can be talked to.
+    fn judge(&self, hello: &Hello) -> Result<(), Refusal> {
+        let super::Config { world, packet_bytes, rails, .. } = self.config;
+        if hello.world != world {
+            return Err(Refusal::Stranger);
+        }
+        let receives = u32::from(hello.receives);
+        let same = hello.packet_bytes == packet_bytes && u32::from(hello.rail) < rails;
+        let can = crate::flow::posted::Credits::new(LEAST).open(receives).is_ok();
+        if same && can { Ok(()) } else { Err(Refusal::Settings) }
+    }
+
+    /// Closes a connection; what is left of it goes when [`Event::Closed`] comes.
+    fn shut(&mut self, peer: PeerId, rail: u32) {
+        if let Some(it) = self.peers.borrow_mut().get_mut(peer as usize).and_then(|it| it.rail(rail)) {
+            it.stage = Stage::Closing;
+            self.port.close(it.connection);
+        }
+    }
+
+    fn established(&mut self, connection: Connection, private: &Private) -> Option<ChannelEvent> {
+        let (peer, rail) = self.find(connection)?;
+        let active = self.peer(peer)?.rail(rail).is_some_and(|it| it.active);
+        if active && let Err(refusal) = self.meet(peer, rail, private) {
+            self.shut(peer, rail);
+            let error = ConnectError::Protocol;
+            return Some(ChannelEvent::Failed { peer, rail, error, refusal: Some(refusal) });
+        }
+        let first = self.facts().active_speaks_first;
+        let it = self.peer(peer)?.rail(rail)?;
+        if it.stage == Stage::Opening {
+            it.stage = Stage::Ready;
+        }
+        it.hello = active && first;
+        self.settle(peer, rail);
+        Some(ChannelEvent::Up { peer, rail })
+    }
+
+    /// What accepted our connection: whether it is whom we wanted.
+    fn meet(&mut self, peer: PeerId, rail: u32, private: &Private) -> Result<(), Refusal> {
+        let hello = Hello::decode(private)?;
+        self.judge(&hello)?;
+        if hello.rank != peer || u32::from(hello.rail) != rail {
+            return Err(Refusal::Stranger);
+        }
+        let it = self.peer(peer).and_then(|it| it.rail(rail)).ok_or(Refusal::Exists)?;
+        it.credits.open(hello.receives.into()).map_err(|_| Refusal::Settings)
+    }
+
+    fn came_to_nothing(
+        &mut self,
+        connection: Connection,
+        error: ConnectError,
+        private: &Private,
+    ) -> Option<ChannelEvent> {
+        let Some((peer, rail)) = self.find(connection) else {
+            self.port.close(connection);
+            return None;
+        };
+        self.shut(peer, rail);
+        Some(ChannelEvent::Failed { peer, rail, error, refusal: Refusal::decode(private) })
+    }
+
+    fn was_lost(&mut self, connection: Connection, error: LostError) -> Option<ChannelEvent> {
+        let (peer, rail) = self.find(connection)?;
+        let it = self.peer(peer)?.rail(rail)?;
+        if it.stage != Stage::Closing {
+            it.stage = Stage::Lost;
+            self.fail(peer, PortFault::Lost(error));
+        }
+        None
+    }
+
+    fn was_closed(&mut self, connection: Connection) -> Option<ChannelEvent> {
+        let (peer, rail) = self.find(connection)?;
+        if let Some(out) = self.out
+            && let Some(&Buffer { peer: whose, .. }) = self.buffers.get(out)
+            && whose == peer
+        {
+            self.out = None;
+            self.recycle(out);
+        }
+        // All work requests have completed, so all buffers are back: the port promises that. If it did not keep it, those
+        // that it has are never used again.
+        *self.peer(peer)?.rails.get_mut(rail as usize)? = None;
+        self.buffers.pool_mut().unreserve(OWN);
+        Some(ChannelEvent::Closed { peer, rail })
+    }
+
+    #[cold]
+    fn port_failed(&mut self) -> Option<ChannelEvent> {
+        for peer in 0..self.peers.borrow().len() as PeerId {
+            self.fail(peer, PortFault::Lost(LostError::Port));
+        }
+        None
+    }
+
+    /// Lets go of a peer.
+    pub(super) fn close_peer(&mut self, peer: PeerId) {
+        for rail in 0..self.config.rails {
+            self.shut(peer, rail);
+        }
+        loop {
+            let Some(it) = self.peers.borrow_mut().get_mut(peer as usize) else { return };
+            let Some(buffer) = self.buffers.pop(it.ready_mut()).or_else(|| it.window.drain()) else { break };
+            let rail = self.buffers.get(buffer).map_or(0, |buffer| buffer.rail);
+            self.go_home(buffer, peer, rail);
+        }
+        if self.peer(peer).is_some_and(super::Peer::forget) {
+            self.untold = self.untold.saturating_sub(1);
+        }
+    }
+}

@@ -1,0 +1,187 @@
+//! Sending: packets with content, and those that only bring credits.
+#![forbid(unsafe_code)]
+
+use core::borrow::BorrowMut;
+
+use super::buffers::{Buffers, Use};
+use super::peer::MOST_RAILS;
+use super::{Channel, INLINE, SENDS, Storage};
+use crate::port::memory::{MemoryPort, PostError, Source, Work};
+use crate::port::{PeerFault, PeerId, PortFault};
+use crate::wire::Envelope;
+use crate::wire::channel::{HEADER_BYTES, Header, Numbered};
+
+/// Set in the numbers of work requests that have no buffer.
+const NO_BUFFER: u64 = 1 << 63;
+
+/// The number of an inline work request.
+const fn inline_id(peer: PeerId, rail: u32) -> u64 {
+    NO_BUFFER | (peer as u64) << 8 | rail as u64
+}
+
+/// Whose inline work request has this number; `None` if it is not one.
+pub(super) const fn inline(id: u64) -> Option<(PeerId, u32)> {
+    if id & NO_BUFFER == 0 { None } else { Some(((id >> 8) as PeerId, id as u32 & 0xff)) }
+}
+
+/// Where a packet is put together.
+pub(super) struct Room<'a, S: Storage> {
+    at: usize,
+    place: Place<'a, S>,
+}
+
+enum Place<'a, S: Storage> {
+    Stack(&'a mut [u8; INLINE]),
+    Buffer(&'a Buffers<S::Buffers, S::Slabs>, u32),
+}
+
+impl<S: Storage> Room<'_, S> {
+    /// Appends bytes. There is room for them: the length was checked before.
+    #[inline]
+    pub(super) fn put(&mut self, bytes: &[u8]) {
+        let fits = match &mut self.place {
+            Place::Stack(stack) => {
+                let to = stack.get_mut(self.at..self.at + bytes.len());
+                to.map(|to| to.copy_from_slice(bytes)).is_some()
+            }
+            Place::Buffer(buffers, index) => buffers.write(*index, self.at, bytes),
+        };
+        debug_assert!(fits);
+        self.at += bytes.len();
+    }
+}
+
+impl<M: MemoryPort, S: Storage> Channel<M, S> {
+    /// Sends a packet on the next rail that takes one. False when none does.
+    pub(super) fn transmit(
+        &mut self,
+        peer: PeerId,
+        envelope: &Envelope,
+        len: usize,
+        mut write: impl FnMut(&mut Room<'_, S>),
+    ) -> Result<bool, PeerFault> {
+        let limit = self.config.packet_bytes;
+        if len > limit as usize {
+            return Err(PeerFault { peer, fault: PortFault::Post(PostError::Length { limit }) });
+        }
+        let (rails, first) = (self.config.rails as usize, self.facts().active_speaks_first);
+        let Some(it) = self.peer(peer).filter(|it| !it.has_failed()) else { return Ok(false) };
+        let Envelope { kind, context, tag, .. } = *envelope;
+        let packet = Numbered { kind, context, tag, sequence: it.next };
+        let mut at = it.turn;
+        for _ in 0..rails.min(MOST_RAILS) {
+            let rail = at as u32;
+            at = if at + 1 < rails { at + 1 } else { 0 };
+            let can = |it: &mut super::peer::Rail| it.may_speak(first) && it.credits.can_send();
+            if !self.peer(peer).and_then(|it| it.rail(rail)).is_some_and(can) {
+                continue;
+            }
+            match self.post_packet(peer, rail, Some(packet), len, &mut write) {
+                Ok(true) => {
+                    if let Some(it) = self.peer(peer) {
+                        (it.turn, it.held) = (at, false);
+                        it.next = it.next.wrapping_add(1);
+                        it.sent += 1;
+                    }
+                    return Ok(true);
+                }
+                Ok(false) => {}
+                Err(error) => return Err(PeerFault { peer, fault: PortFault::Post(error) }),
+            }
+        }
+        if let Some(it) = self.peer(peer).filter(|it| !it.held) {
+            it.held = true;
+            it.holds += 1;
+        }
+        Ok(false)
+    }
+
+    /// Sends one packet on this rail, which has a credit for it. False when its queue is full, when there is no buffer, or
+    /// when it has just been lost.
+    fn post_packet(
+        &mut self,
+        peer: PeerId,
+        rail: u32,
+        packet: Option<Numbered>,
+        len: usize,
+        write: &mut impl FnMut(&mut Room<'_, S>),
+    ) -> Result<bool, PostError> {
+        let inline_bytes = INLINE.min(self.facts().inline_bytes as usize);
+        let Some(it) = self.peers.borrow_mut().get_mut(peer as usize) else { return Ok(false) };
+        let (units, _) = it.promise();
+        let Some(it) = it.rail(rail) else { return Ok(false) };
+        let header = Header { packet, stamp: it.credits.stamp(), units }.encode();
+        let (connection, own) = (it.connection, it.sending < SENDS);
+        let total = HEADER_BYTES + len;
+        let mut stack = [0; INLINE];
+        let (posted, buffered) = if total <= inline_bytes {
+            let mut room = Room::<S> { at: 0, place: Place::Stack(&mut stack) };
+            room.put(&header);
+            write(&mut room);
+            let bytes = stack.get(..total).unwrap_or(&[]);
+            (self.port.send(Work::new(connection, inline_id(peer, rail)), Source::Inline(bytes), None), false)
+        } else {
+            let Some(index) = self.buffers.take(own, Use::Sending, peer, rail) else { return Ok(false) };
+            let mut room = Room::<S> { at: 0, place: Place::Buffer(&self.buffers, index) };
+            room.put(&header);
+            write(&mut room);
+            let slice = self.buffers.slice(index, total as u32).ok_or(PostError::NotReady);
+            let work = Work::new(connection, index.into());
+            let posted = slice.and_then(|slice| self.port.send(work, Source::Gather(&[slice]), None));
+            if posted.is_err() {
+                self.buffers.put(index, own);
+            }
+            (posted, true)
+        };
+        match posted {
+            Ok(()) => self.was_posted(peer, rail, units, buffered.then_some(len)),
+            Err(PostError::QueueFull | PostError::NotReady) => return Ok(false),
+            Err(error) => return Err(error),
+        }
+        Ok(true)
+    }
+
+    /// A packet with our totals is on its way; with so many bytes in a buffer.
+    fn was_posted(&mut self, peer: PeerId, rail: u32, units: u64, buffered: Option<usize>) {
+        let Some(it) = self.peer(peer) else { return };
+        it.told_units(units);
+        if let Some(len) = buffered {
+            it.buffered.add(len);
+        }
+        if let Some(it) = it.rail(rail) {
+            it.sending += u32::from(buffered.is_some());
+            it.hello = false;
+            it.credits.sent();
+        }
+    }
+
+    /// Sends a packet without content, if one is due on this rail and can be sent. What can't be sent now is looked at again
+    /// when something comes, or was sent, on the rail.
+    pub(super) fn settle(&mut self, peer: PeerId, rail: u32) {
+        let first = self.facts().active_speaks_first;
+        let Some(it) = self.peer(peer).filter(|it| !it.has_failed()) else { return };
+        let (_, news) = it.promise();
+        let Some(it) = it.rail(rail).filter(|it| it.may_speak(first)) else { return };
+        let credits = &it.credits;
+        let due = it.hello || news || credits.is_recalling() || credits.has_surplus();
+        let update = credits.can_update();
+        #[cfg(nemesia_blunder)]
+        let update = update && !crate::blunder::made(crate::blunder::Blunder::ForgetUpdate);
+        if !(update || due && credits.can_send()) {
+            return;
+        }
+        match self.post_packet(peer, rail, None, 0, &mut |_| ()) {
+            Ok(sent) => {
+                if let Some(it) = self.peer(peer) {
+                    it.updates += u64::from(sent);
+                }
+            }
+            Err(error) => self.fail(peer, PortFault::Post(error)),
+        }
+    }
+
+    /// The same for every rail of a peer.
+    pub(super) fn settle_all(&mut self, peer: PeerId) {
+        (0..self.config.rails).for_each(|rail| self.settle(peer, rail));
+    }
+}

@@ -1,0 +1,290 @@
+//! The bytes of a [channel](crate::port::channel): packets that are sent on connections of a memory port.
+//!
+//! All words are little-endian. **Hello**, [`HELLO_BYTES`], said with the request for a connection and with its acceptance. Words
+//! of 32 bits: 0: [`CHANNEL_VERSION`] in bits 0-15, the mark `0x4e4d` in bits 16-31; 1: the sender's rank; 2 and 3: the number of
+//! the world; 4: bits 0-15 rail, 16-31 receives posted at the start; 5: payload bytes of the largest packet. A refusal has one
+//! byte: the [`Refusal`].
+//!
+//! **Packet**: [`HEADER_BYTES`], then the payload, to the end of the message. Words of 64 bits: 0: bits 0-7 the kind, 0 for a
+//! packet that only brings what is in the header, 16-31 context, 32-47 receives that the sender wants to keep on this
+//! connection; 1: tag; 2: bits 0-31 sequence number, 32-63 receives ever posted on this connection; 3: units of the store that
+//! are promised in all. What is not named is 0.
+//!
+//! Sequence numbers count the packets with a kind, over all rails to a peer; they and the totals of receives are 32 bits wide, begin
+//! at [`FIRST`](crate::flow::posted::FIRST), and wrap around.
+#![forbid(unsafe_code)]
+
+use super::Kind;
+use crate::flow::posted::Stamp;
+use crate::port::memory::Private;
+
+/// Version of everything on this page.
+pub const CHANNEL_VERSION: u16 = 1;
+/// Bytes of a packet before its payload.
+pub const HEADER_BYTES: usize = 32;
+/// Bytes of a hello.
+pub const HELLO_BYTES: usize = 24;
+
+const MARK: u32 = 0x4e4d;
+
+/// Who asks for a connection, or accepts it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hello {
+    /// Its rank.
+    pub rank: u32,
+    /// Which world it belongs to: a number that only its members know.
+    pub world: u64,
+    /// Which of the connections between the two.
+    pub rail: u16,
+    /// Receives that it has posted.
+    pub receives: u16,
+    /// Payload bytes of the largest packet.
+    pub packet_bytes: u32,
+}
+
+/// Why a hello was not one to talk to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// It does not speak this protocol.
+    #[error("what asks does not speak the protocol")]
+    Protocol,
+    /// It speaks another version.
+    #[error("versions differ: use the same release on both sides")]
+    Version,
+    /// It belongs to another world, or says it has a rank that it can't have.
+    #[error("it is no member of the world")]
+    Stranger,
+    /// Packets differ in size, or there are more rails.
+    #[error("the two sides have different settings: packet bytes, or rails")]
+    Settings,
+    /// The connection exists, or the one before has not ended.
+    #[error("the connection exists already: try again later")]
+    Exists,
+    /// There are no buffers for it.
+    #[error("there are no buffers for it: lend more memory")]
+    Buffers,
+    /// A reason of a later version.
+    #[error("reason {0}")]
+    Unknown(u8),
+}
+
+impl Refusal {
+    /// As it is said.
+    pub fn encode(self) -> Private {
+        let code = match self {
+            Self::Protocol => 1,
+            Self::Version => 2,
+            Self::Stranger => 3,
+            Self::Settings => 4,
+            Self::Exists => 5,
+            Self::Buffers => 6,
+            Self::Unknown(code) => code,
+        };
+        Private::new(&[code]).unwrap_or(Private::EMPTY)
+    }
+
+    /// What was said; `None` when nothing was.
+    pub fn decode(private: &Private) -> Option<Self> {
+        Some(match private.bytes().first()? {
+            0 => return None,
+            1 => Self::Protocol,
+            2 => Self::Version,
+            3 => Self::Stranger,
+            4 => Self::Settings,
+            5 => Self::Exists,
+            6 => Self::Buffers,
+            code => Self::Unknown(*code),
+        })
+    }
+}
+
+impl Hello {
+    /// As it is said.
+    pub fn encode(&self) -> Private {
+        let words = [
+            u32::from(CHANNEL_VERSION) | MARK << 16,
+            self.rank,
+            self.world as u32,
+            (self.world >> 32) as u32,
+            u32::from(self.rail) | u32::from(self.receives) << 16,
+            self.packet_bytes,
+        ];
+        let mut bytes = [0; HELLO_BYTES];
+        for (to, word) in bytes.as_chunks_mut::<4>().0.iter_mut().zip(words) {
+            *to = word.to_le_bytes();
+        }
+        Private::new(&bytes).unwrap_or(Private::EMPTY)
+    }
+
+    /// What was said; fabrics may add zeros.
+    ///
+    /// # Errors
+    /// It is no hello, or one of another version.
+    pub fn decode(private: &Private) -> Result<Self, Refusal> {
+        let bytes = private.bytes();
+        let (Some(bytes), rest) = (bytes.first_chunk::<HELLO_BYTES>(), bytes.get(HELLO_BYTES..)) else {
+            return Err(Refusal::Protocol);
+        };
+        let mut words = [0; 6];
+        for (to, word) in words.iter_mut().zip(bytes.as_chunks::<4>().0) {
+            *to = u32::from_le_bytes(*word);
+        }
+        let [first, rank, low, high, rail, packet_bytes] = words;
+        if first >> 16 != MARK {
+            return Err(Refusal::Protocol);
+        }
+        if first as u16 != CHANNEL_VERSION {
+            return Err(Refusal::Version);
+        }
+        if rest.is_some_and(|rest| rest.iter().any(|byte| *byte != 0)) {
+            return Err(Refusal::Protocol);
+        }
+        let world = u64::from(low) | u64::from(high) << 32;
+        Ok(Self { rank, world, rail: rail as u16, receives: (rail >> 16) as u16, packet_bytes })
+    }
+}
+
+/// What stands before a packet's payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// What the packet is, and its context, tag and number; `None` when it only brings the rest.
+    pub packet: Option<Numbered>,
+    /// The sender's receives on this connection.
+    pub stamp: Stamp,
+    /// Units of the store that are promised in all.
+    pub units: u64,
+}
+
+/// A packet with content.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Numbered {
+    /// What it is.
+    pub kind: Kind,
+    /// Matching context.
+    pub context: u16,
+    /// Tag.
+    pub tag: u64,
+    /// The how manieth to this peer.
+    pub sequence: u32,
+}
+
+impl Header {
+    /// The bytes. A target of more than 16 bits is cut off.
+    #[inline]
+    pub fn encode(&self) -> [u8; HEADER_BYTES] {
+        let target = u64::from(self.stamp.target.min(u32::from(u16::MAX))) << 32;
+        let posted = u64::from(self.stamp.posted) << 32;
+        let words = match self.packet {
+            None => [target, 0, posted, self.units],
+            Some(Numbered { kind, context, tag, sequence }) => {
+                let first = kind as u64 | u64::from(context) << 16 | target;
+                [first, tag, u64::from(sequence) | posted, self.units]
+            }
+        };
+        let mut bytes = [0; HEADER_BYTES];
+        for (to, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(words) {
+            *to = word.to_le_bytes();
+        }
+        bytes
+    }
+
+    /// What the bytes say; `None` when no honest peer says that.
+    #[inline]
+    pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Option<Self> {
+        let mut words = [0; 4];
+        for (to, word) in words.iter_mut().zip(bytes.as_chunks::<8>().0) {
+            *to = u64::from_le_bytes(*word);
+        }
+        let [first, tag, numbers, units] = words;
+        let (context, sequence) = ((first >> 16) as u16, numbers as u32);
+        if first & 0xff00 != 0 || first >> 48 != 0 {
+            return None;
+        }
+        let packet = match first as u8 {
+            0 if (context, tag, sequence) == (0, 0, 0) => None,
+            code => Some(Numbered { kind: Kind::from_code(code)?, context, tag, sequence }),
+        };
+        let stamp = Stamp { posted: (numbers >> 32) as u32, target: (first >> 32) as u32 & 0xffff };
+        Some(Self { packet, stamp, units })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PACKET: Header = Header {
+        packet: Some(Numbered { kind: Kind::Fin, context: 0xfffe, tag: u64::MAX, sequence: u32::MAX }),
+        stamp: Stamp { posted: 0x89ab_cdef, target: 0x1234 },
+        units: 1 << 63,
+    };
+
+    #[test]
+    fn headers_survive_the_way() {
+        let update = Header { packet: None, ..PACKET };
+        for header in [PACKET, update] {
+            assert_eq!(Header::decode(&header.encode()), Some(header));
+        }
+    }
+
+    #[test]
+    fn the_bytes_of_a_header_are_these() {
+        let words = PACKET.encode();
+        assert_eq!(words[..8], [5, 0, 0xfe, 0xff, 0x34, 0x12, 0, 0]);
+        assert_eq!(words[16..24], [0xff, 0xff, 0xff, 0xff, 0xef, 0xcd, 0xab, 0x89]);
+    }
+
+    #[test]
+    fn malformed_headers_are_none() {
+        for (at, byte) in [(0, 9), (0, 0xff), (1, 1), (6, 1), (7, 0x80)] {
+            let mut bytes = PACKET.encode();
+            bytes[at] = byte;
+            assert_eq!(Header::decode(&bytes), None, "byte {at}");
+        }
+        for at in [2, 8, 16] {
+            let mut bytes = Header { packet: None, ..PACKET }.encode();
+            bytes[at] = 1;
+            assert_eq!(Header::decode(&bytes), None, "byte {at} of an update");
+        }
+    }
+
+    #[test]
+    fn every_header_that_is_understood_is_written_the_same() {
+        let mut seed = 1_u64;
+        for _ in 0..20_000 {
+            let mut bytes = PACKET.encode();
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            bytes[(seed >> 40) as usize % HEADER_BYTES] = (seed >> 32) as u8;
+            if let Some(header) = Header::decode(&bytes) {
+                assert_eq!(header.encode(), bytes);
+            }
+        }
+    }
+
+    #[test]
+    fn hellos_survive_the_way_and_others_are_refused() {
+        let hello = Hello { rank: 7, world: u64::MAX - 1, rail: 3, receives: 0x1234, packet_bytes: 1 << 20 };
+        let said = hello.encode();
+        assert_eq!((said.bytes().len(), Hello::decode(&said)), (HELLO_BYTES, Ok(hello)));
+        let with = |at: usize, byte: u8| {
+            let mut bytes = [0; 32];
+            bytes[..HELLO_BYTES].copy_from_slice(said.bytes());
+            bytes[at] = byte;
+            Hello::decode(&Private::new(&bytes).unwrap())
+        };
+        assert_eq!(with(31, 0), Ok(hello));
+        assert_eq!(with(0, 2), Err(Refusal::Version));
+        assert_eq!(with(2, 0), Err(Refusal::Protocol));
+        assert_eq!(with(25, 1), Err(Refusal::Protocol));
+        assert_eq!(Hello::decode(&Private::EMPTY), Err(Refusal::Protocol));
+    }
+
+    #[test]
+    fn refusals_survive_the_way() {
+        use Refusal::{Buffers, Exists, Protocol, Settings, Stranger, Unknown, Version};
+        for refusal in [Protocol, Version, Stranger, Settings, Exists, Buffers, Unknown(200)] {
+            assert_eq!(Refusal::decode(&refusal.encode()), Some(refusal));
+        }
+        assert_eq!(Refusal::decode(&Private::EMPTY), None);
+    }
+}

@@ -1,0 +1,191 @@
+//! The engine over channels: the protocols that ship, over whatever fabric there is.
+
+use nemesia_core::engine::rma::{Region, Reply, WINDOW};
+use nemesia_core::engine::{Engine, Lent, Peer, Request, RequestId, Storage, Tuning};
+use nemesia_core::matching::{Pattern, Source};
+use nemesia_core::payload::{RecvBuf, SendBuf};
+use nemesia_core::port::channel::Channel;
+use nemesia_core::port::memory::MemoryPort;
+use nemesia_core::slab::{List, Slot};
+use nemesia_core::store::{UNIT, Unit};
+
+use super::super::bench::{Bench, Block};
+use super::super::{Fabric, Verdict, ensure, equal};
+use super::node::{Node, Vectors, lend};
+use super::{Hall, text};
+use crate::content::{difference, filled, seed_of};
+
+/// Bytes of the messages: eager ones, some of the longest packet, and rendezvous of many packets.
+const SIZES: [usize; 8] = [0, 8, 300, 1024, 1025, 5000, 60_000, 200_000];
+/// How often each is sent.
+const ROUNDS: u64 = 3;
+
+#[derive(Debug)]
+struct Lists;
+
+impl Storage for Lists {
+    type Requests = Vec<Slot<Request>>;
+    type Peers = Vec<Peer>;
+    type Units = Vec<Unit>;
+    type Stored = Vec<u32>;
+    type Buckets = Vec<List>;
+    type Regions = Vec<Slot<Region>>;
+    type Replies = Vec<Slot<Reply>>;
+    type Handlers = ();
+    type Trace = ();
+}
+
+fn several<T: Default>(count: usize) -> Vec<T> {
+    std::iter::repeat_with(T::default).take(count).collect()
+}
+
+/// An engine, and what it works with, which is freed after it.
+#[derive(Debug)]
+struct Process<M: MemoryPort> {
+    engine: Engine<Channel<M, Vectors>, Lists>,
+    sends: Vec<(RequestId, Vec<u8>)>,
+    receives: Vec<(RequestId, u64, Vec<u8>)>,
+    blocks: Vec<Block>,
+}
+
+impl<M: MemoryPort> Process<M> {
+    fn new(rank: u32, ranks: usize, node: Node<M>) -> Result<Self, String> {
+        let lent = Lent {
+            requests: several(512),
+            peers: several(ranks),
+            units: vec![[0; UNIT]; 4096],
+            stored: several(64),
+            posted: several(64),
+            regions: several(1),
+            replies: several((ranks - 1) * WINDOW as usize),
+            handlers: (),
+            trace: (),
+        };
+        let engine = Engine::new(rank, node.channel, Tuning::default(), lent).map_err(text)?;
+        Ok(Self { engine, sends: Vec::new(), receives: Vec::new(), blocks: node.blocks })
+    }
+
+    fn send(&mut self, to: u32, tag: u64, bytes: Vec<u8>) -> Verdict {
+        // SAFETY: the vector's bytes stay where they are until the request is complete, or the engine is gone.
+        let buf = unsafe { SendBuf::from_raw(bytes.as_ptr(), bytes.len()) };
+        let id = if tag.is_multiple_of(3) {
+            self.engine.issend(to, 1, tag, buf)
+        } else {
+            self.engine.isend(to, 1, tag, buf)
+        };
+        let id = id.map_err(text)?;
+        if id != RequestId::SENT {
+            self.sends.push((id, bytes));
+        }
+        Ok(())
+    }
+
+    fn receive(&mut self, from: u32, tag: u64, len: usize, seed: u64) -> Verdict {
+        let mut bytes = vec![0; len];
+        // SAFETY: as above, and nobody else uses them.
+        let mut buf = unsafe { RecvBuf::from_raw(bytes.as_mut_ptr(), len) };
+        let pattern = Pattern { source: Source::Rank(from), context: 1, tag, ignore: 0 };
+        let id = self.engine.irecv(pattern, &mut buf).map_err(text)?;
+        self.receives.push((id, seed, bytes));
+        Ok(())
+    }
+
+    /// Moves on; what is complete is checked.
+    fn turn(&mut self, now: std::time::Duration) -> Verdict {
+        let channel = self.engine.port_mut();
+        while channel.poll_event(now).is_some() {}
+        if channel.wants_memory()
+            && let Ok(block) = lend(channel)
+        {
+            self.blocks.push(block);
+        }
+        if let Some(peer) = self.engine.progress().failed {
+            return Err(format!("peer {peer} failed: {:?}", self.engine.failure(peer)));
+        }
+        for (id, bytes) in std::mem::take(&mut self.sends) {
+            match self.engine.test(id) {
+                None => self.sends.push((id, bytes)),
+                Some(outcome) => drop(outcome.map_err(text)?),
+            }
+        }
+        for (id, seed, bytes) in std::mem::take(&mut self.receives) {
+            match self.engine.test(id) {
+                None => self.receives.push((id, seed, bytes)),
+                Some(outcome) => {
+                    equal("bytes", outcome.map_err(text)?.len, bytes.len())?;
+                    let wrong = difference(seed, &bytes);
+                    ensure(wrong.is_none(), || format!("{} bytes differ: {wrong:?}", bytes.len()))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn is_done(&self) -> bool {
+        self.sends.is_empty() && self.receives.is_empty()
+    }
+}
+
+pub(super) fn check<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
+    const RANKS: usize = 3;
+    let Some(mut hall) = Hall::open(bench, RANKS, 2)? else { return Ok(()) };
+    hall.connect(bench)?;
+    let mut processes = Vec::new();
+    for (rank, node) in (0..).zip(hall.nodes.into_iter().flatten()) {
+        processes.push(Process::new(rank, RANKS, node)?);
+    }
+    for round in 0..ROUNDS {
+        // In one round after the other: receives first, sends first, and mixed.
+        for (tag, &len) in (1..).zip(&SIZES) {
+            start(&mut processes, round, tag + 100 * round, len, round != 1)?;
+        }
+        for (tag, &len) in (1..).zip(&SIZES).filter(|_| round == 1) {
+            (0..20).try_for_each(|_| turn(bench, &mut processes))?;
+            post(&mut processes, tag + 100 * round, len)?;
+        }
+        let mut wrong = Ok(());
+        bench.until("all messages are there", |bench| {
+            wrong = turn(bench, &mut processes);
+            wrong.is_err() || processes.iter().all(Process::is_done)
+        })?;
+        wrong?;
+    }
+    Ok(())
+}
+
+fn turn<F: Fabric>(bench: &mut Bench<F>, processes: &mut [Process<F::Port>]) -> Verdict {
+    bench.turn();
+    processes.iter_mut().try_for_each(|process| process.turn(bench.now))
+}
+
+/// A message of each to each; its receive first, or not yet.
+fn start<M: MemoryPort>(
+    processes: &mut [Process<M>],
+    round: u64,
+    tag: u64,
+    len: usize,
+    posted: bool,
+) -> Verdict {
+    if posted && round == 0 {
+        post(processes, tag, len)?;
+    }
+    let ranks = processes.len() as u32;
+    for from in 0..ranks {
+        for to in (0..ranks).filter(|to| *to != from) {
+            let seed = seed_of(&[from.into(), to.into(), tag]);
+            processes[from as usize].send(to, tag, filled(seed, len))?;
+        }
+    }
+    if posted && round != 0 { post(processes, tag, len) } else { Ok(()) }
+}
+
+fn post<M: MemoryPort>(processes: &mut [Process<M>], tag: u64, len: usize) -> Verdict {
+    let ranks = processes.len() as u32;
+    for to in 0..ranks {
+        for from in (0..ranks).filter(|from| *from != to) {
+            let seed = seed_of(&[from.into(), to.into(), tag]);
+            processes[to as usize].receive(from, tag, len, seed)?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,81 @@
+//! A channel, and its memory.
+
+use std::time::Duration;
+
+use nemesia_core::port::PeerId;
+use nemesia_core::port::channel::{
+    Buffer, Channel, ChannelEvent, Config, LendError, OpenError, Parts, Peer, Slab, Storage,
+};
+use nemesia_core::port::memory::{Access, MemoryPort};
+
+use super::super::bench::Block;
+
+/// Payload bytes of the largest packet.
+pub(super) const PACKET_BYTES: u32 = 1024;
+/// The number of the world.
+pub(super) const WORLD: u64 = 0x0123_4567_89ab_cdef;
+/// Buffers in each piece of memory.
+const BUFFERS: usize = 48;
+
+/// Storage in vectors.
+#[derive(Debug)]
+pub(super) struct Vectors;
+
+impl Storage for Vectors {
+    type Peers = Vec<Peer<Vec<Option<u32>>>>;
+    type Window = Vec<Option<u32>>;
+    type Buffers = Vec<Buffer>;
+    type Slabs = Vec<Option<Slab>>;
+}
+
+pub(super) const fn config(rank: PeerId, rails: u32) -> Config {
+    Config {
+        rank,
+        world: WORLD,
+        packet_bytes: PACKET_BYTES,
+        rails,
+        most_receives: 16,
+        patience: Duration::from_secs(30),
+    }
+}
+
+/// A channel. It is dropped before its memory.
+#[derive(Debug)]
+pub(super) struct Node<M: MemoryPort> {
+    pub(super) channel: Channel<M, Vectors>,
+    pub(super) blocks: Vec<Block>,
+    pub(super) events: Vec<ChannelEvent>,
+}
+
+impl<M: MemoryPort> Node<M> {
+    pub(super) fn new(port: M, config: Config, ranks: usize) -> Result<Self, OpenError> {
+        let channel = Channel::new(port, config, parts(ranks))?;
+        Ok(Self { channel, blocks: Vec::new(), events: Vec::new() })
+    }
+
+    /// Lends a piece of memory.
+    pub(super) fn lend(&mut self) -> Result<(), String> {
+        self.blocks.push(lend(&mut self.channel)?);
+        Ok(())
+    }
+}
+
+fn parts(ranks: usize) -> Parts<Vectors> {
+    Parts {
+        peers: (0..ranks).filter_map(|_| Peer::new(vec![None; 64])).collect(),
+        buffers: vec![Buffer::default(); 4 * BUFFERS],
+        slabs: std::iter::repeat_with(|| None).take(4).collect(),
+    }
+}
+
+/// Lends a piece of memory to a channel, which has to be dropped before it.
+pub(super) fn lend<M: MemoryPort>(channel: &mut Channel<M, Vectors>) -> Result<Block, String> {
+    let len = BUFFERS * channel.buffer_bytes() as usize;
+    let block = Block::new(len);
+    let (lent, own) = block.lent(len);
+    let region = channel.port_mut().register(lent, Access::LOCAL).map_err(|error| error.to_string())?;
+    match channel.lend(region, own) {
+        Ok(_) | Err(LendError::Full) => Ok(block),
+        Err(error) => Err(error.to_string()),
+    }
+}

@@ -1,0 +1,254 @@
+//! Every interleaving of two ends of a connection that share little: `core/src/flow/posted.rs` itself, step by step.
+//!
+//! Each step sends, delivers, gives up, calls back or takes one buffer; everything only goes up, so that a search ends if
+//! the protocol comes to rest, and runs into [`MOST_STATES`] if updates answer each other for ever. The states of one
+//! [`Shape`] are all that can be reached.
+
+use std::collections::HashSet;
+
+use nemesia_core::flow::posted::{Credits, LEAST, Next, Pool, Stamp};
+
+use crate::violation::{Check, Violation, ensure};
+
+/// More than any shape has.
+const MOST_STATES: usize = 2_000_000;
+/// More updates than there is reason for.
+const MOST_UPDATES: u32 = 40;
+
+/// How small the two ends are. Where there are two numbers, the first end has the first.
+#[derive(Clone, Copy, Debug)]
+struct Shape {
+    /// Packets with content to be sent.
+    packets: [u8; 2],
+    /// Receives at the start.
+    receives: [u32; 2],
+    /// Buffers that are nobody's.
+    spare: [u32; 2],
+    /// Times that an end may call receives back.
+    recalls: [u8; 2],
+    /// Times that others of the process take a spare buffer.
+    guests: [u8; 2],
+}
+
+const SHAPES: [Shape; 5] = [
+    Shape { packets: [9, 9], receives: [3, 3], spare: [0, 0], recalls: [0, 0], guests: [0, 0] },
+    Shape { packets: [4, 4], receives: [3, 4], spare: [2, 0], recalls: [0, 0], guests: [1, 0] },
+    Shape { packets: [5, 2], receives: [3, 3], spare: [3, 1], recalls: [0, 0], guests: [0, 0] },
+    Shape { packets: [3, 2], receives: [6, 3], spare: [1, 0], recalls: [1, 1], guests: [0, 0] },
+    Shape { packets: [12, 0], receives: [3, 3], spare: [0, 3], recalls: [0, 2], guests: [0, 1] },
+];
+
+/// One end.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct End {
+    credits: Credits,
+    pool: Pool,
+    to_send: u8,
+    /// Packets that have come and are not released.
+    held: u32,
+    recalls: u8,
+    guests: u8,
+    taken: u32,
+    /// Packets without content that it has sent.
+    updates: u32,
+    /// What is on its way to the other end, in order: with content or not.
+    wire: Vec<(bool, Stamp)>,
+}
+
+type State = [End; 2];
+
+/// A step of one end.
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Send,
+    Control,
+    Deliver,
+    Release,
+    Recall,
+    Take,
+}
+
+const STEPS: [Step; 6] = [Step::Deliver, Step::Release, Step::Send, Step::Control, Step::Recall, Step::Take];
+
+impl End {
+    fn new(shape: &Shape, at: usize) -> Self {
+        let mut credits = Credits::new(shape.receives[at]);
+        // The other end has said how many it has.
+        let _ = credits.open(shape.receives[1 - at]);
+        let mut pool = Pool::new();
+        // A buffer besides is kept for some other connection, which never needs it.
+        pool.add(shape.receives[at] + shape.spare[at] + 1);
+        let kept = pool.reserve(LEAST + 1);
+        let own = (0..LEAST).all(|_| pool.take(true));
+        let more = (LEAST..shape.receives[at]).all(|_| pool.take(false));
+        debug_assert!(kept && own && more);
+        Self {
+            credits,
+            pool,
+            to_send: shape.packets[at],
+            held: 0,
+            recalls: shape.recalls[at],
+            guests: shape.guests[at],
+            taken: 0,
+            updates: 0,
+            wire: Vec::new(),
+        }
+    }
+
+    fn post(&mut self, content: bool) {
+        self.wire.push((content, self.credits.stamp()));
+        self.credits.sent();
+    }
+}
+
+/// The state after a step of an end; `None` when it can't take it.
+fn after(state: &State, at: usize, step: Step) -> Result<Option<State>, Violation> {
+    let mut next = state.clone();
+    let [a, b] = &mut next;
+    let (end, other) = if at == 0 { (a, b) } else { (b, a) };
+    let credits = &end.credits;
+    match step {
+        Step::Send if end.to_send > 0 && credits.can_send() => {
+            end.to_send -= 1;
+            end.post(true);
+        }
+        Step::Control
+            if credits.can_update()
+                || (credits.is_recalling() || credits.has_surplus()) && credits.can_send() =>
+        {
+            end.updates += 1;
+            end.post(false);
+        }
+        Step::Deliver if !other.wire.is_empty() => {
+            let (content, stamp) = other.wire.remove(0);
+            deliver(end, content, stamp)?;
+        }
+        Step::Release if end.held > 0 => {
+            end.held -= 1;
+            release(end);
+        }
+        Step::Recall if end.recalls > 0 => {
+            end.recalls -= 1;
+            if !end.credits.shrink() {
+                return Ok(None);
+            }
+        }
+        Step::Take if end.guests > 0 && end.pool.take(false) => {
+            end.guests -= 1;
+            end.taken += 1;
+        }
+        _ => return Ok(None),
+    }
+    Ok(Some(next))
+}
+
+/// As `core/src/port/channel/arrive.rs` has it.
+fn deliver(end: &mut End, content: bool, stamp: Stamp) -> Check {
+    let fault = |what: &dyn std::fmt::Display| Violation(format!("an honest end is accused: {what}"));
+    end.credits.arrive().map_err(|error| fault(&error))?;
+    end.credits.hear(stamp).map_err(|error| fault(&error))?;
+    let dry = end.credits.is_dry();
+    if content {
+        end.held += 1;
+    } else {
+        release(end);
+    }
+    if dry {
+        end.credits.keep();
+        for _ in 0..end.credits.wanted(u32::MAX) {
+            if end.pool.take(false) {
+                end.credits.grown();
+            }
+        }
+    }
+    Ok(())
+}
+
+fn release(end: &mut End) {
+    match end.credits.release() {
+        Next::Post => end.credits.posted(),
+        Next::Retire => end.pool.put(false),
+    }
+}
+
+/// What must hold in every state.
+fn check(shape: &Shape, state: &State) -> Check {
+    for at in [0, 1] {
+        let (end, other) = (&state[at], &state[1 - at]);
+        let (flying, window) = (other.wire.len() as u32, end.credits.window());
+        ensure!(flying <= window, "{flying} packets are on their way to {window} receives");
+        let (size, held) = (end.credits.size(), end.held);
+        ensure!(size == window + held, "{size} buffers, but {window} posted and {held} held");
+        ensure!(size >= LEAST, "a connection is left with {size} buffers");
+        ensure!(end.updates < MOST_UPDATES, "the ends do not come to rest: {} updates", end.updates);
+        let all = shape.receives[at] + shape.spare[at] + 1;
+        let found = end.pool.free() + size + end.taken;
+        ensure!(found == all, "{found} buffers instead of {all}");
+        ensure!(end.pool.is_sound(), "a buffer that is kept for another connection is gone");
+        let promised = other.credits.left() + flying;
+        ensure!(promised <= window, "{promised} credits for {window} receives");
+    }
+    Ok(())
+}
+
+/// What must hold when nothing can happen any more.
+fn check_rest(state: &State) -> Check {
+    for (end, other) in [(&state[0], &state[1]), (&state[1], &state[0])] {
+        ensure!(end.to_send == 0, "nothing can happen, and {} packets were not sent", end.to_send);
+        let (left, size) = (end.credits.left(), other.credits.size());
+        let known = left + other.credits.unreturned();
+        ensure!(known == size, "{left} credits, {} unreturned, for {size}", other.credits.unreturned());
+        ensure!(left > 1, "at rest, and there is no credit but the reserve");
+    }
+    Ok(())
+}
+
+/// Looks at every state of a shape; how many there are.
+fn explore(shape: &Shape) -> Result<usize, Violation> {
+    let start = [End::new(shape, 0), End::new(shape, 1)];
+    let mut seen = HashSet::from([start.clone()]);
+    let mut stack = vec![start];
+    while let Some(state) = stack.pop() {
+        check(shape, &state)?;
+        let mut moved = false;
+        for at in [0, 1] {
+            for step in STEPS {
+                let Some(next) = after(&state, at, step)? else { continue };
+                // Calling back, and other connections, may stop at any time.
+                moved |= !matches!(step, Step::Recall | Step::Take);
+                if !seen.contains(&next) {
+                    seen.insert(next.clone());
+                    stack.push(next);
+                }
+            }
+        }
+        if !moved {
+            check_rest(&state)?;
+        }
+        ensure!(seen.len() < MOST_STATES, "the ends do not come to rest");
+    }
+    Ok(seen.len())
+}
+
+/// Explores all shapes; how many states there are.
+pub(crate) fn prove() -> Result<usize, Violation> {
+    let mut states = 0;
+    for shape in &SHAPES {
+        let found = explore(shape);
+        states += found.map_err(|violation| Violation(format!("{violation}, in {shape:?}")))?;
+    }
+    Ok(states)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_ends_come_to_rest_whatever_happens() {
+        for shape in &SHAPES {
+            let found = explore(shape);
+            assert!(found.as_ref().is_ok_and(|states| *states > 500), "{shape:?}: {found:?}");
+        }
+    }
+}

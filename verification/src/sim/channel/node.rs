@@ -1,0 +1,94 @@
+//! One process: a channel, and the memory that it was lent.
+
+use std::ptr::NonNull;
+
+use nemesia_core::payload::Lent;
+use nemesia_core::port::channel::{
+    Buffer, Channel, Config, LendError, OpenError, Parts, Peer, Slab, Storage,
+};
+use nemesia_core::port::memory::{Access, MemoryPort as _, RegisterError};
+use nemesia_verification::rdma::SimPort;
+
+/// Pieces of memory that one process may lend.
+const SLABS: usize = 12;
+/// Buffers in all of them, at most.
+const BUFFERS: usize = 512;
+
+#[derive(Debug)]
+pub(super) struct Vectors;
+
+impl Storage for Vectors {
+    type Peers = Vec<Peer<Vec<Option<u32>>>>;
+    type Window = Vec<Option<u32>>;
+    type Buffers = Vec<Buffer>;
+    type Slabs = Vec<Option<Slab>>;
+}
+
+pub(super) type SimChannel = Channel<SimPort, Vectors>;
+
+/// Memory that only raw pointers refer to.
+#[derive(Debug)]
+struct Land {
+    words: NonNull<u128>,
+    count: usize,
+}
+
+impl Land {
+    fn new(bytes: u64) -> Self {
+        let words = vec![0_u128; bytes.div_ceil(16) as usize].into_boxed_slice();
+        let count = words.len();
+        Self { words: NonNull::from(Box::leak(words)).cast(), count }
+    }
+
+    fn lent(&self, len: u64) -> Lent {
+        // SAFETY: allocated with at least that length, and initialised; freed after the port is dropped. Nobody makes a
+        // reference to it.
+        unsafe { Lent::from_raw(self.words.as_ptr().cast(), len as usize) }
+    }
+}
+
+impl Drop for Land {
+    fn drop(&mut self) {
+        // SAFETY: leaked by `new` with this length; the port that it was lent to is gone.
+        drop(unsafe { Box::from_raw(NonNull::slice_from_raw_parts(self.words, self.count).as_ptr()) });
+    }
+}
+
+/// A process. The channel is dropped before the memory.
+#[derive(Debug)]
+pub(super) struct Node {
+    pub(super) channel: SimChannel,
+    land: Vec<Land>,
+}
+
+impl Node {
+    pub(super) fn new(port: SimPort, config: Config, ranks: u32, window: usize) -> Result<Self, OpenError> {
+        let peers = (0..ranks).filter_map(|_| Peer::new(vec![None; window])).collect();
+        let parts = Parts {
+            peers,
+            buffers: vec![Buffer::default(); BUFFERS],
+            slabs: std::iter::repeat_with(|| None).take(SLABS).collect(),
+        };
+        Ok(Self { channel: Channel::new(port, config, parts)?, land: Vec::new() })
+    }
+
+    /// Lends memory for so many buffers; false when it can't be registered now, or no more is taken.
+    pub(super) fn lend(&mut self, buffers: u64) -> Result<bool, String> {
+        if self.land.len() == SLABS {
+            return Ok(false);
+        }
+        let bytes = buffers * self.channel.buffer_bytes();
+        let land = Land::new(bytes);
+        let region = match self.channel.port_mut().register(land.lent(bytes), Access::LOCAL) {
+            Ok(region) => region,
+            Err(RegisterError::Pinned { .. } | RegisterError::Full { .. }) => return Ok(false),
+            Err(error) => return Err(error.to_string()),
+        };
+        let lent = self.channel.lend(region, land.lent(bytes));
+        self.land.push(land);
+        match lent {
+            Ok(_) | Err(LendError::Full) => Ok(true),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+}

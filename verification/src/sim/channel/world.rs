@@ -1,0 +1,373 @@
+//! Channels that talk to each other over a simulated fabric, and what must come of it.
+//!
+//! Between two processes each packet comes once, whole, in the order sent, or never if one of them is gone. When a world is
+//! left alone everything that was to be sent is there, all buffers but the posted ones are back, and whoever lost a peer
+//! knows.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use nemesia_core::port::channel::{ChannelEvent, Config, JoinError, OWN};
+use nemesia_core::port::memory::MemoryPort as _;
+use nemesia_core::port::{MessagePort as _, Polled, PortFault};
+use nemesia_core::wire::channel::Refusal;
+use nemesia_core::wire::{Envelope, Kind};
+use nemesia_verification::rdma::{Conditions, Fabric};
+
+use super::node::Node;
+use crate::rng::{Rng, mix};
+use crate::tally::{Event, Tally};
+use crate::trace::Trace;
+use crate::violation::{Check, Violation, ensure};
+
+/// Packets of one sender that may wait for credit.
+const BACKLOG: usize = 24;
+const KINDS: [Kind; 4] = [Kind::Eager, Kind::Rts, Kind::Data, Kind::Active];
+
+/// A packet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Packet {
+    envelope: Envelope,
+    key: u64,
+}
+
+impl Packet {
+    fn bytes(&self) -> Vec<u8> {
+        (0..self.envelope.total).map(|at| mix(self.key.wrapping_add(at)) as u8).collect()
+    }
+}
+
+/// What one process has for another.
+#[derive(Debug, Default)]
+pub(super) struct Pair {
+    /// To be sent.
+    pub(super) backlog: VecDeque<Packet>,
+    /// Sent, and not received.
+    pub(super) flying: VecDeque<Packet>,
+    /// Units promised to it.
+    pub(super) granted: u64,
+    /// For each connection that we ask for: whether it is asked for.
+    pub(super) asked: Vec<bool>,
+}
+
+/// The world.
+#[derive(Debug)]
+pub(crate) struct World {
+    pub(super) rng: Rng,
+    /// Before the fabric: the death of a process is a thing of the fabric's.
+    pub(super) nodes: Vec<Option<Node>>,
+    pub(super) fabric: Fabric,
+    pub(super) pairs: Vec<Vec<Pair>>,
+    /// Who has a connection to whom that died, and was not told.
+    pub(super) died: Vec<Vec<bool>>,
+    pub(super) config: Config,
+    window: usize,
+    deaths: usize,
+    restarts: bool,
+    pub(super) now: Duration,
+    pub(crate) tally: Tally,
+    pub(crate) trace: Trace,
+}
+
+fn conditions(rng: &mut Rng) -> Conditions {
+    let mut conditions = rng.pick(&[Conditions::INFINIBAND, Conditions::IWARP, Conditions::MEAGRE]);
+    conditions.facts.receive_depth = conditions.facts.receive_depth.max(rng.pick(&[3, 4, 32]));
+    conditions.facts.connections = 256;
+    conditions.facts.regions = 64;
+    conditions.facts.inline_bytes = rng.pick(&[0, 31, 32, 128]);
+    conditions.delay = 1 + rng.below(5);
+    conditions.register_fails = rng.pick(&[0, 2, 3]);
+    conditions
+}
+
+impl World {
+    /// A world in which nobody is connected yet.
+    pub(crate) fn new(seed: u64, stream: u64, trace: Trace) -> Result<Self, Violation> {
+        let mut rng = Rng::new(seed, stream ^ 0xc4a7_7e15);
+        let fabric = Fabric::new(rng.next(), conditions(&mut rng));
+        let (ranks, rails) = (2 + rng.below(4), 1 + rng.below(3) as u32);
+        let config = Config {
+            rank: 0,
+            world: rng.next(),
+            packet_bytes: rng.pick(&[256, 300, 1024]),
+            rails,
+            most_receives: rng.pick(&[3, 4, 6, 20]),
+            patience: Duration::from_secs(1),
+        };
+        let pair = || Pair { asked: vec![false; rails as usize], ..Pair::default() };
+        let mut world = Self {
+            nodes: (0..ranks).map(|_| None).collect(),
+            fabric,
+            pairs: (0..ranks).map(|_| (0..ranks).map(|_| pair()).collect()).collect(),
+            died: vec![vec![false; ranks]; ranks],
+            config,
+            window: rng.pick(&[16, 64]),
+            deaths: rng.below(3),
+            restarts: rng.one_in(2),
+            now: Duration::ZERO,
+            tally: Tally::default(),
+            trace,
+            rng,
+        };
+        (0..ranks).try_for_each(|rank| world.start(rank))?;
+        Ok(world)
+    }
+
+    pub(super) fn ranks(&self) -> usize {
+        self.nodes.len()
+    }
+
+    /// A process begins. The memory that its connections need must be there; what is beyond comes later.
+    fn start(&mut self, rank: usize) -> Check {
+        let config = Config { rank: rank as u32, ..self.config };
+        let ranks = self.ranks() as u32;
+        let opened = Node::new(self.fabric.port(), config, ranks, self.window);
+        let mut node = opened.map_err(|error| Violation(format!("no channel: {error}")))?;
+        let needed = u64::from((ranks - 1) * config.rails * OWN) + self.rng.below(4) as u64;
+        while !node.lend(needed).map_err(Violation)? {
+            self.tally.count(Event::NotRegistered);
+        }
+        self.nodes[rank] = Some(node);
+        Ok(())
+    }
+
+    /// One thing that happens.
+    pub(crate) fn step(&mut self) -> Check {
+        let rank = self.rng.below(self.ranks());
+        match self.rng.below(24) {
+            0..8 => self.submit(rank),
+            8..15 => self.poll(rank)?,
+            15 => self.dial(rank)?,
+            16 => self.events(rank)?,
+            17 => self.grant(rank),
+            18 if self.rng.one_in(8) => self.lend(rank)?,
+            19 if self.deaths > 0 && self.rng.one_in(200) => self.kill(rank),
+            20 if self.restarts && self.nodes[rank].is_none() && self.rng.one_in(20) => self.start(rank)?,
+            _ => {
+                self.now = self.fabric.pass();
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    /// A packet more for somebody, and what waits for it goes as far as it can.
+    fn submit(&mut self, rank: usize) {
+        let to = self.rng.below(self.ranks());
+        if to == rank || self.nodes[rank].is_none() {
+            return;
+        }
+        let most = self.config.packet_bytes as usize + 1;
+        let short = if self.rng.one_in(2) { 40 } else { most };
+        for _ in 0..1 + self.rng.below(4) {
+            if self.pairs[rank][to].backlog.len() < BACKLOG {
+                let total = self.rng.below(short) as u64;
+                let (context, tag, key) = (self.rng.below(5) as u16, self.rng.next(), self.rng.next());
+                let envelope = Envelope { kind: self.rng.pick(&KINDS), context, tag, total };
+                self.pairs[rank][to].backlog.push_back(Packet { envelope, key });
+            }
+        }
+        self.push(rank, to);
+    }
+
+    pub(super) fn push(&mut self, rank: usize, to: usize) {
+        let Some(node) = &mut self.nodes[rank] else { return };
+        let pair = &mut self.pairs[rank][to];
+        while let Some(packet) = pair.backlog.front() {
+            let bytes = packet.bytes();
+            let (head, body) = bytes.split_at(bytes.len() / 3);
+            let sent = if self.rng.one_in(2) {
+                node.channel.send(to as u32, &packet.envelope, &bytes)
+            } else {
+                node.channel.send_parts(to as u32, &packet.envelope, head, body)
+            };
+            // A fault is told by the next poll as well.
+            if sent != Ok(true) {
+                self.tally.count(Event::NoCredit);
+                return;
+            }
+            self.tally.count(Event::ChannelPacket);
+            self.trace.note(self.now.as_micros() as u64, || format!("{rank} sends {packet:?} to {to}"));
+            pair.flying.extend(pair.backlog.pop_front());
+        }
+    }
+
+    /// Takes what has come.
+    fn poll(&mut self, rank: usize) -> Check {
+        for _ in 0..1 + self.rng.below(3) {
+            if !self.poll_once(rank)? {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// One packet, or one fault; false when there is nothing.
+    pub(super) fn poll_once(&mut self, rank: usize) -> Result<bool, Violation> {
+        let ranks = self.ranks();
+        let only = self.rng.one_in(8).then(|| self.rng.below(ranks) as u32);
+        let Some(node) = &mut self.nodes[rank] else { return Ok(false) };
+        let polled = match only {
+            Some(peer) => node.channel.poll_peer(peer),
+            None => node.channel.poll(),
+        };
+        let early = (0..ranks as u32).any(|peer| node.channel.report(peer).waiting > 0);
+        if early {
+            self.tally.count(Event::Early);
+        }
+        match polled {
+            Polled::Idle => Ok(false),
+            Polled::Packet(arrival) => {
+                let from = arrival.peer as usize;
+                let mut bytes = vec![0; arrival.len];
+                let at = self.rng.below(arrival.len + 1);
+                let (head, body) = bytes.split_at_mut(at);
+                node.channel.read(&arrival, 0, head);
+                node.channel.read(&arrival, at, body);
+                if !self.rng.one_in(20) {
+                    // One that is not released is given up with the next poll.
+                    node.channel.release(arrival);
+                }
+                ensure!(
+                    only.is_none_or(|only| only == arrival.peer),
+                    "a packet of {from} instead of {only:?}"
+                );
+                self.trace.note(self.now.as_micros() as u64, || format!("{rank} has a packet of {from}"));
+                let expected = self.pairs[from][rank].flying.pop_front();
+                let Some(packet) = expected else {
+                    return Err(Violation(format!("rank {rank} has a packet that {from} never sent")));
+                };
+                ensure!(
+                    packet.envelope == arrival.envelope && packet.bytes() == bytes,
+                    "rank {rank} has {arrival:?} from {from} instead of {packet:?}"
+                );
+                Ok(true)
+            }
+            Polled::Fault(fault) => {
+                let from = fault.peer as usize;
+                self.trace.note(self.now.as_micros() as u64, || format!("{rank} is told: {fault}"));
+                ensure!(
+                    matches!(fault.fault, PortFault::Lost(_) | PortFault::Work(_)),
+                    "rank {rank} accuses {from}: {fault}"
+                );
+                ensure!(self.died[rank][from], "rank {rank} has lost rank {from}, which lives: {fault}");
+                self.tally.count(Event::ChannelLost);
+                self.let_go(rank, from);
+                Ok(true)
+            }
+        }
+    }
+
+    pub(super) fn let_go(&mut self, rank: usize, from: usize) {
+        if let Some(node) = &mut self.nodes[rank] {
+            node.channel.close(from as u32);
+        }
+        self.died[rank][from] = false;
+        self.pairs[rank][from].flying.clear();
+        self.pairs[from][rank].flying.clear();
+        self.pairs[rank][from].granted = 0;
+    }
+
+    /// Asks for a connection that is to be: the higher rank asks (paper 3, section 3.1).
+    pub(super) fn dial(&mut self, rank: usize) -> Check {
+        for to in 0..rank {
+            let Some(address) = self.nodes[to].as_ref().and_then(|node| node.channel.port().address()) else {
+                continue;
+            };
+            let Some(node) = &mut self.nodes[rank] else { return Ok(()) };
+            for (rail, asked) in (0..).zip(&mut self.pairs[rank][to].asked) {
+                if *asked || self.died[rank][to] {
+                    continue;
+                }
+                match node.channel.connect(to as u32, rail, &address, Duration::MAX) {
+                    Ok(()) => *asked = true,
+                    Err(JoinError::Exists | JoinError::Buffers { .. }) => {}
+                    Err(error) => return Err(Violation(format!("rank {rank} can't connect: {error}"))),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn events(&mut self, rank: usize) -> Check {
+        let now = self.now;
+        let Some(node) = &mut self.nodes[rank] else { return Ok(()) };
+        while let Some(event) = node.channel.poll_event(now) {
+            self.trace.note(now.as_micros() as u64, || format!("rank {rank}: {event:?}"));
+            match event {
+                ChannelEvent::Up { .. } => self.tally.count(Event::ChannelUp),
+                ChannelEvent::Closed { peer, rail } => {
+                    self.pairs[rank][peer as usize].asked[rail as usize] = false;
+                    let gone = node.channel.report(peer).rails == 0;
+                    if gone && std::mem::take(&mut self.died[rank][peer as usize]) {
+                        // It died before it was connected.
+                        self.pairs[rank][peer as usize].flying.clear();
+                        self.pairs[peer as usize][rank].flying.clear();
+                    }
+                }
+                // The other side has not noticed the end of the process before, or was ended itself.
+                ChannelEvent::Failed { .. } => self.tally.count(Event::ChannelRefused),
+                ChannelEvent::Refused { refusal } => {
+                    let may = matches!(refusal, Refusal::Exists | Refusal::Buffers);
+                    ensure!(may, "rank {rank} refuses: {refusal}");
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn grant(&mut self, rank: usize) {
+        let to = self.rng.below(self.ranks());
+        if let Some(node) = self.nodes[rank].as_mut().filter(|_| to != rank) {
+            let pair = &mut self.pairs[rank][to];
+            pair.granted += self.rng.below(100) as u64;
+            node.channel.grant(to as u32, pair.granted);
+        }
+    }
+
+    pub(super) fn lend(&mut self, rank: usize) -> Check {
+        let more = 1 + self.rng.below(12) as u64;
+        if let Some(node) = self.nodes[rank].as_mut().filter(|node| node.channel.wants_memory()) {
+            let done = node.lend(more).map_err(Violation)?;
+            self.tally.count(if done { Event::Lent } else { Event::NotRegistered });
+        }
+        Ok(())
+    }
+
+    /// A process ends, in the middle of whatever it did.
+    fn kill(&mut self, rank: usize) {
+        let Some(node) = self.nodes[rank].take() else { return };
+        self.trace.note(self.now.as_micros() as u64, || format!("rank {rank} dies"));
+        self.deaths -= 1;
+        self.tally.count(Event::ChannelDeath);
+        let knows = |other: &usize| *other != rank && self.nodes[*other].is_some();
+        for other in (0..self.nodes.len()).filter(knows) {
+            let peer = rank as u32;
+            let report = self.nodes[other].as_ref().map(|node| node.channel.report(peer));
+            // Where there is no connection there is nothing to lose.
+            if report.is_some_and(|report| report.rails > 0) {
+                self.died[other][rank] = true;
+            } else {
+                self.pairs[rank][other].flying.clear();
+                self.pairs[other][rank].flying.clear();
+            }
+        }
+        for pair in &mut self.pairs[rank] {
+            (pair.granted, pair.asked) = (0, vec![false; self.config.rails as usize]);
+            pair.backlog.clear();
+        }
+        self.died[rank].fill(false);
+        self.fold(&node);
+        drop(node);
+    }
+
+    /// What a channel has counted.
+    pub(super) fn fold(&mut self, node: &Node) {
+        for peer in 0..self.nodes.len() as u32 {
+            let report = node.channel.report(peer);
+            self.tally.add_to(Event::Update, report.updates);
+            self.tally.add_to(Event::Grown, report.grown);
+            self.tally.add_to(Event::Shrunk, report.shrunk);
+        }
+    }
+}
