@@ -42,6 +42,7 @@ pub mod exchange;
 pub mod fetch;
 mod lent;
 pub mod list;
+mod now;
 pub mod observe;
 pub mod probe;
 pub mod restart;

@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 use nemesia::{Endpoint as Inner, Error, Request, Source, Tag};
 
 use crate::boundary::{Out, check_buffer};
-use crate::endpoint::{Endpoint, at_hand, blocking_on, on, rank_in, rank_of};
+use crate::endpoint::{Endpoint, blocking_on, on, rank_in, rank_of};
 use crate::lent::Lent;
+use crate::now::{irecv_now, recv_now, send_now, send_word_now};
 use crate::status::{
     Fault, NEMESIA_ERR_TIMEOUT, NEMESIA_ERR_TRUNCATED, NEMESIA_ERR_UNEXPECTED_FULL, NEMESIA_OK,
     NEMESIA_PENDING,
@@ -65,6 +66,20 @@ pub unsafe extern "C" fn nemesia_endpoint_send(
     len: usize,
 ) -> i32 {
     // SAFETY: the caller's endpoint, or null, and buffer, which stays as it is until this returns.
+    if unsafe { send_word_now(endpoint, rank, tag, buffer, len) } {
+        return NEMESIA_OK;
+    }
+    // SAFETY: the caller's promise.
+    unsafe { send_any(endpoint, rank, tag, buffer, len) }
+}
+
+/// What [`nemesia_endpoint_send`] does when it is not over after some instructions. Apart, so that the critical path saves no registers.
+///
+/// # Safety
+/// As there.
+#[inline(never)]
+unsafe fn send_any(endpoint: *mut Endpoint, rank: i32, tag: u64, buffer: *const c_void, len: usize) -> i32 {
+    // SAFETY: the caller's endpoint, or null, and buffer, which stays as it is until this returns.
     if unsafe { send_now(endpoint, rank, tag, buffer, len) } {
         return NEMESIA_OK;
     }
@@ -108,6 +123,24 @@ pub unsafe extern "C" fn nemesia_endpoint_recv(
         unsafe { Out::optional(out_status) }.write(received(status));
         return NEMESIA_OK;
     }
+    // SAFETY: the caller's promise.
+    unsafe { recv_any(endpoint, rank, tag, ignore, capacity, out_buffer, out_status) }
+}
+
+/// What [`nemesia_endpoint_recv`] does when it is not over after some instructions. Apart, so that the critical path saves no registers.
+///
+/// # Safety
+/// As there.
+#[inline(never)]
+unsafe fn recv_any(
+    endpoint: *mut Endpoint,
+    rank: i32,
+    tag: u64,
+    ignore: u64,
+    capacity: usize,
+    out_buffer: *mut c_void,
+    out_status: *mut Status,
+) -> i32 {
     let work = |mut endpoint: Lent<'_>| {
         // SAFETY: the caller's pointer, null or good.
         let out = unsafe { Out::optional(out_status) };
@@ -135,6 +168,29 @@ pub unsafe extern "C" fn nemesia_endpoint_recv(
 /// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_isend(
+    endpoint: *mut Endpoint,
+    rank: i32,
+    tag: u64,
+    buffer: *const c_void,
+    len: usize,
+    out_request: *mut u64,
+) -> i32 {
+    // SAFETY: the caller's endpoint, or null, and buffer, which stays as it is.
+    if !out_request.is_null() && unsafe { send_word_now(endpoint, rank, tag, buffer, len) } {
+        // SAFETY: the caller's pointer, which is not null.
+        unsafe { out_request.write(NEMESIA_REQUEST_NONE) };
+        return NEMESIA_OK;
+    }
+    // SAFETY: the caller's promise.
+    unsafe { isend_any(endpoint, rank, tag, buffer, len, out_request) }
+}
+
+/// What [`nemesia_endpoint_isend`] does when it is not over after some instructions. Apart, so that the critical path saves no registers.
+///
+/// # Safety
+/// As there.
+#[inline(never)]
+unsafe fn isend_any(
     endpoint: *mut Endpoint,
     rank: i32,
     tag: u64,
@@ -191,6 +247,24 @@ pub unsafe extern "C" fn nemesia_endpoint_irecv(
         unsafe { out_request.write(number(request)) };
         return NEMESIA_OK;
     }
+    // SAFETY: the caller's promise.
+    unsafe { irecv_any(endpoint, rank, tag, ignore, capacity, out_buffer, out_request) }
+}
+
+/// What [`nemesia_endpoint_irecv`] does when it is not over after some instructions. Apart, so that the critical path saves no registers.
+///
+/// # Safety
+/// As there.
+#[inline(never)]
+unsafe fn irecv_any(
+    endpoint: *mut Endpoint,
+    rank: i32,
+    tag: u64,
+    ignore: u64,
+    capacity: usize,
+    out_buffer: *mut c_void,
+    out_request: *mut u64,
+) -> i32 {
     let work = |endpoint: &mut Inner| {
         // SAFETY: the caller's pointer, null or good.
         let out = unsafe { Out::required(out_request, "out_request") }?;
@@ -377,77 +451,6 @@ pub(crate) unsafe fn lent<'a, T>(base: *mut T, count: usize) -> &'a mut [T] {
     }
     // SAFETY: the caller's promise.
     unsafe { slice::from_raw_parts_mut(base, count) }
-}
-
-/// Whether a message has left, without what may panic or needs to be told of.
-///
-/// # Safety
-/// As [`at_hand`], and `bytes_at`.
-#[inline(always)]
-unsafe fn send_now(endpoint: *mut Endpoint, rank: i32, tag: u64, buffer: *const c_void, len: usize) -> bool {
-    // SAFETY: the caller's promise.
-    let (Some(endpoint), false) = (unsafe { at_hand(endpoint) }, buffer.is_null()) else { return false };
-    if len > isize::MAX as usize {
-        return false;
-    }
-    // SAFETY: the caller's buffer, there and no longer than memory.
-    let bytes = unsafe { slice::from_raw_parts(buffer.cast::<u8>(), len) };
-    // A rank below 0 becomes one that does not exist.
-    endpoint.send_now(rank as u32 as usize, tag, bytes)
-}
-
-/// A message that was there, without what may panic or needs to be told of.
-///
-/// # Safety
-/// As [`at_hand`], and `room_at`.
-#[inline(always)]
-unsafe fn recv_now(
-    endpoint: *mut Endpoint,
-    rank: i32,
-    (value, ignore): (u64, u64),
-    buffer: *mut c_void,
-    capacity: usize,
-) -> Option<nemesia::Status> {
-    if buffer.is_null() || capacity > isize::MAX as usize {
-        return None;
-    }
-    // SAFETY: the caller's promise.
-    let endpoint = unsafe { at_hand(endpoint) }?;
-    // SAFETY: the caller's buffer, there and no longer than memory.
-    let buf = unsafe { slice::from_raw_parts_mut(buffer.cast::<u8>(), capacity) };
-    endpoint.recv_now(source_now(rank), Tag::Masked { value, ignore }, buf)
-}
-
-/// A receive that was posted, without what may panic or needs to be told of.
-///
-/// # Safety
-/// As [`at_hand`]; the buffer is the caller's, holds something (as all memory of C does), and stays until the request is
-/// complete.
-#[inline(always)]
-unsafe fn irecv_now(
-    endpoint: *mut Endpoint,
-    rank: i32,
-    (value, ignore): (u64, u64),
-    buffer: *mut c_void,
-    capacity: usize,
-) -> Option<Request> {
-    if buffer.is_null() || capacity > isize::MAX as usize {
-        return None;
-    }
-    // SAFETY: the caller's promise.
-    let endpoint = unsafe { at_hand(endpoint) }?;
-    let tag = Tag::Masked { value, ignore };
-    // SAFETY: the caller's promise.
-    unsafe { endpoint.irecv_now(source_now(rank), tag, buffer.cast(), capacity) }
-}
-
-/// Whom a receive listens to; a rank below 0 becomes one that does not exist.
-#[inline(always)]
-const fn source_now(rank: i32) -> Source {
-    match rank {
-        NEMESIA_ANY_SOURCE => Source::Any,
-        rank => Source::Rank(rank as u32 as usize),
-    }
 }
 
 /// # Safety
