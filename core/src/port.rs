@@ -252,6 +252,11 @@ pub trait MessagePort {
     /// gone can be let go of.
     fn poll_peer(&mut self, peer: PeerId) -> Polled<Self::Token>;
 
+    /// Whether something may be there for [`MessagePort::poll`] where [`MessagePort::take`] looks; as cheap as that.
+    fn has_next(&self) -> bool {
+        false
+    }
+
     /// Copies payload bytes of an arrived packet, from `at`, into `to`; `at + to.len()` is at most its size.
     fn read(&self, arrival: &Arrival<Self::Token>, at: usize, to: &mut [u8]);
 

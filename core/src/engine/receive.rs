@@ -131,6 +131,13 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         Some(outcome(from, envelope.tag, envelope.total, buf.len()))
     }
 
+    /// Whether [`Engine::receive_step`] may find something where [`Engine::receive_next`] does not take it: a packet of another
+    /// kind, or one that lies in a cell.
+    #[inline(always)]
+    pub fn has_next(&self) -> bool {
+        self.port.has_next()
+    }
+
     /// A blocking receive whose message is there, and a word: the critical path. `None` says nothing: the receive goes on as any
     /// other.
     #[inline(always)]

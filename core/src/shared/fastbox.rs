@@ -396,6 +396,13 @@ impl<'a> Receiver<'a> {
         Some(packet(Kind::Eager, stamp, len, slot))
     }
 
+    /// Whether there is anything at the head, one load. Only [`Receiver::peek`] knows what.
+    #[inline(always)]
+    pub fn has_next(&self) -> bool {
+        let stamp = self.head.run.as_slice().first().map(|slot| slot.stamp.load_relaxed());
+        stamp.is_some_and(|stamp| stamp & 0xff == self.head.lap())
+    }
+
     /// The packet at the head, if there is one. It stays until [`Receiver::advance`].
     ///
     /// # Errors

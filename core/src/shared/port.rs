@@ -371,6 +371,13 @@ where
     }
 
     #[inline(always)]
+    fn has_next(&self) -> bool {
+        let peer = self.hot[self.turn % HOT];
+        let link = self.links.borrow().get(peer as usize).and_then(Option::as_ref);
+        link.is_some_and(|link| link.ends.inbound.has_next())
+    }
+
+    #[inline(always)]
     fn take_word(
         &mut self,
         from: Option<PeerId>,

@@ -234,6 +234,9 @@ impl Endpoint {
                     if let Some(outcome) = self.engine.receive_next(pattern, &mut buf) {
                         return outcome.map(status).map_err(Error::from);
                     }
+                    if self.engine.has_next() {
+                        break;
+                    }
                 }
                 wait.polls += GLANCES;
             }
