@@ -52,7 +52,7 @@ fn in_strict_mode_a_wish_that_cannot_be_met_is_an_error_with_the_remedy() -> Res
     strict().succeed(2)?;
     for (name, value, parts) in [
         ("NEMESIA_CELS", "8", ["there is no variable NEMESIA_CELS", "did you mean NEMESIA_CELLS?"]),
-        ("NEMESIA_FASTBOX_LIMIT", "99999", ["carries 888 bytes at most", "raise NEMESIA_FASTBOX_SLOTS"]),
+        ("NEMESIA_FASTBOX_LIMIT", "99999", ["carries 880 bytes at most", "raise NEMESIA_FASTBOX_SLOTS"]),
         ("NEMESIA_BACKING", "devshm", ["cannot be sealed", "NEMESIA_BACKING=memfd can"]),
     ] {
         alone(&strict().env(name, value), &[parts[0], parts[1], "NEMESIA_STRICT"])?;
@@ -134,7 +134,7 @@ fn different_sizes_are_refused_on_both_sides_with_both_values() -> Result<(), St
     for (name, value, parts) in [
         ("NEMESIA_CELLS", "32", ["its cells is 32, ours is 64", "set NEMESIA_CELLS alike"]),
         ("NEMESIA_CELL_BYTES", "1024", ["cell_bytes is 1024, ours is 32768", "set NEMESIA_CELL_BYTES alike"]),
-        ("NEMESIA_FASTBOX_SLOTS", "4", ["fastbox_slots is 4, ours is 64", "set NEMESIA_FASTBOX_SLOTS alike"]),
+        ("NEMESIA_FASTBOX_SLOTS", "4", ["fastbox_slots is 4, ours is 128", "set NEMESIA_FASTBOX_SLOTS alike"]),
     ] {
         let job = open().before(&format!("[ $PMI_RANK = 1 ] && export {name}={value}"));
         let ranks = job.spawn(2)?.wait(LIMIT)?;
@@ -150,13 +150,13 @@ fn different_sizes_are_refused_on_both_sides_with_both_values() -> Result<(), St
 const IMPOSTORS: [(&str, &str, &str); 27] = [
     (
         "address-version",
-        "layout is version 5, ours is 4: build both",
-        "layout is version 5, ours is 4: build both",
+        "layout is version 6, ours is 5: build both",
+        "layout is version 6, ours is 5: build both",
     ),
     ("address-machine", "runs on another machine", "runs on another machine"),
     ("address-garbage", "not one of nemesia: mixed programs", "not one of nemesia: mixed programs"),
     ("address-name", "not one of nemesia: mixed programs", "not one of nemesia: mixed programs"),
-    ("greeting-version", "layout is version 5, ours is 4: build both", "it never called"),
+    ("greeting-version", "layout is version 6, ours is 5: build both", "it never called"),
     ("greeting-garbage", "does not speak nemesia", "it never called"),
     ("greeting-short", "greeting is too short", "it never called"),
     ("greeting-long", "too long", "it never called"),
@@ -176,7 +176,7 @@ const IMPOSTORS: [(&str, &str, &str); 27] = [
     ("segment-unreadable", "mapping a segment of a peer: Permission denied", "Permission denied"),
     ("segment-unwritable", "mapping a segment of a peer: Permission denied", "Permission denied"),
     ("header-magic", "header: magic is", "header: magic is"),
-    ("header-version", "layout is version 5, ours is 4: rebuild both", "layout is version 5, ours is 4"),
+    ("header-version", "layout is version 6, ours is 5: rebuild both", "layout is version 6, ours is 5"),
     ("header-unready", "header is not complete", "header is not complete"),
     ("header-epoch", "header: epoch is", "header: epoch is"),
 ];

@@ -396,6 +396,15 @@ impl<'a> Receiver<'a> {
         Some(packet(Kind::Eager, stamp, len, slot))
     }
 
+    /// As [`Receiver::due`], of a packet whose payload lies in a cell.
+    #[inline(always)]
+    pub fn due_in_cell(&self, sequence: u64) -> Option<Packet> {
+        let slot = self.head.run.as_slice().first()?;
+        let stamp = slot.stamp.load_acquire(Edge::FastboxPublish);
+        let wanted = self.head.lap() | (Kind::Eager as u64) << 8 | IN_CELL | sequence << 16;
+        (stamp as u32 == wanted as u32).then(|| in_cell(Kind::Eager, stamp, slot))
+    }
+
     /// Whether there is anything at the head, one load. Only [`Receiver::peek`] knows what.
     #[inline(always)]
     pub fn has_next(&self) -> bool {
@@ -417,9 +426,7 @@ impl<'a> Receiver<'a> {
         let code = (stamp & !IN_CELL) >> 8;
         let kind = Kind::from_code(code as u8).ok_or(FastboxFault::Kind(stamp))?;
         if stamp & IN_CELL != 0 {
-            let shape = slot.body[1].get();
-            let len = (shape >> 32) as usize;
-            return Ok(Some(Packet { cell: Some(shape as u32), ..packet(kind, stamp, len, slot) }));
+            return Ok(Some(in_cell(kind, stamp, slot)));
         }
         let len = (stamp >> 32) as u16 as usize;
         if len > self.most {
@@ -544,6 +551,13 @@ fn packet(kind: Kind, stamp: u64, len: usize, slot: &Slot) -> Packet {
     let context = (stamp >> 48) as u16;
     let envelope = Envelope { kind, context, tag: slot.body[0].get(), total: len as u64 };
     Packet { sequence: (stamp >> 16) as u16, envelope, len, cell: None }
+}
+
+/// A packet whose payload lies in a cell.
+#[inline(always)]
+fn in_cell(kind: Kind, stamp: u64, slot: &Slot) -> Packet {
+    let shape = slot.body[1].get();
+    Packet { cell: Some(shape as u32), ..packet(kind, stamp, (shape >> 32) as usize, slot) }
 }
 
 /// Writes bytes as little-endian words, the last one padded with zeros. Eight bytes, the commonest of sizes, have no loop.

@@ -353,7 +353,9 @@ where
         let peer = self.hot[self.turn % HOT];
         let link = self.links.borrow_mut().get_mut(peer as usize)?.as_mut()?;
         let burst = self.burst.checked_sub(1)?;
-        let packet = link.ends.inbound.due(link.traffic.expected)?;
+        let Some(packet) = link.ends.inbound.due(link.traffic.expected) else {
+            return self.take_announced(peer, wanted, to);
+        };
         if !wanted(peer, &packet.envelope) {
             return None;
         }

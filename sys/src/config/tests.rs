@@ -225,5 +225,5 @@ fn setting_by_name_refuses_what_the_environment_would() {
 #[test]
 fn sizes_that_are_refused_later_can_be_asked_about_before() {
     let config = Config::default().fastbox_slots(0);
-    assert_eq!((config.get("NEMESIA_FASTBOX_LIMIT").as_deref(), config.notes().len()), (Ok("48"), 0));
+    assert_eq!((config.get("NEMESIA_FASTBOX_LIMIT").as_deref(), config.notes().len()), (Ok("16"), 0));
 }

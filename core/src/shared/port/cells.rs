@@ -3,8 +3,9 @@
 use core::borrow::BorrowMut;
 
 use super::wake::news;
-use super::{Host, Link, ShmPort};
-use crate::port::{PeerFault, PeerId};
+use super::{Host, Link, Place, ShmPort, poll};
+use crate::payload::RecvBuf;
+use crate::port::{Arrival, MessagePort, PeerFault, PeerId};
 use crate::shared::pool::{CellRecord, Pool};
 use crate::wire::Envelope;
 
@@ -104,6 +105,29 @@ where
             link.traffic.fastbox_full += u64::from(sent);
         }
         Ok(sent)
+    }
+
+    /// As `take`, of a message that lies in a cell. What is not as it should be is left to a poll.
+    #[inline(never)]
+    pub(super) fn take_announced(
+        &mut self,
+        peer: PeerId,
+        wanted: impl FnOnce(PeerId, &Envelope) -> bool,
+        to: &mut RecvBuf,
+    ) -> Option<(PeerId, Envelope)> {
+        let burst = self.burst.checked_sub(1)?;
+        let link = self.links.borrow_mut().get_mut(peer as usize)?.as_mut()?;
+        let packet = link.ends.inbound.due_in_cell(link.traffic.expected)?;
+        let cell = packet.cell?;
+        if !link.ends.cells.holds(cell, packet.len) || !wanted(peer, &packet.envelope) {
+            return None;
+        }
+        if !link.ends.cells.read(cell, 0, to.whole(0, packet.len)?) {
+            return None;
+        }
+        self.burst = burst;
+        self.release(Arrival { token: Place::Announced(cell), ..poll::small(peer, packet) });
+        Some((peer, packet.envelope))
     }
 
     /// Takes back the cells that this peer has finished with.
