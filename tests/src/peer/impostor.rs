@@ -11,7 +11,7 @@ use nemesia_core::shared::layout::Geometry;
 use super::{Fault, Outcome, broken, ensure, tell};
 
 /// Those of the default configuration, in a world of two.
-const GEOMETRY: Geometry = Geometry { peers: 2, cells: 64, cell_bytes: 32 << 10, fastbox_slots: 64 };
+const GEOMETRY: Geometry = Geometry { peers: 2, cells: 64, cell_bytes: 32 << 10, fastbox_slots: 128 };
 pub(super) const VERSION: u32 = 5;
 const EPOCH: u64 = 0x1234_5678_9abc_def0;
 const PATIENCE: Duration = Duration::from_secs(60);
