@@ -134,7 +134,11 @@ fn different_sizes_are_refused_on_both_sides_with_both_values() -> Result<(), St
     for (name, value, parts) in [
         ("NEMESIA_CELLS", "32", ["its cells is 32, ours is 64", "set NEMESIA_CELLS alike"]),
         ("NEMESIA_CELL_BYTES", "1024", ["cell_bytes is 1024, ours is 32768", "set NEMESIA_CELL_BYTES alike"]),
-        ("NEMESIA_FASTBOX_SLOTS", "4", ["fastbox_slots is 4, ours is 128", "set NEMESIA_FASTBOX_SLOTS alike"]),
+        (
+            "NEMESIA_FASTBOX_SLOTS",
+            "4",
+            ["fastbox_slots is 4, ours is 128", "set NEMESIA_FASTBOX_SLOTS alike"],
+        ),
     ] {
         let job = open().before(&format!("[ $PMI_RANK = 1 ] && export {name}={value}"));
         let ranks = job.spawn(2)?.wait(LIMIT)?;
