@@ -97,6 +97,18 @@ pub(crate) fn check_buffer<T>(base: *const T, count: usize, name: &str) -> Resul
     Ok(())
 }
 
+/// The caller's array; any address will do for none.
+///
+/// # Safety
+/// There are `count` elements at `base` that nobody else uses for as long as the result is used, unless it is 0.
+pub(crate) unsafe fn lent<'a, T>(base: *mut T, count: usize) -> &'a mut [T] {
+    if count == 0 {
+        return &mut [];
+    }
+    // SAFETY: the caller's promise.
+    unsafe { std::slice::from_raw_parts_mut(base, count) }
+}
+
 /// A text of the caller's.
 ///
 /// # Safety

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use nemesia::{Endpoint as Inner, Error, Request, Source, Tag};
 
-use crate::boundary::{Out, check_buffer};
+use crate::boundary::{Out, check_buffer, lent};
 use crate::endpoint::{Endpoint, blocking_on, on, rank_in, rank_of};
 use crate::lent::Lent;
 use crate::now::{irecv_now, recv_now, send_now, send_word_now};
@@ -439,18 +439,6 @@ pub(crate) unsafe fn room_at<'a>(buffer: *mut c_void, capacity: usize) -> Result
     let base = NonNull::new(buffer.cast::<u8>()).unwrap_or(NonNull::dangling());
     // SAFETY: checked above: null only if it is empty; the rest is the caller's promise.
     Ok(unsafe { slice::from_raw_parts_mut(base.as_ptr(), capacity) })
-}
-
-/// The caller's array; any address will do for none.
-///
-/// # Safety
-/// There are `count` elements at `base` that nobody else uses for as long as the result is used, unless it is 0.
-pub(crate) unsafe fn lent<'a, T>(base: *mut T, count: usize) -> &'a mut [T] {
-    if count == 0 {
-        return &mut [];
-    }
-    // SAFETY: the caller's promise.
-    unsafe { slice::from_raw_parts_mut(base, count) }
 }
 
 /// # Safety

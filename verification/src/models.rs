@@ -67,6 +67,7 @@ pub(crate) const ALL: &[Model] = &[
     sleep::EVENT,
     sleep::COUNTED,
     sleep::ASKED,
+    sleep::ASKED_AGAIN,
     threads::LOCK,
     threads::AGAIN,
     threads::TWICE,

@@ -55,7 +55,7 @@ pub(crate) enum Blunder {
 
 impl Blunder {
     /// Every blunder.
-    pub(crate) const ALL: [Blunder; 15] = [
+    pub(crate) const ALL: [Blunder; 16] = [
         Blunder::AckBeforeRead,
         Blunder::ReturnBeforeRead,
         Blunder::EnqueueBeforePublish,

@@ -130,14 +130,16 @@ impl SleepWord {
 
     #[cold]
     fn claim(&self, mut flag: u32, news: News) -> Waking {
-        if flag == ASKED {
-            // It may have announced a sleep before it could see our work.
-            asked_fence();
-            flag = self.flag.load_relaxed();
-        }
+        let mut fenced = false;
         for _ in 0..TRIES {
             if flag & HOW == 0 {
-                return Waking::Awake;
+                if flag & ASKED == 0 || fenced {
+                    return Waking::Awake;
+                }
+                // It may have announced a sleep before it could see our work: also when we saw the one before, which is over.
+                asked_fence();
+                (flag, fenced) = (self.flag.load_relaxed(), true);
+                continue;
             }
             let counted = news == News::Message && flag >= ONE_MORE;
             let next = if counted { flag - ONE_MORE } else { flag & ASKED };

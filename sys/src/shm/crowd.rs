@@ -271,7 +271,8 @@ mod tests {
         let ours = allowed();
         let world = |pid| vec![(ours, pid); 64 * ours.len()];
         let own = std::process::id() as i32;
-        assert_eq!(crowding(cpus(&[0]), &[(cpus(&[1]), own)]), Crowding::Room);
+        // One that is in no group of ours: a quota of less than two processors would make a crowd of two.
+        assert_eq!(crowding(cpus(&[0]), &[(cpus(&[1]), 0)]), Crowding::Room);
         assert_eq!(crowding(ours, &world(own)), Crowding::Together);
         // Nobody has this number, and 0 is nobody's.
         for stranger in [i32::MAX, 0] {

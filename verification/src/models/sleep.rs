@@ -73,6 +73,16 @@ pub(super) const ASKED: Model = Model {
     run: asked,
 };
 
+/// The same when a sleep that nobody ended is followed by the next, and a waker still sees the first.
+pub(super) const ASKED_AGAIN: Model = Model {
+    name: "sleep/asked-again",
+    structure: "sleep word",
+    property: "a waker that is asked for fences, and comes when a sleep ends, does not miss the next",
+    edges: &[Edge::Sleep],
+    blunders: &[],
+    run: asked_again,
+};
+
 /// Bytes of a message.
 const LEN: usize = 8;
 
@@ -225,6 +235,32 @@ fn asked(run: &Run) {
         if let Some(since) = asleep {
             assert!(first || second, "work lies there, and the sleeper sleeps");
             assert!(word.moved(since), "the kernel lets it sleep");
+        }
+    });
+}
+
+fn asked_again(run: &Run) {
+    run.explore(3, move || {
+        let (word, work) = (SleepWord::awake(), Word64::new(0));
+        word.rise(Payer::Wakers);
+        let look = || work.load_relaxed() != 0;
+        let sleeper = || {
+            word.announce_for(Sleep::Futex, 1, Payer::Wakers);
+            if look() {
+                return None;
+            }
+            // It has slept for as long as it may.
+            word.rise(Payer::Wakers);
+            let since = word.announce_for(Sleep::Futex, 1, Payer::Wakers);
+            (!look()).then_some(since)
+        };
+        let waker = || {
+            work.store_relaxed(1);
+            is_asleep(word.must_wake(FenceMode::Asymmetric, News::Message))
+        };
+        let (asleep, woken) = both(sleeper, waker);
+        if let Some(since) = asleep {
+            assert!(woken || word.moved(since), "work lies there, and the sleeper sleeps");
         }
     });
 }

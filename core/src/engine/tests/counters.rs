@@ -33,17 +33,18 @@ fn each_way_to_match_and_each_path_is_counted_once() {
         let receive = world.recv(1, 0, tag, len);
         world.done(receive).0.unwrap();
     }
-    world.isend(0, 1, 4, contents(4, 15));
-    let (loan, mut buf) = world.lender.receive(1, 15);
+    // In one slot of the fastbox, as the first two are: more than that is not certain to fit.
+    world.isend(0, 1, 4, contents(4, 12));
+    let (loan, mut buf) = world.lender.receive(1, 12);
     let step = world.engine(1).receive_step(&pattern(Source::Any, 4), &mut buf);
     assert!(matches!(step, Bypass::Done(Ok(_))));
     world.lender.end(loan);
     let (sent, received) = (counted(&mut world, 0, 1), counted(&mut world, 1, 0));
-    assert_eq!((sent.eager_sent, sent.eager_sent_bytes), (4, 226));
-    assert_eq!((received.eager_received, received.eager_received_bytes), (4, 226));
+    assert_eq!((sent.eager_sent, sent.eager_sent_bytes), (4, 223));
+    assert_eq!((received.eager_received, received.eager_received_bytes), (4, 223));
     assert_eq!(
         (sent.fastbox_sent, sent.fastbox_sent_bytes, sent.cell_sent, sent.cell_sent_bytes),
-        (3, 26, 1, 200)
+        (3, 23, 1, 200)
     );
     assert_eq!((received.fastbox_received, received.cell_received_bytes), (3, 200));
     assert_eq!((received.matched_posted, received.matched_bypass), (1, 1));
