@@ -52,7 +52,7 @@ fn in_strict_mode_a_wish_that_cannot_be_met_is_an_error_with_the_remedy() -> Res
     strict().succeed(2)?;
     for (name, value, parts) in [
         ("NEMESIA_CELS", "8", ["there is no variable NEMESIA_CELS", "did you mean NEMESIA_CELLS?"]),
-        ("NEMESIA_FASTBOX_LIMIT", "99999", ["carries 880 bytes at most", "raise NEMESIA_FASTBOX_SLOTS"]),
+        ("NEMESIA_FASTBOX_LIMIT", "99999", ["carries 760 bytes at most", "raise NEMESIA_FASTBOX_SLOTS"]),
         ("NEMESIA_BACKING", "devshm", ["cannot be sealed", "NEMESIA_BACKING=memfd can"]),
     ] {
         alone(&strict().env(name, value), &[parts[0], parts[1], "NEMESIA_STRICT"])?;

@@ -9,7 +9,7 @@ use crate::content::{Random, difference, fill, filled, seed_of};
 
 /// Largest message.
 const MOST: usize = 3 << 20;
-/// Every size up to here, beyond the largest fastbox packet of the default geometry (888 bytes).
+/// Every size up to here, beyond the largest fastbox packet of the default geometry (760 bytes).
 const DENSE: usize = 1000;
 /// Payload bytes of a cell in the default geometry.
 const CELL: usize = 32 << 10;
@@ -64,7 +64,7 @@ fn check(what: &str, seed: u64, buf: &[u8]) -> Outcome {
 
 fn to_itself(endpoint: &mut Endpoint, seed: u64) -> Outcome {
     let rank = endpoint.rank();
-    for len in [0, 1, 31, 32, 33, 48, 888, 2043, 2044, 2045, 4088, CELL, CELL + 1, 1 << 20] {
+    for len in [0, 1, 31, 32, 33, 48, 256, 257, 760, 888, 2043, 2044, 2045, 4088, CELL, CELL + 1, 1 << 20] {
         let bytes = filled(seed_of(&[seed, len as u64]), len);
         // Unexpected, then expected. A large message is complete only when it is received.
         let mut buf = vec![0; len];

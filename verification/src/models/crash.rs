@@ -127,13 +127,20 @@ fn producer(run: &Run) {
 }
 
 fn fastbox_sender(run: &Run) {
-    const LEN: usize = 60;
+    // Two slots.
+    const LEN: usize = 40;
     run.explore_crashes(3, |accesses| {
         let (slots, ack) = (several(8, Slot::empty), Word64::new(0));
         let mut sending = fastbox::Sending { sender: Sender::new(&slots, &ack), next: 1, len: LEN };
         let mut taking = fastbox::Taking::new(&slots, &ack, LEN);
         let (crashed, ()) = both(
-            || crash(accesses, || while sending.next <= 2 && sending.push() {}),
+            || {
+                crash(accesses, || {
+                    while sending.next <= 2 {
+                        assert!(sending.push(), "the ring is empty");
+                    }
+                })
+            },
             || (0..2).for_each(|_| _ = taking.take()),
         );
         while taking.take() {}

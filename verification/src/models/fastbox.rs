@@ -25,7 +25,7 @@ pub(super) const SEVERAL_SLOTS: Model = Model {
     property: "the same for messages of two slots, whose second stamp is not ordered",
     edges: &[Edge::FastboxPublish, Edge::FastboxAck],
     blunders: &[Blunder::AckBeforeRead],
-    run: |run| wrap(run, 8, 104, 3),
+    run: |run| wrap(run, 8, 40, 3),
 };
 
 /// Messages of a word, by the critical path.
