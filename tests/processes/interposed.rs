@@ -1,5 +1,6 @@
 //! Registration caches that learn of changed mappings from `libnemesia_interpose.so`: each test runs again in a process of its own with the
 //! library preloaded. The registrar remembers what the pages held when it registered them, as a device that has pinned them does.
+#![allow(clippy::unwrap_used, reason = "helpers of tests; a panic fails the test")]
 
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -389,13 +390,20 @@ fn addresses_that_another_thread_is_still_unmapping_are_registered_anew() {
     }
     let mut cache = cache();
     let start = map(64, 0);
+    // A thread that starts maps memory of its own, perhaps where ours was.
+    let started = std::sync::Barrier::new(4);
     std::thread::scope(|threads| {
+        let started = &started;
         let spawn = |_| {
             let (ask, asked) = mpsc::channel::<usize>();
-            threads.spawn(move || asked.into_iter().for_each(|at| unmap(at, 4)));
+            threads.spawn(move || {
+                started.wait();
+                asked.into_iter().for_each(|at| unmap(at, 4));
+            });
             ask
         };
         let asks: Vec<_> = (0..3).map(spawn).collect();
+        started.wait();
         for turn in 0..4000usize {
             let (at, byte) = (start + turn % 16 * 4 * PAGE, (turn % 250 + 1) as u8);
             touch(&mut cache, at, 4);

@@ -11,7 +11,7 @@ use crate::stage::{Run, both, three};
 /// One thread tells, and takes the pages away.
 pub(super) const TOLD: Model = Model {
     name: "releases/told",
-    structure: "ring of released ranges (1 and 2 slots)",
+    structure: "ring of released ranges (1 slot; 2 in a long run)",
     property: "who knows that pages are gone has been told of them, whole or by a range that covers them; slots are used again",
     edges: &[Edge::ReleaseTold, Edge::ReleaseReused],
     blunders: &[Blunder::TellLate],
@@ -48,11 +48,13 @@ fn listen<const N: usize>(releases: &Releases<N>, seen: &mut Seen, known: &mut [
 fn told(run: &Run) {
     let late = run.blunders(Blunder::TellLate);
     one_tells::<1>(run, late);
-    one_tells::<2>(run, late);
+    if run.long {
+        one_tells::<2>(run, late);
+    }
 }
 
 fn one_tells<const N: usize>(run: &Run, late: bool) {
-    run.explore(3, move || {
+    run.explore(2, move || {
         let (releases, gone) = (Releases::<N>::new(), Word64::new(0));
         let mut seen = releases.now();
         let mut known = [false; 3];
