@@ -28,7 +28,6 @@
     target_pointer_width = "64",
     any(target_arch = "x86_64", target_arch = "aarch64")
 ))]
-#![expect(clippy::missing_safety_doc, reason = "each function is the one of the C library of that name")]
 
 mod calls;
 mod malloc;
