@@ -29,6 +29,7 @@ use crate::slab::NONE;
 
 mod entries;
 mod index;
+pub mod releases;
 pub use entries::Entry;
 use entries::{Entries, Wanted};
 pub use index::Bucket;

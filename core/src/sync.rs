@@ -61,6 +61,10 @@ pub enum Edge {
     ShareClaim,
     /// Exposed memory: what was put before an atomic operation on a value is readable for whoever sees it by another.
     Region,
+    /// Released memory: a range that was told is whole when its stamp is seen, for readers and for the slot's next writer.
+    ReleaseTold,
+    /// Released memory: who has seen a part of the slot's next range sees that the stamp is another.
+    ReleaseReused,
     /// Lock: what its holder did is seen by the next.
     Lock,
     /// Sleep: the sleeper raises its flag, then looks for work; the waker publishes work, then looks at the
@@ -70,7 +74,7 @@ pub enum Edge {
 
 impl Edge {
     /// Every edge, in declaration order.
-    pub const ALL: [Edge; 15] = [
+    pub const ALL: [Edge; 17] = [
         Edge::FastboxPublish,
         Edge::FastboxAck,
         Edge::CellPublish,
@@ -84,6 +88,8 @@ impl Edge {
         Edge::ShareLeave,
         Edge::ShareClaim,
         Edge::Region,
+        Edge::ReleaseTold,
+        Edge::ReleaseReused,
         Edge::Lock,
         Edge::Sleep,
     ];

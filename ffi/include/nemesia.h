@@ -2150,6 +2150,20 @@ int32_t nemesia_endpoint_restarted(struct nemesia_endpoint *endpoint,
 int32_t nemesia_endpoint_readmit(struct nemesia_endpoint *endpoint,
                                  int32_t rank);
 
+/**
+ * Tells that addresses are about to get other pages: that they are going to be unmapped, mapped anew, moved, discarded, or given
+ * back by an allocator. For programs and runtimes that see these calls anyway. Call it before the change; and once more after
+ * it, if other threads may use the addresses meanwhile, as they may while pages are discarded. Registrations that this
+ * library keeps on the caller's word are not used for these addresses again; those that the kernel tells of need no call.
+ *
+ * - `address`, `bytes`: the range. With NULL and SIZE_MAX it is every address.
+ *
+ * Threads: any, in any state: in a signal handler, in an allocator, while another function of this library runs. It takes no
+ * lock, allocates nothing, and leaves errno and the last error alone.
+ */
+void nemesia_memory_released(const void *address,
+                             size_t bytes);
+
 #ifdef __cplusplus
 }  // extern "C"
 #endif  // __cplusplus

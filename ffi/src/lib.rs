@@ -19,6 +19,7 @@
 //! | [`active`] | active messages |
 //! | [`rma`] | one-sided operations |
 //! | [`fetch`] | those that say what a value was |
+//! | [`memory`] | memory that the caller takes away |
 //! | [`context`] | the same in a matching context; modes of sending |
 //! | [`list`] | messages whose bytes are not in one place |
 //! | [`observe`] | counters, and the call tree |
@@ -42,6 +43,7 @@ pub mod exchange;
 pub mod fetch;
 mod lent;
 pub mod list;
+pub mod memory;
 mod now;
 pub mod observe;
 pub mod probe;

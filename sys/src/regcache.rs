@@ -2,7 +2,8 @@
 //!
 //! A [`RegistrationCache`] is [`nemesia_core::regcache`] with memory of its own and a way to learn that addresses have got
 //! other pages, so that no buffer that was freed, unmapped or remapped is reached through an old registration
-//! (invariant 9). How it learns is [`Telling`]; nothing is patched, and where nobody tells, nothing outlives its use.
+//! (invariant 9). How it learns is [`Telling`]; nothing is patched unless the user has a
+//! library preloaded for it, and where nobody tells, nothing outlives its use.
 
 use std::fmt;
 
@@ -10,8 +11,10 @@ use nemesia_core::regcache::{Bucket, Cache, Entry, buckets};
 
 pub use nemesia_core::regcache::{AcquireError, Counts, Held, Limits, Range, Registrar};
 
-use crate::os::mapping::{MappingError, MappingWatch};
+use crate::os::mapping::{MappingError, MappingWatch, is_private};
 use crate::os::numa::page_size;
+pub use crate::os::released::memory_released;
+use crate::os::released::{Listener, REMEMBERED};
 
 /// Who tells a cache of changed mappings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -19,9 +22,13 @@ pub enum Telling {
     /// The kernel (`userfaultfd`), which takes a thread; where it is refused, nothing outlives its use.
     #[default]
     Kernel,
-    /// The program: it promises to call [`RegistrationCache::invalidate`] before, or as soon as, addresses get other pages. For
-    /// runtimes that see every `munmap` anyway, by their own allocator or by interposition.
+    /// The program: it promises to call [`RegistrationCache::invalidate`], or [`memory_released`] from any thread, before, or as
+    /// soon as, addresses get other pages. For runtimes that see every `munmap` anyway, by their own allocator or by interposition.
     Program,
+    /// The library `libnemesia_interpose.so`, which has to be preloaded and stands before the calls of the C library; where it does
+    /// not see what we do, nothing outlives its use. What it does not see, and does to `malloc`, is in its documentation
+    /// (`ffi/interpose`). As with [`Telling::Kernel`], only private memory without a file is kept.
+    Interposed,
     /// Nobody: uses of the same pages share a registration while they last, and it ends with the last of them.
     Nobody,
 }
@@ -47,6 +54,8 @@ impl Default for Size {
 struct Told<R> {
     registrar: R,
     watch: Option<MappingWatch>,
+    /// Calls are seen, but not those that change pages by way of a file.
+    interposed: bool,
     /// Ranges that may not have to be watched any more.
     ended: Vec<Range>,
 }
@@ -68,7 +77,8 @@ impl<R: Registrar> Registrar for Told<R> {
 
     fn told(&mut self, range: Range) -> bool {
         let kernel = self.watch.as_mut().is_none_or(|watch| watch.watch(&(range.start..range.end)));
-        kernel && self.registrar.told(range)
+        let calls = !self.interposed || is_private(&(range.start..range.end));
+        kernel && calls && self.registrar.told(range)
     }
 }
 
@@ -79,6 +89,7 @@ type Owned<H> = Cache<H, Vec<Entry<H>>, Vec<Bucket>>;
 pub struct RegistrationCache<R: Registrar> {
     cache: Owned<R::Handle>,
     told: Told<R>,
+    listener: Option<Listener>,
     refused: Option<MappingError>,
 }
 
@@ -93,24 +104,32 @@ impl<R: Registrar> fmt::Debug for RegistrationCache<R> {
 impl<R: Registrar> RegistrationCache<R> {
     /// An empty cache. `registrar` is given back by [`RegistrationCache::close`].
     pub fn new(registrar: R, size: Size, telling: Telling) -> Self {
-        let (watch, refused) = match telling {
+        let (mut watch, mut listener, mut refused) = (None, None, None);
+        match telling {
             Telling::Kernel => match MappingWatch::start() {
-                Ok(watch) => (Some(watch), None),
-                Err(error) => (None, Some(error)),
+                Ok(started) => watch = Some(started),
+                Err(error) => refused = Some(error),
             },
-            Telling::Program | Telling::Nobody => (None, None),
-        };
-        let keep = watch.is_some() || telling == Telling::Program;
+            Telling::Interposed => match Listener::interposed() {
+                Ok(listening) => listener = Some(listening),
+                Err(error) => refused = Some(error),
+            },
+            Telling::Program => listener = Some(Listener::new()),
+            Telling::Nobody => {}
+        }
+        let keep = watch.is_some() || listener.is_some();
         let limits = Limits { bytes: size.bytes, keep, page_shift: page_shift() };
         let entries = vec![Entry::default(); size.entries];
         let table = vec![Bucket::default(); buckets(size.entries)];
         let Some(cache) = Cache::new(limits, entries, table) else {
             unreachable!("there are as many buckets as there should be, and pages of 4 KiB to 1 GiB")
         };
-        Self { cache, told: Told { registrar, watch, ended: Vec::new() }, refused }
+        let interposed = telling == Telling::Interposed;
+        Self { cache, told: Told { registrar, watch, interposed, ended: Vec::new() }, listener, refused }
     }
 
-    /// Why the kernel does not tell of changes, if it was asked to and does not: then nothing outlives its use.
+    /// Why the kernel, or the preloaded library, does not tell of changes, if it was asked to and does not: then nothing outlives
+    /// its use.
     pub const fn refused(&self) -> Option<&MappingError> {
         self.refused.as_ref()
     }
@@ -147,6 +166,7 @@ impl<R: Registrar> RegistrationCache<R> {
         if self.told.watch.as_ref().is_some_and(MappingWatch::has_changed) {
             self.drop_changed();
         }
+        self.listen();
         let held = self.cache.acquire(&mut self.told, address, len, rights);
         self.tidy();
         held
@@ -211,6 +231,29 @@ impl<R: Registrar> RegistrationCache<R> {
     fn catch_up(&mut self) {
         if self.told.watch.as_ref().is_some_and(MappingWatch::changed) {
             self.drop_changed();
+        }
+        self.listen();
+    }
+
+    /// Drops what the process itself says is released.
+    #[inline]
+    fn listen(&mut self) {
+        if self.listener.as_ref().is_some_and(Listener::has_more) {
+            self.drop_released();
+        }
+    }
+
+    /// All that was told before this; others may go on telling, and so may deregistering, which is for the next acquire.
+    #[cold]
+    fn drop_released(&mut self) {
+        let Some(listener) = &mut self.listener else { return };
+        // No more than these are there one by one: if there were more, one of them is everything.
+        let mut told = 0;
+        while told < REMEMBERED
+            && let Some(range) = listener.next()
+        {
+            self.cache.invalidate(&mut self.told, range);
+            told += 1;
         }
     }
 

@@ -3,9 +3,9 @@
 use crate::toolchain::{lines, source};
 
 /// In the order in which the header has them.
-const MODULES: [&str; 15] = [
+const MODULES: [&str; 16] = [
     "status", "config", "exchange", "endpoint", "event", "transfer", "context", "list", "probe", "active",
-    "rma", "fetch", "agree", "observe", "restart",
+    "rma", "fetch", "agree", "observe", "restart", "memory",
 ];
 const HEADER: &str = "ffi/include/nemesia.h";
 

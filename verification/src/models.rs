@@ -8,6 +8,7 @@ mod header;
 mod port;
 mod queue;
 mod region;
+mod releases;
 mod ring;
 mod share;
 mod sleep;
@@ -58,6 +59,8 @@ pub(crate) const ALL: &[Model] = &[
     region::HANDED_OVER,
     region::COUNTED,
     region::PAST_CACHES,
+    releases::TOLD,
+    releases::TWO_TELL,
     share::ONE,
     share::TWO,
     share::UNEVEN,

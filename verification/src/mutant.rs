@@ -51,11 +51,13 @@ pub(crate) enum Blunder {
     LeaveBeforeWrite,
     /// A copy past the caches returns before its stores are done.
     Undrained,
+    /// Memory is given away, then told of.
+    TellLate,
 }
 
 impl Blunder {
     /// Every blunder.
-    pub(crate) const ALL: [Blunder; 16] = [
+    pub(crate) const ALL: [Blunder; 17] = [
         Blunder::AckBeforeRead,
         Blunder::ReturnBeforeRead,
         Blunder::EnqueueBeforePublish,
@@ -72,6 +74,7 @@ impl Blunder {
         Blunder::PublishBeforeWrite,
         Blunder::LeaveBeforeWrite,
         Blunder::Undrained,
+        Blunder::TellLate,
     ];
 }
 

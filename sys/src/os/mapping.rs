@@ -43,6 +43,21 @@ pub enum MappingError {
     /// No thread, or no descriptor to stop it by.
     #[error("starting the thread that reads of changed mappings: {0}")]
     Thread(io::Error),
+    /// The library that sees the calls of this process is not there.
+    #[error(
+        "the calls that change mappings are not seen: start the program with LD_PRELOAD=libnemesia_interpose.so (glibc on x86-64 or AArch64)"
+    )]
+    NotPreloaded,
+    /// It is there, and we can unmap memory without its knowing.
+    #[error(
+        "libnemesia_interpose.so does not see our munmap: it must be preloaded (LD_PRELOAD), and we not be loaded with RTLD_DEEPBIND"
+    )]
+    Unseen,
+    /// It is there, and refuses.
+    #[error(
+        "libnemesia_interpose.so could not set malloc and threads so that it sees what they do, or has told too many libraries"
+    )]
+    Untamed,
 }
 
 /// What has changed since the last look.
@@ -271,7 +286,7 @@ impl MappingWatch {
 }
 
 /// Whether these pages are all mapped, private, and of no file.
-fn is_private(pages: &Addresses) -> bool {
+pub(crate) fn is_private(pages: &Addresses) -> bool {
     let mut from = pages.start;
     for mapping in mappings() {
         if mapping.range.end <= from {

@@ -25,6 +25,7 @@ pub mod mapping;
 pub mod memory;
 mod message;
 pub mod numa;
+pub(crate) mod released;
 pub mod segment;
 mod store;
 #[cfg(test)]

@@ -1,0 +1,41 @@
+//! The function that this library stands before.
+
+use std::ffi::{CStr, c_void};
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+/// A function of the C library, looked up when it is first wanted.
+pub(crate) struct Next {
+    name: &'static CStr,
+    found: AtomicPtr<c_void>,
+}
+
+impl Next {
+    pub(crate) const fn new(name: &'static CStr) -> Self {
+        Self { name, found: AtomicPtr::new(ptr::null_mut()) }
+    }
+
+    /// As a function of type `F`.
+    ///
+    /// # Safety
+    /// `F` is an `Option` of a function pointer, of the type that the function of this name has.
+    pub(crate) unsafe fn get<F: Copy>(&self) -> F {
+        const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
+        // Relaxed: it is code, which was there before, and everyone finds the same.
+        let mut found = self.found.load(Ordering::Relaxed);
+        if found.is_null() {
+            // SAFETY: a name that ends with zero.
+            found = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
+            self.found.store(found, Ordering::Relaxed);
+        }
+        // SAFETY: the caller's promise; null is `None`.
+        unsafe { std::mem::transmute_copy(&found) }
+    }
+}
+
+/// For functions that are not there.
+pub(crate) fn missing() -> i32 {
+    // SAFETY: this thread's own.
+    unsafe { *libc::__errno_location() = libc::ENOSYS };
+    -1
+}

@@ -1,0 +1,102 @@
+//! Stacks of threads, which the C library keeps, discards and unmaps without calling anything by name.
+
+use std::ffi::{c_int, c_void};
+use std::mem::MaybeUninit;
+use std::ptr;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::next::Next;
+use crate::tell::tell;
+
+type Start = extern "C-unwind" fn(*mut c_void) -> *mut c_void;
+type Create = Option<
+    unsafe extern "C" fn(*mut libc::pthread_t, *const libc::pthread_attr_t, Start, *mut c_void) -> c_int,
+>;
+
+static CREATE: Next = Next::new(c"pthread_create");
+
+/// The key, plus 1, whose destructor runs when a thread ends; 0 is none.
+static KEY: AtomicU32 = AtomicU32::new(0);
+
+/// How often the destructor comes back, so that it is also after those of the program: `PTHREAD_DESTRUCTOR_ITERATIONS`.
+const ROUNDS: usize = 4;
+
+/// Whether the ends of threads are seen.
+pub(crate) fn is_ready() -> bool {
+    KEY.load(Ordering::Relaxed) != 0
+}
+
+/// Before the program runs.
+pub(crate) fn start() {
+    let mut key = 0;
+    // SAFETY: a word of our own, and a function that stays: this library is not unloaded.
+    if unsafe { libc::pthread_key_create(&raw mut key, Some(ending)) } == 0 {
+        KEY.store(key + 1, Ordering::Relaxed);
+    }
+}
+
+/// Has [`ending`] called so many times.
+fn end_in(rounds: usize) {
+    let key = KEY.load(Ordering::Relaxed);
+    if key != 0 {
+        // SAFETY: a key of ours; the value is a number, and null means no more.
+        unsafe { libc::pthread_setspecific(key - 1, ptr::without_provenance(rounds)) };
+    }
+}
+
+unsafe extern "C" fn ending(rounds: *mut c_void) {
+    tell_stack();
+    end_in(rounds.addr() - 1);
+}
+
+/// Tells of this thread's stack.
+fn tell_stack() {
+    let mut attributes = MaybeUninit::<libc::pthread_attr_t>::uninit();
+    let (mut stack, mut bytes) = (ptr::null_mut(), 0);
+    // SAFETY: the attributes are written before they are read, and given back; the rest is our own.
+    unsafe {
+        if libc::pthread_getattr_np(libc::pthread_self(), attributes.as_mut_ptr()) != 0 {
+            return crate::tell::tell_all();
+        }
+        libc::pthread_attr_getstack(attributes.as_ptr(), &raw mut stack, &raw mut bytes);
+        libc::pthread_attr_destroy(attributes.as_mut_ptr());
+    }
+    tell(stack, bytes);
+}
+
+/// What a thread is to do.
+struct Work {
+    start: Start,
+    argument: *mut c_void,
+}
+
+/// The first function of each thread. `pthread_exit` and cancellation may unwind through it: nothing is left to drop by then.
+extern "C-unwind" fn begin(work: *mut c_void) -> *mut c_void {
+    let Work { start, argument } = {
+        // SAFETY: made by `pthread_create` below, for this thread only.
+        *unsafe { Box::from_raw(work.cast::<Work>()) }
+    };
+    // Whoever had this stack before may have ended unseen.
+    tell_stack();
+    end_in(ROUNDS);
+    start(argument)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn pthread_create(
+    out: *mut libc::pthread_t,
+    attributes: *const libc::pthread_attr_t,
+    start: Start,
+    argument: *mut c_void,
+) -> c_int {
+    // SAFETY: the type of this function.
+    let Some(create) = (unsafe { CREATE.get::<Create>() }) else { return libc::ENOSYS };
+    let work = Box::into_raw(Box::new(Work { start, argument }));
+    // SAFETY: the caller's arguments, and a function that takes what it is given.
+    let result = unsafe { create(out, attributes, begin, work.cast()) };
+    if result != 0 {
+        // SAFETY: no thread has got it.
+        drop(unsafe { Box::from_raw(work) });
+    }
+    result
+}

@@ -1,0 +1,103 @@
+//! Ranges of released memory, told by any thread.
+
+use nemesia_core::regcache::Range;
+use nemesia_core::regcache::releases::{Released, Releases, Seen};
+use nemesia_core::sync::{Edge, Word64};
+
+use super::Model;
+use crate::mutant::Blunder;
+use crate::stage::{Run, both, three};
+
+/// One thread tells, and takes the pages away.
+pub(super) const TOLD: Model = Model {
+    name: "releases/told",
+    structure: "ring of released ranges (1 slot; 2 in a long run)",
+    property: "who knows that pages are gone has been told of them, whole or by a range that covers them; slots are used again",
+    edges: &[Edge::ReleaseTold, Edge::ReleaseReused],
+    blunders: &[Blunder::TellLate],
+    run: told,
+};
+
+/// Two threads tell at once.
+pub(super) const TWO_TELL: Model = Model {
+    name: "releases/two-tell",
+    structure: "ring of released ranges (1 slot)",
+    property: "of two threads that want one slot none loses its range",
+    edges: &[],
+    blunders: &[],
+    run: two_tell,
+};
+
+/// What one thread tells, in this order.
+const RANGES: [Range; 3] =
+    [Range { start: 10, end: 20 }, Range { start: 30, end: 40 }, Range { start: 50, end: 60 }];
+
+/// Which of these ranges the reader has been told of.
+fn listen<const N: usize>(releases: &Releases<N>, seen: &mut Seen, known: &mut [bool; 3]) {
+    // Each turn brings the reader to where the others are, and they tell a few times only.
+    while let Some(released) = releases.next(seen) {
+        for (range, known) in RANGES.iter().zip(known.iter_mut()) {
+            *known |= match released {
+                Released::Range(told) => told.contains(range),
+                Released::All => true,
+            };
+        }
+    }
+}
+
+fn told(run: &Run) {
+    let late = run.blunders(Blunder::TellLate);
+    one_tells::<1>(run, late);
+    if run.long {
+        one_tells::<2>(run, late);
+    }
+}
+
+fn one_tells<const N: usize>(run: &Run, late: bool) {
+    run.explore(2, move || {
+        let (releases, gone) = (Releases::<N>::new(), Word64::new(0));
+        let mut seen = releases.now();
+        let mut known = [false; 3];
+        let program = || {
+            for (number, range) in (1..).zip(RANGES) {
+                if !late {
+                    releases.tell(range);
+                }
+                // The kernel's lock: who gets the addresses next knows of this.
+                gone.store_release(number, Edge::Lock);
+                if late {
+                    releases.tell(range);
+                }
+            }
+        };
+        let reader = || {
+            // In between, at a time of which nothing is known.
+            listen(&releases, &mut seen, &mut known);
+            let gone = gone.load_acquire(Edge::Lock) as usize;
+            listen(&releases, &mut seen, &mut known);
+            assert!(known[..gone].iter().all(|&known| known), "{gone} are gone, known are {known:?}");
+        };
+        both(program, reader);
+    });
+}
+
+fn two_tell(run: &Run) {
+    run.explore(2, move || {
+        let (releases, gone) = (Releases::<1>::new(), [Word64::new(0), Word64::new(0)]);
+        let mut seen = releases.now();
+        let mut known = [false; 3];
+        let tells = |number: usize| {
+            releases.tell(RANGES[number]);
+            gone[number].store_release(1, Edge::Lock);
+        };
+        let reader = || {
+            listen(&releases, &mut seen, &mut known);
+            let gone = [0, 1].map(|number: usize| gone[number].load_acquire(Edge::Lock));
+            listen(&releases, &mut seen, &mut known);
+            for (number, gone) in gone.into_iter().enumerate() {
+                assert!(gone == 0 || known[number], "range {number} is gone and not known");
+            }
+        };
+        three(|| tells(0), || tells(1), reader);
+    });
+}
