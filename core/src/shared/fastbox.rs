@@ -263,8 +263,7 @@ impl<'a> Sender<'a> {
         for (slots, lap) in self.tail.spans(whole.len()) {
             for (slot, chunk) in slots.iter().zip(&mut chunks) {
                 slot.stamp.store_relaxed(lap | CONTINUATION);
-                let (words, _) = chunk.as_chunks::<8>();
-                slot.body.iter().zip(words).for_each(|(word, bytes)| word.set(u64::from_le_bytes(*bytes)));
+                store_words(&slot.body, chunk);
             }
         }
         if !last.is_empty() {
@@ -477,8 +476,7 @@ impl<'a> Receiver<'a> {
         let mut chunks = whole.iter_mut();
         for (slots, _) in self.head.spans(count) {
             for (slot, chunk) in slots.iter().zip(&mut chunks) {
-                let (words, _) = chunk.as_chunks_mut::<8>();
-                slot.body.iter().zip(words).for_each(|(word, bytes)| *bytes = word.get().to_le_bytes());
+                load_words(&slot.body, chunk);
             }
         }
         load_words(&self.head.further(count + 1).0.body, last);
