@@ -277,6 +277,12 @@ pub trait MessagePort {
     /// Units in all that the peer promises us room for, as it says.
     fn granted(&self, peer: PeerId) -> u64;
 
+    /// A steady clock of any unit, read in some tens of nanoseconds, by which the engine learns whether messages are pulled or
+    /// streamed faster. `None`: what can be pulled is pulled.
+    fn ticks(&self) -> Option<u64> {
+        None
+    }
+
     /// Whether [`MessagePort::pull`] may be tried.
     fn can_pull(&self, peer: PeerId) -> bool {
         let _ = peer;

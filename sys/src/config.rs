@@ -127,12 +127,15 @@ pub enum ConfigError {
 /// Whether large messages move in one copy, by reading the sender's memory through the kernel (`process_vm_readv`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SingleCopy {
-    /// Where the kernel permits it, tried for each peer; else two copies through cells.
+    /// Where the kernel permits it, tried for each peer, and as long as it is faster than two copies through cells, in which
+    /// both sides copy at the same time: that is measured, for each peer and size, and looked at again now and then.
     #[default]
     Auto,
+    /// Wherever the kernel permits it.
+    Prefer,
     /// Never, and our memory is not offered to the peers either.
     Off,
-    /// A peer whose memory can't be read is an error at start.
+    /// Always: a peer whose memory can't be read is an error at start.
     Require,
 }
 

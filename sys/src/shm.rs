@@ -21,6 +21,7 @@ use crate::bootstrap::Exchange;
 use crate::config::{Config, SingleCopy};
 use crate::error::Error;
 use crate::events;
+use crate::os::clock;
 use crate::os::{
     Connection, CopyError, HeavyFence, RemoteMemory, Segment, SegmentBacking, Watch, allow_any_reader,
     futex_wake,
@@ -40,6 +41,8 @@ pub(crate) struct Kernel {
     memories: Vec<Option<RemoteMemory>>,
     /// One a rank; those of peers that are gone are closed.
     connections: Vec<Weak<Connection>>,
+    /// Whether the engine is to learn how large messages come fastest.
+    learn: bool,
 }
 
 impl Host for Kernel {
@@ -55,6 +58,10 @@ impl Host for Kernel {
                 let _ = connection.map(|connection| connection.send_wake());
             }
         }
+    }
+
+    fn ticks(&self) -> Option<u64> {
+        self.learn.then(clock::ticks)
     }
 
     fn can_pull(&self, peer: u32) -> bool {
@@ -193,7 +200,8 @@ pub(crate) fn attach(config: &Config, exchange: &mut dyn Exchange) -> Result<Att
     let connections = peers.iter().map(connection).collect();
     let readable = readable(config, &peers, &mut notes)?;
     let memories = readable.iter().map(|memory| memory.clone().ok()).collect();
-    let kernel = Kernel { memories, connections };
+    let learn = config.single_copy == SingleCopy::Auto;
+    let kernel = Kernel { memories, connections, learn };
     let port = views::port(port_config, &geometry, &ours, &peers, kernel)?;
     let sleep = views::inbox(&ours.inbox, &geometry)?.sleep;
     let met = peers.iter().zip(readable).map(|(peer, memory)| Some(Met::new(peer.as_ref()?, memory.err())));

@@ -6,6 +6,9 @@
 //! | pull | `lmt/pull.rs` | in one copy: the receiver reads the sender's memory ([`MessagePort::pull`]); a sender that waits writes the receiver's at the same time, from the other end |
 //! | stream | `lmt/stream.rs` | in packets, copied in and out at the same time by both sides (double buffering) |
 //!
+//! Which of the two is faster depends on the machine, on the cores of both processes and on what the sender does: the receiver
+//! learns it for each peer and size (`lmt/choice.rs`), where the port has a clock ([`MessagePort::ticks`]). Else it pulls.
+//!
 //! Lists: a message that is not in one place is streamed, gathered into each packet; a receiver whose room is not in one place
 //! pulls run by run, or streams when they are small. Neither shares its copy.
 //!
@@ -13,10 +16,12 @@
 //! lost and nothing is moved twice.
 #![forbid(unsafe_code)]
 
+mod choice;
 mod offer;
 mod pull;
 mod stream;
 
+pub(super) use choice::Choice;
 pub(super) use pull::{Pull, is_worth_pulling, may_be_shared};
 pub(super) use stream::Stream;
 

@@ -351,7 +351,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
             };
             return self.complete(index, fate);
         }
-        let incoming = Incoming { from, tag, rts, left, how: How::Pull };
+        let incoming = Incoming { from, tag, rts, left, how: How::Pull, measured: false };
         self.requests.get_mut(index).0 = State::Receiving { incoming, buf: Scatter::new(buf) };
         self.start_transfer(index);
     }

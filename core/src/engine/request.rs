@@ -202,6 +202,8 @@ pub(super) struct Incoming {
     /// The bytes that are still to come, as far as they are ours to ask for.
     pub(super) left: Part,
     pub(super) how: How,
+    /// It counts for what is learned of the protocols ([`super::lmt::Choice`]).
+    pub(super) measured: bool,
 }
 
 /// How the bytes of a message come.

@@ -53,6 +53,11 @@ pub trait Host {
     /// Wakes `peer`, whose word is `word`, in the way that it has asked for.
     fn wake(&mut self, peer: PeerId, word: &SleepWord, how: Sleep);
 
+    /// See [`MessagePort::ticks`].
+    fn ticks(&self) -> Option<u64> {
+        None
+    }
+
     /// See [`MessagePort::can_pull`].
     fn can_pull(&self, peer: PeerId) -> bool {
         let _ = peer;
@@ -482,6 +487,10 @@ where
     fn granted(&self, peer: PeerId) -> u64 {
         let link = self.links.borrow().get(peer as usize).and_then(Option::as_ref);
         link.map_or(0, |link| link.ends.granted.load_relaxed())
+    }
+
+    fn ticks(&self) -> Option<u64> {
+        self.host.ticks()
     }
 
     fn can_pull(&self, peer: PeerId) -> bool {

@@ -52,8 +52,12 @@ const HUGE: &[(&str, HugePages)] =
     &[("never", HugePages::Never), ("try", HugePages::Try), ("require", HugePages::Require)];
 const BACKING: &[(&str, SegmentBacking)] =
     &[("memfd", SegmentBacking::Memfd), ("devshm", SegmentBacking::DevShm)];
-const SINGLE_COPY: &[(&str, SingleCopy)] =
-    &[("auto", SingleCopy::Auto), ("off", SingleCopy::Off), ("require", SingleCopy::Require)];
+const SINGLE_COPY: &[(&str, SingleCopy)] = &[
+    ("auto", SingleCopy::Auto),
+    ("prefer", SingleCopy::Prefer),
+    ("off", SingleCopy::Off),
+    ("require", SingleCopy::Require),
+];
 const FLAG: &[(&str, bool)] = &[("0", false), ("1", true)];
 
 /// Every variable, in the order in which they are listed.
@@ -109,8 +113,8 @@ pub const VARIABLES: &[Variable] = &[
     },
     Variable {
         name: "NEMESIA_SINGLE_COPY",
-        values: "auto, off or require",
-        help: "whether large messages move in one copy, by reading the sender's memory through the kernel",
+        values: "auto, prefer, off or require",
+        help: "whether large messages move in one copy, by reading the sender's memory through the kernel; auto is where that is faster, as is measured for each peer and size",
         get: |config| word_for(config.single_copy, SINGLE_COPY),
         set: |config, value| put(&mut config.single_copy, meaning(value, SINGLE_COPY)),
     },

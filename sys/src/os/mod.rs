@@ -9,6 +9,7 @@
 //! | [`wake`] | sleeping and waking through shared memory; the one-sided fence |
 //! | [`memory`] | reading and writing a peer's memory in one copy |
 //! | [`mapping`] | learning that addresses get other pages |
+//! | [`clock`] | comparing times |
 //! | [`limits`] | asking before taking: memory, locked memory, descriptors |
 //! | [`numa`] | processors, memory nodes, cache lines |
 //!
@@ -18,6 +19,7 @@
 
 pub mod borrow;
 mod call;
+pub mod clock;
 pub mod error;
 pub mod handoff;
 pub mod limits;

@@ -1,6 +1,7 @@
 //! RTS, and the answers to it.
 #![forbid(unsafe_code)]
 
+use super::choice::Protocol;
 use super::{Pull, Stream, Transfer, is_worth_pulling};
 use crate::engine::peer::Queue;
 use crate::engine::request::{How, Incoming, Message, State};
@@ -112,11 +113,32 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         let State::Receiving { incoming, buf } = &mut self.requests.get_mut(index).0 else { return };
         let Incoming { from, rts, .. } = *incoming;
         if incoming.wanted() == 0 {
-            self.finish(index);
-        } else if rts.address != 0 && self.port.can_pull(from) && is_worth_pulling(incoming, buf, run_bytes) {
-            Pull::start_receive(self, from, index);
-        } else {
-            Stream::start_receive(self, from, index);
+            return self.finish(index);
+        }
+        let may_pull =
+            rts.address != 0 && self.port.can_pull(from) && is_worth_pulling(incoming, buf, run_bytes);
+        let whole = rts.total.min(buf.len() as u64);
+        let protocol = if may_pull { self.choose(from, index, whole) } else { Protocol::Stream };
+        match protocol {
+            Protocol::Pull => Pull::start_receive(self, from, index),
+            Protocol::Stream => Stream::start_receive(self, from, index),
+        }
+    }
+
+    /// How a message that can be pulled is to move.
+    fn choose(&mut self, from: PeerId, index: u32, bytes: u64) -> Protocol {
+        let Some(now) = self.port.ticks() else { return Protocol::Pull };
+        let protocol = self.peer(from).choice.begin(bytes, now);
+        if let State::Receiving { incoming, .. } = &mut self.requests.get_mut(index).0 {
+            incoming.measured = true;
+        }
+        protocol
+    }
+
+    /// The bytes of a message are here.
+    pub(super) fn has_moved(&mut self, from: PeerId, measured: bool, bytes: u64) {
+        if measured && let Some(now) = self.port.ticks() {
+            self.peer(from).choice.end(bytes, now);
         }
     }
 

@@ -48,6 +48,7 @@ impl<P: MessagePort, S: Storage> Transfer<P, S> for Pull {
                 // The sender has the rest: it is to stream it.
                 engine.dequeue(peer, Queue::Pulling, index);
                 engine.peer(peer).tally.fallbacks += 1;
+                engine.peer(peer).choice.spoil();
                 Stream::start_receive(engine, peer, index);
                 return Ok(true);
             }
@@ -62,8 +63,9 @@ impl<P: MessagePort, S: Storage> Transfer<P, S> for Pull {
 
     fn done_receive(engine: &mut Engine<P, S>, index: u32) {
         let State::Receiving { incoming, buf } = &engine.requests.get(index).0 else { return };
-        let Incoming { from, rts, how, .. } = *incoming;
+        let Incoming { from, rts, how, measured, .. } = *incoming;
         let bytes = rts.total.min(buf.len() as u64) as usize;
+        engine.has_moved(from, measured, bytes as u64);
         let tally = &mut engine.peer(from).tally;
         let by = if how == How::Pull { &mut tally.pulled } else { &mut tally.shared };
         by.add(bytes);

@@ -16,6 +16,15 @@ use crate::wire::{Envelope, Kind};
 #[derive(Debug)]
 pub(in crate::engine) enum Stream {}
 
+/// Least that is copied at once: a message of a few cells goes in smaller pieces, so that the receiver copies the first one out
+/// while the sender copies the second one in.
+const PIECE_BYTES: u64 = 4 << 10;
+
+/// What is copied at once of a message of so many bytes, as far as a packet holds it.
+fn piece(total: u64) -> usize {
+    (total / 4).max(PIECE_BYTES).next_multiple_of(64) as usize
+}
+
 impl<P: MessagePort, S: Storage> Transfer<P, S> for Stream {
     fn start_receive(engine: &mut Engine<P, S>, from: PeerId, index: u32) {
         engine.start_answer(from, index);
@@ -35,7 +44,7 @@ impl<P: MessagePort, S: Storage> Transfer<P, S> for Stream {
         let State::Streaming { from, stream, .. } = &mut requests.get_mut(index).0 else {
             return Ok(false);
         };
-        let limit = port.packet_bytes().min((stream.end - stream.next) as usize);
+        let limit = port.packet_bytes().min(piece(stream.end)).min((stream.end - stream.next) as usize);
         let envelope = Envelope { kind: Kind::Data, context: 0, tag: stream.receiver, total: limit as u64 };
         if !send_part(port, peer, &envelope, from, stream.next as usize)? {
             return Ok(false);
@@ -76,9 +85,10 @@ impl<P: MessagePort, S: Storage> Transfer<P, S> for Stream {
 
     fn done_receive(engine: &mut Engine<P, S>, index: u32) {
         let State::Receiving { incoming, buf } = &engine.requests.get(index).0 else { return };
-        let Incoming { from, tag, rts, .. } = *incoming;
+        let Incoming { from, tag, rts, measured, .. } = *incoming;
         let outcome = crate::engine::receive::outcome(from, tag, rts.total, buf.len());
         let bytes = rts.total.min(buf.len() as u64) as usize;
+        engine.has_moved(from, measured, bytes as u64);
         engine.peer(from).tally.streamed.add(bytes);
         engine.complete(index, outcome);
     }

@@ -1,0 +1,165 @@
+use std::vec::Vec;
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// A machine on which each protocol has its cost for each message, in ticks, and each message its gap before it.
+struct Machine {
+    choice: Choice,
+    now: u64,
+    ticks: [u64; 2],
+}
+
+impl Machine {
+    fn new(pull: u64, stream: u64) -> Self {
+        Self { choice: Choice::default(), now: 1_000_000, ticks: [pull, stream] }
+    }
+
+    /// One message after the other; how many were streamed.
+    fn one_by_one(&mut self, count: usize, bytes: u64) -> usize {
+        (0..count)
+            .filter(|_| {
+                self.now += 777_777;
+                let protocol = self.choice.begin(bytes, self.now);
+                self.now += self.ticks[protocol as usize];
+                self.choice.end(bytes, self.now);
+                protocol == Protocol::Stream
+            })
+            .count()
+    }
+
+    /// Windows of messages under way at the same time; how many messages were streamed.
+    fn windows(&mut self, count: usize, messages: usize, bytes: u64) -> usize {
+        (0..count)
+            .map(|_| {
+                self.now += 55_555;
+                let window: Vec<_> = (0..messages).map(|_| self.choice.begin(bytes, self.now)).collect();
+                for &protocol in &window {
+                    self.now += self.ticks[protocol as usize];
+                    self.choice.end(bytes, self.now);
+                }
+                window.iter().filter(|&&protocol| protocol == Protocol::Stream).count()
+            })
+            .sum()
+    }
+}
+
+#[test]
+fn the_faster_protocol_is_found_whichever_it_is() {
+    let streamed = Machine::new(9000, 6000).one_by_one(1000, 64 << 10);
+    assert!(streamed > 970, "{streamed}");
+    let streamed = Machine::new(6000, 9000).one_by_one(1000, 64 << 10);
+    assert!((3..30).contains(&streamed), "{streamed}");
+}
+
+#[test]
+fn a_hopeless_protocol_is_hardly_tried() {
+    let streamed = Machine::new(1000, 9000).one_by_one(1000, 64 << 10);
+    assert!((1..10).contains(&streamed), "{streamed}");
+}
+
+#[test]
+fn nearly_as_fast_is_no_reason_to_change() {
+    let streamed = Machine::new(1000, 960).one_by_one(1000, 64 << 10);
+    assert!(streamed < 30, "{streamed}");
+}
+
+#[test]
+fn a_change_is_noticed_soon_after_thousands_of_messages() {
+    let mut machine = Machine::new(9000, 6000);
+    machine.one_by_one(20_000, 64 << 10);
+    machine.ticks = [9000, 30_000];
+    let streamed = machine.one_by_one(100, 64 << 10);
+    assert!(streamed < 20, "{streamed}");
+    machine.ticks = [60_000, 30_000];
+    let streamed = machine.one_by_one(100, 64 << 10);
+    assert!(streamed > 80, "{streamed}");
+}
+
+#[test]
+fn a_slow_message_now_and_then_changes_nothing() {
+    let mut machine = Machine::new(9000, 6000);
+    machine.one_by_one(1000, 64 << 10);
+    let mut streamed = 0;
+    for _ in 0..100 {
+        machine.ticks[1] = 6_000_000;
+        streamed += machine.one_by_one(1, 64 << 10);
+        machine.ticks[1] = 6000;
+        streamed += machine.one_by_one(9, 64 << 10);
+    }
+    assert!(streamed > 900, "{streamed}");
+}
+
+#[test]
+fn sizes_are_learned_one_by_one() {
+    let mut machine = Machine::new(9000, 6000);
+    machine.one_by_one(1000, 64 << 10);
+    machine.ticks = [6000, 9000];
+    assert!(machine.one_by_one(1000, 1 << 20) < 30);
+    machine.ticks = [9000, 6000];
+    assert!(machine.one_by_one(1000, 64 << 10) > 970);
+}
+
+#[test]
+fn messages_alone_and_messages_that_overlap_are_learned_apart() {
+    let mut machine = Machine::new(9000, 6000);
+    machine.one_by_one(1000, 64 << 10);
+    machine.ticks = [6000, 9000];
+    let streamed = machine.windows(100, 16, 64 << 10);
+    assert!(streamed < 20 * 16, "{streamed}");
+    machine.ticks = [9000, 6000];
+    let streamed = machine.one_by_one(100, 64 << 10);
+    assert!(streamed > 95, "{streamed}");
+}
+
+#[test]
+fn what_never_pauses_is_measured_too() {
+    // Always four under way, first in first out.
+    let (mut choice, mut now, mut streamed) = (Choice::default(), 1, 0);
+    let bytes = 256 << 10;
+    let mut queue: std::collections::VecDeque<_> = (0..4).map(|_| choice.begin(bytes, now)).collect();
+    for _ in 0..10_000 {
+        let protocol = queue.pop_front().unwrap();
+        streamed += usize::from(protocol == Protocol::Stream);
+        now += [20_000, 10_000][protocol as usize];
+        choice.end(bytes, now);
+        queue.push_back(choice.begin(bytes, now));
+    }
+    assert!(streamed > 9000, "{streamed}");
+}
+
+#[test]
+fn a_run_of_several_sizes_is_forgotten() {
+    let mut choice = Choice::default();
+    for at in 0..1000 {
+        choice.begin(64 << 10, 100 * at);
+        choice.begin(1 << 20, 100 * at + 10);
+        choice.end(64 << 10, 100 * at + 20);
+        choice.end(1 << 20, 100 * at + 30);
+    }
+    assert!(choice.classes.iter().flatten().all(|class| !class.costs[0].is_known()));
+}
+
+proptest! {
+    /// Whatever happens in whichever order, with a clock that steps back, it goes on and counts right.
+    #[test]
+    fn any_history_is_survived(steps in prop::collection::vec((any::<bool>(), any::<u64>(), any::<u64>(), any::<u8>()), 0..400)) {
+        let mut choice = Choice::default();
+        let mut under_way = 0_u32;
+        for (begins, bytes, now, odd) in steps {
+            if begins {
+                choice.begin(bytes, now);
+                under_way += 1;
+            } else if under_way > 0 {
+                choice.end(bytes, now);
+                under_way -= 1;
+            }
+            if odd == 0 {
+                choice.spoil();
+            }
+            prop_assert_eq!(choice.under_way, under_way);
+            prop_assert!(choice.stale <= under_way);
+        }
+    }
+}
