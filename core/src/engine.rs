@@ -52,6 +52,7 @@ use crate::slab::{List, Slab, Slot};
 use crate::store::{self, Store, Unit};
 use crate::trace::Recorder;
 use crate::wire::rendezvous::RTS_BYTES;
+use lmt::Choices;
 
 /// The memory that the engine is lent, by type. Slices and `Vec`s will do; those of requests may grow.
 pub trait Storage {
@@ -151,6 +152,8 @@ pub struct Engine<P: MessagePort, S: Storage> {
     /// First of the peers for which there is work.
     first_work: Option<PeerId>,
     eager_bytes: usize,
+    /// How large messages come fastest.
+    choices: Choices,
     /// See [`Tuning`].
     tuning: Tuning,
     /// Whether a message of a word is sent eagerly, and in the port's shortest way.
@@ -185,6 +188,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         let mut engine = Self {
             rank,
             eager_bytes,
+            choices: Choices::default(),
             tuning,
             sends_words: port.sends_words() && size_of::<Word>() <= eager_bytes,
             port,

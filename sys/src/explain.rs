@@ -88,10 +88,14 @@ fn single_copy(config: &Config) -> Verdict {
     let memory = RemoteMemory::new(std::process::id() as i32, mark);
     let scope = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_default();
     let probed = memory.map_or(Err(CopyError::Stranger), |mut memory| memory.check());
+    let where_ = match config.single_copy {
+        SingleCopy::Auto => " where that is faster than a stream",
+        _ => "",
+    };
     let use_ = match scope.trim() {
-        "" | "0" => "large messages move in one copy through the kernel".to_owned(),
+        "" | "0" => format!("large messages move in one copy through the kernel{where_}"),
         scope => format!(
-            "large messages move in one copy, but Yama's ptrace_scope is {scope}: unless the processes run as root, \
+            "large messages move in one copy{where_}, but Yama's ptrace_scope is {scope}: unless the processes run as root, \
              NEMESIA_PTRACER=1 is needed"
         ),
     };

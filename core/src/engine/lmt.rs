@@ -21,7 +21,7 @@ mod offer;
 mod pull;
 mod stream;
 
-pub(super) use choice::Choice;
+pub(super) use choice::Choices;
 pub(super) use pull::{Pull, is_worth_pulling, may_be_shared};
 pub(super) use stream::Stream;
 

@@ -13,7 +13,7 @@ use crate::flow::{Account, Allowance};
 use crate::port::{MessagePort, PeerFault, PeerId};
 use crate::slab::List;
 
-use super::lmt::{Choice, Pull, Stream, Transfer, may_be_shared};
+use super::lmt::{Pull, Stream, Transfer, may_be_shared};
 
 /// The queues of a peer. Those before [`Queue::Offered`] are work that may go on without hearing from the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,8 +79,6 @@ pub struct Peer {
     sharable: u32,
     /// The one that it shares.
     pub(super) help: Option<Help>,
-    /// How its large messages come fastest.
-    pub(super) choice: Choice,
     /// Whether it stands in the list of peers with work, and the next one there.
     next_work: Option<PeerId>,
     listed: bool,
@@ -229,7 +227,9 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         for queue in Queue::RECEIVES {
             self.fail_queue(peer, queue, failure);
         }
-        self.peer(peer).choice = Choice::default();
+        if let Some(choice) = self.choices.of(peer) {
+            *choice = Default::default();
+        }
     }
 
     pub(super) fn fail_queue(&mut self, peer: PeerId, queue: Queue, failure: Failure) {

@@ -189,6 +189,11 @@ impl MessagePort for SimPort {
         self.fabric.borrow_mut().granted(self.rank, peer)
     }
 
+    /// Virtual time: what is learned from it is as good as chance, and any way is right.
+    fn ticks(&self) -> Option<u64> {
+        Some(self.fabric.borrow().now)
+    }
+
     fn can_pull(&self, peer: PeerId) -> bool {
         self.fabric.borrow_mut().can_pull(self.rank, peer)
     }

@@ -7,11 +7,13 @@
 //! distant ones. No switch point is right for both, so the receiver measures: what it costs is two readings of the clock
 //! a message, and a few messages now and then by the other way.
 //!
-//! What is measured is a *run*: the time from the first message under way to the end of the last one, or a few megabytes,
-//! over the bytes moved in it. So messages that overlap count once, and idle times don't count. A run of messages of several
+//! What is measured is a *run*: messages that overlap, or follow each other at once, up to a few megabytes. Its time over its
+//! bytes is what counts; idle times don't. A run of messages of several
 //! sizes says nothing and is forgotten. Messages that come one at a time and those that overlap are learned separately: what
 //! is first to bring one message is not what is first to bring many. A run is taken to become what the one before it was.
 #![forbid(unsafe_code)]
+
+use crate::port::PeerId;
 
 /// How the bytes of a message move.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -32,15 +34,21 @@ impl Protocol {
     }
 }
 
-/// Powers of two that are told apart, from messages of [`SMALLEST`] bytes on; larger ones are as the last.
-const CLASSES: usize = 10;
+/// Powers of two that are told apart: from 8 KiB (smaller ones are as these) to below 4 MiB.
+const CLASSES: usize = 9;
 const SMALLEST: u32 = 13;
+/// Of these so many, to below 128 KiB, are learned of messages that overlap. Beyond either, messages are pulled: a copy in which
+/// both sides share is never far from the best there, and a trial would cost too much. (A window of messages is
+/// announced at once, and all of it moves by the protocol that is on trial then.)
+const OVERLAPPING: usize = 4;
 /// Runs that are remembered of each protocol, of which the one in the middle counts: one run in which the process lost its
 /// core says nothing.
 const SAMPLES: usize = 3;
 /// Runs before the other protocol is tried for the second time. The wait doubles as long as nothing changes.
 const FIRST_WAIT: u16 = 8;
 const LONGEST_WAIT: u16 = 1024;
+/// A message that begins within this part of what the last one took follows it at once, and belongs to its run.
+const PAUSE: u64 = 4;
 /// Bytes after which a run ends although more is under way.
 const RUN_BYTES: u64 = 4 << 20;
 /// Sixteenths of the present protocol's cost that the other one's has to stay below.
@@ -139,91 +147,151 @@ impl Class {
 /// What the receiver knows of one peer.
 #[derive(Clone, Copy, Debug, Default)]
 pub(in crate::engine) struct Choice {
-    classes: [[Class; 2]; CLASSES],
-    /// Messages under way, and whether they overlap, or did before.
-    under_way: u32,
+    alone: [Class; CLASSES],
+    overlapping: [Class; OVERLAPPING],
+    /// Whether messages overlap, or did before.
     overlap: bool,
-    /// Of which so many began before the run, by another protocol perhaps.
+    /// Messages under way, and of these the ones that began before the run, by another protocol perhaps.
+    under_way: u32,
     stale: u32,
-    /// The run: its size and protocol, since when, and its bytes.
-    class: u8,
+    /// When the first of those began that were under way last, and when the last of them ended.
+    began: u64,
+    ended: u64,
+    run: Option<Run>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Run {
+    class: usize,
     protocol: Protocol,
     since: u64,
     bytes: u64,
-    /// There were others in it.
+    /// There are messages of other sizes in it.
     mixed: bool,
-    /// There was more than one under way.
-    overlapped: bool,
+    /// Messages overlap, or follow each other at once.
+    overlaps: bool,
 }
 
 fn class_of(bytes: u64) -> usize {
-    (bytes.max(1).ilog2().saturating_sub(SMALLEST) as usize).min(CLASSES - 1)
+    bytes.max(1).ilog2().saturating_sub(SMALLEST) as usize
 }
 
 impl Choice {
     /// A message of so many bytes begins to move: how?
-    pub(in crate::engine) fn begin(&mut self, bytes: u64, now: u64) -> Protocol {
-        let class = class_of(bytes);
+    fn begin(&mut self, bytes: u64, now: u64) -> Protocol {
+        let class = class_of(bytes).min(CLASSES - 1);
         if self.under_way == 0 {
-            self.start(class, now);
+            let pause = now.saturating_sub(self.ended);
+            let at_once = pause < self.ended.saturating_sub(self.began) / PAUSE;
+            match &mut self.run {
+                Some(run) if at_once => run.overlaps = true,
+                _ => {
+                    self.close(self.ended);
+                    self.start(class, now);
+                }
+            }
+            self.began = now;
         }
         self.under_way = self.under_way.saturating_add(1);
-        self.overlapped |= self.under_way > 1;
-        if class == usize::from(self.class) {
-            return self.protocol;
+        let several = self.under_way > 1;
+        if let Some(run) = &mut self.run {
+            run.overlaps |= several;
+            if run.class == class {
+                return run.protocol;
+            }
+            run.mixed = true;
         }
-        self.mixed = true;
-        self.classes[class][usize::from(self.overlap)].preferred
+        self.known(self.overlap, class).map_or(Protocol::Pull, |known| known.preferred)
     }
 
     fn start(&mut self, class: usize, now: u64) {
-        self.class = class as u8;
-        self.protocol = self.classes[class][usize::from(self.overlap)].next();
-        self.since = now;
-        self.bytes = 0;
-        self.mixed = false;
+        let protocol = self.known(self.overlap, class).map_or(Protocol::Pull, |known| known.next());
+        let overlaps = self.under_way > 1;
         self.stale = self.under_way;
-        self.overlapped = self.under_way > 1;
+        self.run = Some(Run { class, protocol, since: now, bytes: 0, mixed: false, overlaps });
     }
 
-    /// A message has moved, but not as it should have.
+    /// A message has moved, but not as it should have, or moves beside those that are measured.
     pub(in crate::engine) fn spoil(&mut self) {
-        self.mixed = true;
+        if let Some(run) = &mut self.run {
+            run.mixed = true;
+        }
     }
 
     /// A message that began is here.
     pub(in crate::engine) fn end(&mut self, bytes: u64, now: u64) {
         self.under_way = self.under_way.saturating_sub(1);
+        self.ended = now;
+        let Some(run) = &mut self.run else { return };
         if self.stale > 0 {
             self.stale -= 1;
-            if self.stale == 0 && self.under_way > 0 {
-                (self.since, self.bytes) = (now, 0);
-            }
+            (run.since, run.bytes) = (now, 0);
             return;
         }
-        self.bytes = self.bytes.saturating_add(bytes);
-        if self.under_way > 0 && self.bytes < RUN_BYTES {
+        run.bytes = run.bytes.saturating_add(bytes);
+        if run.bytes < RUN_BYTES {
             return;
         }
-        let class = usize::from(self.class);
-        let expected = core::mem::replace(&mut self.overlap, self.overlapped);
-        let of_size = &mut self.classes[class];
-        if !self.mixed {
-            let cost = now.saturating_sub(self.since).saturating_mul(4096) / self.bytes.max(1);
-            of_size[usize::from(self.overlapped)]
-                .record(self.protocol, cost.clamp(1, u32::MAX.into()) as u32);
+        let Run { class, protocol, mixed, .. } = *run;
+        self.close(now);
+        self.start(class, now);
+        if !mixed && self.run.is_some_and(|next| next.protocol == protocol) {
+            // All that is under way belongs to the new run as well.
+            self.stale = 0;
         }
-        if self.mixed || expected != self.overlapped {
-            of_size[usize::from(expected)].miss();
+    }
+
+    /// The run is over, since then.
+    fn close(&mut self, end: u64) {
+        let Some(run) = self.run.take().filter(|run| run.bytes > 0) else { return };
+        let expected = core::mem::replace(&mut self.overlap, run.overlaps);
+        if !run.mixed
+            && let Some(known) = self.known(run.overlaps, run.class)
+        {
+            let cost = end.saturating_sub(run.since).saturating_mul(4096) / run.bytes;
+            known.record(run.protocol, cost.clamp(1, u32::MAX.into()) as u32);
         }
-        if self.under_way > 0 {
-            let (protocol, mixed) = (self.protocol, self.mixed);
-            self.start(class, now);
-            if protocol == self.protocol && !mixed {
-                // All that is under way belongs to the new run as well.
-                self.stale = 0;
+        if (run.mixed || expected != run.overlaps)
+            && let Some(known) = self.known(expected, run.class)
+        {
+            known.miss();
+        }
+    }
+
+    /// What is known of a size, if anything can be.
+    fn known(&mut self, overlap: bool, class: usize) -> Option<&mut Class> {
+        if overlap { self.overlapping.get_mut(class) } else { self.alone.get_mut(class) }
+    }
+}
+
+/// Peers that are known at a time; more of them take turns, and what comes of peers that had none is pulled.
+const PEERS: usize = 16;
+
+/// What the receiver knows of its peers: as much memory whether the world is large or small.
+#[derive(Debug, Default)]
+pub(in crate::engine) struct Choices([(PeerId, Choice); PEERS]);
+
+impl Choices {
+    /// A message of a peer begins to move: how? `None` if nothing can be learned of it; it is pulled then, and does not end here.
+    pub(in crate::engine) fn begin(&mut self, from: PeerId, bytes: u64, now: u64) -> Option<Protocol> {
+        let (known, choice) = &mut self.0[from as usize % PEERS];
+        if *known != from {
+            if choice.under_way > 0 {
+                return None;
             }
+            (*known, *choice) = (from, Choice::default());
         }
+        if class_of(bytes) >= CLASSES {
+            choice.spoil();
+            return None;
+        }
+        Some(choice.begin(bytes, now))
+    }
+
+    /// What is known of a peer of which messages are under way.
+    pub(in crate::engine) fn of(&mut self, from: PeerId) -> Option<&mut Choice> {
+        let (known, choice) = &mut self.0[from as usize % PEERS];
+        (*known == from).then_some(choice)
     }
 }
 

@@ -128,7 +128,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     /// How a message that can be pulled is to move.
     fn choose(&mut self, from: PeerId, index: u32, bytes: u64) -> Protocol {
         let Some(now) = self.port.ticks() else { return Protocol::Pull };
-        let protocol = self.peer(from).choice.begin(bytes, now);
+        let Some(protocol) = self.choices.begin(from, bytes, now) else { return Protocol::Pull };
         if let State::Receiving { incoming, .. } = &mut self.requests.get_mut(index).0 {
             incoming.measured = true;
         }
@@ -137,8 +137,11 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
 
     /// The bytes of a message are here.
     pub(super) fn has_moved(&mut self, from: PeerId, measured: bool, bytes: u64) {
-        if measured && let Some(now) = self.port.ticks() {
-            self.peer(from).choice.end(bytes, now);
+        if measured
+            && let Some(now) = self.port.ticks()
+            && let Some(choice) = self.choices.of(from)
+        {
+            choice.end(bytes, now);
         }
     }
 

@@ -48,7 +48,9 @@ impl<P: MessagePort, S: Storage> Transfer<P, S> for Pull {
                 // The sender has the rest: it is to stream it.
                 engine.dequeue(peer, Queue::Pulling, index);
                 engine.peer(peer).tally.fallbacks += 1;
-                engine.peer(peer).choice.spoil();
+                if let Some(choice) = engine.choices.of(peer) {
+                    choice.spoil();
+                }
                 Stream::start_receive(engine, peer, index);
                 return Ok(true);
             }

@@ -20,7 +20,7 @@ impl Machine {
     fn one_by_one(&mut self, count: usize, bytes: u64) -> usize {
         (0..count)
             .filter(|_| {
-                self.now += 777_777;
+                self.now += 7_777_777;
                 let protocol = self.choice.begin(bytes, self.now);
                 self.now += self.ticks[protocol as usize];
                 self.choice.end(bytes, self.now);
@@ -33,7 +33,7 @@ impl Machine {
     fn windows(&mut self, count: usize, messages: usize, bytes: u64) -> usize {
         (0..count)
             .map(|_| {
-                self.now += 55_555;
+                self.now += 555_555;
                 let window: Vec<_> = (0..messages).map(|_| self.choice.begin(bytes, self.now)).collect();
                 for &protocol in &window {
                     self.now += self.ticks[protocol as usize];
@@ -108,16 +108,24 @@ fn messages_alone_and_messages_that_overlap_are_learned_apart() {
     machine.ticks = [6000, 9000];
     let streamed = machine.windows(100, 16, 64 << 10);
     assert!(streamed < 20 * 16, "{streamed}");
+    machine.ticks = [14_000, 6000];
+    let streamed = machine.windows(100, 16, 64 << 10);
+    assert!(streamed > 80 * 16, "{streamed}");
     machine.ticks = [9000, 6000];
     let streamed = machine.one_by_one(100, 64 << 10);
     assert!(streamed > 95, "{streamed}");
 }
 
 #[test]
+fn a_window_of_large_messages_is_never_a_trial() {
+    assert_eq!(Machine::new(9000, 6000).windows(1000, 16, 128 << 10), 0);
+}
+
+#[test]
 fn what_never_pauses_is_measured_too() {
     // Always four under way, first in first out.
     let (mut choice, mut now, mut streamed) = (Choice::default(), 1, 0);
-    let bytes = 256 << 10;
+    let bytes = 64 << 10;
     let mut queue: std::collections::VecDeque<_> = (0..4).map(|_| choice.begin(bytes, now)).collect();
     for _ in 0..10_000 {
         let protocol = queue.pop_front().unwrap();
@@ -138,7 +146,7 @@ fn a_run_of_several_sizes_is_forgotten() {
         choice.end(64 << 10, 100 * at + 20);
         choice.end(1 << 20, 100 * at + 30);
     }
-    assert!(choice.classes.iter().flatten().all(|class| !class.costs[0].is_known()));
+    assert!(choice.overlapping.iter().chain(&choice.alone).all(|class| !class.costs[0].is_known()));
 }
 
 proptest! {
@@ -162,4 +170,24 @@ proptest! {
             prop_assert!(choice.stale <= under_way);
         }
     }
+}
+
+#[test]
+fn a_peer_that_finds_no_place_is_pulled_from() {
+    let mut choices = Choices::default();
+    let other = 3 + PEERS as PeerId;
+    assert_eq!(choices.begin(3, 64 << 10, 0), Some(Protocol::Pull));
+    assert_eq!(choices.begin(other, 64 << 10, 0), None);
+    assert!(choices.of(other).is_none());
+    choices.of(3).unwrap().end(64 << 10, 10);
+    assert_eq!(choices.begin(other, 64 << 10, 20), Some(Protocol::Pull));
+    assert!(choices.of(3).is_none());
+}
+
+#[test]
+fn what_is_too_large_is_not_learned() {
+    let mut choices = Choices::default();
+    assert_eq!(choices.begin(1, (4 << 20) - 1, 0), Some(Protocol::Pull));
+    assert_eq!(choices.begin(1, 4 << 20, 0), None);
+    assert_eq!(choices.of(1).unwrap().under_way, 1);
 }
