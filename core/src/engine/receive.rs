@@ -160,7 +160,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         Some(Status { peer, tag, len: LEN })
     }
 
-    /// Finishes a request that has succeeded, or a posted receive whose message is there and a word, and would be taken by
+    /// Finishes a request that has succeeded, or a posted receive whose message is there, and would be taken by
     /// nothing else: the request in hand is what a poll is for (paper 4, section 3.3). The request is gone then. `None` says
     /// nothing.
     #[inline(always)]
@@ -173,16 +173,46 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         };
         let (Some(hash), Source::Rank(rank)) = (pattern.hash(), pattern.source) else { return None };
         let first = self.posted.first(hash, id.index)?;
-        let into = buf.whole(0, usize::MAX)?.first_chunk_mut()?;
         let wanted = pattern.tag;
-        let (peer, tag, word, unsettled) =
-            self.port.take_word(Some(rank), pattern.context, |tag| tag == wanted)?;
-        *into = word;
+        if let Some(into) = buf.whole(0, usize::MAX).and_then(<[u8]>::first_chunk_mut)
+            && let Some((peer, tag, word, unsettled)) =
+                self.port.take_word(Some(rank), pattern.context, |tag| tag == wanted)
+        {
+            *into = word;
+            first.take(&mut self.requests);
+            self.requests.remove(id.index);
+            self.trace.note("receive_posted", size_of::<Word>() as u64);
+            self.book_word(peer, unsettled, 1);
+            return Some(Status { peer, tag, len: size_of::<Word>() });
+        }
+        let len = self.finish_packet(id)?;
+        Some(Status { peer: rank, tag: wanted, len })
+    }
+
+    /// As [`Engine::finish_now`], of a posted receive whose message is of another size. Returns that: all else is as it was asked
+    /// for, and a number comes back in a register.
+    #[inline(never)]
+    fn finish_packet(&mut self, id: RequestId) -> Option<usize> {
+        let State::Posted { pattern, buf, .. } = &mut self.requests.live_mut(id.index, id.generation)?.0
+        else {
+            return None;
+        };
+        let Pattern { source: Source::Rank(rank), context, tag, .. } = *pattern else { return None };
+        let (first, room) = (self.posted.first(pattern.hash()?, id.index)?, buf.len() as u64);
+        let wanted = |from: PeerId, envelope: &Envelope| {
+            from == rank && envelope.context == context && envelope.tag == tag && envelope.total <= room
+        };
+        let (_, envelope) = self.port.take(wanted, buf)?;
         first.take(&mut self.requests);
         self.requests.remove(id.index);
-        self.trace.note("receive_posted", size_of::<Word>() as u64);
-        self.book_word(peer, unsettled, 1);
-        Some(Status { peer, tag, len: size_of::<Word>() })
+        let len = envelope.total as usize;
+        self.trace.note("receive_posted", envelope.total);
+        self.count_eager(rank, len);
+        self.peer(rank).tally.posted += 1;
+        if let Err(fault) = self.charge(rank, cost(len), false) {
+            self.fault(PeerFault { peer: rank, fault });
+        }
+        Some(len)
     }
 
     /// A word was taken, by a receive that was posted or by none.

@@ -1,4 +1,4 @@
-//! What `tests/instructions` counts: `instructions MODE COUNT` passes messages of 8 bytes between two endpoints of this
+//! What `tests/instructions` counts: `instructions MODE COUNT [BYTES]` passes messages (of 8 bytes) between two endpoints of this
 //! process. Each operation that counts stands in a `counted_...` function, from call to return; everything else is outside.
 //!
 //! | mode | what happens |
@@ -16,9 +16,10 @@ use nemesia::bootstrap::{BootstrapError, Exchange};
 use nemesia::{Config, Endpoint, Request, Source, Status, Tag};
 
 /// Messages in a window.
-const WINDOW: usize = 32;
+const WINDOW: usize = 16;
 const TAG: u64 = 7;
-static MESSAGE: [u8; 8] = *b"8 bytes.";
+const MOST: usize = 8192;
+static MESSAGE: [u8; MOST] = [b'm'; MOST];
 
 /// The exchange of two endpoints of one process.
 struct Cards {
@@ -135,69 +136,74 @@ fn counted_wait(endpoint: &mut Endpoint, request: Request) -> Result<Status, nem
 
 type Passed = Result<(), Box<dyn Error>>;
 
-fn check(status: Option<Status>, got: [u8; 8]) -> Passed {
+fn check(status: Option<Status>, got: &[u8]) -> Passed {
     match status {
-        Some(Status { rank: 0, tag: TAG, len: 8 }) if got == MESSAGE => Ok(()),
+        Some(Status { rank: 0, tag: TAG, len }) if got == &MESSAGE[..len] => Ok(()),
         other => Err(format!("received {got:?}: {other:?}").into()),
     }
 }
 
-fn blocking(zero: &mut Endpoint, one: &mut Endpoint) -> Passed {
-    let mut got = [0; 8];
-    counted_send(zero, 1, TAG, black_box(&MESSAGE))?;
-    let status = counted_receive(one, 0, TAG, black_box(&mut got))?;
+fn blocking(zero: &mut Endpoint, one: &mut Endpoint, len: usize) -> Passed {
+    let mut got = [0; MOST];
+    let got = &mut got[..len];
+    counted_send(zero, 1, TAG, black_box(&MESSAGE[..len]))?;
+    let status = counted_receive(one, 0, TAG, black_box(&mut *got))?;
     check(Some(status), got)
 }
 
-fn send_window(zero: &mut Endpoint) -> Passed {
+fn send_window(zero: &mut Endpoint, len: usize) -> Passed {
     for _ in 0..WINDOW {
-        let request = counted_isend(zero, 1, TAG, black_box(&MESSAGE))?;
+        let request = counted_isend(zero, 1, TAG, black_box(&MESSAGE[..len]))?;
         counted_test(zero, request)?.ok_or("a send found no room")?;
     }
     Ok(())
 }
 
-fn posted(zero: &mut Endpoint, one: &mut Endpoint) -> Passed {
-    let mut got = [[0; 8]; WINDOW];
-    let base = got.as_mut_ptr().cast::<u8>();
+fn posted(zero: &mut Endpoint, one: &mut Endpoint, len: usize) -> Passed {
+    let mut got = vec![0; len * WINDOW];
+    let base = got.as_mut_ptr();
     let mut requests = Vec::with_capacity(WINDOW);
     for at in 0..WINDOW {
-        // SAFETY: 8 bytes of `got`, which is not used before every request is complete; an error ends the process.
-        requests.push(unsafe { counted_irecv(one, 0, TAG, base.add(8 * at), black_box(8)) }?);
+        // SAFETY: `len` bytes of `got`, which is not used before every request is complete; an error ends the process.
+        requests.push(unsafe { counted_irecv(one, 0, TAG, base.add(len * at), black_box(len)) }?);
     }
-    send_window(zero)?;
+    send_window(zero, len)?;
     let mut statuses = Vec::with_capacity(WINDOW);
     for request in requests {
         statuses.push(Some(counted_wait(one, request)?));
     }
-    statuses.into_iter().zip(got).try_for_each(|(status, got)| check(status, got))
+    statuses.into_iter().enumerate().try_for_each(|(at, status)| check(status, &got[len * at..][..len]))
 }
 
-fn arrived(zero: &mut Endpoint, one: &mut Endpoint) -> Passed {
-    send_window(zero)?;
+fn arrived(zero: &mut Endpoint, one: &mut Endpoint, len: usize) -> Passed {
+    send_window(zero, len)?;
     for _ in 0..WINDOW {
-        let mut got = [0; 8];
+        let mut got = [0; MOST];
         // SAFETY: `got` is not used before the request is complete; an error ends the process.
-        let request = unsafe { counted_irecv(one, 0, TAG, got.as_mut_ptr(), black_box(8)) }?;
+        let request = unsafe { counted_irecv(one, 0, TAG, got.as_mut_ptr(), black_box(len)) }?;
         let status = counted_test(one, request)?;
-        check(status, got)?;
+        check(status, &got[..len])?;
     }
     Ok(())
 }
 
 fn main() -> Passed {
     let mut arguments = std::env::args().skip(1);
-    let (pass, messages): (fn(&mut Endpoint, &mut Endpoint) -> Passed, usize) =
+    let (pass, messages): (fn(&mut Endpoint, &mut Endpoint, usize) -> Passed, usize) =
         match arguments.next().as_deref() {
             Some("blocking") => (blocking, 1),
             Some("posted") => (posted, WINDOW),
             Some("arrived") => (arrived, WINDOW),
-            _ => return Err("usage: instructions blocking|posted|arrived COUNT".into()),
+            _ => return Err("usage: instructions blocking|posted|arrived COUNT [BYTES]".into()),
         };
     let count: usize = arguments.next().ok_or("no count")?.parse()?;
+    let len = arguments.next().map_or(Ok(8), |len| len.parse())?;
+    if len > MOST {
+        return Err(format!("{len} bytes: {MOST} are the most").into());
+    }
     let (mut zero, mut one) = pair()?;
     for _ in 0..count / messages {
-        pass(&mut zero, &mut one)?;
+        pass(&mut zero, &mut one, len)?;
     }
     Ok(())
 }
