@@ -186,7 +186,14 @@ pub trait MessagePort {
         None
     }
 
-    /// What is rarely to be done after [`MessagePort::send_word`].
+    /// As [`MessagePort::send_word`], of a whole message for which a fastbox is too small, if that takes no more than to copy it.
+    #[inline(always)]
+    fn send_copy(&mut self, peer: PeerId, context: u16, tag: u64, bytes: &[u8]) -> Option<bool> {
+        let _ = (peer, context, tag, bytes);
+        None
+    }
+
+    /// What is rarely to be done after [`MessagePort::send_word`] and [`MessagePort::send_copy`].
     fn settle_send(&mut self, peer: PeerId) {
         let _ = peer;
     }

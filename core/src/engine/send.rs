@@ -45,6 +45,14 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         if !self.may_send_now(to, bytes.len()) {
             return false;
         }
+        if let Some(unsettled) = self.port.send_copy(to, context, tag, bytes) {
+            self.book_sent(to, bytes.len());
+            self.trace.note("send_copy", bytes.len() as u64);
+            if unsettled {
+                self.port.settle_send(to);
+            }
+            return true;
+        }
         let envelope = Envelope { kind: Kind::Eager, context, tag, total: bytes.len() as u64 };
         self.trace.enter("send_now", bytes.len() as u64);
         let sent = self.port.send(to, &envelope, bytes);
@@ -70,13 +78,18 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     }
 
     #[inline(always)]
+    fn book_sent(&mut self, to: PeerId, len: usize) {
+        let peer = self.peer(to);
+        peer.allowance.spend(cost(len));
+        peer.tally.sent[Kind::Eager.index()].bytes += len as u64;
+    }
+
+    #[inline(always)]
     fn sent_now(&mut self, to: PeerId, len: usize, sent: Result<bool, PeerFault>) -> bool {
         match sent {
             Ok(sent) => {
                 if sent {
-                    let peer = self.peer(to);
-                    peer.allowance.spend(cost(len));
-                    peer.tally.sent[Kind::Eager.index()].bytes += len as u64;
+                    self.book_sent(to, len);
                 }
                 sent
             }

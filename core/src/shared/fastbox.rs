@@ -231,6 +231,28 @@ impl<'a> Sender<'a> {
         true
     }
 
+    /// Whether there is a slot, as far as is known without a look.
+    #[inline(always)]
+    pub fn has_run(&self) -> bool {
+        !self.tail.run.as_slice().is_empty()
+    }
+
+    /// As [`Sender::announce`], of a whole message; false also when that has to look whether there is room.
+    #[inline(always)]
+    pub fn announce_whole(&mut self, sequence: u64, context: u16, tag: u64, cell: u32, len: usize) -> bool {
+        let stamp = self.tail.lap()
+            | (Kind::Eager as u64) << 8
+            | IN_CELL
+            | (sequence & 0xffff) << 16
+            | u64::from(context) << 48;
+        let Some(slot) = self.tail.run.next() else { return false };
+        slot.body[0].set(tag);
+        slot.body[1].set(u64::from(cell) | (len as u64) << 32);
+        // Publishes the cell's payload too, as in `announce`.
+        slot.stamp.store_release(stamp, Edge::FastboxPublish);
+        true
+    }
+
     /// Sends one packet whose payload lies in this cell of ours, already filled: one slot, whatever its size. False when
     /// there is no room now.
     ///

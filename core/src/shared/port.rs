@@ -292,6 +292,11 @@ where
         Some(link.ends.sleep.is_asleep(self.config.fences))
     }
 
+    #[inline(always)]
+    fn send_copy(&mut self, peer: PeerId, context: u16, tag: u64, bytes: &[u8]) -> Option<bool> {
+        (bytes.len() > self.config.fastbox_limit).then(|| self.send_cell_now(peer, context, tag, bytes))?
+    }
+
     #[cold]
     #[inline(never)]
     fn settle_send(&mut self, peer: PeerId) {

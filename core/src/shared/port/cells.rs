@@ -47,6 +47,39 @@ where
         Ok(true)
     }
 
+    /// The critical path of [`Self::send_cell`], which it leaves everything to that is out of the ordinary: a whole message, in a
+    /// cell that is there, announced in the fastbox where there is room. Whoever writes lines that another core has waits for
+    /// them only when no store fits into the core's queue any more, and so every store of its own costs: this keeps all that
+    /// it can in registers.
+    #[inline(always)]
+    pub(super) fn send_cell_now(
+        &mut self,
+        peer: PeerId,
+        context: u16,
+        tag: u64,
+        bytes: &[u8],
+    ) -> Option<bool> {
+        let Some(Some(link)) = self.links.borrow_mut().get_mut(peer as usize) else { return None };
+        let free = self.pool.free();
+        let is_collecting = free * 2 <= self.cells as usize;
+        let is_greedy = self.shared && link.traffic.lent as usize >= free;
+        let has_room = link.ends.outbound.has_run() && bytes.len() <= self.pool.cell_bytes();
+        if is_collecting || is_greedy || !has_room || !self.config.announce {
+            return None;
+        }
+        let cell = self.pool.take(peer)?;
+        let filled = self.pool.fill_whole(cell, bytes);
+        debug_assert!(filled, "a cell of the pool, and no more than it holds");
+        let next = link.traffic.next;
+        let announced = link.ends.outbound.announce_whole(next, context, tag, cell, bytes.len());
+        debug_assert!(announced, "there is room in the run");
+        link.traffic.next = next + 1;
+        link.traffic.lent += 1;
+        link.traffic.waits = false;
+        link.traffic.cells_sent.add(bytes.len());
+        Some(link.ends.sleep.is_asleep(self.config.fences))
+    }
+
     /// A cell for this peer, if it may have one and `len` bytes fit.
     #[inline(always)]
     fn reserve(&mut self, peer: PeerId, len: u64) -> Result<Option<u32>, PeerFault> {
