@@ -10,8 +10,11 @@
 //! The packet is published by its first stamp, stored last ([`Edge::FastboxPublish`]); the slots are given
 //! back by the position ([`Edge::FastboxAck`]).
 
+mod place;
+
 use crate::sync::{Edge, PayloadWord, Word64};
 use crate::wire::{Envelope, Kind};
+use place::Place;
 
 /// Payload bytes in a packet's first slot.
 pub const FIRST_BYTES: usize = 16;
@@ -81,85 +84,6 @@ pub const fn max_payload(slots: usize) -> usize {
 /// largest packet, and telling costs little a packet.
 const fn untold_most(slots: usize) -> usize {
     slots / 2
-}
-
-/// Where an end stands in the ring. It goes through `run` without looking at anything else.
-#[derive(Clone, Debug)]
-struct Place<'a> {
-    slots: &'a [Slot],
-    /// The slots from here to where something has to be seen to, at the ring's end at the latest.
-    run: core::slice::Iter<'a, Slot>,
-    /// Index of the slot behind the run.
-    end: usize,
-    /// Rounds begun; never wraps in 64 bits.
-    rounds: u64,
-    /// The stamp in this round of a whole message of a word, without sequence number and context.
-    word: u64,
-}
-
-impl<'a> Place<'a> {
-    /// The start, and a run of so many slots.
-    fn new(slots: &'a [Slot], run: usize) -> Self {
-        debug_assert!(slots.len().is_power_of_two() && slots.len() >= 4);
-        let mut place = Self { slots, run: [].iter(), end: 0, rounds: 1, word: 0 };
-        place.set(0, run);
-        place
-    }
-
-    /// Index of the slot here; that of none after the last one of a round.
-    #[inline(always)]
-    fn at(&self) -> usize {
-        self.end - self.run.as_slice().len()
-    }
-
-    /// The position, counted from the start.
-    fn position(&self) -> u64 {
-        (self.rounds - 1) * self.slots.len() as u64 + self.at() as u64
-    }
-
-    /// Goes to a slot, of the next round if there are not so many, and begins a run of so many slots, or less at the ring's
-    /// end.
-    fn set(&mut self, mut at: usize, run: usize) {
-        if at >= self.slots.len() {
-            at -= self.slots.len();
-            self.rounds += 1;
-        }
-        let rest = self.slots.get(at..).unwrap_or_default();
-        let run = &rest[..run.min(rest.len())];
-        (self.run, self.end) = (run.iter(), at + run.len());
-        self.word = self.lap() | (Kind::Eager as u64) << 8 | (size_of::<Word>() as u64) << 32;
-    }
-
-    /// The lap of the stamps of this round.
-    #[inline(always)]
-    const fn lap(&self) -> u64 {
-        self.rounds & 0xff
-    }
-
-    /// The slot so many further on, and the lap of its stamps.
-    fn further(&self, count: usize) -> (&'a Slot, u64) {
-        let index = self.at() + count;
-        let slots = self.slots.len();
-        if index < slots {
-            (&self.slots[index], self.lap())
-        } else {
-            (&self.slots[index & (slots - 1)], (self.rounds + 1) & 0xff)
-        }
-    }
-
-    /// So many slots behind this one, in two runs, and the lap of the stamps of each.
-    #[inline(always)]
-    fn spans(&self, count: usize) -> [(&'a [Slot], u64); 2] {
-        let behind = self.slots.get(self.at() + 1..).unwrap_or_default();
-        let now = count.min(behind.len());
-        [(&behind[..now], self.lap()), (&self.slots[..count - now], (self.rounds + 1) & 0xff)]
-    }
-
-    /// The stamp here of a whole message of a word.
-    #[inline(always)]
-    const fn word_stamp(&self, sequence: u64, context: u16) -> u64 {
-        self.word | (sequence & 0xffff) << 16 | (context as u64) << 48
-    }
 }
 
 /// The sending end. Exclusive to one thread at a time.
@@ -237,22 +161,6 @@ impl<'a> Sender<'a> {
         !self.tail.run.as_slice().is_empty()
     }
 
-    /// As [`Sender::announce`], of a whole message; false also when that has to look whether there is room.
-    #[inline(always)]
-    pub fn announce_whole(&mut self, sequence: u64, context: u16, tag: u64, cell: u32, len: usize) -> bool {
-        let stamp = self.tail.lap()
-            | (Kind::Eager as u64) << 8
-            | IN_CELL
-            | (sequence & 0xffff) << 16
-            | u64::from(context) << 48;
-        let Some(slot) = self.tail.run.next() else { return false };
-        slot.body[0].set(tag);
-        slot.body[1].set(u64::from(cell) | (len as u64) << 32);
-        // Publishes the cell's payload too, as in `announce`.
-        slot.stamp.store_release(stamp, Edge::FastboxPublish);
-        true
-    }
-
     /// Sends one packet whose payload lies in this cell of ours, already filled: one slot, whatever its size. False when
     /// there is no room now.
     ///
@@ -260,20 +168,23 @@ impl<'a> Sender<'a> {
     /// As [`Sender::push`].
     #[inline(always)]
     pub fn announce(&mut self, sequence: u64, envelope: &Envelope, cell: u32) -> Result<bool, FastboxFault> {
-        if !self.has_room(1)? {
-            return Ok(false);
-        }
+        Ok(self.has_room(1)? && self.announce_now(sequence, envelope, cell))
+    }
+
+    /// As [`Sender::announce`]; false also when that has to look whether there is room.
+    #[inline(always)]
+    pub fn announce_now(&mut self, sequence: u64, envelope: &Envelope, cell: u32) -> bool {
         let stamp = self.tail.lap()
             | (envelope.kind as u64) << 8
             | IN_CELL
             | (sequence & 0xffff) << 16
             | u64::from(envelope.context) << 48;
-        let Some(slot) = self.tail.run.next() else { return Ok(false) };
+        let Some(slot) = self.tail.run.next() else { return false };
         slot.body[0].set(envelope.tag);
         slot.body[1].set(u64::from(cell) | envelope.total << 32);
         // Publishes the cell's payload too: it needs no header, and no entry in the queue.
         slot.stamp.store_release(stamp, Edge::FastboxPublish);
-        Ok(true)
+        true
     }
 
     /// Fills the further slots of a packet, which its first stamp will publish. Returns the first slot's payload.

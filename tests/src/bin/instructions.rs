@@ -187,15 +187,16 @@ fn arrived(zero: &mut Endpoint, one: &mut Endpoint, len: usize) -> Passed {
     Ok(())
 }
 
+type Pass = fn(&mut Endpoint, &mut Endpoint, usize) -> Passed;
+
 fn main() -> Passed {
     let mut arguments = std::env::args().skip(1);
-    let (pass, messages): (fn(&mut Endpoint, &mut Endpoint, usize) -> Passed, usize) =
-        match arguments.next().as_deref() {
-            Some("blocking") => (blocking, 1),
-            Some("posted") => (posted, WINDOW),
-            Some("arrived") => (arrived, WINDOW),
-            _ => return Err("usage: instructions blocking|posted|arrived COUNT [BYTES]".into()),
-        };
+    let (pass, messages): (Pass, usize) = match arguments.next().as_deref() {
+        Some("blocking") => (blocking, 1),
+        Some("posted") => (posted, WINDOW),
+        Some("arrived") => (arrived, WINDOW),
+        _ => return Err("usage: instructions blocking|posted|arrived COUNT [BYTES]".into()),
+    };
     let count: usize = arguments.next().ok_or("no count")?.parse()?;
     let len = arguments.next().map_or(Ok(8), |len| len.parse())?;
     if len > MOST {

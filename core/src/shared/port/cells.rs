@@ -7,7 +7,7 @@ use super::{Host, Link, Place, ShmPort, poll};
 use crate::payload::RecvBuf;
 use crate::port::{Arrival, MessagePort, PeerFault, PeerId};
 use crate::shared::pool::{CellRecord, Pool};
-use crate::wire::Envelope;
+use crate::wire::{Envelope, Kind};
 
 impl<'a, H, L, R> ShmPort<'a, H, L, R>
 where
@@ -71,7 +71,8 @@ where
         let filled = self.pool.fill_whole(cell, bytes);
         debug_assert!(filled, "a cell of the pool, and no more than it holds");
         let next = link.traffic.next;
-        let announced = link.ends.outbound.announce_whole(next, context, tag, cell, bytes.len());
+        let envelope = Envelope { kind: Kind::Eager, context, tag, total: bytes.len() as u64 };
+        let announced = link.ends.outbound.announce_now(next, &envelope, cell);
         debug_assert!(announced, "there is room in the run");
         link.traffic.next = next + 1;
         link.traffic.lent += 1;
