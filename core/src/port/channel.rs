@@ -26,6 +26,7 @@
 //! **Failure.** A lost connection, a failed work request, a packet for which there was no credit, a header that no honest peer
 //! writes, a number that came twice: each ends its peer with a [`PortFault`], and no other. What had come whole before
 //! a connection was lost is still handed on. Everything that comes with a packet is checked, and copied, before it is used.
+//! What comes before a connection is ready is handed on when it is, and thrown away if it never is.
 //!
 //! **Who speaks first.** Where only the side that connected may ([`Facts::active_speaks_first`]), it sends an update as soon as
 //! it is connected (paper 3, section 3.1, has a dummy message for that), and the other side waits for it.
@@ -426,3 +427,6 @@ impl<M: MemoryPort, S: Storage> MessagePort for Channel<M, S> {
         self.close_peer(peer);
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -54,16 +54,21 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
         if let Some(record) = self.buffers.get_mut(buffer) {
             record.used = Use::Held;
         }
-        let Some(it) = self.peer(peer) else { return };
-        let rude = it.is_rude();
-        let Some(it) = it.rail(rail) else { return };
+        let Some(it) = self.peer(peer).and_then(|it| it.rail(rail)) else { return };
         it.receiving = it.receiving.saturating_sub(1);
         match outcome {
-            Outcome::Received { len, .. } if it.stage != Stage::Closing && !rude => {
-                if let Err(fault) = self.take_packet(buffer, (peer, rail), len) {
-                    self.fail(peer, fault);
-                    self.go_home(buffer, peer, rail);
+            Outcome::Received { len, .. } if it.stage == Stage::Opening => {
+                // Who it is, is not known yet, nor whether it will be ready.
+                if let Some(it) = self.peers.borrow_mut().get_mut(peer as usize).and_then(|it| it.rail(rail))
+                {
+                    self.buffers.push(&mut it.early, buffer);
                 }
+                if let Some(record) = self.buffers.get_mut(buffer) {
+                    record.len = len;
+                }
+            }
+            Outcome::Received { len, .. } if it.stage != Stage::Closing => {
+                self.accept_packet(buffer, (peer, rail), len);
             }
             Outcome::Failed(error) if matches!(it.stage, Stage::Ready | Stage::Lost) => {
                 it.stage = Stage::Lost;
@@ -72,6 +77,17 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
             }
             // Of a connection that does not come about, or that we have closed.
             _ => self.go_home(buffer, peer, rail),
+        }
+    }
+
+    /// A packet lies in this buffer. When it breaks the rules, its peer has failed, and nothing more of it is looked at.
+    pub(super) fn accept_packet(&mut self, buffer: u32, (peer, rail): (PeerId, u32), len: u32) {
+        if self.peer(peer).is_some_and(|it| it.is_rude()) {
+            return self.go_home(buffer, peer, rail);
+        }
+        if let Err(fault) = self.take_packet(buffer, (peer, rail), len) {
+            self.fail(peer, fault);
+            self.go_home(buffer, peer, rail);
         }
     }
 

@@ -228,7 +228,21 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
         if let Some(it) = self.peers.borrow_mut().get_mut(peer as usize).and_then(|it| it.rail(rail)) {
             it.stage = Stage::Closing;
             self.port.close(it.connection);
+            self.discard_early(peer, rail);
         }
+    }
+
+    /// Throws away what came before the connection was ready: it never will be.
+    fn discard_early(&mut self, peer: PeerId, rail: u32) {
+        while let Some(buffer) = self.next_early(peer, rail) {
+            self.go_home(buffer, peer, rail);
+        }
+    }
+
+    /// The next packet that came before the connection was ready.
+    fn next_early(&mut self, peer: PeerId, rail: u32) -> Option<u32> {
+        let it = self.peers.borrow_mut().get_mut(peer as usize)?.rail(rail)?;
+        self.buffers.pop(&mut it.early)
     }
 
     fn established(&mut self, connection: Connection, private: &Private) -> Option<ChannelEvent> {
@@ -241,10 +255,16 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
         }
         let first = self.facts().active_speaks_first;
         let it = self.peer(peer)?.rail(rail)?;
-        if it.stage == Stage::Opening {
-            it.stage = Stage::Ready;
+        if it.stage != Stage::Opening {
+            // We have closed it meanwhile.
+            return None;
         }
+        it.stage = Stage::Ready;
         it.hello = active && first;
+        while let Some(buffer) = self.next_early(peer, rail) {
+            let len = self.buffers.get(buffer).map_or(0, |buffer| buffer.len);
+            self.accept_packet(buffer, (peer, rail), len);
+        }
         self.settle(peer, rail);
         Some(ChannelEvent::Up { peer, rail })
     }
@@ -280,6 +300,7 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
         if it.stage != Stage::Closing {
             it.stage = Stage::Lost;
             self.fail(peer, PortFault::Lost(error));
+            self.discard_early(peer, rail);
         }
         None
     }
@@ -287,16 +308,16 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
     fn was_closed(&mut self, connection: Connection) -> Option<ChannelEvent> {
         let (peer, rail) = self.find(connection)?;
         if let Some(out) = self.out
-            && let Some(&Buffer { peer: whose, .. }) = self.buffers.get(out)
-            && whose == peer
+            && let Some(&Buffer { peer: whose, rail: of, .. }) = self.buffers.get(out)
+            && (whose, of) == (peer, rail)
         {
             self.out = None;
             self.recycle(out);
         }
         // All work requests have completed, so all buffers are back: the port promises that. If it did not keep it, those
-        // that it has are never used again.
-        *self.peer(peer)?.rails.get_mut(rail as usize)? = None;
-        self.buffers.pool_mut().unreserve(OWN);
+        // that it has are never used again, and count as used.
+        let kept = self.peer(peer)?.rails.get_mut(rail as usize)?.take()?.kept();
+        self.buffers.pool_mut().unreserve(kept);
         Some(ChannelEvent::Closed { peer, rail })
     }
 

@@ -4,8 +4,9 @@
 use core::borrow::BorrowMut;
 
 use super::buffers::Queue;
+use super::{OWN, SENDS};
 use crate::counters::{Count, Traffic};
-use crate::flow::posted::{Credits, FIRST};
+use crate::flow::posted::{Credits, FIRST, LEAST};
 use crate::order::Window;
 use crate::port::memory::{Connection, WorkError};
 use crate::port::{PeerId, PortFault};
@@ -44,6 +45,8 @@ pub(super) struct Rail {
     pub(super) receiving: u32,
     /// Buffers that are being sent.
     pub(super) sending: u32,
+    /// Packets that came before it was ready.
+    pub(super) early: Queue,
 }
 
 impl Rail {
@@ -58,7 +61,13 @@ impl Rail {
             hello: false,
             receiving: 0,
             sending: 0,
+            early: Queue::new(),
         }
+    }
+
+    /// Buffers of the pool that are kept for it: those of its own that it does not use.
+    pub(super) fn kept(&self) -> u32 {
+        OWN - self.credits.size().min(LEAST) - self.sending.min(SENDS)
     }
 
     /// Whether packets may be sent, as far as the connection goes.

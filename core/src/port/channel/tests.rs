@@ -1,0 +1,6 @@
+//! Channels over a port on which happens what the test says.
+
+mod opening;
+mod script;
+
+use super::{ChannelEvent, OWN};
