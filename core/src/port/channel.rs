@@ -28,6 +28,14 @@
 //! a connection was lost is still handed on. Everything that comes with a packet is checked, and copied, before it is used.
 //! What comes before a connection is ready is handed on when it is, and thrown away if it never is.
 //!
+//! **Who is who.** A process says its rank, the number of the world, and a *token*: random, and shown to this peer only, on
+//! each connection to it. So all connections of a peer are those of one process: while one exists, or is being made, who shows
+//! another token is refused ([`Refusal::Claimed`](crate::wire::channel::Refusal::Claimed)), and who has the place does not
+//! notice. Nobody is let in whom we ask for connections ourselves. Nothing is handed on, nor promised, before the other side
+//! has said who it is. What remains trusted: that the number of the world is known to members only; that an address leads to
+//! the member that published it; and, of several members, the one that takes a place first while nobody has it: no fabric
+//! tells which process asks. Who comes second, and has the right to the place, is told that it is taken, and so are we.
+//!
 //! **Who speaks first.** Where only the side that connected may ([`Facts::active_speaks_first`]), it sends an update as soon as
 //! it is connected (paper 3, section 3.1, has a dummy message for that), and the other side waits for it.
 //!

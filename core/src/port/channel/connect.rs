@@ -41,6 +41,8 @@ pub enum ChannelEvent {
     },
     /// We have refused one that was asked for.
     Refused {
+        /// Who it said that it is, if it said anything that we understand.
+        claimed: Option<PeerId>,
         /// Why.
         refusal: Refusal,
     },
@@ -95,7 +97,7 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
         deadline: Duration,
     ) -> Result<(), JoinError> {
         self.admit(peer, rail)?;
-        let offer = self.offer(rail, deadline);
+        let offer = self.offer(peer, rail, deadline);
         match self.port.connect(to, &offer) {
             Ok(connection) => self.install(peer, rail, Rail::new(connection, LEAST, true))?,
             Err(error) => {
@@ -126,9 +128,10 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
         None
     }
 
-    fn offer(&self, rail: u32, deadline: Duration) -> Offer {
+    fn offer(&self, peer: PeerId, rail: u32, deadline: Duration) -> Offer {
         let super::Config { rank, world, packet_bytes, .. } = self.config;
-        let hello = Hello { rank, world, rail: rail as u16, receives: LEAST as u16, packet_bytes };
+        let token = self.peers.borrow().get(peer as usize).map_or(0, |peer| peer.token);
+        let hello = Hello { rank, world, rail: rail as u16, receives: LEAST as u16, packet_bytes, token };
         Offer { private: hello.encode(), shared_receive: false, deadline }
     }
 
@@ -183,8 +186,10 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
 
     /// A connection was asked for.
     fn asked(&mut self, connection: Connection, private: &Private, now: Duration) -> Option<ChannelEvent> {
-        let answer = Hello::decode(private).and_then(|hello| {
+        let said = Hello::decode(private);
+        let answer = said.and_then(|hello| {
             self.judge(&hello)?;
+            self.claims(&hello)?;
             self.admit(hello.rank, hello.rail.into()).map_err(|error| match error {
                 JoinError::Unknown { .. } => Refusal::Stranger,
                 JoinError::Buffers { .. } => Refusal::Buffers,
@@ -197,18 +202,31 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
             Err(refusal) => {
                 // If it does not wait any more, all the better.
                 let _ = self.port.refuse(connection, refusal.encode());
-                return Some(ChannelEvent::Refused { refusal });
+                let claimed = said.ok().map(|hello| hello.rank);
+                return Some(ChannelEvent::Refused { claimed, refusal });
             }
         };
         let (peer, rail) = (hello.rank, u32::from(hello.rail));
         let mut new = Rail::new(connection, LEAST, false);
         // It was judged.
         let _ = new.credits.open(hello.receives.into());
-        let offer = self.offer(rail, now.saturating_add(self.config.patience));
+        let offer = self.offer(peer, rail, now.saturating_add(self.config.patience));
+        if let Some(it) = self.peer(peer) {
+            it.show(hello.token);
+        }
         if self.install(peer, rail, new).is_ok() && self.port.accept(connection, &offer).is_err() {
             self.shut(peer, rail);
         }
         None
+    }
+
+    /// Whether who asks may have the place that it asks for. Who has it does not notice.
+    fn claims(&mut self, hello: &Hello) -> Result<(), Refusal> {
+        let Some(it) = self.peer(hello.rank) else { return Ok(()) };
+        if !it.takes_rails() || it.is_asked() {
+            return Err(Refusal::Exists);
+        }
+        if it.is_holder(hello.token) { Ok(()) } else { Err(Refusal::Claimed) }
     }
 
     /// Whether what is said can be talked to.
@@ -276,7 +294,12 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
         if hello.rank != peer || u32::from(hello.rail) != rail {
             return Err(Refusal::Stranger);
         }
-        let it = self.peer(peer).and_then(|it| it.rail(rail)).ok_or(Refusal::Exists)?;
+        let it = self.peer(peer).ok_or(Refusal::Exists)?;
+        if !it.is_holder(hello.token) {
+            return Err(Refusal::Claimed);
+        }
+        it.show(hello.token);
+        let it = it.rail(rail).ok_or(Refusal::Exists)?;
         it.credits.open(hello.receives.into()).map_err(|_| Refusal::Settings)
     }
 

@@ -1,5 +1,6 @@
 //! Channels over a port on which happens what the test says.
 
+mod claim;
 mod opening;
 mod script;
 

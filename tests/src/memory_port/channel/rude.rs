@@ -5,7 +5,7 @@ use nemesia_core::port::memory::{
     Access, ConnectError, Connection, Event, MemoryPort as _, Private, ReceiveQueue, Source, Work,
 };
 use nemesia_core::port::{MessagePort as _, Polled, PortFault};
-use nemesia_core::wire::channel::{Header, Hello, Numbered, Refusal};
+use nemesia_core::wire::channel::{HELLO_BYTES, Header, Hello, Numbered, Refusal};
 use nemesia_core::wire::{Envelope, Kind};
 
 use super::super::bench::{Bench, Memory};
@@ -17,7 +17,7 @@ use super::{Hall, text};
 const ROOM: u64 = 2048;
 
 const HELLO: Hello =
-    Hello { rank: 2, world: WORLD, rail: 0, receives: LEAST as u16, packet_bytes: PACKET_BYTES };
+    Hello { rank: 2, world: WORLD, rail: 0, receives: LEAST as u16, packet_bytes: PACKET_BYTES, token: 9 };
 
 fn header(sequence: u32, posted: u32) -> Vec<u8> {
     let packet = Some(Numbered { kind: Kind::Eager, context: 1, tag: 2, sequence });
@@ -210,7 +210,7 @@ pub(super) fn check<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
 pub(super) fn strangers<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
     let Some((mut hall, _)) = scene(bench)? else { return Ok(()) };
     let private = |bytes: &[u8]| Private::new(bytes).unwrap_or(Private::EMPTY);
-    let mut version = [0; 24];
+    let mut version = [0; HELLO_BYTES];
     version.copy_from_slice(HELLO.encode().bytes());
     version[0] = 77;
     for (hello, refusal) in [
@@ -219,7 +219,7 @@ pub(super) fn strangers<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
         (Hello { world: 1, ..HELLO }.encode(), Refusal::Stranger),
         (Hello { rank: 0, ..HELLO }.encode(), Refusal::Stranger),
         (Hello { rank: 3, ..HELLO }.encode(), Refusal::Stranger),
-        (Hello { rank: 1, ..HELLO }.encode(), Refusal::Exists),
+        (Hello { rank: 1, ..HELLO }.encode(), Refusal::Claimed),
         (Hello { rail: 1, ..HELLO }.encode(), Refusal::Settings),
         (Hello { packet_bytes: 512, ..HELLO }.encode(), Refusal::Settings),
         (Hello { receives: 2, ..HELLO }.encode(), Refusal::Settings),

@@ -62,8 +62,14 @@ pub(super) struct Node {
 }
 
 impl Node {
-    pub(super) fn new(port: SimPort, config: Config, ranks: u32, window: usize) -> Result<Self, OpenError> {
-        let peers = (0..ranks).filter_map(|_| Peer::new(vec![None; window])).collect();
+    /// `tokens`: what it shows each peer.
+    pub(super) fn new(
+        port: SimPort,
+        config: Config,
+        tokens: impl Iterator<Item = u64>,
+        window: usize,
+    ) -> Result<Self, OpenError> {
+        let peers = tokens.filter_map(|token| Peer::new(vec![None; window], token)).collect();
         let parts = Parts {
             peers,
             buffers: vec![Buffer::default(); BUFFERS],

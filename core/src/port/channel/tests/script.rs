@@ -54,6 +54,8 @@ pub(super) struct Script {
     pub(super) events: VecDeque<Event>,
     pub(super) closed: Vec<Connection>,
     pub(super) refused: Vec<(Connection, Private)>,
+    /// With what was connected, and accepted.
+    pub(super) said: Vec<Private>,
     /// Calls that may still succeed.
     pub(super) receives_left: Option<usize>,
     pub(super) refuses_to_accept: bool,
@@ -121,11 +123,13 @@ impl MemoryPort for Script {
         None
     }
 
-    fn connect(&mut self, _: &Address, _: &Offer) -> Result<Connection, ConnectError> {
+    fn connect(&mut self, _: &Address, offer: &Offer) -> Result<Connection, ConnectError> {
+        self.said.push(offer.private);
         Ok(self.connection())
     }
 
-    fn accept(&mut self, _: Connection, _: &Offer) -> Result<(), ConnectError> {
+    fn accept(&mut self, _: Connection, offer: &Offer) -> Result<(), ConnectError> {
+        self.said.push(offer.private);
         if self.refuses_to_accept { Err(ConnectError::State) } else { Ok(()) }
     }
 
@@ -230,7 +234,7 @@ pub(super) fn channel(ranks: usize, rails: u32, buffers: usize) -> TestChannel {
         patience: Duration::from_secs(1),
     };
     let parts = Parts {
-        peers: (0..ranks).filter_map(|_| Peer::new(vec![None; 128])).collect(),
+        peers: (0..ranks as u32).filter_map(|of| Peer::new(vec![None; 128], u64::from(of) + 1000)).collect(),
         buffers: vec![Buffer::default(); buffers],
         slabs: vec![None],
     };
@@ -243,7 +247,8 @@ pub(super) fn channel(ranks: usize, rails: u32, buffers: usize) -> TestChannel {
 
 /// What a member says of itself.
 pub(super) fn hello(rank: PeerId, rail: u16) -> Hello {
-    Hello { rank, world: WORLD, rail, receives: LEAST as u16, packet_bytes: PACKET_BYTES }
+    let token = u64::from(rank) + 2000;
+    Hello { rank, world: WORLD, rail, receives: LEAST as u16, packet_bytes: PACKET_BYTES, token }
 }
 
 /// A packet with content: the how manieth of its sender, and receives that it has posted besides those it began with.
