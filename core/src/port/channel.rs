@@ -20,8 +20,11 @@
 //! the pool is empty; a registration that fails costs speed, and nothing else. Each connection has [`OWN`] buffers that
 //! nobody else gets, so that it goes on whatever the others do.
 //!
-//! **Idle connections.** When the pool is empty and a peer runs dry, connections on which nothing has come since they were
-//! last looked at are asked to give up half of what they have.
+//! **Shares.** A busy peer can't take the pool away from others: it grows only while less is its own than is left to all others
+//! ([`flow::posted`](crate::flow::posted)), and what connections begin with that do not exist yet is kept for them, up to
+//! half of the buffers. When there is no more and a peer runs dry, or one more can't be let in, a connection on which nothing
+//! has come since it was last looked at is asked to give up half of what it has; or else, though busy, one that has more than
+//! twice as much. What a peer never gives up is at most its share.
 //!
 //! **Failure.** A lost connection, a failed work request, a packet for which there was no credit, a header that no honest peer
 //! writes, a number that came twice: each ends its peer with a [`PortFault`], and no other. What had come whole before
@@ -177,6 +180,8 @@ pub struct Channel<M: MemoryPort, S: Storage> {
     released: Option<(PeerId, u32)>,
     /// Peers with a fault that was not told.
     untold: u32,
+    /// Connections that exist, in any state.
+    connections: u32,
     /// Who is looked at next when buffers are missing.
     cursor: usize,
     /// A peer ran dry, and there was no buffer.
@@ -217,6 +222,7 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
             out: None,
             released: None,
             untold: 0,
+            connections: 0,
             cursor: 0,
             wants: false,
         })

@@ -102,6 +102,7 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
             Ok(connection) => self.install(peer, rail, Rail::new(connection, LEAST, true))?,
             Err(error) => {
                 self.buffers.pool_mut().unreserve(OWN);
+                self.connections -= 1;
                 return Err(error.into());
             }
         }
@@ -144,6 +145,7 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
             return Err(JoinError::Exists);
         }
         if self.buffers.pool_mut().reserve(OWN) {
+            self.connections += 1;
             if it.is_blank() {
                 it.restart();
             }
@@ -151,7 +153,7 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
         }
         // Others may have more than they use.
         self.wants = true;
-        self.recall(peer, rail);
+        self.recall(peer, rail, 0);
         Err(JoinError::Buffers { free })
     }
 
@@ -341,6 +343,7 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
         // that it has are never used again, and count as used.
         let kept = self.peer(peer)?.rails.get_mut(rail as usize)?.take()?.kept();
         self.buffers.pool_mut().unreserve(kept);
+        self.connections = self.connections.saturating_sub(1);
         Some(ChannelEvent::Closed { peer, rail })
     }
 

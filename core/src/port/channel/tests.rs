@@ -3,5 +3,6 @@
 mod claim;
 mod opening;
 mod script;
+mod share;
 
 use super::{ChannelEvent, OWN};

@@ -2,6 +2,7 @@
 
 use std::ptr::NonNull;
 
+use nemesia_core::flow::posted::LEAST;
 use nemesia_core::payload::Lent;
 use nemesia_core::port::channel::{
     Buffer, Channel, Config, LendError, OpenError, Parts, Peer, Slab, Storage,
@@ -76,6 +77,17 @@ impl Node {
             slabs: std::iter::repeat_with(|| None).take(SLABS).collect(),
         };
         Ok(Self { channel: Channel::new(port, config, parts)?, land: Vec::new() })
+    }
+
+    /// A connection to this peer has just grown: it has no more beyond its own than is left, but for what was sent since.
+    pub(super) fn leaves_enough(&self, peer: u32, rails: u32) -> Result<(), String> {
+        // Of several it is not known which.
+        let (extra, (_, free)) =
+            (self.channel.report(peer).receives.saturating_sub(LEAST), self.channel.buffers());
+        if rails > 1 || extra <= free + 2 {
+            return Ok(());
+        }
+        Err(format!("a connection to {peer} has grown by {extra}, and {free} buffers are left to all others"))
     }
 
     /// Lends memory for so many buffers; false when it can't be registered now, or no more is taken.
