@@ -298,6 +298,11 @@ impl<S> Link<S> {
         self.state == State::Ready && (self.lent.contains(&region) || sent.any(uses))
     }
 
+    /// Whether it takes receives from the shared queue now.
+    pub(super) fn is_sharer(&self) -> bool {
+        self.shared && self.state == State::Ready
+    }
+
     /// Whether one more fits in the send queue.
     pub(super) const fn has_place(&self) -> bool {
         self.posted - self.freed < self.work.len() as u64

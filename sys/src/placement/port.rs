@@ -29,7 +29,7 @@ pub struct Options {
     pub send_depth: u32,
     /// Receives of a connection's own queue.
     pub receive_depth: u32,
-    /// Receives of the shared queue.
+    /// Receives of the shared queue. With one for each connection that takes from it, no peer can keep another from sending.
     pub shared_receive_depth: u32,
 }
 
@@ -90,7 +90,9 @@ pub struct PlacementPort<T: Transport> {
     pub(super) free: Vec<u32>,
     pub(super) shared: VecDeque<Receive>,
     shared_used: u32,
-    /// Connections that wait for receives of the shared queue.
+    /// Connections that are ready and take from the shared queue.
+    pub(super) sharers: u32,
+    /// Those that wait for receives.
     pub(super) hungry: VecDeque<u32>,
     /// Connections to look after.
     pub(super) listed: VecDeque<u32>,
@@ -130,6 +132,7 @@ impl<T: Transport> PlacementPort<T> {
             free: Vec::new(),
             shared: VecDeque::with_capacity(facts.shared_receive_depth as usize),
             shared_used: 0,
+            sharers: 0,
             hungry: VecDeque::new(),
             listed: VecDeque::new(),
             closing: Vec::new(),
@@ -287,6 +290,7 @@ impl<T: Transport> MemoryPort for PlacementPort<T> {
         link.stage.extend_from_slice(&Greeting { answer, token: 0, shared, private }.encode());
         link.shared = shared;
         link.state = State::Ready;
+        self.sharers += u32::from(shared);
         self.news.events.push_back(Event::Established { connection, private: Private::EMPTY });
         self.list(connection.index);
         Ok(())
