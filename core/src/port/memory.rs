@@ -312,7 +312,8 @@ pub trait MemoryPort {
     /// of `Ok` on nothing touches the memory any more.
     ///
     /// # Errors
-    /// [`RegisterError::Busy`]: an access is under way; ask again later. The memory has to stay until then.
+    /// [`RegisterError::Busy`]: an access is under way; ask again later. The memory has to stay until then. A peer that does
+    /// not come to an end loses its connection after some time, as [`MemoryPort::poll_event`] is told it.
     fn deregister(&mut self, region: Region) -> Result<(), RegisterError>;
 
     /// What peers need to reach a region; `None` when there is no such region, or its rights let peers do nothing.

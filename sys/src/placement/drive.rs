@@ -250,10 +250,13 @@ impl<T: Transport> PlacementPort<T> {
         let Self { links, news, .. } = self;
         let Some(link) = links.get_mut(at as usize).and_then(|place| place.link.as_mut()) else { return };
         self.sharers -= u32::from(link.is_sharer());
-        let whole = link.body.is_none();
-        let executed = link.executed;
+        let (whole, executed) = (link.body.is_none(), link.executed);
+        let withdrawn = link.has_lent_any();
         let left = link.end(end, news);
-        let stream = link.stream.take();
+        let mut stream = link.stream.take();
+        if let Some(mut stream) = stream.take_if(|_| withdrawn) {
+            stream.withdraw();
+        }
         let mut rest = std::mem::take(&mut link.stage);
         let said = link.staged;
         for receive in left.into_iter().rev() {
@@ -361,8 +364,12 @@ impl<T: Transport> PlacementPort<T> {
             self.timed.iter().copied().filter(|at| self.is_late(*at) != Some(false)).collect();
         for at in late {
             self.timed.retain(|other| *other != at);
-            if self.is_late(at) == Some(true) {
-                self.fail(at, ConnectError::TimedOut, Private::EMPTY);
+            if self.is_late(at) != Some(true) {
+                continue;
+            }
+            match self.links.get(at as usize).and_then(|place| place.link.as_ref()) {
+                Some(link) if link.state == State::Ready => self.end(at, End::new(LostError::Unreachable)),
+                _ => self.fail(at, ConnectError::TimedOut, Private::EMPTY),
             }
         }
         for at in 0..self.strangers.len() as u32 {
@@ -373,10 +380,14 @@ impl<T: Transport> PlacementPort<T> {
         }
     }
 
-    /// Whether a connection that is being made is late; `None` when it is not being made.
+    /// Whether a connection that is being made, or one that has to give memory back, is late; `None` when it is neither.
     fn is_late(&self, at: u32) -> Option<bool> {
         let link = self.links.get(at as usize)?.link.as_ref()?;
-        (link.state == State::Connecting).then_some(self.now > link.deadline)
+        let deadline = match link.state {
+            State::Connecting => link.deadline,
+            _ => link.demanded()?,
+        };
+        Some(self.now > deadline)
     }
 
     /// The next connection that was closed and has nothing left to tell.

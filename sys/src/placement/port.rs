@@ -31,6 +31,8 @@ pub struct Options {
     pub receive_depth: u32,
     /// Receives of the shared queue. With one for each connection that takes from it, no peer can keep another from sending.
     pub shared_receive_depth: u32,
+    /// How long a peer may go on reading memory that is being deregistered. Then its connection ends.
+    pub patience: Duration,
 }
 
 impl Default for Options {
@@ -41,6 +43,7 @@ impl Default for Options {
             send_depth: 64,
             receive_depth: 64,
             shared_receive_depth: 256,
+            patience: Duration::from_secs(10),
         }
     }
 }
@@ -97,7 +100,8 @@ pub struct PlacementPort<T: Transport> {
     /// Connections to look after.
     pub(super) listed: VecDeque<u32>,
     pub(super) closing: Vec<u32>,
-    /// Connections that have to be made in time.
+    patience: Duration,
+    /// Connections that have to be made, or to give memory back, in time.
     pub(super) timed: Vec<u32>,
     pub(super) strangers: Vec<Option<Stranger<T::Stream>>>,
     pub(super) farewells: Vec<Option<Farewell<T::Stream>>>,
@@ -136,6 +140,7 @@ impl<T: Transport> PlacementPort<T> {
             hungry: VecDeque::new(),
             listed: VecDeque::new(),
             closing: Vec::new(),
+            patience: options.patience,
             timed: Vec::new(),
             strangers: Vec::new(),
             farewells: Vec::new(),
@@ -241,8 +246,16 @@ impl<T: Transport> MemoryPort for PlacementPort<T> {
     fn deregister(&mut self, region: Region) -> Result<(), RegisterError> {
         if T::PULLS {
             self.regions.revoke(region)?;
-            let mut links = self.links.iter().filter_map(|place| place.link.as_ref());
-            if links.any(|link| link.has_lent(region)) {
+            let until = self.now.saturating_add(self.patience);
+            let mut busy = false;
+            for (at, place) in (0..).zip(&mut self.links) {
+                let Some(link) = place.link.as_mut().filter(|link| link.has_lent(region)) else { continue };
+                busy = true;
+                if link.demand(region, until) {
+                    self.timed.push(at);
+                }
+            }
+            if busy {
                 return Err(RegisterError::Busy);
             }
         }
