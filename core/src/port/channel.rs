@@ -31,6 +31,12 @@
 //! a connection was lost is still handed on. Everything that comes with a packet is checked, and copied, before it is used.
 //! What comes before a connection is ready is handed on when it is, and thrown away if it never is.
 //!
+//! **A rail that is lost** fails its peer, though others are left. What had come in order is handed on; what was sent and is not
+//! known to have come is gone, and so is what came on other rails behind it. To send it again over another rail a sender
+//! would have to keep every packet until its receiver says that it has come: no fabric's completion says so (on iWARP it
+//! only means that the memory may be used again). Several rails are for speed, and not for safety: who wants to go on closes
+//! the peer, and connects anew, as with one that was started again.
+//!
 //! **Who is who.** A process says its rank, the number of the world, and a *token*: random, and shown to this peer only, on
 //! each connection to it. So all connections of a peer are those of one process: while one exists, or is being made, who shows
 //! another token is refused ([`Refusal::Claimed`](crate::wire::channel::Refusal::Claimed)), and who has the place does not
