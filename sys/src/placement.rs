@@ -28,7 +28,7 @@ mod send;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use nemesia_core::port::memory::{Address, ConnectError};
+use nemesia_core::port::memory::{Address, ConnectError, Origin};
 
 pub use port::{Options, PlacementPort};
 
@@ -78,6 +78,9 @@ pub unsafe trait Stream: AsFd {
     /// Takes back what the peer was told it may pull, which it may never have done: from the return on, no pull of the peer's
     /// that has not succeeded does. The stream is of no other use then.
     fn withdraw(&mut self) {}
+
+    /// Where the other end is, as the kernel says.
+    fn origin(&self) -> Option<Origin>;
 
     /// Says that nothing more is written.
     fn finish(&mut self);

@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::time::Duration;
 
 use nemesia_core::port::memory::{
-    Access, Connection, Event, Key, MemoryPort, Private, ReceiveQueue, Remote, Source, State, Work,
+    Access, Connection, Event, Key, MemoryPort, Origin, Private, ReceiveQueue, Remote, Source, State, Work,
 };
 use nemesia_core::wire::placement::{Answer, Frame, GREETING_BYTES, Greeting, MAGIC, MOST_ASKED, Reason};
 use nemesia_tests::content::Random;
@@ -306,4 +306,16 @@ fn peers_that_claim_shared_receives_and_never_use_them_keep_nobody_from_sending(
         assert_eq!(state, State::Ready, "they have broken no rule");
     }
     scene.check()
+}
+
+#[test]
+fn the_kernel_says_from_where_the_other_end_comes() -> Verdict {
+    let mut scene = Scene::new()?;
+    let (_stream, enemy) = scene.enemy(false)?;
+    let (a, b) = scene.honest;
+    for (node, connection) in [(0, a), (1, b), (1, enemy)] {
+        let here = Some(Origin::Host(Ipv4Addr::LOCALHOST.into()));
+        assert_eq!(scene.bench.port(node)?.origin(connection), here);
+    }
+    Ok(())
 }

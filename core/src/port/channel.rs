@@ -41,9 +41,10 @@
 //! each connection to it. So all connections of a peer are those of one process: while one exists, or is being made, who shows
 //! another token is refused ([`Refusal::Claimed`](crate::wire::channel::Refusal::Claimed)), and who has the place does not
 //! notice. Nobody is let in whom we ask for connections ourselves. Nothing is handed on, nor promised, before the other side
-//! has said who it is. What remains trusted: that the number of the world is known to members only; that an address leads to
-//! the member that published it; and, of several members, the one that takes a place first while nobody has it: no fabric
-//! tells which process asks. Who comes second, and has the right to the place, is told that it is taken, and so are we.
+//! has said who it is. Where the caller knows from which machine, or process, a peer comes, and the fabric tells, others are
+//! refused ([`Channel::expect_from`]). What remains trusted: that the number of the world is known to members only; that an
+//! address leads to the member that published it; and, of several members from which a place may be taken, the one that takes
+//! it first while nobody has it. Who comes second, and has the right to the place, is told that it is taken, and so are we.
 //!
 //! **Who speaks first.** Where only the side that connected may ([`Facts::active_speaks_first`]), it sends an update as soon as
 //! it is connected (paper 3, section 3.1, has a dummy message for that), and the other side waits for it.
@@ -64,7 +65,7 @@ pub use buffers::{Buffer, Slab};
 pub use connect::{ChannelEvent, JoinError};
 pub use peer::{MOST_RAILS, Peer, Report};
 
-use super::memory::{Completion, Facts, MemoryPort, Region};
+use super::memory::{Completion, Facts, MemoryPort, Origin, Region};
 use super::{Arrival, MessagePort, PeerFault, PeerId, Polled, PortFault};
 use crate::counters::Traffic;
 use crate::flow::posted::{LEAST, MOST};
@@ -273,6 +274,15 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
     /// lent.
     pub fn into_port(self) -> M {
         self.port
+    }
+
+    /// From now on only who is there gets the place of this peer: whoever asks from elsewhere, or accepts elsewhere, is
+    /// refused. `None`: anybody who says that it is this peer, as at the start. Where the port does not tell who is where
+    /// ([`MemoryPort::origin`]), nobody is there.
+    pub fn expect_from(&mut self, peer: PeerId, origin: Option<Origin>) {
+        if let Some(it) = self.peer(peer) {
+            it.origin = origin;
+        }
     }
 
     /// How things stand with a peer.

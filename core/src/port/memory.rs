@@ -48,7 +48,7 @@ mod bytes;
 mod error;
 mod facts;
 
-pub use bytes::{Address, KEY_BYTES, MOST_ADDRESS_BYTES, MOST_PRIVATE_BYTES, Private};
+pub use bytes::{Address, KEY_BYTES, MOST_ADDRESS_BYTES, MOST_PRIVATE_BYTES, Origin, Private};
 pub use error::{ConnectError, LostError, PostError, RegisterError, WorkError};
 pub use facts::Facts;
 
@@ -347,6 +347,13 @@ pub trait MemoryPort {
 
     /// Where a connection stands.
     fn state(&self, connection: Connection) -> State;
+
+    /// Where the other end of a connection is, also of one that is only asked for. `None` when nobody but the peer could
+    /// say so, or when it is lost.
+    fn origin(&self, connection: Connection) -> Option<Origin> {
+        let _ = connection;
+        None
+    }
 
     /// Writes into the peer's memory (RFC 5040, "RDMA Write Message"). With an immediate ([`Facts::immediates`]) it takes
     /// a receive of the peer's, which completes when the bytes are placed.

@@ -8,14 +8,15 @@ use std::time::Duration;
 use nemesia_core::payload::Lent;
 use nemesia_core::port::memory::{
     Access, Address, Armed, Completion, ConnectError, Connection, Event, Facts, Key, LostError, MemoryPort,
-    Offer, PostError, Private, ReceiveQueue, Region, RegisterError, Remote, Slice, Source, State, Work,
+    Offer, Origin, PostError, Private, ReceiveQueue, Region, RegisterError, Remote, Slice, Source, State,
+    Work,
 };
 use nemesia_core::wire::placement::{Answer, Greeting};
 
-use super::Transport;
 use super::greet::{Farewell, Stranger};
 use super::link::{End, Freed, Kind, Link, Local, MOST_INLINE, News, Posted, Receive};
 use super::regions::{MOST_PARTS, MOST_REGIONS, Parts, Regions};
+use super::{Stream as _, Transport};
 use crate::os;
 
 /// What a port is to have. Everything is taken as it is needed, and bounded by this.
@@ -334,6 +335,10 @@ impl<T: Transport> MemoryPort for PlacementPort<T> {
 
     fn state(&self, connection: Connection) -> State {
         self.link(connection).map_or(State::Gone, |link| link.state)
+    }
+
+    fn origin(&self, connection: Connection) -> Option<Origin> {
+        self.link(connection)?.stream.as_ref()?.origin()
     }
 
     fn write(

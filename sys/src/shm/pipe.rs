@@ -25,7 +25,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
-use nemesia_core::port::memory::{Address, ConnectError};
+use nemesia_core::port::memory::{Address, ConnectError, Origin};
 use nemesia_core::shared::layout::{Extent, LayoutError};
 use nemesia_core::shared::ring::{ByteReader, ByteWriter, Ring};
 use nemesia_core::sync::{PayloadMut, Word64};
@@ -344,6 +344,11 @@ unsafe impl Stream for Pipe {
 
     fn withdraw(&mut self) {
         self.connection.hang_up();
+    }
+
+    fn origin(&self) -> Option<Origin> {
+        // Of another pid namespace there is no number.
+        u32::try_from(self.connection.peer().pid).ok().filter(|pid| *pid > 0).map(Origin::Process)
     }
 
     fn finish(&mut self) {

@@ -191,7 +191,7 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
         let said = Hello::decode(private);
         let answer = said.and_then(|hello| {
             self.judge(&hello)?;
-            self.claims(&hello)?;
+            self.claims(connection, &hello)?;
             self.admit(hello.rank, hello.rail.into()).map_err(|error| match error {
                 JoinError::Unknown { .. } => Refusal::Stranger,
                 JoinError::Buffers { .. } => Refusal::Buffers,
@@ -223,10 +223,19 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
     }
 
     /// Whether who asks may have the place that it asks for. Who has it does not notice.
-    fn claims(&mut self, hello: &Hello) -> Result<(), Refusal> {
+    fn claims(&mut self, connection: Connection, hello: &Hello) -> Result<(), Refusal> {
         let Some(it) = self.peer(hello.rank) else { return Ok(()) };
         if !it.takes_rails() || it.is_asked() {
             return Err(Refusal::Exists);
+        }
+        self.is_holder(connection, hello)
+    }
+
+    /// Whether the other end is where it has to be, and may be the process that has the place, if one has.
+    fn is_holder(&self, connection: Connection, hello: &Hello) -> Result<(), Refusal> {
+        let Some(it) = self.peers.borrow().get(hello.rank as usize) else { return Ok(()) };
+        if it.origin.is_some() && it.origin != self.port.origin(connection) {
+            return Err(Refusal::Stranger);
         }
         if it.is_holder(hello.token) { Ok(()) } else { Err(Refusal::Claimed) }
     }
@@ -268,7 +277,7 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
     fn established(&mut self, connection: Connection, private: &Private) -> Option<ChannelEvent> {
         let (peer, rail) = self.find(connection)?;
         let active = self.peer(peer)?.rail(rail).is_some_and(|it| it.active);
-        if active && let Err(refusal) = self.meet(peer, rail, private) {
+        if active && let Err(refusal) = self.meet(connection, (peer, rail), private) {
             self.shut(peer, rail);
             let error = ConnectError::Protocol;
             return Some(ChannelEvent::Failed { peer, rail, error, refusal: Some(refusal) });
@@ -290,16 +299,19 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
     }
 
     /// What accepted our connection: whether it is whom we wanted.
-    fn meet(&mut self, peer: PeerId, rail: u32, private: &Private) -> Result<(), Refusal> {
+    fn meet(
+        &mut self,
+        connection: Connection,
+        (peer, rail): (PeerId, u32),
+        private: &Private,
+    ) -> Result<(), Refusal> {
         let hello = Hello::decode(private)?;
         self.judge(&hello)?;
         if hello.rank != peer || u32::from(hello.rail) != rail {
             return Err(Refusal::Stranger);
         }
+        self.is_holder(connection, &hello)?;
         let it = self.peer(peer).ok_or(Refusal::Exists)?;
-        if !it.is_holder(hello.token) {
-            return Err(Refusal::Claimed);
-        }
         it.show(hello.token);
         let it = it.rail(rail).ok_or(Refusal::Exists)?;
         it.credits.open(hello.receives.into()).map_err(|_| Refusal::Settings)

@@ -8,7 +8,7 @@ use super::{OWN, SENDS};
 use crate::counters::{Count, Traffic};
 use crate::flow::posted::{Credits, FIRST, LEAST};
 use crate::order::Window;
-use crate::port::memory::{Connection, WorkError};
+use crate::port::memory::{Connection, Origin, WorkError};
 use crate::port::{PeerId, PortFault};
 use crate::slab::NONE;
 
@@ -104,6 +104,8 @@ pub struct Peer<W: BorrowMut<[Option<u32>]>> {
     /// What we show this peer on each connection, and what it has shown on the first.
     pub(super) token: u64,
     shown: Option<u64>,
+    /// Where it has to be.
+    pub(super) origin: Option<Origin>,
     /// Packets that came too early.
     pub(super) window: Window<u32, W>,
     /// Packets that are next.
@@ -142,6 +144,7 @@ impl<W: BorrowMut<[Option<u32>]>> Peer<W> {
             rails: [const { None }; MOST_RAILS],
             token,
             shown: None,
+            origin: None,
             window: Window::new(window, u32::BITS, FIRST.into())?,
             ready: Queue::new(),
             next: FIRST,

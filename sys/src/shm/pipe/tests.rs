@@ -255,3 +255,13 @@ fn a_peer_that_is_stuck_loses_its_connection_when_memory_is_taken_back() {
     friend.0.poll(&mut room);
     assert_eq!(friend.0.state(friend.1), State::Ready);
 }
+
+#[test]
+fn the_kernel_says_which_process_the_other_end_is() {
+    let mut victim = Victim::new();
+    let (mut port, connection) = honest(&mut victim);
+    let process = Some(Origin::Process(std::process::id()));
+    assert_eq!(port.origin(connection), process);
+    port.close(connection);
+    assert_eq!(port.origin(connection), None);
+}

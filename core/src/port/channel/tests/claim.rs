@@ -6,7 +6,7 @@ use core::time::Duration;
 
 use super::ChannelEvent;
 use super::script::{TestChannel, channel, enter, hello, packet, settle};
-use crate::port::memory::{Address, ConnectError, Event, Private};
+use crate::port::memory::{Address, ConnectError, Event, Origin, Private};
 use crate::port::{MessagePort as _, Polled};
 use crate::wire::channel::{Hello, Refusal};
 
@@ -103,4 +103,26 @@ fn each_peer_is_shown_a_token_of_its_own_and_the_same_on_each_connection() {
     }
     let said = channel.port().said.iter().map(|private| Hello::decode(private).unwrap().token);
     assert_eq!(said.collect::<Vec<_>>(), [1000, 1000, 1002, 1002]);
+}
+
+#[test]
+fn who_is_not_where_it_has_to_be_is_refused() {
+    let mut channel = channel(3, 2, 64);
+    channel.expect_from(0, Some(Origin::Process(7)));
+    let host = Origin::Host([10, 0, 0, 7].into());
+    for origin in [None, Some(Origin::Process(8)), Some(host)] {
+        channel.port_mut().origin = origin;
+        is_refused(&mut channel, &hello(0, 0), Refusal::Stranger);
+        let events = dial(&mut channel, 0, &hello(0, 0));
+        let (error, refusal) = (ConnectError::Protocol, Some(Refusal::Stranger));
+        let failed = ChannelEvent::Failed { peer: 0, rail: 0, error, refusal };
+        assert_eq!(events, [failed, ChannelEvent::Closed { peer: 0, rail: 0 }], "{origin:?}");
+    }
+    // Of the others nothing is expected.
+    enter(&mut channel, &hello(2, 0));
+    channel.port_mut().origin = Some(Origin::Process(7));
+    enter(&mut channel, &hello(0, 0));
+    channel.expect_from(0, None);
+    channel.port_mut().origin = None;
+    enter(&mut channel, &hello(0, 1));
 }

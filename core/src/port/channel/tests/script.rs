@@ -11,8 +11,8 @@ use crate::payload::Lent;
 use crate::port::channel::{Buffer, Channel, Config, Parts, Peer, Slab, Storage};
 use crate::port::memory::{
     Access, Address, Armed, Completion, ConnectError, Connection, Event, Facts, Key, MemoryPort, Offer,
-    Outcome, PostError, Private, ReceiveQueue, Region, RegisterError, Remote, Slice, Source, State, Work,
-    WorkError,
+    Origin, Outcome, PostError, Private, ReceiveQueue, Region, RegisterError, Remote, Slice, Source, State,
+    Work, WorkError,
 };
 use crate::port::{MessagePort as _, PeerId, Polled};
 use crate::wire::Kind;
@@ -59,6 +59,8 @@ pub(super) struct Script {
     /// Calls that may still succeed.
     pub(super) receives_left: Option<usize>,
     pub(super) refuses_to_accept: bool,
+    /// Where all come from.
+    pub(super) origin: Option<Origin>,
     connections: u32,
     memory: Option<Lent>,
 }
@@ -147,6 +149,10 @@ impl MemoryPort for Script {
 
     fn state(&self, _: Connection) -> State {
         State::Ready
+    }
+
+    fn origin(&self, _: Connection) -> Option<Origin> {
+        self.origin
     }
 
     fn write(&mut self, _: Work, _: Source<'_>, _: Remote, _: Option<u32>) -> Result<(), PostError> {
