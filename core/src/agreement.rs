@@ -30,7 +30,9 @@
 //! kernel is for its own processes. A rank that breaks the rules of the transport is failed by its peer only; if others can
 //! still hear it, they tell it that it is [excluded](Decision::excluded).
 //!
-//! What a peer sends is checked; one that lies well-formed can make the others decide differently, and do no other harm.
+//! What a peer sends is checked; one that lies well-formed can make the others decide differently, and do no other harm. The
+//! messages say of which agreement they are (their tag); of one that is not due, whoever hears it has failed
+//! ([`PortFault::Agreement`](crate::port::PortFault::Agreement)).
 #![forbid(unsafe_code)]
 
 mod message;

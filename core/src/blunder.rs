@@ -50,11 +50,13 @@ pub enum Blunder {
     SkipWindow,
     /// The buffer of a packet without content is not given back.
     LeakBuffer,
+    /// A connection grows as long as there are buffers, whoever else may want some.
+    GrowGreedily,
 }
 
 impl Blunder {
     /// Every mistake.
-    pub const ALL: [Blunder; 20] = [
+    pub const ALL: [Blunder; 21] = [
         Blunder::PreferExact,
         Blunder::OvertakePending,
         Blunder::ForgetSynchronous,
@@ -75,6 +77,7 @@ impl Blunder {
         Blunder::ForgetUpdate,
         Blunder::SkipWindow,
         Blunder::LeakBuffer,
+        Blunder::GrowGreedily,
     ];
 
     /// Whether it is one of a [channel](crate::port::channel), and not of the engine.

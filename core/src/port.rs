@@ -46,6 +46,17 @@ pub enum PortFault {
         /// What the packet is.
         kind: Kind,
     },
+    /// It takes part in another agreement than the one that is due ([`agreement`](crate::agreement)), or says that there were
+    /// so many as there can't have been.
+    #[error(
+        "it takes part in agreement {number}, and {due} is due: readmit a rank between the same two everywhere"
+    )]
+    Agreement {
+        /// The number that it says.
+        number: u64,
+        /// The next, as far as is known here.
+        due: u64,
+    },
     /// More requests than a target has to answer at once.
     #[error("it has more one-sided operations under way than the window allows")]
     Window,

@@ -28,7 +28,7 @@ mod send;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use nemesia_core::port::memory::{Address, ConnectError};
+use nemesia_core::port::memory::{Address, ConnectError, Origin};
 
 pub use port::{Options, PlacementPort};
 
@@ -65,7 +65,8 @@ pub unsafe trait Stream: AsFd {
         false
     }
 
-    /// Copies from the peer's memory; false when that failed.
+    /// Copies from the peer's memory; false when that failed, or when the peer may have taken it back meanwhile
+    /// ([`Stream::withdraw`]): what was copied then may be anything.
     ///
     /// # Safety
     /// The vectors name memory that may be written.
@@ -73,6 +74,13 @@ pub unsafe trait Stream: AsFd {
         let _ = (from, into);
         false
     }
+
+    /// Takes back what the peer was told it may pull, which it may never have done: from the return on, no pull of the peer's
+    /// that has not succeeded does. The stream is of no other use then.
+    fn withdraw(&mut self) {}
+
+    /// Where the other end is, as the kernel says.
+    fn origin(&self) -> Option<Origin>;
 
     /// Says that nothing more is written.
     fn finish(&mut self);

@@ -14,7 +14,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, SocketAddrV6, T
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd};
 use std::time::Duration;
 
-use nemesia_core::port::memory::{Address, ConnectError};
+use nemesia_core::port::memory::{Address, ConnectError, Origin};
 
 use crate::placement::{Options, PlacementPort, Stream, Transport};
 
@@ -118,6 +118,11 @@ unsafe impl Stream for Socket {
         let header = header(from);
         // SAFETY: the caller's promise about the parts; the header outlives the call. No signal when the peer is gone.
         counted(unsafe { libc::sendmsg(self.0.as_raw_fd(), &raw const header, libc::MSG_NOSIGNAL) })
+    }
+
+    fn origin(&self) -> Option<Origin> {
+        // An IPv4 address is the same however the socket was made.
+        Some(Origin::Host(self.0.peer_addr().ok()?.ip().to_canonical()))
     }
 
     fn finish(&mut self) {

@@ -5,9 +5,9 @@ use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::time::Duration;
 
 use nemesia_core::port::memory::{
-    Access, Connection, Event, Key, MemoryPort, Private, ReceiveQueue, Remote, Source, State, Work,
+    Access, Connection, Event, Key, MemoryPort, Origin, Private, ReceiveQueue, Remote, Source, State, Work,
 };
-use nemesia_core::wire::placement::{Answer, Frame, GREETING_BYTES, Greeting, MAGIC, Reason};
+use nemesia_core::wire::placement::{Answer, Frame, GREETING_BYTES, Greeting, MAGIC, MOST_ASKED, Reason};
 use nemesia_tests::content::Random;
 use nemesia_tests::memory_port::Verdict;
 use nemesia_tests::memory_port::bench::{Bench, Memory};
@@ -267,4 +267,55 @@ fn strangers_that_say_nothing_do_not_keep_others_out() -> Verdict {
     }
     let (a, b) = scene.bench.connect(0, 1)?;
     scene.bench.works((0, a), (1, b))
+}
+
+#[test]
+fn peers_that_claim_shared_receives_and_never_use_them_keep_nobody_from_sending() -> Verdict {
+    const ENEMIES: usize = 3;
+    let mut scene = Scene::new()?;
+    let mut enemies = Vec::new();
+    for _ in 0..ENEMIES {
+        enemies.push(scene.enemy(true)?);
+    }
+    let (honest, _) = scene.bench.connect_with(0, 1, (false, true))?;
+    // One for each.
+    let mut posted = Vec::new();
+    for _ in 0..=ENEMIES {
+        posted.push(scene.bench.post_small(1, ReceiveQueue::Shared)?);
+    }
+    for (stream, _) in &mut enemies {
+        let (ask, count) = Frame::Ask { wanted: MOST_ASKED }.encode();
+        say(&mut scene, stream, &ask[..count]);
+        // A message that begins, and of which nothing more comes.
+        let (send, count) = Frame::Send { len: 8, immediate: None }.encode();
+        say(&mut scene, stream, &send[..count]);
+    }
+    for _ in 0..20 {
+        scene.bench.send_small(0, honest)?;
+        let mut came = None;
+        scene.bench.until("an honest message", |bench| {
+            let done = &mut bench.nodes[1].done;
+            came = done.iter().position(|it| posted.contains(&it.id)).map(|at| done.remove(at).id);
+            came.is_some()
+        })?;
+        posted.retain(|id| Some(*id) != came);
+        posted.push(scene.bench.post_small(1, ReceiveQueue::Shared)?);
+    }
+    for (_, connection) in &enemies {
+        let state = scene.bench.port(1)?.state(*connection);
+        assert_eq!(state, State::Ready, "they have broken no rule");
+    }
+    scene.check()
+}
+
+#[test]
+fn the_kernel_says_from_where_the_other_end_comes() -> Verdict {
+    let mut scene = Scene::new()?;
+    let (_stream, enemy) = scene.enemy(false)?;
+    let (a, b) = scene.honest;
+    for (node, connection) in [(0, a), (1, b), (1, enemy)] {
+        let here = Some(Origin::Host(Ipv4Addr::LOCALHOST.into()));
+        assert_eq!(scene.bench.port(node)?.origin(connection), here);
+    }
+    Ok(())
 }

@@ -63,8 +63,14 @@ fn tcp_passes() {
 
 #[test]
 fn tcp_with_as_little_as_possible_passes() {
-    let options =
-        Options { connections: 2, regions: 12, send_depth: 2, receive_depth: 2, shared_receive_depth: 2 };
+    let options = Options {
+        connections: 2,
+        regions: 12,
+        send_depth: 2,
+        receive_depth: 2,
+        shared_receive_depth: 2,
+        ..Options::default()
+    };
     passes(Ipv4Addr::LOCALHOST.into(), Options { connections: 3, ..options });
 }
 

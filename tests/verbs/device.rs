@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use nemesia::verbs::{
     CompletionQueue, Depths, Device, Domain, INFO_BYTES, PairInfo, QueuePair, Transport, VerbsPort, survey,
 };
-use nemesia_core::port::memory::{Access, MemoryPort, ReceiveQueue, Source, Work};
+use nemesia_core::port::memory::{Access, MemoryPort, Origin, ReceiveQueue, Source, Work};
 use nemesia_tests::memory_port::bench::Bench;
 
 use crate::fabric::Devices;
@@ -57,6 +57,18 @@ fn the_facts_are_those_of_the_device() {
         _ => {}
     }
     assert!(facts.shared_receive_depth > 0 && facts.send_depth > 0 && facts.connections > 1);
+}
+
+#[test]
+fn the_manager_says_from_where_the_other_end_comes() {
+    let Some(addresses) = usable("the_manager_says_from_where_the_other_end_comes") else { return };
+    let mut bench = Bench::new(Devices::new(&addresses));
+    bench.open(2).unwrap();
+    let (a, b) = bench.connect(0, 1).unwrap();
+    // Ports take the addresses in turn.
+    let at = |port: usize| Some(Origin::Host(addresses[port % addresses.len()]));
+    assert_eq!(bench.port(0).unwrap().origin(a), at(1));
+    assert_eq!(bench.port(1).unwrap().origin(b), at(0));
 }
 
 /// A queue pair in INIT.

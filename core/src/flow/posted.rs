@@ -13,6 +13,11 @@
 //!   one, updates answer each other only so often. Hence no connection has fewer than [`LEAST`] receives.
 //! - **Growth.** An end whose peer has used all but the reserve posts more receives, from a [`Pool`] that all connections of the
 //!   process share (paper 2, section 2.3.2, asks for credits that are dynamic, not a static number a connection).
+//! - **Shares.** Nobody gets it all: a connection grows only while it has fewer receives beyond its first ones than are left
+//!   to the others, so that each busy one more gets as many as the rest (the dynamic threshold of Choudhury and Hahne,
+//!   *Dynamic queue length thresholds for shared-memory packet switches*, IEEE/ACM ToN 6(2), 1998); and what connections
+//!   begin with that do not exist yet is not given away, up to half of the buffers ([`Pool::may_grow`]). Who has more than
+//!   twice as many as one that runs dry, when there are no more, is called back although it is busy.
 //! - **Shrinkage.** Each packet also says how many receives its sender *wants to keep*. A peer that has more credits than
 //!   that gives them up, by packets without content. So receives of an idle connection, which no fabric takes back,
 //!   return to the pool when others need them; those of a busy one are just not posted again.
@@ -218,6 +223,11 @@ impl Credits {
         self.size = self.size.saturating_sub(1);
     }
 
+    /// Buffers beyond those that the connection can't do without.
+    pub const fn extra(&self) -> u32 {
+        self.size.saturating_sub(LEAST)
+    }
+
     /// Whether the peer had used all but the reserve when its last packet came.
     #[inline]
     pub const fn is_dry(&self) -> bool {
@@ -295,6 +305,22 @@ impl Pool {
     /// Buffers that whoever comes first may have.
     pub const fn spare(&self) -> u32 {
         self.free.saturating_sub(self.owed)
+    }
+
+    /// Whether a connection with so many buffers beyond its first ones may take another that may be anybody's, while `absent`
+    /// of them are wanted for connections that do not exist yet, of `all` buffers that there are.
+    pub fn may_grow(&self, extra: u32, absent: u32, all: u32) -> bool {
+        #[cfg(nemesia_blunder)]
+        if crate::blunder::made(crate::blunder::Blunder::GrowGreedily) {
+            return self.spare() > 0;
+        }
+        #[cfg(nemesia_blunder)]
+        if crate::blunder::made(crate::blunder::Blunder::OverdrawPool) {
+            return extra < self.free;
+        }
+        let half = all / 2;
+        let kept = if absent < half { absent } else { half };
+        extra < self.spare().saturating_sub(kept)
     }
 
     /// Keeps buffers for somebody. False when there are too few.

@@ -27,6 +27,15 @@ impl Lent {
         Self { base: NonNull::new(base).unwrap_or(NonNull::dangling()), len }
     }
 
+    /// New memory that nobody else has, for a test to register and to look at. It is never freed.
+    #[cfg(test)]
+    pub(crate) fn leaked(len: usize) -> [Self; 2] {
+        let words = std::boxed::Box::leak(std::vec![0_u64; len.div_ceil(8)].into_boxed_slice());
+        let base = words.as_mut_ptr().cast::<u8>();
+        // SAFETY: at least so many bytes, which live for ever; the only reference to them has ended.
+        [(), ()].map(|()| unsafe { Self::from_raw(base, len) })
+    }
+
     /// Bytes.
     pub const fn len(&self) -> usize {
         self.len

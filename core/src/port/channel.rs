@@ -20,12 +20,31 @@
 //! the pool is empty; a registration that fails costs speed, and nothing else. Each connection has [`OWN`] buffers that
 //! nobody else gets, so that it goes on whatever the others do.
 //!
-//! **Idle connections.** When the pool is empty and a peer runs dry, connections on which nothing has come since they were
-//! last looked at are asked to give up half of what they have.
+//! **Shares.** A busy peer can't take the pool away from others: it grows only while less is its own than is left to all others
+//! ([`flow::posted`](crate::flow::posted)), and what connections begin with that do not exist yet is kept for them, up to
+//! half of the buffers. When there is no more and a peer runs dry, or one more can't be let in, a connection on which nothing
+//! has come since it was last looked at is asked to give up half of what it has; or else, though busy, one that has more than
+//! twice as much. What a peer never gives up is at most its share.
 //!
 //! **Failure.** A lost connection, a failed work request, a packet for which there was no credit, a header that no honest peer
 //! writes, a number that came twice: each ends its peer with a [`PortFault`], and no other. What had come whole before
 //! a connection was lost is still handed on. Everything that comes with a packet is checked, and copied, before it is used.
+//! What comes before a connection is ready is handed on when it is, and thrown away if it never is.
+//!
+//! **A rail that is lost** fails its peer, though others are left. What had come in order is handed on; what was sent and is not
+//! known to have come is gone, and so is what came on other rails behind it. To send it again over another rail a sender
+//! would have to keep every packet until its receiver says that it has come: no fabric's completion says so (on iWARP it
+//! only means that the memory may be used again). Several rails are for speed, and not for safety: who wants to go on closes
+//! the peer, and connects anew, as with one that was started again.
+//!
+//! **Who is who.** A process says its rank, the number of the world, and a *token*: random, and shown to this peer only, on
+//! each connection to it. So all connections of a peer are those of one process: while one exists, or is being made, who shows
+//! another token is refused ([`Refusal::Claimed`](crate::wire::channel::Refusal::Claimed)), and who has the place does not
+//! notice. Nobody is let in whom we ask for connections ourselves. Nothing is handed on, nor promised, before the other side
+//! has said who it is. Where the caller knows from which machine, or process, a peer comes, and the fabric tells, others are
+//! refused ([`Channel::expect_from`]). What remains trusted: that the number of the world is known to members only; that an
+//! address leads to the member that published it; and, of several members from which a place may be taken, the one that takes
+//! it first while nobody has it. Who comes second, and has the right to the place, is told that it is taken, and so are we.
 //!
 //! **Who speaks first.** Where only the side that connected may ([`Facts::active_speaks_first`]), it sends an update as soon as
 //! it is connected (paper 3, section 3.1, has a dummy message for that), and the other side waits for it.
@@ -46,7 +65,7 @@ pub use buffers::{Buffer, Slab};
 pub use connect::{ChannelEvent, JoinError};
 pub use peer::{MOST_RAILS, Peer, Report};
 
-use super::memory::{Completion, Facts, MemoryPort, Region};
+use super::memory::{Completion, Facts, MemoryPort, Origin, Region};
 use super::{Arrival, MessagePort, PeerFault, PeerId, Polled, PortFault};
 use crate::counters::Traffic;
 use crate::flow::posted::{LEAST, MOST};
@@ -168,6 +187,8 @@ pub struct Channel<M: MemoryPort, S: Storage> {
     released: Option<(PeerId, u32)>,
     /// Peers with a fault that was not told.
     untold: u32,
+    /// Connections that exist, in any state.
+    connections: u32,
     /// Who is looked at next when buffers are missing.
     cursor: usize,
     /// A peer ran dry, and there was no buffer.
@@ -208,6 +229,7 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
             out: None,
             released: None,
             untold: 0,
+            connections: 0,
             cursor: 0,
             wants: false,
         })
@@ -252,6 +274,15 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
     /// lent.
     pub fn into_port(self) -> M {
         self.port
+    }
+
+    /// From now on only who is there gets the place of this peer: whoever asks from elsewhere, or accepts elsewhere, is
+    /// refused. `None`: anybody who says that it is this peer, as at the start. Where the port does not tell who is where
+    /// ([`MemoryPort::origin`]), nobody is there.
+    pub fn expect_from(&mut self, peer: PeerId, origin: Option<Origin>) {
+        if let Some(it) = self.peer(peer) {
+            it.origin = origin;
+        }
     }
 
     /// How things stand with a peer.
@@ -426,3 +457,6 @@ impl<M: MemoryPort, S: Storage> MessagePort for Channel<M, S> {
         self.close_peer(peer);
     }
 }
+
+#[cfg(test)]
+mod tests;

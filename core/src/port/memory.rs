@@ -48,7 +48,7 @@ mod bytes;
 mod error;
 mod facts;
 
-pub use bytes::{Address, KEY_BYTES, MOST_ADDRESS_BYTES, MOST_PRIVATE_BYTES, Private};
+pub use bytes::{Address, KEY_BYTES, MOST_ADDRESS_BYTES, MOST_PRIVATE_BYTES, Origin, Private};
 pub use error::{ConnectError, LostError, PostError, RegisterError, WorkError};
 pub use facts::Facts;
 
@@ -312,7 +312,8 @@ pub trait MemoryPort {
     /// of `Ok` on nothing touches the memory any more.
     ///
     /// # Errors
-    /// [`RegisterError::Busy`]: an access is under way; ask again later. The memory has to stay until then.
+    /// [`RegisterError::Busy`]: an access is under way; ask again later. The memory has to stay until then. A peer that does
+    /// not come to an end loses its connection after some time, as [`MemoryPort::poll_event`] is told it.
     fn deregister(&mut self, region: Region) -> Result<(), RegisterError>;
 
     /// What peers need to reach a region; `None` when there is no such region, or its rights let peers do nothing.
@@ -346,6 +347,13 @@ pub trait MemoryPort {
 
     /// Where a connection stands.
     fn state(&self, connection: Connection) -> State;
+
+    /// Where the other end of a connection is, also of one that is only asked for. `None` when nobody but the peer could
+    /// say so, or when it is lost.
+    fn origin(&self, connection: Connection) -> Option<Origin> {
+        let _ = connection;
+        None
+    }
 
     /// Writes into the peer's memory (RFC 5040, "RDMA Write Message"). With an immediate ([`Facts::immediates`]) it takes
     /// a receive of the peer's, which completes when the bytes are placed.

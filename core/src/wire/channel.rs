@@ -2,8 +2,8 @@
 //!
 //! All words are little-endian. **Hello**, [`HELLO_BYTES`], said with the request for a connection and with its acceptance. Words
 //! of 32 bits: 0: [`CHANNEL_VERSION`] in bits 0-15, the mark `0x4e4d` in bits 16-31; 1: the sender's rank; 2 and 3: the number of
-//! the world; 4: bits 0-15 rail, 16-31 receives posted at the start; 5: payload bytes of the largest packet. A refusal has one
-//! byte: the [`Refusal`].
+//! the world; 4: bits 0-15 rail, 16-31 receives posted at the start; 5: payload bytes of the largest packet; 6 and 7: the
+//! sender's token for this peer. A refusal has one byte: the [`Refusal`].
 //!
 //! **Packet**: [`HEADER_BYTES`], then the payload, to the end of the message. Words of 64 bits: 0: bits 0-7 the kind, 0 for a
 //! packet that only brings what is in the header, 16-31 context, 32-47 receives that the sender wants to keep on this
@@ -19,11 +19,11 @@ use crate::flow::posted::Stamp;
 use crate::port::memory::Private;
 
 /// Version of everything on this page.
-pub const CHANNEL_VERSION: u16 = 1;
+pub const CHANNEL_VERSION: u16 = 2;
 /// Bytes of a packet before its payload.
 pub const HEADER_BYTES: usize = 32;
 /// Bytes of a hello.
-pub const HELLO_BYTES: usize = 24;
+pub const HELLO_BYTES: usize = 32;
 
 const MARK: u32 = 0x4e4d;
 
@@ -40,6 +40,8 @@ pub struct Hello {
     pub receives: u16,
     /// Payload bytes of the largest packet.
     pub packet_bytes: u32,
+    /// Random, and told to nobody but this peer: all connections between the two show the same one.
+    pub token: u64,
 }
 
 /// Why a hello was not one to talk to.
@@ -63,6 +65,11 @@ pub enum Refusal {
     /// There are no buffers for it.
     #[error("there are no buffers for it: lend more memory")]
     Buffers,
+    /// Another process has its place: that of a rank which is connected, or being connected, with another token.
+    #[error(
+        "another process has the place of that rank: if it is the process before, try again when that has been found to be gone"
+    )]
+    Claimed,
     /// A reason of a later version.
     #[error("reason {0}")]
     Unknown(u8),
@@ -78,6 +85,7 @@ impl Refusal {
             Self::Settings => 4,
             Self::Exists => 5,
             Self::Buffers => 6,
+            Self::Claimed => 7,
             Self::Unknown(code) => code,
         };
         Private::new(&[code]).unwrap_or(Private::EMPTY)
@@ -93,6 +101,7 @@ impl Refusal {
             4 => Self::Settings,
             5 => Self::Exists,
             6 => Self::Buffers,
+            7 => Self::Claimed,
             code => Self::Unknown(*code),
         })
     }
@@ -108,6 +117,8 @@ impl Hello {
             (self.world >> 32) as u32,
             u32::from(self.rail) | u32::from(self.receives) << 16,
             self.packet_bytes,
+            self.token as u32,
+            (self.token >> 32) as u32,
         ];
         let mut bytes = [0; HELLO_BYTES];
         for (to, word) in bytes.as_chunks_mut::<4>().0.iter_mut().zip(words) {
@@ -125,11 +136,11 @@ impl Hello {
         let (Some(bytes), rest) = (bytes.first_chunk::<HELLO_BYTES>(), bytes.get(HELLO_BYTES..)) else {
             return Err(Refusal::Protocol);
         };
-        let mut words = [0; 6];
+        let mut words = [0; HELLO_BYTES / 4];
         for (to, word) in words.iter_mut().zip(bytes.as_chunks::<4>().0) {
             *to = u32::from_le_bytes(*word);
         }
-        let [first, rank, low, high, rail, packet_bytes] = words;
+        let [first, rank, low, high, rail, packet_bytes, token, token_high] = words;
         if first >> 16 != MARK {
             return Err(Refusal::Protocol);
         }
@@ -139,8 +150,9 @@ impl Hello {
         if rest.is_some_and(|rest| rest.iter().any(|byte| *byte != 0)) {
             return Err(Refusal::Protocol);
         }
-        let world = u64::from(low) | u64::from(high) << 32;
-        Ok(Self { rank, world, rail: rail as u16, receives: (rail >> 16) as u16, packet_bytes })
+        let long = |low, high| u64::from(low) | u64::from(high) << 32;
+        let (world, token) = (long(low, high), long(token, token_high));
+        Ok(Self { rank, world, rail: rail as u16, receives: (rail >> 16) as u16, packet_bytes, token })
     }
 }
 
@@ -263,26 +275,27 @@ mod tests {
 
     #[test]
     fn hellos_survive_the_way_and_others_are_refused() {
-        let hello = Hello { rank: 7, world: u64::MAX - 1, rail: 3, receives: 0x1234, packet_bytes: 1 << 20 };
+        let (rail, receives, packet_bytes, token) = (3, 0x1234, 1 << 20, 0x0123_4567_89ab_cdef);
+        let hello = Hello { rank: 7, world: u64::MAX - 1, rail, receives, packet_bytes, token };
         let said = hello.encode();
         assert_eq!((said.bytes().len(), Hello::decode(&said)), (HELLO_BYTES, Ok(hello)));
         let with = |at: usize, byte: u8| {
-            let mut bytes = [0; 32];
+            let mut bytes = [0; HELLO_BYTES + 8];
             bytes[..HELLO_BYTES].copy_from_slice(said.bytes());
             bytes[at] = byte;
             Hello::decode(&Private::new(&bytes).unwrap())
         };
-        assert_eq!(with(31, 0), Ok(hello));
-        assert_eq!(with(0, 2), Err(Refusal::Version));
+        assert_eq!(with(HELLO_BYTES + 7, 0), Ok(hello));
+        assert_eq!(with(0, 1), Err(Refusal::Version));
         assert_eq!(with(2, 0), Err(Refusal::Protocol));
-        assert_eq!(with(25, 1), Err(Refusal::Protocol));
+        assert_eq!(with(HELLO_BYTES + 1, 1), Err(Refusal::Protocol));
         assert_eq!(Hello::decode(&Private::EMPTY), Err(Refusal::Protocol));
     }
 
     #[test]
     fn refusals_survive_the_way() {
-        use Refusal::{Buffers, Exists, Protocol, Settings, Stranger, Unknown, Version};
-        for refusal in [Protocol, Version, Stranger, Settings, Exists, Buffers, Unknown(200)] {
+        use Refusal::{Buffers, Claimed, Exists, Protocol, Settings, Stranger, Unknown, Version};
+        for refusal in [Protocol, Version, Stranger, Settings, Exists, Buffers, Claimed, Unknown(200)] {
             assert_eq!(Refusal::decode(&refusal.encode()), Some(refusal));
         }
         assert_eq!(Refusal::decode(&Private::EMPTY), None);

@@ -213,6 +213,12 @@ impl Id {
         unsafe { from_c(raw::inline::rdma_get_local_addr(self.raw())) }
     }
 
+    /// The peer's address, as the manager knows it.
+    pub fn peer_address(&self) -> Option<SocketAddr> {
+        // SAFETY: the identifier is there, and its address is as long as its family says.
+        unsafe { from_c(raw::inline::rdma_get_peer_addr(self.raw())) }
+    }
+
     /// The device and its port that the address leads to; `None` if it was not bound to one.
     pub fn place(&self) -> Option<(String, u8)> {
         // SAFETY: the identifier is there; its context is open as long as it is, and has a device with a name.

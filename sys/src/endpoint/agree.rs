@@ -1,5 +1,10 @@
 //! Going on without those that are gone: agreement among the living, and their ranking. The algorithm, and what it relies on,
 //! is [`nemesia_core::agreement`]; here its messages travel, as any others, in a matching context of their own.
+//!
+//! Agreements are counted, and each message says the number of its agreement. A process that was started again is told by those
+//! that readmit it how many there were. One that lies about that can make the newcomer take part in an agreement that is not
+//! due, and nothing else: who hears of another number than its own breaks off with who said it, by a fault that names it, and
+//! nobody waits for ever. What can't be, and what is far ahead of what two others say, is not believed in the first place.
 
 use std::mem::ManuallyDrop;
 
@@ -13,6 +18,11 @@ use nemesia_core::wire::Kind;
 use super::{Endpoint, Mode, Request};
 use crate::error::Error;
 use crate::events;
+
+/// More agreements than there can have been: one a microsecond, for years.
+const MOST: u64 = 1 << 48;
+/// How far one may be ahead of what two others say.
+const AHEAD: u64 = 1 << 10;
 
 /// What the living have agreed on: the same in each of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,6 +72,8 @@ impl Ranking {
 pub(super) struct Agreements {
     /// Number of the next.
     next: u64,
+    /// What those that readmitted us said of that.
+    said: Vec<(usize, u64)>,
     ongoing: Option<Ongoing>,
     /// Who was agreed to be gone: takes no part in later ones.
     gone: Vec<usize>,
@@ -74,14 +86,34 @@ impl Agreements {
         self.ongoing.is_some()
     }
 
-    /// Number of the next.
+    /// Number of the next, as far as is known.
     pub(super) fn number(&self) -> u64 {
-        self.next
+        let said = (0..self.said.len()).filter(|at| self.is_credible(*at)).map(|at| self.said[at].1);
+        said.fold(self.next, u64::max)
     }
 
-    /// Others have come so far without this process.
-    pub(super) fn come_to(&mut self, number: u64) {
-        self.next = self.next.max(number);
+    /// A rank says that others have come so far without this process.
+    pub(super) fn hear(&mut self, rank: usize, number: u64) {
+        self.said.push((rank, number));
+    }
+
+    /// Whether it can be so. Who readmitted us earlier than others says less, and who has come back itself, and does not know yet,
+    /// says 0.
+    fn is_credible(&self, at: usize) -> bool {
+        let number = self.said[at].1;
+        let others = self.said.iter().enumerate().filter(|(other, (_, said))| *other != at && *said > 0);
+        let (count, most) =
+            others.fold((0, 0), |(count, most), (_, (_, said))| (count + 1, said.max(&most).to_owned()));
+        number <= MOST && (count < 2 || number.saturating_sub(most) <= AHEAD)
+    }
+
+    /// All have said it: that is the number. Returns those that are not believed, and what they said.
+    fn settle(&mut self) -> Vec<(usize, u64)> {
+        self.next = self.number();
+        let liars =
+            (0..self.said.len()).filter(|at| !self.is_credible(*at)).map(|at| self.said[at]).collect();
+        self.said.clear();
+        liars
     }
 
     /// A rank takes part again. Whether it had not.
@@ -122,6 +154,9 @@ impl Endpoint {
         }
         // Which is the next, those know that were there.
         self.await_answers()?;
+        for (rank, number) in self.agreements.settle() {
+            self.fault(rank as u32, PortFault::Agreement { number, due: self.agreements.next });
+        }
         let ongoing = self.agreements.ongoing.take();
         // The engine uses its buffers: they outlive a panic.
         let mut ongoing = ManuallyDrop::new(ongoing.unwrap_or_else(|| self.begin(flags)));
@@ -216,12 +251,16 @@ impl Endpoint {
         }
         let heard = ongoing.receive.take();
         let bytes = heard.as_ref().map_or(&[][..], |(_, bytes)| bytes);
+        let due = self.agreements.next;
         match outcome {
+            Ok(status) if status.tag != due => {
+                self.fault(from, PortFault::Agreement { number: status.tag, due });
+                ongoing.part.failed();
+            }
             Ok(status) if ongoing.part.received(bytes.get(..status.len).unwrap_or(&[])).is_ok() => {}
             Err(Error::PeerFailed { .. }) => ongoing.part.failed(),
             Ok(_) | Err(Error::Truncated(_)) => {
-                // It broke the rules: to us it is gone.
-                self.engine.fail(from, Failure::Fault(PortFault::Protocol { kind: Kind::Eager }));
+                self.fault(from, PortFault::Protocol { kind: Kind::Eager });
                 ongoing.part.failed();
             }
             Err(error) => return Err(error),
@@ -229,21 +268,26 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Posts a receive for the next message of this agreement from a rank.
+    /// It broke the rules: to us it is gone, and it learns that at once, for it waits for us.
+    fn fault(&mut self, rank: u32, fault: PortFault) {
+        self.engine.fail(rank, Failure::Fault(fault));
+        self.hang_up();
+    }
+
+    /// Posts a receive for the next message of an agreement from a rank. Of which it is, is looked at when it is there.
     fn post_from(&mut self, from: u32, len: usize) -> Result<(Request, Vec<u8>), Error> {
-        let (source, tag) = (CoreSource::Rank(from), self.agreements.next);
+        let (source, tag, ignore) = (CoreSource::Rank(from), 0, u64::MAX);
         let mut bytes = vec![0; len];
         // SAFETY: as for a send: on the heap, and untouched until the request is complete or the engine is gone.
         let buf = unsafe { RecvBuf::from_raw(bytes.as_mut_ptr(), len) };
-        let request = self.post(Pattern { source, context: CONTEXT, tag, ignore: 0 }, buf)?;
+        let request = self.post(Pattern { source, context: CONTEXT, tag, ignore }, buf)?;
         Ok((request, bytes))
     }
 
     fn end(&mut self, ongoing: &Ongoing) -> Result<Agreed, Error> {
         let part = &ongoing.part;
         let Some(decision) = part.decision() else { return Err(Error::Stale) };
-        // What others said of how many there were may be anything ([`Agreements::come_to`]).
-        self.agreements.next = self.agreements.next.wrapping_add(1);
+        self.agreements.next += 1;
         self.agreements.excluded = decision.excluded;
         if decision.excluded {
             return Err(Error::Excluded);
@@ -279,3 +323,6 @@ impl Endpoint {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -79,7 +79,8 @@ impl Endpoint {
     /// - In [`Endpoint::agree`] and [`Endpoint::shrink`] it takes part again: all survivors readmit it between the same two
     ///   agreements. If several ranks come back at once, each of them readmits those that it finds gone, too, before it
     ///   takes part: a survivor tells it which those are. Readmitting a rank that the others had agreed to be gone when this
-    ///   process had readmitted it already only lets it take part again.
+    ///   process had readmitted it already only lets it take part again. It is told how many agreements there were; who
+    ///   then takes part in different ones breaks off with each other, and both see a fault that names the other.
     ///
     /// # Errors
     /// [`Error::NotRestarted`], as long as [`Endpoint::restarted`] does not name the rank. [`Error::AgreementUnderWay`]. A
@@ -154,7 +155,7 @@ impl Endpoint {
                     let agreements = newcomer.agreements;
                     match self.connect(*newcomer) {
                         Ok(_) => {
-                            self.agreements.come_to(agreements);
+                            self.agreements.hear(rank, agreements);
                             self.engine.connected(rank as u32);
                         }
                         Err(error) => self.lose(rank, Departure::Died, Some(error.to_string())),

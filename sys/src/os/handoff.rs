@@ -302,6 +302,12 @@ impl Connection {
         events.is_ok_and(|events| events & (libc::POLLHUP | libc::POLLRDHUP | libc::POLLERR) != 0)
     }
 
+    /// Ends the connection for both sides, whoever else may hold our end of it.
+    pub fn hang_up(&self) {
+        // SAFETY: takes no memory. It fails only where nobody is there any more.
+        unsafe { libc::shutdown(self.fd.as_raw_fd(), libc::SHUT_RDWR) };
+    }
+
     /// Wakes the peer, which has said that its event loop waits for this connection. Does not wait: a peer whose queue is
     /// full has not read what woke it before.
     ///

@@ -211,13 +211,18 @@ impl<T: Transport> PlacementPort<T> {
         }
     }
 
-    /// Sets receives of the shared queue aside for a connection that asks for them, or remembers that it waits.
+    /// Sets receives of the shared queue aside for a connection that asks for them, or remembers that it waits. Who has one already
+    /// gets another only if there are enough for all others: a peer that never sends what it asked for, or not all of
+    /// it, keeps nobody from sending, as long as the queue has a receive for each connection.
     fn feed(&mut self, at: u32) {
+        let others = self.sharers.saturating_sub(1) as usize;
         let Some(link) = self.links.get_mut(at as usize).and_then(|place| place.link.as_mut()) else {
             return;
         };
         while link.granted < link.wanted {
-            let Some(receive) = self.shared.pop_front() else {
+            let kept = if link.receives.is_empty() { 0 } else { others };
+            let receive = if self.shared.len() > kept { self.shared.pop_front() } else { None };
+            let Some(receive) = receive else {
                 if !self.hungry.contains(&at) {
                     self.hungry.push_back(at);
                 }
@@ -229,9 +234,12 @@ impl<T: Transport> PlacementPort<T> {
         self.list(at);
     }
 
-    /// There are receives in the shared queue: whoever waits gets them.
+    /// There are receives in the shared queue: whoever waits gets them, in turns.
     pub(super) fn feed_all(&mut self) {
-        while !self.shared.is_empty() {
+        for _ in 0..self.hungry.len() {
+            if self.shared.is_empty() {
+                return;
+            }
             let Some(at) = self.hungry.pop_front() else { return };
             self.feed(at);
         }
@@ -241,10 +249,14 @@ impl<T: Transport> PlacementPort<T> {
     pub(super) fn end(&mut self, at: u32, end: End) {
         let Self { links, news, .. } = self;
         let Some(link) = links.get_mut(at as usize).and_then(|place| place.link.as_mut()) else { return };
-        let whole = link.body.is_none();
-        let executed = link.executed;
+        self.sharers -= u32::from(link.is_sharer());
+        let (whole, executed) = (link.body.is_none(), link.executed);
+        let withdrawn = link.has_lent_any();
         let left = link.end(end, news);
-        let stream = link.stream.take();
+        let mut stream = link.stream.take();
+        if let Some(mut stream) = stream.take_if(|_| withdrawn) {
+            stream.withdraw();
+        }
         let mut rest = std::mem::take(&mut link.stage);
         let said = link.staged;
         for receive in left.into_iter().rev() {
@@ -319,6 +331,7 @@ impl<T: Transport> PlacementPort<T> {
             Ok(Greeting { answer: Answer::Accept, private, .. }) => {
                 link.input_end = 0;
                 link.state = State::Ready;
+                self.sharers += u32::from(link.is_sharer());
                 let connection = link.connection;
                 self.news.events.push_back(Event::Established { connection, private });
                 self.list(at);
@@ -351,8 +364,12 @@ impl<T: Transport> PlacementPort<T> {
             self.timed.iter().copied().filter(|at| self.is_late(*at) != Some(false)).collect();
         for at in late {
             self.timed.retain(|other| *other != at);
-            if self.is_late(at) == Some(true) {
-                self.fail(at, ConnectError::TimedOut, Private::EMPTY);
+            if self.is_late(at) != Some(true) {
+                continue;
+            }
+            match self.links.get(at as usize).and_then(|place| place.link.as_ref()) {
+                Some(link) if link.state == State::Ready => self.end(at, End::new(LostError::Unreachable)),
+                _ => self.fail(at, ConnectError::TimedOut, Private::EMPTY),
             }
         }
         for at in 0..self.strangers.len() as u32 {
@@ -363,10 +380,14 @@ impl<T: Transport> PlacementPort<T> {
         }
     }
 
-    /// Whether a connection that is being made is late; `None` when it is not being made.
+    /// Whether a connection that is being made, or one that has to give memory back, is late; `None` when it is neither.
     fn is_late(&self, at: u32) -> Option<bool> {
         let link = self.links.get(at as usize)?.link.as_ref()?;
-        (link.state == State::Connecting).then_some(self.now > link.deadline)
+        let deadline = match link.state {
+            State::Connecting => link.deadline,
+            _ => link.demanded()?,
+        };
+        Some(self.now > deadline)
     }
 
     /// The next connection that was closed and has nothing left to tell.

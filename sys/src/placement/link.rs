@@ -191,6 +191,8 @@ pub(super) struct Link<S> {
     /// Regions that the peer reads from, by our replies; how many it was done with.
     pub(super) lent: VecDeque<Region>,
     pub(super) lent_done: u64,
+    /// A region that is to be taken back, and until when.
+    demanded: Option<(Region, Duration)>,
     /// Replies that we read from the peer's memory, and that it was told of.
     pub(super) pulled: u64,
     pub(super) pulled_told: u64,
@@ -266,6 +268,7 @@ impl<S> Link<S> {
             told_pulls: false,
             lent: VecDeque::new(),
             lent_done: 0,
+            demanded: None,
             pulled: 0,
             pulled_told: 0,
             stage: Vec::with_capacity(STAGE_BYTES),
@@ -291,11 +294,38 @@ impl<S> Link<S> {
 
     /// Whether the peer may be reading from a region.
     pub(super) fn has_lent(&self, region: Region) -> bool {
-        let mut sent = (self.completed..self.sent).filter_map(|number| self.at(number));
-        let uses = |posted: &Posted| {
-            posted.lent && matches!(&posted.local, Local::Parts(parts) if parts.contain(region))
-        };
+        let mut sent = self.lent_work();
+        let uses = |posted: &Posted| matches!(&posted.local, Local::Parts(parts) if parts.contain(region));
         self.state == State::Ready && (self.lent.contains(&region) || sent.any(uses))
+    }
+
+    /// Whether the peer may be reading from any.
+    pub(super) fn has_lent_any(&self) -> bool {
+        self.state == State::Ready && (!self.lent.is_empty() || self.lent_work().next().is_some())
+    }
+
+    /// Work requests that the peer was told the place of.
+    fn lent_work(&self) -> impl Iterator<Item = &Posted> {
+        (self.completed..self.sent).filter_map(|number| self.at(number)).filter(|posted| posted.lent)
+    }
+
+    /// The region is taken back: the peer has to be done with it until then. False when there is such a time already.
+    pub(super) fn demand(&mut self, region: Region, until: Duration) -> bool {
+        let news = self.demanded.is_none_or(|(region, _)| !self.has_lent(region));
+        if news {
+            self.demanded = Some((region, until));
+        }
+        news
+    }
+
+    /// Until when the peer has to be done with a region that it still uses.
+    pub(super) fn demanded(&self) -> Option<Duration> {
+        self.demanded.filter(|(region, _)| self.has_lent(*region)).map(|(_, until)| until)
+    }
+
+    /// Whether it takes receives from the shared queue now.
+    pub(super) fn is_sharer(&self) -> bool {
+        self.shared && self.state == State::Ready
     }
 
     /// Whether one more fits in the send queue.

@@ -8,14 +8,15 @@ use std::time::Duration;
 use nemesia_core::payload::Lent;
 use nemesia_core::port::memory::{
     Access, Address, Armed, Completion, ConnectError, Connection, Event, Facts, Key, LostError, MemoryPort,
-    Offer, PostError, Private, ReceiveQueue, Region, RegisterError, Remote, Slice, Source, State, Work,
+    Offer, Origin, PostError, Private, ReceiveQueue, Region, RegisterError, Remote, Slice, Source, State,
+    Work,
 };
 use nemesia_core::wire::placement::{Answer, Greeting};
 
-use super::Transport;
 use super::greet::{Farewell, Stranger};
 use super::link::{End, Freed, Kind, Link, Local, MOST_INLINE, News, Posted, Receive};
 use super::regions::{MOST_PARTS, MOST_REGIONS, Parts, Regions};
+use super::{Stream as _, Transport};
 use crate::os;
 
 /// What a port is to have. Everything is taken as it is needed, and bounded by this.
@@ -29,8 +30,10 @@ pub struct Options {
     pub send_depth: u32,
     /// Receives of a connection's own queue.
     pub receive_depth: u32,
-    /// Receives of the shared queue.
+    /// Receives of the shared queue. With one for each connection that takes from it, no peer can keep another from sending.
     pub shared_receive_depth: u32,
+    /// How long a peer may go on reading memory that is being deregistered. Then its connection ends.
+    pub patience: Duration,
 }
 
 impl Default for Options {
@@ -41,6 +44,7 @@ impl Default for Options {
             send_depth: 64,
             receive_depth: 64,
             shared_receive_depth: 256,
+            patience: Duration::from_secs(10),
         }
     }
 }
@@ -90,12 +94,15 @@ pub struct PlacementPort<T: Transport> {
     pub(super) free: Vec<u32>,
     pub(super) shared: VecDeque<Receive>,
     shared_used: u32,
-    /// Connections that wait for receives of the shared queue.
+    /// Connections that are ready and take from the shared queue.
+    pub(super) sharers: u32,
+    /// Those that wait for receives.
     pub(super) hungry: VecDeque<u32>,
     /// Connections to look after.
     pub(super) listed: VecDeque<u32>,
     pub(super) closing: Vec<u32>,
-    /// Connections that have to be made in time.
+    patience: Duration,
+    /// Connections that have to be made, or to give memory back, in time.
     pub(super) timed: Vec<u32>,
     pub(super) strangers: Vec<Option<Stranger<T::Stream>>>,
     pub(super) farewells: Vec<Option<Farewell<T::Stream>>>,
@@ -130,9 +137,11 @@ impl<T: Transport> PlacementPort<T> {
             free: Vec::new(),
             shared: VecDeque::with_capacity(facts.shared_receive_depth as usize),
             shared_used: 0,
+            sharers: 0,
             hungry: VecDeque::new(),
             listed: VecDeque::new(),
             closing: Vec::new(),
+            patience: options.patience,
             timed: Vec::new(),
             strangers: Vec::new(),
             farewells: Vec::new(),
@@ -238,8 +247,16 @@ impl<T: Transport> MemoryPort for PlacementPort<T> {
     fn deregister(&mut self, region: Region) -> Result<(), RegisterError> {
         if T::PULLS {
             self.regions.revoke(region)?;
-            let mut links = self.links.iter().filter_map(|place| place.link.as_ref());
-            if links.any(|link| link.has_lent(region)) {
+            let until = self.now.saturating_add(self.patience);
+            let mut busy = false;
+            for (at, place) in (0..).zip(&mut self.links) {
+                let Some(link) = place.link.as_mut().filter(|link| link.has_lent(region)) else { continue };
+                busy = true;
+                if link.demand(region, until) {
+                    self.timed.push(at);
+                }
+            }
+            if busy {
                 return Err(RegisterError::Busy);
             }
         }
@@ -287,6 +304,7 @@ impl<T: Transport> MemoryPort for PlacementPort<T> {
         link.stage.extend_from_slice(&Greeting { answer, token: 0, shared, private }.encode());
         link.shared = shared;
         link.state = State::Ready;
+        self.sharers += u32::from(shared);
         self.news.events.push_back(Event::Established { connection, private: Private::EMPTY });
         self.list(connection.index);
         Ok(())
@@ -317,6 +335,10 @@ impl<T: Transport> MemoryPort for PlacementPort<T> {
 
     fn state(&self, connection: Connection) -> State {
         self.link(connection).map_or(State::Gone, |link| link.state)
+    }
+
+    fn origin(&self, connection: Connection) -> Option<Origin> {
+        self.link(connection)?.stream.as_ref()?.origin()
     }
 
     fn write(

@@ -9,7 +9,8 @@
 //! As over TCP the target checks key, rights and bounds of every access, and copies itself; no process ever writes
 //! another's memory, so that what arrives late arrives nowhere. What a peer writes into a ring is bytes like any others, and
 //! its positions are checked. By the kernel, a process reads where the peer says that a payload is: addresses in the
-//! *peer's* memory, which the kernel checks against the peer. Only processes of one user meet. Processes that can read each
+//! *peer's* memory, which the kernel checks against the peer; and who takes such memory back hangs up first, so that what
+//! is read later counts as not read. Only processes of one user meet. Processes that can read each
 //! other's memory can do so without asking, whatever keys say: keys protect against mistakes there, not against attackers.
 //!
 //! # Bytes
@@ -24,7 +25,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
-use nemesia_core::port::memory::{Address, ConnectError};
+use nemesia_core::port::memory::{Address, ConnectError, Origin};
 use nemesia_core::shared::layout::{Extent, LayoutError};
 use nemesia_core::shared::ring::{ByteReader, ByteWriter, Ring};
 use nemesia_core::sync::{PayloadMut, Word64};
@@ -338,7 +339,16 @@ unsafe impl Stream for Pipe {
             let read = memory.read(at, to).is_ok();
             at = at.wrapping_add(part.iov_len as u64);
             read
-        })
+        }) && !self.connection.has_hung_up()
+    }
+
+    fn withdraw(&mut self) {
+        self.connection.hang_up();
+    }
+
+    fn origin(&self) -> Option<Origin> {
+        // Of another pid namespace there is no number.
+        u32::try_from(self.connection.peer().pid).ok().filter(|pid| *pid > 0).map(Origin::Process)
     }
 
     fn finish(&mut self) {

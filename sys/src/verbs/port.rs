@@ -26,7 +26,7 @@ use std::time::Duration;
 use nemesia_core::payload::Lent;
 use nemesia_core::port::memory::{
     Access, Address, Armed, Completion, ConnectError, Connection, Event, Facts, Key, MemoryPort, Offer,
-    PostError, Private, ReceiveQueue, Region, RegisterError, Remote, Slice, Source, State, Work,
+    Origin, PostError, Private, ReceiveQueue, Region, RegisterError, Remote, Slice, Source, State, Work,
 };
 use rdma_core_sys as raw;
 
@@ -200,6 +200,11 @@ impl MemoryPort for VerbsPort {
 
     fn state(&self, connection: Connection) -> State {
         self.links.get(connection).map_or(State::Gone, |link| link.state())
+    }
+
+    fn origin(&self, connection: Connection) -> Option<Origin> {
+        let address = self.links.get(connection)?.id.as_ref()?.peer_address()?;
+        Some(Origin::Host(address.ip().to_canonical()))
     }
 
     fn write(

@@ -20,6 +20,7 @@ pub(super) fn checks<F: Fabric>() -> Vec<(&'static str, Check<F>)> {
         ("a_channel_tells_of_a_peer_that_is_lost_and_goes_on_with_the_others", lost),
         ("a_channel_finds_out_who_breaks_the_rules", rude::check),
         ("a_channel_refuses_strangers", rude::strangers),
+        ("a_channel_refuses_who_comes_from_elsewhere", rude::elsewhere),
         ("engines_talk_over_channels", engine::check),
     ]
 }

@@ -107,9 +107,13 @@ impl Bug {
     pub(crate) const fn is_of_credits(self) -> bool {
         match self {
             #[cfg(nemesia_blunder)]
-            Bug::Blunder(blunder) => {
-                matches!(blunder, Blunder::SpendReserve | Blunder::CountCreditTwice | Blunder::OverdrawPool)
-            }
+            Bug::Blunder(blunder) => matches!(
+                blunder,
+                Blunder::SpendReserve
+                    | Blunder::CountCreditTwice
+                    | Blunder::OverdrawPool
+                    | Blunder::GrowGreedily
+            ),
             _ => false,
         }
     }

@@ -114,3 +114,42 @@ fn what_is_kept_for_one_is_not_given_to_another() {
     pool.put(false);
     assert_eq!((pool.free(), pool.spare()), (4, 4));
 }
+
+/// Connections that want all there is, in turns; what each gets beyond its own, and what is left.
+fn greedy(connections: usize, spare: u32, absent: u32, all: u32) -> (std::vec::Vec<u32>, u32) {
+    let mut pool = Pool::new();
+    pool.add(spare);
+    let mut extra = std::vec![0; connections];
+    for at in 0..connections {
+        // The first has all the time that it wants before the second comes.
+        for other in (0..=at).cycle().take(1000) {
+            if pool.may_grow(extra[other], absent, all) && pool.take(false) {
+                extra[other] += 1;
+            }
+        }
+    }
+    (extra, pool.spare())
+}
+
+#[test]
+fn however_greedy_the_others_are_each_gets_a_share() {
+    for spare in 0..200 {
+        for connections in 1..6 {
+            let (extra, left) = greedy(connections, spare, 0, 0);
+            // Half, then half of the rest, and so on.
+            for (at, extra) in extra.iter().enumerate() {
+                let least = spare >> (at + 1);
+                assert!(*extra >= least, "{extra} of {spare} for connection {at}, instead of {least}");
+            }
+            assert!(left >= spare >> connections, "{left} of {spare} left by {connections}");
+        }
+    }
+}
+
+#[test]
+fn what_absent_connections_begin_with_is_not_given_away_up_to_half_of_all() {
+    for (absent, kept) in [(0, 0), (10, 10), (50, 50), (80, 50), (u32::MAX, 50)] {
+        let (extra, left) = greedy(4, 90, absent, 100);
+        assert!(left >= kept && extra[0] == (90 - kept) / 2, "{absent} absent: {extra:?}, {left} left");
+    }
+}

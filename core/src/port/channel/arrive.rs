@@ -5,7 +5,7 @@ use core::borrow::{Borrow as _, BorrowMut as _};
 
 use super::buffers::{Buffer, Use};
 use super::peer::Stage;
-use super::{Channel, LOOKS, SENDS, Storage, transmit};
+use super::{Channel, LOOKS, OWN, SENDS, Storage, transmit};
 use crate::flow::posted::{LEAST, Next};
 use crate::order::Arrived;
 use crate::port::memory::{Completion, Connection, MemoryPort, Outcome, PostError, ReceiveQueue};
@@ -54,16 +54,21 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
         if let Some(record) = self.buffers.get_mut(buffer) {
             record.used = Use::Held;
         }
-        let Some(it) = self.peer(peer) else { return };
-        let rude = it.is_rude();
-        let Some(it) = it.rail(rail) else { return };
+        let Some(it) = self.peer(peer).and_then(|it| it.rail(rail)) else { return };
         it.receiving = it.receiving.saturating_sub(1);
         match outcome {
-            Outcome::Received { len, .. } if it.stage != Stage::Closing && !rude => {
-                if let Err(fault) = self.take_packet(buffer, (peer, rail), len) {
-                    self.fail(peer, fault);
-                    self.go_home(buffer, peer, rail);
+            Outcome::Received { len, .. } if it.stage == Stage::Opening => {
+                // Who it is, is not known yet, nor whether it will be ready.
+                if let Some(it) = self.peers.borrow_mut().get_mut(peer as usize).and_then(|it| it.rail(rail))
+                {
+                    self.buffers.push(&mut it.early, buffer);
                 }
+                if let Some(record) = self.buffers.get_mut(buffer) {
+                    record.len = len;
+                }
+            }
+            Outcome::Received { len, .. } if it.stage != Stage::Closing => {
+                self.accept_packet(buffer, (peer, rail), len);
             }
             Outcome::Failed(error) if matches!(it.stage, Stage::Ready | Stage::Lost) => {
                 it.stage = Stage::Lost;
@@ -72,6 +77,17 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
             }
             // Of a connection that does not come about, or that we have closed.
             _ => self.go_home(buffer, peer, rail),
+        }
+    }
+
+    /// A packet lies in this buffer. When it breaks the rules, its peer has failed, and nothing more of it is looked at.
+    pub(super) fn accept_packet(&mut self, buffer: u32, (peer, rail): (PeerId, u32), len: u32) {
+        if self.peer(peer).is_some_and(|it| it.is_rude()) {
+            return self.go_home(buffer, peer, rail);
+        }
+        if let Err(fault) = self.take_packet(buffer, (peer, rail), len) {
+            self.fail(peer, fault);
+            self.go_home(buffer, peer, rail);
         }
     }
 
@@ -213,10 +229,16 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
         if !matches!(it.stage, Stage::Opening | Stage::Ready) {
             return;
         }
-        it.credits.keep();
-        let wanted = it.credits.wanted(most);
+        let (wanted, mut extra) = (it.credits.wanted(most), it.credits.extra());
+        let absent = self.absent();
+        let may = |it: &Self, extra| it.buffers.pool().may_grow(extra, absent, it.buffers.count());
+        if may(self, extra)
+            && let Some(it) = self.peer(peer).and_then(|it| it.rail(rail))
+        {
+            it.credits.keep();
+        }
         let mut grown = 0;
-        while grown < wanted {
+        while grown < wanted && may(self, extra) {
             let Some(buffer) = self.buffers.take(false, Use::Held, peer, rail) else { break };
             if let Err(error) = self.post(buffer, peer, rail) {
                 self.buffers.put(buffer, false);
@@ -226,21 +248,30 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
             if let Some(it) = self.peer(peer).and_then(|it| it.rail(rail)) {
                 it.credits.grown();
             }
-            grown += 1;
+            (grown, extra) = (grown + 1, extra + 1);
         }
         if let Some(it) = self.peer(peer).filter(|_| grown > 0) {
             it.grown += 1;
         }
         if grown < wanted {
             self.wants = true;
-            self.recall(peer, rail);
+            self.recall(peer, rail, LEAST + extra);
         }
     }
 
-    /// Asks for receives back from the next connection that does not use them.
-    pub(super) fn recall(&mut self, besides: PeerId, rail: u32) {
+    /// Buffers that connections would begin with which do not exist.
+    fn absent(&self) -> u32 {
+        let peers = (self.peers.borrow().len() as u32).saturating_sub(1);
+        let most = peers.saturating_mul(self.config.rails);
+        most.saturating_sub(self.connections).saturating_mul(OWN)
+    }
+
+    /// Asks for receives back: of the next connection that does not use them, or else of the largest that was looked at, if it has
+    /// more than twice as many as who runs dry has.
+    pub(super) fn recall(&mut self, besides: PeerId, rail: u32, size: u32) {
         let rails = self.config.rails as usize;
         let places = self.peers.borrow().len() * rails;
+        let mut largest = (2 * size, None);
         for _ in 0..places.min(LOOKS) {
             self.cursor = if self.cursor + 1 < places { self.cursor + 1 } else { 0 };
             let (peer, at) = ((self.cursor / rails) as PeerId, (self.cursor % rails) as u32);
@@ -253,6 +284,18 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
                 it.shrunk += 1;
                 return self.settle(peer, at);
             }
+            // One that is to give up some already counts as if it had.
+            let kept = rail.credits.size().min(rail.credits.stamp().target);
+            if kept > largest.0 {
+                largest = (kept, Some((peer, at)));
+            }
+        }
+        if let (_, Some((peer, at))) = largest
+            && let Some(it) = self.peer(peer)
+            && it.rail(at).is_some_and(|rail| rail.credits.shrink())
+        {
+            it.shrunk += 1;
+            self.settle(peer, at);
         }
     }
 }

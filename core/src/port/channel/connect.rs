@@ -41,6 +41,8 @@ pub enum ChannelEvent {
     },
     /// We have refused one that was asked for.
     Refused {
+        /// Who it said that it is, if it said anything that we understand.
+        claimed: Option<PeerId>,
         /// Why.
         refusal: Refusal,
     },
@@ -95,11 +97,12 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
         deadline: Duration,
     ) -> Result<(), JoinError> {
         self.admit(peer, rail)?;
-        let offer = self.offer(rail, deadline);
+        let offer = self.offer(peer, rail, deadline);
         match self.port.connect(to, &offer) {
             Ok(connection) => self.install(peer, rail, Rail::new(connection, LEAST, true))?,
             Err(error) => {
                 self.buffers.pool_mut().unreserve(OWN);
+                self.connections -= 1;
                 return Err(error.into());
             }
         }
@@ -126,9 +129,10 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
         None
     }
 
-    fn offer(&self, rail: u32, deadline: Duration) -> Offer {
+    fn offer(&self, peer: PeerId, rail: u32, deadline: Duration) -> Offer {
         let super::Config { rank, world, packet_bytes, .. } = self.config;
-        let hello = Hello { rank, world, rail: rail as u16, receives: LEAST as u16, packet_bytes };
+        let token = self.peers.borrow().get(peer as usize).map_or(0, |peer| peer.token);
+        let hello = Hello { rank, world, rail: rail as u16, receives: LEAST as u16, packet_bytes, token };
         Offer { private: hello.encode(), shared_receive: false, deadline }
     }
 
@@ -141,6 +145,7 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
             return Err(JoinError::Exists);
         }
         if self.buffers.pool_mut().reserve(OWN) {
+            self.connections += 1;
             if it.is_blank() {
                 it.restart();
             }
@@ -148,7 +153,7 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
         }
         // Others may have more than they use.
         self.wants = true;
-        self.recall(peer, rail);
+        self.recall(peer, rail, 0);
         Err(JoinError::Buffers { free })
     }
 
@@ -183,8 +188,10 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
 
     /// A connection was asked for.
     fn asked(&mut self, connection: Connection, private: &Private, now: Duration) -> Option<ChannelEvent> {
-        let answer = Hello::decode(private).and_then(|hello| {
+        let said = Hello::decode(private);
+        let answer = said.and_then(|hello| {
             self.judge(&hello)?;
+            self.claims(connection, &hello)?;
             self.admit(hello.rank, hello.rail.into()).map_err(|error| match error {
                 JoinError::Unknown { .. } => Refusal::Stranger,
                 JoinError::Buffers { .. } => Refusal::Buffers,
@@ -197,18 +204,40 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
             Err(refusal) => {
                 // If it does not wait any more, all the better.
                 let _ = self.port.refuse(connection, refusal.encode());
-                return Some(ChannelEvent::Refused { refusal });
+                let claimed = said.ok().map(|hello| hello.rank);
+                return Some(ChannelEvent::Refused { claimed, refusal });
             }
         };
         let (peer, rail) = (hello.rank, u32::from(hello.rail));
         let mut new = Rail::new(connection, LEAST, false);
         // It was judged.
         let _ = new.credits.open(hello.receives.into());
-        let offer = self.offer(rail, now.saturating_add(self.config.patience));
+        let offer = self.offer(peer, rail, now.saturating_add(self.config.patience));
+        if let Some(it) = self.peer(peer) {
+            it.show(hello.token);
+        }
         if self.install(peer, rail, new).is_ok() && self.port.accept(connection, &offer).is_err() {
             self.shut(peer, rail);
         }
         None
+    }
+
+    /// Whether who asks may have the place that it asks for. Who has it does not notice.
+    fn claims(&mut self, connection: Connection, hello: &Hello) -> Result<(), Refusal> {
+        let Some(it) = self.peer(hello.rank) else { return Ok(()) };
+        if !it.takes_rails() || it.is_asked() {
+            return Err(Refusal::Exists);
+        }
+        self.is_holder(connection, hello)
+    }
+
+    /// Whether the other end is where it has to be, and may be the process that has the place, if one has.
+    fn is_holder(&self, connection: Connection, hello: &Hello) -> Result<(), Refusal> {
+        let Some(it) = self.peers.borrow().get(hello.rank as usize) else { return Ok(()) };
+        if it.origin.is_some() && it.origin != self.port.origin(connection) {
+            return Err(Refusal::Stranger);
+        }
+        if it.is_holder(hello.token) { Ok(()) } else { Err(Refusal::Claimed) }
     }
 
     /// Whether what is said can be talked to.
@@ -228,35 +257,63 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
         if let Some(it) = self.peers.borrow_mut().get_mut(peer as usize).and_then(|it| it.rail(rail)) {
             it.stage = Stage::Closing;
             self.port.close(it.connection);
+            self.discard_early(peer, rail);
         }
+    }
+
+    /// Throws away what came before the connection was ready: it never will be.
+    fn discard_early(&mut self, peer: PeerId, rail: u32) {
+        while let Some(buffer) = self.next_early(peer, rail) {
+            self.go_home(buffer, peer, rail);
+        }
+    }
+
+    /// The next packet that came before the connection was ready.
+    fn next_early(&mut self, peer: PeerId, rail: u32) -> Option<u32> {
+        let it = self.peers.borrow_mut().get_mut(peer as usize)?.rail(rail)?;
+        self.buffers.pop(&mut it.early)
     }
 
     fn established(&mut self, connection: Connection, private: &Private) -> Option<ChannelEvent> {
         let (peer, rail) = self.find(connection)?;
         let active = self.peer(peer)?.rail(rail).is_some_and(|it| it.active);
-        if active && let Err(refusal) = self.meet(peer, rail, private) {
+        if active && let Err(refusal) = self.meet(connection, (peer, rail), private) {
             self.shut(peer, rail);
             let error = ConnectError::Protocol;
             return Some(ChannelEvent::Failed { peer, rail, error, refusal: Some(refusal) });
         }
         let first = self.facts().active_speaks_first;
         let it = self.peer(peer)?.rail(rail)?;
-        if it.stage == Stage::Opening {
-            it.stage = Stage::Ready;
+        if it.stage != Stage::Opening {
+            // We have closed it meanwhile.
+            return None;
         }
+        it.stage = Stage::Ready;
         it.hello = active && first;
+        while let Some(buffer) = self.next_early(peer, rail) {
+            let len = self.buffers.get(buffer).map_or(0, |buffer| buffer.len);
+            self.accept_packet(buffer, (peer, rail), len);
+        }
         self.settle(peer, rail);
         Some(ChannelEvent::Up { peer, rail })
     }
 
     /// What accepted our connection: whether it is whom we wanted.
-    fn meet(&mut self, peer: PeerId, rail: u32, private: &Private) -> Result<(), Refusal> {
+    fn meet(
+        &mut self,
+        connection: Connection,
+        (peer, rail): (PeerId, u32),
+        private: &Private,
+    ) -> Result<(), Refusal> {
         let hello = Hello::decode(private)?;
         self.judge(&hello)?;
         if hello.rank != peer || u32::from(hello.rail) != rail {
             return Err(Refusal::Stranger);
         }
-        let it = self.peer(peer).and_then(|it| it.rail(rail)).ok_or(Refusal::Exists)?;
+        self.is_holder(connection, &hello)?;
+        let it = self.peer(peer).ok_or(Refusal::Exists)?;
+        it.show(hello.token);
+        let it = it.rail(rail).ok_or(Refusal::Exists)?;
         it.credits.open(hello.receives.into()).map_err(|_| Refusal::Settings)
     }
 
@@ -280,6 +337,7 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
         if it.stage != Stage::Closing {
             it.stage = Stage::Lost;
             self.fail(peer, PortFault::Lost(error));
+            self.discard_early(peer, rail);
         }
         None
     }
@@ -287,16 +345,17 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
     fn was_closed(&mut self, connection: Connection) -> Option<ChannelEvent> {
         let (peer, rail) = self.find(connection)?;
         if let Some(out) = self.out
-            && let Some(&Buffer { peer: whose, .. }) = self.buffers.get(out)
-            && whose == peer
+            && let Some(&Buffer { peer: whose, rail: of, .. }) = self.buffers.get(out)
+            && (whose, of) == (peer, rail)
         {
             self.out = None;
             self.recycle(out);
         }
         // All work requests have completed, so all buffers are back: the port promises that. If it did not keep it, those
-        // that it has are never used again.
-        *self.peer(peer)?.rails.get_mut(rail as usize)? = None;
-        self.buffers.pool_mut().unreserve(OWN);
+        // that it has are never used again, and count as used.
+        let kept = self.peer(peer)?.rails.get_mut(rail as usize)?.take()?.kept();
+        self.buffers.pool_mut().unreserve(kept);
+        self.connections = self.connections.saturating_sub(1);
         Some(ChannelEvent::Closed { peer, rail })
     }
 

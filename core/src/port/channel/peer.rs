@@ -4,10 +4,11 @@
 use core::borrow::BorrowMut;
 
 use super::buffers::Queue;
+use super::{OWN, SENDS};
 use crate::counters::{Count, Traffic};
-use crate::flow::posted::{Credits, FIRST};
+use crate::flow::posted::{Credits, FIRST, LEAST};
 use crate::order::Window;
-use crate::port::memory::{Connection, WorkError};
+use crate::port::memory::{Connection, Origin, WorkError};
 use crate::port::{PeerId, PortFault};
 use crate::slab::NONE;
 
@@ -44,6 +45,8 @@ pub(super) struct Rail {
     pub(super) receiving: u32,
     /// Buffers that are being sent.
     pub(super) sending: u32,
+    /// Packets that came before it was ready.
+    pub(super) early: Queue,
 }
 
 impl Rail {
@@ -58,7 +61,13 @@ impl Rail {
             hello: false,
             receiving: 0,
             sending: 0,
+            early: Queue::new(),
         }
+    }
+
+    /// Buffers of the pool that are kept for it: those of its own that it does not use.
+    pub(super) fn kept(&self) -> u32 {
+        OWN - self.credits.size().min(LEAST) - self.sending.min(SENDS)
     }
 
     /// Whether packets may be sent, as far as the connection goes.
@@ -92,6 +101,11 @@ pub struct Report {
 #[derive(Debug)]
 pub struct Peer<W: BorrowMut<[Option<u32>]>> {
     pub(super) rails: [Option<Rail>; MOST_RAILS],
+    /// What we show this peer on each connection, and what it has shown on the first.
+    pub(super) token: u64,
+    shown: Option<u64>,
+    /// Where it has to be.
+    pub(super) origin: Option<Origin>,
     /// Packets that came too early.
     pub(super) window: Window<u32, W>,
     /// Packets that are next.
@@ -123,10 +137,14 @@ pub struct Peer<W: BorrowMut<[Option<u32>]>> {
 }
 
 impl<W: BorrowMut<[Option<u32>]>> Peer<W> {
-    /// A peer without connections. `None` unless the places of the window are a power of two.
-    pub fn new(window: W) -> Option<Self> {
+    /// A peer without connections. `token` is a random number, which nobody but the peer gets to know, and another one for each
+    /// peer: by it all connections are known to be of one process. `None` unless the places of the window are a power of two.
+    pub fn new(window: W, token: u64) -> Option<Self> {
         Some(Self {
             rails: [const { None }; MOST_RAILS],
+            token,
+            shown: None,
+            origin: None,
             window: Window::new(window, u32::BITS, FIRST.into())?,
             ready: Queue::new(),
             next: FIRST,
@@ -173,9 +191,25 @@ impl<W: BorrowMut<[Option<u32>]>> Peer<W> {
         self.fault.is_none() && self.rails.iter().flatten().all(open)
     }
 
+    /// Whether who shows this token may be the process that has the place, if one has.
+    pub(super) fn is_holder(&self, token: u64) -> bool {
+        self.is_blank() || self.shown.is_none_or(|shown| shown == token)
+    }
+
+    /// Whether we ask this peer for connections: then it does not ask us.
+    pub(super) fn is_asked(&self) -> bool {
+        self.rails.iter().flatten().any(|rail| rail.active)
+    }
+
+    /// Who shows this token has the place.
+    pub(super) fn show(&mut self, token: u64) {
+        self.shown.get_or_insert(token);
+    }
+
     /// The first connection of a new process of that rank: everything is counted anew.
     pub(super) fn restart(&mut self) {
         self.window.restart(FIRST.into());
+        self.shown = None;
         (self.next, self.turn) = (FIRST, 0);
         (self.units_told, self.granted) = (0, 0);
         self.held = false;

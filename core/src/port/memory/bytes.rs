@@ -53,6 +53,16 @@ impl Address {
     }
 }
 
+/// Where the other end of a connection is, as the system says and not the peer: this machine's kernel, or, of another machine,
+/// the network and the kernel there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// A process of this machine, by the number that it has here.
+    Process(u32),
+    /// A machine, by the address from which it is connected, or at which it accepted.
+    Host(core::net::IpAddr),
+}
+
 /// Bytes that travel with a connection's request or answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Private(Short<MOST_PRIVATE_BYTES>);

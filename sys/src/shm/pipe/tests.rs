@@ -30,6 +30,7 @@ impl Random {
 /// A port with memory that everybody may use, and with some that nobody was told of. Dropped before the memory.
 struct Victim {
     port: ShmMemoryPort,
+    now: Duration,
     open: (nemesia_core::port::memory::Region, Key),
     bytes: *mut [u8],
     events: Vec<Event>,
@@ -43,13 +44,13 @@ impl Victim {
         let open = unsafe { Lent::from_raw(bytes.cast(), BYTES) };
         let region = port.register(open, Rights::ALL).unwrap();
         let key = port.key(region).unwrap();
-        Self { port, open: (region, key), bytes, events: Vec::new() }
+        Self { port, now: Duration::ZERO, open: (region, key), bytes, events: Vec::new() }
     }
 
     fn turn(&mut self) {
         let mut room = [Completion::EMPTY; 16];
         self.port.poll(&mut room);
-        self.events.extend(self.port.poll_event(Duration::ZERO));
+        self.events.extend(self.port.poll_event(self.now));
     }
 
     fn request(&mut self) -> Link {
@@ -204,4 +205,63 @@ fn a_first_packet_of_another_kind_ends_the_stream() {
     }
     let mut friend = honest(&mut victim);
     still_works(&mut victim, &mut friend);
+}
+
+/// A peer that does nothing any more does not keep memory for ever, and when it wakes up it does not take for the old bytes
+/// what is there by then.
+#[test]
+fn a_peer_that_is_stuck_loses_its_connection_when_memory_is_taken_back() {
+    let mut victim = Victim::new();
+    let (mut stuck, connection) = honest(&mut victim);
+    let mut friend = honest(&mut victim);
+    let mut room = [Completion::EMPTY; 4];
+    // Each finds that it can read the other's memory, and says so.
+    for _ in 0..20 {
+        victim.turn();
+        assert_eq!(stuck.poll(&mut room), 0);
+    }
+    let into = Box::into_raw(vec![0_u8; BYTES].into_boxed_slice());
+    // SAFETY: never freed; used by raw pointers only.
+    let region = stuck.register(unsafe { Lent::from_raw(into.cast(), BYTES) }, Rights::LOCAL).unwrap();
+    let part = [nemesia_core::port::memory::Slice { region, offset: 0, len: BYTES as u32 }];
+    stuck.read(Work::new(connection, 7), &part, victim.open.1.at(0)).unwrap();
+    // It leaves, and is not looked after again until the memory is somebody else's.
+    assert_eq!(stuck.poll(&mut room), 0);
+    (0..20).for_each(|_| victim.turn());
+
+    let mine = victim.open.0;
+    let busy = Err(nemesia_core::port::memory::RegisterError::Busy);
+    assert_eq!(victim.port.deregister(mine), busy);
+    let patience = Options::default().patience;
+    victim.now = patience - Duration::from_millis(1);
+    (0..20).for_each(|_| victim.turn());
+    assert_eq!((victim.port.deregister(mine), victim.events.len()), (busy, 0));
+    victim.now = patience + Duration::from_millis(1);
+    (0..20).for_each(|_| victim.turn());
+    let error = nemesia_core::port::memory::LostError::Unreachable;
+    assert!(matches!(victim.events.as_slice(), [Event::Lost { error: it, .. }] if *it == error));
+    assert_eq!(victim.port.deregister(mine), Ok(()));
+    // SAFETY: nobody else has the memory now; no reference is made.
+    unsafe { victim.bytes.cast::<u8>().write_bytes(0x99, BYTES) };
+
+    let outcome = loop {
+        stuck.poll_event(Duration::ZERO);
+        if stuck.poll(&mut room) > 0 {
+            break room[0].outcome;
+        }
+    };
+    assert!(matches!(outcome, nemesia_core::port::memory::Outcome::Failed(_)), "{outcome:?}");
+    // The other one has noticed nothing.
+    friend.0.poll(&mut room);
+    assert_eq!(friend.0.state(friend.1), State::Ready);
+}
+
+#[test]
+fn the_kernel_says_which_process_the_other_end_is() {
+    let mut victim = Victim::new();
+    let (mut port, connection) = honest(&mut victim);
+    let process = Some(Origin::Process(std::process::id()));
+    assert_eq!(port.origin(connection), process);
+    port.close(connection);
+    assert_eq!(port.origin(connection), None);
 }

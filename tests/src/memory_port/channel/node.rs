@@ -9,6 +9,7 @@ use nemesia_core::port::channel::{
 use nemesia_core::port::memory::{Access, MemoryPort};
 
 use super::super::bench::Block;
+use crate::content::seed_of;
 
 /// Payload bytes of the largest packet.
 pub(super) const PACKET_BYTES: u32 = 1024;
@@ -49,7 +50,7 @@ pub(super) struct Node<M: MemoryPort> {
 
 impl<M: MemoryPort> Node<M> {
     pub(super) fn new(port: M, config: Config, ranks: usize) -> Result<Self, OpenError> {
-        let channel = Channel::new(port, config, parts(ranks))?;
+        let channel = Channel::new(port, config, parts(config.rank, ranks))?;
         Ok(Self { channel, blocks: Vec::new(), events: Vec::new() })
     }
 
@@ -60,9 +61,10 @@ impl<M: MemoryPort> Node<M> {
     }
 }
 
-fn parts(ranks: usize) -> Parts<Vectors> {
+fn parts(rank: PeerId, ranks: usize) -> Parts<Vectors> {
+    let token = |of: usize| seed_of(&[rank.into(), of as u64]);
     Parts {
-        peers: (0..ranks).filter_map(|_| Peer::new(vec![None; 64])).collect(),
+        peers: (0..ranks).filter_map(|of| Peer::new(vec![None; 64], token(of))).collect(),
         buffers: vec![Buffer::default(); 4 * BUFFERS],
         slabs: std::iter::repeat_with(|| None).take(4).collect(),
     }

@@ -2,10 +2,10 @@
 
 use nemesia_core::flow::posted::{FIRST, LEAST, Stamp};
 use nemesia_core::port::memory::{
-    Access, ConnectError, Connection, Event, MemoryPort as _, Private, ReceiveQueue, Source, Work,
+    Access, ConnectError, Connection, Event, MemoryPort as _, Origin, Private, ReceiveQueue, Source, Work,
 };
 use nemesia_core::port::{MessagePort as _, Polled, PortFault};
-use nemesia_core::wire::channel::{Header, Hello, Numbered, Refusal};
+use nemesia_core::wire::channel::{HELLO_BYTES, Header, Hello, Numbered, Refusal};
 use nemesia_core::wire::{Envelope, Kind};
 
 use super::super::bench::{Bench, Memory};
@@ -17,7 +17,7 @@ use super::{Hall, text};
 const ROOM: u64 = 2048;
 
 const HELLO: Hello =
-    Hello { rank: 2, world: WORLD, rail: 0, receives: LEAST as u16, packet_bytes: PACKET_BYTES };
+    Hello { rank: 2, world: WORLD, rail: 0, receives: LEAST as u16, packet_bytes: PACKET_BYTES, token: 9 };
 
 fn header(sequence: u32, posted: u32) -> Vec<u8> {
     let packet = Some(Numbered { kind: Kind::Eager, context: 1, tag: 2, sequence });
@@ -210,7 +210,7 @@ pub(super) fn check<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
 pub(super) fn strangers<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
     let Some((mut hall, _)) = scene(bench)? else { return Ok(()) };
     let private = |bytes: &[u8]| Private::new(bytes).unwrap_or(Private::EMPTY);
-    let mut version = [0; 24];
+    let mut version = [0; HELLO_BYTES];
     version.copy_from_slice(HELLO.encode().bytes());
     version[0] = 77;
     for (hello, refusal) in [
@@ -219,7 +219,7 @@ pub(super) fn strangers<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
         (Hello { world: 1, ..HELLO }.encode(), Refusal::Stranger),
         (Hello { rank: 0, ..HELLO }.encode(), Refusal::Stranger),
         (Hello { rank: 3, ..HELLO }.encode(), Refusal::Stranger),
-        (Hello { rank: 1, ..HELLO }.encode(), Refusal::Exists),
+        (Hello { rank: 1, ..HELLO }.encode(), Refusal::Claimed),
         (Hello { rail: 1, ..HELLO }.encode(), Refusal::Settings),
         (Hello { packet_bytes: 512, ..HELLO }.encode(), Refusal::Settings),
         (Hello { receives: 2, ..HELLO }.encode(), Refusal::Settings),
@@ -233,4 +233,40 @@ pub(super) fn strangers<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
     }
     hall.talk(bench, 10)?;
     hall.close(bench)
+}
+
+/// Where the fabric tells where somebody is, who is not there is not let in.
+pub(super) fn elsewhere<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
+    let Some((mut hall, memory)) = scene(bench)? else { return Ok(()) };
+    let here = origin(bench, &mut hall)?;
+    // An address for documentation (RFC 5737), and a process that can't be.
+    for elsewhere in [Origin::Host([192, 0, 2, 1].into()), Origin::Process(u32::MAX)] {
+        hall.node(0)?.channel.expect_from(2, Some(elsewhere));
+        let active = intrude(bench, &mut hall, &HELLO.encode())?;
+        match answer(bench, &mut hall, active)? {
+            Ok(()) => return Err(format!("not {elsewhere:?}: it was let in")),
+            Err((_, said)) => equal("refused", Refusal::decode(&said), Some(Refusal::Stranger))?,
+        }
+        bench.close(0, active)?;
+    }
+    hall.node(0)?.channel.expect_from(2, here);
+    let active = enter(bench, &mut hall, &memory)?;
+    leave(bench, &mut hall, active)?;
+    hall.talk(bench, 10)?;
+    hall.close(bench)
+}
+
+/// Where the plain port is, as the fabric tells it to another.
+fn origin<F: Fabric>(bench: &mut Bench<F>, hall: &mut Hall<F>) -> Result<Option<Origin>, String> {
+    bench.open(1)?;
+    let (active, passive) = bench.connect(0, 1)?;
+    let (here, there) = (bench.port(1)?.origin(passive), bench.port(0)?.origin(active));
+    if let Some(Origin::Process(pid)) = here {
+        equal("process", pid, std::process::id())?;
+    }
+    ensure(here.is_some() == there.is_some(), || format!("{here:?}, but {there:?}"))?;
+    hall.turn(bench);
+    bench.close(0, active)?;
+    bench.close(1, passive)?;
+    Ok(here)
 }

@@ -154,10 +154,15 @@ fn deliver(end: &mut End, content: bool, stamp: Stamp) -> Check {
         release(end);
     }
     if dry {
-        end.credits.keep();
+        let may = |end: &End| end.pool.may_grow(end.credits.extra(), 0, 0);
+        if may(end) {
+            end.credits.keep();
+        }
         for _ in 0..end.credits.wanted(u32::MAX) {
-            if end.pool.take(false) {
+            if may(end) && end.pool.take(false) {
                 end.credits.grown();
+                let (extra, left) = (end.credits.extra(), end.pool.spare());
+                ensure!(extra <= left + 1, "a connection grows by {extra}, and leaves {left} to all others");
             }
         }
     }

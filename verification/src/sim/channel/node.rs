@@ -2,6 +2,7 @@
 
 use std::ptr::NonNull;
 
+use nemesia_core::flow::posted::LEAST;
 use nemesia_core::payload::Lent;
 use nemesia_core::port::channel::{
     Buffer, Channel, Config, LendError, OpenError, Parts, Peer, Slab, Storage,
@@ -62,14 +63,31 @@ pub(super) struct Node {
 }
 
 impl Node {
-    pub(super) fn new(port: SimPort, config: Config, ranks: u32, window: usize) -> Result<Self, OpenError> {
-        let peers = (0..ranks).filter_map(|_| Peer::new(vec![None; window])).collect();
+    /// `tokens`: what it shows each peer.
+    pub(super) fn new(
+        port: SimPort,
+        config: Config,
+        tokens: impl Iterator<Item = u64>,
+        window: usize,
+    ) -> Result<Self, OpenError> {
+        let peers = tokens.filter_map(|token| Peer::new(vec![None; window], token)).collect();
         let parts = Parts {
             peers,
             buffers: vec![Buffer::default(); BUFFERS],
             slabs: std::iter::repeat_with(|| None).take(SLABS).collect(),
         };
         Ok(Self { channel: Channel::new(port, config, parts)?, land: Vec::new() })
+    }
+
+    /// A connection to this peer has just grown: it has no more beyond its own than is left, but for what was sent since.
+    pub(super) fn leaves_enough(&self, peer: u32, rails: u32) -> Result<(), String> {
+        // Of several it is not known which.
+        let (extra, (_, free)) =
+            (self.channel.report(peer).receives.saturating_sub(LEAST), self.channel.buffers());
+        if rails > 1 || extra <= free + 2 {
+            return Ok(());
+        }
+        Err(format!("a connection to {peer} has grown by {extra}, and {free} buffers are left to all others"))
     }
 
     /// Lends memory for so many buffers; false when it can't be registered now, or no more is taken.

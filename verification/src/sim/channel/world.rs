@@ -121,7 +121,8 @@ impl World {
     fn start(&mut self, rank: usize) -> Check {
         let config = Config { rank: rank as u32, ..self.config };
         let ranks = self.ranks() as u32;
-        let opened = Node::new(self.fabric.port(), config, ranks, self.window);
+        let tokens = (0..ranks).map(|_| self.rng.next());
+        let opened = Node::new(self.fabric.port(), config, tokens, self.window);
         let mut node = opened.map_err(|error| Violation(format!("no channel: {error}")))?;
         let needed = u64::from((ranks - 1) * config.rails * OWN) + self.rng.below(4) as u64;
         while !node.lend(needed).map_err(Violation)? {
@@ -207,10 +208,18 @@ impl World {
         let ranks = self.ranks();
         let only = self.rng.one_in(8).then(|| self.rng.below(ranks) as u32);
         let Some(node) = &mut self.nodes[rank] else { return Ok(false) };
+        let grown = |node: &Node| -> Vec<u64> {
+            (0..ranks as u32).map(|peer| node.channel.report(peer).grown).collect()
+        };
+        let before = grown(node);
         let polled = match only {
             Some(peer) => node.channel.poll_peer(peer),
             None => node.channel.poll(),
         };
+        for (peer, _) in before.iter().zip(grown(node)).enumerate().filter(|(_, (before, now))| *before < now)
+        {
+            node.leaves_enough(peer as u32, self.config.rails).map_err(Violation)?;
+        }
         let early = (0..ranks as u32).any(|peer| node.channel.report(peer).waiting > 0);
         if early {
             self.tally.count(Event::Early);
@@ -307,9 +316,10 @@ impl World {
                 }
                 // The other side has not noticed the end of the process before, or was ended itself.
                 ChannelEvent::Failed { .. } => self.tally.count(Event::ChannelRefused),
-                ChannelEvent::Refused { refusal } => {
-                    let may = matches!(refusal, Refusal::Exists | Refusal::Buffers);
-                    ensure!(may, "rank {rank} refuses: {refusal}");
+                ChannelEvent::Refused { claimed, refusal } => {
+                    // A process that was started again may come before the end of the one before was noticed.
+                    let may = matches!(refusal, Refusal::Exists | Refusal::Buffers | Refusal::Claimed);
+                    ensure!(may, "rank {rank} refuses {claimed:?}: {refusal}");
                 }
             }
         }

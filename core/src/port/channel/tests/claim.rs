@@ -1,0 +1,128 @@
+//! Who says that it is somebody else.
+
+use std::vec::Vec;
+
+use core::time::Duration;
+
+use super::ChannelEvent;
+use super::script::{TestChannel, channel, enter, hello, packet, settle};
+use crate::port::memory::{Address, ConnectError, Event, Origin, Private};
+use crate::port::{MessagePort as _, Polled};
+use crate::wire::channel::{Hello, Refusal};
+
+/// Somebody asks, and is refused.
+fn is_refused(channel: &mut TestChannel, hello: &Hello, refusal: Refusal) {
+    let connection = channel.port_mut().ask(hello);
+    let free = channel.buffers();
+    let claimed = Some(hello.rank);
+    assert_eq!(settle(channel), [ChannelEvent::Refused { claimed, refusal }]);
+    assert_eq!(channel.port().refused.last(), Some(&(connection, refusal.encode())));
+    assert_eq!(channel.buffers(), free);
+}
+
+/// Connects on this rail to rank 0, and is accepted by who says this.
+fn dial(channel: &mut TestChannel, rail: u32, hello: &Hello) -> Vec<ChannelEvent> {
+    channel.connect(0, rail, &Address::new(&[1]).unwrap(), Duration::MAX).unwrap();
+    let connection = channel.port().last();
+    channel.port_mut().events.push_back(Event::Established { connection, private: hello.encode() });
+    settle(channel)
+}
+
+#[test]
+fn a_place_that_is_taken_is_not_given_to_another() {
+    let mut channel = channel(3, 3, 64);
+    let mine = enter(&mut channel, &hello(0, 0));
+    let impostor = |rail| Hello { token: 666, ..hello(0, rail) };
+    // The rail that there is, and one that there is not yet.
+    is_refused(&mut channel, &impostor(0), Refusal::Claimed);
+    is_refused(&mut channel, &impostor(1), Refusal::Claimed);
+    is_refused(&mut channel, &hello(0, 0), Refusal::Exists);
+    // Who has the place goes on, and may have more.
+    enter(&mut channel, &hello(0, 2));
+    channel.port_mut().arrive(mine, &packet(0, 0, b"mine"));
+    let Polled::Packet(arrival) = channel.poll() else { panic!("no packet") };
+    assert_eq!((arrival.peer, arrival.len), (0, 4));
+    channel.release(arrival);
+    is_refused(&mut channel, &impostor(1), Refusal::Claimed);
+    assert_eq!(channel.report(0).ready, 2);
+}
+
+#[test]
+fn a_place_that_is_being_taken_is_not_given_to_another() {
+    let mut channel = channel(3, 2, 64);
+    let first = channel.port_mut().ask(&hello(0, 0));
+    settle(&mut channel);
+    for rail in [0, 1] {
+        is_refused(&mut channel, &Hello { token: 666, ..hello(0, rail) }, Refusal::Claimed);
+    }
+    channel.port_mut().events.push_back(Event::Established { connection: first, private: Private::EMPTY });
+    assert_eq!(settle(&mut channel), [ChannelEvent::Up { peer: 0, rail: 0 }]);
+}
+
+#[test]
+fn a_place_that_came_to_nothing_is_free_for_another() {
+    let mut channel = channel(3, 1, 64);
+    let connection = channel.port_mut().ask(&Hello { token: 666, ..hello(0, 0) });
+    settle(&mut channel);
+    let (error, private) = (ConnectError::TimedOut, Private::EMPTY);
+    channel.port_mut().events.push_back(Event::Failed { connection, error, private });
+    settle(&mut channel);
+    enter(&mut channel, &hello(0, 0));
+    // And so is one whose process was let go of: the next one has a token of its own.
+    channel.close(0);
+    settle(&mut channel);
+    enter(&mut channel, &Hello { token: 3, ..hello(0, 0) });
+    is_refused(&mut channel, &hello(0, 0), Refusal::Claimed);
+}
+
+#[test]
+fn whom_we_ask_ourselves_does_not_ask_us() {
+    let mut channel = channel(3, 2, 64);
+    channel.connect(0, 0, &Address::new(&[1]).unwrap(), Duration::MAX).unwrap();
+    is_refused(&mut channel, &hello(0, 1), Refusal::Exists);
+    is_refused(&mut channel, &hello(0, 0), Refusal::Exists);
+}
+
+#[test]
+fn all_that_accept_are_one_process() {
+    let mut channel = channel(3, 3, 64);
+    assert_eq!(dial(&mut channel, 0, &hello(0, 0)), [ChannelEvent::Up { peer: 0, rail: 0 }]);
+    let events = dial(&mut channel, 1, &Hello { token: 666, ..hello(0, 1) });
+    let (error, refusal) = (ConnectError::Protocol, Some(Refusal::Claimed));
+    let failed = ChannelEvent::Failed { peer: 0, rail: 1, error, refusal };
+    assert_eq!(events, [failed, ChannelEvent::Closed { peer: 0, rail: 1 }]);
+    assert_eq!(dial(&mut channel, 2, &hello(0, 2)), [ChannelEvent::Up { peer: 0, rail: 2 }]);
+    assert_eq!(channel.report(0).ready, 2);
+}
+
+#[test]
+fn each_peer_is_shown_a_token_of_its_own_and_the_same_on_each_connection() {
+    let mut channel = channel(3, 2, 64);
+    for (peer, rail) in [(0, 0), (0, 1), (2, 0), (2, 1)] {
+        enter(&mut channel, &hello(peer, rail));
+    }
+    let said = channel.port().said.iter().map(|private| Hello::decode(private).unwrap().token);
+    assert_eq!(said.collect::<Vec<_>>(), [1000, 1000, 1002, 1002]);
+}
+
+#[test]
+fn who_is_not_where_it_has_to_be_is_refused() {
+    let mut channel = channel(3, 2, 64);
+    channel.expect_from(0, Some(Origin::Process(7)));
+    let host = Origin::Host([10, 0, 0, 7].into());
+    for origin in [None, Some(Origin::Process(8)), Some(host)] {
+        channel.port_mut().origin = origin;
+        is_refused(&mut channel, &hello(0, 0), Refusal::Stranger);
+        let events = dial(&mut channel, 0, &hello(0, 0));
+        let (error, refusal) = (ConnectError::Protocol, Some(Refusal::Stranger));
+        let failed = ChannelEvent::Failed { peer: 0, rail: 0, error, refusal };
+        assert_eq!(events, [failed, ChannelEvent::Closed { peer: 0, rail: 0 }], "{origin:?}");
+    }
+    // Of the others nothing is expected.
+    enter(&mut channel, &hello(2, 0));
+    channel.port_mut().origin = Some(Origin::Process(7));
+    enter(&mut channel, &hello(0, 0));
+    channel.expect_from(0, None);
+    channel.port_mut().origin = None;
+    enter(&mut channel, &hello(0, 1));
+}

@@ -1,0 +1,175 @@
+//! Connections that do not come about: every buffer is there afterwards, and nobody else has noticed.
+
+use std::vec;
+use std::vec::Vec;
+
+use core::time::Duration;
+
+use super::script::{TestChannel, channel, enter, hello, packet, settle};
+use super::{ChannelEvent, OWN};
+use crate::flow::posted::LEAST;
+use crate::port::memory::{Address, ConnectError, Connection, Event, LostError, Private};
+use crate::port::{Arrival, MessagePort as _, Polled};
+
+const BUFFERS: usize = 64;
+
+/// Everybody lets go: nothing is missing, and nothing is kept for anybody.
+fn is_whole(channel: &mut TestChannel, what: &str) {
+    for peer in [0, 2] {
+        channel.close(peer);
+    }
+    settle(channel);
+    assert_eq!(channel.buffers(), (BUFFERS as u32, BUFFERS as u32), "{what}");
+    // All of them may be anybody's: so many connections fit as if there had been none.
+    assert_eq!(channel.buffers.pool().spare(), BUFFERS as u32, "{what}");
+}
+
+/// Connects on a rail to rank 0; the receives are posted.
+fn dial(channel: &mut TestChannel, rail: u32) -> Connection {
+    let address = Address::new(&[1]).unwrap();
+    channel.connect(0, rail, &address, Duration::MAX).unwrap();
+    channel.port().last()
+}
+
+fn next_packet(channel: &mut TestChannel) -> Arrival<super::super::Token> {
+    match channel.poll() {
+        Polled::Packet(arrival) => arrival,
+        other => panic!("{other:?} instead of a packet"),
+    }
+}
+
+#[test]
+fn a_connection_whose_receives_are_not_all_posted_gives_them_back() {
+    for posted in 0..LEAST as usize {
+        let mut channel = channel(3, 2, BUFFERS);
+        channel.port_mut().receives_left = Some(posted);
+        let address = Address::new(&[1]).unwrap();
+        channel.connect(0, 0, &address, Duration::MAX).unwrap_err();
+        assert_eq!(settle(&mut channel), [ChannelEvent::Closed { peer: 0, rail: 0 }]);
+        is_whole(&mut channel, "we ask");
+
+        channel.port_mut().ask(&hello(2, 1));
+        assert_eq!(settle(&mut channel), [ChannelEvent::Closed { peer: 2, rail: 1 }]);
+        is_whole(&mut channel, "the peer asks");
+    }
+}
+
+#[test]
+fn a_connection_that_can_not_be_accepted_gives_its_buffers_back() {
+    let mut channel = channel(3, 1, BUFFERS);
+    channel.port_mut().refuses_to_accept = true;
+    channel.port_mut().ask(&hello(2, 0));
+    assert_eq!(settle(&mut channel), [ChannelEvent::Closed { peer: 2, rail: 0 }]);
+    is_whole(&mut channel, "not accepted");
+}
+
+/// What ends an opening, and how many packets come before.
+fn failures(connection: Connection) -> Vec<(&'static str, Event)> {
+    let refused = Event::Failed { connection, error: ConnectError::Refused, private: Private::EMPTY };
+    let late = Event::Failed { connection, error: ConnectError::TimedOut, private: Private::EMPTY };
+    let lost = Event::Lost { connection, error: LostError::Closed };
+    // Not whom we wanted, and nobody who speaks the protocol.
+    let other = Event::Established { connection, private: hello(2, 0).encode() };
+    let nobody = Event::Established { connection, private: Private::EMPTY };
+    vec![("refused", refused), ("late", late), ("lost", lost), ("another", other), ("nobody", nobody)]
+}
+
+#[test]
+fn what_came_on_a_connection_that_does_not_come_about_is_thrown_away_and_its_buffers_are_back() {
+    for at in 0..5 {
+        for packets in 0..LEAST {
+            let mut channel = channel(3, 2, BUFFERS);
+            let connection = dial(&mut channel, 0);
+            // In order, and the last one before its time.
+            for number in [1, 0, 2].into_iter().take(packets as usize) {
+                channel.port_mut().arrive(connection, &packet(number, 0, b"too soon"));
+            }
+            let mut events = settle(&mut channel);
+            let (what, event) = failures(connection).swap_remove(at);
+            channel.port_mut().events.push_back(event);
+            events.extend(settle(&mut channel));
+            let up = ChannelEvent::Up { peer: 0, rail: 0 };
+            assert!(!events.contains(&up), "{what}: {events:?}");
+            is_whole(&mut channel, what);
+            // The place is free, and who has it now begins at the beginning.
+            let connection = enter(&mut channel, &hello(0, 0));
+            channel.port_mut().arrive(connection, &packet(0, 0, b"in time"));
+            let arrival = next_packet(&mut channel);
+            assert_eq!(arrival.envelope.tag, 0);
+            channel.release(arrival);
+            is_whole(&mut channel, what);
+        }
+    }
+}
+
+#[test]
+fn what_came_before_the_connection_was_ready_is_handed_on_when_it_is() {
+    for active in [false, true] {
+        let mut channel = channel(3, 1, BUFFERS);
+        let (connection, private) = if active {
+            (dial(&mut channel, 0), hello(0, 0).encode())
+        } else {
+            (channel.port_mut().ask(&hello(0, 0)), Private::EMPTY)
+        };
+        settle(&mut channel);
+        for number in [0, 1] {
+            channel.port_mut().arrive(connection, &packet(number, 0, &[number as u8; 9]));
+        }
+        settle(&mut channel);
+        channel.port_mut().events.push_back(Event::Established { connection, private });
+        let up = ChannelEvent::Up { peer: 0, rail: 0 };
+        assert_eq!(channel.poll_event(Duration::ZERO), Some(up));
+        for number in [0_u8, 1] {
+            let arrival = next_packet(&mut channel);
+            let mut bytes = [0; 9];
+            channel.read(&arrival, 0, &mut bytes);
+            assert_eq!((arrival.envelope.tag, bytes), (number.into(), [number; 9]));
+            channel.release(arrival);
+        }
+        is_whole(&mut channel, "it was ready");
+    }
+}
+
+#[test]
+fn a_packet_that_is_being_read_stays_when_another_connection_does_not_come_about() {
+    let mut channel = channel(3, 2, BUFFERS);
+    let ready = enter(&mut channel, &hello(0, 0));
+    let asked = channel.port_mut().ask(&hello(0, 1));
+    settle(&mut channel);
+    let (error, private) = (ConnectError::TimedOut, Private::EMPTY);
+    channel.port_mut().events.push_back(Event::Failed { connection: asked, error, private });
+    let failed = channel.poll_event(Duration::ZERO);
+    assert!(matches!(failed, Some(ChannelEvent::Failed { peer: 0, rail: 1, .. })), "{failed:?}");
+    // What flushes comes first.
+    channel.port_mut().arrive(ready, &packet(0, 0, b"the first"));
+    let arrival = next_packet(&mut channel);
+    let posted = channel.port().posted[&ready].len();
+    assert_eq!(channel.poll_event(Duration::ZERO), Some(ChannelEvent::Closed { peer: 0, rail: 1 }));
+    // The buffer was not posted again, so nobody writes there.
+    assert_eq!(channel.port().posted[&ready].len(), posted);
+    let mut bytes = [0; 9];
+    channel.read(&arrival, 0, &mut bytes);
+    assert_eq!(&bytes, b"the first");
+    channel.release(arrival);
+    assert_eq!(channel.port().posted[&ready].len(), posted + 1);
+    settle(&mut channel);
+    is_whole(&mut channel, "one of two");
+}
+
+#[test]
+fn what_is_kept_for_others_is_not_touched_when_a_connection_fails() {
+    // Room for two connections, and a buffer more.
+    let all = 2 * OWN as usize + 1;
+    let mut channel = channel(3, 1, all);
+    enter(&mut channel, &hello(2, 0));
+    for _ in 0..3 {
+        let connection = dial(&mut channel, 0);
+        channel.port_mut().arrive(connection, &packet(0, 0, b"too soon"));
+        settle(&mut channel);
+        let (error, private) = (ConnectError::Refused, Private::EMPTY);
+        channel.port_mut().events.push_back(Event::Failed { connection, error, private });
+        settle(&mut channel);
+        assert_eq!(channel.buffers.pool().spare(), OWN + 1);
+        assert!(channel.buffers.pool().is_sound());
+    }
+}

@@ -1,0 +1,291 @@
+//! A memory port on which happens what the test says, and a channel over it.
+
+use std::collections::{HashMap, VecDeque};
+use std::vec;
+use std::vec::Vec;
+
+use core::time::Duration;
+
+use crate::flow::posted::{FIRST, LEAST, Stamp};
+use crate::payload::Lent;
+use crate::port::channel::{Buffer, Channel, Config, Parts, Peer, Slab, Storage};
+use crate::port::memory::{
+    Access, Address, Armed, Completion, ConnectError, Connection, Event, Facts, Key, MemoryPort, Offer,
+    Origin, Outcome, PostError, Private, ReceiveQueue, Region, RegisterError, Remote, Slice, Source, State,
+    Work, WorkError,
+};
+use crate::port::{MessagePort as _, PeerId, Polled};
+use crate::wire::Kind;
+use crate::wire::channel::{HEADER_BYTES, Header, Hello, Numbered};
+
+/// The number of the world.
+pub(super) const WORLD: u64 = 77;
+/// Payload bytes of the largest packet.
+pub(super) const PACKET_BYTES: u32 = 256;
+
+const FACTS: Facts = Facts {
+    name: "script",
+    ordered_placement: true,
+    active_speaks_first: false,
+    write_proves_placement: true,
+    waits_for_receive: true,
+    read_needs_remote_write: false,
+    immediates: false,
+    atomics: false,
+    atomics_exclude_processor: false,
+    inline_bytes: 64,
+    message_bytes: 1 << 20,
+    slices: 1,
+    read_slices: 1,
+    send_depth: 64,
+    receive_depth: 64,
+    shared_receive_depth: 0,
+    connections: 64,
+    regions: 4,
+};
+
+#[derive(Debug, Default)]
+pub(super) struct Script {
+    /// Receives, oldest first.
+    pub(super) posted: HashMap<Connection, VecDeque<(u64, Slice)>>,
+    /// Sends that have not completed: number, and bytes as far as they were inline.
+    pub(super) sent: Vec<(Connection, u64, Vec<u8>)>,
+    pub(super) done: VecDeque<Completion>,
+    pub(super) events: VecDeque<Event>,
+    pub(super) closed: Vec<Connection>,
+    pub(super) refused: Vec<(Connection, Private)>,
+    /// With what was connected, and accepted.
+    pub(super) said: Vec<Private>,
+    /// Calls that may still succeed.
+    pub(super) receives_left: Option<usize>,
+    pub(super) refuses_to_accept: bool,
+    /// Where all come from.
+    pub(super) origin: Option<Origin>,
+    connections: u32,
+    memory: Option<Lent>,
+}
+
+impl Script {
+    fn connection(&mut self) -> Connection {
+        self.connections += 1;
+        Connection { index: self.connections, generation: 1 }
+    }
+
+    /// Somebody asks for a connection.
+    pub(super) fn ask(&mut self, hello: &Hello) -> Connection {
+        let connection = self.connection();
+        self.events.push_back(Event::Requested { connection, private: hello.encode() });
+        connection
+    }
+
+    /// The connection that was made last.
+    pub(super) fn last(&self) -> Connection {
+        Connection { index: self.connections, generation: 1 }
+    }
+
+    /// A message comes into the oldest receive.
+    pub(super) fn arrive(&mut self, connection: Connection, bytes: &[u8]) {
+        let (id, into) = self.posted.get_mut(&connection).unwrap().pop_front().unwrap();
+        assert!(self.memory.as_ref().unwrap().write(into.offset, bytes));
+        let outcome = Outcome::Received { len: bytes.len() as u32, immediate: None, written: false };
+        self.done.push_back(Completion { id, connection, outcome });
+    }
+
+    /// All work requests of a connection fail.
+    pub(super) fn flush(&mut self, connection: Connection) {
+        let outcome = Outcome::Failed(WorkError::Flushed);
+        for (id, _) in self.posted.remove(&connection).unwrap_or_default() {
+            self.done.push_back(Completion { id, connection, outcome });
+        }
+        for (_, id, _) in self.sent.extract_if(.., |(of, ..)| *of == connection) {
+            self.done.push_back(Completion { id, connection, outcome });
+        }
+    }
+}
+
+impl MemoryPort for Script {
+    fn facts(&self) -> &Facts {
+        &FACTS
+    }
+
+    fn register(&mut self, memory: Lent, _: Access) -> Result<Region, RegisterError> {
+        self.memory = Some(memory);
+        Ok(Region { index: 0, generation: 1 })
+    }
+
+    fn deregister(&mut self, _: Region) -> Result<(), RegisterError> {
+        Ok(())
+    }
+
+    fn key(&self, _: Region) -> Option<Key> {
+        None
+    }
+
+    fn address(&self) -> Option<Address> {
+        None
+    }
+
+    fn connect(&mut self, _: &Address, offer: &Offer) -> Result<Connection, ConnectError> {
+        self.said.push(offer.private);
+        Ok(self.connection())
+    }
+
+    fn accept(&mut self, _: Connection, offer: &Offer) -> Result<(), ConnectError> {
+        self.said.push(offer.private);
+        if self.refuses_to_accept { Err(ConnectError::State) } else { Ok(()) }
+    }
+
+    fn refuse(&mut self, connection: Connection, private: Private) -> Result<(), ConnectError> {
+        self.refused.push((connection, private));
+        Ok(())
+    }
+
+    fn close(&mut self, connection: Connection) {
+        if !self.closed.contains(&connection) {
+            self.closed.push(connection);
+            self.flush(connection);
+        }
+    }
+
+    fn state(&self, _: Connection) -> State {
+        State::Ready
+    }
+
+    fn origin(&self, _: Connection) -> Option<Origin> {
+        self.origin
+    }
+
+    fn write(&mut self, _: Work, _: Source<'_>, _: Remote, _: Option<u32>) -> Result<(), PostError> {
+        Err(PostError::Unsupported)
+    }
+
+    fn read(&mut self, _: Work, _: &[Slice], _: Remote) -> Result<(), PostError> {
+        Err(PostError::Unsupported)
+    }
+
+    fn send(&mut self, work: Work, from: Source<'_>, _: Option<u32>) -> Result<(), PostError> {
+        let bytes = if let Source::Inline(bytes) = from { bytes.to_vec() } else { Vec::new() };
+        self.sent.push((work.connection, work.id, bytes));
+        Ok(())
+    }
+
+    fn fetch_add(&mut self, _: Work, _: Slice, _: Remote, _: u64) -> Result<(), PostError> {
+        Err(PostError::Unsupported)
+    }
+
+    fn compare_swap(&mut self, _: Work, _: Slice, _: Remote, _: u64, _: u64) -> Result<(), PostError> {
+        Err(PostError::Unsupported)
+    }
+
+    fn receive(&mut self, queue: ReceiveQueue, id: u64, into: &[Slice]) -> Result<(), PostError> {
+        let ReceiveQueue::Of(connection) = queue else { return Err(PostError::Unsupported) };
+        match &mut self.receives_left {
+            Some(0) => return Err(PostError::System(12)),
+            Some(left) => *left -= 1,
+            None => {}
+        }
+        self.posted.entry(connection).or_default().push_back((id, into[0]));
+        Ok(())
+    }
+
+    fn poll(&mut self, into: &mut [Completion]) -> usize {
+        match (into.first_mut(), self.done.pop_front()) {
+            (Some(to), Some(completion)) => {
+                *to = completion;
+                1
+            }
+            _ => 0,
+        }
+    }
+
+    fn poll_event(&mut self, _: Duration) -> Option<Event> {
+        if let Some(event) = self.events.pop_front() {
+            return Some(event);
+        }
+        // The last word, when all completions were polled.
+        let polled = |connection: &Connection| self.done.iter().all(|it| it.connection != *connection);
+        let at = self.closed.iter().position(polled)?;
+        Some(Event::Closed { connection: self.closed.remove(at) })
+    }
+
+    fn arm(&mut self) -> Armed {
+        Armed::Poll
+    }
+
+    fn descriptor(&self) -> Option<i32> {
+        None
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Vectors;
+
+impl Storage for Vectors {
+    type Peers = Vec<Peer<Vec<Option<u32>>>>;
+    type Window = Vec<Option<u32>>;
+    type Buffers = Vec<Buffer>;
+    type Slabs = Vec<Option<Slab>>;
+}
+
+pub(super) type TestChannel = Channel<Script, Vectors>;
+
+/// Rank 1 of a world, with so many buffers.
+pub(super) fn channel(ranks: usize, rails: u32, buffers: usize) -> TestChannel {
+    let config = Config {
+        rank: 1,
+        world: WORLD,
+        packet_bytes: PACKET_BYTES,
+        rails,
+        most_receives: 64,
+        patience: Duration::from_secs(1),
+    };
+    let parts = Parts {
+        peers: (0..ranks as u32).filter_map(|of| Peer::new(vec![None; 128], u64::from(of) + 1000)).collect(),
+        buffers: vec![Buffer::default(); buffers],
+        slabs: vec![None],
+    };
+    let mut channel = TestChannel::new(Script::default(), config, parts).unwrap();
+    let [memory, own] = Lent::leaked(buffers * channel.buffer_bytes() as usize);
+    let region = channel.port_mut().register(memory, Access::LOCAL).unwrap();
+    assert_eq!(channel.lend(region, own), Ok(buffers as u32));
+    channel
+}
+
+/// What a member says of itself.
+pub(super) fn hello(rank: PeerId, rail: u16) -> Hello {
+    let token = u64::from(rank) + 2000;
+    Hello { rank, world: WORLD, rail, receives: LEAST as u16, packet_bytes: PACKET_BYTES, token }
+}
+
+/// A packet with content: the how manieth of its sender, and receives that it has posted besides those it began with.
+pub(super) fn packet(number: u32, posted: u32, payload: &[u8]) -> Vec<u8> {
+    let sequence = FIRST.wrapping_add(number);
+    let packet = Some(Numbered { kind: Kind::Eager, context: 0, tag: number.into(), sequence });
+    let stamp = Stamp { posted: FIRST.wrapping_add(LEAST + posted), target: LEAST };
+    let mut bytes = Header { packet, stamp, units: 0 }.encode().to_vec();
+    assert_eq!(bytes.len(), HEADER_BYTES);
+    bytes.extend_from_slice(payload);
+    bytes
+}
+
+/// Everything that happens, but packets; those are an error.
+pub(super) fn settle(channel: &mut TestChannel) -> Vec<super::ChannelEvent> {
+    let mut events = Vec::new();
+    for _ in 0..4 {
+        while let Some(event) = channel.poll_event(Duration::ZERO) {
+            events.push(event);
+        }
+        assert!(!matches!(channel.poll(), Polled::Packet(_)), "a packet was handed on");
+    }
+    events
+}
+
+/// Lets somebody in, who is ready then.
+pub(super) fn enter(channel: &mut TestChannel, hello: &Hello) -> Connection {
+    let connection = channel.port_mut().ask(hello);
+    channel.port_mut().events.push_back(Event::Established { connection, private: Private::EMPTY });
+    let events = settle(channel);
+    let up = super::ChannelEvent::Up { peer: hello.rank, rail: hello.rail.into() };
+    assert_eq!(events, [up]);
+    connection
+}
