@@ -225,7 +225,8 @@
 #define NEMESIA_FAILURE_FINISHED 2
 
 /**
- * The peer broke the rules of the transport.
+ * The connection to the peer is over: it broke the rules of the transport, or sent an active message for which this
+ * process has no memory.
  */
 #define NEMESIA_FAILURE_FAULT 3
 
