@@ -152,9 +152,11 @@ impl Lent<'_> {
         endpoint.run(start).map(drop)
     }
 
+    /// Sends a message, which could not leave at once if it was `tried`.
     #[inline]
-    pub(crate) fn send(&mut self, to: usize, tag: u64, bytes: &[u8]) -> Result<(), Error> {
+    pub(crate) fn send(&mut self, to: usize, tag: u64, bytes: &[u8], tried: bool) -> Result<(), Error> {
         match self {
+            Self::One(endpoint) if tried => endpoint.send_queued(to, tag, bytes),
             Self::One(endpoint) => endpoint.send(to, tag, bytes),
             Self::All(endpoint) => endpoint.send(to, tag, bytes),
         }

@@ -80,14 +80,15 @@ pub unsafe extern "C" fn nemesia_endpoint_send(
 #[inline(never)]
 unsafe fn send_any(endpoint: *mut Endpoint, rank: i32, tag: u64, buffer: *const c_void, len: usize) -> i32 {
     // SAFETY: the caller's endpoint, or null, and buffer, which stays as it is until this returns.
-    if unsafe { send_now(endpoint, rank, tag, buffer, len) } {
+    let left = unsafe { send_now(endpoint, rank, tag, buffer, len) };
+    if left == Some(true) {
         return NEMESIA_OK;
     }
     let work = |mut endpoint: Lent<'_>| {
         // SAFETY: the caller's buffer, which stays as it is until this returns.
         let bytes = unsafe { bytes_at(buffer, len) }?;
         let to = endpoint.rank_in(rank)?;
-        endpoint.send(to, tag, bytes)?;
+        endpoint.send(to, tag, bytes, left.is_some())?;
         Ok(NEMESIA_OK)
     };
     // SAFETY: the caller's endpoint, or null.
@@ -198,8 +199,12 @@ unsafe fn isend_any(
     len: usize,
     out_request: *mut u64,
 ) -> i32 {
-    // SAFETY: the caller's endpoint, or null, and buffer, which stays as it is.
-    if !out_request.is_null() && unsafe { send_now(endpoint, rank, tag, buffer, len) } {
+    let left = match out_request.is_null() {
+        true => None,
+        // SAFETY: the caller's endpoint, or null, and buffer, which stays as it is.
+        false => unsafe { send_now(endpoint, rank, tag, buffer, len) },
+    };
+    if left == Some(true) {
         // SAFETY: the caller's pointer, which is not null.
         unsafe { out_request.write(NEMESIA_REQUEST_NONE) };
         return NEMESIA_OK;
@@ -208,7 +213,7 @@ unsafe fn isend_any(
         // SAFETY: the caller's pointer, null or good.
         let out = unsafe { Out::required(out_request, "out_request") }?;
         // SAFETY: the caller's promise: the buffer stays until the request is complete.
-        out.write(number(unsafe { isend(endpoint, rank, tag, buffer, len) }?));
+        out.write(number(unsafe { isend(endpoint, rank, tag, buffer, len, left.is_some()) }?));
         Ok(NEMESIA_OK)
     };
     // SAFETY: the caller's endpoint, or null.
@@ -441,6 +446,8 @@ pub(crate) unsafe fn room_at<'a>(buffer: *mut c_void, capacity: usize) -> Result
     Ok(unsafe { slice::from_raw_parts_mut(base.as_ptr(), capacity) })
 }
 
+/// Starts a send, which [`send_now`] has refused if it was `tried`.
+///
 /// # Safety
 /// The buffer is the caller's, and stays as it is until the request is complete.
 #[inline]
@@ -450,9 +457,14 @@ unsafe fn isend(
     tag: u64,
     buffer: *const c_void,
     len: usize,
+    tried: bool,
 ) -> Result<Request, Fault> {
     check_buffer(buffer.cast::<u8>(), len, "buffer")?;
     let to = rank_in(endpoint, rank)?;
+    if tried {
+        // SAFETY: the caller's promise.
+        return Ok(unsafe { endpoint.isend_queued(to, tag, buffer.cast(), len) }?);
+    }
     // SAFETY: the caller's promise.
     Ok(unsafe { endpoint.isend(to, tag, buffer.cast(), len) }?)
 }
@@ -604,7 +616,7 @@ mod tests {
     fn the_request_that_was_complete_when_it_started_is_none() {
         let mut endpoint = alone();
         // SAFETY: an empty message needs no buffer.
-        let request = unsafe { isend(&mut endpoint, 0, 1, std::ptr::null(), 0) }.unwrap();
+        let request = unsafe { isend(&mut endpoint, 0, 1, std::ptr::null(), 0, false) }.unwrap();
         assert_eq!(number(request), NEMESIA_REQUEST_NONE);
         assert_eq!(number(named(77)), 77);
         assert!(matches!(endpoint.test(named(NEMESIA_REQUEST_DONE)), Err(Error::Stale)));
