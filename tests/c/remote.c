@@ -108,7 +108,28 @@ static void fetch_arrays(const nemesia_remote_key *key) {
                                                                    NEMESIA_OP_SUM, NULL, 10, old, &request));
     GIVES(NEMESIA_ERR_BOUNDS, nemesia_endpoint_ifetch_accumulate(endpoint, key, LARGE + 24, NEMESIA_TYPE_I64,
                                                                  NEMESIA_OP_SUM, by, 10, old, &request));
+    /* Old values would be written over operands; those that do not count may be there. */
+    for (at = 0; at < 3; at++) {
+        static int64_t both[19];
+        static const int from[] = {9, 0, 5}, into[] = {0, 9, 5};
+        GIVES(NEMESIA_ERR_ARGUMENT,
+              nemesia_endpoint_ifetch_accumulate(endpoint, key, LARGE + 16, NEMESIA_TYPE_I64, NEMESIA_OP_SUM,
+                                                 both + from[at], 10, both + into[at], &request));
+        CHECK(strstr(nemesia_last_error_message(), "overlap") != NULL);
+    }
     CHECK(request == 99);
+    OK(nemesia_endpoint_ifetch_accumulate(endpoint, key, LARGE + 16, NEMESIA_TYPE_I64, NEMESIA_OP_NOTHING, old, 10, old,
+                                          &request));
+    wait_for(request);
+    for (at = 0; at < 10; at++) CHECK(old[at] == 3 * at);
+    /* Side by side. */
+    {
+        static int64_t both[20];
+        OK(nemesia_endpoint_ifetch_accumulate(endpoint, key, LARGE + 16, NEMESIA_TYPE_I64, NEMESIA_OP_SUM, both, 10,
+                                              both + 10, &request));
+        wait_for(request);
+        for (at = 0; at < 10; at++) CHECK(both[10 + at] == 3 * at && both[at] == 0);
+    }
 }
 
 static void one_sided(void) {
