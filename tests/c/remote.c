@@ -32,6 +32,20 @@ struct count {
     int32_t used;
 };
 
+/* What is over after some instructions is refused as everything else is. */
+static void use_at_hand(void) {
+    static unsigned char bytes[64];
+    uint64_t request = 99;
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_send(endpoint, peer, 1, bytes, 8));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_send(endpoint, peer, 1, bytes, sizeof bytes));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_isend(endpoint, peer, 1, bytes, 8, &request));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_isend(endpoint, peer, 1, bytes, sizeof bytes, &request));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_recv(endpoint, peer, 1, 0, 8, bytes, NULL));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_irecv(endpoint, peer, 1, 0, 8, bytes, &request));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_wait(endpoint, NEMESIA_REQUEST_NONE, 0, NULL));
+    CHECK(request == 99);
+}
+
 static void ask(void *context, int32_t from, const void *header, size_t header_len, const void *payload,
                 size_t len, nemesia_incoming *message) {
     struct count *count = context;
@@ -40,6 +54,7 @@ static void ask(void *context, int32_t from, const void *header, size_t header_l
     memcpy(&number, header, sizeof number);
     CHECK(number == count->asked++);
     /* The endpoint is in the middle of something. */
+    use_at_hand();
     count->used = nemesia_endpoint_send(endpoint, peer, 1, NULL, 0);
     OK(nemesia_incoming_reply(message, ANSWER, header, header_len, NULL, 0));
     GIVES(NEMESIA_ERR_ARGUMENT, nemesia_incoming_reply(message, ANSWER, NULL, 1, NULL, 0));
