@@ -220,7 +220,7 @@ pub const VARIABLES: &[Variable] = &[
     ),
     Variable {
         name: "NEMESIA_SPIN",
-        values: "polls, or auto",
+        values: "polls, at most 4294967295, or auto",
         help: "polls without a message before a waiting process sleeps; auto is by load",
         get: |config| config.spin.map_or_else(|| AUTO.to_owned(), |polls| polls.to_string()),
         set: |config, value| put(&mut config.spin, or_auto(value)),

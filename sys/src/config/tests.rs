@@ -169,7 +169,7 @@ fn mistakes_in_a_file_are_errors_with_its_name_and_line() {
             2,
             ["there is no variable NEMESIA_CELS", "did you mean NEMESIA_CELLS?"],
         ),
-        ("\n\nNEMESIA_SPIN = fast\n", 3, ["NEMESIA_SPIN=fast", "must be polls, or auto"]),
+        ("\n\nNEMESIA_SPIN = fast\n", 3, ["NEMESIA_SPIN=fast", "must be polls, at most 4294967295, or auto"]),
         ("NEMESIA_SPIN =\n", 1, ["NEMESIA_SPIN=:", "must be polls"]),
         ("# fine\nNEMESIA_SPIN 5\n", 2, ["NAME = value", "#"]),
         ("NEMESIA_CONFIG = other.conf\n", 1, ["no variable NEMESIA_CONFIG", ""]),
