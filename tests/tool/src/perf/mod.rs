@@ -258,12 +258,13 @@ impl Files {
 
     /// Files first: whoever reads the table may stop reading.
     fn write(self, layout: &Layout<'_>, measured: &Measured, seen: &[Seen]) -> Result<(), Failure> {
+        let mut table = report::table(layout, measured) + &counters::table(seen);
         if let Some(destination) = self.plot {
+            table = format!("{table}\npicture: {}\n", destination.path().display());
             let picture = plot::svg(layout, measured)
                 .map_err(|error| Failure::failed(format!("cannot draw the picture: {error}")))?;
             destination.write(&picture)?;
         }
-        let table = report::table(layout, measured) + &counters::table(seen);
         self.json.write(&table, || report::json(layout, measured, seen))
     }
 }
