@@ -12,7 +12,7 @@ use crate::transfer::NEMESIA_ANY_SOURCE;
 /// Whether a message has left, without what may panic or needs to be told of. `None` when it was not even tried.
 ///
 /// # Safety
-/// As [`at_hand`], and `bytes_at`.
+/// As [`at_hand`], and `boundary::bytes`.
 #[inline(always)]
 pub(crate) unsafe fn send_now(
     endpoint: *mut Endpoint,
@@ -57,7 +57,7 @@ pub(crate) unsafe fn send_word_now(
 /// A message that was there, without what may panic or needs to be told of.
 ///
 /// # Safety
-/// As [`at_hand`], and `room_at`.
+/// As [`at_hand`], and `boundary::room`.
 #[inline(always)]
 pub(crate) unsafe fn recv_now(
     endpoint: *mut Endpoint,

@@ -2,13 +2,11 @@
 
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
-use std::ptr::NonNull;
-use std::slice;
 use std::time::{Duration, Instant};
 
 use nemesia::{Endpoint as Inner, Error, Request, Source, Tag};
 
-use crate::boundary::{Out, check_buffer, lent};
+use crate::boundary::{Out, bytes, check_buffer, lent, room};
 use crate::endpoint::{Endpoint, blocking_on, on, rank_in, rank_of};
 use crate::lent::Lent;
 use crate::now::{irecv_now, recv_now, send_now, send_word_now};
@@ -86,7 +84,7 @@ unsafe fn send_any(endpoint: *mut Endpoint, rank: i32, tag: u64, buffer: *const 
     }
     let work = |mut endpoint: Lent<'_>| {
         // SAFETY: the caller's buffer, which stays as it is until this returns.
-        let bytes = unsafe { bytes_at(buffer, len) }?;
+        let bytes = unsafe { bytes(buffer, len, "buffer") }?;
         let to = endpoint.rank_in(rank)?;
         endpoint.send(to, tag, bytes, left.is_some())?;
         Ok(NEMESIA_OK)
@@ -146,7 +144,7 @@ unsafe fn recv_any(
         // SAFETY: the caller's pointer, null or good.
         let out = unsafe { Out::optional(out_status) };
         // SAFETY: the caller's buffer, which is nobody else's until this returns.
-        let buf = unsafe { room_at(out_buffer, capacity) }?;
+        let buf = unsafe { room(out_buffer, capacity, "out_buffer") }?;
         let from = endpoint.with(|endpoint| source(endpoint, rank))?;
         deliver(endpoint.recv(from, Tag::Masked { value: tag, ignore }, buf), out)
     };
@@ -419,31 +417,6 @@ pub unsafe extern "C" fn nemesia_endpoint_progress(endpoint: *mut Endpoint, out_
     };
     // SAFETY: the caller's endpoint, or null.
     unsafe { on(endpoint, work) }
-}
-
-/// The caller's bytes; null is allowed if there are none.
-///
-/// # Safety
-/// There are `len` bytes at `buffer` that stay as they are for as long as the result is used, unless it is 0.
-#[inline]
-pub(crate) unsafe fn bytes_at<'a>(buffer: *const c_void, len: usize) -> Result<&'a [u8], Fault> {
-    check_buffer(buffer.cast::<u8>(), len, "buffer")?;
-    let base = NonNull::new(buffer.cast_mut().cast::<u8>()).unwrap_or(NonNull::dangling());
-    // SAFETY: checked above: null only if it is empty; the rest is the caller's promise.
-    Ok(unsafe { slice::from_raw_parts(base.as_ptr(), len) })
-}
-
-/// The caller's room for bytes; null is allowed if there is none.
-///
-/// # Safety
-/// There are `capacity` bytes at `buffer`, which hold something (as all memory of C does) and are nobody else's for as
-/// long as the result is used, unless it is 0.
-#[inline]
-pub(crate) unsafe fn room_at<'a>(buffer: *mut c_void, capacity: usize) -> Result<&'a mut [u8], Fault> {
-    check_buffer(buffer.cast::<u8>(), capacity, "out_buffer")?;
-    let base = NonNull::new(buffer.cast::<u8>()).unwrap_or(NonNull::dangling());
-    // SAFETY: checked above: null only if it is empty; the rest is the caller's promise.
-    Ok(unsafe { slice::from_raw_parts_mut(base.as_ptr(), capacity) })
 }
 
 /// Starts a send, which [`send_now`] has refused if it was `tried`.
