@@ -6,11 +6,12 @@ usage() {
     cat <<'TEXT'
 Usage: ffi/install.sh [--debug] PREFIX
 
-Builds nemesia-ffi with cargo and installs under PREFIX:
+Builds nemesia-ffi and nemesia-interpose with cargo and installs under PREFIX:
 
   include/nemesia.h
   lib/libnemesia.so -> libnemesia.so.0 -> libnemesia.so.VERSION
   lib/libnemesia.a
+  lib/libnemesia_interpose.so    to be preloaded, by programs that ask for it only (glibc on x86-64 and AArch64)
   lib/pkgconfig/nemesia.pc
 
   --debug   the unoptimised build, with every assertion
@@ -38,7 +39,7 @@ fi
 
 cd "$(dirname "${BASH_SOURCE[0]}")"
 cargo=${CARGO:-cargo}
-"$cargo" build --package nemesia-ffi --profile "$profile"
+"$cargo" build --package nemesia-ffi --package nemesia-interpose --profile "$profile"
 target=$("$cargo" metadata --no-deps --format-version 1 | sed -nE 's/.*"target_directory":"([^"]*)".*/\1/p')
 built=$target/${profile/dev/debug}
 version=$("$cargo" pkgid --package nemesia-ffi | sed -E 's/.*[#@]//')
@@ -51,6 +52,10 @@ install -m 644 "$built/libnemesia_ffi.a" "$to/lib/libnemesia.a"
 install -m 755 "$built/libnemesia_ffi.so" "$to/lib/libnemesia.so.$version"
 ln -sf "libnemesia.so.$version" "$to/lib/$soname"
 ln -sf "$soname" "$to/lib/libnemesia.so"
+# It has no other version: a copy of Nemesia finds it by the name of a symbol that has the version.
+if [[ -f $built/libnemesia_interpose.so ]]; then
+    install -m 755 "$built/libnemesia_interpose.so" "$to/lib/libnemesia_interpose.so"
+fi
 # Libs.private is what `rustc --print native-static-libs` says.
 cat >"$to/lib/pkgconfig/nemesia.pc" <<TEXT
 prefix=$prefix

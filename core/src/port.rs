@@ -19,7 +19,8 @@ use memory::{LostError, PostError, WorkError};
 /// A peer's rank in the world.
 pub type PeerId = u32;
 
-/// What a peer did that an honest one never does. Its connection is over; the others are not touched.
+/// Why a peer's connection is over: it did what an honest peer never does, or see [`PortFault::is_innocent`]. The others are
+/// not touched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PortFault {
     /// In its fastbox, or in its position in ours.
@@ -87,6 +88,19 @@ pub enum PortFault {
     /// A work request of a channel was refused.
     #[error("a work request was refused: {0}")]
     Post(PostError),
+    /// We have no memory for what it sent, and it is not to be lost unnoticed.
+    #[error("this process has no memory for an active message of {len} bytes")]
+    Memory {
+        /// Its bytes.
+        len: usize,
+    },
+}
+
+impl PortFault {
+    /// Whether the peer may have kept to the rules.
+    pub const fn is_innocent(&self) -> bool {
+        matches!(self, Self::Lost(_) | Self::Work(_) | Self::Post(_) | Self::Memory { .. })
+    }
 }
 
 /// Which peer did it.

@@ -225,7 +225,8 @@
 #define NEMESIA_FAILURE_FINISHED 2
 
 /**
- * The peer broke the rules of the transport.
+ * The connection to the peer is over: it broke the rules of the transport, or sent an active message for which this
+ * process has no memory.
  */
 #define NEMESIA_FAILURE_FAULT 3
 
@@ -1988,11 +1989,12 @@ int32_t nemesia_endpoint_ifetch(struct nemesia_endpoint *endpoint,
  *
  * - `endpoint`, `key`, `offset`, `datatype`, `op`: as for `nemesia_endpoint_iaccumulate`.
  * - `operands`, `count`: so many values of that type. With NEMESIA_OP_NOTHING they do not count, and may be null.
- * - `out_old`: room for as many values, elsewhere; written when the request is complete. After an error, what it holds is
+ * - `out_old`: room for as many values, none of it within `operands` (MPI 4.1, section 12.3.4): the first old values may come
+ *   while the last operands have not left. Written when the request is complete. After an error, what it holds is
  *   unspecified, and a part may have been done.
  * - `out_request`: written on success.
  *
- * Returns: as `nemesia_endpoint_iaccumulate`.
+ * Returns: as `nemesia_endpoint_iaccumulate`; NEMESIA_ERR_ARGUMENT if `operands` and `out_old` overlap.
  * Ownership: the request holds `operands` as that of `nemesia_endpoint_iput` holds its buffer, and `out_old` as that of
  * `nemesia_endpoint_iget`.
  * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.

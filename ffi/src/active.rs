@@ -1,15 +1,14 @@
 //! Active messages.
 
 use std::ffi::c_void;
-use std::ptr::{NonNull, slice_from_raw_parts};
-use std::slice;
+use std::ptr::slice_from_raw_parts;
 
 use nemesia::{Endpoint as Inner, Incoming as InnerIncoming};
 
-use crate::boundary::{Out, check_buffer, guard, missing};
+use crate::boundary::{Out, bytes, check_buffer, guard, missing};
 use crate::endpoint::{Endpoint, IN_HANDLER, blocking_on, on, rank_in, rank_of};
 use crate::lent::Lent;
-use crate::status::{Fault, NEMESIA_OK};
+use crate::status::NEMESIA_OK;
 use crate::transfer::number;
 
 /// An active message in the hands of its handler, for `nemesia_incoming_reply`. Gone when the handler returns.
@@ -237,15 +236,4 @@ pub unsafe extern "C" fn nemesia_endpoint_unhandled(endpoint: *mut Endpoint, out
     };
     // SAFETY: the caller's endpoint, or null.
     unsafe { on(endpoint, work) }
-}
-
-/// The caller's bytes.
-///
-/// # Safety
-/// Null, or as many readable bytes as `len` says, which stay as they are for as long as the result is used.
-pub(crate) unsafe fn bytes<'a>(base: *const c_void, len: usize, name: &str) -> Result<&'a [u8], Fault> {
-    check_buffer(base.cast::<u8>(), len, name)?;
-    let base = NonNull::new(base.cast_mut().cast::<u8>()).unwrap_or(NonNull::dangling());
-    // SAFETY: checked above: null only if it is empty; else the caller's promise.
-    Ok(unsafe { slice::from_raw_parts(base.as_ptr(), len) })
 }

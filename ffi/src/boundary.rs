@@ -1,9 +1,10 @@
 //! What every function does at the boundary: pointers in, pointers out, and no panic across.
 
 use std::any::Any;
-use std::ffi::{CStr, c_char};
+use std::ffi::{CStr, c_char, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::ptr;
+use std::ptr::{self, NonNull};
+use std::slice;
 
 use crate::status::{Fault, NEMESIA_ERR_PANIC, NEMESIA_ERR_TRUNCATED, NEMESIA_OK};
 
@@ -97,6 +98,35 @@ pub(crate) fn check_buffer<T>(base: *const T, count: usize, name: &str) -> Resul
     Ok(())
 }
 
+/// The caller's bytes; null is allowed if there are none.
+///
+/// # Safety
+/// There are `len` bytes at `buffer` that stay as they are for as long as the result is used, unless it is 0.
+#[inline]
+pub(crate) unsafe fn bytes<'a>(buffer: *const c_void, len: usize, name: &str) -> Result<&'a [u8], Fault> {
+    check_buffer(buffer.cast::<u8>(), len, name)?;
+    let base = NonNull::new(buffer.cast_mut().cast::<u8>()).unwrap_or(NonNull::dangling());
+    // SAFETY: checked above: null only if it is empty; the rest is the caller's promise.
+    Ok(unsafe { slice::from_raw_parts(base.as_ptr(), len) })
+}
+
+/// The caller's room for bytes; null is allowed if there is none.
+///
+/// # Safety
+/// There are `capacity` bytes at `buffer`, which hold something (as all memory of C does) and are nobody else's for as
+/// long as the result is used, unless it is 0.
+#[inline]
+pub(crate) unsafe fn room<'a>(
+    buffer: *mut c_void,
+    capacity: usize,
+    name: &str,
+) -> Result<&'a mut [u8], Fault> {
+    check_buffer(buffer.cast::<u8>(), capacity, name)?;
+    let base = NonNull::new(buffer.cast::<u8>()).unwrap_or(NonNull::dangling());
+    // SAFETY: checked above: null only if it is empty; the rest is the caller's promise.
+    Ok(unsafe { slice::from_raw_parts_mut(base.as_ptr(), capacity) })
+}
+
 /// The caller's array; any address will do for none.
 ///
 /// # Safety
@@ -106,7 +136,7 @@ pub(crate) unsafe fn lent<'a, T>(base: *mut T, count: usize) -> &'a mut [T] {
         return &mut [];
     }
     // SAFETY: the caller's promise.
-    unsafe { std::slice::from_raw_parts_mut(base, count) }
+    unsafe { slice::from_raw_parts_mut(base, count) }
 }
 
 /// A text of the caller's.
@@ -169,7 +199,7 @@ pub(crate) unsafe fn read_versioned<T: Versioned>(pointer: *const T) -> Result<T
     let size = usize::try_from(size).unwrap_or(usize::MAX);
     check_size::<T>(size)?;
     // SAFETY: the caller's promise: this many bytes are readable.
-    let given = unsafe { std::slice::from_raw_parts(pointer.cast::<u8>(), size) };
+    let given = unsafe { slice::from_raw_parts(pointer.cast::<u8>(), size) };
     let (known, beyond) = given.split_at(size.min(size_of::<T>()));
     if beyond.iter().any(|byte| *byte != T::UNSET) {
         let text = format!("{} sets a field that this version of the library does not know", T::NAME);

@@ -4,11 +4,11 @@ use std::ffi::c_void;
 
 use nemesia::{Endpoint as Inner, Request, Tag};
 
-use crate::boundary::{Out, check_buffer};
+use crate::boundary::{Out, bytes, check_buffer, room};
 use crate::endpoint::{Endpoint, blocking_on, on, rank_in};
 use crate::lent::Lent;
 use crate::status::{Fault, NEMESIA_OK};
-use crate::transfer::{Status, bytes_at, deliver, number, room_at, source};
+use crate::transfer::{Status, deliver, number, source};
 
 /// A send mode: complete when the buffer is the caller's again. That of `nemesia_endpoint_send`.
 pub const NEMESIA_SEND_STANDARD: u32 = 0;
@@ -42,7 +42,7 @@ pub unsafe extern "C" fn nemesia_endpoint_send_in(
 ) -> i32 {
     let work = |mut endpoint: Lent<'_>| {
         // SAFETY: the caller's buffer, which stays as it is until this returns.
-        let bytes = unsafe { bytes_at(buffer, len) }?;
+        let bytes = unsafe { bytes(buffer, len, "buffer") }?;
         let to = endpoint.rank_in(rank)?;
         let synchronous = match mode {
             NEMESIA_SEND_STANDARD | NEMESIA_SEND_READY => false,
@@ -84,7 +84,7 @@ pub unsafe extern "C" fn nemesia_endpoint_recv_in(
         // SAFETY: the caller's pointer, null or good.
         let out = unsafe { Out::optional(out_status) };
         // SAFETY: the caller's buffer, which is nobody else's until this returns.
-        let buf = unsafe { room_at(out_buffer, capacity) }?;
+        let buf = unsafe { room(out_buffer, capacity, "out_buffer") }?;
         let from = endpoint.with(|endpoint| source(endpoint, rank))?;
         deliver(endpoint.recv_in(context, from, Tag::Masked { value: tag, ignore }, buf), out)
     };

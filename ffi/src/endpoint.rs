@@ -19,7 +19,8 @@ pub const NEMESIA_FAILURE_NONE: i32 = 0;
 pub const NEMESIA_FAILURE_DIED: i32 = 1;
 /// The peer has finished, in good order.
 pub const NEMESIA_FAILURE_FINISHED: i32 = 2;
-/// The peer broke the rules of the transport.
+/// The connection to the peer is over: it broke the rules of the transport, or sent an active message for which this
+/// process has no memory.
 pub const NEMESIA_FAILURE_FAULT: i32 = 3;
 
 /// A process's place in its world.

@@ -7,7 +7,7 @@ use nemesia::{Endpoint as Inner, Reduction};
 use crate::boundary::{Out, check_buffer};
 use crate::endpoint::{Endpoint, on};
 use crate::rma::{RemoteKey, datatype_of, key_of, reduction_of, value_of};
-use crate::status::NEMESIA_OK;
+use crate::status::{Fault, NEMESIA_OK};
 use crate::transfer::number;
 
 /// Starts combining one operand into one value of another process, atomically, and getting what the value was.
@@ -52,11 +52,12 @@ pub unsafe extern "C" fn nemesia_endpoint_ifetch(
 ///
 /// - `endpoint`, `key`, `offset`, `datatype`, `op`: as for `nemesia_endpoint_iaccumulate`.
 /// - `operands`, `count`: so many values of that type. With NEMESIA_OP_NOTHING they do not count, and may be null.
-/// - `out_old`: room for as many values, elsewhere; written when the request is complete. After an error, what it holds is
+/// - `out_old`: room for as many values, none of it within `operands` (MPI 4.1, section 12.3.4): the first old values may come
+///   while the last operands have not left. Written when the request is complete. After an error, what it holds is
 ///   unspecified, and a part may have been done.
 /// - `out_request`: written on success.
 ///
-/// Returns: as `nemesia_endpoint_iaccumulate`.
+/// Returns: as `nemesia_endpoint_iaccumulate`; NEMESIA_ERR_ARGUMENT if `operands` and `out_old` overlap.
 /// Ownership: the request holds `operands` as that of `nemesia_endpoint_iput` holds its buffer, and `out_old` as that of
 /// `nemesia_endpoint_iget`.
 /// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
@@ -77,10 +78,16 @@ pub unsafe extern "C" fn nemesia_endpoint_ifetch_accumulate(
         let (key, out) = unsafe { (key_of(key)?, Out::required(out_request, "out_request")?) };
         let what = (datatype_of(datatype)?, reduction_of(op)?);
         let len = count.saturating_mul(what.0.bytes());
-        if what.1 != Reduction::Nothing || !operands.is_null() {
-            check_buffer(operands.cast::<u8>(), len, "operands")?;
-        }
         check_buffer(out_old.cast::<u8>(), len, "out_old")?;
+        if what.1 != Reduction::Nothing {
+            check_buffer(operands.cast::<u8>(), len, "operands")?;
+            if operands.addr().abs_diff(out_old.addr()) < len {
+                return Err(Fault::argument(
+                    "operands and out_old overlap: old values would be written over operands that have not left yet; give \
+                     them memory apart",
+                ));
+            }
+        }
         let (operands, old) = (operands.cast(), out_old.cast());
         // SAFETY: the caller's promise: operands and room stay until the request is complete.
         let request = unsafe { endpoint.ifetch_accumulate(&key, offset, what, operands, old, len) }?;

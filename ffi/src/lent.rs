@@ -66,10 +66,15 @@ impl Single {
     }
 
     /// Lends the endpoint to what is over after some instructions, calls nothing of the caller's and does not panic. `None` if
-    /// another call is seen to have it.
+    /// another call is seen to have it, that of a handler's caller for instance.
+    ///
+    /// It does not set `busy`, as nothing could come to see it: what is called so ([`crate::now`]) looks at one fastbox or one
+    /// cell, and delivers no packet to the engine. Handlers are called where packets are delivered and where own messages leave
+    /// the queue, that is by progress; `tracing` is told where peers are found to have failed and where threads sleep; the call
+    /// tree is this process's own memory. All of these are in guarded calls, which set it.
     ///
     /// # Safety
-    /// As [`Single::lend`].
+    /// As [`Single::lend`]; the caller does nothing else with it than the functions of [`crate::now`].
     #[inline(always)]
     #[expect(clippy::mut_from_ref, reason = "the caller's promise")]
     pub(crate) unsafe fn at_hand(&self) -> Option<&mut Inner> {
@@ -152,9 +157,11 @@ impl Lent<'_> {
         endpoint.run(start).map(drop)
     }
 
+    /// Sends a message, which could not leave at once if it was `tried`.
     #[inline]
-    pub(crate) fn send(&mut self, to: usize, tag: u64, bytes: &[u8]) -> Result<(), Error> {
+    pub(crate) fn send(&mut self, to: usize, tag: u64, bytes: &[u8], tried: bool) -> Result<(), Error> {
         match self {
+            Self::One(endpoint) if tried => endpoint.send_queued(to, tag, bytes),
             Self::One(endpoint) => endpoint.send(to, tag, bytes),
             Self::All(endpoint) => endpoint.send(to, tag, bytes),
         }

@@ -9,10 +9,10 @@ use nemesia::{Request, Source, Tag};
 use crate::endpoint::{Endpoint, at_hand};
 use crate::transfer::NEMESIA_ANY_SOURCE;
 
-/// Whether a message has left, without what may panic or needs to be told of.
+/// Whether a message has left, without what may panic or needs to be told of. `None` when it was not even tried.
 ///
 /// # Safety
-/// As [`at_hand`], and `bytes_at`.
+/// As [`at_hand`], and `boundary::bytes`.
 #[inline(always)]
 pub(crate) unsafe fn send_now(
     endpoint: *mut Endpoint,
@@ -20,19 +20,19 @@ pub(crate) unsafe fn send_now(
     tag: u64,
     buffer: *const c_void,
     len: usize,
-) -> bool {
-    // SAFETY: the caller's promise.
-    let (Some(endpoint), false) = (unsafe { at_hand(endpoint) }, buffer.is_null()) else { return false };
-    if len > isize::MAX as usize {
-        return false;
+) -> Option<bool> {
+    if buffer.is_null() || len > isize::MAX as usize {
+        return None;
     }
+    // SAFETY: the caller's promise.
+    let endpoint = unsafe { at_hand(endpoint) }?;
     // SAFETY: the caller's buffer, there and no longer than memory.
     let bytes = unsafe { slice::from_raw_parts(buffer.cast::<u8>(), len) };
     // A rank below 0 becomes one that does not exist.
-    endpoint.send_now(rank as u32 as usize, tag, bytes)
+    Some(endpoint.send_now(rank as u32 as usize, tag, bytes))
 }
 
-/// As [`send_now`], of a message of 8 bytes.
+/// Whether a message of 8 bytes has left, as by [`send_now`].
 ///
 /// # Safety
 /// As there.
@@ -57,7 +57,7 @@ pub(crate) unsafe fn send_word_now(
 /// A message that was there, without what may panic or needs to be told of.
 ///
 /// # Safety
-/// As [`at_hand`], and `room_at`.
+/// As [`at_hand`], and `boundary::room`.
 #[inline(always)]
 pub(crate) unsafe fn recv_now(
     endpoint: *mut Endpoint,

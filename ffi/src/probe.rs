@@ -4,11 +4,11 @@ use std::ffi::c_void;
 
 use nemesia::{Endpoint as Inner, Error, Message, Source, Tag};
 
-use crate::boundary::{Out, check_buffer};
+use crate::boundary::{Out, check_buffer, room};
 use crate::endpoint::{Endpoint, blocking_on, on};
 use crate::lent::Lent;
 use crate::status::{Fault, NEMESIA_OK, NEMESIA_PENDING};
-use crate::transfer::{Status, deliver, named, number, room_at, source, time_left};
+use crate::transfer::{Status, deliver, named, number, source, time_left};
 
 /// Looks for the first message that a receive with these arguments would take, and leaves it where it is (MPI_Iprobe).
 /// Makes progress if there is none; never blocks.
@@ -167,7 +167,7 @@ pub unsafe extern "C" fn nemesia_endpoint_mrecv(
         // SAFETY: the caller's pointer, null or good.
         let out = unsafe { Out::optional(out_status) };
         // SAFETY: the caller's buffer, which is nobody else's until this returns.
-        let buf = unsafe { room_at(out_buffer, capacity) }?;
+        let buf = unsafe { room(out_buffer, capacity, "out_buffer") }?;
         let message = endpoint.with(|endpoint| named_message(endpoint, message));
         deliver(endpoint.mrecv(message, buf), out)
     };

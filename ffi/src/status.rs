@@ -229,7 +229,7 @@ impl From<Error> for Fault {
                 Refusal::Undefined => NEMESIA_ERR_UNDEFINED,
             },
             Error::Region | Error::Regions { .. } => NEMESIA_ERR_REGION,
-            Error::TooLong { .. } => NEMESIA_ERR_TOO_LONG,
+            Error::TooLong { .. } | Error::LongReply { .. } => NEMESIA_ERR_TOO_LONG,
             Error::Replies { .. } => NEMESIA_ERR_REPLIES,
             _ => NEMESIA_ERR_UNKNOWN,
         };

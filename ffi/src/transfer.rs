@@ -2,13 +2,11 @@
 
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
-use std::ptr::NonNull;
-use std::slice;
 use std::time::{Duration, Instant};
 
 use nemesia::{Endpoint as Inner, Error, Request, Source, Tag};
 
-use crate::boundary::{Out, check_buffer, lent};
+use crate::boundary::{Out, bytes, check_buffer, lent, room};
 use crate::endpoint::{Endpoint, blocking_on, on, rank_in, rank_of};
 use crate::lent::Lent;
 use crate::now::{irecv_now, recv_now, send_now, send_word_now};
@@ -80,14 +78,15 @@ pub unsafe extern "C" fn nemesia_endpoint_send(
 #[inline(never)]
 unsafe fn send_any(endpoint: *mut Endpoint, rank: i32, tag: u64, buffer: *const c_void, len: usize) -> i32 {
     // SAFETY: the caller's endpoint, or null, and buffer, which stays as it is until this returns.
-    if unsafe { send_now(endpoint, rank, tag, buffer, len) } {
+    let left = unsafe { send_now(endpoint, rank, tag, buffer, len) };
+    if left == Some(true) {
         return NEMESIA_OK;
     }
     let work = |mut endpoint: Lent<'_>| {
         // SAFETY: the caller's buffer, which stays as it is until this returns.
-        let bytes = unsafe { bytes_at(buffer, len) }?;
+        let bytes = unsafe { bytes(buffer, len, "buffer") }?;
         let to = endpoint.rank_in(rank)?;
-        endpoint.send(to, tag, bytes)?;
+        endpoint.send(to, tag, bytes, left.is_some())?;
         Ok(NEMESIA_OK)
     };
     // SAFETY: the caller's endpoint, or null.
@@ -145,7 +144,7 @@ unsafe fn recv_any(
         // SAFETY: the caller's pointer, null or good.
         let out = unsafe { Out::optional(out_status) };
         // SAFETY: the caller's buffer, which is nobody else's until this returns.
-        let buf = unsafe { room_at(out_buffer, capacity) }?;
+        let buf = unsafe { room(out_buffer, capacity, "out_buffer") }?;
         let from = endpoint.with(|endpoint| source(endpoint, rank))?;
         deliver(endpoint.recv(from, Tag::Masked { value: tag, ignore }, buf), out)
     };
@@ -198,8 +197,12 @@ unsafe fn isend_any(
     len: usize,
     out_request: *mut u64,
 ) -> i32 {
-    // SAFETY: the caller's endpoint, or null, and buffer, which stays as it is.
-    if !out_request.is_null() && unsafe { send_now(endpoint, rank, tag, buffer, len) } {
+    let left = match out_request.is_null() {
+        true => None,
+        // SAFETY: the caller's endpoint, or null, and buffer, which stays as it is.
+        false => unsafe { send_now(endpoint, rank, tag, buffer, len) },
+    };
+    if left == Some(true) {
         // SAFETY: the caller's pointer, which is not null.
         unsafe { out_request.write(NEMESIA_REQUEST_NONE) };
         return NEMESIA_OK;
@@ -208,7 +211,7 @@ unsafe fn isend_any(
         // SAFETY: the caller's pointer, null or good.
         let out = unsafe { Out::required(out_request, "out_request") }?;
         // SAFETY: the caller's promise: the buffer stays until the request is complete.
-        out.write(number(unsafe { isend(endpoint, rank, tag, buffer, len) }?));
+        out.write(number(unsafe { isend(endpoint, rank, tag, buffer, len, left.is_some()) }?));
         Ok(NEMESIA_OK)
     };
     // SAFETY: the caller's endpoint, or null.
@@ -416,31 +419,8 @@ pub unsafe extern "C" fn nemesia_endpoint_progress(endpoint: *mut Endpoint, out_
     unsafe { on(endpoint, work) }
 }
 
-/// The caller's bytes; null is allowed if there are none.
+/// Starts a send, which [`send_now`] has refused if it was `tried`.
 ///
-/// # Safety
-/// There are `len` bytes at `buffer` that stay as they are for as long as the result is used, unless it is 0.
-#[inline]
-pub(crate) unsafe fn bytes_at<'a>(buffer: *const c_void, len: usize) -> Result<&'a [u8], Fault> {
-    check_buffer(buffer.cast::<u8>(), len, "buffer")?;
-    let base = NonNull::new(buffer.cast_mut().cast::<u8>()).unwrap_or(NonNull::dangling());
-    // SAFETY: checked above: null only if it is empty; the rest is the caller's promise.
-    Ok(unsafe { slice::from_raw_parts(base.as_ptr(), len) })
-}
-
-/// The caller's room for bytes; null is allowed if there is none.
-///
-/// # Safety
-/// There are `capacity` bytes at `buffer`, which hold something (as all memory of C does) and are nobody else's for as
-/// long as the result is used, unless it is 0.
-#[inline]
-pub(crate) unsafe fn room_at<'a>(buffer: *mut c_void, capacity: usize) -> Result<&'a mut [u8], Fault> {
-    check_buffer(buffer.cast::<u8>(), capacity, "out_buffer")?;
-    let base = NonNull::new(buffer.cast::<u8>()).unwrap_or(NonNull::dangling());
-    // SAFETY: checked above: null only if it is empty; the rest is the caller's promise.
-    Ok(unsafe { slice::from_raw_parts_mut(base.as_ptr(), capacity) })
-}
-
 /// # Safety
 /// The buffer is the caller's, and stays as it is until the request is complete.
 #[inline]
@@ -450,9 +430,14 @@ unsafe fn isend(
     tag: u64,
     buffer: *const c_void,
     len: usize,
+    tried: bool,
 ) -> Result<Request, Fault> {
     check_buffer(buffer.cast::<u8>(), len, "buffer")?;
     let to = rank_in(endpoint, rank)?;
+    if tried {
+        // SAFETY: the caller's promise.
+        return Ok(unsafe { endpoint.isend_queued(to, tag, buffer.cast(), len) }?);
+    }
     // SAFETY: the caller's promise.
     Ok(unsafe { endpoint.isend(to, tag, buffer.cast(), len) }?)
 }
@@ -604,7 +589,7 @@ mod tests {
     fn the_request_that_was_complete_when_it_started_is_none() {
         let mut endpoint = alone();
         // SAFETY: an empty message needs no buffer.
-        let request = unsafe { isend(&mut endpoint, 0, 1, std::ptr::null(), 0) }.unwrap();
+        let request = unsafe { isend(&mut endpoint, 0, 1, std::ptr::null(), 0, false) }.unwrap();
         assert_eq!(number(request), NEMESIA_REQUEST_NONE);
         assert_eq!(number(named(77)), 77);
         assert!(matches!(endpoint.test(named(NEMESIA_REQUEST_DONE)), Err(Error::Stale)));

@@ -9,6 +9,7 @@
 
 use std::error::Error;
 use std::io::Write;
+use std::process::ExitCode;
 
 use nemesia::{Config, Endpoint, Source, Tag};
 
@@ -18,8 +19,22 @@ const DEADLY: u64 = 4;
 /// Which round is next.
 const NEXT: u64 = 1 << 32;
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() -> ExitCode {
+    match add_up_all() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            // Returned from `main` it would be shown as it is for debugging, and not as the line that names the remedy.
+            let _ = writeln!(std::io::stderr(), "restart: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn add_up_all() -> Result<(), Box<dyn Error>> {
     let mut endpoint = Endpoint::open(&Config::from_env()?)?;
+    if endpoint.size() < 2 {
+        return Err("start several processes: nemesia run -n 3 --restart 1 -- PROGRAM".into());
+    }
     let (rank, last) = (endpoint.rank(), endpoint.size() - 1);
     let mut round = 0;
     if endpoint.incarnation() > 0 {

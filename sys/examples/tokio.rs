@@ -11,6 +11,7 @@ use std::cell::Cell;
 use std::error::Error;
 use std::io::Write;
 use std::os::fd::OwnedFd;
+use std::process::ExitCode;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -96,7 +97,18 @@ async fn count(turns: Rc<Cell<u64>>) {
     }
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() -> ExitCode {
+    match count_up() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            // Returned from `main` it would be shown as it is for debugging, and not as the line that names the remedy.
+            let _ = writeln!(std::io::stderr(), "tokio: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn count_up() -> Result<(), Box<dyn Error>> {
     let endpoint = Endpoint::open(&Config::from_env()?)?;
     if endpoint.size() != 2 {
         return Err("start two processes: nemesia run -n 2 -- PROGRAM".into());

@@ -126,6 +126,8 @@ impl Request {
 enum Mode {
     /// When the buffer is the caller's again.
     Standard,
+    /// The same; [`Endpoint::send_now`] has refused it, and it is not tried again before it is queued.
+    Queued,
     /// When a receive has matched it, too.
     Synchronous,
 }
@@ -396,7 +398,9 @@ impl Endpoint {
         let to = u32::try_from(to).unwrap_or(u32::MAX);
         loop {
             let started = match mode {
-                Mode::Standard => self.engine.isend(to, context, tag, buf),
+                // Whoever is in a hurry with a word has tried it.
+                Mode::Standard => self.engine.isend_any(to, context, tag, buf),
+                Mode::Queued => self.engine.isend_queued(to, context, tag, buf),
                 Mode::Synchronous => self.engine.issend(to, context, tag, buf),
             };
             match started {

@@ -73,15 +73,25 @@ pub enum Error {
         /// Peers held back.
         held: usize,
     },
-    /// An active message is longer than one may be, or a reply to one than a packet.
+    /// An active message is longer than one may be.
     #[error(
-        "active message of {len} bytes, header included: {most} are the most; send the rest as a tagged message, or raise \
-         NEMESIA_CELL_BYTES"
+        "active message of {len} bytes, header included: {most} are the most; send the rest as a tagged message, or put it"
     )]
     TooLong {
         /// Bytes of header and payload.
         len: usize,
         /// Bytes there may be.
+        most: usize,
+    },
+    /// A reply of a handler is longer than a packet.
+    #[error(
+        "reply of {len} bytes, header included: {most} are the most; send it from outside the handler, or raise \
+         NEMESIA_CELL_BYTES"
+    )]
+    LongReply {
+        /// Bytes of header and payload.
+        len: usize,
+        /// Bytes there may be: those of a cell.
         most: usize,
     },
     /// Replies of handlers wait to leave, as many as may.

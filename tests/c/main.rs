@@ -231,6 +231,26 @@ fn only_names_of_nemesia_are_exported() -> Result<(), String> {
 }
 
 #[test]
+fn the_library_that_is_preloaded_is_installed_and_disturbs_no_program() -> Result<(), String> {
+    const TEST: &str = "the_library_that_is_preloaded_is_installed_and_disturbs_no_program";
+    if !can_run(TEST, &["cc", "c++", "nm"]) {
+        return Ok(());
+    }
+    if !cfg!(target_env = "gnu") {
+        skip(TEST, "the preloaded library is for glibc");
+        return Ok(());
+    }
+    let library = installed()?.join("lib/libnemesia_interpose.so");
+    let listing = output(Command::new("nm").args(["-D", "--defined-only"]).arg(&library))?;
+    let exported = lines(&listing, |line| line.split_whitespace().last());
+    for name in ["munmap", "madvise", "nemesia_interposer_1"] {
+        assert!(exported.iter().any(|exported| exported == name), "{name}: {exported:?}");
+    }
+    let program = compile("c++", &STRICT_CXX, &source("tests/c/plus.cc"), Linking::Shared, "preloaded")?;
+    output(Command::new(program).env("LD_PRELOAD", library)).map(drop)
+}
+
+#[test]
 fn the_shared_library_is_found_by_its_soname() -> Result<(), String> {
     if !can_run("the_shared_library_is_found_by_its_soname", &["cc", "readelf"]) {
         return Ok(());

@@ -322,9 +322,11 @@ static void refuse_configurations(void) {
     CHECK(strstr(nemesia_last_error_message(), "did you mean NEMESIA_CELLS?") != NULL);
     GIVES(NEMESIA_ERR_CONFIG, nemesia_config_set(config, "NEMESIA_CELLS", "many"));
     GIVES(NEMESIA_ERR_CONFIG, nemesia_config_read_file(config, "/nonexistent/nemesia.conf"));
-    OK(nemesia_config_set(config, "NEMESIA_CELLS", "5"));
+    GIVES(NEMESIA_ERR_CONFIG, nemesia_config_set(config, "NEMESIA_CELLS", "5"));
+    CHECK(strstr(nemesia_last_error_message(), "NEMESIA_CELLS=5: must be a power of two") != NULL);
+    OK(nemesia_config_set(config, "NEMESIA_CELLS", "8"));
     OK(nemesia_config_get(config, "NEMESIA_CELLS", 2, value, &len));
-    CHECK(strcmp(value, "5") == 0 && len == 1);
+    CHECK(strcmp(value, "8") == 0 && len == 1);
     /* The launcher's connection is taken, which is found out first. */
     GIVES(NEMESIA_ERR_BOOTSTRAP, nemesia_endpoint_open(config, &other));
     CHECK(other == NULL);

@@ -32,6 +32,20 @@ struct count {
     int32_t used;
 };
 
+/* What is over after some instructions is refused as everything else is. */
+static void use_at_hand(void) {
+    static unsigned char bytes[64];
+    uint64_t request = 99;
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_send(endpoint, peer, 1, bytes, 8));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_send(endpoint, peer, 1, bytes, sizeof bytes));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_isend(endpoint, peer, 1, bytes, 8, &request));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_isend(endpoint, peer, 1, bytes, sizeof bytes, &request));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_recv(endpoint, peer, 1, 0, 8, bytes, NULL));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_irecv(endpoint, peer, 1, 0, 8, bytes, &request));
+    GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_wait(endpoint, NEMESIA_REQUEST_NONE, 0, NULL));
+    CHECK(request == 99);
+}
+
 static void ask(void *context, int32_t from, const void *header, size_t header_len, const void *payload,
                 size_t len, nemesia_incoming *message) {
     struct count *count = context;
@@ -40,6 +54,7 @@ static void ask(void *context, int32_t from, const void *header, size_t header_l
     memcpy(&number, header, sizeof number);
     CHECK(number == count->asked++);
     /* The endpoint is in the middle of something. */
+    use_at_hand();
     count->used = nemesia_endpoint_send(endpoint, peer, 1, NULL, 0);
     OK(nemesia_incoming_reply(message, ANSWER, header, header_len, NULL, 0));
     GIVES(NEMESIA_ERR_ARGUMENT, nemesia_incoming_reply(message, ANSWER, NULL, 1, NULL, 0));
@@ -108,7 +123,28 @@ static void fetch_arrays(const nemesia_remote_key *key) {
                                                                    NEMESIA_OP_SUM, NULL, 10, old, &request));
     GIVES(NEMESIA_ERR_BOUNDS, nemesia_endpoint_ifetch_accumulate(endpoint, key, LARGE + 24, NEMESIA_TYPE_I64,
                                                                  NEMESIA_OP_SUM, by, 10, old, &request));
+    /* Old values would be written over operands; those that do not count may be there. */
+    for (at = 0; at < 3; at++) {
+        static int64_t both[19];
+        static const int from[] = {9, 0, 5}, into[] = {0, 9, 5};
+        GIVES(NEMESIA_ERR_ARGUMENT,
+              nemesia_endpoint_ifetch_accumulate(endpoint, key, LARGE + 16, NEMESIA_TYPE_I64, NEMESIA_OP_SUM,
+                                                 both + from[at], 10, both + into[at], &request));
+        CHECK(strstr(nemesia_last_error_message(), "overlap") != NULL);
+    }
     CHECK(request == 99);
+    OK(nemesia_endpoint_ifetch_accumulate(endpoint, key, LARGE + 16, NEMESIA_TYPE_I64, NEMESIA_OP_NOTHING, old, 10, old,
+                                          &request));
+    wait_for(request);
+    for (at = 0; at < 10; at++) CHECK(old[at] == 3 * at);
+    /* Side by side. */
+    {
+        static int64_t both[20];
+        OK(nemesia_endpoint_ifetch_accumulate(endpoint, key, LARGE + 16, NEMESIA_TYPE_I64, NEMESIA_OP_SUM, both, 10,
+                                              both + 10, &request));
+        wait_for(request);
+        for (at = 0; at < 10; at++) CHECK(both[10 + at] == 3 * at && both[at] == 0);
+    }
 }
 
 static void one_sided(void) {

@@ -2,18 +2,19 @@
 //! library preloaded. The registrar remembers what the pages held when it registered them, as a device that has pinned them does.
 #![allow(clippy::unwrap_used, reason = "helpers of tests; a panic fails the test")]
 
-use std::collections::HashMap;
-use std::ffi::c_void;
+#[path = "../../sys/src/regcache/tests/snapshot.rs"]
+mod snapshot;
+
 use std::path::PathBuf;
 use std::process::Command;
 use std::ptr;
 use std::sync::{Mutex, OnceLock, PoisonError, mpsc};
 
 use nemesia::os::mapping::MappingError;
-use nemesia::regcache::{Range, Registrar, RegistrationCache, Size, Telling, memory_released};
+use nemesia::regcache::{Held, Range, Registrar, RegistrationCache, Size, Telling, memory_released};
 use nemesia_tests::skip;
+use snapshot::{PAGE, Snapshot, TestCache, map_with, place, seen, touch, unmap};
 
-const PAGE: usize = 4096;
 /// Set in a process with the library preloaded.
 const PRELOADED: &str = "NEMESIA_TEST_PRELOADED";
 
@@ -52,55 +53,10 @@ fn interposed(test: &str) -> bool {
     false
 }
 
-/// Registers by remembering the first byte of each page, as it is then.
-#[derive(Default)]
-struct Snapshot {
-    pinned: HashMap<u32, (Range, Vec<u8>)>,
-    made: u32,
-}
-
-impl Registrar for Snapshot {
-    type Handle = u32;
-    type Error = ();
-
-    fn register(&mut self, range: Range, _: u32) -> Result<u32, ()> {
-        self.made += 1;
-        // SAFETY: these tests register mapped pages only.
-        let first = |at: u64| unsafe { ptr::with_exposed_provenance::<u8>(at as usize).read_volatile() };
-        let bytes = (range.start..range.end).step_by(PAGE).map(first).collect();
-        self.pinned.insert(self.made, (range, bytes));
-        Ok(self.made)
-    }
-
-    fn deregister(&mut self, range: Range, handle: u32) {
-        assert_eq!(self.pinned.remove(&handle).map(|(range, _)| range), Some(range));
-    }
-}
-
-type TestCache = RegistrationCache<Snapshot>;
-
 fn cache() -> TestCache {
     let cache = RegistrationCache::new(Snapshot::default(), Size::default(), Telling::Interposed);
     assert!(cache.refused().is_none(), "{:?}", cache.refused());
     cache
-}
-
-fn place(at: usize) -> *mut c_void {
-    ptr::with_exposed_provenance_mut(at)
-}
-
-/// New pages at `at`, or anywhere, with these flags; filled with `byte`.
-fn map_with(at: usize, pages: usize, byte: u8, flags: i32) -> Option<usize> {
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | flags;
-    let rights = libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: new memory, or memory of this test that it does not refer to.
-    let new = unsafe { libc::mmap(place(at), pages * PAGE, rights, flags, -1, 0) };
-    if new == libc::MAP_FAILED {
-        return None;
-    }
-    // SAFETY: just mapped, and ours.
-    unsafe { ptr::write_bytes(new.cast::<u8>(), byte, pages * PAGE) };
-    Some(new.expose_provenance())
 }
 
 fn map(pages: usize, byte: u8) -> usize {
@@ -109,27 +65,6 @@ fn map(pages: usize, byte: u8) -> usize {
 
 fn map_over(at: usize, pages: usize, byte: u8) {
     assert_eq!(map_with(at, pages, byte, libc::MAP_FIXED), Some(at));
-}
-
-fn unmap(at: usize, pages: usize) {
-    // SAFETY: pages of this test that it does not refer to.
-    assert_eq!(unsafe { libc::munmap(place(at), pages * PAGE) }, 0);
-}
-
-/// What a device would read at this page, through the registration that it is given.
-fn seen(cache: &mut TestCache, at: usize) -> u8 {
-    let held = cache.acquire(at as u64, 1, 1).unwrap();
-    let handle = cache.handle(&held).unwrap();
-    let (range, bytes) = &cache.registrar_mut().pinned[&handle];
-    let byte = bytes[(at - range.start as usize) / PAGE];
-    cache.release(held);
-    byte
-}
-
-/// Registers so many pages, and lets go of them.
-fn touch(cache: &mut TestCache, at: usize, pages: usize) {
-    let held = cache.acquire(at as u64, (pages * PAGE) as u64, 1).unwrap();
-    cache.release(held);
 }
 
 #[test]

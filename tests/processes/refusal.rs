@@ -40,9 +40,9 @@ fn a_bad_value_of_any_variable_is_named_with_what_it_may_be() -> Result<(), Stri
     for nemesia::Variable { name, values, .. } in nemesia::VARIABLES {
         alone(&open().env(name, "nonsense"), &[name, "nonsense", values])?;
     }
-    alone(&open().env("NEMESIA_CELLS", "5"), &["cells is 5", "power of two from 4 to 4096"])?;
-    alone(&open().env("NEMESIA_CELL_BYTES", "100"), &["cell_bytes is 100", "multiple of 64"])?;
-    alone(&open().env("NEMESIA_FASTBOX_SLOTS", "0"), &["fastbox_slots is 0", "power of two"])?;
+    alone(&open().env("NEMESIA_CELLS", "5"), &["NEMESIA_CELLS=5", "a power of two, 4 to 4096"])?;
+    alone(&open().env("NEMESIA_CELL_BYTES", "100"), &["NEMESIA_CELL_BYTES=100", "multiple of 64"])?;
+    alone(&open().env("NEMESIA_FASTBOX_SLOTS", "0"), &["NEMESIA_FASTBOX_SLOTS=0", "a power of two"])?;
     alone(&open().env("NEMESIA_TIMEOUT", "0"), &["NEMESIA_TIMEOUT=0", "1 to 86400"])
 }
 

@@ -1,6 +1,7 @@
-//! What tests outside this package use of it: the simulated RDMA fabric.
+//! What tests outside this package use of it: the simulated RDMA fabric, and storage in vectors.
 #![forbid(unsafe_code)]
 
 pub mod rdma;
 #[path = "sim/rng.rs"]
 mod rng;
+pub mod storage;

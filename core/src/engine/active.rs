@@ -14,7 +14,7 @@
 #![forbid(unsafe_code)]
 
 use super::request::State;
-use super::{Engine, RequestId, StartError, Status, Storage};
+use super::{Engine, Fate, RequestId, StartError, Status, Storage};
 #[cfg(nemesia_blunder)]
 use crate::blunder::{Blunder, made};
 use crate::payload::SendBuf;
@@ -38,12 +38,19 @@ pub struct ActiveMessage {
     pub len: usize,
 }
 
+/// There is no memory for an active message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NoMemory;
+
 /// What the layer above does with active messages. Called from [`Engine::progress`] and its kin, which it can't call.
 pub trait Handlers {
     /// Room for a message, [`ActiveMessage::len`] bytes at least; `None` when no handler has that number: the message is
     /// then dropped and counted. Of a message that takes several packets this is asked for each of them: until it is run, or
     /// dropped, the room for one sender is the same, and no other's.
-    fn room(&mut self, message: &ActiveMessage) -> Option<&mut [u8]>;
+    ///
+    /// # Errors
+    /// [`NoMemory`] where there is no room to be had. A message is not lost unnoticed: its sender is then gone to us.
+    fn room(&mut self, message: &ActiveMessage) -> Result<Option<&mut [u8]>, NoMemory>;
 
     /// The message is in the room: header, then payload. The sender has its memory back.
     fn run(&mut self, message: &ActiveMessage);
@@ -56,8 +63,8 @@ pub trait Handlers {
 
 /// Nobody handles anything.
 impl Handlers for () {
-    fn room(&mut self, _: &ActiveMessage) -> Option<&mut [u8]> {
-        None
+    fn room(&mut self, _: &ActiveMessage) -> Result<Option<&mut [u8]>, NoMemory> {
+        Ok(None)
     }
 
     fn run(&mut self, _: &ActiveMessage) {}
@@ -174,7 +181,11 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         message: &Outgoing,
     ) -> Result<bool, PeerFault> {
         if to == self.rank {
-            self.handle_own(message);
+            if let Err(fault) = self.handle_own(message) {
+                self.left(to, index);
+                self.complete(index, Err(Fate::PeerFailed { peer: to, failure: fault.into() }));
+                return Ok(true);
+            }
         } else if !self.port_active(to, message)? {
             return Ok(false);
         } else {
@@ -189,7 +200,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         Ok(true)
     }
 
-    fn handle_own(&mut self, message: &Outgoing) {
+    fn handle_own(&mut self, message: &Outgoing) -> Result<(), PortFault> {
         let Outgoing { handler, header, payload, .. } = message;
         let rank = self.rank;
         let tally = &mut self.peer(rank).tally;
@@ -197,7 +208,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         tally.received[Kind::Active.index()].add(message.len());
         let header_bytes = header.len();
         let active = ActiveMessage { from: self.rank, handler: *handler, header_bytes, len: message.len() };
-        match self.handlers.room(&active).and_then(|room| room.get_mut(..active.len)) {
+        match room_for(&mut self.handlers, &active)?.and_then(|room| room.get_mut(..active.len)) {
             Some(room) => {
                 let (front, back) = room.split_at_mut(header_bytes);
                 front.copy_from_slice(header.part(0, header_bytes));
@@ -206,6 +217,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
             }
             None => self.unhandled += 1,
         }
+        Ok(())
     }
 
     /// An active message has come, or a part of one: copied out, so that its sender has its memory back, and handled when it is
@@ -225,13 +237,14 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
             return Err(PortFault::Protocol { kind: Kind::Active });
         }
         let message = ActiveMessage { from, handler: envelope.context, header_bytes, len };
-        let room = self.handlers.room(&message).and_then(|room| room.get_mut(..len));
-        let wanted = room.is_some();
-        if let Some(room) = room {
+        let mut room =
+            room_for(&mut self.handlers, &message).map(|room| room.and_then(|room| room.get_mut(..len)));
+        if let Ok(Some(room)) = &mut room {
             self.port.read(&arrival, 0, room);
         }
+        let wanted = room.map(|room| room.is_some());
         self.port.release(arrival);
-        self.handle(&message, wanted);
+        self.handle(&message, wanted?);
         Ok(())
     }
 
@@ -267,7 +280,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         let message =
             ActiveMessage { from, handler, header_bytes: header_bytes as usize, len: several as usize };
         if assembly.wanted {
-            match self.handlers.room(&message).and_then(|room| room.get_mut(at..at + len)) {
+            match room_for(&mut self.handlers, &message)?.and_then(|room| room.get_mut(at..at + len)) {
                 Some(room) => self.port.read(arrival, 0, room),
                 None => {
                     assembly.wanted = false;
@@ -295,4 +308,12 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     pub const fn unhandled(&self) -> u64 {
         self.unhandled
     }
+}
+
+/// Room for a message, or why its sender is gone to us.
+fn room_for<'a, H: Handlers>(
+    handlers: &'a mut H,
+    message: &ActiveMessage,
+) -> Result<Option<&'a mut [u8]>, PortFault> {
+    handlers.room(message).map_err(|NoMemory| PortFault::Memory { len: message.len })
 }

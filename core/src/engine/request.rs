@@ -65,9 +65,13 @@ pub enum Failure {
     /// The peer has finished, in good order.
     #[error("it has finished")]
     Finished,
-    /// The peer broke the rules of the transport.
-    #[error("it broke the transport's rules: {0}")]
+    /// The connection to the peer is over; most often as it broke the rules of the transport.
+    #[error("{}{_0}", blame(_0))]
     Fault(#[from] PortFault),
+}
+
+const fn blame(fault: &PortFault) -> &'static str {
+    if fault.is_innocent() { "" } else { "it broke the transport's rules: " }
 }
 
 /// Why a request could not be started; nothing has happened.

@@ -123,8 +123,12 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         self.isend_any(to, context, tag, buf)
     }
 
+    /// As [`Engine::isend`], of what [`Engine::send_word`] has refused, or is no word.
+    ///
+    /// # Errors
+    /// As there.
     #[inline(never)]
-    fn isend_any(
+    pub fn isend_any(
         &mut self,
         to: PeerId,
         context: u16,
@@ -141,6 +145,21 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
                 return Ok(RequestId::SENT);
             }
         }
+        self.isend_queued(to, context, tag, buf)
+    }
+
+    /// As [`Engine::isend`], of what [`Engine::send_now`] has refused: it is not tried again, but left to the queue of pending
+    /// sends, out of which it leaves at once if there is room by now.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn isend_queued(
+        &mut self,
+        to: PeerId,
+        context: u16,
+        tag: u64,
+        buf: SendBuf,
+    ) -> Result<RequestId, StartError> {
         self.start_send(to, Message { context, tag, buf, synchronous: false })
     }
 

@@ -69,7 +69,7 @@ pub struct Geometry {
     pub cells: u32,
     /// Payload bytes of a cell: a multiple of 64, 256 to 16 MiB.
     pub cell_bytes: u32,
-    /// Slots of 64 bytes in the fastbox of each ordered pair: a power of two, 4 to 4096.
+    /// Slots of 32 bytes in the fastbox of each ordered pair: a power of two, 4 to 4096.
     pub fastbox_slots: u32,
 }
 

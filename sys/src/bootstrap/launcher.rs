@@ -25,7 +25,8 @@ pub enum LaunchError {
     NoProcesses,
     /// A process could not be started. Those that were started before it have been ended.
     #[error(
-        "cannot start {program:?} as rank {rank}: {source}; check its path, its permissions and the limits on processes"
+        "cannot start {program:?} as rank {rank}: {source}; check its path, its permissions and the limits on \
+         processes (ulimit -u) and open files (ulimit -n)"
     )]
     Start {
         /// The rank.

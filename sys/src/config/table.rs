@@ -6,6 +6,8 @@
 use std::fmt::Display;
 use std::str::FromStr;
 
+use nemesia_core::shared::layout::Geometry;
+
 use super::{Config, SingleCopy};
 use crate::os::{HugePages, SegmentBacking};
 
@@ -59,30 +61,67 @@ const SINGLE_COPY: &[(&str, SingleCopy)] = &[
     ("require", SingleCopy::Require),
 ];
 const FLAG: &[(&str, bool)] = &[("0", false), ("1", true)];
+/// Sizes that segments can have.
+const POSSIBLE: Geometry = Geometry { peers: 1, cells: 64, cell_bytes: 4096, fastbox_slots: 64 };
+
+/// A number between two bounds, which its values name.
+macro_rules! number {
+    ($name:literal, $unit:literal, ($low:literal, $high:literal), $field:ident, $help:literal) => {
+        Variable {
+            name: $name,
+            values: concat!($unit, $low, " to ", $high),
+            help: $help,
+            get: |config| config.$field.to_string(),
+            set: |config, value| put(&mut config.$field, ranged(value, $low, $high)),
+        }
+    };
+}
+
+/// One of some words.
+macro_rules! words {
+    ($name:literal, $values:literal, $words:ident, $($field:ident).+, $help:literal) => {
+        Variable {
+            name: $name,
+            values: $values,
+            help: $help,
+            get: |config| word_for(config.$($field).+, $words),
+            set: |config, value| put(&mut config.$($field).+, meaning(value, $words)),
+        }
+    };
+}
+
+/// A size on which all processes of a world have to agree, and which their segments can have.
+macro_rules! agreed {
+    ($name:literal, $values:literal, $field:ident, $help:literal) => {
+        Variable {
+            name: $name,
+            values: $values,
+            help: $help,
+            get: |config| config.$field.to_string(),
+            set: |config, value| {
+                let $field = value.parse().ok()?;
+                Geometry { $field, ..POSSIBLE }.validate().ok()?;
+                put(&mut config.$field, Some($field))
+            },
+        }
+    };
+}
 
 /// Every variable, in the order in which they are listed.
 pub const VARIABLES: &[Variable] = &[
-    Variable {
-        name: "NEMESIA_CELLS",
-        values: "power of two, 4 to 4096",
-        help: "cells in each process's pool",
-        get: |config| config.cells.to_string(),
-        set: |config, value| put(&mut config.cells, value.parse().ok()),
-    },
-    Variable {
-        name: "NEMESIA_CELL_BYTES",
-        values: "bytes, multiple of 64, 256 to 16777216",
-        help: "payload of a cell",
-        get: |config| config.cell_bytes.to_string(),
-        set: |config, value| put(&mut config.cell_bytes, value.parse().ok()),
-    },
-    Variable {
-        name: "NEMESIA_FASTBOX_SLOTS",
-        values: "power of two, 4 to 4096",
-        help: "slots of 32 bytes in each fastbox",
-        get: |config| config.fastbox_slots.to_string(),
-        set: |config, value| put(&mut config.fastbox_slots, value.parse().ok()),
-    },
+    agreed!("NEMESIA_CELLS", "a power of two, 4 to 4096", cells, "cells in each process's pool"),
+    agreed!(
+        "NEMESIA_CELL_BYTES",
+        "bytes, a multiple of 64, 256 to 16777216",
+        cell_bytes,
+        "payload of a cell"
+    ),
+    agreed!(
+        "NEMESIA_FASTBOX_SLOTS",
+        "a power of two, 4 to 4096",
+        fastbox_slots,
+        "slots of 32 bytes in each fastbox"
+    ),
     Variable {
         name: "NEMESIA_FASTBOX_LIMIT",
         values: "bytes, or auto",
@@ -90,34 +129,34 @@ pub const VARIABLES: &[Variable] = &[
         get: |config| config.fastbox_bytes().to_string(),
         set: |config, value| put(&mut config.fastbox_limit, or_auto(value)),
     },
-    Variable {
-        name: "NEMESIA_UNEXPECTED_BYTES",
-        values: "bytes, 65536 to 274877906944",
-        help: "ceiling for messages that nobody has asked for yet, 64 bytes and more each",
-        get: |config| config.unexpected_bytes.to_string(),
-        set: |config, value| put(&mut config.unexpected_bytes, ranged(value, 64 << 10, 256 << 30)),
-    },
-    Variable {
-        name: "NEMESIA_EAGER_BYTES",
-        values: "bytes, 0 to 16777216",
-        help: "largest message that is sent before it is asked for; capped by a cell",
-        get: |config| config.eager_bytes.to_string(),
-        set: |config, value| put(&mut config.eager_bytes, ranged(value, 0, 16 << 20)),
-    },
-    Variable {
-        name: "NEMESIA_CREDIT_BYTES",
-        values: "bytes, 4096 to 1073741824",
-        help: "room that each peer is promised ahead of what it has sent; less when there is less room",
-        get: |config| config.credit_bytes.to_string(),
-        set: |config, value| put(&mut config.credit_bytes, ranged(value, 4096, 1 << 30)),
-    },
-    Variable {
-        name: "NEMESIA_SINGLE_COPY",
-        values: "auto, prefer, off or require",
-        help: "whether large messages move in one copy, by reading the sender's memory through the kernel; auto is where that is faster, as is measured for each peer and size",
-        get: |config| word_for(config.single_copy, SINGLE_COPY),
-        set: |config, value| put(&mut config.single_copy, meaning(value, SINGLE_COPY)),
-    },
+    number!(
+        "NEMESIA_UNEXPECTED_BYTES",
+        "bytes, ",
+        (65536, 274877906944),
+        unexpected_bytes,
+        "ceiling for messages that nobody has asked for yet, 64 bytes and more each"
+    ),
+    number!(
+        "NEMESIA_EAGER_BYTES",
+        "bytes, ",
+        (0, 16777216),
+        eager_bytes,
+        "largest message that is sent before it is asked for; capped by a cell"
+    ),
+    number!(
+        "NEMESIA_CREDIT_BYTES",
+        "bytes, ",
+        (4096, 1073741824),
+        credit_bytes,
+        "room that each peer is promised ahead of what it has sent; less when there is less room"
+    ),
+    words!(
+        "NEMESIA_SINGLE_COPY",
+        "auto, prefer, off or require",
+        SINGLE_COPY,
+        single_copy,
+        "whether large messages move in one copy, by reading the sender's memory through the kernel; auto is where that is faster, as is measured for each peer and size"
+    ),
     Variable {
         name: "NEMESIA_SHARE_BYTES",
         values: "bytes, or never",
@@ -139,20 +178,20 @@ pub const VARIABLES: &[Variable] = &[
         get: |config| config.pieces().most().to_string(),
         set: |config, value| put(&mut config.share_pieces[1], ranged(value, 4096, 1 << 30)),
     },
-    Variable {
-        name: "NEMESIA_PULL_BYTES",
-        values: "bytes, 4096 to 1073741824",
-        help: "bytes of a message that are read from a peer's memory before others have their turn",
-        get: |config| config.pull_bytes.to_string(),
-        set: |config, value| put(&mut config.pull_bytes, ranged(value, 4096, 1 << 30)),
-    },
-    Variable {
-        name: "NEMESIA_RUN_BYTES",
-        values: "bytes, 0 to 1073741824",
-        help: "runs of a list, on average, from which on a message is read into it run by run; into smaller ones it is streamed",
-        get: |config| config.run_bytes.to_string(),
-        set: |config, value| put(&mut config.run_bytes, ranged(value, 0, 1 << 30)),
-    },
+    number!(
+        "NEMESIA_PULL_BYTES",
+        "bytes, ",
+        (4096, 1073741824),
+        pull_bytes,
+        "bytes of a message that are read from a peer's memory before others have their turn"
+    ),
+    number!(
+        "NEMESIA_RUN_BYTES",
+        "bytes, ",
+        (0, 1073741824),
+        run_bytes,
+        "runs of a list, on average, from which on a message is read into it run by run; into smaller ones it is streamed"
+    ),
     Variable {
         name: "NEMESIA_NON_TEMPORAL_BYTES",
         values: "bytes, auto or never",
@@ -160,76 +199,58 @@ pub const VARIABLES: &[Variable] = &[
         get: |config| from_or_never(config.copies_past_caches_from()),
         set: |config, value| put(&mut config.non_temporal_bytes, from_auto_or_never(value)),
     },
-    Variable {
-        name: "NEMESIA_PTRACER",
-        values: "0 or 1",
-        help: "let every process of this user read this one's memory, where Yama reserves that to ancestors",
-        get: |config| word_for(config.ptracer, FLAG),
-        set: |config, value| put(&mut config.ptracer, meaning(value, FLAG)),
-    },
-    Variable {
-        name: "NEMESIA_REQUESTS",
-        values: "64 to 16777216",
-        help: "most requests under way at once",
-        get: |config| config.requests.to_string(),
-        set: |config, value| put(&mut config.requests, ranged(value, 64, 1 << 24)),
-    },
-    Variable {
-        name: "NEMESIA_HUGE_PAGES",
-        values: "never, try or require",
-        help: "huge pages for the segments",
-        get: |config| word_for(config.segments.huge, HUGE),
-        set: |config, value| put(&mut config.segments.huge, meaning(value, HUGE)),
-    },
-    Variable {
-        name: "NEMESIA_BACKING",
-        values: "memfd or devshm",
-        help: "what segments are made of; devshm needs room in /dev/shm and cannot be sealed",
-        get: |config| word_for(config.segments.backing, BACKING),
-        set: |config, value| put(&mut config.segments.backing, meaning(value, BACKING)),
-    },
-    Variable {
-        name: "NEMESIA_LOCK_MEMORY",
-        values: "0 or 1",
-        help: "lock the segments into memory; needs a memlock limit to match",
-        get: |config| word_for(config.segments.lock, FLAG),
-        set: |config, value| put(&mut config.segments.lock, meaning(value, FLAG)),
-    },
+    words!(
+        "NEMESIA_PTRACER",
+        "0 or 1",
+        FLAG,
+        ptracer,
+        "let every process of this user read this one's memory, where Yama reserves that to ancestors"
+    ),
+    number!("NEMESIA_REQUESTS", "", (64, 16777216), requests, "most requests under way at once"),
+    words!("NEMESIA_HUGE_PAGES", "never, try or require", HUGE, segments.huge, "huge pages for the segments"),
+    words!(
+        "NEMESIA_BACKING",
+        "memfd or devshm",
+        BACKING,
+        segments.backing,
+        "what segments are made of; devshm needs room in /dev/shm and cannot be sealed"
+    ),
+    words!(
+        "NEMESIA_LOCK_MEMORY",
+        "0 or 1",
+        FLAG,
+        segments.lock,
+        "lock the segments into memory; needs a memlock limit to match"
+    ),
     Variable {
         name: "NEMESIA_SPIN",
-        values: "polls, or auto",
+        values: "polls, at most 4294967295, or auto",
         help: "polls without a message before a waiting process sleeps; auto is by load",
         get: |config| config.spin.map_or_else(|| AUTO.to_owned(), |polls| polls.to_string()),
         set: |config, value| put(&mut config.spin, or_auto(value)),
     },
-    Variable {
-        name: "NEMESIA_TIMEOUT",
-        values: "seconds, 1 to 86400",
-        help: "how long connecting to the peers may take, and flushing at the end",
-        get: |config| config.timeout_seconds.to_string(),
-        set: |config, value| put(&mut config.timeout_seconds, ranged(value, 1, 86_400)),
-    },
-    Variable {
-        name: "NEMESIA_STRICT",
-        values: "0 or 1",
-        help: "a wish that can't be met is an error and not a note",
-        get: |config| word_for(config.strict, FLAG),
-        set: |config, value| put(&mut config.strict, meaning(value, FLAG)),
-    },
-    Variable {
-        name: "NEMESIA_EXPLAIN",
-        values: "0 or 1",
-        help: "print at start, on the standard error output, how each peer is reached and why not otherwise",
-        get: |config| word_for(config.explain, FLAG),
-        set: |config, value| put(&mut config.explain, meaning(value, FLAG)),
-    },
-    Variable {
-        name: "NEMESIA_TRACE",
-        values: "0 to 16777216",
-        help: "entries and exits of functions to keep for the call tree; needs a build with the feature `trace`",
-        get: |config| config.trace.to_string(),
-        set: |config, value| put(&mut config.trace, ranged(value, 0, 1 << 24)),
-    },
+    number!(
+        "NEMESIA_TIMEOUT",
+        "seconds, ",
+        (1, 86400),
+        timeout_seconds,
+        "how long connecting to the peers may take, and flushing at the end"
+    ),
+    words!("NEMESIA_STRICT", "0 or 1", FLAG, strict, "a wish that can't be met is an error and not a note"),
+    words!(
+        "NEMESIA_EXPLAIN",
+        "0 or 1",
+        FLAG,
+        explain,
+        "print at start, on the standard error output, how each peer is reached and why not otherwise"
+    ),
+    number!(
+        "NEMESIA_TRACE",
+        "",
+        (0, 16777216),
+        trace,
+        "entries and exits of functions to keep for the call tree; needs a build with the feature `trace`"
+    ),
 ];
 
 fn put<T>(place: &mut T, value: Option<T>) -> Option<()> {

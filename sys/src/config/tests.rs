@@ -96,7 +96,14 @@ fn names_are_listed_once_each_with_its_help() {
 
 #[test]
 fn sizes_out_of_range_name_the_range() {
-    let error = message(&[("NEMESIA_CELLS", "5")]);
+    for (name, value) in
+        [("NEMESIA_CELLS", "5"), ("NEMESIA_CELL_BYTES", "300"), ("NEMESIA_FASTBOX_SLOTS", "8192")]
+    {
+        let values = Variable::find(name).unwrap().values;
+        assert_eq!(message(&[(name, value)]), format!("{name}={value}: must be {values}"));
+    }
+    // Of the program's own it is told when a world is opened.
+    let error = Config::default().cells(5).geometry(1).unwrap_err().to_string();
     assert!(error.contains("cells is 5") && error.contains("power of two"), "{error}");
 }
 
@@ -162,7 +169,7 @@ fn mistakes_in_a_file_are_errors_with_its_name_and_line() {
             2,
             ["there is no variable NEMESIA_CELS", "did you mean NEMESIA_CELLS?"],
         ),
-        ("\n\nNEMESIA_SPIN = fast\n", 3, ["NEMESIA_SPIN=fast", "must be polls, or auto"]),
+        ("\n\nNEMESIA_SPIN = fast\n", 3, ["NEMESIA_SPIN=fast", "must be polls, at most 4294967295, or auto"]),
         ("NEMESIA_SPIN =\n", 1, ["NEMESIA_SPIN=:", "must be polls"]),
         ("# fine\nNEMESIA_SPIN 5\n", 2, ["NAME = value", "#"]),
         ("NEMESIA_CONFIG = other.conf\n", 1, ["no variable NEMESIA_CONFIG", ""]),

@@ -1,9 +1,10 @@
 //! Active messages: handlers, and what they answer.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
+use std::collections::hash_map::{Entry, HashMap};
 
 use nemesia_core::engine::RequestId;
-use nemesia_core::engine::active::{ActiveMessage, Handlers};
+use nemesia_core::engine::active::{ActiveMessage, Handlers, NoMemory};
 use nemesia_core::payload::SendBuf;
 
 use super::{Endpoint, Request};
@@ -44,12 +45,12 @@ impl Incoming<'_> {
     /// sent from outside; both parts are copied. A reply to a sender that is gone is dropped.
     ///
     /// # Errors
-    /// [`Error::Replies`] when too many wait to leave: send it later, from outside a handler. [`Error::TooLong`] beyond a
+    /// [`Error::Replies`] when too many wait to leave: send it later, from outside a handler. [`Error::LongReply`] beyond a
     /// packet (a cell), as they are kept until then.
     pub fn reply(&mut self, handler: u16, header: &[u8], payload: &[u8]) -> Result<(), Error> {
         let len = header.len() + payload.len();
         if len > self.most {
-            return Err(Error::TooLong { len, most: self.most });
+            return Err(Error::LongReply { len, most: self.most });
         }
         if self.outbox.waiting.len() + self.outbox.leaving.len() >= REPLIES {
             return Err(Error::Replies { most: REPLIES });
@@ -112,17 +113,19 @@ impl std::fmt::Debug for Dispatch {
 }
 
 impl Handlers for Dispatch {
-    fn room(&mut self, message: &ActiveMessage) -> Option<&mut [u8]> {
-        self.handlers.get(usize::from(message.handler))?.as_ref()?;
+    fn room(&mut self, message: &ActiveMessage) -> Result<Option<&mut [u8]>, NoMemory> {
+        let Some(Some(_)) = self.handlers.get(usize::from(message.handler)) else { return Ok(None) };
         if message.len > self.packet {
-            let room = self.parts.entry(message.from).or_default();
-            room.resize(message.len, 0);
-            return Some(room);
+            self.parts.try_reserve(1).map_err(|_| NoMemory)?;
+            return Ok(Some(match self.parts.entry(message.from) {
+                Entry::Occupied(begun) => begun.into_mut(),
+                Entry::Vacant(place) => place.insert(zeroed(message.len)?),
+            }));
         }
         if self.room.len() < message.len {
-            self.room.resize(self.packet, 0);
+            self.room = zeroed(self.packet)?;
         }
-        Some(&mut self.room)
+        Ok(Some(&mut self.room))
     }
 
     fn run(&mut self, message: &ActiveMessage) {
@@ -137,6 +140,14 @@ impl Handlers for Dispatch {
     fn drop_parts(&mut self, from: u32) {
         self.parts.remove(&from);
     }
+}
+
+/// So many bytes, or none: it is for others to say how many.
+fn zeroed(len: usize) -> Result<Vec<u8>, NoMemory> {
+    let mut room = Vec::new();
+    room.try_reserve_exact(len).map_err(|_| NoMemory)?;
+    room.resize(len, 0);
+    Ok(room)
 }
 
 impl Endpoint {
@@ -260,5 +271,28 @@ impl Endpoint {
                 Err(_) => {}
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn room_that_there_is_no_memory_for_is_refused_and_others_are_not() {
+        let mut dispatch = Dispatch::new(256);
+        dispatch.handlers.push(Some(Box::new(|_| {})));
+        let message = |from, len| ActiveMessage { from, handler: 0, header_bytes: 0, len };
+        for len in [isize::MAX as usize, usize::MAX] {
+            assert_eq!(dispatch.room(&message(1, len)), Err(NoMemory));
+        }
+        let room = |room: Result<Option<&mut [u8]>, NoMemory>| room.map(|room| room.map(|room| room.len()));
+        assert_eq!(room(dispatch.room(&message(1, 257))), Ok(Some(257)));
+        assert_eq!(room(dispatch.room(&message(2, 3))), Ok(Some(256)));
+        assert_eq!(room(dispatch.room(&ActiveMessage { handler: 1, ..message(2, usize::MAX) })), Ok(None));
+
+        let mut endless = Dispatch::new(isize::MAX as usize);
+        endless.handlers.push(Some(Box::new(|_| {})));
+        assert_eq!(endless.room(&message(1, 3)), Err(NoMemory));
     }
 }

@@ -68,6 +68,34 @@ impl Endpoint {
         unsafe { self.in_context(0).issend(to, tag, base, len) }
     }
 
+    /// As [`Endpoint::send`], of a message that [`Endpoint::send_now`] has refused: it is not tried again, but left to the queue
+    /// of pending sends, out of which it leaves at once if there is room by now.
+    ///
+    /// # Errors
+    /// See [`Error`].
+    pub fn send_queued(&mut self, to: usize, tag: u64, bytes: &[u8]) -> Result<(), Error> {
+        self.send_slowly(to, 0, tag, bytes, Mode::Queued)
+    }
+
+    /// As [`Endpoint::isend`], of a message that [`Endpoint::send_now`] has refused; see [`Endpoint::send_queued`].
+    ///
+    /// # Errors
+    /// See [`Error`]; nothing was sent.
+    ///
+    /// # Safety
+    /// As for [`Endpoint::isend`].
+    pub unsafe fn isend_queued(
+        &mut self,
+        to: usize,
+        tag: u64,
+        base: *const u8,
+        len: usize,
+    ) -> Result<Request, Error> {
+        // SAFETY: the caller's promise.
+        let buf = unsafe { SendBuf::from_raw(base, len) };
+        self.start(to, 0, tag, buf, Mode::Queued)
+    }
+
     /// Sends a message for which the caller knows that a receive is posted, and waits until its bytes have left the buffer
     /// (MPI_Rsend). The promise is not made use of: this is [`Endpoint::send`], which MPI 4.1 permits (section 3.4).
     ///
@@ -124,7 +152,7 @@ impl Endpoint {
         if self.send_at_once(to, context, tag, bytes) {
             return Ok(());
         }
-        self.send_slowly(to, context, tag, bytes, Mode::Standard)
+        self.send_slowly(to, context, tag, bytes, Mode::Queued)
     }
 
     /// Receives whatever it is, and waits for it, into a buffer that the engine has done with when this returns, as when

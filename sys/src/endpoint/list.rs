@@ -98,10 +98,10 @@ impl Context<'_> {
 
     fn sendv_in(self, to: usize, tag: u64, list: &[IoSlice<'_>], mode: Mode) -> Result<(), Error> {
         let Self { endpoint, id } = self;
+        let list = (list.as_ptr().cast(), list.len());
         // SAFETY: the list and its bytes are borrowed until this returns, and `finish` returns only when the engine has
         // done with them.
-        let buf = unsafe { SendBuf::from_list(list.as_ptr().cast(), list.len()) };
-        let request = endpoint.start(to, free_context(id)?, tag, buf.ok_or(Error::List)?, mode)?;
+        let request = unsafe { endpoint.in_context(id).start_list(to, tag, list, mode) }?;
         endpoint.finish(request).map(drop)
     }
 
@@ -131,8 +131,7 @@ impl Context<'_> {
         count: usize,
     ) -> Result<Request, Error> {
         // SAFETY: the caller's promise.
-        let buf = unsafe { SendBuf::from_list(list, count) }.ok_or(Error::List)?;
-        self.endpoint.start(to, free_context(self.id)?, tag, buf, Mode::Standard)
+        unsafe { self.start_list(to, tag, (list, count), Mode::Standard) }
     }
 
     /// As [`Endpoint::issend`], of the bytes of `count` segments at `list`, one after the other.
@@ -150,8 +149,21 @@ impl Context<'_> {
         count: usize,
     ) -> Result<Request, Error> {
         // SAFETY: the caller's promise.
+        unsafe { self.start_list(to, tag, (list, count), Mode::Synchronous) }
+    }
+
+    /// # Safety
+    /// As for [`Endpoint::isendv`].
+    unsafe fn start_list(
+        self,
+        to: usize,
+        tag: u64,
+        (list, count): (*const Segment, usize),
+        mode: Mode,
+    ) -> Result<Request, Error> {
+        // SAFETY: the caller's promise.
         let buf = unsafe { SendBuf::from_list(list, count) }.ok_or(Error::List)?;
-        self.endpoint.start(to, free_context(self.id)?, tag, buf, Mode::Synchronous)
+        self.endpoint.start(to, free_context(self.id)?, tag, buf, mode)
     }
 
     /// As [`Endpoint::irecvv`].

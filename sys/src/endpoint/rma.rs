@@ -368,7 +368,8 @@ impl Endpoint {
         old: *mut u8,
         len: usize,
     ) -> Result<Request, Error> {
-        let count = if operands.is_null() && reduction == Reduction::Nothing { 0 } else { len };
+        // They are not looked at, so they may lie where the old values go.
+        let count = if reduction == Reduction::Nothing { 0 } else { len };
         // SAFETY: the caller's promise.
         let (from, mut into) = unsafe { (SendBuf::from_raw(operands, count), RecvBuf::from_raw(old, len)) };
         let what = (datatype, reduction);

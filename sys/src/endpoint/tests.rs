@@ -205,7 +205,7 @@ fn replies_are_bounded_and_leave_in_order_before_what_is_sent_later() {
                 Err(error) => panic!("{error}"),
             }
         }
-        assert!(matches!(message.reply(2, &[], &vec![0; most + 1]), Err(Error::TooLong { .. })));
+        assert!(matches!(message.reply(2, &[], &vec![0; most + 1]), Err(Error::LongReply { .. })));
     });
     let answers = Arc::new(Mutex::new(Vec::new()));
     let log = Arc::clone(&answers);

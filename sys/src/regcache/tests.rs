@@ -1,40 +1,13 @@
 //! Stale registrations, made in every way that a program can. The registrar remembers what the pages held when it registered
 //! them: reading through it is what a device would do with the pages that it has pinned.
 
-use std::collections::HashMap;
+mod snapshot;
+
 use std::ptr;
 
-use super::{Range, Registrar, RegistrationCache, Size, Telling};
+use super::{Held, Range, Registrar, RegistrationCache, Size, Telling};
 use crate::os::testing::{is_child, run_again, skipped};
-
-const PAGE: usize = 4096;
-
-/// Registers by remembering the first byte of each page, as it is then.
-#[derive(Default)]
-struct Snapshot {
-    pinned: HashMap<u32, (Range, Vec<u8>)>,
-    made: u32,
-}
-
-impl Registrar for Snapshot {
-    type Handle = u32;
-    type Error = ();
-
-    fn register(&mut self, range: Range, _: u32) -> Result<u32, ()> {
-        self.made += 1;
-        // SAFETY: these tests register mapped pages only.
-        let first = |at: u64| unsafe { ptr::with_exposed_provenance::<u8>(at as usize).read_volatile() };
-        let bytes = (range.start..range.end).step_by(PAGE).map(first).collect();
-        self.pinned.insert(self.made, (range, bytes));
-        Ok(self.made)
-    }
-
-    fn deregister(&mut self, range: Range, handle: u32) {
-        assert_eq!(self.pinned.remove(&handle).map(|(range, _)| range), Some(range));
-    }
-}
-
-type TestCache = RegistrationCache<Snapshot>;
+use snapshot::{PAGE, Snapshot, TestCache, map_with, seen, seen_through, touch, unmap};
 
 /// A cache that the kernel tells; `None`, and why, where it does not.
 fn watched() -> Option<TestCache> {
@@ -56,35 +29,7 @@ fn alone(test: &str) -> bool {
 /// New pages, filled with `byte`: at `at` in place of what is there, or anywhere.
 fn map(at: Option<usize>, pages: usize, byte: u8) -> usize {
     let fixed = if at.is_some() { libc::MAP_FIXED } else { 0 };
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | fixed;
-    let (address, rights) = (at.unwrap_or(0), libc::PROT_READ | libc::PROT_WRITE);
-    // SAFETY: new memory, or memory of this test that it does not refer to.
-    let new = unsafe { libc::mmap(ptr::without_provenance_mut(address), pages * PAGE, rights, flags, -1, 0) };
-    assert_ne!(new, libc::MAP_FAILED);
-    // SAFETY: just mapped, and ours.
-    unsafe { ptr::write_bytes(new.cast::<u8>(), byte, pages * PAGE) };
-    new.expose_provenance()
-}
-
-fn unmap(at: usize, pages: usize) {
-    // SAFETY: pages of this test that it does not refer to.
-    assert_eq!(unsafe { libc::munmap(ptr::without_provenance_mut(at), pages * PAGE) }, 0);
-}
-
-/// What a device would read at this page, through the registration that it is given.
-fn seen(cache: &mut TestCache, at: usize) -> u8 {
-    let held = cache.acquire(at as u64, 1, 1).unwrap();
-    let handle = cache.handle(&held).unwrap();
-    let (range, bytes) = &cache.registrar_mut().pinned[&handle];
-    let byte = bytes[(at - range.start as usize) / PAGE];
-    cache.release(held);
-    byte
-}
-
-/// Registers so many pages, and lets go of them.
-fn touch(cache: &mut TestCache, at: usize, pages: usize) {
-    let held = cache.acquire(at as u64, (pages * PAGE) as u64, 1).unwrap();
-    cache.release(held);
+    map_with(at.unwrap_or(0), pages, byte, fixed).unwrap()
 }
 
 #[test]
@@ -110,11 +55,7 @@ fn page_that_was_unmapped_and_mapped_again_is_registered_anew() {
 /// What a device would read at this page, by callers who promise what [`RegistrationCache::acquire_trusting`] asks for.
 fn seen_trusting(cache: &mut TestCache, at: usize) -> u8 {
     let held = cache.acquire_trusting(at as u64, 1, 1).unwrap();
-    let handle = cache.handle(&held).unwrap();
-    let (range, bytes) = &cache.registrar_mut().pinned[&handle];
-    let byte = bytes[(at - range.start as usize) / PAGE];
-    cache.release(held);
-    byte
+    seen_through(cache, held, at)
 }
 
 /// In one thread, a change is known as soon as the call has returned, without a call of our own.

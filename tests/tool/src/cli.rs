@@ -233,23 +233,33 @@ pub(crate) fn parse(mut args: Vec<OsString>) -> Result<Option<Command>, Failure>
         args.resize_with(1, || "nemesia".into());
         args.push("perf".into());
     }
+    let whose = match args.get(1).and_then(|word| word.to_str()) {
+        Some(word @ ("perf" | "info" | "run")) => format!("nemesia {word}"),
+        _ => "nemesia".to_owned(),
+    };
     match Cli::try_parse_from(args) {
         Ok(cli) => Ok(Some(cli.command)),
         Err(error) if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) => {
             output::print(&error.render().to_string()).map(|()| None)
         }
-        Err(error) => Err(Failure::unusable(first_sentence(&error))),
+        Err(error) => Err(Failure::unusable(format!("{}; see {whose} --help", wrong(&error)))),
     }
 }
 
-/// The part of an error of `clap` that says what is wrong, without hints on usage.
-fn first_sentence(error: &clap::Error) -> String {
+/// The parts of an error of `clap` that say what is wrong, and what was probably meant; without the rest on usage.
+fn wrong(error: &clap::Error) -> String {
     if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
         return "a subcommand is missing: perf, info or run".to_owned();
     }
     let text = error.render().to_string();
     let text = text.strip_prefix("error: ").unwrap_or(&text);
-    text.split("\n\n").next().unwrap_or(text).to_owned()
+    let mut parts = text.split("\n\n");
+    let first = parts.next().unwrap_or(text);
+    match parts.find_map(|part| part.trim().strip_prefix("tip: ")) {
+        // Nobody means to pass an option as a value.
+        Some(tip) if tip.contains("similar") => format!("{first}; {tip}"),
+        _ => first.to_owned(),
+    }
 }
 
 #[cfg(test)]
@@ -264,6 +274,24 @@ mod tests {
     fn no_arguments_mean_perf() {
         assert!(matches!(parsed(""), Ok(Some(Command::Perf(_)))));
         assert!(matches!(parse(Vec::new()), Ok(Some(Command::Perf(_)))));
+    }
+
+    #[test]
+    fn a_wrong_word_is_answered_with_what_was_probably_meant_and_where_to_look() {
+        for (line, meant, help) in [
+            ("perv", "'perf'", "see nemesia --help"),
+            ("perf --size 8", "'--sizes'", "see nemesia perf --help"),
+            ("info --port pigeon", "pigeon", "see nemesia info --help"),
+            ("run -n two -- true", "two", "see nemesia run --help"),
+            ("help", "help", "see nemesia --help"),
+        ] {
+            let failure = parsed(line).unwrap_err();
+            assert!(
+                failure.message.contains(meant) && failure.message.ends_with(help),
+                "{}",
+                failure.message
+            );
+        }
     }
 
     #[test]

@@ -161,7 +161,10 @@ fn write_configuration(out: &mut String, overview: &Overview) -> std::fmt::Resul
         [] => "no file".to_owned(),
         files => files.join(", "),
     };
-    writeln!(out, "\nConfiguration, from {files} and the environment")?;
+    writeln!(
+        out,
+        "\nConfiguration, from {files} and the environment (NEMESIA_CONFIG names a file to read instead)"
+    )?;
     for Setting { name, value, default, source, values, help } in &overview.variables {
         let from = if source == "default" { source } else { &format!("{source}; default {default}") };
         writeln!(out, "  {name}={value} ({from})\n      {help} ({values})")?;

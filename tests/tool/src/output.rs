@@ -61,6 +61,11 @@ impl Destination {
         Ok(Self { path: path.to_owned(), file, remove })
     }
 
+    /// Where it is.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Replaces what is in the file.
     ///
     /// # Errors

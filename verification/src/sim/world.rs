@@ -6,16 +6,16 @@ use std::cell::{RefCell, RefMut};
 use std::rc::Rc;
 
 pub(crate) use nemesia_core::counters::PeerCounters;
-use nemesia_core::engine::rma::{Region, Reply, WINDOW};
-use nemesia_core::engine::{Bypass, Engine, Lent, Peer, Request, RequestId, Storage, Tuning};
+use nemesia_core::engine::{Bypass, Engine, RequestId, Tuning};
 pub(crate) use nemesia_core::engine::{Failure, Fate, Outcome, Progress, StartError, Status, Truncation};
 use nemesia_core::flow::Ledger;
 pub(crate) use nemesia_core::matching::{Pattern, Source};
 use nemesia_core::payload::{RecvBuf, SendBuf};
 use nemesia_core::slab::{List, Slot};
 pub(crate) use nemesia_core::store::cost;
-use nemesia_core::store::{UNIT, Unit, most};
+use nemesia_core::store::most;
 pub(crate) use nemesia_core::wire::rendezvous::RTS_BYTES;
+use nemesia_verification::storage::EngineVectors;
 
 use crate::fabric::Fabric;
 use crate::memory::{Loan, Place};
@@ -25,22 +25,7 @@ use crate::violation::Violation;
 pub(crate) use remote::{Datatype, Handled, Order, Reduction, Verb, combine};
 use remote::{Desk, Exposure};
 
-#[derive(Debug)]
-struct Vectors;
-
-impl Storage for Vectors {
-    type Requests = Vec<Slot<Request>>;
-    type Peers = Vec<Peer>;
-    type Units = Vec<Unit>;
-    type Stored = Vec<u32>;
-    type Buckets = Vec<List>;
-    type Regions = Vec<Slot<Region>>;
-    type Replies = Vec<Slot<Reply>>;
-    type Handlers = Desk;
-    type Trace = ();
-}
-
-type SimEngine = Engine<SimPort, Vectors>;
+type SimEngine = Engine<SimPort, EngineVectors<Desk>>;
 
 /// What each engine is lent, and told.
 #[derive(Clone, Copy, Debug)]
@@ -127,24 +112,11 @@ pub(crate) fn limits(shape: &Shape) -> Limits {
     Limits { reserve: reserve.into(), packet: packet.into() }
 }
 
-fn several<T: Default>(count: usize) -> Vec<T> {
-    std::iter::repeat_with(T::default).take(count).collect()
-}
-
 /// The engine of a process that has just been started.
 fn start(rank: u32, fabric: &Rc<RefCell<Fabric>>, terms: Terms) -> Result<SimEngine, Violation> {
     let ranks = fabric.borrow().conditions.ranks as usize;
-    let lent = Lent {
-        requests: several(terms.requests),
-        peers: several(ranks),
-        units: vec![[0; UNIT]; terms.units],
-        stored: several(terms.buckets),
-        posted: several(terms.buckets),
-        regions: several(1),
-        replies: several((ranks - 1) * WINDOW as usize),
-        handlers: Desk::default(),
-        trace: (),
-    };
+    let Terms { requests, units, buckets, .. } = terms;
+    let lent = EngineVectors::lent(ranks, requests, units, buckets, Desk::default());
     let Terms { eager_bytes, window, pull_bytes, run_bytes, .. } = terms;
     let tuning = Tuning { eager_bytes, window, pull_bytes, run_bytes, ..Tuning::default() };
     Engine::new(rank, SimPort::new(rank, Rc::clone(fabric)), tuning, lent)

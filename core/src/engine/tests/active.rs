@@ -1,10 +1,11 @@
 //! Active messages: handled in order, answered, refused when nobody handles them; and forged ones.
 
+use std::string::ToString as _;
 use std::vec;
 use std::vec::Vec;
 
 use super::world::{AMPLE, Room, Ticket, World};
-use crate::engine::active::{ActiveMessage, Handlers};
+use crate::engine::active::{ActiveMessage, Handlers, NoMemory};
 use crate::engine::{Failure, Fate, RequestId, StartError, Status};
 use crate::port::{MessagePort, PeerId, PortFault};
 use crate::shared::layout::Geometry;
@@ -14,6 +15,8 @@ use crate::wire::{Envelope, Kind};
 
 /// Handlers from here on do not exist.
 pub(super) const UNHANDLED: u16 = 100;
+/// There is no memory for what this handler is sent.
+const POOR: u16 = 99;
 
 /// An active message that was handled.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,15 +37,18 @@ pub(super) struct Log {
 }
 
 impl Handlers for Log {
-    fn room(&mut self, message: &ActiveMessage) -> Option<&mut [u8]> {
+    fn room(&mut self, message: &ActiveMessage) -> Result<Option<&mut [u8]>, NoMemory> {
         if message.handler >= UNHANDLED {
-            return None;
+            return Ok(None);
+        }
+        if message.handler == POOR {
+            return Err(NoMemory);
         }
         if !self.rooms.iter().any(|(from, _)| *from == message.from) {
             self.rooms.push((message.from, vec![0xee; message.len]));
         }
         let room = self.rooms.iter_mut().find(|(from, _)| *from == message.from);
-        room.map(|(_, room)| &mut room[..])
+        Ok(room.map(|(_, room)| &mut room[..]))
     }
 
     fn run(&mut self, message: &ActiveMessage) {
@@ -229,6 +235,26 @@ fn message_that_nobody_handles_is_dropped_and_counted() {
     }
     assert_eq!(world.engine(1).failure(0), None);
     world.assert_empty(&[0, 1], "unhandled");
+}
+
+#[test]
+fn message_for_which_there_is_no_memory_ends_its_connection_and_no_other() {
+    for len in [2, 600] {
+        let fault = PortFault::Memory { len };
+        let fabric = Fabric::new(tiny(3));
+        let mut world = World::new(&fabric, AMPLE);
+        let ticket = world.active(0, 1, POOR, b"a", &vec![1; len - 1]).unwrap();
+        world.settle();
+        world.done(ticket).0.unwrap();
+        assert_eq!((world.engine(1).failure(0), world.engine(1).unhandled()), (Some(fault.into()), 0));
+        assert_eq!(world.engine(1).failure(2), None);
+        assert!(!Failure::from(fault).to_string().contains("rules"));
+        // One to ourselves fails where it was started.
+        let ticket = world.active(2, 2, POOR, b"a", &vec![1; len - 1]).unwrap();
+        world.settle();
+        assert_eq!(world.done(ticket).0, Err(Fate::PeerFailed { peer: 2, failure: fault.into() }));
+        assert_eq!(world.engine(2).failure(2), None);
+    }
 }
 
 #[test]

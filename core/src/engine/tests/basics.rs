@@ -3,7 +3,7 @@
 use std::vec;
 use std::vec::Vec;
 
-use super::world::{AMPLE, Room, World, pattern};
+use super::world::{AMPLE, Room, TestEngine, World, pattern};
 use crate::engine::{Fate, RequestId, StartError, Status, Truncation};
 use crate::matching::{Pattern, Source};
 use crate::shared::layout::Geometry;
@@ -161,5 +161,34 @@ fn pending_sends_leave_although_packets_never_stop_coming() {
     }
     for send in sends {
         world.done(send).0.unwrap();
+    }
+}
+
+#[test]
+fn message_that_was_refused_is_tried_once_by_the_queue_and_not_before() {
+    for attempts in 1..=3 {
+        let fabric = Fabric::new(tiny(2));
+        let mut world = World::new(&fabric, AMPLE);
+        while world.engine(0).send_now(1, 0, 3, &[1; 8]) {}
+        let before = world.engine(0).port_mut().attempts;
+        let isend = |engine: &mut TestEngine<'_>, tag, buf| match attempts {
+            1 => engine.isend_queued(1, 0, tag, buf),
+            2 => engine.isend_any(1, 0, tag, buf),
+            _ => engine.isend(1, 0, tag, buf),
+        };
+        let (loan, buf) = world.lender.send(0, vec![2; 8]);
+        let started = isend(world.engine(0), 4, buf);
+        assert_eq!(world.engine(0).port_mut().attempts - before, attempts);
+        let ticket = world.ticket(0, loan, started).unwrap();
+        assert_ne!(ticket.id, RequestId::SENT);
+        let receive = world.recv(1, 0, 4, 8);
+        world.settle();
+        assert_eq!(world.done(ticket).0, Ok(Status { peer: 1, tag: 4, len: 8 }));
+        assert_eq!(world.done(receive).1, [2; 8]);
+        // Where there is room, it leaves.
+        let (loan, buf) = world.lender.send(0, vec![2; 8]);
+        let started = isend(world.engine(0), 5, buf);
+        assert_eq!(started, Ok(RequestId::SENT));
+        world.ticket(0, loan, started).unwrap();
     }
 }

@@ -30,6 +30,8 @@ pub(super) struct Spy<P> {
     pub(super) resumed: usize,
     /// Packets that left, and pieces that were read from peers or written to them.
     pub(super) sent: usize,
+    /// How often a packet was to be sent, whether or not there was room.
+    pub(super) attempts: usize,
     pub(super) pulls: usize,
     /// Whether an RTS that is read again says something else, as its sender may have written meanwhile.
     pub(super) twist: bool,
@@ -49,6 +51,7 @@ impl<P: MessagePort> Spy<P> {
             streamed: 0,
             resumed: 0,
             sent: 0,
+            attempts: 0,
             pulls: 0,
             twist: false,
             reads: Cell::new(0),
@@ -83,6 +86,7 @@ impl<P: MessagePort> MessagePort for Spy<P> {
     }
 
     fn send(&mut self, peer: PeerId, envelope: &Envelope, payload: &[u8]) -> Result<bool, PeerFault> {
+        self.attempts += 1;
         let sent = self.port.send(peer, envelope, payload).inspect_err(|fault| self.faults.push(*fault))?;
         self.sent += usize::from(sent);
         Ok(sent)
@@ -93,6 +97,7 @@ impl<P: MessagePort> MessagePort for Spy<P> {
     }
 
     fn send_word(&mut self, peer: PeerId, context: u16, tag: u64, word: Word) -> Option<bool> {
+        self.attempts += 1;
         let sent = self.port.send_word(peer, context, tag, word);
         self.sent += usize::from(sent.is_some());
         sent

@@ -1,17 +1,15 @@
 //! The engine over channels: the protocols that ship, over whatever fabric there is.
 
-use nemesia_core::engine::rma::{Region, Reply, WINDOW};
-use nemesia_core::engine::{Engine, Lent, Peer, Request, RequestId, Storage, Tuning};
+use nemesia_core::engine::{Engine, RequestId, Tuning};
 use nemesia_core::matching::{Pattern, Source};
 use nemesia_core::payload::{RecvBuf, SendBuf};
 use nemesia_core::port::channel::Channel;
 use nemesia_core::port::memory::MemoryPort;
-use nemesia_core::slab::{List, Slot};
-use nemesia_core::store::{UNIT, Unit};
+use nemesia_verification::storage::{ChannelVectors, EngineVectors};
 
 use super::super::bench::{Bench, Block};
 use super::super::{Fabric, Verdict, ensure, equal};
-use super::node::{Node, Vectors, lend};
+use super::node::{Node, lend};
 use super::{Hall, text};
 use crate::content::{difference, filled, seed_of};
 
@@ -20,29 +18,10 @@ const SIZES: [usize; 8] = [0, 8, 300, 1024, 1025, 5000, 60_000, 200_000];
 /// How often each is sent.
 const ROUNDS: u64 = 3;
 
-#[derive(Debug)]
-struct Lists;
-
-impl Storage for Lists {
-    type Requests = Vec<Slot<Request>>;
-    type Peers = Vec<Peer>;
-    type Units = Vec<Unit>;
-    type Stored = Vec<u32>;
-    type Buckets = Vec<List>;
-    type Regions = Vec<Slot<Region>>;
-    type Replies = Vec<Slot<Reply>>;
-    type Handlers = ();
-    type Trace = ();
-}
-
-fn several<T: Default>(count: usize) -> Vec<T> {
-    std::iter::repeat_with(T::default).take(count).collect()
-}
-
 /// An engine, and what it works with, which is freed after it.
 #[derive(Debug)]
 struct Process<M: MemoryPort> {
-    engine: Engine<Channel<M, Vectors>, Lists>,
+    engine: Engine<Channel<M, ChannelVectors>, EngineVectors>,
     sends: Vec<(RequestId, Vec<u8>)>,
     receives: Vec<(RequestId, u64, Vec<u8>)>,
     blocks: Vec<Block>,
@@ -50,17 +29,7 @@ struct Process<M: MemoryPort> {
 
 impl<M: MemoryPort> Process<M> {
     fn new(rank: u32, ranks: usize, node: Node<M>) -> Result<Self, String> {
-        let lent = Lent {
-            requests: several(512),
-            peers: several(ranks),
-            units: vec![[0; UNIT]; 4096],
-            stored: several(64),
-            posted: several(64),
-            regions: several(1),
-            replies: several((ranks - 1) * WINDOW as usize),
-            handlers: (),
-            trace: (),
-        };
+        let lent = EngineVectors::lent(ranks, 512, 4096, 64, ());
         let engine = Engine::new(rank, node.channel, Tuning::default(), lent).map_err(text)?;
         Ok(Self { engine, sends: Vec::new(), receives: Vec::new(), blocks: node.blocks })
     }

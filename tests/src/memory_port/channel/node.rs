@@ -3,10 +3,9 @@
 use std::time::Duration;
 
 use nemesia_core::port::PeerId;
-use nemesia_core::port::channel::{
-    Buffer, Channel, ChannelEvent, Config, LendError, OpenError, Parts, Peer, Slab, Storage,
-};
+use nemesia_core::port::channel::{Buffer, Channel, ChannelEvent, Config, LendError, OpenError, Parts, Peer};
 use nemesia_core::port::memory::{Access, MemoryPort};
+use nemesia_verification::storage::ChannelVectors;
 
 use super::super::bench::Block;
 use crate::content::seed_of;
@@ -17,17 +16,6 @@ pub(super) const PACKET_BYTES: u32 = 1024;
 pub(super) const WORLD: u64 = 0x0123_4567_89ab_cdef;
 /// Buffers in each piece of memory.
 const BUFFERS: usize = 48;
-
-/// Storage in vectors.
-#[derive(Debug)]
-pub(super) struct Vectors;
-
-impl Storage for Vectors {
-    type Peers = Vec<Peer<Vec<Option<u32>>>>;
-    type Window = Vec<Option<u32>>;
-    type Buffers = Vec<Buffer>;
-    type Slabs = Vec<Option<Slab>>;
-}
 
 pub(super) const fn config(rank: PeerId, rails: u32) -> Config {
     Config {
@@ -43,7 +31,7 @@ pub(super) const fn config(rank: PeerId, rails: u32) -> Config {
 /// A channel. It is dropped before its memory.
 #[derive(Debug)]
 pub(super) struct Node<M: MemoryPort> {
-    pub(super) channel: Channel<M, Vectors>,
+    pub(super) channel: Channel<M, ChannelVectors>,
     pub(super) blocks: Vec<Block>,
     pub(super) events: Vec<ChannelEvent>,
 }
@@ -61,7 +49,7 @@ impl<M: MemoryPort> Node<M> {
     }
 }
 
-fn parts(rank: PeerId, ranks: usize) -> Parts<Vectors> {
+fn parts(rank: PeerId, ranks: usize) -> Parts<ChannelVectors> {
     let token = |of: usize| seed_of(&[rank.into(), of as u64]);
     Parts {
         peers: (0..ranks).filter_map(|of| Peer::new(vec![None; 64], token(of))).collect(),
@@ -71,7 +59,7 @@ fn parts(rank: PeerId, ranks: usize) -> Parts<Vectors> {
 }
 
 /// Lends a piece of memory to a channel, which has to be dropped before it.
-pub(super) fn lend<M: MemoryPort>(channel: &mut Channel<M, Vectors>) -> Result<Block, String> {
+pub(super) fn lend<M: MemoryPort>(channel: &mut Channel<M, ChannelVectors>) -> Result<Block, String> {
     let len = BUFFERS * channel.buffer_bytes() as usize;
     let block = Block::new(len);
     let (lent, own) = block.lent(len);

@@ -58,7 +58,8 @@ mod tests {
         let names = ["eager_sent", "puts", "slept_ns"].into_iter().zip(["packets", "operations", "ns"]);
         let counters =
             names.zip(values).map(|((name, unit), value)| (name.to_owned(), unit.to_owned(), value));
-        Seen { counters: counters.collect(), tree: "call tree of 1 entries\nsend 8\n".to_owned() }
+        let tree = "call tree of 1 entries\nsend 8\n".to_owned();
+        Seen { counters: counters.collect(), tree, notes: Vec::new() }
     }
 
     #[test]

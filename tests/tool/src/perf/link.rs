@@ -101,7 +101,8 @@ impl Traffic for Link {
     }
 
     fn seen(&self, counters: bool) -> Seen {
-        let mut seen = Seen { tree: self.endpoint.call_tree().unwrap_or_default(), ..Seen::default() };
+        let tree = self.endpoint.call_tree().unwrap_or_default();
+        let mut seen = Seen { tree, notes: self.endpoint.notes().to_vec(), ..Seen::default() };
         if counters {
             let all = self.endpoint.counters();
             let line = |field: &nemesia::Field, value| (field.name.to_owned(), field.unit.to_owned(), value);

@@ -20,10 +20,10 @@ use std::ffi::OsString;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 
-use nemesia::Config;
 use nemesia::bootstrap::{ExitKind, LaunchError, Launcher, Outcome, Running};
 use nemesia::os::{limits as room, numa};
 use nemesia::verbs::{self, Wish};
+use nemesia::{Config, ConfigError};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -68,6 +68,7 @@ pub(crate) fn perf(args: &PerfArgs) -> Result<(), Failure> {
     let files = Files::open(args, &tests)?;
     let pins = pins(args.no_pin)?;
     let (measured, seen) = measure(args, &tests, pins.is_some())?;
+    tell_notes(&seen);
     let (port, rounds) = (args.port.name(), args.rounds);
     let layout = Layout { port, pins, rounds, tests: &tests, sizes: &args.sizes.0 };
     files.write(&layout, &measured, &seen)
@@ -151,8 +152,24 @@ fn check_port(args: &PerfArgs) -> Result<(), Failure> {
     Ok(())
 }
 
+/// What the processes wished for and could not have; both say the same of most.
+fn tell_notes(seen: &[Seen]) {
+    let mut told: Vec<&String> = Vec::new();
+    for note in seen.iter().flat_map(|seen| &seen.notes) {
+        if !told.contains(&note) {
+            output::remark(note);
+            told.push(note);
+        }
+    }
+}
+
 fn check_shm() -> Result<(), Failure> {
     let config = Config::from_env().map_err(Failure::unusable)?;
+    if config.is_strict()
+        && let Some(note) = config.notes().into_iter().next()
+    {
+        return Err(Failure::unusable(ConfigError::Strict(note)));
+    }
     match nemesia::explain(&config).into_iter().find(|verdict| verdict.name == "shm" && !verdict.usable) {
         Some(verdict) => Err(Failure::unusable(format!("shm can't be used here: {}", verdict.reason))),
         None => Ok(()),
@@ -241,12 +258,13 @@ impl Files {
 
     /// Files first: whoever reads the table may stop reading.
     fn write(self, layout: &Layout<'_>, measured: &Measured, seen: &[Seen]) -> Result<(), Failure> {
+        let mut table = report::table(layout, measured) + &counters::table(seen);
         if let Some(destination) = self.plot {
+            table = format!("{table}\npicture: {}\n", destination.path().display());
             let picture = plot::svg(layout, measured)
                 .map_err(|error| Failure::failed(format!("cannot draw the picture: {error}")))?;
             destination.write(&picture)?;
         }
-        let table = report::table(layout, measured) + &counters::table(seen);
         self.json.write(&table, || report::json(layout, measured, seen))
     }
 }

@@ -1,8 +1,11 @@
 //! Time stamps that cost next to nothing: the processor's own counter, where it can be trusted.
 
-use std::time::{Duration, Instant};
+#[cfg(any(target_arch = "x86_64", test))]
+use std::time::Duration;
+use std::time::Instant;
 
 /// How long the counter is compared with the system's clock.
+#[cfg(target_arch = "x86_64")]
 const CALIBRATION: Duration = Duration::from_millis(40);
 
 /// A source of time stamps.

@@ -97,6 +97,8 @@ pub(crate) struct Seen {
     pub(crate) counters: Vec<(String, String, u64)>,
     /// The call tree.
     pub(crate) tree: String,
+    /// What was wished for and could not be had, whether or not it was asked for.
+    pub(crate) notes: Vec<String>,
 }
 
 /// What a process hands to `perf`, or what went wrong. Of a measurement: rank 0 what it measured, and both what they have seen.

@@ -4,28 +4,17 @@ use std::ptr::NonNull;
 
 use nemesia_core::flow::posted::LEAST;
 use nemesia_core::payload::Lent;
-use nemesia_core::port::channel::{
-    Buffer, Channel, Config, LendError, OpenError, Parts, Peer, Slab, Storage,
-};
+use nemesia_core::port::channel::{Buffer, Channel, Config, LendError, OpenError, Parts, Peer};
 use nemesia_core::port::memory::{Access, MemoryPort as _, RegisterError};
 use nemesia_verification::rdma::SimPort;
+use nemesia_verification::storage::ChannelVectors;
 
 /// Pieces of memory that one process may lend.
 const SLABS: usize = 12;
 /// Buffers in all of them, at most.
 const BUFFERS: usize = 512;
 
-#[derive(Debug)]
-pub(super) struct Vectors;
-
-impl Storage for Vectors {
-    type Peers = Vec<Peer<Vec<Option<u32>>>>;
-    type Window = Vec<Option<u32>>;
-    type Buffers = Vec<Buffer>;
-    type Slabs = Vec<Option<Slab>>;
-}
-
-pub(super) type SimChannel = Channel<SimPort, Vectors>;
+pub(super) type SimChannel = Channel<SimPort, ChannelVectors>;
 
 /// Memory that only raw pointers refer to.
 #[derive(Debug)]

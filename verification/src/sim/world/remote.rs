@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use nemesia_core::engine::StartError;
-use nemesia_core::engine::active::{ActiveMessage, Handlers};
+use nemesia_core::engine::active::{ActiveMessage, Handlers, NoMemory};
 use nemesia_core::engine::rma::{Access, RegionId, RemoteKey, Target};
 pub(crate) use nemesia_core::engine::rma::{Datatype, Reduction, combine};
 use nemesia_core::payload::{Exposed, RecvBuf, SendBuf};
@@ -30,13 +30,13 @@ pub(super) struct Desk {
 }
 
 impl Handlers for Desk {
-    fn room(&mut self, message: &ActiveMessage) -> Option<&mut [u8]> {
+    fn room(&mut self, message: &ActiveMessage) -> Result<Option<&mut [u8]>, NoMemory> {
         if message.handler >= HANDLERS {
-            return None;
+            return Ok(None);
         }
         let room = self.rooms.entry(message.from).or_default();
         room.resize(message.len, 0);
-        Some(room)
+        Ok(Some(room))
     }
 
     fn run(&mut self, message: &ActiveMessage) {

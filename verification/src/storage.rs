@@ -1,0 +1,60 @@
+//! Storage of engines and channels in vectors, for worlds that live in one process.
+#![forbid(unsafe_code)]
+
+use std::marker::PhantomData;
+
+use nemesia_core::engine::active::Handlers;
+use nemesia_core::engine::rma::{Region, Reply, WINDOW};
+use nemesia_core::engine::{self, Lent, Request};
+use nemesia_core::port::channel::{self, Buffer, Slab};
+use nemesia_core::slab::{List, Slot};
+use nemesia_core::store::{UNIT, Unit};
+
+/// What an engine is lent; `H` handles its active messages.
+#[derive(Debug)]
+pub struct EngineVectors<H = ()>(PhantomData<H>);
+
+impl<H: Handlers> engine::Storage for EngineVectors<H> {
+    type Requests = Vec<Slot<Request>>;
+    type Peers = Vec<engine::Peer>;
+    type Units = Vec<Unit>;
+    type Stored = Vec<u32>;
+    type Buckets = Vec<List>;
+    type Regions = Vec<Slot<Region>>;
+    type Replies = Vec<Slot<Reply>>;
+    type Handlers = H;
+    type Trace = ();
+}
+
+impl<H: Handlers> EngineVectors<H> {
+    /// For a world of so many ranks, of which each has one region: so many requests at first, units of 64 bytes for unexpected
+    /// messages, and lists by hash.
+    pub fn lent(ranks: usize, requests: usize, units: usize, buckets: usize, handlers: H) -> Lent<Self> {
+        Lent {
+            requests: several(requests),
+            peers: several(ranks),
+            units: vec![[0; UNIT]; units],
+            stored: several(buckets),
+            posted: several(buckets),
+            regions: several(1),
+            replies: several((ranks - 1) * WINDOW as usize),
+            handlers,
+            trace: (),
+        }
+    }
+}
+
+/// What a channel is lent.
+#[derive(Debug)]
+pub struct ChannelVectors;
+
+impl channel::Storage for ChannelVectors {
+    type Peers = Vec<channel::Peer<Vec<Option<u32>>>>;
+    type Window = Vec<Option<u32>>;
+    type Buffers = Vec<Buffer>;
+    type Slabs = Vec<Option<Slab>>;
+}
+
+fn several<T: Default>(count: usize) -> Vec<T> {
+    std::iter::repeat_with(T::default).take(count).collect()
+}
