@@ -54,7 +54,7 @@ pub(crate) unsafe fn send_word_now(
     endpoint.send_word_now(rank as u32 as usize, tag, word)
 }
 
-/// A message that was there, without what may panic or needs to be told of.
+/// A message that was there, or came at once, without what may panic or needs to be told of.
 ///
 /// # Safety
 /// As [`at_hand`], and `boundary::room`.
@@ -73,7 +73,7 @@ pub(crate) unsafe fn recv_now(
     let endpoint = unsafe { at_hand(endpoint) }?;
     // SAFETY: the caller's buffer, there and no longer than memory.
     let buf = unsafe { slice::from_raw_parts_mut(buffer.cast::<u8>(), capacity) };
-    endpoint.recv_now(source_now(rank), Tag::Masked { value, ignore }, buf)
+    endpoint.recv_soon(source_now(rank), Tag::Masked { value, ignore }, buf)
 }
 
 /// A receive that was posted, without what may panic or needs to be told of.

@@ -70,6 +70,17 @@ fn scatter<P: MessagePort>(
     buf.each(at, len, |done, to| port.read(&arrival, skip + done, to));
 }
 
+/// Takes the message that is next, if the pattern names its source and its tag, and it fits.
+#[inline(always)]
+fn take_named<P: MessagePort>(port: &mut P, pattern: &Pattern, buf: &mut RecvBuf) -> Option<(PeerId, usize)> {
+    let Pattern { source: Source::Rank(rank), context, tag, .. } = *pattern else { return None };
+    let room = buf.len() as u64;
+    let wanted = |from: PeerId, envelope: &Envelope| {
+        from == rank && envelope.context == context && envelope.tag == tag && envelope.total <= room
+    };
+    port.take(wanted, buf).map(|(_, envelope)| (rank, envelope.total as usize))
+}
+
 impl<P: MessagePort, S: Storage> Engine<P, S> {
     /// Posts a receive. It may be complete at once; [`Engine::test`] tells. The buffer is taken out of `buf`, unless there
     /// is an error.
@@ -197,22 +208,36 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         else {
             return None;
         };
-        let Pattern { source: Source::Rank(rank), context, tag, .. } = *pattern else { return None };
-        let (first, room) = (self.posted.first(pattern.hash()?, id.index)?, buf.len() as u64);
-        let wanted = |from: PeerId, envelope: &Envelope| {
-            from == rank && envelope.context == context && envelope.tag == tag && envelope.total <= room
-        };
-        let (_, envelope) = self.port.take(wanted, buf)?;
+        let first = self.posted.first(pattern.hash()?, id.index)?;
+        let (rank, len) = take_named(&mut self.port, pattern, buf)?;
         first.take(&mut self.requests);
         self.requests.remove(id.index);
-        let len = envelope.total as usize;
-        self.trace.note("receive_posted", envelope.total);
-        self.count_eager(rank, len);
         self.peer(rank).tally.posted += 1;
-        if let Err(fault) = self.charge(rank, cost(len), false) {
-            self.fault(PeerFault { peer: rank, fault });
-        }
+        self.trace.note("receive_posted", len as u64);
+        self.book_packet(rank, len);
         Some(len)
+    }
+
+    /// As [`Engine::receive_word`], of a message of another size that fits, from a source and with a tag that the pattern names.
+    /// Returns its size: all else is as it was asked for, and a number comes back in a register.
+    #[inline(never)]
+    pub fn receive_packet(&mut self, pattern: &Pattern, buf: &mut RecvBuf) -> Option<usize> {
+        if !self.is_idle() {
+            return None;
+        }
+        pattern.hash()?;
+        let (rank, len) = take_named(&mut self.port, pattern, buf)?;
+        self.trace.note("receive_packet", len as u64);
+        self.book_packet(rank, len);
+        Some(len)
+    }
+
+    #[inline(always)]
+    fn book_packet(&mut self, from: PeerId, len: usize) {
+        self.count_eager(from, len);
+        if let Err(fault) = self.charge(from, cost(len), false) {
+            self.fault(PeerFault { peer: from, fault });
+        }
     }
 
     /// A word was taken, by a receive that was posted or by none.

@@ -6,12 +6,17 @@
 
 use std::time::Duration;
 
+use nemesia_core::matching::{Pattern, Source as From};
 use nemesia_core::payload::RecvBuf;
 use nemesia_core::shared::fastbox::Word;
+use nemesia_core::sync::spin_hint;
 
 use super::wait::{Awaited, Wait};
 use super::{Context, Endpoint, Request, Source, Status, Tag, free_context, pattern, status};
 use crate::error::Error;
+
+/// Polls of a receive before it is left to who sets up a wait.
+const SOON: u32 = 32;
 
 impl Endpoint {
     /// Sends a message if it can leave at once: no longer than NEMESIA_EAGER_BYTES, with room and credit, nothing before it, and to
@@ -28,11 +33,51 @@ impl Endpoint {
         self.send_word_at_once(to, 0, tag, word)
     }
 
-    /// Receives a message of 8 bytes into the beginning of `buf`, if it is there and nothing is posted, stored or pending. `None` says
-    /// nothing else: [`Endpoint::recv`] or [`Endpoint::irecv`] will tell.
+    /// Receives a message of 8 bytes into the beginning of `buf`, or one of up to NEMESIA_EAGER_BYTES that fits from a rank and with
+    /// a tag that are named, if it is there and nothing is posted, stored or pending. `None` says nothing else:
+    /// [`Endpoint::recv`] or [`Endpoint::irecv`] will tell.
     #[inline(always)]
     pub fn recv_now(&mut self, from: Source, tag: Tag, buf: &mut [u8]) -> Option<Status> {
         self.in_context(0).recv_now(from, tag, buf)
+    }
+
+    /// As [`Endpoint::recv_now`], of a message that is there or comes within less than a microsecond.
+    #[inline(always)]
+    pub fn recv_soon(&mut self, from: Source, tag: Tag, buf: &mut [u8]) -> Option<Status> {
+        let pattern = pattern(from, 0, tag).ok()?;
+        // What is pending is not to wait for it.
+        let polls = if self.engine.has_work() { 1 } else { self.waiter.polls().min(SOON) };
+        self.receive_at_once(&pattern, buf, polls)
+    }
+
+    /// Receives what is there after at most so many polls in vain, at least one. `None` says nothing.
+    #[inline(always)]
+    pub(super) fn receive_at_once(
+        &mut self,
+        pattern: &Pattern,
+        buf: &mut [u8],
+        polls: u32,
+    ) -> Option<Status> {
+        let mut left = polls;
+        loop {
+            if let Some(into) = buf.first_chunk_mut()
+                && let Some(done) = self.engine.receive_word(pattern, into)
+            {
+                return Some(status(done));
+            }
+            if self.engine.has_next() {
+                let From::Rank(rank) = pattern.source else { return None };
+                // SAFETY: the buffer is borrowed until this returns, and the engine keeps nothing of it.
+                let mut room = unsafe { RecvBuf::from_raw(buf.as_mut_ptr(), buf.len()) };
+                let len = self.engine.receive_packet(pattern, &mut room)?;
+                return Some(Status { rank: rank as usize, tag: pattern.tag, len });
+            }
+            left = left.saturating_sub(1);
+            if left == 0 {
+                return None;
+            }
+            spin_hint();
+        }
     }
 
     /// Posts a receive, as [`Endpoint::irecv`], if no message is stored that it might match, and there is a free slot. `None` says
@@ -142,6 +187,6 @@ impl Context<'_> {
     #[inline(always)]
     pub fn recv_now(self, from: Source, tag: Tag, buf: &mut [u8]) -> Option<Status> {
         let pattern = pattern(from, self.id, tag).ok()?;
-        self.endpoint.engine.receive_word(&pattern, buf.first_chunk_mut()?).map(status)
+        self.endpoint.receive_at_once(&pattern, buf, 1)
     }
 }

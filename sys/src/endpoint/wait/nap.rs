@@ -35,6 +35,12 @@ pub(in crate::endpoint) struct Waiter {
 }
 
 impl Waiter {
+    /// See [`Pace::polls`].
+    #[inline(always)]
+    pub(in crate::endpoint) fn polls(&self) -> u32 {
+        self.pace.polls()
+    }
+
     pub(in crate::endpoint) fn new(
         config: &Config,
         crowding: Crowding,
