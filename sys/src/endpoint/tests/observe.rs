@@ -142,3 +142,42 @@ fn a_further_peer_costs_at_most_8_kib_and_the_call_tree_is_on_the_bill() {
     let more = crate::Bill::new(&traced, 2).unwrap().private_at_start - two.private_at_start;
     assert_eq!(more > 0, cfg!(feature = "trace"));
 }
+
+/// So many large messages, each answered; how many were copied once, and streamed.
+fn copied_and_streamed(config: &Config, count: u64) -> (u64, u64) {
+    let (mut zero, mut one) = pair(config);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut buf = vec![0; 64 << 10];
+            for number in 0..count {
+                one.recv(Source::Rank(0), Tag::Exactly(number), &mut buf).unwrap();
+                assert!(buf.iter().all(|&byte| byte == number as u8), "message {number}");
+                one.send(0, number, &[]).unwrap();
+            }
+        });
+        for number in 0..count {
+            zero.send(1, number, &vec![number as u8; 64 << 10]).unwrap();
+            zero.recv(Source::Rank(1), Tag::Exactly(number), &mut []).unwrap();
+        }
+    });
+    let received = one.peer_counters(0).unwrap();
+    (received.large_pulled + received.large_shared, received.large_streamed)
+}
+
+#[test]
+fn large_messages_are_tried_both_ways_unless_one_is_chosen() {
+    use crate::SingleCopy;
+
+    const COUNT: u64 = 500;
+    let by = |choice| copied_and_streamed(&Config::default().single_copy(choice), COUNT);
+    assert_eq!(by(SingleCopy::Off), (0, COUNT));
+    let (copied, streamed) = by(SingleCopy::Prefer);
+    assert_eq!(copied + streamed, COUNT);
+    if streamed == COUNT {
+        eprintln!("not tried: the kernel refuses to copy from this process");
+        return;
+    }
+    assert_eq!(copied, COUNT);
+    let (copied, streamed) = by(SingleCopy::Auto);
+    assert!(copied >= 3 && streamed > 0 && copied + streamed == COUNT, "{copied} and {streamed}");
+}
