@@ -282,6 +282,8 @@ impl<P: MemoryPort> PortLink<P> {
             // What has completed can wait: the byte is looked at far more often.
             for _ in 0..LOOKS {
                 if self.into.watched(bytes - 1) == mark(trip) {
+                    // A write that came is a sign of life, as a completion is; of quiet writes few are reported.
+                    self.idle = 0;
                     return Ok(());
                 }
             }
