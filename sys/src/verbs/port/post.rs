@@ -34,6 +34,8 @@ fn refused(code: i32) -> PostError {
     match code {
         libc::ENOMEM | libc::EAGAIN => PostError::QueueFull,
         libc::EOPNOTSUPP => PostError::Unsupported,
+        // siw has ended the connection, and we have not heard of it yet.
+        libc::ENOTCONN => PostError::NotReady,
         code => PostError::System(code),
     }
 }
