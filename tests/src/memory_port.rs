@@ -8,6 +8,7 @@
 //! | [`connect`] | connections: made, refused, too late, too many, closed |
 //! | [`data`] | every operation, of every size, with its contents |
 //! | [`atomics`] | atomic operations |
+//! | [`long`] | writes and reads that are longer than a message |
 //! | [`receives`] | receives: too short, none posted, the shared queue |
 //! | [`refused`] | what a target refuses, and what is refused before it is posted |
 //! | [`queues`] | full queues, quiet work, order, sleeping |
@@ -20,6 +21,7 @@ pub mod bench;
 pub mod channel;
 pub mod connect;
 pub mod data;
+pub mod long;
 pub mod loss;
 pub mod queues;
 pub mod random;
@@ -64,6 +66,11 @@ pub trait Fabric {
         None
     }
 
+    /// Whether a device answers reads from memory that was taken back while it answered, which is a mistake of its own.
+    fn answers_late(&self) -> bool {
+        false
+    }
+
     /// The longest message that is worth the time here; the facts say what is possible.
     fn most_bytes(&self) -> u32 {
         64 << 20
@@ -78,6 +85,7 @@ pub fn checks<F: Fabric>() -> Vec<(&'static str, Check<F>)> {
     let mut all: Vec<(&'static str, Check<F>)> = Vec::new();
     all.extend(connect::checks());
     all.extend(data::checks());
+    all.extend(long::checks());
     all.extend(atomics::checks());
     all.extend(receives::checks());
     all.extend(refused::checks());

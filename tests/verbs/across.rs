@@ -17,7 +17,8 @@ const NAME: &str = "across::a_hundred_connections_to_another_process_carry_data_
 const ROLE: &str = "NEMESIA_TEST_VERBS_PEER";
 const CONNECTIONS: u64 = 100;
 const SIZES: [u32; 5] = [1, 64, 4097, 70_000, 1 << 20];
-const LEN: usize = 1 << 20;
+/// Of the last connection: more than a work request of soft `RoCE` may be.
+const LEN: usize = 64 << 20;
 /// Bytes of a message: seed and length, or where the content is wrong.
 const WORDS: u32 = 16;
 
@@ -70,7 +71,10 @@ fn visit(
     round: u64,
 ) -> Result<(), String> {
     let text = |error: &dyn std::fmt::Display| format!("connection {round}: {error}");
-    let (seed, len) = (round * 2, SIZES[round as usize % SIZES.len()]);
+    let (seed, len) = match round + 1 {
+        CONNECTIONS => (round * 2, LEN as u32),
+        _ => (round * 2, SIZES[round as usize % SIZES.len()]),
+    };
     let offer = bench.offer(&[], false);
     let connection = bench.port(0)?.connect(address, &offer).map_err(|error| text(&error))?;
     bench.event(0, "established", |event| matches!(event, Event::Established { .. }).then_some(()))?;

@@ -27,18 +27,32 @@ pub(crate) struct Devices {
     addresses: Vec<IpAddr>,
     next: usize,
     start: Instant,
+    /// Bytes of a work request: what is longer becomes several.
+    pub(crate) work_bytes: u32,
+    /// They are soft iWARP.
+    is_siw: bool,
 }
+
+/// What the vendor of soft iWARP is called: `SIW_VENDOR_ID`.
+const SIW: u32 = 0x62_6d74;
 
 impl Devices {
     pub(crate) fn new(addresses: &[IpAddr]) -> Self {
-        Self { addresses: addresses.to_vec(), next: 0, start: Instant::now() }
+        Self {
+            addresses: addresses.to_vec(),
+            next: 0,
+            start: Instant::now(),
+            work_bytes: u32::MAX,
+            is_siw: false,
+        }
     }
 
     /// Options for the next port.
     pub(crate) fn options(&mut self) -> PortOptions {
         let address = self.addresses[self.next % self.addresses.len()];
         self.next += 1;
-        PortOptions { wish: Wish { address: Some(address), ..Wish::default() }, ..PortOptions::default() }
+        let wish = Wish { address: Some(address), ..Wish::default() };
+        PortOptions { wish, work_bytes: self.work_bytes, ..PortOptions::default() }
     }
 }
 
@@ -46,7 +60,15 @@ impl Fabric for Devices {
     type Port = VerbsPort;
 
     fn port(&mut self) -> Result<VerbsPort, String> {
-        VerbsPort::open(&self.options()).map_err(|error| error.to_string())
+        let port = VerbsPort::open(&self.options()).map_err(|error| error.to_string())?;
+        self.is_siw = port.device().attributes().vendor_id == SIW;
+        Ok(port)
+    }
+
+    /// siw sends answers from the pages themselves, and holds on to them until the peer has confirmed, whatever becomes of the
+    /// registration meanwhile (`siw_tx_hdt`, `siw_dereg_mr`, Linux 6.1).
+    fn answers_late(&self) -> bool {
+        self.is_siw
     }
 
     fn pass(&mut self) -> Duration {

@@ -14,6 +14,8 @@ mod device;
 mod ends;
 #[cfg(test)]
 mod fabric;
+#[cfg(test)]
+mod large;
 
 use nemesia_tests::memory_port::{self, bench::Bench};
 
@@ -28,16 +30,34 @@ fn usable(test: &str) -> Option<Vec<std::net::IpAddr>> {
     }
 }
 
-#[test]
-fn verbs_do_what_every_memory_port_does() {
-    let Some(addresses) = usable("verbs_do_what_every_memory_port_does") else { return };
+/// The suite, on new devices for each check.
+fn all_pass(devices: impl Fn() -> fabric::Devices) {
     let mut failures = Vec::new();
     for (name, check) in memory_port::wanted() {
         let start = std::time::Instant::now();
-        let verdict = check(&mut Bench::new(fabric::Devices::new(&addresses)));
+        let verdict = check(&mut Bench::new(devices()));
         // One at a time: with a slow device it is good to see which.
         println!("{name}: {:.1} s: {verdict:?}", start.elapsed().as_secs_f32());
         failures.extend(verdict.err().map(|why| format!("{name}: {why}")));
     }
     assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+#[test]
+fn verbs_do_what_every_memory_port_does() {
+    let Some(addresses) = usable("verbs_do_what_every_memory_port_does") else { return };
+    all_pass(|| fabric::Devices::new(&addresses));
+}
+
+/// Not a power of two, and less than the windows of the random check.
+const SHORT: u32 = 5000;
+
+#[test]
+fn writes_and_reads_in_several_work_requests_do_the_same() {
+    let Some(addresses) = usable("writes_and_reads_in_several_work_requests_do_the_same") else { return };
+    all_pass(|| {
+        let mut devices = fabric::Devices::new(&addresses);
+        devices.work_bytes = SHORT;
+        devices
+    });
 }

@@ -180,7 +180,8 @@ pub enum Outcome {
     Done,
     /// A message has come.
     Received {
-        /// Its bytes; of a write with immediate, those written, or 0 where the fabric does not tell.
+        /// Its bytes; of a write with immediate, those written, or 0 where the fabric does not tell; of one longer than
+        /// [`Facts::message_bytes`] it may be fewer.
         len: u32,
         /// Its immediate.
         immediate: Option<u32>,
@@ -355,8 +356,8 @@ pub trait MemoryPort {
         None
     }
 
-    /// Writes into the peer's memory (RFC 5040, "RDMA Write Message"). With an immediate ([`Facts::immediates`]) it takes
-    /// a receive of the peer's, which completes when the bytes are placed.
+    /// Writes into the peer's memory (RFC 5040, "RDMA Write Message"), at most [`Facts::transfer_bytes`]. With an immediate
+    /// ([`Facts::immediates`]) it takes a receive of the peer's, which completes when the bytes are placed.
     ///
     /// # Errors
     /// See [`PostError`].
@@ -368,14 +369,15 @@ pub trait MemoryPort {
         immediate: Option<u32>,
     ) -> Result<(), PostError>;
 
-    /// Reads from the peer's memory (RFC 5040, "RDMA Read Operation") into at most [`Facts::read_slices`] parts.
+    /// Reads from the peer's memory (RFC 5040, "RDMA Read Operation"), at most [`Facts::transfer_bytes`], into at most
+    /// [`Facts::read_slices`] parts.
     ///
     /// # Errors
     /// See [`PostError`].
     fn read(&mut self, work: Work, into: &[Slice], from: Remote) -> Result<(), PostError>;
 
-    /// Sends a message, which takes a receive of the peer's (RFC 5040, "Send Message Type"). If none is posted it waits,
-    /// or the connection fails: [`Facts::waits_for_receive`].
+    /// Sends a message of at most [`Facts::message_bytes`], which takes a receive of the peer's (RFC 5040, "Send Message
+    /// Type"). If none is posted it waits, or the connection fails: [`Facts::waits_for_receive`].
     ///
     /// # Errors
     /// See [`PostError`].

@@ -63,6 +63,7 @@ impl Options {
             atomics_exclude_processor: true,
             inline_bytes: MOST_INLINE as u32,
             message_bytes: 1 << 30,
+            transfer_bytes: 1 << 30,
             slices: MOST_PARTS as u32,
             read_slices: MOST_PARTS as u32,
             send_depth: self.send_depth.max(1),

@@ -9,6 +9,7 @@ mod complete;
 mod connect;
 mod held;
 mod link;
+mod long;
 mod open;
 mod post;
 mod regions;
@@ -60,6 +61,8 @@ pub struct PortOptions {
     pub slices: u32,
     /// Bytes of an inline payload.
     pub inline_bytes: u32,
+    /// Bytes of a work request; at most what the device has. It bounds messages; longer writes and reads become several.
+    pub work_bytes: u32,
 }
 
 impl Default for PortOptions {
@@ -73,6 +76,7 @@ impl Default for PortOptions {
             regions: 1024,
             slices: 8,
             inline_bytes: 512,
+            work_bytes: u32::MAX,
         }
     }
 }

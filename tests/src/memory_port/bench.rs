@@ -168,6 +168,14 @@ impl<F: Fabric> Bench<F> {
         Ok(self.facts()?.message_bytes.min(self.fabric.most_bytes()))
     }
 
+    /// The longest write or read that is tried.
+    ///
+    /// # Errors
+    /// The first was killed.
+    pub fn most_transfer(&mut self) -> Result<u32, String> {
+        Ok(self.facts()?.transfer_bytes.min(self.fabric.most_bytes()))
+    }
+
     /// New registered memory.
     ///
     /// # Errors

@@ -33,6 +33,7 @@ fn facts<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
     let least = [facts.slices, facts.read_slices, facts.send_depth, facts.receive_depth, facts.connections];
     ensure(least.iter().all(|it| *it > 0), || format!("nothing fits: {facts:?}"))?;
     ensure(facts.message_bytes >= 4096, || format!("messages of {} bytes", facts.message_bytes))?;
+    ensure(facts.transfer_bytes >= facts.message_bytes, || format!("shorter than a message: {facts:?}"))?;
     ensure(facts.inline_bytes <= facts.message_bytes, || "more inline than at all".into())?;
     ensure(facts.atomics || !facts.atomics_exclude_processor, || "what atomics?".into())
 }

@@ -46,7 +46,7 @@ struct State {
 
 fn random<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
     bench.open(3)?;
-    let most = bench.most_bytes()?.min(WINDOW);
+    let most = bench.most_transfer()?.min(WINDOW);
     let mut state = State { memories: Vec::new(), flows: Vec::new(), most };
     for node in 0..3 {
         let len = WINDOW as usize * 8;
@@ -96,7 +96,7 @@ fn range(random: &mut Random, most: u32) -> (u64, u32) {
 }
 
 fn step<F: Fabric>(bench: &mut Bench<F>, state: &mut State, at: usize) -> Verdict {
-    let ordered = bench.facts()?.ordered_placement;
+    let (ordered, message) = (bench.facts()?.ordered_placement, bench.facts()?.message_bytes);
     let State { memories, flows, most } = state;
     let flow = &mut flows[at];
     let ((place, len), start) = (range(&mut bench.random, *most), bench.random.below(u64::from(WINDOW)));
@@ -111,6 +111,7 @@ fn step<F: Fabric>(bench: &mut Bench<F>, state: &mut State, at: usize) -> Verdic
         0 if flow.dirty.iter().any(overlaps) => 1,
         kind => kind,
     };
+    let len = if kind == 2 { len.min(message) } else { len };
     let bytes = source.get(start, len as usize);
     // At most one message waits, so that its receive is known to be there, and one read, so that its room is its own.
     if kind == 1 && !flow.reads.is_empty() || kind == 2 && !flow.messages.is_empty() {

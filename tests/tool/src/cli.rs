@@ -118,6 +118,9 @@ pub(crate) struct PerfArgs {
     /// write are placed in order, as perftest does. By default the target is told
     #[arg(long)]
     pub(crate) last_byte: bool,
+    /// With --port verbs: the most bytes that are copied into a work request, up to what the device has [default: all of that]
+    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(0..=1024))]
+    pub(crate) inline: Option<u32>,
     /// With --port verbs: words before the command of the second process, which put it elsewhere on this machine (into
     /// another network namespace, say: \"ip netns exec NAME\"), with its descriptors and environment
     #[arg(long, value_name = "WORDS", value_delimiter = ' ', num_args = 1, allow_hyphen_values = true)]

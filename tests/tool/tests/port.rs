@@ -99,6 +99,7 @@ fn what_a_memory_port_does_not_have_is_refused() -> Result<(), String> {
     }
     for (words, option) in [
         (&["perf", "--last-byte"][..], "--last-byte"),
+        (&["perf", "--inline", "0"], "--inline"),
         (&["perf", "--port", "tcp", "--second-through", "env"], "--second-through"),
     ] {
         assert!(refused(words)?.contains(&format!("{option} is for --port verbs")));

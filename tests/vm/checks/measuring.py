@@ -19,6 +19,7 @@ BANDWIDTH = """\
 
 def tests():
     return [("medians_and_ratios_come_from_what_was_printed", medians_and_ratios_come_from_what_was_printed),
+            ("perftest_is_compared_with_itself", perftest_is_compared_with_itself),
             ("runs_that_fail_or_are_missing_are_counted", runs_that_fail_or_are_missing_are_counted),
             ("limits_judge_latency_and_bandwidth_each_its_way", limits_judge_latency_and_bandwidth_each_its_way)]
 
@@ -32,7 +33,8 @@ def program():
 
 
 def options(**more):
-    defaults = {"device": "rxe", "tests": ["latency"], "sizes": [8], "rounds": 3, "beside": [("ours", "true")], "at_most": None, "at_least": None}
+    defaults = {"device": "rxe", "tests": ["latency"], "sizes": [8], "rounds": 3, "beside": [("ours", "true")], "at_most": None, "at_least": None,
+                "twice": False}
     return types.SimpleNamespace(**{**defaults, **more})
 
 
@@ -56,8 +58,24 @@ def medians_and_ratios_come_from_what_was_printed():
     theirs, ours = module.summary(found, options())
     expect(failures == 0 and theirs["median"] == 20 and ours["median"] == 22, f"{theirs} {ours}")
     expect(abs(ours["to_perftest"] - 1.1) < 1e-9 and ours["is_within"] is None, str(ours))
-    found, _ = module.results(printed(both("bandwidth", (100, 100, 100), (10, 10, 10))), options(tests=["bandwidth"]))
+    expect((theirs["best"], ours["best"], ours["best_to_perftest"]) == (10, 21.5, 2.15), f"{theirs} {ours}")
+    found, _ = module.results(printed(both("bandwidth", (100, 100, 100), (10, 20, 10))), options(tests=["bandwidth"]))
+    expect([entry["best"] for entry in module.summary(found, options())] == [104.8576, 20], f"not the most: {found}")
     expect(found[("perftest", "bandwidth", 8)] == [104.8576] * 3, f"MiB/s were not converted: {found}")
+
+
+def perftest_is_compared_with_itself():
+    module = program()
+    given = options(twice=True, beside=[], at_most=1.1)
+    runs = [(name, "latency", LATENCY.format(value), 0) for value in (10, 20, 30) for name in ("perftest", "perftest-again")]
+    runs[3] = ("perftest-again", "latency", LATENCY.format(40), 0)
+    found, failures = module.results(printed(runs), given)
+    theirs, again = module.summary(found, given)
+    expect(failures == 0 and again["values"] == [10, 40, 30], f"{failures} {found}")
+    # It is the noise, which no limit judges.
+    expect((theirs["median"], again["to_perftest"], again["is_within"]) == (20, 1.5, None), f"{theirs} {again}")
+    names = [name for name, _ in module.contenders(given, "latency", 8)]
+    expect(names == ["perftest", "perftest-again"], str(names))
 
 
 def runs_that_fail_or_are_missing_are_counted():

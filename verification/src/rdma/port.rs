@@ -43,6 +43,12 @@ impl SimPort {
         }
     }
 
+    /// A message is shorter than a write or a read may be.
+    fn message(&self, len: u64) -> Result<(), PostError> {
+        let limit = self.facts.message_bytes;
+        if len > u64::from(limit) { Err(PostError::Length { limit }) } else { Ok(()) }
+    }
+
     fn check(
         &self,
         slices: &[Slice],
@@ -53,7 +59,7 @@ impl SimPort {
             return Err(PostError::Slices { limit });
         }
         let len = self.world.borrow().nodes[self.node].memory.check(slices, allowed)?;
-        let limit = self.facts.message_bytes;
+        let limit = self.facts.transfer_bytes;
         if len > u64::from(limit) { Err(PostError::Length { limit }) } else { Ok(len) }
     }
 
@@ -66,12 +72,13 @@ impl SimPort {
             return Err(PostError::NotReady);
         }
         let depth = u64::from(self.facts.send_depth) - u64::from(flaw == Some(Flaw::Depth));
-        if end.posted - end.freed >= depth {
+        let places = len.div_ceil(self.facts.message_bytes.into()).max(1);
+        if end.posted + places - end.freed > depth {
             return Err(PostError::QueueFull);
         }
         end.operations.push_back(Operation {
             id: work.id,
-            number: end.posted,
+            number: end.posted + places - 1,
             quiet: work.quiet,
             fence: work.fence,
             kind,
@@ -83,7 +90,7 @@ impl SimPort {
             target: None,
             receive: None,
         });
-        end.posted += 1;
+        end.posted += places;
         if early {
             end.doom = Some((LostError::Protocol, WorkError::Flushed));
             world.links[link].broken = true;
@@ -202,6 +209,7 @@ impl MemoryPort for SimPort {
     fn send(&mut self, work: Work, from: Source<'_>, immediate: Option<u32>) -> Result<(), PostError> {
         self.supports(immediate)?;
         let local = self.source(from)?;
+        self.message(local.1)?;
         self.post(work, Kind::Send { immediate }, local)
     }
 

@@ -28,8 +28,12 @@ pub struct Facts {
     pub atomics_exclude_processor: bool,
     /// The most bytes of an inline source; 0 when there is none.
     pub inline_bytes: u32,
-    /// The most bytes of one operation.
+    /// The most bytes of one message: of a send.
     pub message_bytes: u32,
+    /// The most bytes of one write or read; at least [`Facts::message_bytes`]. The port may carry out what is longer than that as
+    /// several work requests: it completes as one, takes a place of the send queue for each `message_bytes` begun, and is refused
+    /// ([`PostError::QueueFull`](super::PostError::QueueFull)) until there are so many.
+    pub transfer_bytes: u32,
     /// The most parts of a source, or of a receive; at least 1.
     pub slices: u32,
     /// The most parts that a read goes to; at least 1.

@@ -86,13 +86,6 @@ impl VerbsPort {
         }
     }
 
-    fn keep(&mut self, completion: Completion) {
-        if let Some(link) = self.links.get_mut(completion.connection) {
-            link.unpolled += 1;
-        }
-        self.pending.push_back(completion);
-    }
-
     /// Destroys a connection's queue pair. What it has not reported is flushed.
     pub(super) fn destroy_pair(&mut self, connection: Connection) {
         // First what it has reported: some devices forget it with the queue pair.
@@ -108,14 +101,13 @@ impl VerbsPort {
         let Some(link) = self.links.get_mut(connection) else { return };
         link.early.clear();
         link.held.clear();
-        // The oldest that is left has not completed, so all after it have not either, whatever the device has reported: but an
-        // error of its own says more.
-        let left = [link.sends.drain(), link.receives.drain()];
-        for posted in left.into_iter().flatten() {
-            let failed = posted.outcome.filter(|outcome| matches!(outcome, Outcome::Failed(_)));
-            let outcome = failed.unwrap_or(Outcome::Failed(WorkError::Flushed));
-            self.keep(Completion { id: posted.id, connection, outcome });
-        }
+        let (unpolled, pending) = (&mut link.unpolled, &mut self.pending);
+        let mut keep = |id, outcome| {
+            *unpolled += 1;
+            pending.push_back(Completion { id, connection, outcome });
+        };
+        link.sends.flush(&mut keep);
+        link.receives.flush(keep);
     }
 }
 

@@ -41,7 +41,18 @@ impl Held {
     ///
     /// # Safety
     /// An inline payload can be read.
-    pub(super) unsafe fn new(wr: raw::ibv_send_wr, parts: Parts, fence: bool, sequence: u32) -> Self {
+    pub(super) unsafe fn new(
+        wr: raw::ibv_send_wr,
+        list: &[raw::ibv_sge],
+        fence: bool,
+        sequence: u32,
+    ) -> Self {
+        let mut parts = Parts::NONE;
+        // There are never more.
+        for (part, to) in list.iter().zip(&mut parts.list) {
+            *to = *part;
+            parts.count += 1;
+        }
         let mut inline = Box::default();
         if wr.send_flags & raw::IBV_SEND_INLINE != 0 {
             let part = parts.list[0];

@@ -48,7 +48,7 @@ impl VerbsPort {
         let mut facts = facts(&device, attributes, options);
         let queue = CompletionQueue::new(&device, entries(&facts))?;
         let (depths, order) = probe(&domain, &queue, &facts, options)?;
-        facts.inline_bytes = depths.inline;
+        facts.inline_bytes = depths.inline.min(facts.message_bytes);
         facts.ordered_placement = order.unwrap_or(false) || device.transport() == Transport::InfiniBand;
         let shared = share(&domain, &mut facts);
         let channel = Channel::new()?;
@@ -107,6 +107,7 @@ fn facts(device: &Device, port: PortAttributes, options: &PortOptions) -> Facts 
     let shared = if has_shared { options.shared_receive_depth.min(count(limits.max_srq_wr)) } else { 0 };
     // All that may be under way has to fit the completion queue.
     let room = count(limits.max_cqe).saturating_sub(shared) / (send_depth + receive_depth);
+    let message_bytes = port.message_bytes.min(options.work_bytes).max(1);
     let connections = options.connections.min(count(limits.max_qp)).min(room).clamp(1, MOST_LINKS);
     let atomics = is_infiniband && limits.atomic_cap != raw::IBV_ATOMIC_NONE;
     Facts {
@@ -120,7 +121,9 @@ fn facts(device: &Device, port: PortAttributes, options: &PortOptions) -> Facts 
         atomics,
         atomics_exclude_processor: atomics && limits.atomic_cap == raw::IBV_ATOMIC_GLOB,
         inline_bytes: 0,
-        message_bytes: port.message_bytes,
+        message_bytes,
+        // As many work requests as the send queue has places.
+        transfer_bytes: message_bytes.saturating_mul(send_depth),
         slices,
         read_slices: slices.min(count(limits.max_sge_rd)).max(1),
         send_depth,

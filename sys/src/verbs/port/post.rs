@@ -5,6 +5,7 @@ use rdma_core_sys as raw;
 
 use super::VerbsPort;
 use super::held::Held;
+use super::long::Share;
 use super::regions::Parts;
 use super::ring::Posted;
 use super::tag::{Queue, Tag};
@@ -33,6 +34,8 @@ fn refused(code: i32) -> PostError {
     match code {
         libc::ENOMEM | libc::EAGAIN => PostError::QueueFull,
         libc::EOPNOTSUPP => PostError::Unsupported,
+        // siw has ended the connection, and we have not heard of it yet.
+        libc::ENOTCONN => PostError::NotReady,
         code => PostError::System(code),
     }
 }
@@ -58,38 +61,37 @@ impl VerbsPort {
         }
         // Big-endian on the wire, whatever the processors are.
         wr.__bindgen_anon_1.imm_data = immediate.unwrap_or(0).to_be();
-        let parts = match from {
-            Source::Gather(slices) => self.regions.parts(slices, self.facts.slices, |_| true)?,
+        match from {
+            Source::Gather(slices) => {
+                let mut parts = self.regions.parts(slices, self.facts.slices, |_| true)?;
+                self.post(work, &mut wr, &mut parts)
+            }
             Source::Inline(bytes) => {
                 let limit = self.facts.inline_bytes;
                 if bytes.len() > limit as usize {
                     return Err(PostError::Length { limit });
                 }
-                let mut parts = Parts::NONE;
-                if !bytes.is_empty() {
-                    let (addr, length) = (bytes.as_ptr().expose_provenance() as u64, bytes.len() as u32);
-                    parts.list[0] = raw::ibv_sge { addr, length, lkey: 0 };
-                    parts.count = 1;
-                    parts.len = bytes.len() as u64;
-                    wr.send_flags |= raw::IBV_SEND_INLINE;
-                }
-                parts
+                let (addr, length) = (bytes.as_ptr().expose_provenance() as u64, bytes.len() as u32);
+                let mut part = [raw::ibv_sge { addr, length, lkey: 0 }];
+                wr.send_flags |= if length > 0 { raw::IBV_SEND_INLINE } else { 0 };
+                self.post_one(work, &mut wr, &mut part[..usize::from(length > 0)], Share::Whole)?;
+                self.regions.count();
+                Ok(())
             }
-        };
-        self.post(work, wr, parts)
+        }
     }
 
     pub(super) fn post_read(&mut self, work: Work, into: &[Slice], from: Remote) -> Result<(), PostError> {
         let needs_remote = self.facts.read_needs_remote_write;
         let allows = |access: Access| access.local_write && (access.remote_write || !needs_remote);
-        let parts = self.regions.parts(into, self.facts.read_slices, allows)?;
+        let mut parts = self.regions.parts(into, self.facts.read_slices, allows)?;
         let mut wr = request(raw::IBV_WR_RDMA_READ, 0);
         wr.wr.rdma.remote_addr = from.address;
         wr.wr.rdma.rkey = key(from);
         // On iWARP reads are executed and answered in order (RFC 5040, "Ordering and Completions"), and siw refuses a fence
         // before one.
         let fence = work.fence && !self.facts.active_speaks_first;
-        self.post(Work { fence, ..work }, wr, parts)
+        self.post(Work { fence, ..work }, &mut wr, &mut parts)
     }
 
     pub(super) fn post_atomic(
@@ -103,7 +105,7 @@ impl VerbsPort {
         if !self.facts.atomics {
             return Err(PostError::Unsupported);
         }
-        let parts = self.regions.parts(&[into], 1, |access| access.local_write)?;
+        let mut parts = self.regions.parts(&[into], 1, |access| access.local_write)?;
         if into.len != 8 || !parts.list[0].addr.is_multiple_of(8) || !at.address.is_multiple_of(8) {
             return Err(PostError::Alignment);
         }
@@ -112,16 +114,29 @@ impl VerbsPort {
         wr.wr.atomic.compare_add = compare_add;
         wr.wr.atomic.swap = swap;
         wr.wr.atomic.rkey = key(at);
-        self.post(work, wr, parts)
+        self.post(work, &mut wr, &mut parts)
     }
 
-    /// The common end of all send-queue operations.
+    /// Operations whose bytes are in regions.
     #[inline]
-    fn post(&mut self, work: Work, mut wr: raw::ibv_send_wr, mut parts: Parts) -> Result<(), PostError> {
-        let limit = self.facts.message_bytes;
-        if parts.len > u64::from(limit) {
-            return Err(PostError::Length { limit });
+    fn post(&mut self, work: Work, wr: &mut raw::ibv_send_wr, parts: &mut Parts) -> Result<(), PostError> {
+        if parts.len > u64::from(self.facts.message_bytes) {
+            return self.post_long(work, wr, parts);
         }
+        self.post_one(work, wr, parts.get(), Share::Whole)?;
+        self.regions.count();
+        Ok(())
+    }
+
+    /// One work request of the device: an operation, or a share of one.
+    #[inline]
+    pub(super) fn post_one(
+        &mut self,
+        work: Work,
+        wr: &mut raw::ibv_send_wr,
+        list: &mut [raw::ibv_sge],
+        share: Share,
+    ) -> Result<(), PostError> {
         let holds_fences = self.holds_fences;
         let link = self.links.get_mut(work.connection).ok_or(PostError::NotReady)?;
         let (Stage::Ready, Some(pair)) = (link.stage, &link.pair) else { return Err(PostError::NotReady) };
@@ -134,26 +149,28 @@ impl VerbsPort {
         let answered = is_answered(wr.opcode);
         // Where the device may report out of order, what is not reported could not be known to be done; nor, where fences are
         // ours, that a read was answered.
-        let signalled = !work.quiet || self.facts.active_speaks_first || (answered && holds_fences);
+        let signalled =
+            share.is_signalled(work.quiet) || self.facts.active_speaks_first || (answered && holds_fences);
         wr.send_flags |= if signalled { raw::IBV_SEND_SIGNALED } else { 0 };
         wr.send_flags |= if work.fence && !holds_fences { raw::IBV_SEND_FENCE } else { 0 };
-        wr.num_sge = parts.count as i32;
+        wr.num_sge = list.len() as i32;
         let waits = work.fence && holds_fences && link.sends.awaits_answer_before(sequence);
         if waits || !link.held.is_empty() {
             // SAFETY: whoever posts lends an inline payload for the call.
-            link.held.push_back(unsafe { Held::new(wr, parts, work.fence, sequence) });
+            link.held.push_back(unsafe { Held::new(*wr, list, work.fence, sequence) });
         } else {
-            wr.sg_list = parts.get().as_mut_ptr();
+            wr.sg_list = list.as_mut_ptr();
             // SAFETY: the list lives to the end of the call. The parts lie in registered regions that allow this, whose memory
             // was promised until they are deregistered; an inline payload is copied before the call returns.
-            unsafe { pair.post_send(&mut wr) }.map_err(refused)?;
+            unsafe { pair.post_send(wr) }.map_err(refused)?;
         }
         link.sends.push(Posted {
             id: work.id,
             quiet: work.quiet,
             signalled,
             answered,
-            number: self.regions.count(),
+            more: share == Share::More,
+            number: self.regions.next(),
             outcome: None,
         });
         Ok(())
@@ -195,6 +212,7 @@ impl VerbsPort {
                     quiet: false,
                     signalled: true,
                     answered: false,
+                    more: false,
                     number: 0,
                     outcome: None,
                 });

@@ -29,6 +29,25 @@ impl Parts {
         &mut self.list[..self.count]
     }
 
+    /// The same bytes in the same order, so many at a time; the last has what is left.
+    pub(super) fn shares(&self, most: u32) -> impl Iterator<Item = Self> + '_ {
+        let (mut at, mut from) = (0, 0);
+        std::iter::from_fn(move || {
+            let mut share = Self::NONE;
+            let mut room = most;
+            while let (Some(part), 1..) = (self.list[..self.count].get(at), room) {
+                let length = room.min(part.length - from);
+                let addr = part.addr.wrapping_add(from.into());
+                share.list[share.count] = raw::ibv_sge { addr, length, lkey: part.lkey };
+                share.count += 1;
+                share.len += u64::from(length);
+                room -= length;
+                (at, from) = if from + length < part.length { (at, from + length) } else { (at + 1, 0) };
+            }
+            (share.count > 0).then_some(share)
+        })
+    }
+
     /// For a receive: libsiw takes none without a part, but one of no bytes.
     pub(super) fn at_least_one(&mut self) -> &mut [raw::ibv_sge] {
         &mut self.list[..self.count.max(1)]
@@ -42,7 +61,7 @@ struct Entry {
     region: Option<MemoryRegion>,
     /// It was to be deregistered, and the device still used it.
     leaving: bool,
-    /// The number of the last work request of a send queue that may use it.
+    /// The number of the last operation of a send queue that may use it.
     last_use: Cell<u64>,
 }
 
@@ -56,7 +75,7 @@ pub(super) struct Regions {
     places: Vec<Place>,
     free: Vec<u32>,
     limit: u32,
-    /// How many work requests were posted to send queues.
+    /// How many operations were posted to send queues.
     posted: u64,
 }
 
@@ -65,11 +84,16 @@ impl Regions {
         Self { places: Vec::new(), free: Vec::new(), limit, posted: 0 }
     }
 
-    /// The number of a work request that is being posted.
+    /// The number of an operation that is being posted.
     #[inline]
-    pub(super) fn count(&mut self) -> u64 {
+    pub(super) fn next(&self) -> u64 {
+        self.posted + 1
+    }
+
+    /// It was posted.
+    #[inline]
+    pub(super) fn count(&mut self) {
         self.posted += 1;
-        self.posted
     }
 
     pub(super) fn register(
@@ -160,7 +184,7 @@ impl Regions {
             // A part of no bytes is left out: to some devices it means 2^31.
             if slice.len > 0 {
                 let lkey = entry.region.as_ref().map_or(0, MemoryRegion::local_key);
-                entry.last_use.set(self.posted + 1);
+                entry.last_use.set(self.next());
                 parts.list[parts.count] =
                     raw::ibv_sge { addr: base.as_ptr().addr() as u64, length: slice.len, lkey };
                 parts.count += 1;
@@ -175,5 +199,57 @@ fn refused(error: &VerbsError) -> RegisterError {
     match error {
         VerbsError::Pinned { bytes, .. } => RegisterError::Pinned { bytes: *bytes as u64 },
         other => RegisterError::System(other.code()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn part(addr: u64, length: u32, lkey: u32) -> raw::ibv_sge {
+        raw::ibv_sge { addr, length, lkey }
+    }
+
+    fn parts(list: &[raw::ibv_sge]) -> Parts {
+        let mut parts = Parts { count: list.len(), ..Parts::NONE };
+        parts.list[..list.len()].copy_from_slice(list);
+        parts.len = list.iter().map(|part| u64::from(part.length)).sum();
+        parts
+    }
+
+    fn shares(parts: &Parts, most: u32) -> Vec<Vec<(u64, u32, u32)>> {
+        let shares = parts.shares(most);
+        let list = |share: Parts| {
+            let found: Vec<_> =
+                share.list[..share.count].iter().map(|part| (part.addr, part.length, part.lkey)).collect();
+            assert_eq!(share.len, found.iter().map(|part| u64::from(part.1)).sum::<u64>());
+            found
+        };
+        shares.map(list).collect()
+    }
+
+    #[test]
+    fn shares_are_full_but_for_the_last() {
+        let three = parts(&[part(100, 5, 1), part(200, 1, 2), part(300, 4, 3)]);
+        let wanted = vec![vec![(100, 4, 1)], vec![(104, 1, 1), (200, 1, 2), (300, 2, 3)], vec![(302, 2, 3)]];
+        assert_eq!(shares(&three, 4), wanted);
+        assert_eq!(shares(&three, 10), [[(100, 5, 1), (200, 1, 2), (300, 4, 3)]]);
+        assert_eq!(shares(&three, 5), [vec![(100, 5, 1)], vec![(200, 1, 2), (300, 4, 3)]]);
+        assert_eq!(shares(&three, 1).len(), 10);
+        assert!(shares(&Parts::NONE, 4).is_empty());
+    }
+
+    #[test]
+    fn shares_have_every_byte_once_and_in_order() {
+        let all = [part(0, 7, 0), part(1000, 1, 0), part(2000, 64, 0), part(3000, 13, 0)];
+        let bytes = |list: &[(u64, u32, u32)]| -> Vec<u64> {
+            list.iter().flat_map(|(addr, length, _)| *addr..addr + u64::from(*length)).collect()
+        };
+        let whole = parts(&all);
+        for most in 1..90 {
+            let found: Vec<u64> = shares(&whole, most).iter().flat_map(|share| bytes(share)).collect();
+            assert_eq!(found, bytes(&all.map(|part| (part.addr, part.length, 0))), "{most}");
+            assert_eq!(shares(&whole, most).len() as u64, whole.len.div_ceil(most.into()), "{most}");
+        }
     }
 }

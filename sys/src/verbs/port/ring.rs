@@ -15,7 +15,9 @@ pub(super) struct Posted {
     pub(super) signalled: bool,
     /// A read or an atomic operation: it is answered.
     pub(super) answered: bool,
-    /// Its place among all that were posted to send queues.
+    /// The next one is of the same operation, which is reported when its last one has its turn, or when one has failed.
+    pub(super) more: bool,
+    /// The place of its operation among all that were posted to send queues.
     pub(super) number: u64,
     /// What it came to, if that is known.
     pub(super) outcome: Option<Outcome>,
@@ -30,12 +32,14 @@ pub(super) struct Ring {
     first: u32,
     /// One has failed: none after it succeeds, whatever the device has reported of it before.
     failed: bool,
+    /// What is left of the oldest operation, which was reported as failed.
+    told: bool,
 }
 
 impl Ring {
     /// With room for so many.
     pub(super) fn new(depth: u32) -> Self {
-        Self { posted: VecDeque::with_capacity(depth as usize), first: 0, failed: false }
+        Self { posted: VecDeque::with_capacity(depth as usize), first: 0, failed: false, told: false }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -62,8 +66,8 @@ impl Ring {
         self.posted.front().map(|posted| posted.number)
     }
 
-    /// One has completed: those before it that the device does not report have too. Every one that has its turn is handed to
-    /// `each`, with what it came to. False if it is not here, or no longer.
+    /// One has completed: those before it that the device does not report have too. Every operation that has its turn is handed
+    /// to `each`, with what it came to. False if it is not here, or no longer.
     #[inline]
     pub(super) fn complete(
         &mut self,
@@ -79,13 +83,18 @@ impl Ring {
         for before in self.posted.iter_mut().take(at).filter(|before| !before.signalled) {
             before.outcome.get_or_insert(Outcome::Done);
         }
-        while let Some(Posted { id, quiet, outcome: Some(outcome), .. }) = self.posted.front().copied() {
+        while let Some(Posted { id, quiet, more, outcome: Some(outcome), .. }) = self.posted.front().copied()
+        {
             self.posted.pop_front();
             self.first = self.first.wrapping_add(1);
             let is_failure = matches!(outcome, Outcome::Failed(_));
-            if self.failed && !is_failure {
+            if self.told {
+                self.told = more;
+            } else if self.failed && !is_failure {
+                self.told = more;
                 each(id, Outcome::Failed(WorkError::Flushed));
-            } else if is_failure || !quiet {
+            } else if is_failure || !(quiet || more) {
+                self.told = more;
                 self.failed |= is_failure;
                 each(id, outcome);
             }
@@ -93,10 +102,21 @@ impl Ring {
         true
     }
 
-    /// Takes all.
-    pub(super) fn drain(&mut self) -> VecDeque<Posted> {
+    /// Nothing completes any more: hands every operation that is left to `each`, as flushed. The oldest has not completed, so all
+    /// after it have not either, whatever the device has reported: but an error of its own says more.
+    pub(super) fn flush(&mut self, mut each: impl FnMut(u64, Outcome)) {
         self.first = self.next();
-        std::mem::take(&mut self.posted)
+        let mut failed = None;
+        for Posted { id, more, outcome, .. } in self.posted.drain(..) {
+            failed = failed.or(outcome.filter(|outcome| matches!(outcome, Outcome::Failed(_))));
+            if more {
+                continue;
+            }
+            let outcome = failed.take().unwrap_or(Outcome::Failed(WorkError::Flushed));
+            if !std::mem::take(&mut self.told) {
+                each(id, outcome);
+            }
+        }
     }
 }
 
@@ -133,15 +153,29 @@ mod tests {
     use super::*;
 
     const FAILED: Outcome = Outcome::Failed(WorkError::Refused);
+    const FLUSHED: Outcome = Outcome::Failed(WorkError::Flushed);
 
     fn posted(id: u64, quiet: bool, signalled: bool) -> Posted {
-        Posted { id, quiet, signalled, answered: false, number: id, outcome: None }
+        Posted { id, quiet, signalled, answered: false, more: false, number: id, outcome: None }
     }
 
     /// What completes, as the caller sees it.
     fn completed(ring: &mut Ring, sequence: u32, outcome: Outcome) -> Option<Vec<u64>> {
         let mut seen = Vec::new();
         ring.complete(sequence, outcome, |id, _| seen.push(id)).then_some(seen)
+    }
+
+    fn flushed(ring: &mut Ring) -> Vec<(u64, Outcome)> {
+        let mut seen = Vec::new();
+        ring.flush(|id, outcome| seen.push((id, outcome)));
+        seen
+    }
+
+    /// An operation of so many work requests.
+    fn push_long(ring: &mut Ring, id: u64, quiet: bool, count: u32) {
+        for at in 1..=count {
+            ring.push(Posted { more: at < count, ..posted(id, quiet, at == count) });
+        }
     }
 
     #[test]
@@ -156,7 +190,7 @@ mod tests {
         for late in [u32::MAX - 1, u32::MAX, 0, 2, 77] {
             assert_eq!(completed(&mut ring, late, Outcome::Done), None, "{late}");
         }
-        assert_eq!(ring.drain().len(), 1);
+        assert_eq!(flushed(&mut ring), [(3, FLUSHED)]);
         assert_eq!(completed(&mut ring, 1, Outcome::Done), None, "what was taken does not complete");
         assert_eq!(ring.next(), 2);
     }
@@ -187,6 +221,70 @@ mod tests {
         ring.complete(0, FAILED, |id, outcome| seen.push((id, outcome)));
         ring.complete(2, FAILED, |id, outcome| seen.push((id, outcome)));
         assert_eq!(seen, [(0, FAILED), (1, Outcome::Failed(WorkError::Flushed)), (2, FAILED)]);
+    }
+
+    #[test]
+    fn a_long_operation_completes_once_when_all_of_it_has() {
+        let mut ring = Ring::new(8);
+        push_long(&mut ring, 7, false, 3);
+        push_long(&mut ring, 8, true, 2);
+        ring.push(posted(9, false, true));
+        assert_eq!(completed(&mut ring, 0, Outcome::Done), Some(vec![]), "a part of it");
+        assert_eq!((completed(&mut ring, 2, Outcome::Done), ring.len()), (Some(vec![7]), 3));
+        // A quiet one says nothing, and its places are free.
+        assert_eq!((completed(&mut ring, 4, Outcome::Done), ring.len()), (Some(vec![]), 1));
+        assert_eq!(completed(&mut ring, 5, Outcome::Done), Some(vec![9]));
+    }
+
+    #[test]
+    fn a_long_operation_fails_once_whichever_part_of_it_does() {
+        for (quiet, failing) in [(false, 0), (false, 1), (false, 2), (true, 0), (true, 1), (true, 2)] {
+            for reported in failing..5 {
+                let mut ring = Ring::new(8);
+                push_long(&mut ring, 7, quiet, 3);
+                push_long(&mut ring, 8, quiet, 2);
+                let mut seen = Vec::new();
+                // What the device reports of the rest, before it is destroyed.
+                ring.complete(failing, FAILED, |id, outcome| seen.push((id, outcome)));
+                for sequence in failing + 1..=reported {
+                    ring.complete(sequence, FLUSHED, |id, outcome| seen.push((id, outcome)));
+                }
+                seen.extend(flushed(&mut ring));
+                assert_eq!(seen, [(7, FAILED), (8, FLUSHED)], "{quiet} {failing} {reported}");
+                assert_eq!((ring.len(), ring.told), (0, false));
+            }
+        }
+    }
+
+    #[test]
+    fn a_long_operation_that_is_cut_off_is_flushed_once_and_with_its_own_error() {
+        let mut ring = Ring::new(8);
+        push_long(&mut ring, 7, false, 3);
+        push_long(&mut ring, 8, false, 2);
+        completed(&mut ring, 0, Outcome::Done);
+        // Reported before its turn.
+        assert_eq!(completed(&mut ring, 2, FAILED), Some(vec![7]), "what the device does not report is done");
+        assert_eq!(flushed(&mut ring), [(8, FLUSHED)]);
+        let mut ring = Ring::new(8);
+        ring.push(posted(6, false, true));
+        push_long(&mut ring, 7, false, 3);
+        assert_eq!(completed(&mut ring, 2, FAILED), Some(vec![]));
+        assert_eq!(flushed(&mut ring), [(6, FLUSHED), (7, FAILED)]);
+    }
+
+    #[test]
+    fn no_long_operation_succeeds_after_a_failure() {
+        let mut ring = Ring::new(8);
+        ring.push(posted(6, false, true));
+        for at in 0..3 {
+            ring.push(Posted { more: at < 2, ..posted(7, false, true) });
+        }
+        for sequence in 1..4 {
+            assert_eq!(completed(&mut ring, sequence, Outcome::Done), Some(vec![]));
+        }
+        let mut seen = Vec::new();
+        ring.complete(0, FAILED, |id, outcome| seen.push((id, outcome)));
+        assert_eq!((seen, ring.len()), (vec![(6, FAILED), (7, FLUSHED)], 0));
     }
 
     #[test]

@@ -115,6 +115,7 @@ fn check_port(args: &PerfArgs) -> Result<(), Failure> {
     let of_verbs = [
         ("--device", !args.device.is_empty()),
         ("--last-byte", args.last_byte),
+        ("--inline", args.inline.is_some()),
         ("--second-through", !args.second_through.is_empty()),
     ];
     if let Some((option, _)) = of_verbs.iter().find(|(_, given)| *given && args.port != Port::Verbs) {
@@ -298,6 +299,7 @@ fn measure(args: &PerfArgs, tests: &[Test], pin: bool) -> Result<(Measured, Vec<
         iterations: args.iterations,
         rounds: args.rounds as usize,
         last_byte: args.last_byte,
+        inline: args.inline,
         through: args.second_through.clone(),
         counters: args.counters,
         trace: args.trace,

@@ -22,7 +22,8 @@ pub(crate) enum Timer {
 }
 
 impl Timer {
-    /// The counter, if it ticks at a constant rate in all states of the processor, otherwise the clock.
+    /// The counter, if it ticks at a constant rate in all states of the processor, or the kernel takes its own time from it, as
+    /// in an emulated processor, which does not promise the rate; otherwise the clock.
     pub(crate) fn new() -> Self {
         #[cfg(target_arch = "x86_64")]
         if counter_is_invariant() {
@@ -87,9 +88,13 @@ fn counter() -> u64 {
     unsafe { core::arch::x86_64::_rdtsc() }
 }
 
-/// Whether the kernel has found the counter invariant (it shows this as two flags).
+/// Whether the kernel has found the counter invariant (it shows this as two flags), or trusts it with the time.
 #[cfg(target_arch = "x86_64")]
 fn counter_is_invariant() -> bool {
+    let source = "/sys/devices/system/clocksource/clocksource0/current_clocksource";
+    if std::fs::read_to_string(source).is_ok_and(|source| source.trim() == "tsc") {
+        return true;
+    }
     let cpus = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let flags = cpus.lines().find(|line| line.starts_with("flags")).unwrap_or_default();
     ["constant_tsc", "nonstop_tsc"].iter().all(|wanted| flags.split_whitespace().any(|flag| flag == *wanted))

@@ -47,6 +47,8 @@ pub(crate) struct Plan {
     pub(crate) rounds: usize,
     /// Writes are found by polling on their last byte, whatever the port promises.
     pub(crate) last_byte: bool,
+    /// The most bytes of an inline payload, if it was said.
+    pub(crate) inline: Option<u32>,
     /// What puts the second process elsewhere; empty once it is there.
     pub(crate) through: Vec<String>,
     /// Whether counters are to be reported, and from how many entries and exits a call tree.

@@ -23,8 +23,8 @@ const RECEIVES: usize = 8;
 const SLOT: usize = 64;
 /// Polls that find nothing before one looks whether the peer is still there, and lets others run.
 const PATIENCE: u32 = 1024;
-/// Looks at a byte that a peer will write, for each poll.
-const LOOKS: u32 = 64;
+/// Looks at a byte that a peer will write, for each poll, which takes as long as many looks.
+const LOOKS: u32 = 512;
 /// Sleeps at most so long before one looks whether the peer is still there.
 const LONGEST_SLEEP_MS: i32 = 100;
 /// Completions taken at once.
@@ -69,7 +69,7 @@ impl<P: MemoryPort> PortLink<P> {
         last_byte: bool,
         place: &str,
     ) -> Result<Self, String> {
-        let limit = port.facts().message_bytes as usize;
+        let limit = port.facts().transfer_bytes as usize;
         if bootstrap.size() != 2 {
             return Err(format!("perf is for two processes, not for {}", bootstrap.size()));
         }
@@ -278,15 +278,13 @@ impl<P: MemoryPort> PortLink<P> {
         if arrival != Arrival::LastByte {
             return self.hear_nothing();
         }
-        loop {
-            // What has completed can wait: the byte is looked at far more often.
-            for _ in 0..LOOKS {
-                if self.into.watched(bytes - 1) == mark(trip) {
-                    return Ok(());
-                }
-            }
+        // What has completed can wait: the byte is looked at far more often.
+        while !self.into.becomes(bytes - 1, mark(trip), LOOKS) {
             self.poll()?;
         }
+        // A write that came is a sign of life, as a completion is; of quiet writes few are reported.
+        self.idle = 0;
+        Ok(())
     }
 
     /// Forgets what the last byte was, before the peer may write it; how a write is found.

@@ -56,11 +56,13 @@ impl Memory {
         unsafe { self.at(at, bytes.len()).as_ptr().copy_to(bytes.as_mut_ptr(), bytes.len()) };
     }
 
-    /// A byte that a peer writes. What was written before it, by a port that places in order, is there too.
+    /// Looks at a byte that a peer writes, up to so many times; whether it became this. Then what was written before it, by a port
+    /// that places in order, is there too.
     #[inline]
-    pub(super) fn watched(&self, at: usize) -> u8 {
+    pub(super) fn becomes(&self, at: usize, value: u8, looks: u32) -> bool {
         // SAFETY: in the memory, live for the call; others write it meanwhile, as the device or the kernel does: at once.
-        unsafe { AtomicU8::from_ptr(self.at(at, 1).as_ptr()) }.load(Ordering::Acquire)
+        let byte = unsafe { AtomicU8::from_ptr(self.at(at, 1).as_ptr()) };
+        (0..looks).any(|_| byte.load(Ordering::Acquire) == value)
     }
 
     /// Lends the first bytes.
@@ -91,7 +93,8 @@ mod tests {
         memory.put(4997, &[7, 8, 9]);
         let mut bytes = [0; 4];
         memory.get(4996, &mut bytes);
-        assert_eq!((bytes, memory.watched(4999)), ([1, 7, 8, 9], 9));
+        assert_eq!(bytes, [1, 7, 8, 9]);
+        assert!(memory.becomes(4999, 9, 1) && !memory.becomes(4999, 8, 3) && !memory.becomes(4999, 9, 0));
         // SAFETY: nobody else knows the memory.
         assert_eq!(unsafe { memory.with(2, <[u8]>::to_vec) }, [1, 1]);
         assert!(Memory::new(0).is_ok() && Memory::new(usize::MAX).is_err());

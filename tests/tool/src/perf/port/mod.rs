@@ -86,13 +86,15 @@ pub(super) fn over_verbs(
     plan: &Plan,
 ) -> Result<PortLink<VerbsPort>, String> {
     let device = plan.devices.get(bootstrap.rank()).or(plan.devices.first()).cloned();
+    let usual = PortOptions::default();
     let options = PortOptions {
         wish: Wish { device, ..Wish::default() },
         connections: 4,
         send_depth: DEPTH,
         shared_receive_depth: 0,
         regions: 8,
-        ..PortOptions::default()
+        inline_bytes: plan.inline.unwrap_or(usual.inline_bytes),
+        ..usual
     };
     let port = VerbsPort::open(&options).map_err(text)?;
     let choice = port.choice();
