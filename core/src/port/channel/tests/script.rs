@@ -35,6 +35,7 @@ const FACTS: Facts = Facts {
     atomics_exclude_processor: false,
     inline_bytes: 64,
     message_bytes: 1 << 20,
+    transfer_bytes: 1 << 20,
     slices: 1,
     read_slices: 1,
     send_depth: 64,
