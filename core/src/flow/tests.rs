@@ -273,10 +273,8 @@ impl Twin {
         let open = self.peers.iter().filter(|peer| !peer.closed).count() as u32;
         let (low, window) = (u64::from(self.ledger.low), self.ledger.window());
         // What is kept for those that are gone, and for ourselves, is nobody else's.
-        let gone = self.peers.len() as u32 - open;
-        let kept = u64::from(gone) * u64::from(self.ledger.reserve()) + u64::from(self.ledger.own);
-        let needed = u64::from(window) * u64::from(open) + u64::from(self.packet);
-        let roomy = needed + kept <= u64::from(self.ceiling);
+        let (gone, reserve) = (self.peers.len() as u32 - open, self.ledger.reserve());
+        let roomy = window * open + self.packet + gone * reserve + self.ledger.own <= self.ceiling;
         for (peer, account) in self.peers.iter().zip(&self.accounts).filter(|(peer, _)| !peer.closed) {
             assert!(!roomy || !account.is_starved());
             let untouched = peer.published == u64::from(self.ledger.reserve());
