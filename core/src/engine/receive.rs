@@ -135,10 +135,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     pub fn receive_next(&mut self, pattern: &Pattern, buf: &mut RecvBuf) -> Option<Outcome> {
         let (from, envelope) = self.port.take(|from, envelope| pattern.matches(from, envelope), buf)?;
         self.trace.note("receive_next", envelope.total);
-        self.count_eager(from, envelope.total as usize);
-        if let Err(fault) = self.charge(from, cost(envelope.total as usize), false) {
-            self.fault(PeerFault { peer: from, fault });
-        }
+        self.book_packet(from, envelope.total as usize);
         Some(outcome(from, envelope.tag, envelope.total, buf.len()))
     }
 
@@ -232,6 +229,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         Some(len)
     }
 
+    /// A whole message was taken that nobody had to store.
     #[inline(always)]
     fn book_packet(&mut self, from: PeerId, len: usize) {
         self.count_eager(from, len);
@@ -306,10 +304,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
                 unload(&self.port, &arrival, 0, buf, (0, len));
                 self.port.release(arrival);
                 self.trace.note("receive_arrival", len as u64);
-                self.count_eager(peer, len);
-                if let Err(fault) = self.charge(peer, cost(len), false) {
-                    self.fault(PeerFault { peer, fault });
-                }
+                self.book_packet(peer, len);
                 return Bypass::Done(outcome(peer, envelope.tag, envelope.total, room));
             }
             Kind::Rts if pattern.matches(peer, &envelope) => {

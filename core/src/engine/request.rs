@@ -206,7 +206,7 @@ pub(super) struct Incoming {
     /// The bytes that are still to come, as far as they are ours to ask for.
     pub(super) left: Part,
     pub(super) how: How,
-    /// It counts for what is learned of the protocols ([`super::lmt::Choice`]).
+    /// It counts for what is learned of the protocols ([`super::lmt::Choices`]).
     pub(super) measured: bool,
 }
 

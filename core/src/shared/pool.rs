@@ -133,13 +133,6 @@ impl<'a, R: BorrowMut<[CellRecord]>> Pool<'a, R> {
             && self.payload.write(at + head.len(), body)
     }
 
-    /// As [`Pool::fill`], with bytes in one place.
-    #[inline(always)]
-    #[must_use]
-    pub fn fill_whole(&self, cell: u32, bytes: &[u8]) -> bool {
-        self.holds(cell, bytes.len()) && self.payload.write(cell as usize * self.cell_bytes, bytes)
-    }
-
     /// As [`Pool::fill`], with `len` bytes of a list, from `at` on: gathered in the cell itself.
     #[must_use]
     pub fn fill_list(&self, cell: u32, from: &mut Gather, at: usize, len: usize) -> bool {

@@ -8,9 +8,9 @@
 //! a message, and a few messages now and then by the other way.
 //!
 //! What is measured is a *run*: messages that overlap, or follow each other at once, up to a few megabytes. Its time over its
-//! bytes is what counts; idle times don't. A run of messages of several
-//! sizes says nothing and is forgotten. Messages that come one at a time and those that overlap are learned separately: what
-//! is first to bring one message is not what is first to bring many. A run is taken to become what the one before it was.
+//! bytes is what counts; idle times don't. A run of messages of several sizes says nothing and is forgotten. Messages that come
+//! one at a time and those that overlap are learned separately: what is first to bring one message is not what is first to
+//! bring many. A run is taken to become what the one before it was.
 #![forbid(unsafe_code)]
 
 use crate::port::PeerId;

@@ -39,10 +39,7 @@ where
             // An error means that the peer's inbox was scribbled over: its sweep will find the cell.
             let _ = link.ends.queue.push(self.config.rank * self.cells + cell);
         }
-        link.traffic.next += 1;
-        link.traffic.lent += 1;
-        link.traffic.waits = false;
-        link.traffic.cells_sent.add(envelope.total as usize);
+        link.traffic.sent_cell(envelope.total as usize);
         self.wake(peer, news(envelope));
         Ok(true)
     }
@@ -68,16 +65,12 @@ where
             return None;
         }
         let cell = self.pool.take(peer)?;
-        let filled = self.pool.fill_whole(cell, bytes);
+        let filled = self.pool.fill(cell, [bytes, &[]]);
         debug_assert!(filled, "a cell of the pool, and no more than it holds");
-        let next = link.traffic.next;
         let envelope = Envelope { kind: Kind::Eager, context, tag, total: bytes.len() as u64 };
-        let announced = link.ends.outbound.announce_now(next, &envelope, cell);
+        let announced = link.ends.outbound.announce_now(link.traffic.next, &envelope, cell);
         debug_assert!(announced, "there is room in the run");
-        link.traffic.next = next + 1;
-        link.traffic.lent += 1;
-        link.traffic.waits = false;
-        link.traffic.cells_sent.add(bytes.len());
+        link.traffic.sent_cell(bytes.len());
         Some(link.ends.sleep.is_asleep(self.config.fences))
     }
 

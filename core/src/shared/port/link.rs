@@ -65,6 +65,15 @@ pub(super) struct Traffic {
 }
 
 impl Traffic {
+    /// A packet of so many bytes has left in a cell, which the peer holds now.
+    #[inline(always)]
+    pub(super) fn sent_cell(&mut self, len: usize) {
+        self.next += 1;
+        self.lent += 1;
+        self.waits = false;
+        self.cells_sent.add(len);
+    }
+
     const fn new() -> Self {
         let none = Count { count: 0, bytes: 0 };
         Self {
