@@ -1,6 +1,6 @@
 """The contenders: how each is run, and how what it prints is read.
 
-Each is a function of the setting that returns {(test, bytes): value}: latency in nanoseconds one way, bandwidth in MB/s
+Each is a function of the setting that returns {(test, bytes): sample}: latency in nanoseconds one way, bandwidth in MB/s
 (10^6 bytes), rate in messages a second.
 """
 
@@ -11,6 +11,7 @@ import os
 import pathlib
 
 import job
+import machine
 
 LIMIT = 60  # seconds for one program
 SMALL_LIMIT = 20  # and for one of those that measure one size
@@ -59,17 +60,18 @@ def pingpong(name, launcher, setting, more=None):
     """Our own program, over one of the libraries that it can be compiled against."""
     asked = {"latency": "latency" in setting.tests, "window": setting.windows(), "still": setting.still}
     tests = [test for test, wanted in asked.items() if wanted]
-    program = [str(setting.scratch / f"pingpong-{name}"), ",".join(tests), ",".join(map(str, setting.sizes))]
+    lines = setting.scratch / "lines"  # what both processes share for the bare hand-over
+    lines.write_bytes(bytes(4096))
+    program = [str(setting.scratch / f"pingpong-{name}"), ",".join(tests), ",".join(map(str, setting.sizes)), str(lines)]
     text = job.run(launcher + program, LIMIT, {**setting.env, **(more or {})})
     found = {}
     for line in text.splitlines():
         word, *fields = line.split() or [""]
         if word == "core":
             check_core(name, setting, *map(int, fields))
-        elif word == "latency":
-            found["latency", int(fields[0])] = float(fields[1])
-        elif word == "window":
-            found.update(throughput(int(fields[0]), float(fields[1])))
+        elif word in tests:
+            size, (value, *around) = int(fields[0]), map(float, fields[1:])
+            found.update(samples(word, size, value, *around))
     if not found:
         raise job.Failed(f"it printed nothing that could be read: {job.last_words(text)}")
     return only(setting, found)
@@ -84,13 +86,18 @@ def check_core(name, setting, rank, core, allowed):
 
 def ucx(setting):
     found = {}
+    before = hand_over(setting)
     for size in setting.sizes:
         if "latency" in setting.tests:
             fields = ucx_perftest("tag_lat", size, 2 * (400 + 0.1 * size), setting)
-            found["latency", size] = 1000 * number(fields, "percentile_lat")
+            after = hand_over(setting)
+            found.update(samples("latency", size, 1000 * number(fields, "percentile_lat"), before, after))
+            before = after
         if setting.windows():
             fields = ucx_perftest("tag_bw", size, 150 + 0.1 * size, setting)
-            found.update(throughput(size, number(fields, "overall_mr")))
+            after = hand_over(setting)
+            found.update(samples("window", size, number(fields, "overall_mr"), before, after))
+            before = after
     return only(setting, found)
 
 
@@ -110,6 +117,7 @@ def ucx_perftest(test, size, guess_ns, setting):
 
 def libfabric(setting):
     found = {}
+    before = hand_over(setting)
     for size in setting.sizes:
         port, count = job.free_port(), iterations(2 * (1000 + 0.1 * size), 20, 10_000)
         program = ["fi_pingpong", "-p", "shm", "-e", "rdm", "-S", str(size), "-I", str(count)]
@@ -120,10 +128,12 @@ def libfabric(setting):
         if len(lines) < 2 or len(lines[-1]) != len(lines[-2]):
             raise job.Failed(f"fi_pingpong of {size} bytes printed no values: {job.last_words(text)}")
         fields = dict(zip(lines[-2], lines[-1]))
-        found["latency", size] = 1000 * number(fields, "usec/xfer")
+        after = hand_over(setting)
+        found["latency", size] = machine.Sample(1000 * number(fields, "usec/xfer"), before, after)
         # That of the ping-pong: it has no windows, and so no rate either.
         if size > 0:
-            found["bandwidth", size] = number(fields, "MB/sec")
+            found["bandwidth", size] = machine.Sample(number(fields, "MB/sec"), before, after)
+        before = after
     return only(setting, found)
 
 
@@ -145,15 +155,18 @@ def iterations(each_ns, fewest, most):
     return int(min(max(ROUND_NS / each_ns, fewest), most))
 
 
-def throughput(size, rate):
-    found = {("rate", size): rate}
+def samples(test, size, value, before, after):
+    """What one value tells: that of a window is a rate, and a bandwidth."""
+    if test == "latency":
+        return {("latency", size): machine.Sample(value, before, after)}
+    found = {("rate", size): machine.Sample(value, before, after)}
     if size > 0:
-        found["bandwidth", size] = rate * size / 1e6
+        found["bandwidth", size] = machine.Sample(value * size / 1e6, before, after)
     return found
 
 
 def only(setting, found):
-    return {key: value for key, value in found.items() if key[0] in setting.tests and value > 0}
+    return {key: sample for key, sample in found.items() if key[0] in setting.tests and sample.value > 0}
 
 
 def hand_over(setting):

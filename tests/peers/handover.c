@@ -3,39 +3,18 @@
  *   handover CORE CORE        prints one way in nanoseconds: half the median round trip
  */
 #define _GNU_SOURCE
-#include <sched.h>
 #include <signal.h>
-#include <stdatomic.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
-#include "ticks.h"
+#include "handover.h"
 
-enum { TRIPS = 20000, WARM_UP = 2000, SECONDS = 60, PATIENCE = 1 << 14 };
-
-struct lines {
-    _Alignas(256) _Atomic uint64_t ping; /* apart, for processors that fetch lines in pairs */
-    _Alignas(256) _Atomic uint64_t pong;
-};
+enum { TRIPS = 10000, WARM_UP = 2000, SECONDS = 60 };
 
 static uint64_t samples[TRIPS];
-
-/* Polls without a pause, for this is the limit; gives way at times, for there may be others on the core. */
-static inline void await(_Atomic uint64_t *line, uint64_t wanted) {
-    for (;;) {
-        int poll;
-        for (poll = 0; poll < PATIENCE; poll++) {
-            if (atomic_load_explicit(line, memory_order_acquire) == wanted) {
-                return;
-            }
-        }
-        sched_yield();
-    }
-}
 
 static void pin(int core) {
     cpu_set_t set;
@@ -47,47 +26,16 @@ static void pin(int core) {
     }
 }
 
-static void answer(struct lines *lines, int core) {
-    uint64_t trip;
+static void serve(struct lines *lines, int core) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     alarm(SECONDS);
     pin(core);
-    for (trip = 1; trip <= WARM_UP + TRIPS; trip++) {
-        await(&lines->ping, trip);
-        atomic_store_explicit(&lines->pong, trip, memory_order_release);
-    }
+    answer(lines, 0, WARM_UP + TRIPS);
     _exit(EXIT_SUCCESS);
-}
-
-static double ask(struct lines *lines, int core) {
-    double begin = 0;
-    uint64_t trip, last, now, first = 0;
-    pin(core);
-    last = ticks();
-    for (trip = 1; trip <= WARM_UP + TRIPS; trip++) {
-        if (trip == WARM_UP + 1) {
-            begin = clock_ns();
-            first = last;
-        }
-        atomic_store_explicit(&lines->ping, trip, memory_order_release);
-        await(&lines->pong, trip);
-        now = ticks();
-        if (trip > WARM_UP) {
-            samples[trip - WARM_UP - 1] = now - last;
-        }
-        last = now;
-    }
-    return (clock_ns() - begin) / (double)(last - first);
-}
-
-static int compare(const void *left, const void *right) {
-    const uint64_t a = *(const uint64_t *)left, b = *(const uint64_t *)right;
-    return (a > b) - (a < b);
 }
 
 int main(int count, char **arguments) {
     struct lines *lines;
-    double tick_ns;
     pid_t child;
     int status = 0;
     if (count != 3) {
@@ -100,17 +48,19 @@ int main(int count, char **arguments) {
         return EXIT_FAILURE;
     }
     alarm(SECONDS);
+    calibrate();
     child = fork();
     if (child == 0) {
-        answer(lines, atoi(arguments[2]));
+        serve(lines, atoi(arguments[2]));
     }
     if (child < 0) {
         perror("handover: fork");
         return EXIT_FAILURE;
     }
-    tick_ns = ask(lines, atoi(arguments[1]));
+    pin(atoi(arguments[1]));
+    ask(lines, 0, WARM_UP, samples);
+    ask(lines, WARM_UP, TRIPS, samples);
     waitpid(child, &status, 0);
-    qsort(samples, TRIPS, sizeof *samples, compare);
-    printf("%.2f\n", tick_ns * (double)samples[TRIPS / 2] / 2);
+    printf("%.2f\n", tick_ns * middle(samples, TRIPS) / 2);
     return status == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
 }

@@ -3,28 +3,33 @@
  * One source for all: compiled with -DNEMESIA against nemesia.h, otherwise against MPI. What differs stands in the
  * layer below, a line or two for each operation; what is measured and how is the same text.
  *
- *   pingpong TESTS SIZES      pingpong latency,window 0,8,1024
+ *   pingpong TESTS SIZES [FILE]      pingpong latency,window 0,8,1024
  *
  * A ping-pong sends back what came, from where it came: its bytes have just been written, by the other core, as those
  * of a message that means something. With `still` among the tests it sends from a buffer that nobody ever changes.
  *
  * Rank 0 prints: `core RANK CORE ALLOWED`, `latency BYTES NANOSECONDS`, `window BYTES MESSAGES_PER_SECOND`.
- * Values are medians, of round trips and of windows: on a core that is shared some of them are interrupted.
+ * Values are means of the middle half of all round trips and windows: on a core that is shared some of them are interrupted.
+ *
+ * With a file of zeros, 4096 bytes, that both processes map, each value is followed by what a bare hand-over of a cache line
+ * took just before and just after, in nanoseconds: a virtual machine's cores may be moved between two looks.
  */
 #define _GNU_SOURCE
-#include <sched.h>
-#include <stdint.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
-#include "ticks.h"
+#include "handover.h"
 
 enum {
     WINDOW = 64,          /* messages in a window */
     SECONDS = 300,        /* a process ends after this, whatever its launcher does */
     PILOT = 20,           /* round trips that tell how many fit into a round */
     PILOT_WINDOWS = 3,    /* and windows */
+    HAND_OVERS = 1000,    /* of a bare line, before and after each measurement */
+    PAGE = 4096,
     FEWEST_TRIPS = 100,   /* so that the median means something */
     MOST_TRIPS = 20000,   /* and so that it does not take for ever */
     MOST_WINDOWS = 4000,
@@ -116,21 +121,8 @@ static inline void wait_all(int count, request *requests) {
 }
 #endif
 
-/* ---- Time stamps in nanoseconds. ---- */
-static double tick_ns = 1;
-
-static void calibrate(void) {
-    const double begin = clock_ns();
-    const uint64_t first = ticks();
-    double now;
-    do {
-        now = clock_ns();
-    } while (now - begin < 20e6);
-    tick_ns = (now - begin) / (double)(ticks() - first);
-}
-
 /* ---- What is measured. ---- */
-enum kind { CHECK, TRIPS, WINDOWS, FINISH };
+enum kind { CHECK, TRIPS, WINDOWS, HAND_OVER, FINISH };
 
 struct command {
     uint64_t kind, bytes, count;
@@ -140,6 +132,8 @@ static char *outgoing, *incoming;
 static char *thrown; /* what a ping-pong sends from: one of the two */
 static uint64_t samples[MOST_TRIPS + MOST_TRIPS / 10];
 static request requests[WINDOW];
+static struct lines *lines; /* NULL without a file */
+static uint64_t handed;     /* round trips of the bare line so far */
 
 static void die(const char *problem) {
     fprintf(stderr, "pingpong: %s\n", problem);
@@ -226,41 +220,48 @@ static void receive_content(size_t bytes) {
     }
 }
 
-static int compare(const void *left, const void *right) {
-    const uint64_t a = *(const uint64_t *)left, b = *(const uint64_t *)right;
-    return (a > b) - (a < b);
+static double middle_ns(size_t from, size_t count) {
+    return tick_ns * middle(samples + from, count);
 }
 
-static double median_ns(size_t from, size_t count) {
-    qsort(samples + from, count, sizeof *samples, compare);
-    return tick_ns * (double)samples[from + count / 2];
+/* One way of a bare line, in nanoseconds. */
+static double hand_over(void) {
+    command(HAND_OVER, 0, HAND_OVERS);
+    ask(lines, handed, HAND_OVERS, samples);
+    handed += HAND_OVERS;
+    return middle_ns(HAND_OVERS / 10, HAND_OVERS - HAND_OVERS / 10) / 2;
+}
+
+static void return_hand_over(size_t count) {
+    answer(lines, handed, count);
+    handed += count;
 }
 
 static size_t fitting(double fewest, double wanted, double most) {
     return (size_t)(wanted < fewest ? fewest : wanted > most ? most : wanted);
 }
 
-/* Half the median round trip. */
-static void latency(size_t bytes) {
+/* Half a round trip. */
+static double latency(size_t bytes) {
     double trip, fewest;
     size_t count;
     ping(bytes, PILOT);
-    trip = median_ns(0, PILOT) + 1;
+    trip = middle_ns(0, PILOT) + 1;
     fewest = LONGEST_ROUND_NS / trip < FEWEST_TRIPS ? LONGEST_ROUND_NS / trip + 1 : FEWEST_TRIPS;
     count = fitting(fewest, ROUND_NS / trip, MOST_TRIPS);
     ping(bytes, count + count / 10);
-    printf("latency %zu %.2f\n", bytes, median_ns(count / 10, count) / 2);
+    return middle_ns(count / 10, count) / 2;
 }
 
-/* The messages of a window by its median time. */
-static void windows(size_t bytes) {
+/* The messages a second of a window. */
+static double windows(size_t bytes) {
     double window;
     size_t count;
     transmit_windows(bytes, PILOT_WINDOWS);
-    window = median_ns(0, PILOT_WINDOWS) + 1;
+    window = middle_ns(0, PILOT_WINDOWS) + 1;
     count = fitting(PILOT_WINDOWS, ROUND_NS / window, MOST_WINDOWS);
     transmit_windows(bytes, count);
-    printf("window %zu %.1f\n", bytes, WINDOW / median_ns(0, count) * 1e9);
+    return WINDOW / middle_ns(0, count) * 1e9;
 }
 
 /* Which core we are on, and how many we could be on. */
@@ -280,6 +281,15 @@ static void tell_cores(void) {
     printf("core 1 %d %d\n", (int)place[0], (int)place[1]);
 }
 
+static void measure_one(const char *test, double (*run)(size_t), size_t bytes) {
+    const double before = lines == NULL ? 0 : hand_over(), value = run(bytes);
+    printf("%s %zu %.2f", test, bytes, value);
+    if (lines != NULL) {
+        printf(" %.2f %.2f", before, hand_over());
+    }
+    printf("\n");
+}
+
 static void measure(const char *tests, char *sizes) {
     char *word;
     for (word = strtok(sizes, ","); word != NULL; word = strtok(NULL, ",")) {
@@ -288,10 +298,10 @@ static void measure(const char *tests, char *sizes) {
         transmit_content(bytes);
         receive_content(bytes);
         if (strstr(tests, "latency") != NULL) {
-            latency(bytes);
+            measure_one("latency", latency, bytes);
         }
         if (strstr(tests, "window") != NULL) {
-            windows(bytes);
+            measure_one("window", windows, bytes);
         }
     }
     command(FINISH, 0, 0);
@@ -312,6 +322,9 @@ static void serve(void) {
         case WINDOWS:
             receive_windows(next.bytes, next.count);
             break;
+        case HAND_OVER:
+            return_hand_over(next.count);
+            break;
         default:
             return;
         }
@@ -329,11 +342,23 @@ static size_t largest(const char *sizes) {
     return (most + 4095) / 4096 * 4096;
 }
 
+static struct lines *map(const char *path) {
+    const int file = open(path, O_RDWR);
+    void *memory = file < 0 ? MAP_FAILED : mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    if (memory == MAP_FAILED) {
+        perror("pingpong: the file of the hand-over");
+        _exit(EXIT_FAILURE);
+    }
+    close(file);
+    return memory;
+}
+
 int main(int count, char **arguments) {
     size_t most;
-    if (count != 3) {
+    if (count < 3 || count > 4) {
         die("give tests and sizes: pingpong latency,window 0,8,1024");
     }
+    lines = count == 4 ? map(arguments[3]) : NULL;
     alarm(SECONDS);
     calibrate();
     start();

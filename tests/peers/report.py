@@ -3,33 +3,54 @@
 import statistics
 
 import contenders
+import machine
 
 UNITS = {"latency": "ns one way", "bandwidth": "MB/s (10^6 bytes)", "rate": "messages a second"}
 
 
 class Results:
-    """The values of all rounds."""
+    """The values of all rounds. What is compared is what was measured in one state of the machine."""
 
     def __init__(self, tests, sizes, still):
         self.tests, self.sizes, self.still = tests, sizes, still
-        self.values = {}  # contender -> (test, bytes) -> a value a round
-        self.hand_overs = []
+        self.samples = {}  # contender -> (test, bytes) -> a sample a round
+        self.state = None  # the one whose values are told
         self.rounds = 0
 
     def add(self, name, found):
-        mine = self.values.setdefault(name, {})
-        for key, value in found.items():
-            mine.setdefault(key, []).append(value)
+        mine = self.samples.setdefault(name, {})
+        for key, sample in found.items():
+            mine.setdefault(key, []).append(sample)
+
+    def settle(self):
+        """The machine's states, the one with the most samples where there are fewest first; that one is told of."""
+        found = sorted(machine.states(self.all_samples()), key=self.fewest, reverse=True)
+        self.state = found[0] if found else None
+        return found
+
+    def all_samples(self):
+        return [sample for mine in self.samples.values() for samples in mine.values() for sample in samples]
+
+    def fewest(self, state):
+        """The samples that there are in a state of whatever has the fewest."""
+        return min((sum(map(state.holds, samples)) for mine in self.samples.values() for samples in mine.values()), default=0)
 
     def median(self, name, test, size):
-        values = self.values.get(name, {}).get((test, size))
+        samples = self.samples.get(name, {}).get((test, size), [])
+        values = [sample.value for sample in samples if self.state and self.state.holds(sample)]
         return statistics.median(values) if values else None
 
     def hand_over(self):
-        return statistics.median(self.hand_overs)
+        return self.state.hand_over(self.all_samples()) if self.state else None
+
+    def nearness(self):
+        """Our latency at 8 bytes as a multiple of the hand-overs that were measured around it; None without one."""
+        samples = self.samples.get("ours", {}).get(("latency", 8), [])
+        ratios = [sample.value / sample.hand_over() for sample in samples if self.state and self.state.holds(sample)]
+        return statistics.median(ratios) if ratios else None
 
     def peers(self):
-        return [name for name in self.values if name not in ("ours", "still")]
+        return [name for name in self.samples if name not in ("ours", "still")]
 
     def ratios(self, test, size):
         """How many times better ours is than each peer, measured the same way."""
@@ -62,7 +83,7 @@ def table(results, test):
     peers = [peer for peer in results.peers() if any(peer in row[3] for row in rows)]
     marks = {peer: peer + "*" * (remark(results, peer, test) is not None) for peer in peers}
     lines = [f"{test}, {UNITS[test]}"]
-    still = test == "latency" and "still" in results.values
+    still = test == "latency" and "still" in results.samples
     lines.append(f"{'bytes':>6} {'ours':>11}" + f" {'ours*':>11}" * still + "".join(f" {marks[peer]:>11}" for peer in peers) +
                  f" {'to the best':>13}  place")
     for _, size, mine, theirs in rows:
@@ -94,23 +115,46 @@ def standing(ratios):
 def limit(results):
     """The hand-over, and how near ours comes to it."""
     line = f"hand-over of a cache line, no library: {results.hand_over():.0f} ns one way"
-    mine = results.median("ours", "latency", 8)
-    if mine is not None:
-        line += f"; our 8-byte latency is {mine / results.hand_over():.2f} times that"
+    nearness = results.nearness()
+    if nearness is not None:
+        line += f"; our 8-byte latency is {nearness:.2f} times that (measured around it)"
     return line
 
 
 def text(results):
-    heading = f"two processes, a core each; medians of {results.rounds} round{'s' * (results.rounds != 1)}; 'to the " \
-              "best': how many times better ours is than the best peer"
-    lines = [heading]
+    """The tables of the state of the machine that everybody has met most often, then of the others."""
+    found = results.settle()
+    parts = [f"two processes, a core each; {results.rounds} round{'s' * (results.rounds != 1)}; 'to the best': how many times "
+             "better ours is than the best peer"]
+    for state in found:
+        results.state = state
+        if any(theirs for *_, theirs in results.rows()):
+            parts += tables(results)
+    results.settle()
+    return "\n".join(parts)
+
+
+def tables(results):
+    fewest = results.fewest(results.state)
+    lines = ["", f"while a hand-over takes about {results.hand_over():.0f} ns: medians of "
+             + (f"at least {fewest} values" if fewest else "what there is, for some nothing")]
     for test in results.tests:
         lines += ["", *table(results, test)]
-    return "\n".join([*lines, "", limit(results)])
+    return [*lines, "", limit(results)]
 
 
 def document(results):
-    """For programs; peers that have no value are left out."""
+    """For programs: the state that everybody has met most often, and all of them. Peers that have no value are left out."""
+    found = []
+    for state in results.settle():
+        results.state = state
+        found.append({"handover_ns": exact(results.hand_over()), "fewest": results.fewest(state), "rows": listed(results)})
+    results.settle()
+    first = found[0] if found else {"handover_ns": 0, "rows": []}
+    return {"rounds": results.rounds, "handover_ns": first["handover_ns"], "rows": first["rows"], "states": found}
+
+
+def listed(results):
     rows = [{"test": test, "bytes": size, "ours": exact(mine),
              "peers": {peer: exact(value) for peer, value in theirs.items()}}
             for test, size, mine, theirs in results.rows()]
@@ -118,7 +162,7 @@ def document(results):
         still = results.median("still", row["test"], row["bytes"])
         if still is not None:
             row["ours_still"] = exact(still)
-    return {"rounds": results.rounds, "handover_ns": exact(results.hand_over()), "rows": rows}
+    return rows
 
 
 def exact(value):

@@ -1,4 +1,4 @@
-/* Time stamps of both programs: the processor's counter, which ticks evenly on what is sold today; else the clock. */
+/* Time stamps of these programs: the processor's counter, which ticks evenly on what is sold today; else the clock. */
 #ifndef TICKS_H
 #define TICKS_H
 
@@ -20,6 +20,19 @@ static inline uint64_t ticks(void) {
 #else
     return (uint64_t)clock_ns();
 #endif
+}
+
+static double tick_ns = 1;
+
+/* Takes 20 ms; `tick_ns` is right from then on. */
+static void calibrate(void) {
+    const double begin = clock_ns();
+    const uint64_t first = ticks();
+    double now;
+    do {
+        now = clock_ns();
+    } while (now - begin < 20e6);
+    tick_ns = (now - begin) / (double)(ticks() - first);
 }
 
 #endif
