@@ -50,4 +50,5 @@ pub mod store;
 pub mod sync;
 pub mod threads;
 pub mod trace;
+mod ways;
 pub mod wire;

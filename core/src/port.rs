@@ -9,6 +9,7 @@ use crate::counters::Traffic;
 use crate::payload::{Gather, RecvBuf};
 use crate::shared::fastbox::{FastboxFault, Word};
 use crate::shared::pool::ReturnFault;
+pub use crate::wire::rendezvous::Stores;
 use crate::wire::{Envelope, Kind};
 
 pub mod channel;
@@ -246,6 +247,12 @@ pub trait MessagePort {
         from: &mut Gather,
         at: usize,
     ) -> Result<bool, PeerFault>;
+
+    /// How the packets of kind `Data` that follow are to be filled, as their receiver asks. A port may know better, or fill nothing.
+    #[inline]
+    fn fill_data(&mut self, peer: PeerId, stores: Stores) {
+        let _ = (peer, stores);
+    }
 
     /// The next packet, or a fault, or nothing.
     fn poll(&mut self) -> Polled<Self::Token>;

@@ -55,7 +55,7 @@ pub mod rendezvous;
 pub mod rma;
 
 /// Version of everything on this page.
-pub const LAYOUT_VERSION: u32 = 5;
+pub const LAYOUT_VERSION: u32 = 6;
 
 /// What a packet is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

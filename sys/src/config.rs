@@ -20,6 +20,7 @@ use std::path::{Path, PathBuf};
 use nemesia_core::flow::CeilingError;
 use nemesia_core::shared::fastbox;
 use nemesia_core::shared::layout::{Geometry, LayoutError};
+pub use nemesia_core::shared::port::Stores;
 use nemesia_core::shared::share::Pieces;
 
 use crate::os::SegmentOptions;
@@ -161,6 +162,7 @@ pub struct Config {
     pub(crate) run_bytes: u64,
     /// `None` is by the size of the caches.
     pub(crate) non_temporal_bytes: Option<u64>,
+    pub(crate) cell_stores: Stores,
     pub(crate) ptracer: bool,
     pub(crate) requests: usize,
     pub(crate) segments: SegmentOptions,
@@ -207,6 +209,7 @@ impl Default for Config {
             pull_bytes: 256 << 10,
             run_bytes: 4 << 10,
             non_temporal_bytes: None,
+            cell_stores: Stores::Learned,
             ptracer: false,
             requests: 1 << 20,
             segments: SegmentOptions { numa_local: true, ..SegmentOptions::default() },
@@ -465,6 +468,13 @@ impl Config {
     #[must_use]
     pub fn non_temporal_bytes(self, bytes: u64) -> Self {
         self.with(["NEMESIA_NON_TEMPORAL_BYTES"], |config| config.non_temporal_bytes = Some(bytes))
+    }
+
+    /// How this process fills cells, of messages of 512 bytes and more: with plain stores, past the caches (non-temporal stores, where
+    /// the processor has them), or as it measures to be faster, for each peer and size.
+    #[must_use]
+    pub fn cell_stores(self, stores: Stores) -> Self {
+        self.with(["NEMESIA_CELL_STORES"], |config| config.cell_stores = stores)
     }
 
     /// Whether every process of this user may read this one's memory, where Yama reserves that to ancestors. Stays so until

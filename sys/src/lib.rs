@@ -36,7 +36,7 @@ pub mod shm;
 pub mod tcp;
 pub mod verbs;
 
-pub use config::{Config, ConfigError, Origin, SingleCopy, VARIABLES, Variable};
+pub use config::{Config, ConfigError, Origin, SingleCopy, Stores, VARIABLES, Variable};
 pub use endpoint::{
     Access, Agreed, Arm, Context, Counters, Datatype, Endpoint, EngineCounters, Incoming, KEY_BYTES, Message,
     Path, PeerCounters, Pending, Ranking, Reduction, Refusal, Region, RemoteKey, Request, Scope,

@@ -41,8 +41,6 @@ pub(crate) struct Kernel {
     memories: Vec<Option<RemoteMemory>>,
     /// One a rank; those of peers that are gone are closed.
     connections: Vec<Weak<Connection>>,
-    /// Whether the engine is to learn how large messages come fastest.
-    learn: bool,
 }
 
 impl Host for Kernel {
@@ -61,7 +59,7 @@ impl Host for Kernel {
     }
 
     fn ticks(&self) -> Option<u64> {
-        self.learn.then(clock::ticks)
+        Some(clock::ticks())
     }
 
     fn can_pull(&self, peer: u32) -> bool {
@@ -194,14 +192,14 @@ pub(crate) fn attach(config: &Config, exchange: &mut dyn Exchange) -> Result<Att
     let crowding = crowd::crowding(cpus, &others);
     let announce = others.len() <= HOT;
     let (fastbox_limit, pieces) = (config.fastbox_bytes(), config.pieces());
-    let port_config = PortConfig { rank, fastbox_limit, fences, announce, pieces };
+    let (stores, clocked) = (config.cell_stores, config.single_copy == SingleCopy::Auto);
+    let port_config = PortConfig { rank, fastbox_limit, fences, announce, pieces, stores, clocked };
     let connection =
         |peer: &Option<connect::Peer>| peer.as_ref().map_or_else(Weak::new, |it| it.connection.clone());
     let connections = peers.iter().map(connection).collect();
     let readable = readable(config, &peers, &mut notes)?;
     let memories = readable.iter().map(|memory| memory.clone().ok()).collect();
-    let learn = config.single_copy == SingleCopy::Auto;
-    let kernel = Kernel { memories, connections, learn };
+    let kernel = Kernel { memories, connections };
     let port = views::port(port_config, &geometry, &ours, &peers, kernel)?;
     let sleep = views::inbox(&ours.inbox, &geometry)?.sleep;
     let met = peers.iter().zip(readable).map(|(peer, memory)| Some(Met::new(peer.as_ref()?, memory.err())));

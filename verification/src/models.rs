@@ -49,6 +49,7 @@ pub(crate) const ALL: &[Model] = &[
     fastbox::WORDS,
     fastbox::SEVERAL_SLOTS,
     cells::REFILL,
+    cells::PAST_CACHES,
     cells::SWEEP,
     queue::PRODUCERS,
     queue::HINT,

@@ -14,7 +14,7 @@ use crate::port::{Arrival, MessagePort, Part, PeerFault, PeerId, Polled, PortFau
 use crate::shared::fastbox::Word;
 use crate::store::cost;
 use crate::trace::Recorder as _;
-use crate::wire::rendezvous::{RTS_BYTES, Rts};
+use crate::wire::rendezvous::{RTS_BYTES, Rts, Stores};
 use crate::wire::{Envelope, Kind};
 
 /// What came of [`Engine::receive_step`].
@@ -401,7 +401,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
             };
             return self.complete(index, fate);
         }
-        let incoming = Incoming { from, tag, rts, left, how: How::Pull, measured: false };
+        let incoming =
+            Incoming { from, tag, rts, left, how: How::Pull, measured: false, stores: Stores::Learned };
         self.requests.get_mut(index).0 = State::Receiving { incoming, buf: Scatter::new(buf) };
         self.start_transfer(index);
     }
@@ -542,7 +543,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         if !self.ledger.try_reserve(cost(RTS_BYTES)) {
             return false;
         }
-        let rts = Rts { total: len as u64, sender: self.id(index).to_bits(), address: 0 }.encode();
+        let rts = Rts { total: len as u64, sender: self.id(index).to_bits(), address: 0, way: 0 }.encode();
         let envelope = Envelope { kind: Kind::Rts, ..envelope };
         let read = |at: usize, to: &mut [u8]| to.copy_from_slice(&rts[at..at + to.len()]);
         let stored = self.store.insert(me, &envelope, RTS_BYTES, read);

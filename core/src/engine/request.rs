@@ -10,7 +10,7 @@ use crate::matching::{Pattern, Posting, Source};
 use crate::payload::{Gather, RecvBuf, Scatter, SendBuf};
 use crate::port::{MessagePort, Part, PeerId, PortFault};
 use crate::slab::NONE;
-use crate::wire::rendezvous::Rts;
+use crate::wire::rendezvous::{Rts, Stores};
 use crate::wire::{Envelope, Kind};
 
 /// Names a request. Copyable; stale ones are recognised.
@@ -195,6 +195,8 @@ pub(super) struct Stream {
     pub(super) receiver: u64,
     pub(super) next: u64,
     pub(super) end: u64,
+    /// How the receiver wants them copied.
+    pub(super) stores: Stores,
 }
 
 /// A message whose bytes are on the way to us.
@@ -208,6 +210,8 @@ pub(super) struct Incoming {
     pub(super) how: How,
     /// It counts for what is learned of the protocols ([`super::lmt::Choices`]).
     pub(super) measured: bool,
+    /// How the sender is to copy what it streams.
+    pub(super) stores: Stores,
 }
 
 /// How the bytes of a message come.

@@ -122,27 +122,36 @@ impl<'a, R: BorrowMut<[CellRecord]>> Pool<'a, R> {
         Some(cell)
     }
 
-    /// Fills a cell that [`Pool::take`] gave with bytes in two pieces; whoever sends it publishes it. False when they do
-    /// not fit: nothing is done.
+    /// Fills a cell that [`Pool::take`] gave with bytes in two pieces, past the caches or not; whoever sends it publishes it. False
+    /// when they do not fit: nothing is done.
     #[inline(always)]
     #[must_use]
-    pub fn fill(&self, cell: u32, [head, body]: [&[u8]; 2]) -> bool {
+    pub fn fill(&self, cell: u32, [head, body]: [&[u8]; 2], past_caches: bool) -> bool {
         let at = cell as usize * self.cell_bytes;
         self.holds(cell, head.len() + body.len())
-            && self.payload.write(at, head)
-            && self.payload.write(at + head.len(), body)
+            && self.write(at, head, past_caches)
+            && self.write(at + head.len(), body, past_caches)
     }
 
     /// As [`Pool::fill`], with `len` bytes of a list, from `at` on: gathered in the cell itself.
     #[must_use]
-    pub fn fill_list(&self, cell: u32, from: &mut Gather, at: usize, len: usize) -> bool {
+    pub fn fill_list(&self, cell: u32, from: &mut Gather, at: usize, len: usize, past_caches: bool) -> bool {
         if !self.holds(cell, len) {
             return false;
         }
         let base = cell as usize * self.cell_bytes;
         let mut fit = true;
-        from.each(at, len, |done, part| fit &= self.payload.write(base + done, part));
+        from.each(at, len, |done, part| fit &= self.write(base + done, part, past_caches));
         fit
+    }
+
+    #[inline(always)]
+    fn write(&self, at: usize, bytes: &[u8], past_caches: bool) -> bool {
+        if past_caches && !bytes.is_empty() {
+            self.payload.write_past_caches(at, bytes)
+        } else {
+            self.payload.write(at, bytes)
+        }
     }
 
     fn holds(&self, cell: u32, len: usize) -> bool {

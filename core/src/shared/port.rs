@@ -10,6 +10,7 @@
 //! hint, the cells are the truth.
 
 mod cells;
+mod filling;
 mod link;
 mod open;
 mod poll;
@@ -26,6 +27,7 @@ use super::share::Pieces;
 use super::sleep::{News, Sleep, SleepWord};
 use crate::counters::Traffic;
 use crate::payload::{Gather, RecvBuf};
+pub use crate::port::Stores;
 use crate::port::{Arrival, MessagePort, Part, PeerFault, PeerId, Polled, Pulled, Share, Turn};
 use crate::sync::FenceMode;
 use crate::wire::Envelope;
@@ -53,7 +55,8 @@ pub trait Host {
     /// Wakes `peer`, whose word is `word`, in the way that it has asked for.
     fn wake(&mut self, peer: PeerId, word: &SleepWord, how: Sleep);
 
-    /// See [`MessagePort::ticks`].
+    /// Ticks of a steady clock that is cheap to read, by which the port learns how cells are best filled, and the engine more
+    /// ([`PortConfig::clocked`]).
     fn ticks(&self) -> Option<u64> {
         None
     }
@@ -103,6 +106,10 @@ pub struct PortConfig {
     pub announce: bool,
     /// What we copy at once of messages that both sides copy.
     pub pieces: Pieces,
+    /// How cells are filled.
+    pub stores: Stores,
+    /// Whether the engine has the host's clock ([`MessagePort::ticks`]).
+    pub clocked: bool,
 }
 
 /// The port. `L` lends one link a rank (ours stays `None`), `R` the pool's records.
@@ -337,7 +344,14 @@ where
             from.read(at, bytes);
             return self.send(peer, envelope, bytes);
         }
-        self.send_cell(peer, envelope, |pool, cell| pool.fill_list(cell, from, at, len))
+        self.send_cell(peer, envelope, |pool, cell, past| pool.fill_list(cell, from, at, len, past))
+    }
+
+    #[inline]
+    fn fill_data(&mut self, peer: PeerId, stores: Stores) {
+        if let Some(link) = self.link(peer) {
+            link.traffic.data_stores = stores;
+        }
     }
 
     #[inline(always)]
@@ -495,7 +509,7 @@ where
     }
 
     fn ticks(&self) -> Option<u64> {
-        self.host.ticks()
+        self.config.clocked.then(|| self.host.ticks())?
     }
 
     fn can_pull(&self, peer: PeerId) -> bool {

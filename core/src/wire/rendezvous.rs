@@ -3,8 +3,8 @@
 //!
 //! | packet | word 0 | word 1 | word 2 | word 3 | then |
 //! |---|---|---|---|---|---|
-//! | RTS | bytes of the message | the sender's request | address of the bytes at the sender, 0 if they can't be read there | 0 | the first bytes |
-//! | CTS | the sender's request | the receiver's request | first byte wanted | end of the bytes wanted | |
+//! | RTS | bytes of the message | the sender's request | address of the bytes at the sender, 0 if they can't be read there | how the sender receives such messages: 0 is unknown, see [`Rts::way`] | the first bytes |
+//! | CTS | the sender's request | the receiver's request | first byte wanted | end of the bytes wanted | a word: how the sender's copies are to be made, the code of [`Stores`] |
 //! | FIN | the sender's request | | | | |
 //!
 //! A `Data` packet carries the receiver's request as its tag, and the next bytes wanted. The packets of a message come in
@@ -16,7 +16,9 @@
 /// Bytes of an RTS before the message's first bytes.
 pub const RTS_BYTES: usize = 32;
 /// Bytes of a CTS.
-pub const CTS_BYTES: usize = 32;
+pub const CTS_BYTES: usize = 40;
+/// Ways of receiving a message that an RTS can name.
+pub const MOST_WAYS: u8 = 3;
 /// Bytes of a FIN.
 pub const FIN_BYTES: usize = 8;
 
@@ -29,6 +31,9 @@ pub struct Rts {
     pub sender: u64,
     /// Where the bytes are in the sender's memory; 0 when they can't be read there.
     pub address: u64,
+    /// The way in which the sender receives messages of this size from the receiver just now, a number from 1 to
+    /// [`MOST_WAYS`]; 0 is none. What one side tries, the other may try with it.
+    pub way: u8,
 }
 
 /// What a CTS says.
@@ -42,6 +47,32 @@ pub struct Cts {
     pub start: u64,
     /// The end of the bytes wanted.
     pub end: u64,
+    /// How the sender is to copy them.
+    pub stores: Stores,
+}
+
+/// How bytes are copied to where the other side reads them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(u64)]
+pub enum Stores {
+    /// As whoever copies finds it faster.
+    #[default]
+    Learned = 0,
+    /// With plain stores.
+    Cached = 1,
+    /// Past the caches, with non-temporal stores, where the processor has them.
+    PastCaches = 2,
+}
+
+impl Stores {
+    const fn from_code(code: u64) -> Option<Self> {
+        match code {
+            0 => Some(Self::Learned),
+            1 => Some(Self::Cached),
+            2 => Some(Self::PastCaches),
+            _ => None,
+        }
+    }
 }
 
 fn word(bytes: &[u8], at: usize) -> Option<u64> {
@@ -49,7 +80,7 @@ fn word(bytes: &[u8], at: usize) -> Option<u64> {
     Some(u64::from_le_bytes(*bytes))
 }
 
-fn encode<const N: usize>(words: [u64; 4]) -> [u8; N] {
+fn encode<const N: usize>(words: &[u64]) -> [u8; N] {
     let mut bytes = [0; N];
     for (to, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(words) {
         *to = word.to_le_bytes();
@@ -60,13 +91,14 @@ fn encode<const N: usize>(words: [u64; 4]) -> [u8; N] {
 impl Rts {
     /// The bytes; the message's first bytes go behind.
     pub fn encode(&self) -> [u8; RTS_BYTES] {
-        encode([self.total, self.sender, self.address, 0])
+        encode(&[self.total, self.sender, self.address, self.way.into()])
     }
 
     /// Understands a packet of `len` bytes of which `bytes` are the first. `None` when an honest peer would not have
     /// written it: too short, or with more first bytes than the message has.
     pub fn decode(bytes: &[u8; RTS_BYTES], len: usize) -> Option<Self> {
-        let rts = Self { total: word(bytes, 0)?, sender: word(bytes, 1)?, address: word(bytes, 2)? };
+        let way = u8::try_from(word(bytes, 3)?).ok().filter(|way| *way <= MOST_WAYS)?;
+        let rts = Self { total: word(bytes, 0)?, sender: word(bytes, 1)?, address: word(bytes, 2)?, way };
         let first = len.checked_sub(RTS_BYTES)?;
         (first as u64 <= rts.total && rts.total <= isize::MAX as u64).then_some(rts)
     }
@@ -75,7 +107,7 @@ impl Rts {
 impl Cts {
     /// The bytes.
     pub fn encode(&self) -> [u8; CTS_BYTES] {
-        encode([self.sender, self.receiver, self.start, self.end])
+        encode(&[self.sender, self.receiver, self.start, self.end, self.stores as u64])
     }
 
     /// Understands a packet.
@@ -85,6 +117,7 @@ impl Cts {
             receiver: word(bytes, 1)?,
             start: word(bytes, 2)?,
             end: word(bytes, 3)?,
+            stores: Stores::from_code(word(bytes, 4)?)?,
         };
         (cts.start < cts.end).then_some(cts)
     }
@@ -96,23 +129,30 @@ mod tests {
 
     #[test]
     fn packets_survive_the_wire() {
-        let rts = Rts { total: 70, sender: u64::MAX, address: 0x1234_5678_9abc };
+        let rts = Rts { total: 70, sender: u64::MAX, address: 0x1234_5678_9abc, way: 3 };
         for first in [0, 1, 70] {
             assert_eq!(Rts::decode(&rts.encode(), RTS_BYTES + first), Some(rts));
         }
-        let cts = Cts { sender: 1, receiver: u64::MAX, start: 3, end: 4 };
-        assert_eq!(Cts::decode(&cts.encode()), Some(cts));
+        for stores in [Stores::Learned, Stores::Cached, Stores::PastCaches] {
+            let cts = Cts { sender: 1, receiver: u64::MAX, start: 3, end: 4, stores };
+            assert_eq!(Cts::decode(&cts.encode()), Some(cts));
+        }
     }
 
     #[test]
     fn what_no_honest_peer_writes_is_not_understood() {
-        let rts = Rts { total: 70, sender: 1, address: 2 };
+        let rts = Rts { total: 70, sender: 1, address: 2, way: 0 };
         assert_eq!(Rts::decode(&rts.encode(), RTS_BYTES - 1), None);
         assert_eq!(Rts::decode(&rts.encode(), RTS_BYTES + 71), None);
         let huge = Rts { total: 1 << 63, ..rts };
         assert_eq!(Rts::decode(&huge.encode(), RTS_BYTES), None);
+        assert_eq!(Rts::decode(&Rts { way: 4, ..rts }.encode(), RTS_BYTES), None);
         for (start, end) in [(0, 0), (4, 4), (5, 4)] {
-            assert_eq!(Cts::decode(&Cts { sender: 1, receiver: 2, start, end }.encode()), None);
+            let cts = Cts { sender: 1, receiver: 2, start, end, stores: Stores::Learned };
+            assert_eq!(Cts::decode(&cts.encode()), None);
         }
+        let mut bytes = Cts { sender: 1, receiver: 2, start: 3, end: 4, stores: Stores::Learned }.encode();
+        bytes[32] = 3;
+        assert_eq!(Cts::decode(&bytes), None);
     }
 }

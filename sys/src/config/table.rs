@@ -8,7 +8,7 @@ use std::str::FromStr;
 
 use nemesia_core::shared::layout::Geometry;
 
-use super::{Config, SingleCopy};
+use super::{Config, SingleCopy, Stores};
 use crate::os::{HugePages, SegmentBacking};
 
 /// A setting that has a name: in the environment, in a file, and for [`Config::set`](super::Config::set).
@@ -54,6 +54,8 @@ const HUGE: &[(&str, HugePages)] =
     &[("never", HugePages::Never), ("try", HugePages::Try), ("require", HugePages::Require)];
 const BACKING: &[(&str, SegmentBacking)] =
     &[("memfd", SegmentBacking::Memfd), ("devshm", SegmentBacking::DevShm)];
+const CELL_STORES: &[(&str, Stores)] =
+    &[("auto", Stores::Learned), ("cached", Stores::Cached), ("past-caches", Stores::PastCaches)];
 const SINGLE_COPY: &[(&str, SingleCopy)] = &[
     ("auto", SingleCopy::Auto),
     ("prefer", SingleCopy::Prefer),
@@ -199,6 +201,13 @@ pub const VARIABLES: &[Variable] = &[
         get: |config| from_or_never(config.copies_past_caches_from()),
         set: |config, value| put(&mut config.non_temporal_bytes, from_auto_or_never(value)),
     },
+    words!(
+        "NEMESIA_CELL_STORES",
+        "auto, cached or past-caches",
+        CELL_STORES,
+        cell_stores,
+        "how this process fills cells of 512 bytes and more: with plain stores or with such that go past the caches; auto is as is faster, as is measured for each peer and size"
+    ),
     words!(
         "NEMESIA_PTRACER",
         "0 or 1",

@@ -11,7 +11,7 @@ use nemesia_core::shared::layout::Line;
 use nemesia_core::shared::pool::{
     CellHeader, CellRecord, PeerPool, Pool, ReturnReceiver, ReturnSender, ReturnSlot,
 };
-use nemesia_core::shared::port::{Ends, Host, Link, PortConfig, ShmPort};
+use nemesia_core::shared::port::{Ends, Host, Link, PortConfig, ShmPort, Stores};
 use nemesia_core::shared::queue::{Consumer, Producer, Queue};
 use nemesia_core::shared::share::{self, Pieces, ShareLine};
 use nemesia_core::shared::sleep::{Sleep, SleepWord};
@@ -95,7 +95,7 @@ fn rank<'a>(me: u32, own: &'a Memory, peer: &'a Memory, cells: [PayloadMut<'a>; 
     let links = if me == 0 { [None, Some(link)] } else { [Some(link), None] };
     let pool = Pool::new(&own.headers, mine, CELL_BYTES, [CellRecord::default(); CELLS])?;
     let (fences, pieces) = (FenceMode::Symmetric, Pieces::default());
-    let config = PortConfig { rank: me, fastbox_limit: 8, fences, announce: true, pieces };
+    let config = PortConfig { rank: me, fastbox_limit: 8, fences, announce: true, pieces, stores: Stores::Learned, clocked: true };
     let port = ShmPort::new(config, links, pool, CELLS as u32, Consumer::new(own.queue()), Nobody);
     let lent = Lent {
         requests: core::array::from_fn(|_| slab::Slot::default()),

@@ -5,6 +5,7 @@ use nemesia_core::shared::pool::{
     CellHeader, CellRecord, CellState, PeerPool, Pool, ReturnReceiver, ReturnSender, ReturnSlot,
 };
 use nemesia_core::shared::queue::{Consumer, Producer, Queue};
+use nemesia_core::sync::model::leave_undrained;
 use nemesia_core::sync::{Edge, PayloadMut, Word64};
 
 use super::Model;
@@ -19,6 +20,16 @@ pub(super) const REFILL: Model = Model {
     edges: &[Edge::QueuePublish, Edge::CellReturn],
     blunders: &[Blunder::ReturnBeforeRead, Blunder::EnqueueBeforePublish, Blunder::RefillUnreturned],
     run: refill,
+};
+
+/// The same cells, filled by stores that a Release does not order.
+pub(super) const PAST_CACHES: Model = Model {
+    name: "cells/past-caches",
+    structure: "pool, return ring, queue; copies past the caches",
+    property: "a cell that is filled past the caches is whole when it is found",
+    edges: &[Edge::QueuePublish, Edge::CellReturn],
+    blunders: &[Blunder::Undrained],
+    run: past_caches,
 };
 
 /// The queue's entry is lost.
@@ -70,6 +81,7 @@ impl Memory {
             returned: ReturnReceiver::new(&self.returns),
             queue: Some(Producer::new(self.queue())),
             next: 1,
+            past_caches: false,
         }
     }
 
@@ -97,6 +109,7 @@ pub(super) struct Owner<'a> {
     /// `None` when entries are lost.
     queue: Option<Producer<'a>>,
     pub(super) next: u8,
+    past_caches: bool,
 }
 
 impl Owner<'_> {
@@ -118,7 +131,7 @@ impl Owner<'_> {
             self.enqueue(cell);
         }
         let (envelope, payload) = (envelope(self.next, LEN), bytes(self.next, LEN));
-        assert!(self.pool.fill(cell, [&payload, &[]]));
+        assert!(self.pool.fill(cell, [&payload, &[]], self.past_caches));
         self.pool.publish(cell, RECEIVER, self.next.into(), &envelope);
         if blunder != Some(Blunder::EnqueueBeforePublish) {
             self.enqueue(cell);
@@ -178,11 +191,21 @@ impl Receiving<'_> {
 }
 
 fn refill(run: &Run) {
+    refill_by(run, false);
+}
+
+fn past_caches(run: &Run) {
+    leave_undrained(run.blunders(Blunder::Undrained));
+    refill_by(run, true);
+}
+
+fn refill_by(run: &Run, past_caches: bool) {
     let blunder = run.blunder;
     let (count, cells) = (run.size(3, 4), run.size(1, 2));
     run.explore(3, move || {
         let memory = Memory::new(cells, 2);
         let (mut owner, mut receiver) = (memory.owner(), memory.receiver());
+        owner.past_caches = past_caches;
         receiver.return_early = blunder == Some(Blunder::ReturnBeforeRead);
         both(
             || (0..ATTEMPTS).for_each(|_| _ = owner.next <= count && owner.send(blunder)),

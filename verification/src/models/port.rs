@@ -7,7 +7,7 @@ use nemesia_core::shared::layout::Line;
 use nemesia_core::shared::pool::{
     CellHeader, CellRecord, PeerPool, Pool, ReturnReceiver, ReturnSender, ReturnSlot,
 };
-use nemesia_core::shared::port::{Ends, Host, Link, Place, PortConfig, ShmPort};
+use nemesia_core::shared::port::{Ends, Host, Link, Place, PortConfig, ShmPort, Stores};
 use nemesia_core::shared::queue::{Consumer, Producer, Queue};
 use nemesia_core::shared::share::{self, Pieces, ShareLine};
 use nemesia_core::shared::sleep::{Sleep, SleepWord};
@@ -135,7 +135,15 @@ impl World {
         let pool = Pool::new(&own.headers, PayloadMut::from_cells(&own.payload), CELL_BYTES, records);
         let links = (0..self.0.len()).map(|peer| (peer != me).then(|| self.link(me, peer))).collect();
         let (rank, fences) = (me as PeerId, FenceMode::Symmetric);
-        let config = PortConfig { rank, fastbox_limit: SMALL, fences, announce, pieces: Pieces::default() };
+        let config = PortConfig {
+            rank,
+            fastbox_limit: SMALL,
+            fences,
+            announce,
+            pieces: Pieces::default(),
+            stores: Stores::Learned,
+            clocked: true,
+        };
         let pool = pool.expect("the sizes fit");
         ShmPort::new(config, links, pool, CELLS as u32, Consumer::new(self.queue(me)), Wakes(0))
     }

@@ -4,16 +4,19 @@
 //! copies at half the speed of user space on some machines, but needs nothing of the sender; a stream has both sides copy,
 //! at the same time, and is at the mercy of what it costs two cores to hand over a line, and of a sender that computes. On one
 //! machine here 64 KiB took 9 us by the kernel and 6 us as a stream between neighbouring cores, 23 us and 34 us between
-//! distant ones. No switch point is right for both, so the receiver measures: what it costs is two readings of the clock
-//! a message, and a few messages now and then by the other way.
+//! distant ones; and a stream through cells that are filled past the caches (`shared/port/filling.rs` says when that is faster) 9 us
+//! between either. No switch point is right for all, so the receiver measures: what it costs is two readings of the clock
+//! a message, and a few messages now and then by another way.
 //!
-//! What is measured is a *run*: messages that overlap, or follow each other at once, up to a few megabytes. Its time over its
-//! bytes is what counts; idle times don't. A run of messages of several sizes says nothing and is forgotten. Messages that come
+//! What is measured is a *run*: messages that overlap, or follow each other at once, up to a few megabytes; or such that come one
+//! at a time, up to 256 KiB. Its time over its bytes is what counts; idle times don't. A run of messages of several sizes says nothing and is forgotten. Messages that come
 //! one at a time and those that overlap are learned separately: what is first to bring one message is not what is first to
-//! bring many. A run is taken to become what the one before it was.
+//! bring many. A run is taken to become what the one before it was. What a run costs goes to [`Ways`].
 #![forbid(unsafe_code)]
 
-use crate::port::PeerId;
+use crate::port::{PeerId, Stores};
+use crate::ways::Ways;
+use crate::wire::rendezvous::MOST_WAYS;
 
 /// How the bytes of a message move.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -21,18 +24,30 @@ pub(in crate::engine) enum Protocol {
     /// See [`super::Pull`].
     #[default]
     Pull,
-    /// See [`super::Stream`].
+    /// See [`super::Stream`], through cells that the sender fills with plain stores.
     Stream,
+    /// The same, past the caches.
+    StreamPastCaches,
 }
 
 impl Protocol {
-    const fn other(self) -> Self {
+    const ALL: [Self; WAYS] = [Self::Pull, Self::Stream, Self::StreamPastCaches];
+
+    fn of(way: u8) -> Self {
+        Self::ALL.get(usize::from(way)).copied().unwrap_or_default()
+    }
+
+    /// How a sender that streams is to fill its cells.
+    pub(in crate::engine) const fn stores(self) -> Stores {
         match self {
-            Protocol::Pull => Protocol::Stream,
-            Protocol::Stream => Protocol::Pull,
+            Self::StreamPastCaches => Stores::PastCaches,
+            Self::Pull | Self::Stream => Stores::Cached,
         }
     }
 }
+
+/// Protocols to choose from.
+const WAYS: usize = MOST_WAYS as usize;
 
 /// Powers of two that are told apart: from 8 KiB (smaller ones are as these) to below 4 MiB.
 const CLASSES: usize = 9;
@@ -41,114 +56,20 @@ const SMALLEST: u32 = 13;
 /// both sides share is never far from the best there, and a trial would cost too much. (A window of messages is
 /// announced at once, and all of it moves by the protocol that is on trial then.)
 const OVERLAPPING: usize = 4;
-/// Runs that are remembered of each protocol, of which the one in the middle counts: one run in which the process lost its
-/// core says nothing.
-const SAMPLES: usize = 3;
-/// Runs before the other protocol is tried for the second time. The wait doubles as long as nothing changes.
-const FIRST_WAIT: u16 = 8;
-const LONGEST_WAIT: u16 = 1024;
 /// A message that begins within this part of what the last one took follows it at once, and belongs to its run.
 const PAUSE: u64 = 4;
+/// Bytes of messages that come one at a time until their run ends: enough for cells to be used again, as the first to be filled
+/// in a new way costs more than the next.
+const ALONE_BYTES: u64 = 256 << 10;
 /// Bytes after which a run ends although more is under way.
 const RUN_BYTES: u64 = 4 << 20;
-/// Sixteenths of the present protocol's cost that the other one's has to stay below.
-const BETTER: u64 = 14;
-/// How many times more than the present one's a single run of the other protocol may cost for it to be tried again at once.
-const HOPELESS: u64 = 4;
-
-/// Ticks for each 4 KiB, of the last runs; 0 is none.
-#[derive(Clone, Copy, Debug, Default)]
-struct Costs([u32; SAMPLES]);
-
-impl Costs {
-    fn push(&mut self, cost: u32) {
-        self.0.rotate_right(1);
-        self.0[0] = cost;
-    }
-
-    fn is_known(&self) -> bool {
-        self.0.iter().all(|&cost| cost != 0)
-    }
-
-    fn median(&self) -> u64 {
-        let mut sorted = self.0;
-        sorted.sort_unstable();
-        u64::from(sorted[SAMPLES / 2])
-    }
-}
-
-/// What is known of one size, of messages that come alone or of such that overlap.
-#[derive(Clone, Copy, Debug, Default)]
-struct Class {
-    preferred: Protocol,
-    costs: [Costs; 2],
-    /// Runs of the other protocol that are still to be made.
-    trial: u8,
-    /// Runs until it is tried, and how many there were to be the last time.
-    wait: u16,
-    waited: u16,
-    /// What the preferred one cost when it was preferred.
-    settled: u32,
-}
-
-impl Class {
-    const fn next(&self) -> Protocol {
-        if self.trial > 0 { self.preferred.other() } else { self.preferred }
-    }
-
-    fn record(&mut self, protocol: Protocol, cost: u32) {
-        self.costs[protocol as usize].push(cost);
-        if protocol == self.preferred { self.go_on() } else { self.tried(u64::from(cost)) }
-    }
-
-    /// After a run of the preferred protocol.
-    fn go_on(&mut self) {
-        let costs = &self.costs[self.preferred as usize];
-        if !costs.is_known() {
-            return;
-        }
-        self.wait = self.wait.saturating_sub(1);
-        if self.settled != 0 && costs.median() > 2 * u64::from(self.settled) {
-            // Something has changed: the sender computes, or one of us has moved to another core.
-            (self.wait, self.waited) = (0, 0);
-        }
-        if self.wait == 0 {
-            self.trial = SAMPLES as u8;
-        }
-    }
-
-    /// A run was not what it was expected to be: a trial goes on without it, and comes to nothing if it was the last.
-    fn miss(&mut self) {
-        self.trial = self.trial.saturating_sub(1);
-    }
-
-    /// After a run of the other one, on trial or by chance.
-    fn tried(&mut self, cost: u64) {
-        if self.trial == 0 {
-            return;
-        }
-        let other = self.preferred.other();
-        let usual = self.costs[self.preferred as usize].median();
-        self.trial -= 1;
-        if cost > HOPELESS * usual {
-            self.trial = 0;
-        } else if self.trial > 0 {
-            return;
-        } else if 16 * self.costs[other as usize].median() < BETTER * usual {
-            self.preferred = other;
-            self.waited = 0;
-        }
-        self.waited = (2 * self.waited).clamp(FIRST_WAIT, LONGEST_WAIT);
-        self.wait = self.waited;
-        self.settled = self.costs[self.preferred as usize].median() as u32;
-    }
-}
-
 /// What the receiver knows of one peer.
 #[derive(Clone, Copy, Debug, Default)]
 pub(in crate::engine) struct Choice {
-    alone: [Class; CLASSES],
-    overlapping: [Class; OVERLAPPING],
+    alone: [Ways<WAYS>; CLASSES],
+    /// How the peer received our messages alone, when that was told last: the number of a way, plus one.
+    heard: [u8; CLASSES],
+    overlapping: [Ways<WAYS>; OVERLAPPING],
     /// Whether messages overlap, or did before.
     overlap: bool,
     /// Messages under way, and of these the ones that began before the run, by another protocol perhaps.
@@ -163,7 +84,7 @@ pub(in crate::engine) struct Choice {
 #[derive(Clone, Copy, Debug)]
 struct Run {
     class: usize,
-    protocol: Protocol,
+    way: u8,
     since: u64,
     bytes: u64,
     /// There are messages of other sizes in it.
@@ -178,13 +99,18 @@ fn class_of(bytes: u64) -> usize {
 
 impl Choice {
     /// A message of so many bytes begins to move: how?
-    fn begin(&mut self, bytes: u64, now: u64) -> Protocol {
+    fn begin(&mut self, bytes: u64, now: u64, way: u8) -> Protocol {
         let class = class_of(bytes).min(CLASSES - 1);
+        self.hear(class, way);
         if self.under_way == 0 {
             let pause = now.saturating_sub(self.ended);
             let at_once = pause < self.ended.saturating_sub(self.began) / PAUSE;
             match &mut self.run {
                 Some(run) if at_once => run.overlaps = true,
+                Some(run) if !run.overlaps && run.class == class && run.bytes < ALONE_BYTES => {
+                    // Idle times don't count.
+                    run.since = run.since.saturating_add(pause);
+                }
                 _ => {
                     self.close(self.ended);
                     self.start(class, now);
@@ -197,18 +123,34 @@ impl Choice {
         if let Some(run) = &mut self.run {
             run.overlaps |= several;
             if run.class == class {
-                return run.protocol;
+                return Protocol::of(run.way);
             }
             run.mixed = true;
         }
-        self.known(self.overlap, class).map_or(Protocol::Pull, |known| known.preferred)
+        self.known(self.overlap, class).map_or(Protocol::Pull, |known| Protocol::of(known.preferred()))
+    }
+
+    /// How messages alone of so many bytes are received just now: the number of a way, plus one; 0 if nothing is learned of them.
+    fn way(&self, bytes: u64) -> u8 {
+        self.alone.get(class_of(bytes)).map_or(0, |known| known.next() + 1)
+    }
+
+    /// The peer says how it receives such messages. When that has changed, it is tried here too: one buffer may go to and fro
+    /// between the two, and whether it is faster here then depends on what they do there, as whoever reads a line that is
+    /// to be written next makes that slow.
+    fn hear(&mut self, class: usize, way: u8) {
+        if core::mem::replace(&mut self.heard[class], way) != way
+            && let Some(way) = way.checked_sub(1)
+        {
+            self.alone[class].suggest(way);
+        }
     }
 
     fn start(&mut self, class: usize, now: u64) {
-        let protocol = self.known(self.overlap, class).map_or(Protocol::Pull, |known| known.next());
+        let way = self.known(self.overlap, class).map_or(Protocol::Pull as u8, |known| known.next());
         let overlaps = self.under_way > 1;
         self.stale = self.under_way;
-        self.run = Some(Run { class, protocol, since: now, bytes: 0, mixed: false, overlaps });
+        self.run = Some(Run { class, way, since: now, bytes: 0, mixed: false, overlaps });
     }
 
     /// A message has moved, but not as it should have, or moves beside those that are measured.
@@ -232,10 +174,10 @@ impl Choice {
         if run.bytes < RUN_BYTES {
             return;
         }
-        let Run { class, protocol, mixed, .. } = *run;
+        let Run { class, way, mixed, .. } = *run;
         self.close(now);
         self.start(class, now);
-        if !mixed && self.run.is_some_and(|next| next.protocol == protocol) {
+        if !mixed && self.run.is_some_and(|next| next.way == way) {
             // All that is under way belongs to the new run as well.
             self.stale = 0;
         }
@@ -249,7 +191,7 @@ impl Choice {
             && let Some(known) = self.known(run.overlaps, run.class)
         {
             let cost = end.saturating_sub(run.since).saturating_mul(4096) / run.bytes;
-            known.record(run.protocol, cost.clamp(1, u32::MAX.into()) as u32);
+            known.record(run.way, cost.clamp(1, u32::MAX.into()) as u32);
         }
         if (run.mixed || expected != run.overlaps)
             && let Some(known) = self.known(expected, run.class)
@@ -259,7 +201,7 @@ impl Choice {
     }
 
     /// What is known of a size, if anything can be.
-    fn known(&mut self, overlap: bool, class: usize) -> Option<&mut Class> {
+    fn known(&mut self, overlap: bool, class: usize) -> Option<&mut Ways<WAYS>> {
         if overlap { self.overlapping.get_mut(class) } else { self.alone.get_mut(class) }
     }
 }
@@ -273,7 +215,14 @@ pub(in crate::engine) struct Choices([(PeerId, Choice); PEERS]);
 
 impl Choices {
     /// A message of a peer begins to move: how? `None` if nothing can be learned of it; it is pulled then, and does not end here.
-    pub(in crate::engine) fn begin(&mut self, from: PeerId, bytes: u64, now: u64) -> Option<Protocol> {
+    /// `way` is what the peer says of itself.
+    pub(in crate::engine) fn begin(
+        &mut self,
+        from: PeerId,
+        bytes: u64,
+        now: u64,
+        way: u8,
+    ) -> Option<Protocol> {
         let (known, choice) = &mut self.0[from as usize % PEERS];
         if *known != from {
             if choice.under_way > 0 {
@@ -285,7 +234,16 @@ impl Choices {
             choice.spoil();
             return None;
         }
-        Some(choice.begin(bytes, now))
+        Some(choice.begin(bytes, now, way))
+    }
+
+    /// As [`Choice::way`], of a peer.
+    pub(in crate::engine) fn way(&self, from: PeerId, bytes: u64) -> u8 {
+        let (known, choice) = &self.0[from as usize % PEERS];
+        if *known != from {
+            return 0;
+        }
+        choice.way(bytes)
     }
 
     /// What is known of a peer of which messages are under way.

@@ -39,7 +39,9 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
             self.peer(to).tally.hold();
             return Ok(false);
         }
-        let rts = Rts { total: buf.len() as u64, sender: self.id(index).to_bits(), address: buf.address() };
+        let way = self.choices.way(to, buf.len() as u64);
+        let rts =
+            Rts { total: buf.len() as u64, sender: self.id(index).to_bits(), address: buf.address(), way };
         let mut packet = [0; RTS_BYTES + FIRST_BYTES];
         packet[..RTS_BYTES].copy_from_slice(&rts.encode());
         buf.read(0, &mut packet[RTS_BYTES..len]);
@@ -118,19 +120,19 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         let may_pull =
             rts.address != 0 && self.port.can_pull(from) && is_worth_pulling(incoming, buf, run_bytes);
         let whole = rts.total.min(buf.len() as u64);
-        let protocol = if may_pull { self.choose(from, index, whole) } else { Protocol::Stream };
+        let protocol = if may_pull { self.choose(from, index, whole, rts.way) } else { Protocol::Stream };
         match protocol {
             Protocol::Pull => Pull::start_receive(self, from, index),
-            Protocol::Stream => Stream::start_receive(self, from, index),
+            Protocol::Stream | Protocol::StreamPastCaches => Stream::start_receive(self, from, index),
         }
     }
 
     /// How a message that can be pulled is to move.
-    fn choose(&mut self, from: PeerId, index: u32, bytes: u64) -> Protocol {
+    fn choose(&mut self, from: PeerId, index: u32, bytes: u64, way: u8) -> Protocol {
         let Some(now) = self.port.ticks() else { return Protocol::Pull };
-        let Some(protocol) = self.choices.begin(from, bytes, now) else { return Protocol::Pull };
+        let Some(protocol) = self.choices.begin(from, bytes, now, way) else { return Protocol::Pull };
         if let State::Receiving { incoming, .. } = &mut self.requests.get_mut(index).0 {
-            incoming.measured = true;
+            (incoming.measured, incoming.stores) = (true, protocol.stores());
         }
         protocol
     }
@@ -180,7 +182,13 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
             }
             State::Receiving { incoming, .. } => {
                 let Part { start, end } = incoming.left;
-                let cts = Cts { sender: incoming.rts.sender, receiver: id.to_bits(), start, end };
+                let cts = Cts {
+                    sender: incoming.rts.sender,
+                    receiver: id.to_bits(),
+                    start,
+                    end,
+                    stores: incoming.stores,
+                };
                 if !self.port.send(peer, &control(Kind::Cts, CTS_BYTES), &cts.encode())? {
                     return Ok(false);
                 }

@@ -33,7 +33,8 @@ impl<P: MessagePort, S: Storage> Transfer<P, S> for Stream {
     fn start_send(engine: &mut Engine<P, S>, to: PeerId, index: u32, cts: &Cts) {
         let State::Offered { message, .. } = engine.requests.get(index).0 else { return };
         engine.dequeue(to, Queue::Offered, index);
-        let stream = request::Stream { receiver: cts.receiver, next: cts.start, end: cts.end };
+        let stream =
+            request::Stream { receiver: cts.receiver, next: cts.start, end: cts.end, stores: cts.stores };
         let (tag, from) = (message.tag, Gather::new(message.buf));
         engine.requests.get_mut(index).0 = State::Streaming { tag, from, stream };
         engine.enqueue(to, Queue::Streaming, index);
@@ -46,6 +47,7 @@ impl<P: MessagePort, S: Storage> Transfer<P, S> for Stream {
         };
         let limit = port.packet_bytes().min(piece(stream.end)).min((stream.end - stream.next) as usize);
         let envelope = Envelope { kind: Kind::Data, context: 0, tag: stream.receiver, total: limit as u64 };
+        port.fill_data(peer, stream.stores);
         if !send_part(port, peer, &envelope, from, stream.next as usize)? {
             return Ok(false);
         }

@@ -350,7 +350,7 @@ fn sender_that_was_told_of_room_while_it_sleeps_is_woken() {
 
 #[test]
 fn peer_that_sends_more_than_it_was_promised_is_a_fault() {
-    let rts = Rts { total: 5000, sender: 1, address: 0 }.encode();
+    let rts = Rts { total: 5000, sender: 1, address: 0, way: 0 }.encode();
     for (kind, payload) in [(Kind::Eager, &[1; 8][..]), (Kind::Eager, &[1; 256]), (Kind::Rts, &rts)] {
         for expected in [false, true] {
             let fabric = Fabric::new(tiny(3));

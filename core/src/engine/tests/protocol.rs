@@ -6,7 +6,7 @@ use crate::matching::Source;
 use crate::port::{MessagePort, PeerId, PortFault};
 use crate::shared::tests::contents;
 use crate::shared::tests::fabric::{Fabric, Reading, tiny};
-use crate::wire::rendezvous::{Cts, RTS_BYTES, Rts};
+use crate::wire::rendezvous::{Cts, RTS_BYTES, Rts, Stores};
 use crate::wire::{Envelope, Kind};
 
 use std::vec::Vec;
@@ -48,7 +48,7 @@ impl<'a> Stage<'a> {
 
     /// Rank 0 announces its message, and matches one of rank 1.
     fn begin(&mut self) {
-        let rts = Rts { total: LEN as u64, sender: 77, address: 0 };
+        let rts = Rts { total: LEN as u64, sender: 77, address: 0, way: 0 };
         assert_eq!(self.rts(rts), None);
     }
 
@@ -81,7 +81,7 @@ impl<'a> Stage<'a> {
 
 #[test]
 fn rts_that_no_honest_peer_writes_is_a_fault() {
-    let good = Rts { total: 70, sender: 1, address: 0 };
+    let good = Rts { total: 70, sender: 1, address: 0, way: 0 };
     let mut long = good.encode().to_vec();
     long.extend([7; 71]);
     let huge = Rts { total: 1 << 63, ..good }.encode().to_vec();
@@ -104,7 +104,7 @@ fn rts_that_changes_after_it_was_checked_changes_nothing() {
         let fabric = Fabric::new(tiny(3));
         let mut stage = Stage::new(&fabric);
         stage.world.engine(0).port_mut().twist = true;
-        let rts = Rts { total: 70, sender: 1, address: 0 };
+        let rts = Rts { total: 70, sender: 1, address: 0, way: 0 };
         assert_eq!(stage.packet(1, Kind::Rts, 9, &rts.encode()), None);
         stage.world.engine(0).port_mut().twist = false;
         let wanted = pattern(Source::Rank(1), 9);
@@ -152,7 +152,13 @@ fn cts_that_answers_nothing_or_wants_too_much_is_a_fault() {
     for wrong in cases {
         let fabric = Fabric::new(tiny(3));
         let mut stage = Stage::new(&fabric);
-        let right = Cts { sender: stage.send.id.to_bits(), receiver: 5, start: 0, end: LEN as u64 };
+        let right = Cts {
+            sender: stage.send.id.to_bits(),
+            receiver: 5,
+            start: 0,
+            end: LEN as u64,
+            stores: Stores::Learned,
+        };
         let wrong = wrong(&stage, right);
         let found = stage.cts(wrong);
         stage.assert_found_out(found, Kind::Cts);
@@ -162,12 +168,14 @@ fn cts_that_answers_nothing_or_wants_too_much_is_a_fault() {
 #[test]
 fn answer_of_the_wrong_length_is_a_fault() {
     for (kind, len) in
-        [(Kind::Cts, 0), (Kind::Cts, 24), (Kind::Cts, 40), (Kind::Fin, 0), (Kind::Fin, 7), (Kind::Fin, 16)]
+        [(Kind::Cts, 0), (Kind::Cts, 32), (Kind::Cts, 48), (Kind::Fin, 0), (Kind::Fin, 7), (Kind::Fin, 16)]
     {
         let fabric = Fabric::new(tiny(3));
         let mut stage = Stage::new(&fabric);
         let mut payload =
-            Cts { sender: stage.send.id.to_bits(), receiver: 5, start: 0, end: 1 }.encode().to_vec();
+            Cts { sender: stage.send.id.to_bits(), receiver: 5, start: 0, end: 1, stores: Stores::Learned }
+                .encode()
+                .to_vec();
         payload.resize(len, 0);
         let found = stage.packet(1, kind, 0, &payload);
         stage.assert_found_out(found, kind);
@@ -181,7 +189,8 @@ fn second_answer_is_a_fault() {
             let fabric = Fabric::new(tiny(3));
             let mut stage = Stage::new(&fabric);
             let sender = stage.send.id.to_bits();
-            let cts = Cts { sender, receiver: 5, start: 0, end: LEN as u64 }.encode();
+            let cts =
+                Cts { sender, receiver: 5, start: 0, end: LEN as u64, stores: Stores::Learned }.encode();
             let payload = |kind| if kind == Kind::Cts { cts.to_vec() } else { sender.to_le_bytes().to_vec() };
             assert_eq!(stage.packet(1, first, 0, &payload(first)), None);
             let found = stage.packet(1, second, 0, &payload(second));
@@ -227,7 +236,7 @@ fn data_before_it_was_cleared_is_a_fault() {
             let envelope = Envelope { kind: Kind::Rts, context: 0, tag: 1, total: RTS_BYTES as u64 };
             let bytes = contents(7, LEN);
             let (_, buf) = stage.world.lender.send(1, bytes);
-            let rts = Rts { total: LEN as u64, sender: 77, address: buf.address() };
+            let rts = Rts { total: LEN as u64, sender: 77, address: buf.address(), way: 0 };
             let port = stage.world.engine(1).port_mut();
             assert_eq!(port.send(0, &envelope, &rts.encode()), Ok(true));
             stage.world.engine(0).step();
@@ -300,7 +309,7 @@ fn address_that_leads_nowhere_is_read_in_vain_and_harms_nobody() {
     for address in [1, 4096, u64::MAX, u64::MAX - 2000] {
         let fabric = Fabric::reading(tiny(3), Reading::Always, 1);
         let mut stage = Stage::new(&fabric);
-        assert_eq!(stage.rts(Rts { total: LEN as u64, sender: 77, address }), None);
+        assert_eq!(stage.rts(Rts { total: LEN as u64, sender: 77, address, way: 0 }), None);
         for _ in 0..10 {
             stage.world.engine(0).progress();
         }

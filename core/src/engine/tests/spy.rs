@@ -7,7 +7,7 @@ use crate::counters::Traffic;
 use crate::payload::{Gather, RecvBuf};
 use crate::port::{Arrival, MessagePort, Part, PeerFault, PeerId, Polled, Pulled, Share, Turn};
 use crate::shared::fastbox::Word;
-use crate::wire::rendezvous::{Cts, RTS_BYTES, Rts};
+use crate::wire::rendezvous::{CTS_BYTES, Cts, RTS_BYTES, Rts};
 use crate::wire::{Envelope, Kind};
 
 /// A packet that the engine was given.
@@ -65,9 +65,10 @@ impl<P: MessagePort> Spy<P> {
             Polled::Idle => {}
             Polled::Packet(arrival) => {
                 let Arrival { peer, envelope, len, .. } = *arrival;
-                let mut head = [0; RTS_BYTES];
-                self.port.read(arrival, 0, &mut head[..len.min(RTS_BYTES)]);
-                let rts = Rts::decode(&head, len).filter(|_| envelope.kind == Kind::Rts);
+                let mut head = [0; CTS_BYTES];
+                self.port.read(arrival, 0, &mut head[..len.min(CTS_BYTES)]);
+                let rts = head.first_chunk::<RTS_BYTES>().and_then(|head| Rts::decode(head, len));
+                let rts = rts.filter(|_| envelope.kind == Kind::Rts);
                 self.seen.push(Seen { peer, envelope, len, rts });
                 self.streamed += usize::from(envelope.kind == Kind::Data);
                 let cts = Cts::decode(&head).filter(|cts| envelope.kind == Kind::Cts && cts.start > 0);

@@ -15,19 +15,21 @@ where
     L: BorrowMut<[Option<Link<'a>>]>,
     R: BorrowMut<[CellRecord]>,
 {
-    /// Sends a packet of `envelope.total` bytes through a cell, which `fill` fills.
+    /// Sends a packet of `envelope.total` bytes through a cell, which `fill` fills, past the caches if it is told so.
     #[inline(always)]
     pub(super) fn send_cell(
         &mut self,
         peer: PeerId,
         envelope: &Envelope,
-        fill: impl FnOnce(&Pool<'a, R>, u32) -> bool,
+        fill: impl FnOnce(&Pool<'a, R>, u32, bool) -> bool,
     ) -> Result<bool, PeerFault> {
         let Some(cell) = self.reserve(peer, envelope.total)? else { return Ok(false) };
         let Some(link) = self.links.borrow_mut().get_mut(peer as usize).and_then(Option::as_mut) else {
             return Ok(false);
         };
-        let filled = fill(&self.pool, cell);
+        let past_caches =
+            link.traffic.past_caches(&self.config, envelope.kind, envelope.total as usize, &self.host);
+        let filled = fill(&self.pool, cell, past_caches);
         debug_assert!(filled, "the size was checked when the cell was reserved");
         let sequence = link.traffic.next;
         let announced = self.config.announce && {
@@ -65,7 +67,8 @@ where
             return None;
         }
         let cell = self.pool.take(peer)?;
-        let filled = self.pool.fill(cell, [bytes, &[]]);
+        let past_caches = link.traffic.past_caches(&self.config, Kind::Eager, bytes.len(), &self.host);
+        let filled = self.pool.fill(cell, [bytes, &[]], past_caches);
         debug_assert!(filled, "a cell of the pool, and no more than it holds");
         let envelope = Envelope { kind: Kind::Eager, context, tag, total: bytes.len() as u64 };
         let announced = link.ends.outbound.announce_now(link.traffic.next, &envelope, cell);
@@ -116,7 +119,7 @@ where
         pieces: [&[u8]; 2],
     ) -> Result<bool, PeerFault> {
         debug_assert_eq!(envelope.total, (pieces[0].len() + pieces[1].len()) as u64, "a packet is whole");
-        self.send_cell(peer, envelope, |pool, cell| pool.fill(cell, pieces))
+        self.send_cell(peer, envelope, |pool, cell, past| pool.fill(cell, pieces, past))
     }
 
     /// Sends what the fastbox has no room for through a cell. Counted when it has left: it may be tried many times.

@@ -16,7 +16,7 @@ use crate::port::{PeerId, Pulled};
 use crate::shared::fastbox::{Receiver, Sender, Slot};
 use crate::shared::layout::{Extent, Geometry, HEADER_PAGE, Line};
 use crate::shared::pool::{CellHeader, CellRecord, PeerPool, Pool, ReturnReceiver, ReturnSender, ReturnSlot};
-use crate::shared::port::{Ends, Host, Link, PortConfig, ShmPort};
+use crate::shared::port::{Ends, Host, Link, PortConfig, ShmPort, Stores};
 use crate::shared::queue::{Consumer, Producer, Queue};
 use crate::shared::share::{self, Pieces, ShareLine};
 use crate::shared::sleep::{Sleep, SleepWord};
@@ -374,7 +374,15 @@ impl Fabric {
         let announce = self.announce;
         // Each side has its own.
         let pieces = Pieces::new(128 << rank, 512 << rank);
-        let config = PortConfig { rank, fastbox_limit, fences: FenceMode::Symmetric, announce, pieces };
+        let config = PortConfig {
+            rank,
+            fastbox_limit,
+            fences: FenceMode::Symmetric,
+            announce,
+            pieces,
+            stores: Stores::Learned,
+            clocked: true,
+        };
         let consumer = Consumer::new(Queue::new(entries, tail));
         let bell = Bell { rung: vec![], memory: Rc::clone(&self.memory), refused: vec![] };
         ShmPort::new(config, links, pool, g.cells, consumer, bell)

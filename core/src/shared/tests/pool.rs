@@ -221,7 +221,7 @@ fn published_cell_is_read_back_whole_and_in_parts() {
         let bytes = contents(sequence, len);
         let envelope = Envelope { kind: Kind::Eager, context: 0xffff, tag: u64::MAX, total: len as u64 };
         let cell = pool.take(3).unwrap();
-        assert!(pool.fill(cell, [&bytes, &[]]));
+        assert!(pool.fill(cell, [&bytes, &[]], false));
         pool.publish(cell, 3, sequence, &envelope);
         assert_eq!(peer.inspect(cell, 3, sequence), CellState::Due { envelope, len });
         assert_eq!(peer.find(3, sequence), Some(cell));
@@ -240,8 +240,8 @@ fn nothing_beyond_a_cell_is_written_or_read() {
     let region = region(4);
     let mut pool = pool(&region, 4);
     let cell = pool.take(0).unwrap();
-    assert!(!pool.fill(cell, [&[1; 257], &[]]));
-    assert!(!pool.fill(4, [&[1; 8], &[]]));
+    assert!(!pool.fill(cell, [&[1; 257], &[]], true));
+    assert!(!pool.fill(4, [&[1; 8], &[]], false));
     let peer = peer_pool(&region, 4);
     assert_eq!(peer.inspect(cell, 0, 1), CellState::Other, "a cell that was refused is published");
     assert_eq!(peer.inspect(4, 0, 1), CellState::Other);

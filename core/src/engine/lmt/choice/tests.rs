@@ -8,12 +8,12 @@ use super::*;
 struct Machine {
     choice: Choice,
     now: u64,
-    ticks: [u64; 2],
+    ticks: [u64; WAYS],
 }
 
 impl Machine {
     fn new(pull: u64, stream: u64) -> Self {
-        Self { choice: Choice::default(), now: 1_000_000, ticks: [pull, stream] }
+        Self { choice: Choice::default(), now: 1_000_000, ticks: [pull, stream, stream] }
     }
 
     /// One message after the other; how many were streamed.
@@ -21,10 +21,10 @@ impl Machine {
         (0..count)
             .filter(|_| {
                 self.now += 7_777_777;
-                let protocol = self.choice.begin(bytes, self.now);
+                let protocol = self.choice.begin(bytes, self.now, 0);
                 self.now += self.ticks[protocol as usize];
                 self.choice.end(bytes, self.now);
-                protocol == Protocol::Stream
+                protocol != Protocol::Pull
             })
             .count()
     }
@@ -34,12 +34,12 @@ impl Machine {
         (0..count)
             .map(|_| {
                 self.now += 555_555;
-                let window: Vec<_> = (0..messages).map(|_| self.choice.begin(bytes, self.now)).collect();
+                let window: Vec<_> = (0..messages).map(|_| self.choice.begin(bytes, self.now, 0)).collect();
                 for &protocol in &window {
                     self.now += self.ticks[protocol as usize];
                     self.choice.end(bytes, self.now);
                 }
-                window.iter().filter(|&&protocol| protocol == Protocol::Stream).count()
+                window.iter().filter(|&&protocol| protocol != Protocol::Pull).count()
             })
             .sum()
     }
@@ -48,33 +48,33 @@ impl Machine {
 #[test]
 fn the_faster_protocol_is_found_whichever_it_is() {
     let streamed = Machine::new(9000, 6000).one_by_one(1000, 64 << 10);
-    assert!(streamed > 970, "{streamed}");
+    assert!(streamed > 950, "{streamed}");
     let streamed = Machine::new(6000, 9000).one_by_one(1000, 64 << 10);
-    assert!((3..30).contains(&streamed), "{streamed}");
+    assert!((3..90).contains(&streamed), "{streamed}");
 }
 
 #[test]
 fn a_hopeless_protocol_is_hardly_tried() {
     let streamed = Machine::new(1000, 9000).one_by_one(1000, 64 << 10);
-    assert!((1..10).contains(&streamed), "{streamed}");
+    assert!((1..40).contains(&streamed), "{streamed}");
 }
 
 #[test]
 fn nearly_as_fast_is_no_reason_to_change() {
     let streamed = Machine::new(1000, 960).one_by_one(1000, 64 << 10);
-    assert!(streamed < 30, "{streamed}");
+    assert!(streamed < 90, "{streamed}");
 }
 
 #[test]
 fn a_change_is_noticed_soon_after_thousands_of_messages() {
     let mut machine = Machine::new(9000, 6000);
     machine.one_by_one(20_000, 64 << 10);
-    machine.ticks = [9000, 30_000];
-    let streamed = machine.one_by_one(100, 64 << 10);
-    assert!(streamed < 20, "{streamed}");
-    machine.ticks = [60_000, 30_000];
-    let streamed = machine.one_by_one(100, 64 << 10);
-    assert!(streamed > 80, "{streamed}");
+    machine.ticks = [9000, 30_000, 30_000];
+    let streamed = machine.one_by_one(200, 64 << 10);
+    assert!(streamed < 80, "{streamed}");
+    machine.ticks = [60_000, 30_000, 30_000];
+    let streamed = machine.one_by_one(200, 64 << 10);
+    assert!(streamed > 120, "{streamed}");
 }
 
 #[test]
@@ -83,9 +83,9 @@ fn a_slow_message_now_and_then_changes_nothing() {
     machine.one_by_one(1000, 64 << 10);
     let mut streamed = 0;
     for _ in 0..100 {
-        machine.ticks[1] = 6_000_000;
+        machine.ticks[1..].fill(6_000_000);
         streamed += machine.one_by_one(1, 64 << 10);
-        machine.ticks[1] = 6000;
+        machine.ticks[1..].fill(6000);
         streamed += machine.one_by_one(9, 64 << 10);
     }
     assert!(streamed > 900, "{streamed}");
@@ -95,9 +95,9 @@ fn a_slow_message_now_and_then_changes_nothing() {
 fn sizes_are_learned_one_by_one() {
     let mut machine = Machine::new(9000, 6000);
     machine.one_by_one(1000, 64 << 10);
-    machine.ticks = [6000, 9000];
+    machine.ticks = [6000, 9000, 9000];
     assert!(machine.one_by_one(1000, 1 << 20) < 30);
-    machine.ticks = [9000, 6000];
+    machine.ticks = [9000, 6000, 6000];
     assert!(machine.one_by_one(1000, 64 << 10) > 970);
 }
 
@@ -105,15 +105,15 @@ fn sizes_are_learned_one_by_one() {
 fn messages_alone_and_messages_that_overlap_are_learned_apart() {
     let mut machine = Machine::new(9000, 6000);
     machine.one_by_one(1000, 64 << 10);
-    machine.ticks = [6000, 9000];
+    machine.ticks = [6000, 9000, 9000];
     let streamed = machine.windows(100, 16, 64 << 10);
     assert!(streamed < 20 * 16, "{streamed}");
-    machine.ticks = [14_000, 6000];
+    machine.ticks = [14_000, 6000, 6000];
     let streamed = machine.windows(100, 16, 64 << 10);
     assert!(streamed > 80 * 16, "{streamed}");
-    machine.ticks = [9000, 6000];
+    machine.ticks = [9000, 6000, 6000];
     let streamed = machine.one_by_one(100, 64 << 10);
-    assert!(streamed > 95, "{streamed}");
+    assert!(streamed > 80, "{streamed}");
 }
 
 #[test]
@@ -126,13 +126,13 @@ fn what_never_pauses_is_measured_too() {
     // Always four under way, first in first out.
     let (mut choice, mut now, mut streamed) = (Choice::default(), 1, 0);
     let bytes = 64 << 10;
-    let mut queue: std::collections::VecDeque<_> = (0..4).map(|_| choice.begin(bytes, now)).collect();
+    let mut queue: std::collections::VecDeque<_> = (0..4).map(|_| choice.begin(bytes, now, 0)).collect();
     for _ in 0..10_000 {
         let protocol = queue.pop_front().unwrap();
-        streamed += usize::from(protocol == Protocol::Stream);
-        now += [20_000, 10_000][protocol as usize];
+        streamed += usize::from(protocol != Protocol::Pull);
+        now += [20_000, 10_000, 10_000][protocol as usize];
         choice.end(bytes, now);
-        queue.push_back(choice.begin(bytes, now));
+        queue.push_back(choice.begin(bytes, now, 0));
     }
     assert!(streamed > 9000, "{streamed}");
 }
@@ -141,23 +141,65 @@ fn what_never_pauses_is_measured_too() {
 fn a_run_of_several_sizes_is_forgotten() {
     let mut choice = Choice::default();
     for at in 0..1000 {
-        choice.begin(64 << 10, 100 * at);
-        choice.begin(1 << 20, 100 * at + 10);
+        choice.begin(64 << 10, 100 * at, 0);
+        choice.begin(1 << 20, 100 * at + 10, 0);
         choice.end(64 << 10, 100 * at + 20);
         choice.end(1 << 20, 100 * at + 30);
     }
-    assert!(choice.overlapping.iter().chain(&choice.alone).all(|class| !class.costs[0].is_known()));
+    assert!(
+        choice.overlapping.iter().chain(&choice.alone).all(|class| !class.is_known(Protocol::Pull as u8))
+    );
+}
+
+#[test]
+fn each_of_the_three_is_found() {
+    for fastest in Protocol::ALL {
+        let mut machine = Machine::new(9000, 9000);
+        machine.ticks[fastest as usize] = 6000;
+        let mut found = 0;
+        for _ in 0..1000 {
+            machine.one_by_one(1, 64 << 10);
+            found += usize::from(machine.choice.way(64 << 10) == fastest as u8 + 1);
+        }
+        assert!(found > 900, "{fastest:?}: {found}");
+    }
+}
+
+/// One buffer goes to and fro between two processes: it moves fast only if both receive it in the same way, and fastest past the
+/// caches. Whoever tries that alone gains nothing.
+#[test]
+fn two_that_pass_on_what_came_find_the_way_that_needs_both() {
+    let bytes = 64 << 10;
+    let (mut choices, mut now, mut fast) = ([Choice::default(), Choice::default()], 1, 0);
+    // They begin out of step.
+    for _ in 0..101 {
+        let protocol = choices[0].begin(bytes, now, 0);
+        now += if protocol == Protocol::Pull { 24_000 } else { 25_000 };
+        choices[0].end(bytes, now);
+        now += 50_000;
+    }
+    let mut last = Protocol::Pull;
+    for at in 0..4000 {
+        let way = choices[1 - at % 2].way(bytes);
+        let protocol = choices[at % 2].begin(bytes, now, way);
+        let both = protocol == Protocol::StreamPastCaches && last == protocol;
+        now += if both { 9000 } else { 24_000 + 500 * protocol as u64 };
+        choices[at % 2].end(bytes, now);
+        fast += usize::from(both);
+        last = protocol;
+    }
+    assert!(fast > 3000, "{fast}");
 }
 
 proptest! {
     /// Whatever happens in whichever order, with a clock that steps back, it goes on and counts right.
     #[test]
-    fn any_history_is_survived(steps in prop::collection::vec((any::<bool>(), any::<u64>(), any::<u64>(), any::<u8>()), 0..400)) {
+    fn any_history_is_survived(steps in prop::collection::vec((any::<bool>(), any::<u64>(), any::<u64>(), any::<u8>(), 0..=MOST_WAYS), 0..400)) {
         let mut choice = Choice::default();
         let mut under_way = 0_u32;
-        for (begins, bytes, now, odd) in steps {
+        for (begins, bytes, now, odd, way) in steps {
             if begins {
-                choice.begin(bytes, now);
+                choice.begin(bytes, now, way);
                 under_way += 1;
             } else if under_way > 0 {
                 choice.end(bytes, now);
@@ -176,18 +218,18 @@ proptest! {
 fn a_peer_that_finds_no_place_is_pulled_from() {
     let mut choices = Choices::default();
     let other = 3 + PEERS as PeerId;
-    assert_eq!(choices.begin(3, 64 << 10, 0), Some(Protocol::Pull));
-    assert_eq!(choices.begin(other, 64 << 10, 0), None);
+    assert_eq!(choices.begin(3, 64 << 10, 0, 0), Some(Protocol::Pull));
+    assert_eq!(choices.begin(other, 64 << 10, 0, 0), None);
     assert!(choices.of(other).is_none());
     choices.of(3).unwrap().end(64 << 10, 10);
-    assert_eq!(choices.begin(other, 64 << 10, 20), Some(Protocol::Pull));
+    assert_eq!(choices.begin(other, 64 << 10, 20, 0), Some(Protocol::Pull));
     assert!(choices.of(3).is_none());
 }
 
 #[test]
 fn what_is_too_large_is_not_learned() {
     let mut choices = Choices::default();
-    assert_eq!(choices.begin(1, (4 << 20) - 1, 0), Some(Protocol::Pull));
-    assert_eq!(choices.begin(1, 4 << 20, 0), None);
+    assert_eq!(choices.begin(1, (4 << 20) - 1, 0, 0), Some(Protocol::Pull));
+    assert_eq!(choices.begin(1, 4 << 20, 0, 0), None);
     assert_eq!(choices.of(1).unwrap().under_way, 1);
 }

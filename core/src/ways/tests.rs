@@ -1,0 +1,91 @@
+use proptest::prelude::*;
+
+use super::*;
+
+/// So many runs, each of the way that is asked for; how many went each way.
+fn run<const N: usize>(ways: &mut Ways<N>, count: usize, cost: [u32; N]) -> [usize; N] {
+    let mut went = [0; N];
+    for _ in 0..count {
+        let way = ways.next();
+        went[usize::from(way)] += 1;
+        ways.record(way, cost[usize::from(way)]);
+    }
+    went
+}
+
+#[test]
+fn all_are_tried_and_the_cheapest_is_kept() {
+    for (cost, cheapest) in [([5, 9, 9], 0), ([9, 5, 9], 1), ([9, 9, 5], 2), ([9, 7, 5], 2), ([9, 5, 7], 1)] {
+        for first in 0..3 {
+            let mut ways = Ways::<3>::preferring(first);
+            let went = run(&mut ways, 1000, cost);
+            assert_eq!(ways.preferred(), cheapest, "{cost:?} from {first}");
+            assert!(went[usize::from(cheapest)] > 940, "{went:?}");
+            assert!(went.iter().all(|&count| count >= SAMPLES), "{went:?}");
+        }
+    }
+}
+
+#[test]
+fn trials_become_rare() {
+    let mut ways = Ways::<2>::default();
+    run(&mut ways, 10_000, [5, 9]);
+    assert!(run(&mut ways, 10_000, [5, 9])[1] < 60);
+}
+
+#[test]
+fn what_is_hopeless_is_tried_once_at_a_time() {
+    let mut ways = Ways::<2>::default();
+    assert!(run(&mut ways, 200, [5, 21])[1] <= 5);
+}
+
+#[test]
+fn a_short_rise_is_sat_out_and_a_lasting_one_is_not() {
+    let mut ways = Ways::<2>::default();
+    run(&mut ways, 5000, [5, 9]);
+    let short = run(&mut ways, usize::from(CHANGED) - 2, [11, 9]);
+    assert_eq!(short[1], 0);
+    run(&mut ways, 10, [5, 9]);
+    run(&mut ways, 30, [11, 9]);
+    assert_eq!(ways.preferred(), 1);
+}
+
+#[test]
+fn what_is_suggested_is_tried_next_but_not_in_the_midst_of_a_trial() {
+    let mut ways = Ways::<3>::default();
+    ways.suggest(2);
+    assert_eq!(ways.next(), 0, "nothing is known of what we do now");
+    run(&mut ways, 2000, [5, 9, 9]);
+    for way in [1, 2] {
+        while ways.trial > 0 {
+            run(&mut ways, 1, [5, 9, 9]);
+        }
+        ways.suggest(way);
+        assert_eq!(ways.next(), way);
+        ways.suggest(3 - way);
+        assert_eq!(ways.next(), way);
+    }
+    for way in [0, 3, 255] {
+        let mut ways = Ways::<3>::default();
+        run(&mut ways, 9, [5, 9, 9]);
+        ways.suggest(way);
+        assert_eq!(ways.next(), 0);
+    }
+}
+
+proptest! {
+    /// Whatever is said, the way that is asked for is one of them.
+    #[test]
+    fn any_history_is_survived(first in 0_u8..3, steps in prop::collection::vec((0_u8..8, any::<u8>(), 1_u32..), 0..400)) {
+        let mut ways = Ways::<3>::preferring(first);
+        for (what, way, cost) in steps {
+            match what {
+                0 => ways.suggest(way),
+                1 => ways.miss(),
+                _ => ways.record(if what < 4 { way % 3 } else { ways.next() }, cost),
+            }
+            prop_assert!(ways.next() < 3 && ways.preferred() < 3 && ways.other < 3);
+            prop_assert!(ways.other != ways.preferred());
+        }
+    }
+}
