@@ -7,6 +7,8 @@
 
 /// Runs that are remembered of each way, of which the one in the middle counts.
 const SAMPLES: usize = 3;
+/// Runs of a trial: the first one is not remembered, as what the way before has left in the caches makes it dearer.
+const TRIAL: u8 = SAMPLES as u8 + 1;
 /// Runs before a way is tried again. The wait doubles as long as nothing changes.
 const FIRST_WAIT: u16 = 8;
 const LONGEST_WAIT: u16 = 1024;
@@ -93,11 +95,11 @@ impl<const N: usize> Ways<N> {
 
     /// A run of this way is over. Costs are comparable numbers, at least 1.
     pub(crate) fn record(&mut self, way: u8, cost: u32) {
-        self.costs[usize::from(way)].push(cost);
         if way == self.preferred {
+            self.costs[usize::from(way)].push(cost);
             self.go_on();
-        } else if way == self.other {
-            self.tried(u64::from(cost));
+        } else if way == self.other && self.trial > 0 {
+            self.tried(cost);
         }
     }
 
@@ -115,7 +117,7 @@ impl<const N: usize> Ways<N> {
             (self.wait, self.waited, self.changed) = (0, 0, 0);
         }
         if self.wait == 0 {
-            self.trial = SAMPLES as u8;
+            self.trial = TRIAL;
         }
     }
 
@@ -126,7 +128,7 @@ impl<const N: usize> Ways<N> {
             && usize::from(way) < N
             && self.costs[usize::from(self.preferred)].is_known()
         {
-            (self.other, self.trial) = (way, SAMPLES as u8);
+            (self.other, self.trial) = (way, TRIAL);
         }
     }
 
@@ -135,14 +137,15 @@ impl<const N: usize> Ways<N> {
         self.trial = self.trial.saturating_sub(1);
     }
 
-    /// After a run of the other one, on trial or by chance.
-    fn tried(&mut self, cost: u64) {
-        if self.trial == 0 {
-            return;
-        }
+    /// After a run of the other one, on trial.
+    fn tried(&mut self, cost: u32) {
         let usual = self.costs[usize::from(self.preferred)].median();
+        let is_hopeless = u64::from(cost) > HOPELESS * usual;
+        if self.trial < TRIAL || is_hopeless {
+            self.costs[usize::from(self.other)].push(cost);
+        }
         self.trial -= 1;
-        if cost > HOPELESS * usual {
+        if is_hopeless {
             self.trial = 0;
         } else if self.trial > 0 {
             return;
@@ -154,7 +157,7 @@ impl<const N: usize> Ways<N> {
         self.other = self.following();
         if self.costs[usize::from(self.other)].0[0] == 0 {
             // Never tried: at once.
-            self.trial = SAMPLES as u8;
+            self.trial = TRIAL;
             return;
         }
         self.waited = (2 * self.waited).clamp(FIRST_WAIT, LONGEST_WAIT);

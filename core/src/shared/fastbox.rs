@@ -161,19 +161,25 @@ impl<'a> Sender<'a> {
         !self.tail.run.as_slice().is_empty()
     }
 
-    /// Sends one packet whose payload lies in this cell of ours, already filled: one slot, whatever its size. False when
-    /// there is no room now.
+    /// Sends one packet whose payload lies in this cell of ours, already filled: one slot, whatever its size. `back` is a cell of
+    /// the receiver's that we have read and give back with it. False when there is no room now.
     ///
     /// # Errors
     /// As [`Sender::push`].
     #[inline(always)]
-    pub fn announce(&mut self, sequence: u64, envelope: &Envelope, cell: u32) -> Result<bool, FastboxFault> {
-        Ok(self.has_room(1)? && self.announce_now(sequence, envelope, cell))
+    pub fn announce(
+        &mut self,
+        sequence: u64,
+        envelope: &Envelope,
+        cell: u32,
+        back: Option<u32>,
+    ) -> Result<bool, FastboxFault> {
+        Ok(self.has_room(1)? && self.announce_now(sequence, envelope, cell, back))
     }
 
     /// As [`Sender::announce`]; false also when that has to look whether there is room.
     #[inline(always)]
-    pub fn announce_now(&mut self, sequence: u64, envelope: &Envelope, cell: u32) -> bool {
+    pub fn announce_now(&mut self, sequence: u64, envelope: &Envelope, cell: u32, back: Option<u32>) -> bool {
         let stamp = self.tail.lap()
             | (envelope.kind as u64) << 8
             | IN_CELL
@@ -182,7 +188,9 @@ impl<'a> Sender<'a> {
         let Some(slot) = self.tail.run.next() else { return false };
         slot.body[0].set(envelope.tag);
         slot.body[1].set(u64::from(cell) | envelope.total << 32);
-        // Publishes the cell's payload too: it needs no header, and no entry in the queue.
+        slot.body[2].set(back.map_or(0, |cell| u64::from(cell) + 1));
+        // Publishes the cell's payload too: it needs no header, and no entry in the queue. What we read of the cell that goes back
+        // has been read by then.
         slot.stamp.store_release(stamp, Edge::FastboxPublish);
         true
     }
@@ -335,6 +343,13 @@ impl<'a> Receiver<'a> {
         let stamp = slot.stamp.load_acquire(Edge::FastboxPublish);
         let wanted = self.head.lap() | (Kind::Eager as u64) << 8 | IN_CELL | sequence << 16;
         (stamp as u32 == wanted as u32).then(|| in_cell(Kind::Eager, stamp, slot))
+    }
+
+    /// The receiver's cell that the packet at the head, which lies in a cell itself, gives back; anybody's word.
+    #[inline(always)]
+    pub fn back(&self) -> Option<u32> {
+        let word = self.head.run.as_slice().first()?.body[2].get();
+        word.checked_sub(1).map(|cell| cell as u32)
     }
 
     /// Whether there is anything at the head, one load. Only [`Receiver::peek`] knows what.

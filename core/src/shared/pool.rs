@@ -75,6 +75,7 @@ pub struct Pool<'a, R: BorrowMut<[CellRecord]>> {
     cell_bytes: usize,
     records: R,
     first_free: u32,
+    last_free: u32,
     free: usize,
 }
 
@@ -96,7 +97,8 @@ impl<'a, R: BorrowMut<[CellRecord]>> Pool<'a, R> {
             *record = CellRecord { holder: 0, next: if last { 0 } else { next } };
         }
         let first_free = u32::from(count > 0);
-        Some(Self { headers, payload, cell_bytes, records, first_free, free: count })
+        let last_free = count as u32;
+        Some(Self { headers, payload, cell_bytes, records, first_free, last_free, free: count })
     }
 
     /// Payload bytes of a cell.
@@ -111,7 +113,8 @@ impl<'a, R: BorrowMut<[CellRecord]>> Pool<'a, R> {
         self.free
     }
 
-    /// Takes a free cell for `holder`; the one given back last, as it is likeliest in cache.
+    /// Takes a free cell for `holder`: the one given back last, as it is likeliest in cache, or was put behind the others by
+    /// [`Pool::give_back_behind`].
     #[inline]
     pub fn take(&mut self, holder: u32) -> Option<u32> {
         let cell = self.first_free.checked_sub(1)?;
@@ -178,7 +181,28 @@ impl<'a, R: BorrowMut<[CellRecord]>> Pool<'a, R> {
             return Err(ReturnFault { cell });
         };
         *record = CellRecord { holder: 0, next: self.first_free };
+        if self.first_free == 0 {
+            self.last_free = cell + 1;
+        }
         self.first_free = cell + 1;
+        self.free += 1;
+        Ok(())
+    }
+
+    /// As [`Pool::give_back`]; all that are free now are taken before it. Whoever fills cells past the caches wants one that is in no
+    /// cache any more.
+    ///
+    /// # Errors
+    /// As for [`Pool::give_back`].
+    pub fn give_back_behind(&mut self, cell: u32, holder: u32) -> Result<(), ReturnFault> {
+        let Some(last) = self.last_free.checked_sub(1).filter(|_| self.free > 0) else {
+            return self.give_back(cell, holder);
+        };
+        let records = self.records.borrow_mut();
+        let record = records.get_mut(cell as usize).filter(|record| record.holder == holder + 1);
+        *record.ok_or(ReturnFault { cell })? = CellRecord { holder: 0, next: 0 };
+        records[last as usize].next = cell + 1;
+        self.last_free = cell + 1;
         self.free += 1;
         Ok(())
     }

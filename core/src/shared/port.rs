@@ -18,6 +18,7 @@ mod wake;
 
 use core::borrow::BorrowMut;
 
+use filling::Fillings;
 pub use link::{Ends, Link};
 
 use super::fastbox::{self, Word};
@@ -46,6 +47,9 @@ const ENTRIES_A_POLL: usize = 64;
 const LOST: u32 = 64;
 /// Polls without a packet after which one peer's cells are swept.
 const IDLE_SWEEP: u32 = 1024;
+
+/// Cells for each process of the world that a pool must have for its owner to be owed some.
+const OWED_OF: usize = 4;
 
 /// Largest payload in two pieces, or of a list, that goes through a fastbox: it is put together on the stack.
 const SMALL: usize = 1024;
@@ -123,6 +127,7 @@ where
     config: PortConfig,
     links: L,
     pool: Pool<'a, R>,
+    fillings: Fillings,
     /// Cells in every peer's pool, as the world agreed.
     cells: u32,
     /// Whether there are several peers, and a slow one must leave cells to the others.
@@ -144,6 +149,11 @@ where
     cold: PeerId,
     idle: u32,
     swept: PeerId,
+    /// A cell that we have read and will give back with the next announcement to its owner, if that is the next thing to
+    /// happen: in a ping-pong both sides then use one cell each, which stays in their caches, and no other line.
+    owed: Option<(PeerId, u32)>,
+    /// Whether there are so many cells that nobody lacks those that are owed to it.
+    owes: bool,
 }
 
 impl<'a, H, L, R> ShmPort<'a, H, L, R>
@@ -166,6 +176,7 @@ where
             config,
             links,
             pool,
+            fillings: Fillings::new(),
             cells,
             shared: ranks > 2,
             inbox,
@@ -182,6 +193,8 @@ where
             cold: 0,
             idle: 0,
             swept: 0,
+            owed: None,
+            owes: cells as usize >= OWED_OF * ranks,
         };
         for peer in (0..port.peers()).take(HOT) {
             port.heat(peer);
@@ -478,9 +491,9 @@ where
             }
             Place::Announced(cell) => {
                 link.traffic.cells_received.add(arrival.len);
+                let back = link.ends.inbound.back();
                 link.ends.inbound.advance(0);
-                link.ends.give_back.push(cell);
-                true
+                return self.owe(arrival.peer, cell, back);
             }
         };
         // The sender may sleep until there is room.
@@ -573,6 +586,7 @@ where
             *link = None;
         }
         self.pool.reclaim(peer);
+        self.owed = self.owed.filter(|(owner, _)| *owner != peer);
         if let Some(at) = self.hot[..self.hot_count].iter().position(|&hot| hot == peer) {
             self.hot_count -= 1;
             self.hot.swap(at, self.hot_count);

@@ -3,10 +3,11 @@
 use core::borrow::BorrowMut;
 
 use super::wake::news;
-use super::{Host, Link, Place, ShmPort, poll};
+use super::{Host, Link, Place, ShmPort, Stores, poll};
 use crate::payload::RecvBuf;
 use crate::port::{Arrival, MessagePort, PeerFault, PeerId};
 use crate::shared::pool::{CellRecord, Pool};
+use crate::shared::sleep::News;
 use crate::wire::{Envelope, Kind};
 
 impl<'a, H, L, R> ShmPort<'a, H, L, R>
@@ -27,13 +28,18 @@ where
         let Some(link) = self.links.borrow_mut().get_mut(peer as usize).and_then(Option::as_mut) else {
             return Ok(false);
         };
-        let past_caches =
-            link.traffic.past_caches(&self.config, envelope.kind, envelope.total as usize, &self.host);
+        let stores = match (self.config.stores, envelope.kind) {
+            (Stores::Learned, Kind::Data) => link.traffic.data_stores,
+            (stores, _) => stores,
+        };
+        let (len, received) = (envelope.total as usize, link.traffic.expected);
+        let past_caches = self.fillings.past_caches(peer, stores, len, received, || self.host.ticks());
+        link.traffic.fills_past_caches = past_caches;
         let filled = fill(&self.pool, cell, past_caches);
         debug_assert!(filled, "the size was checked when the cell was reserved");
         let sequence = link.traffic.next;
         let announced = self.config.announce && {
-            let pushed = link.ends.outbound.announce(sequence, envelope, cell);
+            let pushed = link.ends.outbound.announce(sequence, envelope, cell, None);
             pushed.map_err(|fault| PeerFault { peer, fault: fault.into() })?
         };
         if !announced {
@@ -67,11 +73,15 @@ where
             return None;
         }
         let cell = self.pool.take(peer)?;
-        let past_caches = link.traffic.past_caches(&self.config, Kind::Eager, bytes.len(), &self.host);
+        let (stores, received) = (self.config.stores, link.traffic.expected);
+        let past_caches =
+            self.fillings.past_caches(peer, stores, bytes.len(), received, || self.host.ticks());
+        link.traffic.fills_past_caches = past_caches;
         let filled = self.pool.fill(cell, [bytes, &[]], past_caches);
         debug_assert!(filled, "a cell of the pool, and no more than it holds");
         let envelope = Envelope { kind: Kind::Eager, context, tag, total: bytes.len() as u64 };
-        let announced = link.ends.outbound.announce_now(link.traffic.next, &envelope, cell);
+        let back = self.owed.take_if(|(owner, _)| *owner == peer).map(|(_, cell)| cell);
+        let announced = link.ends.outbound.announce_now(link.traffic.next, &envelope, cell, back);
         debug_assert!(announced, "there is room in the run");
         link.traffic.sent_cell(bytes.len());
         Some(link.ends.sleep.is_asleep(self.config.fences))
@@ -158,6 +168,49 @@ where
         self.burst = burst;
         self.release(Arrival { token: Place::Announced(cell), ..poll::small(peer, packet) });
         Some((peer, packet.envelope))
+    }
+
+    /// We have read this cell of a peer's; with it came one of ours.
+    #[inline(always)]
+    pub(super) fn owe(&mut self, peer: PeerId, cell: u32, back: Option<u32>) {
+        if let Some(back) = back {
+            self.came_back(peer, back);
+        }
+        let due = if self.owes { self.owed.replace((peer, cell)) } else { Some((peer, cell)) };
+        if let Some((peer, cell)) = due {
+            self.pay(peer, cell);
+        }
+    }
+
+    /// A peer says that it has finished with a cell of ours. If it never had that, nothing is done: it harms itself alone.
+    #[inline(always)]
+    fn came_back(&mut self, peer: PeerId, cell: u32) {
+        let Some(link) = self.links.borrow_mut().get_mut(peer as usize).and_then(Option::as_mut) else {
+            return;
+        };
+        let taken = if link.traffic.fills_past_caches {
+            self.pool.give_back_behind(cell, peer)
+        } else {
+            self.pool.give_back(cell, peer)
+        };
+        link.traffic.lent -= u32::from(taken.is_ok());
+    }
+
+    /// Gives a peer's cell back by the ring.
+    #[inline(never)]
+    fn pay(&mut self, peer: PeerId, cell: u32) {
+        let Some(link) = self.link(peer) else { return };
+        link.ends.give_back.push(cell);
+        // The sender may sleep until there is room.
+        self.wake(peer, News::Other);
+    }
+
+    /// Nothing comes: what is owed is not kept until something is sent.
+    #[inline(always)]
+    pub(super) fn pay_owed(&mut self) {
+        if let Some((peer, cell)) = self.owed.take() {
+            self.pay(peer, cell);
+        }
     }
 
     /// Takes back the cells that this peer has finished with.

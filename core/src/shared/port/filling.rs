@@ -13,7 +13,8 @@
 //! too; it is the same for both ways, and hides the difference where it does not matter.
 #![forbid(unsafe_code)]
 
-use crate::port::Stores;
+use super::HOT;
+use crate::port::{PeerId, Stores};
 use crate::ways::Ways;
 
 /// Numbers of the two ways.
@@ -23,7 +24,7 @@ const PAST_CACHES: u8 = 1;
 const SMALLEST: u32 = 9;
 const CLASSES: usize = 5;
 /// Messages of a run, if each answers one.
-const ANSWERS: u16 = 16;
+const ANSWERS: u16 = 32;
 /// And if they follow each other: so many that waits for the receiver, after each window perhaps, are in all runs alike.
 const STREAM: u16 = 128;
 /// The first class of which messages that follow each other go past the caches at first.
@@ -34,7 +35,7 @@ const TURNS: u8 = 16;
 
 /// What is known of one peer.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Filling {
+struct Filling {
     /// Of messages that follow each other, and of answers.
     ways: [[Ways<2>; CLASSES]; 2],
     run: Run,
@@ -64,20 +65,9 @@ impl Default for Filling {
 }
 
 impl Filling {
-    /// Whether a cell of so many bytes is to be filled past the caches; so many packets have come from the peer.
+    /// Whether a cell of this class of sizes is to be filled past the caches.
     #[inline(always)]
-    pub(super) fn past_caches(
-        &mut self,
-        stores: Stores,
-        len: usize,
-        received: u64,
-        ticks: impl FnOnce() -> Option<u64>,
-    ) -> bool {
-        let Some(class) = (len as u64 | 1).ilog2().checked_sub(SMALLEST) else { return false };
-        if stores != Stores::Learned {
-            return stores == Stores::PastCaches;
-        }
-        let class = class.min(CLASSES as u32 - 1) as u8;
+    fn past_caches(&mut self, class: u8, received: u64, ticks: impl FnOnce() -> Option<u64>) -> bool {
         self.turns =
             if received == self.received { self.turns.saturating_sub(1) } else { TURNS.min(self.turns + 1) };
         self.received = received;
@@ -112,6 +102,62 @@ impl Filling {
         let count = if answers { ANSWERS } else { STREAM };
         self.run = Run { left: count, count, answers, class, way, since: now };
         way == PAST_CACHES
+    }
+}
+
+/// Cells in a row to peers that have no place, after which one of them takes it.
+const TAKE_OVER: u16 = 256;
+
+/// What is known of some peers: as much memory whether the world is large or small. More of them than there are places take
+/// turns; cells to who has none are filled with plain stores.
+#[derive(Debug)]
+pub(super) struct Fillings([Place; HOT]);
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Place {
+    peer: PeerId,
+    /// Cells in a row to others that have this place.
+    others: u16,
+    filling: Filling,
+}
+
+impl Fillings {
+    pub(super) fn new() -> Self {
+        let place = |at| Place { peer: at as PeerId, ..Place::default() };
+        Self(core::array::from_fn(place))
+    }
+
+    /// Whether a cell with so many bytes for this peer, from which so many packets have come, is to be filled past the caches.
+    #[inline(always)]
+    pub(super) fn past_caches(
+        &mut self,
+        peer: PeerId,
+        stores: Stores,
+        len: usize,
+        received: u64,
+        ticks: impl FnOnce() -> Option<u64>,
+    ) -> bool {
+        let Some(class) = (len as u64 | 1).ilog2().checked_sub(SMALLEST) else { return false };
+        if stores != Stores::Learned {
+            return stores == Stores::PastCaches;
+        }
+        let class = class.min(CLASSES as u32 - 1) as u8;
+        self.of(peer).is_some_and(|filling| filling.past_caches(class, received, ticks))
+    }
+
+    /// What is known of this peer, if it has a place.
+    #[inline(always)]
+    fn of(&mut self, peer: PeerId) -> Option<&mut Filling> {
+        let place = &mut self.0[peer as usize % HOT];
+        if place.peer != peer {
+            place.others += 1;
+            if place.others < TAKE_OVER {
+                return None;
+            }
+            *place = Place { peer, ..Place::default() };
+        }
+        place.others = 0;
+        Some(&mut place.filling)
     }
 }
 

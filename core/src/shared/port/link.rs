@@ -1,14 +1,12 @@
 //! What connects us with one peer: the ends of everything that lies in both segments, and where we are in it.
 
-use super::filling::Filling;
-use super::{Host, PortConfig, Stores};
+use super::Stores;
 use crate::counters::{Count, Traffic as Told};
 use crate::shared::pool::{PeerPool, ReturnReceiver, ReturnSender};
 use crate::shared::queue::Producer;
 use crate::shared::sleep::SleepWord;
 use crate::shared::{fastbox, share};
 use crate::sync::Word64;
-use crate::wire::Kind;
 
 /// The ends of everything that connects us with one peer, as the layer above finds them in the mappings.
 #[derive(Debug)]
@@ -59,9 +57,9 @@ pub(super) struct Traffic {
     pub(super) counted: bool,
     /// The last send found no cell.
     pub(super) waits: bool,
-    /// How the cells to the peer are filled.
-    filling: Filling,
-    /// And those with parts of large messages, if the receiver has a wish.
+    /// The last cell to the peer was filled past the caches.
+    pub(super) fills_past_caches: bool,
+    /// How those with parts of large messages are filled, if the receiver has a wish.
     pub(super) data_stores: Stores,
     /// See [`Told`]; the packets that went through a fastbox are the others.
     pub(super) cells_sent: Count,
@@ -81,23 +79,7 @@ impl Traffic {
         self.cells_sent.add(len);
     }
 
-    /// Whether a cell with so many bytes of a packet of this kind is to be filled past the caches.
-    #[inline(always)]
-    pub(super) fn past_caches(
-        &mut self,
-        config: &PortConfig,
-        kind: Kind,
-        len: usize,
-        host: &impl Host,
-    ) -> bool {
-        let stores = match (config.stores, kind) {
-            (Stores::Learned, Kind::Data) => self.data_stores,
-            (stores, _) => stores,
-        };
-        self.filling.past_caches(stores, len, self.expected, || host.ticks())
-    }
-
-    fn new() -> Self {
+    const fn new() -> Self {
         let none = Count { count: 0, bytes: 0 };
         Self {
             next: 1,
@@ -106,7 +88,7 @@ impl Traffic {
             sweep: false,
             counted: false,
             waits: false,
-            filling: Filling::default(),
+            fills_past_caches: false,
             data_stores: Stores::Learned,
             cells_sent: none,
             cells_received: none,
@@ -140,7 +122,7 @@ impl Traffic {
 
 impl<'a> Link<'a> {
     /// A link over which nothing was sent.
-    pub fn new(ends: Ends<'a>) -> Self {
+    pub const fn new(ends: Ends<'a>) -> Self {
         Self { ends, traffic: Traffic::new() }
     }
 }

@@ -54,7 +54,11 @@ where
                 return polled;
             }
         }
-        self.poll_hot().or_else(|| self.poll_queue()).or_else(|| self.poll_cold()).unwrap_or(Polled::Idle)
+        let polled = self.poll_hot().or_else(|| self.poll_queue()).or_else(|| self.poll_cold());
+        polled.unwrap_or_else(|| {
+            self.pay_owed();
+            Polled::Idle
+        })
     }
 
     /// The peer whose burst is over was not alone if another is ready now: then the next burst is short.

@@ -54,7 +54,7 @@ fn one_cell_for_all(publishes: fn(u64) -> bool) {
             pool.publish(3, 1, turn, &envelope(turn));
             producer.push(3).unwrap();
         } else {
-            assert_eq!(announcer.announce(turn, &envelope(turn), 3), Ok(true));
+            assert_eq!(announcer.announce(turn, &envelope(turn), 3, None), Ok(true));
         }
         assert_eq!(take(&mut one), Some((0, turn, LEN)));
         assert!(send(&mut two, 1, turn, 100) && send(&mut one, 2, turn, 100));
@@ -88,7 +88,7 @@ fn packet_that_is_announced_and_queued_comes_once() {
     let pool = pool(&fabric);
     pool.publish(2, 1, 1, &envelope(1));
     producer.push(2).unwrap();
-    assert_eq!(announcer.announce(1, &envelope(1), 2), Ok(true));
+    assert_eq!(announcer.announce(1, &envelope(1), 2, None), Ok(true));
     assert!(send(&mut two, 1, 7, 100));
     let mut came = vec![take(&mut one).unwrap(), take(&mut one).unwrap()];
     came.sort_unstable();

@@ -2,7 +2,7 @@ use super::*;
 
 /// Two cores between which a message costs so many ticks with plain stores and past the caches.
 struct Machine {
-    filling: Filling,
+    fillings: Fillings,
     now: u64,
     received: u64,
     ticks: [u64; 2],
@@ -10,7 +10,7 @@ struct Machine {
 
 impl Machine {
     fn new(cached: u64, past_caches: u64) -> Self {
-        Self { filling: Filling::default(), now: 1_000_000, received: 0, ticks: [cached, past_caches] }
+        Self { fillings: Fillings::new(), now: 1_000_000, received: 0, ticks: [cached, past_caches] }
     }
 
     /// So many messages of a size, each after an answer if they take turns; how many went past the caches.
@@ -19,7 +19,7 @@ impl Machine {
             .filter(|_| {
                 self.received += u64::from(turns);
                 let now = self.now;
-                let past = self.filling.past_caches(Stores::Learned, len, self.received, || Some(now));
+                let past = self.fillings.past_caches(3, Stores::Learned, len, self.received, || Some(now));
                 self.now += self.ticks[usize::from(past)];
                 past
             })
@@ -85,11 +85,23 @@ fn of_sizes_in_turn_nothing_is_learned() {
 
 #[test]
 fn without_a_clock_and_by_wish_nothing_is_learned() {
-    let mut filling = Filling::default();
+    let mut filling = Fillings::new();
     for received in 0..10_000 {
-        assert!(!filling.past_caches(Stores::Learned, 4096, received, || None));
-        assert!(!filling.past_caches(Stores::Cached, 4096, received, || panic!("nobody asks")));
-        assert!(filling.past_caches(Stores::PastCaches, 4096, received, || panic!("nobody asks")));
-        assert!(!filling.past_caches(Stores::PastCaches, 100, received, || panic!("nobody asks")));
+        assert!(!filling.past_caches(3, Stores::Learned, 4096, received, || None));
+        assert!(!filling.past_caches(3, Stores::Cached, 4096, received, || panic!("nobody asks")));
+        assert!(filling.past_caches(3, Stores::PastCaches, 4096, received, || panic!("nobody asks")));
+        assert!(!filling.past_caches(3, Stores::PastCaches, 100, received, || panic!("nobody asks")));
     }
+}
+
+#[test]
+fn a_peer_without_a_place_waits_until_the_other_is_quiet() {
+    let mut fillings = Fillings::new();
+    let other = 3 + HOT as PeerId;
+    for _ in 0..10_000 {
+        assert!(fillings.of(3).is_some());
+        assert!((1..usize::from(TAKE_OVER)).all(|_| fillings.of(other).is_none()));
+    }
+    assert!((1..=TAKE_OVER).any(|_| fillings.of(other).is_some()));
+    assert!(fillings.of(3).is_none());
 }
