@@ -299,8 +299,7 @@ impl Endpoint {
 
     /// Waits until every pending send has left, or its peer is gone.
     pub(super) fn flush_sends(&mut self) -> Result<(), Error> {
-        let limit = Duration::from_secs(self.config.timeout_seconds.into());
-        let mut wait = Wait::new(Some(limit));
+        let mut wait = Wait::new(Some(self.patience()));
         while self.engine.sends_pending() || self.engine.handlers_mut().has_replies() {
             let packets = self.engine.progress().packets;
             self.pause(&mut wait, packets, Awaited::Other)?;
@@ -309,18 +308,25 @@ impl Endpoint {
     }
 
     /// Waits until no peer is about to copy into a buffer of ours: it becomes its owner's. A peer that copies is done
-    /// after some microseconds, or gone.
+    /// after some microseconds, or gone. One that says that it copies, and goes on to say so, is not believed for ever.
     pub(super) fn end_shares(&mut self) {
-        let mut wait = Wait::new(None);
+        let mut wait = Wait::new(Some(self.patience()));
         while !self.engine.end_shares() {
             spin_hint();
             if !self.keep_polling(&mut wait, 0) {
-                // Without a limit it does not fail, and there is no use in sleeping.
-                if matches!(self.rest(&mut wait), Ok(Next::Yield)) {
-                    self.give_way(&mut wait);
+                // There is no use in sleeping.
+                match self.rest(&mut wait) {
+                    Ok(Next::Yield) => self.give_way(&mut wait),
+                    Ok(_) => {}
+                    Err(_) => return,
                 }
             }
         }
+    }
+
+    /// How long peers are waited for at the end.
+    fn patience(&self) -> Duration {
+        Duration::from_secs(self.config.timeout_seconds.into())
     }
 
     /// Between two polls, of which the last one found so many packets: spins, looks about, or sleeps. Whether it is
