@@ -70,6 +70,8 @@ enum Sleep {
 #[derive(Clone, Copy)]
 pub(super) enum Awaited<'a> {
     Request(Request),
+    /// The same, while other threads go on.
+    Shared(Request),
     /// This one, and after it the others.
     All(Request, Others<'a>),
     /// A message from there.
@@ -286,7 +288,7 @@ impl Endpoint {
         loop {
             match self.go_on(request, &mut wait, Awaited::Request(request)) {
                 // Withdrawn, or, when it could not be, under way: then it ends, or its peer does.
-                Err(error @ Error::Unexpected { .. }) if self.cancel(request) => {
+                Err(error @ Error::Unexpected { .. }) if self.withdraw(request) => {
                     // Only frees the slot.
                     let _ = self.outcome(request);
                     return Err(error);
@@ -295,6 +297,12 @@ impl Endpoint {
                 done => return done,
             }
         }
+    }
+
+    /// Withdraws a request for which there is no room: a receive, or a message to ourselves that nobody can receive as long as
+    /// we wait.
+    pub(super) fn withdraw(&mut self, request: Request) -> bool {
+        self.cancel(request) || self.engine.withdraw_own_send(request.0)
     }
 
     /// Waits until every pending send has left, or its peer is gone.
@@ -446,7 +454,10 @@ impl Endpoint {
     /// Why something is not to be waited for now, if it may be held back for want of room.
     pub(super) fn held_back(&self, awaited: Awaited<'_>) -> Option<Error> {
         let held = match awaited {
-            Awaited::Request(request) | Awaited::All(request, _) => self.engine.may_be_held(request.0),
+            Awaited::Request(request) | Awaited::All(request, _) => {
+                self.engine.may_be_held(request.0) || self.engine.is_own_send_held(request.0)
+            }
+            Awaited::Shared(request) => self.engine.may_be_held(request.0),
             Awaited::Message(source) => self.engine.may_source_be_held(source),
             Awaited::Other => false,
         };
