@@ -6,8 +6,8 @@ use std::vec::Vec;
 
 use proptest::prelude::*;
 
-use super::{Account, Allowance, Arrived, CeilingError, Ledger, WINDOW};
-use crate::shared::tests::{Rng, cases};
+use super::{Account, Allowance, Arrived, CeilingError, Lack, Ledger, WINDOW};
+use crate::shared::tests::{Rng, cases, portion};
 use crate::store::{cost, split};
 
 #[derive(Clone, Copy, Debug)]
@@ -236,14 +236,18 @@ impl Twin {
     }
 
     fn check_starved(&self) {
-        let (mut at, mut before, mut count) = (self.ledger.first, super::NONE, 0);
-        while at != super::NONE {
-            let account = &self.accounts[at as usize];
-            assert!(account.is_starved() && account.prev == before);
-            (before, at, count) = (at, account.next, count + 1);
+        for (waiting, lacks) in
+            [(self.ledger.packetless, Lack::Packet), (self.ledger.windowless, Lack::Window)]
+        {
+            let (mut at, mut before, mut count) = (waiting.first, super::NONE, 0);
+            while at != super::NONE {
+                let account = &self.accounts[at as usize];
+                assert!(account.lacks == lacks && account.prev == before);
+                (before, at, count) = (at, account.next, count + 1);
+            }
+            assert_eq!(waiting.last, before);
+            assert_eq!(self.accounts.iter().filter(|account| account.lacks == lacks).count(), count);
         }
-        assert_eq!(self.ledger.last, before);
-        assert_eq!(self.accounts.iter().filter(|account| account.is_starved()).count(), count);
     }
 
     fn drain(&mut self) {
@@ -327,6 +331,35 @@ proptest! {
             twin.finish();
         }
     }
+}
+
+/// Who asks until there is nothing more, after each thing that may have made room, leaves no peer held beside free room.
+#[test]
+fn nobody_is_held_beside_room_that_is_free() {
+    let mut rng = Rng::new(7);
+    let mut found = 0;
+    for _ in 0..portion(2000) {
+        let (peers, packet) = (2 + rng.below(4), 1 + rng.below(20) as u32);
+        let (ceiling, window) = (rng.below(400) as u32, rng.below(200) as u32);
+        let Some(mut twin) = Twin::new(ceiling, peers as u32, window, packet) else { continue };
+        for _ in 0..300 {
+            let at = rng.below(peers);
+            twin.apply(match rng.below(10) {
+                0..=3 => Op::Send(at, 1 + rng.below(packet as usize) as u32),
+                4..=7 => Op::Arrive(at, rng.below(4) > 0),
+                8 => Op::Remove(at, rng.below(100)),
+                _ => Op::Learn(at),
+            });
+            while let Some((peer, total)) = twin.ledger.next_regrant(&mut twin.accounts) {
+                twin.publish(peer as usize, total);
+                found += 1;
+            }
+            let held = |account: &Account| account.is_starved() && account.window() < packet;
+            let idle = twin.ledger.can_regrant() && twin.accounts.iter().any(held);
+            assert!(!idle, "{} units are free: {:?}", twin.ledger.free(), twin.accounts);
+        }
+    }
+    assert!(found > 1000, "{found}");
 }
 
 /// Every sequence of five operations, of all that matter, in the smallest worlds.
