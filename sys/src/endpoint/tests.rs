@@ -265,6 +265,31 @@ fn a_peer_that_says_for_ever_that_it_copies_does_not_hold_up_the_end() {
 }
 
 #[test]
+fn buffers_of_who_leaves_are_not_read_any_more() {
+    let (mut zero, mut one) = pair(&Config::default());
+    if !zero.engine.port().can_pull(1) {
+        crate::os::testing::skipped("the kernel lets no process read another's memory");
+        return;
+    }
+    let mut bytes = vec![7; 1 << 20];
+    // SAFETY: the bytes outlive both endpoints, and this one does not look at them again.
+    let _send = unsafe { one.isend(0, 1, bytes.as_ptr(), bytes.len()) }.unwrap();
+    // What its end begins with; from then on the buffer is its owner's.
+    one.forbid_reading();
+    std::thread::sleep(Duration::from_millis(10));
+    bytes.fill(9);
+    let mut room = vec![0; 1 << 20];
+    let receive = zero.scope(|scope| {
+        let receive = scope.irecv(Source::Rank(1), Tag::Any, &mut room)?;
+        assert!(scope.test(receive)?.is_none());
+        drop(one);
+        scope.wait(receive)
+    });
+    assert!(matches!(receive, Err(Error::PeerFailed { rank: 1, .. })), "{receive:?}");
+    assert!(room.iter().all(|&byte| byte != 9), "what was there later was read");
+}
+
+#[test]
 fn regions_are_what_they_were_made_for() {
     let mut endpoint = world(1, &Config::default()).pop().unwrap();
     let empty = endpoint.allocate(0, Access::ReadWrite).unwrap();
