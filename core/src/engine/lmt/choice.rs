@@ -128,13 +128,13 @@ impl Class {
             return;
         }
         let other = self.preferred.other();
-        let usual = self.costs[self.preferred as usize].median();
+        let (usual, tried) = (self.costs[self.preferred as usize].median(), &self.costs[other as usize]);
         self.trial -= 1;
         if cost > HOPELESS * usual {
             self.trial = 0;
         } else if self.trial > 0 {
             return;
-        } else if 16 * self.costs[other as usize].median() < BETTER * usual {
+        } else if tried.is_known() && 16 * tried.median() < BETTER * usual {
             self.preferred = other;
             self.waited = 0;
         }

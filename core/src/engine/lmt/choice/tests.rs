@@ -92,6 +92,25 @@ fn a_slow_message_now_and_then_changes_nothing() {
 }
 
 #[test]
+fn a_trial_of_too_few_runs_decides_nothing() {
+    let (mut choice, mut now, mut streamed) = (Choice::default(), 1_000_000, 0);
+    for _ in 0..500 {
+        now += 7_777_777;
+        let protocol = choice.begin(64 << 10, now);
+        streamed += u32::from(protocol == Protocol::Stream);
+        // Of the first trial only one run counts.
+        if protocol == Protocol::Stream && streamed < SAMPLES as u32 {
+            choice.spoil();
+        }
+        now += [3000, 9000][protocol as usize];
+        choice.end(64 << 10, now);
+        let class = class_of(64 << 10);
+        assert_eq!(choice.alone[class].preferred, Protocol::Pull, "three times as slow");
+    }
+    assert!(streamed > SAMPLES as u32, "{streamed}");
+}
+
+#[test]
 fn sizes_are_learned_one_by_one() {
     let mut machine = Machine::new(9000, 6000);
     machine.one_by_one(1000, 64 << 10);
