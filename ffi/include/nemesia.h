@@ -464,6 +464,10 @@ typedef struct nemesia_status {
      * Receive: bytes received. Send: unspecified.
      */
     uint64_t len;
+    /**
+     * Receive: bytes of the message, more than `len` if it was truncated. Send: unspecified.
+     */
+    uint64_t total;
 } nemesia_status;
 
 /**
