@@ -150,7 +150,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     /// about to; the transfers are lost in either case.
     pub fn end_shares(&mut self) -> bool {
         // Each of them, also when one is not done.
-        (0..self.size()).fold(true, |done, peer| self.end_share(peer) && done)
+        (0..self.size()).filter(|&peer| !self.end_share(peer)).count() == 0
     }
 
     fn end_share(&mut self, peer: PeerId) -> bool {
