@@ -479,7 +479,7 @@ impl Endpoint {
     }
 
     /// Wakes those who sleep on although we have sent them something, if we can't go on before they do.
-    fn wake_counted(&mut self) {
+    pub(super) fn wake_counted(&mut self) {
         if self.engine.port_mut().has_counted() && self.engine.sends_pending() {
             self.engine.port_mut().wake_counted();
         }
