@@ -70,9 +70,11 @@ impl Run<'_> {
         }
     }
 
-    /// What a receive has to ask for, to get the next message of a sender: and of no other, if it names it.
+    /// What a receive has to ask for, to get one of the next messages of a sender: and of no other, if it names it.
     fn pattern(&mut self, from: PeerId) -> Pattern {
-        let Sent { context, tag, .. } = &self.sent[from as usize][0];
+        let queue = &self.sent[from as usize];
+        let at = self.rng.pick(&[0, 0, 0, 1, 2]);
+        let Sent { context, tag, .. } = queue.get(at).unwrap_or(&queue[0]);
         let ignore = self.rng.pick(&[0, 0, 0, 1, u64::MAX]);
         let named = ignore == 0 || self.rng.one_in(2);
         let source = if named { Source::Rank(from) } else { Source::Any };
