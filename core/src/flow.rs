@@ -13,7 +13,7 @@
 //!   to send with, and a largest packet; what others send can't take it away, nor is it given away while the peer is gone;
 //! - messages to ourselves have a reserve as well, so that one can at least be announced, whatever was promised to peers;
 //! - all else is one *pool*, from which accounts are topped up to the full *window* when they fall below half of it, first
-//!   come, first served. While some wait for the pool, the others are topped up from their reserve only, and so give
+//!   come, first served, but those before all others that can't send a largest packet. While some wait for the pool, the others are topped up from their reserve only, and so give
 //!   back what they have of it as their traffic goes on. The pool is given out in pieces of a largest packet, so that a
 //!   held sender is not woken for each unit; only who can't send such a packet gets less: what is left when the pool runs
 //!   out, and from then on an eighth of it.
@@ -67,11 +67,43 @@ pub struct Account {
     stored: u32,
     /// Units taken from the pool. With the reserve, at least `granted - arrived + stored`; exactly that, after each look.
     pooled: u32,
-    /// Neighbours among the starved.
+    /// Neighbours among those that lack as much.
     prev: u32,
     next: u32,
     open: bool,
-    starved: bool,
+    lacks: Lack,
+}
+
+/// What an account waits for the pool for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Lack {
+    /// For nothing.
+    #[default]
+    Nothing,
+    /// It has credit for a largest packet, or would have it from its reserve, but not for half of the window.
+    Window,
+    /// It can't send a largest packet, and perhaps nothing at all.
+    Packet,
+}
+
+/// Accounts that lack as much, in the order they came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Waiting {
+    first: u32,
+    last: u32,
+}
+
+impl Waiting {
+    const NOBODY: Self = Self { first: NONE, last: NONE };
+
+    const fn is_empty(&self) -> bool {
+        self.first == NONE
+    }
+
+    /// Whether nobody else waits.
+    const fn is_only(&self, peer: PeerId) -> bool {
+        self.is_empty() || self.first == peer && self.last == peer
+    }
 }
 
 impl Default for Account {
@@ -85,7 +117,7 @@ impl Default for Account {
             prev: NONE,
             next: NONE,
             open: false,
-            starved: false,
+            lacks: Lack::Nothing,
         }
     }
 }
@@ -136,7 +168,7 @@ impl Account {
 
     /// Whether it waits for the pool.
     pub const fn is_starved(&self) -> bool {
-        self.starved
+        !matches!(self.lacks, Lack::Nothing)
     }
 
     /// Units that have to be there for it.
@@ -164,9 +196,9 @@ pub struct Ledger {
     own_free: u32,
     /// Accounts not opened yet, for which there is a reserve.
     unopened: u32,
-    /// The starved accounts, in the order they became so.
-    first: u32,
-    last: u32,
+    /// The starved accounts: those that lack a packet, and those that lack a window.
+    packetless: Waiting,
+    windowless: Waiting,
 }
 
 impl Ledger {
@@ -198,8 +230,8 @@ impl Ledger {
             own: 0,
             own_free: 0,
             unopened: peers,
-            first: NONE,
-            last: NONE,
+            packetless: Waiting::NOBODY,
+            windowless: Waiting::NOBODY,
         })
     }
 
@@ -300,7 +332,8 @@ impl Ledger {
     /// Whether [`Ledger::next_regrant`] may have something.
     #[inline(always)]
     pub const fn can_regrant(&self) -> bool {
-        self.first != NONE && self.free >= self.crumb()
+        !self.packetless.is_empty() && self.free >= self.crumb()
+            || !self.windowless.is_empty() && self.free >= self.packet
     }
 
     /// The next of the starved peers for which there is something in the pool now, and its new total. Worth a call after
@@ -309,7 +342,8 @@ impl Ledger {
         if !self.can_regrant() {
             return None;
         }
-        let peer = self.first;
+        // Who lacks a packet has something of whatever is left; one that lacks less is not before it.
+        let peer = if self.packetless.is_empty() { self.windowless.first } else { self.packetless.first };
         self.unlink(accounts, peer);
         Some((peer, self.settle(accounts, peer, true, self.crumb())?))
     }
@@ -358,7 +392,7 @@ impl Ledger {
         served: bool,
         crumb: u32,
     ) -> Option<u64> {
-        let alone = self.first == NONE || self.first == peer && self.last == peer;
+        let alone = self.packetless.is_only(peer) && self.windowless.is_only(peer);
         let account = account(accounts, peer)?;
         let pooled = account.charge().saturating_sub(self.reserve);
         self.free += account.pooled - pooled;
@@ -369,9 +403,14 @@ impl Ledger {
         let grant = self.top_up(account, served || alone, crumb);
         account.set_due(self.due(account));
         let granted = account.granted;
-        let starved = account.window() < self.low;
-        if starved != account.starved {
-            if starved { self.link(accounts, peer) } else { self.unlink(accounts, peer) }
+        let lacks = match account.window() {
+            window if window >= self.low => Lack::Nothing,
+            window if window + self.own(account) < self.packet => Lack::Packet,
+            _ => Lack::Window,
+        };
+        if lacks != account.lacks {
+            self.unlink(accounts, peer);
+            self.link(accounts, peer, lacks);
         }
         grant.then_some(granted)
     }
@@ -411,30 +450,39 @@ impl Ledger {
         account.granted - u64::from(low)
     }
 
-    fn link<T: AsMut<Account>>(&mut self, accounts: &mut [T], peer: PeerId) {
+    /// Appends an account to those that lack as much.
+    fn link<T: AsMut<Account>>(&mut self, accounts: &mut [T], peer: PeerId, lacks: Lack) {
         let Some(account) = account(accounts, peer) else { return };
-        account.starved = true;
-        (account.prev, account.next) = (self.last, NONE);
-        match neighbour(accounts, self.last) {
+        account.lacks = lacks;
+        let Some(waiting) = self.waiting(lacks) else { return };
+        (account.prev, account.next) = (waiting.last, NONE);
+        match neighbour(accounts, waiting.last) {
             Some(last) => last.next = peer,
-            None => self.first = peer,
+            None => waiting.first = peer,
         }
-        self.last = peer;
+        waiting.last = peer;
     }
 
     fn unlink<T: AsMut<Account>>(&mut self, accounts: &mut [T], peer: PeerId) {
         let Some(account) = account(accounts, peer) else { return };
-        if !core::mem::take(&mut account.starved) {
-            return;
-        }
         let (prev, next) = (account.prev, account.next);
+        let Some(waiting) = self.waiting(core::mem::take(&mut account.lacks)) else { return };
         match neighbour(accounts, prev) {
             Some(before) => before.next = next,
-            None => self.first = next,
+            None => waiting.first = next,
         }
         match neighbour(accounts, next) {
             Some(after) => after.prev = prev,
-            None => self.last = prev,
+            None => waiting.last = prev,
+        }
+    }
+
+    /// Those that lack this.
+    const fn waiting(&mut self, lacks: Lack) -> Option<&mut Waiting> {
+        match lacks {
+            Lack::Nothing => None,
+            Lack::Window => Some(&mut self.windowless),
+            Lack::Packet => Some(&mut self.packetless),
         }
     }
 }

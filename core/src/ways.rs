@@ -140,16 +140,17 @@ impl<const N: usize> Ways<N> {
     /// After a run of the other one, on trial.
     fn tried(&mut self, cost: u32) {
         let usual = self.costs[usize::from(self.preferred)].median();
+        let other = usize::from(self.other);
         let is_hopeless = u64::from(cost) > HOPELESS * usual;
         if self.trial < TRIAL || is_hopeless {
-            self.costs[usize::from(self.other)].push(cost);
+            self.costs[other].push(cost);
         }
         self.trial -= 1;
         if is_hopeless {
             self.trial = 0;
         } else if self.trial > 0 {
             return;
-        } else if 16 * self.costs[usize::from(self.other)].median() < BETTER * usual {
+        } else if self.costs[other].is_known() && 16 * self.costs[other].median() < BETTER * usual {
             self.preferred = self.other;
             self.waited = 0;
         }

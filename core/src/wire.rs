@@ -39,9 +39,9 @@
 //! bits 0-31 payload bytes, 32-39 kind, 48-63 context. Word 2: tag. The rest is reserved.
 //! Sequence numbers of cells are 48 bits wide and start at 1.
 //!
-//! **Sleep word** (64 bytes in the inbox; [`crate::shared::sleep`]). Bytes 0-3: 0 when nobody sleeps; else bits 0-7 are 1 for a
-//! sleeper on the futex and 2 for one in an event loop, and bits 8-31 how many messages it lacks beyond the next. Bytes
-//! 4-7: the number of the wake-up, on which the futex waits.
+//! **Sleep word** (64 bytes in the inbox; [`crate::shared::sleep`]). Bytes 0-3: bits 0-6 are 0 when nobody sleeps, 1 for a
+//! sleeper on the futex and 2 for one in an event loop; bit 7 asks wakers for a fence before each look, and bits 8-31 are how
+//! many messages the sleeper lacks beyond the next. Bytes 4-7: the number of the wake-up, on which the futex waits.
 //!
 //! **Queue entry** (64 bits). Bits 0-31: the cell's number in the world, `rank * cells + cell`. Bits 32-63: lap
 //! of the entry, `position / entries + 1`.

@@ -464,6 +464,10 @@ typedef struct nemesia_status {
      * Receive: bytes received. Send: unspecified.
      */
     uint64_t len;
+    /**
+     * Receive: bytes of the message, more than `len` if it was truncated. Send: unspecified.
+     */
+    uint64_t total;
 } nemesia_status;
 
 /**
@@ -1180,7 +1184,8 @@ int32_t nemesia_endpoint_disarm(struct nemesia_endpoint *endpoint);
  * - `buffer`, `len`: the message; `buffer` may be NULL if `len` is 0.
  *
  * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _RANK, _PEER_FAILED, _REQUESTS, _UNEXPECTED_FULL (a message to this
- * process itself, for which there is no room) or _PANIC.
+ * process itself, for which there is no room; with NEMESIA_THREADS_MULTIPLE it waits for another thread) or _PANIC. After an
+ * error nothing was sent.
  * Ownership: the buffer is the caller's again when this returns.
  * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
@@ -1222,8 +1227,7 @@ int32_t nemesia_endpoint_recv(struct nemesia_endpoint *endpoint,
  * - `buffer`, `len`: the message; `buffer` may be NULL if `len` is 0.
  * - `out_request`: written on success; NEMESIA_REQUEST_NONE if the message has left already.
  *
- * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _RANK, _PEER_FAILED, _REQUESTS, _UNEXPECTED_FULL (a message to this
- * process itself, for which there is no room) or _PANIC. After an error nothing was sent.
+ * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _RANK, _PEER_FAILED, _REQUESTS or _PANIC. After an error nothing was sent.
  * Ownership: the request holds the buffer, which must stay as it is until the request is complete or the endpoint is
  * closed. The request belongs to this endpoint.
  * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.

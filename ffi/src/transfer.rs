@@ -41,6 +41,8 @@ pub struct Status {
     pub tag: u64,
     /// Receive: bytes received. Send: unspecified.
     pub len: u64,
+    /// Receive: bytes of the message, more than `len` if it was truncated. Send: unspecified.
+    pub total: u64,
 }
 
 /// Sends a message and waits until its bytes have left the buffer. The receiver need not be ready. The same as
@@ -52,7 +54,8 @@ pub struct Status {
 /// - `buffer`, `len`: the message; `buffer` may be NULL if `len` is 0.
 ///
 /// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _RANK, _PEER_FAILED, _REQUESTS, _UNEXPECTED_FULL (a message to this
-/// process itself, for which there is no room) or _PANIC.
+/// process itself, for which there is no room; with NEMESIA_THREADS_MULTIPLE it waits for another thread) or _PANIC. After an
+/// error nothing was sent.
 /// Ownership: the buffer is the caller's again when this returns.
 /// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
@@ -160,8 +163,7 @@ unsafe fn recv_any(
 /// - `buffer`, `len`: the message; `buffer` may be NULL if `len` is 0.
 /// - `out_request`: written on success; NEMESIA_REQUEST_NONE if the message has left already.
 ///
-/// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _RANK, _PEER_FAILED, _REQUESTS, _UNEXPECTED_FULL (a message to this
-/// process itself, for which there is no room) or _PANIC. After an error nothing was sent.
+/// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _RANK, _PEER_FAILED, _REQUESTS or _PANIC. After an error nothing was sent.
 /// Ownership: the request holds the buffer, which must stay as it is until the request is complete or the endpoint is
 /// closed. The request belongs to this endpoint.
 /// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
@@ -516,7 +518,7 @@ fn wait(
 /// The status of a success.
 #[inline]
 pub(crate) fn received(nemesia::Status { rank, tag, len }: nemesia::Status) -> Status {
-    Status { code: NEMESIA_OK, rank: rank_of(rank), tag, len: len as u64 }
+    Status { code: NEMESIA_OK, rank: rank_of(rank), tag, len: len as u64, total: len as u64 }
 }
 
 /// Hands an outcome to the caller: the status of a message that was received, whole or in part, and the code.
@@ -532,7 +534,8 @@ pub(crate) fn deliver(outcome: Result<nemesia::Status, Error>, out: Out<Status>)
     if let Error::Truncated(truncation) = &error {
         let status = truncation.status;
         let (rank, len) = (rank_of(status.peer as usize), status.len as u64);
-        out.write(Status { code: NEMESIA_ERR_TRUNCATED, rank, tag: status.tag, len });
+        let (code, total) = (NEMESIA_ERR_TRUNCATED, truncation.message);
+        out.write(Status { code, rank, tag: status.tag, len, total });
     }
     Err(error.into())
 }

@@ -504,7 +504,8 @@ impl Config {
         self.with(["NEMESIA_SPIN"], |config| config.spin = Some(polls))
     }
 
-    /// How long connecting to the peers may take, in seconds.
+    /// How long connecting to the peers may take, and at the end of an endpoint the peers that have not taken what was sent, or
+    /// that still copy into a buffer of it, in seconds.
     #[must_use]
     pub fn timeout_seconds(self, seconds: u32) -> Self {
         self.with(["NEMESIA_TIMEOUT"], |config| config.timeout_seconds = seconds.max(1))

@@ -189,8 +189,8 @@ pub struct Endpoint {
     /// Held for their mappings, which the engine's port points into: those of each peer that is or was linked, and our own.
     peers: Vec<Option<Pair>>,
     mappings: Arc<Pair>,
-    /// Held for the peers, which read it.
-    _mark: Box<u64>,
+    /// By which the peers that read our memory know us.
+    mark: Box<u64>,
 }
 
 impl Endpoint {
@@ -266,7 +266,7 @@ impl Endpoint {
             incarnations: vec![0; size],
             peers: attached.peers,
             mappings: attached.ours,
-            _mark: mark,
+            mark,
         };
         endpoint.incarnations[rank] = endpoint.door.incarnation();
         endpoint.begin_without(&attached.gone);
@@ -513,6 +513,13 @@ impl Endpoint {
         }
     }
 
+    /// Before buffers whose sends have not ended go back to their owners: a peer that reads them later finds that we are not
+    /// who it knows, and not whatever is there then.
+    fn forbid_reading(&mut self) {
+        // SAFETY: our own number, which nobody else writes. Volatile, as other processes read it.
+        unsafe { (&raw mut *self.mark).write_volatile(0) };
+    }
+
     fn ceiling(&self) -> Error {
         Error::Unexpected {
             messages: self.engine.unexpected_messages(),
@@ -534,6 +541,7 @@ impl std::fmt::Debug for Endpoint {
 impl Drop for Endpoint {
     fn drop(&mut self) {
         self.end_shares();
+        self.forbid_reading();
         if !self.lost_sends {
             self.door.send_goodbyes();
             self.waiter.say_goodbye();

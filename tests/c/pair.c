@@ -151,16 +151,17 @@ static void truncation(void) {
     GIVES(NEMESIA_ERR_TRUNCATED, nemesia_endpoint_recv(endpoint, peer, TAG, 0, 4, room, &status));
     CHECK(strcmp(room, "0123....") == 0);
     CHECK(status.code == NEMESIA_ERR_TRUNCATED && status.rank == 0 && status.tag == TAG && status.len == 4);
+    CHECK(status.total == 10);
     CHECK(strstr(nemesia_last_error_message(), "10 bytes") != NULL);
     OK(nemesia_endpoint_irecv(endpoint, peer, TAG, 0, 6, room, &request));
     GIVES(NEMESIA_ERR_TRUNCATED, nemesia_endpoint_wait(endpoint, request, FOR_EVER, &status));
-    CHECK(status.len == 6 && strcmp(room, "012345..") == 0);
+    CHECK(status.len == 6 && status.total == 10 && strcmp(room, "012345..") == 0);
     GIVES(NEMESIA_ERR_STALE, nemesia_endpoint_wait(endpoint, request, FOR_EVER, &status));
 }
 
 static void contexts(void) {
     static unsigned char sent[LARGE], received[LARGE];
-    nemesia_status status = {77, 77, 77, 77};
+    nemesia_status status = {77, 77, 77, 77, 77};
     uint64_t request, message = 77;
     if (rank == 0) {
         OK(nemesia_endpoint_send_in(endpoint, 1, NEMESIA_SEND_STANDARD, peer, TAG, "one", 3));
@@ -203,6 +204,7 @@ static void contexts(void) {
     CHECK(status.len == 4 && memcmp(received, "four", 4) == 0);
     OK(nemesia_endpoint_mprobe(endpoint, 5, peer, TAG, 0, 10 * SECOND, &message, NULL));
     GIVES(NEMESIA_ERR_TRUNCATED, nemesia_endpoint_mrecv(endpoint, message, 0, NULL, &status));
+    CHECK(status.len == 0 && status.total == 4);
     OK(nemesia_endpoint_recv_in(endpoint, 6, peer, TAG, 0, LARGE, received, NULL));
     GIVES(NEMESIA_ERR_TIMEOUT, nemesia_endpoint_probe(endpoint, 7, peer, TAG, 0, SECOND / 100, NULL));
     GIVES(NEMESIA_ERR_TIMEOUT, nemesia_endpoint_mprobe(endpoint, 7, peer, TAG, 0, 0, &message, NULL));
@@ -353,7 +355,7 @@ static void refuse_exchanges(void) {
 
 static void errors(void) {
     static const int32_t nobody[] = {-2, 2, INT32_MAX, INT32_MIN};
-    nemesia_status status = {77, 77, 77, 77};
+    nemesia_status status = {77, 77, 77, 77, 77};
     uint64_t request = 77, sent;
     int32_t failure = 77;
     bool cancelled = false;

@@ -5,7 +5,8 @@
 use core::borrow::{Borrow, BorrowMut};
 
 use super::peer::Queue;
-use super::{Engine, Peer, RequestId, Storage};
+use super::request::State;
+use super::{Engine, Fate, Peer, RequestId, Storage};
 #[cfg(nemesia_blunder)]
 use crate::blunder::{Blunder, made};
 use crate::flow::{Account, Arrived};
@@ -124,6 +125,56 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         // From anyone: as long as one peer can still be heard, the message may come from there.
         let silent = |rank| rank == self.rank || self.is_held(rank) || self.failure(rank).is_some();
         self.held_peers() > 0 && (0..self.size()).all(silent)
+    }
+
+    /// Whether this is a message to ourselves that nobody has received, and that would be complete if there were room to keep it.
+    pub fn is_own_send_held(&self, id: RequestId) -> bool {
+        self.held_own(id).is_some()
+    }
+
+    /// The queue in which such a message stands.
+    fn held_own(&self, id: RequestId) -> Option<Queue> {
+        if !self.requests.is_live(id.index, id.generation) {
+            return None;
+        }
+        let (queue, message) = match &self.requests.get(id.index).0 {
+            State::Sending { message } => (Queue::Pending, message),
+            State::Offered { to, message } if *to == self.rank => (Queue::Offered, message),
+            _ => return None,
+        };
+        let mut own = self.peers.borrow().get(self.rank as usize)?.queue(queue).first();
+        while own.is_some_and(|index| index != id.index) {
+            own = own.and_then(|index| self.requests.next(index));
+        }
+        (own.is_some() && !message.synchronous && message.buf.len() <= self.eager_bytes).then_some(queue)
+    }
+
+    /// Withdraws a message of which [`Engine::is_own_send_held`] says so: nothing of it is sent, and its buffer is the caller's
+    /// again. It completes with [`Fate::Cancelled`]. False when it is none, or a matched probe has taken it out.
+    pub fn withdraw_own_send(&mut self, id: RequestId) -> bool {
+        let Some(queue) = self.held_own(id) else { return false };
+        if queue == Queue::Offered && !self.forget_own_offer(id) {
+            return false;
+        }
+        self.dequeue(self.rank, queue, id.index);
+        self.complete(id.index, Err(Fate::Cancelled));
+        true
+    }
+
+    /// Drops a message to ourselves that is only remembered. False when it is not to be found.
+    fn forget_own_offer(&mut self, id: RequestId) -> bool {
+        let me = self.rank;
+        let is_it = |store: &Store<_, _>, at: u32, stored: &Stored| {
+            stored.source == me && stored.kind == Kind::Rts && {
+                let mut head = [0; RTS_BYTES];
+                store.read(at, 0, &mut head);
+                Rts::decode(&head, stored.len).is_some_and(|rts| rts.sender == id.to_bits())
+            }
+        };
+        let mut units = 0;
+        self.store.remove_where(is_it, |_, stored| units += cost(stored.len));
+        self.credit_removed(me, units);
+        units > 0
     }
 
     /// A peer is gone: its promise is void, and so are the messages that it has only announced. Those that came whole with

@@ -119,6 +119,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         self.peer(peer).failure = Some(failure);
         self.peer(peer).help = None;
         self.peer(peer).tally.last = Some(self.port.traffic(peer));
+        // It may live, and copy a message of its own: from now on it finds nothing more to copy.
+        self.port.close_share(peer);
         self.port.close(peer);
         self.fail_sends(peer, failure);
         let concerns_any = failure != Failure::Finished || self.is_alone();

@@ -38,7 +38,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     /// is with the new one. False, and nothing is done, when it has not failed.
     ///
     /// What came from the process before and was not received is dropped; a message that a matched probe has taken out can
-    /// still be received if it had come whole. Its failure counts as acknowledged ([`Engine::acknowledge`]), those of others
+    /// still be received if it had come whole and its sender did not wait for that. Its failure counts as acknowledged ([`Engine::acknowledge`]), those of others
     /// do not. Receives from any source that are posted go on, and match what the new process sends. What is counted of the
     /// peer is counted from the beginning.
     #[cold]

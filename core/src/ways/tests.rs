@@ -20,8 +20,8 @@ fn all_are_tried_and_the_cheapest_is_kept() {
             let mut ways = Ways::<3>::preferring(first);
             let went = run(&mut ways, 1000, cost);
             assert_eq!(ways.preferred(), cheapest, "{cost:?} from {first}");
-            assert!(went[usize::from(cheapest)] > 940, "{went:?}");
-            assert!(went.iter().all(|&count| count >= SAMPLES), "{went:?}");
+            assert!(went[usize::from(cheapest)] > 920, "{went:?}");
+            assert!(went.iter().all(|&count| count >= usize::from(TRIAL)), "{went:?}");
         }
     }
 }
@@ -30,13 +30,27 @@ fn all_are_tried_and_the_cheapest_is_kept() {
 fn trials_become_rare() {
     let mut ways = Ways::<2>::default();
     run(&mut ways, 10_000, [5, 9]);
-    assert!(run(&mut ways, 10_000, [5, 9])[1] < 60);
+    assert!(run(&mut ways, 10_000, [5, 9])[1] < 80);
 }
 
 #[test]
 fn what_is_hopeless_is_tried_once_at_a_time() {
     let mut ways = Ways::<2>::default();
     assert!(run(&mut ways, 200, [5, 21])[1] <= 5);
+}
+
+#[test]
+fn a_trial_of_too_few_runs_decides_nothing() {
+    let mut ways = Ways::<2>::default();
+    for _ in 0..1000 {
+        run(&mut ways, 20, [9, 9]);
+        // What is better by far was tried once only.
+        while ways.trial > 1 {
+            ways.miss();
+        }
+        ways.record(1, 1);
+        assert!(ways.trial > 0 || ways.preferred() == 0 || ways.is_known(1));
+    }
 }
 
 #[test]
@@ -67,7 +81,8 @@ fn what_is_suggested_is_tried_next_but_not_in_the_midst_of_a_trial() {
     }
     for way in [0, 3, 255] {
         let mut ways = Ways::<3>::default();
-        run(&mut ways, 9, [5, 9, 9]);
+        run(&mut ways, 11, [5, 9, 9]);
+        assert_eq!(ways.trial, 0);
         ways.suggest(way);
         assert_eq!(ways.next(), 0);
     }

@@ -74,6 +74,7 @@ impl Endpoint {
         if self.engine.handlers_mut().has_replies() {
             self.send_replies();
         }
+        self.wake_counted();
         self.waiter.watch.expect_wake();
         self.waiter.announce(Sleep::Event, 1);
         if (0..polls).any(|_| self.engine.progress() != Progress::default()) || changed {

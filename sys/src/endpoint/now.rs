@@ -91,9 +91,9 @@ impl Endpoint {
         unsafe { self.in_context(0).irecv_now(from, tag, base, len) }
     }
 
-    /// Finishes a request that is complete and has succeeded, as [`Endpoint::test`], or a receive whose message is there and 8
-    /// bytes long. Does nothing else: no progress is made. `None` says nothing; [`Endpoint::test`] or [`Endpoint::wait`] will
-    /// tell.
+    /// Finishes a request that is complete and has succeeded, as [`Endpoint::test`], or a receive whose message is there, eager
+    /// and no longer than the buffer, if source and tag are named. Does nothing else: no progress is made. `None` says nothing;
+    /// [`Endpoint::test`] or [`Endpoint::wait`] will tell.
     #[inline(always)]
     pub fn finish_now(&mut self, request: Request) -> Option<Status> {
         if request.is_complete() {

@@ -335,7 +335,7 @@ impl Drop for Scope<'_, '_> {
     fn drop(&mut self) {
         for pending in self.open.drain(..).flatten() {
             let request = pending.1;
-            self.endpoint.cancel(request);
+            self.endpoint.withdraw(request);
             // Not posted any more: under way, complete, or gone. A transfer under way ends, or its peer does; waiting
             // on because of a full store of unexpected messages is right here, as the buffer may not go before.
             while matches!(self.endpoint.wait(request), Err(Error::Unexpected { .. })) {}

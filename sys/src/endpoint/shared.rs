@@ -78,7 +78,7 @@ enum Answer {
 impl Ask {
     fn awaited(&self) -> Awaited<'static> {
         match self {
-            Self::Request(request) => Awaited::Request(*request),
+            Self::Request(request) => Awaited::Shared(*request),
             Self::Probe(pattern) | Self::Take(pattern) => Awaited::Message(pattern.source),
         }
     }

@@ -9,6 +9,8 @@ mod shared;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use nemesia_core::port::MessagePort as _;
+
 use self::meeting::Meeting;
 use super::{Access, Endpoint, Path, Refusal, Region, Source, Tag};
 use crate::{Config, Error};
@@ -231,6 +233,60 @@ fn replies_are_bounded_and_leave_in_order_before_what_is_sent_later() {
     assert_eq!(answers.pop(), Some(u32::MAX));
     assert_eq!(answers, (0..answers.len() as u32).collect::<Vec<_>>());
     assert_eq!(answers.len() as u32 + *refused.lock().unwrap(), ANSWERS);
+}
+
+#[test]
+fn a_peer_that_says_for_ever_that_it_copies_does_not_hold_up_the_end() {
+    let (mut zero, mut one) = pair(&Config::default().timeout_seconds(1));
+    let (bytes, mut room) = (vec![7; 4 << 20], vec![0; 4 << 20]);
+    // SAFETY: the bytes outlive both endpoints.
+    let _send = unsafe { one.isend(0, 1, bytes.as_ptr(), bytes.len()) }.unwrap();
+    // SAFETY: as above, and nobody else uses them.
+    let _receive = unsafe { zero.irecv(Source::Rank(1), Tag::Any, room.as_mut_ptr(), room.len()) }.unwrap();
+    if !zero.engine.port().can_pull(1) {
+        crate::os::testing::skipped("the kernel lets no process read another's memory");
+        return;
+    }
+    let claimed = (0..100).find_map(|_| {
+        zero.engine.step();
+        let share = one.engine.port_mut().find_share(0)?;
+        one.engine.port_mut().join_share(0, share.end)
+    });
+    assert!(claimed.is_some(), "nothing was shared");
+    // It never writes what it has claimed, and never leaves.
+    let (done, ended) = std::sync::mpsc::channel();
+    let end = std::thread::spawn(move || {
+        drop(zero);
+        done.send(()).unwrap();
+    });
+    ended.recv_timeout(Duration::from_secs(60)).expect("the endpoint is still waiting");
+    end.join().unwrap();
+    drop(one);
+}
+
+#[test]
+fn buffers_of_who_leaves_are_not_read_any_more() {
+    let (mut zero, mut one) = pair(&Config::default());
+    if !zero.engine.port().can_pull(1) {
+        crate::os::testing::skipped("the kernel lets no process read another's memory");
+        return;
+    }
+    let mut bytes = vec![7; 1 << 20];
+    // SAFETY: the bytes outlive both endpoints, and this one does not look at them again.
+    let _send = unsafe { one.isend(0, 1, bytes.as_ptr(), bytes.len()) }.unwrap();
+    // What its end begins with; from then on the buffer is its owner's.
+    one.forbid_reading();
+    std::thread::sleep(Duration::from_millis(10));
+    bytes.fill(9);
+    let mut room = vec![0; 1 << 20];
+    let receive = zero.scope(|scope| {
+        let receive = scope.irecv(Source::Rank(1), Tag::Any, &mut room)?;
+        assert!(scope.test(receive)?.is_none());
+        drop(one);
+        scope.wait(receive)
+    });
+    assert!(matches!(receive, Err(Error::PeerFailed { rank: 1, .. })), "{receive:?}");
+    assert!(room.iter().all(|&byte| byte != 9), "what was there later was read");
 }
 
 #[test]

@@ -70,6 +70,8 @@ enum Sleep {
 #[derive(Clone, Copy)]
 pub(super) enum Awaited<'a> {
     Request(Request),
+    /// The same, while other threads go on.
+    Shared(Request),
     /// This one, and after it the others.
     All(Request, Others<'a>),
     /// A message from there.
@@ -286,7 +288,7 @@ impl Endpoint {
         loop {
             match self.go_on(request, &mut wait, Awaited::Request(request)) {
                 // Withdrawn, or, when it could not be, under way: then it ends, or its peer does.
-                Err(error @ Error::Unexpected { .. }) if self.cancel(request) => {
+                Err(error @ Error::Unexpected { .. }) if self.withdraw(request) => {
                     // Only frees the slot.
                     let _ = self.outcome(request);
                     return Err(error);
@@ -297,10 +299,15 @@ impl Endpoint {
         }
     }
 
+    /// Withdraws a request for which there is no room: a receive, or a message to ourselves that nobody can receive as long as
+    /// we wait.
+    pub(super) fn withdraw(&mut self, request: Request) -> bool {
+        self.cancel(request) || self.engine.withdraw_own_send(request.0)
+    }
+
     /// Waits until every pending send has left, or its peer is gone.
     pub(super) fn flush_sends(&mut self) -> Result<(), Error> {
-        let limit = Duration::from_secs(self.config.timeout_seconds.into());
-        let mut wait = Wait::new(Some(limit));
+        let mut wait = Wait::new(Some(self.patience()));
         while self.engine.sends_pending() || self.engine.handlers_mut().has_replies() {
             let packets = self.engine.progress().packets;
             self.pause(&mut wait, packets, Awaited::Other)?;
@@ -309,18 +316,25 @@ impl Endpoint {
     }
 
     /// Waits until no peer is about to copy into a buffer of ours: it becomes its owner's. A peer that copies is done
-    /// after some microseconds, or gone.
+    /// after some microseconds, or gone. One that says that it copies, and goes on to say so, is not believed for ever.
     pub(super) fn end_shares(&mut self) {
-        let mut wait = Wait::new(None);
+        let mut wait = Wait::new(Some(self.patience()));
         while !self.engine.end_shares() {
             spin_hint();
             if !self.keep_polling(&mut wait, 0) {
-                // Without a limit it does not fail, and there is no use in sleeping.
-                if matches!(self.rest(&mut wait), Ok(Next::Yield)) {
-                    self.give_way(&mut wait);
+                // There is no use in sleeping.
+                match self.rest(&mut wait) {
+                    Ok(Next::Yield) => self.give_way(&mut wait),
+                    Ok(_) => {}
+                    Err(_) => return,
                 }
             }
         }
+    }
+
+    /// How long peers are waited for at the end.
+    fn patience(&self) -> Duration {
+        Duration::from_secs(self.config.timeout_seconds.into())
     }
 
     /// Between two polls, of which the last one found so many packets: spins, looks about, or sleeps. Whether it is
@@ -440,7 +454,10 @@ impl Endpoint {
     /// Why something is not to be waited for now, if it may be held back for want of room.
     pub(super) fn held_back(&self, awaited: Awaited<'_>) -> Option<Error> {
         let held = match awaited {
-            Awaited::Request(request) | Awaited::All(request, _) => self.engine.may_be_held(request.0),
+            Awaited::Request(request) | Awaited::All(request, _) => {
+                self.engine.may_be_held(request.0) || self.engine.is_own_send_held(request.0)
+            }
+            Awaited::Shared(request) => self.engine.may_be_held(request.0),
             Awaited::Message(source) => self.engine.may_source_be_held(source),
             Awaited::Other => false,
         };
@@ -462,7 +479,7 @@ impl Endpoint {
     }
 
     /// Wakes those who sleep on although we have sent them something, if we can't go on before they do.
-    fn wake_counted(&mut self) {
+    pub(super) fn wake_counted(&mut self) {
         if self.engine.port_mut().has_counted() && self.engine.sends_pending() {
             self.engine.port_mut().wake_counted();
         }

@@ -135,7 +135,10 @@ impl Simulation {
             if let (Some(ticket), None) = (receive.ticket, receive.outcome) {
                 receive.outcome =
                     if self.rng.one_in(2) { self.world.try_finish(ticket) } else { self.world.test(ticket) };
-                // It may have taken its message only now.
+                // It may have taken its message only now, or died of it: then it tells nobody.
+                if self.world.fabric().is_dead(rank) {
+                    return Ok(());
+                }
                 self.hear(rank)?;
             }
             let due = self.receive_is_due(rank, receive.number);
@@ -280,8 +283,10 @@ impl Simulation {
             return Err(Violation(format!("rank {rank} listens to nobody, but receives {outcome:?}")));
         };
         self.count(Event::PeerFailed);
-        let knows = self.known_failures(rank, peer).contains(&Some(failure));
-        ensure!(knows, "rank {rank} says of rank {peer} that it is gone: {failure}");
+        ensure!(
+            self.knows_failure(rank, peer, failure),
+            "rank {rank} says of rank {peer} that it is gone: {failure}"
+        );
         Ok(())
     }
 

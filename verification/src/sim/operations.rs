@@ -321,7 +321,7 @@ impl Simulation {
             let free = oracle.posted() == 0 && oracle.waiting().is_empty();
             ensure!(free, "rank {rank} may pass by what is posted, or what waits");
             let number = oracle.post(pattern);
-            let look = self.rng.pick(&[Look::Word, Look::Next, Look::Step, Look::Step]);
+            let look = self.rng.pick(&[Look::Word, Look::Packet, Look::Next, Look::Step, Look::Step]);
             let step = self.world.bypass(rank, &pattern, room, look);
             self.note(|| format!("rank {rank} waits for {pattern:?}, {room} bytes: {step:?}"));
             if self.world.fabric().is_dead(rank) {

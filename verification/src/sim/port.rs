@@ -99,6 +99,12 @@ impl MessagePort for SimPort {
         self.send(peer, &envelope, &word).unwrap_or(false).then_some(false)
     }
 
+    fn send_copy(&mut self, peer: PeerId, context: u16, tag: u64, bytes: &[u8]) -> Option<bool> {
+        let envelope = Envelope { kind: Kind::Eager, context, tag, total: bytes.len() as u64 };
+        let long = bytes.len() > size_of::<Word>();
+        (long && self.send(peer, &envelope, bytes).unwrap_or(false)).then_some(false)
+    }
+
     fn send_parts(
         &mut self,
         peer: PeerId,

@@ -102,7 +102,7 @@ impl Simulation {
         self.rank(rank).asleep = false;
         let it = self.rank(survivor);
         it.asleep = false;
-        it.past[rank as usize] = it.told[rank as usize].failure();
+        it.past[rank as usize].extend(it.told[rank as usize].failure());
         it.told[rank as usize] = Told::Nothing;
         it.hasty[rank as usize] = false;
         it.blamed[rank as usize] = false;
@@ -139,9 +139,9 @@ impl Simulation {
         })
     }
 
-    /// How a rank failed, this time or the last.
-    pub(crate) fn known_failures(&self, rank: u32, peer: u32) -> [Option<Failure>; 2] {
+    /// Whether a rank knows that another one failed so, this time or before.
+    pub(crate) fn knows_failure(&self, rank: u32, peer: u32, failure: Failure) -> bool {
         let Rank { told, past, .. } = &self.ranks[rank as usize];
-        [told[peer as usize].failure(), past[peer as usize]]
+        told[peer as usize].failure() == Some(failure) || past[peer as usize].contains(&failure)
     }
 }

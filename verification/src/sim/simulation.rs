@@ -103,10 +103,10 @@ pub(crate) struct Rank {
     /// Because of whom.
     pub(crate) blamed: Vec<bool>,
     /// Of each rank the first message to this one that its process has sent; of each rank the number of messages to it that
-    /// the processes before this one had sent; and how the last process of each rank had failed.
+    /// the processes before this one had sent; and how the processes of each rank before this one had failed.
     pub(crate) first: Vec<usize>,
     pub(crate) born: Vec<usize>,
-    pub(crate) past: Vec<Option<Failure>>,
+    pub(crate) past: Vec<Vec<Failure>>,
     /// It does nothing until then.
     stalled: u64,
     /// It found nothing to do, and sleeps until it is woken.
@@ -130,7 +130,7 @@ impl Rank {
             blamed: vec![false; ranks],
             first: vec![0; ranks],
             born: vec![0; ranks],
-            past: vec![None; ranks],
+            past: vec![Vec::new(); ranks],
             stalled: 0,
             asleep: false,
         }
@@ -259,6 +259,8 @@ impl Simulation {
         }
         self.listen(rank)?;
         self.complete_remote(rank)?;
-        self.complete(rank, all)
+        self.complete(rank, all)?;
+        self.bury_if_dead(rank);
+        Ok(())
     }
 }

@@ -128,6 +128,8 @@ fn start(rank: u32, fabric: &Rc<RefCell<Fabric>>, terms: Terms) -> Result<SimEng
 pub(crate) enum Look {
     /// For a word, where the next one is likeliest to be.
     Word,
+    /// For one that fits, from a source and with a tag that are named, there.
+    Packet,
     /// For any message, there.
     Next,
     /// Everywhere: a whole turn.
@@ -298,6 +300,13 @@ impl World {
                 let word = buf.whole(0, usize::MAX).and_then(<[u8]>::first_chunk_mut);
                 let done = word.and_then(|word| engine.receive_word(pattern, word));
                 done.map_or(Bypass::Idle, |done| Bypass::Done(Ok(done)))
+            }
+            Look::Packet => {
+                let len = engine.receive_packet(pattern, &mut buf);
+                // Nothing is found for who names nobody.
+                let peer = if let Source::Rank(peer) = pattern.source { peer } else { rank };
+                let status = len.map(|len| Status { peer, tag: pattern.tag, len });
+                status.map_or(Bypass::Idle, |status| Bypass::Done(Ok(status)))
             }
             Look::Next => engine.receive_next(pattern, &mut buf).map_or(Bypass::Idle, Bypass::Done),
             Look::Step => engine.receive_step(pattern, &mut buf),

@@ -149,21 +149,24 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     /// Before the engine is given up and its buffers go back: lets no peer copy into them. False as long as one may be
     /// about to; the transfers are lost in either case.
     pub fn end_shares(&mut self) -> bool {
-        (0..self.size()).all(|peer| {
-            let Some(index) = self.first(peer, Queue::Pulling) else { return true };
-            let State::Receiving { incoming, .. } = &self.requests.get(index).0 else { return true };
-            if !matches!(incoming.how, How::Share | How::Broken) {
-                return true;
+        // Each of them, also when one is not done.
+        (0..self.size()).filter(|&peer| !self.end_share(peer)).count() == 0
+    }
+
+    fn end_share(&mut self, peer: PeerId) -> bool {
+        let Some(index) = self.first(peer, Queue::Pulling) else { return true };
+        let State::Receiving { incoming, .. } = &self.requests.get(index).0 else { return true };
+        if !matches!(incoming.how, How::Share | How::Broken) {
+            return true;
+        }
+        self.port.close_share(peer);
+        loop {
+            match self.port.next_turn(peer) {
+                Turn::Copy(_) => {}
+                Turn::Wait => return false,
+                Turn::Done => return true,
             }
-            self.port.close_share(peer);
-            loop {
-                match self.port.next_turn(peer) {
-                    Turn::Copy(_) => {}
-                    Turn::Wait => return false,
-                    Turn::Done => return true,
-                }
-            }
-        })
+        }
     }
 
     /// Sender: copies the next part of a message that its receiver shares. False when there is none.

@@ -1,5 +1,7 @@
 //! Blocking receives that are not posted.
 
+mod random;
+
 use super::world::{AMPLE, Room, World, pattern};
 use crate::engine::{Bypass, Failure, Fate, Status};
 use crate::matching::{Pattern, Source};

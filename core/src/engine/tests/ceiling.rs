@@ -289,6 +289,46 @@ fn message_to_ourselves_comes_although_all_room_is_promised_to_peers() {
     }
 }
 
+#[test]
+fn message_to_ourselves_that_is_held_can_be_withdrawn_and_leaves_nothing_behind() {
+    for len in [0, 8, 256] {
+        let fabric = Fabric::new(tiny(1));
+        let mut world = World::new(&fabric, units(PACKET as usize));
+        let mut sends: Vec<_> = (0..20).map(|tag| world.isend(0, 0, tag % 3, contents(tag, len))).collect();
+        let large = [world.isend(0, 0, 50, contents(50, 2000)), world.issend(0, 0, 51, contents(51, 8))];
+        world.settle();
+        assert!(large.iter().all(|it| !world.engine(0).is_own_send_held(it.id)), "those wait for a receive");
+        assert!(!world.engine(0).withdraw_own_send(RequestId::SENT));
+        let held: Vec<_> = (0..)
+            .zip(&sends)
+            .filter(|(_, it)| it.id != RequestId::SENT)
+            .map(|(tag, it)| (tag, *it))
+            .collect();
+        assert!(held.len() > 5 && held.iter().all(|(_, it)| world.engine(0).is_own_send_held(it.id)));
+        // Every other one, the first of which may be remembered and not kept.
+        for (_, ticket) in held.iter().step_by(2) {
+            assert!(world.engine(0).withdraw_own_send(ticket.id));
+            assert!(!world.engine(0).withdraw_own_send(ticket.id));
+            assert_eq!(world.done(*ticket).0, Err(Fate::Cancelled));
+        }
+        let withdrawn: Vec<u64> = held.iter().step_by(2).map(|(tag, _)| *tag).collect();
+        for tag in (0..20).filter(|tag| !withdrawn.contains(tag)) {
+            let receive = world.recv(0, 0, tag % 3, len);
+            world.settle();
+            assert_eq!(world.done(receive).1, contents(tag, len), "in the order sent");
+            assert!(world.done(sends[tag as usize]).0.is_ok());
+        }
+        sends.clear();
+        for (tag, len) in [(50, 2000), (51, 8)] {
+            let receive = world.recv(0, 0, tag, len);
+            world.settle();
+            received(&mut world, receive, 0, tag, len);
+        }
+        assert!(large.into_iter().all(|send| world.done(send).0.is_ok()));
+        world.assert_empty(&[0], "withdrawn");
+    }
+}
+
 /// What one peer uses no more goes to another that waits for it, as soon as that is noticed: when a message comes, too.
 #[test]
 fn room_that_an_arrival_frees_is_given_to_the_held() {

@@ -5,7 +5,7 @@ use std::vec::Vec;
 use super::world::{AMPLE, Room, SHARE, TUNING, Ticket, World, pattern};
 use crate::engine::{Failure, Fate, PACKETS_A_TURN, RequestId, Status, Truncation, Tuning};
 use crate::matching::{Pattern, Source};
-use crate::port::PeerId;
+use crate::port::{MessagePort as _, PeerId, PortFault};
 use crate::shared::layout::Geometry;
 use crate::shared::tests::contents;
 use crate::shared::tests::fabric::{Fabric, Reading, tiny};
@@ -118,6 +118,51 @@ fn sender_copies_a_part_from_the_size_on_that_was_chosen() {
         let pushed = fabric.with_memory(|memory| memory.pushed);
         assert_eq!(pushed > 0, shared, "{pushed} bytes pushed, of messages from {share_bytes} on");
     }
+}
+
+#[test]
+fn sender_copies_nothing_more_once_its_receiver_has_given_it_up() {
+    let fabric = Fabric::reading(tiny(2), Reading::Always, 1);
+    let mut world = World::new(&fabric, AMPLE);
+    let receive = world.recv(1, 0, 1, 100_000);
+    world.isend(0, 1, 1, contents(1, 100_000));
+    let pushed = || fabric.with_memory(|memory| memory.pushed);
+    while pushed() == 0 {
+        world.engine(1).step();
+        world.engine(0).step();
+    }
+    world.engine(1).fail(0, Failure::Fault(PortFault::Memory { len: 1 }));
+    // The buffer is its owner's again. The sender lives, and has not learned anything yet.
+    assert!(matches!(world.engine(1).test(receive.id), Some(Err(Fate::PeerFailed { .. }))));
+    let before = pushed();
+    for _ in 0..100 {
+        world.engine(0).step();
+    }
+    assert_eq!(pushed(), before, "bytes are copied into a buffer that is somebody else's");
+}
+
+#[test]
+fn shares_end_with_everybody_although_one_does_not_leave() {
+    let fabric = Fabric::reading(tiny(3), Reading::Always, 1);
+    let mut world = World::new(&fabric, AMPLE);
+    for from in [0, 1] {
+        world.recv(2, from, 1, 100_000);
+        world.isend(from, 2, 1, contents(1, 100_000));
+    }
+    while fabric.with_memory(|memory| memory.pushed) == 0 {
+        world.engine(2).step();
+        world.engine(1).step();
+    }
+    // Rank 0 claims a part and never writes it.
+    let port = world.engine(0).port_mut();
+    let share = port.find_share(2).unwrap();
+    port.join_share(2, share.end).unwrap();
+    assert!(!world.engine(2).end_shares(), "rank 0 may be about to write");
+    let before = fabric.with_memory(|memory| memory.pushed);
+    for _ in 0..100 {
+        world.engine(1).step();
+    }
+    assert_eq!(fabric.with_memory(|memory| memory.pushed), before, "rank 1 is let go on");
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::vec::Vec;
 
 use crate::counters::Traffic;
 use crate::payload::{Gather, RecvBuf};
-use crate::port::{Arrival, MessagePort, Part, PeerFault, PeerId, Polled, Pulled, Share, Turn};
+use crate::port::{Arrival, MessagePort, Part, PeerFault, PeerId, Polled, Pulled, Share, Stores, Turn};
 use crate::shared::fastbox::Word;
 use crate::wire::rendezvous::{CTS_BYTES, Cts, RTS_BYTES, Rts};
 use crate::wire::{Envelope, Kind};
@@ -30,6 +30,8 @@ pub(super) struct Spy<P> {
     pub(super) resumed: usize,
     /// Packets that left, and pieces that were read from peers or written to them.
     pub(super) sent: usize,
+    /// Packets among them that left by the path of their own for large eager messages.
+    pub(super) copied: usize,
     /// How often a packet was to be sent, whether or not there was room.
     pub(super) attempts: usize,
     pub(super) pulls: usize,
@@ -51,6 +53,7 @@ impl<P: MessagePort> Spy<P> {
             streamed: 0,
             resumed: 0,
             sent: 0,
+            copied: 0,
             attempts: 0,
             pulls: 0,
             twist: false,
@@ -101,6 +104,14 @@ impl<P: MessagePort> MessagePort for Spy<P> {
         self.attempts += 1;
         let sent = self.port.send_word(peer, context, tag, word);
         self.sent += usize::from(sent.is_some());
+        sent
+    }
+
+    fn send_copy(&mut self, peer: PeerId, context: u16, tag: u64, bytes: &[u8]) -> Option<bool> {
+        let sent = self.port.send_copy(peer, context, tag, bytes);
+        self.attempts += usize::from(sent.is_some());
+        self.sent += usize::from(sent.is_some());
+        self.copied += usize::from(sent.is_some());
         sent
     }
 
@@ -172,6 +183,10 @@ impl<P: MessagePort> MessagePort for Spy<P> {
         polled
     }
 
+    fn has_next(&self) -> bool {
+        self.port.has_next()
+    }
+
     fn read(&self, arrival: &Arrival<Self::Token>, at: usize, to: &mut [u8]) {
         assert!(at + to.len() <= arrival.len, "{} bytes from {at} of {}", to.len(), arrival.len);
         self.port.read(arrival, at, to);
@@ -196,6 +211,10 @@ impl<P: MessagePort> MessagePort for Spy<P> {
         self.port.expect(peer);
     }
 
+    fn fill_data(&mut self, peer: PeerId, stores: Stores) {
+        self.port.fill_data(peer, stores);
+    }
+
     fn grant(&mut self, peer: PeerId, units: u64) {
         let at = peer as usize;
         self.promised.resize(self.promised.len().max(at + 1), 0);
@@ -206,6 +225,10 @@ impl<P: MessagePort> MessagePort for Spy<P> {
 
     fn granted(&self, peer: PeerId) -> u64 {
         self.port.granted(peer)
+    }
+
+    fn ticks(&self) -> Option<u64> {
+        self.port.ticks()
     }
 
     fn can_pull(&self, peer: PeerId) -> bool {

@@ -214,14 +214,24 @@ impl<'a> World<'a> {
 
     /// The outcome and the buffer of a request that is complete, whose identifier must then be stale.
     pub(super) fn test(&mut self, ticket: Ticket) -> Option<(Outcome, Vec<u8>)> {
+        let outcome = self.engine(ticket.rank).test(ticket.id)?;
+        Some(self.end(ticket, outcome))
+    }
+
+    /// As [`World::test`]; a posted receive whose message is there is complete by that.
+    pub(super) fn try_finish(&mut self, ticket: Ticket) -> Option<(Outcome, Vec<u8>)> {
+        let outcome = self.engine(ticket.rank).try_finish(ticket.id)?;
+        Some(self.end(ticket, outcome))
+    }
+
+    fn end(&mut self, ticket: Ticket, outcome: Outcome) -> (Outcome, Vec<u8>) {
         let engine = self.engine(ticket.rank);
-        let outcome = engine.test(ticket.id)?;
         if ticket.id != RequestId::SENT {
             let again = engine.test(ticket.id);
             assert_eq!(again, Some(Err(Fate::Stale)), "a completed request is still there");
             assert!(!engine.cancel(ticket.id) && !engine.may_be_held(ticket.id));
         }
-        Some((outcome, self.lender.end(ticket.loan)))
+        (outcome, self.lender.end(ticket.loan))
     }
 
     pub(super) fn done(&mut self, ticket: Ticket) -> (Outcome, Vec<u8>) {
@@ -243,6 +253,7 @@ impl<'a> World<'a> {
     /// Nothing is left in the engines of these ranks, and their cells are all back.
     pub(super) fn assert_empty(&mut self, ranks: &[PeerId], what: &str) {
         let cells = self.fabric.geometry.cells as usize;
+        self.settle();
         for &rank in ranks {
             let engine = self.engine(rank);
             assert_eq!(engine.unexpected_messages(), 0, "{what}: unexpected messages at rank {rank}");

@@ -156,6 +156,8 @@ pub(crate) struct Memory {
     pub(crate) reading: Reading,
     /// Ranks that have no memory any more.
     pub(crate) gone: Vec<PeerId>,
+    /// The time, if there is a clock: it goes on by some ticks whenever it is looked at.
+    pub(crate) clock: Option<u64>,
     /// Bytes that were read, and that were written.
     pub(crate) pulled: u64,
     pub(crate) pushed: u64,
@@ -232,6 +234,13 @@ impl Host for Bell {
         self.rung.push(peer);
     }
 
+    fn ticks(&self) -> Option<u64> {
+        let Memory { clock, rng, .. } = &mut *self.memory.borrow_mut();
+        let now = clock.as_mut()?;
+        *now += rng.below(1000) as u64;
+        Some(*now)
+    }
+
     fn can_pull(&self, peer: PeerId) -> bool {
         self.memory.borrow().reading != Reading::Never && !self.refused.contains(&peer)
     }
@@ -277,6 +286,7 @@ impl Fabric {
         let memory = Memory {
             reading: Reading::Never,
             gone: vec![],
+            clock: None,
             pulled: 0,
             pushed: 0,
             sends: BTreeMap::new(),

@@ -238,6 +238,34 @@ fn a_probe_for_which_there_is_no_room_says_so() {
 }
 
 #[test]
+fn a_message_to_ourselves_for_which_there_is_no_room_says_so() {
+    let config = Config::default().unexpected_bytes(64 << 10);
+    let mut endpoint = world(1, &config).pop().unwrap();
+    let mut sent = 0_u64;
+    let full = loop {
+        match endpoint.send(0, sent, &[1; 8]) {
+            Ok(()) => sent += 1,
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(full, Error::Unexpected { messages, .. } if messages as u64 == sent), "{full}");
+    // Of one that does not block it is told by the wait for it, which leaves it as it is.
+    // SAFETY: the bytes are always there.
+    let request = unsafe { endpoint.isend(0, sent, b"the last".as_ptr(), 8) }.unwrap();
+    assert!(matches!(endpoint.wait(request), Err(Error::Unexpected { .. })));
+    let scope = endpoint.scope(|scope| scope.isend(0, sent + 1, &[3; 8]).map(drop));
+    assert!(matches!(scope, Err(Error::Unexpected { .. })));
+    let mut got = [0; 8];
+    for tag in 0..=sent {
+        assert_eq!(endpoint.recv(Source::Rank(0), Tag::Exactly(tag), &mut got).unwrap().len, 8);
+    }
+    assert_eq!(&got, b"the last");
+    endpoint.wait(request).unwrap();
+    // Neither what was refused nor what its scope had to give up is there.
+    assert!(endpoint.iprobe(Source::Any, Tag::Any).unwrap().is_none());
+}
+
+#[test]
 fn slices_are_gathered_and_scattered_by_calls_that_block() {
     let (mut zero, mut one) = pair(&Config::default());
     let bytes: Vec<u8> = (0..200_000).map(|at| (at % 251) as u8).collect();

@@ -3,6 +3,8 @@
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
+use nemesia_core::shared::sleep::Sleep;
+
 use super::pair;
 use crate::{Arm, Config, Endpoint, Source, Tag};
 
@@ -52,6 +54,22 @@ fn what_came_before_arming_is_found_by_arming() {
     let mut got = [0; 4];
     zero.recv(Source::Any, Tag::Any, &mut got).unwrap();
     assert_eq!(&got, b"here");
+}
+
+#[test]
+fn who_sleeps_for_more_messages_is_woken_by_a_sender_that_arms_as_it_can_not_go_on() {
+    let (mut zero, mut one) = pair(&Config::default());
+    let sequence = one.waiter.announce(Sleep::Futex, 1 << 20);
+    loop {
+        // SAFETY: the bytes are always there.
+        let request = unsafe { zero.isend(1, 1, b"a message".as_ptr(), 9) }.unwrap();
+        if !request.is_complete() {
+            break;
+        }
+    }
+    assert!(!one.waiter.sleep.moved(sequence), "it lacks more messages");
+    arm(&mut zero);
+    assert!(one.waiter.sleep.moved(sequence), "it is to make room");
 }
 
 #[test]

@@ -350,11 +350,10 @@ impl World {
         self.trace.note(self.now.as_micros() as u64, || format!("rank {rank} dies"));
         self.deaths -= 1;
         self.tally.count(Event::ChannelDeath);
-        let knows = |other: &usize| *other != rank && self.nodes[*other].is_some();
-        for other in (0..self.nodes.len()).filter(knows) {
+        for other in (0..self.nodes.len()).filter(|other| *other != rank) {
             let peer = rank as u32;
             let report = self.nodes[other].as_ref().map(|node| node.channel.report(peer));
-            // Where there is no connection there is nothing to lose.
+            // Where there is no connection, or nobody, there is nothing to lose.
             if report.is_some_and(|report| report.rails > 0) {
                 self.died[other][rank] = true;
             } else {

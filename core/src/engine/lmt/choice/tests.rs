@@ -50,7 +50,7 @@ fn the_faster_protocol_is_found_whichever_it_is() {
     let streamed = Machine::new(9000, 6000).one_by_one(1000, 64 << 10);
     assert!(streamed > 950, "{streamed}");
     let streamed = Machine::new(6000, 9000).one_by_one(1000, 64 << 10);
-    assert!((3..90).contains(&streamed), "{streamed}");
+    assert!((3..120).contains(&streamed), "{streamed}");
 }
 
 #[test]
@@ -62,7 +62,7 @@ fn a_hopeless_protocol_is_hardly_tried() {
 #[test]
 fn nearly_as_fast_is_no_reason_to_change() {
     let streamed = Machine::new(1000, 960).one_by_one(1000, 64 << 10);
-    assert!(streamed < 90, "{streamed}");
+    assert!(streamed < 120, "{streamed}");
 }
 
 #[test]
@@ -92,11 +92,30 @@ fn a_slow_message_now_and_then_changes_nothing() {
 }
 
 #[test]
+fn a_trial_of_too_few_runs_decides_nothing() {
+    let (mut choice, mut now, mut streamed) = (Choice::default(), 1_000_000, 0);
+    for _ in 0..500 {
+        now += 7_777_777;
+        let protocol = choice.begin(64 << 10, now, 0);
+        streamed += u32::from(protocol != Protocol::Pull);
+        // The first runs of a trial don't count.
+        if protocol != Protocol::Pull && streamed < 12 {
+            choice.spoil();
+        }
+        now += [3000, 9000, 9000][protocol as usize];
+        choice.end(64 << 10, now);
+        let class = class_of(64 << 10);
+        assert_eq!(choice.alone[class].preferred(), Protocol::Pull as u8, "three times as slow");
+    }
+    assert!(streamed > 12, "{streamed}");
+}
+
+#[test]
 fn sizes_are_learned_one_by_one() {
     let mut machine = Machine::new(9000, 6000);
     machine.one_by_one(1000, 64 << 10);
     machine.ticks = [6000, 9000, 9000];
-    assert!(machine.one_by_one(1000, 1 << 20) < 30);
+    assert!(machine.one_by_one(1000, 1 << 20) < 45);
     machine.ticks = [9000, 6000, 6000];
     assert!(machine.one_by_one(1000, 64 << 10) > 970);
 }
@@ -107,7 +126,7 @@ fn messages_alone_and_messages_that_overlap_are_learned_apart() {
     machine.one_by_one(1000, 64 << 10);
     machine.ticks = [6000, 9000, 9000];
     let streamed = machine.windows(100, 16, 64 << 10);
-    assert!(streamed < 20 * 16, "{streamed}");
+    assert!(streamed < 28 * 16, "{streamed}");
     machine.ticks = [14_000, 6000, 6000];
     let streamed = machine.windows(100, 16, 64 << 10);
     assert!(streamed > 80 * 16, "{streamed}");

@@ -80,6 +80,12 @@ impl Simulation<'_> {
             if !running(receive.ticket.rank) {
                 continue;
             }
+            let outcome = match self.rng.one_in(2) {
+                true => self.world.try_finish(receive.ticket),
+                false => self.world.test(receive.ticket),
+            };
+            // It may have taken its message only now.
+            self.listen(receive.ticket.rank);
             let oracle = &self.oracles[receive.ticket.rank as usize];
             let expected = oracle.receives[receive.number];
             // Of a message that was announced, only the end will tell.
@@ -89,7 +95,6 @@ impl Simulation<'_> {
                 Expected::Matched(name) => (!oracle.is_announced(name)).then_some(true),
                 Expected::Withdrawn | Expected::Failed => Some(true),
             };
-            let outcome = self.world.test(receive.ticket);
             let right = due.is_none_or(|due| outcome.is_some() == due);
             assert!(right, "seed {}: {receive:?} is {expected:?}, and {outcome:?}", self.seed);
             match outcome {

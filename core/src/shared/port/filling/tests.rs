@@ -32,7 +32,7 @@ fn the_faster_way_is_found_whichever_it_is() {
     for turns in [false, true] {
         for len in [512, 1000, 4096, 8192, 1 << 20] {
             let past = Machine::new(2200, 900).send(100_000, len, turns);
-            assert!(past > 97_000, "{past} of {len} bytes");
+            assert!(past > 96_000, "{past} of {len} bytes");
             let past = Machine::new(700, 900).send(100_000, len, turns);
             assert!((1..10_000).contains(&past), "{past} of {len} bytes");
         }
@@ -51,7 +51,7 @@ fn answers_and_messages_in_a_row_are_learned_apart() {
     machine.send(100_000, 4096, true);
     machine.ticks = [600, 400];
     let past = machine.send(10_000, 4096, false);
-    assert!(past > 8000, "{past}");
+    assert!(past > 7500, "{past}");
     machine.ticks = [700, 800];
     let past = machine.send(1000, 4096, true);
     assert!(past < 100, "{past}");
