@@ -45,6 +45,8 @@ pub struct Traffic {
     pub cells_exhausted: u64,
     /// Times that we woke the peer.
     pub wakes: u64,
+    /// Packets that were sent through cells that were filled past the caches.
+    pub past_caches: u64,
 }
 
 /// What the engine keeps for one peer.
@@ -139,6 +141,7 @@ impl Tally {
             fastbox_full: traffic.fastbox_full,
             cell_exhausted: traffic.cells_exhausted,
             wakes_sent: traffic.wakes,
+            cell_past_caches: traffic.past_caches,
             ..self.by_kind(&sent, &received)
         }
     }
@@ -396,6 +399,8 @@ counters! {
         direct_bytes: "bytes",
         /// Times that we woke the peer.
         wakes_sent: "times",
+        /// Packets sent through cells that were filled past the caches (`NEMESIA_CELL_STORES`).
+        cell_past_caches: "packets",
     }
 }
 

@@ -1,7 +1,7 @@
 //! The bytes in shared memory, specified.
 //!
 //! All integers are little-endian in effect: both sides run on one machine, and [`LAYOUT_VERSION`] together
-//! with the segment magic refuses a peer that differs. Version 5:
+//! with the segment magic refuses a peer that differs. Version 6:
 //!
 //! **Packet.** Each packet between two processes takes the next *sequence number*, whichever of the two paths
 //! (fastbox, cell) carries it; the receiver takes packets in that order only.
@@ -32,7 +32,8 @@
 //! 1 is the tag and words 2-3 the first 16 payload bytes; in a further slot, only the lap and the kind
 //! `0xff` of the stamp count, and words 1-3 are the next 24 payload bytes.
 //! Bit 7 of the kind is set when the payload lies in a cell of the sender, whose header then says nothing: word 2 is the
-//! cell in bits 0-31 and the payload bytes in bits 32-63, and the packet takes one slot.
+//! cell in bits 0-31 and the payload bytes in bits 32-63, and the packet takes one slot; word 3 is a cell of the receiver that is
+//! given back, plus one, or 0.
 //! The lap of the packet that starts at position `p` of a fastbox of `n` slots is `(p / n + 1) mod 256`.
 //!
 //! **Cell header** (64 bytes). Word 0: sequence number in bits 16-63, destination rank in bits 0-15. Word 1:

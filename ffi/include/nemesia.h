@@ -820,6 +820,10 @@ typedef struct nemesia_counters {
      */
     uint64_t wakes_sent;
     /**
+     * Packets sent through cells that were filled past the caches (`NEMESIA_CELL_STORES`). Unit: packets.
+     */
+    uint64_t cell_past_caches;
+    /**
      * Unexpected messages that are stored now; 0 for a single rank. Unit: messages.
      */
     uint64_t unexpected_now;

@@ -166,6 +166,8 @@ pub struct Counters {
     pub direct_bytes: u64,
     /// Times that we woke the peer. Unit: times.
     pub wakes_sent: u64,
+    /// Packets sent through cells that were filled past the caches (`NEMESIA_CELL_STORES`). Unit: packets.
+    pub cell_past_caches: u64,
     /// Unexpected messages that are stored now; 0 for a single rank. Unit: messages.
     pub unexpected_now: u64,
     /// The most that were ever stored at a time; 0 for a single rank. Unit: messages.
@@ -226,6 +228,7 @@ impl Counters {
             unexpected_bytes large_pulled large_pulled_bytes large_shared large_shared_bytes large_streamed
             large_streamed_bytes large_fallbacks large_pushed large_pushed_bytes puts put_bytes gets get_bytes
             accumulates accumulate_bytes fetches fetch_bytes flushes direct direct_bytes wakes_sent
+            cell_past_caches
         )
     }
 

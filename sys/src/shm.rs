@@ -296,7 +296,7 @@ mod tests {
         listen();
         let memory = RemoteMemory::new(i32::MAX, crate::os::Mark { address: 4096, value: 1 });
         let memories = (0..1234).map(|_| None).chain([memory]).collect();
-        let mut kernel = Kernel { memories, connections: Vec::new(), learn: false };
+        let mut kernel = Kernel { memories, connections: Vec::new() };
         assert!(kernel.can_pull(1234));
         assert_eq!(kernel.pull(1234, 4096, &mut [0; 8]), Pulled::Refused);
         assert!(!kernel.can_pull(1234) && heard(&["WARN", "single copy refused", "rank=1234"]));

@@ -80,6 +80,7 @@ pub(crate) const ALL: &[Model] = &[
     threads::HEIR,
     port::BY_SIZE,
     port::ANNOUNCED,
+    port::RETURNED,
     port::OVERFLOW,
     port::TWO_SENDERS,
     crash::PRODUCER,

@@ -49,7 +49,7 @@ const LOST: u32 = 64;
 const IDLE_SWEEP: u32 = 1024;
 
 /// Cells for each process of the world that a pool must have for its owner to be owed some.
-const OWED_OF: usize = 4;
+const OWED_OF: usize = 2;
 
 /// Largest payload in two pieces, or of a list, that goes through a fastbox: it is put together on the stack.
 const SMALL: usize = 1024;

@@ -9,6 +9,7 @@ mod pool;
 mod port;
 mod queue;
 mod records;
+mod returned;
 mod ring;
 mod sleep;
 mod threads;

@@ -14,6 +14,7 @@ use nemesia_core::shared::sleep::{Sleep, SleepWord};
 use nemesia_core::sync::{Edge, FenceMode, PayloadMut, Word64};
 
 use super::Model;
+use crate::mutant::Blunder;
 use crate::stage::{Run, assert_whole, both, bytes, envelope, payload, several, three};
 
 /// The path is chosen by size.
@@ -34,6 +35,16 @@ pub(super) const ANNOUNCED: Model = Model {
     edges: &[Edge::FastboxPublish],
     blunders: &[],
     run: announced,
+};
+
+/// A cell goes back with the answer.
+pub(super) const RETURNED: Model = Model {
+    name: "port/returned",
+    structure: "port (4 slots, 4 cells)",
+    property: "a cell that is given back in the announcement of the answer has been read before it is filled again",
+    edges: &[Edge::FastboxPublish],
+    blunders: &[Blunder::ReturnBeforeRead],
+    run: returned,
 };
 
 /// The path is chosen by room.
@@ -243,9 +254,15 @@ impl<'a> Taking<'a> {
         }
     }
 
-    fn check(&mut self, arrival: &Arrival<Place>) {
+    /// Looks at what came, whatever it is.
+    fn look(&self, arrival: &Arrival<Place>) -> Vec<u8> {
         let mut payload = vec![0; arrival.len];
         self.port.read(arrival, 0, &mut payload);
+        payload
+    }
+
+    fn check(&mut self, arrival: &Arrival<Place>) {
+        let payload = self.look(arrival);
         let due = &mut self.due[arrival.peer as usize];
         assert_whole(*due, &arrival.envelope, &payload);
         *due += 1;
@@ -265,6 +282,86 @@ impl<'a> Taking<'a> {
             idle = if self.take() { 0 } else { idle + 1 };
         }
     }
+}
+
+/// One of two ports that take turns: each message answers one.
+struct Player<'a> {
+    taking: Taking<'a>,
+    to: PeerId,
+    sent: u8,
+    count: u8,
+    /// Whether it has the first turn.
+    leads: bool,
+    /// Reads what it has answered, and not what it answers.
+    reads_late: bool,
+    late: Option<Arrival<Place>>,
+}
+
+impl<'a> Player<'a> {
+    fn new(port: Port<'a>, to: PeerId, count: u8) -> Self {
+        let taking = Taking::new(port, 2);
+        Self { taking, to, sent: 0, count, leads: to != 0, reads_late: false, late: None }
+    }
+
+    /// The last message received from the other.
+    fn received(&self) -> u8 {
+        self.taking.due[self.to as usize] - 1
+    }
+
+    /// Sends if it is its turn, else looks for a message.
+    fn step(&mut self) {
+        let turn = self.received() + u8::from(self.leads);
+        if self.sent < turn && self.sent < self.count {
+            self.sent += 1;
+            let bytes = bytes(self.sent, LARGE);
+            let envelope = envelope(self.sent, LARGE);
+            let sent = self.taking.port.send_copy(self.to, envelope.context, envelope.tag, &bytes);
+            assert!(sent.is_some(), "one of four cells is always there");
+        } else if self.reads_late {
+            self.take_late();
+        } else {
+            self.taking.take();
+        }
+    }
+
+    /// Takes a message without a look at it: that comes with the next.
+    fn take_late(&mut self) {
+        if let Some(late) = self.late.take() {
+            self.taking.look(&late);
+        }
+        if let Polled::Packet(arrival) = self.taking.port.poll() {
+            self.late = Some(arrival);
+            self.taking.due[self.to as usize] += 1;
+            self.taking.port.release(arrival);
+        }
+    }
+
+    fn attempt(&mut self) {
+        (0..ATTEMPTS).for_each(|_| self.step());
+    }
+
+    fn is_done(&self) -> bool {
+        self.sent == self.count && self.received() == self.count
+    }
+}
+
+fn returned(run: &Run) {
+    let reads_late = run.blunder == Some(Blunder::ReturnBeforeRead);
+    let (count, preemptions) = run.size((2, 2), (3, 3));
+    run.explore(preemptions, move || {
+        let world = World::new(2);
+        let player =
+            |me: usize| Box::new(Player::new(world.port_announcing(me, true), 1 - me as PeerId, count));
+        let mut one = player(0);
+        let mut two = player(1);
+        two.reads_late = reads_late;
+        both(|| one.attempt(), || two.attempt());
+        for _ in 0..8 * ATTEMPTS {
+            one.step();
+            two.step();
+        }
+        assert!(one.is_done() && two.is_done(), "a message is lost");
+    });
 }
 
 /// Lets both go on alone until everything has come.

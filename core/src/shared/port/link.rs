@@ -67,12 +67,14 @@ pub(super) struct Traffic {
     pub(super) fastbox_full: u64,
     pub(super) exhausted: u64,
     pub(super) wakes: u64,
+    pub(super) past_caches: u64,
 }
 
 impl Traffic {
     /// A packet of so many bytes has left in a cell, which the peer holds now.
     #[inline(always)]
     pub(super) fn sent_cell(&mut self, len: usize) {
+        self.past_caches += u64::from(self.fills_past_caches);
         self.next += 1;
         self.lent += 1;
         self.waits = false;
@@ -95,6 +97,7 @@ impl Traffic {
             fastbox_full: 0,
             exhausted: 0,
             wakes: 0,
+            past_caches: 0,
         }
     }
 
@@ -116,6 +119,7 @@ impl Traffic {
             fastbox_full: self.fastbox_full,
             cells_exhausted: self.exhausted,
             wakes: self.wakes,
+            past_caches: self.past_caches,
         }
     }
 }

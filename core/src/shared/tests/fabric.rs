@@ -271,6 +271,7 @@ pub(crate) struct Fabric {
     inbox: Vec<Region>,
     memory: Rc<RefCell<Memory>>,
     announce: bool,
+    stores: Stores,
 }
 
 /// The smallest geometry that is valid.
@@ -293,12 +294,24 @@ impl Fabric {
             rooms: BTreeMap::new(),
             rng: Rng::new(0),
         };
-        Self { geometry, own, inbox, memory: Rc::new(RefCell::new(memory)), announce: true }
+        Self {
+            geometry,
+            own,
+            inbox,
+            memory: Rc::new(RefCell::new(memory)),
+            announce: true,
+            stores: Stores::Learned,
+        }
     }
 
     /// A fabric whose cells are announced through the receive queue.
     pub(crate) fn queueing(geometry: Geometry) -> Self {
         Self { announce: false, ..Self::new(geometry) }
+    }
+
+    /// A fabric whose ranks fill their cells so.
+    pub(crate) fn storing(geometry: Geometry, stores: Stores) -> Self {
+        Self { stores, ..Self::new(geometry) }
     }
 
     /// A fabric whose ranks may read each other's memory so.
@@ -390,7 +403,7 @@ impl Fabric {
             fences: FenceMode::Symmetric,
             announce,
             pieces,
-            stores: Stores::Learned,
+            stores: self.stores,
             clocked: true,
         };
         let consumer = Consumer::new(Queue::new(entries, tail));

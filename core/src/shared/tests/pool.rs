@@ -20,6 +20,7 @@ const PAYLOAD_AT: usize = 4096;
 enum Op {
     Take(u32),
     GiveBack(u32, u32),
+    GiveBackBehind(u32, u32),
     Reclaim(u32),
 }
 
@@ -64,6 +65,15 @@ impl<'a> Owned<'a> {
                     self.free_cell(cell);
                 }
             }
+            Op::GiveBackBehind(cell, holder) => {
+                let held = self.holders.get(cell as usize) == Some(&Some(holder));
+                let expected = if held { Ok(()) } else { Err(ReturnFault { cell }) };
+                assert_eq!(self.pool.give_back_behind(cell, holder), expected);
+                if held {
+                    self.holders[cell as usize] = None;
+                    self.free.insert(0, cell);
+                }
+            }
             Op::Reclaim(holder) => {
                 let held: Vec<u32> = (0u32..)
                     .zip(&self.holders)
@@ -89,6 +99,7 @@ fn op() -> impl Strategy<Value = Op> {
     prop_oneof![
         4 => (0..4u32).prop_map(Op::Take),
         4 => (0..20u32, 0..4u32).prop_map(|(cell, holder)| Op::GiveBack(cell, holder)),
+        2 => (0..20u32, 0..4u32).prop_map(|(cell, holder)| Op::GiveBackBehind(cell, holder)),
         1 => (any::<u32>(), 0..4u32).prop_map(|(cell, holder)| Op::GiveBack(cell, holder)),
         1 => (0..4u32).prop_map(Op::Reclaim),
     ]
@@ -151,8 +162,9 @@ fn pool_agrees_with_the_lists_for_long() {
             let holder = rng.below(4) as u32;
             owned.apply(match rng.below(20) {
                 0 => Op::Reclaim(holder),
-                1..=9 => Op::Take(holder),
+                1..=7 => Op::Take(holder),
                 10 => Op::GiveBack(rng.next() as u32, holder),
+                8..=9 => Op::GiveBackBehind(rng.below(cells + 1) as u32, holder),
                 _ => Op::GiveBack(rng.below(cells + 1) as u32, holder),
             });
         }

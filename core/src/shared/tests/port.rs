@@ -91,6 +91,7 @@ fn announced_cells_leave_the_queue_alone_until_the_fastbox_is_full() {
     }
     assert!(send(&mut zero, 1, 5, 100));
     assert_eq!((queued(), take(&mut one, 1)), (1, Some((0, 5))));
+    assert_eq!(take(&mut one, 1), None);
     collected(&mut zero);
     assert_eq!(zero.free_cells(), 4);
 }

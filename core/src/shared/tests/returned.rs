@@ -1,0 +1,167 @@
+//! Cells that go back with the answer, and cells that are filled past the caches.
+
+use std::vec;
+
+use super::fabric::{Fabric, TestPort, tiny};
+use super::port::{collected, send, take};
+use super::{Rng, contents};
+use crate::port::{MessagePort, PeerId, Stores};
+use crate::shared::fastbox::Sender;
+use crate::shared::layout::Geometry;
+use crate::shared::port::Place;
+use crate::wire::{Envelope, Kind};
+
+/// Sends a message by the critical path if it takes it. Whether it did.
+fn send_copy(port: &mut TestPort<'_>, to: PeerId, tag: u64, len: usize) -> bool {
+    port.send_copy(to, 5, tag, &contents(tag, len)).is_some()
+}
+
+/// Takes the next message and says in which cell it lay.
+fn take_from_cell(port: &mut TestPort<'_>) -> u32 {
+    let crate::port::Polled::Packet(arrival) = port.poll() else { panic!("nothing has come") };
+    let Place::Announced(cell) = arrival.token else { panic!("{arrival:?}") };
+    let mut bytes = vec![0; arrival.len];
+    port.read(&arrival, 0, &mut bytes);
+    assert_eq!(bytes, contents(arrival.envelope.tag, arrival.len));
+    port.release(arrival);
+    cell
+}
+
+#[test]
+fn who_takes_turns_uses_one_cell_each() {
+    let fabric = Fabric::new(Geometry { cells: 16, cell_bytes: 512, fastbox_slots: 64, ..tiny(2) });
+    let (mut zero, mut one) = (fabric.port(0), fabric.port(1));
+    let mut used = [[0; 16]; 2];
+    for turn in 0..1000 {
+        // At the end of a lap of the fastbox the critical path does not take it.
+        assert!(send_copy(&mut zero, 1, turn, 450) || send(&mut zero, 1, turn, 450));
+        used[0][take_from_cell(&mut one) as usize] += 1;
+        assert!(send_copy(&mut one, 0, turn, 400) || send(&mut one, 0, turn, 400));
+        used[1][take_from_cell(&mut zero) as usize] += 1;
+    }
+    for used in &mut used {
+        used.sort_unstable();
+        assert!(used[15] > 100 && used[..8].iter().sum::<u32>() == 0, "{used:?}");
+    }
+    for port in [&mut zero, &mut one] {
+        assert_eq!(take(port, 1), None);
+    }
+    collected(&mut zero);
+    collected(&mut one);
+    assert_eq!((zero.free_cells(), one.free_cells()), (16, 16));
+}
+
+#[test]
+fn only_the_last_cell_waits_for_an_answer_and_only_until_a_poll_finds_nothing() {
+    let fabric = Fabric::new(Geometry { cells: 16, fastbox_slots: 16, ..tiny(3) });
+    let (mut zero, mut one, mut two) = (fabric.port(0), fabric.port(1), fabric.port(2));
+    for turn in 0..3 {
+        assert!(send_copy(&mut zero, 1, turn, 200) && send_copy(&mut two, 1, turn, 200));
+    }
+    for _ in 0..6 {
+        take_from_cell(&mut one);
+    }
+    collected(&mut zero);
+    collected(&mut two);
+    assert_eq!(zero.free_cells() + two.free_cells(), 31, "the last one is kept for the answer");
+    assert_eq!(take(&mut one, 1), None);
+    collected(&mut zero);
+    collected(&mut two);
+    assert_eq!((zero.free_cells(), two.free_cells()), (16, 16));
+}
+
+#[test]
+fn with_few_cells_none_is_owed() {
+    let fabric = Fabric::new(tiny(3));
+    let (mut zero, mut one) = (fabric.port(0), fabric.port(1));
+    assert!(send_copy(&mut zero, 1, 1, 200));
+    take_from_cell(&mut one);
+    collected(&mut zero);
+    assert_eq!(zero.free_cells(), 4);
+}
+
+#[test]
+fn a_cell_owed_to_who_is_gone_is_forgotten() {
+    let fabric = Fabric::new(tiny(2));
+    let (mut zero, mut one) = (fabric.port(0), fabric.port(1));
+    assert!(send_copy(&mut zero, 1, 1, 200));
+    take_from_cell(&mut one);
+    one.close(0);
+    fabric.wipe(0);
+    assert!(one.open(0, fabric.ends(1, 0)));
+    let mut zero = fabric.port(0);
+    assert!(send_copy(&mut one, 0, 2, 200), "the announcement gives nothing back");
+    take_from_cell(&mut zero);
+    assert_eq!(zero.free_cells(), 4);
+    assert!(send_copy(&mut zero, 1, 3, 200));
+    take_from_cell(&mut one);
+}
+
+/// A peer that gives back what it does not hold, or twice, or what does not exist: nothing comes of it.
+#[test]
+fn cells_that_nobody_holds_do_not_come_back() {
+    for back in [0, 1, 3, 4, 0x1_0000, u32::MAX - 1, u32::MAX] {
+        let fabric = Fabric::new(tiny(2));
+        let mut one = fabric.port(1);
+        let mut announcer = Sender::new(fabric.fastbox(0, 1), fabric.ack(1, 0));
+        let envelope = Envelope { kind: Kind::Eager, context: 5, tag: 1, total: 9 };
+        for turn in 1..1000 {
+            assert_eq!(announcer.announce(turn, &envelope, 2, Some(back)), Ok(true));
+            let crate::port::Polled::Packet(arrival) = one.poll() else { panic!("nothing has come") };
+            one.release(arrival);
+            assert_eq!(one.free_cells(), 4, "{back} was free");
+        }
+        // A cell that it does hold comes back once.
+        assert!(send_copy(&mut one, 0, 2, 100));
+        let held = (0..4).map(|cell| {
+            let turn = 1000 + u64::from(cell);
+            assert_eq!(announcer.announce(turn, &envelope, 2, Some(cell)), Ok(true));
+            let crate::port::Polled::Packet(arrival) = one.poll() else { panic!("nothing has come") };
+            one.release(arrival);
+            one.free_cells()
+        });
+        assert_eq!(held.last(), Some(4));
+        assert_eq!(one.traffic(0).cells_sent.count, 1);
+    }
+}
+
+#[test]
+fn whatever_is_filled_past_the_caches_comes_whole() {
+    let geometry = Geometry { peers: 2, cells: 8, cell_bytes: 4096, fastbox_slots: 8 };
+    let mut rng = Rng::new(7);
+    for stores in [Stores::Learned, Stores::Cached, Stores::PastCaches] {
+        let fabric = Fabric::storing(geometry, stores);
+        let (mut zero, mut one) = (fabric.port(0), fabric.port(1));
+        let mut large = 0;
+        for turn in 0..500 {
+            let len = 257 + rng.below(4096 - 256);
+            large += u64::from(len >= 512);
+            let sent = send_copy(&mut zero, 1, turn, len) || send(&mut zero, 1, turn, len);
+            assert!(sent);
+            assert_eq!(take(&mut one, 1), Some((0, turn)));
+        }
+        let wanted = if stores == Stores::PastCaches { large } else { 0 };
+        assert_eq!(zero.traffic(1).past_caches, wanted, "{stores:?}");
+    }
+}
+
+#[test]
+fn the_data_of_a_stream_are_filled_as_the_receiver_asks() {
+    let geometry = Geometry { peers: 2, cells: 8, cell_bytes: 4096, fastbox_slots: 8 };
+    for (own, asked, past) in [
+        (Stores::Learned, Stores::PastCaches, 10),
+        (Stores::Learned, Stores::Cached, 0),
+        (Stores::Cached, Stores::PastCaches, 0),
+        (Stores::PastCaches, Stores::Cached, 10),
+    ] {
+        let fabric = Fabric::storing(geometry, own);
+        let (mut zero, mut one) = (fabric.port(0), fabric.port(1));
+        for turn in 0..10 {
+            let envelope = Envelope { kind: Kind::Data, context: 0, tag: turn, total: 4000 };
+            zero.fill_data(1, asked);
+            assert_eq!(zero.send(1, &envelope, &contents(turn, 4000)), Ok(true));
+            assert_eq!(take(&mut one, 1), Some((0, turn)));
+        }
+        assert_eq!(zero.traffic(1).past_caches, past, "{own:?}, asked for {asked:?}");
+    }
+}
