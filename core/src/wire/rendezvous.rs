@@ -53,7 +53,7 @@ pub struct Cts {
 
 /// How bytes are copied to where the other side reads them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[repr(u64)]
+#[repr(u8)]
 pub enum Stores {
     /// As whoever copies finds it faster.
     #[default]

@@ -46,6 +46,7 @@ fn other(variable: &Variable) -> &'static str {
         "NEMESIA_UNEXPECTED_BYTES" => "65536",
         "NEMESIA_CREDIT_BYTES" => "8192",
         "NEMESIA_SINGLE_COPY" => "off",
+        "NEMESIA_CELL_STORES" => "cached",
         "NEMESIA_SHARE_BYTES" => "never",
         "NEMESIA_SHARE_LEAST" | "NEMESIA_SHARE_MOST" | "NEMESIA_PULL_BYTES" => "65536",
         "NEMESIA_HUGE_PAGES" => "try",

@@ -193,7 +193,7 @@ where
         } else {
             self.pool.give_back(cell, peer)
         };
-        link.traffic.lent -= u32::from(taken.is_ok());
+        link.traffic.lent -= u16::from(taken.is_ok());
     }
 
     /// Gives a peer's cell back by the ring.
