@@ -9,14 +9,14 @@
 const SAMPLES: usize = 3;
 /// Runs of a trial: the first one is not remembered, as what the way before has left in the caches makes it dearer.
 const TRIAL: u8 = SAMPLES as u8 + 1;
-/// Runs before a way is tried again. The wait doubles as long as nothing changes.
+/// Runs before a way is tried again. The wait doubles as long as nothing changes, up to a longest one.
 const FIRST_WAIT: u16 = 8;
-const LONGEST_WAIT: u16 = 1024;
 /// Runs in a row that cost twice what they did, after which another way is tried soon. A trial of the peer's, which may cost us as
 /// much, is shorter.
 const CHANGED: u8 = 8;
-/// Sixteenths of the present way's cost that another one's has to stay below.
-const BETTER: u64 = 14;
+/// Sixteenths of the present way's cost that another one's has to stay below. Half of a ping-pong is the other side's, and so half of
+/// what is gained is not seen.
+const BETTER: u64 = 15;
 /// How many times more than the present one's a single run of another way may cost for it to be tried again at once.
 const HOPELESS: u64 = 4;
 
@@ -43,9 +43,9 @@ impl Costs {
     }
 }
 
-/// What is known of `N` ways, which are numbers from 0 on.
+/// What is known of `N` ways, which are numbers from 0 on. One of the others is tried after `LONGEST` runs at the latest.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Ways<const N: usize> {
+pub(crate) struct Ways<const N: usize, const LONGEST: u16> {
     preferred: u8,
     /// The one that is on trial, or will be next.
     other: u8,
@@ -61,7 +61,7 @@ pub(crate) struct Ways<const N: usize> {
     costs: [Costs; N],
 }
 
-impl<const N: usize> Ways<N> {
+impl<const N: usize, const LONGEST: u16> Ways<N, LONGEST> {
     /// Nothing is known; this one is taken at first.
     pub(crate) const fn preferring(preferred: u8) -> Self {
         let other = if preferred == 0 { 1 } else { 0 };
@@ -161,7 +161,7 @@ impl<const N: usize> Ways<N> {
             self.trial = TRIAL;
             return;
         }
-        self.waited = (2 * self.waited).clamp(FIRST_WAIT, LONGEST_WAIT);
+        self.waited = (2 * self.waited).clamp(FIRST_WAIT, LONGEST);
         self.wait = self.waited;
     }
 
@@ -173,7 +173,7 @@ impl<const N: usize> Ways<N> {
     }
 }
 
-impl<const N: usize> Default for Ways<N> {
+impl<const N: usize, const LONGEST: u16> Default for Ways<N, LONGEST> {
     fn default() -> Self {
         Self::preferring(0)
     }

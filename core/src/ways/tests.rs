@@ -2,8 +2,10 @@ use proptest::prelude::*;
 
 use super::*;
 
+const LONGEST: u16 = 1024;
+
 /// So many runs, each of the way that is asked for; how many went each way.
-fn run<const N: usize>(ways: &mut Ways<N>, count: usize, cost: [u32; N]) -> [usize; N] {
+fn run<const N: usize>(ways: &mut Ways<N, LONGEST>, count: usize, cost: [u32; N]) -> [usize; N] {
     let mut went = [0; N];
     for _ in 0..count {
         let way = ways.next();
@@ -17,7 +19,7 @@ fn run<const N: usize>(ways: &mut Ways<N>, count: usize, cost: [u32; N]) -> [usi
 fn all_are_tried_and_the_cheapest_is_kept() {
     for (cost, cheapest) in [([5, 9, 9], 0), ([9, 5, 9], 1), ([9, 9, 5], 2), ([9, 7, 5], 2), ([9, 5, 7], 1)] {
         for first in 0..3 {
-            let mut ways = Ways::<3>::preferring(first);
+            let mut ways = Ways::<3, LONGEST>::preferring(first);
             let went = run(&mut ways, 1000, cost);
             assert_eq!(ways.preferred(), cheapest, "{cost:?} from {first}");
             assert!(went[usize::from(cheapest)] > 920, "{went:?}");
@@ -28,20 +30,20 @@ fn all_are_tried_and_the_cheapest_is_kept() {
 
 #[test]
 fn trials_become_rare() {
-    let mut ways = Ways::<2>::default();
+    let mut ways = Ways::<2, LONGEST>::default();
     run(&mut ways, 10_000, [5, 9]);
     assert!(run(&mut ways, 10_000, [5, 9])[1] < 80);
 }
 
 #[test]
 fn what_is_hopeless_is_tried_once_at_a_time() {
-    let mut ways = Ways::<2>::default();
+    let mut ways = Ways::<2, LONGEST>::default();
     assert!(run(&mut ways, 200, [5, 21])[1] <= 5);
 }
 
 #[test]
 fn a_trial_of_too_few_runs_decides_nothing() {
-    let mut ways = Ways::<2>::default();
+    let mut ways = Ways::<2, LONGEST>::default();
     for _ in 0..1000 {
         run(&mut ways, 20, [9, 9]);
         // What is better by far was tried once only.
@@ -55,7 +57,7 @@ fn a_trial_of_too_few_runs_decides_nothing() {
 
 #[test]
 fn a_short_rise_is_sat_out_and_a_lasting_one_is_not() {
-    let mut ways = Ways::<2>::default();
+    let mut ways = Ways::<2, LONGEST>::default();
     run(&mut ways, 5000, [5, 9]);
     let short = run(&mut ways, usize::from(CHANGED) - 2, [11, 9]);
     assert_eq!(short[1], 0);
@@ -66,7 +68,7 @@ fn a_short_rise_is_sat_out_and_a_lasting_one_is_not() {
 
 #[test]
 fn what_is_suggested_is_tried_next_but_not_in_the_midst_of_a_trial() {
-    let mut ways = Ways::<3>::default();
+    let mut ways = Ways::<3, LONGEST>::default();
     ways.suggest(2);
     assert_eq!(ways.next(), 0, "nothing is known of what we do now");
     run(&mut ways, 2000, [5, 9, 9]);
@@ -80,7 +82,7 @@ fn what_is_suggested_is_tried_next_but_not_in_the_midst_of_a_trial() {
         assert_eq!(ways.next(), way);
     }
     for way in [0, 3, 255] {
-        let mut ways = Ways::<3>::default();
+        let mut ways = Ways::<3, LONGEST>::default();
         run(&mut ways, 11, [5, 9, 9]);
         assert_eq!(ways.trial, 0);
         ways.suggest(way);
@@ -92,7 +94,7 @@ proptest! {
     /// Whatever is said, the way that is asked for is one of them.
     #[test]
     fn any_history_is_survived(first in 0_u8..3, steps in prop::collection::vec((0_u8..8, any::<u8>(), 1_u32..), 0..400)) {
-        let mut ways = Ways::<3>::preferring(first);
+        let mut ways = Ways::<3, LONGEST>::preferring(first);
         for (what, way, cost) in steps {
             match what {
                 0 => ways.suggest(way),

@@ -56,6 +56,8 @@ const SMALLEST: u32 = 13;
 /// both sides share is never far from the best there, and a trial would cost too much. (A window of messages is
 /// announced at once, and all of it moves by the protocol that is on trial then.)
 const OVERLAPPING: usize = 4;
+/// Runs after which another protocol is tried at the latest.
+const LONGEST_WAIT: u16 = 1024;
 /// A message that begins within this part of what the last one took follows it at once, and belongs to its run.
 const PAUSE: u64 = 4;
 /// Bytes of messages that come one at a time until their run ends: enough for cells to be used again, as the first to be filled
@@ -66,10 +68,10 @@ const RUN_BYTES: u64 = 4 << 20;
 /// What the receiver knows of one peer.
 #[derive(Clone, Copy, Debug, Default)]
 pub(in crate::engine) struct Choice {
-    alone: [Ways<WAYS>; CLASSES],
+    alone: [Ways<WAYS, LONGEST_WAIT>; CLASSES],
     /// How the peer received our messages alone, when that was told last: the number of a way, plus one.
     heard: [u8; CLASSES],
-    overlapping: [Ways<WAYS>; OVERLAPPING],
+    overlapping: [Ways<WAYS, LONGEST_WAIT>; OVERLAPPING],
     /// Whether messages overlap, or did before.
     overlap: bool,
     /// Messages under way, and of these the ones that began before the run, by another protocol perhaps.
@@ -201,7 +203,7 @@ impl Choice {
     }
 
     /// What is known of a size, if anything can be.
-    fn known(&mut self, overlap: bool, class: usize) -> Option<&mut Ways<WAYS>> {
+    fn known(&mut self, overlap: bool, class: usize) -> Option<&mut Ways<WAYS, LONGEST_WAIT>> {
         if overlap { self.overlapping.get_mut(class) } else { self.alone.get_mut(class) }
     }
 }

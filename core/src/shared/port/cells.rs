@@ -34,7 +34,6 @@ where
         };
         let (len, received) = (envelope.total as usize, link.traffic.expected);
         let past_caches = self.fillings.past_caches(peer, stores, len, received, || self.host.ticks());
-        link.traffic.fills_past_caches = past_caches;
         let filled = fill(&self.pool, cell, past_caches);
         debug_assert!(filled, "the size was checked when the cell was reserved");
         let sequence = link.traffic.next;
@@ -47,7 +46,7 @@ where
             // An error means that the peer's inbox was scribbled over: its sweep will find the cell.
             let _ = link.ends.queue.push(self.config.rank * self.cells + cell);
         }
-        link.traffic.sent_cell(envelope.total as usize);
+        link.traffic.sent_cell(envelope.total as usize, past_caches);
         self.wake(peer, news(envelope));
         Ok(true)
     }
@@ -76,14 +75,13 @@ where
         let (stores, received) = (self.config.stores, link.traffic.expected);
         let past_caches =
             self.fillings.past_caches(peer, stores, bytes.len(), received, || self.host.ticks());
-        link.traffic.fills_past_caches = past_caches;
         let filled = self.pool.fill(cell, [bytes, &[]], past_caches);
         debug_assert!(filled, "a cell of the pool, and no more than it holds");
         let envelope = Envelope { kind: Kind::Eager, context, tag, total: bytes.len() as u64 };
         let back = self.owed.take_if(|(owner, _)| *owner == peer).map(|(_, cell)| cell);
         let announced = link.ends.outbound.announce_now(link.traffic.next, &envelope, cell, back);
         debug_assert!(announced, "there is room in the run");
-        link.traffic.sent_cell(bytes.len());
+        link.traffic.sent_cell(bytes.len(), past_caches);
         Some(link.ends.sleep.is_asleep(self.config.fences))
     }
 
@@ -188,7 +186,7 @@ where
         let Some(link) = self.links.borrow_mut().get_mut(peer as usize).and_then(Option::as_mut) else {
             return;
         };
-        let taken = if link.traffic.fills_past_caches {
+        let taken = if link.traffic.rotates {
             self.pool.give_back_behind(cell, peer)
         } else {
             self.pool.give_back(cell, peer)

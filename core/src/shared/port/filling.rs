@@ -29,6 +29,8 @@ const ANSWERS: u16 = 32;
 const STREAM: u16 = 128;
 /// The first class of which messages that follow each other go past the caches at first.
 const LARGE: usize = 3;
+/// Runs after which the other way is tried at the latest. It is seldom slower by much.
+const LONGEST_WAIT: u16 = 128;
 /// Messages that came after one from the peer, less those that did not: so many, at most, are counted; more than three quarters are
 /// needed for them to be taken for answers, and fewer than one quarter for that to end.
 const TURNS: u8 = 16;
@@ -37,7 +39,7 @@ const TURNS: u8 = 16;
 #[derive(Clone, Copy, Debug)]
 struct Filling {
     /// Of messages that follow each other, and of answers.
-    ways: [[Ways<2>; CLASSES]; 2],
+    ways: [[Ways<2, LONGEST_WAIT>; CLASSES]; 2],
     run: Run,
     /// Packets from the peer when the last cell was filled; see [`TURNS`].
     received: u64,

@@ -42,6 +42,10 @@ pub struct Link<'a> {
     pub(super) traffic: Traffic,
 }
 
+/// Bytes in a cell from which on one that has been used is no better than another: between them, the cells of both sides and the
+/// buffer fill the first-level cache.
+const MUCH: usize = 4096;
+
 /// Private counters of a link.
 #[derive(Debug)]
 pub(super) struct Traffic {
@@ -57,8 +61,8 @@ pub(super) struct Traffic {
     pub(super) counted: bool,
     /// The last send found no cell.
     pub(super) waits: bool,
-    /// The last cell to the peer was filled past the caches.
-    pub(super) fills_past_caches: bool,
+    /// Cells to the peer are used in turn: the last one was filled past the caches, or with much.
+    pub(super) rotates: bool,
     /// How those with parts of large messages are filled, if the receiver has a wish.
     pub(super) data_stores: Stores,
     /// See [`Told`]; the packets that went through a fastbox are the others.
@@ -73,8 +77,9 @@ pub(super) struct Traffic {
 impl Traffic {
     /// A packet of so many bytes has left in a cell, which the peer holds now.
     #[inline(always)]
-    pub(super) fn sent_cell(&mut self, len: usize) {
-        self.past_caches += u64::from(self.fills_past_caches);
+    pub(super) fn sent_cell(&mut self, len: usize, past_caches: bool) {
+        self.past_caches += u64::from(past_caches);
+        self.rotates = past_caches || len >= MUCH;
         self.next += 1;
         self.lent += 1;
         self.waits = false;
@@ -90,7 +95,7 @@ impl Traffic {
             sweep: false,
             counted: false,
             waits: false,
-            fills_past_caches: false,
+            rotates: false,
             data_stores: Stores::Learned,
             cells_sent: none,
             cells_received: none,
