@@ -492,8 +492,9 @@ where
             Place::Announced(cell) => {
                 link.traffic.cells_received.add(arrival.len);
                 let back = link.ends.inbound.back();
-                link.ends.inbound.advance(0);
-                return self.owe(arrival.peer, cell, back);
+                let tell = link.ends.inbound.advance(0);
+                self.owe(arrival.peer, cell, back);
+                tell
             }
         };
         // The sender may sleep until there is room.
