@@ -46,6 +46,8 @@ where
         if self.burst == 0 {
             let last = self.hot[self.turn % HOT];
             self.burst = BURST;
+            // Perhaps something always comes.
+            self.pay_owed();
             self.turn = if self.turn + 1 < self.hot_count { self.turn + 1 } else { 0 };
             if self.hot_count > 1 {
                 self.share(last);

@@ -463,6 +463,21 @@ fn sender_that_sleeps_for_room_in_the_fastbox_is_woken_when_a_cell_is_read_and_k
     assert_eq!(one.host_mut().rung, [0]);
 }
 
+/// A process that always has something to receive never polls in vain.
+#[test]
+fn a_cell_that_was_read_goes_back_although_messages_do_not_stop_coming() {
+    let fabric = Fabric::new(Geometry { peers: 3, cells: 16, cell_bytes: 256, fastbox_slots: 8 });
+    let (mut zero, mut one, mut two) = (fabric.port(0), fabric.port(1), fabric.port(2));
+    assert!(send(&mut zero, 1, 0, 100));
+    assert_eq!(take(&mut one, 100), Some((0, 0)));
+    for tag in 0..1000 {
+        assert!(send(&mut two, 1, tag, 8));
+        assert_eq!(take(&mut one, 1), Some((2, tag)));
+    }
+    collected(&mut zero);
+    assert_eq!(zero.free_cells(), 16);
+}
+
 #[test]
 fn promise_of_room_is_seen_by_its_peer_alone_and_wakes_it() {
     let fabric = Fabric::new(tiny(3));
