@@ -116,14 +116,17 @@ impl<const N: usize, const LONGEST: u16> Ways<N, LONGEST> {
             // A peer computes, or one of us has moved to another core.
             (self.wait, self.waited, self.changed) = (0, 0, 0);
         }
-        if self.wait == 0 {
+        if self.wait == 0 && self.trial == 0 {
             self.trial = TRIAL;
         }
     }
 
-    /// Somebody whose work has to do with ours tries this way: so do we, if we don't try another one.
+    /// Somebody whose work has to do with ours tries this way: so do we, if we don't try another one, and the last trial is half
+    /// as long ago as the next one would be ahead of it. Two that prefer different ways, and hear of each other's trials, would
+    /// else try for ever.
     pub(crate) fn suggest(&mut self, way: u8) {
         if self.trial == 0
+            && self.wait <= self.waited / 2
             && way != self.preferred
             && usize::from(way) < N
             && self.costs[usize::from(self.preferred)].is_known()
@@ -132,9 +135,22 @@ impl<const N: usize, const LONGEST: u16> Ways<N, LONGEST> {
         }
     }
 
-    /// A run was not what it was expected to be: a trial goes on without it, and comes to nothing if it was the last.
+    /// A run was not what it was expected to be: a trial goes on without it, and comes to nothing if it was the last. The next one
+    /// is as far ahead as after any other: perhaps no run of it is ever what it was expected to be.
     pub(crate) fn miss(&mut self) {
-        self.trial = self.trial.saturating_sub(1);
+        self.trial = match self.trial {
+            0 => return,
+            1 => {
+                self.wait_longer();
+                0
+            }
+            more => more - 1,
+        };
+    }
+
+    fn wait_longer(&mut self) {
+        self.waited = (2 * self.waited).clamp(FIRST_WAIT, LONGEST);
+        self.wait = self.waited;
     }
 
     /// After a run of the other one, on trial.
@@ -161,8 +177,7 @@ impl<const N: usize, const LONGEST: u16> Ways<N, LONGEST> {
             self.trial = TRIAL;
             return;
         }
-        self.waited = (2 * self.waited).clamp(FIRST_WAIT, LONGEST);
-        self.wait = self.waited;
+        self.wait_longer();
     }
 
     /// The way after the one that was tried, in turn, but for the preferred one.

@@ -14,6 +14,7 @@ class Results:
     def __init__(self, tests, sizes, still):
         self.tests, self.sizes, self.still = tests, sizes, still
         self.samples = {}  # contender -> (test, bytes) -> a sample a round
+        self.gone = set()  # contenders that are left out from some round on: no more samples come
         self.state = None  # the one whose values are told
         self.rounds = 0
 
@@ -32,8 +33,9 @@ class Results:
         return [sample for mine in self.samples.values() for samples in mine.values() for sample in samples]
 
     def fewest(self, state):
-        """The samples that there are in a state of whatever has the fewest."""
-        return min((sum(map(state.holds, samples)) for mine in self.samples.values() for samples in mine.values()), default=0)
+        """The samples that there are in a state of whatever has the fewest, of those who go on."""
+        return min((sum(map(state.holds, samples)) for name, mine in self.samples.items() if name not in self.gone
+                    for samples in mine.values()), default=0)
 
     def median(self, name, test, size):
         samples = self.samples.get(name, {}).get((test, size), [])
@@ -128,8 +130,10 @@ def text(results):
              "better ours is than the best peer"]
     for state in found:
         results.state = state
-        if any(theirs for *_, theirs in results.rows()):
+        if not results.peers() or any(theirs for *_, theirs in results.rows()):
             parts += tables(results)
+    if len(parts) == 1:
+        parts.append("in no state of the machine there are values of ours and of a peer: there is nothing to compare")
     results.settle()
     return "\n".join(parts)
 
@@ -137,7 +141,8 @@ def text(results):
 def tables(results):
     fewest = results.fewest(results.state)
     lines = ["", f"while a hand-over takes about {results.hand_over():.0f} ns: medians of "
-             + (f"at least {fewest} values" if fewest else "what there is, for some nothing")]
+             + (f"at least {fewest} values" if fewest else "what there is, for some nothing")
+             + "".join(f"; fewer of {name}" for name in sorted(results.gone))]
     for test in results.tests:
         lines += ["", *table(results, test)]
     return [*lines, "", limit(results)]

@@ -4,7 +4,8 @@
 //! publishes it and says all that there is to say; or it is published by its own
 //! sequence word ([`Edge::CellPublish`]), which also says whom it is for: the cell proves itself, wherever its
 //! number was found. The receiver gives it back through a ring in *its* own segment, one ring an owner
-//! ([`Edge::CellReturn`]), which stands for Nemesis's free queue: one writer, one reader, nothing to wedge.
+//! ([`Edge::CellReturn`]), which stands for Nemesis's free queue: one writer, one reader, nothing to wedge; or with the
+//! announcement of a cell of its own, if it answers at once.
 //!
 //! The owner remembers in private memory to whom each cell went. So a peer can't give back what it does not
 //! hold, and the cells that a dead peer held are simply taken back.

@@ -21,7 +21,7 @@ use core::borrow::BorrowMut;
 use filling::Fillings;
 pub use link::{Ends, Link};
 
-use super::fastbox::{self, Word};
+use super::fastbox::Word;
 use super::pool::{CellRecord, Pool};
 use super::queue::Consumer;
 use super::share::Pieces;
@@ -398,7 +398,7 @@ where
         }
         match to.whole(0, packet.len) {
             Some(to) => link.ends.inbound.read(0, to),
-            None => scatter(&link.ends.inbound, packet.len, to),
+            None => poll::scatter(&link.ends.inbound, packet.len, to),
         }
         self.burst = burst;
         link.traffic.expected += 1;
@@ -492,8 +492,9 @@ where
             Place::Announced(cell) => {
                 link.traffic.cells_received.add(arrival.len);
                 let back = link.ends.inbound.back();
-                link.ends.inbound.advance(0);
-                return self.owe(arrival.peer, cell, back);
+                let tell = link.ends.inbound.advance(0);
+                self.owe(arrival.peer, cell, back);
+                tell
             }
         };
         // The sender may sleep until there is room.
@@ -592,11 +593,4 @@ where
             self.hot.swap(at, self.hot_count);
         }
     }
-}
-
-/// Copies a packet into a list.
-#[cold]
-#[inline(never)]
-fn scatter(inbound: &fastbox::Receiver<'_>, len: usize, to: &mut RecvBuf) {
-    to.each(0, len, |done, to| inbound.read(done, to));
 }

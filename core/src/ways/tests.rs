@@ -73,7 +73,7 @@ fn what_is_suggested_is_tried_next_but_not_in_the_midst_of_a_trial() {
     assert_eq!(ways.next(), 0, "nothing is known of what we do now");
     run(&mut ways, 2000, [5, 9, 9]);
     for way in [1, 2] {
-        while ways.trial > 0 {
+        while ways.trial > 0 || ways.wait > ways.waited / 2 {
             run(&mut ways, 1, [5, 9, 9]);
         }
         ways.suggest(way);
@@ -88,6 +88,34 @@ fn what_is_suggested_is_tried_next_but_not_in_the_midst_of_a_trial() {
         ways.suggest(way);
         assert_eq!(ways.next(), 0);
     }
+}
+
+#[test]
+fn trials_of_which_no_run_counts_become_rare() {
+    let mut ways = Ways::<3, LONGEST>::default();
+    let mut missed = 0;
+    for _ in 0..10_000 {
+        if ways.next() == ways.preferred() {
+            ways.record(0, 5);
+        } else {
+            ways.miss();
+            missed += 1;
+        }
+    }
+    assert!((1..200).contains(&missed), "{missed}");
+}
+
+#[test]
+fn what_is_suggested_again_and_again_becomes_rare() {
+    let mut ways = Ways::<3, LONGEST>::default();
+    let mut went = [0; 3];
+    for at in 0..10_000_u16 {
+        ways.suggest((at % 3) as u8);
+        let way = ways.next();
+        went[usize::from(way)] += 1;
+        ways.record(way, [5, 9, 9][usize::from(way)]);
+    }
+    assert!(went[0] > 9800, "{went:?}");
 }
 
 proptest! {

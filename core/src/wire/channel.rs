@@ -18,8 +18,8 @@ use super::Kind;
 use crate::flow::posted::Stamp;
 use crate::port::memory::Private;
 
-/// Version of everything on this page.
-pub const CHANNEL_VERSION: u16 = 2;
+/// Version of everything on this page, and of the payloads whose bytes [`super::rendezvous`] and [`super::rma`] say.
+pub const CHANNEL_VERSION: u16 = 3;
 /// Bytes of a packet before its payload.
 pub const HEADER_BYTES: usize = 32;
 /// Bytes of a hello.

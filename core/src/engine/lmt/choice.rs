@@ -1,6 +1,6 @@
 //! Which protocol moves a large message, learned for each peer and size from how fast they were.
 //!
-//! Neither protocol is the faster one everywhere. A copy by the kernel pays for its system call and for finding each page, and
+//! No protocol is the fastest one everywhere. A copy by the kernel pays for its system call and for finding each page, and
 //! copies at half the speed of user space on some machines, but needs nothing of the sender; a stream has both sides copy,
 //! at the same time, and is at the mercy of what it costs two cores to hand over a line, and of a sender that computes. On one
 //! machine here 64 KiB took 9 us by the kernel and 6 us as a stream between neighbouring cores, 23 us and 34 us between

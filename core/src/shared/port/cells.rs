@@ -82,7 +82,19 @@ where
         let announced = link.ends.outbound.announce_now(link.traffic.next, &envelope, cell, back);
         debug_assert!(announced, "there is room in the run");
         link.traffic.sent_cell(bytes.len(), past_caches);
-        Some(link.ends.sleep.is_asleep(self.config.fences))
+        let is_asleep = link.ends.sleep.is_asleep(self.config.fences);
+        if is_asleep && back.is_some() {
+            self.tell_of_room(peer);
+            return Some(false);
+        }
+        Some(is_asleep)
+    }
+
+    /// A message that gives a cell back is more than one to a peer that sleeps: it may lack the cell, too.
+    #[cold]
+    #[inline(never)]
+    fn tell_of_room(&mut self, peer: PeerId) {
+        self.wake(peer, News::Other);
     }
 
     /// A cell for this peer, if it may have one and `len` bytes fit.

@@ -3,6 +3,7 @@
 use core::borrow::BorrowMut;
 
 use super::{BURST, ENTRIES_A_POLL, HOT, Host, IDLE_SWEEP, LOST, Link, Place, SHARED_BURST, ShmPort};
+use crate::payload::RecvBuf;
 use crate::port::{Arrival, PeerFault, PeerId, Polled, PortFault};
 use crate::shared::fastbox;
 use crate::shared::pool::{CellRecord, CellState};
@@ -46,6 +47,8 @@ where
         if self.burst == 0 {
             let last = self.hot[self.turn % HOT];
             self.burst = BURST;
+            // Perhaps something always comes.
+            self.pay_owed();
             self.turn = if self.turn + 1 < self.hot_count { self.turn + 1 } else { 0 };
             if self.hot_count > 1 {
                 self.share(last);
@@ -213,4 +216,11 @@ fn packet(peer: PeerId, cell: u32, envelope: Envelope, len: usize) -> Polled<Pla
 
 fn malformed(peer: PeerId, cell: u32) -> Polled<Place> {
     Polled::Fault(PeerFault { peer, fault: PortFault::Malformed { cell } })
+}
+
+/// Copies a packet into a list.
+#[cold]
+#[inline(never)]
+pub(super) fn scatter(inbound: &fastbox::Receiver<'_>, len: usize, to: &mut RecvBuf) {
+    to.each(0, len, |done, to| inbound.read(done, to));
 }

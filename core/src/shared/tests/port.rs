@@ -423,6 +423,61 @@ fn sender_that_sleeps_for_room_is_woken_when_there_is_room() {
     }
 }
 
+/// As many cells as a cell that was read may be kept of for an answer.
+const OWING: Geometry = Geometry { peers: 2, cells: 8, cell_bytes: 256, fastbox_slots: 8 };
+
+#[test]
+fn sleeper_that_lacks_messages_is_woken_by_an_answer_that_gives_a_cell_back() {
+    let fabric = Fabric::new(OWING);
+    let (mut zero, mut one) = (fabric.port(0), fabric.port(1));
+    for with_cell in [false, true] {
+        if with_cell {
+            assert!(send(&mut zero, 1, 1, 100));
+            assert_eq!(take(&mut one, 1), Some((0, 1)));
+        }
+        // It may have more to send than there are cells, and all answers may have to come before it goes on.
+        fabric.sleep(0).announce_for(Sleep::Futex, 2, Payer::Sleeper);
+        let unsettled = one.send_copy(0, 5, 2, &contents(2, 100)).unwrap();
+        if unsettled {
+            one.settle_send(0);
+        }
+        assert_eq!(one.host_mut().rung.len(), usize::from(with_cell));
+        assert_eq!(take(&mut zero, 1), Some((1, 2)));
+    }
+    assert_eq!(zero.free_cells(), 8, "it came with the answer");
+}
+
+#[test]
+fn sender_that_sleeps_for_room_in_the_fastbox_is_woken_when_a_cell_is_read_and_kept_for_an_answer() {
+    let fabric = Fabric::new(OWING);
+    let (mut zero, mut one) = (fabric.port(0), fabric.port(1));
+    // Its position is told with the last of these.
+    for len in [8, 8, 8, 100] {
+        assert!(send(&mut zero, 1, 1, len));
+    }
+    fabric.sleep(0).announce(Sleep::Futex);
+    for _ in 0..4 {
+        assert!(one.host_mut().rung.is_empty());
+        take(&mut one, 1).unwrap();
+    }
+    assert_eq!(one.host_mut().rung, [0]);
+}
+
+/// A process that always has something to receive never polls in vain.
+#[test]
+fn a_cell_that_was_read_goes_back_although_messages_do_not_stop_coming() {
+    let fabric = Fabric::new(Geometry { peers: 3, cells: 16, cell_bytes: 256, fastbox_slots: 8 });
+    let (mut zero, mut one, mut two) = (fabric.port(0), fabric.port(1), fabric.port(2));
+    assert!(send(&mut zero, 1, 0, 100));
+    assert_eq!(take(&mut one, 100), Some((0, 0)));
+    for tag in 0..1000 {
+        assert!(send(&mut two, 1, tag, 8));
+        assert_eq!(take(&mut one, 1), Some((2, tag)));
+    }
+    collected(&mut zero);
+    assert_eq!(zero.free_cells(), 16);
+}
+
 #[test]
 fn promise_of_room_is_seen_by_its_peer_alone_and_wakes_it() {
     let fabric = Fabric::new(tiny(3));

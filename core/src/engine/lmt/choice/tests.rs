@@ -210,6 +210,24 @@ fn two_that_pass_on_what_came_find_the_way_that_needs_both() {
     assert!(fast > 3000, "{fast}");
 }
 
+/// One side receives faster in one way, its peer in another: neither's trials make the other one try for ever.
+#[test]
+fn two_that_prefer_different_ways_do_not_go_on_trying() {
+    let bytes = 256 << 10;
+    let (mut choices, mut now, mut late) = ([Choice::default(), Choice::default()], 1, 0);
+    for at in 0..20_000 {
+        let (me, peer) = (at % 2, 1 - at % 2);
+        let way = choices[peer].way(bytes);
+        let protocol = choices[me].begin(bytes, now, way);
+        let fast = [Protocol::Pull, Protocol::StreamPastCaches][me];
+        now += if protocol == fast { 24_000 } else { 36_000 };
+        choices[me].end(bytes, now);
+        now += 50_000;
+        late += usize::from(at >= 10_000 && protocol != fast);
+    }
+    assert!(late < 500, "{late} of 10,000");
+}
+
 proptest! {
     /// Whatever happens in whichever order, with a clock that steps back, it goes on and counts right.
     #[test]
