@@ -11,6 +11,8 @@ const SAMPLES: usize = 3;
 const TRIAL: u8 = SAMPLES as u8 + 1;
 /// Runs before a way is tried again. The wait doubles as long as nothing changes, up to a longest one.
 const FIRST_WAIT: u16 = 8;
+/// Part of the wait after which what somebody suggests is tried.
+const SOON: u16 = 8;
 /// Runs in a row that cost twice what they did, after which another way is tried soon. A trial of the peer's, which may cost us as
 /// much, is shorter.
 const CHANGED: u8 = 8;
@@ -121,12 +123,11 @@ impl<const N: usize, const LONGEST: u16> Ways<N, LONGEST> {
         }
     }
 
-    /// Somebody whose work has to do with ours tries this way: so do we, if we don't try another one, and the last trial is half
-    /// as long ago as the next one would be ahead of it. Two that prefer different ways, and hear of each other's trials, would
-    /// else try for ever.
+    /// Somebody whose work has to do with ours tries this way: so do we, if we don't try another one, and an eighth of the wait
+    /// since our last trial is over. Two that prefer different ways, and hear of each other's trials, would else try for ever.
     pub(crate) fn suggest(&mut self, way: u8) {
         if self.trial == 0
-            && self.wait <= self.waited / 2
+            && self.waited.saturating_sub(self.wait) >= self.waited / SOON
             && way != self.preferred
             && usize::from(way) < N
             && self.costs[usize::from(self.preferred)].is_known()

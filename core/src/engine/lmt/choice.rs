@@ -24,14 +24,14 @@ pub(in crate::engine) enum Protocol {
     /// See [`super::Pull`].
     #[default]
     Pull,
-    /// See [`super::Stream`], through cells that the sender fills with plain stores.
-    Stream,
-    /// The same, past the caches.
+    /// See [`super::Stream`], through cells that the sender fills past the caches.
     StreamPastCaches,
+    /// The same, with plain stores: tried last, as it can be slower than the others by far.
+    Stream,
 }
 
 impl Protocol {
-    const ALL: [Self; WAYS] = [Self::Pull, Self::Stream, Self::StreamPastCaches];
+    const ALL: [Self; WAYS] = [Self::Pull, Self::StreamPastCaches, Self::Stream];
 
     fn of(way: u8) -> Self {
         Self::ALL.get(usize::from(way)).copied().unwrap_or_default()
