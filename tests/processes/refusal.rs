@@ -4,6 +4,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use nemesia::bootstrap::ExitKind;
+use nemesia_core::wire::LAYOUT_VERSION;
 use nemesia_tests::job::{Job, Rank, report};
 use nemesia_tests::skip;
 
@@ -150,17 +151,18 @@ fn different_sizes_are_refused_on_both_sides_with_both_values() -> Result<(), St
 }
 
 /// What an impostor does wrong; what it meets as the one that is called (rank 0), and as the one that calls (rank 1).
+/// `OURS` is the version of the layout, `NEXT` the one after it.
 /// No rank 1 that cannot be understood ends the world by that: it counts as a stranger, and rank 1 as missing.
 const IMPOSTORS: [(&str, &str, &str); 27] = [
     (
         "address-version",
-        "layout is version 6, ours is 5: build both",
-        "layout is version 6, ours is 5: build both",
+        "layout is version NEXT, ours is OURS: build both",
+        "layout is version NEXT, ours is OURS: build both",
     ),
     ("address-machine", "runs on another machine", "runs on another machine"),
     ("address-garbage", "not one of nemesia: mixed programs", "not one of nemesia: mixed programs"),
     ("address-name", "not one of nemesia: mixed programs", "not one of nemesia: mixed programs"),
-    ("greeting-version", "layout is version 6, ours is 5: build both", "it never called"),
+    ("greeting-version", "layout is version NEXT, ours is OURS: build both", "it never called"),
     ("greeting-garbage", "does not speak nemesia", "it never called"),
     ("greeting-short", "greeting is too short", "it never called"),
     ("greeting-long", "too long", "it never called"),
@@ -180,13 +182,20 @@ const IMPOSTORS: [(&str, &str, &str); 27] = [
     ("segment-unreadable", "mapping a segment of a peer: Permission denied", "Permission denied"),
     ("segment-unwritable", "mapping a segment of a peer: Permission denied", "Permission denied"),
     ("header-magic", "header: magic is", "header: magic is"),
-    ("header-version", "layout is version 6, ours is 5: rebuild both", "layout is version 6, ours is 5"),
+    (
+        "header-version",
+        "layout is version NEXT, ours is OURS: rebuild both",
+        "layout is version NEXT, ours is OURS",
+    ),
     ("header-unready", "header is not complete", "header is not complete"),
     ("header-epoch", "header: epoch is", "header: epoch is"),
 ];
 
 /// An impostor as this rank, and a process that behaves as the other one.
 fn meet(kind: &str, impostor: usize, expected: &str) -> Result<(), String> {
+    let expected = &expected
+        .replace("OURS", &LAYOUT_VERSION.to_string())
+        .replace("NEXT", &(LAYOUT_VERSION + 1).to_string());
     let script = format!("[ $PMI_RANK = {impostor} ] && set -- \"$1\" impostor {kind}");
     let ranks = open().before(&script).env("NEMESIA_TIMEOUT", "2").spawn(2)?.wait(LIMIT)?;
     let (false_one, honest) = (&ranks[impostor], &ranks[1 - impostor]);

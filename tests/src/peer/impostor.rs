@@ -12,7 +12,7 @@ use super::{Fault, Outcome, broken, ensure, tell};
 
 /// Those of the default configuration, in a world of two.
 const GEOMETRY: Geometry = Geometry { peers: 2, cells: 64, cell_bytes: 32 << 10, fastbox_slots: 128 };
-pub(super) const VERSION: u32 = 5;
+pub(super) const VERSION: u32 = nemesia_core::wire::LAYOUT_VERSION;
 const EPOCH: u64 = 0x1234_5678_9abc_def0;
 const PATIENCE: Duration = Duration::from_secs(60);
 /// A user that owns nothing.
