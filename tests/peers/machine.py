@@ -3,6 +3,7 @@ everything that two of them share takes up to six times as long. So each value i
 cache line took around it, and only values of one state are compared.
 """
 
+import bisect
 import dataclasses
 import statistics
 
@@ -44,7 +45,7 @@ def states(samples):
     left = sorted(found for found in (sample.hand_over() for sample in samples) if found is not None)
     found = []
     while left:
-        low = max(left, key=lambda low: sum(low <= value < low * SAME for value in left))
+        low = left[max(range(len(left)), key=lambda at: bisect.bisect_left(left, left[at] * SAME) - at)]
         found.append(State(low))
         # What lies just beside a state is its rim, and no state of its own.
         left = [value for value in left if not low / SAME < value < low * SAME * SAME]

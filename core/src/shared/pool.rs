@@ -177,12 +177,9 @@ impl<'a, R: BorrowMut<[CellRecord]>> Pool<'a, R> {
     /// The cell is not one that `holder` holds; nothing is done.
     #[inline]
     pub fn give_back(&mut self, cell: u32, holder: u32) -> Result<(), ReturnFault> {
-        let record = self.records.borrow_mut().get_mut(cell as usize);
-        let Some(record) = record.filter(|record| record.holder == holder + 1) else {
-            return Err(ReturnFault { cell });
-        };
-        *record = CellRecord { holder: 0, next: self.first_free };
-        if self.first_free == 0 {
+        let next = self.first_free;
+        *self.held_by(cell, holder)? = CellRecord { holder: 0, next };
+        if next == 0 {
             self.last_free = cell + 1;
         }
         self.first_free = cell + 1;
@@ -199,13 +196,18 @@ impl<'a, R: BorrowMut<[CellRecord]>> Pool<'a, R> {
         let Some(last) = self.last_free.checked_sub(1).filter(|_| self.free > 0) else {
             return self.give_back(cell, holder);
         };
-        let records = self.records.borrow_mut();
-        let record = records.get_mut(cell as usize).filter(|record| record.holder == holder + 1);
-        *record.ok_or(ReturnFault { cell })? = CellRecord { holder: 0, next: 0 };
-        records[last as usize].next = cell + 1;
+        *self.held_by(cell, holder)? = CellRecord { holder: 0, next: 0 };
+        self.records.borrow_mut()[last as usize].next = cell + 1;
         self.last_free = cell + 1;
         self.free += 1;
         Ok(())
+    }
+
+    /// What is known of a cell, if `holder` holds it.
+    #[inline(always)]
+    fn held_by(&mut self, cell: u32, holder: u32) -> Result<&mut CellRecord, ReturnFault> {
+        let record = self.records.borrow_mut().get_mut(cell as usize);
+        record.filter(|record| record.holder == holder + 1).ok_or(ReturnFault { cell })
     }
 
     /// Takes from every cell what it said to a peer that is gone: its next process counts from the beginning. None is the

@@ -9,9 +9,10 @@
 //! a message, and a few messages now and then by another way.
 //!
 //! What is measured is a *run*: messages that overlap, or follow each other at once, up to a few megabytes; or such that come one
-//! at a time, up to 256 KiB. Its time over its bytes is what counts; idle times don't. A run of messages of several sizes says nothing and is forgotten. Messages that come
-//! one at a time and those that overlap are learned separately: what is first to bring one message is not what is first to
-//! bring many. A run is taken to become what the one before it was. What a run costs goes to [`Ways`].
+//! at a time, up to 256 KiB. Its time over its bytes is what counts; idle times don't. A run of messages of several sizes says
+//! nothing and is forgotten. Messages that come one at a time and those that overlap are learned separately: what is first
+//! to bring one message is not what is first to bring many. A run is taken to become what the one before it was. What a run
+//! costs goes to [`Ways`].
 #![forbid(unsafe_code)]
 
 use crate::port::{PeerId, Stores};
@@ -65,6 +66,7 @@ const PAUSE: u64 = 4;
 const ALONE_BYTES: u64 = 256 << 10;
 /// Bytes after which a run ends although more is under way.
 const RUN_BYTES: u64 = 4 << 20;
+
 /// What the receiver knows of one peer.
 #[derive(Clone, Copy, Debug, Default)]
 pub(in crate::engine) struct Choice {
