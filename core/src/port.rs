@@ -9,6 +9,7 @@ use crate::counters::Traffic;
 use crate::payload::{Gather, RecvBuf};
 use crate::shared::fastbox::{FastboxFault, Word};
 use crate::shared::pool::ReturnFault;
+use crate::sync::spin_hint;
 pub use crate::wire::rendezvous::Stores;
 use crate::wire::{Envelope, Kind};
 
@@ -294,6 +295,12 @@ pub trait MessagePort {
     /// Whether something may be there for [`MessagePort::poll`] where [`MessagePort::take`] looks; as cheap as that.
     fn has_next(&self) -> bool {
         false
+    }
+
+    /// Between two looks that found nothing: lets the core rest for some ten nanoseconds, or uses the time for something that makes
+    /// later calls faster and takes about as long.
+    fn pause(&mut self) {
+        spin_hint();
     }
 
     /// Copies payload bytes of an arrived packet, from `at`, into `to`; `at + to.len()` is at most its size.

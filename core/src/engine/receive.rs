@@ -146,6 +146,12 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         self.port.has_next()
     }
 
+    /// Between two calls of [`Engine::receive_next`] or [`Engine::receive_word`] that found nothing.
+    #[inline(always)]
+    pub fn pause(&mut self) {
+        self.port.pause();
+    }
+
     /// A blocking receive whose message is there, and a word: the critical path. `None` says nothing: the receive goes on as any
     /// other.
     #[inline(always)]

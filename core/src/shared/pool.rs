@@ -162,6 +162,23 @@ impl<'a, R: BorrowMut<[CellRecord]>> Pool<'a, R> {
         (cell as usize) < self.headers.len() && len <= self.cell_bytes
     }
 
+    /// The cell that will be taken next.
+    #[inline(always)]
+    pub fn first(&self) -> Option<u32> {
+        self.first_free.checked_sub(1)
+    }
+
+    /// Writes to each line of `len` bytes of a free cell, from `at` on, which is a line's beginning: they then belong to this core, and
+    /// whoever fills the cell does not wait for them. False, and nothing is done, if the cell is not free or has fewer.
+    #[must_use]
+    pub fn warm(&self, cell: u32, at: usize, len: usize) -> bool {
+        let record = self.records.borrow().get(cell as usize);
+        let is_free = record.is_some_and(|record| record.holder == 0);
+        is_free
+            && at.checked_add(len).is_some_and(|end| end <= self.cell_bytes)
+            && self.payload.warm(cell as usize * self.cell_bytes + at, len)
+    }
+
     /// Publishes a filled cell of `envelope.total` bytes by its own header: it is then found wherever its number stands.
     #[inline]
     pub fn publish(&self, cell: u32, holder: u16, sequence: u64, envelope: &Envelope) {
@@ -199,6 +216,22 @@ impl<'a, R: BorrowMut<[CellRecord]>> Pool<'a, R> {
         *self.held_by(cell, holder)? = CellRecord { holder: 0, next: 0 };
         self.records.borrow_mut()[last as usize].next = cell + 1;
         self.last_free = cell + 1;
+        self.free += 1;
+        Ok(())
+    }
+
+    /// As [`Pool::give_back`]; the one that would be taken next still is.
+    ///
+    /// # Errors
+    /// As for [`Pool::give_back`].
+    pub fn give_back_second(&mut self, cell: u32, holder: u32) -> Result<(), ReturnFault> {
+        let Some(first) = self.first() else { return self.give_back(cell, holder) };
+        let next = self.records.borrow()[first as usize].next;
+        *self.held_by(cell, holder)? = CellRecord { holder: 0, next };
+        self.records.borrow_mut()[first as usize].next = cell + 1;
+        if next == 0 {
+            self.last_free = cell + 1;
+        }
         self.free += 1;
         Ok(())
     }

@@ -15,11 +15,13 @@ mod link;
 mod open;
 mod poll;
 mod wake;
+mod warm;
 
 use core::borrow::BorrowMut;
 
 use filling::Fillings;
 pub use link::{Ends, Link};
+use warm::Warming;
 
 use super::fastbox::Word;
 use super::pool::{CellRecord, Pool};
@@ -30,7 +32,7 @@ use crate::counters::Traffic;
 use crate::payload::{Gather, RecvBuf};
 pub use crate::port::Stores;
 use crate::port::{Arrival, MessagePort, Part, PeerFault, PeerId, Polled, Pulled, Share, Turn};
-use crate::sync::FenceMode;
+use crate::sync::{FenceMode, spin_hint};
 use crate::wire::Envelope;
 use wake::news;
 
@@ -128,6 +130,7 @@ where
     links: L,
     pool: Pool<'a, R>,
     fillings: Fillings,
+    warming: Warming,
     /// Cells in every peer's pool, as the world agreed.
     cells: u32,
     /// Whether there are several peers, and a slow one must leave cells to the others.
@@ -177,6 +180,7 @@ where
             links,
             pool,
             fillings: Fillings::new(),
+            warming: Warming::default(),
             cells,
             shared: ranks > 2,
             inbox,
@@ -414,6 +418,11 @@ where
         let peer = self.hot[self.turn % HOT];
         let link = self.links.borrow().get(peer as usize).and_then(Option::as_ref);
         link.is_some_and(|link| link.ends.inbound.has_next())
+    }
+
+    #[inline(always)]
+    fn pause(&mut self) {
+        if self.warming.is_on() { self.warm() } else { spin_hint() }
     }
 
     #[inline(always)]

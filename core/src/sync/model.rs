@@ -212,6 +212,12 @@ impl<'a> PayloadMut<'a> {
         true
     }
 
+    /// Writes to all bytes: which of them a line has is nobody's business here.
+    #[must_use]
+    pub fn warm(&self, at: usize, len: usize) -> bool {
+        (at..at.saturating_add(len)).all(|at| self.write(at, &[0]))
+    }
+
     /// As [`PayloadMut::write`]. Without the fence at its end, the last byte is still on its way when the copy returns, and for
     /// as long as a model looks.
     #[must_use]

@@ -145,6 +145,17 @@ impl<'a> PayloadMut<'a> {
         true
     }
 
+    /// Writes to one byte in each 64 of the `len` from `at` on, so that their lines belong to this core. What the bytes are then
+    /// is not said.
+    #[must_use]
+    pub fn warm(&self, at: usize, len: usize) -> bool {
+        let Some(to) = self.0.slice(at, len) else { return false };
+        // SAFETY: as for `write`; all is in view. A prefetch for writing would leave a line shared that this core has, as
+        // processors have it (AMD's), and a store does not wait.
+        (0..len).step_by(64).for_each(|at| unsafe { to.base.as_ptr().add(at).write_volatile(0) });
+        true
+    }
+
     /// As [`PayloadMut::write`], past the caches: for what is too large to find there anyhow. Done before anything is
     /// published after it.
     #[must_use]

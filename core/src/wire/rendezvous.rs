@@ -62,6 +62,8 @@ pub enum Stores {
     Cached = 1,
     /// Past the caches, with non-temporal stores, where the processor has them.
     PastCaches = 2,
+    /// With plain stores, to lines that have been taken back from the reader meanwhile.
+    Warmed = 3,
 }
 
 impl Stores {
@@ -70,6 +72,7 @@ impl Stores {
             0 => Some(Self::Learned),
             1 => Some(Self::Cached),
             2 => Some(Self::PastCaches),
+            3 => Some(Self::Warmed),
             _ => None,
         }
     }
@@ -133,7 +136,7 @@ mod tests {
         for first in [0, 1, 70] {
             assert_eq!(Rts::decode(&rts.encode(), RTS_BYTES + first), Some(rts));
         }
-        for stores in [Stores::Learned, Stores::Cached, Stores::PastCaches] {
+        for stores in [Stores::Learned, Stores::Cached, Stores::PastCaches, Stores::Warmed] {
             let cts = Cts { sender: 1, receiver: u64::MAX, start: 3, end: 4, stores };
             assert_eq!(Cts::decode(&cts.encode()), Some(cts));
         }

@@ -54,8 +54,12 @@ const HUGE: &[(&str, HugePages)] =
     &[("never", HugePages::Never), ("try", HugePages::Try), ("require", HugePages::Require)];
 const BACKING: &[(&str, SegmentBacking)] =
     &[("memfd", SegmentBacking::Memfd), ("devshm", SegmentBacking::DevShm)];
-const CELL_STORES: &[(&str, Stores)] =
-    &[("auto", Stores::Learned), ("cached", Stores::Cached), ("past-caches", Stores::PastCaches)];
+const CELL_STORES: &[(&str, Stores)] = &[
+    ("auto", Stores::Learned),
+    ("cached", Stores::Cached),
+    ("warmed", Stores::Warmed),
+    ("past-caches", Stores::PastCaches),
+];
 const SINGLE_COPY: &[(&str, SingleCopy)] = &[
     ("auto", SingleCopy::Auto),
     ("prefer", SingleCopy::Prefer),
@@ -203,7 +207,7 @@ pub const VARIABLES: &[Variable] = &[
     },
     words!(
         "NEMESIA_CELL_STORES",
-        "auto, cached or past-caches",
+        "auto, cached, warmed or past-caches",
         CELL_STORES,
         cell_stores,
         "how this process fills cells of 512 bytes and more: with plain stores or with such that go past the caches; auto is as is faster, as is measured for each peer and size"

@@ -9,7 +9,6 @@ use std::time::Duration;
 use nemesia_core::matching::{Pattern, Source as From};
 use nemesia_core::payload::RecvBuf;
 use nemesia_core::shared::fastbox::Word;
-use nemesia_core::sync::spin_hint;
 
 use super::wait::{Awaited, Wait};
 use super::{Context, Endpoint, Request, Source, Status, Tag, free_context, pattern, status};
@@ -76,7 +75,7 @@ impl Endpoint {
             if left == 0 {
                 return None;
             }
-            spin_hint();
+            self.engine.pause();
         }
     }
 

@@ -232,7 +232,7 @@ impl Endpoint {
             }
             if packets == 0 && self.waiter.pace.polls() > GLANCES {
                 for _ in 0..GLANCES {
-                    spin_hint();
+                    self.engine.pause();
                     if let Some(outcome) = self.engine.receive_next(pattern, &mut buf) {
                         return outcome.map(status).map_err(Error::from);
                     }

@@ -183,6 +183,10 @@ impl<P: MessagePort> MessagePort for Spy<P> {
         polled
     }
 
+    fn pause(&mut self) {
+        self.port.pause();
+    }
+
     fn has_next(&self) -> bool {
         self.port.has_next()
     }

@@ -2,6 +2,7 @@
 
 use core::borrow::BorrowMut;
 
+use super::filling::Fill;
 use super::wake::news;
 use super::{Host, Link, Place, ShmPort, Stores, poll};
 use crate::payload::RecvBuf;
@@ -33,8 +34,8 @@ where
             (stores, _) => stores,
         };
         let (len, received) = (envelope.total as usize, link.traffic.expected);
-        let past_caches = self.fillings.past_caches(peer, stores, len, received, || self.host.ticks());
-        let filled = fill(&self.pool, cell, past_caches);
+        let how = self.fillings.fill(peer, stores, len, received, || self.host.ticks());
+        let filled = fill(&self.pool, cell, how == Fill::PastCaches);
         debug_assert!(filled, "the size was checked when the cell was reserved");
         let sequence = link.traffic.next;
         let announced = self.config.announce && {
@@ -46,7 +47,8 @@ where
             // An error means that the peer's inbox was scribbled over: its sweep will find the cell.
             let _ = link.ends.queue.push(self.config.rank * self.cells + cell);
         }
-        link.traffic.sent_cell(envelope.total as usize, past_caches);
+        link.traffic.sent_cell(len, how);
+        self.warming.begin(how, self.pool.first(), len);
         self.wake(peer, news(envelope));
         Ok(true)
     }
@@ -73,15 +75,15 @@ where
         }
         let cell = self.pool.take(peer)?;
         let (stores, received) = (self.config.stores, link.traffic.expected);
-        let past_caches =
-            self.fillings.past_caches(peer, stores, bytes.len(), received, || self.host.ticks());
-        let filled = self.pool.fill(cell, [bytes, &[]], past_caches);
+        let how = self.fillings.fill(peer, stores, bytes.len(), received, || self.host.ticks());
+        let filled = self.pool.fill(cell, [bytes, &[]], how == Fill::PastCaches);
         debug_assert!(filled, "a cell of the pool, and no more than it holds");
         let envelope = Envelope { kind: Kind::Eager, context, tag, total: bytes.len() as u64 };
         let back = self.owed.take_if(|(owner, _)| *owner == peer).map(|(_, cell)| cell);
         let announced = link.ends.outbound.announce_now(link.traffic.next, &envelope, cell, back);
         debug_assert!(announced, "there is room in the run");
-        link.traffic.sent_cell(bytes.len(), past_caches);
+        link.traffic.sent_cell(bytes.len(), how);
+        self.warming.begin(how, self.pool.first(), bytes.len());
         let is_asleep = link.ends.sleep.is_asleep(self.config.fences);
         if is_asleep && back.is_some() {
             self.tell_of_room(peer);
@@ -198,10 +200,10 @@ where
         let Some(link) = self.links.borrow_mut().get_mut(peer as usize).and_then(Option::as_mut) else {
             return;
         };
-        let taken = if link.traffic.rotates {
-            self.pool.give_back_behind(cell, peer)
-        } else {
-            self.pool.give_back(cell, peer)
+        let taken = match link.traffic.fill {
+            Fill::Cached => self.pool.give_back(cell, peer),
+            Fill::Warm => self.pool.give_back_second(cell, peer),
+            Fill::PastCaches => self.pool.give_back_behind(cell, peer),
         };
         link.traffic.lent -= u16::from(taken.is_ok());
     }

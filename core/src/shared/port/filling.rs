@@ -17,9 +17,22 @@ use super::HOT;
 use crate::port::{PeerId, Stores};
 use crate::ways::Ways;
 
-/// Numbers of the two ways.
-const CACHED: u8 = 0;
-const PAST_CACHES: u8 = 1;
+/// How a cell is filled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Fill {
+    /// With plain stores, always the same one if it can be.
+    Cached,
+    /// With plain stores; the next one is [made ready](super::warm) while nothing comes.
+    Warm,
+    /// Past the caches.
+    PastCaches,
+}
+
+impl Fill {
+    const ALL: [Self; 3] = [Self::Cached, Self::Warm, Self::PastCaches];
+}
+
 /// Powers of two that are told apart: from 512 bytes, below which plain stores are faster, to 8 KiB and more.
 const SMALLEST: u32 = 9;
 const CLASSES: usize = 5;
@@ -39,7 +52,7 @@ const TURNS: u8 = 16;
 #[derive(Clone, Copy, Debug)]
 struct Filling {
     /// Of messages that follow each other, and of answers.
-    ways: [[Ways<2, LONGEST_WAIT>; CLASSES]; 2],
+    ways: [[Ways<{ Fill::ALL.len() }, LONGEST_WAIT>; CLASSES]; 2],
     run: Run,
     /// Packets from the peer when the last cell was filled; see [`TURNS`].
     received: u64,
@@ -47,29 +60,33 @@ struct Filling {
     answers: bool,
 }
 
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 struct Run {
     /// Messages until it ends; 0 is none.
     left: u16,
     count: u16,
     answers: bool,
     class: u8,
-    way: u8,
+    way: Fill,
     since: u64,
+}
+
+impl Run {
+    const NONE: Self = Self { left: 0, count: 0, answers: false, class: 0, way: Fill::Cached, since: 0 };
 }
 
 impl Default for Filling {
     fn default() -> Self {
-        let mut ways = [[Ways::preferring(CACHED); CLASSES]; 2];
-        ways[0][LARGE..].fill(Ways::preferring(PAST_CACHES));
-        Self { ways, run: Run::default(), received: 0, turns: 0, answers: false }
+        let mut ways = [[Ways::preferring(Fill::Cached as u8); CLASSES]; 2];
+        ways[0][LARGE..].fill(Ways::preferring(Fill::PastCaches as u8));
+        Self { ways, run: Run::NONE, received: 0, turns: 0, answers: false }
     }
 }
 
 impl Filling {
-    /// Whether a cell of this class of sizes is to be filled past the caches.
+    /// How a cell of this class of sizes is to be filled.
     #[inline(always)]
-    fn past_caches(&mut self, class: u8, received: u64, ticks: impl FnOnce() -> Option<u64>) -> bool {
+    fn fill(&mut self, class: u8, received: u64, ticks: impl FnOnce() -> Option<u64>) -> Fill {
         self.turns =
             if received == self.received { self.turns.saturating_sub(1) } else { TURNS.min(self.turns + 1) };
         self.received = received;
@@ -77,7 +94,7 @@ impl Filling {
         let run = &mut self.run;
         if run.left > 1 && run.class == class && run.answers == self.answers {
             run.left -= 1;
-            return run.way == PAST_CACHES;
+            return run.way;
         }
         self.begin(class, ticks())
     }
@@ -85,25 +102,25 @@ impl Filling {
     /// The message is the first of a run, and the first after the last one, which is over.
     #[cold]
     #[inline(never)]
-    fn begin(&mut self, class: u8, now: Option<u64>) -> bool {
-        let Some(now) = now else { return false };
+    fn begin(&mut self, class: u8, now: Option<u64>) -> Fill {
+        let Some(now) = now else { return Fill::Cached };
         let Run { left, count, way, since, .. } = self.run;
         let known = &mut self.ways[usize::from(self.run.answers)][usize::from(self.run.class)];
         match left {
             0 => {}
             1 => {
                 let cost = now.saturating_sub(since) / u64::from(count.max(1));
-                known.record(way, cost.clamp(1, u32::MAX.into()) as u32);
+                known.record(way as u8, cost.clamp(1, u32::MAX.into()) as u32);
             }
             // Something else came in between: it tells nothing.
-            _ if way != known.preferred() => known.miss(),
+            _ if way as u8 != known.preferred() => known.miss(),
             _ => {}
         }
         let answers = self.answers;
-        let way = self.ways[usize::from(answers)][usize::from(class)].next();
+        let way = Fill::ALL[usize::from(self.ways[usize::from(answers)][usize::from(class)].next())];
         let count = if answers { ANSWERS } else { STREAM };
         self.run = Run { left: count, count, answers, class, way, since: now };
-        way == PAST_CACHES
+        way
     }
 }
 
@@ -129,22 +146,25 @@ impl Fillings {
         Self(core::array::from_fn(place))
     }
 
-    /// Whether a cell with so many bytes for this peer, from which so many packets have come, is to be filled past the caches.
+    /// How a cell with so many bytes for this peer, from which so many packets have come, is to be filled.
     #[inline(always)]
-    pub(super) fn past_caches(
+    pub(super) fn fill(
         &mut self,
         peer: PeerId,
         stores: Stores,
         len: usize,
         received: u64,
         ticks: impl FnOnce() -> Option<u64>,
-    ) -> bool {
-        let Some(class) = (len as u64 | 1).ilog2().checked_sub(SMALLEST) else { return false };
-        if stores != Stores::Learned {
-            return stores == Stores::PastCaches;
+    ) -> Fill {
+        let Some(class) = (len as u64 | 1).ilog2().checked_sub(SMALLEST) else { return Fill::Cached };
+        match stores {
+            Stores::Learned => {}
+            Stores::Cached => return Fill::Cached,
+            Stores::Warmed => return Fill::Warm,
+            Stores::PastCaches => return Fill::PastCaches,
         }
         let class = class.min(CLASSES as u32 - 1) as u8;
-        self.of(peer).is_some_and(|filling| filling.past_caches(class, received, ticks))
+        self.of(peer).map_or(Fill::Cached, |filling| filling.fill(class, received, ticks))
     }
 
     /// What is known of this peer, if it has a place.

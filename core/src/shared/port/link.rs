@@ -1,6 +1,7 @@
 //! What connects us with one peer: the ends of everything that lies in both segments, and where we are in it.
 
 use super::Stores;
+use super::filling::Fill;
 use crate::counters::{Count, Traffic as Told};
 use crate::shared::pool::{PeerPool, ReturnReceiver, ReturnSender};
 use crate::shared::queue::Producer;
@@ -42,10 +43,6 @@ pub struct Link<'a> {
     pub(super) traffic: Traffic,
 }
 
-/// Bytes in a cell from which on one that has been used is no better than another: between them, the cells of both sides and the
-/// buffer fill the first-level cache.
-const MUCH: usize = 4096;
-
 /// Private counters of a link.
 #[derive(Debug)]
 pub(super) struct Traffic {
@@ -61,8 +58,8 @@ pub(super) struct Traffic {
     pub(super) counted: bool,
     /// The last send found no cell.
     pub(super) waits: bool,
-    /// Cells to the peer are used in turn: the last one was filled past the caches, or with much.
-    pub(super) rotates: bool,
+    /// How the last cell was filled.
+    pub(super) fill: Fill,
     /// How those with parts of large messages are filled, if the receiver has a wish.
     pub(super) data_stores: Stores,
     /// See [`Told`]; the packets that went through a fastbox are the others.
@@ -77,9 +74,9 @@ pub(super) struct Traffic {
 impl Traffic {
     /// A packet of so many bytes has left in a cell, which the peer holds now.
     #[inline(always)]
-    pub(super) fn sent_cell(&mut self, len: usize, past_caches: bool) {
-        self.past_caches += u64::from(past_caches);
-        self.rotates = past_caches || len >= MUCH;
+    pub(super) fn sent_cell(&mut self, len: usize, fill: Fill) {
+        self.past_caches += u64::from(fill == Fill::PastCaches);
+        self.fill = fill;
         self.next += 1;
         self.lent += 1;
         self.waits = false;
@@ -95,7 +92,7 @@ impl Traffic {
             sweep: false,
             counted: false,
             waits: false,
-            rotates: false,
+            fill: Fill::Cached,
             data_stores: Stores::Learned,
             cells_sent: none,
             cells_received: none,

@@ -60,6 +60,9 @@ where
         let polled = self.poll_hot().or_else(|| self.poll_queue()).or_else(|| self.poll_cold());
         polled.unwrap_or_else(|| {
             self.pay_owed();
+            if self.warming.is_on() {
+                self.warm();
+            }
             Polled::Idle
         })
     }
