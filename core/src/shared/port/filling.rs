@@ -34,14 +34,14 @@ impl Fill {
 }
 
 /// Powers of two that are told apart: from 512 bytes, below which plain stores are faster, to 8 KiB and more.
-const SMALLEST: u32 = 9;
-const CLASSES: usize = 5;
+const SMALLEST: u32 = 8;
+const CLASSES: usize = 6;
 /// Messages of a run, if each answers one.
 const ANSWERS: u16 = 32;
 /// And if they follow each other: so many that waits for the receiver, after each window perhaps, are in all runs alike.
 const STREAM: u16 = 128;
 /// The first class of which messages that follow each other go past the caches at first.
-const LARGE: usize = 3;
+const LARGE: usize = 4;
 /// Runs after which the other way is tried at the latest. It is seldom slower by much.
 const LONGEST_WAIT: u16 = 128;
 /// Messages that came after one from the peer, less those that did not: so many, at most, are counted; more than three quarters are
