@@ -7,9 +7,43 @@ use super::wake::news;
 use super::{Host, Link, Place, ShmPort, Stores, poll};
 use crate::payload::RecvBuf;
 use crate::port::{Arrival, MessagePort, PeerFault, PeerId};
-use crate::shared::pool::{CellRecord, Pool};
+use crate::shared::pool::{CellRecord, Pool, ReturnFault};
 use crate::shared::sleep::News;
 use crate::wire::{Envelope, Kind};
+
+/// The smallest message for which cells are used again and again: of less, all that are under way fit into a cache.
+const REUSED_FROM: usize = 512;
+/// Bytes of a message for which one look at the cells that come back takes about as long as stores to lines that are not in our cache
+/// take longer: some nanoseconds for a line.
+const BYTES_A_POLL: usize = 16;
+/// Cells to a peer for which nothing came back in time, before it is waited for again.
+const SLOW: u8 = 32;
+
+/// Cells with so many bytes that a peer may hold until one is waited for: with one that it is about to give back, and the buffer,
+/// they fit into a first-level cache.
+#[inline(always)]
+const fn enough(len: usize) -> u16 {
+    match len {
+        0..REUSED_FROM => u16::MAX,
+        REUSED_FROM..=2048 => 5,
+        _ => 3,
+    }
+}
+
+/// A peer has finished with a cell.
+#[inline(always)]
+fn take_back<R: BorrowMut<[CellRecord]>>(
+    pool: &mut Pool<'_, R>,
+    fill: Fill,
+    cell: u32,
+    peer: PeerId,
+) -> Result<(), ReturnFault> {
+    match fill {
+        // The one that is next has been made ready.
+        Fill::Warm => pool.give_back_second(cell, peer),
+        _ => pool.give_back(cell, peer),
+    }
+}
 
 impl<'a, H, L, R> ShmPort<'a, H, L, R>
 where
@@ -48,7 +82,7 @@ where
             let _ = link.ends.queue.push(self.config.rank * self.cells + cell);
         }
         link.traffic.sent_cell(len, how);
-        self.warming.begin(how, self.pool.first(), len);
+        self.warm_next(how, len);
         self.wake(peer, news(envelope));
         Ok(true)
     }
@@ -65,6 +99,10 @@ where
         tag: u64,
         bytes: &[u8],
     ) -> Option<bool> {
+        let Some(Some(link)) = self.links.borrow_mut().get_mut(peer as usize) else { return None };
+        if link.traffic.lent >= enough(bytes.len()) {
+            self.reuse(peer, bytes.len());
+        }
         let Some(Some(link)) = self.links.borrow_mut().get_mut(peer as usize) else { return None };
         let free = self.pool.free();
         let is_collecting = free * 2 <= self.cells as usize;
@@ -83,8 +121,8 @@ where
         let announced = link.ends.outbound.announce_now(link.traffic.next, &envelope, cell, back);
         debug_assert!(announced, "there is room in the run");
         link.traffic.sent_cell(bytes.len(), how);
-        self.warming.begin(how, self.pool.first(), bytes.len());
         let is_asleep = link.ends.sleep.is_asleep(self.config.fences);
+        self.warm_next(how, bytes.len());
         if is_asleep && back.is_some() {
             self.tell_of_room(peer);
             return Some(false);
@@ -106,10 +144,14 @@ where
         if self.pool.free() * 2 <= self.cells as usize {
             self.collect(peer)?;
         }
-        let Some(lent) = self.link(peer).map(|link| link.traffic.lent as usize) else { return Ok(None) };
+        let Some(lent) = self.link(peer).map(|link| link.traffic.lent) else { return Ok(None) };
         if len > self.pool.cell_bytes() as u64 {
             return Ok(None);
         }
+        if lent >= enough(len as usize) {
+            self.reuse(peer, len as usize);
+        }
+        let lent = self.link(peer).map_or(0, |link| link.traffic.lent as usize);
         // A peer gets no more than what is then left for the others (dynamic thresholds): however many are slow, the
         // next one finds a cell.
         if self.pool.free() == 0 || self.shared && lent >= self.pool.free() {
@@ -121,6 +163,35 @@ where
         match self.pool.take(peer) {
             None => Ok(self.wait_for_cell(peer)),
             cell => Ok(cell),
+        }
+    }
+
+    /// Takes back the cells that this peer has finished with, and waits a little for one if it has many: the lines of a few cells
+    /// that are used again and again stay in our cache, and a store to a line that has left it takes longer than such a wait. (On one
+    /// machine here 2 KiB messages in a row took 0.22 us instead of 0.26.) A peer that does not keep up is not waited for.
+    #[inline(never)]
+    fn reuse(&mut self, peer: PeerId, len: usize) {
+        let Some(link) = self.links.borrow_mut().get_mut(peer as usize).and_then(Option::as_mut) else {
+            return;
+        };
+        if link.traffic.slow > 0 || link.traffic.fill == Fill::PastCaches {
+            link.traffic.slow = link.traffic.slow.saturating_sub(1);
+            return;
+        }
+        let mut polls = len / BYTES_A_POLL;
+        loop {
+            let back = if link.traffic.lent > 0 { link.ends.given_back.pop() } else { None };
+            if let Some(cell) = back {
+                let taken = take_back(&mut self.pool, link.traffic.fill, cell, peer);
+                link.traffic.lent -= u16::from(taken.is_ok());
+            } else if link.traffic.lent < enough(len) {
+                return;
+            } else if polls == 0 {
+                link.traffic.slow = SLOW;
+                return;
+            } else {
+                polls -= 1;
+            }
         }
     }
 
@@ -201,9 +272,8 @@ where
             return;
         };
         let taken = match link.traffic.fill {
-            Fill::Cached => self.pool.give_back(cell, peer),
-            Fill::Warm => self.pool.give_back_second(cell, peer),
             Fill::PastCaches => self.pool.give_back_behind(cell, peer),
+            fill => take_back(&mut self.pool, fill, cell, peer),
         };
         link.traffic.lent -= u16::from(taken.is_ok());
     }
@@ -233,7 +303,7 @@ where
         while link.traffic.lent > 0
             && let Some(cell) = link.ends.given_back.pop()
         {
-            let taken = self.pool.give_back(cell, peer);
+            let taken = take_back(&mut self.pool, link.traffic.fill, cell, peer);
             taken.map_err(|fault| PeerFault { peer, fault: fault.into() })?;
             link.traffic.lent -= 1;
         }

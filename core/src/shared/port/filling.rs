@@ -1,16 +1,20 @@
-//! How a cell is filled: with plain stores, or past the caches, as is faster between these two cores.
+//! How a cell is filled: with plain stores, with plain stores to lines that were taken back before, or past the caches, as is faster
+//! between these two cores.
 //!
 //! A plain store needs its line, which the receiver has from the last time: it comes from the receiver's core, the receiver takes it back,
-//! and a core waits for only a few such lines at a time. Stores past the caches ask nobody; the receiver reads from memory, which takes
-//! as long for one line as for many and wherever the other core is. So plain stores are first between neighbours and for a
-//! little, and stores past the caches between distant cores, for much, and for messages that follow each other. On one machine
-//! here 4 KiB cost 2.2 us by plain stores and 0.9 us past the caches between distant cores, 0.7 us and 0.8 us between near ones
-//! in a ping-pong, 0.6 us and 0.5 us in a stream. So it is measured: what a *run* of messages of about one size has cost, from the
-//! start of its first to the start of the next run's first, is what the two [`Ways`] are compared by.
+//! and a core waits for only a few such lines at a time. Whoever waits for an answer can [take the lines back](super::warm) in that
+//! time, for the next message; if both are on one core there is nothing to take back, and one cell that is always the same is
+//! better. Stores past the caches ask nobody; the receiver reads from memory, which takes as long for one line as for many and
+//! wherever the other core is.
+//!
+//! On one machine here 4 KiB cost 0.6 us in a ping-pong between near cores by plain stores, 0.28 us with lines that were taken
+//! back and 0.8 us past the caches; between distant cores 2.2 us by plain stores and 0.9 us past the caches; in a stream
+//! between near cores 0.46 us by plain stores and 0.4 us past the caches. So it is measured: what a *run* of messages of about
+//! one size has cost, from the start of its first to the start of the next run's first, is what the [`Ways`] are compared by.
 //!
 //! Messages that answer one are learned apart from those that follow each other; of these, large ones go past the caches until
-//! something is known. The time that a process spends elsewhere counts
-//! too; it is the same for both ways, and hides the difference where it does not matter.
+//! something is known. The time that a process spends elsewhere counts too; it is the same for all ways, and hides the difference where
+//! it does not matter.
 #![forbid(unsafe_code)]
 
 use super::HOT;
@@ -33,7 +37,7 @@ impl Fill {
     const ALL: [Self; 3] = [Self::Cached, Self::Warm, Self::PastCaches];
 }
 
-/// Powers of two that are told apart: from 512 bytes, below which plain stores are faster, to 8 KiB and more.
+/// Powers of two that are told apart: from 256 bytes, below which plain stores are as fast, to 8 KiB and more.
 const SMALLEST: u32 = 8;
 const CLASSES: usize = 6;
 /// Messages of a run, if each answers one.
@@ -42,7 +46,7 @@ const ANSWERS: u16 = 32;
 const STREAM: u16 = 128;
 /// The first class of which messages that follow each other go past the caches at first.
 const LARGE: usize = 4;
-/// Runs after which the other way is tried at the latest. It is seldom slower by much.
+/// Runs after which another way is tried at the latest. It is seldom slower by much.
 const LONGEST_WAIT: u16 = 128;
 /// Messages that came after one from the peer, less those that did not: so many, at most, are counted; more than three quarters are
 /// needed for them to be taken for answers, and fewer than one quarter for that to end.
@@ -77,7 +81,7 @@ impl Run {
 
 impl Default for Filling {
     fn default() -> Self {
-        let mut ways = [[Ways::preferring(Fill::Cached as u8); CLASSES]; 2];
+        let mut ways = [[Ways::preferring(Fill::Warm as u8); CLASSES]; 2];
         ways[0][LARGE..].fill(Ways::preferring(Fill::PastCaches as u8));
         Self { ways, run: Run::NONE, received: 0, turns: 0, answers: false }
     }
@@ -156,13 +160,13 @@ impl Fillings {
         received: u64,
         ticks: impl FnOnce() -> Option<u64>,
     ) -> Fill {
-        let Some(class) = (len as u64 | 1).ilog2().checked_sub(SMALLEST) else { return Fill::Cached };
-        match stores {
-            Stores::Learned => {}
-            Stores::Cached => return Fill::Cached,
-            Stores::Warmed => return Fill::Warm,
-            Stores::PastCaches => return Fill::PastCaches,
-        }
+        let class = (len as u64 | 1).ilog2().checked_sub(SMALLEST);
+        let class = match (stores, class) {
+            (Stores::Warmed, _) => return Fill::Warm,
+            (Stores::PastCaches, Some(_)) => return Fill::PastCaches,
+            (Stores::Learned, Some(class)) => class,
+            _ => return Fill::Cached,
+        };
         let class = class.min(CLASSES as u32 - 1) as u8;
         self.of(peer).map_or(Fill::Cached, |filling| filling.fill(class, received, ticks))
     }

@@ -14,7 +14,7 @@ use crate::shared::layout::LINE;
 use crate::shared::pool::CellRecord;
 
 /// Lines that one poll takes back: more would keep a packet waiting that comes meanwhile.
-const LINES_A_POLL: usize = 8;
+const LINES_A_POLL: usize = 16;
 
 /// What is still to be done.
 #[derive(Clone, Copy, Debug, Default)]
@@ -47,6 +47,16 @@ where
     L: BorrowMut<[Option<Link<'a>>]>,
     R: BorrowMut<[CellRecord]>,
 {
+    /// A cell with so many bytes has left. The first lines of the next one are taken back at once: that goes on while the processor
+    /// does something else, and of messages in a row there is no other time.
+    #[inline(always)]
+    pub(super) fn warm_next(&mut self, how: Fill, len: usize) {
+        self.warming.begin(how, self.pool.first(), len);
+        if self.warming.is_on() {
+            self.warm();
+        }
+    }
+
     /// Takes some lines back.
     #[inline(never)]
     pub(super) fn warm(&mut self) {
