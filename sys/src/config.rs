@@ -470,8 +470,9 @@ impl Config {
         self.with(["NEMESIA_NON_TEMPORAL_BYTES"], |config| config.non_temporal_bytes = Some(bytes))
     }
 
-    /// How this process fills cells, of messages of 512 bytes and more: with plain stores, past the caches (non-temporal stores, where
-    /// the processor has them), or as it measures to be faster, for each peer and size.
+    /// How this process fills cells, of messages of 256 bytes and more: with plain stores, with plain stores to lines that it has taken
+    /// back from the receiver's core while it had nothing else to do (of the next cell, after each message), past the caches
+    /// (non-temporal stores, where the processor has them), or as it measures to be fastest, for each peer and size.
     #[must_use]
     pub fn cell_stores(self, stores: Stores) -> Self {
         self.with(["NEMESIA_CELL_STORES"], |config| config.cell_stores = stores)

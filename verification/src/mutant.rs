@@ -45,6 +45,8 @@ pub(crate) enum Blunder {
     ForgetDriver,
     /// The owner refills a cell that nobody has given back.
     RefillUnreturned,
+    /// The owner writes ahead to a cell that nobody has given back.
+    WarmUnreturned,
     /// The writer publishes bytes, then writes them.
     PublishBeforeWrite,
     /// The sender leaves a shared copy, then writes its last part.
@@ -57,7 +59,7 @@ pub(crate) enum Blunder {
 
 impl Blunder {
     /// Every blunder.
-    pub(crate) const ALL: [Blunder; 17] = [
+    pub(crate) const ALL: [Blunder; 18] = [
         Blunder::AckBeforeRead,
         Blunder::ReturnBeforeRead,
         Blunder::EnqueueBeforePublish,
@@ -71,6 +73,7 @@ impl Blunder {
         Blunder::ListenUnlocked,
         Blunder::ForgetDriver,
         Blunder::RefillUnreturned,
+        Blunder::WarmUnreturned,
         Blunder::PublishBeforeWrite,
         Blunder::LeaveBeforeWrite,
         Blunder::Undrained,

@@ -155,7 +155,7 @@ mod tests {
             assert_eq!(Cts::decode(&cts.encode()), None);
         }
         let mut bytes = Cts { sender: 1, receiver: 2, start: 3, end: 4, stores: Stores::Learned }.encode();
-        bytes[32] = 3;
+        bytes[32] = 4;
         assert_eq!(Cts::decode(&bytes), None);
     }
 }

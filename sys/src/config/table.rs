@@ -210,7 +210,7 @@ pub const VARIABLES: &[Variable] = &[
         "auto, cached, warmed or past-caches",
         CELL_STORES,
         cell_stores,
-        "how this process fills cells of 512 bytes and more: with plain stores or with such that go past the caches; auto is as is faster, as is measured for each peer and size"
+        "how this process fills cells of 256 bytes and more: with plain stores, with such to lines that were taken back from the receiver's core while nothing came, or with stores that go past the caches; auto is as is fastest, as is measured for each peer and size"
     ),
     words!(
         "NEMESIA_PTRACER",

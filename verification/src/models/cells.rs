@@ -32,6 +32,16 @@ pub(super) const PAST_CACHES: Model = Model {
     run: past_caches,
 };
 
+/// The same cells; the next one's lines are taken back from the receiver before it is needed.
+pub(super) const WARMED: Model = Model {
+    name: "cells/warmed",
+    structure: "pool, return ring, queue; lines of the next cell are written to ahead",
+    property: "a cell is written to ahead only when it was given back",
+    edges: &[Edge::QueuePublish, Edge::CellReturn],
+    blunders: &[Blunder::WarmUnreturned],
+    run: warmed,
+};
+
 /// The queue's entry is lost.
 pub(super) const SWEEP: Model = Model {
     name: "cells/sweep",
@@ -75,13 +85,16 @@ impl Memory {
 
     pub(super) fn owner(&self) -> Owner<'_> {
         let records = vec![CellRecord::default(); self.headers.len()];
-        let pool = Pool::new(&self.headers, PayloadMut::from_cells(&self.payload), LEN, records);
+        let payload = PayloadMut::from_cells(&self.payload);
+        let pool = Pool::new(&self.headers, payload, LEN, records);
         Owner {
+            payload,
             pool: pool.expect("the sizes fit"),
             returned: ReturnReceiver::new(&self.returns),
             queue: Some(Producer::new(self.queue())),
             next: 1,
             past_caches: false,
+            warms: false,
         }
     }
 
@@ -105,11 +118,14 @@ impl Memory {
 /// The owner of the cells, and the number of its next message.
 pub(super) struct Owner<'a> {
     pub(super) pool: Pool<'a, Vec<CellRecord>>,
+    payload: PayloadMut<'a>,
     returned: ReturnReceiver<'a>,
     /// `None` when entries are lost.
     queue: Option<Producer<'a>>,
     pub(super) next: u8,
     past_caches: bool,
+    /// Writes to the next cell as soon as it is there.
+    warms: bool,
 }
 
 impl Owner<'_> {
@@ -137,7 +153,26 @@ impl Owner<'_> {
             self.enqueue(cell);
         }
         self.next += 1;
+        if self.warms {
+            self.warm(cell, blunder);
+        }
         true
+    }
+
+    /// Writes to the next cell, if there is one.
+    fn warm(&mut self, sent: u32, blunder: Option<Blunder>) {
+        if blunder == Some(Blunder::WarmUnreturned) {
+            assert!(self.payload.warm(sent as usize * LEN, LEN));
+            return;
+        }
+        self.collect();
+        assert!(
+            !self.pool.warm(sent, 0, LEN) || self.pool.first() == Some(sent),
+            "a cell that the receiver holds"
+        );
+        if let Some(cell) = self.pool.first() {
+            assert!(self.pool.warm(cell, 0, LEN));
+        }
     }
 
     fn enqueue(&mut self, cell: u32) {
@@ -191,21 +226,33 @@ impl Receiving<'_> {
 }
 
 fn refill(run: &Run) {
-    refill_by(run, false);
+    refill_by(run, Way::Cached);
+}
+
+fn warmed(run: &Run) {
+    refill_by(run, Way::Warmed);
 }
 
 fn past_caches(run: &Run) {
     leave_undrained(run.blunders(Blunder::Undrained));
-    refill_by(run, true);
+    refill_by(run, Way::PastCaches);
 }
 
-fn refill_by(run: &Run, past_caches: bool) {
+/// How the owner fills its cells.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Cached,
+    Warmed,
+    PastCaches,
+}
+
+fn refill_by(run: &Run, way: Way) {
     let blunder = run.blunder;
     let (count, cells) = (run.size(3, 4), run.size(1, 2));
     run.explore(3, move || {
         let memory = Memory::new(cells, 2);
         let (mut owner, mut receiver) = (memory.owner(), memory.receiver());
-        owner.past_caches = past_caches;
+        (owner.past_caches, owner.warms) = (way == Way::PastCaches, way == Way::Warmed);
         receiver.return_early = blunder == Some(Blunder::ReturnBeforeRead);
         both(
             || (0..ATTEMPTS).for_each(|_| _ = owner.next <= count && owner.send(blunder)),

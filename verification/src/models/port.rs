@@ -47,6 +47,16 @@ pub(super) const RETURNED: Model = Model {
     run: returned,
 };
 
+/// The same, and who waits for the answer writes ahead to the cell of its next message.
+pub(super) const WARMED: Model = Model {
+    name: "port/warmed",
+    structure: "port (4 slots, 4 cells)",
+    property: "a cell that is written to ahead, while an answer is awaited, has come back",
+    edges: &[Edge::FastboxPublish],
+    blunders: &[Blunder::ReturnBeforeRead],
+    run: warmed,
+};
+
 /// The path is chosen by room.
 pub(super) const OVERFLOW: Model = Model {
     name: "port/overflow",
@@ -141,6 +151,10 @@ impl World {
 
     /// As [`World::port`]; its cells are announced in the fastbox, if it is to.
     pub(super) fn port_announcing(&self, me: usize, announce: bool) -> Port<'_> {
+        self.port_storing(me, announce, Stores::Learned)
+    }
+
+    fn port_storing(&self, me: usize, announce: bool, stores: Stores) -> Port<'_> {
         let own = &self.0[me];
         let records = vec![CellRecord::default(); CELLS];
         let pool = Pool::new(&own.headers, PayloadMut::from_cells(&own.payload), CELL_BYTES, records);
@@ -152,7 +166,7 @@ impl World {
             fences,
             announce,
             pieces: Pieces::default(),
-            stores: Stores::Learned,
+            stores,
             clocked: true,
         };
         let pool = pool.expect("the sizes fit");
@@ -346,12 +360,20 @@ impl<'a> Player<'a> {
 }
 
 fn returned(run: &Run) {
+    take_turns(run, Stores::Learned);
+}
+
+fn warmed(run: &Run) {
+    take_turns(run, Stores::Warmed);
+}
+
+fn take_turns(run: &Run, stores: Stores) {
     let reads_late = run.blunder == Some(Blunder::ReturnBeforeRead);
     let (count, preemptions) = run.size((2, 2), (3, 3));
     run.explore(preemptions, move || {
         let world = World::new(2);
         let player =
-            |me: usize| Box::new(Player::new(world.port_announcing(me, true), 1 - me as PeerId, count));
+            |me: usize| Box::new(Player::new(world.port_storing(me, true, stores), 1 - me as PeerId, count));
         let mut one = player(0);
         let mut two = player(1);
         two.reads_late = reads_late;

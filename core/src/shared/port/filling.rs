@@ -131,10 +131,13 @@ impl Filling {
 /// Cells in a row to peers that have no place, after which one of them takes it.
 const TAKE_OVER: u16 = 256;
 
+/// Peers of which something is known at a time. (Models have small stacks.)
+const PLACES: usize = if cfg!(nemesia_loom) { 1 } else { HOT };
+
 /// What is known of some peers: as much memory whether the world is large or small. More of them than there are places take
 /// turns; cells to who has none are filled with plain stores.
 #[derive(Debug)]
-pub(super) struct Fillings([Place; HOT]);
+pub(super) struct Fillings([Place; PLACES]);
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Place {
@@ -174,7 +177,7 @@ impl Fillings {
     /// What is known of this peer, if it has a place.
     #[inline(always)]
     fn of(&mut self, peer: PeerId) -> Option<&mut Filling> {
-        let place = &mut self.0[peer as usize % HOT];
+        let place = &mut self.0[peer as usize % PLACES];
         if place.peer != peer {
             place.others += 1;
             if place.others < TAKE_OVER {

@@ -19,10 +19,19 @@ const PAYLOAD_AT: usize = 4096;
 #[derive(Clone, Copy, Debug)]
 enum Op {
     Take(u32),
-    GiveBack(u32, u32),
-    GiveBackBehind(u32, u32),
+    GiveBack(u32, u32, Turn),
     Reclaim(u32),
 }
+
+/// Whether a cell that comes back is taken next, after the one that is next, or after all others.
+#[derive(Clone, Copy, Debug)]
+enum Turn {
+    First,
+    Second,
+    Last,
+}
+
+const TURNS: [Turn; 3] = [Turn::First, Turn::Second, Turn::Last];
 
 fn pool(region: &Region, cells: usize) -> Pool<'_, Vec<CellRecord>> {
     let payload = region.payload(PAYLOAD_AT, cells * CELL_BYTES);
@@ -57,21 +66,17 @@ impl<'a> Owned<'a> {
                     self.holders[cell as usize] = Some(holder);
                 }
             }
-            Op::GiveBack(cell, holder) => {
+            Op::GiveBack(cell, holder, turn) => {
                 let held = self.holders.get(cell as usize) == Some(&Some(holder));
                 let expected = if held { Ok(()) } else { Err(ReturnFault { cell }) };
-                assert_eq!(self.pool.give_back(cell, holder), expected);
+                let given = match turn {
+                    Turn::First => self.pool.give_back(cell, holder),
+                    Turn::Second => self.pool.give_back_second(cell, holder),
+                    Turn::Last => self.pool.give_back_behind(cell, holder),
+                };
+                assert_eq!(given, expected);
                 if held {
-                    self.free_cell(cell);
-                }
-            }
-            Op::GiveBackBehind(cell, holder) => {
-                let held = self.holders.get(cell as usize) == Some(&Some(holder));
-                let expected = if held { Ok(()) } else { Err(ReturnFault { cell }) };
-                assert_eq!(self.pool.give_back_behind(cell, holder), expected);
-                if held {
-                    self.holders[cell as usize] = None;
-                    self.free.insert(0, cell);
+                    self.free_cell(cell, turn);
                 }
             }
             Op::Reclaim(holder) => {
@@ -82,25 +87,34 @@ impl<'a> Owned<'a> {
                     .collect();
                 assert_eq!(self.pool.reclaim(holder), held.len());
                 for cell in held {
-                    self.free_cell(cell);
+                    self.free_cell(cell, Turn::First);
                 }
             }
         }
         assert_eq!(self.pool.free(), self.free.len());
+        assert_eq!(self.pool.first(), self.free.last().copied());
     }
 
-    fn free_cell(&mut self, cell: u32) {
+    fn free_cell(&mut self, cell: u32, turn: Turn) {
         self.holders[cell as usize] = None;
-        self.free.push(cell);
+        let at = match turn {
+            Turn::First => self.free.len(),
+            Turn::Second => self.free.len().saturating_sub(1),
+            Turn::Last => 0,
+        };
+        self.free.insert(at, cell);
     }
+}
+
+fn turn() -> impl Strategy<Value = Turn> {
+    (0..TURNS.len()).prop_map(|at| TURNS[at])
 }
 
 fn op() -> impl Strategy<Value = Op> {
     prop_oneof![
         4 => (0..4u32).prop_map(Op::Take),
-        4 => (0..20u32, 0..4u32).prop_map(|(cell, holder)| Op::GiveBack(cell, holder)),
-        2 => (0..20u32, 0..4u32).prop_map(|(cell, holder)| Op::GiveBackBehind(cell, holder)),
-        1 => (any::<u32>(), 0..4u32).prop_map(|(cell, holder)| Op::GiveBack(cell, holder)),
+        6 => (0..20u32, 0..4u32, turn()).prop_map(|(cell, holder, turn)| Op::GiveBack(cell, holder, turn)),
+        1 => (any::<u32>(), 0..4u32, turn()).prop_map(|(cell, holder, turn)| Op::GiveBack(cell, holder, turn)),
         1 => (0..4u32).prop_map(Op::Reclaim),
     ]
 }
@@ -163,9 +177,8 @@ fn pool_agrees_with_the_lists_for_long() {
             owned.apply(match rng.below(20) {
                 0 => Op::Reclaim(holder),
                 1..=7 => Op::Take(holder),
-                10 => Op::GiveBack(rng.next() as u32, holder),
-                8..=9 => Op::GiveBackBehind(rng.below(cells + 1) as u32, holder),
-                _ => Op::GiveBack(rng.below(cells + 1) as u32, holder),
+                10 => Op::GiveBack(rng.next() as u32, holder, rng.pick(&TURNS)),
+                _ => Op::GiveBack(rng.below(cells + 1) as u32, holder, rng.pick(&TURNS)),
             });
         }
     }
@@ -261,6 +274,30 @@ fn nothing_beyond_a_cell_is_written_or_read() {
     assert!(!peer.read(cell, 1, &mut [0; 256]));
     assert!(!peer.read(4, 0, &mut [0; 1]));
     assert!(peer.read(3, 256, &mut []));
+}
+
+#[test]
+fn only_free_cells_are_warmed() {
+    let region = region(4);
+    let mut pool = pool(&region, 4);
+    assert!(region.payload(PAYLOAD_AT, 4 * CELL_BYTES).write(0, &[7; 4 * CELL_BYTES]));
+    let held = pool.take(0).unwrap();
+    for (cell, at, len) in [
+        (held, 0, 1),
+        (held, 0, 0),
+        (4, 0, 1),
+        (u32::MAX, 0, 1),
+        (1, 256, 1),
+        (1, 0, 257),
+        (1, 64, usize::MAX),
+    ] {
+        assert!(!pool.warm(cell, at, len), "{len} bytes of cell {cell} from {at} on");
+    }
+    assert!(pool.warm(1, 64, 65) && pool.warm(2, 192, 64) && pool.warm(3, 256, 0));
+    let mut bytes = [0; 4 * CELL_BYTES];
+    assert!(region.payload(PAYLOAD_AT, 4 * CELL_BYTES).as_read().read(0, &mut bytes));
+    let changed: Vec<usize> = (0..bytes.len()).filter(|&at| bytes[at] != 7).collect();
+    assert_eq!(changed, [256 + 64, 256 + 128, 512 + 192]);
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Cells that go back with the answer, and cells that are filled past the caches.
 
 use std::vec;
+use std::vec::Vec;
 
 use super::fabric::{Fabric, TestPort, tiny};
 use super::port::{collected, send, take};
@@ -49,6 +50,102 @@ fn who_takes_turns_uses_one_cell_each() {
     collected(&mut zero);
     collected(&mut one);
     assert_eq!((zero.free_cells(), one.free_cells()), (16, 16));
+}
+
+#[test]
+fn who_takes_turns_and_takes_lines_back_uses_two_cells_each() {
+    let geometry = Geometry { cells: 16, cell_bytes: 4096, fastbox_slots: 64, ..tiny(2) };
+    let fabric = Fabric::storing(geometry, Stores::Warmed);
+    let (mut zero, mut one) = (fabric.port(0), fabric.port(1));
+    let mut used = [0; 16];
+    for turn in 0..1000 {
+        assert!(send_copy(&mut zero, 1, turn, 4000) || send(&mut zero, 1, turn, 4000));
+        (0..10).for_each(|_| zero.pause());
+        used[take_from_cell(&mut one) as usize] += 1;
+        assert!(send_copy(&mut one, 0, turn, 3000) || send(&mut one, 0, turn, 3000));
+        assert_eq!(take(&mut one, 1), None);
+        take_from_cell(&mut zero);
+    }
+    used.sort_unstable();
+    assert!(used[14] > 100 && used[15] > 100 && used[..12].iter().sum::<u32>() == 0, "{used:?}");
+}
+
+/// The bytes of a cell of rank 0 that begin its lines.
+fn line_starts(fabric: &Fabric, cell: usize) -> Vec<u8> {
+    let geometry = fabric.geometry;
+    let at = geometry.own().payload + cell * geometry.cell_bytes as usize;
+    let bytes = fabric.own(0).payload(at, geometry.cell_bytes as usize).as_read();
+    let start = |line: usize| {
+        let mut byte = [0];
+        assert!(bytes.read(64 * line, &mut byte));
+        byte[0]
+    };
+    (0..geometry.cell_bytes as usize / 64).map(start).collect()
+}
+
+#[test]
+fn the_lines_of_the_next_cell_are_taken_back_a_few_at_a_time_and_no_others() {
+    let geometry = Geometry { cells: 8, cell_bytes: 4096, fastbox_slots: 64, ..tiny(2) };
+    let fabric = Fabric::storing(geometry, Stores::Warmed);
+    let payload = fabric.own(0).payload(geometry.own().payload, 8 * 4096);
+    assert!(payload.write(0, &[7; 8 * 4096]));
+    let mut zero = fabric.port(0);
+    let all = |cell, taken: usize| {
+        assert_eq!(line_starts(&fabric, cell), [vec![0; taken], vec![7; 64 - taken]].concat(), "cell {cell}");
+    };
+    assert!(zero.send_copy(1, 5, 9, &[7; 3000]).is_some());
+    all(1, 16);
+    zero.pause();
+    all(1, 32);
+    assert_eq!(take(&mut zero, 1), None);
+    assert_eq!(take(&mut zero, 1), None);
+    all(1, 47);
+    (0..10).for_each(|_| zero.pause());
+    [(0, 0), (1, 47), (2, 0), (3, 0)].map(|(cell, taken)| all(cell, taken));
+    // What was sent since is not touched.
+    assert!(zero.send_copy(1, 5, 9, &[7; 2000]).is_some());
+    assert!(zero.send_copy(1, 5, 9, &[7; 600]).is_some());
+    (0..10).for_each(|_| zero.pause());
+    [(0, 0), (3, 10)].map(|(cell, taken)| all(cell, taken));
+    assert_eq!(line_starts(&fabric, 1)[..31], [7; 31]);
+}
+
+/// Sends so many messages in a row, of which the peer takes each, and says how many cells they went through.
+fn cells_of_a_stream(stores: Stores, len: usize) -> usize {
+    let geometry = Geometry { cells: 64, cell_bytes: 8192, fastbox_slots: 64, ..tiny(2) };
+    let fabric = Fabric::storing(geometry, stores);
+    let (mut zero, mut one) = (fabric.port(0), fabric.port(1));
+    let mut used = [false; 64];
+    for turn in 0..500 {
+        assert!(send_copy(&mut zero, 1, turn, len) || send(&mut zero, 1, turn, len));
+        used[take_from_cell(&mut one) as usize] = true;
+    }
+    used.iter().filter(|&&used| used).count()
+}
+
+#[test]
+fn a_stream_that_is_kept_up_with_goes_through_a_few_cells() {
+    for (len, most) in [(512, 7), (2048, 7), (2049, 5), (8192, 5)] {
+        for stores in [Stores::Cached, Stores::Warmed] {
+            let count = cells_of_a_stream(stores, len);
+            assert!(count <= most, "{count} cells of {len} bytes, {stores:?}");
+        }
+        assert!(cells_of_a_stream(Stores::PastCaches, len) > 20);
+    }
+    assert!(cells_of_a_stream(Stores::Cached, 511) > 20);
+}
+
+#[test]
+fn a_peer_that_does_not_keep_up_gets_its_messages_all_the_same() {
+    let geometry = Geometry { cells: 64, cell_bytes: 8192, fastbox_slots: 64, ..tiny(2) };
+    let fabric = Fabric::storing(geometry, Stores::Warmed);
+    let (mut zero, mut one) = (fabric.port(0), fabric.port(1));
+    for turn in 0..60 {
+        assert!(send_copy(&mut zero, 1, turn, 8000) || send(&mut zero, 1, turn, 8000));
+    }
+    for turn in 0..60 {
+        assert_eq!(take(&mut one, 1), Some((0, turn)));
+    }
 }
 
 #[test]
@@ -126,21 +223,20 @@ fn cells_that_nobody_holds_do_not_come_back() {
 }
 
 #[test]
-fn whatever_is_filled_past_the_caches_comes_whole() {
+fn however_a_cell_is_filled_it_comes_whole() {
     let geometry = Geometry { peers: 2, cells: 8, cell_bytes: 4096, fastbox_slots: 8 };
     let mut rng = Rng::new(7);
-    for stores in [Stores::Learned, Stores::Cached, Stores::PastCaches] {
+    for stores in [Stores::Learned, Stores::Cached, Stores::Warmed, Stores::PastCaches] {
         let fabric = Fabric::storing(geometry, stores);
         let (mut zero, mut one) = (fabric.port(0), fabric.port(1));
-        let mut large = 0;
         for turn in 0..500 {
             let len = 257 + rng.below(4096 - 256);
-            large += u64::from(len >= 512);
             let sent = send_copy(&mut zero, 1, turn, len) || send(&mut zero, 1, turn, len);
             assert!(sent);
+            zero.pause();
             assert_eq!(take(&mut one, 1), Some((0, turn)));
         }
-        let wanted = if stores == Stores::PastCaches { large } else { 0 };
+        let wanted = if stores == Stores::PastCaches { 500 } else { 0 };
         assert_eq!(zero.traffic(1).past_caches, wanted, "{stores:?}");
     }
 }
