@@ -131,7 +131,7 @@ pub const VARIABLES: &[Variable] = &[
     Variable {
         name: "NEMESIA_FASTBOX_LIMIT",
         values: "bytes, or auto",
-        help: "largest message that goes through a fastbox; auto is 256; no more is possible than what a quarter of the fastbox holds",
+        help: "largest message that goes through a fastbox; auto is 232; no more is possible than what a quarter of the fastbox holds",
         get: |config| config.fastbox_bytes().to_string(),
         set: |config, value| put(&mut config.fastbox_limit, or_auto(value)),
     },

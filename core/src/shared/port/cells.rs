@@ -3,6 +3,7 @@
 use core::borrow::BorrowMut;
 
 use super::filling::Fill;
+use super::link::Turn;
 use super::wake::news;
 use super::{Host, Link, Place, ShmPort, Stores, poll};
 use crate::payload::RecvBuf;
@@ -19,6 +20,9 @@ const BYTES_A_POLL: usize = 16;
 /// Cells to a peer for which nothing came back in time, before it is waited for again.
 const SLOW: u8 = 32;
 
+/// Bytes of a part of a large message from which on one cell is no better than another.
+const MUCH: usize = 4096;
+
 /// Cells with so many bytes that a peer may hold until one is waited for: with one that it is about to give back, and the buffer,
 /// they fit into a first-level cache.
 #[inline(always)]
@@ -30,17 +34,28 @@ const fn enough(len: usize) -> u16 {
     }
 }
 
-/// A peer has finished with a cell.
+/// When a cell that was filled so, with a packet of this kind, is used again.
+#[inline(always)]
+fn turn(kind: Kind, how: Fill, len: usize) -> Turn {
+    match how {
+        Fill::PastCaches => Turn::Last,
+        // Many follow each other: between them they fill the first-level cache.
+        _ if kind == Kind::Data && len >= MUCH => Turn::Last,
+        Fill::Warm => Turn::Second,
+        Fill::Cached => Turn::First,
+    }
+}
+
+/// A peer has finished with a cell, and said so in the ring.
 #[inline(always)]
 fn take_back<R: BorrowMut<[CellRecord]>>(
     pool: &mut Pool<'_, R>,
-    fill: Fill,
+    turn: Turn,
     cell: u32,
     peer: PeerId,
 ) -> Result<(), ReturnFault> {
-    match fill {
-        // The one that is next has been made ready.
-        Fill::Warm => pool.give_back_second(cell, peer),
+    match turn {
+        Turn::Second => pool.give_back_second(cell, peer),
         _ => pool.give_back(cell, peer),
     }
 }
@@ -81,7 +96,7 @@ where
             // An error means that the peer's inbox was scribbled over: its sweep will find the cell.
             let _ = link.ends.queue.push(self.config.rank * self.cells + cell);
         }
-        link.traffic.sent_cell(len, how);
+        link.traffic.sent_cell(len, how, turn(envelope.kind, how, len));
         self.warm_next(how, len);
         self.wake(peer, news(envelope));
         Ok(true)
@@ -120,7 +135,7 @@ where
         let back = self.owed.take_if(|(owner, _)| *owner == peer).map(|(_, cell)| cell);
         let announced = link.ends.outbound.announce_now(link.traffic.next, &envelope, cell, back);
         debug_assert!(announced, "there is room in the run");
-        link.traffic.sent_cell(bytes.len(), how);
+        link.traffic.sent_cell(bytes.len(), how, turn(Kind::Eager, how, bytes.len()));
         let is_asleep = link.ends.sleep.is_asleep(self.config.fences);
         self.warm_next(how, bytes.len());
         if is_asleep && back.is_some() {
@@ -148,10 +163,7 @@ where
         if len > self.pool.cell_bytes() as u64 {
             return Ok(None);
         }
-        if lent >= enough(len as usize) {
-            self.reuse(peer, len as usize);
-        }
-        let lent = self.link(peer).map_or(0, |link| link.traffic.lent as usize);
+        let lent = lent as usize;
         // A peer gets no more than what is then left for the others (dynamic thresholds): however many are slow, the
         // next one finds a cell.
         if self.pool.free() == 0 || self.shared && lent >= self.pool.free() {
@@ -174,7 +186,7 @@ where
         let Some(link) = self.links.borrow_mut().get_mut(peer as usize).and_then(Option::as_mut) else {
             return;
         };
-        if link.traffic.slow > 0 || link.traffic.fill == Fill::PastCaches {
+        if link.traffic.slow > 0 || link.traffic.turn == Turn::Last {
             link.traffic.slow = link.traffic.slow.saturating_sub(1);
             return;
         }
@@ -182,7 +194,7 @@ where
         loop {
             let back = if link.traffic.lent > 0 { link.ends.given_back.pop() } else { None };
             if let Some(cell) = back {
-                let taken = take_back(&mut self.pool, link.traffic.fill, cell, peer);
+                let taken = take_back(&mut self.pool, link.traffic.turn, cell, peer);
                 link.traffic.lent -= u16::from(taken.is_ok());
             } else if link.traffic.lent < enough(len) {
                 return;
@@ -271,9 +283,9 @@ where
         let Some(link) = self.links.borrow_mut().get_mut(peer as usize).and_then(Option::as_mut) else {
             return;
         };
-        let taken = match link.traffic.fill {
-            Fill::PastCaches => self.pool.give_back_behind(cell, peer),
-            fill => take_back(&mut self.pool, fill, cell, peer),
+        let taken = match link.traffic.turn {
+            Turn::Last => self.pool.give_back_behind(cell, peer),
+            turn => take_back(&mut self.pool, turn, cell, peer),
         };
         link.traffic.lent -= u16::from(taken.is_ok());
     }
@@ -303,7 +315,7 @@ where
         while link.traffic.lent > 0
             && let Some(cell) = link.ends.given_back.pop()
         {
-            let taken = take_back(&mut self.pool, link.traffic.fill, cell, peer);
+            let taken = take_back(&mut self.pool, link.traffic.turn, cell, peer);
             taken.map_err(|fault| PeerFault { peer, fault: fault.into() })?;
             link.traffic.lent -= 1;
         }

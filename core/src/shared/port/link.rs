@@ -43,6 +43,17 @@ pub struct Link<'a> {
     pub(super) traffic: Traffic,
 }
 
+/// When a cell that comes back is used again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Turn {
+    /// At once: it is likeliest in our cache.
+    First,
+    /// After the next one, which has been made ready.
+    Second,
+    /// After all others: it is to be in no cache any more.
+    Last,
+}
+
 /// Private counters of a link.
 #[derive(Debug)]
 pub(super) struct Traffic {
@@ -60,8 +71,8 @@ pub(super) struct Traffic {
     pub(super) counted: bool,
     /// The last send found no cell.
     pub(super) waits: bool,
-    /// How the last cell was filled.
-    pub(super) fill: Fill,
+    /// When a cell that the peer gives back will be used again.
+    pub(super) turn: Turn,
     /// How those with parts of large messages are filled, if the receiver has a wish.
     pub(super) data_stores: Stores,
     /// See [`Told`]; the packets that went through a fastbox are the others.
@@ -76,9 +87,9 @@ pub(super) struct Traffic {
 impl Traffic {
     /// A packet of so many bytes has left in a cell, which the peer holds now.
     #[inline(always)]
-    pub(super) fn sent_cell(&mut self, len: usize, fill: Fill) {
+    pub(super) fn sent_cell(&mut self, len: usize, fill: Fill, turn: Turn) {
         self.past_caches += u64::from(fill == Fill::PastCaches);
-        self.fill = fill;
+        self.turn = turn;
         self.next += 1;
         self.lent += 1;
         self.waits = false;
@@ -95,7 +106,7 @@ impl Traffic {
             sweep: false,
             counted: false,
             waits: false,
-            fill: Fill::Cached,
+            turn: Turn::First,
             data_stores: Stores::Learned,
             cells_sent: none,
             cells_received: none,
