@@ -101,12 +101,16 @@ fn the_lines_of_the_next_cell_are_taken_back_a_few_at_a_time_and_no_others() {
     assert_eq!(take(&mut zero, 1), None);
     all(1, 47);
     (0..10).for_each(|_| zero.pause());
-    [(0, 0), (1, 47), (2, 0), (3, 0)].map(|(cell, taken)| all(cell, taken));
+    for (cell, taken) in [(0, 0), (1, 47), (2, 0), (3, 0)] {
+        all(cell, taken);
+    }
     // What was sent since is not touched.
     assert!(zero.send_copy(1, 5, 9, &[7; 2000]).is_some());
     assert!(zero.send_copy(1, 5, 9, &[7; 600]).is_some());
     (0..10).for_each(|_| zero.pause());
-    [(0, 0), (3, 10)].map(|(cell, taken)| all(cell, taken));
+    for (cell, taken) in [(0, 0), (3, 10)] {
+        all(cell, taken);
+    }
     assert_eq!(line_starts(&fabric, 1)[..31], [7; 31]);
 }
 
