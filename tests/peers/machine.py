@@ -8,6 +8,7 @@ import dataclasses
 import statistics
 
 SAME = 1.4  # hand-overs of one state differ by less than this factor
+SOONEST = 0.75  # part of a hand-over in which no message arrives: its line takes as long as any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,6 +23,11 @@ class Sample:
         """None if the machine's state changed meanwhile."""
         low, high = sorted((self.before, self.after))
         return (low + high) / 2 if high < low * SAME else None
+
+    def can_be_latency(self):
+        """Whether a message may have taken so long in this state of the machine: it changed twice meanwhile if not."""
+        hand_over = self.hand_over()
+        return hand_over is None or self.value >= SOONEST * hand_over
 
 
 @dataclasses.dataclass(frozen=True)

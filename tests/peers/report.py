@@ -21,7 +21,8 @@ class Results:
     def add(self, name, found):
         mine = self.samples.setdefault(name, {})
         for key, sample in found.items():
-            mine.setdefault(key, []).append(sample)
+            if key[0] != "latency" or sample.can_be_latency():
+                mine.setdefault(key, []).append(sample)
 
     def settle(self):
         """The machine's states, the one with the most samples where there are fewest first; that one is told of."""
@@ -134,7 +135,7 @@ def text(results):
             parts += tables(results)
     if len(parts) == 1:
         parts.append("in no state of the machine there are values of ours and of a peer: there is nothing to compare")
-    results.settle()
+    results.state = found[0] if found else None
     return "\n".join(parts)
 
 
@@ -151,10 +152,11 @@ def tables(results):
 def document(results):
     """For programs: the state that everybody has met most often, and all of them. Peers that have no value are left out."""
     found = []
-    for state in results.settle():
+    states = results.settle()
+    for state in states:
         results.state = state
         found.append({"handover_ns": exact(results.hand_over()), "fewest": results.fewest(state), "rows": listed(results)})
-    results.settle()
+    results.state = states[0] if states else None
     first = found[0] if found else {"handover_ns": 0, "rows": []}
     return {"rounds": results.rounds, "handover_ns": first["handover_ns"], "rows": first["rows"], "states": found}
 
