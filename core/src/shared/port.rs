@@ -11,6 +11,7 @@
 
 mod cells;
 mod filling;
+mod host;
 mod link;
 mod open;
 mod poll;
@@ -20,19 +21,19 @@ mod warm;
 use core::borrow::BorrowMut;
 
 use filling::Fillings;
+pub use host::{Host, PortConfig};
 pub use link::{Ends, Link};
 use warm::Warming;
 
 use super::fastbox::Word;
 use super::pool::{CellRecord, Pool};
 use super::queue::Consumer;
-use super::share::Pieces;
-use super::sleep::{News, Sleep, SleepWord};
+use super::sleep::News;
 use crate::counters::Traffic;
 use crate::payload::{Gather, RecvBuf};
 pub use crate::port::Stores;
 use crate::port::{Arrival, MessagePort, Part, PeerFault, PeerId, Polled, Pulled, Share, Turn};
-use crate::sync::{FenceMode, spin_hint};
+use crate::sync::spin_hint;
 use crate::wire::Envelope;
 use wake::news;
 
@@ -56,36 +57,6 @@ const OWED_OF: usize = 2;
 /// Largest payload in two pieces, or of a list, that goes through a fastbox: it is put together on the stack.
 const SMALL: usize = 1024;
 
-/// What the port cannot do without an operating system.
-pub trait Host {
-    /// Wakes `peer`, whose word is `word`, in the way that it has asked for.
-    fn wake(&mut self, peer: PeerId, word: &SleepWord, how: Sleep);
-
-    /// Ticks of a steady clock that is cheap to read, by which the port learns how cells are best filled, and the engine more
-    /// ([`PortConfig::clocked`]).
-    fn ticks(&self) -> Option<u64> {
-        None
-    }
-
-    /// See [`MessagePort::can_pull`].
-    fn can_pull(&self, peer: PeerId) -> bool {
-        let _ = peer;
-        false
-    }
-
-    /// See [`MessagePort::pull`].
-    fn pull(&mut self, peer: PeerId, address: u64, to: &mut [u8]) -> Pulled {
-        let _ = (peer, address, to);
-        Pulled::Refused
-    }
-
-    /// See [`MessagePort::push`].
-    fn push(&mut self, peer: PeerId, address: u64, from: &[u8]) -> bool {
-        let _ = (peer, address, from);
-        false
-    }
-}
-
 /// Where an arrived packet is.
 #[derive(Clone, Copy, Debug)]
 pub enum Place {
@@ -95,27 +66,6 @@ pub enum Place {
     Cell(u32),
     /// In this cell of its sender, which the head of the fastbox announces.
     Announced(u32),
-}
-
-/// What the port is told at start.
-#[derive(Clone, Copy, Debug)]
-pub struct PortConfig {
-    /// Our rank.
-    pub rank: PeerId,
-    /// Largest payload that goes through a fastbox, in bytes; limited by the fastbox.
-    pub fastbox_limit: usize,
-    /// How a sleeper and its wakers agree.
-    pub fences: FenceMode,
-    /// Whether a filled cell is announced in the fastbox, where there is room, and not in the receive queue. That saves
-    /// the queue's entry and tail and the cell's header, three lines that change hands. Among more peers than [`HOT`] the
-    /// queue is found sooner.
-    pub announce: bool,
-    /// What we copy at once of messages that both sides copy.
-    pub pieces: Pieces,
-    /// How cells are filled.
-    pub stores: Stores,
-    /// Whether the engine has the host's clock ([`MessagePort::ticks`]).
-    pub clocked: bool,
 }
 
 /// The port. `L` lends one link a rank (ours stays `None`), `R` the pool's records.
