@@ -53,6 +53,6 @@ pub struct PortConfig {
     pub pieces: Pieces,
     /// How cells are filled.
     pub stores: Stores,
-    /// Whether the engine has the host's clock ([`MessagePort::ticks`]).
+    /// Whether the engine has the host's clock ([`MessagePort::ticks`](crate::port::MessagePort::ticks)).
     pub clocked: bool,
 }
