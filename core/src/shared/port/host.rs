@@ -46,7 +46,7 @@ pub struct PortConfig {
     /// How a sleeper and its wakers agree.
     pub fences: FenceMode,
     /// Whether a filled cell is announced in the fastbox, where there is room, and not in the receive queue. That saves
-    /// the queue's entry and tail and the cell's header, three lines that change hands. Among more peers than [`HOT`] the
+    /// the queue's entry and tail and the cell's header, three lines that change hands. Among more peers than [`HOT`](super::HOT) the
     /// queue is found sooner.
     pub announce: bool,
     /// What we copy at once of messages that both sides copy.
