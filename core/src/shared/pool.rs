@@ -51,6 +51,10 @@ impl ReturnSlot {
     }
 }
 
+/// Bytes for whose lines, which the last receiver has, it is worth it to [take](PayloadMut::write_taking) them first: of less, all
+/// stores are under way at once.
+const TAKEN_FROM: usize = 1024;
+
 /// What the owner privately knows of one cell.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CellRecord {
@@ -153,6 +157,8 @@ impl<'a, R: BorrowMut<[CellRecord]>> Pool<'a, R> {
     fn write(&self, at: usize, bytes: &[u8], past_caches: bool) -> bool {
         if past_caches && !bytes.is_empty() {
             self.payload.write_past_caches(at, bytes)
+        } else if bytes.len() >= TAKEN_FROM {
+            self.payload.write_taking(at, bytes)
         } else {
             self.payload.write(at, bytes)
         }

@@ -1,13 +1,49 @@
-//! Copies past the caches, for what is larger than they are: stores that go to memory by way of write-combining buffers neither
+//! Copies to lines that another core has, and copies past the caches.
+//!
+//! A core has only so many stores under way, which wait for their lines one behind the other, and those of a copy are parts of a
+//! line. So before some lines are copied to, one byte of each is written: then as many lines are on their way as the core has
+//! stores. On one machine here (Zen 4, 64 stores of at most 32 bytes) 8 KiB of a stream between near cores took 0.64 us instead
+//! of 0.90, and 256 KiB 14 us instead of 20. A prefetch for writing does not do it: that leaves a line shared which this core has,
+//! too.
+//!
+//! Copies past the caches are for what is larger than they are: stores that go to memory by way of write-combining buffers neither
 //! read the lines that they overwrite nor push others out (paper 4, section 3.2).
 //!
 //! Such stores are not ordered by what publishes them: a Release orders plain stores only. Each copy here therefore ends with a
 //! store fence, before it returns, so that whatever is published afterwards by any [`Edge`](super::Edge) finds them done. The
 //! blunder `Undrained` of the models leaves that out.
 
-/// Bytes that are moved in one step: a line.
-#[cfg(target_arch = "x86_64")]
+/// Bytes that are moved in one step, and that change hands: a line.
 const LINE: usize = 64;
+/// Bytes whose lines are taken before they are copied to: they have to stay in the first-level cache.
+const TAKEN: usize = 4096;
+
+/// Writes to one byte in each line's length from `to` on.
+///
+/// # Safety
+/// As for a write of `len` bytes to `to`.
+#[inline]
+pub(super) unsafe fn take(to: *mut u8, len: usize) {
+    for at in (0..len).step_by(LINE) {
+        // SAFETY: one of the bytes.
+        unsafe { to.add(at).write_volatile(0) };
+    }
+}
+
+/// Copies `len` bytes to lines that another core is likely to have.
+///
+/// # Safety
+/// As for `core::ptr::copy_nonoverlapping`; what others may do to the bytes meanwhile is as for it.
+pub(super) unsafe fn taking(from: *const u8, to: *mut u8, len: usize) {
+    for done in (0..len).step_by(TAKEN) {
+        let part = TAKEN.min(len - done);
+        // SAFETY: a part of both ranges.
+        unsafe {
+            take(to.add(done), part);
+            core::ptr::copy_nonoverlapping(from.add(done), to.add(done), part);
+        }
+    }
+}
 
 /// Copies `len` bytes past the caches, where the processor can; elsewhere as any copy. For what is not read again soon.
 ///
@@ -61,7 +97,7 @@ mod tests {
     use std::vec;
     use std::vec::Vec;
 
-    use super::past_caches;
+    use super::{past_caches, taking};
 
     #[test]
     fn every_length_at_every_alignment_is_copied_and_nothing_else() {
@@ -72,6 +108,11 @@ mod tests {
                     let mut there = vec![0xee; 400];
                     // SAFETY: both ranges are in their vectors, which are two.
                     unsafe { past_caches(source.as_ptr().add(from), there.as_mut_ptr().add(to), len) };
+                    assert_eq!(there[to..to + len], source[from..from + len], "{len} from {from} to {to}");
+                    assert!(there[..to].iter().chain(&there[to + len..]).all(|byte| *byte == 0xee));
+                    let mut there = vec![0xee; 400];
+                    // SAFETY: as before.
+                    unsafe { taking(source.as_ptr().add(from), there.as_mut_ptr().add(to), len) };
                     assert_eq!(there[to..to + len], source[from..from + len], "{len} from {from} to {to}");
                     assert!(there[..to].iter().chain(&there[to + len..]).all(|byte| *byte == 0xee));
                 }

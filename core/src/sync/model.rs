@@ -212,6 +212,12 @@ impl<'a> PayloadMut<'a> {
         true
     }
 
+    /// As [`PayloadMut::write`]: nobody may look in between.
+    #[must_use]
+    pub fn write_taking(&self, at: usize, from: &[u8]) -> bool {
+        self.write(at, from)
+    }
+
     /// Writes to all bytes: which of them a line has is nobody's business here.
     #[must_use]
     pub fn warm(&self, at: usize, len: usize) -> bool {

@@ -150,9 +150,17 @@ impl<'a> PayloadMut<'a> {
     #[must_use]
     pub fn warm(&self, at: usize, len: usize) -> bool {
         let Some(to) = self.0.slice(at, len) else { return false };
-        // SAFETY: as for `write`; all is in view. A prefetch for writing would leave a line shared that this core has, as
-        // processors have it (AMD's), and a store does not wait.
-        (0..len).step_by(64).for_each(|at| unsafe { to.base.as_ptr().add(at).write_volatile(0) });
+        // SAFETY: as for `write`.
+        unsafe { copy::take(to.base.as_ptr(), len) };
+        true
+    }
+
+    /// As [`PayloadMut::write`], to lines that another core is likely to have: of all of them one byte is written first.
+    #[must_use]
+    pub fn write_taking(&self, at: usize, from: &[u8]) -> bool {
+        let Some(to) = self.0.slice(at, from.len()) else { return false };
+        // SAFETY: as for `write`.
+        unsafe { copy::taking(from.as_ptr(), to.base.as_ptr(), from.len()) };
         true
     }
 

@@ -63,8 +63,6 @@ pub(super) struct Traffic {
     pub(super) expected: u64,
     /// Our cells that the peer holds; no pool has as many as this counts.
     pub(super) lent: u16,
-    /// Cells until the peer is waited for again: it did not keep up.
-    pub(super) slow: u8,
     /// The cells may hold a packet whose queue entry is gone.
     pub(super) sweep: bool,
     /// The peer sleeps on although it was sent something, as far as we know.
@@ -102,7 +100,6 @@ impl Traffic {
             next: 1,
             expected: 1,
             lent: 0,
-            slow: 0,
             sweep: false,
             counted: false,
             waits: false,

@@ -14,7 +14,7 @@ use crate::shared::layout::LINE;
 use crate::shared::pool::CellRecord;
 
 /// Lines that one poll takes back: more would keep a packet waiting that comes meanwhile.
-const LINES_A_POLL: usize = 16;
+const LINES_A_POLL: usize = 32;
 
 /// What is still to be done.
 #[derive(Clone, Copy, Debug, Default)]
