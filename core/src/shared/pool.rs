@@ -51,9 +51,16 @@ impl ReturnSlot {
     }
 }
 
-/// Bytes for whose lines, which the last receiver has, it is worth it to [take](PayloadMut::write_taking) them first: of less, all
-/// stores are under way at once.
-const TAKEN_FROM: usize = 1024;
+/// How the lines of a cell are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Writing {
+    /// As any memory.
+    Plain,
+    /// The receiver has the lines, as it read them last: [all are taken first](PayloadMut::write_taking).
+    Taking,
+    /// [Past the caches](PayloadMut::write_past_caches).
+    PastCaches,
+}
 
 /// What the owner privately knows of one cell.
 #[derive(Clone, Copy, Debug, Default)]
@@ -130,37 +137,35 @@ impl<'a, R: BorrowMut<[CellRecord]>> Pool<'a, R> {
         Some(cell)
     }
 
-    /// Fills a cell that [`Pool::take`] gave with bytes in two pieces, past the caches or not; whoever sends it publishes it. False
+    /// Fills a cell that [`Pool::take`] gave with bytes in two pieces; whoever sends it publishes it. False
     /// when they do not fit: nothing is done.
     #[inline(always)]
     #[must_use]
-    pub fn fill(&self, cell: u32, [head, body]: [&[u8]; 2], past_caches: bool) -> bool {
+    pub fn fill(&self, cell: u32, [head, body]: [&[u8]; 2], how: Writing) -> bool {
         let at = cell as usize * self.cell_bytes;
         self.holds(cell, head.len() + body.len())
-            && self.write(at, head, past_caches)
-            && self.write(at + head.len(), body, past_caches)
+            && self.write(at, head, how)
+            && self.write(at + head.len(), body, how)
     }
 
     /// As [`Pool::fill`], with `len` bytes of a list, from `at` on: gathered in the cell itself.
     #[must_use]
-    pub fn fill_list(&self, cell: u32, from: &mut Gather, at: usize, len: usize, past_caches: bool) -> bool {
+    pub fn fill_list(&self, cell: u32, from: &mut Gather, at: usize, len: usize, how: Writing) -> bool {
         if !self.holds(cell, len) {
             return false;
         }
         let base = cell as usize * self.cell_bytes;
         let mut fit = true;
-        from.each(at, len, |done, part| fit &= self.write(base + done, part, past_caches));
+        from.each(at, len, |done, part| fit &= self.write(base + done, part, how));
         fit
     }
 
     #[inline(always)]
-    fn write(&self, at: usize, bytes: &[u8], past_caches: bool) -> bool {
-        if past_caches && !bytes.is_empty() {
-            self.payload.write_past_caches(at, bytes)
-        } else if bytes.len() >= TAKEN_FROM {
-            self.payload.write_taking(at, bytes)
-        } else {
-            self.payload.write(at, bytes)
+    fn write(&self, at: usize, bytes: &[u8], how: Writing) -> bool {
+        match how {
+            Writing::Taking => self.payload.write_taking(at, bytes),
+            Writing::PastCaches if !bytes.is_empty() => self.payload.write_past_caches(at, bytes),
+            _ => self.payload.write(at, bytes),
         }
     }
 

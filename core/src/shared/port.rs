@@ -311,7 +311,7 @@ where
             from.read(at, bytes);
             return self.send(peer, envelope, bytes);
         }
-        self.send_cell(peer, envelope, |pool, cell, past| pool.fill_list(cell, from, at, len, past))
+        self.send_cell(peer, envelope, |pool, cell, how| pool.fill_list(cell, from, at, len, how))
     }
 
     #[inline]

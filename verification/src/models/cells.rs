@@ -2,7 +2,7 @@
 
 use loom::cell::UnsafeCell;
 use nemesia_core::shared::pool::{
-    CellHeader, CellRecord, CellState, PeerPool, Pool, ReturnReceiver, ReturnSender, ReturnSlot,
+    CellHeader, CellRecord, CellState, PeerPool, Pool, ReturnReceiver, ReturnSender, ReturnSlot, Writing,
 };
 use nemesia_core::shared::queue::{Consumer, Producer, Queue};
 use nemesia_core::sync::model::leave_undrained;
@@ -93,7 +93,7 @@ impl Memory {
             returned: ReturnReceiver::new(&self.returns),
             queue: Some(Producer::new(self.queue())),
             next: 1,
-            past_caches: false,
+            writing: Writing::Plain,
             warms: false,
         }
     }
@@ -123,7 +123,7 @@ pub(super) struct Owner<'a> {
     /// `None` when entries are lost.
     queue: Option<Producer<'a>>,
     pub(super) next: u8,
-    past_caches: bool,
+    writing: Writing,
     /// Writes to the next cell as soon as it is there.
     warms: bool,
 }
@@ -147,7 +147,7 @@ impl Owner<'_> {
             self.enqueue(cell);
         }
         let (envelope, payload) = (envelope(self.next, LEN), bytes(self.next, LEN));
-        assert!(self.pool.fill(cell, [&payload, &[]], self.past_caches));
+        assert!(self.pool.fill(cell, [&payload, &[]], self.writing));
         self.pool.publish(cell, RECEIVER, self.next.into(), &envelope);
         if blunder != Some(Blunder::EnqueueBeforePublish) {
             self.enqueue(cell);
@@ -226,33 +226,25 @@ impl Receiving<'_> {
 }
 
 fn refill(run: &Run) {
-    refill_by(run, Way::Cached);
+    refill_by(run, Writing::Taking, false);
 }
 
 fn warmed(run: &Run) {
-    refill_by(run, Way::Warmed);
+    refill_by(run, Writing::Plain, true);
 }
 
 fn past_caches(run: &Run) {
     leave_undrained(run.blunders(Blunder::Undrained));
-    refill_by(run, Way::PastCaches);
+    refill_by(run, Writing::PastCaches, false);
 }
 
-/// How the owner fills its cells.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Way {
-    Cached,
-    Warmed,
-    PastCaches,
-}
-
-fn refill_by(run: &Run, way: Way) {
+fn refill_by(run: &Run, writing: Writing, warms: bool) {
     let blunder = run.blunder;
     let (count, cells) = (run.size(3, 4), run.size(1, 2));
     run.explore(3, move || {
         let memory = Memory::new(cells, 2);
         let (mut owner, mut receiver) = (memory.owner(), memory.receiver());
-        (owner.past_caches, owner.warms) = (way == Way::PastCaches, way == Way::Warmed);
+        (owner.writing, owner.warms) = (writing, warms);
         receiver.return_early = blunder == Some(Blunder::ReturnBeforeRead);
         both(
             || (0..ATTEMPTS).for_each(|_| _ = owner.next <= count && owner.send(blunder)),

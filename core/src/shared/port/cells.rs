@@ -8,7 +8,7 @@ use super::wake::news;
 use super::{Host, Link, Place, ShmPort, Stores, poll};
 use crate::payload::RecvBuf;
 use crate::port::{Arrival, MessagePort, PeerFault, PeerId};
-use crate::shared::pool::{CellRecord, Pool, ReturnFault};
+use crate::shared::pool::{CellRecord, Pool, ReturnFault, Writing};
 use crate::shared::sleep::News;
 use crate::wire::{Envelope, Kind};
 
@@ -47,13 +47,13 @@ where
     L: BorrowMut<[Option<Link<'a>>]>,
     R: BorrowMut<[CellRecord]>,
 {
-    /// Sends a packet of `envelope.total` bytes through a cell, which `fill` fills, past the caches if it is told so.
+    /// Sends a packet of `envelope.total` bytes through a cell, which `fill` fills, as it is told to.
     #[inline(always)]
     pub(super) fn send_cell(
         &mut self,
         peer: PeerId,
         envelope: &Envelope,
-        fill: impl FnOnce(&Pool<'a, R>, u32, bool) -> bool,
+        fill: impl FnOnce(&Pool<'a, R>, u32, Writing) -> bool,
     ) -> Result<bool, PeerFault> {
         let Some(cell) = self.reserve(peer, envelope.total)? else { return Ok(false) };
         let Some(link) = self.links.borrow_mut().get_mut(peer as usize).and_then(Option::as_mut) else {
@@ -65,7 +65,7 @@ where
         };
         let (len, received) = (envelope.total as usize, link.traffic.expected);
         let how = self.fillings.fill(peer, stores, len, received, || self.host.ticks());
-        let filled = fill(&self.pool, cell, how == Fill::PastCaches);
+        let filled = fill(&self.pool, cell, self.warming.writing(how, cell, len));
         debug_assert!(filled, "the size was checked when the cell was reserved");
         let sequence = link.traffic.next;
         let announced = self.config.announce && {
@@ -106,7 +106,8 @@ where
         let cell = self.pool.take(peer)?;
         let (stores, received) = (self.config.stores, link.traffic.expected);
         let how = self.fillings.fill(peer, stores, bytes.len(), received, || self.host.ticks());
-        let filled = self.pool.fill(cell, [bytes, &[]], how == Fill::PastCaches);
+        let writing = self.warming.writing(how, cell, bytes.len());
+        let filled = self.pool.fill(cell, [bytes, &[]], writing);
         debug_assert!(filled, "a cell of the pool, and no more than it holds");
         let envelope = Envelope { kind: Kind::Eager, context, tag, total: bytes.len() as u64 };
         let back = self.owed.take_if(|(owner, _)| *owner == peer).map(|(_, cell)| cell);
@@ -171,7 +172,7 @@ where
         pieces: [&[u8]; 2],
     ) -> Result<bool, PeerFault> {
         debug_assert_eq!(envelope.total, (pieces[0].len() + pieces[1].len()) as u64, "a packet is whole");
-        self.send_cell(peer, envelope, |pool, cell, past| pool.fill(cell, pieces, past))
+        self.send_cell(peer, envelope, |pool, cell, how| pool.fill(cell, pieces, how))
     }
 
     /// Sends what the fastbox has no room for through a cell. Counted when it has left: it may be tried many times.

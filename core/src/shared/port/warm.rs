@@ -11,12 +11,16 @@ use core::borrow::BorrowMut;
 use super::filling::Fill;
 use super::{Host, Link, ShmPort};
 use crate::shared::layout::LINE;
-use crate::shared::pool::CellRecord;
+use crate::shared::pool::{CellRecord, Writing};
 
 /// Lines that one poll takes back: more would keep a packet waiting that comes meanwhile.
 const LINES_A_POLL: usize = 32;
 
-/// What is still to be done.
+/// Bytes for whose lines it is worth it to take them before they are written, if there was no time before: of less, all stores are
+/// under way at once.
+const TAKEN_FROM: usize = 1024;
+
+/// What is being made ready: so many bytes of this cell, of which some have been.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Warming {
     cell: u32,
@@ -32,6 +36,16 @@ impl Warming {
             Some(cell) if how == Fill::Warm => Self { cell, at: 0, end: len as u32 },
             _ => Self::default(),
         };
+    }
+
+    /// How the lines of a cell that is to be filled so are written: what has been taken need not be taken again.
+    #[inline(always)]
+    pub(super) const fn writing(&self, how: Fill, cell: u32, len: usize) -> Writing {
+        match how {
+            Fill::PastCaches => Writing::PastCaches,
+            _ if len < TAKEN_FROM || self.cell == cell && self.at as usize >= len => Writing::Plain,
+            _ => Writing::Taking,
+        }
     }
 
     /// Whether anything is.

@@ -10,6 +10,7 @@ use super::fabric::Region;
 use super::{Rng, cases, contents};
 use crate::shared::pool::{
     CellHeader, CellRecord, CellState, PeerPool, Pool, ReturnFault, ReturnReceiver, ReturnSender, ReturnSlot,
+    Writing,
 };
 use crate::wire::{Envelope, Kind, SEQUENCE_MASK};
 
@@ -242,11 +243,14 @@ fn published_cell_is_read_back_whole_and_in_parts() {
     let region = region(4);
     let mut pool = pool(&region, 4);
     let peer = peer_pool(&region, 4);
-    for (sequence, len) in (1u64..).zip([0usize, 1, 47, 48, 255, 256]) {
+    let ways = [Writing::Plain, Writing::Taking, Writing::PastCaches];
+    let lens = [0usize, 1, 47, 48, 255, 256];
+    let each = ways.iter().flat_map(|how| lens.map(|len| (*how, len)));
+    for (sequence, (how, len)) in (1u64..).zip(each) {
         let bytes = contents(sequence, len);
         let envelope = Envelope { kind: Kind::Eager, context: 0xffff, tag: u64::MAX, total: len as u64 };
         let cell = pool.take(3).unwrap();
-        assert!(pool.fill(cell, [&bytes, &[]], false));
+        assert!(pool.fill(cell, [&bytes, &[]], how));
         pool.publish(cell, 3, sequence, &envelope);
         assert_eq!(peer.inspect(cell, 3, sequence), CellState::Due { envelope, len });
         assert_eq!(peer.find(3, sequence), Some(cell));
@@ -265,8 +269,8 @@ fn nothing_beyond_a_cell_is_written_or_read() {
     let region = region(4);
     let mut pool = pool(&region, 4);
     let cell = pool.take(0).unwrap();
-    assert!(!pool.fill(cell, [&[1; 257], &[]], true));
-    assert!(!pool.fill(4, [&[1; 8], &[]], false));
+    assert!(!pool.fill(cell, [&[1; 257], &[]], Writing::PastCaches));
+    assert!(!pool.fill(4, [&[1; 8], &[]], Writing::Taking));
     let peer = peer_pool(&region, 4);
     assert_eq!(peer.inspect(cell, 0, 1), CellState::Other, "a cell that was refused is published");
     assert_eq!(peer.inspect(4, 0, 1), CellState::Other);

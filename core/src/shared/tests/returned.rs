@@ -57,17 +57,18 @@ fn who_takes_turns_and_takes_lines_back_uses_two_cells_each() {
     let geometry = Geometry { cells: 16, cell_bytes: 4096, fastbox_slots: 64, ..tiny(2) };
     let fabric = Fabric::storing(geometry, Stores::Warmed);
     let (mut zero, mut one) = (fabric.port(0), fabric.port(1));
-    let mut used = [0; 16];
+    let mut used = vec![];
     for turn in 0..1000 {
         assert!(send_copy(&mut zero, 1, turn, 4000) || send(&mut zero, 1, turn, 4000));
         (0..10).for_each(|_| zero.pause());
-        used[take_from_cell(&mut one) as usize] += 1;
+        used.push(take_from_cell(&mut one));
         assert!(send_copy(&mut one, 0, turn, 3000) || send(&mut one, 0, turn, 3000));
-        assert_eq!(take(&mut one, 1), None);
+        one.pause();
         take_from_cell(&mut zero);
     }
-    used.sort_unstable();
-    assert!(used[14] > 100 && used[15] > 100 && used[..12].iter().sum::<u32>() == 0, "{used:?}");
+    // At the end of a lap of the fastbox a cell goes another way.
+    let again = used.windows(3).filter(|three| three[0] == three[2] && three[0] != three[1]).count();
+    assert!(again > 900, "{again} of {used:?}");
 }
 
 /// The bytes of a cell of rank 0 that begin its lines.
