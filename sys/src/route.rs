@@ -168,7 +168,7 @@ mod tests {
         assert_eq!(lines.len(), 4, "{text}");
         assert!(lines[0].starts_with("nemesia: rank 0 of 5: rank 0 over self; not shm: "), "{text}");
         assert!(
-            lines[1].starts_with("nemesia: rank 0 of 5: ranks 1-2, 4 over shm; fastbox: up to 256 bytes"),
+            lines[1].starts_with("nemesia: rank 0 of 5: ranks 1-2, 4 over shm; fastbox: up to 232 bytes"),
             "{text}"
         );
         assert!(lines[1].contains("; not tcp: ") && lines[1].contains("; not verbs: "), "{text}");
