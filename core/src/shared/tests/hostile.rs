@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use super::fabric::{Fabric, TestPort};
 use super::port::eager;
 use super::{Rng, cases, contents};
-use crate::port::{MessagePort, PeerFault, PeerId, Polled};
+use crate::port::{MessagePort, PeerFault, PeerId, Polled, Stores};
 use crate::shared::layout::Geometry;
 
 const HOSTILE: PeerId = 2;
@@ -54,14 +54,20 @@ impl<'a> Siege<'a> {
                 self.ports[rank].granted(HOSTILE);
             }
             11 if self.rng.one_in(20) => self.ports[rank].sweep_all(),
+            11 => self.ports[rank].pause(),
             _ => self.poll(rank),
         }
     }
 
     fn send(&mut self, rank: usize, to: PeerId) {
         self.sent += 1;
-        let len = if self.rng.one_in(2) { self.rng.below(49) } else { self.rng.below(257) };
-        let sent = self.ports[rank].send(to, &eager(self.sent, len), &contents(self.sent, len));
+        let most = self.fabric.geometry.cell_bytes as usize;
+        let len = if self.rng.one_in(2) { self.rng.below(49) } else { self.rng.below(most + 1) };
+        let (port, bytes) = (&mut self.ports[rank], contents(self.sent, len));
+        let sent = match port.send_copy(to, 5, self.sent, &bytes) {
+            Some(_) => Ok(true),
+            None => port.send(to, &eager(self.sent, len), &bytes),
+        };
         match sent {
             Ok(true) if to != HOSTILE => self.between[to as usize].push_back(self.sent),
             Ok(_) => {}
@@ -81,7 +87,8 @@ impl<'a> Siege<'a> {
 
     /// The hostile rank does what an honest one would: its memory is then plausible, and worth corrupting.
     fn behave(&mut self) {
-        let (to, len) = (self.rng.below(2) as PeerId, self.rng.below(257));
+        let most = self.fabric.geometry.cell_bytes as usize;
+        let (to, len) = (self.rng.below(2) as PeerId, self.rng.below(most + 1));
         let _ = self.ports[HOSTILE as usize].send(to, &eager(0, len), &contents(0, len));
         if let Polled::Packet(arrival) = self.ports[HOSTILE as usize].poll() {
             self.ports[HOSTILE as usize].release(arrival);
@@ -95,7 +102,7 @@ impl<'a> Siege<'a> {
             Polled::Fault(fault) => return self.blame(rank, fault),
             Polled::Packet(arrival) => arrival,
         };
-        assert!(arrival.len <= 256, "seed {seed}: {arrival:?}");
+        assert!(arrival.len <= self.fabric.geometry.cell_bytes as usize, "seed {seed}: {arrival:?}");
         let hostile = arrival.peer == HOSTILE;
         assert!(!hostile || !self.closed[rank], "seed {seed}: {arrival:?}");
         if hostile {
@@ -121,7 +128,9 @@ impl<'a> Siege<'a> {
 fn siege(seed: u64, steps: usize) -> usize {
     let mut rng = Rng::new(seed);
     let (cells, fastbox_slots) = (rng.pick(&[4, 16]), rng.pick(&[4, 16]));
-    let fabric = Fabric::new(Geometry { peers: 3, cells, cell_bytes: 256, fastbox_slots });
+    let cell_bytes = rng.pick(&[256, 1024, 4096]);
+    let stores = rng.pick(&[Stores::Learned, Stores::Cached, Stores::Warmed, Stores::PastCaches]);
+    let fabric = Fabric::storing(Geometry { peers: 3, cells, cell_bytes, fastbox_slots }, stores);
     let mut siege = Siege::new(seed, rng, &fabric);
     for _ in 0..steps {
         siege.step();
