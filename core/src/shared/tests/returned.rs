@@ -13,7 +13,7 @@ use crate::shared::port::Place;
 use crate::wire::{Envelope, Kind};
 
 /// Sends a message by the critical path if it takes it. Whether it did.
-fn send_copy(port: &mut TestPort<'_>, to: PeerId, tag: u64, len: usize) -> bool {
+pub(super) fn send_copy(port: &mut TestPort<'_>, to: PeerId, tag: u64, len: usize) -> bool {
     port.send_copy(to, 5, tag, &contents(tag, len)).is_some()
 }
 

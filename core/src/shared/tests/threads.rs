@@ -6,7 +6,9 @@ use std::vec::Vec;
 use super::Rng;
 use super::fabric::{Fabric, TestPort, tiny};
 use super::port::{send, take};
-use crate::port::PeerId;
+use super::returned::send_copy;
+use crate::port::{MessagePort, PeerId, Stores};
+use crate::shared::layout::Geometry;
 
 const RANKS: PeerId = 3;
 /// From each to each.
@@ -20,7 +22,7 @@ struct Moved<'a>(TestPort<'a>);
 unsafe impl Send for Moved<'_> {}
 
 /// Sends to all others and receives from them, as fast as there is room.
-fn exchange(mut port: Moved<'_>, rank: PeerId) -> Moved<'_> {
+fn exchange(mut port: Moved<'_>, rank: PeerId, most: usize) -> Moved<'_> {
     let mut rng = Rng::new(rank.into());
     let (mut sent, mut got) = ([0; RANKS as usize], [0; RANKS as usize]);
     let others: Vec<PeerId> = (0..RANKS).filter(|other| *other != rank).collect();
@@ -30,14 +32,15 @@ fn exchange(mut port: Moved<'_>, rank: PeerId) -> Moved<'_> {
         let to = rng.pick(&others);
         let next = &mut sent[to as usize];
         // Through the fastbox, and through cells of every size.
-        let len = rng.pick(&[0, 8, 60, 100, 200, 256]);
-        if *next < MESSAGES && send(&mut port.0, to, *next, len) {
+        let len = if rng.one_in(2) { most } else { rng.pick(&[0, 8, 60, 100, 200, 256]) };
+        if *next < MESSAGES && (send_copy(&mut port.0, to, *next, len) || send(&mut port.0, to, *next, len)) {
             *next += 1;
         }
         while let Some((from, tag)) = take(&mut port.0, 1) {
             assert_eq!(tag, got[from as usize], "from {from}");
             got[from as usize] += 1;
         }
+        port.0.pause();
         if rng.one_in(4) {
             std::thread::yield_now();
         }
@@ -47,10 +50,22 @@ fn exchange(mut port: Moved<'_>, rank: PeerId) -> Moved<'_> {
 
 #[test]
 fn threads_exchange_through_tiny_structures() {
-    let fabric = Fabric::new(tiny(RANKS));
+    // Nothing is learned: threads would share the clock.
+    exchange_all(&Fabric::storing(tiny(RANKS), Stores::Cached));
+}
+
+/// Lines of the next cell are written to while peers read others, and few cells are used again and again.
+#[test]
+fn threads_exchange_through_cells_that_are_made_ready() {
+    let geometry = Geometry { cells: 32, cell_bytes: 4096, fastbox_slots: 64, ..tiny(RANKS) };
+    exchange_all(&Fabric::storing(geometry, Stores::Warmed));
+}
+
+fn exchange_all(fabric: &Fabric) {
+    let most = fabric.geometry.cell_bytes as usize;
     let ports: Vec<_> = (0..RANKS).map(|rank| Moved(fabric.port(rank))).collect();
     let back: Vec<Moved<'_>> = std::thread::scope(|scope| {
-        let spawn = |(port, rank)| scope.spawn(move || exchange(port, rank));
+        let spawn = |(port, rank)| scope.spawn(move || exchange(port, rank, most));
         let threads: Vec<_> = ports.into_iter().zip(0..RANKS).map(spawn).collect();
         // One by one: ThreadSanitizer does not see how a scope waits.
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
