@@ -54,7 +54,7 @@ fn threads_exchange_through_tiny_structures() {
     exchange_all(&Fabric::storing(tiny(RANKS), Stores::Cached));
 }
 
-/// Lines of the next cell are written to while peers read others, and few cells are used again and again.
+/// Lines of the next cell are written to while peers read others.
 #[test]
 fn threads_exchange_through_cells_that_are_made_ready() {
     let geometry = Geometry { cells: 32, cell_bytes: 4096, fastbox_slots: 64, ..tiny(RANKS) };
