@@ -7,9 +7,9 @@
 //! better. Stores past the caches ask nobody; the receiver reads from memory, which takes as long for one line as for many and
 //! wherever the other core is.
 //!
-//! On one machine here 4 KiB cost 0.6 us in a ping-pong between near cores by plain stores, 0.28 us with lines that were taken
+//! On one machine here 4 KiB cost 0.53 us in a ping-pong between near cores by plain stores, 0.28 us with lines that were taken
 //! back and 0.8 us past the caches; between distant cores 2.2 us by plain stores and 0.9 us past the caches; in a stream
-//! between near cores 0.46 us by plain stores and 0.4 us past the caches. So it is measured: what a *run* of messages of about
+//! between near cores 0.35 us by plain stores and 0.4 us past the caches. So it is measured: what a *run* of messages of about
 //! one size has cost, from the start of its first to the start of the next run's first, is what the [`Ways`] are compared by.
 //!
 //! Messages that answer one are learned apart from those that follow each other; of these, large ones go past the caches until
