@@ -140,8 +140,8 @@ pub enum SingleCopy {
     Require,
 }
 
-/// Largest message that goes through a fastbox unless something else is wished: beyond it a cell, announced in the fastbox, is
-/// faster (measured: 512 bytes take 185 ns instead of 230).
+/// Largest message that goes through a fastbox unless something else is wished, ten slots: beyond it a cell, announced in the
+/// fastbox, is faster (measured: 256 bytes take 133 ns instead of 170, but 192 bytes 153 ns instead of 118).
 const FASTBOX_BYTES: usize = 232;
 
 /// How an endpoint is to be set up. All processes of a world must agree on the sizes of cells and fastboxes;

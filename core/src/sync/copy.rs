@@ -97,7 +97,7 @@ mod tests {
     use std::vec;
     use std::vec::Vec;
 
-    use super::{past_caches, taking};
+    use super::{TAKEN, past_caches, taking};
 
     #[test]
     fn every_length_at_every_alignment_is_copied_and_nothing_else() {
@@ -116,6 +116,20 @@ mod tests {
                     assert_eq!(there[to..to + len], source[from..from + len], "{len} from {from} to {to}");
                     assert!(there[..to].iter().chain(&there[to + len..]).all(|byte| *byte == 0xee));
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn more_than_is_taken_at_once_is_copied_too() {
+        let source: Vec<u8> = (0..20_000).map(|at| (at * 7 + 3) as u8).collect();
+        for to in [0, 1, 63] {
+            for len in [TAKEN - 1, TAKEN, TAKEN + 1, 2 * TAKEN, 2 * TAKEN + 65, 4 * TAKEN] {
+                let mut there = vec![0xee; 20_000];
+                // SAFETY: both ranges are in their vectors, which are two.
+                unsafe { taking(source.as_ptr().add(5), there.as_mut_ptr().add(to), len) };
+                assert_eq!(there[to..to + len], source[5..5 + len], "{len} to {to}");
+                assert!(there[..to].iter().chain(&there[to + len..]).all(|byte| *byte == 0xee));
             }
         }
     }

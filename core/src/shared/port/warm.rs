@@ -3,7 +3,7 @@
 //! A line that the receiver has read is shared, and a store to it waits until the receiver's core has given it up: with 8 KiB on one
 //! machine here 0.8 us of the 1.1 us that a message takes. Whoever waits for an answer has that time. So a process that waits
 //! writes to each line of the cell that it will fill next, and then fills it at the speed of its own cache; the cell that comes
-//! back with the answer is the one after it.
+//! back with the answer is the one after it. (In none of the papers.)
 #![forbid(unsafe_code)]
 
 use core::borrow::BorrowMut;
