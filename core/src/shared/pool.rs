@@ -62,6 +62,17 @@ pub enum Writing {
     PastCaches,
 }
 
+/// When a cell that comes back is taken again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Turn {
+    /// At once: it is likeliest in our cache.
+    First,
+    /// After the next one, which has been [made ready](Pool::warm).
+    Second,
+    /// After all others: whoever fills cells past the caches wants one that is in no cache any more.
+    Last,
+}
+
 /// What the owner privately knows of one cell.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CellRecord {
@@ -125,8 +136,7 @@ impl<'a, R: BorrowMut<[CellRecord]>> Pool<'a, R> {
         self.free
     }
 
-    /// Takes a free cell for `holder`: the one given back last, as it is likeliest in cache, or was put behind the others by
-    /// [`Pool::give_back_behind`].
+    /// Takes a free cell for `holder`: the one given back last, or as its [`Turn`] says.
     #[inline]
     pub fn take(&mut self, holder: u32) -> Option<u32> {
         let cell = self.first_free.checked_sub(1)?;
@@ -199,47 +209,23 @@ impl<'a, R: BorrowMut<[CellRecord]>> Pool<'a, R> {
         header.publish.store_release(publish_word(holder, sequence), Edge::CellPublish);
     }
 
-    /// Takes back a cell that `holder` says it has finished with.
+    /// Takes back a cell that `holder` says it has finished with, to be taken in this turn.
     ///
     /// # Errors
     /// The cell is not one that `holder` holds; nothing is done.
     #[inline]
-    pub fn give_back(&mut self, cell: u32, holder: u32) -> Result<(), ReturnFault> {
-        let next = self.first_free;
-        *self.held_by(cell, holder)? = CellRecord { holder: 0, next };
-        if next == 0 {
-            self.last_free = cell + 1;
-        }
-        self.first_free = cell + 1;
-        self.free += 1;
-        Ok(())
-    }
-
-    /// As [`Pool::give_back`]; all that are free now are taken before it. Whoever fills cells past the caches wants one that is in no
-    /// cache any more.
-    ///
-    /// # Errors
-    /// As for [`Pool::give_back`].
-    pub fn give_back_behind(&mut self, cell: u32, holder: u32) -> Result<(), ReturnFault> {
-        let Some(last) = self.last_free.checked_sub(1).filter(|_| self.free > 0) else {
-            return self.give_back(cell, holder);
+    pub fn give_back(&mut self, cell: u32, holder: u32, turn: Turn) -> Result<(), ReturnFault> {
+        let before = match turn {
+            Turn::First => None,
+            Turn::Second => self.first(),
+            Turn::Last => self.last_free.checked_sub(1).filter(|_| self.free > 0),
         };
-        *self.held_by(cell, holder)? = CellRecord { holder: 0, next: 0 };
-        self.records.borrow_mut()[last as usize].next = cell + 1;
-        self.last_free = cell + 1;
-        self.free += 1;
-        Ok(())
-    }
-
-    /// As [`Pool::give_back`]; the one that would be taken next still is.
-    ///
-    /// # Errors
-    /// As for [`Pool::give_back`].
-    pub fn give_back_second(&mut self, cell: u32, holder: u32) -> Result<(), ReturnFault> {
-        let Some(first) = self.first() else { return self.give_back(cell, holder) };
-        let next = self.records.borrow()[first as usize].next;
+        let next = before.map_or(self.first_free, |before| self.records.borrow()[before as usize].next);
         *self.held_by(cell, holder)? = CellRecord { holder: 0, next };
-        self.records.borrow_mut()[first as usize].next = cell + 1;
+        match before {
+            None => self.first_free = cell + 1,
+            Some(before) => self.records.borrow_mut()[before as usize].next = cell + 1,
+        }
         if next == 0 {
             self.last_free = cell + 1;
         }
@@ -269,7 +255,7 @@ impl<'a, R: BorrowMut<[CellRecord]>> Pool<'a, R> {
         let before = self.free;
         for cell in 0..self.headers.len() as u32 {
             // A cell that the peer does not hold is left alone.
-            let _ = self.give_back(cell, holder);
+            let _ = self.give_back(cell, holder, Turn::First);
         }
         self.free - before
     }

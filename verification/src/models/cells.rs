@@ -2,7 +2,8 @@
 
 use loom::cell::UnsafeCell;
 use nemesia_core::shared::pool::{
-    CellHeader, CellRecord, CellState, PeerPool, Pool, ReturnReceiver, ReturnSender, ReturnSlot, Writing,
+    CellHeader, CellRecord, CellState, PeerPool, Pool, ReturnReceiver, ReturnSender, ReturnSlot, Turn,
+    Writing,
 };
 use nemesia_core::shared::queue::{Consumer, Producer, Queue};
 use nemesia_core::sync::model::leave_undrained;
@@ -132,7 +133,7 @@ impl Owner<'_> {
     /// Takes back the cells that were given back.
     pub(super) fn collect(&mut self) {
         while let Some(cell) = self.returned.pop() {
-            self.pool.give_back(cell, RECEIVER.into()).expect("the receiver is honest");
+            self.pool.give_back(cell, RECEIVER.into(), Turn::First).expect("the receiver is honest");
         }
     }
 

@@ -3,12 +3,11 @@
 use core::borrow::BorrowMut;
 
 use super::filling::Fill;
-use super::link::Turn;
 use super::wake::news;
 use super::{Host, Link, Place, ShmPort, Stores, poll};
 use crate::payload::RecvBuf;
 use crate::port::{Arrival, MessagePort, PeerFault, PeerId};
-use crate::shared::pool::{CellRecord, Pool, ReturnFault, Writing};
+use crate::shared::pool::{CellRecord, Pool, Turn, Writing};
 use crate::shared::sleep::News;
 use crate::wire::{Envelope, Kind};
 
@@ -24,20 +23,6 @@ fn turn(kind: Kind, how: Fill, len: usize) -> Turn {
         _ if kind == Kind::Data && len >= MUCH => Turn::Last,
         Fill::Warm => Turn::Second,
         Fill::Cached => Turn::First,
-    }
-}
-
-/// A peer has finished with a cell, and said so in the ring.
-#[inline(always)]
-fn take_back<R: BorrowMut<[CellRecord]>>(
-    pool: &mut Pool<'_, R>,
-    turn: Turn,
-    cell: u32,
-    peer: PeerId,
-) -> Result<(), ReturnFault> {
-    match turn {
-        Turn::Second => pool.give_back_second(cell, peer),
-        _ => pool.give_back(cell, peer),
     }
 }
 
@@ -231,10 +216,7 @@ where
         let Some(link) = self.links.borrow_mut().get_mut(peer as usize).and_then(Option::as_mut) else {
             return;
         };
-        let taken = match link.traffic.turn {
-            Turn::Last => self.pool.give_back_behind(cell, peer),
-            turn => take_back(&mut self.pool, turn, cell, peer),
-        };
+        let taken = self.pool.give_back(cell, peer, link.traffic.turn);
         link.traffic.lent -= u16::from(taken.is_ok());
     }
 
@@ -263,7 +245,9 @@ where
         while link.traffic.lent > 0
             && let Some(cell) = link.ends.given_back.pop()
         {
-            let taken = take_back(&mut self.pool, link.traffic.turn, cell, peer);
+            // The ring is looked at when half of the cells are out: they are used in turn anyhow.
+            let turn = if link.traffic.turn == Turn::Last { Turn::First } else { link.traffic.turn };
+            let taken = self.pool.give_back(cell, peer, turn);
             taken.map_err(|fault| PeerFault { peer, fault: fault.into() })?;
             link.traffic.lent -= 1;
         }

@@ -3,7 +3,7 @@
 use super::Stores;
 use super::filling::Fill;
 use crate::counters::{Count, Traffic as Told};
-use crate::shared::pool::{PeerPool, ReturnReceiver, ReturnSender};
+use crate::shared::pool::{PeerPool, ReturnReceiver, ReturnSender, Turn};
 use crate::shared::queue::Producer;
 use crate::shared::sleep::SleepWord;
 use crate::shared::{fastbox, share};
@@ -41,17 +41,6 @@ pub struct Ends<'a> {
 pub struct Link<'a> {
     pub(super) ends: Ends<'a>,
     pub(super) traffic: Traffic,
-}
-
-/// When a cell that comes back is used again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Turn {
-    /// At once: it is likeliest in our cache.
-    First,
-    /// After the next one, which has been made ready.
-    Second,
-    /// After all others: it is to be in no cache any more.
-    Last,
 }
 
 /// Private counters of a link.

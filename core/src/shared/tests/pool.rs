@@ -10,7 +10,7 @@ use super::fabric::Region;
 use super::{Rng, cases, contents};
 use crate::shared::pool::{
     CellHeader, CellRecord, CellState, PeerPool, Pool, ReturnFault, ReturnReceiver, ReturnSender, ReturnSlot,
-    Writing,
+    Turn, Writing,
 };
 use crate::wire::{Envelope, Kind, SEQUENCE_MASK};
 
@@ -22,14 +22,6 @@ enum Op {
     Take(u32),
     GiveBack(u32, u32, Turn),
     Reclaim(u32),
-}
-
-/// Whether a cell that comes back is taken next, after the one that is next, or after all others.
-#[derive(Clone, Copy, Debug)]
-enum Turn {
-    First,
-    Second,
-    Last,
 }
 
 const TURNS: [Turn; 3] = [Turn::First, Turn::Second, Turn::Last];
@@ -70,12 +62,7 @@ impl<'a> Owned<'a> {
             Op::GiveBack(cell, holder, turn) => {
                 let held = self.holders.get(cell as usize) == Some(&Some(holder));
                 let expected = if held { Ok(()) } else { Err(ReturnFault { cell }) };
-                let given = match turn {
-                    Turn::First => self.pool.give_back(cell, holder),
-                    Turn::Second => self.pool.give_back_second(cell, holder),
-                    Turn::Last => self.pool.give_back_behind(cell, holder),
-                };
-                assert_eq!(given, expected);
+                assert_eq!(self.pool.give_back(cell, holder, turn), expected);
                 if held {
                     self.free_cell(cell, turn);
                 }
@@ -190,8 +177,8 @@ fn cell_is_not_given_back_twice() {
     let region = region(4);
     let mut pool = pool(&region, 4);
     let cell = pool.take(2).unwrap();
-    assert_eq!(pool.give_back(cell, 2), Ok(()));
-    assert_eq!(pool.give_back(cell, 2), Err(ReturnFault { cell }));
+    assert_eq!(pool.give_back(cell, 2, Turn::First), Ok(()));
+    assert_eq!(pool.give_back(cell, 2, Turn::First), Err(ReturnFault { cell }));
     assert_eq!(pool.free(), 4);
 }
 
@@ -201,7 +188,7 @@ fn cell_is_not_given_back_by_another_or_out_of_range() {
     let mut pool = pool(&region, 4);
     let cell = pool.take(2).unwrap();
     for (cell, holder) in [(cell, 1), (cell + 1, 2), (4, 2), (0xffff, 2), (u32::MAX, 2)] {
-        assert_eq!(pool.give_back(cell, holder), Err(ReturnFault { cell }));
+        assert_eq!(pool.give_back(cell, holder, Turn::First), Err(ReturnFault { cell }));
     }
     assert_eq!(pool.free(), 3);
 }
@@ -214,8 +201,8 @@ fn dead_peers_cells_come_back_and_the_others_stay() {
     assert_eq!(pool.take(0), None);
     assert_eq!(pool.reclaim(1), 4);
     assert_eq!(pool.reclaim(1), 0);
-    assert_eq!(pool.give_back(taken[1], 1), Err(ReturnFault { cell: taken[1] }));
-    assert_eq!(pool.give_back(taken[0], 0), Ok(()));
+    assert_eq!(pool.give_back(taken[1], 1, Turn::First), Err(ReturnFault { cell: taken[1] }));
+    assert_eq!(pool.give_back(taken[0], 0, Turn::First), Ok(()));
 }
 
 #[test]
@@ -260,7 +247,7 @@ fn published_cell_is_read_back_whole_and_in_parts() {
             assert!(peer.read(cell, at, &mut got));
             assert_eq!(got, bytes[at..]);
         }
-        pool.give_back(cell, 3).unwrap();
+        pool.give_back(cell, 3, Turn::First).unwrap();
     }
 }
 
