@@ -77,10 +77,14 @@ fn latency(layout: &Layout<'_>, measured: &Measured) -> Panel {
     let range = places_of(layout.sizes);
     let hand_over = measured.hand_over_ns / 1000.0;
     let limit = Curve {
-        name: format!("hand-over of a cache line, {:.0} ns", measured.hand_over_ns),
+        name: format!("hand-over of a cache line, median {:.0} ns", measured.hand_over_ns),
         colour: RED,
         marked: false,
-        points: vec![(range.start, hand_over), (range.end, hand_over)],
+        points: if measured.beside.is_empty() {
+            vec![(range.start, hand_over), (range.end, hand_over)]
+        } else {
+            measured.beside.iter().map(|(bytes, (ns, _))| (place(*bytes), ns / 1000.0)).collect()
+        },
     };
     let curves = vec![
         curve("99th percentile", LIGHT_BLUE, |values| values.1),

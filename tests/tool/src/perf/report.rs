@@ -60,6 +60,9 @@ enum Value {
     Latency {
         p50_ns: f64,
         p99_ns: f64,
+        /// Measured just before and after the latency of this size.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        handover_ns: Option<f64>,
     },
     Bandwidth {
         #[serde(rename = "MBps")]
@@ -100,7 +103,8 @@ fn value(test: Test, bytes: usize, measured: &Measured) -> Option<Value> {
     Some(match test {
         Test::Latency => {
             let (p50, p99) = *measured.latency.get(&bytes)?;
-            Value::Latency { p50_ns: rounded(p50), p99_ns: rounded(p99) }
+            let handover_ns = measured.beside.get(&bytes).map(|(ns, _)| rounded(*ns));
+            Value::Latency { p50_ns: rounded(p50), p99_ns: rounded(p99), handover_ns }
         }
         Test::Bandwidth => Value::Bandwidth { megabytes: rounded(bandwidth(bytes, measured)?) },
         Test::Rate => Value::Rate { per_s: measured.rate.get(&bytes)?.round() },
@@ -175,6 +179,10 @@ fn write_table(out: &mut String, layout: &Layout<'_>, measured: &Measured) -> st
             out,
             "latency: half a round trip; p50 and p99 of each round, and of these the median of {rounds} rounds"
         )?;
+        writeln!(
+            out,
+            "hand-over: one cache line, one way, without the library, just before and after each latency"
+        )?;
     }
     if layout.tests.iter().any(|test| *test != Test::Latency) {
         // Where one is measured that is described above, the description says how many are under way.
@@ -196,9 +204,10 @@ fn cells(tests: &[Test]) -> Vec<(&'static str, Cell)> {
             Some(format!("{:.1}", measured.latency.get(&bytes)?.0))
         }));
         columns.push(("p99 ns", |bytes, measured| Some(format!("{:.0}", measured.latency.get(&bytes)?.1))));
+        columns
+            .push(("hand-over ns", |bytes, measured| Some(format!("{:.1}", measured.beside.get(&bytes)?.0))));
         columns.push(("x hand-over", |bytes, measured| {
-            let hand_over = Some(measured.hand_over_ns).filter(|ns| *ns > 0.0)?;
-            Some(format!("{:.2}", measured.latency.get(&bytes)?.0 / hand_over))
+            Some(format!("{:.2}", Some(measured.beside.get(&bytes)?.1).filter(|ratio| *ratio > 0.0)?))
         }));
     }
     if tests.contains(&Test::Bandwidth) {
@@ -236,6 +245,8 @@ pub(crate) mod tests {
                 (65_536, (9e3, 1e4)),
             ]
             .into(),
+            beside: [(0, (100.0, 1.5)), (8, (100.04, 1.6)), (1024, (50.0, 8.0)), (65_536, (100.0, 90.0))]
+                .into(),
             rate: [(0, 2e7), (8, 1e7), (1024, 2e6), (65_536, 2e5)].into(),
         }
     }
@@ -245,8 +256,8 @@ pub(crate) mod tests {
         let layout = Layout { port: "shm", pins: Some([0, 1]), rounds: 5, tests: &ALL, sizes: &[8, 1024] };
         let expected = concat!(
             r#"{"limits":{"handover_ns":100.0,"memcpy_MBps":{"1024":20000.0,"65536":18000.3}},"results":["#,
-            r#"{"port":"shm","test":"latency","bytes":8,"p50_ns":160.0,"p99_ns":200.0},"#,
-            r#"{"port":"shm","test":"latency","bytes":1024,"p50_ns":400.0,"p99_ns":500.0},"#,
+            r#"{"port":"shm","test":"latency","bytes":8,"p50_ns":160.0,"p99_ns":200.0,"handover_ns":100.0},"#,
+            r#"{"port":"shm","test":"latency","bytes":1024,"p50_ns":400.0,"p99_ns":500.0,"handover_ns":50.0},"#,
             r#"{"port":"shm","test":"bandwidth","bytes":8,"MBps":80.0},"#,
             r#"{"port":"shm","test":"bandwidth","bytes":1024,"MBps":2048.0},"#,
             r#"{"port":"shm","test":"rate","bytes":8,"per_s":10000000.0},"#,
@@ -275,8 +286,8 @@ pub(crate) mod tests {
                 .find(|row| row.first() == Some(&head))
                 .unwrap()
         };
-        assert_eq!(row("0"), ["0", "150.0", "170", "1.50", "-", "-", "20000000"]);
-        assert_eq!(row("8"), ["8", "160.0", "200", "1.60", "80.0", "-", "10000000"]);
-        assert_eq!(row("1Ki"), ["1Ki", "400.0", "500", "4.00", "2048.0", "10.2", "2000000"]);
+        assert_eq!(row("0"), ["0", "150.0", "170", "100.0", "1.50", "-", "-", "20000000"]);
+        assert_eq!(row("8"), ["8", "160.0", "200", "100.0", "1.60", "80.0", "-", "10000000"]);
+        assert_eq!(row("1Ki"), ["1Ki", "400.0", "500", "50.0", "8.00", "2048.0", "10.2", "2000000"]);
     }
 }

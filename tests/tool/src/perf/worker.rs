@@ -88,6 +88,9 @@ pub(crate) struct Measured {
     pub(crate) memcpy: BTreeMap<usize, f64>,
     /// By size: median and 99th percentile of the one-way latency, in nanoseconds.
     pub(crate) latency: BTreeMap<usize, (f64, f64)>,
+    /// By size: the hand-over measured just before and after its latency, in nanoseconds, and the median over the
+    /// rounds of latency divided by hand-over.
+    pub(crate) beside: BTreeMap<usize, (f64, f64)>,
     /// Messages a second by size.
     pub(crate) rate: BTreeMap<usize, f64>,
 }
@@ -223,12 +226,20 @@ impl<'a, T: Traffic> Driver<'a, T> {
             self.link.check(*bytes)?;
         }
         let (mut latency, mut rate, mut memcpy) = (Rounds::new(), Rounds::new(), Rounds::new());
+        let mut beside = Rounds::new();
         for _ in 0..plan.rounds {
             for bytes in plan.sizes.iter().copied() {
-                self.hand_over()?;
+                let before = self.hand_over()?;
                 self.step();
                 if plan.latency() {
-                    latency.entry(bytes).or_insert_with(Vec::new).push(self.latency(bytes)?);
+                    let measured = self.latency(bytes)?;
+                    // The hypervisor moves cores within a run: a ratio of two states would mean nothing.
+                    let hand_over = f64::midpoint(before, self.hand_over()?);
+                    latency.entry(bytes).or_insert_with(Vec::new).push(measured);
+                    beside
+                        .entry(bytes)
+                        .or_insert_with(Vec::new)
+                        .push((hand_over, ratio(measured.0, hand_over)));
                     self.step();
                 }
                 if bytes >= SMALLEST_COPY {
@@ -250,6 +261,7 @@ impl<'a, T: Traffic> Driver<'a, T> {
             hand_overs: self.hand_overs.len(),
             memcpy: medians(&memcpy),
             latency: latency.iter().map(|(bytes, rounds)| (*bytes, median_pair(rounds))).collect(),
+            beside: beside.iter().map(|(bytes, rounds)| (*bytes, median_pair(rounds))).collect(),
             rate: medians(&rate),
         };
         Ok((measured, seen))
@@ -259,12 +271,14 @@ impl<'a, T: Traffic> Driver<'a, T> {
         self.page.steps().fetch_add(1, Ordering::Relaxed);
     }
 
-    fn hand_over(&mut self) -> Result<(), String> {
+    /// Measures the hand-over of one cache line, one way, in nanoseconds.
+    fn hand_over(&mut self) -> Result<f64, String> {
         self.link.command(link::Command::HandOver)?;
         let link = &mut self.link;
         limits::hand_over(self.page.line(), &self.timer, &mut self.samples, || link.progress());
-        self.hand_overs.push(limits::one_way(&mut self.samples, &self.timer));
-        Ok(())
+        let one_way = limits::one_way(&mut self.samples, &self.timer);
+        self.hand_overs.push(one_way);
+        Ok(one_way)
     }
 
     fn memcpy(&mut self, bytes: usize) -> f64 {
@@ -316,6 +330,11 @@ impl<'a, T: Traffic> Driver<'a, T> {
         self.link.send_windows(bytes, count)?;
         Ok(self.timer.since(start).max(1.0))
     }
+}
+
+/// Divides a latency by the hand-over beside it; 0 if the hand-over was too short for the clock.
+fn ratio(latency: f64, hand_over: f64) -> f64 {
+    if hand_over > 0.0 { latency / hand_over } else { 0.0 }
 }
 
 fn medians(rounds: &Rounds<f64>) -> BTreeMap<usize, f64> {
