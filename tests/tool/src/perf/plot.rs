@@ -177,7 +177,7 @@ mod tests {
         let layout = Layout { port: "shm", pins: None, rounds: 5, tests: &ALL, sizes: &[0, 8, 1024, 65_536] };
         let text = svg(&layout, &measured()).unwrap();
         for words in
-            ["Latency", "microseconds", "hand-over of a cache line, 100 ns", "GB/s", "memcpy", "message size"]
+            ["Latency", "microseconds", "hand-over of a cache line, median 100 ns", "GB/s", "memcpy", "message size"]
         {
             assert!(text.contains(words), "{words} is missing");
         }
