@@ -1,10 +1,10 @@
-//! The command line.
+//! Parses the command line of `cargo proofs`.
 
 use crate::child::Task;
 use crate::models::{self, Model};
 use crate::mutant::Mutant;
 
-/// What `--help` prints.
+/// The text that `--help` prints.
 pub(crate) const HELP: &str = "\
 Usage: cargo proofs [--model NAME]... [--mutant MUTANT]... [--long] [--jobs N]
        cargo proofs --list
@@ -21,26 +21,26 @@ core/src/sync.rs, or a blunder of logic. Fails when a model fails or a mutant su
   --help            this text
 ";
 
-/// What to do.
+/// What the command line asks for.
 pub(crate) enum Command {
     Help,
     List,
-    /// One model with at most one mutant, in this process.
+    /// Run one model with at most one mutant in this process.
     Child(Task),
     Prove(Options),
 }
 
-/// What to prove, and how thoroughly.
+/// Which models and mutants to run, and how thoroughly.
 pub(crate) struct Options {
-    /// All models when empty.
+    /// The models to run; empty stands for all models.
     pub(crate) models: Vec<&'static Model>,
-    /// All mutants, and none, when empty.
+    /// The mutants to run; empty stands for all mutants and for the unchanged code.
     pub(crate) mutants: Vec<Mutant>,
     pub(crate) long: bool,
     pub(crate) jobs: usize,
 }
 
-/// Reads the arguments after the program's name.
+/// Parses the arguments after the program's name.
 pub(crate) fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Command, String> {
     let mut options = Options { models: Vec::new(), mutants: Vec::new(), long: false, jobs: 2 };
     let mut child = false;

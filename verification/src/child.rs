@@ -1,4 +1,4 @@
-//! One model with at most one mutant, in a process of its own: however it dies, the others go on.
+//! Runs one model with at most one mutant in a process of its own. If it crashes, the other runs go on.
 
 use std::panic::PanicHookInfo;
 use std::process::ExitCode;
@@ -11,14 +11,14 @@ use crate::mutant::Mutant;
 use crate::stage::{self, Run};
 use crate::table;
 
-/// Exit code: an assertion of the model, or loom, found a violation.
+/// Exit code: an assertion of the model failed, or loom found a violation.
 pub(crate) const VIOLATED: i32 = 10;
-/// Exit code: a limit was met or loom itself failed. This says nothing about the code under test.
+/// Exit code: a limit was reached, or loom itself failed. The code under test is neither proved nor refuted.
 pub(crate) const UNDECIDED: i32 = 11;
-/// What a model that holds prints before the number of executions.
+/// A model that holds prints this text before the number of executions.
 pub(crate) const EXECUTIONS: &str = "executions ";
 
-/// What a child does.
+/// The task of a child process.
 #[derive(Clone, Copy)]
 pub(crate) struct Task {
     pub(crate) model: &'static Model,
@@ -26,9 +26,9 @@ pub(crate) struct Task {
     pub(crate) long: bool,
 }
 
-/// Runs the model. Does not return when it fails: the hook ends the process.
+/// Runs the model. If the model fails, the panic hook ends the process and this function does not return.
 pub(crate) fn run(task: &Task) -> ExitCode {
-    // Loom unwinds its coroutines one by one, and may panic again meanwhile: the first panic is the verdict.
+    // Loom unwinds its coroutines one by one and may panic again meanwhile. The first panic is the verdict.
     std::panic::set_hook(Box::new(|panic| {
         complain(&panic.to_string());
         std::process::exit(verdict(panic));
@@ -45,7 +45,8 @@ pub(crate) fn run(task: &Task) -> ExitCode {
     table::print(&format!("{EXECUTIONS}{}\n", stage::executions()))
 }
 
-/// Loom's own panics are violations only where it reports what the program under test did.
+/// Returns the exit code for a panic. Loom's own panics are violations only if they report what the program
+/// under test did.
 fn verdict(panic: &PanicHookInfo<'_>) -> i32 {
     let ours = panic.location().is_some_and(|location| !location.file().contains("/loom-"));
     let payload = panic.payload();

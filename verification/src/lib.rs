@@ -1,4 +1,4 @@
-//! What tests outside this package use of it: the simulated RDMA fabric, and storage in vectors.
+//! The parts of this package that other tests use: the simulated RDMA fabric, and storage in vectors.
 #![forbid(unsafe_code)]
 
 pub mod rdma;

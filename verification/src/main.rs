@@ -1,8 +1,8 @@
 //! `cargo proofs`: loom models of the core's shared structures, and the mutants that they must catch.
 //!
 //! The models drive the code that ships, compiled against loom's atomics and cells by the private cfg
-//! `nemesia_loom`. Every model is also run against weakened orderings and against blunders of its own; one that
-//! none of them breaks would prove nothing. See `README.md` beside this crate.
+//! `nemesia_loom`. Every model also runs against weakened orderings and against injected faults of its own. A
+//! model that none of them breaks would prove nothing. See `README.md` beside this crate.
 
 #[cfg(nemesia_loom)]
 mod arguments;
@@ -22,10 +22,10 @@ mod table;
 use std::io::Write;
 use std::process::ExitCode;
 
-/// The command line cannot be obeyed, or this build cannot prove anything.
+/// Exit code: the command line is wrong, or this build cannot prove anything.
 const USAGE: u8 = 2;
 
-/// Writes one line on standard error; nobody is left to tell if that fails.
+/// Writes one line to standard error. A failed write is ignored: no other channel is left.
 fn complain(line: &str) {
     let _ = writeln!(std::io::stderr(), "{line}");
 }

@@ -1,4 +1,4 @@
-//! The models, and what each must kill.
+//! The models, and the mutants that each must kill.
 #![allow(clippy::expect_used, clippy::panic, reason = "panicking is how a model fails")]
 
 mod cells;
@@ -19,31 +19,31 @@ use nemesia_core::sync::Edge;
 use crate::mutant::{Blunder, ENDS, Mutant};
 use crate::stage::Run;
 
-/// A model: one promise of one structure.
+/// A model of one promise of one structure.
 pub(crate) struct Model {
     /// `structure/promise`, for the command line.
     pub(crate) name: &'static str,
     /// The code under test, in `nemesia-core`.
     pub(crate) structure: &'static str,
-    /// The promise.
+    /// The promise that the model checks.
     pub(crate) property: &'static str,
-    /// Edges without which the promise is broken: both ends are mutants that the model must kill.
+    /// The edges on which the promise rests. Both ends of each are mutants that the model must kill.
     pub(crate) edges: &'static [Edge],
-    /// Mistakes that the model can make, and must notice.
+    /// The injected faults that the model can enable, and must detect.
     pub(crate) blunders: &'static [Blunder],
-    /// Explores.
+    /// Explores the model.
     pub(crate) run: fn(&Run),
 }
 
 impl Model {
-    /// Every mutant that the model must kill.
+    /// Returns every mutant that the model must kill.
     pub(crate) fn mutants(&self) -> impl Iterator<Item = Mutant> {
         let weak = self.edges.iter().flat_map(|&edge| ENDS.map(|end| Mutant::Weak(edge, end)));
         weak.chain(self.blunders.iter().copied().map(Mutant::Blunder))
     }
 }
 
-/// Every model.
+/// All models.
 pub(crate) const ALL: &[Model] = &[
     fastbox::WRAP,
     fastbox::WORDS,

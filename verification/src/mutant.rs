@@ -1,4 +1,4 @@
-//! What is broken on purpose: one end of an edge in the core, or a blunder in a model's own wrapper.
+//! What a run breaks on purpose: one end of an edge in the core, or an injected fault in a model's own wrapper.
 
 use std::fmt;
 
@@ -10,55 +10,55 @@ pub(crate) const ENDS: [End; 2] = [End::Release, End::Acquire];
 /// One thing that a run breaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mutant {
-    /// This end of this edge is relaxed, or its fence left out, wherever the core names it.
+    /// This end of this edge is relaxed, or its fence left out, wherever the core names the edge.
     Weak(Edge, End),
     /// The model makes this mistake in its use of the core.
     Blunder(Blunder),
 }
 
-/// A mistake of logic. No ordering is weakened; a model that misses it does not look closely enough.
+/// A mistake of logic; no ordering is weakened. A model that misses it checks too little.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Blunder {
-    /// The fastbox's slots are given back before they are read.
+    /// The receiver gives the fastbox's slots back before it reads them.
     AckBeforeRead,
-    /// A cell is given back before it is read.
+    /// The receiver gives a cell back before it reads it.
     ReturnBeforeRead,
-    /// A cell is enqueued before it is filled.
+    /// The sender enqueues a cell before it fills it.
     EnqueueBeforePublish,
-    /// The sleeper looks for work, then raises its flag.
+    /// The sleeper checks for work, then raises its flag.
     LookBeforeAnnounce,
-    /// The waker wakes as the sleeper slept before.
+    /// The waker uses the kind of an earlier sleep.
     WakeAsBefore,
-    /// The sleeper finds a message in its last look, and sleeps on for as many as before.
+    /// The sleeper finds a message in its last check, and still sleeps for as many messages as before.
     CountTaken,
-    /// The sleeper counts on fences of the waker that it has not asked for.
+    /// The sleeper relies on fences of the waker that it has not requested.
     AskTooLate,
-    /// A thread that owes others the lock gives it to whoever comes first.
+    /// A thread that must hand the lock over gives it to the first thread that comes.
     GrabAgain,
-    /// A thread falls asleep over any handing, and not over the one that it saw.
+    /// A thread sleeps on any hand-over state instead of the one that it saw.
     ForgetHanding,
-    /// The driver leaves, and does not wake the next one.
+    /// The driver leaves without waking the next one.
     LeaveNoDriver,
-    /// A thread gives the lock back, then looks at the bell before it sleeps.
+    /// A thread releases the lock, then reads the event count before it sleeps.
     ListenUnlocked,
-    /// Who serves the driver wakes it as one that is not the driver.
+    /// The thread that serves the driver wakes it as if it were not the driver.
     ForgetDriver,
-    /// The owner refills a cell that nobody has given back.
+    /// The owner refills a cell that was not given back.
     RefillUnreturned,
-    /// The owner writes ahead to a cell that nobody has given back.
+    /// The owner writes ahead to a cell that was not given back.
     WarmUnreturned,
     /// The writer publishes bytes, then writes them.
     PublishBeforeWrite,
-    /// The sender leaves a shared copy, then writes its last part.
+    /// The sender leaves a sender-assisted copy, then writes its last part.
     LeaveBeforeWrite,
-    /// A copy past the caches returns before its stores are done.
+    /// A non-temporal copy returns before its stores are done.
     Undrained,
-    /// Memory is given away, then told of.
+    /// A thread gives memory away, then reports it.
     TellLate,
 }
 
 impl Blunder {
-    /// Every blunder.
+    /// All injected faults.
     pub(crate) const ALL: [Blunder; 18] = [
         Blunder::AckBeforeRead,
         Blunder::ReturnBeforeRead,
@@ -82,13 +82,13 @@ impl Blunder {
 }
 
 impl Mutant {
-    /// Every weakened end, then every blunder.
+    /// Returns every weakened end, then every injected fault.
     pub(crate) fn all() -> impl Iterator<Item = Mutant> {
         let weak = Edge::ALL.into_iter().flat_map(|edge| ENDS.map(|end| Mutant::Weak(edge, end)));
         weak.chain(Blunder::ALL.map(Mutant::Blunder))
     }
 
-    /// The mutant of this name, as `Display` writes it.
+    /// Returns the mutant of this name, as `Display` writes it.
     pub(crate) fn named(name: &str) -> Option<Mutant> {
         Mutant::all().find(|mutant| mutant.to_string() == name)
     }

@@ -1,8 +1,12 @@
-//! A simulated RDMA fabric: a [`MemoryPort`](nemesia_core::port::memory::MemoryPort) whose every step one seed decides.
+//! A simulated RDMA fabric: a [`MemoryPort`](nemesia_core::port::memory::MemoryPort) whose every step is drawn
+//! from a seed.
 //!
-//! All ports of a [`Fabric`] live in one thread. Time passes when [`Fabric::pass`] is called: then connections come
-//! about, parts of messages are placed and work requests complete, each by chance, so that all orders happen that the
-//! facts allow: parts out of order, reads after later writes, completions of one connection long after those of another.
+//! All ports of a [`Fabric`] live in one thread. Time passes when [`Fabric::pass`] is called. Then connections
+//! are
+//! made, parts of messages are placed and work requests complete, each at random, so that all orders occur that
+//! the
+//! facts allow: parts out of order, reads after later writes, completions of one connection long after
+//! another's.
 #![forbid(unsafe_code)]
 
 use std::cell::RefCell;
@@ -21,33 +25,33 @@ mod world;
 pub use port::SimPort;
 use world::World;
 
-/// What the fabric is like.
+/// The properties of a fabric.
 #[derive(Clone, Copy, Debug)]
 pub struct Conditions {
-    /// What it can do, and says so.
+    /// What the fabric can do, as its ports report it.
     pub facts: Facts,
-    /// A step that is possible is taken once in so many times; 1 is without delay.
+    /// A possible step is taken once in so many attempts; 1 means no delay.
     pub delay: usize,
-    /// One registration in so many fails; 0 for none.
+    /// One registration in so many fails; 0 means none.
     pub register_fails: usize,
-    /// A mistake, for tests of the tests.
+    /// An injected fault, for tests of the tests.
     pub flaw: Option<Flaw>,
 }
 
-/// Mistakes that a memory port can make, for tests to find.
+/// Mistakes that a memory port can make, and that tests must find.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flaw {
-    /// A region's rights are not looked at.
+    /// The port does not check a region's access rights.
     Rights,
-    /// What is refused is not done, and said to be done.
+    /// A refused operation is not executed, and is reported as done.
     Refusals,
     /// All regions have the same key.
     Keys,
-    /// A message that is too long is cut off.
+    /// A message that is too long is truncated.
     Truncation,
-    /// What follows a write does not wait for it.
+    /// Later work requests do not wait for a write.
     Overtaking,
-    /// A fence holds nothing back.
+    /// A fence does not hold anything back.
     Fence,
     /// Completions of a queue come in any order.
     Order,
@@ -55,22 +59,22 @@ pub enum Flaw {
     Loss,
     /// A completion comes twice now and then.
     Twice,
-    /// Quiet work completes.
+    /// Work that was posted as quiet completes visibly.
     Noise,
     /// Receives do not complete when a connection ends.
     Receives,
-    /// That a connection has ended is not told.
+    /// The end of a connection is not reported.
     Silence,
-    /// All connections of a port end with one.
+    /// If one connection of a port ends, all end.
     Neighbours,
-    /// Memory is used after it was deregistered.
+    /// The port uses memory after it was deregistered.
     Deregistration,
-    /// One work request less fits than the facts say.
+    /// The queue takes one work request less than the facts say.
     Depth,
 }
 
 impl Flaw {
-    /// Every one.
+    /// All flaws.
     pub const ALL: [Self; 15] = [
         Self::Rights,
         Self::Refusals,
@@ -119,7 +123,7 @@ impl Conditions {
         flaw: None,
     };
 
-    /// iWARP: placement in any order, early completions, and who connects speaks first.
+    /// iWARP: placement in any order, early completions, and the connecting side speaks first.
     pub const IWARP: Self = Self {
         facts: Facts {
             name: "simulated iWARP",
@@ -168,17 +172,17 @@ impl Conditions {
 pub struct Fabric(Rc<RefCell<World>>);
 
 impl Fabric {
-    /// A fabric without ports. The same seed and calls give the same history.
+    /// Returns a fabric without ports. The same seed and the same calls give the same history.
     pub fn new(seed: u64, conditions: Conditions) -> Self {
         Self(Rc::new(RefCell::new(World::new(seed, conditions))))
     }
 
-    /// A new port. Dropping it is the death of its process.
+    /// Adds a port. Dropping the port is the death of its process.
     pub fn port(&self) -> SimPort {
         SimPort::new(Rc::clone(&self.0))
     }
 
-    /// Lets a little time pass; what time it is then.
+    /// Lets a little time pass. Returns the time.
     pub fn pass(&self) -> Duration {
         self.0.borrow_mut().pass()
     }

@@ -1,4 +1,4 @@
-//! Runs every model and every mutant in child processes, and judges.
+//! Runs every model and every mutant in child processes, and judges the results.
 
 use std::collections::VecDeque;
 use std::io::Read;
@@ -13,20 +13,20 @@ use crate::models::{self, Model};
 use crate::mutant::Mutant;
 use crate::table;
 
-/// A child that takes longer has proved nothing.
+/// The time limit of a child. A child that takes longer is undecided.
 const LIMIT: Duration = Duration::from_secs(180);
-/// The same in a long run.
+/// The time limit of a child in a long run.
 const LONG_LIMIT: Duration = Duration::from_secs(6 * 3600);
-/// How often a child is looked at.
+/// The interval at which a child is polled.
 const TICK: Duration = Duration::from_millis(5);
 
-/// What came of a child.
+/// The result of a child.
 enum Verdict {
-    /// The model holds, in so many executions.
+    /// The model holds; the number of executions.
     Holds(u64),
-    /// An assertion of the model, or loom, says that it does not.
+    /// An assertion of the model, or loom, reports a violation.
     Violated(String),
-    /// A limit, a signal, a failure of loom: nothing is known.
+    /// A limit, a signal or a failure of loom: the result is unknown.
     Undecided(String),
 }
 
@@ -35,7 +35,7 @@ struct Outcome {
     verdict: Verdict,
 }
 
-/// Runs what the options ask for, prints the table, and tells whether everything is as it must be.
+/// Runs what the options ask for and prints the table. The exit code tells whether every result is as required.
 pub(crate) fn prove(options: &Options) -> ExitCode {
     let start = Instant::now();
     let tasks = tasks(options);
@@ -62,7 +62,7 @@ pub(crate) fn prove(options: &Options) -> ExitCode {
     if good { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Each chosen model as it is, then with each of the chosen mutants that it must kill.
+/// Returns each chosen model unchanged, then with each chosen mutant that it must kill.
 fn tasks(options: &Options) -> VecDeque<Task> {
     let mut tasks = VecDeque::new();
     let chosen =
@@ -82,7 +82,7 @@ fn tasks(options: &Options) -> VecDeque<Task> {
     tasks
 }
 
-/// Runs the tasks, `jobs` at a time; the outcomes are in the tasks' order.
+/// Runs the tasks, `jobs` at a time. The outcomes are in the order of the tasks.
 fn run(tasks: VecDeque<Task>, jobs: usize) -> Vec<Outcome> {
     let queue = Mutex::new(tasks.into_iter().enumerate().collect::<VecDeque<_>>());
     let outcomes = Mutex::new(Vec::new());
@@ -125,7 +125,7 @@ fn spawn(task: &Task) -> std::io::Result<Child> {
     if task.long {
         command.arg("--long");
     }
-    // Loom takes limits from its environment; a stray one would make a proof of nothing.
+    // Loom reads limits from its environment; a stray limit would make the proof worthless.
     for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("LOOM_")) {
         command.env_remove(name);
     }
@@ -133,7 +133,7 @@ fn spawn(task: &Task) -> std::io::Result<Child> {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()
 }
 
-/// The verdict of a child, or `None` when it takes too long. What a child prints fits into a pipe.
+/// Waits for a child. Returns its verdict, or `None` if it takes too long. A child's output fits into a pipe.
 fn wait(mut child: Child, limit: Duration) -> std::io::Result<Option<Verdict>> {
     let start = Instant::now();
     let status = loop {
@@ -164,7 +164,7 @@ fn wait(mut child: Child, limit: Duration) -> std::io::Result<Option<Verdict>> {
     }))
 }
 
-/// What is wrong with an outcome, if anything.
+/// Returns what is wrong with an outcome, if anything.
 fn problem(outcome: &Outcome) -> Option<String> {
     let name = outcome.task.model.name;
     let what = match outcome.task.mutant {
@@ -179,7 +179,7 @@ fn problem(outcome: &Outcome) -> Option<String> {
     }
 }
 
-/// One row a model, whose outcomes stand together.
+/// Returns one row for each model. The outcomes of a model are adjacent.
 fn report(outcomes: &[Outcome]) -> String {
     let head = ["model", "structure", "property", "executions", "mutants killed"];
     let mut rows = vec![head.map(str::to_owned)];
@@ -198,7 +198,7 @@ fn report(outcomes: &[Outcome]) -> String {
     table::rows(&rows)
 }
 
-/// Mutants killed, and mutants.
+/// Returns the number of killed mutants, and of all mutants.
 fn count(outcomes: &[Outcome]) -> (usize, usize) {
     let mutants = || outcomes.iter().filter(|outcome| outcome.task.mutant.is_some());
     (mutants().filter(|outcome| matches!(outcome.verdict, Verdict::Violated(_))).count(), mutants().count())

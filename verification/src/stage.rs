@@ -1,4 +1,4 @@
-//! What every model stands on: exploring, threads that borrow, payload, messages.
+//! The common base of all models: exploring, threads that borrow, payload, messages.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -12,41 +12,43 @@ use nemesia_core::wire::{Envelope, Kind};
 
 use crate::mutant::Blunder;
 
-/// Branches of one execution before loom gives up. No thread of a model waits for another without bound, so
-/// only a broken model comes near.
+/// The branches of one execution before loom gives up. No thread of a model waits for another without a limit,
+/// so
+/// only a broken model reaches this.
 const BRANCHES: usize = 20_000;
-/// No body that is crashed makes so many accesses.
+/// More accesses than any body makes that is crashed.
 const STEPS: usize = 1000;
 
-/// Executions that loom has explored in this process. Not loom's atomic: it counts across executions.
+/// The executions that loom has explored in this process. Not loom's atomic: it counts across executions.
 static EXECUTIONS: AtomicU64 = AtomicU64::new(0);
 
-/// Executions explored so far.
+/// Returns the number of executions explored so far.
 pub(crate) fn executions() -> u64 {
     EXECUTIONS.load(Ordering::Relaxed)
 }
 
-/// How a model is run.
+/// How a model runs.
 pub(crate) struct Run {
-    /// More preemptions and messages.
+    /// Whether to explore more preemptions and messages.
     pub(crate) long: bool,
-    /// The mistake that the model is to make.
+    /// The injected fault that the model enables.
     pub(crate) blunder: Option<Blunder>,
 }
 
 impl Run {
-    /// Whether the model is to make this mistake.
+    /// Returns whether the model makes this mistake.
     pub(crate) fn blunders(&self, blunder: Blunder) -> bool {
         self.blunder == Some(blunder)
     }
 
-    /// The first, or in a long run the second.
+    /// Returns the first value, or in a long run the second.
     pub(crate) fn size<T>(&self, normal: T, long: T) -> T {
         if self.long { long } else { normal }
     }
 
-    /// Runs `body` under every schedule with at most `preemptions` (one more in a long run), and every value
-    /// that each load may return.
+    /// Runs `body` under every schedule with at most `preemptions` preemptions (one more in a long run), and
+    /// with every
+    /// value that each load may return.
     pub(crate) fn explore(&self, preemptions: usize, body: impl Fn() + Send + Sync + 'static) {
         let mut builder = loom::model::Builder::new();
         builder.max_branches = BRANCHES;
@@ -58,8 +60,9 @@ impl Run {
         });
     }
 
-    /// Explores `body(accesses)`, which stops a thread after so many accesses and returns whether it did, for
-    /// each number until that thread always runs to its end.
+    /// Explores `body(accesses)` for each number of accesses, until the thread that it stops always runs to its
+    /// end.
+    /// `body` stops one thread after so many accesses and returns whether it did.
     pub(crate) fn explore_crashes(
         &self,
         preemptions: usize,
@@ -124,14 +127,14 @@ impl<T> Child<T> {
     }
 }
 
-/// Runs both at the same time, each on its own loom thread, until both have ended.
+/// Runs both closures at the same time, each on its own loom thread, until both have ended.
 pub(crate) fn both<A, B>(first: impl FnOnce() -> A, second: impl FnOnce() -> B) -> (A, B) {
     // SAFETY: joined below, before the borrows of the arguments can end; unwinding aborts.
     let second = unsafe { Child::spawn(second) };
     (first(), second.join())
 }
 
-/// Runs all three at the same time, each on its own loom thread, until all have ended.
+/// Runs all three closures at the same time, each on its own loom thread, until all have ended.
 pub(crate) fn three<A, B, C>(
     first: impl FnOnce() -> A,
     second: impl FnOnce() -> B,
@@ -148,27 +151,27 @@ pub(crate) fn crash(accesses: usize, body: impl FnOnce()) -> bool {
     crash_after(accesses, body)
 }
 
-/// Zeroed payload bytes, each one a cell whose races loom sees.
+/// Returns zeroed payload bytes, each in a cell whose races loom sees.
 pub(crate) fn payload(bytes: usize) -> Vec<UnsafeCell<u8>> {
     several(bytes, || UnsafeCell::new(0))
 }
 
-/// So many new values.
+/// Returns a vector of `count` new values.
 pub(crate) fn several<T>(count: usize, new: impl Fn() -> T) -> Vec<T> {
     std::iter::repeat_with(new).take(count).collect()
 }
 
-/// The envelope of message `number` with `len` bytes.
+/// Returns the envelope of message `number` with `len` bytes.
 pub(crate) fn envelope(number: u8, len: usize) -> Envelope {
     Envelope { kind: Kind::Eager, context: number.into(), tag: u64::from(number) << 40, total: len as u64 }
 }
 
-/// The bytes of message `number`.
+/// Returns the bytes of message `number`.
 pub(crate) fn bytes(number: u8, len: usize) -> Vec<u8> {
     (0..len).map(|at| number.wrapping_mul(16).wrapping_add(at as u8)).collect()
 }
 
-/// The message is `number`, whole.
+/// Asserts that the message is `number` and complete.
 pub(crate) fn assert_whole(number: u8, found: &Envelope, payload: &[u8]) {
     assert_eq!(*found, envelope(number, payload.len()), "envelope of message {number}");
     assert_eq!(payload, bytes(number, payload.len()), "payload of message {number}");

@@ -10,7 +10,7 @@ use nemesia_core::port::channel::{self, Buffer, Slab};
 use nemesia_core::slab::{List, Slot};
 use nemesia_core::store::{UNIT, Unit};
 
-/// What an engine is lent; `H` handles its active messages.
+/// The storage that an engine is lent; `H` handles its active messages.
 #[derive(Debug)]
 pub struct EngineVectors<H = ()>(PhantomData<H>);
 
@@ -27,8 +27,9 @@ impl<H: Handlers> engine::Storage for EngineVectors<H> {
 }
 
 impl<H: Handlers> EngineVectors<H> {
-    /// For a world of so many ranks, of which each has one region: so many requests at first, units of 64 bytes for unexpected
-    /// messages, and lists by hash.
+    /// Returns storage for a world of `ranks` ranks, each with one region: `requests` requests at first,
+    /// `units` units of 64
+    /// bytes for unexpected messages, and `buckets` lists by hash.
     pub fn lent(ranks: usize, requests: usize, units: usize, buckets: usize, handlers: H) -> Lent<Self> {
         Lent {
             requests: several(requests),
@@ -44,7 +45,7 @@ impl<H: Handlers> EngineVectors<H> {
     }
 }
 
-/// What a channel is lent.
+/// The storage that a channel is lent.
 #[derive(Debug)]
 pub struct ChannelVectors;
 

@@ -1,4 +1,4 @@
-//! What is printed.
+//! Formats and prints the tables.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use crate::models;
 use crate::mutant::Mutant;
 
-/// Writes to standard output; fails if that fails.
+/// Writes to standard output. The exit code is a failure if the write fails.
 pub(crate) fn print(text: &str) -> ExitCode {
     match std::io::stdout().write_all(text.as_bytes()) {
         Ok(()) => ExitCode::SUCCESS,
@@ -15,7 +15,7 @@ pub(crate) fn print(text: &str) -> ExitCode {
     }
 }
 
-/// The models and what each must kill.
+/// Returns the list of models and of the mutants that each must kill.
 pub(crate) fn list() -> String {
     let mut text = String::new();
     for model in models::ALL {
@@ -33,12 +33,12 @@ pub(crate) fn list() -> String {
     text
 }
 
-/// The mutants that no model claims to kill.
+/// Returns the mutants that no model claims to kill.
 pub(crate) fn unclaimed() -> impl Iterator<Item = Mutant> {
     Mutant::all().filter(|mutant| !models::ALL.iter().any(|model| model.mutants().any(|has| has == *mutant)))
 }
 
-/// Rows of one table, columns as wide as their widest entry.
+/// Formats the rows of one table; each column is as wide as its widest entry.
 pub(crate) fn rows<const N: usize>(rows: &[[String; N]]) -> String {
     let mut widths = [0; N];
     for row in rows {

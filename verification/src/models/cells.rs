@@ -1,4 +1,4 @@
-//! The cell pool, its return rings, and the sweep that makes the receive queue a hint.
+//! Models of the cell pool, its return rings, and the scan that finds cells whose queue entry is lost.
 
 use loom::cell::UnsafeCell;
 use nemesia_core::shared::pool::{
@@ -13,7 +13,7 @@ use super::Model;
 use crate::mutant::Blunder;
 use crate::stage::{Run, assert_whole, both, bytes, envelope, payload, several};
 
-/// One cell goes round and round.
+/// One cell is sent and given back again and again.
 pub(super) const REFILL: Model = Model {
     name: "cells/refill",
     structure: "pool, return ring, queue",
@@ -23,7 +23,7 @@ pub(super) const REFILL: Model = Model {
     run: refill,
 };
 
-/// The same cells, filled by stores that a Release does not order.
+/// The same cells, filled by non-temporal stores, which a Release does not order.
 pub(super) const PAST_CACHES: Model = Model {
     name: "cells/past-caches",
     structure: "pool, return ring, queue; copies past the caches",
@@ -33,7 +33,7 @@ pub(super) const PAST_CACHES: Model = Model {
     run: past_caches,
 };
 
-/// The same cells; the next one's lines are taken back from the receiver before it is needed.
+/// The same cells; the owner prefetches the next cell's lines for writing before it needs them.
 pub(super) const WARMED: Model = Model {
     name: "cells/warmed",
     structure: "pool, return ring, queue; lines of the next cell are written to ahead",
@@ -43,7 +43,7 @@ pub(super) const WARMED: Model = Model {
     run: warmed,
 };
 
-/// The queue's entry is lost.
+/// The entry in the queue is lost.
 pub(super) const SWEEP: Model = Model {
     name: "cells/sweep",
     structure: "pool, without queue",
@@ -57,7 +57,7 @@ pub(super) const SWEEP: Model = Model {
 pub(super) const RECEIVER: u16 = 1;
 /// Payload bytes of a cell.
 pub(super) const LEN: usize = 2;
-/// Attempts that a thread makes before it leaves the rest to the end.
+/// The number of attempts of a thread; the final single-threaded phase does the rest.
 const ATTEMPTS: usize = 4;
 
 /// The shared memory of one owner and one receiver.
@@ -99,7 +99,7 @@ impl Memory {
         }
     }
 
-    /// An owner whose cells nobody enqueues.
+    /// Returns an owner that enqueues none of its cells.
     pub(super) fn owner_without_queue(&self) -> Owner<'_> {
         Owner { queue: None, ..self.owner() }
     }
@@ -116,28 +116,28 @@ impl Memory {
     }
 }
 
-/// The owner of the cells, and the number of its next message.
+/// The owner of the cells, with the number of its next message.
 pub(super) struct Owner<'a> {
     pub(super) pool: Pool<'a, Vec<CellRecord>>,
     payload: PayloadMut<'a>,
     returned: ReturnReceiver<'a>,
-    /// `None` when entries are lost.
+    /// `None` if entries are lost.
     queue: Option<Producer<'a>>,
     pub(super) next: u8,
     writing: Writing,
-    /// Writes to the next cell as soon as it is there.
+    /// Whether the owner writes to the next cell as soon as that cell is free.
     warms: bool,
 }
 
 impl Owner<'_> {
-    /// Takes back the cells that were given back.
+    /// Collects the cells that were given back.
     pub(super) fn collect(&mut self) {
         while let Some(cell) = self.returned.pop() {
             self.pool.give_back(cell, RECEIVER.into(), Turn::First).expect("the receiver is honest");
         }
     }
 
-    /// Sends the next message if there is a cell for it.
+    /// Sends the next message if a cell is free.
     pub(super) fn send(&mut self, blunder: Option<Blunder>) -> bool {
         self.collect();
         if self.pool.free() == 0 && blunder == Some(Blunder::RefillUnreturned) {
@@ -160,7 +160,7 @@ impl Owner<'_> {
         true
     }
 
-    /// Writes to the next cell, if there is one.
+    /// Writes to the next cell if one is free.
     fn warm(&mut self, sent: u32, blunder: Option<Blunder>) {
         if blunder == Some(Blunder::WarmUnreturned) {
             assert!(self.payload.warm(sent as usize * LEN, LEN));
@@ -183,7 +183,7 @@ impl Owner<'_> {
     }
 }
 
-/// The receiver, and the number of the message that is due.
+/// The receiver, with the number of the next message.
 pub(super) struct Receiving<'a> {
     pub(super) cells: PeerPool<'a>,
     give_back: ReturnSender<'a>,
@@ -201,7 +201,7 @@ impl Receiving<'_> {
         true
     }
 
-    /// Takes the message that is due from whichever cell has it.
+    /// Takes the next message from whichever cell holds it.
     pub(super) fn sweep(&mut self) -> bool {
         let Some(cell) = self.cells.find(RECEIVER, self.next.into()) else { return false };
         self.take_cell(cell);

@@ -1,6 +1,6 @@
-//! A process is killed before each of its accesses to shared memory; the others go on.
+//! Models in which a process is killed before each of its accesses to shared memory, and the others go on.
 //!
-//! Nobody in these models waits for another: each call returns, and what is left at the end is looked at once.
+//! No thread in these models waits for another. Each call returns, and the final state is checked once.
 
 use nemesia_core::port::{MessagePort, PeerId};
 use nemesia_core::shared::fastbox::{Sender, Slot};
@@ -25,7 +25,7 @@ pub(super) const PRODUCER: Model = Model {
     run: producer,
 };
 
-/// A fastbox's sender dies.
+/// The sender of a fastbox dies.
 pub(super) const FASTBOX: Model = Model {
     name: "crash/fastbox",
     structure: "fastbox (8 slots)",
@@ -45,7 +45,7 @@ pub(super) const RECEIVER_DIES: Model = Model {
     run: receiver,
 };
 
-/// A ring's writer dies.
+/// The writer of a ring dies.
 pub(super) const RING: Model = Model {
     name: "crash/ring",
     structure: "record ring (8 bytes)",
@@ -55,7 +55,7 @@ pub(super) const RING: Model = Model {
     run: ring_writer,
 };
 
-/// A process dies that sends on both paths.
+/// A process that sends on both paths dies.
 pub(super) const PORT: Model = Model {
     name: "crash/port",
     structure: "port (4 slots, 4 cells)",
@@ -65,7 +65,7 @@ pub(super) const PORT: Model = Model {
     run: |run| whole_port(run, false, port::sending_both),
 };
 
-/// A process dies that announces cells in a fastbox.
+/// A process that announces cells in a fastbox dies.
 pub(super) const ANNOUNCED: Model = Model {
     name: "crash/announced",
     structure: "port (4 slots, 4 cells)",
@@ -75,7 +75,7 @@ pub(super) const ANNOUNCED: Model = Model {
     run: |run| whole_port(run, true, port::sending_cells),
 };
 
-/// The dying producer's cell has this number, the living one's the numbers below.
+/// The number in the dying producer's cell. The living producer uses the numbers below.
 const DEAD: u32 = 2;
 
 fn producer(run: &Run) {
@@ -127,7 +127,7 @@ fn producer(run: &Run) {
 }
 
 fn fastbox_sender(run: &Run) {
-    // Two slots.
+    // Two slots long.
     const LEN: usize = 40;
     run.explore_crashes(3, |accesses| {
         let (slots, ack) = (several(8, Slot::empty), Word64::new(0));

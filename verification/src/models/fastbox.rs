@@ -1,4 +1,4 @@
-//! The fastbox: a sender and a receiver on a ring that wraps.
+//! Models of the fastbox: a sender and a receiver on a ring that wraps.
 
 use nemesia_core::shared::fastbox::{Receiver, Sender, Slot, Word};
 use nemesia_core::sync::{Edge, Word64};
@@ -8,7 +8,7 @@ use super::Model;
 use crate::mutant::Blunder;
 use crate::stage::{Run, assert_whole, both, bytes, envelope, several};
 
-/// Packets of one slot.
+/// Packets that fill one slot.
 pub(super) const WRAP: Model = Model {
     name: "fastbox/wrap",
     structure: "fastbox (4 slots)",
@@ -18,7 +18,7 @@ pub(super) const WRAP: Model = Model {
     run: |run| wrap(run, 4, 16, 3),
 };
 
-/// Packets of several slots, of which only the first one's stamp is released.
+/// Packets that fill several slots; only the first slot's stamp is stored with Release.
 pub(super) const SEVERAL_SLOTS: Model = Model {
     name: "fastbox/several-slots",
     structure: "fastbox (8 slots)",
@@ -28,7 +28,7 @@ pub(super) const SEVERAL_SLOTS: Model = Model {
     run: |run| wrap(run, 8, 40, 3),
 };
 
-/// Messages of a word, by the critical path.
+/// Messages of one word, on the critical path.
 pub(super) const WORDS: Model = Model {
     name: "fastbox/words",
     structure: "fastbox (4 slots)",
@@ -38,13 +38,13 @@ pub(super) const WORDS: Model = Model {
     run: |run| wrap(run, 4, WORD, 3),
 };
 
-/// Bytes of a word; messages of this length go by the critical path, others do not.
+/// The length of a word in bytes. Messages of this length take the critical path, others do not.
 const WORD: usize = size_of::<Word>();
 
-/// Attempts that a thread makes before it leaves the rest to the end.
+/// The number of attempts of a thread; the final single-threaded phase does the rest.
 const ATTEMPTS: usize = 4;
 
-/// Fills the ring but for one message; then sender and receiver go on together; then alone to the end.
+/// Fills the ring except for one message. Then sender and receiver run together, and finally alone to the end.
 fn wrap(run: &Run, slots: usize, len: usize, before: u8) {
     let early = run.blunders(Blunder::AckBeforeRead);
     let count = before + run.size(3, 4);
@@ -71,7 +71,7 @@ fn wrap(run: &Run, slots: usize, len: usize, before: u8) {
     });
 }
 
-/// The sender, and the number of its next message.
+/// The sender, with the number of its next message.
 pub(super) struct Sending<'a> {
     pub(super) sender: Sender<'a>,
     pub(super) next: u8,
@@ -86,17 +86,17 @@ impl Sending<'_> {
         let word = Word::try_from(payload.as_slice());
         let pushed = word
             .is_ok_and(|word| self.sender.push_word(sequence, envelope.context, envelope.tag, word))
-            // Here it looks for room.
+            // This call checks for room.
             || self.sender.push(sequence, &envelope, &payload).expect("the receiver is honest");
         self.next += u8::from(pushed);
         pushed
     }
 }
 
-/// The receiver, and the number of the message that is due.
+/// The receiver, with the number of the next message.
 pub(super) struct Taking<'a> {
     receiver: Receiver<'a>,
-    /// Tells the sender in the receiver's stead, and too early.
+    /// Releases slots in place of the receiver, too early.
     blunderer: Option<Receiver<'a>>,
     pub(super) next: u8,
     len: usize,
@@ -114,7 +114,7 @@ impl<'a> Taking<'a> {
 
     /// Takes the message at the head, if there is one, and checks it.
     pub(super) fn take(&mut self) -> bool {
-        // The critical path and the thorough one in turn.
+        // The critical path and the general path alternate.
         let packet = if self.next.is_multiple_of(2) {
             self.receiver.due(self.next.into())
         } else {
@@ -138,7 +138,7 @@ impl<'a> Taking<'a> {
         true
     }
 
-    /// The same of a word that is there.
+    /// Takes a word that is present, and checks it.
     fn take_word(&mut self) {
         let wanted = envelope(self.next, WORD);
         let taken = self.receiver.take_word(self.next.into(), wanted.context, |tag| tag == wanted.tag);

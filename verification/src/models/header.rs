@@ -1,4 +1,4 @@
-//! The segment header.
+//! Model of the segment header.
 
 use nemesia_core::shared::layout::{Geometry, Identity, LayoutError, SegmentHeader, SegmentKind};
 use nemesia_core::sync::Edge;
@@ -6,7 +6,7 @@ use nemesia_core::sync::Edge;
 use super::Model;
 use crate::stage::{Run, three};
 
-/// A header is complete or not there.
+/// A reader sees a complete header or none.
 pub(super) const READY: Model = Model {
     name: "header/ready",
     structure: "segment header",
@@ -16,7 +16,7 @@ pub(super) const READY: Model = Model {
     run: ready,
 };
 
-/// Bytes of the segment that the header claims.
+/// The size in bytes that the header declares for the segment.
 const TOTAL: u64 = 8192;
 
 fn ready(run: &Run) {

@@ -1,4 +1,4 @@
-//! The whole shared-memory port, at both ends: fastboxes, cells and queue under one sequence number.
+//! Models of the whole shared-memory port at both ends: fastboxes, cells and queue under one sequence number.
 
 use loom::cell::UnsafeCell;
 use nemesia_core::port::{Arrival, MessagePort, PeerId, Polled};
@@ -17,7 +17,7 @@ use super::Model;
 use crate::mutant::Blunder;
 use crate::stage::{Run, assert_whole, both, bytes, envelope, payload, several, three};
 
-/// The path is chosen by size.
+/// The size of the message selects the path.
 pub(super) const BY_SIZE: Model = Model {
     name: "port/by-size",
     structure: "port (4 slots, 4 cells)",
@@ -27,7 +27,7 @@ pub(super) const BY_SIZE: Model = Model {
     run: by_size,
 };
 
-/// Cells are announced in the fastbox.
+/// The fastbox announces the cells.
 pub(super) const ANNOUNCED: Model = Model {
     name: "port/announced",
     structure: "port (4 slots, 4 cells)",
@@ -37,7 +37,7 @@ pub(super) const ANNOUNCED: Model = Model {
     run: announced,
 };
 
-/// A cell goes back with the answer.
+/// A cell is given back together with the answer.
 pub(super) const RETURNED: Model = Model {
     name: "port/returned",
     structure: "port (4 slots, 4 cells)",
@@ -47,7 +47,7 @@ pub(super) const RETURNED: Model = Model {
     run: returned,
 };
 
-/// The same, and who waits for the answer writes ahead to the cell of its next message.
+/// The same; while it waits for the answer, the sender also writes ahead to the cell of its next message.
 pub(super) const WARMED: Model = Model {
     name: "port/warmed",
     structure: "port (4 slots, 4 cells)",
@@ -57,7 +57,7 @@ pub(super) const WARMED: Model = Model {
     run: warmed,
 };
 
-/// The path is chosen by room.
+/// The free room selects the path.
 pub(super) const OVERFLOW: Model = Model {
     name: "port/overflow",
     structure: "port (4 slots, 4 cells)",
@@ -83,16 +83,16 @@ const CELLS: usize = 4;
 const CELL_BYTES: usize = 4;
 /// Slots of each fastbox.
 const SLOTS: usize = 4;
-/// Payload bytes that still go through a fastbox.
+/// The largest payload, in bytes, that still goes through a fastbox.
 const SMALL: usize = 2;
-/// Payload bytes that take a cell.
+/// A payload, in bytes, that needs a cell.
 const LARGE: usize = 3;
-/// Attempts that a thread makes before it leaves the rest to the end.
+/// The number of attempts of a thread; the final single-threaded phase does the rest.
 const ATTEMPTS: usize = 4;
-/// Polls within which a packet that lies there must come, when nothing else goes on.
+/// The number of polls within which a present packet must be found when no other thread runs.
 const POLLS: usize = 4;
 
-/// One process's two segments.
+/// The two segments of one process.
 struct Process {
     acks: Vec<Line>,
     shares: Vec<ShareLine>,
@@ -144,12 +144,12 @@ impl World {
         })
     }
 
-    /// The port of one process.
+    /// Returns the port of one process.
     pub(super) fn port(&self, me: usize) -> Port<'_> {
         self.port_announcing(me, false)
     }
 
-    /// As [`World::port`]; its cells are announced in the fastbox, if it is to.
+    /// As [`World::port`]; if `announce` is set, the fastbox announces the cells.
     pub(super) fn port_announcing(&self, me: usize, announce: bool) -> Port<'_> {
         self.port_storing(me, announce, Stores::Learned)
     }
@@ -174,7 +174,7 @@ impl World {
     }
 }
 
-/// Counts the wakes. Nobody sleeps in these models, so that there must be none.
+/// Counts wake-ups. No process sleeps in these models, so the count must stay zero.
 #[derive(Debug)]
 pub(super) struct Wakes(u32);
 
@@ -184,7 +184,7 @@ impl Host for Wakes {
     }
 }
 
-/// A port of the models.
+/// The port type of the models.
 pub(super) type Port<'a> = ShmPort<'a, Wakes, Vec<Option<Link<'a>>>, Vec<CellRecord>>;
 
 /// A port that sends numbered messages to one peer.
@@ -201,7 +201,7 @@ impl<'a> Sending<'a> {
         Self { port, to, next: 1, count, size }
     }
 
-    /// Sends the next message, if there is one and there is room.
+    /// Sends the next message if one is left and there is room.
     pub(super) fn send(&mut self) -> bool {
         if self.next > self.count {
             return false;
@@ -221,32 +221,32 @@ impl<'a> Sending<'a> {
 }
 
 impl Sending<'_> {
-    /// The number of the next message.
+    /// Returns the number of the next message.
     pub(super) fn next(&self) -> u8 {
         self.next
     }
 }
 
-/// A port that sends one message through each path.
+/// Returns a port that sends one message on each path.
 pub(super) fn sending_both(port: Port<'_>, to: PeerId) -> Sending<'_> {
     Sending::new(port, to, 2, |number| if number == 1 { LARGE } else { SMALL })
 }
 
-/// A port that sends two messages through cells.
+/// Returns a port that sends two messages in cells.
 pub(super) fn sending_cells(port: Port<'_>, to: PeerId) -> Sending<'_> {
     Sending::new(port, to, 2, |_| LARGE)
 }
 
-/// Lends a cell to a peer. Returns how many that is.
+/// Lends a cell to a peer. Returns how many cells are lent now.
 pub(super) fn lend(port: &mut Port<'_>, to: PeerId) -> usize {
     let sent = port.send(to, &envelope(1, LARGE), &bytes(1, LARGE));
     usize::from(sent.expect("the receiver is honest"))
 }
 
-/// A port that takes numbered messages.
+/// A port that receives numbered messages.
 pub(super) struct Taking<'a> {
     pub(super) port: Port<'a>,
-    /// The number that is due, by sender.
+    /// The number of the next message from each sender.
     pub(super) due: Vec<u8>,
 }
 
@@ -268,7 +268,7 @@ impl<'a> Taking<'a> {
         }
     }
 
-    /// Looks at what came, whatever it is.
+    /// Returns the payload of an arrival of any kind.
     fn look(&self, arrival: &Arrival<Place>) -> Vec<u8> {
         let mut payload = vec![0; arrival.len];
         self.port.read(arrival, 0, &mut payload);
@@ -282,14 +282,14 @@ impl<'a> Taking<'a> {
         *due += 1;
     }
 
-    /// Polls some times while others run.
+    /// Polls up to `polls` times while other threads run.
     pub(super) fn attempt(&mut self, polls: usize) {
         for _ in 0..polls {
             self.take();
         }
     }
 
-    /// Takes what lies there, with nobody else running.
+    /// Takes everything that is present while no other thread runs.
     pub(super) fn take_all(&mut self) {
         let mut idle = 0;
         while idle < POLLS {
@@ -298,15 +298,15 @@ impl<'a> Taking<'a> {
     }
 }
 
-/// One of two ports that take turns: each message answers one.
+/// One of two ports that alternate: each message answers the one before.
 struct Player<'a> {
     taking: Taking<'a>,
     to: PeerId,
     sent: u8,
     count: u8,
-    /// Whether it has the first turn.
+    /// Whether this port sends first.
     leads: bool,
-    /// Reads what it has answered, and not what it answers.
+    /// Whether it reads a message only after it has answered it.
     reads_late: bool,
     late: Option<Arrival<Place>>,
 }
@@ -317,12 +317,12 @@ impl<'a> Player<'a> {
         Self { taking, to, sent: 0, count, leads: to != 0, reads_late: false, late: None }
     }
 
-    /// The last message received from the other.
+    /// Returns the number of the last message received from the other port.
     fn received(&self) -> u8 {
         self.taking.due[self.to as usize] - 1
     }
 
-    /// Sends if it is its turn, else looks for a message.
+    /// Sends if it is this port's turn to send; otherwise polls for a message.
     fn step(&mut self) {
         let turn = self.received() + u8::from(self.leads);
         if self.sent < turn && self.sent < self.count {
@@ -338,7 +338,7 @@ impl<'a> Player<'a> {
         }
     }
 
-    /// Takes a message without a look at it: that comes with the next.
+    /// Takes a message without reading it; the next call reads it.
     fn take_late(&mut self) {
         if let Some(late) = self.late.take() {
             self.taking.look(&late);
@@ -386,7 +386,7 @@ fn take_turns(run: &Run, stores: Stores) {
     });
 }
 
-/// Lets both go on alone until everything has come.
+/// Lets both sides run alone until every message has arrived.
 fn finish(sending: &mut Sending<'_>, taking: &mut Taking<'_>, from: usize) {
     taking.take_all();
     while sending.send() {

@@ -1,4 +1,4 @@
-//! The receive queue: several producers, one consumer.
+//! Models of the receive queue: several producers, one consumer.
 
 use nemesia_core::shared::queue::{Consumer, Producer, Queue};
 use nemesia_core::sync::{Edge, PayloadWord, Word64};
@@ -6,7 +6,7 @@ use nemesia_core::sync::{Edge, PayloadWord, Word64};
 use super::Model;
 use crate::stage::{Run, both, several, three};
 
-/// Producers meet at the tail.
+/// Two producers contend for the tail.
 pub(super) const PRODUCERS: Model = Model {
     name: "queue/producers",
     structure: "cell queue (4 entries)",
@@ -16,7 +16,7 @@ pub(super) const PRODUCERS: Model = Model {
     run: producers,
 };
 
-/// A producer starts where another one said.
+/// A producer starts at the tail hint of another producer.
 pub(super) const HINT: Model = Model {
     name: "queue/hint",
     structure: "cell queue (4 entries)",
@@ -26,7 +26,7 @@ pub(super) const HINT: Model = Model {
     run: hint,
 };
 
-/// A producer that was away while the ring went round.
+/// A producer was stopped while the ring wrapped.
 pub(super) const STALE: Model = Model {
     name: "queue/stale",
     structure: "cell queue (2 entries)",
@@ -36,7 +36,7 @@ pub(super) const STALE: Model = Model {
     run: stale,
 };
 
-/// A queue with a payload word for each cell number, so that loom sees what an entry promises.
+/// A queue with a payload word for each cell number, so that loom sees what an entry publishes.
 struct Memory {
     entries: Vec<Word64>,
     tail: Word64,
@@ -71,7 +71,8 @@ impl Memory {
     }
 }
 
-/// Cells below `split` are one producer's, the others the other's: each sent in ascending order.
+/// Checks that each producer's cells came completely and in ascending order. Cells below `split` belong to one
+/// producer, the others to the other.
 fn assert_complete(came: &[u32], split: u32, count: u32) {
     let (first, second): (Vec<u32>, Vec<u32>) = came.iter().partition(|&&cell| cell < split);
     assert_eq!(first, Vec::from_iter(0..split), "the first producer's cells, in order");
@@ -100,8 +101,8 @@ fn producers(run: &Run) {
     });
 }
 
-/// One thread produces and consumes, so that the ring goes round; another produces meanwhile. The first must see
-/// its own cell, and all that are before it, as soon as it has enqueued it.
+/// One thread produces and consumes, so that the ring wraps, while another produces. The first must see its own
+/// cell, and all cells before it, as soon as it has enqueued its own.
 fn round(run: &Run, preemptions: usize, entries: usize, own: u32, others: u32) {
     run.explore(preemptions, move || {
         let memory = Memory::new(entries, (own + others) as usize);

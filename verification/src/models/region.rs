@@ -1,4 +1,4 @@
-//! Atomic operations on values in exposed memory.
+//! Models of atomic operations on values in exposed memory.
 
 use nemesia_core::sync::model::leave_undrained;
 use nemesia_core::sync::{Edge, PayloadMut, PayloadWord, Word64};
@@ -7,7 +7,7 @@ use super::Model;
 use crate::mutant::Blunder;
 use crate::stage::{Run, both, payload, three};
 
-/// Who sees a value that was changed sees what was put before.
+/// A process that sees a changed value also sees what was put before the change.
 pub(super) const HANDED_OVER: Model = Model {
     name: "region/handed-over",
     structure: "atomic operation on exposed memory",
@@ -17,7 +17,7 @@ pub(super) const HANDED_OVER: Model = Model {
     run: handed_over,
 };
 
-/// Operations of several processes on one value.
+/// Several processes operate on one value.
 pub(super) const COUNTED: Model = Model {
     name: "region/counted",
     structure: "atomic operation on exposed memory",
@@ -27,7 +27,7 @@ pub(super) const COUNTED: Model = Model {
     run: counted,
 };
 
-/// The same of what was put by stores that a Release does not order.
+/// The same for data that was put by non-temporal stores, which a Release does not order.
 pub(super) const PAST_CACHES: Model = Model {
     name: "region/past-caches",
     structure: "copy past the caches, and an atomic operation",
@@ -64,7 +64,7 @@ fn handed_over(run: &Run) {
             value.update_acq_rel(Edge::Region, |old| old + 1);
         };
         let reader = || {
-            // An atomic read is an operation that changes nothing.
+            // An atomic read is an update that changes nothing.
             if value.update_acq_rel(Edge::Region, |old| old) == 1 {
                 assert_eq!(bytes.get(), 7, "the value is here, and the bytes are not");
             }

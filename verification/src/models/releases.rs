@@ -1,4 +1,4 @@
-//! Ranges of released memory, told by any thread.
+//! Models of reports of released memory, which any thread may make.
 
 use nemesia_core::regcache::Range;
 use nemesia_core::regcache::releases::{Released, Releases, Seen};
@@ -8,7 +8,7 @@ use super::Model;
 use crate::mutant::Blunder;
 use crate::stage::{Run, both, three};
 
-/// One thread tells, and takes the pages away.
+/// One thread reports a range, then takes its pages away.
 pub(super) const TOLD: Model = Model {
     name: "releases/told",
     structure: "ring of released ranges (1 slot; 2 in a long run)",
@@ -18,7 +18,7 @@ pub(super) const TOLD: Model = Model {
     run: told,
 };
 
-/// Two threads tell at once.
+/// Two threads report at once.
 pub(super) const TWO_TELL: Model = Model {
     name: "releases/two-tell",
     structure: "ring of released ranges (1 slot)",
@@ -28,13 +28,14 @@ pub(super) const TWO_TELL: Model = Model {
     run: two_tell,
 };
 
-/// What one thread tells, in this order.
+/// The ranges that one thread reports, in this order.
 const RANGES: [Range; 3] =
     [Range { start: 10, end: 20 }, Range { start: 30, end: 40 }, Range { start: 50, end: 60 }];
 
-/// Which of these ranges the reader has been told of.
+/// Notes which of these ranges were reported to the reader.
 fn listen<const N: usize>(releases: &Releases<N>, seen: &mut Seen, known: &mut [bool; 3]) {
-    // Each turn brings the reader to where the others are, and they tell a few times only.
+    // Each iteration brings the reader up to date, and the other threads report a few times only: the loop
+    // ends.
     while let Some(released) = releases.next(seen) {
         for (range, known) in RANGES.iter().zip(known.iter_mut()) {
             *known |= match released {
@@ -63,7 +64,7 @@ fn one_tells<const N: usize>(run: &Run, late: bool) {
                 if !late {
                     releases.tell(range);
                 }
-                // The kernel's lock: who gets the addresses next knows of this.
+                // The kernel's lock: the next owner of the addresses knows that they were released.
                 gone.store_release(number, Edge::Lock);
                 if late {
                     releases.tell(range);
@@ -71,7 +72,7 @@ fn one_tells<const N: usize>(run: &Run, late: bool) {
             }
         };
         let reader = || {
-            // In between, at a time of which nothing is known.
+            // Listens at some point in between.
             listen(&releases, &mut seen, &mut known);
             let gone = gone.load_acquire(Edge::Lock) as usize;
             listen(&releases, &mut seen, &mut known);

@@ -1,4 +1,4 @@
-//! The byte ring and the record ring.
+//! Models of the byte ring and the record ring.
 
 use loom::cell::UnsafeCell;
 use nemesia_core::shared::ring::{ByteReader, ByteWriter, RecordReader, RecordWriter, Ring};
@@ -28,10 +28,10 @@ pub(super) const RECORDS: Model = Model {
     run: record_pipe,
 };
 
-/// Attempts that a thread makes before it leaves the rest to the end.
+/// The number of attempts of a thread; the final single-threaded phase does the rest.
 const ATTEMPTS: usize = 4;
 
-/// A ring's shared memory.
+/// The shared memory of a ring.
 pub(super) struct Memory {
     bytes: Vec<UnsafeCell<u8>>,
     written: Word64,
@@ -61,7 +61,8 @@ fn byte_pipe(run: &Run) {
             || {
                 for _ in 0..ATTEMPTS {
                     if early {
-                        // The position of what is about to be written; the writer stores it once more.
+                        // The position behind the bytes that are about to be written; the writer stores it once
+                        // more.
                         memory.written.store_release(whole.len().min(sent + 5) as u64, Edge::RingPublish);
                     }
                     sent += write(&mut writer, &whole, sent);
@@ -79,13 +80,13 @@ fn byte_pipe(run: &Run) {
     });
 }
 
-/// Up to five more bytes.
+/// Writes up to five more bytes. Returns the number of bytes written so far.
 fn write(writer: &mut ByteWriter<'_>, whole: &[u8], sent: usize) -> usize {
     let part = &whole[sent..whole.len().min(sent + 5)];
     writer.write(part).expect("the reader is honest")
 }
 
-/// Up to three more bytes.
+/// Reads up to three more bytes.
 fn read(reader: &mut ByteReader<'_>, came: &mut Vec<u8>) -> usize {
     let mut part = [0; 3];
     let count = reader.read(&mut part).expect("the writer is honest");
@@ -116,7 +117,7 @@ fn record_pipe(run: &Run) {
     });
 }
 
-/// Record `number`: one to three bytes.
+/// Returns record `number`, one to three bytes long.
 fn record(number: u8) -> Vec<u8> {
     bytes(number, 1 + usize::from(number % 3))
 }
@@ -128,7 +129,7 @@ pub(super) fn push(writer: &mut RecordWriter<'_>, next: &mut u8) -> bool {
     pushed
 }
 
-/// Reads the record that is due, if it is there, and checks it.
+/// Reads the next record if it is present, and checks it.
 pub(super) fn pop(reader: &mut RecordReader<'_>, due: &mut u8) -> bool {
     let mut bytes = [0; 4];
     let Some(len) = reader.pop(&mut bytes).expect("the writer is honest") else { return false };

@@ -1,4 +1,4 @@
-//! A message that both sides copy.
+//! Models of a message that both sides copy.
 
 use std::cell::RefCell;
 
@@ -30,7 +30,7 @@ pub(super) const TWO: Model = Model {
     run: |run| share(run, 2, 1, 1, [1, 1]),
 };
 
-/// The receiver goes on in larger pieces than the sender.
+/// The receiver takes larger pieces than the sender.
 pub(super) const UNEVEN: Model = Model {
     name: "share/uneven",
     structure: "shared copy (pieces of 2 and of 1)",
@@ -40,16 +40,16 @@ pub(super) const UNEVEN: Model = Model {
     run: |run| share(run, 1, 3, 2, [2, 1]),
 };
 
-/// Looks and waits of a thread before it leaves the rest to the end.
+/// The number of polls and waits of a thread; the final single-threaded phase does the rest.
 const ATTEMPTS: usize = 2;
 
-/// Bytes that a thread has written, message by message.
+/// The bytes that a thread has written, for each message.
 type Written = RefCell<Vec<u64>>;
 
 struct Memory {
     ours: ShareLine,
     theirs: ShareLine,
-    /// What is copied: byte `at` of a message goes to its address plus `at`.
+    /// The destination: byte `at` of a message goes to the message's address plus `at`.
     bytes: Vec<loom::cell::UnsafeCell<u8>>,
     count: u64,
 }
@@ -63,7 +63,7 @@ impl Memory {
         }
     }
 
-    /// The message's bytes are all there.
+    /// Checks that all bytes of the message are present.
     fn check(&self, address: u64) {
         for at in address..address + self.count {
             let mut byte = [0];
@@ -72,7 +72,7 @@ impl Memory {
         }
     }
 
-    /// The receiver's next steps; true when the message is complete.
+    /// Runs the receiver's next steps. Returns true when the message is complete.
     fn receive(&self, receiver: &mut Receiver<'_>, address: u64, attempts: usize, written: &Written) -> bool {
         for _ in 0..attempts {
             loop {
@@ -120,7 +120,7 @@ fn share(run: &Run, messages: u64, count: u64, preemptions: usize, pieces: [u64;
                 let Some(share) = helper.look() else { continue };
                 let mut next = helper.join(share.end, its);
                 while let Some(part) = next {
-                    // Whoever may write knows what: nothing of the other message.
+                    // A sender that may write knows the right message, never the other one.
                     assert_eq!((share.request, share.end), (50 + share.address / count, count));
                     if early {
                         helper.finish(part, true);
@@ -134,7 +134,7 @@ fn share(run: &Run, messages: u64, count: u64, preemptions: usize, pieces: [u64;
             }
         };
         let (done, ()) = both(first, second);
-        // The sender has left by now, and the receiver finds the rest.
+        // The sender has left by now; the receiver finishes the rest.
         for number in done..messages {
             if number > done {
                 receiver.open(&message(number), ours);

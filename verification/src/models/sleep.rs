@@ -1,8 +1,8 @@
-//! The sleep word: no wake-up is lost.
+//! Models of the sleep word: no wake-up is lost.
 //!
-//! The futex wait is not modelled by blocking. A wake-up is lost exactly if, after everybody has done their part,
-//! the sleeper has not found the work and the sequence that it would wait on has not moved: that is what each
-//! model looks at in the end.
+//! The futex wait is not modelled by blocking. A wake-up is lost exactly if, at the end, the sleeper has not
+//! found
+//! the work and the sequence on which it would wait has not moved. Each model checks that at its end.
 
 use nemesia_core::shared::fastbox::Slot;
 use nemesia_core::shared::sleep::{News, Payer, Sleep, SleepWord, Waking};
@@ -23,7 +23,7 @@ pub(super) const WAKE: Model = Model {
     run: |run| wake(run, 1),
 };
 
-/// Two sleeps, one waker of two messages: claims and rises of the first sleep meet the second.
+/// Two sleeps, one waker of two messages: claims and wake-ups of the first sleep meet the second sleep.
 pub(super) const TWICE: Model = Model {
     name: "sleep/twice",
     structure: "sleep word, fastbox",
@@ -43,7 +43,7 @@ pub(super) const TWO_WAKERS: Model = Model {
     run: two_wakers,
 };
 
-/// A sleep in an event loop, given up for one on the futex.
+/// A sleep in an event loop, abandoned for a sleep on the futex.
 pub(super) const EVENT: Model = Model {
     name: "sleep/event",
     structure: "sleep word",
@@ -53,7 +53,7 @@ pub(super) const EVENT: Model = Model {
     run: event,
 };
 
-/// One sleep for two messages, two wakers with one each.
+/// One sleep for two messages; two wakers with one message each.
 pub(super) const COUNTED: Model = Model {
     name: "sleep/counted",
     structure: "sleep word",
@@ -63,7 +63,8 @@ pub(super) const COUNTED: Model = Model {
     run: counted,
 };
 
-/// Sleeps that the wakers pay for: the sleeper's word asks for fences, and has done so since before either began.
+/// Sleeps for which the wakers execute the fence. The sleeper's word has asked for fences since before either
+/// began.
 pub(super) const ASKED: Model = Model {
     name: "sleep/asked",
     structure: "sleep word",
@@ -73,7 +74,7 @@ pub(super) const ASKED: Model = Model {
     run: asked,
 };
 
-/// The same when a sleep that nobody ended is followed by the next, and a waker still sees the first.
+/// The same, if a second sleep follows a sleep that nothing ended, and a waker still sees the first.
 pub(super) const ASKED_AGAIN: Model = Model {
     name: "sleep/asked-again",
     structure: "sleep word",
@@ -113,9 +114,11 @@ fn wake(run: &Run, messages: u8) {
             woken
         };
         let (since, _) = both(sleeper, waker);
-        // Loom does not know that the flag's second rise comes after a claim of its first in modification order (the
-        // claim is atomic), and lets the waker read back its own claim. A second sleep that began after that claim's
-        // bump is left out here; it is a first sleep with another number.
+        // Loom does not know that the flag's second rise follows a claim of its first rise in modification
+        // order (the
+        // claim is atomic), and lets the waker read back its own claim. A second sleep that began after that
+        // claim's
+        // bump is left out here: it equals a first sleep with another number.
         let claimed_before = since != 0;
         assert!(
             claimed_before || taking.next > messages || word.moved(since),
@@ -213,7 +216,7 @@ fn asked(run: &Run) {
     let late = run.blunders(Blunder::AskTooLate);
     run.explore(3, move || {
         let (word, work) = (SleepWord::awake(), [Word64::new(0), Word64::new(0)]);
-        // What was asked for before the last barrier is known to all.
+        // All threads know of a request that was made before the last barrier.
         word.rise(if late { Payer::Sleeper } else { Payer::Wakers });
         let look = || work.iter().any(|work| work.load_relaxed() != 0);
         let sleeper = || {
@@ -225,7 +228,7 @@ fn asked(run: &Run) {
             }
             (!found).then_some(since)
         };
-        // Without a barrier of the sleeper's, and with no fence of its own but the one that it is asked for.
+        // The sleeper executes no barrier, and the waker no fence except the one that the word asks for.
         let waker = |work: &Word64| {
             work.store_relaxed(1);
             is_asleep(word.must_wake(FenceMode::Asymmetric, News::Message))
@@ -249,7 +252,7 @@ fn asked_again(run: &Run) {
             if look() {
                 return None;
             }
-            // It has slept for as long as it may.
+            // The sleep has reached its time limit.
             word.rise(Payer::Wakers);
             let since = word.announce_for(Sleep::Futex, 1, Payer::Wakers);
             (!look()).then_some(since)

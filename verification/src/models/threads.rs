@@ -1,7 +1,7 @@
-//! One endpoint, several threads: the lock, the driver, and those who wait for it.
+//! Models of several threads on one endpoint: the lock, the driver, and the threads that wait for it.
 //!
-//! A thread that sleeps does so on a condition variable here, guarded by a mutex as a futex is by the kernel's: so a
-//! wake-up that is lost is a deadlock, which loom reports.
+//! A thread that sleeps waits on a condition variable, guarded by a mutex as the kernel guards a futex. A lost
+//! wake-up is therefore a deadlock, which loom reports.
 
 use loom::cell::UnsafeCell;
 use loom::sync::{Condvar, Mutex};
@@ -23,7 +23,7 @@ pub(super) const LOCK: Model = Model {
     run: lock,
 };
 
-/// The lock, handed over by a thread that comes back at once.
+/// The lock is handed over by a thread that comes back for it at once.
 pub(super) const AGAIN: Model = Model {
     name: "threads/again",
     structure: "lock",
@@ -33,7 +33,7 @@ pub(super) const AGAIN: Model = Model {
     run: again,
 };
 
-/// The lock, handed over twice: one that was not meant the first time is the second.
+/// The lock is handed over twice; the thread that was passed over first gets it second.
 pub(super) const TWICE: Model = Model {
     name: "threads/twice",
     structure: "lock",
@@ -43,7 +43,7 @@ pub(super) const TWICE: Model = Model {
     run: twice,
 };
 
-/// Two threads wait, and a peer sends to both.
+/// Two threads wait, and a peer sends a message to each.
 pub(super) const DRIVER: Model = Model {
     name: "threads/driver",
     structure: "lock, roster, bell, sleep word",
@@ -53,7 +53,7 @@ pub(super) const DRIVER: Model = Model {
     run: driver,
 };
 
-/// A thread waits, and another one of its process does what it waits for.
+/// A thread waits, and another thread of the process completes its request.
 pub(super) const STIR: Model = Model {
     name: "threads/stir",
     structure: "lock, roster, bell, sleep word",
@@ -63,7 +63,7 @@ pub(super) const STIR: Model = Model {
     run: stir,
 };
 
-/// Two threads wait; the first is served by another one of their process, and then a peer sends to the second.
+/// Two threads wait. Another thread of the process serves the first, then a peer sends to the second.
 pub(super) const HEIR: Model = Model {
     name: "threads/heir",
     structure: "lock, roster, bell, sleep word",
@@ -73,7 +73,7 @@ pub(super) const HEIR: Model = Model {
     run: heir,
 };
 
-/// Where threads sleep: one for each word.
+/// The places where threads sleep, one for each word.
 struct Kernel {
     guard: Mutex<()>,
     wake: Condvar,
@@ -130,7 +130,7 @@ fn again(run: &Run) {
     let grab = run.blunders(Blunder::GrabAgain);
     run.explore(run.size(3, 4), move || {
         let (lock, kernel) = (Lock::default(), Kernel::new());
-        // Whoever hands the lock over, and wants it again, has it after the other.
+        // A thread that hands the lock over and wants it again gets it after the other thread.
         let inside = UnsafeCell::new(Vec::new());
         let enter = |thread: u8| {
             lock.acquire(&kernel);
@@ -173,7 +173,7 @@ fn twice(run: &Run) {
     });
 }
 
-/// Puts a thread to sleep over the kind of a state alone, if it is to.
+/// Wraps the kernel. If `forget` is set, a thread sleeps by the kind of the state alone.
 struct Forgetful {
     kernel: Kernel,
     forget: bool,
@@ -181,7 +181,7 @@ struct Forgetful {
 
 impl Park for Forgetful {
     fn park(&self, word: &Word32, expected: u32) {
-        // The bits that say what kind of state it is.
+        // These bits hold the kind of the state.
         let seen = |state: u32| if self.forget { state % 8 } else { state };
         self.kernel.sleep_while(|| seen(word.load_relaxed()) == seen(expected));
     }
@@ -197,7 +197,7 @@ impl Park for Forgetful {
 
 type Waiters = Roster<Vec<Option<Seat<usize>>>>;
 
-/// An endpoint that several threads share. A message is its number.
+/// An endpoint that several threads share. A message is represented by its number.
 struct Shared {
     lock: Lock,
     for_lock: Kernel,
@@ -205,7 +205,7 @@ struct Shared {
     for_bell: Kernel,
     word: SleepWord,
     for_word: Kernel,
-    /// Messages that have come.
+    /// The messages that have arrived.
     mail: [Word64; 2],
     roster: UnsafeCell<Waiters>,
     blunder: Option<Blunder>,
@@ -230,13 +230,15 @@ impl Shared {
         self.blunder == Some(blunder)
     }
 
-    /// With the lock held.
+    /// Runs `work` on the list of waiters. The caller holds the lock.
     fn roster<T>(&self, work: impl FnOnce(&mut Waiters) -> T) -> T {
         // SAFETY: loom fails the model if another thread is at it.
         self.roster.with_mut(|roster| work(unsafe { &mut *roster }))
     }
 
-    /// With the lock held: looks for messages, and tells those who wait for them. Whether there were any.
+    /// Polls for messages and reports them to the waiting threads. Returns whether there were any. The caller
+    /// holds
+    /// the lock.
     fn progress(&self) -> bool {
         let (bits, driver) =
             self.roster(|roster| roster.serve(|message| self.mail[*message].load_relaxed() == 1));
@@ -255,7 +257,7 @@ impl Shared {
         }
     }
 
-    /// The driver, with the lock held: nothing has come.
+    /// Sleeps as the driver, which has found nothing. The caller holds the lock.
     fn sleep(&self) {
         let early = self.blunders(Blunder::LookBeforeAnnounce);
         let found = early && self.progress();
@@ -268,19 +270,20 @@ impl Shared {
         self.word.rise(Payer::Sleeper);
     }
 
-    /// A peer sends these messages.
+    /// Sends these messages as a peer.
     fn send(&self, messages: &[usize]) {
         for message in messages {
             self.mail[*message].store_relaxed(1);
         }
-        // Once for all. After a claim loom lets the waker read its own claim back (see `sleep/twice`), so that it would miss
-        // a sleep that began since.
+        // Wakes once for all messages. After a claim, loom lets the waker read its own claim back (see
+        // `sleep/twice`),
+        // so that the waker would miss a sleep that began since.
         if matches!(self.word.must_wake(FenceMode::Symmetric, News::Message), Waking::Asleep(_)) {
             self.for_word.wake(true);
         }
     }
 
-    /// Another thread, which does not wait, sends a message to its own process.
+    /// Sends a message to the own process from another thread that does not wait.
     fn serve(&self, message: usize) {
         self.lock.acquire(&self.for_lock);
         self.mail[message].store_relaxed(1);

@@ -9,32 +9,33 @@ use nemesia_core::port::memory::{
 
 use super::operation::{Operation, Receive};
 
-/// One end.
+/// One end of a connection.
 #[derive(Debug)]
 pub(super) struct End {
     pub(super) node: usize,
     pub(super) connection: Connection,
     pub(super) state: State,
-    /// Takes from the shared queue.
+    /// Whether it takes receives from the shared queue.
     pub(super) shared: bool,
     pub(super) deadline: Duration,
-    /// What we said with the request or the answer.
+    /// The private data that this side sent with the request or the answer.
     pub(super) private: Private,
     pub(super) operations: VecDeque<Operation>,
-    /// Work requests of the send queue: posted, and those whose places are free again.
+    /// Work requests of the send queue: those posted, and those whose places are free again.
     pub(super) posted: u64,
     pub(super) freed: u64,
     pub(super) receives: VecDeque<Receive>,
-    /// Places of the own receive queue in use.
+    /// The number of used places in its own receive queue.
     pub(super) receiving: u32,
-    /// Completions of the send queue that were not polled, each with how many places it frees.
+    /// Completions of the send queue that were not polled yet, each with the number of places that it frees.
     pub(super) sent: VecDeque<(Completion, u64)>,
-    /// Completions of receives that were not polled, each with whether it was the shared queue's.
+    /// Completions of receives that were not polled yet, each with whether the shared queue supplied the
+    /// receive.
     pub(super) arrived: VecDeque<(Completion, bool)>,
-    /// Something has come from the peer.
+    /// Whether anything has arrived from the peer.
     pub(super) heard: bool,
     pub(super) closing: bool,
-    /// It ends soon: why, and what its oldest work request fails with.
+    /// Set if the connection ends soon: the reason, and the error of its oldest work request.
     pub(super) doom: Option<(LostError, WorkError)>,
 }
 
@@ -60,19 +61,19 @@ impl End {
         }
     }
 
-    /// A completion of the send queue.
+    /// Adds a completion of the send queue.
     pub(super) fn tell(&mut self, id: u64, number: u64, outcome: Outcome) {
         let completion = Completion { id, connection: self.connection, outcome };
         self.sent.push_back((completion, number + 1));
     }
 
-    /// A completion of a receive.
+    /// Adds a completion of a receive.
     pub(super) fn arrive(&mut self, id: u64, outcome: Outcome) {
         let completion = Completion { id, connection: self.connection, outcome };
         self.arrived.push_back((completion, self.shared));
     }
 
-    /// Tells of what has completed, in order.
+    /// Reports completed work requests, in order.
     pub(super) fn settle(&mut self, noisy: bool, is_complete: impl Fn(&Operation) -> bool) {
         let mut tell = Vec::new();
         for operation in self.operations.iter_mut().filter(|operation| !operation.told) {
@@ -87,7 +88,7 @@ impl End {
         tell.into_iter().for_each(|(id, number)| self.tell(id, number, Outcome::Done));
     }
 
-    /// Ends the connection here: everything that was posted completes, the oldest with `error`.
+    /// Ends the connection at this side: every posted request completes, the oldest with `error`.
     pub(super) fn flush(&mut self, error: WorkError) {
         let mut error = Some(error);
         for operation in std::mem::take(&mut self.operations) {
@@ -103,12 +104,12 @@ impl End {
         self.doom = None;
     }
 
-    /// Whether nothing more is heard of it once it is closed.
+    /// Returns whether a closed connection has nothing left to report.
     pub(super) fn is_over(&self) -> bool {
         self.closing && self.state == State::Lost && self.sent.is_empty() && self.arrived.is_empty()
     }
 
-    /// The event that tells of its end.
+    /// Returns the event that reports the end of the connection.
     pub(super) fn end(&self, error: LostError) -> Event {
         Event::Lost { connection: self.connection, error }
     }

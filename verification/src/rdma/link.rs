@@ -1,4 +1,4 @@
-//! What happens on a simulated connection when time passes.
+//! Steps of a simulated connection when time passes.
 
 use nemesia_core::port::memory::{ConnectError, Event, Facts, LostError, Outcome, Private, State, WorkError};
 
@@ -7,22 +7,22 @@ use super::operation::{Kind, Local, Operation, Stage};
 use super::world::World;
 use super::{Conditions, Flaw};
 
-/// How many work requests of a queue may be under way at once.
+/// The number of work requests of one queue that may be under way at once.
 const WINDOW: usize = 6;
 
-/// A connection: both ends, that of who asked first.
+/// Both ends of a connection; first the end that asked for it.
 #[derive(Debug)]
 pub(super) struct Link {
     pub(super) ends: [End; 2],
-    /// Nothing moves any more.
+    /// Whether nothing moves any more.
     pub(super) broken: bool,
 }
 
-/// Why an operation can't go on: what it fails with, and what the target thinks of it.
+/// Why an operation cannot go on: the error at its sender, and the error at its target.
 struct Failure(WorkError, LostError);
 
 impl World {
-    /// Lets one end of a link take a step, or none.
+    /// Lets one end of a link take at most one step.
     pub(super) fn step(&mut self, link: usize, side: usize) {
         if let Some((lost, work)) = self.links[link].ends[side].doom {
             self.end(link, side, lost, work);
@@ -35,14 +35,14 @@ impl World {
         }
     }
 
-    /// Ends a connection at one side, if it has not ended there.
+    /// Ends a connection at one side if it has not ended there.
     fn end(&mut self, link: usize, side: usize, lost: LostError, work: WorkError) {
         let Link { ends, broken } = &mut self.links[link];
         *broken = true;
-        // Receives of ours that a message of the peer's was to fill.
+        // Our receives that a message of the peer was to fill.
         let taken: Vec<u64> =
             ends[1 - side].operations.iter_mut().filter_map(|it| it.receive.take()).map(|it| it.id).collect();
-        // And those of the peer's that a message of ours was to fill.
+        // The peer's receives that a message of ours was to fill.
         let given: Vec<u64> =
             ends[side].operations.iter_mut().filter_map(|it| it.receive.take()).map(|it| it.id).collect();
         given.into_iter().for_each(|id| ends[1 - side].arrive(id, Outcome::Failed(WorkError::Flushed)));
@@ -71,7 +71,7 @@ impl World {
         }
     }
 
-    /// Ends a connection at one side now, and at the other one later.
+    /// Ends a connection at one side now, and at the other side later.
     pub(super) fn lose(&mut self, link: usize, side: usize, here: (LostError, WorkError), there: LostError) {
         if self.conditions.flaw == Some(Flaw::Neighbours) {
             let node = self.links[link].ends[side].node;
@@ -112,7 +112,7 @@ impl World {
         }
     }
 
-    /// Takes one work request of a queue a step further, and tells of those that have completed.
+    /// Moves one work request of a queue a step further, and reports the completed ones.
     fn advance(&mut self, link: usize, side: usize) {
         let Conditions { facts, flaw, .. } = self.conditions;
         let candidates = {
@@ -149,7 +149,7 @@ impl World {
         }
     }
 
-    /// The work request at `at` fails, and with it the connection.
+    /// Fails the work request at `at` and with it the connection.
     fn fail(
         &mut self,
         link: usize,
@@ -160,14 +160,14 @@ impl World {
         receive: Option<u64>,
     ) {
         let Link { ends, .. } = &mut self.links[link];
-        // A receive that was too short says so itself.
+        // A receive that was too short reports that itself.
         if work == WorkError::Invalid
             && receive.is_some()
             && let Some(id) = ends[side].operations[at].receive.take().map(|it| it.id)
         {
             ends[1 - side].arrive(id, Outcome::Failed(WorkError::Length));
         }
-        // Those before it never come to an end; it is the one that says why.
+        // The earlier requests never complete; this one reports the reason.
         let end = &mut ends[side];
         let early: Vec<_> = end.operations.drain(..at).collect();
         for operation in early.iter().filter(|it| !it.told) {
@@ -192,7 +192,7 @@ impl World {
     fn move_on(&mut self, link: usize, side: usize, operation: &mut Operation) -> Result<(), Failure> {
         let (here, there) = (self.links[link].ends[side].node, self.links[link].ends[1 - side].node);
         if operation.stage == Stage::Waiting {
-            // Where completion proves nothing, the bytes leave the sender first.
+            // Where a completion does not prove placement, the bytes leave the sender first.
             if !self.conditions.facts.write_proves_placement && self.take(here, operation)? {
                 return Ok(());
             }
@@ -227,7 +227,9 @@ impl World {
         placed.then_some(()).ok_or(remote)
     }
 
-    /// Takes the bytes from their owner, who may then use them again; false when that was done or is not to be.
+    /// Takes the bytes from their owner, who may then use them again. Returns false if they were taken before
+    /// or are
+    /// not to be taken yet.
     fn take(&mut self, node: usize, operation: &mut Operation) -> Result<bool, Failure> {
         if operation.kind.is_answered() {
             return Ok(false);
@@ -241,7 +243,7 @@ impl World {
         Ok(true)
     }
 
-    /// The target looks at it.
+    /// Checks the operation at the target.
     fn begin(&mut self, link: usize, side: usize, operation: &mut Operation) -> Result<(), Failure> {
         let there = self.links[link].ends[1 - side].node;
         if let Some((at, reach)) = operation.kind.reach().filter(|_| operation.len > 0) {
@@ -276,7 +278,7 @@ impl World {
         Ok(())
     }
 
-    /// A receive for a message; `None` when it has to wait for one.
+    /// Takes a receive for a message. Returns `None` if the message must wait for one.
     fn take_receive(
         &mut self,
         link: usize,
@@ -291,7 +293,7 @@ impl World {
         Ok(receive)
     }
 
-    /// All bytes are placed.
+    /// Completes an operation whose bytes are all placed.
     fn finish(&mut self, link: usize, side: usize, operation: &mut Operation) -> Result<(), Failure> {
         let (here, there) = (self.links[link].ends[side].node, self.links[link].ends[1 - side].node);
         let len = operation.len as u32;
@@ -327,7 +329,7 @@ impl World {
         stored.then_some(()).ok_or(Failure(WorkError::Local, LostError::Closed))
     }
 
-    /// Whether the peer may not speak yet: it ends the connection if it does.
+    /// Returns whether the peer may not send yet; if it sends, the connection ends.
     pub(super) fn speaks_too_early(&self, link: usize, side: usize) -> bool {
         let Facts { active_speaks_first, .. } = self.conditions.facts;
         active_speaks_first && side == 1 && !self.links[link].ends[1].heard

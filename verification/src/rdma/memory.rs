@@ -1,4 +1,4 @@
-//! Regions of a simulated port, and copies between them.
+//! Regions of a simulated port, and copies between regions.
 
 use nemesia_core::payload::Lent;
 use nemesia_core::port::memory::{Access, Key, PostError, Region, RegisterError, Remote, Slice};
@@ -20,7 +20,7 @@ struct Held {
     lent: Lent,
     access: Access,
     key: Key,
-    /// It is being deregistered: what is under way may go on, nothing may begin.
+    /// Whether the region is being deregistered: operations under way may go on, new ones may not begin.
     revoked: bool,
 }
 
@@ -33,7 +33,7 @@ pub(super) enum Reach {
 }
 
 impl Memory {
-    /// Registers; `key` is new and random.
+    /// Registers memory under a new random key.
     pub(super) fn register(
         &mut self,
         lent: Lent,
@@ -52,7 +52,7 @@ impl Memory {
         };
         let place = &mut self.places[at];
         place.generation += 1;
-        // Not the address in this process: who mixes them up is found out.
+        // The key's address is not the address in this process, so that code which confuses the two fails.
         let key = Key { address: key.rotate_left(17) & 0x0fff_ffff_ffff_f000, len: lent.len() as u64, key };
         place.held = Some(Held { lent, access, key, revoked: false });
         Ok(Region { index: at as u32, generation: place.generation })
@@ -63,7 +63,7 @@ impl Memory {
         place.held.as_ref().filter(|_| place.generation == region.generation)
     }
 
-    /// Lets no new access begin; the key.
+    /// Forbids new accesses to a region. Returns its key.
     pub(super) fn revoke(&mut self, region: Region) -> Result<u64, RegisterError> {
         let place = self.places.get_mut(region.index as usize).ok_or(RegisterError::Unknown)?;
         let generation = place.generation;
@@ -77,13 +77,13 @@ impl Memory {
         self.places[region.index as usize].held = None;
     }
 
-    /// What peers use; `None` when they may do nothing.
+    /// Returns the key for peers; `None` if peers have no access.
     pub(super) fn key(&self, region: Region) -> Option<Key> {
         let held = self.held(region).filter(|held| !held.revoked && held.access.is_remote())?;
         Some(held.key)
     }
 
-    /// Checks the parts of a work request; how many bytes they are.
+    /// Checks the parts of a work request. Returns their total length in bytes.
     pub(super) fn check(&self, slices: &[Slice], allowed: impl Fn(Access) -> bool) -> Result<u64, PostError> {
         let mut total = 0;
         for (part, slice) in (0..).zip(slices) {
@@ -98,7 +98,7 @@ impl Memory {
         Ok(total)
     }
 
-    /// Checks an access of a peer; where it is.
+    /// Checks an access by a peer. Returns its place.
     pub(super) fn reach(
         &self,
         at: Remote,
@@ -120,12 +120,12 @@ impl Memory {
         Some((region, offset))
     }
 
-    /// Copies out of a region, if it still exists.
+    /// Copies out of a region. Returns false if the region is gone.
     pub(super) fn read(&self, region: Region, at: u64, to: &mut [u8]) -> bool {
         self.held(region).is_some_and(|held| held.lent.read(at, to))
     }
 
-    /// Copies into a region, if it still exists.
+    /// Copies into a region. Returns false if the region is gone.
     pub(super) fn write(&self, region: Region, at: u64, from: &[u8]) -> bool {
         self.held(region).is_some_and(|held| held.lent.write(at, from))
     }
@@ -135,18 +135,20 @@ impl Memory {
         self.held(region)?.lent.update(at, change)
     }
 
-    /// Copies bytes from `at` on of a list of parts.
+    /// Copies from a list of parts, beginning `at` bytes into it.
     pub(super) fn gather(&self, slices: &[Slice], at: u64, to: &mut [u8]) -> bool {
         walk(slices, at, to.len(), |slice, offset, range| self.read(slice.region, offset, &mut to[range]))
     }
 
-    /// Copies bytes to a list of parts, from `at` on.
+    /// Copies to a list of parts, beginning `at` bytes into it.
     pub(super) fn scatter(&self, slices: &[Slice], at: u64, from: &[u8]) -> bool {
         walk(slices, at, from.len(), |slice, offset, range| self.write(slice.region, offset, &from[range]))
     }
 }
 
-/// Calls `each` with the parts that make up `len` bytes from `at` on; false as soon as it says so, or the list ends.
+/// Calls `each` with the parts that make up `len` bytes from `at` on. Returns false as soon as `each` does, or
+/// if
+/// the list ends early.
 fn walk(
     slices: &[Slice],
     mut at: u64,

@@ -1,4 +1,4 @@
-//! A posted work request on its way.
+//! A posted work request while it is under way.
 
 use nemesia_core::port::memory::{Region, Remote, Slice};
 
@@ -6,7 +6,7 @@ use super::Flaw;
 use super::memory::Reach;
 use crate::rng::Rng;
 
-/// What is to be done.
+/// The kind of a work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Write { to: Remote, immediate: Option<u32> },
@@ -17,7 +17,7 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    /// What it does in the target's memory, where.
+    /// Returns the access to the target's memory, and its place.
     pub(super) const fn reach(self) -> Option<(Remote, Reach)> {
         match self {
             Self::Write { to, .. } => Some((to, Reach::Write)),
@@ -27,18 +27,18 @@ impl Kind {
         }
     }
 
-    /// Whether it brings something back.
+    /// Returns whether the operation brings data back.
     pub(super) const fn is_answered(self) -> bool {
         matches!(self, Self::Read { .. } | Self::Add { .. } | Self::Swap { .. })
     }
 
-    /// Whether it is a write and nothing else.
+    /// Returns whether the operation is a write without immediate.
     pub(super) const fn is_plain_write(self) -> bool {
         matches!(self, Self::Write { immediate: None, .. })
     }
 }
 
-/// Room for a message.
+/// Room for a message: a posted receive.
 #[derive(Clone, Debug)]
 pub(super) struct Receive {
     pub(super) id: u64,
@@ -51,19 +51,19 @@ impl Receive {
     }
 }
 
-/// The parts of the work request at our side.
+/// The local parts of the work request.
 #[derive(Clone, Debug)]
 pub(super) enum Local {
     Slices(Vec<Slice>),
     Bytes(Vec<u8>),
 }
 
-/// How far it is.
+/// The progress of a work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
     /// Nothing has happened at the target.
     Waiting,
-    /// Parts of it are placed.
+    /// Some of its parts are placed.
     Moving,
     /// Everything is placed.
     Done,
@@ -73,7 +73,7 @@ pub(super) enum Stage {
 #[derive(Debug)]
 pub(super) struct Operation {
     pub(super) id: u64,
-    /// The how manieth of its queue.
+    /// Its number in its queue.
     pub(super) number: u64,
     pub(super) quiet: bool,
     pub(super) fence: bool,
@@ -81,13 +81,13 @@ pub(super) struct Operation {
     pub(super) local: Local,
     pub(super) len: u64,
     pub(super) stage: Stage,
-    /// It has completed, as far as its owner knows.
+    /// Whether its completion was reported to its owner.
     pub(super) told: bool,
-    /// Parts that are not placed: from where, how many bytes.
+    /// The parts that are not placed yet: position and length in bytes.
     pub(super) parts: Vec<(u64, u64)>,
-    /// Where it goes to, or comes from, at the target.
+    /// The place at the target that it writes or reads.
     pub(super) target: Option<(Region, u64)>,
-    /// The receive that it takes.
+    /// The receive that it consumes.
     pub(super) receive: Option<Receive>,
 }
 
@@ -102,11 +102,12 @@ impl Operation {
         let starts = std::iter::once(0).chain(ends.iter().copied());
         self.parts = starts.zip(&ends).map(|(start, end)| (start, end - start)).collect();
         self.parts.retain(|(_, len)| *len > 0);
-        // The last is taken first.
+        // Parts are taken from the back.
         self.parts.reverse();
     }
 
-    /// Whether it may begin when `earlier` of the same queue is as far as it is (IBA, "Transaction Ordering").
+    /// Returns whether it may begin while `earlier` of the same queue is in its state (IBA, "Transaction
+    /// Ordering").
     pub(super) fn may_follow(&self, earlier: &Self, ordered: bool, flaw: Option<Flaw>) -> bool {
         let fence = self.fence && flaw != Some(Flaw::Fence);
         let overtakes = earlier.kind.is_answered() && !fence && !self.kind.is_answered();
@@ -118,14 +119,14 @@ impl Operation {
         earlier.stage == Stage::Done || overtakes || beside || early
     }
 
-    /// Whether a region of the sender's is in use by it now.
+    /// Returns whether it uses a region of the sender now.
     pub(super) fn holds(&self, region: Region) -> bool {
         let moving = self.stage == Stage::Moving;
         moving
             && matches!(&self.local, Local::Slices(slices) if slices.iter().any(|slice| slice.region == region))
     }
 
-    /// Whether a region of the target's is in use by it now.
+    /// Returns whether it uses a region of the target now.
     pub(super) fn reaches(&self, region: Region) -> bool {
         let receive = self.receive.as_ref();
         let takes = receive.is_some_and(|receive| receive.slices.iter().any(|slice| slice.region == region));

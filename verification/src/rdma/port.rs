@@ -43,7 +43,7 @@ impl SimPort {
         }
     }
 
-    /// A message is shorter than a write or a read may be.
+    /// Checks the length of a write or read against the facts.
     fn message(&self, len: u64) -> Result<(), PostError> {
         let limit = self.facts.message_bytes;
         if len > u64::from(limit) { Err(PostError::Length { limit }) } else { Ok(()) }
@@ -274,7 +274,7 @@ impl MemoryPort for SimPort {
     }
 
     fn arm(&mut self) -> Armed {
-        // Nothing wakes anybody: time passes only when somebody lets it.
+        // Nothing wakes a process here: time passes only when a caller lets it pass.
         Armed::Poll
     }
 

@@ -14,7 +14,7 @@ use super::operation::Receive;
 use super::{Conditions, Flaw};
 use crate::rng::Rng;
 
-/// Begins an address, so that those of other fabrics are not taken for one.
+/// The prefix of an address, which distinguishes it from addresses of other fabrics.
 const MARK: &[u8; 4] = b"sim1";
 
 /// The fabric.
@@ -34,7 +34,7 @@ pub(super) struct Node {
     pub(super) memory: Memory,
     places: Vec<Place>,
     pub(super) shared: VecDeque<Receive>,
-    /// Places of the shared queue in use.
+    /// The number of used places in the shared queue.
     pub(super) receiving: u32,
     pub(super) events: VecDeque<Event>,
 }
@@ -42,7 +42,7 @@ pub(super) struct Node {
 #[derive(Debug)]
 struct Place {
     generation: u32,
-    /// The link and its side.
+    /// The link and the side.
     held: Option<(usize, usize)>,
 }
 
@@ -70,7 +70,7 @@ impl World {
         self.now
     }
 
-    /// The link and side of a connection.
+    /// Returns the link and side of a connection.
     pub(super) fn find(&self, node: usize, connection: Connection) -> Option<(usize, usize)> {
         let place = self.nodes[node].places.get(connection.index as usize)?;
         place.held.filter(|_| place.generation == connection.generation)
@@ -114,7 +114,7 @@ impl World {
         let mut active = End::new(node, connection, State::Connecting);
         (active.shared, active.deadline, active.private) =
             (offer.shared_receive, offer.deadline, offer.private);
-        // Known when it is asked.
+        // The real value is known when the request is made.
         let nobody = Connection { index: u32::MAX, generation: 0 };
         self.links.push(Link { ends: [active, End::new(peer, nobody, State::Gone)], broken: false });
         Ok(connection)
@@ -125,7 +125,7 @@ impl World {
         can.then_some(()).ok_or(ConnectError::Unsupported)
     }
 
-    /// The request for a connection reaches the other side.
+    /// Delivers the request for a connection to the other side.
     pub(super) fn ask(&mut self, link: usize, private: Private) {
         let peer = self.links[link].ends[1].node;
         let found = if self.nodes.get(peer).is_some_and(|node| node.alive) {
@@ -142,7 +142,7 @@ impl World {
         }
     }
 
-    /// A connection does not come about.
+    /// Fails a connection that was being made.
     pub(super) fn fail_connect(&mut self, link: usize, side: usize, error: ConnectError, private: Private) {
         let Link { ends, broken } = &mut self.links[link];
         *broken = true;
@@ -196,7 +196,7 @@ impl World {
         }
     }
 
-    /// The process of a port ends: its memory is gone, and its peers notice after a while.
+    /// Ends the process of a port: its memory is gone at once, and its peers notice after a while.
     pub(super) fn kill(&mut self, node: usize) {
         for link in 0..self.links.len() {
             for side in 0..2 {
@@ -213,7 +213,7 @@ impl World {
         self.nodes[node] = Node::default();
     }
 
-    /// The next completion of a port: of any connection, but in order for each of its queues.
+    /// Returns the next completion of a port, of any connection, in order for each queue.
     pub(super) fn completion(&mut self, node: usize) -> Option<Completion> {
         let World { links, nodes, rng, conditions, .. } = self;
         let mut ready = Vec::new();
@@ -269,7 +269,7 @@ impl World {
         self.nodes[node].events.pop_front()
     }
 
-    /// Whether a work request of a region is being executed.
+    /// Returns whether a work request that uses the region is being executed.
     pub(super) fn is_busy(&self, node: usize, region: nemesia_core::port::memory::Region) -> bool {
         self.links.iter().any(|link| {
             [0, 1].into_iter().any(|side| {

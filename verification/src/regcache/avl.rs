@@ -1,6 +1,7 @@
-//! An AVL tree from addresses to entries, as registration caches often have: what ours is measured beside.
+//! An AVL tree from addresses to entries, as other registration caches have. The benchmark compares it with
+//! ours.
 
-/// No node.
+/// Stands for no node.
 const NONE: usize = usize::MAX;
 
 struct Node {
@@ -22,7 +23,7 @@ impl Tree {
         Self { nodes: Vec::new(), free: Vec::new(), root: NONE }
     }
 
-    /// The last that begins at this address or before.
+    /// Returns the entry with the largest start at or below this address.
     pub(crate) fn find(&self, start: u64) -> Option<u32> {
         let (mut at, mut best) = (self.root, None);
         while at != NONE {
@@ -70,7 +71,7 @@ impl Tree {
         self.nodes[at].height = 1 + self.height(left).max(self.height(right));
     }
 
-    /// Turns a node down to `side`; its child on the other side takes its place.
+    /// Rotates a node down to `side`; its child on the other side takes its place.
     fn rotate(&mut self, at: usize, side: usize) -> usize {
         let up = self.nodes[at].children[1 - side];
         self.nodes[at].children[1 - side] = self.nodes[up].children[side];
@@ -86,7 +87,7 @@ impl Tree {
         if lean.abs() < 2 {
             return at;
         }
-        // The heavy side, and the side to turn to.
+        // The heavy side, and the direction of the rotation.
         let (heavy, to) = if lean > 0 { (0, 1) } else { (1, 0) };
         let child = self.nodes[at].children[heavy];
         if self.lean(child) * lean.signum() < 0 {

@@ -1,8 +1,12 @@
-//! What the cache costs beside caches that find their ranges in other ways. All get the same uses, in the same random order, from
-//! the same array; all count references and keep the order of use. Only that is timed: the registrar does nothing.
+//! Measures the cache beside caches that find their ranges in other ways. All get the same uses, in the same
+//! random
+//! order, from the same array. All count references and keep the order of use. The registrar does nothing, so
+//! only the
+//! cache is timed.
 //!
-//! Hits are timed twice: as fast as they come, when the processor works on several at once; and alone, when where the
-//! next use is depends on the handle of the last.
+//! Hits are timed twice: back to back, so that the processor overlaps several; and dependent, so that the next
+//! use
+//! depends on the handle of the last.
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -16,12 +20,12 @@ use crate::rivals::{ByAvl, ByBTree, Finder, Rival};
 use crate::rng::Rng;
 
 const PAGE: u64 = 4096;
-/// Operations in one timing.
+/// The number of operations in one timing.
 const COUNT: usize = 200_000;
-/// Timings, of which the median counts.
+/// The number of timings; the median counts.
 const ROUNDS: usize = 7;
 
-/// Registers without doing anything.
+/// A registrar that does nothing.
 struct Nothing;
 
 impl Registrar for Nothing {
@@ -39,7 +43,7 @@ impl Registrar for Nothing {
 
 type Ours = Cache<u32, Vec<Entry<u32>>, Vec<Bucket>>;
 
-/// A multiplication: the cheapest hash that spreads addresses.
+/// A hash by one multiplication, the cheapest that spreads addresses.
 #[derive(Default)]
 struct Multiply(u64);
 
@@ -57,7 +61,7 @@ impl Hasher for Multiply {
     }
 }
 
-/// Some bytes of a range, and where the range begins.
+/// Some bytes of a range, and the start of the range.
 struct Part {
     bytes: Range,
     whole: u64,
@@ -90,9 +94,9 @@ impl Load {
     }
 }
 
-/// What is timed.
+/// A cache under measurement.
 trait Timed {
-    /// Uses bytes and lets go of them. Returns the handle, below 2^31; `None` for a failure.
+    /// Uses bytes and releases them. Returns the handle, below 2^31; `None` for a failure.
     fn use_once(&mut self, bytes: &Range) -> Option<u32>;
 }
 
@@ -115,10 +119,10 @@ impl<F: Finder> Timed for Rival<F> {
     }
 }
 
-/// A look-up of where a range begins, which can't find a part.
+/// A look-up of the start of a range, which cannot find a part of it.
 type Plain = HashMap<u64, u32, BuildHasherDefault<Multiply>>;
 
-/// Nanoseconds for one of `count` operations, at the median; `None` when one failed.
+/// Returns the median nanoseconds of one of `count` operations; `None` if one failed.
 fn time(count: usize, mut round: impl FnMut() -> Option<()>) -> Option<f64> {
     let mut times = Vec::new();
     for _ in 0..ROUNDS {
@@ -130,7 +134,7 @@ fn time(count: usize, mut round: impl FnMut() -> Option<()>) -> Option<f64> {
     Some(times[ROUNDS / 2])
 }
 
-/// Uses as fast as they come, and one after the other.
+/// Returns the cost of a hit back to back, and of a dependent hit.
 fn hits(parts: &[Part], mut use_once: impl FnMut(&Part) -> Option<u32>) -> Option<[f64; 2]> {
     let fast = time(COUNT, || {
         parts.iter().try_for_each(|part| {
@@ -141,7 +145,7 @@ fn hits(parts: &[Part], mut use_once: impl FnMut(&Part) -> Option<u32>) -> Optio
     let alone = time(COUNT, || {
         let mut last = 0;
         for at in 0..COUNT {
-            // The bit is never set, which only we know.
+            // This bit is never set, but the processor cannot know that.
             last = use_once(&parts[at ^ (last >> 31) as usize])?;
         }
         Some(())
@@ -149,7 +153,7 @@ fn hits(parts: &[Part], mut use_once: impl FnMut(&Part) -> Option<u32>) -> Optio
     Some([fast, alone])
 }
 
-/// Nanoseconds for a hit, a hit alone, a miss and an eviction.
+/// Returns the nanoseconds of a hit, a dependent hit, a miss and an eviction.
 fn costs<T: Timed>(load: &Load, make: impl Fn(usize) -> Option<T>) -> Option<[f64; 4]> {
     let (count, ranges) = (load.ranges.len(), &load.ranges);
     let use_all = |cache: &mut T, ranges: &[Range]| {
@@ -158,7 +162,7 @@ fn costs<T: Timed>(load: &Load, make: impl Fn(usize) -> Option<T>) -> Option<[f6
     let mut cache = make(count)?;
     use_all(&mut cache, ranges)?;
     let [fast, alone] = hits(&load.parts, |part| cache.use_once(&part.bytes))?;
-    // Each range for the first time, into what is empty: so often that the clock sees it.
+    // Uses each range for the first time in an empty cache, often enough for the clock's resolution.
     let times = (COUNT / 10 / count).max(1);
     let mut empty = (0..ROUNDS * times).map(|_| make(count)).collect::<Option<Vec<_>>>()?;
     let mut full = Vec::new();
@@ -170,7 +174,7 @@ fn costs<T: Timed>(load: &Load, make: impl Fn(usize) -> Option<T>) -> Option<[f6
         }
         Some(())
     })?;
-    // Each in turn, where half of them have room: the one used least lately goes.
+    // Uses the ranges in turn while only half of them have room: the least recently used entry is evicted.
     let mut small = make(count / 2)?;
     use_all(&mut small, ranges)?;
     let times = (COUNT / count).max(1);
@@ -183,7 +187,7 @@ fn ours(entries: usize) -> Option<Ours> {
     Cache::new(limits, vec![Entry::default(); entries], vec![Bucket::default(); buckets(entries)])
 }
 
-/// The lines of the table for so many ranges.
+/// Adds the table's lines for `count` ranges.
 fn lines(out: &mut String, count: usize) -> Option<()> {
     let load = Load::new(count);
     let cache = costs(&load, ours)?;
@@ -201,10 +205,10 @@ fn lines(out: &mut String, count: usize) -> Option<()> {
     Some(())
 }
 
-/// The table.
+/// Returns the table.
 ///
 /// # Errors
-/// A cache did not do what is timed.
+/// A cache failed an operation that is timed.
 pub(crate) fn table() -> Result<String, String> {
     let mut out = String::from("nanoseconds for a use and its end, with references and the order of use\n");
     out += "  ranges  what         cache   B-tree      AVL     hash\n";

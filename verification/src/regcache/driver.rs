@@ -9,13 +9,13 @@ use crate::recorder::{Event, Id, Recorder};
 use crate::rng::Rng;
 use crate::twin::{Answer, Script, Twin};
 
-/// Operations on one cache.
+/// The number of operations on one cache.
 const OPERATIONS: u64 = 20_000;
 
-/// Ranges that are wanted again and again.
+/// The number of ranges that are used again and again.
 const RECENT: usize = 12;
 
-/// What was done in all.
+/// Counts of everything that was done.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Total {
     pub(crate) operations: u64,
@@ -53,7 +53,7 @@ impl fmt::Display for Total {
     }
 }
 
-/// A cache, its twin, and what is held.
+/// A cache, its twin, and the handles that are held.
 struct Pair {
     rng: Rng,
     cache: Cache<Id, Vec<Entry<Id>>, Vec<Bucket>>,
@@ -61,18 +61,18 @@ struct Pair {
     recorder: Recorder,
     held: Vec<(Held, Id)>,
     page: u64,
-    /// Pages of the address space.
+    /// The number of pages of the address space.
     pages: u64,
     most_held: usize,
-    /// What was wanted lately.
+    /// The ranges used most recently.
     wanted: Vec<(u64, u64)>,
     total: Total,
 }
 
-/// At most so many operations on the cache of this seed.
+/// Runs at most `most` operations on the cache of this seed.
 ///
 /// # Errors
-/// How it differs from its twin.
+/// How the cache differs from its twin.
 pub(crate) fn run(seed: u64, most: u64) -> Result<Total, String> {
     let mut pair = Pair::new(seed)?;
     for step in 0..OPERATIONS.min(most) {
@@ -92,7 +92,7 @@ impl Pair {
             keep: pick(&[0, 1, 1, 1]) == 1,
             page_shift,
         };
-        // From the fewest that there may be, where many ranges are not at home.
+        // From the smallest table, where many entries are not in their home slot.
         let (fewest, good) =
             ((capacity * 2).div_ceil(7).next_power_of_two() as u64, buckets(capacity) as u64);
         let table = vec![Bucket::default(); pick(&[fewest, good, good + 3, 256]) as usize];
@@ -128,7 +128,7 @@ impl Pair {
         self.compare()
     }
 
-    /// Bytes that were wanted before, or some of them, or others.
+    /// Returns a range that was used before, a part of one, or a new one.
     fn wanted(&mut self) -> (u64, u64) {
         if self.wanted.is_empty() || self.rng.one_in(4) {
             let range = self.range();
@@ -143,7 +143,7 @@ impl Pair {
         (start.saturating_add(skip), len - skip)
     }
 
-    /// Some bytes, at times at the very end of the address space.
+    /// Returns a range, sometimes at the very end of the address space.
     fn range(&mut self) -> (u64, u64) {
         let span = self.page * self.pages;
         let most = if self.rng.one_in(4) { span / 2 } else { self.page * 3 };
@@ -190,7 +190,7 @@ impl Pair {
         same("withdrawn", found, self.twin.invalidate(&range))
     }
 
-    /// Whether both have asked the same of the registrar, and know the same.
+    /// Compares the requests of both to the registrar, and their counts.
     fn compare(&mut self) -> Result<(), String> {
         let events: Vec<Event> = std::mem::take(&mut self.recorder.events);
         self.twin.agrees(&events)?;

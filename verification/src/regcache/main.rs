@@ -1,4 +1,4 @@
-//! `cargo regcache`: the registration cache against a naive twin, and beside other structures.
+//! `cargo regcache`: the registration cache against a simple twin, and beside other structures.
 
 mod avl;
 mod bench;
@@ -26,7 +26,7 @@ compares what each registers, deregisters and answers. The operations are spread
   --help           this text
 ";
 
-/// What to do.
+/// What the command line asks for.
 enum Command {
     Help,
     Bench,

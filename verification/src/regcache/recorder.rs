@@ -1,4 +1,4 @@
-//! A registrar that writes down what it is asked, and refuses at random.
+//! A registrar that records its requests and refuses at random.
 
 use std::collections::HashMap;
 
@@ -6,10 +6,10 @@ use nemesia_core::regcache::{Range, Registrar};
 
 use crate::rng::Rng;
 
-/// Names a registration.
+/// The name of a registration.
 pub(crate) type Id = u64;
 
-/// What a registrar was asked.
+/// A request to the registrar.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Event {
     Registered {
@@ -24,18 +24,18 @@ pub(crate) enum Event {
         rights: u32,
     },
     Deregistered(Id),
-    /// Of what was not registered: always a mistake.
+    /// A deregistration of an unknown registration: always a mistake.
     Unknown(Id),
 }
 
 /// The registrar.
 pub(crate) struct Recorder {
     pub(crate) events: Vec<Event>,
-    /// What is registered now.
+    /// The registrations that exist now.
     live: HashMap<Id, Range>,
     next: Id,
     rng: Rng,
-    /// One registration in so many is refused; none when 0.
+    /// One registration in so many is refused; 0 means none.
     refuse: usize,
 }
 
@@ -48,7 +48,7 @@ impl Recorder {
         self.live.contains_key(&id)
     }
 
-    /// Bytes registered now.
+    /// Returns the number of bytes registered now.
     pub(crate) fn bytes(&self) -> u64 {
         self.live.values().map(Range::len).sum()
     }

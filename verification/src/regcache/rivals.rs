@@ -1,5 +1,6 @@
-//! Caches that find a range by a B-tree or an AVL tree, and otherwise do what ours does: references, rights, the order
-//! of use, eviction, and a look for overlaps before a range goes in.
+//! Caches that find a range by a B-tree or an AVL tree, and otherwise do the same as ours: references, access
+//! rights,
+//! order of use, eviction, and a check for overlaps before a range is inserted.
 
 use std::collections::BTreeMap;
 
@@ -9,9 +10,9 @@ use crate::avl::Tree;
 
 const NONE: u32 = u32::MAX;
 
-/// Ranges that do not overlap, by address.
+/// A set of ranges that do not overlap, ordered by address.
 pub(crate) trait Finder: Default {
-    /// The entry whose range begins at this address or before, and ends last of these.
+    /// Returns the entry that starts at or below this address and ends last of these.
     fn before(&self, address: u64) -> Option<u32>;
     fn insert(&mut self, range: &Range, entry: u32);
     fn remove(&mut self, range: &Range);
@@ -56,7 +57,7 @@ impl Finder for ByAvl {
     }
 }
 
-/// One registration: a cache line, as ours.
+/// One registration, one cache line long, as in ours.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
 struct Entry {
@@ -83,7 +84,9 @@ impl<F: Finder> Rival<F> {
         Self { finder: F::default(), entries, most, oldest: NONE, newest: NONE }
     }
 
-    /// The handle of what holds a range, made if there is none, and its entry; `None` when it overlaps another.
+    /// Returns the handle of the entry that holds a range, and the entry; makes one if there is none. Returns
+    /// `None` if
+    /// the range overlaps another.
     #[inline]
     pub(crate) fn acquire(&mut self, wanted: &Range, rights: u32) -> Option<(u32, u32)> {
         if let Some(index) = self.finder.before(wanted.start) {

@@ -1,4 +1,4 @@
-//! The rules of the cache in the plainest form: one vector, searched from end to end.
+//! The rules of the cache in the simplest form: one vector, searched from end to end.
 
 use std::collections::VecDeque;
 
@@ -15,7 +15,7 @@ struct Known {
     hit: bool,
 }
 
-/// What an operation came to.
+/// The result of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
     /// The registration that is held.
@@ -30,19 +30,19 @@ pub(crate) struct Twin {
     limits: Limits,
     capacity: usize,
     known: Vec<Known>,
-    /// Oldest first.
+    /// Unused registrations, the oldest first.
     unused: VecDeque<Id>,
-    /// What the registrar should have been asked, in this operation.
+    /// The requests that the registrar should have received in this operation.
     expected: Vec<Event>,
-    /// How many of the expected may come in any order: the first ones.
+    /// The first so many of the expected requests may come in any order.
     any_order: usize,
 }
 
-/// What the registrar was really asked, from which the twin takes which registrations it granted.
+/// The requests that the registrar did receive; the twin takes from it which registrations were granted.
 pub(crate) struct Script<'a>(pub(crate) std::slice::Iter<'a, Event>);
 
 impl Script<'_> {
-    /// What came of the next registration.
+    /// Returns the result of the next registration.
     fn next_grant(&mut self) -> Option<Event> {
         self.0.find(|event| matches!(event, Event::Registered { .. } | Event::Refused { .. })).copied()
     }
@@ -68,7 +68,7 @@ impl Twin {
         self.known.len()
     }
 
-    /// Whether the registrar was asked just what it should have been, and forgets it.
+    /// Checks that the registrar received exactly the expected requests, and forgets them.
     pub(crate) fn agrees(&mut self, events: &[Event]) -> Result<(), String> {
         let mut expected = std::mem::take(&mut self.expected);
         let mut found = events.to_vec();
@@ -83,7 +83,7 @@ impl Twin {
         }
     }
 
-    /// `held` is what the cache chose, which decides between several that serve.
+    /// Looks up or registers a range. `held` is the cache's choice, which decides between several that serve.
     pub(crate) fn acquire(
         &mut self,
         address: u64,
@@ -95,7 +95,7 @@ impl Twin {
         let Some(end) = address.checked_add(len.max(1)) else { return Answer::Range };
         let wanted = Range { start: address, end };
         let page = 1 << self.limits.page_shift;
-        // Where nobody tells, only the same pages are.
+        // If nothing reports changes, only the same pages count.
         let same = |range: &Range| {
             Some(range.end) == end.checked_next_multiple_of(page) && range.start == address / page * page
         };

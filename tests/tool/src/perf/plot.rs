@@ -176,9 +176,14 @@ mod tests {
     fn the_picture_names_axes_units_and_curves() {
         let layout = Layout { port: "shm", pins: None, rounds: 5, tests: &ALL, sizes: &[0, 8, 1024, 65_536] };
         let text = svg(&layout, &measured()).unwrap();
-        for words in
-            ["Latency", "microseconds", "hand-over of a cache line, median 100 ns", "GB/s", "memcpy", "message size"]
-        {
+        for words in [
+            "Latency",
+            "microseconds",
+            "hand-over of a cache line, median 100 ns",
+            "GB/s",
+            "memcpy",
+            "message size",
+        ] {
             assert!(text.contains(words), "{words} is missing");
         }
     }
