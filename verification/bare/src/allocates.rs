@@ -28,7 +28,7 @@ unsafe impl GlobalAlloc for System {
 #[global_allocator]
 static SYSTEM: System = System;
 
-/// Allocates as many words as it is told, and returns their sum.
+/// Allocates `count` words and returns their sum.
 #[unsafe(no_mangle)]
 pub extern "C" fn nemesia_bare_allocates(count: u32) -> u64 {
     let words: Vec<u64> = (0..u64::from(count)).collect();

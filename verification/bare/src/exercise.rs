@@ -1,15 +1,16 @@
-//! What a kernel or a unikernel would call: the core's algorithms on memory that the caller lends.
+//! The calls of a kernel or a unikernel: the core's algorithms on memory that the caller lends.
 
 use core::ptr::NonNull;
 
 use nemesia_core::shared::ring::{ByteReader, ByteWriter, Ring, RingFault};
 use nemesia_core::sync::{PayloadMut, Word64};
 
-/// A `ring` of the bytes did not take or give what it should.
+/// The result if a `ring` took or gave wrong bytes.
 const BROKEN: u64 = u64::MAX;
 
-/// Runs the core on `length` bytes at `memory` and returns a value that depends on all that it did, so that
-/// nothing can be optimised away: `u64::MAX` where the core refused.
+/// Runs the core on `length` bytes at `memory`. Returns a value that depends on everything that the core did,
+/// so that
+/// nothing can be optimised away; `u64::MAX` if the core refused.
 ///
 /// # Safety
 /// `memory` points to `length` bytes that nobody else uses until this returns.
@@ -19,7 +20,7 @@ pub unsafe extern "C" fn nemesia_bare_exercise(memory: *mut u8, length: usize) -
     // SAFETY: the caller lends the range until this returns, and no reference to it is made here.
     let bytes = unsafe { PayloadMut::from_raw(base, length) };
     let Ok(passed) = ring(bytes) else { return BROKEN };
-    // SAFETY: as above; the ring has done with it.
+    // SAFETY: as above; the ring no longer uses the range.
     let exchanged = unsafe { crate::world::exchange(base, length) };
     exchanged.map_or(BROKEN, |bytes| bytes.wrapping_add(passed))
 }

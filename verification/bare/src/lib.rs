@@ -1,8 +1,10 @@
-//! The core of Nemesia where there is no operating system: proof that it needs none.
+//! The core of Nemesia without an operating system: proof that it needs none.
 //!
-//! `tests/tidy/bare.rs` builds this crate, links it without any library, and asserts that nothing is missing
-//! but the memory functions that every compiler assumes. Should `nemesia-core` ever pull in std, this crate
-//! does not even compile: std brings a panic handler of its own.
+//! `tests/tidy/bare.rs` builds this crate, links it without any library, and asserts that only the memory
+//! functions
+//! are missing that every compiler assumes. If `nemesia-core` ever used std, this crate would not compile,
+//! because
+//! std brings a panic handler of its own.
 #![no_std]
 
 #[cfg(feature = "allocates")]

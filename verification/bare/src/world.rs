@@ -1,4 +1,4 @@
-//! Two ranks on lent memory, in one thread: the whole engine, both paths of the shared-memory port.
+//! Two ranks on lent memory in one thread: the whole engine, and both paths of the shared-memory port.
 
 use core::ptr::NonNull;
 
@@ -21,10 +21,10 @@ use nemesia_core::sync::{FenceMode, PayloadMut, Word64};
 
 const CELLS: usize = 4;
 const CELL_BYTES: usize = 256;
-/// Larger than any packet, so that it takes several.
+/// Larger than any packet, so that it needs several.
 const MESSAGE: usize = 3 * CELL_BYTES;
 
-/// What one rank owns, and its inbox.
+/// The memory of one rank, and its inbox.
 struct Memory {
     ack: Line,
     share: ShareLine,
@@ -111,8 +111,9 @@ fn rank<'a>(me: u32, own: &'a Memory, peer: &'a Memory, cells: [PayloadMut<'a>; 
     Engine::new(me, port, Tuning { eager_bytes: CELL_BYTES, ..Tuning::default() }, lent).ok()
 }
 
-/// Sends a small and a large message from rank 0 to rank 1; the large one's bytes come from `memory`. Returns their
-/// sum as received.
+/// Sends a small and a large message from rank 0 to rank 1; the large one's bytes come from `memory`. Returns
+/// the
+/// sum of the received bytes.
 ///
 /// # Safety
 /// `memory` points to `length` bytes that nobody else uses until this returns.
@@ -150,7 +151,7 @@ pub(crate) unsafe fn exchange(memory: NonNull<u8>, length: usize) -> Option<u64>
     }
     let received = receiver.test(second)?.ok()?.len + receiver.test(first)?.ok()?.len;
     sender.test(large)?.ok()?;
-    // SAFETY: as for the messages; the buffer of the large one has served.
+    // SAFETY: as for the messages; the large message is complete, and its buffer is free.
     let memory = unsafe { Exposed::from_raw(to.as_ptr(), MESSAGE) };
     let region = receiver.expose(memory, Access::ReadWrite, 1)?;
     let key = receiver.remote_key(region)?;

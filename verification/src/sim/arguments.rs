@@ -1,8 +1,8 @@
-//! The command line.
+//! Parses the command line of `cargo sim`.
 
 use crate::bug::{Bug, Subject};
 
-/// What `--help` prints.
+/// The text that `--help` prints.
 pub(crate) const HELP: &str = "\
 Usage: cargo sim [--seed S] [--seeds N] [--operations N] [--ranks N] [--bug NAME] [--jobs N] [--channels]
            [--verbose]
@@ -26,10 +26,10 @@ Every world is drawn from its seed. Fails when a promise is broken, with the com
   --help           this text
 ";
 
-/// Ranks beyond which a world shows nothing more.
+/// The largest number of ranks; a larger world shows nothing more.
 const MOST_RANKS: u32 = 64;
 
-/// What to do.
+/// What the command line asks for.
 #[derive(Debug)]
 pub(crate) enum Command {
     Help,
@@ -48,14 +48,14 @@ pub(crate) struct Options {
     pub(crate) bugs: bool,
     pub(crate) jobs: usize,
     pub(crate) verbose: bool,
-    /// Only channels.
+    /// Whether to run channels only.
     pub(crate) channels: bool,
-    /// Nothing was chosen: everything that can happen must.
+    /// Whether nothing was chosen: then every event must happen.
     pub(crate) is_whole: bool,
 }
 
 impl Options {
-    /// The worlds that each seed has.
+    /// Returns the kinds of worlds that each seed runs.
     pub(crate) fn subjects(&self) -> &'static [Subject] {
         match self.bug.map(Bug::subject) {
             _ if self.channels => &[Subject::Channels],
@@ -66,7 +66,7 @@ impl Options {
     }
 }
 
-/// Reads the arguments after the program's name.
+/// Parses the arguments after the program's name.
 pub(crate) fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Command, String> {
     let (mut seed, mut seeds, mut operations) = (None, None, None);
     let mut options = Options {
@@ -84,7 +84,7 @@ pub(crate) fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Comma
     while let Some(argument) = arguments.next() {
         let mut value = || arguments.next().ok_or_else(|| format!("{argument} needs a value"));
         match argument.as_str() {
-            // The alias brings its own; another one does no harm.
+            // The alias adds one `--`; a second one does no harm.
             "--" => {}
             "--help" | "-h" => return Ok(Command::Help),
             "--list" => return Ok(Command::List),

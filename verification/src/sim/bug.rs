@@ -1,11 +1,11 @@
-//! What is broken on purpose: a simulation that no bug disturbs looks at nothing.
+//! Injected faults. A simulation that no fault disturbs checks nothing.
 
 use std::fmt;
 
 #[cfg(nemesia_blunder)]
 use nemesia_core::blunder::{self, Blunder};
 
-/// What a world is made of.
+/// The parts of which a world is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Subject {
     /// Engines over a simulated message port.
@@ -14,17 +14,17 @@ pub(crate) enum Subject {
     Channels,
 }
 
-/// One mistake, made now and then while a simulation runs.
+/// One injected fault, triggered now and then while a simulation runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Bug {
-    /// Made by the simulated network, or by the simulated application.
+    /// A fault of the simulated network or of the simulated application.
     Slip(Slip),
-    /// Made by the engine itself, or by the channel.
+    /// A fault of the engine or of the channel.
     #[cfg(nemesia_blunder)]
     Blunder(Blunder),
 }
 
-/// A mistake of the network, or of the application.
+/// A fault of the network or of the application.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Slip {
     /// A packet on one path overtakes the earlier one on the other.
@@ -43,15 +43,15 @@ pub(crate) enum Slip {
     Corrupt,
     /// A cell does not come back.
     LoseCell,
-    /// A grant is lost, for good.
+    /// A grant is lost for good.
     LoseGrant,
     /// A grant promises more than was granted.
     InflateGrant,
-    /// A single copy yields what the memory held before.
+    /// A single copy returns the earlier contents of the memory.
     StalePull,
     /// A single copy leaves out the last byte.
     ShortPull,
-    /// The sender's part of a copy leaves out the last byte.
+    /// The sender's part of a sender-assisted copy leaves out the last byte.
     ShortPush,
     /// The application reuses its buffer before the send is complete.
     ReuseBuffer,
@@ -75,7 +75,8 @@ impl Slip {
         (Slip::ReuseBuffer, "reuse-buffer"),
     ];
 
-    /// Opportunities for one mistake; there are few for some.
+    /// Returns how many opportunities there are on average for one occurrence; some faults have few
+    /// opportunities.
     pub(crate) const fn opportunities(self) -> usize {
         match self {
             Slip::ShortPush => 4,
@@ -86,7 +87,7 @@ impl Slip {
 }
 
 impl Bug {
-    /// Every bug that this build can make.
+    /// Returns every injected fault that this build contains.
     pub(crate) fn all() -> impl Iterator<Item = Bug> {
         let slips = Slip::ALL.into_iter().map(|(slip, _)| Bug::Slip(slip));
         #[cfg(nemesia_blunder)]
@@ -94,7 +95,7 @@ impl Bug {
         slips
     }
 
-    /// Which worlds it disturbs.
+    /// Returns the kind of worlds that the fault disturbs.
     pub(crate) const fn subject(self) -> Subject {
         match self {
             #[cfg(nemesia_blunder)]
@@ -103,7 +104,7 @@ impl Bug {
         }
     }
 
-    /// Whether the exhaustive model of credits must find it.
+    /// Returns whether the exhaustive model of credits must find the fault.
     pub(crate) const fn is_of_credits(self) -> bool {
         match self {
             #[cfg(nemesia_blunder)]
@@ -118,7 +119,7 @@ impl Bug {
         }
     }
 
-    /// Makes the engines of this process make the mistake, if it is theirs; and no other.
+    /// Enables the fault in the engines of this process if it is a fault of engines, and disables all others.
     pub(crate) fn arm(bug: Option<Bug>) {
         #[cfg(nemesia_blunder)]
         blunder::make(match bug {
@@ -129,7 +130,7 @@ impl Bug {
         let _ = bug;
     }
 
-    /// The bug of this name, as `Display` writes it.
+    /// Returns the fault of this name, as `Display` writes it.
     pub(crate) fn named(name: &str) -> Option<Bug> {
         Bug::all().find(|bug| bug.to_string() == name)
     }
@@ -154,7 +155,7 @@ impl fmt::Display for Bug {
     }
 }
 
-/// The names of all bugs, a line each.
+/// Returns the names of all faults, one on each line.
 pub(crate) fn list() -> String {
     Bug::all().map(|bug| format!("{bug}\n")).collect()
 }

@@ -1,4 +1,4 @@
-//! What must hold after every call: order of matching, contents, who may be complete and who must be.
+//! Checks after every call: order of matching, contents, and which requests may be complete or must be.
 
 use crate::memory::{BLANK, first_difference};
 use crate::oracle::{Fate as Expected, Name, Waiting};
@@ -8,7 +8,7 @@ use crate::tally::Event;
 use crate::violation::{Check, Violation, ensure};
 use crate::world::{Failure, Fate, Outcome, Pattern, RTS_BYTES, Status, Truncation};
 
-/// Whether something is complete.
+/// Whether a request is complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Due {
     Never,
@@ -17,7 +17,9 @@ enum Due {
 }
 
 impl Simulation {
-    /// Tells the oracle what a rank has taken since, and checks that it was sent, and that the engine keeps what it must.
+    /// Reports to the oracle what a rank has taken since the last call. Checks that it was sent, and that the
+    /// engine keeps
+    /// what it must keep.
     pub(crate) fn listen(&mut self, rank: u32) -> Check {
         self.hear(rank)?;
         self.hear_itself(rank);
@@ -31,7 +33,7 @@ impl Simulation {
         self.check_ceiling(rank)
     }
 
-    /// What has come from the others.
+    /// Reports the arrivals from other ranks.
     pub(crate) fn hear(&mut self, rank: u32) -> Check {
         self.world.fabric().check()?;
         let taken = std::mem::take(&mut self.world.fabric().taken[rank as usize]);
@@ -58,7 +60,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// Messages that wait at a rank, and those taken out of its queue.
+    /// Returns the number of messages that wait at a rank or were taken out of its queue by a matched probe.
     fn kept(&self, rank: u32) -> usize {
         let Rank { oracle, .. } = &self.ranks[rank as usize];
         oracle.waiting().len() + self.claims_kept(rank).count()
@@ -83,7 +85,7 @@ impl Simulation {
         }
     }
 
-    /// The next message of a rank to itself that has not come yet: there was no room for it.
+    /// Returns the next message of a rank to itself that has not arrived because there was no room for it.
     fn next_own(&self, rank: u32) -> Option<Name> {
         let number = self.ranks[rank as usize].arrived[rank as usize];
         let known = self.sent[rank as usize][rank as usize].len();
@@ -94,8 +96,9 @@ impl Simulation {
         self.next_own(rank).is_some()
     }
 
-    /// Messages of a rank to itself pass no fabric: they have come if they are stored, or if the receive that is theirs
-    /// is complete.
+    /// Reports messages of a rank to itself. They pass no fabric: they have arrived if they are stored, or if
+    /// their
+    /// receive is complete.
     fn hear_itself(&mut self, rank: u32) {
         while let Some(name) = self.next_own(rank) {
             let waiting = self.waiting(rank, name);
@@ -112,7 +115,7 @@ impl Simulation {
         }
     }
 
-    /// Whether a receive is complete; if so its outcome is remembered.
+    /// Returns whether a receive is complete; if it is, stores its outcome.
     fn look(&mut self, rank: u32, number: usize) -> bool {
         let Self { world, ranks, .. } = self;
         let receives = &mut ranks[rank as usize].receives;
@@ -125,7 +128,7 @@ impl Simulation {
         receive.outcome.is_some()
     }
 
-    /// Looks at requests of a rank, all or some of them: each is complete exactly when it must be.
+    /// Checks all or some requests of a rank: each is complete exactly when it must be.
     pub(crate) fn complete(&mut self, rank: u32, all: bool) -> Check {
         for mut receive in std::mem::take(&mut self.rank(rank).receives) {
             if !all && self.rng.one_in(4) {
@@ -135,7 +138,7 @@ impl Simulation {
             if let (Some(ticket), None) = (receive.ticket, receive.outcome) {
                 receive.outcome =
                     if self.rng.one_in(2) { self.world.try_finish(ticket) } else { self.world.test(ticket) };
-                // It may have taken its message only now, or died of it: then it tells nobody.
+                // The rank may have died in this call; then it reports nothing.
                 if self.world.fabric().is_dead(rank) {
                     return Ok(());
                 }
@@ -193,7 +196,7 @@ impl Simulation {
         let Sending { ticket, to, number } = *send;
         self.world.fabric().memory.end(ticket.loan, |_| ())?;
         let told = self.rank(rank).told[to as usize].failure();
-        // What a rank did in the call in which it died, nobody knows.
+        // The results of the call in which a rank died are unknown.
         let known = self.rank(to).gone.is_none();
         self.note(|| format!("rank {rank} has sent number {number} to {to}: {outcome:?}"));
         let message = self.message(to, Name { source: rank, number });
@@ -246,8 +249,9 @@ impl Simulation {
             }
         };
         let Message { is, arrival, along, .. } = *self.message(rank, name);
-        // What came whole with its announcement outlives its sender, but not the sender's readmission, as nobody could be
-        // told that it was received.
+        // A message that arrived whole with its announcement outlives its sender. It does not outlive the
+        // readmission of the
+        // sender, because the new process could not learn that it was received.
         let lost = self.is_past(rank, name) && !along || self.is_of_another(rank, name);
         if arrival == Arrival::Offered && lost && matches!(outcome, Err(Fate::PeerFailed { .. })) {
             self.world.fabric().memory.end(loan, |_| ())?;
@@ -290,7 +294,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// What a probe finds is what a receive would.
+    /// Checks that a probe found the message that a receive would take.
     pub(crate) fn check_probed(
         &mut self,
         rank: u32,

@@ -1,10 +1,10 @@
-//! Counters agree with what has happened: with each other at both ends, and with what was sent.
+//! Counters agree with the events: with each other at both ends, and with what was sent.
 
 use crate::simulation::Simulation;
 use crate::violation::{Check, ensure};
 use crate::world::PeerCounters;
 
-/// What left at one end, and what came at the other: kinds and paths.
+/// Pairs of counters: what left one end, and what arrived at the other, by kind and by path.
 const BOTH_ENDS: [(&str, &str); 20] = [
     ("eager_sent", "eager_received"),
     ("eager_sent_bytes", "eager_received_bytes"),
@@ -35,7 +35,7 @@ fn value(counters: &PeerCounters, name: &str) -> Option<u64> {
 }
 
 impl Simulation {
-    /// When nothing is under way any more, between those that live.
+    /// Checks the counters of the living ranks when nothing is under way any more.
     pub(crate) fn check_counters(&mut self) -> Check {
         let alive = self.alive();
         for &from in &alive {
@@ -55,7 +55,7 @@ impl Simulation {
                 "rank {from} counts {left:?} {sent} to rank {to}, which counts {came:?} {received}"
             );
         }
-        // Of the processes that are there now.
+        // Of the processes that exist now.
         let first = self.ranks[to as usize].first[from as usize];
         let messages = (self.sent[from as usize][to as usize].len() - first) as u64;
         let counted = sender.eager_sent + sender.rts_sent;

@@ -1,18 +1,19 @@
-//! Credit and memory: nothing is promised that is not there, nobody sends more than was promised, and no credit is lost.
+//! Credit and memory: no rank promises memory that is not there, no rank sends more than it was granted, and no
+//! credit is lost.
 
 use crate::oracle::Name;
 use crate::simulation::{Arrival, Rank, Simulation, Told};
 use crate::violation::{Check, ensure};
 use crate::world::{Outgoing, Pattern, Source, cost, limits};
 
-/// Units of the largest store that is filled one by one.
+/// The size, in units, of the largest store that is filled unit by unit.
 const MEASURED: u64 = 1000;
 
-/// The credit of one peer when it was last granted some.
+/// The credit of one peer at its last grant.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Look {
     granted: u64,
-    /// Units used now, and before the last grant.
+    /// The units used now, and before the last grant.
     now: u64,
     then: u64,
 }
@@ -28,7 +29,8 @@ impl Look {
 }
 
 impl Simulation {
-    /// What every peer may still send, as far as a rank has told it: it must be there whenever it comes.
+    /// Returns the units that a peer may still send, as far as the rank has granted them. That memory must be
+    /// there.
     fn promised(&self, rank: u32, peer: u32) -> u64 {
         let Rank { told, charged, .. } = &self.ranks[rank as usize];
         if peer == rank || matches!(told[peer as usize], Told::Failed(_)) {
@@ -37,7 +39,7 @@ impl Simulation {
         self.world.fabric().granted_in_all(rank, peer).saturating_sub(charged[peer as usize])
     }
 
-    /// Units that what is stored at a rank takes at least.
+    /// Returns the least number of units that the messages stored at a rank take.
     fn stored_units(&mut self, rank: u32) -> u64 {
         let Rank { oracle, .. } = &self.ranks[rank as usize];
         let waiting = oracle.waiting().iter().map(|waiting| waiting.name);
@@ -45,7 +47,7 @@ impl Simulation {
         names.into_iter().map(|name| u64::from(self.message(rank, name).units)).sum()
     }
 
-    /// Memory is a contract: what is stored and what is promised are under the ceiling together.
+    /// Checks the memory contract: stored and promised units together stay under the ceiling.
     pub(crate) fn check_ceiling(&mut self, rank: u32) -> Check {
         let ranks = self.shape.conditions.ranks;
         for peer in 0..ranks {
@@ -63,7 +65,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// A peer of which nothing is stored may send half of its reserve, and a largest packet.
+    /// Checks that a peer of which nothing is stored may send half of its reserve and one largest packet.
     pub(crate) fn check_reserves(&mut self, rank: u32) -> Check {
         let Rank { oracle, claims, .. } = &self.ranks[rank as usize];
         if !oracle.waiting().is_empty() || !claims.is_empty() {
@@ -80,24 +82,25 @@ impl Simulation {
         Ok(())
     }
 
-    /// The peers to which a rank promises something.
+    /// Returns the peers to which a rank promises units.
     fn accounts(&self, rank: u32) -> Vec<u32> {
         let Rank { told, .. } = &self.ranks[rank as usize];
         let open = |&peer: &u32| peer != rank && !matches!(told[peer as usize], Told::Failed(_));
         (0..self.shape.conditions.ranks).filter(open).collect()
     }
 
-    /// A rank that stores nothing sends empty messages to itself, until there is no room: what is not promised to others
-    /// must be there. Then it receives them.
+    /// Lets a rank that stores nothing send empty messages to itself until there is no room: memory that is not
+    /// promised to
+    /// others must be usable. Then the rank receives them.
     pub(crate) fn measure_pool(&mut self, rank: u32) -> Check {
         let ceiling = self.shape.terms.units as u64;
         if ceiling > MEASURED {
             return Ok(());
         }
-        // What a peer has used since a grant need not have been noticed.
+        // The rank may not have noticed yet what a peer has used since a grant.
         let reserve = limits(&self.shape).reserve;
         let accounts = self.accounts(rank);
-        // What those who are gone have to themselves is kept for when they come back.
+        // The reserves of dead ranks are kept until they come back.
         let others = self.shape.conditions.ranks as usize - 1;
         let kept = reserve * (others - accounts.len()) as u64;
         let promised = |peer: u32| {
@@ -113,7 +116,7 @@ impl Simulation {
             stored += 1;
             ensure!(stored <= ceiling + 1, "rank {rank} stores more than {ceiling} messages");
         }
-        // The last one found no room.
+        // The last message found no room.
         ensure!(
             stored > least,
             "{least} units of rank {rank} are nobody's, but only {} are free",
@@ -129,7 +132,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// A message has come: it has used credit.
+    /// Charges the credit of an arrived message.
     pub(crate) fn charge(&mut self, rank: u32, name: Name, arrival: Arrival, len: usize) {
         let units = if arrival == Arrival::Own { 1 } else { cost(len) };
         self.message(rank, name).units = units;

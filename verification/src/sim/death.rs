@@ -1,4 +1,4 @@
-//! Processes that vanish, at any packet, and how the others learn of it.
+//! Processes that vanish at any packet, and how the others learn of it.
 
 use crate::oracle::Name;
 use crate::simulation::{Arrival, Simulation, Told};
@@ -7,7 +7,7 @@ use crate::violation::{Check, ensure};
 use crate::world::Failure;
 
 impl Simulation {
-    /// Somebody dies, now or at one of the next packets; or finishes, if nothing is left to be said.
+    /// Lets one rank die, now or at one of its next packets; or lets it finish, if it has nothing left to send.
     pub(crate) fn one_dies(&mut self) -> Check {
         let alive = self.alive();
         if alive.len() < 2 {
@@ -27,7 +27,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// Buries a rank that died in its last call, whose results nobody has seen.
+    /// Removes a rank that died in its last call, whose results no one has seen. Returns whether it died.
     pub(crate) fn bury_if_dead(&mut self, rank: u32) -> bool {
         let died = self.rank(rank).gone.is_none() && self.world.fabric().is_dead(rank);
         if died {
@@ -49,7 +49,7 @@ impl Simulation {
         it.claims.clear();
     }
 
-    /// Somebody learns a little more of somebody's end.
+    /// Lets one rank learn a little more of the end of another.
     pub(crate) fn one_learns(&mut self) -> Check {
         let alive = self.alive();
         if alive.is_empty() {
@@ -61,7 +61,9 @@ impl Simulation {
         self.learn(rank, peer, hasty)
     }
 
-    /// A rank learns of a death, takes what was left behind, lets go: one of these, or all at once in haste.
+    /// Lets a rank learn of a death, take what the dead rank left behind, and disconnect: one of these steps,
+    /// or all at
+    /// once if `hasty`.
     pub(crate) fn learn(&mut self, rank: u32, peer: u32, hasty: bool) -> Check {
         let Some(failure) = self.rank(peer).gone else { return Ok(()) };
         self.rank(rank).asleep = false;
@@ -113,7 +115,8 @@ impl Simulation {
         if concerns_any {
             self.fail_awaits(rank, peer, failure)?;
         }
-        // What was only announced went with its sender; what came along with its announcement is here.
+        // A message that was only announced is lost with its sender. A message whose bytes came with its
+        // announcement is here.
         let waiting = self.rank(rank).oracle.waiting().to_vec();
         for name in waiting.iter().map(|waiting| waiting.name).filter(|name| name.source == peer) {
             let message = self.message(rank, name);
@@ -124,7 +127,7 @@ impl Simulation {
         self.settle_call(rank, true)
     }
 
-    /// Everyone who lives learns of every death.
+    /// Lets every living rank learn of every death.
     pub(crate) fn all_learn(&mut self) -> Check {
         for rank in self.alive() {
             for peer in 0..self.shape.conditions.ranks {
@@ -139,7 +142,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// The messages from one rank to another that have not come, first to last.
+    /// Returns the messages from one rank to another that have not arrived, in order.
     pub(crate) fn outstanding(&self, from: u32, to: u32) -> impl Iterator<Item = Name> + use<> {
         let known = self.sent[from as usize][to as usize].len();
         (self.ranks[to as usize].arrived[from as usize]..known)

@@ -1,7 +1,10 @@
-//! The network of a simulated world: who sent what to whom, and when it can be seen. It knows nothing of engines.
+//! The network of a simulated world: which packets are under way, and when each becomes visible. It knows
+//! nothing of engines.
 //!
-//! As over shared memory, a packet takes one of two paths: a short one for small packets, with few places, or one of its
-//! sender's few cells. Each path keeps its order and has delays of its own; a receiver takes the packets of a sender by
+//! As over shared memory, a packet takes one of two paths: a short path with few places for small packets, or
+//! one of its
+//! sender's few cells. Each path keeps its order and has its own delays. A receiver takes the packets of a
+//! sender by
 //! their sequence numbers. Time is a counter.
 
 mod life;
@@ -20,10 +23,10 @@ use crate::tally::{Event, Tally};
 use crate::trace::Trace;
 use crate::violation::{Check, ensure};
 
-/// Calls of the port in one call of the engine, after which that call counts as endless.
+/// The number of port calls within one engine call after which that call counts as endless.
 const ENDLESS: u32 = 20_000;
 
-/// What a world is like.
+/// The properties of a world.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Conditions {
     pub(crate) ranks: u32,
@@ -31,18 +34,18 @@ pub(crate) struct Conditions {
     pub(crate) packet_bytes: usize,
     /// Cells of each process.
     pub(crate) cells: usize,
-    /// Places of the short path of each pair, and the most bytes of a packet there.
+    /// The places on the short path of each pair, and the largest packet there in bytes.
     pub(crate) places: usize,
     pub(crate) small: usize,
     /// The longest usual delay; once in a while it is many times that.
     pub(crate) delay: usize,
-    /// Once in so many times there is no room, for no reason that anyone could see; 0 is never.
+    /// One send in so many finds no room, without any visible reason; 0 means never.
     pub(crate) refusal: usize,
-    /// How often a single copy of remote memory works.
+    /// How often a single copy of remote memory succeeds.
     pub(crate) pull: Pull,
-    /// Both sides may make it together.
+    /// Whether both sides may copy a message together.
     pub(crate) shares: bool,
-    /// Some buffers lie in several places.
+    /// Whether some buffers consist of several segments.
     pub(crate) scatter: bool,
 }
 
@@ -50,12 +53,12 @@ pub(crate) struct Conditions {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pull {
     Never,
-    /// Until a random moment for each pair; and single messages can't be read before.
+    /// Possible until a random moment for each pair; before it, single messages may be unreadable.
     Sometimes,
     Always,
 }
 
-/// What came of reading a peer's memory.
+/// The result of reading a peer's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pulled {
     Done,
@@ -63,17 +66,17 @@ pub(crate) enum Pulled {
     Refused,
 }
 
-/// What a packet carries, as far as mistakes are concerned.
+/// The content of a packet, as far as injected faults are concerned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Class {
-    /// Bytes of a message, and nothing else.
+    /// Bytes of a message and nothing else.
     Content,
     /// The end of a rendezvous.
     Fin,
     Other,
 }
 
-/// A packet on its way.
+/// A packet under way.
 #[derive(Clone, Debug)]
 struct Packet {
     sequence: u64,
@@ -82,45 +85,46 @@ struct Packet {
     payload: Vec<u8>,
 }
 
-/// A way from one process to another.
+/// The path from one process to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Path {
     Short,
     Cell,
 }
 
-/// From one process to another.
+/// The state of one direction between two processes.
 #[derive(Debug, Default)]
 struct Pair {
     paths: [VecDeque<Packet>; 2],
-    /// Numbers of the next packet to be sent, and to be taken.
+    /// The numbers of the next packet to send and to take.
     next: u64,
     expected: u64,
-    /// When the sender sees the cells that were given back.
+    /// When each returned cell becomes visible to the sender.
     returned: VecDeque<u64>,
     /// Cells of the sender that hold packets of this pair, or are on their way back.
     lent: usize,
-    /// Units that the receiver has granted in all; and as the sender sees them, from when.
+    /// The total of units that the receiver has granted; and the totals that the sender sees, each from its
+    /// time on.
     granted: u64,
     grants: VecDeque<(u64, u64)>,
-    /// What a lost grant, or one too many, will always be off.
+    /// The error that a lost or inflated grant leaves for good.
     grant_error: i64,
     /// Units that the sender has used.
     spent: u64,
-    /// One of the two has let go of the other.
+    /// Whether one of the two has disconnected from the other.
     closed: bool,
-    /// The receiver may not read the sender's memory any more.
+    /// Whether the receiver may no longer read the sender's memory.
     unreadable: bool,
-    /// Packets that went by a cell, when they were sent and when they were taken.
+    /// Packets that went through a cell: those sent and those taken.
     cells: [Count; 2],
-    /// What the two copy together.
+    /// The message that the two copy together.
     shared: Shared,
 }
 
 #[derive(Debug)]
 struct Process {
     dead: bool,
-    /// Effects on other processes that it still has before it dies.
+    /// The number of effects on other processes that it still has before it dies.
     fuse: Option<u32>,
     free_cells: usize,
 }
@@ -133,7 +137,7 @@ pub(crate) struct Taken {
     pub(crate) len: usize,
 }
 
-/// The packet that is due, and where it is.
+/// The next packet of a sender, and its place.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Due {
     pub(crate) taken: Taken,
@@ -152,16 +156,16 @@ pub(crate) struct Fabric {
     bug: Option<Bug>,
     pairs: Vec<Pair>,
     processes: Vec<Process>,
-    /// For each process, what it took since somebody last asked.
+    /// For each process, the packets that it has taken since the last query.
     pub(crate) taken: Vec<Vec<Taken>>,
-    /// Grows with everything that one process does to another.
+    /// Grows with every effect of one process on another.
     pub(crate) activity: u64,
-    /// No refusals without a reason.
+    /// Whether refusals without a reason are switched off.
     pub(crate) calm: bool,
-    /// For each process, when it is woken.
+    /// For each process, the times at which it is woken.
     bells: Vec<Vec<u64>>,
     calls: u32,
-    /// What an engine did that no engine may.
+    /// A forbidden call by an engine, if there was one.
     misuse: Option<String>,
 }
 
@@ -192,7 +196,7 @@ impl Fabric {
         &mut self.pairs[(from * self.conditions.ranks + to) as usize]
     }
 
-    /// Whether the chosen mistake is this one, and is made now.
+    /// Returns whether the chosen injected fault is this one and happens now.
     pub(crate) fn slips(&mut self, slip: Slip) -> bool {
         let slips = self.bug == Some(Bug::Slip(slip)) && self.rng.one_in(slip.opportunities());
         if slips {
@@ -201,7 +205,7 @@ impl Fabric {
         slips
     }
 
-    /// Where a buffer of so many bytes is to be cut into runs: mostly nowhere.
+    /// Returns where a buffer of `len` bytes is cut into segments: in most cases nowhere.
     pub(crate) fn cuts(&mut self, len: usize) -> Vec<usize> {
         if !self.conditions.scatter || self.rng.one_in(2) {
             return Vec::new();
@@ -212,30 +216,30 @@ impl Fabric {
         cuts
     }
 
-    /// An engine did what no engine may.
+    /// Records a forbidden call by an engine.
     pub(crate) fn misuse(&mut self, what: String) {
         self.misuse.get_or_insert(what);
     }
 
-    /// What an engine did that no engine may, if anything.
+    /// Returns the forbidden call, if there was one.
     pub(crate) fn check(&mut self) -> Check {
         let misuse = self.misuse.take();
         ensure!(misuse.is_none(), "{}", misuse.unwrap_or_default());
         self.memory.check()
     }
 
-    /// When what is done now will be seen.
+    /// Returns the time at which an action of now becomes visible.
     pub(crate) fn later(&mut self) -> u64 {
         let usual = self.rng.below(self.conditions.delay + 1) as u64;
         self.now + if self.rng.one_in(200) { 20 * usual } else { usual }
     }
 
-    /// The longest delay.
+    /// Returns the longest delay.
     pub(crate) const fn horizon(&self) -> u64 {
         20 * self.conditions.delay as u64 + 1
     }
 
-    /// A call of an engine begins.
+    /// Notes the beginning of an engine call.
     pub(crate) const fn begin_call(&mut self) {
         self.calls = 0;
     }
@@ -245,7 +249,7 @@ impl Fabric {
         assert!(self.calls < ENDLESS, "a call of the engine does not end");
     }
 
-    /// Whether a process still has effects on others; counts one.
+    /// Returns whether a process still has effects on others, and counts one.
     fn acts(&mut self, rank: u32) -> bool {
         self.count_call();
         let process = &mut self.processes[rank as usize];
@@ -264,7 +268,7 @@ impl Fabric {
         true
     }
 
-    /// Puts a packet on its way. False when there is no room.
+    /// Sends a packet. Returns false if there is no room.
     pub(crate) fn send(
         &mut self,
         from: u32,
@@ -334,14 +338,14 @@ impl Fabric {
         self.bells[to as usize].push(visible);
     }
 
-    /// What a process has sent to another, and taken from it.
+    /// Returns what a process has sent to another and taken from it.
     pub(crate) fn traffic(&mut self, me: u32, peer: u32) -> Traffic {
         let (sent, cells_sent) = (self.pair(me, peer).next, self.pair(me, peer).cells[0]);
         let (received, cells_received) = (self.pair(peer, me).expected, self.pair(peer, me).cells[1]);
         Traffic { sent, received, cells_sent, cells_received, ..Traffic::default() }
     }
 
-    /// Takes back the cells whose return can be seen.
+    /// Takes back the cells whose return is visible.
     fn collect(&mut self, from: u32, to: u32) {
         let now = self.now;
         let pair = self.pair(from, to);
@@ -354,14 +358,14 @@ impl Fabric {
         self.processes[from as usize].free_cells += count;
     }
 
-    /// The next packet of some peer.
+    /// Returns the next packet of any peer.
     pub(crate) fn poll(&mut self, me: u32) -> Option<Due> {
         let ranks = self.conditions.ranks;
         let first = self.rng.below(ranks as usize) as u32;
         (0..ranks).find_map(|step| self.poll_peer(me, (first + step) % ranks, self.now))
     }
 
-    /// The next packet of this peer, of those that can be seen at that time.
+    /// Returns the next packet of this peer that is visible at this time.
     pub(crate) fn poll_peer(&mut self, me: u32, peer: u32, now: u64) -> Option<Due> {
         self.count_call();
         if self.processes[me as usize].dead || self.pair(peer, me).closed {
@@ -389,7 +393,7 @@ impl Fabric {
         matches!((short, cell), (Some(short), Some(cell)) if short.abs_diff(cell) == 1)
     }
 
-    /// Copies payload bytes of the packet that is due.
+    /// Copies payload bytes of the packet that is next.
     pub(crate) fn read(&mut self, me: u32, peer: u32, path: Path, at: usize, to: &mut [u8]) {
         let pair = self.pair(peer, me);
         let packet = pair.paths[path as usize].front();
@@ -399,7 +403,7 @@ impl Fabric {
         }
     }
 
-    /// The packet that is due was taken.
+    /// Releases the packet that was taken.
     pub(crate) fn release(&mut self, me: u32, due: &Due) {
         if !self.acts(me) {
             return;

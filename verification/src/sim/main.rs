@@ -1,7 +1,8 @@
 //! `cargo sim`: the engine that ships, many times in one process, over a simulated message port and in virtual time.
 //!
-//! Everything that happens is drawn from a seed, and checked against an oracle of MPI's matching rules; a failure prints the
-//! command that shows it again. See `README.md` beside this crate.
+//! A seed determines everything that happens, and an oracle of MPI's matching rules checks it. A failure prints
+//! the
+//! command that repeats it. See `README.md` beside this crate.
 
 mod arguments;
 mod bug;
@@ -33,15 +34,15 @@ use std::process::ExitCode;
 
 use arguments::Command;
 
-/// The command line cannot be obeyed.
+/// Exit code: the command line is wrong.
 const USAGE: u8 = 2;
 
-/// Writes one line on standard error; nobody is left to tell if that fails.
+/// Writes one line to standard error. A failed write is ignored: no other channel is left.
 fn complain(line: &str) {
     let _ = writeln!(std::io::stderr(), "{line}");
 }
 
-/// Writes to standard output; fails if that fails.
+/// Writes to standard output. The exit code is a failure if the write fails.
 fn print(text: &str) -> ExitCode {
     match std::io::stdout().write_all(text.as_bytes()) {
         Ok(()) => ExitCode::SUCCESS,

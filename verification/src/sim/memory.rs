@@ -1,7 +1,8 @@
-//! The memory of every process: buffers lent to the engines, what is in them, and who may look at it.
+//! The memory of every process: the buffers lent to the engines, their contents, and their permitted uses.
 //!
-//! A buffer that is given back is poisoned and kept for a while: an engine that still reads it sends poison, one that still
-//! writes it is found out.
+//! A buffer that was given back is poisoned and kept for a while. An engine that still reads it sends poison,
+//! and an
+//! engine that still writes to it is detected.
 
 mod block;
 
@@ -13,19 +14,19 @@ pub(crate) use block::{POISON, Place};
 use crate::rng::mix;
 use crate::violation::{Check, Violation, ensure};
 
-/// What a receive buffer holds before anything is received.
+/// The contents of a receive buffer before anything is received.
 pub(crate) const BLANK: u8 = 0xee;
-/// Bytes of buffers that are kept after they were given back.
+/// The bytes of given-back buffers that are kept.
 const QUARANTINE: usize = 256 << 10;
 
-/// Fills a message: every byte depends on the message and on its position.
+/// Fills a message: each byte depends on the message and on its position.
 pub(crate) fn fill(key: u64, bytes: &mut [u8]) {
     for (index, part) in bytes.chunks_mut(8).enumerate() {
         part.copy_from_slice(&word(key, index)[..part.len()]);
     }
 }
 
-/// Where bytes differ from the beginning of the message with this key.
+/// Returns the position of the first byte that differs from the message with this key.
 pub(crate) fn first_difference(key: u64, bytes: &[u8]) -> Option<usize> {
     let wrong = |(index, part): (usize, &[u8])| {
         let right = word(key, index);
@@ -39,7 +40,7 @@ const fn word(key: u64, index: usize) -> [u8; 8] {
     mix(key.wrapping_add(index as u64)).to_le_bytes()
 }
 
-/// What a buffer is lent for.
+/// The purpose for which a buffer is lent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Use {
     Send,
@@ -54,33 +55,33 @@ struct Lent {
     is: Use,
 }
 
-/// Names a buffer that is lent.
+/// The name of a lent buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Loan(usize);
 
-/// Every buffer of every process.
+/// All buffers of all processes.
 #[derive(Debug, Default)]
 pub(crate) struct Memory {
     lent: Vec<Option<Lent>>,
     vacant: Vec<usize>,
     kept: VecDeque<Block>,
     kept_bytes: usize,
-    /// What was written after it was given back, if anything.
+    /// A write after the buffer was given back, if there was one.
     late: Option<String>,
 }
 
 impl Memory {
-    /// A buffer that holds a message, in as many runs as the cuts make.
+    /// Lends a buffer that holds a message, cut into segments at `cuts`.
     pub(crate) fn lend_message(&mut self, owner: u32, key: u64, len: usize, cuts: &[usize]) -> (Loan, Place) {
         self.lend(owner, Block::new(len, cuts), Use::Send, |bytes| fill(key, bytes))
     }
 
-    /// A buffer to receive into.
+    /// Lends a buffer to receive into.
     pub(crate) fn lend_room(&mut self, owner: u32, len: usize, cuts: &[usize]) -> (Loan, Place) {
         self.lend(owner, Block::new(len, cuts), Use::Receive, |bytes| bytes.fill(BLANK))
     }
 
-    /// Memory for other processes to use, zeroed, as long as its owner lives.
+    /// Lends zeroed memory for other processes to use, for as long as its owner lives.
     pub(crate) fn lend_region(&mut self, owner: u32, len: usize) -> (Loan, Place) {
         self.lend(owner, Block::new(len, &[]), Use::Region, |bytes| bytes.fill(0))
     }
@@ -97,13 +98,13 @@ impl Memory {
         (Loan(index), place)
     }
 
-    /// What is in a buffer that is lent.
+    /// Returns the contents of a lent buffer.
     pub(crate) fn copy(&self, loan: Loan) -> Vec<u8> {
         let lent = self.lent.get(loan.0).and_then(Option::as_ref);
         lent.map_or(Vec::new(), |Lent { block, .. }| block.read(<[u8]>::to_vec))
     }
 
-    /// Ends a loan: shows the bytes, then poisons them. Bytes outside the buffer must be as they were.
+    /// Ends a loan: shows the bytes to `look`, then poisons them. Bytes around the buffer must be unchanged.
     pub(crate) fn end<T>(&mut self, loan: Loan, look: impl FnOnce(&[u8]) -> T) -> Result<T, Violation> {
         let lent = self.lent.get_mut(loan.0).and_then(Option::take);
         let Some(Lent { mut block, .. }) = lent else {
@@ -117,7 +118,7 @@ impl Memory {
         Ok(looked)
     }
 
-    /// Keeps a poisoned block; those kept longest are looked at and freed.
+    /// Keeps a poisoned block. The oldest blocks are checked and freed.
     fn keep(&mut self, block: Block) {
         self.kept_bytes += block.capacity();
         self.kept.push_back(block);
@@ -131,40 +132,43 @@ impl Memory {
         }
     }
 
-    /// Overwrites a buffer that is lent, as an application might that is too early.
+    /// Overwrites a lent buffer, as an application does that reuses it too early.
     pub(crate) fn spoil(&mut self, loan: Loan) {
         if let Some(Some(Lent { block, .. })) = self.lent.get_mut(loan.0) {
             block.poison();
         }
     }
 
-    /// The buffer of a process that has these bytes, lent for that; and where in it.
+    /// Returns the buffer of a process that contains these bytes and was lent for this use, and the position in
+    /// it.
     fn find(&mut self, owner: u32, is: Use, address: u64, len: usize) -> Option<(&mut Block, usize)> {
         let mine = self.lent.iter_mut().flatten().filter(|lent| lent.owner == owner && lent.is == is);
         let mut found = mine.filter_map(|lent| Some((lent.block.find(address, len)?, &mut lent.block)));
         found.next().map(|(at, block)| (block, at))
     }
 
-    /// Whether an address is in the middle of a message to be sent.
+    /// Returns whether an address is in the middle of a message to be sent.
     pub(crate) fn is_midway(&mut self, owner: u32, address: u64) -> bool {
         self.find(owner, Use::Send, address, 1).is_some_and(|(_, at)| at > GUARD)
     }
 
-    /// Copies bytes of a process that it has lent for a send: what a single copy of remote memory does. False when there is
-    /// no such buffer, and the process would have read something else.
+    /// Copies bytes that a process has lent for a send, as a single copy of remote memory does. Returns false
+    /// if there is
+    /// no such buffer, and the real copy would have read something else.
     pub(crate) fn pull(&mut self, owner: u32, address: u64, to: &mut [u8]) -> bool {
         let found = self.find(owner, Use::Send, address, to.len());
         found.map(|(block, at)| to.copy_from_slice(block.run(at, to.len()))).is_some()
     }
 
-    /// Writes bytes of a process that it has lent for a receive. False when there is no such buffer, and something else would
-    /// have been overwritten.
+    /// Writes bytes that a process has lent for a receive. Returns false if there is no such buffer, and the
+    /// real copy
+    /// would have overwritten something else.
     pub(crate) fn push(&mut self, owner: u32, address: u64, from: &[u8]) -> bool {
         let found = self.find(owner, Use::Receive, address, from.len());
         found.map(|(block, at)| block.run(at, from.len()).copy_from_slice(from)).is_some()
     }
 
-    /// A process is gone, and its engine with it: so is its memory.
+    /// Removes the memory of a process that is gone, and its engine with it.
     pub(crate) fn forget(&mut self, owner: u32) {
         for (index, slot) in self.lent.iter_mut().enumerate() {
             if slot.as_ref().is_some_and(|lent| lent.owner == owner) {
@@ -174,14 +178,14 @@ impl Memory {
         }
     }
 
-    /// Whether what was given back was left alone.
+    /// Checks that given-back buffers were left alone.
     pub(crate) fn check(&mut self) -> Check {
         let late = self.late.take();
         ensure!(late.is_none(), "{}", late.unwrap_or_default());
         Ok(())
     }
 
-    /// Buffers of a process that are lent, but for its region.
+    /// Returns the number of lent buffers of a process, without its region.
     pub(crate) fn count(&self, owner: u32) -> usize {
         self.lent.iter().flatten().filter(|lent| lent.owner == owner && lent.is != Use::Region).count()
     }

@@ -1,4 +1,4 @@
-//! What a rank may do, and what follows from it for the oracle.
+//! The operations of a rank, and their consequences for the oracle.
 
 use crate::bug::Slip;
 use crate::oracle::{Fate as Expected, Waiting};
@@ -42,7 +42,7 @@ impl Simulation {
         }
     }
 
-    /// Room for a message: any, enough for most, or for all.
+    /// Returns room for a message: any, enough for most, or enough for all.
     fn room(&mut self) -> usize {
         match self.rng.below(8) {
             0..4 => self.length(),
@@ -55,7 +55,7 @@ impl Simulation {
         let oracle = &self.ranks[rank as usize].oracle;
         let waiting = oracle.waiting();
         if !waiting.is_empty() && self.rng.one_in(2) {
-            // What is there.
+            // A message that is present.
             let Waiting { name, context, tag } = waiting[self.rng.below(waiting.len())];
             return Pattern { source: Source::Rank(name.source), context, tag, ignore: 0 };
         }
@@ -64,7 +64,7 @@ impl Simulation {
         if self.rng.one_in(3)
             && let Some(name) = self.outstanding(peer, rank).next()
         {
-            // What is to come.
+            // A message that is still to come.
             let Outgoing { context, tag, .. } = self.message(rank, name).is;
             return Pattern { source, context, tag, ignore: 0 };
         }
@@ -82,7 +82,7 @@ impl Simulation {
     }
 
     pub(crate) fn send(&mut self, from: u32, synchronous: bool) -> Check {
-        // Half of the requests at most: receives need some, or nothing moves.
+        // At most half of the requests: receives need some, or nothing moves.
         let many = self.shape.many.min(self.world.request_capacity(from) / 2);
         let ranks = self.shape.conditions.ranks as usize;
         let mut to = self.rng.below(ranks) as u32;
@@ -108,7 +108,7 @@ impl Simulation {
         let to = message.to;
         let sent = &mut self.sent[from as usize][to as usize];
         let number = sent.len();
-        // Known before it is sent: it may leave, and its sender die, in the same call.
+        // Recorded before it is sent: it may leave, and its sender die, in the same call.
         sent.push(Message {
             is: message,
             arrival: Arrival::Not,
@@ -145,7 +145,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// A request could not be started for want of a slot, and for no other reason.
+    /// Checks that a request was refused for want of a slot and for no other reason.
     pub(crate) fn refused(&mut self, rank: u32, error: &StartError) -> Check {
         let StartError::Requests { capacity } = *error else {
             return Err(Violation(format!("rank {rank} is refused a request: {error}")));
@@ -166,7 +166,7 @@ impl Simulation {
         }
         let pattern = self.pattern(rank);
         let room = match self.rank(rank).oracle.find(&pattern) {
-            // A byte too little, enough, a byte more.
+            // One byte too few, enough, or one byte more.
             Some(name) if self.rng.one_in(2) => {
                 (self.message(rank, name).is.len + self.rng.below(3)).saturating_sub(1)
             }
@@ -204,16 +204,16 @@ impl Simulation {
         }
     }
 
-    /// A receive is under way.
+    /// Records a receive that is under way.
     fn remember(&mut self, rank: u32, ticket: Ticket, number: usize, room: usize) {
         let loan = ticket.loan;
         self.rank(rank).receives.push(Receive { ticket: Some(ticket), loan, number, room, outcome: None });
     }
 
-    /// One turn of the crank. Whether there was something to do.
+    /// Makes progress once. Returns whether there was something to do.
     pub(crate) fn progress(&mut self, rank: u32) -> Result<bool, Violation> {
         self.world.fabric().is_woken(rank);
-        // Whether a message to itself or one of another rank was first shows only when there is one at a time.
+        // Only single steps show whether a message to itself or one of another rank was first.
         let whole = !self.awaits_itself(rank) && self.rng.one_in(2);
         let done = self.world.progress(rank, whole);
         ensure!(done.failed.is_none(), "rank {rank} says that rank {:?} failed: {:?}", done.failed, {
@@ -302,7 +302,7 @@ impl Simulation {
         }
     }
 
-    /// A receive that blocks for a few turns, and is not posted if it can be helped.
+    /// Receives in a blocking way for a few rounds, and posts the receive only if necessary.
     pub(crate) fn bypass(&mut self, rank: u32) -> Check {
         let pattern = self.pattern(rank);
         let room = self.room();
@@ -311,7 +311,7 @@ impl Simulation {
                 return Ok(());
             }
             if !self.world.can_bypass(rank, &pattern) {
-                // Something is before it: that is waited for, received or withdrawn.
+                // Another receive is before it: that one is waited for, received or withdrawn.
                 return match self.rank(rank).oracle.waiting().is_empty() && self.rng.one_in(2) {
                     true => self.cancel(rank),
                     false => self.receive_any(rank),
@@ -346,7 +346,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// While a rank blocks, another one goes on.
+    /// Lets another rank go on while this one blocks.
     fn meanwhile(&mut self, rank: u32) -> Check {
         self.settle_call(rank, false)?;
         let alive = self.alive();
@@ -360,7 +360,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// A receive was not posted after all.
+    /// Removes a receive that was not posted after all.
     fn undo(&mut self, rank: u32, number: usize) {
         let oracle = &mut self.rank(rank).oracle;
         if let Expected::Matched(name) = oracle.fate(number) {
@@ -374,7 +374,7 @@ impl Simulation {
     }
 }
 
-/// A start in a word or two.
+/// Describes the result of a start in a word or two.
 fn told(started: &Result<Ticket, StartError>) -> String {
     match started {
         Ok(ticket) if ticket.is_kept() => "under way".into(),

@@ -1,7 +1,8 @@
 //! MPI's matching rules (MPI 4.1, section 3.5) over two plain vectors: obviously correct, and slow.
 //!
-//! The oracle of a rank is told what is posted there and which peer's next message has come; which of two peers was first
-//! is the fabric's choice, and the only thing that is taken from it. What a message is, its sender has said.
+//! The oracle of a rank learns which receives are posted there and whose next message has arrived. Only the
+//! choice
+//! between two senders is taken from the fabric. The sender has declared the message itself.
 
 use crate::world::{Pattern, Source};
 
@@ -12,7 +13,7 @@ pub(crate) struct Name {
     pub(crate) number: usize,
 }
 
-/// A message that has come and that nobody has received.
+/// A message that has arrived and was not received.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Waiting {
     pub(crate) name: Name,
@@ -20,26 +21,26 @@ pub(crate) struct Waiting {
     pub(crate) tag: u64,
 }
 
-/// What became of a receive.
+/// The result of a receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fate {
-    /// Nothing yet.
+    /// No result yet.
     Posted,
-    /// This message is its own.
+    /// It has matched this message.
     Matched(Name),
     Withdrawn,
-    /// Whom it listened to is gone.
+    /// Its source is gone.
     Failed,
 }
 
-/// One rank.
+/// The state of one rank.
 #[derive(Debug, Default)]
 pub(crate) struct Oracle {
-    /// In the order of posting, by number.
+    /// Posted receives by number, in the order of posting.
     posted: Vec<(usize, Pattern)>,
-    /// In the order of coming.
+    /// Waiting messages, in the order of arrival.
     waiting: Vec<Waiting>,
-    /// Of every receive, by its number in the order of posting.
+    /// The result of each receive, by its number in the order of posting.
     fates: Vec<Fate>,
 }
 
@@ -54,7 +55,7 @@ fn matches(pattern: &Pattern, message: &Waiting) -> bool {
 }
 
 impl Oracle {
-    /// A receive is posted; returns its number.
+    /// Posts a receive. Returns its number.
     pub(crate) fn post(&mut self, pattern: Pattern) -> usize {
         let number = self.fates.len();
         match self.waiting.iter().position(|message| matches(&pattern, message)) {
@@ -67,13 +68,13 @@ impl Oracle {
         number
     }
 
-    /// A receive is posted that has its message already; returns its number.
+    /// Posts a receive that has its message already. Returns its number.
     pub(crate) fn matched(&mut self, name: Name) -> usize {
         self.fates.push(Fate::Matched(name));
         self.fates.len() - 1
     }
 
-    /// A message has come; returns the receive that it belongs to.
+    /// Delivers a message. Returns the receive that takes it.
     pub(crate) fn arrive(&mut self, message: Waiting) -> Option<usize> {
         let Some(at) = self.would_take(&message) else {
             self.waiting.push(message);
@@ -88,22 +89,22 @@ impl Oracle {
         self.posted.iter().position(|(_, pattern)| matches(pattern, message))
     }
 
-    /// The receive that a message would find if it came now.
+    /// Returns the receive that a message would match if it arrived now.
     pub(crate) fn awaits(&self, message: &Waiting) -> Option<usize> {
         self.would_take(message).map(|at| self.posted[at].0)
     }
 
-    /// The message that a receive posted now would take.
+    /// Returns the message that a receive would take if it were posted now.
     pub(crate) fn find(&self, pattern: &Pattern) -> Option<Name> {
         self.waiting.iter().find(|message| matches(pattern, message)).map(|message| message.name)
     }
 
-    /// What became of a receive.
+    /// Returns the result of a receive.
     pub(crate) fn fate(&self, receive: usize) -> Fate {
         self.fates[receive]
     }
 
-    /// A receive is withdrawn; false when it is too late.
+    /// Withdraws a receive. Returns false if it is too late.
     pub(crate) fn withdraw(&mut self, receive: usize) -> bool {
         let withdrawn = self.fates[receive] == Fate::Posted;
         if withdrawn {
@@ -113,14 +114,15 @@ impl Oracle {
         withdrawn
     }
 
-    /// A receive was never posted after all: the newest message, which it would have taken, waits.
+    /// Removes a receive that was never posted after all: the newest message, which it would have taken, waits.
     pub(crate) fn undo(&mut self, receive: usize, message: Waiting) {
         self.fates[receive] = Fate::Withdrawn;
         self.waiting.push(message);
     }
 
-    /// A rank is gone: nobody listens to it any more, nor to anyone if that is what its failure means. Receives that
-    /// are matched already are not concerned.
+    /// Fails a rank: receives from it fail, and receives from any source too if its failure means that.
+    /// Receives that have
+    /// matched are unaffected.
     pub(crate) fn fail(&mut self, peer: u32, concerns_any: bool) {
         let listens = |pattern: &Pattern| match pattern.source {
             Source::Any => concerns_any,
@@ -132,22 +134,22 @@ impl Oracle {
         self.posted.retain(|(_, pattern)| !listens(pattern));
     }
 
-    /// A message that waits is not to be found any more: it was claimed, or will never be whole.
+    /// Removes a waiting message: it was claimed, or will never be whole.
     pub(crate) fn forget(&mut self, name: Name) {
         self.waiting.retain(|message| message.name != name);
     }
 
-    /// Receives that wait for a message.
+    /// Returns the number of receives that wait for a message.
     pub(crate) fn posted(&self) -> usize {
         self.posted.len()
     }
 
-    /// Whether a receive with this context waits.
+    /// Returns whether a receive with this context waits.
     pub(crate) fn listens_in(&self, context: u16) -> bool {
         self.posted.iter().any(|(_, pattern)| pattern.context == context)
     }
 
-    /// Messages that wait for a receive, in the order they came.
+    /// Returns the messages that wait for a receive, in the order of arrival.
     pub(crate) fn waiting(&self) -> &[Waiting] {
         &self.waiting
     }

@@ -1,4 +1,4 @@
-//! The simulated message port: what an engine sees of the [`Fabric`].
+//! The simulated message port: an engine's view of the [`Fabric`].
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -26,17 +26,17 @@ impl SimPort {
     }
 }
 
-/// Whether a packet is a message that receives are matched with.
+/// Returns whether a packet is a message that receives match.
 pub(crate) const fn is_matched(kind: Kind) -> bool {
     matches!(kind, Kind::Eager | Kind::Rts)
 }
 
-/// Whether a packet is an operation or an active message, which go in their own order.
+/// Returns whether a packet is an operation or an active message. These have an order of their own.
 pub(crate) const fn is_remote(kind: Kind) -> bool {
     matches!(kind, Kind::Active | Kind::Rma)
 }
 
-/// Whether its bytes are to follow.
+/// Returns whether the packet's bytes follow later.
 pub(crate) const fn is_offer(kind: Kind) -> bool {
     matches!(kind, Kind::Rts)
 }
@@ -195,7 +195,7 @@ impl MessagePort for SimPort {
         self.fabric.borrow_mut().granted(self.rank, peer)
     }
 
-    /// Virtual time: what is learned from it is as good as chance, and any way is right.
+    /// Virtual time: what the engine learns from it is random, and every choice is correct.
     fn ticks(&self) -> Option<u64> {
         Some(self.fabric.borrow().now)
     }
@@ -260,7 +260,7 @@ impl MessagePort for SimPort {
         let seen = fabric.later();
         if let Some((shared, _)) = fabric.shared(self.rank, self.rank, peer) {
             shared.end(part, written, seen);
-            // The receiver may wait for that.
+            // The receiver may wait for this.
             fabric.wake(peer, seen);
         }
     }

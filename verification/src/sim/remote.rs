@@ -1,5 +1,6 @@
-//! One-sided operations and active messages: what a rank starts, and an oracle that executes each on plain bytes when its
-//! packet is taken, in the order started.
+//! One-sided operations and active messages: what a rank starts, and an oracle that executes each on plain
+//! bytes when
+//! its packet is taken, in the order started.
 
 mod model;
 
@@ -13,17 +14,17 @@ use crate::world::{Failure, Fate, Handled, Order, Outcome, StartError, Ticket, V
 pub(crate) use model::region_bytes;
 use model::{execute, some_order};
 
-/// Handlers with numbers from here on do not exist.
+/// No handlers exist with this number or above.
 pub(crate) const HANDLERS: u16 = 4;
 
 /// An operation on another rank, or an active message to it.
 #[derive(Debug)]
 struct Remote {
     order: Order,
-    /// Bytes that the target has taken; and whether it has done all.
+    /// The bytes that the target has taken, and whether it has executed everything.
     taken: usize,
     done: bool,
-    /// What the origin is to get.
+    /// The bytes that the origin must get.
     answer: Vec<u8>,
 }
 
@@ -37,17 +38,17 @@ struct Open {
 /// What one rank has exposed, started and handled.
 #[derive(Debug)]
 pub(crate) struct Side {
-    /// What its region must hold, and the notifications that it must have had.
+    /// The required contents of its region, and the required number of notifications.
     model: Vec<u8>,
     notified: u64,
     open: Vec<Open>,
-    /// Requests that wait for so many notifications.
+    /// Requests that wait for a number of notifications.
     awaits: Vec<(Ticket, u64)>,
     /// Fences that may take a slot.
     fences: usize,
-    /// Messages to itself that are not handled, and operations on its own region that wait behind them.
+    /// Messages to itself that are not handled yet, and operations on its own region that wait behind them.
     own: VecDeque<usize>,
-    /// Messages that it must have handled and has not told of; and those for which it has no handler.
+    /// Messages that it must have handled and has not reported, and the number of those without a handler.
     due: VecDeque<(u32, usize)>,
     unhandled: u64,
 }
@@ -66,19 +67,19 @@ impl Side {
         }
     }
 
-    /// Requests that take a slot, at least and at most.
+    /// Returns the least and the largest number of requests that take a slot.
     pub(crate) fn slots(&self) -> (usize, usize) {
         let open = self.open.iter().filter(|open| open.ticket.is_kept()).count() + self.awaits.len();
         (open, open + self.fences)
     }
 }
 
-/// The other half of a world.
+/// The one-sided part of a world.
 #[derive(Debug)]
 pub(crate) struct Remotes {
     pub(crate) sides: Vec<Side>,
     operations: Vec<Remote>,
-    /// By origin and target: what was started and is not done, in order.
+    /// By origin and target: started and unfinished operations, in order.
     under_way: Vec<Vec<VecDeque<usize>>>,
 }
 
@@ -92,7 +93,7 @@ impl Remotes {
         }
     }
 
-    /// A rank is gone: it waits for nothing, and does nothing.
+    /// Removes a rank that is gone: it waits for nothing and does nothing.
     pub(crate) fn forget(&mut self, rank: u32) {
         let side = &mut self.sides[rank as usize];
         side.open.clear();
@@ -100,7 +101,7 @@ impl Remotes {
         self.under_way.iter_mut().for_each(|from| from[rank as usize].clear());
     }
 
-    /// The next process of a rank has done nothing, and nothing was done to it.
+    /// Resets a rank whose next process has started.
     pub(crate) fn restart(&mut self, rank: u32) {
         let ranks = self.sides.len() as u32;
         self.sides[rank as usize] = Side::new(ranks);
@@ -112,7 +113,7 @@ impl Remotes {
         &mut self.under_way[from as usize][to as usize]
     }
 
-    /// Whether nothing is under way from a rank, or to it from one of these.
+    /// Returns whether nothing is under way from a rank to these, or from these to it.
     pub(crate) fn is_idle(&self, rank: u32, others: &[u32]) -> bool {
         let Side { open, own, .. } = &self.sides[rank as usize];
         let empty = |from: u32, to: u32| self.under_way[from as usize][to as usize].is_empty();
@@ -125,7 +126,7 @@ impl Simulation {
         &mut self.remotes.sides[rank as usize]
     }
 
-    /// Starts an operation on some rank's region, or sends it an active message.
+    /// Starts an operation on the region of some rank, or sends it an active message.
     pub(crate) fn start_remote(&mut self, from: u32) -> Check {
         let ranks = self.shape.conditions.ranks;
         if self.side(from).open.len() >= 4 * self.shape.many {
@@ -133,12 +134,14 @@ impl Simulation {
         }
         let order = some_order(&mut self.rng, from, ranks, self.shape.conditions.packet_bytes);
         let to = order.to;
-        // What it asks of itself waits behind its messages to itself: when it is done shows, but not among what others do.
+        // An operation on the own region waits behind messages to itself. Its end is visible, but not its order
+        // among the
+        // operations of others.
         let waits = from == to && !self.side(from).own.is_empty();
         if waits && !order.verb.concerns_one_origin() {
             return self.progress(from).map(drop);
         }
-        // A get may see what is put later, unless there is a fence between them.
+        // A get may see what is put later, unless a fence stands between them.
         if matches!(order.verb, Verb::Put { .. }) && self.has_open_get(from, to) {
             let fenced = self.world.fence(from, to);
             self.side(from).fences += 1;
@@ -152,7 +155,7 @@ impl Simulation {
             Verb::Active { .. } => from == to,
             _ => false,
         };
-        // Known before it is started: it may leave, and its origin die, in the same call.
+        // Recorded before it is started: it may leave, and its origin die, in the same call.
         let number = self.remotes.operations.len();
         let done = nothing && !matches!(order.verb, Verb::Active { .. });
         self.remotes.operations.push(Remote { order, taken: 0, done, answer: Vec::new() });
@@ -173,7 +176,7 @@ impl Simulation {
                     self.side(from).own.push_back(number);
                     return Ok(());
                 }
-                // What goes to ourselves, and finds nothing before it, is executed at once.
+                // An operation on itself with nothing before it is executed at once.
                 if from == to && !nothing { self.execute(from, to, usize::MAX) } else { Ok(()) }
             }
             Err(error) => {
@@ -203,7 +206,7 @@ impl Simulation {
         })
     }
 
-    /// A rank waits for notifications.
+    /// Lets a rank wait for notifications.
     pub(crate) fn await_notifications(&mut self, rank: u32) -> Check {
         let any_failed = self.rank(rank).any_failed;
         let Side { notified, awaits, .. } = self.side(rank);
@@ -225,7 +228,7 @@ impl Simulation {
         }
     }
 
-    /// A rank has taken a packet of an operation, or an active message.
+    /// Executes a packet that a rank has taken, of an operation or of an active message.
     pub(crate) fn execute(&mut self, from: u32, to: u32, len: usize) -> Check {
         let number = self.remotes.queue(from, to).pop_front();
         let number = number
@@ -246,7 +249,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// Whether a rank has handled what it must, in order, and nothing else.
+    /// Checks that a rank has handled what it must, in order, and nothing else.
     pub(crate) fn check_handled(&mut self, rank: u32) -> Check {
         for handled in self.world.handled(rank) {
             let due = if handled.from == rank {
@@ -272,7 +275,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// The next message to itself that a rank has a handler for.
+    /// Returns the next message to itself for which a rank has a handler.
     fn next_own_message(&mut self, rank: u32) -> Option<(u32, usize)> {
         let Remotes { sides, operations, .. } = &mut self.remotes;
         let own = &mut sides[rank as usize].own;
@@ -280,7 +283,7 @@ impl Simulation {
         Some((rank, own.remove(at)?))
     }
 
-    /// A rank executes what waited behind messages to itself that are handled now.
+    /// Executes what waited behind messages to itself that are handled now.
     fn execute_own(&mut self, rank: u32) -> Check {
         while let Some(&number) = self.side(rank).own.front()
             && !matches!(self.remotes.operations[number].order.verb, Verb::Active { .. })
@@ -310,7 +313,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// Looks at the requests of a rank.
+    /// Checks the requests of a rank.
     pub(crate) fn complete_remote(&mut self, rank: u32) -> Check {
         for open in std::mem::take(&mut self.side(rank).open) {
             match self.world.test(open.ticket) {
@@ -377,7 +380,7 @@ impl Simulation {
         };
         self.count(event);
         match order.verb {
-            // What a rank did in the call in which it died, nobody knows.
+            // The results of the call in which a rank died are unknown.
             Verb::Get | Verb::Fetch(..) | Verb::CompareSwap(..) | Verb::FetchAccumulate(..)
                 if done || self.rank(order.to).gone.is_none() =>
             {
@@ -399,7 +402,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// In a world at rest nothing is under way between those that live.
+    /// Checks that in a world at rest nothing is under way between living ranks.
     pub(crate) fn check_remote_rest(&mut self) -> Check {
         let alive = self.alive();
         for &rank in &alive {
@@ -422,7 +425,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// Withdraws what waits for notifications.
+    /// Withdraws the requests that wait for notifications.
     pub(crate) fn cancel_awaits(&mut self, rank: u32) -> Check {
         for (ticket, _) in std::mem::take(&mut self.side(rank).awaits) {
             ensure!(self.world.cancel(ticket), "rank {rank} can't withdraw its waiting for notifications");
@@ -433,7 +436,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// Somebody is gone, and those who wait for anybody's notifications are told so.
+    /// Fails the requests of a rank that wait for notifications when a peer is gone.
     pub(crate) fn fail_awaits(&mut self, rank: u32, peer: u32, failure: Failure) -> Check {
         for (ticket, count) in std::mem::take(&mut self.side(rank).awaits) {
             let outcome = self.world.test(ticket);

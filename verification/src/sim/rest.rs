@@ -1,7 +1,8 @@
-//! Liveness: a world that is left alone comes to rest, and nothing that can be complete is left behind.
+//! Liveness: a world that is left alone comes to rest, and everything that can be complete is complete.
 //!
-//! A rank that finds nothing to do sleeps until another one does something that it can see, as a process would: an engine
-//! that says that there is nothing to do, when there is, is found out.
+//! A rank that finds nothing to do sleeps until another rank does something visible to it, as a process does.
+//! An engine
+//! that reports no work while there is work is therefore detected.
 
 use crate::oracle::{Fate as Expected, Waiting};
 use crate::simulation::{Arrival, Message, Rank, Simulation};
@@ -9,13 +10,13 @@ use crate::tally::Event;
 use crate::violation::{Check, ensure};
 use crate::world::{Failure, Pattern, Source};
 
-/// Turns of every rank after which a world is restless for ever.
+/// The number of rounds after which a world counts as restless for ever.
 const RESTLESS: usize = 200_000;
-/// Turns without any effect, over the longest delay, after which a world is at rest.
+/// The number of rounds without any effect, over the longest delay, after which a world is at rest.
 const STILL: usize = 4;
 
 impl Simulation {
-    /// Every rank turns its crank until nothing happens any more; then whatever can be complete must be.
+    /// Lets every rank make progress until nothing happens any more. Then whatever can be complete must be.
     pub(crate) fn come_to_rest(&mut self) -> Check {
         self.all_learn()?;
         self.all_readmit()?;
@@ -50,11 +51,11 @@ impl Simulation {
             self.rank(rank).asleep = !self.progress(rank)?;
             self.settle_call(rank, true)?;
         }
-        // Somebody may have died of what was lit before.
+        // A rank may have died of an earlier decision.
         self.all_learn()
     }
 
-    /// What must be complete in a world at rest.
+    /// Checks what must be complete in a world at rest.
     fn check_rest(&mut self) -> Check {
         let alive = self.alive();
         for &rank in &alive {
@@ -86,8 +87,9 @@ impl Simulation {
         self.check_remote_rest()
     }
 
-    /// The first message under way between two ranks must come if a receive asks for it and no other message is before
-    /// it; and if nothing at all waits at its destination, it must come in any case, also from that rank itself.
+    /// Checks the first message under way between two ranks: it must arrive if a receive asks for it and no
+    /// other message is
+    /// before it. If nothing waits at its destination, it must arrive in any case, also from that rank itself.
     fn check_head(&mut self, from: u32, to: u32) -> Check {
         let Some(name) = self.outstanding(from, to).next() else { return Ok(()) };
         self.count(Event::Held);
@@ -108,8 +110,9 @@ impl Simulation {
         Ok(())
     }
 
-    /// Receives everything that was sent between those that live, and expects that nothing is left. In some worlds each rank
-    /// leaves as soon as it has nothing more to do, as programs end.
+    /// Receives everything that was sent between living ranks, and checks that nothing is left. In some worlds
+    /// each rank
+    /// leaves as soon as it has no more work, as programs do at their end.
     pub(crate) fn finish(&mut self) -> Check {
         self.come_to_rest()?;
         self.cancel_all()?;
@@ -146,7 +149,7 @@ impl Simulation {
                     self.bury(rank, Failure::Finished);
                 }
             }
-            // What the last one has sent may not have been taken.
+            // The last rank's messages may not have been taken.
             if done && self.alive() == alive {
                 break;
             }
@@ -172,7 +175,8 @@ impl Simulation {
         Ok(())
     }
 
-    /// Whether every message of this context, from those who live, has come to a rank and found its receive.
+    /// Returns whether every message of this context from a living rank has arrived at a rank and met its
+    /// receive.
     fn is_received(&self, rank: u32, context: u16) -> bool {
         let waits =
             self.ranks[rank as usize].oracle.waiting().iter().any(|waiting| waiting.context == context);
@@ -183,7 +187,7 @@ impl Simulation {
             })
     }
 
-    /// Whether a rank has sent and received everything.
+    /// Returns whether a rank has sent and received everything.
     fn has_done(&self, rank: u32) -> bool {
         let Rank { sends, receives, claims, oracle, .. } = &self.ranks[rank as usize];
         let posted = |number| oracle.fate(number) == Expected::Posted;
@@ -194,7 +198,7 @@ impl Simulation {
             && self.remotes.is_idle(rank, &self.alive())
     }
 
-    /// Nothing is left: no request, no message, no cell, no buffer, no credit.
+    /// Checks that nothing is left: no request, no message, no cell, no buffer, no credit.
     fn check_empty(&mut self) -> Check {
         for rank in self.alive() {
             let Rank { sends, receives, .. } = self.rank(rank);
@@ -217,7 +221,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// What is not complete, a line each.
+    /// Lists what is not complete, one item on each line.
     fn unfinished(&self) -> String {
         let mut lines = Vec::new();
         for rank in self.alive() {

@@ -1,8 +1,9 @@
-//! Ranks that are started again: a new process, which knows nothing, and with which the others have nothing in common until
-//! they readmit it.
+//! Ranks that are started again: a new process shares no state with the others until they readmit it.
 //!
-//! The messages between two ranks are numbered through all processes of a rank; the oracle knows by the number of the first
-//! one of a process which are its own. What came from the process before must be gone when the next one is readmitted.
+//! The messages between two ranks are numbered through all processes of a rank. The oracle tells the processes
+//! apart by
+//! the number of each process's first message. When a process is readmitted, nothing of the former one may be
+//! left.
 
 use crate::oracle::Name;
 use crate::simulation::{Arrival, Rank, Simulation, Told};
@@ -11,8 +12,9 @@ use crate::violation::{Check, ensure};
 use crate::world::Failure;
 
 impl Simulation {
-    /// Some rank that is gone is started again, if there is one. The others have learned of its end before: a rank
-    /// that has not can't readmit it.
+    /// Starts one dead rank again, if there is one. The others have learned of its end before, because a rank
+    /// that has not
+    /// learned of it cannot readmit it.
     pub(crate) fn one_restarts(&mut self) -> Check {
         let ranks = self.shape.conditions.ranks;
         let gone: Vec<u32> = (0..ranks).filter(|&rank| self.ranks[rank as usize].gone.is_some()).collect();
@@ -34,7 +36,8 @@ impl Simulation {
         self.remotes.restart(rank);
         let mut fresh = Rank::new(ranks as usize);
         for peer in 0..ranks {
-            // What was sent to the process before is not for this one; what that has sent is not its own.
+            // Messages to the former process do not count for this one, nor do the messages that the former
+            // process sent.
             fresh.arrived[peer as usize] = self.sent[peer as usize][rank as usize].len();
             fresh.born[peer as usize] = self.sent[rank as usize][peer as usize].len();
             if let Some(failure) = self.rank(peer).gone.filter(|_| peer != rank) {
@@ -48,7 +51,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// Some survivor readmits some rank, if it can.
+    /// Lets one survivor readmit one rank, if it can.
     pub(crate) fn one_readmits(&mut self) -> Check {
         let alive = self.alive();
         if alive.is_empty() {
@@ -59,7 +62,7 @@ impl Simulation {
         self.readmit(survivor, rank)
     }
 
-    /// Everybody readmits everybody.
+    /// Lets every rank readmit every other.
     pub(crate) fn all_readmit(&mut self) -> Check {
         for survivor in self.alive() {
             for rank in self.alive() {
@@ -69,7 +72,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// Whether a rank that was started again waits for this one, which has let go of the process before.
+    /// Returns whether a restarted rank waits for this one, which has disconnected from the former process.
     fn can_readmit(&self, survivor: u32, rank: u32) -> bool {
         let (one, other) = (&self.ranks[survivor as usize], &self.ranks[rank as usize]);
         let lives = one.gone.is_none() && other.gone.is_none();
@@ -82,7 +85,7 @@ impl Simulation {
         if !self.can_readmit(survivor, rank) {
             return Ok(());
         }
-        // All that was with the process before is told by now.
+        // Everything about the former process has been reported by now.
         self.settle_call(survivor, true)?;
         self.settle_call(rank, false)?;
         if !self.can_readmit(survivor, rank) {
@@ -119,18 +122,20 @@ impl Simulation {
         self.settle_call(rank, true)
     }
 
-    /// Whether a message is from a process of its rank that is gone, as far as `rank` was told.
+    /// Returns whether a message is from a dead process of its rank, as far as `rank` knows.
     pub(crate) fn is_past(&self, rank: u32, name: Name) -> bool {
         let told = &self.ranks[rank as usize].told;
         matches!(told[name.source as usize], Told::Failed(_)) || self.is_of_another(rank, name)
     }
 
-    /// Whether a message is from a process of its rank before the one that `rank` has readmitted.
+    /// Returns whether a message is from an earlier process of its rank than the one that `rank` has
+    /// readmitted.
     pub(crate) fn is_of_another(&self, rank: u32, name: Name) -> bool {
         name.number < self.ranks[rank as usize].first[name.source as usize]
     }
 
-    /// The messages taken out of the queue of a rank that it still stores: what was only announced went with its sender.
+    /// Returns the claimed messages that a rank still stores. A message that was only announced is lost with
+    /// its sender.
     pub(crate) fn claims_kept(&self, rank: u32) -> impl Iterator<Item = Name> + use<'_> {
         let Rank { claims, first, .. } = &self.ranks[rank as usize];
         claims.iter().map(|(_, name)| *name).filter(move |name| {
@@ -139,7 +144,7 @@ impl Simulation {
         })
     }
 
-    /// Whether a rank knows that another one failed so, this time or before.
+    /// Returns whether a rank knows that another failed in this way, this time or before.
     pub(crate) fn knows_failure(&self, rank: u32, peer: u32, failure: Failure) -> bool {
         let Rank { told, past, .. } = &self.ranks[rank as usize];
         told[peer as usize].failure() == Some(failure) || past[peer as usize].contains(&failure)

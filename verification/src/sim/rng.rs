@@ -1,12 +1,12 @@
-//! Random numbers that a seed replays.
+//! Random numbers that a seed repeats.
 
-/// splitmix64: small, fast, and good enough to choose what happens next.
+/// splitmix64: small, fast, and good enough for random choices.
 #[derive(Debug)]
 pub(crate) struct Rng(u64);
 
 const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// A word that depends on every bit of the argument.
+/// Returns a word that depends on every bit of the argument.
 pub(crate) const fn mix(word: u64) -> u64 {
     let word = (word ^ word >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let word = (word ^ word >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -14,7 +14,7 @@ pub(crate) const fn mix(word: u64) -> u64 {
 }
 
 impl Rng {
-    /// Two numbers name a sequence: seed and stream.
+    /// Makes a generator. Seed and stream together name a sequence.
     pub(crate) const fn new(seed: u64, stream: u64) -> Self {
         Self(mix(seed.wrapping_mul(GOLDEN) ^ mix(stream.wrapping_add(GOLDEN))))
     }
@@ -24,17 +24,17 @@ impl Rng {
         mix(self.0)
     }
 
-    /// A number below `end`; 0 when there is none.
+    /// Returns a number below `end`; 0 if `end` is 0.
     pub(crate) fn below(&mut self, end: usize) -> usize {
         (self.next() % end.max(1) as u64) as usize
     }
 
-    /// True once in `count` times, on average; never when `count` is 0.
+    /// Returns true once in `count` times on average; never if `count` is 0.
     pub(crate) fn one_in(&mut self, count: usize) -> bool {
         count > 0 && self.below(count) == 0
     }
 
-    /// One of several, which are not none.
+    /// Returns one of several choices, of which there is at least one.
     pub(crate) fn pick<T: Copy>(&mut self, choices: &[T]) -> T {
         choices[self.below(choices.len())]
     }

@@ -1,4 +1,4 @@
-//! Runs seeds, prints what they show, and replays what fails.
+//! Runs seeds, prints their results, and replays failures.
 
 use std::cell::Cell;
 use std::fmt::Write as _;
@@ -19,21 +19,21 @@ use crate::trace::Trace;
 use crate::violation::{Check, Violation};
 use crate::{complain, print};
 
-/// Events shown before a failure.
+/// The number of events shown before a failure.
 const SHOWN: usize = 30;
-/// Operations of one world: the same seed goes on with another one after that.
+/// The operations of one world, by kind; after that the same seed goes on with another world.
 const WORLDS: [usize; 4] = [300, 2000, 10_000, usize::MAX];
 
 thread_local! {
-    /// The words of the last panic: it is a finding, and told as one.
+    /// The message of the last panic. A panic is a finding and is reported as one.
     static PANIC: Cell<String> = const { Cell::new(String::new()) };
 }
 
-/// Operations of one world of channels; and so many of an engine take as long as one of a channel.
+/// The operations of one world of channels. So many operations of an engine take as long as one of a channel.
 const CHANNEL_WORLDS: [usize; 3] = [300, 1500, 4000];
 const SHARE: usize = 4;
 
-/// What one seed showed.
+/// The result of one seed.
 #[derive(Debug)]
 struct Found {
     subject: Subject,
@@ -60,7 +60,7 @@ fn run(options: &Options, subject: Subject, seed: u64, bug: Option<Bug>, traced:
     }
 }
 
-/// Runs worlds of channels: a part of the operations that were asked for.
+/// Runs worlds of channels with a share of the requested operations.
 fn run_channels(options: &Options, seed: u64, traced: bool) -> Found {
     let mut found = Found::new(Subject::Channels, seed);
     while found.operations < options.operations.div_ceil(SHARE) && found.violation.is_none() {
@@ -108,7 +108,7 @@ fn run_engines(options: &Options, seed: u64, bug: Option<Bug>, traced: bool) -> 
     found
 }
 
-/// The life of one world.
+/// Runs one world from start to end.
 fn live(simulation: &mut Simulation, operations: usize, done: &mut usize) -> Check {
     let rest = simulation.shape.rest;
     while *done < operations && !simulation.is_desolate() {
@@ -120,7 +120,7 @@ fn live(simulation: &mut Simulation, operations: usize, done: &mut usize) -> Che
     simulation.finish()
 }
 
-/// Runs what the options ask for; says whether everything is as it must be.
+/// Runs what the options ask for. The exit code tells whether every result is as required.
 pub(crate) fn simulate(options: &Options) -> ExitCode {
     std::panic::set_hook(Box::new(|panic| PANIC.set(panic.to_string())));
     if options.bugs { find_all(options) } else { explore(options) }
@@ -187,7 +187,7 @@ fn explore(options: &Options) -> ExitCode {
     if failures.is_empty() && missing.is_empty() { shown } else { ExitCode::FAILURE }
 }
 
-/// Explores the credits of two ends; whether they always come to rest.
+/// Explores the credits of two ends. Returns whether they always come to rest.
 fn prove() -> bool {
     match channel::model::prove() {
         Ok(states) => {
@@ -200,7 +200,7 @@ fn prove() -> bool {
     }
 }
 
-/// Tells of a failure: the last events, what is wrong, and how to see it again.
+/// Reports a failure: the last events, what is wrong, and the command that repeats it.
 fn tell(options: &Options, found: &Found) {
     let again = run(options, found.subject, found.seed, options.bug, true);
     let mut text = String::new();
@@ -218,7 +218,7 @@ fn tell(options: &Options, found: &Found) {
     complain(&text);
 }
 
-/// The command that shows a failure again.
+/// Returns the command that repeats a failure.
 fn replay(options: &Options, found: &Found) -> String {
     let mut line = format!("cargo sim -- --seed {} --operations {}", found.seed, options.operations);
     if let Some(ranks) = options.ranks {
@@ -233,7 +233,7 @@ fn replay(options: &Options, found: &Found) -> String {
     line
 }
 
-/// Runs seeds with each bug until one of them finds it.
+/// Runs seeds with each injected fault until one seed finds the fault.
 fn find_all(options: &Options) -> ExitCode {
     let mut good = true;
     let mut text = String::new();

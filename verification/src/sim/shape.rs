@@ -1,36 +1,36 @@
-//! What a world is like: drawn from the seed, so that every seed meets other scarcities.
+//! The properties of a world, drawn from the seed, so that every seed has other scarcities.
 
 use crate::fabric::{Conditions, Pull};
 use crate::rng::Rng;
 use crate::world::{Terms, cost};
 
-/// A world, and what happens in it.
+/// A world and the frequencies of its events.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shape {
     pub(crate) conditions: Conditions,
     pub(crate) terms: Terms,
-    /// The longest usual message; once in `long` times there is one of up to `largest` bytes.
+    /// The longest usual message. One in `long` messages has up to `largest` bytes.
     pub(crate) usual: usize,
     pub(crate) largest: usize,
     pub(crate) long: usize,
     pub(crate) contexts: u16,
     pub(crate) tags: usize,
-    /// Where the bits are in which they differ.
+    /// The position of the bits in which tags differ.
     pub(crate) shift: u32,
-    /// Most receives posted, messages waiting, and sends under way at one rank.
+    /// The largest number of posted receives, of waiting messages, and of sends under way at one rank.
     pub(crate) many: usize,
-    /// Once in so many operations a rank stops for a while, or for ever; 0 is never.
+    /// One operation in so many stops a rank for a while or for ever; 0 means never.
     pub(crate) stall: usize,
     pub(crate) death: usize,
-    /// Once in so many operations a rank that is gone is started again; 0 is never.
+    /// One operation in so many starts a dead rank again; 0 means never.
     pub(crate) restart: usize,
-    /// Operations between two times at which the world must come to rest.
+    /// The number of operations between two points at which the world must come to rest.
     pub(crate) rest: usize,
-    /// How often each operation is tried, out of their sum.
+    /// How often each operation is tried, relative to the sum.
     pub(crate) weights: [usize; OPERATIONS.len()],
 }
 
-/// What a rank may do next.
+/// An operation of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Operation {
     Send,
@@ -48,7 +48,7 @@ pub(crate) enum Operation {
     Grow,
 }
 
-/// Every operation, and how often it is tried in an even world.
+/// Every operation, with its weight in an even world.
 const OPERATIONS: [(Operation, usize); 13] = [
     (Operation::Send, 20),
     (Operation::SendSynchronous, 4),
@@ -66,11 +66,11 @@ const OPERATIONS: [(Operation, usize); 13] = [
 ];
 
 impl Shape {
-    /// A world of so many ranks, or of a few.
+    /// Draws a world of `ranks` ranks, or of a few if `ranks` is not given.
     pub(crate) fn new(rng: &mut Rng, ranks: Option<u32>) -> Self {
         let ranks = ranks.unwrap_or_else(|| rng.pick(&[2, 2, 3, 3, 4, 5, 8]));
         let packet_bytes = rng.pick(&[256, 256, 512, 1024, 4096]);
-        // Some messages take several pieces even when they are read in one copy.
+        // Some messages take several pieces even in a single copy.
         let lengths =
             [(packet_bytes, 20), (4 * packet_bytes, 20), (80_000, 10), (200_000, 30), (700_000, 150)];
         let (largest, long) = rng.pick(&lengths);
@@ -92,7 +92,7 @@ impl Shape {
         let terms = Terms {
             requests,
             most_requests: rng.pick(&[requests, 256]),
-            // A unit for each rank is the least with which an engine starts.
+            // One unit for each rank is the least with which an engine starts.
             units: 1 + (ranks as usize - 1) * each + rng.below(each + 1),
             buckets: rng.pick(&[0, 1, 3, 16]),
             eager_bytes: rng.pick(&[0, 48, 200, packet_bytes]),
@@ -104,11 +104,11 @@ impl Shape {
         for weight in &mut weights {
             *weight = (*weight * rng.pick(&[0, 1, 2, 2, 2, 6])).div_ceil(2);
         }
-        // Nothing comes of a world that never moves.
+        // A world that never makes progress tests nothing.
         weights[Operation::Progress as usize] += 1;
         let blocking = rng.one_in(4);
         if blocking {
-            // Receives that wait for nobody else's, as in a program that only blocks.
+            // Blocking receives only, as in a program that never posts receives.
             weights[Operation::Receive as usize] = 0;
             weights[Operation::Bypass as usize] = 60;
         }
@@ -132,7 +132,7 @@ impl Shape {
         }
     }
 
-    /// The operation at this place among the weights.
+    /// Returns the operation at this position among the weights.
     pub(crate) fn operation(&self, mut at: usize) -> Operation {
         for (&weight, (operation, _)) in self.weights.iter().zip(OPERATIONS) {
             if at < weight {

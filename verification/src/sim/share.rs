@@ -1,30 +1,36 @@
-//! A message that both sides copy: the receiver from the front, the sender, if it joins, from the back, until they meet. Where
-//! they are, and in which pieces they go, is the fabric's choice; what each may do is as `core/src/port.rs` has it.
+//! A message that both sides copy: the receiver from the front, and the sender, if it joins, from the back,
+//! until they meet.
+//! The fabric chooses their positions and the sizes of the pieces. `core/src/port.rs` says what each side may
+//! do.
 
 use nemesia_core::port::{Part, Share, Turn};
 
 use crate::rng::Rng;
 
-/// The shares of one pair, of which one is open at a time.
+/// The sender-assisted copies of one pair. At most one is open at a time.
 #[derive(Debug, Default)]
 pub(crate) struct Shared {
     share: Option<Share>,
     number: u64,
     open: bool,
-    /// The number that the sender found last.
+    /// The number of the copy that the sender found last.
     found: u64,
-    /// The sender has joined this number. It copies a part of it; or has copied one, which is seen at that time.
+    /// The number that the sender has joined, and whether it copies a part now or has finished one that becomes
+    /// visible at a
+    /// time.
     joined: u64,
     copying: bool,
     seen: u64,
-    /// The receiver was given all up to here, and the sender has claimed, and written, from here on.
+    /// The receiver was given everything before the first position; the sender has claimed, and written,
+    /// everything from the
+    /// second on.
     front: u64,
     back: u64,
     written: u64,
 }
 
 impl Shared {
-    /// Receiver: opens a share.
+    /// Receiver: opens a copy.
     pub(crate) const fn open(&mut self, share: &Share) {
         self.number += 1;
         self.share = Some(*share);
@@ -32,7 +38,7 @@ impl Shared {
         (self.front, self.back, self.written) = (share.start, share.end, share.end);
     }
 
-    /// Receiver: what to do next.
+    /// Receiver: returns its next chunk.
     pub(crate) fn turn(&mut self, now: u64, rng: &mut Rng) -> Turn {
         if self.open {
             let left = self.back - self.front;
@@ -56,12 +62,12 @@ impl Shared {
         Turn::Copy(part)
     }
 
-    /// Receiver: the sender may claim no more.
+    /// Receiver: lets the sender claim nothing more.
     pub(crate) const fn close(&mut self) {
         self.open = false;
     }
 
-    /// Sender: a share that it has not found before.
+    /// Sender: returns a copy that it has not found before.
     pub(crate) fn find(&mut self) -> Option<Share> {
         if !self.open || self.found == self.number {
             return None;
@@ -70,7 +76,7 @@ impl Shared {
         self.share
     }
 
-    /// Sender: joins what it found.
+    /// Sender: joins the copy that it found.
     pub(crate) fn join(&mut self, rng: &mut Rng) -> Option<Part> {
         if self.found != self.number {
             return None;
@@ -91,7 +97,7 @@ impl Shared {
         Some(Part { start: self.back, end })
     }
 
-    /// Sender: the part that it has claimed is written, or not; the receiver sees it at that time.
+    /// Sender: ends its claimed part, written or not. The receiver sees it at that time.
     pub(crate) const fn end(&mut self, part: Part, written: bool, seen: u64) {
         self.back = if written { part.start } else { part.end };
         self.written = self.back;
@@ -99,7 +105,7 @@ impl Shared {
     }
 }
 
-/// At least a byte, mostly a good deal, at most all that is left.
+/// Returns at least one byte, usually a large part, and at most everything that is left.
 fn piece(left: u64, rng: &mut Rng) -> u64 {
     let some = if rng.one_in(8) { 1 } else { left.div_ceil(4) };
     (some + rng.below(some as usize) as u64).min(left)

@@ -13,14 +13,14 @@ use crate::trace::Trace;
 use crate::violation::{Check, Violation};
 use crate::world::{Claim, Failure, Outcome, Outgoing, Ticket, World};
 
-/// How the first packet of a message came.
+/// How the first packet of a message arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Arrival {
-    /// It has not come.
+    /// It has not arrived.
     Not,
-    /// Whole.
+    /// With the whole message.
     Whole,
-    /// Announced; the bytes are to follow.
+    /// With the announcement only; the bytes follow.
     Offered,
     /// It never left its rank.
     Own,
@@ -31,19 +31,19 @@ pub(crate) enum Arrival {
 pub(crate) struct Message {
     pub(crate) is: Outgoing,
     pub(crate) arrival: Arrival,
-    /// It was announced, and all its bytes came along.
+    /// Whether it was announced and all its bytes came along.
     pub(crate) along: bool,
-    /// A receive, or a matched probe, has taken it.
+    /// Whether a receive or a matched probe has taken it.
     pub(crate) matched: bool,
-    /// Its send has succeeded.
+    /// Whether its send has succeeded.
     pub(crate) sent: bool,
-    /// It is where it was to go.
+    /// Whether its bytes are at their destination.
     pub(crate) received: bool,
-    /// What it takes in its destination's store, at least, from when it has come.
+    /// The least number of units that it takes in its destination's store after its arrival.
     pub(crate) units: u32,
 }
 
-/// A receive that is not complete, or whose outcome nobody has looked at.
+/// A receive that is not complete, or whose outcome was not read.
 #[derive(Debug)]
 pub(crate) struct Receive {
     /// `None` if it was never a request.
@@ -63,11 +63,11 @@ pub(crate) struct Sending {
     pub(crate) number: usize,
 }
 
-/// What a rank was told of another.
+/// What a rank knows of another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Told {
     Nothing,
-    /// It is gone, but what it has sent is still to be taken.
+    /// The other is gone, but its last messages are still to be taken.
     Departed(Failure),
     Failed(Failure),
 }
@@ -81,35 +81,36 @@ impl Told {
     }
 }
 
-/// What is known of a rank.
+/// The simulation's state of one rank.
 #[derive(Debug)]
 pub(crate) struct Rank {
     pub(crate) oracle: Oracle,
     pub(crate) sends: Vec<Sending>,
     pub(crate) receives: Vec<Receive>,
-    /// Messages that were taken out of the queue, to be received later.
+    /// Messages that a matched probe took out of the queue, to be received later.
     pub(crate) claims: Vec<(Claim, Name)>,
-    /// Messages of each rank that have come.
+    /// The number of messages of each rank that have arrived.
     pub(crate) arrived: Vec<usize>,
-    /// Units of credit that they have used.
+    /// The units of credit that these have used.
     pub(crate) charged: Vec<u64>,
     pub(crate) looks: Vec<Look>,
     pub(crate) told: Vec<Told>,
     pub(crate) gone: Option<Failure>,
-    /// Whom it let go of in haste: what that one had sent last is lost.
+    /// Ranks that it disconnected in haste: their last messages are lost.
     pub(crate) hasty: Vec<bool>,
-    /// Receives from any source are refused until the failures are acknowledged.
+    /// Whether receives from any source are refused until the failures are acknowledged.
     pub(crate) any_failed: bool,
-    /// Because of whom.
+    /// The ranks whose failures cause that.
     pub(crate) blamed: Vec<bool>,
-    /// Of each rank the first message to this one that its process has sent; of each rank the number of messages to it that
-    /// the processes before this one had sent; and how the processes of each rank before this one had failed.
+    /// For each rank: the number of the first message to this rank that its present process has sent; the
+    /// number of messages
+    /// to it that the former processes of this rank had sent; and how the former processes of each rank failed.
     pub(crate) first: Vec<usize>,
     pub(crate) born: Vec<usize>,
     pub(crate) past: Vec<Vec<Failure>>,
-    /// It does nothing until then.
+    /// The time until which it does nothing.
     stalled: u64,
-    /// It found nothing to do, and sleeps until it is woken.
+    /// Whether it found nothing to do and sleeps until it is woken.
     pub(crate) asleep: bool,
 }
 
@@ -136,7 +137,7 @@ impl Rank {
         }
     }
 
-    /// Requests that take a slot.
+    /// Returns the number of requests that take a slot.
     pub(crate) fn slots(&self) -> usize {
         let sends = self.sends.iter().filter(|send| send.ticket.is_kept()).count();
         let receives = self.receives.iter().filter(|it| it.ticket.is_some() && it.outcome.is_none()).count();
@@ -144,20 +145,20 @@ impl Rank {
     }
 }
 
-/// A world under way.
+/// A running world.
 #[derive(Debug)]
 pub(crate) struct Simulation {
     pub(crate) rng: Rng,
     pub(crate) shape: Shape,
     pub(crate) world: World,
     pub(crate) ranks: Vec<Rank>,
-    /// By source and destination.
+    /// Messages by source and destination.
     pub(crate) sent: Vec<Vec<Vec<Message>>>,
     pub(crate) remotes: Remotes,
 }
 
 impl Simulation {
-    /// A world of this shape, in which nothing has happened.
+    /// Makes a world of this shape in which nothing has happened.
     pub(crate) fn new(mut rng: Rng, shape: Shape, bug: Option<Bug>, trace: Trace) -> Result<Self, Violation> {
         let mut fabric = Fabric::new(shape.conditions, Rng::new(rng.next(), 0), bug, trace);
         fabric.trace.note(0, || format!("{shape:?}"));
@@ -195,12 +196,12 @@ impl Simulation {
         self.world.fabric().tally.count(event);
     }
 
-    /// Whether there are too few left for anything to happen.
+    /// Returns whether too few ranks are left for anything to happen.
     pub(crate) fn is_desolate(&self) -> bool {
         self.alive().len() < 2.min(self.ranks.len())
     }
 
-    /// One random operation, and what follows from it; false when nobody did anything.
+    /// Runs one random operation and its consequences. Returns false if no rank did anything.
     pub(crate) fn step(&mut self) -> Result<bool, Violation> {
         let time = self.rng.below(3) as u64;
         let now = {
@@ -252,7 +253,7 @@ impl Simulation {
         Ok(true)
     }
 
-    /// After a call at a rank: whether it died in it, what it has taken, what is complete.
+    /// Checks after a call at a rank: whether it died in the call, what it has taken, and what is complete.
     pub(crate) fn settle_call(&mut self, rank: u32, all: bool) -> Check {
         if self.bury_if_dead(rank) {
             return Ok(());

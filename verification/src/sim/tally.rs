@@ -1,6 +1,6 @@
-//! What a run has met, counted: what never happened was not tested.
+//! Counts of the events of a run. An event that never happened was not tested.
 
-/// Something that a run must meet to prove anything about it.
+/// An event that a run must meet to prove anything about it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
     Eager,
@@ -10,26 +10,27 @@ pub(crate) enum Event {
     Fin,
     /// There was no room for a packet.
     NoRoom,
-    /// A grant of credit.
+    /// The receiver granted credit.
     Grant,
-    /// A single copy; one that could not be made; and one in the middle of a message.
+    /// A single copy; a single copy that failed; a single copy that failed in the middle of a message.
     Pull,
     PullRefused,
     PullRefusedMidway,
-    /// A copy that both sides may make; the sender's part of it; a part that could not be made; one that was waited for.
+    /// A sender-assisted copy was offered; the sender copied a part; a part failed; the receiver waited for a
+    /// part.
     Share,
     Push,
     PushRefused,
     ShareWait,
-    /// A receive got its message when it was posted; and later.
+    /// A receive took its message when it was posted; or later.
     Unexpected,
     Expected,
-    /// A blocking receive got its message without being posted.
+    /// A blocking receive took its message without being posted.
     Bypass,
     Probe,
     Truncated,
     Cancelled,
-    /// A message to its own sender.
+    /// A rank sent a message to itself.
     Own,
     /// Operations on another rank's region; notifications that were waited for; active messages.
     Put,
@@ -38,39 +39,40 @@ pub(crate) enum Event {
     Flush,
     Notified,
     Active,
-    /// A buffer in several runs.
+    /// A buffer consisted of several segments.
     List,
     /// A process died, or finished.
     Death,
-    /// A rank was started again; and readmitted by another.
+    /// A rank was started again; a rank was readmitted by another.
     Restart,
     Readmission,
-    /// A request ended as somebody was gone.
+    /// A request ended because a peer was gone.
     PeerFailed,
-    /// A request was refused as all slots were in use.
+    /// A request was refused because all slots were in use.
     NoSlot,
-    /// A message could not leave for want of credit.
+    /// A message had to wait for credit.
     Held,
-    /// Channels: a packet with content was sent; a connection is ready; a packet had to wait for credit, or for room.
+    /// Channels: a packet with content was sent; a connection is ready; a packet had to wait for credit, or for
+    /// room.
     ChannelPacket,
     ChannelUp,
     NoCredit,
-    /// Packets wait for earlier ones of other rails.
+    /// A packet waited for earlier packets of other rails.
     Early,
-    /// Packets without content; receives that were added, and called back.
+    /// A packet without content was sent; receives were added; receives were recalled.
     Update,
     Grown,
     Shrunk,
-    /// Memory was lent when a peer ran dry; and could not be registered.
+    /// Memory was lent because a peer was receive-starved; memory could not be registered.
     Lent,
     NotRegistered,
-    /// A process died; another one was told; a connection did not come about.
+    /// A process died; a peer learned of it; a connection was refused.
     ChannelDeath,
     ChannelLost,
     ChannelRefused,
 }
 
-/// Every event, with its name.
+/// Every event with its name.
 const EVENTS: [(Event, &str); 46] = [
     (Event::Eager, "eager"),
     (Event::Rts, "RTS"),
@@ -120,7 +122,7 @@ const EVENTS: [(Event, &str); 46] = [
     (Event::ChannelRefused, "refused"),
 ];
 
-/// How often each event happened.
+/// The count of each event.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tally([u64; EVENTS.len()]);
 
@@ -135,23 +137,23 @@ impl Tally {
         self.0[event as usize] += 1;
     }
 
-    /// So often at once.
+    /// Counts an event several times at once.
     pub(crate) const fn add_to(&mut self, event: Event, more: u64) {
         self.0[event as usize] += more;
     }
 
-    /// Adds what another run has met.
+    /// Adds the counts of another run.
     pub(crate) fn add(&mut self, other: &Tally) {
         self.0.iter_mut().zip(other.0).for_each(|(count, more)| *count += more);
     }
 
-    /// What never happened.
+    /// Returns the names of the events that never happened.
     pub(crate) fn missing(&self) -> Vec<&'static str> {
         let never = EVENTS.into_iter().filter(|(event, _)| self.0[*event as usize] == 0);
         never.map(|(_, name)| name).collect()
     }
 
-    /// All counts, in a few lines.
+    /// Formats all counts in a few lines.
     pub(crate) fn table(&self) -> String {
         let words: Vec<_> =
             EVENTS.iter().map(|(event, name)| format!("{name} {}", self.0[*event as usize])).collect();

@@ -1,4 +1,5 @@
-//! What happened, in words: kept only when somebody asks, as words take longer than what they tell.
+//! The events of a run in words. They are kept only on request, because formatting takes longer than the
+//! events.
 
 /// The events of one run.
 #[derive(Debug, Default)]
@@ -7,12 +8,12 @@ pub(crate) struct Trace {
 }
 
 impl Trace {
-    /// Keeps events, or does not.
+    /// Makes a trace that keeps events, or one that does not.
     pub(crate) fn new(kept: bool) -> Self {
         Self { lines: kept.then(Vec::new) }
     }
 
-    /// Writes an event down.
+    /// Records an event.
     #[inline]
     pub(crate) fn note(&mut self, now: u64, event: impl FnOnce() -> String) {
         if let Some(lines) = &mut self.lines {
@@ -20,7 +21,7 @@ impl Trace {
         }
     }
 
-    /// Hands over what was written down.
+    /// Returns the recorded events and forgets them.
     pub(crate) fn take(&mut self) -> Vec<String> {
         self.lines.as_mut().map(std::mem::take).unwrap_or_default()
     }

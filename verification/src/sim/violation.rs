@@ -1,8 +1,8 @@
-//! What a simulation finds.
+//! The findings of a simulation.
 
 use std::fmt;
 
-/// A promise that was broken, in words.
+/// A broken promise, in words.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Violation(pub(crate) String);
 
@@ -12,10 +12,10 @@ impl fmt::Display for Violation {
     }
 }
 
-/// Whether a promise holds.
+/// The result of a check.
 pub(crate) type Check = Result<(), Violation>;
 
-/// Leaves the function with a [`Violation`], in the words given, unless the condition holds.
+/// Returns a [`Violation`] with these words from the function, unless the condition holds.
 macro_rules! ensure {
     ($condition:expr, $($words:tt)+) => {
         if !$condition {

@@ -1,4 +1,5 @@
-//! Engines over the simulated fabric, and the operations on them. With `port.rs`, all that knows the engine's interface.
+//! Engines over the simulated fabric, and the operations on them. With `port.rs`, all code that knows the
+//! engine's interface.
 
 mod remote;
 
@@ -27,10 +28,10 @@ use remote::{Desk, Exposure};
 
 type SimEngine = Engine<SimPort, EngineVectors<Desk>>;
 
-/// What each engine is lent, and told.
+/// The storage and the settings of each engine.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Terms {
-    /// Requests at first, and at most.
+    /// The number of requests at first, and at most.
     pub(crate) requests: usize,
     pub(crate) most_requests: usize,
     /// Units of 64 bytes for unexpected messages.
@@ -45,14 +46,14 @@ pub(crate) struct Terms {
 /// The engines of a world.
 #[derive(Debug)]
 pub(crate) struct World {
-    /// `None` when the process is gone. Before the fabric, which owns the memory that they were lent.
+    /// `None` for a process that is gone. Dropped before the fabric, which owns the memory that they were lent.
     engines: Vec<Option<SimEngine>>,
     fabric: Rc<RefCell<Fabric>>,
     terms: Terms,
     exposed: Vec<Exposure>,
 }
 
-/// A request, and its buffer.
+/// A request and its buffer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ticket {
     pub(crate) rank: u32,
@@ -61,17 +62,17 @@ pub(crate) struct Ticket {
 }
 
 impl Ticket {
-    /// Whether the request takes a slot, and says of itself how it went.
+    /// Returns whether the request takes a slot and reports its own outcome.
     pub(crate) fn is_kept(&self) -> bool {
         self.id != RequestId::SENT
     }
 }
 
-/// A message that was taken out of the queue, to be received later.
+/// A message that a matched probe took out of the queue, to be received later.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Claim(RequestId);
 
-/// What is to be sent.
+/// A message to be sent.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Outgoing {
     pub(crate) to: u32,
@@ -82,37 +83,37 @@ pub(crate) struct Outgoing {
     pub(crate) synchronous: bool,
 }
 
-/// What came of one step of a receive that is not posted.
+/// The result of one step of a receive that is not posted.
 #[derive(Debug)]
 pub(crate) enum Step {
-    /// Not received; the receive was never posted.
+    /// Nothing received; the receive was never posted.
     Not,
     Done(Outcome, Loan),
     Posted(Ticket),
 }
 
-/// What an engine makes of its terms, in units of credit.
+/// The engine's limits for its terms, in units of credit.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
-    /// Each peer has so many to itself.
+    /// The units that each peer has for itself.
     pub(crate) reserve: u64,
-    /// What the largest packet costs.
+    /// The cost of the largest packet.
     pub(crate) packet: u64,
 }
 
-/// What the engines of a world make of their terms.
+/// Returns the limits of the engines of a world.
 pub(crate) fn limits(shape: &Shape) -> Limits {
     let Terms { units, eager_bytes, window, .. } = shape.terms;
-    // One unit is a rank's own.
+    // One unit belongs to the rank itself.
     let (units, others) = (units as u32 - 1, shape.conditions.ranks - 1);
     let share = units.checked_div(others).unwrap_or(units);
     let packet = cost(eager_bytes.min(shape.conditions.packet_bytes).min(most(share)));
-    // The engines have started with the same.
+    // The engines have started with the same values.
     let reserve = Ledger::new(units, others, window, packet).map_or(0, |ledger| ledger.reserve());
     Limits { reserve: reserve.into(), packet: packet.into() }
 }
 
-/// The engine of a process that has just been started.
+/// Starts the engine of a process.
 fn start(rank: u32, fabric: &Rc<RefCell<Fabric>>, terms: Terms) -> Result<SimEngine, Violation> {
     let ranks = fabric.borrow().conditions.ranks as usize;
     let Terms { requests, units, buckets, .. } = terms;
@@ -123,16 +124,16 @@ fn start(rank: u32, fabric: &Rc<RefCell<Fabric>>, terms: Terms) -> Result<SimEng
         .map_err(|error| Violation(format!("rank {rank} can't start: {error}")))
 }
 
-/// How a receive that blocks looks for its message.
+/// How a blocking receive searches for its message.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Look {
-    /// For a word, where the next one is likeliest to be.
+    /// For a word, at its most likely place.
     Word,
-    /// For one that fits, from a source and with a tag that are named, there.
+    /// For a message that fits, from a named source with a named tag, at its most likely place.
     Packet,
-    /// For any message, there.
+    /// For any message, at its most likely place.
     Next,
-    /// Everywhere: a whole turn.
+    /// Everywhere: one whole progress call.
     Step,
 }
 
@@ -155,7 +156,7 @@ impl World {
         self.fabric.borrow_mut()
     }
 
-    /// The engine of a rank that lives, for one call.
+    /// Returns the engine of a living rank for one call.
     fn engine(&mut self, rank: u32) -> &mut SimEngine {
         self.fabric.borrow_mut().begin_call();
         let Some(engine) = &mut self.engines[rank as usize] else { unreachable!("rank {rank} is gone") };
@@ -181,7 +182,7 @@ impl World {
         self.ticket(rank, loan, started)
     }
 
-    /// A buffer that holds a message.
+    /// Returns a buffer that holds a message.
     fn outgoing(&mut self, rank: u32, key: u64, len: usize, cuts: &[usize]) -> (Loan, SendBuf) {
         let (loan, place) = self.fabric().memory.lend_message(rank, key, len, cuts);
         // SAFETY: the buffer, and its list, are lent until the simulation ends the loan, which it does when the request is
@@ -196,7 +197,7 @@ impl World {
         (loan, buf)
     }
 
-    /// A buffer to receive into, in one run or several.
+    /// Returns a buffer to receive into, in one segment or several.
     fn room(&mut self, rank: u32, room: usize) -> (Loan, RecvBuf) {
         let cuts = self.fabric().cuts(room);
         self.room_in(rank, room, &cuts)
@@ -204,7 +205,7 @@ impl World {
 
     fn room_in(&mut self, rank: u32, room: usize, cuts: &[usize]) -> (Loan, RecvBuf) {
         let (loan, place) = self.fabric().memory.lend_room(rank, room, cuts);
-        // SAFETY: as in `outgoing`; nobody else uses the buffer meanwhile.
+        // SAFETY: as in `outgoing`; nothing else uses the buffer meanwhile.
         let buf = unsafe {
             match place {
                 Place::Run(base) => Some(RecvBuf::from_raw(base, room)),
@@ -230,7 +231,7 @@ impl World {
         }
     }
 
-    /// A buffer was lent in vain. Nothing was to be written there: whoever did is found out later.
+    /// Ends a loan that was not used. Nothing may have been written; a later write is detected.
     fn withdraw_loan(&mut self, loan: Loan) {
         let ended = self.fabric().memory.end(loan, |_| ());
         if let Err(violation) = ended {
@@ -242,13 +243,13 @@ impl World {
         self.engine(ticket.rank).cancel(ticket.id)
     }
 
-    /// The outcome of a request that is complete, whose identifier must then be stale.
+    /// Returns the outcome of a complete request. Its identifier must then be stale.
     pub(crate) fn test(&mut self, ticket: Ticket) -> Option<Outcome> {
         let outcome = self.engine(ticket.rank).test(ticket.id)?;
         Some(self.end(ticket, outcome))
     }
 
-    /// As [`World::test`]; a receive may be completed by that, and what it took has then been heard of.
+    /// As [`World::test`]; it may complete a receive, whose message has then been reported.
     pub(crate) fn try_finish(&mut self, ticket: Ticket) -> Option<Outcome> {
         let outcome = self.engine(ticket.rank).try_finish(ticket.id)?;
         Some(self.end(ticket, outcome))
@@ -263,7 +264,7 @@ impl World {
         outcome
     }
 
-    /// One turn of the crank.
+    /// Makes progress once.
     pub(crate) fn progress(&mut self, rank: u32, whole: bool) -> Progress {
         let engine = self.engine(rank);
         if whole { engine.progress() } else { engine.step() }
@@ -291,7 +292,7 @@ impl World {
         self.engine(rank).can_bypass(pattern)
     }
 
-    /// One step of a receive that blocks and is not posted.
+    /// Runs one step of a blocking receive that is not posted.
     pub(crate) fn bypass(&mut self, rank: u32, pattern: &Pattern, room: usize, look: Look) -> Step {
         let (loan, mut buf) = self.room(rank, room);
         let engine = self.engine(rank);
@@ -303,7 +304,7 @@ impl World {
             }
             Look::Packet => {
                 let len = engine.receive_packet(pattern, &mut buf);
-                // Nothing is found for who names nobody.
+                // A pattern that names no source finds nothing there.
                 let peer = if let Source::Rank(peer) = pattern.source { peer } else { rank };
                 let status = len.map(|len| Status { peer, tag: pattern.tag, len });
                 status.map_or(Bypass::Idle, |status| Bypass::Done(Ok(status)))
@@ -351,7 +352,7 @@ impl World {
         self.engine(rank).fail(peer, failure);
     }
 
-    /// A rank that is gone is started again.
+    /// Starts a dead rank again.
     pub(crate) fn restart(&mut self, rank: u32) -> Result<(), Violation> {
         self.fabric().restart(rank);
         self.engines[rank as usize] = Some(start(rank, &self.fabric, self.terms)?);
@@ -361,7 +362,7 @@ impl World {
         Ok(())
     }
 
-    /// A rank readmits one that was started again, which then hears of it.
+    /// Lets a rank readmit a restarted one, which then learns of it.
     pub(crate) fn readmit(&mut self, rank: u32, newcomer: u32) -> bool {
         self.fabric().connect(rank, newcomer);
         let revived = self.engine(rank).revive(newcomer);
@@ -377,7 +378,7 @@ impl World {
         self.engine(rank).unexpected_messages()
     }
 
-    /// What a rank has counted of another, or of itself.
+    /// Returns the counters of a rank about another, or about itself.
     pub(crate) fn counters(&mut self, rank: u32, peer: u32) -> PeerCounters {
         self.engine(rank).peer_counters(peer).unwrap_or_default()
     }
@@ -386,7 +387,7 @@ impl World {
         self.engine(rank).sends_pending()
     }
 
-    /// A process is gone: its engine, and its memory.
+    /// Removes a process: its engine and its memory.
     pub(crate) fn bury(&mut self, rank: u32, loses: bool) {
         self.engines[rank as usize] = None;
         let mut fabric = self.fabric();

@@ -1,8 +1,11 @@
-//! Every interleaving of two ends of a connection that share little: `core/src/flow/posted.rs` itself, step by step.
+//! Every interleaving of two small ends of a connection, driven step by step through `core/src/flow/posted.rs`
+//! itself.
 //!
-//! Each step sends, delivers, gives up, calls back or takes one buffer; everything only goes up, so that a search ends if
-//! the protocol comes to rest, and runs into [`MOST_STATES`] if updates answer each other for ever. The states of one
-//! [`Shape`] are all that can be reached.
+//! Each step sends, delivers, gives up, recalls or takes one buffer. All numbers only grow, so a search ends if
+//! the
+//! protocol comes to rest, and reaches [`MOST_STATES`] if updates answer each other for ever. The search visits
+//! every
+//! reachable state of a [`Shape`].
 
 use std::collections::HashSet;
 
@@ -10,23 +13,23 @@ use nemesia_core::flow::posted::{Credits, LEAST, Next, Pool, Stamp};
 
 use crate::violation::{Check, Violation, ensure};
 
-/// More than any shape has.
+/// More states than any shape has.
 const MOST_STATES: usize = 2_000_000;
-/// More updates than there is reason for.
+/// More updates than a correct protocol sends.
 const MOST_UPDATES: u32 = 40;
 
-/// How small the two ends are. Where there are two numbers, the first end has the first.
+/// The sizes of the two ends. Of two numbers, the first belongs to the first end.
 #[derive(Clone, Copy, Debug)]
 struct Shape {
-    /// Packets with content to be sent.
+    /// The packets with content that each end sends.
     packets: [u8; 2],
-    /// Receives at the start.
+    /// The receives posted at the start.
     receives: [u32; 2],
-    /// Buffers that are nobody's.
+    /// The buffers that no connection owns.
     spare: [u32; 2],
-    /// Times that an end may call receives back.
+    /// How often an end may recall receives.
     recalls: [u8; 2],
-    /// Times that others of the process take a spare buffer.
+    /// How often other connections of the process take a spare buffer.
     guests: [u8; 2],
 }
 
@@ -38,26 +41,26 @@ const SHAPES: [Shape; 5] = [
     Shape { packets: [12, 0], receives: [3, 3], spare: [0, 3], recalls: [0, 2], guests: [0, 1] },
 ];
 
-/// One end.
+/// The state of one end.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct End {
     credits: Credits,
     pool: Pool,
     to_send: u8,
-    /// Packets that have come and are not released.
+    /// Packets that arrived and are not released.
     held: u32,
     recalls: u8,
     guests: u8,
     taken: u32,
-    /// Packets without content that it has sent.
+    /// Packets without content that were sent.
     updates: u32,
-    /// What is on its way to the other end, in order: with content or not.
+    /// Packets under way to the other end, in order, each with whether it has content.
     wire: Vec<(bool, Stamp)>,
 }
 
 type State = [End; 2];
 
-/// A step of one end.
+/// One step of one end.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Send,
@@ -73,10 +76,10 @@ const STEPS: [Step; 6] = [Step::Deliver, Step::Release, Step::Send, Step::Contro
 impl End {
     fn new(shape: &Shape, at: usize) -> Self {
         let mut credits = Credits::new(shape.receives[at]);
-        // The other end has said how many it has.
+        // The other end has reported its number of receives.
         let _ = credits.open(shape.receives[1 - at]);
         let mut pool = Pool::new();
-        // A buffer besides is kept for some other connection, which never needs it.
+        // One more buffer is kept for another connection, which never needs it.
         pool.add(shape.receives[at] + shape.spare[at] + 1);
         let kept = pool.reserve(LEAST + 1);
         let own = (0..LEAST).all(|_| pool.take(true));
@@ -101,7 +104,7 @@ impl End {
     }
 }
 
-/// The state after a step of an end; `None` when it can't take it.
+/// Returns the state after a step of an end; `None` if the end cannot take the step.
 fn after(state: &State, at: usize, step: Step) -> Result<Option<State>, Violation> {
     let mut next = state.clone();
     let [a, b] = &mut next;
@@ -142,7 +145,7 @@ fn after(state: &State, at: usize, step: Step) -> Result<Option<State>, Violatio
     Ok(Some(next))
 }
 
-/// As `core/src/port/channel/arrive.rs` has it.
+/// Delivers a packet as `core/src/port/channel/arrive.rs` does.
 fn deliver(end: &mut End, content: bool, stamp: Stamp) -> Check {
     let fault = |what: &dyn std::fmt::Display| Violation(format!("an honest end is accused: {what}"));
     end.credits.arrive().map_err(|error| fault(&error))?;
@@ -176,7 +179,7 @@ fn release(end: &mut End) {
     }
 }
 
-/// What must hold in every state.
+/// Checks what must hold in every state.
 fn check(shape: &Shape, state: &State) -> Check {
     for at in [0, 1] {
         let (end, other) = (&state[at], &state[1 - at]);
@@ -196,7 +199,7 @@ fn check(shape: &Shape, state: &State) -> Check {
     Ok(())
 }
 
-/// What must hold when nothing can happen any more.
+/// Checks what must hold when nothing can happen any more.
 fn check_rest(state: &State) -> Check {
     for (end, other) in [(&state[0], &state[1]), (&state[1], &state[0])] {
         ensure!(end.to_send == 0, "nothing can happen, and {} packets were not sent", end.to_send);
@@ -208,7 +211,7 @@ fn check_rest(state: &State) -> Check {
     Ok(())
 }
 
-/// Looks at every state of a shape; how many there are.
+/// Checks every state of a shape. Returns the number of states.
 fn explore(shape: &Shape) -> Result<usize, Violation> {
     let start = [End::new(shape, 0), End::new(shape, 1)];
     let mut seen = HashSet::from([start.clone()]);
@@ -219,7 +222,7 @@ fn explore(shape: &Shape) -> Result<usize, Violation> {
         for at in [0, 1] {
             for step in STEPS {
                 let Some(next) = after(&state, at, step)? else { continue };
-                // Calling back, and other connections, may stop at any time.
+                // Recalls and other connections may stop at any time.
                 moved |= !matches!(step, Step::Recall | Step::Take);
                 if !seen.contains(&next) {
                     seen.insert(next.clone());
@@ -235,7 +238,7 @@ fn explore(shape: &Shape) -> Result<usize, Violation> {
     Ok(seen.len())
 }
 
-/// Explores all shapes; how many states there are.
+/// Explores all shapes. Returns the number of states.
 pub(crate) fn prove() -> Result<usize, Violation> {
     let mut states = 0;
     for shape in &SHAPES {

@@ -9,9 +9,9 @@ use nemesia_core::port::memory::{Access, MemoryPort as _, RegisterError};
 use nemesia_verification::rdma::SimPort;
 use nemesia_verification::storage::ChannelVectors;
 
-/// Pieces of memory that one process may lend.
+/// The largest number of pieces of memory that one process lends.
 const SLABS: usize = 12;
-/// Buffers in all of them, at most.
+/// The largest number of buffers in all pieces together.
 const BUFFERS: usize = 512;
 
 pub(super) type SimChannel = Channel<SimPort, ChannelVectors>;
@@ -44,7 +44,7 @@ impl Drop for Land {
     }
 }
 
-/// A process. The channel is dropped before the memory.
+/// A process. Its channel is dropped before its memory.
 #[derive(Debug)]
 pub(super) struct Node {
     pub(super) channel: SimChannel,
@@ -52,7 +52,7 @@ pub(super) struct Node {
 }
 
 impl Node {
-    /// `tokens`: what it shows each peer.
+    /// Makes a process. `tokens` holds the token that it shows to each peer.
     pub(super) fn new(
         port: SimPort,
         config: Config,
@@ -68,9 +68,10 @@ impl Node {
         Ok(Self { channel: Channel::new(port, config, parts)?, land: Vec::new() })
     }
 
-    /// A connection to this peer has just grown: it has no more beyond its own than is left, but for what was sent since.
+    /// Checks a connection that has just grown: beyond its own buffers it has no more than are left, except for
+    /// those sent since.
     pub(super) fn leaves_enough(&self, peer: u32, rails: u32) -> Result<(), String> {
-        // Of several it is not known which.
+        // With several rails, the simulation does not know which one grew.
         let (extra, (_, free)) =
             (self.channel.report(peer).receives.saturating_sub(LEAST), self.channel.buffers());
         if rails > 1 || extra <= free + 2 {
@@ -79,7 +80,8 @@ impl Node {
         Err(format!("a connection to {peer} has grown by {extra}, and {free} buffers are left to all others"))
     }
 
-    /// Lends memory for so many buffers; false when it can't be registered now, or no more is taken.
+    /// Lends memory for `buffers` buffers. Returns false if the memory cannot be registered now, or if no more
+    /// is accepted.
     pub(super) fn lend(&mut self, buffers: u64) -> Result<bool, String> {
         if self.land.len() == SLABS {
             return Ok(false);

@@ -1,18 +1,19 @@
-//! A world that is left alone: everything that can happen does, and then nothing is missing.
+//! A world that is left alone: everything that can happen happens, and then nothing is missing.
 
 use nemesia_core::port::MessagePort as _;
 
 use super::world::World;
 use crate::violation::{Check, Violation, ensure};
 
-/// Turns after which everything must be there, and nothing happens any more.
+/// The number of rounds after which everything must have arrived and nothing happens any more.
 const TURNS: usize = 20_000;
-/// Turns of rest, one after the other, that are taken for that. Receives that were called back are still given up when all
-/// packets are there.
+/// The number of consecutive quiet rounds that count as rest. Recalled receives are still given up after all
+/// packets
+/// have arrived.
 const QUIET: usize = 40;
 
 impl World {
-    /// Nothing is submitted any more, nobody dies.
+    /// Lets the world come to rest: no new packets, no deaths.
     pub(crate) fn come_to_rest(&mut self) -> Check {
         let mut quiet = 0;
         for _ in 0..TURNS {
@@ -38,7 +39,7 @@ impl World {
         Ok(())
     }
 
-    /// Something that is not yet as it must be.
+    /// Returns what is not yet as it must be, if anything.
     fn unrest(&self) -> Option<String> {
         for (rank, node) in self.nodes.iter().enumerate() {
             let Some(node) = node else { continue };
@@ -88,14 +89,14 @@ impl World {
         }
         let receives = receiver.channel.report(from as u32).receives;
         let credits = sender.channel.report(to as u32).credits;
-        // Less than half is not returned; of three, one.
+        // Less than half is not returned; of three, one is.
         if 2 * credits < receives || credits > receives {
             return Some(format!("rank {from} has {credits} credits for {receives} receives of {to}"));
         }
         None
     }
 
-    /// Everybody lets go of everybody: every buffer comes back.
+    /// Disconnects every pair, and checks that every buffer comes back.
     pub(crate) fn finish(&mut self) -> Check {
         self.come_to_rest()?;
         let nodes: Vec<_> = self.nodes.iter_mut().filter_map(Option::take).collect();

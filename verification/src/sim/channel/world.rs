@@ -1,8 +1,10 @@
-//! Channels that talk to each other over a simulated fabric, and what must come of it.
+//! Channels that exchange packets over a simulated fabric, and the checks of the result.
 //!
-//! Between two processes each packet comes once, whole, in the order sent, or never if one of them is gone. When a world is
-//! left alone everything that was to be sent is there, all buffers but the posted ones are back, and whoever lost a peer
-//! knows.
+//! Between two processes, each packet arrives once, whole and in the order sent, or never if one of them is
+//! gone. When
+//! a world is left alone, everything submitted has arrived, all buffers but the posted ones are back, and each
+//! process
+//! that lost a peer knows it.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -20,7 +22,7 @@ use crate::tally::{Event, Tally};
 use crate::trace::Trace;
 use crate::violation::{Check, Violation, ensure};
 
-/// Packets of one sender that may wait for credit.
+/// The packets of one sender that may wait for credit.
 const BACKLOG: usize = 24;
 const KINDS: [Kind; 4] = [Kind::Eager, Kind::Rts, Kind::Data, Kind::Active];
 
@@ -37,16 +39,16 @@ impl Packet {
     }
 }
 
-/// What one process has for another.
+/// The state that one process keeps for another.
 #[derive(Debug, Default)]
 pub(super) struct Pair {
-    /// To be sent.
+    /// Packets that are not sent yet.
     pub(super) backlog: VecDeque<Packet>,
-    /// Sent, and not received.
+    /// Packets that are sent and not received.
     pub(super) flying: VecDeque<Packet>,
-    /// Units promised to it.
+    /// The units granted to it.
     pub(super) granted: u64,
-    /// For each connection that we ask for: whether it is asked for.
+    /// For each connection that this process requests: whether it has been requested.
     pub(super) asked: Vec<bool>,
 }
 
@@ -54,11 +56,11 @@ pub(super) struct Pair {
 #[derive(Debug)]
 pub(crate) struct World {
     pub(super) rng: Rng,
-    /// Before the fabric: the death of a process is a thing of the fabric's.
+    /// Dropped before the fabric: the death of a process is an event of the fabric.
     pub(super) nodes: Vec<Option<Node>>,
     pub(super) fabric: Fabric,
     pub(super) pairs: Vec<Vec<Pair>>,
-    /// Who has a connection to whom that died, and was not told.
+    /// For each pair: whether the peer died while connected, and the death was not reported yet.
     pub(super) died: Vec<Vec<bool>>,
     pub(super) config: Config,
     window: usize,
@@ -81,7 +83,7 @@ fn conditions(rng: &mut Rng) -> Conditions {
 }
 
 impl World {
-    /// A world in which nobody is connected yet.
+    /// Makes a world without connections.
     pub(crate) fn new(seed: u64, stream: u64, trace: Trace) -> Result<Self, Violation> {
         let mut rng = Rng::new(seed, stream ^ 0xc4a7_7e15);
         let fabric = Fabric::new(rng.next(), conditions(&mut rng));
@@ -117,7 +119,7 @@ impl World {
         self.nodes.len()
     }
 
-    /// A process begins. The memory that its connections need must be there; what is beyond comes later.
+    /// Starts a process with the memory that its connections need. Further memory comes later.
     fn start(&mut self, rank: usize) -> Check {
         let config = Config { rank: rank as u32, ..self.config };
         let ranks = self.ranks() as u32;
@@ -132,7 +134,7 @@ impl World {
         Ok(())
     }
 
-    /// One thing that happens.
+    /// Lets one thing happen.
     pub(crate) fn step(&mut self) -> Check {
         let rank = self.rng.below(self.ranks());
         match self.rng.below(24) {
@@ -152,7 +154,7 @@ impl World {
         Ok(())
     }
 
-    /// A packet more for somebody, and what waits for it goes as far as it can.
+    /// Submits one more packet, and sends as many waiting packets as possible.
     fn submit(&mut self, rank: usize) {
         let to = self.rng.below(self.ranks());
         if to == rank || self.nodes[rank].is_none() {
@@ -182,7 +184,7 @@ impl World {
             } else {
                 node.channel.send_parts(to as u32, &packet.envelope, head, body)
             };
-            // A fault is told by the next poll as well.
+            // The next poll reports a fault as well.
             if sent != Ok(true) {
                 self.tally.count(Event::NoCredit);
                 return;
@@ -193,7 +195,7 @@ impl World {
         }
     }
 
-    /// Takes what has come.
+    /// Polls until nothing more arrives.
     fn poll(&mut self, rank: usize) -> Check {
         for _ in 0..1 + self.rng.below(3) {
             if !self.poll_once(rank)? {
@@ -203,7 +205,7 @@ impl World {
         Ok(())
     }
 
-    /// One packet, or one fault; false when there is nothing.
+    /// Polls for one packet or one fault. Returns false if there is nothing.
     pub(super) fn poll_once(&mut self, rank: usize) -> Result<bool, Violation> {
         let ranks = self.ranks();
         let only = self.rng.one_in(8).then(|| self.rng.below(ranks) as u32);
@@ -234,7 +236,7 @@ impl World {
                 node.channel.read(&arrival, 0, head);
                 node.channel.read(&arrival, at, body);
                 if !self.rng.one_in(20) {
-                    // One that is not released is given up with the next poll.
+                    // An arrival that is not released is given up by the next poll.
                     node.channel.release(arrival);
                 }
                 ensure!(
@@ -277,7 +279,7 @@ impl World {
         self.pairs[rank][from].granted = 0;
     }
 
-    /// Asks for a connection that is to be: the higher rank asks (paper 3, section 3.1).
+    /// Requests a missing connection: the higher rank requests (paper 3, section 3.1).
     pub(super) fn dial(&mut self, rank: usize) -> Check {
         for to in 0..rank {
             let Some(address) = self.nodes[to].as_ref().and_then(|node| node.channel.port().address()) else {
@@ -309,15 +311,15 @@ impl World {
                     self.pairs[rank][peer as usize].asked[rail as usize] = false;
                     let gone = node.channel.report(peer).rails == 0;
                     if gone && std::mem::take(&mut self.died[rank][peer as usize]) {
-                        // It died before it was connected.
+                        // The process died before it was connected.
                         self.pairs[rank][peer as usize].flying.clear();
                         self.pairs[peer as usize][rank].flying.clear();
                     }
                 }
-                // The other side has not noticed the end of the process before, or was ended itself.
+                // The other side has not noticed yet that the former process ended, or has ended itself.
                 ChannelEvent::Failed { .. } => self.tally.count(Event::ChannelRefused),
                 ChannelEvent::Refused { claimed, refusal } => {
-                    // A process that was started again may come before the end of the one before was noticed.
+                    // A restarted process may request before the peer has noticed the end of the former one.
                     let may = matches!(refusal, Refusal::Exists | Refusal::Buffers | Refusal::Claimed);
                     ensure!(may, "rank {rank} refuses {claimed:?}: {refusal}");
                 }
@@ -344,7 +346,7 @@ impl World {
         Ok(())
     }
 
-    /// A process ends, in the middle of whatever it did.
+    /// Ends a process at a random point of its work.
     fn kill(&mut self, rank: usize) {
         let Some(node) = self.nodes[rank].take() else { return };
         self.trace.note(self.now.as_micros() as u64, || format!("rank {rank} dies"));
@@ -353,7 +355,7 @@ impl World {
         for other in (0..self.nodes.len()).filter(|other| *other != rank) {
             let peer = rank as u32;
             let report = self.nodes[other].as_ref().map(|node| node.channel.report(peer));
-            // Where there is no connection, or nobody, there is nothing to lose.
+            // Without a connection or a peer, nothing can be lost.
             if report.is_some_and(|report| report.rails > 0) {
                 self.died[other][rank] = true;
             } else {
@@ -370,7 +372,7 @@ impl World {
         drop(node);
     }
 
-    /// What a channel has counted.
+    /// Adds the counts of a channel to the tally.
     pub(super) fn fold(&mut self, node: &Node) {
         for peer in 0..self.nodes.len() as u32 {
             let report = node.channel.report(peer);

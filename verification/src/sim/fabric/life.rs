@@ -1,11 +1,11 @@
-//! Processes that die, let go of others, sleep and wake.
+//! Processes that die, disconnect, sleep and wake.
 
 use std::collections::VecDeque;
 
 use super::{Fabric, Pair, Process};
 
 impl Fabric {
-    /// `me` lets go of a peer: no packets to or from it any more, and the cells that it held are back.
+    /// Disconnects `me` from a peer: no packets between them any more, and the cells held are back.
     pub(crate) fn close(&mut self, me: u32, peer: u32) {
         if !self.acts(me) {
             return;
@@ -18,17 +18,17 @@ impl Fabric {
         self.processes[me as usize].free_cells += lent;
     }
 
-    /// A process dies after so many more effects on others.
+    /// Makes a process die after so many more effects on others.
     pub(crate) fn doom(&mut self, rank: u32, effects: u32) {
         self.processes[rank as usize].fuse = Some(effects);
     }
 
-    /// Whether a process has died.
+    /// Returns whether a process has died.
     pub(crate) fn is_dead(&self, rank: u32) -> bool {
         self.processes[rank as usize].dead
     }
 
-    /// A process is gone. What it sent last may be lost, in order.
+    /// Removes a process. Its last packets may be lost, in order.
     pub(crate) fn die(&mut self, rank: u32, loses: bool) {
         self.processes[rank as usize].dead = true;
         for peer in 0..self.conditions.ranks {
@@ -41,7 +41,7 @@ impl Fabric {
         }
     }
 
-    /// A process takes the place of one that has died, and is connected with nobody.
+    /// Puts a new process in the place of a dead one. It is connected with no other.
     pub(crate) fn restart(&mut self, rank: u32) {
         let free_cells = self.conditions.cells;
         self.processes[rank as usize] = Process { dead: false, fuse: None, free_cells };
@@ -54,18 +54,18 @@ impl Fabric {
         }
     }
 
-    /// Connects two processes that have said nothing to each other.
+    /// Connects two processes that have exchanged nothing yet.
     pub(crate) fn connect(&mut self, one: u32, other: u32) {
         *self.pair(one, other) = Pair::default();
         *self.pair(other, one) = Pair::default();
     }
 
-    /// Wakes a process that may wait for what was done, and sees it at that time.
+    /// Wakes a process that may wait for this action, at the time when the action is visible to it.
     pub(crate) fn wake(&mut self, rank: u32, at: u64) {
         self.bells[rank as usize].push(at);
     }
 
-    /// Whether a process that slept is awake now: something has happened that it can see.
+    /// Returns whether a sleeping process is awake now, because something visible to it has happened.
     pub(crate) fn is_woken(&mut self, rank: u32) -> bool {
         let (now, bells) = (self.now, &mut self.bells[rank as usize]);
         let before = bells.len();
@@ -73,12 +73,12 @@ impl Fabric {
         bells.len() < before
     }
 
-    /// Packets from one process to another that nobody has taken.
+    /// Returns the number of packets between two processes that were not taken.
     pub(crate) fn under_way(&mut self, from: u32, to: u32) -> usize {
         self.pair(from, to).paths.iter().map(VecDeque::len).sum()
     }
 
-    /// Cells of a process that are free, or can be seen to be back.
+    /// Returns the number of cells of a process that are free or visibly returned.
     pub(crate) fn free_cells(&mut self, rank: u32) -> usize {
         (0..self.conditions.ranks).for_each(|peer| self.collect(rank, peer));
         self.processes[rank as usize].free_cells

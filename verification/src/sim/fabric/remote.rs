@@ -1,4 +1,4 @@
-//! What a process reads and writes at another one without packets: credit, and its memory.
+//! What a process reads and writes at another without packets: credit and memory.
 
 use super::{Fabric, Pull, Pulled};
 use crate::bug::Slip;
@@ -8,7 +8,7 @@ use crate::share::Shared;
 use crate::tally::Event;
 
 impl Fabric {
-    /// The receiver `me` grants units in all to the sender `peer`.
+    /// Sets the total of units that the receiver `me` grants to the sender `peer`.
     pub(crate) fn grant(&mut self, me: u32, peer: u32, units: u64) {
         if !self.acts(me) {
             return;
@@ -32,7 +32,7 @@ impl Fabric {
         }
     }
 
-    /// A packet for which `me` needs credit goes to `peer`.
+    /// Sends a packet to `peer` for which `me` needs credit.
     pub(crate) fn spend(&mut self, me: u32, peer: u32, units: u32) {
         let granted = self.granted(me, peer);
         let pair = self.pair(me, peer);
@@ -43,7 +43,7 @@ impl Fabric {
         }
     }
 
-    /// Units in all that `peer` grants to `me`, as far as can be seen.
+    /// Returns the total of units granted by `peer` to `me` that is visible to `me`.
     pub(crate) fn granted(&mut self, me: u32, peer: u32) -> u64 {
         let now = self.now;
         let grants = &mut self.pair(me, peer).grants;
@@ -53,12 +53,12 @@ impl Fabric {
         grants.front().filter(|(seen, _)| *seen <= now).map_or(0, |(_, units)| *units)
     }
 
-    /// Units in all that `me` has granted to `peer`, whoever can see it.
+    /// Returns the total of units that `me` has granted to `peer`, visible or not.
     pub(crate) fn granted_in_all(&mut self, me: u32, peer: u32) -> u64 {
         self.pair(peer, me).granted
     }
 
-    /// Whether `me` may try to read memory of `peer`.
+    /// Returns whether `me` may try to read memory of `peer`.
     pub(crate) fn can_pull(&mut self, me: u32, peer: u32) -> bool {
         self.conditions.pull != Pull::Never && !self.pair(peer, me).unreadable
     }
@@ -89,7 +89,7 @@ impl Fabric {
             return Pulled::Refused;
         }
         if sometimes && self.rng.one_in(5) {
-            // Whatever was copied before it failed.
+            // A part may have been copied before it failed.
             let some = self.rng.below(to.len() + 1);
             to[..some].fill(POISON);
             return Pulled::Unreadable;
@@ -107,7 +107,7 @@ impl Fabric {
         Pulled::Done
     }
 
-    /// What `to` and `from` copy together of what the latter sends; nothing when one of them is gone.
+    /// Returns the copy that `to` and `from` share for a message of `from`; `None` if one of them is gone.
     pub(crate) fn shared(&mut self, me: u32, from: u32, to: u32) -> Option<(&mut Shared, &mut Rng)> {
         self.count_call();
         if self.processes[me as usize].dead {
@@ -119,7 +119,7 @@ impl Fabric {
         (!pair.closed).then_some((&mut pair.shared, rng))
     }
 
-    /// Writes memory of another process: the other half of a copy.
+    /// Writes memory of another process: the sender's part of a sender-assisted copy.
     pub(crate) fn push(&mut self, me: u32, peer: u32, address: u64, from: &[u8]) -> bool {
         let sometimes = self.conditions.pull == Pull::Sometimes;
         let works =

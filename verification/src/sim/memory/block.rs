@@ -1,38 +1,38 @@
-//! One buffer, in one run of bytes or in several that lie apart, with bytes around each that nobody may write.
+//! One buffer, in one segment or in several that lie apart, with guard bytes around each.
 
 use std::ops::Range;
 use std::ptr::NonNull;
 
 use nemesia_core::payload::Segment;
 
-/// Bytes before and after each run.
+/// The guard bytes before and after each segment.
 pub(super) const GUARD: usize = 16;
-/// What they hold.
+/// The value of a guard byte.
 const FENCE: u8 = 0x99;
-/// What a buffer holds that was given back.
+/// The value of each byte of a buffer that was given back.
 pub(crate) const POISON: u8 = 0xdd;
 
-/// Where a buffer is, for an engine.
+/// The place of a buffer, for an engine.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Place {
     Run(*mut u8),
-    /// So many segments.
+    /// A list of so many segments.
     List(*const Segment, usize),
 }
 
-/// Memory that nothing but raw pointers refers to while it is lent.
+/// Memory to which only raw pointers refer while it is lent.
 #[derive(Debug)]
 pub(super) struct Block {
-    /// Aligned as a word of this kind.
+    /// Aligned as a word of this type.
     words: NonNull<u128>,
     capacity: usize,
-    /// Where the buffer's bytes are, in their order.
+    /// The positions of the buffer's bytes, in their order.
     runs: Vec<Range<usize>>,
     list: Box<[Segment]>,
 }
 
 impl Block {
-    /// Room for `len` bytes, in one run more than there are cuts, which are in order.
+    /// Makes room for `len` bytes, cut into segments at `cuts`, which are in order.
     pub(super) fn new(len: usize, cuts: &[usize]) -> Self {
         let ends = cuts.iter().copied().chain([len]);
         let (mut runs, mut at, mut before) = (Vec::new(), GUARD, 0);
@@ -51,12 +51,12 @@ impl Block {
         block
     }
 
-    /// The address of a byte of the block.
+    /// Returns the address of a byte of the block.
     fn at(&self, at: usize) -> *mut u8 {
         self.words.as_ptr().cast::<u8>().wrapping_add(at)
     }
 
-    /// Where the buffer is, as long as the block lives.
+    /// Returns the place of the buffer, valid for as long as the block lives.
     pub(super) fn place(&self) -> Place {
         if self.list.is_empty() {
             Place::Run(self.at(GUARD))
@@ -65,12 +65,12 @@ impl Block {
         }
     }
 
-    /// Bytes of memory that it takes.
+    /// Returns the memory that the block takes, in bytes.
     pub(super) const fn capacity(&self) -> usize {
         self.capacity
     }
 
-    /// Bytes of the buffer.
+    /// Returns the length of the buffer in bytes.
     pub(super) fn len(&self) -> usize {
         self.runs.iter().map(ExactSizeIterator::len).sum()
     }
@@ -86,7 +86,7 @@ impl Block {
         unsafe { std::slice::from_raw_parts_mut(self.at(0), self.capacity) }
     }
 
-    /// Lets `look` see what the buffer holds.
+    /// Shows the contents of the buffer to `look`.
     pub(super) fn read<T>(&self, look: impl FnOnce(&[u8]) -> T) -> T {
         let bytes = self.bytes();
         match &self.runs[..] {
@@ -117,21 +117,21 @@ impl Block {
         }
     }
 
-    /// Whether everything around the runs is as it was.
+    /// Returns whether all guard bytes are unchanged.
     pub(super) fn is_fenced(&self) -> bool {
         let starts = self.runs.iter().map(|run| run.start - GUARD);
         let mut around = starts.chain([self.capacity - GUARD]).map(|at| &self.bytes()[at..at + GUARD]);
         around.all(|guard| guard.iter().all(|&byte| byte == FENCE))
     }
 
-    /// Where an address is, if so many bytes from there on are in one run.
+    /// Returns the position of an address, if `len` bytes from there on are in one segment.
     pub(super) fn find(&self, address: u64, len: usize) -> Option<usize> {
         let at = usize::try_from(address.checked_sub(self.at(0) as u64)?).ok()?;
         let end = at.checked_add(len)?;
         self.runs.iter().any(|run| run.start <= at && end <= run.end).then_some(at)
     }
 
-    /// The bytes that [`Block::find`] has found.
+    /// Returns the bytes that [`Block::find`] has found.
     pub(super) fn run(&mut self, at: usize, len: usize) -> &mut [u8] {
         &mut self.bytes_mut()[at..at + len]
     }

@@ -1,24 +1,26 @@
-//! One-sided operations on plain bytes, and which of them come.
+//! One-sided operations on plain bytes, and the random choice of operations.
 
 use super::{HANDLERS, Remote};
 use crate::memory::fill;
 use crate::rng::Rng;
 use crate::world::{Datatype, Order, Reduction, Verb, combine};
 
-/// Bytes of each rank's region for each origin alone, where it puts and gets; behind them are values for all.
+/// The bytes in each rank's region that belong to one origin alone, for puts and gets; behind them are values
+/// for all.
 const OWN: usize = 1200;
 const VALUES: usize = 256;
-/// Bytes before the data of a put's packet.
+/// The bytes before the data in a put's packet.
 const HEAD: usize = 24;
-/// Longest header of an active message.
+/// The longest header of an active message.
 const HEADER: usize = 24;
 
-/// Bytes of each rank's region.
+/// Returns the size of each rank's region in bytes.
 pub(crate) const fn region_bytes(ranks: u32) -> usize {
     ranks as usize * OWN + VALUES
 }
 
-/// What a packet of an operation does to a region, and what its origin is to get. Whether all is done.
+/// Executes a packet of an operation on a region, and sets what the origin gets. Returns whether everything is
+/// done.
 pub(super) fn execute(remote: &mut Remote, model: &mut [u8], len: usize) -> bool {
     let Remote { order, taken, answer, .. } = remote;
     let Order { offset: at, len: all, key, .. } = *order;
@@ -38,7 +40,7 @@ pub(super) fn execute(remote: &mut Remote, model: &mut [u8], len: usize) -> bool
                 }
                 Verb::FetchAccumulate(datatype, reduction) => {
                     if answer.is_empty() {
-                        // The operands stay as they are.
+                        // The operands stay unchanged.
                         answer.clone_from(&bytes);
                     }
                     for value in (*taken..end).step_by(datatype.bytes()) {
@@ -66,7 +68,7 @@ pub(super) fn execute(remote: &mut Remote, model: &mut [u8], len: usize) -> bool
             *answer = update(model, at, datatype, swap);
             true
         }
-        // The packets of a message are nothing but its bytes.
+        // The packets of a message hold only its bytes.
         Verb::Active { .. } => {
             *taken += len.min(all - *taken);
             *taken == all
@@ -75,12 +77,12 @@ pub(super) fn execute(remote: &mut Remote, model: &mut [u8], len: usize) -> bool
     }
 }
 
-/// The value of so many bytes at a place, little-endian.
+/// Reads a little-endian value of `len` bytes.
 fn load(bytes: &[u8], at: usize, len: usize) -> u64 {
     bytes[at..at + len].iter().rev().fold(0, |value, byte| value << 8 | u64::from(*byte))
 }
 
-/// Changes a value; returns the bytes that it had.
+/// Changes a value. Returns its former bytes.
 fn update(model: &mut [u8], at: usize, datatype: Datatype, change: impl FnOnce(u64) -> u64) -> Vec<u8> {
     let value = &mut model[at..at + datatype.bytes()];
     let old = value.to_vec();
@@ -89,7 +91,7 @@ fn update(model: &mut [u8], at: usize, datatype: Datatype, change: impl FnOnce(u
     old
 }
 
-/// Some operation of a rank.
+/// Returns a random operation of a rank.
 pub(super) fn some_order(rng: &mut Rng, from: u32, ranks: u32, packet: usize) -> Order {
     let datatype = rng.pick(&Datatype::ALL);
     let some = rng.pick(&Reduction::ALL);
@@ -107,7 +109,7 @@ pub(super) fn some_order(rng: &mut Rng, from: u32, ranks: u32, packet: usize) ->
             (value, count * size, Verb::Accumulate(datatype, reduction))
         }
         5 => (value, size, Verb::Fetch(datatype, reduction, rng.next())),
-        // Often what is there: values begin as 0.
+        // Often the present value: values begin as 0.
         6 => (value, size, Verb::CompareSwap(datatype, rng.below(2) as u64, rng.below(2) as u64)),
         7 => (0, 0, Verb::Flush),
         8 => {

@@ -21,10 +21,10 @@ pub(crate) struct Handled {
     pub(crate) bytes: Vec<u8>,
 }
 
-/// Handles active messages by writing them down.
+/// Handles active messages by recording them.
 #[derive(Debug, Default)]
 pub(super) struct Desk {
-    /// By sender.
+    /// The messages by sender.
     rooms: BTreeMap<u32, Vec<u8>>,
     handled: Vec<Handled>,
 }
@@ -51,7 +51,7 @@ impl Handlers for Desk {
     }
 }
 
-/// What is to be done at another rank.
+/// The kind of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verb {
     Put {
@@ -60,9 +60,9 @@ pub(crate) enum Verb {
     Get,
     Accumulate(Datatype, Reduction),
     Fetch(Datatype, Reduction, u64),
-    /// Expected, and new.
+    /// The expected and the new value.
     CompareSwap(Datatype, u64, u64),
-    /// An array of operands, whose values come back.
+    /// An array of operands whose former values come back.
     FetchAccumulate(Datatype, Reduction),
     Flush,
     /// A message for a handler, with a header of so many bytes.
@@ -73,18 +73,18 @@ pub(crate) enum Verb {
 }
 
 impl Verb {
-    /// Whether nobody but its origin sees what it does, and when.
+    /// Returns whether only its origin sees its effect and its time.
     pub(crate) const fn concerns_one_origin(self) -> bool {
         matches!(self, Verb::Put { notify: false } | Verb::Get | Verb::Flush | Verb::Active { .. })
     }
 
-    /// Whether it is an active message for which there is a handler.
+    /// Returns whether it is an active message with a handler.
     pub(crate) fn is_handled(self) -> bool {
         matches!(self, Verb::Active { handler, .. } if handler < HANDLERS)
     }
 }
 
-/// Where, how much, and what.
+/// The target, the size and the kind of an operation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Order {
     pub(crate) to: u32,
@@ -103,12 +103,12 @@ pub(super) struct Exposure {
 }
 
 impl World {
-    /// Lets the others use memory of a rank.
+    /// Exposes memory of a rank to the others.
     pub(super) fn expose(&mut self, rank: u32) -> Option<Exposure> {
         let len = region_bytes(self.engines.len() as u32);
         let (loan, place) = self.fabric().memory.lend_region(rank, len);
         let Place::Run(base) = place else { unreachable!("a region is one run") };
-        // SAFETY: the memory is lent until the engine is gone; it is looked at only between calls of the engines.
+        // SAFETY: the memory is lent until the engine is gone; it is read only between calls of the engines.
         let memory = unsafe { Exposed::from_raw(base, len) };
         let engine = self.engine(rank);
         let id = engine.expose(memory, Access::ReadWrite, u64::from(rank) + 77)?;
@@ -133,10 +133,10 @@ impl World {
                 (loan, started)
             }
             Verb::FetchAccumulate(datatype, reduction) => {
-                // The operands, and behind them, elsewhere, room for the values.
+                // The operands, and in another segment behind them the room for the former values.
                 let (loan, [operands, room]) = self.parts(rank, key, 2 * len, len);
                 let room = std::ptr::with_exposed_provenance_mut(room.address() as usize);
-                // SAFETY: lent until the loan ends, and nobody else uses it.
+                // SAFETY: lent until the loan ends, and nothing else uses it.
                 let mut old = unsafe { RecvBuf::from_raw(room, len) };
                 let engine = self.engine(rank);
                 (loan, engine.fetch_accumulate(&target, datatype, reduction, operands, &mut old))
@@ -164,7 +164,7 @@ impl World {
         self.ticket(rank, loan, started)
     }
 
-    /// A buffer in two runs, which lie apart: the first of so many bytes.
+    /// Returns a buffer in two separate segments, the first `first` bytes long.
     fn parts(&mut self, rank: u32, key: u64, len: usize, first: usize) -> (Loan, [SendBuf; 2]) {
         let (loan, place) = self.fabric().memory.lend_message(rank, key, len, &[first]);
         let Place::List(list, 2) = place else { unreachable!("one cut makes two runs") };
@@ -192,7 +192,7 @@ impl World {
         self.ticket(rank, loan, started)
     }
 
-    /// The active messages that a rank has handled since somebody last asked.
+    /// Returns the active messages that a rank has handled since the last query.
     pub(crate) fn handled(&mut self, rank: u32) -> Vec<Handled> {
         std::mem::take(&mut self.engine(rank).handlers_mut().handled)
     }
@@ -201,7 +201,7 @@ impl World {
         self.engine(rank).unhandled()
     }
 
-    /// What a rank's region holds, and its notifications.
+    /// Returns the contents of a rank's region, and its notifications.
     pub(crate) fn region(&mut self, rank: u32) -> (Vec<u8>, Option<u64>) {
         let Exposure { id, loan, .. } = self.exposed[rank as usize];
         let notified = self.engine(rank).notifications(id);
