@@ -1,4 +1,5 @@
-//! A peer that says anything: it fails its own connection, and touches only what it was given the key of.
+//! A hostile peer that sends arbitrary bytes fails its own connection, and reaches only memory whose key it was
+//! given.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
@@ -15,15 +16,15 @@ use nemesia_tests::{quick, seed};
 
 use crate::tcp::Tcp;
 
-/// What a victim is made of: an honest connection between 0 and 1, and memory of 1.
+/// A victim: an honest connection between nodes 0 and 1, and memory of node 1.
 struct Scene {
     bench: Bench<Tcp>,
     honest: (Connection, Connection),
-    /// Peers may do everything here.
+    /// Memory in which peers may do everything.
     open: Memory,
-    /// They may only read this.
+    /// Memory that peers may only read.
     readable: Memory,
-    /// Nobody was given the key of this.
+    /// Memory whose key no peer was given.
     secret: Memory,
 }
 
@@ -56,7 +57,7 @@ impl Scene {
         Ok((stream, token))
     }
 
-    /// A raw connection that the victim takes for a peer.
+    /// Opens a raw connection that the victim takes for a peer.
     fn enemy(&mut self, shared: bool) -> Result<(TcpStream, Connection), String> {
         let (mut stream, token) = self.stranger()?;
         let greeting = Greeting { answer: Answer::Request, token, shared: false, private: Private::EMPTY };
@@ -77,7 +78,7 @@ impl Scene {
         Ok((stream, connection))
     }
 
-    /// Nobody else was harmed.
+    /// Checks that no other connection was harmed.
     fn check(&mut self) -> Verdict {
         let (a, b) = self.honest;
         self.bench.works((0, a), (1, b))?;
@@ -89,7 +90,7 @@ impl Scene {
     }
 }
 
-/// Says as much of it as is taken; the victim moves meanwhile.
+/// Sends as many of the bytes as the victim accepts; the victim makes progress meanwhile.
 fn say(scene: &mut Scene, stream: &mut TcpStream, bytes: &[u8]) {
     let (mut at, mut idle) = (0, 0);
     while at < bytes.len() && idle < 50 {
@@ -98,13 +99,13 @@ fn say(scene: &mut Scene, stream: &mut TcpStream, bytes: &[u8]) {
             Err(error) if error.kind() == ErrorKind::WouldBlock => idle += 1,
             Err(_) => return,
         }
-        // What comes back is of no interest, but must not be in the way.
+        // The answers do not matter, but they must not fill the socket.
         let _ = stream.read(&mut [0; 4096]);
         scene.bench.turn();
     }
 }
 
-/// A frame that could be one, with keys that exist or nearly so.
+/// Returns a frame that could be valid, with keys that exist or nearly exist.
 fn frame(random: &mut Random, keys: &[Key]) -> Vec<u8> {
     let key = random.pick(keys);
     let wild = [0, 1, 7, 8, 4095, 4096, 4097, u64::from(u32::MAX), u64::MAX, 1 << 32, 1 << 63];
@@ -124,7 +125,7 @@ fn frame(random: &mut Random, keys: &[Key]) -> Vec<u8> {
         6 => Frame::ReadReply { len },
         7 => Frame::ValueReply { old: value },
         8 => Frame::Ack { executed: value, room: other },
-        // Nobody can read another's memory over TCP.
+        // No process can read another's memory over TCP.
         10 => Frame::WriteFrom { len, to: at, immediate, source: value },
         11 => Frame::ReadFrom { len, source: value },
         12 => Frame::Pulled { count: value },
@@ -135,7 +136,7 @@ fn frame(random: &mut Random, keys: &[Key]) -> Vec<u8> {
     let (bytes, count) = frame.encode();
     let mut bytes = bytes[..count].to_vec();
     if matches!(frame, Frame::Write { .. } | Frame::Send { .. } | Frame::ReadReply { .. }) {
-        // The payload, or less, or more.
+        // The payload, complete, too short or too long.
         bytes.resize(count + (len.min(5000) as usize).saturating_sub(random.below(3) as usize), 0xbb);
     }
     if random.below(4) == 0 {
@@ -156,10 +157,10 @@ fn a_peer_that_says_anything_fails_only_itself() -> Verdict {
         let told = |why: String| format!("seed {seed}, round {round}: {why}");
         let shared = round % 3 == 0;
         let (mut stream, connection) = scene.enemy(shared).map_err(told)?;
-        // The right place, but not the key.
+        // The right place with a wrong key.
         let guess = Key { key: scene.secret.key.key ^ 1 << 20 << (round % 40), ..scene.secret.key };
         let keys = [scene.open.key, scene.readable.key, guess];
-        // The victim has work under way that the enemy may answer as it likes.
+        // The victim has work under way, which the enemy may answer in any way.
         let (into, from) = ([scene.open.slice(0, 64)], scene.open.key.at(0));
         let port = scene.bench.port(1)?;
         let posted = [
@@ -205,7 +206,7 @@ fn noise_instead_of_a_greeting_is_not_listened_to() -> Verdict {
             1 => bytes[16] ^= 1,
             2 => bytes[24] = 1 + random.below(200) as u8,
             3 => bytes[40..].fill(7),
-            // Half of it, and then nothing more.
+            // Half of the frame, and then nothing more.
             _ => {}
         }
         let count = if round % 5 == 4 { GREETING_BYTES / 2 } else { GREETING_BYTES };
@@ -256,7 +257,7 @@ fn strangers_that_say_nothing_do_not_keep_others_out() -> Verdict {
     scene.check()?;
     let (a, b) = scene.bench.connect(0, 1)?;
     scene.bench.works((0, a), (1, b))?;
-    // They are sent away when their time is over.
+    // The victim closes these connections when their time is over.
     let late = scene.bench.now + Duration::from_secs(6);
     scene.bench.fabric.skip_to(late);
     for stream in &mut silent {
@@ -278,7 +279,7 @@ fn peers_that_claim_shared_receives_and_never_use_them_keep_nobody_from_sending(
         enemies.push(scene.enemy(true)?);
     }
     let (honest, _) = scene.bench.connect_with(0, 1, (false, true))?;
-    // One for each.
+    // One receive for each.
     let mut posted = Vec::new();
     for _ in 0..=ENEMIES {
         posted.push(scene.bench.post_small(1, ReceiveQueue::Shared)?);
@@ -286,7 +287,7 @@ fn peers_that_claim_shared_receives_and_never_use_them_keep_nobody_from_sending(
     for (stream, _) in &mut enemies {
         let (ask, count) = Frame::Ask { wanted: MOST_ASKED }.encode();
         say(&mut scene, stream, &ask[..count]);
-        // A message that begins, and of which nothing more comes.
+        // A message that begins and never ends.
         let (send, count) = Frame::Send { len: 8, immediate: None }.encode();
         say(&mut scene, stream, &send[..count]);
     }

@@ -1,4 +1,4 @@
-//! Between processes: this program starts itself as the peer, exchanges bytes with it, and kills it in the middle.
+//! Two processes: this program starts itself as the peer, exchanges bytes with it, and kills it in the middle.
 
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -14,14 +14,14 @@ use nemesia_tests::memory_port::bench::Bench;
 use nemesia_tests::memory_port::{Fabric, Verdict};
 use nemesia_tests::{quick, seed};
 
-/// Tells the child where to connect to: kind of port and address, in hexadecimal digits.
+/// Tells the child where to connect: the kind of port and the address, in hexadecimal digits.
 const PLACE: &str = "NEMESIA_MEMORY_PORT_PARENT";
-/// Bytes that the child writes again and again.
+/// The bytes that the child writes again and again.
 const LEN: u32 = 3 << 20;
-/// A dead peer is noticed within this, on a machine that has something else to do.
+/// The limit for noticing a dead peer on a busy machine.
 const NOTICED: Duration = Duration::from_secs(3);
 
-/// One port a process.
+/// A process with one port.
 struct Single<P> {
     open: fn() -> Result<P, String>,
     start: Instant,
@@ -54,7 +54,7 @@ fn over_rings() -> Result<pipe::ShmMemoryPort, String> {
 }
 
 fn by_the_kernel() -> Result<pipe::ShmMemoryPort, String> {
-    // The child is not our ancestor: where Yama is strict it could not read our memory otherwise.
+    // The child is not an ancestor of ours. Under a strict Yama it could not read our memory without this.
     nemesia::os::allow_any_reader();
     pipe::listen(Copying::Kernel, &Options::default()).map_err(|error| error.to_string())
 }
@@ -63,7 +63,7 @@ fn text(error: impl std::fmt::Display) -> String {
     error.to_string()
 }
 
-/// The child's part, and nothing when this is not the child.
+/// Runs the child's part; does nothing if this process is not the child.
 #[test]
 fn child() -> Verdict {
     let Ok(place) = std::env::var(PLACE) else { return Ok(()) };
@@ -78,7 +78,7 @@ fn child() -> Verdict {
     }
 }
 
-/// Connects, learns the parent's key and tells ours, and writes until it is killed.
+/// Connects, exchanges keys with the parent, and writes until it is killed.
 fn write_for_ever<F: Fabric>(bench: &mut Bench<F>, parent: &Address) -> Verdict {
     let (from, words) = (bench.open_memory(0, LEN as usize)?, bench.memory(0, 64, Access::LOCAL)?);
     from.put(0, &filled(77, LEN as usize));
@@ -99,7 +99,7 @@ fn write_for_ever<F: Fabric>(bench: &mut Bench<F>, parent: &Address) -> Verdict 
     Ok(())
 }
 
-/// Kills the child whatever happens.
+/// Kills the child when dropped.
 struct Peer(Child);
 
 impl Drop for Peer {
@@ -119,7 +119,7 @@ fn start(kind: &str, address: &Address) -> Result<Peer, String> {
     command.spawn().map(Peer).map_err(text)
 }
 
-/// The child's connection, and its key.
+/// Returns the child's connection and its key.
 fn meet<F: Fabric>(bench: &mut Bench<F>) -> Result<(Connection, nemesia_core::port::memory::Key), String> {
     let (connection, private) = bench.event(0, "request", |event| match event {
         Event::Requested { connection, private } => Some((*connection, *private)),
@@ -149,13 +149,13 @@ fn killed<P: MemoryPort>(kind: &str, open: fn() -> Result<P, String>) -> Verdict
         let part = [words.slice(0, 24)];
         bench.port(0)?.send(Work::new(connection, sent), Source::Gather(&part), None).map_err(text)?;
         bench.succeeds(0, sent)?;
-        // Some come whole.
+        // Some connections complete a few transfers first.
         let whole = random.below(3) as usize;
         for id in &ids[..whole] {
             bench.received(0, *id)?;
             assert_eq!(difference(77, &to.get(0, LEN as usize)), None, "round {round}");
         }
-        // And we read and write what is the child's.
+        // The parent also reads and writes the child's memory.
         for id in &ids[10..] {
             let (work, part) = (Work::new(connection, *id), [into.slice(0, LEN)]);
             bench.port(0)?.read(work, &part, theirs.at(0)).map_err(text)?;

@@ -1,4 +1,4 @@
-//! The simulated fabric, of several kinds, with many seeds.
+//! The simulated fabric, in several kinds, with many seeds.
 
 use std::time::Duration;
 
@@ -36,7 +36,7 @@ impl Fabric for Simulated {
     }
 }
 
-/// The suite with so many seeds; the first one with messages of all sizes.
+/// Runs the suite with `seeds` seeds; the first one includes messages of all sizes.
 fn all_pass(conditions: Conditions, seeds: u64) {
     let seeds = if quick() { seeds.div_ceil(10) } else { seeds };
     for seed in 0..seeds {
@@ -72,7 +72,7 @@ fn a_slow_fabric_passes() {
     all_pass(Conditions { delay: 40, ..Conditions::IWARP }, 3);
 }
 
-/// Each mistake is found by the suite: one that nothing finds would prove nothing.
+/// The suite finds each flaw. A flaw that no check finds would prove nothing.
 #[test]
 fn every_flaw_is_found() {
     for flaw in Flaw::ALL {

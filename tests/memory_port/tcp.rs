@@ -22,12 +22,12 @@ impl Tcp {
         Self { ip, options, start: Instant::now(), skipped: Duration::ZERO }
     }
 
-    /// With a few connections.
+    /// Ports with room for a few connections.
     pub(crate) fn small() -> Self {
         Self::new(Ipv4Addr::LOCALHOST.into(), Options { connections: 8, ..Options::default() })
     }
 
-    /// Makes the ports believe that it is later.
+    /// Moves the clock of the ports forward.
     pub(crate) fn skip_to(&mut self, now: Duration) {
         let missing = now.saturating_sub(self.pass());
         self.skipped += missing;

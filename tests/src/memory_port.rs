@@ -1,7 +1,8 @@
-//! What every memory port has to do: one suite, generic over the fabric.
+//! The promises of every memory port: one suite, generic over the fabric.
 //!
-//! A [`Fabric`] makes ports and lets time pass; each check gets a new one and returns what is wrong. The checks ask the
-//! facts what to expect where fabrics may differ, and hold them to what they say.
+//! A [`Fabric`] makes ports and lets time pass. Each check gets a new fabric and returns what is wrong. Where
+//! fabrics may
+//! differ, the checks read the facts of the port and hold the port to them.
 //!
 //! | module | what it checks |
 //! |---|---|
@@ -34,7 +35,7 @@ use nemesia_core::port::memory::MemoryPort;
 
 use bench::Bench;
 
-/// What a check says.
+/// The result of a check.
 pub type Verdict = Result<(), String>;
 
 /// Ports that can reach each other.
@@ -42,13 +43,13 @@ pub trait Fabric {
     /// The port.
     type Port: MemoryPort;
 
-    /// A new port, as another process would have it.
+    /// Makes a port, as another process would have it.
     ///
     /// # Errors
-    /// Why there is none.
+    /// Why no port can be made.
     fn port(&mut self) -> Result<Self::Port, String>;
 
-    /// Lets a little time pass; what time it is then.
+    /// Lets a little time pass. Returns the time.
     fn pass(&mut self) -> Duration;
 
     /// Ends a port as the death of its process would.
@@ -56,22 +57,23 @@ pub trait Fabric {
         drop(port);
     }
 
-    /// What the random choices of the checks come from.
+    /// Returns the seed of the random choices of the checks.
     fn seed(&self) -> u64 {
         1
     }
 
-    /// How many turns nothing takes; `None` where time is real.
+    /// Returns the number of turns after which nothing is still expected; `None` if time is real.
     fn most_turns(&self) -> Option<u64> {
         None
     }
 
-    /// Whether a device answers reads from memory that was taken back while it answered, which is a mistake of its own.
+    /// Returns whether a device answers reads from memory that was deregistered during the answer (a mistake of
+    /// the device).
     fn answers_late(&self) -> bool {
         false
     }
 
-    /// The longest message that is worth the time here; the facts say what is possible.
+    /// Returns the longest message that is worth its time here; the facts say what is possible.
     fn most_bytes(&self) -> u32 {
         64 << 20
     }
@@ -80,7 +82,7 @@ pub trait Fabric {
 /// A check.
 pub type Check<F> = fn(&mut Bench<F>) -> Verdict;
 
-/// All checks, by name.
+/// Returns all checks by name.
 pub fn checks<F: Fabric>() -> Vec<(&'static str, Check<F>)> {
     let mut all: Vec<(&'static str, Check<F>)> = Vec::new();
     all.extend(connect::checks());
@@ -96,10 +98,10 @@ pub fn checks<F: Fabric>() -> Vec<(&'static str, Check<F>)> {
     all
 }
 
-/// All checks, or those whose names contain one of the words in `NEMESIA_CHECK`, with commas between them.
+/// Returns all checks, or those whose names contain one of the comma-separated words in `NEMESIA_CHECK`.
 ///
 /// # Panics
-/// No check has such a name: nothing would be checked.
+/// No check has such a name, so that nothing would be checked.
 pub fn wanted<F: Fabric>() -> Vec<(&'static str, Check<F>)> {
     let words = std::env::var("NEMESIA_CHECK").unwrap_or_default();
     let is_wanted = |name: &str| words.split(',').any(|word| name.contains(word));
@@ -111,7 +113,7 @@ pub fn wanted<F: Fabric>() -> Vec<(&'static str, Check<F>)> {
 /// Runs every check, or those that are [`wanted`], each on a new fabric.
 ///
 /// # Errors
-/// What failed, one line each.
+/// The failed checks, one on each line.
 pub fn run<F: Fabric>(mut fabric: impl FnMut() -> Result<F, String>) -> Verdict {
     let mut failures = Vec::new();
     for (name, check) in wanted() {
@@ -123,12 +125,12 @@ pub fn run<F: Fabric>(mut fabric: impl FnMut() -> Result<F, String>) -> Verdict 
     if failures.is_empty() { Ok(()) } else { Err(failures.join("\n")) }
 }
 
-/// Nothing if it is so; else what is wrong.
+/// Returns an error with the text of `what` unless `so` holds.
 pub(crate) fn ensure(so: bool, what: impl FnOnce() -> String) -> Verdict {
     if so { Ok(()) } else { Err(what()) }
 }
 
-/// Nothing if they are equal; else both.
+/// Returns an error with both values unless they are equal.
 #[allow(clippy::needless_pass_by_value)] // Most are written where they are passed.
 pub(crate) fn equal<T: PartialEq + std::fmt::Debug>(what: &str, found: T, wanted: T) -> Verdict {
     ensure(found == wanted, || format!("{what}: {found:?} instead of {wanted:?}"))

@@ -1,6 +1,6 @@
-//! The core stands alone: linked without any library, nothing is missing but the memory functions.
+//! The core links without any library: only the memory functions are undefined.
 //!
-//! The crate is `verification/bare`. Its feature `allocates` is the control: the same check must then fail.
+//! The crate is `verification/bare`. Its feature `allocates` is the control: with it, the same check must fail.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -8,9 +8,9 @@ use std::process::Command;
 
 use nemesia_tests::skip;
 
-/// What the compiler may call on any target, and every target supplies.
+/// The functions that the compiler may call on any target, and that every target supplies.
 const SUPPLIED: [&str; 6] = ["memcpy", "memmove", "memset", "memcmp", "bcmp", "strlen"];
-/// What the library is for; it keeps everything else alive.
+/// The entry point of the library, which keeps everything else alive.
 const EXERCISE: &str = "nemesia_bare_exercise";
 const ALLOCATES: &str = "nemesia_bare_allocates";
 
@@ -60,12 +60,13 @@ fn not_supplied(symbols: &[String]) -> Vec<String> {
     symbols.iter().filter(|symbol| !SUPPLIED.contains(&symbol.as_str())).cloned().collect()
 }
 
-/// The names in a listing of `nm`.
+/// Returns the names in a listing of `nm`.
 fn symbols(listing: &str) -> Vec<String> {
     listing.lines().filter_map(|line| line.split_whitespace().last()).map(Into::into).collect()
 }
 
-/// Builds the crate, links what `entry` reaches, and lists what is undefined; nothing where a tool is missing.
+/// Builds the crate, links everything that `entry` reaches, and lists undefined symbols. Returns `None` if a
+/// tool is missing.
 fn undefined(test: &str, entry: &str, features: &[&str]) -> Result<Option<Vec<String>>, String> {
     for tool in ["cc", "nm"] {
         if Command::new(tool).arg("--version").output().is_err() {
@@ -80,7 +81,7 @@ fn undefined(test: &str, entry: &str, features: &[&str]) -> Result<Option<Vec<St
     let flags = ["-nostdlib", "-shared", "-Wl,--gc-sections", "-Wl,--exclude-libs,ALL"];
     let keep = [format!("-Wl,--undefined={entry}"), format!("-Wl,--entry={entry}")];
     run(Command::new("cc").args(flags).args(keep).arg("-o").arg(&linked).arg(&archive))?;
-    // An entry that the linker dropped would leave nothing undefined, and prove nothing.
+    // If the linker had dropped the entry, nothing would be undefined and nothing proved.
     let defined = run(Command::new("nm").arg("--defined-only").arg(&linked))?;
     if !symbols(&defined).iter().any(|symbol| symbol == entry) {
         return Err(format!("`{entry}` is not in {}", linked.display()));
@@ -88,7 +89,7 @@ fn undefined(test: &str, entry: &str, features: &[&str]) -> Result<Option<Vec<St
     run(Command::new("nm").args(["--dynamic", "--undefined-only"]).arg(&linked)).map(|it| Some(symbols(&it)))
 }
 
-/// The installed targets without an operating system on which the core's atomics exist.
+/// Returns the installed targets without an operating system that have the atomics of the core.
 fn bare_metal() -> Result<Vec<String>, String> {
     let sysroot = run(Command::new(rustc()).args(["--print", "sysroot"]))?;
     let installed =
@@ -112,7 +113,8 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// Beside the target directory of this test, one for each way of building, so that no build waits for another.
+/// Returns a directory beside the target directory, one for each way of building, so that no build waits for
+/// another.
 fn directory(name: &str) -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("bare").join(name)
 }
@@ -123,7 +125,7 @@ fn cargo(arguments: &[impl AsRef<OsStr>], manifest: &str) -> Command {
     command
 }
 
-/// Runs a command to its end and returns what it printed; failure is an error that holds all of it.
+/// Runs a command and returns its output. A failure is an error that contains the whole output.
 fn run(mut command: impl std::borrow::BorrowMut<Command>) -> Result<String, String> {
     let command = command.borrow_mut();
     let output = command.output().map_err(|e| format!("{command:?}: {e}"))?;

@@ -5,7 +5,7 @@ use syn::visit::Visit;
 use crate::source::{File, Finding};
 use crate::syntax::{Named, files_under, lines_under, named, only_under, parse, within};
 
-/// Paths that only the door may name.
+/// Paths that only `core/src/sync.rs` may name.
 const BEHIND: [&[&str]; 6] = [
     &["core", "sync"],
     &["std", "sync"],
@@ -14,12 +14,12 @@ const BEHIND: [&[&str]; 6] = [
     &["core", "hint", "*"],
     &["std", "hint", "*"],
 ];
-/// Names that must come through the door, wherever else they might come from.
+/// Names that must come from `core/src/sync.rs`, wherever else they exist.
 const NAMES: [&str; 3] = ["UnsafeCell", "spin_loop", "compiler_fence"];
-/// Where there is a host with std: in tests and in models.
+/// The cfgs under which std exists: tests and models.
 const HOSTED: [&str; 2] = ["test", "nemesia_loom"];
 
-/// Outside the door, `core` names no atomic, cell, fence or spin hint of its own, and no loom.
+/// Checks that the rest of `core` names no atomic, cell, fence, spin hint or loom of its own.
 pub(crate) fn check_doors(files: &[File]) -> Vec<Finding> {
     let is_door = |path: &str| path == "core/src/sync.rs" || path.starts_with("core/src/sync/");
     modules(files, &["test"])
@@ -28,12 +28,12 @@ pub(crate) fn check_doors(files: &[File]) -> Vec<Finding> {
         .collect()
 }
 
-/// `core` names neither `std` nor `alloc`, except in its tests and models.
+/// Checks that `core` names neither `std` nor `alloc`, except in its tests and models.
 pub(crate) fn check_std(files: &[File]) -> Vec<Finding> {
     modules(files, &HOSTED).flat_map(|file| std(&file.path, &file.text)).collect()
 }
 
-/// The files of `core` that exist outside `cfgs` too.
+/// Returns the files of `core` that also exist outside `cfgs`.
 fn modules<'a>(files: &'a [File], cfgs: &[&str]) -> impl Iterator<Item = &'a File> {
     let only = files_under(files, cfgs);
     let counts =
@@ -61,7 +61,7 @@ fn last(it: &Named) -> Option<&str> {
     it.segments.last().map(String::as_str)
 }
 
-/// Whether a path goes through the door: `sync` is one of its modules, and not that of `core`.
+/// Returns whether a path goes through `sync`: `sync` is one of its modules, and not that of `core`.
 fn passes(it: &Named) -> bool {
     let foreign = ["core", "std", "loom"];
     !it.segments.first().is_some_and(|first| foreign.contains(&first.as_str()))

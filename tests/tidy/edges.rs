@@ -1,9 +1,10 @@
 //! Each Release has an Acquire of the same name.
 //!
-//! The variants of `Edge` in `core/src/sync.rs` name the synchronisation edges. An edge is used in a position
-//! that the name of the innermost call around it tells: `cursor.store_release(Edge::Cell, next)` releases,
-//! `cursor.load_acquire(Edge::Cell)` acquires, and an `acq_rel` does both. An edge that is a pair of fences has
-//! a function for each end; see [`FENCES`].
+//! The variants of `Edge` in `core/src/sync.rs` name the synchronisation edges. The innermost call around an
+//! edge decides
+//! which end it is: `cursor.store_release(Edge::Cell, next)` releases, `cursor.load_acquire(Edge::Cell)`
+//! acquires, and an
+//! `acq_rel` does both. An edge that is a pair of fences has a function for each end; see [`FENCES`].
 
 use syn::visit::{self, Visit};
 use syn::{Expr, Item, Token};
@@ -15,11 +16,11 @@ const DOOR: &str = "core/src/sync.rs";
 const RELEASE: [&str; 2] = ["release", "publish"];
 const ACQUIRE: [&str; 2] = ["acquire", "observe"];
 const BOTH: &str = "acq_rel";
-/// The edges that are pairs of fences: the function that stands for the Release, and that for the Acquire.
+/// The edges that are pairs of fences: the function for the Release, and the function for the Acquire.
 const FENCES: [(&str, &str, &str); 2] =
     [("Sleep", "waker_fence", "sleeper_fence"), ("ShareClaim", "receiver_fence", "helper_fence")];
 
-/// A place where an edge is named.
+/// A place that names an edge.
 #[derive(Debug, PartialEq, Eq)]
 struct Use {
     edge: String,
@@ -28,7 +29,8 @@ struct Use {
     line: usize,
 }
 
-/// Every edge is released somewhere and acquired somewhere in `core`, outside the door and outside tests.
+/// Checks that every edge is released somewhere and acquired somewhere in `core`, outside `sync` and outside
+/// tests.
 pub(crate) fn check(files: &[File]) -> Vec<Finding> {
     let door = files.iter().find(|file| file.path == DOOR);
     let edges = match door.map(|door| variants(&door.text)) {
@@ -64,7 +66,7 @@ fn judge(edge: &str, line: usize, uses: &[(&str, Use)]) -> Vec<Finding> {
     missing.into_iter().flatten().map(lacks).collect()
 }
 
-/// The variants of `Edge`, with their lines.
+/// Returns the variants of `Edge` with their lines.
 fn variants(text: &str) -> Result<Vec<(String, usize)>, Finding> {
     let file = parse(DOOR, text)?;
     let edge = file.items.iter().find_map(|item| match item {
@@ -85,7 +87,7 @@ fn uses_in(path: &str, text: &str) -> Result<Vec<Use>, Finding> {
 }
 
 struct Positions {
-    /// The calls around the place in hand, outermost first.
+    /// The calls around the present place, outermost first.
     calls: Vec<String>,
     uses: Vec<Use>,
 }
@@ -97,7 +99,7 @@ impl Positions {
         self.calls.pop();
     }
 
-    /// Releases, acquires: as the innermost call says that says either.
+    /// Returns whether the place releases and whether it acquires, by the innermost call that decides it.
     fn position(&self) -> (bool, bool) {
         let has = |call: &str, verbs: &[&str]| verbs.iter().any(|verb| call.contains(verb));
         let told = self.calls.iter().rev().map(|call| {
@@ -134,7 +136,7 @@ impl<'ast> Visit<'ast> for Positions {
 
     fn visit_macro(&mut self, invocation: &'ast syn::Macro) {
         let parser = syn::punctuated::Punctuated::<Expr, Token![,]>::parse_terminated;
-        // What is not a list of expressions has no call that this rule could read.
+        // An argument that is not a list of expressions contains no call that this rule can read.
         if let Ok(arguments) = invocation.parse_body_with(parser) {
             let mut inner = Positions { calls: self.calls.clone(), uses: Vec::new() };
             arguments.iter().for_each(|argument| inner.visit_expr(argument));
@@ -161,7 +163,7 @@ mod tests {
 
     const SYNC: &str = "/// Edges.\npub enum Edge {\n    Cell,\n}\n";
 
-    /// What the rule says about a queue with these statements, without the file and line.
+    /// Returns the findings for a queue with these statements, without file and line.
     fn found(body: &str) -> Vec<String> {
         let queue = format!("fn queue() {{\n{body}\n}}\n");
         let findings = check(&[File::new(DOOR, SYNC), File::new("core/src/shared/queue.rs", &queue)]);

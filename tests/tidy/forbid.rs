@@ -5,7 +5,7 @@ use syn::{Attribute, Meta};
 use crate::source::{File, Finding};
 use crate::syntax::{files_under, parse};
 
-/// The files outside `sync` and `shared` that touch payload memory. Each is there because it must be.
+/// The files outside `sync` and `shared` that may touch payload memory.
 const ALLOWED: [&str; 2] = ["core/src/payload.rs", "core/src/payload/lent.rs"];
 /// The modules that hold atomics and shared memory.
 const CONFINED: [&str; 2] = ["core/src/sync", "core/src/shared"];
@@ -13,7 +13,8 @@ const CONFINED: [&str; 2] = ["core/src/sync", "core/src/shared"];
 const LIB: &str = "core/src/lib.rs";
 const FORBID: &str = "#![forbid(unsafe_code)]";
 
-/// Every module file of `core` begins with `forbid`, or is one of those that may hold unsafe code.
+/// Checks that every module file of `core` begins with `forbid` or is one of the files that may hold unsafe
+/// code.
 pub(crate) fn check(files: &[File]) -> Vec<Finding> {
     let tests = files_under(files, &["test"]);
     let modules = files.iter().filter(|file| {

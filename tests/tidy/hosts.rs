@@ -1,8 +1,8 @@
-//! No text file names a place on one machine or the host of a registry.
+//! No text file names a path of one machine or the host of a registry.
 
 use crate::source::Finding;
 
-/// Directories of one machine. Written in two parts, so that this file passes its own rule.
+/// Directories of one machine, written in two parts so that this file passes its own rule.
 const DIRECTORIES: [&str; 4] =
     [concat!("/wor", "k/"), concat!("/roo", "t/"), concat!("/hom", "e/"), concat!("/User", "s/")];
 /// Hosts of registries and package archives.
@@ -16,10 +16,10 @@ const HOSTS: [&str; 8] = [
     concat!("pypi.", "org"),
     concat!("registry.", "npmjs.org"),
 ];
-/// What cargo writes into every lock file.
+/// The line that cargo writes into every lock file.
 const LOCKED: &str = concat!("source = \"registry+https://github.com/rust-lang/crates.io", "-index\"");
 
-/// Every line that names one of them.
+/// Reports every line that names one of them.
 pub(crate) fn check(path: &str, text: &str) -> Vec<Finding> {
     let locked = path == "Cargo.lock" || path.ends_with("/Cargo.lock");
     let lines = text.lines().enumerate().filter(|(_, line)| !(locked && *line == LOCKED));
@@ -36,7 +36,7 @@ fn named(line: &str) -> Option<&'static str> {
     directory.or_else(|| HOSTS.into_iter().find(|name| line.contains(name)))
 }
 
-/// Whether the path that continues at `at` also begins there, rather than inside a relative path.
+/// Returns whether the path that continues at `at` also begins there, and not inside a relative path.
 fn is_absolute(line: &str, at: usize) -> bool {
     let before = line[..at].chars().next_back();
     !before.is_some_and(|c| c.is_alphanumeric() || "_-.~*}/".contains(c))

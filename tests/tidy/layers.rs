@@ -1,4 +1,4 @@
-//! Dependencies run one way: `core` <- `sys` <- `ffi`; `verification` and `tests` look on.
+//! Dependencies run one way: `core` <- `sys` <- `ffi`. Nothing depends on `verification` and `tests`.
 
 use std::process::Command;
 
@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::source::{Finding, root};
 
-/// A layer is the directory that a package lies in; each with the layers it may depend on.
+/// Each layer with the layers on which it may depend. A layer is the directory of a package.
 const MAY: [(&str, &[&str]); 7] = [
     ("core", &[]),
     ("sys/rdma-core-sys", &[]),
@@ -17,7 +17,7 @@ const MAY: [(&str, &[&str]); 7] = [
     ("tests", &["core", "sys", "sys/rdma-core-sys", "ffi", "verification", "tests"]),
 ];
 
-/// What cargo says about the workspace.
+/// Returns cargo's description of the workspace.
 pub(crate) fn metadata() -> Value {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let output = Command::new(cargo)
@@ -32,7 +32,7 @@ pub(crate) fn metadata() -> Value {
     value.unwrap_or_else(Value::String)
 }
 
-/// Every dependency of one member on another, of whatever kind, must be one that [`MAY`] lists.
+/// Checks that every dependency of one member on another, of whatever kind, is listed in [`MAY`].
 pub(crate) fn check(metadata: &Value) -> Vec<Finding> {
     let packages = metadata["packages"].as_array().map_or(&[][..], Vec::as_slice);
     let root = metadata["workspace_root"].as_str().unwrap_or_default();
@@ -59,7 +59,7 @@ pub(crate) fn check(metadata: &Value) -> Vec<Finding> {
     findings
 }
 
-/// The most specific layer that a directory lies in.
+/// Returns the most specific layer that contains a directory.
 fn layer(directory: &str) -> Option<(&'static str, &'static [&'static str])> {
     let lies_in = |name: &str| {
         directory.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
@@ -76,7 +76,7 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    /// A workspace at `/r` in which the package in `from` depends on the package in `on`.
+    /// Returns a workspace at `/r` in which the package in `from` depends on the package in `on`.
     fn workspace(from: &str, on: &str, kind: &Value) -> Value {
         json!({ "workspace_root": "/r", "packages": [{
             "manifest_path": format!("/r/{from}/Cargo.toml"),

@@ -7,15 +7,15 @@ use syn::{Block, Item, Signature};
 use crate::source::Finding;
 use crate::syntax::{only_under, parse};
 
-/// From the line of `fn` to the closing brace, both included.
+/// Counted from the line of `fn` to the closing brace, both included.
 const FUNCTION: usize = 70;
-/// All lines, comments and blanks included, without the bodies of `#[cfg(test)] mod`.
+/// Counts all lines, comments and blanks included, except the bodies of `#[cfg(test)] mod`.
 const FILE: usize = 600;
-/// A file with this word in one of its first lines is written by a program.
+/// A file with this word in one of its first lines is generated.
 const MARKER: &str = concat!("@", "generated");
 const MARKED_WITHIN: usize = 10;
 
-/// Every function of a Rust file, nested ones and those of tests included.
+/// Checks every function of a Rust file, including nested functions and those of tests.
 pub(crate) fn functions(path: &str, text: &str) -> Vec<Finding> {
     if !path.ends_with(".rs") || is_generated(text) {
         return Vec::new();
@@ -30,7 +30,7 @@ pub(crate) fn functions(path: &str, text: &str) -> Vec<Finding> {
     }
 }
 
-/// The length of a source file.
+/// Checks the length of a source file.
 pub(crate) fn file(path: &str, text: &str) -> Vec<Finding> {
     if !is_source(path, text) || is_generated(text) {
         return Vec::new();

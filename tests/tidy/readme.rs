@@ -7,19 +7,20 @@ use crate::source::{File, Finding, names, root};
 const README: &str = "README.md";
 const CI: &str = ".ci/run";
 const CONFIG: &str = ".cargo/config.toml";
-/// The two commands that a reader is given.
+/// The two commands that the README gives its readers.
 const COMMANDS: [&str; 2] = ["cargo run --release", "tests/run"];
 /// The subcommands that every cargo has.
 const BUILT_IN: [&str; 11] =
     ["add", "bench", "build", "check", "clippy", "doc", "fmt", "install", "metadata", "run", "test"];
 
-/// The files of the repository that may be executed.
+/// Returns the executable files of the repository.
 pub(crate) fn executables() -> Vec<String> {
     let mode = |name: &String| std::fs::metadata(root().join(name)).map(|it| it.permissions().mode());
     names().into_iter().filter(|name| mode(name).is_ok_and(|mode| mode & 0o100 != 0)).collect()
 }
 
-/// README and CI name the commands, and each command in a shell block of the README can be run.
+/// Checks that README and CI name the commands, and that each command in a shell block of the README can be
+/// run.
 pub(crate) fn check(files: &[File], executables: &[String]) -> Vec<Finding> {
     let text = |path: &str| files.iter().find(|file| file.path == path).map_or("", |file| file.text.as_str());
     let (readme, ci) = (text(README), text(CI));
@@ -43,7 +44,7 @@ pub(crate) fn check(files: &[File], executables: &[String]) -> Vec<Finding> {
     findings
 }
 
-/// The lines of the shell blocks of a page, without comments.
+/// Returns the lines of the shell blocks of a page, without comments.
 fn commands(page: &str) -> Vec<(usize, &str)> {
     let mut shell = false;
     let mut open = false;
@@ -61,7 +62,7 @@ fn commands(page: &str) -> Vec<(usize, &str)> {
     found
 }
 
-/// Why a command of this repository cannot be run; commands of the system are not judged.
+/// Returns why a command of this repository cannot be run; `None` for commands of the system.
 fn cannot_run(command: &str, config: &str, executables: &[String]) -> Option<String> {
     let mut words = command.split_whitespace();
     let program = words.next()?.trim_start_matches("./");

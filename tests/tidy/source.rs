@@ -1,24 +1,24 @@
-//! The files of the repository, and what a rule reports about them.
+//! The files of the repository, and the findings of the rules.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// One text file; `path` is relative to the repository and uses `/`.
+/// A text file; `path` is relative to the repository and uses `/`.
 pub(crate) struct File {
     pub(crate) path: String,
     pub(crate) text: String,
 }
 
 impl File {
-    /// A file of a sample tree.
+    /// Makes a file of a sample tree.
     #[cfg(test)]
     pub(crate) fn new(path: &str, text: &str) -> Self {
         Self { path: path.into(), text: text.into() }
     }
 }
 
-/// One breach of a rule.
+/// A violation of a rule.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Finding {
     file: String,
@@ -42,24 +42,25 @@ impl fmt::Display for Finding {
     }
 }
 
-/// Fails with the whole list, one finding a line.
+/// Fails with the whole list, one finding on each line.
 #[track_caller]
 pub(crate) fn assert_none(findings: &[Finding]) {
     let list: Vec<String> = findings.iter().map(Finding::to_string).collect();
     assert!(list.is_empty(), "{} found\n{}", list.len(), list.join("\n"));
 }
 
-/// Applies a rule that looks at one file at a time.
+/// Applies a rule that checks one file at a time.
 pub(crate) fn each(files: &[File], rule: fn(&str, &str) -> Vec<Finding>) -> Vec<Finding> {
     files.iter().flat_map(|file| rule(&file.path, &file.text)).collect()
 }
 
-/// The top of the repository.
+/// Returns the root directory of the repository.
 pub(crate) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// Every file that git tracks or would track, sorted; without git, every file outside `target` and `.git`.
+/// Returns every file that git tracks or would track, sorted; without git, every file outside `target` and
+/// `.git`.
 pub(crate) fn names() -> Vec<String> {
     let mut names = from_git().unwrap_or_else(|| {
         let mut found = Vec::new();
@@ -77,7 +78,7 @@ pub(crate) fn names() -> Vec<String> {
     names
 }
 
-/// Every text file of the repository.
+/// Returns every text file of the repository.
 pub(crate) fn tree() -> Vec<File> {
     let read = |path: String| {
         let text = String::from_utf8(std::fs::read(root().join(&path)).ok()?).ok()?;

@@ -1,4 +1,4 @@
-//! What the rules ask of Rust syntax: parsed files, the lines that only tests see, the paths that are named.
+//! Rust syntax for the rules: parsed files, lines that only tests see, and named paths.
 
 use std::ops::RangeInclusive;
 
@@ -12,13 +12,13 @@ use crate::source::{File, Finding};
 /// Lines, counted from one.
 pub(crate) type Lines = RangeInclusive<usize>;
 
-/// Parses a file; what does not parse is itself a finding.
+/// Parses a file. A file that does not parse is a finding.
 pub(crate) fn parse(path: &str, text: &str) -> Result<syn::File, Finding> {
     syn::parse_file(text)
         .map_err(|e| Finding::new(path, e.span().start().line, format!("does not parse: {e}")))
 }
 
-/// Whether code with these attributes exists only where one of `cfgs` is set, or is a test function.
+/// Returns whether code with these attributes exists only if one of `cfgs` is set, or is a test function.
 pub(crate) fn only_under(attributes: &[Attribute], cfgs: &[&str]) -> bool {
     attributes.iter().any(|attribute| match &attribute.meta {
         Meta::Path(path) => path.is_ident("test") && cfgs.contains(&"test"),
@@ -29,7 +29,7 @@ pub(crate) fn only_under(attributes: &[Attribute], cfgs: &[&str]) -> bool {
     })
 }
 
-/// Whether a cfg predicate can hold only where one of `cfgs` is set.
+/// Returns whether a cfg predicate can hold only if one of `cfgs` is set.
 fn implies(predicate: &Meta, cfgs: &[&str]) -> bool {
     let Meta::List(list) = predicate else {
         return cfgs.iter().any(|cfg| predicate.path().is_ident(cfg));
@@ -46,7 +46,8 @@ fn implies(predicate: &Meta, cfgs: &[&str]) -> bool {
     }
 }
 
-/// The lines of the items that exist only under one of `cfgs`; the whole file where its own attributes say so.
+/// Returns the lines of the items that exist only under one of `cfgs`; the whole file if its own attributes say
+/// so.
 pub(crate) fn lines_under(file: &syn::File, cfgs: &[&str]) -> Vec<Lines> {
     if only_under(&file.attrs, cfgs) {
         return vec![1..=usize::MAX];
@@ -56,7 +57,7 @@ pub(crate) fn lines_under(file: &syn::File, cfgs: &[&str]) -> Vec<Lines> {
     collector.lines
 }
 
-/// Whether `line` lies in one of `ranges`.
+/// Returns whether `line` lies in one of `ranges`.
 pub(crate) fn within(ranges: &[Lines], line: usize) -> bool {
     ranges.iter().any(|range| range.contains(&line))
 }
@@ -109,16 +110,16 @@ fn attributes(item: &Item) -> &[Attribute] {
     }
 }
 
-/// A path that a file names: in an expression, a type, a macro's arguments, or an import.
+/// A path that a file names in an expression, a type, a macro's arguments, or an import.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Named {
-    /// The segments; an import of everything ends in `*`.
+    /// The segments. A glob import ends in `*`.
     pub(crate) segments: Vec<String>,
     pub(crate) line: usize,
     pub(crate) imported: bool,
 }
 
-/// Every path that the file names, in no particular order.
+/// Returns every path that the file names, in no particular order.
 pub(crate) fn named(file: &syn::File) -> Vec<Named> {
     let mut paths = Paths(Vec::new());
     paths.visit_file(file);
@@ -188,7 +189,7 @@ fn in_tokens(tokens: TokenStream, found: &mut Vec<Named>) {
     }
 }
 
-/// The files of the modules that another file declares to exist only under one of `cfgs`.
+/// Returns the files of modules that another file declares to exist only under one of `cfgs`.
 pub(crate) fn files_under<'a>(files: &'a [File], cfgs: &[&str]) -> Vec<&'a str> {
     let mut stems = Vec::new();
     for file in files.iter().filter(|file| file.path.ends_with(".rs")) {
@@ -211,7 +212,7 @@ pub(crate) fn files_under<'a>(files: &'a [File], cfgs: &[&str]) -> Vec<&'a str> 
     files.iter().map(|file| file.path.as_str()).filter(|path| belongs(path)).collect()
 }
 
-/// Where the modules that a file declares live.
+/// Returns the directory of the modules that a file declares.
 fn module_directory(path: &str) -> &str {
     let (directory, name) = path.rsplit_once('/').unwrap_or(("", path));
     match name {

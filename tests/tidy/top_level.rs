@@ -1,4 +1,4 @@
-//! What the top of the repository may hold.
+//! The names that are allowed at the top of the repository.
 
 use crate::source::Finding;
 
@@ -9,14 +9,15 @@ const FILES: [&str; 9] = [
     "README.md",
     "CONTRIBUTING.md",
     "LICENSE",
-    // The configuration of tools that look for it here.
+    // Configuration of tools that expect it here.
     "clippy.toml",
     "deny.toml",
     "rust-toolchain.toml",
     "rustfmt.toml",
 ];
 
-/// Every name at the top is a known directory, a known file, or begins with a dot; one finding a name.
+/// Checks that every name at the top is a known directory, a known file, or begins with a dot; one finding for
+/// each name.
 pub(crate) fn check(names: &[String]) -> Vec<Finding> {
     let mut tops: Vec<&str> = names.iter().filter(|name| !may_stand(name)).map(|name| top(name)).collect();
     tops.dedup();

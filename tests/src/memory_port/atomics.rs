@@ -76,7 +76,7 @@ fn wrong<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
     let from = bench.memory(0, 64, Access::LOCAL)?;
     to.put(0, &[7; 64]);
     let work = Work::new(a, 1);
-    // Either at once or by the completion: never done.
+    // It is refused at once or by its completion, and never executed.
     match bench.port(0)?.fetch_add(work, from.slice(0, 8), to.at(4), 1) {
         Err(PostError::Alignment) => bench.works((0, a), (1, b))?,
         Err(other) => return Err(format!("not aligned: {other}")),

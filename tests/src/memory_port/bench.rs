@@ -1,4 +1,4 @@
-//! Ports on a bench: made, connected and driven in turn.
+//! A bench that makes ports, connects them and drives them in turn.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::time::{Duration, Instant};
@@ -12,14 +12,14 @@ use nemesia_core::port::memory::{
 use super::{Fabric, Verdict, ensure, equal};
 use crate::content::Random;
 
-/// What never takes so long hangs.
+/// The time after which a wait counts as a hang.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// How long a connection may take to be made.
+/// The time limit of connecting.
 const SOON: Duration = Duration::from_secs(30);
-/// Caller's numbers of the bench itself.
+/// The first request number that the bench itself uses.
 const OWN: u64 = 1 << 60;
 
-/// Bytes that outlive the port they are lent to.
+/// Memory that outlives the port to which it is lent.
 #[derive(Debug)]
 pub(super) struct Block {
     base: *mut u8,
@@ -28,7 +28,7 @@ pub(super) struct Block {
 
 impl Block {
     pub(super) fn new(len: usize) -> Self {
-        // Page-aligned, as the strictest fabric may like it; never empty.
+        // Page-aligned, which suits the strictest fabric, and never empty.
         let layout = Layout::from_size_align(len.max(1), 4096).unwrap_or(Layout::new::<u64>());
         // SAFETY: the size is not 0.
         let base = unsafe { alloc_zeroed(layout) };
@@ -38,8 +38,9 @@ impl Block {
         Self { base, layout }
     }
 
-    /// The bytes, twice: to be registered, and to be looked at. The block is freed after the port that they are lent to, and
-    /// only copied to and from.
+    /// Returns the memory twice: once to be registered, once to be inspected. The block is freed after the port
+    /// to which it
+    /// is lent; it is only copied to and from.
     pub(super) fn lent(&self, len: usize) -> (Lent, Lent) {
         let len = len.min(self.layout.size());
         // SAFETY: allocated with that length, and zeroed; of the rest, what is said above.
@@ -57,55 +58,55 @@ impl Drop for Block {
 /// A registered buffer.
 #[derive(Debug)]
 pub struct Memory {
-    /// What the port calls it.
+    /// The region, for its own port.
     pub region: Region,
-    /// What peers use.
+    /// The key, for peers.
     pub key: Key,
-    /// For looking at it.
+    /// A view of the buffer for inspection.
     view: Lent,
 }
 
 impl Memory {
-    /// A part of it.
+    /// Returns a part of the buffer.
     pub const fn slice(&self, offset: u64, len: u32) -> Slice {
         Slice { region: self.region, offset, len }
     }
 
-    /// Where peers find it.
+    /// Returns the place of a byte, for peers.
     pub const fn at(&self, offset: u64) -> Remote {
         self.key.at(offset)
     }
 
     /// Stores bytes.
     pub fn put(&self, at: u64, bytes: &[u8]) {
-        // A check that stores beside its memory is wrong itself, and sees it by what it reads.
+        // A check that stores outside its memory is itself wrong; it notices by what it reads back.
         let _ = self.view.write(at, bytes);
     }
 
-    /// The bytes there.
+    /// Returns the bytes at a position.
     pub fn get(&self, at: u64, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
         if self.view.read(at, &mut bytes) { bytes } else { Vec::new() }
     }
 
-    /// Eight bytes as a number.
+    /// Returns eight bytes as a number.
     pub fn word(&self, at: u64) -> u64 {
         self.get(at, 8).try_into().map_or(0, u64::from_ne_bytes)
     }
 }
 
-/// A port, what it has reported and not been asked for, and its memory.
+/// A port, its completions and events that no check has consumed, and its memory.
 #[derive(Debug)]
 pub struct Node<P> {
     /// The port; `None` once it was killed.
     pub port: Option<P>,
     /// Completions in the order polled.
     pub done: Vec<Completion>,
-    /// Events in the order they came.
+    /// Events in the order of arrival.
     pub events: Vec<Event>,
-    /// Memory for messages of the bench itself.
+    /// Memory for the messages of the bench itself.
     small: Option<Memory>,
-    /// Freed after the port, which stands before.
+    /// Freed after the port, which is declared before.
     blocks: Vec<Block>,
 }
 
@@ -114,9 +115,9 @@ pub struct Node<P> {
 pub struct Bench<F: Fabric> {
     /// The ports.
     pub nodes: Vec<Node<F::Port>>,
-    /// What connects them.
+    /// The fabric that connects the ports.
     pub fabric: F,
-    /// What time it is.
+    /// The time of the last turn.
     pub now: Duration,
     /// Random choices.
     pub random: Random,
@@ -124,16 +125,16 @@ pub struct Bench<F: Fabric> {
 }
 
 impl<F: Fabric> Bench<F> {
-    /// No ports yet.
+    /// Makes a bench without ports.
     pub fn new(fabric: F) -> Self {
         let random = Random::new(fabric.seed());
         Self { nodes: Vec::new(), fabric, now: Duration::ZERO, random, own: OWN }
     }
 
-    /// So many ports.
+    /// Adds `count` ports.
     ///
     /// # Errors
-    /// One can't be made.
+    /// A port cannot be made.
     pub fn open(&mut self, count: usize) -> Verdict {
         for _ in 0..count {
             let port = Some(self.fabric.port()?);
@@ -144,42 +145,42 @@ impl<F: Fabric> Bench<F> {
         Ok(())
     }
 
-    /// A port that lives.
+    /// Returns a living port.
     ///
     /// # Errors
-    /// It was killed.
+    /// The port was killed.
     pub fn port(&mut self, node: usize) -> Result<&mut F::Port, String> {
         self.nodes[node].port.as_mut().ok_or_else(|| "the port was killed".into())
     }
 
-    /// What the ports can do.
+    /// Returns the facts of the ports.
     ///
     /// # Errors
-    /// The first was killed.
+    /// The first port was killed.
     pub fn facts(&mut self) -> Result<Facts, String> {
         self.port(0).map(|port| *port.facts())
     }
 
-    /// The longest message that is tried.
+    /// Returns the length of the longest message to try, in bytes.
     ///
     /// # Errors
-    /// The first was killed.
+    /// The first port was killed.
     pub fn most_bytes(&mut self) -> Result<u32, String> {
         Ok(self.facts()?.message_bytes.min(self.fabric.most_bytes()))
     }
 
-    /// The longest write or read that is tried.
+    /// Returns the length of the longest write or read to try, in bytes.
     ///
     /// # Errors
-    /// The first was killed.
+    /// The first port was killed.
     pub fn most_transfer(&mut self) -> Result<u32, String> {
         Ok(self.facts()?.transfer_bytes.min(self.fabric.most_bytes()))
     }
 
-    /// New registered memory.
+    /// Registers new memory.
     ///
     /// # Errors
-    /// It can't be registered.
+    /// The memory cannot be registered.
     pub fn memory(&mut self, node: usize, len: usize, access: Access) -> Result<Memory, String> {
         let block = Block::new(len);
         let (lent, view) = block.lent(len);
@@ -195,7 +196,7 @@ impl<F: Fabric> Bench<F> {
         Ok(Memory { region, key: key.unwrap_or(nothing), view })
     }
 
-    /// Memory that everybody may use for everything that there is.
+    /// Registers memory with every access right.
     ///
     /// # Errors
     /// As [`Bench::memory`].
@@ -204,7 +205,7 @@ impl<F: Fabric> Bench<F> {
         self.memory(node, len, Access { remote_atomic: atomics, ..Access::ALL })
     }
 
-    /// Memory that a read of ours may go to.
+    /// Registers memory that may be the destination of our own reads.
     ///
     /// # Errors
     /// As [`Bench::memory`].
@@ -213,7 +214,7 @@ impl<F: Fabric> Bench<F> {
         self.memory(node, len, Access { remote_write, ..Access::LOCAL })
     }
 
-    /// Lets time pass, and takes what has completed and happened.
+    /// Lets time pass, and collects completions and events.
     pub fn turn(&mut self) {
         self.now = self.fabric.pass();
         let mut room = [Completion::EMPTY; 5];
@@ -226,10 +227,10 @@ impl<F: Fabric> Bench<F> {
         }
     }
 
-    /// Takes turns until it is so.
+    /// Takes turns until the condition holds.
     ///
     /// # Errors
-    /// It never is.
+    /// The condition never holds.
     pub fn until(&mut self, what: &str, mut so: impl FnMut(&mut Self) -> bool) -> Verdict {
         let (start, mut turns) = (Instant::now(), 0);
         while !so(self) {
@@ -246,21 +247,21 @@ impl<F: Fabric> Bench<F> {
         Ok(())
     }
 
-    /// Takes so many turns that what can happen has most likely happened.
+    /// Takes so many turns that everything possible has most likely happened.
     pub fn rest(&mut self) {
         (0..300).for_each(|_| self.turn());
     }
 
-    /// The next number of the bench itself.
+    /// Returns the next request number of the bench itself.
     pub fn next_id(&mut self) -> u64 {
         self.own += 1;
         self.own
     }
 
-    /// The completion with this number.
+    /// Waits for the completion with this number.
     ///
     /// # Errors
-    /// It never comes.
+    /// The completion never comes.
     pub fn completion(&mut self, node: usize, id: u64) -> Result<Completion, String> {
         let mut found = None;
         self.until(&format!("completion {id:#x} at {node}"), |bench| {
@@ -271,19 +272,19 @@ impl<F: Fabric> Bench<F> {
         found.ok_or_else(|| "no completion".into())
     }
 
-    /// A work request of a send queue succeeds.
+    /// Checks that a work request of a send queue succeeds.
     ///
     /// # Errors
-    /// It doesn't.
+    /// The work request fails.
     pub fn succeeds(&mut self, node: usize, id: u64) -> Verdict {
         let outcome = self.completion(node, id)?.outcome;
         equal(&format!("work {id:#x} at {node}"), outcome, Outcome::Done)
     }
 
-    /// A message comes: its bytes and immediate, and whether it was written.
+    /// Waits for a message. Returns its bytes, its immediate, and whether it was a write.
     ///
     /// # Errors
-    /// It doesn't.
+    /// No message comes.
     pub fn received(&mut self, node: usize, id: u64) -> Result<(u32, Option<u32>, bool), String> {
         match self.completion(node, id)?.outcome {
             Outcome::Received { len, immediate, written } => Ok((len, immediate, written)),
@@ -291,10 +292,10 @@ impl<F: Fabric> Bench<F> {
         }
     }
 
-    /// A work request fails.
+    /// Checks that a work request fails. Returns its error.
     ///
     /// # Errors
-    /// It doesn't.
+    /// The work request succeeds.
     pub fn fails(&mut self, node: usize, id: u64) -> Result<WorkError, String> {
         match self.completion(node, id)?.outcome {
             Outcome::Failed(error) => Ok(error),
@@ -302,10 +303,10 @@ impl<F: Fabric> Bench<F> {
         }
     }
 
-    /// The first event that `pick` likes.
+    /// Returns the first event that `pick` accepts.
     ///
     /// # Errors
-    /// It never comes.
+    /// No such event comes.
     pub fn event<T>(
         &mut self,
         node: usize,
@@ -322,20 +323,20 @@ impl<F: Fabric> Bench<F> {
         found.ok_or_else(|| "no event".into())
     }
 
-    /// A connection ends.
+    /// Waits for the end of a connection.
     ///
     /// # Errors
-    /// It doesn't.
+    /// The connection does not end.
     pub fn lost(&mut self, node: usize, connection: Connection) -> Verdict {
         self.event(node, &format!("{connection:?} lost"), |event| {
             matches!(event, Event::Lost { connection: it, .. } if *it == connection).then_some(())
         })
     }
 
-    /// Closes, and waits for the last word.
+    /// Closes a connection, and waits for its last event.
     ///
     /// # Errors
-    /// It never comes.
+    /// The event never comes.
     pub fn close(&mut self, node: usize, connection: Connection) -> Verdict {
         self.port(node)?.close(connection);
         self.event(node, &format!("{connection:?} closed"), |event| {
@@ -343,21 +344,21 @@ impl<F: Fabric> Bench<F> {
         })
     }
 
-    /// An offer that is good for a while.
+    /// Returns an offer that stays valid for a while.
     pub fn offer(&self, private: &[u8], shared_receive: bool) -> Offer {
         let private = Private::new(private).unwrap_or(Private::EMPTY);
         Offer { private, shared_receive, deadline: self.now + SOON }
     }
 
-    /// A connection from `a` to `b`, on which both may speak.
+    /// Connects `a` to `b`. Both sides may send on the connection.
     ///
     /// # Errors
-    /// It can't be made.
+    /// The connection cannot be made.
     pub fn connect(&mut self, a: usize, b: usize) -> Result<(Connection, Connection), String> {
         self.connect_with(a, b, (false, false))
     }
 
-    /// As [`Bench::connect`], perhaps with shared receive queues.
+    /// As [`Bench::connect`], optionally with shared receive queues.
     ///
     /// # Errors
     /// As [`Bench::connect`].
@@ -387,10 +388,10 @@ impl<F: Fabric> Bench<F> {
         Ok((active, passive))
     }
 
-    /// Posts a receive for a message of the bench itself; its number.
+    /// Posts a receive for a message of the bench itself. Returns its number.
     ///
     /// # Errors
-    /// It can't be posted.
+    /// The receive cannot be posted.
     pub fn post_small(&mut self, node: usize, queue: ReceiveQueue) -> Result<u64, String> {
         if self.nodes[node].small.is_none() {
             self.nodes[node].small = Some(self.memory(node, 64, Access::LOCAL)?);
@@ -401,10 +402,10 @@ impl<F: Fabric> Bench<F> {
         Ok(id)
     }
 
-    /// Sends eight bytes, and waits until they are gone.
+    /// Sends eight bytes, and waits until they have left.
     ///
     /// # Errors
-    /// It can't.
+    /// The send fails.
     pub fn send_small(&mut self, node: usize, connection: Connection) -> Verdict {
         if self.nodes[node].small.is_none() {
             self.nodes[node].small = Some(self.memory(node, 64, Access::LOCAL)?);
@@ -416,20 +417,20 @@ impl<F: Fabric> Bench<F> {
         self.succeeds(node, id)
     }
 
-    /// A message from `a` to `b`, whose arrival proves that all writes before are placed.
+    /// Sends a message from `a` to `b`. Its arrival proves that all earlier writes are placed.
     ///
     /// # Errors
-    /// It doesn't come.
+    /// The message does not arrive.
     pub fn flush(&mut self, (a, from): (usize, Connection), (b, to): (usize, Connection)) -> Verdict {
         let id = self.post_small(b, ReceiveQueue::Of(to))?;
         self.send_small(a, from)?;
         self.received(b, id).map(|_| ())
     }
 
-    /// The connection still carries messages both ways.
+    /// Checks that the connection still carries messages both ways.
     ///
     /// # Errors
-    /// It doesn't.
+    /// A message does not arrive.
     pub fn works(&mut self, a: (usize, Connection), b: (usize, Connection)) -> Verdict {
         self.flush(a, b)?;
         self.flush(b, a)

@@ -1,4 +1,4 @@
-//! Channels over the fabric: what the engine sees of it.
+//! Channels over the fabric: what the engine uses of it.
 
 mod engine;
 mod node;
@@ -25,7 +25,7 @@ pub(super) fn checks<F: Fabric>() -> Vec<(&'static str, Check<F>)> {
     ]
 }
 
-/// Channels, each connected to each.
+/// Channels, each connected to each other.
 struct Hall<F: Fabric> {
     nodes: Vec<Option<Node<F::Port>>>,
     rails: u32,
@@ -36,7 +36,8 @@ fn text(error: impl std::fmt::Display) -> String {
 }
 
 impl<F: Fabric> Hall<F> {
-    /// `None` on a fabric that has too few receives for a channel, which says so.
+    /// Opens the channels. Returns `None` if the fabric has too few receives for a channel; the channel must
+    /// report that.
     fn open(bench: &mut Bench<F>, ranks: usize, rails: u32) -> Result<Option<Self>, String> {
         let mut hall = Self { nodes: Vec::new(), rails };
         for rank in 0..ranks {
@@ -58,7 +59,7 @@ impl<F: Fabric> Hall<F> {
         self.nodes[rank].as_mut().ok_or_else(|| "it was killed".into())
     }
 
-    /// The higher rank asks the lower one.
+    /// Connects each pair: the higher rank requests.
     fn connect(&mut self, bench: &mut Bench<F>) -> Verdict {
         for low in 0..self.nodes.len() {
             let address = self.node(low)?.channel.port().address().ok_or("no address")?;
@@ -86,20 +87,20 @@ impl<F: Fabric> Hall<F> {
                 node.events.push(event);
             }
             if node.channel.wants_memory() {
-                // What can't be had now is asked for again.
+                // Memory that cannot be lent now is requested again later.
                 let _ = node.lend();
             }
         }
     }
 
-    /// Lets the channels look at what has completed; there are no packets.
+    /// Lets the channels process completions; no packets are under way.
     fn poll(&mut self) {
         for node in self.nodes.iter_mut().flatten() {
             let _ = node.channel.poll();
         }
     }
 
-    /// All let go of all: every buffer comes back.
+    /// Disconnects all pairs, and checks that every buffer comes back.
     fn close(&mut self, bench: &mut Bench<F>) -> Verdict {
         let ranks = self.nodes.len() as PeerId;
         for node in self.nodes.iter_mut().flatten() {
@@ -115,7 +116,7 @@ impl<F: Fabric> Hall<F> {
         })
     }
 
-    /// Packets between all that live, as many from each to each.
+    /// Sends packets between all living channels, the same number from each to each.
     fn talk(&mut self, bench: &mut Bench<F>, count: u64) -> Verdict {
         let ranks = self.nodes.len();
         let living: Vec<usize> = (0..ranks).filter(|rank| self.nodes[*rank].is_some()).collect();
@@ -174,7 +175,7 @@ impl<F: Fabric> Hall<F> {
     }
 }
 
-/// The packet with this number from one to another.
+/// Returns the packet with this number from one rank to another.
 fn packet(from: usize, to: usize, number: u64) -> (Envelope, Vec<u8>) {
     let seed = seed_of(&[from as u64, to as u64, number]);
     let len = if seed.is_multiple_of(2) { seed % 64 } else { seed % u64::from(PACKET_BYTES + 1) };
@@ -204,7 +205,7 @@ fn lost<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
         let mut fault = None;
         bench.until("the loss is told", |bench| {
             hall.turn(bench);
-            // Somebody who sends finds out sooner.
+            // A rank that sends notices sooner.
             let _ = hall.say(rank, 2, 0);
             if let Some(node) = &mut hall.nodes[rank]
                 && let Polled::Fault(found) = node.channel.poll()

@@ -59,7 +59,7 @@ fn failed(event: &Event) -> Option<(Connection, ConnectError, Private)> {
     }
 }
 
-/// Whether these are the private bytes, perhaps with zeros behind.
+/// Returns whether these are the private bytes, possibly padded with zeros.
 fn is_said(found: &Private, said: &[u8]) -> bool {
     found.bytes().strip_prefix(said).is_some_and(|rest| rest.iter().all(|byte| *byte == 0))
 }
@@ -121,7 +121,7 @@ fn nobody<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
     }
     let offer = bench.offer(b"hello", false);
     match bench.port(0)?.connect(&address, &offer) {
-        // Some fabrics know at once.
+        // Some fabrics know this at once.
         Err(ConnectError::NotListening | ConnectError::Unreachable) => return Ok(()),
         Err(other) => return Err(format!("nobody there: {other}")),
         Ok(_) => {}
@@ -163,7 +163,7 @@ fn give_up<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
     let active = ask(bench, 0, 1, b"first")?;
     bench.close(0, active)?;
     let later = ask(bench, 0, 1, b"second")?;
-    // The first may have been seen or not; what comes of it is none of ours.
+    // The first request may have arrived or not; its outcome does not matter here.
     let passive = loop {
         let (passive, said) = bench.event(1, "request", requested)?;
         if is_said(&said, b"second") {
@@ -252,7 +252,7 @@ fn closed<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
     let sent = bench.port(1)?.send(Work::new(b, 1), Source::Gather(&[]), None);
     equal("send", sent, Err(PostError::NotReady))?;
     bench.close(1, b)?;
-    // A new one is not taken for the old one.
+    // A new connection is not confused with the old one.
     let (new, _) = bench.connect(0, 1)?;
     ensure(new != a, || "a number is used again".into())?;
     equal("state of the old one", bench.port(0)?.state(a), State::Gone)

@@ -19,7 +19,7 @@ pub(super) fn checks<F: Fabric>() -> Vec<(&'static str, Check<F>)> {
     ]
 }
 
-/// Sizes around what implementations divide by.
+/// Returns sizes around the boundaries of implementations.
 fn sizes(most: u32) -> Vec<u32> {
     let powers = [8, 64, 128, 1024, 4096, 16384, 65536, 1 << 20, 4 << 20, 16 << 20, 64 << 20];
     let mut all = vec![0, 1, 2, 3];
@@ -34,7 +34,7 @@ fn sizes(most: u32) -> Vec<u32> {
     all
 }
 
-/// Bytes before and after, that nobody may touch.
+/// The guard bytes before and after, which must not change.
 const MARGIN: u64 = 64;
 
 fn frame(memory: &Memory, len: u32) {
@@ -103,7 +103,7 @@ fn sends<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
     for (id, len) in (1..).zip(sizes(most)) {
         frame(&to, len);
         from.put(1, &filled(id, len as usize));
-        // Room for more than comes, where that is possible.
+        // More room than needed, where that is possible.
         let spare = (most - len).min(MARGIN as u32);
         let into = [to.slice(MARGIN, len + spare)];
         let posted = bench.port(1)?.receive(ReceiveQueue::Of(b), id, &into);
@@ -140,7 +140,7 @@ fn immediates<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
         frame(&to, len);
         from.put(0, &filled(id, len as usize));
         let immediate = 0xdead_beef_u32.rotate_left(id as u32);
-        // The memory of a receive that a write takes is not touched.
+        // The memory of a receive that a write consumes is not written.
         let nowhere = bench.port(1)?.receive(ReceiveQueue::Of(b), id, &[]);
         nowhere.map_err(|error| format!("receive without memory: {error}"))?;
         let part = [from.slice(0, len)];
@@ -194,7 +194,7 @@ fn inline<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
     bench.works((0, a), (1, b))
 }
 
-/// Parts of one memory, of random sizes and not in the order of their addresses.
+/// Returns parts of one memory, of random sizes, in another order than their addresses.
 fn parts<F: Fabric>(bench: &mut Bench<F>, memory: &Memory, total: u32, count: u32) -> Vec<Slice> {
     let mut ends: Vec<u32> =
         (1..count).map(|_| bench.random.below(u64::from(total) + 1) as u32).chain([total]).collect();
@@ -266,7 +266,7 @@ fn empty<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
     let (a, b) = bench.connect(0, 1)?;
     let to = bench.open_memory(1, 16)?;
     to.put(0, &[9; 16]);
-    // No parts at all.
+    // A list without parts.
     let posted = bench.port(0)?.write(Work::new(a, 1), Source::Gather(&[]), to.at(16), None);
     posted.map_err(|error| format!("write of nothing: {error}"))?;
     bench.succeeds(0, 1)?;
@@ -294,7 +294,7 @@ fn both<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
         from.put(0, &filled(node as u64 + 40, len as usize));
         memories.push((from, to));
     }
-    // Neither may wait for the other one to stop sending.
+    // Neither side may wait until the other stops sending.
     for (node, connection) in ends {
         let (part, target) = ([memories[node].0.slice(0, len)], memories[1 - node].1.at(0));
         let posted = bench.port(node)?.write(Work::new(connection, 1), Source::Gather(&part), target, None);

@@ -1,4 +1,5 @@
-//! Writes and reads that are longer than a message: a port may carry them out as several work requests, and nobody sees that.
+//! Writes and reads longer than a message. A port may execute them as several work requests; the caller cannot
+//! see that.
 
 use nemesia_core::port::memory::{
     Access, Connection, MemoryPort, Outcome, PostError, ReceiveQueue, Slice, Source, Work,
@@ -24,7 +25,7 @@ fn text(error: impl std::fmt::Display) -> String {
     error.to_string()
 }
 
-/// The longest message, and something longer that is worth the time. Nothing where messages are as long as anything.
+/// Returns the longest message and a longer transfer that is worth its time; `None` if messages have no limit.
 fn lens<F: Fabric>(bench: &mut Bench<F>) -> Result<Option<(u32, u32)>, String> {
     let message = bench.facts()?.message_bytes;
     let times = if message > 1 << 20 { 2 } else { 3 };
@@ -32,7 +33,7 @@ fn lens<F: Fabric>(bench: &mut Bench<F>) -> Result<Option<(u32, u32)>, String> {
     Ok((most > message).then_some((message, most)))
 }
 
-/// Both ends, with memory for so many bytes: what is written from, what is written to and read from, what is read into.
+/// Both ends with memory: the source of writes, the target of writes and reads, and the destination of reads.
 type Ends = ((Connection, Connection), [Memory; 3]);
 
 fn ends<F: Fabric>(bench: &mut Bench<F>, len: u32) -> Result<Ends, String> {
@@ -42,7 +43,7 @@ fn ends<F: Fabric>(bench: &mut Bench<F>, len: u32) -> Result<Ends, String> {
     Ok((pair, [bench.memory(0, len, Access::NONE)?, bench.open_memory(1, len)?, bench.sink(0, len)?]))
 }
 
-/// Opens with as much memory as the longest that is tried.
+/// Opens with as much memory as the longest transfer needs.
 fn long_ends<F: Fabric>(bench: &mut Bench<F>) -> Result<Option<(u32, u32, Ends)>, String> {
     bench.open(1)?;
     let Some((message, most)) = lens(bench)? else { return Ok(None) };
@@ -58,7 +59,7 @@ fn is_right(what: &str, memory: &Memory, seed: u64, len: u32) -> Verdict {
     )
 }
 
-/// Two parts, of which the second comes first in memory, if so many may be.
+/// Returns two parts, the second at the lower address, if two parts are allowed.
 fn halves(memory: &Memory, len: u32, most_parts: u32) -> Vec<Slice> {
     let first = if most_parts > 1 { len / 3 } else { 0 };
     let all = [memory.slice((len - first).into(), first), memory.slice(0, len - first)];
@@ -106,7 +107,7 @@ fn limits<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
     bench.open(2)?;
     let (a, b) = bench.connect(0, 1)?;
     let facts = bench.facts()?;
-    // The same memory many times, where all of it would be too much.
+    // The same memory many times, where a whole one would be too large.
     let len = (facts.transfer_bytes / facts.read_slices.min(facts.slices)).saturating_add(1);
     if len > bench.fabric.most_bytes() {
         return Ok(());
@@ -136,7 +137,7 @@ fn full<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
     for seed in 0..3 {
         from.put(0, &filled(seed, most as usize));
         let mut posted = 0;
-        // Without a poll nothing completes.
+        // Without a poll, nothing completes.
         loop {
             let work = Work::new(a, posted);
             let done = match posted % 2 {
@@ -152,7 +153,7 @@ fn full<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
         let places = u64::from(most.div_ceil(message));
         let fit = u64::from(bench.facts()?.send_depth) / places;
         ensure(posted >= fit, || format!("full after {posted} of {places} places each"))?;
-        // One that does not fit leaves no part behind.
+        // A transfer that does not fit leaves no part in the queue.
         let refused = bench.port(0)?.write(Work::new(a, 99), Source::Gather(&part), other.at(0), None);
         equal("one more", refused, Err(PostError::QueueFull))?;
         bench.until("all", |bench| bench.nodes[0].done.len() as u64 >= posted)?;
@@ -168,7 +169,7 @@ fn full<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
 fn quiet<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
     let Some((message, most, ((a, b), [from, to, _]))) = long_ends(bench)? else { return Ok(()) };
     let part = [from.slice(0, most)];
-    // As many as fit are one that is reported, and quiet ones.
+    // As many as fit: one is reported, the others are quiet.
     let fit = u64::from((bench.facts()?.send_depth / most.div_ceil(message)).min(8));
     for round in 0..4 {
         from.put(0, &filled(round, most as usize));
@@ -210,7 +211,7 @@ fn fence<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
     Ok(())
 }
 
-/// Every one completes once, and the first fails.
+/// Checks that every request completes once and that the first fails.
 fn all_fail<F: Fabric>(bench: &mut Bench<F>, connection: Connection, count: u64) -> Verdict {
     for id in 1..=count {
         let outcome = bench.completion(0, id)?.outcome;
@@ -228,7 +229,7 @@ fn refused<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
     let proves = bench.facts()?.write_proves_placement;
     let (own, to) = (bench.sink(0, most as usize)?, bench.open_memory(1, message as usize + 1)?);
     let len = most.min(message.saturating_mul(2));
-    // The first part or the second is not allowed; what follows is flushed.
+    // The first or the second part is not allowed; the following requests are flushed.
     for (is_read, place) in [(true, 0), (true, 1 << 40), (false, 0), (false, 1 << 40)] {
         if !is_read && !proves {
             continue;

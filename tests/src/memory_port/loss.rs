@@ -1,4 +1,4 @@
-//! Peers that are lost, connections that are closed, and memory that is taken back, in the middle of it.
+//! Lost peers, closed connections and deregistered memory, each in the middle of work.
 
 use nemesia_core::port::memory::{
     Access, Connection, Event, MemoryPort, Outcome, PostError, ReceiveQueue, RegisterError, Source, State,
@@ -25,7 +25,7 @@ fn text(error: impl std::fmt::Display) -> String {
     error.to_string()
 }
 
-/// Work requests of all kinds that are under way, by number.
+/// Starts work requests of all kinds. Returns their numbers.
 fn start<F: Fabric>(
     bench: &mut Bench<F>,
     (node, connection): (usize, Connection),
@@ -46,7 +46,7 @@ fn start<F: Fabric>(
         };
         match done {
             Ok(()) => posted.push(id),
-            // It has ended meanwhile.
+            // The connection has ended meanwhile.
             Err(PostError::NotReady) => break,
             Err(other) => return Err(format!("number {number}: {other}")),
         }
@@ -63,7 +63,7 @@ fn start<F: Fabric>(
     Ok(posted)
 }
 
-/// Everything completes, once; `Lost` comes once.
+/// Checks that everything completes once, and that `Lost` comes once.
 fn all_complete<F: Fabric>(
     bench: &mut Bench<F>,
     node: usize,
@@ -177,7 +177,7 @@ fn bystander<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
     equal("byte that is wrong", difference(5, &other.get(0, len as usize)), None)
 }
 
-/// Deregisters, however often it takes.
+/// Deregisters, with as many attempts as necessary.
 fn take_back<F: Fabric>(bench: &mut Bench<F>, node: usize, memory: &Memory) -> Verdict {
     let mut last = Ok(());
     bench.until("deregistered", |bench| {
@@ -188,8 +188,9 @@ fn take_back<F: Fabric>(bench: &mut Bench<F>, node: usize, memory: &Memory) -> V
     last.map_err(|error| format!("deregister while in use: {error}"))
 }
 
-/// Takes `node`'s memory back in the middle of work of all kinds between `own`, here, and `theirs`. From then on nothing touches
-/// it, and the connection still ends in good order.
+/// Deregisters memory of `node` in the middle of work of all kinds between `own` and `theirs`. From then on
+/// nothing may
+/// touch the memory, and the connection must still end in good order.
 fn taken_back<F: Fabric>(
     bench: &mut Bench<F>,
     round: usize,
@@ -205,7 +206,7 @@ fn taken_back<F: Fabric>(
         bench.turn();
     }
     take_back(bench, node, taken)?;
-    // From here on nothing touches it.
+    // From here on, nothing touches the memory.
     taken.put(0, &vec![0xcc; len as usize]);
     bench.rest();
     ensure(taken.get(0, len as usize).iter().all(|byte| *byte == 0xcc), || {

@@ -38,7 +38,7 @@ fn full_send<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
     let part = [from.slice(0, len)];
     for _ in 0..3 {
         let mut posted = 0;
-        // Without a poll nothing completes, so it is full at last.
+        // Without a poll nothing completes, so the queue gets full.
         loop {
             match bench.port(0)?.write(Work::new(a, posted), Source::Gather(&part), to.at(0), None) {
                 Ok(()) => posted += 1,
@@ -79,7 +79,7 @@ fn full_receive<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
     bench.port(1)?.receive(ReceiveQueue::Of(b), posted, &[]).map_err(text)?;
     bench.succeeds(0, 1)?;
     bench.close(1, b)?;
-    // What was posted has come back, each once.
+    // Every posted receive has come back once.
     let mut ids: Vec<u64> = bench.nodes[1].done.iter().map(|it| it.id).collect();
     ids.sort_unstable();
     equal("flushed receives", ids, (1..=posted).collect())
@@ -125,7 +125,7 @@ fn quiet<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
     let depth = u64::from(bench.facts()?.send_depth.min(64));
     let (from, to) = (bench.memory(0, 64, Access::NONE)?, bench.open_memory(1, 64)?);
     let part = [from.slice(0, 8)];
-    // More than fit at once: a completion frees the places of all before it.
+    // More than fit at once: one completion frees the places of all requests before it.
     for round in 0..4 {
         for id in 0..depth {
             let work = Work { quiet: id + 1 < depth, ..Work::new(a, id) };
@@ -138,7 +138,7 @@ fn quiet<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
     }
     bench.flush((0, a), (1, b))?;
     equal("last value", to.word(0), 300 + depth - 1)?;
-    // Failure is not quiet.
+    // A failure is not quiet.
     let bad = to.at(1 << 30);
     let sink = bench.sink(0, 64)?;
     let work = Work { quiet: true, ..Work::new(a, 77) };
@@ -218,7 +218,7 @@ fn placement<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
         bench.received(1, id)?;
         equal("byte not there with the message", difference(seed, &to.get(0, len as usize)), None)?;
         bench.succeeds(0, 2)?;
-        // What is read is what was written before.
+        // A read returns what was written before it.
         from.put(0, &filled(seed + 1000, len as usize));
         bench.port(0)?.write(work, Source::Gather(&part), to.at(0), None).map_err(text)?;
         bench.port(0)?.read(Work::new(a, 3), &[sink.slice(0, len)], to.at(0)).map_err(text)?;
@@ -256,7 +256,7 @@ fn bounded<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
     bench.works((0, a), (1, b))
 }
 
-/// Waits, at most a moment, until a descriptor is readable.
+/// Waits for a short time until a descriptor is readable.
 fn wait(descriptor: i32) -> bool {
     let mut one = libc::pollfd { fd: descriptor, events: libc::POLLIN, revents: 0 };
     // SAFETY: one entry.
@@ -272,7 +272,7 @@ fn sleep<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
     for _ in 0..20 {
         let id = bench.post_small(1, ReceiveQueue::Of(b))?;
         bench.rest();
-        // Asleep: nothing comes, and the descriptor says so.
+        // Armed: nothing comes, and the descriptor is not readable.
         bench.until("armed", |bench| {
             let port = bench.nodes[1].port.as_mut();
             port.is_some_and(|port| port.arm() == Armed::Sleep) && {
@@ -283,7 +283,7 @@ fn sleep<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
         let own = bench.next_id();
         bench.port(0)?.send(Work::new(a, own), Source::Gather(&[]), None).map_err(text)?;
         bench.until("woken", |bench| {
-            // The sender moves on, the sleeper sleeps.
+            // The sender makes progress while the sleeper sleeps.
             let mut room = [Completion::EMPTY; 4];
             let done = bench.nodes[0].port.as_mut().map_or(0, |port| port.poll(&mut room));
             bench.nodes[0].done.extend_from_slice(&room[..done]);

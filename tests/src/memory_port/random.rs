@@ -1,4 +1,4 @@
-//! Everything at once, against a model: three ports, random operations of random sizes on random connections.
+//! All operations against a model: three ports, random operations of random sizes on random connections.
 
 use nemesia_core::port::memory::{
     Access, Completion, Connection, MemoryPort, Outcome, PostError, ReceiveQueue, Source, Work,
@@ -12,7 +12,7 @@ pub(super) fn checks<F: Fabric>() -> Vec<(&'static str, Check<F>)> {
     vec![("random_operations_equal_a_model", random)]
 }
 
-/// Bytes of each window: each connection writes in one of its own, so that the model knows what is there.
+/// The bytes of each window. Each connection writes in its own window, so that the model knows the contents.
 const WINDOW: u32 = 9000;
 const OPERATIONS: usize = 400;
 
@@ -20,25 +20,25 @@ const OPERATIONS: usize = 400;
 struct Flow {
     from: (usize, Connection),
     to: (usize, Connection),
-    /// Its window in the target's memory.
+    /// The start of its window in the target's memory.
     base: u64,
-    /// The upper half of its numbers.
+    /// The upper half of its request numbers.
     tag: u64,
-    /// What the window holds when everything posted is done.
+    /// The contents of the window after everything posted is done.
     model: Vec<u8>,
     next: u64,
-    /// Those below have completed.
+    /// All requests below this number have completed.
     done: u64,
-    /// What was written since the last read, where several writes are placed in any order.
+    /// The ranges written since the last read, on a fabric that places several writes in any order.
     dirty: Vec<(u64, u32)>,
-    /// Reads: number, where they land, what they must bring.
+    /// Reads under way: number, destination, expected bytes.
     reads: Vec<(u64, u64, Vec<u8>)>,
-    /// Messages under way: number, bytes.
+    /// Messages under way: number and bytes.
     messages: Vec<(u64, Vec<u8>)>,
 }
 
 struct State {
-    /// Source, target and sink of each node.
+    /// The source, target and sink memory of each node.
     memories: Vec<[Memory; 3]>,
     flows: Vec<Flow>,
     most: u32,
@@ -76,7 +76,7 @@ fn random<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
     }
     (0..state.flows.len()).try_for_each(|at| drain(bench, &mut state, at))?;
     for flow in &state.flows {
-        // Completion need not mean placement.
+        // A completion may not prove placement.
         bench.flush(flow.from, flow.to)?;
         let found = state.memories[flow.to.0][1].get(flow.base, WINDOW as usize);
         ensure(found == flow.model, || format!("window of {:?}", flow.from))?;
@@ -84,7 +84,7 @@ fn random<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
     Ok(())
 }
 
-/// A place and a length in a window.
+/// Returns a position and a length in a window.
 fn range(random: &mut Random, most: u32) -> (u64, u32) {
     let len = match random.below(4) {
         0 => random.below(9) as u32,
@@ -106,14 +106,15 @@ fn step<F: Fabric>(bench: &mut Bench<F>, state: &mut State, at: usize) -> Verdic
     let target = &memories[flow.to.0][1];
     let overlaps =
         |(start, size): &(u64, u32)| *start < place + u64::from(len) && place < *start + u64::from(*size);
-    // A read proves that the writes before it are placed, and what follows it waits for it.
+    // A read proves that the writes before it are placed, and later requests wait for it.
     let kind = match bench.random.below(3) {
         0 if flow.dirty.iter().any(overlaps) => 1,
         kind => kind,
     };
     let len = if kind == 2 { len.min(message) } else { len };
     let bytes = source.get(start, len as usize);
-    // At most one message waits, so that its receive is known to be there, and one read, so that its room is its own.
+    // At most one message waits, so that its receive is known to be posted; and one read, so that its room is
+    // its own.
     if kind == 1 && !flow.reads.is_empty() || kind == 2 && !flow.messages.is_empty() {
         return drain(bench, state, at);
     }
@@ -158,7 +159,7 @@ fn step<F: Fabric>(bench: &mut Bench<F>, state: &mut State, at: usize) -> Verdic
     Ok(())
 }
 
-/// Waits for the send queue of a flow.
+/// Waits until the send queue of a flow is empty.
 fn drain_sends<F: Fabric>(bench: &mut Bench<F>, flow: &mut Flow, sink: &Memory) -> Verdict {
     if flow.next > flow.done {
         let id = flow.tag | (flow.next - 1);
@@ -172,7 +173,7 @@ fn drain_sends<F: Fabric>(bench: &mut Bench<F>, flow: &mut Flow, sink: &Memory) 
             failed = done.iter().find(is_bad).copied();
             failed.is_some() || done.iter().any(|it| it.id == id && it.outcome == Outcome::Done)
         })?;
-        // What fails is no stall.
+        // A failure is not a stall.
         equal("work that failed", failed, None)?;
         bench.nodes[node].done.retain(|it| it.connection != connection || it.outcome != Outcome::Done);
     }

@@ -146,7 +146,7 @@ fn shared<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
         }
         equal("messages of each", seen, [0, 0])?;
         if more.is_ok() {
-            // It is the oldest of the next round.
+            // It is the oldest request of the next round.
             bench.send_small(0, ends[0].0)?;
             bench.completion(2, 99)?;
             return Ok(());

@@ -1,4 +1,4 @@
-//! What a target refuses, and what is refused before it is posted.
+//! Operations that a target refuses, and operations that are refused before they are posted.
 
 use nemesia_core::payload::Lent;
 use nemesia_core::port::memory::{
@@ -23,7 +23,7 @@ fn text(error: impl std::fmt::Display) -> String {
     error.to_string()
 }
 
-/// An access that the target must not carry out; another connection to it goes on.
+/// Attempts an access that the target must refuse; another connection to the target goes on.
 fn refused<F: Fabric>(
     bench: &mut Bench<F>,
     what: &str,
@@ -42,7 +42,7 @@ fn refused<F: Fabric>(
         let allowed = [
             Outcome::Failed(WorkError::Refused),
             Outcome::Failed(WorkError::Invalid),
-            // Where the answer gets lost with the connection.
+            // The answer may be lost with the connection.
             Outcome::Failed(WorkError::Flushed),
         ];
         ensure(allowed.contains(&outcome), || format!("{what}: {outcome:?}"))?;
@@ -91,7 +91,7 @@ fn target<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
     refused(bench, "write where only reading is allowed", &read_only, write, proves)?;
     let part = [sink.slice(0, 8)];
     let read = |port: &mut F::Port, to| port.read(Work::new(to, 5), &part, write_only.at(0));
-    // siw looks only at key and bounds of a read.
+    // siw checks only the key and the bounds of a read.
     if proves {
         refused(bench, "read where only writing is allowed", &write_only, read, true)
     } else {
@@ -110,7 +110,7 @@ fn stale_key<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
         equal("key", bench.port(1)?.key(victim.region), None)?;
         let again = bench.port(1)?.deregister(victim.region);
         equal("deregistered again", again, Err(RegisterError::Unknown))?;
-        // In the same place, most likely.
+        // Most likely at the same address.
         let next = bench.open_memory(1, 64)?;
         ensure(next.region != victim.region, || "a number is used again".into())?;
         ensure(next.key.key != victim.key.key, || "a key is used again at once".into())?;
@@ -154,7 +154,7 @@ fn local<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
         let second = Err(PostError::Bounds { part: 1 });
         equal("second part", port.send(work, Source::Gather(&two), None), second)?;
     }
-    // None of it was posted, or did harm.
+    // None of them was posted or did harm.
     bench.works((0, a), (1, b))?;
     ensure(bench.nodes[0].done.is_empty(), || format!("{:?}", bench.nodes[0].done))
 }
@@ -169,7 +169,7 @@ fn registrations<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
     let inconsistent = Access { local_write: false, ..Access::ALL };
     equal("rights", bench.port(0)?.register(nothing(), inconsistent), Err(RegisterError::Rights))?;
     if !bench.facts()?.atomics {
-        // Some devices take the right and have no operation that uses it.
+        // Some devices accept the right and have no operation that uses it.
         let got = bench.port(0)?.register(nothing(), Access::ALL);
         let said = matches!(got, Ok(_) | Err(RegisterError::Unsupported));
         ensure(said, || format!("right to atomic operations: {got:?}"))?;

@@ -1,4 +1,4 @@
-//! The command line.
+//! Parses the command line.
 #![forbid(unsafe_code)]
 
 use std::ffi::OsString;
@@ -14,7 +14,7 @@ use crate::failure::Failure;
 use crate::output;
 use crate::perf::sizes::Sizes;
 
-/// Variables that the launcher itself sets for each process.
+/// The variables that the launcher itself sets for each process.
 const LAUNCHERS_OWN: [&str; 4] = ["PMI_FD", "PMI_RANK", "PMI_SIZE", "NEMESIA_INCARNATION"];
 
 #[derive(Debug, Parser)]
@@ -32,12 +32,12 @@ struct Cli {
     command: Command,
 }
 
-/// What the program is asked to do.
+/// A command of the program.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Measures latency, bandwidth and message rate between two processes, beside what the machine allows
+    /// Measures latency, bandwidth and message rate between two processes, beside the limits of the machine
     Perf(PerfArgs),
-    /// Prints what can be used here, why something can't, what it costs in memory, and the configuration
+    /// Prints the usable transports, why others are refused, the memory bill, and the configuration
     Info(InfoArgs),
     /// Starts N processes of a program on this machine, as one world
     #[command(override_usage = "nemesia run -n N [OPTIONS] -- PROGRAM [ARGS]...")]
@@ -50,7 +50,7 @@ pub(crate) enum Command {
     Unexpected(WorkerArgs),
 }
 
-/// What `perf` measures.
+/// A test of `perf`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Test {
@@ -74,7 +74,7 @@ pub(crate) enum Port {
 }
 
 impl Port {
-    /// Its name on the command line and in the results.
+    /// Returns its name on the command line and in the results.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Shm => "shm",
@@ -100,60 +100,67 @@ pub(crate) struct PerfArgs {
         default_value = "latency,bandwidth,rate"
     )]
     pub(crate) tests: Vec<Test>,
-    /// The transport to measure. Of tcp and verbs it is RDMA writes, without the engine
+    /// The transport to measure. For tcp and verbs: RDMA writes, without the engine
     #[arg(long, value_enum, default_value = "shm")]
     pub(crate) port: Port,
-    /// The RDMA devices of --port verbs: one for both processes, or one for each, separated by a comma; default: the first that
-    /// can be used
+    /// The RDMA devices of --port verbs: one for both processes, or one for each, separated by a comma;
+    /// default: the first
+    /// usable one
     #[arg(long, value_name = "NAME", value_delimiter = ',', num_args = 1)]
     pub(crate) device: Vec<String>,
     /// Round trips, and messages (in whole windows of 64), for each size in each round; 1 to 10000000.
-    /// Default: as many as fit into some 15 ms
+    /// Default: as many as fit into about 15 ms
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
     pub(crate) iterations: Option<u32>,
-    /// How often everything is measured, 1 to 100; medians are reported
+    /// The number of rounds, 1 to 100; medians are reported
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub(crate) rounds: u32,
-    /// With --port verbs: find a write by polling on its last byte even where the port does not promise that the bytes of a
-    /// write are placed in order, as perftest does. By default the target is told
+    /// With --port verbs: find a write by polling on its last byte even if the port does not promise to place
+    /// the bytes of a
+    /// write in order, as perftest does. By default an immediate or a message reports the write
     #[arg(long)]
     pub(crate) last_byte: bool,
-    /// With --port verbs: the most bytes that are copied into a work request, up to what the device has [default: all of that]
+    /// With --port verbs: the most bytes that are copied into a work request, up to the device's limit
+    /// [default: the limit]
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(0..=1024))]
     pub(crate) inline: Option<u32>,
-    /// With --port verbs: words before the command of the second process, which put it elsewhere on this machine (into
-    /// another network namespace, say: \"ip netns exec NAME\"), with its descriptors and environment
+    /// With --port verbs: words before the command of the second process, which start it elsewhere on this
+    /// machine (for
+    /// example in another network namespace: \"ip netns exec NAME\") and keep its descriptors and environment
     #[arg(long, value_name = "WORDS", value_delimiter = ' ', num_args = 1, allow_hyphen_values = true)]
     pub(crate) second_through: Vec<String>,
-    /// Where to write the picture, as SVG [default: nemesia-perf.svg]
+    /// The file for the picture, as SVG [default: nemesia-perf.svg]
     #[arg(long, value_name = "FILE", conflicts_with = "no_plot")]
     pub(crate) plot: Option<PathBuf>,
     /// Write no picture
     #[arg(long)]
     pub(crate) no_plot: bool,
-    /// Where to write the results, as JSON; - is the standard output, and the table then goes to the standard error
-    /// output
+    /// The file for the results, as JSON; - is the standard output, and the table then goes to the standard
+    /// error output
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
-    /// Print at the end what both processes have counted: packets, matches, credits, sleeps (`--json` has it too)
+    /// Print at the end the counters of both processes: packets, matches, credits, sleeps (`--json` has them
+    /// too)
     #[arg(long)]
     pub(crate) counters: bool,
-    /// Print at the end the functions that rank 0 has entered last, with times, as a tree, from so many entries and
-    /// exits; needs a build with `--features trace`. It slows down what is measured
+    /// Print at the end the functions that rank 0 entered last, with times, as a tree, from N entries and
+    /// exits; needs a
+    /// build with `--features trace`. It slows down what is measured
     #[arg(long, value_name = "N", num_args = 0..=1, default_missing_value = "256", value_parser = clap::value_parser!(u32).range(2..=1 << 20))]
     pub(crate) trace: Option<u32>,
-    /// Leave the two processes to the scheduler; default: each is bound to a core of its own
+    /// Do not bind the two processes; default: each is bound to a core of its own
     #[arg(long)]
     pub(crate) no_pin: bool,
-    /// Measure instead what matching costs with 1, 1000 and 100000 receives or messages queued, in one process
+    /// Measure instead the cost of matching with 1, 1000 and 100000 receives or messages queued, in one process
     #[arg(long, conflicts_with_all = ["sizes", "tests", "iterations", "plot", "no_plot", "no_pin"])]
     pub(crate) matching: bool,
-    /// Send instead N messages before the receiver asks for any, receive them in reverse order, and show what that took of
-    /// the receiver's memory; 1 to 100000000. NEMESIA_UNEXPECTED_BYTES sets the ceiling
+    /// Send instead N messages before the receiver posts any receive, receive them in reverse order, and show
+    /// the memory
+    /// that the receiver needed; 1 to 100000000. NEMESIA_UNEXPECTED_BYTES sets the ceiling
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=100_000_000),
           conflicts_with_all = ["sizes", "tests", "iterations", "plot", "no_plot", "matching"])]
     pub(crate) unexpected: Option<u64>,
-    /// Bytes of each of these messages, 1 to 65536
+    /// The size of each of these messages in bytes, 1 to 65536
     #[arg(long, value_name = "BYTES", default_value_t = 1, requires = "unexpected",
           value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub(crate) unexpected_size: u32,
@@ -162,10 +169,10 @@ pub(crate) struct PerfArgs {
 /// Arguments of `nemesia info`.
 #[derive(Debug, Args)]
 pub(crate) struct InfoArgs {
-    /// Processes in the world for which the memory is counted
+    /// The number of processes in the world whose memory is counted
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) processes: u32,
-    /// The transport on which the exit status depends: 2 if it can't be used
+    /// The transport that decides the exit status: 2 if it cannot be used
     #[arg(long, value_enum, default_value = "shm")]
     pub(crate) port: Port,
     /// Print JSON
@@ -185,7 +192,8 @@ pub(crate) struct RunArgs {
     /// When a process fails, let the others go on; default: they get SIGTERM, and SIGKILL after 2 s
     #[arg(long)]
     pub(crate) keep_going: bool,
-    /// Start a process again that a signal has ended, or that exits with a code other than 0: at most N times in all. The
+    /// Start a process again if a signal ended it or if it exits with a code other than 0, at most N times in
+    /// all. The
     /// others go on meanwhile
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) restart: u32,
@@ -203,11 +211,11 @@ pub(crate) struct RunArgs {
 /// Arguments of one of the two processes of `perf`.
 #[derive(Debug, Args)]
 pub(crate) struct WorkerArgs {
-    /// What to measure, and the descriptors that `perf` has left open, as JSON
+    /// The test and the descriptors that `perf` has left open, as JSON
     pub(crate) plan: String,
 }
 
-/// A variable of the environment and its value.
+/// An environment variable and its value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Assignment {
     pub(crate) name: OsString,
@@ -227,10 +235,10 @@ fn assignment(text: &OsString) -> Result<Assignment, String> {
     Ok(Assignment { name: OsString::from_vec(name.to_vec()), value: OsString::from_vec(value.to_vec()) })
 }
 
-/// Reads the command line; nothing is left to do after `--help` and `--version`.
+/// Parses the command line. Returns `None` after `--help` and `--version`, which leave nothing to do.
 ///
 /// # Errors
-/// What is wrong with it.
+/// What is wrong with the command line.
 pub(crate) fn parse(mut args: Vec<OsString>) -> Result<Option<Command>, Failure> {
     if args.len() < 2 {
         args.resize_with(1, || "nemesia".into());
@@ -249,7 +257,8 @@ pub(crate) fn parse(mut args: Vec<OsString>) -> Result<Option<Command>, Failure>
     }
 }
 
-/// The parts of an error of `clap` that say what is wrong, and what was probably meant; without the rest on usage.
+/// Returns the parts of an error of `clap` that say what is wrong and what was probably meant, without the
+/// usage.
 fn wrong(error: &clap::Error) -> String {
     if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
         return "a subcommand is missing: perf, info or run".to_owned();
@@ -259,7 +268,7 @@ fn wrong(error: &clap::Error) -> String {
     let mut parts = text.split("\n\n");
     let first = parts.next().unwrap_or(text);
     match parts.find_map(|part| part.trim().strip_prefix("tip: ")) {
-        // Nobody means to pass an option as a value.
+        // An option is never meant as a value.
         Some(tip) if tip.contains("similar") => format!("{first}; {tip}"),
         _ => first.to_owned(),
     }

@@ -1,14 +1,14 @@
-//! Why the program ends early: one line, and an exit status.
+//! An early end of the program: one line, and an exit status.
 #![forbid(unsafe_code)]
 
 use std::fmt::Display;
 
-/// Something was asked for that can't be used here.
+/// Exit status: the request cannot be met here.
 const UNUSABLE: u8 = 2;
-/// It was tried, and did not work.
+/// Exit status: the attempt failed.
 const FAILED: u8 = 1;
 
-/// Why the program ends early.
+/// The reason for an early end of the program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Failure {
     pub(crate) status: u8,
@@ -16,12 +16,12 @@ pub(crate) struct Failure {
 }
 
 impl Failure {
-    /// Something was asked for that can't be used here.
+    /// Makes a failure for a request that cannot be met here.
     pub(crate) fn unusable(message: impl Display) -> Self {
         Self { status: UNUSABLE, message: one_line(&message.to_string()) }
     }
 
-    /// It was tried, and did not work.
+    /// Makes a failure for an attempt that failed.
     pub(crate) fn failed(message: impl Display) -> Self {
         Self { status: FAILED, message: one_line(&message.to_string()) }
     }

@@ -1,4 +1,4 @@
-//! `nemesia info`: what can be used here, why something can't, what it costs, and what is set.
+//! `nemesia info`: usable transports, why others are refused, the memory bill, and the settings.
 #![forbid(unsafe_code)]
 
 use std::fmt::Write;
@@ -19,7 +19,7 @@ struct Overview {
     /// The configuration files that were read.
     files: Vec<String>,
     variables: Vec<Setting>,
-    /// Wishes that can't be met, and variables that do not exist.
+    /// Preferences that cannot be met, and variables that do not exist.
     notes: Vec<String>,
 }
 
@@ -30,7 +30,7 @@ struct Facility {
     reason: String,
 }
 
-/// What there is of a launcher.
+/// The state of the launcher.
 #[derive(Debug, Serialize)]
 struct Situation {
     usable: bool,
@@ -60,10 +60,10 @@ struct Setting {
     help: &'static str,
 }
 
-/// Prints the overview; the status is 0 if the port that is asked for can be used.
+/// Prints the overview. The status is 0 if the requested port can be used.
 ///
 /// # Errors
-/// When the configuration can't be used, or the output can't be written.
+/// The configuration cannot be used, or the output cannot be written.
 pub(crate) fn info(args: &InfoArgs) -> Result<u8, Failure> {
     let config = Config::from_env().map_err(Failure::unusable)?;
     let overview = Overview {
@@ -109,7 +109,7 @@ fn memory(config: &Config, processes: u32) -> Result<Memory, Failure> {
     })
 }
 
-/// Greets the launcher, if there is one, and takes leave of it again.
+/// Opens and closes a connection to the launcher, if there is one.
 fn situation() -> Situation {
     let asked = Bootstrap::from_env().and_then(|mut bootstrap| {
         let description = bootstrap.describe();
@@ -129,7 +129,7 @@ fn setting(config: &Config, variable: &Variable) -> Setting {
 
 fn written(overview: &Overview) -> String {
     let mut out = String::new();
-    // Writing to a text can't fail.
+    // Writing to a string cannot fail.
     let _ = write_all(&mut out, overview);
     out
 }
@@ -175,7 +175,7 @@ fn write_configuration(out: &mut String, overview: &Overview) -> std::fmt::Resul
     Ok(())
 }
 
-/// Bytes in the largest binary unit of which there is at least one.
+/// Formats bytes in the largest binary unit of which there is at least one.
 fn human(bytes: u64) -> String {
     let units = [(30, "GiB"), (20, "MiB"), (10, "KiB")];
     match units.into_iter().find(|(bits, _)| bytes >> bits > 0) {
@@ -196,7 +196,7 @@ mod tests {
         let of = |name| setting(&config, Variable::find(name).unwrap());
         let cells = of("NEMESIA_CELLS");
         assert_eq!((&*cells.value, &*cells.source, &*cells.default), ("128", "environment", "64"));
-        // What is wished for and can't be had shows as what is had.
+        // A preference that cannot be met shows the value in use.
         assert_eq!(of("NEMESIA_FASTBOX_LIMIT").value, config.fastbox_bytes().to_string());
         assert!(config.fastbox_bytes() < 999_999_999);
         assert_eq!((&*of("NEMESIA_SPIN").value, &*of("NEMESIA_SPIN").source), ("auto", "default"));

@@ -1,4 +1,4 @@
-//! What is printed and written: never a panic when nobody listens, never half a file when a run fails.
+//! Output: no panic if a reader is gone, and no half-written file if a run fails.
 #![forbid(unsafe_code)]
 
 use std::fs::{File, OpenOptions};
@@ -7,16 +7,16 @@ use std::path::{Path, PathBuf};
 
 use crate::failure::Failure;
 
-/// Prints one line, after the program's name, on the standard error output.
+/// Prints one line on the standard error output, behind the program's name.
 pub(crate) fn remark(message: &str) {
-    // Whoever closed the standard error output does not want to hear of it.
+    // If the standard error output is closed, the line is lost.
     let _ = writeln!(io::stderr().lock(), "nemesia: {message}");
 }
 
-/// Prints on the standard output. A reader that has heard enough is not an error.
+/// Prints on the standard output. A reader that closes the pipe early is not an error.
 ///
 /// # Errors
-/// When the output can't be written for another reason, such as a full disk.
+/// The output cannot be written for another reason, such as a full disk.
 pub(crate) fn print(text: &str) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
@@ -27,15 +27,16 @@ pub(crate) fn print(text: &str) -> Result<(), Failure> {
     }
 }
 
-/// Prints on the standard error output what the standard output has no room for.
+/// Prints on the standard error output what does not belong on the standard output.
 pub(crate) fn print_aside(text: &str) {
     // As for a remark.
     let _ = io::stderr().lock().write_all(text.as_bytes());
 }
 
-/// A file to be written at the end, opened at the start: what can't be written is known before the work is done.
+/// A file that is opened at the start and written at the end, so that an unusable path is reported before the
+/// work.
 ///
-/// If it did not exist, it is removed again when nothing was written.
+/// If it did not exist and nothing was written, it is removed again.
 #[derive(Debug)]
 pub(crate) struct Destination {
     path: PathBuf,
@@ -44,10 +45,10 @@ pub(crate) struct Destination {
 }
 
 impl Destination {
-    /// Opens a file and leaves what is in it for now.
+    /// Opens a file and keeps its contents for now.
     ///
     /// # Errors
-    /// When it can't be written.
+    /// The file cannot be written.
     pub(crate) fn open(path: &Path) -> Result<Self, Failure> {
         let opened = match OpenOptions::new().write(true).create_new(true).open(path) {
             Ok(file) => Ok((file, true)),
@@ -61,15 +62,15 @@ impl Destination {
         Ok(Self { path: path.to_owned(), file, remove })
     }
 
-    /// Where it is.
+    /// Returns the path.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Replaces what is in the file.
+    /// Replaces the contents of the file.
     ///
     /// # Errors
-    /// When it can't be written.
+    /// The file cannot be written.
     pub(crate) fn write(mut self, text: &str) -> Result<(), Failure> {
         let regular = self.file.metadata().is_ok_and(|metadata| metadata.is_file());
         let emptied = if regular { self.file.set_len(0) } else { Ok(()) };
@@ -84,7 +85,7 @@ impl Destination {
 impl Drop for Destination {
     fn drop(&mut self) {
         if self.remove {
-            // It is empty and in nobody's way.
+            // If it cannot be removed, an empty file stays.
             let _ = std::fs::remove_file(&self.path);
         }
     }

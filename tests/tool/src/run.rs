@@ -10,10 +10,10 @@ use crate::cli::RunArgs;
 use crate::failure::Failure;
 use crate::output;
 
-/// Runs the job and returns the status of its first failure.
+/// Runs the job. Returns the status of its first failure.
 ///
 /// # Errors
-/// When the job can't be started or watched.
+/// The job cannot be started or watched.
 pub(crate) fn run(args: &RunArgs) -> Result<u8, Failure> {
     let mut launcher = launcher(args)?;
     for variable in &args.env {
@@ -42,7 +42,7 @@ fn launcher(args: &RunArgs) -> Result<Launcher, Failure> {
         .bind(args.bind))
 }
 
-/// A program that is not there can't be used; everything else has failed.
+/// Converts a launch error: a missing program cannot be used; everything else has failed.
 pub(crate) fn launch_failure(error: &LaunchError) -> Failure {
     match error {
         LaunchError::Start { source, .. }
@@ -54,7 +54,7 @@ pub(crate) fn launch_failure(error: &LaunchError) -> Failure {
     }
 }
 
-/// One line on how the job failed, if it did.
+/// Returns one line on how the job failed, if it did.
 fn report(outcome: &Outcome, pids: &[u32]) -> Option<String> {
     let mut parts = Vec::new();
     if let Some((rank, kind)) = outcome.first_failure {
@@ -75,7 +75,7 @@ fn report(outcome: &Outcome, pids: &[u32]) -> Option<String> {
     (!parts.is_empty()).then(|| parts.join("; "))
 }
 
-/// A rank as it is named in reports.
+/// Returns the name of a rank in reports.
 pub(crate) fn name(rank: usize, pids: &[u32]) -> String {
     match pids.get(rank) {
         Some(pid) => format!("rank {rank} of {} (pid {pid})", pids.len()),

@@ -1,4 +1,4 @@
-//! The engine over channels: the protocols that ship, over whatever fabric there is.
+//! The engine over channels: the protocols that ship, over any fabric.
 
 use nemesia_core::engine::{Engine, RequestId, Tuning};
 use nemesia_core::matching::{Pattern, Source};
@@ -13,12 +13,12 @@ use super::node::{Node, lend};
 use super::{Hall, text};
 use crate::content::{difference, filled, seed_of};
 
-/// Bytes of the messages: eager ones, some of the longest packet, and rendezvous of many packets.
+/// The message sizes in bytes: eager, around the longest packet, and rendezvous of many packets.
 const SIZES: [usize; 8] = [0, 8, 300, 1024, 1025, 5000, 60_000, 200_000];
-/// How often each is sent.
+/// The number of times that each size is sent.
 const ROUNDS: u64 = 3;
 
-/// An engine, and what it works with, which is freed after it.
+/// An engine and its buffers, which are freed after it.
 #[derive(Debug)]
 struct Process<M: MemoryPort> {
     engine: Engine<Channel<M, ChannelVectors>, EngineVectors>,
@@ -51,7 +51,7 @@ impl<M: MemoryPort> Process<M> {
 
     fn receive(&mut self, from: u32, tag: u64, len: usize, seed: u64) -> Verdict {
         let mut bytes = vec![0; len];
-        // SAFETY: as above, and nobody else uses them.
+        // SAFETY: as above, and nothing else uses the bytes.
         let mut buf = unsafe { RecvBuf::from_raw(bytes.as_mut_ptr(), len) };
         let pattern = Pattern { source: Source::Rank(from), context: 1, tag, ignore: 0 };
         let id = self.engine.irecv(pattern, &mut buf).map_err(text)?;
@@ -59,7 +59,7 @@ impl<M: MemoryPort> Process<M> {
         Ok(())
     }
 
-    /// Moves on; what is complete is checked.
+    /// Makes progress, and checks what is complete.
     fn turn(&mut self, now: std::time::Duration) -> Verdict {
         let channel = self.engine.port_mut();
         while channel.poll_event(now).is_some() {}
@@ -104,7 +104,7 @@ pub(super) fn check<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
         processes.push(Process::new(rank, RANKS, node)?);
     }
     for round in 0..ROUNDS {
-        // In one round after the other: receives first, sends first, and mixed.
+        // One order after the other: receives first, sends first, mixed.
         for (tag, &len) in (1..).zip(&SIZES) {
             start(&mut processes, round, tag + 100 * round, len, round != 1)?;
         }
@@ -127,7 +127,7 @@ fn turn<F: Fabric>(bench: &mut Bench<F>, processes: &mut [Process<F::Port>]) -> 
     processes.iter_mut().try_for_each(|process| process.turn(bench.now))
 }
 
-/// A message of each to each; its receive first, or not yet.
+/// Starts a message from each to each, with its receive before or after it.
 fn start<M: MemoryPort>(
     processes: &mut [Process<M>],
     round: u64,

@@ -1,4 +1,4 @@
-//! A channel, and its memory.
+//! A channel and its memory.
 
 use std::time::Duration;
 
@@ -10,11 +10,11 @@ use nemesia_verification::storage::ChannelVectors;
 use super::super::bench::Block;
 use crate::content::seed_of;
 
-/// Payload bytes of the largest packet.
+/// The payload of the largest packet, in bytes.
 pub(super) const PACKET_BYTES: u32 = 1024;
-/// The number of the world.
+/// The identifier of the world.
 pub(super) const WORLD: u64 = 0x0123_4567_89ab_cdef;
-/// Buffers in each piece of memory.
+/// The buffers in each piece of memory.
 const BUFFERS: usize = 48;
 
 pub(super) const fn config(rank: PeerId, rails: u32) -> Config {
@@ -28,7 +28,7 @@ pub(super) const fn config(rank: PeerId, rails: u32) -> Config {
     }
 }
 
-/// A channel. It is dropped before its memory.
+/// A channel, dropped before its memory.
 #[derive(Debug)]
 pub(super) struct Node<M: MemoryPort> {
     pub(super) channel: Channel<M, ChannelVectors>,
@@ -42,7 +42,7 @@ impl<M: MemoryPort> Node<M> {
         Ok(Self { channel, blocks: Vec::new(), events: Vec::new() })
     }
 
-    /// Lends a piece of memory.
+    /// Lends a piece of memory to the channel.
     pub(super) fn lend(&mut self) -> Result<(), String> {
         self.blocks.push(lend(&mut self.channel)?);
         Ok(())
@@ -58,7 +58,7 @@ fn parts(rank: PeerId, ranks: usize) -> Parts<ChannelVectors> {
     }
 }
 
-/// Lends a piece of memory to a channel, which has to be dropped before it.
+/// Lends a piece of memory to a channel, which must be dropped before the memory.
 pub(super) fn lend<M: MemoryPort>(channel: &mut Channel<M, ChannelVectors>) -> Result<Block, String> {
     let len = BUFFERS * channel.buffer_bytes() as usize;
     let block = Block::new(len);

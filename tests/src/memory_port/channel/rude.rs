@@ -1,4 +1,4 @@
-//! Peers that break the rules: a plain port that says what no channel says.
+//! Peers that violate the protocol: a plain port sends what no channel sends.
 
 use nemesia_core::flow::posted::{FIRST, LEAST, Stamp};
 use nemesia_core::port::memory::{
@@ -13,7 +13,7 @@ use super::super::{Fabric, Verdict, ensure, equal};
 use super::node::{PACKET_BYTES, WORLD};
 use super::{Hall, text};
 
-/// Bytes that the rude one has for each message, and for each receive.
+/// The bytes that the hostile port has for each message and for each receive.
 const ROOM: u64 = 2048;
 
 const HELLO: Hello =
@@ -24,7 +24,7 @@ fn header(sequence: u32, posted: u32) -> Vec<u8> {
     Header { packet, stamp: Stamp { posted, target: LEAST }, units: 0 }.encode().to_vec()
 }
 
-/// What it is, what the rude one sends, one after the other, and whether this is the fault.
+/// A name, the messages that the hostile port sends in order, and a test of the expected fault.
 type Misdeed = (&'static str, Vec<Vec<u8>>, fn(&PortFault) -> bool);
 
 fn misdeeds() -> Vec<Misdeed> {
@@ -48,14 +48,14 @@ fn misdeeds() -> Vec<Misdeed> {
         ("an update with content", vec![[update.encode().to_vec(), vec![1]].concat()], is_header),
         ("twice", vec![good.clone(), good], is_sequence),
         ("beyond the window", vec![header(FIRST.wrapping_add(64), FIRST + LEAST)], is_sequence),
-        // A fabric may find it out before the channel does.
+        // A fabric may detect it before the channel does.
         ("too long", vec![long], |fault| {
             matches!(fault, PortFault::Header | PortFault::Work(_) | PortFault::Lost(_))
         }),
     ]
 }
 
-/// A plain connection to rank 0.
+/// Opens a plain connection to rank 0.
 fn intrude<F: Fabric>(
     bench: &mut Bench<F>,
     hall: &mut Hall<F>,
@@ -67,7 +67,7 @@ fn intrude<F: Fabric>(
     bench.port(0)?.connect(&address, &offer).map_err(text)
 }
 
-/// What becomes of it: `Ok` when it is ready.
+/// Returns the result of the connection; `Ok` when it is ready.
 fn answer<F: Fabric>(
     bench: &mut Bench<F>,
     hall: &mut Hall<F>,
@@ -90,7 +90,8 @@ fn answer<F: Fabric>(
     found.ok_or_else(|| "no answer".into())
 }
 
-/// Sends a message from a place of its own. It may fail; nobody waits for that, as its target has to move for it.
+/// Sends a message from a separate place. It may fail; the send is not waited for, because its target must make
+/// progress first.
 fn post<F: Fabric>(
     bench: &mut Bench<F>,
     connection: Connection,
@@ -103,7 +104,7 @@ fn post<F: Fabric>(
     bench.port(0)?.send(Work::new(connection, id), Source::Gather(&part), None).map_err(text)
 }
 
-/// The fault that rank 0 finds.
+/// Returns the fault that rank 0 reports.
 fn fault<F: Fabric>(bench: &mut Bench<F>, hall: &mut Hall<F>) -> Result<PortFault, String> {
     let mut found = None;
     bench.until("a fault", |bench| {
@@ -122,7 +123,7 @@ fn fault<F: Fabric>(bench: &mut Bench<F>, hall: &mut Hall<F>) -> Result<PortFaul
     Ok(found.fault)
 }
 
-/// A hall of two that is connected, with a place for a third, and a plain port that pretends to be it.
+/// Connects two channels with a place for a third, and makes a plain port that pretends to be the third.
 fn scene<F: Fabric>(bench: &mut Bench<F>) -> Result<Option<(Hall<F>, Memory)>, String> {
     let Some(mut hall) = Hall::open(bench, 3, 1)? else { return Ok(None) };
     hall.nodes.truncate(2);
@@ -132,10 +133,10 @@ fn scene<F: Fabric>(bench: &mut Bench<F>) -> Result<Option<(Hall<F>, Memory)>, S
     Ok(Some((hall, memory)))
 }
 
-/// The rude one is let in, as it says what it should.
+/// Connects the plain port with a correct handshake.
 fn enter<F: Fabric>(bench: &mut Bench<F>, hall: &mut Hall<F>, memory: &Memory) -> Result<Connection, String> {
     let active = intrude(bench, hall, &HELLO.encode())?;
-    // It has the receives that it says it has.
+    // It posts the receives that it has announced.
     for at in 1..=u64::from(LEAST) {
         let id = bench.next_id();
         let part = [memory.slice(at * ROOM, ROOM as u32)];
@@ -145,7 +146,7 @@ fn enter<F: Fabric>(bench: &mut Bench<F>, hall: &mut Hall<F>, memory: &Memory) -
     Ok(active)
 }
 
-/// Both sides let go.
+/// Disconnects both sides.
 fn leave<F: Fabric>(bench: &mut Bench<F>, hall: &mut Hall<F>, active: Connection) -> Verdict {
     hall.node(0)?.channel.close(2);
     bench.port(0)?.close(active);
@@ -157,7 +158,7 @@ fn leave<F: Fabric>(bench: &mut Bench<F>, hall: &mut Hall<F>, active: Connection
     })
 }
 
-/// Packets without credit: the other side has none left to return what it has posted again.
+/// Sends packets without credit: the other side has no credit left to return its reposted receives.
 fn overdraw<F: Fabric>(bench: &mut Bench<F>, hall: &mut Hall<F>, memory: &Memory) -> Verdict {
     let active = enter(bench, hall, memory)?;
     let envelope = Envelope { kind: Kind::Eager, context: 0, tag: 0, total: 0 };
@@ -184,7 +185,7 @@ fn overdraw<F: Fabric>(bench: &mut Bench<F>, hall: &mut Hall<F>, memory: &Memory
             ensure(number >= LEAST, || format!("packet {number} had a credit"))?;
             return leave(bench, hall, active);
         }
-        // As long as it may, it speaks; what is reserved goes to an update.
+        // It sends as long as it has credit; the reserve goes to an update.
         while hall.node(0)?.channel.send(2, &envelope, &[]).map_err(text)? {}
     }
     Err("sixteen packets for three receives".into())
@@ -202,7 +203,7 @@ pub(super) fn check<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
         leave(bench, &mut hall, active)?;
     }
     overdraw(bench, &mut hall, &memory)?;
-    // Nobody else has come to harm.
+    // The other connections are unharmed.
     hall.talk(bench, 30)?;
     hall.close(bench)
 }
@@ -235,11 +236,11 @@ pub(super) fn strangers<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
     hall.close(bench)
 }
 
-/// Where the fabric tells where somebody is, who is not there is not let in.
+/// If the fabric reports the origin of a request, a request from a wrong origin is refused.
 pub(super) fn elsewhere<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
     let Some((mut hall, memory)) = scene(bench)? else { return Ok(()) };
     let here = origin(bench, &mut hall)?;
-    // An address for documentation (RFC 5737), and a process that can't be.
+    // An address for documentation (RFC 5737), and a process that cannot exist.
     for elsewhere in [Origin::Host([192, 0, 2, 1].into()), Origin::Process(u32::MAX)] {
         hall.node(0)?.channel.expect_from(2, Some(elsewhere));
         let active = intrude(bench, &mut hall, &HELLO.encode())?;
@@ -256,7 +257,7 @@ pub(super) fn elsewhere<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
     hall.close(bench)
 }
 
-/// Where the plain port is, as the fabric tells it to another.
+/// Returns the origin of the plain port, as the fabric reports it to a peer.
 fn origin<F: Fabric>(bench: &mut Bench<F>, hall: &mut Hall<F>) -> Result<Option<Origin>, String> {
     bench.open(1)?;
     let (active, passive) = bench.connect(0, 1)?;

@@ -1,4 +1,4 @@
-//! What the two processes have counted, and the call tree of the first, for people.
+//! The counters of the two processes, and the call tree of the first, as text.
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -6,15 +6,16 @@ use std::fmt::Write;
 
 use super::worker::Seen;
 
-/// Counters side by side, but for those that are 0 at both, and the call tree of rank 0; nothing if neither is there.
+/// Returns the counters side by side, without those that are 0 at both, and the call tree of rank 0; empty if
+/// neither exists.
 pub(crate) fn table(seen: &[Seen]) -> String {
     let mut out = String::new();
-    // Writing to a text can't fail.
+    // Writing to a string cannot fail.
     let _ = write_counters(&mut out, seen).and_then(|()| write_tree(&mut out, seen));
     out
 }
 
-/// The counters of each rank by name; nothing if they were not asked for.
+/// Returns the counters of each rank by name; empty if they were not requested.
 pub(crate) fn by_name(seen: &[Seen]) -> Vec<BTreeMap<String, u64>> {
     let ranks = seen.iter().filter(|it| !it.counters.is_empty());
     ranks.map(|it| it.counters.iter().map(|(name, _, value)| (name.clone(), *value)).collect()).collect()

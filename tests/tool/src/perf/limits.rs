@@ -1,4 +1,4 @@
-//! What the machine allows, without any library: handing over one cache line, and copying.
+//! The limits of the machine without any library: the hand-over of one cache line, and copying.
 #![forbid(unsafe_code)]
 
 use std::hint::black_box;
@@ -7,22 +7,24 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::stats::percentile;
 use super::timer::Timer;
 
-/// The line says that the round is over; the answer is [`IDLE`].
+/// The value that ends a round; the answer is [`IDLE`].
 const STOP: u64 = u64::MAX;
-/// What the line says between two rounds.
+/// The value of the line between two rounds.
 const IDLE: u64 = 0;
-/// Round trips at most, those before the measurement included.
+/// The most round trips, including those before the measurement.
 const TRIPS: usize = 4000;
-/// Round trips that are not counted.
+/// The round trips that are not counted.
 const WARM_UP: usize = 200;
-/// A round ends after this, however few round trips it had (one core for both takes long).
+/// The time after which a round ends, however few round trips it had. One core for both processes takes long.
 const LONGEST_NS: f64 = 20e6;
-/// Polls before the core is offered to somebody else, who may be the one that is waited for.
+/// The polls before the core is yielded, possibly to the other process.
 const PATIENCE: u32 = 1 << 14;
-/// One repetition of copies takes about this.
+/// The approximate time of one repetition of copies.
 const COPY_NS: f64 = 8e6;
 
-/// Ticks of each round trip of one line, at most [`TRIPS`]: rank 0 stores odd, rank 1 answers even. Whoever waits for long calls
+/// Fills `samples` with the ticks of each round trip of one line, at most [`TRIPS`]: rank 0 stores odd values,
+/// rank 1
+/// answers with even ones. A long wait calls `idle` now and then.
 /// `idle` now and then.
 pub(crate) fn hand_over(line: &AtomicU64, timer: &Timer, samples: &mut Vec<u64>, mut idle: impl FnMut()) {
     samples.clear();
@@ -45,7 +47,7 @@ pub(crate) fn hand_over(line: &AtomicU64, timer: &Timer, samples: &mut Vec<u64>,
     samples.drain(..warm_up);
 }
 
-/// Rank 1's part of [`hand_over`].
+/// Runs rank 1's part of [`hand_over`].
 pub(crate) fn hand_back(line: &AtomicU64, mut idle: impl FnMut()) {
     loop {
         let value = await_line(line, |value| value % 2 == 1, &mut idle);
@@ -57,12 +59,12 @@ pub(crate) fn hand_back(line: &AtomicU64, mut idle: impl FnMut()) {
     }
 }
 
-/// One way of [`hand_over`] in nanoseconds: half the median round trip.
+/// Returns one way of [`hand_over`] in nanoseconds: half the median round trip.
 pub(crate) fn one_way(samples: &mut [u64], timer: &Timer) -> f64 {
     timer.ns(percentile(samples, 50)) / 2.0
 }
 
-/// Polls without a pause: this is the limit.
+/// Polls without a pause: this is the limit of the machine.
 #[inline]
 fn await_line(line: &AtomicU64, wanted: impl Fn(u64) -> bool, idle: &mut impl FnMut()) -> u64 {
     loop {
@@ -77,7 +79,7 @@ fn await_line(line: &AtomicU64, wanted: impl Fn(u64) -> bool, idle: &mut impl Fn
     }
 }
 
-/// Megabytes (10^6 bytes) a second of copying `from` to `into` again and again.
+/// Returns the speed of copying `from` to `into` again and again, in megabytes (10^6 bytes) per second.
 pub(crate) fn memcpy(from: &[u8], into: &mut [u8], timer: &Timer) -> f64 {
     let bytes = from.len().min(into.len());
     let mut copies = |count: usize| {

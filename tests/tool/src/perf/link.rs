@@ -1,4 +1,4 @@
-//! The traffic that is measured, on both ends: ping-pong, windows, and the check of what arrives.
+//! The measured traffic at both ends: ping-pong, windows, and the check of contents.
 
 use nemesia::{Endpoint, Error, Request, Source, Tag};
 
@@ -6,33 +6,33 @@ use super::timer::Timer;
 use super::traffic::Traffic;
 use super::worker::Seen;
 
-/// Messages in a window.
+/// The number of messages in a window.
 pub(crate) const WINDOW: usize = 64;
 
 const COMMAND: u64 = 1;
 const DATA: u64 = 2;
 const ACKNOWLEDGEMENT: u64 = 3;
 
-/// What rank 0 tells rank 1 to take part in.
+/// A command from rank 0 to rank 1: the exchange in which rank 1 takes part next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Command {
     /// Hand-over of a cache line.
     HandOver,
-    /// One message each way, whose contents are looked at.
+    /// One message each way, with a check of the contents.
     Check { bytes: usize },
-    /// So many round trips.
+    /// `count` round trips.
     Trips { bytes: usize, count: usize },
-    /// So many windows.
+    /// `count` windows.
     Windows { bytes: usize, count: usize },
     /// The end.
     Finish,
 }
 
-/// Bytes of a command.
+/// The length of an encoded command in bytes.
 pub(crate) const COMMAND_BYTES: usize = 24;
 
 impl Command {
-    /// For the way.
+    /// Encodes the command.
     pub(crate) fn encode(self) -> [u8; COMMAND_BYTES] {
         let [kind, bytes, count] = match self {
             Self::HandOver => [1, 0, 0],
@@ -48,7 +48,7 @@ impl Command {
         packet
     }
 
-    /// What came; `None` when it is no command.
+    /// Decodes a packet; `None` if it is no command.
     pub(crate) fn decode(packet: &[u8; COMMAND_BYTES]) -> Option<Self> {
         let mut fields =
             packet.as_chunks().0.iter().map(|field| usize::try_from(u64::from_le_bytes(*field)).ok());
@@ -63,7 +63,7 @@ impl Command {
         })
     }
 
-    /// Bytes of the messages that it asks for.
+    /// Returns the largest message that the command needs, in bytes.
     pub(crate) const fn most(self) -> usize {
         match self {
             Self::Check { bytes } | Self::Trips { bytes, .. } | Self::Windows { bytes, .. } => bytes,
@@ -84,7 +84,7 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    /// Joins the two; messages have at most `most` bytes.
+    /// Connects the two processes; messages have at most `most` bytes.
     pub(crate) fn new(endpoint: Endpoint, most: usize) -> Result<Self, String> {
         if endpoint.size() != 2 {
             return Err(format!("perf is for two processes, not for {}", endpoint.size()));
@@ -154,15 +154,15 @@ impl Traffic for Link {
         Ok(())
     }
 
-    /// Each window is acknowledged by an empty message.
+    /// An empty message acknowledges each window.
     fn send_windows(&mut self, bytes: usize, count: usize) -> Result<(), String> {
         let base = self.out[..bytes].as_ptr();
         for _ in 0..count {
             self.requests.clear();
             for _ in 0..WINDOW {
-                // SAFETY: `base` names `bytes` bytes of `out`, which nothing changes in this function; all sends are
-                // waited for below, or the error ends this process's use of the link, and the endpoint is dropped
-                // before the buffer.
+                // SAFETY: `base` names `bytes` bytes of `out`, which nothing changes in this function. All
+                // sends are waited for
+                // below, or an error ends the use of the link, and the endpoint is dropped before the buffer.
                 let request = unsafe { self.endpoint.isend(self.peer, DATA, base, bytes) };
                 self.requests.push(request.map_err(text)?);
             }
@@ -181,9 +181,11 @@ impl Traffic for Link {
         for _ in 0..count {
             self.requests.clear();
             for _ in 0..WINDOW {
-                // SAFETY: `base` names `bytes` initialised bytes of `into`, to which no reference is used in this
-                // function; all receives may write there, as nobody reads it. They are waited for below, or the error
-                // ends this process's use of the link, and the endpoint is dropped before the buffer.
+                // SAFETY: `base` names `bytes` initialised bytes of `into`, to which no reference is used in
+                // this function. All
+                // receives may write there, because nothing reads it. They are waited for below, or an error
+                // ends the use of the
+                // link, and the endpoint is dropped before the buffer.
                 let request = unsafe { self.endpoint.irecv(from, tag, base, bytes) };
                 self.requests.push(request.map_err(text)?);
             }
@@ -227,17 +229,17 @@ fn text(error: Error) -> String {
     error.to_string()
 }
 
-/// What a pattern depends on.
+/// Returns the seed of a pattern.
 pub(crate) fn seed(bytes: usize, sender: usize) -> u64 {
     (bytes * 2 + sender) as u64
 }
 
-/// A byte that depends on the message and on its place therein.
+/// Returns a byte that depends on the message and on its position.
 pub(crate) fn pattern(seed: u64, at: usize) -> u8 {
     ((at as u64).wrapping_add(seed << 32 | 1).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56) as u8
 }
 
-/// That what came is the pattern of `seed`.
+/// Checks that the received bytes are the pattern of `seed`.
 pub(crate) fn intact(what: &str, seed: u64, come: &[u8]) -> Result<(), String> {
     match come.iter().enumerate().find(|(at, byte)| **byte != pattern(seed, *at)) {
         None => Ok(()),
@@ -252,7 +254,7 @@ pub(crate) fn intact(what: &str, seed: u64, come: &[u8]) -> Result<(), String> {
 fn buffer(len: usize) -> Result<Vec<u8>, String> {
     let mut buffer = Vec::new();
     buffer.try_reserve_exact(len).map_err(|_| format!("there is no memory for a message of {len} bytes"))?;
-    // Not zero, so that every page is there before anything is measured.
+    // Not zero, so that every page is present before the measurement.
     buffer.resize(len, 1);
     Ok(buffer)
 }

@@ -1,5 +1,6 @@
-//! What matching costs when many receives are posted, or many messages have come unasked: in one process, which sends to
-//! itself, through the public interface.
+//! The cost of matching with many posted receives or many unexpected messages: in one process, which sends to
+//! itself
+//! through the public interface.
 
 use std::fmt::Write;
 
@@ -11,23 +12,23 @@ use super::stats::median;
 use super::timer::Timer;
 use crate::failure::Failure;
 
-/// How many are queued.
+/// The lengths of the queue.
 const QUEUED: [u64; 3] = [1, 1_000, 100_000];
-/// How often everything is measured; medians are reported.
+/// The number of rounds; medians are reported.
 const ROUNDS: usize = 5;
-/// Looks at the queue that one round may cost, and messages of a round.
+/// The steps through the queue that one round may take, and the messages of a round.
 const LOOKS: usize = 2_000_000;
 const MESSAGES: std::ops::RangeInclusive<usize> = 20..=5_000;
-/// Bits of a tag that a wildcard ignores.
+/// The bits of a tag that a wildcard ignores.
 const IGNORED: u64 = 0xff;
 
-/// What is queued.
+/// The kind of queue entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Queue {
     /// Receives that no message matches.
     Posted,
-    /// Messages that nobody has asked for.
+    /// Messages that no receive has matched.
     Unexpected,
 }
 
@@ -52,7 +53,7 @@ impl Form {
         }
     }
 
-    /// What a receive of this form asks for to have the n-th message.
+    /// Returns the source and tag of a receive of this form that gets the n-th message.
     const fn pattern(self, me: usize, n: u64) -> (Source, Tag) {
         match self {
             Self::Exact => (Source::Rank(me), Tag::Exactly(tag(n))),
@@ -66,15 +67,15 @@ const fn tag(n: u64) -> u64 {
     n * (IGNORED + 1)
 }
 
-/// One case.
+/// One measured case.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(crate) struct Row {
     queue: Queue,
     queued: u64,
     form: Form,
-    /// A message to ourselves, sent and received.
+    /// The time of a message to ourselves, sent and received.
     ns: f64,
-    /// Receives or messages looked at, the one that is found included.
+    /// The entries that the search visited, including the one found.
     steps: usize,
 }
 
@@ -86,7 +87,7 @@ struct Document<'a> {
 /// Measures every case.
 ///
 /// # Errors
-/// What went wrong.
+/// What failed.
 pub(crate) fn measure() -> Result<Vec<Row>, Failure> {
     let config = Config::from_env().map_err(Failure::unusable)?;
     let timer = Timer::new();
@@ -134,7 +135,7 @@ fn post(endpoint: &mut Endpoint, form: Form, n: u64) -> Result<Request, Error> {
     unsafe { endpoint.irecv(from, tag, std::ptr::null_mut(), 0) }
 }
 
-/// A message in the queue, or past the queue.
+/// Sends and receives one message that is in the queue, or that bypasses the queue.
 fn one(endpoint: &mut Endpoint, queue: Queue, form: Form) -> Result<(), Error> {
     let me = endpoint.rank();
     match queue {
@@ -172,18 +173,18 @@ fn steps(endpoint: &mut Endpoint, queue: Queue, form: Form) -> Result<usize, Err
     }
 }
 
-/// The results as JSON, with a line's end.
+/// Returns the results as JSON, with a final newline.
 ///
 /// # Errors
-/// When a value has no form in JSON.
+/// A value has no form in JSON.
 pub(crate) fn json(rows: &[Row]) -> Result<String, Failure> {
     serde_json::to_string(&Document { matching: rows }).map(|text| text + "\n").map_err(Failure::failed)
 }
 
-/// The results for people.
+/// Returns the results as a table.
 pub(crate) fn table(rows: &[Row]) -> String {
     let mut out = String::new();
-    // Writing to a text can't fail.
+    // Writing to a string cannot fail.
     let _ = write_table(&mut out, rows);
     out
 }

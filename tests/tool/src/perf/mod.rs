@@ -1,4 +1,4 @@
-//! `nemesia perf`: two processes of this program measure each other, beside what the machine allows.
+//! `nemesia perf`: two processes of this program measure each other, beside the limits of the machine.
 
 mod counters;
 mod limits;
@@ -36,14 +36,15 @@ use report::Layout;
 use worker::{Measured, Plan, Seen};
 
 const DEFAULT_PLOT: &str = "nemesia-perf.svg";
-/// Buffers of the largest message in both processes: of the engine, and of a memory port, which looks at patterns besides.
+/// The buffers of the largest message in both processes: of the engine, and of a memory port, which also checks
+/// patterns.
 const BUFFERS: usize = 4;
 const PORT_BUFFERS: usize = 10;
 
 /// Measures and reports.
 ///
 /// # Errors
-/// What can't be used, or what went wrong.
+/// What cannot be used, or what failed.
 pub(crate) fn perf(args: &PerfArgs) -> Result<(), Failure> {
     if args.trace.is_some() && !cfg!(feature = "trace") {
         let problem =
@@ -74,7 +75,7 @@ pub(crate) fn perf(args: &PerfArgs) -> Result<(), Failure> {
     files.write(&layout, &measured, &seen)
 }
 
-/// Messages before anybody asks for them.
+/// Sends messages before any receive is posted.
 fn unexpected(args: &PerfArgs, messages: u64) -> Result<(), Failure> {
     let json = Json::open(args.json.as_deref())?;
     let pin = pins(args.no_pin)?.is_some();
@@ -89,12 +90,12 @@ fn wait(running: Running) -> Result<Outcome, LaunchError> {
     running.wait()
 }
 
-/// Takes part as one of the two processes. Whatever goes wrong is reported to the other process that started us.
+/// Takes part as one of the two processes. Every error is reported to the process that started this one.
 pub(crate) fn work(args: &WorkerArgs) -> u8 {
     status(worker::work(&args.plan))
 }
 
-/// The same of `perf --unexpected`.
+/// As [`work`], for `perf --unexpected`.
 pub(crate) fn work_unexpected(args: &WorkerArgs) -> u8 {
     status(unexpected::work(&args.plan))
 }
@@ -110,7 +111,7 @@ fn status<T>(worked: Result<worker::Report<T>, String>) -> u8 {
     }
 }
 
-/// Whether the port can be used, and has what is asked for.
+/// Checks that the port can be used and that the options fit it.
 fn check_port(args: &PerfArgs) -> Result<(), Failure> {
     let of_verbs = [
         ("--device", !args.device.is_empty()),
@@ -142,7 +143,7 @@ fn check_port(args: &PerfArgs) -> Result<(), Failure> {
     let devices: Vec<Option<String>> = match &args.device[..] {
         [] => vec![None],
         [_, _, _, ..] => return Err(Failure::unusable("--device names at most two, one for each process")),
-        // What is elsewhere can't be seen from here.
+        // Devices in another namespace cannot be seen from here.
         names if !args.second_through.is_empty() => names.iter().take(1).cloned().map(Some).collect(),
         names => names.iter().cloned().map(Some).collect(),
     };
@@ -153,7 +154,7 @@ fn check_port(args: &PerfArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What the processes wished for and could not have; both say the same of most.
+/// Prints the warnings of the processes, each once.
 fn tell_notes(seen: &[Seen]) {
     let mut told: Vec<&String> = Vec::new();
     for note in seen.iter().flat_map(|seen| &seen.notes) {
@@ -177,7 +178,7 @@ fn check_shm() -> Result<(), Failure> {
     }
 }
 
-/// The cores to which the two processes are bound, if they are.
+/// Returns the cores to which the two processes are bound; `None` if they are not bound.
 fn pins(no_pin: bool) -> Result<Option<[usize; 2]>, Failure> {
     let cores = numa::allowed_cpus().map_err(Failure::failed)?;
     match cores[..] {
@@ -211,7 +212,7 @@ fn share_a_core(one: usize, other: usize) -> bool {
     })
 }
 
-/// Where the results go, opened before anything is measured.
+/// The files for the results, opened before the measurement.
 struct Files {
     plot: Option<Destination>,
     json: Json,
@@ -232,7 +233,7 @@ impl Json {
         })
     }
 
-    /// The file first: whoever reads the table may stop reading.
+    /// The file comes first: a reader of the table may close the pipe early.
     fn write(self, table: &str, json: impl FnOnce() -> Result<String, Failure>) -> Result<(), Failure> {
         match self {
             Self::None => output::print(table),
@@ -257,7 +258,7 @@ impl Files {
         Ok(Self { plot: open_plot(args, tests)?, json })
     }
 
-    /// Files first: whoever reads the table may stop reading.
+    /// The files come first: a reader of the table may close the pipe early.
     fn write(self, layout: &Layout<'_>, measured: &Measured, seen: &[Seen]) -> Result<(), Failure> {
         let mut table = report::table(layout, measured) + &counters::table(seen);
         if let Some(destination) = self.plot {
@@ -270,7 +271,8 @@ impl Files {
     }
 }
 
-/// The picture's file. One that nobody asked for is done without where it can't be written.
+/// Opens the file of the picture. If no option asked for a picture and the file cannot be written, there is no
+/// picture.
 fn open_plot(args: &PerfArgs, tests: &[Test]) -> Result<Option<Destination>, Failure> {
     let drawn = tests.iter().any(|test| *test != Test::Rate);
     match &args.plot {
@@ -286,7 +288,7 @@ fn open_plot(args: &PerfArgs, tests: &[Test]) -> Result<Option<Destination>, Fai
     }
 }
 
-/// Starts the two processes and waits for what they have measured.
+/// Starts the two processes, and waits for their results.
 fn measure(args: &PerfArgs, tests: &[Test], pin: bool) -> Result<(Measured, Vec<Seen>), Failure> {
     let failed = |error| Failure::failed(format!("cannot make memory to share: {error}"));
     let shared = page::inherited_memory(Page::LEN).map_err(failed)?;
@@ -313,7 +315,8 @@ fn measure(args: &PerfArgs, tests: &[Test], pin: bool) -> Result<(Measured, Vec<
     }
 }
 
-/// Starts this program twice, with what is planned for descriptors to report in, and gives what each rank reports.
+/// Starts this program twice, with a plan that contains the descriptors for reports. Returns the report of each
+/// rank.
 fn launch<P: Serialize, T: DeserializeOwned>(
     worker: &str,
     pin: bool,
@@ -335,7 +338,7 @@ fn launch<P: Serialize, T: DeserializeOwned>(
     verdict(&wait(running).map_err(|error| run::launch_failure(&error))?, &pids, reports)
 }
 
-/// What was measured, or the likeliest reason why it was not.
+/// Returns the reports, or the likeliest reason for their absence.
 fn verdict<T: DeserializeOwned>(
     outcome: &Outcome,
     pids: &[u32],

@@ -1,5 +1,6 @@
-//! What `perf` shares with its two processes: a page with one cache line to hand over and the progress, and a file in
-//! memory for each of them to report in. All of it is anonymous and goes with the last process.
+//! Memory that `perf` shares with its two processes: a page with one cache line to hand over and the progress,
+//! and a
+//! memory file for the report of each process. All of it is anonymous and ends with the last process.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -7,33 +8,33 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
 
-/// Bytes of the shared mapping: the line lies in its first half, the progress in its second.
+/// The bytes of the shared mapping: the line lies in its first half, the progress in its second.
 const LEN: usize = 8192;
-/// Longest report that is read.
+/// The longest report that is read, in bytes.
 const LONGEST_REPORT: u64 = 16 << 20;
 
-/// A memory of `len` bytes without a name that child processes inherit.
+/// Makes an anonymous memory of `len` bytes that child processes inherit.
 ///
 /// # Errors
-/// When the system has no room for it.
+/// The system has no room for it.
 pub(crate) fn inherited_memory(len: usize) -> io::Result<OwnedFd> {
     // SAFETY: the name is a terminated string; without flags the descriptor stays open across exec.
     let fd = unsafe { libc::memfd_create(c"nemesia-perf".as_ptr(), 0) };
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the kernel has just made this descriptor for this call; nobody else owns it.
+    // SAFETY: the kernel has just made this descriptor for this call, and nothing else owns it.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
     File::from(fd.try_clone()?).set_len(len as u64)?;
     Ok(fd)
 }
 
-/// Takes over a descriptor that `perf` left open for us.
+/// Takes over a descriptor that `perf` left open for this process.
 ///
 /// # Errors
-/// When it is not what [`inherited_memory`] makes.
+/// It is not a memory of [`inherited_memory`].
 pub(crate) fn inherit(fd: RawFd) -> io::Result<OwnedFd> {
-    // Only memory of that kind has seals: no other descriptor of this process is taken for it.
+    // Only such memory has seals: no other descriptor of this process is confused with it.
     // SAFETY: F_GET_SEALS takes no argument and touches no memory.
     if unsafe { libc::fcntl(fd, libc::F_GET_SEALS) } < 0 {
         return Err(io::Error::last_os_error());
@@ -42,10 +43,10 @@ pub(crate) fn inherit(fd: RawFd) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Everything that was written to a memory, from its start.
+/// Returns everything that was written to a memory, from its start.
 ///
 /// # Errors
-/// When it can't be read.
+/// The memory cannot be read.
 pub(crate) fn contents(fd: OwnedFd) -> io::Result<String> {
     let mut file = File::from(fd);
     file.seek(SeekFrom::Start(0))?;
@@ -54,7 +55,7 @@ pub(crate) fn contents(fd: OwnedFd) -> io::Result<String> {
     Ok(text)
 }
 
-/// The page, mapped. Atomics only: three processes use it at once.
+/// The mapped page. Only atomics are used, because three processes use it at once.
 #[derive(Debug)]
 pub(crate) struct Page(NonNull<u8>);
 
@@ -64,21 +65,22 @@ unsafe impl Send for Page {}
 unsafe impl Sync for Page {}
 
 impl Page {
-    /// Bytes of memory that a page needs.
+    /// The bytes of memory that a page needs.
     pub(crate) const LEN: usize = LEN;
 
     /// Maps the memory.
     ///
     /// # Errors
-    /// When it is too small, or the system refuses.
+    /// It is too small, or the system refuses.
     pub(crate) fn map(fd: &OwnedFd) -> io::Result<Self> {
         let file = File::from(fd.try_clone()?);
         if file.metadata()?.len() < LEN as u64 {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         let access = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing; the file is long enough, and
-        // nobody shortens it.
+        // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing; the file is long enough,
+        // and nothing
+        // shortens it.
         let base =
             unsafe { libc::mmap(std::ptr::null_mut(), LEN, access, libc::MAP_SHARED, fd.as_raw_fd(), 0) };
         if base == libc::MAP_FAILED {
@@ -87,13 +89,13 @@ impl Page {
         NonNull::new(base.cast()).map(Self).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
     }
 
-    /// The line that is handed over; nothing else is in its page.
+    /// Returns the line that is handed over; nothing else lies in its page.
     pub(crate) fn line(&self) -> &AtomicU64 {
         // SAFETY: the mapping is aligned, live as long as `self`, and used through atomics only.
         unsafe { self.0.cast::<AtomicU64>().as_ref() }
     }
 
-    /// Steps that rank 0 has taken.
+    /// Returns the number of steps that rank 0 has completed.
     pub(crate) fn steps(&self) -> &AtomicU64 {
         // SAFETY: as above; the offset is a multiple of 8 within the mapping.
         unsafe { self.0.add(LEN / 2).cast::<AtomicU64>().as_ref() }

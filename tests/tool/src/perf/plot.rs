@@ -14,7 +14,7 @@ use crate::cli::Test;
 
 const PANEL: (u32, u32) = (640, 520);
 const HEADING: u32 = 40;
-/// The place of messages without bytes.
+/// The position of empty messages on the axis.
 const NOTHING: f64 = -2.0;
 const FONT: &str = "sans-serif";
 const BLUE: RGBColor = RGBColor(31, 119, 180);
@@ -23,7 +23,7 @@ const RED: RGBColor = RGBColor(200, 60, 40);
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
-/// What stands in one panel.
+/// The contents of one panel.
 struct Panel {
     caption: &'static str,
     unit: &'static str,
@@ -33,7 +33,7 @@ struct Panel {
 struct Curve {
     name: String,
     colour: RGBColor,
-    /// Whether each point is one that was measured.
+    /// Whether each point is a measured one.
     marked: bool,
     points: Vec<(f64, f64)>,
 }
@@ -41,7 +41,7 @@ struct Curve {
 /// Draws the panels for which there are results.
 ///
 /// # Errors
-/// What the drawing library reports.
+/// The error of the drawing library.
 pub(crate) fn svg(layout: &Layout<'_>, measured: &Measured) -> Result<String, Box<dyn Error>> {
     let panels: Vec<Panel> = layout
         .tests
@@ -115,7 +115,7 @@ fn draw(area: &Area<'_>, range: Range<f64>, panel: Panel) -> Result<(), Box<dyn 
         .margin(15)
         .x_label_area_size(45)
         .y_label_area_size(75)
-        // The legend has the upper quarter.
+        // The legend takes the upper quarter.
         .build_cartesian_2d(range, (low..high * (high / low).powf(0.3)).log_scale())?;
     chart
         .configure_mesh()
@@ -146,7 +146,7 @@ fn draw(area: &Area<'_>, range: Range<f64>, panel: Panel) -> Result<(), Box<dyn 
     Ok(())
 }
 
-/// Where a size stands on the axis: its logarithm, and two steps left of 1 for 0.
+/// Returns the position of a size on the axis: its logarithm, and two steps left of 1 for 0.
 fn place(bytes: usize) -> f64 {
     if bytes == 0 { NOTHING } else { (bytes as f64).log2() }
 }

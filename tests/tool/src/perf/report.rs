@@ -33,7 +33,7 @@ struct Document {
     measures: Option<String>,
     limits: Limits,
     results: Vec<Entry>,
-    /// Of each rank, by name, if they were asked for.
+    /// The counters of each rank by name, if they were requested.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     counters: Vec<BTreeMap<String, u64>>,
 }
@@ -73,10 +73,10 @@ enum Value {
     },
 }
 
-/// The results as JSON, with a line's end.
+/// Returns the results as JSON, with a final newline.
 ///
 /// # Errors
-/// When a value has no form in JSON.
+/// A value has no form in JSON.
 pub(crate) fn json(layout: &Layout<'_>, measured: &Measured, seen: &[Seen]) -> Result<String, Failure> {
     let entries = layout.tests.iter().flat_map(|test| {
         layout.sizes.iter().filter_map(|bytes| {
@@ -111,25 +111,25 @@ fn value(test: Test, bytes: usize, measured: &Measured) -> Option<Value> {
     })
 }
 
-/// Megabytes (10^6 bytes) a second.
+/// Returns megabytes (10^6 bytes) per second.
 pub(crate) fn bandwidth(bytes: usize, measured: &Measured) -> Option<f64> {
     measured.rate.get(&bytes).map(|rate| rate * bytes as f64 / 1e6)
 }
 
-/// One digit after the point.
+/// Rounds to one digit after the point.
 fn rounded(value: f64) -> f64 {
     (value * 10.0).round() / 10.0
 }
 
-/// The results for people.
+/// Returns the results as a table.
 pub(crate) fn table(layout: &Layout<'_>, measured: &Measured) -> String {
     let mut out = String::new();
-    // Writing to a text can't fail.
+    // Writing to a string cannot fail.
     let _ = write_limits(&mut out, layout, measured).and_then(|()| write_table(&mut out, layout, measured));
     out
 }
 
-/// Where the processes ran.
+/// Says on which cores the processes ran.
 pub(crate) fn places(layout: &Layout<'_>) -> String {
     layout.pins.map_or_else(|| "not pinned".to_owned(), |[one, other]| format!("on cores {one} and {other}"))
 }
@@ -185,7 +185,7 @@ fn write_table(out: &mut String, layout: &Layout<'_>, measured: &Measured) -> st
         )?;
     }
     if layout.tests.iter().any(|test| *test != Test::Latency) {
-        // Where one is measured that is described above, the description says how many are under way.
+        // The description of such a port says how many requests are under way.
         let what = measured.about.as_ref().map_or_else(
             || format!("windows of {WINDOW} messages"),
             |_| "RDMA writes, until the target has confirmed the last".to_owned(),

@@ -1,7 +1,7 @@
 //! Lists of message sizes: `0..8,1Ki,3M`.
 #![forbid(unsafe_code)]
 
-/// Largest message: both processes hold a few buffers of this size.
+/// The largest message: both processes hold a few buffers of this size.
 const MOST: u64 = 1 << 30;
 
 /// Message sizes in bytes, ascending, each once.
@@ -9,7 +9,7 @@ const MOST: u64 = 1 << 30;
 pub(crate) struct Sizes(pub(crate) Vec<usize>);
 
 impl Sizes {
-    /// Reads a list.
+    /// Parses a list.
     ///
     /// # Errors
     /// The first item that is not a size or a range.
@@ -58,7 +58,7 @@ fn wrong(item: &str) -> String {
     format!("'{item}' is neither a size (8, 4Ki, 1M) nor a range (0..4Mi)")
 }
 
-/// The powers of two from `low` to `high`, and 0 if `low` is 0.
+/// Returns the powers of two from `low` to `high`, and 0 if `low` is 0.
 fn range(item: &str, low: u64, high: u64) -> Result<Vec<u64>, String> {
     let zero = (low == 0).then_some(0);
     let powers = (0..u64::BITS).map(|bits| 1 << bits).filter(|power| (low..=high).contains(power));
@@ -69,7 +69,7 @@ fn range(item: &str, low: u64, high: u64) -> Result<Vec<u64>, String> {
     Ok(sizes)
 }
 
-/// A size as it is printed: 4Mi, 64, 1000.
+/// Formats a size: 4Mi, 64, 1000.
 pub(crate) fn short(size: usize) -> String {
     match size {
         0 => "0".to_owned(),

@@ -1,7 +1,8 @@
 //! Percentiles and medians.
 #![forbid(unsafe_code)]
 
-/// The smallest of the values that at least `percent` per cent of all do not exceed. 0 of none.
+/// Returns the smallest value that at least `percent` per cent of all values do not exceed; 0 if there are
+/// none.
 ///
 /// Sorts the values.
 pub(crate) fn percentile(values: &mut [u64], percent: u32) -> u64 {
@@ -10,7 +11,7 @@ pub(crate) fn percentile(values: &mut [u64], percent: u32) -> u64 {
     values.get(rank - 1).copied().unwrap_or(0)
 }
 
-/// The middle value, or the mean of the two in the middle. 0 of none.
+/// Returns the middle value, or the mean of the two in the middle; 0 if there are none.
 pub(crate) fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_unstable_by(f64::total_cmp);

@@ -1,4 +1,4 @@
-//! Time stamps that cost next to nothing: the processor's own counter, where it can be trusted.
+//! Time stamps at almost no cost: the processor's own counter, where it can be trusted.
 
 #[cfg(any(target_arch = "x86_64", test))]
 use std::time::Duration;
@@ -17,13 +17,14 @@ pub(crate) enum Timer {
         /// Length of a tick.
         ns: f64,
     },
-    /// The system's clock, in nanoseconds since this.
+    /// The system's clock, in nanoseconds since this instant.
     Clock(Instant),
 }
 
 impl Timer {
-    /// The counter, if it ticks at a constant rate in all states of the processor, or the kernel takes its own time from it, as
-    /// in an emulated processor, which does not promise the rate; otherwise the clock.
+    /// Chooses the counter if it ticks at a constant rate in all states of the processor, or if the kernel
+    /// takes its own time
+    /// from it, as in an emulated processor, which does not promise the rate; otherwise the clock.
     pub(crate) fn new() -> Self {
         #[cfg(target_arch = "x86_64")]
         if counter_is_invariant() {
@@ -40,14 +41,14 @@ impl Timer {
         }
         let (last, elapsed) = (counter(), start.elapsed());
         let ticks = last.wrapping_sub(first);
-        // A counter that does not advance, or runs backwards.
+        // A counter that does not advance, or that runs backwards.
         if ticks == 0 || ticks > u64::MAX / 2 {
             return Self::Clock(Instant::now());
         }
         Self::Counter { ns: elapsed.as_nanos() as f64 / ticks as f64 }
     }
 
-    /// Ticks since some moment.
+    /// Returns the ticks since an arbitrary moment.
     #[inline]
     pub(crate) fn now(&self) -> u64 {
         match self {
@@ -57,7 +58,7 @@ impl Timer {
         }
     }
 
-    /// Nanoseconds in so many ticks.
+    /// Converts ticks to nanoseconds.
     pub(crate) fn ns(&self, ticks: u64) -> f64 {
         match self {
             #[cfg(target_arch = "x86_64")]
@@ -66,12 +67,12 @@ impl Timer {
         }
     }
 
-    /// Nanoseconds since an earlier time stamp.
+    /// Returns the nanoseconds since an earlier time stamp.
     pub(crate) fn since(&self, earlier: u64) -> f64 {
         self.ns(self.now().saturating_sub(earlier))
     }
 
-    /// What this is, for the reader of a table.
+    /// Describes the timer for the reader of a table.
     pub(crate) fn describe(&self) -> String {
         match self {
             #[cfg(target_arch = "x86_64")]
@@ -88,7 +89,8 @@ fn counter() -> u64 {
     unsafe { core::arch::x86_64::_rdtsc() }
 }
 
-/// Whether the kernel has found the counter invariant (it shows this as two flags), or trusts it with the time.
+/// Returns whether the kernel has found the counter invariant (it shows this as two flags) or uses it for its
+/// own time.
 #[cfg(target_arch = "x86_64")]
 fn counter_is_invariant() -> bool {
     let source = "/sys/devices/system/clocksource/clocksource0/current_clocksource";

@@ -1,6 +1,8 @@
-//! Many messages that nobody has asked for: rank 1 sends them before rank 0 posts a receive; rank 0 then takes them in
-//! reverse order, looks at every byte, and tells what they took of its memory. Beyond the ceiling the sender is held; then
-//! rank 0 takes what has come, in reverse order, as often as that happens.
+//! Many unexpected messages: rank 1 sends them before rank 0 posts a receive. Rank 0 then receives them in
+//! reverse order,
+//! checks every byte, and reports the memory that they took. At the ceiling the sender is held back; rank 0
+//! then receives
+//! what has arrived, in reverse order, and goes on.
 #![forbid(unsafe_code)]
 
 use std::fmt::Write;
@@ -13,10 +15,10 @@ use serde::{Deserialize, Serialize};
 use super::worker::{self, Report};
 use crate::failure::Failure;
 
-/// In this context the sender says that it has sent all.
+/// The context in which the sender announces that it has sent everything.
 const END: u16 = 1;
 
-/// What the two processes are told.
+/// The plan of the two processes.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Plan {
     pub(crate) messages: u64,
@@ -25,21 +27,22 @@ pub(crate) struct Plan {
     pub(crate) reports: [RawFd; 2],
 }
 
-/// What the receiver has seen.
+/// The findings of the receiver.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Shown {
     messages: u64,
     bytes: usize,
-    /// Bytes that unexpected messages may take.
+    /// The ceiling of unexpected messages, in bytes.
     ceiling: usize,
-    /// Bytes of a process's segments, and of its other memory at start, as `nemesia info` has them.
+    /// The bytes of a process's segments, and of its other memory at start, as `nemesia info` prints them.
     segments: u64,
     private_at_start: u64,
-    /// Bytes by which the receiver has grown, since before it opened its endpoint, when most was stored: of its own memory, and
-    /// of memory shared with the sender.
+    /// The growth of the receiver in bytes, since before it opened its endpoint, when most was stored: of its
+    /// own memory,
+    /// and of memory shared with the sender.
     private_growth: u64,
     shared_growth: u64,
-    /// Most messages that were stored at once, and how often the sender was held at the ceiling.
+    /// The largest number of messages stored at once, and how often the sender was held back at the ceiling.
     most_stored: u64,
     held: u64,
     seconds_to_come: f64,
@@ -54,7 +57,7 @@ struct Document<'a> {
 /// Takes part, and reports.
 ///
 /// # Errors
-/// When this process was not started by `perf`.
+/// This process was not started by `perf`.
 pub(crate) fn work(plan: &str) -> Result<Report<Option<Shown>>, String> {
     let plan: Plan = serde_json::from_str(plan).map_err(|error| worker::astray(&error.to_string()))?;
     worker::report(plan.reports, || take_part(&plan))
@@ -83,15 +86,16 @@ fn take_part(plan: &Plan) -> Report<Option<Shown>> {
     Ok(shown)
 }
 
-/// What a message is filled with: no two neighbours alike.
+/// Returns the fill byte of a message: no two neighbours have the same.
 fn byte(tag: u64) -> u8 {
     (tag ^ (tag >> 8) ^ (tag >> 16)).wrapping_mul(151) as u8
 }
 
 fn send(endpoint: &mut Endpoint, plan: &Plan) -> Result<(), Error> {
-    // One buffer for each byte that there is.
+    // One buffer for each byte value.
     let bytes: Vec<Vec<u8>> = (0..=u8::MAX).map(|byte| vec![byte; plan.bytes]).collect();
-    // All of them at once: one that is only announced is complete when it is received, and those behind it must come before.
+    // All of them at once: an announced message is complete when it is received, and the messages behind it
+    // must come first.
     endpoint.scope(|scope| {
         for tag in 0..plan.messages {
             scope.isend(0, tag, &bytes[usize::from(byte(tag))])?;
@@ -106,7 +110,7 @@ struct Receiver<'a> {
     plan: &'a Plan,
     before: Resident,
     shown: Shown,
-    /// First tag that was not received.
+    /// The first tag that was not received.
     next: u64,
 }
 
@@ -116,7 +120,7 @@ impl Receiver<'_> {
         self.shown.bytes = self.plan.bytes;
         loop {
             let start = Instant::now();
-            // Lets them come, and posts nothing.
+            // Lets messages arrive without posting a receive.
             let end = self.endpoint.in_context(END).probe(Source::Rank(1), Tag::Exactly(0));
             self.shown.seconds_to_come += start.elapsed().as_secs_f64();
             let stored = match end {
@@ -149,7 +153,7 @@ impl Receiver<'_> {
         Ok(())
     }
 
-    /// Takes the next messages, the last of them first.
+    /// Receives the next messages, the last of them first.
     fn take(&mut self, count: u64) -> Result<(), String> {
         let mut room = vec![0; self.plan.bytes + 1];
         for tag in (self.next..self.next + count).rev() {
@@ -166,7 +170,7 @@ impl Receiver<'_> {
     }
 }
 
-/// Memory of this process that is there.
+/// The memory of this process that is present.
 #[derive(Clone, Copy, Debug)]
 struct Resident {
     private: u64,
@@ -185,18 +189,18 @@ impl Resident {
     }
 }
 
-/// The results as JSON, with a line's end.
+/// Returns the results as JSON, with a final newline.
 ///
 /// # Errors
-/// When a value has no form in JSON.
+/// A value has no form in JSON.
 pub(crate) fn json(shown: &Shown) -> Result<String, Failure> {
     serde_json::to_string(&Document { unexpected: shown }).map(|text| text + "\n").map_err(Failure::failed)
 }
 
-/// The results for people.
+/// Returns the results as text.
 pub(crate) fn text(shown: &Shown) -> String {
     let mut out = String::new();
-    // Writing to a text can't fail.
+    // Writing to a string cannot fail.
     let _ = write(&mut out, shown);
     out
 }

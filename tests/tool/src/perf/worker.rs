@@ -22,20 +22,20 @@ use super::timer::Timer;
 use super::traffic::Traffic;
 use crate::cli::{Port, Test};
 
-/// One round of one size takes about this.
+/// The approximate time of one round of one size.
 const ROUND_NS: f64 = 15e6;
-/// Fewest round trips of a round, so that its 99th percentile means something.
+/// The fewest round trips of a round, so that its 99th percentile is meaningful.
 const FEWEST_TRIPS: f64 = 100.0;
-/// Unless that would take longer than this.
+/// The time limit of a round, which overrides the fewest round trips.
 const LONGEST_ROUND_NS: f64 = 150e6;
-/// Most round trips of a round.
+/// The most round trips of a round.
 const MOST_TRIPS: f64 = 20_000.0;
-/// Most windows of a round.
+/// The most windows of a round.
 const MOST_WINDOWS: f64 = 4_000.0;
-/// Smaller copies are too short to be measured, and no limit to anything.
+/// The smallest copy, in bytes. Smaller copies are too short to measure, and limit nothing.
 const SMALLEST_COPY: usize = 1024;
 
-/// What the two processes are told.
+/// The plan of the two processes.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Plan {
     pub(crate) port: Port,
@@ -45,13 +45,13 @@ pub(crate) struct Plan {
     pub(crate) tests: Vec<Test>,
     pub(crate) iterations: Option<u32>,
     pub(crate) rounds: usize,
-    /// Writes are found by polling on their last byte, whatever the port promises.
+    /// Whether writes are found by polling on their last byte, whatever the port promises.
     pub(crate) last_byte: bool,
-    /// The most bytes of an inline payload, if it was said.
+    /// The most bytes of an inline payload, if it was given.
     pub(crate) inline: Option<u32>,
-    /// What puts the second process elsewhere; empty once it is there.
+    /// The words that start the second process elsewhere; empty once it is there.
     pub(crate) through: Vec<String>,
-    /// Whether counters are to be reported, and from how many entries and exits a call tree.
+    /// Whether to report counters, and from how many entries and exits to make a call tree.
     pub(crate) counters: bool,
     pub(crate) trace: Option<u32>,
     /// The descriptor of the shared page.
@@ -69,20 +69,20 @@ impl Plan {
         self.tests.contains(&Test::Latency)
     }
 
-    /// Steps of the whole measurement, for the progress.
+    /// Returns the steps of the whole measurement, for the progress display.
     pub(crate) fn steps(&self) -> usize {
         self.rounds * self.sizes.len() * (1 + usize::from(self.latency()) + usize::from(self.windows()))
     }
 }
 
-/// What was measured, as rank 0 reports it.
+/// The measurements that rank 0 reports.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Measured {
     pub(crate) timer: String,
-    /// What was measured, if the port's name does not say it.
+    /// A description of the measurement, if the port's name does not say it.
     pub(crate) about: Option<String>,
     pub(crate) hand_over_ns: f64,
-    /// Number of measurements of which that is the median.
+    /// The number of measurements behind that median.
     pub(crate) hand_overs: usize,
     /// MB/s by size.
     pub(crate) memcpy: BTreeMap<usize, f64>,
@@ -95,24 +95,25 @@ pub(crate) struct Measured {
     pub(crate) rate: BTreeMap<usize, f64>,
 }
 
-/// What a process has seen of its own endpoint, as far as it was asked for.
+/// The findings of a process about its own endpoint, as far as they were requested.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Seen {
     /// Name, unit and value of each counter.
     pub(crate) counters: Vec<(String, String, u64)>,
     /// The call tree.
     pub(crate) tree: String,
-    /// What was wished for and could not be had, whether or not it was asked for.
+    /// The warnings: preferences that could not be met. They are always reported.
     pub(crate) notes: Vec<String>,
 }
 
-/// What a process hands to `perf`, or what went wrong. Of a measurement: rank 0 what it measured, and both what they have seen.
+/// The report of a process to `perf`, or its error. In a measurement: rank 0's measurements, and the findings
+/// of both.
 pub(crate) type Report<T> = Result<T, String>;
 
-/// Takes part as the rank that the launcher has given us, and reports.
+/// Takes part as the rank that the launcher assigned, and reports.
 ///
 /// # Errors
-/// When this process was not started by `perf`.
+/// This process was not started by `perf`.
 pub(crate) fn work(plan: &str) -> Result<Report<(Option<Measured>, Seen)>, String> {
     let mut plan: Plan = serde_json::from_str(plan).map_err(|error| astray(&error.to_string()))?;
     let through = std::mem::take(&mut plan.through);
@@ -127,10 +128,10 @@ pub(crate) fn astray(problem: &str) -> String {
     format!("this is started by `nemesia perf` only: {problem}")
 }
 
-/// Takes part as the rank that the launcher has given us, and reports in that rank's descriptor.
+/// Takes part as the rank that the launcher assigned, and reports in the descriptor of that rank.
 ///
 /// # Errors
-/// When this process was not started by `perf`.
+/// This process was not started by `perf`.
 pub(crate) fn report<T: Serialize>(
     reports: [RawFd; 2],
     take_part: impl FnOnce() -> Report<T>,
@@ -147,7 +148,7 @@ fn rank() -> Option<usize> {
     std::env::var("PMI_RANK").ok()?.parse().ok()
 }
 
-/// Becomes the same process elsewhere, by way of other programs; returns only why not.
+/// Executes the same process elsewhere, by way of other programs. Returns only if that fails, with the reason.
 fn elsewhere(through: &[String], plan: &Plan) -> String {
     let (Ok(program), Ok(plan), [first, rest @ ..]) =
         (std::env::current_exe(), serde_json::to_string(plan), through)
@@ -286,7 +287,7 @@ impl<'a, T: Traffic> Driver<'a, T> {
         limits::memcpy(from, into, &self.timer)
     }
 
-    /// Median and 99th percentile of one round, in nanoseconds one way.
+    /// Returns the median and the 99th percentile of one round, in nanoseconds one way.
     fn latency(&mut self, bytes: usize) -> Result<(f64, f64), String> {
         self.trips(bytes, if bytes < 1 << 20 { 20 } else { 3 })?;
         let trip = self.timer.ns(percentile(&mut self.samples, 50)).max(1.0);
@@ -309,7 +310,7 @@ impl<'a, T: Traffic> Driver<'a, T> {
         self.link.ping(bytes, &self.timer, &mut self.samples)
     }
 
-    /// Messages a second of one round.
+    /// Returns the messages per second of one round.
     fn rate(&mut self, bytes: usize) -> Result<f64, String> {
         let mut window = self.windows(bytes, 1)?;
         if window < ROUND_NS {
@@ -323,7 +324,7 @@ impl<'a, T: Traffic> Driver<'a, T> {
         Ok((WINDOW * count) as f64 / ns * 1e9)
     }
 
-    /// Nanoseconds for so many windows.
+    /// Returns the nanoseconds of `count` windows.
     fn windows(&mut self, bytes: usize, count: usize) -> Result<f64, String> {
         self.link.command(link::Command::Windows { bytes, count })?;
         let start = self.timer.now();

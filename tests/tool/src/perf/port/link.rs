@@ -1,4 +1,4 @@
-//! One of the two processes.
+//! One of the two processes over a memory port.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -17,51 +17,51 @@ use crate::perf::timer::Timer;
 use crate::perf::traffic::Traffic;
 use crate::perf::worker::Seen;
 
-/// Receives that are posted: more than messages are ever under way.
+/// The posted receives: more than messages are ever under way.
 const RECEIVES: usize = 8;
-/// Bytes of each of them, and of the place for what is sent, which is behind them.
+/// The bytes of each receive, and of the send buffer, which lies behind them.
 const SLOT: usize = 64;
-/// Polls that find nothing before one looks whether the peer is still there, and lets others run.
+/// The failed polls before a check whether the peer is alive, which also yields the core.
 const PATIENCE: u32 = 1024;
-/// Looks at a byte that a peer will write, for each poll, which takes as long as many looks.
+/// The checks of a byte that a peer will write for each poll, which takes as long as many such checks.
 const LOOKS: u32 = 512;
-/// Sleeps at most so long before one looks whether the peer is still there.
+/// The longest sleep before a check whether the peer is alive.
 const LONGEST_SLEEP_MS: i32 = 100;
-/// Completions taken at once.
+/// The completions taken at once.
 const BATCH: usize = 16;
 
-/// One of two processes, with its port.
+/// One of the two processes with its port.
 pub(crate) struct PortLink<P> {
     // Order matters: the port may use the memory until it is dropped.
     port: P,
-    /// Where the peer writes.
+    /// The memory to which the peer writes.
     into: Memory,
-    /// What we write there at the peer.
+    /// The source of our writes to the peer.
     out: Memory,
     slots: Memory,
-    /// Those of `out` and `slots`.
+    /// The regions of `out` and `slots`.
     regions: [Region; 2],
     connection: Connection,
     peer: Key,
     bootstrap: Bootstrap,
     start: Instant,
     about: String,
-    /// For copies within this process.
+    /// Buffers for copies within this process.
     copies: [Vec<u8>; 2],
     most: usize,
     last_byte: bool,
-    /// Work requests of the send queue that were posted, and how many of them have completed, as far as is known.
+    /// The work requests posted to the send queue, and how many of them are known to have completed.
     posted: u64,
     done: u64,
-    /// The last of them that was a message.
+    /// The last work request that was a message.
     last_message: u64,
-    /// Receives that have completed, with their bytes.
+    /// Completed receives with their bytes.
     come: VecDeque<(usize, usize)>,
     idle: u32,
 }
 
 impl<P: MemoryPort> PortLink<P> {
-    /// Joins the two; messages have at most `most` bytes.
+    /// Connects the two processes; messages have at most `most` bytes.
     pub(super) fn new(
         mut bootstrap: Bootstrap,
         port: P,
@@ -78,7 +78,7 @@ impl<P: MemoryPort> PortLink<P> {
         }
         let (into, out) = (Memory::new(most)?, Memory::new(most)?);
         let slots = Memory::new((RECEIVES + 1) * SLOT)?;
-        // Behind the memory: whatever fails, the port is dropped first.
+        // Declared after the memory, so that the port is dropped first whatever fails.
         let (mut port, start) = (port, Instant::now());
         let writable = Access { remote_write: true, ..Access::LOCAL };
         // SAFETY: the port is dropped before the memory is, here and in the value that this returns.
@@ -152,11 +152,12 @@ impl<P: MemoryPort> PortLink<P> {
         }
     }
 
-    /// Sleeps until something may have come: whoever polls takes processor time from who moves bytes, be it the kernel.
+    /// Sleeps until something may have arrived: a poll would take processor time from the kernel, which may
+    /// move the bytes.
     #[cold]
     fn sleep(&mut self) -> Result<(), String> {
         let armed = self.port.arm();
-        // What has come before that wakes nobody.
+        // An event before this point wakes nothing.
         self.poll()?;
         if let (true, Armed::Sleep, Some(fd)) = (self.come.is_empty(), armed, self.port.descriptor()) {
             let mut wait = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
@@ -166,7 +167,7 @@ impl<P: MemoryPort> PortLink<P> {
         self.look_around()
     }
 
-    /// Posts something to the send queue, as soon as fewer than `most` are under way there.
+    /// Posts to the send queue as soon as fewer than `most` requests are under way there.
     #[inline]
     fn post(
         &mut self,
@@ -197,7 +198,8 @@ impl<P: MemoryPort> PortLink<P> {
         Ok(())
     }
 
-    /// Writes the first bytes of `out` to the peer. Every so often it is not quiet, so that places in the queue become free.
+    /// Writes the first bytes of `out` to the peer. Every so often the write is not quiet, so that places in
+    /// the queue get free.
     #[inline]
     fn write(&mut self, bytes: usize, immediate: Option<u32>) -> Result<(), String> {
         let window = window(self.port.facts());
@@ -221,7 +223,7 @@ impl<P: MemoryPort> PortLink<P> {
         if message.len() <= self.port.facts().inline_bytes as usize {
             self.post(most, false, |link, work| link.port.send(work, Source::Inline(message), None))?;
         } else {
-            // Until then the place is in use.
+            // The place is in use until then.
             self.drain()?;
             let at = RECEIVES * SLOT;
             self.slots.put(at, message);
@@ -232,7 +234,7 @@ impl<P: MemoryPort> PortLink<P> {
         Ok(())
     }
 
-    /// Waits for a message, or a write with immediate; how many bytes of `into` it fills.
+    /// Waits for a message or a write with immediate. Returns how many bytes of `into` it fills.
     #[inline]
     fn hear(&mut self, into: &mut [u8]) -> Result<usize, String> {
         let mut polls = 0;
@@ -249,18 +251,18 @@ impl<P: MemoryPort> PortLink<P> {
         Ok(len)
     }
 
-    /// Waits for an empty one.
+    /// Waits for an empty message.
     #[inline]
     fn hear_nothing(&mut self) -> Result<(), String> {
         self.hear(&mut []).map(|_| ())
     }
 
-    /// One write of a ping-pong.
+    /// Makes one write of a ping-pong.
     #[inline]
     fn throw(&mut self, arrival: Arrival, bytes: usize, trip: usize) -> Result<(), String> {
         match arrival {
             Arrival::LastByte => {
-                // The peer's answer has proved that the write before this one was placed: nobody reads the byte.
+                // The peer's answer has proved that the previous write was placed: nothing reads the byte.
                 self.out.put(bytes - 1, &[mark(trip)]);
                 self.write(bytes, None)
             }
@@ -272,22 +274,22 @@ impl<P: MemoryPort> PortLink<P> {
         }
     }
 
-    /// Waits for the peer's.
+    /// Waits for the peer's write.
     #[inline]
     fn catch(&mut self, arrival: Arrival, bytes: usize, trip: usize) -> Result<(), String> {
         if arrival != Arrival::LastByte {
             return self.hear_nothing();
         }
-        // What has completed can wait: the byte is looked at far more often.
+        // Completions can wait: the byte is checked far more often.
         while !self.into.becomes(bytes - 1, mark(trip), LOOKS) {
             self.poll()?;
         }
-        // A write that came is a sign of life, as a completion is; of quiet writes few are reported.
+        // An arrived write shows that the peer is alive, as a completion does; few quiet writes are reported.
         self.idle = 0;
         Ok(())
     }
 
-    /// Forgets what the last byte was, before the peer may write it; how a write is found.
+    /// Clears the last byte before the peer may write it. Returns how a write is found.
     fn prepare(&mut self, bytes: usize) -> Arrival {
         let arrival = Arrival::of(self.port.facts(), self.last_byte, bytes);
         if arrival == Arrival::LastByte {
@@ -316,7 +318,7 @@ impl<P: MemoryPort> Traffic for PortLink<P> {
         (&from[..bytes], &mut into[..bytes])
     }
 
-    /// An error shows again in what is posted next.
+    /// An error is reported again by the next post.
     fn progress(&mut self) {
         let _ = self.poll();
     }
@@ -333,7 +335,7 @@ impl<P: MemoryPort> Traffic for PortLink<P> {
             .ok_or_else(|| "rank 0 asked for something unknown".to_owned())
     }
 
-    /// Writes a pattern and says so.
+    /// Writes a pattern and reports it.
     fn send_pattern(&mut self, bytes: usize) -> Result<(), String> {
         let seed = seed(bytes, self.rank());
         let pattern: Vec<u8> = (0..bytes).map(|at| pattern(seed, at)).collect();
@@ -352,7 +354,7 @@ impl<P: MemoryPort> Traffic for PortLink<P> {
 
     fn ping(&mut self, bytes: usize, timer: &Timer, samples: &mut [u64]) -> Result<(), String> {
         let arrival = self.prepare(bytes);
-        // Rank 1 is prepared, too.
+        // Rank 1 is prepared as well.
         self.hear_nothing()?;
         let mut last = timer.now();
         for (trip, sample) in samples.iter_mut().enumerate() {
@@ -388,13 +390,14 @@ impl<P: MemoryPort> Traffic for PortLink<P> {
         self.send(&[])
     }
 
-    /// Rank 1 says goodbye and waits until that has come, or rank 0 is gone: it goes when it has heard it.
+    /// Rank 1 sends a last message and waits until it has left or rank 0 is gone. Rank 0 ends when it has
+    /// received it.
     fn close(mut self) -> Result<(), String> {
         if self.rank() == 0 {
             self.hear_nothing()?;
         } else {
             self.send(&[])?;
-            // An error is the end that was waited for: whether rank 0 has heard, it says itself.
+            // An error is the expected end; rank 0 reports its own result.
             let _ = self.drain();
         }
         self.bootstrap.finalize().map_err(text)
@@ -412,7 +415,7 @@ fn receive<P: MemoryPort>(
     port.receive(ReceiveQueue::Of(connection), slot as u64, &part).map_err(text)
 }
 
-/// What the last byte of a write says: never 0, and not what the write before it said.
+/// Returns the last byte of a write: never 0, and different from that of the previous write.
 const fn mark(trip: usize) -> u8 {
     (trip % 255 + 1) as u8
 }

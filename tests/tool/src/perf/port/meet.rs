@@ -1,4 +1,5 @@
-//! How the two processes find each other: rank 1 says through the launcher where its port is, rank 0 connects.
+//! The start of a connection: rank 1 publishes the address of its port through the launcher, and rank 0
+//! connects.
 #![forbid(unsafe_code)]
 
 use std::time::{Duration, Instant};
@@ -6,12 +7,12 @@ use std::time::{Duration, Instant};
 use nemesia::bootstrap::{Bootstrap, Exchange};
 use nemesia_core::port::memory::{Address, Connection, Event, KEY_BYTES, Key, MemoryPort, Offer, Private};
 
-/// Under which rank 1's address is known.
+/// The key of rank 1's address.
 const KEY: &str = "nemesia-perf-port";
-/// Both are on this machine: longer than this is never.
+/// The limit of waiting. Both processes are on this machine.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Tells everybody where rank 1's port is; rank 0 gets it.
+/// Publishes rank 1's port. Returns its address to rank 0.
 pub(super) fn exchange(bootstrap: &mut Bootstrap, own: &Address) -> Result<Option<Address>, String> {
     if bootstrap.rank() == 1 {
         bootstrap.put(KEY, &hex(own.bytes())).map_err(text)?;
@@ -25,7 +26,7 @@ pub(super) fn exchange(bootstrap: &mut Bootstrap, own: &Address) -> Result<Optio
     address.map(Some).ok_or_else(|| format!("rank 1 says that its port is at '{said}', which is no address"))
 }
 
-/// Connects, or is connected to, and swaps keys. `prepare` is called as soon as receives can be posted.
+/// Connects or accepts, and exchanges keys. `prepare` is called as soon as receives can be posted.
 pub(super) fn join<P: MemoryPort>(
     port: &mut P,
     to: Option<&Address>,
@@ -68,7 +69,7 @@ pub(super) fn join<P: MemoryPort>(
     Err("the two were not connected in time".to_owned())
 }
 
-/// What is said of a port that has failed.
+/// Returns the message for a port that has failed.
 pub(super) fn failed(code: u32) -> String {
     format!("the port failed, with code {code}")
 }

@@ -1,4 +1,5 @@
-//! Memory that is lent to a port for the whole measurement: reached by address only, never by a reference that others see.
+//! Memory that is lent to a port for the whole measurement. It is reached by address only, never by a shared
+//! reference.
 
 use std::alloc::{Layout, alloc, dealloc};
 use std::ptr::NonNull;
@@ -6,10 +7,10 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 use nemesia_core::payload::Lent;
 
-/// Pages are what devices pin, and what perftest measures from.
+/// Devices pin pages, and perftest aligns to them.
 const ALIGNMENT: usize = 4096;
 
-/// Bytes of this process, at the beginning of a page.
+/// Bytes of this process, from the beginning of a page.
 #[derive(Debug)]
 pub(super) struct Memory {
     base: NonNull<u8>,
@@ -17,13 +18,13 @@ pub(super) struct Memory {
 }
 
 impl Memory {
-    /// So many bytes, at least one, none of them 0: every page is there before anything is measured.
+    /// Allocates at least one byte. No byte is 0, so that every page is present before the measurement.
     pub(super) fn new(len: usize) -> Result<Self, String> {
         let problem = || format!("there is no memory for a message of {len} bytes");
         let layout = Layout::from_size_align(len.max(1), ALIGNMENT).map_err(|_| problem())?;
         // SAFETY: the layout has at least one byte.
         let base = NonNull::new(unsafe { alloc(layout) }).ok_or_else(problem)?;
-        // SAFETY: as many bytes were just allocated, and nobody else knows them.
+        // SAFETY: as many bytes were just allocated, and nothing else knows them.
         unsafe { base.write_bytes(1, layout.size()) };
         Ok(Self { base, layout })
     }
@@ -33,8 +34,9 @@ impl Memory {
     /// # Safety
     /// The port has deregistered it, or is dropped, before this value is.
     pub(super) unsafe fn lend(&self) -> Lent {
-        // SAFETY: initialised and writable until this value is dropped, by the caller's promise not before; references to it
-        // exist only in `with`, whose caller promises that nobody writes.
+        // SAFETY: initialised and writable until this value is dropped, by the caller's promise not before the
+        // port's use ends;
+        // references to it exist only in `with`, whose caller promises that nothing writes.
         unsafe { Lent::from_raw(self.base.as_ptr(), self.layout.size()) }
     }
 
@@ -44,7 +46,7 @@ impl Memory {
         unsafe { self.base.add(at) }
     }
 
-    /// Puts bytes there.
+    /// Stores bytes.
     pub(super) fn put(&self, at: usize, bytes: &[u8]) {
         // SAFETY: in the memory, which is no Rust object: `bytes` does not overlap it but in `with`, which puts nothing.
         unsafe { self.at(at, bytes.len()).as_ptr().copy_from(bytes.as_ptr(), bytes.len()) };
