@@ -2,7 +2,7 @@
 
 use crate::toolchain::{lines, source};
 
-/// In the order in which the header has them.
+/// In the order of the header.
 const MODULES: [&str; 16] = [
     "status", "config", "exchange", "endpoint", "event", "transfer", "context", "list", "probe", "active",
     "rma", "fetch", "agree", "observe", "restart", "memory",
@@ -24,14 +24,14 @@ fn committed() -> Result<String, String> {
     std::fs::read_to_string(source(HEADER)).map_err(|error| format!("{HEADER}: {error}"))
 }
 
-/// The functions that the header declares, sorted.
+/// Returns the functions that the header declares, sorted.
 pub(crate) fn functions() -> Result<Vec<String>, String> {
     let mut names = lines(&committed()?, declared);
     names.sort();
     Ok(names)
 }
 
-/// The function that a line begins to declare.
+/// Returns the function whose declaration begins in a line.
 fn declared(line: &str) -> Option<&str> {
     let (before, _) = line.split_once('(').filter(|_| line.starts_with(char::is_alphabetic))?;
     before.rsplit([' ', '*']).next().filter(|name| name.starts_with("nemesia_"))

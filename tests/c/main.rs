@@ -24,19 +24,19 @@ use toolchain::{Linking, compile, installed, lines, missing, output, scratch, so
 const STRICT_C: [&str; 6] = ["-std=c99", "-pedantic", "-Wall", "-Wextra", "-Werror", "-O1"];
 const STRICT_CXX: [&str; 6] = ["-std=c++11", "-pedantic", "-Wall", "-Wextra", "-Werror", "-O1"];
 
-/// Whether the tools are there; if not, the test is skipped where it can be seen.
+/// Returns whether the tools are installed; if not, reports the test as skipped.
 fn can_run(test: &str, tools: &[&str]) -> bool {
     let Some(tool) = missing(tools) else { return true };
     skip(test, &format!("`{tool}` is not installed"));
     false
 }
 
-/// Runs one case of `pair.c` with two ranks, linked in both ways; both must succeed.
+/// Runs one case of `pair.c` with two ranks, linked in both ways. Both must succeed.
 fn pair(test: &str, case: &str) -> Result<(), String> {
     two("pair", test, case)
 }
 
-/// As `pair`, of another program.
+/// As `pair`, for another program.
 fn two(name: &str, test: &str, case: &str) -> Result<(), String> {
     if !can_run(test, &["cc"]) {
         return Ok(());
@@ -159,7 +159,7 @@ fn processes_meet_through_an_exchange_of_the_caller() -> Result<(), String> {
     output(&mut Command::new(program)).map(drop)
 }
 
-/// `threads.c`, linked in one way.
+/// Builds `threads.c`, linked in one way.
 fn threads(case: &str, linking: Linking) -> Result<PathBuf, String> {
     let flags = [&STRICT_C[..], &["-pthread"]].concat();
     compile("cc", &flags, &source("tests/c/threads.c"), linking, &format!("threads-{case}"))

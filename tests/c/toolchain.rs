@@ -35,7 +35,7 @@ impl Linking {
     }
 }
 
-/// The prefix under which `ffi/install.sh` has installed; once in a run of these tests.
+/// Returns the prefix under which `ffi/install.sh` has installed, once in a run of these tests.
 pub(crate) fn installed() -> Result<PathBuf, String> {
     static INSTALLED: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     INSTALLED
@@ -65,12 +65,12 @@ pub(crate) fn compile(
     output(command.args(linking.arguments(&prefix))).map(|_| program)
 }
 
-/// The first tool that is not installed.
+/// Returns the first tool that is not installed.
 pub(crate) fn missing<'a>(tools: &[&'a str]) -> Option<&'a str> {
     tools.iter().copied().find(|tool| Command::new(tool).arg("--version").output().is_err())
 }
 
-/// Runs a command to its end and returns what it printed; failure is an error that holds all of it.
+/// Runs a command and returns its output. A failure is an error that contains the whole output.
 pub(crate) fn output(command: &mut Command) -> Result<String, String> {
     let output = command.output().map_err(|error| format!("{command:?}: {error}"))?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -80,17 +80,17 @@ pub(crate) fn output(command: &mut Command) -> Result<String, String> {
     Err(format!("{command:?}: {}\n{text}{}", output.status, String::from_utf8_lossy(&output.stderr)))
 }
 
-/// A file of the repository.
+/// Returns the path of a file of the repository.
 pub(crate) fn source(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path)
 }
 
-/// What `of` finds in the lines of a text.
+/// Returns what `of` finds in the lines of a text.
 pub(crate) fn lines(text: &str, of: impl Fn(&str) -> Option<&str>) -> Vec<String> {
     text.lines().filter_map(of).map(str::to_owned).collect()
 }
 
-/// Where this build may write.
+/// Returns the directory in which this build may write.
 pub(crate) fn scratch() -> PathBuf {
     PathBuf::from(env!("CARGO_TARGET_TMPDIR"))
 }

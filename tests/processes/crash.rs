@@ -1,4 +1,4 @@
-//! Processes that are killed: the others learn of it soon, go on, and nothing is left behind.
+//! Processes that are killed: the others learn of it soon and go on, and nothing is left behind.
 
 use std::time::{Duration, Instant};
 
@@ -15,10 +15,10 @@ const LIMIT: Duration = Duration::from_secs(10);
 /// Exit code: a peer has failed.
 const PEER_FAILED: ExitKind = ExitKind::Exited(3);
 
-/// What a pair may be doing, as `tests/src/peer/crash.rs` has it.
+/// The number of activities in `tests/src/peer/crash.rs`.
 const ACTIVITIES: u64 = 5;
 
-/// What the deaths have shown.
+/// Statistics of the deaths.
 #[derive(Default)]
 struct Tally {
     during_start: usize,
@@ -56,7 +56,8 @@ fn kill_one(random: &mut Random, tally: &mut Tally) -> Result<(), String> {
     let job = Job::new(PEER, SCRATCH, &format!("crash {}", activity + ACTIVITIES * random.below(1000)));
     let world = job.spawn(2)?;
     let victim = random.below(2) as usize;
-    // A third of the kills into the start-up, the others into the traffic: how long starting takes depends on the machine.
+    // A third of the kills falls into the start, the others into the traffic: the duration of a start depends
+    // on the machine.
     let traffic = random.below(3) > 0;
     if traffic {
         all_open(&world, 2);
@@ -84,7 +85,7 @@ fn kill_one(random: &mut Random, tally: &mut Tally) -> Result<(), String> {
     Ok(())
 }
 
-/// Waits until so many ranks have joined, or the test fails by what follows.
+/// Waits until `size` ranks have joined, or the test fails by what follows.
 fn all_open(world: &World, size: usize) {
     let deadline = Instant::now() + LIMIT;
     while !(0..size).all(|rank| world.output(rank).contains("open")) && Instant::now() < deadline {
@@ -92,7 +93,7 @@ fn all_open(world: &World, size: usize) {
     }
 }
 
-/// Whether a rank has ended by an error of one line that names the dead one.
+/// Returns whether a rank has ended by an error of one line that names the dead rank.
 fn named(rank: &Rank, dead: usize) -> bool {
     let names = [format!("rank {dead}"), format!("rank_{dead}")];
     rank.kind == PEER_FAILED

@@ -7,7 +7,7 @@ use nemesia_tests::job::{Job, report};
 
 const SCRATCH: &str = env!("CARGO_TARGET_TMPDIR");
 
-/// Builds an example of the package `nemesia`, where its package would.
+/// Builds an example of the package `nemesia`.
 fn example(name: &str) -> Result<PathBuf, String> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     // A target directory of its own: the build of these tests may hold the other one.
@@ -27,7 +27,7 @@ fn two_processes_converse_in_event_loops_of_tokio() -> Result<(), String> {
     for (rank, words) in ranks.iter().enumerate() {
         let turns = words.output.strip_prefix(&format!("rank {rank}: 200 after 200 trips, "));
         let turns = turns.and_then(|rest| rest.split(' ').next()?.parse::<u64>().ok());
-        // Rank 1 waits for more than 100 ms, all in all, before it answers: the other tasks have their turns meanwhile.
+        // Rank 1 waits for more than 100 ms in all before it answers. The other tasks run meanwhile.
         assert!(turns.is_some_and(|turns| turns >= 10), "{}", report(&ranks));
     }
     Ok(())

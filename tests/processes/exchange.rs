@@ -1,4 +1,4 @@
-//! Processes that behave exchange messages: every size, many ranks, few cores, under our launcher and under Hydra.
+//! Honest processes exchange messages: every size, many ranks, few cores, under our launcher and under Hydra.
 
 use std::process::Command;
 
@@ -13,7 +13,7 @@ fn job(args: &str) -> Job {
     Job::new(PEER, SCRATCH, args)
 }
 
-/// The smallest structures that are allowed: every limit is met all the time.
+/// The smallest allowed structures: every limit is reached all the time.
 fn tiny(job: Job) -> Job {
     job.env("NEMESIA_CELLS", "4").env("NEMESIA_FASTBOX_SLOTS", "4").env("NEMESIA_CELL_BYTES", "256")
 }
@@ -83,7 +83,7 @@ fn waiting_for_two_seconds_costs_almost_no_processor_time() -> Result<(), String
     Ok(())
 }
 
-/// More processes than cores here, most likely: nobody spins or yields for ever.
+/// Most likely more processes than cores: none may spin or yield for ever.
 #[test]
 fn a_crowd_that_waits_costs_almost_no_processor_time() -> Result<(), String> {
     let ranks = job("idle 2000").succeed(8)?;
@@ -95,7 +95,7 @@ fn a_crowd_that_waits_costs_almost_no_processor_time() -> Result<(), String> {
     Ok(())
 }
 
-/// Who waits for the messages of many sleeps about once for all of them, and not for each.
+/// A process that waits for many messages sleeps about once for all of them, not once for each.
 #[test]
 fn a_crowd_that_never_spins_sleeps_once_for_many_messages() -> Result<(), String> {
     const ROUNDS: u64 = 500;

@@ -1,5 +1,6 @@
-//! Registration caches that learn of changed mappings from `libnemesia_interpose.so`: each test runs again in a process of its own with the
-//! library preloaded. The registrar remembers what the pages held when it registered them, as a device that has pinned them does.
+//! Registration caches that learn of changed mappings from `libnemesia_interpose.so`. Each test runs again in a
+//! process of its own with the library preloaded. The registrar remembers the contents of the pages that it
+//! registered, as a device that has pinned them does.
 #![allow(clippy::unwrap_used, reason = "helpers of tests; a panic fails the test")]
 
 #[path = "../../sys/src/regcache/tests/snapshot.rs"]
@@ -18,7 +19,8 @@ use snapshot::{PAGE, Snapshot, TestCache, map_with, place, seen, touch, unmap};
 /// Set in a process with the library preloaded.
 const PRELOADED: &str = "NEMESIA_TEST_PRELOADED";
 
-/// Builds the library, once in a run of these tests, in a target directory of its own: the build of these tests may hold the other one.
+/// Builds the library once in a run of these tests, in a target directory of its own: the build of these tests
+/// may hold the other one.
 fn library() -> Result<PathBuf, String> {
     static BUILT: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     let build = || {
@@ -34,7 +36,7 @@ fn library() -> Result<PathBuf, String> {
     BUILT.get_or_init(build).clone()
 }
 
-/// Whether this is a process of this test's own, with the library; if not, runs it in one.
+/// Returns whether this is the process with the library preloaded; if not, runs the test in one.
 fn interposed(test: &str) -> bool {
     if std::env::var_os(PRELOADED).is_some() {
         return true;
@@ -153,7 +155,7 @@ fn page_that_was_replaced_moved_or_discarded_is_registered_anew() {
     assert_eq!(seen(&mut cache, from + 2 * PAGE), 9, "moved away");
 }
 
-/// Moves the end of the heap. Returns where it was.
+/// Moves the end of the heap. Returns its former place.
 fn move_heap(bytes: isize) -> usize {
     // SAFETY: grows the heap, or takes back what this test had grown it by.
     let before = unsafe { libc::sbrk(bytes) };
@@ -167,7 +169,7 @@ fn heap_that_shrinks_takes_its_registrations_along() {
         return;
     }
     let mut cache = cache();
-    // So that `malloc` need not move the end of the heap meanwhile.
+    // Prevents `malloc` from moving the end of the heap meanwhile.
     drop(Vec::<u8>::with_capacity(1 << 20));
     for byte in 1..50 {
         let start = move_heap(8 * PAGE as isize);
@@ -187,7 +189,7 @@ fn heap_that_shrinks_takes_its_registrations_along() {
     assert!(cache.counts().invalidated > 40, "{:?}", cache.counts());
 }
 
-/// The mapping that an address is in, as the kernel names it.
+/// Returns the mapping that contains an address, as the kernel names it.
 fn mapping_of(at: usize) -> Option<String> {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let holds = |line: &&str| {
@@ -198,7 +200,7 @@ fn mapping_of(at: usize) -> Option<String> {
     maps.lines().find(|line| holds(line) == Some(true)).map(str::to_owned)
 }
 
-/// By default such a block has a mapping of its own, which `free` unmaps without calling anything by name.
+/// By default such a block has a mapping of its own, which `free` unmaps without calling a function by name.
 #[test]
 fn malloc_keeps_its_pages_and_trimming_it_is_told() {
     if !interposed("malloc_keeps_its_pages_and_trimming_it_is_told") {
@@ -224,7 +226,7 @@ fn malloc_keeps_its_pages_and_trimming_it_is_told() {
     drop(rest);
 }
 
-/// The C library keeps stacks of threads for the next ones, and discards what they held.
+/// The C library keeps stacks of threads for later threads, and discards their contents.
 #[test]
 fn stack_of_a_new_thread_is_registered_anew() {
     if !interposed("stack_of_a_new_thread_is_registered_anew") {
@@ -284,7 +286,7 @@ fn segment_that_was_detached_and_file_that_was_punched_are_registered_anew() {
         touch(&mut cache, kept, 4);
         assert_eq!(libc::shmdt(segment), 0);
     }
-    // How much went is not known, so everything counts as gone.
+    // The released amount is unknown, so everything counts as released.
     let before = cache.counts().invalidated;
     assert_eq!((seen(&mut cache, kept), cache.counts().invalidated), (3, before + 1));
 }
@@ -308,7 +310,7 @@ fn other_threads_change_mappings_while_registrations_are_used() {
     for turn in 0..2000usize {
         let (at, byte) = (places[turn % 8], (turn % 251) as u8);
         ask.send((at, byte)).unwrap();
-        // Meanwhile the others are used.
+        // The other ranges are used meanwhile.
         touch(&mut cache, places[(turn + 3) % 8], 4);
         done.recv().unwrap();
         assert_eq!(seen(&mut cache, at + 3 * PAGE), byte, "turn {turn}");
@@ -317,7 +319,7 @@ fn other_threads_change_mappings_while_registrations_are_used() {
     mapper.join().unwrap();
 }
 
-/// Addresses are free, and given to the next one, before `munmap` has returned.
+/// Addresses are free, and reused, before `munmap` has returned.
 #[test]
 fn addresses_that_another_thread_is_still_unmapping_are_registered_anew() {
     if !interposed("addresses_that_another_thread_is_still_unmapping_are_registered_anew") {
@@ -325,7 +327,7 @@ fn addresses_that_another_thread_is_still_unmapping_are_registered_anew() {
     }
     let mut cache = cache();
     let start = map(64, 0);
-    // A thread that starts maps memory of its own, perhaps where ours was.
+    // A starting thread maps memory of its own, perhaps at an address that was ours.
     let started = std::sync::Barrier::new(4);
     std::thread::scope(|threads| {
         let started = &started;

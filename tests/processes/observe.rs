@@ -1,4 +1,4 @@
-//! What the library prints when it is asked to, and that it prints nothing otherwise.
+//! The library prints what was asked for, and nothing otherwise.
 
 use nemesia_tests::job::{Job, Rank};
 
@@ -9,7 +9,7 @@ fn ring() -> Job {
     Job::new(PEER, SCRATCH, "ring 3")
 }
 
-/// The lines that a rank wrote on its standard error output.
+/// Returns the lines that a rank wrote on its standard error output.
 fn lines(rank: &Rank) -> Vec<&str> {
     rank.errors.lines().collect()
 }

@@ -17,7 +17,7 @@ fn job(args: &str) -> Job {
     Job::new(PEER, SCRATCH, &format!("{args} {}", seed()))
 }
 
-/// The smallest structures that are allowed: every limit is met all the time.
+/// The smallest allowed structures: every limit is reached all the time.
 fn tiny(job: Job) -> Job {
     job.env("NEMESIA_CELLS", "4").env("NEMESIA_FASTBOX_SLOTS", "4").env("NEMESIA_CELL_BYTES", "256")
 }

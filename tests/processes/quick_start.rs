@@ -1,11 +1,11 @@
-//! The quick start of the README, as a reader meets it: a crate outside of the repository, started by `nemesia run`.
+//! The README's quick start as a reader runs it: a crate outside of the repository, started by `nemesia run`.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 const README: &str = include_str!("../../README.md");
 const QUICK_START_C: &str = include_str!("../../ffi/examples/quickstart.c");
-/// Where the README expects the clone, seen from the reader's crate.
+/// The place of the clone in the README, relative to the reader's crate.
 const CLONE: &str = "../nemesia/sys";
 
 /// Returns the first block of the README in this language.
@@ -33,13 +33,13 @@ fn make_crate(directory: &Path) -> PathBuf {
     let sys = repository().join("sys");
     let dependencies = block("toml").replace(CLONE, sys.to_str().unwrap());
     assert!(dependencies.contains(sys.to_str().unwrap()), "the README does not name {CLONE}");
-    // The last table keeps cargo from taking the crate for a member of the workspace around its directory.
+    // The last table keeps cargo from adding the crate to the workspace around its directory.
     let manifest = format!(
         "[package]\nname = \"hello\"\nversion = \"0.1.0\"\nedition = \"2024\"\n\n{dependencies}\n[workspace]\n"
     );
     std::fs::create_dir_all(directory.join("src")).unwrap();
     std::fs::write(directory.join("src/main.rs"), block("rust")).unwrap();
-    // The versions that the repository was tested with: nothing needs to be fetched.
+    // The versions with which the repository was tested: nothing needs to be fetched.
     std::fs::copy(repository().join("Cargo.lock"), directory.join("Cargo.lock")).unwrap();
     let path = directory.join("Cargo.toml");
     std::fs::write(&path, manifest).unwrap();

@@ -1,4 +1,4 @@
-//! What cannot work is refused: exit code 2, one line, which names what is wrong and the remedy.
+//! Impossible requests are refused: exit code 2, and one line that names what is wrong and the remedy.
 
 use std::process::Command;
 use std::time::Duration;
@@ -17,21 +17,21 @@ fn open() -> Job {
     Job::new(PEER, SCRATCH, "open")
 }
 
-/// Whether a rank was refused in one line that has all of these parts.
+/// Returns whether a rank was refused in one line that has all of these parts.
 fn refused(rank: &Rank, parts: &[&str]) -> bool {
     rank.kind == REFUSED
         && rank.errors.lines().count() == 1
         && parts.iter().all(|part| rank.errors.contains(part))
 }
 
-/// A world of one is refused like that.
+/// Checks that a world of one is refused so.
 fn alone(job: &Job, parts: &[&str]) -> Result<(), String> {
     let ranks = job.spawn(1)?.wait(LIMIT)?;
     assert!(refused(&ranks[0], parts), "{parts:?} wanted:\n{}", report(&ranks));
     Ok(())
 }
 
-/// Whether a shell command succeeds here.
+/// Returns whether a shell command succeeds here.
 fn permitted(command: &str) -> bool {
     Command::new("sh").args(["-c", command]).output().is_ok_and(|output| output.status.success())
 }
@@ -150,9 +150,9 @@ fn different_sizes_are_refused_on_both_sides_with_both_values() -> Result<(), St
     Ok(())
 }
 
-/// What an impostor does wrong; what it meets as the one that is called (rank 0), and as the one that calls (rank 1).
-/// `OURS` is the version of the layout, `NEXT` the one after it.
-/// No rank 1 that cannot be understood ends the world by that: it counts as a stranger, and rank 1 as missing.
+/// The deviation of each impostor; the message if rank 0, which is called, plays it; and if rank 1, which
+/// calls, plays it. `OURS` is the version of the layout, `NEXT` the one after it. A rank 1 that cannot be
+/// understood does not end the world: it counts as an unauthenticated connection, and rank 1 as missing.
 const IMPOSTORS: [(&str, &str, &str); 27] = [
     (
         "address-version",
@@ -191,7 +191,7 @@ const IMPOSTORS: [(&str, &str, &str); 27] = [
     ("header-epoch", "header: epoch is", "header: epoch is"),
 ];
 
-/// An impostor as this rank, and a process that behaves as the other one.
+/// Runs an impostor as this rank beside an honest process.
 fn meet(kind: &str, impostor: usize, expected: &str) -> Result<(), String> {
     let expected = &expected
         .replace("OURS", &LAYOUT_VERSION.to_string())
@@ -204,7 +204,7 @@ fn meet(kind: &str, impostor: usize, expected: &str) -> Result<(), String> {
     if !(refused(honest, &[&name, expected]) && told) {
         return Err(format!("{kind} as rank {impostor}, {expected:?} wanted:\n{}", report(&ranks)));
     }
-    // Whoever was understood hears the reason too.
+    // A caller that was understood learns the reason too.
     let understood = !expected.contains("never called") && !kind.starts_with("address");
     let hears = understood && !matches!(kind, "closes" | "other-user");
     if hears && impostor == 1 && !false_one.output.contains("refused: ") {

@@ -1,5 +1,5 @@
-//! A rank that is killed under traffic and started again as the same rank, as often as it takes: the others readmit it, and
-//! nothing is left of the processes before. Impostors are sent away.
+//! A rank is killed under traffic and started again as the same rank, again and again. The others readmit it,
+//! and nothing of the former processes is left. Impostors are refused.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -23,7 +23,7 @@ fn a_rank_of_four_comes_back_where_nobody_reads_memory_and_cells_are_few() -> Re
     kill_again_and_again(4, "NEMESIA_SINGLE_COPY=off NEMESIA_CELLS=8 NEMESIA_FASTBOX_SLOTS=8")
 }
 
-/// One test at a time: each looks at what is left of its processes.
+/// One test at a time: each checks what its processes leave behind.
 static ONE: Mutex<()> = Mutex::new(());
 
 fn kill_again_and_again(size: usize, settings: &str) -> Result<(), String> {
@@ -47,7 +47,7 @@ fn kill_again_and_again(size: usize, settings: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Waits until these ranks have said so; not for ever, as those that are never killed may have failed.
+/// Waits until these ranks have printed these words, with a limit: ranks that are never killed may have failed.
 fn await_words(world: &World, ranks: std::ops::Range<usize>, words: &str) {
     let deadline = Instant::now() + LIMIT;
     let said = |rank: usize| world.output(rank).contains(words);
@@ -72,7 +72,7 @@ fn check(ranks: &[Rank], times: u32) -> Result<(), String> {
         if held.len() != times as usize + 1 {
             return Err(format!("rank {rank} has met {} processes", held.len()));
         }
-        // The first one was met at start.
+        // The first process was met at start.
         if held[1..].iter().any(|held_then| *held_then != held[1]) {
             return Err(format!("rank {rank} holds more and more: {held:?}"));
         }
@@ -82,7 +82,7 @@ fn check(ranks: &[Rank], times: u32) -> Result<(), String> {
 
 #[test]
 fn a_rank_that_dies_before_its_first_message_comes_back_as_often() -> Result<(), String> {
-    // Whatever it is doing then: it may not even have joined.
+    // At any point: the process may not even have joined.
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     let (seed, times) = (seed(), if quick() { 4 } else { 20 });
     let mut random = Random::new(seed);
@@ -128,7 +128,7 @@ fn an_impostor_that_claims_to_be_a_restart_is_sent_away() -> Result<(), String> 
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     let world = Job::new(PEER, SCRATCH, "restart-impostor").restart(1).spawn(3)?;
     await_words(&world, 0..1, "refused all");
-    // The one that the launcher has started again waits for this.
+    // The restarted process waits for this.
     while world.signal(0, 0) || world.signal(2, 0) {
         std::thread::sleep(Duration::from_millis(1));
     }

@@ -1,4 +1,5 @@
-//! Processes that write nonsense over everything they can reach: the others neither crash nor hang nor are misled.
+//! Processes that corrupt all memory they can write: the others neither crash nor hang, nor accept wrong
+//! messages.
 
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -9,10 +10,10 @@ use nemesia_tests::{quick, say, seed};
 
 const PEER: &str = env!("CARGO_BIN_EXE_peer");
 const SCRATCH: &str = env!("CARGO_TARGET_TMPDIR");
-/// For one pair; it takes some 50 ms.
+/// The limit for one pair, which takes about 50 ms.
 const LIMIT: Duration = Duration::from_secs(40);
 
-/// Sizes, so that nonsense meets structures that are close together, and far apart.
+/// Geometries in which structures lie close together, and far apart.
 const GEOMETRIES: [[&str; 3]; 4] =
     [["64", "32768", "64"], ["4", "256", "4"], ["16", "1024", "16"], ["8", "4096", "64"]];
 
@@ -73,7 +74,7 @@ fn no_peer_can_write_our_own_segment_or_change_the_size_of_any() -> Result<(), S
 
 #[test]
 fn deadlines_and_deaths_are_seen_while_a_peer_never_stops_sending() -> Result<(), String> {
-    // As on a machine with a core for each process: nobody sleeps while something may come.
+    // As on a machine with a core for each process: no process sleeps while a message may come.
     let job = Job::new(PEER, SCRATCH, "flood").env("NEMESIA_SPIN", "1000000");
     let ranks = job.spawn(3)?.wait(LIMIT)?;
     assert!(ranks[..2].iter().all(|rank| rank.kind.is_success()), "{}", report(&ranks));

@@ -1,4 +1,5 @@
-//! Processes that are killed while they agree on who is left: all that decide, decide the same, and go on without the dead.
+//! Processes that are killed while they agree on the survivors: all that decide decide the same, and go on
+//! without the dead.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -29,7 +30,7 @@ fn survivors_of_random_deaths_agree_on_who_they_are() -> Result<(), String> {
     Ok(())
 }
 
-/// Kills so many ranks of a world, and compares what every rank has decided; returns the rounds.
+/// Kills `victims` ranks of a world, and compares the decisions of all ranks. Returns the rounds.
 fn kill(random: &mut Random, size: usize, victims: usize) -> Result<usize, String> {
     let world = Job::new(PEER, SCRATCH, &format!("shrink {victims}")).spawn(size)?;
     let deadline = Instant::now() + LIMIT;
@@ -38,7 +39,7 @@ fn kill(random: &mut Random, size: usize, victims: usize) -> Result<usize, Strin
     }
     let mut living: Vec<usize> = (0..size).collect();
     for _ in 0..victims {
-        // Often two at once, and the coordinator most of all.
+        // Often two at once, and most often the coordinator.
         std::thread::sleep(Duration::from_micros(random.below(2) * random.below(20_000)));
         let at = random.below(2) * random.below(living.len() as u64);
         world.signal(living.remove(at as usize), libc::SIGKILL);
@@ -55,11 +56,11 @@ fn kill(random: &mut Random, size: usize, victims: usize) -> Result<usize, Strin
     Ok(decided.len() - 1)
 }
 
-/// What was decided in each round, by those that died later too.
+/// Returns the decision of each round, including those of ranks that died later.
 fn compare(ranks: &[Rank]) -> Result<BTreeMap<&str, &str>, String> {
     let mut decided = BTreeMap::new();
     for rank in ranks {
-        // The last line of a dead rank may not be whole.
+        // The last line of a dead rank may be incomplete.
         let whole = rank.output.rfind('\n').map_or("", |end| &rank.output[..end]);
         for (round, decision) in whole.lines().filter_map(|line| line.split_once(": ")) {
             if *decided.entry(round).or_insert(decision) != decision {

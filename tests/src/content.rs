@@ -1,22 +1,22 @@
-//! Payloads that can be checked, and the random numbers they are made of (SplitMix64: reproducible from one seed).
+//! Payloads that can be checked, and the random numbers behind them (SplitMix64: reproducible from one seed).
 
 /// A stream of random numbers.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
 impl Random {
-    /// The stream of this seed.
+    /// Returns the stream of this seed.
     pub const fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// The next number.
+    /// Returns the next number.
     pub const fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         mix(self.0)
     }
 
-    /// A number below `bound`; 0 when that is 0.
+    /// Returns a number below `bound`; 0 if `bound` is 0.
     pub const fn below(&mut self, bound: u64) -> u64 {
         // A slight bias does not matter here.
         match self.next().checked_rem(bound) {
@@ -25,7 +25,7 @@ impl Random {
         }
     }
 
-    /// One of these, which are not none.
+    /// Returns one of these, of which there is at least one.
     pub fn pick<T: Copy>(&mut self, from: &[T]) -> T {
         from[self.below(from.len() as u64) as usize]
     }
@@ -37,7 +37,7 @@ const fn mix(mut word: u64) -> u64 {
     word ^ (word >> 31)
 }
 
-/// One seed out of several facts about a message.
+/// Combines several facts about a message into one seed.
 pub fn seed_of(facts: &[u64]) -> u64 {
     facts.iter().fold(0x6e65_6d65_7369_6121, |seed, fact| mix(seed ^ mix(fact.wrapping_add(1))))
 }
@@ -50,14 +50,14 @@ pub fn fill(seed: u64, buf: &mut [u8]) {
     }
 }
 
-/// A buffer with the content of this seed.
+/// Returns a buffer with the content of this seed.
 pub fn filled(seed: u64, len: usize) -> Vec<u8> {
     let mut buf = vec![0; len];
     fill(seed, &mut buf);
     buf
 }
 
-/// Where a buffer differs from the content of this seed.
+/// Returns the first position at which a buffer differs from the content of this seed.
 pub fn difference(seed: u64, buf: &[u8]) -> Option<usize> {
     let wanted = filled(seed, buf.len());
     if wanted == buf { None } else { wanted.iter().zip(buf).position(|(wanted, found)| wanted != found) }

@@ -1,4 +1,4 @@
-//! A world of processes: started by the launcher, waited for under a deadline, each rank's words kept.
+//! Worlds of processes: a launcher starts them, a deadline bounds them, and the output of each rank is kept.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -7,16 +7,16 @@ use std::time::{Duration, Instant};
 
 use nemesia::bootstrap::{ExitKind, Launcher, Running};
 
-/// A world of processes hangs when it has not ended by then. Nothing here is expected to come near.
+/// The time after which a world counts as hanging. No test is expected to come near.
 pub const DEADLINE: Duration = Duration::from_secs(120);
-/// The environment of the shell that becomes a rank: where its words go.
+/// The variable that tells the shell of a rank where its output goes.
 const OUTPUT: &str = "NEMESIA_TEST_OUTPUT";
-/// How often ranks are asked whether they have ended: the precision of [`Rank::ended`].
+/// The interval of the checks whether ranks have ended: the precision of [`Rank::ended`].
 const ASK_EVERY: Duration = Duration::from_millis(1);
 
 static JOBS: AtomicU32 = AtomicU32::new(0);
 
-/// A world to be started.
+/// A world that is to be started.
 #[derive(Clone, Debug)]
 pub struct Job {
     program: PathBuf,
@@ -28,20 +28,20 @@ pub struct Job {
     restarts: u32,
 }
 
-/// How a rank ended, and what it said.
+/// The end and the output of a rank.
 #[derive(Clone, Debug)]
 pub struct Rank {
     /// Exit code or signal.
     pub kind: ExitKind,
-    /// What it wrote to its standard output.
+    /// Its standard output.
     pub output: String,
-    /// What it wrote to its standard error.
+    /// Its standard error output.
     pub errors: String,
-    /// When its end was seen.
+    /// The time at which its end was noticed.
     pub ended: Instant,
 }
 
-/// A world that runs.
+/// A running world.
 #[derive(Debug)]
 pub struct World {
     running: Running,
@@ -49,19 +49,19 @@ pub struct World {
     ended: Vec<Option<Instant>>,
 }
 
-/// A directory of its own, removed in the end.
+/// A directory that is removed at the end.
 #[derive(Debug)]
 struct Directory(PathBuf);
 
 impl Drop for Directory {
     fn drop(&mut self) {
-        // What is left of it lies in the target directory.
+        // Whatever cannot be removed lies in the target directory.
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 
 impl Job {
-    /// A world of `program` with arguments split at spaces. `scratch` is `CARGO_TARGET_TMPDIR`.
+    /// Describes a world of `program` with arguments split at spaces. `scratch` is `CARGO_TARGET_TMPDIR`.
     pub fn new(program: impl AsRef<Path>, scratch: impl AsRef<Path>, args: &str) -> Self {
         Self {
             program: program.as_ref().to_owned(),
@@ -81,31 +81,32 @@ impl Job {
         self
     }
 
-    /// Shell commands that each rank runs before it becomes the program; `$PMI_RANK` tells which one it is.
+    /// Adds shell commands that each rank runs before it becomes the program; `$PMI_RANK` is the rank.
     #[must_use]
     pub fn before(mut self, commands: &str) -> Self {
         self.before = format!("{commands}\n");
         self
     }
 
-    /// A program that starts the program.
+    /// Sets a program that starts the program.
     #[must_use]
     pub fn wrapper(mut self, words: &str) -> Self {
         words.clone_into(&mut self.wrapper);
         self
     }
 
-    /// Ranks that fail are started again, at most so often in all. What all processes of a rank say is kept.
+    /// Lets ranks that fail be started again, at most `times` times in all. The output of all processes of a
+    /// rank is kept.
     #[must_use]
     pub fn restart(mut self, restarts: u32) -> Self {
         self.restarts = restarts;
         self
     }
 
-    /// Starts so many ranks. The calling thread must outlast them.
+    /// Starts `size` ranks. The calling thread must outlive them.
     ///
     /// # Errors
-    /// When it cannot be started.
+    /// The world cannot be started.
     pub fn spawn(&self, size: usize) -> Result<World, String> {
         let name = format!("job-{}-{}", std::process::id(), JOBS.fetch_add(1, Ordering::Relaxed));
         let directory = Directory(self.scratch.join(name));
@@ -120,7 +121,7 @@ impl Job {
         args.extend(self.args.iter().cloned());
         let mut launcher =
             Launcher::new(size, "/bin/sh".into(), args).keep_going(true).restart(self.restarts);
-        // The configuration files of whoever runs the tests do not count.
+        // The configuration files of the user do not count.
         launcher = launcher.env(OUTPUT, &directory.0).env("NEMESIA_CONFIG", "");
         for (name, value) in &self.env {
             launcher = launcher.env(name, value);
@@ -129,10 +130,10 @@ impl Job {
         Ok(World { running, directory, ended: vec![None; size] })
     }
 
-    /// Starts so many ranks and waits until all have ended.
+    /// Starts `size` ranks, and waits until all have ended.
     ///
     /// # Errors
-    /// When it cannot be started, or does not end.
+    /// The world cannot be started, or does not end.
     pub fn run(&self, size: usize) -> Result<Vec<Rank>, String> {
         self.spawn(size)?.wait(DEADLINE)
     }
@@ -140,7 +141,7 @@ impl Job {
     /// As [`Job::run`], and every rank must succeed.
     ///
     /// # Errors
-    /// What each rank said, unless all have succeeded.
+    /// The output of each rank, unless all have succeeded.
     pub fn succeed(&self, size: usize) -> Result<Vec<Rank>, String> {
         let ranks = self.run(size)?;
         if ranks.iter().all(|rank| rank.kind.is_success()) {
@@ -151,22 +152,22 @@ impl Job {
 }
 
 impl World {
-    /// The process of each rank.
+    /// Returns the first process of each rank.
     pub fn pids(&self) -> &[u32] {
         self.running.pids()
     }
 
-    /// The process of a rank that runs now, if one does.
+    /// Returns the present process of a rank, if one runs.
     pub fn pid(&self, rank: usize) -> Option<u32> {
         self.running.pid(rank)
     }
 
-    /// Sends a signal to a rank; false when it has ended before.
+    /// Sends a signal to a rank. Returns false if it has ended before.
     pub fn signal(&self, rank: usize, signal: i32) -> bool {
         self.running.kill(rank, signal).is_ok()
     }
 
-    /// What a rank has written to its standard output so far.
+    /// Returns what a rank has written to its standard output so far.
     pub fn output(&self, rank: usize) -> String {
         self.read(rank, "out")
     }
@@ -186,7 +187,7 @@ impl World {
         while self.ended.contains(&None) {
             let now = Instant::now();
             for rank in 0..self.ended.len() {
-                // Signal 0 only asks. A rank that was started again has not ended.
+                // Signal 0 only checks. A rank that was started again has not ended.
                 self.ended[rank] = if self.signal(rank, 0) { None } else { self.ended[rank].or(Some(now)) };
             }
             if now >= deadline {
@@ -208,7 +209,7 @@ impl World {
         Ok(ranks.collect())
     }
 
-    /// Kills what is left, and says what it was doing.
+    /// Kills the remaining ranks, and describes what they were doing.
     fn give_up(self, limit: Duration) -> String {
         let mut text = format!("not ended within {limit:?}:\n");
         for (rank, ended) in self.ended.iter().enumerate() {
@@ -228,7 +229,7 @@ impl World {
     }
 }
 
-/// How every rank ended, with its words.
+/// Describes the end and the output of every rank.
 pub fn report(ranks: &[Rank]) -> String {
     let line = |(number, rank): (usize, &Rank)| {
         format!("rank {number} {}\n{}{}", rank.kind, rank.output, rank.errors)

@@ -1,13 +1,13 @@
-//! What a process may not leave behind: names in file systems, System V objects, sockets, processes.
+//! Things that a process must not leave behind: names in file systems, System V objects, sockets, processes.
 
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// How long the kernel may take to clear away what a dead process held.
+/// The time that the kernel may need to free what a dead process held.
 const SETTLING: Duration = Duration::from_secs(10);
 
-/// What was there at one moment.
+/// A snapshot of the existing things.
 #[derive(Clone, Debug)]
 pub struct Traces {
     program: String,

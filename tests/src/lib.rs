@@ -1,5 +1,5 @@
-//! What the tests between processes share: jobs of the program `peer`, what it does there, and what it may not leave
-//! behind.
+//! The common parts of the tests between processes: jobs of the program `peer`, its modes, and the search for
+//! leftovers.
 //!
 //! | module | what it holds |
 //! |---|---|
@@ -17,29 +17,29 @@ pub mod peer;
 
 use std::io::{Write, stderr};
 
-/// Says that a test did not run, where `tests/run` counts it.
+/// Reports that a test did not run; `tests/run` counts it.
 pub fn skip(test: &str, reason: &str) {
     let line = format!("SKIPPED: {test}: {reason}\n");
     say(line.trim_end());
     if let Some(path) = std::env::var_os("NEMESIA_SKIP_LOG") {
         let log = std::fs::OpenOptions::new().append(true).create(true).open(path);
-        // The line above has said it already, should the log be out of reach.
+        // If the log cannot be written, the line above is the only report.
         let _ = log.and_then(|mut log| log.write_all(line.as_bytes()));
     }
 }
 
-/// A line that is shown even when the test passes.
+/// Prints a line that is shown even if the test passes.
 pub fn say(line: &str) {
-    // Nobody is left to tell when this fails.
+    // A failed write is ignored: no other channel is left.
     let _ = writeln!(stderr(), "{line}");
 }
 
-/// Whether `tests/run --quick` wants the short form.
+/// Returns whether `tests/run --quick` asks for the short form.
 pub fn quick() -> bool {
     std::env::var_os("NEMESIA_QUICK").is_some()
 }
 
-/// `NEMESIA_TEST_SEED`, to repeat a failure, or a seed of this run.
+/// Returns `NEMESIA_TEST_SEED`, to repeat a failure, or else a new seed.
 pub fn seed() -> u64 {
     let given = std::env::var("NEMESIA_TEST_SEED").ok().and_then(|text| text.parse().ok());
     given.unwrap_or_else(|| {

@@ -1,4 +1,4 @@
-//! The program `peer`: what one process of a world does in a test. It uses Nemesia as any other program would.
+//! The program `peer`: one process of a world in a test. It uses Nemesia as any other program does.
 //!
 //! | exit code | meaning |
 //! |---|---|
@@ -28,18 +28,18 @@ use std::process::ExitCode;
 use nemesia::bootstrap::BootstrapError;
 use nemesia::{Config, Endpoint, Error, Request, Source, Tag};
 
-/// Why a process ends without success.
+/// The reason for an end without success.
 #[derive(Debug)]
 pub enum Fault {
     /// Wrong arguments.
     Usage(String),
-    /// Nemesia reports an error.
+    /// Nemesia reported an error.
     Library(Error),
-    /// Nemesia has not kept a promise, or the system has failed.
+    /// Nemesia broke a promise, or the system failed.
     Broken(String),
 }
 
-/// What a mode ends with.
+/// The result of a mode.
 pub type Outcome<T = ()> = Result<T, Fault>;
 
 impl From<Error> for Fault {
@@ -91,7 +91,7 @@ pub fn run(args: &[String]) -> ExitCode {
     let words: Vec<&str> = args.iter().map(String::as_str).collect();
     let Err(fault) = dispatch(&words) else { return ExitCode::SUCCESS };
     crate::say(&fault.to_string());
-    // There the peers' failures at start are what is tested.
+    // These modes test failures of peers at start.
     let starting_is_failing = matches!(words.first(), Some(&("crash" | "survive")));
     ExitCode::from(fault.code(starting_is_failing))
 }
@@ -129,12 +129,12 @@ fn dispatch(words: &[&str]) -> Outcome {
     }
 }
 
-/// Joins the world as the environment says.
+/// Joins the world that the environment describes.
 fn open() -> Outcome<Endpoint> {
     Ok(Endpoint::open(&Config::from_env().map_err(Error::from)?)?)
 }
 
-/// A word for the test, at once.
+/// Prints a line for the test at once.
 fn tell(line: &str) -> Outcome {
     Ok(writeln!(stdout(), "{line}")?)
 }
@@ -147,7 +147,7 @@ fn ensure(kept: bool, promise: impl FnOnce() -> String) -> Outcome {
     if kept { Ok(()) } else { broken(promise()) }
 }
 
-/// Waits until all ranks are here (dissemination: in round k rank r hears from r - 2^k).
+/// Waits until all ranks have arrived (dissemination: in round k rank r waits for r - 2^k).
 fn barrier(endpoint: &mut Endpoint, tag: u64) -> Outcome {
     let (rank, size) = (endpoint.rank(), endpoint.size());
     let mut step = 1;
@@ -159,8 +159,8 @@ fn barrier(endpoint: &mut Endpoint, tag: u64) -> Outcome {
     Ok(())
 }
 
-/// Buffers of operations that outlive every borrow: each lives on the heap until the endpoint is gone, and is
-/// surrounded by bytes that nobody may touch.
+/// Buffers of operations that outlive every borrow. Each lives on the heap until the endpoint is gone, between
+/// guard bytes.
 #[derive(Debug, Default)]
 struct Arena(Vec<Vec<u8>>);
 
@@ -204,13 +204,13 @@ impl Arena {
         unsafe { endpoint.isend(to, tag, base, bytes.len()) }
     }
 
-    /// What a buffer holds; no request may be using it.
+    /// Returns the contents of a buffer that no request uses.
     fn bytes(&self, at: usize) -> &[u8] {
         let buf = &self.0[at];
         &buf[GUARD..buf.len() - GUARD]
     }
 
-    /// Whether nobody has written beside a buffer.
+    /// Returns whether all guard bytes are unchanged.
     fn intact(&self) -> bool {
         let untouched = |part: &[u8]| part.iter().all(|byte| *byte == GUARDED);
         self.0.iter().all(|buf| untouched(&buf[..GUARD]) && untouched(&buf[buf.len() - GUARD..]))

@@ -1,5 +1,5 @@
-//! Two processes, on two hosts where there are two (see `tests/vm/README.md`): each has a port, and knows of the other's memory
-//! only what it was told.
+//! Two processes, on two hosts if there are two (see `tests/vm/README.md`). Each has a port, and knows of the
+//! other's memory only what it was sent.
 
 use nemesia_core::port::memory::{
     Access, Address, Event, Key, MemoryPort, Outcome, ReceiveQueue, Source, Work,
@@ -17,9 +17,9 @@ const NAME: &str = "across::a_hundred_connections_to_another_process_carry_data_
 const ROLE: &str = "NEMESIA_TEST_VERBS_PEER";
 const CONNECTIONS: u64 = 100;
 const SIZES: [u32; 5] = [1, 64, 4097, 70_000, 1 << 20];
-/// Of the last connection: more than a work request of soft `RoCE` may be.
+/// The bytes of the last connection: more than one work request of soft `RoCE` may carry.
 const LEN: usize = 64 << 20;
-/// Bytes of a message: seed and length, or where the content is wrong.
+/// The words of a message: seed and length, or the position of wrong content.
 const WORDS: u32 = 16;
 
 fn words(memory: &Memory, at: u64, first: u64, second: u64) {
@@ -27,7 +27,8 @@ fn words(memory: &Memory, at: u64, first: u64, second: u64) {
     memory.put(at + 8, &second.to_ne_bytes());
 }
 
-/// Lends memory, tells where, and answers who connects: whether what was written is right. Ends when it is killed.
+/// Lends memory, publishes it, and answers each connection whether the written bytes are right. Ends when it is
+/// killed.
 fn serve(mut bench: Bench<Devices>) -> Result<(), String> {
     bench.open(1)?;
     let (memory, control) = (bench.open_memory(0, LEN)?, bench.memory(0, 64, Access::LOCAL)?);
@@ -44,7 +45,7 @@ fn serve(mut bench: Bench<Devices>) -> Result<(), String> {
         let receives = ReceiveQueue::Of(connection);
         bench.port(0)?.receive(receives, id, &into).map_err(|error| error.to_string())?;
         bench.port(0)?.accept(connection, &offer).map_err(|error| error.to_string())?;
-        // A message may come before that; nothing can be sent before.
+        // A message may arrive before this event; nothing can be sent before it.
         bench.event(0, "established", |event| matches!(event, Event::Established { .. }).then_some(()))?;
         while let Outcome::Received { .. } = bench.completion(0, id)?.outcome {
             let (seed, len) = (control.word(0), control.word(8));
@@ -63,7 +64,7 @@ fn serve(mut bench: Bench<Devices>) -> Result<(), String> {
     }
 }
 
-/// One connection: writes, asks whether it came, reads what it has become, closes.
+/// Makes one connection: writes, asks whether the bytes arrived, reads them back, closes.
 fn visit(
     bench: &mut Bench<Devices>,
     (address, key): (&Address, &Key),
@@ -111,7 +112,7 @@ fn a_hundred_connections_to_another_process_carry_data_and_leave_nothing() {
     let Some(addresses) = usable(NAME) else { return };
     let is_peer = std::env::var_os(ROLE).is_some();
     let Some(before) = resources() else { return nemesia_tests::skip(NAME, "no `rdma`; install iproute2") };
-    // The last: where both hosts are in sight that is not the one of the other process.
+    // The last address: if both hosts are visible, the other process does not use it.
     let own = if is_peer { addresses[addresses.len() - 1] } else { addresses[0] };
     let mut bench = Bench::new(Devices::new(&[own]));
     if is_peer {

@@ -1,5 +1,5 @@
-//! What is particular to devices: what they tell of themselves, queue pairs that are joined by an exchange of bytes, forks,
-//! and that nothing is left.
+//! Properties of devices: their descriptions, queue pairs that are joined by an exchange of bytes, forks, and
+//! leftovers.
 
 use std::time::{Duration, Instant};
 
@@ -65,13 +65,13 @@ fn the_manager_says_from_where_the_other_end_comes() {
     let mut bench = Bench::new(Devices::new(&addresses));
     bench.open(2).unwrap();
     let (a, b) = bench.connect(0, 1).unwrap();
-    // Ports take the addresses in turn.
+    // The ports use the addresses in turn.
     let at = |port: usize| Some(Origin::Host(addresses[port % addresses.len()]));
     assert_eq!(bench.port(0).unwrap().origin(a), at(1));
     assert_eq!(bench.port(1).unwrap().origin(b), at(0));
 }
 
-/// A queue pair in INIT.
+/// Makes a queue pair in INIT.
 fn pair(domain: &std::sync::Arc<Domain>, queue: &std::sync::Arc<CompletionQueue>) -> QueuePair {
     let pair =
         QueuePair::new(domain, queue, None, Depths { send: 4, receive: 4, parts: 1, inline: 0 }).unwrap();
@@ -96,7 +96,7 @@ fn queue_pairs_are_joined_by_bytes_where_the_fabric_allows_it() {
     let (there, back): ([u8; INFO_BYTES], [u8; INFO_BYTES]) = (ours.to_bytes(), theirs.to_bytes());
     a.join(1, gid, &ours, &PairInfo::from_bytes(&back).unwrap()).unwrap();
     b.join(1, gid, &theirs, &PairInfo::from_bytes(&there).unwrap()).unwrap();
-    // What is posted to a queue pair that fails comes back, flushed.
+    // A request posted to a failed queue pair comes back flushed.
     b.fail().unwrap();
     assert!(a.promises_order().is_some());
     assert_eq!(queue.poll(16, |polled| panic!("{polled:?}")).unwrap(), 0);
@@ -129,7 +129,7 @@ fn a_child_of_fork_that_writes_does_not_disturb_the_parent() {
     // SAFETY: `status` may be written.
     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
     assert_eq!(status, 0);
-    // The parent writes first after the fork: where pages were shared it would be the one that is moved.
+    // The parent writes first after the fork: if pages were shared, the parent's copy would move.
     from.put(4096, &[2; 4096]);
     let id = bench.post_small(1, ReceiveQueue::Of(b)).unwrap();
     let part = [from.slice(0, 8192)];
@@ -139,16 +139,16 @@ fn a_child_of_fork_that_writes_does_not_disturb_the_parent() {
     assert_eq!((to.get(0, 4096), to.get(4096, 4096)), (vec![1; 4096], vec![2; 4096]));
 }
 
-/// The resources that this process has in a device, as the kernel counts them.
+/// Returns the resources of this process in a device, as the kernel counts them.
 pub(crate) fn resources() -> Option<String> {
     let output = std::process::Command::new("rdma").args(["resource", "show"]).output().ok()?;
     String::from_utf8(output.stdout).ok()
 }
 
-/// Waits until they are as they were: the kernel takes down what a connection leaves a moment later, in a worker of its own.
-/// It tells nobody when it has (its netlink interface lists these resources, and announces devices only), so this asks, and
-/// leaves the processor to the worker between two questions. How long that takes decides nothing: what was left behind is still
-/// there at the end of a minute.
+/// Waits until the resources are as before. The kernel frees what a connection leaves a moment later, in a
+/// worker of its own. It announces this nowhere (its netlink interface lists these resources, and announces
+/// devices only), so this function polls and yields the processor in between. The duration decides nothing: a
+/// leak is still there after a minute.
 pub(crate) fn until_resources(before: &str) {
     const PAUSE: Duration = Duration::from_millis(100);
     const LEAKED: Duration = Duration::from_secs(60);

@@ -1,4 +1,4 @@
-//! How connections end that nobody closes: the peer is killed.
+//! Connections that end because the peer is killed.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
@@ -17,9 +17,9 @@ use crate::usable;
 
 /// Set in the process that is to be killed.
 const ROLE: &str = "NEMESIA_TEST_VERBS_TARGET";
-/// What a failure may take to be noticed.
+/// The limit for noticing a failure.
 const LIMIT: Duration = Duration::from_secs(3);
-/// What never takes so long hangs.
+/// The time after which a wait counts as a hang.
 const PATIENCE: Duration = Duration::from_secs(60);
 const LEN: usize = 1 << 20;
 
@@ -32,7 +32,7 @@ fn unhex(text: &str) -> Vec<u8> {
     (0..text.len()).step_by(2).map(byte).collect()
 }
 
-/// Polls events until one is liked.
+/// Polls events until `like` accepts one.
 fn event<T>(port: &mut VerbsPort, start: Instant, like: impl Fn(&Event) -> Option<T>) -> T {
     loop {
         let event = port.poll_event(start.elapsed());
@@ -48,7 +48,7 @@ fn offer() -> Offer {
     Offer { private: Private::EMPTY, shared_receive: false, deadline: PATIENCE }
 }
 
-/// The process that is killed: lends memory, tells where, accepts, and waits for its end.
+/// The process that is killed: lends memory, publishes it, accepts, and waits for its end.
 fn target(mut port: VerbsPort) {
     let start = Instant::now();
     let memory = vec![0_u8; LEN].leak();
@@ -66,7 +66,7 @@ fn target(mut port: VerbsPort) {
     event(&mut port, start, |event| matches!(event, Event::Lost { .. }).then_some(()));
 }
 
-/// A process of this program that has said where it is: on the other host, where there is one.
+/// A process of this program that has published its address: on the other host, if there is one.
 pub(crate) struct Target {
     child: Child,
     has_ended: bool,
@@ -86,10 +86,10 @@ impl Target {
             Command::new(program)
         };
         command.args(["--exact", test, "--nocapture"]).env(role, "1");
-        // A group of its own: what runs a command on another host is more than one process.
+        // A process group of its own: a command on another host consists of several processes.
         let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).process_group(0).spawn().unwrap();
         let lines = BufReader::new(child.stdout.as_mut().unwrap()).lines();
-        // The test program says things of its own before, on the same line.
+        // The test program prints its own text before, on the same line.
         let line = lines
             .map_while(Result::ok)
             .find_map(|line| line.split_once("target ").map(|(_, it)| it.to_string()));
@@ -104,7 +104,7 @@ impl Target {
         }
     }
 
-    /// Ends it at once.
+    /// Kills it.
     pub(crate) fn kill(&mut self) {
         // SAFETY: our child leads this group, and has not been waited for.
         assert_eq!(unsafe { libc::kill(-self.child.id().cast_signed(), libc::SIGKILL) }, 0);
@@ -115,14 +115,14 @@ impl Target {
 
 impl Drop for Target {
     fn drop(&mut self) {
-        // After a test that has failed.
+        // After a failed test.
         if !self.has_ended {
             self.kill();
         }
     }
 }
 
-/// Keeps writing until the connection is lost; returns how long that took from `end` on.
+/// Writes until the connection is lost. Returns how long that took after `end`.
 fn write_until_lost(port: &mut VerbsPort, connection: Connection, key: &Key, end: impl FnOnce()) -> Duration {
     let memory = vec![7_u8; LEN].leak();
     // SAFETY: leaked, and not looked at.

@@ -1,4 +1,4 @@
-//! Ports on the devices of this machine, in turn: with two devices that are wired, all traffic crosses the wire.
+//! Ports on the devices of this machine, in turn. With two wired devices, all traffic crosses the wire.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use nemesia::verbs::{PortOptions, VerbsPort, Wish, survey};
 use nemesia_tests::memory_port::Fabric;
 
-/// An address of each port that can be used.
+/// Returns an address of each usable port.
 pub(crate) fn addresses() -> Result<Vec<IpAddr>, String> {
     raise_limit();
     let seen = survey().map_err(|error| error.to_string())?;
@@ -16,7 +16,8 @@ pub(crate) fn addresses() -> Result<Vec<IpAddr>, String> {
         let lines: Vec<String> = seen.iter().map(ToString::to_string).collect();
         return Err(if lines.is_empty() { "no RDMA device".into() } else { lines.join("; ") });
     }
-    // Devices are told of in the order of their making, and one that was pulled out and came back is the last.
+    // Devices are listed in the order of their creation; a device that was pulled out and came back is the
+    // last.
     found.sort_unstable();
     Ok(found)
 }
@@ -27,13 +28,13 @@ pub(crate) struct Devices {
     addresses: Vec<IpAddr>,
     next: usize,
     start: Instant,
-    /// Bytes of a work request: what is longer becomes several.
+    /// The bytes of a work request; longer transfers become several.
     pub(crate) work_bytes: u32,
-    /// They are soft iWARP.
+    /// Whether the devices are soft iWARP.
     is_siw: bool,
 }
 
-/// What the vendor of soft iWARP is called: `SIW_VENDOR_ID`.
+/// The vendor number of soft iWARP: `SIW_VENDOR_ID`.
 const SIW: u32 = 0x62_6d74;
 
 impl Devices {
@@ -47,7 +48,7 @@ impl Devices {
         }
     }
 
-    /// Options for the next port.
+    /// Returns the options of the next port.
     pub(crate) fn options(&mut self) -> PortOptions {
         let address = self.addresses[self.next % self.addresses.len()];
         self.next += 1;
@@ -65,8 +66,8 @@ impl Fabric for Devices {
         Ok(port)
     }
 
-    /// siw sends answers from the pages themselves, and holds on to them until the peer has confirmed, whatever becomes of the
-    /// registration meanwhile (`siw_tx_hdt`, `siw_dereg_mr`, Linux 6.1).
+    /// siw sends answers from the pages themselves, and keeps them until the peer has confirmed, whatever
+    /// happens to the registration meanwhile (`siw_tx_hdt`, `siw_dereg_mr`, Linux 6.1).
     fn answers_late(&self) -> bool {
         self.is_siw
     }
@@ -76,12 +77,12 @@ impl Fabric for Devices {
     }
 
     fn most_bytes(&self) -> u32 {
-        // 880 us for 64 KiB in the virtual machine; `tests/vm/verbs --long` has the time for more.
+        // 64 KiB take 880 us in the virtual machine; `tests/vm/verbs --long` has the time for more.
         if std::env::var_os("NEMESIA_TEST_LONG").is_some() { 64 << 20 } else { 8 << 20 }
     }
 }
 
-/// Lets this process pin as much as it may: devices of software count it, and the usual limit is 8 MiB.
+/// Lets this process pin as much as it may: software devices count pinned memory, and the usual limit is 8 MiB.
 fn raise_limit() {
     let unlimited = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
     // SAFETY: the structure can be read. Where it is not allowed, tests that need it say that memory can't be pinned.

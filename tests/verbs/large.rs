@@ -1,4 +1,4 @@
-//! 64 MiB at once, which is more than a work request of soft `RoCE` may be.
+//! 64 MiB at once, which is more than one work request of soft `RoCE` may carry.
 
 use nemesia_core::port::memory::{Access, MemoryPort, PostError, ReceiveQueue, Source, Work};
 use nemesia_tests::content::{difference, filled};
@@ -43,7 +43,7 @@ fn sixty_four_mebibytes_are_written_and_read_whole() {
     from.put(0, &filled(4, size));
     let sent = bench.port(0).unwrap().send(Work::new(a, 4), Source::Gather(&part), None);
     if facts.message_bytes < LEN {
-        // A message is one work request: its bound is the device's, and said.
+        // A message is one work request: its bound is the device's, and the error names it.
         assert_eq!(sent, Err(PostError::Length { limit: facts.message_bytes }));
         let most = [from.slice(0, facts.message_bytes)];
         bench.port(0).unwrap().send(Work::new(a, 4), Source::Gather(&most), None).unwrap();

@@ -1,5 +1,6 @@
-//! The memory port over verbs: the suite of all memory ports on the RDMA devices of this machine, and what is particular to
-//! devices. Without a device, which is so on most machines, they are skipped; `tests/vm/run` has some.
+//! The memory port over verbs: the suite of all memory ports on the RDMA devices of this machine, and
+//! properties of devices. Without a device, as on most machines, the tests are skipped; `tests/vm/run` has
+//! some.
 
 #![allow(
     clippy::print_stdout,
@@ -19,7 +20,7 @@ mod large;
 
 use nemesia_tests::memory_port::{self, bench::Bench};
 
-/// The devices' addresses, or nothing, after telling why the test is skipped.
+/// Returns the devices' addresses; `None` after reporting why the test is skipped.
 fn usable(test: &str) -> Option<Vec<std::net::IpAddr>> {
     match fabric::addresses() {
         Ok(addresses) => Some(addresses),
@@ -30,13 +31,13 @@ fn usable(test: &str) -> Option<Vec<std::net::IpAddr>> {
     }
 }
 
-/// The suite, on new devices for each check.
+/// Runs the suite, on new devices for each check.
 fn all_pass(devices: impl Fn() -> fabric::Devices) {
     let mut failures = Vec::new();
     for (name, check) in memory_port::wanted() {
         let start = std::time::Instant::now();
         let verdict = check(&mut Bench::new(devices()));
-        // One at a time: with a slow device it is good to see which.
+        // One line for each check: with a slow device it is good to see which one runs.
         println!("{name}: {:.1} s: {verdict:?}", start.elapsed().as_secs_f32());
         failures.extend(verdict.err().map(|why| format!("{name}: {why}")));
     }

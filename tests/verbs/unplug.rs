@@ -1,7 +1,7 @@
 //! The link goes down, and the device is pulled out, while connections are up.
 //!
-//! The kernel holds the removal of a device until every process that has it open has ended; librdmacm closes none before.
-//! So each scene is played by a process of its own, and the test itself opens no device.
+//! The kernel holds the removal of a device until every process that has it open has ended; librdmacm closes
+//! none before. So each scene runs in a process of its own, and the test itself opens no device.
 #![allow(clippy::print_stdout, reason = "seen with --nocapture only, by who wants to know how long it took")]
 
 #[cfg(test)]
@@ -18,9 +18,9 @@ mod scenes {
     use super::fabric::{Devices, addresses};
 
     const NAME: &str = "scenes::a_device_that_ends_ends_its_connections_and_may_come_back";
-    /// Set in a process that plays a scene: which.
+    /// Set in a process that plays a scene: the name of the scene.
     const SCENE: &str = "NEMESIA_TEST_VERBS_SCENE";
-    /// What a failure may take to be noticed, beside the time that a port may be down.
+    /// The limit for noticing a failure, in addition to the time for which a port may be down.
     const LIMIT: Duration = Duration::from_secs(3 + 1);
 
     /// Runs the virtual machine's `fabric`.
@@ -30,7 +30,7 @@ mod scenes {
         assert!(status.is_ok_and(|status| status.success()), "fabric {arguments:?}");
     }
 
-    /// Two ports that are connected, and something that happens to the device.
+    /// Connects two ports, and lets something happen to the device.
     fn play(happens: &[&str]) {
         let mut bench = Bench::new(Devices::new(&addresses().unwrap()));
         bench.open(2).unwrap();
@@ -40,7 +40,7 @@ mod scenes {
             return;
         }
         let id = bench.post_small(0, ReceiveQueue::Of(a)).unwrap();
-        // It ends when this process does.
+        // It ends with this process.
         let mut fabric = Command::new("fabric");
         let mut running = fabric.args(happens).stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
         let start = Instant::now();
@@ -57,7 +57,7 @@ mod scenes {
         let _ = running.try_wait();
     }
 
-    /// Plays a scene in another process.
+    /// Runs a scene in another process.
     fn scene(happens: &str) {
         let program = std::env::current_exe().unwrap();
         let status =

@@ -1,9 +1,10 @@
-//! What `tests/instructions` counts: `instructions MODE COUNT [BYTES]` passes messages (of 8 bytes) between two endpoints of this
-//! process. Each operation that counts stands in a `counted_...` function, from call to return; everything else is outside.
+//! The program that `tests/instructions` counts: `instructions MODE COUNT [BYTES]` passes messages (of 8 bytes
+//! by default) between two endpoints of this process. Each counted operation stands in a `counted_...`
+//! function, from call to return; everything else is outside.
 //!
-//! | mode | what happens |
+//! | mode | sequence |
 //! |---|---|
-//! | `blocking` | a send, then its receive: the message is there |
+//! | `blocking` | a send, then its receive, whose message has arrived |
 //! | `posted` | windows: receives are posted, messages are sent, receives are waited for |
 //! | `arrived` | windows: messages are sent, each is received and tested |
 
@@ -15,7 +16,7 @@ use std::sync::{Arc, Barrier, Mutex, PoisonError};
 use nemesia::bootstrap::{BootstrapError, Exchange};
 use nemesia::{Config, Endpoint, Request, Source, Status, Tag};
 
-/// Messages in a window.
+/// The number of messages in a window.
 const WINDOW: usize = 16;
 const TAG: u64 = 7;
 const MOST: usize = 8192;
@@ -63,7 +64,7 @@ impl Exchange for Cards {
 
 type Opened = Result<Endpoint, nemesia::Error>;
 
-/// Both endpoints; ranks 0 and 1.
+/// Opens both endpoints, ranks 0 and 1.
 fn pair() -> Result<(Endpoint, Endpoint), Box<dyn Error>> {
     let (cards, barrier) = (Arc::default(), Arc::new(Barrier::new(2)));
     let open = |rank| -> Opened {
@@ -108,7 +109,7 @@ fn counted_isend(
 }
 
 /// # Safety
-/// There is room for `len` bytes at `base` that nobody uses until the request is complete.
+/// There is room for `len` bytes at `base`, which nothing else uses until the request is complete.
 #[inline(never)]
 #[unsafe(no_mangle)]
 unsafe fn counted_irecv(

@@ -1,4 +1,5 @@
-//! `active SEED`: every rank floods every other with active messages whose handlers answer, contents and order checked.
+//! `active SEED`: every rank floods every other with active messages whose handlers answer; contents and order
+//! are checked.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,14 +15,14 @@ const ANSWER: u16 = 2;
 const NOBODY: u16 = 900;
 const QUESTIONS: u64 = 3000;
 
-/// What the handlers of a rank have seen.
+/// The arrivals at the handlers of a rank.
 #[derive(Debug, Default)]
 struct Seen {
     /// By sender: the last question, and the last answer.
     asked: Vec<u64>,
     answered: Vec<u64>,
     wrong: Vec<String>,
-    /// Answers for which there was no room.
+    /// Answers for which there was no room yet.
     later: VecDeque<(usize, u64)>,
 }
 
@@ -36,7 +37,7 @@ pub(super) fn run(seed: u64) -> Outcome {
     let mut random = Random::new(seed_of(&[seed, rank as u64]));
     for number in 1..=QUESTIONS {
         for to in 0..size {
-            // Most of them in one packet, some in several.
+            // Most fit into one packet, some take several.
             let usual = if number % 100 == 0 { 100_000 } else { 2000 };
             let longest = if number == QUESTIONS { most - 16 } else { usual };
             let len = random.pick(&[0, 1, 8, 40, 500, 2000, longest]).min(most - 16);
@@ -76,7 +77,8 @@ fn header(number: u64, len: usize) -> [u8; 16] {
     bytes
 }
 
-/// Number and length of a message that is the next from its sender and as it was sent; else why not.
+/// Returns number and length of a message if it is the next from its sender and unchanged; otherwise the
+/// reason.
 fn check(message: &Incoming<'_>, last: &mut u64) -> Result<u64, String> {
     let word = |at: usize| message.header().get(at..at + 8)?.try_into().ok().map(u64::from_le_bytes);
     let (Some(number), Some(len)) = (word(0), word(8)) else { return Err("a short header".into()) };
@@ -113,7 +115,8 @@ fn listen(endpoint: &mut Endpoint, seen: &Arc<Mutex<Seen>>) {
     });
 }
 
-/// Answers one question for which a handler had no room. Its place is kept until then, so that no other overtakes it.
+/// Sends one answer for which a handler had no room. It keeps its place until then, so that no other answer
+/// overtakes it.
 fn answer_later(endpoint: &mut Endpoint, seen: &Mutex<Seen>) -> Outcome {
     let lock = || seen.lock().unwrap_or_else(PoisonError::into_inner);
     let first = lock().later.front().copied();

@@ -7,7 +7,8 @@ use crate::content::{difference, filled, seed_of};
 
 const BARRIER: u64 = 1 << 40;
 
-/// In each round every rank sends to every rank; in every second round the messages come before they are asked for.
+/// In each round every rank sends to every rank. In every second round the messages arrive before their
+/// receives are posted.
 pub(super) fn run(rounds: u64, len: usize) -> Outcome {
     let mut endpoint = open()?;
     let (rank, size) = (endpoint.rank(), endpoint.size());
@@ -32,13 +33,13 @@ fn exchange(endpoint: &mut Endpoint, round: u64, out: &[Vec<u8>], bufs: &mut [Ve
     let tag = Tag::Exactly(round);
     endpoint.scope(move |scope| {
         let mut receives = bufs.iter_mut().enumerate().map(|(from, buf)| (Source::Rank(from), buf));
-        // The even rounds post all receives first, the odd ones none.
+        // Even rounds post all receives first, odd rounds none.
         if round.is_multiple_of(2) {
             for (from, buf) in receives.by_ref() {
                 scope.irecv(from, tag, buf)?;
             }
         }
-        // Each rank begins with another one.
+        // Each rank begins with another destination.
         for to in (0..size).map(|step| (round as usize + step) % size) {
             scope.isend(to, round, &out[to])?;
         }
@@ -50,14 +51,14 @@ fn exchange(endpoint: &mut Endpoint, round: u64, out: &[Vec<u8>], bufs: &mut [Ve
     Ok(())
 }
 
-/// An all-to-all of 8 bytes; each tells how often it slept.
+/// An all-to-all of 8 bytes; each rank reports how often it slept.
 pub(super) fn sleeps(rounds: u64) -> Outcome {
     let mut endpoint = open()?;
     let size = endpoint.size();
     let (out, mut bufs) = (vec![vec![1; 8]; size], vec![vec![0; 8]; size]);
     let before = endpoint.counters().waits.sleeps;
     for round in 0..rounds {
-        // All receives first.
+        // All receives are posted first.
         exchange(&mut endpoint, 2 * round, &out, &mut bufs)?;
     }
     tell(&(endpoint.counters().waits.sleeps - before).to_string())?;
@@ -65,7 +66,7 @@ pub(super) fn sleeps(rounds: u64) -> Outcome {
     Ok(endpoint.close()?)
 }
 
-/// A token of 8 bytes goes round; every rank adds one.
+/// Passes a token of 8 bytes round the ranks; every rank adds one.
 pub(super) fn ring(rounds: u64) -> Outcome {
     let mut endpoint = open()?;
     let (rank, size) = (endpoint.rank(), endpoint.size());

@@ -1,6 +1,7 @@
-//! Three ranks of which one misbehaves, and the two others may not suffer from it.
+//! Three ranks. One misbehaves, and the two others must not suffer from it.
 //!
-//! `bystander SEED MESSAGES`: rank 2 scribbles over all it can write. `flood`: rank 1 never stops sending.
+//! `bystander SEED MESSAGES`: rank 2 corrupts all memory that it can write. `flood`: rank 1 never stops
+//! sending.
 
 use std::time::{Duration, Instant};
 
@@ -11,14 +12,14 @@ use crate::content::{difference, filled, seed_of};
 
 const SIZES: [usize; 6] = [8, 0, 500, 5000, 100, 100_000];
 const BARRIER: u64 = 1 << 40;
-/// How long the scribbler goes on, once in a burst and once throughout.
+/// How long the corruption goes on: once in a burst and once throughout.
 const SCRIBBLING: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(1500)];
 
 pub(super) fn run(seed: u64, messages: u64) -> Outcome {
     let mut endpoint = open()?;
     let mut arena = Arena::default();
     barrier(&mut endpoint, BARRIER)?;
-    // Not before both are through the barrier: a scribble would undo what is still on the way to them.
+    // Not before both have passed the barrier: the corruption would destroy messages on their way to them.
     if endpoint.rank() < 2 {
         endpoint.send(2, BARRIER + 1, &[])?;
     } else {
@@ -29,7 +30,7 @@ pub(super) fn run(seed: u64, messages: u64) -> Outcome {
         std::process::exit(0);
     }
     for message in 0..messages {
-        // What it does to the scribbler itself is its own affair.
+        // The effect on the misbehaving rank itself does not matter.
         if message % 50 == 0 {
             of_rank_2(arena.isend(&mut endpoint, 2, message, &[1; 100]).map(drop))?;
             of_rank_2(arena.irecv(&mut endpoint, Source::Rank(2), Tag::Any, 100).map(drop))?;
@@ -38,7 +39,7 @@ pub(super) fn run(seed: u64, messages: u64) -> Outcome {
         exchange(&mut endpoint, message, len)?;
     }
     ensure(arena.intact(), || "bytes beside a buffer were written".into())?;
-    // Requests with rank 2 may be open still, and it may never take what was sent.
+    // Requests with rank 2 may still be open, and rank 2 may never take what was sent.
     drop(endpoint);
     Ok(())
 }
@@ -50,7 +51,8 @@ fn of_rank_2(outcome: Result<(), Error>) -> Outcome {
     }
 }
 
-/// Ranks 0 and 1 send each other the next message of two streams, one of one tag and one of tags of their own.
+/// Ranks 0 and 1 send each other the next message of two streams: one with one tag, one with a new tag each
+/// time.
 fn exchange(endpoint: &mut Endpoint, message: u64, len: usize) -> Outcome {
     const STREAM: u64 = 1 << 50;
     let (rank, partner) = (endpoint.rank(), endpoint.rank() ^ 1);
@@ -77,10 +79,10 @@ fn exchange(endpoint: &mut Endpoint, message: u64, len: usize) -> Outcome {
     }
 }
 
-/// More than is sent in any test's time; address space only.
+/// More than is sent in the time of any test. Only address space is needed.
 const FLOOD: usize = 64 << 30;
 
-/// Rank 1 sends one message without end. Rank 0 still keeps its deadlines, and learns of rank 2's death.
+/// Rank 1 sends one endless message. Rank 0 still keeps its deadlines, and learns of rank 2's death.
 pub(super) fn flood() -> Outcome {
     let mut endpoint = open()?;
     match endpoint.rank() {
@@ -108,7 +110,7 @@ pub(super) fn flood() -> Outcome {
     }
 }
 
-/// Room for the whole flood in a few pages of memory, mapped one after the other as often as it takes.
+/// Returns room for the whole flood: a few pages of memory, mapped again and again in sequence.
 fn reservoir() -> Outcome<*mut u8> {
     const PAGES: usize = 16 << 20;
     let failed = |what: &str| super::Fault::Broken(format!("{what}: {}", std::io::Error::last_os_error()));
@@ -137,7 +139,7 @@ fn beside_a_flood(mut endpoint: Endpoint) -> Outcome {
     // SAFETY: mapped until the process ends, and used for nothing else.
     let flooded = unsafe { endpoint.irecv(Source::Rank(1), Tag::Exactly(1), reservoir()?, FLOOD) }?;
     let never = arena.irecv(&mut endpoint, Source::Rank(2), Tag::Exactly(2), 8)?;
-    // The flood has begun when it has been received from for a while.
+    // The flood counts as begun after it has been received from for a while.
     let start = Instant::now();
     for _ in 0..3 {
         let outcome = endpoint.wait_timeout(never, limit);

@@ -1,14 +1,14 @@
 //! Modes in which a rank is killed from outside.
 //!
-//! `crash SEED`: two ranks exchange messages for ever. `survive VICTIM ROUNDS`: three, of which two go on.
-//! `notice`: rank 0 waits for rank 2, which dies, while it never stops talking with rank 1.
+//! `crash SEED`: two ranks exchange messages for ever. `survive VICTIM ROUNDS`: two of three ranks go on.
+//! `notice`: rank 0 waits for rank 2, which dies, while it never stops exchanging messages with rank 1.
 
 use nemesia::{Endpoint, Error, Failure, Request, Source, Tag};
 
 use super::{Arena, Fault, Outcome, broken, ensure, open, tell};
 use crate::content::{Random, difference, filled, seed_of};
 
-/// What the endpoint is doing when its peer dies.
+/// The activity of the endpoint when its peer dies.
 #[derive(Clone, Copy, Debug)]
 enum Activity {
     Both,
@@ -20,7 +20,8 @@ enum Activity {
 }
 
 const SIZES: [usize; 7] = [0, 8, 700, 5000, 40_000, 300_000, 3 << 20];
-/// What is under way in each direction of a flood: eager, announced, and large enough for both sides to copy.
+/// The messages under way in each direction of a flood: eager, announced, and large enough for a
+/// sender-assisted copy.
 const FLOOD: [usize; 6] = [3 << 20, 100, 70_000, 1 << 20, 8, 300_000];
 
 /// Ends only by an error.
@@ -31,7 +32,7 @@ pub(super) fn run(seed: u64) -> Outcome {
     let mut endpoint = open()?;
     tell("open")?;
     let (partner, mut random) = (endpoint.rank() ^ 1, Random::new(seed));
-    // The rank that sends faces one that receives.
+    // A sending rank faces a receiving one.
     let activities = [Activity::Both, Activity::Send, Activity::Receive, Activity::Poll, Activity::Flood];
     let activity = match (activities[seed as usize % activities.len()], endpoint.rank()) {
         (Activity::Send, 1) => Activity::Receive,
@@ -81,8 +82,8 @@ fn turn(endpoint: &mut Endpoint, partner: usize, activity: Activity, message: u6
     Ok(())
 }
 
-/// Large messages in both directions at once, the receives of every other one posted late. Whatever is complete must be
-/// intact, although the partner dies before the rest is.
+/// Exchanges large messages in both directions at once; the receives of every other one are posted late. Every
+/// complete message must be intact, although the partner dies before the rest is complete.
 fn flood(endpoint: &mut Endpoint, arena: &mut Arena, partner: usize, message: u64) -> Outcome {
     let mut open = Vec::new();
     let mut outcome = start_flood(endpoint, arena, partner, message, &mut open);
@@ -104,7 +105,7 @@ fn flood(endpoint: &mut Endpoint, arena: &mut Arena, partner: usize, message: u6
     outcome
 }
 
-/// Starts what it can; of receives, adds the content and the place in the arena.
+/// Starts as many as possible. For each receive, records the expected content and the place in the arena.
 fn start_flood(
     endpoint: &mut Endpoint,
     arena: &mut Arena,
@@ -131,8 +132,8 @@ fn start_flood(
     Ok(())
 }
 
-/// The victim and each survivor exchange messages, and the survivors with each other, in lock-step. The victim must
-/// be killed; then the survivors exchange so many rounds more.
+/// The victim exchanges messages with each survivor, and the survivors with each other, in lock-step. The
+/// victim must be killed; then the survivors exchange `rounds` rounds more.
 pub(super) fn survive(victim: usize, rounds: u64) -> Outcome {
     let mut endpoint = open()?;
     tell("open")?;
@@ -147,7 +148,7 @@ pub(super) fn survive(victim: usize, rounds: u64) -> Outcome {
     let other = 3 - rank - victim;
     let (mut alone, mut left) = (false, rounds);
     for message in 0_u64.. {
-        // Both survivors learn in the same round that both know.
+        // Both survivors learn in the same round that both know of the death.
         let mine = [u8::from(alone)];
         let mut theirs = [0];
         endpoint.send(other, message, &mine)?;
@@ -167,7 +168,8 @@ pub(super) fn survive(victim: usize, rounds: u64) -> Outcome {
     Ok(endpoint.close()?)
 }
 
-/// Whether the victim has died by now. If so, the errors that have to come are there, and go when acknowledged.
+/// Returns whether the victim has died by now. If so, checks that the required errors come, and end when
+/// acknowledged.
 fn bereaved(endpoint: &mut Endpoint, victim: usize, message: u64) -> Outcome<bool> {
     match turn(endpoint, victim, Activity::Both, message, SIZES[message as usize % 5]) {
         Ok(()) => return Ok(false),
@@ -191,8 +193,8 @@ fn bereaved(endpoint: &mut Endpoint, victim: usize, message: u64) -> Outcome<boo
     Ok(true)
 }
 
-/// Rank 0 posts a receive from rank 2, which dies without a word, and goes on exchanging messages with rank 1 by
-/// blocking calls until it knows of the death, without ever waiting for rank 2.
+/// Rank 0 posts a receive from rank 2, which dies without a message. Rank 0 goes on exchanging messages with
+/// rank 1 by blocking calls until it knows of the death, without ever waiting for rank 2.
 pub(super) fn notice() -> Outcome {
     let mut endpoint = open()?;
     let mut arena = Arena::default();

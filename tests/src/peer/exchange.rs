@@ -1,4 +1,4 @@
-//! `exchange SEED`: everything that the endpoint offers, between all ranks of a world, contents checked.
+//! `exchange SEED`: all operations of the endpoint between all ranks of a world, with checked contents.
 
 use std::time::Duration;
 
@@ -7,13 +7,14 @@ use nemesia::{Endpoint, Error, Source, Tag};
 use super::{Outcome, barrier, broken, ensure, open, tell};
 use crate::content::{Random, difference, fill, filled, seed_of};
 
-/// Largest message.
+/// The largest message in bytes.
 const MOST: usize = 3 << 20;
-/// Every size up to here, beyond the largest fastbox packet of the default geometry (760 bytes).
+/// Every size up to this one is sent. It is beyond the largest fastbox packet of the default geometry (760
+/// bytes).
 const DENSE: usize = 1000;
-/// Payload bytes of a cell in the default geometry.
+/// The payload of a cell in the default geometry, in bytes.
 const CELL: usize = 32 << 10;
-/// Tags of one kind of exchange begin here, so that kinds do not mix.
+/// The first tags of the kinds of exchanges, so that kinds do not mix.
 const TIMEOUTS: u64 = 1 << 32;
 const WILD: u64 = 2 << 32;
 const GATHER: u64 = 3 << 32;
@@ -24,7 +25,7 @@ pub(super) fn run(seed: u64) -> Outcome {
     let rank = endpoint.rank();
     to_itself(&mut endpoint, seed)?;
     refusals(&mut endpoint)?;
-    // An odd one out only takes part in what all do.
+    // In a world of odd size, the last rank takes part only in collective steps.
     let partner = Some(rank ^ 1).filter(|partner| *partner < endpoint.size());
     if let Some(partner) = partner {
         let sizes = sizes(seed);
@@ -41,7 +42,7 @@ pub(super) fn run(seed: u64) -> Outcome {
     Ok(endpoint.close()?)
 }
 
-/// Every small size, the sizes around every limit, and some at random.
+/// Returns every small size, the sizes around every limit, and some random sizes.
 fn sizes(seed: u64) -> Vec<usize> {
     let around = |size: usize| [size - 1, size, size + 1];
     let mut sizes: Vec<usize> = (0..=DENSE).collect();
@@ -66,7 +67,7 @@ fn to_itself(endpoint: &mut Endpoint, seed: u64) -> Outcome {
     let rank = endpoint.rank();
     for len in [0, 1, 31, 32, 33, 48, 256, 257, 760, 888, 2043, 2044, 2045, 4088, CELL, CELL + 1, 1 << 20] {
         let bytes = filled(seed_of(&[seed, len as u64]), len);
-        // Unexpected, then expected. A large message is complete only when it is received.
+        // First unexpected, then expected. A large message is complete only when it is received.
         let mut buf = vec![0; len];
         let (into, from) = (&mut buf, &bytes);
         let status = endpoint.scope(move |scope| {
@@ -89,7 +90,7 @@ fn to_itself(endpoint: &mut Endpoint, seed: u64) -> Outcome {
     Ok(())
 }
 
-/// What cannot be done is an error and nothing else.
+/// Checks that impossible calls return errors and have no other effect.
 fn refusals(endpoint: &mut Endpoint) -> Outcome {
     let size = endpoint.size();
     let nobody = endpoint.send(size, 0, &[1]);
@@ -100,7 +101,7 @@ fn refusals(endpoint: &mut Endpoint) -> Outcome {
     ensure(matches!(never, Err(Error::Stale)), || format!("a request that never was: {never:?}"))
 }
 
-/// Both send and receive each size at the same time, by requests.
+/// Both sides send and receive each size at the same time, by requests.
 fn both_at_once(endpoint: &mut Endpoint, partner: usize, sizes: &[usize], seed: u64) -> Outcome {
     let rank = endpoint.rank();
     let content = |from: usize, index: usize| seed_of(&[seed, from as u64, index as u64]);
@@ -121,7 +122,7 @@ fn both_at_once(endpoint: &mut Endpoint, partner: usize, sizes: &[usize], seed: 
     Ok(())
 }
 
-/// The even rank sends and the odd one answers with the same bytes, by blocking calls.
+/// The even rank sends and the odd rank answers with the same bytes, by blocking calls.
 fn one_by_one(endpoint: &mut Endpoint, partner: usize, sizes: &[usize], seed: u64) -> Outcome {
     let mut buf = vec![0; MOST];
     for (index, len) in sizes.iter().enumerate().step_by(3).chain(sizes.iter().enumerate().skip(DENSE)) {
@@ -142,7 +143,7 @@ fn one_by_one(endpoint: &mut Endpoint, partner: usize, sizes: &[usize], seed: u6
     Ok(())
 }
 
-/// Messages come before anybody asks for them, and are asked for in another order.
+/// Messages arrive before their receives, which are posted in another order.
 fn unasked(endpoint: &mut Endpoint, partner: usize, sizes: &[usize], seed: u64) -> Outcome {
     let rank = endpoint.rank();
     let content = |from: usize, index: usize| seed_of(&[seed, 9, from as u64, index as u64]);
@@ -167,13 +168,13 @@ fn unasked(endpoint: &mut Endpoint, partner: usize, sizes: &[usize], seed: u64) 
     Ok(())
 }
 
-/// Messages of one tag come in the order sent; masks take what they should and leave the rest.
+/// Messages of one tag arrive in the order sent. Masks match what they should, and leave the rest.
 fn wildcards(endpoint: &mut Endpoint, partner: usize) -> Outcome {
     let sent: Vec<u64> = (0..64).map(|index| WILD | (index % 4) << 8 | index).collect();
     for tag in &sent {
         endpoint.send(partner, *tag, &tag.to_le_bytes())?;
     }
-    // In a larger world others may be ahead of us, and what they have sent is not meant here.
+    // In a larger world others may be ahead, and their messages do not belong here.
     let anybody = if endpoint.size() == 2 { Source::Any } else { Source::Rank(partner) };
     let class = |class: u64| Tag::Masked { value: WILD | class << 8, ignore: 0xff };
     let mut receive = |from, tag| -> Outcome<u64> {
@@ -198,7 +199,8 @@ fn wildcards(endpoint: &mut Endpoint, partner: usize) -> Outcome {
     Ok(())
 }
 
-/// A message longer than its buffer says so, fills what there is, and harms neither its neighbours nor the next.
+/// A message longer than its buffer is reported, fills the buffer, and harms neither its neighbours nor the
+/// next message.
 fn truncation(endpoint: &mut Endpoint, partner: usize) -> Outcome {
     for len in [9, 500, 5000, 200_000] {
         let bytes = filled(len as u64, len);
@@ -224,13 +226,13 @@ fn truncation(endpoint: &mut Endpoint, partner: usize) -> Outcome {
     Ok(())
 }
 
-/// A wait that ends too early leaves the request as it was; a receive that was withdrawn takes nothing.
+/// A wait that times out leaves the request unchanged; a withdrawn receive takes nothing.
 fn timeouts(endpoint: &mut Endpoint, partner: usize) -> Outcome {
     let limit = Duration::from_millis(20);
     let mut buf = [0_u8; 8];
     let base = buf.as_mut_ptr();
-    // SAFETY: the buffer outlives the request, which is complete before this returns, or the process ends; it is not
-    // touched before.
+    // SAFETY: the buffer outlives the request, which is complete before this returns, or the process ends; it
+    // is not touched before.
     let request = unsafe { endpoint.irecv(Source::Rank(partner), Tag::Exactly(TIMEOUTS), base, 8) }?;
     for _ in 0..3 {
         let early = endpoint.wait_timeout(request, limit);
@@ -261,7 +263,7 @@ fn barrier_of_two(endpoint: &mut Endpoint, partner: usize) -> Outcome {
     Ok(())
 }
 
-/// Every rank hears from every rank, itself included, whoever comes first.
+/// Every rank receives from every rank, itself included, in any order.
 fn gather(endpoint: &mut Endpoint, seed: u64) -> Outcome {
     const LEN: usize = 5000;
     let (rank, size) = (endpoint.rank(), endpoint.size());

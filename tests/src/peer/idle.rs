@@ -1,4 +1,4 @@
-//! `idle MILLISECONDS`: rank 1 lets all others wait so long; each tells what its waiting cost.
+//! `idle MILLISECONDS`: rank 1 lets all others wait for so long; each reports the cost of its waiting.
 
 use std::mem::MaybeUninit;
 use std::time::{Duration, Instant};
@@ -23,7 +23,7 @@ pub(super) fn run(millis: u64) -> Outcome {
     Ok(endpoint.close()?)
 }
 
-/// Processor time of this process so far, user and system.
+/// Returns the processor time of this process so far, user and system.
 fn processor_time() -> Outcome<Duration> {
     let mut usage = MaybeUninit::<libc::rusage>::uninit();
     // SAFETY: the kernel fills the structure, which lives here.

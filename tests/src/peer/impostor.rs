@@ -1,5 +1,6 @@
-//! `impostor KIND`: a process that takes part in the bootstrap and speaks the first words as `sys/src/shm/connect.rs` and
-//! `greeting.rs` specify them, except in one point. Every byte here is written by hand, from the specification.
+//! `impostor KIND`: a process that takes part in the bootstrap and sends the handshake of
+//! `sys/src/shm/connect.rs` and `greeting.rs`, except for one deviation. Every byte here is written by hand,
+//! from the specification.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -10,7 +11,7 @@ use nemesia_core::shared::layout::Geometry;
 
 use super::{Fault, Outcome, broken, ensure, tell};
 
-/// Those of the default configuration, in a world of two.
+/// The geometry of the default configuration, in a world of two.
 const GEOMETRY: Geometry = Geometry { peers: 2, cells: 64, cell_bytes: 32 << 10, fastbox_slots: 128 };
 pub(super) const VERSION: u32 = nemesia_core::wire::LAYOUT_VERSION;
 const EPOCH: u64 = 0x1234_5678_9abc_def0;
@@ -37,7 +38,7 @@ pub(super) fn run(kind: &str) -> Outcome {
         let connection =
             if rank == 0 { listener.accept(deadline) } else { Connection::connect(name, deadline) };
         let connection = connection.map_err(|error| failed(&error))?;
-        // Whoever is called is greeted first, unless the caller will have nothing to do with us.
+        // The called side sends its handshake first, unless it refuses the caller at once.
         if rank == 1 || connection.recv(&mut [0; 256], 2, deadline).is_ok() {
             answer(kind, rank as u32, &connection, deadline)?;
         }
@@ -46,12 +47,12 @@ pub(super) fn run(kind: &str) -> Outcome {
         }
         listen(&connection, deadline)?;
     }
-    // Stays until the other has ended: that fails the launcher's next barrier.
+    // Stays until the other has ended, which fails the launcher's next barrier.
     let _ = exchange.barrier();
     Ok(())
 }
 
-/// Tells what the other says until it hangs up.
+/// Reports what the other side sends until it disconnects.
 fn listen(connection: &Connection, deadline: Instant) -> Outcome {
     let mut words = [0; 512];
     loop {
@@ -96,10 +97,10 @@ fn greeting(kind: &str, rank: u32) -> Vec<u8> {
     for field in [peers, cells, cell_bytes, fastbox_slots, 0] {
         bytes.extend(field.to_le_bytes());
     }
-    // The processors that it may run on: the first.
+    // The processors on which it may run: the first one.
     bytes.extend(1u64.to_le_bytes());
     bytes.extend([0; 56]);
-    // Its memory is not to be read; it was not started again, and has agreed on nothing.
+    // Its memory cannot be read; it is a first process and has taken part in no agreement.
     bytes.extend([0; 24]);
     match kind {
         "greeting-garbage" => b"GET / HTTP/1.1".to_vec(),
@@ -109,7 +110,7 @@ fn greeting(kind: &str, rank: u32) -> Vec<u8> {
     }
 }
 
-/// Sends the greeting with what pretends to be segments.
+/// Sends the handshake with descriptors that pretend to be segments.
 fn answer(kind: &str, rank: u32, connection: &Connection, deadline: Instant) -> Outcome {
     let failed = |error: nemesia::os::ShmError| Fault::Broken(error.to_string());
     if matches!(kind, "closes" | "silent") {
@@ -132,12 +133,12 @@ fn answer(kind: &str, rank: u32, connection: &Connection, deadline: Instant) -> 
         "descriptors-many" => vec![own, inbox, own, inbox],
         _ => vec![own, inbox],
     };
-    // Another user's connection is closed before a word is said.
+    // A connection of another user is closed before anything is sent.
     let sent = connection.send(&greeting(kind, rank), &fds, deadline);
     if kind == "other-user" { Ok(()) } else { sent.map_err(failed) }
 }
 
-/// A segment as it should be, but for one point of its header.
+/// Makes a correct segment, except for one field of its header.
 fn segment(kind: &str, rank: u32, code: u32, total: usize) -> Outcome<Segment> {
     let len = if kind == "segment-short" { total / 2 } else { total };
     let segment = Segment::create("impostor", len, &SegmentOptions::default())
@@ -158,7 +159,7 @@ fn segment(kind: &str, rank: u32, code: u32, total: usize) -> Outcome<Segment> {
     Ok(segment)
 }
 
-/// Something else in place of a segment.
+/// Makes something else in place of a segment.
 fn stand_in(kind: &str, own: &Segment, inbox: &Segment, len: usize) -> Outcome<Option<OwnedFd>> {
     let again = |segment: &Segment, writable: bool| {
         let fd = segment.fd().map_or(-1, |fd| std::os::fd::AsRawFd::as_raw_fd(&fd));
@@ -186,7 +187,7 @@ fn stand_in(kind: &str, own: &Segment, inbox: &Segment, len: usize) -> Outcome<O
     Ok(Some(file.into()))
 }
 
-/// Anonymous memory without pages, sealed as it should be, or not.
+/// Makes anonymous memory without pages, sealed correctly or not.
 fn memfd(len: usize, sealed: bool) -> Outcome<std::fs::File> {
     use std::os::fd::{AsRawFd, FromRawFd};
     // SAFETY: the name ends with zero.

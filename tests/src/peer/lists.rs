@@ -1,5 +1,5 @@
-//! `lists SEED`: messages whose bytes are scattered, at random, on either side or both, against the same bytes in one place:
-//! in every mode, in several contexts, expected, probed or unexpected, cut short, and to ourselves.
+//! `lists SEED`: messages with randomly scattered bytes on either side or both, compared with contiguous ones:
+//! in every mode, in several contexts, expected, probed or unexpected, truncated, and to the rank itself.
 
 use std::io::{IoSlice, IoSliceMut};
 
@@ -9,9 +9,9 @@ use super::{Outcome, barrier, ensure, open, tell};
 use crate::content::{Random, filled, seed_of};
 use crate::quick;
 
-/// Largest message.
+/// The largest message in bytes.
 const MOST: u64 = 300 << 10;
-/// Bytes before and after each run of a room, which nobody may touch.
+/// The guard bytes before and after each segment of a buffer.
 const GUARD: usize = 16;
 const UNTOUCHED: u8 = 0xa5;
 const BARRIER: u64 = 1 << 32;
@@ -29,7 +29,7 @@ pub(super) fn run(seed: u64) -> Outcome {
     Ok(endpoint.close()?)
 }
 
-/// How a message is sent and received: sender and receiver draw the same.
+/// How a message is sent and received. Sender and receiver draw the same plan.
 struct Plan {
     content: u64,
     len: usize,
@@ -42,7 +42,7 @@ struct Plan {
     way: u64,
 }
 
-/// Pieces of a buffer, by their lengths; a list of one is sent and received as such, or as a slice.
+/// The pieces of a buffer, by their lengths. A list of one piece is passed as a list or as a slice.
 struct Pieces(Vec<usize>);
 
 impl Pieces {
@@ -65,7 +65,7 @@ impl Pieces {
 }
 
 impl Plan {
-    /// What `from` sends in a round.
+    /// Draws what `from` sends in a round.
     fn draw(from: usize, to: usize, facts: &[u64]) -> Self {
         let content = seed_of(&[facts[0], facts[1], from as u64, u64::from(from == to)]);
         let mut random = Random::new(content);
@@ -90,7 +90,7 @@ impl Plan {
     }
 }
 
-/// Sends to one rank what is planned, and receives from another, at once.
+/// Sends the planned message to one rank and receives from another at the same time.
 fn exchange(endpoint: &mut Endpoint, to: usize, from: usize, facts: &[u64]) -> Outcome {
     let rank = endpoint.rank();
     let (ours, theirs) = (Plan::draw(rank, to, facts), Plan::draw(from, rank, facts));
@@ -136,7 +136,7 @@ fn transfer<'env>(
             (false, slices) => context.isendv(to, ours.tag, slices)?,
         };
         if theirs.way == 1 {
-            // Certainly unexpected.
+            // After the probe it is certainly unexpected.
             let status = scope.in_context(theirs.context).probe(source, tag)?;
             assert_eq!((status.rank, status.tag, status.len), (from, theirs.tag, theirs.len));
         }

@@ -1,4 +1,5 @@
-//! What of Nemesia's memory a process can reach, and `doors`: rank 1 tries every way to write rank 0's own segment.
+//! The memory of Nemesia that a process can reach, and `doors`: rank 1 tries every way to write rank 0's own
+//! segment.
 
 use std::fs::{File, OpenOptions};
 use std::os::fd::AsRawFd;
@@ -23,11 +24,12 @@ impl Mapping {
         self.len as u64 / 8
     }
 
-    /// One of them, counted from the start and wrapped at the end.
+    /// Returns one word, counted from the start and wrapped at the end.
     pub(super) fn word(&self, index: u64) -> &AtomicU64 {
         let offset = 8 * (index % self.words()) as usize;
-        // SAFETY: the mapping lies in shared memory, is aligned to a page, and stays until the endpoint is dropped,
-        // which no user of this outlives; every access by anybody is atomic or tolerates any value.
+        // SAFETY: the mapping lies in shared memory, is aligned to a page, and stays until the endpoint is
+        // dropped, which no user of this outlives; every access by any process is atomic or tolerates any
+        // value.
         unsafe { AtomicU64::from_ptr((self.base + offset) as *mut u64) }
     }
 
@@ -39,7 +41,7 @@ impl Mapping {
     }
 }
 
-/// Nemesia's segments in this process, from `/proc/self/maps`.
+/// Returns Nemesia's segments in this process, from `/proc/self/maps`.
 fn mappings() -> Outcome<Vec<Mapping>> {
     let text = std::fs::read_to_string("/proc/self/maps")?;
     let parse = |line: &str| {
@@ -53,7 +55,7 @@ fn mappings() -> Outcome<Vec<Mapping>> {
     Ok(text.lines().filter_map(parse).collect())
 }
 
-/// Those that can be written.
+/// Returns those that can be written.
 pub(super) fn writable() -> Outcome<Vec<Mapping>> {
     Ok(mappings()?.into_iter().filter(|mapping| mapping.writable).collect())
 }
@@ -72,7 +74,7 @@ pub(super) fn doors() -> Outcome {
     let counts = [count(true, true), count(true, false), count(false, true), count(false, false)];
     ensure(counts == [1, 1, 2, 0], || format!("own and inbox, writable and not: {counts:?}"))?;
     for theirs in all.iter().filter(|it| it.own && !it.writable) {
-        // SAFETY: a mapping of this process; making it writable harms nobody here.
+        // SAFETY: a mapping of this process; making it writable harms nothing here.
         let result = unsafe {
             libc::mprotect(theirs.base as *mut libc::c_void, theirs.len, libc::PROT_READ | libc::PROT_WRITE)
         };
@@ -83,7 +85,7 @@ pub(super) fn doors() -> Outcome {
     Ok(endpoint.close()?)
 }
 
-/// Takes rank 0's descriptors out of `/proc` and tries them.
+/// Opens rank 0's descriptors through `/proc` and tries to change them.
 fn by_descriptor(pid: u32) -> Outcome {
     let mut seen = [0, 0];
     for entry in std::fs::read_dir(format!("/proc/{pid}/fd"))? {
@@ -102,7 +104,7 @@ fn by_descriptor(pid: u32) -> Outcome {
     ensure(seen == [1, 1], || format!("inboxes and own segments of rank 0 seen: {seen:?}"))
 }
 
-/// What nobody may do to a segment, and whether it could be done here.
+/// Returns the forbidden operations on a segment, and whether each succeeded.
 fn attempts(file: &File, own: bool) -> Vec<(&'static str, bool)> {
     let fd = file.as_raw_fd();
     // SAFETY: none of these takes a pointer.

@@ -1,5 +1,6 @@
-//! `one-sided SEED OWN`: everything that can be done with the memory of another process, by all ranks of a world. The memory
-//! is allocated by Nemesia if OWN is 0, else the process's own.
+//! `one-sided SEED OWN`: all one-sided operations by all ranks of a world. If OWN is 0, Nemesia allocates the
+//! memory; else it is the process's own.
+//!
 //! `one-sided-crash SEED`: two ranks use each other's memory for ever.
 
 use nemesia::{Access, Endpoint, Error, KEY_BYTES, Path, Reduction, Refusal, Region, RemoteKey, Source, Tag};
@@ -9,14 +10,14 @@ use crate::content::{Random, difference, filled, seed_of};
 
 const BARRIER: u64 = 1 << 32;
 const KEYS: u64 = 2 << 32;
-/// Bytes of each rank's region.
+/// The bytes of each rank's region.
 const BYTES: usize = 1 << 20;
-/// Values for all stand at the end.
+/// The values that all ranks use lie at the end.
 const COUNTER: u64 = BYTES as u64 - 64;
 const LOCK: u64 = BYTES as u64 - 56;
 const GUARDED: u64 = BYTES as u64 - 48;
 const SUM: u64 = BYTES as u64 - 40;
-/// As many counters as take several packets.
+/// An array of counters that takes several packets.
 const TICKETS: u64 = BYTES as u64 - 1024;
 const TICKET_COUNT: usize = 40;
 const ROUNDS: u64 = 200;
@@ -52,7 +53,7 @@ impl Place {
         let mut endpoint = open()?;
         let region = if own {
             let memory = vec![0_u64; BYTES / 8].leak();
-            // SAFETY: the bytes live for ever, and nobody else uses them.
+            // SAFETY: the bytes live for ever, and nothing else uses them.
             unsafe { endpoint.expose(memory.as_mut_ptr().cast(), BYTES, Access::ReadWrite) }?
         } else {
             endpoint.allocate(BYTES, Access::ReadWrite)?
@@ -61,7 +62,7 @@ impl Place {
         Ok(Self { endpoint, region, keys, seed, barriers: BARRIER })
     }
 
-    /// How operations travel: those on memory of the process's own always in packets.
+    /// Checks the path of operations: those on the process's own memory always go in packets.
     fn path(&mut self, own: bool) -> Outcome {
         for key in self.keys.clone() {
             match self.endpoint.path(&key) {
@@ -78,7 +79,7 @@ impl Place {
         barrier(&mut self.endpoint, self.barriers)
     }
 
-    /// Every rank writes into its next one's memory and reads it back, in sizes around every limit.
+    /// Every rank writes into the next rank's memory and reads it back, in sizes around every limit.
     fn bytes(&mut self) -> Outcome {
         let (rank, size) = (self.endpoint.rank(), self.endpoint.size());
         let key = self.keys[(rank + 1) % size];
@@ -104,7 +105,7 @@ impl Place {
         Ok(())
     }
 
-    /// All ranks count at every rank; nothing is lost, and no number is given twice.
+    /// All ranks count at every rank: no increment is lost, and no number is returned twice.
     fn counters(&mut self) -> Outcome {
         let size = self.endpoint.size() as u64;
         let zeros = [0; 64];
@@ -132,7 +133,7 @@ impl Place {
         ensure((sum, other) == (halves, rounds), || format!("{sum} and {other} accumulated"))
     }
 
-    /// The same of an array of counters, each by itself.
+    /// The same for an array of counters, each by itself.
     fn tickets(&mut self) -> Outcome {
         let size = self.endpoint.size() as u64;
         self.endpoint.write_region(self.region, TICKETS as usize, &[0; 8 * TICKET_COUNT])?;
@@ -163,7 +164,7 @@ impl Place {
         Ok(u64::from_le_bytes(bytes))
     }
 
-    /// A lock by compare and swap keeps a counter that is read and written apart.
+    /// A lock by compare-and-swap protects a counter that is read and written separately.
     fn locked(&mut self) -> Outcome {
         let (me, size) = (self.endpoint.rank() as i64 + 1, self.endpoint.size() as u64);
         let key = self.keys[0];
@@ -185,7 +186,7 @@ impl Place {
         self.barrier()
     }
 
-    /// Bytes go round; each rank learns of them by the notification alone.
+    /// Bytes go round the ranks; each rank learns of them by the notification alone.
     fn notified(&mut self) -> Outcome {
         let (rank, size) = (self.endpoint.rank(), self.endpoint.size());
         let key = self.keys[(rank + 1) % size];
@@ -196,7 +197,7 @@ impl Place {
         for round in 1..=ROUNDS {
             let len = random.pick(&[0, 8, 1000, 70_000]);
             let content = |from: usize| seed_of(&[self.seed, from as u64, round]);
-            // Places in turn: the next rank may be as many rounds behind as there are others.
+            // The places alternate: the next rank may be as many rounds behind as there are other ranks.
             let at = (round % (size as u64 + 1)) * 100_000;
             self.endpoint.put_notify(&key, at, &filled(content(rank), len))?;
             self.endpoint.wait_notified(self.region, start + round)?;
@@ -209,7 +210,7 @@ impl Place {
         self.barrier()
     }
 
-    /// Everybody reads from everybody, far more at once than the window allows.
+    /// Every rank reads from every rank, far more at once than the window allows.
     fn flood(&mut self) -> Outcome {
         let rank = self.endpoint.rank();
         let content = filled(seed_of(&[self.seed, rank as u64]), 100_000);
@@ -232,7 +233,7 @@ impl Place {
         self.barrier()
     }
 
-    /// What is not allowed is refused, by the key or by the target, and everything goes on.
+    /// A forbidden operation is refused, by the key or by the target, and everything else goes on.
     fn refusals(&mut self) -> Outcome {
         let (rank, size) = (self.endpoint.rank(), self.endpoint.size());
         let next = (rank + 1) % size;
@@ -245,7 +246,7 @@ impl Place {
         let key = keys[next];
         refused(self.endpoint.put(&key, 0, &[1]), Refusal::Access, "a put into what can be read")?;
         refused(self.endpoint.get(&key, 4090, &mut [0; 8]), Refusal::Bounds, "a get beyond the end")?;
-        // A key that claims more than it is worth.
+        // A key that claims more than it grants.
         let mut bytes = key.to_bytes();
         bytes[2] = 3;
         let forged = RemoteKey::from_bytes(&bytes).ok_or_else(|| Fault::Broken("no key".into()))?;
@@ -265,12 +266,12 @@ impl Place {
         self.barrier()
     }
 
-    /// Memory of the process's own, of any address.
+    /// Exposes the process's own memory at an odd address.
     fn own_memory(&mut self) -> Outcome {
         let (rank, size) = (self.endpoint.rank(), self.endpoint.size());
         let mut memory = vec![0_u8; 3 << 20];
         let base = memory.as_mut_ptr();
-        // SAFETY: the bytes live until the region is concealed, and nobody looks at them before.
+        // SAFETY: the bytes live until the region is concealed, and nothing reads them before.
         let region = unsafe { self.endpoint.expose(base.wrapping_add(3), (3 << 20) - 3, Access::ReadWrite) }?;
         let keys = exchange(&mut self.endpoint, region, KEYS + 2)?;
         let seed = self.seed;
@@ -288,7 +289,7 @@ impl Place {
     }
 }
 
-/// Tells everybody the key of a region of ours, and learns theirs.
+/// Sends the key of a region to every rank, and receives theirs.
 fn exchange(endpoint: &mut Endpoint, region: Region, tag: u64) -> Outcome<Vec<RemoteKey>> {
     let key = endpoint.remote_key(region)?.to_bytes();
     for to in 0..endpoint.size() {
@@ -309,7 +310,7 @@ pub(super) fn crash(seed: u64) -> Outcome {
     let partner = place.endpoint.rank() ^ 1;
     let (key, mut random) = (place.keys[partner], Random::new(seed));
     place.endpoint.set_handler(1, |message| {
-        // A reply for which there is no room is not what is tested here.
+        // A reply that finds no room does not matter here.
         let _ = message.reply(2, &[], message.payload().to_vec().as_slice());
     });
     place.endpoint.set_handler(2, |_| {});

@@ -1,6 +1,6 @@
-//! `restart TIMES`: ranks exchange messages with each other and agree, round by round, while the last one is killed from outside
-//! and started again so many times; the others readmit it and go on. `restart-impostor`: the last rank, which was never
-//! restarted, says that it, and others, were.
+//! `restart TIMES`: ranks exchange messages and agree, round by round, while the last one is killed from
+//! outside and started again `TIMES` times; the others readmit it and go on. `restart-impostor`: the last rank,
+//! which was never restarted, claims that it, and others, were.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
@@ -13,14 +13,14 @@ use super::impostor::VERSION;
 use super::{Arena, Fault, Outcome, broken, ensure, open, tell};
 use crate::content::{difference, filled, seed_of};
 
-/// In a fastbox, in a cell, announced, and shared.
+/// Sizes for a fastbox, a cell, an announced message, and a sender-assisted copy.
 const SIZES: [usize; 4] = [8, 900, 20_000, 300_000];
 /// Sent several times by each incarnation, and received once.
 const SIGN: u64 = 1 << 40;
 const ANYONE: u64 = 2 << 40;
 const KEY: u64 = 3 << 40;
 const BYTES: usize = 1 << 16;
-/// Rounds of the last incarnation.
+/// The rounds of the last incarnation.
 const ENOUGH: u64 = 8;
 
 struct Place {
@@ -30,9 +30,9 @@ struct Place {
     region: Region,
     mortal: usize,
     times: u64,
-    /// The incarnation of the mortal rank that was met last; or this process's incarnation, if it is that rank.
+    /// The incarnation of the mortal rank that was met last; on the mortal rank, its own incarnation.
     generation: u64,
-    /// The key of the mortal rank's region, and the one before.
+    /// The key of the mortal rank's region, and the key before it.
     keys: [Option<RemoteKey>; 2],
 }
 
@@ -59,7 +59,7 @@ impl Place {
         self.endpoint.rank() == self.mortal
     }
 
-    /// The mortal rank and each of the others get to know each other.
+    /// The mortal rank exchanges a first message with each of the others.
     fn hello(&mut self) -> Outcome {
         if self.is_mortal() {
             for other in 0..self.mortal {
@@ -88,7 +88,7 @@ impl Place {
         self.remote()
     }
 
-    /// Tells another our key, and hears its.
+    /// Sends a key to another rank, and receives its key.
     fn swap_keys(&mut self, other: usize) -> Outcome<RemoteKey> {
         let key = self.endpoint.remote_key(self.region)?.to_bytes();
         self.endpoint.send(other, KEY, &key)?;
@@ -97,7 +97,7 @@ impl Place {
         RemoteKey::from_bytes(&key).ok_or_else(|| Fault::Broken("not a key".into()))
     }
 
-    /// Memory of the process that is there can be used, that of the one before can't.
+    /// Checks that the memory of the present process can be used and that of the former process cannot.
     fn remote(&mut self) -> Outcome {
         let (rank, mortal) = (self.endpoint.rank(), self.mortal);
         if let Some(old) = self.keys[1].take() {
@@ -120,7 +120,8 @@ impl Place {
         ensure(back == bytes, || "memory of the new process holds something else".into())
     }
 
-    /// Rounds of messages, until the mortal rank is gone (false), or has been there long enough.
+    /// Exchanges rounds of messages until the mortal rank is gone (returns false), or has taken part long
+    /// enough.
     fn rounds(&mut self) -> Outcome<bool> {
         let last = self.is_mortal() && self.generation == self.times;
         for round in 0.. {
@@ -153,7 +154,8 @@ impl Place {
         match_up(&mut self.endpoint, other, round, len)
     }
 
-    /// What the mortal rank has said last can be received, and it is not readmitted before it is there.
+    /// Checks that the last messages of the mortal rank can be received, and that it is not readmitted before
+    /// it is there.
     fn readmit(&mut self) -> Outcome {
         let mortal = self.mortal;
         self.endpoint.acknowledge_failures();
@@ -170,14 +172,14 @@ impl Place {
         let there = self.endpoint.wait_restarted(Some(Duration::from_secs(60)))?;
         ensure(there == [mortal], || format!("{there:?} were restarted"))?;
         self.endpoint.readmit(mortal)?;
-        // One that died before it was readmitted is never met.
+        // A process that died before it was readmitted is never met.
         let known = self.endpoint.incarnation_of(mortal).unwrap_or_default();
         ensure(known > self.generation, || format!("{known} after {}", self.generation))?;
         self.generation = known;
         ensure(matches!(self.endpoint.readmit(mortal), Err(Error::NotRestarted { .. })), || "twice".into())?;
         ensure(self.endpoint.failure(mortal).is_none(), || "still failed".into())?;
         tell(&format!("readmitted {}", self.generation))?;
-        // Posted before, it goes on.
+        // It was posted before, and stays posted.
         ensure(self.endpoint.test(anyone)?.is_none() && self.endpoint.cancel(anyone), || "lost".into())?;
         match self.endpoint.test(anyone) {
             Err(Error::Cancelled) => Ok(()),
@@ -186,8 +188,8 @@ impl Place {
     }
 }
 
-/// `restart-two TIMES`: as `restart`, with the last two ranks of four killed at once. Who comes back is told by rank 0 whom it has
-/// to readmit itself.
+/// `restart-two TIMES`: as `restart`, with the last two ranks of four killed at once. Rank 0 tells a restarted
+/// rank which rank it must itself readmit.
 pub(super) fn two(times: u64) -> Outcome {
     let mut endpoint = open()?;
     let (rank, size) = (endpoint.rank(), endpoint.size());
@@ -218,7 +220,7 @@ pub(super) fn two(times: u64) -> Outcome {
             }
         }
         generation += 1;
-        // Both were killed, but both need not have been noticed.
+        // Both were killed, but perhaps only one death has been noticed.
         for gone in size - 2..size {
             take_back(&mut endpoint, gone)?;
             if rank == 0 {
@@ -228,7 +230,7 @@ pub(super) fn two(times: u64) -> Outcome {
     }
 }
 
-/// Readmits a rank that was killed; or, if this process has come back after that one has, is readmitted by it.
+/// Readmits a rank that was killed. If this process came back after that rank, it is readmitted by that rank.
 fn take_back(endpoint: &mut Endpoint, gone: usize) -> Outcome {
     let deadline = Instant::now() + PATIENCE;
     while endpoint.rank() != gone && !endpoint.restarted()?.contains(&gone) {
@@ -265,7 +267,7 @@ fn tolerate(done: Outcome, mortal: usize) -> Outcome {
     }
 }
 
-/// An exchange that remembers where the others are met.
+/// An exchange that records the addresses of the others.
 #[derive(Debug)]
 struct Eavesdropper {
     exchange: Bootstrap,
@@ -319,12 +321,12 @@ impl Exchange for Eavesdropper {
 const WORD: u64 = 7;
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Rank 0 is called by the impostor, rank 2, who says that it is a next process of ranks that live; then of rank 1, which has died
-/// and whose next process has not joined.
+/// Rank 2, the impostor, calls rank 0 and claims to be the next process of living ranks; then of rank 1, which
+/// has died and whose next process has not joined.
 pub(super) fn impostor() -> Outcome {
     let exchange = Bootstrap::from_env().map_err(Error::from)?;
     if exchange.incarnation() > 0 {
-        // The launcher has started it, but it joins nobody.
+        // The launcher has started it, but it never joins.
         std::thread::sleep(PATIENCE);
         return broken("nobody ends this process");
     }
@@ -345,7 +347,7 @@ pub(super) fn impostor() -> Outcome {
                 claim(name, rank, 1, wanted)?;
             }
             claim(name, 1, 0, "no such rank")?;
-            // Says nothing at all.
+            // Sends nothing at all.
             let _silent = Connection::connect(name, Instant::now() + PATIENCE).map_err(Error::from)?;
             endpoint.send(0, WORD, &[])?;
             endpoint.recv(Source::Rank(0), Tag::Exactly(WORD), &mut [])?;
@@ -368,7 +370,7 @@ fn called(mut endpoint: Endpoint) -> Outcome {
     }
     endpoint.send(2, WORD, &[])?;
     while endpoint.in_context(0).iprobe(Source::Rank(2), Tag::Exactly(WORD))?.is_none() {
-        // Whoever is at the door meanwhile is sent away.
+        // Connection requests that arrive meanwhile are refused.
         let there = endpoint.restarted()?;
         ensure(there.is_empty(), || format!("{there:?} were restarted"))?;
     }
@@ -381,7 +383,8 @@ fn called(mut endpoint: Endpoint) -> Outcome {
     Ok(endpoint.close()?)
 }
 
-/// Says to the listener of this name that it is the next process of a rank, and is to be refused with these words.
+/// Claims to the listener of this name to be the next process of a rank, and expects a refusal with these
+/// words.
 fn claim(name: &str, rank: u32, incarnation: u64, wanted: &str) -> Outcome {
     let deadline = Instant::now() + PATIENCE;
     let connection = Connection::connect(name, deadline).map_err(Error::from)?;

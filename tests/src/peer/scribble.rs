@@ -1,5 +1,5 @@
-//! `scribble SEED`: rank 1 writes nonsense over all memory that it shares with rank 0, which must not crash, hang, or
-//! write beside its buffers. It may see anything else: its peer could have sent anything.
+//! `scribble SEED`: rank 1 corrupts all memory that it shares with rank 0. Rank 0 must not crash, hang, or
+//! write outside its buffers. It may receive anything: its peer could have sent anything.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use super::memory::{self, Mapping};
 use super::{Arena, Outcome, ensure, open};
 use crate::content::{Random, filled};
 
-/// How nonsense is written.
+/// How memory is corrupted.
 #[derive(Clone, Copy, Debug)]
 enum Pattern {
     /// Random words everywhere.
@@ -19,13 +19,13 @@ enum Pattern {
     Zeros,
     /// Ones everywhere.
     Ones,
-    /// Random words here and there.
+    /// Random words at random places.
     Words,
-    /// One bit here and there.
+    /// One bit at random places.
     Flips,
-    /// Words from one place at another: most are plausible.
+    /// Words copied from another place: most are plausible.
     Copies,
-    /// Words a little larger or smaller, in one of their fields.
+    /// Words a little larger or smaller in one of their fields.
     Steps,
 }
 
@@ -38,13 +38,13 @@ const PATTERNS: [Pattern; 7] = [
     Pattern::Ones,
     Pattern::Words,
 ];
-/// Messages that are exchanged before the first scribble.
+/// The messages that are exchanged before the first corruption.
 const HONEST: u64 = 4;
-/// Bytes at a segment's start that hold its structures: most of the rest is payload.
+/// The bytes at the start of a segment that hold its structures. Most of the rest is payload.
 const STRUCTURES: u64 = 32 << 10;
-/// How long the scribbler goes on.
+/// How long the corruption goes on.
 const SCRIBBLING: Duration = Duration::from_millis(12);
-/// When a peer that has ended long since is still not reported.
+/// The time limit for reporting a peer that ended long ago.
 const PATIENCE: Duration = Duration::from_secs(30);
 const SIZES: [usize; 7] = [0, 8, 60, 300, 2000, 40_000, 400_000];
 
@@ -58,7 +58,7 @@ pub(super) fn run(seed: u64) -> Outcome {
         ensure(buf == tag.to_le_bytes(), || format!("before any scribble: {buf:?}"))?;
     }
     if rank == 0 {
-        // From here on nothing that comes can be relied on.
+        // From here on, nothing that arrives can be relied on.
         endpoint.send(partner, HONEST, &[])?;
         suffer(endpoint, seed)
     } else {
@@ -67,12 +67,12 @@ pub(super) fn run(seed: u64) -> Outcome {
         let mut traffic = Traffic::new(seed);
         let mut random = Random::new(!seed);
         scribble(pattern, &mut random, SCRIBBLING, || traffic.turn(&mut endpoint).map(drop))?;
-        // The kernel clears up. No goodbye: what was written last stays as it is.
+        // The kernel cleans up. Without a handshake, the last writes stay as they are.
         std::process::exit(0);
     }
 }
 
-/// Scribbles for so long over all memory that can be written, with something else in between.
+/// Corrupts all writable memory for this time, with other operations in between.
 fn scribble(
     pattern: Pattern,
     random: &mut Random,
@@ -83,7 +83,7 @@ fn scribble(
     let deadline = Instant::now() + time;
     while Instant::now() < deadline {
         once(pattern, random, &mappings);
-        // A scribbler's own operations may fail in any way.
+        // Operations of the misbehaving rank itself may fail in any way.
         let _ = between();
     }
     Ok(())
@@ -118,13 +118,13 @@ fn once(pattern: Pattern, random: &mut Random, mappings: &[Mapping]) {
     }
 }
 
-/// A word's number: mostly one that holds structure.
+/// Returns the number of a word, in most cases one that holds structure.
 fn place(random: &mut Random, target: &Mapping) -> u64 {
     let bytes = if random.below(8) == 0 { 8 * target.words() } else { STRUCTURES };
     random.below(bytes / 8)
 }
 
-/// One rank over everything that it can write, for the bystanders' sake.
+/// Corrupts everything that one rank can write.
 pub(super) fn everything(seed: u64, time: Duration) -> Outcome {
     let mut random = Random::new(seed);
     let mut patterns = PATTERNS.iter().cycle().skip(seed as usize % PATTERNS.len());
@@ -141,7 +141,7 @@ pub(super) fn everything(seed: u64, time: Duration) -> Outcome {
     Ok(())
 }
 
-/// Random sends and receives with the one peer.
+/// Random sends and receives with one peer.
 struct Traffic {
     random: Random,
     arena: Arena,
@@ -153,7 +153,7 @@ impl Traffic {
         Self { random: Random::new(seed), arena: Arena::default(), open: Vec::new() }
     }
 
-    /// Starts something and waits a little for something; whether the peer is known to be gone.
+    /// Starts an operation and waits briefly for one. Returns whether the peer is known to be gone.
     fn turn(&mut self, endpoint: &mut Endpoint) -> Outcome<bool> {
         let partner = endpoint.rank() ^ 1;
         let random = &mut self.random;
@@ -178,7 +178,7 @@ impl Traffic {
         Ok(endpoint.failure(partner).is_some())
     }
 
-    /// Waits for one request; whether it is complete.
+    /// Waits for one request. Returns whether it is complete.
     fn settle(&mut self, endpoint: &mut Endpoint, at: usize, limit: Duration) -> Outcome<bool> {
         let (request, len) = self.open[at];
         let partner = endpoint.rank() ^ 1;
@@ -194,7 +194,7 @@ impl Traffic {
     }
 }
 
-/// What a peer without manners may cause.
+/// Returns an error unless a peer that violates the protocol may cause this error.
 fn tolerable(error: &Error, partner: usize) -> Outcome {
     let kept = match error {
         Error::PeerFailed { rank, .. } => *rank == partner,
@@ -204,7 +204,7 @@ fn tolerable(error: &Error, partner: usize) -> Outcome {
     ensure(kept, || format!("a peer's scribbles have led to: {error}"))
 }
 
-/// Goes on until the peer is known to be gone; then everything that was begun must end.
+/// Goes on until the peer is known to be gone; then every request must end.
 fn suffer(mut endpoint: Endpoint, seed: u64) -> Outcome {
     let mut traffic = Traffic::new(seed ^ 0x5eed);
     let deadline = Instant::now() + PATIENCE;

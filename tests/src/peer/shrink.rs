@@ -1,12 +1,12 @@
-//! `shrink DEATHS`: ranks exchange messages with a neighbour and agree, round by round, while they are killed from outside, until
-//! so many are gone; then the survivors shrink their world and go round in it.
+//! `shrink DEATHS`: ranks exchange messages with a neighbour and agree, round by round, while they are killed
+//! from outside, until so many are gone. Then the survivors shrink their world and pass a word round in it.
 
 use nemesia::{Endpoint, Error, Ranking, Source, Tag};
 
 use super::{Fault, Outcome, ensure, open, tell};
 use crate::content::{difference, filled, seed_of};
 
-/// Eager, announced, and shared.
+/// Sizes for an eager message, an announced one, and a sender-assisted copy.
 const SIZES: [usize; 3] = [100, 20_000, 1 << 20];
 
 pub(super) fn run(deaths: usize) -> Outcome {
@@ -32,7 +32,7 @@ pub(super) fn run(deaths: usize) -> Outcome {
     Ok(endpoint.close()?)
 }
 
-/// Exchanges a message with another, which may be dead or die.
+/// Exchanges a message with another rank, which may be dead or die.
 fn meet(endpoint: &mut Endpoint, other: usize, round: u64, len: usize) -> Outcome {
     let rank = endpoint.rank();
     if other == rank || other >= endpoint.size() {
@@ -56,7 +56,7 @@ fn meet(endpoint: &mut Endpoint, other: usize, round: u64, len: usize) -> Outcom
     }
 }
 
-/// A word goes once round the shrunken world.
+/// Passes a word once round the shrunken world.
 fn go_round(endpoint: &mut Endpoint, ranking: &Ranking) -> Outcome {
     let (rank, size) = (ranking.rank(), ranking.size());
     let at = |rank: usize| ranking.to_world(rank % size).unwrap_or(usize::MAX);
@@ -71,6 +71,6 @@ fn go_round(endpoint: &mut Endpoint, ranking: &Ranking) -> Outcome {
         endpoint.recv(Source::Rank(at(size - 1)), Tag::Exactly(u64::MAX), &mut word)?;
         ensure(usize::from(word[0]) == size, || format!("{} of {size} were met", word[0]))?;
     }
-    // Nobody leaves while others still have to hear from it.
+    // No rank leaves while others still need a message from it.
     Ok(endpoint.agree(0).map(drop)?)
 }

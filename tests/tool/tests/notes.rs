@@ -1,8 +1,8 @@
-//! What `perf` says of settings that do not exist, or ask for what can't be had.
+//! The warnings of `perf` about unknown settings, and about preferences that cannot be met.
 
 use std::process::{Command, Output};
 
-/// Measures something short with a variable set.
+/// Runs a short measurement with a variable set.
 fn perf(name: &str, value: &str, strict: &str) -> Result<Output, String> {
     let program = std::env::var_os("NEMESIA_BIN").unwrap_or_else(|| env!("CARGO_BIN_EXE_nemesia").into());
     let mut command = Command::new("timeout");

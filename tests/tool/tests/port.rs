@@ -1,4 +1,4 @@
-//! `perf` and `info` of the memory ports: TCP measured end to end, and what is said where there is no RDMA device.
+//! `perf` and `info` of the memory ports: TCP is measured end to end, and a missing RDMA device is reported.
 
 use std::process::{Command, Output};
 
@@ -12,7 +12,7 @@ fn nemesia(words: &[&str]) -> Result<Output, String> {
     command.output().map_err(|error| error.to_string())
 }
 
-/// What it says on the standard error output, and that it ends with status 2 in one line.
+/// Returns the standard error output; checks that it is one line and that the status is 2.
 fn refused(words: &[&str]) -> Result<String, String> {
     let output = nemesia(words)?;
     let errors = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -21,7 +21,7 @@ fn refused(words: &[&str]) -> Result<String, String> {
     Ok(errors)
 }
 
-/// Whether a device can be used here, as `info` says.
+/// Returns whether `info` finds a usable device.
 fn has_device() -> Result<bool, String> {
     let output = nemesia(&["info", "--json"])?;
     let document: Value = serde_json::from_slice(&output.stdout).map_err(|error| error.to_string())?;
@@ -30,7 +30,7 @@ fn has_device() -> Result<bool, String> {
     verbs["usable"].as_bool().ok_or_else(|| verbs.to_string())
 }
 
-/// Measures a port; every size has every result, and every byte was looked at.
+/// Measures a port. Every size has every result, and every byte was checked.
 fn measures(port: &str) -> Result<(), String> {
     let sizes = [0, 1, 8, 4096, 100_000];
     let list = sizes.map(|bytes| bytes.to_string()).join(",");

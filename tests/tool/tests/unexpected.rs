@@ -1,13 +1,13 @@
-//! Messages that nobody has asked for, between two processes: no more memory than was declared, nothing lost.
+//! Unexpected messages between two processes take no more memory than declared, and none is lost.
 
 use std::process::Command;
 
 use serde_json::Value;
 
-/// What the program itself, and looking at it, may take besides.
+/// The memory that the program itself and the check may take in addition.
 const SLACK: u64 = 1 << 20;
 
-/// Runs the program, which looks at every byte; what it then says about the receiver.
+/// Runs the program, which checks every byte. Returns its report about the receiver.
 fn shown(ceiling: u64, messages: u64, bytes: u64) -> Result<Value, String> {
     let program = std::env::var_os("NEMESIA_BIN").unwrap_or_else(|| env!("CARGO_BIN_EXE_nemesia").into());
     let output = Command::new("timeout")
@@ -48,7 +48,7 @@ fn a_million_messages_of_one_byte_stay_under_the_ceiling_and_are_received_in_rev
 
 #[test]
 fn beyond_the_ceiling_senders_are_held_and_nothing_is_lost() -> Result<(), String> {
-    // Of one byte: held. Longer ones: announced, as far as there is room for that, then held.
+    // Messages of one byte: held back. Longer ones: announced as far as there is room, then held back.
     for (messages, bytes) in [(200_000, 1), (100_000, 100), (3_000, 9_000)] {
         let ceiling = if bytes > 1_000 { 64 << 10 } else { 4 << 20 };
         let shown = shown(ceiling, messages, bytes)?;

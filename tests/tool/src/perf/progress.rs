@@ -1,4 +1,4 @@
-//! How far the measurement is, for somebody who looks at a terminal.
+//! A progress display for a terminal.
 #![forbid(unsafe_code)]
 
 use std::io::IsTerminal;
@@ -11,7 +11,8 @@ use super::page::Page;
 
 const EVERY: Duration = Duration::from_millis(100);
 
-/// Runs `work` and shows meanwhile how many of `steps` rank 0 has taken, if the standard error output is a terminal.
+/// Runs `work`, and meanwhile shows how many of `steps` rank 0 has completed, if the standard error output is a
+/// terminal.
 pub(crate) fn show<R>(page: &Page, steps: usize, work: impl FnOnce() -> R) -> R {
     if !std::io::stderr().is_terminal() {
         return work();

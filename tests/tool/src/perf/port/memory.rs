@@ -35,8 +35,7 @@ impl Memory {
     /// The port has deregistered it, or is dropped, before this value is.
     pub(super) unsafe fn lend(&self) -> Lent {
         // SAFETY: initialised and writable until this value is dropped, by the caller's promise not before the
-        // port's use ends;
-        // references to it exist only in `with`, whose caller promises that nothing writes.
+        // port's use ends; references to it exist only in `with`, whose caller promises that nothing writes.
         unsafe { Lent::from_raw(self.base.as_ptr(), self.layout.size()) }
     }
 
@@ -48,7 +47,8 @@ impl Memory {
 
     /// Stores bytes.
     pub(super) fn put(&self, at: usize, bytes: &[u8]) {
-        // SAFETY: in the memory, which is no Rust object: `bytes` does not overlap it but in `with`, which puts nothing.
+        // SAFETY: in the memory, which is no Rust object. `bytes` overlaps it only in `with`, which stores
+        // nothing.
         unsafe { self.at(at, bytes.len()).as_ptr().copy_from(bytes.as_ptr(), bytes.len()) };
     }
 
@@ -58,11 +58,12 @@ impl Memory {
         unsafe { self.at(at, bytes.len()).as_ptr().copy_to(bytes.as_mut_ptr(), bytes.len()) };
     }
 
-    /// Looks at a byte that a peer writes, up to so many times; whether it became this. Then what was written before it, by a port
-    /// that places in order, is there too.
+    /// Polls a byte that a peer writes, up to `polls` times. Returns whether it became `value`. Then everything
+    /// that a port with ordered placement wrote before it has arrived too.
     #[inline]
     pub(super) fn becomes(&self, at: usize, value: u8, looks: u32) -> bool {
-        // SAFETY: in the memory, live for the call; others write it meanwhile, as the device or the kernel does: at once.
+        // SAFETY: in the memory, live for the call; the device or the kernel may write it meanwhile, a whole
+        // byte at once.
         let byte = unsafe { AtomicU8::from_ptr(self.at(at, 1).as_ptr()) };
         (0..looks).any(|_| byte.load(Ordering::Acquire) == value)
     }
@@ -70,7 +71,7 @@ impl Memory {
     /// Lends the first bytes.
     ///
     /// # Safety
-    /// Nobody writes them during the call: neither a peer, for the region's rights forbid it, nor `use_`.
+    /// Nothing writes them during the call: neither a peer, whose access rights forbid it, nor `use_`.
     #[inline]
     pub(super) unsafe fn with<T>(&self, len: usize, use_: impl FnOnce(&[u8]) -> T) -> T {
         // SAFETY: in the memory and initialised; the caller's promise.
@@ -97,7 +98,7 @@ mod tests {
         memory.get(4996, &mut bytes);
         assert_eq!(bytes, [1, 7, 8, 9]);
         assert!(memory.becomes(4999, 9, 1) && !memory.becomes(4999, 8, 3) && !memory.becomes(4999, 9, 0));
-        // SAFETY: nobody else knows the memory.
+        // SAFETY: nothing else knows the memory.
         assert_eq!(unsafe { memory.with(2, <[u8]>::to_vec) }, [1, 1]);
         assert!(Memory::new(0).is_ok() && Memory::new(usize::MAX).is_err());
     }

@@ -1,8 +1,9 @@
 //! The traffic over a memory port, without the engine: RDMA writes into the peer's memory.
 //!
-//! In a ping-pong a write is found by polling on its last byte where the port places bytes in order, as `ib_write_lat` of
-//! perftest does; otherwise, and where there is no byte, by the receive that a write with immediate takes, or a send after the
-//! write. In windows so many writes are under way (as in `ib_write_bw`); the time ends when the target has confirmed the last.
+//! In a ping-pong, a write is found by polling on its last byte if the port places bytes in order, as
+//! `ib_write_lat` of perftest does. Otherwise, and for empty writes, it is found by the receive that a write
+//! with immediate consumes, or by a message behind the write. In windows `UNDER_WAY` writes are under way (as
+//! in `ib_write_bw`); the time ends when the target has confirmed the last.
 
 mod link;
 mod meet;
@@ -20,24 +21,24 @@ use super::worker::Plan;
 use link::PortLink;
 use meet::text;
 
-/// Writes under way in a window, as many as perftest has.
+/// The writes under way in a window, as many as perftest has.
 const UNDER_WAY: u32 = 128;
-/// Work requests of a send queue.
+/// The work requests of a send queue.
 const DEPTH: u32 = 2 * UNDER_WAY;
 
 /// How the target of a write learns of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Arrival {
-    /// Its last byte is there.
+    /// By its last byte.
     LastByte,
-    /// It has an immediate.
+    /// By an immediate.
     Immediate,
-    /// An empty message comes behind it.
+    /// By an empty message behind it.
     Message,
 }
 
 impl Arrival {
-    /// `last_byte`: whatever the port promises of the order.
+    /// If `last_byte` is set, the port's promise of order is ignored.
     const fn of(facts: &Facts, last_byte: bool, bytes: usize) -> Self {
         match ((facts.ordered_placement || last_byte) && bytes > 0, facts.immediates) {
             (true, _) => Self::LastByte,
@@ -55,7 +56,7 @@ impl Arrival {
     }
 }
 
-/// What the reader of the results is told.
+/// Describes the measurement for the reader of the results.
 fn describe(place: &str, facts: &Facts, last_byte: bool) -> String {
     let arrival = Arrival::of(facts, last_byte, 1).describe();
     let inline = facts.inline_bytes;
@@ -66,12 +67,12 @@ fn describe(place: &str, facts: &Facts, last_byte: bool) -> String {
     )
 }
 
-/// Writes under way in a window; there is room for a message besides.
+/// Returns the writes under way in a window; there is room for one message in addition.
 fn window(facts: &Facts) -> u64 {
     u64::from(UNDER_WAY.min(facts.send_depth / 2).max(1))
 }
 
-/// Joins the two over TCP on this machine's loopback.
+/// Connects the two processes over TCP on the loopback interface.
 pub(super) fn over_tcp(bootstrap: Bootstrap, most: usize) -> Result<PortLink<TcpPort>, String> {
     let options = Options { connections: 4, regions: 4, send_depth: DEPTH, ..Options::default() };
     let at = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
@@ -79,7 +80,7 @@ pub(super) fn over_tcp(bootstrap: Bootstrap, most: usize) -> Result<PortLink<Tcp
     PortLink::new(bootstrap, port, most, false, &format!("TCP over {}", at.ip()))
 }
 
-/// Joins the two over the devices that are named for them, or any.
+/// Connects the two processes over the named devices, or over any.
 pub(super) fn over_verbs(
     bootstrap: Bootstrap,
     most: usize,
