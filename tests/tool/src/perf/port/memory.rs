@@ -58,7 +58,7 @@ impl Memory {
         unsafe { self.at(at, bytes.len()).as_ptr().copy_to(bytes.as_mut_ptr(), bytes.len()) };
     }
 
-    /// Polls a byte that a peer writes, up to `polls` times. Returns whether it became `value`. Then everything
+    /// Polls a byte that a peer writes, up to `looks` times. Returns whether it became `value`. Then everything
     /// that a port with ordered placement wrote before it has arrived too.
     #[inline]
     pub(super) fn becomes(&self, at: usize, value: u8, looks: u32) -> bool {
