@@ -1,18 +1,19 @@
 //! RDMA devices through libibverbs: InfiniBand, `RoCE` and iWARP.
 //!
-//! A thin layer that owns what the library gives out and keeps its parts alive in the right order: a [`Device`] has
-//! [`Domain`]s, which have [`MemoryRegion`]s, [`SharedReceives`] and [`QueuePair`]s; completions come in a
-//! [`CompletionQueue`]. [`VerbsPort`] is the memory port over it, connected by RDMA-CM ([`crate::cm`]); queue pairs can also
-//! be joined by bytes that travel by any other means ([`PairInfo`]).
+//! A thin layer that owns the objects of the library and drops them in the right order: a [`Device`] has
+//! [`Domain`]s, which have [`MemoryRegion`]s, [`SharedReceives`] and [`QueuePair`]s. Completions arrive in a
+//! [`CompletionQueue`]. [`VerbsPort`] is the memory port over these, connected by RDMA-CM ([`crate::cm`]).
+//! Queue pairs can also be joined by bytes that travel by any other means ([`PairInfo`]).
 //!
-//! The library is opened at run time. Codes of the device (status, opcode, event) are kept as numbers: one that is not known
-//! here is a failure with that number, never a panic.
+//! The library is opened at run time. Codes of the device (status, opcode, event) are kept as numbers. An
+//! unknown code is a failure with that number, never a panic.
 //!
 //! # Fork
-//! Registered memory is pinned. A child of `fork` has a copy of it since Linux 5.12, and nothing has to be done
-//! ([`ForkSafety::Unneeded`]). Before, the first write after a fork moved the parent away from the pages that the device
-//! knows: call [`prepare_fork`] before anything is registered, or let the child `exec` at once. Nothing of this module may be used in
-//! the child of a fork: its queues are mapped shared with the parent, or not at all.
+//! Registered memory is pinned. Since Linux 5.12 a child of `fork` gets a copy of it, and nothing needs to be
+//! done ([`ForkSafety::Unneeded`]). On older kernels, the first write after a fork moves the parent to pages
+//! that the device does not know: call [`prepare_fork`] before anything is registered, or let the child `exec`
+//! at once. A forked child must not use anything of this module: its queues are shared with the parent, or not
+//! mapped at all.
 
 mod code;
 mod completion;

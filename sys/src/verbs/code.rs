@@ -1,9 +1,10 @@
-//! Codes of devices: numbers, with a meaning where there is one.
+//! Codes of devices: numbers, translated where their meaning is known.
 
 use nemesia_core::port::memory::{LostError, WorkError};
 use rdma_core_sys as raw;
 
-/// What a completion's status means to the memory port (`ibv_wc_status` in `ibv_poll_cq(3)`).
+/// Translates the status of a completion (`ibv_wc_status` in `ibv_poll_cq(3)`) into an error of the memory
+/// port.
 pub(crate) fn work_error(status: u32) -> WorkError {
     match status {
         raw::IBV_WC_LOC_LEN_ERR => WorkError::Length,
@@ -21,17 +22,17 @@ pub(crate) fn work_error(status: u32) -> WorkError {
     }
 }
 
-/// Why a connection is lost whose work request failed so.
+/// Returns why a connection is lost whose work request failed with this error.
 pub(crate) fn lost_error(error: WorkError) -> LostError {
     match error {
         WorkError::PeerLost => LostError::Unreachable,
-        // What flushes has not failed itself: the connection had ended.
+        // A flushed request has not failed itself: the connection had ended.
         WorkError::Flushed => LostError::Closed,
         _ => LostError::Work,
     }
 }
 
-/// Why a connection is lost whose queue pair had this event; `None` for events that end nothing.
+/// Returns why a connection is lost whose queue pair had this event; `None` for events that end nothing.
 pub(crate) fn pair_error(event: u32) -> Option<LostError> {
     match event {
         raw::IBV_EVENT_QP_ACCESS_ERR => Some(LostError::Access),
@@ -42,7 +43,7 @@ pub(crate) fn pair_error(event: u32) -> Option<LostError> {
     }
 }
 
-/// A completion's status in words.
+/// Describes the status of a completion in words.
 pub fn describe_status(status: u32) -> &'static str {
     const WORDS: [&str; 24] = [
         "success",
@@ -73,7 +74,7 @@ pub fn describe_status(status: u32) -> &'static str {
     WORDS.get(status as usize).copied().unwrap_or("a status that is unknown here")
 }
 
-/// An asynchronous event in words.
+/// Describes an asynchronous event in words.
 pub fn describe_event(event: u32) -> &'static str {
     const WORDS: [&str; 20] = [
         "completion queue error",

@@ -12,29 +12,29 @@ use super::device::{Device, set_nonblocking};
 use super::error::VerbsError;
 use super::verbs;
 
-/// The most completions that are taken at once.
+/// The largest number of completions that are taken at once.
 pub(super) const BATCH: usize = 16;
 
-/// A completion, as the device gave it. Of a failed one only these four are there.
+/// A completion as the device reported it. A failed one has only `id`, `status`, `pair` and `vendor`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Polled {
-    /// The number that the work request was posted with.
+    /// The number of the work request.
     pub id: u64,
     /// 0 is success; see [`super::describe_status`].
     pub status: u32,
-    /// The queue pair.
+    /// The number of the queue pair.
     pub pair: u32,
-    /// The vendor's code for what went wrong.
+    /// The vendor's error code.
     pub vendor: u32,
-    /// What it was.
+    /// The kind of the completed operation.
     pub opcode: u32,
-    /// Bytes received.
+    /// The number of bytes received.
     pub len: u32,
-    /// The immediate.
+    /// The immediate, if there is one.
     pub immediate: Option<u32>,
 }
 
-/// A completion queue with the channel that wakes who sleeps.
+/// A completion queue with the channel that wakes a sleeping process.
 pub struct CompletionQueue {
     device: Arc<Device>,
     cq: NonNull<raw::ibv_cq>,
@@ -54,10 +54,11 @@ impl fmt::Debug for CompletionQueue {
 }
 
 impl CompletionQueue {
-    /// A queue for at least so many completions. More than it has room for end it, with all its queue pairs: never let
-    /// more be under way.
+    /// Makes a queue for at least `entries` completions. If more complete than it has room for, the queue and
+    /// all its queue pairs end in an error state: never let more requests be under way.
     ///
     /// # Errors
+    /// The device has no such queue.
     /// The device has no such queue.
     pub fn new(device: &Arc<Device>, entries: u32) -> Result<Arc<Self>, VerbsError> {
         let verbs = verbs()?;
@@ -70,11 +71,11 @@ impl CompletionQueue {
             unsafe { (verbs.ibv_create_cq)(device.context(), wanted, ptr::null_mut(), channel.as_ptr(), 0) };
         let Some(cq) = NonNull::new(cq) else {
             let error = device.last_error("a completion queue");
-            // SAFETY: nothing uses the channel.
+            // SAFETY: nothing uses the channel yet.
             unsafe { (verbs.ibv_destroy_comp_channel)(channel.as_ptr()) };
             return Err(error);
         };
-        // SAFETY: the queue is there.
+        // SAFETY: the queue exists.
         let entries = u32::try_from(unsafe { (*cq.as_ptr()).cqe }).unwrap_or(entries);
         let queue = Self { device: Arc::clone(device), cq, channel, entries };
         set_nonblocking(queue.descriptor())
@@ -82,7 +83,7 @@ impl CompletionQueue {
         Ok(Arc::new(queue))
     }
 
-    /// How many completions fit.
+    /// Returns the number of completions that fit.
     pub fn entries(&self) -> u32 {
         self.entries
     }
@@ -91,7 +92,7 @@ impl CompletionQueue {
         self.cq.as_ptr()
     }
 
-    /// Takes what has completed, up to 16, and hands it to `each`; returns how many.
+    /// Takes up to 16 completions and hands each to `each`. Returns their number.
     ///
     /// # Errors
     /// The queue is broken.
@@ -106,8 +107,8 @@ impl CompletionQueue {
         };
         for wc in taken.iter().take(count.min(most)) {
             let wc = wc.as_ptr();
-            // SAFETY: the library has filled it: of a failed one these four, of another one all. Fields are read in place, so
-            // that what is not filled is not read.
+            // SAFETY: the library has filled the entry: the four fields of a failed completion, or all fields
+            // of another. Fields are read in place, so that no unfilled field is read.
             let polled = unsafe {
                 let (id, status, pair) = ((*wc).wr_id, (*wc).status, (*wc).qp_num);
                 if status == raw::IBV_WC_SUCCESS {
@@ -139,10 +140,11 @@ impl CompletionQueue {
         Ok(count.min(most))
     }
 
-    /// Asks for [`Self::descriptor`] to become readable with the next completion. What has completed before makes no
-    /// event: poll again afterwards, before sleeping.
+    /// Requests that [`Self::descriptor`] becomes readable with the next completion. Earlier completions cause
+    /// no event: poll again afterwards, before sleeping.
     ///
     /// # Errors
+    /// The queue is broken.
     /// The queue is broken.
     pub fn arm(&self) -> Result<(), VerbsError> {
         self.take_events();
@@ -153,18 +155,18 @@ impl CompletionQueue {
         }
     }
 
-    /// Readable when an armed queue has got a completion.
+    /// Returns the descriptor that becomes readable when an armed queue has a completion.
     pub fn descriptor(&self) -> i32 {
         // SAFETY: the channel is open.
         unsafe { (*self.channel.as_ptr()).fd }
     }
 
-    /// Takes the events that woke us.
+    /// Takes the events that woke this process.
     pub fn take_events(&self) {
         let Ok(verbs) = verbs() else { return };
         let (mut cq, mut context) = (ptr::null_mut(), ptr::null_mut());
-        // SAFETY: the channel is open and does not block; both may be written. Every event is acknowledged, for destroying
-        // the queue waits for that.
+        // SAFETY: the channel is open and does not block; both variables may be written. Every event is
+        // acknowledged, because destroying the queue waits for that.
         unsafe {
             while (verbs.ibv_get_cq_event)(self.channel.as_ptr(), &raw mut cq, &raw mut context) == 0 {
                 (verbs.ibv_ack_cq_events)(cq, 1);
@@ -176,7 +178,8 @@ impl CompletionQueue {
 impl Drop for CompletionQueue {
     fn drop(&mut self) {
         if let Ok(verbs) = verbs() {
-            // SAFETY: whoever uses the queue holds this value, so nobody does. Queue first: the channel knows it.
+            // SAFETY: every user of the queue holds this value, so there is no user left. The queue goes first,
+            // because the channel knows it.
             unsafe {
                 (verbs.ibv_destroy_cq)(self.raw());
                 (verbs.ibv_destroy_comp_channel)(self.channel.as_ptr());

@@ -1,4 +1,4 @@
-//! A device that is open, its ports, and what happens to it.
+//! An open device, its ports, and its asynchronous events.
 
 use std::ffi::CStr;
 use std::fmt;
@@ -11,14 +11,14 @@ use rdma_core_sys as raw;
 use super::error::{VerbsError, last_errno};
 use super::verbs;
 
-/// How a device carries messages; a number that is unknown here stays one.
+/// The transport of a device. An unknown number is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
     /// InfiniBand's transport, also over Ethernet (`RoCE`).
     InfiniBand,
     /// iWARP: RDMA over TCP.
     Iwarp,
-    /// Something else, which has no reliable connections that we know.
+    /// Another transport, without reliable connections that this module knows.
     Other(i32),
 }
 
@@ -32,47 +32,48 @@ impl fmt::Display for Transport {
     }
 }
 
-/// What a port is plugged into.
+/// The link layer of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkLayer {
     /// An InfiniBand fabric: addressed by LID.
     InfiniBand,
     /// Ethernet: addressed by GID.
     Ethernet,
-    /// Something else.
+    /// Another link layer.
     Other(u8),
 }
 
 /// An entry of a port's GID table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gid {
-    /// Its place in the table.
+    /// Its position in the table.
     pub index: u32,
     /// The identifier.
     pub bytes: [u8; 16],
-    /// 0 InfiniBand (and iWARP), 1 `RoCE` v1, 2 `RoCE` v2; `None` where the library or the kernel does not tell.
+    /// 0 InfiniBand (and iWARP), 1 `RoCE` v1, 2 `RoCE` v2; `None` if the library or the kernel does not report
+    /// it.
     pub kind: Option<u32>,
 }
 
 impl Gid {
-    /// The IP address that it holds, in the way of `RoCE` v2.
+    /// Returns the IP address in it, encoded as for `RoCE` v2.
     pub fn address(&self) -> IpAddr {
         let address = Ipv6Addr::from(self.bytes);
         address.to_ipv4_mapped().map_or(IpAddr::V6(address), IpAddr::V4)
     }
 
-    /// Whether it is one.
+    /// Returns whether the entry is in use.
     pub fn is_set(&self) -> bool {
         self.bytes != [0; 16]
     }
 }
 
-/// What a port is at the moment.
+/// The present attributes of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PortAttributes {
     /// `IBV_PORT_ACTIVE` is 4.
     pub state: u32,
-    /// What it is plugged into.
+    /// The link layer.
     pub link: LinkLayer,
     /// The path MTU as a code: 1 is 256 bytes, 5 is 4096.
     pub mtu: u32,
@@ -80,47 +81,48 @@ pub struct PortAttributes {
     pub message_bytes: u32,
     /// Its address in an InfiniBand fabric.
     pub lid: u16,
-    /// How many GIDs there may be.
+    /// The size of the GID table.
     pub gids: u32,
 }
 
 impl PortAttributes {
-    /// Whether it carries messages.
+    /// Returns whether the port carries messages.
     pub fn is_active(&self) -> bool {
         self.state == raw::IBV_PORT_ACTIVE
     }
 }
 
-/// What happened to a device, a port or a queue (`ibv_get_async_event(3)`). The code is the event's number.
+/// An asynchronous event (`ibv_get_async_event(3)`) of a device, a port or a queue. The code is the event's
+/// number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AsyncEvent {
-    /// To a queue pair.
+    /// An event of a queue pair.
     Pair {
         /// Its number.
         number: u32,
         /// The event.
         code: u32,
     },
-    /// To a port.
+    /// An event of a port.
     Port {
         /// Its number.
         port: u32,
         /// The event.
         code: u32,
     },
-    /// To the device, or to a queue without which nothing goes on.
+    /// An event of the device, or of a queue without which nothing works.
     Device {
         /// The event.
         code: u32,
     },
-    /// Something that needs no answer, or that is unknown here.
+    /// An event that needs no reaction, or that is unknown here.
     Other {
         /// The event.
         code: u32,
     },
 }
 
-/// An open device. Closed when nothing of it is in use any more.
+/// An open device. It is closed when its last part is dropped.
 pub struct Device {
     context: NonNull<raw::ibv_context>,
     name: String,
@@ -183,30 +185,30 @@ impl Drop for List {
 /// # Safety
 /// `device` is of a list that was not freed, or of an open context.
 unsafe fn name_of(device: *mut raw::ibv_device) -> String {
-    // SAFETY: the caller's promise; the library ends names with a zero.
+    // SAFETY: the caller's promise; the library terminates names with zero.
     unsafe { CStr::from_ptr((*device).name.as_ptr()) }.to_string_lossy().into_owned()
 }
 
 impl Device {
-    /// The devices of this machine, by name.
+    /// Returns the names of this machine's devices.
     ///
     /// # Errors
-    /// The library is absent, or the kernel does not tell.
+    /// The library is absent, or the kernel reports no list.
     pub fn names() -> Result<Vec<String>, VerbsError> {
         let list = List::new()?;
-        // SAFETY: the list is there.
+        // SAFETY: the list exists.
         Ok(list.iter().map(|device| unsafe { name_of(device) }).collect())
     }
 
     /// Opens a device.
     ///
     /// # Errors
-    /// There is none of that name, or it can't be opened; then mostly for lack of rights to `/dev/infiniband`.
+    /// No device has that name, or it cannot be opened, in most cases for lack of rights to `/dev/infiniband`.
     pub fn open(name: &str) -> Result<Arc<Self>, VerbsError> {
         let verbs = verbs()?;
         let failed = |what, code| VerbsError::Device { device: name.into(), what, code };
         let list = List::new()?;
-        // SAFETY: the list is there.
+        // SAFETY: the list exists.
         let device = list.iter().find(|device| unsafe { name_of(*device) } == name);
         let device = device.ok_or_else(|| failed("opening it", libc::ENODEV))?;
         // SAFETY: the device is of the list.
@@ -229,22 +231,22 @@ impl Device {
         Ok(Arc::new(device))
     }
 
-    /// Makes asking for events not wait.
+    /// Makes the query for events non-blocking.
     fn unblock(&self) -> Result<(), VerbsError> {
         set_nonblocking(self.event_descriptor()).map_err(|code| self.error("its descriptor for events", code))
     }
 
-    /// Its name, such as `mlx5_0`.
+    /// Returns its name, such as `mlx5_0`.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// How it carries messages.
+    /// Returns its transport.
     pub fn transport(&self) -> Transport {
         self.transport
     }
 
-    /// What it can do, as the library says.
+    /// Returns its limits, as the library reports them.
     pub fn attributes(&self) -> &raw::ibv_device_attr {
         &self.attributes
     }
@@ -257,12 +259,12 @@ impl Device {
         VerbsError::Device { device: self.name.clone(), what, code: code.saturating_abs() }
     }
 
-    /// The error of a call that returned null.
+    /// Returns the error of a call that returned null.
     pub(crate) fn last_error(&self, what: &'static str) -> VerbsError {
         self.error(what, last_errno())
     }
 
-    /// What a port is at the moment. Ports are counted from 1.
+    /// Returns the present attributes of a port. Ports are counted from 1.
     ///
     /// # Errors
     /// There is no such port, or the device is gone.
@@ -289,14 +291,14 @@ impl Device {
         })
     }
 
-    /// The GIDs of a port that are set.
+    /// Returns the GIDs of a port that are in use.
     ///
     /// # Errors
     /// There is no such port, or the device is gone.
     pub fn gids(&self, port: u8) -> Result<Vec<Gid>, VerbsError> {
         let verbs = verbs()?;
         let mut found = Vec::new();
-        // More than a thousand are more than anybody has.
+        // No device has more than a thousand.
         for index in 0..self.port(port)?.gids.min(1024) {
             let mut entry = std::mem::MaybeUninit::<raw::ibv_gid_entry>::zeroed();
             // SAFETY: the context is open, and the structure, which zeros are a value of, may be written.
@@ -324,13 +326,13 @@ impl Device {
         Ok(found)
     }
 
-    /// A descriptor that is readable when [`Device::next_event`] has something.
+    /// Returns a descriptor that is readable when [`Device::next_event`] has an event.
     pub fn event_descriptor(&self) -> i32 {
         // SAFETY: the context is open.
         unsafe { (*self.context()).async_fd }
     }
 
-    /// The next event, if there is one.
+    /// Returns the next event, if there is one.
     pub fn next_event(&self) -> Option<AsyncEvent> {
         let verbs = verbs().ok()?;
         let mut event = std::mem::MaybeUninit::<raw::ibv_async_event>::zeroed();
@@ -345,14 +347,14 @@ impl Device {
         let code = event.event_type;
         let found = match code {
             raw::IBV_EVENT_QP_FATAL..=raw::IBV_EVENT_PATH_MIG_ERR | raw::IBV_EVENT_QP_LAST_WQE_REACHED => {
-                // SAFETY: of these events the library gives the queue pair, and destroying that waits for the
-                // acknowledgement, which is below.
+                // SAFETY: for these events the library passes the queue pair, and destroying that waits for the
+                // acknowledgement below.
                 AsyncEvent::Pair { number: unsafe { (*event.element.qp).qp_num }, code }
             }
             raw::IBV_EVENT_PORT_ACTIVE..=raw::IBV_EVENT_SM_CHANGE
             | raw::IBV_EVENT_CLIENT_REREGISTER
             | raw::IBV_EVENT_GID_CHANGE => {
-                // SAFETY: of these events the library gives the port's number.
+                // SAFETY: for these events the library passes the port's number.
                 AsyncEvent::Port { port: unsafe { event.element.port_num }.cast_unsigned(), code }
             }
             raw::IBV_EVENT_CQ_ERR | raw::IBV_EVENT_DEVICE_FATAL | raw::IBV_EVENT_SRQ_ERR => {
@@ -370,14 +372,14 @@ impl Device {
 impl Drop for Device {
     fn drop(&mut self) {
         if let Ok(verbs) = verbs() {
-            // SAFETY: whoever uses the context holds this value, so nobody does. That it fails when the device was pulled
-            // out changes nothing.
+            // SAFETY: every user of the context holds this value, so there is no user left. If the device was
+            // pulled out, closing fails, without consequence.
             unsafe { (verbs.ibv_close_device)(self.context()) };
         }
     }
 }
 
-/// Makes a descriptor not block; the error number otherwise.
+/// Makes a descriptor non-blocking. The error is an error number.
 pub(crate) fn set_nonblocking(descriptor: i32) -> Result<(), i32> {
     // SAFETY: flags of a descriptor; a bad one is an error.
     unsafe {

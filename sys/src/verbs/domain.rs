@@ -29,7 +29,7 @@ impl fmt::Debug for Domain {
 }
 
 impl Domain {
-    /// A new domain.
+    /// Makes a domain.
     ///
     /// # Errors
     /// The device has no more.
@@ -40,7 +40,7 @@ impl Domain {
         Ok(Arc::new(Self { device: Arc::clone(device), pd }))
     }
 
-    /// Its device.
+    /// Returns its device.
     pub fn device(&self) -> &Arc<Device> {
         &self.device
     }
@@ -52,11 +52,11 @@ impl Domain {
     /// Pins memory and lets the device use it.
     ///
     /// # Errors
-    /// It can't be pinned, or the device does not grant these rights.
+    /// The memory cannot be pinned, or the device does not grant these rights.
     ///
     /// # Safety
-    /// Until the region is dropped: the memory stays mapped, and nobody has references to it that exclude what the device,
-    /// or a peer with the key, does.
+    /// Until the region is dropped, the memory stays mapped, and no references exist that exclude what the
+    /// device, or a peer with the key, does.
     pub unsafe fn register(
         self: &Arc<Self>,
         base: *mut u8,
@@ -85,7 +85,7 @@ impl Domain {
 impl Drop for Domain {
     fn drop(&mut self) {
         if let Ok(verbs) = verbs() {
-            // SAFETY: whoever uses the domain holds this value, so nobody does.
+            // SAFETY: every user of the domain holds this value, so there is no user left.
             unsafe { (verbs.ibv_dealloc_pd)(self.raw()) };
         }
     }
@@ -107,22 +107,22 @@ impl fmt::Debug for MemoryRegion {
 }
 
 impl MemoryRegion {
-    /// The key for work requests of this side.
+    /// Returns the key for work requests of this side.
     pub fn local_key(&self) -> u32 {
-        // SAFETY: the region is registered as long as this value has it.
+        // SAFETY: the region is registered for as long as this value has it.
         self.mr.map_or(0, |mr| unsafe { (*mr.as_ptr()).lkey })
     }
 
-    /// The key for peers.
+    /// Returns the key for peers.
     pub fn remote_key(&self) -> u32 {
         // SAFETY: as above.
         self.mr.map_or(0, |mr| unsafe { (*mr.as_ptr()).rkey })
     }
 
-    /// Deregisters. From then on nothing reaches the memory.
+    /// Deregisters. Afterwards nothing reaches the memory.
     ///
     /// # Errors
-    /// The device still uses it; the region stays, to be tried again.
+    /// The device still uses the memory; the region stays, and the call may be repeated.
     pub fn deregister(&mut self) -> Result<(), VerbsError> {
         let Some(mr) = self.mr else { return Ok(()) };
         // SAFETY: the region is registered, and is deregistered once: it is forgotten below.
@@ -138,7 +138,7 @@ impl MemoryRegion {
 
 impl Drop for MemoryRegion {
     fn drop(&mut self) {
-        // There is nobody left to tell; with the process the kernel takes it back.
+        // An error cannot be reported here; the kernel frees the region with the process.
         let _ = self.deregister();
     }
 }

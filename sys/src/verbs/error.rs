@@ -1,24 +1,24 @@
-//! What can go wrong with a device, each with its remedy.
+//! Errors of the RDMA layer, each with its remedy.
 
 use std::io;
 
 use rdma_core_sys::OpenError;
 
-/// An error of the RDMA layer. Codes are error numbers, positive.
+/// An error of the RDMA layer. Codes are positive error numbers.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum VerbsError {
-    /// A library can't be used.
+    /// A library cannot be used.
     #[error("{0}")]
     Library(#[from] OpenError),
-    /// A device refused something.
+    /// A device refused an operation.
     #[error("RDMA device {device}: {what}: {}", errno(*code))]
     Device {
-        /// Which.
+        /// The device.
         device: String,
-        /// What was being done.
+        /// The operation.
         what: &'static str,
-        /// Why.
+        /// The error number.
         code: i32,
     },
     /// Memory could not be pinned.
@@ -26,53 +26,53 @@ pub enum VerbsError {
         "RDMA device {device}: {bytes} bytes can't be pinned: raise the limit of locked memory, `ulimit -l`, or register less"
     )]
     Pinned {
-        /// Which.
+        /// The device.
         device: String,
-        /// How many were to be.
+        /// The number of bytes that were to be pinned.
         bytes: usize,
     },
-    /// The connection manager refused something.
+    /// The connection manager refused an operation.
     #[error("RDMA connection manager: {what}: {}", errno(*code))]
     Manager {
-        /// What was being done.
+        /// The operation.
         what: &'static str,
-        /// Why.
+        /// The error number.
         code: i32,
     },
     /// The installed library is too old.
     #[error("libibverbs or librdmacm is too old: it has no {what}; install rdma-core 22 or later")]
     Old {
-        /// The function.
+        /// The missing function.
         what: &'static str,
     },
-    /// No device fits.
+    /// No device can be used.
     #[error("no RDMA device can be used: {why}")]
     NoDevice {
-        /// What each one lacks.
+        /// The reason for each device.
         why: String,
     },
-    /// The operating system refused something else.
+    /// The operating system refused another operation.
     #[error("{what}: {}", errno(*code))]
     System {
-        /// What was being done.
+        /// The operation.
         what: &'static str,
-        /// Why.
+        /// The error number.
         code: i32,
     },
 }
 
 impl VerbsError {
-    /// The manager's error, which is in `errno`.
+    /// Makes an error of the connection manager from `errno`.
     pub(crate) fn manager(what: &'static str) -> Self {
         Self::Manager { what, code: last_errno() }
     }
 
-    /// The system's error, which is in `errno`.
+    /// Makes an error of the system from `errno`.
     pub(crate) fn system(what: &'static str) -> Self {
         Self::System { what, code: last_errno() }
     }
 
-    /// The error number behind it; 0 if there is none.
+    /// Returns the error number behind it; 0 if there is none.
     pub fn code(&self) -> i32 {
         match self {
             Self::Device { code, .. } | Self::Manager { code, .. } | Self::System { code, .. } => *code,
@@ -82,7 +82,7 @@ impl VerbsError {
     }
 }
 
-/// What the C library left in `errno`.
+/// Returns `errno`.
 pub(crate) fn last_errno() -> i32 {
     io::Error::last_os_error().raw_os_error().unwrap_or(0)
 }

@@ -1,13 +1,13 @@
-//! What two queue pairs tell each other to be joined, as bytes: for InfiniBand and `RoCE`, where a bootstrap carries
+//! The bytes that two queue pairs exchange to be joined on InfiniBand and `RoCE`, where any bootstrap may carry
 //! them and no connection manager is needed.
 
-/// Bytes of a [`PairInfo`].
+/// The length of an encoded [`PairInfo`] in bytes.
 pub const INFO_BYTES: usize = 32;
 
 const VERSION: u8 = 1;
 const MAGIC: u8 = 0x4e;
 
-/// A queue pair as the other side has to know it.
+/// The description of a queue pair for the other side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PairInfo {
     /// Its number, 24 bits.
@@ -16,7 +16,7 @@ pub struct PairInfo {
     pub psn: u32,
     /// The path MTU as a code: 1 is 256 bytes, 5 is 4096.
     pub mtu: u8,
-    /// Reads and atomic operations of the other side that it serves at once.
+    /// The reads and atomic operations of the other side that it serves at once.
     pub reads: u8,
     /// Its port's address in an InfiniBand fabric; 0 on Ethernet.
     pub lid: u16,
@@ -24,31 +24,31 @@ pub struct PairInfo {
     pub gid: [u8; 16],
 }
 
-/// Why bytes are no [`PairInfo`]. They come from outside and are not trusted.
+/// The reason why bytes are no [`PairInfo`]. The bytes come from outside and are untrusted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InfoError {
-    /// Something else altogether.
+    /// They have another format.
     #[error("these are not the bytes of a queue pair")]
     Foreign,
-    /// Another version of them.
+    /// They have another version.
     #[error(
         "the peer describes its queue pairs by version {theirs}, we by {}: use the same release",
         VERSION
     )]
     Version {
-        /// Theirs.
+        /// The version found.
         theirs: u8,
     },
-    /// A value that no device has.
+    /// They contain a value that no device has.
     #[error("a queue pair can't have this {field}")]
     Value {
-        /// Which.
+        /// The field with that value.
         field: &'static str,
     },
 }
 
 impl PairInfo {
-    /// As bytes; numbers are little-endian.
+    /// Encodes the description; numbers are little-endian.
     pub fn to_bytes(&self) -> [u8; INFO_BYTES] {
         let mut bytes = [0; INFO_BYTES];
         bytes[0] = MAGIC;
@@ -62,10 +62,10 @@ impl PairInfo {
         bytes
     }
 
-    /// From bytes.
+    /// Decodes a description.
     ///
     /// # Errors
-    /// They are none, or no device has such values.
+    /// The bytes are none, or no device has such values.
     pub fn from_bytes(bytes: &[u8; INFO_BYTES]) -> Result<Self, InfoError> {
         let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
         if bytes[0] != MAGIC {

@@ -1,4 +1,4 @@
-//! What a `fork` does to registered memory.
+//! The effect of a `fork` on registered memory.
 
 use rdma_core_sys as raw;
 
@@ -8,20 +8,20 @@ use super::verbs;
 /// Whether a process with registered memory may fork.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ForkSafety {
-    /// No: the child has to `exec` at once, without writing.
+    /// No: the child must `exec` at once, without writing.
     Unsafe,
     /// Yes, by [`prepare_fork`]: registered pages are absent from the child.
     Prepared,
     /// Yes: the kernel gives the child copies of pinned pages at once (since 5.12).
     Unneeded,
-    /// The library said something that is unknown here.
+    /// Unknown: the library returned a number that this module does not know.
     Unknown(u32),
 }
 
-/// What holds in this process (`ibv_is_fork_initialized(3)`).
+/// Returns what holds in this process (`ibv_is_fork_initialized(3)`).
 ///
 /// # Errors
-/// The library is absent or too old to tell.
+/// The library is absent, or too old to report it.
 pub fn fork_safety() -> Result<ForkSafety, VerbsError> {
     let ask = verbs()?.ibv_is_fork_initialized.ok_or(VerbsError::Old { what: "ibv_is_fork_initialized" })?;
     // SAFETY: no requirements.
@@ -33,10 +33,11 @@ pub fn fork_safety() -> Result<ForkSafety, VerbsError> {
     })
 }
 
-/// Makes forks safe on kernels that need it (`ibv_fork_init(3)`), at the cost of a system call for each registration. To be called
-/// before anything is registered.
+/// Makes forks safe on kernels that need it (`ibv_fork_init(3)`), at the cost of a system call for each
+/// registration. Must be called before anything is registered.
 ///
 /// # Errors
+/// The library is absent, or memory is registered already.
 /// The library is absent, or memory is registered already.
 pub fn prepare_fork() -> Result<(), VerbsError> {
     // SAFETY: no requirements.

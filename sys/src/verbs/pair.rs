@@ -15,31 +15,31 @@ use super::exchange::PairInfo;
 use super::shared::SharedReceives;
 use super::verbs;
 
-/// How long the device waits for an answer before it sends again: 4.096 us times two to this, 0.27 s. With
-/// [`RETRIES`] a peer that is gone is found out within 1.9 s.
+/// The code of the time for which the device waits for an answer before it sends again: 4.096 us times two to
+/// this power, 0.27 s. With [`RETRIES`], a lost peer is detected within 1.9 s.
 pub(crate) const ACK_TIMEOUT: u8 = 16;
-/// How often it sends again. Not 7, the most that there is: soft `RoCE` takes that for ever (`rxe_completer`, Linux 6.1).
+/// The number of retries. Not 7, the largest: soft `RoCE` takes 7 for unlimited (`rxe_completer`, Linux 6.1).
 pub(crate) const RETRIES: u8 = 6;
-/// To wait for a receive at the other side as long as it takes.
+/// The code for waiting without limit until the other side has posted a receive.
 pub(crate) const RNR_FOREVER: u8 = 7;
-/// How long the other side waits before it tries again when no receive was posted: a code for 0.64 ms.
+/// The code of the time after which the other side tries again if no receive was posted: 0.64 ms.
 pub(crate) const RNR_TIMER: u8 = 12;
 
-/// How much a queue pair holds.
+/// The depths of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Depths {
-    /// Work requests in the send queue.
+    /// The work requests in the send queue.
     pub send: u32,
-    /// Work requests in its own receive queue; meaningless with a shared one.
+    /// The work requests in its own receive queue; meaningless with a shared one.
     pub receive: u32,
-    /// Parts of a work request.
+    /// The parts of a work request.
     pub parts: u32,
-    /// Bytes of an inline payload.
+    /// The bytes of an inline payload.
     pub inline: u32,
 }
 
-/// A queue pair. Dropping it destroys it: then nothing touches the memory of its work requests any more, and those
-/// that have not completed never do.
+/// A queue pair. Dropping it destroys it: afterwards nothing touches the memory of its work requests, and
+/// requests that have not completed never complete.
 pub struct QueuePair {
     queue: Arc<CompletionQueue>,
     domain: Arc<Domain>,
@@ -61,10 +61,11 @@ impl fmt::Debug for QueuePair {
 }
 
 impl QueuePair {
-    /// A new queue pair, in the state RESET. Its work requests complete in `queue`; receives come from `shared` if there is one.
+    /// Makes a queue pair in the state RESET. Its work requests complete in `queue`; receives come from
+    /// `shared` if it is given.
     ///
     /// # Errors
-    /// The device has no such queue pair: too deep, too much inline, or no more of them.
+    /// The device has no such queue pair: too deep, too much inline payload, or no more of them.
     pub fn new(
         domain: &Arc<Domain>,
         queue: &Arc<CompletionQueue>,
@@ -91,43 +92,44 @@ impl QueuePair {
         // SAFETY: domain and queues are in use, and the attributes may be read and written.
         let qp = unsafe { (verbs()?.ibv_create_qp)(domain.raw(), &raw mut init) };
         let qp = NonNull::new(qp).ok_or_else(|| domain.device().last_error("a queue pair"))?;
-        // What the device gives is at least what was asked for; the rest is not used.
+        // The device grants at least what was requested; the surplus is not used.
         let (queue, domain, shared) = (Arc::clone(queue), Arc::clone(domain), shared.cloned());
         let mut pair = Self { queue, domain, shared, qp, depths: wanted };
         pair.depths.inline = pair.inline()?.min(init.cap.max_inline_data).min(wanted.inline);
         Ok(pair)
     }
 
-    /// How much inline payload it takes. siw agrees to any when it is asked to make a queue pair, and tells only later.
+    /// Returns how much inline payload it takes. siw accepts any amount when it makes a queue pair, and reports
+    /// its limit only later.
     fn inline(&self) -> Result<u32, VerbsError> {
         let mut attr = attributes(raw::IBV_QPS_RESET);
         // SAFETY: zeros are a value of every field.
         let mut init: raw::ibv_qp_init_attr = unsafe { std::mem::zeroed() };
         let mask = raw::IBV_QP_CAP.cast_signed();
-        // SAFETY: the queue pair is there, and both may be written.
+        // SAFETY: the queue pair exists, and both structures may be written.
         match unsafe { (verbs()?.ibv_query_qp)(self.raw(), &raw mut attr, mask, &raw mut init) } {
             0 => Ok(init.cap.max_inline_data),
             code => Err(self.device().error("asking what a queue pair can do", code)),
         }
     }
 
-    /// Its number, by which the other side names it.
+    /// Returns its number, by which the other side names it.
     pub fn number(&self) -> u32 {
-        // SAFETY: the queue pair is there.
+        // SAFETY: the queue pair exists.
         unsafe { (*self.raw()).qp_num }
     }
 
-    /// What it holds.
+    /// Returns its depths.
     pub fn depths(&self) -> Depths {
         self.depths
     }
 
-    /// Where its work requests complete.
+    /// Returns the queue in which its work requests complete.
     pub fn queue(&self) -> &Arc<CompletionQueue> {
         &self.queue
     }
 
-    /// Where its receives come from, if they are not its own.
+    /// Returns the shared queue of its receives, if it has one.
     pub fn shared(&self) -> Option<&Arc<SharedReceives>> {
         self.shared.as_ref()
     }
@@ -140,7 +142,8 @@ impl QueuePair {
         self.qp.as_ptr()
     }
 
-    /// Changes its attributes; nothing if the mask is empty, as it is where iWARP does the work itself.
+    /// Changes its attributes. An empty mask changes nothing; it occurs on iWARP, where the manager does the
+    /// work.
     pub(crate) fn modify(
         &self,
         attr: &mut raw::ibv_qp_attr,
@@ -150,16 +153,16 @@ impl QueuePair {
         if mask == 0 {
             return Ok(());
         }
-        // SAFETY: the queue pair is there, and the attributes may be read.
+        // SAFETY: the queue pair exists, and the attributes may be read.
         match unsafe { (verbs()?.ibv_modify_qp)(self.raw(), attr, mask.cast_signed()) } {
             0 => Ok(()),
-            // A provider that says minus one has put the reason into `errno`.
+            // A provider that returns -1 has put the reason into `errno`.
             -1 => Err(self.device().error(what, last_errno())),
             code => Err(self.device().error(what, code)),
         }
     }
 
-    /// What peers may do through it: what their keys allow, as far as the device has it.
+    /// Returns the access that peers have through it: what their keys allow, as far as the device supports it.
     pub(crate) fn access(&self) -> u32 {
         let atomics = self.device().attributes().atomic_cap != raw::IBV_ATOMIC_NONE;
         let atomics = atomics && self.device().transport() == Transport::InfiniBand;
@@ -167,7 +170,7 @@ impl QueuePair {
         base | if atomics { raw::IBV_ACCESS_REMOTE_ATOMIC } else { 0 }
     }
 
-    /// To INIT: receives may be posted from now on.
+    /// Moves it to INIT: receives may be posted from now on.
     ///
     /// # Errors
     /// It is in another state, or the device is gone.
@@ -182,11 +185,11 @@ impl QueuePair {
         self.modify(&mut attr, mask, "a queue pair to INIT")
     }
 
-    /// What the other side has to know to join this one, by whatever means it travels. `gid` is the index of the GID to
-    /// use; it is ignored where the fabric has LIDs.
+    /// Returns the description with which the other side joins this queue pair. `gid` is the index of the GID
+    /// to use; it is ignored where the fabric has LIDs.
     ///
     /// # Errors
-    /// The port has no such GID, or the device is gone; on iWARP always, where only RDMA-CM connects.
+    /// The port has no such GID, or the device is gone. On iWARP always, because only RDMA-CM connects there.
     pub fn describe(&self, port: u8, gid: u32, psn: u32) -> Result<PairInfo, VerbsError> {
         if self.device().transport() != Transport::InfiniBand {
             return Err(self.device().error("joining by an exchange, without RDMA-CM", libc::EOPNOTSUPP));
@@ -209,10 +212,11 @@ impl QueuePair {
         })
     }
 
-    /// Joins another queue pair, to RTS: everything may be posted. The other side does the same with what we said.
+    /// Joins another queue pair and moves to RTS: everything may be posted. The other side does the same with
+    /// our description.
     ///
     /// # Errors
-    /// It is not in INIT, or there is no way there.
+    /// It is not in INIT, or there is no route.
     pub fn join(&self, port: u8, gid: u32, ours: &PairInfo, theirs: &PairInfo) -> Result<(), VerbsError> {
         let attributes_of_port = self.device().port(port)?;
         let mut attr = attributes(raw::IBV_QPS_RTR);
@@ -223,7 +227,7 @@ impl QueuePair {
         attr.min_rnr_timer = RNR_TIMER;
         attr.ah_attr.port_num = port;
         attr.ah_attr.dlid = theirs.lid;
-        // RoCE has no LIDs; elsewhere the GID is needed only between subnets, and then it is there.
+        // RoCE has no LIDs. Elsewhere the GID is needed only between subnets, and is then present.
         if attributes_of_port.link == LinkLayer::Ethernet {
             attr.ah_attr.is_global = 1;
             attr.ah_attr.grh.dgid = raw::ibv_gid { raw: theirs.gid };
@@ -253,7 +257,7 @@ impl QueuePair {
         self.modify(&mut attr, mask, "a queue pair to RTS")
     }
 
-    /// To the error state: what has not completed flushes.
+    /// Moves it to the error state: incomplete requests are flushed.
     ///
     /// # Errors
     /// It is in RESET, or the device is gone; then nothing is under way any more.
@@ -261,42 +265,44 @@ impl QueuePair {
         self.modify(&mut attributes(raw::IBV_QPS_ERR), raw::IBV_QP_STATE, "a queue pair to the error state")
     }
 
-    /// Whether the bytes of a write arrive in the order of their addresses, as the library promises it; `None` where it is too
-    /// old to tell.
+    /// Returns whether the library promises that the bytes of a write arrive in the order of their addresses;
+    /// `None` if the library is too old to report it.
     pub fn promises_order(&self) -> Option<bool> {
         let ask = verbs().ok()?.ibv_query_qp_data_in_order?;
-        // SAFETY: the queue pair is there.
+        // SAFETY: the queue pair exists.
         Some(unsafe { ask(self.raw(), raw::IBV_WR_RDMA_WRITE, 0) } == 1)
     }
 
-    /// Posts to the send queue. The error number otherwise, positive.
+    /// Posts to the send queue. The error is a positive error number.
     ///
     /// # Safety
-    /// The list of parts can be read. They lie in registered memory (or the payload is inline and can be read), which
-    /// nobody changes, nor looks at where it is written, until it has completed or the queue pair is dropped.
+    /// The list of parts can be read. The parts lie in registered memory (or the payload is inline and can be
+    /// read). Until the request has completed or the queue pair is dropped, nothing changes them, and nothing
+    /// reads those that are written.
     #[inline]
     pub(crate) unsafe fn post_send(&self, wr: &mut raw::ibv_send_wr) -> Result<(), i32> {
         let mut bad = ptr::null_mut();
-        // SAFETY: the queue pair is there; the caller keeps the rest.
+        // SAFETY: the queue pair exists; the caller guarantees the rest.
         match unsafe { ibv_post_send(self.raw(), wr, &raw mut bad) } {
             0 => Ok(()),
-            // Where the kernel takes the request, it has put the reason into `errno`. Others return it negative.
+            // Providers whose requests pass through the kernel put the reason into `errno`. Others return it
+            // negative.
             -1 => Err(last_errno()),
             code => Err(code.saturating_abs()),
         }
     }
 
-    /// Posts to the receive queue. The error number otherwise, positive.
+    /// Posts to the receive queue. The error is a positive error number.
     ///
     /// # Safety
-    /// The parts lie in memory that is registered with local write access, and nobody has references to them, until it has
-    /// completed or the queue pair is dropped.
+    /// The parts lie in memory registered with local write access, and no references to them exist until the
+    /// request has completed or the queue pair is dropped.
     #[inline]
     pub(crate) unsafe fn post_receive(&self, id: u64, parts: &mut [raw::ibv_sge]) -> Result<(), i32> {
         let (sg_list, num_sge) = (parts.as_mut_ptr(), parts.len() as i32);
         let mut wr = raw::ibv_recv_wr { wr_id: id, next: ptr::null_mut(), sg_list, num_sge };
         let mut bad = ptr::null_mut();
-        // SAFETY: the queue pair is there; the caller keeps the rest.
+        // SAFETY: the queue pair exists; the caller guarantees the rest.
         match unsafe { ibv_post_recv(self.raw(), &raw mut wr, &raw mut bad) } {
             0 => Ok(()),
             code => Err(code.saturating_abs()),
@@ -313,7 +319,7 @@ impl Drop for QueuePair {
     }
 }
 
-/// Attributes with a state, and everything else zero.
+/// Returns attributes with a state and zeros elsewhere.
 pub(crate) fn attributes(state: raw::ibv_qp_state) -> raw::ibv_qp_attr {
     // SAFETY: zeros are a value of every field.
     let mut attr: raw::ibv_qp_attr = unsafe { std::mem::zeroed() };

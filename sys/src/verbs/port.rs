@@ -1,9 +1,10 @@
 //! The memory port over an RDMA device: InfiniBand, `RoCE` or iWARP, connected by RDMA-CM.
 //!
-//! Each connection is a reliable queue pair; all of them complete in one queue. The number of a work request in the device
-//! names its connection, the connection's generation and its place in a [`Ring`] ([`tag`]), so that a completion that comes
-//! too late finds nothing. A connection that ends is destroyed at once: what the device has not reported by then never
-//! completes there, and is reported as flushed here. That is the same on every device; some never report what was not signalled.
+//! Each connection is a reliable queue pair; all of them complete in one queue. The number of a work request in
+//! the device names its connection, the connection's generation and its place in a [`Ring`] ([`tag`]), so that
+//! a late completion finds nothing. A connection that ends is destroyed at once. Requests that the device has
+//! not reported by then are reported here as flushed. This is the same on every device; some never report
+//! unsignalled requests.
 
 mod complete;
 mod connect;
@@ -42,26 +43,28 @@ use link::Links;
 use regions::Regions;
 use ring::Slab;
 
-/// What a port is opened with. Depths that the device does not have are lowered; [`MemoryPort::facts`] tells.
+/// The options of a port. Depths that the device does not have are lowered; [`MemoryPort::facts`] reports the
+/// result.
 #[derive(Clone, Debug)]
 pub struct PortOptions {
-    /// Which device; any that can be used by default.
+    /// The preferred device; by default any usable one.
     pub wish: Wish,
-    /// Connections at once.
+    /// The number of connections at once.
     pub connections: u32,
-    /// Work requests in a connection's send queue.
+    /// The work requests in a connection's send queue.
     pub send_depth: u32,
-    /// Work requests in a connection's receive queue.
+    /// The work requests in a connection's receive queue.
     pub receive_depth: u32,
-    /// Work requests in the shared receive queue; 0 for none.
+    /// The work requests in the shared receive queue; 0 for none.
     pub shared_receive_depth: u32,
-    /// Registered regions at once.
+    /// The number of registered regions at once.
     pub regions: u32,
-    /// Parts of a work request, at most 16.
+    /// The parts of a work request, at most 16.
     pub slices: u32,
-    /// Bytes of an inline payload.
+    /// The bytes of an inline payload.
     pub inline_bytes: u32,
-    /// Bytes of a work request; at most what the device has. It bounds messages; longer writes and reads become several.
+    /// The bytes of a work request, at most the device's limit. This bounds messages; longer writes and reads
+    /// become several requests.
     pub work_bytes: u32,
 }
 
@@ -81,12 +84,13 @@ impl Default for PortOptions {
     }
 }
 
-/// A memory port over an RDMA device. After [`Event::PortFailed`] it is to be dropped: the kernel may wait for that before it lets the
+/// A memory port over an RDMA device. After [`Event::PortFailed`] it must be dropped: the kernel may wait for
+/// that before it releases the device.
 /// device go.
 pub struct VerbsPort {
-    // In the order in which they are to be dropped: what uses others first.
+    // In the order of dropping: users before the objects that they use.
     links: Links,
-    /// Identifiers of connections that were closed, until the peer has confirmed that, or that time.
+    /// Identifiers of closed connections, kept until the peer has confirmed the end, or until that time.
     leaving: Vec<(Id, Connection, Duration)>,
     listener: Option<Id>,
     channel: Arc<Channel>,
@@ -100,32 +104,33 @@ pub struct VerbsPort {
     facts: Facts,
     depths: Depths,
     local: SocketAddr,
-    /// Reads that a queue pair serves at once, and has under way at once.
+    /// The reads that a queue pair serves at once, and has under way at once.
     reads: (u8, u8),
-    /// Which connection a queue pair is of: a shared receive's completion tells only its number.
+    /// The connection of each queue pair: the completion of a shared receive names only the number of the queue
+    /// pair.
     by_pair: HashMap<u32, u32>,
-    /// Completions that were taken and not asked for yet.
+    /// Completions that were taken and that the caller has not polled.
     pending: VecDeque<Completion>,
     events: VecDeque<Event>,
-    /// The device's fences can't be used.
+    /// Whether the device's fences cannot be used.
     holds_fences: bool,
-    /// Connections of which something has completed that others may wait for.
+    /// Connections with a completion for which held requests may wait.
     answered: Vec<u32>,
     /// Connections that a completion has shown to be broken.
     suspects: Vec<u32>,
     now: Duration,
-    /// When a connection that is being made is late, at the earliest.
+    /// The earliest time at which a connection that is being made is late.
     alarm: Duration,
-    /// Connections that were closed and not reported so yet.
+    /// The number of closed connections that are not reported as closed yet.
     closing: u32,
-    /// When kernel and device were asked last, and how often they were not asked since.
+    /// When kernel and device were last queried for events, and the number of calls without a query since.
     heard: (Duration, u32),
-    /// Since when the device's port is down, and the event's code.
+    /// Since when the device's port has been down, and the event's code.
     down: Option<(Duration, u32)>,
     failed: bool,
 }
 
-/// The shared receive queue with what is posted there.
+/// The shared receive queue with its posted receives.
 struct Shared {
     queue: Arc<SharedReceives>,
     posted: Slab,
@@ -141,12 +146,12 @@ impl fmt::Debug for VerbsPort {
 }
 
 impl VerbsPort {
-    /// The device and port in use, and the address that leads there.
+    /// Returns the device and port in use, and the address that leads there.
     pub fn choice(&self) -> &Choice {
         &self.choice
     }
 
-    /// The device.
+    /// Returns the device.
     pub fn device(&self) -> &Arc<Device> {
         &self.device
     }
@@ -169,7 +174,7 @@ impl MemoryPort for VerbsPort {
     }
 
     fn deregister(&mut self, region: Region) -> Result<(), RegisterError> {
-        // Where a write's completion proves nothing, its bytes may also be read later than one thinks.
+        // Where the completion of a write proves nothing, its bytes may also be read later than expected.
         let lags = !self.facts.write_proves_placement;
         let mut oldest = None;
         if lags {
@@ -260,7 +265,7 @@ impl MemoryPort for VerbsPort {
     }
 
     fn arm(&mut self) -> Armed {
-        // Armed first: what completes from here on makes the descriptor readable.
+        // Armed first: completions from here on make the descriptor readable.
         let armed = self.queue.arm().is_ok();
         if armed && self.pending.is_empty() && self.events.is_empty() { Armed::Sleep } else { Armed::Poll }
     }
@@ -272,7 +277,7 @@ impl MemoryPort for VerbsPort {
 
 impl Drop for VerbsPort {
     fn drop(&mut self) {
-        // Peers hear of it at once, and not when the kernel has cleared up after us.
+        // The peers learn of the end at once, and not only when the kernel has cleaned up.
         self.links.each(|_, link| link.hang_up());
     }
 }

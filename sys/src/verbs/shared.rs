@@ -30,7 +30,7 @@ impl fmt::Debug for SharedReceives {
 }
 
 impl SharedReceives {
-    /// A queue for at least so many receives of at least so many parts each.
+    /// Makes a queue for at least `depth` receives of at least `parts` parts each.
     ///
     /// # Errors
     /// The device has no such queue.
@@ -43,7 +43,7 @@ impl SharedReceives {
         Ok(Arc::new(Self { domain: Arc::clone(domain), srq, depth }))
     }
 
-    /// How many receives fit.
+    /// Returns the number of receives that fit.
     pub fn depth(&self) -> u32 {
         self.depth
     }
@@ -52,16 +52,16 @@ impl SharedReceives {
         self.srq.as_ptr()
     }
 
-    /// Posts a receive. The error number otherwise, positive.
+    /// Posts a receive. The error is a positive error number.
     ///
     /// # Safety
-    /// The parts lie in memory that is registered with local write access, and nobody has references to them, until it has
-    /// completed or the queue is dropped.
+    /// The parts lie in memory registered with local write access, and no references to them exist until the
+    /// receive has completed or the queue is dropped.
     pub(crate) unsafe fn post(&self, id: u64, parts: &mut [raw::ibv_sge]) -> Result<(), i32> {
         let (sg_list, num_sge) = (parts.as_mut_ptr(), parts.len() as i32);
         let mut wr = raw::ibv_recv_wr { wr_id: id, next: ptr::null_mut(), sg_list, num_sge };
         let mut bad = ptr::null_mut();
-        // SAFETY: the queue is in use, the list can be read, and the caller keeps the memory.
+        // SAFETY: the queue is in use, the list can be read, and the caller guarantees the memory.
         match unsafe { ibv_post_srq_recv(self.raw(), &raw mut wr, &raw mut bad) } {
             0 => Ok(()),
             code => Err(code.saturating_abs()),
@@ -72,10 +72,10 @@ impl SharedReceives {
 impl Drop for SharedReceives {
     fn drop(&mut self) {
         if let Ok(verbs) = verbs() {
-            // SAFETY: whoever uses the queue holds this value, so nobody does.
+            // SAFETY: every user of the queue holds this value, so there is no user left.
             unsafe { (verbs.ibv_destroy_srq)(self.raw()) };
         }
-        // After its queue.
+        // Dropped after its queue.
         let _ = &self.domain;
     }
 }

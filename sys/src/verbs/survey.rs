@@ -1,4 +1,4 @@
-//! Which device to use, and why each other one is not used.
+//! The choice of a device, and the reasons against each other one.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -7,11 +7,11 @@ use super::device::{Device, LinkLayer, Transport};
 use super::error::VerbsError;
 use crate::cm;
 
-/// What to do where no device is seen.
+/// The remedy if no device is visible.
 pub(crate) const NONE: &str = "there is none in /sys/class/infiniband: load its driver, or make a software one with \
                                `rdma link add rxe0 type rxe netdev INTERFACE` (module rdma_rxe, package iproute2)";
 
-/// What is wished for; `None` means any.
+/// The preferred device; `None` means any.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Wish {
     /// A device, by name.
@@ -22,7 +22,7 @@ pub struct Wish {
     pub address: Option<IpAddr>,
 }
 
-/// A port that can be used.
+/// A usable port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Choice {
     /// The device.
@@ -33,16 +33,16 @@ pub struct Choice {
     pub address: IpAddr,
 }
 
-/// A port of a device, and whether it can be used.
+/// A port of a device, with whether it can be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Seen {
     /// The device.
     pub device: String,
-    /// Its port; 0 if the device itself is what can't be used.
+    /// Its port; 0 if the device itself cannot be used.
     pub port: u8,
-    /// What it is, in a line.
+    /// A description in one line.
     pub about: String,
-    /// How it can be reached, or why it can't be used.
+    /// How it is reached, or why it cannot be used.
     pub verdict: Result<Choice, String>,
 }
 
@@ -59,10 +59,10 @@ impl fmt::Display for Seen {
     }
 }
 
-/// Looks at every port of every device.
+/// Examines every port of every device.
 ///
 /// # Errors
-/// There is no library, or the kernel does not tell.
+/// The library is absent, or the kernel reports no list.
 pub fn survey() -> Result<Vec<Seen>, VerbsError> {
     let names = Device::names()?;
     if names.is_empty() {
@@ -131,10 +131,10 @@ fn state(code: u32) -> String {
     words.get(code as usize).map_or_else(|| format!("{code}"), |word| (*word).to_string())
 }
 
-/// The first port that can be used and is wished for.
+/// Returns the first usable port that meets the preferences.
 ///
 /// # Errors
-/// There is none: the error says why each one is not.
+/// There is none. The error names the reason for each port.
 pub fn choose(wish: &Wish) -> Result<Choice, VerbsError> {
     pick(wish, survey()?)
 }
@@ -144,7 +144,7 @@ fn pick(wish: &Wish, seen: Vec<Seen>) -> Result<Choice, VerbsError> {
     for mut seen in seen {
         let line = seen.to_string();
         if let (Ok(choice), Some(address)) = (&mut seen.verdict, wish.address) {
-            // One port may have several addresses; the survey names one of them.
+            // A port may have several addresses; the survey names one of them.
             let leads = cm::place_of(address)
                 .is_ok_and(|(device, port)| device == choice.device && port == choice.port);
             if leads {

@@ -1,4 +1,4 @@
-//! What has completed.
+//! Completions of the device.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -32,7 +32,7 @@ impl VerbsPort {
         count
     }
 
-    /// Completions that were taken before.
+    /// Returns completions that were taken before.
     #[inline]
     fn hand_out(&mut self, into: &mut [Completion]) -> usize {
         let mut count = 0;
@@ -47,7 +47,7 @@ impl VerbsPort {
         count
     }
 
-    /// Takes what has completed in the device, and keeps it for the caller; returns how many there were.
+    /// Takes completions from the device and keeps them for the caller. Returns their number.
     #[inline]
     fn take(&mut self, most: usize) -> usize {
         let Self { queue, links, shared, by_pair, pending, suspects, answered, .. } = self;
@@ -61,14 +61,15 @@ impl VerbsPort {
         }
     }
 
-    /// Connections with a failed work request have ended.
+    /// Ends the connections with a failed work request.
     pub(super) fn end_suspects(&mut self) {
-        // Device and connection manager may have said why.
+        // Device and connection manager may have reported the reason.
         self.hear_device();
         self.hear_manager();
         for index in std::mem::take(&mut self.suspects) {
             let Some((connection, link)) = self.links.at(index) else { continue };
-            // One that is being made is the manager's: it tells what became of it, or the time does.
+            // A connection that is being made belongs to the manager: the manager or the deadline decides its
+            // outcome.
             if link.stage == Stage::Ready {
                 let cause = link.cause.unwrap_or(LostError::Closed);
                 self.lose(connection, cause);
@@ -76,9 +77,9 @@ impl VerbsPort {
         }
     }
 
-    /// Takes everything that has completed and keeps it for the caller.
+    /// Takes all completions and keeps them for the caller.
     pub(super) fn sweep(&mut self) {
-        // What is under way at most fits the queue; no new work can be posted meanwhile.
+        // All requests under way fit the queue, and no new ones can be posted meanwhile.
         for _ in 0..=self.queue.entries() as usize / BATCH {
             if self.take(BATCH) == 0 {
                 break;
@@ -86,15 +87,15 @@ impl VerbsPort {
         }
     }
 
-    /// Destroys a connection's queue pair. What it has not reported is flushed.
+    /// Destroys the queue pair of a connection. Unreported requests are flushed.
     pub(super) fn destroy_pair(&mut self, connection: Connection) {
-        // First what it has reported: some devices forget it with the queue pair.
+        // Reported completions come first: some devices forget them with the queue pair.
         self.sweep();
         let Some(link) = self.links.get_mut(connection) else { return };
         if let Some(pair) = link.pair.take() {
             let number = pair.number();
             drop(pair);
-            // Of the shared queue something may have completed between the two.
+            // A receive of the shared queue may have completed in between.
             self.sweep();
             self.by_pair.remove(&number);
         }
@@ -111,7 +112,7 @@ impl VerbsPort {
     }
 }
 
-/// What is needed to tell what a completion means.
+/// The state that translates completions.
 struct Taking<'a> {
     links: &'a mut Links,
     shared: &'a mut Option<Shared>,
@@ -122,7 +123,7 @@ struct Taking<'a> {
 }
 
 impl Taking<'_> {
-    /// What a completion of the device means to the caller; nothing, if it comes too late.
+    /// Translates a completion of the device for the caller; `None` if it comes too late.
     #[inline]
     fn translate(&mut self, polled: &Polled) {
         let Some(tag) = Tag::decode(polled.id) else { return };
@@ -140,7 +141,7 @@ impl Taking<'_> {
                     return;
                 };
                 let link = self.by_pair.get(&polled.pair).and_then(|index| self.links.at(*index));
-                // It may be that of a connection that is gone: the receive has come back all the same.
+                // The connection may be gone; its receive has come back all the same.
                 let connection =
                     link.as_ref().map_or(Completion::EMPTY.connection, |(connection, _)| *connection);
                 pending.push_back(Completion { id, connection, outcome });

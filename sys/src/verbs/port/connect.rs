@@ -13,10 +13,10 @@ use crate::verbs::device::Transport;
 use crate::verbs::error::VerbsError;
 use crate::verbs::pair::{ACK_TIMEOUT, QueuePair, RETRIES, RNR_FOREVER, RNR_TIMER};
 
-/// How long an address or a route is looked up; a deadline may come earlier.
+/// The time limit for resolving an address or a route; a deadline may come earlier.
 const LOOK_UP: Duration = Duration::from_secs(2);
-/// How long a closed connection's identifier stays if the peer does not confirm: the kernel says again after 4.3 s that a
-/// connection ends, and no more once the identifier is gone.
+/// How long the identifier of a closed connection stays if the peer does not confirm: the kernel repeats the
+/// end of a connection after 4.3 s, but only while the identifier exists.
 const LINGER: Duration = Duration::from_secs(10);
 /// The token of the listener.
 pub(super) const LISTENER: usize = usize::MAX;
@@ -75,14 +75,14 @@ impl VerbsPort {
         let pair = QueuePair::new(&self.domain, &self.queue, shared, self.depths)?;
         pair.prepare(self.choice.port)?;
         let id = Id::new(&self.channel, token(connection))?;
-        // Of our own address any port.
+        // From our own address, with any port.
         id.resolve(std::net::SocketAddr::new(self.local.ip(), 0), to, LOOK_UP)?;
         self.by_pair.insert(pair.number(), connection.index);
         (link.pair, link.id) = (Some(pair), Some(id));
         Ok(())
     }
 
-    /// Somebody asks for a connection.
+    /// Handles a connection request of a peer.
     fn requested(&mut self, event: CmEvent) {
         let Some(mut id) = event.request else { return };
         if event.token != LISTENER {
@@ -90,9 +90,9 @@ impl VerbsPort {
         }
         let mut link =
             Link::new(Side::Passive, Stage::Requested, (self.facts.send_depth, self.facts.receive_depth));
-        // What the peer says that it can do is not trusted: it lowers what we do, and no more.
+        // The peer's limits are untrusted: they may lower ours, and nothing else.
         link.reads = (self.reads.0.min(event.depth), self.reads.1.min(event.reads));
-        // Where all places are taken the request is refused by dropping its identifier.
+        // If no place is free, the request is refused by dropping its identifier.
         let Some(connection) = self.links.add(link) else { return };
         id.set_token(token(connection));
         if let Some(link) = self.links.get_mut(connection) {
@@ -143,7 +143,7 @@ impl VerbsPort {
         let id = self.links.get(connection).and_then(|link| link.id.as_ref());
         let said = id.map_or(Ok(()), |id| id.reject(private.bytes()));
         self.destroy_pair(connection);
-        // Nothing more is heard of it but what was posted.
+        // Only posted requests are still reported.
         if let Some(link) = self.links.get_mut(connection) {
             link.stage = Stage::Over;
         }
@@ -155,9 +155,9 @@ impl VerbsPort {
         Ok(())
     }
 
-    /// What the connection manager tells.
+    /// Handles the events of the connection manager.
     pub(super) fn hear_manager(&mut self) {
-        // A peer that asks all the time must not hold us here.
+        // A peer that requests all the time must not hold this loop.
         for _ in 0..32 {
             let Some(event) = self.channel.next() else { return };
             if event.kind == raw::RDMA_CM_EVENT_CONNECT_REQUEST {
@@ -213,13 +213,13 @@ impl VerbsPort {
         link.id.as_ref().map_or(Ok(()), call)
     }
 
-    /// The way is known: asks the peer.
+    /// Sends the request when the route is known.
     fn ask(&mut self, connection: Connection) -> Result<(), VerbsError> {
         let is_infiniband = self.device.transport() == Transport::InfiniBand;
         let Some(link) = self.links.get_mut(connection) else { return Ok(()) };
         let (Some(id), Some(pair)) = (&link.id, &link.pair) else { return Ok(()) };
         if is_infiniband {
-            // Once more to INIT: only now the partition key is known.
+            // Once more to INIT: the partition key is known only now.
             initialise(id, pair)?;
         }
         link.stage = Stage::Asking;
@@ -229,7 +229,7 @@ impl VerbsPort {
         id.connect(&answer)
     }
 
-    /// The peer has accepted, where it is on us to bring the queue pair up.
+    /// Handles the peer's acceptance, if this side must bring the queue pair up.
     fn confirm(&mut self, connection: Connection) -> Result<(), VerbsError> {
         let Some(link) = self.links.get_mut(connection) else { return Ok(()) };
         let (Some(id), Some(pair)) = (&link.id, &link.pair) else { return Ok(()) };
@@ -245,7 +245,7 @@ impl VerbsPort {
         self.events.push_back(Event::Established { connection, private });
     }
 
-    /// A connection does not come about.
+    /// Fails a connection that was being made.
     pub(super) fn fail_link(&mut self, connection: Connection, error: ConnectError, private: Private) {
         let Some(link) = self.links.get_mut(connection) else { return };
         if link.stage == Stage::Over {
@@ -260,7 +260,7 @@ impl VerbsPort {
         self.events.push_back(Event::Failed { connection, error, private });
     }
 
-    /// A connection has ended. Nothing if it had before.
+    /// Ends a connection, unless it has ended before.
     pub(super) fn lose(&mut self, connection: Connection, error: LostError) {
         let Some(link) = self.links.get_mut(connection) else { return };
         match link.stage {
@@ -270,7 +270,7 @@ impl VerbsPort {
         }
         link.hang_up();
         link.stage = Stage::Over;
-        // What has failed is to be seen before what flushes. It may be that the device is gone, and knows no states.
+        // Failures must be seen before flushes. The device may be gone and know no states.
         if let Some(pair) = &link.pair {
             let _ = pair.fail();
         }
@@ -289,7 +289,7 @@ impl VerbsPort {
         link.hang_up();
         link.stage = Stage::Over;
         self.destroy_pair(connection);
-        // What was to be told about it is not any more.
+        // Pending events of the connection are dropped.
         self.events.retain(|event| !is_about(event, connection));
         let until = self.now + LINGER;
         if let Some(id) = self.links.get_mut(connection).and_then(|link| link.id.take()) {
@@ -309,7 +309,7 @@ fn is_about(event: &Event, which: Connection) -> bool {
     }
 }
 
-/// Prepares a queue pair for a request and accepts that.
+/// Prepares a queue pair for a request, and accepts the request.
 fn accept(
     link: &mut Link,
     connection: Connection,
@@ -325,8 +325,8 @@ fn accept(
     for (parts, sequence) in link.early.iter_mut().zip(0..) {
         let (index, generation) = (connection.index, connection.generation);
         let tag = Tag { queue: Queue::Receive, index, generation, sequence };
-        // SAFETY: the parts were checked when the receive was posted. If their region was deregistered since, the device
-        // refuses its key.
+        // SAFETY: the parts were checked when the receive was posted. If their region was deregistered since,
+        // the device refuses its key.
         unsafe { pair.post_receive(tag.encode(), parts) }
             .map_err(|code| VerbsError::Manager { what: "posting a receive", code })?;
     }
@@ -336,15 +336,15 @@ fn accept(
     id.accept(&Answer { private: offer.private.bytes(), pair: pair.number(), reads, depth, shared })
 }
 
-/// To INIT with what the connection manager knows.
+/// Moves to INIT with the attributes of the connection manager.
 fn initialise(id: &Id, pair: &QueuePair) -> Result<(), VerbsError> {
     let (mut attr, mask) = id.attributes(raw::IBV_QPS_INIT)?;
-    // It does not know yet what peers may do.
+    // The manager does not know yet what peers may do.
     attr.qp_access_flags = pair.access();
     pair.modify(&mut attr, mask, "a queue pair to INIT")
 }
 
-/// To RTR and RTS, where iWARP does not do that by itself.
+/// Moves to RTR and RTS, unless iWARP does that by itself.
 fn bring_up(id: &Id, pair: &QueuePair) -> Result<(), VerbsError> {
     let (mut attr, mask) = id.attributes(raw::IBV_QPS_RTR)?;
     attr.min_rnr_timer = RNR_TIMER;

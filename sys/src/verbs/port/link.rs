@@ -14,28 +14,28 @@ use crate::verbs::pair::QueuePair;
 pub(super) struct Link {
     pub(super) side: Side,
     pub(super) stage: Stage,
-    /// Before the identifier: it is destroyed first.
+    /// Declared before the identifier, because it must be destroyed first.
     pub(super) pair: Option<QueuePair>,
     pub(super) id: Option<Id>,
     pub(super) sends: Ring,
-    /// Those of `sends` that wait for reads, and what is behind them.
+    /// Those of `sends` that wait for reads, and the requests behind them.
     pub(super) held: Waiting,
     pub(super) receives: Ring,
-    /// Receives that were posted before there was a queue pair: the first one's sequence number is 0.
+    /// Receives posted before the queue pair existed. The first one's sequence number is 0.
     pub(super) early: Vec<Vec<raw::ibv_sge>>,
-    /// Receives come from the shared queue.
+    /// Whether receives come from the shared queue.
     pub(super) shared: bool,
-    /// What we say with our request.
+    /// The private data of our request.
     pub(super) private: Private,
-    /// Until when it has to be ready.
+    /// The time by which it must be ready.
     pub(super) deadline: Duration,
-    /// Reads that we serve, and have under way, at once.
+    /// The reads that this side serves, and has under way, at once.
     pub(super) reads: (u8, u8),
     /// Completions that the caller has not polled yet.
     pub(super) unpolled: u32,
-    /// What the device said about the queue pair, before anything failed.
+    /// The device's reason, reported before any request failed.
     pub(super) cause: Option<LostError>,
-    /// The caller wants to hear no more than that it is closed.
+    /// Whether the caller has closed the connection and expects only the final event.
     pub(super) closing: bool,
 }
 
@@ -70,12 +70,12 @@ impl Link {
         }
     }
 
-    /// Whether it is being made, and so is to be looked after by time.
+    /// Returns whether the connection is being made, and is therefore bound by a deadline.
     pub(super) fn is_unready(&self) -> bool {
         matches!(self.stage, Stage::Resolving | Stage::Routing | Stage::Asking | Stage::Accepting)
     }
 
-    /// Tells the peer that it has ended, if it was up.
+    /// Disconnects from the peer, if the connection was up.
     pub(super) fn hang_up(&self) {
         if let (Some(id), Stage::Ready | Stage::Accepting) = (&self.id, self.stage) {
             id.disconnect();
@@ -116,7 +116,7 @@ impl Links {
         Some(Connection { index, generation: place.generation })
     }
 
-    /// Gives a place back. A place whose numbers are used up stays empty.
+    /// Gives a place back. A place whose generations are used up stays empty.
     pub(super) fn remove(&mut self, connection: Connection) -> Option<Link> {
         let place = self.places.get_mut(connection.index as usize)?;
         if place.generation != connection.generation {
@@ -142,7 +142,7 @@ impl Links {
         if place.generation == connection.generation { place.link.as_mut() } else { None }
     }
 
-    /// The connection at a place, with its present number.
+    /// Returns the connection at a place, with its present generation.
     #[inline]
     pub(super) fn at(&mut self, index: u32) -> Option<(Connection, &mut Link)> {
         let place = self.places.get_mut(index as usize)?;
@@ -150,7 +150,7 @@ impl Links {
         place.link.as_mut().map(|link| (connection, link))
     }
 
-    /// Those that satisfy a condition.
+    /// Returns the connections that satisfy a condition.
     pub(super) fn which(&self, is: impl Fn(&Link) -> bool) -> Vec<Connection> {
         let places = self.places.iter().zip(0..);
         let found = places.filter(|(place, _)| place.link.as_ref().is_some_and(&is));

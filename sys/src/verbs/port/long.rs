@@ -1,12 +1,13 @@
-//! Writes and reads that are longer than a work request of the device may be.
+//! Writes and reads that are longer than one work request of the device.
 //!
-//! They are posted as several, one behind the other. A queue pair executes them in order, so when the last has completed all have;
-//! one that fails ends the queue pair, and with it those behind it. The [`Ring`](super::ring::Ring) knows which belong together, and
-//! reports them once.
+//! They are posted as several requests, one behind the other. A queue pair executes them in order: when the
+//! last has completed, all have. A failed one ends the queue pair, and with it the requests behind it. The
+//! [`Ring`](super::ring::Ring) knows which requests belong together, and reports them once.
 //!
-//! Soft `RoCE` gets reads one by one (as if each had a fence, see [`held`](super::held)). Within a read of 8 MiB nothing tells it that
-//! the peer is alive: when several are under way, and the processor is busy, it gives up on the last of them (`rxe_completer`, Linux
-//! 6.1: only an acknowledgement resets the count of retries, and none comes in the middle of an answer).
+//! Soft `RoCE` gets reads one by one (as if each had a fence, see [`held`](super::held)). During a read of 8
+//! MiB, nothing shows rxe that the peer is alive. If several are under way and the processor is busy, rxe gives
+//! up on the last of them (`rxe_completer`, Linux 6.1: only an acknowledgement resets the count of retries, and
+//! none comes in the middle of an answer).
 
 use nemesia_core::port::memory::{Facts, LostError, Outcome, PostError, Work, WorkError};
 use rdma_core_sys as raw;
@@ -16,19 +17,20 @@ use super::regions::Parts;
 use super::ring::Posted;
 use crate::cm::Stage;
 
-/// What a work request is of its operation.
+/// The position of a work request in its operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Share {
-    /// All.
+    /// The whole operation.
     Whole,
-    /// A part, and another one follows.
+    /// A part that is followed by another.
     More,
     /// The last part.
     Last,
 }
 
 impl Share {
-    /// Whether the device is to report it. The last part of a quiet operation is for us: it frees the places of all.
+    /// Returns whether the device must report it. The last part of a quiet operation is reported to us: it
+    /// frees the places of all parts.
     #[inline]
     pub(super) const fn is_signalled(self, quiet: bool) -> bool {
         match self {
@@ -40,7 +42,7 @@ impl Share {
 }
 
 impl VerbsPort {
-    /// Posts an operation that is longer than a work request may be.
+    /// Posts an operation that is longer than one work request.
     #[cold]
     pub(super) fn post_long(
         &mut self,
@@ -64,7 +66,7 @@ impl VerbsPort {
         for mut share in parts.shares(most) {
             let (next, kind) =
                 (done + share.len, if done + share.len < parts.len { Share::More } else { Share::Last });
-            // What comes behind the first is behind all that the first has waited for.
+            // Requests behind the first are behind everything for which the first has waited.
             let one = Work { fence: one_by_one || (work.fence && done == 0), ..work };
             match self.post_one(one, &mut part_of(*wr, done, kind), share.get(), kind) {
                 Ok(()) => done = next,
@@ -79,7 +81,8 @@ impl VerbsPort {
         Ok(())
     }
 
-    /// The device has taken a part of an operation and takes no more. Nothing takes that part back: the connection ends.
+    /// Ends the connection: the device has taken a part of an operation and takes no more, and nothing can take
+    /// that part back.
     fn break_off(&mut self, work: Work, error: PostError) {
         let code =
             if let PostError::System(code) = error { code.unsigned_abs() } else { libc::ENOMEM as u32 };
@@ -99,12 +102,13 @@ impl VerbsPort {
     }
 }
 
-/// The work request for the part of an operation that begins at byte `from`. The last one has the immediate.
+/// Returns the work request for the part of an operation that begins at byte `from`. The last part has the
+/// immediate.
 fn part_of(mut wr: raw::ibv_send_wr, from: u64, kind: Share) -> raw::ibv_send_wr {
     if kind == Share::More && wr.opcode == raw::IBV_WR_RDMA_WRITE_WITH_IMM {
         wr.opcode = raw::IBV_WR_RDMA_WRITE;
     }
-    // SAFETY: of writes and reads, this is the arm of the union that was filled, with plain numbers.
+    // SAFETY: for writes and reads, this member of the union was filled, with plain numbers.
     let rdma = unsafe { &mut wr.wr.rdma };
     rdma.remote_addr = rdma.remote_addr.wrapping_add(from);
     wr

@@ -1,4 +1,4 @@
-//! Opening a port: what the device can do, and what of it is used.
+//! Opens a port: the limits of the device, and how much of them is used.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
@@ -25,21 +25,21 @@ use crate::verbs::pair::{Depths, QueuePair};
 use crate::verbs::shared::SharedReceives;
 use crate::verbs::survey::choose;
 
-/// Inline payloads that are tried, largest first: a device does not tell its limit. rxe has 512, siw 80.
+/// The inline payloads to try, largest first: a device does not report its limit. rxe takes 512, siw 80.
 const INLINE: [u32; 9] = [1024, 512, 256, 220, 128, 80, 64, 32, 0];
-/// Reads under way at once are at most so many: more buy nothing.
+/// The largest number of reads under way at once: more bring no gain.
 const MOST_READS: i32 = 16;
 
-/// A number of C's, at least 0.
+/// Converts a number of C that is at least 0.
 fn count(value: i32) -> u32 {
     u32::try_from(value).unwrap_or(0)
 }
 
 impl VerbsPort {
-    /// Opens a port on the device that is wished for and can be used, and listens there.
+    /// Opens a port on a usable device that meets the preferences, and listens there.
     ///
     /// # Errors
-    /// There is no library, device or right to it: the error says what is missing, for each device.
+    /// The library, the device or the right to it is missing. The error names the reason for each device.
     pub fn open(options: &PortOptions) -> Result<Self, VerbsError> {
         let choice = choose(&options.wish)?;
         let device = Device::open(&choice.device)?;
@@ -95,7 +95,7 @@ impl VerbsPort {
     }
 }
 
-/// What is wished for, as far as the device has it.
+/// Returns the requested limits, as far as the device has them.
 fn facts(device: &Device, port: PortAttributes, options: &PortOptions) -> Facts {
     let limits = device.attributes();
     let is_infiniband = device.transport() == Transport::InfiniBand;
@@ -105,7 +105,7 @@ fn facts(device: &Device, port: PortAttributes, options: &PortOptions) -> Facts 
         (options.send_depth.clamp(1, most_work), options.receive_depth.clamp(1, most_work));
     let has_shared = limits.max_srq > 0 && count(limits.max_srq_sge) >= slices;
     let shared = if has_shared { options.shared_receive_depth.min(count(limits.max_srq_wr)) } else { 0 };
-    // All that may be under way has to fit the completion queue.
+    // All requests under way must fit the completion queue.
     let room = count(limits.max_cqe).saturating_sub(shared) / (send_depth + receive_depth);
     let message_bytes = port.message_bytes.min(options.work_bytes).max(1);
     let connections = options.connections.min(count(limits.max_qp)).min(room).clamp(1, MOST_LINKS);
@@ -138,7 +138,7 @@ fn entries(facts: &Facts) -> u32 {
     facts.connections * (facts.send_depth + facts.receive_depth) + facts.shared_receive_depth
 }
 
-/// Finds out how much inline payload the device takes, by making queue pairs, and what it promises of order.
+/// Finds out how much inline payload the device takes, by making queue pairs, and what order it promises.
 fn probe(
     domain: &Arc<Domain>,
     queue: &Arc<CompletionQueue>,
@@ -158,14 +158,14 @@ fn probe(
     Err(refused.unwrap_or_else(|| domain.device().error("a queue pair", libc::EINVAL)))
 }
 
-/// A shared receive queue, if the device has one after all.
+/// Makes a shared receive queue, if the device really has one.
 fn share(domain: &Arc<Domain>, facts: &mut Facts) -> Option<Shared> {
     if facts.shared_receive_depth == 0 {
         return None;
     }
     match SharedReceives::new(domain, facts.shared_receive_depth, facts.slices) {
         Ok(queue) => Some(Shared { posted: Slab::new(queue.depth()), queue }),
-        // Said by the facts: plain receives are as good.
+        // The facts report it; plain receives do as well.
         Err(_) => {
             facts.shared_receive_depth = 0;
             None
@@ -173,9 +173,9 @@ fn share(domain: &Arc<Domain>, facts: &mut Facts) -> Option<Shared> {
     }
 }
 
-/// One descriptor that is readable when one of these is.
+/// Returns one descriptor that is readable when one of these is.
 fn watch(descriptors: &[i32]) -> Result<OwnedFd, VerbsError> {
-    // SAFETY: no requirements; a descriptor that comes back is ours.
+    // SAFETY: no requirements; a returned descriptor is ours.
     let epoll = unsafe {
         let epoll = libc::epoll_create1(libc::EPOLL_CLOEXEC);
         if epoll < 0 {

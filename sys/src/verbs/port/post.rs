@@ -11,7 +11,7 @@ use super::ring::Posted;
 use super::tag::{Queue, Tag};
 use crate::cm::Stage;
 
-/// A work request with everything else zero.
+/// Returns a work request with zeros elsewhere.
 #[inline]
 fn request(opcode: u32, flags: u32) -> raw::ibv_send_wr {
     // SAFETY: zeros are a value of every field.
@@ -21,7 +21,7 @@ fn request(opcode: u32, flags: u32) -> raw::ibv_send_wr {
     wr
 }
 
-/// Reads and atomic operations.
+/// Posts reads and atomic operations.
 #[inline]
 fn is_answered(opcode: u32) -> bool {
     matches!(
@@ -41,7 +41,7 @@ fn refused(code: i32) -> PostError {
 }
 
 impl VerbsPort {
-    /// Sends and writes.
+    /// Posts sends and writes.
     #[inline]
     pub(super) fn post_source(
         &mut self,
@@ -59,7 +59,7 @@ impl VerbsPort {
             wr.wr.rdma.remote_addr = to.address;
             wr.wr.rdma.rkey = key(to);
         }
-        // Big-endian on the wire, whatever the processors are.
+        // Big-endian on the wire, on every processor.
         wr.__bindgen_anon_1.imm_data = immediate.unwrap_or(0).to_be();
         match from {
             Source::Gather(slices) => {
@@ -117,7 +117,7 @@ impl VerbsPort {
         self.post(work, &mut wr, &mut parts)
     }
 
-    /// Operations whose bytes are in regions.
+    /// Posts operations whose bytes are in regions.
     #[inline]
     fn post(&mut self, work: Work, wr: &mut raw::ibv_send_wr, parts: &mut Parts) -> Result<(), PostError> {
         if parts.len > u64::from(self.facts.message_bytes) {
@@ -128,7 +128,7 @@ impl VerbsPort {
         Ok(())
     }
 
-    /// One work request of the device: an operation, or a share of one.
+    /// Posts one work request of the device: an operation, or a part of one.
     #[inline]
     pub(super) fn post_one(
         &mut self,
@@ -156,12 +156,13 @@ impl VerbsPort {
         wr.num_sge = list.len() as i32;
         let waits = work.fence && holds_fences && link.sends.awaits_answer_before(sequence);
         if waits || !link.held.is_empty() {
-            // SAFETY: whoever posts lends an inline payload for the call.
+            // SAFETY: the caller lends an inline payload for the call.
             link.held.push_back(unsafe { Held::new(*wr, list, work.fence, sequence) });
         } else {
             wr.sg_list = list.as_mut_ptr();
-            // SAFETY: the list lives to the end of the call. The parts lie in registered regions that allow this, whose memory
-            // was promised until they are deregistered; an inline payload is copied before the call returns.
+            // SAFETY: the list lives to the end of the call. The parts lie in registered regions that allow
+            // this, and their memory was promised until they are deregistered; an inline payload is copied
+            // before the call returns.
             unsafe { pair.post_send(wr) }.map_err(refused)?;
         }
         link.sends.push(Posted {
@@ -202,8 +203,8 @@ impl VerbsPort {
                     sequence,
                 };
                 match &link.pair {
-                    // SAFETY: the parts lie in registered regions that may be written, whose memory was promised until they
-                    // are deregistered.
+                    // SAFETY: the parts lie in registered regions that may be written, and their memory was
+                    // promised until they are deregistered.
                     Some(pair) => unsafe { pair.post_receive(tag.encode(), list) }.map_err(refused)?,
                     None => link.early.push(list.to_vec()),
                 }
@@ -230,8 +231,8 @@ impl VerbsPort {
         let place = shared.posted.put(id).ok_or(PostError::QueueFull)?;
         let tag = Tag { queue: Queue::Shared, index: 0, generation: 0, sequence: place };
         let list = if self.facts.active_speaks_first { parts.at_least_one() } else { parts.get() };
-        // SAFETY: the parts lie in registered regions that may be written, whose memory was promised until they are
-        // deregistered.
+        // SAFETY: the parts lie in registered regions that may be written, and their memory was promised until
+        // they are deregistered.
         let posted = unsafe { shared.queue.post(tag.encode(), list) };
         if posted.is_err() {
             shared.posted.take(place);
@@ -240,7 +241,7 @@ impl VerbsPort {
     }
 }
 
-/// The key as the device has it. One that is wider is none of this fabric, and its low bits would be another one.
+/// Converts a key for the device. A wider key is none of this fabric, and its low bits would be another key.
 fn key(at: Remote) -> u32 {
     u32::try_from(at.key).unwrap_or(0)
 }

@@ -10,14 +10,14 @@ use rdma_core_sys as raw;
 use crate::verbs::domain::{Domain, MemoryRegion};
 use crate::verbs::error::VerbsError;
 
-/// The most parts of a work request.
+/// The largest number of parts in a work request.
 pub(super) const MOST_PARTS: usize = 16;
 
-/// The parts of a work request as the device takes them.
+/// The parts of a work request in the device's format.
 pub(super) struct Parts {
     pub(super) list: [raw::ibv_sge; MOST_PARTS],
     pub(super) count: usize,
-    /// Bytes in all.
+    /// The total number of bytes.
     pub(super) len: u64,
 }
 
@@ -29,7 +29,7 @@ impl Parts {
         &mut self.list[..self.count]
     }
 
-    /// The same bytes in the same order, so many at a time; the last has what is left.
+    /// Returns the same bytes in the same order, at most `most` at a time.
     pub(super) fn shares(&self, most: u32) -> impl Iterator<Item = Self> + '_ {
         let (mut at, mut from) = (0, 0);
         std::iter::from_fn(move || {
@@ -57,9 +57,9 @@ impl Parts {
 struct Entry {
     lent: Lent,
     access: Access,
-    /// None for no bytes: there is nothing that a device could reach.
+    /// `None` for an empty region: a device can reach nothing there.
     region: Option<MemoryRegion>,
-    /// It was to be deregistered, and the device still used it.
+    /// Whether it was to be deregistered while the device still used it.
     leaving: bool,
     /// The number of the last operation of a send queue that may use it.
     last_use: Cell<u64>,
@@ -75,7 +75,7 @@ pub(super) struct Regions {
     places: Vec<Place>,
     free: Vec<u32>,
     limit: u32,
-    /// How many operations were posted to send queues.
+    /// The number of operations posted to send queues.
     posted: u64,
 }
 
@@ -84,13 +84,13 @@ impl Regions {
         Self { places: Vec::new(), free: Vec::new(), limit, posted: 0 }
     }
 
-    /// The number of an operation that is being posted.
+    /// Returns the number of the operation that is being posted.
     #[inline]
     pub(super) fn next(&self) -> u64 {
         self.posted + 1
     }
 
-    /// It was posted.
+    /// Counts a posted operation.
     #[inline]
     pub(super) fn count(&mut self) {
         self.posted += 1;
@@ -109,8 +109,8 @@ impl Regions {
             return Err(RegisterError::Full { limit: self.limit });
         }
         let region = match lent.part(0, lent.len() as u64) {
-            // SAFETY: who lent the memory has promised it until it is deregistered, or the port dropped, which drops the
-            // region.
+            // SAFETY: the lender has promised the memory until it is deregistered, or until the port is
+            // dropped, which drops the region.
             Some(base) if !lent.is_empty() => Some(
                 unsafe { domain.register(base.as_ptr(), lent.len(), access) }
                     .map_err(|error| refused(&error))?,
@@ -126,8 +126,8 @@ impl Regions {
         Ok(Region { index, generation: place.generation })
     }
 
-    /// Deregisters, unless a work request still uses the memory: `oldest` is the number of the oldest that is under way, where
-    /// the device goes on reading for those after a region is deregistered. siw does.
+    /// Deregisters a region, unless a work request still uses it. `oldest` is the number of the oldest request
+    /// under way, if the device goes on reading for such requests after a region is deregistered, as siw does.
     pub(super) fn deregister(&mut self, region: Region, oldest: Option<u64>) -> Result<(), RegisterError> {
         let place = self.places.get_mut(region.index as usize).ok_or(RegisterError::Unknown)?;
         if place.generation != region.generation {
@@ -163,7 +163,8 @@ impl Regions {
         Some(Key { address: entry.lent.address(), len: entry.lent.len() as u64, key: key.into() })
     }
 
-    /// The parts of a work request, checked: they are registered, lie in their regions, and allow what `allows` asks.
+    /// Checks the parts of a work request: they are registered, lie in their regions, and allow what `allows`
+    /// requires.
     #[inline]
     pub(super) fn parts(
         &self,
@@ -181,7 +182,7 @@ impl Regions {
             if !allows(entry.access) {
                 return Err(PostError::Access { part });
             }
-            // A part of no bytes is left out: to some devices it means 2^31.
+            // An empty part is left out: some devices take it for 2^31 bytes.
             if slice.len > 0 {
                 let lkey = entry.region.as_ref().map_or(0, MemoryRegion::local_key);
                 entry.last_use.set(self.next());

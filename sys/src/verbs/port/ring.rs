@@ -1,4 +1,4 @@
-//! What is posted and has not completed.
+//! Posted requests that have not completed.
 
 use std::collections::VecDeque;
 
@@ -9,35 +9,37 @@ use nemesia_core::port::memory::{Outcome, WorkError};
 pub(super) struct Posted {
     /// The caller's number.
     pub(super) id: u64,
-    /// Only its failure is reported.
+    /// Whether only its failure is reported.
     pub(super) quiet: bool,
-    /// The device reports it.
+    /// Whether the device reports it.
     pub(super) signalled: bool,
-    /// A read or an atomic operation: it is answered.
+    /// Whether it is a read or an atomic operation, and so has an answer.
     pub(super) answered: bool,
-    /// The next one is of the same operation, which is reported when its last one has its turn, or when one has failed.
+    /// Whether the next request belongs to the same operation, which is reported when its last request
+    /// completes in order, or when one fails.
     pub(super) more: bool,
-    /// The place of its operation among all that were posted to send queues.
+    /// The position of its operation among all operations posted to send queues.
     pub(super) number: u64,
-    /// What it came to, if that is known.
+    /// Its outcome, if known.
     pub(super) outcome: Option<Outcome>,
 }
 
-/// Work requests of one queue. They complete here in the order posted. In the device they should; siw reports a write that
+/// The work requests of one queue. They complete here in the order posted. Devices should do the same, but siw
+/// reports a write that was posted after a read before that read.
 /// was posted after a read before that read.
 #[derive(Debug, Default)]
 pub(super) struct Ring {
     posted: VecDeque<Posted>,
     /// The sequence number of the oldest; it wraps.
     first: u32,
-    /// One has failed: none after it succeeds, whatever the device has reported of it before.
+    /// Whether one has failed: none after it succeeds, whatever the device has reported of it before.
     failed: bool,
-    /// What is left of the oldest operation, which was reported as failed.
+    /// Whether the oldest operation was reported as failed, and only its remaining requests are left.
     told: bool,
 }
 
 impl Ring {
-    /// With room for so many.
+    /// Makes a ring for `depth` requests.
     pub(super) fn new(depth: u32) -> Self {
         Self { posted: VecDeque::with_capacity(depth as usize), first: 0, failed: false, told: false }
     }
@@ -46,12 +48,12 @@ impl Ring {
         self.posted.len()
     }
 
-    /// The sequence number of the next one.
+    /// Returns the sequence number of the next request.
     pub(super) fn next(&self) -> u32 {
         self.first.wrapping_add(self.posted.len() as u32)
     }
 
-    /// Whether one of those before this number has not been answered yet.
+    /// Returns whether a request before this number still waits for its answer.
     pub(super) fn awaits_answer_before(&self, sequence: u32) -> bool {
         let before = sequence.wrapping_sub(self.first) as usize;
         self.posted.iter().take(before).any(|posted| posted.answered && posted.outcome.is_none())
@@ -61,12 +63,13 @@ impl Ring {
         self.posted.push_back(posted);
     }
 
-    /// The number of the oldest.
+    /// Returns the number of the oldest operation.
     pub(super) fn oldest(&self) -> Option<u64> {
         self.posted.front().map(|posted| posted.number)
     }
 
-    /// One has completed: those before it that the device does not report have too. Every operation that has its turn is handed
+    /// Completes a request, and with it the earlier ones that the device does not report. Hands each operation
+    /// whose turn has come to `each`, with its outcome. Returns false if the request is not here, or no longer.
     /// to `each`, with what it came to. False if it is not here, or no longer.
     #[inline]
     pub(super) fn complete(
@@ -102,7 +105,9 @@ impl Ring {
         true
     }
 
-    /// Nothing completes any more: hands every operation that is left to `each`, as flushed. The oldest has not completed, so all
+    /// Ends the ring: hands every remaining operation to `each` as flushed. The oldest has not completed, so
+    /// none after it has either, whatever the device has reported. An error of its own is passed on, because it
+    /// says more.
     /// after it have not either, whatever the device has reported: but an error of its own says more.
     pub(super) fn flush(&mut self, mut each: impl FnMut(u64, Outcome)) {
         self.first = self.next();
@@ -120,7 +125,7 @@ impl Ring {
     }
 }
 
-/// Receives of the shared queue, which complete in any order.
+/// The receives of the shared queue, which complete in any order.
 #[derive(Debug)]
 pub(super) struct Slab {
     places: Vec<Option<u64>>,
@@ -128,19 +133,19 @@ pub(super) struct Slab {
 }
 
 impl Slab {
-    /// With so many places.
+    /// Makes a store with `places` places.
     pub(super) fn new(places: u32) -> Self {
         Self { places: vec![None; places as usize], free: (0..places).rev().collect() }
     }
 
-    /// Puts a number into a place; `None` if there is none.
+    /// Puts a number into a place; `None` if no place is free.
     pub(super) fn put(&mut self, id: u64) -> Option<u32> {
         let place = self.free.pop()?;
         self.places[place as usize] = Some(id);
         Some(place)
     }
 
-    /// Takes it out; `None` if nothing is there.
+    /// Takes a number out; `None` if the place is empty.
     pub(super) fn take(&mut self, place: u32) -> Option<u64> {
         let id = self.places.get_mut(place as usize)?.take()?;
         self.free.push(place);
@@ -159,7 +164,7 @@ mod tests {
         Posted { id, quiet, signalled, answered: false, more: false, number: id, outcome: None }
     }
 
-    /// What completes, as the caller sees it.
+    /// Returns the completions that the caller sees.
     fn completed(ring: &mut Ring, sequence: u32, outcome: Outcome) -> Option<Vec<u64>> {
         let mut seen = Vec::new();
         ring.complete(sequence, outcome, |id, _| seen.push(id)).then_some(seen)
@@ -171,7 +176,7 @@ mod tests {
         seen
     }
 
-    /// An operation of so many work requests.
+    /// Adds an operation of `count` work requests.
     fn push_long(ring: &mut Ring, id: u64, quiet: bool, count: u32) {
         for at in 1..=count {
             ring.push(Posted { more: at < count, ..posted(id, quiet, at == count) });
@@ -231,7 +236,7 @@ mod tests {
         ring.push(posted(9, false, true));
         assert_eq!(completed(&mut ring, 0, Outcome::Done), Some(vec![]), "a part of it");
         assert_eq!((completed(&mut ring, 2, Outcome::Done), ring.len()), (Some(vec![7]), 3));
-        // A quiet one says nothing, and its places are free.
+        // A quiet one is not reported, and its places are free.
         assert_eq!((completed(&mut ring, 4, Outcome::Done), ring.len()), (Some(vec![]), 1));
         assert_eq!(completed(&mut ring, 5, Outcome::Done), Some(vec![9]));
     }
@@ -244,7 +249,7 @@ mod tests {
                 push_long(&mut ring, 7, quiet, 3);
                 push_long(&mut ring, 8, quiet, 2);
                 let mut seen = Vec::new();
-                // What the device reports of the rest, before it is destroyed.
+                // The device reports these before it is destroyed.
                 ring.complete(failing, FAILED, |id, outcome| seen.push((id, outcome)));
                 for sequence in failing + 1..=reported {
                     ring.complete(sequence, FLUSHED, |id, outcome| seen.push((id, outcome)));
@@ -304,7 +309,7 @@ mod tests {
         assert!(
             !ring.awaits_answer_before(0) && ring.awaits_answer_before(1) && ring.awaits_answer_before(2)
         );
-        // Reported out of order: the read has been answered, and its turn has not come.
+        // Reported out of order: the read has its answer, and its turn has not come.
         assert_eq!(completed(&mut ring, 0, Outcome::Done), Some(vec![]));
         assert!(!ring.awaits_answer_before(2) && ring.len() == 3);
     }

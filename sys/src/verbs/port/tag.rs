@@ -1,13 +1,13 @@
-//! The number of a work request in the device: it comes back in the completion, also of one that failed.
+//! The number of a work request in the device, which every completion returns, also a failed one.
 
-/// Which queue.
+/// The queue of the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Queue {
     /// A connection's send queue.
     Send,
     /// A connection's receive queue.
     Receive,
-    /// The shared receive queue; then the sequence number is a place in its slab.
+    /// The shared receive queue; the sequence number is then a place in its slab.
     Shared,
 }
 
@@ -15,11 +15,11 @@ pub(super) enum Queue {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Tag {
     pub(super) queue: Queue,
-    /// The connection's place.
+    /// The place of the connection.
     pub(super) index: u32,
-    /// The connection's generation, of which only the low bits are kept.
+    /// The generation of the connection, of which only the low bits are kept.
     pub(super) generation: u32,
-    /// Which work request of the queue.
+    /// The number of the work request in its queue.
     pub(super) sequence: u32,
 }
 
@@ -27,7 +27,7 @@ const SEQUENCE: u32 = 32;
 const GENERATION: u32 = 10;
 const INDEX: u32 = 20;
 
-/// The most connections whose place fits.
+/// The largest number of connections whose places fit.
 pub(super) const MOST_LINKS: u32 = 1 << INDEX;
 
 impl Tag {
@@ -45,7 +45,7 @@ impl Tag {
             | queue << (SEQUENCE + GENERATION + INDEX)
     }
 
-    /// `None` for a number that is none of ours.
+    /// Decodes a number; `None` if it is not one of this port.
     pub(super) const fn decode(number: u64) -> Option<Self> {
         let queue = match number >> (SEQUENCE + GENERATION + INDEX) {
             0 => Queue::Send,
@@ -61,7 +61,7 @@ impl Tag {
         })
     }
 
-    /// Whether it may be of a connection of that generation.
+    /// Returns whether it may belong to a connection of that generation.
     pub(super) const fn is_of(self, generation: u32) -> bool {
         self.generation == generation & ((1 << GENERATION) - 1)
     }

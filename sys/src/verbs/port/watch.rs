@@ -10,7 +10,7 @@ use crate::cm::Stage;
 use crate::verbs::code::pair_error;
 use crate::verbs::device::AsyncEvent;
 
-/// How often kernel and device are asked for events, which come rarely.
+/// The interval at which kernel and device are queried for events, which are rare.
 const RARELY: Duration = Duration::from_micros(50);
 /// How long the device's port may be down before it counts as failed: cables are moved, and links retrained.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -29,7 +29,8 @@ impl VerbsPort {
         self.events.pop_front().or_else(|| self.next_closed())
     }
 
-    /// Asking costs system calls: so it is done every [`RARELY`], or every so many calls where time stands still.
+    /// Returns whether to query. A query costs system calls, so it happens every [`RARELY`], or every so many
+    /// calls if time stands still.
     fn is_time_to_ask(&mut self) -> bool {
         let (last, skipped) = &mut self.heard;
         if self.now < *last + RARELY && *skipped < 64 {
@@ -40,7 +41,7 @@ impl VerbsPort {
         true
     }
 
-    /// A connection that was closed, and of which everything was polled.
+    /// Returns a closed connection whose completions were all polled.
     fn next_closed(&mut self) -> Option<Event> {
         if self.closing == 0 {
             return None;
@@ -71,7 +72,7 @@ impl VerbsPort {
         }
     }
 
-    /// What the device tells.
+    /// Handles the events of the device.
     pub(super) fn hear_device(&mut self) {
         if self.failed {
             return;
@@ -98,14 +99,15 @@ impl VerbsPort {
         }
     }
 
-    /// Nothing goes on any more. Identifiers are given back at once: the kernel waits for that, and for the port to be dropped,
+    /// Ends the port. Identifiers are freed at once, because the kernel waits for that, and for the port to be
+    /// dropped, before it releases a device.
     /// before it lets a device go.
     pub(super) fn fail_port(&mut self, code: u32) {
         if std::mem::replace(&mut self.failed, true) {
             return;
         }
         for connection in self.links.which(|link| link.stage != Stage::Over) {
-            // One that is not up yet fails.
+            // A connection that is not up yet fails.
             self.lose(connection, LostError::Port);
         }
         self.links.each(|_, link| link.id = None);
