@@ -1,11 +1,12 @@
 //! Connections by RDMA-CM: addresses, requests, answers, refusals, over any RDMA device.
 //!
-//! Nothing here waits: a [`Channel`] hands out [`CmEvent`]s, and [`step`] says what is to be done about each, given where
-//! the connection stands ([`Stage`]). [`step`] is a pure function, tested with every event in every stage; who calls it
-//! ([`crate::verbs::VerbsPort`]) does what it says, and looks after the time.
+//! No function here waits. A [`Channel`] returns [`CmEvent`]s, and [`step`] says what to do about each, given
+//! the stage of the connection ([`Stage`]). [`step`] is a pure function, tested with every event in every
+//! stage. Its caller ([`crate::verbs::VerbsPort`]) executes the result and watches the deadlines.
 //!
-//! The one that connects: resolving (address), routing (route), asking, ready. The one that is asked: requested, accepting,
-//! ready. On iWARP the one that connects has to speak first (RFC 5044, "Connection Startup Rules").
+//! The connecting side goes through resolving (address), routing (route), asking, ready; the accepting side
+//! through requested, accepting, ready. On iWARP the connecting side must send first (RFC 5044, "Connection
+//! Startup Rules").
 
 mod address;
 mod channel;

@@ -1,20 +1,20 @@
 //! Software placement: a memory port over byte streams, for machines without an RDMA device.
 //!
-//! What [`wire::placement`](nemesia_core::wire::placement) specifies, executed by the processor: the target checks key,
-//! rights and bounds of every access, and copies from the stream straight to where the bytes belong, or from there. The
-//! kernel's buffers are the only others that bulk data pass through.
+//! The processor executes the specification of [`wire::placement`](nemesia_core::wire::placement). The target
+//! checks key, access rights and bounds of every access, and copies directly between the stream and the
+//! destination. Bulk data pass through no other buffers than the kernel's.
 //!
-//! Memory is bounded: a connection takes 16 KiB for each direction and its two queues, whatever the peer does. What a
-//! peer sends can end its own connection and nothing else.
+//! Memory is bounded: a connection takes 16 KiB for each direction and its two queues, whatever the peer does.
+//! A peer's bytes can end its own connection and nothing else.
 //!
 //! | module | what it holds |
 //! |---|---|
 //! | `regions` | registered memory |
 //! | `link` | a connection: its queues, and how it ends |
-//! | `send` | what goes out |
-//! | `arrive` | what comes in |
-//! | `greet` | streams without a connection: before it is asked for, and after it was refused |
-//! | `drive` | what the port does when it is polled: connections are made, move on, and end |
+//! | `send` | outgoing bytes |
+//! | `arrive` | incoming bytes |
+//! | `greet` | streams without a connection: before the request, and after a refusal |
+//! | `drive` | polling: connections are made, make progress, and end |
 //! | `port` | the port |
 
 mod arrive;
@@ -32,83 +32,85 @@ use nemesia_core::port::memory::{Address, ConnectError, Origin};
 
 pub use port::{Options, PlacementPort};
 
-/// Bytes of a connection's buffer for what goes out, and of that for what comes in.
+/// The bytes of each of a connection's two buffers, for outgoing and for incoming bytes.
 const STAGE_BYTES: usize = 16 << 10;
 
-/// A connected pair of byte streams that never blocks.
+/// A connected pair of non-blocking byte streams.
 ///
 /// # Safety
-/// `read` and `write` touch no memory but that which the vectors name, and only during the call.
+/// `read` and `write` touch no memory outside the vectors, and only during the call.
 pub unsafe trait Stream: AsFd {
-    /// Whether it is connected; `None` when that is not known yet.
+    /// Returns the result of connecting; `None` if it is not known yet.
     fn is_connected(&mut self) -> Option<Result<(), ConnectError>>;
 
-    /// Reads what is there; 0 at the end.
+    /// Reads the available bytes; returns 0 at the end.
     ///
     /// # Safety
     /// The vectors name memory that may be written.
     unsafe fn read(&mut self, into: &[libc::iovec]) -> io::Result<usize>;
 
-    /// Writes what fits.
+    /// Writes as much as fits.
     ///
     /// # Safety
     /// The vectors name memory that may be read.
     unsafe fn write(&mut self, from: &[libc::iovec]) -> io::Result<usize>;
 
-    /// Whether it is to be tried again as soon as the descriptor is writable; else the peer tells in another way.
+    /// Returns whether a write is to be tried again when the descriptor is writable; otherwise the peer
+    /// notifies in another way.
     fn wants_writable(&self) -> bool {
         true
     }
 
-    /// Whether the peer's memory can be read, as far as is known.
+    /// Returns whether the peer's memory can be read, as far as is known.
     fn can_pull(&mut self) -> bool {
         false
     }
 
-    /// Copies from the peer's memory; false when that failed, or when the peer may have taken it back meanwhile
-    /// ([`Stream::withdraw`]): what was copied then may be anything.
+    /// Copies from the peer's memory. Returns false if that failed, or if the peer may have revoked it
+    /// meanwhile ([`Stream::withdraw`]); the copied bytes are then arbitrary.
     ///
     /// # Safety
+    /// The vectors name memory that may be written.
     /// The vectors name memory that may be written.
     unsafe fn pull(&mut self, from: u64, into: &[libc::iovec]) -> bool {
         let _ = (from, into);
         false
     }
 
-    /// Takes back what the peer was told it may pull, which it may never have done: from the return on, no pull of the peer's
-    /// that has not succeeded does. The stream is of no other use then.
+    /// Revokes what the peer was told it may pull, even if it never did: after this call returns, every pull by
+    /// the peer that is still in progress fails. Afterwards the stream has no other use.
     fn withdraw(&mut self) {}
 
-    /// Where the other end is, as the kernel says.
+    /// Returns where the other end is, as the kernel reports it.
     fn origin(&self) -> Option<Origin>;
 
-    /// Says that nothing more is written.
+    /// Ends the outgoing stream.
     fn finish(&mut self);
 }
 
-/// Where streams come from.
+/// A source of streams.
 pub trait Transport {
-    /// The streams.
+    /// The type of its streams.
     type Stream: Stream;
 
-    /// What it is called.
+    /// Its name.
     const NAME: &'static str;
 
     /// Whether its streams may be able to pull.
     const PULLS: bool = false;
 
-    /// Where others find it, without the token.
+    /// Returns its address for others, without the token.
     fn address(&self) -> Vec<u8>;
 
-    /// Begins to connect.
+    /// Starts to connect.
     fn connect(&mut self, to: &[u8]) -> Result<Self::Stream, ConnectError>;
 
-    /// The next one that somebody else has connected.
+    /// Returns the next incoming stream.
     fn accept(&mut self) -> Option<Self::Stream>;
 
-    /// Becomes readable when there is one.
+    /// Returns a descriptor that is readable when a stream has come in.
     fn listener(&self) -> BorrowedFd<'_>;
 
-    /// Reads the beginning of an address of this transport.
+    /// Splits an address of this transport into its place and its token.
     fn parse(address: &Address) -> Option<(&[u8], u64)>;
 }

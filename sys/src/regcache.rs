@@ -1,9 +1,9 @@
-//! Registrations of memory that are kept for their next use, and told apart from stale ones.
+//! A cache of memory registrations, kept for their next use and distinguished from stale ones.
 //!
-//! A [`RegistrationCache`] is [`nemesia_core::regcache`] with memory of its own and a way to learn that addresses have got
-//! other pages, so that no buffer that was freed, unmapped or remapped is reached through an old registration
-//! (invariant 9). How it learns is [`Telling`]; nothing is patched unless the user has a
-//! library preloaded for it, and where nobody tells, nothing outlives its use.
+//! A [`RegistrationCache`] is [`nemesia_core::regcache`] with memory of its own and a way to learn that
+//! addresses got other pages. No buffer that was freed, unmapped or remapped is reached through an old
+//! registration (invariant 9). [`Telling`] selects how the cache learns. Nothing is patched unless the user
+//! preloads a library for it. If nothing reports changes, no registration outlives its use.
 
 use std::fmt;
 
@@ -16,47 +16,51 @@ use crate::os::numa::page_size;
 pub use crate::os::released::memory_released;
 use crate::os::released::{Listener, REMEMBERED};
 
-/// Who tells a cache of changed mappings.
+/// How a cache learns of changed mappings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Telling {
-    /// The kernel (`userfaultfd`), which takes a thread; where it is refused, nothing outlives its use.
+    /// From the kernel (`userfaultfd`), which takes a thread. If the kernel refuses, no registration outlives
+    /// its use.
     #[default]
     Kernel,
-    /// The program: it promises to call [`RegistrationCache::invalidate`], or [`memory_released`] from any thread, before, or as
-    /// soon as, addresses get other pages. For runtimes that see every `munmap` anyway, by their own allocator or by interposition.
+    /// From the program. It promises to call [`RegistrationCache::invalidate`], or [`memory_released`] from any
+    /// thread, before or as soon as addresses get other pages. This suits runtimes that see every `munmap`
+    /// anyway, by their own allocator or by interposition.
     Program,
-    /// The library `libnemesia_interpose.so`, which has to be preloaded and stands before the calls of the C library; where it does
-    /// not see what we do, nothing outlives its use. What it does not see, and does to `malloc`, is in its documentation
-    /// (`ffi/interpose`). As with [`Telling::Kernel`], only private memory without a file is kept.
+    /// From the library `libnemesia_interpose.so`, which must be preloaded and intercepts calls of the C
+    /// library. If it does not see this process's calls, no registration outlives its use. Its limits, and its
+    /// effect on `malloc`, are in its documentation (`ffi/interpose`). As with [`Telling::Kernel`], only
+    /// private memory without a file is kept.
     Interposed,
-    /// Nobody: uses of the same pages share a registration while they last, and it ends with the last of them.
+    /// From nothing: uses of the same pages share a registration while they last, and it ends with the last of
+    /// them.
     Nobody,
 }
 
-/// How large a cache is.
+/// The limits of a cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Size {
-    /// Most bytes registered at once.
+    /// The largest number of bytes registered at once.
     pub bytes: u64,
-    /// Most registrations at once. Each takes about 100 bytes of memory.
+    /// The largest number of registrations at once. Each takes about 100 bytes of memory.
     pub entries: usize,
 }
 
 impl Default for Size {
-    /// 1 GiB in 4,096 registrations.
+    /// Returns 1 GiB in 4,096 registrations.
     fn default() -> Self {
         Self { bytes: 1 << 30, entries: 4096 }
     }
 }
 
-/// The registrar, and who tells of its registrations.
+/// The registrar, and the source of reports about its registrations.
 #[derive(Debug)]
 struct Told<R> {
     registrar: R,
     watch: Option<MappingWatch>,
-    /// Calls are seen, but not those that change pages by way of a file.
+    /// Whether calls are seen, but not those that change pages through a file.
     interposed: bool,
-    /// Ranges that may not have to be watched any more.
+    /// Ranges that may no longer need to be watched.
     ended: Vec<Range>,
 }
 
@@ -85,7 +89,7 @@ impl<R: Registrar> Registrar for Told<R> {
 /// The core's cache over memory that it owns.
 type Owned<H> = Cache<H, Vec<Entry<H>>, Vec<Bucket>>;
 
-/// The cache. One thread at a time; mappings may be changed by any.
+/// A registration cache. One thread at a time may use it; any thread may change mappings.
 pub struct RegistrationCache<R: Registrar> {
     cache: Owned<R::Handle>,
     told: Told<R>,
@@ -102,7 +106,7 @@ impl<R: Registrar> fmt::Debug for RegistrationCache<R> {
 }
 
 impl<R: Registrar> RegistrationCache<R> {
-    /// An empty cache. `registrar` is given back by [`RegistrationCache::close`].
+    /// Makes an empty cache. [`RegistrationCache::close`] returns `registrar`.
     pub fn new(registrar: R, size: Size, telling: Telling) -> Self {
         let (mut watch, mut listener, mut refused) = (None, None, None);
         match telling {
@@ -128,14 +132,14 @@ impl<R: Registrar> RegistrationCache<R> {
         Self { cache, told: Told { registrar, watch, interposed, ended: Vec::new() }, listener, refused }
     }
 
-    /// Why the kernel, or the preloaded library, does not tell of changes, if it was asked to and does not: then nothing outlives
-    /// its use.
+    /// Returns why the kernel or the preloaded library does not report changes, if it was asked to and does
+    /// not. Then no registration outlives its use.
     pub const fn refused(&self) -> Option<&MappingError> {
         self.refused.as_ref()
     }
 
-    /// The registration of `len` bytes at `address` with at least these rights, made if there is none. The memory stays
-    /// mapped until [`RegistrationCache::release`]; that is the caller's to see to.
+    /// Returns the registration of `len` bytes at `address` with at least these access rights, and makes one if
+    /// there is none. The caller must keep the memory mapped until [`RegistrationCache::release`].
     ///
     /// # Errors
     /// See [`AcquireError`].
@@ -147,12 +151,14 @@ impl<R: Registrar> RegistrationCache<R> {
         held
     }
 
-    /// As [`RegistrationCache::acquire`], without the system call that it makes where the kernel tells: for callers who promise
-    /// that these addresses were not mapped anew while another thread's call that unmapped, moved or discarded what was there
-    /// before had yet to return. A program that changes mappings in one thread at a time keeps that promise.
+    /// As [`RegistrationCache::acquire`], without the system call that `acquire` makes if the kernel reports
+    /// changes. The caller promises that these addresses were not mapped anew while another thread's call that
+    /// unmapped, moved or discarded the former pages had yet to return. A program that changes mappings in one
+    /// thread at a time keeps that promise.
     ///
-    /// Why the call is needed without it: `munmap` frees the addresses, and lets other threads map them, before it says so to
-    /// whoever watches. All that the kernel writes until then is a count of its own, which only a call can read.
+    /// Without the promise the call is needed: `munmap` frees the addresses, and lets other threads map them,
+    /// before it reports that to watchers. Until then the kernel writes only a count of its own, which only a
+    /// system call can read.
     ///
     /// # Errors
     /// See [`AcquireError`].
@@ -172,12 +178,12 @@ impl<R: Registrar> RegistrationCache<R> {
         held
     }
 
-    /// What a registration is known by; `None` for a use that the cache knows nothing of.
+    /// Returns the registrar's handle; `None` for a use that the cache does not know.
     pub fn handle(&self, held: &Held) -> Option<R::Handle> {
         self.cache.handle(held)
     }
 
-    /// The whole range that is registered; `None` for a use that the cache knows nothing of.
+    /// Returns the whole registered range; `None` for a use that the cache does not know.
     pub fn range(&self, held: &Held) -> Option<Range> {
         self.cache.range(held)
     }
@@ -188,8 +194,8 @@ impl<R: Registrar> RegistrationCache<R> {
         self.tidy();
     }
 
-    /// Tells that these addresses are about to get other pages, or have got them. Returns how many registrations that ends;
-    /// those in use are ended by their last user.
+    /// Reports that these addresses are about to get other pages, or have got them. Returns the number of
+    /// registrations that this ends; those in use end with their last use.
     pub fn invalidate(&mut self, address: u64, len: u64) -> usize {
         let range = Range { start: address, end: address.saturating_add(len) };
         let count = self.cache.invalidate(&mut self.told, range);
@@ -197,36 +203,36 @@ impl<R: Registrar> RegistrationCache<R> {
         count
     }
 
-    /// Ends every registration that is not in use. Returns how many.
+    /// Ends every unused registration. Returns their number.
     pub fn flush(&mut self) -> usize {
         let count = self.cache.flush(&mut self.told);
         self.tidy();
         count
     }
 
-    /// What has happened so far.
+    /// Returns the counts so far.
     pub const fn counts(&self) -> Counts {
         self.cache.counts()
     }
 
-    /// Bytes registered now, used or not.
+    /// Returns the number of bytes registered now, used or not.
     pub const fn bytes(&self) -> u64 {
         self.cache.bytes()
     }
 
-    /// The registrar, for its other duties.
+    /// Returns the registrar, for its other tasks.
     pub const fn registrar_mut(&mut self) -> &mut R {
         &mut self.told.registrar
     }
 
-    /// Ends every registration that is not in use, and gives the registrar back.
+    /// Ends every unused registration, and returns the registrar.
     pub fn close(mut self) -> R {
         self.flush();
         self.told.registrar
     }
 
-    /// Drops what the kernel says has changed. Where the kernel tells, this is a system call: there is no other way to know
-    /// of addresses that were given to us before the call that freed them has returned.
+    /// Drops what the kernel reports as changed. If the kernel reports changes, this is a system call: nothing
+    /// else shows addresses that were reused before the call that freed them has returned.
     #[inline]
     fn catch_up(&mut self) {
         if self.told.watch.as_ref().is_some_and(MappingWatch::changed) {
@@ -235,7 +241,7 @@ impl<R: Registrar> RegistrationCache<R> {
         self.listen();
     }
 
-    /// Drops what the process itself says is released.
+    /// Drops what the process itself reports as released.
     #[inline]
     fn listen(&mut self) {
         if self.listener.as_ref().is_some_and(Listener::has_more) {
@@ -243,11 +249,12 @@ impl<R: Registrar> RegistrationCache<R> {
         }
     }
 
-    /// All that was told before this; others may go on telling, and so may deregistering, which is for the next acquire.
+    /// Handles all reports made before this call. Others may go on reporting, and so may deregistering; the
+    /// next acquire handles those.
     #[cold]
     fn drop_released(&mut self) {
         let Some(listener) = &mut self.listener else { return };
-        // No more than these are there one by one: if there were more, one of them is everything.
+        // At most this number is reported one by one: beyond it, one report covers everything.
         let mut told = 0;
         while told < REMEMBERED
             && let Some(range) = listener.next()
@@ -259,7 +266,7 @@ impl<R: Registrar> RegistrationCache<R> {
 
     #[cold]
     fn drop_changed(&mut self) {
-        // To deregister may change mappings too. It ends: what has changed is not watched any more.
+        // Deregistering may change mappings too. The loop ends, because changed ranges are no longer watched.
         while let Some(watch) = self.told.watch.as_ref().filter(|watch| watch.changed()) {
             for changed in watch.settle().ranges() {
                 self.cache.invalidate(&mut self.told, Range { start: changed.start, end: changed.end });
@@ -268,7 +275,8 @@ impl<R: Registrar> RegistrationCache<R> {
         }
     }
 
-    /// Ends the watch of what is not registered any more, so that the program's own `munmap` is not held up.
+    /// Ends the watch of ranges that are no longer registered, so that the program's own `munmap` is not
+    /// delayed.
     #[inline]
     fn tidy(&mut self) {
         while let Some(range) = self.told.ended.pop() {
@@ -281,7 +289,7 @@ impl<R: Registrar> RegistrationCache<R> {
     }
 }
 
-/// Binary logarithm of the page size.
+/// Returns the binary logarithm of the page size.
 fn page_shift() -> u32 {
     page_size().checked_ilog2().unwrap_or(12).clamp(12, 30)
 }

@@ -1,11 +1,11 @@
 //! A memory port over TCP, for machines without an RDMA device: [software placement](crate::placement) over sockets.
 //!
-//! Sockets never block; bulk data go straight from and to user memory; small ones leave at once (TCP_NODELAY). A peer whose
-//! process ends is noticed when the kernel closes its sockets; one whose machine or network is gone, within
-//! [`SILENCE`] (keep-alive probes, and a limit on unacknowledged data).
+//! Sockets never block. Bulk data go directly from and to user memory; small data leave at once (TCP_NODELAY).
+//! If a peer's process ends, the kernel closes its sockets and the end is noticed; if its machine or network is
+//! gone, within [`SILENCE`] (keep-alive probes, and a limit on unacknowledged data).
 //!
-//! An address is that of the listening socket and a random token, which whoever connects has to know. Nothing is encrypted:
-//! use it where the network is trusted as that of an RDMA fabric has to be.
+//! An address is that of the listening socket and a random token, which a connecting peer must present. Nothing
+//! is encrypted: use it where the network is as trusted as an RDMA fabric must be.
 
 use std::ffi::c_int;
 use std::io;
@@ -18,20 +18,20 @@ use nemesia_core::port::memory::{Address, ConnectError, Origin};
 
 use crate::placement::{Options, PlacementPort, Stream, Transport};
 
-/// After this long without a sign of life a peer is lost.
+/// A peer is lost after so long without a sign of life.
 pub const SILENCE: Duration = Duration::from_secs(10);
-/// Begins an address.
+/// The prefix of an address.
 const MARK: &[u8; 4] = b"tcp1";
-/// Bytes of an address without mark and token: family, 0, port, scope, IP address.
+/// The bytes of an address without prefix and token: family, 0, port, scope, IP address.
 const PLACE_BYTES: usize = 24;
 
 /// A memory port over TCP.
 pub type TcpPort = PlacementPort<Tcp>;
 
-/// Listens on an address of this machine, which others can reach; port 0 takes a free one.
+/// Listens on an address of this machine that others can reach; port 0 takes a free one.
 ///
 /// # Errors
-/// The system's reason; an address that is none (`0.0.0.0`) can't be told to others.
+/// The system's reason. A wildcard (`0.0.0.0`) is an error, because peers cannot connect to it.
 pub fn listen(at: SocketAddr, options: &Options) -> io::Result<TcpPort> {
     if at.ip().is_unspecified() {
         let why = "name the address of an interface, which others can connect to, not the unspecified one";
@@ -43,7 +43,7 @@ pub fn listen(at: SocketAddr, options: &Options) -> io::Result<TcpPort> {
     PlacementPort::new(Tcp { listener, address }, options)
 }
 
-/// Sockets.
+/// The transport over sockets.
 #[derive(Debug)]
 pub struct Tcp {
     listener: TcpListener,
@@ -85,7 +85,7 @@ fn counted(result: isize) -> io::Result<usize> {
     usize::try_from(result).map_err(|_| io::Error::last_os_error())
 }
 
-/// A message header over these parts.
+/// Returns a message header over these parts.
 fn header(parts: &[libc::iovec]) -> libc::msghdr {
     // SAFETY: zeros are a header of nothing.
     let mut header: libc::msghdr = unsafe { mem::zeroed() };
@@ -94,7 +94,7 @@ fn header(parts: &[libc::iovec]) -> libc::msghdr {
     header
 }
 
-// SAFETY: the kernel touches what the vectors name, while the call lasts.
+// SAFETY: the kernel touches only what the vectors name, and only during the call.
 unsafe impl Stream for Socket {
     fn is_connected(&mut self) -> Option<Result<(), ConnectError>> {
         let mut poll = libc::pollfd { fd: self.0.as_raw_fd(), events: libc::POLLOUT, revents: 0 };
@@ -116,12 +116,13 @@ unsafe impl Stream for Socket {
 
     unsafe fn write(&mut self, from: &[libc::iovec]) -> io::Result<usize> {
         let header = header(from);
-        // SAFETY: the caller's promise about the parts; the header outlives the call. No signal when the peer is gone.
+        // SAFETY: the caller's promise about the parts; the header outlives the call. No signal is raised if
+        // the peer is gone.
         counted(unsafe { libc::sendmsg(self.0.as_raw_fd(), &raw const header, libc::MSG_NOSIGNAL) })
     }
 
     fn origin(&self) -> Option<Origin> {
-        // An IPv4 address is the same however the socket was made.
+        // An IPv4 address is the same for every kind of socket.
         Some(Origin::Host(self.0.peer_addr().ok()?.ip().to_canonical()))
     }
 
@@ -170,7 +171,7 @@ impl Transport for Tcp {
     }
 
     fn accept(&mut self) -> Option<Socket> {
-        // One that went away before, or that there is no descriptor for, is not there.
+        // A stream that left before, or for which there is no descriptor, is not accepted.
         let (stream, _) = self.listener.accept().ok()?;
         Socket::new(stream).ok()
     }
@@ -199,7 +200,7 @@ fn decode(place: &[u8]) -> Option<SocketAddr> {
     }
 }
 
-/// Begins to connect.
+/// Starts to connect.
 fn connect(to: SocketAddr) -> io::Result<Socket> {
     let family = if to.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
     let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
@@ -208,7 +209,7 @@ fn connect(to: SocketAddr) -> io::Result<Socket> {
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the descriptor is new, and nobody else's.
+    // SAFETY: the descriptor is new and has no other owner.
     let stream = unsafe { TcpStream::from_raw_fd(fd) };
     let socket = Socket::new(stream)?;
     let result = match to {

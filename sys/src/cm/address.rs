@@ -1,4 +1,4 @@
-//! Addresses: of the standard library, of the C library, and as bytes.
+//! Conversions of addresses: of the standard library, of the C library, and as bytes.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 
@@ -6,7 +6,7 @@ use nemesia_core::port::memory::Address;
 
 const VERSION: u8 = 1;
 
-/// An address as peers get it: version, family (4 or 6), port (big-endian), IP address.
+/// Encodes an address for peers: version, family (4 or 6), port (big-endian), IP address.
 pub fn encode_address(address: SocketAddr) -> Option<Address> {
     let port = address.port().to_be_bytes();
     let mut bytes = vec![VERSION, if address.is_ipv4() { 4 } else { 6 }, port[0], port[1]];
@@ -17,7 +17,7 @@ pub fn encode_address(address: SocketAddr) -> Option<Address> {
     Address::new(&bytes)
 }
 
-/// The address that a peer gave; `None` if the bytes are none. They are not trusted.
+/// Decodes an address from a peer; `None` if the bytes are not one. They are untrusted.
 pub fn decode_address(address: &Address) -> Option<SocketAddr> {
     let (head, ip) = address.bytes().split_first_chunk::<4>()?;
     let [version, family, high, low] = *head;
@@ -30,14 +30,14 @@ pub fn decode_address(address: &Address) -> Option<SocketAddr> {
     (version == VERSION && port != 0 && !ip.is_unspecified()).then(|| SocketAddr::new(ip, port))
 }
 
-/// As the C library has it.
+/// Converts an address for the C library.
 pub(super) fn to_c(address: SocketAddr) -> libc::sockaddr_storage {
     // SAFETY: zeros are a value.
     let mut storage: libc::sockaddr_storage = unsafe { std::mem::zeroed() };
     let place = &raw mut storage;
     match address {
         SocketAddr::V4(address) => {
-            // SAFETY: the storage has room for and the alignment of any address.
+            // SAFETY: the storage has the size and the alignment of any address.
             let to = unsafe { &mut *place.cast::<libc::sockaddr_in>() };
             to.sin_family = libc::AF_INET as u16;
             to.sin_port = address.port().to_be();
@@ -55,12 +55,12 @@ pub(super) fn to_c(address: SocketAddr) -> libc::sockaddr_storage {
     storage
 }
 
-/// From what the C library has; `None` if there is none, or one of another family.
+/// Converts an address of the C library; `None` if there is none, or one of another family.
 ///
 /// # Safety
-/// `address` is null, or points to an address that is as long as its family says.
+/// `address` is null, or points to an address of the length of its family.
 pub(super) unsafe fn from_c(address: *const libc::sockaddr) -> Option<SocketAddr> {
-    // SAFETY: the caller's promise. Fields are copied from where they may be unaligned.
+    // SAFETY: the caller's promise. Fields are copied, because they may be unaligned.
     unsafe {
         if address.is_null() {
             return None;

@@ -1,4 +1,4 @@
-//! The channel on which the connection manager tells what happens.
+//! The channel of the connection manager's events.
 
 use std::fmt;
 use std::ptr::{self, NonNull};
@@ -10,26 +10,26 @@ use rdma_core_sys as raw;
 use super::id::Id;
 use crate::verbs::{VerbsError, manager};
 
-/// What happened to a connection. All of it comes from the kernel or the peer; the private bytes are not trusted.
+/// An event of a connection. All of it comes from the kernel or the peer; the private bytes are untrusted.
 #[derive(Debug)]
 pub struct CmEvent {
-    /// The number that the identifier was given; of a request that of the listener.
+    /// The number of the identifier; for a request, that of the listener.
     pub token: usize,
-    /// Which event: `RDMA_CM_EVENT_...`.
+    /// The kind of event: `RDMA_CM_EVENT_...`.
     pub kind: u32,
     /// 0, a reason, or a negative error number.
     pub status: i32,
-    /// The new connection, of a request.
+    /// The new connection of a request.
     pub request: Option<Id>,
-    /// What the peer says. Bytes beyond those that a memory port carries are cut off.
+    /// The peer's private bytes, truncated to what a memory port carries.
     pub private: Private,
-    /// How many reads of ours the peer serves at once, of a request.
+    /// Of a request: the reads of ours that the peer serves at once.
     pub reads: u8,
-    /// How many reads the peer has under way at once, of a request.
+    /// Of a request: the reads that the peer has under way at once.
     pub depth: u8,
 }
 
-/// A channel of events. It does not block.
+/// A non-blocking channel of events.
 pub struct Channel {
     channel: NonNull<raw::rdma_event_channel>,
 }
@@ -46,7 +46,7 @@ impl fmt::Debug for Channel {
 }
 
 impl Channel {
-    /// A new channel.
+    /// Makes a channel.
     ///
     /// # Errors
     /// The library or the kernel's `rdma_ucm` is absent.
@@ -65,22 +65,22 @@ impl Channel {
         self.channel.as_ptr()
     }
 
-    /// Readable when there is an event.
+    /// Returns a descriptor that is readable when there is an event.
     pub fn descriptor(&self) -> i32 {
-        // SAFETY: the channel is there.
+        // SAFETY: the channel exists.
         unsafe { (*self.raw()).fd }
     }
 
-    /// The next event, if there is one.
+    /// Returns the next event, if there is one.
     pub fn next(self: &Arc<Self>) -> Option<CmEvent> {
         let manager = manager().ok()?;
         let mut event = ptr::null_mut();
-        // SAFETY: the channel is there and does not block, and `event` may be written.
+        // SAFETY: the channel exists and does not block, and `event` may be written.
         if unsafe { (manager.rdma_get_cm_event)(self.raw(), &raw mut event) } != 0 {
             return None;
         }
-        // SAFETY: the library has given an event, which stays until it is acknowledged below. Its identifier is one that we
-        // made and have not destroyed, or, of a request, a new one.
+        // SAFETY: the library has returned an event, which stays until it is acknowledged below. Its identifier
+        // is one that we made and have not destroyed, or, for a request, a new one.
         let found = unsafe {
             let is_request = (*event).event == raw::RDMA_CM_EVENT_CONNECT_REQUEST;
             let owner = if is_request { (*event).listen_id } else { (*event).id };
@@ -102,7 +102,7 @@ impl Channel {
 }
 
 /// # Safety
-/// The private data of `conn` are null, or can be read for as many bytes as it says.
+/// The private data of `conn` are null, or can be read for the stated number of bytes.
 unsafe fn private(conn: &raw::rdma_conn_param) -> Private {
     let len = usize::from(conn.private_data_len).min(MOST_PRIVATE_BYTES);
     if conn.private_data.is_null() || len == 0 {
@@ -116,7 +116,7 @@ unsafe fn private(conn: &raw::rdma_conn_param) -> Private {
 impl Drop for Channel {
     fn drop(&mut self) {
         if let Ok(manager) = manager() {
-            // SAFETY: identifiers hold the channel, so there are none.
+            // SAFETY: identifiers hold the channel, so none is left.
             unsafe { (manager.rdma_destroy_event_channel)(self.raw()) };
         }
     }

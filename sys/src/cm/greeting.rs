@@ -1,56 +1,56 @@
-//! What the two sides of a connection tell each other with it: who they are and what they speak. It travels in the
-//! private bytes, which are at most 56 on InfiniBand, and to which a fabric may add zeros.
+//! The handshake of the two sides of a connection: identity and version. It travels in the private bytes, of
+//! which InfiniBand has at most 56, and to which a fabric may add zeros.
 
 use nemesia_core::port::memory::Private;
 
-/// Bytes of a [`Greeting`]; what follows them is the caller's.
+/// The length of a [`Greeting`] in bytes. The bytes behind it belong to the caller.
 pub const GREETING_BYTES: usize = 24;
 
 const MAGIC: u32 = u32::from_le_bytes(*b"NMSA");
 
-/// The version of what is spoken after the greeting.
+/// The version of the protocol behind the handshake.
 const VERSION: u16 = 1;
 
-/// Who speaks. All but the magic number is the embedding engine's.
+/// The identity of a side. The embedding engine chooses all fields except the magic number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Greeting {
-    /// Which world, so that processes of two runs never meet.
+    /// The world, so that processes of two runs never connect.
     pub world: u64,
     /// The speaker's rank.
     pub rank: u32,
-    /// How many processes the speaker's world has.
+    /// The size of the sender's world.
     pub size: u32,
-    /// Which of several connections of this pair.
+    /// The number of this connection among several of the pair.
     pub stream: u16,
 }
 
-/// Why private bytes are no greeting. They come from outside and are not trusted.
+/// The reason why private bytes are no valid handshake. The bytes come from outside and are untrusted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GreetingError {
-    /// Something else altogether.
+    /// They have another format.
     #[error("who connects does not speak this protocol")]
     Foreign,
-    /// Another version.
+    /// They have another version.
     #[error("the peer speaks version {theirs}, we speak {}: use the same release on both sides", VERSION)]
     Version {
-        /// Theirs.
+        /// The version found.
         theirs: u16,
     },
-    /// Of another world.
+    /// They belong to another world.
     #[error("the peer is of another run")]
     World,
-    /// A rank that this world does not have, or a world of another size.
+    /// They name a rank that this world does not have, or another size.
     #[error("rank {rank} of {size} is not of this world")]
     Rank {
-        /// What it says to be.
+        /// The rank found.
         rank: u32,
-        /// Of how many.
+        /// The size found.
         size: u32,
     },
 }
 
 impl Greeting {
-    /// As private bytes; numbers are little-endian.
+    /// Encodes the handshake as private bytes; numbers are little-endian.
     pub fn to_private(&self) -> Private {
         let mut bytes = [0; GREETING_BYTES];
         bytes[..4].copy_from_slice(&MAGIC.to_le_bytes());
@@ -62,10 +62,10 @@ impl Greeting {
         Private::new(&bytes).unwrap_or(Private::EMPTY)
     }
 
-    /// What a peer says, checked against what we are.
+    /// Decodes the peer's handshake and compares it with ours.
     ///
     /// # Errors
-    /// It can't be a peer of ours.
+    /// The peer does not belong to this connection.
     pub fn check(private: &Private, ours: &Self) -> Result<Self, GreetingError> {
         let bytes = private.bytes().first_chunk::<GREETING_BYTES>().ok_or(GreetingError::Foreign)?;
         let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);

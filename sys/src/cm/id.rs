@@ -1,4 +1,4 @@
-//! Identifiers: a connection, or a listener, as the manager knows it.
+//! Identifiers of the manager: a connection, or a listener.
 
 use std::ffi::CStr;
 use std::fmt;
@@ -14,22 +14,22 @@ use super::channel::Channel;
 
 use crate::verbs::{RETRIES, RNR_FOREVER, VerbsError, last_errno, manager};
 
-/// What a connection is asked for, or accepted, with.
+/// The parameters of a request or an acceptance.
 #[derive(Clone, Copy, Debug)]
 pub struct Answer<'a> {
-    /// What the peer is told.
+    /// The private bytes for the peer.
     pub private: &'a [u8],
     /// The number of the queue pair.
     pub pair: u32,
-    /// Reads of the peer that we serve at once.
+    /// The reads of the peer that this side serves at once.
     pub reads: u8,
-    /// Reads that we have under way at once.
+    /// The reads that this side has under way at once.
     pub depth: u8,
-    /// The queue pair takes from a shared receive queue.
+    /// Whether the queue pair uses a shared receive queue.
     pub shared: bool,
 }
 
-/// An identifier. Dropping it destroys it: a request that was not answered is refused, a connection ends.
+/// An identifier. Dropping it destroys it: an unanswered request is refused, and a connection ends.
 pub struct Id {
     channel: Arc<Channel>,
     id: NonNull<raw::rdma_cm_id>,
@@ -53,13 +53,14 @@ fn milliseconds(time: Duration) -> i32 {
 }
 
 impl Id {
-    /// A new identifier, whose events carry `token`.
+    /// Makes an identifier whose events carry `token`.
     ///
     /// # Errors
     /// The kernel has no more.
     pub fn new(channel: &Arc<Channel>, token: usize) -> Result<Self, VerbsError> {
         let mut id = ptr::null_mut();
-        // SAFETY: the channel is there, and `id` may be written. The token is a number and never followed.
+        // SAFETY: the channel exists, and `id` may be written. The token is a number that is never
+        // dereferenced.
         let code = unsafe {
             let token = ptr::without_provenance_mut(token);
             (manager()?.rdma_create_id)(channel.raw(), &raw mut id, token, raw::RDMA_PS_TCP)
@@ -72,7 +73,7 @@ impl Id {
     /// Takes over the identifier of a request.
     ///
     /// # Safety
-    /// It is null, or came with a request and is nobody's yet.
+    /// It is null, or came with a request and has no owner yet.
     pub(super) unsafe fn adopt(channel: &Arc<Channel>, id: *mut raw::rdma_cm_id) -> Option<Self> {
         NonNull::new(id).map(|id| Self { channel: Arc::clone(channel), id })
     }
@@ -81,66 +82,67 @@ impl Id {
         self.id.as_ptr()
     }
 
-    /// Gives its events another number.
+    /// Sets the number that its events carry.
     pub fn set_token(&mut self, token: usize) {
-        // SAFETY: the identifier is there; the library only hands the number back.
+        // SAFETY: the identifier exists; the library only returns the number.
         unsafe { (*self.raw()).context = ptr::without_provenance_mut(token) };
     }
 
-    /// Gives it a local address; a port of 0 means any.
+    /// Binds it to a local address; port 0 means any.
     ///
     /// # Errors
-    /// No such address, or it is in use.
+    /// There is no such address, or it is in use.
     pub fn bind(&self, address: SocketAddr) -> Result<(), VerbsError> {
         let mut address = to_c(address);
-        // SAFETY: the identifier and the address are there.
+        // SAFETY: the identifier and the address exist.
         checked("binding an address", unsafe {
             (manager()?.rdma_bind_addr)(self.raw(), (&raw mut address).cast())
         })
     }
 
-    /// Takes requests, so many at once.
+    /// Listens for requests, at most `backlog` at once.
     ///
     /// # Errors
     /// The address is in use.
     pub fn listen(&self, backlog: u32) -> Result<(), VerbsError> {
         let backlog = i32::try_from(backlog).unwrap_or(i32::MAX);
-        // SAFETY: the identifier is there.
+        // SAFETY: the identifier exists.
         checked("listening", unsafe { (manager()?.rdma_listen)(self.raw(), backlog) })
     }
 
-    /// Looks up an address, from a local one. An event tells.
+    /// Resolves an address, from a local one. An event reports the result.
     ///
     /// # Errors
-    /// There is no way there.
+    /// There is no route.
     pub fn resolve(&self, from: SocketAddr, to: SocketAddr, within: Duration) -> Result<(), VerbsError> {
         let (mut from, mut to) = (to_c(from), to_c(to));
         let (from, to) = ((&raw mut from).cast(), (&raw mut to).cast());
-        // SAFETY: the identifier and both addresses are there.
+        // SAFETY: the identifier and both addresses exist.
         let code = unsafe { (manager()?.rdma_resolve_addr)(self.raw(), from, to, milliseconds(within)) };
         checked("looking up an address", code)
     }
 
-    /// Looks up the way to the address. An event tells.
+    /// Resolves the route to the address. An event reports the result.
     ///
     /// # Errors
     /// There is none.
     pub fn route(&self, within: Duration) -> Result<(), VerbsError> {
-        // SAFETY: the identifier is there.
+        // SAFETY: the identifier exists.
         checked("looking up a route", unsafe {
             (manager()?.rdma_resolve_route)(self.raw(), milliseconds(within))
         })
     }
 
-    /// The attributes that a queue pair needs for a state, and which of them; none where iWARP changes states itself.
+    /// Returns the attributes of a queue pair for a state, and their mask; an empty mask where iWARP changes
+    /// states itself.
     ///
     /// # Errors
-    /// The connection is not that far.
+    /// The connection has not reached that state.
     pub(crate) fn attributes(&self, state: raw::ibv_qp_state) -> Result<(raw::ibv_qp_attr, u32), VerbsError> {
         let ask = manager()?.rdma_init_qp_attr.ok_or(VerbsError::Old { what: "rdma_init_qp_attr" })?;
         let mut attr = crate::verbs::attributes(state);
         let mut mask = 0;
-        // SAFETY: the identifier is there, and both may be written.
+        // SAFETY: the identifier exists, and both variables may be written.
         checked("the state of a queue pair", unsafe { ask(self.raw(), &raw mut attr, &raw mut mask) })?;
         Ok((attr, mask.cast_unsigned()))
     }
@@ -159,23 +161,23 @@ impl Id {
         }
     }
 
-    /// Asks the peer. An event tells what it says.
+    /// Sends the request to the peer. An event reports the answer.
     ///
     /// # Errors
-    /// The peer can't be asked. iWARP may say at once that nobody listens (`ECONNREFUSED`).
+    /// The request cannot be sent. iWARP may report at once that no process listens (`ECONNREFUSED`).
     pub fn connect(&self, answer: &Answer<'_>) -> Result<(), VerbsError> {
         let mut parameters = Self::parameters(answer);
-        // SAFETY: the identifier and the parameters are there; what they point to is copied.
+        // SAFETY: the identifier and the parameters exist; the data behind the pointers is copied.
         checked("connecting", unsafe { (manager()?.rdma_connect)(self.raw(), &raw mut parameters) })
     }
 
-    /// Accepts a request. An event tells when it is up.
+    /// Accepts a request. An event reports when the connection is up.
     ///
     /// # Errors
     /// The peer is gone.
     pub fn accept(&self, answer: &Answer<'_>) -> Result<(), VerbsError> {
         let mut parameters = Self::parameters(answer);
-        // SAFETY: the identifier and the parameters are there; what they point to is copied.
+        // SAFETY: the identifier and the parameters exist; the data behind the pointers is copied.
         checked("accepting", unsafe { (manager()?.rdma_accept)(self.raw(), &raw mut parameters) })
     }
 
@@ -185,43 +187,43 @@ impl Id {
     /// The peer is gone.
     pub fn reject(&self, private: &[u8]) -> Result<(), VerbsError> {
         let len = u8::try_from(private.len()).unwrap_or(0);
-        // SAFETY: the identifier and the bytes are there, and are copied.
+        // SAFETY: the identifier and the bytes exist; the bytes are copied.
         checked("refusing", unsafe { (manager()?.rdma_reject)(self.raw(), private.as_ptr().cast(), len) })
     }
 
-    /// Tells the peer that we have seen its acceptance.
+    /// Confirms the peer's acceptance.
     ///
     /// # Errors
     /// The peer is gone, or the library is too old.
     pub fn establish(&self) -> Result<(), VerbsError> {
         let establish = manager()?.rdma_establish.ok_or(VerbsError::Old { what: "rdma_establish" })?;
-        // SAFETY: the identifier is there.
+        // SAFETY: the identifier exists.
         checked("confirming", unsafe { establish(self.raw()) })
     }
 
-    /// Ends the connection, and tells the peer. Nothing if it has ended.
+    /// Ends the connection and notifies the peer. Does nothing if it has ended.
     pub fn disconnect(&self) {
         if let Ok(manager) = manager() {
-            // SAFETY: the identifier is there. That it fails means that there is nothing to end.
+            // SAFETY: the identifier exists. A failure means that there is nothing to end.
             unsafe { (manager.rdma_disconnect)(self.raw()) };
         }
     }
 
-    /// The local address.
+    /// Returns the local address.
     pub fn local_address(&self) -> Option<SocketAddr> {
-        // SAFETY: the identifier is there, and its address is as long as its family says.
+        // SAFETY: the identifier exists, and its address has the length of its family.
         unsafe { from_c(raw::inline::rdma_get_local_addr(self.raw())) }
     }
 
-    /// The peer's address, as the manager knows it.
+    /// Returns the peer's address, as the manager knows it.
     pub fn peer_address(&self) -> Option<SocketAddr> {
-        // SAFETY: the identifier is there, and its address is as long as its family says.
+        // SAFETY: the identifier exists, and its address has the length of its family.
         unsafe { from_c(raw::inline::rdma_get_peer_addr(self.raw())) }
     }
 
-    /// The device and its port that the address leads to; `None` if it was not bound to one.
+    /// Returns the device and port to which the address leads; `None` if it is not bound to one.
     pub fn place(&self) -> Option<(String, u8)> {
-        // SAFETY: the identifier is there; its context is open as long as it is, and has a device with a name.
+        // SAFETY: the identifier exists; its context is open for as long, and has a device with a name.
         unsafe {
             let device = (*self.raw()).verbs.as_ref()?.device;
             let name = CStr::from_ptr((*device).name.as_ptr()).to_string_lossy().into_owned();
@@ -233,18 +235,19 @@ impl Id {
 impl Drop for Id {
     fn drop(&mut self) {
         if let Ok(manager) = manager() {
-            // SAFETY: it is this value's own. All its events were acknowledged, so this does not wait for us.
+            // SAFETY: it is this value's own. All its events were acknowledged, so this call does not wait for
+            // them.
             unsafe { (manager.rdma_destroy_id)(self.raw()) };
         }
-        // After its identifiers.
+        // Dropped after its identifiers.
         let _ = &self.channel;
     }
 }
 
-/// The device, and its port, that a local address leads to.
+/// Returns the device and port to which a local address leads.
 ///
 /// # Errors
-/// None, or there is no connection manager.
+/// It leads to none, or there is no connection manager.
 pub fn place_of(address: IpAddr) -> Result<(String, u8), VerbsError> {
     place(&Channel::new()?, address)
 }
@@ -255,10 +258,11 @@ fn place(channel: &Arc<Channel>, address: IpAddr) -> Result<(String, u8), VerbsE
     id.place().ok_or(VerbsError::Manager { what: "finding the device of an address", code: libc::ENODEV })
 }
 
-/// The IP addresses of this host that lead to an RDMA device, each with it and its port. Those of the loopback and of a link only are
-/// left out: no peer elsewhere could use them.
+/// Returns the IP addresses of this host that lead to an RDMA device, each with device and port. Loopback and
+/// link-local addresses are left out: no peer elsewhere could use them.
 ///
 /// # Errors
+/// There is no connection manager, or the kernel reports no addresses.
 /// There is no connection manager, or the kernel does not tell.
 pub fn local_addresses() -> Result<Vec<(IpAddr, String, u8)>, VerbsError> {
     let channel = Channel::new()?;
@@ -271,7 +275,7 @@ pub fn local_addresses() -> Result<Vec<(IpAddr, String, u8)>, VerbsError> {
     let mut next = list;
     // SAFETY: the list is the library's, and is freed below.
     while let Some(entry) = unsafe { next.as_ref() } {
-        // SAFETY: as above; an address is null, or as long as its family says.
+        // SAFETY: as above; an address is null, or has the length of its family.
         addresses.extend(unsafe { from_c(entry.ifa_addr) }.map(|address| address.ip()));
         next = entry.ifa_next;
     }

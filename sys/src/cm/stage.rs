@@ -1,34 +1,34 @@
-//! Where a connection stands, and what each event of the connection manager means there.
+//! The stages of a connection, and the meaning of each event of the connection manager in each stage.
 
 use nemesia_core::port::memory::{ConnectError, LostError};
 use rdma_core_sys as raw;
 
-/// What the manager gives as a refusal's reason when the peer itself has refused: `IB_CM_REJ_CONSUMER_DEFINED`.
+/// The manager's reason if the peer itself has refused: `IB_CM_REJ_CONSUMER_DEFINED`.
 const CONSUMER: i32 = 28;
-/// When nobody listens: `IB_CM_REJ_INVALID_SERVICE_ID`.
+/// The manager's reason if no process listens: `IB_CM_REJ_INVALID_SERVICE_ID`.
 const NO_LISTENER: i32 = 8;
-/// When the peer's manager knows the connection no longer: `IB_CM_REJ_STALE_CONN`.
+/// The manager's reason if the peer's manager no longer knows the connection: `IB_CM_REJ_STALE_CONN`.
 const STALE: i32 = 10;
 
-/// Which side of the connection.
+/// A side of the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// That connects.
+    /// The side that connects.
     Active,
-    /// That was asked.
+    /// The side that accepts.
     Passive,
 }
 
-/// Where a connection stands.
+/// The stage of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
-    /// The address is looked up.
+    /// The address is being resolved.
     Resolving,
-    /// The way there is looked up.
+    /// The route is being resolved.
     Routing,
-    /// The peer was asked.
+    /// The request was sent.
     Asking,
-    /// The peer has asked us.
+    /// The peer's request has arrived.
     Requested,
     /// We have accepted.
     Accepting,
@@ -38,29 +38,29 @@ pub enum Stage {
     Over,
 }
 
-/// What is to be done about an event.
+/// The reaction to an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Nothing.
     Stay,
-    /// Look up the way.
+    /// Resolve the route.
     Route,
-    /// Ask the peer.
+    /// Send the request.
     Ask,
     /// The peer accepts: bring the queue pair up, and confirm. Then it is ready.
     Confirm,
     /// It is up.
     Establish,
-    /// It does not come about.
+    /// The connection fails before it is up.
     Fail(ConnectError),
-    /// It was up and has ended.
+    /// The connection was up and has ended.
     Lose(LostError),
     /// The device is being pulled out.
     Unplug,
 }
 
-/// What an event means to a connection. `kind` and `status` are the manager's; those that are unknown here end nothing that is
-/// up, and fail what is not.
+/// Returns the reaction to an event. `kind` and `status` are the manager's. Unknown events end no connection
+/// that is up, and fail one that is not.
 pub fn step(stage: Stage, kind: u32, status: i32) -> Step {
     match (kind, stage) {
         (raw::RDMA_CM_EVENT_DEVICE_REMOVAL, _) => Step::Unplug,
@@ -69,7 +69,7 @@ pub fn step(stage: Stage, kind: u32, status: i32) -> Step {
         (raw::RDMA_CM_EVENT_ROUTE_RESOLVED, Stage::Routing) => Step::Ask,
         (raw::RDMA_CM_EVENT_CONNECT_RESPONSE, Stage::Asking) => Step::Confirm,
         (raw::RDMA_CM_EVENT_ESTABLISHED, Stage::Asking | Stage::Accepting) => Step::Establish,
-        // It was used before the manager has said so.
+        // The connection was used before the manager has reported it.
         (raw::RDMA_CM_EVENT_ESTABLISHED | raw::RDMA_CM_EVENT_CONNECT_RESPONSE, Stage::Ready) => Step::Stay,
         (raw::RDMA_CM_EVENT_DISCONNECTED | raw::RDMA_CM_EVENT_TIMEWAIT_EXIT, Stage::Ready) => {
             Step::Lose(LostError::Closed)
@@ -78,7 +78,7 @@ pub fn step(stage: Stage, kind: u32, status: i32) -> Step {
         (raw::RDMA_CM_EVENT_CONNECT_ERROR | raw::RDMA_CM_EVENT_REJECTED, Stage::Ready) => {
             Step::Lose(LostError::Unknown(status.unsigned_abs()))
         }
-        // A new address of the network device, multicast, and what is unknown here.
+        // A new address of the network device, multicast, and unknown events.
         (raw::RDMA_CM_EVENT_ADDR_CHANGE, _) | (_, Stage::Ready) => Step::Stay,
         (
             raw::RDMA_CM_EVENT_ADDR_ERROR | raw::RDMA_CM_EVENT_ROUTE_ERROR | raw::RDMA_CM_EVENT_UNREACHABLE,
@@ -93,7 +93,7 @@ pub fn step(stage: Stage, kind: u32, status: i32) -> Step {
     }
 }
 
-/// Why the peer's side said no. InfiniBand gives a reason of its own, iWARP an error number, negative.
+/// Translates the peer's refusal. InfiniBand reports a reason of its own, iWARP a negative error number.
 fn rejected(status: i32) -> ConnectError {
     match status {
         CONSUMER => ConnectError::Refused,
@@ -146,9 +146,9 @@ mod tests {
                 for status in [0, -5, 28, i32::MIN] {
                     let step = step(stage, kind, status);
                     match stage {
-                        // What is over stays so, but for the device's end.
+                        // A connection that is over stays so, except for the end of the device.
                         Stage::Over => assert!(matches!(step, Step::Stay | Step::Unplug), "{kind}"),
-                        // What is up is not failed, and what is not up is not lost.
+                        // A connection that is up does not fail, and one that is not up is not lost.
                         Stage::Ready => {
                             assert!(matches!(step, Step::Stay | Step::Lose(_) | Step::Unplug), "{kind}");
                         }

@@ -1,4 +1,4 @@
-//! What comes into a connection. Nothing of it is trusted.
+//! Incoming bytes of a connection. All of them are untrusted.
 
 use std::io;
 
@@ -10,15 +10,15 @@ use super::link::{End, Incoming, Kind, Link, Local, News, Posted, Reply, What};
 use super::regions::{NOWHERE, Parts, Reach, Regions, Vectors};
 use super::send::lost;
 
-/// System calls of one connection in one poll.
+/// The system calls of one connection in one poll.
 const CALLS: usize = 8;
-/// Bytes copied at once from the peer's memory.
+/// The bytes copied at once from the peer's memory.
 const PULLED: u64 = 1 << 20;
-/// From this on bytes are read straight to where they belong.
+/// From this length on, payloads are read directly to their destination.
 const DIRECT: u64 = 4096;
 
 impl<S: Stream> Link<S> {
-    /// Reads what is there, and does what it says.
+    /// Reads the available bytes, and executes them.
     pub(super) fn take_in(&mut self, regions: &Regions, news: &mut News) -> Result<(), End> {
         self.more_input = false;
         for _ in 0..CALLS {
@@ -40,8 +40,8 @@ impl<S: Stream> Link<S> {
             let room = &mut self.input[self.input_end..];
             vectors.push(room.as_mut_ptr(), room.len());
             let Some(stream) = &mut self.stream else { return Ok(()) };
-            // SAFETY: the input is ours; the spans are of regions that are registered, and that were found to be writable, by
-            // the peer or by ourselves, when the frame began.
+            // SAFETY: the input buffer is ours; the spans are of registered regions that were found writable,
+            // by the peer or by ourselves, when the frame began.
             match unsafe { stream.read(vectors.get()) } {
                 Ok(0) => return Err(End::new(LostError::Closed)),
                 Ok(count) => {
@@ -70,7 +70,7 @@ impl<S: Stream> Link<S> {
         if !regions.spans(&incoming.parts, incoming.done, count, &mut vectors) {
             return Err(gone(incoming.what, self.next_reply));
         }
-        // SAFETY: regions that are registered, and that were found to be writable when the frame began.
+        // SAFETY: registered regions that were found writable when the frame began.
         if !unsafe { stream.pull(source.wrapping_add(incoming.done), vectors.get()) } {
             return Err(match incoming.what {
                 What::Reply => End::work(self.next_reply, WorkError::RemoteOperation),
@@ -97,7 +97,7 @@ impl<S: Stream> Link<S> {
         }
     }
 
-    /// Does what the bytes say that have been read.
+    /// Executes the bytes that were read.
     pub(super) fn digest(&mut self, regions: &Regions, news: &mut News) -> Result<(), End> {
         loop {
             if let Some(mut incoming) = self.incoming {
@@ -131,7 +131,7 @@ impl<S: Stream> Link<S> {
         }
     }
 
-    /// A frame begins.
+    /// Handles the beginning of a frame.
     fn begin(&mut self, frame: Frame, regions: &Regions, news: &mut News) -> Result<(), End> {
         match frame {
             Frame::Write { len, to, immediate } => self.begin_write(regions, (to, len), immediate, None)?,
@@ -218,7 +218,8 @@ impl<S: Stream> Link<S> {
         Ok(())
     }
 
-    /// A payload follows, or is in the peer's memory: only who has said that it can is told so.
+    /// Expects a payload, which follows or lies in the peer's memory. Only a peer that reported that ability
+    /// may use the latter.
     fn expect(&mut self, parts: Parts, len: u32, what: What, source: Option<u64>) -> Result<(), End> {
         if source.is_some() && !self.told_pulls {
             return Err(End::PROTOCOL);
@@ -227,7 +228,7 @@ impl<S: Stream> Link<S> {
         Ok(())
     }
 
-    /// A message may come only where there is room for it.
+    /// Begins a message, for which there must be a receive.
     fn begin_message(&mut self) -> Result<(), End> {
         if self.begun >= self.granted || self.receives.is_empty() {
             return Err(End::PROTOCOL);
@@ -245,9 +246,9 @@ impl<S: Stream> Link<S> {
         Ok(())
     }
 
-    /// The work request that the next reply is for: what it is, its bytes, where they go.
+    /// Returns the work request of the next reply: its kind, its length, and its destination.
     fn replied(&mut self) -> Option<(Kind, u32, Parts)> {
-        // The places of those that have completed may be others' by now.
+        // The places of completed requests may be in use again.
         self.next_reply = self.next_reply.max(self.completed);
         while self.next_reply < self.sent {
             let posted = self.at(self.next_reply)?;
@@ -269,7 +270,7 @@ impl<S: Stream> Link<S> {
         self.complete(news);
     }
 
-    /// All bytes of a payload are placed.
+    /// Handles a payload whose bytes are all placed.
     fn arrived(&mut self, incoming: Incoming, news: &mut News) {
         let len = incoming.len as u32;
         match incoming.what {
@@ -287,7 +288,7 @@ impl<S: Stream> Link<S> {
     }
 
     fn acknowledge(&mut self, executed: u64, room: u64, news: &mut News) -> Result<(), End> {
-        // What has not gone out entirely can't have been executed.
+        // A request that has not gone out completely cannot have been executed.
         let unfinished = self.body.is_some_and(|body| body.work.is_some());
         let most = self.sent - u64::from(unfinished);
         if executed < self.acked || executed > most || room < self.room {
@@ -298,7 +299,7 @@ impl<S: Stream> Link<S> {
         Ok(())
     }
 
-    /// The peer has refused an operation. Those before it were executed.
+    /// Handles the peer's refusal of an operation. The operations before it were executed.
     fn refused(&mut self, operation: u64, reason: Reason) -> End {
         let pending = operation >= self.completed && operation < self.sent;
         let waits =
@@ -316,7 +317,7 @@ impl<S: Stream> Link<S> {
     }
 }
 
-/// Where a peer's access goes.
+/// Returns the destination of a peer's access.
 fn locate(regions: &Regions, at: Remote, len: u32, reach: Reach) -> Result<Slice, End> {
     if len == 0 {
         return Ok(NOWHERE);
@@ -330,7 +331,7 @@ fn change(regions: &Regions, at: Remote, change: impl Fn(u64) -> u64) -> Result<
     regions.update(region, offset, change).ok_or(End::refuse(Reason::Invalid))
 }
 
-/// The memory that bytes go to was deregistered.
+/// Returns the end of a connection whose destination memory was deregistered.
 fn gone(what: What, next_reply: u64) -> End {
     match what {
         What::Write { .. } => End::refuse(Reason::Access),

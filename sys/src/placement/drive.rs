@@ -1,4 +1,4 @@
-//! What a port does when it is polled: connections are made, move on, and end.
+//! Polling of a port: connections are made, make progress, and end.
 
 use std::os::fd::{AsFd, AsRawFd};
 use std::time::Duration;
@@ -14,14 +14,14 @@ use super::port::PlacementPort;
 use super::send::Flow;
 use super::{Stream, Transport};
 
-/// Events taken from the kernel at once.
+/// The events taken from the kernel at once.
 const EVENTS: usize = 32;
-/// Connections looked after in one poll because of what was posted.
+/// The connections handled in one poll because of posted work.
 const LISTED: usize = 32;
-/// Strangers, and farewells, at once.
+/// The unauthenticated connections, and the lingering closes, at once.
 const MOST_WAITING: usize = 64;
 
-/// Whom a descriptor belongs to, for the kernel to tell.
+/// The owner of a descriptor, for the kernel to return.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Owner {
     Listener,
@@ -50,7 +50,7 @@ impl Owner {
     }
 }
 
-/// Puts something in a free place; `None` when there is none.
+/// Puts a value into a free place; `None` if there is none.
 fn place<T>(places: &mut Vec<Option<T>>, value: T) -> Option<u32> {
     let at = places.iter().position(Option::is_none);
     match at {
@@ -62,23 +62,23 @@ fn place<T>(places: &mut Vec<Option<T>>, value: T) -> Option<u32> {
 }
 
 impl<T: Transport> PlacementPort<T> {
-    /// Tells the kernel whom a stream belongs to, and what to wake for.
+    /// Registers the owner of a stream and its wake conditions with the kernel.
     fn watch(&self, stream: &impl AsFd, owner: Owner, (new, writable): (bool, bool)) {
         let events = libc::EPOLLIN | libc::EPOLLRDHUP | if writable { libc::EPOLLOUT } else { 0 };
         let mut event = libc::epoll_event { events: events as u32, u64: owner.encode() };
         let what = if new { libc::EPOLL_CTL_ADD } else { libc::EPOLL_CTL_MOD };
         let (epoll, fd) = (self.epoll.as_raw_fd(), stream.as_fd().as_raw_fd());
-        // SAFETY: the event outlives the call. It can fail only for lack of memory: the stream then seems to be silent, which
-        // deadlines end.
+        // SAFETY: the event outlives the call. The call fails only for lack of memory; the stream then seems
+        // silent, and deadlines end it.
         unsafe { libc::epoll_ctl(epoll, what, fd, &raw mut event) };
     }
 
-    /// Has the kernel tell when a stream that is being connected is there.
+    /// Requests an event for a stream that is being connected.
     pub(super) fn watch_new(&self, stream: &impl AsFd, at: u32) {
         self.watch(stream, Owner::Link(at), (true, true));
     }
 
-    /// Moves everything on, as far as it goes without waiting.
+    /// Makes as much progress as possible without waiting.
     pub(super) fn progress(&mut self) {
         for _ in 0..LISTED.min(self.listed.len()) {
             let Some(at) = self.listed.pop_front() else { break };
@@ -89,7 +89,7 @@ impl<T: Transport> PlacementPort<T> {
             }
         }
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; EVENTS];
-        // SAFETY: there is room for as many events as announced.
+        // SAFETY: there is room for the announced number of events.
         let count =
             unsafe { libc::epoll_wait(self.epoll.as_raw_fd(), events.as_mut_ptr(), EVENTS as i32, 0) };
         for event in events.iter().take(usize::try_from(count).unwrap_or(0)) {
@@ -102,12 +102,12 @@ impl<T: Transport> PlacementPort<T> {
         }
     }
 
-    /// Whoever has connected may say what it wants.
+    /// Accepts incoming streams, and hears their requests.
     fn welcome(&mut self) {
         for _ in 0..EVENTS {
             let Some(stream) = self.transport.accept() else { return };
             if self.strangers.iter().flatten().count() == MOST_WAITING {
-                // Who has been silent for longest goes.
+                // The stream that has been silent for longest is closed.
                 let oldest = self.strangers.iter_mut().min_by_key(|it| it.as_ref().map(Stranger::deadline));
                 oldest.map(Option::take);
             }
@@ -161,7 +161,7 @@ impl<T: Transport> PlacementPort<T> {
         }
     }
 
-    /// A connection may have something to do.
+    /// Makes progress on a connection.
     fn move_on(&mut self, at: u32, readable: bool) {
         let Self { links, regions, news, .. } = self;
         let Some(link) = links.get_mut(at as usize).and_then(|place| place.link.as_mut()) else { return };
@@ -201,7 +201,7 @@ impl<T: Transport> PlacementPort<T> {
         }
     }
 
-    /// Has a connection looked after at the next poll.
+    /// Schedules a connection for the next poll.
     pub(super) fn list(&mut self, at: u32) {
         if let Some(link) = self.links.get_mut(at as usize).and_then(|place| place.link.as_mut())
             && !link.listed
@@ -211,9 +211,10 @@ impl<T: Transport> PlacementPort<T> {
         }
     }
 
-    /// Sets receives of the shared queue aside for a connection that asks for them, or remembers that it waits. Who has one already
-    /// gets another only if there are enough for all others: a peer that never sends what it asked for, or not all of
-    /// it, keeps nobody from sending, as long as the queue has a receive for each connection.
+    /// Reserves receives of the shared queue for a connection that asks for them, or notes that it waits. A
+    /// connection that has one already gets another only if enough are left for all others. A peer that never
+    /// sends, or sends only a part, therefore blocks no other peer as long as the queue has a receive for each
+    /// connection.
     fn feed(&mut self, at: u32) {
         let others = self.sharers.saturating_sub(1) as usize;
         let Some(link) = self.links.get_mut(at as usize).and_then(|place| place.link.as_mut()) else {
@@ -234,7 +235,7 @@ impl<T: Transport> PlacementPort<T> {
         self.list(at);
     }
 
-    /// There are receives in the shared queue: whoever waits gets them, in turns.
+    /// Gives receives of the shared queue to waiting connections in turn.
     pub(super) fn feed_all(&mut self) {
         for _ in 0..self.hungry.len() {
             if self.shared.is_empty() {
@@ -245,7 +246,7 @@ impl<T: Transport> PlacementPort<T> {
         }
     }
 
-    /// A connection ends.
+    /// Ends a connection.
     pub(super) fn end(&mut self, at: u32, end: End) {
         let Self { links, news, .. } = self;
         let Some(link) = links.get_mut(at as usize).and_then(|place| place.link.as_mut()) else { return };
@@ -267,7 +268,7 @@ impl<T: Transport> PlacementPort<T> {
         if let (Some(reason), Some(stream), true) = (end.refuse, stream, whole) {
             let (bytes, count) = Frame::Refuse { operation: executed, reason }.encode();
             rest.extend_from_slice(&bytes[..count]);
-            // If there are too many, the peer sees the stream end.
+            // If there are too many, the peer only sees the end of the stream.
             if let Some(at) = place(&mut self.farewells, Farewell::new(stream, rest, said)) {
                 if let Some(farewell) = &self.farewells[at as usize] {
                     self.watch(&farewell.stream, Owner::Farewell(at), (false, false));
@@ -277,7 +278,7 @@ impl<T: Transport> PlacementPort<T> {
         }
     }
 
-    /// A connection does not come about.
+    /// Fails a connection that was being made.
     pub(super) fn fail(&mut self, at: u32, error: ConnectError, private: Private) {
         let Self { links, news, .. } = self;
         let Some(link) = links.get_mut(at as usize).and_then(|place| place.link.as_mut()) else { return };
@@ -289,7 +290,7 @@ impl<T: Transport> PlacementPort<T> {
         }
     }
 
-    /// We have asked, and wait for the stream, and then for the answer.
+    /// Continues a connection of ours: waits for the stream, then for the answer.
     fn connecting(&mut self, at: u32) {
         let Some(link) = self.links.get_mut(at as usize).and_then(|place| place.link.as_mut()) else {
             return;
@@ -344,7 +345,7 @@ impl<T: Transport> PlacementPort<T> {
         }
     }
 
-    /// The peer has asked, and waits for our answer: it may only go away.
+    /// Continues a requested connection that waits for our answer: the peer can only leave.
     fn waiting(&mut self, at: u32) {
         let Some(link) = self.links.get_mut(at as usize).and_then(|place| place.link.as_mut()) else {
             return;
@@ -357,7 +358,7 @@ impl<T: Transport> PlacementPort<T> {
         }
     }
 
-    /// Looks after what has a deadline, at time `now`.
+    /// Checks everything that has a deadline, at time `now`.
     pub(super) fn watch_clock(&mut self, now: Duration) {
         self.now = self.now.max(now);
         let late: Vec<u32> =
@@ -380,7 +381,8 @@ impl<T: Transport> PlacementPort<T> {
         }
     }
 
-    /// Whether a connection that is being made, or one that has to give memory back, is late; `None` when it is neither.
+    /// Returns whether a connection that is being made, or that must give memory back, is late; `None` if
+    /// neither applies.
     fn is_late(&self, at: u32) -> Option<bool> {
         let link = self.links.get(at as usize)?.link.as_ref()?;
         let deadline = match link.state {
@@ -390,7 +392,7 @@ impl<T: Transport> PlacementPort<T> {
         Some(self.now > deadline)
     }
 
-    /// The next connection that was closed and has nothing left to tell.
+    /// Returns the next closed connection with nothing left to report.
     pub(super) fn closed(&mut self) -> Option<Connection> {
         let at = self.closing.iter().position(|at| {
             let link = self.links.get(*at as usize).and_then(|place| place.link.as_ref());

@@ -1,4 +1,4 @@
-//! Streams without a connection: before it is asked for, and after it was refused.
+//! Streams without a connection: before the request, and after a refusal.
 
 use std::io;
 use std::time::Duration;
@@ -8,21 +8,22 @@ use nemesia_core::wire::placement::{FIXED_BYTES, GREETING_BYTES, Greeting, Greet
 use super::Stream;
 use super::regions::Vectors;
 
-/// How long a stranger may take to say what it wants, and a refused peer to listen.
+/// The time limit for an unauthenticated connection to send its request, and for a refused peer to read the
+/// refusal.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How much of what a refused peer still says is thrown away at once.
+/// The bytes of a refused peer that are discarded at once.
 const DISCARD: usize = 16 << 10;
 
-/// One part of memory for a system call.
+/// Returns a vector of one part for a system call.
 pub(super) fn one(bytes: &mut [u8]) -> Vectors {
     let mut vectors = Vectors::new();
     vectors.push(bytes.as_mut_ptr(), bytes.len());
     vectors
 }
 
-/// Reads what is there into `bytes`; `None` when there is nothing now.
+/// Reads available bytes into `bytes`; `None` if there are none now.
 pub(super) fn read_some<S: Stream>(stream: &mut S, bytes: &mut [u8]) -> io::Result<Option<usize>> {
-    // SAFETY: the vector is that of a slice which is borrowed until the call is over.
+    // SAFETY: the vector names a slice that is borrowed until the call is over.
     match unsafe { stream.read(one(bytes).get()) } {
         Ok(count) => Ok(Some(count)),
         Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
@@ -32,7 +33,7 @@ pub(super) fn read_some<S: Stream>(stream: &mut S, bytes: &mut [u8]) -> io::Resu
     }
 }
 
-/// Who has connected and not said what for.
+/// A stream that has connected and not sent its request.
 #[derive(Debug)]
 pub(super) struct Stranger<S> {
     pub(super) stream: S,
@@ -41,16 +42,16 @@ pub(super) struct Stranger<S> {
     deadline: Duration,
 }
 
-/// What a stranger said.
+/// The bytes of an unauthenticated connection.
 #[derive(Debug)]
 pub(super) enum Heard {
-    /// Not everything yet.
+    /// Incomplete.
     Wait,
-    /// This.
+    /// A complete handshake.
     Greeting(Greeting),
-    /// It speaks another version: it is told ours.
+    /// Another version; the answer names ours.
     Version,
-    /// Nothing that we answer.
+    /// Invalid bytes, which get no answer.
     Nonsense,
 }
 
@@ -60,7 +61,7 @@ impl<S: Stream> Stranger<S> {
         Self { stream, bytes: [0; GREETING_BYTES], have: 0, deadline }
     }
 
-    /// Until when it is listened to.
+    /// Returns the time at which it is closed.
     pub(super) const fn deadline(&self) -> Duration {
         self.deadline
     }
@@ -87,17 +88,18 @@ impl<S: Stream> Stranger<S> {
         Greeting::decode(&self.bytes).map_or(Heard::Nonsense, Heard::Greeting)
     }
 
-    /// Says a last word, if the stream takes it at once, as it does with one that is new.
+    /// Sends a last frame, if the stream takes it at once, as a new stream does.
     pub(super) fn answer(&mut self, greeting: &Greeting) {
         let mut bytes = greeting.encode();
-        // SAFETY: the vector is that of an array which lives longer.
-        // Who does not hear it sees the stream end.
+        // SAFETY: the vector names an array that lives longer. If the frame is lost, the peer sees the end of
+        // the stream.
         let _ = unsafe { self.stream.write(one(&mut bytes).get()) };
         self.stream.finish();
     }
 }
 
-/// A stream whose peer is told why it ended. Closing it at once, with bytes unread, would take back what was said.
+/// A stream on which the reason of its end is still sent. Closing it at once, with unread bytes, would discard
+/// the sent bytes.
 #[derive(Debug)]
 pub(super) struct Farewell<S> {
     pub(super) stream: S,
@@ -112,14 +114,14 @@ impl<S: Stream> Farewell<S> {
         Self { stream, rest, said, finished: false, deadline: None }
     }
 
-    /// Goes on; false when there is nothing left to do.
+    /// Makes progress. Returns false when nothing is left to do.
     pub(super) fn go_on(&mut self, now: Duration) -> bool {
         if now > *self.deadline.get_or_insert(now.saturating_add(PATIENCE)) {
             return false;
         }
         if self.said < self.rest.len() {
             let vectors = one(&mut self.rest[self.said..]);
-            // SAFETY: the vector is that of a part of the buffer, which is not touched meanwhile.
+            // SAFETY: the vector names a part of the buffer that is not touched meanwhile.
             match unsafe { self.stream.write(vectors.get()) } {
                 Ok(count) => self.said += count,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}

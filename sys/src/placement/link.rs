@@ -11,10 +11,10 @@ use nemesia_core::wire::placement::{Frame, MOST_REPLIES, Reason};
 use super::STAGE_BYTES;
 use super::regions::Parts;
 
-/// The longest inline source.
+/// The longest inline source in bytes.
 pub(super) const MOST_INLINE: usize = 64;
 
-/// What a work request does.
+/// The kind of a work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Write { to: Remote, immediate: Option<u32> },
@@ -25,12 +25,12 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    /// Whether a reply of its own comes.
+    /// Returns whether it has a reply of its own.
     pub(super) const fn is_answered(self) -> bool {
         matches!(self, Self::Read { .. } | Self::Add { .. } | Self::Swap { .. })
     }
 
-    /// Whether it takes a receive.
+    /// Returns whether it consumes a receive.
     pub(super) const fn is_message(self) -> bool {
         matches!(self, Self::Send { .. } | Self::Write { immediate: Some(_), .. })
     }
@@ -52,9 +52,9 @@ pub(super) struct Posted {
     pub(super) kind: Kind,
     pub(super) local: Local,
     pub(super) len: u32,
-    /// Its reply is here.
+    /// Whether its reply has arrived.
     pub(super) answered: bool,
-    /// The peer was told where its bytes are.
+    /// Whether the peer was told where its bytes are.
     pub(super) lent: bool,
 }
 
@@ -65,35 +65,35 @@ pub(super) struct Receive {
     pub(super) parts: Parts,
 }
 
-/// What a peer is to be answered.
+/// The answer to a peer's request.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Reply {
     Bytes { from: Slice, operation: u64 },
     Value { old: u64 },
 }
 
-/// Bytes that go out straight from registered memory.
+/// Bytes that go out directly from registered memory.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Body {
     pub(super) parts: Parts,
     pub(super) len: u64,
     pub(super) done: u64,
-    /// The work request, if it is one of ours.
+    /// The number of the work request, if it is one of ours.
     pub(super) work: Option<u64>,
 }
 
-/// Bytes that come in.
+/// Bytes that are arriving.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Incoming {
     pub(super) parts: Parts,
     pub(super) len: u64,
     pub(super) done: u64,
     pub(super) what: What,
-    /// Where the bytes are in the peer's memory; else they follow in the stream.
+    /// The place of the bytes in the peer's memory; `None` if they follow in the stream.
     pub(super) source: Option<u64>,
 }
 
-/// What comes in.
+/// The destination of arriving bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum What {
     Write { immediate: Option<u32> },
@@ -101,15 +101,15 @@ pub(super) enum What {
     Reply,
 }
 
-/// Why a connection has to end.
+/// Why a connection must end.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct End {
     pub(super) lost: LostError,
-    /// The work request of ours that failed, if one did, and how.
+    /// The work request of ours that failed, and its error.
     pub(super) work: Option<(u64, WorkError)>,
-    /// The receive at the front failed, and how.
+    /// The error of the receive at the front, if it failed.
     pub(super) receive: Option<WorkError>,
-    /// What the peer is told.
+    /// The reason that the peer is told.
     pub(super) refuse: Option<Reason>,
 }
 
@@ -118,7 +118,7 @@ impl End {
         Self { lost, work: None, receive: None, refuse: None }
     }
 
-    /// The peer broke the protocol.
+    /// The peer violated the protocol.
     pub(super) const PROTOCOL: Self = Self::new(LostError::Protocol);
 
     /// A work request of ours failed.
@@ -126,7 +126,7 @@ impl End {
         Self { work: Some((number, error)), ..Self::new(LostError::Work) }
     }
 
-    /// The peer asked for what it may not have.
+    /// The peer requested something forbidden.
     pub(super) const fn refuse(reason: Reason) -> Self {
         Self { refuse: Some(reason), ..Self::new(LostError::Access) }
     }
@@ -140,68 +140,68 @@ pub(super) struct Link<S> {
     pub(super) stream: Option<S>,
     pub(super) deadline: Duration,
     pub(super) private: Private,
-    /// The token of the address that we connect to.
+    /// The token of the address to which it connects.
     pub(super) token: u64,
-    /// Who connects has said its greeting.
+    /// Whether the connecting side has sent its handshake.
     pub(super) greeted: bool,
     pub(super) closing: bool,
     /// Completions that were not polled.
     pub(super) unpolled: u32,
-    /// It is in the port's list of those to look after.
+    /// Whether it is in the port's list of connections to handle.
     pub(super) listed: bool,
-    /// There may be more to read, and nobody will say so.
+    /// Whether there may be more to read without a further event.
     pub(super) more_input: bool,
-    /// The kernel tells when it can be written.
+    /// Whether the kernel reports when it is writable.
     pub(super) writable_wanted: bool,
 
-    /// The send queue; a work request's number is its place modulo the depth.
+    /// The send queue. A work request's place is its number modulo the depth.
     pub(super) work: Vec<Option<Posted>>,
     pub(super) posted: u64,
     pub(super) sent: u64,
     pub(super) acked: u64,
     pub(super) completed: u64,
     pub(super) freed: u64,
-    /// Answered operations that were sent and not answered; the oldest that may be.
+    /// The number of sent operations without their answer; the oldest that may be one.
     pub(super) unanswered: u32,
     pub(super) next_reply: u64,
-    /// Messages sent, those that there is room for, and those that room was asked for.
+    /// Messages sent; messages for which there is room; messages for which room was requested.
     pub(super) messages: u64,
     pub(super) room: u64,
     pub(super) asked: u64,
 
-    /// Posted receives; of a sharing connection, those that were set aside for it.
+    /// Posted receives; of a sharing connection, those reserved for it.
     pub(super) receives: VecDeque<Receive>,
     pub(super) receive_depth: u32,
     pub(super) receiving: u32,
     pub(super) shared: bool,
-    /// Receives in all, messages begun, and how many the peer asks for and is told of.
+    /// Receives granted in all; messages begun; the number that the peer requests and was told.
     pub(super) granted: u64,
     pub(super) begun: u64,
     pub(super) wanted: u64,
     pub(super) granted_told: u64,
-    /// Operations of the peer that were executed, and that it was told of.
+    /// Operations of the peer that were executed, and the number that it was told.
     pub(super) executed: u64,
     pub(super) executed_told: u64,
     pub(super) replies: VecDeque<Reply>,
 
-    /// The peer can read our memory.
+    /// Whether the peer can read our memory.
     pub(super) peer_pulls: bool,
-    /// It was told that we can read its.
+    /// Whether it was told that we can read its memory.
     pub(super) told_pulls: bool,
-    /// Regions that the peer reads from, by our replies; how many it was done with.
+    /// Regions that the peer reads for our replies, and the number that it has finished.
     pub(super) lent: VecDeque<Region>,
     pub(super) lent_done: u64,
-    /// A region that is to be taken back, and until when.
+    /// A region that is being deregistered, and the deadline for the peer.
     demanded: Option<(Region, Duration)>,
-    /// Replies that we read from the peer's memory, and that it was told of.
+    /// Replies that were read from the peer's memory, and the number that it was told.
     pub(super) pulled: u64,
     pub(super) pulled_told: u64,
 
-    /// Bytes to go out before the body.
+    /// Bytes to send before the body.
     pub(super) stage: Vec<u8>,
     pub(super) staged: usize,
     pub(super) body: Option<Body>,
-    /// Replies and requests take turns.
+    /// Whether replies or requests are next; they alternate.
     pub(super) turn: bool,
     pub(super) incoming: Option<Incoming>,
     pub(super) input: Vec<u8>,
@@ -209,21 +209,21 @@ pub(super) struct Link<S> {
     pub(super) input_end: usize,
 }
 
-/// What happens at a port, for its owner to poll.
+/// Events of a port that its owner has not polled.
 #[derive(Debug, Default)]
 pub(super) struct News {
     pub(super) done: VecDeque<(Completion, Freed)>,
     pub(super) events: VecDeque<Event>,
 }
 
-/// Which place is free once a completion was polled.
+/// The place that is freed when a completion is polled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Freed {
-    /// Everything below of the send queue.
+    /// All places of the send queue below this number.
     Work(u64),
-    /// One of the connection's receive queue.
+    /// A place of the connection's receive queue.
     Receive,
-    /// One of the shared queue.
+    /// A place of the shared queue.
     Shared,
 }
 
@@ -282,7 +282,7 @@ impl<S> Link<S> {
         }
     }
 
-    /// A work request by its number.
+    /// Returns a work request by its number.
     pub(super) fn at(&self, number: u64) -> Option<&Posted> {
         self.work.get((number % self.work.len() as u64) as usize)?.as_ref()
     }
@@ -292,24 +292,24 @@ impl<S> Link<S> {
         self.work.get_mut((number % depth) as usize)?.as_mut()
     }
 
-    /// Whether the peer may be reading from a region.
+    /// Returns whether the peer may be reading a region.
     pub(super) fn has_lent(&self, region: Region) -> bool {
         let mut sent = self.lent_work();
         let uses = |posted: &Posted| matches!(&posted.local, Local::Parts(parts) if parts.contain(region));
         self.state == State::Ready && (self.lent.contains(&region) || sent.any(uses))
     }
 
-    /// Whether the peer may be reading from any.
+    /// Returns whether the peer may be reading any region.
     pub(super) fn has_lent_any(&self) -> bool {
         self.state == State::Ready && (!self.lent.is_empty() || self.lent_work().next().is_some())
     }
 
-    /// Work requests that the peer was told the place of.
+    /// Returns the work requests whose place the peer was told.
     fn lent_work(&self) -> impl Iterator<Item = &Posted> {
         (self.completed..self.sent).filter_map(|number| self.at(number)).filter(|posted| posted.lent)
     }
 
-    /// The region is taken back: the peer has to be done with it until then. False when there is such a time already.
+    /// Demands a region back by a deadline. Returns false if a deadline is already set.
     pub(super) fn demand(&mut self, region: Region, until: Duration) -> bool {
         let news = self.demanded.is_none_or(|(region, _)| !self.has_lent(region));
         if news {
@@ -318,17 +318,17 @@ impl<S> Link<S> {
         news
     }
 
-    /// Until when the peer has to be done with a region that it still uses.
+    /// Returns the deadline for a region that the peer still uses.
     pub(super) fn demanded(&self) -> Option<Duration> {
         self.demanded.filter(|(region, _)| self.has_lent(*region)).map(|(_, until)| until)
     }
 
-    /// Whether it takes receives from the shared queue now.
+    /// Returns whether it takes receives from the shared queue now.
     pub(super) fn is_sharer(&self) -> bool {
         self.shared && self.state == State::Ready
     }
 
-    /// Whether one more fits in the send queue.
+    /// Returns whether one more request fits the send queue.
     pub(super) const fn has_place(&self) -> bool {
         self.posted - self.freed < self.work.len() as u64
     }
@@ -344,7 +344,7 @@ impl<S> Link<S> {
         self.unpolled += 1;
     }
 
-    /// The front receive has come to an end.
+    /// Completes the receive at the front.
     pub(super) fn finish_receive(&mut self, news: &mut News, outcome: Outcome) {
         if let Some(receive) = self.receives.pop_front() {
             let freed = if self.shared { Freed::Shared } else { Freed::Receive };
@@ -352,7 +352,7 @@ impl<S> Link<S> {
         }
     }
 
-    /// Tells of the work requests that have completed, in order.
+    /// Reports the completed work requests, in order.
     pub(super) fn complete(&mut self, news: &mut News) {
         while self.completed < self.sent {
             let number = self.completed;
@@ -368,8 +368,8 @@ impl<S> Link<S> {
         }
     }
 
-    /// Ends it: everything that was posted completes. What is left of the receives that were set aside for a sharing
-    /// connection is returned.
+    /// Ends the connection: every posted request completes. Returns the unused receives that were reserved for
+    /// a sharing connection.
     pub(super) fn end(&mut self, end: End, news: &mut News) -> Vec<Receive> {
         if matches!(self.state, State::Lost | State::Gone) {
             return Vec::new();
@@ -383,7 +383,7 @@ impl<S> Link<S> {
             self.tell(news, posted.id, Outcome::Failed(error), Freed::Work(number + 1));
         }
         self.completed = self.posted;
-        // A message that has begun to arrive has its receive.
+        // A message that has begun to arrive owns its receive.
         let begun = matches!(self.incoming, Some(Incoming { what: What::Send { .. }, .. }));
         if end.receive.is_some() || begun {
             self.finish_receive(news, Outcome::Failed(end.receive.unwrap_or(WorkError::Flushed)));
@@ -405,12 +405,12 @@ impl<S> Link<S> {
         left
     }
 
-    /// Whether a frame can be added to what goes out.
+    /// Returns whether a frame of this length can be added to the outgoing bytes.
     pub(super) fn has_stage_room(&self, bytes: usize) -> bool {
         self.stage.len() + bytes <= STAGE_BYTES
     }
 
-    /// Adds a frame to what goes out; there is room.
+    /// Adds a frame to the outgoing bytes, which have room.
     pub(super) fn stage_frame(&mut self, frame: &Frame) {
         let (bytes, count) = frame.encode();
         self.stage.extend_from_slice(&bytes[..count]);

@@ -1,4 +1,4 @@
-//! The port.
+//! The memory port over software placement.
 
 use std::collections::VecDeque;
 use std::io;
@@ -19,7 +19,7 @@ use super::regions::{MOST_PARTS, MOST_REGIONS, Parts, Regions};
 use super::{Stream as _, Transport};
 use crate::os;
 
-/// What a port is to have. Everything is taken as it is needed, and bounded by this.
+/// The limits of a port. Memory is taken when it is needed, and bounded by these.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
     /// Connections.
@@ -30,9 +30,10 @@ pub struct Options {
     pub send_depth: u32,
     /// Receives of a connection's own queue.
     pub receive_depth: u32,
-    /// Receives of the shared queue. With one for each connection that takes from it, no peer can keep another from sending.
+    /// Receives of the shared queue. With one for each connection that uses it, no peer can keep another from
+    /// sending.
     pub shared_receive_depth: u32,
-    /// How long a peer may go on reading memory that is being deregistered. Then its connection ends.
+    /// How long a peer may go on reading memory that is being deregistered. After that its connection ends.
     pub patience: Duration,
 }
 
@@ -87,7 +88,7 @@ pub(super) struct Place<S> {
 pub struct PlacementPort<T: Transport> {
     facts: Facts,
     pub(super) transport: T,
-    /// Whoever connects has to say it: it was given the address.
+    /// The token that a connecting peer must present: it is part of the address.
     pub(super) token: u64,
     pub(super) epoll: OwnedFd,
     pub(super) regions: Regions,
@@ -95,15 +96,15 @@ pub struct PlacementPort<T: Transport> {
     pub(super) free: Vec<u32>,
     pub(super) shared: VecDeque<Receive>,
     shared_used: u32,
-    /// Connections that are ready and take from the shared queue.
+    /// The number of ready connections that use the shared queue.
     pub(super) sharers: u32,
-    /// Those that wait for receives.
+    /// Receive-starved connections.
     pub(super) hungry: VecDeque<u32>,
-    /// Connections to look after.
+    /// Connections to handle.
     pub(super) listed: VecDeque<u32>,
     pub(super) closing: Vec<u32>,
     patience: Duration,
-    /// Connections that have to be made, or to give memory back, in time.
+    /// Connections with a deadline: to be made, or to give memory back.
     pub(super) timed: Vec<u32>,
     pub(super) strangers: Vec<Option<Stranger<T::Stream>>>,
     pub(super) farewells: Vec<Option<Farewell<T::Stream>>>,
@@ -118,7 +119,7 @@ impl<T: Transport> PlacementPort<T> {
         if epoll < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the descriptor is new, and nobody else's.
+        // SAFETY: the descriptor is new and has no other owner.
         let epoll = unsafe { OwnedFd::from_raw_fd(epoll) };
         let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 0 };
         let (add, listener) = (libc::EPOLL_CTL_ADD, transport.listener().as_raw_fd());
@@ -176,7 +177,7 @@ impl<T: Transport> PlacementPort<T> {
         place.generation = place.generation.wrapping_add(1);
         let connection = Connection { index, generation: place.generation };
         place.link = Some(Box::new(Link::new(connection, state, depths)));
-        // So that nothing is allocated when work completes.
+        // Allocated now, so that nothing is allocated when work completes.
         let most =
             (depths.0 + depths.1) as usize * self.links.len() + self.facts.shared_receive_depth as usize;
         self.news.done.reserve(most.saturating_sub(self.news.done.len()));
@@ -190,7 +191,7 @@ impl<T: Transport> PlacementPort<T> {
         can.then_some(()).ok_or(ConnectError::Unsupported)
     }
 
-    /// The bytes of a work request.
+    /// Returns the bytes of a work request.
     #[inline]
     fn source(&self, from: Source<'_>) -> Result<(Local, u32), PostError> {
         match from {

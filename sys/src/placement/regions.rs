@@ -1,25 +1,25 @@
-//! Registered memory, and what of it peers may reach.
+//! Registered memory, and the checks of peers' accesses.
 
 use nemesia_core::payload::Lent;
 use nemesia_core::port::memory::{Access, Key, PostError, Region, RegisterError, Remote, Slice};
 
 use crate::os;
 
-/// What peers call the first byte of every region: not where it is in this process, and not 0.
+/// The address of the first byte of every region in keys: not its address in this process, and not 0.
 const BASE: u64 = 1 << 32;
-/// Bits of a key that say where the region is; the others are random.
+/// The bits of a key that index the region; the others are random.
 const INDEX_BITS: u32 = 16;
-/// As many regions as there are indices.
+/// The number of region indices.
 pub(super) const MOST_REGIONS: u32 = 1 << INDEX_BITS;
 
-/// The most parts of a work request.
+/// The largest number of parts in a work request.
 pub(super) const MOST_PARTS: usize = 8;
 
 /// A part of no bytes.
 pub(super) const NOWHERE: Slice =
     Slice { region: Region { index: u32::MAX, generation: 0 }, offset: 0, len: 0 };
 
-/// A list of parts, kept in place.
+/// A list of parts, stored in place.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Parts {
     parts: [Slice; MOST_PARTS],
@@ -27,19 +27,19 @@ pub(super) struct Parts {
 }
 
 impl Parts {
-    /// These; those that do not fit have been refused before.
+    /// Copies the parts; longer lists were refused before.
     pub(super) fn new(from: &[Slice]) -> Self {
         let mut all = Self { parts: [NOWHERE; MOST_PARTS], count: from.len().min(MOST_PARTS) };
         all.parts[..all.count].copy_from_slice(&from[..all.count]);
         all
     }
 
-    /// Whether one of them is of this region.
+    /// Returns whether one part is of this region.
     pub(super) fn contain(&self, region: Region) -> bool {
         self.get().iter().any(|part| part.region == region)
     }
 
-    /// The only one.
+    /// Returns the only part, if there is one.
     pub(super) fn single(&self) -> Option<Slice> {
         if let [part] = self.get() { Some(*part) } else { None }
     }
@@ -48,13 +48,13 @@ impl Parts {
         &self.parts[..self.count]
     }
 
-    /// Bytes in all.
+    /// Returns the total number of bytes.
     pub(super) fn len(&self) -> u64 {
         self.get().iter().map(|part| u64::from(part.len)).sum()
     }
 }
 
-/// Parts of memory for one system call.
+/// The parts of memory for one system call.
 #[derive(Debug)]
 pub(super) struct Vectors {
     parts: [libc::iovec; MOST_PARTS + 2],
@@ -67,7 +67,7 @@ impl Vectors {
         Self { parts: [EMPTY; MOST_PARTS + 2], count: 0 }
     }
 
-    /// Adds a part; those that do not fit wait for the next call.
+    /// Adds a part. Parts that do not fit wait for the next call.
     pub(super) fn push(&mut self, base: *mut u8, len: usize) {
         if let Some(part) = self.parts.get_mut(self.count).filter(|_| len > 0) {
             *part = libc::iovec { iov_base: base.cast(), iov_len: len };
@@ -80,7 +80,7 @@ impl Vectors {
     }
 }
 
-/// What a peer wants to do.
+/// The access that a peer wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reach {
     Read,
@@ -93,7 +93,7 @@ struct Held {
     lent: Lent,
     access: Access,
     key: u64,
-    /// It is being deregistered: nothing new begins.
+    /// Whether it is being deregistered: no new access begins.
     revoked: bool,
 }
 
@@ -143,7 +143,7 @@ impl Regions {
         Ok(())
     }
 
-    /// Lets nothing new begin.
+    /// Forbids new accesses.
     pub(super) fn revoke(&mut self, region: Region) -> Result<(), RegisterError> {
         self.held(region).ok_or(RegisterError::Unknown)?;
         if let Some(held) = &mut self.places[region.index as usize].held {
@@ -152,13 +152,13 @@ impl Regions {
         Ok(())
     }
 
-    /// Where a part is in this process, for a peer that reads it.
+    /// Returns the address of a part in this process, for a peer that reads it.
     pub(super) fn address(&self, part: Slice) -> Option<u64> {
         let base = self.held(part.region)?.lent.part(part.offset, part.len.into())?;
         Some(base.as_ptr().expose_provenance() as u64)
     }
 
-    /// A region that may be used for something new.
+    /// Returns a region that may be used for a new access.
     fn open(&self, region: Region) -> Option<&Held> {
         self.held(region).filter(|held| !held.revoked)
     }
@@ -173,7 +173,7 @@ impl Regions {
         Some(Key { address: BASE, len: held.lent.len() as u64, key: held.key })
     }
 
-    /// Checks the parts of a work request; how many bytes they are.
+    /// Checks the parts of a work request. Returns their total length in bytes.
     pub(super) fn check(
         &self,
         parts: &[Slice],
@@ -198,7 +198,7 @@ impl Regions {
         }
     }
 
-    /// Where a peer's access goes, if it is allowed.
+    /// Returns the place of a peer's access, if it is allowed.
     pub(super) fn reach(&self, at: Remote, len: u32, reach: Reach) -> Option<(Region, u64)> {
         let index = at.key as u32 & (MOST_REGIONS - 1);
         let place = self.places.get(index as usize)?;
@@ -213,7 +213,7 @@ impl Regions {
         Some((Region { index, generation: place.generation }, offset))
     }
 
-    /// Adds the memory of `len` bytes from `at` on; false when some of it was deregistered.
+    /// Adds the memory of `len` bytes from `at` on. Returns false if some of it was deregistered.
     pub(super) fn spans(&self, parts: &Parts, at: u64, len: u64, vectors: &mut Vectors) -> bool {
         self.walk(parts, at, len, |lent, offset, _, len| {
             let part = lent.part(offset, len as u64);
@@ -224,21 +224,21 @@ impl Regions {
         })
     }
 
-    /// Copies bytes out of the parts, from `at` on; false when some of it was deregistered.
+    /// Copies bytes out of the parts, from `at` on. Returns false if some of it was deregistered.
     pub(super) fn gather(&self, parts: &Parts, at: u64, to: &mut [u8]) -> bool {
         self.walk(parts, at, to.len() as u64, |lent, offset, done, len| {
             lent.read(offset, &mut to[done..done + len])
         })
     }
 
-    /// Copies bytes into the parts, from `at` on; false when some of it was deregistered.
+    /// Copies bytes into the parts, from `at` on. Returns false if some of it was deregistered.
     pub(super) fn scatter(&self, parts: &Parts, at: u64, from: &[u8]) -> bool {
         self.walk(parts, at, from.len() as u64, |lent, offset, done, len| {
             lent.write(offset, &from[done..done + len])
         })
     }
 
-    /// Changes eight bytes; `None` when they are not aligned, or gone.
+    /// Changes eight bytes; `None` if they are not aligned, or gone.
     pub(super) fn update(&self, region: Region, at: u64, change: impl Fn(u64) -> u64) -> Option<u64> {
         self.held(region)?.lent.update(at, change)
     }

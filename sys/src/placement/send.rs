@@ -1,4 +1,4 @@
-//! What goes out of a connection.
+//! Outgoing bytes of a connection.
 
 use std::io;
 
@@ -9,11 +9,11 @@ use super::Stream;
 use super::link::{Body, End, Kind, Link, Local, Posted, Reply};
 use super::regions::{Parts, Regions, Vectors};
 
-/// Payloads up to this are copied and go out with their frame, and with others.
+/// Payloads up to this length are copied, and go out with their frame and with others.
 const COPIED: usize = 2048;
-/// Payloads from this on are read by the peer from where they are, where it can do that.
+/// Payloads from this length on are read by the peer from their place, if the peer can do that.
 const LENT: u32 = 32 << 10;
-/// System calls of one connection in one poll.
+/// The system calls of one connection in one poll.
 const CALLS: usize = 8;
 
 /// Whether more can be written.
@@ -23,12 +23,12 @@ pub(super) enum Flow {
     Idle,
     /// The stream takes no more now.
     Blocked,
-    /// It might, but others have their turn.
+    /// It may take more, but it is another connection's turn.
     More,
 }
 
 impl<S: Stream> Link<S> {
-    /// Writes what there is to write, as long as the stream takes it.
+    /// Writes outgoing bytes as long as the stream takes them.
     pub(super) fn send_out(&mut self, regions: &Regions) -> Result<Flow, End> {
         for _ in 0..CALLS {
             self.fill(regions)?;
@@ -47,7 +47,7 @@ impl<S: Stream> Link<S> {
                 return Ok(Flow::Idle);
             }
             let Some(stream) = &mut self.stream else { return Err(End::new(LostError::Unreachable)) };
-            // SAFETY: the stage is ours, the spans are of regions that are registered, hence readable.
+            // SAFETY: the stage is ours; the spans are of registered, hence readable, regions.
             match unsafe { stream.write(vectors.get()) } {
                 Ok(count) => self.gone_out(count, staged),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(Flow::Blocked),
@@ -73,7 +73,7 @@ impl<S: Stream> Link<S> {
         }
     }
 
-    /// Adds frames to the stage as long as they fit and nothing has to follow straight from memory.
+    /// Adds frames to the stage as long as they fit and no body must follow directly from memory.
     fn fill(&mut self, regions: &Regions) -> Result<(), End> {
         while self.state == State::Ready
             && self.body.is_none()
@@ -105,7 +105,7 @@ impl<S: Stream> Link<S> {
         Ok(())
     }
 
-    /// The next reply; false when there is none.
+    /// Adds the next reply. Returns false if there is none.
     fn fill_reply(&mut self, regions: &Regions) -> Result<bool, End> {
         match self.replies.pop_front() {
             None => return Ok(false),
@@ -118,7 +118,7 @@ impl<S: Stream> Link<S> {
             Some(Reply::Bytes { from, operation }) => {
                 self.stage_frame(&Frame::ReadReply { len: from.len });
                 if !self.fill_bytes(regions, Parts::new(&[from]), from.len, None) {
-                    // Deregistered since it was asked for. Nothing of this frame has gone out.
+                    // It was deregistered after the request. Nothing of this frame has gone out.
                     self.stage.truncate(self.stage.len() - nemesia_core::wire::placement::FRAME_BYTES);
                     self.executed = operation;
                     return Err(End::refuse(Reason::Access));
@@ -128,11 +128,12 @@ impl<S: Stream> Link<S> {
         Ok(true)
     }
 
-    /// Bytes behind a frame: copied, or to follow from where they are; false when they were deregistered.
+    /// Adds the bytes behind a frame: copied, or to follow from their place. Returns false if they were
+    /// deregistered.
     fn fill_bytes(&mut self, regions: &Regions, parts: Parts, len: u32, work: Option<u64>) -> bool {
         if len as usize > COPIED {
             self.body = Some(Body { parts, len: len.into(), done: 0, work });
-            // Found out now rather than in the middle of the frame.
+            // Checked now, not in the middle of the frame.
             return regions.spans(&parts, 0, len.into(), &mut Vectors::new());
         }
         let start = self.stage.len();
@@ -144,7 +145,7 @@ impl<S: Stream> Link<S> {
         false
     }
 
-    /// The next work request; false when there is none that may go.
+    /// Adds the next work request. Returns false if none may go.
     fn fill_request(&mut self, regions: &Regions) -> Result<bool, End> {
         let number = self.sent;
         if number == self.posted {
@@ -194,12 +195,12 @@ impl<S: Stream> Link<S> {
         Ok(true)
     }
 
-    /// Whether so many bytes are better read by the peer from where they are.
+    /// Returns whether the peer should read a payload of this length from its place.
     const fn lends(&self, len: u32) -> bool {
         self.peer_pulls && len >= LENT
     }
 
-    /// Whether a work request may go out now; asks for room if that is missing.
+    /// Returns whether a work request may go out now. Requests room if that is missing.
     fn may_go(&mut self, posted: &Posted) -> bool {
         if posted.fence && self.unanswered > 0 {
             return false;
@@ -220,7 +221,7 @@ impl<S: Stream> Link<S> {
     }
 }
 
-/// Why a stream has ended.
+/// Returns why a stream has ended.
 pub(super) fn lost(error: &io::Error) -> LostError {
     match error.raw_os_error() {
         Some(libc::ECONNRESET | libc::EPIPE | libc::ECONNABORTED) => LostError::Closed,

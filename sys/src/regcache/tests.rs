@@ -1,5 +1,5 @@
-//! Stale registrations, made in every way that a program can. The registrar remembers what the pages held when it registered
-//! them: reading through it is what a device would do with the pages that it has pinned.
+//! Stale registrations, made in every way that a program can. The registrar remembers the contents of the pages
+//! that it registered; reading through it equals a device's access to the pages that it has pinned.
 
 mod snapshot;
 
@@ -9,7 +9,7 @@ use super::{Held, Range, Registrar, RegistrationCache, Size, Telling};
 use crate::os::testing::{is_child, run_again, skipped};
 use snapshot::{PAGE, Snapshot, TestCache, map_with, seen, seen_through, touch, unmap};
 
-/// A cache that the kernel tells; `None`, and why, where it does not.
+/// Returns a cache to which the kernel reports; reports the test as skipped if the kernel does not.
 fn watched() -> Option<TestCache> {
     let cache = RegistrationCache::new(Snapshot::default(), Size::default(), Telling::Kernel);
     let Some(refused) = cache.refused() else { return Some(cache) };
@@ -17,8 +17,8 @@ fn watched() -> Option<TestCache> {
     None
 }
 
-/// Whether this is a process of this test's own, where no other test takes addresses that it frees, or moves the end of the
-/// heap; if not, runs it in one.
+/// Returns whether this is a process of this test's own, in which no other test takes addresses that it frees,
+/// or moves the end of the heap; if not, runs the test in one.
 fn alone(test: &str) -> bool {
     if !is_child() {
         run_again(&format!("nemesia::regcache::tests::{test}"), || Ok(()));
@@ -26,7 +26,7 @@ fn alone(test: &str) -> bool {
     is_child()
 }
 
-/// New pages, filled with `byte`: at `at` in place of what is there, or anywhere.
+/// Maps new pages filled with `byte`: at `at` in place of the old ones, or anywhere.
 fn map(at: Option<usize>, pages: usize, byte: u8) -> usize {
     let fixed = if at.is_some() { libc::MAP_FIXED } else { 0 };
     map_with(at.unwrap_or(0), pages, byte, fixed).unwrap()
@@ -52,13 +52,14 @@ fn page_that_was_unmapped_and_mapped_again_is_registered_anew() {
     unmap(at, 8);
 }
 
-/// What a device would read at this page, by callers who promise what [`RegistrationCache::acquire_trusting`] asks for.
+/// Returns what a device would read at this page, for callers who promise what
+/// [`RegistrationCache::acquire_trusting`] asks.
 fn seen_trusting(cache: &mut TestCache, at: usize) -> u8 {
     let held = cache.acquire_trusting(at as u64, 1, 1).unwrap();
     seen_through(cache, held, at)
 }
 
-/// In one thread, a change is known as soon as the call has returned, without a call of our own.
+/// In one thread, a change is known as soon as the call has returned, without a system call of our own.
 #[test]
 fn trusting_callers_see_every_change_that_is_over() {
     if !alone("trusting_callers_see_every_change_that_is_over") {
@@ -106,7 +107,7 @@ fn page_that_was_replaced_moved_or_discarded_is_registered_anew() {
     unmap(to, 4);
 }
 
-/// Moves the end of the heap. Returns where it was.
+/// Moves the end of the heap. Returns its former place.
 fn move_heap(bytes: isize) -> usize {
     // SAFETY: grows the heap, or takes back what this test had grown it by.
     let before = unsafe { libc::sbrk(bytes) };
@@ -154,7 +155,7 @@ fn other_threads_change_mappings_while_registrations_are_used() {
     for turn in 0..400usize {
         let (at, byte) = (places[turn % 8], (turn % 251) as u8);
         ask.send((at, byte)).unwrap();
-        // Meanwhile the others are used.
+        // The other ranges are used meanwhile.
         touch(&mut cache, places[(turn + 3) % 8], 4);
         done.recv().unwrap();
         assert_eq!(seen(&mut cache, at + 3 * PAGE), byte, "turn {turn}");
@@ -201,7 +202,8 @@ fn registration_in_use_outlives_the_change_and_is_not_found_again() {
     assert!(cache.close().pinned.is_empty());
 }
 
-/// Only one watch of a process can have a page. What the other one drops late must not end it, which the kernel would do before
+/// Only one watch of a process can have a page. A late drop by the other watch must not end it, which the
+/// kernel would do before Linux 6.17.
 /// Linux 6.17.
 #[test]
 fn caches_of_one_process_leave_the_watches_of_each_other_alone() {
@@ -212,7 +214,8 @@ fn caches_of_one_process_leave_the_watches_of_each_other_alone() {
     let at = map(None, 12, 1);
     for byte in 1..100 {
         let old = first.acquire(at as u64, (8 * PAGE) as u64, 1).unwrap();
-        // The page is new, and now the second one's; the first still uses what it was, and gets it after that only to share.
+        // The page is new and now belongs to the second; the first still uses the old one, and afterwards gets
+        // the new one only to share.
         map(Some(at), 12, byte + 1);
         touch(&mut second, at + 4 * PAGE, 8);
         assert_eq!((seen(&mut second, at + 6 * PAGE), second.bytes()), (byte + 1, 8 * PAGE as u64));
@@ -289,7 +292,7 @@ fn forked_child_leaves_the_watch_of_its_parent_alone() {
     unmap(at, 4);
 }
 
-/// The last part of a registration that is in use, and of which nobody tells, says nothing about its other pages.
+/// The last part of a registration in use, without any report, proves nothing about its other pages.
 #[test]
 fn pages_that_nobody_vouches_for_are_registered_anew() {
     let mut cache = RegistrationCache::new(Snapshot::default(), Size::default(), Telling::Nobody);
@@ -303,7 +306,7 @@ fn pages_that_nobody_vouches_for_are_registered_anew() {
     unmap(at, 8);
 }
 
-/// A segment of System V shared memory, which the kernel takes back with its last user.
+/// Makes a segment of System V shared memory, which the kernel removes with its last user.
 fn segment() -> i32 {
     // SAFETY: takes numbers; the segment is new.
     let id = unsafe { libc::shmget(libc::IPC_PRIVATE, 4 * PAGE, libc::IPC_CREAT | 0o600) };
@@ -311,7 +314,7 @@ fn segment() -> i32 {
     id
 }
 
-/// Attaches a segment, fills it, and leaves it to the kernel to remove.
+/// Attaches a segment, fills it, and marks it for removal.
 fn attach(id: i32, at: usize, byte: u8) -> usize {
     // SAFETY: a place that the kernel chooses, or that is free.
     let new = unsafe { libc::shmat(id, ptr::without_provenance(at), 0) };
@@ -324,7 +327,7 @@ fn attach(id: i32, at: usize, byte: u8) -> usize {
     new.expose_provenance()
 }
 
-/// The kernel tells nobody of `shmdt`, and so watches no such segment.
+/// The kernel reports no `shmdt`, and therefore watches no such segment.
 #[test]
 fn segment_that_was_detached_and_replaced_is_registered_anew() {
     if !alone("segment_that_was_detached_and_replaced_is_registered_anew") {
@@ -340,7 +343,7 @@ fn segment_that_was_detached_and_replaced_is_registered_anew() {
     assert_eq!(seen(&mut cache, at), 2, "a stale registration");
 }
 
-/// The kernel tells nobody of pages that are taken out of a file.
+/// The kernel does not report pages that are taken out of a file.
 #[test]
 fn pages_punched_out_of_a_shared_file_are_registered_anew() {
     let Some(mut cache) = watched() else { return };
@@ -365,7 +368,7 @@ fn pages_punched_out_of_a_shared_file_are_registered_anew() {
     unsafe { libc::close(file) };
 }
 
-/// A child has the descriptors too, and keeps the kernel's watch alive when its reader has gone.
+/// A child has the descriptors too, and keeps the kernel's watch alive after its reader has gone.
 #[test]
 fn program_goes_on_when_the_cache_is_gone_and_a_forked_child_is_not() {
     if !alone("program_goes_on_when_the_cache_is_gone_and_a_forked_child_is_not") {
@@ -400,7 +403,7 @@ fn program_goes_on_when_the_cache_is_gone_and_a_forked_child_is_not() {
     assert_eq!(unmapped, Ok(()), "munmap waits for ever");
 }
 
-/// New pages at `at`, or nothing if there are some.
+/// Maps new pages at `at`, unless some are mapped there.
 fn claim(at: usize, pages: usize) -> bool {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
     let rights = libc::PROT_READ | libc::PROT_WRITE;
@@ -409,14 +412,14 @@ fn claim(at: usize, pages: usize) -> bool {
     new.addr() == at
 }
 
-/// Addresses are free, and given to the next one, before `munmap` has returned: nobody has been told by then.
+/// Addresses are free, and reused, before `munmap` has returned: nothing has been reported by then.
 #[test]
 fn addresses_that_another_thread_is_still_unmapping_are_registered_anew() {
     if !alone("addresses_that_another_thread_is_still_unmapping_are_registered_anew") {
         return;
     }
     let Some(mut cache) = watched() else { return };
-    // A thread that starts maps memory of its own, perhaps where ours was.
+    // A starting thread maps memory of its own, perhaps at an address that was ours.
     let started = std::sync::Barrier::new(4);
     let place = map(None, 64, 0);
     std::thread::scope(|threads| {

@@ -1,5 +1,5 @@
-//! A registrar that remembers what the pages held when it registered them: reading through it is what a device would do with
-//! the pages that it has pinned. Also for `tests/processes/interposed.rs`.
+//! A registrar that remembers the contents of the pages that it registered; reading through it equals a
+//! device's access to the pages that it has pinned. `tests/processes/interposed.rs` uses it too.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -9,10 +9,10 @@ use super::{Held, Range, Registrar, RegistrationCache};
 
 pub(super) const PAGE: usize = 4096;
 
-/// Registers by remembering the first byte of each page, as it is then.
+/// Registers by remembering the first byte of each page at that time.
 #[derive(Default)]
 pub(super) struct Snapshot {
-    /// By handle: what was registered, and what its pages held.
+    /// By handle: the registered range, and the contents of its pages.
     pub(super) pinned: HashMap<u32, (Range, Vec<u8>)>,
     made: u32,
 }
@@ -41,7 +41,7 @@ pub(super) fn place(at: usize) -> *mut c_void {
     ptr::with_exposed_provenance_mut(at)
 }
 
-/// New pages at `at`, or anywhere, with these flags; filled with `byte`.
+/// Maps new pages at `at`, or anywhere, with these flags; filled with `byte`.
 pub(super) fn map_with(at: usize, pages: usize, byte: u8, flags: i32) -> Option<usize> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | flags;
     let rights = libc::PROT_READ | libc::PROT_WRITE;
@@ -60,13 +60,13 @@ pub(super) fn unmap(at: usize, pages: usize) {
     assert_eq!(unsafe { libc::munmap(place(at), pages * PAGE) }, 0);
 }
 
-/// What a device would read at this page, through the registration that it is given.
+/// Returns what a device would read at this page, through the registration that the cache returns.
 pub(super) fn seen(cache: &mut TestCache, at: usize) -> u8 {
     let held = cache.acquire(at as u64, 1, 1).unwrap();
     seen_through(cache, held, at)
 }
 
-/// The same, through this registration, which is let go of.
+/// Returns the same through this registration, and releases it.
 pub(super) fn seen_through(cache: &mut TestCache, held: Held, at: usize) -> u8 {
     let handle = cache.handle(&held).unwrap();
     let (range, bytes) = &cache.registrar_mut().pinned[&handle];
@@ -75,7 +75,7 @@ pub(super) fn seen_through(cache: &mut TestCache, held: Held, at: usize) -> u8 {
     byte
 }
 
-/// Registers so many pages, and lets go of them.
+/// Registers `pages` pages, and releases them.
 pub(super) fn touch(cache: &mut TestCache, at: usize, pages: usize) {
     let held = cache.acquire(at as u64, (pages * PAGE) as u64, 1).unwrap();
     cache.release(held);
