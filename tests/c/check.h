@@ -1,4 +1,4 @@
-/* Checks that name the place and what the library said. */
+/* Checks that report the place and the library's error message. */
 #ifndef CHECK_H
 #define CHECK_H
 
@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* What the program says and how it ends when something is not as it should be. */
+/* Reports a failed check and ends the program. */
 static void fail_at(const char *file, int line, const char *what) {
     fprintf(stderr, "%s:%d: %s\n    last error: %s\n", file, line, what, nemesia_last_error_message());
     exit(EXIT_FAILURE);

@@ -1,4 +1,4 @@
-/* A runtime that has met its peers already embeds Nemesia: three processes, forked, with a store of their own. */
+/* A runtime whose processes know each other already embeds Nemesia: three forked processes with a store of their own. */
 #define _GNU_SOURCE
 #include "check.h"
 
@@ -80,7 +80,7 @@ static nemesia_exchange exchange_of(struct context *context) {
     return exchange;
 }
 
-/* Each sends its rank around the ring. */
+/* Each process sends its rank around the ring. */
 static void around(nemesia_endpoint *endpoint, int32_t rank) {
     int32_t next = (rank + 1) % SIZE, before = (rank + SIZE - 1) % SIZE, got = -1;
     nemesia_status status;

@@ -1,4 +1,4 @@
-/* What two processes do with the C interface: `pair CASE`, started twice by the launcher. */
+/* Two processes use the C interface: `pair CASE`, started twice by the launcher. */
 #include "check.h"
 
 #include <poll.h>
@@ -40,7 +40,7 @@ static void ping_pong(void) {
     }
 }
 
-/* Both send a window of messages of which each is larger than a cell, and receive one. */
+/* Both send a window of messages that are larger than a cell, and receive one. */
 static void window(void) {
     static unsigned char sent[WINDOW][65537], received[WINDOW][65537];
     uint64_t requests[2 * WINDOW];
@@ -73,7 +73,7 @@ static void wildcards(void) {
         OK(nemesia_endpoint_send(endpoint, peer, 0xcd02, "two", 3));
         OK(nemesia_endpoint_send(endpoint, peer, 0xab03, "three", 5));
     } else {
-        /* The high byte decides: the second message is passed over. */
+        /* The high byte decides: the second message does not match. */
         OK(nemesia_endpoint_recv(endpoint, NEMESIA_ANY_SOURCE, 0xcd00, 0xff, sizeof word, word, &status));
         CHECK(status.rank == 0 && status.tag == 0xcd02 && memcmp(word, "two", 3) == 0);
         OK(nemesia_endpoint_recv(endpoint, NEMESIA_ANY_SOURCE, 0, NEMESIA_ANY_TAG, sizeof word, word, &status));
@@ -81,7 +81,7 @@ static void wildcards(void) {
         OK(nemesia_endpoint_recv(endpoint, 0, 0, NEMESIA_ANY_TAG, sizeof word, word, &status));
         CHECK(status.tag == 0xab03 && status.len == 5 && memcmp(word, "three", 5) == 0);
     }
-    /* To ourselves, from anyone. */
+    /* To this rank itself, from any source. */
     OK(nemesia_endpoint_send(endpoint, rank, 1, "self", 4));
     OK(nemesia_endpoint_recv(endpoint, NEMESIA_ANY_SOURCE, 1, 0, sizeof word, word, &status));
     CHECK(status.rank == rank && memcmp(word, "self", 4) == 0);
@@ -169,7 +169,7 @@ static void contexts(void) {
         fill(sent, sizeof sent, 5);
         OK(nemesia_endpoint_isend_in(endpoint, 3, NEMESIA_SEND_STANDARD, peer, TAG, sent, sizeof sent, &request));
         OK(nemesia_endpoint_wait(endpoint, request, FOR_EVER, NULL));
-        /* Nobody receives it before we say so. */
+        /* The peer receives it only after the next message. */
         OK(nemesia_endpoint_isend_in(endpoint, 4, NEMESIA_SEND_SYNCHRONOUS, peer, TAG, "four", 4, &request));
         CHECK(request != NEMESIA_REQUEST_NONE);
         GIVES(NEMESIA_ERR_TIMEOUT, nemesia_endpoint_wait(endpoint, request, SECOND / 100, NULL));
@@ -185,7 +185,7 @@ static void contexts(void) {
     OK(nemesia_endpoint_irecv_in(endpoint, 1, peer, TAG, 0, LARGE, received, &request));
     OK(nemesia_endpoint_wait(endpoint, request, FOR_EVER, &status));
     CHECK(status.len == 3 && memcmp(received, "one", 3) == 0);
-    /* Looked at, taken out, received. */
+    /* Probed, taken out, received. */
     OK(nemesia_endpoint_probe(endpoint, 3, peer, TAG, 0, FOR_EVER, &status));
     CHECK(status.rank == peer && status.tag == TAG && status.len == LARGE);
     OK(nemesia_endpoint_iprobe(endpoint, 3, NEMESIA_ANY_SOURCE, 0, NEMESIA_ANY_TAG, &status));
@@ -210,7 +210,7 @@ static void contexts(void) {
     GIVES(NEMESIA_ERR_TIMEOUT, nemesia_endpoint_mprobe(endpoint, 7, peer, TAG, 0, 0, &message, NULL));
 }
 
-/* Runs of growing length, the first ones empty. */
+/* Segments of growing length, the first ones empty. */
 static size_t cut(unsigned char *bytes, size_t len, size_t step, nemesia_iovec *list) {
     size_t at = 0, count = 0;
     while (at < len) {
@@ -329,7 +329,7 @@ static void refuse_configurations(void) {
     OK(nemesia_config_set(config, "NEMESIA_CELLS", "8"));
     OK(nemesia_config_get(config, "NEMESIA_CELLS", 2, value, &len));
     CHECK(strcmp(value, "8") == 0 && len == 1);
-    /* The launcher's connection is taken, which is found out first. */
+    /* The launcher's connection is in use, which is detected first. */
     GIVES(NEMESIA_ERR_BOOTSTRAP, nemesia_endpoint_open(config, &other));
     CHECK(other == NULL);
     nemesia_config_destroy(config);
@@ -348,7 +348,7 @@ static void refuse_exchanges(void) {
     exchange.struct_size = sizeof exchange;
     GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_open_with(NULL, &exchange, &other));
     CHECK(strstr(nemesia_last_error_message(), "nemesia_exchange.rank is NULL") != NULL);
-    /* The launcher's connection is taken. */
+    /* The launcher's connection is in use. */
     GIVES(NEMESIA_ERR_BOOTSTRAP, nemesia_endpoint_open(NULL, &other));
     CHECK(other == NULL);
 }
@@ -374,7 +374,7 @@ static void errors(void) {
     GIVES(NEMESIA_ERR_STALE, nemesia_endpoint_test(endpoint, 12345, &status));
     GIVES(NEMESIA_ERR_STALE, nemesia_endpoint_wait(endpoint, NEMESIA_REQUEST_DONE, FOR_EVER, &status));
     CHECK(request == 77 && failure == 77 && status.code == 77 && status.len == 77);
-    /* Nothing comes; then the receive is withdrawn, and its request is stale. */
+    /* No message comes; then the receive is cancelled, and its request is stale. */
     OK(nemesia_endpoint_irecv(endpoint, peer, 1234, 0, 1, &byte, &request));
     GIVES(NEMESIA_PENDING, nemesia_endpoint_test(endpoint, request, &status));
     GIVES(NEMESIA_ERR_TIMEOUT, nemesia_endpoint_wait(endpoint, request, 0, &status));

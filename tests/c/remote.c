@@ -15,7 +15,7 @@ static void barrier(void) {
     OK(nemesia_endpoint_recv(endpoint, peer, 999, 0, 0, NULL, NULL));
 }
 
-/* Tells the peer the key of a region, and learns its. */
+/* Sends the key of a region to the peer, and receives the peer's. */
 static nemesia_remote_key exchange(uint64_t region) {
     nemesia_remote_key mine, its;
     OK(nemesia_endpoint_remote_key(endpoint, region, &mine));
@@ -32,7 +32,7 @@ struct count {
     int32_t used;
 };
 
-/* What is over after some instructions is refused as everything else is. */
+/* Operations that end after a few instructions are refused like all others. */
 static void use_at_hand(void) {
     static unsigned char bytes[64];
     uint64_t request = 99;
@@ -53,7 +53,7 @@ static void ask(void *context, int32_t from, const void *header, size_t header_l
     CHECK(from == peer && header_len == sizeof number && len == 5 && memcmp(payload, "hello", 5) == 0);
     memcpy(&number, header, sizeof number);
     CHECK(number == count->asked++);
-    /* The endpoint is in the middle of something. */
+    /* A handler runs inside a call of the endpoint. */
     use_at_hand();
     count->used = nemesia_endpoint_send(endpoint, peer, 1, NULL, 0);
     OK(nemesia_incoming_reply(message, ANSWER, header, header_len, NULL, 0));
@@ -103,7 +103,7 @@ static void active(void) {
     GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_send_active(endpoint, peer, ASK, NULL, 1, NULL, 0));
 }
 
-/* Ten values behind the others: nobody else changes them. */
+/* Ten values behind the others, which no other process changes. */
 static void fetch_arrays(const nemesia_remote_key *key) {
     int64_t by[10], old[10], at, round;
     uint64_t request = 99;
@@ -123,7 +123,7 @@ static void fetch_arrays(const nemesia_remote_key *key) {
                                                                    NEMESIA_OP_SUM, NULL, 10, old, &request));
     GIVES(NEMESIA_ERR_BOUNDS, nemesia_endpoint_ifetch_accumulate(endpoint, key, LARGE + 24, NEMESIA_TYPE_I64,
                                                                  NEMESIA_OP_SUM, by, 10, old, &request));
-    /* Old values would be written over operands; those that do not count may be there. */
+    /* The operands would be overwritten by old values; values that do not count may overlap. */
     for (at = 0; at < 3; at++) {
         static int64_t both[19];
         static const int from[] = {9, 0, 5}, into[] = {0, 9, 5};
@@ -225,7 +225,7 @@ static void refusals(void) {
     GIVES(NEMESIA_ERR_REGION, nemesia_endpoint_remote_key(endpoint, 12345, &forged));
     GIVES(NEMESIA_ERR_REGION, nemesia_endpoint_inotified(endpoint, 12345, 1, &request));
     CHECK(request == 99 && memory[0] == 0);
-    /* What only the target knows: the key of another region, and more access than there is. */
+    /* Only the target can detect these: the key of another region, and more access than granted. */
     forged = key;
     forged.bytes[8] ^= 1;
     OK(nemesia_endpoint_iget(endpoint, &forged, 0, 8, &value, &request));

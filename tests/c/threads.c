@@ -28,7 +28,7 @@ static nemesia_config *config_for(uint32_t threads) {
 static nemesia_endpoint *endpoint;
 static int32_t peer, rank;
 
-/* Its number says how a thread sends and receives. */
+/* The number selects how a thread sends and receives. */
 struct talker {
     unsigned number;
     unsigned char sent[WINDOW][LARGEST], received[WINDOW][LARGEST];
@@ -50,7 +50,7 @@ static void look(const unsigned char *bytes, size_t len, uint64_t tag) {
     for (at = 0; at < len; at++) CHECK(bytes[at] == byte(tag, at));
 }
 
-/* Blocking calls: rank 0 speaks first. */
+/* Blocking calls: rank 0 sends first. */
 static void by_turns(struct talker *talker, size_t len, uint64_t tag) {
     nemesia_status status;
     if (rank == 0) OK(nemesia_endpoint_send(endpoint, peer, tag, talker->sent[0], len));
@@ -121,7 +121,7 @@ static void *talk(void *argument) {
         }
         look(talker->received[0], len, tag);
     }
-    /* Errors are told to the thread that made them. */
+    /* An error is reported to the thread that caused it. */
     GIVES(NEMESIA_ERR_RANK, nemesia_endpoint_send(endpoint, 2 + (int32_t)talker->number, 1, NULL, 0));
     CHECK(strstr(nemesia_last_error_message(), "does not exist") != NULL);
     return NULL;
@@ -206,7 +206,7 @@ static nemesia_endpoint *open_rank(int32_t *of) {
     return opened;
 }
 
-/* Everyone to everyone, many times. */
+/* Every rank to every rank, many times. */
 static void *live(void *argument) {
     int32_t mine = *(int32_t *)argument, other, round;
     nemesia_endpoint *own = open_rank(&mine);
@@ -234,7 +234,7 @@ static void several(void) {
     for (at = 0; at < WORLD; at++) join(threads[at]);
 }
 
-/* ---- A thread that uses what is another's. ---- */
+/* ---- A thread that uses an endpoint of another thread. ---- */
 struct owner {
     int32_t rank;
     nemesia_endpoint *endpoint;
@@ -268,9 +268,9 @@ static void alone(void) {
         start(&threads[at], open_own, &owners[at]);
     }
     for (at = 0; at < WORLD; at++) join(threads[at]);
-    /* They move to other threads: that is allowed. */
+    /* The endpoints move to other threads, which is allowed. */
     start(&waiting, await, owners[0].endpoint);
-    /* At the same time is not: it is found out once the other thread waits. */
+    /* Use at the same time is not: it is detected once the other thread waits. */
     while (found == NEMESIA_OK) {
         nanosleep(&moment, NULL);
         at = -1;
@@ -281,7 +281,7 @@ static void alone(void) {
     CHECK(strstr(nemesia_last_error_message(), "another thread") != NULL);
     GIVES(NEMESIA_ERR_THREADS, nemesia_endpoint_send(owners[0].endpoint, 1, 5, NULL, 0));
     GIVES(NEMESIA_ERR_THREADS, nemesia_endpoint_recv(owners[0].endpoint, 1, 5, 0, 0, NULL, NULL));
-    /* Nothing has happened to it. */
+    /* The endpoint is unharmed. */
     OK(nemesia_endpoint_send(owners[1].endpoint, 0, 5, &value, sizeof value));
     join(waiting);
     OK(nemesia_endpoint_rank(owners[0].endpoint, &at));

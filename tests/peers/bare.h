@@ -1,10 +1,10 @@
-/* The layer of `crowd.c` with no library in it: processes that share memory, a few lines for each pair and tag, and wait for
- * one another in one way only. What it measures is what the machine takes.
+/* The layer of `crowd.c` without a library: processes that share memory, a few cache lines for each pair and tag, and wait for
+ * one another in one way only. It measures the cost of the machine itself.
  *
  *   BARE_RANKS=N BARE_WAIT=yield|sleep crowd-bare TEST SECONDS
  *
- * `yield` gives the core away after each look in vain (sched_yield). `sleep` waits on a futex after the first look in vain;
- * whoever sends wakes who sleeps, but not before the last message that the sleeper lacks.
+ * `yield` gives the core away after each failed poll (sched_yield). `sleep` waits on a futex after the first failed poll;
+ * a sender wakes the sleeper, but only for the last message that the sleeper lacks.
  */
 #include <linux/futex.h>
 #include <sched.h>
@@ -52,7 +52,7 @@ static void *shared(size_t bytes) {
     return memory;
 }
 
-/* This process becomes rank 0; the others are its children. */
+/* Makes this process rank 0; the others are its children. */
 static void start(void) {
     const char *ranks = getenv("BARE_RANKS"), *way = getenv("BARE_WAIT");
     const pid_t parent = getpid();
@@ -114,7 +114,7 @@ static inline void transmit(int to, int tag, uint64_t value) {
     }
 }
 
-/* Takes what has come; how many messages are still lacking. */
+/* Takes the messages that have arrived; returns the number still missing. */
 static inline uint32_t take(int count, request *requests) {
     uint32_t lacking = 0;
     int at;

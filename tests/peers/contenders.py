@@ -1,4 +1,4 @@
-"""The contenders: how each is run, and how what it prints is read.
+"""The contenders: how each is run, and how its output is read.
 
 Each is a function of the setting that returns {(test, bytes): sample}: latency in nanoseconds one way, bandwidth in MB/s
 (10^6 bytes), rate in messages a second.
@@ -44,7 +44,7 @@ def ours(setting):
 
 
 def still(setting):
-    """Ours as ucx and libfabric measure themselves: latency with bytes that never change."""
+    """Ours measured as ucx and libfabric measure themselves: latency with bytes that never change."""
     return pingpong("ours", HYDRA, dataclasses.replace(setting, tests=["latency"], still=True))
 
 
@@ -57,7 +57,7 @@ def openmpi(setting):
 
 
 def pingpong(name, launcher, setting, more=None):
-    """Our own program, over one of the libraries that it can be compiled against."""
+    """Our own program, over one of the libraries against which it can be compiled."""
     asked = {"latency": "latency" in setting.tests, "window": setting.windows(), "still": setting.still}
     tests = [test for test, wanted in asked.items() if wanted]
     lines = setting.scratch / "lines"  # what both processes share for the bare hand-over
@@ -102,7 +102,7 @@ def ucx(setting):
 
 
 def ucx_perftest(test, size, guess_ns, setting):
-    """One run; its last line of values, by the names of the columns."""
+    """Runs once. Returns the last line of values, by the names of the columns."""
     port, count = job.free_port(), iterations(guess_ns, 20, 200_000)
     common = ["ucx_perftest", "-p", str(port)]
     server = common + ["-c", str(setting.cores[1][0])]
@@ -130,7 +130,7 @@ def libfabric(setting):
         fields = dict(zip(lines[-2], lines[-1]))
         after = hand_over(setting)
         found["latency", size] = machine.Sample(1000 * number(fields, "usec/xfer"), before, after)
-        # That of the ping-pong: it has no windows, and so no rate either.
+        # The bandwidth of the ping-pong: the program has no windows, and so no rate either.
         if size > 0:
             found["bandwidth", size] = machine.Sample(number(fields, "MB/sec"), before, after)
         before = after
@@ -141,7 +141,7 @@ RUNNERS = {"ours": ours, "still": still, "mpich": mpich, "openmpi": openmpi, "uc
 
 
 def number(fields, column):
-    """The value of the column whose name ends so."""
+    """Returns the value of the column whose name ends so."""
     for name, value in fields.items():
         if name and name.endswith(column):
             try:
@@ -156,7 +156,7 @@ def iterations(each_ns, fewest, most):
 
 
 def samples(test, size, value, before, after):
-    """What one value tells: that of a window is a rate, and a bandwidth."""
+    """Derives results from one value: a window gives a rate and a bandwidth."""
     if test == "latency":
         return {("latency", size): machine.Sample(value, before, after)}
     found = {("rate", size): machine.Sample(value, before, after)}
@@ -170,13 +170,13 @@ def only(setting, found):
 
 
 def hand_over(setting):
-    """Nanoseconds in which the machine hands a cache line from one core to the other."""
+    """Returns the nanoseconds of a hand-over of a cache line between the two cores."""
     cores = [str(cores[0]) for cores in setting.cores]
     return float(job.run([str(setting.scratch / "handover"), *cores], LIMIT))
 
 
 def bound_cores(env):
-    """The cores to which the launcher binds the two ranks; everybody else is put there too."""
+    """Returns the cores to which the launcher binds the two ranks; all contenders use them."""
     shell = 'while read -r key value; do if [ "$key" = Cpus_allowed_list: ]; then echo "$PMI_RANK $value"; fi; done'
     text = job.run([*HYDRA, "sh", "-c", f"{shell} </proc/self/status"], LIMIT, env)
     ranks = dict(line.split() for line in text.splitlines() if len(line.split()) == 2)
@@ -187,7 +187,7 @@ def bound_cores(env):
 
 
 def numbers(text):
-    """The numbers of a list as the kernel writes it: 0-3,8."""
+    """Parses a list of numbers in the kernel's format: 0-3,8."""
     found = []
     for item in filter(None, text.split(",")):
         low, _, high = item.partition("-")

@@ -4,11 +4,11 @@
  * MPI.
  *
  *   crowd ring SECONDS         a token goes round: prints `ring NANOSECONDS_A_HOP`
- *   crowd all-to-all SECONDS   everyone to everyone: prints `all-to-all NANOSECONDS_A_ROUND`
- *   crowd idle SECONDS         all but rank 0 wait for a message: prints `idle PROCESSORS`, those that the waiting took
+ *   crowd all-to-all SECONDS   every process to every process: prints `all-to-all NANOSECONDS_A_ROUND`
+ *   crowd idle SECONDS         all but rank 0 wait for a message: prints `idle PROCESSORS`, the processors used by waiting
  *
- * The first two are measured in batches, each twice as long as the last, until one has taken so many seconds: that one
- * is what is printed, by rank 0. All processes count every token and look at every message.
+ * The first two are measured in batches, each twice as long as the last, until one has taken so many seconds. Rank 0
+ * prints that one. All processes count every token and check every message.
  */
 #define _GNU_SOURCE
 #include <stdint.h>
@@ -28,7 +28,7 @@ enum {
     COST = 4
 };
 
-/* ---- The layer: what to call in which library. ---- */
+/* ---- The layer: the calls of each library. ---- */
 #ifdef NEMESIA
 #include <nemesia.h>
 
@@ -82,7 +82,7 @@ static inline void wait_all(int count, request *requests) {
 typedef MPI_Request request;
 static int rank, size;
 
-/* An error ends the program: that is MPI's default. */
+/* An error ends the program, as MPI's default does. */
 static void start(void) {
     MPI_Init(NULL, NULL);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
@@ -116,13 +116,13 @@ static inline void wait_all(int count, request *requests) {
 }
 #endif
 
-/* ---- What is measured. ---- */
+/* ---- The measurements. ---- */
 static void die(const char *problem) {
     fprintf(stderr, "crowd: %s\n", problem);
     _exit(EXIT_FAILURE);
 }
 
-/* A token of 8 bytes goes round so many times; every process adds one. */
+/* Passes a token of 8 bytes round so many times; every process adds one. */
 static void ring(uint64_t rounds) {
     const int next = (rank + 1) % size, before = (rank + size - 1) % size;
     uint64_t round, token;
@@ -165,7 +165,7 @@ static void all_to_all(uint64_t rounds) {
     }
 }
 
-/* Batches until one takes long enough; nanoseconds for one round of it, at rank 0. */
+/* Runs batches until one takes long enough; returns the nanoseconds of one round of it, at rank 0. */
 static double measure(void (*batch)(uint64_t), double seconds) {
     uint64_t rounds = 4;
     double begin, passed = 0;
@@ -202,7 +202,7 @@ static double processor_ns(void) {
            1e3 * (double)(used.ru_utime.tv_usec + used.ru_stime.tv_usec);
 }
 
-/* The processors that all others together took while they waited for rank 0, which slept. */
+/* Returns the processors that all others used together while they waited for rank 0, which slept. */
 static double idle(double seconds) {
     double taken = 0;
     int peer;

@@ -1,4 +1,4 @@
-/* One cache line each way, and nothing else: what the machine takes to hand something over, for `handover.c` alone and for
+/* One cache line each way and nothing else: the machine's cost of a hand-over, for `handover.c` alone and for
  * `pingpong.c` just before and after each measurement. */
 #ifndef HANDOVER_H
 #define HANDOVER_H
@@ -14,7 +14,7 @@ struct lines {
     _Alignas(256) _Atomic uint64_t pong;
 };
 
-/* Polls without a pause, for this is the limit; gives way at times, for there may be others on the core. */
+/* Polls without a pause, because this measures the limit; yields at times, because others may need the core. */
 static inline void await(_Atomic uint64_t *line, uint64_t wanted) {
     enum { PATIENCE = 1 << 14 };
     for (;;) {
@@ -54,8 +54,8 @@ static int compare(const void *left, const void *right) {
     return (a > b) - (a < b);
 }
 
-/* The mean of the middle half: as little moved by interruptions as the median, and finer than the steps in which the
- * processor's counter advances (10 ns here). */
+/* The mean of the middle half: as robust against interruptions as the median, and finer than the steps of the
+ * processor's counter (10 ns here). */
 static double middle(uint64_t *samples, size_t count) {
     const size_t low = count / 4, high = count - count / 4;
     double sum = 0;

@@ -13,15 +13,15 @@ LISTENING = "0A"  # as /proc/net/tcp writes it
 
 
 class Failed(Exception):
-    """A program did not do what it should; the text says which, and why."""
+    """A program failed; the text names the program and the reason."""
 
 
 class Job:
-    """One program in a session of its own, so that it can be ended together with what it has started."""
+    """One program in a session of its own, so that it can be ended together with its children."""
 
     def __init__(self, command, env=None, cwd=None):
         self.name = os.path.basename(command[3] if command[0] == "taskset" else command[0])
-        # The group is stopped by us: a key that interrupts the terminal does not reach it.
+        # This script ends the group: a key that interrupts the terminal does not reach it.
         self.process = subprocess.Popen(command, env=env, cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                         stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True)
 
@@ -36,18 +36,18 @@ class Job:
         self.process.wait()
         for pipe in (self.process.stdout, self.process.stderr):
             pipe.close()
-        # libfabric names its segments after the process, and leaves them when it is ended.
+        # libfabric names its segments after the process, and leaves them when it is killed.
         for name in glob.glob(f"/dev/shm/{self.process.pid}:*"):
             with contextlib.suppress(OSError):
                 os.unlink(name)
 
     def _signal(self, number):
-        """To the program, if it is still ours, and to what it has started."""
+        """Sends a signal to the program, if it still runs, and to its children."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, number)
 
     def output(self, limit):
-        """What it printed, once it has ended well."""
+        """Returns the output of a program that ended well."""
         try:
             out, errors = self.process.communicate(timeout=max(limit, 0.1))
         except subprocess.TimeoutExpired:
@@ -58,7 +58,7 @@ class Job:
 
 
 def run(command, limit, env=None, cwd=None):
-    """What a program printed; `Failed` if it fails or takes too long."""
+    """Returns the output of a program; `Failed` if it fails or takes too long."""
     try:
         with Job(command, env, cwd) as job:
             return job.output(limit)
@@ -67,7 +67,7 @@ def run(command, limit, env=None, cwd=None):
 
 
 def run_pair(server, client, port, limit, env=None):
-    """What the client printed. The server listens on the port before the client is started."""
+    """Returns the output of the client. The server listens on the port before the client starts."""
     end = time.monotonic() + limit
     try:
         with Job(server, env) as first:
@@ -91,7 +91,7 @@ def await_listener(job, port, end):
 
 
 def is_listened_on(port):
-    """Looked up rather than tried: the server takes the first that connects for its client."""
+    """Checks the kernel's list instead of connecting: the server takes its first connection for the client."""
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with contextlib.suppress(OSError), open(table, encoding="ascii") as lines:
             for line in lines:
@@ -112,6 +112,6 @@ def ending(code):
 
 
 def last_words(text):
-    """The last few lines that say something, as one."""
+    """Returns the last few lines with text as one line."""
     lines = [line.strip() for line in text.splitlines() if any(c.isalnum() for c in line)]
     return " / ".join(lines[-3:])[:400]

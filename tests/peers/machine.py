@@ -1,6 +1,6 @@
-"""The states of the machine. The cores of a virtual machine are now beside each other and now far apart, within seconds, and
-everything that two of them share takes up to six times as long. So each value is kept with what a bare hand-over of a
-cache line took around it, and only values of one state are compared.
+"""The states of the machine. The host moves the cores of a virtual machine within seconds, and everything that two of
+them share then takes up to six times as long. So each value is kept with the time of a bare hand-over of a cache line
+around it, and only values of one state are compared.
 """
 
 import bisect
@@ -13,26 +13,26 @@ SOONEST = 0.75  # part of a hand-over in which no message arrives: its line take
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """A value, and the nanoseconds of a hand-over just before and just after it was measured."""
+    """A value, and the nanoseconds of a hand-over just before and just after its measurement."""
 
     value: float
     before: float
     after: float
 
     def hand_over(self):
-        """None if the machine's state changed meanwhile."""
+        """Returns the mean hand-over; None if the machine's state changed in between."""
         low, high = sorted((self.before, self.after))
         return (low + high) / 2 if high < low * SAME else None
 
     def can_be_latency(self):
-        """Whether a message may have taken so long in this state of the machine: it changed twice meanwhile if not."""
+        """Returns whether a message can take so long in this state; if not, the state changed twice meanwhile."""
         hand_over = self.hand_over()
         return hand_over is None or self.value >= SOONEST * hand_over
 
 
 @dataclasses.dataclass(frozen=True)
 class State:
-    """Hand-overs of `low` nanoseconds, up to `SAME` times as many."""
+    """A state: hand-overs of `low` nanoseconds, up to `SAME` times as many."""
 
     low: float
 
@@ -41,18 +41,18 @@ class State:
         return hand_over is not None and self.low <= hand_over < self.low * SAME
 
     def hand_over(self, samples):
-        """The median of the hand-overs of the samples taken in this state; None without one."""
+        """Returns the median hand-over of the samples of this state; None without a sample."""
         inside = [sample.hand_over() for sample in samples if self.holds(sample)]
         return statistics.median(inside) if inside else None
 
 
 def states(samples):
-    """The states in which the samples were taken, the most frequent first."""
+    """Returns the states in which the samples were taken, the most frequent first."""
     left = sorted(found for found in (sample.hand_over() for sample in samples) if found is not None)
     found = []
     while left:
         low = left[max(range(len(left)), key=lambda at: bisect.bisect_left(left, left[at] * SAME) - at)]
         found.append(State(low))
-        # What lies just beside a state is its rim, and no state of its own.
+        # A value just beside a state belongs to its rim, and is no state of its own.
         left = [value for value in left if not low / SAME < value < low * SAME * SAME]
     return found

@@ -1,18 +1,18 @@
 /* Two processes measure what a message costs: ping-pong latency, and windows of messages for bandwidth and rate.
  *
- * One source for all: compiled with -DNEMESIA against nemesia.h, otherwise against MPI. What differs stands in the
- * layer below, a line or two for each operation; what is measured and how is the same text.
+ * One source for all: compiled with -DNEMESIA against nemesia.h, otherwise against MPI. The layer below holds the
+ * differences, a line or two for each operation; the measurements are the same text.
  *
  *   pingpong TESTS SIZES [FILE]      pingpong latency,window 0,8,1024
  *
- * A ping-pong sends back what came, from where it came: its bytes have just been written, by the other core, as those
- * of a message that means something. With `still` among the tests it sends from a buffer that nobody ever changes.
+ * A ping-pong sends back the bytes that arrived, from where they arrived: the other core has just written them, as in
+ * a program that reads its messages. With `still` among the tests it sends from a buffer that never changes.
  *
  * Rank 0 prints: `core RANK CORE ALLOWED`, `latency BYTES NANOSECONDS`, `window BYTES MESSAGES_PER_SECOND`.
- * Values are means of the middle half of all round trips and windows: on a core that is shared some of them are interrupted.
+ * Values are means of the middle half of all round trips and windows: on a shared core some of them are interrupted.
  *
- * With a file of zeros, 4096 bytes, that both processes map, each value is followed by what a bare hand-over of a cache line
- * took just before and just after, in nanoseconds: a virtual machine's cores may be moved between two looks.
+ * With a file of zeros, 4096 bytes, that both processes map, each value is followed by the time of a bare hand-over of a
+ * cache line just before and just after, in nanoseconds: the host may move a virtual machine's cores in between.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -39,7 +39,7 @@ enum {
 };
 static const double ROUND_NS = 20e6, LONGEST_ROUND_NS = 150e6;
 
-/* ---- The layer: what to call in which library. ---- */
+/* ---- The layer: the calls of each library. ---- */
 #ifdef NEMESIA
 #include <nemesia.h>
 
@@ -89,7 +89,7 @@ static inline void wait_all(int count, request *requests) {
 typedef MPI_Request request;
 static int rank, peer, size;
 
-/* An error ends the program: that is MPI's default. */
+/* An error ends the program, as MPI's default does. */
 static void start(void) {
     MPI_Init(NULL, NULL);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
@@ -121,7 +121,7 @@ static inline void wait_all(int count, request *requests) {
 }
 #endif
 
-/* ---- What is measured. ---- */
+/* ---- The measurements. ---- */
 enum kind { CHECK, TRIPS, WINDOWS, HAND_OVER, FINISH };
 
 struct command {
@@ -145,7 +145,7 @@ static void command(enum kind kind, size_t bytes, size_t count) {
     transmit(COMMAND, &packet, sizeof packet);
 }
 
-/* Rank 0: as many round trips, and how many ticks each took. */
+/* Rank 0: makes `count` round trips, and returns the ticks of each. */
 static void ping(size_t bytes, size_t count) {
     uint64_t last, now;
     size_t trip;
@@ -167,7 +167,7 @@ static void pong(size_t bytes, size_t count) {
     }
 }
 
-/* Rank 0: as many windows, each acknowledged by an empty message, and how many ticks each took. */
+/* Rank 0: sends `count` windows, each acknowledged by an empty message, and returns the ticks of each. */
 static void transmit_windows(size_t bytes, size_t count) {
     uint64_t last, now;
     size_t window;
@@ -224,7 +224,7 @@ static double middle_ns(size_t from, size_t count) {
     return tick_ns * middle(samples + from, count);
 }
 
-/* One way of a bare line, in nanoseconds. */
+/* Returns one way of a bare line, in nanoseconds. */
 static double hand_over(void) {
     command(HAND_OVER, 0, HAND_OVERS);
     ask(lines, handed, HAND_OVERS, samples);
@@ -241,7 +241,7 @@ static size_t fitting(double fewest, double wanted, double most) {
     return (size_t)(wanted < fewest ? fewest : wanted > most ? most : wanted);
 }
 
-/* Half a round trip. */
+/* Returns half a round trip. */
 static double latency(size_t bytes) {
     double trip, fewest;
     size_t count;
@@ -253,7 +253,7 @@ static double latency(size_t bytes) {
     return middle_ns(count / 10, count) / 2;
 }
 
-/* The messages a second of a window. */
+/* Returns the messages per second of a window. */
 static double windows(size_t bytes) {
     double window;
     size_t count;
@@ -264,7 +264,7 @@ static double windows(size_t bytes) {
     return WINDOW / middle_ns(0, count) * 1e9;
 }
 
-/* Which core we are on, and how many we could be on. */
+/* Returns the core on which this process runs, and the number of cores allowed. */
 static void tell_cores(void) {
     int32_t place[2] = {0, 0};
     cpu_set_t set;
@@ -373,7 +373,7 @@ int main(int count, char **arguments) {
         die("there is no memory");
     }
     thrown = strstr(arguments[1], "still") != NULL ? outgoing : incoming;
-    /* Every page is there before anything is measured. */
+    /* Every page is present before the measurement. */
     memset(outgoing, 1, most);
     memset(incoming, 1, most);
     tell_cores();

@@ -13,7 +13,7 @@ SMALLEST = 0.5  # where messages without bytes stand
 
 
 class Panel:
-    """One test: maps sizes and values to places."""
+    """One test: maps sizes and values to positions."""
 
     def __init__(self, results, test, offset):
         self.test, self.offset = test, offset
@@ -75,7 +75,7 @@ class Panel:
 
 
 def svg(results):
-    """The panels for which there are values."""
+    """Returns the panels for which there are values."""
     tests = [test for test in ("latency", "bandwidth") if curve(results, "ours", test)]
     width = WIDTH * max(len(tests), 1)
     parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {HEIGHT}" width="{width}" '
@@ -91,7 +91,7 @@ def curve(results, name, test):
 
 
 def spread(values):
-    """The powers of ten around all values."""
+    """Returns the powers of ten around all values."""
     low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
     return 10.0**low, 10.0 ** max(high, low + 1)
 

@@ -1,4 +1,4 @@
-"""What has to be there before anything is measured: the peers' packages, our library, the programs that measure."""
+"""Requirements of the measurement: the peers' packages, our library, the measuring programs."""
 
 import contextlib
 import os
@@ -11,7 +11,7 @@ import job
 HERE = pathlib.Path(__file__).resolve().parent
 REPOSITORY = HERE.parent.parent
 LIMIT = 600  # seconds, for an installation or a build
-# What each contender needs: the program, and Debian's package that brings it.
+# The programs that each contender needs, with the Debian package of each.
 NEEDS = {
     "bare": {"cc": "gcc"},
     "ours": {"cc": "gcc", "mpiexec.hydra": "mpich"},
@@ -20,17 +20,17 @@ NEEDS = {
     "ucx": {"ucx_perftest": "ucx-utils"},
     "libfabric": {"fi_pingpong": "libfabric-bin", "taskset": "util-linux"},
 }
-# Warnings are for those who change the source; MPICH's header makes some of its own.
+# Warnings concern those who change the source; MPICH's header causes some of its own.
 FLAGS = ["-std=gnu11", "-O2", "-w"]
 
 
 def missing(name):
-    """The packages that this contender lacks, by program."""
+    """Returns the packages that this contender lacks, by program."""
     return {program: package for program, package in NEEDS[name].items() if not shutil.which(program)}
 
 
 def install(names, say):
-    """Installs what is missing, where that needs no password."""
+    """Installs missing packages, if no password is needed."""
     packages = sorted({package for name in names for package in missing(name).values()})
     if not packages:
         return
@@ -48,7 +48,7 @@ def install(names, say):
 
 
 def as_root():
-    """What to put before a command that root runs; None if we may not."""
+    """Returns the words to put before a command of root; None if root cannot be used."""
     if os.geteuid() == 0:
         return []
     try:
@@ -59,12 +59,12 @@ def as_root():
 
 
 def target():
-    """Where cargo builds."""
+    """Returns cargo's target directory."""
     return pathlib.Path(os.environ.get("CARGO_TARGET_DIR") or REPOSITORY / "target").absolute()
 
 
 def build(name, program, scratch):
-    """Builds a program over this contender's library; `job.Failed` says what is in the way."""
+    """Builds a program over this contender's library; `job.Failed` names the obstacle."""
     lacking = missing(name)
     if lacking:
         raise job.Failed("; ".join(f"{program} is not installed (package {it})" for program, it in lacking.items()))
@@ -81,7 +81,7 @@ def build(name, program, scratch):
 
 
 def build_tool():
-    """Builds the program `nemesia`, whose launcher is ours."""
+    """Builds the program `nemesia`, which contains our launcher."""
     job.run(["cargo", "build", "--release", "--quiet", "--package", "nemesia-tool"], LIMIT, with_cargo(), cwd=REPOSITORY)
 
 
@@ -94,26 +94,26 @@ def build_handover(scratch):
 
 
 def with_cargo():
-    """The environment, with cargo within reach."""
+    """Returns the environment, with cargo in PATH."""
     home = os.environ.get("CARGO_HOME") or os.path.expanduser("~/.cargo")
     return {**os.environ, "PATH": f"{os.environ.get('PATH', os.defpath)}:{home}/bin"}
 
 
 def load():
-    """The load averages, as they are written."""
+    """Returns the load averages as text."""
     return " ".join(f"{value:.1f}" for value in os.getloadavg())
 
 
 @contextlib.contextmanager
 def scratch():
-    """A directory for what is built, and one for what the peers put down; both gone in the end."""
+    """Makes a directory for builds and one for temporary files of peers; both are removed at the end."""
     parent = target() / "peers"
     parent.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         stack.callback(remove_empty, parent)
         place = tempfile.mkdtemp(prefix="run-", dir=parent)
         stack.callback(shutil.rmtree, place, ignore_errors=True)
-        # Not the same: Open MPI makes sockets there, whose paths must be short.
+        # A separate one: Open MPI makes sockets there, whose paths must be short.
         session = tempfile.mkdtemp(prefix="peers-")
         stack.callback(shutil.rmtree, session, ignore_errors=True)
         yield pathlib.Path(place), {**os.environ, "TMPDIR": session}

@@ -1,4 +1,4 @@
-"""What was measured, as tables for people and as JSON for programs."""
+"""The results, as tables for people and as JSON for programs."""
 
 import statistics
 
@@ -9,7 +9,7 @@ UNITS = {"latency": "ns one way", "bandwidth": "MB/s (10^6 bytes)", "rate": "mes
 
 
 class Results:
-    """The values of all rounds. What is compared is what was measured in one state of the machine."""
+    """The values of all rounds. Only values of one state of the machine are compared."""
 
     def __init__(self, tests, sizes, still):
         self.tests, self.sizes, self.still = tests, sizes, still
@@ -25,7 +25,7 @@ class Results:
                 mine.setdefault(key, []).append(sample)
 
     def settle(self):
-        """The machine's states, the one with the most samples where there are fewest first; that one is told of."""
+        """Returns the machine's states; first the one in which the value with the fewest samples has the most."""
         found = sorted(machine.states(self.all_samples()), key=self.fewest, reverse=True)
         self.state = found[0] if found else None
         return found
@@ -34,7 +34,7 @@ class Results:
         return [sample for mine in self.samples.values() for samples in mine.values() for sample in samples]
 
     def fewest(self, state):
-        """The samples that there are in a state of whatever has the fewest, of those who go on."""
+        """Returns the smallest number of samples that any value has in one state, without contenders left out."""
         return min((sum(map(state.holds, samples)) for name, mine in self.samples.items() if name not in self.gone
                     for samples in mine.values()), default=0)
 
@@ -47,7 +47,7 @@ class Results:
         return self.state.hand_over(self.all_samples()) if self.state else None
 
     def nearness(self):
-        """Our latency at 8 bytes as a multiple of the hand-overs that were measured around it; None without one."""
+        """Returns our latency at 8 bytes as a multiple of the hand-overs around it; None without one."""
         samples = self.samples.get("ours", {}).get(("latency", 8), [])
         ratios = [sample.value / sample.hand_over() for sample in samples if self.state and self.state.holds(sample)]
         return statistics.median(ratios) if ratios else None
@@ -56,7 +56,7 @@ class Results:
         return [name for name in self.samples if name not in ("ours", "still")]
 
     def ratios(self, test, size):
-        """How many times better ours is than each peer, measured the same way."""
+        """Returns how many times better ours is than each peer, measured in the same way."""
         found = []
         for peer in self.peers():
             like = "still" if test == "latency" and peer in contenders.STILL and not self.still else "ours"
@@ -66,7 +66,7 @@ class Results:
         return found
 
     def rows(self):
-        """(test, size, ours, {peer: value}) for all that ours has measured."""
+        """Returns (test, size, ours, {peer: value}) of everything measured of ours."""
         for test in self.tests:
             for size in self.sizes:
                 mine = self.median("ours", test, size)
@@ -76,12 +76,12 @@ class Results:
 
 
 def better(test, left, right):
-    """How many times better `left` is than `right`."""
+    """Returns how many times better `left` is than `right`."""
     return right / left if test == "latency" else left / right
 
 
 def table(results, test):
-    """The lines of one test's table."""
+    """Formats the table of one test."""
     rows = [row for row in results.rows() if row[0] == test]
     peers = [peer for peer in results.peers() if any(peer in row[3] for row in rows)]
     marks = {peer: peer + "*" * (remark(results, peer, test) is not None) for peer in peers}
@@ -98,7 +98,7 @@ def table(results, test):
 
 
 def remark(results, peer, test):
-    """Why a peer's own program does not measure the same as ours; None if it does."""
+    """Returns why a peer's own program does not measure the same as ours; None if it does."""
     if (peer, test) == ("libfabric", "bandwidth"):
         return "of a ping-pong, not of windows"
     if peer in ("ucx", "libfabric") and test == "latency" and not results.still:
@@ -108,7 +108,7 @@ def remark(results, peer, test):
 
 
 def standing(ratios):
-    """Our ratio to the best peer, above 1 if ours is better, and our place."""
+    """Formats our ratio to the best peer, above 1 if ours is better, and our place."""
     if not ratios:
         return f"{'-':>13}  -"
     place = 1 + sum(ratio < 1 for ratio in ratios)
@@ -116,7 +116,7 @@ def standing(ratios):
 
 
 def limit(results):
-    """The hand-over, and how near ours comes to it."""
+    """Formats the hand-over, and our latency as a multiple of it."""
     line = f"hand-over of a cache line, no library: {results.hand_over():.0f} ns one way"
     nearness = results.nearness()
     if nearness is not None:
@@ -125,7 +125,7 @@ def limit(results):
 
 
 def text(results):
-    """The tables of the state of the machine that everybody has met most often, then of the others."""
+    """Formats the tables of the state with the most samples, then of the others."""
     found = results.settle()
     parts = [f"two processes, a core each; {results.rounds} round{'s' * (results.rounds != 1)}; 'to the best': how many times "
              "better ours is than the best peer"]
@@ -150,7 +150,7 @@ def tables(results):
 
 
 def document(results):
-    """For programs: the state that everybody has met most often, and all of them. Peers that have no value are left out."""
+    """Formats JSON: the state with the most samples, and all of them. Peers without a value are left out."""
     found = []
     states = results.settle()
     for state in states:
@@ -173,7 +173,7 @@ def listed(results):
 
 
 def exact(value):
-    """As many digits as mean something."""
+    """Formats a number with its significant digits."""
     return round(value, 1)
 
 
@@ -186,7 +186,7 @@ def ordinal(place):
 
 
 def short(size):
-    """A size as it is read: 4Mi, 64, 1000."""
+    """Formats a size: 4Mi, 64, 1000."""
     for bits, unit in ((20, "Mi"), (10, "Ki")):
         if size and size % (1 << bits) == 0:
             return f"{size >> bits}{unit}"

@@ -1,4 +1,4 @@
-/* Time stamps of these programs: the processor's counter, which ticks evenly on what is sold today; else the clock. */
+/* Time stamps of these programs: the processor's counter, which ticks evenly on current processors; otherwise the clock. */
 #ifndef TICKS_H
 #define TICKS_H
 
