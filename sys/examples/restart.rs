@@ -1,11 +1,12 @@
-//! A rank that dies and is started again: the others readmit it, and go on.
+//! A rank that dies and is started again: the other ranks readmit it and go on.
 //!
 //! ```sh
-//! cargo build --release --example restart
-//! cargo run --release -- run -n 3 --restart 1 --prefix -- target/release/examples/restart
+//! cargo build --release --example restart cargo run --release -- run -n 3 --restart 1 --prefix --
+//! target/release/examples/restart
 //! ```
-//! Each rank adds up what the others tell it, round by round. The last rank kills itself in the middle of its first life. In its
-//! second it asks rank 0 how far the others have come, and goes on from there.
+//!
+//! Each rank adds up the words of the others, round by round. The last rank kills itself in the middle of its
+//! first life. In its second life it asks rank 0 for the present round, and goes on from there.
 
 use std::error::Error;
 use std::io::Write;
@@ -16,7 +17,7 @@ use nemesia::{Config, Endpoint, Source, Tag};
 const ROUNDS: u64 = 10;
 /// The last rank dies in this round.
 const DEADLY: u64 = 4;
-/// Which round is next.
+/// The tag of the number of the next round.
 const NEXT: u64 = 1 << 32;
 
 fn main() -> ExitCode {
@@ -50,7 +51,7 @@ fn add_up_all() -> Result<(), Box<dyn Error>> {
             std::process::abort();
         }
         let sum = add_up(&mut endpoint, round);
-        // Whether all have come through the round is for all to agree on.
+        // All ranks agree on whether all have completed the round.
         let agreed = endpoint.agree(u64::from(sum.is_ok()))?;
         if agreed.flags == 1 && agreed.gone.is_empty() {
             say(&format!("rank {rank}: round {round}, sum {}", sum?))?;
@@ -58,19 +59,20 @@ fn add_up_all() -> Result<(), Box<dyn Error>> {
             continue;
         }
         for gone in agreed.gone {
-            // Until it is there, operations with it go on to fail.
+            // Until the new process is there, operations with it fail.
             while !endpoint.wait_restarted(None)?.contains(&gone) {}
             endpoint.readmit(gone)?;
             if rank == 0 {
                 endpoint.send(gone, NEXT, &round.to_le_bytes())?;
             }
         }
-        // The round is played again.
+        // The round is repeated.
     }
     Ok(endpoint.close()?)
 }
 
-/// What all ranks have to say in a round. The others are told, and heard, whoever is gone: they wait for it.
+/// Adds up the words of all ranks in a round. The rank exchanges words with every other rank, even if one is
+/// gone, because the others wait for it.
 fn add_up(endpoint: &mut Endpoint, round: u64) -> Result<u64, nemesia::Error> {
     let (rank, size) = (endpoint.rank(), endpoint.size());
     let word = rank as u64 + round;

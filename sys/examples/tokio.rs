@@ -1,11 +1,11 @@
-//! Messages in an event loop: an endpoint and other tasks share one thread of `tokio`, and nobody polls.
+//! Messages in an event loop: an endpoint and other tasks share one thread of `tokio`, and none of them polls.
 //!
 //! ```sh
-//! cargo build --release --example tokio
-//! cargo run --release -- run -n 2 -- target/release/examples/tokio
+//! cargo build --release --example tokio cargo run --release -- run -n 2 -- target/release/examples/tokio
 //! ```
-//! Rank 0 sends a number, rank 1 sends back its successor, and so on; meanwhile another task of each process counts its
-//! turns, which it would not have if waiting for a message held the thread.
+//!
+//! Rank 0 sends a number, rank 1 sends back its successor, and so on. Meanwhile another task of each process
+//! counts its turns. It would have none if a wait for a message blocked the thread.
 
 use std::cell::Cell;
 use std::error::Error;
@@ -27,8 +27,8 @@ const TAG: u64 = 7;
 struct Evented {
     endpoint: Endpoint,
     fd: AsyncFd<OwnedFd>,
-    // Here and not in the functions below, and after the endpoint: a future can be dropped while its request is under way,
-    // and then the bytes must still be there.
+    // The buffers are here, after the endpoint, and not in the functions below: a future can be dropped while
+    // its request is under way, and the bytes must then still exist.
     out: Box<[u8; 8]>,
     into: Box<[u8; 8]>,
 }
@@ -36,7 +36,7 @@ struct Evented {
 impl Evented {
     fn new(mut endpoint: Endpoint) -> Result<Self, Box<dyn Error>> {
         let fd = endpoint.event_fd()?.try_clone_to_owned()?;
-        // SAFETY: an owned descriptor is always the same, and open until it is dropped.
+        // SAFETY: the descriptor stays the same, and stays open until it is dropped.
         let fd = unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) }?;
         Ok(Self { endpoint, fd, out: Box::default(), into: Box::default() })
     }
@@ -56,7 +56,7 @@ impl Evented {
 
     async fn send(&mut self, to: usize, number: u64) -> Result<(), Box<dyn Error>> {
         *self.out = number.to_le_bytes();
-        // SAFETY: the bytes outlive the endpoint, and are written by nobody until the next send.
+        // SAFETY: the bytes outlive the endpoint, and nothing writes them until the next send.
         let request = unsafe { self.endpoint.isend(to, TAG, self.out.as_ptr(), self.out.len()) }?;
         self.complete(request).await.map(drop)
     }
@@ -70,7 +70,7 @@ impl Evented {
     }
 }
 
-/// The conversation of both ranks; returns the last number.
+/// Runs the exchange of both ranks. Returns the last number.
 async fn talk(evented: &mut Evented) -> Result<u64, Box<dyn Error>> {
     let (rank, mut number) = (evented.endpoint.rank(), 0);
     for _ in 0..TRIPS {
@@ -89,7 +89,7 @@ async fn talk(evented: &mut Evented) -> Result<u64, Box<dyn Error>> {
     Ok(number)
 }
 
-/// Another task: has its turn every millisecond.
+/// Another task, which runs every millisecond.
 async fn count(turns: Rc<Cell<u64>>) {
     loop {
         tokio::time::sleep(Duration::from_millis(1)).await;

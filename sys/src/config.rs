@@ -1,9 +1,10 @@
-//! Configuration: defaults, files, environment, the program; each counts more than the ones before it.
+//! Configuration. Precedence, lowest first: default, file, environment, program.
 //!
 //! | source | what |
 //! |---|---|
 //! | default | [`Config::default`] |
-//! | file | `/etc/nemesia/nemesia.conf`, then `$XDG_CONFIG_HOME/nemesia/nemesia.conf` (or `$HOME/.config/...`), as far as they are there; instead of both the file that `NEMESIA_CONFIG` names, or none if that is empty |
+//! | file | `/etc/nemesia/nemesia.conf`, then `$XDG_CONFIG_HOME/nemesia/nemesia.conf` (or `$HOME/.config/...`),
+//! if they exist; instead of both, the file that `NEMESIA_CONFIG` names, or none if that is empty |
 //! | environment | the variables of [`VARIABLES`] |
 //! | program | [`Config`]'s methods |
 
@@ -31,10 +32,10 @@ pub use table::{VARIABLES, Variable};
 
 const PREFIX: &str = "NEMESIA_";
 
-/// Where a value comes from.
+/// The source of a value.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Origin {
-    /// Nobody has set it.
+    /// The default: no source has set it.
     #[default]
     Default,
     /// A line of a file, from 1.
@@ -51,7 +52,7 @@ pub enum Origin {
 }
 
 impl Origin {
-    /// What a message about the value begins with.
+    /// Returns the beginning of a message about the value.
     fn place(&self) -> String {
         if let Self::File { .. } = self { format!("{self}: ") } else { String::new() }
     }
@@ -68,20 +69,20 @@ impl fmt::Display for Origin {
     }
 }
 
-/// A value that can't be used.
+/// A value that cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
-    /// A variable's value is not one of those it takes.
+    /// A variable does not take this value.
     #[error("{}{name}={value}: must be {values}", .origin.place())]
     Variable {
         /// Where it was set.
         origin: Origin,
         /// The variable.
         name: &'static str,
-        /// What it says.
+        /// The value.
         value: String,
-        /// What it may say.
+        /// The accepted values.
         values: &'static str,
     },
     /// There is no variable of this name.
@@ -92,26 +93,26 @@ pub enum ConfigError {
         /// The name, and the one that was probably meant.
         reason: String,
     },
-    /// A line of a file says nothing that can be understood.
+    /// A line of a file is neither an assignment nor a comment.
     #[error("{}must be NAME = value, or a comment after #", .origin.place())]
     Line {
         /// The line.
         origin: Origin,
     },
-    /// A file can't be read.
+    /// A file cannot be read.
     #[error("{}: {reason}", .path.display())]
     File {
         /// The file.
         path: PathBuf,
-        /// Why, and the remedy.
+        /// The reason, and the remedy.
         reason: String,
     },
-    /// More memory is asked for than there is.
+    /// More memory is requested than exists.
     #[error("{name}: {bytes} bytes are more than this process can have: set {name} lower")]
     TooLarge {
         /// The variable.
         name: &'static str,
-        /// Bytes asked for.
+        /// The number of bytes requested.
         bytes: usize,
     },
     /// A size is out of range.
@@ -120,32 +121,35 @@ pub enum ConfigError {
     /// There is no room for messages from so many peers.
     #[error("NEMESIA_UNEXPECTED_BYTES is too low: {0} (a unit is 64 bytes)")]
     Ceiling(#[from] CeilingError),
-    /// In strict mode, a wish that can't be met.
+    /// In strict mode, a preference that cannot be met.
     #[error("{0} (an error because NEMESIA_STRICT is 1)")]
     Strict(String),
 }
 
-/// Whether large messages move in one copy, by reading the sender's memory through the kernel (`process_vm_readv`).
+/// Whether large messages move in a single copy, by reading the sender's memory through the kernel
+/// (`process_vm_readv`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SingleCopy {
-    /// Where the kernel permits it, tried for each peer, and as long as it is faster than two copies through cells, in which
-    /// both sides copy at the same time: that is measured, for each peer and size, and looked at again now and then.
+    /// If the kernel permits it, which is tried for each peer, and as long as it is faster than two copies
+    /// through cells, which both sides make at the same time. The speed is measured for each peer and size, and
+    /// measured again now and then.
     #[default]
     Auto,
-    /// Wherever the kernel permits it.
+    /// Whenever the kernel permits it.
     Prefer,
-    /// Never, and our memory is not offered to the peers either.
+    /// Never, and this process's memory is not offered to the peers either.
     Off,
-    /// Always: a peer whose memory can't be read is an error at start.
+    /// Always: a peer whose memory cannot be read is an error at start.
     Require,
 }
 
-/// Largest message that goes through a fastbox unless something else is wished, ten slots: beyond it a cell, announced in the
-/// fastbox, is faster (measured: 256 bytes take 133 ns instead of 170, but 192 bytes 153 ns instead of 118).
+/// The default for the largest message that goes through a fastbox, ten slots. Beyond it a cell, announced in
+/// the fastbox, is faster (measured: 256 bytes take 133 ns instead of 170, but 192 bytes 153 ns instead of
+/// 118).
 const FASTBOX_BYTES: usize = 232;
 
-/// How an endpoint is to be set up. All processes of a world must agree on the sizes of cells and fastboxes;
-/// a difference is refused at start, with both values named.
+/// The settings of an endpoint. All processes of a world must agree on the sizes of cells and fastboxes; a
+/// difference is refused at start, and the error names both values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     pub(crate) cells: u32,
@@ -160,7 +164,7 @@ pub struct Config {
     pub(crate) share_pieces: [u64; 2],
     pub(crate) pull_bytes: u64,
     pub(crate) run_bytes: u64,
-    /// `None` is by the size of the caches.
+    /// `None`: chosen by the size of the caches.
     pub(crate) non_temporal_bytes: Option<u64>,
     pub(crate) cell_stores: Stores,
     pub(crate) ptracer: bool,
@@ -174,14 +178,14 @@ pub struct Config {
     sources: Sources,
 }
 
-/// Where the values come from. Two configurations with the same values are equal, wherever those come from.
+/// The sources of the values. Two configurations with the same values are equal, whatever their sources.
 #[derive(Clone, Debug, Default)]
 struct Sources {
-    /// Of the variables that somebody has set.
+    /// The sources of the variables that were set.
     origins: BTreeMap<&'static str, Origin>,
     /// The files that were read.
     files: Vec<PathBuf>,
-    /// Remarks on variables of the environment that do not exist.
+    /// Warnings about environment variables that do not exist.
     unknown: Vec<String>,
 }
 
@@ -224,12 +228,12 @@ impl Default for Config {
 }
 
 impl Config {
-    /// The defaults, changed by the configuration files, then by the environment. See [`VARIABLES`]; a variable that
-    /// begins with `NEMESIA_` and does not exist is among the [`notes`](Self::notes).
+    /// Returns the defaults, changed by the configuration files, then by the environment. See [`VARIABLES`]; an
+    /// unknown variable that begins with `NEMESIA_` is among the [`notes`](Self::notes).
     ///
     /// # Errors
-    /// A file that can't be read, a line of it that can't be understood or names no variable, and the first value that
-    /// can't be used.
+    /// A file cannot be read, a line of it is malformed or names no variable, or a value cannot be used; the
+    /// first of these.
     pub fn from_env() -> Result<Self, ConfigError> {
         Self::from_vars(std::env::vars_os())
     }
@@ -261,8 +265,8 @@ impl Config {
         Ok(config)
     }
 
-    /// Reads a file of lines `NAME = value`, with the names of [`VARIABLES`]. What it sets counts more than what was set
-    /// before.
+    /// Reads a file of lines `NAME = value`, with the names of [`VARIABLES`]. Its values override values that
+    /// were set before.
     ///
     /// # Errors
     /// See [`Config::from_env`].
@@ -294,7 +298,7 @@ impl Config {
         self.assign(known(name, Origin::Program)?, value.trim(), Origin::Program)
     }
 
-    /// The value in force of a variable of [`VARIABLES`].
+    /// Returns the value in force of a variable of [`VARIABLES`].
     ///
     /// # Errors
     /// There is no such variable.
@@ -302,18 +306,18 @@ impl Config {
         Ok(known(name, Origin::Default)?.value(self))
     }
 
-    /// Where the value of a variable of [`VARIABLES`] comes from.
+    /// Returns the source of the value of a variable of [`VARIABLES`].
     pub fn origin(&self, name: &str) -> Origin {
         self.sources.origins.get(name).cloned().unwrap_or_default()
     }
 
-    /// The configuration files that were read, in rising precedence.
+    /// Returns the configuration files that were read, in rising precedence.
     pub fn files(&self) -> &[PathBuf] {
         &self.sources.files
     }
 
-    /// Remarks on wishes that can't be met, and on variables that do not exist. They are among
-    /// [`Endpoint::notes`](crate::Endpoint::notes); in strict mode no endpoint opens with any.
+    /// Returns warnings about preferences that cannot be met, and about variables that do not exist. They are
+    /// among [`Endpoint::notes`](crate::Endpoint::notes); in strict mode no endpoint opens with any.
     pub fn notes(&self) -> Vec<String> {
         let mut notes = self.sources.unknown.clone();
         let possible = self.most_fastbox_bytes();
@@ -345,7 +349,7 @@ impl Config {
         notes
     }
 
-    /// A wish that can't be met: a note, or in strict mode an error.
+    /// Handles a preference that cannot be met: a warning, or in strict mode an error.
     ///
     /// # Errors
     /// [`ConfigError::Strict`] in strict mode.
@@ -378,142 +382,146 @@ impl Config {
         Ok(())
     }
 
-    /// A change by the program.
+    /// Applies a change by the program.
     fn with<const N: usize>(mut self, names: [&'static str; N], change: impl FnOnce(&mut Self)) -> Self {
         change(&mut self);
         self.sources.origins.extend(names.map(|name| (name, Origin::Program)));
         self
     }
 
-    /// Cells in each process's pool: a power of two, 4 to 4096.
+    /// Sets the number of cells in each process's pool: a power of two, 4 to 4096.
     #[must_use]
     pub fn cells(self, cells: u32) -> Self {
         self.with(["NEMESIA_CELLS"], |config| config.cells = cells)
     }
 
-    /// Payload bytes of a cell: a multiple of 64, 256 to 16 MiB.
+    /// Sets the payload bytes of a cell: a multiple of 64, 256 to 16 MiB.
     #[must_use]
     pub fn cell_bytes(self, bytes: u32) -> Self {
         self.with(["NEMESIA_CELL_BYTES"], |config| config.cell_bytes = bytes)
     }
 
-    /// Slots of each fastbox, of 32 bytes: a power of two, 4 to 4096.
+    /// Sets the slots of each fastbox, of 32 bytes: a power of two, 4 to 4096.
     #[must_use]
     pub fn fastbox_slots(self, slots: u32) -> Self {
         self.with(["NEMESIA_FASTBOX_SLOTS"], |config| config.fastbox_slots = slots)
     }
 
-    /// Largest message that goes through a fastbox, in bytes.
+    /// Sets the largest message that goes through a fastbox, in bytes.
     #[must_use]
     pub fn fastbox_limit(self, bytes: usize) -> Self {
         self.with(["NEMESIA_FASTBOX_LIMIT"], |config| config.fastbox_limit = Some(bytes))
     }
 
-    /// Ceiling for messages that nobody has asked for yet, at least 64 KiB: each takes 64 bytes, and more when it has more
-    /// than 32. Memory is committed as it is used.
+    /// Sets the ceiling for unexpected messages in bytes, at least 64 KiB. Each message takes 64 bytes, and
+    /// more if it is longer than 32. Memory is committed as it is used.
     #[must_use]
     pub fn unexpected_bytes(self, bytes: usize) -> Self {
         self.with(["NEMESIA_UNEXPECTED_BYTES"], |config| config.unexpected_bytes = bytes.max(64 << 10))
     }
 
-    /// Largest message, in bytes, that is sent before it is asked for (eagerly); capped by a cell. A larger one moves when a
+    /// Sets the largest message, in bytes, that is sent eagerly, at most a cell. A larger one moves when a
     /// receive has matched it.
     #[must_use]
     pub fn eager_bytes(self, bytes: usize) -> Self {
         self.with(["NEMESIA_EAGER_BYTES"], |config| config.eager_bytes = bytes)
     }
 
-    /// Room that each peer is promised ahead of what it has sent, in bytes; less when there is less room.
+    /// Sets the room that each peer is granted ahead of its messages, in bytes; it is less if there is less
+    /// room.
     #[must_use]
     pub fn credit_bytes(self, bytes: usize) -> Self {
         self.with(["NEMESIA_CREDIT_BYTES"], |config| config.credit_bytes = bytes.clamp(4096, 1 << 30))
     }
 
-    /// Whether large messages move in one copy. All processes should agree.
+    /// Sets whether large messages move in a single copy. All processes should agree.
     #[must_use]
     pub fn single_copy(self, single_copy: SingleCopy) -> Self {
         self.with(["NEMESIA_SINGLE_COPY"], |config| config.single_copy = single_copy)
     }
 
-    /// Smallest message, in bytes, of which a sender that waits copies a part, as its receiver copies the others, so that both
-    /// processors do; `None` is never. Only where large messages move in one copy.
+    /// Sets the smallest message, in bytes, for a sender-assisted copy: a sender that waits copies a part, so
+    /// that both processors copy; `None` means never. It applies only to messages that move in a single copy.
     #[must_use]
     pub fn share_bytes(self, bytes: Option<u64>) -> Self {
         self.with(["NEMESIA_SHARE_BYTES"], |config| config.share_bytes = bytes)
     }
 
-    /// Least and most bytes that this process copies at once of a message that both sides copy: 4096 to 1 GiB. The peers may have
-    /// chosen otherwise.
+    /// Sets the least and the most bytes that this process copies at once in a sender-assisted copy: 4096 to 1
+    /// GiB. The peers may have other values.
     #[must_use]
     pub fn share_pieces(self, least: u64, most: u64) -> Self {
         let names = ["NEMESIA_SHARE_LEAST", "NEMESIA_SHARE_MOST"];
         self.with(names, |config| config.share_pieces = [least, most].map(|bytes| bytes.clamp(4096, 1 << 30)))
     }
 
-    /// Bytes of a message that this process reads from a peer's memory before others have their turn: 4096 to 1 GiB.
+    /// Sets the bytes of a message that this process reads from a peer's memory before it serves others: 4096
+    /// to 1 GiB.
     #[must_use]
     pub fn pull_bytes(self, bytes: u64) -> Self {
         self.with(["NEMESIA_PULL_BYTES"], |config| config.pull_bytes = bytes.clamp(4096, 1 << 30))
     }
 
-    /// Bytes of a run of a list, on average, from which on a message is read into it run by run, and not streamed.
+    /// Sets the average length in bytes of a list's segments from which on a message is read into them one by
+    /// one instead of streamed.
     #[must_use]
     pub fn run_bytes(self, bytes: u64) -> Self {
         self.with(["NEMESIA_RUN_BYTES"], |config| config.run_bytes = bytes)
     }
 
-    /// Smallest message, put or get, in bytes, that a copy of this process's own, out of cells or to and from mapped memory, moves
-    /// past the caches (with non-temporal stores, where the processor has them); `u64::MAX` is never. Without this, half of what the
-    /// last cache holds. What the kernel copies is the kernel's.
+    /// Sets the smallest message, put or get, in bytes, that this process copies with non-temporal stores (if
+    /// the processor has them) out of cells or to and from mapped memory; `u64::MAX` means never. The default
+    /// is half the size of the last cache. Copies by the kernel are not affected.
     #[must_use]
     pub fn non_temporal_bytes(self, bytes: u64) -> Self {
         self.with(["NEMESIA_NON_TEMPORAL_BYTES"], |config| config.non_temporal_bytes = Some(bytes))
     }
 
-    /// How this process fills cells, of messages of 256 bytes and more: with plain stores, with plain stores to lines that it has taken
-    /// back from the receiver's core while it had nothing else to do (of the next cell, after each message), past the caches
-    /// (non-temporal stores, where the processor has them), or as it measures to be fastest, for each peer and size.
+    /// Sets how this process fills cells for messages of 256 bytes and more: with plain stores; with write
+    /// prefetch, which takes the lines of the next cell back from the receiver's core while there is nothing
+    /// else to do; with non-temporal stores (if the processor has them); or in the way that it measures to be
+    /// fastest for each peer and size.
     #[must_use]
     pub fn cell_stores(self, stores: Stores) -> Self {
         self.with(["NEMESIA_CELL_STORES"], |config| config.cell_stores = stores)
     }
 
-    /// Whether every process of this user may read this one's memory, where Yama reserves that to ancestors. Stays so until
-    /// the process ends.
+    /// Sets whether every process of this user may read this one's memory, where Yama reserves that to
+    /// ancestors. It stays so until the process ends.
     #[must_use]
     pub fn ptracer(self, allow: bool) -> Self {
         self.with(["NEMESIA_PTRACER"], |config| config.ptracer = allow)
     }
 
-    /// Most requests under way at once, at least 64. Memory is taken as they are used.
+    /// Sets the most requests under way at once, at least 64. Memory is taken as they are used.
     #[must_use]
     pub fn requests(self, requests: usize) -> Self {
         self.with(["NEMESIA_REQUESTS"], |config| config.requests = requests.max(64))
     }
 
-    /// How the segments are made.
+    /// Sets how the segments are made.
     #[must_use]
     pub fn segments(self, options: SegmentOptions) -> Self {
         let names = ["NEMESIA_HUGE_PAGES", "NEMESIA_BACKING", "NEMESIA_LOCK_MEMORY"];
         self.with(names, |config| config.segments = options)
     }
 
-    /// Polls without a message before a waiting process sleeps. Without this, that is learned from how long it waits and
-    /// from who else wants the core.
+    /// Sets the number of polls without a message before a waiting process sleeps. Without this, the process
+    /// learns it from the durations of its waits and from other demand for the core.
     #[must_use]
     pub fn spin(self, polls: u32) -> Self {
         self.with(["NEMESIA_SPIN"], |config| config.spin = Some(polls))
     }
 
-    /// How long connecting to the peers may take, and at the end of an endpoint the peers that have not taken what was sent, or
-    /// that still copy into a buffer of it, in seconds.
+    /// Sets the time limit, in seconds, for connecting to the peers, and at the end of an endpoint for peers
+    /// that have not taken what was sent or still copy into one of its buffers.
     #[must_use]
     pub fn timeout_seconds(self, seconds: u32) -> Self {
         self.with(["NEMESIA_TIMEOUT"], |config| config.timeout_seconds = seconds.max(1))
     }
 
-    /// Strict mode: a wish that can't be met (see [`Config::notes`], and for what turns up at start
-    /// [`Endpoint::notes`](crate::Endpoint::notes)) is an error and not a note.
+    /// Sets strict mode: a preference that cannot be met (see [`Config::notes`], and for those found at start
+    /// [`Endpoint::notes`](crate::Endpoint::notes)) is an error instead of a warning.
     #[must_use]
     pub fn strict(self, strict: bool) -> Self {
         self.with(["NEMESIA_STRICT"], |config| config.strict = strict)
@@ -525,12 +533,12 @@ impl Config {
         self.with(["NEMESIA_EXPLAIN"], |config| config.explain = explain)
     }
 
-    /// Whether a wish that can't be met is an error.
+    /// Returns whether a preference that cannot be met is an error.
     pub fn is_strict(&self) -> bool {
         self.strict
     }
 
-    /// The sizes that a world of `peers` processes has to agree on.
+    /// Returns the sizes on which a world of `peers` processes must agree.
     ///
     /// # Errors
     /// The first size that is out of range.
@@ -541,16 +549,17 @@ impl Config {
         Ok(geometry)
     }
 
-    /// Largest message that goes through a fastbox, in bytes.
+    /// Returns the largest message that goes through a fastbox, in bytes.
     pub fn fastbox_bytes(&self) -> usize {
         let most = self.most_fastbox_bytes();
         self.fastbox_limit.unwrap_or(FASTBOX_BYTES).min(most)
     }
 
-    /// Smallest message that is copied past the caches; `u64::MAX` is never.
+    /// Returns the smallest message that is copied with non-temporal stores; `u64::MAX` means never.
     pub(crate) fn copies_past_caches_from(&self) -> u64 {
-        // What is copied has to find room there as well as where it goes. With a cache of 32 MiB, streams of 4 MiB were a
-        // quarter slower past the caches, of 8 MiB level, and of 16, 32 and 64 MiB faster by 19, 8 and 3 %.
+        // The source must find room in the cache as well as the destination. With a cache of 32 MiB, streams of
+        // 4 MiB were a quarter slower with non-temporal stores, of 8 MiB level, and of 16, 32 and 64 MiB faster
+        // by 19, 8 and 3 %.
         self.non_temporal_bytes.unwrap_or_else(|| last_cache_bytes().map_or(u64::MAX, |bytes| bytes / 2))
     }
 
@@ -560,12 +569,12 @@ impl Config {
     }
 
     fn most_fastbox_bytes(&self) -> usize {
-        // Fewer are refused by `geometry`, but may be asked about before.
+        // `geometry` refuses fewer, but this may be called before.
         fastbox::max_payload(self.fastbox_slots.max(4) as usize)
     }
 }
 
-/// The variable of this name, or who is meant.
+/// Returns the variable of this name, or an error with the most similar one.
 fn known(name: &str, origin: Origin) -> Result<&'static Variable, ConfigError> {
     Variable::find(name)
         .ok_or_else(|| ConfigError::Unknown { origin, reason: table::no_such(name).to_string() })

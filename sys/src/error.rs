@@ -1,4 +1,4 @@
-//! What can go wrong, for the caller.
+//! Errors for the caller.
 
 use nemesia_core::engine::rma::Refusal;
 use nemesia_core::engine::{Failure, Fate, Truncation};
@@ -8,29 +8,29 @@ use crate::bootstrap::BootstrapError;
 use crate::config::ConfigError;
 use crate::os::ShmError;
 
-/// What can go wrong. Every message is one line that names the peer, the transport and the remedy, where there
-/// are any.
+/// An error of an endpoint. Every message is one line that names the peer, the transport and the remedy, if
+/// there are any.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The configuration can't be used.
+    /// The configuration cannot be used.
     #[error(transparent)]
     Config(#[from] ConfigError),
     /// The launcher or the key-value exchange failed.
     #[error(transparent)]
     Bootstrap(#[from] BootstrapError),
-    /// The operating system refused something.
+    /// The operating system refused a call.
     #[error("shared memory: {0}")]
     Shm(#[from] ShmError),
-    /// Our own segments can't be laid out.
+    /// This process's segments cannot be laid out.
     #[error("shared memory: {0}")]
     Layout(#[from] LayoutError),
-    /// Something about one peer, at start.
+    /// An error with one peer at start.
     #[error("rank {rank}, shared memory: {problem}")]
     Peer {
         /// The peer.
         rank: usize,
-        /// What, and the remedy.
+        /// The problem, and the remedy.
         problem: String,
     },
     /// The peer is gone.
@@ -38,16 +38,16 @@ pub enum Error {
     PeerFailed {
         /// The peer.
         rank: usize,
-        /// How.
+        /// The reason.
         failure: Failure,
     },
-    /// A message was longer than its buffer. What fits was received.
+    /// A message was longer than its buffer. The part that fits was received.
     #[error("truncated: {0}")]
     Truncated(Truncation),
-    /// No such rank.
+    /// There is no such rank.
     #[error("rank {rank} does not exist: this world has ranks 0 to {last}")]
     Rank {
-        /// The rank asked for.
+        /// The rank given.
         rank: usize,
         /// The highest rank.
         last: usize,
@@ -57,10 +57,11 @@ pub enum Error {
         "{capacity} requests are under way, and no more are allowed: complete some, or raise NEMESIA_REQUESTS"
     )]
     Requests {
-        /// How many there may be.
+        /// The limit.
         capacity: usize,
     },
-    /// Unexpected messages have reached their ceiling, and what is waited for can't come before they are received.
+    /// Unexpected messages have reached their ceiling, and the awaited message cannot come before they are
+    /// received.
     #[error(
         "{messages} unexpected messages fill the ceiling of {ceiling} bytes, and {held} peers are held back: \
          receive them, or raise NEMESIA_UNEXPECTED_BYTES"
@@ -73,14 +74,14 @@ pub enum Error {
         /// Peers held back.
         held: usize,
     },
-    /// An active message is longer than one may be.
+    /// An active message is too long.
     #[error(
         "active message of {len} bytes, header included: {most} are the most; send the rest as a tagged message, or put it"
     )]
     TooLong {
         /// Bytes of header and payload.
         len: usize,
-        /// Bytes there may be.
+        /// The limit in bytes.
         most: usize,
     },
     /// A reply of a handler is longer than a packet.
@@ -91,23 +92,23 @@ pub enum Error {
     LongReply {
         /// Bytes of header and payload.
         len: usize,
-        /// Bytes there may be: those of a cell.
+        /// The limit in bytes: the payload of a cell.
         most: usize,
     },
-    /// Replies of handlers wait to leave, as many as may.
+    /// The number of waiting replies of handlers has reached its limit.
     #[error("{most} replies wait to leave, and no more are allowed: reply later, from outside a handler")]
     Replies {
-        /// How many there may be.
+        /// The limit.
         most: usize,
     },
     /// One-sided operations were refused.
     #[error("rank {rank} refused {count} one-sided operations, the first because {refusal}")]
     Refused {
-        /// Whose region it is.
+        /// The owner of the region.
         rank: usize,
-        /// Why the first was.
+        /// Why the first operation was refused.
         refusal: Refusal,
-        /// How many were.
+        /// The number of refused operations.
         count: u64,
     },
     /// No such region of this process.
@@ -116,16 +117,16 @@ pub enum Error {
     /// Too many regions are exposed.
     #[error("{most} regions are exposed, and no more are allowed: conceal some")]
     Regions {
-        /// How many there may be.
+        /// The limit.
         most: usize,
     },
-    /// A list of segments that no memory has.
+    /// A list of segments is invalid.
     #[error("a list of segments has one that is nowhere, or more bytes than any memory")]
     List,
-    /// The others have agreed that this process is gone: one of them broke off with it.
+    /// The other ranks have agreed that this process is gone: one of them disconnected from it.
     #[error("the other ranks have agreed to go on without this one")]
     Excluded,
-    /// The matching context is not anybody's.
+    /// The matching context is reserved.
     #[error("context 65535 is reserved for agreements: use another one")]
     Context,
     /// The rank has not failed, or was not started again yet.
@@ -136,7 +137,7 @@ pub enum Error {
         /// The rank.
         rank: usize,
     },
-    /// An agreement that was broken off by an error is not finished.
+    /// An agreement that an error interrupted is not finished.
     #[error("an agreement is under way: call agree or shrink again until it is done, then readmit")]
     AgreementUnderWay,
     /// The request was withdrawn.
@@ -145,7 +146,7 @@ pub enum Error {
     /// The request was completed before, or never existed.
     #[error("no such request: it was completed before, or never started")]
     Stale,
-    /// Waiting took longer than allowed; the request is still under way.
+    /// The wait timed out; the request is still under way.
     #[error("nothing came within {0:?}")]
     Timeout(std::time::Duration),
 }

@@ -1,15 +1,17 @@
-//! What happens off the critical path, told to the crate `tracing` (feature `tracing`, target `nemesia`); without the feature
-//! every function here is empty. Nothing is told where a message is sent or received.
+//! Events off the critical path, reported to the crate `tracing` (feature `tracing`, target `nemesia`). Without
+//! the feature every function here is empty. Nothing is reported where a message is sent or received.
 //!
 //! | event or span | level | when |
 //! |---|---|---|
-//! | span `open` | info | joining the world, with all that follows from it |
-//! | span `connect` | debug | meeting the other processes |
-//! | `route` | debug | how one rank is reached, what is used and what is not; once a rank, at start |
-//! | `note` | warn | a wish that could not be met |
-//! | `failure` | warn | a peer is gone, unless it has finished |
+//! | span `open` | info | joining the world, with everything in it |
+//! | span `connect` | debug | connecting to the other processes |
+//! | `route` | debug | the route of one rank, with facilities in use and refused ones; once for each rank, at
+//! start |
+//! | `note` | warn | a preference that could not be met |
+//! | `failure` | warn | a peer is gone without finishing |
 //! | `finished` | debug | a peer has finished |
-//! | `single copy refused` | warn | the kernel no longer lets us read a peer's memory: large messages are streamed |
+//! | `single copy refused` | warn | the kernel no longer permits reading a peer's memory: large messages are
+//! streamed |
 //! | `slept` | trace | the thread has slept |
 
 use std::time::Duration;
@@ -17,7 +19,7 @@ use std::time::Duration;
 use crate::Failure;
 use crate::route::Route;
 
-/// A span, as long as it lives.
+/// A span, for as long as it lives.
 #[must_use]
 pub(crate) struct Inside {
     #[cfg(feature = "tracing")]
@@ -110,7 +112,7 @@ pub(crate) mod tests {
 
     static HEARD: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
-    /// Writes down a line for each event and span of `nemesia`: level, name, fields.
+    /// Records a line for each event and span of `nemesia`: level, name, fields.
     struct Listener;
 
     struct Line(String);
@@ -151,13 +153,13 @@ pub(crate) mod tests {
         fn exit(&self, _: &Id) {}
     }
 
-    /// From now on all events of this process are written down.
+    /// Starts to record all events of this process.
     pub(crate) fn listen() {
         static ONCE: Once = Once::new();
         ONCE.call_once(|| tracing::subscriber::set_global_default(Listener).unwrap());
     }
 
-    /// Whether a line has all these words in it.
+    /// Returns whether a recorded line contains all these words.
     pub(crate) fn heard(words: &[&str]) -> bool {
         let lines = HEARD.lock().unwrap();
         lines.iter().any(|line| words.iter().all(|word| line.contains(word)))

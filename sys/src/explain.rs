@@ -1,4 +1,4 @@
-//! What can be used here, why something else can't, and what it costs in memory.
+//! The usable transports, the reasons against others, and the memory bill.
 
 use std::os::fd::AsRawFd;
 
@@ -18,14 +18,14 @@ use crate::os::{
 };
 use crate::verbs::{NONE, VerbsError, survey};
 
-/// Whether something can be used, or is used.
+/// Whether a transport or facility can be used, or is used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Verdict {
     /// A transport or a facility.
     pub name: &'static str,
-    /// Whether it can be used; of a [`Route`](crate::Route), whether it is.
+    /// Whether it can be used; in a [`Route`](crate::Route), whether it is used.
     pub usable: bool,
-    /// What it is used for, or why it can't be and the remedy.
+    /// Its use, or why it cannot be used and the remedy.
     pub reason: String,
 }
 
@@ -42,7 +42,7 @@ impl Verdict {
     }
 }
 
-/// The transports that the engine of this version does not have.
+/// Returns the transports that the engine of this version does not have.
 pub(crate) fn absent() -> impl Iterator<Item = Verdict> {
     let verdict = |(name, purpose)| Verdict::new(name, false, format!("{purpose}: not part of this version"));
     [
@@ -53,7 +53,7 @@ pub(crate) fn absent() -> impl Iterator<Item = Verdict> {
     .map(verdict)
 }
 
-/// Tries what this machine offers. Nothing is left behind.
+/// Tests the facilities of this machine. Nothing is left behind.
 pub fn explain(config: &Config) -> Vec<Verdict> {
     let mut verdicts = vec![shm(config), single_copy(config)];
     verdicts.extend(facilities());
@@ -77,7 +77,7 @@ fn shm(config: &Config) -> Verdict {
     Verdict::probe("shm", probe())
 }
 
-/// Tried on ourselves; whether a peer can be read is tried when it is met.
+/// Tested on this process itself; each peer is tested when it is met.
 fn single_copy(config: &Config) -> Verdict {
     const NAME: &str = "single copy";
     if config.single_copy == SingleCopy::Off {
@@ -139,7 +139,7 @@ fn facilities() -> Vec<Verdict> {
     ]
 }
 
-/// The ports of RDMA devices, and why each can be used or not. The engine does not use them yet.
+/// Describes the ports of RDMA devices, and why each can be used or not. The engine does not use them yet.
 fn rdma() -> Result<String, VerbsError> {
     let seen = survey()?;
     let lines: Vec<String> = seen.iter().map(ToString::to_string).collect();
@@ -149,38 +149,38 @@ fn rdma() -> Result<String, VerbsError> {
     Err(VerbsError::NoDevice { why: if lines.is_empty() { NONE.into() } else { lines.join("; ") } })
 }
 
-/// What a process of a world costs in memory, in bytes.
+/// The memory of a process of a world, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bill {
-    /// Processes in the world.
+    /// The number of processes in the world.
     pub processes: u32,
-    /// Shared segments of one process, all reserved at start.
+    /// The shared segments of one process, all reserved at start.
     pub segments: u64,
     /// The part of `segments` that each further process adds.
     pub per_peer: u64,
     /// The part of `segments` that is the pool of cells.
     pub cells: u64,
-    /// Private memory at start: requests, answers to one-sided operations, what is known and counted of each peer,
-    /// the call tree.
+    /// Private memory at start: requests, answers to one-sided operations, state and counters of each peer, the
+    /// call tree.
     pub private_at_start: u64,
     /// The part of `private_at_start` that each further process adds.
     pub private_per_peer: u64,
-    /// Ceiling of what unexpected messages and requests, and an active message of each process that is not whole yet, may commit
-    /// in one process.
+    /// The ceiling of what one process may commit for unexpected messages and requests, and for one incomplete
+    /// active message of each process.
     pub private_ceiling: u64,
 }
 
 impl Bill {
-    /// The bill for a world of so many processes.
+    /// Returns the bill for a world of `processes` processes.
     ///
     /// # Errors
-    /// A size that is out of range.
+    /// A size is out of range.
     pub fn new(config: &Config, processes: u32) -> Result<Self, LayoutError> {
         let geometry = config.geometry(processes)?;
         // Each comes with the list that finds it.
         let request = (size_of::<Slot<Request>>() + size_of::<List>()) as u64;
         let requests = config.requests as u64;
-        // Its counters among them.
+        // With its counters.
         let peer = (size_of::<Peer>() + size_of::<Option<Link<'_>>>()) as u64;
         let private_per_peer = peer + u64::from(WINDOW) * size_of::<Slot<Reply>>() as u64;
         let trace = (config.trace * RECORD_BYTES) as u64;

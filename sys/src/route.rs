@@ -1,4 +1,4 @@
-//! How each peer is reached, what is used with it, and why what is not used was refused: no silent swap.
+//! The route of each peer, the facilities in use, and why others were refused: no silent swap.
 
 use std::fmt;
 use std::io::Write;
@@ -8,35 +8,35 @@ use crate::config::Config;
 use crate::explain::{Verdict, absent};
 use crate::shm::Met;
 
-/// How one rank is reached.
+/// The route of one rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Route {
     /// The rank.
     pub rank: usize,
-    /// What carries messages to and from it: `shm`, or `self`.
+    /// The transport of its messages: `shm`, or `self`.
     pub transport: &'static str,
-    /// What is used with that transport, and what is not, with the reason.
+    /// The facilities in use with that transport, and the others with the reason.
     pub facilities: Vec<Verdict>,
     /// The other transports, and why each was refused.
     pub refused: Vec<Verdict>,
-    /// Why it is gone, if it is.
+    /// Its failure, if it has failed.
     pub failure: Option<Failure>,
 }
 
 impl Route {
-    /// Whether everything but the rank is the same.
+    /// Returns whether everything but the rank is the same.
     fn is_like(&self, other: &Self) -> bool {
         Self { rank: other.rank, ..self.clone() } == *other
     }
 }
 
-/// How each rank is reached, and what else there is to say. Displayed, it is one line for each group of ranks that are
-/// reached alike, and one for each note.
+/// The route of each rank, and the warnings. As text it has one line for each group of ranks with the same
+/// route, and one for each warning.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Explanation {
-    /// Our rank.
+    /// This process's rank.
     pub rank: usize,
-    /// One for each rank, in order.
+    /// One route for each rank, in order.
     pub routes: Vec<Route>,
     /// See [`Endpoint::notes`](crate::Endpoint::notes).
     pub notes: Vec<String>,
@@ -66,7 +66,7 @@ impl fmt::Display for Explanation {
     }
 }
 
-/// `rank 3`, or `ranks 0-2, 5`.
+/// Formats ranks: `rank 3`, or `ranks 0-2, 5`.
 fn ranges(ranks: &[usize]) -> String {
     let runs = ranks.chunk_by(|before, after| before + 1 == *after);
     let run = |run: &[usize]| match run {
@@ -77,17 +77,17 @@ fn ranges(ranks: &[usize]) -> String {
     if ranks.len() == 1 { format!("rank {text}") } else { format!("ranks {text}") }
 }
 
-/// What is known when the peers are met.
+/// Facts known when the peers are met.
 #[derive(Debug)]
 pub(crate) struct Facts {
-    /// Whether `membarrier` serves every process of the world, so that nobody pays for fences.
+    /// Whether `membarrier` serves every process of the world, so that no process executes fences.
     pub(crate) expedited: bool,
-    /// Of each rank, except ourselves.
+    /// The facts about each rank except this one.
     pub(crate) met: Vec<Option<Met>>,
 }
 
 impl Facts {
-    /// How a rank is reached from `us`; `pulls` says whether its memory is still read.
+    /// Returns the route of a rank from `us`; `pulls` says whether its memory is still read.
     pub(crate) fn route(
         &self,
         config: &Config,
@@ -142,9 +142,9 @@ impl Facts {
     }
 }
 
-/// Prints what the user has asked for on the standard error output, in one piece.
+/// Prints requested text on the standard error output, in one piece.
 pub(crate) fn say(text: &impl fmt::Display) {
-    // Whoever closed it does not want to hear.
+    // If the output is closed, the text is lost.
     let _ = std::io::stderr().write_all(text.to_string().as_bytes());
 }
 

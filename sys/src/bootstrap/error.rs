@@ -1,4 +1,4 @@
-//! What can go wrong while processes find each other.
+//! Errors of the exchange through which processes find each other.
 
 use super::wire::WireError;
 use std::io;
@@ -15,17 +15,17 @@ pub enum BootstrapError {
     Missing {
         /// A variable that is set.
         present: &'static str,
-        /// The variable that is not.
+        /// The variable that is not set.
         missing: &'static str,
     },
-    /// A variable does not hold a number, or one out of range.
+    /// A variable holds no number, or one out of range.
     #[error("{name}={value:?} is not {wanted}; start with mpiexec.hydra or `nemesia run`, which set it")]
     BadVariable {
         /// The variable.
         name: &'static str,
-        /// The beginning of what it holds.
+        /// The beginning of its value.
         value: String,
-        /// What it should hold.
+        /// The expected value.
         wanted: &'static str,
     },
     /// PMI_RANK is not below PMI_SIZE.
@@ -45,7 +45,7 @@ pub enum BootstrapError {
     BadDescriptor {
         /// The file descriptor.
         fd: i32,
-        /// What is wrong with it.
+        /// The reason.
         reason: String,
     },
     /// This process has opened PMI_FD before.
@@ -60,9 +60,9 @@ pub enum BootstrapError {
          (PMI_FD is not set); start with mpiexec.hydra or `nemesia run`, or unset {name} to run one process alone"
     )]
     ForeignLauncher {
-        /// The variable that says so.
+        /// The variable that shows it.
         name: &'static str,
-        /// The beginning of what it holds.
+        /// The beginning of its value.
         value: String,
     },
     /// The launcher closed the connection.
@@ -79,7 +79,7 @@ pub enum BootstrapError {
     Timeout {
         /// The operation.
         during: &'static str,
-        /// The deadline that has passed.
+        /// The deadline.
         deadline: Duration,
     },
     /// The operating system refused to read or write.
@@ -90,17 +90,17 @@ pub enum BootstrapError {
         /// The error of the system.
         source: io::Error,
     },
-    /// The launcher sent something that is not PMI-1.
+    /// The launcher sent a line that is not PMI-1.
     #[error(
         "the launcher answered {during} with {source}; use a launcher that speaks PMI-1, such as mpiexec.hydra"
     )]
     Protocol {
         /// The operation.
         during: &'static str,
-        /// What was wrong.
+        /// The mistake in the line.
         source: WireError,
     },
-    /// The launcher answered another question than the one that was asked, or one that was not asked.
+    /// The launcher answered another request than the one that was sent, or sent an answer without a request.
     #[error(
         "the launcher answered {during} with {reply:?}; use a launcher that speaks PMI-1, such as mpiexec.hydra"
     )]
@@ -110,16 +110,16 @@ pub enum BootstrapError {
         /// The beginning of the answer.
         reply: String,
     },
-    /// The launcher understood and refused.
+    /// The launcher understood the request and refused it.
     #[error(
         "the launcher refused {during} with code {code} ({reason}); check it against the launcher's limits and version"
     )]
     Refused {
         /// The operation.
         during: &'static str,
-        /// The code it gave.
+        /// The launcher's code.
         code: i32,
-        /// The reason it gave.
+        /// The launcher's reason.
         reason: String,
     },
     /// A process that the barrier waits for is gone.
@@ -128,12 +128,12 @@ pub enum BootstrapError {
         /// The reason that the launcher gave; `nemesia run` names the rank.
         reason: String,
     },
-    /// The key is not known.
+    /// The key was never put.
     #[error("key {key:?} is not known ({reason}); put it before a barrier and get it after the barrier")]
     KeyNotFound {
         /// The key.
         key: String,
-        /// The reason given.
+        /// The reason.
         reason: String,
     },
     /// The key was put before.
@@ -153,7 +153,7 @@ pub enum BootstrapError {
         text: String,
         /// The most bytes allowed.
         limit: usize,
-        /// What else it must not hold.
+        /// What it must not contain.
         without: &'static str,
     },
     /// The exchange does not start ranks again.

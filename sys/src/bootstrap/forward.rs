@@ -1,4 +1,4 @@
-//! Passes the output of all ranks on, line by line, each with its rank in front.
+//! Forwards the output of all ranks line by line, each line with its rank in front.
 
 use super::poll;
 use std::fs::File;
@@ -6,9 +6,9 @@ use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
-/// A line longer than this, in bytes, is passed on in pieces, each as a line of its own.
+/// A line longer than this, in bytes, is forwarded in pieces, each as a line of its own.
 const MAX_PARTIAL: usize = 64 * 1024;
-/// Most that is read from one pipe after its rank has ended, in bytes: as much as a pipe holds at most.
+/// The most bytes read from one pipe after its rank has ended: as much as a pipe can hold.
 const MAX_DRAIN: usize = 1024 * 1024;
 
 /// One of the launcher's own streams.
@@ -39,7 +39,7 @@ impl Source {
         Ok(Self { pipe: Some(File::from(pipe)), target, lines: Prefixer::new(rank) })
     }
 
-    /// Passes on what has arrived, at most `limit` bytes.
+    /// Forwards available output, at most `limit` bytes.
     fn pump(&mut self, limit: usize) {
         let mut piece = [0; 8192];
         let mut passed = 0;
@@ -69,8 +69,8 @@ impl Source {
     }
 }
 
-/// Writes whole lines. If nobody reads the launcher's output any more, the ranks' output is dropped: they
-/// must not block for that reason.
+/// Writes whole lines. If the launcher's output is closed, the ranks' output is dropped, so that the ranks do
+/// not block.
 fn write_all(target: Target, text: &[u8]) {
     if text.is_empty() {
         return;
@@ -84,8 +84,8 @@ fn write_all(target: Target, text: &[u8]) {
     };
 }
 
-/// Forwards until all pipes are at their end, or until the other side of `stop` is closed: processes that a
-/// rank has left behind may hold its pipes for ever.
+/// Forwards until all pipes are at their end, or until the other side of `stop` is closed: a process that a
+/// rank has left behind may keep its pipes open for ever.
 pub(super) fn run(mut sources: Vec<Source>, stop: &UnixStream) {
     loop {
         let mut entries = vec![poll::entry(stop.as_fd(), libc::POLLIN)];
@@ -107,7 +107,7 @@ pub(super) fn run(mut sources: Vec<Source>, stop: &UnixStream) {
     }
 }
 
-/// Puts `[rank] ` in front of each line, whatever the pieces in which it arrives.
+/// Puts `[rank] ` in front of each line, whatever the pieces in which the line arrives.
 #[derive(Debug)]
 struct Prefixer {
     prefix: String,
@@ -129,7 +129,7 @@ impl Prefixer {
         }
     }
 
-    /// Appends what is left, as a line.
+    /// Appends the remaining text as a line.
     fn finish(&mut self, out: &mut Vec<u8>) {
         if !self.partial.is_empty() {
             out.extend_from_slice(self.prefix.as_bytes());

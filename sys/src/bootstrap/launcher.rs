@@ -13,17 +13,18 @@ use std::os::unix::net::UnixStream;
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
-/// How long a rank may be without connection before the others' barrier fails, unless its end is seen sooner.
+/// How long a rank may be without a connection before the barrier of the others fails, unless its end is
+/// noticed earlier.
 const DISCONNECTION_GRACE: Duration = Duration::from_secs(1);
 
-/// Why a job could not be started or looked after. Each message is one line: what failed, and the remedy.
+/// Why a job could not be started or supervised. Each message is one line: what failed, and the remedy.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LaunchError {
     /// The number of processes is 0.
     #[error("0 processes cannot be started; ask for at least 1")]
     NoProcesses,
-    /// A process could not be started. Those that were started before it have been ended.
+    /// A process could not be started. The processes started before it have been ended.
     #[error(
         "cannot start {program:?} as rank {rank}: {source}; check its path, its permissions and the limits on \
          processes (ulimit -u) and open files (ulimit -n)"
@@ -46,7 +47,7 @@ pub enum LaunchError {
         /// The error of the system.
         source: io::Error,
     },
-    /// The processors that are allowed could not be read.
+    /// The allowed processors could not be read.
     #[error("cannot read the allowed processors: {source}; start without binding")]
     Affinity {
         /// The error of the system.
@@ -102,7 +103,8 @@ pub struct Launcher {
 }
 
 impl Launcher {
-    /// A job of `n` processes of `program`, which is searched in PATH if it has no slash, with `args`.
+    /// Describes a job of `n` processes of `program` with `args`. A program without a slash is searched in
+    /// PATH.
     #[must_use]
     pub fn new(n: usize, program: OsString, args: Vec<OsString>) -> Self {
         let env = Vec::new();
@@ -118,8 +120,8 @@ impl Launcher {
         }
     }
 
-    /// Whether each line of output gets `[rank] ` in front. Lines of different ranks are then never mixed
-    /// (lines of more than 64 KiB are divided), and an unfinished last line is completed. Default: no, the
+    /// Sets whether each line of output gets `[rank] ` in front. Lines of different ranks are then never mixed
+    /// (lines of more than 64 KiB are divided), and an unfinished last line is completed. Default: no; the
     /// processes write to the launcher's own output directly.
     #[must_use]
     pub fn prefix_output(mut self, prefix: bool) -> Self {
@@ -127,59 +129,60 @@ impl Launcher {
         self
     }
 
-    /// Sets an environment variable for all processes. PMI_FD, PMI_RANK and PMI_SIZE cannot be set so.
+    /// Sets an environment variable for all processes, except PMI_FD, PMI_RANK and PMI_SIZE.
     #[must_use]
     pub fn env(mut self, name: impl Into<OsString>, value: impl Into<OsString>) -> Self {
         self.env.push((name.into(), value.into()));
         self
     }
 
-    /// Whether the other ranks go on when one fails. Default: no, they get SIGTERM, and SIGKILL after 2 s.
-    /// A rank that asks for an abort by PMI ends the job in any case.
+    /// Sets whether the other ranks go on when one fails. Default: no; they get SIGTERM, and SIGKILL after 2 s.
+    /// A rank that requests an abort by PMI ends the job in any case.
     #[must_use]
     pub fn keep_going(mut self, keep_going: bool) -> Self {
         self.keep_going = keep_going;
         self
     }
 
-    /// Whether each rank is bound to one of the allowed processors, round robin. Default: no.
+    /// Sets whether each rank is bound to one of the allowed processors, round robin. Default: no.
     #[must_use]
     pub fn bind(mut self, bind: bool) -> Self {
         self.bind = bind;
         self
     }
 
-    /// How often, over all ranks, a rank that a signal has ended, or that exits with a code other than 0, is started again as
-    /// the same rank; each time is noted in [`Outcome::restarts`]. Default: 0. When no more are allowed, a rank's end is
-    /// what [`Launcher::keep_going`] makes of it.
+    /// Sets how often, over all ranks, a rank is started again as the same rank after a signal or an exit with
+    /// a code other than 0. [`Outcome::restarts`] records each restart. Default: 0. When no more are allowed,
+    /// [`Launcher::keep_going`] decides.
     ///
-    /// A process that was started again finds its place in the world by
-    /// [`Exchange::incarnation`](super::Exchange::incarnation); an [`Endpoint`](crate::Endpoint) does so by itself. A rank
-    /// that has used PMI and dies before the whole world was there waits for that, and one that has taken its leave of
-    /// PMI is not started again. A program that does not use PMI is simply started again.
+    /// A restarted process finds its place in the world by
+    /// [`Exchange::incarnation`](super::Exchange::incarnation); an [`Endpoint`](crate::Endpoint) does so by
+    /// itself. If a rank has used PMI and dies before the whole world was there, its restart waits for that. A
+    /// rank that has finalized PMI is not started again. A program that does not use PMI is simply started
+    /// again.
     #[must_use]
     pub fn restart(mut self, restarts: u32) -> Self {
         self.restarts = restarts;
         self
     }
 
-    /// Starts the job and waits until all its processes have ended. A failure of the program itself is not
-    /// an error here: see [`Outcome`].
+    /// Starts the job and waits until all its processes have ended. A failure of the program itself is not an
+    /// error here: see [`Outcome`].
     ///
     /// # Errors
-    /// When the job cannot be started or watched; nothing of it is left then.
+    /// The job cannot be started or supervised; nothing of it is left then.
     pub fn run(&self) -> Result<Outcome, LaunchError> {
         self.spawn()?.wait()
     }
 
-    /// Starts the job. A thread looks after it, and another one after its output if that is prefixed.
+    /// Starts the job. One thread supervises it, and another forwards its output if that is prefixed.
     ///
-    /// The kernel kills the processes when the thread that calls this ends (that is how nothing is left when
-    /// the launcher itself is killed): call it from a thread that lasts as long as the job. SIGCHLD must not be
-    /// ignored in this process: the system would then not say how its children ended.
+    /// The kernel kills the processes when the calling thread ends, so that nothing is left when the launcher
+    /// itself is killed: call this from a thread that lasts as long as the job. SIGCHLD must not be ignored in
+    /// this process, because the system would then not report how its children ended.
     ///
     /// # Errors
-    /// When the job cannot be started; nothing of it is left then.
+    /// The job cannot be started; nothing of it is left then.
     pub fn spawn(&self) -> Result<Running, LaunchError> {
         let mut processes = Processes::new(self.plan()?);
         let mut sockets = Vec::with_capacity(self.size);
@@ -224,9 +227,9 @@ impl Launcher {
     }
 }
 
-/// A job that was started. Dropping it without [`Running::wait`] kills the processes that are left.
+/// A running job. Dropping it without [`Running::wait`] kills the remaining processes.
 ///
-/// It may be used from several threads at once.
+/// Several threads may use it at once.
 #[derive(Debug)]
 pub struct Running {
     ids: Vec<u32>,
@@ -237,7 +240,7 @@ pub struct Running {
     forwarder: Option<Forwarder>,
 }
 
-/// The thread that passes output on. It ends when all output is passed on, or soon after `stop` is closed.
+/// The thread that forwards output. It ends when all output is forwarded, or soon after `stop` is closed.
 #[derive(Debug)]
 struct Forwarder {
     stop: UnixStream,
@@ -255,31 +258,32 @@ impl Running {
         let (ids, live) = (processes.ids(), processes.live_pids());
         let (owner, theirs) = UnixStream::pair().map_err(failed)?;
         let supervisor = Supervisor::new(processes, server, policy, theirs);
-        // Before the supervisor: if this thread cannot be had, dropping `supervisor` ends the processes.
+        // Started before the supervisor: if this thread cannot be made, dropping `supervisor` ends the
+        // processes.
         let forwarder = if sources.is_empty() { None } else { Some(Forwarder::start(sources)?) };
         let thread = Builder::new().name("nemesia-launch".to_owned()).spawn(move || supervisor.run());
         let supervisor = Some(thread.map_err(failed)?);
         Ok(Self { ids, live, owner: Some(owner), supervisor, forwarder })
     }
 
-    /// The process id of each rank's first process, in order. An id may belong to another process once the rank has ended:
-    /// use [`Running::kill`] for signals.
+    /// Returns the process id of each rank's first process, in order. After the end of a rank, its id may
+    /// belong to another process: use [`Running::kill`] for signals.
     #[must_use]
     pub fn pids(&self) -> &[u32] {
         &self.ids
     }
 
-    /// The process of a rank that runs now; none when it has ended and was not started again, or not yet. As for
-    /// [`Running::pids`], use [`Running::kill`] for signals.
+    /// Returns the present process of a rank; `None` if it has ended and was not started again, or not yet. As
+    /// for [`Running::pids`], use [`Running::kill`] for signals.
     #[must_use]
     pub fn pid(&self, rank: usize) -> Option<u32> {
         self.live.pid(rank)
     }
 
-    /// Sends `signal` to the process of `rank`. It is never sent to a process that the launcher did not start.
+    /// Sends `signal` to the process of `rank`. It never reaches a process that the launcher did not start.
     ///
     /// # Errors
-    /// [`LaunchError::NotRunning`] when the process has ended, [`LaunchError::Signal`] for a bad signal.
+    /// [`LaunchError::NotRunning`] if the process has ended, [`LaunchError::Signal`] for a bad signal.
     pub fn kill(&self, rank: usize, signal: i32) -> Result<(), LaunchError> {
         match self.live.signal(rank, signal) {
             Ok(true) => Ok(()),
@@ -288,10 +292,10 @@ impl Running {
         }
     }
 
-    /// Waits until all processes have ended and their output is passed on.
+    /// Waits until all processes have ended and their output is forwarded.
     ///
     /// # Errors
-    /// When they cannot be watched any more; they are all ended then.
+    /// The processes can no longer be supervised; all of them have been ended.
     pub fn wait(mut self) -> Result<Outcome, LaunchError> {
         let outcome = match self.supervisor.take().map(JoinHandle::join) {
             Some(Ok(outcome)) => outcome,
@@ -304,7 +308,7 @@ impl Running {
     fn finish_output(&mut self) {
         if let Some(Forwarder { stop, thread }) = self.forwarder.take() {
             drop(stop);
-            // A panic there has lost output, which is not a reason to fail the job.
+            // A panic there has lost output, which does not fail the job.
             let _ = thread.join();
         }
     }
@@ -314,7 +318,7 @@ impl Drop for Running {
     fn drop(&mut self) {
         self.owner = None;
         if let Some(thread) = self.supervisor.take() {
-            // Nobody is left to hear of the outcome.
+            // The outcome cannot be reported here.
             let _ = thread.join();
         }
         self.finish_output();

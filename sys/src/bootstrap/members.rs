@@ -1,8 +1,9 @@
-//! Who is in a world whose ranks may be started again: the table that the launcher keeps.
+//! The members of a world whose ranks may be started again: the table that the launcher keeps.
 //!
-//! Every process joins under the address at which the others meet it, and gets a *turn*, a number that grows. A process
-//! that was started again calls those that joined before it, and is called by those that join later: whichever two start at
-//! the same time, one of them calls. Whoever is called asks here whether the caller is who it says.
+//! Every process joins with the address at which the others reach it, and gets a *turn*, a growing number. A
+//! restarted process calls the members that joined before it, and is called by those that join later: of any
+//! two that start at the same time, one calls. The called process asks here whether the caller is the process
+//! that it claims to be.
 
 use super::wire::{self, Reply};
 use std::num::NonZeroU64;
@@ -10,22 +11,22 @@ use std::num::NonZeroU64;
 /// The version of this part of the protocol, which is not PMI's.
 pub(super) const VERSION: u32 = 1;
 
-/// A process that is in the world as some rank.
+/// A process that is a member of the world as some rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Member {
     /// How often its rank had been started before.
     pub incarnation: u64,
-    /// Its place in the order of joining, over all ranks and incarnations.
+    /// Its position in the order of joining, over all ranks and incarnations.
     pub turn: NonZeroU64,
-    /// Where to meet it.
+    /// The address at which it is reached.
     pub address: String,
 }
 
-/// Of one rank.
+/// The state of one rank.
 #[derive(Debug, Default)]
 struct Seat {
     incarnation: u64,
-    /// Some process of this rank has joined.
+    /// Whether some process of this rank has joined.
     taken: bool,
     member: Option<Member>,
 }
@@ -35,7 +36,7 @@ struct Seat {
 pub(super) struct Members {
     seats: Vec<Seat>,
     turn: NonZeroU64,
-    /// Whether any rank may be started again. Otherwise nobody can join.
+    /// Whether any rank may be started again. Otherwise no process can join.
     open: bool,
 }
 
@@ -45,19 +46,19 @@ impl Members {
         Self { seats, turn: NonZeroU64::MIN, open }
     }
 
-    /// Whether a process of every rank has joined: only then there is a world to come back to.
+    /// Returns whether a process of every rank has joined: only then is there a world to come back to.
     pub(super) fn has_formed(&self) -> bool {
         self.seats.iter().all(|seat| seat.taken)
     }
 
-    /// The process of a rank has ended.
+    /// Records the end of a rank's process.
     pub(super) fn leave(&mut self, rank: usize) {
         if let Some(seat) = self.seats.get_mut(rank) {
             seat.member = None;
         }
     }
 
-    /// The next process of a rank is to be started: its incarnation.
+    /// Returns the incarnation of the next process of a rank.
     pub(super) fn next_incarnation(&mut self, rank: usize) -> u64 {
         self.leave(rank);
         self.seats.get_mut(rank).map_or(0, |seat| {
@@ -66,12 +67,12 @@ impl Members {
         })
     }
 
-    /// Whether this rank was started again: it takes part in no barrier.
+    /// Returns whether this rank was started again: it takes part in no barrier.
     pub(super) fn is_restart(&self, rank: usize) -> bool {
         self.seats.get(rank).is_some_and(|seat| seat.incarnation > 0)
     }
 
-    /// What `rank` sent is not trusted. Its turn, or why it can't join.
+    /// Adds `rank`, whose address is untrusted. Returns its turn, or why it cannot join.
     pub(super) fn join(
         &mut self,
         rank: usize,
@@ -105,7 +106,7 @@ impl Members {
         Ok(turn)
     }
 
-    /// Which process is in the world as `rank` now.
+    /// Returns the present member for `rank`.
     pub(super) fn answer(&self, rank: usize) -> Reply<'_> {
         match self.member(rank) {
             Some(Member { incarnation, turn, address }) => {

@@ -1,13 +1,13 @@
-//! How the processes of a job find each other before they can talk: an out-of-band exchange of short texts.
+//! How the processes of a job find each other before they can exchange messages: an out-of-band exchange of
+//! short texts.
+//! A process calls [`Bootstrap::from_env`], puts the data that the others need to reach it (in hexadecimal),
+//! enters a barrier, and gets the data of the others. The exchange goes through the launcher that started the
+//! job, by the PMI-1 protocol: MPICH's `mpiexec.hydra`, or [`Launcher`], which is `nemesia run`. [`Launcher`]
+//! can also start a dead rank again, for which two requests were added to the protocol. A process without a
+//! launcher is a world of one. A runtime with an exchange of its own implements [`Exchange`].
 //!
-//! A process calls [`Bootstrap::from_env`], puts what the others need to reach it (in hexadecimal), enters
-//! a barrier, and gets what the others put. The exchange goes through the launcher that started the job,
-//! by the PMI-1 protocol: MPICH's `mpiexec.hydra`, or [`Launcher`], which is `nemesia run`. [`Launcher`] can also start
-//! a rank that died again, for which two requests were added to the protocol. A process that no
-//! launcher started is a world of one. A runtime with an exchange of its own implements [`Exchange`].
-//!
-//! Environment variables are read, never changed. No thread is started and no signal handler is installed
-//! here, except that [`Launcher`] starts one thread to look after its processes and one for their output.
+//! Environment variables are read and never changed. No thread is started and no signal handler is installed
+//! here, except that [`Launcher`] starts one thread to supervise its processes and one for their output.
 
 mod error;
 mod forward;
@@ -33,66 +33,69 @@ use std::ffi::OsString;
 use std::num::NonZeroU64;
 use std::time::Duration;
 
-/// How long a request to the launcher may take, unless another deadline is given.
+/// The time limit of a request to the launcher, unless another deadline is given.
 pub const DEFAULT_DEADLINE: Duration = Duration::from_secs(120);
 
-/// How the table of our launcher is called, with a number.
+/// The prefix of the name of our launcher's table; a number follows.
 const KVSNAME: &str = "kvs_nemesia_";
-/// How often the rank of a process was started before, by a launcher that starts ranks again: in the environment.
+/// The environment variable in which a launcher that restarts ranks puts how often the rank was started before.
 const INCARNATION: &str = "NEMESIA_INCARNATION";
 
-/// Longest key and value of a world of one, in bytes: those of Hydra, so that what works alone works together.
+/// The longest key of a world of one, in bytes, as Hydra's, so that a program that works alone also works under
+/// Hydra.
 const SINGLETON_MAX_KEY: usize = 63;
 const SINGLETON_MAX_VALUE: usize = 1023;
 
-/// The out-of-band exchange between the processes of one job. A runtime that embeds Nemesia may bring its own.
+/// The out-of-band exchange between the processes of one job. An embedding runtime may supply its own.
 ///
 /// Calls block. One thread at a time uses an exchange. All processes call `barrier` the same number of times.
 pub trait Exchange {
-    /// The number of this process, from 0 to `size() - 1`.
+    /// Returns the number of this process, from 0 to `size() - 1`.
     fn rank(&self) -> usize;
 
-    /// The number of processes in the job, at least 1.
+    /// Returns the number of processes in the job, at least 1.
     fn size(&self) -> usize;
 
-    /// Makes `value` known under `key` to all processes, from the next barrier on. Each key is put once in
-    /// a job. Keys and values are printable ASCII without spaces (callers use hexadecimal), keys without `=`.
+    /// Publishes `value` under `key` for all processes, from the next barrier on. Each key is put once in a
+    /// job. Keys and values are printable ASCII without spaces (callers use hexadecimal), keys without `=`.
     ///
     /// # Errors
-    /// When the text cannot be carried, or the exchange has failed.
+    /// The text cannot be carried, or the exchange has failed.
     fn put(&mut self, key: &str, value: &str) -> Result<(), BootstrapError>;
 
-    /// The value that a process put under `key` before the last barrier.
+    /// Returns the value that a process put under `key` before the last barrier.
     ///
     /// # Errors
-    /// [`BootstrapError::KeyNotFound`] when nobody did, or the exchange has failed.
+    /// [`BootstrapError::KeyNotFound`] if no process did, or the exchange has failed.
     fn get(&mut self, key: &str) -> Result<String, BootstrapError>;
 
     /// Waits until all processes are in the barrier.
     ///
     /// # Errors
-    /// When a process is gone, so that it never comes, or the deadline has passed, or the exchange has failed.
+    /// A process is gone and will never come, the deadline has passed, or the exchange has failed.
     fn barrier(&mut self) -> Result<(), BootstrapError>;
 
-    /// Takes leave of the launcher. Calling it again does nothing; other calls fail afterwards.
+    /// Ends the connection to the launcher. A second call does nothing; other calls fail afterwards.
     ///
     /// # Errors
-    /// When the exchange has failed.
+    /// The exchange has failed.
     fn finalize(&mut self) -> Result<(), BootstrapError>;
 
-    /// How often the rank of this process was started before in this job: 0 for those that were started with it. One that
-    /// was started again enters no barrier: it joins ([`Exchange::join`]), and asks for the [`Exchange::member`]s.
+    /// Returns how often the rank of this process was started before in this job: 0 for a process that started
+    /// with the job. A restarted process enters no barrier: it joins ([`Exchange::join`]), and asks for the
+    /// [`Exchange::member`]s.
     fn incarnation(&self) -> u64 {
         0
     }
 
-    /// Whether a rank that dies may be started again in this job. All processes say the same. If so, each of them joins.
+    /// Returns whether a rank that dies may be started again in this job. All processes return the same. If so,
+    /// each of them joins.
     fn restarts(&self) -> bool {
         false
     }
 
-    /// Enters this process in the list of members, with the address at which others meet it, printable ASCII without
-    /// spaces. Returns a number greater than that of all who joined before, in the whole job.
+    /// Adds this process to the list of members, with the address at which others reach it, in printable ASCII
+    /// without spaces. Returns a number greater than that of every member that joined before, in the whole job.
     ///
     /// # Errors
     /// [`BootstrapError::NoRestart`], or the exchange has failed.
@@ -101,7 +104,7 @@ pub trait Exchange {
         Err(BootstrapError::NoRestart)
     }
 
-    /// The process that is a member as this rank now; none when the last one has ended, or the next has not joined.
+    /// Returns the present member for this rank; `None` if the last one has ended, or the next has not joined.
     ///
     /// # Errors
     /// [`BootstrapError::NoRestart`], or the exchange has failed.
@@ -111,7 +114,7 @@ pub trait Exchange {
     }
 }
 
-/// A world of one: the exchange of a process that no launcher started. It keeps what was put in memory.
+/// A world of one: the exchange of a process without a launcher. It keeps the values in memory.
 #[derive(Debug, Default)]
 pub struct Singleton {
     pairs: HashMap<String, String>,
@@ -119,7 +122,7 @@ pub struct Singleton {
 }
 
 impl Singleton {
-    /// A world of one in which nothing has been put yet.
+    /// Makes a world of one without values.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -178,12 +181,12 @@ pub enum Bootstrap {
 }
 
 impl Bootstrap {
-    /// Finds the launcher in the environment (PMI_FD, PMI_RANK, PMI_SIZE) and greets it, with
+    /// Finds the launcher in the environment (PMI_FD, PMI_RANK, PMI_SIZE) and connects to it, with
     /// [`DEFAULT_DEADLINE`]. It succeeds once in a process: the connection cannot be shared.
     ///
     /// # Errors
-    /// When the variables contradict each other, when several processes were started by a launcher that
-    /// does not offer PMI-1, or when the launcher does not answer. It never falls back to a world of one.
+    /// The variables contradict each other, a launcher without PMI-1 started several processes, or the launcher
+    /// does not answer. It never falls back to a world of one.
     pub fn from_env() -> Result<Self, BootstrapError> {
         Self::from_lookup(|name| std::env::var_os(name), DEFAULT_DEADLINE)
     }
@@ -213,13 +216,13 @@ impl Bootstrap {
         }
     }
 
-    /// Whether this is a world of one because no launcher was found.
+    /// Returns whether this is a world of one because no launcher was found.
     #[must_use]
     pub fn is_singleton(&self) -> bool {
         matches!(self, Self::Singleton(_))
     }
 
-    /// One line that says which exchange this is.
+    /// Describes the exchange in one line.
     #[must_use]
     pub fn describe(&self) -> String {
         match self {
@@ -236,14 +239,14 @@ impl Bootstrap {
         }
     }
 
-    /// Sets how long every later request to the launcher may take. A world of one never waits.
+    /// Sets the time limit of every later request to the launcher. A world of one never waits.
     pub fn set_deadline(&mut self, deadline: Duration) {
         if let Self::Pmi(client) = self {
             client.set_deadline(deadline);
         }
     }
 
-    /// The longest key that can be put, in bytes.
+    /// Returns the longest key that can be put, in bytes.
     #[must_use]
     pub fn max_key_len(&self) -> usize {
         match self {
@@ -252,7 +255,7 @@ impl Bootstrap {
         }
     }
 
-    /// The longest value that can be put, in bytes.
+    /// Returns the longest value that can be put, in bytes.
     #[must_use]
     pub fn max_value_len(&self) -> usize {
         match self {
@@ -323,7 +326,7 @@ impl Exchange for Bootstrap {
     }
 }
 
-/// What the environment says about this process.
+/// The environment's statement about this process.
 #[derive(Debug, PartialEq, Eq)]
 struct Announcement {
     fd: i32,
@@ -334,7 +337,7 @@ struct Announcement {
 
 type Lookup<'a> = &'a dyn Fn(&str) -> Option<OsString>;
 
-/// Reads the three variables; none when there is no launcher.
+/// Reads the three variables; `None` if there is no launcher.
 fn discover(lookup: Lookup<'_>) -> Result<Option<Announcement>, BootstrapError> {
     const NAMES: [&str; 3] = ["PMI_FD", "PMI_RANK", "PMI_SIZE"];
     let present = NAMES.into_iter().find(|name| lookup(name).is_some());
@@ -362,7 +365,7 @@ fn text(lookup: Lookup<'_>, name: &str) -> Option<String> {
     lookup(name).map(|value| value.to_string_lossy().into_owned())
 }
 
-/// A variable that must hold decimal digits and nothing else.
+/// Parses a variable that must hold decimal digits and nothing else.
 fn number<T: std::str::FromStr>(
     lookup: Lookup<'_>,
     name: &'static str,
@@ -377,11 +380,12 @@ fn number<T: std::str::FromStr>(
     })
 }
 
-/// A launcher that counts several processes, but offers no PMI-1, must not become several worlds of one.
+/// Refuses a launcher that counts several processes but offers no PMI-1: they must not become several worlds of
+/// one.
 fn refuse_foreign_launcher(lookup: Lookup<'_>) -> Result<(), BootstrapError> {
     const COUNTS: [&str; 4] =
         ["SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "MPI_LOCALNRANKS"];
-    // A rank without a count, or an address in place of a descriptor: a launcher that this cannot talk to.
+    // A rank without a size, or an address in place of a descriptor: signs of a launcher with another protocol.
     const SIGNS: [&str; 2] = ["PMIX_RANK", "PMI_PORT"];
     let refuse = |name, value: String| BootstrapError::ForeignLauncher { name, value: wire::excerpt(&value) };
     let mut alone = false;

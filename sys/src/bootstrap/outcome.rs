@@ -1,29 +1,29 @@
-//! How the processes of a launch ended.
+//! The ends of the processes of a launch.
 
 use std::fmt;
 
-/// How one process ended.
+/// The end of one process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ExitKind {
-    /// It ended by itself with this exit code (0 to 255).
+    /// It exited with this code (0 to 255).
     Exited(i32),
     /// This signal ended it.
     Signaled(i32),
-    /// It asked the launcher, by PMI, to end the whole job with this exit code.
+    /// It asked the launcher by PMI to end the whole job with this exit code.
     Aborted(i32),
-    /// The operating system did not say how it ended.
+    /// The operating system did not report how it ended.
     Unknown,
 }
 
 impl ExitKind {
-    /// Whether it ended by itself with exit code 0.
+    /// Returns whether it exited with code 0.
     #[must_use]
     pub fn is_success(self) -> bool {
         self == Self::Exited(0)
     }
 
-    /// The exit status that a shell would show, from 0 to 255: the code, or 128 + signal. A failure is
+    /// Returns the exit status that a shell would show, from 0 to 255: the code, or 128 + signal. A failure is
     /// never shown as 0.
     #[must_use]
     pub fn status(self) -> i32 {
@@ -48,7 +48,7 @@ impl fmt::Display for ExitKind {
     }
 }
 
-/// A signal by number, and by name where that is well known.
+/// A signal by number, and by name if the name is well known.
 struct SignalName(i32);
 
 impl fmt::Display for SignalName {
@@ -72,12 +72,12 @@ impl fmt::Display for SignalName {
     }
 }
 
-/// How one rank ended, and whether the launcher ended it.
+/// The end of one rank, and whether the launcher ended it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RankExit {
     /// How it ended.
     pub kind: ExitKind,
-    /// Whether the launcher had told it to end (SIGTERM or SIGKILL), because another rank had failed.
+    /// Whether the launcher had ended it (SIGTERM or SIGKILL) because another rank had failed.
     pub ended_by_launcher: bool,
 }
 
@@ -89,9 +89,9 @@ pub struct RankRestart {
     pub rank: usize,
     /// How often it had been started before.
     pub incarnation: u64,
-    /// How the process before had ended.
+    /// How the former process had ended.
     pub kind: ExitKind,
-    /// The process that was started.
+    /// The id of the new process.
     pub pid: u32,
 }
 
@@ -102,31 +102,32 @@ impl fmt::Display for RankRestart {
     }
 }
 
-/// How all processes of a launch ended.
+/// The ends of all processes of a launch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Outcome {
     /// One entry for each rank, in order: the end of its last process.
     pub ranks: Vec<RankExit>,
-    /// The rank that failed first, and how; none when all exited with code 0. Ranks that the launcher
-    /// ended are not failures of their own, nor are those that it started again.
+    /// The rank that failed first, and how; `None` if all exited with code 0. Ranks that the launcher ended are
+    /// not failures of their own, nor are those that it started again.
     pub first_failure: Option<(usize, ExitKind)>,
     /// The ranks that were started again, in that order.
     pub restarts: Vec<RankRestart>,
-    /// Ranks whose PMI connection the launcher closed because of what they sent, or that it could not start again, with the
-    /// reason.
+    /// Ranks whose PMI connection the launcher closed because of their requests, or that it could not start
+    /// again, with the reason.
     pub faults: Vec<(usize, String)>,
 }
 
 impl Outcome {
-    /// The exit status for the launcher itself: that of the first failure (128 + signal for a signal), or 0.
+    /// Returns the exit status for the launcher itself: that of the first failure (128 + signal for a signal),
+    /// or 0.
     #[must_use]
     pub fn exit_code(&self) -> i32 {
         self.first_failure.map_or(0, |(_, kind)| kind.status())
     }
 }
 
-/// One line: which rank failed first and how, and what became of the others.
+/// One line: the rank that failed first and how, and the fate of the others.
 impl fmt::Display for Outcome {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let count = self.ranks.len();

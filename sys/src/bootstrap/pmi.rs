@@ -21,22 +21,22 @@ static OPENED: Mutex<Vec<RawFd>> = Mutex::new(Vec::new());
 enum State {
     Open,
     Finalized,
-    /// A request failed half-way: what arrives next could be its answer or the next one's.
+    /// A request failed half-way: the next line could be its answer or that of the next request.
     Broken,
 }
 
-/// The greatest lengths that the launcher announced, in bytes. They count a terminating zero of C.
+/// The greatest lengths that the launcher announced, in bytes. They include a terminating zero of C.
 #[derive(Debug, Clone, Copy)]
 struct Maxes {
     key: usize,
     value: usize,
 }
 
-/// A connection to a launcher that speaks PMI-1. It owns the socket, which is closed by
-/// [`Exchange::finalize`] or when this is dropped; most launchers take the latter for an abnormal end.
+/// A connection to a launcher that speaks PMI-1. It owns the socket. [`Exchange::finalize`] or a drop closes
+/// the socket; most launchers treat the latter as an abnormal end.
 ///
-/// It may be sent to another thread, but is used by one thread at a time. Every request waits for the
-/// launcher's answer, at most for the deadline.
+/// It may move to another thread, but one thread at a time uses it. Every request waits for the launcher's
+/// answer, at most for the deadline.
 #[derive(Debug)]
 pub struct PmiClient {
     socket: Option<OwnedFd>,
@@ -47,15 +47,16 @@ pub struct PmiClient {
     maxes: Maxes,
     deadline: Duration,
     state: State,
-    /// How often this rank was started before; none if the launcher starts no rank again.
+    /// How often this rank was started before; `None` if the launcher restarts no rank.
     incarnation: Option<u64>,
 }
 
 impl PmiClient {
-    /// Greets the launcher at the other end of `socket` on behalf of process `rank` of `size`, and waits at
-    /// most `deadline` for each of its answers, now and later.
+    /// Connects to the launcher at the other end of `socket` as process `rank` of `size`, and waits at most
+    /// `deadline` for each of its answers, now and later.
     ///
     /// # Errors
+    /// [`BootstrapError::RankOutOfRange`], or any failure of an exchange with the launcher.
     /// [`BootstrapError::RankOutOfRange`], or what an exchange with the launcher can fail with.
     pub fn connect(
         socket: OwnedFd,
@@ -81,41 +82,43 @@ impl PmiClient {
         Ok(client)
     }
 
-    /// The launcher says that it starts ranks again, and has started this one so often before. Believed if it is ours.
+    /// Records that the launcher restarts ranks, and how often it has started this one before. The value counts
+    /// only if the launcher is ours.
     pub(super) fn set_incarnation(&mut self, incarnation: u64) {
-        // What another launcher's processes inherit is not meant for them.
+        // A variable inherited from another launcher's process is ignored.
         self.incarnation = self.kvsname.starts_with(super::KVSNAME).then_some(incarnation);
     }
 
-    /// Sets how long every later request may take as a whole.
+    /// Sets the time limit of every later request as a whole.
     pub fn set_deadline(&mut self, deadline: Duration) {
         self.deadline = deadline;
     }
 
-    /// The longest key that [`Exchange::put`] takes, in bytes.
+    /// Returns the longest key that [`Exchange::put`] takes, in bytes.
     #[must_use]
     pub fn max_key_len(&self) -> usize {
         self.maxes.key.saturating_sub(1)
     }
 
-    /// The longest value that [`Exchange::put`] takes, in bytes.
+    /// Returns the longest value that [`Exchange::put`] takes, in bytes.
     #[must_use]
     pub fn max_value_len(&self) -> usize {
         self.maxes.value.saturating_sub(1)
     }
 
-    /// Asks the launcher to end all processes of this job with exit code `code`, and finalizes this
-    /// connection. The launcher does not answer; it ends this process too.
+    /// Asks the launcher to end all processes of this job with exit code `code`, and finalizes this connection.
+    /// The launcher does not answer; it ends this process too.
     ///
     /// # Errors
-    /// When the request cannot be sent.
+    /// The request cannot be sent.
     pub fn abort(&mut self, code: i32) -> Result<(), BootstrapError> {
         let during = "abort";
         self.check_open(during)?;
         let expires = self.expiry();
         self.send(during, &Request::Abort { code }.encode(), expires)?;
         self.state = State::Finalized;
-        // The socket stays open until this is dropped: closing it here could look like a crash of its own.
+        // The socket stays open until this value is dropped: closing it here could look like a crash of this
+        // process.
         Ok(())
     }
 
@@ -135,7 +138,7 @@ impl PmiClient {
         let Reply::Maxes { key, value, .. } = self.reply(during, &line)? else {
             return Err(self.unexpected(during, &line));
         };
-        // A whole line must fit whatever the launcher promises: key, value and name get a quarter each.
+        // A whole line must fit, whatever the launcher promises: key, value and name get a quarter each.
         let ceiling = wire::MAX_LINE / 4;
         self.maxes = Maxes { key: key.min(ceiling), value: value.min(ceiling) };
         let during = "get_my_kvsname";
@@ -150,7 +153,7 @@ impl PmiClient {
     }
 
     fn expiry(&self) -> Option<Instant> {
-        // None, which is no limit, only for deadlines of more than the clock's range.
+        // `None`, which means no limit, only for deadlines beyond the clock's range.
         Instant::now().checked_add(self.deadline)
     }
 
@@ -178,7 +181,7 @@ impl PmiClient {
         Ok(line)
     }
 
-    /// Understands an answer; one that is not understood breaks the connection.
+    /// Decodes an answer. An answer that cannot be decoded breaks the connection.
     fn reply<'a>(&mut self, during: &'static str, line: &'a [u8]) -> Result<Reply<'a>, BootstrapError> {
         Reply::parse(line).map_err(|source| {
             self.state = State::Broken;
@@ -237,7 +240,7 @@ impl PmiClient {
                 Ok(0) => return Err(BootstrapError::LauncherGone { during }),
                 Ok(count) => {
                     self.lines.push(piece.get(..count).unwrap_or_default());
-                    // A launcher that drips bytes must not get around the deadline.
+                    // A launcher that sends single bytes must not exceed the deadline.
                     if expires.is_some_and(|at| Instant::now() >= at) {
                         self.check_line_is_complete(during)?;
                     }
@@ -247,7 +250,7 @@ impl PmiClient {
         }
     }
 
-    /// After the deadline a line that is complete still counts; anything less does not.
+    /// After the deadline, only a complete line still counts.
     fn check_line_is_complete(&self, during: &'static str) -> Result<(), BootstrapError> {
         if self.lines.has_newline() {
             return Ok(());
@@ -408,8 +411,8 @@ fn check_value(value: &str, limit: usize) -> Result<(), BootstrapError> {
     Err(BootstrapError::Unencodable { what: "value", text: excerpt(value), limit, without: "no space" })
 }
 
-/// Takes the socket that a launcher announced as PMI_FD: checks what it is, makes this process its owner,
-/// and keeps it from programs that this process starts.
+/// Takes the socket that a launcher announced as PMI_FD: checks its kind, makes this process its owner, and
+/// hides it from programs that this process starts.
 pub(super) fn open_inherited(fd: RawFd) -> Result<OwnedFd, BootstrapError> {
     let bad = |reason: String| BootstrapError::BadDescriptor { fd, reason };
     if fd <= libc::STDERR_FILENO {
@@ -430,8 +433,8 @@ pub(super) fn open_inherited(fd: RawFd) -> Result<OwnedFd, BootstrapError> {
     // SAFETY: fstat succeeded, so it has written the whole structure.
     let mode = unsafe { status.assume_init() }.st_mode;
     if mode & libc::S_IFMT != libc::S_IFSOCK {
-        // A pipe carries bytes one way only, so it cannot carry questions and answers.
-        // Nor is it what was taken before under this number, and has been closed since.
+        // A pipe carries bytes one way only, so it cannot carry requests and answers. Nor is it the descriptor
+        // that was taken before under this number and has been closed since.
         return Err(bad("is not a socket".to_owned()));
     }
     if taken {

@@ -1,16 +1,16 @@
-//! A safe face for `poll`, `recv` and `send`, with the interruptions taken out.
+//! A safe interface to `poll`, `recv` and `send` that handles interruptions.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::Duration;
 
-/// An entry for [`wait`]. The descriptor stays its owner's.
+/// Returns an entry for [`wait`]. The descriptor stays its owner's.
 pub(super) fn entry(fd: BorrowedFd<'_>, events: libc::c_short) -> libc::pollfd {
     libc::pollfd { fd: fd.as_raw_fd(), events, revents: 0 }
 }
 
-/// Waits until an entry is ready or `timeout` has passed (none: no limit); rounded up to milliseconds.
-/// An interruption by a signal reads as "nothing is ready": callers look at their clock again anyway.
+/// Waits until an entry is ready or `timeout` has passed (`None`: no limit), rounded up to milliseconds. An
+/// interruption by a signal counts as "nothing is ready": callers read their clock again anyway.
 pub(super) fn wait(entries: &mut [libc::pollfd], timeout: Option<Duration>) -> io::Result<()> {
     let millis =
         timeout.map_or(-1, |limit| i32::try_from(limit.as_nanos().div_ceil(1_000_000)).unwrap_or(i32::MAX));
@@ -28,7 +28,7 @@ pub(super) fn wait(entries: &mut [libc::pollfd], timeout: Option<Duration>) -> i
     if error.kind() == io::ErrorKind::Interrupted { Ok(()) } else { Err(error) }
 }
 
-/// Reads what has arrived on a socket, without waiting. 0 is the end of the stream.
+/// Reads available bytes from a socket without waiting. Returns 0 at the end of the stream.
 pub(super) fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<usize> {
     loop {
         // SAFETY: the pointer and the length describe `buffer`, which is borrowed exclusively for the call.
@@ -42,7 +42,7 @@ pub(super) fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<u
     }
 }
 
-/// Writes what a socket takes, without waiting, and without a SIGPIPE when the other side is gone.
+/// Writes as much as a socket takes, without waiting, and without a SIGPIPE if the other side is gone.
 pub(super) fn send(socket: BorrowedFd<'_>, bytes: &[u8]) -> io::Result<usize> {
     loop {
         let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;

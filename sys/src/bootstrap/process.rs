@@ -1,4 +1,4 @@
-//! One process of a launch: how it is started, watched and ended.
+//! One process of a launch: its start, its supervision and its end.
 
 use super::INCARNATION;
 use super::outcome::ExitKind;
@@ -9,14 +9,14 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Words in an affinity mask: 8192 processors, the most that Linux supports today.
+/// The words of an affinity mask: 8192 processors, the most that Linux supports today.
 const MASK_WORDS: usize = 128;
 
-/// A set of processors as the kernel takes it.
+/// A set of processors in the kernel's format.
 type CpuMask = Vec<u64>;
 
-/// The process ids of all ranks, each until its process is reaped. Whoever signals holds the lock, and so
-/// does whoever reaps: a process id is never signalled after the system may have given it to another process.
+/// The process ids of all ranks, each until its process is reaped. Both signalling and reaping hold the lock: a
+/// process id is never signalled after the system may have given it to another process.
 #[derive(Debug, Clone)]
 pub(super) struct LivePids(Arc<Mutex<Vec<Option<libc::pid_t>>>>);
 
@@ -25,12 +25,12 @@ impl LivePids {
         action(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// The process of `rank`, until it is reaped.
+    /// Returns the process of `rank`, until it is reaped.
     pub(super) fn pid(&self, rank: usize) -> Option<u32> {
         self.with(|pids| pids.get(rank).copied().flatten()).and_then(|pid| u32::try_from(pid).ok())
     }
 
-    /// Sends `signal` to `rank`; false when there is no such process any more.
+    /// Sends `signal` to `rank`. Returns false if the process is gone.
     pub(super) fn signal(&self, rank: usize, signal: i32) -> io::Result<bool> {
         self.with(|pids| {
             let Some(&Some(pid)) = pids.get(rank) else { return Ok(false) };
@@ -40,7 +40,7 @@ impl LivePids {
     }
 }
 
-/// What all processes of a launch have in common.
+/// The properties that all processes of a launch share.
 #[derive(Debug)]
 pub(super) struct Plan {
     pub(super) size: usize,
@@ -49,13 +49,13 @@ pub(super) struct Plan {
     pub(super) env: Vec<(OsString, OsString)>,
     /// Whether the output is piped to the launcher.
     pub(super) pipe_output: bool,
-    /// Processors to give out in turn; none leaves the affinity as it is.
+    /// Processors to assign in turn; empty leaves the affinity unchanged.
     pub(super) cpus: Vec<usize>,
-    /// Whether ranks may be started again: the processes are told.
+    /// Whether ranks may be started again, which the processes learn.
     pub(super) restarts: bool,
 }
 
-/// All processes of a launch. Those that are still there when this is dropped are killed and reaped.
+/// All processes of a launch. Dropping this kills and reaps the remaining ones.
 #[derive(Debug)]
 pub(super) struct Processes {
     plan: Plan,
@@ -66,11 +66,12 @@ pub(super) struct Processes {
 #[derive(Debug)]
 struct Process {
     child: Child,
-    /// Readable when the process has ended; none where the kernel (before Linux 5.3) does not have it.
+    /// Readable when the process has ended; `None` before Linux 5.3.
     pidfd: Option<OwnedFd>,
     exit: Option<ExitKind>,
     ended_by_launcher: bool,
-    /// The ends of its pipes into which its next process writes, too; none if it writes elsewhere, or there won't be one.
+    /// The ends of its pipes for the output of its next process; empty if it writes elsewhere, or if there will
+    /// be none.
     writers: Vec<PipeWriter>,
 }
 
@@ -79,7 +80,7 @@ impl Processes {
         Self { plan, list: Vec::new(), pids: LivePids(Arc::new(Mutex::new(Vec::new()))) }
     }
 
-    /// Starts the next rank, which inherits `socket`; returns the pipes of its output, if it has any.
+    /// Starts the next rank, which inherits `socket`. Returns the pipes of its output, if it has any.
     pub(super) fn start(&mut self, socket: &OwnedFd) -> io::Result<Vec<OwnedFd>> {
         let rank = self.list.len();
         let (mut readers, mut writers) = (Vec::new(), Vec::new());
@@ -94,7 +95,7 @@ impl Processes {
         if !self.plan.restarts {
             writers.clear();
         }
-        // A process id is positive and fits; 0 would mean a whole group, so nothing stands in for it.
+        // A process id is positive and fits; 0 would mean a whole group, so nothing replaces it.
         let pid = libc::pid_t::try_from(child.id()).ok();
         let pidfd = pid.and_then(open_pidfd);
         self.pids.with(|pids| pids.push(pid));
@@ -102,7 +103,7 @@ impl Processes {
         Ok(readers)
     }
 
-    /// Starts a rank that has ended again; returns its process id.
+    /// Starts a rank again that has ended. Returns its process id.
     pub(super) fn restart(&mut self, rank: usize, incarnation: u64, socket: &OwnedFd) -> io::Result<u32> {
         let process = self.list.get_mut(rank).ok_or(io::ErrorKind::NotFound)?;
         let child = spawn(&self.plan, rank, incarnation, socket, &process.writers)?;
@@ -122,17 +123,17 @@ impl Processes {
         self.pids.clone()
     }
 
-    /// The process id that each rank had or has.
+    /// Returns the last process id of each rank.
     pub(super) fn ids(&self) -> Vec<u32> {
         self.list.iter().map(|process| process.child.id()).collect()
     }
 
-    /// The descriptors of the processes that have not ended, for a poll.
+    /// Returns the descriptors of the running processes, for a poll.
     pub(super) fn watched(&self) -> impl Iterator<Item = &OwnedFd> {
         self.list.iter().filter(|process| process.exit.is_none()).filter_map(|process| process.pidfd.as_ref())
     }
 
-    /// Whether a process has not ended and cannot be watched, so that it must be asked from time to time.
+    /// Returns whether a running process cannot be watched, so that its end must be polled.
     pub(super) fn any_unwatched(&self) -> bool {
         self.list.iter().any(|process| process.exit.is_none() && process.pidfd.is_none())
     }
@@ -141,12 +142,13 @@ impl Processes {
         self.list.iter().all(|process| process.exit.is_some())
     }
 
-    /// Each rank's end, as far as it has one, and whether the launcher ended it.
+    /// Returns each rank's end, if it has ended, and whether the launcher ended it.
     pub(super) fn exits(&self) -> impl Iterator<Item = (Option<ExitKind>, bool)> {
         self.list.iter().map(|process| (process.exit, process.ended_by_launcher))
     }
 
-    /// Reaps the processes that have ended since the last call: rank, how, and whether the launcher ended it.
+    /// Reaps the processes that have ended since the last call. Returns rank, end, and whether the launcher
+    /// ended it.
     pub(super) fn reap(&mut self) -> Vec<(usize, ExitKind, bool)> {
         let pids = self.pids.clone();
         let mut ended = Vec::new();
@@ -156,7 +158,7 @@ impl Processes {
                 let exit = match process.child.try_wait() {
                     Ok(None) => return None,
                     Ok(Some(status)) => kind_of(status),
-                    // Somebody else in this process has reaped it.
+                    // Another part of this process has reaped it.
                     Err(_) => ExitKind::Unknown,
                 };
                 if let Some(pid) = pids.get_mut(rank) {
@@ -173,11 +175,11 @@ impl Processes {
         ended
     }
 
-    /// Sends `signal` to all that have not ended, and notes that it was the launcher who ended them.
+    /// Sends `signal` to all running processes, and records that the launcher ended them.
     pub(super) fn end_all(&mut self, signal: i32) {
         for (rank, process) in self.list.iter_mut().enumerate().filter(|(_, process)| process.exit.is_none())
         {
-            // An error means that it has become another user's; then only its own end can be waited for.
+            // On an error the process has changed its user; then the launcher can only wait for its end.
             if matches!(self.pids.signal(rank, signal), Ok(true)) {
                 process.ended_by_launcher = true;
             }
@@ -191,7 +193,7 @@ impl Drop for Processes {
         for process in self.list.iter_mut().filter(|process| process.exit.is_none()) {
             // The lock is not held while waiting, so no signal may be sent from here on.
             self.pids.with(Vec::clear);
-            // Nobody is left to hear of an error.
+            // An error cannot be reported here.
             let _ = process.child.wait();
         }
     }
@@ -209,11 +211,11 @@ fn open_pidfd(pid: libc::pid_t) -> Option<OwnedFd> {
     // SAFETY: pidfd_open takes two integers and touches no memory of this process.
     let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
     let fd = RawFd::try_from(fd).ok().filter(|fd| *fd >= 0)?;
-    // SAFETY: the kernel has just made this descriptor (close-on-exec) for this call; nobody else owns it.
+    // SAFETY: the kernel has just made this descriptor (close-on-exec) for this call, and nothing else owns it.
     Some(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Starts a process, which inherits `socket` and writes into `writers`, if there are any.
+/// Starts a process that inherits `socket` and writes into `writers`, if there are any.
 fn spawn(
     plan: &Plan,
     rank: usize,
@@ -221,7 +223,7 @@ fn spawn(
     socket: &OwnedFd,
     writers: &[PipeWriter],
 ) -> io::Result<Child> {
-    // A duplicate is never one of the standard streams, which the child replaces.
+    // The duplicate is never one of the standard streams, which the child replaces.
     let duplicate = if socket.as_raw_fd() <= 2 { Some(socket.try_clone()?) } else { None };
     let mut command = command(plan, rank, duplicate.as_ref().unwrap_or(socket).as_raw_fd());
     if plan.restarts {
@@ -236,7 +238,7 @@ fn spawn(
 fn command(plan: &Plan, rank: usize, socket: RawFd) -> Command {
     let mut command = Command::new(&plan.program);
     command.args(&plan.args);
-    // A launcher above this one may have left these; they would contradict the three below.
+    // A launcher above this one may have set these; they would contradict the three below.
     for name in ["PMI_PORT", "PMI_ID", "PMI_SPAWNED", INCARNATION] {
         command.env_remove(name);
     }
@@ -247,19 +249,19 @@ fn command(plan: &Plan, rank: usize, socket: RawFd) -> Command {
     let mask = cpu.map(mask_of);
     // SAFETY: getpid has no arguments and cannot fail.
     let launcher = unsafe { libc::getpid() };
-    // SAFETY: the closure runs in the child between fork and exec. It makes system calls only, on values that
-    // were made before the fork; it does not allocate or lock, so the state of other threads does not matter.
+    // SAFETY: the closure runs in the child between fork and exec. It makes system calls only, on values made
+    // before the fork; it does not allocate or lock, so the state of other threads does not matter.
     unsafe { command.pre_exec(move || prepare(socket, launcher, mask.as_deref())) };
     command
 }
 
-/// What the child does to itself before it becomes the program. Only async-signal-safe calls are allowed.
+/// Prepares the child before it executes the program. Only async-signal-safe calls are allowed.
 fn prepare(socket: RawFd, launcher: libc::pid_t, mask: Option<&[u64]>) -> io::Result<()> {
     // SAFETY: PR_SET_PDEATHSIG takes a signal number as an unsigned long and touches no memory.
     if unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL as libc::c_ulong) } != 0 {
         return Err(io::Error::last_os_error());
     }
-    // The launcher may have died before prctl; then nobody would send that signal.
+    // The launcher may have died before prctl; then no process would send that signal.
     // SAFETY: getppid has no arguments and cannot fail.
     if unsafe { libc::getppid() } != launcher {
         return Err(io::Error::from_raw_os_error(libc::ESRCH));
@@ -287,7 +289,7 @@ fn mask_of(cpu: usize) -> CpuMask {
     mask
 }
 
-/// The processors on which the calling thread may run, in order.
+/// Returns the processors on which the calling thread may run, in order.
 pub(super) fn allowed_cpus() -> io::Result<Vec<usize>> {
     let mut mask: CpuMask = vec![0; MASK_WORDS];
     // SAFETY: the pointer and the size in bytes describe `mask`, which is borrowed exclusively for the call.

@@ -1,6 +1,6 @@
-//! The launcher's side of PMI-1: one socket for each rank, and the table of what they put.
+//! The launcher's side of PMI-1: one socket for each rank, and the table of their values.
 //!
-//! Nothing here waits. What a rank sends is not trusted: the worst it can do is lose its own connection.
+//! Nothing here waits. A rank's requests are untrusted: a rank can at worst lose its own connection.
 
 use super::members::Members;
 use super::poll;
@@ -11,28 +11,28 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-/// Greatest lengths that are announced, in bytes; a terminating zero counts. They are Hydra's: clients in C
-/// read into buffers of about this size, whatever is announced.
+/// The announced maximum lengths in bytes, including a terminating zero. They are Hydra's: clients in C read
+/// into buffers of about this size, whatever is announced.
 const MAX_KVSNAME: usize = 256;
 const MAX_KEY: usize = 64;
 const MAX_VALUE: usize = 1024;
-/// Most keys of one rank.
+/// The largest number of keys of one rank.
 const MAX_KEYS_PER_RANK: usize = 4096;
-/// Most lines of one rank that are answered before the others have their turn.
+/// The lines of one rank that are answered before the next rank is served.
 const LINES_PER_TURN: usize = 64;
 
-/// Where a rank stands.
+/// The state of a rank's connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
-    /// It has not said anything yet. Programs that do not use PMI never do.
+    /// It has sent nothing yet. Programs that do not use PMI never send anything.
     Fresh,
-    /// It has greeted and may ask.
+    /// It has initialised PMI and may send requests.
     Ready,
     /// As before, and it waits in the barrier.
     InBarrier,
-    /// It has taken its leave.
+    /// It has finalized PMI.
     Finalized,
-    /// Its connection ended without leave, at this time; the process may still be there.
+    /// Its connection ended without finalizing, at this time; the process may still exist.
     Disconnected(Instant),
     /// Its process has ended.
     Gone,
@@ -48,7 +48,7 @@ struct Connection {
     /// The phase in which it ended.
     last: Phase,
     keys: usize,
-    /// Lines may be waiting in `lines`, so the next turn must not depend on the socket.
+    /// Whether lines may be waiting in `lines`, so that the next pass must not depend on the socket.
     unfinished: bool,
 }
 
@@ -56,12 +56,12 @@ struct Connection {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Restart {
     Now,
-    /// Not before the others have all joined.
+    /// Not before all others have joined.
     Later,
     Never,
 }
 
-/// A rank's wish to end the job.
+/// A rank's request to end the job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Abort {
     pub(super) rank: usize,
@@ -74,23 +74,23 @@ pub(super) struct Server {
     connections: Vec<Connection>,
     kvsname: String,
     pairs: HashMap<String, String>,
-    /// How long after its connection ended a rank counts as lost, if its process is not seen to end earlier.
+    /// How long after the end of its connection a rank counts as lost, unless its process ends earlier.
     grace: Duration,
     aborts: Vec<Abort>,
     faults: Vec<(usize, String)>,
-    /// The ranks that have left or are lost, in that order: a message blames the first, not one that gave up
+    /// The ranks that have left or are lost, in that order. A message blames the first, not one that gave up
     /// because of it.
     leavers: Vec<usize>,
     members: Members,
 }
 
 impl Server {
-    /// A server for as many ranks as there are sockets. `kvsname` names the table and must fit a token. `restarts`: ranks may
-    /// be started again.
+    /// Makes a server for as many ranks as there are sockets. `kvsname` names the table and must fit a token.
+    /// If `restarts` is set, ranks may be started again.
     pub(super) fn new(sockets: Vec<OwnedFd>, kvsname: String, grace: Duration, restarts: bool) -> Self {
         let members = Members::new(sockets.len(), restarts);
         let mut pairs = HashMap::new();
-        // MPICH reads from this key that all ranks are on one host.
+        // MPICH learns from this key that all ranks are on one host.
         pairs.insert("PMI_process_mapping".to_owned(), format!("(vector,(0,1,{}))", sockets.len()));
         let connections = sockets.into_iter().map(Connection::new);
         Self {
@@ -105,8 +105,9 @@ impl Server {
         }
     }
 
-    /// Whether `rank`, which has ended, can be started again now; never, if that is for good. A process that has not used
-    /// PMI always can; one that has, when there is a world to come back to; one that has taken its leave can't.
+    /// Returns whether `rank`, which has ended, can be started again now, later or never. A process that has
+    /// not used PMI can always be started again; one that has used it, when there is a world to come back to;
+    /// one that has finalized PMI, never.
     pub(super) fn can_restart(&self, rank: usize) -> Restart {
         match self.connections.get(rank).map(|connection| connection.last) {
             Some(Phase::Fresh) => Restart::Now,
@@ -116,12 +117,12 @@ impl Server {
         }
     }
 
-    /// `rank` is to be started again: what its next process has to say of itself.
+    /// Returns the incarnation that the next process of `rank` must announce.
     pub(super) fn next_incarnation(&mut self, rank: usize) -> u64 {
         self.members.next_incarnation(rank)
     }
 
-    /// `rank` was started again, and has this connection.
+    /// Records that `rank` was started again with this connection.
     pub(super) fn rank_restarted(&mut self, rank: usize, socket: OwnedFd) {
         if let Some(connection) = self.connections.get_mut(rank) {
             *connection = Connection::new(socket);
@@ -129,7 +130,7 @@ impl Server {
         self.leavers.retain(|leaver| *leaver != rank);
     }
 
-    /// Adds what the connections wait for to a poll.
+    /// Adds the connections and their events to a poll.
     pub(super) fn add_entries(&self, entries: &mut Vec<libc::pollfd>) {
         for connection in &self.connections {
             if let Some(socket) = &connection.socket {
@@ -139,11 +140,11 @@ impl Server {
         }
     }
 
-    /// How soon the next turn must come even if no socket is ready.
+    /// Returns how soon the next pass must come even if no socket is ready.
     pub(super) fn next_turn(&self, now: Instant) -> Option<Duration> {
         let due = self.connections.iter().filter_map(|connection| match connection.phase {
             _ if connection.unfinished => Some(Duration::ZERO),
-            // The grace matters only while somebody waits.
+            // The grace period matters only while a rank waits.
             Phase::Disconnected(at) if self.someone_waits() => {
                 Some((at + self.grace).saturating_duration_since(now))
             }
@@ -152,7 +153,7 @@ impl Server {
         due.min()
     }
 
-    /// Serves every connection as far as it goes without waiting.
+    /// Serves every connection as far as possible without waiting.
     pub(super) fn turn(&mut self, now: Instant) {
         for rank in 0..self.connections.len() {
             self.serve(rank, now);
@@ -160,7 +161,7 @@ impl Server {
         self.settle_barrier(now);
     }
 
-    /// Takes note that the process of `rank` has ended, after answering what it had still sent.
+    /// Records that the process of `rank` has ended, after answering its last requests.
     pub(super) fn rank_ended(&mut self, rank: usize, now: Instant) {
         self.serve(rank, now);
         if let Some(connection) = self.connections.get_mut(rank) {
@@ -176,12 +177,12 @@ impl Server {
         self.settle_barrier(now);
     }
 
-    /// The wishes to end the job that have come in since the last call.
+    /// Returns the requests to end the job since the last call.
     pub(super) fn take_aborts(&mut self) -> Vec<Abort> {
         std::mem::take(&mut self.aborts)
     }
 
-    /// The ranks whose connection was closed because of what they sent, with the reason.
+    /// Returns the ranks whose connection was closed because of their requests, with the reason.
     pub(super) fn take_faults(&mut self) -> Vec<(usize, String)> {
         std::mem::take(&mut self.faults)
     }
@@ -219,7 +220,7 @@ impl Server {
         self.note_leaver(rank);
     }
 
-    /// Reads and answers. An error ends the connection, with a reason when the rank is to blame.
+    /// Reads and answers requests. An error ends the connection, with a reason if the rank caused it.
     fn serve_lines(&mut self, rank: usize) -> Result<(), Option<String>> {
         for _ in 0..LINES_PER_TURN {
             let Some(connection) = self.connections.get_mut(rank) else { return Ok(()) };
@@ -244,7 +245,7 @@ impl Server {
         let size = self.connections.len();
         let Some(connection) = self.connections.get_mut(rank) else { return Ok(()) };
         let greeting = matches!(request, Request::Init { .. });
-        // An abort is heard at any time; the rest needs a greeting first, and no second one.
+        // An abort is valid at any time; every other request needs an init first, and there is only one init.
         let fits = match connection.phase {
             Phase::Fresh => greeting,
             Phase::Ready => !greeting,
@@ -280,7 +281,7 @@ impl Server {
             },
             Request::BarrierIn => {
                 connection.phase = Phase::InBarrier;
-                // Answered when the barrier is settled, at the end of the turn.
+                // The answer follows when the barrier is settled, at the end of the pass.
                 return Ok(());
             }
             Request::Join { version, incarnation, address } => {
@@ -305,7 +306,7 @@ impl Server {
         Ok(())
     }
 
-    /// Ends the barrier when all are in it, or fails it when somebody in it waits for one who never comes.
+    /// Ends the barrier if all ranks are in it, or fails it if a rank in it waits for one that never comes.
     fn settle_barrier(&mut self, now: Instant) {
         if !self.someone_waits() {
             return;
@@ -318,7 +319,8 @@ impl Server {
                 Some(Phase::Fresh | Phase::Ready | Phase::InBarrier) | None => false,
             }
         });
-        // A process that was started again has missed barriers, and the others may have missed it: there are none any more.
+        // A restarted process has missed barriers, and the others may have missed it: no barriers are possible
+        // any more.
         let restart = (0..self.connections.len()).find(|&rank| self.members.is_restart(rank));
         let reason = lost
             .map(|rank| format!("rank_{rank}_is_gone"))
@@ -333,14 +335,14 @@ impl Server {
             if connection.phase == Phase::InBarrier {
                 connection.phase = Phase::Ready;
                 connection.answers.extend_from_slice(line.as_bytes());
-                // What the socket does not take now, or an error, comes up in the next turn.
+                // The next pass handles what the socket does not take now, and errors.
                 connection.unfinished = true;
             }
         }
     }
 }
 
-/// Enters a pair; why not, if it can't be.
+/// Adds a pair to the table, or returns why it is refused.
 fn put(pairs: &mut HashMap<String, String>, key: &str, value: &str) -> Option<&'static str> {
     match pairs.entry(key.to_owned()) {
         Entry::Occupied(_) => Some("key_was_put_before"),
@@ -351,7 +353,7 @@ fn put(pairs: &mut HashMap<String, String>, key: &str, value: &str) -> Option<&'
     }
 }
 
-/// Why a pair is refused; none when it is welcome.
+/// Returns why a pair is refused; `None` if it is accepted.
 fn refuse_put(own_kvsname: &str, kvsname: &str, key: &str, value: &str, keys: usize) -> Option<&'static str> {
     if kvsname != own_kvsname {
         Some("kvsname_not_known")
@@ -379,7 +381,7 @@ impl Connection {
         }
     }
 
-    /// Sends what is waiting; whether all of it went.
+    /// Sends waiting answers. Returns whether all were sent.
     fn flush(&mut self) -> Result<bool, Option<String>> {
         let Some(socket) = &self.socket else { return Ok(false) };
         while !self.answers.is_empty() {
@@ -394,7 +396,7 @@ impl Connection {
         Ok(true)
     }
 
-    /// Reads once; whether anything came.
+    /// Reads once. Returns whether anything arrived.
     fn fill(&mut self) -> Result<bool, Option<String>> {
         let Some(socket) = &self.socket else { return Ok(false) };
         let mut piece = [0; 4096];

@@ -1,4 +1,4 @@
-//! Looks after the processes of a launch: one loop that answers them, notices their ends, and ends the rest.
+//! Supervises the processes of a launch: one loop that answers them, notices their ends, and ends the rest.
 
 use super::launcher::LaunchError;
 use super::outcome::{ExitKind, Outcome, RankExit, RankRestart};
@@ -10,15 +10,15 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-/// Time between SIGTERM and SIGKILL.
+/// The time between SIGTERM and SIGKILL.
 const GRACE: Duration = Duration::from_secs(2);
-/// How often a process is asked whether it has ended, where the kernel cannot tell by itself.
+/// The interval at which the end of a process is polled if the kernel cannot report it.
 const ASK_EVERY: Duration = Duration::from_millis(10);
 
-/// How far the end of the job has come.
+/// The progress of ending the job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Ending {
-    /// Nobody has asked for it.
+    /// Not requested.
     No,
     /// SIGTERM was sent; SIGKILL follows at this time.
     Asked(Instant),
@@ -26,26 +26,26 @@ enum Ending {
     Forced,
 }
 
-/// What is done when a rank fails.
+/// The reaction to the failure of a rank.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Policy {
     pub(super) keep_going: bool,
-    /// How many restarts are still allowed.
+    /// The number of restarts that are still allowed.
     pub(super) restarts: u32,
 }
 
-/// The loop's state. Dropping it kills what is left.
+/// The state of the loop. Dropping it kills the remaining processes.
 #[derive(Debug)]
 pub(super) struct Supervisor {
     processes: Processes,
     server: Server,
     policy: Policy,
-    /// Ranks that are to be started again when the world is complete, and how they ended.
+    /// Ranks to be started again when the world is complete, and how they ended.
     waiting: Vec<(usize, ExitKind)>,
     restarts: Vec<RankRestart>,
-    /// Why a rank could not be started again.
+    /// Why ranks could not be started again.
     faults: Vec<(usize, String)>,
-    /// Its other side belongs to whoever waits for the job. When that is closed, nobody does any more.
+    /// The owner of the job holds the other side. If it is closed, the owner no longer waits.
     owner: UnixStream,
     ending: Ending,
     first_failure: Option<(usize, ExitKind)>,
@@ -77,7 +77,7 @@ impl Supervisor {
             self.restart_waiting(now);
             self.advance_ending(now, abandoned);
         }
-        // Those for whom there was no world to come back to.
+        // There was no world to come back to for these.
         for (rank, kind) in std::mem::take(&mut self.waiting) {
             self.note_failure(rank, kind);
         }
@@ -95,7 +95,7 @@ impl Supervisor {
         })
     }
 
-    /// Waits for something to do; whether nobody waits for the job any more.
+    /// Waits for an event. Returns whether the owner has stopped waiting for the job.
     fn wait(&self) -> Result<bool, LaunchError> {
         let now = Instant::now();
         let mut entries = Vec::new();
@@ -125,14 +125,14 @@ impl Supervisor {
         }
     }
 
-    /// Reaps what has ended, and draws the consequences.
+    /// Reaps ended processes and reacts to their ends.
     fn bury(&mut self, now: Instant) {
         let mut ended = self.processes.reap();
-        // Of several ends seen at once a violent one is the likelier cause: the others may have failed
+        // Of several ends noticed at once, a violent one is the likelier cause: the others may have failed
         // because they noticed it.
         ended.sort_by_key(|(rank, kind, _)| (!matches!(kind, ExitKind::Signaled(_)), *rank));
         for (rank, kind, ended_by_launcher) in ended {
-            // Its last words first: an abort counts for more than the exit code that follows it.
+            // Its last requests come first: an abort counts for more than the exit code that follows it.
             self.server.rank_ended(rank, now);
             self.hear_aborts(now);
             if !kind.is_success() && !ended_by_launcher {
@@ -150,7 +150,7 @@ impl Supervisor {
         }
     }
 
-    /// A rank has failed, and is not started again.
+    /// Handles the failure of a rank that is not started again.
     fn give_up(&mut self, rank: usize, kind: ExitKind, now: Instant) {
         self.note_failure(rank, kind);
         if !self.policy.keep_going {
@@ -158,7 +158,7 @@ impl Supervisor {
         }
     }
 
-    /// Starts the ranks again that can be.
+    /// Starts waiting ranks again where that is possible now.
     fn restart_waiting(&mut self, now: Instant) {
         for (rank, kind) in std::mem::take(&mut self.waiting) {
             if self.ending != Ending::No {
@@ -172,7 +172,8 @@ impl Supervisor {
         }
     }
 
-    /// From this thread, which lasts as long as the processes: the kernel kills them when it ends.
+    /// Starts a rank again from this thread, which lasts as long as the processes: the kernel kills them when
+    /// it ends.
     fn restart(&mut self, rank: usize, kind: ExitKind) -> io::Result<()> {
         let (ours, theirs) = UnixStream::pair()?;
         let incarnation = self.server.next_incarnation(rank);

@@ -1,7 +1,7 @@
 //! Client against server in one process, and whole launches of real processes.
 //!
-//! Nothing here depends on anything being fast: waits end with an event, and deadlines are long where they
-//! must not pass and are waited for where they must.
+//! No test here depends on speed: waits end with an event. Deadlines that must not pass are long; deadlines
+//! that must pass are waited for.
 
 use super::server::Server;
 use super::*;
@@ -12,7 +12,7 @@ use std::thread;
 use std::time::Instant;
 
 const LONG: Duration = Duration::from_secs(300);
-/// Tells this test program which part it plays when a launcher has started it.
+/// The role of this test program when a launcher has started it.
 const ROLE: &str = "NEMESIA_TEST_ROLE";
 
 fn environment(pairs: &'static [(&'static str, &'static str)]) -> impl Fn(&str) -> Option<OsString> {
@@ -87,10 +87,10 @@ fn a_descriptor_that_is_no_socket_is_refused() {
     assert!(error.to_string().contains("is not a socket"), "{error}");
 }
 
-/// A number that was a launcher's socket, was closed, and now is something else, is judged by what it is.
+/// A descriptor number that was a launcher's socket, was closed, and is reused, is judged by its present kind.
 #[test]
 fn a_number_that_was_taken_once_does_not_hide_what_it_is_now() {
-    // Out of the way of other tests, which open and close descriptors all the time.
+    // Out of the range of other tests, which open and close descriptors all the time.
     let high = |file: std::os::fd::RawFd| {
         // SAFETY: takes numbers and touches no memory of this process.
         let fd = unsafe { libc::fcntl(file, libc::F_DUPFD_CLOEXEC, 700) };
@@ -105,7 +105,7 @@ fn a_number_that_was_taken_once_does_not_hide_what_it_is_now() {
     assert_eq!(high(file.as_raw_fd()), fd);
     let error = pmi::open_inherited(fd).unwrap_err();
     assert!(error.to_string().contains("is not a socket"), "{error}");
-    // SAFETY: this test made it, and nobody else has it.
+    // SAFETY: this test made it, and nothing else owns it.
     let owned: OwnedFd = unsafe { std::os::fd::FromRawFd::from_raw_fd(fd) };
     drop((ours, owned));
 }
@@ -119,7 +119,7 @@ fn a_descriptor_has_one_owner() {
     drop((ours, owned));
 }
 
-/// A server in a thread, and the clients' sockets.
+/// A server in a thread, and the sockets of its clients.
 struct World {
     sockets: Vec<OwnedFd>,
     stop: Option<UnixStream>,
@@ -268,7 +268,7 @@ fn no_bytes_break_the_server() {
         for _ in 0..8 {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             let at = usize::try_from(state >> 33).unwrap() % (PIECES.len() + 2);
-            // The greeting more often than the rest, so that many runs get past it.
+            // The init more often than the rest, so that many runs get past it.
             let _ = ours.write_all(PIECES.get(at).unwrap_or(&PIECES[0]));
             server.turn(Instant::now());
         }
@@ -276,7 +276,7 @@ fn no_bytes_break_the_server() {
     }
 }
 
-/// A launcher that says `answers`, whatever it is asked, and then closes.
+/// Returns the error of a client whose launcher sends `answers`, whatever it is asked, and then closes.
 fn client_of(answers: &'static [u8]) -> BootstrapError {
     let (ours, mut theirs) = UnixStream::pair().unwrap();
     theirs.write_all(answers).unwrap();
@@ -314,14 +314,14 @@ fn shell(size: usize, script: &str) -> Launcher {
     Launcher::new(size, "/bin/sh".into(), vec!["-c".into(), script.into()])
 }
 
-/// An empty directory of the calling test's own, which it removes.
+/// Makes an empty directory for the calling test, which removes it.
 fn scratch(test: &str) -> std::path::PathBuf {
     let directory = std::env::temp_dir().join(format!("nemesia-{test}-{}", std::process::id()));
     std::fs::create_dir_all(&directory).unwrap();
     directory
 }
 
-/// This test program, as the program to launch: it runs `launched_rank` and nothing else.
+/// Describes a launch of this test program, which runs `launched_rank` and nothing else.
 fn ourselves(size: usize, role: &str) -> Launcher {
     let (_, path) = module_path!().split_once("::").unwrap();
     let test = format!("{path}::launched_rank");
@@ -329,7 +329,7 @@ fn ourselves(size: usize, role: &str) -> Launcher {
     Launcher::new(size, std::env::current_exe().unwrap().into(), args.to_vec()).env(ROLE, role)
 }
 
-/// What a process does that [`ourselves`] has started. Without a role it is an empty test.
+/// The part of a process that [`ourselves`] has started. Without a role it is an empty test.
 #[test]
 fn launched_rank() {
     let Some(role) = std::env::var_os(ROLE) else { return };
@@ -348,13 +348,13 @@ fn launched_rank() {
             if world.rank() == 1 {
                 thread::sleep(LONG);
             }
-            // Rank 1 never comes; that must be told, not waited for.
+            // Rank 1 never comes; the barrier must report that instead of waiting.
             let message = world.barrier().unwrap_err().to_string();
             assert!(message.contains("rank_1_is_gone"), "{message}");
         }
         "comes-back" => come_back(&mut world),
         "dies-early" => {
-            // The others wait for what never comes, which they must be told.
+            // The others wait for a rank that never comes, and must learn that.
             if world.rank() == 1 && world.incarnation() == 0 {
                 std::process::abort();
             }
@@ -397,8 +397,8 @@ fn programs_that_do_not_use_pmi_run_too() {
 
 #[test]
 fn a_rank_inherits_no_socket_but_its_own() {
-    // A test runner may leave descriptors of its own open, so only the sockets of this launch are looked at:
-    // those that appear in one rank must not appear in another.
+    // A test runner may leave descriptors of its own open, so only the sockets of this launch are compared:
+    // those of one rank must not appear in another.
     let script = "readlink /proc/$$/fd/$PMI_FD > $OUT/own.$PMI_RANK; \
                   for fd in /proc/$$/fd/*; do readlink $fd; done > $OUT/all.$PMI_RANK; exit 0";
     let directory = scratch("sockets");
@@ -429,7 +429,7 @@ fn the_first_failure_ends_the_others() {
 
 #[test]
 fn who_ignores_sigterm_is_killed() {
-    // Rank 0 fails only once rank 1 has said, through a pipe, that it ignores the signal.
+    // Rank 0 fails only after rank 1 has reported, through a pipe, that it ignores the signal.
     let directory = scratch("sigterm");
     let script = format!(
         "cd {d}; if [ $PMI_RANK = 1 ]; then trap '' TERM; : > ready; while :; do sleep 1; done; fi; \
@@ -484,7 +484,7 @@ fn an_ended_rank_is_never_signalled() {
 
 #[test]
 fn output_left_open_by_a_stray_process_does_not_hold_the_launcher() {
-    // The stray process waits for the far end of a pipe that this test holds, and so ends with it.
+    // The stray process waits for the far end of a pipe that this test holds, and so ends with the test.
     let directory = scratch("stray");
     let fifo = directory.join("fifo");
     let script = "mkfifo $FIFO; { read line < $FIFO; } & exit 0";
@@ -556,7 +556,7 @@ fn restarts_are_counted_over_all_ranks_and_then_a_failure_counts() {
         times[restart.rank] += 1;
         assert_eq!(restart.incarnation, times[restart.rank]);
     }
-    // What succeeds is not started again, and what is, is told.
+    // A successful rank is not started again, and a restarted one learns its incarnation.
     let script = "[ $NEMESIA_INCARNATION = $PMI_RANK ]";
     let outcome = shell(3, script).restart(9).run().unwrap();
     assert_eq!((outcome.restarts.len(), outcome.exit_code()), (3, 0), "{outcome}");
@@ -579,7 +579,7 @@ fn without_restarts_a_launcher_is_believed_to_have_none() {
         assert!(matches!(error, BootstrapError::NoRestart));
         assert!(error.to_string().contains("nemesia run --restart"), "{error}");
     }
-    // Not our launcher, whatever the environment says: its name of the table is another.
+    // Not our launcher, whatever the environment says: its table has another name.
     let mut world = World::new(1);
     let mut client = world.clients().remove(0);
     client.set_incarnation(3);

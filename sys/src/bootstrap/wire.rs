@@ -1,25 +1,25 @@
 //! The PMI-1 wire protocol: lines of `key=value` tokens, as pure functions.
 //!
-//! A line ends with `\n`, its tokens are separated by spaces and its first token is `cmd=NAME`.
-//! Everything that is parsed here was written by another process and is not trusted: lengths and
-//! counts are bounded, and what is unknown or malformed is a [`WireError`].
+//! A line ends with ` `, its tokens are separated by spaces, and its first token is `cmd=NAME`. Everything
+//! parsed here comes from another process and is untrusted: lengths and counts are bounded, and unknown or
+//! malformed input is a [`WireError`].
 
 #![forbid(unsafe_code)]
 
 use std::fmt::Write as _;
 
-/// Longest line accepted, in bytes, without its newline.
+/// The longest accepted line, in bytes, without its newline.
 pub(super) const MAX_LINE: usize = 64 * 1024;
-/// Most tokens in one line. The longest line of the protocol has five.
+/// The most tokens in one line. The longest line of the protocol has five.
 const MAX_TOKENS: usize = 64;
-/// How much of somebody else's text an error message repeats, in bytes.
+/// How much foreign text an error message repeats, in bytes.
 const EXCERPT: usize = 48;
 
 /// Why a line was not accepted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum WireError {
-    /// The line is longer than 64 KiB, or never ends.
+    /// The line is longer than 64 KiB, or has no end.
     #[error("a line of more than {MAX_LINE} bytes")]
     TooLong,
     /// The line has more tokens than any command of the protocol.
@@ -37,7 +37,7 @@ pub enum WireError {
     /// The line does not begin with `cmd=`.
     #[error("a line that does not begin with cmd=")]
     NoCommand,
-    /// The command is not one that this side understands.
+    /// The command is unknown to this side.
     #[error("unknown command {0:?}")]
     Unknown(String),
     /// The command lacks a field.
@@ -53,12 +53,12 @@ pub enum WireError {
     BadNumber {
         /// The key.
         field: &'static str,
-        /// What it held.
+        /// Its value.
         value: String,
     },
 }
 
-/// The beginning of `text`, short enough to be repeated in a message.
+/// Returns the beginning of `text`, short enough for a message.
 pub(super) fn excerpt(text: &str) -> String {
     let mut end = text.len().min(EXCERPT);
     while !text.is_char_boundary(end) {
@@ -71,13 +71,13 @@ pub(super) fn excerpt(text: &str) -> String {
     short
 }
 
-/// Whether `text` can stand as a key: not empty, and printable ASCII without `=`.
+/// Returns whether `text` is a valid key: not empty, and printable ASCII without `=`.
 pub(super) fn is_key(text: &str) -> bool {
     is_value(text) && !text.contains('=')
 }
 
-/// Whether `text` can stand as a value: not empty, and printable ASCII without spaces. A value may hold `=`,
-/// because a token is divided at its first one.
+/// Returns whether `text` is a valid value: not empty, and printable ASCII without spaces. A value may contain
+/// `=`, because a token is divided at its first one.
 pub(super) fn is_value(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic())
 }
@@ -98,7 +98,7 @@ impl<'a> Message<'a> {
         if let Some(&byte) = line.iter().find(|byte| !(b' '..=b'~').contains(*byte)) {
             return Err(WireError::BadByte(byte));
         }
-        // All bytes are ASCII, so this cannot fail; 0 stands in for the byte that does not exist.
+        // All bytes are ASCII, so this cannot fail; 0 stands for the byte that does not exist.
         let text = std::str::from_utf8(line).map_err(|_| WireError::BadByte(0))?;
         let mut tokens = text.split(' ').filter(|token| !token.is_empty());
         let command =
@@ -133,13 +133,13 @@ impl<'a> Message<'a> {
         value.parse().map_err(|_| WireError::BadNumber { field, value: excerpt(value) })
     }
 
-    /// The result code. Not every launcher sends one with every reply: none means success.
+    /// Returns the result code. Not every launcher sends one with every reply; a missing one means success.
     fn code(&self) -> Result<i32, WireError> {
         if self.find("rc").is_none() { Ok(0) } else { self.number("rc") }
     }
 }
 
-/// What a process asks of its launcher.
+/// A request of a process to its launcher.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Request<'a> {
     Init {
@@ -164,7 +164,7 @@ pub(super) enum Request<'a> {
     Abort {
         code: i32,
     },
-    /// Not of PMI: only for launchers that start ranks again ([`super::members`]).
+    /// Not part of PMI: only for launchers that restart ranks ([`super::members`]).
     Join {
         version: u32,
         incarnation: u64,
@@ -177,7 +177,7 @@ pub(super) enum Request<'a> {
 }
 
 impl<'a> Request<'a> {
-    /// Understands a line that a process sent.
+    /// Parses a line that a process sent.
     pub(super) fn parse(line: &'a [u8]) -> Result<Self, WireError> {
         let message = Message::parse(line)?;
         Ok(match message.command {
@@ -208,7 +208,7 @@ impl<'a> Request<'a> {
         })
     }
 
-    /// The line to send, with its newline. Keys and values are the caller's to check beforehand.
+    /// Formats the line to send, with its newline. The caller has checked keys and values.
     pub(super) fn encode(&self) -> String {
         match self {
             Self::Init { version, subversion } => {
@@ -233,7 +233,7 @@ impl<'a> Request<'a> {
     }
 }
 
-/// What a launcher answers.
+/// An answer of a launcher.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Reply<'a> {
     Init {
@@ -271,13 +271,13 @@ pub(super) enum Reply<'a> {
     FinalizeAck {
         code: i32,
     },
-    /// To [`Request::Join`]: the turn.
+    /// The answer to [`Request::Join`]: the turn.
     Joined {
         code: i32,
         message: &'a str,
         turn: u64,
     },
-    /// To [`Request::Member`]; without an address there is no such member.
+    /// The answer to [`Request::Member`]; without an address there is no such member.
     Member {
         incarnation: u64,
         turn: u64,
@@ -286,7 +286,7 @@ pub(super) enum Reply<'a> {
 }
 
 impl<'a> Reply<'a> {
-    /// Understands a line that a launcher sent.
+    /// Parses a line that a launcher sent.
     pub(super) fn parse(line: &'a [u8]) -> Result<Self, WireError> {
         let message = Message::parse(line)?;
         let text = message.find("msg").unwrap_or("no_reason_given");
@@ -320,7 +320,7 @@ impl<'a> Reply<'a> {
         })
     }
 
-    /// The line to send, with its newline.
+    /// Formats the line to send, with its newline.
     pub(super) fn encode(&self) -> String {
         match self {
             Self::Init { code, version, subversion } => {
@@ -342,7 +342,7 @@ impl<'a> Reply<'a> {
                 line.push('\n');
                 line
             }
-            // Success is sent bare, as every launcher does; the code is for clients that look for it.
+            // Success is sent without a code, as every launcher does; the code is for clients that look for it.
             Self::BarrierOut { code: 0, .. } => "cmd=barrier_out\n".to_owned(),
             Self::BarrierOut { code, message } => format!("cmd=barrier_out rc={code} msg={message}\n"),
             Self::FinalizeAck { code: 0 } => "cmd=finalize_ack\n".to_owned(),
@@ -358,32 +358,32 @@ impl<'a> Reply<'a> {
     }
 }
 
-/// Puts lines together from whatever pieces arrive. It holds at most one line of the largest size plus the
-/// piece that was pushed last, provided that the caller takes every line before it pushes again.
+/// Assembles lines from pieces of any size. It holds at most one line of the largest size plus the piece pushed
+/// last, if the caller takes every line before it pushes again.
 #[derive(Debug, Default)]
 pub(super) struct LineBuffer {
     bytes: Vec<u8>,
-    /// How far the buffer is known to hold no newline.
+    /// The length of the prefix that is known to hold no newline.
     searched: usize,
 }
 
 impl LineBuffer {
-    /// Adds bytes as they arrived.
+    /// Adds bytes in the order of arrival.
     pub(super) fn push(&mut self, bytes: &[u8]) {
         self.bytes.extend_from_slice(bytes);
     }
 
-    /// Whether nothing is waiting, not even part of a line.
+    /// Returns whether nothing is waiting, not even part of a line.
     pub(super) fn is_empty(&self) -> bool {
         self.bytes.is_empty()
     }
 
-    /// Whether a complete line may be waiting.
+    /// Returns whether a complete line may be waiting.
     pub(super) fn has_newline(&self) -> bool {
         self.bytes.contains(&b'\n')
     }
 
-    /// The next complete line, without its newline; none when it is not complete yet.
+    /// Returns the next complete line, without its newline; `None` if it is not complete yet.
     pub(super) fn take_line(&mut self) -> Result<Option<Vec<u8>>, WireError> {
         let unsearched = self.bytes.get(self.searched..).unwrap_or_default();
         let Some(found) = unsearched.iter().position(|byte| *byte == b'\n') else {
@@ -541,8 +541,8 @@ mod tests {
         assert_eq!(buffer.take_line(), Err(WireError::TooLong));
     }
 
-    /// Damages well-formed lines and makes lines of fragments: any answer will do, as long as there is one,
-    /// and what is accepted must mean the same when it is sent on.
+    /// Damages well-formed lines and assembles lines from fragments. Any answer is valid, but there must be
+    /// one, and an accepted line must mean the same when it is sent on.
     #[test]
     fn no_line_breaks_the_parser() {
         const FRAGMENTS: [&str; 12] = [

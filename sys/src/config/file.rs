@@ -1,5 +1,5 @@
-//! Configuration files: lines `NAME = value`, with the names of the environment. A `#` at the beginning of a line or
-//! after a blank starts a comment. Of lines that set the same variable the last counts.
+//! Configuration files: lines `NAME = value`, with the names of the environment variables. A `#` at the
+//! beginning of a line or after a blank starts a comment. If several lines set a variable, the last one counts.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -8,25 +8,25 @@ use std::path::{Path, PathBuf};
 
 use super::ConfigError;
 
-/// The variable that names the file to read instead of those in [`places`]; empty: none.
+/// The variable that names the file to read instead of those in [`places`]; if it is empty, no file is read.
 pub(super) const VARIABLE: &str = "NEMESIA_CONFIG";
-/// Of all users.
+/// The file for all users.
 const SYSTEM: &str = "/etc/nemesia/nemesia.conf";
-/// Of one user, in `XDG_CONFIG_HOME`, or else in `.config` of `HOME`.
+/// The file of one user, in `XDG_CONFIG_HOME`, or else in `.config` of `HOME`.
 const USER: &str = "nemesia/nemesia.conf";
 /// More than any configuration needs: a device or a core dump is not read to its end.
 const MOST_BYTES: u64 = 1 << 20;
 
-/// Where settings may be, in rising precedence.
+/// The files to read, in rising precedence.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Places {
-    /// One file, which has to be there.
+    /// One file, which must exist.
     Named(PathBuf),
-    /// Those that are there.
+    /// Files that are read if they exist.
     Usual(Vec<PathBuf>),
 }
 
-/// Which files the environment says are to be read.
+/// Returns which files the environment selects.
 pub(super) fn places(lookup: impl Fn(&str) -> Option<OsString>) -> Places {
     let absolute = |name: &str| lookup(name).map(PathBuf::from).filter(|path| path.is_absolute());
     match lookup(VARIABLE) {
@@ -40,16 +40,16 @@ pub(super) fn places(lookup: impl Fn(&str) -> Option<OsString>) -> Places {
     }
 }
 
-/// A line that sets something.
+/// A line with an assignment.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Assignment<'a> {
-    /// From 1.
+    /// The line number, from 1.
     pub(super) line: usize,
     pub(super) name: &'a str,
     pub(super) value: &'a str,
 }
 
-/// The whole file, or `None` if it does not exist.
+/// Reads the whole file; `None` if it does not exist.
 pub(super) fn read(path: &Path) -> Result<Option<String>, ConfigError> {
     let refused = |reason: &dyn std::fmt::Display| ConfigError::File {
         path: path.to_owned(),
@@ -69,7 +69,8 @@ pub(super) fn read(path: &Path) -> Result<Option<String>, ConfigError> {
     Ok(Some(text))
 }
 
-/// What its lines set; an error is the number of a line that is neither an assignment nor a comment.
+/// Returns the assignments of the lines. An error is the number of a line that is neither an assignment nor a
+/// comment.
 pub(super) fn assignments(text: &str) -> impl Iterator<Item = Result<Assignment<'_>, usize>> {
     text.lines().zip(1..).filter_map(|(whole, line)| {
         let content = without_comment(whole).trim();

@@ -1,7 +1,7 @@
-//! Every variable: the one place that knows its name, its values, what it is for, and how it is read and written.
+//! Every variable: the one place that knows its name, its values and its purpose, and reads and writes it.
 //!
-//! A new variable is a field of [`Config`](super::Config), its default there, and an entry here. Files, environment,
-//! [`Config::set`](super::Config::set), the C interface and `nemesia info` then know it.
+//! A new variable is a field of [`Config`](super::Config), its default there, and an entry here. Files,
+//! environment, [`Config::set`](super::Config::set), the C interface and `nemesia info` then know it.
 
 use std::fmt::Display;
 use std::str::FromStr;
@@ -11,44 +11,44 @@ use nemesia_core::shared::layout::Geometry;
 use super::{Config, SingleCopy, Stores};
 use crate::os::{HugePages, SegmentBacking};
 
-/// A setting that has a name: in the environment, in a file, and for [`Config::set`](super::Config::set).
+/// A setting with a name: in the environment, in a file, and for [`Config::set`](super::Config::set).
 #[derive(Clone, Copy, Debug)]
 pub struct Variable {
     /// Its name.
     pub name: &'static str,
-    /// Values it takes, with the unit.
+    /// The values that it takes, with the unit.
     pub values: &'static str,
-    /// What it is for.
+    /// Its purpose.
     pub help: &'static str,
     get: fn(&Config) -> String,
     set: fn(&mut Config, &str) -> Option<()>,
 }
 
 impl Variable {
-    /// The variable of this name.
+    /// Returns the variable of this name.
     pub fn find(name: &str) -> Option<&'static Self> {
         VARIABLES.iter().find(|variable| variable.name == name)
     }
 
-    /// Its value in force.
+    /// Returns its value in force.
     pub fn value(&self, config: &Config) -> String {
         (self.get)(config)
     }
 
-    /// Its value where nobody has set it.
+    /// Returns its default value.
     pub fn default_value(&self) -> String {
         (self.get)(&Config::default())
     }
 
-    /// Sets it; `None`, and nothing is changed, if it does not take this value.
+    /// Sets it; returns `None` and changes nothing if it does not take this value.
     pub(super) fn set(&self, config: &mut Config, value: &str) -> Option<()> {
         (self.set)(config, value)
     }
 }
 
-/// What a value says that is left to the library.
+/// The value that leaves the choice to the library.
 const AUTO: &str = "auto";
-/// What a value says of something that is not to be done at any size.
+/// The value that disables something at every size.
 const NEVER: &str = "never";
 const HUGE: &[(&str, HugePages)] =
     &[("never", HugePages::Never), ("try", HugePages::Try), ("require", HugePages::Require)];
@@ -67,7 +67,7 @@ const SINGLE_COPY: &[(&str, SingleCopy)] = &[
     ("require", SingleCopy::Require),
 ];
 const FLAG: &[(&str, bool)] = &[("0", false), ("1", true)];
-/// Sizes that segments can have.
+/// A valid geometry, which the checks vary.
 const POSSIBLE: Geometry = Geometry { peers: 1, cells: 64, cell_bytes: 4096, fastbox_slots: 64 };
 
 /// A number between two bounds, which its values name.
@@ -96,7 +96,7 @@ macro_rules! words {
     };
 }
 
-/// A size on which all processes of a world have to agree, and which their segments can have.
+/// A size on which all processes of a world must agree, and which their segments can have.
 macro_rules! agreed {
     ($name:literal, $values:literal, $field:ident, $help:literal) => {
         Variable {
@@ -113,7 +113,7 @@ macro_rules! agreed {
     };
 }
 
-/// Every variable, in the order in which they are listed.
+/// Every variable, in the order of listing.
 pub const VARIABLES: &[Variable] = &[
     agreed!("NEMESIA_CELLS", "a power of two, 4 to 4096", cells, "cells in each process's pool"),
     agreed!(
@@ -131,7 +131,7 @@ pub const VARIABLES: &[Variable] = &[
     Variable {
         name: "NEMESIA_FASTBOX_LIMIT",
         values: "bytes, or auto",
-        help: "largest message that goes through a fastbox; auto is 232; no more is possible than what a quarter of the fastbox holds",
+        help: "largest message that goes through a fastbox; auto is 232; the limit is a quarter of the fastbox",
         get: |config| config.fastbox_bytes().to_string(),
         set: |config, value| put(&mut config.fastbox_limit, or_auto(value)),
     },
@@ -140,47 +140,47 @@ pub const VARIABLES: &[Variable] = &[
         "bytes, ",
         (65536, 274877906944),
         unexpected_bytes,
-        "ceiling for messages that nobody has asked for yet, 64 bytes and more each"
+        "ceiling for unexpected messages; each takes 64 bytes or more"
     ),
     number!(
         "NEMESIA_EAGER_BYTES",
         "bytes, ",
         (0, 16777216),
         eager_bytes,
-        "largest message that is sent before it is asked for; capped by a cell"
+        "largest message that is sent eagerly; at most a cell"
     ),
     number!(
         "NEMESIA_CREDIT_BYTES",
         "bytes, ",
         (4096, 1073741824),
         credit_bytes,
-        "room that each peer is promised ahead of what it has sent; less when there is less room"
+        "room that each peer is granted ahead of its messages; less if there is less room"
     ),
     words!(
         "NEMESIA_SINGLE_COPY",
         "auto, prefer, off or require",
         SINGLE_COPY,
         single_copy,
-        "whether large messages move in one copy, by reading the sender's memory through the kernel; auto is where that is faster, as is measured for each peer and size"
+        "whether large messages move in a single copy, by reading the sender's memory through the kernel; auto measures for each peer and size whether that is faster"
     ),
     Variable {
         name: "NEMESIA_SHARE_BYTES",
         values: "bytes, or never",
-        help: "smallest message that moves in one copy of which receiver and waiting sender each copy a part",
+        help: "smallest message for a sender-assisted copy, in which receiver and waiting sender each copy a part",
         get: |config| config.share_bytes.map_or_else(|| NEVER.to_owned(), |bytes| bytes.to_string()),
         set: |config, value| put(&mut config.share_bytes, or_never(value)),
     },
     Variable {
         name: "NEMESIA_SHARE_LEAST",
         values: "bytes, 4096 to 1073741824",
-        help: "least that this process copies at once of a message that both sides copy; a quarter of what is left, if that is more",
+        help: "least that this process copies at once in a sender-assisted copy; a quarter of the rest, if that is more",
         get: |config| config.share_pieces[0].to_string(),
         set: |config, value| put(&mut config.share_pieces[0], ranged(value, 4096, 1 << 30)),
     },
     Variable {
         name: "NEMESIA_SHARE_MOST",
         values: "bytes, 4096 to 1073741824",
-        help: "most that this process copies at once of a message that both sides copy",
+        help: "most that this process copies at once in a sender-assisted copy",
         get: |config| config.pieces().most().to_string(),
         set: |config, value| put(&mut config.share_pieces[1], ranged(value, 4096, 1 << 30)),
     },
@@ -189,19 +189,19 @@ pub const VARIABLES: &[Variable] = &[
         "bytes, ",
         (4096, 1073741824),
         pull_bytes,
-        "bytes of a message that are read from a peer's memory before others have their turn"
+        "bytes of a message that are read from a peer's memory before other work is done"
     ),
     number!(
         "NEMESIA_RUN_BYTES",
         "bytes, ",
         (0, 1073741824),
         run_bytes,
-        "runs of a list, on average, from which on a message is read into it run by run; into smaller ones it is streamed"
+        "average length of a list's segments from which on a message is read into them one by one; into shorter ones it is streamed"
     ),
     Variable {
         name: "NEMESIA_NON_TEMPORAL_BYTES",
         values: "bytes, auto or never",
-        help: "smallest message, put or get that this process copies past the caches, where it does not leave that to the kernel; auto is half of what the last cache holds",
+        help: "smallest message, put or get that this process copies with non-temporal stores, unless the kernel copies it; auto is half the size of the last cache",
         get: |config| from_or_never(config.copies_past_caches_from()),
         set: |config, value| put(&mut config.non_temporal_bytes, from_auto_or_never(value)),
     },
@@ -210,7 +210,7 @@ pub const VARIABLES: &[Variable] = &[
         "auto, cached, warmed or past-caches",
         CELL_STORES,
         cell_stores,
-        "how this process fills cells of 256 bytes and more: with plain stores, with such to lines that were taken back from the receiver's core while nothing came, or with stores that go past the caches; auto is as is fastest, as is measured for each peer and size"
+        "how this process fills cells of 256 bytes and more: with plain stores, with write prefetch before plain stores, or with non-temporal stores; auto measures for each peer and size which is fastest"
     ),
     words!(
         "NEMESIA_PTRACER",
@@ -226,7 +226,7 @@ pub const VARIABLES: &[Variable] = &[
         "memfd or devshm",
         BACKING,
         segments.backing,
-        "what segments are made of; devshm needs room in /dev/shm and cannot be sealed"
+        "the kind of memory of the segments; devshm needs room in /dev/shm and cannot be sealed"
     ),
     words!(
         "NEMESIA_LOCK_MEMORY",
@@ -238,7 +238,7 @@ pub const VARIABLES: &[Variable] = &[
     Variable {
         name: "NEMESIA_SPIN",
         values: "polls, at most 4294967295, or auto",
-        help: "polls without a message before a waiting process sleeps; auto is by load",
+        help: "polls without a message before a waiting process sleeps; auto depends on the load",
         get: |config| config.spin.map_or_else(|| AUTO.to_owned(), |polls| polls.to_string()),
         set: |config, value| put(&mut config.spin, or_auto(value)),
     },
@@ -247,22 +247,28 @@ pub const VARIABLES: &[Variable] = &[
         "seconds, ",
         (1, 86400),
         timeout_seconds,
-        "how long connecting to the peers may take, and flushing at the end"
+        "time limit for connecting to the peers, and for flushing at the end"
     ),
-    words!("NEMESIA_STRICT", "0 or 1", FLAG, strict, "a wish that can't be met is an error and not a note"),
+    words!(
+        "NEMESIA_STRICT",
+        "0 or 1",
+        FLAG,
+        strict,
+        "a preference that cannot be met is an error instead of a warning"
+    ),
     words!(
         "NEMESIA_EXPLAIN",
         "0 or 1",
         FLAG,
         explain,
-        "print at start, on the standard error output, how each peer is reached and why not otherwise"
+        "print at start, on the standard error output, how each peer is reached, and why other transports are refused"
     ),
     number!(
         "NEMESIA_TRACE",
         "",
         (0, 16777216),
         trace,
-        "entries and exits of functions to keep for the call tree; needs a build with the feature `trace`"
+        "number of function entries and exits to keep for the call tree; needs a build with the feature `trace`"
     ),
 ];
 
@@ -302,8 +308,8 @@ fn word_for<T: PartialEq + Copy>(value: T, words: &[(&str, T)]) -> String {
         .map_or_else(String::new, |(word, _)| (*word).to_owned())
 }
 
-/// Names beginning with `NEMESIA_` that are not settings: where settings are read from, what the launcher says, and what the
-/// project's own tests use.
+/// Names beginning with `NEMESIA_` that are no settings: the place of settings, the launcher's variables, and
+/// those of the project's own tests.
 const OTHERS: [&str; 6] = [
     "NEMESIA_CONFIG",
     "NEMESIA_INCARNATION",
@@ -314,16 +320,16 @@ const OTHERS: [&str; 6] = [
 ];
 const TESTS: &str = "NEMESIA_TEST_";
 
-/// Whether a name is used by something else than the table.
+/// Returns whether something other than the table uses a name.
 pub(super) fn is_used_elsewhere(name: &str) -> bool {
     OTHERS.contains(&name) || name.starts_with(TESTS)
 }
 
-/// A name that does not exist, with the one that was probably meant.
+/// Returns a message for a name that does not exist, with the one that was probably meant.
 pub(super) fn no_such(name: &str) -> impl Display + use<> {
     let names = VARIABLES.iter().map(|variable| variable.name).chain([super::file::VARIABLE]);
     let nearest = names.min_by_key(|known| strsim::damerau_levenshtein(known, name));
-    // All names begin alike: more differences than a third of the rest, and it is another word.
+    // All names begin alike: with more differences than a third of the rest, another word is meant.
     let is_near = |known: &&str| {
         strsim::damerau_levenshtein(known, name) <= (known.len() - "NEMESIA_".len()).div_ceil(3)
     };

@@ -1,11 +1,11 @@
-//! Sources, their precedence, and what each refuses.
+//! Sources, their precedence, and their refusals.
 
 use super::*;
 use nemesia_core::shared::fastbox::max_payload;
 use std::os::unix::ffi::OsStringExt;
 
 fn from(pairs: &[(&str, &str)]) -> Result<Config, ConfigError> {
-    // Without this the files of whoever runs the tests count.
+    // Without this the files of the user who runs the tests would count.
     let none = [("NEMESIA_CONFIG", "")];
     let vars = none.iter().chain(pairs).map(|(name, value)| (name.into(), value.into()));
     Config::from_vars(vars.collect::<Vec<_>>())
@@ -15,7 +15,7 @@ fn message(pairs: &[(&str, &str)]) -> String {
     from(pairs).unwrap_err().to_string()
 }
 
-/// A file of its own, removed in the end.
+/// A file that is removed at the end.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -36,7 +36,7 @@ impl Drop for Scratch {
     }
 }
 
-/// A value other than the default.
+/// Returns a value other than the default.
 fn other(variable: &Variable) -> &'static str {
     match variable.name {
         "NEMESIA_CELLS" => "128",
@@ -69,7 +69,7 @@ fn every_variable_changes_something_and_says_what_is_in_force() {
             (Origin::Environment, Origin::Default)
         );
         assert_ne!(variable.default_value(), value, "{name}");
-        // What it says is what it takes.
+        // The printed value is accepted as input.
         let mut again = Config::default();
         again.set(name, &config.get(name).unwrap()).unwrap();
         assert_eq!(again, config, "{name}");
@@ -103,7 +103,7 @@ fn sizes_out_of_range_name_the_range() {
         let values = Variable::find(name).unwrap().values;
         assert_eq!(message(&[(name, value)]), format!("{name}={value}: must be {values}"));
     }
-    // Of the program's own it is told when a world is opened.
+    // A value of the program's own is checked when a world is opened.
     let error = Config::default().cells(5).geometry(1).unwrap_err().to_string();
     assert!(error.contains("cells is 5") && error.contains("power of two"), "{error}");
 }
