@@ -1,4 +1,4 @@
-//! A memory port over TCP, for machines without an RDMA device: [software placement](crate::placement) over sockets.
+//! A memory port over TCP, for machines without an RDMA device: software placement over sockets.
 //!
 //! Sockets never block; bulk data go straight from and to user memory; small ones leave at once (TCP_NODELAY). A peer whose
 //! process ends is noticed when the kernel closes its sockets; one whose machine or network is gone, within
@@ -16,7 +16,8 @@ use std::time::Duration;
 
 use nemesia_core::port::memory::{Address, ConnectError, Origin};
 
-use crate::placement::{Options, PlacementPort, Stream, Transport};
+pub use crate::placement::{Options, PlacementPort};
+use crate::placement::{Stream, Transport};
 
 /// After this long without a sign of life a peer is lost.
 pub const SILENCE: Duration = Duration::from_secs(10);

@@ -2,7 +2,7 @@
 //!
 //! A thin layer that owns what the library gives out and keeps its parts alive in the right order: a [`Device`] has
 //! [`Domain`]s, which have [`MemoryRegion`]s, [`SharedReceives`] and [`QueuePair`]s; completions come in a
-//! [`CompletionQueue`]. [`VerbsPort`] is the memory port over it, connected by RDMA-CM ([`crate::cm`]); queue pairs can also
+//! [`CompletionQueue`]. [`VerbsPort`] is the memory port over it, connected by RDMA-CM (librdmacm); queue pairs can also
 //! be joined by bytes that travel by any other means ([`PairInfo`]).
 //!
 //! The library is opened at run time. Codes of the device (status, opcode, event) are kept as numbers: one that is not known

@@ -1,4 +1,4 @@
-//! A memory port between processes of one machine: [software placement](crate::placement) over shared memory.
+//! A memory port between processes of one machine: software placement over shared memory.
 //!
 //! A stream is a pair of rings in a segment that both have mapped ([`core::shared::ring`](nemesia_core::shared::ring)), and a
 //! Unix socket, by which its ends meet, ring for each other, and learn that the other one is gone. Bulk data take one of two
@@ -30,8 +30,10 @@ use nemesia_core::shared::layout::{Extent, LayoutError};
 use nemesia_core::shared::ring::{ByteReader, ByteWriter, Ring};
 use nemesia_core::sync::{PayloadMut, Word64};
 
+pub use crate::os::allow_any_reader;
 use crate::os::{self, Access, Connection, Listener, Mark, RemoteMemory, Segment, SegmentOptions, ShmError};
-use crate::placement::{Options, PlacementPort, Stream, Transport};
+pub use crate::placement::{Options, PlacementPort};
+use crate::placement::{Stream, Transport};
 
 /// Begins the first packet.
 const MAGIC: u64 = u64::from_le_bytes(*b"nemesiam");
