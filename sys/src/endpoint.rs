@@ -397,6 +397,8 @@ impl Endpoint {
     ) -> Result<Request, Error> {
         let to = u32::try_from(to).unwrap_or(u32::MAX);
         loop {
+            // SAFETY: the promise of `buf`'s maker covers each attempt: one that failed has not kept the buffer.
+            let buf = unsafe { buf.again() };
             let started = match mode {
                 // Whoever is in a hurry with a word has tried it.
                 Mode::Standard => self.engine.isend_any(to, context, tag, buf),

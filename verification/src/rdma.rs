@@ -3,7 +3,7 @@
 //! All ports of a [`Fabric`] live in one thread. Time passes when [`Fabric::pass`] is called: then connections come
 //! about, parts of messages are placed and work requests complete, each by chance, so that all orders happen that the
 //! facts allow: parts out of order, reads after later writes, completions of one connection long after those of another.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 use std::cell::RefCell;
 use std::rc::Rc;

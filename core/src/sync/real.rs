@@ -4,7 +4,7 @@ use core::marker::PhantomData;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use super::copy;
+use super::{copy, opaque};
 
 /// Eight bytes of payload that another process may see or write.
 ///
@@ -82,9 +82,8 @@ impl<'a> Payload<'a> {
     pub fn read(&self, at: usize, to: &mut [u8]) -> bool {
         let Some(from) = self.slice(at, to.len()) else { return false };
         // SAFETY: `from` is in view and mapped (constructor); `to` is exclusive and private, so they do not
-        // overlap. A peer that writes meanwhile changes which bytes are copied and nothing else: the copy
-        // is opaque to the compiler's reasoning about shared memory, as no reference to it exists.
-        unsafe { core::ptr::copy_nonoverlapping(from.base.as_ptr(), to.as_mut_ptr(), to.len()) };
+        // overlap. A peer that writes meanwhile changes which bytes are copied and nothing else (`opaque`).
+        unsafe { opaque::copy(from.base.as_ptr(), to.as_mut_ptr(), to.len()) };
         true
     }
 
@@ -141,7 +140,7 @@ impl<'a> PayloadMut<'a> {
         // SAFETY: `to` is in view and mapped writable (constructor), and no reference to it exists; `from` is
         // private, so they do not overlap. A peer that reads meanwhile sees torn bytes, which the edges
         // forbid an honest peer to do.
-        unsafe { core::ptr::copy_nonoverlapping(from.as_ptr(), to.base.as_ptr(), from.len()) };
+        unsafe { opaque::copy(from.as_ptr(), to.base.as_ptr(), from.len()) };
         true
     }
 
