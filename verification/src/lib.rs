@@ -1,5 +1,5 @@
 //! What tests outside this package use of it: the simulated RDMA fabric, and storage in vectors.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 pub mod rdma;
 #[path = "sim/rng.rs"]
