@@ -102,9 +102,7 @@ pub struct Pipes {
 /// One end of a stream.
 #[derive(Debug)]
 pub struct Pipe {
-    /// Points into the segment, and is dropped before.
     ends: Option<Ends>,
-    segment: Option<Segment>,
     connection: Connection,
     mark: Mark,
     copying: Copying,
@@ -118,17 +116,21 @@ pub struct Pipe {
     waits: bool,
 }
 
+/// Both rings, and the segment that they point into. Their type says `'static` because a structure can't borrow from its own field. They are
+/// used only by methods of [`Pipe`], which borrows all three, and do nothing when they are dropped, so the order doesn't matter.
 #[derive(Debug)]
 struct Ends {
     writer: ByteWriter<'static>,
     reader: ByteReader<'static>,
+    segment: Segment,
 }
+
+const _: () = assert!(!std::mem::needs_drop::<(ByteWriter<'static>, ByteReader<'static>)>());
 
 impl Pipe {
     fn new(connection: Connection, mark: Mark, copying: Copying) -> Self {
         Self {
             ends: None,
-            segment: None,
             connection,
             mark,
             copying,
@@ -179,8 +181,7 @@ impl Pipe {
             let fd = fds.pop().ok_or_else(malformed)?;
             let lengths = SEGMENT_BYTES..=SEGMENT_BYTES + ROUNDING;
             let segment = Segment::attach(fd, Access::ReadWrite, lengths).map_err(io::Error::other)?;
-            self.ends = Some(ends(&segment, false).map_err(io::Error::other)?);
-            self.segment = Some(segment);
+            self.ends = Some(ends(segment, false).map_err(io::Error::other)?);
             self.say(None).map_err(io::Error::other)?;
         }
         Ok(Some(BELL))
@@ -231,8 +232,8 @@ fn broken(fault: &nemesia_core::shared::ring::RingFault) -> io::Error {
 }
 
 /// The rings of a segment, for the side that has made it or the other one.
-fn ends(segment: &Segment, made: bool) -> Result<Ends, LayoutError> {
-    // SAFETY: the segment is mapped until it is dropped, which `Pipe` does after the ends.
+fn ends(segment: Segment, made: bool) -> Result<Ends, LayoutError> {
+    // SAFETY: the segment is mapped until it is dropped, and goes into one value with what is resolved in it.
     let extent = unsafe { Extent::new(segment.as_ptr(), segment.len(), SEGMENT_BYTES) }?;
     let ring = |number: usize| {
         let word = |at: usize| {
@@ -248,7 +249,7 @@ fn ends(segment: &Segment, made: bool) -> Result<Ends, LayoutError> {
     };
     let (first, second) = (ring(0)?, ring(1)?);
     let (out, back) = if made { (first, second) } else { (second, first) };
-    Ok(Ends { writer: ByteWriter::new(out), reader: ByteReader::new(back) })
+    Ok(Ends { writer: ByteWriter::new(out), reader: ByteReader::new(back), segment })
 }
 
 impl AsFd for Pipe {
@@ -378,9 +379,9 @@ impl Transport for Pipes {
         let segment =
             Segment::create("nemesia-pipe", SEGMENT_BYTES, &options).map_err(|error| unreached(&error))?;
         let mut pipe = Pipe::new(connection, self.own_mark(), self.copying);
-        pipe.ends = Some(ends(&segment, true).map_err(|_| ConnectError::Unreachable)?);
-        pipe.say(segment.fd()).map_err(|error| unreached(&error))?;
-        pipe.segment = Some(segment);
+        let ends = ends(segment, true).map_err(|_| ConnectError::Unreachable)?;
+        pipe.say(ends.segment.fd()).map_err(|error| unreached(&error))?;
+        pipe.ends = Some(ends);
         Ok(pipe)
     }
 
