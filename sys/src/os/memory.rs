@@ -91,7 +91,11 @@ impl RemoteMemory {
     ///
     /// # Errors
     /// See [`CopyError`].
-    pub fn write(&mut self, address: u64, from: &[u8]) -> Result<(), CopyError> {
+    ///
+    /// # Safety
+    /// If the other process is this one, or shares memory with it, then the bytes from `address` on may be written now: whatever owns them
+    /// allows it, and no reference to them is used meanwhile.
+    pub unsafe fn write(&mut self, address: u64, from: &[u8]) -> Result<(), CopyError> {
         self.check()?;
         self.transfer(address, part(from.as_ptr().cast_mut(), from.len()), libc::process_vm_writev)
     }
@@ -176,7 +180,8 @@ mod tests {
         let mut to = [0; 5];
         assert_eq!(ourselves(&mark).read(bytes.as_ptr() as u64, &mut to), Ok(()));
         assert_eq!(to, bytes);
-        assert_eq!(ourselves(&mark).write(to.as_mut_ptr() as u64, &[9; 5]), Ok(()));
+        // SAFETY: it is our own array, to which no other reference exists.
+        assert_eq!(unsafe { ourselves(&mark).write(to.as_mut_ptr() as u64, &[9; 5]) }, Ok(()));
         assert_eq!(to, [9; 5]);
     }
 
@@ -186,7 +191,8 @@ mod tests {
         let mut remote = ourselves(&mark);
         mark += 1;
         assert_eq!(remote.read(bytes.as_ptr() as u64, &mut [0; 5]), Err(CopyError::Stranger));
-        assert_eq!(remote.write(bytes.as_ptr() as u64, &[0; 5]), Err(CopyError::Stranger));
+        // SAFETY: nothing is written, as the mark is another.
+        assert_eq!(unsafe { remote.write(bytes.as_ptr() as u64, &[0; 5]) }, Err(CopyError::Stranger));
         assert_eq!(mark, 78);
     }
 
