@@ -59,4 +59,5 @@ pub use nemesia_core::counters::Field;
 pub use nemesia_core::engine::{Failure, Truncation};
 pub use nemesia_core::payload::Segment;
 pub use nemesia_core::shared::layout::LayoutError;
+pub use os::{Bytes, HugePages, SegmentBacking, SegmentOptions, ShmError};
 pub use route::{Explanation, Route};
