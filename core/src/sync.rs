@@ -13,7 +13,7 @@
 
 #[cfg(not(nemesia_loom))]
 mod copy;
-pub(crate) mod opaque;
+pub mod opaque;
 #[cfg(not(nemesia_loom))]
 mod real;
 #[cfg(not(nemesia_loom))]

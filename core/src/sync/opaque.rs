@@ -28,7 +28,7 @@ static COPY: Copy = memcpy;
 /// # Safety
 /// `len` bytes at `from` are mapped readable and initialised, `len` bytes at `to` are mapped writable, and they do not overlap.
 #[inline(always)]
-pub(crate) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
+pub unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
     // SAFETY: the static is initialised and never written. The function is `memcpy`, whose conditions are the caller's promise.
     unsafe { (&raw const COPY).read_volatile()(to.cast(), from.cast(), len) };
 }

@@ -87,6 +87,19 @@ impl<'a> Payload<'a> {
         true
     }
 
+    /// As [`Payload::read`], to memory that threads of this process may use meanwhile, so that no reference to it may be made.
+    ///
+    /// # Safety
+    /// `len` bytes at `to` are mapped writable, and may be written; they are no part of this view.
+    #[inline]
+    #[must_use]
+    pub unsafe fn read_into(&self, at: usize, to: *mut u8, len: usize) -> bool {
+        let Some(from) = self.slice(at, len) else { return false };
+        // SAFETY: `from` is in view and mapped (constructor); of `to`, the caller's promise.
+        unsafe { opaque::copy(from.base.as_ptr(), to, len) };
+        true
+    }
+
     /// As [`Payload::read`], past the caches: for what is too large to find there anyhow.
     #[must_use]
     pub fn read_past_caches(&self, at: usize, to: &mut [u8]) -> bool {
@@ -141,6 +154,19 @@ impl<'a> PayloadMut<'a> {
         // private, so they do not overlap. A peer that reads meanwhile sees torn bytes, which the edges
         // forbid an honest peer to do.
         unsafe { opaque::copy(from.as_ptr(), to.base.as_ptr(), from.len()) };
+        true
+    }
+
+    /// As [`PayloadMut::write`], from memory that threads of this process may use meanwhile, so that no reference to it may be made.
+    ///
+    /// # Safety
+    /// `len` bytes at `from` are initialised and mapped readable; they are no part of this view.
+    #[inline]
+    #[must_use]
+    pub unsafe fn write_from(&self, at: usize, from: *const u8, len: usize) -> bool {
+        let Some(to) = self.0.slice(at, len) else { return false };
+        // SAFETY: as for `write`; of `from`, the caller's promise.
+        unsafe { opaque::copy(from, to.base.as_ptr(), len) };
         true
     }
 

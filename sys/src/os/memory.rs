@@ -87,6 +87,18 @@ impl RemoteMemory {
         self.transfer(address, part(to.as_mut_ptr(), to.len()), libc::process_vm_readv)
     }
 
+    /// As [`RemoteMemory::read`], to `len` bytes that threads of this process may use meanwhile: no reference to them is made.
+    ///
+    /// # Errors
+    /// See [`CopyError`].
+    ///
+    /// # Safety
+    /// The bytes are mapped writable, and may be written.
+    pub unsafe fn read_into(&mut self, address: u64, to: *mut u8, len: usize) -> Result<(), CopyError> {
+        self.check()?;
+        self.transfer(address, part(to, len), libc::process_vm_readv)
+    }
+
     /// Copies `from` to `address`; what is there is unspecified after an error.
     ///
     /// # Errors
@@ -104,7 +116,7 @@ impl RemoteMemory {
     fn transfer(&self, address: u64, local: libc::iovec, call: Transfer) -> Result<(), CopyError> {
         let remote = remote(address, local.iov_len);
         let moved = uninterrupted(|| {
-            // SAFETY: `local` names memory that the callers above borrow for as long; the kernel moves no more than its
+            // SAFETY: `local` names memory that the callers above borrow for as long, or by their own contract may use; the kernel moves no more than its
             // length, in the direction of `call`, and checks `remote` against the other process.
             checked_long(unsafe { call(self.pid, &raw const local, 1, &raw const remote, 1, 0) } as _)
         });

@@ -207,9 +207,9 @@ impl Pipe {
         let Some(ends) = &mut self.ends else { return Ok(0) };
         let mut total = 0;
         for part in into {
-            // SAFETY: memory that may be written, by the caller's promise, and that nobody else uses during this call.
-            let to = unsafe { std::slice::from_raw_parts_mut(part.iov_base.cast::<u8>(), part.iov_len) };
-            let count = ends.reader.read(to).map_err(|fault| broken(&fault))?;
+            // SAFETY: memory that may be written, by the caller's promise, and that is not of the segment, which only this has mapped.
+            let count = unsafe { ends.reader.read_into(part.iov_base.cast::<u8>(), part.iov_len) };
+            let count = count.map_err(|fault| broken(&fault))?;
             total += count;
             if count < part.iov_len {
                 break;
@@ -300,9 +300,9 @@ unsafe impl Stream for Pipe {
         let Some(ends) = &mut self.ends else { return Err(io::ErrorKind::WouldBlock.into()) };
         let mut total = 0;
         for part in from {
-            // SAFETY: memory that may be read, by the caller's promise, and that nobody writes during this call.
-            let bytes = unsafe { std::slice::from_raw_parts(part.iov_base.cast::<u8>(), part.iov_len) };
-            let count = ends.writer.write(bytes).map_err(|fault| broken(&fault))?;
+            // SAFETY: memory that may be read, by the caller's promise, and that is not of the segment, which only this has mapped.
+            let count = unsafe { ends.writer.write_from(part.iov_base.cast::<u8>(), part.iov_len) };
+            let count = count.map_err(|fault| broken(&fault))?;
             total += count;
             if count < part.iov_len {
                 break;
@@ -337,9 +337,8 @@ unsafe impl Stream for Pipe {
         let Some(memory) = &mut self.memory else { return false };
         let mut at = from;
         into.iter().all(|part| {
-            // SAFETY: memory that may be written, by the caller's promise, and that nobody else uses during this call.
-            let to = unsafe { std::slice::from_raw_parts_mut(part.iov_base.cast::<u8>(), part.iov_len) };
-            let read = memory.read(at, to).is_ok();
+            // SAFETY: memory that may be written, by the caller's promise.
+            let read = unsafe { memory.read_into(at, part.iov_base.cast::<u8>(), part.iov_len) }.is_ok();
             at = at.wrapping_add(part.iov_len as u64);
             read
         }) && !self.connection.has_hung_up()
