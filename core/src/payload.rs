@@ -1,14 +1,17 @@
 //! The user's buffers: where a message comes from and goes to.
 //!
 //! Non-blocking operations outlive the call that starts them, so the engine keeps addresses. The promise that
-//! they stay good is made once, by whoever builds a [`SendBuf`] or [`RecvBuf`]; everything after is safe.
+//! they stay good is made once, by the caller of a constructor of [`SendBuf`] or [`RecvBuf`]; everything after is safe. Neither type can
+//! be copied outside of this crate, because the promise ends when the request that has taken the buffer completes: a copy
+//! that is kept could be read after that.
 //!
 //! A buffer is one run of bytes, or a list of such runs ([`Segment`], the `struct iovec` of POSIX) that its owner keeps: the
 //! top bit of the length tells, which no length needs.
 
+use core::mem::MaybeUninit;
 use core::ptr::NonNull;
 
-use crate::sync::{Edge, Word32, Word64};
+use crate::sync::{Edge, Word32, Word64, opaque};
 
 mod lent;
 
@@ -90,8 +93,15 @@ unsafe fn walk(
     }
 }
 
-/// Bytes to send.
-#[derive(Clone, Copy, Debug)]
+/// Bytes to send. Not `Clone`: see the [module](self).
+///
+/// ```compile_fail,E0382
+/// # use nemesia_core::payload::SendBuf;
+/// fn keep(buf: SendBuf) -> (SendBuf, SendBuf) {
+///     (buf, buf)
+/// }
+/// ```
+#[derive(Debug)]
 pub struct SendBuf {
     base: NonNull<u8>,
     len: usize,
@@ -104,7 +114,7 @@ impl SendBuf {
     /// Describes `len` bytes at `base`; a null `base` is allowed when `len` is 0.
     ///
     /// # Safety
-    /// The bytes are readable and unchanged until the request that takes this buffer has completed.
+    /// The bytes are readable and unchanged until this value is dropped or, if a request takes it, until that has completed.
     #[inline(always)]
     pub unsafe fn from_raw(base: *const u8, len: usize) -> Self {
         Self { base: NonNull::new(base.cast_mut()).unwrap_or(NonNull::dangling()), len }
@@ -114,11 +124,27 @@ impl SendBuf {
     /// is nowhere.
     ///
     /// # Safety
-    /// There are `count` segments at `list`. They, and the bytes that they name, are readable and unchanged until the
-    /// request that takes this buffer has completed.
+    /// There are `count` segments at `list`. They, and the bytes that they name, are readable and unchanged until this value is
+    /// dropped or, if a request takes it, until that has completed.
     pub unsafe fn from_list(list: *const Segment, count: usize) -> Option<Self> {
         // SAFETY: the caller's promise.
         unsafe { describe(list, count) }.map(|(base, len)| Self { base, len })
+    }
+
+    /// The same buffer once more, to start an operation again that the engine has refused.
+    ///
+    /// # Safety
+    /// What the maker has promised of this value holds for the other one as well.
+    #[inline(always)]
+    pub const unsafe fn again(&self) -> Self {
+        self.alias()
+    }
+
+    /// The same buffer once more, for the engine: to read it during a call in which the request that owns it stays alive, or to
+    /// move it into that request's next state. Not public, because nothing checks that.
+    #[inline(always)]
+    pub(crate) const fn alias(&self) -> Self {
+        Self { base: self.base, len: self.len }
     }
 
     /// Bytes in the buffer.
@@ -179,17 +205,17 @@ impl SendBuf {
     /// Calls `each` with the runs that make up `len` bytes from `at` on, fewer at the end, and with how many bytes came
     /// before.
     pub fn each(&self, at: usize, len: usize, each: impl FnMut(usize, &[u8])) {
-        Gather::new(*self).each(at, len, each);
+        Gather::new(self.alias()).each(at, len, each);
     }
 
     /// Copies bytes from `at` on into `to`, as far as there are.
     pub fn read(&self, at: usize, to: &mut [u8]) {
-        Gather::new(*self).read(at, to);
+        Gather::new(self.alias()).read(at, to);
     }
 }
 
 /// Bytes to send, part by part: of a list, a part is found where the one before it ended.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub struct Gather {
     buf: SendBuf,
     mark: Mark,
@@ -241,8 +267,8 @@ impl RecvBuf {
     /// Describes `len` bytes at `base`; a null `base` is allowed when `len` is 0.
     ///
     /// # Safety
-    /// The bytes are initialised and writable, and nobody else uses them until the request that takes this
-    /// buffer has completed.
+    /// The bytes are initialised and writable, and nothing else uses them until this value is dropped or, if a request takes
+    /// it, until that has completed.
     #[inline(always)]
     pub unsafe fn from_raw(base: *mut u8, len: usize) -> Self {
         Self { base: NonNull::new(base).unwrap_or(NonNull::dangling()), len }
@@ -252,8 +278,8 @@ impl RecvBuf {
     /// nowhere.
     ///
     /// # Safety
-    /// There are `count` segments at `list`, which stay as they are until the request that takes this buffer has completed.
-    /// The bytes that they name are initialised and writable, and nobody else uses them until then.
+    /// There are `count` segments at `list`, which stay as they are until this value is dropped or, if a request takes it, until
+    /// that has completed. The bytes that they name are initialised and writable, and nothing else uses them until then.
     pub unsafe fn from_list(list: *const Segment, count: usize) -> Option<Self> {
         // SAFETY: the caller's promise.
         unsafe { describe(list, count) }.map(|(base, len)| Self { base, len })
@@ -403,16 +429,37 @@ impl Scatter {
     }
 }
 
-/// Bytes that go through a buffer of ours at a time, where memory is used by other processes directly.
-pub const BOUNCE: usize = 1024;
+/// Bytes of exposed memory that are read at once: they go through a buffer of ours.
+pub const BOUNCE: usize = 8192;
+/// Bytes that are written to exposed memory at once, likewise.
+const CHUNK: usize = 1024;
+/// What most writes are no longer than.
+const SMALL: usize = 64;
 
-/// Memory of ours that peers may use: only ever copied, or changed value by value.
+/// Room for what [`Exposed::view`] copies. It is not initialised before it is used, which would take longer than most copies.
+#[derive(Debug)]
+pub struct Bounce([MaybeUninit<u8>; BOUNCE]);
+
+impl Bounce {
+    /// Room.
+    #[inline(always)]
+    pub const fn new() -> Self {
+        Self([MaybeUninit::uninit(); BOUNCE])
+    }
+}
+
+impl Default for Bounce {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// Memory of ours that peers may use. No reference to the bytes is ever made, because threads of this process, and other
+/// processes, may use them at any time: they are only copied, or changed value by value.
 #[derive(Debug)]
 pub struct Exposed {
     base: NonNull<u8>,
     len: usize,
-    /// Other processes write to it without us: no reference to it may exist.
-    shared: bool,
 }
 
 // SAFETY: the maker's promise (usable until it is concealed) does not depend on the thread.
@@ -426,7 +473,7 @@ impl Exposed {
     /// and writable if peers may write; no reference to them is alive while a function of the engine runs; other threads
     /// use them meanwhile only by atomic operations.
     pub unsafe fn from_raw(base: *mut u8, len: usize) -> Self {
-        Self { base: NonNull::new(base).unwrap_or(NonNull::dangling()), len, shared: false }
+        Self { base: NonNull::new(base).unwrap_or(NonNull::dangling()), len }
     }
 
     /// The same of memory that other processes use as well.
@@ -435,12 +482,12 @@ impl Exposed {
     /// Until the region that takes this is concealed, or the engine is dropped: the bytes are mapped readable and
     /// writable, and no reference to them exists.
     pub unsafe fn from_shared(base: *mut u8, len: usize) -> Self {
-        Self { base: NonNull::new(base).unwrap_or(NonNull::dangling()), len, shared: true }
+        Self { base: NonNull::new(base).unwrap_or(NonNull::dangling()), len }
     }
 
     /// No memory.
     pub const fn empty() -> Self {
-        Self { base: NonNull::dangling(), len: 0, shared: false }
+        Self { base: NonNull::dangling(), len: 0 }
     }
 
     /// Bytes.
@@ -458,40 +505,40 @@ impl Exposed {
         self.base.as_ptr().wrapping_add(at).addr().is_multiple_of(bytes)
     }
 
-    /// At most `len` bytes from `at`, to read; fewer at the end. Where other processes write, at most [`BOUNCE`] of them,
-    /// copied to `bounce`.
-    pub fn view<'a>(&'a self, at: usize, len: usize, bounce: &'a mut [u8; BOUNCE]) -> &'a [u8] {
+    /// A copy, in `bounce`, of at most `len` bytes from `at`; fewer at the end, and at most [`BOUNCE`].
+    pub fn view<'a>(&self, at: usize, len: usize, bounce: &'a mut Bounce) -> &'a [u8] {
         let at = at.min(self.len);
-        let len = len.min(self.len - at);
-        if self.shared {
-            let part = &mut bounce[..len.min(BOUNCE)];
-            self.read(at, part);
-            return part;
+        let len = len.min(self.len - at).min(BOUNCE);
+        let to = bounce.0.as_mut_ptr().cast::<u8>();
+        // SAFETY: in the memory, which the maker promised to be readable; `bounce` is ours alone and has at least `len` bytes. After
+        // the copy that many are initialised.
+        unsafe {
+            opaque::copy(self.base.as_ptr().add(at), to, len);
+            core::slice::from_raw_parts(to, len)
         }
-        // SAFETY: within the memory, which the maker promised to be readable; the slice lives no longer than a call of the
-        // engine, during which nobody else writes.
-        unsafe { core::slice::from_raw_parts(self.base.as_ptr().add(at), len) }
     }
 
     /// Writes `len` bytes from `at`, which `fill` is asked for part by part: from where, and where to. False, with nothing
     /// written, when they are not all in the memory. Only for memory that peers may write.
-    pub fn fill(&mut self, at: usize, len: usize, mut fill: impl FnMut(usize, &mut [u8])) -> bool {
+    pub fn fill(&mut self, at: usize, len: usize, fill: impl FnMut(usize, &mut [u8])) -> bool {
         if at.checked_add(len).is_none_or(|end| end > self.len) {
             return false;
         }
-        if !self.shared {
-            // SAFETY: within the memory, which the maker promised to be writable where peers may write; the slice lives no
-            // longer than a call of the engine, during which nobody else uses it.
-            fill(0, unsafe { core::slice::from_raw_parts_mut(self.base.as_ptr().add(at), len) });
-            return true;
+        if len <= SMALL {
+            self.fill_by(&mut [0; SMALL], at, len, fill);
+        } else {
+            self.fill_by(&mut [0; CHUNK], at, len, fill);
         }
-        let mut bounce = [0; BOUNCE];
-        for start in (0..len).step_by(BOUNCE) {
-            let part = &mut bounce[..BOUNCE.min(len - start)];
+        true
+    }
+
+    fn fill_by(&mut self, chunk: &mut [u8], at: usize, len: usize, mut fill: impl FnMut(usize, &mut [u8])) {
+        for start in (0..len).step_by(chunk.len()) {
+            let count = chunk.len().min(len - start);
+            let part = &mut chunk[..count];
             fill(start, part);
             self.write(at + start, part);
         }
-        true
     }
 
     /// Copies bytes out, from `at`. False, with nothing copied, when they are not all in the memory.
@@ -500,8 +547,8 @@ impl Exposed {
             return false;
         }
         // SAFETY: in the memory, which the maker promised to be readable; `to` is exclusive, so they do not overlap. No
-        // reference is made: who writes meanwhile changes which bytes are copied and nothing else.
-        unsafe { self.base.as_ptr().add(at).copy_to_nonoverlapping(to.as_mut_ptr(), to.len()) };
+        // reference is made: what others write meanwhile changes which bytes are copied and nothing else.
+        unsafe { opaque::copy(self.base.as_ptr().add(at), to.as_mut_ptr(), to.len()) };
         true
     }
 
@@ -512,7 +559,7 @@ impl Exposed {
             return false;
         }
         // SAFETY: as for `read`, and writable where peers may write; `from` is a reference, and so is no part of it.
-        unsafe { self.base.as_ptr().add(at).copy_from_nonoverlapping(from.as_ptr(), from.len()) };
+        unsafe { opaque::copy(from.as_ptr(), self.base.as_ptr().add(at), from.len()) };
         true
     }
 

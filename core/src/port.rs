@@ -3,7 +3,7 @@
 //! A [`MessagePort`] carries packets between this process and its peers, in order for each pair. A
 //! [`MemoryPort`](memory::MemoryPort) writes and reads remote memory. A [`Channel`](channel::Channel) is a message port over a
 //! memory port.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 use crate::counters::Traffic;
 use crate::payload::{Gather, RecvBuf};
@@ -187,6 +187,10 @@ pub enum Turn {
 ///
 /// Every call does a bounded amount of work and never blocks. A packet that [`MessagePort::poll`] returned is
 /// read, and then released, before the next poll.
+///
+/// It is a safe trait: memory of this process is lent to a port by slices, for the length of a call. No unsafe code relies on
+/// what a port does with them, or reports. Addresses in [`MessagePort::pull`] and [`MessagePort::push`] are those of the peer's
+/// memory, which the kernel checks.
 pub trait MessagePort {
     /// Where an arrived packet is.
     type Token: Copy;

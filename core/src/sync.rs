@@ -13,6 +13,7 @@
 
 #[cfg(not(nemesia_loom))]
 mod copy;
+pub mod opaque;
 #[cfg(not(nemesia_loom))]
 mod real;
 #[cfg(not(nemesia_loom))]

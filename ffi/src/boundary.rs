@@ -86,7 +86,19 @@ pub(crate) fn panicked(panic: Box<dyn Any + Send>) -> i32 {
     Fault::new(NEMESIA_ERR_PANIC, format!("nemesia panicked, please report it: {text}")).report()
 }
 
-/// Checks a buffer of the caller's: it is there, unless it is empty, and no longer than memory can be.
+/// Makes memory of the caller's initialised by the rules of Rust: what C calls a buffer may be fresh from `malloc`, and the layers
+/// below make slices of bytes of it, which may not be of uninitialised memory. Nothing is executed. The block of assembly gets the
+/// address and says that it may access memory, so the compiler has to assume that it has written the bytes, namely those that the
+/// memory happens to hold. Nothing here depends on what they are: they are only written before they are read.
+#[inline(always)]
+pub(crate) fn settle<T>(base: *const T) {
+    // SAFETY: the block is empty. What it may be taken to do, to write the bytes that are there, the caller of each function
+    // with a buffer allows for buffers that it fills; others are unchanged by it.
+    unsafe { std::arch::asm!("/* {0} */", in(reg) base, options(nostack, preserves_flags)) };
+}
+
+/// Checks a buffer of the caller's: it is there, unless it is empty, and no longer than memory can be. Its bytes, and those of a
+/// list's runs, are initialised from now on ([`settle`]).
 #[inline]
 pub(crate) fn check_buffer<T>(base: *const T, count: usize, name: &str) -> Result<(), Fault> {
     if base.is_null() && count > 0 {
@@ -95,6 +107,7 @@ pub(crate) fn check_buffer<T>(base: *const T, count: usize, name: &str) -> Resul
     if count > isize::MAX as usize / size_of::<T>().max(1) {
         return Err(Fault::argument(format!("{name} has {count} elements: no buffer is that long")));
     }
+    settle(base);
     Ok(())
 }
 
@@ -113,8 +126,8 @@ pub(crate) unsafe fn bytes<'a>(buffer: *const c_void, len: usize, name: &str) ->
 /// The caller's room for bytes; null is allowed if there is none.
 ///
 /// # Safety
-/// There are `capacity` bytes at `buffer`, which hold something (as all memory of C does) and are nobody else's for as
-/// long as the result is used, unless it is 0.
+/// There are `capacity` bytes at `buffer`, initialised or not, which nothing else uses for as long as the result is used,
+/// unless it is 0.
 #[inline]
 pub(crate) unsafe fn room<'a>(
     buffer: *mut c_void,
@@ -123,14 +136,15 @@ pub(crate) unsafe fn room<'a>(
 ) -> Result<&'a mut [u8], Fault> {
     check_buffer(buffer.cast::<u8>(), capacity, name)?;
     let base = NonNull::new(buffer.cast::<u8>()).unwrap_or(NonNull::dangling());
-    // SAFETY: checked above: null only if it is empty; the rest is the caller's promise.
+    // SAFETY: checked above: null only if it is empty, and initialised by `settle`; the rest is the caller's promise.
     Ok(unsafe { slice::from_raw_parts_mut(base.as_ptr(), capacity) })
 }
 
 /// The caller's array; any address will do for none.
 ///
 /// # Safety
-/// There are `count` elements at `base` that nobody else uses for as long as the result is used, unless it is 0.
+/// There are `count` elements at `base`, initialised unless `T` need not be, that nothing else uses for as long as the result is
+/// used, unless it is 0.
 pub(crate) unsafe fn lent<'a, T>(base: *mut T, count: usize) -> &'a mut [T] {
     if count == 0 {
         return &mut [];

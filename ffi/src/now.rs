@@ -6,6 +6,7 @@ use std::slice;
 
 use nemesia::{Request, Source, Tag};
 
+use crate::boundary::settle;
 use crate::endpoint::{Endpoint, at_hand};
 use crate::transfer::NEMESIA_ANY_SOURCE;
 
@@ -71,7 +72,8 @@ pub(crate) unsafe fn recv_now(
     }
     // SAFETY: the caller's promise.
     let endpoint = unsafe { at_hand(endpoint) }?;
-    // SAFETY: the caller's buffer, there and no longer than memory.
+    settle(buffer);
+    // SAFETY: the caller's buffer, there and no longer than memory; initialised by `settle`.
     let buf = unsafe { slice::from_raw_parts_mut(buffer.cast::<u8>(), capacity) };
     endpoint.recv_soon(source_now(rank), Tag::Masked { value, ignore }, buf)
 }
@@ -79,8 +81,7 @@ pub(crate) unsafe fn recv_now(
 /// A receive that was posted, without what may panic or needs to be told of.
 ///
 /// # Safety
-/// As [`at_hand`]; the buffer is the caller's, holds something (as all memory of C does), and stays until the request is
-/// complete.
+/// As [`at_hand`]; the buffer is the caller's, initialised or not, and stays until the request is complete.
 #[inline(always)]
 pub(crate) unsafe fn irecv_now(
     endpoint: *mut Endpoint,
@@ -95,7 +96,8 @@ pub(crate) unsafe fn irecv_now(
     // SAFETY: the caller's promise.
     let endpoint = unsafe { at_hand(endpoint) }?;
     let tag = Tag::Masked { value, ignore };
-    // SAFETY: the caller's promise.
+    settle(buffer);
+    // SAFETY: the caller's promise; initialised by `settle`.
     unsafe { endpoint.irecv_now(source_now(rank), tag, buffer.cast(), capacity) }
 }
 

@@ -52,7 +52,7 @@ use crate::error::Error;
 use crate::events;
 use crate::os::{Departure, limits};
 use crate::route::{self, Explanation, Facts};
-use crate::shm::{self, Attached, Door, Pair, Port};
+use crate::shm::{self, Attached, Door, Port};
 use agree::Agreements;
 use probe::Dropped;
 use wait::Waiter;
@@ -152,7 +152,7 @@ impl Storage for Heap {
 /// Used by one thread at a time; it may move between threads. Dropping it without [`Endpoint::close`] tells the
 /// peers that this process has finished, and loses sends that have not left yet.
 pub struct Endpoint {
-    // Order matters: the engine's port points into the mappings, so it is dropped before them.
+    // The engine's port keeps what it points into: see `shm/views.rs`.
     engine: Engine<Port, Heap>,
     waiter: Waiter,
     /// Holds buffers that the engine uses.
@@ -186,9 +186,6 @@ pub struct Endpoint {
     door: Door,
     /// Of each rank.
     incarnations: Vec<u64>,
-    /// Held for their mappings, which the engine's port points into: those of each peer that is or was linked, and our own.
-    peers: Vec<Option<Pair>>,
-    mappings: Arc<Pair>,
     /// By which the peers that read our memory know us.
     mark: Box<u64>,
 }
@@ -264,8 +261,6 @@ impl Endpoint {
             facts,
             door: attached.door,
             incarnations: vec![0; size],
-            peers: attached.peers,
-            mappings: attached.ours,
             mark,
         };
         endpoint.incarnations[rank] = endpoint.door.incarnation();
@@ -397,6 +392,8 @@ impl Endpoint {
     ) -> Result<Request, Error> {
         let to = u32::try_from(to).unwrap_or(u32::MAX);
         loop {
+            // SAFETY: the promise of `buf`'s maker covers each attempt: one that failed has not kept the buffer.
+            let buf = unsafe { buf.again() };
             let started = match mode {
                 // Whoever is in a hurry with a word has tried it.
                 Mode::Standard => self.engine.isend_any(to, context, tag, buf),

@@ -22,14 +22,25 @@
 //! This crate is the thin layer that touches the operating system; every algorithm is in `nemesia_core`.
 
 pub mod bootstrap;
-pub mod cm;
+#[cfg_attr(
+    not(feature = "internals"),
+    allow(dead_code, unreachable_pub, unused_imports, reason = "for `internals`")
+)]
+mod cm;
 mod config;
 mod endpoint;
 mod error;
 mod events;
 mod explain;
-pub mod os;
-pub mod placement;
+#[cfg(feature = "internals")]
+#[doc(hidden)]
+pub mod internals;
+#[cfg_attr(
+    not(feature = "internals"),
+    allow(dead_code, unreachable_pub, unused_imports, reason = "for `internals`")
+)]
+mod os;
+mod placement;
 pub mod regcache;
 mod route;
 pub mod shm;
@@ -48,4 +59,5 @@ pub use nemesia_core::counters::Field;
 pub use nemesia_core::engine::{Failure, Truncation};
 pub use nemesia_core::payload::Segment;
 pub use nemesia_core::shared::layout::LayoutError;
+pub use os::{Bytes, HugePages, SegmentBacking, SegmentOptions, ShmError};
 pub use route::{Explanation, Route};

@@ -11,7 +11,8 @@ use nemesia_core::regcache::{Bucket, Cache, Entry, buckets};
 
 pub use nemesia_core::regcache::{AcquireError, Counts, Held, Limits, Range, Registrar};
 
-use crate::os::mapping::{MappingError, MappingWatch, is_private};
+pub use crate::os::mapping::MappingError;
+use crate::os::mapping::{MappingWatch, is_private};
 use crate::os::numa::page_size;
 pub use crate::os::released::memory_released;
 use crate::os::released::{Listener, REMEMBERED};

@@ -30,6 +30,7 @@ use crate::route::Facts;
 
 pub(crate) use crowd::Crowding;
 pub(crate) use door::{Answer, Door, Newcomer};
+pub(crate) use views::OwnSleep;
 
 /// The port as it runs over mapped segments.
 pub(crate) type Port = ShmPort<'static, Kernel, Vec<Option<Link<'static>>>, Vec<CellRecord>>;
@@ -41,6 +42,8 @@ pub(crate) struct Kernel {
     memories: Vec<Option<RemoteMemory>>,
     /// One a rank; those of peers that are gone are closed.
     connections: Vec<Weak<Connection>>,
+    /// What the port's views point into. Only `views` touches it.
+    mappings: views::Mappings,
 }
 
 impl Host for Kernel {
@@ -82,7 +85,9 @@ impl Host for Kernel {
 
     fn push(&mut self, peer: u32, address: u64, from: &[u8]) -> bool {
         let memory = self.memories.get_mut(peer as usize).and_then(Option::as_mut);
-        memory.is_some_and(|memory| memory.write(address, from).is_ok())
+        // SAFETY: the address is one that the peer's engine has offered for this message: in the buffer of a receive that is posted
+        // there, which is the engine's alone. What a dishonest peer names is in its own memory.
+        memory.is_some_and(|memory| unsafe { memory.write(address, from) }.is_ok())
     }
 }
 
@@ -114,12 +119,11 @@ impl Met {
     }
 }
 
-/// Everything that the transport gave us. The port's views point into the mappings: `port` comes first, so that
-/// it is dropped first, and the views never leave it.
+/// Everything that the transport gave us.
 #[derive(Debug)]
 pub(crate) struct Attached {
     pub(crate) port: Port,
-    pub(crate) sleep: &'static SleepWord,
+    pub(crate) sleep: OwnSleep,
     pub(crate) watch: Watch,
     pub(crate) fence: HeavyFence,
     pub(crate) crowding: Crowding,
@@ -128,9 +132,6 @@ pub(crate) struct Attached {
     pub(crate) notes: Vec<String>,
     /// What the peers know this process by when they read its memory.
     pub(crate) mark: Box<u64>,
-    /// Our own segments, and those of each peer that is linked.
-    pub(crate) ours: Arc<Pair>,
-    pub(crate) peers: Vec<Option<Pair>>,
     pub(crate) door: Door,
     /// The ranks that were gone before this process came.
     pub(crate) gone: Vec<usize>,
@@ -199,13 +200,13 @@ pub(crate) fn attach(config: &Config, exchange: &mut dyn Exchange) -> Result<Att
     let connections = peers.iter().map(connection).collect();
     let readable = readable(config, &peers, &mut notes)?;
     let memories = readable.iter().map(|memory| memory.clone().ok()).collect();
-    let kernel = Kernel { memories, connections };
-    let port = views::port(port_config, &geometry, &ours, &peers, kernel)?;
-    let sleep = views::inbox(&ours.inbox, &geometry)?.sleep;
     let met = peers.iter().zip(readable).map(|(peer, memory)| Some(Met::new(peer.as_ref()?, memory.err())));
     let facts = Facts { expedited, met: met.collect() };
-    let peers = peers.into_iter().map(|peer| peer.map(|peer| peer.pair)).collect();
-    Ok(Attached { port, sleep, watch, fence, crowding, facts, notes, mark, ours, peers, door, gone })
+    let pairs = peers.into_iter().map(|peer| peer.map(|peer| peer.pair)).collect();
+    let kernel = |mappings| Kernel { memories, connections, mappings };
+    let port = views::port(port_config, &geometry, &ours, pairs, kernel)?;
+    let sleep = OwnSleep::new(&ours, &geometry)?;
+    Ok(Attached { port, sleep, watch, fence, crowding, facts, notes, mark, door, gone })
 }
 
 /// The memories that the kernel lets us read, which is tried; or why not.
@@ -296,7 +297,11 @@ mod tests {
         listen();
         let memory = RemoteMemory::new(i32::MAX, crate::os::Mark { address: 4096, value: 1 });
         let memories = (0..1234).map(|_| None).chain([memory]).collect();
-        let mut kernel = Kernel { memories, connections: Vec::new() };
+        let options = crate::os::SegmentOptions::default();
+        let [own, inbox] =
+            ["nemesia-own", "nemesia-inbox"].map(|name| Segment::create(name, 4096, &options).unwrap());
+        let mappings = views::Mappings::of(Arc::new(Pair { own, inbox }));
+        let mut kernel = Kernel { memories, connections: Vec::new(), mappings };
         assert!(kernel.can_pull(1234));
         assert_eq!(kernel.pull(1234, 4096, &mut [0; 8]), Pulled::Refused);
         assert!(!kernel.can_pull(1234) && heard(&["WARN", "single copy refused", "rank=1234"]));

@@ -1,4 +1,4 @@
-//! A memory port over TCP, for machines without an RDMA device: [software placement](crate::placement) over sockets.
+//! A memory port over TCP, for machines without an RDMA device: software placement over sockets.
 //!
 //! Sockets never block. Bulk data go directly from and to user memory; small data leave at once (TCP_NODELAY).
 //! If a peer's process ends, the kernel closes its sockets and the end is noticed; if its machine or network is
@@ -16,7 +16,8 @@ use std::time::Duration;
 
 use nemesia_core::port::memory::{Address, ConnectError, Origin};
 
-use crate::placement::{Options, PlacementPort, Stream, Transport};
+pub use crate::placement::{Options, PlacementPort};
+use crate::placement::{Stream, Transport};
 
 /// A peer is lost after so long without a sign of life.
 pub const SILENCE: Duration = Duration::from_secs(10);

@@ -3,9 +3,8 @@
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use nemesia::placement::Options;
 use nemesia::shm::pipe::{self, Copying};
-use nemesia::tcp;
+use nemesia::tcp::{self, Options};
 use nemesia_core::port::memory::{
     Access, Address, Connection, Event, MemoryPort, Outcome, Private, ReceiveQueue, Source, State, Work,
 };
@@ -55,7 +54,7 @@ fn over_rings() -> Result<pipe::ShmMemoryPort, String> {
 
 fn by_the_kernel() -> Result<pipe::ShmMemoryPort, String> {
     // The child is not an ancestor of ours. Under a strict Yama it could not read our memory without this.
-    nemesia::os::allow_any_reader();
+    pipe::allow_any_reader();
     pipe::listen(Copying::Kernel, &Options::default()).map_err(|error| error.to_string())
 }
 

@@ -2,8 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use nemesia::placement::Options;
-use nemesia::shm::pipe::{Copying, ShmMemoryPort, listen};
+use nemesia::shm::pipe::{Copying, Options, ShmMemoryPort, listen};
 use nemesia_tests::memory_port::{Fabric, run};
 use nemesia_tests::quick;
 

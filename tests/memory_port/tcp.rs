@@ -3,8 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use nemesia::placement::Options;
-use nemesia::tcp::{TcpPort, listen};
+use nemesia::tcp::{Options, TcpPort, listen};
 use nemesia_tests::memory_port::{Fabric, run};
 use nemesia_tests::{quick, skip};
 

@@ -11,8 +11,9 @@ use std::process::Command;
 use std::ptr;
 use std::sync::{Mutex, OnceLock, PoisonError, mpsc};
 
-use nemesia::os::mapping::MappingError;
-use nemesia::regcache::{Held, Range, Registrar, RegistrationCache, Size, Telling, memory_released};
+use nemesia::regcache::{
+    Held, MappingError, Range, Registrar, RegistrationCache, Size, Telling, memory_released,
+};
 use nemesia_tests::skip;
 use snapshot::{PAGE, Snapshot, TestCache, map_with, place, seen, touch, unmap};
 

@@ -8,6 +8,7 @@
 //! |---|---|
 //! | [`length`] | functions of at most 70 lines, files of at most 600 |
 //! | [`layers`] | dependencies run one way: `core` <- `sys` <- `ffi` |
+//! | [`api`] | what the package `nemesia` makes public is for users |
 //! | [`forbid`] | `forbid(unsafe_code)` in every module of `core` but a short list |
 //! | [`doors`] | atomics, cells and spinning only through `core/src/sync.rs`; no `std`, no `alloc` |
 //! | [`edges`] | every Release has an Acquire of the same name |
@@ -15,6 +16,7 @@
 //! | [`top_level`] | what the top of the repository may hold |
 //! | [`readme`] | the commands of the README exist, and CI runs what the README says |
 
+mod api;
 mod doors;
 mod edges;
 mod forbid;
@@ -41,6 +43,11 @@ fn files_are_at_most_600_lines() {
 #[test]
 fn dependencies_run_one_way() {
     assert_none(&layers::check(&layers::metadata()));
+}
+
+#[test]
+fn what_is_no_interface_for_users_is_private() {
+    assert_none(&api::check(&tree()));
 }
 
 #[test]

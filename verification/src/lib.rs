@@ -1,5 +1,5 @@
 //! The parts of this package that other tests use: the simulated RDMA fabric, and storage in vectors.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 pub mod rdma;
 #[path = "sim/rng.rs"]

@@ -7,7 +7,7 @@
 //! the
 //! facts allow: parts out of order, reads after later writes, completions of one connection long after
 //! another's.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 use std::cell::RefCell;
 use std::rc::Rc;

@@ -71,7 +71,7 @@ impl Handlers for () {
 }
 
 /// A message on its way out.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(super) struct Outgoing {
     pub(super) handler: u16,
     pub(super) header: SendBuf,
@@ -81,6 +81,12 @@ pub(super) struct Outgoing {
 }
 
 impl Outgoing {
+    /// As [`SendBuf::alias`], of both.
+    pub(super) const fn alias(&self) -> Self {
+        let Self { handler, sent, .. } = *self;
+        Self { handler, header: self.header.alias(), payload: self.payload.alias(), sent }
+    }
+
     fn len(&self) -> usize {
         self.header.len() + self.payload.len()
     }
@@ -191,7 +197,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         } else {
             let sent = message.sent.saturating_add(self.port.packet_bytes()).min(message.len());
             if sent < message.len() {
-                self.requests.get_mut(index).0 = State::Active(Outgoing { sent, ..*message });
+                self.requests.get_mut(index).0 = State::Active(Outgoing { sent, ..message.alias() });
                 return Ok(true);
             }
         }

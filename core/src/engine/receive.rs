@@ -527,7 +527,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         if let Some(receive) = self.take_posted(me, &envelope) {
             let mut buf = self.take_buffer(receive);
             let fits = buf.len().min(len);
-            let mut from = Gather::new(message.buf);
+            let mut from = Gather::new(message.buf.alias());
             buf.each(0, fits, |done, to| from.read(done, to));
             self.complete(receive, outcome(me, message.tag, len as u64, buf.len()));
             self.count_own(len);
@@ -536,7 +536,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
             return true;
         }
         if !message.synchronous && len <= self.eager_bytes && self.ledger.try_reserve(cost(len)) {
-            let mut from = Gather::new(message.buf);
+            let mut from = Gather::new(message.buf.alias());
             let read = |at: usize, to: &mut [u8]| from.read(at, to);
             let stored = self.store.insert(me, &envelope, len, read);
             debug_assert!(stored.is_some(), "room was reserved");
@@ -557,7 +557,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         self.count_own(len);
         self.count_stored(me, RTS_BYTES);
         self.dequeue(me, Queue::Pending, index);
-        self.requests.get_mut(index).0 = State::Offered { to: me, message: *message };
+        self.requests.get_mut(index).0 = State::Offered { to: me, message: message.alias() };
         self.enqueue(me, Queue::Offered, index);
         true
     }
@@ -567,7 +567,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         let me = self.rank;
         if let Some((index, message)) = self.offered(me, rts.sender) {
             let fits = buf.len().min(message.buf.len());
-            let mut from = Gather::new(message.buf);
+            let mut from = Gather::new(message.buf.alias());
             buf.each(0, fits, |done, to| from.read(done, to));
             self.dequeue(me, Queue::Offered, index);
             self.complete_send(me, index);

@@ -173,7 +173,7 @@ impl Request {
 }
 
 /// A message to send.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(super) struct Message {
     pub(super) context: u16,
     pub(super) tag: u64,
@@ -183,6 +183,12 @@ pub(super) struct Message {
 }
 
 impl Message {
+    /// As [`SendBuf::alias`], of the whole.
+    pub(super) const fn alias(&self) -> Self {
+        let Self { context, tag, synchronous, .. } = *self;
+        Self { context, tag, buf: self.buf.alias(), synchronous }
+    }
+
     pub(super) fn envelope(&self, kind: Kind) -> Envelope {
         Envelope { kind, context: self.context, tag: self.tag, total: self.buf.len() as u64 }
     }

@@ -211,7 +211,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     fn leave(&mut self, to: PeerId, index: u32) -> Result<bool, PeerFault> {
         match &self.requests.get(index).0 {
             State::Active(message) => {
-                let message = *message;
+                let message = message.alias();
                 self.leave_active(to, index, &message)
             }
             State::Fence => {

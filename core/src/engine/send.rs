@@ -67,7 +67,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
             return false;
         }
         let envelope = Envelope { kind: Kind::Eager, context, tag, total: list.len() as u64 };
-        let sent = self.port.send_list(to, &envelope, &mut Gather::new(*list), 0);
+        let sent = self.port.send_list(to, &envelope, &mut Gather::new(list.alias()), 0);
         self.sent_now(to, list.len(), sent)
     }
 
@@ -182,9 +182,10 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
 
     fn start_send(&mut self, to: PeerId, message: Message) -> Result<RequestId, StartError> {
         self.check_destination(to)?;
+        let len = message.buf.len();
         let index = self.start(State::Sending { message })?;
         let id = self.id(index);
-        self.trace.enter("start_send", message.buf.len() as u64);
+        self.trace.enter("start_send", len as u64);
         self.enqueue(to, Queue::Pending, index);
         self.work_for(to);
         self.trace.leave(true);
@@ -197,7 +198,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
 
     /// Sends a pending message, or announces it. False when there is no room or no credit.
     pub(super) fn send_pending(&mut self, to: PeerId, index: u32) -> Result<bool, PeerFault> {
-        let State::Sending { message } = self.requests.get(index).0 else { return Ok(false) };
+        let State::Sending { message } = &self.requests.get(index).0 else { return Ok(false) };
+        let message = message.alias();
         if to == self.rank {
             return Ok(self.send_to_self(index, &message));
         }
@@ -206,7 +208,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         if !message.synchronous && len <= self.eager_bytes {
             if self.has_credit(to, units) {
                 let envelope = message.envelope(Kind::Eager);
-                let sent = send_part(&mut self.port, to, &envelope, &mut Gather::new(message.buf), 0)?;
+                let sent =
+                    send_part(&mut self.port, to, &envelope, &mut Gather::new(message.buf.alias()), 0)?;
                 if sent {
                     self.sent_now(to, len, Ok(true));
                     self.peer(to).tally.is_held = false;

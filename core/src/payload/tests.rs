@@ -6,7 +6,7 @@ use std::vec::Vec;
 use std::cell::Cell;
 use std::thread_local;
 
-use super::{Gather, RecvBuf, Scatter, Segment, SendBuf};
+use super::{Bounce, Exposed, Gather, RecvBuf, Scatter, Segment, SendBuf};
 use crate::shared::tests::Rng;
 
 thread_local! {
@@ -155,4 +155,32 @@ fn lists_that_no_memory_has_are_refused() {
         assert!(RecvBuf::from_list([half, half, half, half].as_ptr(), 4).is_none());
         assert!(RecvBuf::from_list([nowhere].as_ptr(), 1).is_none());
     }
+}
+
+/// Threads may use exposed memory at any time: what fills it, or is made of it, has bytes of its own.
+#[test]
+fn exposed_memory_is_only_copied() {
+    let mut bytes: [u8; 3000] = core::array::from_fn(|at| at as u8);
+    let range = bytes.as_mut_ptr_range();
+    // SAFETY: the array outlives the descriptor, and no reference to it is used meanwhile.
+    let mut memory = unsafe { Exposed::from_raw(range.start, 3000) };
+    let is_within = |part: &[u8]| range.contains(&part.as_ptr().cast_mut());
+    let mut bounce = Bounce::new();
+    let view = memory.view(10, 2500, &mut bounce);
+    assert!(!is_within(view) && view.len() == 2500 && view[..3] == [10, 11, 12]);
+    for (at, len) in [(1, 8), (0, 64), (3, 65), (0, 3000)] {
+        let mut filled = 0;
+        assert!(memory.fill(at, len, |from, part| {
+            assert!(from == filled && !is_within(part));
+            part.iter_mut().zip(from..).for_each(|(byte, at)| *byte = !(at as u8));
+            filled += part.len();
+        }));
+        let mut to = std::vec![0; len];
+        assert!(filled == len && memory.read(at, &mut to));
+        assert!(to.iter().zip(0..).all(|(byte, at)| *byte == !(at as u8)));
+    }
+    assert!(
+        !memory.fill(2999, 2, |_, _| unreachable!()) && !memory.fill(usize::MAX, 2, |_, _| unreachable!())
+    );
+    assert_eq!(memory.view(2990, 100, &mut bounce).len(), 10);
 }

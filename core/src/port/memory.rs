@@ -38,7 +38,6 @@
 //!   responder leave that out).
 //! - That atomic operations exclude those of the processor, or of another port ([`Facts::atomics_exclude_processor`]).
 //! - A connection from one port to itself.
-#![forbid(unsafe_code)]
 
 use core::time::Duration;
 
@@ -96,6 +95,11 @@ impl Access {
     /// Whether the rights go together: who lets peers write must let the port write.
     pub const fn is_consistent(self) -> bool {
         self.local_write || !(self.remote_write || self.remote_atomic)
+    }
+
+    /// Whether this memory can be registered with these rights: they go together, and write nothing that was lent to be read only.
+    pub const fn fits(self, memory: &Lent) -> bool {
+        self.is_consistent() && (memory.is_writable() || !self.local_write)
     }
 
     /// Whether peers may do anything at all.
@@ -298,7 +302,20 @@ pub struct Offer {
 ///
 /// Time is what the caller says: since a start of its own, never going back. One thread at a time. Dropping a port closes
 /// all connections, and from then on nothing uses the memory that was lent to it.
-pub trait MemoryPort {
+///
+/// # Safety
+/// The owner of lent memory uses it again, and frees it, on this port's word. So an implementation has to keep, whatever peers
+/// and callers do (unless a port is leaked: then its memory stays lent):
+/// - It uses no memory but that which was lent to it ([`MemoryPort::register`]), and of that only ranges that are within one
+///   region: reads it for work requests and for peers that have the key, and writes it only if [`Access::fits`], and the
+///   region's rights say so, or the peer's.
+/// - After [`MemoryPort::deregister`] has returned `Ok`, and after the port is dropped, neither it nor a device or another
+///   process on its behalf uses the memory.
+/// - After a work request's completion was polled it uses the local parts no more on that request's behalf, and before a
+///   receive's completion all that it reports is written.
+/// - It makes no reference to the memory.
+#[allow(unsafe_code, reason = "the trait has obligations; nothing unsafe is done here")]
+pub unsafe trait MemoryPort {
     /// What this fabric can do; it does not change.
     fn facts(&self) -> &Facts;
 

@@ -115,6 +115,29 @@ impl<'a> ByteWriter<'a> {
         Ok(count)
     }
 
+    /// As [`ByteWriter::write`], of `len` bytes that threads of this process may use meanwhile: no reference to them is made.
+    ///
+    /// # Errors
+    /// As [`ByteWriter::room`].
+    ///
+    /// # Safety
+    /// The bytes are initialised and mapped readable, and no part of the ring.
+    #[cfg(not(nemesia_loom))]
+    pub unsafe fn write_from(&mut self, from: *const u8, len: usize) -> Result<usize, RingFault> {
+        let count = self.room(len)?.min(len);
+        if count > 0 {
+            let (at, first) = self.ring.split(self.written, count);
+            let bytes = &self.ring.bytes;
+            // SAFETY: parts of the caller's bytes, of which it promises the rest.
+            let fits = unsafe {
+                bytes.write_from(at, from, first) && bytes.write_from(0, from.add(first), count - first)
+            };
+            debug_assert!(fits);
+            self.publish(count as u64);
+        }
+        Ok(count)
+    }
+
     fn publish(&mut self, count: u64) {
         self.written += count;
         self.ring.written.store_release(self.written, Edge::RingPublish);
@@ -159,6 +182,28 @@ impl<'a> ByteReader<'a> {
         let count = self.available(to.len())?.min(to.len());
         if count > 0 {
             self.ring.get(self.read, &mut to[..count]);
+            self.release(count as u64);
+        }
+        Ok(count)
+    }
+
+    /// As [`ByteReader::read`], to `len` bytes that threads of this process may use meanwhile: no reference to them is made.
+    ///
+    /// # Errors
+    /// As [`ByteReader::available`].
+    ///
+    /// # Safety
+    /// The bytes are mapped writable, and may be written; they are no part of the ring.
+    #[cfg(not(nemesia_loom))]
+    pub unsafe fn read_into(&mut self, to: *mut u8, len: usize) -> Result<usize, RingFault> {
+        let count = self.available(len)?.min(len);
+        if count > 0 {
+            let (at, first) = self.ring.split(self.read, count);
+            let bytes = self.ring.bytes.as_read();
+            // SAFETY: parts of the caller's bytes, of which it promises the rest.
+            let fits =
+                unsafe { bytes.read_into(at, to, first) && bytes.read_into(0, to.add(first), count - first) };
+            debug_assert!(fits);
             self.release(count as u64);
         }
         Ok(count)

@@ -44,9 +44,11 @@ impl<'a> Window<'a> {
         self.key.load_relaxed() == key
     }
 
-    /// Says under which key the region is exposed; 0 conceals it. For its owner.
+    /// Says under which key the region is exposed; 0 conceals it. For its owner: a window that can only be read stays as it is.
     pub fn set_key(&self, key: u64) {
-        self.key.store_relaxed(key);
+        if self.writable {
+            self.key.store_relaxed(key);
+        }
     }
 
     /// Copies bytes into the region. False, with nothing copied, when they do not all fit, or it can only be read.

@@ -13,6 +13,8 @@
 //! store fence, before it returns, so that whatever is published afterwards by any [`Edge`](super::Edge) finds them done. The
 //! blunder `Undrained` of the models leaves that out.
 
+use super::opaque;
+
 /// Bytes that are moved in one step, and that change hands: a line.
 const LINE: usize = 64;
 /// Bytes whose lines are taken before they are copied to: they have to stay in the first-level cache.
@@ -33,14 +35,14 @@ pub(super) unsafe fn take(to: *mut u8, len: usize) {
 /// Copies `len` bytes to lines that another core is likely to have.
 ///
 /// # Safety
-/// As for `core::ptr::copy_nonoverlapping`; what others may do to the bytes meanwhile is as for it.
+/// As for [`opaque::copy`].
 pub(super) unsafe fn taking(from: *const u8, to: *mut u8, len: usize) {
     for done in (0..len).step_by(TAKEN) {
         let part = TAKEN.min(len - done);
         // SAFETY: a part of both ranges.
         unsafe {
             take(to.add(done), part);
-            core::ptr::copy_nonoverlapping(from.add(done), to.add(done), part);
+            opaque::copy(from.add(done), to.add(done), part);
         }
     }
 }
@@ -48,48 +50,60 @@ pub(super) unsafe fn taking(from: *const u8, to: *mut u8, len: usize) {
 /// Copies `len` bytes past the caches, where the processor can; elsewhere as any copy. For what is not read again soon.
 ///
 /// # Safety
-/// As for `core::ptr::copy_nonoverlapping`; what others may do to the bytes meanwhile is as for it.
+/// As for [`opaque::copy`].
 #[cfg(target_arch = "x86_64")]
 pub(super) unsafe fn past_caches(from: *const u8, to: *mut u8, len: usize) {
     let head = to.align_offset(LINE).min(len);
     let lines = (len - head) / LINE;
     let done = head + lines * LINE;
     // SAFETY: the first bytes of both ranges.
-    unsafe { core::ptr::copy_nonoverlapping(from, to, head) };
+    unsafe { opaque::copy(from, to, head) };
     // SAFETY: whole lines that follow in both ranges; there `to` is at a multiple of the line.
     unsafe { stream(from.add(head), to.add(head), lines) };
     // SAFETY: what is left of both ranges.
-    unsafe { core::ptr::copy_nonoverlapping(from.add(done), to.add(done), len - done) };
+    unsafe { opaque::copy(from.add(done), to.add(done), len - done) };
     // SAFETY: every processor of this kind has the instruction. The stores of this thread before are done before those after.
     unsafe { core::arch::x86_64::_mm_sfence() };
 }
 
+/// In assembly, so that the compiler knows nothing of the loads: see [`opaque`](mod@opaque).
+///
 /// # Safety
 /// So many lines can be read at `from`, and written at `to`, which is at a multiple of the line; they do not overlap.
 #[cfg(target_arch = "x86_64")]
 unsafe fn stream(from: *const u8, to: *mut u8, lines: usize) {
-    use core::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_stream_si128};
-    /// Registers in a line.
-    const WORDS: usize = LINE / size_of::<__m128i>();
-    let (mut from, mut to) = (from.cast::<__m128i>(), to.cast::<__m128i>());
-    for _ in 0..lines {
-        for at in 0..WORDS {
-            // SAFETY: in the line at both, and aligned at `to`; every processor of this kind has the instructions.
-            unsafe { _mm_stream_si128(to.add(at), _mm_loadu_si128(from.add(at))) };
+    for at in (0..lines).map(|line| line * LINE) {
+        // SAFETY: in the line at both, and aligned at `to`; every processor of this kind has the instructions.
+        unsafe {
+            core::arch::asm!(
+                "movdqu {a}, [{from}]",
+                "movdqu {b}, [{from} + 16]",
+                "movdqu {c}, [{from} + 32]",
+                "movdqu {d}, [{from} + 48]",
+                "movntdq [{to}], {a}",
+                "movntdq [{to} + 16], {b}",
+                "movntdq [{to} + 32], {c}",
+                "movntdq [{to} + 48], {d}",
+                from = in(reg) from.add(at),
+                to = in(reg) to.add(at),
+                a = out(xmm_reg) _,
+                b = out(xmm_reg) _,
+                c = out(xmm_reg) _,
+                d = out(xmm_reg) _,
+                options(nostack, preserves_flags),
+            );
         }
-        // SAFETY: at most the end of the lines.
-        (from, to) = unsafe { (from.add(WORDS), to.add(WORDS)) };
     }
 }
 
 /// As any copy: nothing better is known here.
 ///
 /// # Safety
-/// As for `core::ptr::copy_nonoverlapping`.
+/// As for [`opaque::copy`].
 #[cfg(not(target_arch = "x86_64"))]
 pub(super) unsafe fn past_caches(from: *const u8, to: *mut u8, len: usize) {
     // SAFETY: the caller's promise.
-    unsafe { core::ptr::copy_nonoverlapping(from, to, len) };
+    unsafe { opaque::copy(from, to, len) };
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use core::marker::PhantomData;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use super::copy;
+use super::{copy, opaque};
 
 /// Eight bytes of payload that another process may see or write.
 ///
@@ -82,9 +82,21 @@ impl<'a> Payload<'a> {
     pub fn read(&self, at: usize, to: &mut [u8]) -> bool {
         let Some(from) = self.slice(at, to.len()) else { return false };
         // SAFETY: `from` is in view and mapped (constructor); `to` is exclusive and private, so they do not
-        // overlap. A peer that writes meanwhile changes which bytes are copied and nothing else: the copy
-        // is opaque to the compiler's reasoning about shared memory, as no reference to it exists.
-        unsafe { core::ptr::copy_nonoverlapping(from.base.as_ptr(), to.as_mut_ptr(), to.len()) };
+        // overlap. A peer that writes meanwhile changes which bytes are copied and nothing else (`opaque`).
+        unsafe { opaque::copy(from.base.as_ptr(), to.as_mut_ptr(), to.len()) };
+        true
+    }
+
+    /// As [`Payload::read`], to memory that threads of this process may use meanwhile, so that no reference to it may be made.
+    ///
+    /// # Safety
+    /// `len` bytes at `to` are mapped writable, and may be written; they are no part of this view.
+    #[inline]
+    #[must_use]
+    pub unsafe fn read_into(&self, at: usize, to: *mut u8, len: usize) -> bool {
+        let Some(from) = self.slice(at, len) else { return false };
+        // SAFETY: `from` is in view and mapped (constructor); of `to`, the caller's promise.
+        unsafe { opaque::copy(from.base.as_ptr(), to, len) };
         true
     }
 
@@ -141,7 +153,20 @@ impl<'a> PayloadMut<'a> {
         // SAFETY: `to` is in view and mapped writable (constructor), and no reference to it exists; `from` is
         // private, so they do not overlap. A peer that reads meanwhile sees torn bytes, which the edges
         // forbid an honest peer to do.
-        unsafe { core::ptr::copy_nonoverlapping(from.as_ptr(), to.base.as_ptr(), from.len()) };
+        unsafe { opaque::copy(from.as_ptr(), to.base.as_ptr(), from.len()) };
+        true
+    }
+
+    /// As [`PayloadMut::write`], from memory that threads of this process may use meanwhile, so that no reference to it may be made.
+    ///
+    /// # Safety
+    /// `len` bytes at `from` are initialised and mapped readable; they are no part of this view.
+    #[inline]
+    #[must_use]
+    pub unsafe fn write_from(&self, at: usize, from: *const u8, len: usize) -> bool {
+        let Some(to) = self.0.slice(at, len) else { return false };
+        // SAFETY: as for `write`; of `from`, the caller's promise.
+        unsafe { opaque::copy(from, to.base.as_ptr(), len) };
         true
     }
 

@@ -182,7 +182,8 @@ pub enum Bootstrap {
 
 impl Bootstrap {
     /// Finds the launcher in the environment (PMI_FD, PMI_RANK, PMI_SIZE) and connects to it, with
-    /// [`DEFAULT_DEADLINE`]. It succeeds once in a process: the connection cannot be shared.
+    /// [`DEFAULT_DEADLINE`]. It succeeds once in a process: the connection cannot be shared. The descriptor that
+    /// PMI_FD names is duplicated, marked close-on-exec, and never closed.
     ///
     /// # Errors
     /// The variables contradict each other, a launcher without PMI-1 started several processes, or the launcher
@@ -192,14 +193,8 @@ impl Bootstrap {
     }
 
     /// The same, with the environment as a function from a variable's name to its value, and with the
-    /// deadline that each request gets.
-    ///
-    /// If all three variables are set, the descriptor that PMI_FD names becomes this object's own: nothing
-    /// else in the process may use or close it.
-    ///
-    /// # Errors
-    /// See [`Bootstrap::from_env`].
-    pub fn from_lookup(
+    /// deadline that each request gets. Programs that have the socket itself use [`PmiClient::connect`].
+    fn from_lookup(
         lookup: impl Fn(&str) -> Option<OsString>,
         deadline: Duration,
     ) -> Result<Self, BootstrapError> {

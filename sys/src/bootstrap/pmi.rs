@@ -6,14 +6,14 @@ use super::wire::{self, LineBuffer, Reply, Request, excerpt};
 use super::{Exchange, poll};
 use std::io;
 use std::num::NonZeroU64;
-use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// The version of the protocol that this client speaks.
 const VERSION: (u32, u32) = (1, 1);
 
-/// Descriptors that [`open_inherited`] has taken. Each may have one owner in this process.
+/// Descriptors that [`open_inherited`] has duplicated. Each may have one user in this process.
 static OPENED: Mutex<Vec<RawFd>> = Mutex::new(Vec::new());
 
 /// Whether the connection can be used.
@@ -32,14 +32,17 @@ struct Maxes {
     value: usize,
 }
 
-/// A connection to a launcher that speaks PMI-1. It owns the socket. [`Exchange::finalize`] or a drop closes
-/// the socket; most launchers treat the latter as an abnormal end.
+/// A connection to a launcher that speaks PMI-1. It owns its descriptor of the socket. The connection
+/// ends with [`Exchange::finalize`] or when this value is dropped; most launchers treat the latter as an abnormal
+/// end. In a child of `fork` a drop only closes the child's descriptor.
 ///
 /// It may move to another thread, but one thread at a time uses it. Every request waits for the launcher's
 /// answer, at most for the deadline.
 #[derive(Debug)]
 pub struct PmiClient {
     socket: Option<OwnedFd>,
+    /// The process whose connection this is, once the launcher has answered as one.
+    process: Option<u32>,
     lines: LineBuffer,
     rank: usize,
     size: usize,
@@ -69,6 +72,7 @@ impl PmiClient {
         }
         let mut client = Self {
             socket: Some(socket),
+            process: None,
             lines: LineBuffer::default(),
             rank,
             size,
@@ -79,6 +83,7 @@ impl PmiClient {
             incarnation: None,
         };
         client.greet()?;
+        client.process = Some(std::process::id());
         Ok(client)
     }
 
@@ -149,6 +154,15 @@ impl PmiClient {
                 Ok(())
             }
             _ => Err(self.unexpected(during, &line)),
+        }
+    }
+
+    /// Ends the connection, whoever else has a descriptor of it: the one that PMI_FD names stays open. Not before the launcher
+    /// has answered, because until then the socket may be anything; and not for the parent of a forked child.
+    fn hang_up(&mut self) {
+        let Some(socket) = self.socket.take() else { return };
+        if self.process == Some(std::process::id()) {
+            poll::shut_down(socket.as_fd());
         }
     }
 
@@ -275,6 +289,12 @@ impl PmiClient {
     }
 }
 
+impl Drop for PmiClient {
+    fn drop(&mut self) {
+        self.hang_up();
+    }
+}
+
 impl Exchange for PmiClient {
     fn rank(&self) -> usize {
         self.rank
@@ -372,7 +392,7 @@ impl Exchange for PmiClient {
         match self.reply(during, &line)? {
             Reply::FinalizeAck { code: 0 } => {
                 self.state = State::Finalized;
-                self.socket = None;
+                self.hang_up();
                 Ok(())
             }
             Reply::FinalizeAck { code } => {
@@ -411,33 +431,28 @@ fn check_value(value: &str, limit: usize) -> Result<(), BootstrapError> {
     Err(BootstrapError::Unencodable { what: "value", text: excerpt(value), limit, without: "no space" })
 }
 
-/// Takes the socket that a launcher announced as PMI_FD: checks its kind, makes this process its owner, and
-/// hides it from programs that this process starts.
+/// Duplicates the socket that a launcher announced as PMI_FD, checks its kind, and hides it from programs that
+/// this process starts. The number comes from the environment, so it may name a descriptor of other code in this
+/// process: the descriptor itself is therefore never closed, nor given away.
 pub(super) fn open_inherited(fd: RawFd) -> Result<OwnedFd, BootstrapError> {
     let bad = |reason: String| BootstrapError::BadDescriptor { fd, reason };
     if fd <= libc::STDERR_FILENO {
         return Err(bad("is a standard stream".to_owned()));
     }
     let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
-    let taken = opened.contains(&fd);
-    let mut status = std::mem::MaybeUninit::<libc::stat>::uninit();
-    // SAFETY: `status` is valid for writes of one `stat`; a descriptor that is not open is an error (EBADF).
-    if unsafe { libc::fstat(fd, status.as_mut_ptr()) } != 0 {
+    // SAFETY: takes numbers and touches no memory of this process; a descriptor that is not open is an error (EBADF).
+    let ours = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, libc::STDERR_FILENO + 1) };
+    if ours < 0 {
         let error = io::Error::last_os_error();
-        return Err(if taken {
-            BootstrapError::AlreadyOpened { fd }
-        } else {
-            bad(format!("is not open ({error})"))
-        });
+        return Err(bad(match error.raw_os_error() {
+            Some(libc::EBADF) => format!("is not open ({error})"),
+            _ => format!("cannot be duplicated ({error})"),
+        }));
     }
-    // SAFETY: fstat succeeded, so it has written the whole structure.
-    let mode = unsafe { status.assume_init() }.st_mode;
-    if mode & libc::S_IFMT != libc::S_IFSOCK {
-        // A pipe carries bytes one way only, so it cannot carry requests and answers. Nor is it the descriptor
-        // that was taken before under this number and has been closed since.
-        return Err(bad("is not a socket".to_owned()));
-    }
-    if taken {
+    // SAFETY: the kernel has just opened it for this call.
+    let ours = unsafe { OwnedFd::from_raw_fd(ours) };
+    check_socket(&ours).map_err(bad)?;
+    if opened.contains(&fd) {
         return Err(BootstrapError::AlreadyOpened { fd });
     }
     // SAFETY: F_SETFD takes an int and touches no memory of this process.
@@ -445,7 +460,30 @@ pub(super) fn open_inherited(fd: RawFd) -> Result<OwnedFd, BootstrapError> {
         return Err(bad(format!("cannot be marked close-on-exec ({})", io::Error::last_os_error())));
     }
     opened.push(fd);
-    // SAFETY: `fd` is open (fstat). The launcher opened it for the PMI client of this process and announced it
-    // in PMI_FD, so no other code here owns it; `OPENED` keeps this client from taking it twice.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    Ok(ours)
+}
+
+/// Checks that a descriptor is a connected stream socket; else says what is wrong. A pipe carries bytes one way only, so that it
+/// cannot carry questions and answers.
+fn check_socket(socket: &OwnedFd) -> Result<(), String> {
+    let (mut kind, mut len) = (0_i32, size_of::<i32>() as libc::socklen_t);
+    let fd = socket.as_raw_fd();
+    // SAFETY: `kind` has as many bytes as `len` says, and both outlive the call.
+    let got = unsafe {
+        libc::getsockopt(fd, libc::SOL_SOCKET, libc::SO_TYPE, (&raw mut kind).cast(), &raw mut len)
+    };
+    if got != 0 {
+        return Err("is not a socket".to_owned());
+    }
+    if kind != libc::SOCK_STREAM {
+        return Err("is a socket for packets, not for a stream".to_owned());
+    }
+    // SAFETY: zeros are a value of every field.
+    let mut name: libc::sockaddr_storage = unsafe { std::mem::zeroed() };
+    let mut len = size_of_val(&name) as libc::socklen_t;
+    // SAFETY: `name` has as many bytes as `len` says, and both outlive the call.
+    if unsafe { libc::getpeername(fd, (&raw mut name).cast(), &raw mut len) } != 0 {
+        return Err(format!("is not a connected socket ({})", io::Error::last_os_error()));
+    }
+    Ok(())
 }

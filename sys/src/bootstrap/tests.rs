@@ -11,6 +11,8 @@ use std::os::unix::net::UnixStream;
 use std::thread;
 use std::time::Instant;
 
+mod descriptor;
+
 const LONG: Duration = Duration::from_secs(300);
 /// The role of this test program when a launcher has started it.
 const ROLE: &str = "NEMESIA_TEST_ROLE";
@@ -78,45 +80,6 @@ fn another_launcher_never_becomes_silent_worlds_of_one() {
         let message = message_of(pairs);
         assert!(message.contains(name) && message.contains("mpiexec.hydra"), "{message}");
     }
-}
-
-#[test]
-fn a_descriptor_that_is_no_socket_is_refused() {
-    let file = std::fs::File::open("/dev/null").unwrap();
-    let error = pmi::open_inherited(file.as_raw_fd()).unwrap_err();
-    assert!(error.to_string().contains("is not a socket"), "{error}");
-}
-
-/// A descriptor number that was a launcher's socket, was closed, and is reused, is judged by its present kind.
-#[test]
-fn a_number_that_was_taken_once_does_not_hide_what_it_is_now() {
-    // Out of the range of other tests, which open and close descriptors all the time.
-    let high = |file: std::os::fd::RawFd| {
-        // SAFETY: takes numbers and touches no memory of this process.
-        let fd = unsafe { libc::fcntl(file, libc::F_DUPFD_CLOEXEC, 700) };
-        assert!(fd >= 700, "{}", std::io::Error::last_os_error());
-        fd
-    };
-    let (ours, theirs) = UnixStream::pair().unwrap();
-    let fd = high(theirs.as_raw_fd());
-    drop(pmi::open_inherited(fd).unwrap());
-    assert!(matches!(pmi::open_inherited(fd), Err(BootstrapError::AlreadyOpened { .. })), "it is closed");
-    let file = std::fs::File::open("/dev/null").unwrap();
-    assert_eq!(high(file.as_raw_fd()), fd);
-    let error = pmi::open_inherited(fd).unwrap_err();
-    assert!(error.to_string().contains("is not a socket"), "{error}");
-    // SAFETY: this test made it, and nothing else owns it.
-    let owned: OwnedFd = unsafe { std::os::fd::FromRawFd::from_raw_fd(fd) };
-    drop((ours, owned));
-}
-
-#[test]
-fn a_descriptor_has_one_owner() {
-    let (ours, theirs) = UnixStream::pair().unwrap();
-    let fd = std::os::fd::IntoRawFd::into_raw_fd(theirs);
-    let owned = pmi::open_inherited(fd).unwrap();
-    assert!(matches!(pmi::open_inherited(fd), Err(BootstrapError::AlreadyOpened { .. })));
-    drop((ours, owned));
 }
 
 /// A server in a thread, and the sockets of its clients.

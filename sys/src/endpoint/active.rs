@@ -237,6 +237,8 @@ impl Endpoint {
         // SAFETY: the caller's promise.
         let payload = unsafe { SendBuf::from_raw(payload.cast(), payload.len()) };
         loop {
+            // SAFETY: the caller's promise covers each attempt: one that failed has not kept the buffer.
+            let (header, payload) = unsafe { (header.again(), payload.again()) };
             match self.engine.send_active(to, handler, header, payload) {
                 Ok(id) => return Ok(Request(id)),
                 Err(error) => self.make_room(error)?,

@@ -115,7 +115,7 @@ impl Endpoint {
     fn connect(&mut self, newcomer: Newcomer) -> Result<Arc<crate::os::Connection>, Error> {
         let (rank, incarnation) = (newcomer.rank, newcomer.incarnation);
         let (port, watch) = (self.engine.port_mut(), &mut self.waiter.watch);
-        let (connection, met) = newcomer.enter(port, watch, &mut self.peers[rank])?;
+        let (connection, met) = newcomer.enter(port, watch)?;
         self.facts.expedited &= met.expedited;
         self.facts.met[rank] = Some(met);
         self.incarnations[rank] = incarnation;

@@ -257,6 +257,8 @@ impl Endpoint {
             buf = unsafe { SendBuf::from_raw(base, 0) };
         }
         loop {
+            // SAFETY: the caller's promise covers each attempt: one that failed has not kept the buffer.
+            let buf = unsafe { buf.again() };
             match self.engine.put(&Target { key: &key.0, offset }, buf, notify) {
                 Ok(id) => return Ok(Request(id)),
                 Err(error) => self.make_remote_room(key, error)?,
@@ -314,6 +316,8 @@ impl Endpoint {
             return Ok(Request(RequestId::SENT));
         }
         loop {
+            // SAFETY: the caller's promise covers each attempt: one that failed has not kept the buffer.
+            let buf = unsafe { buf.again() };
             match self.engine.accumulate(&Target { key: &key.0, offset }, datatype, reduction, buf) {
                 Ok(id) => return Ok(Request(id)),
                 Err(error) => self.make_remote_room(key, error)?,
@@ -378,6 +382,8 @@ impl Endpoint {
         }
         loop {
             let target = Target { key: &key.0, offset };
+            // SAFETY: the caller's promise covers each attempt: one that failed has not kept the buffer.
+            let from = unsafe { from.again() };
             match self.engine.fetch_accumulate(&target, datatype, reduction, from, &mut into) {
                 Ok(id) => return Ok(Request(id)),
                 Err(error) => self.make_remote_room(key, error)?,

@@ -15,7 +15,6 @@ mod look;
 mod nap;
 mod pace;
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nemesia_core::engine::{Bypass, Progress};
@@ -493,8 +492,7 @@ impl Endpoint {
             self.waiter.rise();
             return None;
         }
-        let (mappings, longest) = (Arc::clone(&self.mappings), self.longest_sleep(wait));
-        Some(Nap::new(self.waiter.sleep, mappings, sequence, longest))
+        Some(Nap::new(self.waiter.sleep.clone(), sequence, self.longest_sleep(wait)))
     }
 
     /// Until the peers' lives are to be looked at again, or the wait ends.

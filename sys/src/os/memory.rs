@@ -87,11 +87,27 @@ impl RemoteMemory {
         self.transfer(address, part(to.as_mut_ptr(), to.len()), libc::process_vm_readv)
     }
 
+    /// As [`RemoteMemory::read`], to `len` bytes that threads of this process may use meanwhile: no reference to them is made.
+    ///
+    /// # Errors
+    /// See [`CopyError`].
+    ///
+    /// # Safety
+    /// The bytes are mapped writable, and may be written.
+    pub unsafe fn read_into(&mut self, address: u64, to: *mut u8, len: usize) -> Result<(), CopyError> {
+        self.check()?;
+        self.transfer(address, part(to, len), libc::process_vm_readv)
+    }
+
     /// Copies `from` to `address`; what is there is unspecified after an error.
     ///
     /// # Errors
     /// See [`CopyError`].
-    pub fn write(&mut self, address: u64, from: &[u8]) -> Result<(), CopyError> {
+    ///
+    /// # Safety
+    /// If the other process is this one, or shares memory with it, then the bytes from `address` on may be written now: whatever owns them
+    /// allows it, and no reference to them is used meanwhile.
+    pub unsafe fn write(&mut self, address: u64, from: &[u8]) -> Result<(), CopyError> {
         self.check()?;
         self.transfer(address, part(from.as_ptr().cast_mut(), from.len()), libc::process_vm_writev)
     }
@@ -100,7 +116,7 @@ impl RemoteMemory {
     fn transfer(&self, address: u64, local: libc::iovec, call: Transfer) -> Result<(), CopyError> {
         let remote = remote(address, local.iov_len);
         let moved = uninterrupted(|| {
-            // SAFETY: `local` names memory that the callers above borrow for as long; the kernel moves no more than its
+            // SAFETY: `local` names memory that the callers above borrow for as long, or by their own contract may use; the kernel moves no more than its
             // length, in the direction of `call`, and checks `remote` against the other process.
             checked_long(unsafe { call(self.pid, &raw const local, 1, &raw const remote, 1, 0) } as _)
         });
@@ -176,7 +192,8 @@ mod tests {
         let mut to = [0; 5];
         assert_eq!(ourselves(&mark).read(bytes.as_ptr() as u64, &mut to), Ok(()));
         assert_eq!(to, bytes);
-        assert_eq!(ourselves(&mark).write(to.as_mut_ptr() as u64, &[9; 5]), Ok(()));
+        // SAFETY: it is our own array, to which no other reference exists.
+        assert_eq!(unsafe { ourselves(&mark).write(to.as_mut_ptr() as u64, &[9; 5]) }, Ok(()));
         assert_eq!(to, [9; 5]);
     }
 
@@ -186,7 +203,8 @@ mod tests {
         let mut remote = ourselves(&mark);
         mark += 1;
         assert_eq!(remote.read(bytes.as_ptr() as u64, &mut [0; 5]), Err(CopyError::Stranger));
-        assert_eq!(remote.write(bytes.as_ptr() as u64, &[0; 5]), Err(CopyError::Stranger));
+        // SAFETY: nothing is written, as the mark is another.
+        assert_eq!(unsafe { remote.write(bytes.as_ptr() as u64, &[0; 5]) }, Err(CopyError::Stranger));
         assert_eq!(mark, 78);
     }
 

@@ -16,6 +16,12 @@
 //! What holds for all of it: nothing here leaves a name behind, installs a signal handler, starts a thread ([`mapping`]
 //! does, when asked), prints, or waits past its deadline. Every error is one line that says what failed and what to do about it. Descriptors are
 //! close-on-exec and segments are not inherited by `fork`.
+//!
+//! Not public, because some of it is safe only as this crate uses it:
+//!
+//! ```compile_fail,E0603
+//! use nemesia::os::RemoteMemory;
+//! ```
 
 pub mod borrow;
 mod call;

@@ -237,7 +237,10 @@ impl<T: Transport> PlacementPort<T> {
     }
 }
 
-impl<T: Transport> MemoryPort for PlacementPort<T> {
+// SAFETY: memory is used only through `Regions`, which checks region, bounds and rights on each use and makes no reference, and
+// by vectors of it that a `Stream` uses during one call, by its own promise. `deregister` is `Ok` when no peer can still pull from the
+// region (`Link::has_lent`); then the descriptor is gone, as after a drop. Nothing runs in between calls.
+unsafe impl<T: Transport> MemoryPort for PlacementPort<T> {
     fn facts(&self) -> &Facts {
         &self.facts
     }

@@ -117,7 +117,7 @@ impl Regions {
     }
 
     pub(super) fn register(&mut self, lent: Lent, access: Access) -> Result<Region, RegisterError> {
-        if !access.is_consistent() {
+        if !access.fits(&lent) {
             return Err(RegisterError::Rights);
         }
         let random = os::random::<8>().map_err(|_| RegisterError::System(libc::EAGAIN))?;

@@ -11,11 +11,10 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use nemesia_core::shared::port::Ends;
-
 use super::connect::{self, World};
 use super::greeting::{self, Greeting};
-use super::{Met, Pair, Port, readable_one, views};
+use super::views::NewLink;
+use super::{Met, Pair, Port, readable_one};
 use crate::bootstrap::{Exchange, Member};
 use crate::error::Error;
 use crate::os::{Connection, Departure, Listener, RemoteMemory, ShmError, Watch};
@@ -63,8 +62,7 @@ pub(crate) struct Newcomer {
     /// Agreements that there were before.
     pub(crate) agreements: u64,
     pub(crate) met: Met,
-    ends: Ends<'static>,
-    pair: Pair,
+    link: NewLink,
     memory: Option<RemoteMemory>,
     connection: Arc<Connection>,
     pidfd: Option<OwnedFd>,
@@ -259,15 +257,14 @@ impl Door {
         if let (Err(problem), crate::config::SingleCopy::Require) = (&memory, config.single_copy) {
             return Err(format!("no single copy through the kernel: {problem}"));
         }
-        let ends = views::ends(*me, greeting.rank, geometry, &self.ours, &peer.pair);
         let met = Met::new(&peer, memory.as_ref().err().cloned());
+        let link = NewLink::new((*me, greeting.rank), geometry, &self.ours, peer.pair);
         Ok(Newcomer {
             rank: greeting.rank as usize,
             incarnation: greeting.incarnation,
             agreements: greeting.agreements,
             met,
-            ends: ends.map_err(|error| error.to_string())?,
-            pair: peer.pair,
+            link: link.map_err(|error| error.to_string())?,
             memory: memory.ok(),
             pidfd: connection.pidfd(),
             connection,
@@ -329,18 +326,12 @@ impl Door {
 }
 
 impl Newcomer {
-    /// Links the port with it. `pair` is where the mappings of this rank are kept; those of its predecessor are unmapped.
-    /// The connection, to be answered.
+    /// Links the port with it; the mappings of its predecessor are unmapped. The connection, to be answered.
     ///
     /// # Errors
     /// It can't be watched; nothing is done.
-    pub(crate) fn enter(
-        self,
-        port: &mut Port,
-        watch: &mut Watch,
-        pair: &mut Option<Pair>,
-    ) -> Result<(Arc<Connection>, Met), Error> {
-        let Self { rank, met, ends, pair: mapped, memory, connection, pidfd, .. } = self;
+    pub(crate) fn enter(self, port: &mut Port, watch: &mut Watch) -> Result<(Arc<Connection>, Met), Error> {
+        let Self { rank, met, link, memory, connection, pidfd, .. } = self;
         drop(watch.remove(rank));
         watch.add(rank, Arc::clone(&connection), pidfd)?;
         let host = port.host_mut();
@@ -349,11 +340,7 @@ impl Newcomer {
         if !met.expedited {
             port.fence_always();
         }
-        // The link with its predecessor, the only holder of views of the mappings that go here, was closed when that failed:
-        // otherwise the port refuses, and nothing goes.
-        if port.open(rank as u32, ends) {
-            *pair = Some(mapped);
-        }
+        link.open(port, rank as u32);
         Ok((connection, met))
     }
 }

@@ -1,4 +1,4 @@
-//! A memory port between processes of one machine: [software placement](crate::placement) over shared memory.
+//! A memory port between processes of one machine: software placement over shared memory.
 //!
 //! A stream is a pair of rings in a segment that both have mapped ([`core::shared::ring`](nemesia_core::shared::ring)), and a
 //! Unix socket, by which its ends meet, ring for each other, and learn that the other one is gone. Bulk data take one of two
@@ -30,8 +30,10 @@ use nemesia_core::shared::layout::{Extent, LayoutError};
 use nemesia_core::shared::ring::{ByteReader, ByteWriter, Ring};
 use nemesia_core::sync::{PayloadMut, Word64};
 
+pub use crate::os::allow_any_reader;
 use crate::os::{self, Access, Connection, Listener, Mark, RemoteMemory, Segment, SegmentOptions, ShmError};
-use crate::placement::{Options, PlacementPort, Stream, Transport};
+pub use crate::placement::{Options, PlacementPort};
+use crate::placement::{Stream, Transport};
 
 /// Begins the first packet.
 const MAGIC: u64 = u64::from_le_bytes(*b"nemesiam");
@@ -100,9 +102,7 @@ pub struct Pipes {
 /// One end of a stream.
 #[derive(Debug)]
 pub struct Pipe {
-    /// Points into the segment, and is dropped before.
     ends: Option<Ends>,
-    segment: Option<Segment>,
     connection: Connection,
     mark: Mark,
     copying: Copying,
@@ -116,17 +116,21 @@ pub struct Pipe {
     waits: bool,
 }
 
+/// Both rings, and the segment that they point into. Their type says `'static` because a structure can't borrow from its own field. They are
+/// used only by methods of [`Pipe`], which borrows all three, and do nothing when they are dropped, so the order doesn't matter.
 #[derive(Debug)]
 struct Ends {
     writer: ByteWriter<'static>,
     reader: ByteReader<'static>,
+    segment: Segment,
 }
+
+const _: () = assert!(!std::mem::needs_drop::<(ByteWriter<'static>, ByteReader<'static>)>());
 
 impl Pipe {
     fn new(connection: Connection, mark: Mark, copying: Copying) -> Self {
         Self {
             ends: None,
-            segment: None,
             connection,
             mark,
             copying,
@@ -177,8 +181,7 @@ impl Pipe {
             let fd = fds.pop().ok_or_else(malformed)?;
             let lengths = SEGMENT_BYTES..=SEGMENT_BYTES + ROUNDING;
             let segment = Segment::attach(fd, Access::ReadWrite, lengths).map_err(io::Error::other)?;
-            self.ends = Some(ends(&segment, false).map_err(io::Error::other)?);
-            self.segment = Some(segment);
+            self.ends = Some(ends(segment, false).map_err(io::Error::other)?);
             self.say(None).map_err(io::Error::other)?;
         }
         Ok(Some(BELL))
@@ -204,9 +207,9 @@ impl Pipe {
         let Some(ends) = &mut self.ends else { return Ok(0) };
         let mut total = 0;
         for part in into {
-            // SAFETY: memory that may be written, by the caller's promise, and that nobody else uses during this call.
-            let to = unsafe { std::slice::from_raw_parts_mut(part.iov_base.cast::<u8>(), part.iov_len) };
-            let count = ends.reader.read(to).map_err(|fault| broken(&fault))?;
+            // SAFETY: memory that may be written, by the caller's promise, and that is not of the segment, which only this has mapped.
+            let count = unsafe { ends.reader.read_into(part.iov_base.cast::<u8>(), part.iov_len) };
+            let count = count.map_err(|fault| broken(&fault))?;
             total += count;
             if count < part.iov_len {
                 break;
@@ -229,8 +232,8 @@ fn broken(fault: &nemesia_core::shared::ring::RingFault) -> io::Error {
 }
 
 /// The rings of a segment, for the side that has made it or the other one.
-fn ends(segment: &Segment, made: bool) -> Result<Ends, LayoutError> {
-    // SAFETY: the segment is mapped until it is dropped, which `Pipe` does after the ends.
+fn ends(segment: Segment, made: bool) -> Result<Ends, LayoutError> {
+    // SAFETY: the segment is mapped until it is dropped, and goes into one value with what is resolved in it.
     let extent = unsafe { Extent::new(segment.as_ptr(), segment.len(), SEGMENT_BYTES) }?;
     let ring = |number: usize| {
         let word = |at: usize| {
@@ -246,7 +249,7 @@ fn ends(segment: &Segment, made: bool) -> Result<Ends, LayoutError> {
     };
     let (first, second) = (ring(0)?, ring(1)?);
     let (out, back) = if made { (first, second) } else { (second, first) };
-    Ok(Ends { writer: ByteWriter::new(out), reader: ByteReader::new(back) })
+    Ok(Ends { writer: ByteWriter::new(out), reader: ByteReader::new(back), segment })
 }
 
 impl AsFd for Pipe {
@@ -297,9 +300,9 @@ unsafe impl Stream for Pipe {
         let Some(ends) = &mut self.ends else { return Err(io::ErrorKind::WouldBlock.into()) };
         let mut total = 0;
         for part in from {
-            // SAFETY: memory that may be read, by the caller's promise, and that nobody writes during this call.
-            let bytes = unsafe { std::slice::from_raw_parts(part.iov_base.cast::<u8>(), part.iov_len) };
-            let count = ends.writer.write(bytes).map_err(|fault| broken(&fault))?;
+            // SAFETY: memory that may be read, by the caller's promise, and that is not of the segment, which only this has mapped.
+            let count = unsafe { ends.writer.write_from(part.iov_base.cast::<u8>(), part.iov_len) };
+            let count = count.map_err(|fault| broken(&fault))?;
             total += count;
             if count < part.iov_len {
                 break;
@@ -334,9 +337,8 @@ unsafe impl Stream for Pipe {
         let Some(memory) = &mut self.memory else { return false };
         let mut at = from;
         into.iter().all(|part| {
-            // SAFETY: memory that may be written, by the caller's promise, and that nobody else uses during this call.
-            let to = unsafe { std::slice::from_raw_parts_mut(part.iov_base.cast::<u8>(), part.iov_len) };
-            let read = memory.read(at, to).is_ok();
+            // SAFETY: memory that may be written, by the caller's promise.
+            let read = unsafe { memory.read_into(at, part.iov_base.cast::<u8>(), part.iov_len) }.is_ok();
             at = at.wrapping_add(part.iov_len as u64);
             read
         }) && !self.connection.has_hung_up()
@@ -376,9 +378,9 @@ impl Transport for Pipes {
         let segment =
             Segment::create("nemesia-pipe", SEGMENT_BYTES, &options).map_err(|error| unreached(&error))?;
         let mut pipe = Pipe::new(connection, self.own_mark(), self.copying);
-        pipe.ends = Some(ends(&segment, true).map_err(|_| ConnectError::Unreachable)?);
-        pipe.say(segment.fd()).map_err(|error| unreached(&error))?;
-        pipe.segment = Some(segment);
+        let ends = ends(segment, true).map_err(|_| ConnectError::Unreachable)?;
+        pipe.say(ends.segment.fd()).map_err(|error| unreached(&error))?;
+        pipe.ends = Some(ends);
         Ok(pipe)
     }
 

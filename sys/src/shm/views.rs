@@ -1,6 +1,24 @@
 //! Typed views of mapped segments. All offsets come from our own geometry, none from shared memory.
+//!
+//! # Why the views may be `'static`
+//! Their type says `'static`, because a structure can't borrow from its own field. What makes it true enough is here and nowhere
+//! else: a view leaves this module only together with what keeps its segment mapped, in one value that can't be taken
+//! apart outside of it.
+//!
+//! | value | views | what keeps them mapped |
+//! |---|---|---|
+//! | [`Port`] | of our own segments, and of each peer that is or was linked | [`Mappings`], in the port's [`Kernel`] |
+//! | [`NewLink`] | of both sides' | the peer's [`Pair`], and ours |
+//! | [`OwnSleep`] | the word by which we are woken | our [`Pair`] |
+//!
+//! All uses of a view are in methods of these values, which borrow them, so the mappings are alive. In which order the fields are
+//! dropped doesn't matter: no view does anything when it is dropped, which is checked below when this is compiled. A segment of a peer
+//! is unmapped early only by [`NewLink::open`], when the port has no link with that peer any more.
 
+use std::mem::needs_drop;
+use std::ops::Deref;
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 use nemesia_core::shared::fastbox::{Receiver, Sender, Slot};
 use nemesia_core::shared::layout::{Extent, Geometry, LayoutError, Line, SegmentHeader};
@@ -13,14 +31,88 @@ use nemesia_core::shared::share::{self, ShareLine};
 use nemesia_core::shared::sleep::SleepWord;
 use nemesia_core::sync::{Payload, PayloadMut, Word64};
 
-use super::connect::Peer;
 use super::{Kernel, Pair, Port};
 use crate::os::Segment;
 
+// See the module's documentation.
+const _: () = assert!(!needs_drop::<Option<Link<'static>>>());
+const _: () = assert!(!needs_drop::<Consumer<'static>>());
+const _: () = assert!(!needs_drop::<Pool<'static, [CellRecord; 1]>>());
+
+/// The segments into which the views of a port point.
+#[derive(Debug)]
+pub(crate) struct Mappings {
+    ours: Arc<Pair>,
+    /// One element a rank: those of each peer that is or was linked.
+    peers: Vec<Option<Pair>>,
+}
+
+impl Mappings {
+    /// None, for a kernel without a port.
+    #[cfg(all(test, feature = "tracing"))]
+    pub(super) fn of(ours: Arc<Pair>) -> Self {
+        Self { ours, peers: Vec::new() }
+    }
+}
+
+/// The word by which peers wake us.
+#[derive(Clone, Debug)]
+pub(crate) struct OwnSleep {
+    word: &'static SleepWord,
+    _ours: Arc<Pair>,
+}
+
+impl OwnSleep {
+    pub(super) fn new(ours: &Arc<Pair>, geometry: &Geometry) -> Result<Self, LayoutError> {
+        Ok(Self { word: inbox(&ours.inbox, geometry)?.sleep, _ours: Arc::clone(ours) })
+    }
+}
+
+impl Deref for OwnSleep {
+    type Target = SleepWord;
+
+    /// No longer than this value is borrowed, which keeps the word mapped.
+    fn deref(&self) -> &SleepWord {
+        self.word
+    }
+}
+
+/// What makes a link with a peer that the port has none with.
+#[derive(Debug)]
+pub(super) struct NewLink {
+    ends: Ends<'static>,
+    theirs: Pair,
+    ours: Arc<Pair>,
+}
+
+impl NewLink {
+    pub(super) fn new(
+        (me, peer): (u32, u32),
+        geometry: &Geometry,
+        ours: &Arc<Pair>,
+        theirs: Pair,
+    ) -> Result<Self, LayoutError> {
+        Ok(Self { ends: ends(me, peer, geometry, ours, &theirs)?, theirs, ours: Arc::clone(ours) })
+    }
+
+    /// Links the port with the peer. The mappings of the process that was there before are unmapped: its link, the only holder
+    /// of views of them, is closed, as otherwise the port refuses. Then nothing happens, likewise if the port is not over the same
+    /// segments of ours.
+    pub(super) fn open(self, port: &mut Port, peer: u32) {
+        let Self { ends, theirs, ours } = self;
+        let mappings = &port.host_mut().mappings;
+        if !Arc::ptr_eq(&mappings.ours, &ours) || mappings.peers.len() <= peer as usize {
+            return;
+        }
+        if port.open(peer, ends) {
+            port.host_mut().mappings.peers[peer as usize] = Some(theirs);
+        }
+    }
+}
+
 fn extent(segment: &Segment, want: usize) -> Result<Extent, LayoutError> {
-    // SAFETY: the segment is mapped readable until it is dropped. `super::Attached` keeps it until after the port,
-    // the only holder of what is resolved here, or until the port's link with that peer is closed; during set-up the
-    // segment outlives this function's caller.
+    // SAFETY: the segment is mapped readable until it is dropped; what is resolved here is kept together with it (see the module's
+    // documentation).
     unsafe { Extent::new(segment.as_ptr(), segment.len(), want) }
 }
 
@@ -43,15 +135,15 @@ pub(super) fn header(segment: &Segment) -> Result<&SegmentHeader, LayoutError> {
 }
 
 /// The parts of an inbox.
-pub(super) struct Inbox {
-    pub(super) queue: Queue<'static>,
-    pub(super) sleep: &'static SleepWord,
+struct Inbox {
+    queue: Queue<'static>,
+    sleep: &'static SleepWord,
 }
 
-pub(super) fn inbox(segment: &Segment, geometry: &Geometry) -> Result<Inbox, LayoutError> {
+fn inbox(segment: &Segment, geometry: &Geometry) -> Result<Inbox, LayoutError> {
     let layout = geometry.inbox();
     let extent = extent(segment, layout.total)?;
-    // SAFETY: all three are atomic words, and `super::Attached` keeps the mapping.
+    // SAFETY: all three are atomic words; the callers keep them with the mapping.
     unsafe {
         let tail = &view::<Line>(&extent, layout.tail, 1)?[0].word;
         let sleep = &view::<SleepWord>(&extent, layout.sleep, 1)?[0];
@@ -77,7 +169,7 @@ fn own(segment: &Segment, geometry: &Geometry, peer: u32) -> Result<Own, LayoutE
     let extent = extent(segment, layout.total)?;
     let (peer, cells) = (peer as usize, geometry.cells as usize);
     let payload_bytes = cells * geometry.cell_bytes as usize;
-    // SAFETY: all are atomic words, and `super::Attached` keeps the mapping.
+    // SAFETY: all are atomic words; the callers keep them with the mapping.
     unsafe {
         Ok(Own {
             acks: view(&extent, layout.acks + peer * size_of::<Line>(), 1)?,
@@ -95,34 +187,34 @@ fn own(segment: &Segment, geometry: &Geometry, peer: u32) -> Result<Own, LayoutE
     }
 }
 
-/// Builds the port over our segments and those of the peers.
+/// Builds the port over our segments and those of the peers, which it keeps mapped in what `kernel` makes of them.
 pub(super) fn port(
     config: PortConfig,
     geometry: &Geometry,
-    ours: &Pair,
-    peers: &[Option<Peer>],
-    kernel: Kernel,
+    ours: &Arc<Pair>,
+    peers: Vec<Option<Pair>>,
+    kernel: impl FnOnce(Mappings) -> Kernel,
 ) -> Result<Port, LayoutError> {
     let cell_bytes = geometry.cell_bytes as usize;
     let mut links = Vec::with_capacity(peers.len());
-    for (rank, peer) in (0u32..).zip(peers) {
-        let link =
-            peer.as_ref().map(|peer| ends(config.rank, rank, geometry, ours, &peer.pair)).transpose()?;
+    for (rank, peer) in (0u32..).zip(&peers) {
+        let link = peer.as_ref().map(|peer| ends(config.rank, rank, geometry, ours, peer)).transpose()?;
         links.push(link.map(Link::new));
     }
     let mine = own(&ours.own, geometry, config.rank)?;
-    // SAFETY: the range was resolved in our own segment, which is mapped writable and kept by `super::Attached`;
+    // SAFETY: the range was resolved in our own segment, which is mapped writable and kept by the port's `Mappings`;
     // payload is only ever reached through these views.
     let payload = unsafe { PayloadMut::from_raw(mine.payload, mine.payload_bytes) };
     let records = vec![CellRecord::default(); geometry.cells as usize];
     let short = LayoutError::Extent { have: mine.payload_bytes as u64, want: mine.payload_bytes as u64 };
     let pool = Pool::new(mine.headers, payload, cell_bytes, records).ok_or(short)?;
     let consumer = Consumer::new(inbox(&ours.inbox, geometry)?.queue);
+    let kernel = kernel(Mappings { ours: Arc::clone(ours), peers });
     Ok(ShmPort::new(config, links, pool, geometry.cells, consumer, kernel))
 }
 
 /// What connects us with a peer.
-pub(super) fn ends(
+fn ends(
     me: u32,
     peer: u32,
     geometry: &Geometry,
@@ -132,9 +224,8 @@ pub(super) fn ends(
     let mine = own(&ours.own, geometry, peer)?;
     let its = own(&theirs.own, geometry, me)?;
     let its_inbox = inbox(&theirs.inbox, geometry)?;
-    // SAFETY: the range was resolved in the peer's segment, which is mapped and kept by `super::Attached`, or by
-    // `super::door::Newcomer` and then with the others, until its link is closed; payload is only ever copied out of these
-    // views.
+    // SAFETY: the range was resolved in the peer's segment, which is mapped, and kept with the views by both callers; payload is
+    // only ever copied out of these views.
     let payload = unsafe { Payload::from_raw(its.payload, its.payload_bytes) };
     Ok(Ends {
         outbound: Sender::new(mine.fastbox, &its.acks[0].word),

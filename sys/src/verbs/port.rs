@@ -157,14 +157,18 @@ impl VerbsPort {
     }
 }
 
-impl MemoryPort for VerbsPort {
+// SAFETY: the device uses memory only by regions registered with it, for which it checks bounds and rights in hardware, and
+// by parts of work requests, which `Regions` checks before they are posted. `deregister` is `Ok` only when the device has
+// deregistered, and no work request is under way that it could still read for. A drop destroys the queue pairs, then deregisters:
+// the fields' `Arc`s keep each part of the library until those that use it are gone. The processor only copies by descriptors.
+unsafe impl MemoryPort for VerbsPort {
     fn facts(&self) -> &Facts {
         &self.facts
     }
 
     fn register(&mut self, memory: Lent, access: Access) -> Result<Region, RegisterError> {
         if access.remote_atomic && !self.facts.atomics {
-            return Err(if access.is_consistent() {
+            return Err(if access.fits(&memory) {
                 RegisterError::Unsupported
             } else {
                 RegisterError::Rights

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use nemesia::bootstrap::{Bootstrap, Exchange};
-use nemesia::os::{Connection, Listener, Segment, SegmentOptions};
+use nemesia::internals::os::{Connection, Listener, Segment, SegmentOptions};
 use nemesia_core::shared::layout::Geometry;
 
 use super::{Fault, Outcome, broken, ensure, tell};
@@ -61,7 +61,7 @@ fn listen(connection: &Connection, deadline: Instant) -> Outcome {
                 tell(&format!("refused: {}", String::from_utf8_lossy(&words[8..len])))?;
             }
             Ok(_) => tell("greeted")?,
-            Err(nemesia::os::ShmError::TimedOut { .. }) => {
+            Err(nemesia::internals::os::ShmError::TimedOut { .. }) => {
                 return broken("the other neither answers nor ends");
             }
             Err(_) => return Ok(()),
@@ -112,7 +112,7 @@ fn greeting(kind: &str, rank: u32) -> Vec<u8> {
 
 /// Sends the handshake with descriptors that pretend to be segments.
 fn answer(kind: &str, rank: u32, connection: &Connection, deadline: Instant) -> Outcome {
-    let failed = |error: nemesia::os::ShmError| Fault::Broken(error.to_string());
+    let failed = |error: nemesia::internals::os::ShmError| Fault::Broken(error.to_string());
     if matches!(kind, "closes" | "silent") {
         return Ok(());
     }

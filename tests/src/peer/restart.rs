@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use nemesia::bootstrap::{Bootstrap, BootstrapError, Exchange, Member};
-use nemesia::os::{Connection, Segment, SegmentOptions};
+use nemesia::internals::os::{Connection, Segment, SegmentOptions};
 use nemesia::{Access, Config, Endpoint, Error, KEY_BYTES, Refusal, Region, RemoteKey, Source, Tag};
 
 use super::impostor::VERSION;

@@ -95,7 +95,15 @@ fn rank<'a>(me: u32, own: &'a Memory, peer: &'a Memory, cells: [PayloadMut<'a>; 
     let links = if me == 0 { [None, Some(link)] } else { [Some(link), None] };
     let pool = Pool::new(&own.headers, mine, CELL_BYTES, [CellRecord::default(); CELLS])?;
     let (fences, pieces) = (FenceMode::Symmetric, Pieces::default());
-    let config = PortConfig { rank: me, fastbox_limit: 8, fences, announce: true, pieces, stores: Stores::Learned, clocked: true };
+    let config = PortConfig {
+        rank: me,
+        fastbox_limit: 8,
+        fences,
+        announce: true,
+        pieces,
+        stores: Stores::Learned,
+        clocked: true,
+    };
     let port = ShmPort::new(config, links, pool, CELLS as u32, Consumer::new(own.queue()), Nobody);
     let lent = Lent {
         requests: core::array::from_fn(|_| slab::Slot::default()),
@@ -141,7 +149,8 @@ pub(crate) unsafe fn exchange(memory: NonNull<u8>, length: usize) -> Option<u64>
     let first = receiver.irecv(pattern, &mut small_buf).ok()?;
     pattern.tag = 2;
     let second = receiver.irecv(pattern, &mut large_buf).ok()?;
-    let large = sender.isend(1, 0, 2, source).ok()?;
+    // SAFETY: the bytes outlive both operations.
+    let large = sender.isend(1, 0, 2, unsafe { source.again() }).ok()?;
     if !sender.send_now(1, 0, 1, &7u64.to_le_bytes()) {
         return None;
     }

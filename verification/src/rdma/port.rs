@@ -122,13 +122,17 @@ impl Drop for SimPort {
     }
 }
 
-impl MemoryPort for SimPort {
+// SAFETY: lent memory is used only by its descriptor, through `Memory`, which checks region, bounds and rights on each use and
+// makes no reference. `deregister` drops the descriptor, and so does the drop of the port (`World::kill`). A completion is
+// reported when the operation has left the world's lists.
+#[allow(unsafe_code, reason = "a port has obligations")]
+unsafe impl MemoryPort for SimPort {
     fn facts(&self) -> &Facts {
         &self.facts
     }
 
     fn register(&mut self, memory: Lent, access: Access) -> Result<Region, RegisterError> {
-        if !access.is_consistent() {
+        if !access.fits(&memory) {
             return Err(RegisterError::Rights);
         }
         if access.remote_atomic && !self.facts.atomics {

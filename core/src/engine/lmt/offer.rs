@@ -21,8 +21,9 @@ const fn control(kind: Kind, len: usize) -> Envelope {
 impl<P: MessagePort, S: Storage> Engine<P, S> {
     /// Sends the RTS of a pending message. False when there is no room or no credit for it.
     pub(super) fn offer(&mut self, to: PeerId, index: u32) -> Result<bool, PeerFault> {
-        let State::Sending { message } = self.requests.get(index).0 else { return Ok(false) };
-        let Message { buf, synchronous, .. } = message;
+        let State::Sending { message } = &self.requests.get(index).0 else { return Ok(false) };
+        let message = message.alias();
+        let Message { ref buf, synchronous, .. } = message;
         // The first bytes come along where that saves something: a synchronous message may be whole in them, and a message that
         // is streamed has begun. Whoever reads our memory has to read the rest anyhow, and the announcement takes five lines
         // instead of one: with them, messages of 12, 16, 32 and 64 KiB that are pulled took 19, 17, 17 and 30 % longer
@@ -67,8 +68,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         if !self.requests.is_live(id.index, id.generation) {
             return None;
         }
-        match self.requests.get(id.index).0 {
-            State::Offered { to, message } if to == peer => Some((id.index, message)),
+        match &self.requests.get(id.index).0 {
+            State::Offered { to, message } if *to == peer => Some((id.index, message.alias())),
             _ => None,
         }
     }

@@ -31,7 +31,8 @@ impl<P: MessagePort, S: Storage> Transfer<P, S> for Stream {
     }
 
     fn start_send(engine: &mut Engine<P, S>, to: PeerId, index: u32, cts: &Cts) {
-        let State::Offered { message, .. } = engine.requests.get(index).0 else { return };
+        let State::Offered { message, .. } = &engine.requests.get(index).0 else { return };
+        let message = message.alias();
         engine.dequeue(to, Queue::Offered, index);
         let stream =
             request::Stream { receiver: cts.receiver, next: cts.start, end: cts.end, stores: cts.stores };

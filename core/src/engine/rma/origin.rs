@@ -285,6 +285,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
 
     fn start_out(&mut self, target: &Target<'_>, verb: Verb, buf: SendBuf) -> Result<RequestId, StartError> {
         let Target { key: &RemoteKey { rank: to, region, key, .. }, offset } = *target;
+        let len = buf.len();
         let mut remote = Remote { to, region, verb, key, offset, body: Body::Out { buf, sent: 0 } };
         if to == self.rank && self.may_leave(to) {
             return match self.execute_own(&mut remote) {
@@ -293,7 +294,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
             };
         }
         // What takes several packets needs its slot first: without one, nothing may have been sent.
-        if to != self.rank && self.may_leave(to) && buf.len() <= self.part_bytes() {
+        if to != self.rank && self.may_leave(to) && len <= self.part_bytes() {
             match self.send_remote(&mut remote, 0) {
                 Ok(Sent::All) => return Ok(RequestId::SENT),
                 Ok(_) => {}

@@ -9,7 +9,7 @@ use super::reduce::combine;
 use super::region::{Place, Region, Regions};
 use crate::engine::request::{Fate, Outcome};
 use crate::engine::{Engine, Status, Storage};
-use crate::payload::{BOUNCE, Exposed};
+use crate::payload::{Bounce, Exposed};
 use crate::port::{Arrival, MessagePort, PeerFault, PeerId, PortFault};
 use crate::slab::Slot;
 use crate::wire::rma::{
@@ -222,7 +222,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     /// Sends one packet of an answer. True when it was the last.
     fn send_part(&mut self, peer: PeerId, reply: &mut Reply) -> Result<bool, PeerFault> {
         let most = self.port.packet_bytes();
-        let (mut bounce, word) = ([0; BOUNCE], reply.word());
+        let (mut bounce, word) = (Bounce::new(), reply.word());
         let (refusal, bytes): (Option<Refusal>, &[u8]) = match &reply.answer {
             // The region may have been concealed since the last packet.
             Answer::Bytes { region, key, offset, len } => {

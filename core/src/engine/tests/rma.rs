@@ -341,7 +341,7 @@ fn operations_on_our_own_memory_keep_their_order_when_one_has_to_wait() {
     assert_eq!(memory.copy()[..8], 105_u64.to_le_bytes());
     // What is refused says so when its turn comes.
     let (_, empty) = world.lender.send(0, vec![]);
-    world.engine(0).send_active(0, 1, empty, empty).unwrap();
+    world.engine(0).send_active(0, 1, empty.alias(), empty).unwrap();
     let late = world.put(0, &RemoteKey { key: 9, ..key }, 0, &[1]).unwrap();
     world.engine(0).progress();
     let refused = Fate::Refused { peer: 0, refusal: Refusal::Key, count: 1 };
@@ -364,11 +364,11 @@ fn lists_are_refused_as_buffers_of_one_sided_operations() {
         let (_, empty) = world.lender.send(0, vec![]);
         let refused = Some(StartError::List);
         let engine = world.engine(0);
-        assert_eq!(engine.put(&target, list, false).err(), refused);
-        assert_eq!(engine.accumulate(&target, Datatype::U64, Reduction::Sum, list).err(), refused);
+        assert_eq!(engine.put(&target, list.alias(), false).err(), refused);
+        assert_eq!(engine.accumulate(&target, Datatype::U64, Reduction::Sum, list.alias()).err(), refused);
         assert_eq!(engine.get(&target, &mut room).err(), refused);
         assert_eq!(room.len(), 800, "the buffer is the caller's");
-        assert_eq!(engine.send_active(owner, 1, list, empty).err(), refused);
+        assert_eq!(engine.send_active(owner, 1, list.alias(), empty.alias()).err(), refused);
         assert_eq!(engine.send_active(owner, 1, empty, list).err(), refused);
         assert_eq!(engine.requests.used(), 0);
         world.settle();

@@ -18,8 +18,8 @@ pub enum RegisterError {
         /// How many bytes were to be.
         bytes: u64,
     },
-    /// Peers may write what the port itself may not.
-    #[error("rights that let peers write need `local_write`")]
+    /// Peers may write what the port itself may not, or the port what was lent to be read only.
+    #[error("rights to write need memory that was lent to be written, and those of peers need `local_write`")]
     Rights,
     /// The fabric does not have that right (atomic operations).
     #[error("the fabric does not have these rights")]

@@ -4,16 +4,15 @@
 //! the same breath to fence from then on. As long as short sleeps follow each other, as with more processes than cores,
 //! they cost no more than the wakers' fences; after a long sleep, or traffic without any, the request is taken back.
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use nemesia_core::shared::sleep::{Payer, Sleep, SleepWord};
+use nemesia_core::shared::sleep::{Payer, Sleep};
 
 use super::pace::{Pace, SHORT_SLEEP};
 use crate::config::Config;
 use crate::endpoint::counters::WaitCounters;
 use crate::os::{HeavyFence, WaitResult, Watch, futex_wait};
-use crate::shm::{Crowding, Pair};
+use crate::shm::{Crowding, OwnSleep};
 
 /// Looks at the clock without a sleep, each after some tens of packets or polls, before wakers are asked for no more fences.
 const LOOKS_WITHOUT_SLEEP: u32 = 8;
@@ -21,7 +20,7 @@ const LOOKS_WITHOUT_SLEEP: u32 = 8;
 /// What waiting needs of the operating system.
 #[derive(Debug)]
 pub(in crate::endpoint) struct Waiter {
-    pub(in crate::endpoint) sleep: &'static SleepWord,
+    pub(in crate::endpoint) sleep: OwnSleep,
     pub(in crate::endpoint) watch: Watch,
     pub(in crate::endpoint) fence: HeavyFence,
     pub(in crate::endpoint) counters: WaitCounters,
@@ -44,7 +43,7 @@ impl Waiter {
     pub(in crate::endpoint) fn new(
         config: &Config,
         crowding: Crowding,
-        sleep: &'static SleepWord,
+        sleep: OwnSleep,
         watch: Watch,
         fence: HeavyFence,
     ) -> Self {
@@ -112,9 +111,8 @@ impl Waiter {
 
 /// A sleep that was announced. It needs nothing of the endpoint.
 pub(in crate::endpoint) struct Nap {
-    word: &'static SleepWord,
-    /// Where the word lies: another thread may drop the endpoint meanwhile.
-    _mappings: Arc<Pair>,
+    /// It stays mapped though another thread may drop the endpoint meanwhile.
+    word: OwnSleep,
     sequence: u32,
     longest: Duration,
 }
@@ -128,13 +126,8 @@ pub(in crate::endpoint) struct Slept {
 }
 
 impl Nap {
-    pub(super) fn new(
-        word: &'static SleepWord,
-        mappings: Arc<Pair>,
-        sequence: u32,
-        longest: Duration,
-    ) -> Self {
-        Self { word, _mappings: mappings, sequence, longest }
+    pub(super) fn new(word: OwnSleep, sequence: u32, longest: Duration) -> Self {
+        Self { word, sequence, longest }
     }
 
     /// Sleeps until somebody wakes us.

@@ -160,7 +160,7 @@ fn a_peer_that_says_anything_fails_only_itself() {
         }
         if round % 4 == 0 {
             // Positions that are impossible.
-            let base = pipe.segment.as_ref().unwrap().as_ptr();
+            let base = pipe.ends.as_ref().unwrap().segment.as_ptr();
             for word in 0..4 {
                 let value = [0, 1, u64::MAX, 1 << 40, random.below(1 << 20)][random.below(5) as usize];
                 // SAFETY: the positions of a segment that is mapped.

@@ -8,6 +8,7 @@
 use std::collections::VecDeque;
 
 use nemesia_core::port::memory::LostError;
+use nemesia_core::sync::opaque;
 use rdma_core_sys as raw;
 
 use super::VerbsPort;
@@ -57,8 +58,10 @@ impl Held {
         if wr.send_flags & raw::IBV_SEND_INLINE != 0 {
             let part = parts.list[0];
             let from = std::ptr::with_exposed_provenance::<u8>(part.addr as usize);
-            // SAFETY: the caller's promise; inline payloads have one part.
-            inline = unsafe { std::slice::from_raw_parts(from, part.length as usize) }.into();
+            inline = vec![0; part.length as usize].into_boxed_slice();
+            // SAFETY: the caller's promise; inline payloads have one part. Threads may use the bytes meanwhile, so there is no
+            // reference to them.
+            unsafe { opaque::copy(from, inline.as_mut_ptr(), inline.len()) };
         }
         Self { wr, parts, inline, fence, sequence }
     }

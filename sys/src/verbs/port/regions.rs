@@ -102,7 +102,7 @@ impl Regions {
         lent: Lent,
         access: Access,
     ) -> Result<Region, RegisterError> {
-        if !access.is_consistent() {
+        if !access.fits(&lent) {
             return Err(RegisterError::Rights);
         }
         if self.free.is_empty() && self.places.len() as u64 >= u64::from(self.limit) {

@@ -21,7 +21,7 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 
 use nemesia::bootstrap::{ExitKind, LaunchError, Launcher, Outcome, Running};
-use nemesia::os::{limits as room, numa};
+use nemesia::internals::os::{limits as room, numa};
 use nemesia::verbs::{self, Wish};
 use nemesia::{Config, ConfigError};
 use serde::Serialize;

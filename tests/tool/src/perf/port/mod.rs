@@ -12,8 +12,7 @@ mod memory;
 use std::net::{Ipv4Addr, SocketAddr};
 
 use nemesia::bootstrap::{Bootstrap, Exchange};
-use nemesia::placement::Options;
-use nemesia::tcp::{self, TcpPort};
+use nemesia::tcp::{self, Options, TcpPort};
 use nemesia::verbs::{PortOptions, VerbsPort, Wish};
 use nemesia_core::port::memory::Facts;
 

@@ -1,0 +1,87 @@
+//! The descriptor that PMI_FD names.
+
+use super::*;
+
+#[test]
+fn a_descriptor_that_is_no_socket_is_refused() {
+    let file = std::fs::File::open("/dev/null").unwrap();
+    let error = pmi::open_inherited(file.as_raw_fd()).unwrap_err();
+    assert!(error.to_string().contains("is not a socket"), "{error}");
+}
+
+/// A number that was a launcher's socket, was closed, and now is something else, is judged by what it is.
+#[test]
+fn a_number_that_was_taken_once_does_not_hide_what_it_is_now() {
+    // Out of the way of other tests, which open and close descriptors all the time.
+    let high = |file: std::os::fd::RawFd| {
+        // SAFETY: takes numbers and touches no memory of this process.
+        let fd = unsafe { libc::fcntl(file, libc::F_DUPFD_CLOEXEC, 700) };
+        assert!(fd >= 700, "{}", std::io::Error::last_os_error());
+        fd
+    };
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let fd = high(theirs.as_raw_fd());
+    drop(pmi::open_inherited(fd).unwrap());
+    assert!(matches!(pmi::open_inherited(fd), Err(BootstrapError::AlreadyOpened { .. })), "it is open");
+    // SAFETY: this test made it, and nothing else has it.
+    drop(unsafe { <OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(fd) });
+    let closed = pmi::open_inherited(fd).unwrap_err();
+    assert!(closed.to_string().contains("is not open"), "{closed}");
+    let file = std::fs::File::open("/dev/null").unwrap();
+    assert_eq!(high(file.as_raw_fd()), fd);
+    let error = pmi::open_inherited(fd).unwrap_err();
+    assert!(error.to_string().contains("is not a socket"), "{error}");
+    // SAFETY: this test made it, and nobody else has it.
+    let owned: OwnedFd = unsafe { std::os::fd::FromRawFd::from_raw_fd(fd) };
+    drop((ours, owned));
+}
+
+#[test]
+fn a_descriptor_has_one_owner() {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let fd = std::os::fd::IntoRawFd::into_raw_fd(theirs);
+    let owned = pmi::open_inherited(fd).unwrap();
+    assert!(matches!(pmi::open_inherited(fd), Err(BootstrapError::AlreadyOpened { .. })));
+    drop((ours, owned));
+}
+
+/// PMI_FD may name a descriptor of other code in this process, which goes on using it.
+#[test]
+fn the_descriptor_that_the_environment_names_is_never_closed() {
+    let (mut ours, mut theirs) = UnixStream::pair().unwrap();
+    drop(pmi::open_inherited(theirs.as_raw_fd()).unwrap());
+    ours.write_all(b"still here").unwrap();
+    let mut bytes = [0; 10];
+    theirs.read_exact(&mut bytes).unwrap();
+    assert_eq!(&bytes, b"still here");
+    // One that is no launcher does not lose its connection either.
+    let (mut ours, mut theirs) = UnixStream::pair().unwrap();
+    let named = theirs.try_clone().unwrap();
+    theirs.write_all(b"HTTP/1.1 400 Bad Request\n").unwrap();
+    let socket = pmi::open_inherited(ours.as_raw_fd()).unwrap();
+    assert!(PmiClient::connect(socket, 0, 1, LONG).is_err());
+    theirs.write_all(b"x").unwrap();
+    ours.read_exact(&mut bytes[..1]).unwrap();
+    drop(named);
+}
+
+#[test]
+fn only_a_connected_stream_is_taken_for_a_launcher() {
+    let (packets, _other) = std::os::unix::net::UnixDatagram::pair().unwrap();
+    let error = pmi::open_inherited(packets.as_raw_fd()).unwrap_err().to_string();
+    assert!(error.contains("is a socket for packets"), "{error}");
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let error = pmi::open_inherited(listener.as_raw_fd()).unwrap_err().to_string();
+    assert!(error.contains("is not a connected socket"), "{error}");
+}
+
+/// The descriptor that PMI_FD names stays open, so the end has to be told by the connection.
+#[test]
+fn a_client_that_is_dropped_ends_its_connection_for_every_descriptor() {
+    let mut world = World::new(1);
+    let socket = world.sockets.remove(0);
+    let other = socket.try_clone().unwrap();
+    drop(PmiClient::connect(socket, 0, 1, LONG).unwrap());
+    let mut other = UnixStream::from(other);
+    assert_eq!(other.read(&mut [0; 1]).unwrap(), 0, "the stream has ended");
+}
