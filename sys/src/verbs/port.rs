@@ -38,6 +38,7 @@ use super::pair::Depths;
 use super::shared::SharedReceives;
 use super::survey::{Choice, Wish};
 use crate::cm::{Channel, Id, encode_address};
+use held::Holding;
 use link::Links;
 use regions::Regions;
 use ring::Slab;
@@ -107,8 +108,8 @@ pub struct VerbsPort {
     /// Completions that were taken and not asked for yet.
     pending: VecDeque<Completion>,
     events: VecDeque<Event>,
-    /// The device's fences can't be used.
-    holds_fences: bool,
+    /// What the port holds back in place of the device.
+    holding: Holding,
     /// Connections of which something has completed that others may wait for.
     answered: Vec<u32>,
     /// Connections that a completion has shown to be broken.
