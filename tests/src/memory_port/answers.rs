@@ -54,10 +54,10 @@ fn empty_read_changes_nothing<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
 /// The requests come while the peer's queue is busy, so the peer answers them later.
 fn empty_reads_succeed<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
     bench.open(2)?;
-    let len = bench.most_bytes()?.min(1 << 20);
+    let len = bench.most_bytes()?.min(8 << 20);
     let (mine, theirs) = (bench.open_memory(0, len as usize)?, bench.open_memory(1, len as usize)?);
     let sink = bench.sink(0, PAGE)?;
-    for _ in 0..12 {
+    for _ in 0..4 {
         let (a, b) = bench.connect(0, 1)?;
         let mut writes = Vec::new();
         for len in [len, 100.min(len), len, 100.min(len)] {
@@ -71,7 +71,7 @@ fn empty_reads_succeed<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
         for number in 0..reads {
             let id = if number == 0 { first } else { bench.next_id() };
             bench.port(0)?.read(Work::new(a, id), &[sink.slice(0, 0)], theirs.at(0)).map_err(text)?;
-            for _ in 0..bench.random.below(4) {
+            for _ in 0..bench.random.below(200) {
                 bench.turn();
             }
         }
