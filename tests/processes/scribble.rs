@@ -10,7 +10,7 @@ use nemesia_tests::{quick, say, seed};
 const PEER: &str = env!("CARGO_BIN_EXE_peer");
 const SCRATCH: &str = env!("CARGO_TARGET_TMPDIR");
 /// For one pair; it takes some 50 ms.
-const LIMIT: Duration = Duration::from_secs(40);
+const LIMIT: Duration = Duration::from_secs(120);
 
 /// Sizes, so that nonsense meets structures that are close together, and far apart.
 const GEOMETRIES: [[&str; 3]; 4] =

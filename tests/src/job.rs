@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use nemesia::bootstrap::{ExitKind, Launcher, Running};
 
+use crate::leftovers::{self, OUTPUT};
+
 /// A world of processes hangs when it has not ended by then. Nothing here is expected to come near.
 pub const DEADLINE: Duration = Duration::from_secs(120);
-/// The environment of the shell that becomes a rank: where its words go.
-const OUTPUT: &str = "NEMESIA_TEST_OUTPUT";
 /// How often ranks are asked whether they have ended: the precision of [`Rank::ended`].
 const ASK_EVERY: Duration = Duration::from_millis(1);
 
@@ -126,6 +126,7 @@ impl Job {
             launcher = launcher.env(name, value);
         }
         let running = launcher.spawn().map_err(|error| error.to_string())?;
+        leftovers::started(&directory.0, running.pids());
         Ok(World { running, directory, ended: vec![None; size] })
     }
 

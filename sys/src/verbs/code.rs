@@ -112,7 +112,11 @@ mod tests {
             let _ = (work_error(code), pair_error(code));
         }
         assert_eq!(work_error(77), WorkError::Unknown(77));
-        assert_eq!(work_error(21), WorkError::General, "siw reports this status when a peer breaks the protocol");
+        assert_eq!(
+            work_error(21),
+            WorkError::General,
+            "siw reports this status when a peer breaks the protocol"
+        );
         assert_eq!(describe_status(77), "a status that is unknown here");
         assert_eq!(describe_status(raw::IBV_WC_TM_RNDV_INCOMPLETE), "tag matching rendezvous incomplete");
         assert_eq!(describe_event(raw::IBV_EVENT_WQ_FATAL), "work queue: fatal error");

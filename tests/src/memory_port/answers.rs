@@ -111,7 +111,9 @@ fn payloads_across_a_page_end<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
             ids.iter().try_for_each(|id| bench.succeeds(0, *id))?;
             bench.flush((0, a), (1, b))?;
             let is_whole = into.get(0, len as usize) == mine.get(at, len as usize);
-            ensure(is_whole, || format!("a write of {len} bytes, {before} of them before the end of a page"))?;
+            ensure(is_whole, || {
+                format!("a write of {len} bytes, {before} of them before the end of a page")
+            })?;
         }
     }
     Ok(())

@@ -114,7 +114,8 @@ impl Held {
 /// Posts those whose turn it is; the error number where the device takes one no more.
 fn release(link: &mut Link) -> Result<(), i32> {
     while let Some(held) = link.held.front() {
-        if held.most_unanswered.is_some_and(|most| link.sends.awaits_more_answers_before(held.sequence, most)) {
+        if held.most_unanswered.is_some_and(|most| link.sends.awaits_more_answers_before(held.sequence, most))
+        {
             break;
         }
         let (Some(held), Some(pair)) = (link.held.pop_front(), &link.pair) else { break };
