@@ -9,14 +9,15 @@
 //! here is a failure with that number, never a panic.
 //!
 //! # Soft devices
-//! On soft `RoCE` (rxe) and soft iWARP (siw) the port holds back fenced work requests until the reads before them are answered, and
-//! on siw also reads above the number of reads under way: the devices' own queues would wait without end.
+//! On soft `RoCE` (rxe) and soft iWARP (siw) the port holds back fenced work requests until the reads before them are
+//! answered, and on siw also reads above the number of reads under way: the devices' own queues would wait without end.
 //!
-//! The siw of Linux (6.1 at least) has two mistakes in what it sends. They are on the side that answers, so no port can avoid them:
+//! The siw of Linux (6.1 at least) has two mistakes in what it sends. They are on the side that answers, so no port
+//! can avoid them:
 //! - The answer to a read of no bytes may have bytes. The connection then ends with
 //!   [`WorkError::General`](nemesia_core::port::memory::WorkError::General) (status 21) or another failure.
-//! - Payloads of at most 32 bytes that cross the end of a page may arrive with wrong contents, without an error: answers to reads always,
-//!   sends and writes if they waited in the queue.
+//! - Payloads of at most 32 bytes that cross the end of a page may arrive with wrong contents, without an error:
+//!   answers to reads always, sends and writes if they waited in the queue.
 //!
 //! Use siw for tests, with the mends of `tests/vm/siw.py`, and not for data that matters.
 //!

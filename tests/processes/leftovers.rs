@@ -41,7 +41,7 @@ fn files_of_other_programs_are_not_ours() -> Result<(), String> {
 fn a_name_that_a_process_leaves_is_found() -> Result<(), String> {
     let traces = Traces::now();
     // `$$` is the number of the process, which would be in the name.
-    let script = "echo left >/dev/shm/nemesia-$$; echo left >/dev/shm/nemesia-$$-removed; rm /dev/shm/nemesia-$$-removed";
+    let script = "name=/dev/shm/nemesia-$$; echo left >$name; echo left >$name-removed; rm $name-removed";
     job("/bin/true", "").before(script).run(1)?;
     let found = traces.at_once();
     for path in &found {

@@ -1,8 +1,8 @@
 //! What processes of a test may not leave behind: names in file systems, System V objects, processes.
 //!
-//! Other programs use the same directories at the same time. So the thread of the test, and with it the processes that it starts,
-//! gets a mount namespace and an IPC namespace of its own where that is permitted: whatever is there comes from this test. Elsewhere
-//! only that counts which names a process of this test.
+//! Other programs use the same directories at the same time. So the thread of the test, and with it the processes
+//! that it starts, gets a mount namespace and an IPC namespace of its own where that is permitted: whatever is there
+//! comes from this test. Elsewhere only that counts which names a process of this test.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -31,7 +31,8 @@ pub(crate) fn started(directory: &Path, pids: &[u32]) {
 /// What this thread sees of the machine.
 #[derive(Clone, Debug)]
 enum View {
-    /// These directories are empty file systems that only this thread and its processes see; System V objects are theirs.
+    /// These directories are empty file systems that only this thread and its processes see; System V objects are
+    /// theirs.
     Own(Vec<&'static str>),
     /// What every program sees.
     Shared,

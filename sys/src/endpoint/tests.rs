@@ -144,8 +144,8 @@ fn a_held_peer_does_not_end_a_receive_that_another_satisfies() {
     drop((one, two));
 }
 
-/// Goes on with a wait, as the blocking calls do, until a sleep has brought nothing and the wait has gone on after that sleep: the
-/// wait has then read the clock and looked for held peers. Nothing may come meanwhile.
+/// Goes on with a wait, as the blocking calls do, until a sleep has brought nothing and the wait has gone on after
+/// that sleep: the wait has then read the clock and looked for held peers. Nothing may come meanwhile.
 fn sleep_in_vain(endpoint: &mut Endpoint, wait: &mut Wait, request: super::Request) {
     let in_vain = |endpoint: &Endpoint| {
         let waits = endpoint.counters().waits;

@@ -1,14 +1,17 @@
 //! Work requests that the port holds back, because the device would wait without end in their place.
 //!
 //! **Soft `RoCE`** keeps a fenced work request until no read or atomic operation of its queue is under way
-//! (`rxe_wqe_is_fenced`, Linux 6.1). When a packet is lost it sends again from the oldest that was not acknowledged, and
-//! reads behind that, or that one itself if it is a fenced read, still count as under way: it waits for itself, for ever.
-//! **Soft iWARP (siw)** stops its send queue at a fenced work request while an answer is missing, and at a read that exceeds the
-//! number of reads under way (`siw_activate_tx_from_sq`, Linux 6.1). Its answers to the peer's reads wait in the same queue behind
-//! that work request. If both ends are in this state, each answer waits behind the other end's work request: a deadlock.
+//! (`rxe_wqe_is_fenced`, Linux 6.1). When a packet is lost it sends again from the oldest that was not acknowledged,
+//! and reads behind that, or that one itself if it is a fenced read, still count as under way: it waits for itself,
+//! for ever.
 //!
-//! Therefore the port keeps a fenced work request, and all work requests behind it, until the reads before it were answered. On
-//! siw it also keeps a read until the device may have one more read under way.
+//! **Soft iWARP (siw)** stops its send queue at a fenced work request while an answer is missing, and at a read that
+//! exceeds the number of reads under way (`siw_activate_tx_from_sq`, Linux 6.1). Its answers to the peer's reads wait in
+//! the same queue behind that work request. If both ends are in this state, each answer waits behind the other end's
+//! work request: a deadlock.
+//!
+//! Therefore the port keeps a fenced work request, and all work requests behind it, until the reads before it were
+//! answered. On siw it also keeps a read until the device may have one more read under way.
 
 use std::collections::VecDeque;
 
@@ -43,8 +46,8 @@ impl Holding {
         Self { fences: matches!(vendor, RXE | SIW), reads: vendor == SIW, long_reads: vendor == RXE }
     }
 
-    /// Returns how many requests before this one may still wait for an answer when the device gets it; `under_way` is the
-    /// connection's number of reads under way. `None` if the port never holds it.
+    /// Returns how many requests before this one may still wait for an answer when the device gets it; `under_way` is
+    /// the connection's number of reads under way. `None` if the port never holds it.
     #[inline]
     pub(super) const fn most_unanswered(self, fence: bool, answered: bool, under_way: u8) -> Option<u32> {
         if fence && self.fences {
