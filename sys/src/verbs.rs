@@ -8,6 +8,19 @@
 //! The library is opened at run time. Codes of the device (status, opcode, event) are kept as numbers. An
 //! unknown code is a failure with that number, never a panic.
 //!
+//! # Soft devices
+//! On soft `RoCE` (rxe) and soft iWARP (siw) the port holds back fenced work requests until the reads before them are
+//! answered, and on siw also reads above the number of reads under way: the devices' own queues would wait without end.
+//!
+//! The siw of Linux (6.1 at least) has two mistakes in what it sends. They are on the side that answers, so no port
+//! can avoid them:
+//! - The answer to a read of no bytes may have bytes. The connection then ends with
+//!   [`WorkError::General`](nemesia_core::port::memory::WorkError::General) (status 21) or another failure.
+//! - Payloads of at most 32 bytes that cross the end of a page may arrive with wrong contents, without an error:
+//!   answers to reads always, sends and writes if they waited in the queue.
+//!
+//! Use siw for tests, with the mends of `tests/vm/siw.py`, and not for data that matters.
+//!
 //! # Fork
 //! Registered memory is pinned. Since Linux 5.12 a child of `fork` gets a copy of it, and nothing needs to be
 //! done ([`ForkSafety::Unneeded`]). On older kernels, the first write after a fork moves the parent to pages

@@ -10,8 +10,8 @@ use nemesia_tests::{quick, say, seed, skip};
 
 const PEER: &str = env!("CARGO_BIN_EXE_peer");
 const SCRATCH: &str = env!("CARGO_TARGET_TMPDIR");
-/// The other is to notice within a second; on a machine that is busy with other things, within this.
-const LIMIT: Duration = Duration::from_secs(10);
+/// The other rank notices within a second. A machine that is busy with other programs may take longer.
+const LIMIT: Duration = Duration::from_secs(120);
 /// Exit code: a peer has failed.
 const PEER_FAILED: ExitKind = ExitKind::Exited(3);
 
@@ -32,7 +32,7 @@ struct Tally {
 fn a_killed_process_is_reported_to_the_other_and_leaves_nothing_behind() -> Result<(), String> {
     // Bounded in `tests/run --quick`.
     let count = if quick() { 40 } else { 500 };
-    let (seed, traces) = (seed(), Traces::now(PEER));
+    let (seed, traces) = (seed(), Traces::now());
     let mut random = Random::new(seed);
     let mut tally = Tally::default();
     for kill in 0..count {
@@ -107,7 +107,7 @@ fn survivors_go_on(random: &mut Random) -> Result<(), String> {
         all_open(&world, 3);
         std::thread::sleep(Duration::from_micros(random.below(50_000)));
         world.signal(victim, libc::SIGKILL);
-        let ranks = world.wait(Duration::from_secs(60))?;
+        let ranks = world.wait(LIMIT)?;
         let survived = ranks.iter().enumerate().all(|(rank, end)| rank == victim || end.kind.is_success());
         if !survived {
             return Err(format!("without rank {victim}:\n{}", report(&ranks)));
@@ -119,7 +119,7 @@ fn survivors_go_on(random: &mut Random) -> Result<(), String> {
 /// Sleeping processes look at their peers' lives; so must those that never get to sleep.
 fn a_death_is_noticed_under_traffic() -> Result<(), String> {
     let job = Job::new(PEER, SCRATCH, "notice").env("NEMESIA_SPIN", "4000000000");
-    let ranks = job.spawn(3)?.wait(Duration::from_secs(30))?;
+    let ranks = job.spawn(3)?.wait(LIMIT)?;
     let fine = ranks[..2].iter().all(|rank| rank.kind.is_success());
     if fine { Ok(()) } else { Err(format!("under traffic:\n{}", report(&ranks))) }
 }

@@ -110,7 +110,7 @@ fn a_crowd_that_never_spins_sleeps_once_for_many_messages() -> Result<(), String
 
 #[test]
 fn messages_pass_over_segments_in_dev_shm() -> Result<(), String> {
-    let traces = Traces::now("no program");
+    let traces = Traces::now();
     job("exchange 3").env("NEMESIA_BACKING", "devshm").succeed(2)?;
     assert_eq!(traces.new_ones(), [""; 0]);
     Ok(())

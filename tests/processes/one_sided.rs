@@ -68,7 +68,7 @@ fn floods_of_active_messages_are_handled_in_order_and_answered() -> Result<(), S
 
 #[test]
 fn a_killed_process_ends_what_others_do_with_its_memory() -> Result<(), String> {
-    let (traces, mut random) = (Traces::now("no program"), Random::new(seed()));
+    let (traces, mut random) = (Traces::now(), Random::new(seed()));
     let count = if quick() { 10 } else { 60 };
     for kill in 0..count {
         let number = random.next() >> 20;

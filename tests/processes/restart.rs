@@ -29,7 +29,7 @@ static ONE: Mutex<()> = Mutex::new(());
 fn kill_again_and_again(size: usize, settings: &str) -> Result<(), String> {
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     let (seed, times) = (seed(), if quick() { 4 } else { 20 });
-    let traces = Traces::now(PEER);
+    let traces = Traces::now();
     let mut random = Random::new(seed);
     let mut job = Job::new(PEER, SCRATCH, &format!("restart {times}")).restart(times);
     for (name, value) in settings.split_whitespace().filter_map(|setting| setting.split_once('=')) {

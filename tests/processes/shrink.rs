@@ -15,7 +15,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 
 #[test]
 fn survivors_of_random_deaths_agree_on_who_they_are() -> Result<(), String> {
-    let (seed, traces) = (seed(), Traces::now(PEER));
+    let (seed, traces) = (seed(), Traces::now());
     let mut random = Random::new(seed);
     let (mut deaths, mut rounds) = (0, 0);
     for world in 0..if quick() { 6 } else { 60 } {

@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use nemesia::bootstrap::{ExitKind, Launcher, Running};
 
+use crate::leftovers::{self, OUTPUT};
+
 /// The time after which a world counts as hanging. No test is expected to come near.
 pub const DEADLINE: Duration = Duration::from_secs(120);
-/// The variable that tells the shell of a rank where its output goes.
-const OUTPUT: &str = "NEMESIA_TEST_OUTPUT";
 /// The interval of the checks whether ranks have ended: the precision of [`Rank::ended`].
 const ASK_EVERY: Duration = Duration::from_millis(1);
 
@@ -127,6 +127,7 @@ impl Job {
             launcher = launcher.env(name, value);
         }
         let running = launcher.spawn().map_err(|error| error.to_string())?;
+        leftovers::started(&directory.0, running.pids());
         Ok(World { running, directory, ended: vec![None; size] })
     }
 

@@ -4,7 +4,7 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`job`] | starting a world of processes, waiting for it under a deadline, reading what each rank wrote |
-//! | [`leftovers`] | names, segments and processes that were not there before |
+//! | [`leftovers`] | names, System V objects and processes that a test leaves behind |
 //! | [`content`] | payloads that can be checked |
 //! | [`memory_port`] | what every memory port has to do |
 //! | [`peer`] | the program itself, one module a mode |

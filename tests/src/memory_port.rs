@@ -8,6 +8,7 @@
 //! |---|---|
 //! | [`connect`] | connections: made, refused, too late, too many, closed |
 //! | [`data`] | every operation, of every size, with its contents |
+//! | [`answers`] | reads and their answers while both ends send |
 //! | [`atomics`] | atomic operations |
 //! | [`long`] | writes and reads that are longer than a message |
 //! | [`receives`] | receives: too short, none posted, the shared queue |
@@ -17,6 +18,7 @@
 //! | [`random`] | everything at once, against a model |
 //! | [`channel`] | a channel over it: packets in order, peers that are lost or break the rules, and the engine on top |
 
+pub mod answers;
 pub mod atomics;
 pub mod bench;
 pub mod channel;
@@ -88,6 +90,7 @@ pub fn checks<F: Fabric>() -> Vec<(&'static str, Check<F>)> {
     all.extend(connect::checks());
     all.extend(data::checks());
     all.extend(long::checks());
+    all.extend(answers::checks());
     all.extend(atomics::checks());
     all.extend(receives::checks());
     all.extend(refused::checks());

@@ -8,6 +8,15 @@ first message has arrived; siw as it is does not look.
 One mistake of siw's is put right. `siw_accept()` sends the MPA reply and then makes the socket the queue pair's; what the peer sends in
 between wakes nobody, and waits in the socket until something else comes: for ever, if the peer waits for an answer. With
 `accept_looks`, on by default, siw looks at the socket once more; `accept_pause` makes the time in between longer, in milliseconds.
+
+Two mistakes in the data that siw sends are put right too. With `data_mends=0` the module has them again, as plain siw
+has them:
+- `siw_activate_tx()` takes a read request of length 0 from the queue of requests and leaves the length of an earlier
+  work request in the first part. The answer then carries bytes that the peer did not ask for, and the peer ends the
+  connection with status 21.
+- `siw_try_1seg()` copies a payload of at most 32 bytes in two steps if a page ends within the payload. The first step
+  takes the number of bytes that belongs to the second step, so the payload is wrong unless both steps have equally
+  many bytes.
 """
 
 import os
@@ -20,6 +29,7 @@ import packages
 DIRECTORY = "/drivers/infiniband/sw/siw/"
 SWITCHES = ("zcopy_tx", "loopback_enabled", "mpa_crc_required", "mpa_crc_strict", "peer_to_peer")
 PARAMETER = "strict_active_first"
+DATA_MENDS = "data_mends"
 ACCEPTED = "\t} else {\n\t\tsiw_qp_socket_assoc(cep, qp);\n"
 # Each change: the file, what stands there once, and what comes instead.
 CHANGES = (
@@ -47,6 +57,15 @@ static void siw_look(struct sock *sk)
 }
 
 int siw_accept(struct iw_cm_id *id,"""),
+    ("siw.h", "extern bool accept_looks;", f"extern bool accept_looks;\nextern bool {DATA_MENDS};"),
+    ("siw_main.c", "MODULE_AUTHOR(",
+     f"bool {DATA_MENDS} = true;\nmodule_param({DATA_MENDS}, bool, 0644);\n\nMODULE_AUTHOR("),
+    # siw_activate_tx(): the answer to a read of no bytes has no bytes.
+    ("siw_qp.c", "\t\twqe->sqe.num_sge = 0;\n",
+     f"\t\twqe->sqe.num_sge = 0;\n\t\tif ({DATA_MENDS})\n\t\t\twqe->sqe.sge[0].length = 0;\n"),
+    # siw_try_1seg(): the first step ends where the page ends.
+    ("siw_qp_tx.c", "unsigned long part = bytes - (PAGE_SIZE - off);",
+     f"unsigned long part = {DATA_MENDS} ? PAGE_SIZE - off : bytes - (PAGE_SIZE - off);"),
     # siw_get_hdr(): something has come.
     ("siw_qp_rx.c", "\tint bytes;\n\n\tif (srx->fpdu_part_rcvd < MIN_DDP_HDR) {",
      "\tint bytes;\n\n\tqp->must_listen = false;\n\tif (srx->fpdu_part_rcvd < MIN_DDP_HDR) {"),

@@ -12,6 +12,7 @@ use std::time::Duration;
 use nemesia_core::port::MessagePort as _;
 
 use self::meeting::Meeting;
+use super::wait::{Awaited, Wait};
 use super::{Access, Endpoint, Path, Refusal, Region, Source, Tag};
 use crate::{Config, Error};
 
@@ -122,17 +123,41 @@ fn a_held_peer_does_not_end_a_receive_that_another_satisfies() {
     let mut all = world(3, &Config::default().unexpected_bytes(64 << 10));
     let (mut two, mut one) = (all.pop().unwrap(), all.pop().unwrap());
     let mut zero = all.pop().unwrap();
-    let large = vec![1; 1 << 20];
-    // SAFETY: the buffer outlives the endpoint.
-    let _ = unsafe { two.isend(0, 77, large.as_ptr(), large.len()) }.unwrap();
-    let late = std::thread::spawn(move || {
-        std::thread::sleep(Duration::from_millis(300));
-        one.send(0, 2, b"late").unwrap();
-        one
-    });
-    let status = zero.recv(Source::Any, Tag::Exactly(2), &mut [0; 8]).unwrap();
-    assert_eq!((status.rank, status.len), (1, 4));
-    drop((late.join().unwrap(), two));
+    let bytes = [1; 8];
+    // Rank 2 sends messages that rank 0 does not receive, until it has no credit.
+    while !zero.engine.is_held(2) {
+        // SAFETY: the buffer outlives the endpoint.
+        let _ = unsafe { two.isend(0, 77, bytes.as_ptr(), bytes.len()) }.unwrap();
+        while zero.progress() + two.progress() > 0 {}
+    }
+    assert!(!zero.engine.is_held(1));
+    let mut got = [0; 8];
+    // SAFETY: the buffer lives, unused, until the request is complete.
+    let request = unsafe { zero.irecv(Source::Any, Tag::Exactly(2), got.as_mut_ptr(), 8) }.unwrap();
+    // A wait looks for held peers when a sleep has brought nothing. Only then rank 1 sends.
+    let mut wait = Wait::new(None);
+    sleep_in_vain(&mut zero, &mut wait, request);
+    assert!(zero.engine.is_held(2) && !zero.engine.is_held(1));
+    one.send(0, 2, b"late").unwrap();
+    let status = zero.go_on(request, &mut wait, Awaited::Request(request)).unwrap();
+    assert_eq!((status.rank, status.len, &got[..4]), (1, 4, &b"late"[..]));
+    drop((one, two));
+}
+
+/// Goes on with a wait, as the blocking calls do, until a sleep has brought nothing and the wait has gone on after
+/// that sleep: the wait has then read the clock and looked for held peers. Nothing may come meanwhile.
+fn sleep_in_vain(endpoint: &mut Endpoint, wait: &mut Wait, request: super::Request) {
+    let in_vain = |endpoint: &Endpoint| {
+        let waits = endpoint.counters().waits;
+        waits.sleeps - waits.sleeps_woken
+    };
+    let before = in_vain(endpoint);
+    // The second one begins after the conclusions from the first one.
+    while in_vain(endpoint) < before + 2 {
+        assert!(endpoint.outcome(request).is_none(), "it is complete");
+        let packets = endpoint.engine.step().packets;
+        endpoint.pause(wait, packets, Awaited::Request(request)).unwrap();
+    }
 }
 
 #[test]
@@ -141,13 +166,16 @@ fn a_time_beyond_the_end_of_the_clock_never_comes() {
     let mut got = [0; 8];
     // SAFETY: the buffer lives, unused, until the request is complete.
     let request = unsafe { zero.irecv(Source::Any, Tag::Any, got.as_mut_ptr(), 8) }.unwrap();
-    let late = std::thread::spawn(move || {
-        std::thread::sleep(Duration::from_millis(50));
-        one.send(0, 2, &[2; 8]).unwrap();
-        one
-    });
+    let mut wait = Wait::new(Some(Duration::MAX));
+    // The wait has added the time to the clock before the message is sent.
+    sleep_in_vain(&mut zero, &mut wait, request);
+    one.send(0, 2, &[2; 8]).unwrap();
+    assert_eq!(zero.go_on(request, &mut wait, Awaited::Request(request)).unwrap().len, 8);
+    // SAFETY: as above.
+    let request = unsafe { zero.irecv(Source::Any, Tag::Any, got.as_mut_ptr(), 8) }.unwrap();
+    one.send(0, 2, &[3; 8]).unwrap();
     assert_eq!(zero.wait_timeout(request, Duration::MAX).unwrap().len, 8);
-    drop(late.join().unwrap());
+    assert_eq!(got, [3; 8]);
 }
 
 #[test]
@@ -274,18 +302,24 @@ fn buffers_of_who_leaves_are_not_read_any_more() {
     let mut bytes = vec![7; 1 << 20];
     // SAFETY: the bytes outlive both endpoints, and this one does not look at them again.
     let _send = unsafe { one.isend(0, 1, bytes.as_ptr(), bytes.len()) }.unwrap();
-    // What its end begins with; from then on the buffer is its owner's.
+    // Rank 0 knows the buffer's address before rank 1 forbids to read it.
+    while zero.counters().engine.unexpected_now == 0 {
+        zero.progress();
+    }
+    // An endpoint that ends begins with this. The buffer then belongs to its owner again.
     one.forbid_reading();
-    std::thread::sleep(Duration::from_millis(10));
     bytes.fill(9);
     let mut room = vec![0; 1 << 20];
-    let receive = zero.scope(|scope| {
-        let receive = scope.irecv(Source::Rank(1), Tag::Any, &mut room)?;
-        assert!(scope.test(receive)?.is_none());
-        drop(one);
-        scope.wait(receive)
-    });
-    assert!(matches!(receive, Err(Error::PeerFailed { rank: 1, .. })), "{receive:?}");
+    // SAFETY: the bytes outlive both endpoints, and nothing else uses them until the request is complete.
+    let receive = unsafe { zero.irecv(Source::Rank(1), Tag::Any, room.as_mut_ptr(), room.len()) }.unwrap();
+    for _ in 0..100 {
+        assert!(zero.test(receive).unwrap().is_none());
+    }
+    // Rank 0 has tried to read, was refused, and does not try again.
+    assert!(!zero.engine.port().can_pull(1), "rank 0 has not tried to read the buffer");
+    drop(one);
+    let outcome = zero.wait(receive);
+    assert!(matches!(outcome, Err(Error::PeerFailed { rank: 1, .. })), "{outcome:?}");
     assert!(room.iter().all(|&byte| byte != 9), "what was there later was read");
 }
 

@@ -539,8 +539,10 @@ mod tests {
         let names =
             || std::fs::read_dir("/dev/shm").unwrap().map(|e| e.unwrap().file_name()).collect::<Vec<_>>();
         let opts = SegmentOptions { backing: SegmentBacking::DevShm, ..SegmentOptions::default() };
-        let segment = Segment::create("nemesia-test", LEN, &opts).unwrap();
-        assert!(!names().iter().any(|name| name.to_string_lossy().contains("nemesia-test")));
+        // No other program has a file of this name.
+        let own = format!("nemesia-test-{}", std::process::id());
+        let segment = Segment::create(&own, LEN, &opts).unwrap();
+        assert!(!names().iter().any(|name| name.to_string_lossy().contains(&own)));
         assert!(!segment.seal_against_foreign_writes().unwrap());
         segment.seal_seals().unwrap();
         let error = Segment::attach(copy_of(&segment), Access::ReadWrite, SIZES).unwrap_err();

@@ -18,6 +18,7 @@ pub(crate) fn work_error(status: u32) -> WorkError {
         raw::IBV_WC_REM_OP_ERR | raw::IBV_WC_REM_ABORT_ERR => WorkError::RemoteOperation,
         raw::IBV_WC_RNR_RETRY_EXC_ERR => WorkError::NoReceive,
         raw::IBV_WC_RETRY_EXC_ERR | raw::IBV_WC_RESP_TIMEOUT_ERR => WorkError::PeerLost,
+        raw::IBV_WC_GENERAL_ERR => WorkError::General,
         other => WorkError::Unknown(other),
     }
 }
@@ -112,6 +113,11 @@ mod tests {
             let _ = (work_error(code), pair_error(code));
         }
         assert_eq!(work_error(77), WorkError::Unknown(77));
+        assert_eq!(
+            work_error(21),
+            WorkError::General,
+            "siw reports this status when a peer breaks the protocol"
+        );
         assert_eq!(describe_status(77), "a status that is unknown here");
         assert_eq!(describe_status(raw::IBV_WC_TM_RNDV_INCOMPLETE), "tag matching rendezvous incomplete");
         assert_eq!(describe_event(raw::IBV_EVENT_WQ_FATAL), "work queue: fatal error");

@@ -39,6 +39,7 @@ use super::pair::Depths;
 use super::shared::SharedReceives;
 use super::survey::{Choice, Wish};
 use crate::cm::{Channel, Id, encode_address};
+use held::Holding;
 use link::Links;
 use regions::Regions;
 use ring::Slab;
@@ -112,8 +113,8 @@ pub struct VerbsPort {
     /// Completions that were taken and that the caller has not polled.
     pending: VecDeque<Completion>,
     events: VecDeque<Event>,
-    /// Whether the device's fences cannot be used.
-    holds_fences: bool,
+    /// What the port holds back in place of the device.
+    holding: Holding,
     /// Connections with a completion for which held requests may wait.
     answered: Vec<u32>,
     /// Connections that a completion has shown to be broken.

@@ -112,6 +112,10 @@ pub enum WorkError {
     /// The connection ended, for another reason, before this was executed, or while it was.
     #[error("the connection ended before")]
     Flushed,
+    /// The device failed it without a more exact reason (`IBV_WC_GENERAL_ERR`, 21). Soft iWARP reports so, among
+    /// other causes, an answer of the wrong length.
+    #[error("the device failed it with a general error and gave no reason; the kernel's log may have one")]
+    General,
     /// Something else; the fabric's code.
     #[error("it failed, with code {0}")]
     Unknown(u32),

@@ -1,9 +1,17 @@
-//! Fences where the device's own can't be used.
+//! Work requests that the port holds back, because the device would wait without end in their place.
 //!
-//! Soft `RoCE` keeps a fenced work request until no read or atomic operation of its queue is under way
-//! (`rxe_wqe_is_fenced`, Linux 6.1). When a packet is lost it sends again from the oldest that was not acknowledged, and
-//! reads behind that, or that one itself if it is a fenced read, still count as under way: it waits for itself, for ever.
-//! So there the port keeps a fenced work request, and all behind it, until the reads before it were answered.
+//! **Soft `RoCE`** keeps a fenced work request until no read or atomic operation of its queue is under way
+//! (`rxe_wqe_is_fenced`, Linux 6.1). When a packet is lost it sends again from the oldest that was not acknowledged,
+//! and reads behind that, or that one itself if it is a fenced read, still count as under way: it waits for itself,
+//! for ever.
+//!
+//! **Soft iWARP (siw)** stops its send queue at a fenced work request while an answer is missing, and at a read that
+//! exceeds the number of reads under way (`siw_activate_tx_from_sq`, Linux 6.1). Its answers to the peer's reads wait in
+//! the same queue behind that work request. If both ends are in this state, each answer waits behind the other end's
+//! work request: a deadlock.
+//!
+//! Therefore the port keeps a fenced work request, and all work requests behind it, until the reads before it were
+//! answered. On siw it also keeps a read until the device may have one more read under way.
 
 use std::collections::VecDeque;
 
@@ -19,9 +27,38 @@ use crate::verbs::pair::QueuePair;
 /// What the vendor of soft `RoCE` is called: `RXE_VENDOR_ID`.
 const RXE: u32 = 0xff_ffff;
 
-/// Whether a device's fences can't be used.
-pub(super) fn fences_stall(vendor: u32) -> bool {
-    vendor == RXE
+/// The vendor of soft iWARP: `SIW_VENDOR_ID`.
+const SIW: u32 = 0x62_6d74;
+
+/// What the port does in place of the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Holding {
+    /// It holds fenced work requests: the device's fences can't be used.
+    pub(super) fences: bool,
+    /// It holds reads that exceed the number of reads under way.
+    pub(super) reads: bool,
+    /// It has one part of a long read under way at a time; see [`long`](super::long).
+    pub(super) long_reads: bool,
+}
+
+impl Holding {
+    /// Returns what the port does for a device of this vendor.
+    pub(super) const fn of(vendor: u32) -> Self {
+        Self { fences: matches!(vendor, RXE | SIW), reads: vendor == SIW, long_reads: vendor == RXE }
+    }
+
+    /// Returns how many requests before this one may still wait for an answer when the device gets it; `under_way` is
+    /// the connection's number of reads under way. `None` if the port never holds it.
+    #[inline]
+    pub(super) const fn most_unanswered(self, fence: bool, answered: bool, under_way: u8) -> Option<u32> {
+        if fence && self.fences {
+            Some(0)
+        } else if answered && self.reads {
+            Some((under_way as u32).saturating_sub(1))
+        } else {
+            None
+        }
+    }
 }
 
 /// A work request that waits. Its place in the ring is taken.
@@ -30,7 +67,7 @@ pub(super) struct Held {
     parts: Parts,
     /// A copy of an inline payload.
     inline: Box<[u8]>,
-    fence: bool,
+    most_unanswered: Option<u32>,
     sequence: u32,
 }
 
@@ -45,7 +82,7 @@ impl Held {
     pub(super) unsafe fn new(
         wr: raw::ibv_send_wr,
         list: &[raw::ibv_sge],
-        fence: bool,
+        most_unanswered: Option<u32>,
         sequence: u32,
     ) -> Self {
         let mut parts = Parts::NONE;
@@ -63,7 +100,7 @@ impl Held {
             // reference to them.
             unsafe { opaque::copy(from, inline.as_mut_ptr(), inline.len()) };
         }
-        Self { wr, parts, inline, fence, sequence }
+        Self { wr, parts, inline, most_unanswered, sequence }
     }
 
     /// Posts it, as [`QueuePair::post_send`] does.
@@ -83,7 +120,8 @@ impl Held {
 /// Posts those whose turn it is; the error number where the device takes one no more.
 fn release(link: &mut Link) -> Result<(), i32> {
     while let Some(held) = link.held.front() {
-        if held.fence && link.sends.awaits_answer_before(held.sequence) {
+        if held.most_unanswered.is_some_and(|most| link.sends.awaits_more_answers_before(held.sequence, most))
+        {
             break;
         }
         let (Some(held), Some(pair)) = (link.held.pop_front(), &link.pair) else { break };
@@ -107,5 +145,28 @@ impl VerbsPort {
                 self.suspects.push(index);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_soft_devices_have_their_requests_held() {
+        let other = Holding::of(0x02c9);
+        assert_eq!(other, Holding { fences: false, reads: false, long_reads: false });
+        assert_eq!(other.most_unanswered(true, true, 16), None);
+    }
+
+    #[test]
+    fn fences_wait_for_all_reads_and_reads_on_siw_for_those_above_the_limit() {
+        for vendor in [RXE, SIW] {
+            assert_eq!(Holding::of(vendor).most_unanswered(true, false, 16), Some(0));
+            assert_eq!(Holding::of(vendor).most_unanswered(false, false, 16), None);
+        }
+        assert_eq!(Holding::of(SIW).most_unanswered(false, true, 16), Some(15));
+        assert_eq!(Holding::of(SIW).most_unanswered(false, true, 0), Some(0));
+        assert_eq!(Holding::of(RXE).most_unanswered(false, true, 16), None);
     }
 }

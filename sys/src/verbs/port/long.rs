@@ -61,7 +61,7 @@ impl VerbsPort {
         if link.stage == Stage::Ready && link.sends.len() as u64 + count > u64::from(send_depth) {
             return Err(PostError::QueueFull);
         }
-        let one_by_one = self.holds_fences && wr.opcode == raw::IBV_WR_RDMA_READ;
+        let one_by_one = self.holding.long_reads && wr.opcode == raw::IBV_WR_RDMA_READ;
         let mut done = 0;
         for mut share in parts.shares(most) {
             let (next, kind) =

@@ -10,7 +10,7 @@ use nemesia_core::port::memory::Facts;
 use rdma_core_sys as raw;
 
 use super::connect::LISTENER;
-use super::held::fences_stall;
+use super::held::Holding;
 use super::link::Links;
 use super::regions::{MOST_PARTS, Regions};
 use super::ring::Slab;
@@ -58,7 +58,7 @@ impl VerbsPort {
         let local = listener.local_address().unwrap_or(SocketAddr::new(choice.address, 0));
         let epoll = watch(&[queue.descriptor(), channel.descriptor(), device.event_descriptor()])?;
         let limits = device.attributes();
-        let holds_fences = fences_stall(limits.vendor_id);
+        let holding = Holding::of(limits.vendor_id);
         let reads = (
             limits.max_qp_rd_atom.clamp(0, MOST_READS) as u8,
             limits.max_qp_init_rd_atom.clamp(0, MOST_READS) as u8,
@@ -82,7 +82,7 @@ impl VerbsPort {
             by_pair: HashMap::new(),
             pending: VecDeque::new(),
             events: VecDeque::new(),
-            holds_fences,
+            holding,
             answered: Vec::new(),
             suspects: Vec::new(),
             now: Duration::ZERO,

@@ -90,8 +90,11 @@ impl VerbsPort {
         wr.wr.rdma.rkey = key(from);
         // On iWARP reads are executed and answered in order (RFC 5040, "Ordering and Completions"), and siw refuses a fence
         // before one.
-        let fence = work.fence && !self.facts.active_speaks_first;
-        self.post(Work { fence, ..work }, &mut wr, &mut parts)
+        let is_iwarp = self.facts.active_speaks_first;
+        if is_iwarp {
+            parts.ensure_one();
+        }
+        self.post(Work { fence: work.fence && !is_iwarp, ..work }, &mut wr, &mut parts)
     }
 
     pub(super) fn post_atomic(
@@ -137,7 +140,7 @@ impl VerbsPort {
         list: &mut [raw::ibv_sge],
         share: Share,
     ) -> Result<(), PostError> {
-        let holds_fences = self.holds_fences;
+        let holding = self.holding;
         let link = self.links.get_mut(work.connection).ok_or(PostError::NotReady)?;
         let (Stage::Ready, Some(pair)) = (link.stage, &link.pair) else { return Err(PostError::NotReady) };
         if link.sends.len() >= self.facts.send_depth as usize {
@@ -150,14 +153,15 @@ impl VerbsPort {
         // Where the device may report out of order, what is not reported could not be known to be done; nor, where fences are
         // ours, that a read was answered.
         let signalled =
-            share.is_signalled(work.quiet) || self.facts.active_speaks_first || (answered && holds_fences);
+            share.is_signalled(work.quiet) || self.facts.active_speaks_first || (answered && holding.fences);
         wr.send_flags |= if signalled { raw::IBV_SEND_SIGNALED } else { 0 };
-        wr.send_flags |= if work.fence && !holds_fences { raw::IBV_SEND_FENCE } else { 0 };
+        wr.send_flags |= if work.fence && !holding.fences { raw::IBV_SEND_FENCE } else { 0 };
         wr.num_sge = list.len() as i32;
-        let waits = work.fence && holds_fences && link.sends.awaits_answer_before(sequence);
+        let most = holding.most_unanswered(work.fence, answered, link.reads.1);
+        let waits = most.is_some_and(|most| link.sends.awaits_more_answers_before(sequence, most));
         if waits || !link.held.is_empty() {
             // SAFETY: the caller lends an inline payload for the call.
-            link.held.push_back(unsafe { Held::new(*wr, list, work.fence, sequence) });
+            link.held.push_back(unsafe { Held::new(*wr, list, most, sequence) });
         } else {
             wr.sg_list = list.as_mut_ptr();
             // SAFETY: the list lives to the end of the call. The parts lie in registered regions that allow
@@ -194,7 +198,10 @@ impl VerbsPort {
                 if link.receives.len() >= self.facts.receive_depth as usize {
                     return Err(PostError::QueueFull);
                 }
-                let list = if self.facts.active_speaks_first { parts.at_least_one() } else { parts.get() };
+                if self.facts.active_speaks_first {
+                    parts.ensure_one();
+                }
+                let list = parts.get();
                 let sequence = link.receives.next();
                 let tag = Tag {
                     queue: Queue::Receive,
@@ -230,7 +237,10 @@ impl VerbsPort {
         let mut parts = self.regions.parts(into, self.facts.slices, |access| access.local_write)?;
         let place = shared.posted.put(id).ok_or(PostError::QueueFull)?;
         let tag = Tag { queue: Queue::Shared, index: 0, generation: 0, sequence: place };
-        let list = if self.facts.active_speaks_first { parts.at_least_one() } else { parts.get() };
+        if self.facts.active_speaks_first {
+            parts.ensure_one();
+        }
+        let list = parts.get();
         // SAFETY: the parts lie in registered regions that may be written, and their memory was promised until
         // they are deregistered.
         let posted = unsafe { shared.queue.post(tag.encode(), list) };

@@ -48,9 +48,13 @@ impl Parts {
         })
     }
 
-    /// For a receive: libsiw takes none without a part, but one of no bytes.
-    pub(super) fn at_least_one(&mut self) -> &mut [raw::ibv_sge] {
-        &mut self.list[..self.count.max(1)]
+    /// Adds a part of no bytes if there is no part.
+    ///
+    /// On iWARP receives and reads need a part. libsiw refuses a receive without one. For a read without a part,
+    /// libsiw leaves the part of an earlier work request in its queue, and the kernel uses this part: the answer
+    /// overwrites that request's memory.
+    pub(super) fn ensure_one(&mut self) {
+        self.count = self.count.max(1);
     }
 }
 

@@ -53,10 +53,11 @@ impl Ring {
         self.first.wrapping_add(self.posted.len() as u32)
     }
 
-    /// Returns whether a request before this number still waits for its answer.
-    pub(super) fn awaits_answer_before(&self, sequence: u32) -> bool {
+    /// Returns whether more than `most` reads and atomic operations before this number have no answer yet.
+    pub(super) fn awaits_more_answers_before(&self, sequence: u32, most: u32) -> bool {
         let before = sequence.wrapping_sub(self.first) as usize;
-        self.posted.iter().take(before).any(|posted| posted.answered && posted.outcome.is_none())
+        let waits = |posted: &&Posted| posted.answered && posted.outcome.is_none();
+        self.posted.iter().take(before).filter(waits).nth(most as usize).is_some()
     }
 
     pub(super) fn push(&mut self, posted: Posted) {
@@ -306,12 +307,23 @@ mod tests {
         for id in 0..3 {
             ring.push(Posted { answered: id == 1, ..posted(id, false, true) });
         }
-        assert!(
-            !ring.awaits_answer_before(0) && ring.awaits_answer_before(1) && ring.awaits_answer_before(2)
-        );
+        let awaits = |ring: &Ring, sequence| ring.awaits_more_answers_before(sequence, 0);
+        assert!(!awaits(&ring, 0) && awaits(&ring, 1) && awaits(&ring, 2));
         // Reported out of order: the read has its answer, and its turn has not come.
         assert_eq!(completed(&mut ring, 0, Outcome::Done), Some(vec![]));
-        assert!(!ring.awaits_answer_before(2) && ring.len() == 3);
+        assert!(!awaits(&ring, 2) && ring.len() == 3);
+    }
+
+    #[test]
+    fn a_read_waits_only_for_the_reads_that_exceed_the_limit() {
+        let mut ring = Ring { first: u32::MAX, ..Ring::default() };
+        for id in 0..5 {
+            ring.push(Posted { answered: id != 2, ..posted(id, false, true) });
+        }
+        let awaits = |ring: &Ring, sequence| ring.awaits_more_answers_before(sequence, 2);
+        assert!(!awaits(&ring, 2) && awaits(&ring, 3) && awaits(&ring, 4));
+        assert_eq!(completed(&mut ring, u32::MAX, Outcome::Done), Some(vec![0]));
+        assert!(!awaits(&ring, 3) && awaits(&ring, 4));
     }
 
     #[test]
