@@ -4,6 +4,17 @@
 //! memory lives as long as somebody maps it or holds a descriptor, and vanishes with the last of them, SIGKILL
 //! included. All pages are reserved at creation, and the size is sealed, so that no touch of a segment ends in SIGBUS.
 //!
+//! # Pages that are taken out again
+//! A process that can write a file in memory can also punch holes into it (`fallocate`, `madvise(MADV_REMOVE)`). The next touch
+//! of such a page then allocates a new one, charged to the process that touches it.
+//!
+//! | segment | what holds |
+//! |---|---|
+//! | sealed against writing ([`Segment::seal_against_foreign_writes`]; Linux 5.1) | Nobody can punch it any more, its owner included. A peer that attaches it with [`AttachLimits::keeps_pages`] knows that all its pages are there. |
+//! | written by peers, memfd | Any peer can punch it. A touch then allocates a zeroed page, at most the length of the segment. It is a SIGBUS only if the system refuses a single page: with `vm.overcommit_memory=2`. In a cgroup at its limit the out-of-memory killer decides. |
+//! | written by peers, huge pages | Never made by the transport, and refused by [`Segment::attach`]: a punched page returns to a pool that others can exhaust, and the next touch is a SIGBUS. |
+//! | in `/dev/shm` | Cannot be sealed. Its users trust each other: a touch of a punched page is a SIGBUS where `/dev/shm` is full. |
+//!
 //! A segment's memory is shared with processes that are not trusted: reach it through atomics and volatile copies
 //! only, never through a reference to plain data.
 
@@ -12,6 +23,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::{self, NonNull};
 
 use super::call::{checked, process_id};
+use super::closer::ForeignFd;
 use super::error::{Bytes, ShmError};
 use super::limits;
 use super::numa;
@@ -53,6 +65,15 @@ pub struct SegmentOptions {
     pub backing: SegmentBacking,
 }
 
+impl SegmentOptions {
+    /// The same for a segment that other processes may write: never on huge pages. The descriptor that lets a process write also
+    /// lets it punch holes, and a punched page returns to the pool, where it may be missing when it is touched next.
+    #[must_use]
+    pub fn for_foreign_writers(self) -> Self {
+        Self { huge: HugePages::Never, ..self }
+    }
+}
+
 /// What a mapping may be used for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
@@ -70,11 +91,14 @@ pub struct AttachLimits {
     /// Accept a file whose size is not sealed, as long as it is memory without a name. Its owner can then kill this
     /// process by truncating it: for [`SegmentBacking::DevShm`] only.
     pub allow_unsealed: bool,
+    /// Accept only a file in memory from which nobody can take pages, its owner and other peers included: it is sealed against
+    /// writing by all who come later, and all its pages are there. For what is only read here.
+    pub keeps_pages: bool,
 }
 
 impl From<RangeInclusive<usize>> for AttachLimits {
     fn from(lengths: RangeInclusive<usize>) -> Self {
-        Self { lengths, allow_unsealed: false }
+        Self { lengths, allow_unsealed: false, keeps_pages: false }
     }
 }
 
@@ -267,9 +291,13 @@ impl Segment {
     /// [`ShmError::Untrustworthy`] unless the file is memory, belongs to our effective user, cannot change its size,
     /// and has all its pages; [`ShmError::Length`] outside the limits; and when it cannot be mapped, among other reasons
     /// because its owner allows no writing.
-    pub fn attach(fd: OwnedFd, access: Access, limits: impl Into<AttachLimits>) -> Result<Self, ShmError> {
-        let AttachLimits { lengths, allow_unsealed } = limits.into();
-        let (found, fd) = store::inspect(fd, allow_unsealed)?;
+    pub fn attach(
+        fd: impl Into<ForeignFd>,
+        access: Access,
+        limits: impl Into<AttachLimits>,
+    ) -> Result<Self, ShmError> {
+        let AttachLimits { lengths, allow_unsealed, keeps_pages } = limits.into();
+        let (found, fd) = store::inspect(fd.into(), allow_unsealed)?;
         let (least, most) = (*lengths.start(), *lengths.end());
         let len = usize::try_from(found.len)
             .ok()
@@ -279,7 +307,15 @@ impl Segment {
                 ShmError::Length { len: found.len, why }
             })?;
         limits::require_address_space(len)?;
-        let write_sealed = found.seals & WRITE_SEALS != 0;
+        let write_sealed = found.seals & store::KEEPS_PAGES != 0;
+        if keeps_pages || (found.huge && write_sealed) {
+            store::require_kept_pages(&fd, found.seals, found.len)?;
+        } else if found.huge {
+            // The pool may be empty when a page that was taken out is touched: that is a SIGBUS.
+            return Err(ShmError::Untrustworthy(
+                "it is on huge pages, which whoever may write could take out of it: ordinary pages are wanted".into(),
+            ));
+        }
         if write_sealed && access == Access::ReadWrite {
             return Err(ShmError::Untrustworthy("it is sealed against writing, but is to be written".into()));
         }
@@ -332,7 +368,7 @@ impl Segment {
     /// Whether the kernel keeps everybody but the creator from writing.
     pub fn write_sealed(&self) -> bool {
         match self.fd() {
-            Some(fd) => store::seals(fd) & WRITE_SEALS != 0,
+            Some(fd) => store::seals(fd) & store::KEEPS_PAGES != 0,
             None => self.foreign_write_sealed,
         }
     }
@@ -342,8 +378,6 @@ impl Segment {
         &self.notes
     }
 }
-
-const WRITE_SEALS: std::ffi::c_int = libc::F_SEAL_FUTURE_WRITE | libc::F_SEAL_WRITE;
 
 fn huge_store(backing: SegmentBacking) -> Result<Store, ShmError> {
     let unsupported = |what| ShmError::system(what, std::io::Error::from_raw_os_error(libc::EOPNOTSUPP));
@@ -494,7 +528,7 @@ mod tests {
             File::open("/dev/shm").unwrap().into(),
             read.into(),
         ];
-        let limits = AttachLimits { lengths: 0..=usize::MAX, allow_unsealed: true };
+        let limits = AttachLimits { lengths: 0..=usize::MAX, allow_unsealed: true, keeps_pages: false };
         for fd in files {
             let error = Segment::attach(fd, Access::ReadOnly, limits.clone()).unwrap_err();
             assert!(matches!(error, ShmError::Untrustworthy(_)), "{error}");
@@ -545,7 +579,7 @@ mod tests {
         segment.seal_seals().unwrap();
         let error = Segment::attach(copy_of(&segment), Access::ReadWrite, SIZES).unwrap_err();
         assert!(error.to_string().contains("size is not sealed"), "{error}");
-        let limits = AttachLimits { lengths: SIZES, allow_unsealed: true };
+        let limits = AttachLimits { lengths: SIZES, allow_unsealed: true, keeps_pages: false };
         let theirs = Segment::attach(copy_of(&segment), Access::ReadWrite, limits).unwrap();
         store(&theirs, 3, 4);
         assert_eq!(load(&segment, 3), 4);

@@ -18,7 +18,7 @@ use super::greeting::{self, Greeting};
 use super::{Met, Pair, Port, readable_one, views};
 use crate::bootstrap::{Exchange, Member};
 use crate::error::Error;
-use crate::os::{Connection, Departure, Listener, RemoteMemory, ShmError, Watch};
+use crate::os::{Connection, Departure, ForeignFd, Listener, RemoteMemory, ShmError, Watch, closer};
 
 /// How long a caller may take to greet.
 const GREETING_TIME: Duration = Duration::from_secs(5);
@@ -32,7 +32,7 @@ struct Caller {
     connection: Connection,
     since: Instant,
     /// What it has said, and the descriptors of its segments.
-    said: Option<(Greeting, Vec<OwnedFd>)>,
+    said: Option<(Greeting, Vec<ForeignFd>)>,
     /// The launcher vouches for it.
     genuine: bool,
 }
@@ -144,6 +144,9 @@ impl Door {
         let now = Instant::now();
         // However many call, and whoever they are: those that have been let in are heard next.
         for _ in 0..SPARE_CALLERS {
+            if !closer::has_room() {
+                break;
+            }
             let Ok(connection) = listener.accept(now) else {
                 self.more = false;
                 return;
@@ -250,7 +253,7 @@ impl Door {
     fn newcomer(
         &self,
         greeting: &Greeting,
-        fds: Vec<OwnedFd>,
+        fds: Vec<ForeignFd>,
         connection: Arc<Connection>,
     ) -> Result<Newcomer, String> {
         let World { geometry, rank: me, config, .. } = &self.world;

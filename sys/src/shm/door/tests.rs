@@ -12,7 +12,17 @@ const MOST: usize = GEOMETRY.peers as usize + SPARE_CALLERS;
 
 fn world(rank: u32, incarnation: u64) -> World {
     let config = Config::default();
-    World { config, geometry: GEOMETRY, rank, epoch: 7, expedited: true, cpus: [1; 8], mark: 0, incarnation }
+    World {
+        config,
+        geometry: GEOMETRY,
+        rank,
+        epoch: 7,
+        expedited: true,
+        cpus: [1; 8],
+        mark: 0,
+        incarnation,
+        sealed: false,
+    }
 }
 
 fn pair() -> Pair {
