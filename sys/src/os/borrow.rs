@@ -144,7 +144,7 @@ mod tests {
     #[test]
     fn nothing_else_is_opened() {
         let pid = crate::os::call::process_id();
-        let (end, _other) = std::io::pipe().unwrap();
+        let (end, _other) = io::pipe().unwrap();
         for number in [end.as_raw_fd().cast_unsigned(), u32::MAX, 1 << 20] {
             assert!(open_foreign(pid, number, Access::ReadOnly).is_err(), "{number}");
         }
@@ -159,29 +159,28 @@ mod tests {
     /// Opening it would break the lease, for which the kernel gives its holder 45 s.
     #[test]
     fn what_is_under_a_lease_is_refused_at_once() {
-        let segment = Segment::create("test", 4096, &SegmentOptions::default()).unwrap();
+        // From asm-generic/fcntl.h.
+        const F_SETSIG: std::ffi::c_int = 10;
         let path = std::env::temp_dir().join(format!("nemesia-leased-{}", std::process::id()));
         let file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
-        let began = std::time::Instant::now();
-        let mut leased = 0;
-        // The kernel gives no lease on what others have open, so on memory there is none while it is mapped.
         let memory = Store::Memfd.open("leased").unwrap();
-        for fd in [file.as_fd(), memory.as_fd(), segment.fd().unwrap()] {
-            // SAFETY: takes no pointers. The signal of a broken lease is not to end this process.
-            leased += unsafe {
-                libc::fcntl(fd.as_raw_fd(), libc::F_SETSIG, libc::SIGURG);
-                i32::from(libc::fcntl(fd.as_raw_fd(), libc::F_SETLEASE, libc::F_WRLCK) == 0)
+        let began = std::time::Instant::now();
+        for fd in [file.as_fd(), memory.as_fd()] {
+            // SAFETY: takes no pointers. The signal of a broken lease is one that is ignored.
+            let leased = unsafe {
+                libc::fcntl(fd.as_raw_fd(), F_SETSIG, libc::SIGURG);
+                libc::fcntl(fd.as_raw_fd(), libc::F_SETLEASE, libc::F_WRLCK) == 0
             };
+            if !leased {
+                crate::os::testing::skipped("no leases here");
+                continue;
+            }
             let number = fd.as_raw_fd().cast_unsigned();
             let refused = open_foreign(crate::os::call::process_id(), number, Access::ReadWrite);
-            if fd.as_raw_fd() != segment.fd().unwrap().as_raw_fd() {
-                assert!(matches!(refused, Err(ShmError::Untrustworthy(_))), "{refused:?}");
-            }
+            assert!(matches!(refused, Err(ShmError::Untrustworthy(_))), "{refused:?}");
         }
-        if leased == 0 {
-            crate::os::testing::skipped("no leases here");
-        }
-        assert!(began.elapsed() < std::time::Duration::from_secs(30));
+        // The kernel's limit is in /proc/sys/fs/lease-break-time.
+        assert!(began.elapsed() < std::time::Duration::from_secs(40));
     }
 }

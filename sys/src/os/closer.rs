@@ -192,7 +192,7 @@ pub(super) fn close_socket(socket: OwnedFd) {
 
 /// A socket whose last close blocks for up to `seconds`, and the peer that does not read, which has to stay open.
 #[cfg(test)]
-pub(super) fn lingering(seconds: std::ffi::c_int) -> (std::net::TcpStream, std::net::TcpStream) {
+pub(crate) fn lingering(seconds: std::ffi::c_int) -> (std::net::TcpStream, std::net::TcpStream) {
     use std::io::Write as _;
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let mut stream = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();

@@ -12,9 +12,7 @@ use std::mem::{self, ManuallyDrop, MaybeUninit, offset_of};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use super::call::{
-    checked, checked_long, effective_uid, left, process_id, random, ready_now, wait_ready,
-};
+use super::call::{checked, checked_long, effective_uid, left, process_id, random, ready_now, wait_ready};
 use super::closer::{self, ForeignFd, Unwanted};
 use super::error::ShmError;
 use super::message::{self, Packet};

@@ -37,9 +37,9 @@ pub(crate) mod testing;
 pub mod wake;
 pub mod watch;
 
-pub(crate) use call::{random, wait_any};
 #[cfg(test)]
 pub(crate) use call::wait_ready;
+pub(crate) use call::{random, wait_any};
 pub use closer::ForeignFd;
 pub use error::{Bytes, ShmError};
 pub use handoff::{Connection, Credentials, Listener};

@@ -486,6 +486,72 @@ mod tests {
         assert_eq!(load(&segment, 1), 5);
     }
 
+    /// By `fallocate` or `madvise`, by its owner or anybody else; nor make it look whole when it is not.
+    #[test]
+    fn nobody_can_take_pages_out_of_a_sealed_segment() {
+        let segment = plain();
+        if !segment.seal_against_foreign_writes().unwrap() {
+            testing::skipped("no F_SEAL_FUTURE_WRITE here");
+            return;
+        }
+        let limits = AttachLimits { keeps_pages: true, ..SIZES.into() };
+        let _theirs = Segment::attach(copy_of(&segment), Access::ReadOnly, limits).unwrap();
+        let hole = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+        // SAFETY: takes no pointers.
+        let punched = checked(unsafe { libc::fallocate(copy_of(&segment).as_raw_fd(), hole, 0, 4096) });
+        assert_eq!(punched.unwrap_err().raw_os_error(), Some(libc::EPERM));
+        let base = segment.as_ptr().as_ptr().cast();
+        // SAFETY: our own mapping, which nobody refers to.
+        let removed = checked(unsafe { libc::madvise(base, segment.len(), libc::MADV_REMOVE) });
+        assert_eq!(removed.unwrap_err().raw_os_error(), Some(libc::EPERM));
+    }
+
+    /// Otherwise the first touch of a page would be charged to the one that reads.
+    #[test]
+    fn holes_hidden_by_pages_behind_the_end_are_found() {
+        let page = numa::page_size() as i64;
+        let fd = raw_memfd(libc::MFD_ALLOW_SEALING, 4 * page);
+        let (keep, hole) = (libc::FALLOC_FL_KEEP_SIZE, libc::FALLOC_FL_PUNCH_HOLE);
+        for (mode, at) in [(0, 0), (keep, 4 * page), (keep | hole, page)] {
+            // SAFETY: takes no pointers.
+            checked(unsafe { libc::fallocate(fd.as_raw_fd(), mode, at, 2 * page) }).unwrap();
+        }
+        // SAFETY: as above.
+        checked(unsafe { libc::fallocate(fd.as_raw_fd(), 0, 3 * page, page) }).unwrap();
+        let fixed = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
+        store::add_seals(fd.as_fd(), fixed).unwrap();
+        let limits = || AttachLimits { keeps_pages: true, ..SIZES.into() };
+        let attach = |fd: &OwnedFd| Segment::attach(fd.try_clone().unwrap(), Access::ReadOnly, limits());
+        let error = attach(&fd).unwrap_err().to_string();
+        assert!(error.contains("could take pages out of it"), "{error}");
+        if store::add_seals(fd.as_fd(), libc::F_SEAL_FUTURE_WRITE).is_err() {
+            testing::skipped("no F_SEAL_FUTURE_WRITE here");
+            return;
+        }
+        let error = attach(&fd).unwrap_err().to_string();
+        assert!(error.contains("pages are not reserved"), "{error}");
+        // SAFETY: takes no pointers.
+        checked(unsafe { libc::fallocate(fd.as_raw_fd(), 0, 0, 4 * page) }).unwrap();
+        attach(&fd).unwrap();
+    }
+
+    /// A page that was punched out of them may be missing in the pool when it is touched.
+    #[test]
+    fn huge_pages_that_others_may_write_are_refused() {
+        let options = SegmentOptions { huge: HugePages::Require, ..SegmentOptions::default() };
+        assert_eq!(options.for_foreign_writers().huge, HugePages::Never);
+        let Ok(segment) = Segment::create("x", LEN, &options) else {
+            testing::skipped("no huge pages here");
+            return;
+        };
+        for access in [Access::ReadWrite, Access::ReadOnly] {
+            let error = Segment::attach(copy_of(&segment), access, 1..=usize::MAX).unwrap_err().to_string();
+            assert!(error.contains("on huge pages"), "{error}");
+        }
+        assert!(segment.seal_against_foreign_writes().unwrap());
+        Segment::attach(copy_of(&segment), Access::ReadOnly, 1..=usize::MAX).unwrap();
+    }
+
     #[test]
     fn a_queue_segment_cannot_be_sealed_against_other_peers() {
         let segment = plain();

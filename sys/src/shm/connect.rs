@@ -21,8 +21,8 @@ use crate::config::Config;
 use crate::error::Error;
 use crate::events;
 use crate::os::{
-    Access, AttachLimits, Connection, ForeignFd, Listener, Mark, RemoteMemory, Segment, SegmentBacking, ShmError, Watch,
-    limits,
+    Access, AttachLimits, Connection, ForeignFd, Listener, Mark, RemoteMemory, Segment, SegmentBacking,
+    ShmError, Watch, limits,
 };
 
 /// What this process brings along.
