@@ -196,7 +196,7 @@ impl Endpoint {
         let allow_unsealed = writable && self.config.segments.backing == SegmentBacking::DevShm;
         let lengths = SHARED_BYTES + len..=SHARED_BYTES + len + ROUNDING;
         let limits = AttachLimits { lengths, allow_unsealed, keeps_pages: !writable };
-        let fd = open_foreign(pid, descriptor, access).map_err(|error| error.to_string())?;
+        let fd = open_foreign(pid, descriptor).map_err(|error| error.to_string())?;
         let segment = Segment::attach(fd, access, limits).map_err(|error| error.to_string())?;
         if writable {
             os::limits::require_to_bear(pid, self.direct.punchable_bytes() + segment.len() as u64)?;

@@ -17,7 +17,6 @@ use std::sync::OnceLock;
 use super::call::checked;
 use super::closer::ForeignFd;
 use super::error::ShmError;
-use super::segment::Access;
 use super::store::{self, Store};
 
 const WHAT: &str = "opening a region of a peer";
@@ -25,12 +24,13 @@ const WHAT: &str = "opening a region of a peer";
 /// Opens the file behind a descriptor of another process. What comes is judged by [`Segment::attach`](super::Segment). Never
 /// waits.
 ///
-/// `access` is what the mapping is for. The descriptor can be used to set the size either way, which a check of the segment does.
+/// The descriptor can be written even if the memory is only to be read: [`AttachLimits::keeps_pages`](super::AttachLimits) needs
+/// that to set the size that the file has.
 ///
 /// # Errors
 /// When there is no such process or descriptor, when it is no memory, when its owner holds a lease on it, and when the kernel does
 /// not allow it: for another user, and for a process that has forbidden it (`PR_SET_DUMPABLE`).
-pub fn open_foreign(pid: i32, descriptor: u32, access: Access) -> Result<ForeignFd, ShmError> {
+pub fn open_foreign(pid: i32, descriptor: u32) -> Result<ForeignFd, ShmError> {
     let system = |error| ShmError::system(WHAT, error);
     // Names the file without opening it.
     let named = File::options()
@@ -47,13 +47,7 @@ pub fn open_foreign(pid: i32, descriptor: u32, access: Access) -> Result<Foreign
     }
     // The very file that was looked at.
     let path = format!("/proc/self/fd/{}", named.as_raw_fd());
-    let open = |write| File::options().read(true).write(write).custom_flags(libc::O_NONBLOCK).open(&path);
-    let file = match open(true) {
-        Err(error) if access == Access::ReadOnly && error.kind() == io::ErrorKind::PermissionDenied => {
-            open(false)
-        }
-        result => result,
-    };
+    let file = File::options().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(path);
     match file {
         Ok(file) => Ok(OwnedFd::from(file).into()),
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
@@ -105,7 +99,7 @@ fn memory_devices() -> &'static [(u32, u32)] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::os::{AttachLimits, Segment, SegmentOptions};
+    use crate::os::{Access, AttachLimits, Segment, SegmentOptions};
 
     fn own(segment: &Segment) -> (i32, u32) {
         let number = segment.fd().map_or(-1, |fd| fd.as_raw_fd());
@@ -116,7 +110,7 @@ mod tests {
     fn a_segment_is_opened_by_number_and_shares_its_memory() {
         let segment = Segment::create("test", 4096, &SegmentOptions::default()).unwrap();
         let (pid, number) = own(&segment);
-        let fd = open_foreign(pid, number, Access::ReadWrite).unwrap();
+        let fd = open_foreign(pid, number).unwrap();
         let limits = AttachLimits::from(4096..=4096);
         let other = Segment::attach(fd, Access::ReadWrite, limits).unwrap();
         // SAFETY: both are mapped, and used by this thread alone.
@@ -134,10 +128,10 @@ mod tests {
         }
         let (pid, number) = own(&segment);
         let limits = || AttachLimits::from(4096..=4096);
-        let written = open_foreign(pid, number, Access::ReadWrite)
-            .and_then(|fd| Segment::attach(fd, Access::ReadWrite, limits()));
+        let written =
+            open_foreign(pid, number).and_then(|fd| Segment::attach(fd, Access::ReadWrite, limits()));
         assert!(written.is_err());
-        let fd = open_foreign(pid, number, Access::ReadOnly).unwrap();
+        let fd = open_foreign(pid, number).unwrap();
         Segment::attach(fd, Access::ReadOnly, limits()).unwrap();
     }
 
@@ -146,12 +140,12 @@ mod tests {
         let pid = crate::os::call::process_id();
         let (end, _other) = io::pipe().unwrap();
         for number in [end.as_raw_fd().cast_unsigned(), u32::MAX, 1 << 20] {
-            assert!(open_foreign(pid, number, Access::ReadOnly).is_err(), "{number}");
+            assert!(open_foreign(pid, number).is_err(), "{number}");
         }
-        assert!(open_foreign(0, 0, Access::ReadOnly).is_err());
+        assert!(open_foreign(0, 0).is_err());
         for other in ["/dev/null", "/proc/self/exe", "/dev/shm"] {
             let file = File::open(other).unwrap();
-            let error = open_foreign(pid, file.as_raw_fd().cast_unsigned(), Access::ReadOnly).unwrap_err();
+            let error = open_foreign(pid, file.as_raw_fd().cast_unsigned()).unwrap_err();
             assert!(matches!(error, ShmError::Untrustworthy(_)), "{other}: {error}");
         }
     }
@@ -165,19 +159,21 @@ mod tests {
         let file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
         let memory = Store::Memfd.open("leased").unwrap();
+        // What is open for writing as well has no write lease.
+        let memory = File::open(format!("/proc/self/fd/{}", memory.as_raw_fd())).unwrap();
         let began = std::time::Instant::now();
-        for fd in [file.as_fd(), memory.as_fd()] {
+        for (fd, kind) in [(file.as_fd(), libc::F_WRLCK), (memory.as_fd(), libc::F_RDLCK)] {
             // SAFETY: takes no pointers. The signal of a broken lease is one that is ignored.
             let leased = unsafe {
                 libc::fcntl(fd.as_raw_fd(), F_SETSIG, libc::SIGURG);
-                libc::fcntl(fd.as_raw_fd(), libc::F_SETLEASE, libc::F_WRLCK) == 0
+                libc::fcntl(fd.as_raw_fd(), libc::F_SETLEASE, kind) == 0
             };
             if !leased {
                 crate::os::testing::skipped("no leases here");
                 continue;
             }
             let number = fd.as_raw_fd().cast_unsigned();
-            let refused = open_foreign(crate::os::call::process_id(), number, Access::ReadWrite);
+            let refused = open_foreign(crate::os::call::process_id(), number);
             assert!(matches!(refused, Err(ShmError::Untrustworthy(_))), "{refused:?}");
         }
         // The kernel's limit is in /proc/sys/fs/lease-break-time.
