@@ -13,8 +13,8 @@ use crate::config::{Config, SingleCopy};
 use crate::endpoint::{FIRST_REQUESTS, RECORD_BYTES};
 use crate::os::borrow::open_foreign;
 use crate::os::{
-    Access, CopyError, HeavyFence, HugePages, Mark, RemoteMemory, Segment, SegmentBacking, SegmentOptions,
-    ShmError, limits, numa,
+    CopyError, HeavyFence, HugePages, Mark, RemoteMemory, Segment, SegmentBacking, SegmentOptions, ShmError,
+    limits, numa,
 };
 use crate::verbs::{NONE, VerbsError, survey};
 
@@ -120,13 +120,16 @@ fn facilities() -> Vec<Verdict> {
         let segment = Segment::create("nemesia-probe", HEADER_PAGE, &SegmentOptions::default())?;
         let number = segment.fd().map_or(u32::MAX, |fd| fd.as_raw_fd().cast_unsigned());
         let pid = std::process::id().cast_signed();
-        open_foreign(pid, number, Access::ReadWrite)?;
+        open_foreign(pid, number)?;
         Ok("allocated regions are used by peers directly, if they see this process".to_owned())
     };
     vec![
         membarrier,
         Verdict::probe("regions", regions()),
-        Verdict::probe("huge pages", try_segment(huge, "NEMESIA_HUGE_PAGES=try or require uses them")),
+        Verdict::probe(
+            "huge pages",
+            try_segment(huge, "NEMESIA_HUGE_PAGES=try or require uses them for what peers do not write"),
+        ),
         Verdict::probe(
             "/dev/shm",
             try_segment(devshm, "NEMESIA_BACKING=devshm would work; memfd is the default"),

@@ -1,5 +1,6 @@
 //! The shared-memory transport on Linux: segments laid out, exchanged, validated and made into a port.
 
+mod arrivals;
 mod connect;
 mod crowd;
 mod door;
@@ -146,11 +147,14 @@ pub(crate) fn attach(config: &Config, exchange: &mut dyn Exchange) -> Result<Att
     let identity = |kind| Identity { kind, geometry, rank, epoch };
     let (own_bytes, inbox_bytes) = (geometry.own().total, geometry.inbox().total);
     let own = Segment::create("nemesia-own", own_bytes, &config.segments)?;
-    let inbox = Segment::create("nemesia-inbox", inbox_bytes, &config.segments)?;
+    let inbox = Segment::create("nemesia-inbox", inbox_bytes, &config.segments.for_foreign_writers())?;
     inbox.seal_seals()?;
     views::header(&own)?.publish(&identity(SegmentKind::Own), own_bytes as u64);
     views::header(&inbox)?.publish(&identity(SegmentKind::Inbox), inbox_bytes as u64);
     let mut notes: Vec<String> = own.notes().iter().chain(inbox.notes()).cloned().collect();
+    if own.huge() {
+        notes.push(ORDINARY.into());
+    }
     if !own.seal_against_foreign_writes()? {
         config.give_up(unsealed(config.segments.backing).into(), &mut notes)?;
     }
@@ -175,6 +179,7 @@ pub(crate) fn attach(config: &Config, exchange: &mut dyn Exchange) -> Result<Att
         cpus,
         mark: address,
         incarnation: exchange.incarnation(),
+        sealed: own.write_sealed(),
     };
     let ours = Arc::new(Pair { own, inbox });
     let connect::Meeting { peers, watch, door, gone } = connect::connect(world, &ours, exchange)?;
@@ -247,6 +252,9 @@ fn readable_one(config: &Config, peer: &connect::Peer) -> Result<RemoteMemory, S
     memory.check().map(|()| memory).map_err(CopyError::explain)
 }
 
+/// Not a preference that was not met: no setting has it otherwise.
+const ORDINARY: &str = "what peers write (the inbox, and regions that are allocated for reading and writing) is on ordinary pages: a \
+                        process that can write a huge page could take it away, and the next access would be a SIGBUS";
 const OFF: &str = "NEMESIA_SINGLE_COPY is off";
 const NO_MEMBARRIER: &str = "every send pays for a fence: membarrier is refused here; it needs Linux 4.14, and a seccomp \
                              profile that allows it";

@@ -153,7 +153,7 @@ fn different_sizes_are_refused_on_both_sides_with_both_values() -> Result<(), St
 /// The deviation of each impostor; the message if rank 0, which is called, plays it; and if rank 1, which
 /// calls, plays it. `OURS` is the version of the layout, `NEXT` the one after it. A rank 1 that cannot be
 /// understood does not end the world: it counts as an unauthenticated connection, and rank 1 as missing.
-const IMPOSTORS: [(&str, &str, &str); 27] = [
+const IMPOSTORS: [(&str, &str, &str); 28] = [
     (
         "address-version",
         "layout is version NEXT, ours is OURS: build both",
@@ -179,6 +179,7 @@ const IMPOSTORS: [(&str, &str, &str); 27] = [
     ("segment-pipe", "not a file in memory", "not a file in memory"),
     ("segment-sparse", "pages are not reserved", "pages are not reserved"),
     ("segment-unsealed", "its size is not sealed", "its size is not sealed"),
+    ("segment-writable", "could take pages out of it", "could take pages out of it"),
     ("segment-unreadable", "mapping a segment of a peer: Permission denied", "Permission denied"),
     ("segment-unwritable", "mapping a segment of a peer: Permission denied", "Permission denied"),
     ("header-magic", "header: magic is", "header: magic is"),

@@ -13,6 +13,7 @@ mod all_to_all;
 mod bystander;
 mod crash;
 mod exchange;
+mod hostile;
 mod idle;
 mod impostor;
 mod lists;
@@ -101,6 +102,9 @@ fn dispatch(words: &[&str]) -> Outcome {
     if *mode == "impostor" {
         return impostor::run(numbers.first().copied().unwrap_or_default());
     }
+    if *mode == "stranger" {
+        return hostile::stranger(numbers);
+    }
     let number = |text: &&str| text.parse().map_err(|_| Fault::Usage(format!("{text} is not a number")));
     let numbers = numbers.iter().map(number).collect::<Outcome<Vec<u64>>>()?;
     match (*mode, &numbers[..]) {
@@ -124,6 +128,10 @@ fn dispatch(words: &[&str]) -> Outcome {
         ("doors", []) => memory::doors(),
         ("bystander", [seed, messages]) => bystander::run(*seed, *messages),
         ("flood", []) => bystander::flood(),
+        ("leased", []) => hostile::leased(),
+        ("holes", []) => hostile::holes(),
+        ("lent", [mib]) => hostile::lent(*mib as usize),
+        ("late", [millis]) => hostile::late(*millis),
         ("idle", [millis]) => idle::run(*millis),
         _ => Err(Fault::Usage(format!("no such mode: {}", words.join(" ")))),
     }

@@ -220,7 +220,13 @@ pub const VARIABLES: &[Variable] = &[
         "let every process of this user read this one's memory, where Yama reserves that to ancestors"
     ),
     number!("NEMESIA_REQUESTS", "", (64, 16777216), requests, "most requests under way at once"),
-    words!("NEMESIA_HUGE_PAGES", "never, try or require", HUGE, segments.huge, "huge pages for the segments"),
+    words!(
+        "NEMESIA_HUGE_PAGES",
+        "never, try or require",
+        HUGE,
+        segments.huge,
+        "huge pages for segments that peers do not write"
+    ),
     words!(
         "NEMESIA_BACKING",
         "memfd or devshm",

@@ -4,6 +4,12 @@
 //! Operations keep their order although there are two paths: what was not flushed when a fence was asked for goes on through
 //! packets until it is, and all else to that peer with it.
 //!
+//! A region that peers may only read is mapped when the kernel keeps its pages where they are. Nobody can then make a get allocate
+//! memory. A region that peers may write cannot be protected like that: its owner, or a peer, can take pages out of it, and the
+//! process that touches them next allocates them, charged to its own cgroup. In total that is no more than what was mapped. So such
+//! a region is mapped if this process has no memory limit, if its owner is under the same one, or if there was room below the limit
+//! for all such regions when it was mapped. Otherwise it takes packets.
+//!
 //! Memory that is exposed and not allocated takes packets, although the kernel could copy it in one step (`process_vm_writev`,
 //! `process_vm_readv`): its owner may conceal and reuse it at any moment, and such a copy can't be called back. A mapped region
 //! that is concealed stays what it was for whoever has it mapped, and is nobody's memory; an address of the owner is somebody's
@@ -47,7 +53,9 @@ pub enum Path {
 #[derive(Debug)]
 struct Mapped {
     window: Window<'static>,
-    _segment: Segment,
+    segment: Segment,
+    /// The owner could have its pages charged to this process.
+    punchable: bool,
 }
 
 /// Whose, which, and under which key.
@@ -89,6 +97,12 @@ impl Direct {
         if !self.barred.contains(&peer) {
             self.barred.push(peer);
         }
+    }
+
+    /// Bytes that peers could have charged to this process: those of mapped regions that they could take pages out of.
+    fn punchable_bytes(&self) -> u64 {
+        let mapped = self.known.values().filter_map(|known| known.as_ref().ok());
+        mapped.filter(|mapped| mapped.punchable).map(|mapped| mapped.segment.len() as u64).sum()
     }
 
     /// A peer is gone: its regions are unmapped.
@@ -179,13 +193,16 @@ impl Endpoint {
         let access = if writable { os::Access::ReadWrite } else { os::Access::ReadOnly };
         let len = usize::try_from(key.0.len).ok().filter(|len| *len <= isize::MAX as usize / 2);
         let len = len.ok_or("it is longer than memory can be")?;
-        let allow_unsealed = self.config.segments.backing == SegmentBacking::DevShm;
+        let allow_unsealed = writable && self.config.segments.backing == SegmentBacking::DevShm;
         let lengths = SHARED_BYTES + len..=SHARED_BYTES + len + ROUNDING;
-        let segment = open_foreign(pid, descriptor, access)
-            .and_then(|fd| Segment::attach(fd, access, AttachLimits { lengths, allow_unsealed }))
-            .map_err(|error| error.to_string())?;
+        let limits = AttachLimits { lengths, allow_unsealed, keeps_pages: !writable };
+        let fd = open_foreign(pid, descriptor).map_err(|error| error.to_string())?;
+        let segment = Segment::attach(fd, access, limits).map_err(|error| error.to_string())?;
+        if writable {
+            os::limits::require_to_bear(pid, self.direct.punchable_bytes() + segment.len() as u64)?;
+        }
         let window = window_of(&segment, len, writable).map_err(|error| error.to_string())?;
-        Ok(Mapped { window, _segment: segment })
+        Ok(Mapped { window, segment, punchable: writable })
     }
 
     /// A put by the direct path. False when it has to take the other.

@@ -110,16 +110,26 @@ impl Endpoint {
     /// is used here by
     /// [`Endpoint::read_region`] and [`Endpoint::write_region`], or through its address.
     ///
+    /// With [`Access::Read`] and [`Access::Write`] no other process can take pages out of the memory. With [`Access::ReadWrite`]
+    /// any process that may use the region directly can: a page that was taken out reads as zeroes, here and there, and is
+    /// allocated again by the process that touches it first. Such a region is therefore never on huge pages. A peer whose memory
+    /// is limited by a cgroup maps it only if it could bear the whole region, or is in the owner's cgroup.
+    ///
     /// # Errors
     /// What the operating system says; nothing is exposed.
     pub fn allocate(&mut self, len: usize, access: Access) -> Result<Region, Error> {
         let bytes = len.checked_add(SHARED_BYTES).ok_or(Error::Regions { most: MOST_REGIONS })?;
-        let segment = Segment::create("nemesia-region", bytes, &self.config.segments)?;
-        if access == Access::Read {
-            // Where it can't be had, the region is used in packets.
-            segment.seal_against_foreign_writes()?;
-        } else {
+        let options = match access {
+            Access::ReadWrite => self.config.segments.for_foreign_writers(),
+            Access::Read | Access::Write => self.config.segments,
+        };
+        let segment = Segment::create("nemesia-region", bytes, &options)?;
+        if access == Access::ReadWrite {
             segment.seal_seals()?;
+        } else {
+            // Nobody writes it by mapping it, and so nobody can take pages out of it. Where a region for reading can't be sealed, it
+            // is used in packets; one for writing always is.
+            segment.seal_against_foreign_writes()?;
         }
         let window = window_of(&segment, len, true)?;
         let key = u64::from_le_bytes(random()?);

@@ -1,24 +1,36 @@
 //! Opening a segment of a peer by the number of its descriptor, where nobody wants to hand it over: most regions are used by
 //! few peers, and each copy of a descriptor counts.
 //!
-//! The kernel lets a process of the same user do that by `/proc`. What the descriptor is, is asked before it is opened:
-//! opening a device or a pipe could do anything.
+//! The kernel lets a process of the same user do that by `/proc`. What the descriptor is, is asked before it is opened: opening
+//! a device or a pipe could do anything, and opening a regular file can block: on FUSE until the process that serves it answers,
+//! and elsewhere until the holder of a lease gives it up (`/proc/sys/fs/lease-break-time`, 45 s). So only what lies on the same
+//! file system as memory of our own is opened, without waiting for leases.
 
+use std::ffi::CStr;
 use std::fs::File;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
+use std::sync::OnceLock;
 
+use super::call::checked;
+use super::closer::ForeignFd;
 use super::error::ShmError;
-use super::segment::Access;
+use super::store::{self, Store};
 
 const WHAT: &str = "opening a region of a peer";
 
-/// Opens the file behind a descriptor of another process. What comes is judged by [`Segment::attach`](super::Segment).
+/// Opens the file behind a descriptor of another process. What comes is judged by [`Segment::attach`](super::Segment). Never
+/// waits.
+///
+/// The descriptor can be written even if the memory is only to be read: [`AttachLimits::keeps_pages`](super::AttachLimits) needs
+/// that to set the size that the file has.
 ///
 /// # Errors
-/// When there is no such process or descriptor, when it is no regular file, and when the kernel does not allow it: for another
-/// user, and for a process that has forbidden it (`PR_SET_DUMPABLE`).
-pub fn open_foreign(pid: i32, descriptor: u32, access: Access) -> Result<OwnedFd, ShmError> {
+/// When there is no such process or descriptor, when it is no memory, when its owner holds a lease on it, and when the kernel does
+/// not allow it: for another user, and for a process that has forbidden it (`PR_SET_DUMPABLE`).
+pub fn open_foreign(pid: i32, descriptor: u32) -> Result<ForeignFd, ShmError> {
     let system = |error| ShmError::system(WHAT, error);
     // Names the file without opening it.
     let named = File::options()
@@ -26,22 +38,68 @@ pub fn open_foreign(pid: i32, descriptor: u32, access: Access) -> Result<OwnedFd
         .custom_flags(libc::O_PATH | libc::O_CLOEXEC)
         .open(format!("/proc/{pid}/fd/{descriptor}"))
         .map_err(system)?;
-    if !named.metadata().map_err(system)?.is_file() {
+    let kind = Kind::of(named.as_fd()).map_err(system)?;
+    if u32::from(kind.mode) & libc::S_IFMT != libc::S_IFREG {
         return Err(ShmError::Untrustworthy("it is not a regular file".into()));
     }
+    if !memory_devices().contains(&kind.device) {
+        return Err(ShmError::Untrustworthy("it is not a file in memory".into()));
+    }
     // The very file that was looked at.
-    let file = File::options()
-        .read(true)
-        .write(access == Access::ReadWrite)
-        .open(format!("/proc/self/fd/{}", named.as_raw_fd()))
-        .map_err(system)?;
-    Ok(file.into())
+    let path = format!("/proc/self/fd/{}", named.as_raw_fd());
+    let file = File::options().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(path);
+    match file {
+        Ok(file) => Ok(OwnedFd::from(file).into()),
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+            Err(ShmError::Untrustworthy("its owner holds a lease on it (F_SETLEASE)".into()))
+        }
+        Err(error) => Err(system(error)),
+    }
+}
+
+/// What the kernel knows of a file without asking whoever serves it.
+struct Kind {
+    mode: u16,
+    /// Major and minor number of its file system.
+    device: (u32, u32),
+}
+
+impl Kind {
+    fn of(fd: BorrowedFd<'_>) -> io::Result<Self> {
+        const NOTHING: &CStr = c"";
+        let flags = libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC;
+        let mut about = MaybeUninit::<libc::statx>::zeroed();
+        // SAFETY: the path ends with zero, and the kernel fills the structure, which lives here.
+        checked(unsafe {
+            libc::statx(
+                fd.as_raw_fd(),
+                NOTHING.as_ptr(),
+                flags,
+                libc::STATX_TYPE | libc::STATX_MODE,
+                about.as_mut_ptr(),
+            )
+        })?;
+        // SAFETY: zeroed, then filled.
+        let about = unsafe { about.assume_init() };
+        Ok(Self { mode: about.stx_mode, device: (about.stx_dev_major, about.stx_dev_minor) })
+    }
+}
+
+/// The file systems of memory: those of a memfd, of one on huge pages, and `/dev/shm`.
+fn memory_devices() -> &'static [(u32, u32)] {
+    static DEVICES: OnceLock<Vec<(u32, u32)>> = OnceLock::new();
+    DEVICES.get_or_init(|| {
+        let stores = [Store::Memfd, Store::HugeMemfd(0), Store::DevShm];
+        let files = stores.into_iter().filter_map(|store| store.open("nemesia-probe").ok());
+        let memory = files.filter(|file| store::is_memory(file.as_fd()));
+        memory.filter_map(|file| Some(Kind::of(file.as_fd()).ok()?.device)).collect()
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::os::{AttachLimits, Segment, SegmentOptions};
+    use crate::os::{Access, AttachLimits, Segment, SegmentOptions};
 
     fn own(segment: &Segment) -> (i32, u32) {
         let number = segment.fd().map_or(-1, |fd| fd.as_raw_fd());
@@ -52,8 +110,8 @@ mod tests {
     fn a_segment_is_opened_by_number_and_shares_its_memory() {
         let segment = Segment::create("test", 4096, &SegmentOptions::default()).unwrap();
         let (pid, number) = own(&segment);
-        let fd = open_foreign(pid, number, Access::ReadWrite).unwrap();
-        let limits = AttachLimits { lengths: 4096..=4096, allow_unsealed: false };
+        let fd = open_foreign(pid, number).unwrap();
+        let limits = AttachLimits::from(4096..=4096);
         let other = Segment::attach(fd, Access::ReadWrite, limits).unwrap();
         // SAFETY: both are mapped, and used by this thread alone.
         unsafe { segment.as_ptr().as_ptr().write_volatile(9) };
@@ -69,23 +127,56 @@ mod tests {
             return;
         }
         let (pid, number) = own(&segment);
-        let limits = || AttachLimits { lengths: 4096..=4096, allow_unsealed: false };
-        let written = open_foreign(pid, number, Access::ReadWrite)
-            .and_then(|fd| Segment::attach(fd, Access::ReadWrite, limits()));
+        let limits = || AttachLimits::from(4096..=4096);
+        let written =
+            open_foreign(pid, number).and_then(|fd| Segment::attach(fd, Access::ReadWrite, limits()));
         assert!(written.is_err());
-        let fd = open_foreign(pid, number, Access::ReadOnly).unwrap();
+        let fd = open_foreign(pid, number).unwrap();
         Segment::attach(fd, Access::ReadOnly, limits()).unwrap();
     }
 
     #[test]
     fn nothing_else_is_opened() {
         let pid = crate::os::call::process_id();
-        let (end, _other) = std::io::pipe().unwrap();
+        let (end, _other) = io::pipe().unwrap();
         for number in [end.as_raw_fd().cast_unsigned(), u32::MAX, 1 << 20] {
-            assert!(open_foreign(pid, number, Access::ReadOnly).is_err(), "{number}");
+            assert!(open_foreign(pid, number).is_err(), "{number}");
         }
-        assert!(open_foreign(0, 0, Access::ReadOnly).is_err());
-        let device = File::open("/dev/null").unwrap();
-        assert!(open_foreign(pid, device.as_raw_fd().cast_unsigned(), Access::ReadOnly).is_err());
+        assert!(open_foreign(0, 0).is_err());
+        for other in ["/dev/null", "/proc/self/exe", "/dev/shm"] {
+            let file = File::open(other).unwrap();
+            let error = open_foreign(pid, file.as_raw_fd().cast_unsigned()).unwrap_err();
+            assert!(matches!(error, ShmError::Untrustworthy(_)), "{other}: {error}");
+        }
+    }
+
+    /// Opening it would break the lease, for which the kernel gives its holder 45 s.
+    #[test]
+    fn what_is_under_a_lease_is_refused_at_once() {
+        // From asm-generic/fcntl.h.
+        const F_SETSIG: std::ffi::c_int = 10;
+        let path = std::env::temp_dir().join(format!("nemesia-leased-{}", std::process::id()));
+        let file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let memory = Store::Memfd.open("leased").unwrap();
+        // What is open for writing as well has no write lease.
+        let memory = File::open(format!("/proc/self/fd/{}", memory.as_raw_fd())).unwrap();
+        let began = std::time::Instant::now();
+        for (fd, kind) in [(file.as_fd(), libc::F_WRLCK), (memory.as_fd(), libc::F_RDLCK)] {
+            // SAFETY: takes no pointers. The signal of a broken lease is one that is ignored.
+            let leased = unsafe {
+                libc::fcntl(fd.as_raw_fd(), F_SETSIG, libc::SIGURG);
+                libc::fcntl(fd.as_raw_fd(), libc::F_SETLEASE, kind) == 0
+            };
+            if !leased {
+                crate::os::testing::skipped("no leases here");
+                continue;
+            }
+            let number = fd.as_raw_fd().cast_unsigned();
+            let refused = open_foreign(crate::os::call::process_id(), number);
+            assert!(matches!(refused, Err(ShmError::Untrustworthy(_))), "{refused:?}");
+        }
+        // The kernel's limit is in /proc/sys/fs/lease-break-time.
+        assert!(began.elapsed() < std::time::Duration::from_secs(40));
     }
 }

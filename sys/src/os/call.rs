@@ -66,6 +66,20 @@ pub(crate) fn wait_ready(fd: BorrowedFd<'_>, events: c_short, deadline: Instant)
     Ok(poll_once(fd, events, || left(deadline))? != 0)
 }
 
+/// Waits until one of these is readable, or at its end, or the deadline passes.
+pub(crate) fn wait_any(fds: &[BorrowedFd<'_>], deadline: Instant) -> io::Result<()> {
+    let poll = |fd: &BorrowedFd<'_>| libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    let mut polls: Vec<_> = fds.iter().map(poll).collect();
+    uninterrupted(|| {
+        let timeout = timespec(left(deadline));
+        // SAFETY: as many pollfds as are announced, and a valid timespec, outlive the call; a null signal mask is allowed.
+        checked(unsafe {
+            libc::ppoll(polls.as_mut_ptr(), polls.len() as libc::nfds_t, &raw const timeout, std::ptr::null())
+        })
+    })
+    .map(|_| ())
+}
+
 /// What is there now, without waiting.
 pub(super) fn ready_now(fd: BorrowedFd<'_>, events: c_short) -> io::Result<c_short> {
     poll_once(fd, events, || Duration::ZERO)

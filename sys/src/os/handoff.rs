@@ -8,11 +8,12 @@
 use std::ffi::{c_int, c_void};
 use std::fmt::Write;
 use std::io;
-use std::mem::{self, MaybeUninit, offset_of};
+use std::mem::{self, ManuallyDrop, MaybeUninit, offset_of};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use super::call::{checked, checked_long, effective_uid, left, random, ready_now, wait_ready};
+use super::call::{checked, checked_long, effective_uid, left, process_id, random, ready_now, wait_ready};
+use super::closer::{self, ForeignFd, Unwanted};
 use super::error::ShmError;
 use super::message::{self, Packet};
 
@@ -44,8 +45,10 @@ pub struct Credentials {
 /// Bind in the process that accepts: peers see the process that bound as the owner of every connection.
 #[derive(Debug)]
 pub struct Listener {
-    fd: OwnedFd,
+    fd: ManuallyDrop<OwnedFd>,
     name: String,
+    /// The process that accepts: a forked child closes its copy, and nothing else.
+    process: i32,
 }
 
 impl Listener {
@@ -63,7 +66,7 @@ impl Listener {
         // SAFETY: takes no pointers.
         checked(unsafe { libc::listen(fd.as_raw_fd(), libc::SOMAXCONN) })
             .map_err(|errno| ShmError::system("listening on the meeting socket", errno))?;
-        Ok(Self { fd, name })
+        Ok(Self { fd: ManuallyDrop::new(fd), name, process: process_id() })
     }
 
     /// What peers give to [`Connection::connect`]: 32 hexadecimal digits.
@@ -77,15 +80,9 @@ impl Listener {
     /// [`ShmError::TimedOut`] at the deadline, and without descriptors.
     pub fn accept(&self, deadline: Instant) -> Result<Connection, ShmError> {
         const WHAT: &str = "waiting for a peer to connect";
-        let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
         loop {
-            // SAFETY: null addresses are allowed.
-            let result = checked(unsafe {
-                libc::accept4(self.fd.as_raw_fd(), std::ptr::null_mut(), std::ptr::null_mut(), flags)
-            });
-            match result {
-                // SAFETY: a new descriptor, given to us alone.
-                Ok(fd) => return Connection::new(unsafe { OwnedFd::from_raw_fd(fd) }),
+            match accept(self.fd.as_fd()) {
+                Ok(connection) => return Ok(connection),
                 Err(errno) => match errno.raw_os_error() {
                     Some(libc::EAGAIN) => {
                         let ready = wait_ready(self.fd.as_fd(), libc::POLLIN, deadline);
@@ -101,6 +98,41 @@ impl Listener {
     }
 }
 
+/// Connections that wait in the queue of a listener may hold descriptors whose close blocks, so they are accepted before the
+/// listener is closed: each of them then is closed as any other connection.
+impl Drop for Listener {
+    fn drop(&mut self) {
+        // SAFETY: taken once: the field is not used after this.
+        let fd = unsafe { ManuallyDrop::take(&mut self.fd) };
+        if self.process != process_id() {
+            return;
+        }
+        // SAFETY: takes no memory. Nobody can connect any more.
+        unsafe { libc::shutdown(fd.as_raw_fd(), libc::SHUT_RDWR) };
+        let end = loop {
+            match accept(fd.as_fd()) {
+                Ok(connection) => drop(connection),
+                Err(errno) if matches!(errno.raw_os_error(), Some(libc::EINTR | libc::ECONNABORTED)) => {}
+                Err(errno) => break errno,
+            }
+        };
+        // Nothing was left, unless there are too many descriptors.
+        if !matches!(end.raw_os_error(), Some(libc::EAGAIN | libc::EINVAL)) {
+            closer::close(Unwanted::Descriptor(fd));
+        }
+    }
+}
+
+fn accept(listener: BorrowedFd<'_>) -> io::Result<Connection> {
+    let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    // SAFETY: null addresses are allowed.
+    let fd = checked(unsafe {
+        libc::accept4(listener.as_raw_fd(), std::ptr::null_mut(), std::ptr::null_mut(), flags)
+    })?;
+    // SAFETY: a new descriptor, given to us alone.
+    Connection::new(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
 /// Readable when somebody wants to connect.
 impl AsFd for Listener {
     fn as_fd(&self) -> BorrowedFd<'_> {
@@ -113,8 +145,10 @@ impl AsFd for Listener {
 /// Any thread may use it; concurrent packets do not mix.
 #[derive(Debug)]
 pub struct Connection {
-    fd: OwnedFd,
+    fd: ManuallyDrop<OwnedFd>,
     peer: Credentials,
+    /// The process that uses it: a forked child closes its copy, and nothing else.
+    process: i32,
 }
 
 impl Connection {
@@ -149,7 +183,7 @@ impl Connection {
                 _ => return Err(ShmError::system("connecting to a peer", errno)),
             }
         }
-        Self::new(fd)
+        Self::known(fd)
     }
 
     /// Two ends connected to each other, both in this process.
@@ -164,13 +198,17 @@ impl Connection {
             .map_err(|errno| ShmError::system("making a pair of sockets", errno))?;
         // SAFETY: two new descriptors, given to us alone.
         let [one, other] = fds.map(|fd| unsafe { OwnedFd::from_raw_fd(fd) });
-        Ok((Self::new(one)?, Self::new(other)?))
+        Ok((Self::known(one)?, Self::known(other)?))
     }
 
-    fn new(fd: OwnedFd) -> Result<Self, ShmError> {
-        let peer: libc::ucred = socket_option(&fd, libc::SO_PEERCRED)
-            .map_err(|errno| ShmError::system("asking who the peer is", errno))?;
-        Ok(Self { fd, peer: Credentials { pid: peer.pid, uid: peer.uid, gid: peer.gid } })
+    fn known(fd: OwnedFd) -> Result<Self, ShmError> {
+        Self::new(fd).map_err(|errno| ShmError::system("asking who the peer is", errno))
+    }
+
+    fn new(fd: OwnedFd) -> io::Result<Self> {
+        let peer: libc::ucred = socket_option(&fd, libc::SO_PEERCRED)?;
+        let peer = Credentials { pid: peer.pid, uid: peer.uid, gid: peer.gid };
+        Ok(Self { fd: ManuallyDrop::new(fd), peer, process: process_id() })
     }
 
     /// Who is at the other end, as the kernel vouches for it.
@@ -224,7 +262,7 @@ impl Connection {
         buf: &mut [u8],
         max_fds: usize,
         deadline: Instant,
-    ) -> Result<(usize, Vec<OwnedFd>), ShmError> {
+    ) -> Result<(usize, Vec<ForeignFd>), ShmError> {
         const DOING: &str = "waiting for a message";
         let mut reset = false;
         loop {
@@ -247,7 +285,7 @@ impl Connection {
         packet: Packet,
         max_fds: usize,
         doing: &'static str,
-    ) -> Result<(usize, Vec<OwnedFd>), ShmError> {
+    ) -> Result<(usize, Vec<ForeignFd>), ShmError> {
         if packet.control_cut {
             return Err(self.bad("too many descriptors, or no room for them here (ulimit -n)"));
         }
@@ -357,6 +395,17 @@ impl Connection {
                 Some(libc::ECONNRESET) => Glance::Reset,
                 _ => Glance::End,
             },
+        }
+    }
+}
+
+/// Closing never blocks, whatever the peer has sent: see [`ForeignFd`].
+impl Drop for Connection {
+    fn drop(&mut self) {
+        // SAFETY: taken once: the field is not used after this.
+        let fd = unsafe { ManuallyDrop::take(&mut self.fd) };
+        if self.process == process_id() {
+            closer::close_socket(fd);
         }
     }
 }
@@ -561,7 +610,7 @@ mod tests {
             let flags = checked(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFD) }).unwrap();
             assert_eq!(flags & libc::FD_CLOEXEC, libc::FD_CLOEXEC);
         }
-        let [read, write] = <[OwnedFd; 2]>::try_from(fds).unwrap();
+        let [read, write] = <[ForeignFd; 2]>::try_from(fds).unwrap().map(ForeignFd::into_inner);
         io::Write::write_all(&mut File::from(write), b"through").unwrap();
         let mut text = String::new();
         File::from(read).read_to_string(&mut text).unwrap();

@@ -224,6 +224,40 @@ fn reclaimable(stat: &str, names: &[&str]) -> u64 {
     stat.lines().filter_map(value).fold(0, u64::saturating_add)
 }
 
+/// Bytes from which on a limit is none: version 1 of the memory controller writes a large number.
+const UNLIMITED: u64 = 1 << 60;
+
+/// Checks that `bytes` of memory that process `pid` owns may be charged to this process instead. That is so if no cgroup limits the
+/// memory of this process, if both are in the same cgroup (what the one is charged, the other is not), or if there is room for all.
+///
+/// # Errors
+/// Why not, and the remedy.
+pub(crate) fn require_to_bear(pid: i32, bytes: u64) -> Result<(), String> {
+    let groups = |process: &str| fs::read_to_string(format!("/proc/{process}/cgroup")).unwrap_or_default();
+    let (ours, theirs) = (groups("self"), groups(&pid.to_string()));
+    let bounds = ours.lines().filter_map(|line| tightest_cgroup(line, 0));
+    let Some(tightest) = bounds.min_by_key(|bound| bound.bytes) else { return Ok(()) };
+    if tightest.bytes >= bytes || tightest.bytes >= UNLIMITED || share_memory_limits(&ours, &theirs) {
+        return Ok(());
+    }
+    Err(format!(
+        "its owner is in another memory cgroup, and could have {} charged to {}, where {} are left: start both in one cgroup, \
+         or raise the limit",
+        Bytes(bytes),
+        tightest.bound_by,
+        Bytes(tightest.bytes)
+    ))
+}
+
+/// Whether two files `cgroup` of `/proc` name the same memory controllers' groups.
+fn share_memory_limits(ours: &str, theirs: &str) -> bool {
+    let counts = |line: &&str| {
+        let controllers = line.split(':').nth(1).unwrap_or_default();
+        controllers.is_empty() || controllers.split(',').any(|name| name == "memory")
+    };
+    !ours.is_empty() && ours.lines().filter(counts).eq(theirs.lines().filter(counts))
+}
+
 /// Checks that `bytes` of memory can be had: without this, reserving more than a cgroup allows ends not in an error
 /// but in the out-of-memory killer.
 ///
@@ -320,6 +354,19 @@ mod tests {
             let _ = tightest_cgroup(line, 0);
         }
         assert!(tightest_cgroup("9:pids:/", 0).is_none());
+    }
+
+    #[test]
+    fn memory_of_a_peer_is_charged_within_one_cgroup_or_where_there_is_room() {
+        let (ours, cpu) = ("4:memory:/a\n1:cpu:/x\n0::/\n", "4:memory:/a\n1:cpu:/y\n0::/\n");
+        assert!(share_memory_limits(ours, ours) && share_memory_limits(ours, cpu));
+        for theirs in ["4:memory:/b\n1:cpu:/x\n0::/\n", "4:memory:/a\n1:cpu:/x\n0::/b\n", ""] {
+            assert!(!share_memory_limits(ours, theirs), "{theirs}");
+        }
+        assert!(!share_memory_limits("", ""), "nothing is known");
+        let ourselves = super::super::call::process_id();
+        assert_eq!(require_to_bear(ourselves, u64::MAX), Ok(()));
+        assert_eq!(require_to_bear(i32::MAX, 0), Ok(()));
     }
 
     #[test]

@@ -436,7 +436,7 @@ impl Shared {
 }
 
 /// Starts a thread that no signal of the program is delivered to.
-fn without_signals<T>(start: impl FnOnce() -> T) -> T {
+pub(super) fn without_signals<T>(start: impl FnOnce() -> T) -> T {
     // SAFETY: the sets are our own and written before they are read; the calling thread gets its mask back.
     unsafe {
         let (mut all, mut before) = (std::mem::zeroed(), std::mem::zeroed());

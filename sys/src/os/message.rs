@@ -6,6 +6,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr;
 
 use super::call::{checked_long, uninterrupted};
+use super::closer::ForeignFd;
 
 /// The most descriptors that one packet may carry.
 pub(super) const MAX_FDS: usize = 8;
@@ -17,7 +18,7 @@ struct Control([u8; 64]);
 /// A packet as it arrived.
 pub(super) struct Packet {
     pub(super) len: usize,
-    pub(super) fds: Vec<OwnedFd>,
+    pub(super) fds: Vec<ForeignFd>,
     /// Longer than the buffer.
     pub(super) cut: bool,
     /// Carried more descriptors than there was room for, here or in this process's table; the kernel dropped those.
@@ -89,8 +90,58 @@ pub(super) fn receive(socket: BorrowedFd<'_>, buf: &mut [u8]) -> io::Result<Pack
     })
 }
 
+/// Packets that [`drop_plain_packets`] takes.
+const PLAIN_PACKETS: usize = 64;
+
+/// Takes the packets that carry no descriptors, up to the first that does. True if the queue is then empty. The receiving side
+/// has been shut down.
+pub(super) fn drop_plain_packets(socket: BorrowedFd<'_>) -> bool {
+    for _ in 0..PLAIN_PACKETS {
+        match peek(socket) {
+            Ok((_, true)) => return false,
+            // The end, or a packet without bytes: with credentials wanted, the kernel marks every packet.
+            Ok((0, false)) => return want_credentials(socket) && matches!(peek(socket), Ok((0, false))),
+            Ok(_) => drop(receive(socket, &mut [0])),
+            // A reset is reported once, before what the peer had sent.
+            Err(errno) if errno.raw_os_error() == Some(libc::ECONNRESET) => {}
+            Err(errno) => return errno.raw_os_error() == Some(libc::EAGAIN),
+        }
+    }
+    false
+}
+
+/// The length of the next packet, one byte at most, and whether it carries something that has no room here. It stays in the queue,
+/// and so do its descriptors.
+fn peek(socket: BorrowedFd<'_>) -> io::Result<(usize, bool)> {
+    let mut byte = [0_u8; 1];
+    let mut iov = libc::iovec { iov_base: byte.as_mut_ptr().cast(), iov_len: byte.len() };
+    let mut header = empty_header(&mut iov);
+    let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
+    let len = uninterrupted(|| {
+        // SAFETY: the header describes a buffer that outlives the call, which writes at most its length.
+        checked_long(unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut header, flags) } as _)
+    })?;
+    Ok((usize::try_from(len).unwrap_or(0), header.msg_flags & libc::MSG_CTRUNC != 0))
+}
+
+fn want_credentials(socket: BorrowedFd<'_>) -> bool {
+    let yes: std::ffi::c_int = 1;
+    let len = size_of_val(&yes) as libc::socklen_t;
+    // SAFETY: the value is alive and of the length that is passed.
+    let set = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PASSCRED,
+            (&raw const yes).cast(),
+            len,
+        )
+    };
+    set == 0
+}
+
 /// Takes possession of every descriptor that the kernel has installed for this message.
-fn descriptors(header: &libc::msghdr) -> Vec<OwnedFd> {
+fn descriptors(header: &libc::msghdr) -> Vec<ForeignFd> {
     let mut fds = Vec::new();
     // SAFETY: the kernel wrote `header` and the control buffer it points to, which is alive in our caller.
     let mut next = unsafe { libc::CMSG_FIRSTHDR(header) };
@@ -105,7 +156,7 @@ fn descriptors(header: &libc::msghdr) -> Vec<OwnedFd> {
                 // SAFETY: the kernel put `count` descriptors there, new ones that belong to nobody else yet.
                 fds.push(unsafe {
                     let data = libc::CMSG_DATA(ptr::from_ref(control)).cast::<RawFd>();
-                    OwnedFd::from_raw_fd(data.add(index).read_unaligned())
+                    OwnedFd::from_raw_fd(data.add(index).read_unaligned()).into()
                 });
             }
         }

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`segment`] | memory that other processes can map, without a name in any file system |
 //! | [`handoff`] | meeting a peer once, to exchange a hello and file descriptors |
+//! | `closer` | closing descriptors of others, where that could block |
 //! | [`watch`] | learning that a peer is gone |
 //! | [`borrow`] | opening a segment of a peer that has not handed it over |
 //! | [`wake`] | sleeping and waking through shared memory; the one-sided fence |
@@ -14,7 +15,7 @@
 //! | [`numa`] | processors, memory nodes, cache lines |
 //!
 //! What holds for all of it: nothing here leaves a name behind, installs a signal handler, starts a thread ([`mapping`]
-//! does, when asked), prints, or waits past its deadline. Every error is one line that says what failed and what to do about it. Descriptors are
+//! does, when asked, and `closer`, when another process hands over something that could block), prints, or waits past its deadline. Every error is one line that says what failed and what to do about it. Descriptors are
 //! close-on-exec and segments are not inherited by `fork`.
 //!
 //! Not public, because some of it is safe only as this crate uses it:
@@ -26,6 +27,7 @@
 pub mod borrow;
 mod call;
 pub mod clock;
+pub(crate) mod closer;
 pub mod error;
 pub mod handoff;
 pub mod limits;
@@ -41,9 +43,10 @@ pub(crate) mod testing;
 pub mod wake;
 pub mod watch;
 
-pub(crate) use call::random;
 #[cfg(test)]
 pub(crate) use call::wait_ready;
+pub(crate) use call::{random, wait_any};
+pub use closer::ForeignFd;
 pub use error::{Bytes, ShmError};
 pub use handoff::{Connection, Credentials, Listener};
 pub use memory::{CopyError, Mark, RemoteMemory, allow_any_reader};

@@ -4,6 +4,17 @@
 //! memory lives as long as somebody maps it or holds a descriptor, and vanishes with the last of them, SIGKILL
 //! included. All pages are reserved at creation, and the size is sealed, so that no touch of a segment ends in SIGBUS.
 //!
+//! # Pages that are taken out again
+//! A process that can write a file in memory can also punch holes into it (`fallocate`, `madvise(MADV_REMOVE)`). The next touch
+//! of such a page then allocates a new one, charged to the process that touches it.
+//!
+//! | segment | what holds |
+//! |---|---|
+//! | sealed against writing ([`Segment::seal_against_foreign_writes`]; Linux 5.1) | Nobody can punch it any more, its owner included. A peer that attaches it with [`AttachLimits::keeps_pages`] knows that all its pages are there. |
+//! | written by peers, memfd | Any peer can punch it. A touch then allocates a zeroed page, at most the length of the segment. It is a SIGBUS only if the system refuses a single page: with `vm.overcommit_memory=2`. In a cgroup at its limit the out-of-memory killer decides. |
+//! | written by peers, huge pages | Never made by the transport, and refused by [`Segment::attach`]: a punched page returns to a pool that others can exhaust, and the next touch is a SIGBUS. |
+//! | in `/dev/shm` | Cannot be sealed. Its users trust each other: a touch of a punched page is a SIGBUS where `/dev/shm` is full. |
+//!
 //! A segment's memory is shared with processes that are not trusted: reach it through atomics and volatile copies
 //! only, never through a reference to plain data.
 
@@ -12,6 +23,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::{self, NonNull};
 
 use super::call::{checked, process_id};
+use super::closer::ForeignFd;
 use super::error::{Bytes, ShmError};
 use super::limits;
 use super::numa;
@@ -53,6 +65,15 @@ pub struct SegmentOptions {
     pub backing: SegmentBacking,
 }
 
+impl SegmentOptions {
+    /// The same for a segment that other processes may write: never on huge pages. The descriptor that lets a process write also
+    /// lets it punch holes, and a punched page returns to the pool, where it may be missing when it is touched next.
+    #[must_use]
+    pub fn for_foreign_writers(self) -> Self {
+        Self { huge: HugePages::Never, ..self }
+    }
+}
+
 /// What a mapping may be used for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
@@ -70,11 +91,14 @@ pub struct AttachLimits {
     /// Accept a file whose size is not sealed, as long as it is memory without a name. Its owner can then kill this
     /// process by truncating it: for [`SegmentBacking::DevShm`] only.
     pub allow_unsealed: bool,
+    /// Accept only a file in memory from which nobody can take pages, its owner and other peers included: it is sealed against
+    /// writing by all who come later, and all its pages are there. For what is only read here.
+    pub keeps_pages: bool,
 }
 
 impl From<RangeInclusive<usize>> for AttachLimits {
     fn from(lengths: RangeInclusive<usize>) -> Self {
-        Self { lengths, allow_unsealed: false }
+        Self { lengths, allow_unsealed: false, keeps_pages: false }
     }
 }
 
@@ -267,9 +291,13 @@ impl Segment {
     /// [`ShmError::Untrustworthy`] unless the file is memory, belongs to our effective user, cannot change its size,
     /// and has all its pages; [`ShmError::Length`] outside the limits; and when it cannot be mapped, among other reasons
     /// because its owner allows no writing.
-    pub fn attach(fd: OwnedFd, access: Access, limits: impl Into<AttachLimits>) -> Result<Self, ShmError> {
-        let AttachLimits { lengths, allow_unsealed } = limits.into();
-        let (found, fd) = store::inspect(fd, allow_unsealed)?;
+    pub fn attach(
+        fd: impl Into<ForeignFd>,
+        access: Access,
+        limits: impl Into<AttachLimits>,
+    ) -> Result<Self, ShmError> {
+        let AttachLimits { lengths, allow_unsealed, keeps_pages } = limits.into();
+        let (found, fd) = store::inspect(fd.into(), allow_unsealed)?;
         let (least, most) = (*lengths.start(), *lengths.end());
         let len = usize::try_from(found.len)
             .ok()
@@ -279,7 +307,15 @@ impl Segment {
                 ShmError::Length { len: found.len, why }
             })?;
         limits::require_address_space(len)?;
-        let write_sealed = found.seals & WRITE_SEALS != 0;
+        let write_sealed = found.seals & store::KEEPS_PAGES != 0;
+        if keeps_pages || (found.huge && write_sealed) {
+            store::require_kept_pages(&fd, found.seals, found.len)?;
+        } else if found.huge {
+            // The pool may be empty when a page that was taken out is touched: that is a SIGBUS.
+            return Err(ShmError::Untrustworthy(
+                "it is on huge pages, which whoever may write could take out of it: ordinary pages are wanted".into(),
+            ));
+        }
         if write_sealed && access == Access::ReadWrite {
             return Err(ShmError::Untrustworthy("it is sealed against writing, but is to be written".into()));
         }
@@ -332,7 +368,7 @@ impl Segment {
     /// Whether the kernel keeps everybody but the creator from writing.
     pub fn write_sealed(&self) -> bool {
         match self.fd() {
-            Some(fd) => store::seals(fd) & WRITE_SEALS != 0,
+            Some(fd) => store::seals(fd) & store::KEEPS_PAGES != 0,
             None => self.foreign_write_sealed,
         }
     }
@@ -342,8 +378,6 @@ impl Segment {
         &self.notes
     }
 }
-
-const WRITE_SEALS: std::ffi::c_int = libc::F_SEAL_FUTURE_WRITE | libc::F_SEAL_WRITE;
 
 fn huge_store(backing: SegmentBacking) -> Result<Store, ShmError> {
     let unsupported = |what| ShmError::system(what, std::io::Error::from_raw_os_error(libc::EOPNOTSUPP));
@@ -452,6 +486,72 @@ mod tests {
         assert_eq!(load(&segment, 1), 5);
     }
 
+    /// By `fallocate` or `madvise`, by its owner or anybody else; nor make it look whole when it is not.
+    #[test]
+    fn nobody_can_take_pages_out_of_a_sealed_segment() {
+        let segment = plain();
+        if !segment.seal_against_foreign_writes().unwrap() {
+            testing::skipped("no F_SEAL_FUTURE_WRITE here");
+            return;
+        }
+        let limits = AttachLimits { keeps_pages: true, ..SIZES.into() };
+        let _theirs = Segment::attach(copy_of(&segment), Access::ReadOnly, limits).unwrap();
+        let hole = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+        // SAFETY: takes no pointers.
+        let punched = checked(unsafe { libc::fallocate(copy_of(&segment).as_raw_fd(), hole, 0, 4096) });
+        assert_eq!(punched.unwrap_err().raw_os_error(), Some(libc::EPERM));
+        let base = segment.as_ptr().as_ptr().cast();
+        // SAFETY: our own mapping, which nobody refers to.
+        let removed = checked(unsafe { libc::madvise(base, segment.len(), libc::MADV_REMOVE) });
+        assert_eq!(removed.unwrap_err().raw_os_error(), Some(libc::EPERM));
+    }
+
+    /// Otherwise the first touch of a page would be charged to the one that reads.
+    #[test]
+    fn holes_hidden_by_pages_behind_the_end_are_found() {
+        let page = numa::page_size() as i64;
+        let fd = raw_memfd(libc::MFD_ALLOW_SEALING, 4 * page);
+        let (keep, hole) = (libc::FALLOC_FL_KEEP_SIZE, libc::FALLOC_FL_PUNCH_HOLE);
+        for (mode, at) in [(0, 0), (keep, 4 * page), (keep | hole, page)] {
+            // SAFETY: takes no pointers.
+            checked(unsafe { libc::fallocate(fd.as_raw_fd(), mode, at, 2 * page) }).unwrap();
+        }
+        // SAFETY: as above.
+        checked(unsafe { libc::fallocate(fd.as_raw_fd(), 0, 3 * page, page) }).unwrap();
+        let fixed = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
+        store::add_seals(fd.as_fd(), fixed).unwrap();
+        let limits = || AttachLimits { keeps_pages: true, ..SIZES.into() };
+        let attach = |fd: &OwnedFd| Segment::attach(fd.try_clone().unwrap(), Access::ReadOnly, limits());
+        let error = attach(&fd).unwrap_err().to_string();
+        assert!(error.contains("could take pages out of it"), "{error}");
+        if store::add_seals(fd.as_fd(), libc::F_SEAL_FUTURE_WRITE).is_err() {
+            testing::skipped("no F_SEAL_FUTURE_WRITE here");
+            return;
+        }
+        let error = attach(&fd).unwrap_err().to_string();
+        assert!(error.contains("pages are not reserved"), "{error}");
+        // SAFETY: takes no pointers.
+        checked(unsafe { libc::fallocate(fd.as_raw_fd(), 0, 0, 4 * page) }).unwrap();
+        attach(&fd).unwrap();
+    }
+
+    /// A page that was punched out of them may be missing in the pool when it is touched.
+    #[test]
+    fn huge_pages_that_others_may_write_are_refused() {
+        let options = SegmentOptions { huge: HugePages::Require, ..SegmentOptions::default() };
+        assert_eq!(options.for_foreign_writers().huge, HugePages::Never);
+        let Ok(segment) = Segment::create("x", LEN, &options) else {
+            testing::skipped("no huge pages here");
+            return;
+        };
+        for access in [Access::ReadWrite, Access::ReadOnly] {
+            let error = Segment::attach(copy_of(&segment), access, 1..=usize::MAX).unwrap_err().to_string();
+            assert!(error.contains("on huge pages"), "{error}");
+        }
+        assert!(segment.seal_against_foreign_writes().unwrap());
+        Segment::attach(copy_of(&segment), Access::ReadOnly, 1..=usize::MAX).unwrap();
+    }
+
     #[test]
     fn a_queue_segment_cannot_be_sealed_against_other_peers() {
         let segment = plain();
@@ -494,7 +594,7 @@ mod tests {
             File::open("/dev/shm").unwrap().into(),
             read.into(),
         ];
-        let limits = AttachLimits { lengths: 0..=usize::MAX, allow_unsealed: true };
+        let limits = AttachLimits { lengths: 0..=usize::MAX, allow_unsealed: true, keeps_pages: false };
         for fd in files {
             let error = Segment::attach(fd, Access::ReadOnly, limits.clone()).unwrap_err();
             assert!(matches!(error, ShmError::Untrustworthy(_)), "{error}");
@@ -547,7 +647,7 @@ mod tests {
         segment.seal_seals().unwrap();
         let error = Segment::attach(copy_of(&segment), Access::ReadWrite, SIZES).unwrap_err();
         assert!(error.to_string().contains("size is not sealed"), "{error}");
-        let limits = AttachLimits { lengths: SIZES, allow_unsealed: true };
+        let limits = AttachLimits { lengths: SIZES, allow_unsealed: true, keeps_pages: false };
         let theirs = Segment::attach(copy_of(&segment), Access::ReadWrite, limits).unwrap();
         store(&theirs, 3, 4);
         assert_eq!(load(&segment, 3), 4);

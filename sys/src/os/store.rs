@@ -8,6 +8,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::MetadataExt;
 
 use super::call::{checked, uninterrupted};
+use super::closer::ForeignFd;
 use super::error::{Bytes, ShmError};
 use super::limits;
 
@@ -171,6 +172,13 @@ pub(super) fn seals(fd: BorrowedFd<'_>) -> c_int {
     checked(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) }).unwrap_or(0)
 }
 
+/// Whether this is a file on tmpfs or hugetlbfs, the only ones that answer the question for seals. It is answered at once
+/// whatever the file is, whereas `fstat` and `fstatfs` of a file on FUSE wait for the process that serves it.
+pub(super) fn is_memory(fd: BorrowedFd<'_>) -> bool {
+    // SAFETY: takes no pointers.
+    checked(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) }).is_ok()
+}
+
 /// Adds seals.
 pub(super) fn add_seals(fd: BorrowedFd<'_>, seals: c_int) -> io::Result<()> {
     // SAFETY: takes no pointers.
@@ -186,18 +194,23 @@ pub(super) struct Found {
 }
 
 /// Judges a descriptor from a peer: ours by owner, memory by file system, of a size that cannot change, its pages
-/// there. The seals are read first: once they are seen, the size that is read after them is final.
-pub(super) fn inspect(fd: OwnedFd, allow_unsealed: bool) -> Result<(Found, OwnedFd), ShmError> {
+/// there. The seals are read first: once they are seen, the size that is read after them is final. They are also the only
+/// question that every file answers at once, and only memory answers it with yes.
+pub(super) fn inspect(fd: ForeignFd, allow_unsealed: bool) -> Result<(Found, OwnedFd), ShmError> {
     let refuse = |why: String| Err(ShmError::Untrustworthy(why));
-    let kind = magic(&fd).map_err(|errno| ShmError::system("asking what a segment is", errno))?;
+    if !is_memory(fd.as_fd()) {
+        return refuse("it is not a file in memory".into());
+    }
+    let fd = fd.into_inner();
     let seals = seals(fd.as_fd());
-    let file = File::from(fd);
-    let about = file.metadata().map_err(|errno| ShmError::system("asking about a segment", errno))?;
+    let kind = magic(&fd).map_err(|errno| ShmError::system("asking what a segment is", errno))?;
     let huge = match kind {
         libc::TMPFS_MAGIC => false,
         libc::HUGETLBFS_MAGIC => true,
         _ => return refuse("it is not a file in memory".into()),
     };
+    let file = File::from(fd);
+    let about = file.metadata().map_err(|errno| ShmError::system("asking about a segment", errno))?;
     if !about.is_file() {
         return refuse("it is not a regular file".into());
     }
@@ -216,15 +229,44 @@ pub(super) fn inspect(fd: OwnedFd, allow_unsealed: bool) -> Result<(Found, Owned
             return refuse("it has a name in a file system".into());
         }
     }
-    // A page that is not there would be charged to us at first touch, or be a SIGBUS.
-    if about.blocks().saturating_mul(512) < about.len() {
-        return refuse(format!(
-            "its pages are not reserved ({} of {} bytes)",
-            about.blocks() * 512,
-            about.len()
-        ));
-    }
+    require_pages(&about)?;
     let ordinary = super::numa::page_size(); // tmpfs reports the huge size wherever it may use it
     let page = if huge { usize::try_from(about.blksize()).unwrap_or(ordinary) } else { ordinary };
     Ok((Found { len: about.len(), seals, huge, page }, file.into()))
+}
+
+/// A page that is not there would be charged to us at first touch, or be a SIGBUS.
+fn require_pages(about: &std::fs::Metadata) -> Result<(), ShmError> {
+    let reserved = about.blocks().saturating_mul(512);
+    if reserved >= about.len() {
+        return Ok(());
+    }
+    let why = format!("its pages are not reserved ({reserved} of {} bytes)", about.len());
+    Err(ShmError::Untrustworthy(why))
+}
+
+/// Seals under which nobody can take pages out of a file any more, neither by `fallocate` nor by `madvise(MADV_REMOVE)`, not
+/// even its owner through a mapping that is writable.
+pub(super) const KEEPS_PAGES: c_int = libc::F_SEAL_FUTURE_WRITE | libc::F_SEAL_WRITE;
+
+/// Makes sure that every page of a file of this size is there and stays there. All seals are on it.
+///
+/// The number of blocks alone does not say so: its owner may have reserved pages behind the end before the size was sealed, and
+/// punched as many holes before the end. To set the size that it has is allowed, and frees what is behind the end.
+pub(super) fn require_kept_pages(fd: &OwnedFd, seals: c_int, len: u64) -> Result<(), ShmError> {
+    const FIXED: c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
+    let refuse = |why: &str| Err(ShmError::Untrustworthy(why.into()));
+    if seals & FIXED != FIXED || seals & KEEPS_PAGES == 0 {
+        return refuse(
+            "its owner or a peer could take pages out of it: it is not sealed against writing (F_SEAL_FUTURE_WRITE)",
+        );
+    }
+    let size = libc::off_t::try_from(len)
+        .map_err(|_| ShmError::Length { len, why: "longer than a file can be".into() })?;
+    // SAFETY: takes no pointers.
+    let set = uninterrupted(|| checked(unsafe { libc::ftruncate(fd.as_raw_fd(), size) }));
+    set.map_err(|errno| ShmError::system("setting the size that a segment has", errno))?;
+    let file = File::from(fd.try_clone().map_err(|errno| ShmError::system("copying a descriptor", errno))?);
+    let about = file.metadata().map_err(|errno| ShmError::system("asking about a segment", errno))?;
+    require_pages(&about)
 }

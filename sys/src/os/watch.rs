@@ -496,6 +496,25 @@ mod tests {
         assert_eq!(watch.poll().unwrap().len(), 0);
     }
 
+    /// It was sent before the kernel was asked to refuse descriptors.
+    #[test]
+    fn a_stray_descriptor_whose_close_blocks_does_not_hold_up_the_look() {
+        let began = Instant::now();
+        let (ours, theirs) = Connection::pair().unwrap();
+        let mut others = Vec::new();
+        for _ in 0..2 {
+            let (bad, other) = crate::os::closer::lingering(600);
+            theirs.send(b"hello again", &[bad.as_fd()], soon()).unwrap();
+            others.push(other);
+        }
+        let mut watch = Watch::new().unwrap();
+        watch.add(3, ours, None).unwrap();
+        assert_eq!(watch.poll().unwrap().len(), 0);
+        // Nobody reads this one before the connection is closed.
+        drop(watch);
+        assert!(began.elapsed() < Duration::from_secs(60), "{:?}", began.elapsed());
+    }
+
     #[test]
     fn a_few_strays_are_forgiven() {
         let mut watch = Watch::new().unwrap();

@@ -5,13 +5,14 @@
 //! no step waits for one that waits for it. The connection then stays open, so that the kernel tells when the peer
 //! dies. A process that was started again finds the others as [`super::door`] says.
 
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::AsFd as _;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use nemesia_core::shared::layout::{Geometry, Identity, SegmentKind};
 use nemesia_core::wire::LAYOUT_VERSION;
 
+use super::arrivals::{Arrivals, refuse};
 use super::door::Door;
 use super::greeting::{self, Cpus, Greeting};
 use super::{Pair, descriptors, views};
@@ -20,8 +21,8 @@ use crate::config::Config;
 use crate::error::Error;
 use crate::events;
 use crate::os::{
-    Access, AttachLimits, Connection, Listener, Mark, RemoteMemory, Segment, SegmentBacking, ShmError, Watch,
-    limits,
+    Access, AttachLimits, Connection, ForeignFd, Listener, Mark, RemoteMemory, Segment, SegmentBacking,
+    ShmError, Watch, limits,
 };
 
 /// What this process brings along.
@@ -37,6 +38,8 @@ pub(super) struct World {
     pub(super) mark: u64,
     /// How often our rank had been started before.
     pub(super) incarnation: u64,
+    /// Our own segment is sealed against writing, so this kernel can do that for the peers' as well.
+    pub(super) sealed: bool,
 }
 
 /// A peer that was met.
@@ -55,8 +58,6 @@ pub(super) struct Peer {
 const ROUNDING: usize = 1 << 30;
 /// How often those who have not called yet are asked whether they live.
 const PROBE_EVERY: Duration = Duration::from_millis(200);
-/// How long one greeting may take to arrive on an accepted connection.
-const GREETING_TIME: Duration = Duration::from_secs(5);
 
 /// Everyone, as far as they were met.
 pub(super) struct Meeting {
@@ -116,8 +117,10 @@ fn meet(
             .map_err(|error| Error::Peer { rank, problem: error.to_string() })?;
         called.push(connection);
     }
+    let mut arrivals = Arrivals::new(size);
     for _ in me + 1..size {
-        let (rank, mut peer, connection) = answer(world, ours, listener, (&peers, &addresses), deadline)?;
+        let sources = (listener, &mut arrivals);
+        let (rank, mut peer, connection) = answer(world, ours, sources, (&peers, &addresses), deadline)?;
         peer.connection = add(watch, rank, connection)?;
         peers[rank] = Some(peer);
     }
@@ -241,7 +244,7 @@ pub(super) enum Unheard {
 pub(super) fn hear_answer(
     connection: &Connection,
     deadline: Instant,
-) -> Result<Option<(Greeting, Vec<OwnedFd>)>, Unheard> {
+) -> Result<Option<(Greeting, Vec<ForeignFd>)>, Unheard> {
     let mut bytes = [0; greeting::MOST_BYTES];
     match connection.recv(&mut bytes, 2, deadline) {
         Ok((len, _)) if Connection::is_goodbye(&bytes[..len]) => Err(Unheard::Goodbye),
@@ -259,49 +262,51 @@ pub(super) fn hear_answer(
 pub(super) fn hear(
     connection: &Connection,
     deadline: Instant,
-) -> Result<Option<(Greeting, Vec<OwnedFd>)>, String> {
+) -> Result<Option<(Greeting, Vec<ForeignFd>)>, String> {
     hear_answer(connection, deadline).map_err(|unheard| match unheard {
         Unheard::Problem(problem) => problem,
         Unheard::Goodbye | Unheard::Gone => "it is gone".into(),
     })
 }
 
-fn hear_by(connection: &Connection, deadline: Instant) -> Result<(Greeting, Vec<OwnedFd>), String> {
+fn hear_by(connection: &Connection, deadline: Instant) -> Result<(Greeting, Vec<ForeignFd>), String> {
     let mut bytes = [0; greeting::MOST_BYTES];
     let (len, fds) = connection.recv(&mut bytes, 2, deadline).map_err(|error| error.to_string())?;
     Ok((Greeting::decode(&bytes[..len])?, fds))
 }
 
-/// Answers the next caller that belongs here. Strangers are sent away and do not end the world.
+/// Answers the next caller that belongs here. Others are refused and do not end the world.
 fn answer(
     world: &World,
     ours: &Pair,
-    listener: &Listener,
+    (listener, arrivals): (&Listener, &mut Arrivals),
     (peers, addresses): (&[Option<Peer>], &[String]),
     deadline: Instant,
 ) -> Result<(usize, Peer, Connection), Error> {
+    let later = world.rank as usize + 1;
+    let is_awaited = |rank: usize, caller: &Connection| {
+        rank >= later && peers.get(rank).is_some_and(Option::is_none) && is_genuine(caller, &addresses[rank])
+    };
+    let belongs = |caller: &Connection| (later..peers.len()).any(|rank| is_awaited(rank, caller));
+    let mut next_probe = Instant::now() + PROBE_EVERY;
     loop {
-        let slice = deadline.min(Instant::now() + PROBE_EVERY);
-        let connection = match listener.accept(slice) {
-            Ok(connection) => connection,
-            Err(error) if Instant::now() >= deadline => return Err(missing(world, peers, &error)),
-            Err(_) => {
-                probe(world, peers, addresses)?;
-                continue;
+        arrivals.accept(listener, belongs);
+        let Some((connection, greeting, fds)) = arrivals.hear() else {
+            let now = Instant::now();
+            if now >= deadline {
+                let error = ShmError::TimedOut { doing: "waiting for a peer to connect" };
+                return Err(missing(world, peers, &error));
             }
-        };
-        if connection.require_same_user().is_err() {
-            continue;
-        }
-        let Ok((greeting, fds)) = hear_by(&connection, deadline.min(Instant::now() + GREETING_TIME)) else {
+            if now >= next_probe {
+                probe(world, peers, addresses)?;
+                next_probe = Instant::now() + PROBE_EVERY;
+            }
+            arrivals.wait(listener, deadline.min(next_probe));
             continue;
         };
         let rank = greeting.rank as usize;
-        let first = rank > world.rank as usize && greeting.incarnation == 0;
-        let awaited = first && rank < peers.len() && peers[rank].is_none();
-        if !awaited || !is_genuine(&connection, &addresses[rank]) {
-            // A nicety: the stranger may be gone.
-            let _ = connection.send(&greeting::refusal("no such rank is awaited here"), &[], deadline);
+        if greeting.incarnation != 0 || !is_awaited(rank, &connection) {
+            refuse(&connection, "no such rank is awaited here");
             continue;
         }
         let admitted = admit(world, &connection, &greeting, fds).and_then(|peer| {
@@ -311,19 +316,25 @@ fn answer(
         return match admitted {
             Ok(peer) => Ok((rank, peer, connection)),
             Err(problem) => {
-                let _ = connection.send(&greeting::refusal(&problem), &[], deadline);
+                refuse(&connection, &problem);
                 Err(Error::Peer { rank, problem })
             }
         };
     }
 }
 
-/// Whether those who have not called yet still live: their listeners vanish with them. A probe looks like a stranger
-/// to them.
+/// Whether those who have not called yet still live: their listeners vanish with them. A probe does not wait, and looks like a
+/// stranger to them. A queue that is full of other callers proves that the listener is there.
 fn probe(world: &World, peers: &[Option<Peer>], addresses: &[String]) -> Result<(), Error> {
     let late = (0..peers.len()).filter(|rank| *rank > world.rank as usize && peers[*rank].is_none());
     for rank in late {
-        call(rank, &addresses[rank], Instant::now() + GREETING_TIME)?;
+        let problem = |problem: String| Error::Peer { rank, problem };
+        let name = name_in(&addresses[rank]).map_err(problem)?;
+        let probed = match Connection::connect(name, Instant::now()) {
+            Err(ShmError::TimedOut { .. }) => Ok(()),
+            connection => connection.and_then(|connection| connection.require_same_user()),
+        };
+        probed.map_err(|error| problem(error.to_string()))?;
     }
     Ok(())
 }
@@ -342,15 +353,16 @@ pub(super) fn admit(
     world: &World,
     connection: &Connection,
     greeting: &Greeting,
-    fds: Vec<OwnedFd>,
+    fds: Vec<ForeignFd>,
 ) -> Result<Peer, String> {
     greeting::compare(&world.geometry, &greeting.geometry)?;
-    let [own, inbox]: [OwnedFd; 2] =
+    let [own, inbox]: [ForeignFd; 2] =
         fds.try_into().map_err(|fds: Vec<_>| format!("it sent {} descriptors instead of 2", fds.len()))?;
     let geometry = world.geometry;
     let attach = |fd, access, kind, total: usize| {
         let allow_unsealed = world.config.segments.backing == SegmentBacking::DevShm;
-        let limits = AttachLimits { lengths: total..=total + ROUNDING, allow_unsealed };
+        let keeps_pages = access == Access::ReadOnly && world.sealed;
+        let limits = AttachLimits { lengths: total..=total + ROUNDING, allow_unsealed, keeps_pages };
         let segment = Segment::attach(fd, access, limits).map_err(|error| error.to_string())?;
         let expected = Identity { kind, geometry, rank: greeting.rank, epoch: greeting.epoch };
         let header = views::header(&segment).map_err(|error| error.to_string())?;

@@ -17,7 +17,7 @@ use super::views::NewLink;
 use super::{Met, Pair, Port, readable_one};
 use crate::bootstrap::{Exchange, Member};
 use crate::error::Error;
-use crate::os::{Connection, Departure, Listener, RemoteMemory, ShmError, Watch};
+use crate::os::{Connection, Departure, ForeignFd, Listener, RemoteMemory, ShmError, Watch, closer};
 
 /// How long a caller may take to greet.
 const GREETING_TIME: Duration = Duration::from_secs(5);
@@ -31,7 +31,7 @@ struct Caller {
     connection: Connection,
     since: Instant,
     /// What it has said, and the descriptors of its segments.
-    said: Option<(Greeting, Vec<OwnedFd>)>,
+    said: Option<(Greeting, Vec<ForeignFd>)>,
     /// The launcher vouches for it.
     genuine: bool,
 }
@@ -142,6 +142,9 @@ impl Door {
         let now = Instant::now();
         // However many call, and whoever they are: those that have been let in are heard next.
         for _ in 0..SPARE_CALLERS {
+            if !closer::has_room() {
+                break;
+            }
             let Ok(connection) = listener.accept(now) else {
                 self.more = false;
                 return;
@@ -248,7 +251,7 @@ impl Door {
     fn newcomer(
         &self,
         greeting: &Greeting,
-        fds: Vec<OwnedFd>,
+        fds: Vec<ForeignFd>,
         connection: Arc<Connection>,
     ) -> Result<Newcomer, String> {
         let World { geometry, rank: me, config, .. } = &self.world;

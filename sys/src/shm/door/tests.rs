@@ -5,6 +5,7 @@ use nemesia_core::shared::layout::Geometry;
 use super::*;
 use crate::config::Config;
 use crate::os::Segment;
+use crate::os::closer::lingering;
 
 const GEOMETRY: Geometry = Geometry { peers: 4, cells: 4, cell_bytes: 4096, fastbox_slots: 4 };
 /// As many as there is room for.
@@ -12,7 +13,17 @@ const MOST: usize = GEOMETRY.peers as usize + SPARE_CALLERS;
 
 fn world(rank: u32, incarnation: u64) -> World {
     let config = Config::default();
-    World { config, geometry: GEOMETRY, rank, epoch: 7, expedited: true, cpus: [1; 8], mark: 0, incarnation }
+    World {
+        config,
+        geometry: GEOMETRY,
+        rank,
+        epoch: 7,
+        expedited: true,
+        cpus: [1; 8],
+        mark: 0,
+        incarnation,
+        sealed: false,
+    }
 }
 
 fn pair() -> Pair {
@@ -76,6 +87,32 @@ fn callers_that_say_nothing_do_not_keep_out_who_was_started_again() {
     }
     assert_eq!(heard(&door), [1]);
     drop((silent, more, yet_more));
+}
+
+#[test]
+fn descriptors_whose_close_blocks_do_not_hold_up_progress() {
+    let began = Instant::now();
+    let (mut door, name) = door();
+    let (mut callers, mut others) = (Vec::new(), Vec::new());
+    let greeting = greeting_of(1).encode();
+    for words in [b"nonsense".as_slice(), &greeting, &greeting] {
+        let (bad, other) = lingering(600);
+        let caller = call(&name);
+        caller.send(words, &[bad.as_fd()], Instant::now()).unwrap();
+        others.push(other);
+        callers.push(caller);
+    }
+    door.open();
+    door.hear(|_| false);
+    assert_eq!(heard(&door), [1, 1]);
+    // One does not hand over two segments, and the other goes with the door.
+    assert!(door.callers.iter_mut().all(|caller| {
+        caller.genuine = true;
+        caller.said.is_some()
+    }));
+    assert!(door.admit(1).unwrap().is_err());
+    drop(door);
+    assert!(began.elapsed() < Duration::from_secs(60), "{:?}", began.elapsed());
 }
 
 #[test]
