@@ -94,9 +94,13 @@ pub enum Error {
         /// Bytes there may be: those of a cell.
         most: usize,
     },
-    /// Replies of handlers wait to leave, as many as may.
-    #[error("{most} replies wait to leave, and no more are allowed: reply later, from outside a handler")]
+    /// As many replies of handlers to one rank wait to leave as may.
+    #[error(
+        "{most} replies to rank {rank} wait to leave, and no more are allowed: reply later, from outside a handler"
+    )]
     Replies {
+        /// Who does not take them.
+        rank: usize,
         /// How many there may be.
         most: usize,
     },

@@ -87,7 +87,7 @@ fn single_copy(config: &Config) -> Verdict {
     let mark = Mark { address: std::ptr::from_ref(&value) as u64, value };
     let memory = RemoteMemory::new(std::process::id() as i32, mark);
     let scope = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_default();
-    let probed = memory.map_or(Err(CopyError::Stranger), |mut memory| memory.check());
+    let probed = memory.map_or(Err(CopyError::Stranger), |memory| memory.check());
     let where_ = match config.single_copy {
         SingleCopy::Auto => " where that is faster than a stream",
         _ => "",

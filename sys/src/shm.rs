@@ -249,7 +249,7 @@ fn readable_one(config: &Config, peer: &mut connect::Peer) -> Result<RemoteMemor
     if config.single_copy == SingleCopy::Off {
         return Err(OFF.to_owned());
     }
-    let mut memory = peer.memory.take().ok_or_else(|| {
+    let memory = peer.memory.take().ok_or_else(|| {
         "its process has no number here, or does not want to be read: run all in one pid namespace, with \
          NEMESIA_SINGLE_COPY alike"
             .to_owned()

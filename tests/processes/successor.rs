@@ -1,6 +1,7 @@
 //! A rank dies, and another process gets its number between two system calls of a peer. Each test runs again as the first process of
 //! a pid namespace of its own, in which numbers can be chosen.
 
+use std::path::Path;
 use std::process::Command;
 
 use nemesia_tests::job::{Job, report};
@@ -8,11 +9,11 @@ use nemesia_tests::skip;
 
 const SUCCESSOR: &str = env!("CARGO_BIN_EXE_successor");
 const SCRATCH: &str = env!("CARGO_TARGET_TMPDIR");
-/// Set in the namespace.
+/// Set in the namespace: a word that no other run has, as process numbers are the same in all of them.
 const INSIDE: &str = "NEMESIA_TEST_PID_NAMESPACE";
 
 /// A command in a new pid namespace.
-fn inside(program: &std::path::Path) -> Command {
+fn inside(program: &Path) -> Command {
     let mut command = Command::new("unshare");
     // SAFETY: takes nothing and can't fail.
     if unsafe { libc::geteuid() } != 0 {
@@ -27,14 +28,16 @@ fn is_inside(test: &str) -> Result<bool, String> {
     if std::env::var_os(INSIDE).is_some() {
         return Ok(true);
     }
-    let probe = inside("sh".as_ref()).args(["-c", "echo 300 >/proc/sys/kernel/ns_last_pid"]).output();
+    let probe = inside(Path::new("sh")).args(["-c", "echo 300 >/proc/sys/kernel/ns_last_pid"]).output();
     if !probe.is_ok_and(|output| output.status.success()) {
         skip(test, "a pid namespace whose numbers can be chosen is not permitted here");
         return Ok(false);
     }
     let program = std::env::current_exe().map_err(|error| error.to_string())?;
     let mut command = inside(&program);
-    command.args(["--exact", test, "--nocapture", "--test-threads=1"]).env(INSIDE, "1");
+    command
+        .args(["--exact", test, "--nocapture", "--test-threads=1"])
+        .env(INSIDE, format!("{test}-{}", std::process::id()));
     let output = command.output().map_err(|error| error.to_string())?;
     let [text, errors] =
         [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
@@ -51,8 +54,11 @@ fn replaced(test: &str, mode: &str) -> Result<(), String> {
         return Ok(());
     }
     // All messages of this size are copied by the kernel, where it permits that.
-    let job = Job::new(SUCCESSOR, SCRATCH, mode).env("NEMESIA_SINGLE_COPY", "require");
-    let ranks = job.run(2)?;
+    let scratch = Path::new(SCRATCH).join(std::env::var(INSIDE).unwrap_or_default());
+    let ranks = Job::new(SUCCESSOR, &scratch, mode).env("NEMESIA_SINGLE_COPY", "require").run(2);
+    // What is left of it lies in the target directory.
+    let _ = std::fs::remove_dir_all(&scratch);
+    let ranks = ranks?;
     if ranks.iter().any(|rank| rank.errors.contains("no single copy through the kernel")) {
         skip(test, "the kernel permits no single copy here");
         return Ok(());

@@ -3,8 +3,9 @@
 //! A process number alone may by now belong to another process. So each process sends its peers the address and the value of a
 //! random *mark* in its memory, and every copy is tied to the memory that holds the mark:
 //!
-//! - A read asks for the mark and the bytes in one `process_vm_readv`. The kernel looks the process up once per call, so both
-//!   come from the same address space. If the mark is wrong, the bytes are wiped and the read fails.
+//! - A read asks for the bytes and then the mark in one `process_vm_readv`. The kernel looks the process up once per call, so
+//!   both come from the same address space. If the mark is wrong, the bytes are wiped and the read fails. As the mark comes
+//!   last, a process that overwrites its mark before it reuses a buffer has no read of the new content succeed.
 //! - A write can't be validated afterwards, and no single call reads the mark and writes. So writes go to `/proc/PID/mem`,
 //!   which is opened once, and in which the mark is read once: an open descriptor refers to one address space for ever, whatever
 //!   becomes of the number. When that address space is gone (its process has ended, or has called `exec`), writes fail.
@@ -80,8 +81,15 @@ impl RemoteMemory {
     ///
     /// # Errors
     /// See [`CopyError`].
-    pub fn check(&mut self) -> Result<(), CopyError> {
-        self.read(self.mark.address, &mut [0; MARK_BYTES])
+    pub fn check(&self) -> Result<(), CopyError> {
+        let mut mark = [0; MARK_BYTES];
+        let own = part(mark.as_mut_ptr(), MARK_BYTES);
+        match self.transfer(&[own], &[remote(self.mark.address, MARK_BYTES)]) {
+            Ok(MARK_BYTES) if u64::from_le_bytes(mark) == self.mark.value => Ok(()),
+            // Of a process that we may read, the mark is not there.
+            Ok(_) | Err(CopyError::Unreadable) => Err(CopyError::Stranger),
+            Err(error) => Err(error),
+        }
     }
 
     /// Fills `to` from `address`; what it holds is unspecified after an error, but never a stranger's bytes.
@@ -89,28 +97,32 @@ impl RemoteMemory {
     /// # Errors
     /// See [`CopyError`].
     pub fn read(&mut self, address: u64, to: &mut [u8]) -> Result<(), CopyError> {
-        let mut mark = [0; MARK_BYTES];
-        // The mark comes first: a read that ends early has it nevertheless.
-        let local = [part(mark.as_mut_ptr(), MARK_BYTES), part(to.as_mut_ptr(), to.len())];
-        let remote = [remote(self.mark.address, MARK_BYTES), remote(address, to.len())];
+        let (mut mark, len) = ([0; MARK_BYTES], to.len());
+        let local = [part(to.as_mut_ptr(), len), part(mark.as_mut_ptr(), MARK_BYTES)];
+        let remote = [remote(address, len), remote(self.mark.address, MARK_BYTES)];
+        let moved = self.transfer(&local, &remote);
+        if moved == Ok(len + MARK_BYTES) && u64::from_le_bytes(mark) == self.mark.value {
+            return Ok(());
+        }
+        to.fill(0);
+        match moved {
+            Ok(moved) if moved >= len => Err(CopyError::Stranger),
+            Ok(_) | Err(CopyError::Unreadable) => Err(self.check().err().unwrap_or(CopyError::Unreadable)),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Reads `remote` into `local`: how many bytes came. `local` is ours for the length of the call.
+    fn transfer(&self, local: &[libc::iovec], remote: &[libc::iovec]) -> Result<usize, CopyError> {
+        let (locals, remotes) = (local.len() as libc::c_ulong, remote.len() as libc::c_ulong);
         let moved = uninterrupted(|| {
-            // SAFETY: `local` names memory that this function and its caller own for the length of the call. The kernel writes
-            // no more than its length, and checks `remote` against the other process.
+            // SAFETY: `local` names memory that the callers above own or borrow for as long; the kernel writes no more than
+            // its length, and checks `remote` against the other process.
             checked_long(unsafe {
-                libc::process_vm_readv(self.pid, local.as_ptr(), 2, remote.as_ptr(), 2, 0)
+                libc::process_vm_readv(self.pid, local.as_ptr(), locals, remote.as_ptr(), remotes, 0)
             } as _)
         });
-        let moved = match moved {
-            Ok(moved) => moved as usize,
-            // Of a process that we may read, not even the mark is there.
-            Err(error) if error.raw_os_error() == Some(libc::EFAULT) => return Err(CopyError::Stranger),
-            Err(error) => return Err(refusal(&error)),
-        };
-        if moved < MARK_BYTES || u64::from_le_bytes(mark) != self.mark.value {
-            to.fill(0);
-            return Err(CopyError::Stranger);
-        }
-        if moved == MARK_BYTES + to.len() { Ok(()) } else { Err(CopyError::Unreadable) }
+        moved.map(|moved| moved as usize).map_err(|error| refusal(&error))
     }
 
     /// Copies `from` to `address`; what is there is unspecified after an error. `is_alive` is asked once, when the way to the
@@ -133,9 +145,7 @@ impl RemoteMemory {
         }
         match &self.writer {
             // Nothing is written once the address space is gone.
-            Writer::Open(file) => {
-                file.write_all_at(from, address).map_err(|error| refusal(&error))
-            }
+            Writer::Open(file) => file.write_all_at(from, address).map_err(|error| refusal(&error)),
             Writer::Refused(why) => Err(*why),
             Writer::Unopened => Err(CopyError::Stranger),
         }

@@ -139,7 +139,8 @@ fn be_strange(ask: c_int, answer: c_int) {
     write_number(answer, READY);
     read_number(ask);
     // SAFETY: as above; volatile, as another process may have written.
-    let changed = (0..WRITE).filter(|at| unsafe { ((AT + at) as *const u8).read_volatile() } != STRANGE).count();
+    let changed =
+        (0..WRITE).filter(|at| unsafe { ((AT + at) as *const u8).read_volatile() } != STRANGE).count();
     write_number(answer, changed as u64);
 }
 
@@ -224,4 +225,3 @@ fn main() -> ExitCode {
         }
     }
 }
-
