@@ -19,6 +19,7 @@ pub const POOL: u32 = 1024;
 /// The places that belong to no peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReplyPool {
+    share: u32,
     left: u32,
 }
 
@@ -33,11 +34,16 @@ pub struct ReplyAccount {
 
 impl Default for ReplyPool {
     fn default() -> Self {
-        Self { left: POOL }
+        Self::new(SHARE, POOL)
     }
 }
 
 impl ReplyPool {
+    /// A pool of so many places, beside so many that each peer has to itself.
+    pub const fn new(share: u32, pool: u32) -> Self {
+        Self { share, left: pool }
+    }
+
     /// Takes a place for a reply to a peer. False when it may hold no more for now.
     #[must_use]
     pub fn take(&mut self, account: &mut ReplyAccount) -> bool {
@@ -48,7 +54,7 @@ impl ReplyPool {
             account.pooled += u32::from(any);
             return any;
         }
-        if account.own < SHARE {
+        if account.own < self.share {
             account.own += 1;
         } else if account.pooled < self.left {
             account.pooled += 1;

@@ -16,6 +16,7 @@ mod operations;
 mod oracle;
 mod port;
 mod remote;
+mod replies;
 mod rest;
 mod restart;
 mod rng;
