@@ -18,6 +18,7 @@ mod impostor;
 mod lists;
 mod memory;
 mod one_sided;
+mod replies;
 mod restart;
 mod scribble;
 mod shrink;
@@ -122,6 +123,7 @@ fn dispatch(words: &[&str]) -> Outcome {
         ("scribble", [seed]) => scribble::run(*seed),
         ("lists", [seed]) => lists::run(*seed),
         ("doors", []) => memory::doors(),
+        ("replies", []) => replies::run(),
         ("bystander", [seed, messages]) => bystander::run(*seed, *messages),
         ("flood", []) => bystander::flood(),
         ("idle", [millis]) => idle::run(*millis),
