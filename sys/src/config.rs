@@ -204,7 +204,7 @@ impl Default for Config {
             eager_bytes: 8 << 10,
             credit_bytes: 256 << 10,
             single_copy: SingleCopy::Auto,
-            share_bytes: Some(48 << 10),
+            share_bytes: Some(1 << 20),
             share_pieces: [32 << 10, 256 << 10],
             pull_bytes: 256 << 10,
             run_bytes: 4 << 10,
@@ -436,7 +436,8 @@ impl Config {
     }
 
     /// Smallest message, in bytes, of which a sender that waits copies a part, as its receiver copies the others, so that both
-    /// processors do; `None` is never. Only where large messages move in one copy.
+    /// processors do; `None` is never. Only where large messages move in one copy. Default: 1 MiB, as the sender's copy by the
+    /// kernel is nearly twice as slow as the receiver's: up to 512 KiB the receiver is as fast alone.
     #[must_use]
     pub fn share_bytes(self, bytes: Option<u64>) -> Self {
         self.with(["NEMESIA_SHARE_BYTES"], |config| config.share_bytes = bytes)

@@ -5,6 +5,7 @@ use std::os::fd::AsRawFd;
 use nemesia_core::engine::active::ACTIVE_BYTES;
 use nemesia_core::engine::rma::{Reply, WINDOW};
 use nemesia_core::engine::{Peer, Request};
+use nemesia_core::flow::replies;
 use nemesia_core::shared::layout::{HEADER_PAGE, LayoutError};
 use nemesia_core::shared::port::Link;
 use nemesia_core::slab::{List, Slot};
@@ -165,8 +166,8 @@ pub struct Bill {
     pub private_at_start: u64,
     /// The part of `private_at_start` that each further process adds.
     pub private_per_peer: u64,
-    /// Ceiling of what unexpected messages and requests, and an active message of each process that is not whole yet, may commit
-    /// in one process.
+    /// Ceiling of what unexpected messages and requests, an active message of each process that is not whole yet, and replies of
+    /// handlers that wait to leave may commit in one process.
     pub private_ceiling: u64,
 }
 
@@ -185,6 +186,7 @@ impl Bill {
         let private_per_peer = peer + u64::from(WINDOW) * size_of::<Slot<Reply>>() as u64;
         let trace = (config.trace * RECORD_BYTES) as u64;
         let peers = peer + u64::from(processes.saturating_sub(1)) * private_per_peer;
+        let replies = u64::from(replies::POOL) + u64::from(processes) * u64::from(replies::SHARE);
         Ok(Self {
             processes,
             segments: (geometry.own().total + geometry.inbox().total) as u64,
@@ -194,7 +196,8 @@ impl Bill {
             private_per_peer,
             private_ceiling: (config.unexpected_bytes as u64)
                 .saturating_add(requests * request)
-                .saturating_add(u64::from(processes) * ACTIVE_BYTES as u64),
+                .saturating_add(u64::from(processes) * ACTIVE_BYTES as u64)
+                .saturating_add(replies * u64::from(geometry.cell_bytes)),
         })
     }
 }
