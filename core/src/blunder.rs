@@ -38,6 +38,8 @@ pub enum Blunder {
     RunEarly,
     /// The old values that a later packet brings go where those of the first are.
     MixGroups,
+    /// Replies of handlers take places of the common pool only, as long as there are any.
+    ForgetShare,
     /// The credit that is reserved for updates is used for other packets.
     SpendReserve,
     /// What a packet says of posted receives counts twice.
@@ -56,7 +58,7 @@ pub enum Blunder {
 
 impl Blunder {
     /// Every mistake.
-    pub const ALL: [Blunder; 21] = [
+    pub const ALL: [Blunder; 22] = [
         Blunder::PreferExact,
         Blunder::OvertakePending,
         Blunder::ForgetSynchronous,
@@ -71,6 +73,7 @@ impl Blunder {
         Blunder::KeepMessages,
         Blunder::RunEarly,
         Blunder::MixGroups,
+        Blunder::ForgetShare,
         Blunder::SpendReserve,
         Blunder::CountCreditTwice,
         Blunder::OverdrawPool,

@@ -25,6 +25,7 @@ use crate::port::PeerId;
 use crate::slab::NONE;
 
 pub mod posted;
+pub mod replies;
 
 /// The window that throughput asks for: 4096 units, or 256 KiB.
 pub const WINDOW: u32 = 4096;

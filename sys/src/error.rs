@@ -95,9 +95,13 @@ pub enum Error {
         /// The limit in bytes: the payload of a cell.
         most: usize,
     },
-    /// The number of waiting replies of handlers has reached its limit.
-    #[error("{most} replies wait to leave, and no more are allowed: reply later, from outside a handler")]
+    /// The number of waiting replies of handlers to one rank has reached its limit.
+    #[error(
+        "{most} replies to rank {rank} wait to leave, and no more are allowed: reply later, from outside a handler"
+    )]
     Replies {
+        /// The rank that does not take them.
+        rank: usize,
         /// The limit.
         most: usize,
     },

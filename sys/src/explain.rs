@@ -5,6 +5,7 @@ use std::os::fd::AsRawFd;
 use nemesia_core::engine::active::ACTIVE_BYTES;
 use nemesia_core::engine::rma::{Reply, WINDOW};
 use nemesia_core::engine::{Peer, Request};
+use nemesia_core::flow::replies;
 use nemesia_core::shared::layout::{HEADER_PAGE, LayoutError};
 use nemesia_core::shared::port::Link;
 use nemesia_core::slab::{List, Slot};
@@ -87,7 +88,7 @@ fn single_copy(config: &Config) -> Verdict {
     let mark = Mark { address: std::ptr::from_ref(&value) as u64, value };
     let memory = RemoteMemory::new(std::process::id() as i32, mark);
     let scope = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_default();
-    let probed = memory.map_or(Err(CopyError::Stranger), |mut memory| memory.check());
+    let probed = memory.map_or(Err(CopyError::Stranger), |memory| memory.check());
     let where_ = match config.single_copy {
         SingleCopy::Auto => " where that is faster than a stream",
         _ => "",
@@ -168,8 +169,8 @@ pub struct Bill {
     pub private_at_start: u64,
     /// The part of `private_at_start` that each further process adds.
     pub private_per_peer: u64,
-    /// The ceiling of what one process may commit for unexpected messages and requests, and for one incomplete
-    /// active message of each process.
+    /// The ceiling of what one process may commit for unexpected messages and requests, for one incomplete
+    /// active message of each process, and for waiting replies of handlers.
     pub private_ceiling: u64,
 }
 
@@ -188,6 +189,7 @@ impl Bill {
         let private_per_peer = peer + u64::from(WINDOW) * size_of::<Slot<Reply>>() as u64;
         let trace = (config.trace * RECORD_BYTES) as u64;
         let peers = peer + u64::from(processes.saturating_sub(1)) * private_per_peer;
+        let replies = u64::from(replies::POOL) + u64::from(processes) * u64::from(replies::SHARE);
         Ok(Self {
             processes,
             segments: (geometry.own().total + geometry.inbox().total) as u64,
@@ -197,7 +199,8 @@ impl Bill {
             private_per_peer,
             private_ceiling: (config.unexpected_bytes as u64)
                 .saturating_add(requests * request)
-                .saturating_add(u64::from(processes) * ACTIVE_BYTES as u64),
+                .saturating_add(u64::from(processes) * ACTIVE_BYTES as u64)
+                .saturating_add(replies * u64::from(geometry.cell_bytes)),
         })
     }
 }

@@ -85,10 +85,13 @@ impl Host for Kernel {
     }
 
     fn push(&mut self, peer: u32, address: u64, from: &[u8]) -> bool {
-        let memory = self.memories.get_mut(peer as usize).and_then(Option::as_mut);
-        // SAFETY: the address is one that the peer's engine has offered for this message: in the buffer of a receive that is posted
-        // there, which is the engine's alone. What a dishonest peer names is in its own memory.
-        memory.is_some_and(|memory| unsafe { memory.write(address, from) }.is_ok())
+        let Self { memories, connections, .. } = self;
+        let Some(memory) = memories.get_mut(peer as usize).and_then(Option::as_mut) else { return false };
+        let connection = connections.get(peer as usize).and_then(Weak::upgrade);
+        let is_alive = || connection.is_some_and(|connection| connection.is_alive());
+        // SAFETY: the peer's engine has offered this address for this message: it lies in the buffer of a posted
+        // receive, which belongs to that engine alone. A dishonest peer names an address in its own memory.
+        unsafe { memory.write(address, from, is_alive) }.is_ok()
     }
 }
 
@@ -182,7 +185,7 @@ pub(crate) fn attach(config: &Config, exchange: &mut dyn Exchange) -> Result<Att
         sealed: own.write_sealed(),
     };
     let ours = Arc::new(Pair { own, inbox });
-    let connect::Meeting { peers, watch, door, gone } = connect::connect(world, &ours, exchange)?;
+    let connect::Meeting { mut peers, watch, door, gone } = connect::connect(world, &ours, exchange)?;
     let without =
         peers.iter().zip(0..).filter_map(|(peer, rank)| (!peer.as_ref()?.expedited).then_some(rank));
     if let Some(wish) = fenced_by(without) {
@@ -203,9 +206,9 @@ pub(crate) fn attach(config: &Config, exchange: &mut dyn Exchange) -> Result<Att
     let connection =
         |peer: &Option<connect::Peer>| peer.as_ref().map_or_else(Weak::new, |it| it.connection.clone());
     let connections = peers.iter().map(connection).collect();
-    let readable = readable(config, &peers, &mut notes)?;
-    let memories = readable.iter().map(|memory| memory.clone().ok()).collect();
-    let met = peers.iter().zip(readable).map(|(peer, memory)| Some(Met::new(peer.as_ref()?, memory.err())));
+    let readable = readable(config, &mut peers, &mut notes)?;
+    let (memories, unreadable): (Vec<_>, Vec<_>) = readable.into_iter().map(split).unzip();
+    let met = peers.iter().zip(unreadable).map(|(peer, why)| Some(Met::new(peer.as_ref()?, why)));
     let facts = Facts { expedited, met: met.collect() };
     let pairs = peers.into_iter().map(|peer| peer.map(|peer| peer.pair)).collect();
     let kernel = |mappings| Kernel { memories, connections, mappings };
@@ -214,15 +217,23 @@ pub(crate) fn attach(config: &Config, exchange: &mut dyn Exchange) -> Result<Att
     Ok(Attached { port, sleep, watch, fence, crowding, facts, notes, mark, door, gone })
 }
 
+/// A memory, or why it can't be read.
+fn split<T, E>(result: Result<T, E>) -> (Option<T>, Option<E>) {
+    match result {
+        Ok(value) => (Some(value), None),
+        Err(error) => (None, Some(error)),
+    }
+}
+
 /// The memories that the kernel lets us read, which is tried; or why not.
 fn readable(
     config: &Config,
-    peers: &[Option<connect::Peer>],
+    peers: &mut [Option<connect::Peer>],
     notes: &mut Vec<String>,
 ) -> Result<Vec<Result<RemoteMemory, String>>, Error> {
     let mut readable = Vec::with_capacity(peers.len());
-    for (rank, peer) in peers.iter().enumerate() {
-        let Some(peer) = peer.as_ref().filter(|_| config.single_copy != SingleCopy::Off) else {
+    for (rank, peer) in peers.iter_mut().enumerate() {
+        let Some(peer) = peer.as_mut().filter(|_| config.single_copy != SingleCopy::Off) else {
             readable.push(Err(OFF.to_owned()));
             continue;
         };
@@ -240,11 +251,11 @@ fn readable(
 }
 
 /// The memory of a peer, if the kernel lets us read it, which is tried; or why not.
-fn readable_one(config: &Config, peer: &connect::Peer) -> Result<RemoteMemory, String> {
+fn readable_one(config: &Config, peer: &mut connect::Peer) -> Result<RemoteMemory, String> {
     if config.single_copy == SingleCopy::Off {
         return Err(OFF.to_owned());
     }
-    let mut memory = peer.memory.ok_or_else(|| {
+    let memory = peer.memory.take().ok_or_else(|| {
         "its process has no number here, or does not want to be read: run all in one pid namespace, with \
          NEMESIA_SINGLE_COPY alike"
             .to_owned()

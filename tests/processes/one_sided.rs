@@ -67,6 +67,25 @@ fn floods_of_active_messages_are_handled_in_order_and_answered() -> Result<(), S
 }
 
 #[test]
+fn a_stopped_process_that_has_asked_much_keeps_no_other_from_being_answered() -> Result<(), String> {
+    let limit = Duration::from_secs(100);
+    let world = Job::new(PEER, SCRATCH, "replies").spawn(3)?;
+    let deadline = Instant::now() + limit;
+    while !world.output(0).contains("rank 1 takes no replies") && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    world.signal(1, libc::SIGSTOP);
+    while !world.output(2).contains("all is answered") && world.signal(2, 0) && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    world.signal(1, libc::SIGKILL);
+    let ranks = world.wait(limit)?;
+    assert!([0, 2].iter().all(|rank| ranks[*rank].kind.is_success()), "{}", report(&ranks));
+    assert!(ranks[2].output.contains("all is answered"), "{}", report(&ranks));
+    Ok(())
+}
+
+#[test]
 fn a_killed_process_ends_what_others_do_with_its_memory() -> Result<(), String> {
     let (traces, mut random) = (Traces::now(), Random::new(seed()));
     let count = if quick() { 10 } else { 60 };

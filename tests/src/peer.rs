@@ -19,6 +19,7 @@ mod impostor;
 mod lists;
 mod memory;
 mod one_sided;
+mod replies;
 mod restart;
 mod scribble;
 mod shrink;
@@ -126,6 +127,7 @@ fn dispatch(words: &[&str]) -> Outcome {
         ("scribble", [seed]) => scribble::run(*seed),
         ("lists", [seed]) => lists::run(*seed),
         ("doors", []) => memory::doors(),
+        ("replies", []) => replies::run(),
         ("bystander", [seed, messages]) => bystander::run(*seed, *messages),
         ("flood", []) => bystander::flood(),
         ("leased", []) => hostile::leased(),

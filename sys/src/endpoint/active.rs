@@ -5,13 +5,11 @@ use std::collections::hash_map::{Entry, HashMap};
 
 use nemesia_core::engine::RequestId;
 use nemesia_core::engine::active::{ActiveMessage, Handlers, NoMemory};
+use nemesia_core::flow::replies::{ReplyAccount, ReplyPool};
 use nemesia_core::payload::SendBuf;
 
 use super::{Endpoint, Request};
 use crate::error::Error;
-
-/// Replies that may wait to leave, of all handlers together.
-const REPLIES: usize = 1024;
 
 type Handler = Box<dyn FnMut(&mut Incoming<'_>) + Send>;
 
@@ -45,26 +43,23 @@ impl Incoming<'_> {
     /// sent from outside; both parts are copied. A reply to a sender that is gone is dropped.
     ///
     /// # Errors
-    /// [`Error::Replies`] when too many wait to leave: send it later, from outside a handler. [`Error::LongReply`] beyond a
-    /// packet (a cell), as they are kept until then.
+    /// [`Error::Replies`] when too many wait to leave for this sender: send it later, from outside a handler. Each sender may
+    /// have 32 replies that wait, whatever the others do, and more while there is room for them. [`Error::LongReply`] beyond
+    /// a packet (a cell), as replies are kept until they leave.
     pub fn reply(&mut self, handler: u16, header: &[u8], payload: &[u8]) -> Result<(), Error> {
         let len = header.len() + payload.len();
         if len > self.most {
             return Err(Error::LongReply { len, most: self.most });
         }
-        if self.outbox.waiting.len() + self.outbox.leaving.len() >= REPLIES {
-            return Err(Error::Replies { most: REPLIES });
-        }
-        let bytes: Box<[u8]> = [header, payload].concat().into();
-        self.outbox.waiting.push_back(Reply { to: self.from, handler, header_bytes: header.len(), bytes });
-        Ok(())
+        let reply =
+            || Reply { handler, header_bytes: header.len(), bytes: [header, payload].concat().into() };
+        self.outbox.add(self.from, reply)
     }
 }
 
 /// A reply that no engine has been given yet.
 #[derive(Debug)]
 struct Reply {
-    to: usize,
     handler: u16,
     header_bytes: usize,
     bytes: Box<[u8]>,
@@ -73,9 +68,65 @@ struct Reply {
 /// What handlers have answered.
 #[derive(Debug, Default)]
 struct Outbox {
+    pool: ReplyPool,
+    /// By rank, as far as any was answered.
+    peers: Vec<PeerReplies>,
+    /// The ranks that have replies, in the order in which they are looked at.
+    busy: VecDeque<usize>,
+    /// Replies that no engine has been given yet, to all ranks.
+    waiting: usize,
+}
+
+/// The replies to one rank, in order: those that leave came first.
+#[derive(Debug, Default)]
+struct PeerReplies {
+    account: ReplyAccount,
     waiting: VecDeque<Reply>,
     /// Given to the engine, which uses the bytes until the request is complete.
     leaving: VecDeque<(RequestId, Box<[u8]>)>,
+}
+
+impl PeerReplies {
+    fn is_empty(&self) -> bool {
+        self.waiting.is_empty() && self.leaving.is_empty()
+    }
+}
+
+impl Outbox {
+    /// Keeps a reply to a rank, if there is a place for it.
+    fn add(&mut self, to: usize, reply: impl FnOnce() -> Reply) -> Result<(), Error> {
+        if self.peers.len() <= to {
+            self.peers.resize_with(to + 1, PeerReplies::default);
+        }
+        let peer = &mut self.peers[to];
+        if !self.pool.take(&mut peer.account) {
+            return Err(Error::Replies { rank: to, most: peer.account.held() as usize });
+        }
+        if peer.is_empty() {
+            self.busy.push_back(to);
+        }
+        peer.waiting.push_back(reply());
+        self.waiting += 1;
+        Ok(())
+    }
+
+    /// The next reply to a rank that no engine has been given. It keeps its place.
+    fn next(&mut self, to: usize) -> Option<Reply> {
+        let reply = self.peers.get_mut(to)?.waiting.pop_front()?;
+        self.waiting -= 1;
+        Some(reply)
+    }
+
+    /// The engine could not take it.
+    fn put_back(&mut self, to: usize, reply: Reply) {
+        self.peers[to].waiting.push_front(reply);
+        self.waiting += 1;
+    }
+
+    /// A reply to a rank has left, or is dropped.
+    fn free(&mut self, to: usize) {
+        self.pool.give_back(&mut self.peers[to].account);
+    }
 }
 
 /// Finds the handler of a message and calls it.
@@ -97,11 +148,16 @@ impl Dispatch {
 
     /// What was to be answered to a process that is gone is not for the next one of its rank.
     pub(super) fn forget(&mut self, rank: usize) {
-        self.outbox.waiting.retain(|reply| reply.to != rank);
+        while self.outbox.next(rank).is_some() {
+            self.outbox.free(rank);
+        }
+        if self.outbox.peers.get(rank).is_some_and(PeerReplies::is_empty) {
+            self.outbox.busy.retain(|busy| *busy != rank);
+        }
     }
 
     pub(super) fn has_replies(&self) -> bool {
-        !self.outbox.waiting.is_empty() || !self.outbox.leaving.is_empty()
+        !self.outbox.busy.is_empty()
     }
 }
 
@@ -214,7 +270,7 @@ impl Endpoint {
         header: *const [u8],
         payload: *const [u8],
     ) -> Result<Request, Error> {
-        if !self.engine.handlers_mut().outbox.waiting.is_empty() {
+        if self.engine.handlers_mut().outbox.waiting > 0 {
             self.send_replies();
         }
         // SAFETY: the caller's promise.
@@ -246,33 +302,59 @@ impl Endpoint {
         }
     }
 
-    /// Sends what handlers have answered, and forgets what has left.
+    /// Sends what handlers have answered, and forgets what has left. A rank that takes nothing holds up no other.
     #[cold]
     pub(super) fn send_replies(&mut self) {
-        while let Some((id, _)) = self.engine.handlers_mut().outbox.leaving.front() {
+        for _ in 0..self.engine.handlers_mut().outbox.busy.len() {
+            let Some(to) = self.engine.handlers_mut().outbox.busy.pop_front() else { return };
+            self.forget_replies(to);
+            let all = self.send_replies_to(to);
+            let outbox = &mut self.engine.handlers_mut().outbox;
+            if !outbox.peers[to].is_empty() {
+                outbox.busy.push_back(to);
+            }
+            if !all {
+                return;
+            }
+        }
+    }
+
+    /// Forgets the replies to a rank that have left.
+    fn forget_replies(&mut self, to: usize) {
+        while let Some((id, _)) = self.engine.handlers_mut().outbox.peers[to].leaving.front() {
             let id = *id;
             // What came of it, nobody asks.
             if self.engine.test(id).is_none() {
-                break;
+                return;
             }
-            self.engine.handlers_mut().outbox.leaving.pop_front();
+            let outbox = &mut self.engine.handlers_mut().outbox;
+            outbox.peers[to].leaving.pop_front();
+            outbox.free(to);
         }
-        while let Some(reply) = self.engine.handlers_mut().outbox.waiting.pop_front() {
+    }
+
+    /// Gives the engine the replies to a rank. False when it can take no more.
+    fn send_replies_to(&mut self, to: usize) -> bool {
+        while let Some(reply) = self.engine.handlers_mut().outbox.next(to) {
             let (header, payload) = reply.bytes.split_at(reply.header_bytes);
             let (header, payload): (*const [u8], *const [u8]) = (header, payload);
             // SAFETY: the bytes are on the heap, and kept below until the request is complete; the endpoint drops them
             // after the engine.
-            match unsafe { self.start_active(reply.to, reply.handler, header, payload) } {
-                Ok(request) if request.is_complete() => {}
-                Ok(Request(id)) => self.engine.handlers_mut().outbox.leaving.push_back((id, reply.bytes)),
-                Err(Error::Requests { .. }) => {
-                    self.engine.handlers_mut().outbox.waiting.push_front(reply);
-                    return;
+            let started = unsafe { self.start_active(to, reply.handler, header, payload) };
+            let outbox = &mut self.engine.handlers_mut().outbox;
+            match started {
+                Ok(Request(id)) if id != RequestId::SENT => {
+                    outbox.peers[to].leaving.push_back((id, reply.bytes));
                 }
-                // The sender is gone.
-                Err(_) => {}
+                Err(Error::Requests { .. }) => {
+                    outbox.put_back(to, reply);
+                    return false;
+                }
+                // It has left, or its receiver is gone.
+                Ok(_) | Err(_) => outbox.free(to),
             }
         }
+        true
     }
 }
 

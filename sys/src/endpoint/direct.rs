@@ -17,8 +17,7 @@
 //! has written. Its owner would have to wait, whenever it conceals a region, for every peer to say that it has left, and a peer
 //! that is stopped, or does not say so, would hold up a call that never waits.
 
-use std::collections::HashMap;
-use std::hash::{BuildHasherDefault, Hasher};
+mod known;
 
 use nemesia_core::engine::StartError;
 use nemesia_core::engine::rma::{Access, Datatype, Reduction, Target, combine};
@@ -26,6 +25,7 @@ use nemesia_core::shared::layout::Extent;
 use nemesia_core::shared::window::Window;
 use nemesia_core::wire::rma::{Operation, SHARED_BYTES};
 
+use self::known::KnownRegions;
 use super::Endpoint;
 use super::rma::RemoteKey;
 use crate::error::Error;
@@ -58,37 +58,12 @@ struct Mapped {
     punchable: bool,
 }
 
-/// Whose, which, and under which key.
-type Name = (u32, u32, u64);
-
 /// The regions of peers that were used, and how.
 #[derive(Debug, Default)]
 pub(super) struct Direct {
-    known: HashMap<Name, Result<Mapped, String>, BuildHasherDefault<Fold>>,
+    known: KnownRegions,
     /// Peers for which a fence was asked for before all was flushed.
     barred: Vec<u32>,
-}
-
-/// Keys are random already.
-#[derive(Debug, Default)]
-struct Fold(u64);
-
-impl Hasher for Fold {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        bytes.iter().for_each(|byte| self.write_u64((*byte).into()));
-    }
-
-    fn write_u32(&mut self, number: u32) {
-        self.write_u64(number.into());
-    }
-
-    fn write_u64(&mut self, number: u64) {
-        self.0 = (self.0.rotate_left(5) ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    }
 }
 
 impl Direct {
@@ -99,15 +74,22 @@ impl Direct {
         }
     }
 
-    /// Bytes that peers could have charged to this process: those of mapped regions that they could take pages out of.
+    /// Returns the number of bytes that peers could have charged to this process: those of mapped regions from
+    /// which peers can take pages.
     fn punchable_bytes(&self) -> u64 {
-        let mapped = self.known.values().filter_map(|known| known.as_ref().ok());
-        mapped.filter(|mapped| mapped.punchable).map(|mapped| mapped.segment.len() as u64).sum()
+        let mapped = self.known.all_mapped().filter(|mapped| mapped.punchable);
+        mapped.map(|mapped| mapped.segment.len() as u64).sum()
+    }
+
+    /// Returns how many mappings and refusals are remembered.
+    #[cfg(test)]
+    pub(super) fn known(&self) -> (usize, usize) {
+        self.known.count()
     }
 
     /// A peer is gone: its regions are unmapped.
     pub(super) fn forget(&mut self, peer: u32) {
-        self.known.retain(|name, _| name.0 != peer);
+        self.known.forget(peer);
     }
 }
 
@@ -154,34 +136,33 @@ impl Endpoint {
     /// The window of a region, mapped now if it was not; or why there is none.
     #[inline]
     fn window(&mut self, key: &RemoteKey) -> Result<&Window<'static>, String> {
-        let name = (key.0.rank, key.0.region, key.0.key);
-        if !matches!(self.direct.known.get(&name), Some(Ok(mapped)) if mapped.window.is_open(key.0.key)) {
-            self.find_window(key, name)?;
+        if !self.direct.known.mapped(&key.0).is_some_and(|mapped| mapped.window.is_open(key.0.key)) {
+            self.find_window(key)?;
         }
-        match self.direct.known.get(&name) {
-            Some(Ok(mapped)) => Ok(&mapped.window),
-            Some(Err(why)) => Err(why.clone()),
-            None => Err("it was concealed".into()),
-        }
+        let mapped = self.direct.known.mapped(&key.0);
+        mapped.map(|mapped| &mapped.window).ok_or_else(|| "it was concealed".into())
     }
 
     #[cold]
-    fn find_window(&mut self, key: &RemoteKey, name: Name) -> Result<(), String> {
-        if let Some(Err(why)) = self.direct.known.get(&name) {
+    fn find_window(&mut self, key: &RemoteKey) -> Result<(), String> {
+        if key.rank() >= self.size() {
+            return Err("there is no such rank".into());
+        }
+        if let Some(why) = self.direct.known.refused(&key.0) {
             return Err(why.clone());
         }
         // Concealed: its memory is nobody's, and its owner refuses what comes in packets.
-        if self.direct.known.remove(&name).is_some() {
+        if self.direct.known.unmap(&key.0) {
             return Err("it was concealed".into());
         }
-        let mapped = self.map(key);
-        if let Ok(mapped) = &mapped
-            && !mapped.window.is_open(key.0.key)
-        {
-            return Err("it was concealed, or the key is not its key".into());
-        }
-        self.direct.known.insert(name, mapped);
-        Ok(())
+        let is_open = |mapped: &Mapped| mapped.window.is_open(key.0.key);
+        let mapped = match self.map(key) {
+            Ok(mapped) if !is_open(&mapped) => Err("it was concealed, or the key is not its key".into()),
+            mapped => mapped,
+        };
+        let refused = mapped.as_ref().err().cloned();
+        self.direct.known.remember(&key.0, mapped);
+        refused.map_or(Ok(()), Err)
     }
 
     fn map(&self, key: &RemoteKey) -> Result<Mapped, String> {

@@ -5,6 +5,7 @@ mod event;
 mod meeting;
 mod observe;
 mod shared;
+mod shares;
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

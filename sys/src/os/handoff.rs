@@ -368,6 +368,14 @@ impl Connection {
         }
     }
 
+    /// Whether the process at the other end lives, as far as the kernel says: without a pidfd, whether the connection is up.
+    pub(crate) fn is_alive(&self) -> bool {
+        match self.pidfd() {
+            Some(pidfd) => ready_now(pidfd.as_fd(), libc::POLLIN).is_ok_and(|events| events == 0),
+            None => !self.has_hung_up(),
+        }
+    }
+
     /// Before Linux 6.5: by number, which may meanwhile belong to another process. It does not if the connection is
     /// still up after the fact, since the peer itself then still is (or has given its socket away: not by us).
     fn pidfd_by_number(&self) -> Option<OwnedFd> {

@@ -116,7 +116,8 @@ pub fn open_files() -> Option<u64> {
     limit_of(libc::RLIMIT_NOFILE).ok()?.soft
 }
 
-/// Checks that `more` descriptors may be opened: a peer takes two (connection and pidfd), a process four for itself.
+/// Checks that `more` descriptors may be opened: a peer takes two (connection and pidfd), and a third
+/// one as soon as its memory is written directly; a process takes four for itself.
 ///
 /// # Errors
 /// [`ShmError::DescriptorLimit`], with the command that raises the limit.

@@ -255,8 +255,8 @@ impl Door {
         connection: Arc<Connection>,
     ) -> Result<Newcomer, String> {
         let World { geometry, rank: me, config, .. } = &self.world;
-        let peer = connect::admit(&self.world, &connection, greeting, fds)?;
-        let memory = readable_one(config, &peer);
+        let mut peer = connect::admit(&self.world, &connection, greeting, fds)?;
+        let memory = readable_one(config, &mut peer);
         if let (Err(problem), crate::config::SingleCopy::Require) = (&memory, config.single_copy) {
             return Err(format!("no single copy through the kernel: {problem}"));
         }

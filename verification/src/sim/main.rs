@@ -17,6 +17,7 @@ mod operations;
 mod oracle;
 mod port;
 mod remote;
+mod replies;
 mod rest;
 mod restart;
 mod rng;

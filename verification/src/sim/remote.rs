@@ -251,6 +251,7 @@ impl Simulation {
 
     /// Checks that a rank has handled what it must, in order, and nothing else.
     pub(crate) fn check_handled(&mut self, rank: u32) -> Check {
+        self.check_replies(rank)?;
         for handled in self.world.handled(rank) {
             let due = if handled.from == rank {
                 let due = self.next_own_message(rank);
@@ -407,6 +408,7 @@ impl Simulation {
         let alive = self.alive();
         for &rank in &alive {
             self.side(rank).fences = 0;
+            self.check_all_replies_leave(rank)?;
             let idle = self.remotes.is_idle(rank, &alive);
             let Side { open, own, .. } = &self.remotes.sides[rank as usize];
             ensure!(idle, "operations of or on rank {rank} do not end: {open:?}, {own:?}");

@@ -11,6 +11,7 @@ use nemesia_core::payload::{Exposed, RecvBuf, SendBuf};
 use super::{Ticket, World};
 use crate::memory::{Loan, Place};
 use crate::remote::{HANDLERS, region_bytes};
+use crate::replies::ReplyDesk;
 
 /// An active message that was handled.
 #[derive(Clone, Debug)]
@@ -27,6 +28,7 @@ pub(super) struct Desk {
     /// The messages by sender.
     rooms: BTreeMap<u32, Vec<u8>>,
     handled: Vec<Handled>,
+    replies: ReplyDesk,
 }
 
 impl Handlers for Desk {
@@ -44,6 +46,7 @@ impl Handlers for Desk {
         let mut bytes = self.rooms.remove(&from).unwrap_or_default();
         bytes.truncate(len);
         self.handled.push(Handled { from, handler, header, bytes });
+        self.replies.answer(from);
     }
 
     fn drop_parts(&mut self, from: u32) {
@@ -195,6 +198,11 @@ impl World {
     /// Returns the active messages that a rank has handled since the last query.
     pub(crate) fn handled(&mut self, rank: u32) -> Vec<Handled> {
         std::mem::take(&mut self.engine(rank).handlers_mut().handled)
+    }
+
+    /// The places for the replies of a rank's handlers.
+    pub(crate) fn replies(&mut self, rank: u32) -> &mut ReplyDesk {
+        &mut self.engine(rank).handlers_mut().replies
     }
 
     pub(crate) fn unhandled(&mut self, rank: u32) -> u64 {

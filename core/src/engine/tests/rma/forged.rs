@@ -136,6 +136,36 @@ fn more_requests_than_the_window_are_a_fault_and_not_memory() {
     assert_eq!(world.engine(0).replies.used(), 0);
 }
 
+/// Rank 1 asks for as much as it may and takes no answer. All room for answers that is not its own is left to the others.
+#[test]
+fn a_peer_that_takes_no_answers_keeps_no_other_from_being_answered() {
+    let fabric = Fabric::new(Geometry { cells: 16, fastbox_slots: 4, ..tiny(3) });
+    let memory = Region::new(BYTES);
+    memory.fill(&contents(5, BYTES));
+    let mut world = World::new(&fabric, AMPLE);
+    let (_, key) = world.expose(0, &memory, ALL, 7);
+    let get = Verb::plain(Operation::Get).encode();
+    let head = Head { key: 7, offset: 0, region: 0, value: 8, expected: 0 }.encode();
+    let envelope = Envelope { kind: Kind::Rma, context: get, tag: 1, total: 32 };
+    while world.engine(0).replies.used() < WINDOW as usize {
+        let _ = world.engine(1).port_mut().send(0, &envelope, &head[..32]);
+        world.engine(0).progress();
+        assert_eq!(world.engine(0).failure(1), None);
+    }
+    for round in 0..4 * WINDOW as usize {
+        let asked = world.get(2, &key, round as u64, 8).unwrap();
+        let answer = loop {
+            world.engine(0).progress();
+            world.engine(2).progress();
+            if let Some(answer) = world.try_finish(asked) {
+                break answer;
+            }
+        };
+        assert_eq!(answer.1, contents(5, BYTES)[round..round + 8]);
+        assert_eq!(world.engine(0).replies.used(), WINDOW as usize, "those of rank 1");
+    }
+}
+
 #[test]
 fn answers_to_what_was_not_asked_are_faults() {
     for case in 0..9 {
