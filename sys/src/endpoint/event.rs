@@ -71,8 +71,8 @@ impl Endpoint {
         if polls > 1 {
             self.engine.port_mut().sweep_all();
         }
-        if self.engine.handlers_mut().has_replies() {
-            self.send_replies();
+        if self.engine.handlers_mut().wants_attention() {
+            self.attend_handlers();
         }
         self.wake_counted();
         self.waiter.watch.expect_wake();

@@ -240,7 +240,7 @@ impl Endpoint {
     fn finish_at(&mut self, request: Request) -> Result<(), Error> {
         self.operations = self.operations.wrapping_add(1);
         if self.operations.is_multiple_of(PROGRESS_EVERY) {
-            self.progress();
+            self.progress_beside(request);
         }
         self.finish_quickly(request)
     }
