@@ -43,14 +43,14 @@ pub use one_sided::Value;
 pub use probe::Message;
 pub use rma::{Access, Datatype, KEY_BYTES, Reduction, Refusal, Region, RemoteKey};
 pub use scope::{Pending, Scope, ScopeContext};
-pub use shared::SharedEndpoint;
+pub use shared::{LockedEndpoint, SharedEndpoint};
 pub(crate) use trace::RECORD_BYTES;
 
 use crate::bootstrap::{Bootstrap, Exchange};
 use crate::config::Config;
 use crate::error::Error;
 use crate::events;
-use crate::os::{Departure, limits};
+use crate::os::{Departure, Origin, limits};
 use crate::route::{self, Explanation, Facts};
 use crate::shm::{self, Attached, Door, Pair, Port};
 use agree::Agreements;
@@ -191,6 +191,8 @@ pub struct Endpoint {
     mappings: Arc<Pair>,
     /// By which the peers that read our memory know us.
     mark: Box<u64>,
+    /// The process that opened this. In a child that it forks the segments are not mapped, and the endpoint is dead.
+    origin: Arc<Origin>,
 }
 
 impl Endpoint {
@@ -207,6 +209,7 @@ impl Endpoint {
     /// # Errors
     /// What failed, on which rank, and the remedy.
     pub fn open_with(config: &Config, mut exchange: Box<dyn Exchange + Send>) -> Result<Self, Error> {
+        // Asked once: another answer later would not fit what is made from these.
         let (rank, size) = (exchange.rank(), exchange.size());
         if rank >= size {
             return Err(Error::Rank { rank, last: size.saturating_sub(1) });
@@ -218,7 +221,8 @@ impl Endpoint {
         }
         // Before anybody is met: what can't be had here must not end their world.
         let (units, stored) = room(config.unexpected_bytes)?;
-        let attached = shm::attach(config, exchange.as_mut())?;
+        let ranks = (u32::try_from(rank).unwrap_or(u32::MAX), u32::try_from(size).unwrap_or(u32::MAX));
+        let attached = shm::attach(config, exchange.as_mut(), ranks)?;
         let Attached { port, sleep, watch, fence, crowding, facts, notes: remarks, mark, .. } = attached;
         notes.extend(remarks);
         let lent = Lent::<Heap> {
@@ -254,7 +258,7 @@ impl Endpoint {
             direct: direct::Direct::default(),
             non_temporal_bytes,
             operations: 0,
-            dropped: Arc::default(),
+            dropped: Arc::new(Dropped::new(Arc::clone(&attached.origin))),
             discarding: Vec::new(),
             lost_sends: false,
             config: config.clone(),
@@ -267,6 +271,7 @@ impl Endpoint {
             peers: attached.peers,
             mappings: attached.ours,
             mark,
+            origin: attached.origin,
         };
         endpoint.incarnations[rank] = endpoint.door.incarnation();
         endpoint.begin_without(&attached.gone);
@@ -385,6 +390,19 @@ impl Endpoint {
         unsafe { self.in_context(0).irecv(from, tag, base, len) }
     }
 
+    /// Whether this process was forked from the one that opened the endpoint.
+    #[inline(always)]
+    fn is_forked(&self) -> bool {
+        self.origin.is_elsewhere()
+    }
+
+    /// # Errors
+    /// [`Error::Forked`].
+    #[inline(always)]
+    fn check_origin(&self) -> Result<(), Error> {
+        if self.is_forked() { Err(Error::Forked) } else { Ok(()) }
+    }
+
     /// Starts a send, when there is room; an error means that the buffer is not used.
     #[inline]
     fn start(
@@ -395,6 +413,7 @@ impl Endpoint {
         buf: SendBuf,
         mode: Mode,
     ) -> Result<Request, Error> {
+        self.check_origin()?;
         let to = u32::try_from(to).unwrap_or(u32::MAX);
         loop {
             let started = match mode {
@@ -413,6 +432,7 @@ impl Endpoint {
     /// Posts a receive, when there is room; an error means that the buffer is not used.
     #[inline]
     fn post(&mut self, pattern: Pattern, mut buf: RecvBuf) -> Result<Request, Error> {
+        self.check_origin()?;
         loop {
             match self.engine.irecv(pattern, &mut buf) {
                 Ok(id) => return Ok(Request(id)),
@@ -437,6 +457,7 @@ impl Endpoint {
         }
         self.progress();
         match done {
+            None if self.is_forked() => Err(Error::Forked),
             None => self.outcome(request).transpose(),
             done => Ok(done),
         }
@@ -480,6 +501,7 @@ impl Endpoint {
     /// # Errors
     /// The launcher's refusal, or a send that could not be flushed within the configured time.
     pub fn close(mut self) -> Result<(), Error> {
+        self.check_origin()?;
         let flushed = self.flush_sends();
         // Without a goodbye the peers take the rest for lost, which it is.
         self.lost_sends = flushed.is_err();
@@ -520,6 +542,17 @@ impl Endpoint {
         unsafe { (&raw mut *self.mark).write_volatile(0) };
     }
 
+    /// In a forked child: keeps what is the parent's from being dropped. The segments are not mapped here, and unmapping them
+    /// could hit what has been mapped at their addresses since; an exchange could speak to the launcher.
+    #[cold]
+    fn leave_to_parent(&mut self) {
+        std::mem::forget(self.exchange.take());
+        std::mem::forget(std::mem::take(&mut self.allocations));
+        std::mem::forget(std::mem::take(&mut self.direct));
+        std::mem::forget(std::mem::take(&mut self.peers));
+        std::mem::forget(Arc::clone(&self.mappings));
+    }
+
     fn ceiling(&self) -> Error {
         Error::Unexpected {
             messages: self.engine.unexpected_messages(),
@@ -540,6 +573,9 @@ impl std::fmt::Debug for Endpoint {
 
 impl Drop for Endpoint {
     fn drop(&mut self) {
+        if self.is_forked() {
+            return self.leave_to_parent();
+        }
         self.end_shares();
         self.forbid_reading();
         if !self.lost_sends {

@@ -4,6 +4,7 @@ mod connect;
 mod crowd;
 mod door;
 mod greeting;
+mod links;
 pub mod pipe;
 mod views;
 
@@ -13,7 +14,7 @@ use std::sync::{Arc, Weak};
 use nemesia_core::port::Pulled;
 use nemesia_core::shared::layout::{Identity, SegmentKind};
 use nemesia_core::shared::pool::CellRecord;
-use nemesia_core::shared::port::{HOT, Host, Link, PortConfig, ShmPort};
+use nemesia_core::shared::port::{HOT, Host, PortConfig, ShmPort};
 use nemesia_core::shared::sleep::{Sleep, SleepWord};
 use nemesia_core::sync::FenceMode;
 
@@ -23,16 +24,17 @@ use crate::error::Error;
 use crate::events;
 use crate::os::clock;
 use crate::os::{
-    Connection, CopyError, HeavyFence, RemoteMemory, Segment, SegmentBacking, Watch, allow_any_reader,
-    futex_wake,
+    Connection, CopyError, HeavyFence, Origin, RemoteMemory, Segment, SegmentBacking, Watch,
+    allow_any_reader, futex_wake,
 };
 use crate::route::Facts;
+use links::Links;
 
 pub(crate) use crowd::Crowding;
 pub(crate) use door::{Answer, Door, Newcomer};
 
 /// The port as it runs over mapped segments.
-pub(crate) type Port = ShmPort<'static, Kernel, Vec<Option<Link<'static>>>, Vec<CellRecord>>;
+pub(crate) type Port = ShmPort<'static, Kernel, Links, Vec<CellRecord>>;
 
 /// What the port needs of the operating system.
 #[derive(Debug)]
@@ -134,13 +136,18 @@ pub(crate) struct Attached {
     pub(crate) door: Door,
     /// The ranks that were gone before this process came.
     pub(crate) gone: Vec<usize>,
+    /// Which process all this belongs to.
+    pub(crate) origin: Arc<Origin>,
 }
 
 /// Makes our segments, exchanges them with every other process of the world, and builds the port.
-pub(crate) fn attach(config: &Config, exchange: &mut dyn Exchange) -> Result<Attached, Error> {
-    let size = u32::try_from(exchange.size()).unwrap_or(u32::MAX);
+pub(crate) fn attach(
+    config: &Config,
+    exchange: &mut dyn Exchange,
+    (rank, size): (u32, u32),
+) -> Result<Attached, Error> {
     let geometry = config.geometry(size)?;
-    let rank = exchange.rank() as u32;
+    let origin = Arc::new(Origin::here(size as usize)?);
     let epoch = greeting::draw_epoch()?;
     let identity = |kind| Identity { kind, geometry, rank, epoch };
     let (own_bytes, inbox_bytes) = (geometry.own().total, geometry.inbox().total);
@@ -152,6 +159,9 @@ pub(crate) fn attach(config: &Config, exchange: &mut dyn Exchange) -> Result<Att
     let mut notes: Vec<String> = own.notes().iter().chain(inbox.notes()).cloned().collect();
     if !own.seal_against_foreign_writes()? {
         config.give_up(unsealed(config.segments.backing).into(), &mut notes)?;
+    }
+    if !origin.is_known() {
+        config.give_up(NO_WIPING.into(), &mut notes)?;
     }
     if config.ptracer && !allow_any_reader() {
         config.give_up("NEMESIA_PTRACER=1: the kernel does not let us allow it".into(), &mut notes)?;
@@ -200,12 +210,12 @@ pub(crate) fn attach(config: &Config, exchange: &mut dyn Exchange) -> Result<Att
     let readable = readable(config, &peers, &mut notes)?;
     let memories = readable.iter().map(|memory| memory.clone().ok()).collect();
     let kernel = Kernel { memories, connections };
-    let port = views::port(port_config, &geometry, &ours, &peers, kernel)?;
+    let port = views::port(port_config, &geometry, &ours, &peers, kernel, &origin)?;
     let sleep = views::inbox(&ours.inbox, &geometry)?.sleep;
     let met = peers.iter().zip(readable).map(|(peer, memory)| Some(Met::new(peer.as_ref()?, memory.err())));
     let facts = Facts { expedited, met: met.collect() };
     let peers = peers.into_iter().map(|peer| peer.map(|peer| peer.pair)).collect();
-    Ok(Attached { port, sleep, watch, fence, crowding, facts, notes, mark, ours, peers, door, gone })
+    Ok(Attached { port, sleep, watch, fence, crowding, facts, notes, mark, ours, peers, door, gone, origin })
 }
 
 /// The memories that the kernel lets us read, which is tried; or why not.
@@ -247,6 +257,8 @@ fn readable_one(config: &Config, peer: &connect::Peer) -> Result<RemoteMemory, S
 }
 
 const OFF: &str = "NEMESIA_SINGLE_COPY is off";
+const NO_WIPING: &str =
+    "a forked child that uses this endpoint is not stopped: that needs Linux 4.14 (MADV_WIPEONFORK)";
 const NO_MEMBARRIER: &str = "every send pays for a fence: membarrier is refused here; it needs Linux 4.14, and a seccomp \
                              profile that allows it";
 

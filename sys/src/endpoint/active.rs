@@ -262,6 +262,7 @@ impl Endpoint {
         header: *const [u8],
         payload: *const [u8],
     ) -> Result<Request, Error> {
+        self.check_origin()?;
         let to = u32::try_from(to).unwrap_or(u32::MAX);
         // SAFETY: the caller's promise.
         let header = unsafe { SendBuf::from_raw(header.cast(), header.len()) };

@@ -162,6 +162,7 @@ impl Endpoint {
     /// [`Error::Excluded`]: the others have agreed that this process is gone, as one of them broke off with it. Any other
     /// error leaves the agreement under way: calling again goes on with it, and the flags of the first call count.
     pub fn agree(&mut self, flags: u64) -> Result<Agreed, Error> {
+        self.check_origin()?;
         if self.agreements.excluded {
             return Err(Error::Excluded);
         }

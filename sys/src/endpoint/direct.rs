@@ -117,6 +117,7 @@ impl Endpoint {
         wanted: Access,
         atomic: Option<(Datatype, Reduction)>,
     ) -> Result<Option<&Window<'static>>, Error> {
+        self.check_origin()?;
         if key.0.share == 0 || key.0.rank == self.engine.rank() {
             return Ok(None);
         }
@@ -140,6 +141,7 @@ impl Endpoint {
     /// The window of a region, mapped now if it was not; or why there is none.
     #[inline]
     fn window(&mut self, key: &RemoteKey) -> Result<&Window<'static>, String> {
+        self.check_origin().map_err(|error| error.to_string())?;
         let name = (key.0.rank, key.0.region, key.0.key);
         if !matches!(self.direct.known.get(&name), Some(Ok(mapped)) if mapped.window.is_open(key.0.key)) {
             self.find_window(key, name)?;

@@ -160,6 +160,9 @@ impl Endpoint {
     /// From time to time it asks the kernel whether the peers live.
     #[inline]
     pub fn progress(&mut self) -> usize {
+        if self.is_forked() {
+            return 0;
+        }
         let packets = self.engine.progress().packets;
         if self.is_clock_due(packets) {
             self.look_at_clock();
@@ -453,6 +456,8 @@ impl Endpoint {
 
     /// What is to be done before the next poll, when polling alone will not do.
     pub(super) fn stage(&mut self, wait: &mut Wait, awaited: Awaited<'_>) -> Result<Stage, Error> {
+        // A handler may have forked.
+        self.check_origin()?;
         let next = self.rest(wait)?;
         // What is pending has its turn, however many packets come.
         if self.engine.has_work() && self.engine.progress().packets > 0 {

@@ -11,6 +11,7 @@
 //! | [`mapping`] | learning that addresses get other pages |
 //! | [`clock`] | comparing times |
 //! | [`limits`] | asking before taking: memory, locked memory, descriptors |
+//! | `origin` | telling a forked child from the process that opened something |
 //! | [`numa`] | processors, memory nodes, cache lines |
 //!
 //! What holds for all of it: nothing here leaves a name behind, installs a signal handler, starts a thread ([`mapping`]
@@ -27,6 +28,7 @@ pub mod mapping;
 pub mod memory;
 mod message;
 pub mod numa;
+mod origin;
 pub(crate) mod released;
 pub mod segment;
 mod store;
@@ -41,6 +43,7 @@ pub(crate) use call::wait_ready;
 pub use error::{Bytes, ShmError};
 pub use handoff::{Connection, Credentials, Listener};
 pub use memory::{CopyError, Mark, RemoteMemory, allow_any_reader};
+pub(crate) use origin::Origin;
 pub use segment::{Access, AttachLimits, HugePages, Segment, SegmentBacking, SegmentOptions};
 pub use wake::{HeavyFence, WaitResult, futex_wait, futex_wait_bits, futex_wake, futex_wake_bits};
 pub use watch::{Departed, Departure, Watch};

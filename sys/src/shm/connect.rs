@@ -70,7 +70,7 @@ pub(super) struct Meeting {
 
 /// Meets everyone; or, if this process was started again, calls everyone.
 pub(super) fn connect(world: World, ours: &Arc<Pair>, exchange: &mut dyn Exchange) -> Result<Meeting, Error> {
-    let size = exchange.size();
+    let size = world.geometry.peers as usize;
     let _inside = events::connect(size - 1);
     let mut watch = Watch::new()?;
     if size == 1 {
@@ -78,7 +78,7 @@ pub(super) fn connect(world: World, ours: &Arc<Pair>, exchange: &mut dyn Exchang
         return Ok(Meeting { peers: vec![None], watch, door, gone: Vec::new() });
     }
     // Per peer: socket, pidfd, and two segments.
-    limits::require_descriptors(4 * size)?;
+    limits::require_descriptors(size.saturating_mul(4))?;
     let deadline = Instant::now() + Duration::from_secs(world.config.timeout_seconds.into());
     let listener = Listener::bind()?;
     if exchange.incarnation() > 0 {
@@ -104,7 +104,7 @@ fn meet(
     (listener, watch): (&Listener, &mut Watch),
     deadline: Instant,
 ) -> Result<Vec<Option<Peer>>, Error> {
-    let (size, me) = (exchange.size(), world.rank as usize);
+    let (size, me) = (world.geometry.peers as usize, world.rank as usize);
     let mut peers: Vec<Option<Peer>> = (0..size).map(|_| None).collect();
     exchange.put(&key(me), &address(listener))?;
     exchange.barrier()?;
@@ -143,7 +143,7 @@ fn come_back(
     (listener, watch): (Listener, Watch),
     deadline: Instant,
 ) -> Result<Meeting, Error> {
-    let (size, me) = (exchange.size(), world.rank as usize);
+    let (size, me) = (world.geometry.peers as usize, world.rank as usize);
     let turn = exchange.join(&address(&listener))?;
     watch.attend(listener.as_fd())?;
     let mut door = Door::new(world, Arc::clone(ours), Some(listener));

@@ -1,6 +1,7 @@
 //! Typed views of mapped segments. All offsets come from our own geometry, none from shared memory.
 
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 use nemesia_core::shared::fastbox::{Receiver, Sender, Slot};
 use nemesia_core::shared::layout::{Extent, Geometry, LayoutError, Line, SegmentHeader};
@@ -14,8 +15,9 @@ use nemesia_core::shared::sleep::SleepWord;
 use nemesia_core::sync::{Payload, PayloadMut, Word64};
 
 use super::connect::Peer;
+use super::links::Links;
 use super::{Kernel, Pair, Port};
-use crate::os::Segment;
+use crate::os::{Origin, Segment};
 
 fn extent(segment: &Segment, want: usize) -> Result<Extent, LayoutError> {
     // SAFETY: the segment is mapped readable until it is dropped. `super::Attached` keeps it until after the port,
@@ -102,6 +104,7 @@ pub(super) fn port(
     ours: &Pair,
     peers: &[Option<Peer>],
     kernel: Kernel,
+    origin: &Arc<Origin>,
 ) -> Result<Port, LayoutError> {
     let cell_bytes = geometry.cell_bytes as usize;
     let mut links = Vec::with_capacity(peers.len());
@@ -118,6 +121,7 @@ pub(super) fn port(
     let short = LayoutError::Extent { have: mine.payload_bytes as u64, want: mine.payload_bytes as u64 };
     let pool = Pool::new(mine.headers, payload, cell_bytes, records).ok_or(short)?;
     let consumer = Consumer::new(inbox(&ours.inbox, geometry)?.queue);
+    let links = Links::new(links, Arc::clone(origin));
     Ok(ShmPort::new(config, links, pool, geometry.cells, consumer, kernel))
 }
 

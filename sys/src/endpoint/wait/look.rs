@@ -15,6 +15,9 @@ impl Endpoint {
     /// changed anything.
     #[cold]
     pub(in crate::endpoint) fn look(&mut self) -> bool {
+        if self.is_forked() {
+            return false;
+        }
         self.waiter.counters.looks += 1;
         self.discard_dropped();
         self.hang_up();
