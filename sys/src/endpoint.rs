@@ -149,8 +149,12 @@ impl Storage for Heap {
 
 /// A process's place in its world: sends and receives tagged messages.
 ///
-/// Used by one thread at a time; it may move between threads. Dropping it without [`Endpoint::close`] tells the
-/// peers that this process has finished, and loses sends that have not left yet.
+/// Used by one thread at a time; it may move between threads. Only [`Endpoint::close`] is a finish. Dropping the endpoint
+/// otherwise, by a panic or by `?`, is a failure: its peers see [`Failure::Dropped`](crate::Failure::Dropped), and sends that
+/// have not left yet are lost.
+///
+/// It belongs to the process that opened it. In a child that this forks it is dead: each call that would do something returns
+/// [`Error::Forked`], and dropping it does nothing to the parent, its peers or its launcher.
 pub struct Endpoint {
     // Order matters: the engine's port points into the mappings, so it is dropped before them.
     engine: Engine<Port, Heap>,
@@ -172,8 +176,8 @@ pub struct Endpoint {
     dropped: Arc<Dropped>,
     /// Those of them that are being received into no room.
     discarding: Vec<RequestId>,
-    /// Sends could not be flushed before closing.
-    lost_sends: bool,
+    /// It was closed, and all its sends were flushed.
+    finished: bool,
     config: Config,
     notes: Vec<String>,
     /// Polls and packets since the last look at the clock.
@@ -260,7 +264,7 @@ impl Endpoint {
             operations: 0,
             dropped: Arc::new(Dropped::new(Arc::clone(&attached.origin))),
             discarding: Vec::new(),
-            lost_sends: false,
+            finished: false,
             config: config.clone(),
             notes,
             turns: 0,
@@ -499,12 +503,13 @@ impl Endpoint {
     /// it.
     ///
     /// # Errors
-    /// The launcher's refusal, or a send that could not be flushed within the configured time.
+    /// The launcher's refusal, or a send that could not be flushed within the configured time; to the peers the latter is
+    /// [`Failure::Dropped`](crate::Failure::Dropped). [`Error::Forked`]: only the process that opened it can close it.
     pub fn close(mut self) -> Result<(), Error> {
         self.check_origin()?;
         let flushed = self.flush_sends();
-        // Without a goodbye the peers take the rest for lost, which it is.
-        self.lost_sends = flushed.is_err();
+        // Otherwise the rest is lost, and the peers are to know.
+        self.finished = flushed.is_ok();
         let finalized = self.exchange.take().map_or(Ok(()), |mut exchange| exchange.finalize());
         flushed?;
         Ok(finalized?)
@@ -578,10 +583,8 @@ impl Drop for Endpoint {
         }
         self.end_shares();
         self.forbid_reading();
-        if !self.lost_sends {
-            self.door.send_goodbyes();
-            self.waiter.say_goodbye();
-        }
+        self.door.send_goodbyes(self.finished);
+        self.waiter.say_goodbye(self.finished);
     }
 }
 

@@ -12,7 +12,9 @@ mod active;
 mod all_to_all;
 mod bystander;
 mod crash;
+mod ending;
 mod exchange;
+mod fork;
 mod idle;
 mod impostor;
 mod lists;
@@ -124,6 +126,9 @@ fn dispatch(words: &[&str]) -> Outcome {
         ("doors", []) => memory::doors(),
         ("bystander", [seed, messages]) => bystander::run(*seed, *messages),
         ("flood", []) => bystander::flood(),
+        ("fork", [shared]) => fork::run(*shared != 0),
+        ("leaves", [how]) => ending::leaves(*how),
+        ("flush", [own]) => ending::flush(*own != 0),
         ("idle", [millis]) => idle::run(*millis),
         _ => Err(Fault::Usage(format!("no such mode: {}", words.join(" ")))),
     }

@@ -20,8 +20,8 @@ use crate::config::Config;
 use crate::error::Error;
 use crate::events;
 use crate::os::{
-    Access, AttachLimits, Connection, Listener, Mark, RemoteMemory, Segment, SegmentBacking, ShmError, Watch,
-    limits,
+    Access, AttachLimits, Connection, Departure, Listener, Mark, RemoteMemory, Segment, SegmentBacking,
+    ShmError, Watch, limits,
 };
 
 /// What this process brings along.
@@ -231,8 +231,8 @@ pub(super) fn greet(
 
 /// Why an answer was not understood.
 pub(super) enum Unheard {
-    /// It has left on purpose.
-    Goodbye,
+    /// It leaves, and says how.
+    Leaving(Departure),
     Gone,
     Problem(String),
 }
@@ -243,8 +243,13 @@ pub(super) fn hear_answer(
     deadline: Instant,
 ) -> Result<Option<(Greeting, Vec<OwnedFd>)>, Unheard> {
     let mut bytes = [0; greeting::MOST_BYTES];
-    match connection.recv(&mut bytes, 2, deadline) {
-        Ok((len, _)) if Connection::is_goodbye(&bytes[..len]) => Err(Unheard::Goodbye),
+    let heard = connection.recv(&mut bytes, 2, deadline);
+    if let Ok((len, _)) = &heard
+        && let Some(departure) = Connection::departure_in(&bytes[..*len])
+    {
+        return Err(Unheard::Leaving(departure));
+    }
+    match heard {
         Ok((len, fds)) => match Greeting::decode(&bytes[..len]) {
             Ok(greeting) => Ok(Some((greeting, fds))),
             Err(problem) => Err(Unheard::Problem(problem)),
@@ -262,7 +267,7 @@ pub(super) fn hear(
 ) -> Result<Option<(Greeting, Vec<OwnedFd>)>, String> {
     hear_answer(connection, deadline).map_err(|unheard| match unheard {
         Unheard::Problem(problem) => problem,
-        Unheard::Goodbye | Unheard::Gone => "it is gone".into(),
+        Unheard::Leaving(_) | Unheard::Gone => "it is gone".into(),
     })
 }
 

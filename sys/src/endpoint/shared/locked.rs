@@ -13,7 +13,30 @@ use nemesia_core::payload::Segment;
 /// The endpoint of a [`SharedEndpoint`](super::SharedEndpoint), locked: what its methods that do not block need.
 ///
 /// It is no `&mut Endpoint`, for which another endpoint could be swapped in. A thread that waits for an operation has lent its
-/// buffer to this endpoint, which therefore stays where it is.
+/// buffer to this endpoint, which therefore stays where it is:
+///
+/// ```compile_fail,E0308
+/// # use nemesia::{Endpoint, SharedEndpoint};
+/// fn swaps(shared: &SharedEndpoint, other: &mut Endpoint) {
+///     let _ = shared.with(|endpoint| std::mem::swap(endpoint, other));
+/// }
+/// ```
+///
+/// ```compile_fail,E0594
+/// # use nemesia::{Endpoint, SharedEndpoint};
+/// fn replaces(shared: &SharedEndpoint, other: Endpoint) {
+///     let _ = shared.with(|endpoint| **endpoint = other);
+/// }
+/// ```
+///
+/// Nor can one that is locked be exchanged for another that is:
+///
+/// ```compile_fail
+/// # use nemesia::SharedEndpoint;
+/// fn crosses(one: &SharedEndpoint, other: &SharedEndpoint) {
+///     let _ = one.with(|one| other.with(|other| std::mem::swap(one, other)));
+/// }
+/// ```
 #[derive(Debug)]
 pub struct LockedEndpoint<'a>(pub(super) &'a mut Endpoint);
 

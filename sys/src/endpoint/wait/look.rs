@@ -34,6 +34,7 @@ impl Endpoint {
             let failure = match departure {
                 Departure::Died => Failure::Died,
                 Departure::Finished => Failure::Finished,
+                Departure::Dropped => Failure::Dropped,
             };
             self.engine.depart(peer, failure);
             // What it sent before is still in its segment: take it first.
