@@ -507,7 +507,11 @@ impl Endpoint {
     /// [`Failure::Dropped`](crate::Failure::Dropped). [`Error::Forked`]: only the process that opened it can close it.
     pub fn close(mut self) -> Result<(), Error> {
         self.check_origin()?;
-        let flushed = self.flush_sends();
+        let flushed = self.flush_sends().and_then(|()| {
+            // As late as it can be: what comes after this is lost to those that have sent it.
+            self.engine.settle_accounts();
+            self.flush_sends()
+        });
         // Otherwise the rest is lost, and the peers are to know.
         self.finished = flushed.is_ok();
         let finalized = self.exchange.take().map_or(Ok(()), |mut exchange| exchange.finalize());

@@ -46,7 +46,7 @@ fn early(mut endpoint: Endpoint) -> Outcome {
 const PUTS: u64 = 20;
 
 pub(super) fn flush(own: bool) -> Outcome {
-    let mut endpoint = open()?;
+    let endpoint = open()?;
     if endpoint.rank() == 0 { lend(endpoint, own) } else { change(endpoint) }
 }
 

@@ -7,7 +7,7 @@ use crate::oracle::{Fate as Expected, Waiting};
 use crate::simulation::{Arrival, Message, Rank, Simulation};
 use crate::tally::Event;
 use crate::violation::{Check, ensure};
-use crate::world::{Failure, Pattern, Source};
+use crate::world::{Pattern, Source};
 
 /// Turns of every rank after which a world is restless for ever.
 const RESTLESS: usize = 200_000;
@@ -143,7 +143,7 @@ impl Simulation {
             let done = alive.iter().all(|&rank| self.has_done(rank));
             for &rank in alive.iter().filter(|_| leave) {
                 if self.has_done(rank) && !self.world.sends_pending(rank) {
-                    self.bury(rank, Failure::Finished);
+                    self.one_finishes(rank)?;
                 }
             }
             // What the last one has sent may not have been taken.
