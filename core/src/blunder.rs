@@ -26,6 +26,8 @@ pub enum Blunder {
     DropWhole,
     /// A flush does not wait for what was started before it.
     ForgetFlush,
+    /// A flush takes what was sent to a process that has left for done.
+    AssumeDone,
     /// A put overtakes the answer to a get in spite of the fence between them.
     ForgetFence,
     /// A packet that is not eager is not counted, and so looks like one that is.
@@ -67,6 +69,7 @@ impl Blunder {
         Blunder::KeepOffers,
         Blunder::DropWhole,
         Blunder::ForgetFlush,
+        Blunder::AssumeDone,
         Blunder::ForgetFence,
         Blunder::ForgetCount,
         Blunder::KeepAllowance,

@@ -421,5 +421,7 @@ counters! {
         peers_finished: "peers",
         /// Peers that broke the rules.
         peers_at_fault: "peers",
+        /// Peers that dropped their endpoint without closing it.
+        peers_dropped: "peers",
     }
 }

@@ -56,7 +56,7 @@ pub mod rendezvous;
 pub mod rma;
 
 /// Version of everything on this page.
-pub const LAYOUT_VERSION: u32 = 6;
+pub const LAYOUT_VERSION: u32 = 7;
 
 /// What a packet is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

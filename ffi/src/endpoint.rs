@@ -17,11 +17,13 @@ use crate::status::{Fault, NEMESIA_ERR_PANIC, NEMESIA_ERR_RANK, NEMESIA_OK};
 pub const NEMESIA_FAILURE_NONE: i32 = 0;
 /// The peer's process died.
 pub const NEMESIA_FAILURE_DIED: i32 = 1;
-/// The peer has finished, in good order.
+/// The peer has finished, in good order: it has called `nemesia_endpoint_close`.
 pub const NEMESIA_FAILURE_FINISHED: i32 = 2;
 /// The connection to the peer is over: it broke the rules of the transport, or sent an active message for which this
 /// process has no memory.
 pub const NEMESIA_FAILURE_FAULT: i32 = 3;
+/// The peer has given up its endpoint without closing it, or closing it failed.
+pub const NEMESIA_FAILURE_DROPPED: i32 = 4;
 
 /// A process's place in its world.
 #[derive(Debug)]
@@ -100,12 +102,15 @@ pub unsafe extern "C" fn nemesia_endpoint_open_with(
 }
 
 /// Sends what is pending, tells the peers that this process has finished, and leaves the world. May block for as long
-/// as `timeout_seconds` of the configuration. Messages that have left can still be received by their receivers.
+/// as `timeout_seconds` of the configuration. Messages that have left can still be received by their receivers. A process that
+/// ends without this call, or whose call returns NEMESIA_ERR_TIMEOUT, has failed for its peers.
+///
+/// In a forked child it returns NEMESIA_ERR_FORKED and does nothing to the world of the parent.
 ///
 /// - `endpoint`: an open endpoint. It is gone after this call, whatever the call returns.
 ///
 /// Returns: NEMESIA_OK; NEMESIA_ERR_TIMEOUT if something could not be sent; NEMESIA_ERR_BOOTSTRAP if the launcher did
-/// not take leave; NEMESIA_ERR_PANIC if the endpoint, or this call, met an error of Nemesia's own; NEMESIA_ERR_ARGUMENT
+/// not take leave; NEMESIA_ERR_FORKED in a forked child; NEMESIA_ERR_PANIC if the endpoint, or this call, met an error of Nemesia's own; NEMESIA_ERR_ARGUMENT
 /// for NULL.
 /// Ownership: takes the endpoint. Its requests end, and their buffers are the caller's again.
 /// Threads: any; no other thread may be using the endpoint.
@@ -217,7 +222,7 @@ pub unsafe extern "C" fn nemesia_endpoint_explain(
 ///
 /// - `endpoint`: an open endpoint.
 /// - `rank`: the peer.
-/// - `out_failure`: NEMESIA_FAILURE_NONE, _DIED, _FINISHED or _FAULT, written on success.
+/// - `out_failure`: NEMESIA_FAILURE_NONE, _DIED, _FINISHED, _FAULT or _DROPPED, written on success.
 ///
 /// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _RANK or _PANIC.
 /// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
@@ -235,6 +240,7 @@ pub unsafe extern "C" fn nemesia_endpoint_peer_failure(
             None => NEMESIA_FAILURE_NONE,
             Some(Failure::Died) => NEMESIA_FAILURE_DIED,
             Some(Failure::Finished) => NEMESIA_FAILURE_FINISHED,
+            Some(Failure::Dropped) => NEMESIA_FAILURE_DROPPED,
             Some(Failure::Fault(_)) => NEMESIA_FAILURE_FAULT,
         });
         Ok(NEMESIA_OK)
@@ -272,7 +278,8 @@ pub(crate) unsafe fn on(
     let work = |endpoint: &Endpoint| match &endpoint.owner {
         // SAFETY: the caller's promise.
         Owner::One(single) => unsafe { single.lend(work) }?,
-        Owner::All(shared) => shared.with(work),
+        // SAFETY: no function of this crate swaps, replaces or takes the endpoint that it is lent.
+        Owner::All(shared) => unsafe { shared.with_endpoint(work) }?,
     };
     // SAFETY: the caller's promise.
     unsafe { checked(endpoint, work) }

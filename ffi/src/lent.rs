@@ -8,7 +8,9 @@ use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use nemesia::{Endpoint as Inner, Error, Message, Request, SharedEndpoint, Source, Status, Tag};
+use nemesia::{
+    Endpoint as Inner, Error, LockedEndpoint, Message, Request, SharedEndpoint, Source, Status, Tag,
+};
 
 use crate::endpoint::rank_in;
 use crate::status::{Fault, NEMESIA_ERR_THREADS};
@@ -100,15 +102,22 @@ pub(crate) enum Lent<'a> {
 
 impl Lent<'_> {
     /// Runs what does not block.
-    pub(crate) fn with<T>(&mut self, work: impl FnOnce(&mut Inner) -> T) -> T {
+    pub(crate) fn with<T, E: From<Error>>(
+        &mut self,
+        work: impl FnOnce(&mut Inner) -> Result<T, E>,
+    ) -> Result<T, E> {
         match self {
             Self::One(endpoint) => work(endpoint),
-            Self::All(endpoint) => endpoint.with(work),
+            // SAFETY: no function of this crate swaps, replaces or takes the endpoint that it is lent.
+            Self::All(endpoint) => unsafe { endpoint.with_endpoint(work) }?,
         }
     }
 
     /// Runs what has no counterpart for threads: they are kept out until it returns.
-    pub(crate) fn keep<T>(&mut self, work: impl FnOnce(&mut Inner) -> T) -> T {
+    pub(crate) fn keep<T, E: From<Error>>(
+        &mut self,
+        work: impl FnOnce(&mut Inner) -> Result<T, E>,
+    ) -> Result<T, E> {
         self.with(work)
     }
 
@@ -152,7 +161,7 @@ impl Lent<'_> {
     /// Starts an operation on borrowed buffers and waits for it: returns when the engine has done with them.
     fn run(
         endpoint: &SharedEndpoint,
-        start: impl FnOnce(&mut Inner) -> Result<Request, Error>,
+        start: impl FnOnce(&mut LockedEndpoint<'_>) -> Result<Request, Error>,
     ) -> Result<(), Error> {
         endpoint.run(start).map(drop)
     }
@@ -285,7 +294,7 @@ impl Lent<'_> {
         match self {
             Self::One(endpoint) => endpoint.flush_all(),
             Self::All(endpoint) => {
-                let (open, started) = endpoint.with(Inner::iflush_all);
+                let (open, started) = endpoint.with(|endpoint| endpoint.iflush_all())?;
                 open.into_iter().map(|request| endpoint.wait(request).map(drop)).fold(started, Result::and)
             }
         }

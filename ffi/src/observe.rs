@@ -194,6 +194,8 @@ pub struct Counters {
     pub armed: u64,
     /// Times that the kernel was asked whether the peers live; 0 for a single rank. Unit: times.
     pub looks: u64,
+    /// Peers that dropped their endpoint without closing it; 0 for a single rank. Unit: peers.
+    pub peers_dropped: u64,
 }
 
 /// Numbers in the first version, `struct_size` among them.
@@ -247,6 +249,7 @@ impl Counters {
             slept_ns: it.waits.slept_ns,
             armed: it.waits.armed,
             looks: it.waits.looks,
+            peers_dropped: it.engine.peers_dropped,
             ..Self::of_rank(&it.all)
         }
     }

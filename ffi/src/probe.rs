@@ -168,7 +168,7 @@ pub unsafe extern "C" fn nemesia_endpoint_mrecv(
         let out = unsafe { Out::optional(out_status) };
         // SAFETY: the caller's buffer, which is nobody else's until this returns.
         let buf = unsafe { room(out_buffer, capacity, "out_buffer") }?;
-        let message = endpoint.with(|endpoint| named_message(endpoint, message));
+        let message = endpoint.with(|endpoint| Ok::<_, Fault>(named_message(endpoint, message)))?;
         deliver(endpoint.mrecv(message, buf), out)
     };
     // SAFETY: the caller's endpoint, or null.

@@ -80,8 +80,11 @@ pub const NEMESIA_ERR_NO_RESTART: i32 = -26;
 pub const NEMESIA_ERR_NOT_RESTARTED: i32 = -27;
 /// An agreement is not finished: call `nemesia_endpoint_agree` or `nemesia_endpoint_shrink` again first.
 pub const NEMESIA_ERR_AGREEMENT: i32 = -28;
+/// The endpoint belongs to the process that opened it, and this is a forked child: open another one here. Every function that
+/// takes an endpoint may return this.
+pub const NEMESIA_ERR_FORKED: i32 = -30;
 
-const NAMES: [(i32, &CStr); 31] = [
+const NAMES: [(i32, &CStr); 32] = [
     (NEMESIA_OK, c"NEMESIA_OK"),
     (NEMESIA_PENDING, c"NEMESIA_PENDING"),
     (NEMESIA_BUSY, c"NEMESIA_BUSY"),
@@ -113,6 +116,7 @@ const NAMES: [(i32, &CStr); 31] = [
     (NEMESIA_ERR_NO_RESTART, c"NEMESIA_ERR_NO_RESTART"),
     (NEMESIA_ERR_NOT_RESTARTED, c"NEMESIA_ERR_NOT_RESTARTED"),
     (NEMESIA_ERR_AGREEMENT, c"NEMESIA_ERR_AGREEMENT"),
+    (NEMESIA_ERR_FORKED, c"NEMESIA_ERR_FORKED"),
 ];
 
 /// The version of the library, which may be later than that of the header.
@@ -217,6 +221,7 @@ impl From<Error> for Fault {
             Error::Requests { .. } => NEMESIA_ERR_REQUESTS,
             Error::Unexpected { .. } => NEMESIA_ERR_UNEXPECTED_FULL,
             Error::Excluded => NEMESIA_ERR_EXCLUDED,
+            Error::Forked => NEMESIA_ERR_FORKED,
             Error::Cancelled => NEMESIA_ERR_CANCELLED,
             Error::Stale => NEMESIA_ERR_STALE,
             Error::List | Error::Context => NEMESIA_ERR_ARGUMENT,

@@ -43,14 +43,14 @@ pub use one_sided::Value;
 pub use probe::Message;
 pub use rma::{Access, Datatype, KEY_BYTES, Reduction, Refusal, Region, RemoteKey};
 pub use scope::{Pending, Scope, ScopeContext};
-pub use shared::SharedEndpoint;
+pub use shared::{LockedEndpoint, SharedEndpoint};
 pub(crate) use trace::RECORD_BYTES;
 
 use crate::bootstrap::{Bootstrap, Exchange};
 use crate::config::Config;
 use crate::error::Error;
 use crate::events;
-use crate::os::{Departure, limits};
+use crate::os::{Departure, Origin, limits};
 use crate::route::{self, Explanation, Facts};
 use crate::shm::{self, Attached, Door, Port};
 use agree::Agreements;
@@ -149,8 +149,12 @@ impl Storage for Heap {
 
 /// A process's place in its world: sends and receives tagged messages.
 ///
-/// Used by one thread at a time; it may move between threads. Dropping it without [`Endpoint::close`] tells the
-/// peers that this process has finished, and loses sends that have not left yet.
+/// Used by one thread at a time; it may move between threads. Only [`Endpoint::close`] is a finish. Dropping the endpoint
+/// otherwise, by a panic or by `?`, is a failure: its peers see [`Failure::Dropped`](crate::Failure::Dropped), and sends that
+/// have not left yet are lost.
+///
+/// It belongs to the process that opened it. In a child that this forks it is dead: each call that would do something returns
+/// [`Error::Forked`], and dropping it does nothing to the parent, its peers or its launcher.
 pub struct Endpoint {
     // The engine's port keeps what it points into: see `shm/views.rs`.
     engine: Engine<Port, Heap>,
@@ -172,8 +176,8 @@ pub struct Endpoint {
     dropped: Arc<Dropped>,
     /// Those of them that are being received into no room.
     discarding: Vec<RequestId>,
-    /// Sends could not be flushed before closing.
-    lost_sends: bool,
+    /// It was closed, and all its sends were flushed.
+    finished: bool,
     config: Config,
     notes: Vec<String>,
     /// Polls and packets since the last look at the clock.
@@ -188,6 +192,8 @@ pub struct Endpoint {
     incarnations: Vec<u64>,
     /// By which the peers that read our memory know us.
     mark: Box<u64>,
+    /// The process that opened this. In a child that it forks the segments are not mapped, and the endpoint is dead.
+    origin: Arc<Origin>,
 }
 
 impl Endpoint {
@@ -204,6 +210,7 @@ impl Endpoint {
     /// # Errors
     /// What failed, on which rank, and the remedy.
     pub fn open_with(config: &Config, mut exchange: Box<dyn Exchange + Send>) -> Result<Self, Error> {
+        // Asked once: another answer later would not fit what is made from these.
         let (rank, size) = (exchange.rank(), exchange.size());
         if rank >= size {
             return Err(Error::Rank { rank, last: size.saturating_sub(1) });
@@ -215,7 +222,8 @@ impl Endpoint {
         }
         // Before anybody is met: what can't be had here must not end their world.
         let (units, stored) = room(config.unexpected_bytes)?;
-        let attached = shm::attach(config, exchange.as_mut())?;
+        let ranks = (u32::try_from(rank).unwrap_or(u32::MAX), u32::try_from(size).unwrap_or(u32::MAX));
+        let attached = shm::attach(config, exchange.as_mut(), ranks)?;
         let Attached { port, sleep, watch, fence, crowding, facts, notes: remarks, mark, .. } = attached;
         notes.extend(remarks);
         let lent = Lent::<Heap> {
@@ -251,9 +259,9 @@ impl Endpoint {
             direct: direct::Direct::default(),
             non_temporal_bytes,
             operations: 0,
-            dropped: Arc::default(),
+            dropped: Arc::new(Dropped::new(Arc::clone(&attached.origin))),
             discarding: Vec::new(),
-            lost_sends: false,
+            finished: false,
             config: config.clone(),
             notes,
             turns: 0,
@@ -262,6 +270,7 @@ impl Endpoint {
             door: attached.door,
             incarnations: vec![0; size],
             mark,
+            origin: attached.origin,
         };
         endpoint.incarnations[rank] = endpoint.door.incarnation();
         endpoint.begin_without(&attached.gone);
@@ -380,6 +389,19 @@ impl Endpoint {
         unsafe { self.in_context(0).irecv(from, tag, base, len) }
     }
 
+    /// Whether this process was forked from the one that opened the endpoint.
+    #[inline(always)]
+    fn is_forked(&self) -> bool {
+        self.origin.is_elsewhere()
+    }
+
+    /// # Errors
+    /// [`Error::Forked`].
+    #[inline(always)]
+    fn check_origin(&self) -> Result<(), Error> {
+        if self.is_forked() { Err(Error::Forked) } else { Ok(()) }
+    }
+
     /// Starts a send, when there is room; an error means that the buffer is not used.
     #[inline]
     fn start(
@@ -390,6 +412,7 @@ impl Endpoint {
         buf: SendBuf,
         mode: Mode,
     ) -> Result<Request, Error> {
+        self.check_origin()?;
         let to = u32::try_from(to).unwrap_or(u32::MAX);
         loop {
             // SAFETY: the promise of `buf`'s maker covers each attempt: one that failed has not kept the buffer.
@@ -410,6 +433,7 @@ impl Endpoint {
     /// Posts a receive, when there is room; an error means that the buffer is not used.
     #[inline]
     fn post(&mut self, pattern: Pattern, mut buf: RecvBuf) -> Result<Request, Error> {
+        self.check_origin()?;
         loop {
             match self.engine.irecv(pattern, &mut buf) {
                 Ok(id) => return Ok(Request(id)),
@@ -434,6 +458,7 @@ impl Endpoint {
         }
         self.progress();
         match done {
+            None if self.is_forked() => Err(Error::Forked),
             None => self.outcome(request).transpose(),
             done => Ok(done),
         }
@@ -475,11 +500,17 @@ impl Endpoint {
     /// it.
     ///
     /// # Errors
-    /// The launcher's refusal, or a send that could not be flushed within the configured time.
+    /// The launcher's refusal, or a send that could not be flushed within the configured time; to the peers the latter is
+    /// [`Failure::Dropped`](crate::Failure::Dropped). [`Error::Forked`]: only the process that opened it can close it.
     pub fn close(mut self) -> Result<(), Error> {
-        let flushed = self.flush_sends();
-        // Without a goodbye the peers take the rest for lost, which it is.
-        self.lost_sends = flushed.is_err();
+        self.check_origin()?;
+        let flushed = self.flush_sends().and_then(|()| {
+            // As late as it can be: what comes after this is lost to those that have sent it.
+            self.engine.settle_accounts();
+            self.flush_sends()
+        });
+        // Otherwise the rest is lost, and the peers are to know.
+        self.finished = flushed.is_ok();
         let finalized = self.exchange.take().map_or(Ok(()), |mut exchange| exchange.finalize());
         flushed?;
         Ok(finalized?)
@@ -517,6 +548,16 @@ impl Endpoint {
         unsafe { (&raw mut *self.mark).write_volatile(0) };
     }
 
+    /// In a forked child: keeps what is the parent's from being dropped. The segments are not mapped here, and unmapping them
+    /// could hit what has been mapped at their addresses since; an exchange could speak to the launcher.
+    #[cold]
+    fn leave_to_parent(&mut self) {
+        std::mem::forget(self.exchange.take());
+        std::mem::forget(std::mem::take(&mut self.allocations));
+        std::mem::forget(std::mem::take(&mut self.direct));
+        self.engine.port_mut().host_mut().leave_to_parent();
+    }
+
     fn ceiling(&self) -> Error {
         Error::Unexpected {
             messages: self.engine.unexpected_messages(),
@@ -537,12 +578,13 @@ impl std::fmt::Debug for Endpoint {
 
 impl Drop for Endpoint {
     fn drop(&mut self) {
+        if self.is_forked() {
+            return self.leave_to_parent();
+        }
         self.end_shares();
         self.forbid_reading();
-        if !self.lost_sends {
-            self.door.send_goodbyes();
-            self.waiter.say_goodbye();
-        }
+        self.door.send_goodbyes(self.finished);
+        self.waiter.say_goodbye(self.finished);
     }
 }
 

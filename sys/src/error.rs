@@ -144,6 +144,11 @@ pub enum Error {
     /// An agreement that an error interrupted is not finished.
     #[error("an agreement is under way: call agree or shrink again until it is done, then readmit")]
     AgreementUnderWay,
+    /// This process was forked from the one that opened the endpoint, which alone can use it.
+    #[error(
+        "the endpoint belongs to the process that opened it, and this is a forked child: open another one here"
+    )]
+    Forked,
     /// The request was withdrawn.
     #[error("the receive was cancelled")]
     Cancelled,

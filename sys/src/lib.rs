@@ -49,9 +49,9 @@ pub mod verbs;
 
 pub use config::{Config, ConfigError, Origin, SingleCopy, Stores, VARIABLES, Variable};
 pub use endpoint::{
-    Access, Agreed, Arm, Context, Counters, Datatype, Endpoint, EngineCounters, Incoming, KEY_BYTES, Message,
-    Path, PeerCounters, Pending, Ranking, Reduction, Refusal, Region, RemoteKey, Request, Scope,
-    ScopeContext, SharedEndpoint, Source, Status, Tag, Value, WaitCounters,
+    Access, Agreed, Arm, Context, Counters, Datatype, Endpoint, EngineCounters, Incoming, KEY_BYTES,
+    LockedEndpoint, Message, Path, PeerCounters, Pending, Ranking, Reduction, Refusal, Region, RemoteKey,
+    Request, Scope, ScopeContext, SharedEndpoint, Source, Status, Tag, Value, WaitCounters,
 };
 pub use error::Error;
 pub use explain::{Bill, Verdict, explain};

@@ -5,6 +5,7 @@ mod connect;
 mod crowd;
 mod door;
 mod greeting;
+mod links;
 pub mod pipe;
 mod views;
 
@@ -14,7 +15,7 @@ use std::sync::{Arc, Weak};
 use nemesia_core::port::Pulled;
 use nemesia_core::shared::layout::{Identity, SegmentKind};
 use nemesia_core::shared::pool::CellRecord;
-use nemesia_core::shared::port::{HOT, Host, Link, PortConfig, ShmPort};
+use nemesia_core::shared::port::{HOT, Host, PortConfig, ShmPort};
 use nemesia_core::shared::sleep::{Sleep, SleepWord};
 use nemesia_core::sync::FenceMode;
 
@@ -24,17 +25,18 @@ use crate::error::Error;
 use crate::events;
 use crate::os::clock;
 use crate::os::{
-    Connection, CopyError, HeavyFence, RemoteMemory, Segment, SegmentBacking, Watch, allow_any_reader,
-    futex_wake,
+    Connection, CopyError, HeavyFence, Origin, RemoteMemory, Segment, SegmentBacking, Watch,
+    allow_any_reader, futex_wake,
 };
 use crate::route::Facts;
+use links::Links;
 
 pub(crate) use crowd::Crowding;
 pub(crate) use door::{Answer, Door, Newcomer};
 pub(crate) use views::OwnSleep;
 
 /// The port as it runs over mapped segments.
-pub(crate) type Port = ShmPort<'static, Kernel, Vec<Option<Link<'static>>>, Vec<CellRecord>>;
+pub(crate) type Port = ShmPort<'static, Kernel, Links, Vec<CellRecord>>;
 
 /// What the port needs of the operating system.
 #[derive(Debug)]
@@ -45,6 +47,13 @@ pub(crate) struct Kernel {
     connections: Vec<Weak<Connection>>,
     /// What the port's views point into. Only `views` touches it.
     mappings: views::Mappings,
+}
+
+impl Kernel {
+    /// Keeps the mapped segments from being unmapped in a forked child, which does not own them.
+    pub(crate) fn leave_to_parent(&mut self) {
+        self.mappings.leave_to_parent();
+    }
 }
 
 impl Host for Kernel {
@@ -139,13 +148,18 @@ pub(crate) struct Attached {
     pub(crate) door: Door,
     /// The ranks that were gone before this process came.
     pub(crate) gone: Vec<usize>,
+    /// Which process all this belongs to.
+    pub(crate) origin: Arc<Origin>,
 }
 
 /// Makes our segments, exchanges them with every other process of the world, and builds the port.
-pub(crate) fn attach(config: &Config, exchange: &mut dyn Exchange) -> Result<Attached, Error> {
-    let size = u32::try_from(exchange.size()).unwrap_or(u32::MAX);
+pub(crate) fn attach(
+    config: &Config,
+    exchange: &mut dyn Exchange,
+    (rank, size): (u32, u32),
+) -> Result<Attached, Error> {
     let geometry = config.geometry(size)?;
-    let rank = exchange.rank() as u32;
+    let origin = Arc::new(Origin::here(size as usize)?);
     let epoch = greeting::draw_epoch()?;
     let identity = |kind| Identity { kind, geometry, rank, epoch };
     let (own_bytes, inbox_bytes) = (geometry.own().total, geometry.inbox().total);
@@ -160,6 +174,9 @@ pub(crate) fn attach(config: &Config, exchange: &mut dyn Exchange) -> Result<Att
     }
     if !own.seal_against_foreign_writes()? {
         config.give_up(unsealed(config.segments.backing).into(), &mut notes)?;
+    }
+    if !origin.is_known() {
+        config.give_up(NO_WIPING.into(), &mut notes)?;
     }
     if config.ptracer && !allow_any_reader() {
         config.give_up("NEMESIA_PTRACER=1: the kernel does not let us allow it".into(), &mut notes)?;
@@ -212,12 +229,12 @@ pub(crate) fn attach(config: &Config, exchange: &mut dyn Exchange) -> Result<Att
     let facts = Facts { expedited, met: met.collect() };
     let pairs = peers.into_iter().map(|peer| peer.map(|peer| peer.pair)).collect();
     let kernel = |mappings| Kernel { memories, connections, mappings };
-    let port = views::port(port_config, &geometry, &ours, pairs, kernel)?;
+    let port = views::port(port_config, &geometry, &ours, pairs, kernel, &origin)?;
     let sleep = OwnSleep::new(&ours, &geometry)?;
-    Ok(Attached { port, sleep, watch, fence, crowding, facts, notes, mark, door, gone })
+    Ok(Attached { port, sleep, watch, fence, crowding, facts, notes, mark, door, gone, origin })
 }
 
-/// A memory, or why it can't be read.
+/// A memory, or why it cannot be read.
 fn split<T, E>(result: Result<T, E>) -> (Option<T>, Option<E>) {
     match result {
         Ok(value) => (Some(value), None),
@@ -267,6 +284,8 @@ fn readable_one(config: &Config, peer: &mut connect::Peer) -> Result<RemoteMemor
 const ORDINARY: &str = "what peers write (the inbox, and regions that are allocated for reading and writing) is on ordinary pages: a \
                         process that can write a huge page could take it away, and the next access would be a SIGBUS";
 const OFF: &str = "NEMESIA_SINGLE_COPY is off";
+const NO_WIPING: &str =
+    "a forked child that uses this endpoint is not stopped: that needs Linux 4.14 (MADV_WIPEONFORK)";
 const NO_MEMBARRIER: &str = "every send pays for a fence: membarrier is refused here; it needs Linux 4.14, and a seccomp \
                              profile that allows it";
 

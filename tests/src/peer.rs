@@ -12,7 +12,9 @@ mod active;
 mod all_to_all;
 mod bystander;
 mod crash;
+mod ending;
 mod exchange;
+mod fork;
 mod hostile;
 mod idle;
 mod impostor;
@@ -134,6 +136,9 @@ fn dispatch(words: &[&str]) -> Outcome {
         ("holes", []) => hostile::holes(),
         ("lent", [mib]) => hostile::lent(*mib as usize),
         ("late", [millis]) => hostile::late(*millis),
+        ("fork", [shared]) => fork::run(*shared != 0),
+        ("leaves", [how]) => ending::leaves(*how),
+        ("flush", [own]) => ending::flush(*own != 0),
         ("idle", [millis]) => idle::run(*millis),
         _ => Err(Fault::Usage(format!("no such mode: {}", words.join(" ")))),
     }

@@ -92,6 +92,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
             active_unhandled: self.unhandled,
             peers_died: gone(|failure| failure == Failure::Died) as u64,
             peers_finished: gone(|failure| failure == Failure::Finished) as u64,
+            peers_dropped: gone(|failure| failure == Failure::Dropped) as u64,
             peers_at_fault: gone(|failure| matches!(failure, Failure::Fault(_))) as u64,
         }
     }

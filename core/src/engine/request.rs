@@ -62,9 +62,12 @@ pub enum Failure {
     /// The peer's process died.
     #[error("its process died")]
     Died,
-    /// The peer has finished, in good order.
-    #[error("it has finished")]
+    /// The peer has finished, in good order: it has closed its endpoint.
+    #[error("it has closed its endpoint")]
     Finished,
+    /// The peer has given up its endpoint without closing it, by a panic or an early return; or closing it failed.
+    #[error("it dropped its endpoint without closing it")]
+    Dropped,
     /// The connection to the peer is over; most often as it broke the rules of the transport.
     #[error("{}{_0}", blame(_0))]
     Fault(#[from] PortFault),

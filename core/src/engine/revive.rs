@@ -8,6 +8,7 @@
 use core::borrow::{Borrow as _, BorrowMut as _};
 
 use super::request::{Fate, State};
+use super::rma::Side;
 use super::{Engine, Peer, Storage};
 #[cfg(nemesia_blunder)]
 use crate::blunder::{Blunder, made};
@@ -24,6 +25,7 @@ impl Peer {
         self.failure = None;
         self.departed = None;
         self.unacknowledged = false;
+        self.side = Side::default();
         self.tally = Tally::default();
         #[cfg(nemesia_blunder)]
         if made(Blunder::KeepAllowance) {

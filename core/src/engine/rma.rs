@@ -6,6 +6,7 @@
 //! | `rma/region.rs` | memory that peers may use |
 //! | `rma/origin.rs` | starting operations; requests that leave; replies that come |
 //! | `rma/target.rs` | executing requests; replies that leave |
+//! | `rma/account.rs` | what is known of operations when a peer is gone |
 //! | `rma/reduce.rs` | arithmetic |
 //!
 //! What is always true:
@@ -21,6 +22,7 @@
 //!   its sender.
 #![forbid(unsafe_code)]
 
+mod account;
 mod origin;
 mod reduce;
 mod region;
@@ -60,6 +62,15 @@ pub(super) struct Side {
     reply_count: u32,
     /// What was refused to the peer since its last flush: how often, and why first.
     refused: Option<(Refusal, u64)>,
+    /// Puts and accumulates of the peer that were executed here, in packets; and how many of them it was told of.
+    executed: u64,
+    told: u64,
+    /// It is to be told of the rest, as we leave.
+    owes_account: bool,
+    /// What was refused to us, as the peer has said before it left, and no flush has reported.
+    reported: account::Refused,
+    /// The peer is gone, and something that was started is not known to be done.
+    lost: bool,
     /// The active message of the peer of which a part has come.
     pub(super) assembly: Option<Assembly>,
 }
@@ -67,7 +78,7 @@ pub(super) struct Side {
 impl Side {
     /// Whether something may go on without hearing from the peer.
     pub(super) const fn has_work(&self) -> bool {
-        !self.leaving.is_empty() || !self.replies.is_empty()
+        !self.leaving.is_empty() || !self.replies.is_empty() || self.owes_account
     }
 
     /// Whether nothing of ours may be undone at the peer.
@@ -194,6 +205,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         while sent < PACKETS_A_TURN {
             let done = match self.side(peer).replies.first() {
                 Some(reply) => self.send_reply(peer, reply),
+                None if self.side(peer).owes_account => self.send_account(peer),
                 None => match self.side(peer).leaving.first() {
                     Some(index) => self.leave(peer, index),
                     None => break,
@@ -226,14 +238,24 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         }
     }
 
-    /// Ends what a peer that is gone will not take any more; what it has answered may still come.
+    /// Ends what a peer that is gone will not take any more; what it has answered may still come, and what it says of flushes.
     pub(super) fn fail_leaving(&mut self, peer: PeerId, failure: Failure) {
         let mut leaving = core::mem::take(&mut self.side(peer).leaving);
         while let Some(index) = self.requests.pop_front(&mut leaving) {
-            match &self.requests.get(index).0 {
+            let Side { issued, lost, .. } = *self.side(peer);
+            match &mut self.requests.get_mut(index).0 {
                 State::Fence => self.requests.remove(index),
                 // A part has left, and its answers may still come.
                 State::Remote(remote) if remote.is_awaited() => self.await_answer(peer, index),
+                State::Remote(remote) => {
+                    if !lost && remote.await_account(issued) {
+                        self.side(peer).in_flight += 1;
+                        self.await_answer(peer, index);
+                    } else {
+                        self.side(peer).lost = true;
+                        self.complete(index, Err(Fate::PeerFailed { peer, failure }));
+                    }
+                }
                 _ => self.complete(index, Err(Fate::PeerFailed { peer, failure })),
             }
         }
@@ -247,10 +269,18 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
             self.handlers.drop_parts(peer);
         }
         let fate = Err(Fate::PeerFailed { peer, failure });
-        let Side { mut awaited, mut replies, .. } = core::mem::take(self.side(peer));
+        let (mut awaited, mut replies) = {
+            let side = self.side(peer);
+            (core::mem::take(&mut side.awaited), core::mem::take(&mut side.replies))
+        };
         while let Some(index) = self.requests.pop_front(&mut awaited) {
-            self.complete(index, fate);
+            let done = self.fate_of_flush(peer, index);
+            self.side(peer).lost |= done.is_none();
+            self.complete(index, done.unwrap_or(fate));
         }
+        let Side { issued, flushed, reported, lost, .. } = core::mem::take(self.side(peer));
+        let lost = lost || issued != flushed;
+        *self.side(peer) = Side { reported, lost, ..Side::default() };
         while let Some(reply) = self.replies.pop_front(&mut replies) {
             self.replies.remove(reply);
         }

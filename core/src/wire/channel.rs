@@ -19,7 +19,7 @@ use crate::flow::posted::Stamp;
 use crate::port::memory::Private;
 
 /// Version of everything on this page, and of the payloads whose bytes [`super::rendezvous`] and [`super::rma`] say.
-pub const CHANNEL_VERSION: u16 = 3;
+pub const CHANNEL_VERSION: u16 = 4;
 /// Bytes of a packet before its payload.
 pub const HEADER_BYTES: usize = 32;
 /// Bytes of a hello.

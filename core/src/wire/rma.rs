@@ -26,6 +26,11 @@
 //! word: how many requests were refused since the last, the first of them for the reason given. Other refusals carry
 //! nothing, and end the request.
 //!
+//! **Account.** A reply that nobody has asked for, from a target that leaves: bit 15 of its context is set, bits 0-14 are the code
+//! of a [`Refusal`], or 0. Its tag is the number of puts and accumulates, in packets, that the target has executed or refused
+//! since the connection began; its payload is one word, as in the reply to a flush. Without it a flush that is started after the
+//! target has left could not tell what is done.
+//!
 //! **Remote key.** Four words. Word 0: bits 0-15 [`KEY_VERSION`], 16-23 [`Access`], 32-63 the owner's rank. Word 1: the key.
 //! Word 2: bytes of the region. Word 3: bits 0-31 the region, 32-63 its share: 0, or one more than the number of the owner's
 //! descriptor of a shared region.
@@ -53,6 +58,11 @@ pub const SHARED_BYTES: usize = 4096;
 
 /// Bytes of operands in a packet of fetch and accumulate: a target keeps so many old values for each place in the window.
 pub const GROUP_BYTES: usize = 24;
+
+/// In the context of a reply: it is an account.
+pub const ACCOUNT: u16 = 1 << 15;
+/// Bytes of an account.
+pub const ACCOUNT_BYTES: usize = 8;
 
 const NOTIFY: u16 = 1 << 12;
 

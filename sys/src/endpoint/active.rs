@@ -1,7 +1,9 @@
 //! Active messages: handlers, and what they answer.
 
+use std::any::Any;
 use std::collections::VecDeque;
 use std::collections::hash_map::{Entry, HashMap};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use nemesia_core::engine::RequestId;
 use nemesia_core::engine::active::{ActiveMessage, Handlers, NoMemory};
@@ -137,13 +139,18 @@ pub(super) struct Dispatch {
     parts: HashMap<u32, Vec<u8>>,
     packet: usize,
     outbox: Outbox,
+    /// The first panic of a handler that has not been raised yet.
+    panic: Option<Panic>,
 }
+
+/// What a panic carries.
+pub(super) type Panic = Box<dyn Any + Send>;
 
 impl Dispatch {
     /// For packets of so many bytes.
     pub(super) fn new(packet: usize) -> Self {
         let (handlers, room, parts) = (Vec::new(), Vec::new(), HashMap::new());
-        Self { handlers, room, parts, packet, outbox: Outbox::default() }
+        Self { handlers, room, parts, packet, outbox: Outbox::default(), panic: None }
     }
 
     /// What was to be answered to a process that is gone is not for the next one of its rank.
@@ -158,6 +165,22 @@ impl Dispatch {
 
     pub(super) fn has_replies(&self) -> bool {
         !self.outbox.busy.is_empty()
+    }
+
+    /// Whether [`Endpoint::attend_handlers`] has something to do.
+    #[inline(always)]
+    pub(super) fn wants_attention(&self) -> bool {
+        self.has_replies() || self.panic.is_some()
+    }
+
+    /// Keeps a panic until [`Endpoint::attend_handlers`] raises it. Only the first is kept: the thread can unwind once.
+    pub(super) fn keep_panic(&mut self, panic: Panic) {
+        if self.panic.is_none() {
+            self.panic = Some(panic);
+        } else {
+            // Dropping what a panic carries may panic again.
+            std::mem::forget(panic);
+        }
     }
 }
 
@@ -185,12 +208,16 @@ impl Handlers for Dispatch {
     }
 
     fn run(&mut self, message: &ActiveMessage) {
-        let Self { handlers, room, parts, packet, outbox } = self;
+        let Self { handlers, room, parts, packet, outbox, .. } = self;
         let several = if message.len > *packet { parts.remove(&message.from) } else { None };
         let Some(Some(handler)) = handlers.get_mut(usize::from(message.handler)) else { return };
         let room = several.as_deref().unwrap_or(room);
         let (header, payload) = room[..message.len].split_at(message.header_bytes);
-        handler(&mut Incoming { from: message.from as usize, header, payload, most: *packet, outbox });
+        let mut incoming = Incoming { from: message.from as usize, header, payload, most: *packet, outbox };
+        // The engine is in the middle of a packet, and must not be left there: the panic goes on when it has finished.
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| handler(&mut incoming))) {
+            self.keep_panic(panic);
+        }
     }
 
     fn drop_parts(&mut self, from: u32) {
@@ -210,6 +237,10 @@ impl Endpoint {
     /// Has a handler called for each active message with this number, from now on and in the place of any before. It runs
     /// within whatever call of this endpoint makes progress, in the order in which one sender's messages were sent; it
     /// can't use the endpoint, but reply. Messages for a number without handler are dropped and counted.
+    ///
+    /// If a handler panics, its message counts as handled, and the panic goes on in the call that made progress, after that
+    /// has finished its step. A blocking call first takes back the buffer that it was given: it withdraws a receive, and waits
+    /// for a transfer that is under way. The endpoint can be used afterwards.
     pub fn set_handler(&mut self, number: u16, handler: impl FnMut(&mut Incoming<'_>) + Send + 'static) {
         let handlers = &mut self.engine.handlers_mut().handlers;
         let at = usize::from(number);
@@ -287,6 +318,7 @@ impl Endpoint {
         header: *const [u8],
         payload: *const [u8],
     ) -> Result<Request, Error> {
+        self.check_origin()?;
         let to = u32::try_from(to).unwrap_or(u32::MAX);
         // SAFETY: the caller's promise.
         let header = unsafe { SendBuf::from_raw(header.cast(), header.len()) };
@@ -302,9 +334,18 @@ impl Endpoint {
         }
     }
 
-    /// Sends what handlers have answered, and forgets what has left. A rank that takes nothing holds up no other.
+    /// Sends the replies of handlers, and raises the panic of a handler.
     #[cold]
-    pub(super) fn send_replies(&mut self) {
+    pub(super) fn attend_handlers(&mut self) {
+        self.send_replies();
+        if let Some(panic) = self.engine.handlers_mut().panic.take() {
+            resume_unwind(panic);
+        }
+    }
+
+    /// Sends the replies of handlers, and forgets those that have left. A rank that takes nothing blocks no other.
+    #[cold]
+    fn send_replies(&mut self) {
         for _ in 0..self.engine.handlers_mut().outbox.busy.len() {
             let Some(to) = self.engine.handlers_mut().outbox.busy.pop_front() else { return };
             self.forget_replies(to);

@@ -6,8 +6,6 @@
 //! due, and nothing else: who hears of another number than its own breaks off with who said it, by a fault that names it, and
 //! nobody waits for ever. What can't be, and what is far ahead of what two others say, is not believed in the first place.
 
-use std::mem::ManuallyDrop;
-
 use nemesia_core::agreement::{Agreement, CONTEXT, Step, message_bytes, words};
 use nemesia_core::engine::Failure;
 use nemesia_core::matching::{Pattern, Source as CoreSource};
@@ -131,6 +129,21 @@ struct Ongoing {
     sends: Vec<(Request, Vec<u8>)>,
 }
 
+/// An agreement that goes on. If it is broken off, by an error or by a panic, the endpoint keeps it: the engine uses its
+/// buffers, and the next call goes on with it.
+struct Kept<'a> {
+    endpoint: &'a mut Endpoint,
+    ongoing: Option<Ongoing>,
+}
+
+impl Drop for Kept<'_> {
+    fn drop(&mut self) {
+        if self.ongoing.is_some() {
+            self.endpoint.agreements.ongoing = self.ongoing.take();
+        }
+    }
+}
+
 impl Endpoint {
     /// The ranks that this process does not know to be gone, itself included: local knowledge, which can differ from that of
     /// others. [`Endpoint::shrink`] has them agree.
@@ -149,6 +162,7 @@ impl Endpoint {
     /// [`Error::Excluded`]: the others have agreed that this process is gone, as one of them broke off with it. Any other
     /// error leaves the agreement under way: calling again goes on with it, and the flags of the first call count.
     pub fn agree(&mut self, flags: u64) -> Result<Agreed, Error> {
+        self.check_origin()?;
         if self.agreements.excluded {
             return Err(Error::Excluded);
         }
@@ -157,18 +171,14 @@ impl Endpoint {
         for (rank, number) in self.agreements.settle() {
             self.fault(rank as u32, PortFault::Agreement { number, due: self.agreements.next });
         }
-        let ongoing = self.agreements.ongoing.take();
-        // The engine uses its buffers: they outlive a panic.
-        let mut ongoing = ManuallyDrop::new(ongoing.unwrap_or_else(|| self.begin(flags)));
-        let driven = self.drive(&mut ongoing);
-        let ongoing = ManuallyDrop::into_inner(ongoing);
-        match driven {
-            Ok(()) => self.end(&ongoing),
-            Err(error) => {
-                self.agreements.ongoing = Some(ongoing);
-                Err(error)
-            }
+        let ongoing = self.agreements.ongoing.take().unwrap_or_else(|| self.begin(flags));
+        let mut kept = Kept { endpoint: self, ongoing: Some(ongoing) };
+        if let Some(ongoing) = &mut kept.ongoing {
+            kept.endpoint.drive(ongoing)?;
         }
+        let ended = kept.ongoing.take();
+        drop(kept);
+        ended.map_or(Err(Error::Stale), |ongoing| self.end(&ongoing))
     }
 
     /// Agrees with all living ranks on who they are: the same list in each, even if more die meanwhile (as
@@ -285,6 +295,9 @@ impl Endpoint {
     }
 
     fn end(&mut self, ongoing: &Ongoing) -> Result<Agreed, Error> {
+        if let Some((request, _)) = &ongoing.receive {
+            self.release(*request);
+        }
         let part = &ongoing.part;
         let Some(decision) = part.decision() else { return Err(Error::Stale) };
         self.agreements.next += 1;
@@ -314,7 +327,7 @@ impl Endpoint {
             while self.failure(rank as usize).is_some() {
                 match self.post_from(rank, message_bytes(self.engine.size())) {
                     // A message that was stored: complete at once.
-                    Ok((request, _bytes)) => drop(self.wait(request)),
+                    Ok((request, _bytes)) => drop(self.finish(request)),
                     Err(Error::PeerFailed { .. }) => break,
                     Err(error) => return Err(error),
                 }

@@ -159,6 +159,7 @@ impl Endpoint {
     /// `recv_bypass` and `finish` do.
     #[inline(never)]
     pub(super) fn recv_any(&mut self, pattern: Pattern, mut buf: RecvBuf) -> Result<Status, Error> {
+        self.check_origin()?;
         if !self.engine.can_bypass(&pattern) {
             let request = self.post(pattern, buf)?;
             return self.finish(request);
@@ -285,6 +286,7 @@ impl Context<'_> {
         // SAFETY: the caller's promise.
         let mut buf = unsafe { RecvBuf::from_raw(base, len) };
         let pattern = pattern(from, self.id, tag)?;
+        self.endpoint.check_origin()?;
         match self.endpoint.engine.post_now(&pattern, &mut buf) {
             Some(id) => Ok(Request(id)),
             None => self.endpoint.post(pattern, buf),

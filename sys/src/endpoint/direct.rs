@@ -113,6 +113,7 @@ impl Endpoint {
         wanted: Access,
         atomic: Option<(Datatype, Reduction)>,
     ) -> Result<Option<&Window<'static>>, Error> {
+        self.check_origin()?;
         if key.0.share == 0 || key.0.rank == self.engine.rank() {
             return Ok(None);
         }
@@ -136,6 +137,7 @@ impl Endpoint {
     /// The window of a region, mapped now if it was not; or why there is none.
     #[inline]
     fn window(&mut self, key: &RemoteKey) -> Result<&Window<'static>, String> {
+        self.check_origin().map_err(|error| error.to_string())?;
         if !self.direct.known.mapped(&key.0).is_some_and(|mapped| mapped.window.is_open(key.0.key)) {
             self.find_window(key)?;
         }

@@ -54,6 +54,7 @@ impl Endpoint {
     /// # Errors
     /// The first call may lack descriptors.
     pub fn event_fd(&mut self) -> Result<BorrowedFd<'_>, Error> {
+        self.check_origin()?;
         self.waiter.watch.tick(LONGEST_SLEEP)?;
         Ok(self.waiter.watch.as_fd())
     }
@@ -64,6 +65,9 @@ impl Endpoint {
     /// It holds for one event: arm again before each wait. Any call that blocks ends it, too. Only a blocking wait says
     /// that unexpected messages have reached their ceiling.
     pub fn arm(&mut self) -> Arm {
+        if self.is_forked() {
+            return Arm::Busy;
+        }
         let changed = self.look();
         // A wake-up may have been lost, and with it the entry that names the message: the cells are the truth. Each idle
         // poll looks through those of one peer.
@@ -71,8 +75,8 @@ impl Endpoint {
         if polls > 1 {
             self.engine.port_mut().sweep_all();
         }
-        if self.engine.handlers_mut().has_replies() {
-            self.send_replies();
+        if self.engine.handlers_mut().wants_attention() {
+            self.attend_handlers();
         }
         self.wake_counted();
         self.waiter.watch.expect_wake();
@@ -87,6 +91,8 @@ impl Endpoint {
 
     /// Takes back [`Endpoint::arm`], for those who go on without waiting: saves the next sender a system call.
     pub fn disarm(&mut self) {
-        self.waiter.rise();
+        if !self.is_forked() {
+            self.waiter.rise();
+        }
     }
 }

@@ -159,6 +159,7 @@ impl Endpoint {
         limit: Option<Duration>,
         awaited: Awaited<'_>,
     ) -> Result<Status, Error> {
+        self.check_origin()?;
         self.go_on(request, &mut Wait::new(limit), awaited)
     }
 }
@@ -179,6 +180,7 @@ impl Context<'_> {
         // SAFETY: the caller's promise.
         let mut buf = unsafe { RecvBuf::from_raw(base, len) };
         let pattern = pattern(from, self.id, tag).ok()?;
+        self.endpoint.check_origin().ok()?;
         self.endpoint.engine.post_now(&pattern, &mut buf).map(Request)
     }
 

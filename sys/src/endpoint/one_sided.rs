@@ -213,7 +213,7 @@ impl Endpoint {
     /// Starts a flush of every rank on whose regions there were operations; and the first error that this met with.
     pub fn iflush_all(&mut self) -> (Vec<Request>, Result<(), Error>) {
         let mut open = Vec::new();
-        let mut result = Ok(());
+        let mut result = self.check_origin();
         for rank in 0..self.size() {
             if self.engine.is_unflushed(rank as u32) {
                 match self.iflush(rank) {
@@ -240,7 +240,7 @@ impl Endpoint {
     fn finish_at(&mut self, request: Request) -> Result<(), Error> {
         self.operations = self.operations.wrapping_add(1);
         if self.operations.is_multiple_of(PROGRESS_EVERY) {
-            self.progress();
+            self.progress_beside(request);
         }
         self.finish_quickly(request)
     }

@@ -10,18 +10,29 @@ use nemesia_core::payload::RecvBuf;
 use super::wait::{Awaited, Wait};
 use super::{Context, Endpoint, Request, Source, Status, Tag, pattern, status};
 use crate::error::Error;
+use crate::os::Origin;
 
 /// Identifiers of messages that were dropped, until their endpoint discards them.
-#[derive(Debug, Default)]
-pub(super) struct Dropped(Mutex<Vec<RequestId>>);
+#[derive(Debug)]
+pub(super) struct Dropped {
+    ids: Mutex<Vec<RequestId>>,
+    origin: Arc<Origin>,
+}
 
 impl Dropped {
+    pub(super) const fn new(origin: Arc<Origin>) -> Self {
+        Self { ids: Mutex::new(Vec::new()), origin }
+    }
+
     fn push(&self, id: RequestId) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(id);
+        // In a forked child the lock may be that of a thread which does not exist there.
+        if !self.origin.is_elsewhere() {
+            self.ids.lock().unwrap_or_else(PoisonError::into_inner).push(id);
+        }
     }
 
     fn take(&self) -> Vec<RequestId> {
-        std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *self.ids.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
@@ -107,6 +118,7 @@ impl Endpoint {
         base: *mut u8,
         len: usize,
     ) -> Result<Request, Error> {
+        self.check_origin()?;
         if !message.home.as_ref().is_some_and(|home| Arc::ptr_eq(home, &self.dropped)) {
             return Err(Error::Stale);
         }
@@ -162,6 +174,7 @@ impl Endpoint {
         pattern: &Pattern,
         mut find: impl FnMut(&mut Self, &Pattern) -> Result<Option<T>, Error>,
     ) -> Result<Option<T>, Error> {
+        self.check_origin()?;
         self.discard_dropped();
         if let Some(found) = find(self, pattern)? {
             return Ok(Some(found));

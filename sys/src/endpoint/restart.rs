@@ -40,6 +40,7 @@ impl Endpoint {
     /// [`BootstrapError::NoRestart`] when the launcher of this world starts no rank again, [`BootstrapError::Finalized`], or
     /// the launcher's failure.
     pub fn restarted(&mut self) -> Result<Vec<usize>, Error> {
+        self.check_origin()?;
         self.look();
         let mut ranks = self.door.ranks(may_restart(self.exchange.as_deref_mut())?)?;
         ranks.retain(|rank| self.failure(*rank).is_some());
@@ -86,6 +87,7 @@ impl Endpoint {
     /// [`Error::NotRestarted`], as long as [`Endpoint::restarted`] does not name the rank. [`Error::AgreementUnderWay`]. A
     /// process with other settings is sent away: [`Error::Peer`]. As for [`Endpoint::restarted`].
     pub fn readmit(&mut self, rank: usize) -> Result<(), Error> {
+        self.check_origin()?;
         if rank >= self.size() {
             return Err(Error::Rank { rank, last: self.size() - 1 });
         }

@@ -90,6 +90,7 @@ impl Endpoint {
     /// Until then: the bytes are initialised and readable, and writable if `access` lets peers write; no reference to them
     /// is alive while a function of this endpoint runs; other threads use them meanwhile only by atomic operations.
     pub unsafe fn expose(&mut self, base: *mut u8, len: usize, access: Access) -> Result<Region, Error> {
+        self.check_origin()?;
         let key = u64::from_le_bytes(random()?);
         self.make_region_room()?;
         // SAFETY: the caller's promise.
@@ -118,6 +119,7 @@ impl Endpoint {
     /// # Errors
     /// What the operating system says; nothing is exposed.
     pub fn allocate(&mut self, len: usize, access: Access) -> Result<Region, Error> {
+        self.check_origin()?;
         let bytes = len.checked_add(SHARED_BYTES).ok_or(Error::Regions { most: MOST_REGIONS })?;
         let options = match access {
             Access::ReadWrite => self.config.segments.for_foreign_writers(),
@@ -155,6 +157,7 @@ impl Endpoint {
     /// # Errors
     /// [`Error::Region`].
     pub fn conceal(&mut self, region: Region) -> Result<(), Error> {
+        self.check_origin()?;
         if !self.engine.conceal(region.0) {
             return Err(Error::Region);
         }
@@ -196,6 +199,7 @@ impl Endpoint {
     /// # Errors
     /// [`Error::Region`], or [`Error::Refused`] when they are not all in it.
     pub fn read_region(&mut self, region: Region, at: usize, to: &mut [u8]) -> Result<(), Error> {
+        self.check_origin()?;
         let rank = self.rank();
         let memory = self.engine.region_memory(region.0).ok_or(Error::Region)?;
         let bounds = Error::Refused { rank, refusal: Refusal::Bounds, count: 1 };
@@ -207,6 +211,7 @@ impl Endpoint {
     /// # Errors
     /// [`Error::Region`], or [`Error::Refused`] when they do not all fit, or the memory may be read-only.
     pub fn write_region(&mut self, region: Region, at: usize, from: &[u8]) -> Result<(), Error> {
+        self.check_origin()?;
         let rank = self.rank();
         let refused = |refusal| Error::Refused { rank, refusal, count: 1 };
         let writable = self.remote_key(region)?.0.access.allows(Access::Write);
@@ -231,6 +236,7 @@ impl Endpoint {
     /// # Errors
     /// See [`Error`].
     pub fn inotified(&mut self, region: Region, count: u64) -> Result<Request, Error> {
+        self.check_origin()?;
         loop {
             match self.engine.await_notifications(region.0, count) {
                 Ok(id) => return Ok(Request(id)),
@@ -439,6 +445,7 @@ impl Endpoint {
     /// # Errors
     /// See [`Error`].
     pub fn iflush(&mut self, rank: usize) -> Result<Request, Error> {
+        self.check_origin()?;
         let to = u32::try_from(rank).unwrap_or(u32::MAX);
         loop {
             match self.engine.flush(to) {
@@ -454,6 +461,7 @@ impl Endpoint {
     /// # Errors
     /// See [`Error`].
     pub fn fence(&mut self, rank: usize) -> Result<(), Error> {
+        self.check_origin()?;
         let to = u32::try_from(rank).unwrap_or(u32::MAX);
         loop {
             match self.engine.fence(to) {

@@ -334,11 +334,7 @@ impl<'scope, 'env> Scope<'scope, 'env> {
 impl Drop for Scope<'_, '_> {
     fn drop(&mut self) {
         for pending in self.open.drain(..).flatten() {
-            let request = pending.1;
-            self.endpoint.withdraw(request);
-            // Not posted any more: under way, complete, or gone. A transfer under way ends, or its peer does; waiting
-            // on because of a full store of unexpected messages is right here, as the buffer may not go before.
-            while matches!(self.endpoint.wait(request), Err(Error::Unexpected { .. })) {}
+            self.endpoint.release(pending.1);
         }
     }
 }

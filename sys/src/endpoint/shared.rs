@@ -5,11 +5,13 @@
 //! others want it or it sleeps. The others sleep until they are served, or have to drive. The protocol is that of
 //! [`nemesia_core::threads`], where it is modelled.
 
+mod locked;
 #[cfg(all(test, nemesia_race))]
 mod race;
 
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -21,7 +23,8 @@ use nemesia_core::threads::{Bell, Bits, Lock, Park, Roster, Seat};
 use super::wait::{Awaited, Stage, Wait, give_way};
 use super::{Endpoint, Message, Request, Source, Status, Tag, pattern};
 use crate::error::Error;
-use crate::os::{futex_wait, futex_wait_bits, futex_wake, futex_wake_bits};
+use crate::os::{Origin, futex_wait, futex_wait_bits, futex_wake, futex_wake_bits};
+pub use locked::LockedEndpoint;
 
 /// An endpoint that any number of threads use at the same time; each clone is the same endpoint.
 ///
@@ -37,6 +40,10 @@ pub struct SharedEndpoint(Arc<Shared>);
 struct Shared {
     lock: Lock,
     bell: Bell,
+    rank: usize,
+    size: usize,
+    /// Asked before the lock is taken: in a forked child a thread that does not exist there may hold it.
+    origin: Arc<Origin>,
     inner: UnsafeCell<Inner>,
 }
 
@@ -100,11 +107,15 @@ impl Ask {
 impl Endpoint {
     /// Lets all threads of this process use the endpoint.
     pub fn into_shared(self) -> SharedEndpoint {
+        let (rank, size, origin) = (self.rank(), self.size(), Arc::clone(&self.origin));
         let inner =
             Inner { endpoint: self, roster: Roster::new(Vec::new()), napping: false, served: Bits::NONE };
         SharedEndpoint(Arc::new(Shared {
             lock: Lock::default(),
             bell: Bell::default(),
+            rank,
+            size,
+            origin,
             inner: UnsafeCell::new(inner),
         }))
     }
@@ -113,31 +124,50 @@ impl Endpoint {
 impl SharedEndpoint {
     /// Calls methods of the endpoint that do not block, with the lock held. Those that do keep all other threads out until
     /// they return: start the operation here and wait for it by [`SharedEndpoint::wait`], or use [`SharedEndpoint::run`].
-    pub fn with<T>(&self, work: impl FnOnce(&mut Endpoint) -> T) -> T {
-        let mut inner = self.0.lock();
+    ///
+    /// # Errors
+    /// [`Error::Forked`]; `work` was not called.
+    pub fn with<T>(&self, work: impl FnOnce(&mut LockedEndpoint<'_>) -> T) -> Result<T, Error> {
+        // SAFETY: `LockedEndpoint` lends nothing that could be swapped.
+        unsafe { self.with_endpoint(|endpoint| work(&mut LockedEndpoint(endpoint))) }
+    }
+
+    /// As [`SharedEndpoint::with`], for callers that need the endpoint itself.
+    ///
+    /// # Errors
+    /// [`Error::Forked`]; `work` was not called.
+    ///
+    /// # Safety
+    /// `work` leaves this very endpoint where it is: it does not swap, replace or take it (`std::mem`), as other threads may
+    /// have lent buffers to it, and wait.
+    pub unsafe fn with_endpoint<T>(&self, work: impl FnOnce(&mut Endpoint) -> T) -> Result<T, Error> {
+        let mut inner = self.0.lock()?;
         let result = work(&mut inner.endpoint);
         // A message to ourselves, or a receive that was withdrawn, may be what another thread waits for.
         self.0.serve(&mut inner);
-        result
+        Ok(result)
     }
 
-    /// Starts an operation with the lock held, and waits for it without. Returns only when the operation is done with its
-    /// buffers, whatever comes of it: they may be borrowed for as long as this runs.
+    /// Starts an operation with the lock held, and waits for it without. Returns or unwinds only when the operation is done with
+    /// its buffers, whatever comes of it: they may be borrowed for as long as this runs.
     ///
     /// # Errors
     /// What `start` says, or what comes of the operation.
-    pub fn run(&self, start: impl FnOnce(&mut Endpoint) -> Result<Request, Error>) -> Result<Status, Error> {
-        self.finish(self.with(start)?)
+    pub fn run(
+        &self,
+        start: impl FnOnce(&mut LockedEndpoint<'_>) -> Result<Request, Error>,
+    ) -> Result<Status, Error> {
+        self.finish(self.with(start)??)
     }
 
     /// Our rank, from 0.
     pub fn rank(&self) -> usize {
-        self.with(|endpoint| endpoint.rank())
+        self.0.rank
     }
 
     /// Processes in the world.
     pub fn size(&self) -> usize {
-        self.with(|endpoint| endpoint.size())
+        self.0.size
     }
 
     /// As [`Endpoint::send`].
@@ -164,7 +194,7 @@ impl SharedEndpoint {
     /// # Errors
     /// See [`Error`]; after an error the request is gone as well.
     pub fn test(&self, request: Request) -> Result<Option<Status>, Error> {
-        self.with(|endpoint| endpoint.test(request))
+        self.with(|endpoint| endpoint.test(request))?
     }
 
     /// As [`Endpoint::wait`].
@@ -216,22 +246,76 @@ impl SharedEndpoint {
     /// # Errors
     /// See there.
     pub fn close(self) -> Result<(), Error> {
-        Arc::into_inner(self.0).map_or(Ok(()), |shared| shared.inner.into_inner().endpoint.close())
+        self.0.check_origin()?;
+        let shared = Arc::clone(&self.0);
+        drop(self);
+        Arc::into_inner(shared).map_or(Ok(()), |shared| shared.inner.into_inner().endpoint.close())
     }
 
-    /// Waits for a request that borrows the caller's buffer: returns only when the engine has done with the buffer.
+    /// Waits for a request that borrows the caller's buffer: returns or unwinds only when the engine has done with the buffer.
     fn finish(&self, request: Request) -> Result<Status, Error> {
-        loop {
+        let borrowed = Borrowed { endpoint: self, request };
+        let outcome = loop {
             match self.wait(request) {
                 // Withdrawn, or, when it could not be, under way: then it ends, or its peer does.
-                Err(error @ Error::Unexpected { .. }) if self.with(|endpoint| endpoint.cancel(request)) => {
+                Err(error @ Error::Unexpected { .. }) if self.withdraw(request) => {
                     // Only frees the slot.
                     let _ = self.test(request);
-                    return Err(error);
+                    break Err(error);
                 }
                 Err(Error::Unexpected { .. }) => {}
-                done => return done,
+                done => break done,
             }
+        };
+        std::mem::forget(borrowed);
+        outcome
+    }
+
+    fn withdraw(&self, request: Request) -> bool {
+        self.with(|endpoint| endpoint.cancel(request)).unwrap_or(false)
+    }
+
+    /// As [`Endpoint::release`].
+    #[cold]
+    fn release(&self, request: Request) {
+        let mut first = None;
+        loop {
+            let waited = catch_unwind(AssertUnwindSafe(|| {
+                self.withdraw(request);
+                self.wait(request)
+            }));
+            match waited {
+                // A full store does not matter here: the buffer may not go before the transfer has ended.
+                Ok(Err(Error::Unexpected { .. })) => {}
+                Ok(_) => break,
+                Err(panic) if first.is_none() => first = Some(panic),
+                // Dropping what a panic carries may panic again.
+                Err(panic) => std::mem::forget(panic),
+            }
+        }
+        if let (Some(panic), Ok(mut inner)) = (first, self.0.lock()) {
+            inner.endpoint.engine.handlers_mut().keep_panic(panic);
+        }
+    }
+}
+
+/// A request that uses a buffer of the caller's while a thread waits for it; dropped only if a panic ends the wait.
+struct Borrowed<'a> {
+    endpoint: &'a SharedEndpoint,
+    request: Request,
+}
+
+impl Drop for Borrowed<'_> {
+    fn drop(&mut self) {
+        self.endpoint.release(self.request);
+    }
+}
+
+impl Drop for SharedEndpoint {
+    fn drop(&mut self) {
+        if self.0.origin.is_elsewhere() {
+            // A thread that does not exist in this forked child may have been changing it: nobody drops it here.
+            std::mem::forget(Arc::clone(&self.0));
         }
     }
 }
@@ -257,18 +341,28 @@ impl Answer {
 
 impl std::fmt::Debug for SharedEndpoint {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("SharedEndpoint").field(&self.0.lock().endpoint).finish()
+        let Shared { rank, size, .. } = &*self.0;
+        f.debug_struct("SharedEndpoint").field("rank", rank).field("size", size).finish_non_exhaustive()
     }
 }
 
 impl Shared {
-    fn lock(&self) -> Guard<'_> {
+    /// # Errors
+    /// [`Error::Forked`].
+    fn check_origin(&self) -> Result<(), Error> {
+        if self.origin.is_elsewhere() { Err(Error::Forked) } else { Ok(()) }
+    }
+
+    /// # Errors
+    /// [`Error::Forked`].
+    fn lock(&self) -> Result<Guard<'_>, Error> {
+        self.check_origin()?;
         self.lock.acquire(&Futex);
-        Guard(self)
+        Ok(Guard(self))
     }
 
     fn wait(&self, ask: Ask, limit: Option<Duration>) -> Result<Answer, Error> {
-        let mut inner = self.lock();
+        let mut inner = self.lock()?;
         if let Some(answer) = ask.look(&mut inner.endpoint) {
             return answer;
         }

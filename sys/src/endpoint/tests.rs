@@ -6,6 +6,7 @@ mod meeting;
 mod observe;
 mod shared;
 mod shares;
+mod unwind;
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -499,7 +500,7 @@ fn each_rank_has_its_route_and_a_peer_that_left_is_said_to_be_gone() {
     let transports: Vec<&str> = before.routes.iter().map(|route| route.transport).collect();
     assert_eq!((transports, before.routes[1].failure), (vec!["self", "shm"], None));
     assert!(before.routes[1].refused.iter().any(|verdict| verdict.name == "tcp" && !verdict.usable));
-    drop(one);
+    one.close().unwrap();
     assert!(zero.recv(Source::Rank(1), Tag::Any, &mut []).is_err());
     assert_eq!(zero.explain().routes[1].failure, Some(crate::Failure::Finished));
 }

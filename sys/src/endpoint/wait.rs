@@ -15,6 +15,7 @@ mod look;
 mod nap;
 mod pace;
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
 use nemesia_core::engine::{Bypass, Progress};
@@ -77,6 +78,19 @@ pub(super) enum Awaited<'a> {
     Message(Source),
     /// Something that does not depend on the room for messages here.
     Other,
+}
+
+/// A request that uses a buffer of the caller's, while something runs that may panic: the handler of an active message, or
+/// a subscriber of `tracing`. Dropped only if it does; otherwise forgotten.
+struct Borrowed<'a> {
+    endpoint: &'a mut Endpoint,
+    request: Request,
+}
+
+impl Drop for Borrowed<'_> {
+    fn drop(&mut self) {
+        self.endpoint.release(self.request);
+    }
 }
 
 /// Requests by numbers from 0 on; `None` after the last.
@@ -145,6 +159,9 @@ impl Endpoint {
     /// From time to time it asks the kernel whether the peers live.
     #[inline]
     pub fn progress(&mut self) -> usize {
+        if self.is_forked() {
+            return 0;
+        }
         let packets = self.engine.progress().packets;
         if self.is_clock_due(packets) {
             self.look_at_clock();
@@ -164,8 +181,8 @@ impl Endpoint {
     #[inline(always)]
     fn is_clock_due(&mut self, packets: usize) -> bool {
         self.turns += packets.max(1) as u32;
-        if self.engine.handlers_mut().has_replies() {
-            self.send_replies();
+        if self.engine.handlers_mut().wants_attention() {
+            self.attend_handlers();
         }
         self.turns >= CLOCK_EVERY
     }
@@ -277,24 +294,59 @@ impl Endpoint {
         }
     }
 
-    /// Waits for a request that borrows the caller's buffer: returns only when the engine has done with the buffer.
+    /// Waits for a request that borrows the caller's buffer: returns or unwinds only when the engine has done with the buffer.
     pub(super) fn finish(&mut self, request: Request) -> Result<Status, Error> {
         self.finish_after(request, Wait::new(None))
     }
 
     /// As [`Endpoint::finish`], after a wait that has begun already.
     fn finish_after(&mut self, request: Request, mut wait: Wait) -> Result<Status, Error> {
-        loop {
-            match self.go_on(request, &mut wait, Awaited::Request(request)) {
+        let borrowed = Borrowed { endpoint: self, request };
+        let endpoint = &mut *borrowed.endpoint;
+        let outcome = loop {
+            match endpoint.go_on(request, &mut wait, Awaited::Request(request)) {
                 // Withdrawn, or, when it could not be, under way: then it ends, or its peer does.
-                Err(error @ Error::Unexpected { .. }) if self.withdraw(request) => {
+                Err(error @ Error::Unexpected { .. }) if endpoint.withdraw(request) => {
                     // Only frees the slot.
-                    let _ = self.outcome(request);
-                    return Err(error);
+                    let _ = endpoint.outcome(request);
+                    break Err(error);
                 }
                 Err(Error::Unexpected { .. }) => {}
-                done => return done,
+                done => break done,
             }
+        };
+        std::mem::forget(borrowed);
+        outcome
+    }
+
+    /// Makes progress while a request borrows the caller's buffer: unwinds only when the engine has done with the buffer.
+    pub(super) fn progress_beside(&mut self, request: Request) {
+        let borrowed = Borrowed { endpoint: self, request };
+        borrowed.endpoint.progress();
+        std::mem::forget(borrowed);
+    }
+
+    /// Ends a request whose buffer goes back to its owner at once: withdraws it, or waits for the transfer that is under way.
+    /// Never unwinds: a panic is raised by the next call that makes progress.
+    #[cold]
+    pub(super) fn release(&mut self, request: Request) {
+        let mut first = None;
+        loop {
+            let waited = catch_unwind(AssertUnwindSafe(|| {
+                self.withdraw(request);
+                self.wait(request)
+            }));
+            match waited {
+                // A full store does not matter here: the buffer may not go before the transfer has ended.
+                Ok(Err(Error::Unexpected { .. })) => {}
+                Ok(_) => break,
+                Err(panic) if first.is_none() => first = Some(panic),
+                // Dropping what a panic carries may panic again.
+                Err(panic) => std::mem::forget(panic),
+            }
+        }
+        if let Some(panic) = first {
+            self.engine.handlers_mut().keep_panic(panic);
         }
     }
 
@@ -307,7 +359,7 @@ impl Endpoint {
     /// Waits until every pending send has left, or its peer is gone.
     pub(super) fn flush_sends(&mut self) -> Result<(), Error> {
         let mut wait = Wait::new(Some(self.patience()));
-        while self.engine.sends_pending() || self.engine.handlers_mut().has_replies() {
+        while self.engine.sends_pending() || self.engine.handlers_mut().wants_attention() {
             let packets = self.engine.progress().packets;
             self.pause(&mut wait, packets, Awaited::Other)?;
         }
@@ -403,6 +455,8 @@ impl Endpoint {
 
     /// What is to be done before the next poll, when polling alone will not do.
     pub(super) fn stage(&mut self, wait: &mut Wait, awaited: Awaited<'_>) -> Result<Stage, Error> {
+        // A handler may have forked.
+        self.check_origin()?;
         let next = self.rest(wait)?;
         // What is pending has its turn, however many packets come.
         if self.engine.has_work() && self.engine.progress().packets > 0 {

@@ -16,12 +16,15 @@ use super::call::{checked, checked_long, effective_uid, left, process_id, random
 use super::closer::{self, ForeignFd, Unwanted};
 use super::error::ShmError;
 use super::message::{self, Packet};
+use super::watch::Departure;
 
 /// The most descriptors that one message may carry.
 pub const MAX_FDS: usize = message::MAX_FDS;
 
 /// What a process says before it leaves on purpose. A hello must not begin with it.
 const GOODBYE: &[u8] = b"nemesia:goodbye";
+/// What a process says before it leaves otherwise; as long as a goodbye. A hello must not begin with it either.
+const DROPPED: &[u8] = b"nemesia:dropped";
 /// What a process says to one that sleeps in an event loop; no longer than a goodbye. A hello must not begin with it
 /// either.
 const WAKE: &[u8] = b"nemesia:wake";
@@ -329,9 +332,25 @@ impl Connection {
         self.send(GOODBYE, &[], Instant::now())
     }
 
-    /// Whether a packet is the goodbye of [`Connection::send_goodbye`].
-    pub fn is_goodbye(packet: &[u8]) -> bool {
-        packet == GOODBYE
+    /// Tells the peer that we leave without having finished: the hang-up that follows is then [`Departure::Dropped`] there.
+    /// Does not wait, as [`Connection::send_goodbye`].
+    ///
+    /// [`Departure::Dropped`]: super::Departure::Dropped
+    ///
+    /// # Errors
+    /// As [`Connection::send_goodbye`].
+    pub fn send_dropped(&self) -> Result<(), ShmError> {
+        self.send(DROPPED, &[], Instant::now())
+    }
+
+    /// What a packet says about the hang-up that follows it, if it is that of [`Connection::send_goodbye`] or of
+    /// [`Connection::send_dropped`].
+    pub fn departure_in(packet: &[u8]) -> Option<Departure> {
+        match packet {
+            GOODBYE => Some(Departure::Finished),
+            DROPPED => Some(Departure::Dropped),
+            _ => None,
+        }
     }
 
     /// Whether the other end is closed, whatever may still be there to read.
@@ -395,9 +414,9 @@ impl Connection {
         let mut buf = [0; GOODBYE.len() + 1];
         match message::receive(self.fd.as_fd(), &mut buf) {
             Ok(packet) if packet.len == 0 => Glance::End,
-            Ok(packet) if !packet.cut && &buf[..packet.len] == GOODBYE => Glance::Goodbye,
             Ok(packet) if !packet.cut && &buf[..packet.len] == WAKE => Glance::Wake,
-            Ok(_) => Glance::Stray,
+            Ok(packet) if packet.cut => Glance::Stray,
+            Ok(packet) => Self::departure_in(&buf[..packet.len]).map_or(Glance::Stray, Glance::Leaving),
             Err(errno) => match errno.raw_os_error() {
                 Some(libc::EAGAIN) => Glance::Nothing,
                 Some(libc::ECONNRESET) => Glance::Reset,
@@ -429,7 +448,8 @@ impl AsFd for Connection {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Glance {
     Nothing,
-    Goodbye,
+    /// The peer has said how it leaves.
+    Leaving(Departure),
     Wake,
     /// A packet that nobody expects.
     Stray,

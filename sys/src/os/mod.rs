@@ -12,6 +12,7 @@
 //! | [`mapping`] | learning that addresses get other pages |
 //! | [`clock`] | comparing times |
 //! | [`limits`] | asking before taking: memory, locked memory, descriptors |
+//! | `origin` | telling a forked child from the process that opened something |
 //! | [`numa`] | processors, memory nodes, cache lines |
 //!
 //! What holds for all of it: nothing here leaves a name behind, installs a signal handler, starts a thread ([`mapping`]
@@ -35,6 +36,7 @@ pub mod mapping;
 pub mod memory;
 mod message;
 pub mod numa;
+mod origin;
 pub(crate) mod released;
 pub mod segment;
 mod store;
@@ -50,6 +52,7 @@ pub use closer::ForeignFd;
 pub use error::{Bytes, ShmError};
 pub use handoff::{Connection, Credentials, Listener};
 pub use memory::{CopyError, Mark, RemoteMemory, allow_any_reader};
+pub(crate) use origin::Origin;
 pub use segment::{Access, AttachLimits, HugePages, Segment, SegmentBacking, SegmentOptions};
 pub use wake::{HeavyFence, WaitResult, futex_wait, futex_wait_bits, futex_wake, futex_wake_bits};
 pub use watch::{Departed, Departure, Watch};

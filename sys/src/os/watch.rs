@@ -33,6 +33,8 @@ pub enum Departure {
     Died,
     /// After a goodbye ([`Connection::send_goodbye`]).
     Finished,
+    /// After saying that it leaves without having finished ([`Connection::send_dropped`]).
+    Dropped,
 }
 
 /// The peers found gone by one [`Watch::poll`].
@@ -61,7 +63,8 @@ struct Watched {
     peer: usize,
     connection: Arc<Connection>,
     pidfd: Option<OwnedFd>,
-    said_goodbye: bool,
+    /// What the peer has said about how it leaves.
+    said: Option<Departure>,
     strays: u32,
     wakes: u64,
 }
@@ -124,8 +127,7 @@ impl Watch {
             self.control(libc::EPOLL_CTL_ADD, fd.as_fd(), key)
                 .inspect_err(|_| self.forget(connection.as_fd()))?;
         }
-        self.watched
-            .insert(key, Watched { peer, connection, pidfd, said_goodbye: false, strays: 0, wakes: 0 });
+        self.watched.insert(key, Watched { peer, connection, pidfd, said: None, strays: 0, wakes: 0 });
         Ok(())
     }
 
@@ -261,7 +263,7 @@ impl Watch {
         if !(watched.drain(expected) || ended) {
             return None;
         }
-        let departure = if watched.said_goodbye { Departure::Finished } else { Departure::Died };
+        let departure = watched.said.unwrap_or(Departure::Died);
         self.release(key).map(|watched| (watched.peer, departure))
     }
 
@@ -279,6 +281,14 @@ impl Watch {
     pub fn send_goodbyes(&self) {
         for watched in self.watched.values() {
             let _ = watched.connection.send_goodbye();
+        }
+    }
+
+    /// Tells every peer that is left that we leave without having finished; call it last. Those that cannot be told will see a
+    /// death.
+    pub fn send_dropped(&self) {
+        for watched in self.watched.values() {
+            let _ = watched.connection.send_dropped();
         }
     }
 
@@ -323,7 +333,7 @@ impl Watched {
             match self.connection.glance() {
                 Glance::Nothing => return false,
                 Glance::End => return true,
-                Glance::Goodbye if !self.said_goodbye => self.said_goodbye = true,
+                Glance::Leaving(how) if self.said.is_none() => self.said = Some(how),
                 Glance::Wake if self.wakes < expected => {
                     self.wakes += 1;
                     taken += 1;
@@ -331,10 +341,10 @@ impl Watched {
                         return false;
                     }
                 }
-                Glance::Goodbye | Glance::Wake | Glance::Stray | Glance::Reset => {
+                Glance::Leaving(_) | Glance::Wake | Glance::Stray | Glance::Reset => {
                     self.strays += 1;
                     if self.strays > STRAYS {
-                        self.said_goodbye = false;
+                        self.said = None;
                         return true;
                     }
                 }
@@ -458,6 +468,17 @@ mod tests {
         assert_eq!(watch.poll().unwrap().len(), 0, "it has not left yet");
         drop(theirs);
         assert_eq!(wait_for_departures(&mut watch), [(2, Departure::Finished)]);
+    }
+
+    #[test]
+    fn a_peer_that_says_that_it_has_not_finished_is_believed_and_keeps_to_it() {
+        let mut watch = Watch::new().unwrap();
+        let (ours, theirs) = Connection::pair().unwrap();
+        watch.add(2, ours, None).unwrap();
+        theirs.send_dropped().unwrap();
+        theirs.send_goodbye().unwrap();
+        drop(theirs);
+        assert_eq!(wait_for_departures(&mut watch), [(2, Departure::Dropped)]);
     }
 
     /// The kernel turns our unread goodbye into a reset, ahead of theirs.

@@ -21,8 +21,8 @@ use crate::config::Config;
 use crate::error::Error;
 use crate::events;
 use crate::os::{
-    Access, AttachLimits, Connection, ForeignFd, Listener, Mark, RemoteMemory, Segment, SegmentBacking,
-    ShmError, Watch, limits,
+    Access, AttachLimits, Connection, Departure, ForeignFd, Listener, Mark, RemoteMemory, Segment,
+    SegmentBacking, ShmError, Watch, limits,
 };
 
 /// What this process brings along.
@@ -71,7 +71,7 @@ pub(super) struct Meeting {
 
 /// Meets everyone; or, if this process was started again, calls everyone.
 pub(super) fn connect(world: World, ours: &Arc<Pair>, exchange: &mut dyn Exchange) -> Result<Meeting, Error> {
-    let size = exchange.size();
+    let size = world.geometry.peers as usize;
     let _inside = events::connect(size - 1);
     let mut watch = Watch::new()?;
     if size == 1 {
@@ -79,7 +79,7 @@ pub(super) fn connect(world: World, ours: &Arc<Pair>, exchange: &mut dyn Exchang
         return Ok(Meeting { peers: vec![None], watch, door, gone: Vec::new() });
     }
     // Per peer: socket, pidfd, and two segments.
-    limits::require_descriptors(4 * size)?;
+    limits::require_descriptors(size.saturating_mul(4))?;
     let deadline = Instant::now() + Duration::from_secs(world.config.timeout_seconds.into());
     let listener = Listener::bind()?;
     if exchange.incarnation() > 0 {
@@ -105,7 +105,7 @@ fn meet(
     (listener, watch): (&Listener, &mut Watch),
     deadline: Instant,
 ) -> Result<Vec<Option<Peer>>, Error> {
-    let (size, me) = (exchange.size(), world.rank as usize);
+    let (size, me) = (world.geometry.peers as usize, world.rank as usize);
     let mut peers: Vec<Option<Peer>> = (0..size).map(|_| None).collect();
     exchange.put(&key(me), &address(listener))?;
     exchange.barrier()?;
@@ -146,7 +146,7 @@ fn come_back(
     (listener, watch): (Listener, Watch),
     deadline: Instant,
 ) -> Result<Meeting, Error> {
-    let (size, me) = (exchange.size(), world.rank as usize);
+    let (size, me) = (world.geometry.peers as usize, world.rank as usize);
     let turn = exchange.join(&address(&listener))?;
     watch.attend(listener.as_fd())?;
     let mut door = Door::new(world, Arc::clone(ours), Some(listener));
@@ -234,8 +234,8 @@ pub(super) fn greet(
 
 /// Why an answer was not understood.
 pub(super) enum Unheard {
-    /// It has left on purpose.
-    Goodbye,
+    /// It leaves, and says how.
+    Leaving(Departure),
     Gone,
     Problem(String),
 }
@@ -246,8 +246,13 @@ pub(super) fn hear_answer(
     deadline: Instant,
 ) -> Result<Option<(Greeting, Vec<ForeignFd>)>, Unheard> {
     let mut bytes = [0; greeting::MOST_BYTES];
-    match connection.recv(&mut bytes, 2, deadline) {
-        Ok((len, _)) if Connection::is_goodbye(&bytes[..len]) => Err(Unheard::Goodbye),
+    let heard = connection.recv(&mut bytes, 2, deadline);
+    if let Ok((len, _)) = &heard
+        && let Some(departure) = Connection::departure_in(&bytes[..*len])
+    {
+        return Err(Unheard::Leaving(departure));
+    }
+    match heard {
         Ok((len, fds)) => match Greeting::decode(&bytes[..len]) {
             Ok(greeting) => Ok(Some((greeting, fds))),
             Err(problem) => Err(Unheard::Problem(problem)),
@@ -265,7 +270,7 @@ pub(super) fn hear(
 ) -> Result<Option<(Greeting, Vec<ForeignFd>)>, String> {
     hear_answer(connection, deadline).map_err(|unheard| match unheard {
         Unheard::Problem(problem) => problem,
-        Unheard::Goodbye | Unheard::Gone => "it is gone".into(),
+        Unheard::Leaving(_) | Unheard::Gone => "it is gone".into(),
     })
 }
 

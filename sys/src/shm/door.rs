@@ -303,7 +303,7 @@ impl Door {
                     return Some((rank, answer));
                 }
                 Ok(Some(_)) => Answer::Gone(Departure::Died, Some("it says that it is another rank".into())),
-                Err(connect::Unheard::Goodbye) => Answer::Gone(Departure::Finished, None),
+                Err(connect::Unheard::Leaving(departure)) => Answer::Gone(departure, None),
                 Err(connect::Unheard::Gone) => Answer::Gone(Departure::Died, None),
                 Err(connect::Unheard::Problem(problem)) => Answer::Gone(Departure::Died, Some(problem)),
             };
@@ -319,11 +319,12 @@ impl Door {
         awaited
     }
 
-    /// Tells all at the door, and all who have not answered, that we leave on purpose.
-    pub(crate) fn send_goodbyes(&self) {
+    /// Tells all at the door, and all who have not answered, that we leave: as the peers are told, finished or not.
+    pub(crate) fn send_goodbyes(&self, finished: bool) {
         let callers = self.callers.iter().map(|caller| &caller.connection);
         for connection in callers.chain(self.awaited.iter().map(|awaited| &awaited.connection)) {
-            let _ = connection.send_goodbye();
+            // Who can't be told sees a death.
+            let _ = if finished { connection.send_goodbye() } else { connection.send_dropped() };
         }
     }
 }

@@ -31,8 +31,9 @@ use nemesia_core::shared::share::{self, ShareLine};
 use nemesia_core::shared::sleep::SleepWord;
 use nemesia_core::sync::{Payload, PayloadMut, Word64};
 
+use super::links::Links;
 use super::{Kernel, Pair, Port};
-use crate::os::Segment;
+use crate::os::{Origin, Segment};
 
 // See the module's documentation.
 const _: () = assert!(!needs_drop::<Option<Link<'static>>>());
@@ -48,6 +49,13 @@ pub(crate) struct Mappings {
 }
 
 impl Mappings {
+    /// Keeps all segments from being unmapped when this value is dropped: in a forked child they are not mapped, and
+    /// other memory may lie at their addresses.
+    pub(super) fn leave_to_parent(&mut self) {
+        std::mem::forget(std::mem::take(&mut self.peers));
+        std::mem::forget(Arc::clone(&self.ours));
+    }
+
     /// None, for a kernel without a port.
     #[cfg(all(test, feature = "tracing"))]
     pub(super) fn of(ours: Arc<Pair>) -> Self {
@@ -194,6 +202,7 @@ pub(super) fn port(
     ours: &Arc<Pair>,
     peers: Vec<Option<Pair>>,
     kernel: impl FnOnce(Mappings) -> Kernel,
+    origin: &Arc<Origin>,
 ) -> Result<Port, LayoutError> {
     let cell_bytes = geometry.cell_bytes as usize;
     let mut links = Vec::with_capacity(peers.len());
@@ -210,6 +219,7 @@ pub(super) fn port(
     let pool = Pool::new(mine.headers, payload, cell_bytes, records).ok_or(short)?;
     let consumer = Consumer::new(inbox(&ours.inbox, geometry)?.queue);
     let kernel = kernel(Mappings { ours: Arc::clone(ours), peers });
+    let links = Links::new(links, Arc::clone(origin));
     Ok(ShmPort::new(config, links, pool, geometry.cells, consumer, kernel))
 }
 

@@ -97,8 +97,8 @@ pub(super) fn flood() -> Outcome {
             // SAFETY: mapped readable until the process ends.
             let request = unsafe { endpoint.isend(0, 1, base.cast(), FLOOD) }?;
             let outcome = endpoint.wait(request);
-            let finished = Failure::Finished;
-            let ended = matches!(outcome, Err(Error::PeerFailed { rank: 0, failure }) if failure == finished);
+            let dropped = Failure::Dropped;
+            let ended = matches!(outcome, Err(Error::PeerFailed { rank: 0, failure }) if failure == dropped);
             ensure(ended, || format!("the flood ended with {outcome:?}"))
         }
         _ => {

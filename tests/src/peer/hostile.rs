@@ -5,7 +5,7 @@ use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::time::{Duration, Instant};
 
-use nemesia::os::{Connection, ShmError};
+use nemesia::internals::os::{Connection, ShmError};
 use nemesia::{Access, Error, Path, RemoteKey, Source, Tag};
 
 use super::{Fault, Outcome, barrier, broken, ensure, open, tell};

@@ -20,9 +20,19 @@ impl Simulation {
                 self.world.fabric().doom(rank, effects);
             }
             1 if self.rank(rank).sends.is_empty() && !self.world.sends_pending(rank) => {
-                self.bury(rank, Failure::Finished);
+                return self.one_finishes(rank);
             }
             _ => self.bury(rank, Failure::Died),
+        }
+        Ok(())
+    }
+
+    /// Lets a rank with nothing left to send report what it has executed for the others, and finish; or it dies
+    /// meanwhile.
+    pub(crate) fn one_finishes(&mut self, rank: u32) -> Check {
+        self.world.settle_accounts(rank);
+        if !self.bury_if_dead(rank) && !self.world.sends_pending(rank) {
+            self.bury(rank, Failure::Finished);
         }
         Ok(())
     }
@@ -41,7 +51,7 @@ impl Simulation {
         let loses = failure == Failure::Died && self.rng.one_in(2);
         self.count(Event::Death);
         self.world.bury(rank, loses);
-        self.remotes.forget(rank);
+        self.remotes.forget(rank, failure == Failure::Finished);
         let it = self.rank(rank);
         it.gone = Some(failure);
         it.sends.clear();

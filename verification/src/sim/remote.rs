@@ -81,6 +81,8 @@ pub(crate) struct Remotes {
     operations: Vec<Remote>,
     /// By origin and target: started and unfinished operations, in order.
     under_way: Vec<Vec<VecDeque<usize>>>,
+    /// The same, of what the target had not executed when it left in good order.
+    lost: Vec<Vec<VecDeque<usize>>>,
 }
 
 impl Remotes {
@@ -90,23 +92,32 @@ impl Remotes {
             sides: std::iter::repeat_with(|| Side::new(ranks)).take(count).collect(),
             operations: Vec::new(),
             under_way: vec![vec![VecDeque::new(); count]; count],
+            lost: vec![vec![VecDeque::new(); count]; count],
         }
     }
 
     /// Removes a rank that is gone: it waits for nothing and does nothing.
-    pub(crate) fn forget(&mut self, rank: u32) {
+    pub(crate) fn forget(&mut self, rank: u32, finished: bool) {
         let side = &mut self.sides[rank as usize];
         side.open.clear();
         side.awaits.clear();
-        self.under_way.iter_mut().for_each(|from| from[rank as usize].clear());
+        for (under_way, lost) in self.under_way.iter_mut().zip(&mut self.lost) {
+            let never = std::mem::take(&mut under_way[rank as usize]);
+            // What one that died did in its last call, nobody knows.
+            if finished {
+                lost[rank as usize] = never;
+            }
+        }
     }
 
     /// Resets a rank whose next process has started.
     pub(crate) fn restart(&mut self, rank: u32) {
         let ranks = self.sides.len() as u32;
         self.sides[rank as usize] = Side::new(ranks);
-        self.under_way[rank as usize].iter_mut().for_each(VecDeque::clear);
-        self.under_way.iter_mut().for_each(|from| from[rank as usize].clear());
+        for all in [&mut self.under_way, &mut self.lost] {
+            all[rank as usize].iter_mut().for_each(VecDeque::clear);
+            all.iter_mut().for_each(|from| from[rank as usize].clear());
+        }
     }
 
     fn queue(&mut self, from: u32, to: u32) -> &mut VecDeque<usize> {
@@ -172,6 +183,10 @@ impl Simulation {
         match started {
             Ok(ticket) => {
                 self.side(from).open.push(Open { ticket, number });
+                if !nothing && self.rank(to).gone.is_some() {
+                    // A flush of one that has left, which only waits for what that has said: nobody executes it.
+                    self.remotes.queue(from, to).pop_back();
+                }
                 if nothing && !done || waits && !nothing {
                     self.side(from).own.push_back(number);
                     return Ok(());
@@ -233,7 +248,7 @@ impl Simulation {
         let number = self.remotes.queue(from, to).pop_front();
         let number = number
             .ok_or_else(|| Violation(format!("rank {to} takes an operation that {from} has not started")))?;
-        let Remotes { sides, operations, under_way } = &mut self.remotes;
+        let Remotes { sides, operations, under_way, .. } = &mut self.remotes;
         let (remote, side) = (&mut operations[number], &mut sides[to as usize]);
         remote.done = execute(remote, &mut side.model, len);
         if !remote.done {
@@ -388,10 +403,12 @@ impl Simulation {
                 ensure!(done, "operation {} of rank {rank} is complete before it was executed", open.number);
                 ensure!(!wrong, "operation {} of rank {rank}, {order:?}, has got wrong bytes", open.number);
             }
-            Verb::Flush if told.is_none() && self.rank(order.to).gone.is_none() => {
+            Verb::Flush => {
                 // Messages for handlers are no operations.
-                let Remotes { operations, under_way, .. } = &self.remotes;
-                let queue = &under_way[rank as usize][order.to as usize];
+                let gone = self.rank(order.to).gone.is_some();
+                let Remotes { operations, under_way, lost, .. } = &self.remotes;
+                let queue = if gone { lost } else { under_way };
+                let queue = &queue[rank as usize][order.to as usize];
                 let is_operation =
                     |&&number: &&usize| !matches!(operations[number].order.verb, Verb::Active { .. });
                 let first = queue.iter().find(is_operation).copied();

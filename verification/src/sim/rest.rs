@@ -8,7 +8,7 @@ use crate::oracle::{Fate as Expected, Waiting};
 use crate::simulation::{Arrival, Message, Rank, Simulation};
 use crate::tally::Event;
 use crate::violation::{Check, ensure};
-use crate::world::{Failure, Pattern, Source};
+use crate::world::{Pattern, Source};
 
 /// The number of rounds after which a world counts as restless for ever.
 const RESTLESS: usize = 200_000;
@@ -146,7 +146,7 @@ impl Simulation {
             let done = alive.iter().all(|&rank| self.has_done(rank));
             for &rank in alive.iter().filter(|_| leave) {
                 if self.has_done(rank) && !self.world.sends_pending(rank) {
-                    self.bury(rank, Failure::Finished);
+                    self.one_finishes(rank)?;
                 }
             }
             // The last rank's messages may not have been taken.

@@ -3,6 +3,7 @@
 
 use core::borrow::Borrow;
 
+use super::account::both;
 use super::{Datatype, Peer, Reduction, RemoteKey, WINDOW};
 #[cfg(nemesia_blunder)]
 use crate::blunder::{Blunder, made};
@@ -10,7 +11,7 @@ use crate::engine::request::{Fate, State};
 use crate::engine::{Engine, RequestId, StartError, Status, Storage};
 use crate::payload::{RecvBuf, SendBuf};
 use crate::port::{Arrival, MessagePort, PeerFault, PeerId, PortFault};
-use crate::wire::rma::{Access, GROUP_BYTES, HEAD_BYTES, Head, Operation, Refusal, Verb};
+use crate::wire::rma::{ACCOUNT, Access, GROUP_BYTES, HEAD_BYTES, Head, Operation, Refusal, Verb};
 use crate::wire::{Envelope, Kind};
 
 /// A one-sided operation that is not done yet.
@@ -39,6 +40,23 @@ pub(super) enum Body {
 }
 
 impl Remote {
+    /// A flush: to be sent; or, if so many puts and accumulates have been sent and their target has left, awaiting its account.
+    pub(super) const fn flush(to: PeerId, awaiting: Option<u64>) -> Self {
+        let (awaited, issued) = match awaiting {
+            Some(issued) => (true, issued),
+            None => (false, 0),
+        };
+        let body = Body::Nothing { awaited, issued };
+        Self { to, region: 0, verb: Verb::plain(Operation::Flush), key: 0, offset: 0, body }
+    }
+
+    /// Has a flush that has not left await what the target says unasked. False if it is none.
+    pub(super) const fn await_account(&mut self, sent: u64) -> bool {
+        let Body::Nothing { awaited, issued } = &mut self.body else { return false };
+        (*awaited, *issued) = (true, sent);
+        true
+    }
+
     pub(super) fn head(&self) -> Head {
         let Self { key, offset, region, .. } = *self;
         match &self.body {
@@ -239,22 +257,23 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     }
 
     /// Starts a flush: complete when all operations that were started before are done at the target. Fails with
-    /// [`Fate::Refused`] if some were refused since the last flush.
+    /// [`Fate::Refused`] if some were refused since the last flush. A target that is gone does not matter if all were done
+    /// before; as far as is known, they are not if it died.
     ///
     /// # Errors
     /// See [`StartError`].
     pub fn flush(&mut self, to: PeerId) -> Result<RequestId, StartError> {
-        self.check_destination(to)?;
+        let gone = self.check_destination(to);
+        if let Err(error @ StartError::Rank { .. }) = gone {
+            return Err(error);
+        }
         let flushed = self.side(to).is_flushed();
         #[cfg(nemesia_blunder)]
         let flushed = flushed || made(Blunder::ForgetFlush);
-        if flushed {
-            return Ok(RequestId::SENT);
+        if flushed || gone.is_err() {
+            return self.flush_known(to);
         }
-        let body = Body::Nothing { awaited: false, issued: 0 };
-        let verb = Verb::plain(Operation::Flush);
-        let remote = Remote { to, region: 0, verb, key: 0, offset: 0, body };
-        let id = self.leave_or_wait(to, remote)?;
+        let id = self.leave_or_wait(to, Remote::flush(to, None))?;
         self.count_operation(to, Operation::Flush, 0);
         Ok(id)
     }
@@ -280,7 +299,9 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     /// Whether operations on a target may not be done yet.
     pub fn is_unflushed(&self, to: PeerId) -> bool {
         let peers: &[Peer] = self.peers.borrow();
-        peers.get(to as usize).is_some_and(|peer| peer.failure.is_none() && !peer.side.is_flushed())
+        peers.get(to as usize).is_some_and(|Peer { failure, side, .. }| {
+            side.reported.is_some() || failure.is_none() && !side.is_flushed()
+        })
     }
 
     fn start_out(&mut self, target: &Target<'_>, verb: Verb, buf: SendBuf) -> Result<RequestId, StartError> {
@@ -444,6 +465,9 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     pub(in crate::engine) fn deliver_reply(&mut self, arrival: &Arrival<P::Token>) -> Result<(), PortFault> {
         let from = arrival.peer;
         let fault = PortFault::Protocol { kind: Kind::RmaReply };
+        if arrival.envelope.context & ACCOUNT != 0 {
+            return self.deliver_account(arrival);
+        }
         let id = RequestId::from_bits(arrival.envelope.tag);
         let refusal = Refusal::from_code(arrival.envelope.context).ok_or(fault)?;
         if !self.requests.is_live(id.index, id.generation) {
@@ -479,10 +503,12 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
                 let mut count = [0; 8];
                 port.read(arrival, 0, &mut count);
                 let (issued, count) = (*issued, u64::from_le_bytes(count));
-                self.side(from).flushed = issued;
-                match refusal {
+                let side = self.side(from);
+                // An account may have said more by now.
+                side.flushed = side.flushed.max(issued);
+                match both(side.reported.take(), refusal.map(|refusal| (refusal, count))) {
                     None => Ok(Status { peer: from, tag: 0, len: 0 }),
-                    Some(refusal) => Err(Fate::Refused { peer: from, refusal, count }),
+                    Some((refusal, count)) => Err(Fate::Refused { peer: from, refusal, count }),
                 }
             }
             _ => return Err(fault),

@@ -68,6 +68,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         let mut bytes = [0; MOST_HEAD_BYTES];
         self.port.read(arrival, 0, &mut bytes[..verb.head_bytes()]);
         let head = Head::decode(&bytes).ok_or(fault)?;
+        self.count_executed(arrival.peer, verb.operation);
         let answer = match verb.operation {
             Operation::Put => return self.execute_put(arrival, verb, &head, body),
             Operation::Accumulate => return self.execute_accumulate(arrival, verb, &head, body),
@@ -83,7 +84,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
             Operation::Get => self.execute_get(&head),
             Operation::Fetch | Operation::CompareSwap => execute_value(&mut self.regions, verb, &head),
             Operation::Flush => {
-                let refused = core::mem::take(&mut self.side(arrival.peer).refused);
+                let refused = self.settle_flush(arrival.peer);
                 let (refusal, value) = refused.map_or((None, 0), |(refusal, count)| (Some(refusal), count));
                 Answer::Word { value, len: 8, refusal }
             }

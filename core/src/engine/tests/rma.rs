@@ -1,5 +1,6 @@
 //! One-sided operations: each by itself, what is refused, what waits, failures; then random worlds and forged packets.
 
+mod account;
 mod arrays;
 mod forged;
 mod random;

@@ -122,6 +122,10 @@ where
                 // An earlier packet of that peer: the entry keeps its place.
                 return polled;
             }
+            // Without links, as in a forked child, nothing is ours to take.
+            if polled.is_none() && self.peers() == 0 {
+                return None;
+            }
             self.inbox.advance();
             if matches!(polled, Some(Polled::Packet(_))) {
                 // Entries do come.

@@ -55,7 +55,7 @@ fn reserved_context_is_refused_everywhere() {
     let shared = alone.into_shared();
     refused(shared.probe(RESERVED, from, tag, None).map(drop), "probe of threads");
     refused(shared.mprobe(RESERVED, from, tag, None).map(drop), "mprobe of threads");
-    shared.with(Endpoint::shrink).unwrap();
+    shared.with(|it| it.shrink()).unwrap().unwrap();
 }
 
 #[test]

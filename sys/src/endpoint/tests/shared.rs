@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::{pair, world};
-use crate::{Config, Endpoint, Error, Failure, SharedEndpoint, Source, Tag};
+use crate::{Config, Error, Failure, LockedEndpoint, SharedEndpoint, Source, Tag};
 
 /// Messages to each thread. Under ThreadSanitizer everything takes long.
 const MESSAGES: u64 = if cfg!(nemesia_race) { 12 } else { 30 };
@@ -40,11 +40,15 @@ fn converse(endpoint: &SharedEndpoint, me: u64, peer: usize, received: &AtomicU6
             let (sent, mut got) = (content(out, len(number)), vec![0; len(number)]);
             let (base, room) = (got.as_mut_ptr(), got.len());
             // SAFETY: the buffer lives, unused, until the request is complete.
-            let post =
-                |it: &mut Endpoint| unsafe { it.irecv(Source::Rank(peer), Tag::Exactly(into), base, room) };
-            let request = endpoint.with(post).unwrap();
+            let post = |it: &mut LockedEndpoint<'_>| unsafe {
+                it.irecv(Source::Rank(peer), Tag::Exactly(into), base, room)
+            };
+            let request = endpoint.with(post).unwrap().unwrap();
             // SAFETY: the bytes live, unchanged, until the request is complete.
-            let send = endpoint.with(|it| unsafe { it.isend(peer, out, sent.as_ptr(), sent.len()) }).unwrap();
+            let send = endpoint
+                .with(|it| unsafe { it.isend(peer, out, sent.as_ptr(), sent.len()) })
+                .unwrap()
+                .unwrap();
             let status = match (me + number) % 3 {
                 0 => endpoint.wait(request).unwrap(),
                 1 => endpoint.wait_timeout(request, EVER).unwrap(),
@@ -151,13 +155,14 @@ fn request_that_another_thread_withdraws_is_waited_for_no_longer() {
     let (zero, _one) = shared_pair(&Config::default());
     let mut got = vec![0; 8];
     // SAFETY: the buffer outlives the request.
-    let request = zero.with(|it| unsafe { it.irecv(Source::Any, Tag::Any, got.as_mut_ptr(), 8) }).unwrap();
+    let request =
+        zero.with(|it| unsafe { it.irecv(Source::Any, Tag::Any, got.as_mut_ptr(), 8) }).unwrap().unwrap();
     let waiting = std::thread::spawn({
         let zero = zero.clone();
         move || zero.wait(request)
     });
     let_them_sleep();
-    assert!(zero.with(|it| it.cancel(request)));
+    assert!(zero.with(|it| it.cancel(request)).unwrap());
     assert!(matches!(waiting.join().unwrap(), Err(Error::Cancelled)));
 }
 
@@ -166,12 +171,12 @@ fn all_who_wait_for_a_peer_learn_that_it_left() {
     let (zero, one) = shared_pair(&Config::default());
     let waiting: Vec<_> = (0..3).map(|tag| wait_for(&zero, tag)).collect();
     let_them_sleep();
-    drop(one);
+    one.close().unwrap();
     for thread in waiting {
         let outcome = thread.join().unwrap();
         assert!(matches!(outcome, Err(Error::PeerFailed { rank: 1, .. })), "{outcome:?}");
     }
-    assert_eq!(zero.with(|it| it.failure(1)), Some(Failure::Finished));
+    assert_eq!(zero.with(|it| it.failure(1)).unwrap(), Some(Failure::Finished));
 }
 
 #[test]
@@ -181,8 +186,10 @@ fn each_thread_has_a_limit_of_its_own() {
     let_them_sleep();
     let mut got = vec![0; 8];
     // SAFETY: the buffer outlives the request.
-    let request =
-        zero.with(|it| unsafe { it.irecv(Source::Any, Tag::Exactly(2), got.as_mut_ptr(), 8) }).unwrap();
+    let request = zero
+        .with(|it| unsafe { it.irecv(Source::Any, Tag::Exactly(2), got.as_mut_ptr(), 8) })
+        .unwrap()
+        .unwrap();
     let outcome = zero.wait_timeout(request, Duration::from_millis(30));
     assert!(matches!(outcome, Err(Error::Timeout(_))), "{outcome:?}");
     assert!(begun.elapsed() >= Duration::from_millis(30));
@@ -243,7 +250,7 @@ fn threads_wait_for_messages_that_nobody_has_asked_for() {
         .collect();
     let_them_sleep();
     for tag in [2, 0, 3, 1] {
-        one.with(|it| it.in_context(3).send(0, tag, &[tag as u8; 8])).unwrap();
+        one.with(|it| it.in_context(3).send(0, tag, &[tag as u8; 8])).unwrap().unwrap();
     }
     for thread in probing {
         thread.join().unwrap();

@@ -15,6 +15,9 @@ impl Endpoint {
     /// changed anything.
     #[cold]
     pub(in crate::endpoint) fn look(&mut self) -> bool {
+        if self.is_forked() {
+            return false;
+        }
         self.waiter.counters.looks += 1;
         self.discard_dropped();
         self.hang_up();
@@ -31,6 +34,7 @@ impl Endpoint {
             let failure = match departure {
                 Departure::Died => Failure::Died,
                 Departure::Finished => Failure::Finished,
+                Departure::Dropped => Failure::Dropped,
             };
             self.engine.depart(peer, failure);
             // What it sent before is still in its segment: take it first.

@@ -61,8 +61,9 @@ impl Waiter {
         self.watch.remove(peer).is_some()
     }
 
-    pub(in crate::endpoint) fn say_goodbye(&self) {
-        self.watch.send_goodbyes();
+    /// Tells the peers that we leave, having finished or not.
+    pub(in crate::endpoint) fn say_goodbye(&self, finished: bool) {
+        if finished { self.watch.send_goodbyes() } else { self.watch.send_dropped() }
     }
 
     /// Says that we sleep, in this way, and for how many messages; returns the sequence to wait on. Look for work before

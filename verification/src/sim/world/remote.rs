@@ -188,6 +188,11 @@ impl World {
         self.engine(rank).is_unflushed(to)
     }
 
+    /// A rank is about to leave.
+    pub(crate) fn settle_accounts(&mut self, rank: u32) {
+        self.engine(rank).settle_accounts();
+    }
+
     pub(crate) fn await_notifications(&mut self, rank: u32, count: u64) -> Result<Ticket, StartError> {
         let Exposure { id, .. } = self.exposed[rank as usize];
         let (loan, _) = self.fabric().memory.lend_room(rank, 0, &[]);

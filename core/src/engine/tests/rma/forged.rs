@@ -14,7 +14,13 @@ use crate::shared::tests::{Rng, contents, portion};
 use crate::wire::rma::{Head, Operation, Verb};
 use crate::wire::{Envelope, Kind};
 
-fn forge(world: &mut World<'_>, kind: Kind, context: u16, tag: u64, bytes: &[u8]) -> Option<Failure> {
+pub(super) fn forge(
+    world: &mut World<'_>,
+    kind: Kind,
+    context: u16,
+    tag: u64,
+    bytes: &[u8],
+) -> Option<Failure> {
     let envelope = Envelope { kind, context, tag, total: bytes.len() as u64 };
     let sent = world.engine(1).port_mut().send(0, &envelope, bytes);
     assert_eq!(sent, Ok(true));

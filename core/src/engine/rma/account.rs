@@ -1,0 +1,137 @@
+//! What is known of puts and accumulates when a peer is gone.
+//!
+//! They are not answered: their origin learns by a flush that they are done. A process that leaves in good order therefore tells
+//! each peer, unasked, how many it has executed ([`Engine::settle_accounts`]). A flush after that succeeds if those were all.
+#![forbid(unsafe_code)]
+
+use core::borrow::BorrowMut as _;
+
+use super::origin::{Body, Remote};
+#[cfg(nemesia_blunder)]
+use crate::blunder::{Blunder, made};
+use crate::engine::request::{Fate, State};
+use crate::engine::{Engine, RequestId, StartError, Status, Storage};
+use crate::port::{Arrival, MessagePort, PeerFault, PeerId, PortFault};
+use crate::wire::rma::{ACCOUNT, ACCOUNT_BYTES, Operation, Refusal};
+use crate::wire::{Envelope, Kind};
+
+/// What was refused: why first, and how often.
+pub(super) type Refused = Option<(Refusal, u64)>;
+
+/// Both of two refusals; the first reason counts.
+pub(super) const fn both(first: Refused, second: Refused) -> Refused {
+    match (first, second) {
+        (Some((refusal, some)), Some((_, more))) => Some((refusal, some.saturating_add(more))),
+        (Some(one), None) | (None, Some(one)) => Some(one),
+        (None, None) => None,
+    }
+}
+
+impl<P: MessagePort, S: Storage> Engine<P, S> {
+    /// Tells each peer how much of what it has sent is executed, so that it need not take that for lost: before this process
+    /// leaves. Sent at once, or as soon as there is room ([`Engine::sends_pending`]).
+    pub fn settle_accounts(&mut self) {
+        for peer in 0..self.size() {
+            let is_there = peer != self.rank && self.check_destination(peer).is_ok();
+            let side = self.side(peer);
+            if is_there && side.executed != side.told {
+                side.owes_account = true;
+                self.side_work_for(peer);
+                if self.side(peer).has_work() {
+                    self.list_work(peer);
+                }
+            }
+        }
+    }
+
+    /// A put or an accumulate of a peer was executed, or refused.
+    pub(super) fn count_executed(&mut self, peer: PeerId, operation: Operation) {
+        if matches!(operation, Operation::Put | Operation::Accumulate) {
+            self.side(peer).executed += 1;
+        }
+    }
+
+    /// What a flush of a peer is answered with: afterwards it knows of everything that was executed.
+    pub(super) fn settle_flush(&mut self, peer: PeerId) -> Refused {
+        let side = self.side(peer);
+        side.told = side.executed;
+        side.refused.take()
+    }
+
+    /// Sends a peer its account. False when there is no room.
+    pub(super) fn send_account(&mut self, peer: PeerId) -> Result<bool, PeerFault> {
+        let side = self.side(peer);
+        let (executed, refused) = (side.executed, side.refused);
+        let (code, count) = refused.map_or((0, 0), |(refusal, count)| (refusal.code(), count));
+        let bytes = count.to_le_bytes();
+        let total = bytes.len() as u64;
+        let envelope = Envelope { kind: Kind::RmaReply, context: ACCOUNT | code, tag: executed, total };
+        if !self.port.send(peer, &envelope, &bytes)? {
+            return Ok(false);
+        }
+        self.peer(peer).tally.sent(Kind::RmaReply, total as usize);
+        self.settle_flush(peer);
+        self.side(peer).owes_account = false;
+        Ok(true)
+    }
+
+    /// A peer that leaves says how much it has executed. More than was sent, or less than it has said before, is a lie.
+    pub(super) fn deliver_account(&mut self, arrival: &Arrival<P::Token>) -> Result<(), PortFault> {
+        let fault = PortFault::Protocol { kind: Kind::RmaReply };
+        let refusal = Refusal::from_code(arrival.envelope.context & !ACCOUNT).ok_or(fault)?;
+        if arrival.len != ACCOUNT_BYTES {
+            return Err(fault);
+        }
+        let mut count = [0; ACCOUNT_BYTES];
+        self.port.read(arrival, 0, &mut count);
+        let (executed, count) = (arrival.envelope.tag, u64::from_le_bytes(count));
+        let side = self.side(arrival.peer);
+        if !(side.flushed..=side.issued).contains(&executed) || refusal.is_some() != (count > 0) {
+            return Err(fault);
+        }
+        side.flushed = executed;
+        side.reported = both(side.reported, refusal.map(|refusal| (refusal, count)));
+        Ok(())
+    }
+
+    /// Starts a flush of a peer that is gone or departs, or of one of which everything is known to be done: complete at once,
+    /// unless the peer's last packets are still to be looked at.
+    pub(super) fn flush_known(&mut self, peer: PeerId) -> Result<RequestId, StartError> {
+        let lost = self.side(peer).lost;
+        #[cfg(nemesia_blunder)]
+        let lost = lost && !made(Blunder::AssumeDone);
+        if lost {
+            self.check_destination(peer)?;
+        }
+        if self.failure(peer).is_none() && !self.side(peer).is_flushed() {
+            let issued = self.side(peer).issued;
+            let index = self.start(State::Remote(Remote::flush(peer, Some(issued))))?;
+            self.side(peer).in_flight += 1;
+            self.await_answer(peer, index);
+            return Ok(self.id(index));
+        }
+        let Some((refusal, count)) = self.side(peer).reported else { return Ok(RequestId::SENT) };
+        let index = self.start(State::Done(Err(Fate::Refused { peer, refusal, count })))?;
+        self.side(peer).reported = None;
+        Ok(self.id(index))
+    }
+
+    /// What comes of a flush, if this request is one, when its peer is gone and nothing more comes of it.
+    pub(super) fn fate_of_flush(&mut self, peer: PeerId, index: u32) -> Option<Result<Status, Fate>> {
+        let State::Remote(Remote { body: Body::Nothing { issued, .. }, .. }) = &self.requests.get(index).0
+        else {
+            return None;
+        };
+        let issued = *issued;
+        let side = &mut self.peers.borrow_mut()[peer as usize].side;
+        let lost = side.lost || side.flushed < issued;
+        #[cfg(nemesia_blunder)]
+        let lost = lost && !made(Blunder::AssumeDone);
+        if lost {
+            return None;
+        }
+        let refused = side.reported.take();
+        let fate = |(refusal, count)| Err(Fate::Refused { peer, refusal, count });
+        Some(refused.map_or(Ok(Status { peer, tag: 0, len: 0 }), fate))
+    }
+}

@@ -1,0 +1,168 @@
+//! An endpoint for the length of a call, while the lock of its [`SharedEndpoint`](super::SharedEndpoint) is held.
+
+use std::ops::Deref;
+use std::os::fd::BorrowedFd;
+
+use super::super::{
+    Access, Agreed, Arm, Context, Datatype, Endpoint, Incoming, Message, Path, Ranking, Reduction, Region,
+    RemoteKey, Request, Scope, Source, Status, Tag,
+};
+use crate::error::Error;
+use nemesia_core::payload::Segment;
+
+/// The endpoint of a [`SharedEndpoint`](super::SharedEndpoint), locked: what its methods that do not block need.
+///
+/// It is no `&mut Endpoint`, for which another endpoint could be swapped in. A thread that waits for an operation has lent its
+/// buffer to this endpoint, which therefore stays where it is:
+///
+/// ```compile_fail,E0308
+/// # use nemesia::{Endpoint, SharedEndpoint};
+/// fn swaps(shared: &SharedEndpoint, other: &mut Endpoint) {
+///     let _ = shared.with(|endpoint| std::mem::swap(endpoint, other));
+/// }
+/// ```
+///
+/// ```compile_fail,E0594
+/// # use nemesia::{Endpoint, SharedEndpoint};
+/// fn replaces(shared: &SharedEndpoint, other: Endpoint) {
+///     let _ = shared.with(|endpoint| **endpoint = other);
+/// }
+/// ```
+///
+/// Nor can one that is locked be exchanged for another that is:
+///
+/// ```compile_fail
+/// # use nemesia::SharedEndpoint;
+/// fn crosses(one: &SharedEndpoint, other: &SharedEndpoint) {
+///     let _ = one.with(|one| other.with(|other| std::mem::swap(one, other)));
+/// }
+/// ```
+#[derive(Debug)]
+pub struct LockedEndpoint<'a>(pub(super) &'a mut Endpoint);
+
+impl Deref for LockedEndpoint<'_> {
+    type Target = Endpoint;
+
+    fn deref(&self) -> &Endpoint {
+        self.0
+    }
+}
+
+macro_rules! methods {
+    ($(fn $name:ident($($argument:ident: $type:ty),*) $(-> $result:ty)?;)*) => {
+        impl LockedEndpoint<'_> {
+            $(
+                #[doc = concat!("As [`Endpoint::", stringify!($name), "`].")]
+                #[doc = "\n# Errors\nSee there."]
+                #[inline]
+                pub fn $name(&mut self, $($argument: $type),*) $(-> $result)? {
+                    self.0.$name($($argument),*)
+                }
+            )*
+        }
+    };
+}
+
+macro_rules! unsafe_methods {
+    ($(fn $name:ident($($argument:ident: $type:ty),*) -> $result:ty;)*) => {
+        impl LockedEndpoint<'_> {
+            $(
+                #[doc = concat!("As [`Endpoint::", stringify!($name), "`].")]
+                #[doc = "\n# Errors\nSee there."]
+                #[doc = "\n# Safety\nSee there."]
+                #[inline]
+                pub unsafe fn $name(&mut self, $($argument: $type),*) -> $result {
+                    // SAFETY: the caller's promise.
+                    unsafe { self.0.$name($($argument),*) }
+                }
+            )*
+        }
+    };
+}
+
+methods! {
+    fn acknowledge_failures();
+    fn agree(flags: u64) -> Result<Agreed, Error>;
+    fn allocate(len: usize, access: Access) -> Result<Region, Error>;
+    fn arm() -> Arm;
+    fn cancel(request: Request) -> bool;
+    fn conceal(region: Region) -> Result<(), Error>;
+    fn disarm();
+    fn fence(rank: usize) -> Result<(), Error>;
+    fn finish_now(request: Request) -> Option<Status>;
+    fn iflush(rank: usize) -> Result<Request, Error>;
+    fn iflush_all() -> (Vec<Request>, Result<(), Error>);
+    fn improbe(from: Source, tag: Tag) -> Result<Option<Message>, Error>;
+    fn inotified(region: Region, count: u64) -> Result<Request, Error>;
+    fn iprobe(from: Source, tag: Tag) -> Result<Option<Status>, Error>;
+    fn notifications(region: Region) -> Result<u64, Error>;
+    fn path(key: &RemoteKey) -> Path;
+    fn progress() -> usize;
+    fn read_region(region: Region, at: usize, to: &mut [u8]) -> Result<(), Error>;
+    fn readmit(rank: usize) -> Result<(), Error>;
+    fn recv_now(from: Source, tag: Tag, buf: &mut [u8]) -> Option<Status>;
+    fn remote_key(region: Region) -> Result<RemoteKey, Error>;
+    fn remove_handler(number: u16) -> bool;
+    fn restarted() -> Result<Vec<usize>, Error>;
+    fn send_now(to: usize, tag: u64, bytes: &[u8]) -> bool;
+    fn set_handler(number: u16, handler: impl FnMut(&mut Incoming<'_>) + Send + 'static);
+    fn shrink() -> Result<Ranking, Error>;
+    fn test(request: Request) -> Result<Option<Status>, Error>;
+    fn write_region(region: Region, at: usize, from: &[u8]) -> Result<(), Error>;
+}
+
+unsafe_methods! {
+    fn expose(base: *mut u8, len: usize, access: Access) -> Result<Region, Error>;
+    fn iaccumulate(
+        key: &RemoteKey, offset: u64, what: (Datatype, Reduction), base: *const u8, len: usize
+    ) -> Result<Request, Error>;
+    fn icompare_swap(
+        key: &RemoteKey, offset: u64, datatype: Datatype, expected_and_value: [u64; 2], old: *mut u8
+    ) -> Result<Request, Error>;
+    fn ifetch(
+        key: &RemoteKey, offset: u64, what: (Datatype, Reduction), operand: u64, old: *mut u8
+    ) -> Result<Request, Error>;
+    fn ifetch_accumulate(
+        key: &RemoteKey, offset: u64, what: (Datatype, Reduction), operands: *const u8, old: *mut u8,
+        len: usize
+    ) -> Result<Request, Error>;
+    fn iget(key: &RemoteKey, offset: u64, base: *mut u8, len: usize) -> Result<Request, Error>;
+    fn imrecv(message: Message, base: *mut u8, len: usize) -> Result<Request, Error>;
+    fn iput(key: &RemoteKey, offset: u64, base: *const u8, len: usize, notify: bool) -> Result<Request, Error>;
+    fn irecv(from: Source, tag: Tag, base: *mut u8, len: usize) -> Result<Request, Error>;
+    fn irecvv(from: Source, tag: Tag, list: *const Segment, count: usize) -> Result<Request, Error>;
+    fn irsend(to: usize, tag: u64, base: *const u8, len: usize) -> Result<Request, Error>;
+    fn isend(to: usize, tag: u64, base: *const u8, len: usize) -> Result<Request, Error>;
+    fn isend_active(
+        to: usize, handler: u16, header: *const [u8], payload: *const [u8]
+    ) -> Result<Request, Error>;
+    fn isendv(to: usize, tag: u64, list: *const Segment, count: usize) -> Result<Request, Error>;
+    fn issend(to: usize, tag: u64, base: *const u8, len: usize) -> Result<Request, Error>;
+}
+
+impl LockedEndpoint<'_> {
+    /// As [`Endpoint::in_context`]. Methods of the result that block keep all other threads out until they return.
+    #[inline]
+    pub const fn in_context(&mut self, context: u16) -> Context<'_> {
+        self.0.in_context(context)
+    }
+
+    /// As [`Endpoint::event_fd`].
+    ///
+    /// # Errors
+    /// See there.
+    pub fn event_fd(&mut self) -> Result<BorrowedFd<'_>, Error> {
+        self.0.event_fd()
+    }
+
+    /// As [`Endpoint::scope`]. All other threads are kept out until it returns.
+    ///
+    /// # Errors
+    /// See there.
+    pub fn scope<'env, R>(
+        &mut self,
+        work: impl for<'scope> FnOnce(&mut Scope<'scope, 'env>) -> Result<R, Error>,
+    ) -> Result<R, Error> {
+        self.0.scope(work)
+    }
+}

@@ -1,0 +1,218 @@
+//! Panics: of handlers while a call waits, and of programs.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Barrier};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use super::{Access, Endpoint, Source, Tag, pair, world};
+use crate::{Config, Error, Failure};
+
+/// The number of the handler that panics.
+const PANICS: u16 = 3;
+
+/// Two endpoints, of which the first has a handler that panics.
+fn pair_with_panics() -> (Endpoint, Endpoint) {
+    let (mut zero, one) = pair(&Config::default());
+    zero.set_handler(PANICS, |_| panic!("a handler panics, as it should"));
+    (zero, one)
+}
+
+/// Whether this unwinds.
+fn unwinds<T>(work: impl FnOnce() -> T) -> bool {
+    catch_unwind(AssertUnwindSafe(work)).is_err()
+}
+
+/// Long enough for the other side to be in its wait; what is tested holds if it is not, too.
+fn let_it_wait() {
+    std::thread::sleep(Duration::from_millis(50));
+}
+
+/// Rank 1 has the handler panic, and does this when rank 0 says that its call has unwound.
+fn after(
+    mut one: Endpoint,
+    work: impl FnOnce(&mut Endpoint) + Send + 'static,
+) -> (Arc<Barrier>, JoinHandle<Endpoint>) {
+    let unwound = Arc::new(Barrier::new(2));
+    let wait = Arc::clone(&unwound);
+    let thread = std::thread::spawn(move || {
+        let_it_wait();
+        one.send_active(0, PANICS, b"", b"").unwrap();
+        wait.wait();
+        work(&mut one);
+        one
+    });
+    (unwound, thread)
+}
+
+/// Rank 1 has the handler panic, and does this some time later. It says when it begins.
+fn later(
+    mut one: Endpoint,
+    work: impl FnOnce(&mut Endpoint) + Send + 'static,
+) -> (Arc<AtomicBool>, JoinHandle<Endpoint>) {
+    let begun = Arc::new(AtomicBool::new(false));
+    let tell = Arc::clone(&begun);
+    let thread = std::thread::spawn(move || {
+        let_it_wait();
+        one.send_active(0, PANICS, b"", b"").unwrap();
+        let_it_wait();
+        tell.store(true, Ordering::SeqCst);
+        work(&mut one);
+        one
+    });
+    (begun, thread)
+}
+
+#[test]
+fn a_receive_that_a_panic_ends_is_withdrawn() {
+    let (mut zero, one) = pair_with_panics();
+    let (unwound, other) = after(one, |one| one.send(0, 7, &[5; 4096]).unwrap());
+    let mut gone = vec![1; 4096];
+    assert!(unwinds(|| zero.recv(Source::Any, Tag::Exactly(7), &mut gone)));
+    unwound.wait();
+    let mut got = vec![0; 4096];
+    assert_eq!(zero.recv(Source::Any, Tag::Exactly(7), &mut got).unwrap().len, 4096);
+    assert!(gone.iter().all(|&byte| byte == 1), "the buffer was used after it was given back");
+    assert!(got.iter().all(|&byte| byte == 5));
+    drop(other.join().unwrap());
+}
+
+#[test]
+fn a_receive_of_threads_that_a_panic_ends_is_withdrawn() {
+    let (zero, one) = pair_with_panics();
+    let zero = zero.into_shared();
+    let (unwound, other) = after(one, |one| one.send(0, 7, &[5; 4096]).unwrap());
+    let mut gone = vec![1; 4096];
+    assert!(unwinds(|| zero.recv(Source::Any, Tag::Exactly(7), &mut gone)));
+    unwound.wait();
+    let mut got = vec![0; 4096];
+    assert_eq!(zero.recv(Source::Any, Tag::Exactly(7), &mut got).unwrap().len, 4096);
+    assert!(gone.iter().all(|&byte| byte == 1), "the buffer was used after it was given back");
+    drop(other.join().unwrap());
+}
+
+#[test]
+fn a_send_that_a_panic_ends_is_over_when_its_buffer_is_given_back() {
+    let (mut zero, one) = pair_with_panics();
+    let (begun, other) = later(one, |one| {
+        let mut got = vec![0; 1 << 20];
+        one.recv(Source::Rank(0), Tag::Exactly(7), &mut got).unwrap();
+        assert!(got.iter().all(|&byte| byte == 5), "the buffer was given back too early");
+    });
+    let mut bytes = vec![5; 1 << 20];
+    assert!(unwinds(|| zero.ssend(1, 7, &bytes)));
+    assert!(begun.load(Ordering::SeqCst), "nobody has received it yet");
+    bytes.fill(6);
+    drop(other.join().unwrap());
+}
+
+#[test]
+fn a_get_that_a_panic_ends_is_over_when_its_buffer_is_given_back() {
+    let (mut zero, mut one) = pair_with_panics();
+    let memory = vec![5_u8; 4096].leak();
+    // SAFETY: the bytes live for ever, and nobody else uses them.
+    let region = unsafe { one.expose(memory.as_mut_ptr(), 4096, Access::Read) }.unwrap();
+    let key = one.remote_key(region).unwrap();
+    let (begun, other) = later(one, |one| {
+        one.recv(Source::Rank(0), Tag::Exactly(8), &mut []).unwrap();
+    });
+    let mut got = vec![0; 4096];
+    assert!(unwinds(|| zero.get(&key, 0, &mut got)));
+    assert!(begun.load(Ordering::SeqCst) && got.iter().all(|&byte| byte == 5), "it is not over");
+    zero.send(1, 8, &[]).unwrap();
+    drop(other.join().unwrap());
+}
+
+#[test]
+fn a_scope_that_a_panic_ends_gives_back_every_buffer() {
+    let (mut zero, one) = pair_with_panics();
+    let (unwound, other) = after(one, |one| {
+        one.send(0, 7, &[5; 64]).unwrap();
+        one.send(0, 8, &[5; 64]).unwrap();
+    });
+    let (mut first, mut second) = ([1; 64], [1; 64]);
+    let (into, also) = (&mut first, &mut second);
+    assert!(unwinds(|| {
+        zero.scope(|scope| {
+            scope.irecv(Source::Any, Tag::Exactly(7), into)?;
+            scope.irecv(Source::Any, Tag::Exactly(8), also)?;
+            scope.wait_all()
+        })
+    }));
+    unwound.wait();
+    for tag in [7, 8] {
+        assert_eq!(zero.recv(Source::Any, Tag::Exactly(tag), &mut [0; 64]).unwrap().len, 64);
+    }
+    assert_eq!((first, second), ([1; 64], [1; 64]));
+    drop(other.join().unwrap());
+}
+
+#[test]
+fn an_agreement_that_a_panic_ends_goes_on_with_the_next_call() {
+    let (mut zero, one) = pair_with_panics();
+    let (unwound, other) = after(one, |one| assert_eq!(one.agree(0b110).unwrap().flags, 0b010));
+    assert!(unwinds(|| zero.agree(0b011)));
+    unwound.wait();
+    assert_eq!(zero.agree(0).unwrap().flags, 0b010, "the flags of the first call count");
+    drop(other.join().unwrap());
+}
+
+#[test]
+fn a_panic_while_a_buffer_is_given_back_is_raised_by_the_next_call() {
+    let (mut zero, mut one) = pair_with_panics();
+    let bytes = vec![5; 1 << 20];
+    // Two panics that come with one poll are one: then it is tried again.
+    let raised = (0..100).any(|_| {
+        std::thread::scope(|scope| {
+            let other = scope.spawn(|| {
+                let_it_wait();
+                one.send_active(0, PANICS, b"", b"").unwrap();
+                let_it_wait();
+                one.send_active(0, PANICS, b"", b"").unwrap();
+                one.recv(Source::Rank(0), Tag::Exactly(7), &mut vec![0; 1 << 20]).unwrap();
+            });
+            assert!(unwinds(|| zero.ssend(1, 7, &bytes)));
+            other.join().unwrap();
+            (0..1000).any(|_| unwinds(|| zero.progress()))
+        })
+    });
+    assert!(raised, "panics are lost");
+}
+
+#[test]
+fn a_panic_in_the_engine_of_a_message_to_ourselves_leaves_it_usable() {
+    let mut alone = world(1, &Config::default()).pop().unwrap();
+    alone.set_handler(PANICS, |_| panic!("a handler panics, as it should"));
+    assert!(unwinds(|| {
+        alone.send_active(0, PANICS, b"", b"").unwrap();
+        for _ in 0..1000 {
+            alone.progress();
+        }
+    }));
+    alone.send(0, 1, b"still").unwrap();
+    assert_eq!(alone.recv(Source::Any, Tag::Any, &mut [0; 8]).unwrap().len, 5);
+}
+
+#[test]
+fn a_dropped_endpoint_is_a_failure_to_its_peers() {
+    let mut all = world(3, &Config::default());
+    let (two, one) = (all.pop().unwrap(), all.pop().unwrap());
+    let mut zero = all.pop().unwrap();
+    let barrier = Arc::new(Barrier::new(2));
+    let ready = Arc::clone(&barrier);
+    let panics = std::thread::spawn(move || {
+        let _endpoint = one;
+        ready.wait();
+        panic!("a program panics, as it should");
+    });
+    barrier.wait();
+    let error = zero.recv(Source::Any, Tag::Any, &mut [0; 8]).unwrap_err();
+    assert!(matches!(error, Error::PeerFailed { rank: 1, failure: Failure::Dropped }), "{error}");
+    assert!(error.to_string().contains("rank 1") && error.to_string().contains("without closing it"));
+    assert!(panics.join().is_err());
+    zero.acknowledge_failures();
+    two.close().unwrap();
+    let error = zero.recv(Source::Rank(2), Tag::Any, &mut [0; 8]).unwrap_err();
+    assert!(matches!(error, Error::PeerFailed { rank: 2, failure: Failure::Finished }), "{error}");
+}

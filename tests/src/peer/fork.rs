@@ -1,0 +1,198 @@
+//! `fork OWNER`: rank 0 forks with an open endpoint, its own (0) or one of several threads (1). The child finds it dead, whatever
+//! it calls, and drops or closes it. The world of the parent goes on.
+
+use std::time::Duration;
+
+use nemesia::bootstrap::Singleton;
+use nemesia::{Access, Arm, Config, Endpoint, Error, RemoteKey, SharedEndpoint, Source, Tag};
+
+use super::{Fault, Outcome, broken, ensure, open};
+
+/// Tags: the key of a region; something before the fork, and after it; the end.
+const KEY: u64 = 1;
+const BEFORE: u64 = 2;
+const AFTER: u64 = 3;
+
+/// Children, one after the other: what each does with the endpoint in the end.
+const CHILDREN: [fn(Endpoint) -> Outcome; 3] = [
+    |endpoint| {
+        drop(endpoint);
+        Ok(())
+    },
+    |endpoint| dead("close", endpoint.close()),
+    |endpoint| {
+        std::mem::forget(endpoint);
+        Ok(())
+    },
+];
+
+pub(super) fn run(shared: bool) -> Outcome {
+    let mut endpoint = open()?;
+    if endpoint.rank() != 0 {
+        return stay(endpoint);
+    }
+    let mut key = [0; nemesia::KEY_BYTES];
+    endpoint.recv(Source::Rank(1), Tag::Exactly(KEY), &mut key)?;
+    let key = RemoteKey::from_bytes(&key).ok_or(Fault::Broken("that is no key".into()))?;
+    endpoint.put(&key, 0, &[1; 8])?;
+    let own = endpoint.allocate(4096, Access::ReadWrite)?;
+    endpoint.send(1, BEFORE, &[1; 8])?;
+    if shared {
+        return fork_shared(endpoint.into_shared());
+    }
+    for end in CHILDREN {
+        let pid = fork()?;
+        if pid == 0 {
+            let tried = try_everything(&mut endpoint, &key, own).and_then(|()| leave(endpoint, end));
+            exit(tried);
+        }
+        reap(pid)?;
+    }
+    endpoint.put(&key, 8, &[2; 8])?;
+    endpoint.flush(1)?;
+    let mut bytes = [7; 8];
+    endpoint.read_region(own, 0, &mut bytes)?;
+    ensure(bytes == [0; 8], || format!("a child wrote into our region: {bytes:?}"))?;
+    endpoint.send(1, AFTER, &[3; 8])?;
+    endpoint.recv(Source::Rank(1), Tag::Exactly(AFTER), &mut bytes)?;
+    ensure(endpoint.failure(1).is_none(), || "rank 1 is gone".into())?;
+    Ok(endpoint.close()?)
+}
+
+/// Rank 1, which is to notice nothing.
+fn stay(mut endpoint: Endpoint) -> Outcome {
+    let region = endpoint.allocate(4096, Access::ReadWrite)?;
+    let key = endpoint.remote_key(region)?;
+    endpoint.send(0, KEY, &key.to_bytes())?;
+    let mut bytes = [0; 8];
+    endpoint.recv(Source::Rank(0), Tag::Exactly(BEFORE), &mut bytes)?;
+    endpoint.recv(Source::Any, Tag::Exactly(AFTER), &mut bytes)?;
+    ensure(bytes == [3; 8], || format!("{bytes:?} came"))?;
+    endpoint.send(0, AFTER, &[4; 8])?;
+    endpoint.read_region(region, 16, &mut bytes)?;
+    ensure(bytes == [0; 8], || format!("a child wrote into the region: {bytes:?}"))?;
+    Ok(endpoint.close()?)
+}
+
+fn fork_shared(endpoint: SharedEndpoint) -> Outcome {
+    let waiting = endpoint.clone();
+    let thread = std::thread::spawn(move || waiting.recv(Source::Rank(1), Tag::Exactly(AFTER), &mut [0; 8]));
+    std::thread::sleep(Duration::from_millis(100));
+    // Whatever the other thread is doing at that moment, and whether or not it has the lock.
+    for _ in 0..50 {
+        let pid = fork()?;
+        if pid == 0 {
+            exit(try_shared(endpoint));
+        }
+        reap(pid)?;
+    }
+    endpoint.send(1, AFTER, &[3; 8])?;
+    match thread.join() {
+        Ok(received) => drop(received?),
+        Err(_) => return broken("a thread panicked"),
+    }
+    Ok(endpoint.close()?)
+}
+
+fn try_shared(endpoint: SharedEndpoint) -> Outcome {
+    dead("send", endpoint.send(1, 9, &[9; 8]))?;
+    dead("recv", endpoint.recv(Source::Any, Tag::Any, &mut [0; 8]))?;
+    dead("with", endpoint.with(|endpoint| endpoint.progress()))?;
+    dead("probe", endpoint.probe(0, Source::Any, Tag::Any, None))?;
+    ensure((endpoint.rank(), endpoint.size()) == (0, 2), || "rank or size is lost".into())?;
+    drop(endpoint.clone());
+    dead("close", endpoint.close())
+}
+
+/// Calls everything that does something. Each says that the endpoint is dead, or does nothing.
+fn try_everything(endpoint: &mut Endpoint, key: &RemoteKey, own: nemesia::Region) -> Outcome {
+    let (mut word, mut large) = ([0; 8], vec![0; 1 << 20]);
+    let any = (Source::Any, Tag::Any);
+    dead("send of a word", endpoint.send(1, 9, &word))?;
+    dead("send", endpoint.send(1, 9, &[9; 100]))?;
+    dead("send of much", endpoint.send(1, 9, &large))?;
+    dead("send to itself", endpoint.send(0, 9, &word))?;
+    dead("ssend", endpoint.ssend(1, 9, &word))?;
+    dead("recv of a word", endpoint.recv(any.0, any.1, &mut word))?;
+    dead("recv from a rank", endpoint.recv(Source::Rank(1), Tag::Exactly(9), &mut word))?;
+    dead("recv", endpoint.recv(any.0, any.1, &mut large))?;
+    dead("scope", endpoint.scope(|scope| scope.isend(1, 9, b"x").map(drop)))?;
+    dead("scope of a receive", endpoint.scope(|scope| scope.irecv(any.0, any.1, &mut word).map(drop)))?;
+    ensure(!endpoint.send_now(1, 9, &[9; 8]) && !endpoint.send_word_now(1, 9, [9; 8]), || "sent now".into())?;
+    let now = (endpoint.recv_now(any.0, any.1, &mut [0; 8]), endpoint.recv_soon(any.0, any.1, &mut [0; 8]));
+    ensure(now == (None, None), || format!("received {now:?}"))?;
+    dead("iprobe", endpoint.iprobe(any.0, any.1))?;
+    dead("probe", endpoint.probe(any.0, any.1))?;
+    dead("mprobe", endpoint.mprobe(any.0, any.1))?;
+    dead("send_active", endpoint.send_active(1, 1, b"h", b"p"))?;
+    dead("agree", endpoint.agree(0))?;
+    dead("shrink", endpoint.shrink())?;
+    dead("put", endpoint.put(key, 16, &[9; 8]))?;
+    dead("get", endpoint.get(key, 0, &mut [0; 8]))?;
+    dead("accumulate", endpoint.fetch_add(key, 16, 9_u64))?;
+    dead("compare_swap", endpoint.compare_swap(key, 16, 0_u64, 9))?;
+    dead("flush", endpoint.flush(1))?;
+    dead("flush_all", endpoint.flush_all())?;
+    dead("fence", endpoint.fence(1))?;
+    dead("wait_notified", endpoint.wait_notified(own, 1))?;
+    dead("read_region", endpoint.read_region(own, 0, &mut [0; 8]))?;
+    dead("write_region", endpoint.write_region(own, 0, &[9; 8]))?;
+    dead("conceal", endpoint.conceal(own))?;
+    dead("allocate", endpoint.allocate(8, Access::Read))?;
+    dead("event_fd", endpoint.event_fd().map(drop))?;
+    ensure(endpoint.arm() == Arm::Busy, || "armed".into())?;
+    endpoint.disarm();
+    dead("restarted", endpoint.restarted())?;
+    dead("readmit", endpoint.readmit(1))?;
+    ensure(endpoint.progress() == 0, || "progress was made".into())?;
+    let known = (endpoint.rank(), endpoint.size(), endpoint.failure(1));
+    ensure(known == (0, 2, None), || format!("it knows {known:?}"))?;
+    let _ = (endpoint.explain(), endpoint.path(key), endpoint.counters(), endpoint.peer_counters(1));
+    Ok(())
+}
+
+/// Ends the endpoint between memory that the child has mapped since the fork, most likely where segments were, and a world of its
+/// own.
+fn leave(endpoint: Endpoint, end: fn(Endpoint) -> Outcome) -> Outcome {
+    let memory: Vec<Vec<u8>> = (0..64_u8).map(|content| vec![content; 1 << 20]).collect();
+    end(endpoint)?;
+    let intact = memory.iter().zip(0..).all(|(bytes, content)| bytes.iter().all(|byte| *byte == content));
+    ensure(intact, || "memory of the child was lost".into())?;
+    let mut alone = Endpoint::open_with(&Config::default(), Box::new(Singleton::new()))?;
+    alone.send(0, 1, b"alone")?;
+    alone.recv(Source::Rank(0), Tag::Any, &mut [0; 8])?;
+    Ok(alone.close()?)
+}
+
+fn dead<T: std::fmt::Debug>(what: &str, outcome: Result<T, Error>) -> Outcome {
+    ensure(matches!(outcome, Err(Error::Forked)), || format!("{what} in a forked child: {outcome:?}"))
+}
+
+fn fork() -> Outcome<libc::pid_t> {
+    // SAFETY: the child uses this thread's memory only, and the allocator, which survives a fork.
+    match unsafe { libc::fork() } {
+        -1 => broken("fork failed"),
+        pid => Ok(pid),
+    }
+}
+
+/// Ends the child without anything of the parent's, such as the output that it has not written yet.
+fn exit(outcome: Outcome) -> ! {
+    let code = match outcome {
+        Ok(()) => 0,
+        Err(fault) => {
+            crate::say(&format!("a forked child: {fault}"));
+            1
+        }
+    };
+    // SAFETY: takes no pointers.
+    unsafe { libc::_exit(code) }
+}
+
+fn reap(pid: libc::pid_t) -> Outcome {
+    let mut status = 0;
+    // SAFETY: a child of ours, and a place for its status.
+    let reaped = unsafe { libc::waitpid(pid, &raw mut status, 0) };
+    let good = reaped == pid && libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0;
+    ensure(good, || format!("the forked child ended with status {status:#x}"))
+}
