@@ -19,12 +19,30 @@ impl Simulation {
                 let effects = self.rng.below(12) as u32;
                 self.world.fabric().doom(rank, effects);
             }
-            1 if self.rank(rank).sends.is_empty() && !self.world.sends_pending(rank) => {
-                return self.one_finishes(rank);
-            }
+            1 => return self.some_finish(rank),
             _ => self.bury(rank, Failure::Died),
         }
         Ok(())
+    }
+
+    /// A rank that others still ask for something finishes, if there is one that has nothing left to say; or this one, or it dies.
+    fn some_finish(&mut self, or: u32) -> Check {
+        let alive = self.alive();
+        let mut silent = Vec::new();
+        for rank in alive {
+            if self.rank(rank).sends.is_empty() && !self.world.sends_pending(rank) {
+                silent.push(rank);
+            }
+        }
+        let asked = silent.iter().copied().find(|rank| self.remotes.is_asked(*rank));
+        match asked {
+            Some(rank) => self.one_finishes(rank),
+            None if silent.contains(&or) => self.one_finishes(or),
+            None => {
+                self.bury(or, Failure::Died);
+                Ok(())
+            }
+        }
     }
 
     /// A rank that has nothing left to say tells the others what it has done for them, and leaves; or dies meanwhile.
@@ -121,6 +139,9 @@ impl Simulation {
         self.rank(rank).oracle.fail(peer, concerns_any);
         if concerns_any {
             self.fail_awaits(rank, peer, failure)?;
+        }
+        if failure == Failure::Finished {
+            self.flush_gone(rank, peer)?;
         }
         // What was only announced went with its sender; what came along with its announcement is here.
         let waiting = self.rank(rank).oracle.waiting().to_vec();
