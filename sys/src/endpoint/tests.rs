@@ -2,6 +2,7 @@
 
 mod context;
 mod event;
+mod fickle;
 mod meeting;
 mod observe;
 mod shared;

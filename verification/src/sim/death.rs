@@ -19,12 +19,31 @@ impl Simulation {
                 let effects = self.rng.below(12) as u32;
                 self.world.fabric().doom(rank, effects);
             }
-            1 if self.rank(rank).sends.is_empty() && !self.world.sends_pending(rank) => {
-                return self.one_finishes(rank);
-            }
+            1 => return self.some_finish(rank),
             _ => self.bury(rank, Failure::Died),
         }
         Ok(())
+    }
+
+    /// Lets a rank finish that has nothing left to send: if possible one that others still ask for something, else
+    /// `or`. If `or` still has something to send, it dies.
+    fn some_finish(&mut self, or: u32) -> Check {
+        let alive = self.alive();
+        let mut silent = Vec::new();
+        for rank in alive {
+            if self.rank(rank).sends.is_empty() && !self.world.sends_pending(rank) {
+                silent.push(rank);
+            }
+        }
+        let asked = silent.iter().copied().find(|rank| self.remotes.is_asked(*rank));
+        match asked {
+            Some(rank) => self.one_finishes(rank),
+            None if silent.contains(&or) => self.one_finishes(or),
+            None => {
+                self.bury(or, Failure::Died);
+                Ok(())
+            }
+        }
     }
 
     /// Lets a rank with nothing left to send report what it has executed for the others, and finish; or it dies
@@ -124,6 +143,9 @@ impl Simulation {
         self.rank(rank).oracle.fail(peer, concerns_any);
         if concerns_any {
             self.fail_awaits(rank, peer, failure)?;
+        }
+        if failure == Failure::Finished {
+            self.flush_gone(rank, peer)?;
         }
         // A message that was only announced is lost with its sender. A message whose bytes came with its
         // announcement is here.

@@ -120,6 +120,11 @@ impl Remotes {
         }
     }
 
+    /// Whether some rank has started something on this one that it has not executed.
+    pub(crate) fn is_asked(&self, rank: u32) -> bool {
+        self.under_way.iter().any(|from| !from[rank as usize].is_empty())
+    }
+
     fn queue(&mut self, from: u32, to: u32) -> &mut VecDeque<usize> {
         &mut self.under_way[from as usize][to as usize]
     }
@@ -144,6 +149,15 @@ impl Simulation {
             return self.progress(from).map(drop);
         }
         let order = some_order(&mut self.rng, from, ranks, self.shape.conditions.packet_bytes);
+        self.start_order(from, order)
+    }
+
+    /// Flushes a rank that has left in good order: what it had executed is done, and what it had not is not.
+    pub(crate) fn flush_gone(&mut self, from: u32, to: u32) -> Check {
+        self.start_order(from, Order { to, offset: 0, len: 0, key: 0, verb: Verb::Flush })
+    }
+
+    fn start_order(&mut self, from: u32, order: Order) -> Check {
         let to = order.to;
         // An operation on the own region waits behind messages to itself. Its end is visible, but not its order
         // among the
@@ -411,7 +425,9 @@ impl Simulation {
                 let queue = &queue[rank as usize][order.to as usize];
                 let is_operation =
                     |&&number: &&usize| !matches!(operations[number].order.verb, Verb::Active { .. });
-                let first = queue.iter().find(is_operation).copied();
+                // One that has left need not have seen the flush itself.
+                let is_other = |number: &&usize| !gone || **number != open.number;
+                let first = queue.iter().filter(is_other).find(is_operation).copied();
                 let all = first.is_none_or(|first| first > open.number);
                 ensure!(all, "rank {rank} has flushed rank {}, which has not done {first:?}", order.to);
             }
