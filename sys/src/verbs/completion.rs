@@ -82,6 +82,11 @@ impl CompletionQueue {
         Ok(Arc::new(queue))
     }
 
+    /// Its device.
+    pub(crate) fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
     /// How many completions fit.
     pub fn entries(&self) -> u32 {
         self.entries

@@ -64,13 +64,18 @@ impl QueuePair {
     /// A new queue pair, in the state RESET. Its work requests complete in `queue`; receives come from `shared` if there is one.
     ///
     /// # Errors
-    /// The device has no such queue pair: too deep, too much inline, or no more of them.
+    /// The device has no such queue pair: too deep, too much inline, or no more of them. The queues are of another device, with
+    /// which the library would take one driver's structures for another's.
     pub fn new(
         domain: &Arc<Domain>,
         queue: &Arc<CompletionQueue>,
         shared: Option<&Arc<SharedReceives>>,
         wanted: Depths,
     ) -> Result<Self, VerbsError> {
+        let ours = |device: &Arc<Device>| Arc::ptr_eq(device, domain.device());
+        if !ours(queue.device()) || shared.is_some_and(|shared| !ours(shared.device())) {
+            return Err(domain.device().error("a queue pair over queues of another device", libc::EINVAL));
+        }
         let own = shared.is_none();
         let cap = raw::ibv_qp_cap {
             max_send_wr: wanted.send,
