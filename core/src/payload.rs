@@ -13,8 +13,10 @@ use core::ptr::NonNull;
 
 use crate::sync::{Edge, Word32, Word64, opaque};
 
+mod borrowed;
 mod lent;
 
+pub use borrowed::{BorrowedGather, BorrowedRecv};
 pub use lent::Lent;
 
 /// Set in the length of a buffer whose base is that of a list.

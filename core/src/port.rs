@@ -6,7 +6,7 @@
 #![deny(unsafe_code)]
 
 use crate::counters::Traffic;
-use crate::payload::{Gather, RecvBuf};
+use crate::payload::{BorrowedGather, BorrowedRecv};
 use crate::shared::fastbox::{FastboxFault, Word};
 use crate::shared::pool::ReturnFault;
 use crate::sync::spin_hint;
@@ -249,7 +249,7 @@ pub trait MessagePort {
         &mut self,
         peer: PeerId,
         envelope: &Envelope,
-        from: &mut Gather,
+        from: &mut BorrowedGather<'_>,
         at: usize,
     ) -> Result<bool, PeerFault>;
 
@@ -268,7 +268,7 @@ pub trait MessagePort {
     fn take(
         &mut self,
         wanted: impl FnOnce(PeerId, &Envelope) -> bool,
-        to: &mut RecvBuf,
+        to: &mut BorrowedRecv<'_>,
     ) -> Option<(PeerId, Envelope)> {
         let _ = (wanted, to);
         None

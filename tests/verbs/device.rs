@@ -4,7 +4,8 @@
 use std::time::{Duration, Instant};
 
 use nemesia::verbs::{
-    CompletionQueue, Depths, Device, Domain, INFO_BYTES, PairInfo, QueuePair, Transport, VerbsPort, survey,
+    CompletionQueue, Depths, Device, Domain, INFO_BYTES, PairInfo, QueuePair, SharedReceives, Transport,
+    VerbsPort, survey,
 };
 use nemesia_core::port::memory::{Access, MemoryPort, Origin, ReceiveQueue, Source, Work};
 use nemesia_tests::memory_port::bench::Bench;
@@ -39,6 +40,28 @@ fn a_device_tells_what_it_is() {
         assert_eq!(device.next_event(), None);
     }
     assert!(Device::open("no-such-device").is_err());
+}
+
+/// One driver's structures must never be taken for another's.
+#[test]
+fn a_queue_pair_takes_no_queues_of_another_device() {
+    if usable("a_queue_pair_takes_no_queues_of_another_device").is_none() {
+        return;
+    }
+    // The same one, opened twice, is two as well.
+    let names = Device::names().unwrap();
+    let open = |name: Option<&String>| Device::open(name.unwrap()).unwrap();
+    let (one, other) = (open(names.first()), open(names.last()));
+    let (domain, foreign) = (Domain::new(&one).unwrap(), Domain::new(&other).unwrap());
+    let (queue, foreign_queue) =
+        (CompletionQueue::new(&one, 16).unwrap(), CompletionQueue::new(&other, 16).unwrap());
+    let depths = Depths { send: 4, receive: 4, parts: 1, inline: 0 };
+    let refused = QueuePair::new(&domain, &foreign_queue, None, depths).unwrap_err().to_string();
+    assert!(refused.contains("another device"), "{refused}");
+    if let Ok(shared) = SharedReceives::new(&foreign, 4, 1) {
+        assert!(QueuePair::new(&domain, &queue, Some(&shared), depths).is_err());
+    }
+    QueuePair::new(&domain, &queue, None, depths).unwrap();
 }
 
 #[test]

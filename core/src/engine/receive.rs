@@ -9,7 +9,7 @@ use super::{Engine, Failure, RequestId, StartError, Status, Storage, Truncation}
 #[cfg(nemesia_blunder)]
 use crate::blunder::{Blunder, made};
 use crate::matching::{Pattern, Source};
-use crate::payload::{Gather, RecvBuf, Scatter};
+use crate::payload::{BorrowedRecv, Gather, RecvBuf, Scatter};
 use crate::port::{Arrival, MessagePort, Part, PeerFault, PeerId, Polled, PortFault};
 use crate::shared::fastbox::Word;
 use crate::store::cost;
@@ -78,7 +78,7 @@ fn take_named<P: MessagePort>(port: &mut P, pattern: &Pattern, buf: &mut RecvBuf
     let wanted = |from: PeerId, envelope: &Envelope| {
         from == rank && envelope.context == context && envelope.tag == tag && envelope.total <= room
     };
-    port.take(wanted, buf).map(|(_, envelope)| (rank, envelope.total as usize))
+    port.take(wanted, &mut BorrowedRecv::new(buf)).map(|(_, envelope)| (rank, envelope.total as usize))
 }
 
 impl<P: MessagePort, S: Storage> Engine<P, S> {
@@ -133,7 +133,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     /// two calls of [`Engine::receive_step`].
     #[inline(always)]
     pub fn receive_next(&mut self, pattern: &Pattern, buf: &mut RecvBuf) -> Option<Outcome> {
-        let (from, envelope) = self.port.take(|from, envelope| pattern.matches(from, envelope), buf)?;
+        let wanted = |from, envelope: &Envelope| pattern.matches(from, envelope);
+        let (from, envelope) = self.port.take(wanted, &mut BorrowedRecv::new(buf))?;
         self.trace.note("receive_next", envelope.total);
         self.book_packet(from, envelope.total as usize);
         Some(outcome(from, envelope.tag, envelope.total, buf.len()))

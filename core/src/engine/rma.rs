@@ -87,6 +87,23 @@ impl Side {
     }
 }
 
+/// Memory of a region, for its owner, while the engine is borrowed. The description itself is not handed out: a caller could exchange
+/// it, keep it until the region is concealed, and use memory that is freed by then.
+#[derive(Debug)]
+pub struct RegionMemory<'a>(&'a mut Exposed);
+
+impl RegionMemory<'_> {
+    /// As [`Exposed::read`].
+    pub fn read(&self, at: usize, to: &mut [u8]) -> bool {
+        self.0.read(at, to)
+    }
+
+    /// As [`Exposed::write`]. Only for memory that may be written.
+    pub fn write(&mut self, at: usize, from: &[u8]) -> bool {
+        self.0.write(at, from)
+    }
+}
+
 impl<P: MessagePort, S: Storage> Engine<P, S> {
     /// Lets peers use memory until [`Engine::conceal`]. `key` is the secret that opens it: random, and new each time.
     /// `None` when every region is in use.
@@ -113,8 +130,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     }
 
     /// The memory of a region, for its owner.
-    pub fn region_memory(&mut self, id: RegionId) -> Option<&mut Exposed> {
-        self.regions.find(id).map(|region| &mut region.memory)
+    pub fn region_memory(&mut self, id: RegionId) -> Option<RegionMemory<'_>> {
+        self.regions.find(id).map(|region| RegionMemory(&mut region.memory))
     }
 
     /// The storage of regions, for its owner to let it grow. It must never shrink.

@@ -13,7 +13,7 @@ use super::request::{Message, State};
 use super::{Engine, RequestId, StartError, Status, Storage};
 #[cfg(nemesia_blunder)]
 use crate::blunder::{Blunder, made};
-use crate::payload::{Gather, SendBuf};
+use crate::payload::{BorrowedGather, Gather, SendBuf};
 use crate::port::{MessagePort, PeerFault, PeerId};
 use crate::shared::fastbox::Word;
 use crate::store::cost;
@@ -67,7 +67,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
             return false;
         }
         let envelope = Envelope { kind: Kind::Eager, context, tag, total: list.len() as u64 };
-        let sent = self.port.send_list(to, &envelope, &mut Gather::new(list.alias()), 0);
+        let sent =
+            self.port.send_list(to, &envelope, &mut BorrowedGather::new(&mut Gather::new(list.alias())), 0);
         self.sent_now(to, list.len(), sent)
     }
 
@@ -248,6 +249,6 @@ pub(super) fn send_part<P: MessagePort>(
 ) -> Result<bool, PeerFault> {
     match from.buf().whole(at, envelope.total as usize) {
         Some(bytes) => port.send(to, envelope, bytes),
-        None => port.send_list(to, envelope, from, at),
+        None => port.send_list(to, envelope, &mut BorrowedGather::new(from), at),
     }
 }

@@ -69,7 +69,7 @@ use super::memory::{Completion, Facts, MemoryPort, Origin, Region};
 use super::{Arrival, MessagePort, PeerFault, PeerId, Polled, PortFault};
 use crate::counters::Traffic;
 use crate::flow::posted::{LEAST, MOST};
-use crate::payload::{Gather, Lent};
+use crate::payload::{BorrowedGather, Lent};
 use crate::wire::Envelope;
 use crate::wire::channel::HEADER_BYTES;
 use buffers::Buffers;
@@ -402,7 +402,7 @@ impl<M: MemoryPort, S: Storage> MessagePort for Channel<M, S> {
         &mut self,
         peer: PeerId,
         envelope: &Envelope,
-        from: &mut Gather,
+        from: &mut BorrowedGather<'_>,
         at: usize,
     ) -> Result<bool, PeerFault> {
         let len = envelope.total as usize;

@@ -12,7 +12,7 @@
 
 use core::borrow::BorrowMut;
 
-use crate::payload::Gather;
+use crate::payload::BorrowedGather;
 use crate::sync::{Edge, Payload, PayloadMut, PayloadWord, Word32, Word64};
 use crate::wire::{Envelope, Kind, SEQUENCE_MASK};
 
@@ -160,7 +160,14 @@ impl<'a, R: BorrowMut<[CellRecord]>> Pool<'a, R> {
 
     /// As [`Pool::fill`], with `len` bytes of a list, from `at` on: gathered in the cell itself.
     #[must_use]
-    pub fn fill_list(&self, cell: u32, from: &mut Gather, at: usize, len: usize, how: Writing) -> bool {
+    pub fn fill_list(
+        &self,
+        cell: u32,
+        from: &mut BorrowedGather<'_>,
+        at: usize,
+        len: usize,
+        how: Writing,
+    ) -> bool {
         if !self.holds(cell, len) {
             return false;
         }

@@ -30,7 +30,7 @@ use super::pool::{CellRecord, Pool};
 use super::queue::Consumer;
 use super::sleep::News;
 use crate::counters::Traffic;
-use crate::payload::{Gather, RecvBuf};
+use crate::payload::{BorrowedGather, BorrowedRecv};
 pub use crate::port::Stores;
 use crate::port::{Arrival, MessagePort, Part, PeerFault, PeerId, Polled, Pulled, Share, Turn};
 use crate::sync::spin_hint;
@@ -300,7 +300,7 @@ where
         &mut self,
         peer: PeerId,
         envelope: &Envelope,
-        from: &mut Gather,
+        from: &mut BorrowedGather<'_>,
         at: usize,
     ) -> Result<bool, PeerFault> {
         let len = envelope.total as usize;
@@ -339,7 +339,7 @@ where
     fn take(
         &mut self,
         wanted: impl FnOnce(PeerId, &Envelope) -> bool,
-        to: &mut RecvBuf,
+        to: &mut BorrowedRecv<'_>,
     ) -> Option<(PeerId, Envelope)> {
         let peer = self.hot[self.turn % HOT];
         let link = self.links.borrow_mut().get_mut(peer as usize)?.as_mut()?;

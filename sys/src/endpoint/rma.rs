@@ -218,7 +218,7 @@ impl Endpoint {
         if !writable && self.allocation(region).is_none() {
             return Err(refused(Refusal::Access));
         }
-        let memory = self.engine.region_memory(region.0).ok_or(Error::Region)?;
+        let mut memory = self.engine.region_memory(region.0).ok_or(Error::Region)?;
         memory.write(at, from).then_some(()).ok_or(refused(Refusal::Bounds))
     }
 

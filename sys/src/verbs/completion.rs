@@ -83,6 +83,11 @@ impl CompletionQueue {
         Ok(Arc::new(queue))
     }
 
+    /// Returns its device.
+    pub(crate) fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
     /// Returns the number of completions that fit.
     pub fn entries(&self) -> u32 {
         self.entries

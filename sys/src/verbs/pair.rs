@@ -65,13 +65,18 @@ impl QueuePair {
     /// `shared` if it is given.
     ///
     /// # Errors
-    /// The device has no such queue pair: too deep, too much inline payload, or no more of them.
+    /// The device has no such queue pair: too deep, too much inline payload, or no more of them. Or the queues are of
+    /// another device: the library would then confuse the structures of two drivers.
     pub fn new(
         domain: &Arc<Domain>,
         queue: &Arc<CompletionQueue>,
         shared: Option<&Arc<SharedReceives>>,
         wanted: Depths,
     ) -> Result<Self, VerbsError> {
+        let ours = |device: &Arc<Device>| Arc::ptr_eq(device, domain.device());
+        if !ours(queue.device()) || shared.is_some_and(|shared| !ours(shared.device())) {
+            return Err(domain.device().error("a queue pair over queues of another device", libc::EINVAL));
+        }
         let own = shared.is_none();
         let cap = raw::ibv_qp_cap {
             max_send_wr: wanted.send,

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use rdma_core_sys as raw;
 use rdma_core_sys::inline::ibv_post_srq_recv;
 
+use super::device::Device;
 use super::domain::Domain;
 use super::error::VerbsError;
 use super::verbs;
@@ -41,6 +42,11 @@ impl SharedReceives {
         let srq = unsafe { (verbs()?.ibv_create_srq)(domain.raw(), &raw mut init) };
         let srq = NonNull::new(srq).ok_or_else(|| domain.device().last_error("a shared receive queue"))?;
         Ok(Arc::new(Self { domain: Arc::clone(domain), srq, depth }))
+    }
+
+    /// Returns its device.
+    pub(crate) fn device(&self) -> &Arc<Device> {
+        self.domain.device()
     }
 
     /// Returns the number of receives that fit.

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use nemesia_core::counters::Traffic;
-use nemesia_core::payload::{Gather, RecvBuf};
+use nemesia_core::payload::{BorrowedGather, BorrowedRecv};
 use nemesia_core::port::{Arrival, MessagePort, Part, PeerFault, PeerId, Polled, Pulled, Share, Turn};
 use nemesia_core::shared::fastbox::Word;
 use nemesia_core::store::cost;
@@ -119,7 +119,7 @@ impl MessagePort for SimPort {
         &mut self,
         peer: PeerId,
         envelope: &Envelope,
-        from: &mut Gather,
+        from: &mut BorrowedGather<'_>,
         at: usize,
     ) -> Result<bool, PeerFault> {
         let mut bytes = vec![0; envelope.total as usize];
@@ -134,7 +134,7 @@ impl MessagePort for SimPort {
     fn take(
         &mut self,
         wanted: impl FnOnce(PeerId, &Envelope) -> bool,
-        to: &mut RecvBuf,
+        to: &mut BorrowedRecv<'_>,
     ) -> Option<(PeerId, Envelope)> {
         let mut fabric = self.fabric.borrow_mut();
         let due = fabric.poll(self.rank)?;

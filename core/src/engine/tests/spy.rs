@@ -4,7 +4,7 @@ use core::cell::Cell;
 use std::vec::Vec;
 
 use crate::counters::Traffic;
-use crate::payload::{Gather, RecvBuf};
+use crate::payload::{BorrowedGather, BorrowedRecv};
 use crate::port::{Arrival, MessagePort, Part, PeerFault, PeerId, Polled, Pulled, Share, Stores, Turn};
 use crate::shared::fastbox::Word;
 use crate::wire::rendezvous::{CTS_BYTES, Cts, RTS_BYTES, Rts};
@@ -136,7 +136,7 @@ impl<P: MessagePort> MessagePort for Spy<P> {
         &mut self,
         peer: PeerId,
         envelope: &Envelope,
-        from: &mut Gather,
+        from: &mut BorrowedGather<'_>,
         at: usize,
     ) -> Result<bool, PeerFault> {
         let sent = self.port.send_list(peer, envelope, from, at);
@@ -154,7 +154,7 @@ impl<P: MessagePort> MessagePort for Spy<P> {
     fn take(
         &mut self,
         wanted: impl FnOnce(PeerId, &Envelope) -> bool,
-        to: &mut RecvBuf,
+        to: &mut BorrowedRecv<'_>,
     ) -> Option<(PeerId, Envelope)> {
         let (peer, envelope) = self.port.take(wanted, to)?;
         self.seen.push(Seen { peer, envelope, len: envelope.total as usize, rts: None });

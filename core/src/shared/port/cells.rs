@@ -5,7 +5,7 @@ use core::borrow::BorrowMut;
 use super::filling::Fill;
 use super::wake::news;
 use super::{Host, Link, Place, ShmPort, Stores, poll};
-use crate::payload::RecvBuf;
+use crate::payload::BorrowedRecv;
 use crate::port::{Arrival, MessagePort, PeerFault, PeerId};
 use crate::shared::pool::{CellRecord, Pool, Turn, Writing};
 use crate::shared::sleep::News;
@@ -181,7 +181,7 @@ where
         &mut self,
         peer: PeerId,
         wanted: impl FnOnce(PeerId, &Envelope) -> bool,
-        to: &mut RecvBuf,
+        to: &mut BorrowedRecv<'_>,
     ) -> Option<(PeerId, Envelope)> {
         let burst = self.burst.checked_sub(1)?;
         let link = self.links.borrow_mut().get_mut(peer as usize)?.as_mut()?;

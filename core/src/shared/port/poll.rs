@@ -3,7 +3,7 @@
 use core::borrow::BorrowMut;
 
 use super::{BURST, ENTRIES_A_POLL, HOT, Host, IDLE_SWEEP, LOST, Link, Place, SHARED_BURST, ShmPort};
-use crate::payload::RecvBuf;
+use crate::payload::BorrowedRecv;
 use crate::port::{Arrival, PeerFault, PeerId, Polled, PortFault};
 use crate::shared::fastbox;
 use crate::shared::pool::{CellRecord, CellState};
@@ -228,6 +228,6 @@ fn malformed(peer: PeerId, cell: u32) -> Polled<Place> {
 /// Copies a packet into a list.
 #[cold]
 #[inline(never)]
-pub(super) fn scatter(inbound: &fastbox::Receiver<'_>, len: usize, to: &mut RecvBuf) {
+pub(super) fn scatter(inbound: &fastbox::Receiver<'_>, len: usize, to: &mut BorrowedRecv<'_>) {
     to.each(0, len, |done, to| inbound.read(done, to));
 }
