@@ -13,7 +13,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Weak};
 
 use nemesia_core::port::Pulled;
-use nemesia_core::shared::layout::{Identity, SegmentKind};
+use nemesia_core::shared::layout::{Geometry, Identity, SegmentKind};
 use nemesia_core::shared::pool::CellRecord;
 use nemesia_core::shared::port::{HOT, Host, PortConfig, ShmPort};
 use nemesia_core::shared::sleep::{Sleep, SleepWord};
@@ -161,20 +161,9 @@ pub(crate) fn attach(
     let geometry = config.geometry(size)?;
     let origin = Arc::new(Origin::here(size as usize)?);
     let epoch = greeting::draw_epoch()?;
+    let mut notes = Vec::new();
     let identity = |kind| Identity { kind, geometry, rank, epoch };
-    let (own_bytes, inbox_bytes) = (geometry.own().total, geometry.inbox().total);
-    let own = Segment::create("nemesia-own", own_bytes, &config.segments)?;
-    let inbox = Segment::create("nemesia-inbox", inbox_bytes, &config.segments.for_foreign_writers())?;
-    inbox.seal_seals()?;
-    views::header(&own)?.publish(&identity(SegmentKind::Own), own_bytes as u64);
-    views::header(&inbox)?.publish(&identity(SegmentKind::Inbox), inbox_bytes as u64);
-    let mut notes: Vec<String> = own.notes().iter().chain(inbox.notes()).cloned().collect();
-    if own.huge() {
-        notes.push(ORDINARY.into());
-    }
-    if !own.seal_against_foreign_writes()? {
-        config.give_up(unsealed(config.segments.backing).into(), &mut notes)?;
-    }
+    let Pair { own, inbox } = make_segments(config, &geometry, identity, &mut notes)?;
     if !origin.is_known() {
         config.give_up(NO_WIPING.into(), &mut notes)?;
     }
@@ -240,6 +229,29 @@ fn split<T, E>(result: Result<T, E>) -> (Option<T>, Option<E>) {
         Ok(value) => (Some(value), None),
         Err(error) => (None, Some(error)),
     }
+}
+
+/// Our own segments, with their headers, sealed as far as the kernel can do that.
+fn make_segments(
+    config: &Config,
+    geometry: &Geometry,
+    identity: impl Fn(SegmentKind) -> Identity,
+    notes: &mut Vec<String>,
+) -> Result<Pair, Error> {
+    let (own_bytes, inbox_bytes) = (geometry.own().total, geometry.inbox().total);
+    let own = Segment::create_sealed("nemesia-own", own_bytes, &config.segments)?;
+    let inbox = Segment::create("nemesia-inbox", inbox_bytes, &config.segments.for_foreign_writers())?;
+    inbox.seal_seals()?;
+    views::header(&own)?.publish(&identity(SegmentKind::Own), own_bytes as u64);
+    views::header(&inbox)?.publish(&identity(SegmentKind::Inbox), inbox_bytes as u64);
+    notes.extend(own.notes().iter().chain(inbox.notes()).cloned());
+    if own.huge() {
+        notes.push(ORDINARY.into());
+    }
+    if !own.write_sealed() {
+        config.give_up(unsealed(config.segments.backing).into(), notes)?;
+    }
+    Ok(Pair { own, inbox })
 }
 
 /// The memories that the kernel lets us read, which is tried; or why not.

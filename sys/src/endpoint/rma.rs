@@ -121,18 +121,15 @@ impl Endpoint {
     pub fn allocate(&mut self, len: usize, access: Access) -> Result<Region, Error> {
         self.check_origin()?;
         let bytes = len.checked_add(SHARED_BYTES).ok_or(Error::Regions { most: MOST_REGIONS })?;
-        let options = match access {
-            Access::ReadWrite => self.config.segments.for_foreign_writers(),
-            Access::Read | Access::Write => self.config.segments,
+        const NAME: &str = "nemesia-region";
+        let options = &self.config.segments;
+        let segment = match access {
+            Access::ReadWrite => Segment::create(NAME, bytes, &options.for_foreign_writers())?,
+            // Nobody writes it by mapping it. A region for reading that can't be sealed is used in packets; one for writing
+            // always is.
+            Access::Read | Access::Write => Segment::create_sealed(NAME, bytes, options)?,
         };
-        let segment = Segment::create("nemesia-region", bytes, &options)?;
-        if access == Access::ReadWrite {
-            segment.seal_seals()?;
-        } else {
-            // Nobody writes it by mapping it, and so nobody can take pages out of it. Where a region for reading can't be sealed, it
-            // is used in packets; one for writing always is.
-            segment.seal_against_foreign_writes()?;
-        }
+        segment.seal_seals()?;
         let window = window_of(&segment, len, true)?;
         let key = u64::from_le_bytes(random()?);
         self.make_region_room()?;

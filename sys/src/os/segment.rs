@@ -190,6 +190,27 @@ impl Segment {
         Ok(segment)
     }
 
+    /// As [`create`](Self::create), and seals the segment against writing by others, where the kernel can do that
+    /// ([`write_sealed`](Self::write_sealed)). Huge pages that cannot be sealed are not used.
+    ///
+    /// # Errors
+    /// As for `create`, and when huge pages that are required cannot be sealed.
+    pub fn create_sealed(name: &str, len: usize, opts: &SegmentOptions) -> Result<Self, ShmError> {
+        const UNSEALED: &str = "sealing huge pages against peers, who could take them away: Linux 5.1 can";
+        let segment = Self::create(name, len, opts)?;
+        if segment.seal_against_foreign_writes()? || !segment.huge() {
+            return Ok(segment);
+        }
+        drop(segment);
+        let error = ShmError::system(UNSEALED, std::io::Error::from_raw_os_error(libc::EOPNOTSUPP));
+        if opts.huge == HugePages::Require {
+            return Err(error);
+        }
+        let mut segment = Self::create(name, len, &opts.for_foreign_writers())?;
+        segment.notes.push(format!("huge pages not used: {error}"));
+        Ok(segment)
+    }
+
     fn build(name: &str, len: usize, opts: &SegmentOptions, store: Store) -> Result<Self, ShmError> {
         let (page, huge) = match store {
             Store::HugeMemfd(page) => (page, true),
