@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use nemesia::{Config, Endpoint, Error, Source, Tag};
+use nemesia_tests::say;
 
 /// Where the buffers of all processes are.
 const AT: usize = 0x7000_0000_0000;
@@ -208,7 +209,7 @@ fn run(write: bool) -> Result<(), String> {
     }
     write_number(ASK.load(Relaxed), 1);
     let changed = read_number(ANSWER.load(Relaxed));
-    println!("{delivered} bytes of the stranger delivered, {changed} changed; {outcome:?}");
+    say(&format!("{delivered} bytes of the stranger delivered, {changed} changed; {outcome:?}"));
     match outcome {
         Err(Error::PeerFailed { .. }) if delivered == 0 && changed == 0 => Ok(()),
         _ => Err("a stranger was taken for rank 1".into()),
@@ -220,7 +221,7 @@ fn main() -> ExitCode {
     match run(write) {
         Ok(()) => ExitCode::SUCCESS,
         Err(problem) => {
-            eprintln!("{problem}");
+            say(&problem);
             ExitCode::from(4)
         }
     }
