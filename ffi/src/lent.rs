@@ -35,9 +35,18 @@ pub(crate) struct Single {
     busy: AtomicBool,
 }
 
+// SAFETY: what is in it is reached by `lend` and `at_hand` only, whose callers promise that no other thread is there; it may
+// move between threads.
+unsafe impl Sync for Single where Inner: Send {}
+
 impl Single {
     pub(crate) fn new(inner: Inner) -> Self {
         Self { inner: UnsafeCell::new(inner), busy: AtomicBool::new(false) }
+    }
+
+    /// Whether a call is seen to have the endpoint.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.busy.load(Ordering::Relaxed)
     }
 
     pub(crate) fn into_inner(self) -> Inner {

@@ -72,7 +72,8 @@ pub const NEMESIA_ERR_REPLIES: i32 = -23;
 /// The other ranks have agreed to go on without this process.
 pub const NEMESIA_ERR_EXCLUDED: i32 = -24;
 /// Another thread is in a call on the endpoint, which belongs to one at a time; nothing was done. Open it with
-/// NEMESIA_THREADS_MULTIPLE. Don't rely on this code: it is given when the mistake is seen, and that is not always.
+/// NEMESIA_THREADS_MULTIPLE. Don't rely on this code: it is given when the mistake is seen, and that is not always. From
+/// `nemesia_endpoint_close` of an endpoint with NEMESIA_THREADS_MULTIPLE it is always given while another thread is in a call.
 pub const NEMESIA_ERR_THREADS: i32 = -25;
 /// The launcher of this world starts no rank again: `nemesia run --restart N` does.
 pub const NEMESIA_ERR_NO_RESTART: i32 = -26;
@@ -80,8 +81,12 @@ pub const NEMESIA_ERR_NO_RESTART: i32 = -26;
 pub const NEMESIA_ERR_NOT_RESTARTED: i32 = -27;
 /// An agreement is not finished: call `nemesia_endpoint_agree` or `nemesia_endpoint_shrink` again first.
 pub const NEMESIA_ERR_AGREEMENT: i32 = -28;
+/// The handle is none: it was closed or destroyed before, it is of another kind (a configuration in place of an endpoint), its
+/// handler has returned, or no function of this library has made it. Nothing was done. Or as many endpoints and
+/// configurations exist as may, and no more can be made. `nemesia_last_error_message` tells which.
+pub const NEMESIA_ERR_HANDLE: i32 = -29;
 
-const NAMES: [(i32, &CStr); 31] = [
+const NAMES: [(i32, &CStr); 32] = [
     (NEMESIA_OK, c"NEMESIA_OK"),
     (NEMESIA_PENDING, c"NEMESIA_PENDING"),
     (NEMESIA_BUSY, c"NEMESIA_BUSY"),
@@ -113,6 +118,7 @@ const NAMES: [(i32, &CStr); 31] = [
     (NEMESIA_ERR_NO_RESTART, c"NEMESIA_ERR_NO_RESTART"),
     (NEMESIA_ERR_NOT_RESTARTED, c"NEMESIA_ERR_NOT_RESTARTED"),
     (NEMESIA_ERR_AGREEMENT, c"NEMESIA_ERR_AGREEMENT"),
+    (NEMESIA_ERR_HANDLE, c"NEMESIA_ERR_HANDLE"),
 ];
 
 /// The version of the library, which may be later than that of the header.
