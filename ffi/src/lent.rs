@@ -282,6 +282,13 @@ impl Lent<'_> {
         }
     }
 
+    pub(crate) fn barrier(&mut self) -> Result<(), Error> {
+        match self {
+            Self::One(endpoint) => endpoint.barrier(),
+            Self::All(endpoint) => endpoint.barrier(),
+        }
+    }
+
     pub(crate) fn flush(&mut self, rank: usize) -> Result<(), Error> {
         match self {
             Self::One(endpoint) => endpoint.flush(rank),

@@ -20,7 +20,7 @@ pub const NEMESIA_PENDING: i32 = 1;
 /// Not an error: something was done just now, and there may be more to do.
 pub const NEMESIA_BUSY: i32 = 2;
 /// An argument is not valid: a NULL pointer, a wrong `struct_size`, a length that no buffer has, a text that is not UTF-8,
-/// context 65535, which is reserved for agreements.
+/// contexts 65534 and 65535, which are reserved for barriers and agreements.
 pub const NEMESIA_ERR_ARGUMENT: i32 = -1;
 /// The configuration, a file or a variable of the environment can't be used; in strict mode (NEMESIA_STRICT), a wish
 /// can't be met.
@@ -217,7 +217,7 @@ impl From<Error> for Fault {
             Error::Bootstrap(_) => NEMESIA_ERR_BOOTSTRAP,
             Error::Shm(_) => NEMESIA_ERR_SYSTEM,
             Error::Peer { .. } => NEMESIA_ERR_PEER,
-            Error::PeerFailed { .. } => NEMESIA_ERR_PEER_FAILED,
+            Error::PeerFailed { .. } | Error::BarrierBroken { .. } => NEMESIA_ERR_PEER_FAILED,
             Error::Truncated(_) => NEMESIA_ERR_TRUNCATED,
             Error::Rank { .. } => NEMESIA_ERR_RANK,
             Error::Requests { .. } => NEMESIA_ERR_REQUESTS,
@@ -242,6 +242,7 @@ impl From<Error> for Fault {
         let rank = match error {
             Error::Peer { rank, .. }
             | Error::PeerFailed { rank, .. }
+            | Error::BarrierBroken { rank, .. }
             | Error::NotRestarted { rank }
             | Error::Refused { rank, .. } => i32::try_from(rank).unwrap_or(-1),
             _ => -1,

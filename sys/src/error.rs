@@ -41,6 +41,16 @@ pub enum Error {
         /// How.
         failure: Failure,
     },
+    /// Another rank found during a barrier that a rank is gone.
+    #[error(
+        "rank {rank} is gone, as rank {by} reports in a barrier: call shrink, then the barrier is among the survivors"
+    )]
+    BarrierBroken {
+        /// The rank that is gone.
+        rank: usize,
+        /// The rank that says so.
+        by: usize,
+    },
     /// A message was longer than its buffer. What fits was received.
     #[error("truncated: {0}")]
     Truncated(Truncation),
@@ -126,7 +136,7 @@ pub enum Error {
     #[error("the other ranks have agreed to go on without this one")]
     Excluded,
     /// The matching context is not anybody's.
-    #[error("context 65535 is reserved for agreements: use another one")]
+    #[error("contexts 65534 and 65535 are reserved, for barriers and agreements: use another one")]
     Context,
     /// The rank has not failed, or was not started again yet.
     #[error(

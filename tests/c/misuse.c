@@ -253,7 +253,7 @@ static void close_while_waiting(void) {
     do {
         memset(&counters, 0, sizeof counters);
         counters.struct_size = sizeof counters;
-        OK(nemesia_endpoint_counters(endpoint, &counters));
+        OK(nemesia_endpoint_counters(endpoint, NEMESIA_ALL_RANKS, &counters));
     } while (counters.sleeps == 0);
     GIVES(NEMESIA_ERR_THREADS, nemesia_endpoint_close(endpoint));
     works(endpoint);
