@@ -5,10 +5,12 @@ use super::forward::{self, Source, Target};
 use super::outcome::Outcome;
 use super::process::{LivePids, Plan, Processes, allowed_cpus};
 use super::server::Server;
-use super::supervise::{Policy, Supervisor};
+use super::poll;
+use super::supervise::{INTERRUPT_GRACE, Policy, Supervisor};
 use std::ffi::OsString;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::net::Shutdown;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
@@ -224,6 +226,26 @@ impl Launcher {
     }
 }
 
+/// Passes signals on to all ranks of a job, from any thread and as long as that likes, while another one is in
+/// [`Running::wait`].
+#[derive(Debug)]
+pub struct Interrupter(UnixStream);
+
+impl Interrupter {
+    /// Time that the ranks have between the signal and SIGKILL.
+    pub const GRACE: Duration = INTERRUPT_GRACE;
+
+    /// Sends `signal` to all ranks that run; those that have not ended after [`Interrupter::GRACE`] get SIGKILL. The second
+    /// call sends SIGKILL at once. No rank is started again after that, and [`Outcome::exit_code`] is 128 + `signal`. Does
+    /// nothing if the job has ended, or if `signal` is not between 1 and 127.
+    pub fn interrupt(&self, signal: i32) {
+        if let Some(byte) = u8::try_from(signal).ok().filter(|byte| (1..128).contains(byte)) {
+            // An error means that the job has ended, or that many signals wait to be read: either way nothing is lost.
+            let _ = poll::send(self.0.as_fd(), &[byte]);
+        }
+    }
+}
+
 /// A job that was started. Dropping it without [`Running::wait`] kills the processes that are left.
 ///
 /// It may be used from several threads at once.
@@ -231,8 +253,8 @@ impl Launcher {
 pub struct Running {
     ids: Vec<u32>,
     live: LivePids,
-    /// Closing it tells the supervisor that nobody waits any more.
-    owner: Option<UnixStream>,
+    /// Shutting it down tells the supervisor that the job is abandoned. Interrupters have it, too.
+    owner: UnixStream,
     supervisor: Option<JoinHandle<Result<Outcome, LaunchError>>>,
     forwarder: Option<Forwarder>,
 }
@@ -259,7 +281,7 @@ impl Running {
         let forwarder = if sources.is_empty() { None } else { Some(Forwarder::start(sources)?) };
         let thread = Builder::new().name("nemesia-launch".to_owned()).spawn(move || supervisor.run());
         let supervisor = Some(thread.map_err(failed)?);
-        Ok(Self { ids, live, owner: Some(owner), supervisor, forwarder })
+        Ok(Self { ids, live, owner, supervisor, forwarder })
     }
 
     /// The process id of each rank's first process, in order. An id may belong to another process once the rank has ended:
@@ -288,6 +310,14 @@ impl Running {
         }
     }
 
+    /// A handle by which another thread passes signals on while one is in [`Running::wait`].
+    ///
+    /// # Errors
+    /// When no file descriptor is left.
+    pub fn interrupter(&self) -> Result<Interrupter, LaunchError> {
+        self.owner.try_clone().map(Interrupter).map_err(|source| LaunchError::Thread { source })
+    }
+
     /// Waits until all processes have ended and their output is passed on.
     ///
     /// # Errors
@@ -312,7 +342,8 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        self.owner = None;
+        // It fails only where the supervisor is gone already.
+        let _ = self.owner.shutdown(Shutdown::Both);
         if let Some(thread) = self.supervisor.take() {
             // Nobody is left to hear of the outcome.
             let _ = thread.join();

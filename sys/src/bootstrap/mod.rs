@@ -22,7 +22,7 @@ mod supervise;
 mod wire;
 
 pub use error::BootstrapError;
-pub use launcher::{LaunchError, Launcher, Running};
+pub use launcher::{Interrupter, LaunchError, Launcher, Running};
 pub use members::Member;
 pub use outcome::{ExitKind, Outcome, RankExit, RankRestart};
 pub use pmi::PmiClient;

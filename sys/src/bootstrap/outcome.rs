@@ -77,7 +77,7 @@ impl fmt::Display for SignalName {
 pub struct RankExit {
     /// How it ended.
     pub kind: ExitKind,
-    /// Whether the launcher had told it to end (SIGTERM or SIGKILL), because another rank had failed.
+    /// Whether the launcher had sent it SIGTERM or SIGKILL because another rank had failed, or passed a signal on to it.
     pub ended_by_launcher: bool,
 }
 
@@ -116,12 +116,18 @@ pub struct Outcome {
     /// Ranks whose PMI connection the launcher closed because of what they sent, or that it could not start again, with the
     /// reason.
     pub faults: Vec<(usize, String)>,
+    /// The first signal that was passed on to all ranks ([`Interrupter`](super::Interrupter)).
+    pub interrupted: Option<i32>,
 }
 
 impl Outcome {
-    /// The exit status for the launcher itself: that of the first failure (128 + signal for a signal), or 0.
+    /// The exit status for the launcher itself: 128 + signal if one was passed on; else that of the first failure (128 + signal
+    /// for a signal), or 0.
     #[must_use]
     pub fn exit_code(&self) -> i32 {
+        if let Some(signal) = self.interrupted {
+            return ExitKind::Signaled(signal).status();
+        }
         self.first_failure.map_or(0, |(_, kind)| kind.status())
     }
 }
@@ -130,7 +136,11 @@ impl Outcome {
 impl fmt::Display for Outcome {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let count = self.ranks.len();
+        if let Some(signal) = self.interrupted {
+            write!(out, "{} was passed on to all ranks; ", SignalName(signal))?;
+        }
         match self.first_failure {
+            None if self.interrupted.is_some() => write!(out, "all {count} ranks have ended")?,
             None => write!(out, "all {count} ranks exited with code 0")?,
             Some((rank, kind)) => {
                 write!(out, "rank {rank} of {count} {kind}")?;

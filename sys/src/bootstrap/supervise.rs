@@ -10,8 +10,10 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-/// Time between SIGTERM and SIGKILL.
+/// Time between SIGTERM and SIGKILL when a rank has failed.
 const GRACE: Duration = Duration::from_secs(2);
+/// Time between a signal that is passed on and SIGKILL.
+pub(super) const INTERRUPT_GRACE: Duration = Duration::from_secs(5);
 /// How often a process is asked whether it has ended, where the kernel cannot tell by itself.
 const ASK_EVERY: Duration = Duration::from_millis(10);
 
@@ -20,7 +22,7 @@ const ASK_EVERY: Duration = Duration::from_millis(10);
 enum Ending {
     /// Nobody has asked for it.
     No,
-    /// SIGTERM was sent; SIGKILL follows at this time.
+    /// SIGTERM, or the signal of an interruption, was sent; SIGKILL follows at this time.
     Asked(Instant),
     /// SIGKILL was sent.
     Forced,
@@ -45,9 +47,12 @@ pub(super) struct Supervisor {
     restarts: Vec<RankRestart>,
     /// Why a rank could not be started again.
     faults: Vec<(usize, String)>,
-    /// Its other side belongs to whoever waits for the job. When that is closed, nobody does any more.
+    /// Its other side belongs to [`Running`](super::Running). A byte in it is a signal to pass on. When it is shut down, the
+    /// job has been abandoned.
     owner: UnixStream,
     ending: Ending,
+    /// The first signal that was passed on.
+    interrupted: Option<i32>,
     first_failure: Option<(usize, ExitKind)>,
 }
 
@@ -62,6 +67,7 @@ impl Supervisor {
             faults: Vec::new(),
             owner,
             ending: Ending::No,
+            interrupted: None,
             first_failure: None,
         }
     }
@@ -69,8 +75,9 @@ impl Supervisor {
     /// Runs until all processes have ended.
     pub(super) fn run(mut self) -> Result<Outcome, LaunchError> {
         while !self.processes.all_ended() {
-            let abandoned = self.wait()?;
+            let called = self.wait()?;
             let now = Instant::now();
+            let abandoned = called && self.hear_owner(now);
             self.server.turn(now);
             self.hear_aborts(now);
             self.bury(now);
@@ -92,10 +99,11 @@ impl Supervisor {
             first_failure: self.first_failure,
             restarts: self.restarts,
             faults: self.faults,
+            interrupted: self.interrupted,
         })
     }
 
-    /// Waits for something to do; whether nobody waits for the job any more.
+    /// Waits for something to do. Returns whether the owner has something to say.
     fn wait(&self) -> Result<bool, LaunchError> {
         let now = Instant::now();
         let mut entries = Vec::new();
@@ -116,6 +124,32 @@ impl Supervisor {
         poll::wait(&mut entries, timeouts.into_iter().flatten().min())
             .map_err(|source| LaunchError::Watch { source })?;
         Ok(!forced && entries.first().is_some_and(|entry| entry.revents != 0))
+    }
+
+    /// Passes on the signals that the owner has named. Returns whether it has abandoned the job.
+    fn hear_owner(&mut self, now: Instant) -> bool {
+        let mut signals = [0; 16];
+        let count = match poll::receive(self.owner.as_fd(), &mut signals) {
+            Ok(0) => return true,
+            Ok(count) => count,
+            Err(error) => return error.kind() != io::ErrorKind::WouldBlock,
+        };
+        for signal in &signals[..count] {
+            self.interrupt(i32::from(*signal), now);
+        }
+        false
+    }
+
+    /// Passes a signal on. The second one ends the job at once.
+    fn interrupt(&mut self, signal: i32, now: Instant) {
+        if self.interrupted.is_some() {
+            self.ending = Ending::Asked(now);
+            return;
+        }
+        self.interrupted = Some(signal);
+        // Also if a rank has failed just now: Ctrl-C reaches the ranks of a terminal before it is passed on.
+        self.ending = Ending::Asked(now + INTERRUPT_GRACE);
+        self.processes.end_all(signal);
     }
 
     fn hear_aborts(&mut self, now: Instant) {
