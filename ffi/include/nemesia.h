@@ -60,7 +60,7 @@
 
 /**
  * An argument is not valid: a NULL pointer, a wrong `struct_size`, a length that no buffer has, a text that is not UTF-8,
- * context 65535, which is reserved for agreements.
+ * contexts 65534 and 65535, which are reserved for barriers and agreements.
  */
 #define NEMESIA_ERR_ARGUMENT -1
 
@@ -2059,6 +2059,26 @@ int32_t nemesia_endpoint_icompare_swap(struct nemesia_endpoint *endpoint,
                                        const void *value,
                                        void *out_old,
                                        uint64_t *out_request);
+
+/**
+ * Waits until every rank has called this (as MPI_Barrier). Collective: all ranks call it, in the same order as
+ * `nemesia_endpoint_agree` and `nemesia_endpoint_shrink`; ranks that were agreed to be gone do not take part. With
+ * NEMESIA_THREADS_MULTIPLE one thread of each rank calls it, and the others go on.
+ *
+ * To end a program, call this and then `nemesia_endpoint_close`: after the barrier no rank waits for what another one had to
+ * send before it. `nemesia_endpoint_close` waits until pending sends have left this process, and then tells the peers that
+ * it has finished; after NEMESIA_ERR_TIMEOUT some sends are lost.
+ *
+ * - `endpoint`: an open endpoint.
+ *
+ * Returns: NEMESIA_OK; NEMESIA_ERR_PEER_FAILED if a rank is gone, which `nemesia_last_error_rank` names: after
+ * `nemesia_endpoint_shrink` the next barrier is among the survivors (some ranks may have left the same barrier with
+ * NEMESIA_OK, if the rank had entered it); NEMESIA_ERR_EXCLUDED if the others have agreed that this rank is gone;
+ * NEMESIA_ERR_UNEXPECTED_FULL or NEMESIA_ERR_REQUESTS, after which another call goes on with the same barrier;
+ * NEMESIA_ERR_ARGUMENT, _HANDLE or _PANIC.
+ * Threads: one at a time.
+ */
+int32_t nemesia_endpoint_barrier(struct nemesia_endpoint *endpoint);
 
 /**
  * Agrees with all living ranks on the AND of everyone's flags and on how many ranks are gone, whoever dies meanwhile (as
