@@ -381,7 +381,11 @@ mod tests {
         for bits in foreign {
             let endpoint = ptr::without_provenance::<Endpoint>(bits);
             assert_eq!(code(pin(endpoint, "it")), NEMESIA_ERR_HANDLE, "{bits:#x}");
-            assert_eq!(code(pin(ptr::without_provenance::<Config>(bits), "it")), NEMESIA_ERR_HANDLE, "{bits:#x}");
+            assert_eq!(
+                code(pin(ptr::without_provenance::<Config>(bits), "it")),
+                NEMESIA_ERR_HANDLE,
+                "{bits:#x}"
+            );
             // SAFETY: there is no such endpoint.
             assert!(unsafe { at_hand(endpoint) }.is_none(), "{bits:#x}");
         }

@@ -69,7 +69,7 @@ impl fmt::Display for Origin {
 }
 
 /// A value that can't be used.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
     /// A variable's value is not one of those it takes.

@@ -17,7 +17,8 @@ fn the_quick_start_of_c_runs_as_it_is_written() -> Result<(), String> {
     }
     let (prefix, directory) = (installed()?, scratch().join("quickstart"));
     std::fs::create_dir_all(&directory).map_err(|error| error.to_string())?;
-    let text = std::fs::read_to_string(source("ffi/examples/quickstart.c")).map_err(|error| error.to_string())?;
+    let text =
+        std::fs::read_to_string(source("ffi/examples/quickstart.c")).map_err(|error| error.to_string())?;
     assert!(text.lines().count() <= 30, "{} lines", text.lines().count());
     std::fs::write(directory.join("quickstart.c"), text).map_err(|error| error.to_string())?;
     // Where pkg-config is not installed, what it would have printed.
@@ -40,7 +41,9 @@ fn flags() -> Result<String, String> {
     let pc = std::fs::read_to_string(prefix.join("lib/pkgconfig/nemesia.pc"));
     let pc = pc.map_err(|error| error.to_string())?;
     let of = |name: &str| pc.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default().to_owned();
-    let place = |text: String, dir: &str| text.replace(&format!("${{{dir}dir}}"), &prefix.join(dir).display().to_string());
+    let place = |text: String, dir: &str| {
+        text.replace(&format!("${{{dir}dir}}"), &prefix.join(dir).display().to_string())
+    };
     let include = of("Cflags: ").replace("${includedir}", &prefix.join("include").display().to_string());
     Ok(format!("{include} {}", place(of("Libs: "), "lib")))
 }

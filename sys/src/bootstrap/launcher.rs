@@ -3,9 +3,9 @@
 use super::KVSNAME;
 use super::forward::{self, Source, Target};
 use super::outcome::Outcome;
+use super::poll;
 use super::process::{LivePids, Plan, Processes, allowed_cpus};
 use super::server::Server;
-use super::poll;
 use super::supervise::{INTERRUPT_GRACE, Policy, Supervisor};
 use std::ffi::OsString;
 use std::io;
@@ -19,7 +19,7 @@ use std::time::Duration;
 const DISCONNECTION_GRACE: Duration = Duration::from_secs(1);
 
 /// Why a job could not be started or looked after. Each message is one line: what failed, and the remedy.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum LaunchError {
     /// The number of processes is 0.

@@ -19,6 +19,7 @@ mod poll;
 mod process;
 mod server;
 mod supervise;
+mod threads;
 mod wire;
 
 pub use error::BootstrapError;
@@ -26,6 +27,7 @@ pub use launcher::{Interrupter, LaunchError, Launcher, Running};
 pub use members::Member;
 pub use outcome::{ExitKind, Outcome, RankExit, RankRestart};
 pub use pmi::PmiClient;
+pub use threads::{ThreadExchange, threads};
 pub use wire::WireError;
 
 use std::collections::HashMap;

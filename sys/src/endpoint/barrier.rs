@@ -87,7 +87,8 @@ impl Barrier {
     }
 
     fn message(&self) -> Bytes {
-        let gone = self.broken.map_or(COMPLETE, |(Broken::Seen { rank } | Broken::Heard { rank, .. })| rank as u32);
+        let gone =
+            self.broken.map_or(COMPLETE, |(Broken::Seen { rank } | Broken::Heard { rank, .. })| rank as u32);
         Box::new(gone.to_le_bytes())
     }
 }
