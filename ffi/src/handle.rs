@@ -80,9 +80,9 @@ pub(crate) trait Object: Send + Sync + Sized + 'static {
 /// One place of the table, in a cache line of its own.
 #[repr(align(64))]
 struct Entry {
-    /// The handle of an endpoint that belongs to one thread at a time and is sound; else 0.
+    /// The handle for which `single` is.
     at_hand: AtomicUsize,
-    /// That endpoint: valid while `at_hand` is not 0.
+    /// The endpoint, if it belongs to one thread at a time and is sound; else null.
     single: AtomicPtr<Single>,
     /// The object: valid while `state` has a kind.
     object: AtomicPtr<()>,
@@ -99,8 +99,13 @@ static TABLE: [Entry; ENTRIES] = [const {
     }
 }; ENTRIES];
 
-/// A bit for each entry that is in use. No lock, because a child that is forked meanwhile would find it held.
-static USED: [AtomicU64; ENTRIES / 64] = [const { AtomicU64::new(0) }; ENTRIES / 64];
+/// A bit for each entry that is in use. No lock, because a child that is forked meanwhile would find it held. The first entry is
+/// never free: it is that of NULL, which the critical path so finds without an endpoint and without a check of its own.
+static USED: [AtomicU64; ENTRIES / 64] = {
+    let mut used = [const { AtomicU64::new(0) }; ENTRIES / 64];
+    used[0] = AtomicU64::new(1);
+    used
+};
 
 /// Whether a handle has the form of one; the bits beside.
 pub(crate) const fn marked(bits: u64, kind: Kind) -> u64 {
@@ -132,14 +137,12 @@ pub(crate) fn insert<T: Object>(object: T) -> Result<*mut T, Fault> {
     let handle = marked(generation << ENTRY_BITS | at as u64, T::KIND);
     let object = Box::new(object);
     let single = object.single().map_or(ptr::null_mut(), |single| ptr::from_ref(single).cast_mut());
-    entry.single.store(single, Ordering::Relaxed);
     entry.object.store(Box::into_raw(object).cast(), Ordering::Relaxed);
     // Release: a thread that finds this state (`pin`) sees the object.
     entry.state.store(state_of(handle), Ordering::Release);
-    if !single.is_null() {
-        // Release: a thread that finds this handle (`at_hand`) sees the endpoint.
-        entry.at_hand.store(handle as usize, Ordering::Release);
-    }
+    entry.at_hand.store(handle as usize, Ordering::Relaxed);
+    // Release: a thread that finds the endpoint (`at_hand`) sees what is in it.
+    entry.single.store(single, Ordering::Release);
     Ok(ptr::without_provenance_mut(handle as usize))
 }
 
@@ -172,19 +175,22 @@ fn full() -> Fault {
 #[inline(always)]
 pub(crate) unsafe fn at_hand<'a, T: Object>(handle: *const T) -> Option<&'a Single> {
     let entry = entry_of(handle.addr());
-    // Acquire: see `insert`.
-    if handle.is_null() || entry.at_hand.load(Ordering::Acquire) != handle.addr() {
+    if entry.at_hand.load(Ordering::Relaxed) != handle.addr() {
         return None;
     }
-    // SAFETY: an entry with a handle has its endpoint. Only `Pinned::take` takes that out, which the same thread calls later.
-    Some(unsafe { &*entry.single.load(Ordering::Relaxed) })
+    // Acquire: see `insert`.
+    let single = entry.single.load(Ordering::Acquire);
+    // SAFETY: null, or the endpoint of this handle. Only `Pinned::take` takes that out, which the same thread calls later.
+    unsafe { single.as_ref() }
 }
 
 /// Takes an endpoint from the critical path: a panic went through it.
 #[cold]
 pub(crate) fn withdraw<T: Object>(handle: *const T) {
     let entry = entry_of(handle.addr());
-    let _ = entry.at_hand.compare_exchange(handle.addr(), 0, Ordering::Relaxed, Ordering::Relaxed);
+    if entry.at_hand.load(Ordering::Relaxed) == handle.addr() {
+        entry.single.store(ptr::null_mut(), Ordering::Relaxed);
+    }
 }
 
 /// The object of a handle, kept in the table until the result is dropped.
@@ -227,11 +233,11 @@ impl<T: Object> Pinned<T> {
         // What remains of the state is the generation, which the next user of the entry counts up.
         let next = state >> (PIN_BITS + KIND_BITS) << (PIN_BITS + KIND_BITS);
         // The critical path first: its thread is the one that calls this.
-        let at_hand = entry.at_hand.swap(0, Ordering::Relaxed);
+        let single = entry.single.swap(ptr::null_mut(), Ordering::Relaxed);
         // AcqRel: what other calls did to the object before they dropped their pins comes before what is done now.
         let taken = entry.state.compare_exchange(state + 1, next, Ordering::AcqRel, Ordering::Relaxed);
         if taken.is_err() {
-            entry.at_hand.store(at_hand, Ordering::Release);
+            entry.single.store(single, Ordering::Release);
             return Err(in_use(name));
         }
         let object = entry.object.swap(ptr::null_mut(), Ordering::Relaxed).cast::<T>();
