@@ -6,8 +6,9 @@ usage() {
     cat <<'TEXT'
 Usage: ffi/install.sh [--debug] PREFIX
 
-Builds nemesia-ffi and nemesia-interpose with cargo and installs under PREFIX:
+Builds the C interface and the program `nemesia` with cargo, from a fresh clone as well, and installs under PREFIX:
 
+  bin/nemesia                    starts jobs (`nemesia run`), explains (`info`) and measures (`perf`)
   include/nemesia.h
   lib/libnemesia.so -> libnemesia.so.0 -> libnemesia.so.VERSION
   lib/libnemesia.a
@@ -17,8 +18,15 @@ Builds nemesia-ffi and nemesia-interpose with cargo and installs under PREFIX:
   --debug   the unoptimised build, with every assertion
   --help    print this
 
-DESTDIR, if set, is put before PREFIX where files are written, for those who make packages. CARGO and CARGO_TARGET_DIR
-are honoured.
+Programs that are linked by the flags of nemesia.pc find the library under PREFIX at run time (-rpath).
+
+DESTDIR, if set, is put before PREFIX where files are written, for those who make packages; nemesia.pc then has no -rpath.
+CARGO and CARGO_TARGET_DIR are honoured.
+
+To uninstall, remove what is listed above:
+
+  rm -f PREFIX/bin/nemesia PREFIX/include/nemesia.h PREFIX/lib/libnemesia.* PREFIX/lib/libnemesia_interpose.so \
+      PREFIX/lib/pkgconfig/nemesia.pc
 TEXT
 }
 
@@ -39,14 +47,15 @@ fi
 
 cd "$(dirname "${BASH_SOURCE[0]}")"
 cargo=${CARGO:-cargo}
-"$cargo" build --package nemesia-ffi --package nemesia-interpose --profile "$profile"
+"$cargo" build --package nemesia-ffi --package nemesia-interpose --package nemesia-tool --profile "$profile"
 target=$("$cargo" metadata --no-deps --format-version 1 | sed -nE 's/.*"target_directory":"([^"]*)".*/\1/p')
 built=$target/${profile/dev/debug}
 version=$("$cargo" pkgid --package nemesia-ffi | sed -E 's/.*[#@]//')
 soname=$(sed -nE 's/^const SONAME: &str = "(.*)";/\1/p' build.rs)
 
 to=${DESTDIR:-}$prefix
-install -d "$to/include" "$to/lib/pkgconfig"
+install -d "$to/bin" "$to/include" "$to/lib/pkgconfig"
+install -m 755 "$built/nemesia" "$to/bin/nemesia"
 install -m 644 include/nemesia.h "$to/include/nemesia.h"
 install -m 644 "$built/libnemesia_ffi.a" "$to/lib/libnemesia.a"
 install -m 755 "$built/libnemesia_ffi.so" "$to/lib/libnemesia.so.$version"
@@ -56,6 +65,9 @@ ln -sf "$soname" "$to/lib/libnemesia.so"
 if [[ -f $built/libnemesia_interpose.so ]]; then
     install -m 755 "$built/libnemesia_interpose.so" "$to/lib/libnemesia_interpose.so"
 fi
+# A package installs into a directory where the system looks anyway.
+rpath=
+[[ -n ${DESTDIR:-} ]] || rpath=' -Wl,-rpath,${libdir}'
 # Libs.private is what `rustc --print native-static-libs` says.
 cat >"$to/lib/pkgconfig/nemesia.pc" <<TEXT
 prefix=$prefix
@@ -66,7 +78,7 @@ Name: nemesia
 Description: Transport engine for message-passing runtimes
 Version: $version
 Cflags: -I\${includedir}
-Libs: -L\${libdir} -lnemesia
+Libs: -L\${libdir} -lnemesia$rpath
 Libs.private: -lgcc_s -lutil -lrt -lpthread -lm -ldl -lc
 TEXT
 printf 'installed nemesia %s under %s\n' "$version" "$to"

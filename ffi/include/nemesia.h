@@ -5,7 +5,18 @@
  * Functions return a status: 0 is success, positive ones are no errors, negative ones are. A number is never given
  * another meaning. After an error nemesia_last_error_message() says in one line what happened and what to do.
  * Outputs come last and are named out_*; they are written on success only, unless the function says otherwise.
- * NULL is refused with NEMESIA_ERR_ARGUMENT wherever it is not allowed. Any other pointer has to be good.
+ * NULL is refused with NEMESIA_ERR_ARGUMENT wherever it is not allowed. Pointers to memory have to be good.
+ *
+ * Endpoints, configurations and incoming messages are handles: the value of the pointer is looked up in a table before it
+ * is used. A wrong one is an error of the call and changes nothing:
+ *   - used after it was closed or destroyed, a second close among them: NEMESIA_ERR_HANDLE;
+ *   - of another kind, such as a configuration in place of an endpoint, or a pointer of any other origin: the same;
+ *   - an incoming message after its handler has returned, or in another thread: the same;
+ *   - nemesia_endpoint_close while another thread is in a call on the endpoint: NEMESIA_ERR_THREADS; it stays open. An
+ *     endpoint of one thread at a time sees that once the other call waits, and not within its first few instructions;
+ *   - a request or a probed message that was completed before: NEMESIA_ERR_STALE;
+ *   - nemesia_config_destroy, which returns nothing, tells such an error by nemesia_last_error_message only.
+ *
  * An endpoint is used by one thread at a time, unless it was opened for several (nemesia_config_set_threads), and not by
  * a child after fork().
  */
@@ -49,7 +60,7 @@
 
 /**
  * An argument is not valid: a NULL pointer, a wrong `struct_size`, a length that no buffer has, a text that is not UTF-8,
- * context 65535, which is reserved for agreements.
+ * contexts 65534 and 65535, which are reserved for barriers and agreements.
  */
 #define NEMESIA_ERR_ARGUMENT -1
 
@@ -172,7 +183,8 @@
 
 /**
  * Another thread is in a call on the endpoint, which belongs to one at a time; nothing was done. Open it with
- * NEMESIA_THREADS_MULTIPLE. Don't rely on this code: it is given when the mistake is seen, and that is not always.
+ * NEMESIA_THREADS_MULTIPLE. Don't rely on this code: it is given when the mistake is seen, and that is not always. From
+ * `nemesia_endpoint_close` of an endpoint with NEMESIA_THREADS_MULTIPLE it is always given while another thread is in a call.
  */
 #define NEMESIA_ERR_THREADS -25
 
@@ -190,6 +202,13 @@
  * An agreement is not finished: call `nemesia_endpoint_agree` or `nemesia_endpoint_shrink` again first.
  */
 #define NEMESIA_ERR_AGREEMENT -28
+
+/**
+ * The handle is none: it was closed or destroyed before, it is of another kind (a configuration in place of an endpoint), its
+ * handler has returned, or no function of this library has made it. Nothing was done. Or as many endpoints and
+ * configurations exist as may, and no more can be made. `nemesia_last_error_message` tells which.
+ */
+#define NEMESIA_ERR_HANDLE -29
 
 /**
  * How threads use an endpoint: one at a time. The caller sees to that; the endpoint may move between threads. The default,
@@ -393,7 +412,8 @@ typedef struct nemesia_config nemesia_config;
 typedef struct nemesia_endpoint nemesia_endpoint;
 
 /**
- * An active message in the hands of its handler, for `nemesia_incoming_reply`. Gone when the handler returns.
+ * An active message in the hands of its handler, for `nemesia_incoming_reply`. Gone when the handler returns: after that, and
+ * in other threads, its use is NEMESIA_ERR_HANDLE.
  */
 typedef struct nemesia_incoming nemesia_incoming;
 
@@ -1011,7 +1031,8 @@ int32_t nemesia_config_get(struct nemesia_config *config,
 /**
  * Ends a configuration. Endpoints that were opened with it have their own copy.
  *
- * - `config`: a configuration, or NULL: nothing happens.
+ * - `config`: a configuration. For NULL nothing happens. For what is no configuration, or was destroyed before, or is used
+ *   by another thread in this moment, nothing happens but that `nemesia_last_error_message` says so.
  *
  * Ownership: takes the configuration.
  * Threads: any; no other thread may be using it.
@@ -1054,11 +1075,13 @@ int32_t nemesia_endpoint_open_with(const struct nemesia_config *config,
  * Sends what is pending, tells the peers that this process has finished, and leaves the world. May block for as long
  * as `timeout_seconds` of the configuration. Messages that have left can still be received by their receivers.
  *
- * - `endpoint`: an open endpoint. It is gone after this call, whatever the call returns.
+ * - `endpoint`: an open endpoint. The call closes it, whatever it returns, unless that is NEMESIA_ERR_THREADS, _ARGUMENT or
+ *   _HANDLE. Every later use of the handle, another close among them, returns NEMESIA_ERR_HANDLE.
  *
  * Returns: NEMESIA_OK; NEMESIA_ERR_TIMEOUT if something could not be sent; NEMESIA_ERR_BOOTSTRAP if the launcher did
- * not take leave; NEMESIA_ERR_PANIC if the endpoint, or this call, met an error of Nemesia's own; NEMESIA_ERR_ARGUMENT
- * for NULL.
+ * not take leave; NEMESIA_ERR_PANIC if the endpoint, or this call, met an error of Nemesia's own; NEMESIA_ERR_THREADS if
+ * another thread is in a call on the endpoint, which stays open: let that call return, and close again; NEMESIA_ERR_ARGUMENT
+ * for NULL, and from a handler of this endpoint; NEMESIA_ERR_HANDLE.
  * Ownership: takes the endpoint. Its requests end, and their buffers are the caller's again.
  * Threads: any; no other thread may be using the endpoint.
  */
@@ -1092,7 +1115,7 @@ int32_t nemesia_endpoint_size(struct nemesia_endpoint *endpoint, int32_t *out_si
  * - `endpoint`: an open endpoint.
  * - `index`: from 0; count up until NULL is returned.
  *
- * Returns: one line of text, or NULL if there is none with this index, or `endpoint` is NULL.
+ * Returns: one line of text, or NULL if there is none with this index, or `endpoint` is no open endpoint.
  * Ownership: the text is the endpoint's, until it is closed.
  * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
@@ -1671,7 +1694,7 @@ int32_t nemesia_endpoint_set_handler(struct nemesia_endpoint *endpoint,
  * - `header`, `header_len`, `payload`, `len`: both parts; NULL is allowed where the length is 0.
  *
  * Returns: NEMESIA_OK; NEMESIA_ERR_REPLIES when too many wait to leave: send it later, from outside a handler;
- * NEMESIA_ERR_TOO_LONG, _ARGUMENT or _PANIC.
+ * NEMESIA_ERR_TOO_LONG, _ARGUMENT or _PANIC; NEMESIA_ERR_HANDLE when the handler has returned, or runs in another thread.
  * Ownership: both parts are copied.
  * Threads: the handler's.
  */
@@ -2036,6 +2059,26 @@ int32_t nemesia_endpoint_icompare_swap(struct nemesia_endpoint *endpoint,
                                        const void *value,
                                        void *out_old,
                                        uint64_t *out_request);
+
+/**
+ * Waits until every rank has called this (as MPI_Barrier). Collective: all ranks call it, in the same order as
+ * `nemesia_endpoint_agree` and `nemesia_endpoint_shrink`; ranks that were agreed to be gone do not take part. With
+ * NEMESIA_THREADS_MULTIPLE one thread of each rank calls it, and the others go on.
+ *
+ * To end a program, call this and then `nemesia_endpoint_close`: after the barrier no rank waits for what another one had to
+ * send before it. `nemesia_endpoint_close` waits until pending sends have left this process, and then tells the peers that
+ * it has finished; after NEMESIA_ERR_TIMEOUT some sends are lost.
+ *
+ * - `endpoint`: an open endpoint.
+ *
+ * Returns: NEMESIA_OK; NEMESIA_ERR_PEER_FAILED if a rank is gone, which `nemesia_last_error_rank` names: after
+ * `nemesia_endpoint_shrink` the next barrier is among the survivors (some ranks may have left the same barrier with
+ * NEMESIA_OK, if the rank had entered it); NEMESIA_ERR_EXCLUDED if the others have agreed that this rank is gone;
+ * NEMESIA_ERR_UNEXPECTED_FULL or NEMESIA_ERR_REQUESTS, after which another call goes on with the same barrier;
+ * NEMESIA_ERR_ARGUMENT, _HANDLE or _PANIC.
+ * Threads: one at a time.
+ */
+int32_t nemesia_endpoint_barrier(struct nemesia_endpoint *endpoint);
 
 /**
  * Agrees with all living ranks on the AND of everyone's flags and on how many ranks are gone, whoever dies meanwhile (as

@@ -1,19 +1,23 @@
 //! Active messages.
 
+use std::cell::Cell;
 use std::ffi::c_void;
-use std::ptr::slice_from_raw_parts;
+use std::ptr::{self, slice_from_raw_parts};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use nemesia::{Endpoint as Inner, Incoming as InnerIncoming};
 
-use crate::boundary::{Out, bytes, check_buffer, guard, missing};
+use crate::boundary::{Out, bytes, check_buffer, guard};
 use crate::endpoint::{Endpoint, IN_HANDLER, blocking_on, on, rank_in, rank_of};
+use crate::handle::{FREE_BITS, Kind, marked, wrong_kind};
 use crate::lent::Lent;
-use crate::status::NEMESIA_OK;
+use crate::status::{Fault, NEMESIA_ERR_HANDLE, NEMESIA_OK};
 use crate::transfer::number;
 
-/// An active message in the hands of its handler, for `nemesia_incoming_reply`. Gone when the handler returns.
+/// An active message in the hands of its handler, for `nemesia_incoming_reply`. Gone when the handler returns: after that, and
+/// in other threads, its use is NEMESIA_ERR_HANDLE.
 #[derive(Debug)]
-pub struct Incoming(*mut c_void);
+pub struct Incoming(());
 
 /// What is called for an active message.
 ///
@@ -35,6 +39,67 @@ pub type Handler = Option<
         message: *mut Incoming,
     ),
 >;
+
+/// A message whose handler runs in this thread. Handlers nest where one of them uses another endpoint.
+struct Running {
+    /// What the handler has for it.
+    handle: u64,
+    message: *mut c_void,
+    outer: *const Running,
+}
+
+thread_local! {
+    /// The innermost.
+    static RUNNING: Cell<*const Running> = const { Cell::new(ptr::null()) };
+    /// The number of this thread's next message.
+    static NEXT: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Numbers that a thread takes at a time.
+const BLOCK: u64 = 1 << 20;
+/// Blocks that were taken.
+static BLOCKS: AtomicU64 = AtomicU64::new(0);
+
+/// A handle that no other message has, of any thread, until 2^44 messages have been handled.
+fn next_handle() -> u64 {
+    let mut next = NEXT.get();
+    if next % BLOCK == 0 {
+        next = BLOCKS.fetch_add(1, Ordering::Relaxed) * BLOCK;
+    }
+    NEXT.set(next + 1);
+    marked(next & ((1 << FREE_BITS) - 1), Kind::Incoming)
+}
+
+/// Lets `nemesia_incoming_reply` find a message by its handle while `handler` runs.
+fn while_handled(message: *mut c_void, handler: impl FnOnce(*mut Incoming)) {
+    struct Leave(*const Running);
+    impl Drop for Leave {
+        fn drop(&mut self) {
+            RUNNING.set(self.0);
+        }
+    }
+    let running = Running { handle: next_handle(), message, outer: RUNNING.get() };
+    let _leave = Leave(RUNNING.replace(&raw const running));
+    handler(ptr::without_provenance_mut(running.handle as usize));
+}
+
+/// The message of a handle, whose handler runs in this thread.
+fn message_of(handle: *const Incoming) -> Result<*mut c_void, Fault> {
+    let bits = handle.addr() as u64;
+    let mut at = RUNNING.get();
+    // SAFETY: what is in the list lies in frames of this thread that have not returned: `while_handled` takes it out.
+    while let Some(running) = unsafe { at.as_ref() } {
+        if running.handle == bits {
+            return Ok(running.message);
+        }
+        at = running.outer;
+    }
+    if Kind::of(bits) == Some(Kind::Incoming) {
+        let text = "the message is gone: reply within its handler, and in the handler's thread";
+        return Err(Fault::new(NEMESIA_ERR_HANDLE, text));
+    }
+    Err(wrong_kind(bits, Kind::Incoming, "message"))
+}
 
 /// The caller's context, which goes where the endpoint goes.
 struct Context(*mut c_void);
@@ -69,7 +134,7 @@ pub unsafe extern "C" fn nemesia_endpoint_set_handler(
     handler: Handler,
     context: *mut c_void,
 ) -> i32 {
-    let address = endpoint.addr();
+    let handle = endpoint.addr();
     let context = Context(context);
     let work = |endpoint: &mut Inner| {
         let Some(handler) = handler else {
@@ -81,10 +146,11 @@ pub unsafe extern "C" fn nemesia_endpoint_set_handler(
             let (header, header_len) = (header.as_ptr().cast(), header.len());
             let (payload, len) = (payload.as_ptr().cast(), payload.len());
             let rank = rank_of(message.from());
-            let mut incoming = Incoming((&raw mut *message).cast());
-            let before = IN_HANDLER.replace(address);
-            // SAFETY: the caller's function; all pointers are good until it returns.
-            unsafe { handler(context.get(), rank, header, header_len, payload, len, &raw mut incoming) };
+            let before = IN_HANDLER.replace(handle);
+            while_handled((&raw mut *message).cast(), |incoming| {
+                // SAFETY: the caller's function; all pointers are good until it returns.
+                unsafe { handler(context.get(), rank, header, header_len, payload, len, incoming) };
+            });
             IN_HANDLER.set(before);
         });
         Ok(NEMESIA_OK)
@@ -101,7 +167,7 @@ pub unsafe extern "C" fn nemesia_endpoint_set_handler(
 /// - `header`, `header_len`, `payload`, `len`: both parts; NULL is allowed where the length is 0.
 ///
 /// Returns: NEMESIA_OK; NEMESIA_ERR_REPLIES when too many wait to leave: send it later, from outside a handler;
-/// NEMESIA_ERR_TOO_LONG, _ARGUMENT or _PANIC.
+/// NEMESIA_ERR_TOO_LONG, _ARGUMENT or _PANIC; NEMESIA_ERR_HANDLE when the handler has returned, or runs in another thread.
 /// Ownership: both parts are copied.
 /// Threads: the handler's.
 #[unsafe(no_mangle)]
@@ -114,14 +180,12 @@ pub unsafe extern "C" fn nemesia_incoming_reply(
     len: usize,
 ) -> i32 {
     let work = || {
-        // SAFETY: null, or as given to the handler, which has not returned yet.
-        let message = unsafe { message.as_mut() }.ok_or_else(|| missing("message"))?;
-        let inner = message.0.cast::<InnerIncoming<'_>>();
+        let inner = message_of(message)?.cast::<InnerIncoming<'_>>();
         // SAFETY: checked in `bytes`: the caller's buffers, there for as long as this call.
         let (header, payload) =
             unsafe { (bytes(header, header_len, "header")?, bytes(payload, len, "payload")?) };
-        // SAFETY: the message that `nemesia_endpoint_set_handler` has put there for as long as the handler runs; it uses
-        // the message by nothing else meanwhile.
+        // SAFETY: the message that `nemesia_endpoint_set_handler` lends for as long as the handler runs, which it does in this
+        // thread: `message_of` has found it. The closure uses it by nothing else meanwhile.
         unsafe { &mut *inner }.reply(number, header, payload)?;
         Ok(NEMESIA_OK)
     };

@@ -1,9 +1,35 @@
-//! Going on without the peers that are gone.
+//! What all ranks do together: the barrier, and going on without the peers that are gone.
 
 use crate::boundary::{Out, missing};
 use crate::endpoint::{Endpoint, blocking_on, rank_of};
 use crate::lent::Lent;
 use crate::status::NEMESIA_OK;
+
+/// Waits until every rank has called this (as MPI_Barrier). Collective: all ranks call it, in the same order as
+/// `nemesia_endpoint_agree` and `nemesia_endpoint_shrink`; ranks that were agreed to be gone do not take part. With
+/// NEMESIA_THREADS_MULTIPLE one thread of each rank calls it, and the others go on.
+///
+/// To end a program, call this and then `nemesia_endpoint_close`: after the barrier no rank waits for what another one had to
+/// send before it. `nemesia_endpoint_close` waits until pending sends have left this process, and then tells the peers that
+/// it has finished; after NEMESIA_ERR_TIMEOUT some sends are lost.
+///
+/// - `endpoint`: an open endpoint.
+///
+/// Returns: NEMESIA_OK; NEMESIA_ERR_PEER_FAILED if a rank is gone, which `nemesia_last_error_rank` names: after
+/// `nemesia_endpoint_shrink` the next barrier is among the survivors (some ranks may have left the same barrier with
+/// NEMESIA_OK, if the rank had entered it); NEMESIA_ERR_EXCLUDED if the others have agreed that this rank is gone;
+/// NEMESIA_ERR_UNEXPECTED_FULL or NEMESIA_ERR_REQUESTS, after which another call goes on with the same barrier;
+/// NEMESIA_ERR_ARGUMENT, _HANDLE or _PANIC.
+/// Threads: one at a time.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nemesia_endpoint_barrier(endpoint: *mut Endpoint) -> i32 {
+    let work = |mut endpoint: Lent<'_>| {
+        endpoint.barrier()?;
+        Ok(NEMESIA_OK)
+    };
+    // SAFETY: the caller's endpoint, or null.
+    unsafe { blocking_on(endpoint, work) }
+}
 
 /// Agrees with all living ranks on the AND of everyone's flags and on how many ranks are gone, whoever dies meanwhile (as
 /// `MPI_Comm_agree` of MPI's ULFM). Collective: every rank that lives calls this and `nemesia_endpoint_shrink` in the same

@@ -1,8 +1,10 @@
 //! The configuration: names and values, as in the environment.
 
 use std::ffi::c_char;
+use std::sync::{Mutex, PoisonError};
 
-use crate::boundary::{Out, guard, missing, text, write_text};
+use crate::boundary::{Out, guard, text, write_text};
+use crate::handle::{self, Kind, Object, pin};
 use crate::status::{Fault, NEMESIA_OK};
 
 /// How an endpoint is to be set up: variables with values, the same as in the environment and in configuration files.
@@ -12,7 +14,11 @@ use crate::status::{Fault, NEMESIA_OK};
 /// All processes of a world must agree on NEMESIA_CELLS, NEMESIA_CELL_BYTES and NEMESIA_FASTBOX_SLOTS; a difference is
 /// refused at start.
 #[derive(Debug)]
-pub struct Config {
+pub struct Config(Mutex<Settings>);
+
+/// What a configuration says. Callers use it one thread at a time; the lock makes more than that safe.
+#[derive(Debug)]
+struct Settings {
     inner: nemesia::Config,
     multiple: bool,
 }
@@ -38,7 +44,7 @@ pub unsafe extern "C" fn nemesia_config_from_environment(out_config: *mut *mut C
         // SAFETY: the caller's pointer, null or good.
         let out = unsafe { Out::required(out_config, "out_config") }?;
         let config = nemesia::Config::from_env().map_err(nemesia::Error::from)?;
-        out.write(Config::boxed(config));
+        out.write(Config::publish(config)?);
         Ok(NEMESIA_OK)
     };
     guard(work, || ())
@@ -56,15 +62,24 @@ pub unsafe extern "C" fn nemesia_config_default(out_config: *mut *mut Config) ->
     let work = || {
         // SAFETY: the caller's pointer, null or good.
         let out = unsafe { Out::required(out_config, "out_config") }?;
-        out.write(Config::boxed(nemesia::Config::default()));
+        out.write(Config::publish(nemesia::Config::default())?);
         Ok(NEMESIA_OK)
     };
     guard(work, || ())
 }
 
+impl Object for Config {
+    const KIND: Kind = Kind::Config;
+}
+
 impl Config {
-    fn boxed(inner: nemesia::Config) -> *mut Self {
-        Box::into_raw(Box::new(Self { inner, multiple: false }))
+    /// Makes the handle of a configuration.
+    fn publish(inner: nemesia::Config) -> Result<*mut Self, Fault> {
+        handle::insert(Self(Mutex::new(Settings { inner, multiple: false })))
+    }
+
+    fn with<T>(&self, work: impl FnOnce(&mut Settings) -> T) -> T {
+        work(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
@@ -85,15 +100,14 @@ impl Config {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_config_set_threads(config: *mut Config, threads: u32) -> i32 {
     let work = || {
-        // SAFETY: the caller's configuration, or null.
-        let config = unsafe { config.as_mut() }.ok_or_else(|| missing("config"))?;
-        config.multiple = match threads {
+        let multiple = match threads {
             NEMESIA_THREADS_SINGLE => false,
             NEMESIA_THREADS_MULTIPLE => true,
             other => {
                 return Err(Fault::argument(format!("threads is {other}: there is no such way to use them")));
             }
         };
+        pin(config, "config")?.with(|settings| settings.multiple = multiple);
         Ok(NEMESIA_OK)
     };
     guard(work, || ())
@@ -115,8 +129,7 @@ pub unsafe extern "C" fn nemesia_config_read_file(config: *mut Config, path: *co
         config.read_file(path).map_err(nemesia::Error::from)?;
         Ok(NEMESIA_OK)
     };
-    // SAFETY: the caller's configuration, or null.
-    unsafe { on(config, work) }
+    on(config, work)
 }
 
 /// Sets a variable.
@@ -140,8 +153,7 @@ pub unsafe extern "C" fn nemesia_config_set(
         config.set(name, value).map_err(nemesia::Error::from)?;
         Ok(NEMESIA_OK)
     };
-    // SAFETY: the caller's configuration, or null.
-    unsafe { on(config, work) }
+    on(config, work)
 }
 
 /// The value of a variable that is in force.
@@ -170,44 +182,40 @@ pub unsafe extern "C" fn nemesia_config_get(
         // SAFETY: the caller's buffer of this size.
         unsafe { write_text(&value, bytes, out_value, out_len, "out_value") }
     };
-    // SAFETY: the caller's configuration, or null.
-    unsafe { on(config, work) }
+    on(config, work)
 }
 
 /// Ends a configuration. Endpoints that were opened with it have their own copy.
 ///
-/// - `config`: a configuration, or NULL: nothing happens.
+/// - `config`: a configuration. For NULL nothing happens. For what is no configuration, or was destroyed before, or is used
+///   by another thread in this moment, nothing happens but that `nemesia_last_error_message` says so.
 ///
 /// Ownership: takes the configuration.
 /// Threads: any; no other thread may be using it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_config_destroy(config: *mut Config) {
-    if !config.is_null() {
-        // SAFETY: it came from a function above, and the caller gives it back.
-        drop(unsafe { Box::from_raw(config) });
+    if config.is_null() {
+        return;
     }
+    let work = || {
+        drop(pin(config, "config")?.take("config")?);
+        Ok(NEMESIA_OK)
+    };
+    guard(work, || ());
 }
 
 /// Runs what uses a configuration.
-///
-/// # Safety
-/// `config` is null, or a configuration that nobody else uses until this returns.
-unsafe fn on(config: *mut Config, work: impl FnOnce(&mut nemesia::Config) -> Result<i32, Fault>) -> i32 {
-    // SAFETY: the caller's promise.
-    let Some(config) = (unsafe { config.as_mut() }) else { return missing("config").report() };
-    guard(|| work(&mut config.inner), || ())
+fn on(config: *mut Config, work: impl FnOnce(&mut nemesia::Config) -> Result<i32, Fault>) -> i32 {
+    guard(|| pin(config, "config")?.with(|settings| work(&mut settings.inner)), || ())
 }
 
-/// The caller's configuration and whether several threads are to use the endpoint, or files, environment and defaults if there is none.
-///
-/// # Safety
-/// `config` is null, or a configuration that nobody else changes meanwhile.
-pub(crate) unsafe fn resolve(config: *const Config) -> Result<(nemesia::Config, bool), Fault> {
-    // SAFETY: the caller's promise.
-    match unsafe { config.as_ref() } {
-        Some(config) => Ok((config.inner.clone(), config.multiple)),
-        None => Ok((nemesia::Config::from_env().map_err(nemesia::Error::from)?, false)),
+/// The caller's configuration and whether several threads are to use the endpoint; without one, what files, environment and
+/// defaults say.
+pub(crate) fn resolve(config: *const Config) -> Result<(nemesia::Config, bool), Fault> {
+    if config.is_null() {
+        return Ok((nemesia::Config::from_env().map_err(nemesia::Error::from)?, false));
     }
+    Ok(pin(config, "config")?.with(|settings| (settings.inner.clone(), settings.multiple)))
 }
 
 #[cfg(test)]

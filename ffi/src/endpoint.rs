@@ -7,9 +7,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use nemesia::Failure;
 
-use crate::boundary::{Out, guard, missing, read_versioned, write_text};
+use crate::boundary::{Out, guard, read_versioned, write_text};
 use crate::config::{self, Config};
 use crate::exchange::{Exchange, Foreign};
+use crate::handle::{self, Kind, Object, Pinned, in_use, pin};
 use crate::lent::{Lent, Owner, Single};
 use crate::status::{Fault, NEMESIA_ERR_PANIC, NEMESIA_ERR_RANK, NEMESIA_OK};
 
@@ -34,12 +35,24 @@ pub struct Endpoint {
     poisoned: AtomicBool,
 }
 
+impl Object for Endpoint {
+    const KIND: Kind = Kind::Endpoint;
+
+    fn single(&self) -> Option<&Single> {
+        match &self.owner {
+            Owner::One(single) => Some(single),
+            Owner::All(_) => None,
+        }
+    }
+}
+
 impl Endpoint {
-    fn new(inner: nemesia::Endpoint, multiple: bool) -> *mut Self {
+    /// Makes the handle of an endpoint.
+    fn publish(inner: nemesia::Endpoint, multiple: bool) -> Result<*mut Self, Fault> {
         let notes = inner.notes().iter().map(|note| CString::new(note.as_str()).unwrap_or_default());
         let notes = notes.collect();
         let owner = if multiple { Owner::All(inner.into_shared()) } else { Owner::One(Single::new(inner)) };
-        Box::into_raw(Box::new(Self { owner, notes, poisoned: AtomicBool::new(false) }))
+        handle::insert(Self { owner, notes, poisoned: AtomicBool::new(false) })
     }
 }
 
@@ -61,9 +74,8 @@ pub unsafe extern "C" fn nemesia_endpoint_open(
     let work = || {
         // SAFETY: the caller's pointer, null or good.
         let out = unsafe { Out::required(out_endpoint, "out_endpoint") }?;
-        // SAFETY: the caller's pointer, null or good.
-        let (config, multiple) = unsafe { config::resolve(config) }?;
-        out.write(Endpoint::new(nemesia::Endpoint::open(&config)?, multiple));
+        let (config, multiple) = config::resolve(config)?;
+        out.write(Endpoint::publish(nemesia::Endpoint::open(&config)?, multiple)?);
         Ok(NEMESIA_OK)
     };
     guard(work, || ())
@@ -89,13 +101,13 @@ pub unsafe extern "C" fn nemesia_endpoint_open_with(
     let work = || {
         // SAFETY: the caller's pointer, null or good.
         let out = unsafe { Out::required(out_endpoint, "out_endpoint") }?;
-        // SAFETY: the caller's pointer, null or good.
-        let (config, multiple) = unsafe { config::resolve(config) }?;
+        let (config, multiple) = config::resolve(config)?;
         // SAFETY: the caller's pointer, null or good.
         let exchange = unsafe { read_versioned(exchange) }?;
         // SAFETY: the caller's functions.
         let exchange = unsafe { Foreign::new(&exchange) }?;
-        out.write(Endpoint::new(nemesia::Endpoint::open_with(&config, Box::new(exchange))?, multiple));
+        let inner = nemesia::Endpoint::open_with(&config, Box::new(exchange))?;
+        out.write(Endpoint::publish(inner, multiple)?);
         Ok(NEMESIA_OK)
     };
     guard(work, || ())
@@ -107,24 +119,26 @@ pub unsafe extern "C" fn nemesia_endpoint_open_with(
 ///
 /// In a forked child it returns NEMESIA_ERR_FORKED and does nothing to the world of the parent.
 ///
-/// - `endpoint`: an open endpoint. It is gone after this call, whatever the call returns.
+/// - `endpoint`: an open endpoint. The call closes it, whatever it returns, unless that is NEMESIA_ERR_THREADS, _ARGUMENT or
+///   _HANDLE. Every later use of the handle, another close among them, returns NEMESIA_ERR_HANDLE.
 ///
 /// Returns: NEMESIA_OK; NEMESIA_ERR_TIMEOUT if something could not be sent; NEMESIA_ERR_BOOTSTRAP if the launcher did
-/// not take leave; NEMESIA_ERR_FORKED in a forked child; NEMESIA_ERR_PANIC if the endpoint, or this call, met an error of Nemesia's own; NEMESIA_ERR_ARGUMENT
-/// for NULL.
+/// not take leave; NEMESIA_ERR_FORKED in a forked child; NEMESIA_ERR_PANIC if the endpoint, or this call, met an error
+/// of Nemesia's own; NEMESIA_ERR_THREADS if another thread is in a call on the endpoint, which stays open: let that call
+/// return, and close again; NEMESIA_ERR_ARGUMENT for NULL, and from a handler of this endpoint; NEMESIA_ERR_HANDLE.
 /// Ownership: takes the endpoint. Its requests end, and their buffers are the caller's again.
 /// Threads: any; no other thread may be using the endpoint.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_close(endpoint: *mut Endpoint) -> i32 {
     let work = || {
-        if endpoint.is_null() {
-            return Err(missing("endpoint"));
-        }
-        if IN_HANDLER.get() == endpoint.addr() {
+        let pinned = pin(endpoint, "endpoint")?;
+        if is_in_handler(endpoint) {
             return Err(in_handler());
         }
-        // SAFETY: it came from `Endpoint::new`, and the caller gives it back.
-        let Endpoint { owner, poisoned, .. } = *unsafe { Box::from_raw(endpoint) };
+        if pinned.single().is_some_and(Single::is_busy) {
+            return Err(in_use("endpoint"));
+        }
+        let Endpoint { owner, poisoned, .. } = *pinned.take("endpoint")?;
         if poisoned.into_inner() {
             drop(owner);
             return Err(poison());
@@ -181,14 +195,13 @@ pub unsafe extern "C" fn nemesia_endpoint_size(endpoint: *mut Endpoint, out_size
 /// - `endpoint`: an open endpoint.
 /// - `index`: from 0; count up until NULL is returned.
 ///
-/// Returns: one line of text, or NULL if there is none with this index, or `endpoint` is NULL.
+/// Returns: one line of text, or NULL if there is none with this index, or `endpoint` is no open endpoint.
 /// Ownership: the text is the endpoint's, until it is closed.
 /// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_note(endpoint: *mut Endpoint, index: usize) -> *const c_char {
-    // SAFETY: null, or the caller's endpoint, which nobody else uses now.
-    let endpoint = unsafe { endpoint.as_ref() };
-    endpoint.and_then(|endpoint| endpoint.notes.get(index)).map_or(ptr::null(), |note| note.as_ptr())
+    let Ok(endpoint) = pin(endpoint, "endpoint") else { return ptr::null() };
+    endpoint.notes.get(index).map_or(ptr::null(), |note| note.as_ptr())
 }
 
 /// How each rank is reached, what is used with it, and why what is not used was refused; and the remarks of
@@ -269,20 +282,28 @@ pub unsafe extern "C" fn nemesia_endpoint_acknowledge_failures(endpoint: *mut En
 /// Runs what uses an endpoint and does not block: checks that it is there and sound, and poisons it if `work` panics.
 ///
 /// # Safety
-/// `endpoint` is null, or open until this returns; and not used by anybody else meanwhile, unless it is all threads'.
+/// If `endpoint` is an open endpoint of one thread, no other thread uses it meanwhile.
 #[inline]
 pub(crate) unsafe fn on(
     endpoint: *mut Endpoint,
     work: impl FnOnce(&mut nemesia::Endpoint) -> Result<i32, Fault>,
 ) -> i32 {
-    let work = |endpoint: &Endpoint| match &endpoint.owner {
-        // SAFETY: the caller's promise.
-        Owner::One(single) => unsafe { single.lend(work) }?,
-        // SAFETY: no function of this crate swaps, replaces or takes the endpoint that it is lent.
-        Owner::All(shared) => unsafe { shared.with_endpoint(work) }?,
-    };
     // SAFETY: the caller's promise.
-    unsafe { checked(endpoint, work) }
+    let held = match unsafe { hold(endpoint) } {
+        Ok(held) => held,
+        Err(fault) => return fault.report(),
+    };
+    let work = || match &held {
+        // SAFETY: the caller's promise.
+        Held::One(single) => unsafe { single.lend(work) }?,
+        Held::Pinned(pinned) => match &pinned.owner {
+            // SAFETY: no function of this crate swaps, replaces or takes the endpoint that it is lent.
+            Owner::All(shared) => unsafe { shared.with_endpoint(work) }?,
+            // SAFETY: the caller's promise.
+            Owner::One(single) => unsafe { single.lend(work) }?,
+        },
+    };
+    guard(work, || spoil(endpoint))
 }
 
 /// As [`on`], of what may block.
@@ -294,13 +315,21 @@ pub(crate) unsafe fn blocking_on(
     endpoint: *mut Endpoint,
     work: impl FnOnce(Lent<'_>) -> Result<i32, Fault>,
 ) -> i32 {
-    let work = |endpoint: &Endpoint| match &endpoint.owner {
-        // SAFETY: the caller's promise.
-        Owner::One(single) => unsafe { single.lend(|inner| work(Lent::One(inner))) }?,
-        Owner::All(shared) => work(Lent::All(shared)),
-    };
     // SAFETY: the caller's promise.
-    unsafe { checked(endpoint, work) }
+    let held = match unsafe { hold(endpoint) } {
+        Ok(held) => held,
+        Err(fault) => return fault.report(),
+    };
+    let work = || match &held {
+        // SAFETY: the caller's promise.
+        Held::One(single) => unsafe { single.lend(|inner| work(Lent::One(inner))) }?,
+        Held::Pinned(pinned) => match &pinned.owner {
+            Owner::All(shared) => work(Lent::All(shared)),
+            // SAFETY: the caller's promise.
+            Owner::One(single) => unsafe { single.lend(|inner| work(Lent::One(inner))) }?,
+        },
+    };
+    guard(work, || spoil(endpoint))
 }
 
 /// The endpoint, for what is over after some instructions, calls nothing of the caller's and does not panic: no guard, which
@@ -311,33 +340,49 @@ pub(crate) unsafe fn blocking_on(
 #[inline(always)]
 pub(crate) unsafe fn at_hand<'a>(endpoint: *mut Endpoint) -> Option<&'a mut nemesia::Endpoint> {
     // SAFETY: the caller's promise.
-    let endpoint = unsafe { endpoint.as_ref() }?;
-    match &endpoint.owner {
-        // SAFETY: the caller's promise.
-        Owner::One(single) if !endpoint.poisoned.load(Ordering::Relaxed) => unsafe { single.at_hand() },
-        _ => None,
+    unsafe { handle::at_hand(endpoint)?.at_hand() }
+}
+
+/// An endpoint for the length of a call.
+enum Held<'a> {
+    /// One thread's: nobody else may close it, and it says whether a call has it.
+    One(&'a Single),
+    /// All threads', or about to be closed.
+    Pinned(Pinned<Endpoint>),
+}
+
+/// What both do: checks that the endpoint is open and sound, and that this is no handler of its own.
+///
+/// # Safety
+/// As [`on`].
+#[inline]
+unsafe fn hold<'a>(endpoint: *mut Endpoint) -> Result<Held<'a>, Fault> {
+    if is_in_handler(endpoint) {
+        return Err(in_handler());
+    }
+    // SAFETY: the caller's promise.
+    if let Some(single) = unsafe { handle::at_hand(endpoint) } {
+        return Ok(Held::One(single));
+    }
+    let pinned = pin(endpoint, "endpoint")?;
+    if pinned.poisoned.load(Ordering::Relaxed) { Err(poison()) } else { Ok(Held::Pinned(pinned)) }
+}
+
+/// After a panic the endpoint can only be closed.
+#[cold]
+fn spoil(endpoint: *mut Endpoint) {
+    handle::withdraw(endpoint);
+    if let Ok(pinned) = pin(endpoint, "endpoint") {
+        pinned.poisoned.store(true, Ordering::Relaxed);
     }
 }
 
-/// What both do.
-///
-/// # Safety
-/// `endpoint` is null, or open until this returns.
-#[inline]
-unsafe fn checked(endpoint: *mut Endpoint, work: impl FnOnce(&Endpoint) -> Result<i32, Fault>) -> i32 {
-    if IN_HANDLER.get() == endpoint.addr() && !endpoint.is_null() {
-        return in_handler().report();
-    }
-    // SAFETY: the caller's promise.
-    let Some(endpoint) = (unsafe { endpoint.as_ref() }) else { return missing("endpoint").report() };
-    if endpoint.poisoned.load(Ordering::Relaxed) {
-        return poison().report();
-    }
-    guard(|| work(endpoint), || endpoint.poisoned.store(true, Ordering::Relaxed))
+fn is_in_handler(endpoint: *mut Endpoint) -> bool {
+    IN_HANDLER.get() == endpoint.addr() && !endpoint.is_null()
 }
 
 thread_local! {
-    /// The address of the endpoint whose handler this thread is in, or 0.
+    /// The handle of the endpoint whose handler this thread is in, or 0.
     pub(crate) static IN_HANDLER: Cell<usize> = const { Cell::new(0) };
 }
 
@@ -381,7 +426,8 @@ mod tests {
     fn alone() -> *mut Endpoint {
         let exchange = nemesia::bootstrap::Singleton::new();
         let config = nemesia::Config::default();
-        Endpoint::new(nemesia::Endpoint::open_with(&config, Box::new(exchange)).unwrap(), false)
+        let inner = nemesia::Endpoint::open_with(&config, Box::new(exchange)).unwrap();
+        Endpoint::publish(inner, false).unwrap()
     }
 
     #[test]

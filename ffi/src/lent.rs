@@ -37,9 +37,18 @@ pub(crate) struct Single {
     busy: AtomicBool,
 }
 
+// SAFETY: what is in it is reached by `lend` and `at_hand` only, whose callers promise that no other thread is there; it may
+// move between threads.
+unsafe impl Sync for Single where Inner: Send {}
+
 impl Single {
     pub(crate) fn new(inner: Inner) -> Self {
         Self { inner: UnsafeCell::new(inner), busy: AtomicBool::new(false) }
+    }
+
+    /// Whether a call is seen to have the endpoint.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.busy.load(Ordering::Relaxed)
     }
 
     pub(crate) fn into_inner(self) -> Inner {
@@ -279,6 +288,13 @@ impl Lent<'_> {
             Self::One(endpoint) => endpoint.mrecv(message, buf),
             // SAFETY: the buffer is borrowed until `run` returns.
             Self::All(endpoint) => endpoint.run(|endpoint| unsafe { endpoint.imrecv(message, base, len) }),
+        }
+    }
+
+    pub(crate) fn barrier(&mut self) -> Result<(), Error> {
+        match self {
+            Self::One(endpoint) => endpoint.barrier(),
+            Self::All(endpoint) => endpoint.barrier(),
         }
     }
 

@@ -9,6 +9,7 @@
 //! | [`status`] | the codes, and the text of the last error |
 //! | [`boundary`] | pointers in, pointers out, panics: the rules that every function follows |
 //! | [`config`] | `nemesia_config` |
+//! | `handle` | what the opaque pointers hold: the table in which every handle is looked up |
 //! | [`exchange`] | `nemesia_exchange`: the caller's own way for processes to find each other |
 //! | [`endpoint`] | open, close, and what an endpoint knows |
 //! | `lent` | an endpoint for the length of a call, of one thread or of several |
@@ -41,6 +42,7 @@ pub mod endpoint;
 pub mod event;
 pub mod exchange;
 pub mod fetch;
+mod handle;
 mod lent;
 pub mod list;
 pub mod memory;

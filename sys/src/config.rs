@@ -70,7 +70,7 @@ impl fmt::Display for Origin {
 }
 
 /// A value that cannot be used.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
     /// A variable does not take this value.

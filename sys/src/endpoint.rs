@@ -2,6 +2,7 @@
 
 mod active;
 mod agree;
+mod barrier;
 mod context;
 mod counters;
 mod direct;
@@ -22,7 +23,6 @@ mod wait;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use nemesia_core::agreement;
 use nemesia_core::engine::rma::{Region as Exposure, Reply, WINDOW};
 use nemesia_core::engine::{
     Engine, Lent, Peer, Request as Operation, RequestId, StartError, Storage, Tuning,
@@ -54,6 +54,7 @@ use crate::os::{Departure, Origin, limits};
 use crate::route::{self, Explanation, Facts};
 use crate::shm::{self, Attached, Door, Port};
 use agree::Agreements;
+use barrier::{Barrier, free_context};
 use probe::Dropped;
 use wait::Waiter;
 
@@ -161,6 +162,8 @@ pub struct Endpoint {
     waiter: Waiter,
     /// Holds buffers that the engine uses.
     agreements: Agreements,
+    /// The one under way, which holds buffers that the engine uses.
+    barrier: Option<Barrier>,
     exchange: Option<Box<dyn Exchange + Send>>,
     /// Peers that are gone, and whose last messages may still be on the way; and how often they were looked for.
     leaving: Vec<(usize, Departure, u32)>,
@@ -253,6 +256,7 @@ impl Endpoint {
             engine,
             waiter,
             agreements: Agreements::default(),
+            barrier: None,
             exchange: Some(exchange),
             leaving: Vec::new(),
             allocations: Vec::new(),
@@ -604,15 +608,6 @@ fn room(bytes: usize) -> Result<(Vec<Unit>, Vec<u32>), Error> {
 
 fn filled<T: Default>(len: usize) -> Vec<T> {
     std::iter::repeat_with(T::default).take(len).collect()
-}
-
-/// A context that is anybody's.
-///
-/// # Errors
-/// It is that of agreements.
-#[inline(always)]
-fn free_context(context: u16) -> Result<u16, Error> {
-    if context == agreement::CONTEXT { Err(Error::Context) } else { Ok(context) }
 }
 
 /// # Errors

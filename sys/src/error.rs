@@ -1,16 +1,18 @@
 //! Errors for the caller.
 
+use std::fmt;
+
 use nemesia_core::engine::rma::Refusal;
 use nemesia_core::engine::{Failure, Fate, Truncation};
 use nemesia_core::shared::layout::LayoutError;
 
-use crate::bootstrap::BootstrapError;
+use crate::bootstrap::{BootstrapError, LaunchError, WireError};
 use crate::config::ConfigError;
 use crate::os::ShmError;
 
 /// An error of an endpoint. Every message is one line that names the peer, the transport and the remedy, if
 /// there are any.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The configuration cannot be used.
@@ -40,6 +42,16 @@ pub enum Error {
         rank: usize,
         /// The reason.
         failure: Failure,
+    },
+    /// Another rank found during a barrier that a rank is gone.
+    #[error(
+        "rank {rank} is gone, as rank {by} reports in a barrier: call shrink, then the barrier is among the survivors"
+    )]
+    BarrierBroken {
+        /// The rank that is gone.
+        rank: usize,
+        /// The rank that reports it.
+        by: usize,
     },
     /// A message was longer than its buffer. The part that fits was received.
     #[error("truncated: {0}")]
@@ -131,7 +143,7 @@ pub enum Error {
     #[error("the other ranks have agreed to go on without this one")]
     Excluded,
     /// The matching context is reserved.
-    #[error("context 65535 is reserved for agreements: use another one")]
+    #[error("contexts 65534 and 65535 are reserved, for barriers and agreements: use another one")]
     Context,
     /// The rank has not failed, or was not started again yet.
     #[error(
@@ -160,6 +172,20 @@ pub enum Error {
     Timeout(std::time::Duration),
 }
 
+/// Prints an error by `Debug` as by `Display`: `main` and `unwrap` print `Debug`, and the reader wants the line that names
+/// peer and remedy.
+macro_rules! debug_is_display {
+    ($($error:ty),+) => {
+        $(impl fmt::Debug for $error {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                fmt::Display::fmt(self, f)
+            }
+        })+
+    };
+}
+
+debug_is_display!(Error, ConfigError, ShmError, BootstrapError, LaunchError, WireError);
+
 impl From<Fate> for Error {
     fn from(fate: Fate) -> Self {
         match fate {
@@ -169,5 +195,27 @@ impl From<Fate> for Error {
             Fate::Cancelled => Error::Cancelled,
             Fate::Stale => Error::Stale,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn debug_of_an_error_is_its_one_line() {
+        let errors = [
+            Error::PeerFailed { rank: 3, failure: Failure::Died },
+            crate::Config::default().set("NEMESIA_CELS", "1").unwrap_err().into(),
+            Error::Bootstrap(BootstrapError::NoRestart),
+            Error::Timeout(std::time::Duration::from_secs(1)),
+        ];
+        for error in errors {
+            let (debug, display) = (format!("{error:?}"), error.to_string());
+            assert_eq!(debug, display);
+            assert_eq!(display.lines().count(), 1, "{display}");
+        }
+        let launch = LaunchError::NoProcesses;
+        assert_eq!(format!("{launch:?}"), launch.to_string());
     }
 }

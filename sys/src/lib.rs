@@ -45,6 +45,7 @@ pub mod regcache;
 mod route;
 pub mod shm;
 pub mod tcp;
+pub mod testing;
 pub mod verbs;
 
 pub use config::{Config, ConfigError, Origin, SingleCopy, Stores, VARIABLES, Variable};

@@ -8,8 +8,11 @@
 //! | `embed.c` | processes that meet through an exchange of their own |
 //! | `threads.c` | threads that share an endpoint, or have one each |
 //! | `plus.cc` | the header in C++ |
+//! | `misuse.c` | handles that are closed, of another kind, or none at all |
 
 mod header;
+mod misuse;
+mod quickstart;
 mod toolchain;
 
 use std::path::{Path, PathBuf};
@@ -262,7 +265,7 @@ fn the_shared_library_is_found_by_its_soname() -> Result<(), String> {
     let pc = std::fs::read_to_string(lib.join("pkgconfig/nemesia.pc")).map_err(|error| error.to_string())?;
     assert!(pc.contains(&format!("prefix={}\n", installed()?.display())), "{pc}");
     assert!(
-        pc.contains("Libs: -L${libdir} -lnemesia\n")
+        pc.contains("Libs: -L${libdir} -lnemesia -Wl,-rpath,${libdir}\n")
             && Path::new(&installed()?.join("include/nemesia.h")).is_file()
     );
     Ok(())

@@ -5,7 +5,7 @@ use std::io;
 use std::time::Duration;
 
 /// Why the exchange with the launcher failed. Each message is one line: what failed, and the remedy.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum BootstrapError {
     /// Some of PMI_FD, PMI_RANK and PMI_SIZE are set, but not all.

@@ -3,12 +3,14 @@
 use super::KVSNAME;
 use super::forward::{self, Source, Target};
 use super::outcome::Outcome;
+use super::poll;
 use super::process::{LivePids, Plan, Processes, allowed_cpus};
 use super::server::Server;
-use super::supervise::{Policy, Supervisor};
+use super::supervise::{INTERRUPT_GRACE, Policy, Supervisor};
 use std::ffi::OsString;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::net::Shutdown;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
@@ -18,7 +20,7 @@ use std::time::Duration;
 const DISCONNECTION_GRACE: Duration = Duration::from_secs(1);
 
 /// Why a job could not be started or supervised. Each message is one line: what failed, and the remedy.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum LaunchError {
     /// The number of processes is 0.
@@ -227,6 +229,25 @@ impl Launcher {
     }
 }
 
+/// Forwards signals to all ranks of a job, from any thread, for example while another thread is in [`Running::wait`].
+#[derive(Debug)]
+pub struct Interrupter(UnixStream);
+
+impl Interrupter {
+    /// The time between the signal and SIGKILL.
+    pub const GRACE: Duration = INTERRUPT_GRACE;
+
+    /// Sends `signal` to all running ranks; those that have not ended after [`Interrupter::GRACE`] get SIGKILL. The
+    /// second call sends SIGKILL at once. No rank is started again after that, and [`Outcome::exit_code`] is
+    /// 128 + `signal`. Does nothing if the job has ended, or if `signal` is not between 1 and 127.
+    pub fn interrupt(&self, signal: i32) {
+        if let Some(byte) = u8::try_from(signal).ok().filter(|byte| (1..128).contains(byte)) {
+            // An error means that the job has ended, or that many signals wait to be read: either way nothing is lost.
+            let _ = poll::send(self.0.as_fd(), &[byte]);
+        }
+    }
+}
+
 /// A running job. Dropping it without [`Running::wait`] kills the remaining processes.
 ///
 /// Several threads may use it at once.
@@ -234,8 +255,8 @@ impl Launcher {
 pub struct Running {
     ids: Vec<u32>,
     live: LivePids,
-    /// Closing it tells the supervisor that nobody waits any more.
-    owner: Option<UnixStream>,
+    /// Shutting it down tells the supervisor that the job is abandoned. Interrupters have it, too.
+    owner: UnixStream,
     supervisor: Option<JoinHandle<Result<Outcome, LaunchError>>>,
     forwarder: Option<Forwarder>,
 }
@@ -263,7 +284,7 @@ impl Running {
         let forwarder = if sources.is_empty() { None } else { Some(Forwarder::start(sources)?) };
         let thread = Builder::new().name("nemesia-launch".to_owned()).spawn(move || supervisor.run());
         let supervisor = Some(thread.map_err(failed)?);
-        Ok(Self { ids, live, owner: Some(owner), supervisor, forwarder })
+        Ok(Self { ids, live, owner, supervisor, forwarder })
     }
 
     /// Returns the process id of each rank's first process, in order. After the end of a rank, its id may
@@ -292,6 +313,14 @@ impl Running {
         }
     }
 
+    /// Returns a handle with which another thread forwards signals while one is in [`Running::wait`].
+    ///
+    /// # Errors
+    /// No file descriptor is left.
+    pub fn interrupter(&self) -> Result<Interrupter, LaunchError> {
+        self.owner.try_clone().map(Interrupter).map_err(|source| LaunchError::Thread { source })
+    }
+
     /// Waits until all processes have ended and their output is forwarded.
     ///
     /// # Errors
@@ -316,7 +345,8 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        self.owner = None;
+        // It fails only where the supervisor is gone already.
+        let _ = self.owner.shutdown(Shutdown::Both);
         if let Some(thread) = self.supervisor.take() {
             // The outcome cannot be reported here.
             let _ = thread.join();

@@ -19,13 +19,15 @@ mod poll;
 mod process;
 mod server;
 mod supervise;
+mod threads;
 mod wire;
 
 pub use error::BootstrapError;
-pub use launcher::{LaunchError, Launcher, Running};
+pub use launcher::{Interrupter, LaunchError, Launcher, Running};
 pub use members::Member;
 pub use outcome::{ExitKind, Outcome, RankExit, RankRestart};
 pub use pmi::PmiClient;
+pub use threads::{ThreadExchange, threads};
 pub use wire::WireError;
 
 use std::collections::HashMap;

@@ -77,7 +77,7 @@ impl fmt::Display for SignalName {
 pub struct RankExit {
     /// How it ended.
     pub kind: ExitKind,
-    /// Whether the launcher had ended it (SIGTERM or SIGKILL) because another rank had failed.
+    /// Whether the launcher had sent it SIGTERM or SIGKILL because another rank had failed, or forwarded a signal to it.
     pub ended_by_launcher: bool,
 }
 
@@ -116,13 +116,18 @@ pub struct Outcome {
     /// Ranks whose PMI connection the launcher closed because of their requests, or that it could not start
     /// again, with the reason.
     pub faults: Vec<(usize, String)>,
+    /// The first signal that was forwarded to all ranks ([`Interrupter`](super::Interrupter)).
+    pub interrupted: Option<i32>,
 }
 
 impl Outcome {
-    /// Returns the exit status for the launcher itself: that of the first failure (128 + signal for a signal),
-    /// or 0.
+    /// Returns the exit status for the launcher itself: 128 + signal if a signal was forwarded; otherwise that of the
+    /// first failure (128 + signal for a signal), or 0.
     #[must_use]
     pub fn exit_code(&self) -> i32 {
+        if let Some(signal) = self.interrupted {
+            return ExitKind::Signaled(signal).status();
+        }
         self.first_failure.map_or(0, |(_, kind)| kind.status())
     }
 }
@@ -131,7 +136,11 @@ impl Outcome {
 impl fmt::Display for Outcome {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let count = self.ranks.len();
+        if let Some(signal) = self.interrupted {
+            write!(out, "{} was passed on to all ranks; ", SignalName(signal))?;
+        }
         match self.first_failure {
+            None if self.interrupted.is_some() => write!(out, "all {count} ranks have ended")?,
             None => write!(out, "all {count} ranks exited with code 0")?,
             Some((rank, kind)) => {
                 write!(out, "rank {rank} of {count} {kind}")?;

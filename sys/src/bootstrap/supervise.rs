@@ -10,8 +10,10 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-/// The time between SIGTERM and SIGKILL.
+/// The time between SIGTERM and SIGKILL when a rank has failed.
 const GRACE: Duration = Duration::from_secs(2);
+/// The time between a forwarded signal and SIGKILL.
+pub(super) const INTERRUPT_GRACE: Duration = Duration::from_secs(5);
 /// The interval at which the end of a process is polled if the kernel cannot report it.
 const ASK_EVERY: Duration = Duration::from_millis(10);
 
@@ -20,7 +22,7 @@ const ASK_EVERY: Duration = Duration::from_millis(10);
 enum Ending {
     /// Not requested.
     No,
-    /// SIGTERM was sent; SIGKILL follows at this time.
+    /// SIGTERM, or the signal of an interruption, was sent; SIGKILL follows at this time.
     Asked(Instant),
     /// SIGKILL was sent.
     Forced,
@@ -45,9 +47,12 @@ pub(super) struct Supervisor {
     restarts: Vec<RankRestart>,
     /// Why ranks could not be started again.
     faults: Vec<(usize, String)>,
-    /// The owner of the job holds the other side. If it is closed, the owner no longer waits.
+    /// [`Running`](super::Running) holds the other side. A byte from there is a signal to forward. If it is shut down,
+    /// the job has been abandoned.
     owner: UnixStream,
     ending: Ending,
+    /// The first signal that was forwarded.
+    interrupted: Option<i32>,
     first_failure: Option<(usize, ExitKind)>,
 }
 
@@ -62,6 +67,7 @@ impl Supervisor {
             faults: Vec::new(),
             owner,
             ending: Ending::No,
+            interrupted: None,
             first_failure: None,
         }
     }
@@ -69,8 +75,9 @@ impl Supervisor {
     /// Runs until all processes have ended.
     pub(super) fn run(mut self) -> Result<Outcome, LaunchError> {
         while !self.processes.all_ended() {
-            let abandoned = self.wait()?;
+            let called = self.wait()?;
             let now = Instant::now();
+            let abandoned = called && self.hear_owner(now);
             self.server.turn(now);
             self.hear_aborts(now);
             self.bury(now);
@@ -92,10 +99,11 @@ impl Supervisor {
             first_failure: self.first_failure,
             restarts: self.restarts,
             faults: self.faults,
+            interrupted: self.interrupted,
         })
     }
 
-    /// Waits for an event. Returns whether the owner has stopped waiting for the job.
+    /// Waits for an event. Returns whether the owner has sent something.
     fn wait(&self) -> Result<bool, LaunchError> {
         let now = Instant::now();
         let mut entries = Vec::new();
@@ -116,6 +124,32 @@ impl Supervisor {
         poll::wait(&mut entries, timeouts.into_iter().flatten().min())
             .map_err(|source| LaunchError::Watch { source })?;
         Ok(!forced && entries.first().is_some_and(|entry| entry.revents != 0))
+    }
+
+    /// Passes on the signals that the owner has named. Returns whether it has abandoned the job.
+    fn hear_owner(&mut self, now: Instant) -> bool {
+        let mut signals = [0; 16];
+        let count = match poll::receive(self.owner.as_fd(), &mut signals) {
+            Ok(0) => return true,
+            Ok(count) => count,
+            Err(error) => return error.kind() != io::ErrorKind::WouldBlock,
+        };
+        for signal in &signals[..count] {
+            self.interrupt(i32::from(*signal), now);
+        }
+        false
+    }
+
+    /// Passes a signal on. The second one ends the job at once.
+    fn interrupt(&mut self, signal: i32, now: Instant) {
+        if self.interrupted.is_some() {
+            self.ending = Ending::Asked(now);
+            return;
+        }
+        self.interrupted = Some(signal);
+        // Also if a rank has failed just now: Ctrl-C reaches the ranks of a terminal before it is passed on.
+        self.ending = Ending::Asked(now + INTERRUPT_GRACE);
+        self.processes.end_all(signal);
     }
 
     fn hear_aborts(&mut self, now: Instant) {

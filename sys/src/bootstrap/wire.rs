@@ -16,7 +16,7 @@ const MAX_TOKENS: usize = 64;
 const EXCERPT: usize = 48;
 
 /// Why a line was not accepted.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum WireError {
     /// The line is longer than 64 KiB, or has no end.

@@ -80,6 +80,17 @@ pub(super) struct Agreements {
 }
 
 impl Agreements {
+    /// The ranks of a world of `size` that were not agreed to be gone, rising.
+    ///
+    /// # Errors
+    /// [`Error::Excluded`]: this process was.
+    pub(super) fn members(&self, size: usize) -> Result<Vec<usize>, Error> {
+        if self.excluded {
+            return Err(Error::Excluded);
+        }
+        Ok((0..size).filter(|rank| !self.gone.contains(rank)).collect())
+    }
+
     pub(super) fn is_under_way(&self) -> bool {
         self.ongoing.is_some()
     }
@@ -279,7 +290,7 @@ impl Endpoint {
     }
 
     /// It broke the rules: to us it is gone, and it learns that at once, for it waits for us.
-    fn fault(&mut self, rank: u32, fault: PortFault) {
+    pub(super) fn fault(&mut self, rank: u32, fault: PortFault) {
         self.engine.fail(rank, Failure::Fault(fault));
         self.hang_up();
     }

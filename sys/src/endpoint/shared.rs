@@ -20,6 +20,7 @@ use nemesia_core::matching::Pattern;
 use nemesia_core::sync::{Word32, spin_hint};
 use nemesia_core::threads::{Bell, Bits, Lock, Park, Roster, Seat};
 
+use super::barrier::Step;
 use super::wait::{Awaited, Stage, Wait, give_way};
 use super::{Endpoint, Message, Request, Source, Status, Tag, pattern};
 use crate::error::Error;
@@ -239,6 +240,25 @@ impl SharedEndpoint {
         limit: Option<Duration>,
     ) -> Result<Message, Error> {
         self.0.wait(Ask::Take(pattern(from, context, tag)?), limit).and_then(Answer::message)
+    }
+
+    /// As [`Endpoint::barrier`]. One thread of each rank calls it; the other threads go on meanwhile.
+    ///
+    /// # Errors
+    /// See there.
+    pub fn barrier(&self) -> Result<(), Error> {
+        loop {
+            // SAFETY: a step of the barrier leaves the endpoint where it is.
+            let step = unsafe { self.with_endpoint(Endpoint::barrier_step) }?;
+            match step? {
+                Step::Leave(outcome) => return outcome,
+                Step::Wait(request) => {
+                    let outcome = self.wait(request);
+                    // SAFETY: as above.
+                    unsafe { self.with_endpoint(|endpoint| endpoint.barrier_waited(outcome)) }??;
+                }
+            }
+        }
     }
 
     /// As [`Endpoint::close`], for the last of all clones. The others only lose theirs.

@@ -27,7 +27,7 @@ impl fmt::Display for Bytes {
 }
 
 /// An error of the operating-system layer.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum ShmError {
     /// A system call failed for a reason that has no better variant.

@@ -3,12 +3,14 @@
 
 use std::ffi::OsString;
 use std::io::ErrorKind;
+use std::thread::Builder;
 
-use nemesia::bootstrap::{LaunchError, Launcher, Outcome};
+use nemesia::bootstrap::{Interrupter, LaunchError, Launcher, Outcome};
 
 use crate::cli::RunArgs;
 use crate::failure::Failure;
 use crate::output;
+use crate::signals::Caught;
 
 /// Runs the job. Returns the status of its first failure.
 ///
@@ -19,7 +21,10 @@ pub(crate) fn run(args: &RunArgs) -> Result<u8, Failure> {
     for variable in &args.env {
         launcher = launcher.env(&variable.name, &variable.value);
     }
+    // Before any thread or process is there.
+    let caught = Caught::hold().map_err(Failure::failed)?;
     let running = launcher.spawn().map_err(|error| launch_failure(&error))?;
+    pass_on(caught, running.interrupter().map_err(|error| launch_failure(&error))?)?;
     let mut pids = running.pids().to_vec();
     let outcome = running.wait().map_err(|error| launch_failure(&error))?;
     for restart in &outcome.restarts {
@@ -30,6 +35,17 @@ pub(crate) fn run(args: &RunArgs) -> Result<u8, Failure> {
         output::remark(&line);
     }
     Ok(u8::try_from(outcome.exit_code()).unwrap_or(1))
+}
+
+/// Starts a thread that passes signals on to the job. It ends with this program.
+fn pass_on(caught: Caught, interrupter: Interrupter) -> Result<(), Failure> {
+    let pass_on = move || {
+        while let Some(signal) = caught.next() {
+            interrupter.interrupt(signal);
+        }
+    };
+    let thread = Builder::new().name("nemesia-signals".to_owned()).spawn(pass_on);
+    thread.map(drop).map_err(|source| launch_failure(&LaunchError::Thread { source }))
 }
 
 fn launcher(args: &RunArgs) -> Result<Launcher, Failure> {
@@ -57,6 +73,9 @@ pub(crate) fn launch_failure(error: &LaunchError) -> Failure {
 /// Returns one line on how the job failed, if it did.
 fn report(outcome: &Outcome, pids: &[u32]) -> Option<String> {
     let mut parts = Vec::new();
+    if let Some(signal) = outcome.interrupted {
+        parts.push(format!("signal {signal} was passed on to all ranks"));
+    }
     if let Some((rank, kind)) = outcome.first_failure {
         parts.push(format!("{} {kind}", name(rank, pids)));
         let rest = || outcome.ranks.iter().enumerate().filter(|(other, _)| *other != rank);

@@ -1,4 +1,11 @@
-//! The one signal whose disposition matters to a program that starts others.
+//! The signals that matter to a program that starts others.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::ptr;
+
+/// Signals that are passed on to the processes of a job.
+const PASSED_ON: [i32; 3] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
 
 /// Sees to it that the system says how our processes end, even if whoever started this program ignores that.
 ///
@@ -6,4 +13,45 @@
 pub(crate) fn hear_of_children() {
     // SAFETY: the default disposition involves no code of ours; no other thread exists yet.
     unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };
+}
+
+/// Signals that wait until [`Caught::next`] takes them, instead of ending this program.
+pub(crate) struct Caught(libc::sigset_t);
+
+impl Caught {
+    /// Holds back the signals that are to be passed on, in this thread and those that it starts from now on. Signals that this
+    /// program was told to ignore (as by `nohup`) stay ignored.
+    pub(crate) fn hold() -> io::Result<Self> {
+        let mut set = MaybeUninit::<libc::sigset_t>::uninit();
+        // SAFETY: sigemptyset initialises the set that it is given.
+        let mut set = unsafe {
+            libc::sigemptyset(set.as_mut_ptr());
+            set.assume_init()
+        };
+        for signal in PASSED_ON.into_iter().filter(|signal| !is_ignored(*signal)) {
+            // SAFETY: the set is ours and initialised, and the signal exists.
+            unsafe { libc::sigaddset(&raw mut set, signal) };
+        }
+        // SAFETY: the set is initialised, and no old one is asked for.
+        match unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, ptr::null_mut()) } {
+            0 => Ok(Self(set)),
+            code => Err(io::Error::from_raw_os_error(code)),
+        }
+    }
+
+    /// Waits for the next of them; `None` if there can be none.
+    pub(crate) fn next(&self) -> Option<i32> {
+        let mut signal = 0;
+        // SAFETY: the set is initialised, and the number is ours.
+        let code = unsafe { libc::sigwait(&raw const self.0, &raw mut signal) };
+        (code == 0).then_some(signal)
+    }
+}
+
+fn is_ignored(signal: i32) -> bool {
+    let mut action = MaybeUninit::<libc::sigaction>::uninit();
+    // SAFETY: no new action is given, and the old one is written to a place of that type.
+    let code = unsafe { libc::sigaction(signal, ptr::null(), action.as_mut_ptr()) };
+    // SAFETY: on success the system has written it.
+    code == 0 && unsafe { action.assume_init() }.sa_sigaction == libc::SIG_IGN
 }

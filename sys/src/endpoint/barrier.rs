@@ -1,0 +1,245 @@
+//! A barrier over the ranks that take part in agreements: all but those that were agreed to be gone.
+//!
+//! It is a dissemination barrier. In round `k` each of `n` ranks sends one message to the rank 2^k places on and receives one
+//! from the rank 2^k places back. After ceil(log2 n) rounds every rank has heard, over others, from every rank.
+//!
+//! Every rank that lives finishes all rounds, also after it has found that another rank is gone. Each of its later messages
+//! names the rank that is gone. So no rank waits for one that has given up, and no message of one barrier is left for the next.
+
+use std::mem::ManuallyDrop;
+
+use nemesia_core::agreement;
+use nemesia_core::matching::{Pattern, Source as CoreSource};
+use nemesia_core::payload::{RecvBuf, SendBuf};
+use nemesia_core::port::PortFault;
+use nemesia_core::wire::Kind;
+
+use super::{Endpoint, Mode, Request, Status};
+use crate::error::Error;
+
+/// The matching context of its messages; their tags are the numbers of the rounds.
+pub(super) const CONTEXT: u16 = 65534;
+/// In a message: no rank is known to be gone.
+const COMPLETE: u32 = u32::MAX;
+
+type Bytes = Box<[u8; 4]>;
+
+/// Checks that a context is the caller's to use.
+///
+/// # Errors
+/// It is that of barriers or of agreements.
+#[inline(always)]
+pub(super) fn free_context(context: u16) -> Result<u16, Error> {
+    const { assert!(CONTEXT + 1 == agreement::CONTEXT && agreement::CONTEXT == u16::MAX) };
+    if context >= CONTEXT { Err(Error::Context) } else { Ok(context) }
+}
+
+/// What a caller does next.
+pub(super) enum Step {
+    /// Waits for this request, and hands over what came of it.
+    Wait(Request),
+    /// Leaves the barrier.
+    Leave(Result<(), Error>),
+}
+
+/// A barrier that this rank has entered, and the buffers that the engine uses for it.
+#[derive(Debug)]
+pub(super) struct Barrier {
+    /// The ranks that take part, rising, and the place of this one among them.
+    ranks: Vec<usize>,
+    place: usize,
+    round: u32,
+    /// The message of this round was sent.
+    sent: bool,
+    receive: Option<(Request, Bytes)>,
+    sends: Vec<(Request, Bytes)>,
+    broken: Option<Broken>,
+}
+
+/// Which rank is gone.
+#[derive(Clone, Copy, Debug)]
+enum Broken {
+    /// This process has found that.
+    Seen { rank: usize },
+    /// Another rank says so.
+    Heard { rank: usize, from: usize },
+}
+
+impl Barrier {
+    fn distance(&self) -> Option<usize> {
+        1_usize.checked_shl(self.round).filter(|distance| *distance < self.ranks.len())
+    }
+
+    /// The rank to send to and the rank to receive from in this round; `None` after the last round.
+    fn partners(&self) -> Option<(usize, usize)> {
+        let (distance, count) = (self.distance()?, self.ranks.len());
+        let (to, from) = ((self.place + distance) % count, (self.place + count - distance) % count);
+        Some((self.ranks[to], self.ranks[from]))
+    }
+
+    fn next_round(&mut self) {
+        self.round += 1;
+        self.sent = false;
+    }
+
+    fn lose(&mut self, broken: Broken) {
+        self.broken.get_or_insert(broken);
+    }
+
+    fn message(&self) -> Bytes {
+        let gone =
+            self.broken.map_or(COMPLETE, |(Broken::Seen { rank } | Broken::Heard { rank, .. })| rank as u32);
+        Box::new(gone.to_le_bytes())
+    }
+}
+
+impl Endpoint {
+    /// Waits until every rank has called this. Collective: all ranks call it, in the same order as [`Endpoint::agree`] and
+    /// [`Endpoint::shrink`]. It takes ceil(log2 n) messages a rank.
+    ///
+    /// A rank does not take part once the others have agreed that it is gone ([`Endpoint::agree`]). Messages that were sent
+    /// before the barrier need not have arrived after it; one-sided operations are complete after a flush only.
+    ///
+    /// # How to end a program
+    /// Call `barrier`, then [`Endpoint::close`]. After the barrier no rank waits any more for what this one had to send before
+    /// it, so none of them finds this rank gone too early. `close` waits until all pending sends have left this process and
+    /// then tells the peers that it has finished; [`Error::Timeout`] means that some sends have not left in the configured
+    /// time and are lost.
+    ///
+    /// # Errors
+    /// [`Error::PeerFailed`] if a rank is gone, and [`Error::BarrierBroken`] if another rank found that: call
+    /// [`Endpoint::shrink`], and the next barrier is among the survivors. Some ranks may have left the same barrier without
+    /// an error if the rank had entered it. [`Error::Excluded`]. Any other error leaves the barrier under way: calling again
+    /// goes on with it.
+    pub fn barrier(&mut self) -> Result<(), Error> {
+        loop {
+            match self.barrier_step()? {
+                Step::Leave(outcome) => return outcome,
+                Step::Wait(request) => {
+                    let outcome = self.wait(request);
+                    self.barrier_waited(outcome)?;
+                }
+            }
+        }
+    }
+
+    /// Goes on until there is something to wait for.
+    pub(super) fn barrier_step(&mut self) -> Result<Step, Error> {
+        let barrier = match self.barrier.take() {
+            Some(barrier) => barrier,
+            None => self.enter_barrier()?,
+        };
+        // The engine uses its buffers: they outlive a panic.
+        let mut barrier = ManuallyDrop::new(barrier);
+        let step = self.advance_barrier(&mut barrier);
+        let barrier = ManuallyDrop::into_inner(barrier);
+        if !matches!(step, Ok(Step::Leave(_))) {
+            self.barrier = Some(barrier);
+        }
+        step
+    }
+
+    fn enter_barrier(&mut self) -> Result<Barrier, Error> {
+        let ranks = self.agreements.members(self.size())?;
+        let place = ranks.binary_search(&self.rank()).map_err(|_| Error::Excluded)?;
+        let (receive, sends, broken) = (None, Vec::new(), None);
+        Ok(Barrier { ranks, place, round: 0, sent: false, receive, sends, broken })
+    }
+
+    fn advance_barrier(&mut self, barrier: &mut Barrier) -> Result<Step, Error> {
+        while let Some((to, from)) = barrier.partners() {
+            if !barrier.sent {
+                self.send_of_barrier(to, barrier)?;
+                barrier.sent = true;
+            }
+            if barrier.receive.is_none() {
+                self.receive_of_barrier(from, barrier)?;
+            }
+            match &barrier.receive {
+                Some((request, _)) => return Ok(Step::Wait(*request)),
+                None => barrier.next_round(),
+            }
+        }
+        if let Some((request, _)) = barrier.sends.last() {
+            return Ok(Step::Wait(*request));
+        }
+        Ok(Step::Leave(match barrier.broken {
+            None => Ok(()),
+            Some(Broken::Heard { rank, from }) => Err(Error::BarrierBroken { rank, by: from }),
+            Some(Broken::Seen { rank }) => match self.failure(rank) {
+                Some(failure) => Err(Error::PeerFailed { rank, failure }),
+                None => Err(Error::BarrierBroken { rank, by: self.rank() }),
+            },
+        }))
+    }
+
+    fn send_of_barrier(&mut self, to: usize, barrier: &mut Barrier) -> Result<(), Error> {
+        let bytes = barrier.message();
+        // SAFETY: the bytes are on the heap and stay untouched in `barrier.sends` until the request is complete; the endpoint
+        // holds that, and drops its engine first.
+        let buf = unsafe { SendBuf::from_raw(bytes.as_ptr(), bytes.len()) };
+        match self.start(to, CONTEXT, u64::from(barrier.round), buf, Mode::Standard) {
+            Ok(request) if request.is_complete() => {}
+            Ok(request) => barrier.sends.push((request, bytes)),
+            Err(Error::PeerFailed { rank, .. }) => barrier.lose(Broken::Seen { rank }),
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    fn receive_of_barrier(&mut self, from: usize, barrier: &mut Barrier) -> Result<(), Error> {
+        let mut bytes = Bytes::default();
+        // SAFETY: as for a send: on the heap, and untouched until the request is complete or the engine is gone.
+        let buf = unsafe { RecvBuf::from_raw(bytes.as_mut_ptr(), bytes.len()) };
+        let (source, tag) = (CoreSource::Rank(from as u32), u64::from(barrier.round));
+        match self.post(Pattern { source, context: CONTEXT, tag, ignore: 0 }, buf) {
+            Ok(request) => barrier.receive = Some((request, bytes)),
+            Err(Error::PeerFailed { rank, .. }) => barrier.lose(Broken::Seen { rank }),
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    /// Takes what came of the request that [`Step::Wait`] named.
+    pub(super) fn barrier_waited(&mut self, outcome: Result<Status, Error>) -> Result<(), Error> {
+        if matches!(outcome, Err(Error::Unexpected { .. } | Error::Timeout(_))) {
+            return outcome.map(drop);
+        }
+        let size = self.size();
+        let Some(barrier) = &mut self.barrier else { return Err(Error::Stale) };
+        let Some((_, bytes)) = barrier.receive.take() else {
+            barrier.sends.pop();
+            return match outcome {
+                Err(Error::PeerFailed { rank, .. }) => Ok(barrier.lose(Broken::Seen { rank })),
+                outcome => outcome.map(drop),
+            };
+        };
+        let from = barrier.partners().map_or(0, |(_, from)| from);
+        barrier.next_round();
+        match outcome {
+            Ok(status) => {
+                let gone = u32::from_le_bytes(*bytes);
+                if status.len != bytes.len() || (gone != COMPLETE && gone as usize >= size) {
+                    self.violated(from);
+                } else if gone != COMPLETE {
+                    barrier.lose(Broken::Heard { rank: gone as usize, from });
+                }
+            }
+            Err(Error::Truncated(_)) => self.violated(from),
+            Err(Error::PeerFailed { rank, .. }) => barrier.lose(Broken::Seen { rank }),
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    /// A message of a barrier is none: its sender violated the protocol.
+    fn violated(&mut self, from: usize) {
+        self.fault(from as u32, PortFault::Protocol { kind: Kind::Eager });
+        if let Some(barrier) = &mut self.barrier {
+            barrier.lose(Broken::Seen { rank: from });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,89 @@
+//! Misuse of the handles of C: `misuse.c`, plain and under the tools that see every access.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use nemesia_tests::skip;
+
+use crate::toolchain::{Linking, compile, output, scratch, source};
+use crate::{STRICT_C, can_run};
+
+/// The program, whose file is named after `name`.
+fn program(flags: &[&str], linking: Linking, name: &str) -> Result<PathBuf, String> {
+    let flags = [&STRICT_C[..], &["-pthread"], flags].concat();
+    compile("cc", &flags, &source("tests/c/misuse.c"), linking, &format!("misuse-{name}"))
+}
+
+fn case(test: &str, case: &str) -> Result<(), String> {
+    if !can_run(test, &["cc"]) {
+        return Ok(());
+    }
+    output(Command::new(program(&[], Linking::Shared, case)?).arg(case)).map(drop)
+}
+
+#[test]
+fn a_second_close_is_an_error_and_closes_no_other_endpoint() -> Result<(), String> {
+    case("a_second_close_is_an_error_and_closes_no_other_endpoint", "double-close")
+}
+
+#[test]
+fn a_closed_endpoint_is_refused_by_every_call() -> Result<(), String> {
+    case("a_closed_endpoint_is_refused_by_every_call", "use-after-close")
+}
+
+#[test]
+fn a_configuration_can_be_destroyed_once_and_is_refused_after_that() -> Result<(), String> {
+    case("a_configuration_can_be_destroyed_once_and_is_refused_after_that", "destroy-twice")
+}
+
+#[test]
+fn a_handle_of_another_kind_is_refused() -> Result<(), String> {
+    case("a_handle_of_another_kind_is_refused", "wrong-kind")
+}
+
+#[test]
+fn a_pointer_that_is_no_handle_is_never_followed() -> Result<(), String> {
+    case("a_pointer_that_is_no_handle_is_never_followed", "foreign")
+}
+
+#[test]
+fn an_endpoint_that_a_thread_is_in_is_not_closed() -> Result<(), String> {
+    case("an_endpoint_that_a_thread_is_in_is_not_closed", "close-while-waiting")
+}
+
+#[test]
+fn a_reply_after_its_handler_is_refused() -> Result<(), String> {
+    case("a_reply_after_its_handler_is_refused", "late-reply")
+}
+
+#[test]
+fn a_message_that_was_probed_is_received_once() -> Result<(), String> {
+    case("a_message_that_was_probed_is_received_once", "message-twice")
+}
+
+#[test]
+fn misuse_is_no_access_to_what_is_gone_under_address_sanitizer() -> Result<(), String> {
+    const TEST: &str = "misuse_is_no_access_to_what_is_gone_under_address_sanitizer";
+    if !can_run(TEST, &["cc"]) {
+        return Ok(());
+    }
+    let empty = scratch().join("sanitized-nothing.c");
+    std::fs::write(&empty, "int main(void) { return 0; }\n").map_err(|error| error.to_string())?;
+    let mut trial = Command::new("cc");
+    trial.arg("-fsanitize=address").arg(&empty).arg("-o").arg(empty.with_extension("out"));
+    if output(&mut trial).is_err() {
+        skip(TEST, "the compiler has no AddressSanitizer");
+        return Ok(());
+    }
+    output(&mut Command::new(program(&["-fsanitize=address"], Linking::Static, "sanitized")?)).map(drop)
+}
+
+#[test]
+fn misuse_is_no_access_to_what_is_gone_under_valgrind() -> Result<(), String> {
+    const TEST: &str = "misuse_is_no_access_to_what_is_gone_under_valgrind";
+    if !can_run(TEST, &["cc", "valgrind"]) {
+        return Ok(());
+    }
+    let program = program(&[], Linking::Shared, "checked")?;
+    output(Command::new("valgrind").args(["-q", "--error-exitcode=9"]).arg(program)).map(drop)
+}
