@@ -1,6 +1,6 @@
 use super::*;
 
-/// Two cores between which a message costs so many ticks, by how it is filled.
+/// Two cores between which a message takes a fixed number of ticks for each copy policy.
 struct Machine {
     fillings: Fillings,
     now: u64,
@@ -13,7 +13,8 @@ impl Machine {
         Self { fillings: Fillings::new(), now: 1_000_000, received: 0, ticks }
     }
 
-    /// So many messages of a size, each after an answer if they take turns; how many were filled in each way.
+    /// Sends messages of one size, each after an answer if `turns`. Returns how many were filled by
+    /// each policy.
     fn send(&mut self, count: usize, len: usize, turns: bool) -> [usize; Fill::ALL.len()] {
         let mut filled = [0; Fill::ALL.len()];
         for _ in 0..count {
@@ -90,7 +91,7 @@ fn a_move_to_another_core_is_noticed() {
 fn of_sizes_in_turn_nothing_is_learned() {
     let mut machine = Machine::new([700, 700, 100]);
     for _ in 0..10_000 {
-        // What is taken at first for each size, and then too.
+        // The default for each size, also later.
         assert_eq!(machine.send(1, 4096, false), [0, 0, 1]);
         assert_eq!(machine.send(1, 1024, false), [0, 1, 0]);
     }
@@ -99,7 +100,7 @@ fn of_sizes_in_turn_nothing_is_learned() {
 #[test]
 fn without_a_clock_and_by_wish_nothing_is_learned() {
     let mut filling = Fillings::new();
-    let asked = || panic!("nobody asks");
+    let asked = || panic!("the clock must not be read");
     for received in 0..10_000 {
         assert_eq!(filling.fill(3, Stores::Learned, 4096, received, || None), Fill::Cached);
         assert_eq!(filling.fill(3, Stores::Cached, 4096, received, asked), Fill::Cached);
