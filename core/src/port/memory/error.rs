@@ -169,7 +169,9 @@ pub enum ConnectError {
     #[error("the peer refused the connection")]
     Refused,
     /// The peer uses another protocol version.
-    #[error("the peer uses version {theirs}, this process version {ours}: use the same release on both sides")]
+    #[error(
+        "the peer uses version {theirs}, this process version {ours}: use the same release on both sides"
+    )]
     Version {
         /// The version of this process.
         ours: u32,

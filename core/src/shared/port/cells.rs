@@ -159,7 +159,11 @@ where
         envelope: &Envelope,
         pieces: [&[u8]; 2],
     ) -> Result<bool, PeerFault> {
-        debug_assert_eq!(envelope.total, (pieces[0].len() + pieces[1].len()) as u64, "the pieces make a whole packet");
+        debug_assert_eq!(
+            envelope.total,
+            (pieces[0].len() + pieces[1].len()) as u64,
+            "the pieces make a whole packet"
+        );
         self.send_cell(peer, envelope, |pool, cell, how| pool.fill(cell, pieces, how))
     }
 

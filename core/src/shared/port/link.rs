@@ -19,9 +19,9 @@ pub struct Ends<'a> {
     pub inbound: fastbox::Receiver<'a>,
     /// The peer's cells.
     pub cells: PeerPool<'a>,
-    /// Returns the peer's cells; in this process's segment.
+    /// The ring that returns the peer's cells; in this process's segment.
     pub give_back: ReturnSender<'a>,
-    /// Receives this process's cells that the peer returns; in the peer's segment.
+    /// The ring of this process's cells that the peer returns; in the peer's segment.
     pub given_back: ReturnReceiver<'a>,
     /// The peer's receive queue.
     pub queue: Producer<'a>,
