@@ -1,4 +1,4 @@
-//! One thread at a time. Interleavings are the models' affair.
+//! One thread at a time. The models cover interleavings.
 
 use std::cell::Cell;
 use std::vec;
@@ -7,7 +7,7 @@ use std::vec::Vec;
 use super::{Bell, Bits, Lock, Park, Roster, Seat};
 use crate::sync::Word32;
 
-/// Nobody can sleep here: there is one thread.
+/// No thread can sleep here, because there is only one.
 #[derive(Default)]
 struct Calls {
     unparked: Cell<u32>,
@@ -15,7 +15,7 @@ struct Calls {
 
 impl Park for Calls {
     fn park(&self, _: &Word32, _: u32) {
-        panic!("nobody would wake us");
+        panic!("no thread could wake this one");
     }
 
     fn unpark(&self, _: &Word32) {
@@ -55,7 +55,7 @@ fn lock_excludes_and_starves_nobody() {
         }
         fn unpark(&self, _: &Word32) {
             let _guard = self.0.lock().unwrap();
-            // More than one is allowed: each looks for itself.
+            // Waking more than one is allowed: each checks for itself.
             self.1.notify_all();
         }
         fn unpark_all(&self, word: &Word32) {
@@ -70,14 +70,14 @@ fn lock_excludes_and_starves_nobody() {
             scope.spawn(move || {
                 for round in 0..20_000 {
                     lock.acquire(threads);
-                    assert_eq!(inside.fetch_add(1, Ordering::Relaxed), 0, "two hold it");
+                    assert_eq!(inside.fetch_add(1, Ordering::Relaxed), 0, "two threads hold the lock");
                     total.fetch_add(1, Ordering::Relaxed);
                     inside.fetch_sub(1, Ordering::Relaxed);
                     if (round + number) % 3 == 0 { lock.hand_over(threads) } else { lock.release(threads) }
                 }
             })
         };
-        // One by one: ThreadSanitizer does not see how a scope waits.
+        // Joined one by one, because ThreadSanitizer does not recognise the waiting of a scope.
         (0..4).map(spawn).collect::<Vec<_>>().into_iter().for_each(|thread| thread.join().unwrap());
     });
     assert_eq!(total.into_inner(), 80_000);
@@ -95,11 +95,11 @@ fn there_is_one_driver_and_the_oldest_follows() {
     assert!(roster.drives(seats[1]) && !roster.drives(seats[0]) && !roster.drives(seats[2]));
     assert_eq!(roster.leave(seats[1]), (Some("b"), Bits::of(seats[0])));
     assert!(roster.drives(seats[0]));
-    // The free seat is behind in the order.
+    // The free slot is later in the order.
     assert_eq!(roster.join("e"), Ok(seats[1]));
     assert_eq!(roster.leave(seats[0]), (Some("a"), Bits::of(seats[2])));
     assert_eq!(roster.leave(seats[1]), (Some("e"), Bits::NONE), "not the driver");
-    assert_eq!(roster.leave(seats[2]), (Some("c"), Bits::NONE), "nobody is left");
+    assert_eq!(roster.leave(seats[2]), (Some("c"), Bits::NONE), "no thread is left");
     assert_eq!(roster.count(), 0);
     assert_eq!(roster.leave(seats[2]), (None, Bits::NONE));
 }

@@ -4,7 +4,7 @@ use super::*;
 
 const LONGEST: u16 = 1024;
 
-/// So many runs, each of the way that is asked for; how many went each way.
+/// Executes runs, each by the selected way. Returns how many runs each way got.
 fn run<const N: usize>(ways: &mut Ways<N, LONGEST>, count: usize, cost: [u32; N]) -> [usize; N] {
     let mut went = [0; N];
     for _ in 0..count {
@@ -46,7 +46,7 @@ fn a_trial_of_too_few_runs_decides_nothing() {
     let mut ways = Ways::<2, LONGEST>::default();
     for _ in 0..1000 {
         run(&mut ways, 20, [9, 9]);
-        // What is better by far was tried once only.
+        // A much better way was tried only once.
         while ways.trial > 1 {
             ways.miss();
         }
@@ -70,7 +70,7 @@ fn a_short_rise_is_sat_out_and_a_lasting_one_is_not() {
 fn what_is_suggested_is_tried_next_but_not_in_the_midst_of_a_trial() {
     let mut ways = Ways::<3, LONGEST>::default();
     ways.suggest(2);
-    assert_eq!(ways.next(), 0, "nothing is known of what we do now");
+    assert_eq!(ways.next(), 0, "the cost of the preferred way is unknown");
     run(&mut ways, 2000, [5, 9, 9]);
     for way in [1, 2] {
         while ways.trial > 0 || ways.wait > ways.waited - ways.waited / SOON {
@@ -119,7 +119,7 @@ fn what_is_suggested_again_and_again_becomes_rare() {
 }
 
 proptest! {
-    /// Whatever is said, the way that is asked for is one of them.
+    /// For any sequence of calls, the selected way is valid.
     #[test]
     fn any_history_is_survived(first in 0_u8..3, steps in prop::collection::vec((0_u8..8, any::<u8>(), 1_u32..), 0..400)) {
         let mut ways = Ways::<3, LONGEST>::preferring(first);

@@ -1,4 +1,4 @@
-//! Looking at messages, and taking them out of the queue before they are received.
+//! Probes, and removing messages from the queue before they are received.
 
 use std::vec::Vec;
 
@@ -63,10 +63,10 @@ fn message_that_was_taken_out_is_received_by_its_identifier_only() {
             world.settle();
             let (id, status) = world.improbe(1, pattern(Source::Rank(0), 1)).unwrap();
             assert_eq!(status, Status { peer: 0, tag: 1, len });
-            assert_eq!(world.engine(1).iprobe(&ANY).unwrap().len, 5, "the next one is the first now");
+            assert_eq!(world.engine(1).iprobe(&ANY).unwrap().len, 5, "the next message is now the first");
             let next = world.recv(1, 0, 1, 5);
             assert_eq!(world.done(next).1, contents(2, 5));
-            assert_eq!(world.engine(1).test(id), None, "it is not received yet");
+            assert_eq!(world.engine(1).test(id), None, "the message is not received yet");
             assert!(!world.engine(1).cancel(id) && !world.engine(1).may_be_held(id));
             world.settle();
             assert!(!synchronous && len <= 256 || world.test(send).is_none(), "a probe matches nothing");

@@ -36,7 +36,7 @@ fn region(cells: usize) -> Region {
     Region::new(PAYLOAD_AT + cells * CELL_BYTES)
 }
 
-/// The pool, and who must hold which cell.
+/// The pool, and the expected holder of each cell.
 struct Owned<'a> {
     pool: Pool<'a, Vec<CellRecord>>,
     holders: Vec<Option<u32>>,
@@ -259,7 +259,7 @@ fn nothing_beyond_a_cell_is_written_or_read() {
     assert!(!pool.fill(cell, [&[1; 257], &[]], Writing::PastCaches));
     assert!(!pool.fill(4, [&[1; 8], &[]], Writing::Taking));
     let peer = peer_pool(&region, 4);
-    assert_eq!(peer.inspect(cell, 0, 1), CellState::Other, "a cell that was refused is published");
+    assert_eq!(peer.inspect(cell, 0, 1), CellState::Other, "a refused cell was published");
     assert_eq!(peer.inspect(4, 0, 1), CellState::Other);
     assert_eq!(peer.inspect(u32::MAX, 0, 1), CellState::Other);
     assert!(!peer.read(cell, 1, &mut [0; 256]));
@@ -300,7 +300,7 @@ fn cell_that_was_never_sent_is_for_nobody() {
     }
 }
 
-/// Pushes `count` cells through a return ring, never more than it has slots at once.
+/// Pushes `count` cells through a return ring, never more at once than it has slots.
 fn return_ring(slots: usize, count: u32, rng: &mut Rng) {
     let region = Region::new(slots * size_of::<ReturnSlot>());
     let slots_view: &[ReturnSlot] = region.view(0, slots);

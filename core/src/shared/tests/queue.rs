@@ -17,7 +17,7 @@ enum Op {
     /// This producer enqueues a cell.
     Push(usize),
     Pop,
-    /// The hint goes back by so much, as a slow producer's late store makes it.
+    /// Moves the hint back by this amount, like the late store of a slow producer.
     Hint(u64),
 }
 
@@ -53,7 +53,7 @@ impl<'a> Shared<'a> {
 
     fn apply(&mut self, op: Op) {
         match op {
-            // Room for every cell of the world: more can't be in the queue.
+            // The queue has an entry for every cell of the world, so it never holds more.
             Op::Push(_) if self.between.len() == self.entries => {}
             Op::Push(producer) => {
                 let cell = self.pushed.wrapping_mul(0x9e37_79b9);
@@ -112,7 +112,7 @@ fn queue_agrees_with_the_oracle_over_many_laps() {
         let region = region(entries);
         let mut shared = Shared::new(&region, entries);
         for _ in 0..20_000 {
-            // One producer sleeps for thousands of entries at a time.
+            // One producer pauses for thousands of entries at a time.
             let awake = if rng.one_in(3000) { PRODUCERS } else { PRODUCERS - 1 };
             shared.apply(match rng.below(20) {
                 0 => Op::Hint(rng.below(100) as u64),
@@ -165,7 +165,7 @@ fn entry_of_another_lap_is_a_fault_of_nobody() {
     region.word(ENTRIES_AT).store_relaxed(7 << 32 | 5);
     let fault = consumer.peek().unwrap_err();
     assert_eq!((fault.position, fault.found), (0, 7 << 32 | 5));
-    // The producer believes that six laps have gone by, and finds that the next entries deny it.
+    // The producer assumes that six laps have passed, which the next entries contradict.
     assert!(producer.push(1).is_err());
 }
 

@@ -14,7 +14,7 @@ use crate::shared::ring::{RecordReader, RecordWriter, RingFault};
 #[derive(Clone, Copy, Debug)]
 enum Op {
     Push(usize),
-    /// Takes a record into so much room.
+    /// Takes a record into a buffer of this size.
     Pop(usize),
 }
 
