@@ -52,7 +52,7 @@ pub enum PortFault {
     /// The peer takes part in another agreement than the next one
     /// ([`agreement`](crate::agreement)), or reports an impossible number of agreements.
     #[error(
-        "it takes part in agreement {number}, but {due} is next: readmit a rank between the same two agreements in every process"
+        "it takes part in agreement {number}, but {due} is next: readmit a rank between the same two everywhere"
     )]
     Agreement {
         /// The number that the peer sent.

@@ -1,28 +1,31 @@
-//! The adaptive selector: it selects the fastest of several ways to do the same work, by trial.
+//! The adaptive selector: it selects the fastest of several alternatives for the same work, by
+//! trial.
 //!
 //! The caller measures the work in *runs* and reports the cost of each. The selector uses the
-//! preferred way. Occasionally, and less often while nothing changes, a few runs try another way,
-//! each in rotation. If that way was clearly faster, it becomes the preferred one. The median of
-//! three runs counts, because a run in which the process lost its core is not representative.
+//! preferred alternative. Occasionally, and less often while nothing changes, a few runs try
+//! another alternative, each in rotation. If that alternative was clearly faster, it becomes the
+//! preferred one. The median of three runs counts, because a run in which the process lost its core
+//! is not representative.
 #![forbid(unsafe_code)]
 
-/// Number of runs that are recorded for each way; their median counts.
+/// Number of runs that are recorded for each alternative; their median counts.
 const SAMPLES: usize = 3;
-/// Runs of a trial. The first run is not recorded, because the cache contents left by the other way
-/// make it more expensive.
+/// Runs of a trial. The first run is not recorded, because the cache contents left by the other
+/// alternative make it more expensive.
 const TRIAL: u8 = SAMPLES as u8 + 1;
 /// Runs between two trials at first. The interval doubles while nothing changes, up to a limit.
 const FIRST_WAIT: u16 = 8;
-/// Fraction of the interval after which a suggested way may be tried.
+/// Fraction of the interval after which a suggested alternative may be tried.
 const SOON: u16 = 8;
-/// Number of runs in a row at twice the earlier cost after which another way is tried soon. A trial
-/// of the peer, which may cost this process as much, is shorter.
+/// Number of runs in a row at twice the earlier cost after which another alternative is tried soon.
+/// A trial of the peer, which may cost this process as much, is shorter.
 const CHANGED: u8 = 8;
-/// The cost of another way must stay below this many sixteenths of the preferred way's cost. Half
-/// of a ping-pong's time belongs to the other side, so half of the gain is invisible.
+/// The cost of another alternative must stay below this many sixteenths of the preferred
+/// alternative's cost. Half of a ping-pong's time belongs to the other side, so half of the gain is
+/// invisible.
 const BETTER: u64 = 15;
-/// If a run of another way costs more than this many times the preferred way's cost, its trial ends
-/// at once.
+/// If a run of another alternative costs more than this many times the preferred alternative's
+/// cost, its trial ends at once.
 const HOPELESS: u64 = 4;
 
 /// The costs of the last runs; 0 if there is none.
@@ -48,26 +51,27 @@ impl Costs {
     }
 }
 
-/// The selector among `N` ways, numbered from 0. Another way is tried after at most `LONGEST` runs.
+/// The selector among `N` alternatives, numbered from 0. Another alternative is tried after at most
+/// `LONGEST` runs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ways<const N: usize, const LONGEST: u16> {
     preferred: u8,
-    /// The way that is on trial, or will be next.
+    /// The alternative that is on trial, or will be next.
     other: u8,
     /// Remaining runs of the trial.
     trial: u8,
-    /// Runs in a row of the preferred way that cost much more than before.
+    /// Runs in a row of the preferred alternative that cost much more than before.
     changed: u8,
     /// Runs until the next trial, and the length of the interval.
     wait: u16,
     waited: u16,
-    /// The cost of the preferred way when it became preferred.
+    /// The cost of the preferred alternative when it became preferred.
     settled: u32,
     costs: [Costs; N],
 }
 
 impl<const N: usize, const LONGEST: u16> Ways<N, LONGEST> {
-    /// Returns a selector without measurements, which starts with way `preferred`.
+    /// Returns a selector without measurements, which starts with alternative `preferred`.
     pub(crate) const fn preferring(preferred: u8) -> Self {
         let other = if preferred == 0 { 1 } else { 0 };
         Self {
@@ -82,17 +86,17 @@ impl<const N: usize, const LONGEST: u16> Ways<N, LONGEST> {
         }
     }
 
-    /// Returns the fastest way, as far as is known.
+    /// Returns the fastest alternative, as far as is known.
     pub(crate) const fn preferred(&self) -> u8 {
         self.preferred
     }
 
-    /// Returns the way for the next run.
+    /// Returns the alternative for the next run.
     pub(crate) const fn next(&self) -> u8 {
         if self.trial > 0 { self.other } else { self.preferred }
     }
 
-    /// Returns whether the cost of a way is known.
+    /// Returns whether the cost of an alternative is known.
     #[cfg(test)]
     pub(crate) fn is_known(&self, way: u8) -> bool {
         self.costs[usize::from(way)].is_known()
@@ -108,7 +112,7 @@ impl<const N: usize, const LONGEST: u16> Ways<N, LONGEST> {
         }
     }
 
-    /// Counts a run of the preferred way.
+    /// Counts a run of the preferred alternative.
     fn go_on(&mut self) {
         let costs = &self.costs[usize::from(self.preferred)];
         if !costs.is_known() {
@@ -126,9 +130,9 @@ impl<const N: usize, const LONGEST: u16> Ways<N, LONGEST> {
         }
     }
 
-    /// Tries a way that the peer tries, unless another trial is in progress, or less than an eighth
-    /// of the interval has passed since the last trial. Without that limit, two peers with
-    /// different preferences would react to each other's trials forever.
+    /// Tries an alternative that the peer tries, unless another trial is in progress, or less than
+    /// an eighth of the interval has passed since the last trial. Without that limit, two peers
+    /// with different preferences would react to each other's trials forever.
     pub(crate) fn suggest(&mut self, way: u8) {
         if self.trial == 0
             && self.waited.saturating_sub(self.wait) >= self.waited / SOON
@@ -142,7 +146,7 @@ impl<const N: usize, const LONGEST: u16> Ways<N, LONGEST> {
 
     /// Records a run that was not measured as expected. A trial continues without the run, and ends
     /// without a result if it was the last. The next trial is as far ahead as after any other,
-    /// because perhaps no run of this way can ever be measured.
+    /// because perhaps no run of this alternative can ever be measured.
     pub(crate) fn miss(&mut self) {
         self.trial = match self.trial {
             0 => return,
@@ -179,14 +183,14 @@ impl<const N: usize, const LONGEST: u16> Ways<N, LONGEST> {
         self.settled = self.costs[usize::from(self.preferred)].median() as u32;
         self.other = self.following();
         if self.costs[usize::from(self.other)].0[0] == 0 {
-            // The following way was never tried, so its trial starts at once.
+            // The following alternative was never tried, so its trial starts at once.
             self.trial = TRIAL;
             return;
         }
         self.wait_longer();
     }
 
-    /// Returns the way after the one that was tried, in rotation, except the preferred one.
+    /// Returns the alternative after the one that was tried, in rotation, except the preferred one.
     fn following(&self) -> u8 {
         let next = |way: u8| if usize::from(way) + 1 < N { way + 1 } else { 0 };
         let way = next(self.other);

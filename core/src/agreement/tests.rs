@@ -190,7 +190,7 @@ fn simulate(seed: u64) {
 }
 
 #[test]
-fn random_worlds_agree_whoever_crashes() {
+fn random_worlds_agree_whichever_ranks_crash() {
     for seed in 0..if cfg!(miri) { 20 } else { portion(1000) } {
         simulate(seed);
     }
@@ -220,7 +220,7 @@ fn a_rank_alone_decides_at_once() {
 }
 
 #[test]
-fn a_rank_that_others_miss_learns_that_it_is_excluded() {
+fn a_rank_that_others_have_lost_learns_that_it_is_excluded() {
     let mut world = World::new(3, vec![false; 3]);
     // Ranks 1 and 2 have lost each other; rank 0 does not know this.
     world.parts[1].begin_without(2);

@@ -328,7 +328,7 @@ proptest! {
     #![proptest_config(cases(256))]
 
     #[test]
-    fn promises_are_backed_by_memory(
+    fn grants_are_backed_by_memory(
         ceiling in 0..400u32, peers in 1..6u32, window in 0..200u32, packet in 1..20u32,
         own in prop::option::of(0..5u32), ops in prop::collection::vec(op(), 0..400),
     ) {
@@ -343,7 +343,7 @@ proptest! {
 
 /// Every sequence of five relevant operations, in the smallest worlds.
 #[test]
-fn promises_are_backed_by_memory_in_every_short_history() {
+fn grants_are_backed_by_memory_in_every_short_history() {
     fn explore(twin: &Twin, depth: usize, seen: &mut usize) {
         *seen += 1;
         twin.clone().finish();
@@ -373,7 +373,7 @@ fn promises_are_backed_by_memory_in_every_short_history() {
 
 /// One peer sends all the time and has taken the pool; another still gets its share.
 #[test]
-fn starved_peer_gets_what_a_busy_one_gives_back() {
+fn waiting_peer_gets_the_units_that_a_busy_one_returns() {
     let mut twin = Twin::new(400, 8, 100, 1).unwrap();
     let (reserve, window) = (twin.ledger.reserve(), u64::from(twin.ledger.window()));
     assert_eq!((reserve, window, twin.ledger.free()), (25, 100, 200));
@@ -438,7 +438,7 @@ fn million_messages_are_within_credit() {
 }
 
 #[test]
-fn window_is_topped_up_when_it_falls_below_half() {
+fn window_is_refilled_when_it_falls_below_half() {
     let mut ledger = Ledger::new(1 << 20, 4, WINDOW, cost(8192)).unwrap();
     let mut accounts = vec![Account::default(); 4];
     let mut total = ledger.open(&mut accounts, 2);
@@ -452,7 +452,7 @@ fn window_is_topped_up_when_it_falls_below_half() {
 }
 
 #[test]
-fn room_is_not_granted_in_trickles() {
+fn credit_is_not_granted_in_tiny_pieces() {
     let mut ledger = Ledger::new(400, 1, 100, 40).unwrap();
     let mut accounts = vec![Account::default(); 1];
     assert_eq!((ledger.open(&mut accounts, 0), ledger.reserve(), ledger.free()), (100, 100, 300));
@@ -474,7 +474,7 @@ fn room_is_not_granted_in_trickles() {
 /// A peer that fills the store gets every unit, although the last units are fewer than a largest
 /// packet needs. It is notified of freed units only in larger pieces.
 #[test]
-fn last_units_do_not_lie_idle() {
+fn last_units_are_not_left_unused() {
     const PACKET: u32 = 137;
     for ceiling in [1024, 2000, 4096, 4097, 4096 + 136] {
         let mut ledger = Ledger::new(ceiling, 1, WINDOW, PACKET).unwrap();
@@ -507,7 +507,7 @@ fn last_units_do_not_lie_idle() {
 
 /// The pool is granted to peers; a message to this process itself still finds memory.
 #[test]
-fn our_own_messages_have_a_reserve() {
+fn messages_to_self_have_a_reserve() {
     let mut ledger = Ledger::new(400, 1, 400, 10).unwrap().with_own(1);
     let mut accounts = vec![Account::default(); 1];
     let mut granted = ledger.open(&mut accounts, 0);

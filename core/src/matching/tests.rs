@@ -120,7 +120,7 @@ fn assert_cheap(what: &str, receives: &[(u32, u16, u64)]) {
 
 /// A message for a wildcard receive among many exact ones: the exact receives are not compared.
 #[test]
-fn a_wildcard_does_not_pay_for_exact_receives() {
+fn a_wildcard_does_not_search_exact_receives() {
     for queued in QUEUED {
         let mut queue = Queue::new(queued);
         (0..queued).for_each(|tag| _ = queue.post(exact(1, 0, tag)));
@@ -133,7 +133,7 @@ fn a_wildcard_does_not_pay_for_exact_receives() {
 
 /// Wildcard receives are in one list, and cost as many comparisons as documented.
 #[test]
-fn wildcards_are_looked_at_in_order() {
+fn wildcards_are_compared_in_order() {
     for queued in [1, 1_000] {
         let mut queue = Queue::new(queued);
         let last = (0..queued)

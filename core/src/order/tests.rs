@@ -140,7 +140,7 @@ proptest! {
 }
 
 #[test]
-fn what_waits_for_the_dead_comes_back_with_gaps() {
+fn packets_that_wait_for_a_dead_peer_are_drained_with_gaps() {
     let mut window = window(8, 8, 254);
     for number in [1, 255, 3] {
         assert_eq!(window.arrive(number, number), Arrived::Waits);

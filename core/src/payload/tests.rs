@@ -107,7 +107,7 @@ fn parts_are_the_same_wherever_the_last_one_ended() {
 
 /// Walking part by part from first to last visits each segment once, or twice if a part ends in it.
 #[test]
-fn going_through_a_list_takes_one_look_at_each_segment() {
+fn walking_a_list_visits_each_segment_once() {
     const COUNT: usize = 20_000;
     let mut bytes = vec![7; COUNT];
     let list = segments(&mut bytes, &vec![1; COUNT]);
@@ -146,7 +146,7 @@ fn a_list_of_one_run_or_none_is_a_buffer_in_one_place() {
 }
 
 #[test]
-fn lists_that_no_memory_has_are_refused() {
+fn lists_longer_than_any_memory_are_refused() {
     let half = Segment { base: core::ptr::dangling_mut(), len: 1 << (usize::BITS - 2) };
     let nowhere = Segment { base: core::ptr::null_mut(), len: 1 };
     // SAFETY: the lists exist; the memory that they name is not accessed.

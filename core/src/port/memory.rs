@@ -434,8 +434,9 @@ pub trait MemoryPort {
     /// See [`PostError`].
     fn receive(&mut self, queue: ReceiveQueue, id: u64, into: &[Slice]) -> Result<(), PostError>;
 
-    /// Moves on what was posted, as far as this fabric needs the processor for that, and fills `into` with completed work
-    /// requests; returns how many. Less than asked for says nothing about what comes next.
+    /// Progresses posted requests, if this fabric needs the processor for that, fills `into` with
+    /// completed work requests, and returns their number. If fewer than `into.len()` are returned,
+    /// more may still follow at once.
     fn poll(&mut self, into: &mut [Completion]) -> usize;
 
     /// Progresses connections at time `now` and returns the next event.

@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn reader_that_is_a_round_behind_takes_everything_for_released() {
+    fn reader_that_is_a_round_behind_treats_everything_as_released() {
         let releases = Releases::<4>::new();
         let (mut late, mut later) = (releases.now(), releases.now());
         (0..4).for_each(|start| releases.tell(range(start)));
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn slot_that_someone_else_has_makes_everything_released() {
+    fn slot_that_another_thread_writes_makes_everything_released() {
         let releases = Releases::<2>::new();
         let mut seen = releases.now();
         // Another thread began to report the first range, and has not finished.

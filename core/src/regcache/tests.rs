@@ -182,7 +182,7 @@ fn refusal_of_the_system_costs_unused_registrations_before_it_is_reported() {
 }
 
 #[test]
-fn union_that_is_refused_is_not_insisted_upon() {
+fn union_that_is_refused_is_not_retried() {
     let (mut cache, mut device) = (cache(8, 1000, true), Device::default());
     touch(&mut cache, &mut device, 100, 101);
     touch(&mut cache, &mut device, 8, 12);
@@ -196,7 +196,7 @@ fn union_that_is_refused_is_not_insisted_upon() {
 }
 
 #[test]
-fn invalidated_range_is_no_hit_and_dies_with_its_last_user() {
+fn invalidated_range_is_no_hit_and_is_deregistered_by_its_last_user() {
     let (mut cache, mut device) = (cache(8, 1000, true), Device::default());
     touch(&mut cache, &mut device, 0, 4);
     let held = acquire(&mut cache, &mut device, 10, 14);
@@ -215,7 +215,7 @@ fn invalidated_range_is_no_hit_and_dies_with_its_last_user() {
 }
 
 #[test]
-fn nothing_outlives_its_use_where_nobody_tells_of_changes() {
+fn nothing_outlives_its_use_where_changes_are_not_reported() {
     let (mut cache, mut device) = (cache(8, 1000, false), Device::default());
     let first = acquire(&mut cache, &mut device, 0, 4);
     let second = cache.acquire(&mut device, 17, 4 * PAGE - 17, 1).unwrap();
@@ -229,7 +229,7 @@ fn nothing_outlives_its_use_where_nobody_tells_of_changes() {
 /// A user guarantees the stability only of the pages that it acquired. If changes are not reported,
 /// the other pages may change.
 #[test]
-fn untold_pages_that_no_user_vouches_for_are_no_hit() {
+fn unreported_pages_that_no_user_guarantees_are_no_hit() {
     for (keep, mute) in [(false, None), (true, Some(pages(0, 9)))] {
         let (mut cache, mut device) = (cache(8, 1000, keep), Device { mute, ..Device::default() });
         let whole = acquire(&mut cache, &mut device, 0, 4);
@@ -246,7 +246,7 @@ fn untold_pages_that_no_user_vouches_for_are_no_hit() {
 }
 
 #[test]
-fn untold_pages_are_not_registered_beyond_what_is_wanted() {
+fn unreported_pages_are_not_registered_beyond_the_request() {
     for (keep, mute) in [(false, None), (true, Some(pages(0, 9))), (true, Some(pages(6, 7)))] {
         let (mut cache, mut device) = (cache(8, 1000, keep), Device { mute, ..Device::default() });
         let old = acquire(&mut cache, &mut device, 0, 4);
@@ -262,7 +262,7 @@ fn untold_pages_are_not_registered_beyond_what_is_wanted() {
 }
 
 #[test]
-fn range_of_which_nobody_tells_does_not_outlive_its_use() {
+fn range_whose_changes_are_not_reported_does_not_outlive_its_use() {
     let (mut cache, mut device) = (cache(8, 1000, true), Device::default());
     device.mute = Some(pages(5, 6));
     touch(&mut cache, &mut device, 0, 4);
@@ -290,7 +290,7 @@ fn end_of_the_address_space_is_an_error_and_not_a_wrap() {
 /// A use is a number, and may equal that of another cache. Its release must not deregister an
 /// unused entry.
 #[test]
-fn use_of_another_cache_ends_nothing_that_is_unused() {
+fn use_of_another_cache_deregisters_no_unused_entry() {
     let (mut mine, mut other) = (cache(8, 1000, true), cache(8, 1000, true));
     let (mut device, mut their_device) = (Device::default(), Device::default());
     touch(&mut mine, &mut device, 0, 4);

@@ -15,7 +15,7 @@
 //!
 //! The flag also records how the sleeper is to be woken ([`Sleep`]): a process that sleeps in an
 //! event loop of its own waits for file descriptors, not on a futex. A process that is awake is
-//! never woken, so the two ways do not slow the waker.
+//! never woken, so this choice does not slow the waker.
 //!
 //! The flag also records how many messages the sleeper needs ([`SleepWord::announce_for`]). A
 //! process that waits for messages from many peers can do nothing before the last has arrived, and

@@ -118,7 +118,7 @@ mod tests {
     struct Memory([u8; SHARED_BYTES + LEN]);
 
     #[test]
-    fn what_is_put_past_the_caches_is_what_is_put_and_bounds_hold() {
+    fn non_temporal_puts_and_gets_copy_the_bytes_and_bounds_hold() {
         let mut memory = Box::new(Memory([0; SHARED_BYTES + LEN]));
         let base = NonNull::from(&mut memory.0).cast();
         // SAFETY: it outlives all of this, and is not used otherwise.

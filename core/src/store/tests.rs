@@ -278,7 +278,7 @@ fn cost_counts_the_units_that_a_body_fills() {
 }
 
 #[test]
-fn scattered_units_serve_as_well_as_neighbours() {
+fn scattered_units_hold_a_message_like_adjacent_ones() {
     let mut twin = Twin::new(64, 4);
     for _ in 0..64 {
         twin.apply(Op::Insert(0, 0, 1));
@@ -402,7 +402,7 @@ fn messages_of_one_envelope_are_taken_in_one_step_each() {
 
 /// Half of a hundred thousand messages in one list are removed at once.
 #[test]
-fn sweep_looks_at_each_message_once() {
+fn remove_where_visits_each_message_once() {
     const COUNT: u64 = 100_000;
     let mut store = Store::new(vec![[0; 64]; COUNT as usize], vec![0; 1]);
     for tag in 0..COUNT {

@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn more_than_is_taken_at_once_is_copied_too() {
+    fn more_than_is_prefetched_at_once_is_copied_too() {
         let source: Vec<u8> = (0..20_000).map(|at| (at * 7 + 3) as u8).collect();
         for to in [0, 1, 63] {
             for len in [TAKEN - 1, TAKEN, TAKEN + 1, 2 * TAKEN, 2 * TAKEN + 65, 4 * TAKEN] {

@@ -28,7 +28,7 @@ impl Park for Calls {
 }
 
 #[test]
-fn lock_that_nobody_else_wants_costs_no_call() {
+fn uncontended_lock_costs_no_call() {
     let (lock, calls) = (Lock::default(), Calls::default());
     for _ in 0..100 {
         lock.acquire(&calls);
@@ -105,7 +105,7 @@ fn there_is_one_driver_and_the_oldest_follows() {
 }
 
 #[test]
-fn whoever_is_served_is_woken_once_and_does_not_become_driver() {
+fn a_thread_whose_wait_ended_is_woken_once_and_does_not_become_driver() {
     let mut roster = roster(4);
     let seats = ["a", "b", "c"].map(|name| roster.join(name).unwrap());
     assert!(roster.drives(seats[0]));
@@ -118,13 +118,13 @@ fn whoever_is_served_is_woken_once_and_does_not_become_driver() {
 }
 
 #[test]
-fn bits_are_shared_by_every_32nd_seat() {
+fn bits_are_shared_by_every_32nd_slot() {
     let all = vec![0, 31, 32, 63].into_iter().fold(Bits::NONE, |bits, seat| bits.and(Bits::of(seat)));
     assert_eq!(all.mask(), 1 | 1 << 31);
 }
 
 #[test]
-fn bell_that_rang_since_lets_nobody_sleep() {
+fn event_count_that_was_advanced_lets_no_thread_sleep() {
     let bell = Bell::default();
     let since = bell.listen();
     assert_eq!(bell.word().load_relaxed(), since);

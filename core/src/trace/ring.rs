@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn what_did_nothing_is_taken_back_unless_it_called_what_did() {
+    fn a_function_that_did_nothing_is_removed_unless_it_called_one_that_did() {
         let mut ring = ring(8);
         for _ in 0..100 {
             ring.enter("idle", 0);
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_lent_is_nothing_written() {
+    fn without_storage_nothing_is_recorded() {
         let mut ring = ring(0);
         ring.note("leaf", 1);
         ring.leave(false);

@@ -237,7 +237,7 @@ mod tests {
     };
 
     #[test]
-    fn headers_survive_the_way() {
+    fn headers_survive_encoding() {
         let update = Header { packet: None, ..PACKET };
         for header in [PACKET, update] {
             assert_eq!(Header::decode(&header.encode()), Some(header));
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn hellos_survive_the_way_and_others_are_refused() {
+    fn hellos_survive_encoding_and_others_are_refused() {
         let (rail, receives, packet_bytes, token) = (3, 0x1234, 1 << 20, 0x0123_4567_89ab_cdef);
         let hello = Hello { rank: 7, world: u64::MAX - 1, rail, receives, packet_bytes, token };
         let said = hello.encode();
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn refusals_survive_the_way() {
+    fn refusals_survive_encoding() {
         use Refusal::{Buffers, Claimed, Exists, Protocol, Settings, Stranger, Unknown, Version};
         for refusal in [Protocol, Version, Stranger, Settings, Exists, Buffers, Claimed, Unknown(200)] {
             assert_eq!(Refusal::decode(&refusal.encode()), Some(refusal));

@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_honest_peer_says_is_not_understood() {
+    fn invalid_frames_are_malformed() {
         for kind in (0..=255_u64).filter(|kind| !(1..=14).contains(kind)) {
             let mut bytes = [0; MOST_FRAME_BYTES];
             bytes[..8].copy_from_slice(&kind.to_le_bytes());
@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn greetings_survive_the_wire() {
+    fn handshakes_survive_the_wire() {
         for private in [&[] as &[u8], b"abc", &[0; 56], &[9; 56]] {
             for answer in [Answer::Request, Answer::Accept, Answer::Refuse] {
                 let greeting = Greeting { answer, ..greeting(private) };

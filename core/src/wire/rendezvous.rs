@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_honest_peer_writes_is_not_understood() {
+    fn invalid_packets_are_not_decoded() {
         let rts = Rts { total: 70, sender: 1, address: 2, way: 0 };
         assert_eq!(Rts::decode(&rts.encode(), RTS_BYTES - 1), None);
         assert_eq!(Rts::decode(&rts.encode(), RTS_BYTES + 71), None);

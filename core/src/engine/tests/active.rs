@@ -160,7 +160,7 @@ fn messages_of_several_packets_of_several_senders_do_not_mix() {
 }
 
 #[test]
-fn part_of_a_message_goes_with_its_sender() {
+fn part_of_a_message_is_dropped_when_its_sender_fails() {
     let fabric = Fabric::new(tiny(2));
     let mut world = World::new(&fabric, AMPLE);
     let ticket = world.active(0, 1, 1, b"head", &contents(1, 100_000)).unwrap();
@@ -212,7 +212,7 @@ fn parts_that_do_not_make_up_a_message_are_faults() {
 }
 
 #[test]
-fn message_to_ourselves_is_handled_by_progress_and_not_before() {
+fn message_to_self_is_handled_by_progress_and_not_before() {
     let fabric = Fabric::new(tiny(1));
     let mut world = World::new(&fabric, AMPLE);
     let ticket = world.active(0, 0, 3, b"head", b"payload").unwrap();
@@ -224,7 +224,7 @@ fn message_to_ourselves_is_handled_by_progress_and_not_before() {
 }
 
 #[test]
-fn message_that_nobody_handles_is_dropped_and_counted() {
+fn message_without_a_handler_is_dropped_and_counted() {
     let fabric = Fabric::new(tiny(2));
     let mut world = World::new(&fabric, AMPLE);
     for to in [0, 1] {

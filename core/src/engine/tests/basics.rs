@@ -107,7 +107,7 @@ fn full_table_of_requests_refuses_and_loses_nothing() {
 }
 
 #[test]
-fn message_to_ourselves_is_matched_like_any_other() {
+fn message_to_self_is_matched_like_any_other() {
     let fabric = Fabric::new(tiny(1));
     let mut world = World::new(&fabric, AMPLE);
     let any = Pattern { source: Source::Any, context: 0, tag: 0, ignore: u64::MAX };

@@ -51,7 +51,7 @@ fn message_of_a_rendezvous_becomes_a_request() {
 }
 
 #[test]
-fn packet_that_breaks_the_rules_ends_the_bypass() {
+fn packet_that_violates_the_protocol_ends_the_bypass() {
     for kind in [Kind::Rts, Kind::Cts, Kind::Data, Kind::Fin, Kind::Rma] {
         let fabric = Fabric::new(tiny(2));
         let mut world = World::new(&fabric, AMPLE);

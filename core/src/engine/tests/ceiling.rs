@@ -69,7 +69,7 @@ fn sender_is_held_at_the_ceiling_and_everything_arrives_in_order() {
 }
 
 #[test]
-fn receive_says_whether_what_it_asks_for_may_be_held_back() {
+fn receive_reports_whether_its_message_may_be_held() {
     let fabric = Fabric::new(tiny(3));
     let mut world = World::new(&fabric, units(2));
     let other = world.recv(1, 0, 77, 8);
@@ -94,7 +94,7 @@ fn receive_says_whether_what_it_asks_for_may_be_held_back() {
 }
 
 #[test]
-fn peer_that_is_gone_is_not_held() {
+fn peer_that_failed_is_not_held() {
     let fabric = Fabric::new(tiny(3));
     let mut world = World::new(&fabric, units(2));
     world.isend(0, 1, 1, contents(1, 8));
@@ -109,7 +109,7 @@ fn peer_that_is_gone_is_not_held() {
 }
 
 #[test]
-fn bypass_goes_on_with_whoever_has_credit() {
+fn bypass_continues_with_peers_that_have_credit() {
     let fabric = Fabric::new(tiny(3));
     let mut world = World::new(&fabric, units(2));
     world.isend(0, 1, 1, contents(1, 8));
@@ -119,7 +119,7 @@ fn bypass_goes_on_with_whoever_has_credit() {
 }
 
 #[test]
-fn held_peer_does_not_hold_the_others_up() {
+fn held_peer_does_not_block_the_others() {
     for (reading, room) in [(Reading::Never, units(2)), (Reading::Always, units(20))] {
         let fabric = Fabric::reading(tiny(3), reading, 1);
         let mut world = World::new(&fabric, room);
@@ -190,7 +190,7 @@ fn expected_messages_are_never_held() {
 }
 
 #[test]
-fn room_that_a_dead_peer_leaves_is_given_to_the_held() {
+fn memory_that_a_dead_peer_leaves_is_granted_to_held_peers() {
     for (announced, len) in [(true, 2000), (false, 8)] {
         let fabric = Fabric::new(tiny(3));
         let mut world = World::new(&fabric, Room { tuning: TUNING, ..units(4 * PACKET as usize) });
@@ -242,7 +242,7 @@ fn message_that_was_probed_keeps_its_room_until_it_is_received() {
 }
 
 #[test]
-fn message_to_ourselves_that_finds_no_room_waits_for_it_or_for_its_receive() {
+fn message_to_self_without_memory_waits_for_memory_or_its_receive() {
     // Once with a peer to which all memory is granted, and then alone with very little memory.
     for (peers, room) in [(2, units(1)), (1, units(0)), (1, units(1)), (1, units(4))] {
         for len in [8, 100, 256, 2000] {
@@ -266,7 +266,7 @@ fn message_to_ourselves_that_finds_no_room_waits_for_it_or_for_its_receive() {
 /// All other memory is granted to a peer that sends nothing. Messages to the process itself still
 /// arrive, whole or announced.
 #[test]
-fn message_to_ourselves_comes_although_all_room_is_promised_to_peers() {
+fn message_to_self_arrives_although_all_memory_is_granted_to_peers() {
     for (len, synchronous) in [(0, false), (8, false), (256, false), (2000, false), (8, true)] {
         let fabric = Fabric::new(tiny(3));
         let mut world = World::new(&fabric, units(2 * PACKET as usize));
@@ -293,7 +293,7 @@ fn message_to_ourselves_comes_although_all_room_is_promised_to_peers() {
 }
 
 #[test]
-fn message_to_ourselves_that_is_held_can_be_withdrawn_and_leaves_nothing_behind() {
+fn message_to_self_that_is_held_can_be_withdrawn_and_leaves_nothing_behind() {
     for len in [0, 8, 256] {
         let fabric = Fabric::new(tiny(1));
         let mut world = World::new(&fabric, units(PACKET as usize));
@@ -338,7 +338,7 @@ fn message_to_ourselves_that_is_held_can_be_withdrawn_and_leaves_nothing_behind(
 /// Credit that one peer no longer needs goes to another that waits for it, as soon as the ledger
 /// settles, also on an arrival.
 #[test]
-fn room_that_an_arrival_frees_is_given_to_the_held() {
+fn memory_that_an_arrival_frees_is_granted_to_held_peers() {
     let fabric = Fabric::new(tiny(3));
     let mut world = World::new(&fabric, Room { tuning: Tuning { window: 40, ..TUNING }, ..units(80) });
     // Rank 0 has a stored message and holds pool units for its window. Rank 2 then uses all
@@ -367,7 +367,7 @@ fn room_that_an_arrival_frees_is_given_to_the_held() {
 }
 
 #[test]
-fn room_of_a_message_to_ourselves_is_used_again() {
+fn memory_of_a_message_to_self_is_reused() {
     let fabric = Fabric::new(tiny(1));
     let mut world = World::new(&fabric, units(PACKET as usize));
     for tag in 0..50 {
@@ -384,7 +384,7 @@ fn room_of_a_message_to_ourselves_is_used_again() {
 }
 
 #[test]
-fn sender_that_was_told_of_room_while_it_sleeps_is_woken() {
+fn sender_that_gets_credit_while_it_sleeps_is_woken() {
     let fabric = Fabric::new(tiny(2));
     let mut world = World::new(&fabric, units(1));
     let sends = [world.isend(0, 1, 1, contents(1, 8)), world.isend(0, 1, 2, contents(2, 8))];
@@ -400,7 +400,7 @@ fn sender_that_was_told_of_room_while_it_sleeps_is_woken() {
 }
 
 #[test]
-fn peer_that_sends_more_than_it_was_promised_is_a_fault() {
+fn sending_beyond_the_granted_credit_is_a_fault() {
     let rts = Rts { total: 5000, sender: 1, address: 0, way: 0 }.encode();
     for (kind, payload) in [(Kind::Eager, &[1; 8][..]), (Kind::Eager, &[1; 256]), (Kind::Rts, &rts)] {
         for expected in [false, true] {
@@ -448,7 +448,7 @@ fn peer_that_sends_more_than_it_was_promised_is_a_fault() {
 }
 
 #[test]
-fn promise_that_is_a_lie_harms_the_liar_only() {
+fn false_grant_harms_only_its_sender() {
     let fabric = Fabric::new(tiny(3));
     let mut world = World::new(&fabric, units(2));
     // Rank 1 grants rank 0 more than it has, and withdraws it.

@@ -57,7 +57,7 @@ fn each_way_to_match_and_each_path_is_counted_once() {
 }
 
 #[test]
-fn large_messages_are_counted_by_the_way_that_their_bytes_came() {
+fn large_messages_are_counted_by_protocol() {
     for (reading, synchronous, len) in
         [(Reading::Never, false, 2000), (Reading::Always, false, 1000), (Reading::Always, false, 5000)]
     {
@@ -139,7 +139,7 @@ fn waiting_for_credit_and_for_cells_is_counted_once_however_often_it_is_tried() 
 }
 
 #[test]
-fn messages_to_ourselves_are_counted_at_both_ends_and_by_no_path() {
+fn messages_to_self_are_counted_at_both_ends_and_under_no_path() {
     let fabric = Fabric::new(tiny(2));
     let mut world = World::new(&fabric, AMPLE);
     for (tag, len) in [(1, 8), (2, 2000)] {

@@ -111,7 +111,7 @@ fn synchronous_message_that_came_whole_can_be_received_after_its_sender_died() {
 }
 
 #[test]
-fn all_that_a_peer_sent_before_it_went_is_drained_in_order() {
+fn all_packets_that_a_peer_sent_before_it_failed_are_drained_in_order() {
     for (cells, entries_lost) in [(4, false), (4, true), (64, false), (64, true)] {
         let fabric = Fabric::new(Geometry { cells, fastbox_slots: 64, ..tiny(3) });
         let mut world = World::new(&fabric, AMPLE);
@@ -137,7 +137,7 @@ fn all_that_a_peer_sent_before_it_went_is_drained_in_order() {
 }
 
 #[test]
-fn send_that_a_peer_received_before_it_went_succeeds() {
+fn send_that_a_peer_received_before_it_failed_succeeds() {
     for reading in [Reading::Never, Reading::Always] {
         let fabric = Fabric::reading(tiny(2), reading, 1);
         let mut world = World::new(&fabric, AMPLE);
@@ -222,7 +222,7 @@ fn completed_request_keeps_its_outcome_when_its_peer_fails_afterwards() {
 }
 
 #[test]
-fn cells_that_a_dead_peer_held_serve_the_others() {
+fn cells_that_a_dead_peer_held_are_reused_for_others() {
     let fabric = Fabric::new(tiny(3));
     let mut world = World::new(&fabric, AMPLE);
     let sends: Vec<_> = (0..5).map(|tag| world.isend(0, 1, tag, contents(tag, 200))).collect();

@@ -260,7 +260,7 @@ fn siege(seed: u64, steps: usize) -> (usize, usize) {
 }
 
 #[test]
-fn honest_ranks_understand_each_other_whatever_the_third_scribbles() {
+fn honest_ranks_communicate_whatever_the_third_corrupts() {
     let (mut scribbles, mut forged) = (0, 0);
     for seed in 0..300 {
         let done = siege(seed, 1200);
@@ -273,7 +273,7 @@ proptest! {
     #![proptest_config(cases(24))]
 
     #[test]
-    fn honest_ranks_understand_each_other_for_any_seed(seed: u64) {
+    fn honest_ranks_communicate_for_any_seed(seed: u64) {
         siege(seed, 600);
     }
 }

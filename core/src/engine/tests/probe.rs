@@ -127,7 +127,7 @@ fn probe_without_a_free_request_takes_nothing_out() {
 }
 
 #[test]
-fn message_to_ourselves_is_probed_like_any_other() {
+fn message_to_self_is_probed_like_any_other() {
     let fabric = Fabric::new(tiny(1));
     let mut world = World::new(&fabric, AMPLE);
     for (synchronous, len) in [(false, 8), (false, 3000), (true, 0), (true, 8), (true, 3000)] {
@@ -147,7 +147,7 @@ fn message_to_ourselves_is_probed_like_any_other() {
 }
 
 #[test]
-fn sender_that_dies_between_probe_and_receive_takes_only_the_bytes_that_had_not_come() {
+fn sender_that_dies_between_probe_and_receive_loses_only_bytes_that_had_not_arrived() {
     for reading in READINGS {
         for failure in [Failure::Died, Failure::Finished] {
             for drained in [false, true] {

@@ -83,7 +83,7 @@ impl<'a> Stage<'a> {
 }
 
 #[test]
-fn rts_that_no_honest_peer_writes_is_a_fault() {
+fn invalid_rts_is_a_fault() {
     let good = Rts { total: 70, sender: 1, address: 0, way: 0 };
     let mut long = good.encode().to_vec();
     long.extend([7; 71]);
@@ -126,7 +126,7 @@ fn rts_that_changes_after_it_was_checked_changes_nothing() {
 }
 
 #[test]
-fn active_messages_and_one_sided_packets_that_make_no_sense_end_messages_too() {
+fn malformed_active_messages_and_one_sided_packets_end_messages_too() {
     for kind in [Kind::Active, Kind::Rma, Kind::RmaReply] {
         let fabric = Fabric::new(tiny(3));
         let mut stage = Stage::new(&fabric);
@@ -136,7 +136,7 @@ fn active_messages_and_one_sided_packets_that_make_no_sense_end_messages_too() {
 }
 
 #[test]
-fn cts_that_answers_nothing_or_wants_too_much_is_a_fault() {
+fn cts_that_answers_nothing_or_requests_too_much_is_a_fault() {
     type Wrong = fn(&Stage<'_>, Cts) -> Cts;
     let cases: [Wrong; 11] = [
         |_, cts| Cts { sender: cts.sender ^ 1, ..cts },
@@ -309,7 +309,7 @@ fn data_after_the_last_is_a_fault() {
 }
 
 #[test]
-fn address_that_leads_nowhere_is_read_in_vain_and_harms_nobody() {
+fn address_that_is_unreadable_fails_the_read_and_nothing_else() {
     for address in [1, 4096, u64::MAX, u64::MAX - 2000] {
         let fabric = Fabric::reading(tiny(3), Reading::Always, 1);
         let mut stage = Stage::new(&fabric);

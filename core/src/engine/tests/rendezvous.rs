@@ -85,7 +85,7 @@ fn truncated_rendezvous_moves_what_fits_and_completes_its_send() {
 }
 
 #[test]
-fn bytes_move_in_the_way_that_is_open() {
+fn bytes_move_by_a_protocol_that_works() {
     for (reading, pulled) in [(Reading::Never, false), (Reading::Always, true)] {
         let fabric = Fabric::reading(tiny(2), reading, 1);
         let mut world = World::new(&fabric, AMPLE);
@@ -103,7 +103,7 @@ fn bytes_move_in_the_way_that_is_open() {
 }
 
 #[test]
-fn sender_copies_a_part_from_the_size_on_that_was_chosen() {
+fn sender_copies_a_part_from_the_chosen_size_on() {
     for (share_bytes, shared) in [(SHARE, true), (10_000, true), (10_001, false), (u64::MAX, false)] {
         let fabric = Fabric::reading(tiny(2), Reading::Always, 1);
         let mut world = World::new(&fabric, Room { tuning: Tuning { share_bytes, ..TUNING }, ..AMPLE });
@@ -122,7 +122,7 @@ fn sender_copies_a_part_from_the_size_on_that_was_chosen() {
 }
 
 #[test]
-fn sender_copies_nothing_more_once_its_receiver_has_given_it_up() {
+fn sender_copies_nothing_more_after_its_receiver_has_failed_it() {
     let fabric = Fabric::reading(tiny(2), Reading::Always, 1);
     let mut world = World::new(&fabric, AMPLE);
     let receive = world.recv(1, 0, 1, 100_000);
@@ -144,7 +144,7 @@ fn sender_copies_nothing_more_once_its_receiver_has_given_it_up() {
 }
 
 #[test]
-fn shares_end_with_everybody_although_one_does_not_leave() {
+fn shares_end_with_every_peer_although_one_does_not_leave() {
     let fabric = Fabric::reading(tiny(3), Reading::Always, 1);
     let mut world = World::new(&fabric, AMPLE);
     for from in [0, 1] {
@@ -168,7 +168,7 @@ fn shares_end_with_everybody_although_one_does_not_leave() {
 }
 
 #[test]
-fn message_is_streamed_past_the_caches_from_the_size_on_that_was_chosen() {
+fn message_is_read_with_non_temporal_stores_from_the_chosen_size_on() {
     for (non_temporal_bytes, past_caches) in [(0, true), (10_000, true), (10_001, false), (u64::MAX, false)] {
         let fabric = Fabric::new(tiny(2));
         let tuning = Tuning { non_temporal_bytes, ..TUNING };

@@ -39,7 +39,7 @@ fn exchange(world: &mut World<'_>, ranks: [PeerId; 2], what: &str) {
 }
 
 #[test]
-fn peer_that_is_not_gone_is_not_revived() {
+fn peer_that_has_not_failed_is_not_reconnected() {
     let fabric = Fabric::new(tiny(2));
     let mut world = World::new(&fabric, AMPLE);
     assert!(!world.engine(0).revive(1) && !world.engine(0).revive(0) && !world.engine(0).revive(9));
@@ -49,7 +49,7 @@ fn peer_that_is_not_gone_is_not_revived() {
 }
 
 #[test]
-fn everything_begins_anew_as_often_as_a_peer_dies() {
+fn all_state_starts_anew_after_each_death_of_a_peer() {
     for (cells, reading) in [(4, Reading::Never), (4, Reading::Always), (16, Reading::Always)] {
         let fabric = Fabric::reading(Geometry { cells, ..tiny(3) }, reading, 7);
         let mut world = World::new(&fabric, AMPLE);
@@ -87,7 +87,7 @@ fn everything_begins_anew_as_often_as_a_peer_dies() {
 }
 
 #[test]
-fn new_process_waits_for_those_that_have_not_readmitted_it() {
+fn new_process_waits_for_peers_that_have_not_readmitted_it() {
     let fabric = Fabric::new(tiny(3));
     let mut world = World::new(&fabric, AMPLE);
     exchange(&mut world, [0, 1], "before");
@@ -110,7 +110,7 @@ fn new_process_waits_for_those_that_have_not_readmitted_it() {
 }
 
 #[test]
-fn messages_of_the_process_before_are_received_before_it_is_readmitted_or_never() {
+fn messages_of_the_former_process_are_received_before_it_is_readmitted_or_never() {
     let fabric = Fabric::new(tiny(2));
     let mut world = World::new(&fabric, AMPLE);
     for tag in 0..4 {
@@ -138,7 +138,7 @@ fn messages_of_the_process_before_are_received_before_it_is_readmitted_or_never(
 }
 
 #[test]
-fn receives_from_any_source_hear_the_new_process() {
+fn receives_from_any_source_match_the_new_process() {
     let fabric = Fabric::new(tiny(3));
     let mut world = World::new(&fabric, AMPLE);
     let any = pattern(Source::Any, 1);
@@ -174,7 +174,7 @@ fn readmission_acknowledges_the_failure_of_that_peer_only() {
 }
 
 #[test]
-fn credit_is_whole_again_however_much_the_process_before_had_used() {
+fn credit_is_full_again_however_much_the_former_process_had_used() {
     let fabric = Fabric::new(Geometry { cells: 64, ..tiny(3) });
     let units = 40;
     let mut world = World::new(&fabric, Room { units, tuning: TUNING, ..AMPLE });

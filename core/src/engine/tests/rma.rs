@@ -114,7 +114,7 @@ impl World<'_> {
 }
 
 #[test]
-fn what_is_put_is_there_after_a_flush_and_comes_back_by_get() {
+fn put_bytes_are_there_after_a_flush_and_a_get_returns_them() {
     for slots in [4, 64] {
         let fabric = Fabric::new(Geometry { fastbox_slots: slots, ..tiny(2) });
         let memory = Region::new(BYTES);
@@ -217,7 +217,7 @@ fn key_says_beforehand_what_would_be_refused() {
 }
 
 #[test]
-fn target_refuses_what_the_key_hides_and_says_so() {
+fn target_refuses_and_reports_what_the_key_does_not_show() {
     let fabric = Fabric::new(tiny(2));
     let memory = Region::new(BYTES);
     let mut world = World::new(&fabric, AMPLE);
@@ -264,7 +264,7 @@ fn target_refuses_what_the_key_hides_and_says_so() {
 }
 
 #[test]
-fn region_that_is_concealed_in_the_middle_of_a_get_ends_it() {
+fn region_that_is_unexposed_in_the_middle_of_a_get_ends_it() {
     let fabric = Fabric::new(tiny(2));
     let memory = Region::new(BYTES);
     let mut world = World::new(&fabric, AMPLE);
@@ -297,7 +297,7 @@ fn two_ranks_that_flood_each_other_with_gets_finish() {
 }
 
 #[test]
-fn window_bounds_what_a_target_has_to_remember() {
+fn window_bounds_what_a_target_has_to_store() {
     let fabric = Fabric::new(Geometry { cells: 4, fastbox_slots: 256, ..tiny(2) });
     let memory = Region::new(BYTES);
     let mut world = World::new(&fabric, AMPLE);
@@ -316,7 +316,7 @@ fn window_bounds_what_a_target_has_to_remember() {
 /// Progress handles a message to the process itself. Operations that start while the message waits
 /// are queued behind it, and keep their order.
 #[test]
-fn operations_on_our_own_memory_keep_their_order_when_one_has_to_wait() {
+fn operations_on_own_memory_keep_their_order_when_one_has_to_wait() {
     let fabric = Fabric::new(tiny(1));
     let memory = Region::new(BYTES);
     let mut world = World::new(&fabric, AMPLE);
@@ -439,7 +439,7 @@ fn return_to_start(fabric: &Fabric) {
 }
 
 #[test]
-fn notifications_come_after_the_bytes_and_wake_who_waits() {
+fn notifications_arrive_after_the_bytes_and_complete_waiting_requests() {
     let fabric = Fabric::new(tiny(3));
     let memory = Region::new(BYTES);
     let mut world = World::new(&fabric, AMPLE);
@@ -488,7 +488,7 @@ fn notifications_come_after_the_bytes_and_wake_who_waits() {
 }
 
 #[test]
-fn death_of_the_target_ends_all_that_was_asked_of_it() {
+fn death_of_the_target_ends_all_requests_to_it() {
     let fabric = Fabric::new(tiny(3));
     let memory = Region::new(BYTES);
     let mut world = World::new(&fabric, AMPLE);

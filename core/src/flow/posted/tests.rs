@@ -45,7 +45,7 @@ fn totals_wrap_around() {
 }
 
 #[test]
-fn what_is_sent_without_credit_is_found_out() {
+fn packets_sent_without_credit_are_detected() {
     let mut end = Credits::new(3);
     for _ in 0..3 {
         end.arrive().unwrap();
@@ -80,7 +80,7 @@ fn impossible_totals_change_nothing() {
 }
 
 #[test]
-fn a_dry_peer_gets_more_and_an_idle_one_gives_them_back() {
+fn a_receive_starved_peer_gets_more_and_an_idle_one_returns_them() {
     let mut ends = ends(3);
     pass(&mut ends, 0);
     assert!(!ends[1].is_dry());
@@ -102,7 +102,7 @@ fn a_dry_peer_gets_more_and_an_idle_one_gives_them_back() {
 }
 
 #[test]
-fn what_is_kept_for_one_is_not_given_to_another() {
+fn buffers_reserved_for_one_are_not_given_to_another() {
     let mut pool = Pool::new();
     pool.add(5);
     assert!(pool.reserve(3) && !pool.reserve(3) && pool.spare() == 2);
@@ -133,7 +133,7 @@ fn greedy(connections: usize, spare: u32, absent: u32, all: u32) -> (std::vec::V
 }
 
 #[test]
-fn however_greedy_the_others_are_each_gets_a_share() {
+fn each_connection_gets_a_share_whatever_the_others_take() {
     for spare in 0..200 {
         for connections in 1..6 {
             let (extra, left) = greedy(connections, spare, 0, 0);
@@ -148,7 +148,7 @@ fn however_greedy_the_others_are_each_gets_a_share() {
 }
 
 #[test]
-fn what_absent_connections_begin_with_is_not_given_away_up_to_half_of_all() {
+fn initial_receives_of_absent_connections_are_kept_up_to_half_of_all() {
     for (absent, kept) in [(0, 0), (10, 10), (50, 50), (80, 50), (u32::MAX, 50)] {
         let (extra, left) = greedy(4, 90, absent, 100);
         assert!(left >= kept && extra[0] == (90 - kept) / 2, "{absent} absent: {extra:?}, {left} left");

@@ -9,7 +9,7 @@ use crate::shared::tests::{Rng, portion};
 /// If the caller asks after each event that may free units, until nothing more is granted, no peer
 /// stays blocked while there is free space.
 #[test]
-fn nobody_is_held_beside_room_that_is_free() {
+fn no_peer_stays_blocked_while_there_is_free_space() {
     let mut rng = Rng::new(7);
     let mut found = 0;
     for _ in 0..portion(2000) {

@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_survive_the_way() {
+    fn keys_survive_encoding() {
         let key = Key { address: u64::MAX - 1, len: 1 << 40, key: 0x0123_4567_89ab_cdef };
         assert_eq!(Key::from_bytes(&key.to_bytes()), key);
         assert_eq!(key.at(3).address, 1);

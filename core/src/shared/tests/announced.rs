@@ -68,12 +68,12 @@ fn one_cell_for_all(publishes: fn(u64) -> bool) {
 }
 
 #[test]
-fn cell_that_is_announced_again_and_again_harms_nobody() {
+fn cell_that_is_announced_again_and_again_does_no_harm() {
     one_cell_for_all(|_| false);
 }
 
 #[test]
-fn cell_that_is_announced_and_published_harms_nobody() {
+fn cell_that_is_announced_and_published_does_no_harm() {
     one_cell_for_all(|sequence| sequence % 2 == 0);
 }
 

@@ -170,7 +170,7 @@ proptest! {
     }
 
     #[test]
-    fn scribbled_fastbox_never_panics(seed: u64, shift in 2u32..=6) {
+    fn corrupted_fastbox_never_panics(seed: u64, shift in 2u32..=6) {
         scribbled(seed, 1 << shift);
     }
 }
@@ -320,7 +320,7 @@ fn scribbled(seed: u64, slots: usize) {
 }
 
 #[test]
-fn fastboxes_scribbled_over_long_never_panic() {
+fn fastboxes_corrupted_for_long_never_panic() {
     for seed in (0..60).chain([6098641220782234923]) {
         scribbled(seed, 4 << (seed % 5));
     }

@@ -150,7 +150,7 @@ fn siege(seed: u64, steps: usize) -> usize {
 }
 
 #[test]
-fn packets_between_honest_ranks_arrive_whatever_the_third_scribbles() {
+fn packets_between_honest_ranks_arrive_whatever_the_third_corrupts() {
     let scribbles: usize = (0..300).map(|seed| siege(seed, 2000)).sum();
     assert!(scribbles > 100_000, "{scribbles} scribbles");
 }

@@ -159,7 +159,7 @@ fn random_traffic_arrives_complete_and_in_order() {
 }
 
 #[test]
-fn packet_whose_entry_was_lost_is_found_by_a_sweep() {
+fn packet_whose_entry_was_lost_is_found_by_a_scan() {
     let fabric = Fabric::queueing(tiny(3));
     let (mut zero, mut one) = (fabric.port(0), fabric.port(1));
     for tag in 0..2 {
@@ -176,7 +176,7 @@ fn packet_whose_entry_was_lost_is_found_by_a_sweep() {
 }
 
 #[test]
-fn packet_whose_entry_was_lost_is_found_without_anyone_asking() {
+fn packet_whose_entry_was_lost_is_found_without_a_request() {
     let fabric = Fabric::queueing(tiny(3));
     let (mut zero, mut one) = (fabric.port(0), fabric.port(1));
     assert!(send(&mut zero, 1, 1, 100));
@@ -197,7 +197,7 @@ fn damaged_inbox_still_delivers_everything_in_order() {
 }
 
 #[test]
-fn forged_entries_harm_nobody() {
+fn forged_entries_do_no_harm() {
     for forged in [0, 1, 3, 4, 7, 8, 11, 12, 13, 1000, u32::MAX - 1, u32::MAX] {
         let fabric = Fabric::queueing(tiny(3));
         let (mut zero, mut one) = (fabric.port(0), fabric.port(1));
@@ -214,7 +214,7 @@ fn forged_entries_harm_nobody() {
 }
 
 #[test]
-fn slow_peers_leave_cells_to_the_others() {
+fn slow_peers_leave_cells_for_the_others() {
     let fabric = Fabric::new(tiny(4));
     let (mut zero, mut three) = (fabric.port(0), fabric.port(3));
     let mut taken = |slow| (0..10).filter(|&tag| send(&mut zero, slow, tag, 100)).count();
@@ -226,7 +226,7 @@ fn slow_peers_leave_cells_to_the_others() {
 }
 
 #[test]
-fn closed_peer_gives_its_cells_back_and_is_not_heard_any_more() {
+fn closed_peer_returns_its_cells_and_is_not_polled_any_more() {
     let fabric = Fabric::new(tiny(3));
     let (mut zero, mut one) = (fabric.port(0), fabric.port(1));
     for tag in 0..4 {
@@ -256,7 +256,7 @@ fn limit_beyond_the_fastbox_is_no_fault_of_an_honest_sender() {
 }
 
 #[test]
-fn cold_peer_is_heard_while_the_hot_ones_never_pause() {
+fn cold_peer_is_polled_while_the_hot_ones_never_pause() {
     let fabric = Fabric::new(tiny(11));
     let mut ports: Vec<_> = (0..11).map(|rank| fabric.port(rank)).collect();
     for (cold, len) in [(10, 8), (9, 8)] {
@@ -275,7 +275,7 @@ fn cold_peer_is_heard_while_the_hot_ones_never_pause() {
 }
 
 #[test]
-fn queue_is_heard_while_a_fastbox_never_pauses_and_the_other_way_round() {
+fn queue_is_polled_while_a_fastbox_never_pauses_and_vice_versa() {
     for (busy, rare) in [(8, 100), (100, 8)] {
         let fabric = Fabric::new(tiny(3));
         let (mut zero, mut one, mut two) = (fabric.port(0), fabric.port(1), fabric.port(2));
@@ -325,7 +325,7 @@ fn order_of(senders: u32, way: Way) -> Vec<PeerId> {
 }
 
 #[test]
-fn peers_that_are_ready_together_take_short_turns() {
+fn peers_that_are_ready_together_get_short_bursts() {
     for way in [by_polling as Way, by_words] {
         for senders in 2..=4 {
             let order = order_of(senders, way);
@@ -342,7 +342,7 @@ fn peers_that_are_ready_together_take_short_turns() {
 }
 
 #[test]
-fn a_peer_that_comes_waits_for_one_long_turn_and_then_for_short_ones() {
+fn a_peer_that_becomes_ready_waits_for_one_long_burst_and_then_for_short_ones() {
     for way in [by_polling as Way, by_words] {
         let fabric = Fabric::new(Geometry { peers: 3, cells: 8, cell_bytes: 256, fastbox_slots: 1024 });
         let (mut zero, mut one, mut two) = (fabric.port(0), fabric.port(1), fabric.port(2));
@@ -389,7 +389,7 @@ fn sender_wakes_a_sleeper_and_only_a_sleeper() {
 }
 
 #[test]
-fn sleeper_that_lacks_two_messages_is_woken_by_the_second_unless_its_sender_is_stuck() {
+fn sleeper_that_needs_two_messages_is_woken_by_the_second_unless_its_sender_is_stuck() {
     let fabric = Fabric::new(tiny(2));
     let (mut zero, mut one) = (fabric.port(0), fabric.port(1));
     for len in [8, 100] {
@@ -433,7 +433,7 @@ fn sender_that_sleeps_for_room_is_woken_when_there_is_room() {
 const OWING: Geometry = Geometry { peers: 2, cells: 8, cell_bytes: 256, fastbox_slots: 8 };
 
 #[test]
-fn sleeper_that_lacks_messages_is_woken_by_an_answer_that_gives_a_cell_back() {
+fn sleeper_that_needs_messages_is_woken_by_an_answer_that_returns_a_cell() {
     let fabric = Fabric::new(OWING);
     let (mut zero, mut one) = (fabric.port(0), fabric.port(1));
     for with_cell in [false, true] {
@@ -472,7 +472,7 @@ fn sender_that_sleeps_for_room_in_the_fastbox_is_woken_when_a_cell_is_read_and_k
 
 /// A process that always has packets to receive never has an idle poll.
 #[test]
-fn a_cell_that_was_read_goes_back_although_messages_do_not_stop_coming() {
+fn a_cell_that_was_read_is_returned_although_messages_keep_arriving() {
     let fabric = Fabric::new(Geometry { peers: 3, cells: 16, cell_bytes: 256, fastbox_slots: 8 });
     let (mut zero, mut one, mut two) = (fabric.port(0), fabric.port(1), fabric.port(2));
     assert!(send(&mut zero, 1, 0, 100));
@@ -486,7 +486,7 @@ fn a_cell_that_was_read_goes_back_although_messages_do_not_stop_coming() {
 }
 
 #[test]
-fn promise_of_room_is_seen_by_its_peer_alone_and_wakes_it() {
+fn grant_is_seen_by_its_peer_alone_and_wakes_it() {
     let fabric = Fabric::new(tiny(3));
     let (mut zero, one, mut two) = (fabric.port(0), fabric.port(1), fabric.port(2));
     assert_eq!((one.granted(0), two.granted(0)), (0, 0));

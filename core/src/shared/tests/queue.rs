@@ -99,7 +99,7 @@ proptest! {
     }
 
     #[test]
-    fn scribbled_queue_never_panics_and_always_returns(seed: u64) {
+    fn corrupted_queue_never_panics_and_always_returns(seed: u64) {
         scribbled(seed);
     }
 }
@@ -125,7 +125,7 @@ fn queue_agrees_with_the_oracle_over_many_laps() {
 }
 
 #[test]
-fn producer_that_slept_for_many_laps_finds_the_tail_without_the_hint() {
+fn producer_that_paused_for_many_laps_finds_the_tail_without_the_hint() {
     let region = region(4);
     let mut shared = Shared::new(&region, 4);
     for _ in 0..4000 {
@@ -158,7 +158,7 @@ fn impossible_hint_does_not_stop_a_producer() {
 }
 
 #[test]
-fn entry_of_another_lap_is_a_fault_of_nobody() {
+fn entry_of_another_lap_is_a_fault_of_no_peer() {
     let region = region(4);
     let queue = queue(&region, 4);
     let (mut producer, consumer) = (Producer::new(queue), Consumer::new(queue));
@@ -210,7 +210,7 @@ fn scribbled(seed: u64) {
 }
 
 #[test]
-fn queues_scribbled_over_long_never_panic() {
+fn queues_corrupted_for_long_never_panic() {
     for seed in 0..100 {
         scribbled(seed);
     }

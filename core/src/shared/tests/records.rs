@@ -112,7 +112,7 @@ fn record_beyond_what_was_published_is_a_fault() {
 }
 
 #[test]
-fn scribbled_record_rings_never_panic() {
+fn corrupted_record_rings_never_panic() {
     for seed in 0..60 {
         let mut rng = Rng::new(seed);
         let region = region(32);

@@ -29,7 +29,7 @@ fn take_from_cell(port: &mut TestPort<'_>) -> u32 {
 }
 
 #[test]
-fn who_takes_turns_uses_one_cell_each() {
+fn a_ping_pong_uses_one_cell_each() {
     let fabric = Fabric::new(Geometry { cells: 16, cell_bytes: 512, fastbox_slots: 64, ..tiny(2) });
     let (mut zero, mut one) = (fabric.port(0), fabric.port(1));
     let mut used = [[0; 16]; 2];
@@ -53,7 +53,7 @@ fn who_takes_turns_uses_one_cell_each() {
 }
 
 #[test]
-fn who_takes_turns_and_takes_lines_back_uses_two_cells_each() {
+fn a_ping_pong_with_write_prefetch_uses_two_cells_each() {
     let geometry = Geometry { cells: 16, cell_bytes: 4096, fastbox_slots: 64, ..tiny(2) };
     let fabric = Fabric::storing(geometry, Stores::Warmed);
     let (mut zero, mut one) = (fabric.port(0), fabric.port(1));
@@ -85,7 +85,7 @@ fn line_starts(fabric: &Fabric, cell: usize) -> Vec<u8> {
 }
 
 #[test]
-fn the_lines_of_the_next_cell_are_taken_back_a_few_at_a_time_and_no_others() {
+fn only_lines_of_the_next_cell_are_prefetched_a_few_at_a_time() {
     let geometry = Geometry { cells: 8, cell_bytes: 4096, fastbox_slots: 64, ..tiny(2) };
     let fabric = Fabric::storing(geometry, Stores::Warmed);
     let payload = fabric.own(0).payload(geometry.own().payload, 8 * 4096);
@@ -132,7 +132,7 @@ fn only_the_last_cell_waits_for_an_answer_and_only_until_a_poll_finds_nothing() 
 }
 
 #[test]
-fn with_few_cells_none_is_owed() {
+fn with_few_cells_no_release_is_deferred() {
     let fabric = Fabric::new(tiny(3));
     let (mut zero, mut one) = (fabric.port(0), fabric.port(1));
     assert!(send_copy(&mut zero, 1, 1, 200));
@@ -142,7 +142,7 @@ fn with_few_cells_none_is_owed() {
 }
 
 #[test]
-fn a_cell_owed_to_who_is_gone_is_forgotten() {
+fn a_deferred_release_to_a_failed_peer_is_dropped() {
     let fabric = Fabric::new(tiny(2));
     let (mut zero, mut one) = (fabric.port(0), fabric.port(1));
     assert!(send_copy(&mut zero, 1, 1, 200));
@@ -161,7 +161,7 @@ fn a_cell_owed_to_who_is_gone_is_forgotten() {
 /// A peer that returns a cell twice, or one that it does not hold, or that does not exist, has no
 /// effect.
 #[test]
-fn cells_that_nobody_holds_do_not_come_back() {
+fn cells_that_the_peer_does_not_hold_are_not_returned() {
     for back in [0, 1, 3, 4, 0x1_0000, u32::MAX - 1, u32::MAX] {
         let fabric = Fabric::new(tiny(2));
         let mut one = fabric.port(1);
@@ -188,7 +188,7 @@ fn cells_that_nobody_holds_do_not_come_back() {
 }
 
 #[test]
-fn however_a_cell_is_filled_it_comes_whole() {
+fn a_cell_arrives_whole_whatever_the_copy_policy() {
     let geometry = Geometry { peers: 2, cells: 8, cell_bytes: 4096, fastbox_slots: 8 };
     let mut rng = Rng::new(7);
     for stores in [Stores::Learned, Stores::Cached, Stores::Warmed, Stores::PastCaches] {
@@ -207,7 +207,7 @@ fn however_a_cell_is_filled_it_comes_whole() {
 }
 
 #[test]
-fn the_data_of_a_stream_are_filled_as_the_receiver_asks() {
+fn the_data_of_a_stream_are_filled_as_the_receiver_requests() {
     let geometry = Geometry { peers: 2, cells: 8, cell_bytes: 4096, fastbox_slots: 8 };
     for (own, asked, past) in [
         (Stores::Learned, Stores::PastCaches, 10),

@@ -4,7 +4,7 @@ use crate::shared::sleep::{News, Payer, Sleep, SleepWord, Waking};
 use crate::sync::FenceMode;
 
 #[test]
-fn sleeper_is_woken_once_by_whoever_comes_first() {
+fn sleeper_is_woken_once_by_the_first_waker() {
     for mode in [FenceMode::Asymmetric, FenceMode::Symmetric] {
         for how in [Sleep::Futex, Sleep::Event] {
             let word = SleepWord::awake();
@@ -28,7 +28,7 @@ fn sleeper_is_woken_in_the_way_that_it_announced_last() {
 }
 
 #[test]
-fn sleeper_that_rose_by_itself_is_not_woken() {
+fn sleeper_that_woke_by_itself_is_not_woken() {
     let word = SleepWord::awake();
     let sequence = word.announce(Sleep::Futex);
     word.rise(Payer::Sleeper);
@@ -37,7 +37,7 @@ fn sleeper_that_rose_by_itself_is_not_woken() {
 }
 
 #[test]
-fn sleeper_that_lacks_several_messages_is_woken_by_the_last_and_by_anything_else() {
+fn sleeper_that_needs_several_messages_is_woken_by_the_last_and_by_any_other_reason() {
     let word = SleepWord::awake();
     let wake = |news| word.must_wake(FenceMode::Symmetric, news);
     for how in [Sleep::Futex, Sleep::Event] {
@@ -60,7 +60,7 @@ fn sleeper_that_lacks_several_messages_is_woken_by_the_last_and_by_anything_else
 }
 
 #[test]
-fn request_for_fences_outlives_the_sleep_and_wakes_nobody() {
+fn request_for_fences_outlives_the_sleep_and_wakes_no_process() {
     for mode in [FenceMode::Asymmetric, FenceMode::Symmetric] {
         let word = SleepWord::awake();
         for (how, lacks) in [(Sleep::Futex, 1), (Sleep::Event, 1), (Sleep::Futex, 2)] {

@@ -58,7 +58,7 @@ fn threads_exchange_through_tiny_structures() {
 
 /// Lines of the next cell are write-prefetched while peers read other lines.
 #[test]
-fn threads_exchange_through_cells_that_are_made_ready() {
+fn threads_exchange_through_write_prefetched_cells() {
     let geometry = Geometry { cells: 32, cell_bytes: 4096, fastbox_slots: 64, ..tiny(RANKS) };
     exchange_all(&Fabric::storing(geometry, Stores::Warmed));
 }

@@ -56,7 +56,7 @@ fn the_faster_protocol_is_found_whichever_it_is() {
 }
 
 #[test]
-fn a_hopeless_protocol_is_hardly_tried() {
+fn a_much_slower_protocol_is_rarely_tried() {
     let streamed = Machine::new(1000, 9000).one_by_one(1000, 64 << 10);
     assert!((1..40).contains(&streamed), "{streamed}");
 }
@@ -123,7 +123,7 @@ fn sizes_are_learned_one_by_one() {
 }
 
 #[test]
-fn messages_alone_and_messages_that_overlap_are_learned_apart() {
+fn single_and_overlapping_messages_are_learned_separately() {
     let mut machine = Machine::new(9000, 6000);
     machine.one_by_one(1000, 64 << 10);
     machine.ticks = [6000, 9000, 9000];
@@ -143,7 +143,7 @@ fn a_window_of_large_messages_is_never_a_trial() {
 }
 
 #[test]
-fn what_never_pauses_is_measured_too() {
+fn messages_without_a_pause_are_measured_too() {
     // Four messages are always in progress, first in, first out.
     let (mut choice, mut now, mut streamed) = (Choice::default(), 1, 0);
     let bytes = 64 << 10;
@@ -159,7 +159,7 @@ fn what_never_pauses_is_measured_too() {
 }
 
 #[test]
-fn a_run_of_several_sizes_is_forgotten() {
+fn a_run_of_several_sizes_is_discarded() {
     let mut choice = Choice::default();
     for at in 0..1000 {
         choice.begin(64 << 10, 100 * at, 0);
@@ -190,7 +190,7 @@ fn each_of_the_three_is_found() {
 /// receive by the same protocol, and fastest with non-temporal stores. A process that tries that
 /// alone gains nothing.
 #[test]
-fn two_that_pass_on_what_came_find_the_way_that_needs_both() {
+fn two_processes_that_pass_on_a_buffer_find_the_protocol_that_needs_both() {
     let bytes = 64 << 10;
     let (mut choices, mut now, mut fast) = ([Choice::default(), Choice::default()], 1, 0);
     // The two processes begin out of step.
@@ -216,7 +216,7 @@ fn two_that_pass_on_what_came_find_the_way_that_needs_both() {
 /// Each side has another fastest protocol. The trials of one side must not cause endless trials of
 /// the other.
 #[test]
-fn two_that_prefer_different_ways_do_not_go_on_trying() {
+fn two_processes_with_different_preferences_do_not_try_forever() {
     let bytes = 256 << 10;
     let (mut choices, mut now, mut late) = ([Choice::default(), Choice::default()], 1, 0);
     for at in 0..20_000 {
@@ -235,7 +235,7 @@ fn two_that_prefer_different_ways_do_not_go_on_trying() {
 proptest! {
     /// Any sequence of calls, with a clock that may step back, leaves the counts correct.
     #[test]
-    fn any_history_is_survived(steps in prop::collection::vec((any::<bool>(), any::<u64>(), any::<u64>(), any::<u8>(), 0..=MOST_WAYS), 0..400)) {
+    fn any_history_leaves_valid_state(steps in prop::collection::vec((any::<bool>(), any::<u64>(), any::<u64>(), any::<u8>(), 0..=MOST_WAYS), 0..400)) {
         let mut choice = Choice::default();
         let mut under_way = 0_u32;
         for (begins, bytes, now, odd, way) in steps {
@@ -256,7 +256,7 @@ proptest! {
 }
 
 #[test]
-fn a_peer_that_finds_no_place_is_pulled_from() {
+fn messages_of_a_peer_without_an_entry_are_pulled() {
     let mut choices = Choices::default();
     let other = 3 + PEERS as PeerId;
     assert_eq!(choices.begin(3, 64 << 10, 0, 0), Some(Protocol::Pull));
@@ -268,7 +268,7 @@ fn a_peer_that_finds_no_place_is_pulled_from() {
 }
 
 #[test]
-fn what_is_too_large_is_not_learned() {
+fn too_large_messages_are_not_learned() {
     let mut choices = Choices::default();
     assert_eq!(choices.begin(1, (4 << 20) - 1, 0, 0), Some(Protocol::Pull));
     assert_eq!(choices.begin(1, 4 << 20, 0, 0), None);

@@ -231,7 +231,7 @@ fn run(seed: u64, found: &mut Found) {
 }
 
 #[test]
-fn whatever_looks_for_a_message_finds_the_one_that_is_due() {
+fn every_receive_function_finds_the_next_message() {
     let mut found = Found::default();
     let seeds = portion(300);
     (0..seeds).for_each(|seed| run(seed, &mut found));

@@ -28,7 +28,7 @@ fn protocol(kind: Kind) -> Option<Failure> {
 }
 
 #[test]
-fn requests_that_make_no_sense_are_faults() {
+fn malformed_requests_are_faults() {
     let memory = Region::new(BYTES);
     let head = |region: u32| Head { key: 7, offset: 0, region, value: 8, expected: 0 }.encode();
     let good = head(0);
@@ -138,7 +138,7 @@ fn more_requests_than_the_window_are_a_fault_and_not_memory() {
 }
 
 #[test]
-fn answers_to_what_was_not_asked_are_faults() {
+fn replies_without_a_request_are_faults() {
     for case in 0..9 {
         let fabric = Fabric::new(Geometry { fastbox_slots: 64, ..tiny(3) });
         let memory = Region::new(BYTES);

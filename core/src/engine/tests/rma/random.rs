@@ -444,7 +444,7 @@ fn simulate(seed: u64, deaths: bool) {
 }
 
 #[test]
-fn random_operations_of_several_origins_leave_what_the_oracle_says() {
+fn random_operations_of_several_origins_agree_with_the_oracle() {
     for seed in 0..portion(150) {
         simulate(seed, false);
     }

@@ -29,7 +29,7 @@ fn dial(channel: &mut TestChannel, rail: u32, hello: &Hello) -> Vec<ChannelEvent
 }
 
 #[test]
-fn a_place_that_is_taken_is_not_given_to_another() {
+fn a_rank_that_is_connected_is_not_given_to_another_process() {
     let mut channel = channel(3, 3, 64);
     let mine = enter(&mut channel, &hello(0, 0));
     let impostor = |rail| Hello { token: 666, ..hello(0, rail) };
@@ -48,7 +48,7 @@ fn a_place_that_is_taken_is_not_given_to_another() {
 }
 
 #[test]
-fn a_place_that_is_being_taken_is_not_given_to_another() {
+fn a_rank_that_is_connecting_is_not_given_to_another_process() {
     let mut channel = channel(3, 2, 64);
     let first = channel.port_mut().ask(&hello(0, 0));
     settle(&mut channel);
@@ -60,7 +60,7 @@ fn a_place_that_is_being_taken_is_not_given_to_another() {
 }
 
 #[test]
-fn a_place_that_came_to_nothing_is_free_for_another() {
+fn a_rank_whose_connection_failed_to_open_is_free_for_another_process() {
     let mut channel = channel(3, 1, 64);
     let connection = channel.port_mut().ask(&Hello { token: 666, ..hello(0, 0) });
     settle(&mut channel);
@@ -76,7 +76,7 @@ fn a_place_that_came_to_nothing_is_free_for_another() {
 }
 
 #[test]
-fn whom_we_ask_ourselves_does_not_ask_us() {
+fn a_peer_that_this_process_connects_to_may_not_connect_to_it() {
     let mut channel = channel(3, 2, 64);
     channel.connect(0, 0, &Address::new(&[1]).unwrap(), Duration::MAX).unwrap();
     is_refused(&mut channel, &hello(0, 1), Refusal::Exists);
@@ -96,7 +96,7 @@ fn all_that_accept_are_one_process() {
 }
 
 #[test]
-fn each_peer_is_shown_a_token_of_its_own_and_the_same_on_each_connection() {
+fn each_peer_gets_its_own_token_and_the_same_on_each_connection() {
     let mut channel = channel(3, 2, 64);
     for (peer, rail) in [(0, 0), (0, 1), (2, 0), (2, 1)] {
         enter(&mut channel, &hello(peer, rail));
@@ -106,7 +106,7 @@ fn each_peer_is_shown_a_token_of_its_own_and_the_same_on_each_connection() {
 }
 
 #[test]
-fn who_is_not_where_it_has_to_be_is_refused() {
+fn a_process_from_another_origin_is_refused() {
     let mut channel = channel(3, 2, 64);
     channel.expect_from(0, Some(Origin::Process(7)));
     let host = Origin::Host([10, 0, 0, 7].into());

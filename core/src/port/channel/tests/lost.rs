@@ -9,7 +9,7 @@ use crate::wire::{Envelope, Kind};
 const ENVELOPE: Envelope = Envelope { kind: Kind::Eager, context: 0, tag: 0, total: 4 };
 
 #[test]
-fn a_lost_rail_fails_its_peer_behind_what_had_come_in_order_and_nobody_else() {
+fn a_lost_rail_fails_only_its_peer_and_after_the_packets_that_arrived_in_order() {
     let mut channel = channel(3, 2, 64);
     let [first, second] = [0, 1].map(|rail| enter(&mut channel, &hello(0, rail)));
     let other = enter(&mut channel, &hello(2, 0));

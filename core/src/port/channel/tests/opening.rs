@@ -76,7 +76,7 @@ fn failures(connection: Connection) -> Vec<(&'static str, Event)> {
 }
 
 #[test]
-fn what_came_on_a_connection_that_does_not_come_about_is_thrown_away_and_its_buffers_are_back() {
+fn packets_on_a_connection_that_fails_to_open_are_discarded_and_its_buffers_are_free() {
     for at in 0..5 {
         for packets in 0..LEAST {
             let mut channel = channel(3, 2, BUFFERS);
@@ -104,7 +104,7 @@ fn what_came_on_a_connection_that_does_not_come_about_is_thrown_away_and_its_buf
 }
 
 #[test]
-fn what_came_before_the_connection_was_ready_is_handed_on_when_it_is() {
+fn packets_before_the_connection_is_ready_are_delivered_when_it_is() {
     for active in [false, true] {
         let mut channel = channel(3, 1, BUFFERS);
         let (connection, private) = if active {
@@ -132,7 +132,7 @@ fn what_came_before_the_connection_was_ready_is_handed_on_when_it_is() {
 }
 
 #[test]
-fn a_packet_that_is_being_read_stays_when_another_connection_does_not_come_about() {
+fn a_packet_that_is_being_read_stays_when_another_connection_fails_to_open() {
     let mut channel = channel(3, 2, BUFFERS);
     let ready = enter(&mut channel, &hello(0, 0));
     let asked = channel.port_mut().ask(&hello(0, 1));
@@ -158,7 +158,7 @@ fn a_packet_that_is_being_read_stays_when_another_connection_does_not_come_about
 }
 
 #[test]
-fn what_is_kept_for_others_is_not_touched_when_a_connection_fails() {
+fn buffers_reserved_for_others_stay_when_a_connection_fails() {
     // Memory for two connections, and one more buffer.
     let all = 2 * OWN as usize + 1;
     let mut channel = channel(3, 1, all);

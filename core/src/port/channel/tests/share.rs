@@ -86,7 +86,7 @@ fn with_hog(buffers: u32) -> (TestChannel, Sender) {
 }
 
 #[test]
-fn whatever_one_peer_takes_the_others_get_in() {
+fn the_others_are_accepted_whatever_one_peer_takes() {
     for buffers in OTHERS * OWN..OTHERS * OWN + 80 {
         let (mut channel, mut hog) = with_hog(buffers);
         let all = buffers - OTHERS * OWN;
@@ -151,7 +151,7 @@ fn a_second_peer_grows_when_the_first_has_shrunk() {
 }
 
 #[test]
-fn what_a_peer_never_gives_up_is_its_share_at_most() {
+fn the_receives_that_a_peer_never_returns_are_at_most_its_share() {
     let (mut channel, hog) = with_hog(100);
     let spare = 100 - OTHERS * OWN;
     let first = hog.receives(&channel);

@@ -57,7 +57,7 @@ fn cells_with_little_are_filled_with_plain_stores() {
 }
 
 #[test]
-fn answers_and_messages_in_a_row_are_learned_apart() {
+fn answers_and_streams_are_learned_separately() {
     let mut machine = Machine::new([700, 500, 800]);
     machine.send(100_000, 4096, true);
     machine.ticks = [600, 600, 400];
@@ -88,7 +88,7 @@ fn a_move_to_another_core_is_noticed() {
 }
 
 #[test]
-fn of_sizes_in_turn_nothing_is_learned() {
+fn alternating_sizes_are_not_learned() {
     let mut machine = Machine::new([700, 700, 100]);
     for _ in 0..10_000 {
         // The default for each size, also later.
@@ -98,7 +98,7 @@ fn of_sizes_in_turn_nothing_is_learned() {
 }
 
 #[test]
-fn without_a_clock_and_by_wish_nothing_is_learned() {
+fn without_a_clock_or_with_a_preference_nothing_is_learned() {
     let mut filling = Fillings::new();
     let asked = || panic!("the clock must not be read");
     for received in 0..10_000 {
@@ -112,7 +112,7 @@ fn without_a_clock_and_by_wish_nothing_is_learned() {
 }
 
 #[test]
-fn a_peer_without_a_place_waits_until_the_other_is_quiet() {
+fn a_peer_without_an_entry_waits_until_the_other_is_idle() {
     let mut fillings = Fillings::new();
     let other = 3 + HOT as PeerId;
     for _ in 0..10_000 {
