@@ -1,29 +1,25 @@
 //! Credits: the memory that a receiver grants a sender in advance, in units of the store.
 //!
-//! A packet that may have to be stored costs [`crate::store::cost`] credits. The receiver grants
-//! memory to each peer before the peer uses it, and never grants more than it has. A sender without
-//! credit falls back to rendezvous, or waits. Credits are dynamic and belong to the process; a
-//! static share for every connection would cost more the more peers there are (paper 2, sections
-//! 2.3.2 and 2.3.3).
+//! A packet that may have to be stored costs [`crate::store::cost`] credits. The receiver grants memory to each peer
+//! before the peer uses it, and never grants more than it has. A sender without credit falls back to rendezvous, or
+//! waits. Credits are dynamic and belong to the process; a static share for every connection would cost more the more
+//! peers there are (paper 2, sections 2.3.2 and 2.3.3).
 //!
-//! All numbers on the wire are totals since the start, in 64 bits. Only the last of several totals
-//! must be sent, and a lost or late one does no harm. With `granted`, `arrived` and `stored` units
-//! of each peer, these invariants hold:
+//! All numbers on the wire are totals since the start, in 64 bits. Only the last of several totals must be sent, and
+//! a lost or late one does no harm. With `granted`, `arrived` and `stored` units of each peer, these invariants hold:
 //!
-//! - The sum of `granted - arrived + stored` over all peers, plus all other reserves, is at most
-//!   the ceiling.
-//! - Each account has a *reserve* of its own. A peer without stored messages therefore has credit
-//!   for at least half of its reserve, and for a largest packet. Other peers cannot use the
-//!   reserve, and it is kept while the peer is disconnected.
-//! - Messages to this process itself have a reserve as well, so that at least one can be announced,
-//!   whatever was granted to peers.
-//! - All other units form one *pool*. If an account falls below half of the *window*, it is
-//!   refilled from the pool to the full window: first come, first served, but accounts that cannot
-//!   send a largest packet come first. While some accounts wait for the pool, the others are
-//!   refilled only from their reserves, and so return their pool units as their traffic continues.
-//!   The pool is granted in pieces of a largest packet, so that a blocked sender is not woken for
-//!   each unit. Only an account that cannot send such a packet gets less: the remainder when the
-//!   pool runs out, and afterwards the minimum grant, an eighth of a largest packet.
+//! - The sum of `granted - arrived + stored` over all peers, plus all other reserves, is at most the ceiling.
+//! - Each account has a *reserve* of its own. A peer without stored messages therefore has credit for at least half
+//!   of its reserve, and for a largest packet. Other peers cannot use the reserve, and it is kept while the peer is
+//!   disconnected.
+//! - Messages to this process itself have a reserve as well, so that at least one can be announced, whatever was
+//!   granted to peers.
+//! - All other units form one *pool*. If an account falls below half of the *window*, it is refilled from the pool to
+//!   the full window: first come, first served, but accounts that cannot send a largest packet come first. While some
+//!   accounts wait for the pool, the others are refilled only from their reserves, and so return their pool units as
+//!   their traffic continues. The pool is granted in pieces of a largest packet, so that a blocked sender is not
+//!   woken for each unit. Only an account that cannot send such a packet gets less: the remainder when the pool runs
+//!   out, and afterwards the minimum grant, an eighth of a largest packet.
 //!
 //! The receives of an RDMA connection are credits of another kind: [`posted`].
 #![forbid(unsafe_code)]
@@ -44,8 +40,7 @@ pub enum Arrived {
     Fine,
     /// The packet was charged, and the peer must learn its new total.
     Regrant(u64),
-    /// The peer exceeded its credit: a fault. Nothing was charged, and there may be no memory for
-    /// the packet.
+    /// The peer exceeded its credit: a fault. Nothing was charged, and there may be no memory for the packet.
     Overdrawn,
 }
 
@@ -61,12 +56,11 @@ pub struct CeilingError {
     pub needed: u64,
 }
 
-/// The receiver's account of one peer. It is element [`PeerId`] of a slice, by itself or as a part
-/// of the peer's state.
+/// The receiver's account of one peer. It is element [`PeerId`] of a slice, by itself or as a part of the peer's
+/// state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Account {
-    /// When more units than this have arrived, the ledger must settle the account; at most
-    /// `granted`.
+    /// When more units than this have arrived, the ledger must settle the account; at most `granted`.
     due: u64,
     /// Units that may arrive before that.
     ahead: u64,
@@ -74,8 +68,8 @@ pub struct Account {
     granted: u64,
     /// Units in the store.
     stored: u32,
-    /// Units taken from the pool. Together with the reserve at least `granted - arrived + stored`;
-    /// exactly that after each settlement.
+    /// Units taken from the pool. Together with the reserve at least `granted - arrived + stored`; exactly that after
+    /// each settlement.
     pooled: u32,
     /// Neighbours in the list of accounts that wait for the same amount.
     prev: u32,
@@ -90,8 +84,7 @@ enum Lack {
     /// The account does not wait.
     #[default]
     Nothing,
-    /// The account has credit for a largest packet, or would get it from its reserve, but not for
-    /// half of the window.
+    /// The account has credit for a largest packet, or would get it from its reserve, but not for half of the window.
     Window,
     /// The account has no credit for a largest packet, and perhaps no credit at all.
     Packet,
@@ -140,8 +133,8 @@ impl AsMut<Account> for Account {
 }
 
 impl Account {
-    /// The critical path of [`Ledger::arrived`], for a caller that has the account at hand. Returns
-    /// `false` if nothing was charged: the caller asks the ledger.
+    /// The critical path of [`Ledger::arrived`], for a caller that has the account at hand. Returns `false` if
+    /// nothing was charged: the caller asks the ledger.
     #[inline(always)]
     pub const fn try_arrive(&mut self, cost: u32, stored: bool) -> bool {
         let Some(ahead) = self.ahead.checked_sub(cost as u64) else { return false };
@@ -189,8 +182,8 @@ impl Account {
     }
 }
 
-/// The receiver's accounts for the whole process. Only one thread at a time may use it. Every call
-/// takes bounded time, independent of the number of peers.
+/// The receiver's accounts for the whole process. Only one thread at a time may use it. Every call takes bounded
+/// time, independent of the number of peers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ledger {
     /// Free units of the pool.
@@ -201,8 +194,7 @@ pub struct Ledger {
     window: u32,
     /// An account below this is refilled.
     low: u32,
-    /// Cost of the largest packet. If an account has credit for one, the pool grants it no smaller
-    /// pieces.
+    /// Cost of the largest packet. If an account has credit for one, the pool grants it no smaller pieces.
     packet: u32,
     /// Reserve for messages to this process itself, and its free part.
     own: u32,
@@ -215,12 +207,10 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// Returns a ledger over `ceiling` units for up to `peers` peers, whose packets cost at most
-    /// `packet` each.
+    /// Returns a ledger over `ceiling` units for up to `peers` peers, whose packets cost at most `packet` each.
     ///
-    /// An account is refilled to `window` units (see [`WINDOW`]), to a quarter of the ceiling if
-    /// that is less, and at least to a largest packet. Half of the ceiling, or the sum of the
-    /// windows if that is less, is divided into reserves.
+    /// An account is refilled to `window` units (see [`WINDOW`]), to a quarter of the ceiling if that is less, and at
+    /// least to a largest packet. Half of the ceiling, or the sum of the windows if less, is divided into reserves.
     ///
     /// # Errors
     /// The ceiling is too low for a largest packet from each peer.
@@ -250,8 +240,8 @@ impl Ledger {
         })
     }
 
-    /// Returns the ledger with a reserve for messages to this process itself: `units` additional
-    /// units, and from the pool as many as a peer's reserve, but at most an eighth.
+    /// Returns the ledger with a reserve for messages to this process itself: `units` additional units, and from the
+    /// pool as many as a peer's reserve, but at most an eighth.
     #[must_use]
     pub const fn with_own(mut self, units: u32) -> Self {
         let pooled = smaller(self.reserve, self.free / 8);
@@ -281,16 +271,15 @@ impl Ledger {
         self.own
     }
 
-    /// Returns the minimum grant: the least that an account without credit for a largest packet
-    /// gets from the pool after it has run out.
+    /// Returns the minimum grant: the least that an account without credit for a largest packet gets from the pool
+    /// after it has run out.
     const fn crumb(&self) -> u32 {
         larger(self.packet / 8, 1)
     }
 
-    /// Opens the account of a peer, or reopens it for the peer's next process, with totals that
-    /// start anew. Returns the peer's first total: the reserve, minus the units still stored from
-    /// the former process. If the account is open or no further account can be opened, returns the
-    /// current total.
+    /// Opens the account of a peer, or reopens it for the peer's next process, with totals that start anew. Returns
+    /// the peer's first total: the reserve, minus the units still stored from the former process. If the account is
+    /// open or no further account can be opened, returns the current total.
     pub fn open<T: AsMut<Account>>(&mut self, accounts: &mut [T], peer: PeerId) -> u64 {
         let Some(account) = account(accounts, peer) else { return 0 };
         if !account.open && self.unopened > 0 {
@@ -303,8 +292,8 @@ impl Ledger {
         account.granted
     }
 
-    /// Charges an arrived packet. The caller asks before it stores the packet; if the packet was
-    /// charged as stored, there is memory for it.
+    /// Charges an arrived packet. The caller asks before it stores the packet; if the packet was charged as stored,
+    /// there is memory for it.
     #[inline(always)]
     pub fn arrived<T>(&mut self, accounts: &mut [T], peer: PeerId, cost: u32, stored: bool) -> Arrived
     where
@@ -333,8 +322,8 @@ impl Ledger {
         self.settle(accounts, peer, false, 1).map_or(Arrived::Fine, Arrived::Regrant)
     }
 
-    /// Records that units of a peer, open or closed, have left the store. Returns the peer's new
-    /// total if it has changed. [`Ledger::next_regrant`] distributes the remaining units to others.
+    /// Records that units of a peer, open or closed, have left the store. Returns the peer's new total if it has
+    /// changed. [`Ledger::next_regrant`] distributes the remaining units to others.
     pub fn removed<T: AsMut<Account>>(
         &mut self,
         accounts: &mut [T],
@@ -354,22 +343,22 @@ impl Ledger {
             || !self.windowless.is_empty() && self.free >= self.packet
     }
 
-    /// Refills the next waiting peer for which the pool has units now, and returns its new total.
-    /// After each call that freed units, the caller repeats this call until it returns `None`.
+    /// Refills the next waiting peer for which the pool has units now, and returns its new total. After each call
+    /// that freed units, the caller repeats this call until it returns `None`.
     pub fn next_regrant<T: AsMut<Account>>(&mut self, accounts: &mut [T]) -> Option<(PeerId, u64)> {
         if !self.can_regrant() {
             return None;
         }
-        // An account without credit for a packet gets a part of any remainder, and comes before an
-        // account that waits for its window.
+        // An account without credit for a packet gets a part of any remainder, and comes before an account that waits
+        // for its window.
         let peer = if self.packetless.is_empty() { self.windowless.first } else { self.packetless.first };
         self.unlink(accounts, peer);
         Some((peer, self.settle(accounts, peer, true, self.crumb())?))
     }
 
     /// Closes the account of a failed peer: its grant is void. Its stored units stay charged until
-    /// [`Ledger::removed`], and its pool units return to the pool. Its reserve is kept, because the
-    /// peer may reconnect.
+    /// [`Ledger::removed`], and its pool units return to the pool. Its reserve is kept, because the peer may
+    /// reconnect.
     pub fn close<T: AsMut<Account>>(&mut self, accounts: &mut [T], peer: PeerId) {
         self.unlink(accounts, peer);
         let Some(account) = account(accounts, peer) else { return };
@@ -383,8 +372,7 @@ impl Ledger {
         }
     }
 
-    /// Takes units for messages to this process itself. Returns `false` if their reserve and the
-    /// pool have too few.
+    /// Takes units for messages to this process itself. Returns `false` if their reserve and the pool have too few.
     pub const fn try_reserve(&mut self, units: u32) -> bool {
         let own = smaller(units, self.own_free);
         match self.free.checked_sub(units - own) {
@@ -404,9 +392,9 @@ impl Ledger {
         self.free += units - own;
     }
 
-    /// Settles an account: takes back pool units that it no longer needs, refills it, and lists it
-    /// if it must wait. `served`: the account comes first in the list and may use the pool.
-    /// `crumb`: the minimum grant for an account without credit for a packet.
+    /// Settles an account: takes back pool units that it no longer needs, refills it, and lists it if it must wait.
+    /// `served`: the account comes first in the list and may use the pool. `crumb`: the minimum grant for an account
+    /// without credit for a packet.
     fn settle<T: AsMut<Account>>(
         &mut self,
         accounts: &mut [T],
@@ -437,9 +425,9 @@ impl Ledger {
         grant.then_some(granted)
     }
 
-    /// Refills an account. A grant from the pool is at least a largest packet or, if the window is
-    /// shorter than that, the minimum grant. A grant from the reserve alone at least doubles the
-    /// window, unless the window is shorter than a largest packet. This avoids many tiny grants.
+    /// Refills an account. A grant from the pool is at least a largest packet or, if the window is shorter than that,
+    /// the minimum grant. A grant from the reserve alone at least doubles the window, unless the window is shorter
+    /// than a largest packet. This avoids many tiny grants.
     fn top_up(&mut self, account: &mut Account, pool: bool, crumb: u32) -> bool {
         let window = account.window();
         if window >= self.low {
@@ -463,9 +451,9 @@ impl Ledger {
         smaller(self.reserve.saturating_sub(account.charge()), self.window - account.window())
     }
 
-    /// Returns the total at which the account must be settled again: when the window falls below
-    /// half of the full window, or half of its possible size with the reserve if it could not be
-    /// filled; and before it gets too short for a largest packet.
+    /// Returns the total at which the account must be settled again: when the window falls below half of the full
+    /// window, or half of its possible size with the reserve if it could not be filled; and before it gets too short
+    /// for a largest packet.
     fn due(&self, account: &Account) -> u64 {
         let window = account.window();
         let half = (window + self.own(account)) / 2;
@@ -538,13 +526,11 @@ impl Allowance {
         self.left -= cost as u64;
     }
 
-    /// Updates the total that the peer has published. Returns `true` if it has grown, so that
-    /// waiting sends may continue.
+    /// Updates the total that the peer has published. Returns `true` if it has grown.
     ///
-    /// The total is untrusted. A smaller one is outdated or forged, and is ignored, because grants
-    /// are never withdrawn. An impossibly large one is accepted: no size, index or loop depends on
-    /// it, and if the peer then faults this process for exceeding its credit, it loses only its own
-    /// connection.
+    /// The total is untrusted. A smaller one is outdated or forged, and is ignored, because grants are never
+    /// withdrawn. An impossibly large one is accepted: no size, index or loop depends on it, and if the peer then
+    /// faults this process for exceeding its credit, it loses only its own connection.
     #[inline(always)]
     pub const fn raise(&mut self, limit: u64) -> bool {
         let more = limit > self.limit;

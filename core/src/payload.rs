@@ -1,11 +1,10 @@
 //! The user's buffers: the sources and destinations of messages.
 //!
-//! Non-blocking operations outlive the call that starts them, so the engine keeps addresses. The
-//! caller that builds a [`SendBuf`] or [`RecvBuf`] guarantees once that the addresses stay valid;
-//! everything after is safe.
+//! Non-blocking operations outlive the call that starts them, so the engine keeps addresses. The caller that builds a
+//! [`SendBuf`] or [`RecvBuf`] guarantees once that the addresses stay valid; everything after is safe.
 //!
-//! A buffer is contiguous, or a list of contiguous runs ([`Segment`], the `struct iovec` of POSIX)
-//! that its owner keeps. The top bit of the length, which no length needs, marks a list.
+//! A buffer is contiguous, or a list of contiguous runs ([`Segment`], the `struct iovec` of POSIX) that its owner
+//! keeps. The top bit of the length, which no length needs, marks a list.
 
 use core::ptr::NonNull;
 
@@ -29,8 +28,8 @@ pub struct Segment {
     pub len: usize,
 }
 
-/// Returns address and total length of a list, or its only run. `None` if the length exceeds any
-/// possible memory, or a run that is not empty has no address.
+/// Returns address and total length of a list, or its only run. `None` if the length exceeds any possible memory, or
+/// a run that is not empty has no address.
 ///
 /// # Safety
 /// There are `count` segments at `list`.
@@ -51,21 +50,20 @@ unsafe fn describe(list: *const Segment, count: usize) -> Option<(NonNull<u8>, u
     Some((NonNull::new(list.cast_mut().cast())?, total | LIST))
 }
 
-/// A position in a list: a segment, and the number of bytes before it. A walk resumes here, so that
-/// it need not start from the beginning.
+/// A position in a list: a segment, and the number of bytes before it. A walk resumes here, so that it need not start
+/// from the beginning.
 #[derive(Clone, Copy, Debug, Default)]
 struct Mark {
     segment: usize,
     before: usize,
 }
 
-/// Calls `each` with the runs that make up `len` bytes from `at` on, and with the number of bytes
-/// before each. The walk starts at the mark, unless the mark is beyond `at`, and leaves the mark
-/// where it ends.
+/// Calls `each` with the runs that make up `len` bytes from `at` on, and with the number of bytes before each. The
+/// walk starts at the mark, unless the mark is beyond `at`, and leaves the mark where it ends.
 ///
 /// # Safety
-/// `list` belongs to a buffer of at least `at + len` bytes, whose maker guarantees a valid list.
-/// The mark is new, or was left by a walk of the same list.
+/// `list` belongs to a buffer of at least `at + len` bytes, whose maker guarantees a valid list. The mark is new, or
+/// was left by a walk of the same list.
 unsafe fn walk(
     list: NonNull<u8>,
     mark: &mut Mark,
@@ -87,8 +85,7 @@ unsafe fn walk(
             continue;
         }
         let count = (here - skip).min(len - done);
-        // SAFETY: inside the run, which is not empty; `describe` has checked that its address is
-        // not null.
+        // SAFETY: inside the run, which is not empty; `describe` has checked that its address is not null.
         each(done, unsafe { NonNull::new_unchecked(base.add(skip)) }, count);
         (done, skip) = (done + count, skip + count);
     }
@@ -101,8 +98,7 @@ pub struct SendBuf {
     len: usize,
 }
 
-// SAFETY: the maker's guarantee (readable until the request completes) does not depend on the
-// thread.
+// SAFETY: the maker's guarantee (readable until the request completes) does not depend on the thread.
 unsafe impl Send for SendBuf {}
 
 impl SendBuf {
@@ -115,8 +111,8 @@ impl SendBuf {
         Self { base: NonNull::new(base.cast_mut()).unwrap_or(NonNull::dangling()), len }
     }
 
-    /// Describes the bytes of `count` segments in sequence. `None` if they are too many, or a
-    /// segment that is not empty has no address.
+    /// Describes the bytes of `count` segments in sequence. `None` if they are too many, or a segment that is not
+    /// empty has no address.
     ///
     /// # Safety
     /// There are `count` segments at `list`. They, and the bytes that they name, are readable and unchanged until the
@@ -142,8 +138,8 @@ impl SendBuf {
         self.len & LIST != 0
     }
 
-    /// Returns the address of the bytes, for processes that can read this process's memory; 0 if
-    /// there are none, or the buffer is a list.
+    /// Returns the address of the bytes, for processes that can read this process's memory; 0 if there are none, or
+    /// the buffer is a list.
     pub fn address(&self) -> u64 {
         if self.len == 0 || self.len & LIST != 0 { 0 } else { self.base.as_ptr() as u64 }
     }
@@ -155,13 +151,12 @@ impl SendBuf {
             return None;
         }
         let at = at.min(self.len);
-        // SAFETY: the range is within the buffer, which the maker guarantees to be readable and unchanged;
-        // the slice lives no longer than the borrow of `self`, which the request owns.
+        // SAFETY: the range is within the buffer, which the maker guarantees to be readable and unchanged; the slice
+        // lives no longer than the borrow of `self`, which the request owns.
         Some(unsafe { core::slice::from_raw_parts(self.base.as_ptr().add(at), len.min(self.len - at)) })
     }
 
-    /// Returns at most `len` bytes from `at` on; fewer at the end of the buffer or, in a list, of a
-    /// run.
+    /// Returns at most `len` bytes from `at` on; fewer at the end of the buffer or, in a list, of a run.
     #[inline(always)]
     pub fn part(&self, at: usize, len: usize) -> &[u8] {
         match self.whole(at, len) {
@@ -178,13 +173,13 @@ impl SendBuf {
                 first = (NonNull::from(part).cast(), part.len());
             }
         });
-        // SAFETY: a run that `each` supplied, which the maker guarantees to be readable and unchanged;
-        // the slice lives no longer than the borrow of `self`.
+        // SAFETY: a run that `each` supplied, which the maker guarantees to be readable and unchanged; the slice
+        // lives no longer than the borrow of `self`.
         unsafe { core::slice::from_raw_parts(first.0.as_ptr(), first.1) }
     }
 
-    /// Calls `each` with the runs that make up `len` bytes from `at` on, fewer at the end, and with
-    /// the number of bytes before each.
+    /// Calls `each` with the runs that make up `len` bytes from `at` on, fewer at the end, and with the number of
+    /// bytes before each.
     pub fn each(&self, at: usize, len: usize, each: impl FnMut(usize, &[u8])) {
         Gather::new(*self).each(at, len, each);
     }
@@ -195,8 +190,7 @@ impl SendBuf {
     }
 }
 
-/// Bytes to send, part by part. In a list, the search for a part starts where the preceding part
-/// ended.
+/// Bytes to send, part by part. In a list, the search for a part starts where the preceding part ended.
 #[derive(Clone, Copy, Debug)]
 pub struct Gather {
     buf: SendBuf,
@@ -225,8 +219,8 @@ impl Gather {
             // SAFETY: the maker guarantees that each run is readable and unchanged; the slice ends with the call.
             each(done, unsafe { core::slice::from_raw_parts(base.as_ptr(), count) });
         };
-        // SAFETY: the range was limited to the buffer, whose maker guarantees a valid list; the mark is
-        // used with this list only.
+        // SAFETY: the range was limited to the buffer, whose maker guarantees a valid list; the mark is used with
+        // this list only.
         unsafe { walk(self.buf.base, &mut self.mark, (at, len), run) };
     }
 
@@ -250,20 +244,20 @@ impl RecvBuf {
     /// Describes `len` bytes at `base`; a null `base` is allowed when `len` is 0.
     ///
     /// # Safety
-    /// The bytes are initialised and writable, and only the engine accesses them until the request
-    /// that takes this buffer has completed.
+    /// The bytes are initialised and writable, and only the engine accesses them until the request that takes this
+    /// buffer has completed.
     #[inline(always)]
     pub unsafe fn from_raw(base: *mut u8, len: usize) -> Self {
         Self { base: NonNull::new(base).unwrap_or(NonNull::dangling()), len }
     }
 
-    /// Describes a receive buffer of `count` segments in sequence. `None` if it is too large, or a
-    /// segment that is not empty has no address.
+    /// Describes a receive buffer of `count` segments in sequence. `None` if it is too large, or a segment that is
+    /// not empty has no address.
     ///
     /// # Safety
-    /// There are `count` segments at `list`, which are unchanged until the request that takes this
-    /// buffer has completed. The bytes that they name are initialised and writable, and only the
-    /// engine accesses them until then.
+    /// There are `count` segments at `list`, which are unchanged until the request that takes this buffer has
+    /// completed. The bytes that they name are initialised and writable, and only the engine accesses them until
+    /// then.
     pub unsafe fn from_list(list: *const Segment, count: usize) -> Option<Self> {
         // SAFETY: the caller guarantees the segments.
         unsafe { describe(list, count) }.map(|(base, len)| Self { base, len })
@@ -290,8 +284,8 @@ impl RecvBuf {
         self.len & LIST != 0
     }
 
-    /// Returns the address of the buffer, for processes that can write this process's memory; 0 if
-    /// the buffer is a list.
+    /// Returns the address of the buffer, for processes that can write this process's memory; 0 if the buffer is a
+    /// list.
     pub fn address(&self) -> u64 {
         if self.len & LIST != 0 { 0 } else { self.base.as_ptr() as u64 }
     }
@@ -303,21 +297,20 @@ impl RecvBuf {
             return None;
         }
         let at = at.min(self.len);
-        // SAFETY: the range is within the buffer, which the maker guarantees to be exclusive and writable;
-        // the slice lives no longer than the exclusive borrow of `self`.
+        // SAFETY: the range is within the buffer, which the maker guarantees to be exclusive and writable; the slice
+        // lives no longer than the exclusive borrow of `self`.
         Some(unsafe { core::slice::from_raw_parts_mut(self.base.as_ptr().add(at), len.min(self.len - at)) })
     }
 
-    /// Returns at most `len` bytes from `at` on; fewer at the end of the buffer or, in a list, of a
-    /// run.
+    /// Returns at most `len` bytes from `at` on; fewer at the end of the buffer or, in a list, of a run.
     #[inline(always)]
     pub fn part(&mut self, at: usize, len: usize) -> &mut [u8] {
         let (base, len) = match self.whole(at, len) {
             Some(part) => (NonNull::from(&mut *part).cast(), part.len()),
             None => self.run(at, len),
         };
-        // SAFETY: a run of the buffer, which the maker guarantees to be exclusive and writable; the slice
-        // lives no longer than the exclusive borrow of `self`.
+        // SAFETY: a run of the buffer, which the maker guarantees to be exclusive and writable; the slice lives no
+        // longer than the exclusive borrow of `self`.
         unsafe { core::slice::from_raw_parts_mut(base.as_ptr(), len) }
     }
 
@@ -332,8 +325,8 @@ impl RecvBuf {
         first
     }
 
-    /// Calls `each` with the runs that make up `len` bytes from `at` on, fewer at the end, and with
-    /// the number of bytes before each.
+    /// Calls `each` with the runs that make up `len` bytes from `at` on, fewer at the end, and with the number of
+    /// bytes before each.
     pub fn each(&mut self, at: usize, len: usize, each: impl FnMut(usize, &mut [u8])) {
         // SAFETY: a new mark is valid for every list.
         unsafe { self.each_after(&mut Mark::default(), at, len, each) };
@@ -354,12 +347,11 @@ impl RecvBuf {
         let at = at.min(self.len());
         let len = len.min(self.len() - at);
         let run = |done: usize, base: NonNull<u8>, count: usize| {
-            // SAFETY: the maker guarantees that each run is exclusive and writable; the slice ends with the
-            // call.
+            // SAFETY: the maker guarantees that each run is exclusive and writable; the slice ends with the call.
             each(done, unsafe { core::slice::from_raw_parts_mut(base.as_ptr(), count) });
         };
-        // SAFETY: the range was limited to the buffer, whose maker guarantees a valid list; the
-        // caller guarantees the mark.
+        // SAFETY: the range was limited to the buffer, whose maker guarantees a valid list; the caller guarantees the
+        // mark.
         unsafe { walk(self.base, mark, (at, len), run) };
     }
 
@@ -371,8 +363,8 @@ impl RecvBuf {
     }
 }
 
-/// A receive buffer that is filled part by part. In a list, the search for a part starts where the
-/// preceding part ended.
+/// A receive buffer that is filled part by part. In a list, the search for a part starts where the preceding part
+/// ended.
 #[derive(Debug)]
 pub struct Scatter {
     buf: RecvBuf,
@@ -437,9 +429,9 @@ impl Exposed {
     /// Describes `len` bytes at `base`; a null `base` is allowed when `len` is 0.
     ///
     /// # Safety
-    /// Until the region that takes this is unexposed, or the engine is dropped: the bytes are
-    /// initialised and readable, and writable if peers may write. No reference to them is alive while
-    /// a function of the engine runs. Other threads access them meanwhile only by atomic operations.
+    /// Until the region that takes this is unexposed, or the engine is dropped: the bytes are initialised and
+    /// readable, and writable if peers may write. No reference to them is alive while a function of the engine runs.
+    /// Other threads access them meanwhile only by atomic operations.
     pub unsafe fn from_raw(base: *mut u8, len: usize) -> Self {
         Self { base: NonNull::new(base).unwrap_or(NonNull::dangling()), len, shared: false }
     }
@@ -447,8 +439,8 @@ impl Exposed {
     /// Describes memory that other processes access as well; otherwise as [`Exposed::from_raw`].
     ///
     /// # Safety
-    /// Until the region that takes this is unexposed, or the engine is dropped: the bytes are mapped
-    /// readable and writable, and no reference to them exists.
+    /// Until the region that takes this is unexposed, or the engine is dropped: the bytes are mapped readable and
+    /// writable, and no reference to them exists.
     pub unsafe fn from_shared(base: *mut u8, len: usize) -> Self {
         Self { base: NonNull::new(base).unwrap_or(NonNull::dangling()), len, shared: true }
     }
@@ -473,8 +465,8 @@ impl Exposed {
         self.base.as_ptr().wrapping_add(at).addr().is_multiple_of(bytes)
     }
 
-    /// Returns at most `len` bytes from `at` on for reading; fewer at the end. If other processes
-    /// write the memory, at most [`BOUNCE`] bytes are copied to `bounce` and returned from there.
+    /// Returns at most `len` bytes from `at` on for reading; fewer at the end. If other processes write the memory,
+    /// at most [`BOUNCE`] bytes are copied to `bounce` and returned from there.
     pub fn view<'a>(&'a self, at: usize, len: usize, bounce: &'a mut [u8; BOUNCE]) -> &'a [u8] {
         let at = at.min(self.len);
         let len = len.min(self.len - at);
@@ -483,22 +475,21 @@ impl Exposed {
             self.read(at, part);
             return part;
         }
-        // SAFETY: within the memory, which the maker guarantees to be readable; the slice lives no
-        // longer than a call of the engine, during which no other thread writes.
+        // SAFETY: within the memory, which the maker guarantees to be readable; the slice lives no longer than a call
+        // of the engine, during which no other thread writes.
         unsafe { core::slice::from_raw_parts(self.base.as_ptr().add(at), len) }
     }
 
-    /// Writes `len` bytes from `at` on. `fill` supplies them part by part: it gets the offset of
-    /// the part and its destination. Returns `false`, with nothing written, if they do not all lie
-    /// in the memory. Only for memory that peers may write.
+    /// Writes `len` bytes from `at` on. `fill` supplies them part by part: it gets the offset of the part and its
+    /// destination. Returns `false`, with nothing written, if they do not all lie in the memory. Only for memory that
+    /// peers may write.
     pub fn fill(&mut self, at: usize, len: usize, mut fill: impl FnMut(usize, &mut [u8])) -> bool {
         if at.checked_add(len).is_none_or(|end| end > self.len) {
             return false;
         }
         if !self.shared {
-            // SAFETY: within the memory, which the maker guarantees to be writable where peers may
-            // write; the slice lives no longer than a call of the engine, during which no other thread
-            // uses it.
+            // SAFETY: within the memory, which the maker guarantees to be writable where peers may write; the slice
+            // lives no longer than a call of the engine, during which no other thread uses it.
             fill(0, unsafe { core::slice::from_raw_parts_mut(self.base.as_ptr().add(at), len) });
             return true;
         }
@@ -511,47 +502,43 @@ impl Exposed {
         true
     }
 
-    /// Copies bytes out, from `at` on. Returns `false`, with nothing copied, if they do not all lie
-    /// in the memory.
+    /// Copies bytes out, from `at` on. Returns `false`, with nothing copied, if they do not all lie in the memory.
     pub fn read(&self, at: usize, to: &mut [u8]) -> bool {
         if at.checked_add(to.len()).is_none_or(|end| end > self.len) {
             return false;
         }
-        // SAFETY: in the memory, which the maker guarantees to be readable; `to` is exclusive, so
-        // the ranges do not overlap. No reference is made: a concurrent write changes only which
-        // bytes are copied.
+        // SAFETY: in the memory, which the maker guarantees to be readable; `to` is exclusive, so the ranges do not
+        // overlap. No reference is made: a concurrent write changes only which bytes are copied.
         unsafe { self.base.as_ptr().add(at).copy_to_nonoverlapping(to.as_mut_ptr(), to.len()) };
         true
     }
 
-    /// Copies bytes in, from `at` on. Returns `false`, with nothing copied, if they do not all fit.
-    /// Only for memory that peers may write.
+    /// Copies bytes in, from `at` on. Returns `false`, with nothing copied, if they do not all fit. Only for memory
+    /// that peers may write.
     pub fn write(&mut self, at: usize, from: &[u8]) -> bool {
         if at.checked_add(from.len()).is_none_or(|end| end > self.len) {
             return false;
         }
-        // SAFETY: as for `read`, and writable where peers may write; `from` is a reference, so it
-        // is no part of the memory.
+        // SAFETY: as for `read`, and writable where peers may write; `from` is a reference, so it is no part of the
+        // memory.
         unsafe { self.base.as_ptr().add(at).copy_from_nonoverlapping(from.as_ptr(), from.len()) };
         true
     }
 
-    /// Changes the four or eight aligned bytes at `at` in one atomic step and returns the old
-    /// value. `None`, without any effect, if they are not in the memory or not aligned.
+    /// Changes the four or eight aligned bytes at `at` in one atomic step and returns the old value. `None`, without
+    /// any effect, if they are not in the memory or not aligned.
     pub fn update(&mut self, at: usize, bytes: usize, change: impl Fn(u64) -> u64) -> Option<u64> {
         if at.checked_add(bytes)? > self.len || !self.is_aligned(at, bytes) {
             return None;
         }
         // SAFETY: `at` is in the memory.
         let base = unsafe { self.base.add(at) };
-        // SAFETY: in the memory and aligned, and writable: only regions that allow reading and
-        // writing get here.
+        // SAFETY: in the memory and aligned, and writable: only regions that allow reading and writing get here.
         unsafe { update(base, bytes, change) }
     }
 }
 
-/// Changes a value of four or eight bytes in one atomic step and returns the old value. `None` for
-/// other sizes.
+/// Changes a value of four or eight bytes in one atomic step and returns the old value. `None` for other sizes.
 ///
 /// # Safety
 /// The value is initialised, aligned, mapped and writable, and others use it meanwhile only by atomic operations.

@@ -1,20 +1,19 @@
 //! The store of unexpected messages.
 //!
-//! Unexpected messages are copied out of the transport's cells at once, so that few cells suffice
-//! (paper 4, section 3.1), and are received first in, first out (paper 2, section 2.3.4). The
-//! caller lends the memory. The memory has a ceiling and belongs to the process, not to a
-//! connection (paper 2, section 2.3.2); [`crate::flow`] grants it to the peers.
+//! Unexpected messages are copied out of the transport's cells at once, so that few cells suffice (paper 4, section
+//! 3.1), and are received first in, first out (paper 2, section 2.3.4). The caller lends the memory. The memory has a
+//! ceiling and belongs to the process, not to a connection (paper 2, section 2.3.2); [`crate::flow`] grants it to the
+//! peers.
 //!
-//! The memory consists of [`Unit`]s, and of one word for each hash bucket. A message takes one
-//! unit, its head. If its body is longer than [`INLINE`] bytes, it also takes a chain of further
-//! units. Any free unit fits, so there is no fragmentation and [`cost`] is exact. Units that were
-//! never used are not touched, so their pages stay uncommitted.
+//! The memory consists of [`Unit`]s, and of one word for each hash bucket. A message takes one unit, its head. If its
+//! body is longer than [`INLINE`] bytes, it also takes a chain of further units. Any free unit fits, so there is no
+//! fragmentation and [`cost`] is exact. Units that were never used are not touched, so their pages stay uncommitted.
 //!
-//! **Head.** Bytes 0-3 and 4-7: next and previous head in the order of arrival. 8-11: next head in
-//! its hash list. 12-15: source. 16-23: tag. 24-27: body bytes. 28-29: context. 30: kind. 31: 1 if
-//! claimed. From 32: the body. If the body is longer than 32 bytes, 28 of them are in the head, and
-//! the last four bytes of the head hold the number of the next unit. **Further unit.** 60 bytes of
-//! body, and the number of the next unit. A free unit has the number of the next free unit there.
+//! **Head.** Bytes 0-3 and 4-7: next and previous head in the order of arrival. 8-11: next head in its hash list.
+//! 12-15: source. 16-23: tag. 24-27: body bytes. 28-29: context. 30: kind. 31: 1 if claimed. From 32: the body. If
+//! the body is longer than 32 bytes, 28 of them are in the head, and the last four bytes of the head hold the number
+//! of the next unit. **Further unit.** 60 bytes of body, and the number of the next unit. A free unit has the number
+//! of the next free unit there.
 #![forbid(unsafe_code)]
 
 use core::borrow::BorrowMut;
@@ -43,14 +42,13 @@ const KIND: usize = 30;
 const CLAIMED: usize = 31;
 /// Offset of the body in a head.
 const BODY: usize = 32;
-/// Offset of the number of the next unit. The body ends here in every unit except a head without
-/// further units.
+/// Offset of the number of the next unit. The body ends here in every unit except a head without further units.
 const LINK: usize = 60;
 /// Bytes of a body in its head, if the body continues.
 const FIRST: usize = LINK - BODY;
 
-/// Returns the units of a message with a body of `body_len` bytes; `u32::MAX`, which exceeds every
-/// store, for 4 GiB or more.
+/// Returns the units of a message with a body of `body_len` bytes; `u32::MAX`, which exceeds every store, for 4 GiB
+/// or more.
 #[inline(always)]
 pub const fn cost(body_len: usize) -> u32 {
     if body_len <= INLINE {
@@ -73,8 +71,8 @@ pub const fn most(units: u32) -> usize {
 
 static_assertions::const_assert!(cost(most(137)) == 137 && cost(most(137) + 1) == 138 && cost(most(2)) == 2);
 
-/// Returns how many units and lists to lend for a ceiling in bytes: one list for two to four units,
-/// together at most the ceiling.
+/// Returns how many units and lists to lend for a ceiling in bytes: one list for two to four units, together at most
+/// the ceiling.
 pub const fn split(ceiling: usize) -> (usize, usize) {
     let lists = match (ceiling / UNIT / 2).checked_ilog2() {
         Some(bits) => 1 << bits,
@@ -127,9 +125,9 @@ impl Stored {
     }
 }
 
-/// The messages, in the order of arrival. `U` lends the units, `B` the hash lists. The number of
-/// its head identifies a message from [`Store::insert`] until [`Store::remove`]. Other numbers are
-/// invalid; they have no effect outside the store.
+/// The messages, in the order of arrival. `U` lends the units, `B` the hash lists. The number of its head identifies
+/// a message from [`Store::insert`] until [`Store::remove`]. Other numbers are invalid; they have no effect outside
+/// the store.
 #[derive(Debug)]
 pub struct Store<U: BorrowMut<[Unit]>, B: BorrowMut<[u32]>> {
     units: U,
@@ -140,11 +138,10 @@ pub struct Store<U: BorrowMut<[Unit]>, B: BorrowMut<[u32]>> {
     free_count: u32,
     capacity: u32,
     order: List,
-    /// The hash lists. Each is a ring of heads in order of arrival; its word is the number of the
-    /// last head plus one, or 0 if it is empty.
+    /// The hash lists. Each is a ring of heads in order of arrival; its word is the number of the last head plus one,
+    /// or 0 if it is empty.
     lists: B,
-    /// The shift that selects the high bits of a hash: they are the best distributed ones of a
-    /// multiplicative hash.
+    /// The shift that selects the high bits of a hash: they are the best distributed ones of a multiplicative hash.
     shift: u32,
     /// The only list if no storage was lent.
     spare: u32,
@@ -155,8 +152,8 @@ pub struct Store<U: BorrowMut<[Unit]>, B: BorrowMut<[u32]>> {
 }
 
 impl<U: BorrowMut<[Unit]>, B: BorrowMut<[u32]>> Store<U, B> {
-    /// Returns an empty store. Units may have any content. Lists must be zero; of them the largest
-    /// power of two is used.
+    /// Returns an empty store. Units may have any content. Lists must be zero; of them the largest power of two is
+    /// used.
     pub fn new(units: U, lists: B) -> Self {
         let capacity = units.borrow().len().min(NONE as usize - 1) as u32;
         debug_assert!(lists.borrow().iter().all(|&list| list == 0));
@@ -197,9 +194,9 @@ impl<U: BorrowMut<[Unit]>, B: BorrowMut<[u32]>> Store<U, B> {
         self.listed == 0
     }
 
-    /// Stores a packet's body of `body_len` bytes. `read` copies bytes from an offset of the
-    /// packet, in pieces and in order. The store keeps all fields of the envelope except `total`.
-    /// `None`, with nothing read, if fewer than [`cost`] units are free.
+    /// Stores a packet's body of `body_len` bytes. `read` copies bytes from an offset of the packet, in pieces and in
+    /// order. The store keeps all fields of the envelope except `total`. `None`, with nothing read, if fewer than
+    /// [`cost`] units are free.
     pub fn insert(
         &mut self,
         source: PeerId,
@@ -243,8 +240,7 @@ impl<U: BorrowMut<[Unit]>, B: BorrowMut<[u32]>> Store<U, B> {
         Stored::of(self.unit(id))
     }
 
-    /// Copies the body from byte `at` on into `to`, as far as both reach. Returns the number of
-    /// bytes copied.
+    /// Copies the body from byte `at` on into `to`, as far as both reach. Returns the number of bytes copied.
     pub fn read(&self, id: u32, at: usize, to: &mut [u8]) -> usize {
         let head = self.unit(id);
         let len = word(head, LEN) as usize;
@@ -289,8 +285,7 @@ impl<U: BorrowMut<[Unit]>, B: BorrowMut<[u32]>> Store<U, B> {
         self.release(id)
     }
 
-    /// Removes a message from the lists, so that no receive finds it. It stays stored until it is
-    /// removed.
+    /// Removes a message from the lists, so that no receive finds it. It stays stored until it is removed.
     pub fn claim(&mut self, id: u32) {
         if core::mem::replace(&mut self.unit_mut(id)[CLAIMED], 1) != 0 {
             return;
@@ -300,9 +295,8 @@ impl<U: BorrowMut<[Unit]>, B: BorrowMut<[u32]>> Store<U, B> {
         self.unlink_order(id);
     }
 
-    /// Returns the first matching message in the order of arrival. A pattern with source and whole
-    /// tag is searched by hash, at a cost that does not grow with the number of messages; other
-    /// patterns compare each message.
+    /// Returns the first matching message in the order of arrival. A pattern with source and whole tag is searched by
+    /// hash, at a cost that does not grow with the number of messages; other patterns compare each message.
     #[inline]
     pub fn find(&self, pattern: &Pattern) -> Option<u32> {
         if self.listed == 0 {
@@ -354,9 +348,8 @@ impl<U: BorrowMut<[Unit]>, B: BorrowMut<[u32]>> Store<U, B> {
         None
     }
 
-    /// Removes every message that satisfies the test, in the order of arrival, frees its units, and
-    /// passes its description to `removed`. Claimed messages stay: the claimant removes them. For
-    /// failures: visits all messages.
+    /// Removes every message that satisfies the test, in the order of arrival, frees its units, and passes its
+    /// description to `removed`. Claimed messages stay: the claimant removes them. For failures: visits all messages.
     #[cold]
     pub fn remove_where(
         &mut self,
@@ -381,8 +374,7 @@ impl<U: BorrowMut<[Unit]>, B: BorrowMut<[u32]>> Store<U, B> {
         }
     }
 
-    /// Rebuilds the hash lists in one pass. Removing messages one by one would search a list for
-    /// each.
+    /// Rebuilds the hash lists in one pass. Removing messages one by one would search a list for each.
     fn relist(&mut self) {
         self.lists.borrow_mut().fill(0);
         self.spare = 0;
@@ -493,8 +485,8 @@ impl<U: BorrowMut<[Unit]>, B: BorrowMut<[u32]>> Store<U, B> {
         put(self.unit_mut(id), CHAIN, first);
     }
 
-    /// Removes a head from its hash list. The loop searches its predecessor; the found head is the
-    /// first of those with the same envelope.
+    /// Removes a head from its hash list. The loop searches its predecessor; the found head is the first of those
+    /// with the same envelope.
     fn unlink_list(&mut self, id: u32) {
         let hash = self.get(id).hash();
         let Some(last) = self.list(hash).checked_sub(1) else { return };

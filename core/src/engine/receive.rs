@@ -1,5 +1,4 @@
-//! Receiving: posting receives, and delivering messages to receives or to the store of unexpected
-//! messages.
+//! Receiving: posting receives, and delivering messages to receives or to the store of unexpected messages.
 #![forbid(unsafe_code)]
 
 use core::borrow::BorrowMut;
@@ -43,8 +42,7 @@ pub(super) fn outcome(from: PeerId, tag: u64, total: u64, room: usize) -> Outcom
     Ok(status)
 }
 
-/// Copies bytes of a packet, from `skip` on, into `len` bytes of a buffer from `at` on, as far as
-/// they fit.
+/// Copies bytes of a packet, from `skip` on, into `len` bytes of a buffer from `at` on, as far as they fit.
 #[inline(always)]
 pub(super) fn unload<P: MessagePort>(
     port: &P,
@@ -84,12 +82,11 @@ fn take_named<P: MessagePort>(port: &mut P, pattern: &Pattern, buf: &mut RecvBuf
 }
 
 impl<P: MessagePort, S: Storage> Engine<P, S> {
-    /// Posts a receive. The receive may complete at once; [`Engine::test`] returns its state. The
-    /// engine takes the buffer out of `buf`, unless it returns an error.
+    /// Posts a receive. The receive may complete at once; [`Engine::test`] returns its state. The engine takes the
+    /// buffer out of `buf`, unless it returns an error.
     ///
     /// # Errors
-    /// See [`StartError`]; nothing was posted. A failed source is an error unless a message from it
-    /// is stored.
+    /// See [`StartError`]; nothing was posted. A failed source is an error unless a message from it is stored.
     #[inline]
     pub fn irecv(&mut self, pattern: Pattern, buf: &mut RecvBuf) -> Result<RequestId, StartError> {
         if let Some(id) = self.post_now(&pattern, buf) {
@@ -108,8 +105,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         self.post(&pattern, buf).ok_or(StartError::Requests { capacity: self.requests.capacity() })
     }
 
-    /// As [`Engine::irecv`], if no message is stored: the critical path. `None` if nothing was
-    /// posted: the caller takes the slow path.
+    /// As [`Engine::irecv`], if no message is stored: the critical path. `None` if nothing was posted: the caller
+    /// takes the slow path.
     #[inline(always)]
     pub fn post_now(&mut self, pattern: &Pattern, buf: &mut RecvBuf) -> Option<RequestId> {
         if !self.store.is_empty() || self.check_alive(pattern.source).is_err() {
@@ -132,8 +129,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         Some(self.id(index))
     }
 
-    /// Polls only the place where the next message of a blocking receive most probably arrives.
-    /// This is the cheapest poll, for use between two calls of [`Engine::receive_step`].
+    /// Polls only the place where the next message of a blocking receive most probably arrives. This is the cheapest
+    /// poll, for use between two calls of [`Engine::receive_step`].
     #[inline(always)]
     pub fn receive_next(&mut self, pattern: &Pattern, buf: &mut RecvBuf) -> Option<Outcome> {
         let (from, envelope) = self.port.take(|from, envelope| pattern.matches(from, envelope), buf)?;
@@ -142,8 +139,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         Some(outcome(from, envelope.tag, envelope.total, buf.len()))
     }
 
-    /// Returns whether [`Engine::receive_step`] may find a packet that [`Engine::receive_next`]
-    /// does not take: one of another kind, or one in a cell.
+    /// Returns whether [`Engine::receive_step`] may find a packet that [`Engine::receive_next`] does not take: one of
+    /// another kind, or one in a cell.
     #[inline(always)]
     pub fn has_next(&self) -> bool {
         self.port.has_next()
@@ -155,13 +152,13 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         self.port.pause();
     }
 
-    /// Completes a blocking receive whose message has arrived and is one word: the critical path.
-    /// `None` if no message was taken: the caller takes the slow path.
+    /// Completes a blocking receive whose message has arrived and is one word: the critical path. `None` if no
+    /// message was taken: the caller takes the slow path.
     #[inline(always)]
     pub fn receive_word(&mut self, pattern: &Pattern, into: &mut Word) -> Option<Status> {
         const LEN: usize = size_of::<Word>();
-        // The same condition as in `can_bypass`. The check for a failed source is unnecessary,
-        // because a failed source has no packets.
+        // The same condition as in `can_bypass`. The check for a failed source is unnecessary, because a failed
+        // source has no packets.
         if !self.is_idle() {
             return None;
         }
@@ -178,9 +175,9 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         Some(Status { peer, tag, len: LEN })
     }
 
-    /// Completes a request that has succeeded, or a posted receive whose message has arrived and
-    /// which is the first to match it. The poll serves the request at hand (paper 4, section 3.3).
-    /// The request is then freed. `None` if nothing was completed: the caller takes the slow path.
+    /// Completes a request that has succeeded, or a posted receive whose message has arrived and which is the first
+    /// to match it. The poll serves the request at hand (paper 4, section 3.3). The request is then freed. `None` if
+    /// nothing was completed: the caller takes the slow path.
     #[inline(always)]
     pub fn finish_now(&mut self, id: RequestId) -> Option<Status> {
         let request = self.requests.live_mut(id.index, id.generation)?;
@@ -207,9 +204,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         Some(Status { peer: rank, tag: wanted, len })
     }
 
-    /// As [`Engine::finish_now`], for a posted receive whose message is not one word. Returns the
-    /// size of the message: the caller knows its source and tag, and a number is returned in a
-    /// register.
+    /// As [`Engine::finish_now`], for a posted receive whose message is not one word. Returns the size of the
+    /// message: the caller knows its source and tag, and a number is returned in a register.
     #[inline(never)]
     fn finish_packet(&mut self, id: RequestId) -> Option<usize> {
         let State::Posted { pattern, buf, .. } = &mut self.requests.live_mut(id.index, id.generation)?.0
@@ -226,9 +222,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         Some(len)
     }
 
-    /// As [`Engine::receive_word`], for a message of another size that fits, if the pattern names
-    /// source and tag. Returns the size of the message: the caller knows the source and tag, and a
-    /// number is returned in a register.
+    /// As [`Engine::receive_word`], for a message of another size that fits, if the pattern names source and tag.
+    /// Returns the size of the message: the caller knows the source and tag, and a number is returned in a register.
     #[inline(never)]
     pub fn receive_packet(&mut self, pattern: &Pattern, buf: &mut RecvBuf) -> Option<usize> {
         if !self.is_idle() {
@@ -282,11 +277,11 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         self.posted.is_empty() && self.store.is_empty() && self.first_work.is_none()
     }
 
-    /// Performs one progress step for a caller that blocks in one receive. The receive need not be
-    /// posted: the engine matches each packet against it directly (paper 4, section 3.3).
+    /// Performs one progress step for a caller that blocks in one receive. The receive need not be posted: the engine
+    /// matches each packet against it directly (paper 4, section 3.3).
     ///
-    /// Call this only with a pattern for which [`Engine::can_bypass`] returned `true`. Packets for
-    /// other receives are delivered as usual.
+    /// Call this only with a pattern for which [`Engine::can_bypass`] returned `true`. Packets for other receives are
+    /// delivered as usual.
     #[inline(always)]
     pub fn receive_step(&mut self, pattern: &Pattern, buf: &mut RecvBuf) -> Bypass {
         if let Some(outcome) = self.receive_next(pattern, buf) {
@@ -321,8 +316,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
                 return Bypass::Done(outcome(peer, envelope.tag, envelope.total, room));
             }
             Kind::Rts if pattern.matches(peer, &envelope) => {
-                // Without a free slot the message is stored as unexpected, and posting the receive
-                // returns the error.
+                // Without a free slot the message is stored as unexpected, and posting the receive returns the error.
                 posted = self.post(pattern, buf);
             }
             _ => {}
@@ -337,8 +331,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         posted.map_or(Bypass::Busy, Bypass::Posted)
     }
 
-    /// Returns whether a blocking receive can proceed without being posted: no other receive may
-    /// take its message, and its message is not stored.
+    /// Returns whether a blocking receive can proceed without being posted: no other receive may take its message,
+    /// and its message is not stored.
     #[inline(always)]
     pub fn can_bypass(&self, pattern: &Pattern) -> bool {
         self.is_idle() && self.check_alive(pattern.source).is_ok()
@@ -392,8 +386,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         self.credit_removed(source, units);
     }
 
-    /// Starts a receive that has matched an RTS, whose `first` bytes are in its buffer as far as
-    /// they fit.
+    /// Starts a receive that has matched an RTS, whose `first` bytes are in its buffer as far as they fit.
     fn receive_offered(
         &mut self,
         index: u32,
@@ -409,8 +402,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         let end = rts.total.min(buf.len() as u64);
         let left = Part { start: end.min(first as u64), end };
         if let Some(failure) = self.failure(from) {
-            // The message was probed before the failure, or travelled whole with its RTS. Bytes
-            // that did not travel with the RTS are lost.
+            // The message was probed before the failure, or travelled whole with its RTS. Bytes that did not travel
+            // with the RTS are lost.
             let fate = match first as u64 == rts.total {
                 true => outcome(from, tag, rts.total, buf.len()),
                 false => Err(Fate::PeerFailed { peer: from, failure }),
@@ -503,9 +496,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         charged
     }
 
-    /// Stores a packet that matches no receive. It is copied out, so that its cell is free at once
-    /// (paper 4, section 3.1). The stored message begins with `head`, which was validated: the
-    /// sender could have changed the cell since.
+    /// Stores a packet that matches no receive. It is copied out, so that its cell is free at once (paper 4, section
+    /// 3.1). The stored message begins with `head`, which was validated: the cell may have changed since.
     #[inline(never)]
     fn keep(&mut self, arrival: Arrival<P::Token>, head: &[u8]) -> Result<(), PortFault> {
         let Arrival { peer: from, envelope, len, .. } = arrival;
@@ -530,8 +522,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         Ok(())
     }
 
-    /// Delivers a pending message to this process itself. It is matched like any other and copied
-    /// once or twice. Returns `false` if there is no memory to store the message or its RTS.
+    /// Delivers a pending message to this process itself. It is matched like any other and copied once or twice.
+    /// Returns `false` if there is no memory to store the message or its RTS.
     pub(super) fn send_to_self(&mut self, index: u32, message: &Message) -> bool {
         let (me, len) = (self.rank, message.buf.len());
         let envelope = message.envelope(Kind::Eager);
@@ -573,8 +565,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         true
     }
 
-    /// Copies a message to this process itself of which only the RTS was stored, and completes its
-    /// send.
+    /// Copies a message to this process itself of which only the RTS was stored, and completes its send.
     fn take_from_self(&mut self, tag: u64, rts: &Rts, buf: &mut RecvBuf) -> Outcome {
         let me = self.rank;
         if let Some((index, message)) = self.offered(me, rts.sender) {
@@ -587,8 +578,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         outcome(me, tag, rts.total, buf.len())
     }
 
-    /// Fails the receives that only the failed peer could satisfy. If `concerns_any`, receives from
-    /// any source fail too.
+    /// Fails the receives that only the failed peer could satisfy. If `concerns_any`, those from any source fail too.
     pub(super) fn fail_receives(&mut self, peer: PeerId, failure: Failure, concerns_any: bool) {
         self.fail_transfers(peer, failure);
         let fate = Err(Fate::PeerFailed { peer, failure });

@@ -1,5 +1,5 @@
-//! The ledger and its senders against a reference model that keeps every packet and recomputes all
-//! sums after each step.
+//! The ledger and its senders against a reference model that keeps every packet and recomputes all sums after each
+//! step.
 
 mod held;
 
@@ -168,8 +168,8 @@ impl Twin {
         }
     }
 
-    /// Checks that one unit more than the credit is a fault without any effect, and that the credit
-    /// itself is accepted.
+    /// Checks that one unit more than the credit is a fault without any effect, and that the credit itself is
+    /// accepted.
     fn overdraw(&self, at: usize) {
         let Self { mut ledger, mut accounts, .. } = self.clone();
         let window = self.peers[at].window() as u32;
@@ -258,8 +258,7 @@ impl Twin {
     }
 
     fn drain(&mut self) {
-        // Each call takes at least a minimum grant from the pool, or moves the peer to the end of
-        // the list for good.
+        // Each call takes at least a minimum grant from the pool, or moves the peer to the end of the list for good.
         let most = self.ledger.free() / self.ledger.crumb() + self.peers.len() as u32;
         for _ in 0..most {
             self.apply(Op::Regrant);
@@ -461,8 +460,8 @@ fn credit_is_not_granted_in_tiny_pieces() {
         assert_eq!(ledger.arrived(&mut accounts, 0, 1, true), Arrived::Fine);
     }
     assert!(accounts[0].is_starved());
-    // Less than an eighth of a largest packet stays in the pool. The window grows unit by unit up
-    // to a largest packet, and then by doubling.
+    // Less than an eighth of a largest packet stays in the pool. The window grows unit by unit up to a largest
+    // packet, and then by doubling.
     ledger.release(4);
     assert!(!ledger.can_regrant());
     let totals: Vec<u64> = (0..100).filter_map(|_| ledger.removed(&mut accounts, 0, 1)).collect();
@@ -471,8 +470,8 @@ fn credit_is_not_granted_in_tiny_pieces() {
     assert_eq!((accounts[0].window(), accounts[0].is_starved()), (81, false));
 }
 
-/// A peer that fills the store gets every unit, although the last units are fewer than a largest
-/// packet needs. It is notified of freed units only in larger pieces.
+/// A peer that fills the store gets every unit, although the last units are fewer than a largest packet needs. It is
+/// notified of freed units only in larger pieces.
 #[test]
 fn last_units_are_not_left_unused() {
     const PACKET: u32 = 137;
@@ -518,8 +517,7 @@ fn messages_to_self_have_a_reserve() {
             granted = total;
         }
     }
-    // 100 units belong to the peer; an eighth of the rest, plus one, is reserved for this process
-    // itself.
+    // 100 units belong to the peer; an eighth of the rest, plus one, is reserved for this process itself.
     assert_eq!((ledger.free(), granted), (0, 363));
     assert!(
         !ledger.try_reserve(39) && ledger.try_reserve(37) && ledger.try_reserve(1) && !ledger.try_reserve(1)

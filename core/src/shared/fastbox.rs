@@ -1,15 +1,14 @@
 //! The fastbox: a ring of half cache lines from one process to one other (paper 4, section 2).
 //!
-//! Header and payload of a small message share the cache line that the receiver polls, so its
-//! delivery costs one cache-line transfer. The paper has a single slot per pair; this is a ring, so
-//! a burst fits, and larger messages take several slots. A slot is half a line: in a stream of
-//! small messages, one line transfer moves two messages, which matters between distant cores.
-//! Nothing is cleared after reading. A lap number in each stamp distinguishes new from old: every
-//! slot of a packet has one, and each lap writes every slot. The receiver reports its position
+//! Header and payload of a small message share the cache line that the receiver polls, so its delivery costs one
+//! cache-line transfer. The paper has a single slot per pair; this is a ring, so a burst fits, and larger messages
+//! take several slots. A slot is half a line: in a stream of small messages, one line transfer moves two messages,
+//! which matters between distant cores. Nothing is cleared after reading. A lap number in each stamp distinguishes
+//! new from old: every slot of a packet has one, and each lap writes every slot. The receiver reports its position
 //! rarely, in its own memory, and the sender reads that position only when the ring looks full.
 //!
-//! The first stamp of a packet publishes it and is stored last ([`Edge::FastboxPublish`]). The
-//! position releases the slots ([`Edge::FastboxAck`]).
+//! The first stamp of a packet publishes it and is stored last ([`Edge::FastboxPublish`]). The position releases the
+//! slots ([`Edge::FastboxAck`]).
 
 mod place;
 
@@ -75,15 +74,14 @@ const fn slots_for(len: usize) -> usize {
     if len <= FIRST_BYTES { 1 } else { 1 + (len - FIRST_BYTES).div_ceil(MORE_BYTES) }
 }
 
-/// Returns the largest payload of a packet in a ring of `slots`: a quarter of the ring, so that
-/// neither lazily reported positions nor one large packet block small packets.
+/// Returns the largest payload of a packet in a ring of `slots`: a quarter of the ring, so that neither lazily
+/// reported positions nor one large packet block small packets.
 pub const fn max_payload(slots: usize) -> usize {
     FIRST_BYTES + (slots / 4 - 1) * MORE_BYTES
 }
 
-/// Returns the number of slots after which the receiver reports its position: half of the ring. The
-/// other half always has space for a largest packet, and the cost of the report per packet is
-/// small.
+/// Returns the number of slots after which the receiver reports its position: half of the ring. The other half always
+/// has space for a largest packet, and the cost of the report per packet is small.
 const fn untold_most(slots: usize) -> usize {
     slots / 2
 }
@@ -92,22 +90,20 @@ const fn untold_most(slots: usize) -> usize {
 #[derive(Debug)]
 pub struct Sender<'a> {
     ack: &'a Word64,
-    /// The next slot to fill. The run consists of slots that the receiver is known to have
-    /// released.
+    /// The next slot to fill. The run consists of slots that the receiver is known to have released.
     tail: Place<'a>,
     /// Number of released slots after the run; the end of the ring separates them from it.
     beyond: usize,
 }
 
 impl<'a> Sender<'a> {
-    /// Returns a sender at the start of the ring. The number of `slots` is a power of two of at
-    /// least 4. They lie in this process's memory; `ack` lies in the receiver's.
+    /// Returns a sender at the start of the ring. The number of `slots` is a power of two of at least 4. They lie in
+    /// this process's memory; `ack` lies in the receiver's.
     pub fn new(slots: &'a [Slot], ack: &'a Word64) -> Self {
         Self { ack, tail: Place::new(slots, slots.len()), beyond: 0 }
     }
 
-    /// Empties the ring for a new receiver; the former one has failed. The new receiver is informed
-    /// by other means.
+    /// Empties the ring for a new receiver; the former one has failed. The new receiver is informed by other means.
     pub(super) fn clear(&self) {
         self.tail.slots.iter().for_each(|slot| slot.stamp.store_relaxed(0));
     }
@@ -117,8 +113,8 @@ impl<'a> Sender<'a> {
         max_payload(self.tail.slots.len())
     }
 
-    /// Sends one whole message. Returns `false` if there is no space now, or if the message is too
-    /// large for a fastbox.
+    /// Sends one whole message. Returns `false` if there is no space now, or if the message is too large for a
+    /// fastbox.
     ///
     /// # Errors
     /// [`FastboxFault::Position`] if the receiver wrote an invalid position.
@@ -134,8 +130,8 @@ impl<'a> Sender<'a> {
             | (sequence & 0xffff) << 16
             | (payload.len() as u64) << 32
             | u64::from(envelope.context) << 48;
-        // The first line is written last and all at once: the receiver polls it, and would fetch
-        // the line between separate writes.
+        // The first line is written last and all at once: the receiver polls it, and would fetch the line between
+        // separate writes.
         let head = if count == 1 { payload } else { self.push_rest(payload) };
         let [tag, body @ ..] = &first.body;
         tag.set(envelope.tag);
@@ -148,8 +144,8 @@ impl<'a> Sender<'a> {
         Ok(true)
     }
 
-    /// As [`Sender::push`], for a whole message of one word: the critical path. Also returns
-    /// `false` if space is known only after reading the receiver's position.
+    /// As [`Sender::push`], for a whole message of one word: the critical path. Also returns `false` if space is
+    /// known only after reading the receiver's position.
     #[inline(always)]
     pub fn push_word(&mut self, sequence: u64, context: u16, tag: u64, word: Word) -> bool {
         let stamp = self.tail.word_stamp(sequence, context);
@@ -167,9 +163,9 @@ impl<'a> Sender<'a> {
         !self.tail.run.as_slice().is_empty()
     }
 
-    /// Sends one packet whose payload lies in `cell` of this process, which is already filled. The
-    /// packet takes one slot, whatever its size. `back` is a cell of the receiver that this process
-    /// has read and returns with the packet. Returns `false` if there is no space now.
+    /// Sends one packet whose payload lies in `cell` of this process, which is already filled. The packet takes one
+    /// slot, whatever its size. `back` is a cell of the receiver that this process has read and returns with the
+    /// packet. Returns `false` if there is no space now.
     ///
     /// # Errors
     /// As [`Sender::push`].
@@ -184,8 +180,7 @@ impl<'a> Sender<'a> {
         Ok(self.has_room(1)? && self.announce_now(sequence, envelope, cell, back))
     }
 
-    /// As [`Sender::announce`]. Also returns `false` if space is known only after reading the
-    /// receiver's position.
+    /// As [`Sender::announce`]. Also returns `false` if space is known only after reading the receiver's position.
     #[inline(always)]
     pub fn announce_now(&mut self, sequence: u64, envelope: &Envelope, cell: u32, back: Option<u32>) -> bool {
         let stamp = self.tail.lap()
@@ -197,14 +192,14 @@ impl<'a> Sender<'a> {
         slot.body[0].set(envelope.tag);
         slot.body[1].set(u64::from(cell) | envelope.total << 32);
         slot.body[2].set(back.map_or(0, |cell| u64::from(cell) + 1));
-        // This store also publishes the payload of the cell, which needs no header and no queue
-        // entry. Reads of the returned cell happen before this store.
+        // This store also publishes the payload of the cell, which needs no header and no queue entry. Reads of the
+        // returned cell happen before this store.
         slot.stamp.store_release(stamp, Edge::FastboxPublish);
         true
     }
 
-    /// Fills the further slots of a packet, which its first stamp will publish. Returns the payload
-    /// of the first slot.
+    /// Fills the further slots of a packet, which its first stamp will publish. Returns the payload of the first
+    /// slot.
     #[inline(never)]
     fn push_rest<'p>(&self, payload: &'p [u8]) -> &'p [u8] {
         let (head, rest) = payload.split_at(FIRST_BYTES);
@@ -281,9 +276,8 @@ pub struct Packet {
     pub envelope: Envelope,
     /// Payload bytes.
     pub len: usize,
-    /// The sender's cell that holds the payload; `None` if the payload lies in the fastbox itself.
-    /// Neither this value nor the length is checked against the sender's pool, which a fastbox does
-    /// not know.
+    /// The sender's cell that holds the payload; `None` if the payload lies in the fastbox itself. Neither this value
+    /// nor the length is checked against the sender's pool, which a fastbox does not know.
     pub cell: Option<u32>,
 }
 
@@ -293,19 +287,18 @@ pub struct Receiver<'a> {
     ack: &'a Word64,
     /// Largest payload of a packet, in bytes.
     most: usize,
-    /// The next slot to read. The run is never empty; it ends where the position must be reported
-    /// to the sender.
+    /// The next slot to read. The run is never empty; it ends where the position must be reported to the sender.
     head: Place<'a>,
-    /// Slots after the run until the position is reported. They are not in the run because the ring
-    /// ends before them or the run would be too long.
+    /// Slots after the run until the position is reported. They are not in the run because the ring ends before them
+    /// or the run would be too long.
     beyond: usize,
     /// Most slots of a run.
     longest: usize,
 }
 
 impl<'a> Receiver<'a> {
-    /// Returns a receiver at the start of the ring. `slots` lies in the sender's memory; `ack` lies
-    /// in this process's memory.
+    /// Returns a receiver at the start of the ring. `slots` lies in the sender's memory; `ack` lies in this process's
+    /// memory.
     pub fn new(slots: &'a [Slot], ack: &'a Word64) -> Self {
         Self {
             ack,
@@ -316,8 +309,8 @@ impl<'a> Receiver<'a> {
         }
     }
 
-    /// Limits further runs to `most` slots, at least one. At most this number of words can be taken
-    /// before [`Receiver::end_run`].
+    /// Limits further runs to `most` slots, at least one. At most this number of words can be taken before
+    /// [`Receiver::end_run`].
     pub fn limit_run(&mut self, most: usize) {
         let untold = self.head.run.as_slice().len() + self.beyond;
         self.longest = most.max(1);
@@ -335,9 +328,9 @@ impl<'a> Receiver<'a> {
         self.ack.store_relaxed(0);
     }
 
-    /// Returns the packet at the head if it has this sequence number and is a whole message: the
-    /// critical path, one load and two comparisons. If the result is `None`, another packet may be
-    /// at the head: [`Receiver::peek`] returns it.
+    /// Returns the packet at the head if it has this sequence number and is a whole message: the critical path, one
+    /// load and two comparisons. If the result is `None`, another packet may be at the head: [`Receiver::peek`]
+    /// returns it.
     #[inline(always)]
     pub fn due(&self, sequence: u64) -> Option<Packet> {
         let slot = self.head.run.as_slice().first()?;
@@ -359,24 +352,22 @@ impl<'a> Receiver<'a> {
         (stamp as u32 == wanted as u32).then(|| in_cell(Kind::Eager, stamp, slot))
     }
 
-    /// Returns the receiver's cell that the packet at the head returns; that packet lies in a cell
-    /// itself. The peer wrote the value, and it is unchecked.
+    /// Returns the receiver's cell that the packet at the head returns; that packet lies in a cell itself. The peer
+    /// wrote the value, and it is unchecked.
     #[inline(always)]
     pub fn back(&self) -> Option<u32> {
         let word = self.head.run.as_slice().first()?.body[2].get();
         word.checked_sub(1).map(|cell| cell as u32)
     }
 
-    /// Returns whether any packet is at the head, with one load. [`Receiver::peek`] returns the
-    /// packet.
+    /// Returns whether any packet is at the head, with one load. [`Receiver::peek`] returns the packet.
     #[inline(always)]
     pub fn has_next(&self) -> bool {
         let stamp = self.head.run.as_slice().first().map(|slot| slot.stamp.load_relaxed());
         stamp.is_some_and(|stamp| stamp & 0xff == self.head.lap())
     }
 
-    /// Returns the packet at the head, if there is one. The packet stays until
-    /// [`Receiver::advance`].
+    /// Returns the packet at the head, if there is one. The packet stays until [`Receiver::advance`].
     ///
     /// # Errors
     /// A value that violates the protocol. Every value is read once and checked here.
@@ -399,9 +390,8 @@ impl<'a> Receiver<'a> {
         Ok(Some(packet(kind, stamp, len, slot)))
     }
 
-    /// Copies payload bytes of the packet at the head, from `at` on. The caller must not request
-    /// more than the packet has: bytes after its end belong to earlier packets. Beyond the largest
-    /// packet nothing is copied.
+    /// Copies payload bytes of the packet at the head, from `at` on. The caller must not request more than the packet
+    /// has: bytes after its end belong to earlier packets. Beyond the largest packet nothing is copied.
     #[inline(always)]
     pub fn read(&self, at: usize, to: &mut [u8]) {
         let len = to.len();
@@ -422,8 +412,8 @@ impl<'a> Receiver<'a> {
     #[cold]
     fn read_from(&self, mut at: usize, mut to: &mut [u8]) {
         while !to.is_empty() {
-            // If the packet is viewed as a sequence of 24-byte slots, the payload of the first slot
-            // starts after the tag, at byte 8.
+            // If the packet is viewed as a sequence of 24-byte slots, the payload of the first slot starts after the
+            // tag, at byte 8.
             let (slot, byte) = ((at + 8) / MORE_BYTES, (at + 8) % MORE_BYTES);
             let word = self.head.further(slot).0.body[byte / 8].get().to_le_bytes();
             let part = &word[byte % 8..];
@@ -449,8 +439,8 @@ impl<'a> Receiver<'a> {
         load_words(&self.head.further(count + 1).0.body, last);
     }
 
-    /// Releases the slots of the packet at the head, of `len` payload bytes. Returns whether the
-    /// position was reported to the sender, which happens once per half of the ring.
+    /// Releases the slots of the packet at the head, of `len` payload bytes. Returns whether the position was
+    /// reported to the sender, which happens once per half of the ring.
     #[inline(always)]
     pub fn advance(&mut self, len: usize) -> bool {
         let count = slots_for(len);
@@ -463,10 +453,9 @@ impl<'a> Receiver<'a> {
         }
     }
 
-    /// Takes the packet at the head if it has this sequence number, is a whole message of one word
-    /// in this context, and its tag is wanted: the critical path, one load and one comparison.
-    /// Returns the tag, the word, and whether [`Receiver::end_run`] must be called next. If the
-    /// result is `None`, another packet may be at the head.
+    /// Takes the packet at the head if it has this sequence number, is a whole message of one word in this context,
+    /// and its tag is wanted: the critical path, one load and one comparison. Returns the tag, the word, and whether
+    /// [`Receiver::end_run`] must be called next. If the result is `None`, another packet may be at the head.
     #[inline(always)]
     pub fn take_word(
         &mut self,
@@ -491,14 +480,13 @@ impl<'a> Receiver<'a> {
         Some((tag, word, ended))
     }
 
-    /// Starts the next run, after [`Receiver::take_word`]. Returns the largest possible number of
-    /// slots of the last run, and whether the position was reported to the sender.
+    /// Starts the next run, after [`Receiver::take_word`]. Returns the largest possible number of slots of the last
+    /// run, and whether the position was reported to the sender.
     pub fn end_run(&mut self) -> (usize, bool) {
         (untold_most(self.head.slots.len()).min(self.longest), self.advance_run(0))
     }
 
-    /// Advances by `count` slots and starts the next run. Returns whether the position was reported
-    /// to the sender.
+    /// Advances by `count` slots and starts the next run. Returns whether the position was reported to the sender.
     #[inline(never)]
     fn advance_run(&mut self, count: usize) -> bool {
         let slots = self.head.slots.len();
@@ -527,8 +515,8 @@ fn in_cell(kind: Kind, stamp: u64, slot: &Slot) -> Packet {
     Packet { cell: Some(shape as u32), ..packet(kind, stamp, (shape >> 32) as usize, slot) }
 }
 
-/// Writes bytes as little-endian words, the last one padded with zeros. Eight bytes, the most
-/// common size, need no loop.
+/// Writes bytes as little-endian words, the last one padded with zeros. Eight bytes, the most common size, need no
+/// loop.
 #[inline(always)]
 fn store_words(words: &[PayloadWord], bytes: &[u8]) {
     if let (Ok(only), [word, ..]) = (<[u8; 8]>::try_from(bytes), words) {

@@ -1,14 +1,14 @@
 //! The shared-memory message port, built from fastbox, cell queue and pool (paper 4, section 2).
 //!
-//! A packet goes into the fastbox if it is small and there is space, else into a cell. The fastbox
-//! also announces the cell; if there are many peers or the fastbox is full, the receive queue does.
-//! Both paths share one sequence number per pair, and the receiver takes packets in that order. A
-//! packet that is visible too early on one path waits for the packets on the other.
+//! A packet goes into the fastbox if it is small and there is space, else into a cell. The fastbox also announces the
+//! cell; if there are many peers or the fastbox is full, the receive queue does. Both paths share one sequence number
+//! per pair, and the receiver takes packets in that order. A packet that is visible too early on one path waits for
+//! the packets on the other.
 //!
-//! A poll checks the fastboxes of a few *hot* peers (those that sent lately or for which a receive
-//! waits), the queue, and one other peer in rotation. Idle peers therefore cost almost nothing.
-//! Occasionally, and whenever the queue is inconsistent, the port scans a peer's cells for the next
-//! packet: the queue is only a hint, and the cells are authoritative.
+//! A poll checks the fastboxes of a few *hot* peers (those that sent lately or for which a receive waits), the queue,
+//! and one other peer in rotation. Idle peers therefore cost almost nothing. Occasionally, and whenever the queue is
+//! inconsistent, the port scans a peer's cells for the next packet: the queue is only a hint, and the cells are
+//! authoritative.
 
 mod cells;
 mod filling;
@@ -40,15 +40,14 @@ use wake::news;
 
 /// Most peers whose fastboxes every poll checks.
 pub const HOT: usize = 8;
-/// Packets of one peer in a row until the other fastboxes, the queue and the other peers are
-/// polled, if no other peer was ready when the burst began.
+/// Packets of one peer in a row until the other fastboxes, the queue and the other peers are polled, if no other peer
+/// was ready when the burst began.
 const BURST: u32 = 128;
 /// As `BURST`, if another peer was ready.
 const SHARED_BURST: u32 = 16;
 /// Most queue entries that one poll checks.
 const ENTRIES_A_POLL: usize = 64;
-/// Packets found only by scanning after which the inbox counts as corrupt; every idle poll then
-/// scans.
+/// Packets found only by scanning after which the inbox counts as corrupt; every idle poll then scans.
 const LOST: u32 = 64;
 /// Polls without a packet after which the cells of one peer are scanned.
 const IDLE_SWEEP: u32 = 1024;
@@ -56,8 +55,7 @@ const IDLE_SWEEP: u32 = 1024;
 /// Cells per process of the world that a pool must have for its port to defer releases.
 const OWED_OF: usize = 2;
 
-/// Largest payload in two pieces, or of a list, that goes through a fastbox. It is assembled on the
-/// stack.
+/// Largest payload in two pieces, or of a list, that goes through a fastbox. It is assembled on the stack.
 const SMALL: usize = 1024;
 
 /// The location of a received packet.
@@ -71,8 +69,7 @@ pub enum Place {
     Announced(u32),
 }
 
-/// The port. `L` lends one link per rank (that of this process stays `None`), `R` the records of
-/// the pool.
+/// The port. `L` lends one link per rank (that of this process stays `None`), `R` the records of the pool.
 #[derive(Debug)]
 pub struct ShmPort<'a, H, L, R>
 where
@@ -106,9 +103,9 @@ where
     cold: PeerId,
     idle: u32,
     swept: PeerId,
-    /// A cell that was read and whose release is deferred: the next announcement to its owner
-    /// returns it, if that announcement is the next event. In a ping-pong both sides then use one
-    /// cell each, which stays in their caches, and touch no other line.
+    /// A cell that was read and whose release is deferred: the next announcement to its owner returns it, if that
+    /// announcement is the next event. In a ping-pong both sides then use one cell each, which stays in their caches,
+    /// and touch no other line.
     owed: Option<(PeerId, u32)>,
     /// Whether the pools are large enough for deferred releases.
     owes: bool,
@@ -120,8 +117,7 @@ where
     L: BorrowMut<[Option<Link<'a>>]>,
     R: BorrowMut<[CellRecord]>,
 {
-    /// Returns a port with these links. `cells` is the number of cells in each process's pool, a
-    /// power of two.
+    /// Returns a port with these links. `cells` is the number of cells in each process's pool, a power of two.
     pub fn new(
         config: PortConfig,
         links: L,
@@ -167,14 +163,13 @@ where
         &mut self.host
     }
 
-    /// Returns whether the inbox held values that violate the protocol. Messages then still arrive,
-    /// found by scanning.
+    /// Returns whether the inbox held values that violate the protocol. Messages then still arrive, found by
+    /// scanning.
     pub fn inbox_damaged(&self) -> bool {
         self.inbox_damaged
     }
 
-    /// Returns the number of cells that can be filled now, without collecting those that peers have
-    /// returned.
+    /// Returns the number of cells that can be filled now, without collecting those that peers have returned.
     pub fn free_cells(&self) -> usize {
         self.pool.free()
     }

@@ -1,5 +1,4 @@
-//! The origin's side of one-sided operations. An operation leaves at once if possible, else in
-//! order. Operations that the target answers wait for the answer.
+//! The origin's side of one-sided operations. An operation leaves at once if possible, else in order.
 #![forbid(unsafe_code)]
 
 use core::borrow::Borrow;
@@ -32,8 +31,8 @@ pub(super) enum Body {
     Out { buf: SendBuf, sent: usize },
     /// Bytes or an old value to receive, of which `received` bytes have arrived; and operands.
     In { buf: RecvBuf, received: usize, awaited: bool, value: u64, expected: u64 },
-    /// Operands to send, and a buffer for the old values, of which `received` bytes have arrived.
-    /// `open` packets are unanswered. After a refusal nothing more is sent.
+    /// Operands to send, and a buffer for the old values, of which `received` bytes have arrived. `open` packets are
+    /// unanswered. After a refusal nothing more is sent.
     Both { from: SendBuf, to: RecvBuf, received: usize, open: u32, refusal: Option<Refusal> },
     /// A flush without data. `issued` is the number of puts and accumulates sent before it.
     Nothing { awaited: bool, issued: u64 },
@@ -90,8 +89,7 @@ pub struct Target<'a> {
 }
 
 impl<P: MessagePort, S: Storage> Engine<P, S> {
-    /// Checks what the target would refuse, as far as the key shows it, and what cannot be sent to
-    /// it.
+    /// Checks what the target would refuse, as far as the key shows it, and what cannot be sent to it.
     ///
     /// # Errors
     /// See [`StartError`].
@@ -118,13 +116,11 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         Err(StartError::Refused(refusal))
     }
 
-    /// Starts a put. The put is complete, and the caller may reuse the buffer, when the bytes have
-    /// left. It is complete at the target after a flush. With `notify`, the target counts a
-    /// notification of the region when the bytes have arrived.
+    /// Starts a put. The put is complete, and the caller may reuse the buffer, when the bytes have left. It is
+    /// complete at the target after a flush. With `notify`, the target then counts a notification.
     ///
     /// # Errors
-    /// See [`StartError`]; nothing was sent. [`StartError::List`] if the buffer is a list, as for
-    /// all operations below.
+    /// See [`StartError`]; nothing was sent. [`StartError::List`] if the buffer is a list.
     pub fn put(&mut self, target: &Target<'_>, buf: SendBuf, notify: bool) -> Result<RequestId, StartError> {
         let len = buf.len();
         self.check_remote(target, len, Access::Write, None)?;
@@ -134,8 +130,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         Ok(id)
     }
 
-    /// Starts an accumulate: combines an array of operands into an array of values. The operation
-    /// is atomic for each value. It completes as a put does.
+    /// Starts an accumulate: combines an array of operands into an array of values. Atomic per value; completes as a put.
     ///
     /// # Errors
     /// See [`StartError`]; nothing was sent.
@@ -155,8 +150,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         Ok(id)
     }
 
-    /// Starts a get, which is complete when the buffer is full. The engine takes the buffer out of
-    /// `buf`, unless it returns an error.
+    /// Starts a get, complete when the buffer is full. The engine takes the buffer out of `buf`, unless it fails.
     ///
     /// # Errors
     /// See [`StartError`]; nothing was sent.
@@ -168,9 +162,9 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         self.start_in(target, Verb::plain(Operation::Get), buf, 0, 0)
     }
 
-    /// Starts a fetch: combines `operand` into a value and returns the old value in `old`, which
-    /// must have the length of the value. The operation is complete when the old value has arrived.
-    /// Types of four bytes use the low half of `operand`.
+    /// Starts a fetch: combines `operand` into a value and returns the old value in `old`, which must have the length
+    /// of the value. The operation is complete when the old value has arrived. Types of four bytes use the low half
+    /// of `operand`.
     ///
     /// # Errors
     /// See [`StartError`]; nothing was sent. [`Refusal::Bounds`] if the buffer has another length.
@@ -188,14 +182,12 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         self.start_in(target, verb, old, operand, 0)
     }
 
-    /// Starts a fetch and accumulate: combines an array of operands into an array of values and
-    /// returns the old values in `old`, which must have the same length (MPI's get-accumulate). The
-    /// operation is atomic for each value, and complete when all old values have arrived.
-    /// [`Reduction::Nothing`] ignores the operands; they may be empty.
+    /// Starts a fetch and accumulate: combines an array of operands into an array of values and returns the old
+    /// values in `old`, which must have the same length (MPI's get-accumulate). The operation is atomic for each
+    /// value, and complete when all old values have arrived. [`Reduction::Nothing`] ignores the operands.
     ///
     /// # Errors
-    /// See [`StartError`]; nothing was sent. [`Refusal::Bounds`] if the lengths of the buffers
-    /// differ.
+    /// See [`StartError`]; nothing was sent. [`Refusal::Bounds`] if the lengths of the buffers differ.
     pub fn fetch_accumulate(
         &mut self,
         target: &Target<'_>,
@@ -228,8 +220,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         Ok(self.leave_or_queue(to, index))
     }
 
-    /// Starts a compare and swap: replaces a value by `value` if its bits equal those of
-    /// `expected`. The old value is returned in `old`, which must have the length of the value.
+    /// Starts a compare and swap: replaces a value by `value` if its bits equal those of `expected`. The old value is
+    /// returned in `old`, which must have the length of the value.
     ///
     /// # Errors
     /// As [`Engine::fetch`].
@@ -247,8 +239,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         self.start_in(target, verb, old, value, expected)
     }
 
-    /// Starts a flush, which is complete when all operations started before it are done at the
-    /// target. It fails with [`Fate::Refused`] if the target refused some since the last flush.
+    /// Starts a flush, which is complete when all operations started before it are done at the target. It fails with
+    /// [`Fate::Refused`] if the target refused some since the last flush.
     ///
     /// # Errors
     /// See [`StartError`].
@@ -268,8 +260,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         Ok(id)
     }
 
-    /// Starts a fence: the target executes later operations after all earlier ones, gets included.
-    /// This call does not wait.
+    /// Starts a fence: the target executes later operations after all earlier ones, gets included. Never waits.
     ///
     /// # Errors
     /// See [`StartError`].
@@ -301,8 +292,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
                 _ => Ok(RequestId::SENT),
             };
         }
-        // An operation in several packets needs a request slot first: if none is free, no packet
-        // may have been sent.
+        // An operation in several packets needs a request slot first: if none is free, no packet may have been sent.
         if to != self.rank && self.may_leave(to) && buf.len() <= self.part_bytes() {
             match self.send_remote(&mut remote, 0) {
                 Ok(Sent::All) => return Ok(RequestId::SENT),
@@ -360,14 +350,13 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         id
     }
 
-    /// Returns the most bytes of data or operands in one packet. The result is a multiple of eight,
-    /// so that a packet holds whole operands.
+    /// Returns the most bytes of data or operands in one packet. The result is a multiple of eight, so that a packet
+    /// holds whole operands.
     fn part_bytes(&self) -> usize {
         (self.port.packet_bytes() - HEAD_BYTES) & !7
     }
 
-    /// Sends the next packets of a queued request. Returns `false` if there is no space, or no slot
-    /// in the window.
+    /// Sends the next packets of a queued request. Returns `false` if there is no space, or no slot in the window.
     pub(super) fn leave_remote(&mut self, to: PeerId, index: u32) -> Result<bool, PeerFault> {
         let bits = self.id(index).to_bits();
         let State::Remote(remote) = &mut self.requests.get_mut(index).0 else { return Ok(false) };
@@ -451,8 +440,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         Ok(if last { Sent::Awaited } else { Sent::Some })
     }
 
-    /// Handles a reply. The request that it names is checked: a peer can answer only requests that
-    /// were sent to it.
+    /// Handles a reply. The request that it names is checked: a peer can answer only requests that were sent to it.
     pub(in crate::engine) fn deliver_reply(&mut self, arrival: &Arrival<P::Token>) -> Result<(), PortFault> {
         let from = arrival.peer;
         let fault = PortFault::Protocol { kind: Kind::RmaReply };
@@ -504,8 +492,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         Ok(())
     }
 
-    /// Continues a fetch and accumulate after one of its packets was answered. `unsent`: some
-    /// packets had not been sent before.
+    /// Continues a fetch and accumulate after an answer. `unsent`: some packets had not been sent before it.
     fn answered_group(&mut self, from: PeerId, index: u32, unsent: bool) {
         let State::Remote(Remote { body: Body::Both { to, received, open, refusal, .. }, .. }) =
             &self.requests.get(index).0
@@ -513,8 +500,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
             return;
         };
         let (len, done, open, refusal) = (to.len(), *received, *open, *refusal);
-        // A refused operation sends no further packets. If the peer has departed, the request is
-        // already in the queue of awaited answers.
+        // A refused operation sends no further packets. If the peer has departed, the request is already in the queue
+        // of awaited answers.
         if unsent && refusal.is_some() && self.peer(from).departed.is_none() {
             self.left(from, index);
             self.await_answer(from, index);
@@ -552,8 +539,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     }
 }
 
-/// Stores the old values that answer the next packet of a fetch and accumulate, or records a
-/// refusal. Returns `false` if the reply violates the protocol.
+/// Stores the old values that answer the next packet of a fetch and accumulate, or records a refusal. Returns `false`
+/// if the reply violates the protocol.
 fn take_group<P: MessagePort>(
     port: &P,
     arrival: &Arrival<P::Token>,
@@ -578,8 +565,7 @@ fn take_group<P: MessagePort>(
     true
 }
 
-/// Returns an error for a list: packet payloads and values are copied directly to and from the
-/// buffer, so it must be contiguous.
+/// Returns an error for a list: packet payloads and values are copied directly, so the buffer must be contiguous.
 const fn check_place(list: bool) -> Result<(), StartError> {
     if list { Err(StartError::List) } else { Ok(()) }
 }

@@ -1,5 +1,4 @@
-//! One-sided operations: each by itself, refusals, waiting, failures; then random worlds and forged
-//! packets.
+//! One-sided operations: each by itself, refusals, waiting, failures; then random worlds and forged packets.
 
 mod arrays;
 mod forged;
@@ -313,8 +312,8 @@ fn window_bounds_what_a_target_has_to_store() {
     gets.into_iter().for_each(|get| drop(world.good(get)));
 }
 
-/// Progress handles a message to the process itself. Operations that start while the message waits
-/// are queued behind it, and keep their order.
+/// Progress handles a message to the process itself. Operations that start while the message waits are queued behind
+/// it, and keep their order.
 #[test]
 fn operations_on_own_memory_keep_their_order_when_one_has_to_wait() {
     let fabric = Fabric::new(tiny(1));
@@ -416,8 +415,8 @@ fn flush_is_not_complete_before_a_get_that_was_started_earlier() {
     let flush = world.flush(0, 1).unwrap();
     let mut got = false;
     for _ in 0..1000 {
-        // One packet at a time: the flush arrives when there is space for its reply, while part of
-        // the get's reply is unsent.
+        // One packet at a time: the flush arrives when there is space for its reply, while part of the get's reply is
+        // unsent.
         world.engine(1).step();
         world.engine(0).step();
         got = got || world.test(get).is_some();

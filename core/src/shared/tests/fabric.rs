@@ -1,5 +1,4 @@
-//! The shared memory of a world in one process: two segments per rank on the heap, accessed in the
-//! same way as mappings.
+//! The shared memory of a world in one process: two segments per rank on the heap, accessed like mappings.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::boxed::Box;
@@ -77,8 +76,7 @@ impl Region {
 
     pub(crate) fn payload(&self, offset: usize, len: usize) -> PayloadMut<'_> {
         let base = self.extent().resolve(offset, len).unwrap();
-        // SAFETY: in the region and writable. References to payload are taken only to corrupt it,
-        // as atomics, by the only thread.
+        // SAFETY: in the region and writable. Only the one thread takes references, as atomics, to corrupt it.
         unsafe { PayloadMut::from_raw(base, len) }
     }
 
@@ -93,8 +91,8 @@ impl Region {
 
     /// Returns the whole region, to be exposed to peers.
     pub(crate) fn exposed(&self) -> Exposed {
-        // SAFETY: allocated, zeroed and writable. The user drops the engine first, and accesses the
-        // memory only by `copy` and `fill`, between calls of the engine.
+        // SAFETY: allocated, zeroed and writable. The user drops the engine first, and accesses the memory only by
+        // `copy` and `fill`, between calls of the engine.
         unsafe { Exposed::from_raw(self.base.as_ptr(), self.bytes()) }
     }
 
@@ -151,8 +149,7 @@ pub(crate) enum Reading {
     Refused(usize),
 }
 
-/// The buffers from which ranks send, which peers can read, and those into which they receive,
-/// which peers can write.
+/// The buffers from which ranks send, which peers can read, and those into which they receive, which peers can write.
 #[derive(Debug)]
 pub(crate) struct Memory {
     pub(crate) reading: Reading,
@@ -191,8 +188,7 @@ impl Memory {
             return false;
         }
         let Some(mut to) = find(&self.rooms, peer, address, from.len()) else { return false };
-        // SAFETY: the loan has not ended, so the buffer exists; this is the only thread, and it
-        // holds no other reference now.
+        // SAFETY: the loan has not ended, so the buffer exists; the only thread has no other reference.
         unsafe { to.as_mut() }.copy_from_slice(from);
         self.pushed += from.len() as u64;
         true
@@ -224,8 +220,7 @@ fn find(
     })
 }
 
-/// The operating system of a test: records the wake-ups that the port requests, and reads the
-/// memory of peers.
+/// The operating system of a test: records the wake-ups that the port requests, and reads the memory of peers.
 #[derive(Debug)]
 pub(crate) struct Bell {
     pub(crate) rung: Vec<PeerId>,
@@ -379,8 +374,8 @@ impl Fabric {
         self.port_over(rank, most, (0..self.geometry.peers).map(|_| None).collect())
     }
 
-    /// Resets the segments of a rank to those of a new process. The rank's ports, and the links of
-    /// others to it, no longer exist.
+    /// Resets the segments of a rank to those of a new process. The rank's ports, and the links of others to it, no
+    /// longer exist.
     pub(crate) fn wipe(&self, rank: PeerId) {
         for region in [self.own(rank), self.inbox(rank)] {
             (0..region.bytes()).step_by(8).for_each(|at| region.word(at).store_relaxed(0));
@@ -449,8 +444,7 @@ impl Fabric {
         self.own(from).view(at, self.geometry.fastbox_slots as usize)
     }
 
-    /// Returns the line that `reader` writes for `writer`: its position in the fastbox, and the
-    /// credit.
+    /// Returns the line that `reader` writes for `writer`: its position in the fastbox, and the credit.
     pub(crate) fn line(&self, reader: PeerId, writer: PeerId) -> &Line {
         let at = self.geometry.own().acks + writer as usize * size_of::<Line>();
         &self.own(reader).view::<Line>(at, 1)[0]
@@ -501,15 +495,13 @@ pub(crate) struct Loan(usize);
 /// A buffer, its rank, and whether it is a send buffer.
 type Buffer = (NonNull<[u8]>, PeerId, bool);
 
-/// Owns the buffers that engines use. It must be declared after the engines, so that it is dropped
-/// after them.
+/// Owns the buffers that engines use. It must be declared after the engines, so that it is dropped after them.
 #[derive(Debug)]
 pub(crate) struct Lender {
     buffers: Vec<Option<Buffer>>,
     vacant: Vec<usize>,
     memory: Rc<RefCell<Memory>>,
-    /// The lists of scattered buffers, and the state of the random numbers that scatter them; 0
-    /// scatters nothing.
+    /// The lists of scattered buffers, and the state of the random numbers that scatter them; 0 scatters nothing.
     lists: Vec<Box<[Segment]>>,
     random: u64,
 }
@@ -526,8 +518,7 @@ impl Lender {
         (self.random >> 40) as usize % bound
     }
 
-    /// Returns a list of random runs, some of them empty, that make up a buffer. `None` if the
-    /// buffer is to be contiguous.
+    /// Returns a list of random runs, some of them empty, that make up a buffer. `None`: contiguous.
     fn list(&mut self, buffer: NonNull<[u8]>) -> Option<(*const Segment, usize)> {
         if self.random == 0 || self.below(2) == 0 {
             return None;

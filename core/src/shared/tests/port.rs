@@ -42,8 +42,7 @@ pub(super) fn take(port: &mut TestPort<'_>, polls: usize) -> Option<(PeerId, u64
     Some((peer, tag))
 }
 
-/// Collects the cells that the peers of a port have returned, so that its free cells can be
-/// counted.
+/// Collects the cells that the peers of a port have returned, so that its free cells can be counted.
 pub(crate) fn collected(port: &mut TestPort<'_>) {
     port.collect_all().unwrap();
 }
@@ -296,8 +295,7 @@ fn by_polling(port: &mut TestPort<'_>) -> Option<PeerId> {
     take(port, 1).map(|(peer, _)| peer)
 }
 
-/// Takes packets as the engine does for a receive from any source: first words, then other packets
-/// by polling.
+/// Takes packets as the engine does for a receive from any source: first words, then other packets by polling.
 fn by_words(port: &mut TestPort<'_>) -> Option<PeerId> {
     let Some((peer, _, _, ended)) = port.take_word(None, 5, |_| true) else { return by_polling(port) };
     if ended {
@@ -306,8 +304,8 @@ fn by_words(port: &mut TestPort<'_>) -> Option<PeerId> {
     Some(peer)
 }
 
-/// Returns the senders of 4000 packets of eight bytes that rank 0 takes. Each of `senders` ranks
-/// has a hundred packets in flight, which fit.
+/// Returns the senders of 4000 packets of eight bytes that rank 0 takes. Each of `senders` ranks has a hundred
+/// packets in flight, which fit.
 fn order_of(senders: u32, way: Way) -> Vec<PeerId> {
     let fabric = Fabric::new(Geometry { peers: 5, cells: 8, cell_bytes: 256, fastbox_slots: 256 });
     let mut ports: Vec<_> = (0..5).map(|rank| fabric.port(rank)).collect();
@@ -441,8 +439,7 @@ fn sleeper_that_needs_messages_is_woken_by_an_answer_that_returns_a_cell() {
             assert!(send(&mut zero, 1, 1, 100));
             assert_eq!(take(&mut one, 1), Some((0, 1)));
         }
-        // The sleeper may have more to send than there are cells, and may need all answers before
-        // it continues.
+        // The sleeper may have more to send than there are cells, and may need all answers before it continues.
         fabric.sleep(0).announce_for(Sleep::Futex, 2, Payer::Sleeper);
         let unsettled = one.send_copy(0, 5, 2, &contents(2, 100)).unwrap();
         if unsettled {
