@@ -130,7 +130,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         Ok(id)
     }
 
-    /// Starts an accumulate: combines an array of operands into an array of values. Atomic per value; completes as a put.
+    /// Starts an accumulate: combines an array of operands into an array of values. Atomic per value; completes as a
+    /// put.
     ///
     /// # Errors
     /// See [`StartError`]; nothing was sent.
