@@ -7,7 +7,7 @@
 //! | module | contents |
 //! |---|---|
 //! | [`sync`] | the only access to atomics, shared payload and fences; loom behind a private cfg |
-//! | [`shared`] | structures that two processes share: layouts, fastbox, cell queue, cell pool, rings, sleep word; and the shared-memory [`port`] built from them |
+//! | [`shared`] | structures that two processes share, and the shared-memory [`port`] built from them |
 //! | [`port`] | the interface that the engine requires of a transport; [`port::channel`]: packets over an RDMA fabric |
 //! | [`wire`] | packet formats: kinds, envelope, version |
 //! | [`matching`] | receive patterns and the queue of posted receives |
@@ -17,7 +17,7 @@
 //! | [`regcache`] | the registration cache |
 //! | [`agreement`] | agreement of the surviving processes after failures |
 //! | [`trace`] | entry and exit of functions, as a call tree |
-//! | [`threads`] | one endpoint shared by several threads: the lock, and the election of the thread that makes progress |
+//! | [`threads`] | one endpoint shared by several threads: lock, waiter list, event count |
 //! | [`counters`] | statistics |
 //! | [`engine`] | eager and rendezvous protocols, active messages, one-sided operations, requests, progress, failure |
 //!

@@ -130,7 +130,7 @@ pub enum AcquireError<E> {
     },
     /// All registrations are in use, and there is no space for another.
     #[error(
-        "{wanted} bytes do not fit beside {used} bytes that are in use: the limit is {limit} bytes and {entries} entries"
+        "{wanted} bytes do not fit beside {used} bytes in use: the limit is {limit} bytes and {entries} entries"
     )]
     Full {
         /// Bytes of the requested pages.

@@ -2,10 +2,11 @@
 //! memory.
 //!
 //! # Two segments per process
-//! | segment | written by | contents |
-//! |---|---|---|
-//! | *own* | its owner only; peers map it read-only, which the kernel enforces (`F_SEAL_FUTURE_WRITE`) | header; per peer: the fastbox to it, positions, and the ring that returns its cells; the cell pool |
-//! | *inbox* | every process | header; sleep word; the entries of the receive queue |
+//! - The *own* segment is written only by its owner. Peers map it read-only, which the kernel
+//!   enforces (`F_SEAL_FUTURE_WRITE`). It holds a header; per peer, the fastbox to it, positions, and
+//!   the ring that returns its cells; and the cell pool.
+//! - The *inbox* is written by every process. It holds a header, the sleep word, and the entries of
+//!   the receive queue.
 //!
 //! A malicious peer can therefore corrupt only its own messages and the inboxes of other processes.
 //! An inbox holds only hints: each entry names a cell in the sender's own segment, and the cell

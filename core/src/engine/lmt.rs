@@ -2,10 +2,11 @@
 //! receiver matches it; one of several protocols then moves the data. Any number of transfers may
 //! be in progress, in both directions.
 //!
-//! | protocol | file | how the data moves |
-//! |---|---|---|
-//! | pull | `lmt/pull.rs` | in one copy: the receiver reads the sender's memory ([`MessagePort::pull`]); a waiting sender may write into the receiver's memory at the same time, from the end of the message |
-//! | stream | `lmt/stream.rs` | in packets, which the sender fills while the receiver empties others (double buffering) |
+//! - **Pull** (`lmt/pull.rs`): one copy. The receiver reads the sender's memory
+//!   ([`MessagePort::pull`]). A waiting sender may write into the receiver's memory at the same
+//!   time, from the end of the message.
+//! - **Stream** (`lmt/stream.rs`): packets, which the sender fills while the receiver empties others
+//!   (double buffering).
 //!
 //! The faster protocol depends on the machine, on the cores of both processes and on the sender's
 //! activity. If the port has a clock ([`MessagePort::ticks`]), the receiver learns the faster

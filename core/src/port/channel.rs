@@ -7,10 +7,8 @@
 //! of a receive proves the arrival of the whole packet on every fabric.
 //!
 //! | part | contents |
-//!
-//! | part | what it does |
 //! |---|---|
-//! | [`posted`](crate::flow::posted) | credits: permission to send, the time of updates, growth and shrinking of windows |
+//! | [`posted`](crate::flow::posted) | credits: permission to send, updates, growth and shrinking of windows |
 //! | [`order`](crate::order) | the reorder window for packets of several rails |
 //! | [`wire::channel`](crate::wire::channel) | the packet format |
 //!

@@ -121,7 +121,10 @@ fn repeated_suggestions_are_tried_rarely() {
 proptest! {
     /// For any sequence of calls, the selected way is valid.
     #[test]
-    fn any_history_leaves_valid_state(first in 0_u8..3, steps in prop::collection::vec((0_u8..8, any::<u8>(), 1_u32..), 0..400)) {
+    fn any_history_leaves_valid_state(
+        first in 0_u8..3,
+        steps in prop::collection::vec((0_u8..8, any::<u8>(), 1_u32..), 0..400),
+    ) {
         let mut ways = Ways::<3, LONGEST>::preferring(first);
         for (what, way, cost) in steps {
             match what {

@@ -1,11 +1,12 @@
 //! The packets of the rendezvous protocol (paper 4, section 3.2): payloads of [`Kind::Rts`](super::Kind::Rts),
 //! [`Kind::Cts`](super::Kind::Cts) and [`Kind::Fin`](super::Kind::Fin), in words of 64 bits, little-endian.
 //!
-//! | packet | word 0 | word 1 | word 2 | word 3 | then |
-//! |---|---|---|---|---|---|
-//! | RTS | bytes of the message | the sender's request | address of the bytes at the sender, 0 if they cannot be read there | the protocol by which the sender receives such messages: 0 if unknown, see [`Rts::way`] | the first bytes |
-//! | CTS | the sender's request | the receiver's request | first byte requested | end of the bytes requested | a word: the copy policy for the sender, the code of [`Stores`] |
-//! | FIN | the sender's request | | | | |
+//! - **RTS**. Word 0: bytes of the message; 1: the sender's request; 2: address of the bytes at the
+//!   sender, 0 if they cannot be read there; 3: the protocol by which the sender receives such
+//!   messages, 0 if unknown, see [`Rts::way`]. Then the first bytes of the message.
+//! - **CTS**. Word 0: the sender's request; 1: the receiver's request; 2: first byte requested; 3: end
+//!   of the bytes requested; 4: the copy policy for the sender, the code of [`Stores`].
+//! - **FIN**. Word 0: the sender's request.
 //!
 //! A `Data` packet carries the receiver's request as its tag, and the next requested bytes. The
 //! packets of a message arrive in order. A receiver that has all bytes that it wants sends FIN,

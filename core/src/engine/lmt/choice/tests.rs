@@ -235,7 +235,12 @@ fn two_processes_with_different_preferences_do_not_try_forever() {
 proptest! {
     /// Any sequence of calls, with a clock that may step back, leaves the counts correct.
     #[test]
-    fn any_history_leaves_valid_state(steps in prop::collection::vec((any::<bool>(), any::<u64>(), any::<u64>(), any::<u8>(), 0..=MOST_WAYS), 0..400)) {
+    fn any_history_leaves_valid_state(
+        steps in prop::collection::vec(
+            (any::<bool>(), any::<u64>(), any::<u64>(), any::<u8>(), 0..=MOST_WAYS),
+            0..400,
+        ),
+    ) {
         let mut choice = Choice::default();
         let mut under_way = 0_u32;
         for (begins, bytes, now, odd, way) in steps {
