@@ -1,37 +1,46 @@
-//! Agreement among the living: one process's part in it, step by step.
+//! Agreement of the surviving processes: one process's part in it, step by step.
 //!
-//! Every rank of a world takes part with a word of flags and the ranks that it knows to be gone; all that decide, decide
-//! the same: the AND of the flags of all that took part to the end, and one set of ranks that are gone. This is what MPI's
-//! ULFM builds `MPI_Comm_agree` and `MPI_Comm_shrink` on (Bland, Bouteiller, Herault, Bosilca, Dongarra, *Post-failure
-//! recovery of MPI communication capability*, IJHPCA 27(3), 2013).
+//! Every rank of a world takes part with a word of flags and the set of ranks that it knows to have
+//! failed. All ranks that decide reach the same decision: the AND of the flags of all ranks that
+//! took part to the end, and one set of failed ranks. MPI's ULFM builds `MPI_Comm_agree` and
+//! `MPI_Comm_shrink` on this (Bland, Bouteiller, Herault, Bosilca, Dongarra, *Post-failure recovery
+//! of MPI communication capability*, IJHPCA 27(3), 2013).
 //!
-//! **Algorithm.** Non-blocking (three-phase) commit with a central site (Skeen, *Nonblocking commit protocols*, SIGMOD 1981,
-//! section 6), where a site's death makes the next rank the coordinator, as in the rotating coordinator of Chandra and
-//! Toueg (*Unreliable failure detectors for reliable distributed systems*, JACM 43(2), 1996, section 6.1). The coordinator
-//! is the lowest rank that is not gone.
+//! **Algorithm.** Non-blocking (three-phase) commit with a central site (Skeen, *Nonblocking commit
+//! protocols*, SIGMOD 1981, section 6). If the coordinator fails, the next rank replaces it, as in
+//! the rotating coordinator of Chandra and Toueg (*Unreliable failure detectors for reliable
+//! distributed systems*, JACM 43(2), 1996, section 6.1). The coordinator is the lowest rank that
+//! has not failed.
 //!
-//! 1. Everyone reports to the coordinator its flags and whom it misses.
-//! 2. The coordinator, when it has heard from everyone that is not gone, proposes what it has itself accepted of a coordinator
-//!    before it, or else the AND and the union of the reports. Everyone accepts.
-//! 3. When everyone that is not gone has accepted, the coordinator has decided.
-//! 4. Whoever has decided tells everyone, and ends when everyone that is not gone has told it.
+//! 1. Every rank reports its flags and its set of failed ranks to the coordinator.
+//! 2. When the coordinator has heard from every rank that has not failed, it sends a proposal. The
+//!    proposal is the one that the coordinator itself accepted from an earlier coordinator, else
+//!    the AND and the union of the reports. Every rank accepts.
+//! 3. When every rank that has not failed has accepted, the coordinator has decided.
+//! 4. A rank that has decided sends the decision to every rank, and ends when every rank that has
+//!    not failed has sent the decision to it.
 //!
-//! Without failures that is two round trips and one exchange of all with all; each death of a coordinator costs one more
-//! round. At most *n* coordinators: it ends.
+//! Without failures the cost is two round trips and one exchange of all with all. Each failure of a
+//! coordinator costs one more round. There are at most *n* coordinators, so the algorithm ends.
 //!
-//! **Why all decide the same**, those that die after deciding included: a coordinator decides what every living rank has
-//! accepted, the next coordinator among them, which therefore proposes the same, and so on. What the next coordinator has not
-//! accepted, nobody has decided. **Why nobody is left behind** (4): a rank that ends has heard from every living
-//! rank that it has decided; nothing of this agreement comes after that, and nobody waits for it.
+//! **Why all decisions are equal**, those of ranks that fail later included: a coordinator decides
+//! what every surviving rank has accepted, the next coordinator included. The next coordinator
+//! therefore proposes the same, and so on. If the next coordinator has not accepted a proposal, no
+//! rank has decided it. **Why no rank waits forever** (4): a rank that ends has received the
+//! decision of every surviving rank. No message of this agreement follows, and no rank waits for
+//! it.
 //!
-//! **What it relies on.** Ranks only crash. Messages between two ranks come whole and in order; those of a rank that died
-//! may be lost from some point on. A failure is told ([`Agreement::failed`]) only of a rank that takes no part any more, for
-//! every such rank in the end, and after the last message that is taken of it: a perfect failure detector, which a machine's
-//! kernel is for its own processes. A rank that breaks the rules of the transport is failed by its peer only; if others can
-//! still hear it, they tell it that it is [excluded](Decision::excluded).
+//! **Assumptions.** Ranks fail only by crashing. Messages between two ranks arrive whole and in
+//! order; those of a failed rank may be lost from some point on. A failure is reported
+//! ([`Agreement::failed`]) only for a rank that no longer takes part, eventually for every such
+//! rank, and after the last message that is accepted from it: a perfect failure detector, which a
+//! machine's kernel is for its own processes. If a rank violates the transport's protocol, only the
+//! affected peer fails it. Other ranks that still communicate with it inform it that it is
+//! [excluded](Decision::excluded).
 //!
-//! What a peer sends is checked; one that lies well-formed can make the others decide differently, and do no other harm. The
-//! messages say of which agreement they are (their tag); of one that is not due, whoever hears it has failed
+//! Messages of peers are checked. A peer that sends well-formed but false messages can change the
+//! decision of the others, and do no other harm. The tag of a message is the number of its
+//! agreement. If a message belongs to an agreement that is not due, its receiver fails the sender
 //! ([`PortFault::Agreement`](crate::port::PortFault::Agreement)).
 #![forbid(unsafe_code)]
 
@@ -46,23 +55,23 @@ pub use message::{Malformed, message_bytes, words};
 
 use crate::port::PeerId;
 
-/// The matching context of agreements: reserved, no other message may have it. The tag is the number of the agreement.
+/// The matching context reserved for agreements. The tag is the number of the agreement.
 pub const CONTEXT: u16 = 0xffff;
 
-/// A set of ranks over lent words, one bit each.
+/// A set of ranks, one bit each, over lent words.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Ranks<W> {
     words: W,
 }
 
 impl<W: BorrowMut<[u64]>> Ranks<W> {
-    /// None.
+    /// Returns the empty set.
     fn new(mut words: W) -> Self {
         words.borrow_mut().fill(0);
         Self { words }
     }
 
-    /// Whether this rank is one of them.
+    /// Returns whether the set contains this rank.
     pub fn contains(&self, rank: PeerId) -> bool {
         let word = self.words.borrow().get(rank as usize / 64);
         word.is_some_and(|word| word >> (rank % 64) & 1 == 1)
@@ -75,78 +84,82 @@ impl<W: BorrowMut<[u64]>> Ranks<W> {
     }
 }
 
-/// What has to be done next.
+/// The next action of the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Step {
-    /// Send [`Agreement::message`], then call [`Agreement::sent`]. A peer that is gone need not be sent anything.
+    /// Send [`Agreement::message`], then call [`Agreement::sent`]. Nothing must be sent to a failed
+    /// peer.
     Send(PeerId),
-    /// Wait for a message of this peer, then call [`Agreement::received`]; or for its end, then [`Agreement::failed`].
+    /// Wait for a message of this peer, then call [`Agreement::received`]; if the peer fails, call
+    /// [`Agreement::failed`].
     Receive(PeerId),
-    /// Nothing: there is a [`Agreement::decision`].
+    /// The agreement is complete: [`Agreement::decision`] returns the result.
     Done,
 }
 
-/// What was agreed on; [`Agreement::is_gone`] tells the ranks.
+/// The result of an agreement; [`Agreement::is_gone`] returns the ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Decision {
     /// The AND of the flags.
     pub flags: u64,
-    /// The others have agreed that this rank is gone.
+    /// Whether the others have agreed that this rank failed.
     pub excluded: bool,
 }
 
-/// What a rank does, and with whom.
+/// The action of a rank, and its peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Stage {
-    /// Finds out who coordinates.
+    /// Determines the coordinator.
     Elect,
-    /// As coordinator.
+    /// Stages of the coordinator.
     Gather(PeerId),
     Propose(PeerId),
     Collect(PeerId),
-    /// Under a coordinator.
+    /// Stages of other ranks.
     Report(PeerId),
     Await(PeerId),
     Accept(PeerId),
     Confirm(PeerId),
-    /// Has decided.
+    /// Stages after the decision.
     Tell(PeerId),
     Hear(PeerId),
     Done,
 }
 
-/// One rank's part in an agreement. Driven: [`Agreement::step`] says what to do, and is told what came of it.
+/// One rank's part in an agreement. The caller drives it: [`Agreement::step`] returns the next
+/// action, and the caller reports its result.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Agreement<W> {
     rank: PeerId,
     size: u32,
     stage: Stage,
-    /// Whom we do not hear any more.
+    /// Ranks that this process no longer receives from.
     gone: Ranks<W>,
-    /// Whether we have accepted a proposal.
+    /// Whether this process has accepted a proposal.
     accepted: bool,
-    /// The proposal; before there is one, what it would be as far as we know.
+    /// The proposal; before there is one, the proposal according to the reports so far.
     flags: u64,
     missing: Ranks<W>,
-    /// Who has told us of the decision first.
+    /// The rank that first sent the decision to this process.
     teller: Option<PeerId>,
 }
 
 impl<W: BorrowMut<[u64]>> Agreement<W> {
-    /// The part of rank `rank` of `size`, with its flags. Lends two sets of [`words`]`(size)` words.
+    /// Returns the part of rank `rank` of `size` in an agreement, with its flags. The caller lends
+    /// two sets of [`words`]`(size)` words.
     pub fn new(rank: PeerId, size: u32, flags: u64, (gone, missing): (W, W)) -> Self {
         let (gone, missing) = (Ranks::new(gone), Ranks::new(missing));
         Self { rank, size, stage: Stage::Elect, gone, accepted: false, flags, missing, teller: None }
     }
 
-    /// A rank that is known to be gone before the first step; nothing of it will be received.
+    /// Records, before the first step, a rank that has failed. No message of it will be received.
     pub fn begin_without(&mut self, rank: PeerId) {
         if rank < self.size && rank != self.rank {
             self.lose(rank);
         }
     }
 
-    /// What has to be done next. The same until it is done.
+    /// Returns the next action. The result does not change until the action is done.
     pub fn step(&mut self) -> Step {
         loop {
             match self.stage {
@@ -167,7 +180,7 @@ impl<W: BorrowMut<[u64]>> Agreement<W> {
                 Stage::Await(leader) | Stage::Confirm(leader) => return Step::Receive(leader),
                 Stage::Tell(at) => match self.next(at) {
                     Some(peer) => return self.send(Stage::Tell(peer), peer),
-                    // Who is excluded is not told by those that have lost it.
+                    // No rank that has lost an excluded rank sends it the decision.
                     None if self.missing.contains(self.rank) => self.stage = Stage::Done,
                     None => self.stage = Stage::Hear(0),
                 },
@@ -182,7 +195,8 @@ impl<W: BorrowMut<[u64]>> Agreement<W> {
         }
     }
 
-    /// Writes the message of a [`Step::Send`]; returns its bytes, [`message_bytes`]`(size)`, or 0 when `out` has less room.
+    /// Writes the message of a [`Step::Send`]. Returns its length, [`message_bytes`]`(size)`, or 0
+    /// if `out` is too short.
     pub fn message(&self, out: &mut [u8]) -> usize {
         let kind = match self.stage {
             Stage::Propose(_) => Kind::Proposal,
@@ -193,7 +207,7 @@ impl<W: BorrowMut<[u64]>> Agreement<W> {
         Message { kind, flags: self.flags, missing: () }.write(self.missing.words.borrow(), out)
     }
 
-    /// The message of a [`Step::Send`] is on its way, or its receiver is gone.
+    /// Records that the message of a [`Step::Send`] was sent, or that its receiver has failed.
     pub fn sent(&mut self) {
         self.stage = match self.stage {
             Stage::Propose(peer) => Stage::Propose(peer + 1),
@@ -204,16 +218,16 @@ impl<W: BorrowMut<[u64]>> Agreement<W> {
         };
     }
 
-    /// The next message of the peer of a [`Step::Receive`].
+    /// Processes the next message of the peer of a [`Step::Receive`].
     ///
     /// # Errors
-    /// It breaks the rules, and nothing has changed: its sender has failed.
+    /// The message is invalid and was ignored; the caller must fail its sender.
     pub fn received(&mut self, bytes: &[u8]) -> Result<(), Malformed> {
         let message = Message::read(bytes, self.size)?;
         match (self.stage, message.kind) {
-            // Others may have been told of a decision before a coordinator died.
+            // Other ranks may have received the decision before a coordinator failed.
             (Stage::Hear(peer), Kind::Decision) => self.stage = Stage::Hear(peer + 1),
-            // It reported to us before it heard of a decision.
+            // The peer reported to this process before it received the decision.
             (Stage::Hear(_), _) => {}
             (
                 Stage::Gather(peer) | Stage::Collect(peer) | Stage::Await(peer) | Stage::Confirm(peer),
@@ -237,7 +251,8 @@ impl<W: BorrowMut<[u64]>> Agreement<W> {
         Ok(())
     }
 
-    /// The peer of a [`Step::Receive`] is gone, and every message that has come of it was given.
+    /// Records that the peer of a [`Step::Receive`] has failed, after all its messages were
+    /// processed.
     pub fn failed(&mut self) {
         let (peer, then) = match self.stage {
             Stage::Gather(peer) | Stage::Collect(peer) | Stage::Hear(peer) => (peer, self.stage),
@@ -248,17 +263,18 @@ impl<W: BorrowMut<[u64]>> Agreement<W> {
         self.stage = then;
     }
 
-    /// What was agreed on, once [`Step::Done`] is reached.
+    /// Returns the decision after [`Step::Done`].
     pub fn decision(&self) -> Option<Decision> {
         (self.stage == Stage::Done).then(|| self.current())
     }
 
-    /// Whether a rank was agreed to be gone, when there is a [`Agreement::decision`].
+    /// Returns whether the decision lists the rank as failed. Valid when [`Agreement::decision`]
+    /// returns a decision.
     pub fn is_gone(&self, rank: PeerId) -> bool {
         self.missing.contains(rank)
     }
 
-    /// Whether a rank was lost to this process, agreed on or not.
+    /// Returns whether this process has lost the rank, whatever the decision.
     pub fn is_lost(&self, rank: PeerId) -> bool {
         self.gone.contains(rank)
     }
@@ -267,7 +283,7 @@ impl<W: BorrowMut<[u64]>> Agreement<W> {
         Decision { flags: self.flags, excluded: self.missing.contains(self.rank) }
     }
 
-    /// The first from `at` on that is another and not gone.
+    /// Returns the first other rank from `at` on that has not failed.
     fn next(&self, at: PeerId) -> Option<PeerId> {
         (at..self.size).find(|&peer| peer != self.rank && !self.gone.contains(peer))
     }
@@ -296,13 +312,13 @@ impl<W: BorrowMut<[u64]>> Agreement<W> {
 
     fn lose(&mut self, rank: PeerId) {
         self.gone.insert(rank);
-        // What was proposed stays as it is.
+        // A proposal is never changed.
         if !self.accepted {
             self.missing.insert(rank);
         }
     }
 
-    /// A report to the coordinator.
+    /// Merges a report to the coordinator.
     fn merge(&mut self, report: &Message<impl Iterator<Item = u64> + Clone>) {
         if !self.accepted {
             self.flags &= report.flags;

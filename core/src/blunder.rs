@@ -1,12 +1,13 @@
-//! Mistakes of logic that the engine makes when the simulation asks for it: one that misses them does not look closely enough.
+//! Injected faults: logic errors that the engine commits on request of the simulation. A simulation
+//! that does not detect one is not thorough enough.
 //!
-//! Compiled only with the private cfg `nemesia_blunder`; nothing of it is in what ships. Where a mistake is made stands its
-//! name, behind the cfg.
+//! Compiled only with the private cfg `nemesia_blunder`; the shipped library contains none of this.
+//! The name of a fault appears, behind the cfg, at the place where it is injected.
 #![forbid(unsafe_code)]
 
 use crate::sync::Word32;
 
-/// A mistake.
+/// An injected fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Blunder {
@@ -14,52 +15,53 @@ pub enum Blunder {
     PreferExact,
     /// A small message overtakes those that wait.
     OvertakePending,
-    /// A synchronous send is complete before it is matched.
+    /// A synchronous send completes before it is matched.
     ForgetSynchronous,
-    /// Room in the store that is free again is promised to nobody.
+    /// Freed memory of the store is granted to no peer.
     KeepCredit,
-    /// What a copy that broke off should have brought is not asked for again.
+    /// The bytes of a failed copy are not requested again.
     SkipPart,
-    /// What a dead process had announced can still be received.
+    /// Messages that a dead process only announced can still be received.
     KeepOffers,
-    /// What a dead process had announced can't be received although all of it came with the announcement.
+    /// A message of a dead process that travelled whole with its announcement cannot be received.
     DropWhole,
-    /// A flush does not wait for what was started before it.
+    /// A flush does not wait for earlier operations.
     ForgetFlush,
     /// A flush takes what was sent to a process that has left for done.
     AssumeDone,
     /// A put overtakes the answer to a get in spite of the fence between them.
     ForgetFence,
-    /// A packet that is not eager is not counted, and so looks like one that is.
+    /// A packet that is not eager is not counted, and so appears to be eager.
     ForgetCount,
-    /// What was spent with a process counts for the next one of the same rank.
+    /// Credit spent with a process counts for the next process of the same rank.
     KeepAllowance,
-    /// What a process has sent can still be received when the next one of the same rank is there.
+    /// Messages of a process can still be received after the next process of the same rank has
+    /// connected.
     KeepMessages,
-    /// An active message of several packets is handled before the last of them is here.
+    /// An active message of several packets is handled before the last packet has arrived.
     RunEarly,
-    /// The old values that a later packet brings go where those of the first are.
+    /// The old values of a later packet overwrite those of the first.
     MixGroups,
     /// Replies of handlers take places of the common pool only, as long as there are any.
     ForgetShare,
     /// The credit that is reserved for updates is used for other packets.
     SpendReserve,
-    /// What a packet says of posted receives counts twice.
+    /// A packet's report of posted receives counts twice.
     CountCreditTwice,
-    /// A connection that grows takes buffers that are kept for others.
+    /// A growing connection takes buffers that are reserved for others.
     OverdrawPool,
-    /// A receive that was taken is posted again, and the peer never learns of it by an update.
+    /// A receive is posted again, and no update reports it to the peer.
     ForgetUpdate,
-    /// A packet that came too early is handed on at once.
+    /// A packet that arrives too early is delivered at once.
     SkipWindow,
-    /// The buffer of a packet without content is not given back.
+    /// The buffer of a packet without content is never freed.
     LeakBuffer,
-    /// A connection grows as long as there are buffers, whoever else may want some.
+    /// A connection grows while there are buffers, whatever the other connections need.
     GrowGreedily,
 }
 
 impl Blunder {
-    /// Every mistake.
+    /// All injected faults.
     pub const ALL: [Blunder; 22] = [
         Blunder::PreferExact,
         Blunder::OvertakePending,
@@ -86,21 +88,21 @@ impl Blunder {
         Blunder::GrowGreedily,
     ];
 
-    /// Whether it is one of a [channel](crate::port::channel), and not of the engine.
+    /// Returns whether the fault concerns a [channel](crate::port::channel), and not the engine.
     pub const fn is_of_channel(self) -> bool {
         self as u32 >= Blunder::SpendReserve as u32
     }
 }
 
-/// The mistake that is made, plus one; 0 is none.
+/// The active fault, plus one; 0 if there is none.
 static MADE: Word32 = Word32::new(0);
 
-/// From now on this process makes this mistake, or none.
+/// Activates this fault in this process, or none.
 pub fn make(blunder: Option<Blunder>) {
     MADE.store_relaxed(blunder.map_or(0, |blunder| blunder as u32 + 1));
 }
 
-/// Whether this mistake is made.
+/// Returns whether this fault is active.
 pub(crate) fn made(blunder: Blunder) -> bool {
     MADE.load_relaxed() == blunder as u32 + 1
 }

@@ -1,26 +1,29 @@
-//! What was done, in numbers: how much was sent and received, by kind and by path, and what it met with.
+//! Counters: how much was sent and received, by kind and by path, and how often operations had to
+//! wait or fail.
 //!
-//! Plain numbers, owned by the thread that owns the engine: no atomics, no allocation. They lie in what is lent for each
-//! peer ([`crate::engine::Peer`], [`crate::shared::port::Link`]), start at 0, only grow, and outlive the peer.
+//! The counters are plain numbers owned by the thread that owns the engine: no atomics, no
+//! allocation. They lie in the storage lent for each peer ([`crate::engine::Peer`],
+//! [`crate::shared::port::Link`]). They start at 0, only grow, and survive the failure of the peer.
 //!
-//! The critical path keeps one of them at each end, the bytes of eager messages. All else about small messages is derived
-//! when somebody asks: the port's sequence numbers say how many packets there were, from which what was counted on the
-//! slower paths (every other kind, every cell, every posted and every unexpected message) is taken away.
+//! The critical path updates one counter at each end, the bytes of eager messages. All other counts
+//! of small messages are derived on request: the port's sequence numbers give the total number of
+//! packets, from which the counts of the slower paths (every other kind, every cell, every posted
+//! and every unexpected message) are subtracted.
 #![forbid(unsafe_code)]
 
 use crate::wire::Kind;
 
-/// How many, and how many bytes in them.
+/// A number of events, and their bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Count {
-    /// Packets, messages or operations.
+    /// Number of packets, messages or operations.
     pub count: u64,
     /// Bytes of payload.
     pub bytes: u64,
 }
 
 impl Count {
-    /// One more, of so many bytes.
+    /// Counts one more event of `bytes` bytes.
     #[inline(always)]
     pub const fn add(&mut self, bytes: usize) {
         self.count += 1;
@@ -28,71 +31,72 @@ impl Count {
     }
 }
 
-/// What a port has done for one peer, as [`crate::port::MessagePort::traffic`] tells.
+/// The counters of a port for one peer, returned by [`crate::port::MessagePort::traffic`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
-    /// Packets sent and received, by whatever path.
+    /// Packets sent, by any path.
     pub sent: u64,
-    /// See `sent`.
+    /// Packets received, by any path.
     pub received: u64,
-    /// Those of them that were sent through cells, and their payload.
+    /// Packets sent through cells, and their payload.
     pub cells_sent: Count,
-    /// Those of them that were received through cells, and their payload.
+    /// Packets received through cells, and their payload.
     pub cells_received: Count,
-    /// Small packets that went through a cell, as the fastbox was full.
+    /// Small packets that went through a cell because the fastbox was full.
     pub fastbox_full: u64,
     /// Times that sends began to wait for a cell.
     pub cells_exhausted: u64,
-    /// Times that we woke the peer.
+    /// Times that this process woke the peer.
     pub wakes: u64,
-    /// Packets that were sent through cells that were filled past the caches.
+    /// Packets sent through cells that were filled with non-temporal stores.
     pub past_caches: u64,
 }
 
-/// What the engine keeps for one peer.
+/// The engine's counters for one peer.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Tally {
-    /// By [`Kind`]; the number of eager packets is derived, but for messages to ourselves.
+    /// By [`Kind`]. The number of eager packets is derived, except for messages to this process
+    /// itself.
     pub(crate) sent: [Count; Kind::COUNT],
     pub(crate) received: [Count; Kind::COUNT],
-    /// Messages that found a posted receive.
+    /// Messages that matched a posted receive.
     pub(crate) posted: u64,
-    /// Messages that found none.
+    /// Messages that matched no receive on arrival.
     pub(crate) unexpected: Count,
-    /// New totals told to the peer.
+    /// New credit totals sent to the peer.
     pub(crate) grants: u64,
-    /// Times that sends began to wait for credit, and whether they do.
+    /// Times that sends began to wait for credit, and whether sends wait now.
     pub(crate) holds: u64,
     pub(crate) is_held: bool,
-    /// Small messages that were announced, as there was no credit to send them.
+    /// Small messages that were sent by rendezvous for lack of credit.
     pub(crate) demoted: u64,
-    /// Large messages received, by the way that their bytes came.
+    /// Large messages received, by protocol.
     pub(crate) pulled: Count,
     pub(crate) shared: Count,
     pub(crate) streamed: Count,
-    /// Those of the last that were begun in another way.
+    /// Streamed messages that began with another protocol.
     pub(crate) fallbacks: u64,
-    /// Parts of shared messages that we, as sender, have written.
+    /// Parts of large messages that this process, as sender, has written (sender-assisted copy).
     pub(crate) pushed: Count,
-    /// One-sided operations started, in packets or on our own regions.
+    /// One-sided operations started, through packets or on this process's own regions.
     pub(crate) puts: Count,
     pub(crate) gets: Count,
     pub(crate) accumulates: Count,
     pub(crate) fetches: Count,
     pub(crate) flushes: u64,
-    /// Those without packets.
+    /// One-sided operations without packets.
     pub(crate) direct: Count,
-    /// What the port had done when it let go of the peer.
+    /// The port's counters when the peer was released.
     pub(crate) last: Option<Traffic>,
 }
 
 impl Tally {
-    /// A packet of a kind that is not eager has left.
+    /// Counts a sent packet of a kind other than eager.
     pub(crate) const fn sent(&mut self, kind: Kind, bytes: usize) {
         self.sent[kind.index()].add(bytes);
     }
 
-    /// Sends begin to wait for credit, unless they do already.
+    /// Counts the start of waiting for credit, unless sends wait already.
     pub(crate) const fn hold(&mut self) {
         if !self.is_held {
             self.is_held = true;
@@ -100,16 +104,17 @@ impl Tally {
         }
     }
 
-    /// The packets that are not eager.
+    /// Returns the number of packets that are not eager.
     fn others(counts: &[Count]) -> u64 {
         counts.iter().skip(1).map(|it| it.count).sum()
     }
 
-    /// All that is known of a peer, but for its credits. `traffic` is `None` for ourselves.
+    /// Returns all counters of a peer except its credits. `traffic` is `None` for this process
+    /// itself.
     pub(crate) fn snapshot(&self, traffic: Option<Traffic>) -> PeerCounters {
         let (mut sent, mut received) = (self.sent, self.received);
         if let Some(traffic) = traffic {
-            // Never below zero, whatever a port says.
+            // The subtraction saturates, so that a wrong report of a port cannot underflow.
             sent[0].count = traffic.sent.saturating_sub(Self::others(&sent));
             received[0].count = traffic.received.saturating_sub(Self::others(&received));
         }
@@ -200,16 +205,17 @@ impl Tally {
     }
 }
 
-/// What a counter is called, what it counts in, and what it says.
+/// The name and unit of a counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Field {
-    /// Its name: that of the field, in Rust, C and JSON.
+    /// Name of the field in Rust, C and JSON.
     pub name: &'static str,
-    /// `packets`, `messages`, `bytes`, `units` (of 64 bytes), `operations`, `times`, `peers`, `ns`.
+    /// Unit: `packets`, `messages`, `bytes`, `units` (of 64 bytes), `operations`, `times`, `peers`,
+    /// `ns`.
     pub unit: &'static str,
 }
 
-/// A struct of counters, which can also be looked at as a list.
+/// Defines a struct of counters that can also be visited as a list.
 #[macro_export]
 #[doc(hidden)]
 macro_rules! counters {
@@ -222,11 +228,11 @@ macro_rules! counters {
         }
 
         impl $name {
-            /// All of them, in order.
+            /// All counters, in order.
             pub const FIELDS: &'static [$crate::counters::Field] =
                 &[$($crate::counters::Field { name: stringify!($field), unit: $unit }),+];
 
-            /// Name, unit and value of each, in the order of `FIELDS`.
+            /// Visits name, unit and value of each counter, in the order of `FIELDS`.
             pub fn each(&self, mut visit: impl FnMut(&'static $crate::counters::Field, u64)) {
                 let values = [$(self.$field),+];
                 for (field, value) in Self::FIELDS.iter().zip(values) {
@@ -234,7 +240,7 @@ macro_rules! counters {
                 }
             }
 
-            /// The sum of both, counter by counter.
+            /// Returns the sum of both, counter by counter.
             #[must_use]
             pub const fn plus(mut self, other: &Self) -> Self {
                 $(self.$field = self.$field.wrapping_add(other.$field);)+
@@ -245,29 +251,30 @@ macro_rules! counters {
 }
 
 counters! {
-    /// What was done between an endpoint and one peer, or the sum over all peers, since the endpoint was opened.
+    /// The counters between an endpoint and one peer, or the sum over all peers, since the endpoint
+    /// was opened.
     ///
-    /// Packets and their payload are counted by kind (from `eager` to `rma_reply`; see [`crate::wire`]) and once more by
-    /// path (`fastbox` and `cell`). Messages of a process to itself travel in no packets: they count as `eager`, whatever
-    /// their size, and by no path.
+    /// Packets and their payload are counted by kind (from `eager` to `rma_reply`; see
+    /// [`crate::wire`]), and again by path (`fastbox` and `cell`). Messages of a process to itself
+    /// travel in no packets: they count as `eager`, whatever their size, and under no path.
     PeerCounters {
         /// Messages sent whole.
         eager_sent: "packets",
         /// Their payload.
         eager_sent_bytes: "bytes",
-        /// Messages announced: large ones, synchronous ones, and those for which there was no credit.
+        /// Announced messages: large ones, synchronous ones, and those without credit.
         rts_sent: "packets",
         /// Their payload.
         rts_sent_bytes: "bytes",
-        /// Announced messages of the peer that we asked to be streamed.
+        /// Announced messages of the peer that this process requested as a stream.
         cts_sent: "packets",
         /// Their payload.
         cts_sent_bytes: "bytes",
-        /// Pieces of messages that we streamed.
+        /// Pieces of messages that this process streamed.
         data_sent: "packets",
         /// Their payload.
         data_sent_bytes: "bytes",
-        /// Announced messages of the peer of which all bytes are here, but for those streamed.
+        /// Announced messages of the peer that were received completely, except streamed ones.
         fin_sent: "packets",
         /// Their payload.
         fin_sent_bytes: "bytes",
@@ -277,13 +284,13 @@ counters! {
         active_sent_bytes: "bytes",
         /// Packets of one-sided operations on memory of the peer.
         rma_sent: "packets",
-        /// Their payload, with what describes the operation.
+        /// Their payload, including the description of the operation.
         rma_sent_bytes: "bytes",
         /// Answers to one-sided operations of the peer.
         rma_reply_sent: "packets",
         /// Their payload.
         rma_reply_sent_bytes: "bytes",
-        /// As `eager_sent`, the other way; so are the next fifteen.
+        /// As `eager_sent`, for the opposite direction; likewise the next fifteen counters.
         eager_received: "packets",
         /// See `eager_sent_bytes`.
         eager_received_bytes: "bytes",
@@ -331,37 +338,37 @@ counters! {
         cell_received: "packets",
         /// Their payload.
         cell_received_bytes: "bytes",
-        /// Small packets that went through a cell, as the fastbox was full.
+        /// Small packets that went through a cell because the fastbox was full.
         fastbox_full: "packets",
         /// Times that sends to the peer began to wait for a cell.
         cell_exhausted: "times",
-        /// Credit that the peer was given, in all. Of a peer that is gone: what it has used.
+        /// Total credit granted to the peer. After a failure of the peer: the credit that it used.
         credit_granted: "units",
-        /// Credit that the peer has used: what its messages would take in the store.
+        /// Credit that the peer has used: the memory that its messages would occupy in the store.
         credit_used: "units",
-        /// Credit that the peer has given us, as far as we have looked.
+        /// Credit that the peer has granted, as last read.
         credit_received: "units",
-        /// Credit that we have used.
+        /// Credit that this process has used.
         credit_spent: "units",
-        /// Times that the peer was told a new total.
+        /// Times that a new total was sent to the peer.
         credit_grants: "times",
         /// Times that sends to the peer began to wait for credit.
         credit_holds: "times",
-        /// Messages that were announced although they are small, as there was no credit to send them.
+        /// Small messages that were sent by rendezvous for lack of credit.
         credit_demoted: "messages",
-        /// Messages that found a posted receive.
+        /// Messages that matched a posted receive.
         matched_posted: "messages",
-        /// Messages that went straight to a blocking receive, which was not posted.
+        /// Messages that went directly to a blocking receive, without a posted receive.
         matched_bypass: "messages",
-        /// Messages that found no receive, and were stored.
+        /// Messages that matched no receive on arrival and were stored.
         unexpected: "messages",
-        /// What was stored of them.
+        /// Bytes of them that were stored.
         unexpected_bytes: "bytes",
-        /// Messages received in one copy through the kernel, all of it by us.
+        /// Messages received in one copy through the kernel, made by this process alone.
         large_pulled: "messages",
         /// Their payload.
         large_pulled_bytes: "bytes",
-        /// Messages received in one copy through the kernel, in which the sender could help.
+        /// Messages received in one copy through the kernel, with sender-assisted copy enabled.
         large_shared: "messages",
         /// Their payload.
         large_shared_bytes: "bytes",
@@ -369,9 +376,11 @@ counters! {
         large_streamed: "messages",
         /// Their payload.
         large_streamed_bytes: "bytes",
-        /// Messages that began as a copy through the kernel, which then refused: the rest was streamed.
+        /// Messages that began as a copy through the kernel, and were streamed after the kernel
+        /// refused.
         large_fallbacks: "messages",
-        /// Parts of messages to the peer that we wrote into its memory, to help it.
+        /// Parts of messages that this process, as sender, wrote into the peer's memory
+        /// (sender-assisted copy).
         large_pushed: "times",
         /// Their payload.
         large_pushed_bytes: "bytes",
@@ -391,35 +400,36 @@ counters! {
         fetches: "operations",
         /// Their payload.
         fetch_bytes: "bytes",
-        /// Flushes that had to ask the peer.
+        /// Flushes that needed a request to the peer.
         flushes: "operations",
-        /// Those of the operations above that were done on mapped memory, without any packet.
+        /// Operations, of those above, that were done on mapped memory without packets.
         direct: "operations",
         /// Their payload.
         direct_bytes: "bytes",
-        /// Times that we woke the peer.
+        /// Times that this process woke the peer.
         wakes_sent: "times",
-        /// Packets sent through cells that were filled past the caches (`NEMESIA_CELL_STORES`).
+        /// Packets sent through cells that were filled with non-temporal stores
+        /// (`NEMESIA_CELL_STORES`).
         cell_past_caches: "packets",
     }
 }
 
 counters! {
-    /// What was done by an engine as a whole.
+    /// The counters of an engine as a whole.
     EngineCounters {
-        /// Unexpected messages that are stored now.
+        /// Unexpected messages stored now.
         unexpected_now: "messages",
-        /// The most that were ever stored at a time.
+        /// Peak number of unexpected messages stored.
         unexpected_most: "messages",
-        /// The most memory that they ever took.
+        /// Peak memory of unexpected messages.
         unexpected_most_bytes: "bytes",
-        /// Active messages that were dropped, as no handler had their number.
+        /// Active messages that were dropped because no handler has their number.
         active_unhandled: "messages",
         /// Peers whose process died.
         peers_died: "peers",
-        /// Peers that have finished.
+        /// Peers that closed their endpoint.
         peers_finished: "peers",
-        /// Peers that broke the rules.
+        /// Peers that violated the protocol.
         peers_at_fault: "peers",
         /// Peers that dropped their endpoint without closing it.
         peers_dropped: "peers",

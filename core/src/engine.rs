@@ -1,22 +1,23 @@
 //! The engine: tagged messages over a [`MessagePort`], non-blocking, driven by [`Engine::progress`].
 //!
-//! All storage is lent ([`Storage`]); no call blocks, and each does a bounded amount of work. The layer above
-//! decides when to call, when to sleep, and tells when a peer has died.
+//! The caller lends all storage ([`Storage`]). No call blocks, and each call does a bounded amount
+//! of work. The layer above decides when to call the engine and when to sleep, and reports dead
+//! peers to it.
 //!
-//! | file | what it holds |
+//! | file | contents |
 //! |---|---|
-//! | `engine/request.rs` | requests: what was asked for, and what came of it |
-//! | `engine/peer.rs` | what is known of one rank; the queues of its requests |
-//! | `engine/credit.rs` | who may send how much |
+//! | `engine/request.rs` | requests: their states and outcomes |
+//! | `engine/peer.rs` | the state of one rank; the queues of its requests |
+//! | `engine/credit.rs` | credits: how much each process may send |
 //! | `engine/send.rs` | starting sends; the queue of pending sends of each peer (paper 4, section 3.1) |
 //! | `engine/receive.rs` | posting receives; delivering packets |
-//! | `engine/probe.rs` | looking at messages that have come |
-//! | `engine/lmt.rs` | large messages: rendezvous, and how their bytes move (paper 4, section 3.2) |
+//! | `engine/probe.rs` | probes for messages that have arrived |
+//! | `engine/lmt.rs` | large messages: rendezvous and data transfer (paper 4, section 3.2) |
 //! | `engine/active.rs` | active messages |
 //! | `engine/rma.rs` | one-sided operations |
-//! | `engine/count.rs` | counters, as they are told |
-//! | `engine/progress.rs` | one turn of the crank; failures |
-//! | `engine/revive.rs` | ranks that are there again |
+//! | `engine/count.rs` | counters: updates and snapshots |
+//! | `engine/progress.rs` | one progress step; failures |
+//! | `engine/revive.rs` | ranks that reconnect |
 #![forbid(unsafe_code)]
 
 pub mod active;
@@ -54,30 +55,34 @@ use crate::trace::Recorder;
 use crate::wire::rendezvous::RTS_BYTES;
 use lmt::Choices;
 
-/// The memory that the engine is lent, by type. Slices and `Vec`s will do; those of requests may grow.
+/// The types of the memory that the caller lends to the engine. Slices and `Vec`s are suitable; the
+/// storage of requests may grow.
 pub trait Storage {
-    /// One slot for each request under way.
+    /// One slot for each request in progress.
     type Requests: BorrowMut<[Slot<Request>]>;
     /// One for each rank of the world.
     type Peers: BorrowMut<[Peer]>;
-    /// Room for unexpected messages: all of it, and so the ceiling.
+    /// Memory for unexpected messages. Its size is the ceiling for unexpected data.
     type Units: BorrowMut<[Unit]>;
-    /// Lists by hash that find them, all zero: see [`crate::store::split`].
+    /// Hash buckets that index the stored messages, initially all zero; see
+    /// [`crate::store::split`].
     type Stored: BorrowMut<[u32]>;
-    /// Lists by hash that find posted receives: about as many as there are requests. The largest power of two is used.
+    /// Hash buckets that index posted receives: about as many as requests. The engine uses the
+    /// largest power of two that fits.
     type Buckets: BorrowMut<[List]>;
-    /// One slot for each region that peers may use; may be none.
+    /// One slot for each region that peers may access. May be empty.
     type Regions: BorrowMut<[Slot<Region>]>;
-    /// [`WINDOW`](rma::WINDOW) for each other rank; none, if nobody uses one-sided operations: a peer that can't be
-    /// answered counts as breaking the rules.
+    /// [`WINDOW`](rma::WINDOW) slots for each other rank. May be empty if no process uses one-sided
+    /// operations. If the engine has no slot for a reply, it treats the peer's request as a
+    /// protocol violation.
     type Replies: BorrowMut<[Slot<Reply>]>;
-    /// What handles active messages; `()` handles none.
+    /// The handlers of active messages; `()` handles none.
     type Handlers: Handlers;
-    /// What writes down entries and exits of functions; `()` writes nothing, and costs nothing.
+    /// The recorder of function entries and exits; `()` records nothing and costs nothing.
     type Trace: Recorder;
 }
 
-/// The lent memory itself.
+/// The lent memory itself, one field for each type of [`Storage`].
 #[derive(Debug)]
 pub struct Lent<S: Storage> {
     /// See [`Storage::Requests`].
@@ -100,22 +105,26 @@ pub struct Lent<S: Storage> {
     pub trace: S::Trace,
 }
 
-/// What the layer above chooses.
+/// Parameters that the layer above chooses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tuning {
-    /// Largest message that is sent eagerly, in bytes; capped by the port's packets. Larger ones are announced first.
+    /// Largest message that is sent eagerly, in bytes, limited by the port's packet size. Larger
+    /// messages use rendezvous.
     pub eager_bytes: usize,
-    /// Units of 64 bytes that a peer is promised ahead of what it has sent; less when there is less room.
+    /// Credit window of a peer, in units of 64 bytes. The window is smaller when less memory is
+    /// free.
     pub window: u32,
-    /// Smallest message, in bytes, that its receiver and a sender that waits copy together; `u64::MAX` is never.
+    /// Smallest message, in bytes, of which a waiting sender copies a part for the receiver
+    /// (sender-assisted copy). `u64::MAX` disables this.
     pub share_bytes: u64,
-    /// Smallest message, in bytes, that is copied out of packets past the caches; `u64::MAX` is never. About as much as the
-    /// last of them holds.
+    /// Smallest message, in bytes, that the receiver copies out of packets with non-temporal
+    /// stores. `u64::MAX` disables this. A good value is about the size of the last-level cache.
     pub non_temporal_bytes: u64,
-    /// Bytes of a message that its receiver alone reads in one turn, what takes some ten microseconds, so that others have
-    /// theirs; at least 1.
+    /// Most bytes of a message that the receiver reads in one step, at least 1. A step should take
+    /// some ten microseconds, so that other transfers also progress.
     pub pull_bytes: u64,
-    /// Bytes of a run of a scattered buffer, on average, from which on it is worth a call of its own to the kernel.
+    /// Smallest average length, in bytes, of the contiguous runs of a scattered buffer for which
+    /// the engine makes one kernel call per run.
     pub run_bytes: u64,
 }
 
@@ -132,7 +141,7 @@ impl Default for Tuning {
     }
 }
 
-/// The engine of one endpoint. Exclusive to one thread at a time.
+/// The engine of one endpoint. Only one thread at a time may use it.
 #[derive(Debug)]
 pub struct Engine<P: MessagePort, S: Storage> {
     rank: PeerId,
@@ -147,35 +156,35 @@ pub struct Engine<P: MessagePort, S: Storage> {
     handlers: S::Handlers,
     trace: S::Trace,
     unhandled: u64,
-    /// The most unexpected messages, and units of the store, at a time.
+    /// The peak number of unexpected messages, and of units of the store in use.
     most_stored: (u64, u64),
-    /// First of the peers for which there is work.
+    /// Head of the list of peers with pending work.
     first_work: Option<PeerId>,
     eager_bytes: usize,
-    /// How large messages come fastest.
+    /// The adaptive selector of the protocol for large messages.
     choices: Choices,
-    /// See [`Tuning`].
     tuning: Tuning,
-    /// Whether a message of a word is sent eagerly, and in the port's shortest way.
+    /// Whether messages of one word are sent eagerly through the port's shortest path.
     sends_words: bool,
-    /// The most recent failure that receives from any source have to report; see [`Engine::acknowledge`].
+    /// The most recent failure that receives from any source must report; see
+    /// [`Engine::acknowledge`].
     any_source_failure: Option<(PeerId, Failure)>,
-    /// A peer that was found to break the rules otherwise than by a poll, and of which [`Engine::progress`] has not told.
+    /// A peer that failed outside of a poll, and that [`Engine::progress`] has not yet reported.
     found_out: Option<PeerId>,
 }
 
 impl<P: MessagePort, S: Storage> Engine<P, S> {
-    /// An engine for rank `rank` of a world of as many ranks as `lent.peers` has elements.
+    /// Creates the engine of rank `rank`. The world has as many ranks as `lent.peers` has elements.
     ///
     /// # Errors
     /// There are fewer units than ranks.
     pub fn new(rank: PeerId, port: P, tuning: Tuning, lent: Lent<S>) -> Result<Self, CeilingError> {
         let store = Store::new(lent.units, lent.stored);
         let others = (lent.peers.borrow().len() as u32).saturating_sub(1);
-        // A message to ourselves can always be announced.
+        // The RTS of a message to this process itself must always fit.
         let own = store::cost(RTS_BYTES);
         let units = store.capacity_units().saturating_sub(own);
-        // A message that no peer could ever have credit for is announced first.
+        // A message that no peer can ever have enough credit for uses rendezvous.
         let share = units.checked_div(others).unwrap_or(units);
         let eager_bytes = tuning.eager_bytes.min(port.packet_bytes()).min(store::most(share));
         let ledger = match Ledger::new(units, others, tuning.window, store::cost(eager_bytes)) {
@@ -211,68 +220,68 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         Ok(engine)
     }
 
-    /// Our rank.
+    /// Returns the rank of this process.
     pub const fn rank(&self) -> PeerId {
         self.rank
     }
 
-    /// Ranks in the world.
+    /// Returns the number of ranks in the world.
     pub fn size(&self) -> u32 {
         self.peers.borrow().len() as u32
     }
 
-    /// The port.
+    /// Returns the port.
     pub const fn port(&self) -> &P {
         &self.port
     }
 
-    /// The port, for its owner.
+    /// Returns the port for modification by its owner.
     pub const fn port_mut(&mut self) -> &mut P {
         &mut self.port
     }
 
-    /// The storage of requests, for its owner to let it grow. It must never shrink.
+    /// Returns the storage of requests, so that its owner can let it grow. It must never shrink.
     pub fn requests_mut(&mut self) -> &mut S::Requests {
         self.requests.storage_mut()
     }
 
-    /// Lets the lists that find posted receives grow.
+    /// Lets `grow` enlarge the hash buckets that index posted receives.
     pub fn grow_posted(&mut self, grow: impl FnOnce(&mut S::Buckets)) {
         self.posted.grow(&mut self.requests, grow);
     }
 
-    /// Whether there is more to do than to take what comes: something is pending.
+    /// Returns whether requests are pending, so that the engine has work besides incoming packets.
     pub const fn has_work(&self) -> bool {
         self.first_work.is_some()
     }
 
-    /// Whether some send is not complete.
+    /// Returns whether any send is incomplete.
     pub fn sends_pending(&self) -> bool {
         self.peers.borrow().iter().any(Peer::has_sends)
     }
 
-    /// Messages that came unasked and are stored.
+    /// Returns the number of stored unexpected messages.
     pub fn unexpected_messages(&self) -> usize {
         self.store.len()
     }
 
-    /// Why a rank is gone, if it is.
+    /// Returns why a rank failed; `None` if it has not failed.
     pub fn failure(&self, peer: PeerId) -> Option<Failure> {
         self.peers.borrow().get(peer as usize)?.failure
     }
 
-    /// What writes down entries and exits: the layer above has its own.
+    /// Returns the recorder of entries and exits, so that the layer above can record its own.
     #[inline(always)]
     pub const fn trace_mut(&mut self) -> &mut S::Trace {
         &mut self.trace
     }
 
-    /// What was written down.
+    /// Returns the recorder of entries and exits.
     pub const fn trace(&self) -> &S::Trace {
         &self.trace
     }
 
-    /// Does this, and writes it down if something happened.
+    /// Runs `work` and records it in the trace if `happened` holds for its result.
     #[inline(always)]
     fn traced<T>(
         &mut self,

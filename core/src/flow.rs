@@ -1,22 +1,25 @@
-//! Credits: what a sender may send before anyone asks for it, in units of the store's memory.
+//! Credits: the memory that a receiver grants a sender in advance, in units of the store.
 //!
-//! A packet that may have to be stored costs [`crate::store::cost`] credits. The receiver promises memory to each
-//! peer before the peer uses it, and never promises what it has not got; a sender out of credit falls back to
-//! rendezvous, or waits. Credits are dynamic and belong to the process, where a static share for every connection would
-//! cost the more the more peers there are (paper 2, sections 2.3.2 and 2.3.3).
+//! A packet that may have to be stored costs [`crate::store::cost`] credits. The receiver grants memory to each peer
+//! before the peer uses it, and never grants more than it has. A sender without credit falls back to rendezvous, or
+//! waits. Credits are dynamic and belong to the process; a static share for every connection would cost more the more
+//! peers there are (paper 2, sections 2.3.2 and 2.3.3).
 //!
-//! All numbers that travel are totals since the beginning, in 64 bits: of several, only the last need be sent, and
-//! one that is lost or comes late does no harm. With `granted`, `arrived` and `stored` units of each peer, what is always true:
+//! All numbers on the wire are totals since the start, in 64 bits. Only the last of several totals must be sent, and
+//! a lost or late one does no harm. With `granted`, `arrived` and `stored` units of each peer, these invariants hold:
 //!
-//! - the sum of `granted - arrived + stored` over all peers, and what is reserved besides, is at most the ceiling;
-//! - each account has a *reserve* of its own, so a peer of which nothing is stored has at least half of that
-//!   to send with, and a largest packet; what others send can't take it away, nor is it given away while the peer is gone;
-//! - messages to ourselves have a reserve as well, so that one can at least be announced, whatever was promised to peers;
-//! - all else is one *pool*, from which accounts are topped up to the full *window* when they fall below half of it, first
-//!   come, first served, but those before all others that can't send a largest packet. While some wait for the pool, the others are topped up from their reserve only, and so give
-//!   back what they have of it as their traffic goes on. The pool is given out in pieces of a largest packet, so that a
-//!   held sender is not woken for each unit; only who can't send such a packet gets less: what is left when the pool runs
-//!   out, and from then on an eighth of it.
+//! - The sum of `granted - arrived + stored` over all peers, plus all other reserves, is at most the ceiling.
+//! - Each account has a *reserve* of its own. A peer without stored messages therefore has credit for at least half
+//!   of its reserve, and for a largest packet. Other peers cannot use the reserve, and it is kept while the peer is
+//!   disconnected.
+//! - Messages to this process itself have a reserve as well, so that at least one can be announced, whatever was
+//!   granted to peers.
+//! - All other units form one *pool*. If an account falls below half of the *window*, it is refilled from the pool to
+//!   the full window: first come, first served, but accounts that cannot send a largest packet come first. While some
+//!   accounts wait for the pool, the others are refilled only from their reserves, and so return their pool units as
+//!   their traffic continues. The pool is granted in pieces of a largest packet, so that a blocked sender is not
+//!   woken for each unit. Only an account that cannot send such a packet gets less: the remainder when the pool runs
+//!   out, and afterwards the minimum grant, an eighth of a largest packet.
 //!
 //! The receives of an RDMA connection are credits of another kind: [`posted`].
 #![forbid(unsafe_code)]
@@ -27,67 +30,68 @@ use crate::slab::NONE;
 pub mod posted;
 pub mod replies;
 
-/// The window that throughput asks for: 4096 units, or 256 KiB.
+/// Default window for full throughput: 4096 units, or 256 KiB.
 pub const WINDOW: u32 = 4096;
 
-/// What came of an arrival.
+/// The result of charging a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Arrived {
-    /// It is booked.
+    /// The packet was charged.
     Fine,
-    /// It is booked, and this is the peer's new total, for it to learn.
+    /// The packet was charged, and the peer must learn its new total.
     Regrant(u64),
-    /// The peer was not granted that: a fault. Nothing is booked, and there may be no room for it.
+    /// The peer exceeded its credit: a fault. Nothing was charged, and there may be no memory for the packet.
     Overdrawn,
 }
 
-/// The ceiling does not suffice.
+/// Error: the ceiling is too low.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{ceiling} units are too few for {peers} peers: {needed} are needed for a largest packet from each")]
+#[error("{ceiling} units are too few for {peers} peers: a largest packet from each needs {needed} units")]
 pub struct CeilingError {
-    /// Units there are.
+    /// Number of units available.
     pub ceiling: u32,
-    /// Peers to be served.
+    /// Number of peers.
     pub peers: u32,
-    /// Units that would suffice.
+    /// Number of units that would suffice.
     pub needed: u64,
 }
 
-/// The receiver's side, for one peer. It lies in a slice of which it is element [`PeerId`], by itself or as part of what
-/// else is known of the peer.
+/// The receiver's account of one peer. It is element [`PeerId`] of a slice, by itself or as a part of the peer's
+/// state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Account {
-    /// The ledger has to look when more units than this have arrived; at most `granted`.
+    /// When more units than this have arrived, the ledger must settle the account; at most `granted`.
     due: u64,
     /// Units that may arrive before that.
     ahead: u64,
-    /// Units ever promised.
+    /// Total units granted.
     granted: u64,
     /// Units in the store.
     stored: u32,
-    /// Units taken from the pool. With the reserve, at least `granted - arrived + stored`; exactly that, after each look.
+    /// Units taken from the pool. Together with the reserve at least `granted - arrived + stored`; exactly that after
+    /// each settlement.
     pooled: u32,
-    /// Neighbours among those that lack as much.
+    /// Neighbours in the list of accounts that wait for the same amount.
     prev: u32,
     next: u32,
     open: bool,
     lacks: Lack,
 }
 
-/// What an account waits for the pool for.
+/// The amount for which an account waits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Lack {
-    /// For nothing.
+    /// The account does not wait.
     #[default]
     Nothing,
-    /// It has credit for a largest packet, or would have it from its reserve, but not for half of the window.
+    /// The account has credit for a largest packet, or would get it from its reserve, but not for half of the window.
     Window,
-    /// It can't send a largest packet, and perhaps nothing at all.
+    /// The account has no credit for a largest packet, and perhaps no credit at all.
     Packet,
 }
 
-/// Accounts that lack as much, in the order they came to.
+/// The accounts that wait for the same amount, first come, first served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Waiting {
     first: u32,
@@ -101,7 +105,7 @@ impl Waiting {
         self.first == NONE
     }
 
-    /// Whether nobody else waits.
+    /// Returns whether no other account waits.
     const fn is_only(&self, peer: PeerId) -> bool {
         self.is_empty() || self.first == peer && self.last == peer
     }
@@ -130,7 +134,8 @@ impl AsMut<Account> for Account {
 }
 
 impl Account {
-    /// The critical path of [`Ledger::arrived`], for who has the account in hand. False: nothing is booked, ask the ledger.
+    /// The critical path of [`Ledger::arrived`], for a caller that has the account at hand. Returns `false` if
+    /// nothing was charged: the caller asks the ledger.
     #[inline(always)]
     pub const fn try_arrive(&mut self, cost: u32, stored: bool) -> bool {
         let Some(ahead) = self.ahead.checked_sub(cost as u64) else { return false };
@@ -146,72 +151,72 @@ impl Account {
         self.due = due;
     }
 
-    /// Units ever promised to the peer: what it has to learn.
+    /// Returns the total units granted to the peer, which the peer must learn.
     pub const fn granted(&self) -> u64 {
         self.granted
     }
 
-    /// Units of all that has arrived.
+    /// Returns the total units that have arrived.
     pub const fn arrived(&self) -> u64 {
         self.due - self.ahead
     }
 
-    /// Units that the peer may still send.
+    /// Returns the units that the peer may still send.
     pub const fn window(&self) -> u32 {
-        // Never more than the ceiling.
+        // The difference never exceeds the ceiling.
         (self.granted - self.arrived()) as u32
     }
 
-    /// Units of the peer in the store.
+    /// Returns the units of the peer in the store.
     pub const fn stored(&self) -> u32 {
         self.stored
     }
 
-    /// Whether it waits for the pool.
+    /// Returns whether the account waits for the pool.
     pub const fn is_starved(&self) -> bool {
         !matches!(self.lacks, Lack::Nothing)
     }
 
-    /// Units that have to be there for it.
+    /// Returns the units that must be available for the account.
     const fn charge(&self) -> u32 {
         self.window() + self.stored
     }
 }
 
-/// The receiver's side, for the process. Exclusive to one thread at a time; every call takes bounded time, whatever
-/// the number of peers.
+/// The receiver's accounts for the whole process. Only one thread at a time may use it. Every call takes bounded
+/// time, independent of the number of peers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ledger {
-    /// Units of the pool that are nobody's.
+    /// Free units of the pool.
     free: u32,
-    /// Units that each account has to itself.
+    /// Reserve of each account, in units.
     reserve: u32,
-    /// What an account is topped up to.
+    /// Window to which an account is refilled.
     window: u32,
-    /// Below this an account is topped up.
+    /// An account below this is refilled.
     low: u32,
-    /// What the largest packet costs. The pool is given out in no smaller pieces to who has the credit for one.
+    /// Cost of the largest packet. If an account has credit for one, the pool grants it no smaller pieces.
     packet: u32,
-    /// Units that messages to ourselves have to themselves, and how many of those are free.
+    /// Reserve for messages to this process itself, and its free part.
     own: u32,
     own_free: u32,
-    /// Accounts not opened yet, for which there is a reserve.
+    /// Accounts not opened yet, each with a reserve.
     unopened: u32,
-    /// The starved accounts: those that lack a packet, and those that lack a window.
+    /// The waiting accounts: those without credit for a packet, and those below half of the window.
     packetless: Waiting,
     windowless: Waiting,
 }
 
 impl Ledger {
-    /// A ledger over `ceiling` units for up to `peers` peers, of whose packets none costs more than `packet`.
+    /// Returns a ledger over `ceiling` units for up to `peers` peers, whose packets cost at most `packet` each.
     ///
-    /// An account is topped up to `window` units (see [`WINDOW`]), to a quarter of the ceiling if that is less, and to a
-    /// largest packet at least. Half of the ceiling, or what fills the windows, is shared out as reserves.
+    /// An account is refilled to `window` units (see [`WINDOW`]), to a quarter of the ceiling if that is less, and at
+    /// least to a largest packet. Half of the ceiling, or the sum of the windows if less, is divided into reserves.
     ///
     /// # Errors
-    /// The ceiling does not suffice for a largest packet from each peer.
+    /// The ceiling is too low for a largest packet from each peer.
     pub const fn new(ceiling: u32, peers: u32, window: u32, packet: u32) -> Result<Self, CeilingError> {
-        // Nothing is free of charge.
+        // Every packet must cost something.
         let packet = larger(packet, 1);
         let needed = peers as u64 * packet as u64;
         if needed > ceiling as u64 {
@@ -236,8 +241,8 @@ impl Ledger {
         })
     }
 
-    /// With a reserve for messages to ourselves: so many units that are there besides, and of the pool as many as a peer has,
-    /// but at most an eighth.
+    /// Returns the ledger with a reserve for messages to this process itself: `units` additional units, and from the
+    /// pool as many as a peer's reserve, but at most an eighth.
     #[must_use]
     pub const fn with_own(mut self, units: u32) -> Self {
         let pooled = smaller(self.reserve, self.free / 8);
@@ -247,34 +252,35 @@ impl Ledger {
         self
     }
 
-    /// Units that each account has to itself.
+    /// Returns the reserve of each account, in units.
     pub const fn reserve(&self) -> u32 {
         self.reserve
     }
 
-    /// Units that an account is topped up to.
+    /// Returns the units to which an account is refilled.
     pub const fn window(&self) -> u32 {
         self.window
     }
 
-    /// Units of the pool that are nobody's.
+    /// Returns the free units of the pool.
     pub const fn free(&self) -> u32 {
         self.free
     }
 
-    /// Units that messages to ourselves have to themselves.
+    /// Returns the reserve for messages to this process itself, in units.
     pub const fn own_units(&self) -> u32 {
         self.own
     }
 
-    /// The least that who lacks credit for a largest packet gets of the pool, once it has run out.
+    /// Returns the minimum grant: the least that an account without credit for a largest packet gets from the pool
+    /// after it has run out.
     const fn crumb(&self) -> u32 {
         larger(self.packet / 8, 1)
     }
 
-    /// Opens the account of a peer, or opens it again for its next process, with totals that begin anew. Returns the peer's
-    /// first total: the reserve, less what is still stored of the process before; or, when it is open or there are no more
-    /// to open, what it has been granted before.
+    /// Opens the account of a peer, or reopens it for the peer's next process, with totals that start anew. Returns
+    /// the peer's first total: the reserve, minus the units still stored from the former process. If the account is
+    /// open or no further account can be opened, returns the current total.
     pub fn open<T: AsMut<Account>>(&mut self, accounts: &mut [T], peer: PeerId) -> u64 {
         let Some(account) = account(accounts, peer) else { return 0 };
         if !account.open && self.unopened > 0 {
@@ -287,7 +293,8 @@ impl Ledger {
         account.granted
     }
 
-    /// A packet has come. Asked before it is stored; if it is booked as stored, there is room for it.
+    /// Charges an arrived packet. The caller asks before it stores the packet; if the packet was charged as stored,
+    /// there is memory for it.
     #[inline(always)]
     pub fn arrived<T>(&mut self, accounts: &mut [T], peer: PeerId, cost: u32, stored: bool) -> Arrived
     where
@@ -316,8 +323,8 @@ impl Ledger {
         self.settle(accounts, peer, false, 1).map_or(Arrived::Fine, Arrived::Regrant)
     }
 
-    /// Units of a peer, open or closed, are out of the store. Returns its new total, if there is one.
-    /// What it leaves to others comes from [`Ledger::next_regrant`].
+    /// Records that units of a peer, open or closed, have left the store. Returns the peer's new total if it has
+    /// changed. [`Ledger::next_regrant`] distributes the remaining units to others.
     pub fn removed<T: AsMut<Account>>(
         &mut self,
         accounts: &mut [T],
@@ -330,27 +337,29 @@ impl Ledger {
         self.settle(accounts, peer, false, self.crumb())
     }
 
-    /// Whether [`Ledger::next_regrant`] may have something.
+    /// Returns whether [`Ledger::next_regrant`] may have a result.
     #[inline(always)]
     pub const fn can_regrant(&self) -> bool {
         !self.packetless.is_empty() && self.free >= self.crumb()
             || !self.windowless.is_empty() && self.free >= self.packet
     }
 
-    /// The next of the starved peers for which there is something in the pool now, and its new total. Worth a call after
-    /// each other one that made room, until there is none.
+    /// Refills the next waiting peer for which the pool has units now, and returns its new total. After each call
+    /// that freed units, the caller repeats this call until it returns `None`.
     pub fn next_regrant<T: AsMut<Account>>(&mut self, accounts: &mut [T]) -> Option<(PeerId, u64)> {
         if !self.can_regrant() {
             return None;
         }
-        // Who lacks a packet has something of whatever is left; one that lacks less is not before it.
+        // An account without credit for a packet gets a part of any remainder, and comes before an account that waits
+        // for its window.
         let peer = if self.packetless.is_empty() { self.windowless.first } else { self.packetless.first };
         self.unlink(accounts, peer);
         Some((peer, self.settle(accounts, peer, true, self.crumb())?))
     }
 
-    /// The peer is gone, and nothing more of it will be taken: the promise is void. What is stored of it stays charged
-    /// until [`Ledger::removed`]; what it had of the pool goes back there. Its reserve is kept: it may come back.
+    /// Closes the account of a failed peer: its grant is void. Its stored units stay charged until
+    /// [`Ledger::removed`], and its pool units return to the pool. Its reserve is kept, because the peer may
+    /// reconnect.
     pub fn close<T: AsMut<Account>>(&mut self, accounts: &mut [T], peer: PeerId) {
         self.unlink(accounts, peer);
         let Some(account) = account(accounts, peer) else { return };
@@ -364,7 +373,7 @@ impl Ledger {
         }
     }
 
-    /// Takes units for what comes from no peer: messages to ourselves. False when their reserve and the pool have too few.
+    /// Takes units for messages to this process itself. Returns `false` if their reserve and the pool have too few.
     pub const fn try_reserve(&mut self, units: u32) -> bool {
         let own = smaller(units, self.own_free);
         match self.free.checked_sub(units - own) {
@@ -377,15 +386,16 @@ impl Ledger {
         }
     }
 
-    /// Gives back what [`Ledger::try_reserve`] took, at once or in parts.
+    /// Returns units that [`Ledger::try_reserve`] took, at once or in parts.
     pub const fn release(&mut self, units: u32) {
         let own = smaller(units, self.own - self.own_free);
         self.own_free += own;
         self.free += units - own;
     }
 
-    /// Looks at an account: takes back what it needs no more, tops it up, and notes whether it starves. `served`: it is
-    /// its turn to use the pool. `crumb`: the least of the pool that is worth telling who has no credit for a packet.
+    /// Settles an account: takes back pool units that it no longer needs, refills it, and lists it if it must wait.
+    /// `served`: the account comes first in the list and may use the pool. `crumb`: the minimum grant for an account
+    /// without credit for a packet.
     fn settle<T: AsMut<Account>>(
         &mut self,
         accounts: &mut [T],
@@ -416,9 +426,9 @@ impl Ledger {
         grant.then_some(granted)
     }
 
-    /// What is granted from the pool is at least a largest packet, or, when the window is shorter than that, a crumb. What is
-    /// granted from the reserve alone at least doubles the window, or the window is shorter than such a packet: there are no
-    /// trickles.
+    /// Refills an account. A grant from the pool is at least a largest packet or, if the window is shorter than that,
+    /// the minimum grant. A grant from the reserve alone at least doubles the window, unless the window is shorter
+    /// than a largest packet. This avoids many tiny grants.
     fn top_up(&mut self, account: &mut Account, pool: bool, crumb: u32) -> bool {
         let window = account.window();
         if window >= self.low {
@@ -437,13 +447,14 @@ impl Ledger {
         true
     }
 
-    /// Units that the reserve still has for the window.
+    /// Returns the units of the reserve that are available for the window.
     fn own(&self, account: &Account) -> u32 {
         smaller(self.reserve.saturating_sub(account.charge()), self.window - account.window())
     }
 
-    /// When to look again: when the window falls below half of it, of what it is with the reserve if it could not
-    /// be filled; and before it gets too short for a largest packet.
+    /// Returns the total at which the account must be settled again: when the window falls below half of the full
+    /// window, or half of its possible size with the reserve if it could not be filled; and before it gets too short
+    /// for a largest packet.
     fn due(&self, account: &Account) -> u64 {
         let window = account.window();
         let half = (window + self.own(account)) / 2;
@@ -451,7 +462,7 @@ impl Ledger {
         account.granted - u64::from(low)
     }
 
-    /// Appends an account to those that lack as much.
+    /// Appends an account to the list of those that wait for the same amount.
     fn link<T: AsMut<Account>>(&mut self, accounts: &mut [T], peer: PeerId, lacks: Lack) {
         let Some(account) = account(accounts, peer) else { return };
         account.lacks = lacks;
@@ -478,7 +489,7 @@ impl Ledger {
         }
     }
 
-    /// Those that lack this.
+    /// Returns the list of the accounts that wait for this amount.
     const fn waiting(&mut self, lacks: Lack) -> Option<&mut Waiting> {
         match lacks {
             Lack::Nothing => None,
@@ -488,39 +499,39 @@ impl Ledger {
     }
 }
 
-/// The sender's side, for one peer: what it may send to it.
+/// The sender's side for one peer: the units that may be sent to it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Allowance {
     /// Units that may still be sent.
     left: u64,
-    /// Units ever promised by the peer.
+    /// Total units that the peer has granted.
     limit: u64,
 }
 
 impl Allowance {
-    /// With the peer's first total.
+    /// Returns an allowance with the peer's first total.
     pub const fn new(limit: u64) -> Self {
         Self { left: limit, limit }
     }
 
-    /// Whether a packet of this cost may be sent.
+    /// Returns whether a packet of this cost may be sent.
     #[inline(always)]
     pub const fn may(&self, cost: u32) -> bool {
         cost as u64 <= self.left
     }
 
-    /// A packet that may be sent is sent.
+    /// Charges a packet that is sent.
     #[inline(always)]
     pub const fn spend(&mut self, cost: u32) {
         debug_assert!(self.may(cost));
         self.left -= cost as u64;
     }
 
-    /// The peer has published a total. True: it is more than before, so what waits may go on.
+    /// Updates the total that the peer has published. Returns `true` if it has grown.
     ///
-    /// A total is not trusted. A smaller one is old or a lie, and changes nothing: what was promised was promised. One
-    /// that no peer can keep is believed: no size, index or loop depends on it, and a peer that faults us for what we
-    /// then send loses its own connection only.
+    /// The total is untrusted. A smaller one is outdated or forged, and is ignored, because grants are never
+    /// withdrawn. An impossibly large one is accepted: no size, index or loop depends on it, and if the peer then
+    /// faults this process for exceeding its credit, it loses only its own connection.
     #[inline(always)]
     pub const fn raise(&mut self, limit: u64) -> bool {
         let more = limit > self.limit;
@@ -531,17 +542,17 @@ impl Allowance {
         more
     }
 
-    /// Units of all that was sent.
+    /// Returns the total units sent.
     pub const fn spent(&self) -> u64 {
         self.limit - self.left
     }
 
-    /// Units ever promised by the peer, as far as we have looked.
+    /// Returns the total units that the peer has granted, as last read.
     pub const fn limit(&self) -> u64 {
         self.limit
     }
 
-    /// Units that may still be sent.
+    /// Returns the units that may still be sent.
     pub const fn left(&self) -> u64 {
         self.left
     }
@@ -552,7 +563,7 @@ fn account<T: AsMut<Account>>(accounts: &mut [T], peer: PeerId) -> Option<&mut A
     accounts.get_mut(peer as usize).map(AsMut::as_mut)
 }
 
-/// The account of that number; `NONE` has none, however long the slice.
+/// Returns the account with this number; `NONE` has none, whatever the length of the slice.
 fn neighbour<T: AsMut<Account>>(accounts: &mut [T], at: u32) -> Option<&mut Account> {
     if at == NONE { None } else { account(accounts, at) }
 }

@@ -1,35 +1,36 @@
-//! The core of Nemesia: every algorithm and protocol of the transport engine, and nothing else.
+//! The core of Nemesia: all algorithms and protocols of the transport engine.
 //!
-//! No allocation, no clock, no random source, no I/O: the caller lends storage at start, polls, and is told
-//! what happened (sans-I/O). The same code therefore runs over shared memory, in a kernel, in a simulator and
-//! under the loom model checker.
+//! The core does not allocate, read a clock, draw random numbers or perform I/O (sans-I/O). The
+//! caller lends storage at start, polls, and receives results as return values. The same code
+//! therefore runs over shared memory, in a kernel, in a simulator and under the loom model checker.
 //!
-//! | module | what it holds |
+//! | module | contents |
 //! |---|---|
-//! | [`sync`] | the only door to atomics, shared payload and fences; loom behind a private cfg |
-//! | [`shared`] | what two processes see: layouts, fastbox, cell queue, cell pool, rings, sleep word, and the shared-memory [`port`] built from them |
-//! | [`port`] | what the engine asks of a transport; [`port::channel`]: packets over an RDMA fabric |
-//! | [`wire`] | the packets: kinds, envelope, version |
-//! | [`matching`] | what a receive asks for; posted receives |
+//! | [`sync`] | the only access to atomics, shared payload and fences; loom behind a private cfg |
+//! | [`shared`] | structures that two processes share, and the shared-memory [`port`] built from them |
+//! | [`port`] | the interface that the engine requires of a transport; [`port::channel`]: packets over an RDMA fabric |
+//! | [`wire`] | packet formats: kinds, envelope, version |
+//! | [`matching`] | receive patterns and the queue of posted receives |
 //! | [`store`] | unexpected messages |
-//! | [`flow`] | credits: of memory for unexpected messages, and of posted receives |
-//! | [`order`] | packets that overtake each other, put back in order |
-//! | [`regcache`] | registrations of memory that are kept for their next use |
-//! | [`agreement`] | what the living agree on after failures |
+//! | [`flow`] | credits: for unexpected-message memory, and for posted receives |
+//! | [`order`] | the reorder window for packets that arrive out of order |
+//! | [`regcache`] | the registration cache |
+//! | [`agreement`] | agreement of the surviving processes after failures |
 //! | [`trace`] | entry and exit of functions, as a call tree |
-//! | [`threads`] | one endpoint for several threads: the lock, and who makes progress |
-//! | [`counters`] | what was done, in numbers |
+//! | [`threads`] | one endpoint shared by several threads: lock, waiter list, event count |
+//! | [`counters`] | statistics |
 //! | [`engine`] | eager and rendezvous protocols, active messages, one-sided operations, requests, progress, failure |
 //!
-//! The ideas come from five papers; the modules say which. "Paper 4" is Buntinas, Mercier and Gropp,
-//! *Implementation and Shared-Memory Evaluation of MPICH2 over the Nemesis Communication Subsystem*.
+//! The ideas come from five papers; each module names its source. "Paper 4" is Buntinas, Mercier
+//! and Gropp, *Implementation and Shared-Memory Evaluation of MPICH2 over the Nemesis Communication
+//! Subsystem*.
 #![no_std]
 #![deny(unsafe_op_in_unsafe_fn)]
 
-// Sizes and positions are 64 bits wide; every cast to `usize` relies on it.
+// Sizes and positions have 64 bits. Every cast to `usize` relies on this width.
 static_assertions::const_assert!(usize::BITS >= 64);
 
-// Tests and models run on the host; the shipping library never sees std.
+// Tests and models run on the host. The shipped library never links std.
 #[cfg(any(test, nemesia_loom))]
 extern crate std;
 

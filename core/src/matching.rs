@@ -1,11 +1,13 @@
-//! What a receive asks for, and whether a message is it.
+//! Matching: receive patterns and posted receives.
 //!
-//! A message matches a receive when the context is the same, the source is the one asked for (or any), and the
-//! tags agree in every bit that the receive does not ignore. Of several receives that match, the one posted
-//! first takes the message; of several messages, the one that came first is taken (MPI 4.1, section 3.5).
+//! A message matches a receive if the context is the same, the source is the requested one (or
+//! any), and the tags agree in every bit that the receive does not ignore. Of several matching
+//! receives, the one posted first takes the message; of several matching messages, the one that
+//! arrived first is taken (MPI 4.1, section 3.5).
 //!
-//! Receives that name source and whole tag are found by hash, at a cost that does not grow with their number;
-//! those with a wildcard stand in one list, in order, and a number tells which of the two was posted first.
+//! Receives that name source and whole tag are found by hash, at a cost that does not grow with
+//! their number. Receives with a wildcard are in one list, in order. A sequence number decides
+//! which of two receives was posted first.
 #![forbid(unsafe_code)]
 
 use core::borrow::BorrowMut;
@@ -16,17 +18,17 @@ use crate::port::PeerId;
 use crate::slab::{List, Slab, Slot};
 use crate::wire::Envelope;
 
-/// Whom a receive listens to.
+/// The source of a receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// Everyone.
+    /// Any rank.
     Any,
     /// One rank.
     Rank(PeerId),
 }
 
 impl Source {
-    /// Whether a message from this rank is listened to.
+    /// Returns whether a message from this rank is accepted.
     #[inline(always)]
     pub fn accepts(self, rank: PeerId) -> bool {
         match self {
@@ -36,33 +38,33 @@ impl Source {
     }
 }
 
-/// What a receive asks for.
+/// The pattern that a receive matches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pattern {
-    /// Whom it listens to.
+    /// The source.
     pub source: Source,
     /// Matching context.
     pub context: u16,
     /// The tag.
     pub tag: u64,
-    /// Bits of the tag that do not count; `u64::MAX` accepts every tag.
+    /// Bits of the tag to ignore; `u64::MAX` accepts every tag.
     pub ignore: u64,
 }
 
 impl Pattern {
-    /// Whether a message from `source` is what this asks for.
+    /// Returns whether a message from `source` matches.
     #[inline(always)]
     pub fn matches(&self, source: PeerId, envelope: &Envelope) -> bool {
         self.context == envelope.context && self.accepts(envelope.tag) && self.source.accepts(source)
     }
 
-    /// Whether a message with this tag is what this asks for, as far as that goes.
+    /// Returns whether the tag matches.
     #[inline(always)]
     pub const fn accepts(&self, tag: u64) -> bool {
         (self.tag ^ tag) & !self.ignore == 0
     }
 
-    /// Where messages that match are found, if the pattern names source and whole tag.
+    /// Returns the hash of matching messages, if the pattern names source and whole tag.
     #[inline(always)]
     pub fn hash(&self) -> Option<u32> {
         match self.source {
@@ -72,8 +74,9 @@ impl Pattern {
     }
 }
 
-/// Hash of what identifies a message to an exact receive. Multiplicative; not meant against adversaries: a peer that
-/// makes its tags collide slows the matching of its own messages.
+/// Returns the hash of the values that identify a message to an exact receive. The hash is
+/// multiplicative and not meant against adversaries: a peer whose tags collide slows only the
+/// matching of its own messages.
 #[inline(always)]
 pub fn hash(source: PeerId, context: u16, tag: u64) -> u32 {
     const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -82,29 +85,30 @@ pub fn hash(source: PeerId, context: u16, tag: u64) -> u32 {
     (mixed >> 32) as u32
 }
 
-/// Bits by which a hash has more than the number of one of so many lists.
+/// Returns by how many bits a hash exceeds the number of one of `lists` lists.
 fn shift(lists: usize) -> u32 {
     u32::BITS - lists.checked_ilog2().unwrap_or(0).min(u32::BITS)
 }
 
-/// Lists by hash, over lent storage; of its elements, the largest power of two is used.
+/// Hash buckets, each a list, over lent storage. Of its elements, the largest power of two is used.
 #[derive(Debug)]
 pub struct Buckets<B: BorrowMut<[List]>> {
     lists: B,
-    /// The high bits of a hash choose its list: those of a multiplicative one spread best.
+    /// The shift that selects the high bits of a hash: they are the best distributed ones of a
+    /// multiplicative hash.
     shift: u32,
-    /// Stands in when nothing was lent.
+    /// The only list if no storage was lent.
     spare: List,
 }
 
 impl<B: BorrowMut<[List]>> Buckets<B> {
-    /// Empty lists.
+    /// Returns empty lists.
     pub fn new(lists: B) -> Self {
         let shift = shift(lists.borrow().len());
         Self { lists, shift, spare: List::new() }
     }
 
-    /// Lets the storage grow; what is in the lists has to be inserted anew.
+    /// Lets the storage grow. The caller must reinsert the content of the lists.
     fn grow(&mut self, grow: impl FnOnce(&mut B)) {
         grow(&mut self.lists);
         self.shift = shift(self.lists.borrow().len());
@@ -116,20 +120,20 @@ impl<B: BorrowMut<[List]>> Buckets<B> {
         (u64::from(hash) >> self.shift) as usize
     }
 
-    /// The list of a hash.
+    /// Returns the list of a hash.
     #[inline(always)]
     pub fn get(&self, hash: u32) -> &List {
         self.lists.borrow().get(self.index(hash)).unwrap_or(&self.spare)
     }
 
-    /// The list of a hash.
+    /// Returns the list of a hash for modification.
     #[inline(always)]
     pub fn get_mut(&mut self, hash: u32) -> &mut List {
         let index = self.index(hash);
         self.lists.borrow_mut().get_mut(index).unwrap_or(&mut self.spare)
     }
 
-    /// Takes list number `at`, the spare one behind the others; `None` when there are no more.
+    /// Takes list number `at`; the spare list comes after the others. `None` if there are no more.
     fn take(&mut self, at: usize) -> Option<List> {
         let lists = self.lists.borrow_mut();
         let list = if at == lists.len() { &mut self.spare } else { lists.get_mut(at)? };
@@ -145,11 +149,11 @@ impl<B: BorrowMut<[List]>> Buckets<B> {
 
 /// A request that may be a posted receive.
 pub trait Posting {
-    /// What it asks for, and its place in the order of posting.
+    /// Returns the pattern, and the number in the order of posting.
     fn posted(&self) -> Option<(&Pattern, u64)>;
 }
 
-/// The first of those receives that may match a message.
+/// The first of the receives that may match a message.
 #[derive(Debug)]
 pub struct First<'a> {
     list: &'a mut List,
@@ -157,7 +161,7 @@ pub struct First<'a> {
 }
 
 impl First<'_> {
-    /// Takes it out.
+    /// Removes the receive.
     #[inline(always)]
     pub fn take<T, S: BorrowMut<[Slot<T>]>>(self, requests: &mut Slab<T, S>) {
         *self.count -= 1;
@@ -175,18 +179,18 @@ pub struct Posted<B: BorrowMut<[List]>> {
 }
 
 impl<B: BorrowMut<[List]>> Posted<B> {
-    /// None posted.
+    /// Returns a queue without receives.
     pub fn new(buckets: B) -> Self {
         Self { exact: Buckets::new(buckets), wild: List::new(), count: 0, next: 0 }
     }
 
-    /// Whether none is posted.
+    /// Returns whether no receive is posted.
     #[inline(always)]
     pub const fn is_empty(&self) -> bool {
         self.count == 0
     }
 
-    /// The place in the order of posting for the next receive.
+    /// Returns the next number in the order of posting.
     #[inline(always)]
     pub const fn take_number(&mut self) -> u64 {
         self.next += 1;
@@ -201,8 +205,8 @@ impl<B: BorrowMut<[List]>> Posted<B> {
         }
     }
 
-    /// Appends a receive, which asks for this, to the requests, and returns its slot, for the caller to fill. `None` when
-    /// there is no slot.
+    /// Appends a receive with this pattern to the requests, and returns its slot for the caller to
+    /// fill. `None` if no slot is free.
     #[inline(always)]
     pub fn push<'s, T, S>(
         &mut self,
@@ -217,15 +221,15 @@ impl<B: BorrowMut<[List]>> Posted<B> {
         Some(reserved)
     }
 
-    /// A receive that names source and whole tag and hashes so, if it comes before all others that its message would match.
-    /// `None` may be wrong.
+    /// Returns a receive with source, whole tag and this hash, if it precedes all others that its
+    /// message would match. `None` is possible even so: the caller takes the slow path.
     #[inline(always)]
     pub fn first(&mut self, hash: u32, index: u32) -> Option<First<'_>> {
         let list = self.exact.get_mut(hash);
         (self.wild.is_empty() && list.head == index).then_some(First { list, count: &mut self.count })
     }
 
-    /// Takes a receive out.
+    /// Removes a receive.
     #[inline]
     pub fn remove<T, S>(&mut self, requests: &mut Slab<T, S>, index: u32, pattern: &Pattern)
     where
@@ -235,7 +239,7 @@ impl<B: BorrowMut<[List]>> Posted<B> {
         requests.unlink(self.list(pattern), index);
     }
 
-    /// Takes out the first receive that a message matches.
+    /// Removes and returns the first receive that a message matches.
     #[inline(always)]
     pub fn take<T, S>(&mut self, requests: &mut Slab<T, S>, from: PeerId, envelope: &Envelope) -> Option<u32>
     where
@@ -264,7 +268,8 @@ impl<B: BorrowMut<[List]>> Posted<B> {
         Some(index)
     }
 
-    /// Receives that [`Posted::take`] would look at for a message: for measurements.
+    /// Returns the number of receives that [`Posted::take`] would compare with a message. For
+    /// measurements.
     pub fn steps<T, S>(&self, requests: &Slab<T, S>, from: PeerId, envelope: &Envelope) -> usize
     where
         T: Posting,
@@ -280,7 +285,8 @@ impl<B: BorrowMut<[List]>> Posted<B> {
         steps
     }
 
-    /// Takes out every receive that satisfies the test, and hands it over. For failures: looks at all.
+    /// Removes every receive whose pattern satisfies the test, and passes it to `taken`. For
+    /// failures: visits all receives.
     pub fn extract<T, S>(
         &mut self,
         requests: &mut Slab<T, S>,
@@ -312,7 +318,7 @@ impl<B: BorrowMut<[List]>> Posted<B> {
         }
     }
 
-    /// Lets the storage of buckets grow, and finds every receive its new place.
+    /// Lets the storage of the buckets grow, and redistributes the receives.
     pub fn grow<T, S>(&mut self, requests: &mut Slab<T, S>, grow: impl FnOnce(&mut B))
     where
         T: Posting,

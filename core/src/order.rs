@@ -1,45 +1,50 @@
-//! The reorder window: packets that overtake each other, put back in order.
+//! The reorder window: packets that arrive out of order are put back in order.
 //!
-//! What is sent over several paths, rails or streams to one peer carries one sequence number, and is handed on in that order
-//! (paper 4, section 3.1, for fastbox and queue; paper 5, section 4.3, for streams). What comes too early waits in a queue of
-//! bounded size, the wait-for-process queue of paper 5. A sender never has more on its way than the window, which
-//! credits see to; who breaks that, or sends a number twice, is told apart, and nothing is lost of what was there.
+//! Packets that travel over several paths, rails or streams to one peer share one sequence number,
+//! and are delivered in that order (paper 4, section 3.1, for fastbox and queue; paper 5, section
+//! 4.3, for streams). A packet that arrives too early waits in a queue of bounded size, the
+//! wait-for-process queue of paper 5. Credits ensure that a sender never has more packets in flight
+//! than the window. If a sender violates this, or repeats a number, the window reports it and loses
+//! no waiting packet.
 //!
-//! Sequence numbers are as many bits wide as they are on the wire, and wrap around. The window is at most half of their
-//! circle, so that early and late can be told apart: the far half of the circle is the past.
+//! Sequence numbers have as many bits as on the wire, and wrap around. The window covers at most
+//! half of the number range, so that early and late packets can be distinguished: the far half is
+//! the past.
 #![forbid(unsafe_code)]
 
 use core::borrow::BorrowMut;
 
-/// What came of an arrival.
+/// The result of an arrival.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Arrived<T> {
-    /// It is the next one, and is given back to be handed on. [`Window::next_due`] has what may follow.
+    /// The packet is the next one, and is returned for delivery. [`Window::next_due`] returns those
+    /// that may follow.
     Due(T),
-    /// Others must come before it: it waits in the window.
+    /// Earlier packets are missing; the packet waits in the window.
     Waits,
-    /// A fault of the sender: the number was handed on before, or waits already.
+    /// A fault of the sender: the number was already delivered, or already waits.
     Twice(T),
     /// A fault of the sender: the number is beyond the window.
     Beyond(T),
 }
 
-/// The window. `B` lends one slot for each packet that may be on its way: a power of two.
+/// The window. `B` lends one slot for each packet that may be in flight: a power of two.
 #[derive(Debug)]
 pub struct Window<T, B: BorrowMut<[Option<T>]>> {
     slots: B,
-    /// The number that is due, counted from the start: it does not wrap.
+    /// The next sequence number, counted from the start; it does not wrap.
     due: u64,
     waiting: usize,
-    /// Width of the numbers.
+    /// Mask of the bits that a sequence number has on the wire.
     mask: u64,
     value: core::marker::PhantomData<T>,
 }
 
 impl<T, B: BorrowMut<[Option<T>]>> Window<T, B> {
-    /// A window whose first number is `first`, with numbers of `bits` bits on the wire. `None` unless the slots are a power
-    /// of two and at most half of the numbers, and there are 1 to 64 bits. The slots are cleared.
+    /// Returns a window whose first number is `first`, with numbers of `bits` bits on the wire. The
+    /// slots are cleared. `None` unless the number of slots is a power of two and at most half of
+    /// the number range, and `bits` is 1 to 64.
     pub fn new(mut slots: B, bits: u32, first: u64) -> Option<Self> {
         let count = slots.borrow().len() as u64;
         if !(1..=64).contains(&bits) || !count.is_power_of_two() || count > 1 << (bits - 1) {
@@ -50,26 +55,26 @@ impl<T, B: BorrowMut<[Option<T>]>> Window<T, B> {
         Some(Self { slots, due: first & mask, waiting: 0, mask, value: core::marker::PhantomData })
     }
 
-    /// The number that is due, as it is on the wire.
+    /// Returns the next sequence number, as on the wire.
     pub const fn due(&self) -> u64 {
         self.due & self.mask
     }
 
-    /// Packets that wait for others.
+    /// Returns the number of waiting packets.
     pub const fn waiting(&self) -> usize {
         self.waiting
     }
 
-    /// Packets that may be on their way at once.
+    /// Returns the number of packets that may be in flight at once.
     pub fn size(&self) -> usize {
         self.slots.borrow().len()
     }
 
-    /// A packet with this number, of which only the bits that the wire has count, has come.
+    /// Accepts a packet. Of `sequence` only the bits on the wire count.
     #[inline]
     pub fn arrive(&mut self, sequence: u64, value: T) -> Arrived<T> {
         let ahead = sequence.wrapping_sub(self.due) & self.mask;
-        // The usual case, for which nothing is stored. While others wait they wait for this one.
+        // The usual case stores nothing. If packets wait, they wait for this one.
         if ahead == 0 {
             self.due = self.due.wrapping_add(1);
             return Arrived::Due(value);
@@ -92,7 +97,8 @@ impl<T, B: BorrowMut<[Option<T>]>> Window<T, B> {
         }
     }
 
-    /// The next packet, if it is one that waited: to be asked after each that was due, until there is none.
+    /// Returns the next packet if it is one that waited. The caller repeats this after each
+    /// delivery until it returns `None`.
     #[inline]
     pub fn next_due(&mut self) -> Option<T> {
         if self.waiting == 0 {
@@ -106,13 +112,15 @@ impl<T, B: BorrowMut<[Option<T>]>> Window<T, B> {
         Some(value)
     }
 
-    /// Begins again, with this number. What waits must have been taken back ([`Window::drain`]).
+    /// Starts again with this number. The waiting packets must have been removed before
+    /// ([`Window::drain`]).
     pub fn restart(&mut self, first: u64) {
         self.slots.borrow_mut().iter_mut().for_each(|slot| *slot = None);
         (self.due, self.waiting) = (first & self.mask, 0);
     }
 
-    /// Takes back what waits, in order and with gaps: when the peer is gone, and what is missing will not come.
+    /// Removes the waiting packets, in order and with gaps: after the peer has failed and the
+    /// missing ones will not arrive.
     pub fn drain(&mut self) -> Option<T> {
         if self.waiting == 0 {
             return None;

@@ -1,12 +1,12 @@
-//! The user's buffers: where a message comes from and goes to.
+//! The user's buffers: the sources and destinations of messages.
 //!
-//! Non-blocking operations outlive the call that starts them, so the engine keeps addresses. The promise that
-//! they stay good is made once, by the caller of a constructor of [`SendBuf`] or [`RecvBuf`]; everything after is safe. Neither type can
-//! be copied outside of this crate, because the promise ends when the request that has taken the buffer completes: a copy
-//! that is kept could be read after that.
+//! Non-blocking operations outlive the call that starts them, so the engine keeps addresses. The caller that builds a
+//! [`SendBuf`] or [`RecvBuf`] guarantees once that the addresses stay valid; everything after is safe. Neither type can
+//! be copied outside of this crate: the guarantee ends when the request that has taken the buffer completes, and a kept
+//! copy could be read after that.
 //!
-//! A buffer is one run of bytes, or a list of such runs ([`Segment`], the `struct iovec` of POSIX) that its owner keeps: the
-//! top bit of the length tells, which no length needs.
+//! A buffer is contiguous, or a list of contiguous runs ([`Segment`], the `struct iovec` of POSIX) that its owner
+//! keeps. The top bit of the length, which no length needs, marks a list.
 
 use core::mem::MaybeUninit;
 use core::ptr::NonNull;
@@ -19,28 +19,29 @@ mod lent;
 pub use borrowed::{BorrowedGather, BorrowedRecv};
 pub use lent::Lent;
 
-/// Set in the length of a buffer whose base is that of a list.
+/// Flag in the length of a buffer whose base is the address of a list.
 const LIST: usize = 1 << (usize::BITS - 1);
 
-/// One run of bytes of a buffer that is scattered. Laid out as the `struct iovec` of POSIX, and `std::io::IoSlice`.
+/// One contiguous run of a scattered buffer, with the layout of the `struct iovec` of POSIX and of
+/// `std::io::IoSlice`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Segment {
-    /// The first byte; anything if there is none.
+    /// Address of the first byte; any value if the run is empty.
     pub base: *mut u8,
-    /// How many bytes.
+    /// Length in bytes.
     pub len: usize,
 }
 
-/// What a buffer keeps of a list: where it is and how many bytes it has, or its only run. `None` if they are more than any
-/// memory has.
+/// Returns address and total length of a list, or its only run. `None` if the length exceeds any possible memory, or
+/// a run that is not empty has no address.
 ///
 /// # Safety
 /// There are `count` segments at `list`.
 unsafe fn describe(list: *const Segment, count: usize) -> Option<(NonNull<u8>, usize)> {
     let (mut total, mut runs, mut only) = (0_usize, 0, NonNull::dangling());
     for at in 0..count {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees the segments.
         let Segment { base, len } = unsafe { list.add(at).read() };
         if len > 0 {
             total = total.checked_add(len).filter(|total| *total < LIST)?;
@@ -54,20 +55,20 @@ unsafe fn describe(list: *const Segment, count: usize) -> Option<(NonNull<u8>, u
     Some((NonNull::new(list.cast_mut().cast())?, total | LIST))
 }
 
-/// A segment of a list, and how many bytes are before it: where bytes were used last, so that the next are not looked for from
-/// the beginning.
+/// A position in a list: a segment, and the number of bytes before it. A walk resumes here, so that it need not start
+/// from the beginning.
 #[derive(Clone, Copy, Debug, Default)]
 struct Mark {
     segment: usize,
     before: usize,
 }
 
-/// Calls `each` with the runs that make up `len` bytes from `at` on, and with how many bytes came before. Begins at the mark,
-/// unless that is behind `at`, and leaves it where it ends.
+/// Calls `each` with the runs that make up `len` bytes from `at` on, and with the number of bytes before each. The
+/// walk starts at the mark, unless the mark is beyond `at`, and leaves the mark where it ends.
 ///
 /// # Safety
-/// `list` is that of a buffer of at least `at + len` bytes, whose maker has promised that the list is good. The mark is new,
-/// or was left by a walk of the same list.
+/// `list` belongs to a buffer of at least `at + len` bytes, whose maker guarantees a valid list. The mark is new, or
+/// was left by a walk of the same list.
 unsafe fn walk(
     list: NonNull<u8>,
     mark: &mut Mark,
@@ -89,7 +90,7 @@ unsafe fn walk(
             continue;
         }
         let count = (here - skip).min(len - done);
-        // SAFETY: inside the run, which is not empty; `describe` has seen that it is somewhere.
+        // SAFETY: inside the run, which is not empty; `describe` has checked that its address is not null.
         each(done, unsafe { NonNull::new_unchecked(base.add(skip)) }, count);
         (done, skip) = (done + count, skip + count);
     }
@@ -109,7 +110,7 @@ pub struct SendBuf {
     len: usize,
 }
 
-// SAFETY: the maker's promise (readable until the request completes) does not depend on the thread.
+// SAFETY: the maker's guarantee (readable until the request completes) does not depend on the thread.
 unsafe impl Send for SendBuf {}
 
 impl SendBuf {
@@ -122,67 +123,68 @@ impl SendBuf {
         Self { base: NonNull::new(base.cast_mut()).unwrap_or(NonNull::dangling()), len }
     }
 
-    /// Describes the bytes of `count` segments, one after the other; `None` if they are too many, or one that is not empty
-    /// is nowhere.
+    /// Describes the bytes of `count` segments in sequence. `None` if they are too many, or a segment that is not
+    /// empty has no address.
     ///
     /// # Safety
     /// There are `count` segments at `list`. They, and the bytes that they name, are readable and unchanged until this value is
     /// dropped or, if a request takes it, until that has completed.
     pub unsafe fn from_list(list: *const Segment, count: usize) -> Option<Self> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees the segments.
         unsafe { describe(list, count) }.map(|(base, len)| Self { base, len })
     }
 
-    /// The same buffer once more, to start an operation again that the engine has refused.
+    /// Returns the same buffer once more, to start an operation again that the engine has refused.
     ///
     /// # Safety
-    /// What the maker has promised of this value holds for the other one as well.
+    /// The guarantee of this value's maker holds for the other value as well.
     #[inline(always)]
     pub const unsafe fn again(&self) -> Self {
         self.alias()
     }
 
-    /// The same buffer once more, for the engine: to read it during a call in which the request that owns it stays alive, or to
-    /// move it into that request's next state. Not public, because nothing checks that.
+    /// Returns the same buffer once more, for the engine: to read it during a call in which the request that owns it
+    /// stays alive, or to move it into that request's next state. Not public, because nothing checks that.
     #[inline(always)]
     pub(crate) const fn alias(&self) -> Self {
         Self { base: self.base, len: self.len }
     }
 
-    /// Bytes in the buffer.
+    /// Returns the number of bytes in the buffer.
     #[inline(always)]
     pub const fn len(&self) -> usize {
         self.len & !LIST
     }
 
-    /// Whether the message is empty.
+    /// Returns whether the message is empty.
     pub const fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Whether the bytes are not in one place.
+    /// Returns whether the buffer is a list.
     pub const fn is_list(&self) -> bool {
         self.len & LIST != 0
     }
 
-    /// Where the bytes are, for whoever can read this process's memory; 0 when there are none, or not in one place.
+    /// Returns the address of the bytes, for processes that can read this process's memory; 0 if there are none, or
+    /// the buffer is a list.
     pub fn address(&self) -> u64 {
         if self.len == 0 || self.len & LIST != 0 { 0 } else { self.base.as_ptr() as u64 }
     }
 
-    /// At most `len` bytes from `at`; fewer at the end. `None` when the buffer is a list.
+    /// Returns at most `len` bytes from `at` on; fewer at the end. `None` if the buffer is a list.
     #[inline(always)]
     pub fn whole(&self, at: usize, len: usize) -> Option<&[u8]> {
         if self.len & LIST != 0 {
             return None;
         }
         let at = at.min(self.len);
-        // SAFETY: the range is within the buffer, which the maker promised to be readable and unchanged;
-        // the slice lives no longer than the borrow of `self`, which the request owns.
+        // SAFETY: the range is within the buffer, which the maker guarantees to be readable and unchanged; the slice
+        // lives no longer than the borrow of `self`, which the request owns.
         Some(unsafe { core::slice::from_raw_parts(self.base.as_ptr().add(at), len.min(self.len - at)) })
     }
 
-    /// At most `len` bytes from `at`; fewer at the end, or, of a list, at the end of a run.
+    /// Returns at most `len` bytes from `at` on; fewer at the end of the buffer or, in a list, of a run.
     #[inline(always)]
     pub fn part(&self, at: usize, len: usize) -> &[u8] {
         match self.whole(at, len) {
@@ -199,24 +201,24 @@ impl SendBuf {
                 first = (NonNull::from(part).cast(), part.len());
             }
         });
-        // SAFETY: a run that `each` gave, which the maker promised to be readable and unchanged; the slice lives no longer than
-        // the borrow of `self`.
+        // SAFETY: a run that `each` supplied, which the maker guarantees to be readable and unchanged; the slice
+        // lives no longer than the borrow of `self`.
         unsafe { core::slice::from_raw_parts(first.0.as_ptr(), first.1) }
     }
 
-    /// Calls `each` with the runs that make up `len` bytes from `at` on, fewer at the end, and with how many bytes came
-    /// before.
+    /// Calls `each` with the runs that make up `len` bytes from `at` on, fewer at the end, and with the number of
+    /// bytes before each.
     pub fn each(&self, at: usize, len: usize, each: impl FnMut(usize, &[u8])) {
         Gather::new(self.alias()).each(at, len, each);
     }
 
-    /// Copies bytes from `at` on into `to`, as far as there are.
+    /// Copies bytes from `at` on into `to`, as far as both reach.
     pub fn read(&self, at: usize, to: &mut [u8]) {
         Gather::new(self.alias()).read(at, to);
     }
 }
 
-/// Bytes to send, part by part: of a list, a part is found where the one before it ended.
+/// Bytes to send, part by part. In a list, the search for a part starts where the preceding part ended.
 #[derive(Debug)]
 pub struct Gather {
     buf: SendBuf,
@@ -224,12 +226,12 @@ pub struct Gather {
 }
 
 impl Gather {
-    /// From the beginning.
+    /// Returns the bytes of `buf`, starting at the beginning.
     pub const fn new(buf: SendBuf) -> Self {
         Self { buf, mark: Mark { segment: 0, before: 0 } }
     }
 
-    /// The bytes.
+    /// Returns the buffer.
     pub const fn buf(&self) -> &SendBuf {
         &self.buf
     }
@@ -242,10 +244,11 @@ impl Gather {
         let at = at.min(self.buf.len());
         let len = len.min(self.buf.len() - at);
         let run = |done: usize, base: NonNull<u8>, count: usize| {
-            // SAFETY: the maker promised that each run is readable and unchanged; the slice ends with the call.
+            // SAFETY: the maker guarantees that each run is readable and unchanged; the slice ends with the call.
             each(done, unsafe { core::slice::from_raw_parts(base.as_ptr(), count) });
         };
-        // SAFETY: the range was cut to the buffer, whose maker gave a good list; the mark is of no other.
+        // SAFETY: the range was limited to the buffer, whose maker guarantees a valid list; the mark is used with
+        // this list only.
         unsafe { walk(self.buf.base, &mut self.mark, (at, len), run) };
     }
 
@@ -255,85 +258,87 @@ impl Gather {
     }
 }
 
-/// Room to receive into.
+/// A receive buffer.
 #[derive(Debug)]
 pub struct RecvBuf {
     base: NonNull<u8>,
     len: usize,
 }
 
-// SAFETY: the maker's promise (exclusive until the request completes) does not depend on the thread.
+// SAFETY: the maker's guarantee (exclusive until the request completes) does not depend on the thread.
 unsafe impl Send for RecvBuf {}
 
 impl RecvBuf {
     /// Describes `len` bytes at `base`; a null `base` is allowed when `len` is 0.
     ///
     /// # Safety
-    /// The bytes are initialised and writable, and nothing else uses them until this value is dropped or, if a request takes
-    /// it, until that has completed.
+    /// The bytes are initialised and writable, and nothing else uses them until this value is dropped or, if a request
+    /// takes it, until that request has completed.
     #[inline(always)]
     pub unsafe fn from_raw(base: *mut u8, len: usize) -> Self {
         Self { base: NonNull::new(base).unwrap_or(NonNull::dangling()), len }
     }
 
-    /// Describes the room of `count` segments, one after the other; `None` if it is too much, or one that is not empty is
-    /// nowhere.
+    /// Describes a receive buffer of `count` segments in sequence. `None` if it is too large, or a segment that is
+    /// not empty has no address.
     ///
     /// # Safety
-    /// There are `count` segments at `list`, which stay as they are until this value is dropped or, if a request takes it, until
-    /// that has completed. The bytes that they name are initialised and writable, and nothing else uses them until then.
+    /// There are `count` segments at `list`, which are unchanged until this value is dropped or, if a request takes it,
+    /// until that request has completed. The bytes that they name are initialised and writable, and nothing else uses
+    /// them until then.
     pub unsafe fn from_list(list: *const Segment, count: usize) -> Option<Self> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees the segments.
         unsafe { describe(list, count) }.map(|(base, len)| Self { base, len })
     }
 
-    /// No room at all: what a completed request keeps.
+    /// Returns an empty buffer, which replaces that of a completed request.
     pub const fn empty() -> Self {
         Self { base: NonNull::dangling(), len: 0 }
     }
 
-    /// Bytes of room.
+    /// Returns the length in bytes.
     #[inline(always)]
     pub const fn len(&self) -> usize {
         self.len & !LIST
     }
 
-    /// Whether there is no room.
+    /// Returns whether the buffer is empty.
     pub const fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Whether the room is not in one place.
+    /// Returns whether the buffer is a list.
     pub const fn is_list(&self) -> bool {
         self.len & LIST != 0
     }
 
-    /// Where the room is, for whoever can write to this process's memory; 0 when it is not in one place.
+    /// Returns the address of the buffer, for processes that can write this process's memory; 0 if the buffer is a
+    /// list.
     pub fn address(&self) -> u64 {
         if self.len & LIST != 0 { 0 } else { self.base.as_ptr() as u64 }
     }
 
-    /// At most `len` bytes from `at`; fewer at the end. `None` when the room is a list.
+    /// Returns at most `len` bytes from `at` on; fewer at the end. `None` if the buffer is a list.
     #[inline(always)]
     pub fn whole(&mut self, at: usize, len: usize) -> Option<&mut [u8]> {
         if self.len & LIST != 0 {
             return None;
         }
         let at = at.min(self.len);
-        // SAFETY: the range is within the buffer, which the maker promised to be ours alone and writable;
-        // the slice lives no longer than the exclusive borrow of `self`.
+        // SAFETY: the range is within the buffer, which the maker guarantees to be exclusive and writable; the slice
+        // lives no longer than the exclusive borrow of `self`.
         Some(unsafe { core::slice::from_raw_parts_mut(self.base.as_ptr().add(at), len.min(self.len - at)) })
     }
 
-    /// At most `len` bytes from `at`; fewer at the end, or, of a list, at the end of a run.
+    /// Returns at most `len` bytes from `at` on; fewer at the end of the buffer or, in a list, of a run.
     #[inline(always)]
     pub fn part(&mut self, at: usize, len: usize) -> &mut [u8] {
         let (base, len) = match self.whole(at, len) {
             Some(part) => (NonNull::from(&mut *part).cast(), part.len()),
             None => self.run(at, len),
         };
-        // SAFETY: a run of the buffer, which the maker promised to be ours alone and writable; the slice lives no longer than
-        // the exclusive borrow of `self`.
+        // SAFETY: a run of the buffer, which the maker guarantees to be exclusive and writable; the slice lives no
+        // longer than the exclusive borrow of `self`.
         unsafe { core::slice::from_raw_parts_mut(base.as_ptr(), len) }
     }
 
@@ -348,10 +353,10 @@ impl RecvBuf {
         first
     }
 
-    /// Calls `each` with the runs that make up `len` bytes from `at` on, fewer at the end, and with how many bytes came
-    /// before.
+    /// Calls `each` with the runs that make up `len` bytes from `at` on, fewer at the end, and with the number of
+    /// bytes before each.
     pub fn each(&mut self, at: usize, len: usize, each: impl FnMut(usize, &mut [u8])) {
-        // SAFETY: a new mark is one of any list.
+        // SAFETY: a new mark is valid for every list.
         unsafe { self.each_after(&mut Mark::default(), at, len, each) };
     }
 
@@ -370,14 +375,15 @@ impl RecvBuf {
         let at = at.min(self.len());
         let len = len.min(self.len() - at);
         let run = |done: usize, base: NonNull<u8>, count: usize| {
-            // SAFETY: the maker promised that each run is ours alone and writable; the slice ends with the call.
+            // SAFETY: the maker guarantees that each run is exclusive and writable; the slice ends with the call.
             each(done, unsafe { core::slice::from_raw_parts_mut(base.as_ptr(), count) });
         };
-        // SAFETY: the range was cut to the room, whose maker gave a good list; of the mark, the caller's promise.
+        // SAFETY: the range was limited to the buffer, whose maker guarantees a valid list; the caller guarantees the
+        // mark.
         unsafe { walk(self.base, mark, (at, len), run) };
     }
 
-    /// In how many runs these bytes are.
+    /// Returns the number of runs that contain these bytes.
     pub fn runs(&mut self, at: usize, len: usize) -> usize {
         let mut runs = 0;
         self.each(at, len, |_, _| runs += 1);
@@ -385,7 +391,8 @@ impl RecvBuf {
     }
 }
 
-/// Room that is filled part by part: of a list, a part is found where the one before it ended.
+/// A receive buffer that is filled part by part. In a list, the search for a part starts where the preceding part
+/// ended.
 #[derive(Debug)]
 pub struct Scatter {
     buf: RecvBuf,
@@ -393,17 +400,17 @@ pub struct Scatter {
 }
 
 impl Scatter {
-    /// From the beginning.
+    /// Returns `buf`, to be filled from the beginning.
     pub const fn new(buf: RecvBuf) -> Self {
         Self { buf, mark: Mark { segment: 0, before: 0 } }
     }
 
-    /// Bytes of room.
+    /// Returns the length in bytes.
     pub const fn len(&self) -> usize {
         self.buf.len()
     }
 
-    /// Whether there is no room.
+    /// Returns whether the buffer is empty.
     pub const fn is_empty(&self) -> bool {
         self.buf.is_empty()
     }
@@ -421,7 +428,7 @@ impl Scatter {
 
     /// As [`RecvBuf::each`].
     pub fn each(&mut self, at: usize, len: usize, each: impl FnMut(usize, &mut [u8])) {
-        // SAFETY: the mark is of no other list.
+        // SAFETY: the mark is used with this list only.
         unsafe { self.buf.each_after(&mut self.mark, at, len, each) };
     }
 
@@ -431,19 +438,20 @@ impl Scatter {
     }
 }
 
-/// Bytes of exposed memory that are read at once: they go through a buffer of ours.
+/// The most bytes of exposed memory that are read at once, through a buffer of this process.
 pub const BOUNCE: usize = 8192;
-/// Bytes that are written to exposed memory at once, likewise.
+/// The most bytes that are written to exposed memory at once, also through a buffer.
 const CHUNK: usize = 1024;
-/// What most writes are no longer than.
+/// Most writes are no longer than this.
 const SMALL: usize = 64;
 
-/// Room for what [`Exposed::view`] copies. It is not initialised before it is used, which would take longer than most copies.
+/// The buffer into which [`Exposed::view`] copies. It is uninitialised at first: initialising it would take longer than
+/// most copies.
 #[derive(Debug)]
 pub struct Bounce([MaybeUninit<u8>; BOUNCE]);
 
 impl Bounce {
-    /// Room.
+    /// Makes a buffer.
     #[inline(always)]
     pub const fn new() -> Self {
         Self([MaybeUninit::uninit(); BOUNCE])
@@ -456,58 +464,58 @@ impl Default for Bounce {
     }
 }
 
-/// Memory of ours that peers may use. No reference to the bytes is ever made, because threads of this process, and other
-/// processes, may use them at any time: they are only copied, or changed value by value.
+/// Memory of this process that peers may access. No reference to the bytes is ever made, because threads of this process
+/// and other processes may use them at any time: they are only copied, or changed value by value.
 #[derive(Debug)]
 pub struct Exposed {
     base: NonNull<u8>,
     len: usize,
 }
 
-// SAFETY: the maker's promise (usable until it is concealed) does not depend on the thread.
+// SAFETY: the maker's guarantee (usable until it is concealed) does not depend on the thread.
 unsafe impl Send for Exposed {}
 
 impl Exposed {
     /// Describes `len` bytes at `base`; a null `base` is allowed when `len` is 0.
     ///
     /// # Safety
-    /// Until the region that takes this is concealed, or the engine is dropped: the bytes are initialised and readable,
-    /// and writable if peers may write; no reference to them is alive while a function of the engine runs; other threads
-    /// use them meanwhile only by atomic operations.
+    /// Until the region that takes this is unexposed, or the engine is dropped: the bytes are initialised and
+    /// readable, and writable if peers may write. No reference to them is alive while a function of the engine runs.
+    /// Other threads access them meanwhile only by atomic operations.
     pub unsafe fn from_raw(base: *mut u8, len: usize) -> Self {
         Self { base: NonNull::new(base).unwrap_or(NonNull::dangling()), len }
     }
 
-    /// The same of memory that other processes use as well.
+    /// Describes memory that other processes access as well; otherwise as [`Exposed::from_raw`].
     ///
     /// # Safety
-    /// Until the region that takes this is concealed, or the engine is dropped: the bytes are mapped readable and
+    /// Until the region that takes this is unexposed, or the engine is dropped: the bytes are mapped readable and
     /// writable, and no reference to them exists.
     pub unsafe fn from_shared(base: *mut u8, len: usize) -> Self {
         Self { base: NonNull::new(base).unwrap_or(NonNull::dangling()), len }
     }
 
-    /// No memory.
+    /// Returns empty memory.
     pub const fn empty() -> Self {
         Self { base: NonNull::dangling(), len: 0 }
     }
 
-    /// Bytes.
+    /// Returns the length in bytes.
     pub const fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there is none.
+    /// Returns whether the memory is empty.
     pub const fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Whether the byte at `at` has an address that is a multiple of `bytes`, a power of two.
+    /// Returns whether the byte at `at` is aligned to `bytes`, a power of two.
     pub fn is_aligned(&self, at: usize, bytes: usize) -> bool {
         self.base.as_ptr().wrapping_add(at).addr().is_multiple_of(bytes)
     }
 
-    /// A copy, in `bounce`, of at most `len` bytes from `at`; fewer at the end, and at most [`BOUNCE`].
+    /// Copies at most `len` bytes from `at` on into `bounce`, and returns them; fewer at the end, and at most [`BOUNCE`].
     pub fn view<'a>(&self, at: usize, len: usize, bounce: &'a mut Bounce) -> &'a [u8] {
         let at = at.min(self.len);
         let len = len.min(self.len - at).min(BOUNCE);
@@ -520,8 +528,9 @@ impl Exposed {
         }
     }
 
-    /// Writes `len` bytes from `at`, which `fill` is asked for part by part: from where, and where to. False, with nothing
-    /// written, when they are not all in the memory. Only for memory that peers may write.
+    /// Writes `len` bytes from `at` on. `fill` supplies them part by part: it gets the offset of the part and its
+    /// destination. Returns `false`, with nothing written, if they do not all lie in the memory. Only for memory that
+    /// peers may write.
     pub fn fill(&mut self, at: usize, len: usize, fill: impl FnMut(usize, &mut [u8])) -> bool {
         if at.checked_add(len).is_none_or(|end| end > self.len) {
             return false;
@@ -543,51 +552,52 @@ impl Exposed {
         }
     }
 
-    /// Copies bytes out, from `at`. False, with nothing copied, when they are not all in the memory.
+    /// Copies bytes out, from `at` on. Returns `false`, with nothing copied, if they do not all lie in the memory.
     pub fn read(&self, at: usize, to: &mut [u8]) -> bool {
         if at.checked_add(to.len()).is_none_or(|end| end > self.len) {
             return false;
         }
-        // SAFETY: in the memory, which the maker promised to be readable; `to` is exclusive, so they do not overlap. No
-        // reference is made: what others write meanwhile changes which bytes are copied and nothing else.
+        // SAFETY: in the memory, which the maker guarantees to be readable; `to` is exclusive, so the ranges do not
+        // overlap. No reference is made: a concurrent write changes only which bytes are copied.
         unsafe { opaque::copy(self.base.as_ptr().add(at), to.as_mut_ptr(), to.len()) };
         true
     }
 
-    /// Copies bytes in, from `at`. False, with nothing copied, when they do not all fit. Only for memory that peers may
-    /// write.
+    /// Copies bytes in, from `at` on. Returns `false`, with nothing copied, if they do not all fit. Only for memory
+    /// that peers may write.
     pub fn write(&mut self, at: usize, from: &[u8]) -> bool {
         if at.checked_add(from.len()).is_none_or(|end| end > self.len) {
             return false;
         }
-        // SAFETY: as for `read`, and writable where peers may write; `from` is a reference, and so is no part of it.
+        // SAFETY: as for `read`, and writable where peers may write; `from` is a reference, so it is no part of the
+        // memory.
         unsafe { opaque::copy(from.as_ptr(), self.base.as_ptr().add(at), from.len()) };
         true
     }
 
-    /// Changes the four or eight bytes at `at`, which are aligned, in one atomic step; returns what they were. `None`, with
-    /// nothing done, when they are not in the memory, or not aligned.
+    /// Changes the four or eight aligned bytes at `at` in one atomic step and returns the old value. `None`, without
+    /// any effect, if they are not in the memory or not aligned.
     pub fn update(&mut self, at: usize, bytes: usize, change: impl Fn(u64) -> u64) -> Option<u64> {
         if at.checked_add(bytes)? > self.len || !self.is_aligned(at, bytes) {
             return None;
         }
         // SAFETY: `at` is in the memory.
         let base = unsafe { self.base.add(at) };
-        // SAFETY: in the memory and aligned, and writable: only what reads and writes comes here.
+        // SAFETY: in the memory and aligned, and writable: only regions that allow reading and writing get here.
         unsafe { update(base, bytes, change) }
     }
 }
 
-/// Changes a value of four or eight bytes in one atomic step; returns what it was. `None` for other sizes.
+/// Changes a value of four or eight bytes in one atomic step and returns the old value. `None` for other sizes.
 ///
 /// # Safety
 /// The value is initialised, aligned, mapped and writable, and others use it meanwhile only by atomic operations.
 pub(crate) unsafe fn update(base: NonNull<u8>, bytes: usize, change: impl Fn(u64) -> u64) -> Option<u64> {
     let narrow = |old: u32| change(u64::from(old)) as u32;
     match bytes {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees the value.
         4 => Some(u64::from(unsafe { Word32::update_acq_rel_at(base.cast(), Edge::Region, narrow) })),
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees the value.
         8 => Some(unsafe { Word64::update_acq_rel_at(base.cast(), Edge::Region, change) }),
         _ => None,
     }

@@ -1,8 +1,8 @@
-//! What the engine asks of a transport.
+//! The interface that the engine requires of a transport.
 //!
 //! A [`MessagePort`] carries packets between this process and its peers, in order for each pair. A
-//! [`MemoryPort`](memory::MemoryPort) writes and reads remote memory. A [`Channel`](channel::Channel) is a message port over a
-//! memory port.
+//! [`MemoryPort`](memory::MemoryPort) accesses remote memory. A [`Channel`](channel::Channel) is a
+//! message port over a memory port.
 #![deny(unsafe_code)]
 
 use crate::counters::Traffic;
@@ -21,67 +21,67 @@ use memory::{LostError, PostError, WorkError};
 /// A peer's rank in the world.
 pub type PeerId = u32;
 
-/// Why a peer's connection is over: it did what an honest peer never does, or see [`PortFault::is_innocent`]. The others are
-/// not touched.
+/// The reason why a peer's connection failed: the peer violated the protocol, except in the cases
+/// of [`PortFault::is_innocent`]. Other peers are not affected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PortFault {
-    /// In its fastbox, or in its position in ours.
+    /// An invalid value in the peer's fastbox, or in its position in this process's fastbox.
     #[error("{0}")]
     Fastbox(#[from] FastboxFault),
-    /// In the cells that it gave back.
+    /// An invalid returned cell.
     #[error("{0}")]
     Return(#[from] ReturnFault),
-    /// A packet is out of order, and the one before it does not exist.
-    #[error("packet {expected} is missing, a later one is here")]
+    /// A packet is out of order, and an earlier one does not exist.
+    #[error("packet {expected} is missing, but a later one has arrived")]
     Gap {
-        /// The sequence number that is due.
+        /// The sequence number of the missing packet.
         expected: u64,
     },
-    /// A cell's header contradicts itself.
+    /// A cell's header is inconsistent.
     #[error("cell {cell} has a malformed header")]
     Malformed {
-        /// The cell.
+        /// Number of the cell.
         cell: u32,
     },
-    /// A packet answers nothing that is under way, or says what no honest peer says.
-    #[error("a {kind:?} packet does not fit what is under way")]
+    /// A packet answers no operation in progress, or has invalid content.
+    #[error("a {kind:?} packet is invalid, or matches no operation in progress")]
     Protocol {
-        /// What the packet is.
+        /// Kind of the packet.
         kind: Kind,
     },
-    /// It takes part in another agreement than the one that is due ([`agreement`](crate::agreement)), or says that there were
-    /// so many as there can't have been.
+    /// The peer takes part in another agreement than the next one
+    /// ([`agreement`](crate::agreement)), or reports an impossible number of agreements.
     #[error(
-        "it takes part in agreement {number}, and {due} is due: readmit a rank between the same two everywhere"
+        "it takes part in agreement {number}, but {due} is next: readmit a rank between the same two everywhere"
     )]
     Agreement {
-        /// The number that it says.
+        /// The number that the peer sent.
         number: u64,
-        /// The next, as far as is known here.
+        /// The next agreement, as far as this process knows.
         due: u64,
     },
-    /// More requests than a target has to answer at once.
-    #[error("it has more one-sided operations under way than the window allows")]
+    /// More requests than the target must be able to answer at once.
+    #[error("it has more one-sided operations in flight than the window allows")]
     Window,
-    /// A peer sent more than it was promised room for.
-    #[error("it sent {units} units of 64 bytes more than it had credit for")]
+    /// A peer sent more than its credit.
+    #[error("it exceeded its credit by {units} units of 64 bytes")]
     Credit {
-        /// How much more.
+        /// The excess in units.
         units: u64,
     },
-    /// A packet of a channel has a header that no honest peer writes.
+    /// A packet of a channel has an invalid header.
     #[error("a packet has a malformed header")]
     Header,
-    /// A peer of a channel sent a packet for which we had promised no receive.
+    /// A peer of a channel sent a packet without credit for a receive.
     #[error("it sent a packet for which it had no credit")]
     Overdrawn,
-    /// A packet of a channel came twice, or before its time.
-    #[error("packet {sequence} came twice, or is beyond the window")]
+    /// A packet of a channel arrived twice, or outside the window.
+    #[error("packet {sequence} arrived twice, or is outside the window")]
     Sequence {
-        /// Its number.
+        /// Sequence number of the packet.
         sequence: u32,
     },
-    /// A connection of a channel has ended.
+    /// A connection of a channel was lost.
     #[error("connection lost: {0}")]
     Lost(LostError),
     /// A work request of a channel failed.
@@ -90,72 +90,73 @@ pub enum PortFault {
     /// A work request of a channel was refused.
     #[error("a work request was refused: {0}")]
     Post(PostError),
-    /// We have no memory for what it sent, and it is not to be lost unnoticed.
+    /// This process has no memory for the message. The connection fails so that the message is not
+    /// lost silently.
     #[error("this process has no memory for an active message of {len} bytes")]
     Memory {
-        /// Its bytes.
+        /// Length of the message in bytes.
         len: usize,
     },
 }
 
 impl PortFault {
-    /// Whether the peer may have kept to the rules.
+    /// Returns whether the peer may have obeyed the protocol.
     pub const fn is_innocent(&self) -> bool {
         matches!(self, Self::Lost(_) | Self::Work(_) | Self::Post(_) | Self::Memory { .. })
     }
 }
 
-/// Which peer did it.
+/// A fault and the peer that it concerns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("peer {peer}: {fault}")]
 pub struct PeerFault {
-    /// Its rank.
+    /// Rank of the peer.
     pub peer: PeerId,
-    /// What it did.
+    /// The fault.
     pub fault: PortFault,
 }
 
-/// A packet that has come. It stays where it is until released or held.
+/// A packet that has arrived. It stays in place until it is released or held.
 #[derive(Clone, Copy, Debug)]
 pub struct Arrival<T> {
-    /// Who sent it.
+    /// Rank of the sender.
     pub peer: PeerId,
     /// Kind, context, tag, payload bytes.
     pub envelope: Envelope,
     /// Payload bytes of this packet.
     pub len: usize,
-    /// Where it is, for the port.
+    /// The port's location of the packet.
     pub token: T,
 }
 
-/// What a poll found.
+/// The result of a poll.
 #[derive(Clone, Copy, Debug)]
 pub enum Polled<T> {
-    /// Nothing.
+    /// No packet.
     Idle,
     /// A packet, the next in its sender's order.
     Packet(Arrival<T>),
-    /// A peer broke the rules.
+    /// A peer violated the protocol.
     Fault(PeerFault),
 }
 
-/// What came of reading a peer's memory.
+/// The result of reading a peer's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pulled {
-    /// All bytes are here.
+    /// All bytes were read.
     Done,
-    /// Not these bytes: the address is not one that can be read. Other messages may fare better.
+    /// These bytes cannot be read, because the address is not readable. Other messages may succeed.
     Unreadable,
-    /// Never again from this peer: the kernel refuses it, or the process is gone.
+    /// No read from this peer will succeed: the kernel refuses it, or the process has ended.
     Refused,
 }
 
-/// A large message that receiver and sender copy together, each a part of it.
+/// A large message of which receiver and sender each copy a part (sender-assisted copy).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Share {
-    /// The sender's request.
+    /// Identifier of the sender's request.
     pub request: u64,
-    /// Where the message's first byte goes in the receiver's memory.
+    /// Address of the message's first byte in the receiver's memory.
     pub address: u64,
     /// First byte to copy.
     pub start: u64,
@@ -163,73 +164,78 @@ pub struct Share {
     pub end: u64,
 }
 
-/// Bytes of the message, to be copied by whoever is told.
+/// A range of bytes of the message, which one side copies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part {
-    /// The first.
+    /// First byte.
     pub start: u64,
-    /// Their end.
+    /// End of the range.
     pub end: u64,
 }
 
-/// What the receiver of a [`Share`] is to do next.
+/// The receiver's next step for a [`Share`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Turn {
-    /// Copy these.
+    /// The receiver copies these bytes.
     Copy(Part),
-    /// The sender is about to leave: ask again.
+    /// The sender is about to leave; the receiver polls again.
     Wait,
-    /// Nothing: everything is there.
+    /// All bytes have been copied.
     Done,
 }
 
 /// A transport that carries packets.
 ///
-/// Every call does a bounded amount of work and never blocks. A packet that [`MessagePort::poll`] returned is
-/// read, and then released, before the next poll.
+/// Every call does a bounded amount of work and never blocks. The engine reads and releases a
+/// packet that [`MessagePort::poll`] returned before the next poll.
 ///
-/// It is a safe trait: memory of this process is lent to a port by slices, for the length of a call. No unsafe code relies on
-/// what a port does with them, or reports. Addresses in [`MessagePort::pull`] and [`MessagePort::push`] are those of the peer's
-/// memory, which the kernel checks.
+/// It is a safe trait: memory of this process is lent to a port by slices, for the length of a
+/// call. No unsafe code relies on what a port does with them, or on its reports. Addresses in
+/// [`MessagePort::pull`] and [`MessagePort::push`] belong to the peer's memory, and the kernel
+/// checks them.
 pub trait MessagePort {
-    /// Where an arrived packet is.
+    /// The location of a received packet.
     type Token: Copy;
 
-    /// The most payload bytes of one packet, at least 256.
+    /// Returns the largest payload of one packet, at least 256 bytes.
     fn packet_bytes(&self) -> usize;
 
-    /// Reserves room, fills it and commits it, in one call. False when there is no room now.
+    /// Sends a packet: reserves space, fills it and commits it in one call. Returns `false` if
+    /// there is no space now.
     ///
     /// # Errors
-    /// A peer (not always `peer`) broke the rules; nothing was sent.
+    /// A peer (not always `peer`) violated the protocol; nothing was sent.
     fn send(&mut self, peer: PeerId, envelope: &Envelope, payload: &[u8]) -> Result<bool, PeerFault>;
 
-    /// Whether [`MessagePort::send_word`] may be called.
+    /// Returns whether [`MessagePort::send_word`] may be called.
     fn sends_words(&self) -> bool {
         false
     }
 
-    /// The critical path of [`MessagePort::send`]: sends a whole message of a word, if that takes no more than to write it.
-    /// Says whether [`MessagePort::settle_send`] is to follow. `None` says nothing: [`MessagePort::send`] does.
+    /// The critical path of [`MessagePort::send`]: sends a whole message of one word, if only the
+    /// word must be written. Returns whether the caller must call [`MessagePort::settle_send`]
+    /// next. `None` if nothing was sent: the caller uses [`MessagePort::send`].
     #[inline(always)]
     fn send_word(&mut self, peer: PeerId, context: u16, tag: u64, word: Word) -> Option<bool> {
         let _ = (peer, context, tag, word);
         None
     }
 
-    /// As [`MessagePort::send_word`], of a whole message for which a fastbox is too small, if that takes no more than to copy it.
+    /// As [`MessagePort::send_word`], for a whole message that is too large for a fastbox, if the
+    /// message only needs to be copied.
     #[inline(always)]
     fn send_copy(&mut self, peer: PeerId, context: u16, tag: u64, bytes: &[u8]) -> Option<bool> {
         let _ = (peer, context, tag, bytes);
         None
     }
 
-    /// What is rarely to be done after [`MessagePort::send_word`] and [`MessagePort::send_copy`].
+    /// Does the rare work after [`MessagePort::send_word`] and [`MessagePort::send_copy`].
     fn settle_send(&mut self, peer: PeerId) {
         let _ = peer;
     }
 
-    /// As [`MessagePort::send`], of a payload in two pieces: what a protocol puts before the user's bytes, and those.
+    /// As [`MessagePort::send`], for a payload in two pieces: a protocol header and the user's
+    /// bytes.
     ///
     /// # Errors
     /// As [`MessagePort::send`].
@@ -241,7 +247,8 @@ pub trait MessagePort {
         body: &[u8],
     ) -> Result<bool, PeerFault>;
 
-    /// As [`MessagePort::send`], of `envelope.total` bytes of a list, from `at` on, which there are.
+    /// As [`MessagePort::send`], for `envelope.total` bytes of a list from `at` on. The list must
+    /// contain them.
     ///
     /// # Errors
     /// As for [`MessagePort::send`].
@@ -253,17 +260,19 @@ pub trait MessagePort {
         at: usize,
     ) -> Result<bool, PeerFault>;
 
-    /// How the packets of kind `Data` that follow are to be filled, as their receiver asks. A port may know better, or fill nothing.
+    /// Sets the copy policy for later packets of kind `Data`, which their receiver has requested. A
+    /// port may ignore it.
     #[inline]
     fn fill_data(&mut self, peer: PeerId, stores: Stores) {
         let _ = (peer, stores);
     }
 
-    /// The next packet, or a fault, or nothing.
+    /// Returns the next packet, a fault, or nothing.
     fn poll(&mut self) -> Polled<Self::Token>;
 
-    /// The critical path in one step: if the packet that a poll would find first is a whole small message, and `wanted`,
-    /// copies it into `to` (what fits), releases it, and says whose it was and what. `None` says nothing.
+    /// The critical path of receiving, in one step. If a poll would first find a whole small
+    /// message, and `wanted` accepts it, copies the bytes that fit into `to`, releases the packet,
+    /// and returns its sender and envelope. `None` if nothing was taken: the caller polls.
     #[inline(always)]
     fn take(
         &mut self,
@@ -274,8 +283,9 @@ pub trait MessagePort {
         None
     }
 
-    /// As [`MessagePort::take`], of a message of a word in this context, from this peer or, without one, from whomever a poll
-    /// would look at first. Says whose it was, its tag, what it was, and whether [`MessagePort::settle_take`] is to follow.
+    /// As [`MessagePort::take`], for a message of one word in this context, from this peer; without
+    /// a peer, from the one that a poll checks first. Returns the sender, the tag, the word, and
+    /// whether the caller must call [`MessagePort::settle_take`] next.
     #[inline(always)]
     fn take_word(
         &mut self,
@@ -287,113 +297,126 @@ pub trait MessagePort {
         None
     }
 
-    /// What is rarely to be done after [`MessagePort::take_word`].
+    /// Does the rare work after [`MessagePort::take_word`].
     fn settle_take(&mut self, peer: PeerId) {
         let _ = peer;
     }
 
-    /// As [`MessagePort::poll`], for packets of one peer only, wherever they are: to the last one, so that a peer that is
-    /// gone can be let go of.
+    /// As [`MessagePort::poll`], for all packets of one peer, wherever they are. After the last
+    /// packet a failed peer can be released.
     fn poll_peer(&mut self, peer: PeerId) -> Polled<Self::Token>;
 
-    /// Whether something may be there for [`MessagePort::poll`] where [`MessagePort::take`] looks; as cheap as that.
+    /// Returns whether [`MessagePort::poll`] may find a packet where [`MessagePort::take`] looks.
+    /// The cost is the same as that of `take`.
     fn has_next(&self) -> bool {
         false
     }
 
-    /// Between two looks that found nothing: lets the core rest for some ten nanoseconds, or uses the time for something that makes
-    /// later calls faster and takes about as long.
+    /// Pauses between two polls that found nothing: the core idles for some ten nanoseconds, or
+    /// does work of about that length that speeds up later calls.
     fn pause(&mut self) {
         spin_hint();
     }
 
-    /// Copies payload bytes of an arrived packet, from `at`, into `to`; `at + to.len()` is at most its size.
+    /// Copies payload bytes of a received packet, from `at` on, into `to`. `at + to.len()` is at
+    /// most its size.
     fn read(&self, arrival: &Arrival<Self::Token>, at: usize, to: &mut [u8]);
 
-    /// As [`MessagePort::read`], past the caches where that can be: the packet is of a message that they have no room for.
+    /// As [`MessagePort::read`], with non-temporal stores where possible: the message is too large
+    /// for the caches.
     fn read_past_caches(&self, arrival: &Arrival<Self::Token>, at: usize, to: &mut [u8]) {
         self.read(arrival, at, to);
     }
 
-    /// Finishes with a packet: its memory goes back to the sender.
+    /// Releases a packet: its memory returns to the sender.
     fn release(&mut self, arrival: Arrival<Self::Token>);
 
-    /// A receive from this peer was posted: look for its packets first (paper 4, section 3.1).
+    /// Prioritizes polling for packets of this peer, after a receive was posted (paper 4, section
+    /// 3.1).
     fn expect(&mut self, peer: PeerId);
 
-    /// Promises the peer room for so many units in all, since the start, and wakes it if it may wait for that.
+    /// Grants the peer a total credit of `units` units since the start, and wakes the peer if it
+    /// may wait for credit.
     fn grant(&mut self, peer: PeerId, units: u64);
 
-    /// Units in all that the peer promises us room for, as it says.
+    /// Returns the total credit in units that the peer has granted, as the peer wrote it.
     fn granted(&self, peer: PeerId) -> u64;
 
-    /// A steady clock of any unit, read in some tens of nanoseconds, by which the engine learns whether messages are pulled or
-    /// streamed faster. `None`: what can be pulled is pulled.
+    /// Returns a monotonic clock of any unit that takes some tens of nanoseconds to read. The
+    /// engine uses it to learn whether pulling or streaming is faster. `None`: the engine pulls
+    /// whenever possible.
     fn ticks(&self) -> Option<u64> {
         None
     }
 
-    /// Whether [`MessagePort::pull`] may be tried.
+    /// Returns whether [`MessagePort::pull`] may be tried.
     fn can_pull(&self, peer: PeerId) -> bool {
         let _ = peer;
         false
     }
 
-    /// Fills `to` from `address` in the peer's memory, in one copy. What `to` holds is unspecified unless it is done.
+    /// Fills `to` from `address` in the peer's memory, in one copy. If the result is not `Done`,
+    /// the content of `to` is unspecified.
     fn pull(&mut self, peer: PeerId, address: u64, to: &mut [u8]) -> Pulled {
         let _ = (peer, address, to);
         Pulled::Refused
     }
 
-    /// Opens a message from this peer for both sides to copy; the one before is done. False when the port can't.
+    /// Opens a message from this peer for sender-assisted copy. The preceding share must be
+    /// complete. Returns `false` if the port does not support this.
     fn open_share(&mut self, peer: PeerId, share: &Share) -> bool {
         let _ = (peer, share);
         false
     }
 
-    /// What the receiver is to do next; what it was given before it has copied.
+    /// Returns the receiver's next step. The part that was returned before must have been copied.
     fn next_turn(&mut self, peer: PeerId) -> Turn {
         let _ = peer;
         Turn::Done
     }
 
-    /// Lets the sender claim nothing more: [`MessagePort::next_turn`] then tells what is left.
+    /// Closes the share: the sender can claim nothing more. [`MessagePort::next_turn`] then returns
+    /// the rest.
     fn close_share(&mut self, peer: PeerId) {
         let _ = peer;
     }
 
-    /// A share that the peer, as receiver, has opened and that was not returned before. Nothing of it is checked.
+    /// Returns a share that the peer, as receiver, has opened and that was not returned before. Its
+    /// fields are unchecked.
     fn find_share(&mut self, peer: PeerId) -> Option<Share> {
         let _ = peer;
         None
     }
 
-    /// Joins the share found last, as sender, and claims a part that ends at `end`. `None` when it is closed by now.
+    /// Joins, as sender, the share found last and claims a part that ends at `end`. `None` if the
+    /// share is closed by now.
     fn join_share(&mut self, peer: PeerId, end: u64) -> Option<Part> {
         let _ = (peer, end);
         None
     }
 
-    /// Claims the next part. `None` when there is none.
+    /// Claims the next part. `None` if there is none.
     fn next_part(&mut self, peer: PeerId) -> Option<Part> {
         let _ = peer;
         None
     }
 
-    /// The part claimed last is written, or not. The receiver does not wait for the next one.
+    /// Ends the claimed part; `written` says whether it was written. The receiver does not wait for
+    /// the next part.
     fn end_part(&mut self, peer: PeerId, part: Part, written: bool) {
         let _ = (peer, part, written);
     }
 
-    /// Copies `from` to `address` in the peer's memory. False when it can't be done.
+    /// Copies `from` to `address` in the peer's memory. Returns `false` if this is impossible.
     fn push(&mut self, peer: PeerId, address: u64, from: &[u8]) -> bool {
         let _ = (peer, address, from);
         false
     }
 
-    /// What was done for this peer, until it was let go of ([`MessagePort::close`]).
+    /// Returns the traffic with this peer until its connection was closed ([`MessagePort::close`]).
     fn traffic(&self, peer: PeerId) -> Traffic;
 
-    /// The peer is gone, or broke the rules: no more packets to or from it; what it held of ours comes back.
+    /// Closes the connection to a peer that failed or violated the protocol: no more packets are
+    /// exchanged, and the memory that the peer held is reclaimed.
     fn close(&mut self, peer: PeerId);
 }

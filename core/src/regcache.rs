@@ -1,25 +1,32 @@
-//! The registration cache: memory that a device may reach stays registered after its use, for the next one.
+//! The registration cache: memory that a device may access stays registered after its use, for the
+//! next use.
 //!
-//! Registering pins pages and costs microseconds to milliseconds; programs send from the same buffers again and again.
-//! So a registration is dropped lazily (paper 1, section 5; paper 2, section 2.4.2, the Dynamic Memory Engine): reference
-//! counts, a free list, and a list of the unused ones in the order of their last use, of which the oldest go when room is
-//! wanted. Beyond paper 2, any part of a registered range is a hit.
+//! Registration pins pages and costs microseconds to milliseconds, and programs send from the same
+//! buffers again and again. A registration is therefore dropped lazily (paper 1, section 5; paper
+//! 2, section 2.4.2, the Dynamic Memory Engine). The cache keeps reference counts, a free list, and
+//! a list of unused registrations in the order of their last use, from which it evicts the oldest
+//! when space is needed. Beyond paper 2, any part of a registered range is a hit.
 //!
-//! **Index.** A range of more than `16^k` and at most `16^(k+1)` pages (of at most 16 for `k = 0`) is of level `k`. It touches one or
-//! two aligned blocks of `16^(k+1)` pages, and is entered in a hash table under each, with the sixteenths of the block that it
-//! touches. An address lies in one block of each level, so a look-up probes once a level in use, of which there are at most 13
-//! and in practice two or three, however many ranges there are: the level of most ranges first. A probe is one cache line, and
-//! the registration found another; the sixteenths tell apart the ranges of a block, of which few overlap: a miss that
-//! overlaps known ranges registers the union and withdraws them. Ranges that only touch are left apart: to join
-//! them would register a growing heap anew each time that it grows.
+//! **Index.** A range of more than `16^k` and at most `16^(k+1)` pages (at most 16 for `k = 0`) has
+//! level `k`. It touches one or two aligned blocks of `16^(k+1)` pages. The hash table has an entry
+//! for it under each, with the sixteenths of the block that it touches. An address lies in one
+//! block of each level, so a look-up probes once per level in use, most populated level first.
+//! There are at most 13 levels, in practice two or three, however many ranges there are. A probe
+//! reads one cache line, and the found registration another. The sixteenths distinguish the ranges
+//! of a block. Few ranges overlap, because a miss that overlaps known ranges registers the union
+//! and withdraws them. Adjacent ranges are not joined: that would register a growing heap anew
+//! after each growth.
 //!
-//! **Withdrawn** ranges are no hits any more; those still in use are deregistered by their last user. That is also what
-//! [`Cache::invalidate`] does, which the owner must call before an address range gets other pages (unmapped, remapped,
-//! returned to the system): invariant 9. Where nobody tells, [`Limits::keep`] must be off: then nothing outlives its use, and
-//! only the same pages are a hit, as a user vouches for the pages that it asked for and for no others.
+//! **Withdrawn** ranges are no longer hits. If they are in use, their last user deregisters them.
+//! [`Cache::invalidate`] withdraws ranges too; the owner must call it before an address range gets
+//! other pages (unmapped, remapped, returned to the system): invariant 9. If such changes are not
+//! reported, [`Limits::keep`] must be off. Then no registration outlives its use, and only exactly
+//! the same pages are a hit, because a user guarantees the stability only of the pages that it
+//! requested.
 //!
-//! A miss and an invalidation cost a probe a block of the range at each level, and never more than a walk over all entries:
-//! little beside what the pages of the range cost the kernel.
+//! A miss and an invalidation cost one probe for each block of the range at each level, and at most
+//! a walk over all entries. That is little compared with the kernel's cost for the pages of the
+//! range.
 #![forbid(unsafe_code)]
 
 use core::borrow::BorrowMut;
@@ -35,33 +42,33 @@ use entries::{Entries, Wanted};
 pub use index::Bucket;
 use index::Index;
 
-/// A range of addresses, in bytes; the end is not in it.
+/// A range of addresses in bytes. The end is exclusive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Range {
     /// First address.
     pub start: u64,
-    /// The address behind the last.
+    /// The address after the last.
     pub end: u64,
 }
 
 impl Range {
-    /// Bytes.
+    /// Returns the length in bytes.
     pub const fn len(&self) -> u64 {
         self.end - self.start
     }
 
-    /// Whether there is nothing in it.
+    /// Returns whether the range is empty.
     pub const fn is_empty(&self) -> bool {
         self.start >= self.end
     }
 
-    /// Whether the other lies in this one.
+    /// Returns whether the other range lies in this one.
     #[inline(always)]
     pub const fn contains(&self, other: &Range) -> bool {
         self.start <= other.start && other.end <= self.end
     }
 
-    /// Whether they share an address.
+    /// Returns whether the ranges share an address.
     #[inline(always)]
     pub const fn overlaps(&self, other: &Range) -> bool {
         self.start < other.end && other.start < self.end
@@ -72,42 +79,45 @@ impl Range {
     }
 }
 
-/// Who registers: a memory port.
+/// The interface of a memory port that registers ranges.
 pub trait Registrar {
-    /// What a registration is known by: its keys.
+    /// Identifies a registration: its keys.
     type Handle: Copy;
-    /// Why a registration failed.
+    /// The reason why a registration failed.
     type Error;
 
     /// Registers a range of whole pages with these rights.
     ///
     /// # Errors
-    /// The device or the system refuses. The cache then tries again with less, as far as it can.
+    /// The device or the system refuses. The cache then evicts registrations and tries again, as
+    /// far as possible.
     fn register(&mut self, range: Range, rights: u32) -> Result<Self::Handle, Self::Error>;
 
-    /// Ends the registration of a range, which nobody uses.
+    /// Deregisters an unused range.
     fn deregister(&mut self, range: Range, handle: Self::Handle);
 
-    /// Whether the cache will be told, by [`Cache::invalidate`], when this range, just registered, gets other pages. If not,
-    /// the registration ends with its last use, and serves uses of just this range.
+    /// Returns whether [`Cache::invalidate`] will be called when this range, just registered, gets
+    /// other pages. If not, the registration ends with its last use, and serves only uses of
+    /// exactly this range.
     fn told(&mut self, range: Range) -> bool {
         let _ = range;
         true
     }
 }
 
-/// The bounds of a cache.
+/// The limits of a cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Most bytes registered at once, used or not.
+    /// Most bytes registered at once, used or unused.
     pub bytes: u64,
-    /// Whether registrations outlive their use. Only where every change of a mapping is told: see [`Cache::invalidate`].
+    /// Whether registrations outlive their use. Allowed only if every change of a mapping is
+    /// reported: see [`Cache::invalidate`].
     pub keep: bool,
-    /// Binary logarithm of the page size, 12 to 30: what registrations are rounded to.
+    /// Binary logarithm of the page size, 12 to 30, to which registrations are rounded.
     pub page_shift: u32,
 }
 
-/// Why a range could not be had.
+/// The reason why a range could not be acquired.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AcquireError<E> {
     /// The range wraps around the end of the address space.
@@ -118,12 +128,12 @@ pub enum AcquireError<E> {
         /// Bytes.
         len: u64,
     },
-    /// Everything registered is in use, and there is no room besides.
+    /// All registrations are in use, and there is no space for another.
     #[error(
-        "{wanted} bytes do not fit beside {used} bytes that are in use: the limit is {limit} bytes and {entries} entries"
+        "{wanted} bytes do not fit beside {used} bytes in use: the limit is {limit} bytes and {entries} entries"
     )]
     Full {
-        /// Bytes of the pages wanted.
+        /// Bytes of the requested pages.
         wanted: u64,
         /// Bytes registered, all in use.
         used: u64,
@@ -132,36 +142,37 @@ pub enum AcquireError<E> {
         /// The limit in entries.
         entries: usize,
     },
-    /// The registrar refuses, and nothing unused is left to be given up.
+    /// The registrar refused, and no unused registration is left to evict.
     #[error("registration failed")]
     Refused(E),
 }
 
-/// A use of a registration. To be given back to [`Cache::release`] of the same cache: another one does not always know it
-/// for a stranger.
+/// A use of a registration. It must be passed to [`Cache::release`] of the same cache; another
+/// cache may not recognise it as foreign.
 #[derive(Debug)]
-#[must_use = "a registration that is not released stays for ever"]
+#[must_use = "a registration that is not released stays registered forever"]
 pub struct Held {
     index: u32,
     generation: u32,
 }
 
-/// What has happened so far.
+/// Event counts of a cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Acquired what was registered.
+    /// Acquisitions of a registered range.
     pub hits: u64,
-    /// Acquired what was not.
+    /// Acquisitions of a range that was not registered.
     pub misses: u64,
-    /// Given up unused for want of room.
+    /// Unused registrations that were evicted.
     pub evicted: u64,
-    /// Replaced by a range that covers them.
+    /// Registrations that were replaced by a range that covers them.
     pub merged: u64,
-    /// Withdrawn by [`Cache::invalidate`].
+    /// Registrations withdrawn by [`Cache::invalidate`].
     pub invalidated: u64,
 }
 
-/// The cache, over lent storage: `E` has one slot a registration, `B` the hash table: see [`buckets`]. One thread at a time.
+/// The cache, over lent storage: `E` has one slot per registration; `B` is the hash table, see
+/// [`buckets`]. Only one thread at a time may use it.
 #[derive(Debug)]
 pub struct Cache<H: Copy, E, B>
 where
@@ -170,7 +181,7 @@ where
 {
     entries: Entries<E>,
     index: Index<B>,
-    /// The last hit, which is looked at first.
+    /// The last hit, which is checked first.
     recent: u32,
     limits: Limits,
     bytes: u64,
@@ -178,8 +189,9 @@ where
     handle: PhantomData<H>,
 }
 
-/// How many buckets a cache of so many registrations should have: one for three of them, or up to twice that. A bucket has seven places,
-/// and a registration takes up to two: [`Cache::new`] refuses what could be too few.
+/// Returns the number of buckets for a cache of `entries` registrations: one for three of them, or
+/// up to twice as many. A bucket has seven places, and a registration takes up to two.
+/// [`Cache::new`] refuses a number that could be too small.
 pub const fn buckets(entries: usize) -> usize {
     index::buckets(entries)
 }
@@ -189,7 +201,8 @@ where
     E: BorrowMut<[Entry<H>]>,
     B: BorrowMut<[Bucket]>,
 {
-    /// An empty cache. `None` when there are too few buckets, or the page size is out of its range.
+    /// Returns an empty cache. `None` if there are too few buckets, or the page size is out of
+    /// range.
     pub fn new(limits: Limits, entries: E, buckets: B) -> Option<Self> {
         if !(12..=30).contains(&limits.page_shift) {
             return None;
@@ -206,25 +219,26 @@ where
         })
     }
 
-    /// Bytes registered now, used or not.
+    /// Returns the bytes registered now, used or unused.
     pub const fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Registrations now, used or not.
+    /// Returns the number of registrations, used or unused.
     pub const fn registrations(&self) -> usize {
         self.entries.used()
     }
 
-    /// What has happened so far.
+    /// Returns the event counts.
     pub const fn counts(&self) -> Counts {
         self.counts
     }
 
-    /// The registration of `len` bytes at `address` (at least one byte) with at least these rights, made if there is none.
+    /// Returns a registration of `len` bytes at `address` (at least one byte) with at least these
+    /// rights. A missing one is made.
     ///
     /// # Errors
-    /// See [`AcquireError`]. Nothing is held then; unused registrations may have been given up.
+    /// See [`AcquireError`]. Nothing is held then; unused registrations may have been evicted.
     #[inline]
     pub fn acquire<R: Registrar<Handle = H>>(
         &mut self,
@@ -248,18 +262,19 @@ where
         }
     }
 
-    /// What the registration is known by; `None` for a use that the cache knows nothing of.
+    /// Returns the handle of a registration; `None` for a use that the cache does not know.
     #[inline]
     pub fn handle(&self, held: &Held) -> Option<H> {
         self.get(held)?.handle
     }
 
-    /// The whole range that is registered; `None` for a use that the cache knows nothing of.
+    /// Returns the whole registered range; `None` for a use that the cache does not know.
     pub fn range(&self, held: &Held) -> Option<Range> {
         Some(self.get(held)?.range)
     }
 
-    /// Ends a use. The registration stays for the next one, unless it was withdrawn or nothing is to be kept.
+    /// Ends a use. The registration stays for the next use, unless it was withdrawn or nothing is
+    /// kept.
     #[inline]
     #[expect(clippy::needless_pass_by_value, reason = "a use can end only once")]
     pub fn release<R: Registrar<Handle = H>>(&mut self, registrar: &mut R, held: Held) {
@@ -280,8 +295,9 @@ where
         }
     }
 
-    /// The addresses of this range are about to get other pages, or have got them: nothing registered there is a hit any
-    /// more. What nobody uses is deregistered at once, the rest by its last user. Returns how many were withdrawn.
+    /// Withdraws all registrations that overlap this range, because its addresses are about to get
+    /// other pages or already have them. Unused ones are deregistered at once, the others by their
+    /// last user. Returns the number withdrawn.
     pub fn invalidate<R: Registrar<Handle = H>>(&mut self, registrar: &mut R, range: Range) -> usize {
         let (mut count, mut walk) = (0, self.index.walk(range, &self.entries));
         while let Some(index) = self.index.next_overlapping(&mut walk, &self.entries) {
@@ -292,13 +308,13 @@ where
         count
     }
 
-    /// Whether anything is registered that overlaps a range and can be a hit.
+    /// Returns whether a registration overlaps the range and can be a hit.
     pub fn overlaps(&self, range: Range) -> bool {
         let mut walk = self.index.walk(range, &self.entries);
         self.index.next_overlapping(&mut walk, &self.entries).is_some()
     }
 
-    /// Gives up everything that nobody uses. Returns how many.
+    /// Evicts all unused registrations. Returns their number.
     pub fn flush<R: Registrar<Handle = H>>(&mut self, registrar: &mut R) -> usize {
         let mut count = 0;
         while self.evict(registrar).is_some() {
@@ -341,8 +357,8 @@ where
         };
         let (union, all_rights) = self.merge(registrar, &pages, rights);
         if union != pages || all_rights != rights {
-            // The union is a wish: part of it may have been unmapped, or not allow what the rest does, or nobody would tell of
-            // its changes.
+            // The union is optional: a part of it may have been unmapped, may not allow the same
+            // rights, or may have changes that are not reported.
             if let Ok(held) = self.register(registrar, &union, all_rights, false) {
                 return Ok(held);
             }
@@ -350,8 +366,9 @@ where
         self.register(registrar, &pages, rights, true)
     }
 
-    /// Withdraws what overlaps these pages. Returns the range and the rights of all together, but for those of whose changes
-    /// nobody tells: they are good for their users alone.
+    /// Withdraws registrations that overlap these pages. Returns the union of the ranges and of the
+    /// rights. Registrations whose changes are not reported are left out, because they serve only
+    /// their own users.
     fn merge<R: Registrar<Handle = H>>(
         &mut self,
         registrar: &mut R,
@@ -383,7 +400,8 @@ where
         let handle = loop {
             match registrar.register(*range, rights) {
                 Ok(handle) => break handle,
-                // What others have pinned counts too, so less of ours may help: as much as is wanted, and again.
+                // The limit may also be exhausted by memory that others have pinned, so evicting
+                // less than everything may not help: evict as much as is needed, and try again.
                 Err(_) if insist && self.yield_bytes(registrar, range.len()) => {}
                 Err(error) => return Err(AcquireError::Refused(error)),
             }
@@ -403,14 +421,16 @@ where
                 Ok(Held { index, generation: self.entries.get(index).generation })
             }
             None => {
-                // There was a slot, and the registrar knows nothing of us.
+                // A slot was free before, and the registrar cannot call the cache, so this does not
+                // occur.
                 registrar.deregister(*range, handle);
                 Err(self.full(range.len()))
             }
         }
     }
 
-    /// Gives up unused registrations, oldest first, until there is a slot and this many bytes are within the limit.
+    /// Evicts unused registrations, oldest first, until a slot is free and `wanted` bytes fit
+    /// within the limit.
     fn make_room<R: Registrar<Handle = H>>(
         &mut self,
         registrar: &mut R,
@@ -434,7 +454,8 @@ where
         AcquireError::Full { wanted, used: self.bytes, limit, entries }
     }
 
-    /// Gives up at least this many bytes, or all that is unused; false when nothing is.
+    /// Evicts at least this many bytes, or all unused registrations. Returns `false` if none was
+    /// unused.
     fn yield_bytes<R: Registrar<Handle = H>>(&mut self, registrar: &mut R, bytes: u64) -> bool {
         let mut given = 0;
         while given < bytes
@@ -445,7 +466,7 @@ where
         given > 0
     }
 
-    /// Gives up the registration that has been unused for longest. Returns its bytes.
+    /// Evicts the registration that has been unused longest. Returns its bytes.
     fn evict<R: Registrar<Handle = H>>(&mut self, registrar: &mut R) -> Option<u64> {
         let index = self.entries.oldest()?;
         let bytes = self.entries.get(index).range.len();
@@ -455,7 +476,7 @@ where
         Some(bytes)
     }
 
-    /// Takes a registration out of the index; and ends it if nobody uses it.
+    /// Removes a registration from the index, and deregisters it if it is unused.
     fn withdraw<R: Registrar<Handle = H>>(&mut self, registrar: &mut R, index: u32) {
         self.index.remove(&mut self.entries, index);
         if self.recent == index {
@@ -466,7 +487,7 @@ where
         }
     }
 
-    /// Ends a registration that is not in the index.
+    /// Deregisters an entry that is not in the index.
     fn drop_entry<R: Registrar<Handle = H>>(&mut self, registrar: &mut R, index: u32) {
         if self.recent == index {
             self.recent = NONE;

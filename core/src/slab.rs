@@ -1,14 +1,14 @@
 //! Slots over lent storage, with a free list and doubly linked lists by index.
 //!
-//! The storage may grow between calls (a `Vec` of the layer above); indices stay good.
+//! The storage may grow between calls (for example a `Vec` of the layer above); indices stay valid.
 #![forbid(unsafe_code)]
 
 use core::borrow::BorrowMut;
 
-/// No slot.
+/// The index of no slot.
 pub const NONE: u32 = u32::MAX;
 
-/// A slot: a value, its list links and a generation that makes stale identifiers harmless.
+/// A slot: a value, its list links, and a generation that invalidates stale identifiers.
 #[derive(Debug, Default)]
 pub struct Slot<T> {
     value: T,
@@ -18,12 +18,13 @@ pub struct Slot<T> {
     used: bool,
 }
 
-/// The slots.
+/// A set of slots.
 #[derive(Debug)]
 pub struct Slab<T, B: BorrowMut<[Slot<T>]>> {
     slots: B,
     free: u32,
-    /// Slots below were used at least once; the others are not touched, so their pages stay uncommitted.
+    /// Slots below this index were used at least once. The others are not touched, so their pages
+    /// stay uncommitted.
     fresh: u32,
     used: usize,
     value: core::marker::PhantomData<T>,
@@ -43,18 +44,18 @@ impl Default for List {
 }
 
 impl List {
-    /// An empty list.
+    /// Returns an empty list.
     pub const fn new() -> Self {
         Self { head: NONE, tail: NONE }
     }
 
-    /// The first slot.
+    /// Returns the first slot.
     #[inline(always)]
     pub fn first(&self) -> Option<u32> {
         (self.head != NONE).then_some(self.head)
     }
 
-    /// Whether nothing is in the list.
+    /// Returns whether the list is empty.
     #[inline(always)]
     pub const fn is_empty(&self) -> bool {
         self.head == NONE
@@ -62,35 +63,36 @@ impl List {
 }
 
 impl<T, B: BorrowMut<[Slot<T>]>> Slab<T, B> {
-    /// All slots free.
+    /// Returns a slab with every slot free.
     pub const fn new(slots: B) -> Self {
         Self { slots, free: NONE, fresh: 0, used: 0, value: core::marker::PhantomData }
     }
 
-    /// The storage, for the owner to let it grow. It must never shrink.
+    /// Returns the storage, so that its owner can let it grow. It must never shrink.
     pub fn storage_mut(&mut self) -> &mut B {
         &mut self.slots
     }
 
-    /// Slots in use.
+    /// Returns the number of slots in use.
     pub const fn used(&self) -> usize {
         self.used
     }
 
-    /// Slots that were ever in use: those with an index below this. The value of one that is free is what it last was.
+    /// Returns the number of slots that were ever in use: those with an index below the result. A
+    /// free slot keeps its last value.
     pub const fn touched(&self) -> usize {
         self.fresh as usize
     }
 
-    /// Slots in all.
+    /// Returns the number of slots.
     pub fn capacity(&self) -> usize {
         self.slots.borrow().len()
     }
 
-    /// Puts a value into a free slot; gives it back when there is none.
+    /// Puts a value into a free slot and returns its index.
     ///
     /// # Errors
-    /// The value, when every slot is in use.
+    /// The value, if every slot is in use.
     #[inline]
     pub fn insert(&mut self, value: T) -> Result<u32, T> {
         match self.reserve_behind(NONE) {
@@ -102,9 +104,11 @@ impl<T, B: BorrowMut<[Slot<T>]>> Slab<T, B> {
         }
     }
 
-    /// Appends a free slot to a list, with its index; it holds what it last held. `None` when every slot is in use.
+    /// Appends a free slot to a list, and returns its index and its place. The place still holds
+    /// its last value. `None` if every slot is in use.
     ///
-    /// The caller fills it where it is: a value that is handed down is copied on the way, on the critical path.
+    /// The caller fills the slot in place, because a value passed as an argument would be copied on
+    /// the critical path.
     #[inline(always)]
     pub fn reserve_back(&mut self, list: &mut List) -> Option<(u32, &mut T)> {
         let tail = list.tail;
@@ -121,7 +125,7 @@ impl<T, B: BorrowMut<[Slot<T>]>> Slab<T, B> {
     #[inline(always)]
     fn reserve_behind(&mut self, prev: u32) -> Option<(u32, &mut T)> {
         let slots = self.slots.borrow_mut();
-        // Nothing is free: `NONE` is no index.
+        // No slot is free: `NONE` is not a valid index.
         let again = (self.free as usize) < slots.len();
         let index = if again { self.free } else { self.fresh };
         let slot = slots.get_mut(index as usize)?;
@@ -137,7 +141,7 @@ impl<T, B: BorrowMut<[Slot<T>]>> Slab<T, B> {
         Some((index, &mut slot.value))
     }
 
-    /// Frees a slot. The caller has taken it out of its list.
+    /// Frees a slot, which the caller has removed from its list.
     #[inline(always)]
     pub fn remove(&mut self, index: u32) {
         let slot = &mut self.slots.borrow_mut()[index as usize];
@@ -149,32 +153,32 @@ impl<T, B: BorrowMut<[Slot<T>]>> Slab<T, B> {
         self.used -= 1;
     }
 
-    /// The value in a slot in use.
+    /// Returns the value of a slot in use.
     #[inline(always)]
     pub fn get(&self, index: u32) -> &T {
         &self.slots.borrow()[index as usize].value
     }
 
-    /// The value in a slot, if it is in use and of that generation.
+    /// Returns the value of a slot, if it is in use and of that generation.
     #[inline(always)]
     pub fn live_mut(&mut self, index: u32, generation: u32) -> Option<&mut T> {
         let slot = self.slots.borrow_mut().get_mut(index as usize)?;
         (slot.used && slot.generation == generation).then_some(&mut slot.value)
     }
 
-    /// The value in a slot in use.
+    /// Returns the value of a slot in use for modification.
     #[inline(always)]
     pub fn get_mut(&mut self, index: u32) -> &mut T {
         &mut self.slots.borrow_mut()[index as usize].value
     }
 
-    /// The generation of a slot.
+    /// Returns the generation of a slot.
     #[inline(always)]
     pub fn generation(&self, index: u32) -> u32 {
         self.slots.borrow()[index as usize].generation
     }
 
-    /// Whether the slot is in use and of that generation.
+    /// Returns whether the slot is in use and of that generation.
     #[inline(always)]
     pub fn is_live(&self, index: u32, generation: u32) -> bool {
         self.slots.borrow().get(index as usize).is_some_and(|slot| slot.used && slot.generation == generation)
@@ -193,7 +197,7 @@ impl<T, B: BorrowMut<[Slot<T>]>> Slab<T, B> {
         list.tail = index;
     }
 
-    /// Takes a slot out of its list.
+    /// Removes a slot from its list.
     #[inline]
     pub fn unlink(&mut self, list: &mut List, index: u32) {
         let slots = self.slots.borrow_mut();
@@ -208,7 +212,7 @@ impl<T, B: BorrowMut<[Slot<T>]>> Slab<T, B> {
         }
     }
 
-    /// Takes the first slot out of a list.
+    /// Removes and returns the first slot of a list.
     #[inline(always)]
     pub fn pop_front(&mut self, list: &mut List) -> Option<u32> {
         let index = list.first()?;
@@ -222,14 +226,14 @@ impl<T, B: BorrowMut<[Slot<T>]>> Slab<T, B> {
         Some(index)
     }
 
-    /// The slot after this one in its list.
+    /// Returns the slot after this one in its list.
     #[inline(always)]
     pub fn next(&self, index: u32) -> Option<u32> {
         let next = self.slots.borrow()[index as usize].next;
         (next != NONE).then_some(next)
     }
 
-    /// The first slot of a list, from its head, whose value satisfies the test.
+    /// Returns the first slot of a list whose value satisfies the test.
     #[inline]
     pub fn find(&self, list: &List, mut test: impl FnMut(&T) -> bool) -> Option<u32> {
         let mut at = list.first();

@@ -1,17 +1,19 @@
-//! Memory for messages that nobody has asked for yet.
+//! The store of unexpected messages.
 //!
-//! They are copied out of the transport's cells at once, so that cells stay few (paper 4, section 3.1), and are taken
-//! first in, first out (paper 2, section 2.3.4). The memory is lent, has a ceiling, and belongs to the process and not to
-//! a connection (paper 2, section 2.3.2); [`crate::flow`] promises it to the peers.
+//! Unexpected messages are copied out of the transport's cells at once, so that few cells suffice (paper 4, section
+//! 3.1), and are received first in, first out (paper 2, section 2.3.4). The caller lends the memory. The memory has a
+//! ceiling and belongs to the process, not to a connection (paper 2, section 2.3.2); [`crate::flow`] grants it to the
+//! peers.
 //!
-//! All of it is [`Unit`]s, and one word for each list by hash. A message takes one unit, its head, and, when its body is
-//! longer than [`INLINE`] bytes, a chain of further ones. Any free unit serves, so nothing is lost to fragmentation
-//! and [`cost`] is exact: what is free fits. Units that were never used are not touched: their pages stay uncommitted.
+//! The memory consists of [`Unit`]s, and of one word for each hash bucket. A message takes one unit, its head. If its
+//! body is longer than [`INLINE`] bytes, it also takes a chain of further units. Any free unit fits, so there is no
+//! fragmentation and [`cost`] is exact. Units that were never used are not touched, so their pages stay uncommitted.
 //!
-//! **Head.** Bytes 0-3 and 4-7: next and previous head in the order of arrival. 8-11: next head in its list by hash. 12-15:
-//! source. 16-23: tag. 24-27: body bytes. 28-29: context. 30: kind. 31: 1 if claimed. From 32: the body; one longer than 32
-//! bytes goes on after 28 of them in the unit whose number is in the last four. **Further unit.** 60 bytes of
-//! body, and the number of the next one. A free unit has the number of the next free one there.
+//! **Head.** Bytes 0-3 and 4-7: next and previous head in the order of arrival. 8-11: next head in its hash list.
+//! 12-15: source. 16-23: tag. 24-27: body bytes. 28-29: context. 30: kind. 31: 1 if claimed. From 32: the body. If
+//! the body is longer than 32 bytes, 28 of them are in the head, and the last four bytes of the head hold the number
+//! of the next unit. **Further unit.** 60 bytes of body, and the number of the next unit. A free unit has the number
+//! of the next free unit there.
 #![forbid(unsafe_code)]
 
 use core::borrow::BorrowMut;
@@ -26,7 +28,7 @@ pub type Unit = [u8; UNIT];
 
 /// Bytes of a [`Unit`].
 pub const UNIT: usize = 64;
-/// The longest body that needs no further unit.
+/// Longest body that needs no further unit.
 pub const INLINE: usize = UNIT - BODY;
 
 const NEXT: usize = 0;
@@ -38,14 +40,15 @@ const LEN: usize = 24;
 const CONTEXT: usize = 28;
 const KIND: usize = 30;
 const CLAIMED: usize = 31;
-/// Where the body begins in a head.
+/// Offset of the body in a head.
 const BODY: usize = 32;
-/// Where the number of the next unit is; the body ends here in every unit but a head that needs no other.
+/// Offset of the number of the next unit. The body ends here in every unit except a head without further units.
 const LINK: usize = 60;
-/// Bytes of a body in its head, when it goes on.
+/// Bytes of a body in its head, if the body continues.
 const FIRST: usize = LINK - BODY;
 
-/// Units that a message with a body of so many bytes takes; `u32::MAX`, which no store has, for 4 GiB or more.
+/// Returns the units of a message with a body of `body_len` bytes; `u32::MAX`, which exceeds every store, for 4 GiB
+/// or more.
 #[inline(always)]
 pub const fn cost(body_len: usize) -> u32 {
     if body_len <= INLINE {
@@ -57,7 +60,7 @@ pub const fn cost(body_len: usize) -> u32 {
     }
 }
 
-/// The longest body that takes no more than so many units; of none, an empty one.
+/// Returns the longest body that takes at most `units` units; 0 for no units.
 pub const fn most(units: u32) -> usize {
     match units {
         0 => 0,
@@ -68,8 +71,8 @@ pub const fn most(units: u32) -> usize {
 
 static_assertions::const_assert!(cost(most(137)) == 137 && cost(most(137) + 1) == 138 && cost(most(2)) == 2);
 
-/// How many units and lists to lend for a ceiling of so many bytes: one list for two to four units, together never more
-/// than the ceiling.
+/// Returns how many units and lists to lend for a ceiling in bytes: one list for two to four units, together at most
+/// the ceiling.
 pub const fn split(ceiling: usize) -> (usize, usize) {
     let lists = match (ceiling / UNIT / 2).checked_ilog2() {
         Some(bits) => 1 << bits,
@@ -78,16 +81,16 @@ pub const fn split(ceiling: usize) -> (usize, usize) {
     ((ceiling - lists * size_of::<u32>()) / UNIT, lists)
 }
 
-// A million messages of up to 32 bytes, and what finds them, in 64 MiB.
+// A million messages of up to 32 bytes, with their lists, fit into 64 MiB.
 static_assertions::const_assert!(split(64 << 20).0 >= 1_000_000 && cost(INLINE) == 1);
 static_assertions::const_assert!(split(64 << 20).0 * UNIT + split(64 << 20).1 * 4 <= 64 << 20);
 
-/// A stored message, but for its body.
+/// The description of a stored message, without its body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stored {
-    /// Who sent it.
+    /// Rank of the sender.
     pub source: PeerId,
-    /// What its packet is.
+    /// Kind of the packet.
     pub kind: Kind,
     /// Matching context.
     pub context: u16,
@@ -102,7 +105,7 @@ impl Stored {
     fn of(head: &Unit) -> Self {
         Self {
             source: word(head, SOURCE),
-            // Every head was written by `insert`, with the code of a kind.
+            // `insert` wrote every head with a valid kind.
             kind: Kind::from_code(head[KIND]).unwrap_or(Kind::Eager),
             context: u16::from_le_bytes([head[CONTEXT], head[CONTEXT + 1]]),
             tag: u64::from(word(head, TAG)) | u64::from(word(head, TAG + 4)) << 32,
@@ -122,32 +125,35 @@ impl Stored {
     }
 }
 
-/// The messages, in the order they came. `U` lends the units, `B` the lists by hash. A message is known by the number of
-/// its head, from [`Store::insert`] until [`Store::remove`]; other numbers make no sense, but do no harm outside.
+/// The messages, in the order of arrival. `U` lends the units, `B` the hash lists. The number of its head identifies
+/// a message from [`Store::insert`] until [`Store::remove`]. Other numbers are invalid; they have no effect outside
+/// the store.
 #[derive(Debug)]
 pub struct Store<U: BorrowMut<[Unit]>, B: BorrowMut<[u32]>> {
     units: U,
-    /// First of the units that were used and are free.
+    /// First of the free units that were used before.
     free: u32,
-    /// Units below were used at least once.
+    /// Units below this index were used at least once.
     fresh: u32,
     free_count: u32,
     capacity: u32,
     order: List,
-    /// A list is a ring of heads, in order of arrival; its word is the last one's number plus one, or 0 if there is none.
+    /// The hash lists. Each is a ring of heads in order of arrival; its word is the number of the last head plus one,
+    /// or 0 if it is empty.
     lists: B,
-    /// The high bits of a hash choose its list: those of a multiplicative one spread best.
+    /// The shift that selects the high bits of a hash: they are the best distributed ones of a multiplicative hash.
     shift: u32,
-    /// Stands in when no list was lent.
+    /// The only list if no storage was lent.
     spare: u32,
-    /// All messages.
+    /// Number of messages.
     stored: usize,
-    /// Those in the lists: all but the claimed ones.
+    /// Number of messages in the lists: all except the claimed ones.
     listed: usize,
 }
 
 impl<U: BorrowMut<[Unit]>, B: BorrowMut<[u32]>> Store<U, B> {
-    /// Nothing stored yet. Units may hold anything; lists are all zero, and of them the largest power of two is used.
+    /// Returns an empty store. Units may have any content. Lists must be zero; of them the largest power of two is
+    /// used.
     pub fn new(units: U, lists: B) -> Self {
         let capacity = units.borrow().len().min(NONE as usize - 1) as u32;
         debug_assert!(lists.borrow().iter().all(|&list| list == 0));
@@ -167,29 +173,30 @@ impl<U: BorrowMut<[Unit]>, B: BorrowMut<[u32]>> Store<U, B> {
         }
     }
 
-    /// Units in all.
+    /// Returns the number of units.
     pub const fn capacity_units(&self) -> u32 {
         self.capacity
     }
 
-    /// Units that are free.
+    /// Returns the number of free units.
     pub const fn free_units(&self) -> u32 {
         self.free_count
     }
 
-    /// Messages stored, claimed ones included.
+    /// Returns the number of stored messages, claimed ones included.
     pub const fn len(&self) -> usize {
         self.stored
     }
 
-    /// Whether there is none that a receive could find.
+    /// Returns whether there is no message that a receive could find.
     #[inline(always)]
     pub const fn is_empty(&self) -> bool {
         self.listed == 0
     }
 
-    /// Stores a packet's body of `body_len` bytes, which `read` copies from an offset of the packet, in pieces and in order.
-    /// `None`, and nothing read, when fewer than [`cost`] units are free. Of the envelope, all but `total` is kept.
+    /// Stores a packet's body of `body_len` bytes. `read` copies bytes from an offset of the packet, in pieces and in
+    /// order. The store keeps all fields of the envelope except `total`. `None`, with nothing read, if fewer than
+    /// [`cost`] units are free.
     pub fn insert(
         &mut self,
         source: PeerId,
@@ -227,13 +234,13 @@ impl<U: BorrowMut<[Unit]>, B: BorrowMut<[u32]>> Store<U, B> {
         Some(id)
     }
 
-    /// The message, but for its body.
+    /// Returns the description of a message.
     #[inline(always)]
     pub fn get(&self, id: u32) -> Stored {
         Stored::of(self.unit(id))
     }
 
-    /// Copies the body from byte `at` on into `to`, as far as both go. Returns how many bytes that is.
+    /// Copies the body from byte `at` on into `to`, as far as both reach. Returns the number of bytes copied.
     pub fn read(&self, id: u32, at: usize, to: &mut [u8]) -> usize {
         let head = self.unit(id);
         let len = word(head, LEN) as usize;
@@ -256,11 +263,11 @@ impl<U: BorrowMut<[Unit]>, B: BorrowMut<[u32]>> Store<U, B> {
         count
     }
 
-    /// Copies from byte `at` of a further unit on, and from those after it.
+    /// Copies from byte `at` of a further unit on, and from the units after it.
     fn read_chain(&self, mut unit: u32, at: usize, to: &mut [u8]) {
         let (to, rest) = to.split_at_mut((LINK - at).min(to.len()));
         to.copy_from_slice(&self.unit(unit)[at..at + to.len()]);
-        // Whole pieces by themselves: their size is known to the compiler.
+        // Whole pieces are copied separately, because the compiler then knows their size.
         let (pieces, end) = rest.as_chunks_mut::<LINK>();
         for piece in pieces {
             unit = word(self.unit(unit), LINK);
@@ -272,13 +279,13 @@ impl<U: BorrowMut<[Unit]>, B: BorrowMut<[u32]>> Store<U, B> {
         }
     }
 
-    /// Forgets a message, claimed or not. Returns how many units are free again: its [`cost`].
+    /// Removes a message, claimed or not. Returns the number of freed units, its [`cost`].
     pub fn remove(&mut self, id: u32) -> u32 {
         self.claim(id);
         self.release(id)
     }
 
-    /// Takes a message out of the lists, so that no receive finds it any more; it stays stored until removed.
+    /// Removes a message from the lists, so that no receive finds it. It stays stored until it is removed.
     pub fn claim(&mut self, id: u32) {
         if core::mem::replace(&mut self.unit_mut(id)[CLAIMED], 1) != 0 {
             return;
@@ -288,8 +295,8 @@ impl<U: BorrowMut<[Unit]>, B: BorrowMut<[u32]>> Store<U, B> {
         self.unlink_order(id);
     }
 
-    /// The first message, in the order they came, that matches. What names source and whole tag is found by hash, at a
-    /// cost that does not grow with the number stored; the others by looking at each.
+    /// Returns the first matching message in the order of arrival. A pattern with source and whole tag is searched by
+    /// hash, at a cost that does not grow with the number of messages; other patterns compare each message.
     #[inline]
     pub fn find(&self, pattern: &Pattern) -> Option<u32> {
         if self.listed == 0 {
@@ -298,7 +305,7 @@ impl<U: BorrowMut<[Unit]>, B: BorrowMut<[u32]>> Store<U, B> {
         self.search(pattern, || ())
     }
 
-    /// Messages that [`Store::find`] looks at: for measurements.
+    /// Returns the number of messages that [`Store::find`] compares. For measurements.
     pub fn steps(&self, pattern: &Pattern) -> usize {
         let mut steps = 0;
         self.search(pattern, || steps += 1);
@@ -341,8 +348,8 @@ impl<U: BorrowMut<[Unit]>, B: BorrowMut<[u32]>> Store<U, B> {
         None
     }
 
-    /// Removes every message that satisfies the test, in the order they came, and hands over what it was; its units are
-    /// free then. Claimed ones stay: whoever claimed them removes them. For failures: looks at all.
+    /// Removes every message that satisfies the test, in the order of arrival, frees its units, and passes its
+    /// description to `removed`. Claimed messages stay: the claimant removes them. For failures: visits all messages.
     #[cold]
     pub fn remove_where(
         &mut self,
@@ -367,7 +374,7 @@ impl<U: BorrowMut<[Unit]>, B: BorrowMut<[u32]>> Store<U, B> {
         }
     }
 
-    /// Makes the lists by hash anew: one pass, where taking out one by one would search each list as often.
+    /// Rebuilds the hash lists in one pass. Removing messages one by one would search a list for each.
     fn relist(&mut self) {
         self.lists.borrow_mut().fill(0);
         self.spare = 0;
@@ -388,7 +395,7 @@ impl<U: BorrowMut<[Unit]>, B: BorrowMut<[u32]>> Store<U, B> {
         &mut self.units.borrow_mut()[unit as usize]
     }
 
-    /// A free unit. The caller has counted it.
+    /// Takes a free unit, which the caller has counted.
     #[inline(always)]
     fn take_unit(&mut self) -> u32 {
         let unit = self.free;
@@ -407,7 +414,7 @@ impl<U: BorrowMut<[Unit]>, B: BorrowMut<[u32]>> Store<U, B> {
         for _ in 1..units {
             last = word(self.unit(last), LINK);
         }
-        // The units of a message hang together as free ones do.
+        // The units of a message are linked in the same way as free units.
         let free = core::mem::replace(&mut self.free, id);
         put(self.unit_mut(last), LINK, free);
         self.free_count += units;
@@ -478,7 +485,8 @@ impl<U: BorrowMut<[Unit]>, B: BorrowMut<[u32]>> Store<U, B> {
         put(self.unit_mut(id), CHAIN, first);
     }
 
-    /// Looks for the one before it, past strangers only: what is found is the first of those that share its envelope.
+    /// Removes a head from its hash list. The loop searches its predecessor; the found head is the first of those
+    /// with the same envelope.
     fn unlink_list(&mut self, id: u32) {
         let hash = self.get(id).hash();
         let Some(last) = self.list(hash).checked_sub(1) else { return };
@@ -497,7 +505,7 @@ impl<U: BorrowMut<[Unit]>, B: BorrowMut<[u32]>> Store<U, B> {
     }
 }
 
-/// Bytes of a body of this length in its head.
+/// Returns the number of body bytes in the head of a message with a body of `body_len` bytes.
 #[inline(always)]
 const fn first_len(body_len: usize) -> usize {
     if body_len <= INLINE { body_len } else { FIRST }

@@ -1,6 +1,6 @@
-//! The only door to atomics, shared payload and fences.
+//! The only access to atomics, shared payload and fences.
 //!
-//! Every word that another process can see is one of four types:
+//! Every word that another process can see has one of four types:
 //!
 //! | type | use | in production | under loom |
 //! |---|---|---|---|
@@ -8,8 +8,9 @@
 //! | [`PayloadWord`] | payload that travels in words | a relaxed atomic | loom's `UnsafeCell`: a race fails the model |
 //! | [`Payload`], [`PayloadMut`] | payload bytes | a bounds-checked raw range | a slice of loom's `UnsafeCell` |
 //!
-//! A Release and the Acquire that it pairs with bear the same [`Edge`]. The loom build can weaken either end
-//! of any edge (a *mutant*, see `sync/model.rs`); `cargo proofs` demands that a model fails for each of them.
+//! A Release and the Acquire that pairs with it name the same [`Edge`]. The loom build can weaken
+//! either end of any edge (a *mutant*, see `sync/model.rs`); `cargo proofs` requires that a model
+//! fails for each of them.
 
 #[cfg(not(nemesia_loom))]
 mod copy;
@@ -29,21 +30,23 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, compiler_fence, fence};
 #[cfg(nemesia_loom)]
 use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
-/// A named Release/Acquire pair (or, for [`Edge::Sleep`], a pair of sequentially consistent fences).
+/// A named Release/Acquire pair (or, for [`Edge::Sleep`] and [`Edge::ShareClaim`], a pair of
+/// sequentially consistent fences).
 ///
-/// The name stands at both ends in the code; `tests/tidy` checks it, and the loom run weakens each end.
+/// The name appears at both ends in the code. `tests/tidy` checks this, and the loom run weakens
+/// each end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Edge {
-    /// Fastbox: the sender's slots become readable when the first slot's stamp is seen.
+    /// Fastbox: the sender's slots become readable when the receiver sees the first slot's stamp.
     FastboxPublish,
     /// Fastbox: the receiver has finished reading the slots below the position; they may be overwritten.
     FastboxAck,
-    /// Cell: header and payload become readable when the sequence word is seen.
+    /// Cell: header and payload become readable when the receiver sees the sequence word.
     CellPublish,
-    /// Cell queue: whoever sees the entry sees the published cell that it names.
+    /// Cell queue: a process that sees the entry also sees the published cell that it names.
     QueuePublish,
-    /// Cell queue: whoever starts at this tail hint sees the entries below it.
+    /// Cell queue: a producer that starts at this tail hint sees the entries below it.
     QueueTail,
     /// Return ring: the receiver has finished reading the cell; its owner may fill it again.
     CellReturn,
@@ -51,30 +54,35 @@ pub enum Edge {
     RingPublish,
     /// Byte or record ring: bytes below the read position may be overwritten.
     RingRelease,
-    /// Segment: the header is complete when its `ready` word is seen.
+    /// Segment: the header is complete when a peer sees its `ready` word.
     SegmentReady,
-    /// Shared copy: what is to be copied is told when the share's number is seen, and nothing of the one before is used.
+    /// Sender-assisted copy: a sender that sees the share's number sees its parameters, and none of
+    /// the preceding share.
     ShareOpen,
-    /// Shared copy: whoever sees that the sender has joined sees what it has claimed, and that it has left, what it wrote.
+    /// Sender-assisted copy: a receiver that sees that the sender has joined sees its claim; one
+    /// that sees that it has left sees the bytes written.
     ShareLeave,
-    /// Shared copy: each side publishes its claim, then looks at the other's. A fence on each side makes it impossible that
-    /// both miss.
+    /// Sender-assisted copy: each side publishes its claim, then reads the other's. A fence on each
+    /// side ensures that at least one sees the other's claim.
     ShareClaim,
-    /// Exposed memory: what was put before an atomic operation on a value is readable for whoever sees it by another.
+    /// Exposed memory: bytes put before an atomic operation on a value are readable for a process
+    /// that observes the value by another atomic operation.
     Region,
-    /// Released memory: a range that was told is whole when its stamp is seen, for readers and for the slot's next writer.
+    /// Released memory: a reported range is complete when its stamp is seen, for readers and for
+    /// the slot's next writer.
     ReleaseTold,
-    /// Released memory: who has seen a part of the slot's next range sees that the stamp is another.
+    /// Released memory: a reader that has seen a part of the slot's next range sees that the stamp
+    /// has changed.
     ReleaseReused,
-    /// Lock: what its holder did is seen by the next.
+    /// Lock: the next holder sees everything that the preceding holder did.
     Lock,
-    /// Sleep: the sleeper raises its flag, then looks for work; the waker publishes work, then looks at the
-    /// flag. A fence on each side makes it impossible that both miss.
+    /// Sleep: the sleeper sets its flag, then polls for work; the waker publishes work, then reads
+    /// the flag. A fence on each side ensures that at least one sees the other's write.
     Sleep,
 }
 
 impl Edge {
-    /// Every edge, in declaration order.
+    /// All edges, in declaration order.
     pub const ALL: [Edge; 17] = [
         Edge::FastboxPublish,
         Edge::FastboxAck,
@@ -96,7 +104,7 @@ impl Edge {
     ];
 }
 
-/// Which end of an [`Edge`] an access is.
+/// The end of an [`Edge`] to which an access belongs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     /// The Release, or the waker's fence.
@@ -105,7 +113,8 @@ pub enum End {
     Acquire,
 }
 
-/// The ordering of an access: as written, unless this loom run weakens that end of that edge.
+/// Returns the ordering of an access: as written, unless this loom run weakens that end of that
+/// edge.
 #[inline(always)]
 fn order(edge: Edge, end: End) -> Ordering {
     #[cfg(nemesia_loom)]
@@ -119,7 +128,7 @@ fn order(edge: Edge, end: End) -> Ordering {
     }
 }
 
-/// The ordering of an access that is both ends of an edge.
+/// Returns the ordering of an access that is both ends of an edge.
 #[inline(always)]
 fn both(edge: Edge) -> Ordering {
     match (order(edge, End::Release), order(edge, End::Acquire)) {
@@ -129,7 +138,7 @@ fn both(edge: Edge) -> Ordering {
     }
 }
 
-/// Loom runs count every access here, so that a model can stop a thread at any of them.
+/// Counts an access. In loom runs a model can stop a thread at any access.
 #[inline(always)]
 fn step() {
     #[cfg(nemesia_loom)]
@@ -144,87 +153,91 @@ macro_rules! word {
         pub struct $name($atomic);
 
         impl $name {
-            /// A word of private or freshly reserved memory.
+            /// Returns a word of private or freshly reserved memory.
             #[cfg(not(nemesia_loom))]
             pub const fn new(value: $int) -> Self {
                 Self($atomic::new(value))
             }
 
-            /// A word of a model; loom's atomics have no const constructor.
+            /// Returns a word of a model; loom's atomics have no const constructor.
             #[cfg(nemesia_loom)]
             pub fn new(value: $int) -> Self {
                 Self($atomic::new(value))
             }
 
-            /// Reads without ordering anything else.
+            /// Reads the word without ordering.
             #[inline(always)]
             pub fn load_relaxed(&self) -> $int {
                 step();
                 self.0.load(Ordering::Relaxed)
             }
 
-            /// Writes without ordering anything else.
+            /// Writes the word without ordering.
             #[inline(always)]
             pub fn store_relaxed(&self, value: $int) {
                 step();
                 self.0.store(value, Ordering::Relaxed);
             }
 
-            /// Reads; what the writer of the value did before its Release on `edge` is then visible.
+            /// Reads the word. Everything that its writer did before its Release on `edge` is then
+            /// visible.
             #[inline(always)]
             pub fn load_acquire(&self, edge: Edge) -> $int {
                 step();
                 self.0.load(order(edge, End::Acquire))
             }
 
-            /// Writes; whoever reads the value with Acquire on `edge` sees all that was done before.
+            /// Writes the word. A reader of the value with Acquire on `edge` sees everything done
+            /// before.
             #[inline(always)]
             pub fn store_release(&self, value: $int, edge: Edge) {
                 step();
                 self.0.store(value, order(edge, End::Release));
             }
 
-            /// Writes `new` if the word is still `current`, with Release on `edge`; else returns what it is.
+            /// Writes `new` with Release on `edge` if the word is `current`; else returns its
+            /// value.
             ///
             /// # Errors
-            /// The value found, when it is not `current`.
+            /// The value found, if it is not `current`.
             #[inline(always)]
             pub fn cas_release(&self, current: $int, new: $int, edge: Edge) -> Result<$int, $int> {
                 step();
                 self.0.compare_exchange(current, new, order(edge, End::Release), Ordering::Relaxed)
             }
 
-            /// Writes `new` if the word is still `current`; what the writer of `current` did before its Release on `edge` is
-            /// then visible. Else returns what it is.
+            /// Writes `new` if the word is `current`. Everything that the writer of `current` did
+            /// before its Release on `edge` is then visible. Else returns the word's value.
             ///
             /// # Errors
-            /// The value found, when it is not `current`.
+            /// The value found, if it is not `current`.
             #[inline(always)]
             pub fn cas_acquire(&self, current: $int, new: $int, edge: Edge) -> Result<$int, $int> {
                 step();
                 self.0.compare_exchange(current, new, order(edge, End::Acquire), Ordering::Relaxed)
             }
 
-            /// Writes, and returns the old value; whoever reads the new one with Acquire on `edge` sees all that was done
-            /// before.
+            /// Writes the word and returns the old value. A reader of the new value with Acquire on
+            /// `edge` sees everything done before.
             #[inline(always)]
             pub fn swap_release(&self, value: $int, edge: Edge) -> $int {
                 step();
                 self.0.swap(value, order(edge, End::Release))
             }
 
-            /// Writes `new` if the word is still `current`, without ordering anything else.
+            /// Writes `new` without ordering if the word is `current`.
             ///
             /// # Errors
-            /// The value found, when it is not `current`.
+            /// The value found, if it is not `current`.
             #[inline(always)]
             pub fn cas_relaxed(&self, current: $int, new: $int) -> Result<$int, $int> {
                 step();
                 self.0.compare_exchange(current, new, Ordering::Relaxed, Ordering::Relaxed)
             }
 
-            /// Changes the word in one atomic step, and returns what it was; Acquire and Release on `edge`: what others did
-            /// before they changed it is visible, and what we did before is to those who change it next.
+            /// Changes the word in one atomic step and returns the old value, with Acquire and
+            /// Release on `edge`: everything that other writers did before their changes is
+            /// visible, and later writers see everything that this thread did before.
             #[inline]
             pub fn update_acq_rel(&self, edge: Edge, change: impl Fn($int) -> $int) -> $int {
                 step();
@@ -237,11 +250,11 @@ macro_rules! word {
                 }
             }
 
-            /// As `update_acq_rel`, of a word at some address.
+            /// As `update_acq_rel`, for a word at an address.
             ///
             /// # Safety
-            /// The word is initialised, aligned, mapped and writable, and others use it meanwhile only by atomic
-            /// operations.
+            /// The word is initialised, aligned, mapped and writable. Others access it meanwhile
+            /// only by atomic operations.
             #[cfg(not(nemesia_loom))]
             #[inline]
             pub unsafe fn update_acq_rel_at(
@@ -249,12 +262,12 @@ macro_rules! word {
                 edge: Edge,
                 change: impl Fn($int) -> $int,
             ) -> $int {
-                // SAFETY: the caller's promise, and this type is an atomic without more; the reference does not outlive this
-                // call.
+                // SAFETY: the caller guarantees a valid word, and this type is only an atomic; the
+                // reference does not outlive this call.
                 unsafe { word.cast::<Self>().as_ref() }.update_acq_rel(edge, change)
             }
 
-            /// Models know no addresses: they call `update_acq_rel`.
+            /// As `update_acq_rel`, which models use, because they have no addresses.
             ///
             /// # Safety
             /// As in production.
@@ -265,14 +278,14 @@ macro_rules! word {
                 change: impl Fn($int) -> $int,
             ) -> $int {
                 let _ = edge;
-                // SAFETY: the caller's promise.
+                // SAFETY: the caller guarantees a valid word.
                 let old = unsafe { word.read() };
-                // SAFETY: the caller's promise.
+                // SAFETY: the caller guarantees a valid word.
                 unsafe { word.write(change(old)) };
                 old
             }
 
-            /// Adds one without ordering anything else, and returns the old value.
+            /// Adds one without ordering, and returns the old value.
             #[inline(always)]
             pub fn bump_relaxed(&self) -> $int {
                 step();
@@ -291,29 +304,30 @@ word! {
     Word32, AtomicU32, u32
 }
 
-/// The type of word on which the kernel can make a process sleep.
+/// The type of the word on which the kernel can make a process sleep.
 #[cfg(not(nemesia_loom))]
 pub type FutexWord = AtomicU32;
 
 impl Word32 {
-    /// The atomic itself, for the futex system call.
+    /// Returns the atomic itself, for the futex system call.
     #[cfg(not(nemesia_loom))]
     pub fn as_futex(&self) -> &FutexWord {
         &self.0
     }
 }
 
-/// How the two fences of [`Edge::Sleep`] are paid for.
+/// The kind of the two fences of [`Edge::Sleep`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FenceMode {
-    /// The sleeper makes every process of the world execute a barrier (`membarrier`), so the waker needs only
-    /// to keep the compiler from reordering. The waker's critical path stays free of fences.
+    /// The sleeper makes every process of the world execute a barrier (`membarrier`). The waker
+    /// only prevents reordering by the compiler, and its critical path has no fence.
     Asymmetric,
-    /// Both execute a sequentially consistent fence.
+    /// Both sides execute a sequentially consistent fence.
     Symmetric,
 }
 
-/// The waker's side of [`Edge::Sleep`]: between publishing work and reading the sleeper's flag.
+/// Executes the waker's side of [`Edge::Sleep`]: between publishing work and reading the sleeper's
+/// flag.
 #[inline(always)]
 pub fn waker_fence(mode: FenceMode) {
     #[cfg(not(nemesia_loom))]
@@ -321,7 +335,8 @@ pub fn waker_fence(mode: FenceMode) {
         FenceMode::Asymmetric => compiler_fence(Ordering::SeqCst),
         FenceMode::Symmetric => fence(Ordering::SeqCst),
     }
-    // Loom has no membarrier: models of it run the symmetric form, whose guarantee the asymmetric one equals.
+    // Loom has no membarrier. Models run the symmetric form, which gives the same guarantee as the
+    // asymmetric form.
     #[cfg(nemesia_loom)]
     {
         step();
@@ -331,7 +346,8 @@ pub fn waker_fence(mode: FenceMode) {
     }
 }
 
-/// The waker's side of [`Edge::Sleep`] where the sleeper asks for it: before reading the sleeper's flag once more.
+/// Executes the waker's side of [`Edge::Sleep`] on request of the sleeper: before reading the
+/// sleeper's flag again.
 #[inline]
 pub fn asked_fence() {
     step();
@@ -342,10 +358,11 @@ pub fn asked_fence() {
     fence(Ordering::SeqCst);
 }
 
-/// The sleeper's side of [`Edge::Sleep`]: between raising its flag and looking for work a last time.
+/// Executes the sleeper's side of [`Edge::Sleep`]: between setting its flag and polling for work a
+/// last time.
 ///
-/// In [`FenceMode::Asymmetric`] the caller issues `membarrier` besides, or has asked the wakers for [`asked_fence`]; this fence
-/// alone is not enough.
+/// In [`FenceMode::Asymmetric`] this fence alone is not enough: the caller also executes
+/// `membarrier`, or has requested [`asked_fence`] of the wakers.
 #[inline]
 pub fn sleeper_fence() {
     step();
@@ -356,13 +373,15 @@ pub fn sleeper_fence() {
     fence(Ordering::SeqCst);
 }
 
-/// The receiver's side of [`Edge::ShareClaim`]: between publishing what it has claimed and looking at the sender's claim.
+/// Executes the receiver's side of [`Edge::ShareClaim`]: between publishing its claim and reading
+/// the sender's.
 #[inline]
 pub fn receiver_fence() {
     claim_fence(End::Release);
 }
 
-/// The sender's side of [`Edge::ShareClaim`]: between publishing what it has claimed and looking at the receiver's claim.
+/// Executes the sender's side of [`Edge::ShareClaim`]: between publishing its claim and reading the
+/// receiver's.
 #[inline]
 pub fn helper_fence() {
     claim_fence(End::Acquire);
@@ -379,7 +398,7 @@ fn claim_fence(end: End) {
     fence(Ordering::SeqCst);
 }
 
-/// Tells the processor that this is a spin loop.
+/// Informs the processor that this is a spin loop.
 #[inline(always)]
 pub fn spin_hint() {
     #[cfg(not(nemesia_loom))]

@@ -1,15 +1,19 @@
-//! One endpoint for several threads of a process: a lock around it, and who makes progress while several wait.
+//! One endpoint shared by several threads of a process: a lock around it, and the election of the
+//! thread that makes progress.
 //!
-//! - A [`Lock`] is held for the length of a call that does not block, never while somebody sleeps. Whoever waits for it long
-//!   has it handed over, so that threads that come and go all the time keep nobody out (W. Amer et al., "MPI+Threads:
-//!   Runtime Contention and Remedies", PPoPP 2015, on what becomes of runtimes whose locks do not).
-//! - Of the threads that wait for requests one is the *driver*: it polls, and sleeps on the endpoint's sleep word when nothing
-//!   comes. The others sleep until the driver, or whoever else makes progress, has found what they wait for. A driver that leaves
-//!   makes another of them the driver, and wakes it. The [`Roster`] knows them all; it lies behind the lock.
-//! - A [`Bell`] wakes those who are not the driver. It is listened to with the lock held, and rung with the lock held: so
-//!   nobody falls asleep who was rung for.
+//! - A [`Lock`] is held for the length of a non-blocking call, never while a thread sleeps. If a
+//!   thread waits long for the lock, the lock is handed over to it, so that threads with frequent
+//!   calls cannot starve it (W. Amer et al., "MPI+Threads: Runtime Contention and Remedies", PPoPP
+//!   2015, describes runtimes whose locks lack this).
+//! - Of the threads that wait for requests one is the *driver*: it polls, and sleeps on the
+//!   endpoint's sleep word when no packet arrives. The others sleep until the driver, or another
+//!   thread that makes progress, has completed their requests. A driver that leaves makes another
+//!   waiter the driver and wakes it. The [`Roster`] is the waiter list; the lock protects it.
+//! - A [`Bell`] is the event count that wakes waiters other than the driver. A waiter reads it, and
+//!   a notifier advances it, with the lock held, so that no wake-up is lost.
 //!
-//! The models `threads/...` run this code with the sleep word, and look for lost wake-ups and idle drivers.
+//! The models `threads/...` run this code with the sleep word, and search for lost wake-ups and
+//! idle drivers.
 #![forbid(unsafe_code)]
 
 mod lock;
@@ -22,7 +26,7 @@ pub use roster::{Bits, Roster, Seat};
 
 use crate::sync::Word32;
 
-/// Wakes threads that wait without being the driver.
+/// The event count that wakes waiting threads other than the driver.
 #[derive(Debug)]
 pub struct Bell(Word32);
 
@@ -33,18 +37,18 @@ impl Default for Bell {
 }
 
 impl Bell {
-    /// With the lock held: what to sleep on, once the lock is free.
+    /// Returns the value to sleep on after the lock is released. The caller holds the lock.
     pub fn listen(&self) -> u32 {
         self.0.load_relaxed()
     }
 
-    /// With the lock held: whoever has listened before, and is not asleep yet, will not fall asleep. Wake the sleepers after
-    /// this, those whose bits are meant.
+    /// Notifies the waiters: a thread that has read the value and is not asleep yet will not fall
+    /// asleep. The caller holds the lock, and afterwards wakes the sleepers whose bits are set.
     pub fn ring(&self) {
         self.0.bump_relaxed();
     }
 
-    /// The word to sleep on.
+    /// Returns the word to sleep on.
     pub fn word(&self) -> &Word32 {
         &self.0
     }

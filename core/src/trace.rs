@@ -1,10 +1,10 @@
-//! Entry and exit of functions with times, printed as a call tree (paper 2, section 2.3.6: "the result of a debugging run
-//! is a complete work flow of the device structured as a tree").
+//! Entry and exit of functions with times, printed as a call tree (paper 2, section 2.3.6: "the
+//! result of a debugging run is a complete work flow of the device structured as a tree").
 //!
-//! The engine tells a [`Recorder`] of what it does. `()` is one, writes nothing down and costs nothing; `Ring`, with
-//! the feature `trace`, keeps the last entries and exits in a ring that the caller lends, with times by a clock that the
-//! caller lends as well. An entry of which nothing came, such as a poll that found nothing, is taken back: the ring
-//! holds what happened, and not that it was waited for.
+//! The engine reports its work to a [`Recorder`]. The recorder `()` records nothing and costs
+//! nothing. `Ring`, with the feature `trace`, keeps the last entries and exits in a ring. The
+//! caller lends the ring and the clock. If a function did nothing, such as a poll that found no
+//! packet, its entry is removed: the ring holds events, not the waiting for them.
 #![forbid(unsafe_code)]
 
 #[cfg(feature = "trace")]
@@ -13,16 +13,16 @@ mod ring;
 #[cfg(feature = "trace")]
 pub use ring::{Record, Ring, Tree};
 
-/// What is told of the functions that are entered and left.
+/// The interface to which entries and exits of functions are reported.
 pub trait Recorder {
-    /// A function is entered, with what is worth knowing of its arguments: a rank or bytes.
+    /// Records the entry of a function, with its most useful argument: a rank or a number of bytes.
     fn enter(&mut self, name: &'static str, value: u64);
 
-    /// The function entered last, and not left, is left. If it has done nothing (`happened` is false) and called nothing
-    /// that was written down, it is forgotten.
+    /// Records the exit of the function that was entered last. If the function did nothing
+    /// (`happened` is false) and called nothing that was recorded, its entry is removed.
     fn leave(&mut self, happened: bool);
 
-    /// Something that takes no time to speak of.
+    /// Records an event of negligible duration.
     #[inline(always)]
     fn note(&mut self, name: &'static str, value: u64) {
         self.enter(name, value);
@@ -30,7 +30,7 @@ pub trait Recorder {
     }
 }
 
-/// Writes nothing down.
+/// Records nothing.
 impl Recorder for () {
     #[inline(always)]
     fn enter(&mut self, _: &'static str, _: u64) {}

@@ -1,28 +1,34 @@
-//! Some ways of doing the same, of which the fastest is learned by trying.
+//! The adaptive selector: it selects the fastest of several alternatives for the same work, by
+//! trial.
 //!
-//! Whoever has the work measures it in *runs* and says what each has cost. The preferred way is taken; now and then, rarer as long as
-//! nothing changes, a few runs go another way, one of them in turn, which is preferred from then on if it was clearly faster. What
-//! counts is the run in the middle of three: one in which the process lost its core says nothing.
+//! The caller measures the work in *runs* and reports the cost of each. The selector uses the
+//! preferred alternative. Occasionally, and less often while nothing changes, a few runs try
+//! another alternative, each in rotation. If that alternative was clearly faster, it becomes the
+//! preferred one. The median of three runs counts, because a run in which the process lost its core
+//! is not representative.
 #![forbid(unsafe_code)]
 
-/// Runs that are remembered of each way, of which the one in the middle counts.
+/// Number of runs that are recorded for each alternative; their median counts.
 const SAMPLES: usize = 3;
-/// Runs of a trial: the first one is not remembered, as what the way before has left in the caches makes it dearer.
+/// Runs of a trial. The first run is not recorded, because the cache contents left by the other
+/// alternative make it more expensive.
 const TRIAL: u8 = SAMPLES as u8 + 1;
-/// Runs before a way is tried again. The wait doubles as long as nothing changes, up to a longest one.
+/// Runs between two trials at first. The interval doubles while nothing changes, up to a limit.
 const FIRST_WAIT: u16 = 8;
-/// Part of the wait after which what somebody suggests is tried.
+/// Fraction of the interval after which a suggested alternative may be tried.
 const SOON: u16 = 8;
-/// Runs in a row that cost twice what they did, after which another way is tried soon. A trial of the peer's, which may cost us as
-/// much, is shorter.
+/// Number of runs in a row at twice the earlier cost after which another alternative is tried soon.
+/// A trial of the peer, which may cost this process as much, is shorter.
 const CHANGED: u8 = 8;
-/// Sixteenths of the present way's cost that another one's has to stay below. Half of a ping-pong is the other side's, and so half of
-/// what is gained is not seen.
+/// The cost of another alternative must stay below this many sixteenths of the preferred
+/// alternative's cost. Half of a ping-pong's time belongs to the other side, so half of the gain is
+/// invisible.
 const BETTER: u64 = 15;
-/// How many times more than the present one's a single run of another way may cost for it to be tried again at once.
+/// If a run of another alternative costs more than this many times the preferred alternative's
+/// cost, its trial ends at once.
 const HOPELESS: u64 = 4;
 
-/// What the last runs have cost; 0 is none.
+/// The costs of the last runs; 0 if there is none.
 #[derive(Clone, Copy, Debug, Default)]
 struct Costs([u32; SAMPLES]);
 
@@ -45,26 +51,27 @@ impl Costs {
     }
 }
 
-/// What is known of `N` ways, which are numbers from 0 on. One of the others is tried after `LONGEST` runs at the latest.
+/// The selector among `N` alternatives, numbered from 0. Another alternative is tried after at most
+/// `LONGEST` runs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ways<const N: usize, const LONGEST: u16> {
     preferred: u8,
-    /// The one that is on trial, or will be next.
+    /// The alternative that is on trial, or will be next.
     other: u8,
-    /// Runs of it that are still to be made.
+    /// Remaining runs of the trial.
     trial: u8,
-    /// Runs in a row of the preferred way that cost much more than they did.
+    /// Runs in a row of the preferred alternative that cost much more than before.
     changed: u8,
-    /// Runs until it is tried, and how many there were to be the last time.
+    /// Runs until the next trial, and the length of the interval.
     wait: u16,
     waited: u16,
-    /// What the preferred one cost when it was preferred.
+    /// The cost of the preferred alternative when it became preferred.
     settled: u32,
     costs: [Costs; N],
 }
 
 impl<const N: usize, const LONGEST: u16> Ways<N, LONGEST> {
-    /// Nothing is known; this one is taken at first.
+    /// Returns a selector without measurements, which starts with alternative `preferred`.
     pub(crate) const fn preferring(preferred: u8) -> Self {
         let other = if preferred == 0 { 1 } else { 0 };
         Self {
@@ -79,23 +86,23 @@ impl<const N: usize, const LONGEST: u16> Ways<N, LONGEST> {
         }
     }
 
-    /// The fastest one, as far as is known.
+    /// Returns the fastest alternative, as far as is known.
     pub(crate) const fn preferred(&self) -> u8 {
         self.preferred
     }
 
-    /// The one to take in the next run.
+    /// Returns the alternative for the next run.
     pub(crate) const fn next(&self) -> u8 {
         if self.trial > 0 { self.other } else { self.preferred }
     }
 
-    /// Whether the cost of a way is known.
+    /// Returns whether the cost of an alternative is known.
     #[cfg(test)]
     pub(crate) fn is_known(&self, way: u8) -> bool {
         self.costs[usize::from(way)].is_known()
     }
 
-    /// A run of this way is over. Costs are comparable numbers, at least 1.
+    /// Records the cost of a run, at least 1. Costs must be comparable.
     pub(crate) fn record(&mut self, way: u8, cost: u32) {
         if way == self.preferred {
             self.costs[usize::from(way)].push(cost);
@@ -105,7 +112,7 @@ impl<const N: usize, const LONGEST: u16> Ways<N, LONGEST> {
         }
     }
 
-    /// After a run of the preferred way.
+    /// Counts a run of the preferred alternative.
     fn go_on(&mut self) {
         let costs = &self.costs[usize::from(self.preferred)];
         if !costs.is_known() {
@@ -115,7 +122,7 @@ impl<const N: usize, const LONGEST: u16> Ways<N, LONGEST> {
         let is_dearer = self.settled != 0 && costs.median() > 2 * u64::from(self.settled);
         self.changed = if is_dearer { self.changed + 1 } else { 0 };
         if self.changed >= CHANGED {
-            // A peer computes, or one of us has moved to another core.
+            // A peer is computing, or one of the two processes has moved to another core.
             (self.wait, self.waited, self.changed) = (0, 0, 0);
         }
         if self.wait == 0 && self.trial == 0 {
@@ -123,8 +130,9 @@ impl<const N: usize, const LONGEST: u16> Ways<N, LONGEST> {
         }
     }
 
-    /// Somebody whose work has to do with ours tries this way: so do we, if we don't try another one, and an eighth of the wait
-    /// since our last trial is over. Two that prefer different ways, and hear of each other's trials, would else try for ever.
+    /// Tries an alternative that the peer tries, unless another trial is in progress, or less than
+    /// an eighth of the interval has passed since the last trial. Without that limit, two peers
+    /// with different preferences would react to each other's trials forever.
     pub(crate) fn suggest(&mut self, way: u8) {
         if self.trial == 0
             && self.waited.saturating_sub(self.wait) >= self.waited / SOON
@@ -136,8 +144,9 @@ impl<const N: usize, const LONGEST: u16> Ways<N, LONGEST> {
         }
     }
 
-    /// A run was not what it was expected to be: a trial goes on without it, and comes to nothing if it was the last. The next one
-    /// is as far ahead as after any other: perhaps no run of it is ever what it was expected to be.
+    /// Records a run that was not measured as expected. A trial continues without the run, and ends
+    /// without a result if it was the last. The next trial is as far ahead as after any other,
+    /// because perhaps no run of this alternative can ever be measured.
     pub(crate) fn miss(&mut self) {
         self.trial = match self.trial {
             0 => return,
@@ -154,7 +163,7 @@ impl<const N: usize, const LONGEST: u16> Ways<N, LONGEST> {
         self.wait = self.waited;
     }
 
-    /// After a run of the other one, on trial.
+    /// Records the cost of a run on trial.
     fn tried(&mut self, cost: u32) {
         let usual = self.costs[usize::from(self.preferred)].median();
         let other = usize::from(self.other);
@@ -174,14 +183,14 @@ impl<const N: usize, const LONGEST: u16> Ways<N, LONGEST> {
         self.settled = self.costs[usize::from(self.preferred)].median() as u32;
         self.other = self.following();
         if self.costs[usize::from(self.other)].0[0] == 0 {
-            // Never tried: at once.
+            // The following alternative was never tried, so its trial starts at once.
             self.trial = TRIAL;
             return;
         }
         self.wait_longer();
     }
 
-    /// The way after the one that was tried, in turn, but for the preferred one.
+    /// Returns the alternative after the one that was tried, in rotation, except the preferred one.
     fn following(&self) -> u8 {
         let next = |way: u8| if usize::from(way) + 1 < N { way + 1 } else { 0 };
         let way = next(self.other);

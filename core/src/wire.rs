@@ -1,51 +1,54 @@
-//! The bytes in shared memory, specified.
+//! The layout of shared memory.
 //!
-//! All integers are little-endian in effect: both sides run on one machine, and [`LAYOUT_VERSION`] together
-//! with the segment magic refuses a peer that differs. Version 6:
+//! All integers are effectively little-endian: both sides run on one machine, and
+//! [`LAYOUT_VERSION`] together with the segment magic rejects a peer that differs. Version 6:
 //!
-//! **Packet.** Each packet between two processes takes the next *sequence number*, whichever of the two paths
-//! (fastbox, cell) carries it; the receiver takes packets in that order only.
+//! **Packet.** Each packet between two processes takes the next *sequence number*, whichever of the
+//! two paths (fastbox, cell) carries it. The receiver takes packets only in that order.
 //!
 //! | kind | code | meaning |
 //! |---|---|---|
 //! | [`Kind::Eager`] | 1 | a whole message |
-//! | [`Kind::Rts`] | 2 | ready to send: a message that is matched before its bytes move ([`rendezvous`]) |
-//! | [`Kind::Cts`] | 3 | clear to send: the answer to it |
-//! | [`Kind::Data`] | 4 | the next bytes of a message that was cleared |
+//! | [`Kind::Rts`] | 2 | ready to send: a message that is matched before its data moves ([`rendezvous`]) |
+//! | [`Kind::Cts`] | 3 | clear to send: the answer to an RTS |
+//! | [`Kind::Data`] | 4 | the next bytes of a streamed message |
 //! | [`Kind::Fin`] | 5 | the receiver has all bytes of a message |
 //! | [`Kind::Active`] | 6 | an active message |
 //! | [`Kind::Rma`] | 7 | a one-sided operation for its target |
-//! | [`Kind::RmaReply`] | 8 | what the target answers |
+//! | [`Kind::RmaReply`] | 8 | the target's answer |
 //!
-//! **Credit.** `Eager` and `Rts` take room at the receiver if nobody has asked for them: so many units of 64 bytes as
-//! [`cost`](crate::store::cost) says for their payload. The receiver promises a number of units in all, which only grows,
-//! in the second word of the line that holds its fastbox position; the sender never sends more. The other kinds take no
-//! room.
+//! **Credit.** `Eager` and `Rts` packets occupy memory at the receiver if no receive matches: as
+//! many units of 64 bytes as [`cost`](crate::store::cost) returns for their payload. The receiver
+//! publishes the total units granted, which only grows, in the second word of the line that holds
+//! its fastbox position. The sender never sends more. The other kinds occupy no memory.
 //!
-//! **Shared copy** (64 bytes, eight words, one line a peer in the owner's segment; [`crate::shared::share`]). As receiver, word
-//! 0: number of the share in bits 1-63, bit 0 set when it is closed; 1: the sender's request; 2: address of the
-//! receiver's buffer; 3: end of the bytes to copy; 4: end of those claimed. As sender, word 5: number of the share joined in
-//! bits 1-63, bit 0 set when it is not copying; 6: start of the bytes claimed; 7: start of those written.
+//! **Sender-assisted copy** (64 bytes, eight words, one line a peer in the owner's segment;
+//! [`crate::shared::share`]). As receiver, word 0: number of the share in bits 1-63, bit 0 set if
+//! it is closed; 1: the sender's request; 2: address of the receiver's buffer; 3: end of the bytes
+//! to copy; 4: end of those claimed. As sender, word 5: number of the share joined in bits 1-63,
+//! bit 0 set while it is not copying; 6: start of the bytes claimed; 7: start of those written.
 //!
-//! **Fastbox slot** (32 bytes, four words; two of them share a cache line). Word 0 is the *stamp*: bits 0-7 lap, 8-15
-//! kind, 16-31 low half of the sequence number, 32-47 payload bytes of this packet, 48-63 context. In the first slot of a packet, word
-//! 1 is the tag and words 2-3 the first 16 payload bytes; in a further slot, only the lap and the kind
-//! `0xff` of the stamp count, and words 1-3 are the next 24 payload bytes.
-//! Bit 7 of the kind is set when the payload lies in a cell of the sender, whose header then says nothing: word 2 is the
-//! cell in bits 0-31 and the payload bytes in bits 32-63, and the packet takes one slot; word 3 is a cell of the receiver that is
-//! given back, plus one, or 0.
-//! The lap of the packet that starts at position `p` of a fastbox of `n` slots is `(p / n + 1) mod 256`.
+//! **Fastbox slot** (32 bytes, four words; two slots share a cache line). Word 0 is the *stamp*:
+//! bits 0-7 lap, 8-15 kind, 16-31 low half of the sequence number, 32-47 payload bytes of this
+//! packet, 48-63 context. In the first slot of a packet, word 1 is the tag and words 2-3 are the
+//! first 16 payload bytes. In a further slot, only the lap and the kind `0xff` of the stamp are
+//! significant, and words 1-3 are the next 24 payload bytes. Bit 7 of the kind is set if the
+//! payload lies in a cell of the sender. The header of that cell is then not significant, and the
+//! packet takes one slot: word 2 is the cell in bits 0-31 and the payload bytes in bits 32-63; word
+//! 3 is a returned cell of the receiver, plus one, or 0. The lap of the packet that starts at
+//! position `p` of a fastbox of `n` slots is `(p / n + 1) mod 256`.
 //!
-//! **Cell header** (64 bytes). Word 0: sequence number in bits 16-63, destination rank in bits 0-15. Word 1:
-//! bits 0-31 payload bytes, 32-39 kind, 48-63 context. Word 2: tag. The rest is reserved.
-//! Sequence numbers of cells are 48 bits wide and start at 1.
+//! **Cell header** (64 bytes). Word 0: sequence number in bits 16-63, destination rank in bits
+//! 0-15. Word 1: bits 0-31 payload bytes, 32-39 kind, 48-63 context. Word 2: tag. The rest is
+//! reserved. Sequence numbers of cells are 48 bits wide and start at 1.
 //!
-//! **Sleep word** (64 bytes in the inbox; [`crate::shared::sleep`]). Bytes 0-3: bits 0-6 are 0 when nobody sleeps, 1 for a
-//! sleeper on the futex and 2 for one in an event loop; bit 7 asks wakers for a fence before each look, and bits 8-31 are how
-//! many messages the sleeper lacks beyond the next. Bytes 4-7: the number of the wake-up, on which the futex waits.
+//! **Sleep word** (64 bytes in the inbox; [`crate::shared::sleep`]). Bytes 0-3: bits 0-6 are 0 if
+//! the process is awake, 1 if it sleeps on the futex, and 2 if it sleeps in an event loop; bit 7
+//! requests a fence of wakers before each read; bits 8-31 are the number of messages that the
+//! sleeper needs beyond the next. Bytes 4-7: the number of the wake-up, on which the futex waits.
 //!
-//! **Queue entry** (64 bits). Bits 0-31: the cell's number in the world, `rank * cells + cell`. Bits 32-63: lap
-//! of the entry, `position / entries + 1`.
+//! **Queue entry** (64 bits). Bits 0-31: the cell's number in the world, `rank * cells + cell`.
+//! Bits 32-63: lap of the entry, `position / entries + 1`.
 //!
 //! **Return slot** (32 bits). Bits 0-15: the cell. Bits 16-31: lap, `position / cells + 1`.
 #![forbid(unsafe_code)]
@@ -55,42 +58,42 @@ pub mod placement;
 pub mod rendezvous;
 pub mod rma;
 
-/// Version of everything on this page.
+/// Version of the layouts on this page.
 pub const LAYOUT_VERSION: u32 = 7;
 
-/// What a packet is.
+/// The kind of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Kind {
     /// A whole message.
     Eager = 1,
-    /// A message that is matched before its bytes move.
+    /// A message that is matched before its data moves (ready to send).
     Rts = 2,
-    /// The receiver is ready for the bytes of such a message.
+    /// The receiver requests the bytes of such a message as a stream (clear to send).
     Cts = 3,
-    /// The next bytes of a message that was cleared.
+    /// The next bytes of a streamed message.
     Data = 4,
-    /// The receiver has all bytes.
+    /// The receiver has all bytes of a message.
     Fin = 5,
     /// An active message.
     Active = 6,
     /// A one-sided operation for its target.
     Rma = 7,
-    /// What the target answers.
+    /// The target's answer.
     RmaReply = 8,
 }
 
 impl Kind {
-    /// How many kinds there are.
+    /// Number of kinds.
     pub const COUNT: usize = 8;
 
-    /// Its place among them, from 0: [`Kind::Eager`] is the first.
+    /// Returns the index of the kind, from 0: [`Kind::Eager`] is the first.
     #[inline(always)]
     pub const fn index(self) -> usize {
         self as usize - 1
     }
 
-    /// Its name.
+    /// Returns the name of the kind.
     pub const fn name(self) -> &'static str {
         match self {
             Kind::Eager => "eager",
@@ -104,7 +107,7 @@ impl Kind {
         }
     }
 
-    /// The kind with this code, if there is one.
+    /// Returns the kind with this code, if there is one.
     #[inline(always)]
     pub const fn from_code(code: u8) -> Option<Self> {
         match code {
@@ -121,13 +124,13 @@ impl Kind {
     }
 }
 
-/// The meaning of a packet's header, whichever path it took.
+/// The description of a packet, independent of its path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Envelope {
-    /// What the packet is.
+    /// Kind of the packet.
     pub kind: Kind,
-    /// Matching context (an MPI communicator's, for example); never a wildcard. 0xffff is that of agreements:
-    /// [`crate::agreement`].
+    /// Matching context (for example of an MPI communicator); never a wildcard. 0xffff is reserved
+    /// for agreements: [`crate::agreement`].
     pub context: u16,
     /// The sender's tag.
     pub tag: u64,
@@ -135,5 +138,5 @@ pub struct Envelope {
     pub total: u64,
 }
 
-/// Sequence numbers are 48 bits wide.
+/// Mask of a sequence number, which is 48 bits wide.
 pub const SEQUENCE_MASK: u64 = (1 << 48) - 1;

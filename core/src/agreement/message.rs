@@ -1,37 +1,38 @@
-//! The messages of an agreement. Little-endian words of 64 bits: 0: kind; 1: flags; from 2: the ranks that are gone, 64 a
-//! word, rank 0 in bit 0 of the first; bits beyond the last rank are 0.
+//! The messages of an agreement, in little-endian words of 64 bits. Word 0: kind; word 1: flags;
+//! from word 2 on: the failed ranks, 64 a word, rank 0 in bit 0 of the first; bits after the last
+//! rank are 0.
 #![forbid(unsafe_code)]
 
 const HEAD_BYTES: usize = 16;
 
-/// A message that no process would send that keeps to the rules.
+/// Error: the message violates the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a malformed message of an agreement")]
+#[error("an agreement message is malformed")]
 pub struct Malformed;
 
-/// Words of a set of so many ranks.
+/// Returns the words of a set of `size` ranks.
 pub const fn words(size: u32) -> usize {
     size.div_ceil(64) as usize
 }
 
-/// Bytes of every message of an agreement among so many ranks.
+/// Returns the bytes of every message of an agreement among `size` ranks.
 pub const fn message_bytes(size: u32) -> usize {
     HEAD_BYTES + 8 * words(size)
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// To the coordinator: what is known.
+    /// To the coordinator: flags and failed ranks.
     Report = 1,
-    /// From the coordinator.
+    /// From the coordinator: the proposal.
     Proposal = 2,
-    /// The answer to it.
+    /// To the coordinator: the proposal is accepted.
     Acceptance = 3,
-    /// From everyone to everyone.
+    /// From every rank to every rank: the decision.
     Decision = 4,
 }
 
-/// A message; the ranks that are gone stand beside it, or are read from its bytes.
+/// A message. The failed ranks are supplied separately, or read from its bytes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Message<M> {
     pub(super) kind: Kind,
@@ -52,7 +53,7 @@ impl Message<()> {
 }
 
 impl Message<()> {
-    /// Checks a message among `size` ranks.
+    /// Checks and decodes a message among `size` ranks.
     pub(super) fn read(
         bytes: &[u8],
         size: u32,

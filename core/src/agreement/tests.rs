@@ -1,4 +1,5 @@
-//! Worlds of agreements whose ranks crash at any step: every interleaving of small ones, random ones of larger.
+//! Worlds of agreements whose ranks crash at any step: every interleaving of small worlds, and
+//! random runs of larger ones.
 
 use std::collections::{HashSet, VecDeque};
 use std::vec;
@@ -12,14 +13,14 @@ use crate::shared::tests::{Rng, cases, portion};
 
 type Part = Agreement<Vec<u64>>;
 
-/// Ranks, the messages between them, and who has crashed.
+/// Ranks, the messages between them, and which ranks have crashed.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct World {
     parts: Vec<Part>,
-    /// By sender, then receiver.
+    /// Messages by sender, then receiver.
     links: Vec<Vec<VecDeque<Vec<u8>>>>,
     alive: Vec<bool>,
-    /// Who was dead before it began.
+    /// Ranks that were dead before the start.
     absent: Vec<bool>,
 }
 
@@ -29,7 +30,7 @@ fn part(rank: usize, size: usize, flags: u64) -> Part {
 }
 
 impl World {
-    /// Every rank clears one flag, so that the decision tells who has taken part.
+    /// Every rank clears one flag, so that the decision shows which ranks took part.
     fn new(size: usize, absent: Vec<bool>) -> Self {
         let parts = (0..size).map(|rank| part(rank, size, !(1 << (rank % 64)))).collect();
         let alive = absent.iter().map(|absent| !absent).collect();
@@ -40,7 +41,7 @@ impl World {
         self.parts.len()
     }
 
-    /// Lets a rank do one step; false when it can't.
+    /// Executes one step of a rank. Returns `false` if the rank cannot make a step.
     fn turn(&mut self, rank: usize) -> bool {
         if !self.alive[rank] {
             return false;
@@ -77,7 +78,7 @@ impl World {
         }
     }
 
-    /// The last message of a dead rank to another is lost.
+    /// Loses the last message of a dead rank to another.
     fn lose(&mut self, from: usize, to: usize) -> bool {
         !self.alive[from] && self.links[from][to].pop_back().is_some()
     }
@@ -86,11 +87,11 @@ impl World {
         0..self.size()
     }
 
-    /// All decide the same, and what they may.
+    /// Checks that all decisions are equal and valid.
     fn check(&self) {
         let mut agreed = None;
         for rank in self.ranks() {
-            // Decided is who tells the others, and not only who has heard from them that they have.
+            // A rank that is sending the decision has decided too, not only one that has finished.
             if !matches!(self.parts[rank].stage, Stage::Tell(_) | Stage::Hear(_) | Stage::Done) {
                 continue;
             }
@@ -108,23 +109,23 @@ impl World {
         }
     }
 
-    /// Nobody waits for ever, and nothing is left over between the living.
+    /// Checks that no rank waits forever, and that no message between surviving ranks is left over.
     fn check_end(&mut self) {
         for rank in self.ranks().filter(|&rank| self.alive[rank]) {
-            // That there is nothing left to do is found out by asking.
+            // Only a call of `step` shows that nothing is left to do.
             let _ = self.parts[rank].step();
         }
         self.check();
         for rank in self.ranks().filter(|&rank| self.alive[rank]) {
             assert!(self.parts[rank].decision().is_some(), "rank {rank} waits");
             for other in self.ranks().filter(|&other| self.alive[other]) {
-                assert!(self.links[other][rank].is_empty(), "left over from {other} to {rank}");
+                assert!(self.links[other][rank].is_empty(), "undelivered messages from {other} to {rank}");
             }
         }
     }
 }
 
-/// Every interleaving of steps and crashes; returns the states.
+/// Explores every interleaving of steps and crashes. Returns the number of states.
 fn explore(size: usize, crashes: usize) -> usize {
     let mut seen = HashSet::new();
     let mut open = vec![(World::new(size, vec![false; size]), crashes)];
@@ -164,7 +165,7 @@ fn every_interleaving_of_three_ranks_and_their_crashes_agrees() {
     assert!(explore(3, 3) > 2000);
 }
 
-/// One random run.
+/// Executes one random run.
 fn simulate(seed: u64) {
     let mut rng = Rng::new(seed);
     let size = rng.pick(&[1, 2, 4, 5, 7, 12, 63, 64, 65]);
@@ -189,7 +190,7 @@ fn simulate(seed: u64) {
 }
 
 #[test]
-fn random_worlds_agree_whoever_crashes() {
+fn random_worlds_agree_whichever_ranks_crash() {
     for seed in 0..if cfg!(miri) { 20 } else { portion(1000) } {
         simulate(seed);
     }
@@ -219,9 +220,9 @@ fn a_rank_alone_decides_at_once() {
 }
 
 #[test]
-fn a_rank_that_others_miss_learns_that_it_is_excluded() {
+fn a_rank_that_others_have_lost_learns_that_it_is_excluded() {
     let mut world = World::new(3, vec![false; 3]);
-    // Ranks 1 and 2 have lost each other, and rank 0 knows nothing of it.
+    // Ranks 1 and 2 have lost each other; rank 0 does not know this.
     world.parts[1].begin_without(2);
     world.parts[2].begin_without(1);
     while (0..3).any(|rank| world.turn(rank)) {}
@@ -242,7 +243,7 @@ fn a_message_at_the_wrong_time_is_refused_and_changes_nothing() {
     let before = one.clone();
     let (report, proposal, acceptance) =
         (Kind::Report as u64, Kind::Proposal as u64, Kind::Acceptance as u64);
-    // The last names a rank that does not exist.
+    // The last message names a rank that does not exist.
     for wrong in [message(report, 0), message(acceptance, 0), message(5, 0), message(proposal, 8)] {
         assert_eq!(one.received(&wrong), Err(Malformed));
         assert_eq!(one, before);

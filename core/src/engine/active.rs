@@ -1,16 +1,20 @@
-//! Active messages: a short header and a payload for a handler of the receiver, which runs when the message comes.
+//! Active messages: a short header and a payload for a handler of the receiver. The handler runs
+//! when the message arrives.
 //!
-//! Nothing is matched and nothing is stored. Messages between two processes are handled in the order
-//! sent, among themselves and with one-sided operations. They do not wait behind tagged messages that lack credit, so
-//! between the two kinds there is no order.
+//! Active messages are neither matched nor stored. Those between two processes are handled in the
+//! order sent, relative to each other and to one-sided operations. They do not wait behind tagged
+//! messages that lack credit, so active and tagged messages are not ordered relative to each other.
 //!
-//! What is more than a packet, up to [`ACTIVE_BYTES`], goes in several, with nothing of the same kind between them, and is put
-//! together in room of the handler's side: it is handled whole, as any other. So the order holds whatever the size, a
-//! handler has no descriptor to keep and to come back to (as UCX has it), and what a peer can make us keep is one message.
-//! What is larger still is better sent as a tagged message, or put, where one copy is enough.
+//! A message that is larger than a packet, up to [`ACTIVE_BYTES`], travels in several packets. No
+//! other active message or one-sided operation is sent between them. The receiver assembles the
+//! message in memory that the handler layer supplies, and the handler receives it whole. The order
+//! therefore does not depend on the size. A handler needs no descriptor that it keeps for later (as
+//! in UCX), and a peer can occupy memory for one message only. For still larger data, use a tagged
+//! message or a put, which need one copy.
 //!
-//! The packet: context is the handler; bits 0-31 of the tag the bytes of the header, bits 32-63 those of the whole message if it
-//! takes several packets, else 0; the payload is the header and then the rest, or the next part of them.
+//! Packet format: the context is the handler number. Bits 0-31 of the tag hold the bytes of the
+//! header. Bits 32-63 hold the bytes of the whole message if it takes several packets, else 0. The
+//! payload is the header followed by the data, or the next part of both.
 #![forbid(unsafe_code)]
 
 use super::request::State;
@@ -25,12 +29,12 @@ use crate::wire::{Envelope, Kind};
 /// The most bytes of header and payload together.
 pub const ACTIVE_BYTES: usize = 1 << 20;
 
-/// An active message that has come.
+/// The description of an active message that has arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ActiveMessage {
-    /// Who sent it.
+    /// Rank of the sender.
     pub from: PeerId,
-    /// Which handler it is for.
+    /// Number of the handler.
     pub handler: u16,
     /// Bytes of the header.
     pub header_bytes: usize,
@@ -38,30 +42,37 @@ pub struct ActiveMessage {
     pub len: usize,
 }
 
-/// There is no memory for an active message.
+/// Error: there is no memory for an active message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NoMemory;
 
-/// What the layer above does with active messages. Called from [`Engine::progress`] and its kin, which it can't call.
+/// The active-message interface of the layer above. [`Engine::progress`] and similar calls invoke
+/// it; implementations cannot call the engine.
 pub trait Handlers {
-    /// Room for a message, [`ActiveMessage::len`] bytes at least; `None` when no handler has that number: the message is
-    /// then dropped and counted. Of a message that takes several packets this is asked for each of them: until it is run, or
-    /// dropped, the room for one sender is the same, and no other's.
+    /// Returns memory for a message, at least [`ActiveMessage::len`] bytes. `None` if no handler
+    /// has that number: the engine then drops the message and counts it.
+    ///
+    /// For a message in several packets, the engine calls this function once per packet. Until that
+    /// message is run or dropped, the function must return the same memory for its sender and must
+    /// not give that memory to another sender.
     ///
     /// # Errors
-    /// [`NoMemory`] where there is no room to be had. A message is not lost unnoticed: its sender is then gone to us.
+    /// [`NoMemory`] if no memory is available. The engine then fails the connection to the sender,
+    /// so that the message is not lost silently.
     fn room(&mut self, message: &ActiveMessage) -> Result<Option<&mut [u8]>, NoMemory>;
 
-    /// The message is in the room: header, then payload. The sender has its memory back.
+    /// Handles the message that the engine has copied into the memory from `room`: header, then
+    /// payload. The sender's packet has been released.
     fn run(&mut self, message: &ActiveMessage);
 
-    /// What has come of a message in several packets is of no use: its sender is gone, or the handler is.
+    /// Discards the parts of an incomplete message in several packets, because its sender failed or
+    /// its handler was removed.
     fn drop_parts(&mut self, from: PeerId) {
         let _ = from;
     }
 }
 
-/// Nobody handles anything.
+/// Handles no message.
 impl Handlers for () {
     fn room(&mut self, _: &ActiveMessage) -> Result<Option<&mut [u8]>, NoMemory> {
         Ok(None)
@@ -70,13 +81,13 @@ impl Handlers for () {
     fn run(&mut self, _: &ActiveMessage) {}
 }
 
-/// A message on its way out.
+/// An outgoing active message.
 #[derive(Debug)]
 pub(super) struct Outgoing {
     pub(super) handler: u16,
     pub(super) header: SendBuf,
     pub(super) payload: SendBuf,
-    /// Bytes of both that have left.
+    /// Bytes of header and payload that have been sent.
     pub(super) sent: usize,
 }
 
@@ -91,7 +102,8 @@ impl Outgoing {
         self.header.len() + self.payload.len()
     }
 
-    /// The next bytes, at most so many: what there is of them in the header, and then in the payload.
+    /// Returns the next bytes, at most `most`: the remaining part of the header, followed by a part
+    /// of the payload.
     fn part(&self, most: usize) -> [&[u8]; 2] {
         let head = self.header.part(self.sent, most);
         let at = self.sent.saturating_sub(self.header.len());
@@ -99,7 +111,7 @@ impl Outgoing {
     }
 }
 
-/// A message in several packets, of which so many bytes have come.
+/// The reassembly state of a message in several packets. `at` bytes have arrived.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Assembly {
     handler: u16,
@@ -110,7 +122,8 @@ pub(super) struct Assembly {
 }
 
 impl Assembly {
-    /// What the first packet of a message announces; `None` when no honest peer does.
+    /// Returns the state that the first packet of a message announces. `None` if the announced
+    /// sizes violate the protocol.
     fn new(handler: u16, header_bytes: u32, len: u32, packet_bytes: usize) -> Option<Self> {
         let fits = (packet_bytes + 1..=ACTIVE_BYTES).contains(&(len as usize)) && header_bytes <= len;
         fits.then_some(Self { handler, wanted: true, header_bytes, len, at: 0 })
@@ -118,17 +131,18 @@ impl Assembly {
 }
 
 impl<P: MessagePort, S: Storage> Engine<P, S> {
-    /// The most bytes of header and payload together.
+    /// Returns the most bytes of header and payload together that one message may have.
     pub fn active_bytes(&self) -> usize {
         self.port.packet_bytes().max(ACTIVE_BYTES)
     }
 
-    /// Starts an active message. [`RequestId::SENT`] means that it has left, and both buffers are the caller's again. One
-    /// to ourselves is handled by the next [`Engine::progress`].
+    /// Starts an active message. [`RequestId::SENT`] means that the message was sent and the caller
+    /// may reuse both buffers. The next [`Engine::progress`] handles a message to this process
+    /// itself.
     ///
     /// # Errors
-    /// See [`StartError`]; nothing was sent. [`StartError::TooLong`] beyond [`Engine::active_bytes`]; a list is
-    /// [`StartError::List`].
+    /// See [`StartError`]; nothing was sent. [`StartError::TooLong`] if the message exceeds
+    /// [`Engine::active_bytes`]; [`StartError::List`] if a buffer is a list.
     #[inline]
     pub fn send_active(
         &mut self,
@@ -146,7 +160,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         if message.len() > most {
             return Err(StartError::TooLong { len: message.len(), most });
         }
-        // What takes several packets needs its slot first: without one, nothing may have been sent.
+        // A message in several packets needs a request slot first: if none is free, no packet may
+        // have been sent.
         let several = message.len() > self.port.packet_bytes();
         if to != self.rank && several {
             let index = self.start(State::Active(message))?;
@@ -163,7 +178,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         self.wait_to_leave(to, State::Active(message))
     }
 
-    /// Sends the next packet of a message, which may be all of it.
+    /// Sends the next packet of a message. One packet may hold the whole message.
     #[inline]
     fn port_active(&mut self, to: PeerId, message: &Outgoing) -> Result<bool, PeerFault> {
         let most = self.port.packet_bytes();
@@ -179,7 +194,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         Ok(sent)
     }
 
-    /// Sends a message that waited. False when there is no room.
+    /// Sends a packet of a queued message. Returns `false` if the port has no space.
     pub(super) fn leave_active(
         &mut self,
         to: PeerId,
@@ -226,8 +241,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         Ok(())
     }
 
-    /// An active message has come, or a part of one: copied out, so that its sender has its memory back, and handled when it is
-    /// whole.
+    /// Delivers an active message, or a part of one. The data is copied out first, so that the
+    /// sender gets its packet memory back. A message is handled when it is complete.
     pub(super) fn deliver_active(&mut self, arrival: Arrival<P::Token>) -> Result<(), PortFault> {
         let Arrival { peer: from, envelope, len, .. } = arrival;
         let (header_bytes, several) = (envelope.tag as u32, (envelope.tag >> 32) as u32);
@@ -254,7 +269,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         Ok(())
     }
 
-    /// A message is whole.
+    /// Runs the handler of a complete message, or counts the message as unhandled.
     fn handle(&mut self, message: &ActiveMessage, wanted: bool) {
         if wanted {
             self.trace.enter("handler", message.handler.into());
@@ -265,7 +280,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         }
     }
 
-    /// A packet of a message in several. What its sender says of the message is checked against what it said first.
+    /// Delivers one packet of a message in several packets. Its sizes are checked against those of
+    /// the first packet.
     #[cold]
     fn deliver_part(
         &mut self,
@@ -305,18 +321,18 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         Ok(())
     }
 
-    /// What handles active messages.
+    /// Returns the handlers of active messages.
     pub const fn handlers_mut(&mut self) -> &mut S::Handlers {
         &mut self.handlers
     }
 
-    /// Active messages that were dropped, as no handler had their number.
+    /// Returns the number of active messages that were dropped because no handler has their number.
     pub const fn unhandled(&self) -> u64 {
         self.unhandled
     }
 }
 
-/// Room for a message, or why its sender is gone to us.
+/// Returns memory for a message, or the fault with which the connection to its sender fails.
 fn room_for<'a, H: Handlers>(
     handlers: &'a mut H,
     message: &ActiveMessage,

@@ -1,4 +1,4 @@
-//! Counters: what is noted, and how it is told. What is known besides, of packets and credits, is derived
+//! Updates and snapshots of the counters. Further counts, of packets and credits, are derived
 //! ([`crate::counters`]).
 #![forbid(unsafe_code)]
 
@@ -13,13 +13,13 @@ use crate::wire::Kind;
 use crate::wire::rma::Operation;
 
 impl<P: MessagePort, S: Storage> Engine<P, S> {
-    /// An eager message has come: the only thing that is counted on the critical path.
+    /// Counts an arrived eager message. This is the only counter that the critical path updates.
     #[inline(always)]
     pub(super) fn count_eager(&mut self, from: PeerId, bytes: usize) {
         self.peer(from).tally.received[Kind::Eager.index()].bytes += bytes as u64;
     }
 
-    /// A message to ourselves is where it was to go, or is remembered.
+    /// Counts a message to this process itself that was delivered, stored or announced.
     pub(super) fn count_own(&mut self, bytes: usize) {
         let rank = self.rank;
         let tally = &mut self.peer(rank).tally;
@@ -27,7 +27,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         tally.received[Kind::Eager.index()].add(bytes);
     }
 
-    /// A message that nobody has asked for is stored.
+    /// Counts an unexpected message that was stored.
     pub(super) fn count_stored(&mut self, from: PeerId, bytes: usize) {
         self.peer(from).tally.unexpected.add(bytes);
         let messages = self.store.len() as u64;
@@ -36,7 +36,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         self.most_stored = (most.max(messages), most_units.max(units));
     }
 
-    /// A one-sided operation was started.
+    /// Counts a one-sided operation that was started.
     pub(super) fn count_operation(&mut self, to: PeerId, operation: Operation, bytes: usize) {
         self.trace.note(operation.name(), bytes as u64);
         let tally = &mut self.peer(to).tally;
@@ -51,7 +51,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         }
     }
 
-    /// The layer above has done a one-sided operation on memory that it has mapped: without the engine.
+    /// Counts a one-sided operation that the layer above performed directly on mapped memory,
+    /// without the engine.
     #[inline]
     pub fn count_direct(&mut self, to: PeerId, operation: Operation, bytes: usize) {
         if to < self.size() {
@@ -60,7 +61,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         }
     }
 
-    /// What was done with a peer, or with ourselves; also with one that is gone. `None` if there is no such rank.
+    /// Returns the counters of a peer or of this process itself. A failed peer keeps its counters.
+    /// `None` if the rank does not exist.
     pub fn peer_counters(&self, peer: PeerId) -> Option<PeerCounters> {
         let it = self.peers.borrow().get(peer as usize)?;
         let traffic = (peer != self.rank).then(|| it.tally.last.unwrap_or_else(|| self.port.traffic(peer)));
@@ -73,13 +75,13 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         })
     }
 
-    /// What was done with all of them, ourselves included.
+    /// Returns the sum of the counters of all ranks, this process included.
     pub fn counters(&self) -> PeerCounters {
         let all = (0..self.size()).filter_map(|peer| self.peer_counters(peer));
         all.fold(PeerCounters::default(), |sum, it| sum.plus(&it))
     }
 
-    /// What is not about one peer.
+    /// Returns the counters that do not belong to one peer.
     pub fn engine_counters(&self) -> EngineCounters {
         let peers: &[Peer] = self.peers.borrow();
         let gone =

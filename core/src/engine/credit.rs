@@ -1,5 +1,5 @@
-//! Credit: no more is sent than the receiver has promised room for (invariant 4). What is counted, and who gets how much,
-//! is in [`crate::flow`]; the promises travel as [`crate::wire`] says.
+//! Credit: a process sends no more than the receiver has promised memory for (invariant 4).
+//! [`crate::flow`] counts and distributes the credit; [`crate::wire`] defines how grants travel.
 #![forbid(unsafe_code)]
 
 use core::borrow::{Borrow, BorrowMut};
@@ -24,7 +24,7 @@ impl AsMut<Account> for Peer {
 }
 
 impl<P: MessagePort, S: Storage> Engine<P, S> {
-    /// Promises every peer its first room.
+    /// Grants every peer its initial credit.
     pub(super) fn open_accounts(&mut self) {
         let me = self.rank;
         for peer in (0..self.size()).filter(|&peer| peer != me) {
@@ -33,28 +33,29 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         }
     }
 
-    /// Tells a peer how much it may send in all.
+    /// Sends a peer its total credit so far.
     fn grant(&mut self, peer: PeerId, granted: u64) {
         self.trace.note("grant", granted);
         self.peer(peer).tally.grants += 1;
         self.port.grant(peer, granted);
     }
 
-    /// Whether a message that may take so many units at the receiver can be sent.
+    /// Returns whether there is credit for a message of at most `units` units at the receiver.
     #[inline(always)]
     pub(super) fn has_credit(&mut self, to: PeerId, units: u32) -> bool {
         let allowance = &mut self.peers.borrow_mut()[to as usize].allowance;
         allowance.may(units) || {
-            // Read only when it is needed: the line is the receiver's.
+            // The grant is read only when needed, because the receiver writes its cache line.
             allowance.raise(self.port.granted(to));
             allowance.may(units)
         }
     }
 
-    /// A message of so many units has come, and will be stored or not.
+    /// Charges the credit account of `from` for a message of `units` units. `stored` says whether
+    /// the message will be stored.
     ///
     /// # Errors
-    /// The peer had no credit for it.
+    /// The peer had no credit for the message.
     #[inline(always)]
     pub(super) fn charge(&mut self, from: PeerId, units: u32, stored: bool) -> Result<(), PortFault> {
         let account = &mut self.peers.borrow_mut()[from as usize].account;
@@ -64,7 +65,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         self.charge_due(from, units, stored)
     }
 
-    /// The ledger has to look, and may find room that others wait for.
+    /// Charges through the ledger, which may free credit for waiting peers.
     #[cold]
     fn charge_due(&mut self, from: PeerId, units: u32, stored: bool) -> Result<(), PortFault> {
         match self.ledger.arrived(self.peers.borrow_mut(), from, units, stored) {
@@ -76,7 +77,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         Ok(())
     }
 
-    /// A stored message is gone.
+    /// Returns the credit of a stored message that was removed.
     pub(super) fn credit_removed(&mut self, source: PeerId, units: u32) {
         #[cfg(nemesia_blunder)]
         if made(Blunder::KeepCredit) {
@@ -90,15 +91,15 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         self.regrant();
     }
 
-    /// Gives room that has become free to the peers that wait for it.
+    /// Grants free memory to the peers that wait for it.
     fn regrant(&mut self) {
         while let Some((peer, granted)) = self.ledger.next_regrant(self.peers.borrow_mut()) {
             self.grant(peer, granted);
         }
     }
 
-    /// Whether a peer can send nothing more before messages are received: it has no credit left. Of ourselves: whether a message
-    /// of ours waits for room.
+    /// Returns whether a peer cannot send until messages are received, because it has no credit.
+    /// For this process's own rank: whether a message to itself waits for memory.
     pub fn is_held(&self, peer: PeerId) -> bool {
         self.peers.borrow().get(peer as usize).is_some_and(|it| match it.failure {
             _ if peer == self.rank => !it.queue(Queue::Pending).is_empty(),
@@ -107,32 +108,33 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         })
     }
 
-    /// Peers that can send nothing more before messages are received.
+    /// Returns the number of peers that cannot send until messages are received.
     pub fn held_peers(&self) -> usize {
         (0..self.size()).filter(|&peer| self.is_held(peer)).count()
     }
 
-    /// Whether this receive is posted, and what it asks for may be held back for want of room.
+    /// Returns whether `id` is a posted receive whose message may be blocked by lack of memory.
     pub fn may_be_held(&self, id: RequestId) -> bool {
         self.posted_source(id).is_some_and(|source| self.may_source_be_held(source))
     }
 
-    /// Whether what a receive from here asks for may be held back for want of room.
+    /// Returns whether messages for a receive from `source` may be blocked by lack of memory.
     pub fn may_source_be_held(&self, source: Source) -> bool {
         if let Source::Rank(rank) = source {
             return self.is_held(rank);
         }
-        // From anyone: as long as one peer can still be heard, the message may come from there.
+        // Any source: while at least one peer can send, the message may come from that peer.
         let silent = |rank| rank == self.rank || self.is_held(rank) || self.failure(rank).is_some();
         self.held_peers() > 0 && (0..self.size()).all(silent)
     }
 
-    /// Whether this is a message to ourselves that nobody has received, and that would be complete if there were room to keep it.
+    /// Returns whether `id` is a message to this process itself that no receive has matched, and
+    /// that would be complete if there were memory to store it.
     pub fn is_own_send_held(&self, id: RequestId) -> bool {
         self.held_own(id).is_some()
     }
 
-    /// The queue in which such a message stands.
+    /// Returns the queue that contains such a message.
     fn held_own(&self, id: RequestId) -> Option<Queue> {
         if !self.requests.is_live(id.index, id.generation) {
             return None;
@@ -149,8 +151,10 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         (own.is_some() && !message.synchronous && message.buf.len() <= self.eager_bytes).then_some(queue)
     }
 
-    /// Withdraws a message of which [`Engine::is_own_send_held`] says so: nothing of it is sent, and its buffer is the caller's
-    /// again. It completes with [`Fate::Cancelled`]. False when it is none, or a matched probe has taken it out.
+    /// Withdraws a message for which [`Engine::is_own_send_held`] returns `true`. Nothing is sent,
+    /// and the caller may reuse the buffer. The request completes with [`Fate::Cancelled`]. Returns
+    /// `false` if `id` is no such message, or if a matched probe has removed the message from the
+    /// queue.
     pub fn withdraw_own_send(&mut self, id: RequestId) -> bool {
         let Some(queue) = self.held_own(id) else { return false };
         if queue == Queue::Offered && !self.forget_own_offer(id) {
@@ -161,7 +165,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         true
     }
 
-    /// Drops a message to ourselves that is only remembered. False when it is not to be found.
+    /// Drops the stored RTS of a message to this process itself. Returns `false` if it is not in
+    /// the store.
     fn forget_own_offer(&mut self, id: RequestId) -> bool {
         let me = self.rank;
         let is_it = |store: &Store<_, _>, at: u32, stored: &Stored| {
@@ -177,14 +182,15 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         units > 0
     }
 
-    /// A peer is gone: its promise is void, and so are the messages that it has only announced. Those that came whole with
-    /// their announcement, as short synchronous ones do, can still be received.
+    /// Closes the account of a failed peer. Its grant is void, and the messages that it has only
+    /// announced are dropped. Messages that travelled whole with their RTS, as short synchronous
+    /// messages do, can still be received.
     pub(super) fn close_account(&mut self, peer: PeerId) {
         let gone = |store: &Store<_, _>, id: u32, stored: &Stored| {
             stored.source == peer && stored.kind == Kind::Rts && {
                 let mut head = [0; RTS_BYTES];
                 store.read(id, 0, &mut head);
-                // It was understood when it came.
+                // The RTS was validated on arrival.
                 Rts::decode(&head, stored.len).is_none_or(|rts| rts.total > (stored.len - RTS_BYTES) as u64)
             }
         };

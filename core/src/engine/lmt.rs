@@ -1,19 +1,23 @@
-//! The large message transfer interface (paper 4, section 3.2): a message is announced by an RTS, matched, and then moved by
-//! one of several protocols. Any number may be in flight, in both directions.
+//! The large message transfer interface (paper 4, section 3.2). An RTS announces a message; the
+//! receiver matches it; one of several protocols then moves the data. Any number of transfers may
+//! be in progress, in both directions.
 //!
-//! | protocol | file | bytes move |
-//! |---|---|---|
-//! | pull | `lmt/pull.rs` | in one copy: the receiver reads the sender's memory ([`MessagePort::pull`]); a sender that waits writes the receiver's at the same time, from the other end |
-//! | stream | `lmt/stream.rs` | in packets, copied in and out at the same time by both sides (double buffering) |
+//! - **Pull** (`lmt/pull.rs`): one copy. The receiver reads the sender's memory
+//!   ([`MessagePort::pull`]). A waiting sender may write into the receiver's memory at the same
+//!   time, from the end of the message.
+//! - **Stream** (`lmt/stream.rs`): packets, which the sender fills while the receiver empties others
+//!   (double buffering).
 //!
-//! Which of the two is faster depends on the machine, on the cores of both processes and on what the sender does: the receiver
-//! learns it for each peer and size (`lmt/choice.rs`), where the port has a clock ([`MessagePort::ticks`]). Else it pulls.
+//! The faster protocol depends on the machine, on the cores of both processes and on the sender's
+//! activity. If the port has a clock ([`MessagePort::ticks`]), the receiver learns the faster
+//! protocol for each peer and size (`lmt/choice.rs`). Without a clock, the receiver pulls.
 //!
-//! Lists: a message that is not in one place is streamed, gathered into each packet; a receiver whose room is not in one place
-//! pulls run by run, or streams when they are small. Neither shares its copy.
+//! Lists: a message that is not contiguous is streamed, and gathered into each packet. A receiver
+//! whose buffer is not contiguous pulls run by run, or streams if the runs are short. Neither case
+//! uses the sender-assisted copy.
 //!
-//! A receiver that can't pull, or can't any more in the middle of a message, clears the rest to be streamed: nothing is
-//! lost and nothing is moved twice.
+//! If a receiver cannot pull, or can no longer pull in the middle of a message, it requests the
+//! remaining bytes as a stream. No byte is lost or moved twice.
 #![forbid(unsafe_code)]
 
 mod choice;
@@ -29,36 +33,40 @@ use super::{Engine, Storage};
 use crate::port::{Arrival, MessagePort, PeerFault, PeerId};
 use crate::wire::rendezvous::Cts;
 
-/// The seven functions of the paper, which each protocol fills as far as it has something of its own to do. A request is
-/// named by its slot; each function finds it in the state and the queue in which the one before left it.
+/// The seven functions of the paper. Each protocol implements those in which it differs from the
+/// others. The slot number names a request. Each function expects the request in the state and
+/// queue in which the preceding function left it.
 pub(super) trait Transfer<P: MessagePort, S: Storage> {
-    /// Sender: announces the message (`initiate_lmt`). False when there is no room or credit for the RTS now.
+    /// Sender: announces the message (`initiate_lmt`). Returns `false` if there is no space or
+    /// credit for the RTS now.
     fn initiate(engine: &mut Engine<P, S>, to: PeerId, index: u32) -> Result<bool, PeerFault> {
         engine.offer(to, index)
     }
 
-    /// Receiver: a receive has matched the message (`start_recv_lmt`).
+    /// Receiver: starts the transfer after a receive has matched the message (`start_recv_lmt`).
     fn start_receive(engine: &mut Engine<P, S>, from: PeerId, index: u32);
 
-    /// Sender: the receiver has answered with CTS (`start_send_lmt`).
+    /// Sender: starts sending after the receiver has answered with CTS (`start_send_lmt`).
     fn start_send(engine: &mut Engine<P, S>, to: PeerId, index: u32, cts: &Cts) {
         let _ = (engine, to, index, cts);
     }
 
-    /// Receiver: a packet of the transfer has come (`handle_cookie`). False when an honest peer would not have sent it.
+    /// Receiver: handles a packet of the transfer (`handle_cookie`). Returns `false` if the packet
+    /// violates the protocol.
     fn handle_cookie(engine: &mut Engine<P, S>, index: u32, arrival: &Arrival<P::Token>) -> bool {
         let _ = (engine, index, arrival);
         false
     }
 
-    /// Either side: moves the next bytes (`lmt_progress`). False when there is no room.
+    /// Either side: moves the next bytes (`lmt_progress`). Returns `false` if there is no space.
     fn progress(engine: &mut Engine<P, S>, peer: PeerId, index: u32) -> Result<bool, PeerFault>;
 
-    /// Sender: the receiver has all that it wants, or it is on the way (`done_send`).
+    /// Sender: completes the send; the receiver has all bytes that it requested, or they are on the
+    /// way (`done_send`).
     fn done_send(engine: &mut Engine<P, S>, to: PeerId, index: u32) {
         engine.complete_send(to, index);
     }
 
-    /// Receiver: all that it wanted is here (`done_recv`).
+    /// Receiver: completes the receive; all requested bytes have arrived (`done_recv`).
     fn done_receive(engine: &mut Engine<P, S>, index: u32);
 }

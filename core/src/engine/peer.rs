@@ -1,4 +1,4 @@
-//! What the engine knows of one rank, and the queues in which its requests stand.
+//! The state that the engine keeps for one rank, and the queues of its requests.
 #![forbid(unsafe_code)]
 
 use core::borrow::BorrowMut;
@@ -15,26 +15,27 @@ use crate::slab::List;
 
 use super::lmt::{Pull, Stream, Transfer, may_be_shared};
 
-/// The queues of a peer. Those before [`Queue::Offered`] are work that may go on without hearing from the peer.
+/// The queues of a peer. Requests in the queues before [`Queue::Offered`] can progress without an
+/// answer from the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Queue {
-    /// Sends that wait for room or credit, in order.
+    /// Sends that wait for space or credit, in order.
     Pending,
-    /// What the peer is to be told: CTS and FIN.
+    /// CTS and FIN packets that must be sent to the peer.
     Answers,
-    /// Messages whose bytes we read from the peer's memory.
+    /// Messages whose bytes this process reads from the peer's memory.
     Pulling,
-    /// Sends that the peer has cleared.
+    /// Sends for which the peer has sent CTS.
     Streaming,
-    /// Sends that the peer was told of.
+    /// Sends whose RTS was sent.
     Offered,
-    /// Messages that the peer streams to us.
+    /// Messages that the peer streams to this process.
     Incoming,
 }
 
 impl Queue {
     const WORK: [Self; 4] = [Queue::Answers, Queue::Pulling, Queue::Streaming, Queue::Pending];
-    /// What is done for the first request of it.
+    /// Returns the name of the work step for the first request of the queue.
     const fn step(self) -> &'static str {
         match self {
             Queue::Pending => "send_pending",
@@ -49,37 +50,38 @@ impl Queue {
     const RECEIVES: [Self; 3] = [Queue::Answers, Queue::Pulling, Queue::Incoming];
 }
 
-/// A message to a peer that both copy.
+/// A message to a peer of which this process copies a part (sender-assisted copy).
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Help {
-    /// Our request, as the peer names it.
+    /// Identifier of this process's request, as the peer knows it.
     pub(super) request: u64,
-    /// Where its first byte goes at the peer.
+    /// Address of the first byte of the message in the peer's memory.
     pub(super) address: u64,
 }
 
-/// What the engine knows of one rank.
+/// The state that the engine keeps for one rank.
 #[derive(Debug, Default)]
 pub struct Peer {
-    /// Requests, by [`Queue`].
+    /// Requests in progress, by [`Queue`].
     queues: [List; 6],
     /// Active messages and one-sided operations.
     pub(super) side: Side,
     pub(super) failure: Option<Failure>,
-    /// It is gone, but what it has sent may not have been taken yet.
+    /// The peer failed, but packets that it sent before may not have been delivered yet.
     pub(super) departed: Option<Failure>,
-    /// Receives from any source have to report its failure: see [`Engine::acknowledge`].
+    /// Whether receives from any source must report the failure of the peer: see
+    /// [`Engine::acknowledge`].
     pub(super) unacknowledged: bool,
-    /// What we may still send.
+    /// The credit of this process at the peer.
     pub(super) allowance: Allowance,
-    /// What it may still send.
+    /// The credit of the peer at this process.
     pub(super) account: Account,
     pub(super) tally: Tally,
-    /// Sends in [`Queue::Offered`] that the peer may share.
+    /// Number of sends in [`Queue::Offered`] for which a sender-assisted copy is possible.
     sharable: u32,
-    /// The one that it shares.
+    /// The send that this process currently assists.
     pub(super) help: Option<Help>,
-    /// Whether it stands in the list of peers with work, and the next one there.
+    /// The next peer in the list of peers with work, and whether this peer is in the list.
     next_work: Option<PeerId>,
     listed: bool,
 }
@@ -89,7 +91,8 @@ impl Peer {
         &self.queues[queue as usize]
     }
 
-    /// Whether a message can leave at once: nothing is before it, and the peer is there.
+    /// Returns whether a message can leave at once: no send is queued before it, and the peer has
+    /// not failed.
     #[inline(always)]
     pub(super) fn is_free(&self) -> bool {
         #[cfg(nemesia_blunder)]
@@ -114,7 +117,7 @@ impl Peer {
 impl<P: MessagePort, S: Storage> Engine<P, S> {
     /// Appends a request to a queue of its peer.
     pub(super) fn enqueue(&mut self, peer: PeerId, queue: Queue, index: u32) {
-        // The list is a field of the peer: taken out, changed, put back.
+        // The list is a field of the peer, so it is copied, changed and stored back.
         let mut list = *self.peer(peer).queue(queue);
         self.requests.push_back(&mut list, index);
         self.peer(peer).queues[queue as usize] = list;
@@ -130,7 +133,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
             && matches!(&self.requests.get(index).0, State::Offered { message, .. } if may_be_shared(message, self.tuning.share_bytes))
     }
 
-    /// Takes a request out of a queue of its peer. Its state is still that of the queue.
+    /// Removes a request from a queue of its peer. The request must still have the state that
+    /// belongs to the queue.
     pub(super) fn dequeue(&mut self, peer: PeerId, queue: Queue, index: u32) {
         let sharable = self.is_sharable(queue, index);
         self.peer(peer).sharable -= u32::from(sharable);
@@ -153,8 +157,9 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         }
     }
 
-    /// Goes on with what can be done for every peer: sends what there is room for, pulls, answers. Returns the packets and
-    /// pieces moved, and who was found out since.
+    /// Continues pending work for every peer: sends packets for which there is space, pulls and
+    /// answers. Returns the number of packets and pieces moved, and a peer that failed since the
+    /// last report.
     #[cold]
     pub(super) fn work(&mut self) -> Progress {
         let mut moved = 0;
@@ -167,7 +172,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         Progress { packets: moved, failed: self.found_out.take() }
     }
 
-    /// As [`Engine::work`], for one peer; it stays listed as long as there is more.
+    /// As [`Engine::work`], for one peer, which remains in the list while it has more work.
     pub(super) fn work_for(&mut self, peer: PeerId) -> usize {
         self.traced(("work_for", peer.into()), |engine| engine.work_now(peer), |moved| *moved > 0)
     }
@@ -175,7 +180,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     fn work_now(&mut self, peer: PeerId) -> usize {
         let mut moved = self.side_work_for(peer);
         for queue in Queue::WORK {
-            // Bounded, as the peer makes room while we send.
+            // The loop is bounded, because the peer may free space while this process sends.
             for _ in 0..PACKETS_A_TURN {
                 let Some(index) = self.first(peer, queue) else { break };
                 match self.work_on(peer, queue, index) {
@@ -184,7 +189,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
                     Err(fault) => self.fault(fault),
                 }
                 if queue == Queue::Pulling {
-                    // A piece is work enough.
+                    // One piece of a pull is enough work for one call.
                     break;
                 }
             }
@@ -215,14 +220,14 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         }
     }
 
-    /// Ends every send to a peer that is gone.
+    /// Fails every send to a failed peer.
     pub(super) fn fail_sends(&mut self, peer: PeerId, failure: Failure) {
         for queue in Queue::SENDS {
             self.fail_queue(peer, queue, failure);
         }
     }
 
-    /// Ends every receive whose bytes are on the way from a peer that is gone.
+    /// Fails every receive whose bytes a failed peer was sending.
     pub(super) fn fail_transfers(&mut self, peer: PeerId, failure: Failure) {
         for queue in Queue::RECEIVES {
             self.fail_queue(peer, queue, failure);
@@ -236,7 +241,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         while let Some(index) = self.first(peer, queue) {
             self.dequeue(peer, queue, index);
             let outcome = match self.requests.get(index).0 {
-                // All its bytes are here.
+                // All bytes of the message have arrived.
                 State::Finishing { outcome, .. } => outcome,
                 _ => Err(Fate::PeerFailed { peer, failure }),
             };

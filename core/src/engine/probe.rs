@@ -1,5 +1,5 @@
-//! Looking at messages that have come and that nobody has asked for, without receiving them, and taking one out of the queue
-//! to receive it later (MPI 4.1, section 3.8).
+//! Probes: they report unexpected messages without receiving them, and matched probes reserve one
+//! for a later receive (MPI 4.1, section 3.8).
 #![forbid(unsafe_code)]
 
 use super::request::State;
@@ -11,24 +11,26 @@ use crate::wire::rendezvous::{RTS_BYTES, Rts};
 use crate::wire::{Envelope, Kind};
 
 impl<P: MessagePort, S: Storage> Engine<P, S> {
-    /// The first message that this would receive, if it has come: sender, tag, and its bytes in all.
+    /// Returns sender, tag and total length of the first stored message that `pattern` matches;
+    /// `None` if there is none.
     pub fn iprobe(&self, pattern: &Pattern) -> Option<Status> {
         self.store.find(pattern).map(|id| self.stored_status(id))
     }
 
-    /// Whether a message from here that has not come still can.
+    /// Returns an error if no further message can arrive from `source`.
     ///
     /// # Errors
-    /// What posting a receive would meet with: there is no such rank, or it is gone.
+    /// The error that posting a receive would return: the rank does not exist, or it failed.
     pub fn check_listening(&self, source: Source) -> Result<(), StartError> {
         self.check_source(source)?;
         self.check_alive(source)
     }
 
-    /// As [`Engine::iprobe`], and takes the message out of the queue: only [`Engine::imrecv`] with this identifier receives it.
+    /// As [`Engine::iprobe`], and removes the message from the queue. Only [`Engine::imrecv`] with
+    /// this identifier receives it.
     ///
     /// # Errors
-    /// Every request slot is in use; nothing was taken out.
+    /// Every request slot is in use; the message stays in the queue.
     pub fn improbe(&mut self, pattern: &Pattern) -> Result<Option<(RequestId, Status)>, StartError> {
         let Some(stored) = self.store.find(pattern) else { return Ok(None) };
         let index = self.start(State::Probed(stored))?;
@@ -36,11 +38,12 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         Ok(Some((self.id(index), self.stored_status(stored))))
     }
 
-    /// Receives a message that [`Engine::improbe`] took out. The identifier then is that of the receive, as if
-    /// [`Engine::irecv`] had given it.
+    /// Receives a message that [`Engine::improbe`] removed from the queue. The identifier then
+    /// names the receive, as if [`Engine::irecv`] had returned it.
     ///
     /// # Errors
-    /// [`Fate::Stale`]: the identifier is none of [`Engine::improbe`], or was used; the buffer stays the caller's.
+    /// [`Fate::Stale`] if the identifier does not come from [`Engine::improbe`] or was already
+    /// used; the caller keeps the buffer.
     pub fn imrecv(&mut self, id: RequestId, buf: &mut RecvBuf) -> Result<(), Fate> {
         if !self.requests.is_live(id.index, id.generation) {
             return Err(Fate::Stale);
@@ -58,13 +61,14 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         Ok(())
     }
 
-    /// Stored messages that a receive would look at before it has its own, or knows that there is none: for measurements.
+    /// Returns the number of stored messages that a receive would inspect until it finds a match or
+    /// finds that there is none. For measurements.
     pub fn receive_steps(&self, pattern: &Pattern) -> usize {
         self.store.steps(pattern)
     }
 
-    /// Posted receives that would be looked at for a message before it has its own, or is known to have none: for
-    /// measurements.
+    /// Returns the number of posted receives that a message would be compared with until one
+    /// matches or none does. For measurements.
     pub fn arrival_steps(&self, from: PeerId, context: u16, tag: u64) -> usize {
         let envelope = Envelope { kind: Kind::Eager, context, tag, total: 0 };
         self.posted.steps(&self.requests, from, &envelope)
@@ -76,7 +80,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         if stored.kind == Kind::Rts {
             let mut head = [0; RTS_BYTES];
             self.store.read(id, 0, &mut head);
-            // It was understood when it came.
+            // The RTS was validated on arrival.
             len = Rts::decode(&head, stored.len).map_or(0, |rts| rts.total as usize);
         }
         Status { peer: stored.source, tag: stored.tag, len }

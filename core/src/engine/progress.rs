@@ -1,4 +1,4 @@
-//! One turn of the crank, and failures.
+//! Progress steps, and failures of peers.
 #![forbid(unsafe_code)]
 
 use core::borrow::BorrowMut;
@@ -11,17 +11,18 @@ use crate::trace::Recorder as _;
 /// Most packets that one call of [`Engine::progress`] delivers.
 pub const PACKETS_A_TURN: usize = 64;
 
-/// What a call of [`Engine::progress`] did.
+/// The result of a call of [`Engine::progress`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Progress {
-    /// Packets delivered and sent, and pieces copied. 0 means that there was nothing to do.
+    /// Number of packets delivered and sent, and of pieces copied. 0 if there was nothing to do.
     pub packets: usize,
-    /// A peer has failed since the last call, and its requests are complete.
+    /// A peer that failed since the last call. Its requests are complete.
     pub failed: Option<PeerId>,
 }
 
 impl<P: MessagePort, S: Storage> Engine<P, S> {
-    /// Delivers packets that have come, and goes on with what is pending; bounded work, never blocks.
+    /// Delivers packets that have arrived and continues pending work. Does a bounded amount of work
+    /// and never blocks.
     #[inline]
     pub fn progress(&mut self) -> Progress {
         let happened = |done: &Progress| *done != Progress::default();
@@ -39,7 +40,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
                 return done;
             }
         }
-        // Packets do not stop coming; what is pending has its turn all the same.
+        // Packets may arrive without end; pending work must progress nevertheless.
         if self.first_work.is_some() {
             let work = self.work();
             done.packets += work.packets;
@@ -48,8 +49,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         done
     }
 
-    /// Delivers one packet, or, when none has come, goes on with what is pending: for a caller that waits for one request
-    /// and would rather look at it at once.
+    /// Delivers one packet, or continues pending work if no packet has arrived. For a caller that
+    /// waits for one request and wants to test it after each packet.
     #[inline(always)]
     pub fn step(&mut self) -> Progress {
         match self.port.poll() {
@@ -58,7 +59,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         }
     }
 
-    /// Deals with what a poll found.
+    /// Processes the result of a poll.
     #[inline(always)]
     fn settle(&mut self, polled: Polled<P::Token>) -> Progress {
         match polled {
@@ -77,9 +78,10 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         }
     }
 
-    /// A peer is gone, but what it has sent is still to be taken ([`Engine::drain`], then [`Engine::fail`]): sends of which it
-    /// was not told end now with [`Fate::PeerFailed`](super::Fate::PeerFailed). The others may have been received: it may
-    /// have said so before it went.
+    /// Records that a peer has failed while its packets may still be undelivered (call
+    /// [`Engine::drain`], then [`Engine::fail`]). Sends that were not announced to the peer fail
+    /// now with [`Fate::PeerFailed`](super::Fate::PeerFailed). The others may have been received,
+    /// and the peer may have confirmed them before it failed.
     pub fn depart(&mut self, peer: PeerId, failure: Failure) {
         if peer < self.size() && self.peer(peer).departed.is_none() && self.failure(peer).is_none() {
             self.peer(peer).departed = Some(failure);
@@ -88,8 +90,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         }
     }
 
-    /// Takes what a peer that is gone has left behind. True when nothing is left, or what is left is worthless; false
-    /// after [`PACKETS_A_TURN`] packets: call again.
+    /// Delivers the remaining packets of a failed peer. Returns `true` when no valid packet is
+    /// left; `false` after [`PACKETS_A_TURN`] packets: call again.
     #[cold]
     pub fn drain(&mut self, peer: PeerId) -> bool {
         for _ in 0..PACKETS_A_TURN {
@@ -107,10 +109,11 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         Progress { packets: 0, failed: Some(fault.peer) }
     }
 
-    /// A peer is gone: every request that only it could complete ends with
-    /// [`Fate::PeerFailed`](super::Fate::PeerFailed). If it did not finish in good order, or was the last,
-    /// receives from any source do too, until [`Engine::acknowledge`] (as MPI's ULFM has it). Messages of it
-    /// that have come whole can still be received. The other peers go on.
+    /// Fails a peer: every request that only this peer could complete ends with
+    /// [`Fate::PeerFailed`](super::Fate::PeerFailed). If the peer did not close its endpoint in
+    /// order, or was the last peer, receives from any source fail too, until
+    /// [`Engine::acknowledge`] (as in MPI's ULFM). Messages of the peer that arrived whole can
+    /// still be received. The other peers are not affected.
     pub fn fail(&mut self, peer: PeerId, failure: Failure) {
         if peer >= self.size() || self.peer(peer).failure.is_some() {
             return;
@@ -119,7 +122,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         self.peer(peer).failure = Some(failure);
         self.peer(peer).help = None;
         self.peer(peer).tally.last = Some(self.port.traffic(peer));
-        // It may live, and copy a message of its own: from now on it finds nothing more to copy.
+        // The peer may be alive and still copying a message of its own; it must find no further
+        // part to copy.
         self.port.close_share(peer);
         self.port.close(peer);
         self.fail_sends(peer, failure);
@@ -133,12 +137,12 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         self.close_account(peer);
     }
 
-    /// Whether every other rank is gone.
+    /// Returns whether every other rank has failed.
     pub fn is_alone(&self) -> bool {
         (0..self.size()).all(|rank| rank == self.rank || self.failure(rank).is_some())
     }
 
-    /// The caller knows of the failures so far: receives from any source can be posted again.
+    /// Acknowledges all failures so far: receives from any source can be posted again.
     pub fn acknowledge(&mut self) {
         self.any_source_failure = None;
         self.peers.borrow_mut().iter_mut().for_each(|peer| peer.unacknowledged = false);
@@ -147,7 +151,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     pub(super) fn fault(&mut self, fault: PeerFault) {
         self.fail(fault.peer, Failure::Fault(fault.fault));
         self.found_out = Some(fault.peer);
-        // So that the next turn tells.
+        // The entry in the work list makes the next progress step report the failure.
         self.list_work(fault.peer);
     }
 }

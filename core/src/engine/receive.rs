@@ -1,4 +1,4 @@
-//! Receiving: posting, and delivering messages to receives or to the store of unexpected messages.
+//! Receiving: posting receives, and delivering messages to receives or to the store of unexpected messages.
 #![forbid(unsafe_code)]
 
 use core::borrow::BorrowMut;
@@ -17,22 +17,22 @@ use crate::trace::Recorder as _;
 use crate::wire::rendezvous::{RTS_BYTES, Rts, Stores};
 use crate::wire::{Envelope, Kind};
 
-/// What came of [`Engine::receive_step`].
+/// The result of [`Engine::receive_step`].
 #[derive(Debug)]
 pub enum Bypass {
-    /// Nothing has come.
+    /// Nothing has arrived.
     Idle,
-    /// Something else has come; go on only if [`Engine::can_bypass`] still allows it.
+    /// Another packet has arrived. Continue only if [`Engine::can_bypass`] still allows it.
     Busy,
     /// The receive is complete.
     Done(Outcome),
-    /// The receive has become a request, which holds the buffer.
+    /// The receive has become a request, which now owns the buffer.
     Posted(RequestId),
-    /// Something failed: post the receive, and learn what.
+    /// A failure occurred. The caller posts the receive, which returns the error.
     Post,
 }
 
-/// What a receive into `room` bytes reports.
+/// Returns the outcome of a receive of a message of `total` bytes into `room` bytes.
 #[inline(always)]
 pub(super) fn outcome(from: PeerId, tag: u64, total: u64, room: usize) -> Outcome {
     let status = Status { peer: from, tag, len: total.min(room as u64) as usize };
@@ -42,7 +42,7 @@ pub(super) fn outcome(from: PeerId, tag: u64, total: u64, room: usize) -> Outcom
     Ok(status)
 }
 
-/// Copies bytes of a packet, from `skip` on, to where `len` bytes from `at` on are in a buffer, as far as they fit.
+/// Copies bytes of a packet, from `skip` on, into `len` bytes of a buffer from `at` on, as far as they fit.
 #[inline(always)]
 pub(super) fn unload<P: MessagePort>(
     port: &P,
@@ -57,7 +57,7 @@ pub(super) fn unload<P: MessagePort>(
     }
 }
 
-/// The arrival is a copy: on the critical path it stays in registers.
+/// The arrival is passed by value, so that it stays in registers on the critical path.
 #[cold]
 #[inline(never)]
 fn scatter<P: MessagePort>(
@@ -70,7 +70,7 @@ fn scatter<P: MessagePort>(
     buf.each(at, len, |done, to| port.read(&arrival, skip + done, to));
 }
 
-/// Takes the message that is next, if the pattern names its source and its tag, and it fits.
+/// Takes the next message if it fits and the pattern names its source and its tag.
 #[inline(always)]
 fn take_named<P: MessagePort>(port: &mut P, pattern: &Pattern, buf: &mut RecvBuf) -> Option<(PeerId, usize)> {
     let Pattern { source: Source::Rank(rank), context, tag, .. } = *pattern else { return None };
@@ -82,11 +82,11 @@ fn take_named<P: MessagePort>(port: &mut P, pattern: &Pattern, buf: &mut RecvBuf
 }
 
 impl<P: MessagePort, S: Storage> Engine<P, S> {
-    /// Posts a receive. It may be complete at once; [`Engine::test`] tells. The buffer is taken out of `buf`, unless there
-    /// is an error.
+    /// Posts a receive. The receive may complete at once; [`Engine::test`] returns its state. The engine takes the
+    /// buffer out of `buf`, unless it returns an error.
     ///
     /// # Errors
-    /// See [`StartError`]; nothing was posted. A source that is gone is an error unless a message of it waits.
+    /// See [`StartError`]; nothing was posted. A failed source is an error unless a message from it is stored.
     #[inline]
     pub fn irecv(&mut self, pattern: Pattern, buf: &mut RecvBuf) -> Result<RequestId, StartError> {
         if let Some(id) = self.post_now(&pattern, buf) {
@@ -94,7 +94,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         }
         self.check_source(pattern.source)?;
         if let Some(stored) = self.store.find(&pattern) {
-            // The slot first: without one, nothing may be lost.
+            // The slot is reserved first: if none is free, the stored message must stay.
             let index = self.start(State::Free)?;
             self.trace.enter("receive_stored", buf.len() as u64);
             self.receive_stored(index, stored, core::mem::replace(buf, RecvBuf::empty()));
@@ -105,8 +105,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         self.post(&pattern, buf).ok_or(StartError::Requests { capacity: self.requests.capacity() })
     }
 
-    /// As [`Engine::irecv`], of a receive for which no message is stored: the critical path. `None` says nothing, and nothing
-    /// was posted.
+    /// As [`Engine::irecv`], if no message is stored: the critical path. `None` if nothing was posted: the caller
+    /// takes the slow path.
     #[inline(always)]
     pub fn post_now(&mut self, pattern: &Pattern, buf: &mut RecvBuf) -> Option<RequestId> {
         if !self.store.is_empty() || self.check_alive(pattern.source).is_err() {
@@ -115,7 +115,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         self.post(pattern, buf)
     }
 
-    /// Appends a receive to those posted. Without a slot the buffer stays where it is.
+    /// Appends a receive to the posted receives. If no slot is free, the buffer stays in `buf`.
     #[inline(always)]
     fn post(&mut self, pattern: &Pattern, buf: &mut RecvBuf) -> Option<RequestId> {
         let number = self.posted.take_number();
@@ -129,8 +129,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         Some(self.id(index))
     }
 
-    /// Only looks where the message of a blocking receive is likeliest to come next: the cheapest of polls, for between
-    /// two calls of [`Engine::receive_step`].
+    /// Polls only the place where the next message of a blocking receive most probably arrives. This is the cheapest
+    /// poll, for use between two calls of [`Engine::receive_step`].
     #[inline(always)]
     pub fn receive_next(&mut self, pattern: &Pattern, buf: &mut RecvBuf) -> Option<Outcome> {
         let wanted = |from, envelope: &Envelope| pattern.matches(from, envelope);
@@ -140,25 +140,26 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         Some(outcome(from, envelope.tag, envelope.total, buf.len()))
     }
 
-    /// Whether [`Engine::receive_step`] may find something where [`Engine::receive_next`] does not take it: a packet of another
-    /// kind, or one that lies in a cell.
+    /// Returns whether [`Engine::receive_step`] may find a packet that [`Engine::receive_next`] does not take: one of
+    /// another kind, or one in a cell.
     #[inline(always)]
     pub fn has_next(&self) -> bool {
         self.port.has_next()
     }
 
-    /// Between two calls of [`Engine::receive_next`] or [`Engine::receive_word`] that found nothing.
+    /// Pauses between two calls of [`Engine::receive_next`] that found nothing.
     #[inline(always)]
     pub fn pause(&mut self) {
         self.port.pause();
     }
 
-    /// A blocking receive whose message is there, and a word: the critical path. `None` says nothing: the receive goes on as any
-    /// other.
+    /// Completes a blocking receive whose message has arrived and is one word: the critical path. `None` if no
+    /// message was taken: the caller takes the slow path.
     #[inline(always)]
     pub fn receive_word(&mut self, pattern: &Pattern, into: &mut Word) -> Option<Status> {
         const LEN: usize = size_of::<Word>();
-        // As `can_bypass` says, but that a source which is gone has no packets.
+        // The same condition as in `can_bypass`. The check for a failed source is unnecessary, because a failed
+        // source has no packets.
         if !self.is_idle() {
             return None;
         }
@@ -175,9 +176,9 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         Some(Status { peer, tag, len: LEN })
     }
 
-    /// Finishes a request that has succeeded, or a posted receive whose message is there, and would be taken by
-    /// nothing else: the request in hand is what a poll is for (paper 4, section 3.3). The request is gone then. `None` says
-    /// nothing.
+    /// Completes a request that has succeeded, or a posted receive whose message has arrived and which is the first
+    /// to match it. The poll serves the request at hand (paper 4, section 3.3). The request is then freed. `None` if
+    /// nothing was completed: the caller takes the slow path.
     #[inline(always)]
     pub fn finish_now(&mut self, id: RequestId) -> Option<Status> {
         let request = self.requests.live_mut(id.index, id.generation)?;
@@ -204,8 +205,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         Some(Status { peer: rank, tag: wanted, len })
     }
 
-    /// As [`Engine::finish_now`], of a posted receive whose message is of another size. Returns that: all else is as it was asked
-    /// for, and a number comes back in a register.
+    /// As [`Engine::finish_now`], for a posted receive whose message is not one word. Returns the size of the
+    /// message: the caller knows its source and tag, and a number is returned in a register.
     #[inline(never)]
     fn finish_packet(&mut self, id: RequestId) -> Option<usize> {
         let State::Posted { pattern, buf, .. } = &mut self.requests.live_mut(id.index, id.generation)?.0
@@ -222,8 +223,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         Some(len)
     }
 
-    /// As [`Engine::receive_word`], of a message of another size that fits, from a source and with a tag that the pattern names.
-    /// Returns its size: all else is as it was asked for, and a number comes back in a register.
+    /// As [`Engine::receive_word`], for a message of another size that fits, if the pattern names source and tag.
+    /// Returns the size of the message: the caller knows the source and tag, and a number is returned in a register.
     #[inline(never)]
     pub fn receive_packet(&mut self, pattern: &Pattern, buf: &mut RecvBuf) -> Option<usize> {
         if !self.is_idle() {
@@ -236,7 +237,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         Some(len)
     }
 
-    /// A whole message was taken that nobody had to store.
+    /// Counts and charges a whole message that was received without being stored.
     #[inline(always)]
     fn book_packet(&mut self, from: PeerId, len: usize) {
         self.count_eager(from, len);
@@ -245,7 +246,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         }
     }
 
-    /// A word was taken, by a receive that was posted or by none.
+    /// Counts and charges a word that was received, by a posted receive or a blocking one.
     #[inline(always)]
     fn book_word(&mut self, peer: PeerId, unsettled: bool, posted: u64) {
         const LEN: usize = size_of::<Word>();
@@ -259,7 +260,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         }
     }
 
-    /// What is rarely to be done after a word.
+    /// Does the rare work after a received word.
     #[cold]
     #[inline(never)]
     fn settle_word(&mut self, peer: PeerId, unsettled: bool, booked: bool) {
@@ -271,16 +272,17 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         }
     }
 
-    /// Whether nothing is posted, stored or pending.
+    /// Returns whether nothing is posted, stored or pending.
     #[inline(always)]
     fn is_idle(&self) -> bool {
         self.posted.is_empty() && self.store.is_empty() && self.first_work.is_none()
     }
 
-    /// One turn of the crank for a caller that blocks in one receive, which need not be posted: the packet in hand is
-    /// matched against it directly (paper 4, section 3.3).
+    /// Performs one progress step for a caller that blocks in one receive. The receive need not be posted: the engine
+    /// matches each packet against it directly (paper 4, section 3.3).
     ///
-    /// Only for a pattern that [`Engine::can_bypass`] allowed; what comes for others is delivered as ever.
+    /// Call this only with a pattern for which [`Engine::can_bypass`] returned `true`. Packets for other receives are
+    /// delivered as usual.
     #[inline(always)]
     pub fn receive_step(&mut self, pattern: &Pattern, buf: &mut RecvBuf) -> Bypass {
         if let Some(outcome) = self.receive_next(pattern, buf) {
@@ -296,7 +298,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         }
     }
 
-    /// A packet that may be the message of the bypass. A message of a rendezvous gets a request to go on with.
+    /// Delivers a packet that may match the bypassed receive. A rendezvous message gets a request.
     fn receive_arrival(
         &mut self,
         pattern: &Pattern,
@@ -315,7 +317,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
                 return Bypass::Done(outcome(peer, envelope.tag, envelope.total, room));
             }
             Kind::Rts if pattern.matches(peer, &envelope) => {
-                // Without a free slot it is stored as unexpected, and posting will tell.
+                // Without a free slot the message is stored as unexpected, and posting the receive returns the error.
                 posted = self.post(pattern, buf);
             }
             _ => {}
@@ -330,8 +332,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         posted.map_or(Bypass::Busy, Bypass::Posted)
     }
 
-    /// Whether a blocking receive can do without being posted: nothing else may take its message, and its message has
-    /// not come yet.
+    /// Returns whether a blocking receive can proceed without being posted: no other receive may take its message,
+    /// and its message is not stored.
     #[inline(always)]
     pub fn can_bypass(&self, pattern: &Pattern) -> bool {
         self.is_idle() && self.check_alive(pattern.source).is_ok()
@@ -354,14 +356,14 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         }
     }
 
-    /// Gives a stored message to a receive. The slot is the receive's.
+    /// Moves a stored message to a receive, whose request has slot `index`.
     pub(super) fn receive_stored(&mut self, index: u32, id: u32, mut buf: RecvBuf) {
         let stored = self.store.get(id);
         let room = buf.len();
         if stored.kind == Kind::Rts {
             let mut head = [0; RTS_BYTES];
             self.store.read(id, 0, &mut head);
-            // It was understood when it came.
+            // The RTS was validated on arrival.
             if let Some(rts) = Rts::decode(&head, stored.len) {
                 let first = stored.len - RTS_BYTES;
                 buf.each(0, first, |done, to| _ = self.store.read(id, RTS_BYTES + done, to));
@@ -378,14 +380,14 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         self.complete(index, outcome(stored.source, stored.tag, stored.len as u64, room));
     }
 
-    /// Forgets a stored message: there is room for others.
+    /// Removes a stored message, which frees memory for others.
     pub(super) fn discard(&mut self, id: u32) {
         let source = self.store.get(id).source;
         let units = self.store.remove(id);
         self.credit_removed(source, units);
     }
 
-    /// A receive has matched an RTS, whose `first` bytes are in its buffer as far as they fit.
+    /// Starts a receive that has matched an RTS, whose `first` bytes are in its buffer as far as they fit.
     fn receive_offered(
         &mut self,
         index: u32,
@@ -401,7 +403,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         let end = rts.total.min(buf.len() as u64);
         let left = Part { start: end.min(first as u64), end };
         if let Some(failure) = self.failure(from) {
-            // Probed before, or whole with its announcement; what did not come with that is gone with its sender.
+            // The message was probed before the failure, or travelled whole with its RTS. Bytes that did not travel
+            // with the RTS are lost.
             let fate = match first as u64 == rts.total {
                 true => outcome(from, tag, rts.total, buf.len()),
                 false => Err(Fate::PeerFailed { peer: from, failure }),
@@ -414,7 +417,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         self.start_transfer(index);
     }
 
-    /// The first posted receive that matches, taken out of the queue.
+    /// Returns the first posted receive that matches, and removes it from the queue.
     #[inline(always)]
     fn take_posted(&mut self, from: PeerId, envelope: &Envelope) -> Option<u32> {
         let index = self.posted.take(&mut self.requests, from, envelope)?;
@@ -422,7 +425,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         Some(index)
     }
 
-    /// Takes the buffer out of a posted receive that will be complete or receiving next.
+    /// Takes the buffer out of a posted receive whose state changes next.
     #[inline(always)]
     fn take_buffer(&mut self, index: u32) -> RecvBuf {
         match &mut self.requests.get_mut(index).0 {
@@ -431,7 +434,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         }
     }
 
-    /// Brings a packet where it belongs, and releases it.
+    /// Delivers a packet and releases it.
     #[inline(always)]
     pub(super) fn deliver(&mut self, arrival: Arrival<P::Token>) -> Result<(), PortFault> {
         let Arrival { peer: from, envelope, len, .. } = arrival;
@@ -494,15 +497,15 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         charged
     }
 
-    /// Nobody has asked for it yet: copied out, so that its cell is free at once (paper 4, section 3.1). It begins with
-    /// `head`, which was checked: the sender could have written something else since.
+    /// Stores a packet that matches no receive. It is copied out, so that its cell is free at once (paper 4, section
+    /// 3.1). The stored message begins with `head`, which was validated: the cell may have changed since.
     #[inline(never)]
     fn keep(&mut self, arrival: Arrival<P::Token>, head: &[u8]) -> Result<(), PortFault> {
         let Arrival { peer: from, envelope, len, .. } = arrival;
         if envelope.kind == Kind::Eager {
             self.count_eager(from, len);
         }
-        // Whoever keeps to its credit finds room.
+        // If the peer obeys its credit, there is memory.
         if let Err(fault) = self.charge(from, cost(len), true) {
             self.port.release(arrival);
             return Err(fault);
@@ -514,14 +517,14 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
                 *to = *checked;
             }
         });
-        debug_assert!(stored.is_some(), "credit promised room");
+        debug_assert!(stored.is_some(), "credit guarantees memory");
         self.count_stored(from, len);
         self.port.release(arrival);
         Ok(())
     }
 
-    /// A pending message to ourselves: matched as any other, and copied once or twice. False when there is no room to keep
-    /// it, or to remember it.
+    /// Delivers a pending message to this process itself. It is matched like any other and copied once or twice.
+    /// Returns `false` if there is no memory to store the message or its RTS.
     pub(super) fn send_to_self(&mut self, index: u32, message: &Message) -> bool {
         let (me, len) = (self.rank, message.buf.len());
         let envelope = message.envelope(Kind::Eager);
@@ -540,7 +543,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
             let mut from = Gather::new(message.buf.alias());
             let read = |at: usize, to: &mut [u8]| from.read(at, to);
             let stored = self.store.insert(me, &envelope, len, read);
-            debug_assert!(stored.is_some(), "room was reserved");
+            debug_assert!(stored.is_some(), "memory was reserved");
             self.count_own(len);
             self.count_stored(me, len);
             self.dequeue(me, Queue::Pending, index);
@@ -554,7 +557,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         let envelope = Envelope { kind: Kind::Rts, ..envelope };
         let read = |at: usize, to: &mut [u8]| to.copy_from_slice(&rts[at..at + to.len()]);
         let stored = self.store.insert(me, &envelope, RTS_BYTES, read);
-        debug_assert!(stored.is_some(), "room was reserved");
+        debug_assert!(stored.is_some(), "memory was reserved");
         self.count_own(len);
         self.count_stored(me, RTS_BYTES);
         self.dequeue(me, Queue::Pending, index);
@@ -563,7 +566,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         true
     }
 
-    /// Copies a message of ours that was remembered, not kept, and completes its send.
+    /// Copies a message to this process itself of which only the RTS was stored, and completes its send.
     fn take_from_self(&mut self, tag: u64, rts: &Rts, buf: &mut RecvBuf) -> Outcome {
         let me = self.rank;
         if let Some((index, message)) = self.offered(me, rts.sender) {
@@ -576,8 +579,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         outcome(me, tag, rts.total, buf.len())
     }
 
-    /// Ends the receives that only a peer that is gone could have satisfied, and those from any source when
-    /// they are concerned.
+    /// Fails the receives that only the failed peer could satisfy. If `concerns_any`, those from any source fail too.
     pub(super) fn fail_receives(&mut self, peer: PeerId, failure: Failure, concerns_any: bool) {
         self.fail_transfers(peer, failure);
         let fate = Err(Fate::PeerFailed { peer, failure });

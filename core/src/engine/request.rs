@@ -1,4 +1,4 @@
-//! Requests: what was asked for, and what came of it.
+//! Requests: their states and outcomes.
 #![forbid(unsafe_code)]
 
 use core::borrow::Borrow;
@@ -13,7 +13,7 @@ use crate::slab::NONE;
 use crate::wire::rendezvous::{Rts, Stores};
 use crate::wire::{Envelope, Kind};
 
-/// Names a request. Copyable; stale ones are recognised.
+/// The identifier of a request. It can be copied; the engine recognises stale identifiers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RequestId {
     pub(super) index: u32,
@@ -21,107 +21,111 @@ pub struct RequestId {
 }
 
 impl RequestId {
-    /// A send that was complete when it started: the usual case, which takes no storage.
+    /// The identifier of a send that was complete when it started. This is the common case and
+    /// takes no storage.
     pub const SENT: Self = Self { index: NONE, generation: 0 };
 
-    /// The two halves as one number, for C.
+    /// Returns the identifier as one number, for C.
     pub const fn to_bits(self) -> u64 {
         (self.index as u64) << 32 | self.generation as u64
     }
 
-    /// The inverse of [`RequestId::to_bits`]; any number is safe, and nonsense is recognised.
+    /// Returns the identifier that [`RequestId::to_bits`] encoded. Any number is safe; the engine
+    /// recognises invalid ones.
     pub const fn from_bits(bits: u64) -> Self {
         Self { index: (bits >> 32) as u32, generation: bits as u32 }
     }
 }
 
-/// What came of a request.
+/// The result of a successful request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Status {
-    /// Receive: who sent it. Send: to whom it went.
+    /// Receive: the sender. Send: the destination.
     pub peer: PeerId,
     /// The message's tag.
     pub tag: u64,
-    /// Bytes of the message that were moved.
+    /// Bytes of the message that were transferred.
     pub len: usize,
 }
 
-/// A message was longer than the buffer; what fits was received, the rest is gone.
+/// A message was longer than the buffer. The first bytes were received; the rest was discarded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("message of {message} bytes from rank {} into a buffer of {} bytes", status.peer, status.len)]
 pub struct Truncation {
-    /// Sender, tag, and the bytes that were received.
+    /// Sender, tag, and the number of bytes received.
     pub status: Status,
-    /// Bytes of the message.
+    /// Length of the message in bytes.
     pub message: u64,
 }
 
-/// Why a request came to nothing.
+/// The reason why a peer failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
     /// The peer's process died.
     #[error("its process died")]
     Died,
-    /// The peer has finished, in good order: it has closed its endpoint.
-    #[error("it has closed its endpoint")]
+    /// The peer closed its endpoint in an orderly way.
+    #[error("it closed its endpoint")]
     Finished,
-    /// The peer has given up its endpoint without closing it, by a panic or an early return; or closing it failed.
+    /// The peer dropped its endpoint without closing it, by a panic or an early return; or closing it failed.
     #[error("it dropped its endpoint without closing it")]
     Dropped,
-    /// The connection to the peer is over; most often as it broke the rules of the transport.
+    /// The connection to the peer failed; usually because the peer violated the transport's
+    /// protocol.
     #[error("{}{_0}", blame(_0))]
     Fault(#[from] PortFault),
 }
 
 const fn blame(fault: &PortFault) -> &'static str {
-    if fault.is_innocent() { "" } else { "it broke the transport's rules: " }
+    if fault.is_innocent() { "" } else { "it violated the transport's protocol: " }
 }
 
-/// Why a request could not be started; nothing has happened.
+/// The reason why a request could not be started. The call had no effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StartError {
-    /// No such rank.
+    /// The rank does not exist.
     #[error("rank {rank} does not exist: the world has {size}")]
     Rank {
-        /// The rank asked for.
+        /// The requested rank.
         rank: PeerId,
-        /// Ranks in the world.
+        /// Number of ranks in the world.
         size: u32,
     },
-    /// The peer is gone.
+    /// The peer failed.
     #[error("rank {peer} is gone: {failure}")]
     PeerFailed {
-        /// Its rank.
+        /// Rank of the peer.
         peer: PeerId,
-        /// Why.
+        /// The reason of the failure.
         failure: Failure,
     },
-    /// An active message is longer than one may be.
-    #[error("active message of {len} bytes, header included: {most} are the most")]
+    /// The active message is too long.
+    #[error("active message of {len} bytes, header included, exceeds the limit of {most} bytes")]
     TooLong {
-        /// Bytes of header and payload.
+        /// Bytes of header and payload together.
         len: usize,
-        /// Bytes there may be.
+        /// Most bytes allowed.
         most: usize,
     },
     /// The buffer of a one-sided operation, or of an active message, is a list.
-    #[error("one-sided operations and active messages take buffers in one place, not lists")]
+    #[error("one-sided operations and active messages need contiguous buffers, not lists")]
     List,
-    /// The target's key says that it would refuse.
+    /// The access rights in the target's key do not allow the operation.
     #[error("{0}")]
     Refused(Refusal),
-    /// No such region of ours.
-    #[error("no such region: it was concealed, or never exposed")]
+    /// This process has no such region.
+    #[error("no such region: it was unexposed, or never exposed")]
     Region,
     /// Every request slot is in use.
     #[error("all {capacity} requests are in use")]
     Requests {
-        /// How many there are.
+        /// Number of request slots.
         capacity: usize,
     },
 }
 
-/// A request under way or complete. Private to the engine; public only so that its storage can be lent.
+/// A request that is in progress or complete. Private to the engine; public only so that the caller
+/// can lend its storage.
 #[derive(Debug, Default)]
 pub struct Request(pub(super) State);
 
@@ -135,41 +139,44 @@ impl Posting for Request {
     }
 }
 
-/// The states of a request, and the list of its peer in which it stands.
+/// The state of a request. Parentheses name the queue of its peer that contains it.
 #[derive(Debug, Default)]
 pub(super) enum State {
     #[default]
     Free,
-    /// Waits for room or credit, in order (`pending`).
+    /// Waits for space or credit, in order (`pending`).
     Sending { message: Message },
-    /// Its RTS has left; the receiver pulls the bytes, or clears them (`offered`).
+    /// The RTS was sent. The receiver pulls the bytes or answers with CTS (`offered`).
     Offered { to: PeerId, message: Message },
-    /// Cleared: the bytes leave (`streaming`).
+    /// The receiver has sent CTS; the bytes are being streamed (`streaming`).
     Streaming { tag: u64, from: Gather, stream: Stream },
     /// Waits in the queue of posted receives.
     Posted { pattern: Pattern, buf: RecvBuf, number: u64 },
-    /// Matched with an RTS; its bytes are pulled (`pulling`), or are to be cleared (`answers`), or come (`incoming`).
+    /// Has matched an RTS. The receiver pulls the bytes (`pulling`), must send CTS (`answers`), or
+    /// receives the stream (`incoming`).
     Receiving { incoming: Incoming, buf: Scatter },
-    /// All bytes are here; the sender is to be told (`answers`).
+    /// All bytes have arrived; the FIN must be sent (`answers`).
     Finishing { sender: u64, outcome: Outcome },
-    /// Taken out of the store by a matched probe: this stored message.
+    /// A matched probe has removed this stored message from the queue.
     Probed(u32),
-    /// As [`State::Probed`], of a message whose sender failed before it was received.
+    /// As [`State::Probed`], but the sender failed before the message was received.
     Lost(Fate),
-    /// An active message that waits to leave (`side.leaving`).
+    /// An active message that waits to be sent (`side.leaving`).
     Active(Outgoing),
-    /// A one-sided operation that waits to leave (`side.leaving`), or for its answer (`side.awaited`).
+    /// A one-sided operation that waits to be sent (`side.leaving`), or for its answer
+    /// (`side.awaited`).
     Remote(Remote),
-    /// Holds back what stands behind it (`side.leaving`) until the peer has answered all before it. Nobody waits for it.
+    /// Blocks later entries of its queue (`side.leaving`) until the peer has answered all earlier
+    /// ones. The caller holds no identifier for it.
     Fence,
-    /// Waits until a region has had so many notifications (the region's list).
+    /// Waits until a region has had `count` notifications (the region's list).
     Notified { region: RegionId, count: u64 },
     /// Complete.
     Done(Outcome),
 }
 
 impl Request {
-    /// Whether this waits for no more than so many notifications.
+    /// Returns whether this request waits for at most `notified` notifications.
     pub(super) fn is_notified_by(&self, notified: u64) -> bool {
         matches!(self.0, State::Notified { count, .. } if count <= notified)
     }
@@ -181,7 +188,7 @@ pub(super) struct Message {
     pub(super) context: u16,
     pub(super) tag: u64,
     pub(super) buf: SendBuf,
-    /// Complete only when a receive has matched it.
+    /// Whether the send completes only when a receive has matched it.
     pub(super) synchronous: bool,
 }
 
@@ -197,93 +204,95 @@ impl Message {
     }
 }
 
-/// Which bytes of a cleared message are still to leave, and how they are named.
+/// The bytes of a streamed message that must still be sent.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Stream {
-    /// The receiver's request.
+    /// Identifier of the receiver's request.
     pub(super) receiver: u64,
     pub(super) next: u64,
     pub(super) end: u64,
-    /// How the receiver wants them copied.
+    /// The copy policy that the receiver requested.
     pub(super) stores: Stores,
 }
 
-/// A message whose bytes are on the way to us.
+/// A message whose bytes are being transferred to this process.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Incoming {
     pub(super) from: PeerId,
     pub(super) tag: u64,
     pub(super) rts: Rts,
-    /// The bytes that are still to come, as far as they are ours to ask for.
+    /// The bytes that are still missing and that this process may assign.
     pub(super) left: Part,
     pub(super) how: How,
-    /// It counts for what is learned of the protocols ([`super::lmt::Choices`]).
+    /// Whether the adaptive selector measures the transfer ([`super::lmt::Choices`]).
     pub(super) measured: bool,
-    /// How the sender is to copy what it streams.
+    /// The copy policy that the sender is to use if it streams.
     pub(super) stores: Stores,
 }
 
-/// How the bytes of a message come.
+/// The transfer phase of an incoming message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum How {
-    /// We read them.
+    /// The receiver reads the bytes.
     Pull,
-    /// We read them, and the sender may write some.
+    /// The receiver reads the bytes, and the sender may write some (sender-assisted copy).
     Share,
-    /// The same, but we can't read them any more; the sender may still write.
+    /// As `Share`, but reading has failed; the sender may still write.
     Broken,
-    /// We can't read them; the sender is to be told to stream them.
+    /// Reading has failed; the receiver must request a stream.
     Lost,
-    /// The sender was told to stream them.
+    /// The receiver has requested a stream.
     Stream,
 }
 
 impl Incoming {
-    /// Bytes that are still to come.
+    /// Returns the number of bytes that are still missing.
     pub(super) const fn wanted(&self) -> u64 {
         self.left.end - self.left.start
     }
 }
 
-/// What a completed request, or a bypassed receive, reports.
+/// The result of a completed request or of a bypassed receive.
 pub type Outcome = Result<Status, Fate>;
 
-/// How a request can end without success.
+/// The completion error of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Fate {
     /// The message was longer than the buffer.
     #[error(transparent)]
     Truncated(#[from] Truncation),
-    /// The peer is gone; for a receive from any source, some peer is.
+    /// The peer failed; for a receive from any source, some peer failed.
     #[error("rank {peer} is gone: {failure}")]
     PeerFailed {
-        /// Its rank.
+        /// Rank of the peer.
         peer: PeerId,
-        /// Why.
+        /// The reason of the failure.
         failure: Failure,
     },
-    /// A target has refused so many one-sided operations, the first for this reason.
+    /// The target refused `count` one-sided operations; `refusal` is the reason of the first.
     #[error("rank {peer} refused {count} one-sided operations, the first because {refusal}")]
     Refused {
-        /// Its rank.
+        /// Rank of the target.
         peer: PeerId,
-        /// Why.
+        /// The reason of the first refusal.
         refusal: Refusal,
-        /// How many.
+        /// Number of refused operations.
         count: u64,
     },
-    /// The receive was withdrawn by [`Engine::cancel`].
+    /// [`Engine::cancel`] withdrew the receive.
     #[error("the receive was cancelled")]
     Cancelled,
-    /// The identifier names no request: it was tested to completion before, or never existed.
+    /// The identifier names no request: the request was already tested to completion, or it never
+    /// existed.
     #[error("no such request")]
     Stale,
 }
 
 impl<P: MessagePort, S: Storage> Engine<P, S> {
-    /// Whether a request is complete; if so it is freed, and the identifier is stale from now on.
+    /// Returns the outcome of a request if it is complete; `None` if it is not. A complete request
+    /// is freed, and its identifier becomes stale.
     ///
-    /// The outcome of a failed one is a [`Fate`].
+    /// The error of the outcome is a [`Fate`].
     #[inline]
     pub fn test(&mut self, id: RequestId) -> Option<Result<Status, Fate>> {
         if id == RequestId::SENT {
@@ -297,7 +306,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         Some(outcome)
     }
 
-    /// As [`Engine::test`], but looks for the message first where that is cheap, if it is a receive.
+    /// As [`Engine::test`], but for a receive first polls for the message where that is cheap.
     #[inline]
     pub fn try_finish(&mut self, id: RequestId) -> Option<Result<Status, Fate>> {
         let outcome = self.test(id);
@@ -307,9 +316,11 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         self.finish_now(id).map(Ok)
     }
 
-    /// Withdraws a posted receive. False when a message has matched it, or it is complete, or a send.
+    /// Withdraws a posted receive. Returns `false` if a message has matched it, if it is complete,
+    /// or if it is a send.
     ///
-    /// A withdrawn receive completes with [`Fate::Cancelled`]; its buffer is the caller's again at once.
+    /// A withdrawn receive completes with [`Fate::Cancelled`], and the caller may reuse its buffer
+    /// at once.
     pub fn cancel(&mut self, id: RequestId) -> bool {
         if !self.requests.is_live(id.index, id.generation) {
             return false;
@@ -325,12 +336,12 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         true
     }
 
-    /// Whether this is a receive that no message has matched yet.
+    /// Returns whether the request is a receive that no message has matched yet.
     pub fn is_posted(&self, id: RequestId) -> bool {
         self.posted_source(id).is_some()
     }
 
-    /// Whom a posted receive listens to.
+    /// Returns the source of a posted receive.
     pub(super) fn posted_source(&self, id: RequestId) -> Option<Source> {
         if !self.requests.is_live(id.index, id.generation) {
             return None;
@@ -355,7 +366,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         self.requests.insert(Request(state)).map_err(|_| StartError::Requests { capacity })
     }
 
-    /// Whether something can be sent to a rank.
+    /// Returns an error if nothing can be sent to the rank.
     #[inline]
     pub(super) fn check_destination(&self, rank: PeerId) -> Result<(), StartError> {
         self.check_peer(rank)?;

@@ -1,8 +1,9 @@
-//! A rank that is there again as a new process, and one that comes late.
+//! Reconnection of a rank: a process that restarts, or one that joins late.
 //!
-//! A peer that failed can be taken back ([`Engine::revive`]) when its launcher has started it again. Between the two
-//! processes of a rank there is nothing in common: sequence numbers, credits, requests and answers begin anew, and what the
-//! first one left in the store is dropped. What was complete, or had failed, stays so.
+//! A failed peer can be reconnected ([`Engine::revive`]) when its launcher has restarted it. The
+//! two processes of the rank share no state: sequence numbers, credits, requests and answers start
+//! anew. Messages of the first process that are still in the store are dropped. Requests that were
+//! complete or had failed stay so.
 #![forbid(unsafe_code)]
 
 use core::borrow::{Borrow as _, BorrowMut as _};
@@ -19,8 +20,8 @@ use crate::store::cost;
 use crate::wire::Kind;
 
 impl Peer {
-    /// Nothing is known of its next process. Its queues are empty since it failed; its account is the ledger's, its place
-    /// in the list of work the engine's.
+    /// Resets the state for the next process of the peer. The queues are empty since the failure.
+    /// The ledger resets the account, and the engine maintains the entry in the work list.
     fn renew(&mut self) {
         self.failure = None;
         self.departed = None;
@@ -36,13 +37,15 @@ impl Peer {
 }
 
 impl<P: MessagePort, S: Storage> Engine<P, S> {
-    /// A peer that failed is there again as a new process, and the port is connected to that: whatever is started from now on
-    /// is with the new one. False, and nothing is done, when it has not failed.
+    /// Reconnects a failed peer whose new process the port is connected to. All operations started
+    /// from now on refer to the new process. Returns `false` without any effect if the peer has not
+    /// failed.
     ///
-    /// What came from the process before and was not received is dropped; a message that a matched probe has taken out can
-    /// still be received if it had come whole and its sender did not wait for that. Its failure counts as acknowledged ([`Engine::acknowledge`]), those of others
-    /// do not. Receives from any source that are posted go on, and match what the new process sends. What is counted of the
-    /// peer is counted from the beginning.
+    /// Messages of the former process that were not received are dropped. A message that a matched
+    /// probe has removed from the queue can still be received if it arrived whole and its sender
+    /// did not wait for the receive. The failure of this peer counts as acknowledged
+    /// ([`Engine::acknowledge`]); failures of other peers do not. Posted receives from any source
+    /// stay posted and match messages of the new process. The counters of the peer start at zero.
     #[cold]
     pub fn revive(&mut self, peer: PeerId) -> bool {
         if peer == self.rank || self.failure(peer).is_none() {
@@ -60,7 +63,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         true
     }
 
-    /// The port has now a connection to a peer that had none since the start: what waited for it goes on.
+    /// Continues queued work for a peer to which the port had no connection until now.
     #[cold]
     pub fn connected(&mut self, peer: PeerId) {
         if peer == self.rank || peer >= self.size() || self.failure(peer).is_some() {
@@ -71,7 +74,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         self.list_work(peer);
     }
 
-    /// What the process before has sent does not mix with what the next one sends.
+    /// Drops stored messages of the former process, so that they do not mix with those of the new
+    /// one.
     fn forget_messages(&mut self, peer: PeerId) {
         #[cfg(nemesia_blunder)]
         if made(Blunder::KeepMessages) {
@@ -82,7 +86,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         self.credit_removed(peer, units);
     }
 
-    /// Messages that it had only announced, and that were taken out by a matched probe, never come.
+    /// Fails messages that the former process had only announced and that a matched probe has
+    /// removed from the queue.
     fn lose_claims(&mut self, peer: PeerId) {
         let Some(failure) = self.failure(peer) else { return };
         for index in 0..self.requests.capacity() as u32 {

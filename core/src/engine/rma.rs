@@ -1,25 +1,28 @@
-//! One-sided operations: put, get and atomic operations on memory that another process exposes, without its taking part
-//! beyond calling [`Engine::progress`].
+//! One-sided operations: put, get and atomic operations on memory that another process exposes. The
+//! target process only has to call [`Engine::progress`].
 //!
-//! | file | what it holds |
+//! | file | contents |
 //! |---|---|
-//! | `rma/region.rs` | memory that peers may use |
-//! | `rma/origin.rs` | starting operations; requests that leave; replies that come |
-//! | `rma/target.rs` | executing requests; replies that leave |
-//! | `rma/account.rs` | what is known of operations when a peer is gone |
+//! | `rma/region.rs` | exposed memory regions |
+//! | `rma/origin.rs` | starting operations; sending requests; handling replies |
+//! | `rma/target.rs` | executing requests; sending replies |
+//! | `rma/account.rs` | the state of operations whose target has left |
 //! | `rma/reduce.rs` | arithmetic |
 //!
-//! What is always true:
-//! - Operations of one origin on one target are executed in the order started, atomic ones included (MPI's default
-//!   accumulate ordering). Only a get may see what is written by operations started after it, unless there is a fence
-//!   between them. Atomic operations of all origins on one value are atomic with respect to each other.
-//! - A put is complete when its bytes have left the buffer, a get or fetch when the value is here; all before a flush are
-//!   done at the target when the flush is complete. What a put or an accumulate met with is known only then.
-//! - A target stores no request: it executes each as it comes. What it stores is replies that find no room, and of those at
-//!   most [`WINDOW`] an origin, as the origin starts no more: two processes that flood each other with gets always take
-//!   each other's packets, so room for the replies comes back.
-//! - A request that asks for what it may not have is refused, and the target goes on; one that makes no sense is a fault of
-//!   its sender.
+//! Invariants:
+//! - The target executes the operations of one origin in the order started, atomic ones included
+//!   (MPI's default accumulate ordering). Only a get may observe writes of operations started after
+//!   it, unless a fence separates them. Atomic operations of all origins on one value are atomic
+//!   with respect to each other.
+//! - A put is complete when its bytes have left the buffer. A get or fetch is complete when the
+//!   value has arrived. When a flush is complete, all operations before it are done at the target.
+//!   The outcome of a put or an accumulate is known only then.
+//! - A target stores no request: it executes each request on arrival. It stores replies for which
+//!   there is no space, at most [`WINDOW`] for each origin, because an origin starts no more. Two
+//!   processes that flood each other with gets always consume each other's packets, so space for
+//!   the replies becomes free again.
+//! - If a request lacks access rights, the target refuses it and continues. If a request is
+//!   malformed, it counts as a fault of its sender.
 #![forbid(unsafe_code)]
 
 mod account;
@@ -45,43 +48,45 @@ use crate::port::{MessagePort, PeerFault, PeerId};
 use crate::slab::List;
 pub use crate::wire::rma::{Access, Datatype, Reduction, Refusal, RemoteKey, WINDOW};
 
-/// What is between us and one peer, besides messages.
+/// The RMA and active-message state of one peer.
 #[derive(Debug, Default)]
 pub(super) struct Side {
-    /// Requests that wait for room or a place in the window, in order: active messages too.
+    /// Requests that wait for space or a slot in the window, in order. Active messages are
+    /// included.
     leaving: List,
-    /// Requests that have left and that the peer has to answer, in order.
+    /// Requests that were sent and that the peer must answer, in order.
     awaited: List,
-    /// How many those are.
+    /// Number of requests in `awaited`.
     in_flight: u32,
-    /// Puts and accumulates sent, and how many of them a flush has seen done.
+    /// Puts and accumulates sent, and how many of them a flush has confirmed.
     issued: u64,
     flushed: u64,
-    /// Our replies that wait for room, in order.
+    /// Replies of this process that wait for space, in order.
     replies: List,
     reply_count: u32,
-    /// What was refused to the peer since its last flush: how often, and why first.
+    /// The first reason and the number of refusals to the peer since its last flush.
     refused: Option<(Refusal, u64)>,
-    /// Puts and accumulates of the peer that were executed here, in packets; and how many of them it was told of.
+    /// The puts and accumulates of the peer that were executed here, in packets, and how many of them were reported
+    /// to it.
     executed: u64,
     told: u64,
-    /// It is to be told of the rest, as we leave.
+    /// Whether the rest must be reported before this process leaves.
     owes_account: bool,
-    /// What was refused to us, as the peer has said before it left, and no flush has reported.
+    /// The refusals that the peer reported before it left and that no flush has returned.
     reported: account::Refused,
-    /// The peer is gone, and something that was started is not known to be done.
+    /// Whether the peer is gone, and a started operation is not known to be done.
     lost: bool,
-    /// The active message of the peer of which a part has come.
+    /// The active message from the peer that is partly received.
     pub(super) assembly: Option<Assembly>,
 }
 
 impl Side {
-    /// Whether something may go on without hearing from the peer.
+    /// Returns whether a request or reply may leave without an answer from the peer.
     pub(super) const fn has_work(&self) -> bool {
         !self.leaving.is_empty() || !self.replies.is_empty() || self.owes_account
     }
 
-    /// Whether nothing of ours may be undone at the peer.
+    /// Returns whether the peer has confirmed all operations of this process.
     const fn is_flushed(&self) -> bool {
         self.issued == self.flushed && self.leaving.is_empty() && self.in_flight == 0
     }
@@ -105,14 +110,14 @@ impl RegionMemory<'_> {
 }
 
 impl<P: MessagePort, S: Storage> Engine<P, S> {
-    /// Lets peers use memory until [`Engine::conceal`]. `key` is the secret that opens it: random, and new each time.
-    /// `None` when every region is in use.
+    /// Exposes memory to peers until [`Engine::conceal`]. `key` is the secret that grants access:
+    /// it must be random and new for each call. `None` if every region is in use.
     pub fn expose(&mut self, memory: Exposed, access: Access, key: u64) -> Option<RegionId> {
         self.regions.insert(Region { memory, key, access, ..Region::default() })
     }
 
-    /// Takes the memory back: from now on requests for it are refused, and those that wait for its notifications are
-    /// cancelled. False when there is no such region.
+    /// Unexposes the memory. Requests for it are refused from now on, and requests that wait for
+    /// its notifications are cancelled. Returns `false` if there is no such region.
     pub fn conceal(&mut self, id: RegionId) -> bool {
         let Some(mut region) = self.regions.remove(id) else { return false };
         while let Some(index) = self.requests.pop_front(&mut region.waiting) {
@@ -121,7 +126,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         true
     }
 
-    /// What others need to use a region.
+    /// Returns the key that peers need to access a region.
     pub fn remote_key(&mut self, id: RegionId) -> Option<RemoteKey> {
         let rank = self.rank;
         let region = self.regions.find(id)?;
@@ -129,31 +134,32 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         Some(RemoteKey { rank, region: id.number(), key: region.key, len, access: region.access, share: 0 })
     }
 
-    /// The memory of a region, for its owner.
+    /// Returns the memory of a region for its owner.
     pub fn region_memory(&mut self, id: RegionId) -> Option<RegionMemory<'_>> {
         self.regions.find(id).map(|region| RegionMemory(&mut region.memory))
     }
 
-    /// The storage of regions, for its owner to let it grow. It must never shrink.
+    /// Returns the storage of regions, so that its owner can let it grow. It must never shrink.
     pub fn regions_mut(&mut self) -> &mut S::Regions {
         self.regions.storage_mut()
     }
 
-    /// Regions for which there is room, and regions there are.
+    /// Returns the capacity for regions and the number of regions in use.
     pub fn region_count(&self) -> (usize, usize) {
         (self.regions.capacity(), self.regions.used())
     }
 
-    /// Puts with notification that are done in a region, since it was exposed.
+    /// Returns the number of completed puts with notification in a region since it was exposed.
     pub fn notifications(&mut self, id: RegionId) -> Option<u64> {
         self.regions.find(id).map(|region| region.notified)
     }
 
-    /// Starts waiting until a region has had so many notifications, counted from when it was exposed. Fails as a receive
-    /// from any source does when a peer does.
+    /// Starts a request that completes when a region has had `count` notifications since it was
+    /// exposed. If a peer fails, the request fails under the same conditions as a receive from any
+    /// source.
     ///
     /// # Errors
-    /// See [`StartError`]; [`StartError::Region`] when there is no such region.
+    /// See [`StartError`]; [`StartError::Region`] if there is no such region.
     pub fn await_notifications(&mut self, id: RegionId, count: u64) -> Result<RequestId, StartError> {
         let region = self.regions.find(id).ok_or(StartError::Region)?;
         let done = region.notified >= count;
@@ -173,7 +179,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         self.complete(index, Ok(Status { peer: self.rank, tag: 0, len: 0 }));
     }
 
-    /// Withdraws a request that waits for notifications.
+    /// Cancels a request that waits for notifications.
     pub(super) fn cancel_notified(&mut self, index: u32, region: RegionId) {
         if let Some(region) = self.regions.find(region) {
             self.requests.unlink(&mut region.waiting, index);
@@ -185,14 +191,14 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         &mut self.peer(peer).side
     }
 
-    /// Whether something can leave for a peer at once: nothing is before it.
+    /// Returns whether a request to a peer can leave at once, because none is queued before it.
     #[inline]
     pub(super) fn may_leave(&self, to: PeerId) -> bool {
         let peers: &[Peer] = self.peers.borrow();
         peers.get(to as usize).is_some_and(|peer| peer.side.leaving.is_empty())
     }
 
-    /// Makes a request of what can't leave at once.
+    /// Queues an operation that cannot leave at once, as a request.
     pub(super) fn wait_to_leave(&mut self, to: PeerId, state: State) -> Result<RequestId, StartError> {
         let index = self.start(state)?;
         self.queue_to_leave(to, index);
@@ -201,24 +207,24 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     }
 
     fn queue_to_leave(&mut self, to: PeerId, index: u32) {
-        // The list is a field of the peer: taken out, changed, put back.
+        // The list is a field of the peer, so it is copied, changed and stored back.
         let mut list = self.side(to).leaving;
         self.requests.push_back(&mut list, index);
         self.side(to).leaving = list;
     }
 
-    /// A request has left.
+    /// Removes a request that was sent from the queue.
     pub(super) fn left(&mut self, to: PeerId, index: u32) {
         let mut list = self.side(to).leaving;
         self.requests.unlink(&mut list, index);
         self.side(to).leaving = list;
     }
 
-    /// Sends what there is room for to one peer: replies first, so that what was asked for does not wait for what we ask.
-    /// Returns the packets sent.
+    /// Sends queued replies and requests to one peer while there is space. Replies leave first, so
+    /// that the peer's requests do not wait for ours. Returns the number of packets sent.
     pub(super) fn side_work_for(&mut self, peer: PeerId) -> usize {
         let mut sent = 0;
-        // Bounded, as the peer makes room while we send.
+        // The loop is bounded, because the peer may free space while this process sends.
         while sent < PACKETS_A_TURN {
             let done = match self.side(peer).replies.first() {
                 Some(reply) => self.send_reply(peer, reply),
@@ -255,14 +261,15 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         }
     }
 
-    /// Ends what a peer that is gone will not take any more; what it has answered may still come, and what it says of flushes.
+    /// Fails the requests that a departed peer will not receive. Its answers to earlier requests
+    /// may still arrive, and so may its report for flushes.
     pub(super) fn fail_leaving(&mut self, peer: PeerId, failure: Failure) {
         let mut leaving = core::mem::take(&mut self.side(peer).leaving);
         while let Some(index) = self.requests.pop_front(&mut leaving) {
             let Side { issued, lost, .. } = *self.side(peer);
             match &mut self.requests.get_mut(index).0 {
                 State::Fence => self.requests.remove(index),
-                // A part has left, and its answers may still come.
+                // A part has been sent, and its answers may still arrive.
                 State::Remote(remote) if remote.is_awaited() => self.await_answer(peer, index),
                 State::Remote(remote) => {
                     if !lost && remote.await_account(issued) {
@@ -278,8 +285,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         }
     }
 
-    /// Ends all that is under way with a peer that is gone, and what waits for anybody's notifications if that is
-    /// concerned.
+    /// Fails all operations with a failed peer. If `concerns_any`, requests that wait for
+    /// notifications of any peer fail too.
     pub(super) fn fail_side(&mut self, peer: PeerId, failure: Failure, concerns_any: bool) {
         self.fail_leaving(peer, failure);
         if self.side(peer).assembly.is_some() {

@@ -1,8 +1,9 @@
-//! Sending: eagerly when the receiver has promised room, else after a rendezvous; at once, or through the peer's queue of
-//! pending sends.
+//! Sending: eagerly if the receiver has granted credit, else by rendezvous; at once, or through the
+//! peer's queue of pending sends.
 //!
-//! A message that finds no room, no credit or others before it waits, and leaves from [`Engine::progress`]; nothing to the
-//! same peer overtakes it (paper 4, section 3.1).
+//! A message waits if it finds no space, no credit, or other messages queued before it.
+//! [`Engine::progress`] then sends it. No message to the same peer overtakes it (paper 4, section
+//! 3.1).
 #![forbid(unsafe_code)]
 
 use core::borrow::{Borrow, BorrowMut};
@@ -21,7 +22,8 @@ use crate::trace::Recorder as _;
 use crate::wire::{Envelope, Kind};
 
 impl<P: MessagePort, S: Storage> Engine<P, S> {
-    /// As [`Engine::send_now`], of a message of a word: the critical path. False says nothing, and nothing was sent.
+    /// As [`Engine::send_now`], for a message of one word: the critical path. Returns `false` if
+    /// nothing was sent: the caller takes the slow path.
     #[inline(always)]
     pub fn send_word(&mut self, to: PeerId, context: u16, tag: u64, word: Word) -> bool {
         const UNITS: u32 = cost(size_of::<Word>());
@@ -39,7 +41,9 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         true
     }
 
-    /// Sends a message eagerly, if it is small enough, there is room and credit, and nothing waits before it. False when [`Engine::isend`] has to do it, or to say why it can't be done.
+    /// Sends a message eagerly if it is small enough, there is space and credit, and no message
+    /// waits before it. Returns `false` if nothing was sent: the caller then uses
+    /// [`Engine::isend`], which sends the message or returns the error.
     #[inline(always)]
     pub fn send_now(&mut self, to: PeerId, context: u16, tag: u64, bytes: &[u8]) -> bool {
         if !self.may_send_now(to, bytes.len()) {
@@ -60,7 +64,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         self.sent_now(to, bytes.len(), sent)
     }
 
-    /// As [`Engine::send_now`], of a list.
+    /// As [`Engine::send_now`], for a list of buffers.
     #[cold]
     fn send_list_now(&mut self, to: PeerId, context: u16, tag: u64, list: &SendBuf) -> bool {
         if !self.may_send_now(to, list.len()) {
@@ -101,10 +105,12 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         }
     }
 
-    /// Starts a send. [`RequestId::SENT`] means that it is complete and the buffer is the caller's again.
+    /// Starts a send. [`RequestId::SENT`] means that the send is complete and the caller may reuse
+    /// the buffer.
     ///
-    /// A small message is complete when the bytes have left the buffer, whether or not a receive is posted; a larger one,
-    /// or one for which the receiver has no room, when a receive has taken it.
+    /// A small message is complete when its bytes have left the buffer, whether or not a receive is
+    /// posted. A larger message, or one for which the receiver has no memory, is complete when a
+    /// receive has taken it.
     ///
     /// # Errors
     /// See [`StartError`]; nothing was sent.
@@ -124,10 +130,11 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         self.isend_any(to, context, tag, buf)
     }
 
-    /// As [`Engine::isend`], of what [`Engine::send_word`] has refused, or is no word.
+    /// As [`Engine::isend`], for a message that [`Engine::send_word`] refused or that is not one
+    /// word.
     ///
     /// # Errors
-    /// As there.
+    /// As [`Engine::isend`].
     #[inline(never)]
     pub fn isend_any(
         &mut self,
@@ -149,11 +156,11 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         self.isend_queued(to, context, tag, buf)
     }
 
-    /// As [`Engine::isend`], of what [`Engine::send_now`] has refused: it is not tried again, but left to the queue of pending
-    /// sends, out of which it leaves at once if there is room by now.
+    /// As [`Engine::isend`], for a message that [`Engine::send_now`] refused. The message goes
+    /// directly to the queue of pending sends, and leaves at once if there is space by now.
     ///
     /// # Errors
-    /// As there.
+    /// As [`Engine::isend`].
     pub fn isend_queued(
         &mut self,
         to: PeerId,
@@ -164,7 +171,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         self.start_send(to, Message { context, tag, buf, synchronous: false })
     }
 
-    /// Starts a synchronous send: complete only when a receive has matched the message (MPI 4.1, section 3.4).
+    /// Starts a synchronous send, which completes only when a receive has matched the message (MPI
+    /// 4.1, section 3.4).
     ///
     /// # Errors
     /// See [`StartError`]; nothing was sent.
@@ -197,7 +205,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         Ok(id)
     }
 
-    /// Sends a pending message, or announces it. False when there is no room or no credit.
+    /// Sends a pending message, or announces it. Returns `false` if there is no space or no credit.
     pub(super) fn send_pending(&mut self, to: PeerId, index: u32) -> Result<bool, PeerFault> {
         let State::Sending { message } = &self.requests.get(index).0 else { return Ok(false) };
         let message = message.alias();
@@ -220,7 +228,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
                 return Ok(sent);
             }
             if units <= cost(0) {
-                // An RTS takes no less room.
+                // An RTS does not need less space.
                 self.peer(to).tally.hold();
                 return Ok(false);
             }
@@ -228,7 +236,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         Pull::initiate(self, to, index)
     }
 
-    /// A send is complete: its buffer is the caller's again.
+    /// Completes a send: the caller may reuse the buffer.
     pub(super) fn complete_send(&mut self, to: PeerId, index: u32) {
         let (tag, len) = match &self.requests.get(index).0 {
             State::Sending { message } | State::Offered { message, .. } => (message.tag, message.buf.len()),
@@ -239,7 +247,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     }
 }
 
-/// Sends a packet of as many bytes of a message as its envelope says, from `at` on.
+/// Sends one packet of a message. The packet holds the bytes from `at` on; its envelope gives their
+/// number.
 pub(super) fn send_part<P: MessagePort>(
     port: &mut P,
     to: PeerId,

@@ -1,4 +1,4 @@
-//! Tests of the engine over the shared-memory port, whole worlds in one thread.
+//! Tests of the engine over the shared-memory port. Each test runs whole worlds in one thread.
 
 mod active;
 mod basics;

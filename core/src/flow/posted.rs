@@ -1,92 +1,103 @@
-//! Credits that are posted receives: what a [channel](crate::port::channel) may send to the other end of a connection.
+//! Credits that are posted receives: the packets that a [channel](crate::port::channel) may send
+//! over a connection.
 //!
-//! On an RDMA fabric a message needs a receive that its target has posted before; one that finds none waits, or ends its
-//! connection. So a *credit* is a posted receive of the peer's, and belongs to one connection. Every packet takes one, also
-//! one that only says how many there are.
+//! On an RDMA fabric a message needs a receive that its target has posted before. A message without
+//! one waits, or ends its connection. A *credit* is therefore a posted receive of the peer, and
+//! belongs to one connection. Every packet takes one credit, including a packet that only reports
+//! credits.
 //!
-//! - **Return.** A receive that was taken and posted again is a new credit. Every packet says how many receives were ever
-//!   posted (a total, which wraps around): the usual way back is by *piggyback*. When half of an end's receives are not
-//!   returned, and it has nothing to send, it sends an *update*, a packet without content.
-//! - **Reserve.** Ordinary packets leave one credit, and only an update that returns two or more may take it. Let an end have
-//!   none left that it may use: then all but one of the other's receives are unreturned there, an update is due, and the
-//!   other has its reserve for it, or gets credits by an update that crosses. As an update returns at least two and takes
-//!   one, updates answer each other only so often. Hence no connection has fewer than [`LEAST`] receives.
-//! - **Growth.** An end whose peer has used all but the reserve posts more receives, from a [`Pool`] that all connections of the
-//!   process share (paper 2, section 2.3.2, asks for credits that are dynamic, not a static number a connection).
-//! - **Shares.** Nobody gets it all: a connection grows only while it has fewer receives beyond its first ones than are left
-//!   to the others, so that each busy one more gets as many as the rest (the dynamic threshold of Choudhury and Hahne,
-//!   *Dynamic queue length thresholds for shared-memory packet switches*, IEEE/ACM ToN 6(2), 1998); and what connections
-//!   begin with that do not exist yet is not given away, up to half of the buffers ([`Pool::may_grow`]). Who has more than
-//!   twice as many as one that runs dry, when there are no more, is called back although it is busy.
-//! - **Shrinkage.** Each packet also says how many receives its sender *wants to keep*. A peer that has more credits than
-//!   that gives them up, by packets without content. So receives of an idle connection, which no fabric takes back,
-//!   return to the pool when others need them; those of a busy one are just not posted again.
+//! - **Return.** A receive that was used and posted again is a new credit. Every packet carries the
+//!   total of receives ever posted, which wraps around; this *piggyback* is the usual way of
+//!   return. If half of an end's receives are unreported and it has nothing to send, it sends an
+//!   *update*, a packet without content.
+//! - **Reserve.** Ordinary packets leave one credit, and only an update that returns two or more
+//!   may take it. Suppose that an end has no usable credit: then all but one of the other end's
+//!   receives are unreported there, so an update is due. The other end has its reserve for this
+//!   update, or gets credits from an update that crosses it. An update returns at least two credits
+//!   and takes one, so a sequence of mutual updates ends. Hence every connection has at least
+//!   [`LEAST`] receives.
+//! - **Growth.** If a peer has used all but the reserve, the receiver posts more receives, from a
+//!   [`Pool`] that all connections of the process share (paper 2, section 2.3.2, requires dynamic
+//!   credits, not a static number per connection).
+//! - **Shares.** No connection gets the whole pool. A connection grows only while it has fewer
+//!   additional receives than remain for the others, so that each further busy connection gets as
+//!   many as the rest (the dynamic threshold of Choudhury and Hahne, *Dynamic queue length
+//!   thresholds for shared-memory packet switches*, IEEE/ACM ToN 6(2), 1998). The initial receives
+//!   of connections that do not exist yet are kept, up to half of the buffers ([`Pool::may_grow`]).
+//!   If the pool is empty, a connection with more than twice as many receives as a receive-starved
+//!   one must return some, even if it is busy.
+//! - **Shrinkage.** Each packet also carries the number of receives that its sender *wants to
+//!   keep*. A peer with more credits than that returns them by packets without content. In this way
+//!   the receives of an idle connection, which no fabric can withdraw, return to the pool when
+//!   others need them. Those of a busy connection are simply not posted again.
 //!
-//! `verification` explores every interleaving of two small ends: `cargo sim` does it first.
+//! `verification` explores every interleaving of two small ends: `cargo sim` runs this first.
 #![forbid(unsafe_code)]
 
-/// The fewest receives of a connection: one for the reserve, and two for an update to return.
+/// Fewest receives of a connection: one for the reserve, and two for an update to return.
 pub const LEAST: u32 = 3;
-/// The most.
+/// Most receives of a connection.
 pub const MOST: u32 = 1 << 15;
-/// Where all totals begin: so near to their end that every connection that lasts wraps around.
+/// Start value of all totals. It is close to the maximum, so that every long-lived connection wraps
+/// around.
 pub const FIRST: u32 = u32::MAX - 6;
 
-/// What a peer said of its receives can't be.
+/// Error: a peer's report of its receives is impossible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a total of {posted} receives, {target} to be kept, is impossible")]
+#[error("the peer reports {posted} receives, {target} to be kept, which is impossible")]
 pub struct StampFault {
-    /// The total.
+    /// The reported total.
     pub posted: u32,
-    /// How many it wants to keep.
+    /// The reported number to be kept.
     pub target: u32,
 }
 
-/// A peer sent a packet for which it had no credit.
+/// Error: a peer sent a packet without credit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a packet came for which no receive was promised")]
+#[error("the peer sent a packet without credit for a receive")]
 pub struct Overdrawn;
 
-/// What every packet says of its sender's receives.
+/// The report on its sender's receives that every packet carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Stamp {
-    /// Receives ever posted on this connection, from [`FIRST`] on; wraps around.
+    /// Total of receives posted on this connection, starting at [`FIRST`]; wraps around.
     pub posted: u32,
-    /// Receives that are to be kept posted.
+    /// Number of receives to be kept posted.
     pub target: u32,
 }
 
-/// What to do with the buffer of a packet that was dealt with.
+/// The further use of the buffer of a processed packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Next {
-    /// Post it again, then say so by [`Credits::posted`].
+    /// The caller posts it again, then calls [`Credits::posted`].
     Post,
-    /// Give it back to the pool: the connection has one less.
+    /// The caller returns it to the pool; the connection has one buffer fewer.
     Retire,
 }
 
-/// One end of a connection: both directions.
+/// One end of a connection, both directions.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Credits {
-    /// Packets ever sent, and receives that the peer ever posted, as far as it said.
+    /// Total packets sent, and total receives that the peer has reported.
     sent: u32,
     limit: u32,
     /// Receives that the peer wants to keep.
     kept: u32,
-    /// Receives ever posted, those that the peer was told of, and packets that ever came.
+    /// Total receives posted, total reported to the peer, and total packets that arrived.
     posted: u32,
     told: u32,
     arrived: u32,
-    /// Receives to be kept, and what the peer was told of that.
+    /// Number of receives to be kept, and the number last reported to the peer.
     target: u32,
     told_target: u32,
-    /// Buffers: posted, or with a packet that is not dealt with.
+    /// Buffers that are posted or hold an unprocessed packet.
     size: u32,
 }
 
 impl Credits {
-    /// An end that begins with `receives` posted, at least [`LEAST`], which the peer is told with the connection.
+    /// Returns an end that starts with `receives` posted, at least [`LEAST`]. The peer learns this
+    /// number with the connection.
     pub const fn new(receives: u32) -> Self {
         let posted = FIRST.wrapping_add(receives);
         Self {
@@ -102,10 +113,10 @@ impl Credits {
         }
     }
 
-    /// The peer has said with how many receives it begins. Packets of it may have come before.
+    /// Records the peer's initial number of receives. Packets of the peer may have arrived before.
     ///
     /// # Errors
-    /// They are fewer than [`LEAST`] or more than [`MOST`].
+    /// The number is less than [`LEAST`] or more than [`MOST`].
     pub const fn open(&mut self, receives: u32) -> Result<(), StampFault> {
         let posted = FIRST.wrapping_add(receives);
         if receives < LEAST || receives > MOST {
@@ -118,12 +129,12 @@ impl Credits {
         Ok(())
     }
 
-    /// Packets that the peer has receives for.
+    /// Returns the number of packets for which the peer has receives.
     pub const fn left(&self) -> u32 {
         self.limit.wrapping_sub(self.sent)
     }
 
-    /// Whether a packet may be sent: the reserve is for updates.
+    /// Returns whether a packet may be sent. The reserve is only for updates.
     #[inline]
     pub fn can_send(&self) -> bool {
         #[cfg(nemesia_blunder)]
@@ -133,34 +144,34 @@ impl Credits {
         self.left() > 1
     }
 
-    /// Receives that the peer does not know of.
+    /// Returns the number of receives that were not reported to the peer.
     pub const fn unreturned(&self) -> u32 {
         self.posted.wrapping_sub(self.told)
     }
 
-    /// Whether an update is due and can be sent.
+    /// Returns whether an update is due and may be sent.
     #[inline]
     pub fn can_update(&self) -> bool {
         let half = self.size.div_ceil(2);
         self.left() > 0 && self.unreturned() >= if half < 2 { 2 } else { half }
     }
 
-    /// Whether the peer has to learn that fewer receives are kept.
+    /// Returns whether the peer must learn that fewer receives are kept.
     pub const fn is_recalling(&self) -> bool {
         self.target < self.told_target
     }
 
-    /// Whether we have more credits than the peer wants to keep receives: one is to be given up.
+    /// Returns whether this end has more credits than the peer wants to keep: it must return one.
     pub const fn has_surplus(&self) -> bool {
         self.left() > self.kept
     }
 
-    /// What the next packet says.
+    /// Returns the report for the next packet.
     pub const fn stamp(&self) -> Stamp {
         Stamp { posted: self.posted, target: self.target }
     }
 
-    /// A packet with that stamp was sent.
+    /// Records that a packet with that report was sent.
     #[inline]
     pub const fn sent(&mut self) {
         debug_assert!(self.left() > 0);
@@ -169,10 +180,10 @@ impl Credits {
         self.told_target = self.target;
     }
 
-    /// A packet has come. First of all it takes a credit.
+    /// Charges an arrived packet, before any other processing.
     ///
     /// # Errors
-    /// The peer had none.
+    /// The peer had no credit.
     #[inline]
     pub const fn arrive(&mut self) -> Result<(), Overdrawn> {
         if self.arrived == self.told {
@@ -182,10 +193,11 @@ impl Credits {
         Ok(())
     }
 
-    /// What a packet said, in the order of its connection. True: there are more credits than before.
+    /// Processes the report of a packet, in the order of its connection. Returns `true` if the
+    /// credits have grown.
     ///
     /// # Errors
-    /// No honest peer says that; nothing has changed.
+    /// The report is invalid; nothing was changed.
     #[inline]
     pub fn hear(&mut self, stamp: Stamp) -> Result<bool, StampFault> {
         let Stamp { posted, target } = stamp;
@@ -202,7 +214,7 @@ impl Credits {
         Ok(more > 0)
     }
 
-    /// What becomes of the buffer of a packet that was dealt with.
+    /// Returns the further use of the buffer of a processed packet.
     #[inline]
     pub const fn release(&mut self) -> Next {
         if self.size > self.target {
@@ -212,42 +224,44 @@ impl Credits {
         Next::Post
     }
 
-    /// A buffer that was released is posted again.
+    /// Records that a released buffer was posted again.
     #[inline]
     pub const fn posted(&mut self) {
         self.posted = self.posted.wrapping_add(1);
     }
 
-    /// A buffer has left the connection without being retired: it could not be posted, or the connection has ended.
+    /// Records that a buffer has left the connection without being retired: it could not be posted,
+    /// or the connection has ended.
     pub const fn lost(&mut self) {
         self.size = self.size.saturating_sub(1);
     }
 
-    /// Buffers beyond those that the connection can't do without.
+    /// Returns the number of buffers beyond the minimum.
     pub const fn extra(&self) -> u32 {
         self.size.saturating_sub(LEAST)
     }
 
-    /// Whether the peer had used all but the reserve when its last packet came.
+    /// Returns whether the peer had used all but the reserve when its last packet arrived.
     #[inline]
     pub const fn is_dry(&self) -> bool {
         self.told.wrapping_sub(self.arrived) <= 1
     }
 
-    /// How many receives would be worth posting for a peer that ran dry: as many again, `most` in all.
+    /// Returns the number of receives to post for a receive-starved peer: as many again, but at
+    /// most `most` in all.
     pub const fn wanted(&self, most: u32) -> u32 {
         let room = most.saturating_sub(self.size);
         if self.size < room { self.size } else { room }
     }
 
-    /// What was to be given up is kept.
+    /// Cancels a shrinkage: the receives that were to be returned are kept.
     pub const fn keep(&mut self) {
         if self.target < self.size {
             self.target = self.size;
         }
     }
 
-    /// A buffer from the pool was posted besides.
+    /// Records that an additional buffer from the pool was posted.
     pub const fn grown(&mut self) {
         self.size += 1;
         if self.target < self.size {
@@ -256,7 +270,8 @@ impl Credits {
         self.posted();
     }
 
-    /// Keeps half of the receives only, from now on. False when there are no more than must be, or so few are kept already.
+    /// Halves the number of receives to be kept. Returns `false` if the connection has only the
+    /// minimum, or keeps as few already.
     pub const fn shrink(&mut self) -> bool {
         let half = if self.size / 2 > LEAST { self.size / 2 } else { LEAST };
         let less = half < self.target;
@@ -266,49 +281,51 @@ impl Credits {
         less
     }
 
-    /// Buffers of the connection: posted, or with a packet that is not dealt with.
+    /// Returns the number of buffers that are posted or hold an unprocessed packet.
     pub const fn size(&self) -> u32 {
         self.size
     }
 
-    /// Receives that the peer may still use.
+    /// Returns the number of receives that the peer may still use.
     pub const fn window(&self) -> u32 {
         self.posted.wrapping_sub(self.arrived)
     }
 }
 
-/// The buffers of the process, counted. Each connection has some of its own, which nobody else gets; the rest is for whoever
-/// comes first.
+/// The counts of the process's buffers. Each connection has reserved buffers; the rest is shared,
+/// first come, first served.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Pool {
-    /// Buffers that nobody uses, and how many of them are kept for those who have not used all of their own.
+    /// Free buffers, and the number of them that are reserved for users that have not used all of
+    /// their own.
     free: u32,
     owed: u32,
 }
 
 impl Pool {
-    /// No buffers.
+    /// Returns a pool without buffers.
     pub const fn new() -> Self {
         Self { free: 0, owed: 0 }
     }
 
-    /// There are more.
+    /// Adds buffers.
     pub const fn add(&mut self, buffers: u32) {
         self.free += buffers;
     }
 
-    /// Buffers that nobody uses.
+    /// Returns the number of free buffers.
     pub const fn free(&self) -> u32 {
         self.free
     }
 
-    /// Buffers that whoever comes first may have.
+    /// Returns the number of free buffers that are not reserved.
     pub const fn spare(&self) -> u32 {
         self.free.saturating_sub(self.owed)
     }
 
-    /// Whether a connection with so many buffers beyond its first ones may take another that may be anybody's, while `absent`
-    /// of them are wanted for connections that do not exist yet, of `all` buffers that there are.
+    /// Returns whether a connection with `extra` buffers beyond its initial ones may take another
+    /// shared buffer. `absent` buffers are wanted for connections that do not exist yet, out of
+    /// `all` buffers.
     pub fn may_grow(&self, extra: u32, absent: u32, all: u32) -> bool {
         #[cfg(nemesia_blunder)]
         if crate::blunder::made(crate::blunder::Blunder::GrowGreedily) {
@@ -323,7 +340,7 @@ impl Pool {
         extra < self.spare().saturating_sub(kept)
     }
 
-    /// Keeps buffers for somebody. False when there are too few.
+    /// Reserves buffers. Returns `false` if too few are free.
     pub const fn reserve(&mut self, buffers: u32) -> bool {
         let can = buffers <= self.spare();
         if can {
@@ -332,12 +349,13 @@ impl Pool {
         can
     }
 
-    /// They are kept no longer; all are back.
+    /// Cancels a reservation whose buffers are all back.
     pub const fn unreserve(&mut self, buffers: u32) {
         self.owed = self.owed.saturating_sub(buffers);
     }
 
-    /// Takes a buffer: one that is kept for the caller, or one that may be anybody's. False when there is none.
+    /// Takes a buffer: a reserved one if `own`, else a shared one. Returns `false` if there is
+    /// none.
     pub fn take(&mut self, own: bool) -> bool {
         let can = if own { self.free > 0 } else { self.may_take() };
         if can {
@@ -355,13 +373,13 @@ impl Pool {
         self.spare() > 0
     }
 
-    /// A buffer is back, and kept for its user again, or not.
+    /// Returns a buffer; if `own`, it is reserved for its user again.
     pub fn put(&mut self, own: bool) {
         self.free += 1;
         self.owed += u32::from(own);
     }
 
-    /// Whether what is kept for somebody is there.
+    /// Returns whether all reserved buffers are available.
     pub const fn is_sound(&self) -> bool {
         self.owed <= self.free
     }

@@ -1,4 +1,5 @@
-//! The ledger and its senders against a twin that keeps every packet, and adds up anew after each step.
+//! The ledger and its senders against a reference model that keeps every packet and recomputes all sums after each
+//! step.
 
 mod held;
 
@@ -14,28 +15,28 @@ use crate::store::{cost, split};
 
 #[derive(Clone, Copy, Debug)]
 enum Op {
-    /// A peer sends a packet of this cost, if it may.
+    /// A peer sends a packet of this cost, if it has credit.
     Send(usize, u32),
     /// The next packet of a peer arrives, to be stored or not.
     Arrive(usize, bool),
-    /// The n-th stored packet of a peer is taken.
+    /// The n-th stored packet of a peer is removed.
     Remove(usize, usize),
     /// A peer learns its total.
     Learn(usize),
-    /// One regrant for the starved.
+    /// One regrant for a waiting peer.
     Regrant,
-    /// Units for ourselves.
+    /// Units for messages to this process itself.
     Reserve(u32),
     Release,
     Close(usize),
-    /// Its next process comes.
+    /// The next process of a peer connects.
     Open(usize),
 }
 
 #[derive(Clone, Default)]
 struct Peer {
     allowance: Allowance,
-    /// The total that the ledger gave out last.
+    /// The total that the ledger returned last.
     published: u64,
     flying: VecDeque<u32>,
     arrived: u64,
@@ -141,7 +142,7 @@ impl Twin {
         let peer = &mut self.peers[at];
         let flying: u32 = peer.flying.iter().sum();
         if !peer.closed {
-            // The sender knows at most what was published, so what it may is never too much.
+            // The sender knows at most the published total, so it never exceeds it.
             assert!(peer.allowance.left() + u64::from(flying) <= peer.window());
         }
         assert_eq!(peer.allowance.may(cost), u64::from(cost) <= peer.allowance.left());
@@ -167,7 +168,8 @@ impl Twin {
         }
     }
 
-    /// One unit more than was granted is a fault and changes nothing; what was granted is not.
+    /// Checks that one unit more than the credit is a fault without any effect, and that the credit itself is
+    /// accepted.
     fn overdraw(&self, at: usize) {
         let Self { mut ledger, mut accounts, .. } = self.clone();
         let window = self.peers[at].window() as u32;
@@ -195,7 +197,7 @@ impl Twin {
 
     fn publish(&mut self, at: usize, total: u64) {
         let peer = &mut self.peers[at];
-        assert!(!peer.closed && total > peer.published, "a regrant that grants nothing");
+        assert!(!peer.closed && total > peer.published, "a regrant without new credit");
         peer.published = total;
     }
 
@@ -213,27 +215,30 @@ impl Twin {
         let (reserve, packet) = (u64::from(ledger.reserve()), u64::from(self.packet));
         let mut held = self.ourselves.iter().map(|&units| u64::from(units)).sum::<u64>();
         let mut booked = held + u64::from(ledger.free()) + u64::from(ledger.own_free);
-        assert!(held + u64::from(ledger.own_free) >= u64::from(ledger.own), "lent to a peer");
+        assert!(
+            held + u64::from(ledger.own_free) >= u64::from(ledger.own),
+            "the reserve was granted to a peer"
+        );
         for (peer, account) in self.peers.iter().zip(&self.accounts) {
             assert_eq!(account.granted(), peer.published);
             assert_eq!(u64::from(account.window()), peer.window());
             assert_eq!(u64::from(account.stored()), peer.stored());
             assert!(peer.window() <= u64::from(ledger.window()));
             let charge = peer.window() + peer.stored();
-            assert!(charge <= reserve + u64::from(account.pooled), "a promise without memory");
+            assert!(charge <= reserve + u64::from(account.pooled), "credit without memory");
             held += charge;
             booked += reserve + u64::from(account.pooled);
             if peer.closed {
                 assert!(peer.window() == 0 && !account.is_starved());
                 continue;
             }
-            assert!(charge >= reserve || peer.window() >= packet, "refused below its reserve");
+            assert!(charge >= reserve || peer.window() >= packet, "credit refused below the reserve");
             if peer.stored.is_empty() {
-                assert!(peer.window() >= packet.max(reserve / 2), "nothing stored, and yet held");
+                assert!(peer.window() >= packet.max(reserve / 2), "nothing is stored, but the peer is held");
             }
         }
-        assert!(held <= u64::from(self.ceiling), "more is promised than there is");
-        assert_eq!(booked, u64::from(self.ceiling), "units got lost, or came from nowhere");
+        assert!(held <= u64::from(self.ceiling), "the credit exceeds the ceiling");
+        assert_eq!(booked, u64::from(self.ceiling), "units were lost or created");
         self.check_starved();
     }
 
@@ -253,16 +258,16 @@ impl Twin {
     }
 
     fn drain(&mut self) {
-        // Each takes a crumb at least out of the pool, or goes to the end of the queue for good.
+        // Each call takes at least a minimum grant from the pool, or moves the peer to the end of the list for good.
         let most = self.ledger.free() / self.ledger.crumb() + self.peers.len() as u32;
         for _ in 0..most {
             self.apply(Op::Regrant);
         }
         let needy = |account: &Account| account.is_starved() && account.window() < self.packet;
-        assert!(!self.ledger.can_regrant() || !self.accounts.iter().any(needy), "units lie idle");
+        assert!(!self.ledger.can_regrant() || !self.accounts.iter().any(needy), "units are unused");
     }
 
-    /// Everything is taken; then every window is whole again.
+    /// Receives everything, and checks that every window is then full.
     fn finish(&mut self) {
         for at in 0..self.peers.len() {
             while !self.peers[at].flying.is_empty() {
@@ -278,7 +283,7 @@ impl Twin {
         self.drain();
         let open = self.peers.iter().filter(|peer| !peer.closed).count() as u32;
         let (low, window) = (u64::from(self.ledger.low), self.ledger.window());
-        // What is kept for those that are gone, and for ourselves, is nobody else's.
+        // The reserves of failed peers and of this process itself are not given to others.
         let (gone, reserve) = (self.peers.len() as u32 - open, self.ledger.reserve());
         let roomy = window * open + self.packet + gone * reserve + self.ledger.own <= self.ceiling;
         for (peer, account) in self.peers.iter().zip(&self.accounts).filter(|(peer, _)| !peer.closed) {
@@ -305,7 +310,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// The same operation, for a world of so many peers and packets of so many units.
+/// Adapts an operation to a world of `peers` peers and packets of at most `packet` units.
 fn fitted(op: Op, peers: usize, packet: u32) -> Op {
     match op {
         Op::Send(at, cost) => Op::Send(at % peers, (cost - 1) % packet + 1),
@@ -322,7 +327,7 @@ proptest! {
     #![proptest_config(cases(256))]
 
     #[test]
-    fn promises_are_backed_by_memory(
+    fn grants_are_backed_by_memory(
         ceiling in 0..400u32, peers in 1..6u32, window in 0..200u32, packet in 1..20u32,
         own in prop::option::of(0..5u32), ops in prop::collection::vec(op(), 0..400),
     ) {
@@ -335,9 +340,9 @@ proptest! {
     }
 }
 
-/// Every sequence of five operations, of all that matter, in the smallest worlds.
+/// Every sequence of five relevant operations, in the smallest worlds.
 #[test]
-fn promises_are_backed_by_memory_in_every_short_history() {
+fn grants_are_backed_by_memory_in_every_short_history() {
     fn explore(twin: &Twin, depth: usize, seen: &mut usize) {
         *seen += 1;
         twin.clone().finish();
@@ -365,9 +370,9 @@ fn promises_are_backed_by_memory_in_every_short_history() {
     }
 }
 
-/// One peer sends all the time and has taken the pool; another one gets its share of it nonetheless.
+/// One peer sends all the time and has taken the pool; another still gets its share.
 #[test]
-fn starved_peer_gets_what_a_busy_one_gives_back() {
+fn waiting_peer_gets_the_units_that_a_busy_one_returns() {
     let mut twin = Twin::new(400, 8, 100, 1).unwrap();
     let (reserve, window) = (twin.ledger.reserve(), u64::from(twin.ledger.window()));
     assert_eq!((reserve, window, twin.ledger.free()), (25, 100, 200));
@@ -388,8 +393,8 @@ fn starved_peer_gets_what_a_busy_one_gives_back() {
     assert!(twin.ledger.can_regrant());
     twin.drain();
     assert!(twin.peers[3].window() > 50, "{}", twin.peers[3].window());
-    assert!(twin.accounts[0].is_starved(), "now it is the other's turn to wait");
-    // Both go on: each gets its turn.
+    assert!(twin.accounts[0].is_starved(), "now the other peer waits");
+    // Both continue, and each gets its share.
     let mut turns = [0; 2];
     for round in 0..1000 {
         for (turn, at) in turns.iter_mut().zip([0, 3]) {
@@ -401,7 +406,7 @@ fn starved_peer_gets_what_a_busy_one_gives_back() {
     assert!(turns.iter().all(|&turn| turn > 100), "{turns:?}");
 }
 
-/// The promise to the issue: a million messages of one byte from one peer, all within credit, none asked for.
+/// A million messages of one byte from one peer, all within its credit, none requested.
 #[test]
 fn million_messages_are_within_credit() {
     const COUNT: u64 = 1_000_000;
@@ -432,12 +437,12 @@ fn million_messages_are_within_credit() {
 }
 
 #[test]
-fn window_is_topped_up_when_it_falls_below_half() {
+fn window_is_refilled_when_it_falls_below_half() {
     let mut ledger = Ledger::new(1 << 20, 4, WINDOW, cost(8192)).unwrap();
     let mut accounts = vec![Account::default(); 4];
     let mut total = ledger.open(&mut accounts, 2);
     for _ in 0..10 {
-        // The critical path alone, to the last unit of the upper half.
+        // Only the critical path, down to the last unit of the upper half.
         assert!(accounts[2].try_arrive(WINDOW / 2 - 1, false) && accounts[2].try_arrive(1, false));
         assert!(!accounts[2].clone().try_arrive(1, false));
         total += u64::from(WINDOW / 2 + 1);
@@ -446,7 +451,7 @@ fn window_is_topped_up_when_it_falls_below_half() {
 }
 
 #[test]
-fn room_is_not_granted_in_trickles() {
+fn credit_is_not_granted_in_tiny_pieces() {
     let mut ledger = Ledger::new(400, 1, 100, 40).unwrap();
     let mut accounts = vec![Account::default(); 1];
     assert_eq!((ledger.open(&mut accounts, 0), ledger.reserve(), ledger.free()), (100, 100, 300));
@@ -455,8 +460,8 @@ fn room_is_not_granted_in_trickles() {
         assert_eq!(ledger.arrived(&mut accounts, 0, 1, true), Arrived::Fine);
     }
     assert!(accounts[0].is_starved());
-    // Less than an eighth of a largest packet stays in the pool. The window gets to that packet unit by unit, and on by
-    // doubling.
+    // Less than an eighth of a largest packet stays in the pool. The window grows unit by unit up to a largest
+    // packet, and then by doubling.
     ledger.release(4);
     assert!(!ledger.can_regrant());
     let totals: Vec<u64> = (0..100).filter_map(|_| ledger.removed(&mut accounts, 0, 1)).collect();
@@ -465,10 +470,10 @@ fn room_is_not_granted_in_trickles() {
     assert_eq!((accounts[0].window(), accounts[0].is_starved()), (81, false));
 }
 
-/// A peer that fills the store gets every unit, although the last ones are fewer than a largest packet takes; and of what is
-/// taken out again it hears in pieces.
+/// A peer that fills the store gets every unit, although the last units are fewer than a largest packet needs. It is
+/// notified of freed units only in larger pieces.
 #[test]
-fn last_units_do_not_lie_idle() {
+fn last_units_are_not_left_unused() {
     const PACKET: u32 = 137;
     for ceiling in [1024, 2000, 4096, 4097, 4096 + 136] {
         let mut ledger = Ledger::new(ceiling, 1, WINDOW, PACKET).unwrap();
@@ -486,7 +491,7 @@ fn last_units_do_not_lie_idle() {
         let (mut told, taken) = (0, ceiling - ledger.reserve());
         for _ in 0..taken {
             if let Some(total) = ledger.removed(&mut accounts, 0, 1) {
-                // The sender uses it at once.
+                // The sender uses the credit at once.
                 assert!(allowance.raise(total));
                 told += 1;
                 while allowance.may(1) {
@@ -495,13 +500,13 @@ fn last_units_do_not_lie_idle() {
                 }
             }
         }
-        assert!(told <= taken / (PACKET / 8) + 1, "{told} times told of {taken} units");
+        assert!(told <= taken / (PACKET / 8) + 1, "{told} grants for {taken} units");
     }
 }
 
-/// The pool is promised to peers, and yet there is room for a message to ourselves.
+/// The pool is granted to peers; a message to this process itself still finds memory.
 #[test]
-fn our_own_messages_have_a_reserve() {
+fn messages_to_self_have_a_reserve() {
     let mut ledger = Ledger::new(400, 1, 400, 10).unwrap().with_own(1);
     let mut accounts = vec![Account::default(); 1];
     let mut granted = ledger.open(&mut accounts, 0);
@@ -512,13 +517,13 @@ fn our_own_messages_have_a_reserve() {
             granted = total;
         }
     }
-    // 100 are the peer's; an eighth of the rest, and one, are ours.
+    // 100 units belong to the peer; an eighth of the rest, plus one, is reserved for this process itself.
     assert_eq!((ledger.free(), granted), (0, 363));
     assert!(
         !ledger.try_reserve(39) && ledger.try_reserve(37) && ledger.try_reserve(1) && !ledger.try_reserve(1)
     );
     ledger.release(20);
-    assert!(ledger.free() == 0 && !ledger.can_regrant(), "it is ours again");
+    assert!(ledger.free() == 0 && !ledger.can_regrant(), "the reserve is free again");
     assert_eq!(ledger.removed(&mut accounts, 0, 3), Some(366));
     ledger.release(6);
     assert_eq!((ledger.free(), ledger.own_free), (0, 26));

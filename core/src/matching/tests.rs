@@ -1,4 +1,4 @@
-//! What finding a posted receive costs, in receives looked at.
+//! The cost of finding a posted receive, in receives compared.
 
 use std::cell::Cell;
 use std::vec;
@@ -8,14 +8,14 @@ use super::{Pattern, Posted, Posting, Source};
 use crate::slab::{List, Slab, Slot};
 use crate::wire::{Envelope, Kind};
 
-/// How long queues are.
+/// Lengths of the queues.
 const QUEUED: [u64; 3] = [1, 1_000, 100_000];
 
 #[derive(Debug)]
 struct Receive {
     pattern: Pattern,
     number: u64,
-    /// How often somebody asked what it is.
+    /// How often the receive was compared.
     looked: Cell<u64>,
 }
 
@@ -46,7 +46,7 @@ struct Queue {
 }
 
 impl Queue {
-    /// With as many lists as an endpoint has for so many receives.
+    /// A queue with as many lists as an endpoint has for so many receives.
     fn new(receives: u64) -> Self {
         let slots = (0..=receives).map(|_| Slot::default()).collect();
         let lists = receives.next_power_of_two().max(1024) as usize;
@@ -67,14 +67,14 @@ impl Queue {
         Some(index)
     }
 
-    /// Receives looked at since the last call.
+    /// Returns the number of receives compared since the last call.
     fn looks(&self) -> u64 {
         (0..self.slots.capacity() as u32).map(|index| self.slots.get(index).looked.take()).sum()
     }
 }
 
-/// Every exact receive is found, in an order that has nothing to do with that of posting; the average and the most that are
-/// looked at for one are the same however many there are.
+/// Finds every exact receive, in an order unrelated to that of posting. The average and the maximum
+/// number of comparisons do not depend on the number of receives.
 #[test]
 fn exact_receives_cost_the_same_however_many_are_queued() {
     let strides = [1, 3, 64, 1000, 4096, 1 << 20, (1 << 32) + 1, 1 << 40, 1 << 47];
@@ -99,7 +99,7 @@ fn assert_cheap(what: &str, receives: &[(u32, u16, u64)]) {
         receives.iter().map(|&(from, context, tag)| queue.post(exact(from, context, tag))).collect();
     let (mut all, mut most) = (0, 0);
     for n in 0..count {
-        // A prime that divides no count: each once.
+        // A prime that divides no count, so that each receive is taken once.
         let at = n * 7919 % count;
         let (from, context, tag) = receives[at];
         let one = count <= 1_000 || n % 1_000 == 0;
@@ -111,13 +111,16 @@ fn assert_cheap(what: &str, receives: &[(u32, u16, u64)]) {
         }
     }
     all += queue.looks();
-    assert!(all <= 2 * count as u64 && most <= 8, "{what}, {count} queued: {all} looks, {most} for one");
+    assert!(
+        all <= 2 * count as u64 && most <= 8,
+        "{what}, {count} queued: {all} comparisons, {most} for one message"
+    );
     assert!(queue.posted.is_empty());
 }
 
-/// A message with a wildcard receive among many exact ones: the latter are not looked at.
+/// A message for a wildcard receive among many exact ones: the exact receives are not compared.
 #[test]
-fn a_wildcard_does_not_pay_for_exact_receives() {
+fn a_wildcard_does_not_search_exact_receives() {
     for queued in QUEUED {
         let mut queue = Queue::new(queued);
         (0..queued).for_each(|tag| _ = queue.post(exact(1, 0, tag)));
@@ -128,9 +131,9 @@ fn a_wildcard_does_not_pay_for_exact_receives() {
     }
 }
 
-/// Wildcards stand in one list: what they cost is what the page says, no more.
+/// Wildcard receives are in one list, and cost as many comparisons as documented.
 #[test]
-fn wildcards_are_looked_at_in_order() {
+fn wildcards_are_compared_in_order() {
     for queued in [1, 1_000] {
         let mut queue = Queue::new(queued);
         let last = (0..queued)

@@ -1,4 +1,4 @@
-//! The window against a map of everything that has come.
+//! The window against a map of all arrivals.
 
 use std::collections::BTreeMap;
 use std::vec;
@@ -15,7 +15,7 @@ fn window(size: usize, bits: u32, first: u64) -> TestWindow {
     Window::new(vec![Some(99); size], bits, first).unwrap()
 }
 
-/// What is handed on because of one arrival.
+/// Returns everything that one arrival delivers.
 fn arrive(window: &mut TestWindow, number: u64, out: &mut Vec<u64>) -> Arrived<u64> {
     let arrived = window.arrive(number, number);
     if let Arrived::Due(value) = arrived {
@@ -25,7 +25,8 @@ fn arrive(window: &mut TestWindow, number: u64, out: &mut Vec<u64>) -> Arrived<u
     arrived
 }
 
-/// Every order in which a window of packets can come, at every place of the smallest circle of numbers.
+/// Every order in which the packets of a window can arrive, at every position of the smallest
+/// number range.
 #[test]
 fn every_order_of_a_window_comes_out_in_order() {
     fn orders(left: &[u64], done: &mut Vec<u64>, check: &mut dyn FnMut(&[u64])) {
@@ -52,7 +53,8 @@ fn every_order_of_a_window_comes_out_in_order() {
     }
 }
 
-/// Every sequence of numbers, honest or not, of the smallest window: nothing is handed on twice, out of order or lost.
+/// Every sequence of numbers, valid or not, of the smallest window: no packet is delivered twice,
+/// out of order, or lost.
 #[test]
 fn every_sequence_of_numbers_is_told_apart() {
     for code in 0..4u64.pow(8) {
@@ -82,7 +84,8 @@ fn every_sequence_of_numbers_is_told_apart() {
     }
 }
 
-/// A sender that keeps to the window, over paths that overtake each other; and at times one that does not.
+/// A sender that stays within the window, over paths that reorder its packets; and, if `forged`,
+/// sometimes does not.
 fn shuffled(seed: u64, bits: u32, size: usize, first: u64, forged: bool) {
     let (mut rng, mut window) = (Rng::new(seed), window(size, bits, first));
     let mask = u64::MAX >> (64 - bits);
@@ -130,14 +133,14 @@ proptest! {
         forged: bool,
     ) {
         let size = 1 << wish.min(bits - 1);
-        // Just before the wrap of the wire's numbers, or of ours, for many of them.
+        // Often just before the wrap of the numbers on the wire, or of the internal ones.
         let first = (u64::MAX >> (64 - bits)).wrapping_sub(back);
         shuffled(seed, bits, size, first & (u64::MAX >> (64 - bits)), forged && size > 1);
     }
 }
 
 #[test]
-fn what_waits_for_the_dead_comes_back_with_gaps() {
+fn packets_that_wait_for_a_dead_peer_are_drained_with_gaps() {
     let mut window = window(8, 8, 254);
     for number in [1, 255, 3] {
         assert_eq!(window.arrive(number, number), Arrived::Waits);

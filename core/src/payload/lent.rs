@@ -1,11 +1,12 @@
-//! Memory that is lent to a memory port by registering it.
+//! Memory that the caller lends to a memory port by registering it.
 
 use core::ptr::NonNull;
 
 use crate::sync::{Edge, Word64, opaque};
 
-/// One run of bytes that a memory port may use, and through it peers that were given its key. Nothing here makes a
-/// reference to the bytes: they are copied, or changed eight at a time, or handed to the kernel or a device by address.
+/// One contiguous range that a memory port may access, and through the port every peer with its
+/// key. No reference to the bytes is made here: they are copied, changed eight at a time, or passed
+/// to the kernel or a device by address.
 #[derive(Debug)]
 pub struct Lent {
     base: NonNull<u8>,
@@ -20,11 +21,12 @@ impl Lent {
     /// Describes `len` bytes at `base`; a null `base` is allowed when `len` is 0.
     ///
     /// # Safety
-    /// For as long as this value exists and, if it is registered, until the port has deregistered the region or is dropped: the
-    /// bytes are initialised, and mapped readable and writable. No reference to a part of them is alive
-    /// - that excludes others (`&mut`) while this value is read, or a work request, or a peer that has the key, may read that
-    ///   part;
-    /// - of any kind while one of them may write it; it is then looked at through raw pointers or atomics only.
+    /// As long as this value exists and, if it is registered, until the port has deregistered the region or is
+    /// dropped: the bytes are initialised, and mapped readable and writable. No reference to a part of them is alive
+    ///
+    /// - that is exclusive (`&mut`) while this value is read, or while a work request, or a peer that has the key, may
+    ///   read that part;
+    /// - of any kind while one of them may write it; it is then accessed only through raw pointers or atomics.
     pub unsafe fn from_raw(base: *mut u8, len: usize) -> Self {
         Self { base: NonNull::new(base).unwrap_or(NonNull::dangling()), len, writable: true }
     }
@@ -42,31 +44,34 @@ impl Lent {
         self.writable
     }
 
-    /// New memory that nobody else has, for a test to register and to look at. It is never freed.
+    /// Returns two views of new private memory, for a test to register and to inspect. It is never
+    /// freed.
     #[cfg(test)]
     pub(crate) fn leaked(len: usize) -> [Self; 2] {
         let words = std::boxed::Box::leak(std::vec![0_u64; len.div_ceil(8)].into_boxed_slice());
         let base = words.as_mut_ptr().cast::<u8>();
-        // SAFETY: at least so many bytes, which live for ever; the only reference to them has ended.
+        // SAFETY: the memory has at least `len` bytes and is never freed; the only reference to it
+        // has ended.
         [(), ()].map(|()| unsafe { Self::from_raw(base, len) })
     }
 
-    /// Bytes.
+    /// Returns the length in bytes.
     pub const fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there is none.
+    /// Returns whether the memory is empty.
     pub const fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Address of the first byte in this process.
+    /// Returns the address of the first byte in this process.
     pub fn address(&self) -> u64 {
         self.base.as_ptr().addr() as u64
     }
 
-    /// Where `len` bytes from `at` are; `None` when they are not all in the memory.
+    /// Returns the address of `len` bytes from `at` on; `None` if they do not all lie in the
+    /// memory.
     #[inline]
     pub fn part(&self, at: u64, len: u64) -> Option<NonNull<u8>> {
         if at.checked_add(len)? > self.len as u64 {
@@ -76,32 +81,37 @@ impl Lent {
         Some(unsafe { self.base.add(at as usize) })
     }
 
-    /// Copies bytes out, from `at`. False, with nothing copied, when they are not all in the memory.
+    /// Copies bytes out, from `at` on. Returns `false`, with nothing copied, if they do not all lie
+    /// in the memory.
     pub fn read(&self, at: u64, to: &mut [u8]) -> bool {
         let Some(from) = self.part(at, to.len() as u64) else { return false };
-        // SAFETY: in the memory, which the maker promised to be readable; `to` is exclusive, so they do not overlap. No
-        // reference is made: what others write meanwhile changes which bytes are copied and nothing else.
+        // SAFETY: the bytes lie in the memory, which the maker guarantees to be readable. `to` is
+        // exclusive, so the ranges do not overlap. No reference is made: a concurrent write changes
+        // only which bytes are copied.
         unsafe { opaque::copy(from.as_ptr(), to.as_mut_ptr(), to.len()) };
         true
     }
 
-    /// Copies bytes in, from `at`. False, with nothing copied, when they do not all fit, or may not be written.
+    /// Copies bytes in, from `at` on. Returns `false`, with nothing copied, if they do not all fit,
+    /// or may not be written.
     pub fn write(&self, at: u64, from: &[u8]) -> bool {
         let Some(to) = self.part(at, from.len() as u64).filter(|_| self.writable) else { return false };
-        // SAFETY: as for `read`, and writable, as the maker promised; `from` is a reference, and so no part of it.
+        // SAFETY: as for `read`, and writable, as the maker guarantees. `from` is a reference, so it
+        // is no part of the memory.
         unsafe { opaque::copy(from.as_ptr(), to.as_ptr(), from.len()) };
         true
     }
 
-    /// Changes the eight bytes at `at` in one atomic step; returns what they were. `None`, with nothing done, when they are
-    /// not in the memory, or not at an address that is a multiple of eight, or may not be written.
+    /// Changes the eight bytes at `at` in one atomic step and returns the old value. `None`,
+    /// without any effect, if they do not all lie in the memory, are not aligned to eight bytes, or
+    /// may not be written.
     pub fn update(&self, at: u64, change: impl Fn(u64) -> u64) -> Option<u64> {
         let value = self.part(at, 8).filter(|_| self.writable)?;
         if !value.as_ptr().addr().is_multiple_of(8) {
             return None;
         }
-        // SAFETY: in the memory and aligned, and writable, as the maker promised; others use it meanwhile only by atomic
-        // operations.
+        // SAFETY: the value lies in the memory and is aligned, and it is writable, as the maker
+        // guarantees. Others access it meanwhile only by atomic operations.
         Some(unsafe { Word64::update_acq_rel_at(value.cast(), Edge::Region, change) })
     }
 }

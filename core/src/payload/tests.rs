@@ -1,4 +1,4 @@
-//! Buffers in one place and in many.
+//! Contiguous and scattered buffers.
 
 use std::vec;
 use std::vec::Vec;
@@ -10,7 +10,7 @@ use super::{Bounce, Exposed, Gather, RecvBuf, Scatter, Segment, SendBuf};
 use crate::shared::tests::Rng;
 
 thread_local! {
-    /// Segments that this test looked at.
+    /// Number of segments that this test visited.
     static STEPS: Cell<usize> = const { Cell::new(0) };
 }
 
@@ -18,12 +18,12 @@ pub(super) fn count_step() {
     STEPS.set(STEPS.get() + 1);
 }
 
-/// How many since it was last asked.
+/// Returns the number of steps since the last call.
 pub(crate) fn steps() -> usize {
     STEPS.replace(0)
 }
 
-/// Segments of these lengths over the bytes, which they cover.
+/// Returns segments of these lengths that cover the bytes.
 fn segments(bytes: &mut [u8], lens: &[usize]) -> Vec<Segment> {
     let mut base = bytes.as_mut_ptr();
     let mut list = Vec::new();
@@ -58,10 +58,11 @@ fn every_range_of_a_list_is_what_it_is_in_one_place() {
                 "{len} bytes from {at}"
             );
             let mut room = [0xee; 24];
-            // SAFETY: as above; the runs are the room's, in another order than they have in memory.
+            // SAFETY: as above; the runs lie in `room`, in another order than in memory.
             let (low, high) = room.split_at_mut(9);
             let list = [segments(high, &[4, 11]), segments(low, &[2, 0, 7])].concat();
-            // SAFETY: list and room outlive the buffer, and are not used otherwise before it has been.
+            // SAFETY: list and room outlive the buffer, and are not accessed otherwise while it is
+            // in use.
             let mut to = unsafe { RecvBuf::from_list(list.as_ptr(), list.len()) }.unwrap();
             assert!(to.whole(0, 1).is_none() && to.address() == 0 && to.len() == 24);
             let part = to.part(at, len).len();
@@ -75,7 +76,7 @@ fn every_range_of_a_list_is_what_it_is_in_one_place() {
     }
 }
 
-/// Whatever is asked for, and in whatever order, the parts are those of the list.
+/// Whatever the requests and their order, the parts are those of the list.
 #[test]
 fn parts_are_the_same_wherever_the_last_one_ended() {
     let mut rng = Rng::new(5);
@@ -86,7 +87,7 @@ fn parts_are_the_same_wherever_the_last_one_ended() {
     let mut gather = Gather::new(unsafe { SendBuf::from_list(list.as_ptr(), list.len()) }.unwrap());
     let mut room = [0; 200];
     let into = segments(&mut room, &[5, 0, 1, 1, 93, 50, 50, 0]);
-    // SAFETY: the same; what they name is looked at in the end only.
+    // SAFETY: as above; the memory that the segments name is read only at the end.
     let mut scatter = Scatter::new(unsafe { RecvBuf::from_list(into.as_ptr(), into.len()) }.unwrap());
     assert_eq!((scatter.len(), scatter.address(), gather.buf().len()), (200, 0, 200));
     let mut there = [0; 200];
@@ -104,9 +105,9 @@ fn parts_are_the_same_wherever_the_last_one_ended() {
     assert_eq!(room, there);
 }
 
-/// Part by part, from the first to the last: each segment is looked at once, or twice where a part ends in it.
+/// Walking part by part from first to last visits each segment once, or twice if a part ends in it.
 #[test]
-fn going_through_a_list_takes_one_look_at_each_segment() {
+fn walking_a_list_visits_each_segment_once() {
     const COUNT: usize = 20_000;
     let mut bytes = vec![7; COUNT];
     let list = segments(&mut bytes, &vec![1; COUNT]);
@@ -121,7 +122,7 @@ fn going_through_a_list_takes_one_look_at_each_segment() {
             scatter.each(at, part, |_, _| {});
         }
         let steps = steps();
-        assert!(steps <= 2 * (2 * COUNT + 2 * COUNT / part), "{steps} looks at parts of {part}");
+        assert!(steps <= 2 * (2 * COUNT + 2 * COUNT / part), "{steps} visits for parts of {part}");
     }
 }
 
@@ -145,10 +146,10 @@ fn a_list_of_one_run_or_none_is_a_buffer_in_one_place() {
 }
 
 #[test]
-fn lists_that_no_memory_has_are_refused() {
+fn lists_longer_than_any_memory_are_refused() {
     let half = Segment { base: core::ptr::dangling_mut(), len: 1 << (usize::BITS - 2) };
     let nowhere = Segment { base: core::ptr::null_mut(), len: 1 };
-    // SAFETY: the lists are there; nothing that they name is used.
+    // SAFETY: the lists exist; the memory that they name is not accessed.
     unsafe {
         assert!(SendBuf::from_list([half].as_ptr(), 1).is_some());
         assert!(SendBuf::from_list([half, half].as_ptr(), 2).is_none());

@@ -1,55 +1,69 @@
-//! A channel: a message port over a memory port, so that the engine runs over an RDMA fabric.
+//! The channel: a message port over a memory port, with which the engine runs over an RDMA fabric.
 //!
-//! Packets are *sends* into receives that the peer has posted before (the send/receive channel of paper 5, section 4.1; the
-//! lower of the two layers of paper 2, section 2.3.2). Writes into a ring of the peer's would save it the receive, but a write
-//! tells its target nothing: on iWARP its completion does not prove that it is placed, and its bytes are placed in any order. A
-//! receive's completion proves the whole packet on every fabric.
+//! Packets are *sends* into receives that the peer has posted before (the send/receive channel of
+//! paper 5, section 4.1; the lower of the two layers of paper 2, section 2.3.2). Writes into a ring
+//! of the peer's memory would need no receive, but a write does not notify its target: on iWARP its
+//! completion does not prove its placement, and its bytes are placed in any order. The completion
+//! of a receive proves the arrival of the whole packet on every fabric.
 //!
-//! | part | what it does |
+//! | part | contents |
 //! |---|---|
-//! | [`posted`](crate::flow::posted) | credits: who may send, when updates are sent, how windows grow and shrink |
-//! | [`order`](crate::order) | packets of several rails, put back in order |
-//! | [`wire::channel`](crate::wire::channel) | the bytes |
+//! | [`posted`](crate::flow::posted) | credits: permission to send, updates, growth and shrinking of windows |
+//! | [`order`](crate::order) | the reorder window for packets of several rails |
+//! | [`wire::channel`](crate::wire::channel) | the packet format |
 //!
-//! **Rails.** A peer has one to [`MOST_RAILS`] connections. A packet takes the next rail, in turn, that has a credit and room in
-//! its queue. Packets with content are numbered over all rails; who comes too early waits in its receive buffer, in a
-//! [`Window`](crate::order::Window) that has a place for every receive of the peer's rails. Updates have no number and never wait.
+//! **Rails.** A peer has one to [`MOST_RAILS`] connections. A packet takes the next rail, in
+//! rotation, that has a credit and space in its queue. Packets with content are numbered over all
+//! rails. A packet that arrives too early waits in its receive buffer, in a
+//! [`Window`](crate::order::Window) that has a place for every receive of the peer's rails. Updates
+//! have no number and never wait.
 //!
-//! **Memory.** All connections share one pool of buffers, for receives and sends alike. Its memory is lent and registered by the
-//! caller ([`Channel::lend`]): some at the start, and more whenever [`Channel::wants_memory`] says that a peer runs dry and
-//! the pool is empty; a registration that fails costs speed, and nothing else. Each connection has [`OWN`] buffers that
-//! nobody else gets, so that it goes on whatever the others do.
+//! **Memory.** All connections share one pool of buffers, for receives and sends. The caller lends
+//! and registers its memory ([`Channel::lend`]): some at the start, and more whenever
+//! [`Channel::wants_memory`] reports that a peer is receive-starved and the pool is empty. A failed
+//! registration costs only speed. Each connection has [`OWN`] reserved buffers, so that it
+//! progresses whatever the others do.
 //!
-//! **Shares.** A busy peer can't take the pool away from others: it grows only while less is its own than is left to all others
-//! ([`flow::posted`](crate::flow::posted)), and what connections begin with that do not exist yet is kept for them, up to
-//! half of the buffers. When there is no more and a peer runs dry, or one more can't be let in, a connection on which nothing
-//! has come since it was last looked at is asked to give up half of what it has; or else, though busy, one that has more than
-//! twice as much. What a peer never gives up is at most its share.
+//! **Shares.** A busy peer cannot take the pool away from others: it grows only while it holds less
+//! than remains for all others ([`flow::posted`](crate::flow::posted)). The initial buffers of
+//! connections that do not exist yet are kept for them, up to half of all buffers. If the pool is
+//! empty and a peer is receive-starved, or one more peer cannot connect, the channel recalls half
+//! of the buffers of another connection: one that has received nothing since it was last checked,
+//! else one that is busy but has more than twice as many. The buffers that a peer never gives up
+//! are at most its share.
 //!
-//! **Failure.** A lost connection, a failed work request, a packet for which there was no credit, a header that no honest peer
-//! writes, a number that came twice: each ends its peer with a [`PortFault`], and no other. What had come whole before
-//! a connection was lost is still handed on. Everything that comes with a packet is checked, and copied, before it is used.
-//! What comes before a connection is ready is handed on when it is, and thrown away if it never is.
+//! **Failure.** A lost connection, a failed work request, a packet without credit, an invalid
+//! header, or a repeated number each fail their peer with a [`PortFault`], and no other peer.
+//! Packets that arrived whole before a connection was lost are still delivered. All content of a
+//! packet is checked and copied before it is used. Packets that arrive before a connection is ready
+//! are delivered when it is, and discarded if it never is.
 //!
-//! **A rail that is lost** fails its peer, though others are left. What had come in order is handed on; what was sent and is not
-//! known to have come is gone, and so is what came on other rails behind it. To send it again over another rail a sender
-//! would have to keep every packet until its receiver says that it has come: no fabric's completion says so (on iWARP it
-//! only means that the memory may be used again). Several rails are for speed, and not for safety: who wants to go on closes
-//! the peer, and connects anew, as with one that was started again.
+//! **A lost rail** fails its peer even if other rails remain. Packets that arrived in order are
+//! delivered. Packets that were sent and not known to have arrived are lost, and so are packets
+//! that arrived behind them on other rails. To send them again over another rail, a sender would
+//! have to keep every packet until its receiver acknowledges it: no fabric's completion proves
+//! arrival (on iWARP it only means that the memory may be reused). Several rails increase speed,
+//! not reliability. To continue, the caller closes the peer and connects anew, as with a restarted
+//! process.
 //!
-//! **Who is who.** A process says its rank, the number of the world, and a *token*: random, and shown to this peer only, on
-//! each connection to it. So all connections of a peer are those of one process: while one exists, or is being made, who shows
-//! another token is refused ([`Refusal::Claimed`](crate::wire::channel::Refusal::Claimed)), and who has the place does not
-//! notice. Nobody is let in whom we ask for connections ourselves. Nothing is handed on, nor promised, before the other side
-//! has said who it is. Where the caller knows from which machine, or process, a peer comes, and the fabric tells, others are
-//! refused ([`Channel::expect_from`]). What remains trusted: that the number of the world is known to members only; that an
-//! address leads to the member that published it; and, of several members from which a place may be taken, the one that takes
-//! it first while nobody has it. Who comes second, and has the right to the place, is told that it is taken, and so are we.
+//! **Identity.** A process presents its rank, the number of the world, and a *token*. The token is
+//! random and is presented only to this peer, on each connection to it. All connections of a peer
+//! therefore belong to one process. While one of them exists or is being made, a process with
+//! another token is refused ([`Refusal::Claimed`](crate::wire::channel::Refusal::Claimed)), without
+//! effect on the process that holds the rank. A process to which this one connects actively may not
+//! connect to it. Nothing is delivered or granted before the other side has identified itself. If
+//! the caller knows the machine or process of a peer, and the fabric reports origins, connections
+//! from elsewhere are refused ([`Channel::expect_from`]). Three assumptions remain: only members
+//! know the number of the world; an address leads to the member that published it; and, among
+//! several members that may claim a free rank, the first one is accepted. If the rightful process
+//! comes second, it and this process receive an error.
 //!
-//! **Who speaks first.** Where only the side that connected may ([`Facts::active_speaks_first`]), it sends an update as soon as
-//! it is connected (paper 3, section 3.1, has a dummy message for that), and the other side waits for it.
+//! **The side that speaks first.** If only the connecting side may start
+//! ([`Facts::active_speaks_first`]), it sends an update as soon as it is connected (paper 3,
+//! section 3.1, uses a dummy message), and the other side waits for the update.
 //!
-//! The shared receive queue of a fabric is not used: its receives could be promised to nobody, or to all.
+//! The shared receive queue of a fabric is not used: its receives could not be granted to
+//! individual peers.
 #![cfg_attr(not(test), forbid(unsafe_code))]
 
 mod arrive;
@@ -74,80 +88,82 @@ use crate::wire::Envelope;
 use crate::wire::channel::HEADER_BYTES;
 use buffers::Buffers;
 
-/// Buffers of its own that each connection has: the fewest receives, and two to send from.
+/// Reserved buffers of each connection: the fewest receives, and two send buffers.
 pub const OWN: u32 = LEAST + SENDS;
-/// Buffers to send from that each connection has to itself.
+/// Reserved send buffers of each connection.
 const SENDS: u32 = 2;
-/// Completions that one poll deals with, at most.
+/// Most completions that one poll processes.
 const COMPLETIONS_A_POLL: usize = 64;
-/// Connections looked at for buffers that they do not use, at most, when a peer runs dry.
+/// Most connections that are checked for unused buffers when a peer is receive-starved.
 const LOOKS: usize = 16;
-/// The longest packet, header included, that is sent inline: it is put together on the stack.
+/// Longest packet, header included, that is sent inline. It is assembled on the stack.
 const INLINE: usize = 256;
 
-/// What a channel is told at start. Both ends must agree on everything but the rank, `most_receives` and `patience`.
+/// The configuration of a channel. Both ends must agree on every field except the rank,
+/// `most_receives` and `patience`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Our rank.
+    /// Rank of this process.
     pub rank: PeerId,
-    /// Which world we belong to: a number that only its members know. Others are refused.
+    /// Number of the world, which only its members know. Other processes are refused.
     pub world: u64,
-    /// Payload bytes of the largest packet: at least 256.
+    /// Payload bytes of the largest packet, at least 256.
     pub packet_bytes: u32,
-    /// Connections to each peer: 1 to [`MOST_RAILS`].
+    /// Connections to each peer, 1 to [`MOST_RAILS`].
     pub rails: u32,
-    /// Receives that one connection may have, at most; cut down to what the fabric and the windows have room for.
+    /// Most receives of one connection, limited by the fabric and the windows.
     pub most_receives: u32,
-    /// How long a connection that was asked for may take to be ready.
+    /// Longest time for a requested connection to become ready.
     pub patience: Duration,
 }
 
-/// Why there can be no channel.
+/// The reason why a channel could not be opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OpenError {
-    /// The fabric, or the window, has too few receives.
-    #[error("a connection has {receives} receives: {LEAST} are needed")]
+    /// The fabric or the window has too few receives.
+    #[error("a connection can have only {receives} receives, but needs {LEAST}")]
     Receives {
-        /// How many.
+        /// Number of receives available.
         receives: u32,
     },
     /// The packets are too short, or too long for the fabric.
     #[error("packets of {bytes} bytes: they must have at least 256, and at most {most} on this fabric")]
     PacketBytes {
-        /// As asked for.
+        /// The requested packet size in bytes.
         bytes: u32,
-        /// What the fabric can send.
+        /// The largest packet of the fabric.
         most: u32,
     },
-    /// There are none, or too many rails.
-    #[error("{rails} rails: there are 1 to {MOST_RAILS}")]
+    /// The number of rails is zero or too large.
+    #[error("{rails} rails: the number must be 1 to {MOST_RAILS}")]
     Rails {
-        /// As asked for.
+        /// The requested number of rails.
         rails: u32,
     },
 }
 
-/// Memory that was lent can't be used.
+/// The reason why lent memory is unusable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LendError {
-    /// No buffer fits into it.
-    #[error("{len} bytes are too few for a buffer of {needed}")]
+    /// The memory is too small for one buffer.
+    #[error("{len} bytes are too few for a buffer of {needed} bytes")]
     Short {
         /// Bytes lent.
         len: u64,
         /// Bytes of a buffer.
         needed: u64,
     },
-    /// There is no slot for it, or there are no records for its buffers.
-    #[error("all places for memory, or all records of buffers, are in use")]
+    /// No slot is free for the memory, or no records are free for its buffers.
+    #[error("all slots for memory, or all records of buffers, are in use")]
     Full,
 }
 
-/// Types of the storage that a channel is lent.
+/// The types of the storage that the caller lends to a channel.
 pub trait Storage {
-    /// One for each rank of the world; our own is not used.
+    /// One for each rank of the world; that of this process is unused.
     type Peers: BorrowMut<[Peer<Self::Window>]>;
-    /// For each peer: places for packets that came too early, a power of two; at least [`LEAST`] for each rail.
+    /// For each peer: places for packets that arrive too early. A power of two, at least [`LEAST`]
+    /// for each rail.
     type Window: BorrowMut<[Option<u32>]>;
     /// One for each buffer.
     type Buffers: BorrowMut<[Buffer]>;
@@ -155,7 +171,7 @@ pub trait Storage {
     type Slabs: BorrowMut<[Option<Slab>]>;
 }
 
-/// The storage itself.
+/// The lent storage itself.
 #[derive(Debug)]
 pub struct Parts<S: Storage> {
     /// See [`Storage::Peers`].
@@ -166,7 +182,7 @@ pub struct Parts<S: Storage> {
     pub slabs: S::Slabs,
 }
 
-/// Where an arrived packet is.
+/// The location of a received packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Token(u32);
 
@@ -175,28 +191,29 @@ pub struct Token(u32);
 pub struct Channel<M: MemoryPort, S: Storage> {
     port: M,
     config: Config,
-    /// Receives of one connection, at most.
+    /// Most receives of one connection.
     most: u32,
     peers: S::Peers,
     buffers: Buffers<S::Buffers, S::Slabs>,
-    /// The peers that have packets to be handed on, in turn.
+    /// The peers with packets to deliver, in rotation.
     ready: peer::Turns,
-    /// The packet that is handed on, until it is released.
+    /// The packet that was delivered and not yet released.
     out: Option<u32>,
-    /// Whose packet was released last, and on which rail: an answer of the engine's may save the update.
+    /// Peer and rail of the packet that was released last. If the engine sends an answer, it may
+    /// replace the update.
     released: Option<(PeerId, u32)>,
-    /// Peers with a fault that was not told.
+    /// Number of peers with an unreported fault.
     untold: u32,
-    /// Connections that exist, in any state.
+    /// Number of connections in any state.
     connections: u32,
-    /// Who is looked at next when buffers are missing.
+    /// The connection that is checked next when buffers are missing.
     cursor: usize,
-    /// A peer ran dry, and there was no buffer.
+    /// Whether a peer was receive-starved while no buffer was free.
     wants: bool,
 }
 
 impl<M: MemoryPort, S: Storage> Channel<M, S> {
-    /// A channel over a port on which nobody else has connections.
+    /// Returns a channel over a port that has no other connections.
     ///
     /// # Errors
     /// See [`OpenError`].
@@ -235,8 +252,9 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
         })
     }
 
-    /// Adds memory to the pool: `region` is registered at the port, with the right `local_write`, and `memory` describes the same
-    /// bytes. They stay registered until the channel is dropped. Returns how many buffers there are more.
+    /// Adds memory to the pool. `region` is registered at the port with the right `local_write`,
+    /// and `memory` describes the same bytes. They stay registered until the channel is dropped.
+    /// Returns the number of added buffers.
     ///
     /// # Errors
     /// See [`LendError`].
@@ -245,47 +263,48 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
         self.buffers.lend(region, memory)
     }
 
-    /// Whether a peer ran dry, and there was no buffer for it: worth a call of [`Channel::lend`].
+    /// Returns whether a peer was receive-starved while no buffer was free. The caller may then
+    /// call [`Channel::lend`].
     pub const fn wants_memory(&self) -> bool {
         self.wants
     }
 
-    /// Bytes of a buffer: what is lent holds so many times that.
+    /// Returns the bytes of a buffer. Lent memory is divided into buffers of this size.
     pub const fn buffer_bytes(&self) -> u64 {
         self.buffers.bytes()
     }
 
-    /// Buffers in all, and those that nobody uses.
+    /// Returns the number of buffers, and the number of free buffers.
     pub fn buffers(&self) -> (u32, u32) {
         (self.buffers.count(), self.buffers.pool().free())
     }
 
-    /// The memory port, to register memory, to arm it and to sleep on it.
+    /// Returns the memory port, to register memory, to arm the port and to sleep on it.
     pub const fn port_mut(&mut self) -> &mut M {
         &mut self.port
     }
 
-    /// The memory port.
+    /// Returns the memory port.
     pub const fn port(&self) -> &M {
         &self.port
     }
 
-    /// Ends the channel without a word to its peers, and hands back the port: with the connections, and the memory that was
-    /// lent.
+    /// Ends the channel without notifying its peers, and returns the port with its connections and
+    /// the lent memory.
     pub fn into_port(self) -> M {
         self.port
     }
 
-    /// From now on only who is there gets the place of this peer: whoever asks from elsewhere, or accepts elsewhere, is
-    /// refused. `None`: anybody who says that it is this peer, as at the start. Where the port does not tell who is where
-    /// ([`MemoryPort::origin`]), nobody is there.
+    /// Restricts this peer to an origin from now on: connections from, or to, elsewhere are
+    /// refused. `None` accepts any process that presents the peer's rank, as at the start. If the
+    /// port reports no origins ([`MemoryPort::origin`]), every connection is refused.
     pub fn expect_from(&mut self, peer: PeerId, origin: Option<Origin>) {
         if let Some(it) = self.peer(peer) {
             it.origin = origin;
         }
     }
 
-    /// How things stand with a peer.
+    /// Returns the state of the connections with a peer.
     pub fn report(&self, peer: PeerId) -> Report {
         self.peers.borrow().get(peer as usize).map_or_else(Report::default, Peer::report)
     }
@@ -298,7 +317,7 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
         self.port.facts()
     }
 
-    /// The peer is to be reported as failed, unless it is already.
+    /// Records a fault of the peer, unless it has already failed.
     fn fail(&mut self, peer: PeerId, fault: PortFault) {
         let Some(it) = self.peers.borrow_mut().get_mut(peer as usize) else { return };
         if it.fail(fault) {
@@ -306,11 +325,12 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
         }
     }
 
-    /// What has to be done before anything else: the last packet's buffer, and the credits that it brings.
+    /// Completes the last packet first: recycles its buffer and returns its credits.
     #[inline]
     fn settle_released(&mut self) {
         if let Some(buffer) = self.out.take() {
-            // It was not released: its peer was failed meanwhile, or it was not wanted.
+            // The packet was not released, because its peer failed meanwhile or because it was not
+            // wanted.
             self.released = self.recycle(buffer);
         }
         if let Some((peer, rail)) = self.released.take() {
@@ -318,7 +338,7 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
         }
     }
 
-    /// The next packet to be handed on, of this peer or of any.
+    /// Returns the next packet to deliver, of peer `only` or of any.
     fn next_ready(&mut self, only: Option<PeerId>) -> Option<Arrival<Token>> {
         let peers = self.peers.borrow_mut();
         let peer = match only {
@@ -335,7 +355,7 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
         Some(Arrival { peer, envelope, len, token: Token(buffer) })
     }
 
-    /// A fault that was not told, of a peer of which no packet is left to be handed on.
+    /// Returns an unreported fault of a peer that has no packet left to deliver.
     #[cold]
     fn next_fault(&mut self, only: Option<PeerId>) -> Option<PeerFault> {
         let mut told = None;
@@ -415,14 +435,14 @@ impl<M: MemoryPort, S: Storage> MessagePort for Channel<M, S> {
     }
 
     fn poll_peer(&mut self, peer: PeerId) -> Polled<Token> {
-        // Completions that wait are of buffers, or of inline sends, which no queue has more of.
+        // Pending completions belong to buffers or inline sends, and no queue has more of either.
         let most = 4 * self.buffers.count() as usize + COMPLETIONS_A_POLL;
         self.poll_for(Some(peer), most)
     }
 
     fn read(&self, arrival: &Arrival<Token>, at: usize, to: &mut [u8]) {
         let inside = self.buffers.read(arrival.token.0, HEADER_BYTES + at, to);
-        debug_assert!(inside, "the packet's size was checked when it came");
+        debug_assert!(inside, "the packet's size was checked on arrival");
     }
 
     fn release(&mut self, arrival: Arrival<Token>) {
@@ -434,7 +454,7 @@ impl<M: MemoryPort, S: Storage> MessagePort for Channel<M, S> {
     }
 
     fn expect(&mut self, peer: PeerId) {
-        // One completion queue has the packets of all.
+        // One completion queue serves all peers, so none can be prioritized.
         let _ = peer;
     }
 

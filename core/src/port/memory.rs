@@ -1,42 +1,50 @@
-//! The memory port: an RDMA fabric, as the engine sees it.
+//! The memory port: the interface of an RDMA fabric.
 //!
-//! A port has *regions* (memory lent to it), *connections* (reliable, each with a send queue and a receive queue, to one
-//! peer; a peer may have several) and one *completion queue*. *Work requests* are posted to a queue and complete later;
-//! each carries a number of the caller's. The model is that of reliable connections in the InfiniBand Architecture
-//! Specification volume 1 (below: IBA) as `ibv_*(3)` offers them, reduced to what iWARP (RFC 5040, 5041, 5044) has too;
-//! where fabrics differ, [`Facts`] say how, and no protocol asks which fabric it is. Sections are cited by their titles:
-//! the numbers differ between the releases of the IBA.
+//! A port has *regions* (registered memory of the caller), *connections* (reliable, each with a
+//! send queue and a receive queue, to one peer; a peer may have several) and one *completion
+//! queue*. The caller posts *work requests* to a queue, which complete later; each carries a number
+//! of the caller's. The model is that of reliable connections in the InfiniBand Architecture
+//! Specification volume 1 (below: IBA) as `ibv_*(3)` offers them, reduced to what iWARP (RFC 5040,
+//! 5041, 5044) supports too. [`Facts`] describe the differences between fabrics; no protocol
+//! depends on the type of the fabric. Sections are cited by their titles, because the numbers
+//! differ between the releases of the IBA.
 //!
-//! # Promised
-//! - **Work.** Every work request that was posted completes exactly once, unless it is quiet and succeeds; also when the peer is
-//!   lost or the connection closed, in bounded time. No call blocks; every call does a bounded amount of work. A call
-//!   that returns an error has had no effect.
-//! - **Memory.** From the call to the completion the port uses the local parts of a work request; inline bytes are copied
-//!   before the call returns. A region is checked in the call that posts; a stale one is refused.
-//! - **Order at the sender.** Work requests of one send queue complete in the order posted (IBA, "Work Request Processing
-//!   Model"; RFC 5040, "Ordering and Completions"). So a completion frees the places of all quiet ones before it.
-//! - **Order at the target.** A receive's completion proves that all writes posted before its message, on the same
-//!   connection, are placed (IBA, "Transaction Ordering"; RFC 5040, "Ordering and Completions"). A read's, or an atomic
-//!   operation's, proves the same, for it is executed after them. Messages arrive in the order posted, each in the
-//!   oldest receive of the connection's queue; those of a shared queue are taken oldest first, in the order in which
-//!   messages begin to arrive.
-//! - **Errors.** A failed work request ends its connection: everything else of both its queues completes with
-//!   [`WorkError::Flushed`], and [`Event::Lost`] tells (the IBA's error state of queue pairs; RFC 5040, "RDMAP
-//!   Error Management"). Other connections go on.
-//! - **Sides.** A target checks key, bounds and rights of every access; what a peer does can fail no connection but its own.
+//! # Guarantees
+//! - **Work.** Every posted work request completes exactly once, unless it is quiet and succeeds.
+//!   This includes lost peers and closed connections, in bounded time. No call blocks; every call
+//!   does a bounded amount of work. A call that returns an error has had no effect.
+//! - **Memory.** The port uses the local parts of a work request from the call to the completion.
+//!   Inline bytes are copied before the call returns. The call that posts checks each region and
+//!   refuses a stale one.
+//! - **Order at the sender.** Work requests of one send queue complete in the order posted (IBA,
+//!   "Work Request Processing Model"; RFC 5040, "Ordering and Completions"). A completion therefore
+//!   frees the places of all quiet requests before it.
+//! - **Order at the target.** A receive's completion proves that all writes posted before its
+//!   message on the same connection are placed (IBA, "Transaction Ordering"; RFC 5040, "Ordering
+//!   and Completions"). The completion of a read or an atomic operation proves the same, because
+//!   the target executes it after them. Messages arrive in the order posted, each in the oldest
+//!   receive of the connection's queue. Receives of a shared queue are taken oldest first, in the
+//!   order in which messages begin to arrive.
+//! - **Errors.** A failed work request ends its connection: everything else in both its queues
+//!   completes with [`WorkError::Flushed`], and [`Event::Lost`] reports the loss (the IBA's error
+//!   state of queue pairs; RFC 5040, "RDMAP Error Management"). Other connections are not affected.
+//! - **Sides.** A target checks key, bounds and rights of every access. A peer's actions can fail
+//!   only its own connection.
 //!
-//! # Not promised
-//! - That the bytes of one write, or of several, are placed in order, unless [`Facts::ordered_placement`]
-//!   (`ibv_query_qp_data_in_order(3)`, which speaks of one write; RFC 5040, "Ordering and Completions"): only then may a
-//!   target poll on the last byte.
-//! - That a completed write is placed, or was even allowed, unless [`Facts::write_proves_placement`]: on iWARP completion
-//!   means that the source buffer may be used again, and the error comes later, as a lost connection.
-//! - That a read or an atomic operation is executed before what is posted after it, unless that has [`Work::fence`]
-//!   (IBA, "Transaction Ordering"; `IBV_SEND_FENCE` in `ibv_post_send(3)`).
+//! # Not guaranteed
+//! - That the bytes of one write, or of several, are placed in order, unless
+//!   [`Facts::ordered_placement`] (`ibv_query_qp_data_in_order(3)`, which describes one write; RFC
+//!   5040, "Ordering and Completions"): only then may a target poll on the last byte.
+//! - That a completed write is placed, or was even allowed, unless
+//!   [`Facts::write_proves_placement`]. On iWARP, completion means only that the source buffer may
+//!   be reused; an error follows later, as a lost connection.
+//! - That a read or an atomic operation is executed before requests posted after it, unless those
+//!   have [`Work::fence`] (IBA, "Transaction Ordering"; `IBV_SEND_FENCE` in `ibv_post_send(3)`).
 //! - Any order between connections, or between a connection's two queues.
-//! - How much of a failed operation was placed; nor that an operation of no bytes has its key checked (the IBA lets a
-//!   responder leave that out).
-//! - That atomic operations exclude those of the processor, or of another port ([`Facts::atomics_exclude_processor`]).
+//! - The number of bytes that a failed operation has placed; and that the key of an operation of
+//!   zero bytes is checked (the IBA allows a responder to omit this).
+//! - That atomic operations exclude those of the processor, or of another port
+//!   ([`Facts::atomics_exclude_processor`]).
 //! - A connection from one port to itself.
 
 use core::time::Duration;
@@ -51,58 +59,60 @@ pub use bytes::{Address, KEY_BYTES, MOST_ADDRESS_BYTES, MOST_PRIVATE_BYTES, Orig
 pub use error::{ConnectError, LostError, PostError, RegisterError, WorkError};
 pub use facts::Facts;
 
-/// A registered region. The port gives out the numbers; a generation is not used twice for an index.
+/// A registered region. The port assigns the numbers; no generation is used twice for an index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Region {
-    /// Which of the port's places.
+    /// Index of the port's slot.
     pub index: u32,
-    /// Counts the regions that this place has had.
+    /// Number of regions that have used this slot.
     pub generation: u32,
 }
 
-/// A connection. The port gives out the numbers; a generation is not used twice for an index.
+/// A connection. The port assigns the numbers; no generation is used twice for an index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Connection {
-    /// Which of the port's places.
+    /// Index of the port's slot.
     pub index: u32,
-    /// Counts the connections that this place has had.
+    /// Number of connections that have used this slot.
     pub generation: u32,
 }
 
-/// What may be done with a region (`ibv_reg_mr(3)`). Reading by the port itself is always allowed.
+/// The access rights of a region (`ibv_reg_mr(3)`). The port itself may always read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Access {
-    /// The port may write: receives, reads and results of atomic operations may land there.
+    /// The port may write: receives, reads and results of atomic operations may be placed there.
     pub local_write: bool,
     /// Peers may read.
     pub remote_read: bool,
     /// Peers may write; needs `local_write`.
     pub remote_write: bool,
-    /// Peers may do atomic operations; needs `local_write`.
+    /// Peers may execute atomic operations; needs `local_write`.
     pub remote_atomic: bool,
 }
 
 impl Access {
-    /// Only reading, by the port itself: the source of sends and writes.
+    /// Only local reading: the source of sends and writes.
     pub const NONE: Self =
         Self { local_write: false, remote_read: false, remote_write: false, remote_atomic: false };
-    /// Reading and writing by the port itself.
+    /// Local reading and writing.
     pub const LOCAL: Self = Self { local_write: true, ..Self::NONE };
-    /// Everything.
+    /// All rights.
     pub const ALL: Self =
         Self { local_write: true, remote_read: true, remote_write: true, remote_atomic: true };
 
-    /// Whether the rights go together: who lets peers write must let the port write.
+    /// Returns whether the rights are consistent: rights for peers to write require the local right
+    /// to write.
     pub const fn is_consistent(self) -> bool {
         self.local_write || !(self.remote_write || self.remote_atomic)
     }
 
-    /// Whether this memory can be registered with these rights: they go together, and write nothing that was lent to be read only.
+    /// Returns whether this memory can be registered with these rights: they are consistent, and
+    /// write nothing that was lent to be read only.
     pub const fn fits(self, memory: &Lent) -> bool {
         self.is_consistent() && (memory.is_writable() || !self.local_write)
     }
 
-    /// Whether peers may do anything at all.
+    /// Returns whether peers have any right.
     pub const fn is_remote(self) -> bool {
         self.remote_read || self.remote_write || self.remote_atomic
     }
@@ -113,86 +123,90 @@ impl Access {
 pub struct Slice {
     /// The region.
     pub region: Region,
-    /// From where in it.
+    /// Offset in the region.
     pub offset: u64,
-    /// How many.
+    /// Length in bytes.
     pub len: u32,
 }
 
-/// What a peer needs to reach a region: travels as [`Key::to_bytes`]. Nothing secret but `key` protects the region.
+/// The information that a peer needs to access a region. It travels as [`Key::to_bytes`]. Only the
+/// secrecy of `key` protects the region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Key {
-    /// What its owner calls the region's first byte.
+    /// The owner's address of the region's first byte.
     pub address: u64,
     /// Bytes of the region.
     pub len: u64,
-    /// The remote key: as wide as the fabric has it (32 bits in InfiniBand and iWARP).
+    /// The remote key, as wide as on the fabric (32 bits in InfiniBand and iWARP).
     pub key: u64,
 }
 
-/// Where an operation reaches in the peer's memory. Not checked here: that is the target's part.
+/// A location in the peer's memory. The target checks it, not this port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Remote {
     /// The owner's address of the first byte: [`Key::address`] and an offset.
     pub address: u64,
-    /// Under which key.
+    /// The remote key.
     pub key: u64,
 }
 
-/// The bytes of a send or write.
+/// The source of a send or write.
 #[derive(Clone, Copy, Debug)]
 pub enum Source<'a> {
-    /// From regions, one after the other; at most [`Facts::slices`] parts.
+    /// Parts of regions, in sequence; at most [`Facts::slices`] parts.
     Gather(&'a [Slice]),
-    /// These, copied before the call returns; at most [`Facts::inline_bytes`].
+    /// Bytes that are copied before the call returns; at most [`Facts::inline_bytes`].
     Inline(&'a [u8]),
 }
 
-/// What every work request of a send queue has.
+/// The common fields of all work requests of a send queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Work {
-    /// Whose send queue.
+    /// The connection whose send queue is used.
     pub connection: Connection,
-    /// The caller's number: comes back in the completion, and means nothing here.
+    /// The caller's number, which the completion returns. The port does not interpret it.
     pub id: u64,
-    /// Complete only on failure. Its place in the queue is free once a later one has completed: so not all may be quiet.
+    /// Produces a completion only on failure. Its place in the queue becomes free when a later
+    /// request completes, so not all requests may be quiet.
     pub quiet: bool,
-    /// Start after earlier reads and atomic operations of this queue have completed.
+    /// Starts only after earlier reads and atomic operations of this queue have completed.
     pub fence: bool,
 }
 
 impl Work {
-    /// A work request that is neither quiet nor fenced.
+    /// Returns a work request that is neither quiet nor fenced.
     pub const fn new(connection: Connection, id: u64) -> Self {
         Self { connection, id, quiet: false, fence: false }
     }
 }
 
-/// Where a receive is posted.
+/// The queue to which a receive is posted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReceiveQueue {
-    /// The connection's own; not for one that takes from the shared queue.
+    /// The connection's own queue; invalid for a connection that uses the shared queue.
     Of(Connection),
-    /// The port's shared one ([`Facts::shared_receive_depth`]).
+    /// The port's shared queue ([`Facts::shared_receive_depth`]).
     Shared,
 }
 
-/// What a work request came to.
+/// The outcome of a work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// A send, write, read or atomic operation is done.
+    /// A send, write, read or atomic operation is complete.
     Done,
-    /// A message has come.
+    /// A message has arrived.
     Received {
-        /// Its bytes; of a write with immediate, those written, or 0 where the fabric does not tell; of one longer than
-        /// [`Facts::message_bytes`] it may be fewer.
+        /// Length of the message. For a write with immediate: the bytes written, or 0 if the fabric
+        /// does not report them; fewer are possible for a write longer than
+        /// [`Facts::message_bytes`].
         len: u32,
-        /// Its immediate.
+        /// The immediate of the message.
         immediate: Option<u32>,
-        /// The bytes are where a write with immediate put them, not in the receive's memory.
+        /// Whether a write with immediate placed the bytes, so that they are not in the receive's
+        /// memory.
         written: bool,
     },
-    /// It failed, and with it the connection.
+    /// The work request failed, and with it the connection.
     Failed(WorkError),
 }
 
@@ -201,14 +215,14 @@ pub enum Outcome {
 pub struct Completion {
     /// The caller's number.
     pub id: u64,
-    /// Whose; of a shared receive, on which the message came.
+    /// The connection; for a shared receive, the one on which the message arrived.
     pub connection: Connection,
-    /// What it came to.
+    /// The outcome.
     pub outcome: Outcome,
 }
 
 impl Completion {
-    /// To fill a slice that is lent to [`MemoryPort::poll`].
+    /// A placeholder for the slice that the caller lends to [`MemoryPort::poll`].
     pub const EMPTY: Self = Self {
         id: 0,
         connection: Connection { index: u32::MAX, generation: 0 },
@@ -216,165 +230,176 @@ impl Completion {
     };
 }
 
-/// Where a connection stands.
+/// The state of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// We asked, the peer has not answered. Receives may be posted.
+    /// This side has connected; the peer has not answered. Receives may be posted.
     Connecting,
-    /// The peer asked, we have not answered. Receives may be posted.
+    /// The peer has requested the connection; this side has not answered. Receives may be posted.
     Requested,
-    /// We have accepted, the peer has not confirmed. Receives may be posted.
+    /// This side has accepted; the peer has not confirmed. Receives may be posted.
     Accepting,
-    /// Everything may be posted, but see [`Facts::active_speaks_first`].
+    /// All work requests may be posted, subject to [`Facts::active_speaks_first`].
     Ready,
-    /// It failed, or was closed, and its work requests flush. Nothing may be posted.
+    /// The connection failed or was closed, and its work requests flush. Nothing may be posted.
     Lost,
-    /// There is no such connection, or no longer.
+    /// The connection does not exist.
     Gone,
 }
 
-/// What happened to a connection, or to the port.
+/// An event of a connection or of the port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A peer asks for a connection: to be answered by [`MemoryPort::accept`] or [`MemoryPort::refuse`].
+    /// A peer requests a connection. The caller must answer with [`MemoryPort::accept`] or
+    /// [`MemoryPort::refuse`].
     Requested {
         /// The new connection.
         connection: Connection,
-        /// What the peer says with it. Not to be trusted.
+        /// The private data of the request, which is untrusted.
         private: Private,
     },
-    /// It is ready.
+    /// The connection is ready.
     Established {
-        /// Which.
+        /// The connection.
         connection: Connection,
-        /// On the side that connects: what the peer says with its acceptance. Not to be trusted.
+        /// On the connecting side: the private data of the acceptance, which is untrusted.
         private: Private,
     },
-    /// It did not come about. Its receives flush; it remains to be closed.
+    /// The connection could not be made. Its receives flush; the caller must close it.
     Failed {
-        /// Which.
+        /// The connection.
         connection: Connection,
-        /// Why.
+        /// The reason.
         error: ConnectError,
-        /// What the peer says with a refusal.
+        /// The private data of a refusal.
         private: Private,
     },
-    /// It has ended. All its work requests complete; it remains to be closed. Comes once.
+    /// The connection has ended. All its work requests complete; the caller must close it. Reported
+    /// once.
     Lost {
-        /// Which.
+        /// The connection.
         connection: Connection,
-        /// Why, as far as is known.
+        /// The reason, as far as it is known.
         error: LostError,
     },
-    /// The last word about a connection that was closed: all completions were polled, the number is not used again.
+    /// The last event of a closed connection: all completions were polled, and the number is not
+    /// used again.
     Closed {
-        /// Which.
+        /// The connection.
         connection: Connection,
     },
-    /// The port can do nothing any more: all connections are lost. The code is the device's.
+    /// The port has failed, and all connections are lost. The code is the device's.
     PortFailed {
         /// The device's code.
         code: u32,
     },
 }
 
-/// Whether one may sleep.
+/// Whether the caller may sleep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Armed {
     /// Yes: the next completion or event makes [`MemoryPort::descriptor`] readable.
     Sleep,
-    /// No: something is there already, or the port can't wake anybody. Poll.
+    /// No: something has already arrived, or the port cannot wake the caller. The caller must poll.
     Poll,
 }
 
-/// What a connection is asked for, or accepted, with.
+/// The parameters with which a connection is requested or accepted.
 #[derive(Clone, Copy, Debug)]
 pub struct Offer {
-    /// What the peer is told with it: rank, version, number of the stream, ...
+    /// Private data for the peer: rank, version, number of the rail, and so on.
     pub private: Private,
-    /// Take receives from the port's shared queue ([`Facts::shared_receive_depth`]).
+    /// Whether receives come from the port's shared queue ([`Facts::shared_receive_depth`]).
     pub shared_receive: bool,
-    /// Until when the connection has to be ready, by the clock of [`MemoryPort::poll_event`].
+    /// Time by which the connection must be ready, by the clock of [`MemoryPort::poll_event`].
     pub deadline: Duration,
 }
 
-/// An RDMA fabric. See the [module](self) for what is promised.
+/// An RDMA fabric. The [module](self) describes its guarantees.
 ///
-/// Time is what the caller says: since a start of its own, never going back. One thread at a time. Dropping a port closes
-/// all connections, and from then on nothing uses the memory that was lent to it.
+/// The caller supplies the time, measured from any start, never decreasing. Only one thread at a
+/// time may use the port. Dropping a port closes all connections; after that, nothing accesses the
+/// lent memory.
 ///
 /// # Safety
-/// The owner of lent memory uses it again, and frees it, on this port's word. So an implementation has to keep, whatever peers
-/// and callers do (unless a port is leaked: then its memory stays lent):
-/// - It uses no memory but that which was lent to it ([`MemoryPort::register`]), and of that only ranges that are within one
-///   region: reads it for work requests and for peers that have the key, and writes it only if [`Access::fits`], and the
-///   region's rights say so, or the peer's.
-/// - After [`MemoryPort::deregister`] has returned `Ok`, and after the port is dropped, neither it nor a device or another
-///   process on its behalf uses the memory.
-/// - After a work request's completion was polled it uses the local parts no more on that request's behalf, and before a
-///   receive's completion all that it reports is written.
+/// The owner of lent memory uses it again, and frees it, when this port reports that it may. An
+/// implementation must therefore guarantee the following, whatever peers and callers do. (If a port
+/// is leaked, its memory stays lent.)
+///
+/// - It uses only memory that was lent to it ([`MemoryPort::register`]), and only ranges within one
+///   region. It reads them for work requests and for peers that have the key. It writes them only
+///   if [`Access::fits`] and the region's rights, or the peer's, permit it.
+/// - After [`MemoryPort::deregister`] has returned `Ok`, and after the port is dropped, neither the
+///   port nor a device or another process on its behalf uses the memory.
+/// - After the completion of a work request was polled, it no longer uses the local parts for that
+///   request. Before the completion of a receive, everything that the completion reports is written.
 /// - It makes no reference to the memory.
 #[allow(unsafe_code, reason = "the trait has obligations; nothing unsafe is done here")]
 pub unsafe trait MemoryPort {
-    /// What this fabric can do; it does not change.
+    /// Returns the capabilities of the fabric, which never change.
     fn facts(&self) -> &Facts;
 
-    /// Lends memory to the port.
+    /// Registers memory that the caller lends.
     ///
     /// # Errors
-    /// See [`RegisterError`]: some go away when other regions are deregistered.
+    /// See [`RegisterError`]: some errors disappear when other regions are deregistered.
     fn register(&mut self, memory: Lent, access: Access) -> Result<Region, RegisterError>;
 
-    /// Takes memory back. From the call on, no new access begins: the region is refused in calls, and its key by the
-    /// target; work requests that use it, and have not completed, fail, unless they still succeed. From the first return
-    /// of `Ok` on nothing touches the memory any more.
+    /// Deregisters memory. From the call on no new access begins: calls refuse the region, and the
+    /// target refuses its key. Incomplete work requests that use the region either still succeed or
+    /// fail. After the first return of `Ok`, nothing accesses the memory.
     ///
     /// # Errors
-    /// [`RegisterError::Busy`]: an access is under way; ask again later. The memory has to stay until then. A peer that does
-    /// not come to an end loses its connection after some time, as [`MemoryPort::poll_event`] is told it.
+    /// [`RegisterError::Busy`] if an access is in progress: the caller tries again later and keeps
+    /// the memory until then. A peer whose access does not end loses its connection after some
+    /// time, measured by the clock of [`MemoryPort::poll_event`].
     fn deregister(&mut self, region: Region) -> Result<(), RegisterError>;
 
-    /// What peers need to reach a region; `None` when there is no such region, or its rights let peers do nothing.
+    /// Returns the key of a region for peers; `None` if the region does not exist, or its rights
+    /// allow peers nothing.
     fn key(&self, region: Region) -> Option<Key>;
 
-    /// Where others can connect to, to be handed to them by any means; `None` when this port can't be connected to.
+    /// Returns the address to which peers can connect, to be passed to them by any means; `None` if
+    /// this port cannot accept connections.
     fn address(&self) -> Option<Address>;
 
-    /// Begins a connection. [`Event::Established`] or [`Event::Failed`] follows.
+    /// Starts a connection. [`Event::Established`] or [`Event::Failed`] follows.
     ///
     /// # Errors
     /// See [`ConnectError`].
     fn connect(&mut self, to: &Address, offer: &Offer) -> Result<Connection, ConnectError>;
 
-    /// Agrees to a connection that was asked for. [`Event::Established`] or [`Event::Failed`] follows.
+    /// Accepts a requested connection. [`Event::Established`] or [`Event::Failed`] follows.
     ///
     /// # Errors
-    /// [`ConnectError::State`] when nobody has asked, or no longer.
+    /// [`ConnectError::State`] if the connection is not, or no longer, requested.
     fn accept(&mut self, connection: Connection, offer: &Offer) -> Result<(), ConnectError>;
 
-    /// Refuses a connection that was asked for; nothing more is heard of it.
+    /// Refuses a requested connection. No event follows.
     ///
     /// # Errors
-    /// [`ConnectError::State`] when nobody has asked, or no longer.
+    /// [`ConnectError::State`] if the connection is not, or no longer, requested.
     fn refuse(&mut self, connection: Connection, private: Private) -> Result<(), ConnectError>;
 
-    /// Ends a connection at once: what has not completed flushes. To be sure that what was sent has arrived, wait for its
-    /// completion (and see [`Facts::write_proves_placement`]) or for an answer. [`Event::Closed`] follows when all
-    /// completions have been polled. Again, or for one that is gone: nothing.
+    /// Closes a connection at once: incomplete work requests flush. To be sure that data has
+    /// arrived, wait for its completion (and see [`Facts::write_proves_placement`]) or for an
+    /// answer. [`Event::Closed`] follows when all completions have been polled. A call for a closed
+    /// connection has no effect.
     fn close(&mut self, connection: Connection);
 
-    /// Where a connection stands.
+    /// Returns the state of a connection.
     fn state(&self, connection: Connection) -> State;
 
-    /// Where the other end of a connection is, also of one that is only asked for. `None` when nobody but the peer could
-    /// say so, or when it is lost.
+    /// Returns the origin of the other end of a connection, including one that is only requested.
+    /// `None` if only the peer itself could report it, or if the connection is lost.
     fn origin(&self, connection: Connection) -> Option<Origin> {
         let _ = connection;
         None
     }
 
-    /// Writes into the peer's memory (RFC 5040, "RDMA Write Message"), at most [`Facts::transfer_bytes`]. With an immediate
-    /// ([`Facts::immediates`]) it takes a receive of the peer's, which completes when the bytes are placed.
+    /// Writes into the peer's memory (RFC 5040, "RDMA Write Message"), at most
+    /// [`Facts::transfer_bytes`]. A write with an immediate ([`Facts::immediates`]) consumes a
+    /// receive of the peer, which completes when the bytes are placed.
     ///
     /// # Errors
     /// See [`PostError`].
@@ -386,28 +411,30 @@ pub unsafe trait MemoryPort {
         immediate: Option<u32>,
     ) -> Result<(), PostError>;
 
-    /// Reads from the peer's memory (RFC 5040, "RDMA Read Operation"), at most [`Facts::transfer_bytes`], into at most
-    /// [`Facts::read_slices`] parts.
+    /// Reads from the peer's memory (RFC 5040, "RDMA Read Operation"), at most
+    /// [`Facts::transfer_bytes`], into at most [`Facts::read_slices`] parts.
     ///
     /// # Errors
     /// See [`PostError`].
     fn read(&mut self, work: Work, into: &[Slice], from: Remote) -> Result<(), PostError>;
 
-    /// Sends a message of at most [`Facts::message_bytes`], which takes a receive of the peer's (RFC 5040, "Send Message
-    /// Type"). If none is posted it waits, or the connection fails: [`Facts::waits_for_receive`].
+    /// Sends a message of at most [`Facts::message_bytes`], which consumes a receive of the peer
+    /// (RFC 5040, "Send Message Type"). If no receive is posted, the message waits or the
+    /// connection fails: [`Facts::waits_for_receive`].
     ///
     /// # Errors
     /// See [`PostError`].
     fn send(&mut self, work: Work, from: Source<'_>, immediate: Option<u32>) -> Result<(), PostError>;
 
-    /// Adds to eight aligned bytes of the peer's, in the order of its processor, wrapping; what they were goes to `into`,
-    /// eight bytes, in our order (`IBV_WR_ATOMIC_FETCH_AND_ADD` in `ibv_post_send(3)`).
+    /// Adds to eight aligned bytes in the peer's memory, in the byte order of its processor,
+    /// wrapping. The old value is placed in `into`, eight bytes in the local byte order
+    /// (`IBV_WR_ATOMIC_FETCH_AND_ADD` in `ibv_post_send(3)`).
     ///
     /// # Errors
     /// See [`PostError`].
     fn fetch_add(&mut self, work: Work, into: Slice, at: Remote, add: u64) -> Result<(), PostError>;
 
-    /// As [`MemoryPort::fetch_add`], but stores `new` if they are `expected`.
+    /// As [`MemoryPort::fetch_add`], but stores `new` if the bytes equal `expected`.
     ///
     /// # Errors
     /// See [`PostError`].
@@ -420,25 +447,27 @@ pub unsafe trait MemoryPort {
         new: u64,
     ) -> Result<(), PostError>;
 
-    /// Posts room for a message: at most [`Facts::slices`] parts, filled one after the other. A message that does not fit
-    /// fails its connection.
+    /// Posts a receive of at most [`Facts::slices`] parts, which are filled in sequence. A message
+    /// that does not fit fails its connection.
     ///
     /// # Errors
     /// See [`PostError`].
     fn receive(&mut self, queue: ReceiveQueue, id: u64, into: &[Slice]) -> Result<(), PostError>;
 
-    /// Moves on what was posted, as far as this fabric needs the processor for that, and fills `into` with completed work
-    /// requests; returns how many. Less than asked for says nothing about what comes next.
+    /// Progresses posted requests, if this fabric needs the processor for that, fills `into` with
+    /// completed work requests, and returns their number. If fewer than `into.len()` are returned,
+    /// more may still follow at once.
     fn poll(&mut self, into: &mut [Completion]) -> usize;
 
-    /// Moves connections on, at time `now`, and returns the next event.
+    /// Progresses connections at time `now` and returns the next event.
     fn poll_event(&mut self, now: Duration) -> Option<Event>;
 
-    /// Asks to be woken, once, by the next completion or event. Poll again after [`Armed::Sleep`], before sleeping: what came
-    /// just before may wake nobody (`ibv_req_notify_cq(3)`). A connection that is being made may need to be looked
-    /// after by time: don't sleep past its deadline.
+    /// Requests one wake-up by the next completion or event. After [`Armed::Sleep`], poll again
+    /// before sleeping: something that arrived just before may not wake the caller
+    /// (`ibv_req_notify_cq(3)`). A connection that is being made may need calls by time, so do not
+    /// sleep past its deadline.
     fn arm(&mut self) -> Armed;
 
-    /// The file descriptor that becomes readable; `None` where there is nothing of the kind.
+    /// Returns the file descriptor that becomes readable; `None` if the port has none.
     fn descriptor(&self) -> Option<i32>;
 }

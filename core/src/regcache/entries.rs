@@ -1,4 +1,5 @@
-//! The registrations themselves: slots over lent storage, those that nobody uses in the order of their last use.
+//! The registrations: slots over lent storage, and a list of the unused ones in the order of their
+//! last use.
 #![forbid(unsafe_code)]
 
 use core::borrow::BorrowMut;
@@ -6,8 +7,8 @@ use core::borrow::BorrowMut;
 use super::Range;
 use crate::slab::NONE;
 
-/// What the cache knows of one registration. All that a use of it touches lies in one cache line, if its handle takes at most
-/// 16 bytes.
+/// The cache's record of one registration. If the handle takes at most 16 bytes, all that a use
+/// touches lies in one cache line.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(64))]
 pub struct Entry<H> {
@@ -16,16 +17,16 @@ pub struct Entry<H> {
     pub(super) handle: Option<H>,
     pub(super) rights: u32,
     pub(super) holders: u32,
-    /// Tells uses of this registration from those of another in the same slot.
+    /// Distinguishes uses of this registration from those of another in the same slot.
     pub(super) generation: u32,
-    /// The neighbours in the list of unused ones; the next free slot.
+    /// Neighbours in the list of unused entries; the next free slot.
     pub(super) prev: u32,
     pub(super) next: u32,
-    /// It is in the list.
+    /// Whether the entry is in the list.
     pub(super) listed: bool,
-    /// It can be a hit.
+    /// Whether the entry can be a hit.
     pub(super) indexed: bool,
-    /// It may outlive its use.
+    /// Whether the registration may outlive its use.
     pub(super) kept: bool,
 }
 
@@ -46,7 +47,7 @@ impl<H> Default for Entry<H> {
     }
 }
 
-/// What a use asks for: at least one byte, which does not wrap.
+/// The requested range and rights: at least one byte, without address overflow.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Wanted {
     pub(super) start: u64,
@@ -56,7 +57,7 @@ pub(super) struct Wanted {
 }
 
 impl Wanted {
-    /// The whole pages around it; `None` when they end behind the address space.
+    /// Returns the whole pages around the range; `None` if they end beyond the address space.
     pub(super) fn pages(&self) -> Option<Range> {
         let page = 1 << self.page_shift;
         let end = (self.start + self.len).checked_next_multiple_of(page)?;
@@ -71,42 +72,44 @@ impl Wanted {
 }
 
 impl<H> Entry<H> {
-    /// Whether a use of it is what is wanted. Of whose changes nobody tells, that serves for just the same pages.
+    /// Returns whether the entry serves the request. If its changes are not reported, it serves
+    /// only exactly the same pages.
     #[inline(always)]
     pub(super) fn serves(&self, wanted: &Wanted) -> bool {
-        // One comparison: with two, which of them fails cannot be foretold.
+        // One comparison: with two, the branch is hard to predict.
         let holds =
             wanted.start.wrapping_sub(self.range.start).saturating_add(wanted.len) <= self.range.len();
         holds && self.rights & wanted.rights == wanted.rights && (self.kept || wanted.is_just(self.range))
     }
 }
 
-/// The slots. One that comes into use again stays in the list until it is looked at from there or released: a use
-/// costs the list nothing if it is the last one's again, and one move if not.
+/// The slots. An entry that is used again stays in the list until it is found there or released. A
+/// use therefore does not touch the list if the same entry was used last, and costs one move
+/// otherwise.
 #[derive(Debug)]
 pub(super) struct Entries<E> {
     slots: E,
     free: u32,
-    /// Slots below were used at least once.
+    /// Slots below this index were used at least once.
     fresh: u32,
     used: usize,
-    /// Least lately used.
+    /// The least recently used entry.
     oldest: u32,
     newest: u32,
 }
 
 impl<E> Entries<E> {
-    /// All slots free.
+    /// Returns entries with every slot free.
     pub(super) const fn new(slots: E) -> Self {
         Self { slots, free: NONE, fresh: 0, used: 0, oldest: NONE, newest: NONE }
     }
 
-    /// Slots in use.
+    /// Returns the number of slots in use.
     pub(super) const fn used(&self) -> usize {
         self.used
     }
 
-    /// Slots that were ever in use: those with an index below this.
+    /// Returns the number of slots that were ever in use: those with an index below the result.
     pub(super) const fn touched(&self) -> u32 {
         self.fresh
     }
@@ -134,7 +137,7 @@ impl<E> Entries<E> {
         &mut self.slots.borrow_mut()[index as usize]
     }
 
-    /// The entry, if it is of that generation and in use.
+    /// Returns the entry, if it is in use and of that generation.
     #[inline(always)]
     pub(super) fn held<H>(&self, index: u32, generation: u32) -> Option<&Entry<H>>
     where
@@ -144,13 +147,13 @@ impl<E> Entries<E> {
         (entry.generation == generation && entry.holders > 0).then_some(entry)
     }
 
-    /// Puts an entry into a free slot; `None` when there is none.
+    /// Puts an entry into a free slot; `None` if there is none.
     pub(super) fn insert<H>(&mut self, entry: Entry<H>) -> Option<u32>
     where
         E: BorrowMut<[Entry<H>]>,
     {
         let slots = self.slots.borrow_mut();
-        // Nothing is free: `NONE` is no index.
+        // No slot is free: `NONE` is not a valid index.
         let index = match slots.get(self.free as usize) {
             Some(slot) => core::mem::replace(&mut self.free, slot.next),
             None if self.fresh == NONE => return None,
@@ -176,7 +179,7 @@ impl<E> Entries<E> {
         self.used -= 1;
     }
 
-    /// Nobody uses the entry any more: it is the one used last.
+    /// Records the end of the last use of an entry: it becomes the most recently used one.
     #[inline]
     pub(super) fn rest<H>(&mut self, index: u32)
     where
@@ -196,13 +199,13 @@ impl<E> Entries<E> {
         }
     }
 
-    /// The entry that nobody has used for longest. It stays where it is.
+    /// Returns the entry that has been unused longest, and leaves it in the list.
     pub(super) fn oldest<H>(&mut self) -> Option<u32>
     where
         E: BorrowMut<[Entry<H>]>,
     {
         while self.oldest != NONE && self.get(self.oldest).holders > 0 {
-            // In use again. It comes back when it is released.
+            // The entry is in use again. Its release appends it to the list.
             self.unlist(self.oldest);
         }
         (self.oldest != NONE).then_some(self.oldest)

@@ -1,4 +1,4 @@
-//! From an address to the registered ranges that may hold it: see [`super`].
+//! The index from an address to the registered ranges that may contain it: see [`super`].
 #![forbid(unsafe_code)]
 
 use core::borrow::BorrowMut;
@@ -6,31 +6,35 @@ use core::borrow::BorrowMut;
 use super::Range;
 use super::entries::{Entries, Entry, Wanted};
 
-/// Binary logarithm of the parts of a block, and of how much larger the blocks of a level are than those below.
+/// Binary logarithm of the number of parts of a block, and of the factor between the block sizes of
+/// neighbouring levels.
 const STEP: u32 = 4;
-/// Levels that a range of addresses can have: the smallest pages are of 2^12 bytes.
+/// Number of levels. The smallest pages have 2^12 bytes.
 const LEVELS: usize = (64 - 12usize).div_ceil(STEP as usize);
 /// Places in a bucket.
 const LANES: usize = 7;
 
-/// A part of the hash table: a cache line. A place holds a tag of 16 bits, the parts of the block that the range touches (never
-/// none: that is a free place), and the entry. Tags and parts are four to a word, which are looked at together.
+/// A bucket of the hash table: one cache line. A place holds a tag of 16 bits, the parts of the
+/// block that the range touches (never none, which marks a free place), and the entry. Tags and
+/// parts are packed four to a word, and compared together.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(align(64))]
 pub struct Bucket {
-    /// The last ones are no place, and always free.
+    /// The last lane is not a place and always stays free.
     tags: [u64; 2],
     parts: [u64; 2],
-    /// The last one counts the ranges that belong here or before, and had to go behind.
+    /// The last element counts the ranges that belong in this bucket or an earlier one and
+    /// overflowed to a later one.
     entries: [u32; LANES + 1],
 }
 
 /// The lowest bit of each place in a word.
 const LOW: u64 = 0x0001_0001_0001_0001;
-/// The highest.
+/// The highest bit of each place in a word.
 const HIGH: u64 = LOW << 15;
 
-/// The lowest bit of each place whose tag is this one; also, rarely, of the place above such a one, and bits that mean nothing.
+/// Returns the lowest bit of each place with this tag. In rare cases it also sets the bit of the
+/// place above such a place; other bits have no meaning.
 #[inline(always)]
 const fn same(tags: u64, tag: u64) -> u64 {
     let differ = tags ^ (tag * LOW);
@@ -38,13 +42,14 @@ const fn same(tags: u64, tag: u64) -> u64 {
 }
 
 impl Bucket {
-    /// The places that may have this tag, all that do among them, and touch one of these parts: see [`lane`].
+    /// Returns the places that may have this tag and touch one of these parts. No such place is
+    /// missing. See [`lane`].
     #[inline(always)]
     fn matches(&self, wanted: Key) -> u64 {
         let wanted_parts = wanted.parts * LOW;
         let touch = |parts: u64| {
             let both = parts & wanted_parts;
-            // The highest bit of a place, if any of it is set.
+            // The highest bit of a place is set if any of its bits is set.
             (((both & !HIGH) + (HIGH - LOW)) | both) >> 15
         };
         let [first, second] = [0, 1].map(|at| same(self.tags[at], wanted.tag) & touch(self.parts[at]) & LOW);
@@ -58,13 +63,14 @@ impl Bucket {
         first | second << 1
     }
 
-    /// Ranges that belong here or before, and had to go behind.
+    /// Returns the number of ranges that belong in this bucket or an earlier one and overflowed to
+    /// a later one.
     #[inline(always)]
     const fn beyond(&self) -> u32 {
         self.entries[LANES]
     }
 
-    /// Tag and parts of a place.
+    /// Returns tag and parts of a place.
     fn place(&self, lane: usize) -> (u64, u64) {
         let shift = lane % 4 * 16;
         (self.tags[lane / 4] >> shift & PARTS, self.parts[lane / 4] >> shift & PARTS)
@@ -78,7 +84,7 @@ impl Bucket {
     }
 }
 
-/// The first place that a match tells of.
+/// Returns the first place in a set of matches.
 #[inline(always)]
 const fn lane(found: u64) -> usize {
     let bit = found.trailing_zeros() as usize;
@@ -87,7 +93,7 @@ const fn lane(found: u64) -> usize {
 
 const PARTS: u64 = 0xffff;
 
-/// What a block is looked for by: the bucket where it begins, its tag, and the parts of it that matter.
+/// The search key of a block: the bucket where the search begins, the tag, and the relevant parts.
 #[derive(Clone, Copy, Debug, Default)]
 struct Key {
     home: usize,
@@ -95,7 +101,7 @@ struct Key {
     parts: u64,
 }
 
-/// Buckets that are right for so many entries: a good third of the places is used then.
+/// Returns the number of buckets for `entries` entries; a good third of the places is then used.
 pub(super) const fn buckets(entries: usize) -> usize {
     let least = entries.div_ceil(3).next_power_of_two();
     if least * LANES < entries * 2 { least * 2 } else { least }
@@ -105,35 +111,36 @@ pub(super) const fn buckets(entries: usize) -> usize {
 #[derive(Debug)]
 pub(super) struct Index<B> {
     buckets: B,
-    /// Takes a hash to its bucket.
+    /// The shift that selects the bucket from a hash.
     shift: u32,
-    /// The buckets in use, which are a power of two, less one.
+    /// Number of buckets in use, a power of two, minus one.
     mask: usize,
     page_shift: u32,
-    /// The levels of which there are ranges: the first so many, that of most ranges first.
+    /// The levels that have ranges, most populated first; the first `in_use` elements are valid.
     levels: [u8; LEVELS],
     in_use: usize,
-    /// Ranges of each level.
+    /// Number of ranges of each level.
     counts: [u32; LEVELS],
 }
 
-/// A walk over what overlaps a range, during which entries may be taken out.
+/// A walk over the ranges that overlap a range. Entries may be removed during the walk.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Walk {
     range: Range,
-    /// Bit `k`: level `k` is still to be looked at.
+    /// Bit `k` is set while level `k` must still be searched.
     levels: u32,
-    /// The next block of the lowest of them.
+    /// The next block of the lowest of these levels.
     block: u64,
-    /// The next entry, when it is all entries that are looked at: the range has more blocks.
+    /// The next entry if the walk visits all entries, because the range has more blocks than there
+    /// are entries.
     every: Option<u32>,
 }
 
 impl<B: BorrowMut<[Bucket]>> Index<B> {
-    /// An empty table; `None` when it is too small for so many entries.
+    /// Returns an empty table; `None` if it is too small for so many entries.
     pub(super) fn new(mut buckets: B, entries: usize, page_shift: u32) -> Option<Self> {
         let bits = buckets.borrow().len().checked_ilog2()?;
-        // Each entry takes two places at most.
+        // Each entry takes at most two places.
         (entries <= (LANES << bits) / 2).then_some(())?;
         buckets.borrow_mut().fill(Bucket::default());
         let (shift, mask) = (64 - bits.max(1), (1 << bits) - 1);
@@ -141,36 +148,38 @@ impl<B: BorrowMut<[Bucket]>> Index<B> {
         Some(Self { buckets, shift, mask, page_shift, levels, in_use: 0, counts })
     }
 
-    /// Where a block of a level is looked for: bucket and tag.
+    /// Returns bucket and tag of a block of a level.
     #[inline(always)]
     fn home(&self, level: u32, block: u64) -> (usize, u64) {
-        // Blocks have at most 52 bits, so no two hashes are equal. The high bits are the well mixed ones.
+        // Blocks have at most 52 bits, so no two hashes are equal. The high bits are the best
+        // distributed ones.
         let hash = (block ^ u64::from(level) << 56).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         ((hash >> self.shift) as usize & self.mask, hash >> 32 & PARTS)
     }
 
-    /// Binary logarithm of the bytes of a part of this level's blocks.
+    /// Returns the binary logarithm of the bytes of a part of this level's blocks.
     #[inline(always)]
     fn part_shift(&self, level: u32) -> u32 {
         self.page_shift + level * STEP
     }
 
-    /// Ranges of up to 16 pages are of level 0, up to 256 of level 1, and so on: none touches more than two blocks.
+    /// Returns the level of a range: 0 for up to 16 pages, 1 for up to 256, and so on. No range
+    /// touches more than two blocks.
     fn level(&self, range: &Range) -> u32 {
         ((range.len() >> self.page_shift).max(2) - 1).ilog2() / STEP
     }
 
-    /// The blocks of a level that a range touches.
+    /// Returns the blocks of a level that a range touches.
     fn blocks(&self, level: u32, range: &Range) -> core::ops::RangeInclusive<u64> {
         let shift = self.part_shift(level);
         range.start >> shift >> STEP..=(range.end - 1) >> shift >> STEP
     }
 
-    /// The key of a block, with the parts that a range touches.
+    /// Returns the key of a block, with the parts that a range touches.
     fn key_of(&self, level: u32, block: u64, range: &Range) -> Key {
         let shift = self.part_shift(level);
         let part = |address: u64| (address >> shift).wrapping_sub(block << STEP);
-        // Before the block, or behind it.
+        // The range may begin before the block, or end after it.
         let first = if range.start >> shift >> STEP < block { 0 } else { part(range.start) };
         let last = part(range.end - 1).min((1 << STEP) - 1);
         let parts = (PARTS << first) & (PARTS >> (((1 << STEP) - 1) - last));
@@ -178,7 +187,7 @@ impl<B: BorrowMut<[Bucket]>> Index<B> {
         Key { home, tag, parts }
     }
 
-    /// A range that serves.
+    /// Returns a range that serves the request.
     #[inline(always)]
     pub(super) fn find<H, E: BorrowMut<[Entry<H>]>>(
         &self,
@@ -219,7 +228,7 @@ impl<B: BorrowMut<[Bucket]>> Index<B> {
         self.find_from(entries, key, |entry| entry.serves(&wanted))
     }
 
-    /// An entry of this key that satisfies the test.
+    /// Returns an entry with this key that satisfies the test.
     #[inline]
     fn find_from<H, E: BorrowMut<[Entry<H>]>>(
         &self,
@@ -250,7 +259,7 @@ impl<B: BorrowMut<[Bucket]>> Index<B> {
         (home + 1) & self.mask
     }
 
-    /// Enters a range of whole pages.
+    /// Inserts a range of whole pages.
     pub(super) fn insert<H, E: BorrowMut<[Entry<H>]>>(&mut self, entries: &mut Entries<E>, index: u32) {
         let entry = entries.get_mut(index);
         entry.indexed = true;
@@ -262,7 +271,7 @@ impl<B: BorrowMut<[Bucket]>> Index<B> {
         self.sort(level);
     }
 
-    /// Puts a level into its place among those in use, after its count has changed by one.
+    /// Moves a level to its place among those in use, after its count has changed by one.
     fn sort(&mut self, level: u32) {
         let count = |level: &u8| self.counts[usize::from(*level)];
         let mut at = match self.levels[..self.in_use].iter().position(|it| u32::from(*it) == level) {
@@ -282,7 +291,7 @@ impl<B: BorrowMut<[Bucket]>> Index<B> {
             levels.swap(at, at + 1);
             at += 1;
         }
-        // Only the last one can have none.
+        // Only the last level can be empty.
         self.in_use -= usize::from(count(&self.levels[self.in_use - 1]) == 0);
     }
 
@@ -295,13 +304,13 @@ impl<B: BorrowMut<[Bucket]>> Index<B> {
                 bucket.entries[lane] = index;
                 return;
             }
-            // There is a free place: see `new`.
+            // A place is free, because `new` checked the size.
             bucket.entries[LANES] += 1;
             at = self.behind(at);
         }
     }
 
-    /// Takes a range out, if it is in.
+    /// Removes a range, if it is in the table.
     pub(super) fn remove<H, E: BorrowMut<[Entry<H>]>>(&mut self, entries: &mut Entries<E>, index: u32) {
         let entry = entries.get_mut(index);
         if !core::mem::replace(&mut entry.indexed, false) {
@@ -325,13 +334,13 @@ impl<B: BorrowMut<[Bucket]>> Index<B> {
                 bucket.set(lane, 0, 0);
                 return;
             }
-            // It is in: it went behind each bucket before its own.
+            // The range is in the table and has overflowed each bucket before its own.
             bucket.entries[LANES] -= 1;
             at = self.behind(at);
         }
     }
 
-    /// A walk over all ranges that overlap this one.
+    /// Returns a walk over all ranges that overlap `range`.
     pub(super) fn walk<H, E: BorrowMut<[Entry<H>]>>(&self, range: Range, entries: &Entries<E>) -> Walk {
         let mut walk = Walk { range, levels: 0, block: 0, every: None };
         if range.is_empty() {
@@ -348,14 +357,14 @@ impl<B: BorrowMut<[Bucket]>> Index<B> {
         walk
     }
 
-    /// Goes to the first block of the walk's level.
+    /// Moves to the first block of the walk's level.
     fn begin(&self, walk: &mut Walk) {
         if walk.levels != 0 {
             walk.block = *self.blocks(walk.levels.trailing_zeros(), &walk.range).start();
         }
     }
 
-    /// The next range of a walk, which is taken out before the walk goes on.
+    /// Returns the next range of a walk. The caller must remove it before it continues the walk.
     pub(super) fn next_overlapping<H, E: BorrowMut<[Entry<H>]>>(
         &self,
         walk: &mut Walk,
@@ -373,7 +382,7 @@ impl<B: BorrowMut<[Bucket]>> Index<B> {
             let level = walk.levels.trailing_zeros();
             let found = self.find_from(entries, self.key_of(level, walk.block, &range), overlaps);
             if found.is_some() {
-                // What was found is taken out, and the block is looked at again.
+                // The caller removes the found range, and the next call searches this block again.
                 return found;
             }
             if walk.block < *self.blocks(level, &range).end() {
@@ -386,7 +395,8 @@ impl<B: BorrowMut<[Bucket]>> Index<B> {
         None
     }
 
-    /// The cache lines that a look-up of an address reads, and those of entries that it may.
+    /// Returns the cache lines that a look-up of an address reads, including entries that it may
+    /// read.
     #[cfg(test)]
     pub(super) fn lines(&self, address: u64) -> usize {
         let mut lines = 0;

@@ -1,28 +1,33 @@
-//! Ranges of addresses that are about to get other pages, told by any thread at any place: a ring of the last ones, without
-//! locks, that each cache reads for itself.
+//! Reports of address ranges that are about to get other pages: a lock-free ring of the last
+//! reports. Any thread may report at any point, and each cache reads the ring independently.
 //!
-//! Whoever tells may be in the middle of anything, a signal handler or an allocator that holds its lock: [`Releases::tell`] waits
-//! for nobody and does a bounded amount of work, unless others succeed meanwhile. What does not fit is not lost: the ring moves
-//! on by more than its length, and to its readers all addresses count as released.
+//! The reporting thread may be anywhere, in a signal handler or in an allocator that holds its
+//! lock. [`Releases::tell`] therefore never waits and does a bounded amount of work, unless other
+//! threads succeed meanwhile. A range that does not fit is not lost: the ring advances by more than
+//! its length, and its readers treat all addresses as released.
 //!
-//! **Order.** A range is told *before* its pages change. Who acquires the addresses afterwards knows that they have changed (the
-//! call has returned, or the kernel has given them away, under its lock), so what was told happened before. That a reader which
-//! comes in between finds no half-written range is up to two edges: [`Edge::ReleaseTold`], from the stamp of a slot that
-//! is written last to the reader and to the next writer of the slot; and [`Edge::ReleaseReused`], by which a reader that has seen
-//! any of the next range in the slot sees at its second look at the stamp that there is another one.
+//! **Order.** A range is reported *before* its pages change. A thread that acquires the addresses
+//! afterwards knows that they have changed (the call has returned, or the kernel has reassigned
+//! them under its lock), so the report happened before. Two edges ensure that a concurrent reader
+//! finds no partly written range. [`Edge::ReleaseTold`] goes from the stamp of a slot, which is
+//! written last, to the reader and to the next writer of the slot. By [`Edge::ReleaseReused`], a
+//! reader that has seen any part of the next range in the slot sees the new stamp when it reads the
+//! stamp again.
 //!
-//! A reader that meets a range which is just being told takes everything for released and does not come back to it. What is registered
-//! from then on was acquired while its pages were being taken away; only where that is allowed, as with pages that are
-//! discarded but stay mapped, the range has to be told once more when they have changed.
+//! A reader that finds a range in the middle of being reported treats everything as released and
+//! does not read that range later. Memory registered from then on was acquired while its pages were
+//! being removed. Where that is allowed, for example for pages that are discarded but stay mapped,
+//! the range must be reported again after they have changed.
 #![forbid(unsafe_code)]
 
 use crate::regcache::Range;
 use crate::sync::{Edge, Word64};
 
-/// A range and the number of its telling.
+/// A reported range and the number of its report.
 #[derive(Debug)]
 struct Slot {
-    /// Twice the number plus 2; that plus 1 while the range is being written. 0: there was none.
+    /// Twice the number plus 2; plus 1 while the range is being written. 0 if the slot was never
+    /// used.
     stamp: Word64,
     start: Word64,
     end: Word64,
@@ -40,34 +45,34 @@ impl Slot {
     }
 }
 
-/// The stamp of a whole range.
+/// Returns the stamp of a completely written range.
 const fn whole(number: u64) -> u64 {
     number.wrapping_add(1).wrapping_mul(2)
 }
 
-/// The last `N` ranges that were told, and how many there were.
+/// The last `N` reported ranges, and the total number of reports.
 #[derive(Debug)]
 pub struct Releases<const N: usize> {
     count: Word64,
     slots: [Slot; N],
 }
 
-/// How far a reader has come.
+/// The position of a reader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seen(u64);
 
-/// What is read at once.
+/// The result of one read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Released {
-    /// This range.
+    /// This range was released.
     Range(Range),
-    /// Perhaps everything.
+    /// Any address may have been released.
     All,
 }
 
 #[cfg(not(nemesia_loom))]
 impl<const N: usize> Releases<N> {
-    /// Nothing is told so far.
+    /// Returns a ring without reports.
     pub const fn new() -> Self {
         const { assert!(N > 0) };
         Self { count: Word64::new(0), slots: [const { Slot::new() }; N] }
@@ -76,7 +81,7 @@ impl<const N: usize> Releases<N> {
 
 #[cfg(nemesia_loom)]
 impl<const N: usize> Releases<N> {
-    /// Nothing is told so far.
+    /// Returns a ring without reports.
     pub fn new() -> Self {
         Self { count: Word64::new(0), slots: core::array::from_fn(|_| Slot::new()) }
     }
@@ -89,16 +94,17 @@ impl<const N: usize> Default for Releases<N> {
 }
 
 impl<const N: usize> Releases<N> {
-    /// Tells that the addresses of this range are about to get other pages. From any thread, in any state: takes no lock.
+    /// Reports that the addresses of this range are about to get other pages. May be called from
+    /// any thread in any state; takes no lock.
     pub fn tell(&self, range: Range) {
         let number = self.count.bump_relaxed();
         if !self.write(number, range) {
-            // The slot's writer has been overtaken by a whole round, or has overtaken us.
+            // Another writer of the slot is a whole round behind, or a whole round ahead.
             self.count.update_acq_rel(Edge::ReleaseTold, |count| count.wrapping_add(N as u64 + 1));
         }
     }
 
-    /// False when someone else has the slot.
+    /// Writes a range. Returns `false` if another thread is writing the slot.
     fn write(&self, number: u64, range: Range) -> bool {
         let slot = self.slot(number);
         let (old, new) = (slot.stamp.load_relaxed(), whole(number));
@@ -115,18 +121,18 @@ impl<const N: usize> Releases<N> {
         &self.slots[(number % N as u64) as usize]
     }
 
-    /// Where a reader begins that knows of nothing yet.
+    /// Returns the position of a new reader.
     pub fn now(&self) -> Seen {
         Seen(self.count.load_relaxed())
     }
 
-    /// Whether there is something that this reader has not seen.
+    /// Returns whether there are reports that this reader has not seen.
     #[inline(always)]
     pub fn has_more(&self, seen: Seen) -> bool {
         self.count.load_relaxed() != seen.0
     }
 
-    /// The next thing that this reader has not seen.
+    /// Returns the next report that this reader has not seen.
     pub fn next(&self, seen: &mut Seen) -> Option<Released> {
         let count = self.count.load_relaxed();
         if count == seen.0 {
@@ -142,7 +148,7 @@ impl<const N: usize> Releases<N> {
         Some(Released::All)
     }
 
-    /// A range that is whole and still there.
+    /// Returns a range that is completely written and not yet overwritten.
     fn read(&self, number: u64) -> Option<Range> {
         let (slot, stamp) = (self.slot(number), whole(number));
         if slot.stamp.load_acquire(Edge::ReleaseTold) != stamp {
@@ -181,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn reader_that_is_a_round_behind_takes_everything_for_released() {
+    fn reader_that_is_a_round_behind_treats_everything_as_released() {
         let releases = Releases::<4>::new();
         let (mut late, mut later) = (releases.now(), releases.now());
         (0..4).for_each(|start| releases.tell(range(start)));
@@ -193,14 +199,14 @@ mod tests {
     }
 
     #[test]
-    fn slot_that_someone_else_has_makes_everything_released() {
+    fn slot_that_another_thread_writes_makes_everything_released() {
         let releases = Releases::<2>::new();
         let mut seen = releases.now();
-        // Someone began to tell the first range, and has not come to its end.
+        // Another thread began to report the first range, and has not finished.
         assert_eq!(releases.count.bump_relaxed(), 0);
         releases.slots[0].stamp.store_relaxed(whole(0) + 1);
         let mut late = seen;
-        assert_eq!(releases.next(&mut seen), Some(Released::All), "which range is not known");
+        assert_eq!(releases.next(&mut seen), Some(Released::All), "the range is unknown");
         releases.tell(range(1));
         assert_eq!(releases.next(&mut seen), Some(Released::Range(range(1))));
         releases.tell(range(2));

@@ -1,4 +1,5 @@
-//! What a user of the cache relies on, one thing at a time. `cargo regcache` compares it with a twin at length.
+//! The guarantees of the cache to its users, one at a time. `cargo regcache` compares the cache
+//! with a reference model at length.
 
 use std::vec;
 use std::vec::Vec;
@@ -7,16 +8,16 @@ use super::{AcquireError, Bucket, Cache, Entry, Held, Limits, Range, Registrar, 
 
 const PAGE: u64 = 4096;
 
-/// Gives each registration a number, and knows which there are.
+/// Numbers each registration, and records which exist.
 #[derive(Default)]
 struct Device {
     registered: Vec<(u32, Range, u32)>,
     made: u32,
-    /// Registrations that reach beyond this address are refused.
+    /// Registrations beyond this address are refused.
     end: Option<u64>,
-    /// Most bytes that the system lets us pin.
+    /// Most bytes that the system allows to pin.
     most: Option<u64>,
-    /// Nobody tells of changes of this range.
+    /// Changes of this range are not reported.
     mute: Option<Range>,
 }
 
@@ -98,7 +99,7 @@ fn ranges_that_overlap_become_one_and_ranges_that_touch_do_not() {
     touch(&mut cache, &mut device, 10, 14);
     touch(&mut cache, &mut device, 14, 18);
     assert_eq!(cache.registrations(), 2);
-    // Over both, and beyond.
+    // Over both ranges, and beyond.
     let held = acquire(&mut cache, &mut device, 12, 20);
     assert_eq!(cache.range(&held), Some(pages(10, 20)));
     assert_eq!((cache.registrations(), cache.bytes(), cache.counts().merged), (1, 10 * PAGE, 2));
@@ -176,33 +177,33 @@ fn refusal_of_the_system_costs_unused_registrations_before_it_is_reported() {
     assert_eq!(cache.counts().evicted, 1, "no more than needed");
     let refused = cache.acquire(&mut device, 40 * PAGE, 10 * PAGE, 1).unwrap_err();
     assert_eq!(refused, AcquireError::Refused("out of memory"));
-    assert_eq!(device.registered.len(), 1, "all but what is in use was given up");
+    assert_eq!(device.registered.len(), 1, "every unused registration was evicted");
     cache.release(&mut device, held);
 }
 
 #[test]
-fn union_that_is_refused_is_not_insisted_upon() {
+fn union_that_is_refused_is_not_retried() {
     let (mut cache, mut device) = (cache(8, 1000, true), Device::default());
     touch(&mut cache, &mut device, 100, 101);
     touch(&mut cache, &mut device, 8, 12);
-    // The end of it was unmapped, and nobody told.
+    // The end of the union was unmapped without a report.
     device.end = Some(200 * PAGE);
     device.most = Some(5 * PAGE);
     let held = acquire(&mut cache, &mut device, 6, 10);
     assert_eq!(cache.range(&held), Some(pages(6, 10)));
-    assert_eq!(device.registered[0].1, pages(100, 101), "a wish evicts nothing");
+    assert_eq!(device.registered[0].1, pages(100, 101), "an optional union evicts nothing");
     cache.release(&mut device, held);
 }
 
 #[test]
-fn invalidated_range_is_no_hit_and_dies_with_its_last_user() {
+fn invalidated_range_is_no_hit_and_is_deregistered_by_its_last_user() {
     let (mut cache, mut device) = (cache(8, 1000, true), Device::default());
     touch(&mut cache, &mut device, 0, 4);
     let held = acquire(&mut cache, &mut device, 10, 14);
     touch(&mut cache, &mut device, 20, 24);
     assert_eq!(cache.invalidate(&mut device, pages(14, 20)), 0, "between them");
     assert_eq!(cache.invalidate(&mut device, Range { start: 4 * PAGE - 1, end: 10 * PAGE + 1 }), 2);
-    assert_eq!(device.registered.len(), 2, "one is in use, one was not touched");
+    assert_eq!(device.registered.len(), 2, "one is in use, and one was not affected");
     assert_eq!(cache.handle(&held), Some(2));
     let again = acquire(&mut cache, &mut device, 10, 14);
     assert_eq!(cache.handle(&again), Some(4), "a new registration, of the new pages");
@@ -214,26 +215,27 @@ fn invalidated_range_is_no_hit_and_dies_with_its_last_user() {
 }
 
 #[test]
-fn nothing_outlives_its_use_where_nobody_tells_of_changes() {
+fn nothing_outlives_its_use_where_changes_are_not_reported() {
     let (mut cache, mut device) = (cache(8, 1000, false), Device::default());
     let first = acquire(&mut cache, &mut device, 0, 4);
     let second = cache.acquire(&mut device, 17, 4 * PAGE - 17, 1).unwrap();
-    assert_eq!((device.made, cache.counts().hits), (1, 1), "what is in use is shared");
+    assert_eq!((device.made, cache.counts().hits), (1, 1), "a registration in use is shared");
     cache.release(&mut device, first);
     assert_eq!(device.registered.len(), 1);
     cache.release(&mut device, second);
     assert_eq!(device.registered.len(), 0);
 }
 
-/// A user vouches for the pages that it acquired, and for no others: where nobody tells, the others may change.
+/// A user guarantees the stability only of the pages that it acquired. If changes are not reported,
+/// the other pages may change.
 #[test]
-fn untold_pages_that_no_user_vouches_for_are_no_hit() {
+fn unreported_pages_that_no_user_guarantees_are_no_hit() {
     for (keep, mute) in [(false, None), (true, Some(pages(0, 9)))] {
         let (mut cache, mut device) = (cache(8, 1000, keep), Device { mute, ..Device::default() });
         let whole = acquire(&mut cache, &mut device, 0, 4);
         let part = acquire(&mut cache, &mut device, 1, 2);
         cache.release(&mut device, whole);
-        // Now the first page may have got another one.
+        // The first page may have changed now.
         let made = device.made;
         let first = acquire(&mut cache, &mut device, 0, 1);
         assert_eq!((device.made, cache.range(&first)), (made + 1, Some(pages(0, 1))), "keep: {keep}");
@@ -244,7 +246,7 @@ fn untold_pages_that_no_user_vouches_for_are_no_hit() {
 }
 
 #[test]
-fn untold_pages_are_not_registered_beyond_what_is_wanted() {
+fn unreported_pages_are_not_registered_beyond_the_request() {
     for (keep, mute) in [(false, None), (true, Some(pages(0, 9))), (true, Some(pages(6, 7)))] {
         let (mut cache, mut device) = (cache(8, 1000, keep), Device { mute, ..Device::default() });
         let old = acquire(&mut cache, &mut device, 0, 4);
@@ -260,7 +262,7 @@ fn untold_pages_are_not_registered_beyond_what_is_wanted() {
 }
 
 #[test]
-fn range_of_which_nobody_tells_does_not_outlive_its_use() {
+fn range_whose_changes_are_not_reported_does_not_outlive_its_use() {
     let (mut cache, mut device) = (cache(8, 1000, true), Device::default());
     device.mute = Some(pages(5, 6));
     touch(&mut cache, &mut device, 0, 4);
@@ -285,9 +287,10 @@ fn end_of_the_address_space_is_an_error_and_not_a_wrap() {
     assert_eq!(device.made, 1);
 }
 
-/// A use is a number, and may look like one of another cache: that must not end what nobody uses.
+/// A use is a number, and may equal that of another cache. Its release must not deregister an
+/// unused entry.
 #[test]
-fn use_of_another_cache_ends_nothing_that_is_unused() {
+fn use_of_another_cache_deregisters_no_unused_entry() {
     let (mut mine, mut other) = (cache(8, 1000, true), cache(8, 1000, true));
     let (mut device, mut their_device) = (Device::default(), Device::default());
     touch(&mut mine, &mut device, 0, 4);
@@ -324,7 +327,7 @@ fn geometry_that_cannot_be_is_refused() {
     }
 }
 
-/// Cache lines looked at do not grow with the ranges there are.
+/// The number of cache lines read does not grow with the number of ranges.
 #[test]
 fn look_ups_stay_short_however_many_ranges_there_are() {
     let lines = |count: u64| {
@@ -332,25 +335,25 @@ fn look_ups_stay_short_however_many_ranges_there_are() {
         let mut device = Device::default();
         for at in 0..count {
             touch(&mut cache, &mut device, at * 20, at * 20 + 1 + at % 19);
-            // The list of this device is slow.
+            // Clearing this device's list keeps the test fast.
             device.registered.clear();
         }
         let lines: usize = (0..count).map(|at| cache.index.lines(at * 20 * PAGE)).sum();
         lines as f64 / count as f64
     };
     for count in [10, 1000, 20_000] {
-        assert!(lines(count) < 4.0, "{count} ranges: {} lines looked at", lines(count));
+        assert!(lines(count) < 4.0, "{count} ranges: {} lines read", lines(count));
     }
 }
 
-/// Ranges that have no place where they belong go behind, and are found, and taken out, and leave nothing behind.
+/// Ranges that overflow their bucket are stored in later ones, found, and removed without a trace.
 #[test]
 fn full_buckets_overflow_into_their_neighbours() {
     let slots = vec![Entry::default(); 100];
     let limits = Limits { bytes: u64::MAX / 2, keep: true, page_shift: 12 };
     let mut cache: TestCache = Cache::new(limits, slots, vec![Bucket::default(); 32]).unwrap();
     let mut device = Device::default();
-    // Sixteen in a block: more than twice what a bucket holds.
+    // Sixteen ranges in a block: more than twice the capacity of a bucket.
     let handles: Vec<_> = (0..100).map(|at| touch(&mut cache, &mut device, at, at + 1)).collect();
     for (at, handle) in (0..).zip(&handles) {
         assert_eq!(touch(&mut cache, &mut device, at, at + 1), *handle);
@@ -362,7 +365,7 @@ fn full_buckets_overflow_into_their_neighbours() {
         assert_eq!(touch(&mut cache, &mut device, at, at + 1), handles[at as usize]);
     }
     assert_eq!((cache.flush(&mut device), device.registered.len()), (50, 0));
-    assert_eq!(cache.index.lines(5 * PAGE), 0, "a level of which there is nothing is not looked at");
+    assert_eq!(cache.index.lines(5 * PAGE), 0, "an empty level is not searched");
     touch(&mut cache, &mut device, 5, 6);
     assert_eq!(cache.index.lines(5 * PAGE), 2, "its bucket and the entry");
 }

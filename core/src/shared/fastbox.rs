@@ -1,14 +1,14 @@
-//! The fastbox: a ring of halves of cache lines from one process to one other (paper 4, section 2).
+//! The fastbox: a ring of half cache lines from one process to one other (paper 4, section 2).
 //!
-//! A small message's header and payload share the line that the receiver polls, so its delivery costs one
-//! cache-line hand-over. Beyond the paper's single slot a pair, this is a ring: a burst fits, and larger
-//! messages take several slots. A slot is half a line: of a stream of small messages two come with one hand-over, which
-//! is what they cost between cores that are far apart. Nothing is cleared after reading: a lap number in each stamp tells new from
-//! old, every slot of a packet carries one, and each lap writes every slot. The receiver tells its position
-//! rarely, in its own memory; the sender reads it only when the ring looks full.
+//! Header and payload of a small message share the cache line that the receiver polls, so its delivery costs one
+//! cache-line transfer. The paper has a single slot per pair; this is a ring, so a burst fits, and larger messages
+//! take several slots. A slot is half a line: in a stream of small messages, one line transfer moves two messages,
+//! which matters between distant cores. Nothing is cleared after reading. A lap number in each stamp distinguishes
+//! new from old: every slot of a packet has one, and each lap writes every slot. The receiver reports its position
+//! rarely, in its own memory, and the sender reads that position only when the ring looks full.
 //!
-//! The packet is published by its first stamp, stored last ([`Edge::FastboxPublish`]); the slots are given
-//! back by the position ([`Edge::FastboxAck`]).
+//! The first stamp of a packet publishes it and is stored last ([`Edge::FastboxPublish`]). The position releases the
+//! slots ([`Edge::FastboxAck`]).
 
 mod place;
 
@@ -16,18 +16,18 @@ use crate::sync::{Edge, PayloadWord, Word64};
 use crate::wire::{Envelope, Kind};
 use place::Place;
 
-/// Payload bytes in a packet's first slot.
+/// Payload bytes in the first slot of a packet.
 pub const FIRST_BYTES: usize = 16;
 /// Payload bytes in each further slot.
 pub const MORE_BYTES: usize = 24;
-/// A message of the size that is commonest, and for which the critical path is laid out.
+/// A message of the most common size; the critical path is optimized for it.
 pub type Word = [u8; 8];
-/// Kind code of a further slot's stamp.
+/// Kind code in the stamp of a further slot.
 const CONTINUATION: u64 = 0xff << 8;
-/// Set in the kind code of a packet whose payload lies in one of the sender's cells.
+/// Flag in the kind code of a packet whose payload lies in a cell of the sender.
 const IN_CELL: u64 = 0x80 << 8;
 
-/// One slot of a fastbox: half a cache line. The words are laid out as [`crate::wire`] says.
+/// One slot of a fastbox: half a cache line. [`crate::wire`] defines the layout of its words.
 #[repr(C, align(32))]
 #[derive(Debug)]
 pub struct Slot {
@@ -36,21 +36,21 @@ pub struct Slot {
 }
 
 impl Slot {
-    /// An empty slot (lap 0), for a model or private memory.
+    /// Returns an empty slot (lap 0), for a model or private memory.
     pub fn empty() -> Self {
         Self { stamp: Word64::new(0), body: core::array::from_fn(|_| PayloadWord::new(0)) }
     }
 }
 
-/// A value in a fastbox, or a position, that an honest peer never writes.
+/// A fastbox value or position that violates the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FastboxFault {
-    /// The receiver's position went back or past what was sent.
+    /// The receiver's position went back, or beyond the packets sent.
     #[error("fastbox position {found} is outside {low}..={high}")]
     Position {
-        /// What the peer wrote.
+        /// The position that the peer wrote.
         found: u64,
-        /// The last position it gave.
+        /// The last valid position that the peer wrote.
         low: u64,
         /// The position of the next send.
         high: u64,
@@ -58,65 +58,66 @@ pub enum FastboxFault {
     /// A stamp has an unknown kind.
     #[error("fastbox stamp {0:#x} has an unknown kind")]
     Kind(u64),
-    /// A packet claims more bytes than a fastbox carries.
-    #[error("fastbox packet claims {len} bytes, {most} are possible")]
+    /// A packet claims more bytes than a fastbox can carry.
+    #[error("fastbox packet claims {len} bytes, but the limit is {most}")]
     Length {
-        /// The claim.
+        /// The claimed length.
         len: usize,
-        /// The most that this ring carries.
+        /// The largest payload of this ring.
         most: usize,
     },
 }
 
-/// Slots of a packet of `len` payload bytes.
+/// Returns the number of slots of a packet with `len` payload bytes.
 #[inline(always)]
 const fn slots_for(len: usize) -> usize {
     if len <= FIRST_BYTES { 1 } else { 1 + (len - FIRST_BYTES).div_ceil(MORE_BYTES) }
 }
 
-/// The most payload bytes of a packet in a ring of `slots`: a quarter of it, so that neither lazy positions
-/// nor one large packet starve the small ones.
+/// Returns the largest payload of a packet in a ring of `slots`: a quarter of the ring, so that neither lazily
+/// reported positions nor one large packet block small packets.
 pub const fn max_payload(slots: usize) -> usize {
     FIRST_BYTES + (slots / 4 - 1) * MORE_BYTES
 }
 
-/// After how many slots the receiver tells its position: half of the ring, so that the other half always has room for a
-/// largest packet, and telling costs little a packet.
+/// Returns the number of slots after which the receiver reports its position: half of the ring. The other half always
+/// has space for a largest packet, and the cost of the report per packet is small.
 const fn untold_most(slots: usize) -> usize {
     slots / 2
 }
 
-/// The sending end. Exclusive to one thread at a time.
+/// The sending end. Only one thread at a time may use it.
 #[derive(Debug)]
 pub struct Sender<'a> {
     ack: &'a Word64,
-    /// The next slot to fill; the run is of slots that the receiver is known to have given back.
+    /// The next slot to fill. The run consists of slots that the receiver is known to have released.
     tail: Place<'a>,
-    /// Such slots behind the run: the ring's end is before them.
+    /// Number of released slots after the run; the end of the ring separates them from it.
     beyond: usize,
 }
 
 impl<'a> Sender<'a> {
-    /// A sender at the ring's start. `slots` is a power of two of at least 4, in our own memory; `ack` is in
-    /// the receiver's.
+    /// Returns a sender at the start of the ring. The number of `slots` is a power of two of at least 4. They lie in
+    /// this process's memory; `ack` lies in the receiver's.
     pub fn new(slots: &'a [Slot], ack: &'a Word64) -> Self {
         Self { ack, tail: Place::new(slots, slots.len()), beyond: 0 }
     }
 
-    /// Empties the ring for a new receiver; the one before is gone. The new one learns of it by other means.
+    /// Empties the ring for a new receiver; the former one has failed. The new receiver is informed by other means.
     pub(super) fn clear(&self) {
         self.tail.slots.iter().for_each(|slot| slot.stamp.store_relaxed(0));
     }
 
-    /// The most bytes that [`Sender::push`] takes.
+    /// Returns the largest payload that [`Sender::push`] accepts.
     pub fn max_payload(&self) -> usize {
         max_payload(self.tail.slots.len())
     }
 
-    /// Sends one whole message. False when there is no room now, or it is too large for a fastbox.
+    /// Sends one whole message. Returns `false` if there is no space now, or if the message is too large for a
+    /// fastbox.
     ///
     /// # Errors
-    /// [`FastboxFault::Position`] when the receiver wrote an impossible position.
+    /// [`FastboxFault::Position`] if the receiver wrote an invalid position.
     #[inline(always)]
     pub fn push(&mut self, sequence: u64, envelope: &Envelope, payload: &[u8]) -> Result<bool, FastboxFault> {
         let count = slots_for(payload.len());
@@ -129,7 +130,8 @@ impl<'a> Sender<'a> {
             | (sequence & 0xffff) << 16
             | (payload.len() as u64) << 32
             | u64::from(envelope.context) << 48;
-        // The first line last, and all at once: the receiver polls it, and would take it away in between.
+        // The first line is written last and all at once: the receiver polls it, and would fetch the line between
+        // separate writes.
         let head = if count == 1 { payload } else { self.push_rest(payload) };
         let [tag, body @ ..] = &first.body;
         tag.set(envelope.tag);
@@ -142,8 +144,8 @@ impl<'a> Sender<'a> {
         Ok(true)
     }
 
-    /// As [`Sender::push`] of a whole message of a word, the critical path; false also when that has to look whether there
-    /// is room.
+    /// As [`Sender::push`], for a whole message of one word: the critical path. Also returns `false` if space is
+    /// known only after reading the receiver's position.
     #[inline(always)]
     pub fn push_word(&mut self, sequence: u64, context: u16, tag: u64, word: Word) -> bool {
         let stamp = self.tail.word_stamp(sequence, context);
@@ -155,14 +157,15 @@ impl<'a> Sender<'a> {
         true
     }
 
-    /// Whether there is a slot, as far as is known without a look.
+    /// Returns whether a slot is free, as far as is known without reading the receiver's position.
     #[inline(always)]
     pub fn has_run(&self) -> bool {
         !self.tail.run.as_slice().is_empty()
     }
 
-    /// Sends one packet whose payload lies in this cell of ours, already filled: one slot, whatever its size. `back` is a cell of
-    /// the receiver's that we have read and give back with it. False when there is no room now.
+    /// Sends one packet whose payload lies in `cell` of this process, which is already filled. The packet takes one
+    /// slot, whatever its size. `back` is a cell of the receiver that this process has read and returns with the
+    /// packet. Returns `false` if there is no space now.
     ///
     /// # Errors
     /// As [`Sender::push`].
@@ -177,7 +180,7 @@ impl<'a> Sender<'a> {
         Ok(self.has_room(1)? && self.announce_now(sequence, envelope, cell, back))
     }
 
-    /// As [`Sender::announce`]; false also when that has to look whether there is room.
+    /// As [`Sender::announce`]. Also returns `false` if space is known only after reading the receiver's position.
     #[inline(always)]
     pub fn announce_now(&mut self, sequence: u64, envelope: &Envelope, cell: u32, back: Option<u32>) -> bool {
         let stamp = self.tail.lap()
@@ -189,13 +192,14 @@ impl<'a> Sender<'a> {
         slot.body[0].set(envelope.tag);
         slot.body[1].set(u64::from(cell) | envelope.total << 32);
         slot.body[2].set(back.map_or(0, |cell| u64::from(cell) + 1));
-        // Publishes the cell's payload too: it needs no header, and no entry in the queue. What we read of the cell that goes back
-        // has been read by then.
+        // This store also publishes the payload of the cell, which needs no header and no queue entry. Reads of the
+        // returned cell happen before this store.
         slot.stamp.store_release(stamp, Edge::FastboxPublish);
         true
     }
 
-    /// Fills the further slots of a packet, which its first stamp will publish. Returns the first slot's payload.
+    /// Fills the further slots of a packet, which its first stamp will publish. Returns the payload of the first
+    /// slot.
     #[inline(never)]
     fn push_rest<'p>(&self, payload: &'p [u8]) -> &'p [u8] {
         let (head, rest) = payload.split_at(FIRST_BYTES);
@@ -215,7 +219,7 @@ impl<'a> Sender<'a> {
         head
     }
 
-    /// More slots are filled than the run has.
+    /// Advances past `count` filled slots, which are more than the run has.
     #[cold]
     fn advance(&mut self, count: usize) {
         let room = self.room() - count;
@@ -226,13 +230,13 @@ impl<'a> Sender<'a> {
         self.tail.run.as_slice().len() + self.beyond
     }
 
-    /// Goes on at a slot, from which on there are so many that the receiver has given back.
+    /// Moves to slot `at`. `room` slots from there on are released.
     fn set_room(&mut self, at: usize, room: usize) {
         self.tail.set(at, room);
         self.beyond = room - self.tail.run.as_slice().len();
     }
 
-    /// Whether there is room for so many slots, and the run is not empty.
+    /// Returns whether there is space for `count` slots, and the run is not empty.
     #[inline(always)]
     fn has_room(&mut self, count: usize) -> Result<bool, FastboxFault> {
         if count <= self.tail.run.as_slice().len() && count <= self.tail.slots.len() / 4 {
@@ -244,7 +248,7 @@ impl<'a> Sender<'a> {
     #[inline(never)]
     fn look_for_room(&mut self, count: usize) -> Result<bool, FastboxFault> {
         let slots = self.tail.slots.len();
-        // More than the receiver believes, however empty the ring is.
+        // A packet of this size exceeds the receiver's limit, however empty the ring is.
         if count > slots / 4 {
             return Ok(false);
         }
@@ -263,36 +267,38 @@ impl<'a> Sender<'a> {
     }
 }
 
-/// A packet that the receiver sees and has not taken.
+/// A packet that the receiver has seen but not yet released.
 #[derive(Clone, Copy, Debug)]
 pub struct Packet {
     /// Low half of the sequence number.
     pub sequence: u16,
-    /// Kind, context, tag, size.
+    /// Kind, context, tag and size.
     pub envelope: Envelope,
     /// Payload bytes.
     pub len: usize,
-    /// The sender's cell that holds the payload; `None` when it is in the fastbox itself. Neither this nor the length is
-    /// checked against the sender's pool, which a fastbox does not know.
+    /// The sender's cell that holds the payload; `None` if the payload lies in the fastbox itself. Neither this value
+    /// nor the length is checked against the sender's pool, which a fastbox does not know.
     pub cell: Option<u32>,
 }
 
-/// The receiving end. Exclusive to one thread at a time.
+/// The receiving end. Only one thread at a time may use it.
 #[derive(Debug)]
 pub struct Receiver<'a> {
     ack: &'a Word64,
-    /// Most payload bytes of a packet.
+    /// Largest payload of a packet, in bytes.
     most: usize,
-    /// The next slot to read. The run, never empty, ends where the sender is to be told.
+    /// The next slot to read. The run is never empty; it ends where the position must be reported to the sender.
     head: Place<'a>,
-    /// Slots to be given back behind the run before that: the ring's end is before them, or the run would be too long.
+    /// Slots after the run until the position is reported. They are not in the run because the ring ends before them
+    /// or the run would be too long.
     beyond: usize,
     /// Most slots of a run.
     longest: usize,
 }
 
 impl<'a> Receiver<'a> {
-    /// A receiver at the ring's start. `slots` is in the sender's memory; `ack` is in our own.
+    /// Returns a receiver at the start of the ring. `slots` lies in the sender's memory; `ack` lies in this process's
+    /// memory.
     pub fn new(slots: &'a [Slot], ack: &'a Word64) -> Self {
         Self {
             ack,
@@ -303,7 +309,7 @@ impl<'a> Receiver<'a> {
         }
     }
 
-    /// From now on a run has at most so many slots, at least one: so many words can be taken before
+    /// Limits further runs to `most` slots, at least one. At most this number of words can be taken before
     /// [`Receiver::end_run`].
     pub fn limit_run(&mut self, most: usize) {
         let untold = self.head.run.as_slice().len() + self.beyond;
@@ -311,19 +317,20 @@ impl<'a> Receiver<'a> {
         self.set_untold(self.head.at(), untold);
     }
 
-    /// Goes on at a slot; the sender is told when so many more slots are read.
+    /// Moves to slot `at`. The position is reported after `untold` further slots.
     fn set_untold(&mut self, at: usize, untold: usize) {
         self.head.set(at, untold.min(self.longest));
         self.beyond = untold - self.head.run.as_slice().len();
     }
 
-    /// Begins anew for a new sender; the one before is gone.
+    /// Resets the position for a new sender; the former one has failed.
     pub(super) fn clear(&self) {
         self.ack.store_relaxed(0);
     }
 
-    /// The packet at the head, if there is one, it is this one in its sender's order, and a whole message: the critical
-    /// path, one load and two comparisons. `None` says nothing about what else there may be; [`Receiver::peek`] does.
+    /// Returns the packet at the head if it has this sequence number and is a whole message: the critical path, one
+    /// load and two comparisons. If the result is `None`, another packet may be at the head: [`Receiver::peek`]
+    /// returns it.
     #[inline(always)]
     pub fn due(&self, sequence: u64) -> Option<Packet> {
         let slot = self.head.run.as_slice().first()?;
@@ -336,7 +343,7 @@ impl<'a> Receiver<'a> {
         Some(packet(Kind::Eager, stamp, len, slot))
     }
 
-    /// As [`Receiver::due`], of a packet whose payload lies in a cell.
+    /// As [`Receiver::due`], for a packet whose payload lies in a cell.
     #[inline(always)]
     pub fn due_in_cell(&self, sequence: u64) -> Option<Packet> {
         let slot = self.head.run.as_slice().first()?;
@@ -345,24 +352,25 @@ impl<'a> Receiver<'a> {
         (stamp as u32 == wanted as u32).then(|| in_cell(Kind::Eager, stamp, slot))
     }
 
-    /// The receiver's cell that the packet at the head, which lies in a cell itself, gives back; anybody's word.
+    /// Returns the receiver's cell that the packet at the head returns; that packet lies in a cell itself. The peer
+    /// wrote the value, and it is unchecked.
     #[inline(always)]
     pub fn back(&self) -> Option<u32> {
         let word = self.head.run.as_slice().first()?.body[2].get();
         word.checked_sub(1).map(|cell| cell as u32)
     }
 
-    /// Whether there is anything at the head, one load. Only [`Receiver::peek`] knows what.
+    /// Returns whether any packet is at the head, with one load. [`Receiver::peek`] returns the packet.
     #[inline(always)]
     pub fn has_next(&self) -> bool {
         let stamp = self.head.run.as_slice().first().map(|slot| slot.stamp.load_relaxed());
         stamp.is_some_and(|stamp| stamp & 0xff == self.head.lap())
     }
 
-    /// The packet at the head, if there is one. It stays until [`Receiver::advance`].
+    /// Returns the packet at the head, if there is one. The packet stays until [`Receiver::advance`].
     ///
     /// # Errors
-    /// What an honest sender never writes; every value is read once and checked here.
+    /// A value that violates the protocol. Every value is read once and checked here.
     #[inline(always)]
     pub fn peek(&self) -> Result<Option<Packet>, FastboxFault> {
         let Some(slot) = self.head.run.as_slice().first() else { return Ok(None) };
@@ -382,8 +390,8 @@ impl<'a> Receiver<'a> {
         Ok(Some(packet(kind, stamp, len, slot)))
     }
 
-    /// Copies payload bytes of the packet at the head, from `at`. The caller asks for no more than the packet has;
-    /// beyond its end stands what was sent before, and beyond the largest packet nothing is copied.
+    /// Copies payload bytes of the packet at the head, from `at` on. The caller must not request more than the packet
+    /// has: bytes after its end belong to earlier packets. Beyond the largest packet nothing is copied.
     #[inline(always)]
     pub fn read(&self, at: usize, to: &mut [u8]) {
         let len = to.len();
@@ -400,11 +408,12 @@ impl<'a> Receiver<'a> {
         }
     }
 
-    /// Bytes from the middle of a packet, word by word: for messages that nobody has asked for yet.
+    /// Copies bytes from the middle of a packet, word by word: for unexpected messages.
     #[cold]
     fn read_from(&self, mut at: usize, mut to: &mut [u8]) {
         while !to.is_empty() {
-            // Seen as a run of 24-byte slots, the first slot's payload starts behind the tag, at byte 8.
+            // If the packet is viewed as a sequence of 24-byte slots, the payload of the first slot starts after the
+            // tag, at byte 8.
             let (slot, byte) = ((at + 8) / MORE_BYTES, (at + 8) % MORE_BYTES);
             let word = self.head.further(slot).0.body[byte / 8].get().to_le_bytes();
             let part = &word[byte % 8..];
@@ -430,8 +439,8 @@ impl<'a> Receiver<'a> {
         load_words(&self.head.further(count + 1).0.body, last);
     }
 
-    /// Gives back the slots of the packet at the head, of `len` payload bytes. Returns whether the sender can see it: positions are told once a
-    /// half of the ring.
+    /// Releases the slots of the packet at the head, of `len` payload bytes. Returns whether the position was
+    /// reported to the sender, which happens once per half of the ring.
     #[inline(always)]
     pub fn advance(&mut self, len: usize) -> bool {
         let count = slots_for(len);
@@ -444,9 +453,9 @@ impl<'a> Receiver<'a> {
         }
     }
 
-    /// Takes the packet at the head, if it is this one in its sender's order, a whole message of a word in this context, and
-    /// its tag is wanted: the critical path, one load and one comparison. Returns its tag, the word, and whether
-    /// [`Receiver::end_run`] has to be called next. `None` says nothing about what else there may be.
+    /// Takes the packet at the head if it has this sequence number, is a whole message of one word in this context,
+    /// and its tag is wanted: the critical path, one load and one comparison. Returns the tag, the word, and whether
+    /// [`Receiver::end_run`] must be called next. If the result is `None`, another packet may be at the head.
     #[inline(always)]
     pub fn take_word(
         &mut self,
@@ -471,13 +480,13 @@ impl<'a> Receiver<'a> {
         Some((tag, word, ended))
     }
 
-    /// After [`Receiver::take_word`]: goes to the next run. Returns how many slots the last one had at most, and whether the
-    /// sender was told.
+    /// Starts the next run, after [`Receiver::take_word`]. Returns the largest possible number of slots of the last
+    /// run, and whether the position was reported to the sender.
     pub fn end_run(&mut self) -> (usize, bool) {
         (untold_most(self.head.slots.len()).min(self.longest), self.advance_run(0))
     }
 
-    /// Goes on by so many slots, and to the next run. Returns whether the sender was told.
+    /// Advances by `count` slots and starts the next run. Returns whether the position was reported to the sender.
     #[inline(never)]
     fn advance_run(&mut self, count: usize) -> bool {
         let slots = self.head.slots.len();
@@ -499,14 +508,15 @@ fn packet(kind: Kind, stamp: u64, len: usize, slot: &Slot) -> Packet {
     Packet { sequence: (stamp >> 16) as u16, envelope, len, cell: None }
 }
 
-/// A packet whose payload lies in a cell.
+/// Returns a packet whose payload lies in a cell.
 #[inline(always)]
 fn in_cell(kind: Kind, stamp: u64, slot: &Slot) -> Packet {
     let shape = slot.body[1].get();
     Packet { cell: Some(shape as u32), ..packet(kind, stamp, (shape >> 32) as usize, slot) }
 }
 
-/// Writes bytes as little-endian words, the last one padded with zeros. Eight bytes, the commonest of sizes, have no loop.
+/// Writes bytes as little-endian words, the last one padded with zeros. Eight bytes, the most common size, need no
+/// loop.
 #[inline(always)]
 fn store_words(words: &[PayloadWord], bytes: &[u8]) {
     if let (Ok(only), [word, ..]) = (<[u8; 8]>::try_from(bytes), words) {

@@ -1,4 +1,4 @@
-//! Segment headers, checked offsets and the layout of the two segments.
+//! Segment headers, checked offsets, and the layout of the two segments.
 
 use core::ptr::NonNull;
 
@@ -11,28 +11,28 @@ use super::sleep::SleepWord;
 use crate::sync::{Edge, Word32, Word64};
 use crate::wire::LAYOUT_VERSION;
 
-/// Bytes of a cache line, the unit of hand-over between cores.
+/// Bytes of a cache line, the unit of transfer between cores.
 pub const LINE: usize = 64;
 /// Bytes of the header page that starts each segment.
 pub const HEADER_PAGE: usize = 4096;
 /// First word of every segment: "NEMESIA1" in ASCII, little-endian.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"NEMESIA1");
-/// The most processes of a world; the destination field of a cell has 16 bits.
+/// Most processes of a world. The destination field of a cell has 16 bits.
 pub const MAX_PEERS: u32 = 4096;
 
-/// Two words alone in their cache line, so that their writer disturbs nobody else.
+/// Two words alone in their cache line, to avoid false sharing.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct Line {
     /// A position.
     pub word: Word64,
-    /// Units of credit, where the position is that of a fastbox.
+    /// Units of credit, in the line of a fastbox position.
     pub credit: Word64,
     pad: [Word64; 6],
 }
 
 impl Line {
-    /// A line of a model or of private memory.
+    /// Returns a line for a model or private memory.
     pub fn new(value: u64) -> Self {
         Self {
             word: Word64::new(value),
@@ -42,12 +42,12 @@ impl Line {
     }
 }
 
-/// What a segment is for.
+/// The purpose of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SegmentKind {
-    /// Written by its owner only.
+    /// Only the owner writes it.
     Own,
-    /// Written by everyone.
+    /// Every process writes it.
     Inbox,
 }
 
@@ -73,49 +73,49 @@ pub struct Geometry {
     pub fastbox_slots: u32,
 }
 
-/// Why a geometry or a segment can't be used.
+/// The reason why a geometry or a segment is unusable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LayoutError {
     /// A size is out of its range.
     #[error("{field} is {value}, but must be {must}")]
     Geometry {
-        /// Which size.
+        /// Name of the size.
         field: &'static str,
-        /// What it is.
+        /// Its value.
         value: u64,
-        /// What it must be.
+        /// The allowed range.
         must: &'static str,
     },
     /// The mapping is smaller than the layout needs, or misaligned.
-    #[error("segment has {have} bytes, {want} wanted")]
+    #[error("segment has {have} bytes, but the layout needs {want}")]
     Extent {
         /// Bytes mapped.
         have: u64,
         /// Bytes that the layout needs.
         want: u64,
     },
-    /// The header says something else than we expect.
-    #[error("segment header: {field} is {found:#x}, {expected:#x} expected")]
+    /// A header field differs from the expected value.
+    #[error("segment header: {field} is {found:#x}, but must be {expected:#x}")]
     Header {
-        /// Which field.
+        /// Name of the field.
         field: &'static str,
-        /// What the peer wrote.
+        /// The value that the peer wrote.
         found: u64,
-        /// What we expect.
+        /// The expected value.
         expected: u64,
     },
-    /// The peer was built with another layout.
+    /// The peer uses another layout version.
     #[error(
         "the peer's shared-memory layout is version {found}, ours is {ours}: rebuild both with one nemesia"
     )]
     Version {
-        /// The peer's version.
+        /// The peer's layout version.
         found: u32,
         /// [`LAYOUT_VERSION`].
         ours: u32,
     },
     /// The peer has not completed its header.
-    #[error("segment header is not complete")]
+    #[error("the peer has not completed its segment header")]
     NotReady,
 }
 
@@ -149,12 +149,13 @@ impl Geometry {
         Ok(())
     }
 
-    /// Entries of a receive queue: room for every cell of the world, so that the queue can't overflow.
+    /// Returns the number of entries of a receive queue. The queue has an entry for every cell of
+    /// the world, so it cannot overflow.
     pub const fn queue_entries(&self) -> u32 {
         (self.peers * self.cells).next_power_of_two()
     }
 
-    /// The layout of an own segment.
+    /// Returns the layout of an own segment.
     pub fn own(&self) -> OwnLayout {
         let peers = self.peers as usize;
         let mut at = HEADER_PAGE;
@@ -180,7 +181,7 @@ impl Geometry {
         }
     }
 
-    /// The layout of an inbox segment.
+    /// Returns the layout of an inbox segment.
     pub fn inbox(&self) -> InboxLayout {
         let entries = HEADER_PAGE + 2 * LINE;
         let total = entries + self.queue_entries() as usize * size_of::<Word64>();
@@ -192,18 +193,18 @@ impl Geometry {
         }
     }
 
-    /// Bytes of one return ring, whole lines.
+    /// Returns the bytes of one return ring, in whole lines.
     pub const fn return_bytes(&self) -> usize {
         (self.cells as usize * size_of::<ReturnSlot>()).next_multiple_of(LINE)
     }
 
-    /// Bytes of one fastbox.
+    /// Returns the bytes of one fastbox.
     pub const fn fastbox_bytes(&self) -> usize {
         self.fastbox_slots as usize * size_of::<Slot>()
     }
 
-    /// Bytes of shared memory that each further process of the world adds to each process: its fastbox,
-    /// return ring, lines and queue entries, before any message.
+    /// Returns the bytes of shared memory that each further process of the world adds to each
+    /// process: fastbox, return ring, lines and queue entries, without messages.
     pub const fn bytes_per_peer(&self) -> usize {
         self.fastbox_bytes() + self.return_bytes() + 2 * LINE + self.cells as usize * size_of::<Word64>()
     }
@@ -216,36 +217,37 @@ const fn power_between(value: u32, low: u32, high: u32) -> bool {
 /// Offsets in an own segment, in bytes from its start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OwnLayout {
-    /// One [`Line`] a peer: how far its fastbox to the owner has been read, and its credit.
+    /// One [`Line`] a peer: the read position of its fastbox to the owner, and its credit.
     pub acks: usize,
-    /// One [`ShareLine`] a peer: large messages that both copy.
+    /// One [`ShareLine`] a peer: sender-assisted copies of large messages.
     pub shares: usize,
-    /// One return ring a peer: its cells that the owner has finished with.
+    /// One return ring a peer: the peer's cells that the owner has released.
     pub returns: usize,
-    /// One fastbox a peer: from the owner to it.
+    /// One fastbox a peer: from the owner to the peer.
     pub fastboxes: usize,
-    /// The cells' headers.
+    /// The headers of the cells.
     pub headers: usize,
-    /// The cells' payloads, page-aligned.
+    /// The payloads of the cells, page-aligned.
     pub payload: usize,
-    /// Whole segment, a multiple of 4096.
+    /// Size of the whole segment, a multiple of 4096.
     pub total: usize,
 }
 
 /// Offsets in an inbox segment, in bytes from its start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InboxLayout {
-    /// The tail hint's line.
+    /// The line of the tail hint.
     pub tail: usize,
-    /// The sleep word's line.
+    /// The line of the sleep word.
     pub sleep: usize,
-    /// The receive queue's entries.
+    /// The entries of the receive queue.
     pub entries: usize,
-    /// Whole segment, a multiple of 4096.
+    /// Size of the whole segment, a multiple of 4096.
     pub total: usize,
 }
 
-/// The header that starts each segment. Every field is written once by the owner, then `ready` is released.
+/// The header of each segment. The owner writes every field once and then stores `ready` with
+/// release ordering.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct SegmentHeader {
@@ -283,21 +285,21 @@ const _: () = {
     );
 };
 
-/// Who made a segment, as its header says it.
+/// The identity of a segment, as recorded in its header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity {
-    /// Own or inbox.
+    /// Own or inbox segment.
     pub kind: SegmentKind,
     /// The sizes.
     pub geometry: Geometry,
-    /// The owner's rank.
+    /// Rank of the owner.
     pub rank: u32,
-    /// A number that the owner drew at random, the same in both its segments and in its greeting.
+    /// Random number of the owner. It is the same in both of its segments and in its handshake.
     pub epoch: u64,
 }
 
 impl SegmentHeader {
-    /// An empty header, for a model or private memory.
+    /// Returns an empty header, for a model or private memory.
     pub fn empty() -> Self {
         let word = || Word64::new(0);
         let half = || Word32::new(0);
@@ -332,10 +334,12 @@ impl SegmentHeader {
         self.ready.store_release(1, Edge::SegmentReady);
     }
 
-    /// Reads each field once and compares it with what we expect; nothing in the header is used afterwards.
+    /// Compares each field with the expected value. Each field is read once; nothing in the header
+    /// is used afterwards.
     ///
     /// # Errors
-    /// Which field differs, and how. The version is compared first, since it gives the others their meaning.
+    /// The first field that differs. The version is compared first, because it defines the other
+    /// fields.
     pub fn check(&self, expected: &Identity, total: u64) -> Result<(), LayoutError> {
         if self.ready.load_acquire(Edge::SegmentReady) != 1 {
             return Err(LayoutError::NotReady);
@@ -366,7 +370,7 @@ impl SegmentHeader {
     }
 }
 
-/// A mapped range; the only way from an offset to an address.
+/// A mapped range. Only this type converts an offset to an address.
 #[derive(Clone, Copy, Debug)]
 pub struct Extent {
     base: NonNull<u8>,
@@ -377,7 +381,7 @@ impl Extent {
     /// Describes a mapping of `len` bytes at `base`.
     ///
     /// # Errors
-    /// [`LayoutError::Extent`] when `base` is not aligned to a page or `len` is less than `want` bytes.
+    /// [`LayoutError::Extent`] if `base` is not page-aligned or `len` is less than `want` bytes.
     ///
     /// # Safety
     /// The range stays mapped readable for as long as any address resolved from it is used.
@@ -388,10 +392,11 @@ impl Extent {
         Ok(Self { base, len })
     }
 
-    /// The address of `count` values of `T` at `offset` bytes, checked for overflow, alignment and extent.
+    /// Returns the address of `count` values of `T` at `offset` bytes, checked for overflow,
+    /// alignment and extent.
     ///
     /// # Errors
-    /// [`LayoutError::Extent`] when they do not lie in the mapping, aligned.
+    /// [`LayoutError::Extent`] if the values do not lie in the mapping or are not aligned.
     pub fn resolve<T>(&self, offset: usize, count: usize) -> Result<NonNull<T>, LayoutError> {
         let end = count.checked_mul(size_of::<T>()).and_then(|bytes| bytes.checked_add(offset));
         match end {

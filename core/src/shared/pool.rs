@@ -1,14 +1,17 @@
-//! The cell pool: a process's buffers for messages that a fastbox does not take (paper 4, section 2).
+//! The cell pool: a process's buffers for messages that do not go through a fastbox (paper 4,
+//! section 2).
 //!
-//! Cells live in their owner's segment and only the owner writes them. A filled cell is announced in a fastbox, which
-//! publishes it and says all that there is to say; or it is published by its own
-//! sequence word ([`Edge::CellPublish`]), which also says whom it is for: the cell proves itself, wherever its
-//! number was found. The receiver gives it back through a ring in *its* own segment, one ring an owner
-//! ([`Edge::CellReturn`]), which stands for Nemesis's free queue: one writer, one reader, nothing to wedge; or with the
-//! announcement of a cell of its own, if it answers at once.
+//! Cells lie in their owner's segment, and only the owner writes them. A filled cell is published
+//! in one of two ways. An announcement in a fastbox publishes it and describes it completely. Or
+//! the cell's own sequence word publishes it ([`Edge::CellPublish`]); the word includes the
+//! destination, so the receiver can validate the cell wherever it found the cell's number. The
+//! receiver returns the cell through a ring in *its* own segment, one ring per owner
+//! ([`Edge::CellReturn`]). The ring replaces Nemesis's free queue: it has one writer and one
+//! reader, so no dead process can block it. If the receiver replies at once, the announcement of
+//! its own cell returns the cell instead.
 //!
-//! The owner remembers in private memory to whom each cell went. So a peer can't give back what it does not
-//! hold, and the cells that a dead peer held are simply taken back.
+//! The owner records in private memory which peer holds each cell. A peer therefore cannot return a
+//! cell that it does not hold, and the owner reclaims the cells of a dead peer.
 
 use core::borrow::BorrowMut;
 
@@ -16,7 +19,7 @@ use crate::payload::BorrowedGather;
 use crate::sync::{Edge, Payload, PayloadMut, PayloadWord, Word32, Word64};
 use crate::wire::{Envelope, Kind, SEQUENCE_MASK};
 
-/// A cell's header: one cache line, laid out as [`crate::wire`] says.
+/// The header of a cell: one cache line, whose layout [`crate::wire`] defines.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct CellHeader {
@@ -27,7 +30,7 @@ pub struct CellHeader {
 }
 
 impl CellHeader {
-    /// A cell that was never sent, for a model or private memory.
+    /// Returns the header of a cell that was never sent, for a model or private memory.
     pub fn empty() -> Self {
         let word = || PayloadWord::new(0);
         Self {
@@ -45,48 +48,49 @@ impl CellHeader {
 pub struct ReturnSlot(Word32);
 
 impl ReturnSlot {
-    /// An empty entry (lap 0), for a model or private memory.
+    /// Returns an empty entry (lap 0), for a model or private memory.
     pub fn empty() -> Self {
         Self(Word32::new(0))
     }
 }
 
-/// How the lines of a cell are written.
+/// The store instructions for the lines of a cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Writing {
-    /// As any memory.
+    /// Plain stores.
     Plain,
-    /// The receiver has the lines, as it read them last: [all are taken first](PayloadMut::write_taking).
+    /// Plain stores after a write prefetch of all lines ([`PayloadMut::write_taking`]), because the
+    /// receiver's core holds the lines.
     Taking,
-    /// [Past the caches](PayloadMut::write_past_caches).
+    /// Non-temporal stores ([`PayloadMut::write_past_caches`]).
     PastCaches,
 }
 
-/// When a cell that comes back is taken again.
+/// The reuse order of a returned cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Turn {
-    /// At once: it is likeliest in our cache.
+    /// Next: the cell is probably in this core's cache.
     First,
-    /// After the next one, which has been [made ready](Pool::warm).
+    /// After the next cell, for which a write prefetch was made ([`Pool::warm`]).
     Second,
-    /// After all others: whoever fills cells past the caches wants one that is in no cache any more.
+    /// After all other cells: non-temporal stores are best into a cell that is in no cache.
     Last,
 }
 
-/// What the owner privately knows of one cell.
+/// The owner's private record of one cell.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CellRecord {
-    /// Who holds it, plus one; 0 when it is free.
+    /// The peer that holds the cell, plus one; 0 if the cell is free.
     holder: u32,
     /// The next free cell, plus one; 0 at the end of the list.
     next: u32,
 }
 
-/// A peer gave back a cell that it did not hold.
+/// A peer returned a cell that it did not hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("cell {cell} was given back by a peer that does not hold it")]
+#[error("a peer returned cell {cell}, which it does not hold")]
 pub struct ReturnFault {
-    /// What the peer wrote.
+    /// The cell number that the peer wrote.
     pub cell: u32,
 }
 
@@ -103,8 +107,8 @@ pub struct Pool<'a, R: BorrowMut<[CellRecord]>> {
 }
 
 impl<'a, R: BorrowMut<[CellRecord]>> Pool<'a, R> {
-    /// A pool with every cell free. `None` when there are more headers than records, or less payload than
-    /// `cell_bytes` for each.
+    /// Returns a pool with every cell free. `None` if there are more headers than records, or less
+    /// payload than `cell_bytes` for each.
     pub fn new(
         headers: &'a [CellHeader],
         payload: PayloadMut<'a>,
@@ -124,19 +128,20 @@ impl<'a, R: BorrowMut<[CellRecord]>> Pool<'a, R> {
         Some(Self { headers, payload, cell_bytes, records, first_free, last_free, free: count })
     }
 
-    /// Payload bytes of a cell.
+    /// Returns the payload bytes of a cell.
     #[inline]
     pub fn cell_bytes(&self) -> usize {
         self.cell_bytes
     }
 
-    /// Cells that can be taken now.
+    /// Returns the number of free cells.
     #[inline]
     pub fn free(&self) -> usize {
         self.free
     }
 
-    /// Takes a free cell for `holder`: the one given back last, or as its [`Turn`] says.
+    /// Takes a free cell for `holder`: the most recently returned one, unless its [`Turn`] says
+    /// otherwise.
     #[inline]
     pub fn take(&mut self, holder: u32) -> Option<u32> {
         let cell = self.first_free.checked_sub(1)?;
@@ -147,8 +152,8 @@ impl<'a, R: BorrowMut<[CellRecord]>> Pool<'a, R> {
         Some(cell)
     }
 
-    /// Fills a cell that [`Pool::take`] gave with bytes in two pieces; whoever sends it publishes it. False
-    /// when they do not fit: nothing is done.
+    /// Copies bytes in two pieces into a cell that [`Pool::take`] returned. The caller publishes
+    /// the cell. Returns `false`, without any effect, if the bytes do not fit.
     #[inline(always)]
     #[must_use]
     pub fn fill(&self, cell: u32, [head, body]: [&[u8]; 2], how: Writing) -> bool {
@@ -158,7 +163,7 @@ impl<'a, R: BorrowMut<[CellRecord]>> Pool<'a, R> {
             && self.write(at + head.len(), body, how)
     }
 
-    /// As [`Pool::fill`], with `len` bytes of a list, from `at` on: gathered in the cell itself.
+    /// As [`Pool::fill`], with `len` bytes of a list from `at` on, gathered in the cell itself.
     #[must_use]
     pub fn fill_list(
         &self,
@@ -190,14 +195,15 @@ impl<'a, R: BorrowMut<[CellRecord]>> Pool<'a, R> {
         (cell as usize) < self.headers.len() && len <= self.cell_bytes
     }
 
-    /// The cell that will be taken next.
+    /// Returns the cell that will be taken next.
     #[inline(always)]
     pub fn first(&self) -> Option<u32> {
         self.first_free.checked_sub(1)
     }
 
-    /// Writes to each line of `len` bytes of a free cell, from `at` on, which is a line's beginning: they then belong to this core, and
-    /// whoever fills the cell does not wait for them. False, and nothing is done, if the cell is not free or has fewer.
+    /// Write-prefetches `len` bytes of a free cell from `at` on, by a store to each line; `at` is
+    /// the start of a line. The lines then belong to this core, and filling the cell does not
+    /// stall. Returns `false`, without any effect, if the cell is not free or is too short.
     #[must_use]
     pub fn warm(&self, cell: u32, at: usize, len: usize) -> bool {
         let record = self.records.borrow().get(cell as usize);
@@ -207,7 +213,8 @@ impl<'a, R: BorrowMut<[CellRecord]>> Pool<'a, R> {
             && self.payload.warm(cell as usize * self.cell_bytes + at, len)
     }
 
-    /// Publishes a filled cell of `envelope.total` bytes by its own header: it is then found wherever its number stands.
+    /// Publishes a filled cell of `envelope.total` bytes by its own header. The receiver then
+    /// recognises the cell wherever it finds the cell's number.
     #[inline]
     pub fn publish(&self, cell: u32, holder: u16, sequence: u64, envelope: &Envelope) {
         let Some(header) = self.headers.get(cell as usize) else { return };
@@ -216,10 +223,10 @@ impl<'a, R: BorrowMut<[CellRecord]>> Pool<'a, R> {
         header.publish.store_release(publish_word(holder, sequence), Edge::CellPublish);
     }
 
-    /// Takes back a cell that `holder` says it has finished with, to be taken in this turn.
+    /// Returns to the pool a cell that `holder` has released, for reuse in the order `turn`.
     ///
     /// # Errors
-    /// The cell is not one that `holder` holds; nothing is done.
+    /// `holder` does not hold the cell; nothing was done.
     #[inline]
     pub fn give_back(&mut self, cell: u32, holder: u32, turn: Turn) -> Result<(), ReturnFault> {
         let before = match turn {
@@ -240,15 +247,15 @@ impl<'a, R: BorrowMut<[CellRecord]>> Pool<'a, R> {
         Ok(())
     }
 
-    /// What is known of a cell, if `holder` holds it.
+    /// Returns the record of a cell if `holder` holds it.
     #[inline(always)]
     fn held_by(&mut self, cell: u32, holder: u32) -> Result<&mut CellRecord, ReturnFault> {
         let record = self.records.borrow_mut().get_mut(cell as usize);
         record.filter(|record| record.holder == holder + 1).ok_or(ReturnFault { cell })
     }
 
-    /// Takes from every cell what it said to a peer that is gone: its next process counts from the beginning. None is the
-    /// peer's by now.
+    /// Clears the headers of all cells that were sent to a failed peer, because the sequence
+    /// numbers of its next process start anew. The peer must no longer hold any cell.
     pub(super) fn forget(&self, holder: u32) {
         for header in
             self.headers.iter().filter(|header| header.publish.load_relaxed() as u16 == holder as u16)
@@ -257,11 +264,11 @@ impl<'a, R: BorrowMut<[CellRecord]>> Pool<'a, R> {
         }
     }
 
-    /// Takes back every cell that a dead peer held. Returns how many.
+    /// Reclaims every cell that a dead peer held. Returns their number.
     pub fn reclaim(&mut self, holder: u32) -> usize {
         let before = self.free;
         for cell in 0..self.headers.len() as u32 {
-            // A cell that the peer does not hold is left alone.
+            // `give_back` refuses a cell that the peer does not hold.
             let _ = self.give_back(cell, holder, Turn::First);
         }
         self.free - before
@@ -273,21 +280,21 @@ const fn publish_word(holder: u16, sequence: u64) -> u64 {
     (sequence & SEQUENCE_MASK) << 16 | holder as u64
 }
 
-/// What a cell of a peer is to us.
+/// The state of a peer's cell, for this receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CellState {
-    /// Not for us, or a message that we have had.
+    /// The cell is not for this process, or its message was already received.
     Other,
-    /// For us, but something before it has not come.
+    /// The cell is for this process, but earlier packets have not arrived.
     Early,
-    /// The next packet from its owner.
+    /// The cell holds the next packet from its owner.
     Due {
         /// Kind, context, tag and size of the message.
         envelope: Envelope,
         /// Payload bytes in this cell.
         len: usize,
     },
-    /// The next packet from its owner, but its header is not one that an honest peer writes.
+    /// The cell holds the next packet from its owner, but its header violates the protocol.
     Malformed,
 }
 
@@ -300,12 +307,13 @@ pub struct PeerPool<'a> {
 }
 
 impl<'a> PeerPool<'a> {
-    /// A view of a peer's cells.
+    /// Returns a view of a peer's cells.
     pub const fn new(headers: &'a [CellHeader], payload: Payload<'a>, cell_bytes: usize) -> Self {
         Self { headers, payload, cell_bytes }
     }
 
-    /// Looks at a cell: is it for `me`, and is it packet `expected`? Every word is read once.
+    /// Inspects a cell: whether it is for `me`, and whether it holds packet `expected`. Every word
+    /// is read once.
     #[inline]
     pub fn inspect(&self, cell: u32, me: u16, expected: u64) -> CellState {
         let Some(header) = self.headers.get(cell as usize) else { return CellState::Other };
@@ -313,7 +321,7 @@ impl<'a> PeerPool<'a> {
         if word as u16 != me {
             return CellState::Other;
         }
-        // Distance on the circle of 48-bit numbers: the far half is the past.
+        // The distance between 48-bit numbers modulo 2^48; the upper half is the past.
         match ((word >> 16).wrapping_sub(expected)) & SEQUENCE_MASK {
             0 => self.due(header),
             ahead if ahead <= SEQUENCE_MASK / 2 && word >> 16 != 0 => CellState::Early,
@@ -334,27 +342,30 @@ impl<'a> PeerPool<'a> {
         CellState::Due { envelope, len }
     }
 
-    /// The cell that holds packet `expected` for `me`, wherever it is: what makes the receive queue a hint.
+    /// Returns the cell that holds packet `expected` for `me`, by scanning all cells. Because of
+    /// this function, entries of the receive queue are only hints.
     pub fn find(&self, me: u16, expected: u64) -> Option<u32> {
         (0..self.headers.len() as u32).find(|&cell| {
             matches!(self.inspect(cell, me, expected), CellState::Due { .. } | CellState::Malformed)
         })
     }
 
-    /// Whether a cell of this number can hold so many bytes: for the word of a peer that says it does.
+    /// Returns whether `cell` exists and can hold `len` bytes. Checks the values that a peer has
+    /// announced.
     #[inline]
     pub fn holds(&self, cell: u32, len: usize) -> bool {
         (cell as usize) < self.headers.len() && len <= self.cell_bytes
     }
 
-    /// Copies payload bytes of a cell out, from `at`. False when they are not all in the cell.
+    /// Copies payload bytes out of a cell, from `at` on. Returns `false` if they do not all lie in
+    /// the cell.
     #[inline]
     #[must_use]
     pub fn read(&self, cell: u32, at: usize, to: &mut [u8]) -> bool {
         at + to.len() <= self.cell_bytes && self.payload.read(cell as usize * self.cell_bytes + at, to)
     }
 
-    /// As [`PeerPool::read`], past the caches.
+    /// As [`PeerPool::read`], with non-temporal stores.
     #[inline]
     #[must_use]
     pub fn read_past_caches(&self, cell: u32, at: usize, to: &mut [u8]) -> bool {
@@ -363,8 +374,8 @@ impl<'a> PeerPool<'a> {
     }
 }
 
-/// The receiver's end of a return ring, in the receiver's memory. It can't overflow: the owner has at most as
-/// many cells as the ring has slots, and a cell is given back once.
+/// The receiver's end of a return ring, in the receiver's memory. The ring cannot overflow: the
+/// owner has at most as many cells as the ring has slots, and each cell is returned once.
 #[derive(Debug)]
 pub struct ReturnSender<'a> {
     slots: &'a [ReturnSlot],
@@ -378,8 +389,8 @@ pub struct ReturnReceiver<'a> {
     head: u32,
 }
 
-/// Lap of a position, in the slot's upper half. Lap 0 (an empty slot) comes round again after 65,535 laps, when
-/// each slot holds the lap before.
+/// Returns the lap of a position, in the upper half of a slot. Lap 0 (an empty slot) recurs after
+/// 65,535 laps; each slot then holds the preceding lap.
 #[inline]
 fn return_lap(slots: &[ReturnSlot], position: u32) -> u32 {
     ((position >> slots.len().trailing_zeros()).wrapping_add(1)) << 16
@@ -391,17 +402,18 @@ fn return_slot(slots: &[ReturnSlot], position: u32) -> &ReturnSlot {
 }
 
 impl<'a> ReturnSender<'a> {
-    /// An empty ring; the number of slots is a power of two, at most 65,536.
+    /// Returns the sending end of an empty ring. The number of slots is a power of two, at most
+    /// 65,536.
     pub const fn new(slots: &'a [ReturnSlot]) -> Self {
         Self { slots, tail: 0 }
     }
 
-    /// Empties the ring for a new owner of the cells; the one before is gone.
+    /// Empties the ring for a new owner of the cells; the former owner has failed.
     pub(super) fn clear(&self) {
         self.slots.iter().for_each(|slot| slot.0.store_relaxed(0));
     }
 
-    /// Gives a cell back; its payload is not read any more.
+    /// Returns a cell, whose payload must not be read afterwards.
     #[inline]
     pub fn push(&mut self, cell: u32) {
         let value = return_lap(self.slots, self.tail) | (cell & 0xffff);
@@ -411,12 +423,14 @@ impl<'a> ReturnSender<'a> {
 }
 
 impl<'a> ReturnReceiver<'a> {
-    /// An empty ring; the number of slots is a power of two, at most 65,536.
+    /// Returns the receiving end of an empty ring. The number of slots is a power of two, at most
+    /// 65,536.
     pub const fn new(slots: &'a [ReturnSlot]) -> Self {
         Self { slots, head: 0 }
     }
 
-    /// The next cell given back. The value is the peer's word: [`Pool::give_back`] checks it.
+    /// Takes the number of the next returned cell. The peer wrote the number; [`Pool::give_back`]
+    /// checks it.
     #[inline]
     pub fn pop(&mut self) -> Option<u32> {
         let value = return_slot(self.slots, self.head).0.load_acquire(Edge::CellReturn);

@@ -1,13 +1,14 @@
-//! The shared-memory message port: fastbox, cell queue and pool put together (paper 4, section 2).
+//! The shared-memory message port, built from fastbox, cell queue and pool (paper 4, section 2).
 //!
-//! A packet goes into the fastbox if it is small and there is room, else into a cell. A cell is announced in the fastbox
-//! too, or through the receive queue: among many peers, or when the fastbox is full. Both paths share one sequence number a pair, and the receiver takes packets in that order: what is visible
-//! on one path too early waits for what is still on the other.
+//! A packet goes into the fastbox if it is small and there is space, else into a cell. The fastbox also announces the
+//! cell; if there are many peers or the fastbox is full, the receive queue does. Both paths share one sequence number
+//! per pair, and the receiver takes packets in that order. A packet that is visible too early on one path waits for
+//! the packets on the other.
 //!
-//! Polling looks at the fastboxes of a few *hot* peers (those that sent lately or that a receive waits for),
-//! at the queue, and at one other peer in turn, so idle peers cost nearly nothing. From time to time, and
-//! whenever the queue contradicts itself, a peer's cells are swept for the packet that is due: the queue is a
-//! hint, the cells are the truth.
+//! A poll checks the fastboxes of a few *hot* peers (those that sent lately or for which a receive waits), the queue,
+//! and one other peer in rotation. Idle peers therefore cost almost nothing. Occasionally, and whenever the queue is
+//! inconsistent, the port scans a peer's cells for the next packet: the queue is only a hint, and the cells are
+//! authoritative.
 
 mod cells;
 mod filling;
@@ -37,27 +38,27 @@ use crate::sync::spin_hint;
 use crate::wire::Envelope;
 use wake::news;
 
-/// Most peers whose fastboxes are looked at in every poll.
+/// Most peers whose fastboxes every poll checks.
 pub const HOT: usize = 8;
-/// Packets of one peer before the other fastboxes, the queue and the peers that are not hot have their turn, as long as
-/// nobody else was ready when it began.
+/// Packets of one peer in a row until the other fastboxes, the queue and the other peers are polled, if no other peer
+/// was ready when the burst began.
 const BURST: u32 = 128;
-/// The same when somebody else was.
+/// As `BURST`, if another peer was ready.
 const SHARED_BURST: u32 = 16;
-/// Queue entries looked at in one poll before it gives up until the next.
+/// Most queue entries that one poll checks.
 const ENTRIES_A_POLL: usize = 64;
-/// Packets found by sweeping alone after which the inbox counts as damaged, and every idle poll sweeps.
+/// Packets found only by scanning after which the inbox counts as corrupt; every idle poll then scans.
 const LOST: u32 = 64;
-/// Polls without a packet after which one peer's cells are swept.
+/// Polls without a packet after which the cells of one peer are scanned.
 const IDLE_SWEEP: u32 = 1024;
 
-/// Cells for each process of the world that a pool must have for its owner to be owed some.
+/// Cells per process of the world that a pool must have for its port to defer releases.
 const OWED_OF: usize = 2;
 
-/// Largest payload in two pieces, or of a list, that goes through a fastbox: it is put together on the stack.
+/// Largest payload in two pieces, or of a list, that goes through a fastbox. It is assembled on the stack.
 const SMALL: usize = 1024;
 
-/// Where an arrived packet is.
+/// The location of a received packet.
 #[derive(Clone, Copy, Debug)]
 pub enum Place {
     /// At the head of its sender's fastbox.
@@ -68,7 +69,7 @@ pub enum Place {
     Announced(u32),
 }
 
-/// The port. `L` lends one link a rank (ours stays `None`), `R` the pool's records.
+/// The port. `L` lends one link per rank (that of this process stays `None`), `R` the records of the pool.
 #[derive(Debug)]
 pub struct ShmPort<'a, H, L, R>
 where
@@ -81,13 +82,13 @@ where
     pool: Pool<'a, R>,
     fillings: Fillings,
     warming: Warming,
-    /// Cells in every peer's pool, as the world agreed.
+    /// Number of cells in every peer's pool, as the world agreed.
     cells: u32,
-    /// Whether there are several peers, and a slow one must leave cells to the others.
+    /// Whether there are several peers, so that a slow peer must leave cells for the others.
     shared: bool,
     inbox: Consumer<'a>,
     inbox_damaged: bool,
-    /// Some peer sleeps on although it was sent something, as far as we know.
+    /// Whether some peer probably sleeps although messages were sent to it.
     counted: bool,
     lost: u32,
     host: H,
@@ -95,17 +96,18 @@ where
     hot_count: usize,
     turn: usize,
     burst: u32,
-    /// Somebody else was ready when the burst began, which is short then.
+    /// Whether another peer was ready when the burst began; the burst is then short.
     crowded: bool,
-    /// Who comes first when the next burst is over: the queue, or the peers that are not hot.
+    /// Whether the cold peers come first after the next burst, before the queue.
     cold_first: bool,
     cold: PeerId,
     idle: u32,
     swept: PeerId,
-    /// A cell that we have read and will give back with the next announcement to its owner, if that is the next thing to
-    /// happen: in a ping-pong both sides then use one cell each, which stays in their caches, and no other line.
+    /// A cell that was read and whose release is deferred: the next announcement to its owner returns it, if that
+    /// announcement is the next event. In a ping-pong both sides then use one cell each, which stays in their caches,
+    /// and touch no other line.
     owed: Option<(PeerId, u32)>,
-    /// Whether there are so many cells that nobody lacks those that are owed to it.
+    /// Whether the pools are large enough for deferred releases.
     owes: bool,
 }
 
@@ -115,7 +117,7 @@ where
     L: BorrowMut<[Option<Link<'a>>]>,
     R: BorrowMut<[CellRecord]>,
 {
-    /// A port with these links; `cells` is the number of cells in each process's pool, a power of two.
+    /// Returns a port with these links. `cells` is the number of cells in each process's pool, a power of two.
     pub fn new(
         config: PortConfig,
         links: L,
@@ -156,22 +158,23 @@ where
         port
     }
 
-    /// The operating system, for its owner.
+    /// Returns the operating system interface for its owner.
     pub fn host_mut(&mut self) -> &mut H {
         &mut self.host
     }
 
-    /// Whether our inbox held what no honest peer writes. Messages then still come, by sweeping.
+    /// Returns whether the inbox held values that violate the protocol. Messages then still arrive, found by
+    /// scanning.
     pub fn inbox_damaged(&self) -> bool {
         self.inbox_damaged
     }
 
-    /// Cells of ours that can be filled now, without asking the peers for those they gave back.
+    /// Returns the number of cells that can be filled now, without collecting those that peers have returned.
     pub fn free_cells(&self) -> usize {
         self.pool.free()
     }
 
-    /// Makes the coming polls sweep every peer's cells: after a sleep that nobody ended.
+    /// Makes the coming polls scan every peer's cells: after a sleep that no waker ended.
     pub fn sweep_all(&mut self) {
         for link in self.links.borrow_mut().iter_mut().flatten() {
             link.traffic.sweep = true;
@@ -187,7 +190,7 @@ where
         self.links.borrow_mut().get_mut(peer as usize)?.as_mut()
     }
 
-    /// Looks at this peer in every poll from now on.
+    /// Makes the peer hot: every poll checks it from now on.
     fn heat(&mut self, peer: PeerId) {
         if self.link(peer).is_none() || self.hot[..self.hot_count].contains(&peer) {
             return;
@@ -196,14 +199,14 @@ where
             self.hot[self.hot_count] = peer;
             self.hot_count += 1;
         } else {
-            // The one after the current turn was polled longest ago.
+            // The peer after the current one was polled longest ago.
             let victim = (self.turn + 1) % HOT;
             self.hot[victim] = peer;
         }
         self.limit_run(peer);
     }
 
-    /// Whoever takes words, which are counted when a run of them ends, takes no more than a burst.
+    /// Limits the run of a peer to a burst. Words are counted only when their run ends.
     fn limit_run(&mut self, peer: PeerId) {
         let most = if self.crowded { SHARED_BURST } else { BURST };
         if let Some(link) = self.link(peer) {
@@ -212,7 +215,7 @@ where
     }
 }
 
-/// Both pieces, which fit, in one.
+/// Copies both pieces, which must fit, into one buffer.
 #[inline]
 fn joined<'a>(whole: &'a mut [u8], head: &[u8], body: &[u8]) -> &'a [u8] {
     let len = head.len() + body.len();
@@ -284,7 +287,7 @@ where
         head: &[u8],
         body: &[u8],
     ) -> Result<bool, PeerFault> {
-        // A fastbox takes words.
+        // A fastbox needs the payload in whole words.
         match head.len() + body.len() {
             0..=64 => self.send(peer, envelope, joined(&mut [0; 64], head, body)),
             len if len <= SMALL.min(self.config.fastbox_limit) => {
@@ -356,7 +359,7 @@ where
         }
         self.burst = burst;
         link.traffic.expected += 1;
-        // The sender may sleep until there is room.
+        // The sender may sleep until there is space.
         if link.ends.inbound.advance(packet.len) {
             self.wake(peer, News::Other);
         }
@@ -399,7 +402,7 @@ where
         let Some(link) = self.link(peer) else { return };
         let (count, told) = link.ends.inbound.end_run();
         self.burst = self.burst.saturating_sub(count as u32);
-        // The sender may sleep until there is room.
+        // The sender may sleep until there is space.
         if told {
             self.wake(peer, News::Other);
         }
@@ -418,7 +421,7 @@ where
             Place::Fastbox => link.ends.inbound.read(at, to),
             Place::Cell(cell) | Place::Announced(cell) => {
                 let inside = link.ends.cells.read(*cell, at, to);
-                debug_assert!(inside, "the packet's size was checked when it was polled");
+                debug_assert!(inside, "the poll checked the packet's size");
             }
         }
     }
@@ -432,7 +435,7 @@ where
             Place::Fastbox => link.ends.inbound.read(at, to),
             Place::Cell(cell) | Place::Announced(cell) => {
                 let inside = link.ends.cells.read_past_caches(*cell, at, to);
-                debug_assert!(inside, "the packet's size was checked when it was polled");
+                debug_assert!(inside, "the poll checked the packet's size");
             }
         }
     }
@@ -456,7 +459,7 @@ where
                 tell
             }
         };
-        // The sender may sleep until there is room.
+        // The sender may sleep until there is space.
         if tell {
             self.wake(arrival.peer, News::Other);
         }
@@ -471,7 +474,7 @@ where
 
     fn grant(&mut self, peer: PeerId, units: u64) {
         let Some(link) = self.link(peer) else { return };
-        // A number by itself: nothing else is read because of it.
+        // No other data depends on this number, so it needs no ordering.
         link.ends.grant.store_relaxed(units);
         self.wake(peer, News::Other);
     }
@@ -527,7 +530,7 @@ where
     fn end_part(&mut self, peer: PeerId, part: Part, written: bool) {
         if let Some(link) = self.link(peer) {
             link.ends.help.finish(part, written);
-            // It may sleep until we have left.
+            // The receiver may sleep until this process has left the share.
             self.wake(peer, News::Other);
         }
     }

@@ -1,33 +1,34 @@
-//! Single-producer, single-consumer rings: bytes, and records on top of them.
+//! Single-producer, single-consumer rings: byte rings, and record rings on top of them.
 //!
-//! [`ByteWriter`] and [`ByteReader`] are the FIFO byte pipe that the RDMA Channel of paper 1 asks for: a
-//! non-blocking put or get moves what fits and says how much. [`RecordWriter`] and [`RecordReader`] keep
-//! message boundaries: each record is one length word and its bytes, and becomes visible whole.
+//! [`ByteWriter`] and [`ByteReader`] are the FIFO byte pipe of paper 1's RDMA Channel: a
+//! non-blocking put or get moves the bytes that fit and returns their number. [`RecordWriter`] and
+//! [`RecordReader`] keep message boundaries: each record is a length word and its bytes, and
+//! becomes visible as a whole.
 //!
-//! Positions count bytes since the start and never wrap in 64 bits. Each side keeps the other's last position
-//! and reads it again only when the ring looks full or empty (paper 4's shadow head).
+//! Positions count bytes since the start and never wrap in 64 bits. Each side caches the other's
+//! last position and reads it again only when the ring looks full or empty (paper 4's shadow head).
 
 use crate::sync::{Edge, PayloadMut, Word64};
 
-/// A position that an honest peer never writes, or a record that does not lie in the ring.
+/// A position or record length that violates the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RingFault {
-    /// The other side's position is impossible.
+    /// The other side's position is out of range.
     #[error("ring position {found} is outside {low}..={high}")]
     Position {
-        /// What it wrote.
+        /// The position that the other side wrote.
         found: u64,
-        /// The least that it may be.
+        /// The smallest valid position.
         low: u64,
-        /// The most that it may be.
+        /// The largest valid position.
         high: u64,
     },
-    /// A record's length does not fit into what was published.
+    /// A record's length exceeds the published bytes.
     #[error("ring record claims {claimed} bytes, {published} are published")]
     Record {
-        /// The claim.
+        /// The length that the record claims.
         claimed: u64,
-        /// What is there.
+        /// The number of published bytes.
         published: u64,
     },
 }
@@ -41,7 +42,8 @@ pub struct Ring<'a> {
 }
 
 impl<'a> Ring<'a> {
-    /// A ring over zeroed positions. `None` unless the size is a power of two of at least 8 bytes.
+    /// Returns a ring over zeroed positions. `None` unless the size is a power of two of at least 8
+    /// bytes.
     pub fn new(bytes: PayloadMut<'a>, written: &'a Word64, read: &'a Word64) -> Option<Self> {
         let size = bytes.len();
         (size.is_power_of_two() && size >= 8).then_some(Self { bytes, written, read })
@@ -51,7 +53,7 @@ impl<'a> Ring<'a> {
         self.bytes.len() as u64
     }
 
-    /// Splits `len` bytes at `position` into the part before the ring's end and the part after.
+    /// Splits `len` bytes at `position` into the part before the ring's end and the part after it.
     fn split(&self, position: u64, len: usize) -> (usize, usize) {
         let at = (position & (self.size() - 1)) as usize;
         (at, len.min(self.bytes.len() - at))
@@ -59,7 +61,8 @@ impl<'a> Ring<'a> {
 
     fn put(&self, position: u64, from: &[u8]) {
         let (at, first) = self.split(position, from.len());
-        // Cannot fail: `at + first` is at most the size, and callers never pass more than the size.
+        // This cannot fail: `at + first` is at most the size, and callers never pass more than the
+        // size.
         let fits = self.bytes.write(at, &from[..first]) && self.bytes.write(0, &from[first..]);
         debug_assert!(fits);
     }
@@ -81,15 +84,16 @@ pub struct ByteWriter<'a> {
 }
 
 impl<'a> ByteWriter<'a> {
-    /// A writer at the start.
+    /// Returns a writer at the start of the ring.
     pub const fn new(ring: Ring<'a>) -> Self {
         Self { ring, written: 0, read: 0 }
     }
 
-    /// Bytes that fit now; looks at the reader's position only if `want` do not fit by what is known.
+    /// Returns the number of bytes that fit now. The reader's position is read only if `want` bytes
+    /// do not fit by its cached value.
     ///
     /// # Errors
-    /// The reader wrote an impossible position.
+    /// The reader wrote an invalid position.
     pub fn room(&mut self, want: usize) -> Result<usize, RingFault> {
         let size = self.ring.size();
         if size - (self.written - self.read) < want as u64 {
@@ -102,7 +106,7 @@ impl<'a> ByteWriter<'a> {
         Ok((size - (self.written - self.read)) as usize)
     }
 
-    /// Appends as many of the bytes as fit and returns how many; 0 is normal when the ring is full.
+    /// Appends as many of the bytes as fit and returns their number; 0 if the ring is full.
     ///
     /// # Errors
     /// As [`ByteWriter::room`].
@@ -153,15 +157,16 @@ pub struct ByteReader<'a> {
 }
 
 impl<'a> ByteReader<'a> {
-    /// A reader at the start.
+    /// Returns a reader at the start of the ring.
     pub const fn new(ring: Ring<'a>) -> Self {
         Self { ring, read: 0, written: 0 }
     }
 
-    /// Bytes that can be read now; looks at the writer's position only if fewer than `want` are known.
+    /// Returns the number of readable bytes. The writer's position is read only if its cached value
+    /// shows fewer than `want` bytes.
     ///
     /// # Errors
-    /// The writer wrote an impossible position.
+    /// The writer wrote an invalid position.
     pub fn available(&mut self, want: usize) -> Result<usize, RingFault> {
         if self.written - self.read < want as u64 {
             let found = self.ring.written.load_acquire(Edge::RingPublish);
@@ -174,7 +179,7 @@ impl<'a> ByteReader<'a> {
         Ok((self.written - self.read) as usize)
     }
 
-    /// Takes up to `to.len()` bytes and returns how many; 0 is normal when the ring is empty.
+    /// Reads up to `to.len()` bytes and returns their number; 0 if the ring is empty.
     ///
     /// # Errors
     /// As [`ByteReader::available`].
@@ -223,20 +228,21 @@ const LENGTH: usize = 4;
 pub struct RecordWriter<'a>(ByteWriter<'a>);
 
 impl<'a> RecordWriter<'a> {
-    /// A writer at the start.
+    /// Returns a writer at the start of the ring.
     pub const fn new(ring: Ring<'a>) -> Self {
         Self(ByteWriter::new(ring))
     }
 
-    /// The largest record that the ring ever takes, in bytes.
+    /// Returns the largest record that the ring can hold, in bytes.
     pub fn max_record(&self) -> usize {
         (self.0.ring.bytes.len() - LENGTH).min(u32::MAX as usize)
     }
 
-    /// Appends a whole record; false when it does not fit now (or ever: see [`RecordWriter::max_record`]).
+    /// Appends a whole record. Returns `false` if it does not fit now (or never does: see
+    /// [`RecordWriter::max_record`]).
     ///
     /// # Errors
-    /// The reader wrote an impossible position.
+    /// The reader wrote an invalid position.
     pub fn push(&mut self, record: &[u8]) -> Result<bool, RingFault> {
         if record.len() > self.max_record() {
             return Ok(false);
@@ -258,16 +264,16 @@ impl<'a> RecordWriter<'a> {
 pub struct RecordReader<'a>(ByteReader<'a>);
 
 impl<'a> RecordReader<'a> {
-    /// A reader at the start.
+    /// Returns a reader at the start of the ring.
     pub const fn new(ring: Ring<'a>) -> Self {
         Self(ByteReader::new(ring))
     }
 
-    /// Takes the next record: copies as much as `to` holds and returns the record's whole length, or `None`
-    /// when there is none.
+    /// Takes the next record. Copies as much as `to` holds and returns the whole length of the
+    /// record; `None` if there is no record.
     ///
     /// # Errors
-    /// The writer wrote an impossible position, or a length beyond what it published.
+    /// The writer wrote an invalid position, or a length beyond the published bytes.
     pub fn pop(&mut self, to: &mut [u8]) -> Result<Option<usize>, RingFault> {
         let reader = &mut self.0;
         let published = reader.available(LENGTH)?;

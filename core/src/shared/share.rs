@@ -1,39 +1,43 @@
-//! One large message copied by both sides at once: the receiver reads the sender's memory from the front, and the sender, if it
-//! has nothing else to do, writes the receiver's from the back, until they meet. Two cores then copy, each from or to its own
-//! cache. Neither waits for the other to begin: a sender that is busy with its own work just never joins.
+//! The sender-assisted copy: both processes copy one large message at once. The receiver reads the
+//! sender's memory from the front. An otherwise idle sender writes the receiver's memory from the
+//! back, until the two meet. Two cores then copy, each from or to its own cache. Neither side waits
+//! for the other to begin: a busy sender never joins.
 //!
-//! Each process has one line for each peer in its own segment, which only it writes: the upper part for the message that it
-//! receives from that peer, the lower for the one that it helps to send to it.
+//! Each process has one line for each peer in its own segment, which only this process writes. The
+//! upper part concerns the message that it receives from that peer, the lower part the message that
+//! it helps to send to that peer.
 //!
-//! A side claims a piece by publishing how far it will have come, and then looks how far the other has ([`Edge::ShareClaim`]: a
-//! fence between the two on each side, so that both can't miss). The sender gives way: on a conflict it withdraws and
-//! leaves. The receiver stops at what the sender has claimed, closes the share, and, if the sender is copying a part, waits until
-//! it has left; what the sender did not write in the end is the receiver's again. So no byte is written twice, and
-//! none after the receiver has gone on.
+//! Each side claims a piece by publishing its next position, and then reads the position of the
+//! other ([`Edge::ShareClaim`]: a fence between the two on each side, so that at least one sees the
+//! other). On a conflict the sender withdraws its claim and leaves. The receiver stops at the
+//! sender's claim and closes the share. If the sender is copying a part, the receiver waits until
+//! the sender has left, and then copies the bytes that the sender did not write. So no byte is
+//! written twice, and the sender writes nothing after the receiver has continued.
 
 use crate::port::{Part, Share, Turn};
 use crate::sync::{Edge, Word64, helper_fence, receiver_fence};
 
-/// What a process tells a peer about the copies that they share.
+/// The state of sender-assisted copies that a process publishes for one peer.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct ShareLine {
-    /// As receiver: number of the share, doubled; odd when it is closed.
+    /// As receiver: number of the share, doubled; odd if the share is closed.
     state: Word64,
-    /// The sender's request, address of the receiver's buffer, end of what is to be copied, end of what is claimed.
+    /// The sender's request, the address of the receiver's buffer, the end of the bytes to copy,
+    /// and the end of the receiver's claim.
     request: Word64,
     address: Word64,
     end: Word64,
     front: Word64,
-    /// As sender: number of the share that it has joined, doubled; odd when it is not copying.
+    /// As sender: number of the share that it has joined, doubled; odd while it is not copying.
     joined: Word64,
-    /// Start of what it has claimed, and of what it has written.
+    /// Start of the sender's claim, and start of the bytes that it has written.
     back: Word64,
     written: Word64,
 }
 
 impl ShareLine {
-    /// No share yet, for a model or private memory.
+    /// Returns a line without a share, for a model or private memory.
     pub fn empty() -> Self {
         let word = || Word64::new(0);
         Self {
@@ -49,17 +53,19 @@ impl ShareLine {
     }
 }
 
-/// How much is claimed at once: a quarter of what is left, so that the pieces get smaller towards the end, within these bounds. A
-/// claim costs two cache misses and a system call, and at the end one side may wait for the other's last piece.
+/// The size of one claim: a quarter of the remaining bytes, within these bounds, so that pieces
+/// shrink towards the end. A claim costs two cache misses and a system call. At the end, one side
+/// may wait for the other's last piece.
 ///
-/// Each side has its own: neither needs to know the other's, and what a peer chooses for itself only makes it slower.
+/// Each side has its own bounds and need not know the other's. A peer's choice can only make its
+/// own copy slower.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pieces {
     least: u64,
     most: u64,
 }
 
-/// Pieces are multiples of this, but the last one.
+/// Pieces are multiples of this size, except the last.
 #[cfg(not(any(nemesia_loom, test)))]
 const MULTIPLE: u64 = 4096;
 #[cfg(all(test, not(nemesia_loom)))]
@@ -68,13 +74,14 @@ const MULTIPLE: u64 = 64;
 const MULTIPLE: u64 = 1;
 
 impl Pieces {
-    /// Pieces of at least and at most so many bytes. The least is no less than a byte, and the most no less than the least.
+    /// Returns bounds for pieces. `least` is raised to at least one byte, and `most` to at least
+    /// `least`.
     pub const fn new(least: u64, most: u64) -> Self {
         let least = if least == 0 { 1 } else { least };
         Self { least, most: if most < least { least } else { most } }
     }
 
-    /// The most bytes of a piece.
+    /// Returns the most bytes of a piece.
     pub const fn most(self) -> u64 {
         self.most
     }
@@ -97,17 +104,17 @@ impl Default for Pieces {
     }
 }
 
-/// The receiver's end. Exclusive to one thread at a time.
+/// The receiver's end. Only one thread at a time may use it.
 #[derive(Debug)]
 pub struct Receiver<'a> {
-    /// Ours.
+    /// This process's line.
     line: &'a ShareLine,
-    /// The sender's.
+    /// The sender's line.
     peer: &'a ShareLine,
     number: u64,
-    /// Given out to be copied up to here.
+    /// End of the bytes that were assigned to the receiver.
     front: u64,
-    /// Claimed by the sender from here on, as far as we know.
+    /// Start of the sender's claim, as last read.
     back: u64,
     end: u64,
     open: bool,
@@ -115,13 +122,14 @@ pub struct Receiver<'a> {
 }
 
 impl<'a> Receiver<'a> {
-    /// No share is open. `line` is in our own segment, `peer` in the sender's.
+    /// Returns an end without an open share. `line` lies in this process's segment, `peer` in the
+    /// sender's.
     pub const fn new(line: &'a ShareLine, peer: &'a ShareLine) -> Self {
         let pieces = Pieces::new(1, 1);
         Self { line, peer, number: 0, front: 0, back: 0, end: 0, open: false, pieces }
     }
 
-    /// Empties our line for a new process at the other end; the one before is gone.
+    /// Empties this process's line for a new process at the other end; the former one has failed.
     pub(super) fn clear(&self) {
         let ShareLine { state, request, address, end, front, joined, back, written } = self.line;
         for word in [state, request, address, end, front, joined, back, written] {
@@ -129,7 +137,8 @@ impl<'a> Receiver<'a> {
         }
     }
 
-    /// Opens a share, of which we copy such pieces. The one before is done.
+    /// Opens a share, of which the receiver copies pieces within `pieces`. The preceding share must
+    /// be complete.
     pub fn open(&mut self, share: &Share, pieces: Pieces) {
         self.number += 1;
         self.pieces = pieces;
@@ -141,13 +150,13 @@ impl<'a> Receiver<'a> {
         self.line.state.store_release(self.number << 1, Edge::ShareOpen);
     }
 
-    /// Whether the sender has joined this share, and whether it has left.
+    /// Returns whether the sender has joined this share, and whether it has left.
     fn sender(&self) -> (bool, bool) {
         let joined = self.peer.joined.load_acquire(Edge::ShareLeave);
         (joined >> 1 == self.number, joined & 1 == 1)
     }
 
-    /// What to do next. What was given before is copied.
+    /// Returns the next step. The part that was returned before must have been copied.
     pub fn turn(&mut self) -> Turn {
         if !self.open {
             return self.rest();
@@ -156,7 +165,7 @@ impl<'a> Receiver<'a> {
         self.line.front.store_relaxed(claim);
         receiver_fence();
         if self.sender().0 {
-            // What it says is not believed beyond what it can have claimed.
+            // The value is limited to what the sender can validly have claimed.
             self.back = self.peer.back.load_relaxed().clamp(self.front, self.back);
         }
         let part = Part { start: self.front, end: claim.min(self.back) };
@@ -168,7 +177,8 @@ impl<'a> Receiver<'a> {
         self.rest()
     }
 
-    /// Lets the sender claim nothing more; [`Receiver::turn`] then tells what is left.
+    /// Closes the share: the sender can claim nothing more. [`Receiver::turn`] then returns the
+    /// rest.
     pub fn close(&mut self) {
         if self.open {
             self.open = false;
@@ -177,11 +187,13 @@ impl<'a> Receiver<'a> {
         }
     }
 
-    /// After closing: once the sender has left, what it did not write is ours.
+    /// Returns the next step after closing. When the sender has left, the receiver copies what the
+    /// sender did not write.
     fn rest(&mut self) -> Turn {
         self.back = match self.sender() {
             (true, false) => return Turn::Wait,
-            // Not what it claims: it may have claimed more by now, to find that we have closed.
+            // `back` is not used here: the sender may have claimed more before it found the share
+            // closed.
             (true, true) => self.peer.written.load_relaxed().clamp(self.front, self.end),
             (false, _) => self.end,
         };
@@ -194,26 +206,28 @@ impl<'a> Receiver<'a> {
     }
 }
 
-/// The sender's end. Exclusive to one thread at a time.
+/// The sender's end. Only one thread at a time may use it.
 #[derive(Debug)]
 pub struct Helper<'a> {
-    /// Ours.
+    /// This process's line.
     line: &'a ShareLine,
-    /// The receiver's.
+    /// The receiver's line.
     peer: &'a ShareLine,
-    /// The share that we looked at last.
+    /// The share that was read last.
     number: u64,
     back: u64,
     pieces: Pieces,
 }
 
 impl<'a> Helper<'a> {
-    /// Nothing joined. `line` is in our own segment, `peer` in the receiver's.
+    /// Returns an end that has joined no share. `line` lies in this process's segment, `peer` in
+    /// the receiver's.
     pub const fn new(line: &'a ShareLine, peer: &'a ShareLine) -> Self {
         Self { line, peer, number: 0, back: 0, pieces: Pieces::new(1, 1) }
     }
 
-    /// A share that the receiver has opened and that we have not looked at yet. Every value is the peer's word only.
+    /// Returns a share that the receiver has opened and that was not returned before. The peer
+    /// wrote every value, and all are unchecked.
     #[inline]
     pub fn look(&mut self) -> Option<Share> {
         let state = self.peer.state.load_acquire(Edge::ShareOpen);
@@ -229,15 +243,15 @@ impl<'a> Helper<'a> {
         })
     }
 
-    /// Joins the share that was looked at, of which bytes up to `end` are to be copied, by us in such pieces, and claims the last
-    /// of them. `None` when it is closed by now.
+    /// Joins the share that was returned last, copies it up to `end` in pieces within `pieces`, and
+    /// claims the last piece. `None` if the share is closed by now.
     pub fn join(&mut self, end: u64, pieces: Pieces) -> Option<Part> {
         (self.back, self.pieces) = (end, pieces);
         self.line.written.store_relaxed(end);
         self.claim()
     }
 
-    /// Claims the next part. `None` when there is none.
+    /// Claims the next part. `None` if there is none.
     pub fn claim(&mut self) -> Option<Part> {
         let front = self.peer.front.load_relaxed();
         let claim = self.back - self.pieces.of(self.back.saturating_sub(front));
@@ -253,7 +267,8 @@ impl<'a> Helper<'a> {
         Some(Part { start: claim, end: self.back })
     }
 
-    /// The part claimed last is written, or not. We leave either way, so that the receiver never waits for what we do next.
+    /// Ends the claimed part; `written` says whether it was written. The sender leaves in either
+    /// case, so that the receiver never waits for the sender's next step.
     pub fn finish(&mut self, part: Part, written: bool) {
         self.back = if written { part.start } else { part.end };
         self.leave();
@@ -262,7 +277,7 @@ impl<'a> Helper<'a> {
     fn leave(&mut self) {
         self.line.back.store_relaxed(self.back);
         self.line.written.store_relaxed(self.back);
-        // Whoever sees that we have left sees what we wrote, and how far we came.
+        // A receiver that sees this store also sees the written bytes and their start.
         self.line.joined.store_release(self.number << 1 | 1, Edge::ShareLeave);
     }
 }

@@ -1,78 +1,89 @@
-//! The sleep word: how a waiting process is woken, and how nobody pays for it who does not sleep.
+//! The sleep word: wakes a waiting process, at almost no cost while no process sleeps.
 //!
-//! Sleeper: read the sequence, raise the flag, [`Edge::Sleep`](crate::sync::Edge::Sleep) fence, look for work a last time, futex-wait on
-//! the sequence. Waker: publish work, [`Edge::Sleep`](crate::sync::Edge::Sleep) fence, look at the flag; if it is up, take it down, bump
-//! the sequence, futex-wake. One of the two sees the other (Dekker). With `membarrier` the waker's fence is
-//! free; see [`crate::sync::FenceMode`]. That costs each sleep a call that interrupts all others: too much for those who sleep
-//! after every other message. So a sleeper can leave a request for fences in the word ([`Payer::Wakers`]), also while it is
-//! awake: a waker that reads the request fences and reads once more. What the first sleep with the request pays holds for all
-//! that follow it until the request is taken back: a waker that has not read the request published before that barrier.
+//! Sleeper: reads the sequence, sets the flag, executes the
+//! [`Edge::Sleep`](crate::sync::Edge::Sleep) fence, polls for work a last time, and futex-waits on
+//! the sequence. Waker: publishes work, executes the [`Edge::Sleep`](crate::sync::Edge::Sleep)
+//! fence, and reads the flag. If the flag is set, the waker clears it, increments the sequence and
+//! calls futex-wake. At least one of the two sees the other's write (Dekker). With `membarrier` the
+//! waker's fence costs nothing; see [`crate::sync::FenceMode`]. But each sleep then costs a system
+//! call that interrupts all other processes, which is too expensive for a process that sleeps after
+//! every other message. A sleeper can therefore leave a request for fences in the word
+//! ([`Payer::Wakers`]), also while it is awake: a waker that reads the request executes a fence and
+//! reads the flag again. The `membarrier` of the first sleep with the request covers all later
+//! sleeps until the request is withdrawn: a waker that did not read the request published its work
+//! before that barrier.
 //!
-//! The flag also says how the sleeper wants to be woken ([`Sleep`]): a process that sleeps in an event loop of its own waits
-//! for its descriptors, not on a futex. Whoever does not sleep is never woken, so the ways cost a waker nothing.
+//! The flag also records how the sleeper is to be woken ([`Sleep`]): a process that sleeps in an
+//! event loop of its own waits for file descriptors, not on a futex. A process that is awake is
+//! never woken, so this choice does not slow the waker.
 //!
-//! And it says how many messages the sleeper lacks ([`SleepWord::announce_for`]): who waits for the messages of many has
-//! nothing to do before the last has come, and every switch to it before that costs more than they do. A waker that
-//! brings one of them counts it; the last one, and whoever has other news, wakes. A waker remembers whom it has not woken
-//! ([`Waking::Counted`]): once it can't go on itself, the sleeper may have to do something first, and is woken after all.
+//! The flag also records how many messages the sleeper needs ([`SleepWord::announce_for`]). A
+//! process that waits for messages from many peers can do nothing before the last has arrived, and
+//! earlier context switches cost more than the messages. A waker that sends such a message counts
+//! it. The waker of the last message, or one with another wake reason, wakes the sleeper. A waker
+//! records which sleepers it has only counted for ([`Waking::Counted`]). If the waker cannot
+//! continue, it wakes them after all, because they may have to act first.
 //!
-//! The word lies in the sleeper's inbox, where a hostile peer can take the flag down, or change what it says: sleeps are
-//! bounded.
+//! The word lies in the sleeper's inbox, where a malicious peer can clear or change the flag.
+//! Sleeps are therefore bounded in time.
 
 use crate::sync::{FenceMode, Word32, asked_fence, sleeper_fence, waker_fence};
 
-/// How a sleeper wants to be woken.
+/// How a sleeper is to be woken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Sleep {
-    /// By the futex call, on the sequence.
+    /// By the futex call on the sequence.
     Futex = 1,
-    /// By a message on the connection with the waker, which its event loop watches.
+    /// By a message on the connection with the waker, which the sleeper's event loop watches.
     Event = 2,
 }
 
-/// Who pays for the sleeper and its wakers to see each other, where wakers have no fence of their own
-/// ([`FenceMode::Asymmetric`]).
+/// The side that executes the barrier between sleeper and wakers, in the mode in which wakers have
+/// no fence of their own ([`FenceMode::Asymmetric`]).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Payer {
     /// The sleeper, by `membarrier` before each sleep.
     #[default]
     Sleeper,
-    /// The wakers, by a fence before each look at the word; the sleeper pays for the first of these sleeps only.
+    /// The wakers, by a fence before each read of the word. The sleeper executes `membarrier` only
+    /// for the first of these sleeps.
     Wakers,
 }
 
-/// What a waker has for the sleeper.
+/// The wake reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum News {
-    /// A whole message, for which nobody expects an answer.
+    /// A whole message whose sender does not wait for an answer.
     Message,
-    /// Anything else: the sleeper has to see it.
+    /// Any other reason: the sleeper must be woken.
     Other,
 }
 
-/// What a waker finds.
+/// The result of a waker's check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use = "a sleeper that is not woken sleeps on"]
+#[must_use = "a sleeper that is not woken keeps sleeping"]
 pub enum Waking {
-    /// Nobody sleeps.
+    /// No process sleeps.
     Awake,
-    /// The sleeper lacks more than this one message, and sleeps on.
+    /// The sleeper needs more messages than this one and keeps sleeping.
     Counted,
-    /// The kernel has to wake it, in this way.
+    /// The caller must wake the sleeper through the kernel, in this way.
     Asleep(Sleep),
 }
 
-/// The flag's lowest bits say how the sleeper wants to be woken, 0 if it is awake; the next, whether its wakers are to fence;
-/// the others, how many messages it lacks beyond the next.
+/// The lowest bits of the flag say how the sleeper is to be woken, 0 if it is awake. The next bit
+/// says whether wakers must fence. The remaining bits count the messages that the sleeper needs
+/// beyond the next one.
 const HOW: u32 = ASKED - 1;
 const ASKED: u32 = 1 << 7;
 const ONE_MORE: u32 = 1 << 8;
 const MOST_MORE: u32 = u32::MAX / ONE_MORE;
-/// Wakers meet each other at the flag, each time one of them succeeds. Only a hostile peer makes it take more tries.
+/// Limit on retries. The flag changes under a waker only when another waker succeeds; only a
+/// malicious peer causes more retries.
 const TRIES: u32 = 64;
 
-/// The line on which a process sleeps.
+/// The cache line on which a process sleeps.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct SleepWord {
@@ -82,22 +93,24 @@ pub struct SleepWord {
 }
 
 impl SleepWord {
-    /// Nobody sleeps; for a model or private memory.
+    /// Returns a word whose process is awake; for a model or private memory.
     pub fn awake() -> Self {
         Self { flag: Word32::new(0), sequence: Word32::new(0), pad: core::array::from_fn(|_| Word32::new(0)) }
     }
 
-    /// Sleeper: announces the sleep and returns the sequence to wait on. In asymmetric mode, issue
-    /// `membarrier` next; in either mode, look for work before waiting, and call [`SleepWord::rise`] after. A sleep that was
-    /// announced before, in whatever way, is over.
+    /// Sleeper: announces the sleep and returns the sequence to wait on. In asymmetric mode, the
+    /// caller executes `membarrier` next. In either mode, it polls for work before it waits, and
+    /// calls [`SleepWord::rise`] afterwards. The call replaces an earlier announcement.
     pub fn announce(&self, how: Sleep) -> u32 {
         self.announce_for(how, 1, Payer::Sleeper)
     }
 
-    /// As [`SleepWord::announce`], by a sleeper that can't go on before at least so many messages have come (0 is taken
-    /// for 1) that have not come yet. If the look for work finds any, or anything else, announce anew.
+    /// As [`SleepWord::announce`], for a sleeper that cannot continue before `messages` further
+    /// messages have arrived (0 counts as 1). If the last poll finds any work, the sleeper must
+    /// announce anew.
     ///
-    /// No `membarrier` is needed if the wakers pay, and have done so ever since one that followed such an announcement.
+    /// No `membarrier` is needed if the wakers fence, and have done so since a `membarrier` that
+    /// followed such an announcement.
     pub fn announce_for(&self, how: Sleep, messages: u32, payer: Payer) -> u32 {
         let sequence = self.sequence.load_relaxed();
         let more = messages.saturating_sub(1).min(MOST_MORE);
@@ -106,12 +119,13 @@ impl SleepWord {
         sequence
     }
 
-    /// Sleeper: takes the flag down. Whether the wakers go on paying.
+    /// Sleeper: clears the flag. `payer` says whether wakers still have to fence.
     pub fn rise(&self, payer: Payer) {
         self.flag.store_relaxed(asked(payer));
     }
 
-    /// Waker, after publishing work: whether and how the sleeper has to be woken by the kernel. Once a sleep.
+    /// Waker, after publishing work: returns whether and how the kernel must wake the sleeper. At
+    /// most one waker per sleep gets that result.
     #[inline(always)]
     pub fn must_wake(&self, mode: FenceMode, news: News) -> Waking {
         waker_fence(mode);
@@ -121,7 +135,8 @@ impl SleepWord {
         }
     }
 
-    /// Waker, after publishing work: whether the sleeper sleeps, or asks for a fence; if so, [`SleepWord::must_wake`] says more.
+    /// Waker, after publishing work: returns whether the process sleeps or requests fences. If so,
+    /// [`SleepWord::must_wake`] decides.
     #[inline(always)]
     pub fn is_asleep(&self, mode: FenceMode) -> bool {
         waker_fence(mode);
@@ -136,16 +151,18 @@ impl SleepWord {
                 if flag & ASKED == 0 || fenced {
                     return Waking::Awake;
                 }
-                // It may have announced a sleep before it could see our work: also when we saw the one before, which is over.
+                // The sleeper may have announced a sleep before it could see the published work,
+                // even if this waker read the flag of an earlier sleep.
                 asked_fence();
                 (flag, fenced) = (self.flag.load_relaxed(), true);
                 continue;
             }
             let counted = news == News::Message && flag >= ONE_MORE;
             let next = if counted { flag - ONE_MORE } else { flag & ASKED };
-            // Of several wakers one takes the flag down, and each message is counted once; no ordering is owed, as the system
-            // call is a barrier. It may be another sleep by now, announced after our work was published: waking that one
-            // too early does no harm.
+            // Of several wakers one clears the flag, and each message is counted once. No ordering
+            // is needed, because the system call is a barrier. The flag may belong to another
+            // sleep, announced after the work was published: waking that sleep too early is
+            // harmless.
             match self.flag.cas_relaxed(flag, next) {
                 Ok(_) if counted => return Waking::Counted,
                 Ok(_) => break,
@@ -153,30 +170,30 @@ impl SleepWord {
             }
         }
         self.sequence.bump_relaxed();
-        // What nobody says who is honest wakes nobody who sleeps.
+        // An invalid value can only come from a malicious peer and defaults to the futex.
         let event = flag & HOW == Sleep::Event as u32;
         Waking::Asleep(if event { Sleep::Event } else { Sleep::Futex })
     }
 
-    /// The sleeper's process, where another thread has done what the sleeper waits for: lets it sleep no longer. Wake it by the
-    /// kernel after this.
+    /// Ends the sleep of another thread of the sleeper's own process, after this thread has done
+    /// the work that the sleeper waits for. The caller then wakes the sleeper through the kernel.
     pub fn stir(&self) {
         self.sequence.bump_relaxed();
     }
 
-    /// The word for the futex system call.
+    /// Returns the word for the futex system call.
     #[cfg(not(nemesia_loom))]
     pub fn futex(&self) -> &crate::sync::FutexWord {
         self.sequence.as_futex()
     }
 
-    /// Whether the sequence has moved: what the kernel compares. For models.
+    /// Returns whether the sequence has changed, which is the kernel's comparison. For models.
     pub fn moved(&self, since: u32) -> bool {
         self.sequence.load_relaxed() != since
     }
 }
 
-/// The part of the flag that says whether the wakers are to fence.
+/// Returns the part of the flag that says whether wakers must fence.
 const fn asked(payer: Payer) -> u32 {
     match payer {
         Payer::Sleeper => 0,

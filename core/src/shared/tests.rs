@@ -1,4 +1,4 @@
-//! Tests of the shared structures, each against an oracle that is obviously correct; and of hostile peers.
+//! Tests of the shared structures, each against a simple oracle; and of malicious peers.
 
 mod announced;
 pub(crate) mod fabric;
@@ -36,12 +36,12 @@ impl Rng {
         word ^ word >> 31
     }
 
-    /// A number below `end`.
+    /// Returns a number below `end`.
     pub(crate) fn below(&mut self, end: usize) -> usize {
         (self.next() % end as u64) as usize
     }
 
-    /// True once in `count` times, on average.
+    /// Returns `true` once in `count` calls, on average.
     pub(crate) fn one_in(&mut self, count: usize) -> bool {
         self.below(count) == 0
     }
@@ -51,7 +51,7 @@ impl Rng {
     }
 }
 
-/// `len` bytes that depend on `salt`, each different from its neighbours.
+/// Returns `len` bytes that depend on `salt`, each different from its neighbours.
 pub(crate) fn contents(salt: u64, len: usize) -> Vec<u8> {
     let mut rng = Rng::new(salt);
     let mut bytes = Vec::with_capacity(len + 8);
@@ -62,14 +62,14 @@ pub(crate) fn contents(salt: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// How much of `count` a random test does: all, or one N-th where `NEMESIA_TEST_PART` is N, as under a sanitizer, which makes
-/// everything slow.
+/// Returns the part of `count` that a random test executes: all, or one N-th if `NEMESIA_TEST_PART`
+/// is N, for slow runs such as those under a sanitizer.
 pub(crate) fn portion(count: u64) -> u64 {
     let part = std::env::var("NEMESIA_TEST_PART").ok().and_then(|text| text.parse().ok()).unwrap_or(1);
     count.div_ceil(part.max(1))
 }
 
-/// How proptest runs here: it leaves no file behind.
+/// Returns the configuration of proptest, which leaves no file behind.
 pub(crate) fn cases(cases: u32) -> Config {
     Config { cases: portion(cases.into()) as u32, failure_persistence: None, ..Config::default() }
 }

@@ -1,7 +1,9 @@
-//! A shared region of a peer, mapped here: put, get and atomic operations without its owner's help.
+//! A region of a peer, mapped into this process: put, get and atomic operations without the owner's
+//! participation.
 //!
-//! Puts and gets are copies as of any shared payload. Atomic operations are the processor's, the same that the owner uses
-//! ([`Exposed`](crate::payload::Exposed)), so that all of them are atomic with respect to each other, whoever executes them.
+//! Puts and gets are copies, as for any shared payload. Atomic operations are the processor's, as
+//! on the owner's side ([`Exposed`](crate::payload::Exposed)). All of them are therefore atomic
+//! with respect to each other, whichever process executes them.
 
 use core::ptr::NonNull;
 
@@ -10,7 +12,8 @@ use crate::payload;
 use crate::sync::{Payload, PayloadMut, Word64};
 use crate::wire::rma::SHARED_BYTES;
 
-/// A mapped region. The bytes in the segment are the peer's to write; all that is checked here is our own.
+/// A mapped region. The peer may change the bytes in the segment at any time; only local values are
+/// checked.
 #[derive(Debug)]
 pub struct Window<'a> {
     key: &'a Word64,
@@ -23,14 +26,14 @@ pub struct Window<'a> {
 unsafe impl Send for Window<'_> {}
 
 impl<'a> Window<'a> {
-    /// The region of `len` bytes in a segment that is mapped at `extent`.
+    /// Returns the region of `len` bytes in a segment that is mapped at `extent`.
     ///
     /// # Errors
-    /// [`LayoutError::Extent`] when it does not lie in the segment.
+    /// [`LayoutError::Extent`] if the region does not lie in the segment.
     ///
     /// # Safety
-    /// The segment stays mapped for `'a`, for writing if `writable`, and no reference to its bytes exists meanwhile, but to
-    /// its first word as an atomic.
+    /// The segment stays mapped for `'a`, for writing if `writable`. No reference to its bytes
+    /// exists meanwhile, except to its first word as an atomic.
     pub unsafe fn new(extent: &Extent, len: usize, writable: bool) -> Result<Self, LayoutError> {
         let key: NonNull<Word64> = extent.resolve(0, 1)?;
         let base: NonNull<u8> = extent.resolve(SHARED_BYTES, len)?;
@@ -38,20 +41,23 @@ impl<'a> Window<'a> {
         Ok(Self { key: unsafe { key.as_ref() }, base, len, writable })
     }
 
-    /// Whether the region is still exposed under this key. What is done after it was concealed is done to nobody's memory.
+    /// Returns whether the region is still exposed under this key. Operations after it was
+    /// unexposed affect only the orphaned segment.
     #[inline]
     pub fn is_open(&self, key: u64) -> bool {
         self.key.load_relaxed() == key
     }
 
-    /// Says under which key the region is exposed; 0 conceals it. For its owner: a window that can only be read stays as it is.
+    /// Publishes the key under which the region is exposed; 0 unexposes it. For the owner: a window
+    /// that can only be read stays as it is.
     pub fn set_key(&self, key: u64) {
         if self.writable {
             self.key.store_relaxed(key);
         }
     }
 
-    /// Copies bytes into the region. False, with nothing copied, when they do not all fit, or it can only be read.
+    /// Copies bytes into the region. Returns `false`, with nothing copied, if they do not all fit
+    /// or the region is read-only.
     #[inline]
     #[must_use]
     pub fn put(&self, at: u64, from: &[u8]) -> bool {
@@ -60,7 +66,7 @@ impl<'a> Window<'a> {
         self.writable && unsafe { PayloadMut::from_raw(self.base, self.len) }.write(at, from)
     }
 
-    /// As [`Window::put`], past the caches: for more than they have room for.
+    /// As [`Window::put`], with non-temporal stores: for data that exceeds the caches.
     #[must_use]
     pub fn put_past_caches(&self, at: u64, from: &[u8]) -> bool {
         let Ok(at) = usize::try_from(at) else { return false };
@@ -68,7 +74,8 @@ impl<'a> Window<'a> {
         self.writable && unsafe { PayloadMut::from_raw(self.base, self.len) }.write_past_caches(at, from)
     }
 
-    /// Copies bytes out of the region. False, with nothing copied, when they are not all in it.
+    /// Copies bytes out of the region. Returns `false`, with nothing copied, if they do not all lie
+    /// in it.
     #[inline]
     #[must_use]
     pub fn get(&self, at: u64, to: &mut [u8]) -> bool {
@@ -77,7 +84,7 @@ impl<'a> Window<'a> {
         unsafe { Payload::from_raw(self.base, self.len) }.read(at, to)
     }
 
-    /// As [`Window::get`], past the caches: for more than they have room for.
+    /// As [`Window::get`], with non-temporal stores: for data that exceeds the caches.
     #[must_use]
     pub fn get_past_caches(&self, at: u64, to: &mut [u8]) -> bool {
         let Ok(at) = usize::try_from(at) else { return false };
@@ -85,8 +92,9 @@ impl<'a> Window<'a> {
         unsafe { Payload::from_raw(self.base, self.len) }.read_past_caches(at, to)
     }
 
-    /// Changes the value of four or eight bytes at `at` in one atomic step; returns what it was. `None`, with nothing done,
-    /// when it is not in the region, not aligned, or can only be read.
+    /// Changes the value of four or eight bytes at `at` in one atomic step and returns the old
+    /// value. `None`, without any effect, if the value is not in the region, is not aligned, or the
+    /// region is read-only.
     #[inline]
     pub fn update(&self, at: u64, bytes: usize, change: impl Fn(u64) -> u64) -> Option<u64> {
         let at = usize::try_from(at).ok()?;
@@ -113,7 +121,7 @@ mod tests {
     struct Memory([u8; SHARED_BYTES + LEN]);
 
     #[test]
-    fn what_is_put_past_the_caches_is_what_is_put_and_bounds_hold() {
+    fn non_temporal_puts_and_gets_copy_the_bytes_and_bounds_hold() {
         let mut memory = Box::new(Memory([0; SHARED_BYTES + LEN]));
         let base = NonNull::from(&mut memory.0).cast();
         // SAFETY: it outlives all of this, and is not used otherwise.

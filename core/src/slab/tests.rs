@@ -12,22 +12,22 @@ const LISTS: usize = 3;
 
 #[derive(Clone, Copy, Debug)]
 enum Op {
-    /// Into this list.
+    /// Inserts a value into this list.
     Insert(usize),
-    /// The n-th slot of this list, out of it.
+    /// Removes the n-th slot of this list.
     Unlink(usize, usize),
-    /// The same, and into the other list.
+    /// Moves the n-th slot of a list to another list.
     Move(usize, usize, usize),
     Grow,
 }
 
-/// The slab with a few lists in it, and what they must hold.
+/// The slab with a few lists in it, and their expected content.
 struct Lists {
     slab: Slab<u64, Vec<Slot<u64>>>,
     lists: [List; LISTS],
     expected: [Vec<(u32, u64)>; LISTS],
     inserted: u64,
-    /// Every identifier that was ever live, and is not any more.
+    /// Identifiers that were live before and are not any more.
     stale: Vec<(u32, u32)>,
 }
 
@@ -97,7 +97,7 @@ impl Lists {
             while let Some(index) = at {
                 found.push((index, *self.slab.get(index)));
                 assert!(self.slab.is_live(index, self.slab.generation(index)));
-                assert!(found.len() <= expected.len(), "the list goes round: {found:?}");
+                assert!(found.len() <= expected.len(), "the list has a cycle: {found:?}");
                 at = self.slab.next(index);
             }
             assert_eq!(&found, expected);

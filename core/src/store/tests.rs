@@ -13,7 +13,7 @@ use crate::shared::tests::{Rng, cases, contents};
 use crate::wire::{Envelope, Kind};
 
 thread_local! {
-    /// Heads that this test looked at in lists by hash.
+    /// Number of heads that this test visited in hash lists.
     static STEPS: Cell<u64> = const { Cell::new(0) };
 }
 
@@ -21,22 +21,22 @@ pub(super) fn count_step() {
     STEPS.set(STEPS.get() + 1);
 }
 
-/// How many since it was last asked.
+/// Returns the number of steps since the last call.
 fn steps() -> u64 {
     STEPS.replace(0)
 }
 
 #[derive(Clone, Copy, Debug)]
 enum Op {
-    /// From, tag, bytes.
+    /// Source, tag, bytes.
     Insert(u32, u64, usize),
-    /// Reads the n-th message from this offset into so much room.
+    /// Reads the n-th message from this offset into a buffer of this size.
     Read(usize, usize, usize),
-    /// Finds what matches this and, if so told, claims or removes it.
+    /// Finds a matching message, and then claims it, removes it or leaves it.
     Find(Pattern, Then),
     Claim(usize),
     Remove(usize),
-    /// Removes what is of this kind from this source.
+    /// Removes messages of this kind from this source.
     RemoveWhere(u32, Kind),
 }
 
@@ -54,7 +54,8 @@ struct Expected {
     claimed: bool,
 }
 
-/// The store and its oracle. Few sources, contexts, tags and lists, so that envelopes are alike and lists are shared.
+/// The store and its oracle. Few sources, contexts, tags and lists are used, so that envelopes
+/// repeat and lists are shared.
 struct Twin {
     store: Store<Vec<Unit>, Vec<u32>>,
     units: u32,
@@ -277,7 +278,7 @@ fn cost_counts_the_units_that_a_body_fills() {
 }
 
 #[test]
-fn scattered_units_serve_as_well_as_neighbours() {
+fn scattered_units_hold_a_message_like_adjacent_ones() {
     let mut twin = Twin::new(64, 4);
     for _ in 0..64 {
         twin.apply(Op::Insert(0, 0, 1));
@@ -285,7 +286,7 @@ fn scattered_units_serve_as_well_as_neighbours() {
     for at in 0..32 {
         twin.apply(Op::Remove(at));
     }
-    // One message in all the holes between the 32 that stayed.
+    // One message in all the gaps between the 32 messages that stayed.
     twin.apply(Op::Insert(1, 1, FIRST + 31 * LINK));
     assert_eq!((twin.store.free_units(), twin.messages.len()), (0, 33));
     twin.empty();
@@ -329,7 +330,8 @@ fn ceiling_is_spent_and_not_exceeded() {
     }
 }
 
-/// A million messages of one byte in 64 MiB, in order of tags; then taken in reverse order.
+/// A million messages of one byte in 64 MiB, inserted in the order of tags and taken in reverse
+/// order.
 #[test]
 fn million_messages_come_out_in_reverse() {
     const COUNT: u64 = 1_000_000;
@@ -352,7 +354,7 @@ fn million_messages_come_out_in_reverse() {
     }
     assert!(store.is_empty());
     assert_eq!(store.free_units() as usize, units);
-    // To find and to take out, with two in a list on average.
+    // To find and to remove, with two messages in a list on average.
     assert!(all <= 4 * COUNT, "{all} steps");
     assert!(most <= 12, "{most} steps for one message");
 }
@@ -376,7 +378,8 @@ fn tags_of_every_stride_spread_over_the_lists() {
     }
 }
 
-/// The same envelope a hundred thousand times: the first is always at the front of its list.
+/// The same envelope a hundred thousand times: the first message is always at the front of its
+/// list.
 #[test]
 fn messages_of_one_envelope_are_taken_in_one_step_each() {
     const COUNT: u64 = 100_000;
@@ -397,9 +400,9 @@ fn messages_of_one_envelope_are_taken_in_one_step_each() {
     assert!(STEPS.get() <= 2 * COUNT, "{} steps", STEPS.get());
 }
 
-/// Half of a hundred thousand in one list are dropped at once.
+/// Half of a hundred thousand messages in one list are removed at once.
 #[test]
-fn sweep_looks_at_each_message_once() {
+fn remove_where_visits_each_message_once() {
     const COUNT: u64 = 100_000;
     let mut store = Store::new(vec![[0; 64]; COUNT as usize], vec![0; 1]);
     for tag in 0..COUNT {

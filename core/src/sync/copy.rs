@@ -1,45 +1,50 @@
-//! Copies to lines that another core has, and copies past the caches.
+//! Copies with write prefetch, and copies with non-temporal stores.
 //!
-//! A core has only so many stores under way, which wait for their lines one behind the other, and those of a copy are parts of a
-//! line. So before some lines are copied to, one byte of each is written: then as many lines are on their way as the core has
-//! stores. On one machine here (Zen 4, 64 stores of at most 32 bytes) 8 KiB of a stream between near cores took 0.64 us instead
-//! of 0.90, and 256 KiB 14 us instead of 20. A prefetch for writing does not do it: that leaves a line shared which this core has,
-//! too.
+//! A core can have only a limited number of stores in progress, which wait for their lines one
+//! after the other, and each store of a copy covers only part of a line. Therefore one byte of each
+//! line is written before some lines are copied (write prefetch): the core then has as many line
+//! transfers in progress as it has stores. On one test machine (Zen 4, 64 stores of at most 32
+//! bytes) 8 KiB of a stream between near cores took 0.64 us instead of 0.90, and 256 KiB 14 us
+//! instead of 20. A prefetch instruction for writing is not enough: it leaves a line shared that
+//! this core also holds.
 //!
-//! Copies past the caches are for what is larger than they are: stores that go to memory by way of write-combining buffers neither
-//! read the lines that they overwrite nor push others out (paper 4, section 3.2).
+//! Non-temporal stores are for data that exceeds the caches. They go to memory through
+//! write-combining buffers, so they neither read the overwritten lines nor evict others (paper 4,
+//! section 3.2).
 //!
-//! Such stores are not ordered by what publishes them: a Release orders plain stores only. Each copy here therefore ends with a
-//! store fence, before it returns, so that whatever is published afterwards by any [`Edge`](super::Edge) finds them done. The
-//! blunder `Undrained` of the models leaves that out.
+//! Non-temporal stores are not ordered by the store that publishes them: a Release orders only
+//! plain stores. Each such copy therefore ends with a store fence before it returns, so that they
+//! are complete before anything is published by any [`Edge`](super::Edge). The injected fault
+//! `Undrained` of the models omits the fence.
 
 use super::opaque;
 
-/// Bytes that are moved in one step, and that change hands: a line.
+/// Bytes of a cache line, which is the unit of a copy step and of transfer between cores.
 const LINE: usize = 64;
-/// Bytes whose lines are taken before they are copied to: they have to stay in the first-level cache.
+/// Bytes whose lines are prefetched before they are copied. They must stay in the first-level
+/// cache.
 const TAKEN: usize = 4096;
 
-/// Writes to one byte in each line's length from `to` on.
+/// Writes one byte of each line of `len` bytes from `to` on.
 ///
 /// # Safety
 /// As for a write of `len` bytes to `to`.
 #[inline]
 pub(super) unsafe fn take(to: *mut u8, len: usize) {
     for at in (0..len).step_by(LINE) {
-        // SAFETY: one of the bytes.
+        // SAFETY: the byte lies in the range that the caller guarantees.
         unsafe { to.add(at).write_volatile(0) };
     }
 }
 
-/// Copies `len` bytes to lines that another core is likely to have.
+/// Copies `len` bytes, with write prefetch, to lines that another core probably holds.
 ///
 /// # Safety
 /// As for [`opaque::copy`].
 pub(super) unsafe fn taking(from: *const u8, to: *mut u8, len: usize) {
     for done in (0..len).step_by(TAKEN) {
         let part = TAKEN.min(len - done);
-        // SAFETY: a part of both ranges.
+        // SAFETY: the part lies in both ranges, which the caller guarantees.
         unsafe {
             take(to.add(done), part);
             opaque::copy(from.add(done), to.add(done), part);
@@ -47,7 +52,8 @@ pub(super) unsafe fn taking(from: *const u8, to: *mut u8, len: usize) {
     }
 }
 
-/// Copies `len` bytes past the caches, where the processor can; elsewhere as any copy. For what is not read again soon.
+/// Copies `len` bytes with non-temporal stores if the processor has them, else as any copy. For
+/// data that is not read again soon.
 ///
 /// # Safety
 /// As for [`opaque::copy`].
@@ -56,24 +62,27 @@ pub(super) unsafe fn past_caches(from: *const u8, to: *mut u8, len: usize) {
     let head = to.align_offset(LINE).min(len);
     let lines = (len - head) / LINE;
     let done = head + lines * LINE;
-    // SAFETY: the first bytes of both ranges.
+    // SAFETY: the first bytes of both ranges, which the caller guarantees.
     unsafe { opaque::copy(from, to, head) };
-    // SAFETY: whole lines that follow in both ranges; there `to` is at a multiple of the line.
+    // SAFETY: the next whole lines of both ranges; `to` is then aligned to a line.
     unsafe { stream(from.add(head), to.add(head), lines) };
-    // SAFETY: what is left of both ranges.
+    // SAFETY: the rest of both ranges.
     unsafe { opaque::copy(from.add(done), to.add(done), len - done) };
-    // SAFETY: every processor of this kind has the instruction. The stores of this thread before are done before those after.
+    // SAFETY: every x86-64 processor has the instruction. It completes earlier stores of this
+    // thread before later ones.
     unsafe { core::arch::x86_64::_mm_sfence() };
 }
 
 /// In assembly, so that the compiler knows nothing of the loads: see [`opaque`](mod@opaque).
 ///
 /// # Safety
-/// So many lines can be read at `from`, and written at `to`, which is at a multiple of the line; they do not overlap.
+/// `lines` lines are readable at `from` and writable at `to`, which is aligned to a line; the
+/// ranges do not overlap.
 #[cfg(target_arch = "x86_64")]
 unsafe fn stream(from: *const u8, to: *mut u8, lines: usize) {
     for at in (0..lines).map(|line| line * LINE) {
-        // SAFETY: in the line at both, and aligned at `to`; every processor of this kind has the instructions.
+        // SAFETY: both addresses lie in the current line, and `to` is aligned; every x86-64 processor has the
+        // instructions.
         unsafe {
             core::arch::asm!(
                 "movdqu {a}, [{from}]",
@@ -96,13 +105,13 @@ unsafe fn stream(from: *const u8, to: *mut u8, lines: usize) {
     }
 }
 
-/// As any copy: nothing better is known here.
+/// Copies as any copy: no non-temporal stores are known for this processor.
 ///
 /// # Safety
 /// As for [`opaque::copy`].
 #[cfg(not(target_arch = "x86_64"))]
 pub(super) unsafe fn past_caches(from: *const u8, to: *mut u8, len: usize) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees both ranges.
     unsafe { opaque::copy(from, to, len) };
 }
 
@@ -120,7 +129,7 @@ mod tests {
             for to in 0..65 {
                 for len in [0, 1, 15, 16, 63, 64, 65, 127, 128, 191, 200, 257] {
                     let mut there = vec![0xee; 400];
-                    // SAFETY: both ranges are in their vectors, which are two.
+                    // SAFETY: both ranges lie in their vectors, which are distinct.
                     unsafe { past_caches(source.as_ptr().add(from), there.as_mut_ptr().add(to), len) };
                     assert_eq!(there[to..to + len], source[from..from + len], "{len} from {from} to {to}");
                     assert!(there[..to].iter().chain(&there[to + len..]).all(|byte| *byte == 0xee));
@@ -135,12 +144,12 @@ mod tests {
     }
 
     #[test]
-    fn more_than_is_taken_at_once_is_copied_too() {
+    fn more_than_is_prefetched_at_once_is_copied_too() {
         let source: Vec<u8> = (0..20_000).map(|at| (at * 7 + 3) as u8).collect();
         for to in [0, 1, 63] {
             for len in [TAKEN - 1, TAKEN, TAKEN + 1, 2 * TAKEN, 2 * TAKEN + 65, 4 * TAKEN] {
                 let mut there = vec![0xee; 20_000];
-                // SAFETY: both ranges are in their vectors, which are two.
+                // SAFETY: both ranges lie in their vectors, which are distinct.
                 unsafe { taking(source.as_ptr().add(5), there.as_mut_ptr().add(to), len) };
                 assert_eq!(there[to..to + len], source[5..5 + len], "{len} to {to}");
                 assert!(there[..to].iter().chain(&there[to + len..]).all(|byte| *byte == 0xee));

@@ -8,44 +8,46 @@ use std::sync::Mutex;
 
 use super::{Edge, End};
 
-/// The weakened end, as `1 + 2 * edge + end`; 0 is none. A plain atomic: loom must not explore it.
+/// The weakened end, as `1 + 2 * edge + end`; 0 if there is none. A plain atomic, because loom must
+/// not explore it.
 static MUTANT: AtomicUsize = AtomicUsize::new(0);
 
 const fn code(edge: Edge, end: End) -> usize {
     1 + 2 * edge as usize + end as usize
 }
 
-/// Weakens one end of one edge for the rest of this process, or none.
+/// Weakens one end of one edge, or none, for the rest of this process.
 pub fn set_mutant(mutant: Option<(Edge, End)>) {
     MUTANT.store(mutant.map_or(0, |(edge, end)| code(edge, end)), Ordering::Relaxed);
 }
 
-/// Whether this end of this edge is weakened.
+/// Returns whether this end of this edge is weakened.
 pub fn is_mutant(edge: Edge, end: End) -> bool {
     MUTANT.load(Ordering::Relaxed) == code(edge, end)
 }
 
-/// Whether copies past the caches lack their fence. A plain atomic, as above.
+/// Whether non-temporal copies lack their fence. A plain atomic, as above.
 static UNDRAINED: AtomicBool = AtomicBool::new(false);
 
-/// Leaves out the fence at the end of copies past the caches for the rest of this process, or not.
+/// Enables or disables the injected fault that omits the fence at the end of non-temporal copies.
 pub fn leave_undrained(undrained: bool) {
     UNDRAINED.store(undrained, Ordering::Relaxed);
 }
 
-/// The payload with which a thread that [`crash_after`] stopped unwinds.
+/// The payload with which a thread unwinds that [`crash_after`] has stopped.
 #[derive(Debug)]
 pub struct Crash;
 
-/// The thread that is to stop, and the accesses that it still makes.
+/// The thread to stop, and the number of accesses until then.
 static DOOMED: Mutex<Option<(loom::thread::ThreadId, usize)>> = Mutex::new(None);
 
 fn doomed() -> std::sync::MutexGuard<'static, Option<(loom::thread::ThreadId, usize)>> {
     DOOMED.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-/// Runs `body` on the current loom thread and stops it, as SIGKILL would, before access number `accesses` to
-/// shared memory (counting from 0). Returns whether it was stopped; false means that it had run to its end.
+/// Runs `body` on the current loom thread and stops it, as SIGKILL would, before access number
+/// `accesses` to shared memory (counted from 0). Returns whether it was stopped; `false` if it ran
+/// to its end.
 pub fn crash_after(accesses: usize, body: impl FnOnce()) -> bool {
     *doomed() = Some((loom::thread::current().id(), accesses));
     let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body));
@@ -57,7 +59,7 @@ pub fn crash_after(accesses: usize, body: impl FnOnce()) -> bool {
     }
 }
 
-/// Counts one access of the current thread, and stops the thread when its time has come.
+/// Counts one access of the current thread, and stops the thread if it has reached its limit.
 pub(super) fn step() {
     let mut doomed = doomed();
     let Some((thread, left)) = doomed.as_mut() else { return };
@@ -67,28 +69,30 @@ pub(super) fn step() {
     if *left == 0 {
         *doomed = None;
         drop(doomed);
-        // Not `panic!`: no hook runs, nothing is printed.
+        // Not `panic!`, so that no hook runs and nothing is printed.
         std::panic::resume_unwind(Box::new(Crash));
     }
     *left -= 1;
 }
 
 std::thread_local! {
-    /// Written before each access to a control word. Loom runs all threads of a model on one thread of the system.
+    /// Written before each access to a control word. Loom runs all threads of a model on one thread
+    /// of the system.
     static TURN: RefCell<Option<loom::sync::atomic::AtomicUsize>> = const { RefCell::new(None) };
 }
 
-/// Makes loom consider every order of the accesses of this execution; the first thing that a model does.
+/// Makes loom consider every order of the accesses of this execution. A model calls this first.
 ///
-/// Loom reorders two accesses only if one follows the other as the *last* access to the same word. When a producer
-/// reads an entry before it writes it, as a compare-and-swap loop does, its own read hides the consumer's, and
-/// loom never lets the consumer see what was written (loom 0.7.2). A write of one and the same word before
-/// each access makes all accesses follow each other. It is relaxed and nobody reads it, so it orders nothing else.
+/// Loom reorders two accesses only if one follows the other as the *last* access to the same word.
+/// When a producer reads an entry before it writes it, as in a compare-and-swap loop, its own read
+/// hides the consumer's read, and loom never lets the consumer see the written value (loom 0.7.2).
+/// A write of one common word before each access makes all accesses follow each other. The write is
+/// relaxed and never read, so it orders nothing else.
 pub fn interleave() {
     TURN.set(Some(loom::sync::atomic::AtomicUsize::new(0)));
 }
 
-/// As [`step`], for control words: what they hold depends on whose turn it is.
+/// As [`step`], for control words, whose values depend on the order of the threads.
 pub(super) fn turn() {
     step();
     TURN.with_borrow(|turn| {
@@ -98,12 +102,12 @@ pub(super) fn turn() {
     });
 }
 
-/// Eight bytes of payload; a race on them fails the model.
+/// Eight bytes of payload. A race on them fails the model.
 #[derive(Debug)]
 pub struct PayloadWord(UnsafeCell<u64>);
 
 impl PayloadWord {
-    /// A word of a model.
+    /// Returns a word of a model.
     pub fn new(value: u64) -> Self {
         Self(UnsafeCell::new(value))
     }
@@ -131,27 +135,27 @@ pub struct Payload<'a>(&'a [UnsafeCell<u8>]);
 unsafe impl Send for Payload<'_> {}
 
 impl<'a> Payload<'a> {
-    /// Views a model's bytes.
+    /// Returns a view of a model's bytes.
     pub const fn from_cells(cells: &'a [UnsafeCell<u8>]) -> Self {
         Self(cells)
     }
 
-    /// Bytes in view.
+    /// Returns the number of bytes in view.
     pub const fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether nothing is in view.
+    /// Returns whether the view is empty.
     pub const fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The `len` bytes from `at`, or `None` when they are not all in view.
+    /// Returns the `len` bytes from `at` on; `None` if they do not all lie in view.
     pub fn slice(&self, at: usize, len: usize) -> Option<Self> {
         self.0.get(at..at.checked_add(len)?).map(Self)
     }
 
-    /// Copies bytes out, from `at`.
+    /// Copies bytes out, from `at` on.
     #[must_use]
     pub fn read(&self, at: usize, to: &mut [u8]) -> bool {
         let Some(from) = self.slice(at, to.len()) else { return false };
@@ -163,7 +167,7 @@ impl<'a> Payload<'a> {
         true
     }
 
-    /// As [`Payload::read`]: nobody else sees where they go.
+    /// As [`Payload::read`]: the destination is private, so the type of stores does not matter.
     #[must_use]
     pub fn read_past_caches(&self, at: usize, to: &mut [u8]) -> bool {
         self.read(at, to)
@@ -175,32 +179,32 @@ impl<'a> Payload<'a> {
 pub struct PayloadMut<'a>(Payload<'a>);
 
 impl<'a> PayloadMut<'a> {
-    /// Views a model's bytes for writing.
+    /// Returns a view of a model's bytes for writing.
     pub const fn from_cells(cells: &'a [UnsafeCell<u8>]) -> Self {
         Self(Payload(cells))
     }
 
-    /// Bytes in view.
+    /// Returns the number of bytes in view.
     pub const fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether nothing is in view.
+    /// Returns whether the view is empty.
     pub const fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The same bytes for reading.
+    /// Returns the same bytes for reading.
     pub const fn as_read(&self) -> Payload<'a> {
         self.0
     }
 
-    /// The `len` bytes from `at`, or `None` when they are not all in view.
+    /// Returns the `len` bytes from `at` on; `None` if they do not all lie in view.
     pub fn slice(&self, at: usize, len: usize) -> Option<Self> {
         self.0.slice(at, len).map(Self)
     }
 
-    /// Copies bytes in, from `at`.
+    /// Copies bytes in, from `at` on.
     #[must_use]
     pub fn write(&self, at: usize, from: &[u8]) -> bool {
         let Some(to) = self.0.slice(at, from.len()) else { return false };
@@ -212,20 +216,20 @@ impl<'a> PayloadMut<'a> {
         true
     }
 
-    /// As [`PayloadMut::write`]: nobody may look in between.
+    /// As [`PayloadMut::write`]: no other thread may read before the copy ends.
     #[must_use]
     pub fn write_taking(&self, at: usize, from: &[u8]) -> bool {
         self.write(at, from)
     }
 
-    /// Writes to all bytes: which of them a line has is nobody's business here.
+    /// Writes all bytes: models have no cache lines.
     #[must_use]
     pub fn warm(&self, at: usize, len: usize) -> bool {
         (at..at.saturating_add(len)).all(|at| self.write(at, &[0]))
     }
 
-    /// As [`PayloadMut::write`]. Without the fence at its end, the last byte is still on its way when the copy returns, and for
-    /// as long as a model looks.
+    /// As [`PayloadMut::write`]. Without the final fence, the last byte has not arrived when the
+    /// copy returns, and does not arrive while the model runs.
     #[must_use]
     pub fn write_past_caches(&self, at: usize, from: &[u8]) -> bool {
         let stored =

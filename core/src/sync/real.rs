@@ -1,4 +1,4 @@
-//! Shared payload as it ships. See the table in [`super`].
+//! The shipped implementation of shared payload. See the table in [`super`].
 
 use core::marker::PhantomData;
 use core::ptr::NonNull;
@@ -8,25 +8,25 @@ use super::{copy, opaque};
 
 /// Eight bytes of payload that another process may see or write.
 ///
-/// A relaxed atomic: it costs what a plain move costs, and a peer that writes out of turn gives wrong bytes,
-/// never undefined behaviour.
+/// A relaxed atomic costs as much as a plain move. If a peer writes at the wrong time, the bytes
+/// are wrong, but behaviour is never undefined.
 #[repr(transparent)]
 #[derive(Debug)]
 pub struct PayloadWord(AtomicU64);
 
 impl PayloadWord {
-    /// A word of private or freshly reserved memory.
+    /// Returns a word of private or freshly reserved memory.
     pub const fn new(value: u64) -> Self {
         Self(AtomicU64::new(value))
     }
 
-    /// Reads the word; an [`Edge`](super::Edge) must have made it readable.
+    /// Reads the word. An [`Edge`](super::Edge) must have made it readable.
     #[inline(always)]
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// Writes the word; an [`Edge`](super::Edge) will make it readable.
+    /// Writes the word. An [`Edge`](super::Edge) will make it readable.
     #[inline(always)]
     pub fn set(&self, value: u64) {
         self.0.store(value, Ordering::Relaxed);
@@ -35,7 +35,7 @@ impl PayloadWord {
 
 /// Payload bytes that this process may read and another may write.
 ///
-/// No Rust reference to the bytes ever exists: they are only copied out, as a device's memory would be.
+/// No Rust reference to the bytes ever exists: they are only copied out, like a device's memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Payload<'a> {
     base: NonNull<u8>,
@@ -48,7 +48,7 @@ pub struct Payload<'a> {
 unsafe impl Send for Payload<'_> {}
 
 impl<'a> Payload<'a> {
-    /// Views `len` bytes from `base`.
+    /// Returns a view of `len` bytes from `base` on.
     ///
     /// # Safety
     /// The range is mapped readable for all of `'a`, and no Rust reference to its bytes exists meanwhile.
@@ -56,27 +56,29 @@ impl<'a> Payload<'a> {
         Self { base, len, memory: PhantomData }
     }
 
-    /// Bytes in view.
+    /// Returns the number of bytes in view.
     pub const fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether nothing is in view.
+    /// Returns whether the view is empty.
     pub const fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The `len` bytes from `at`, or `None` when they are not all in view.
+    /// Returns the `len` bytes from `at` on; `None` if they do not all lie in view.
     #[inline]
     pub fn slice(&self, at: usize, len: usize) -> Option<Self> {
         if at.checked_add(len)? > self.len {
             return None;
         }
-        // SAFETY: `at + len` lies in this view, whose constructor's caller vouched for it.
+        // SAFETY: `at + len` lies in this view, which the constructor's caller guarantees to be
+        // mapped.
         Some(unsafe { Self::from_raw(self.base.add(at), len) })
     }
 
-    /// Copies bytes out, from `at`. False, with nothing copied, when they are not all in view.
+    /// Copies bytes out, from `at` on. Returns `false`, with nothing copied, if they do not all lie
+    /// in view.
     #[inline]
     #[must_use]
     pub fn read(&self, at: usize, to: &mut [u8]) -> bool {
@@ -100,7 +102,7 @@ impl<'a> Payload<'a> {
         true
     }
 
-    /// As [`Payload::read`], past the caches: for what is too large to find there anyhow.
+    /// As [`Payload::read`], with non-temporal stores: for data that exceeds the caches.
     #[must_use]
     pub fn read_past_caches(&self, at: usize, to: &mut [u8]) -> bool {
         let Some(from) = self.slice(at, to.len()) else { return false };
@@ -115,37 +117,37 @@ impl<'a> Payload<'a> {
 pub struct PayloadMut<'a>(Payload<'a>);
 
 impl<'a> PayloadMut<'a> {
-    /// Views `len` bytes from `base` for writing.
+    /// Returns a view of `len` bytes from `base` on for writing.
     ///
     /// # Safety
     /// As [`Payload::from_raw`], and the range is mapped writable.
     pub const unsafe fn from_raw(base: NonNull<u8>, len: usize) -> Self {
-        // SAFETY: the caller's promise includes that of `Payload::from_raw`.
+        // SAFETY: the caller guarantees what `Payload::from_raw` requires.
         Self(unsafe { Payload::from_raw(base, len) })
     }
 
-    /// Bytes in view.
+    /// Returns the number of bytes in view.
     pub const fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether nothing is in view.
+    /// Returns whether the view is empty.
     pub const fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The same bytes for reading.
+    /// Returns the same bytes for reading.
     pub const fn as_read(&self) -> Payload<'a> {
         self.0
     }
 
-    /// The `len` bytes from `at`, or `None` when they are not all in view.
+    /// Returns the `len` bytes from `at` on; `None` if they do not all lie in view.
     #[inline]
     pub fn slice(&self, at: usize, len: usize) -> Option<Self> {
         self.0.slice(at, len).map(Self)
     }
 
-    /// Copies bytes in, from `at`. False, with nothing copied, when they do not all fit.
+    /// Copies bytes in, from `at` on. Returns `false`, with nothing copied, if they do not all fit.
     #[inline]
     #[must_use]
     pub fn write(&self, at: usize, from: &[u8]) -> bool {
@@ -170,8 +172,9 @@ impl<'a> PayloadMut<'a> {
         true
     }
 
-    /// Writes to one byte in each 64 of the `len` from `at` on, so that their lines belong to this core. What the bytes are then
-    /// is not said.
+    /// Write-prefetches the lines of `len` bytes from `at` on: one byte of each 64 is written, so
+    /// that the lines belong to this core. The bytes are unspecified afterwards. Returns `false`,
+    /// without any effect, if they do not all lie in view.
     #[must_use]
     pub fn warm(&self, at: usize, len: usize) -> bool {
         let Some(to) = self.0.slice(at, len) else { return false };
@@ -180,7 +183,7 @@ impl<'a> PayloadMut<'a> {
         true
     }
 
-    /// As [`PayloadMut::write`], to lines that another core is likely to have: of all of them one byte is written first.
+    /// As [`PayloadMut::write`], with write prefetch: for lines that another core probably holds.
     #[must_use]
     pub fn write_taking(&self, at: usize, from: &[u8]) -> bool {
         let Some(to) = self.0.slice(at, from.len()) else { return false };
@@ -189,8 +192,8 @@ impl<'a> PayloadMut<'a> {
         true
     }
 
-    /// As [`PayloadMut::write`], past the caches: for what is too large to find there anyhow. Done before anything is
-    /// published after it.
+    /// As [`PayloadMut::write`], with non-temporal stores: for data that exceeds the caches. The
+    /// copy is complete before anything is published after it.
     #[must_use]
     pub fn write_past_caches(&self, at: usize, from: &[u8]) -> bool {
         let Some(to) = self.0.slice(at, from.len()) else { return false };

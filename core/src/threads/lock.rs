@@ -1,56 +1,58 @@
-//! A lock that is handed over to those who wait for it long.
+//! A lock that is handed over to threads that wait long for it.
 #![forbid(unsafe_code)]
 
 use crate::sync::{Edge, Word32, spin_hint};
 
-/// Nobody holds it.
+/// The lock is free.
 const FREE: u32 = 0;
-/// It is held, and nobody sleeps for it, or somebody who was woken will say so.
+/// The lock is held. Either no thread sleeps for it, or a woken thread will record further
+/// sleepers.
 const HELD: u32 = 1;
-/// It is held, and somebody may sleep for it.
+/// The lock is held, and threads may sleep for it.
 const CONTENDED: u32 = 2;
-/// It belongs to whoever takes it first of those that waited when it was handed over; nobody else can take it. The bits
-/// above say who they are ([`NUMBER`]): so whoever falls asleep over a state falls asleep over this handing, not over a later
-/// one that may be its own.
+/// The lock was handed over to the threads that waited at that time; only they can take it. The
+/// bits above the state identify them ([`NUMBER`]). A thread that falls asleep on this state
+/// therefore sleeps on this hand-over, and not on a later one that may include the thread.
 const HANDED: u32 = 3;
-/// The same, and somebody else may sleep for it.
+/// As `HANDED`, and other threads may sleep for the lock.
 const HANDED_CONTENDED: u32 = 4;
-/// The bits that tell these states apart.
+/// The bits that distinguish the states.
 const KIND: u32 = 7;
-/// One in the bits above: how many had begun to wait when the lock was handed over. They wrap.
+/// Increment of the upper bits, which hold the number of threads that had begun to wait when the
+/// lock was handed over. The number wraps.
 const NUMBER: u32 = 8;
 
-/// Looks before a sleep. Nobody holds the lock for long.
+/// Polls before a thread sleeps. The lock is never held for long.
 #[cfg(not(nemesia_loom))]
 const LOOKS: u32 = 64;
 #[cfg(nemesia_loom)]
 const LOOKS: u32 = 1;
-/// How often a lock that others wait for is up for grabs before it is handed over.
+/// Number of releases of a contended lock until it is handed over.
 #[cfg(not(nemesia_loom))]
 const GRABS: u32 = 8;
 #[cfg(nemesia_loom)]
 const GRABS: u32 = 1;
 
-/// How a thread sleeps: the futex call, or what a model has in its place.
+/// The operations by which a thread sleeps: the futex call, or a model's replacement.
 pub trait Park {
-    /// Sleeps until [`Park::unpark`], not at all unless `word` holds `expected`. May return at any time.
+    /// Sleeps until [`Park::unpark`], but only if `word` holds `expected`. May return at any time.
     fn park(&self, word: &Word32, expected: u32);
 
-    /// Wakes one that sleeps on this word, if there is any.
+    /// Wakes one thread that sleeps on this word, if there is one.
     fn unpark(&self, word: &Word32);
 
-    /// Wakes all that sleep on this word.
+    /// Wakes all threads that sleep on this word.
     fn unpark_all(&self, word: &Word32);
 }
 
-/// The lock. What it guards lies elsewhere.
+/// The lock. The data that it protects lies elsewhere.
 #[derive(Debug)]
 pub struct Lock {
     state: Word32,
-    /// Threads that have begun to wait for it, and that have got it after waiting; both wrap.
+    /// Number of threads that have begun to wait, and of those that then took the lock; both wrap.
     came: Word32,
     got: Word32,
-    /// How often it was up for grabs while others waited. The holder's.
+    /// Number of releases while others waited. Only the holder accesses it.
     grabs: Word32,
 }
 
@@ -62,7 +64,7 @@ impl Default for Lock {
 }
 
 impl Lock {
-    /// Takes it, and waits for it if it must.
+    /// Takes the lock, and waits for it if necessary.
     #[inline]
     pub fn acquire(&self, park: &impl Park) {
         if self.state.cas_acquire(FREE, HELD, Edge::Lock).is_err() {
@@ -73,7 +75,7 @@ impl Lock {
     #[cold]
     fn acquire_slowly(&self, park: &impl Park) {
         let number = self.came.bump_relaxed();
-        // Who has slept does not know whether others still sleep.
+        // A thread that has slept does not know whether others still sleep.
         let (mut looks, mut taken) = (0, HELD);
         loop {
             let state = self.state.load_acquire(Edge::Lock);
@@ -91,7 +93,7 @@ impl Lock {
                 looks += 1;
                 spin_hint();
             } else if let Some(contended) = contended(state) {
-                // If it fails there is something new to look at.
+                // If this fails, the state has changed and is read again.
                 let _ = self.state.cas_relaxed(state, contended);
             } else {
                 taken = CONTENDED;
@@ -101,13 +103,14 @@ impl Lock {
         self.got.bump_relaxed();
     }
 
-    /// The holder: whether others wait for it. They may have come since.
+    /// Holder: returns whether others wait for the lock. Others may begin to wait at any time.
     #[inline]
     pub fn is_wanted(&self) -> bool {
         self.came.load_relaxed() != self.got.load_relaxed()
     }
 
-    /// The holder gives it back, for whoever comes first; now and then to those who wait.
+    /// Holder: releases the lock to the first thread that takes it, and occasionally hands it over
+    /// to the waiters.
     #[inline]
     pub fn release(&self, park: &impl Park) {
         if self.is_wanted() {
@@ -120,15 +123,16 @@ impl Lock {
         self.free(park);
     }
 
-    /// The holder gives it to those who wait for it, before it can take it again itself.
+    /// Holder: hands the lock over to the waiters, before the holder can take it again.
     pub fn hand_over(&self, park: &impl Park) {
         self.grabs.store_relaxed(0);
         let came = self.came.load_relaxed();
         if came == self.got.load_relaxed() {
             return self.free(park);
         }
-        // One of those who have come takes it: not all of them have got it, and none gives up. Somebody who has come since
-        // may sleep before them, and must not be the only one that is woken.
+        // One of the waiters takes the lock: not all of them have taken it, and none gives up. A
+        // thread that began to wait later may sleep in front of them, and must not be the only one
+        // that is woken.
         let handed = HANDED + came.wrapping_mul(NUMBER);
         if self.state.swap_release(handed, Edge::Lock) == CONTENDED {
             park.unpark_all(&self.state);
@@ -143,12 +147,13 @@ impl Lock {
     }
 }
 
-/// Whether the one with this number had come when the lock was handed over. Numbers wrap, and fewer than 2^28 threads wait.
+/// Returns whether a thread had begun to wait when the lock was handed over. Numbers wrap, and
+/// fewer than 2^28 threads wait.
 fn is_before(number: u32, handed: u32) -> bool {
     (number.wrapping_mul(NUMBER).wrapping_sub(handed & !KIND) as i32) < 0
 }
 
-/// What a state becomes when somebody is about to sleep; `None` if it says so already.
+/// Returns the state that records a sleeper; `None` if the state already does.
 fn contended(state: u32) -> Option<u32> {
     match state & KIND {
         HELD => Some(CONTENDED),

@@ -1,74 +1,74 @@
-//! The threads that wait, and which of them is the driver. Behind the lock.
+//! The waiter list: the threads that wait, and which of them is the driver. The lock protects it.
 #![forbid(unsafe_code)]
 
 use core::borrow::BorrowMut;
 
-/// Which threads to wake: those in these seats, and perhaps some whose seats share a bit with them.
+/// The set of threads to wake. It may include other threads whose slots share a bit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[must_use = "threads that are not woken sleep on"]
+#[must_use = "threads that are not woken keep sleeping"]
 pub struct Bits(u32);
 
 impl Bits {
-    /// Nobody.
+    /// The empty set.
     pub const NONE: Self = Self(0);
 
-    /// The thread in this seat.
+    /// Returns the set with the thread in this slot.
     pub const fn of(seat: usize) -> Self {
         Self(1 << (seat % 32))
     }
 
-    /// Both.
+    /// Returns the union.
     pub const fn and(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
-    /// As a mask.
+    /// Returns the set as a mask.
     pub const fn mask(self) -> u32 {
         self.0
     }
 }
 
-/// A thread that waits.
+/// A waiting thread.
 #[derive(Debug)]
 pub struct Seat<T> {
-    /// What it waits for.
+    /// The entry: what the thread waits for.
     ticket: T,
-    /// It has got it.
+    /// Whether the wait has ended successfully.
     served: bool,
-    /// When it came.
+    /// Number in the order of arrival.
     number: u64,
 }
 
-/// Those who wait. `S` lends a seat for each, free ones being `None`; it may grow.
+/// The waiting threads. `S` lends a slot for each; free slots are `None`. The storage may grow.
 #[derive(Debug)]
 pub struct Roster<S> {
     seats: S,
     driver: Option<usize>,
     next: u64,
-    /// Seats that are taken.
+    /// Number of occupied slots.
     count: usize,
 }
 
 impl<S> Roster<S> {
-    /// Nobody waits.
+    /// Returns an empty waiter list.
     pub const fn new(seats: S) -> Self {
         Self { seats, driver: None, next: 0, count: 0 }
     }
 
-    /// Seats that are taken.
+    /// Returns the number of occupied slots.
     pub const fn count(&self) -> usize {
         self.count
     }
 
-    /// The seats, for their owner to let them grow. Taken ones stay where they are.
+    /// Returns the slots, so that their owner can let them grow. Occupied slots keep their index.
     pub const fn seats_mut(&mut self) -> &mut S {
         &mut self.seats
     }
 
-    /// A thread begins to wait. Returns its seat, or the ticket when there is none.
+    /// Adds a waiting thread and returns its slot.
     ///
     /// # Errors
-    /// Every seat is taken.
+    /// The entry, if every slot is occupied.
     pub fn join<T>(&mut self, ticket: T) -> Result<usize, T>
     where
         S: BorrowMut<[Option<Seat<T>>]>,
@@ -81,12 +81,12 @@ impl<S> Roster<S> {
         Ok(at)
     }
 
-    /// Whether this thread is the driver. It becomes that if nobody is.
+    /// Returns whether this thread is the driver. If there is no driver, the thread becomes it.
     pub fn drives(&mut self, seat: usize) -> bool {
         *self.driver.get_or_insert(seat) == seat
     }
 
-    /// What this thread waits for.
+    /// Returns the entry of this thread.
     pub fn ticket<T>(&mut self, seat: usize) -> Option<&mut T>
     where
         S: BorrowMut<[Option<Seat<T>>]>,
@@ -94,7 +94,7 @@ impl<S> Roster<S> {
         self.seats.borrow_mut().get_mut(seat)?.as_mut().map(|seat| &mut seat.ticket)
     }
 
-    /// Whether this thread has been served.
+    /// Returns whether the wait of this thread has ended successfully.
     pub fn is_served<T>(&self, seat: usize) -> bool
     where
         S: BorrowMut<[Option<Seat<T>>]>,
@@ -102,8 +102,9 @@ impl<S> Roster<S> {
         self.seats.borrow().get(seat).and_then(Option::as_ref).is_some_and(|seat| seat.served)
     }
 
-    /// After something was done: asks `serve` for each thread that still waits whether it has got now what it waits for.
-    /// Returns whom to wake, and whether the driver, which may sleep elsewhere, is among them.
+    /// Calls `serve` for each waiting thread, after progress was made, to test whether its wait has
+    /// ended. Returns the threads to wake, and whether the driver, which may sleep elsewhere, is
+    /// among them.
     pub fn serve<T>(&mut self, mut serve: impl FnMut(&mut T) -> bool) -> (Bits, bool)
     where
         S: BorrowMut<[Option<Seat<T>>]>,
@@ -121,7 +122,8 @@ impl<S> Roster<S> {
         (bits, drives)
     }
 
-    /// A thread waits no longer. If it was the driver, the one that has waited longest is that now, and has to be woken.
+    /// Removes a thread. If it was the driver, the thread that has waited longest becomes the
+    /// driver and must be woken.
     pub fn leave<T>(&mut self, seat: usize) -> (Option<T>, Bits)
     where
         S: BorrowMut<[Option<Seat<T>>]>,

@@ -1,4 +1,4 @@
-//! One thread at a time. Interleavings are the models' affair.
+//! One thread at a time. The models cover interleavings.
 
 use std::cell::Cell;
 use std::vec;
@@ -7,7 +7,7 @@ use std::vec::Vec;
 use super::{Bell, Bits, Lock, Park, Roster, Seat};
 use crate::sync::Word32;
 
-/// Nobody can sleep here: there is one thread.
+/// No thread can sleep here, because there is only one.
 #[derive(Default)]
 struct Calls {
     unparked: Cell<u32>,
@@ -15,7 +15,7 @@ struct Calls {
 
 impl Park for Calls {
     fn park(&self, _: &Word32, _: u32) {
-        panic!("nobody would wake us");
+        panic!("no thread could wake this one");
     }
 
     fn unpark(&self, _: &Word32) {
@@ -28,7 +28,7 @@ impl Park for Calls {
 }
 
 #[test]
-fn lock_that_nobody_else_wants_costs_no_call() {
+fn uncontended_lock_costs_no_call() {
     let (lock, calls) = (Lock::default(), Calls::default());
     for _ in 0..100 {
         lock.acquire(&calls);
@@ -55,7 +55,7 @@ fn lock_excludes_and_starves_nobody() {
         }
         fn unpark(&self, _: &Word32) {
             let _guard = self.0.lock().unwrap();
-            // More than one is allowed: each looks for itself.
+            // Waking more than one is allowed: each checks for itself.
             self.1.notify_all();
         }
         fn unpark_all(&self, word: &Word32) {
@@ -70,14 +70,14 @@ fn lock_excludes_and_starves_nobody() {
             scope.spawn(move || {
                 for round in 0..20_000 {
                     lock.acquire(threads);
-                    assert_eq!(inside.fetch_add(1, Ordering::Relaxed), 0, "two hold it");
+                    assert_eq!(inside.fetch_add(1, Ordering::Relaxed), 0, "two threads hold the lock");
                     total.fetch_add(1, Ordering::Relaxed);
                     inside.fetch_sub(1, Ordering::Relaxed);
                     if (round + number) % 3 == 0 { lock.hand_over(threads) } else { lock.release(threads) }
                 }
             })
         };
-        // One by one: ThreadSanitizer does not see how a scope waits.
+        // Joined one by one, because ThreadSanitizer does not recognise the waiting of a scope.
         (0..4).map(spawn).collect::<Vec<_>>().into_iter().for_each(|thread| thread.join().unwrap());
     });
     assert_eq!(total.into_inner(), 80_000);
@@ -95,17 +95,17 @@ fn there_is_one_driver_and_the_oldest_follows() {
     assert!(roster.drives(seats[1]) && !roster.drives(seats[0]) && !roster.drives(seats[2]));
     assert_eq!(roster.leave(seats[1]), (Some("b"), Bits::of(seats[0])));
     assert!(roster.drives(seats[0]));
-    // The free seat is behind in the order.
+    // The free slot is later in the order.
     assert_eq!(roster.join("e"), Ok(seats[1]));
     assert_eq!(roster.leave(seats[0]), (Some("a"), Bits::of(seats[2])));
     assert_eq!(roster.leave(seats[1]), (Some("e"), Bits::NONE), "not the driver");
-    assert_eq!(roster.leave(seats[2]), (Some("c"), Bits::NONE), "nobody is left");
+    assert_eq!(roster.leave(seats[2]), (Some("c"), Bits::NONE), "no thread is left");
     assert_eq!(roster.count(), 0);
     assert_eq!(roster.leave(seats[2]), (None, Bits::NONE));
 }
 
 #[test]
-fn whoever_is_served_is_woken_once_and_does_not_become_driver() {
+fn a_thread_whose_wait_ended_is_woken_once_and_does_not_become_driver() {
     let mut roster = roster(4);
     let seats = ["a", "b", "c"].map(|name| roster.join(name).unwrap());
     assert!(roster.drives(seats[0]));
@@ -118,13 +118,13 @@ fn whoever_is_served_is_woken_once_and_does_not_become_driver() {
 }
 
 #[test]
-fn bits_are_shared_by_every_32nd_seat() {
+fn bits_are_shared_by_every_32nd_slot() {
     let all = vec![0, 31, 32, 63].into_iter().fold(Bits::NONE, |bits, seat| bits.and(Bits::of(seat)));
     assert_eq!(all.mask(), 1 | 1 << 31);
 }
 
 #[test]
-fn bell_that_rang_since_lets_nobody_sleep() {
+fn event_count_that_was_advanced_lets_no_thread_sleep() {
     let bell = Bell::default();
     let since = bell.listen();
     assert_eq!(bell.word().load_relaxed(), since);

@@ -1,4 +1,4 @@
-//! The ring of entries and exits, and the tree made of it.
+//! The ring of entries and exits, and the tree built from it.
 #![forbid(unsafe_code)]
 
 use core::borrow::BorrowMut;
@@ -6,12 +6,12 @@ use core::fmt;
 
 use super::Recorder;
 
-/// One entry or exit. Private to the ring; public only so that its storage can be lent.
+/// One entry or exit. Private to the ring; public only so that the caller can lend its storage.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Record {
-    /// By the lent clock.
+    /// Time by the lent clock.
     time: u64,
-    /// Of an exit it is empty.
+    /// Name of the function; empty for an exit.
     name: &'static str,
     value: u64,
 }
@@ -22,35 +22,37 @@ impl Record {
     }
 }
 
-/// The last entries and exits of one thread, in as many records as are lent; none are lent to write nothing down.
+/// The last entries and exits of one thread, in as many records as the caller lends. Without
+/// records nothing is recorded.
 #[derive(Debug)]
 pub struct Ring<B> {
     records: B,
-    /// Records written, and not taken back.
+    /// Number of records written and not removed.
     next: u64,
-    /// The most that `next` ever was: what is that much older than this is overwritten.
+    /// The highest value of `next`. Records older than this by the length of the ring are
+    /// overwritten.
     most: u64,
-    /// Nanoseconds since any moment; never runs backwards.
+    /// Nanoseconds since any moment; must never decrease.
     clock: fn() -> u64,
 }
 
 impl<B: BorrowMut<[Record]>> Ring<B> {
-    /// A ring in which nothing is written.
+    /// Returns an empty ring.
     pub const fn new(records: B, clock: fn() -> u64) -> Self {
         Self { records, next: 0, most: 0, clock }
     }
 
-    /// What is in the ring, as a tree, for printing.
+    /// Returns the content of the ring as a tree, for printing.
     pub const fn tree(&self) -> Tree<'_, B> {
         Tree { ring: self }
     }
 
-    /// Records that later ones have overwritten.
+    /// Returns the number of overwritten records.
     pub fn lost(&self) -> u64 {
         self.most.saturating_sub(self.records.borrow().len() as u64)
     }
 
-    /// Forgets everything.
+    /// Removes all records.
     pub const fn clear(&mut self) {
         (self.next, self.most) = (0, 0);
     }
@@ -75,8 +77,8 @@ impl<B: BorrowMut<[Record]>> Ring<B> {
         (self.lost()..self.next).filter_map(|number| Some((number, self.get(number)?)))
     }
 
-    /// How long a function took, itself and what it called; and what of that was spent in those. `None` when it was not
-    /// left.
+    /// Returns the duration of a function including the functions that it called, and the part
+    /// spent in those. `None` if the function has not returned.
     fn took(&self, entry: u64) -> Option<(u64, u64)> {
         let start = self.get(entry)?.time;
         let (mut depth, mut child, mut called) = (0_u32, 0, 0);
@@ -117,7 +119,8 @@ impl<B: BorrowMut<[Record]>> Recorder for Ring<B> {
     }
 }
 
-/// The tree: a line an entry, with when it began, how long it took, and how long without what it called, in nanoseconds.
+/// The tree: one line per entry, with its start, its duration, and its duration without called
+/// functions, in nanoseconds.
 #[derive(Debug)]
 pub struct Tree<'a, B> {
     ring: &'a Ring<B>,
@@ -133,7 +136,7 @@ impl<B: BorrowMut<[Record]>> fmt::Display for Tree<'_, B> {
         let mut depth = 0_usize;
         for (number, record) in ring.iter() {
             if !record.is_entry() {
-                // One whose entry is lost leaves the depth as it is.
+                // If the entry of an exit was overwritten, the depth is unchanged.
                 depth = depth.saturating_sub(1);
                 continue;
             }
@@ -142,7 +145,7 @@ impl<B: BorrowMut<[Record]>> fmt::Display for Tree<'_, B> {
                 Some((total, called)) => {
                     write!(f, "{at:>12} {total:>10} {:>10}", total.saturating_sub(called))?;
                 }
-                // Not left yet.
+                // The function has not returned yet.
                 None => write!(f, "{at:>12} {:>10} {:>10}", "-", "-")?,
             }
             writeln!(f, "  {:indent$}{} {}", "", record.name, record.value, indent = 2 * depth)?;
@@ -161,7 +164,7 @@ mod tests {
 
     use super::*;
 
-    /// Each look at the clock is 10 ns after the one before.
+    /// Each reading of the clock is 10 ns after the preceding one.
     fn clock() -> u64 {
         std::thread_local!(static MINE: AtomicU64 = const { AtomicU64::new(1000) });
         MINE.with(|now| now.fetch_add(10, Ordering::Relaxed))
@@ -202,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn what_did_nothing_is_taken_back_unless_it_called_what_did() {
+    fn a_function_that_did_nothing_is_removed_unless_it_called_one_that_did() {
         let mut ring = ring(8);
         for _ in 0..100 {
             ring.enter("idle", 0);
@@ -228,7 +231,7 @@ mod tests {
         let lines = lines(&ring);
         assert_eq!(lines[0], "call tree of 2 entries; 4 records before them are lost");
         assert!(lines[2].ends_with("leaf 2") && lines[3].ends_with("- - open 9"), "{lines:?}");
-        // What an entry overwrote that was taken back does not come again.
+        // A removed entry does not restore the record that it overwrote.
         ring.enter("idle", 0);
         ring.leave(false);
         assert_eq!(ring.lost(), 5);
@@ -237,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_lent_is_nothing_written() {
+    fn without_storage_nothing_is_recorded() {
         let mut ring = ring(0);
         ring.note("leaf", 1);
         ring.leave(false);

@@ -4,7 +4,7 @@ use super::*;
 
 const LONGEST: u16 = 1024;
 
-/// So many runs, each of the way that is asked for; how many went each way.
+/// Executes runs, each by the selected way. Returns how many runs each way got.
 fn run<const N: usize>(ways: &mut Ways<N, LONGEST>, count: usize, cost: [u32; N]) -> [usize; N] {
     let mut went = [0; N];
     for _ in 0..count {
@@ -36,7 +36,7 @@ fn trials_become_rare() {
 }
 
 #[test]
-fn what_is_hopeless_is_tried_once_at_a_time() {
+fn a_much_slower_alternative_is_tried_once_at_a_time() {
     let mut ways = Ways::<2, LONGEST>::default();
     assert!(run(&mut ways, 200, [5, 21])[1] <= 5);
 }
@@ -46,7 +46,7 @@ fn a_trial_of_too_few_runs_decides_nothing() {
     let mut ways = Ways::<2, LONGEST>::default();
     for _ in 0..1000 {
         run(&mut ways, 20, [9, 9]);
-        // What is better by far was tried once only.
+        // A much better way was tried only once.
         while ways.trial > 1 {
             ways.miss();
         }
@@ -56,7 +56,7 @@ fn a_trial_of_too_few_runs_decides_nothing() {
 }
 
 #[test]
-fn a_short_rise_is_sat_out_and_a_lasting_one_is_not() {
+fn a_short_rise_is_ignored_and_a_lasting_one_is_not() {
     let mut ways = Ways::<2, LONGEST>::default();
     run(&mut ways, 5000, [5, 9]);
     let short = run(&mut ways, usize::from(CHANGED) - 2, [11, 9]);
@@ -67,10 +67,10 @@ fn a_short_rise_is_sat_out_and_a_lasting_one_is_not() {
 }
 
 #[test]
-fn what_is_suggested_is_tried_next_but_not_in_the_midst_of_a_trial() {
+fn a_suggestion_is_tried_next_but_not_during_a_trial() {
     let mut ways = Ways::<3, LONGEST>::default();
     ways.suggest(2);
-    assert_eq!(ways.next(), 0, "nothing is known of what we do now");
+    assert_eq!(ways.next(), 0, "the cost of the preferred way is unknown");
     run(&mut ways, 2000, [5, 9, 9]);
     for way in [1, 2] {
         while ways.trial > 0 || ways.wait > ways.waited - ways.waited / SOON {
@@ -106,7 +106,7 @@ fn trials_of_which_no_run_counts_become_rare() {
 }
 
 #[test]
-fn what_is_suggested_again_and_again_becomes_rare() {
+fn repeated_suggestions_are_tried_rarely() {
     let mut ways = Ways::<3, LONGEST>::default();
     let mut went = [0; 3];
     for at in 0..10_000_u16 {
@@ -119,9 +119,12 @@ fn what_is_suggested_again_and_again_becomes_rare() {
 }
 
 proptest! {
-    /// Whatever is said, the way that is asked for is one of them.
+    /// For any sequence of calls, the selected way is valid.
     #[test]
-    fn any_history_is_survived(first in 0_u8..3, steps in prop::collection::vec((0_u8..8, any::<u8>(), 1_u32..), 0..400)) {
+    fn any_history_leaves_valid_state(
+        first in 0_u8..3,
+        steps in prop::collection::vec((0_u8..8, any::<u8>(), 1_u32..), 0..400),
+    ) {
         let mut ways = Ways::<3, LONGEST>::preferring(first);
         for (what, way, cost) in steps {
             match what {

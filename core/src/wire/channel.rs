@@ -1,82 +1,87 @@
-//! The bytes of a [channel](crate::port::channel): packets that are sent on connections of a memory port.
+//! The packet format of a [channel](crate::port::channel): packets that are sent on connections of
+//! a memory port.
 //!
-//! All words are little-endian. **Hello**, [`HELLO_BYTES`], said with the request for a connection and with its acceptance. Words
-//! of 32 bits: 0: [`CHANNEL_VERSION`] in bits 0-15, the mark `0x4e4d` in bits 16-31; 1: the sender's rank; 2 and 3: the number of
-//! the world; 4: bits 0-15 rail, 16-31 receives posted at the start; 5: payload bytes of the largest packet; 6 and 7: the
-//! sender's token for this peer. A refusal has one byte: the [`Refusal`].
+//! All words are little-endian. **Hello**, [`HELLO_BYTES`], is the private data of a connection
+//! request and of its acceptance. Words of 32 bits: 0: [`CHANNEL_VERSION`] in bits 0-15, the
+//! identity stamp `0x4e4d` in bits 16-31; 1: the sender's rank; 2 and 3: the number of the world;
+//! 4: bits 0-15 rail, 16-31 receives posted at the start; 5: payload bytes of the largest packet; 6
+//! and 7: the sender's token for this peer. A refusal has one byte: the [`Refusal`].
 //!
-//! **Packet**: [`HEADER_BYTES`], then the payload, to the end of the message. Words of 64 bits: 0: bits 0-7 the kind, 0 for a
-//! packet that only brings what is in the header, 16-31 context, 32-47 receives that the sender wants to keep on this
-//! connection; 1: tag; 2: bits 0-31 sequence number, 32-63 receives ever posted on this connection; 3: units of the store that
-//! are promised in all. What is not named is 0.
+//! **Packet**: [`HEADER_BYTES`], then the payload, to the end of the message. Words of 64 bits: 0:
+//! bits 0-7 the kind, 0 for a packet without content, 16-31 context, 32-47 receives that the sender
+//! wants to keep on this connection; 1: tag; 2: bits 0-31 sequence number, 32-63 total receives
+//! posted on this connection; 3: total units of the store granted. All other bits are 0.
 //!
-//! Sequence numbers count the packets with a kind, over all rails to a peer; they and the totals of receives are 32 bits wide, begin
-//! at [`FIRST`](crate::flow::posted::FIRST), and wrap around.
+//! Sequence numbers count the packets with a kind, over all rails to a peer. They and the totals of
+//! receives are 32 bits wide, begin at [`FIRST`](crate::flow::posted::FIRST), and wrap around.
 #![forbid(unsafe_code)]
 
 use super::Kind;
 use crate::flow::posted::Stamp;
 use crate::port::memory::Private;
 
-/// Version of everything on this page, and of the payloads whose bytes [`super::rendezvous`] and [`super::rma`] say.
+/// Version of the formats on this page, and of the payloads that [`super::rendezvous`] and
+/// [`super::rma`] define.
 pub const CHANNEL_VERSION: u16 = 4;
-/// Bytes of a packet before its payload.
+/// Bytes of a packet header.
 pub const HEADER_BYTES: usize = 32;
 /// Bytes of a hello.
 pub const HELLO_BYTES: usize = 32;
 
 const MARK: u32 = 0x4e4d;
 
-/// Who asks for a connection, or accepts it.
+/// The handshake data of the process that requests or accepts a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hello {
-    /// Its rank.
+    /// Rank of the process.
     pub rank: u32,
-    /// Which world it belongs to: a number that only its members know.
+    /// Number of the world, which only its members know.
     pub world: u64,
-    /// Which of the connections between the two.
+    /// Index of the connection between the two processes.
     pub rail: u16,
-    /// Receives that it has posted.
+    /// Number of receives that the process has posted.
     pub receives: u16,
     /// Payload bytes of the largest packet.
     pub packet_bytes: u32,
-    /// Random, and told to nobody but this peer: all connections between the two show the same one.
+    /// Random number that only this peer receives. All connections between the two processes carry
+    /// the same token.
     pub token: u64,
 }
 
-/// Why a hello was not one to talk to.
+/// The reason why a hello was rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// It does not speak this protocol.
-    #[error("what asks does not speak the protocol")]
+    /// The other side does not use this protocol.
+    #[error("the connecting process does not use this protocol")]
     Protocol,
-    /// It speaks another version.
+    /// The other side uses another version.
     #[error("versions differ: use the same release on both sides")]
     Version,
-    /// It belongs to another world, or says it has a rank that it can't have.
-    #[error("it is no member of the world")]
+    /// The other side belongs to another world, or claims a rank that it cannot have.
+    #[error("the process is not a member of the world")]
     Stranger,
-    /// Packets differ in size, or there are more rails.
-    #[error("the two sides have different settings: packet bytes, or rails")]
+    /// The two sides differ in the packet size or the number of rails.
+    #[error("the two sides have different settings for packet bytes or rails")]
     Settings,
-    /// The connection exists, or the one before has not ended.
-    #[error("the connection exists already: try again later")]
+    /// The connection exists, or the preceding one has not ended.
+    #[error("the connection already exists: try again later")]
     Exists,
-    /// There are no buffers for it.
-    #[error("there are no buffers for it: lend more memory")]
+    /// There are too few buffers for the connection.
+    #[error("too few buffers are free for the connection: lend more memory")]
     Buffers,
-    /// Another process has its place: that of a rank which is connected, or being connected, with another token.
+    /// Another process holds the rank: the rank is connected, or being connected, with another
+    /// token.
     #[error(
-        "another process has the place of that rank: if it is the process before, try again when that has been found to be gone"
+        "another process holds that rank: if it is the former process, try again after its failure was detected"
     )]
     Claimed,
-    /// A reason of a later version.
+    /// A reason that a later version defines.
     #[error("reason {0}")]
     Unknown(u8),
 }
 
 impl Refusal {
-    /// As it is said.
+    /// Encodes the refusal as private data.
     pub fn encode(self) -> Private {
         let code = match self {
             Self::Protocol => 1,
@@ -91,7 +96,7 @@ impl Refusal {
         Private::new(&[code]).unwrap_or(Private::EMPTY)
     }
 
-    /// What was said; `None` when nothing was.
+    /// Decodes a refusal; `None` if the private data holds none.
     pub fn decode(private: &Private) -> Option<Self> {
         Some(match private.bytes().first()? {
             0 => return None,
@@ -108,7 +113,7 @@ impl Refusal {
 }
 
 impl Hello {
-    /// As it is said.
+    /// Encodes the hello as private data.
     pub fn encode(&self) -> Private {
         let words = [
             u32::from(CHANNEL_VERSION) | MARK << 16,
@@ -127,10 +132,10 @@ impl Hello {
         Private::new(&bytes).unwrap_or(Private::EMPTY)
     }
 
-    /// What was said; fabrics may add zeros.
+    /// Decodes a hello. Fabrics may append zeros.
     ///
     /// # Errors
-    /// It is no hello, or one of another version.
+    /// The private data is not a hello, or one of another version.
     pub fn decode(private: &Private) -> Result<Self, Refusal> {
         let bytes = private.bytes();
         let (Some(bytes), rest) = (bytes.first_chunk::<HELLO_BYTES>(), bytes.get(HELLO_BYTES..)) else {
@@ -156,32 +161,32 @@ impl Hello {
     }
 }
 
-/// What stands before a packet's payload.
+/// The header of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// What the packet is, and its context, tag and number; `None` when it only brings the rest.
+    /// Kind, context, tag and number of the packet; `None` for a packet without content.
     pub packet: Option<Numbered>,
-    /// The sender's receives on this connection.
+    /// The report on the sender's receives on this connection.
     pub stamp: Stamp,
-    /// Units of the store that are promised in all.
+    /// Total units of the store granted.
     pub units: u64,
 }
 
-/// A packet with content.
+/// The description of a packet with content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Numbered {
-    /// What it is.
+    /// Kind of the packet.
     pub kind: Kind,
     /// Matching context.
     pub context: u16,
     /// Tag.
     pub tag: u64,
-    /// The how manieth to this peer.
+    /// Sequence number of the packet to this peer.
     pub sequence: u32,
 }
 
 impl Header {
-    /// The bytes. A target of more than 16 bits is cut off.
+    /// Encodes the header. A target of more than 16 bits is reduced to 16 bits.
     #[inline]
     pub fn encode(&self) -> [u8; HEADER_BYTES] {
         let target = u64::from(self.stamp.target.min(u32::from(u16::MAX))) << 32;
@@ -200,7 +205,7 @@ impl Header {
         bytes
     }
 
-    /// What the bytes say; `None` when no honest peer says that.
+    /// Decodes the header; `None` if it violates the protocol.
     #[inline]
     pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Option<Self> {
         let mut words = [0; 4];
@@ -232,7 +237,7 @@ mod tests {
     };
 
     #[test]
-    fn headers_survive_the_way() {
+    fn headers_survive_encoding() {
         let update = Header { packet: None, ..PACKET };
         for header in [PACKET, update] {
             assert_eq!(Header::decode(&header.encode()), Some(header));
@@ -274,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn hellos_survive_the_way_and_others_are_refused() {
+    fn hellos_survive_encoding_and_others_are_refused() {
         let (rail, receives, packet_bytes, token) = (3, 0x1234, 1 << 20, 0x0123_4567_89ab_cdef);
         let hello = Hello { rank: 7, world: u64::MAX - 1, rail, receives, packet_bytes, token };
         let said = hello.encode();
@@ -293,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn refusals_survive_the_way() {
+    fn refusals_survive_encoding() {
         use Refusal::{Buffers, Claimed, Exists, Protocol, Settings, Stranger, Unknown, Version};
         for refusal in [Protocol, Version, Stranger, Settings, Exists, Buffers, Claimed, Unknown(200)] {
             assert_eq!(Refusal::decode(&refusal.encode()), Some(refusal));

@@ -1,12 +1,15 @@
-//! The bytes of software placement: what a memory port without an RDMA device says over a byte stream (TCP, for example).
+//! The format of software placement: the protocol of a memory port without an RDMA device over a
+//! byte stream (for example TCP).
 //!
-//! All words are little-endian. **Greeting**, [`GREETING_BYTES`], from each side, once; who connects says it first. Words of 64
-//! bits: 0: [`MAGIC`]; 1: [`PLACEMENT_VERSION`] in bits 0-31, bytes of the greeting in bits 32-63: these two never change; 2: the
-//! token of the address that was connected to, 0 in an answer; 3: bits 0-7 the [`Answer`], bit 8 that receives are taken from
-//! a shared queue, bits 16-23 private bytes; then 56 private bytes, zeros behind.
+//! All words are little-endian. **Handshake**, [`GREETING_BYTES`], from each side, once; the
+//! connecting side sends first. Words of 64 bits: 0: [`MAGIC`]; 1: [`PLACEMENT_VERSION`] in bits
+//! 0-31, bytes of the handshake in bits 32-63: these two words never change; 2: the token of the
+//! address that was connected to, 0 in an answer; 3: bits 0-7 the [`Answer`], bit 8 is set if
+//! receives are taken from a shared queue, bits 16-23 number of private bytes; then 56 private
+//! bytes, padded with zeros.
 //!
-//! **Frame**: four words, then what the kind says. Word 0: bits 0-7 kind, bit 8 that there is an immediate, 32-63 bytes.
-//! Word 1: bits 0-31 the immediate. What is not named is 0.
+//! **Frame**: four words, then the fields of its kind. Word 0: bits 0-7 kind, bit 8 is set if there
+//! is an immediate, 32-63 bytes. Word 1: bits 0-31 the immediate. All other bits are 0.
 //!
 //! | kind | code | bytes | word 2 | word 3 | then |
 //! |---|---|---|---|---|---|
@@ -17,57 +20,60 @@
 //! | [`Frame::Swap`] | 5 | 16 | address | key | new value, expected value |
 //! | [`Frame::ReadReply`] | 6 | of the payload | 0 | 0 | payload |
 //! | [`Frame::ValueReply`] | 7 | 0 | old value | 0 | |
-//! | [`Frame::Ack`] | 8 | 0 | operations executed | messages there is room for | |
+//! | [`Frame::Ack`] | 8 | 0 | operations executed | messages for which there is space | |
 //! | [`Frame::Refuse`] | 9 | 0 | operation | [`Reason`] | the last frame |
 //! | [`Frame::Ask`] | 10 | 0 | messages wanted | 0 | |
-//! | [`Frame::WriteFrom`] | 11 | of the payload | address | key | where the payload is in the sender's memory, 0 |
-//! | [`Frame::ReadFrom`] | 12 | of the payload | where it is in the sender's memory | 0 | |
-//! | [`Frame::Pulled`] | 13 | 0 | payloads of 12 that were read | 0 | |
+//! | [`Frame::WriteFrom`] | 11 | of the payload | address | key | address of the payload in the sender's memory, 0 |
+//! | [`Frame::ReadFrom`] | 12 | of the payload | its address in the sender's memory | 0 | |
+//! | [`Frame::Pulled`] | 13 | 0 | number of payloads of kind 12 that were read | 0 | |
 //! | [`Frame::CanPull`] | 14 | 0 | 0 | 0 | |
 //!
-//! The last four are for processes of one machine: who has found that it can read the other's memory says so (14), and from
-//! then on may be told where a payload is (11 instead of 1, 12 instead of 6).
+//! The last four kinds are for processes of one machine. A process that has found that it can read
+//! the other's memory reports this (14). The other process may then send the address of a payload
+//! instead of the payload (11 instead of 1, 12 instead of 6).
 //!
-//! *Operations* (1 to 5, and 11) are executed in the order sent and counted from 0. Replies come in the order of their
-//! operations. A message (3, or 1 or 11 with an immediate) is sent only when there is room for it: the receiver says for how many
-//! in all since the start. From a shared queue there is room only when it is asked for, for at most [`MOST_ASKED`] ahead. At
-//! most [`MOST_REPLIES`] operations that are answered may be under way. Who receives anything else ends the connection.
+//! *Operations* (1 to 5, and 11) are executed in the order sent and counted from 0. Replies arrive
+//! in the order of their operations. A message (3, or 1 or 11 with an immediate) is sent only if
+//! there is space for it: the receiver reports the total number of messages since the start for
+//! which it has space. Space in a shared queue must be requested, for at most [`MOST_ASKED`]
+//! messages ahead. At most [`MOST_REPLIES`] operations with replies may be in flight. A receiver of
+//! any other frame ends the connection.
 #![forbid(unsafe_code)]
 
 use crate::port::memory::{MOST_PRIVATE_BYTES, Private, Remote};
 
-/// Version of everything on this page.
+/// Version of the formats on this page.
 pub const PLACEMENT_VERSION: u32 = 1;
-/// Begins a greeting.
+/// First word of a handshake.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"nemesiap");
-/// Bytes of a greeting.
+/// Bytes of a handshake.
 pub const GREETING_BYTES: usize = 88;
-/// Bytes of the greeting's part that is the same in all versions.
+/// Bytes of the part of the handshake that is the same in all versions.
 pub const FIXED_BYTES: usize = 16;
-/// Bytes of a frame before its payload, without operands.
+/// Bytes of a frame header, without operands and payload.
 pub const FRAME_BYTES: usize = 32;
 /// Bytes of the longest frame without payload.
 pub const MOST_FRAME_BYTES: usize = 48;
-/// Operations under way that are answered.
+/// Most operations with replies in flight.
 pub const MOST_REPLIES: usize = 16;
-/// Messages asked for ahead.
+/// Most messages for which space is requested ahead.
 pub const MOST_ASKED: u64 = 4;
 
 const IMMEDIATE: u64 = 1 << 8;
 const SHARED: u64 = 1 << 8;
 
-/// What a greeting says about the connection.
+/// The purpose of a handshake message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// It is asked for.
+    /// Requests the connection.
     Request = 0,
-    /// It is accepted.
+    /// Accepts the connection.
     Accept = 1,
-    /// It is refused.
+    /// Refuses the connection.
     Refuse = 2,
 }
 
-/// The first that each side says.
+/// The first message of each side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Greeting {
     /// Request or answer.
@@ -76,21 +82,21 @@ pub struct Greeting {
     pub token: u64,
     /// Whether receives are taken from a shared queue.
     pub shared: bool,
-    /// What the user says.
+    /// Private data of the user.
     pub private: Private,
 }
 
-/// Why a greeting is not one.
+/// The reason why a handshake is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GreetingError {
-    /// Of another version.
-    #[error("version {theirs} instead of {PLACEMENT_VERSION}")]
+    /// The other side uses another version.
+    #[error("the peer uses version {theirs} instead of {PLACEMENT_VERSION}")]
     Version {
-        /// Which.
+        /// Version of the other side.
         theirs: u32,
     },
-    /// Nothing that we know.
-    #[error("not a greeting")]
+    /// The bytes are not a handshake.
+    #[error("the peer's first bytes are not a handshake")]
     Malformed,
 }
 
@@ -103,7 +109,7 @@ fn words<const N: usize>(bytes: &[u8]) -> [u64; N] {
 }
 
 impl Greeting {
-    /// The bytes.
+    /// Encodes the handshake.
     pub fn encode(&self) -> [u8; GREETING_BYTES] {
         let mut bytes = [0; GREETING_BYTES];
         let private = self.private.bytes();
@@ -119,7 +125,7 @@ impl Greeting {
         bytes
     }
 
-    /// Looks at the part that all versions share.
+    /// Checks the part that all versions share.
     ///
     /// # Errors
     /// See [`GreetingError`].
@@ -134,7 +140,7 @@ impl Greeting {
         }
     }
 
-    /// What the bytes say.
+    /// Decodes the handshake.
     ///
     /// # Errors
     /// See [`GreetingError`].
@@ -151,14 +157,14 @@ impl Greeting {
     }
 }
 
-/// Why an operation was refused.
+/// The reason why an operation was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// Wrong key, out of bounds, or not allowed.
+    /// Wrong key, out of bounds, or insufficient rights.
     Access = 1,
-    /// A value that is not aligned, or a message that is longer than the receive.
+    /// An unaligned value, or a message that is longer than the receive.
     Invalid = 2,
-    /// The target could not execute it.
+    /// The target could not execute the operation.
     Failed = 3,
 }
 
@@ -168,7 +174,7 @@ impl Reason {
 
 /// A frame, without its payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs)] // The table above says what they are.
+#[allow(missing_docs)] // The table above describes them.
 pub enum Frame {
     Write { len: u32, to: Remote, immediate: Option<u32> },
     Read { len: u32, from: Remote },
@@ -186,19 +192,19 @@ pub enum Frame {
     CanPull,
 }
 
-/// What the first bytes of a stream are.
+/// The result of parsing the start of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Parsed {
-    /// A frame of so many bytes; its payload follows.
+    /// A frame of this length; its payload follows.
     Frame(Frame, usize),
-    /// Not enough to know.
+    /// The bytes are too few to decide.
     Short,
-    /// Nothing that an honest peer says.
+    /// The bytes violate the protocol.
     Malformed,
 }
 
 impl Frame {
-    /// The bytes, and how many of them count.
+    /// Encodes the frame; returns the bytes and how many of them are used.
     pub fn encode(&self) -> ([u8; MOST_FRAME_BYTES], usize) {
         let head = |kind: u64, len: u32| kind | u64::from(len) << 32;
         let flagged = |kind: u64, len: u32, immediate: Option<u32>| {
@@ -240,7 +246,7 @@ impl Frame {
         (bytes, if long { MOST_FRAME_BYTES } else { FRAME_BYTES })
     }
 
-    /// What a stream begins with.
+    /// Parses the frame at the start of a stream.
     pub fn parse(bytes: &[u8]) -> Parsed {
         let Some(head) = bytes.first_chunk::<FRAME_BYTES>() else { return Parsed::Short };
         let [first, second, third, fourth] = words(head);
@@ -272,7 +278,7 @@ impl Frame {
             (14, _) => Self::CanPull,
             _ => return Parsed::Malformed,
         };
-        // What is not named is 0.
+        // All unused bits must be 0.
         let (wanted, count) = frame.encode();
         let same = bytes.get(..count).is_some_and(|bytes| *bytes == wanted[..count]);
         if same { Parsed::Frame(frame, size) } else { Parsed::Malformed }
@@ -321,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_honest_peer_says_is_not_understood() {
+    fn invalid_frames_are_malformed() {
         for kind in (0..=255_u64).filter(|kind| !(1..=14).contains(kind)) {
             let mut bytes = [0; MOST_FRAME_BYTES];
             bytes[..8].copy_from_slice(&kind.to_le_bytes());
@@ -346,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn greetings_survive_the_wire() {
+    fn handshakes_survive_the_wire() {
         for private in [&[] as &[u8], b"abc", &[0; 56], &[9; 56]] {
             for answer in [Answer::Request, Answer::Accept, Answer::Refuse] {
                 let greeting = Greeting { answer, ..greeting(private) };

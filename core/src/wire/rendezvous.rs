@@ -1,68 +1,72 @@
 //! The packets of the rendezvous protocol (paper 4, section 3.2): payloads of [`Kind::Rts`](super::Kind::Rts),
 //! [`Kind::Cts`](super::Kind::Cts) and [`Kind::Fin`](super::Kind::Fin), in words of 64 bits, little-endian.
 //!
-//! | packet | word 0 | word 1 | word 2 | word 3 | then |
-//! |---|---|---|---|---|---|
-//! | RTS | bytes of the message | the sender's request | address of the bytes at the sender, 0 if they can't be read there | how the sender receives such messages: 0 is unknown, see [`Rts::way`] | the first bytes |
-//! | CTS | the sender's request | the receiver's request | first byte wanted | end of the bytes wanted | a word: how the sender's copies are to be made, the code of [`Stores`] |
-//! | FIN | the sender's request | | | | |
+//! - **RTS**. Word 0: bytes of the message; 1: the sender's request; 2: address of the bytes at the
+//!   sender, 0 if they cannot be read there; 3: the protocol by which the sender receives such
+//!   messages, 0 if unknown, see [`Rts::way`]. Then the first bytes of the message.
+//! - **CTS**. Word 0: the sender's request; 1: the receiver's request; 2: first byte requested; 3: end
+//!   of the bytes requested; 4: the copy policy for the sender, the code of [`Stores`].
+//! - **FIN**. Word 0: the sender's request.
 //!
-//! A `Data` packet carries the receiver's request as its tag, and the next bytes wanted. The packets of a message come in
-//! order. A receiver that has all bytes, or all that it wants, sends FIN; one that has them by `Data` does not.
+//! A `Data` packet carries the receiver's request as its tag, and the next requested bytes. The
+//! packets of a message arrive in order. A receiver that has all bytes that it wants sends FIN,
+//! unless it received them in `Data` packets.
 //!
-//! A request is a number that its owner checks when it comes back; an address is used by the kernel, which checks it.
+//! A request is a number that its owner checks when the number returns. An address is used only by
+//! the kernel, which checks it.
 #![forbid(unsafe_code)]
 
-/// Bytes of an RTS before the message's first bytes.
+/// Bytes of an RTS without the first bytes of the message.
 pub const RTS_BYTES: usize = 32;
 /// Bytes of a CTS.
 pub const CTS_BYTES: usize = 40;
-/// Ways of receiving a message that an RTS can name.
+/// Number of protocols that an RTS can name.
 pub const MOST_WAYS: u8 = 3;
 /// Bytes of a FIN.
 pub const FIN_BYTES: usize = 8;
 
-/// What an RTS says.
+/// The content of an RTS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rts {
     /// Bytes of the message.
     pub total: u64,
     /// The sender's request.
     pub sender: u64,
-    /// Where the bytes are in the sender's memory; 0 when they can't be read there.
+    /// Address of the bytes in the sender's memory; 0 if they cannot be read there.
     pub address: u64,
-    /// The way in which the sender receives messages of this size from the receiver just now, a number from 1 to
-    /// [`MOST_WAYS`]; 0 is none. What one side tries, the other may try with it.
+    /// The protocol by which the sender currently receives messages of this size from the receiver,
+    /// a number from 1 to [`MOST_WAYS`]; 0 if unknown. If one side tries a protocol, the other may
+    /// try it too.
     pub way: u8,
 }
 
-/// What a CTS says.
+/// The content of a CTS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cts {
-    /// The sender's request, as the RTS had it.
+    /// The sender's request, from the RTS.
     pub sender: u64,
-    /// The receiver's request, which the data have to name.
+    /// The receiver's request, which the `Data` packets must name.
     pub receiver: u64,
-    /// The first byte wanted.
+    /// First byte requested.
     pub start: u64,
-    /// The end of the bytes wanted.
+    /// End of the bytes requested.
     pub end: u64,
-    /// How the sender is to copy them.
+    /// The copy policy for the sender.
     pub stores: Stores,
 }
 
-/// How bytes are copied to where the other side reads them.
+/// The copy policy: how bytes are written where the other side reads them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Stores {
-    /// As whoever copies finds it faster.
+    /// The copying side selects the fastest policy.
     #[default]
     Learned = 0,
-    /// With plain stores.
+    /// Plain stores.
     Cached = 1,
-    /// Past the caches, with non-temporal stores, where the processor has them.
+    /// Non-temporal stores, if the processor has them.
     PastCaches = 2,
-    /// With plain stores, to lines that have been taken back from the reader meanwhile.
+    /// Plain stores to lines that were write-prefetched.
     Warmed = 3,
 }
 
@@ -92,13 +96,13 @@ fn encode<const N: usize>(words: &[u64]) -> [u8; N] {
 }
 
 impl Rts {
-    /// The bytes; the message's first bytes go behind.
+    /// Encodes the RTS; the first bytes of the message follow it.
     pub fn encode(&self) -> [u8; RTS_BYTES] {
         encode(&[self.total, self.sender, self.address, self.way.into()])
     }
 
-    /// Understands a packet of `len` bytes of which `bytes` are the first. `None` when an honest peer would not have
-    /// written it: too short, or with more first bytes than the message has.
+    /// Decodes a packet of `len` bytes that begins with `bytes`. `None` if it violates the
+    /// protocol: it is too short, or carries more first bytes than the message has.
     pub fn decode(bytes: &[u8; RTS_BYTES], len: usize) -> Option<Self> {
         let way = u8::try_from(word(bytes, 3)?).ok().filter(|way| *way <= MOST_WAYS)?;
         let rts = Self { total: word(bytes, 0)?, sender: word(bytes, 1)?, address: word(bytes, 2)?, way };
@@ -108,12 +112,12 @@ impl Rts {
 }
 
 impl Cts {
-    /// The bytes.
+    /// Encodes the CTS.
     pub fn encode(&self) -> [u8; CTS_BYTES] {
         encode(&[self.sender, self.receiver, self.start, self.end, self.stores as u64])
     }
 
-    /// Understands a packet.
+    /// Decodes a packet.
     pub fn decode(bytes: &[u8; CTS_BYTES]) -> Option<Self> {
         let cts = Self {
             sender: word(bytes, 0)?,
@@ -143,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_honest_peer_writes_is_not_understood() {
+    fn invalid_packets_are_not_decoded() {
         let rts = Rts { total: 70, sender: 1, address: 2, way: 0 };
         assert_eq!(Rts::decode(&rts.encode(), RTS_BYTES - 1), None);
         assert_eq!(Rts::decode(&rts.encode(), RTS_BYTES + 71), None);

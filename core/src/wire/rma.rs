@@ -1,62 +1,69 @@
 //! The packets of one-sided operations: [`Kind::Rma`](super::Kind::Rma) from origin to target, and
-//! [`Kind::RmaReply`](super::Kind::RmaReply) back; and the bytes of a remote key. Words of 64 bits, little-endian.
+//! [`Kind::RmaReply`](super::Kind::RmaReply) back; and the format of a remote key. Words of 64
+//! bits, little-endian.
 //!
-//! **Request.** Its context says what is to be done: bits 0-3 the [`Operation`], 4-7 the [`Reduction`], 8-11 the
-//! [`Datatype`], bit 12 that the region's notifications are to be counted up afterwards; the rest is 0. Its tag is the
-//! origin's request, and 0 for what is not answered. The payload:
+//! **Request.** Its context encodes the operation: bits 0-3 the [`Operation`], 4-7 the
+//! [`Reduction`], 8-11 the [`Datatype`], bit 12 is set if the target must count a notification of
+//! the region afterwards; the rest is 0. Its tag is the origin's request, and 0 if there is no
+//! answer. The payload:
 //!
 //! | operation | code | word 0 | word 1 | word 2 | word 3 | word 4 | then | answered |
 //! |---|---|---|---|---|---|---|---|---|
 //! | put | 1 | key | offset | region | | | the bytes | no |
-//! | get | 2 | key | offset | region | bytes wanted | | | with the bytes |
+//! | get | 2 | key | offset | region | bytes requested | | | with the bytes |
 //! | accumulate | 3 | key | offset | region | | | the operands | no |
 //! | fetch | 4 | key | offset | region | operand | | | with the old value |
 //! | compare and swap | 5 | key | offset | region | new value | expected value | | with the old value |
-//! | flush | 6 | | | | | | | when all before it is done |
+//! | flush | 6 | | | | | | | when all earlier ones are done |
 //! | fetch and accumulate | 7 | key | offset | region | | | the operands | with the old values |
 //!
-//! A longer put or accumulate is several packets, each with its own offset. So is a fetch and accumulate of more than
-//! [`GROUP_BYTES`]: each but the last has as many, is answered by itself, and counts against the window. Values of four bytes stand in the low half of
-//! their word. Nothing is stored: a target executes a request when it comes, and an origin has at most [`WINDOW`]
-//! requests under way that one target has to answer.
+//! A longer put or accumulate takes several packets, each with its own offset. So does a fetch and
+//! accumulate of more than [`GROUP_BYTES`]: each packet except the last has this size, is answered
+//! separately, and counts against the window. Values of four bytes occupy the low half of their
+//! word. Requests are not stored: a target executes each on arrival. An origin has at most
+//! [`WINDOW`] requests in flight that one target must answer.
 //!
-//! **Reply.** Its tag is the request's, its context the code of a [`Refusal`], or 0. The payload of a get is the next
-//! bytes wanted, in one packet or several; of fetch, and compare and swap, the old value in 4 or 8 bytes; of fetch and
-//! accumulate, as many old values as there were operands, or a refusal for each packet; of a flush, one
-//! word: how many requests were refused since the last, the first of them for the reason given. Other refusals carry
-//! nothing, and end the request.
+//! **Reply.** Its tag is the request's, its context the code of a [`Refusal`], or 0. The payload of
+//! a get is the next requested bytes, in one packet or several; of fetch, and compare and swap, the
+//! old value in 4 or 8 bytes; of fetch and accumulate, as many old values as there were operands,
+//! or a refusal for each packet; of a flush, one word: the number of requests refused since the
+//! last flush, of which the first was refused for the reason in the context. Other refusals have no
+//! payload, and end the request.
 //!
-//! **Account.** A reply that nobody has asked for, from a target that leaves: bit 15 of its context is set, bits 0-14 are the code
-//! of a [`Refusal`], or 0. Its tag is the number of puts and accumulates, in packets, that the target has executed or refused
-//! since the connection began; its payload is one word, as in the reply to a flush. Without it a flush that is started after the
-//! target has left could not tell what is done.
+//! **Account.** An unrequested reply from a target that leaves. Bit 15 of its context is set; bits
+//! 0-14 are the code of a [`Refusal`], or 0. Its tag is the number of puts and accumulates, in
+//! packets, that the target has executed or refused since the connection began. Its payload is one
+//! word, as in the reply to a flush. Without it, a flush that is started after the target has left
+//! could not know what is done.
 //!
-//! **Remote key.** Four words. Word 0: bits 0-15 [`KEY_VERSION`], 16-23 [`Access`], 32-63 the owner's rank. Word 1: the key.
-//! Word 2: bytes of the region. Word 3: bits 0-31 the region, 32-63 its share: 0, or one more than the number of the owner's
-//! descriptor of a shared region.
+//! **Remote key.** Four words. Word 0: bits 0-15 [`KEY_VERSION`], 16-23 [`Access`], 32-63 the
+//! owner's rank. Word 1: the key. Word 2: bytes of the region. Word 3: bits 0-31 the region, 32-63
+//! its share: 0, or one more than the number of the owner's descriptor of a shared region.
 //!
-//! **Shared region.** A segment that peers can map: its first word is the key, and 0 as soon as the region is concealed; its
-//! bytes begin at [`SHARED_BYTES`]. Who has mapped it uses it without its owner: puts and gets are copies, atomic
-//! operations those of the processor. Its size and pages are fixed before the key is handed out.
+//! **Shared region.** A segment that peers can map. Its first word is the key, or 0 after the
+//! region was unexposed; its bytes begin at [`SHARED_BYTES`]. A process that has mapped it accesses
+//! it without its owner: puts and gets are copies, atomic operations are those of the processor.
+//! Its size and pages are fixed before the key is published.
 #![forbid(unsafe_code)]
 
 use crate::port::PeerId;
 
-/// Requests to one target that may be under way at once and have to be answered.
+/// Most requests to one target in flight that the target must answer.
 pub const WINDOW: u32 = 32;
-/// Bytes of a put or accumulate before the bytes or operands.
+/// Bytes of a put or accumulate request before the data or operands.
 pub const HEAD_BYTES: usize = 24;
-/// Bytes of the longest request without bytes or operands.
+/// Bytes of the longest request without data or operands.
 pub const MOST_HEAD_BYTES: usize = 40;
 /// Bytes of a remote key.
 pub const KEY_BYTES: usize = 32;
-/// Version of the remote key's bytes.
+/// Version of the format of a remote key.
 pub const KEY_VERSION: u16 = 1;
 
-/// Where the bytes of a shared region begin in its segment.
+/// Offset of the bytes of a shared region in its segment.
 pub const SHARED_BYTES: usize = 4096;
 
-/// Bytes of operands in a packet of fetch and accumulate: a target keeps so many old values for each place in the window.
+/// Bytes of operands in a packet of fetch and accumulate. The target stores as many bytes of old
+/// values for each slot of the window.
 pub const GROUP_BYTES: usize = 24;
 
 /// In the context of a reply: it is an account.
@@ -66,7 +73,7 @@ pub const ACCOUNT_BYTES: usize = 8;
 
 const NOTIFY: u16 = 1 << 12;
 
-/// What a request asks for.
+/// The operation of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
     /// Write bytes.
@@ -75,18 +82,18 @@ pub enum Operation {
     Get = 2,
     /// Combine operands into values.
     Accumulate = 3,
-    /// Combine one operand into one value, and return what it was.
+    /// Combine one operand into one value, and return the old value.
     Fetch = 4,
-    /// Replace one value if it is as expected, and return what it was.
+    /// Replace one value if it equals the expected one, and return the old value.
     CompareSwap = 5,
-    /// Say when all earlier requests are done.
+    /// Report when all earlier requests are done.
     Flush = 6,
-    /// Combine operands into values, and return what they were.
+    /// Combine operands into values, and return the old values.
     FetchAccumulate = 7,
 }
 
 impl Operation {
-    /// Its name.
+    /// Returns the name of the operation.
     pub const fn name(self) -> &'static str {
         match self {
             Operation::Put => "put",
@@ -100,16 +107,16 @@ impl Operation {
     }
 }
 
-/// How an operand is combined with the value in memory.
+/// The reduction that combines an operand with the value in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reduction {
     /// Addition; integers wrap.
     Sum = 0,
     /// Multiplication; integers wrap.
     Product = 1,
-    /// The smaller; a NaN gives way.
+    /// The smaller value; if one is a NaN, the other.
     Min = 2,
-    /// The larger; a NaN gives way.
+    /// The larger value; if one is a NaN, the other.
     Max = 3,
     /// Bitwise and; integers only.
     And = 4,
@@ -119,7 +126,7 @@ pub enum Reduction {
     Xor = 6,
     /// The operand itself.
     Replace = 7,
-    /// The value as it is: an atomic read.
+    /// The unchanged value: an atomic read.
     Nothing = 8,
 }
 
@@ -140,33 +147,33 @@ pub enum Datatype {
     F64 = 5,
 }
 
-/// What peers may do with a region.
+/// The access rights of peers to a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Only get.
+    /// Gets only.
     Read = 1,
-    /// Only put; atomic operations read as well.
+    /// Puts only; atomic operations also need the right to read.
     Write = 2,
-    /// Everything.
+    /// All operations.
     ReadWrite = 3,
 }
 
-/// Why a target did not do what was asked.
+/// The reason why a target refused an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// No such region, or the key is not its key: it was concealed, or never exposed.
+    /// The region does not exist, or the key is not its key: it was unexposed, or never exposed.
     #[error("the region is not exposed, or the key is not its key")]
     Key,
-    /// Not all bytes are in the region.
-    #[error("the bytes asked for are not all in the region")]
+    /// Some bytes lie outside the region.
+    #[error("some of the requested bytes lie outside the region")]
     Bounds,
-    /// The region does not allow it.
+    /// The rights of the region do not allow the access.
     #[error("the region does not allow this access")]
     Access,
     /// The value does not lie at a multiple of its size.
     #[error("the value does not lie at a multiple of its size")]
     Alignment,
-    /// Nobody can combine values of that type like that.
+    /// The reduction is undefined for the type.
     #[error("the operation is not defined for that type")]
     Undefined,
 }
@@ -184,7 +191,7 @@ impl Operation {
 }
 
 impl Reduction {
-    /// Every one, in the order of the codes.
+    /// All reductions, in the order of their codes.
     pub const ALL: [Self; 9] = [
         Self::Sum,
         Self::Product,
@@ -199,10 +206,10 @@ impl Reduction {
 }
 
 impl Datatype {
-    /// Every one, in the order of the codes.
+    /// All types, in the order of their codes.
     pub const ALL: [Self; 6] = [Self::I32, Self::I64, Self::U32, Self::U64, Self::F32, Self::F64];
 
-    /// Bytes of a value.
+    /// Returns the bytes of a value.
     pub const fn bytes(self) -> usize {
         match self {
             Self::I32 | Self::U32 | Self::F32 => 4,
@@ -210,7 +217,7 @@ impl Datatype {
         }
     }
 
-    /// Whether values of this type can be combined like that.
+    /// Returns whether the reduction is defined for this type.
     pub const fn allows(self, reduction: Reduction) -> bool {
         let bitwise = matches!(reduction, Reduction::And | Reduction::Or | Reduction::Xor);
         !(bitwise && matches!(self, Self::F32 | Self::F64))
@@ -220,7 +227,7 @@ impl Datatype {
 impl Access {
     const ALL: [Self; 3] = [Self::Read, Self::Write, Self::ReadWrite];
 
-    /// Whether all that `wanted` allows is allowed.
+    /// Returns whether these rights include `wanted`.
     pub const fn allows(self, wanted: Self) -> bool {
         self as u8 & wanted as u8 == wanted as u8
     }
@@ -229,12 +236,13 @@ impl Access {
 impl Refusal {
     const ALL: [Self; 5] = [Self::Key, Self::Bounds, Self::Access, Self::Alignment, Self::Undefined];
 
-    /// The code in a reply.
+    /// Returns the code in a reply.
     pub const fn code(self) -> u16 {
         self as u16 + 1
     }
 
-    /// What a reply's code means: `None` for a refusal that does not exist, `Some(None)` for none.
+    /// Decodes a reply's code: `None` for an invalid code, `Some(None)` if the request was not
+    /// refused.
     pub fn from_code(code: u16) -> Option<Option<Self>> {
         match code.checked_sub(1) {
             None => Some(None),
@@ -243,32 +251,32 @@ impl Refusal {
     }
 }
 
-/// What is to be done, as a request's context says it.
+/// The operation of a request, as encoded in its context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Verb {
     /// The operation.
     pub operation: Operation,
-    /// Accumulate and fetch: how values are combined.
+    /// Accumulate and fetch: the reduction.
     pub reduction: Reduction,
-    /// Accumulate, fetch, compare and swap: of which type they are.
+    /// Accumulate, fetch, compare and swap: the type of the values.
     pub datatype: Datatype,
-    /// Put: count up the region's notifications afterwards.
+    /// Put: whether to count a notification of the region afterwards.
     pub notify: bool,
 }
 
 impl Verb {
-    /// An operation for which nothing else counts.
+    /// Returns a verb whose other fields are not significant.
     pub const fn plain(operation: Operation) -> Self {
         Self { operation, reduction: Reduction::Sum, datatype: Datatype::I32, notify: false }
     }
 
-    /// As a context.
+    /// Encodes the verb as a context.
     pub const fn encode(self) -> u16 {
         let notify = if self.notify { NOTIFY } else { 0 };
         self.operation as u16 | (self.reduction as u16) << 4 | (self.datatype as u16) << 8 | notify
     }
 
-    /// What a context says; `None` when no honest peer says it.
+    /// Decodes a context; `None` if it violates the protocol.
     pub fn decode(context: u16) -> Option<Self> {
         let code = |shift: u16| usize::from(context >> shift & 0xf);
         let verb = Self {
@@ -280,7 +288,7 @@ impl Verb {
         (verb.encode() == context).then_some(verb)
     }
 
-    /// Bytes of the payload before bytes or operands.
+    /// Returns the bytes of the payload before data or operands.
     pub const fn head_bytes(self) -> usize {
         match self.operation {
             Operation::Put | Operation::Accumulate | Operation::FetchAccumulate => HEAD_BYTES,
@@ -291,23 +299,23 @@ impl Verb {
     }
 }
 
-/// What stands before bytes or operands, as words. Which of them count depends on the operation.
+/// The words before data or operands. The operation determines which of them are significant.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Head {
     /// The region's key.
     pub key: u64,
-    /// Where in the region, in bytes.
+    /// Offset in the region, in bytes.
     pub offset: u64,
     /// The region's number.
     pub region: u32,
-    /// Get: bytes wanted. Fetch: operand. Compare and swap: new value.
+    /// Get: bytes requested. Fetch: operand. Compare and swap: new value.
     pub value: u64,
     /// Compare and swap: expected value.
     pub expected: u64,
 }
 
 impl Head {
-    /// As bytes; only the first [`Verb::head_bytes`] are sent.
+    /// Encodes the words; only the first [`Verb::head_bytes`] are sent.
     pub fn encode(&self) -> [u8; MOST_HEAD_BYTES] {
         let mut bytes = [0; MOST_HEAD_BYTES];
         let words = [self.key, self.offset, u64::from(self.region), self.value, self.expected];
@@ -317,7 +325,7 @@ impl Head {
         bytes
     }
 
-    /// What the bytes say; those that were not sent are 0. `None` when no honest peer says it.
+    /// Decodes the words; those that were not sent are 0. `None` if they violate the protocol.
     pub fn decode(bytes: &[u8; MOST_HEAD_BYTES]) -> Option<Self> {
         let mut words = [0; 5];
         for (to, word) in words.iter_mut().zip(bytes.as_chunks::<8>().0) {
@@ -328,25 +336,26 @@ impl Head {
     }
 }
 
-/// What a process needs to use a region of another: plain bytes that travel by any means.
+/// The information that a process needs to access a region of another: plain bytes that may travel
+/// by any means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RemoteKey {
-    /// Whose region it is.
+    /// Rank of the owner.
     pub rank: PeerId,
-    /// Its number there.
+    /// The owner's number of the region.
     pub region: u32,
-    /// The secret that opens it.
+    /// The secret that grants access.
     pub key: u64,
-    /// Its bytes.
+    /// Length of the region in bytes.
     pub len: u64,
-    /// What may be done with it.
+    /// Access rights of peers.
     pub access: Access,
     /// 0, or one more than the number of the owner's descriptor of a shared region.
     pub share: u32,
 }
 
 impl RemoteKey {
-    /// As bytes.
+    /// Encodes the key.
     pub fn to_bytes(self) -> [u8; KEY_BYTES] {
         let first = u64::from(KEY_VERSION) | (self.access as u64) << 16 | u64::from(self.rank) << 32;
         let mut bytes = [0; KEY_BYTES];
@@ -357,7 +366,8 @@ impl RemoteKey {
         bytes
     }
 
-    /// What the bytes say; `None` when they are not a key of this version. Anything else is harmless: the owner checks.
+    /// Decodes a key; `None` if the bytes are not a key of this version. A forged key is harmless,
+    /// because the owner checks it.
     pub fn from_bytes(bytes: &[u8; KEY_BYTES]) -> Option<Self> {
         let mut words = [0; 4];
         for (to, word) in words.iter_mut().zip(bytes.as_chunks::<8>().0) {

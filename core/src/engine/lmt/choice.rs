@@ -1,33 +1,39 @@
-//! Which protocol moves a large message, learned for each peer and size from how fast they were.
+//! The adaptive selector of the protocol for large messages. It learns from measured times, for
+//! each peer and size.
 //!
-//! No protocol is the fastest one everywhere. A copy by the kernel pays for its system call and for finding each page, and
-//! copies at half the speed of user space on some machines, but needs nothing of the sender; a stream has both sides copy,
-//! at the same time, and is at the mercy of what it costs two cores to hand over a line, and of a sender that computes. On one
-//! machine here 64 KiB took 9 us by the kernel and 6 us as a stream between neighbouring cores, 23 us and 34 us between
-//! distant ones; and a stream through cells that are filled past the caches (`shared/port/filling.rs` says when that is faster) 9 us
-//! between either. No switch point is right for all, so the receiver measures: what it costs is two readings of the clock
-//! a message, and a few messages now and then by another way.
+//! No protocol is the fastest everywhere. A copy by the kernel costs a system call and a lookup of
+//! each page, and on some machines runs at half the speed of a user-space copy; but it needs no CPU
+//! time of the sender. In a stream both sides copy at the same time; its speed depends on the cost
+//! of moving a cache line between the two cores, and on a sender that polls. On one test machine 64
+//! KiB took 9 us by the kernel and 6 us as a stream between neighbouring cores, but 23 us and 34 us
+//! between distant cores. A stream through cells filled with non-temporal stores
+//! (`shared/port/filling.rs` explains when that is faster) took 9 us between either. No fixed
+//! threshold fits all machines, so the receiver measures. The cost is two clock readings a message,
+//! and occasionally a few messages by another protocol.
 //!
-//! What is measured is a *run*: messages that overlap, or follow each other at once, up to a few megabytes; or such that come one
-//! at a time, up to 256 KiB. Its time over its bytes is what counts; idle times don't. A run of messages of several sizes says
-//! nothing and is forgotten. Messages that come one at a time and those that overlap are learned separately: what is first
-//! to bring one message is not what is first to bring many. A run is taken to become what the one before it was. What a run
-//! costs goes to [`Ways`].
+//! The unit of measurement is a *run*. A run consists of messages that overlap or follow each other
+//! at once, up to a few megabytes; or of messages that arrive one at a time, up to 256 KiB. The
+//! result is the time of the run divided by its bytes; idle times are excluded. A run with messages
+//! of several sizes is discarded. Single and overlapping messages are learned separately, because
+//! the protocol with the lowest latency need not have the highest throughput. The selector predicts
+//! that a run is of the same type as the preceding run. The cost of a run goes to [`Ways`].
 #![forbid(unsafe_code)]
 
 use crate::port::{PeerId, Stores};
 use crate::ways::Ways;
 use crate::wire::rendezvous::MOST_WAYS;
 
-/// How the bytes of a message move.
+/// The protocol that moves the data of a message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::engine) enum Protocol {
-    /// See [`super::Pull`].
+    /// The receiver reads the sender's memory; see [`super::Pull`].
     #[default]
     Pull,
-    /// See [`super::Stream`], through cells that the sender fills past the caches.
+    /// The data is streamed through cells that the sender fills with non-temporal stores; see
+    /// [`super::Stream`].
     StreamPastCaches,
-    /// The same, with plain stores: tried last, as it can be slower than the others by far.
+    /// The data is streamed through cells that the sender fills with plain stores. This protocol is
+    /// tried last, because it can be much slower than the others.
     Stream,
 }
 
@@ -38,7 +44,7 @@ impl Protocol {
         Self::ALL.get(usize::from(way)).copied().unwrap_or_default()
     }
 
-    /// How a sender that streams is to fill its cells.
+    /// Returns the copy policy by which a streaming sender fills its cells.
     pub(in crate::engine) const fn stores(self) -> Stores {
         match self {
             Self::StreamPastCaches => Stores::PastCaches,
@@ -47,39 +53,44 @@ impl Protocol {
     }
 }
 
-/// Protocols to choose from.
+/// Number of protocols to select from.
 const WAYS: usize = MOST_WAYS as usize;
 
-/// Powers of two that are told apart: from 8 KiB (smaller ones are as these) to below 4 MiB.
+/// Number of size classes. Each is a power of two, from 8 KiB (which includes smaller sizes) to
+/// below 4 MiB.
 const CLASSES: usize = 9;
 const SMALLEST: u32 = 13;
-/// Of these so many, to below 128 KiB, are learned of messages that overlap. Beyond either, messages are pulled: a copy in which
-/// both sides share is never far from the best there, and a trial would cost too much. (A window of messages is
-/// announced at once, and all of it moves by the protocol that is on trial then.)
+/// Number of size classes, up to below 128 KiB, for which overlapping messages are learned.
+/// Messages beyond the learned classes are pulled: there a pull with sender-assisted copy is always
+/// close to the best protocol, and a trial would cost too much. (A window of messages is announced
+/// at once, and all of it moves by the protocol on trial.)
 const OVERLAPPING: usize = 4;
-/// Runs after which another protocol is tried at the latest.
+/// Most runs until another protocol is tried.
 const LONGEST_WAIT: u16 = 1024;
-/// A message that begins within this part of what the last one took follows it at once, and belongs to its run.
+/// If a message begins within this fraction of the duration of the preceding transfers, it counts
+/// as following at once and belongs to their run.
 const PAUSE: u64 = 4;
-/// Bytes of messages that come one at a time until their run ends: enough for cells to be used again, as the first to be filled
-/// in a new way costs more than the next.
+/// Bytes of a run of single messages. A run must be long enough that cells are reused: the first
+/// cells filled by another method cost more than later ones.
 const ALONE_BYTES: u64 = 256 << 10;
-/// Bytes after which a run ends although more is under way.
+/// Bytes after which a run ends even if more messages are in progress.
 const RUN_BYTES: u64 = 4 << 20;
 
-/// What the receiver knows of one peer.
+/// The receiver's measurements of one peer.
 #[derive(Clone, Copy, Debug, Default)]
 pub(in crate::engine) struct Choice {
     alone: [Ways<WAYS, LONGEST_WAIT>; CLASSES],
-    /// How the peer received our messages alone, when that was told last: the number of a way, plus one.
+    /// The protocol that the peer last reported for messages from this process that travel alone,
+    /// plus one.
     heard: [u8; CLASSES],
     overlapping: [Ways<WAYS, LONGEST_WAIT>; OVERLAPPING],
-    /// Whether messages overlap, or did before.
+    /// Whether messages overlapped in the last run.
     overlap: bool,
-    /// Messages under way, and of these the ones that began before the run, by another protocol perhaps.
+    /// Messages in progress, and the number of them that began before the run, perhaps by another
+    /// protocol.
     under_way: u32,
     stale: u32,
-    /// When the first of those began that were under way last, and when the last of them ended.
+    /// Start time of the most recent group of transfers, and the end time of the last transfer.
     began: u64,
     ended: u64,
     run: Option<Run>,
@@ -91,9 +102,9 @@ struct Run {
     way: u8,
     since: u64,
     bytes: u64,
-    /// There are messages of other sizes in it.
+    /// Whether the run has messages of other sizes.
     mixed: bool,
-    /// Messages overlap, or follow each other at once.
+    /// Whether messages overlap or follow each other at once.
     overlaps: bool,
 }
 
@@ -102,7 +113,7 @@ fn class_of(bytes: u64) -> usize {
 }
 
 impl Choice {
-    /// A message of so many bytes begins to move: how?
+    /// Returns the protocol for a message of `bytes` bytes that begins at `now`.
     fn begin(&mut self, bytes: u64, now: u64, way: u8) -> Protocol {
         let class = class_of(bytes).min(CLASSES - 1);
         self.hear(class, way);
@@ -112,7 +123,7 @@ impl Choice {
             match &mut self.run {
                 Some(run) if at_once => run.overlaps = true,
                 Some(run) if !run.overlaps && run.class == class && run.bytes < ALONE_BYTES => {
-                    // Idle times don't count.
+                    // Idle times are excluded.
                     run.since = run.since.saturating_add(pause);
                 }
                 _ => {
@@ -134,14 +145,16 @@ impl Choice {
         self.known(self.overlap, class).map_or(Protocol::Pull, |known| Protocol::of(known.preferred()))
     }
 
-    /// How messages alone of so many bytes are received just now: the number of a way, plus one; 0 if nothing is learned of them.
+    /// Returns the protocol that this process uses for single messages of `bytes` bytes, plus one;
+    /// 0 if nothing is learned for that size.
     fn way(&self, bytes: u64) -> u8 {
         self.alone.get(class_of(bytes)).map_or(0, |known| known.next() + 1)
     }
 
-    /// The peer says how it receives such messages. When that has changed, it is tried here too: one buffer may go to and fro
-    /// between the two, and whether it is faster here then depends on what they do there, as whoever reads a line that is
-    /// to be written next makes that slow.
+    /// Records the protocol that the peer reports for such messages. If the report has changed,
+    /// this process tries that protocol too. One buffer may travel back and forth between the two
+    /// processes, and the speed here then depends on how the peer copies: a cache line that another
+    /// core has just read is slow to write.
     fn hear(&mut self, class: usize, way: u8) {
         if core::mem::replace(&mut self.heard[class], way) != way
             && let Some(way) = way.checked_sub(1)
@@ -157,14 +170,15 @@ impl Choice {
         self.run = Some(Run { class, way, since: now, bytes: 0, mixed: false, overlaps });
     }
 
-    /// A message has moved, but not as it should have, or moves beside those that are measured.
+    /// Excludes the current run from the measurement: a message did not move by the selected
+    /// protocol, or an unmeasured message moves at the same time.
     pub(in crate::engine) fn spoil(&mut self) {
         if let Some(run) = &mut self.run {
             run.mixed = true;
         }
     }
 
-    /// A message that began is here.
+    /// Records the end of a message that began with [`Choice::begin`].
     pub(in crate::engine) fn end(&mut self, bytes: u64, now: u64) {
         self.under_way = self.under_way.saturating_sub(1);
         self.ended = now;
@@ -182,12 +196,12 @@ impl Choice {
         self.close(now);
         self.start(class, now);
         if !mixed && self.run.is_some_and(|next| next.way == way) {
-            // All that is under way belongs to the new run as well.
+            // All messages in progress belong to the new run as well.
             self.stale = 0;
         }
     }
 
-    /// The run is over, since then.
+    /// Ends the run at time `end` and records its cost.
     fn close(&mut self, end: u64) {
         let Some(run) = self.run.take().filter(|run| run.bytes > 0) else { return };
         let expected = core::mem::replace(&mut self.overlap, run.overlaps);
@@ -204,22 +218,23 @@ impl Choice {
         }
     }
 
-    /// What is known of a size, if anything can be.
+    /// Returns the selector for a size class; `None` if nothing is learned for it.
     fn known(&mut self, overlap: bool, class: usize) -> Option<&mut Ways<WAYS, LONGEST_WAIT>> {
         if overlap { self.overlapping.get_mut(class) } else { self.alone.get_mut(class) }
     }
 }
 
-/// Peers that are known at a time; more of them take turns, and what comes of peers that had none is pulled.
+/// Number of peers that are learned at a time. Peers that share an entry replace each other;
+/// messages of a peer without an entry are pulled.
 const PEERS: usize = 16;
 
-/// What the receiver knows of its peers: as much memory whether the world is large or small.
+/// The receiver's measurements of its peers. The memory does not depend on the size of the world.
 #[derive(Debug, Default)]
 pub(in crate::engine) struct Choices([(PeerId, Choice); PEERS]);
 
 impl Choices {
-    /// A message of a peer begins to move: how? `None` if nothing can be learned of it; it is pulled then, and does not end here.
-    /// `way` is what the peer says of itself.
+    /// Returns the protocol for a message that begins. `None` if the message is not measured: it is
+    /// then pulled and its end is not recorded. `way` is the protocol that the peer reports.
     pub(in crate::engine) fn begin(
         &mut self,
         from: PeerId,
@@ -241,7 +256,7 @@ impl Choices {
         Some(choice.begin(bytes, now, way))
     }
 
-    /// As [`Choice::way`], of a peer.
+    /// Returns [`Choice::way`] for a peer.
     pub(in crate::engine) fn way(&self, from: PeerId, bytes: u64) -> u8 {
         let (known, choice) = &self.0[from as usize % PEERS];
         if *known != from {
@@ -250,7 +265,7 @@ impl Choices {
         choice.way(bytes)
     }
 
-    /// What is known of a peer of which messages are under way.
+    /// Returns the measurements of a peer that has messages in progress.
     pub(in crate::engine) fn of(&mut self, from: PeerId) -> Option<&mut Choice> {
         let (known, choice) = &mut self.0[from as usize % PEERS];
         (*known == from).then_some(choice)

@@ -1,4 +1,4 @@
-//! RTS, and the answers to it.
+//! The RTS packet, and the answers to it.
 #![forbid(unsafe_code)]
 
 use super::choice::Protocol;
@@ -11,7 +11,8 @@ use crate::store::cost;
 use crate::wire::rendezvous::{CTS_BYTES, Cts, FIN_BYTES, RTS_BYTES, Rts};
 use crate::wire::{Envelope, Kind};
 
-/// Most bytes of a message that travel with its RTS. A synchronous message of no more is whole in it.
+/// Most bytes of a message that travel with its RTS. A synchronous message of at most this size
+/// travels whole in its RTS.
 pub(in crate::engine) const FIRST_BYTES: usize = 224;
 
 const fn control(kind: Kind, len: usize) -> Envelope {
@@ -19,19 +20,21 @@ const fn control(kind: Kind, len: usize) -> Envelope {
 }
 
 impl<P: MessagePort, S: Storage> Engine<P, S> {
-    /// Sends the RTS of a pending message. False when there is no room or no credit for it.
+    /// Sends the RTS of a pending message. Returns `false` if there is no space or credit for it.
     pub(super) fn offer(&mut self, to: PeerId, index: u32) -> Result<bool, PeerFault> {
         let State::Sending { message } = &self.requests.get(index).0 else { return Ok(false) };
         let message = message.alias();
         let Message { ref buf, synchronous, .. } = message;
-        // The first bytes come along where that saves something: a synchronous message may be whole in them, and a message that
-        // is streamed has begun. Whoever reads our memory has to read the rest anyhow, and the announcement takes five lines
-        // instead of one: with them, messages of 12, 16, 32 and 64 KiB that are pulled took 19, 17, 17 and 30 % longer
-        // (medians of 5 interleaved rounds of `nemesia perf --tests latency`, in none of which they were faster).
+        // The RTS carries the first bytes where that saves time: a short synchronous message then
+        // arrives whole, and a streamed message has begun. A receiver that pulls must read the rest
+        // anyway, and the RTS would take five cache lines instead of one. With data in the RTS,
+        // pulled messages of 12, 16, 32 and 64 KiB took 19, 17, 17 and 30 % longer (medians of 5
+        // interleaved rounds of `nemesia perf --tests latency`; no round was faster).
         let along = synchronous || !self.port.can_pull(to);
         let mut first = if along { FIRST_BYTES.min(buf.len()) } else { 0 };
         if !self.has_credit(to, cost(RTS_BYTES + first)) {
-            // By itself it takes the least room that there is, and so leaves as soon as anything can.
+            // Without data the RTS takes the smallest possible amount of credit, so it leaves as
+            // soon as any packet can.
             first = 0;
         }
         let len = RTS_BYTES + first;
@@ -62,7 +65,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         Ok(sent)
     }
 
-    /// Our request that a peer names, if it is one that this peer was told of.
+    /// Returns this process's request that a peer names, if this peer received its RTS.
     pub(in crate::engine) fn offered(&self, peer: PeerId, bits: u64) -> Option<(u32, Message)> {
         let id = RequestId::from_bits(bits);
         if !self.requests.is_live(id.index, id.generation) {
@@ -74,7 +77,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         }
     }
 
-    /// CTS, `Data` and FIN.
+    /// Handles the packets CTS, `Data` and FIN.
     pub(in crate::engine) fn deliver_answer(&mut self, arrival: &Arrival<P::Token>) -> Result<(), PortFault> {
         let peer = arrival.peer;
         let kind = arrival.envelope.kind;
@@ -110,7 +113,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         }
     }
 
-    /// A receive has matched an RTS, and the bytes that came with it are in its buffer.
+    /// Starts the transfer for a receive that has matched an RTS. The bytes that came with the RTS
+    /// are already in its buffer.
     pub(in crate::engine) fn start_transfer(&mut self, index: u32) {
         let run_bytes = self.tuning.run_bytes;
         let State::Receiving { incoming, buf } = &mut self.requests.get_mut(index).0 else { return };
@@ -128,7 +132,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         }
     }
 
-    /// How a message that can be pulled is to move.
+    /// Selects the protocol for a message that can be pulled.
     fn choose(&mut self, from: PeerId, index: u32, bytes: u64, way: u8) -> Protocol {
         let Some(now) = self.port.ticks() else { return Protocol::Pull };
         let Some(protocol) = self.choices.begin(from, bytes, now, way) else { return Protocol::Pull };
@@ -138,7 +142,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         protocol
     }
 
-    /// The bytes of a message are here.
+    /// Reports to the adaptive selector that the data of a message has arrived.
     pub(super) fn has_moved(&mut self, from: PeerId, measured: bool, bytes: u64) {
         if measured
             && let Some(now) = self.port.ticks()
@@ -148,7 +152,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         }
     }
 
-    /// All bytes that a receive wanted are here: it is complete when its sender has been told.
+    /// Ends a receive whose requested bytes have all arrived. The receive completes when its FIN
+    /// has been sent.
     pub(super) fn finish(&mut self, index: u32) {
         let State::Receiving { incoming, buf } = &self.requests.get(index).0 else { return };
         let Incoming { from, tag, rts, .. } = *incoming;
@@ -157,8 +162,9 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         self.start_answer(from, index);
     }
 
-    /// A CTS or FIN is due: sent at once, unless there is no room or others are before it. Nothing else is gone on with:
-    /// this is itself a step of the work for the peer.
+    /// Queues a CTS or FIN, and sends it at once if it is first in the queue and there is space.
+    /// Other work for the peer is not continued here, because this function itself runs within a
+    /// work step for the peer.
     pub(super) fn start_answer(&mut self, peer: PeerId, index: u32) {
         self.enqueue(peer, Queue::Answers, index);
         if self.first(peer, Queue::Answers) == Some(index)
@@ -168,7 +174,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         }
     }
 
-    /// Sends the FIN or CTS that is due. False when there is no room.
+    /// Sends the next CTS or FIN. Returns `false` if there is no space.
     pub(in crate::engine) fn answer(&mut self, peer: PeerId, index: u32) -> Result<bool, PeerFault> {
         let id = self.id(index);
         match &mut self.requests.get_mut(index).0 {

@@ -1,6 +1,7 @@
-//! One copy: the receiver reads the sender's memory, piece by piece, and then sends FIN (paper 1's zero-copy design, with the
-//! kernel's cross-memory read in the place of the RDMA read). From a certain size on, the sender helps, if it has nothing else
-//! to do ([`crate::shared::share`]).
+//! The protocol with one copy: the receiver reads the sender's memory piece by piece and then sends
+//! FIN. This is paper 1's zero-copy design with the kernel's cross-memory read instead of the RDMA
+//! read. From a configurable size on, an otherwise idle sender copies a part
+//! ([`crate::shared::share`]).
 #![forbid(unsafe_code)]
 
 use super::{Stream, Transfer};
@@ -16,12 +17,14 @@ use crate::port::{MessagePort, Part, PeerFault, PeerId, Pulled, Share, Turn};
 #[derive(Debug)]
 pub(in crate::engine) enum Pull {}
 
-/// Whether the sender of a message looks out for a receiver that shares its copy, which is worth it from so many bytes on.
+/// Returns whether the message is large enough for a sender-assisted copy, and contiguous. Its
+/// sender then looks for a shared copy.
 pub(in crate::engine) fn may_be_shared(message: &Message, share_bytes: u64) -> bool {
     message.buf.len() as u64 >= share_bytes && message.buf.address() != 0
 }
 
-/// Whether the receiver's buffer is in one place, or in few enough. Else the bytes are streamed.
+/// Returns whether the receiver's buffer is contiguous, or consists of few enough runs. Otherwise
+/// the bytes are streamed.
 pub(in crate::engine) fn is_worth_pulling(incoming: &Incoming, buf: &mut Scatter, run_bytes: u64) -> bool {
     let wanted = incoming.wanted();
     if buf.address() != 0 {
@@ -37,7 +40,8 @@ impl<P: MessagePort, S: Storage> Transfer<P, S> for Pull {
         engine.work_for(from);
     }
 
-    /// Reads the next piece of the first message: one at a time is as fast as all, and done earlier.
+    /// Reads the next piece of the first message in the queue. Reading one message at a time has
+    /// the same throughput as reading all alternately, and completes the first one earlier.
     fn progress(engine: &mut Engine<P, S>, peer: PeerId, index: u32) -> Result<bool, PeerFault> {
         let Engine { requests, port, tuning, .. } = engine;
         let State::Receiving { incoming, buf } = &mut requests.get_mut(index).0 else { return Ok(false) };
@@ -45,7 +49,7 @@ impl<P: MessagePort, S: Storage> Transfer<P, S> for Pull {
             Turn::Wait => return Ok(false),
             Turn::Copy(part) => copy(port, incoming, buf, part),
             Turn::Done if matches!(incoming.how, How::Broken | How::Lost) => {
-                // The sender has the rest: it is to stream it.
+                // The sender streams the rest.
                 engine.dequeue(peer, Queue::Pulling, index);
                 engine.peer(peer).tally.fallbacks += 1;
                 if let Some(choice) = engine.choices.of(peer) {
@@ -103,7 +107,8 @@ fn next_turn<P: MessagePort>(
         How::Broken => {
             let turn = port.next_turn(from);
             if let Turn::Copy(part) = turn {
-                // What the sender will not write: not given again, and all behind it is there.
+                // The sender will not write this part. No part is assigned twice, and all bytes
+                // behind this part have arrived.
                 incoming.left.end = part.end;
             }
             turn
@@ -127,7 +132,7 @@ fn copy<P: MessagePort>(port: &mut P, incoming: &mut Incoming, buf: &mut Scatter
         }
     });
     if pulled == Pulled::Done {
-        // A shared message is complete when both have done their part.
+        // A shared message is complete when both processes have copied their parts.
         incoming.left.start = if incoming.how == How::Share { part.start } else { part.end };
         return;
     }
@@ -146,10 +151,11 @@ fn copy<P: MessagePort>(port: &mut P, incoming: &mut Incoming, buf: &mut Scatter
 }
 
 impl<P: MessagePort, S: Storage> Engine<P, S> {
-    /// Before the engine is given up and its buffers go back: lets no peer copy into them. False as long as one may be
-    /// about to; the transfers are lost in either case.
+    /// Stops all sender-assisted copies before the engine is dropped and its buffers are returned.
+    /// Returns `false` while a peer may still write into a buffer. The transfers are lost in either
+    /// case.
     pub fn end_shares(&mut self) -> bool {
-        // Each of them, also when one is not done.
+        // `filter` and `count` visit every peer, also after one that is not done.
         (0..self.size()).filter(|&peer| !self.end_share(peer)).count() == 0
     }
 
@@ -169,7 +175,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         }
     }
 
-    /// Sender: copies the next part of a message that its receiver shares. False when there is none.
+    /// Sender: copies the next part of a message for its receiver (sender-assisted copy). Returns
+    /// `false` if there is no part.
     pub(in crate::engine) fn help(&mut self, peer: PeerId) -> bool {
         let (help, part) = match self.peer(peer).help.take() {
             Some(help) => (help, self.port.next_part(peer)),
@@ -184,7 +191,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
             }
         };
         let Some(part) = part else { return false };
-        // The receiver may have told us meanwhile that it has all: the buffer is the caller's then.
+        // The receiver may have sent FIN meanwhile. The buffer then belongs to the caller again.
         let message = self.offered(peer, help.request).map(|(_, message)| message);
         let (start, len) = (part.start as usize, (part.end - part.start) as usize);
         let bytes = message.as_ref().and_then(|message| message.buf.whole(start, len));

@@ -1,5 +1,5 @@
-//! Through packets: cells are the double buffers of the paper, into which the sender copies while the receiver copies out
-//! (section 3.2). Needs nothing of the kernel.
+//! The protocol that moves data in packets. The cells are the double buffers of the paper: the
+//! sender copies in while the receiver copies out (section 3.2). It needs no kernel support.
 #![forbid(unsafe_code)]
 
 use super::Transfer;
@@ -16,11 +16,12 @@ use crate::wire::{Envelope, Kind};
 #[derive(Debug)]
 pub(in crate::engine) enum Stream {}
 
-/// Least that is copied at once: a message of a few cells goes in smaller pieces, so that the receiver copies the first one out
-/// while the sender copies the second one in.
+/// Least bytes that are copied at once. A message of a few cells is split into smaller pieces, so
+/// that the receiver copies out the first while the sender copies in the second.
 const PIECE_BYTES: u64 = 4 << 10;
 
-/// What is copied at once of a message of so many bytes, as far as a packet holds it.
+/// Returns the bytes that are copied at once for a message of `total` bytes, before the limit of
+/// the packet size.
 fn piece(total: u64) -> usize {
     (total / 4).max(PIECE_BYTES).next_multiple_of(64) as usize
 }
@@ -71,7 +72,8 @@ impl<P: MessagePort, S: Storage> Transfer<P, S> for Stream {
             return false;
         }
         let (at, len) = (left.start as usize, arrival.len);
-        // The cells are used again and again, and stay in the caches; what they are copied to is not.
+        // Cells are reused and stay in the caches. The destination of a large message does not fit
+        // there.
         let past_caches = rts.total >= tuning.non_temporal_bytes;
         match buf.whole(at, len) {
             Some(to) if past_caches => port.read_past_caches(arrival, 0, to),

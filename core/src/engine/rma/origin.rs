@@ -1,4 +1,4 @@
-//! The origin's side: operations leave at once if they can, else in order; those that are answered wait for the answer.
+//! The origin's side of one-sided operations. An operation leaves at once if possible, else in order.
 #![forbid(unsafe_code)]
 
 use core::borrow::Borrow;
@@ -14,7 +14,7 @@ use crate::port::{Arrival, MessagePort, PeerFault, PeerId, PortFault};
 use crate::wire::rma::{ACCOUNT, Access, GROUP_BYTES, HEAD_BYTES, Head, Operation, Refusal, Verb};
 use crate::wire::{Envelope, Kind};
 
-/// A one-sided operation that is not done yet.
+/// A one-sided operation that is not complete.
 #[derive(Debug)]
 pub(in crate::engine) struct Remote {
     to: PeerId,
@@ -25,17 +25,17 @@ pub(in crate::engine) struct Remote {
     pub(super) body: Body,
 }
 
-/// What an operation moves.
+/// The data that an operation transfers.
 #[derive(Debug)]
 pub(super) enum Body {
-    /// Bytes or operands, of which so many have left.
+    /// Bytes or operands to send; `sent` bytes have left.
     Out { buf: SendBuf, sent: usize },
-    /// Bytes or an old value, of which so many are here; and operands.
+    /// Bytes or an old value to receive, of which `received` bytes have arrived; and operands.
     In { buf: RecvBuf, received: usize, awaited: bool, value: u64, expected: u64 },
-    /// Operands, and room for what the values were, of which so many bytes are here; so many packets are not answered. The
-    /// first refusal: nothing more is sent.
+    /// Operands to send, and a buffer for the old values, of which `received` bytes have arrived. `open` packets are
+    /// unanswered. After a refusal nothing more is sent.
     Both { from: SendBuf, to: RecvBuf, received: usize, open: u32, refusal: Option<Refusal> },
-    /// Nothing. So many puts and accumulates had been sent before.
+    /// A flush without data. `issued` is the number of puts and accumulates sent before it.
     Nothing { awaited: bool, issued: u64 },
 }
 
@@ -83,7 +83,7 @@ impl Remote {
 }
 
 impl Body {
-    /// Of operands that are answered: how many bytes have left.
+    /// Returns the number of bytes sent of operands whose old values are returned.
     fn sent(&self) -> usize {
         match self {
             Self::Both { to, refusal: Some(_), .. } => to.len(),
@@ -97,17 +97,17 @@ impl Body {
     }
 }
 
-/// A place in a region of a peer.
+/// A location in a region of a peer.
 #[derive(Clone, Copy, Debug)]
 pub struct Target<'a> {
-    /// Whose region, and which.
+    /// The key of the region, which names its owner.
     pub key: &'a RemoteKey,
-    /// Where in it, in bytes.
+    /// Offset in the region, in bytes.
     pub offset: u64,
 }
 
 impl<P: MessagePort, S: Storage> Engine<P, S> {
-    /// Refuses what the target would, as far as the key tells, and what can't be sent there.
+    /// Checks what the target would refuse, as far as the key shows it, and what cannot be sent to it.
     ///
     /// # Errors
     /// See [`StartError`].
@@ -134,11 +134,11 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         Err(StartError::Refused(refusal))
     }
 
-    /// Starts a put. Complete, and the buffer the caller's again, when the bytes have left; at the target with a flush.
-    /// With `notify` the region's notifications are counted up when the bytes are there.
+    /// Starts a put. The put is complete, and the caller may reuse the buffer, when the bytes have left. It is
+    /// complete at the target after a flush. With `notify`, the target then counts a notification.
     ///
     /// # Errors
-    /// See [`StartError`]; nothing was sent. A list is [`StartError::List`], here and below.
+    /// See [`StartError`]; nothing was sent. [`StartError::List`] if the buffer is a list.
     pub fn put(&mut self, target: &Target<'_>, buf: SendBuf, notify: bool) -> Result<RequestId, StartError> {
         let len = buf.len();
         self.check_remote(target, len, Access::Write, None)?;
@@ -148,7 +148,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         Ok(id)
     }
 
-    /// Starts combining an array of operands into an array of values. Atomic for each value; complete as a put is.
+    /// Starts an accumulate: combines an array of operands into an array of values. Atomic per value; completes as a
+    /// put.
     ///
     /// # Errors
     /// See [`StartError`]; nothing was sent.
@@ -168,10 +169,10 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         Ok(id)
     }
 
-    /// Starts a get, which is complete when the buffer is full. The buffer is taken out of `buf`, unless there is an error.
+    /// Starts a get, complete when the buffer is full. The engine takes the buffer out of `buf`, unless it fails.
     ///
     /// # Errors
-    /// See [`StartError`]; nothing was asked for.
+    /// See [`StartError`]; nothing was sent.
     pub fn get(&mut self, target: &Target<'_>, buf: &mut RecvBuf) -> Result<RequestId, StartError> {
         self.check_remote(target, buf.len(), Access::Read, None)?;
         if buf.is_empty() {
@@ -180,11 +181,12 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         self.start_in(target, Verb::plain(Operation::Get), buf, 0, 0)
     }
 
-    /// Starts combining `operand` into a value; `old`, as long as the value, gets what it was. Complete when that is here.
-    /// Types of four bytes take the low half of `operand`.
+    /// Starts a fetch: combines `operand` into a value and returns the old value in `old`, which must have the length
+    /// of the value. The operation is complete when the old value has arrived. Types of four bytes use the low half
+    /// of `operand`.
     ///
     /// # Errors
-    /// See [`StartError`]; nothing was asked for. A buffer of another length is [`Refusal::Bounds`].
+    /// See [`StartError`]; nothing was sent. [`Refusal::Bounds`] if the buffer has another length.
     pub fn fetch(
         &mut self,
         target: &Target<'_>,
@@ -199,12 +201,12 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         self.start_in(target, verb, old, operand, 0)
     }
 
-    /// Starts combining an array of operands into an array of values, of which `old`, as long, gets what they were (MPI's
-    /// get-accumulate). Atomic for each value; complete when all of it is here. Of [`Reduction::Nothing`] the operands do not
-    /// count, and may be none.
+    /// Starts a fetch and accumulate: combines an array of operands into an array of values and returns the old
+    /// values in `old`, which must have the same length (MPI's get-accumulate). The operation is atomic for each
+    /// value, and complete when all old values have arrived. [`Reduction::Nothing`] ignores the operands.
     ///
     /// # Errors
-    /// See [`StartError`]; nothing was asked for. Buffers of different lengths are [`Refusal::Bounds`].
+    /// See [`StartError`]; nothing was sent. [`Refusal::Bounds`] if the lengths of the buffers differ.
     pub fn fetch_accumulate(
         &mut self,
         target: &Target<'_>,
@@ -226,7 +228,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         let RemoteKey { region, key, .. } = *target.key;
         let body = Body::Both { from: operands, to: RecvBuf::empty(), received: 0, open: 0, refusal: None };
         let remote = Remote { to, region, verb, key, offset: target.offset, body };
-        // The slot first: without one, the buffer stays the caller's.
+        // The slot is reserved first: if none is free, the caller keeps the buffer.
         let index = self.start(State::Remote(remote))?;
         if let State::Remote(Remote { body: Body::Both { to: mine, .. }, .. }) =
             &mut self.requests.get_mut(index).0
@@ -237,8 +239,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         Ok(self.leave_or_queue(to, index))
     }
 
-    /// Starts replacing a value by `value` if its bits are those of `expected`; `old`, as long as the value, gets what it
-    /// was.
+    /// Starts a compare and swap: replaces a value by `value` if its bits equal those of `expected`. The old value is
+    /// returned in `old`, which must have the length of the value.
     ///
     /// # Errors
     /// As [`Engine::fetch`].
@@ -256,9 +258,9 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         self.start_in(target, verb, old, value, expected)
     }
 
-    /// Starts a flush: complete when all operations that were started before are done at the target. Fails with
-    /// [`Fate::Refused`] if some were refused since the last flush. A target that is gone does not matter if all were done
-    /// before; as far as is known, they are not if it died.
+    /// Starts a flush, which is complete when all operations started before it are done at the target. It fails with
+    /// [`Fate::Refused`] if the target refused some since the last flush. A target that is gone does not matter if all
+    /// operations were done before; if it died, they count as not done.
     ///
     /// # Errors
     /// See [`StartError`].
@@ -278,8 +280,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         Ok(id)
     }
 
-    /// What is started later is executed at the target after all that was started before, gets included. Nothing is
-    /// waited for here.
+    /// Starts a fence: the target executes later operations after all earlier ones, gets included. Never waits.
     ///
     /// # Errors
     /// See [`StartError`].
@@ -296,7 +297,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         self.wait_to_leave(to, State::Fence).map(drop)
     }
 
-    /// Whether operations on a target may not be done yet.
+    /// Returns whether operations on a target may be incomplete.
     pub fn is_unflushed(&self, to: PeerId) -> bool {
         let peers: &[Peer] = self.peers.borrow();
         peers.get(to as usize).is_some_and(|Peer { failure, side, .. }| {
@@ -314,7 +315,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
                 _ => Ok(RequestId::SENT),
             };
         }
-        // What takes several packets needs its slot first: without one, nothing may have been sent.
+        // An operation in several packets needs a request slot first: if none is free, no packet may have been sent.
         if to != self.rank && self.may_leave(to) && len <= self.part_bytes() {
             match self.send_remote(&mut remote, 0) {
                 Ok(Sent::All) => return Ok(RequestId::SENT),
@@ -341,7 +342,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         let Target { key: &RemoteKey { rank: to, region, key, .. }, offset } = *target;
         let body = Body::In { buf: RecvBuf::empty(), received: 0, awaited: false, value, expected };
         let remote = Remote { to, region, verb, key, offset, body };
-        // The slot first: without one, the buffer stays the caller's.
+        // The slot is reserved first: if none is free, the caller keeps the buffer.
         let index = self.start(State::Remote(remote))?;
         if let State::Remote(Remote { body: Body::In { buf: mine, .. }, .. }) =
             &mut self.requests.get_mut(index).0
@@ -358,7 +359,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         Ok(self.leave_or_queue(to, index))
     }
 
-    /// Sends a request that has its slot, or lets it wait.
+    /// Sends a request that has a slot, or queues it.
     pub(in crate::engine) fn leave_or_queue(&mut self, to: PeerId, index: u32) -> RequestId {
         let id = self.id(index);
         let first = self.may_leave(to);
@@ -372,12 +373,13 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         id
     }
 
-    /// Most bytes or operands of one packet: whole operands, whatever the packet's size.
+    /// Returns the most bytes of data or operands in one packet. The result is a multiple of eight, so that a packet
+    /// holds whole operands.
     fn part_bytes(&self) -> usize {
         (self.port.packet_bytes() - HEAD_BYTES) & !7
     }
 
-    /// Sends the next packets of a request that waits. False when there is no room, or no place in the window.
+    /// Sends the next packets of a queued request. Returns `false` if there is no space, or no slot in the window.
     pub(super) fn leave_remote(&mut self, to: PeerId, index: u32) -> Result<bool, PeerFault> {
         let bits = self.id(index).to_bits();
         let State::Remote(remote) = &mut self.requests.get_mut(index).0 else { return Ok(false) };
@@ -410,7 +412,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         Ok(true)
     }
 
-    /// Sends one packet of an operation, which may be all of it.
+    /// Sends one packet of an operation. One packet may hold the whole operation.
     fn send_remote(&mut self, remote: &mut Remote, bits: u64) -> Result<Sent, PeerFault> {
         let (to, mut verb) = (remote.to, remote.verb);
         let head = remote.head().encode();
@@ -461,7 +463,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         Ok(if last { Sent::Awaited } else { Sent::Some })
     }
 
-    /// An answer has come. What it names is checked: only what this peer was asked can be answered by it.
+    /// Handles a reply. The request that it names is checked: a peer can answer only requests that were sent to it.
     pub(in crate::engine) fn deliver_reply(&mut self, arrival: &Arrival<P::Token>) -> Result<(), PortFault> {
         let from = arrival.peer;
         let fault = PortFault::Protocol { kind: Kind::RmaReply };
@@ -518,7 +520,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         Ok(())
     }
 
-    /// One packet of a fetch and accumulate was answered; before that, some might not have been sent.
+    /// Continues a fetch and accumulate after an answer. `unsent`: some packets had not been sent before it.
     fn answered_group(&mut self, from: PeerId, index: u32, unsent: bool) {
         let State::Remote(Remote { body: Body::Both { to, received, open, refusal, .. }, .. }) =
             &self.requests.get(index).0
@@ -526,7 +528,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
             return;
         };
         let (len, done, open, refusal) = (to.len(), *received, *open, *refusal);
-        // What was refused is not gone on with. Of who is departed it is awaited already.
+        // A refused operation sends no further packets. If the peer has departed, the request is already in the queue
+        // of awaited answers.
         if unsent && refusal.is_some() && self.peer(from).departed.is_none() {
             self.left(from, index);
             self.await_answer(from, index);
@@ -541,7 +544,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         self.complete(index, refused.map_or(Ok(Status { peer: from, tag: 0, len }), Err));
     }
 
-    /// A request that has left is to be answered.
+    /// Queues a sent request among those that wait for an answer.
     pub(super) fn await_answer(&mut self, to: PeerId, index: u32) {
         let mut list = self.side(to).awaited;
         self.requests.push_back(&mut list, index);
@@ -564,8 +567,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     }
 }
 
-/// Takes the old values that answer the next packet of a fetch and accumulate, or a refusal. False when no honest peer
-/// answers like that.
+/// Stores the old values that answer the next packet of a fetch and accumulate, or records a refusal. Returns `false`
+/// if the reply violates the protocol.
 fn take_group<P: MessagePort>(
     port: &P,
     arrival: &Arrival<P::Token>,
@@ -590,19 +593,19 @@ fn take_group<P: MessagePort>(
     true
 }
 
-/// Parts of packets and values go to buffers as they are: those must be in one place.
+/// Returns an error for a list: packet payloads and values are copied directly, so the buffer must be contiguous.
 const fn check_place(list: bool) -> Result<(), StartError> {
     if list { Err(StartError::List) } else { Ok(()) }
 }
 
-/// What has left of an operation.
+/// The progress of sending an operation.
 enum Sent {
-    /// Nothing: there is no room.
+    /// Nothing was sent: there is no space.
     Nothing,
-    /// A part.
+    /// A part was sent.
     Some,
-    /// All of it, and nothing will be answered.
+    /// All was sent, and there will be no answer.
     All,
-    /// All of it; the answer is awaited.
+    /// All was sent; the answer is pending.
     Awaited,
 }

@@ -1,10 +1,10 @@
-//! Arithmetic of atomic operations, on values as bits.
+//! Arithmetic of the atomic operations, on values represented as bits.
 #![forbid(unsafe_code)]
 
 use crate::wire::rma::{Datatype, Reduction};
 
-/// The value after an operand was combined into it. Four-byte types use the low halves. Where the type does not allow the
-/// reduction, the value stays.
+/// Returns the value combined with an operand. Four-byte types use the low halves. If the type does
+/// not allow the reduction, the value is unchanged.
 #[inline]
 pub fn combine(datatype: Datatype, reduction: Reduction, value: u64, operand: u64) -> u64 {
     match datatype {

@@ -1,4 +1,4 @@
-//! Regions: memory that peers may use without us.
+//! Regions: memory that peers may access without the participation of this process.
 #![forbid(unsafe_code)]
 
 use core::borrow::BorrowMut;
@@ -7,7 +7,7 @@ use crate::payload::Exposed;
 use crate::slab::{List, Slab, Slot};
 use crate::wire::rma::{Access, Datatype, Refusal};
 
-/// Names a region that we expose. Copyable; stale ones are recognised.
+/// The identifier of an exposed region. It can be copied; the engine recognises stale identifiers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RegionId {
     index: u32,
@@ -15,29 +15,30 @@ pub struct RegionId {
 }
 
 impl RegionId {
-    /// The two halves as one number, for C.
+    /// Returns the identifier as one number, for C.
     pub const fn to_bits(self) -> u64 {
         (self.index as u64) << 32 | self.generation as u64
     }
 
-    /// The inverse of [`RegionId::to_bits`]; any number is safe, and nonsense is recognised.
+    /// Returns the identifier that [`RegionId::to_bits`] encoded. Any number is safe; the engine
+    /// recognises invalid ones.
     pub const fn from_bits(bits: u64) -> Self {
         Self { index: (bits >> 32) as u32, generation: bits as u32 }
     }
 
-    /// The number under which peers name it.
+    /// Returns the number by which peers name the region.
     pub const fn number(self) -> u32 {
         self.index
     }
 }
 
-/// A region. Private to the engine; public only so that its storage can be lent.
+/// A region. Private to the engine; public only so that the caller can lend its storage.
 #[derive(Debug)]
 pub struct Region {
     pub(super) memory: Exposed,
     pub(super) key: u64,
     pub(super) access: Access,
-    /// Puts with notification that are done.
+    /// Number of completed puts with notification.
     pub(super) notified: u64,
     /// Requests that wait for notifications.
     pub(super) waiting: List,
@@ -49,7 +50,7 @@ impl Default for Region {
     }
 }
 
-/// What a request names: where, and how much.
+/// The range that a request names.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place {
     pub(super) region: u32,
@@ -58,7 +59,7 @@ pub(super) struct Place {
     pub(super) len: u64,
 }
 
-/// All regions of a process.
+/// All exposed regions of this process.
 #[derive(Debug)]
 pub(crate) struct Regions<B: BorrowMut<[Slot<Region>]>>(Slab<Region, B>);
 
@@ -94,12 +95,12 @@ impl<B: BorrowMut<[Slot<Region>]>> Regions<B> {
         Some(region)
     }
 
-    /// The region with this number, which exists.
+    /// Returns the region with this number, which must exist.
     pub(super) fn at(&mut self, number: u32) -> Option<&mut Region> {
         ((number as usize) < self.0.capacity()).then(|| self.0.get_mut(number))
     }
 
-    /// Every region there is.
+    /// Calls `with` for every exposed region.
     pub(super) fn each(&mut self, mut with: impl FnMut(&mut Region)) {
         for index in 0..self.0.capacity() as u32 {
             if self.0.is_live(index, self.0.generation(index)) {
@@ -108,8 +109,8 @@ impl<B: BorrowMut<[Slot<Region>]>> Regions<B> {
         }
     }
 
-    /// The region that a peer names, if it may do that, and where in it. Every number is the peer's: checked here, and
-    /// nowhere else.
+    /// Returns the region that a peer names and the offset in it, if the peer has access. Every
+    /// number comes from the peer; this function is the only check.
     pub(super) fn open(&mut self, place: &Place, wanted: Access) -> Result<(&mut Region, usize), Refusal> {
         let exists = (place.region as usize) < self.0.capacity();
         if !exists || !self.0.is_live(place.region, self.0.generation(place.region)) {

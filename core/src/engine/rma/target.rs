@@ -1,4 +1,5 @@
-//! The target's side: requests are executed as they come; answers leave at once, or as soon as there is room.
+//! The target's side of one-sided operations. Requests are executed on arrival. Replies leave at
+//! once, or as soon as there is space.
 #![forbid(unsafe_code)]
 
 use core::borrow::BorrowMut;
@@ -20,22 +21,23 @@ use crate::wire::{Envelope, Kind};
 /// Bytes of operands that are combined at a time.
 const BATCH: usize = 256;
 
-/// An answer that waits for room. Private to the engine; public only so that its storage can be lent: [`WINDOW`] for each
-/// peer are enough.
+/// A reply that waits for space. Private to the engine; public only so that the caller can lend its
+/// storage: [`WINDOW`] slots for each peer are enough.
 #[derive(Debug, Default)]
 pub struct Reply {
-    /// The origin's request.
+    /// Identifier of the origin's request.
     request: u64,
     answer: Answer,
 }
 
 #[derive(Clone, Copy, Debug)]
 enum Answer {
-    /// Bytes of a region that are still to be sent: a [`Place`], whose parts the compiler packs better here.
+    /// Bytes of a region that must still be sent. The fields are those of a [`Place`]; the enum is
+    /// smaller with the fields inline.
     Bytes { region: u32, key: u64, offset: u64, len: u64 },
-    /// An old value of so many bytes; or how much was refused.
+    /// An old value of `len` bytes; or the number of refused operations.
     Word { value: u64, len: usize, refusal: Option<Refusal> },
-    /// Old values of so many bytes.
+    /// Old values of `len` bytes.
     Values { bytes: [u8; GROUP_BYTES], len: u8 },
 }
 
@@ -57,7 +59,7 @@ impl Answer {
 }
 
 impl<P: MessagePort, S: Storage> Engine<P, S> {
-    /// A request has come: checked and executed.
+    /// Checks and executes a request.
     pub(in crate::engine) fn deliver_request(
         &mut self,
         arrival: &Arrival<P::Token>,
@@ -149,7 +151,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         Ok(())
     }
 
-    /// What a get is answered with. Nothing wanted is nothing that an honest origin asks for; it gets a refusal.
+    /// Returns the answer to a get. A get of zero bytes violates the protocol and is refused.
     fn execute_get(&mut self, head: &Head) -> Answer {
         let place = place(head, head.value);
         match self.regions.open(&place, Access::Read) {
@@ -165,7 +167,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         *refused = Some((first, count.saturating_add(1)));
     }
 
-    /// Completes the requests that have waited for a region's notifications long enough.
+    /// Completes the requests whose number of notifications of a region is reached.
     #[cold]
     fn tell_waiting(&mut self, number: u32) {
         let Self { regions, requests, rank, .. } = self;
@@ -182,7 +184,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         }
     }
 
-    /// Answers at once, or keeps the answer until there is room.
+    /// Sends a reply at once, or queues it until there is space.
     fn reply(&mut self, peer: PeerId, mut reply: Reply) -> Result<(), PortFault> {
         if self.side(peer).reply_count >= WINDOW {
             return Err(PortFault::Window);
@@ -203,7 +205,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         Ok(())
     }
 
-    /// Sends the next packet of an answer that waited. False when there is no room.
+    /// Sends the next packet of a queued reply. Returns `false` if there is no space.
     pub(super) fn send_reply(&mut self, peer: PeerId, index: u32) -> Result<bool, PeerFault> {
         let mut reply = core::mem::take(self.replies.get_mut(index));
         let before = reply.remaining();
@@ -220,12 +222,12 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         Ok(moved)
     }
 
-    /// Sends one packet of an answer. True when it was the last.
+    /// Sends one packet of a reply. Returns `true` if it was the last.
     fn send_part(&mut self, peer: PeerId, reply: &mut Reply) -> Result<bool, PeerFault> {
         let most = self.port.packet_bytes();
         let (mut bounce, word) = (Bounce::new(), reply.word());
         let (refusal, bytes): (Option<Refusal>, &[u8]) = match &reply.answer {
-            // The region may have been concealed since the last packet.
+            // The region may have been unexposed since the last packet.
             Answer::Bytes { region, key, offset, len } => {
                 let place = Place { region: *region, key: *key, offset: *offset, len: *len };
                 match self.regions.open(&place, Access::Read) {
@@ -251,7 +253,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         Ok(true)
     }
 
-    /// An operation on a region of our own.
+    /// Executes an operation on a region of this process itself.
     pub(super) fn execute_own(&mut self, remote: &mut Remote) -> Outcome {
         let (peer, verb, head) = (self.rank, remote.verb, remote.head());
         let refused = |refusal| Fate::Refused { peer, refusal, count: 1 };
@@ -296,7 +298,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
                 for start in (0..moved).step_by(GROUP_BYTES) {
                     let len = GROUP_BYTES.min(moved - start);
                     let operands = &mut group[..len];
-                    // None, where they do not count.
+                    // There are no operands if the reduction ignores them.
                     from.read(start, operands);
                     exchange(&mut region.memory, at + start, verb, operands);
                     to.part(start, len).copy_from_slice(operands);
@@ -331,7 +333,7 @@ const fn place(head: &Head, len: u64) -> Place {
     Place { region: head.region, key: head.key, offset: head.offset, len }
 }
 
-/// Fetch, or compare and swap.
+/// Executes a fetch, or a compare and swap.
 fn execute_value<B: BorrowMut<[Slot<Region>]>>(regions: &mut Regions<B>, verb: Verb, head: &Head) -> Answer {
     let Verb { datatype, reduction, .. } = verb;
     let len = datatype.bytes();
@@ -349,11 +351,11 @@ fn execute_value<B: BorrowMut<[Slot<Region>]>>(regions: &mut Regions<B>, verb: V
     } else {
         region.memory.update(at, len, |old| combine(datatype, reduction, old, head.value))
     };
-    // Checked above: it is there and aligned.
+    // `open_values` has checked that the value exists and is aligned.
     old.map_or(Answer::refusal(Refusal::Bounds), |value| Answer::Word { value, len, refusal: None })
 }
 
-/// Fetch and accumulate, of what one packet has.
+/// Executes a fetch and accumulate with the operands of one packet.
 fn execute_group<B: BorrowMut<[Slot<Region>]>>(
     regions: &mut Regions<B>,
     verb: Verb,
@@ -373,7 +375,7 @@ fn execute_group<B: BorrowMut<[Slot<Region>]>>(
     Answer::Values { bytes, len: len as u8 }
 }
 
-/// Combines operands into values that are there and aligned, and puts what those were in the place of the operands.
+/// Combines operands into existing, aligned values, and replaces the operands by the old values.
 fn exchange(memory: &mut Exposed, at: usize, verb: Verb, operands: &mut [u8]) {
     let (len, mut at) = (verb.datatype.bytes(), at);
     for operand in operands.chunks_exact_mut(len) {
@@ -386,7 +388,7 @@ fn exchange(memory: &mut Exposed, at: usize, verb: Verb, operands: &mut [u8]) {
     }
 }
 
-/// Combines an array of operands into values that are there and aligned.
+/// Combines an array of operands into existing, aligned values.
 fn accumulate(memory: &mut Exposed, at: usize, datatype: Datatype, reduction: Reduction, operands: &[u8]) {
     let len = datatype.bytes();
     for (operand, at) in operands.chunks_exact(len).zip((at..).step_by(len)) {

@@ -1,4 +1,4 @@
-//! Active messages: handled in order, answered, refused when nobody handles them; and forged ones.
+//! Active messages: handled in order, answered, dropped without a handler; and forged ones.
 
 use std::string::ToString as _;
 use std::vec;
@@ -13,9 +13,9 @@ use crate::shared::tests::fabric::{Fabric, tiny};
 use crate::shared::tests::{Rng, contents};
 use crate::wire::{Envelope, Kind};
 
-/// Handlers from here on do not exist.
+/// Handlers from this number on do not exist.
 pub(super) const UNHANDLED: u16 = 100;
-/// There is no memory for what this handler is sent.
+/// The handler for which no memory is available.
 const POOR: u16 = 99;
 
 /// An active message that was handled.
@@ -27,10 +27,10 @@ pub(super) struct Handled {
     pub(super) payload: Vec<u8>,
 }
 
-/// Writes down what comes.
+/// Records the arriving messages.
 #[derive(Debug, Default)]
 pub(super) struct Log {
-    /// By sender: what a message has so far.
+    /// The received part of a message, by sender.
     rooms: Vec<(PeerId, Vec<u8>)>,
     pub(super) handled: Vec<Handled>,
     pub(super) dropped: Vec<PeerId>,
@@ -66,7 +66,8 @@ impl Handlers for Log {
 }
 
 impl World<'_> {
-    /// Sends an active message. The header's buffer stays lent for good: there is one request for two buffers.
+    /// Sends an active message. The header's buffer stays lent forever, because one request has two
+    /// buffers.
     pub(super) fn active(
         &mut self,
         from: PeerId,
@@ -124,7 +125,7 @@ fn messages_are_handled_in_the_order_sent_although_they_wait_for_room() {
             world.engine(1).progress();
         }
     }
-    assert!(tickets.iter().any(|ticket| ticket.id != RequestId::SENT), "all had room");
+    assert!(tickets.iter().any(|ticket| ticket.id != RequestId::SENT), "no message had to wait");
     world.settle();
     tickets.into_iter().for_each(|ticket| world.done(ticket).0.map(drop).unwrap());
     let got: Vec<_> = world.handled(1).into_iter().map(|it| (it.header, it.payload)).collect();
@@ -159,7 +160,7 @@ fn messages_of_several_packets_of_several_senders_do_not_mix() {
 }
 
 #[test]
-fn part_of_a_message_goes_with_its_sender() {
+fn part_of_a_message_is_dropped_when_its_sender_fails() {
     let fabric = Fabric::new(tiny(2));
     let mut world = World::new(&fabric, AMPLE);
     let ticket = world.active(0, 1, 1, b"head", &contents(1, 100_000)).unwrap();
@@ -173,16 +174,16 @@ fn part_of_a_message_goes_with_its_sender() {
     world.engine(0).fail(1, Failure::Died);
     let fate = Err(Fate::PeerFailed { peer: 1, failure: Failure::Died });
     assert_eq!(world.done(ticket).0, fate);
-    world.assert_empty(&[0, 1], "half a message");
+    world.assert_empty(&[0, 1], "after half a message");
 }
 
 #[test]
 fn parts_that_do_not_make_up_a_message_are_faults() {
-    /// Handler, tag and bytes.
+    /// Handler, tag and length of a packet.
     type Packet = (u16, u64, usize);
     let tag = |header: u64, len: u64| header | len << 32;
     let good = tag(8, 600);
-    // How many are no fault.
+    // The number is that of the leading valid packets.
     let cases: [(&[Packet], usize); 12] = [
         (&[(1, good, 256), (1, good, 256), (1, good, 88), (1, 0, 5)], 4),
         (&[(1, good, 1), (1, good, 255), (1, good, 256), (1, good, 88)], 4),
@@ -211,7 +212,7 @@ fn parts_that_do_not_make_up_a_message_are_faults() {
 }
 
 #[test]
-fn message_to_ourselves_is_handled_by_progress_and_not_before() {
+fn message_to_self_is_handled_by_progress_and_not_before() {
     let fabric = Fabric::new(tiny(1));
     let mut world = World::new(&fabric, AMPLE);
     let ticket = world.active(0, 0, 3, b"head", b"payload").unwrap();
@@ -223,7 +224,7 @@ fn message_to_ourselves_is_handled_by_progress_and_not_before() {
 }
 
 #[test]
-fn message_that_nobody_handles_is_dropped_and_counted() {
+fn message_without_a_handler_is_dropped_and_counted() {
     let fabric = Fabric::new(tiny(2));
     let mut world = World::new(&fabric, AMPLE);
     for to in [0, 1] {
@@ -249,7 +250,7 @@ fn message_for_which_there_is_no_memory_ends_its_connection_and_no_other() {
         assert_eq!((world.engine(1).failure(0), world.engine(1).unhandled()), (Some(fault.into()), 0));
         assert_eq!(world.engine(1).failure(2), None);
         assert!(!Failure::from(fault).to_string().contains("rules"));
-        // One to ourselves fails where it was started.
+        // A message to the process itself fails in the call that starts it.
         let ticket = world.active(2, 2, POOR, b"a", &vec![1; len - 1]).unwrap();
         world.settle();
         assert_eq!(world.done(ticket).0, Err(Fate::PeerFailed { peer: 2, failure: fault.into() }));

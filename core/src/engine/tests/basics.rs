@@ -1,4 +1,4 @@
-//! Single rules, one small world each.
+//! Single rules, each in one small world.
 
 use std::vec;
 use std::vec::Vec;
@@ -99,7 +99,7 @@ fn full_table_of_requests_refuses_and_loses_nothing() {
     assert_eq!(world.irecv(1, pattern(Source::Rank(0), 2), 8).err(), full);
     world.isend(0, 1, 2, contents(2, 8));
     world.settle();
-    assert_eq!(world.irecv(1, pattern(Source::Rank(0), 2), 8).err(), full, "its message waits");
+    assert_eq!(world.irecv(1, pattern(Source::Rank(0), 2), 8).err(), full, "its message is stored");
     assert!(world.engine(1).cancel(first.id));
     world.done(first).0.unwrap_err();
     let second = world.recv(1, 0, 2, 8);
@@ -107,7 +107,7 @@ fn full_table_of_requests_refuses_and_loses_nothing() {
 }
 
 #[test]
-fn message_to_ourselves_is_matched_like_any_other() {
+fn message_to_self_is_matched_like_any_other() {
     let fabric = Fabric::new(tiny(1));
     let mut world = World::new(&fabric, AMPLE);
     let any = Pattern { source: Source::Any, context: 0, tag: 0, ignore: u64::MAX };
@@ -123,7 +123,8 @@ fn message_to_ourselves_is_matched_like_any_other() {
         let empty = send(&mut world, 4, 0);
         assert!(world.done(expected).0.is_ok());
         assert_eq!(world.done(early), (Ok(Status { peer: 0, tag: 1, len: 100 }), contents(1, 100)));
-        // What is kept is complete; what is remembered waits for its receive.
+        // A stored message is complete; a message of which only the RTS is stored waits for its
+        // receive.
         assert_eq!(world.engine(0).unexpected_messages(), 3);
         for (send, kept) in [(stored, !synchronous), (remembered, false), (empty, !synchronous)] {
             assert_eq!(send.id == RequestId::SENT, kept, "{send:?}");
@@ -153,7 +154,7 @@ fn pending_sends_leave_although_packets_never_stop_coming() {
     assert!(world.engine(1).sends_pending());
     for tag in 0..3000 {
         world.isend(0, 1, tag, contents(tag, 8));
-        // Rank 1 finds more than it takes in a turn, always.
+        // Rank 1 always has more packets than one progress step delivers.
         if tag % 64 == 0 && tag > 64 {
             assert_eq!(world.engine(1).progress().packets / 64, 1);
             world.engine(0).progress();
@@ -185,7 +186,7 @@ fn message_that_was_refused_is_tried_once_by_the_queue_and_not_before() {
         world.settle();
         assert_eq!(world.done(ticket).0, Ok(Status { peer: 1, tag: 4, len: 8 }));
         assert_eq!(world.done(receive).1, [2; 8]);
-        // Where there is room, it leaves.
+        // If there is space, the message leaves.
         let (loan, buf) = world.lender.send(0, vec![2; 8]);
         let started = isend(world.engine(0), 5, buf);
         assert_eq!(started, Ok(RequestId::SENT));

@@ -1,4 +1,4 @@
-//! Blocking receives that are not posted.
+//! Blocking receives without a posted request.
 
 mod random;
 
@@ -40,7 +40,7 @@ fn message_of_a_rendezvous_becomes_a_request() {
             let (loan, mut buf) = world.lender.receive(1, room);
             let step = world.engine(1).receive_step(&pattern(Source::Any, 1), &mut buf);
             let Bypass::Posted(id) = step else { panic!("{step:?}") };
-            assert!(buf.is_empty(), "the request has it");
+            assert!(buf.is_empty(), "the request owns the buffer");
             world.settle();
             assert_eq!(world.engine(1).test(id), Some(Ok(Status { peer: 0, tag: 1, len })));
             assert_eq!(world.lender.end(loan), contents(1, len));
@@ -51,7 +51,7 @@ fn message_of_a_rendezvous_becomes_a_request() {
 }
 
 #[test]
-fn packet_that_breaks_the_rules_ends_the_bypass() {
+fn packet_that_violates_the_protocol_ends_the_bypass() {
     for kind in [Kind::Rts, Kind::Cts, Kind::Data, Kind::Fin, Kind::Rma] {
         let fabric = Fabric::new(tiny(2));
         let mut world = World::new(&fabric, AMPLE);
@@ -98,7 +98,7 @@ fn full_table_of_requests_leaves_the_buffer_with_its_owner() {
     let fabric = Fabric::new(tiny(2));
     let mut world = World::new(&fabric, Room { requests: 0, ..AMPLE });
     let isent = world.isend_in(0, 0, 1, 1, contents(1, 2000)).err();
-    assert!(isent.is_some(), "no room for a pending send either");
+    assert!(isent.is_some(), "not even a pending send found a slot");
     world.engines[0].requests_mut().push(Default::default());
     world.isend(0, 1, 1, contents(1, 2000));
     let (_, mut buf) = world.lender.receive(1, 2000);
@@ -110,7 +110,7 @@ fn full_table_of_requests_leaves_the_buffer_with_its_owner() {
     assert_eq!(world.done(receive).1, contents(1, 2000));
 }
 
-/// What a blocking receive of a word finds at once.
+/// Returns the word that a blocking receive finds at once.
 fn word(world: &mut World<'_>, wanted: &Pattern) -> Option<(Status, [u8; 8])> {
     let mut into = [0; 8];
     let status = world.engine(1).receive_word(wanted, &mut into)?;
@@ -125,7 +125,7 @@ fn word_that_is_there_is_received_at_once_and_nothing_else() {
     assert_eq!(word(&mut world, &wanted), None);
     for from in [Source::Rank(0), Source::Any] {
         world.isend(0, 1, 1, contents(1, 8));
-        // Another tag, source and context than what is there.
+        // Another tag, source or context than that of the message.
         assert_eq!(word(&mut world, &pattern(from, 2)), None);
         assert_eq!(word(&mut world, &pattern(Source::Rank(1), 1)), None);
         assert_eq!(word(&mut world, &pattern(Source::Rank(7), 1)), None);
@@ -185,7 +185,7 @@ fn posted_receive_takes_its_word_only_if_it_is_the_first_that_matches() {
         world.isend(0, 1, tag, contents(number, 8));
     }
     let done = Status { peer: 0, tag: 1, len: 8 };
-    assert_eq!(world.engine(1).try_finish(second.id), None, "the other one is before it");
+    assert_eq!(world.engine(1).try_finish(second.id), None, "the other receive was posted first");
     assert_eq!(world.engine(1).try_finish(short.id), None, "its message is not the next one");
     assert_eq!(world.engine(1).try_finish(first.id), Some(Ok(done)));
     assert_eq!(world.engine(1).try_finish(first.id), Some(Err(Fate::Stale)));
@@ -195,7 +195,7 @@ fn posted_receive_takes_its_word_only_if_it_is_the_first_that_matches() {
     assert_eq!(world.lender.end(second.loan), contents(2, 8));
     world.settle();
     assert!(matches!(world.done(short).0, Err(Fate::Truncated(_))));
-    // One from any source was posted before it.
+    // A receive from any source was posted before it.
     let wild = world.irecv(1, any, 8).unwrap();
     let exact = world.irecv(1, wanted, 8).unwrap();
     world.isend(0, 1, 1, contents(4, 8));

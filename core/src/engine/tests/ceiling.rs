@@ -1,4 +1,5 @@
-//! The ceiling of unexpected messages: senders are held, nothing is lost, and what can go on goes on.
+//! The ceiling of unexpected messages: senders wait, no message is lost, and unaffected operations
+//! continue.
 
 use std::vec::Vec;
 
@@ -17,10 +18,11 @@ use crate::wire::{Envelope, Kind};
 
 const ANY: Pattern = Pattern { source: Source::Any, context: 0, tag: 0, ignore: u64::MAX };
 
-/// What the largest packet takes. Room is given out in no smaller pieces.
+/// Cost of the largest packet. The pool is granted in no smaller pieces.
 const PACKET: u32 = cost(256);
 
-/// So many units for peers, the one that is our own, and no window but what is forced upon it.
+/// A store with `units` units for peers, the reserve for this process itself, and the smallest
+/// possible window.
 const fn units(units: usize) -> Room {
     Room { units: units + 1, tuning: Tuning { window: 1, ..TUNING }, ..AMPLE }
 }
@@ -51,7 +53,7 @@ fn sender_is_held_at_the_ceiling_and_everything_arrives_in_order() {
                 assert!(world.engine(1).is_held(0) && !world.engine(1).is_held(1));
                 assert!((1..=room.units).contains(&world.engine(1).unexpected_messages()));
                 let (free, own) = (world.engine(1).store.free_units(), world.engine(1).ledger.own_units());
-                assert_eq!(free, own, "what is not rank 1's own is used, to the last unit");
+                assert_eq!(free, own, "every unit except rank 1's own reserve is used");
                 for tag in 0..60 {
                     let receive = world.recv(1, 0, tag, len);
                     world.settle();
@@ -67,7 +69,7 @@ fn sender_is_held_at_the_ceiling_and_everything_arrives_in_order() {
 }
 
 #[test]
-fn receive_says_whether_what_it_asks_for_may_be_held_back() {
+fn receive_reports_whether_its_message_may_be_held() {
     let fabric = Fabric::new(tiny(3));
     let mut world = World::new(&fabric, units(2));
     let other = world.recv(1, 0, 77, 8);
@@ -75,8 +77,8 @@ fn receive_says_whether_what_it_asks_for_may_be_held_back() {
     let sends: Vec<_> = (0..3).map(|tag| world.isend(0, 1, tag, contents(tag, 8))).collect();
     world.settle();
     assert!(world.engine(1).is_held(0) && !world.engine(1).is_held(2));
-    assert!(world.engine(1).may_be_held(other.id), "what it asks for may be behind");
-    assert!(!world.engine(1).may_be_held(any.id), "rank 2 can still be heard");
+    assert!(world.engine(1).may_be_held(other.id), "its message may wait behind others");
+    assert!(!world.engine(1).may_be_held(any.id), "rank 2 can still send");
     world.isend(2, 1, 5, contents(5, 8));
     world.settle();
     assert_eq!(world.engine(1).held_peers(), 2);
@@ -92,7 +94,7 @@ fn receive_says_whether_what_it_asks_for_may_be_held_back() {
 }
 
 #[test]
-fn peer_that_is_gone_is_not_held() {
+fn peer_that_failed_is_not_held() {
     let fabric = Fabric::new(tiny(3));
     let mut world = World::new(&fabric, units(2));
     world.isend(0, 1, 1, contents(1, 8));
@@ -107,17 +109,17 @@ fn peer_that_is_gone_is_not_held() {
 }
 
 #[test]
-fn bypass_goes_on_with_whoever_has_credit() {
+fn bypass_continues_with_peers_that_have_credit() {
     let fabric = Fabric::new(tiny(3));
     let mut world = World::new(&fabric, units(2));
     world.isend(0, 1, 1, contents(1, 8));
     world.settle();
     assert!(world.engine(1).is_held(0));
-    assert!(!world.engine(1).can_bypass(&pattern(Source::Rank(0), 1)), "its message is here");
+    assert!(!world.engine(1).can_bypass(&pattern(Source::Rank(0), 1)), "its message has arrived");
 }
 
 #[test]
-fn held_peer_does_not_hold_the_others_up() {
+fn held_peer_does_not_block_the_others() {
     for (reading, room) in [(Reading::Never, units(2)), (Reading::Always, units(20))] {
         let fabric = Fabric::reading(tiny(3), reading, 1);
         let mut world = World::new(&fabric, room);
@@ -140,7 +142,7 @@ fn held_peer_does_not_hold_the_others_up() {
 fn small_message_to_a_full_peer_waits_and_a_larger_one_is_announced() {
     let fabric = Fabric::new(tiny(2));
     let mut world = World::new(&fabric, units(2 * PACKET as usize));
-    // Nine units are used, one is left, and rank 1's own.
+    // Nine units are used; one unit and rank 1's own reserve are left.
     for (tag, len) in [(1, 256), (4, 200)] {
         assert_eq!(world.isend(0, 1, tag, contents(tag, len)).id, RequestId::SENT);
         world.settle();
@@ -188,11 +190,11 @@ fn expected_messages_are_never_held() {
 }
 
 #[test]
-fn room_that_a_dead_peer_leaves_is_given_to_the_held() {
+fn memory_that_a_dead_peer_leaves_is_granted_to_held_peers() {
     for (announced, len) in [(true, 2000), (false, 8)] {
         let fabric = Fabric::new(tiny(3));
         let mut world = World::new(&fabric, Room { tuning: TUNING, ..units(4 * PACKET as usize) });
-        // Both fill all that they are given.
+        // Both ranks use all credit that they get.
         for from in [0, 2] {
             for tag in 0..20 {
                 world.isend(from, 1, tag, contents(tag, len));
@@ -203,20 +205,20 @@ fn room_that_a_dead_peer_leaves_is_given_to_the_held() {
         let before = world.engine(1).unexpected_messages();
         world.engine(1).fail(0, Failure::Died);
         for tag in (0..20).filter(|_| !announced) {
-            // What has come whole stays until it is received.
+            // A message that arrived whole stays until it is received.
             let Ok(receive) = world.irecv(1, pattern(Source::Rank(0), tag), 8) else { break };
             received(&mut world, receive, 0, tag, 8);
         }
         let left = world.engine(1).unexpected_messages();
-        assert!(left < before, "those of rank 0 are gone");
+        assert!(left < before, "the messages of rank 0 were dropped");
         for _ in 0..50 {
             world.engine(2).progress();
             world.engine(1).progress();
         }
-        // The reserve of rank 0 stays its own: it may come back.
+        // The reserve of rank 0 is kept, because the rank may reconnect.
         let (ledger, free) = (world.engine(1).ledger.clone(), world.engine(1).store.free_units());
         assert!(world.engine(1).is_held(2) && free < PACKET + ledger.reserve() && ledger.free() < PACKET);
-        assert!(world.engine(1).unexpected_messages() > left, "others are in their place");
+        assert!(world.engine(1).unexpected_messages() > left, "other messages use the freed memory");
     }
 }
 
@@ -240,8 +242,8 @@ fn message_that_was_probed_keeps_its_room_until_it_is_received() {
 }
 
 #[test]
-fn message_to_ourselves_that_finds_no_room_waits_for_it_or_for_its_receive() {
-    // With a peer, for which all room is reserved; and alone, with very little.
+fn message_to_self_without_memory_waits_for_memory_or_its_receive() {
+    // Once with a peer to which all memory is granted, and then alone with very little memory.
     for (peers, room) in [(2, units(1)), (1, units(0)), (1, units(1)), (1, units(4))] {
         for len in [8, 100, 256, 2000] {
             let fabric = Fabric::new(tiny(peers));
@@ -261,9 +263,10 @@ fn message_to_ourselves_that_finds_no_room_waits_for_it_or_for_its_receive() {
     }
 }
 
-/// All that is not ours is promised to a peer, which sends nothing; and yet messages to ourselves come, whole or announced.
+/// All other memory is granted to a peer that sends nothing. Messages to the process itself still
+/// arrive, whole or announced.
 #[test]
-fn message_to_ourselves_comes_although_all_room_is_promised_to_peers() {
+fn message_to_self_arrives_although_all_memory_is_granted_to_peers() {
     for (len, synchronous) in [(0, false), (8, false), (256, false), (2000, false), (8, true)] {
         let fabric = Fabric::new(tiny(3));
         let mut world = World::new(&fabric, units(2 * PACKET as usize));
@@ -276,7 +279,7 @@ fn message_to_ourselves_comes_although_all_room_is_promised_to_peers() {
             assert_eq!(world.engine(0).iprobe(&ANY), Some(Status { peer: 0, tag, len }));
             let next = world.isend(0, 0, tag + 100, contents(tag + 100, 8));
             let held = (world.engine(0).is_held(0), world.engine(0).held_peers());
-            assert_eq!(held, (true, 1), "there is no room for a second one, and who waits for it is told");
+            assert_eq!(held, (true, 1), "a second message finds no memory, and is reported as held");
             let late = world.recv(0, 0, tag, len);
             received(&mut world, late, 0, tag, len);
             let receive = world.recv(0, 0, tag + 100, 8);
@@ -290,14 +293,17 @@ fn message_to_ourselves_comes_although_all_room_is_promised_to_peers() {
 }
 
 #[test]
-fn message_to_ourselves_that_is_held_can_be_withdrawn_and_leaves_nothing_behind() {
+fn message_to_self_that_is_held_can_be_withdrawn_and_leaves_nothing_behind() {
     for len in [0, 8, 256] {
         let fabric = Fabric::new(tiny(1));
         let mut world = World::new(&fabric, units(PACKET as usize));
         let mut sends: Vec<_> = (0..20).map(|tag| world.isend(0, 0, tag % 3, contents(tag, len))).collect();
         let large = [world.isend(0, 0, 50, contents(50, 2000)), world.issend(0, 0, 51, contents(51, 8))];
         world.settle();
-        assert!(large.iter().all(|it| !world.engine(0).is_own_send_held(it.id)), "those wait for a receive");
+        assert!(
+            large.iter().all(|it| !world.engine(0).is_own_send_held(it.id)),
+            "these messages wait only for a receive"
+        );
         assert!(!world.engine(0).withdraw_own_send(RequestId::SENT));
         let held: Vec<_> = (0..)
             .zip(&sends)
@@ -305,7 +311,7 @@ fn message_to_ourselves_that_is_held_can_be_withdrawn_and_leaves_nothing_behind(
             .map(|(tag, it)| (tag, *it))
             .collect();
         assert!(held.len() > 5 && held.iter().all(|(_, it)| world.engine(0).is_own_send_held(it.id)));
-        // Every other one, the first of which may be remembered and not kept.
+        // Every second one; of the first perhaps only the RTS is stored.
         for (_, ticket) in held.iter().step_by(2) {
             assert!(world.engine(0).withdraw_own_send(ticket.id));
             assert!(!world.engine(0).withdraw_own_send(ticket.id));
@@ -329,12 +335,14 @@ fn message_to_ourselves_that_is_held_can_be_withdrawn_and_leaves_nothing_behind(
     }
 }
 
-/// What one peer uses no more goes to another that waits for it, as soon as that is noticed: when a message comes, too.
+/// Credit that one peer no longer needs goes to another that waits for it, as soon as the ledger
+/// settles, also on an arrival.
 #[test]
-fn room_that_an_arrival_frees_is_given_to_the_held() {
+fn memory_that_an_arrival_frees_is_granted_to_held_peers() {
     let fabric = Fabric::new(tiny(3));
     let mut world = World::new(&fabric, Room { tuning: Tuning { window: 40, ..TUNING }, ..units(80) });
-    // Rank 0 has something stored, and for its window units of the pool; then rank 2 fills all that is left.
+    // Rank 0 has a stored message and holds pool units for its window. Rank 2 then uses all
+    // remaining units.
     for tag in 0..15 {
         world.isend(0, 1, tag, contents(tag, 8));
     }
@@ -352,15 +360,18 @@ fn room_that_an_arrival_frees_is_given_to_the_held() {
         received(&mut world, receive, 0, 99, 8);
     }
     let now = world.engine(1).unexpected_messages();
-    assert!(now > before, "{before} were stored, and none was taken, but there is room for more");
+    assert!(
+        now > before,
+        "{before} messages were stored and none was received, but there is memory for more"
+    );
 }
 
 #[test]
-fn room_of_a_message_to_ourselves_is_used_again() {
+fn memory_of_a_message_to_self_is_reused() {
     let fabric = Fabric::new(tiny(1));
     let mut world = World::new(&fabric, units(PACKET as usize));
     for tag in 0..50 {
-        // Kept, then only remembered.
+        // The first message is stored; of the second, only the RTS.
         for len in [256, 2000] {
             let send = world.isend(0, 0, tag, contents(tag, len));
             assert_eq!(world.engine(0).unexpected_messages(), 1, "message {tag} of {len} bytes waits");
@@ -373,7 +384,7 @@ fn room_of_a_message_to_ourselves_is_used_again() {
 }
 
 #[test]
-fn sender_that_was_told_of_room_while_it_sleeps_is_woken() {
+fn sender_that_gets_credit_while_it_sleeps_is_woken() {
     let fabric = Fabric::new(tiny(2));
     let mut world = World::new(&fabric, units(1));
     let sends = [world.isend(0, 1, 1, contents(1, 8)), world.isend(0, 1, 2, contents(2, 8))];
@@ -384,12 +395,12 @@ fn sender_that_was_told_of_room_while_it_sleeps_is_woken() {
     let receive = world.recv(1, 0, 1, 8);
     received(&mut world, receive, 0, 1, 8);
     assert_eq!(world.engine(1).port_mut().port.host_mut().rung, [0]);
-    assert!(world.engine(0).progress().packets > 0, "it leaves at once");
+    assert!(world.engine(0).progress().packets > 0, "the send leaves at once");
     world.done(sends[1]).0.unwrap();
 }
 
 #[test]
-fn peer_that_sends_more_than_it_was_promised_is_a_fault() {
+fn sending_beyond_the_granted_credit_is_a_fault() {
     let rts = Rts { total: 5000, sender: 1, address: 0, way: 0 }.encode();
     for (kind, payload) in [(Kind::Eager, &[1; 8][..]), (Kind::Eager, &[1; 256]), (Kind::Rts, &rts)] {
         for expected in [false, true] {
@@ -403,11 +414,11 @@ fn peer_that_sends_more_than_it_was_promised_is_a_fault() {
             while sent + u64::from(units) <= world.engine(1).port_mut().granted(0) {
                 assert_eq!(world.engine(1).port_mut().send(0, &envelope(1), payload), Ok(true));
                 world.engine(0).progress();
-                assert_eq!(world.engine(0).failure(1), None, "within its credit");
+                assert_eq!(world.engine(0).failure(1), None, "the peer stayed within its credit");
                 sent += u64::from(units);
             }
-            assert!((6..=12).contains(&world.engine(1).port_mut().granted(0)), "there is no more");
-            // One more; matched or not, that is too much.
+            assert!((6..=12).contains(&world.engine(1).port_mut().granted(0)), "the credit is exhausted");
+            // One more message exceeds the credit, whether it matches or not.
             let stored = world.engine(0).unexpected_messages();
             assert_eq!(
                 world.engine(1).port_mut().send(0, &envelope(if expected { 9 } else { 1 }), payload),
@@ -420,7 +431,7 @@ fn peer_that_sends_more_than_it_was_promised_is_a_fault() {
             assert_eq!(
                 world.engine(0).unexpected_messages(),
                 kept,
-                "what was announced went with its sender"
+                "announced messages were dropped with their sender"
             );
             if let Some(receive) = receive {
                 let (outcome, _) = world.done(receive);
@@ -437,10 +448,10 @@ fn peer_that_sends_more_than_it_was_promised_is_a_fault() {
 }
 
 #[test]
-fn promise_that_is_a_lie_harms_the_liar_only() {
+fn false_grant_harms_only_its_sender() {
     let fabric = Fabric::new(tiny(3));
     let mut world = World::new(&fabric, units(2));
-    // Rank 1 promises rank 0 more than it has, and takes it back.
+    // Rank 1 grants rank 0 more than it has, and withdraws it.
     for lie in [u64::MAX, 0, 1 << 63] {
         fabric.line(1, 0).credit.store_relaxed(lie);
         for tag in 0..3 {

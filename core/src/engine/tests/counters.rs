@@ -1,4 +1,4 @@
-//! Counters say what has happened, and derived ones agree with those that are kept.
+//! Counters report the events that happened, and derived counters agree with stored ones.
 
 use super::world::{AMPLE, Room, TUNING, World, pattern};
 use crate::counters::{EngineCounters, PeerCounters};
@@ -33,7 +33,7 @@ fn each_way_to_match_and_each_path_is_counted_once() {
         let receive = world.recv(1, 0, tag, len);
         world.done(receive).0.unwrap();
     }
-    // In one slot of the fastbox, as the first two are: more than that is not certain to fit.
+    // In one slot of the fastbox, like the first two; a longer message might not fit.
     world.isend(0, 1, 4, contents(4, 12));
     let (loan, mut buf) = world.lender.receive(1, 12);
     let step = world.engine(1).receive_step(&pattern(Source::Any, 4), &mut buf);
@@ -57,7 +57,7 @@ fn each_way_to_match_and_each_path_is_counted_once() {
 }
 
 #[test]
-fn large_messages_are_counted_by_the_way_that_their_bytes_came() {
+fn large_messages_are_counted_by_protocol() {
     for (reading, synchronous, len) in
         [(Reading::Never, false, 2000), (Reading::Always, false, 1000), (Reading::Always, false, 5000)]
     {
@@ -110,7 +110,7 @@ fn copy_that_is_refused_midway_is_a_fallback() {
 #[test]
 fn waiting_for_credit_and_for_cells_is_counted_once_however_often_it_is_tried() {
     let fabric = Fabric::new(tiny(2));
-    // Five for the peer, all at once, and one of our own.
+    // Five units for the peer, all granted at once, and one for this process itself.
     let room = Room { units: 6, tuning: Tuning { window: 1, ..TUNING }, ..AMPLE };
     let mut world = World::new(&fabric, room);
     let sends: [_; 60] = core::array::from_fn(|tag| world.isend(0, 1, tag as u64, contents(tag as u64, 100)));
@@ -139,7 +139,7 @@ fn waiting_for_credit_and_for_cells_is_counted_once_however_often_it_is_tried() 
 }
 
 #[test]
-fn messages_to_ourselves_are_counted_at_both_ends_and_by_no_path() {
+fn messages_to_self_are_counted_at_both_ends_and_under_no_path() {
     let fabric = Fabric::new(tiny(2));
     let mut world = World::new(&fabric, AMPLE);
     for (tag, len) in [(1, 8), (2, 2000)] {
@@ -212,7 +212,7 @@ fn counters_outlive_the_peer_and_failures_are_counted_by_their_kind() {
     );
     let (fault, sender) = (counted(&mut world, 0, 3), counted(&mut world, 3, 0));
     assert_eq!((fault.rts_received, fault.eager_received), (1, 0));
-    assert_eq!(sender.fastbox_sent, 1, "what the engine did not send, the port has");
+    assert_eq!(sender.fastbox_sent, 1, "packets that the engine did not send are counted by the port");
     assert!(world.engine(0).peer_counters(4).is_none());
 }
 

@@ -1,4 +1,5 @@
-//! Peers that die, finish or break the rules: what concerned them ends, and the rest goes on.
+//! Peers that die, close their endpoint or violate the protocol: operations with them end, and all
+//! others continue.
 
 use std::vec::Vec;
 
@@ -36,8 +37,8 @@ fn every_request_that_involves_the_peer_ends_and_the_others_go_on() {
         assert_eq!(world.done(half).0, fate);
         assert_eq!(world.done(posted).0, fate);
         let outcomes: Vec<_> = sends.into_iter().map(|send| world.done(send).0).collect();
-        assert!(outcomes[0].is_ok(), "it had room and was complete");
-        assert!(outcomes[1] == fate && outcomes[4] == fate, "nobody has matched them");
+        assert!(outcomes[0].is_ok(), "the message was sent and complete");
+        assert!(outcomes[1] == fate && outcomes[4] == fate, "no receive has matched them");
         assert_eq!(world.done(synchronous).0, fate);
         let gone = Some(StartError::PeerFailed { peer: 1, failure });
         assert_eq!(world.isend_in(0, 0, 1, 1, contents(1, 8)).err(), gone);
@@ -49,7 +50,7 @@ fn every_request_that_involves_the_peer_ends_and_the_others_go_on() {
         }
         assert_eq!(world.done(other).1, contents(3, 700));
         world.done(send).0.unwrap();
-        world.assert_empty(&[0, 2], "a peer is gone");
+        world.assert_empty(&[0, 2], "after a failure");
     }
 }
 
@@ -63,7 +64,11 @@ fn message_that_came_whole_can_be_received_after_its_sender_died() {
         world.settle();
         assert_eq!(world.engine(0).unexpected_messages(), 2);
         world.engine(0).fail(1, failure);
-        assert_eq!(world.engine(0).unexpected_messages(), 1, "the bytes of the other went with the sender");
+        assert_eq!(
+            world.engine(0).unexpected_messages(),
+            1,
+            "the bytes of the other message were lost with the sender"
+        );
         let receive = world.recv(0, 1, 1, 200);
         assert_eq!(world.done(receive).1, contents(1, 200));
         world.irecv(0, pattern(Source::Rank(1), 2), 8).unwrap_err();
@@ -71,7 +76,7 @@ fn message_that_came_whole_can_be_received_after_its_sender_died() {
     }
 }
 
-/// A short synchronous message travels with its announcement: all of it is here.
+/// A short synchronous message travels with its announcement, so all of it has arrived.
 #[test]
 fn synchronous_message_that_came_whole_can_be_received_after_its_sender_died() {
     for failure in KINDS {
@@ -85,7 +90,11 @@ fn synchronous_message_that_came_whole_can_be_received_after_its_sender_died() {
             world.settle();
             let probed = world.improbe(0, pattern(Source::Rank(1), 2)).unwrap().0;
             world.engine(0).fail(1, failure);
-            assert_eq!(world.engine(0).unexpected_messages(), 2, "not all bytes of the third are here");
+            assert_eq!(
+                world.engine(0).unexpected_messages(),
+                2,
+                "some bytes of the third message have not arrived"
+            );
             let receives = [(1, world.recv(0, 1, 1, room)), (2, world.imrecv(0, probed, room).unwrap())];
             for (tag, receive) in receives {
                 let (outcome, bytes) = world.done(receive);
@@ -102,7 +111,7 @@ fn synchronous_message_that_came_whole_can_be_received_after_its_sender_died() {
 }
 
 #[test]
-fn all_that_a_peer_sent_before_it_went_is_drained_in_order() {
+fn all_packets_that_a_peer_sent_before_it_failed_are_drained_in_order() {
     for (cells, entries_lost) in [(4, false), (4, true), (64, false), (64, true)] {
         let fabric = Fabric::new(Geometry { cells, fastbox_slots: 64, ..tiny(3) });
         let mut world = World::new(&fabric, AMPLE);
@@ -115,7 +124,7 @@ fn all_that_a_peer_sent_before_it_went_is_drained_in_order() {
         if entries_lost {
             fabric.queue(0).0.iter().for_each(|entry| entry.store_relaxed(0));
         }
-        assert!((0..10).any(|_| world.engine(0).drain(1)), "draining does not end");
+        assert!((0..10).any(|_| world.engine(0).drain(1)), "draining did not end");
         assert!(world.engine(0).drain(1) && world.engine(0).drain(0) && world.engine(0).drain(9));
         world.engine(0).fail(1, Failure::Finished);
         for (tag, len) in (0..whole).zip(lens) {
@@ -128,7 +137,7 @@ fn all_that_a_peer_sent_before_it_went_is_drained_in_order() {
 }
 
 #[test]
-fn send_that_a_peer_received_before_it_went_succeeds() {
+fn send_that_a_peer_received_before_it_failed_succeeds() {
     for reading in [Reading::Never, Reading::Always] {
         let fabric = Fabric::reading(tiny(2), reading, 1);
         let mut world = World::new(&fabric, AMPLE);
@@ -138,16 +147,16 @@ fn send_that_a_peer_received_before_it_went_succeeds() {
             world.engine(1).progress();
         }
         world.isend(1, 0, 3, contents(3, 200));
-        // Rank 1 goes, in good order, with answers on the way: CTS or FIN, then a message.
+        // Rank 1 closes its endpoint while answers are in flight: CTS or FIN, then a message.
         world.engine(0).depart(1, Failure::Finished);
         assert!(world.engine(0).drain(1));
         world.engine(0).fail(1, Failure::Finished);
         let [large, small] = sends.map(|send| world.done(send).0);
         let fate = Err(Fate::PeerFailed { peer: 1, failure: Failure::Finished });
-        assert!(large == fate || reading == Reading::Always, "it was only cleared");
+        assert!(large == fate || reading == Reading::Always, "it had only a CTS");
         assert!(large.is_ok() || reading == Reading::Never, "it was read: {large:?}");
-        assert!(small.is_ok(), "it came with its RTS: {small:?}");
-        assert_eq!(world.engine(0).failure(1), Some(Failure::Finished), "no rule was broken");
+        assert!(small.is_ok(), "it travelled with its RTS: {small:?}");
+        assert_eq!(world.engine(0).failure(1), Some(Failure::Finished), "the protocol was obeyed");
         let receive = world.recv(0, 1, 3, 200);
         assert_eq!(world.done(receive).1, contents(3, 200));
         world.assert_empty(&[0], "a peer with answers");
@@ -213,7 +222,7 @@ fn completed_request_keeps_its_outcome_when_its_peer_fails_afterwards() {
 }
 
 #[test]
-fn cells_that_a_dead_peer_held_serve_the_others() {
+fn cells_that_a_dead_peer_held_are_reused_for_others() {
     let fabric = Fabric::new(tiny(3));
     let mut world = World::new(&fabric, AMPLE);
     let sends: Vec<_> = (0..5).map(|tag| world.isend(0, 1, tag, contents(tag, 200))).collect();
@@ -239,11 +248,11 @@ fn fault_that_is_found_while_pending_sends_leave_is_reported() {
     world.isend(0, 1, 1, contents(1, 200));
     let sends: Vec<_> = (0..4).map(|tag| world.isend(0, 2, tag, contents(tag, 200))).collect();
     assert!(world.engine(0).sends_pending());
-    // Rank 2 gives back the cell that rank 1 holds.
+    // Rank 2 returns the cell that rank 1 holds.
     fabric.own(2).word(fabric.geometry.own().returns).store_relaxed(1 << 16);
     let done = world.engine(0).progress();
     assert!(matches!(world.engine(0).failure(2), Some(Failure::Fault(_))));
     assert!(sends.into_iter().any(|send| world.done(send).0.is_err()));
     assert_eq!(done.failed, Some(2), "{done:?}");
-    assert_eq!(world.engine(0).progress().failed, None, "it is told once");
+    assert_eq!(world.engine(0).progress().failed, None, "the failure is reported once");
 }

@@ -1,4 +1,4 @@
-//! Whole engines against a peer that scribbles over all that it can write.
+//! Whole engines against a malicious peer that corrupts all memory that it can write.
 
 use std::vec;
 use std::vec::Vec;
@@ -15,11 +15,13 @@ use crate::shared::tests::{Rng, cases, contents};
 use crate::wire::{Envelope, Kind};
 
 const HOSTILE: PeerId = 2;
-/// The context of the two honest ranks. The third may forge messages in it, but not their source.
+/// The context of the two honest ranks. The third rank may forge messages in it, but not their
+/// source.
 const HONEST: u16 = 7;
 const LARGEST: usize = 900;
 
-/// One direction between the honest ranks: receives are posted in the order in which messages are sent.
+/// One direction between the honest ranks. Receives are posted in the order in which messages are
+/// sent.
 #[derive(Debug, Default)]
 struct Stream {
     salts: Vec<u64>,
@@ -33,7 +35,7 @@ struct Siege<'a> {
     rng: Rng,
     world: World<'a>,
     streams: [Stream; 2],
-    /// Requests of honest ranks that involve the hostile one.
+    /// Requests of honest ranks that involve the malicious one.
     doubtful: Vec<Ticket>,
     scribbles: usize,
     forged: usize,
@@ -48,7 +50,7 @@ impl<'a> Siege<'a> {
         let rank = self.rng.below(2) as PeerId;
         match self.rng.below(16) {
             0..=5 => {
-                // Some scribble over inboxes only, and are never found out.
+                // Some runs corrupt only inboxes, which is never detected.
                 if !self.seed.is_multiple_of(3) && self.rng.one_in(2) {
                     self.world.fabric.scribble_own(&mut self.rng, HOSTILE);
                 } else {
@@ -82,7 +84,7 @@ impl<'a> Siege<'a> {
         self.streams[rank as usize].sends.push(ticket);
     }
 
-    /// Posts the next receive of what the other honest rank sends.
+    /// Posts the next receive for a message of the other honest rank.
     fn receive(&mut self, rank: PeerId) {
         let from = 1 - rank;
         let stream = &self.streams[from as usize];
@@ -96,7 +98,7 @@ impl<'a> Siege<'a> {
         self.streams[from as usize].receives.push(ticket);
     }
 
-    /// An honest rank deals with the hostile one.
+    /// Starts an operation of an honest rank with the malicious one.
     fn doubt(&mut self, rank: PeerId) {
         if self.doubtful.len() > 30 {
             return;
@@ -116,7 +118,8 @@ impl<'a> Siege<'a> {
         }
     }
 
-    /// The hostile rank does what an honest one would: its state is then plausible, and worth corrupting.
+    /// Lets the malicious rank act like an honest one, so that its state is plausible and worth
+    /// corrupting.
     fn behave(&mut self) {
         let to = self.rng.below(2) as PeerId;
         let len = self.rng.below(LARGEST);
@@ -129,12 +132,12 @@ impl<'a> Siege<'a> {
         self.world.engine(HOSTILE).progress();
     }
 
-    /// The hostile rank sends a packet that looks well, but that it has made up.
+    /// Lets the malicious rank send a well-formed but forged packet.
     fn forge(&mut self) {
         let to = self.rng.below(2) as PeerId;
         let kinds = [Kind::Eager, Kind::Rts, Kind::Rts, Kind::Cts, Kind::Data, Kind::Fin];
         let kind = self.rng.pick(&kinds);
-        // Requests of the one who gets it, as far as they can be guessed, and addresses.
+        // Request numbers of the receiver, as far as they can be guessed, and addresses.
         let number = |rng: &mut Rng| match rng.below(4) {
             0 => rng.next(),
             1 => rng.next() >> 40,
@@ -170,11 +173,11 @@ impl<'a> Siege<'a> {
         engine.progress();
         let faults = core::mem::take(&mut engine.port_mut().faults);
         assert!(faults.iter().all(|fault| fault.peer == HOSTILE), "seed {}: {faults:?}", self.seed);
-        assert_eq!(engine.failure(1 - rank), None, "seed {}: an honest rank was framed", self.seed);
+        assert_eq!(engine.failure(1 - rank), None, "seed {}: an honest rank was blamed", self.seed);
         self.check(rank);
     }
 
-    /// What has come to `rank` from the other honest rank came in order, and as it was sent.
+    /// Checks that messages from the other honest rank arrived at `rank` in order and unchanged.
     fn check(&mut self, rank: PeerId) {
         let (from, seed) = (1 - rank, self.seed);
         while let Some(&ticket) = self.streams[from as usize].receives.first() {
@@ -209,7 +212,7 @@ impl<'a> Siege<'a> {
         }
     }
 
-    /// The hostile rank dies; whatever the honest ones sent to each other must come.
+    /// Kills the malicious rank. All messages between the honest ranks must then arrive.
     fn lift(&mut self) {
         let mut rounds = 0;
         while self
@@ -237,7 +240,7 @@ impl<'a> Siege<'a> {
     }
 }
 
-/// Returns how many words were scribbled over, and how many packets were forged.
+/// Returns the number of corrupted words, and the number of forged packets.
 fn siege(seed: u64, steps: usize) -> (usize, usize) {
     let mut rng = Rng::new(seed);
     let (cells, fastbox_slots) = (rng.pick(&[4, 8]), rng.pick(&[4, 16]));
@@ -257,7 +260,7 @@ fn siege(seed: u64, steps: usize) -> (usize, usize) {
 }
 
 #[test]
-fn honest_ranks_understand_each_other_whatever_the_third_scribbles() {
+fn honest_ranks_communicate_whatever_the_third_corrupts() {
     let (mut scribbles, mut forged) = (0, 0);
     for seed in 0..300 {
         let done = siege(seed, 1200);
@@ -270,7 +273,7 @@ proptest! {
     #![proptest_config(cases(24))]
 
     #[test]
-    fn honest_ranks_understand_each_other_for_any_seed(seed: u64) {
+    fn honest_ranks_communicate_for_any_seed(seed: u64) {
         siege(seed, 600);
     }
 }

@@ -1,4 +1,4 @@
-//! Buffers that are scattered, on either side or both, on every way that a message takes.
+//! Scattered buffers, on either side or both, on every path of a message.
 
 use super::world::{AMPLE, World};
 use crate::engine::{Fate, Status, Truncation};
@@ -43,9 +43,10 @@ fn scattered_messages_arrive_as_those_in_one_place() {
     }
 }
 
-/// Many tiny segments, streamed in many packets: the list is not gone through anew for each of them.
+/// Many tiny segments, streamed in many packets: the list is not walked from the start for each
+/// packet.
 #[test]
-fn streaming_a_list_looks_at_each_segment_a_few_times() {
+fn streaming_a_list_visits_each_segment_a_few_times() {
     const LEN: usize = 40_000;
     let mut most = 0;
     for seed in 0..12 {
@@ -60,6 +61,6 @@ fn streaming_a_list_looks_at_each_segment_a_few_times() {
         world.done(send).0.unwrap();
         assert_eq!(world.done(receive).1, contents(1, LEN));
     }
-    // Two lists, each of at most twice as many segments as bytes.
-    assert!((LEN..10 * LEN).contains(&most), "{most} looks");
+    // Two lists, each with at most twice as many segments as bytes.
+    assert!((LEN..10 * LEN).contains(&most), "{most} segments visited");
 }

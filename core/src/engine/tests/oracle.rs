@@ -1,4 +1,5 @@
-//! MPI's matching rules over two plain vectors, told what arrives and what is posted.
+//! MPI's matching rules over two plain vectors. The test reports arrivals and posted receives to
+//! the oracle.
 
 use std::collections::BTreeSet;
 use std::vec;
@@ -7,7 +8,7 @@ use std::vec::Vec;
 use crate::matching::{Pattern, Source};
 use crate::port::PeerId;
 
-/// A message by its source and its number among those that the source sent here.
+/// A message, by its source and its number among the messages of that source to this rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Name {
     pub(super) source: PeerId,
@@ -21,7 +22,7 @@ struct Waiting {
     tag: u64,
 }
 
-/// What became of a receive, by its number in the order of posting.
+/// The state of a receive, which is identified by its number in the order of posting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
     Posted,
@@ -30,23 +31,23 @@ pub(super) enum Fate {
     Failed,
 }
 
-/// One rank.
+/// The oracle of one rank.
 #[derive(Debug)]
 pub(super) struct Oracle {
-    /// In the order of posting.
+    /// Posted receives, in the order of posting.
     posted: Vec<(usize, Pattern)>,
-    /// In the order of arrival.
+    /// Stored messages, in the order of arrival.
     waiting: Vec<Waiting>,
     pub(super) receives: Vec<Fate>,
-    /// For each source, the messages that have arrived, or were announced.
+    /// For each source, the messages that have arrived or were announced.
     arrived: Vec<usize>,
-    /// Those whose bytes come later.
+    /// Messages that were announced.
     announced: BTreeSet<Name>,
-    /// Those of them whose bytes have all come along.
+    /// Announced messages whose bytes all travelled with the announcement.
     along: BTreeSet<Name>,
-    /// Those that a receive has matched.
+    /// Messages that a receive has matched.
     matched: BTreeSet<Name>,
-    /// Sources that are gone.
+    /// Sources that failed.
     gone: BTreeSet<PeerId>,
 }
 
@@ -85,30 +86,30 @@ impl Oracle {
         }
     }
 
-    /// The first message that waits and matches.
+    /// Returns the first stored message that matches.
     pub(super) fn first(&self, pattern: &Pattern) -> Option<Name> {
         self.waiting.iter().find(|message| matches(pattern, message)).map(|message| message.name)
     }
 
-    /// Takes it out of the queue.
+    /// Removes the first matching message from the queue.
     pub(super) fn take(&mut self, pattern: &Pattern) -> Option<Name> {
         let name = self.first(pattern)?;
         self.waiting.retain(|message| message.name != name);
         Some(name)
     }
 
-    /// A receive of a message that was taken out.
+    /// Receives a message that was removed from the queue.
     pub(super) fn receive(&mut self, name: Name) {
         self.matched.insert(name);
         self.receives.push(Fate::Matched(name));
     }
 
-    /// Whether a receive would find its message waiting.
+    /// Returns whether a receive would find a stored message.
     pub(super) fn has(&self, pattern: &Pattern) -> bool {
         self.first(pattern).is_some()
     }
 
-    /// The source's next message, whose bytes come later if it was announced.
+    /// Records the next message of a source. If it was announced, its bytes arrive later.
     pub(super) fn arrive(&mut self, source: PeerId, context: u16, tag: u64, announced: bool) -> Name {
         let number = self.arrived[source as usize];
         self.arrived[source as usize] += 1;
@@ -135,17 +136,18 @@ impl Oracle {
         self.matched.contains(&name)
     }
 
-    /// All bytes of a message have come with its announcement.
+    /// Records that all bytes of a message travelled with its announcement.
     pub(super) fn came_along(&mut self, name: Name) {
         self.along.insert(name);
     }
 
-    /// Whether nothing more will come of a message: it was announced, and its source is gone.
+    /// Returns whether no more bytes of a message will arrive: it was announced, and its source
+    /// failed.
     pub(super) fn is_over(&self, name: Name) -> bool {
         self.is_announced(name) && self.gone.contains(&name.source)
     }
 
-    /// Whether the bytes of a message may have gone with its source.
+    /// Returns whether the bytes of a message may be lost with its source.
     pub(super) fn may_be_lost(&self, name: Name) -> bool {
         self.is_over(name) && !self.along.contains(&name)
     }

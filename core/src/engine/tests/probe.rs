@@ -1,4 +1,4 @@
-//! Looking at messages, and taking them out of the queue before they are received.
+//! Probes, and removing messages from the queue before they are received.
 
 use std::vec::Vec;
 
@@ -63,10 +63,10 @@ fn message_that_was_taken_out_is_received_by_its_identifier_only() {
             world.settle();
             let (id, status) = world.improbe(1, pattern(Source::Rank(0), 1)).unwrap();
             assert_eq!(status, Status { peer: 0, tag: 1, len });
-            assert_eq!(world.engine(1).iprobe(&ANY).unwrap().len, 5, "the next one is the first now");
+            assert_eq!(world.engine(1).iprobe(&ANY).unwrap().len, 5, "the next message is now the first");
             let next = world.recv(1, 0, 1, 5);
             assert_eq!(world.done(next).1, contents(2, 5));
-            assert_eq!(world.engine(1).test(id), None, "it is not received yet");
+            assert_eq!(world.engine(1).test(id), None, "the message is not received yet");
             assert!(!world.engine(1).cancel(id) && !world.engine(1).may_be_held(id));
             world.settle();
             assert!(!synchronous && len <= 256 || world.test(send).is_none(), "a probe matches nothing");
@@ -127,7 +127,7 @@ fn probe_without_a_free_request_takes_nothing_out() {
 }
 
 #[test]
-fn message_to_ourselves_is_probed_like_any_other() {
+fn message_to_self_is_probed_like_any_other() {
     let fabric = Fabric::new(tiny(1));
     let mut world = World::new(&fabric, AMPLE);
     for (synchronous, len) in [(false, 8), (false, 3000), (true, 0), (true, 8), (true, 3000)] {
@@ -147,7 +147,7 @@ fn message_to_ourselves_is_probed_like_any_other() {
 }
 
 #[test]
-fn sender_that_dies_between_probe_and_receive_takes_only_the_bytes_that_had_not_come() {
+fn sender_that_dies_between_probe_and_receive_loses_only_bytes_that_had_not_arrived() {
     for reading in READINGS {
         for failure in [Failure::Died, Failure::Finished] {
             for drained in [false, true] {

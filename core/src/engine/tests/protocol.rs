@@ -1,4 +1,5 @@
-//! Packets of the rendezvous that no honest peer sends: the connection ends, and nothing else is touched.
+//! Rendezvous packets that violate the protocol: the connection fails, and nothing else is
+//! affected.
 
 use super::world::{AMPLE, Ticket, World, pattern};
 use crate::engine::{Failure, Fate, RequestId, Status};
@@ -11,12 +12,13 @@ use crate::wire::{Envelope, Kind};
 
 use std::vec::Vec;
 
-/// Three ranks: 1 has a message of 3000 bytes under way to 0, and 0 one to 1; rank 2 is honest, and waits too.
+/// Three ranks. Rank 1 has a message of 3000 bytes in progress to rank 0, and rank 0 one to rank 1.
+/// Rank 2 is honest and waits too.
 struct Stage<'a> {
     world: World<'a>,
     receive: Ticket,
     send: Ticket,
-    /// Rank 0's dealings with rank 2.
+    /// Rank 0's operations with rank 2.
     others: [Ticket; 2],
 }
 
@@ -52,7 +54,8 @@ impl<'a> Stage<'a> {
         assert_eq!(self.rts(rts), None);
     }
 
-    /// Rank 1 is found out; what has to do with it ends, and the rest goes on.
+    /// Checks that rank 1 was failed for this packet, that operations with it end, and that all
+    /// others continue.
     fn assert_found_out(mut self, found: Option<Failure>, kind: Kind) {
         let failure = Failure::Fault(PortFault::Protocol { kind });
         assert_eq!(found, Some(failure));
@@ -60,7 +63,7 @@ impl<'a> Stage<'a> {
         assert_eq!(self.world.done(self.receive).0, fate);
         assert_eq!(self.world.done(self.send).0, fate);
         self.assert_untouched();
-        self.world.assert_empty(&[0], "rank 1 broke the rules");
+        self.world.assert_empty(&[0], "after a violation by rank 1");
     }
 
     fn assert_untouched(&mut self) {
@@ -80,7 +83,7 @@ impl<'a> Stage<'a> {
 }
 
 #[test]
-fn rts_that_no_honest_peer_writes_is_a_fault() {
+fn invalid_rts_is_a_fault() {
     let good = Rts { total: 70, sender: 1, address: 0, way: 0 };
     let mut long = good.encode().to_vec();
     long.extend([7; 71]);
@@ -88,7 +91,7 @@ fn rts_that_no_honest_peer_writes_is_a_fault() {
     let cases: [Vec<u8>; 5] =
         [Vec::new(), good.encode()[..8].to_vec(), good.encode()[..RTS_BYTES - 1].to_vec(), long, huge];
     for payload in cases {
-        // For a posted receive, and for the store.
+        // Once for a posted receive, and once for the store.
         for tag in [1, 9] {
             let fabric = Fabric::new(tiny(3));
             let mut stage = Stage::new(&fabric);
@@ -123,7 +126,7 @@ fn rts_that_changes_after_it_was_checked_changes_nothing() {
 }
 
 #[test]
-fn active_messages_and_one_sided_packets_that_make_no_sense_end_messages_too() {
+fn malformed_active_messages_and_one_sided_packets_end_messages_too() {
     for kind in [Kind::Active, Kind::Rma, Kind::RmaReply] {
         let fabric = Fabric::new(tiny(3));
         let mut stage = Stage::new(&fabric);
@@ -133,7 +136,7 @@ fn active_messages_and_one_sided_packets_that_make_no_sense_end_messages_too() {
 }
 
 #[test]
-fn cts_that_answers_nothing_or_wants_too_much_is_a_fault() {
+fn cts_that_answers_nothing_or_requests_too_much_is_a_fault() {
     type Wrong = fn(&Stage<'_>, Cts) -> Cts;
     let cases: [Wrong; 11] = [
         |_, cts| Cts { sender: cts.sender ^ 1, ..cts },
@@ -142,7 +145,7 @@ fn cts_that_answers_nothing_or_wants_too_much_is_a_fault() {
         |_, cts| Cts { sender: RequestId::SENT.to_bits(), ..cts },
         |stage, cts| Cts { sender: stage.receive.id.to_bits(), ..cts },
         |stage, cts| Cts { sender: stage.others[0].id.to_bits(), ..cts },
-        // A message that is for somebody else.
+        // A message for another rank.
         |stage, cts| Cts { sender: stage.others[1].id.to_bits(), ..cts },
         |_, cts| Cts { end: cts.end + 1, ..cts },
         |_, cts| Cts { end: u64::MAX, start: u64::MAX - 1, ..cts },
@@ -197,10 +200,10 @@ fn second_answer_is_a_fault() {
             let failure = Failure::Fault(PortFault::Protocol { kind: second });
             assert_eq!(found, Some(failure));
             let (outcome, _) = stage.world.done(stage.send);
-            assert_eq!(outcome.is_ok(), first == Kind::Fin, "what was complete stays so");
+            assert_eq!(outcome.is_ok(), first == Kind::Fin, "a complete request stays complete");
             assert!(stage.world.done(stage.receive).0.is_err());
             stage.assert_untouched();
-            stage.world.assert_empty(&[0], "answered twice");
+            stage.world.assert_empty(&[0], "after a second answer");
         }
     }
 }
@@ -228,7 +231,8 @@ fn fin_that_ends_nothing_is_a_fault() {
 #[test]
 fn data_before_it_was_cleared_is_a_fault() {
     for matched in [false, true] {
-        // The port could be read, so that the receive is not cleared: rank 0 does not get as far as to read in vain.
+        // The port must be able to read, so that the receive is not streamed. Rank 0 does not
+        // progress to the failing read.
         let fabric = Fabric::reading(tiny(3), Reading::Always, 1);
         let mut stage = Stage::new(&fabric);
         let bits = stage.receive.id.to_bits();
@@ -274,7 +278,7 @@ fn data_that_names_nothing_or_does_not_fit_is_a_fault() {
             stage.assert_found_out(found, Kind::Data);
             continue;
         }
-        // Rank 1 has done nothing wrong, and its message goes on.
+        // Rank 1 obeyed the protocol, and its message continues.
         assert_eq!(found, Some(Failure::Fault(PortFault::Protocol { kind: Kind::Data })));
         assert_eq!(stage.world.engine(0).failure(1), None);
         assert_eq!(stage.packet(1, Kind::Data, bits, &[0xaa; 200]), None);
@@ -298,14 +302,14 @@ fn data_after_the_last_is_a_fault() {
     let found = stage.packet(1, Kind::Data, bits, &[0xbb; 1]);
     assert_eq!(found, Some(Failure::Fault(PortFault::Protocol { kind: Kind::Data })));
     let (outcome, bytes) = stage.world.done(stage.receive);
-    assert!(outcome.is_ok() && bytes.iter().all(|&byte| byte == 0xaa), "it was complete");
+    assert!(outcome.is_ok() && bytes.iter().all(|&byte| byte == 0xaa), "the receive was complete");
     assert!(stage.world.done(stage.send).0.is_err());
     stage.assert_untouched();
     stage.world.assert_empty(&[0], "too much data");
 }
 
 #[test]
-fn address_that_leads_nowhere_is_read_in_vain_and_harms_nobody() {
+fn address_that_is_unreadable_fails_the_read_and_nothing_else() {
     for address in [1, 4096, u64::MAX, u64::MAX - 2000] {
         let fabric = Fabric::reading(tiny(3), Reading::Always, 1);
         let mut stage = Stage::new(&fabric);
@@ -313,7 +317,7 @@ fn address_that_leads_nowhere_is_read_in_vain_and_harms_nobody() {
         for _ in 0..10 {
             stage.world.engine(0).progress();
         }
-        // Rank 0 wants the bytes by packet now.
+        // Rank 0 now requests the bytes as a stream.
         let bits = stage.receive.id.to_bits();
         for _ in 0..15 {
             assert_eq!(stage.packet(1, Kind::Data, bits, &[0xaa; 200]), None);

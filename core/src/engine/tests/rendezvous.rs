@@ -1,4 +1,5 @@
-//! Messages that are matched before their bytes move: synchronous ones, large ones, and peers that die in the middle.
+//! Messages that are matched before their data moves: synchronous ones, large ones, and peers that
+//! die during the transfer.
 
 use std::vec::Vec;
 
@@ -19,7 +20,7 @@ fn start(world: &mut World<'_>, synchronous: bool, from: PeerId, to: PeerId, tag
     }
 }
 
-/// What a receive of a message of `len` bytes into `room` has to come to.
+/// Checks the result of receiving a message of `len` bytes into `room` bytes.
 fn assert_received(world: &mut World<'_>, receive: Ticket, from: PeerId, tag: u64, len: usize, room: usize) {
     let (outcome, bytes) = world.done(receive);
     let moved = len.min(room);
@@ -27,7 +28,7 @@ fn assert_received(world: &mut World<'_>, receive: Ticket, from: PeerId, tag: u6
     let cut = Err(Fate::Truncated(Truncation { status, message: len as u64 }));
     assert_eq!(outcome, if moved < len { cut } else { Ok(status) });
     assert_eq!(bytes[..moved], contents(tag, len)[..moved], "{len} bytes into {room}");
-    assert!(bytes[moved..].iter().all(|&byte| byte == 0xee), "more than the message was written");
+    assert!(bytes[moved..].iter().all(|&byte| byte == 0xee), "bytes beyond the message were written");
 }
 
 #[test]
@@ -42,7 +43,7 @@ fn synchronous_or_large_send_is_complete_only_when_it_is_received() {
                 assert_ne!(send.id, RequestId::SENT);
                 let other = world.recv(1, 0, 4, room);
                 world.settle();
-                assert_eq!(world.test(send), None, "{len} bytes: nobody has matched it");
+                assert_eq!(world.test(send), None, "{len} bytes: no receive has matched it");
                 assert!(world.engine(0).sends_pending());
                 let receive = world.recv(1, 0, 3, room);
                 world.settle();
@@ -84,7 +85,7 @@ fn truncated_rendezvous_moves_what_fits_and_completes_its_send() {
 }
 
 #[test]
-fn bytes_move_in_the_way_that_is_open() {
+fn bytes_move_by_a_protocol_that_works() {
     for (reading, pulled) in [(Reading::Never, false), (Reading::Always, true)] {
         let fabric = Fabric::reading(tiny(2), reading, 1);
         let mut world = World::new(&fabric, AMPLE);
@@ -94,7 +95,7 @@ fn bytes_move_in_the_way_that_is_open() {
         world.done(send).0.unwrap();
         assert_eq!(world.done(receive).1, contents(1, 10_000));
         let moved = fabric.with_memory(|memory| memory.pulled + memory.pushed);
-        // Those that both sides wanted to copy may be copied twice.
+        // Bytes that both sides wanted to copy may be copied twice.
         assert_eq!(moved >= 10_000, pulled, "{moved} bytes");
         let packets = world.engine(0).port_mut().sent;
         assert!(if pulled { packets == 1 } else { packets > 10_000 / 256 }, "{packets} packets");
@@ -102,14 +103,14 @@ fn bytes_move_in_the_way_that_is_open() {
 }
 
 #[test]
-fn sender_copies_a_part_from_the_size_on_that_was_chosen() {
+fn sender_copies_a_part_from_the_chosen_size_on() {
     for (share_bytes, shared) in [(SHARE, true), (10_000, true), (10_001, false), (u64::MAX, false)] {
         let fabric = Fabric::reading(tiny(2), Reading::Always, 1);
         let mut world = World::new(&fabric, Room { tuning: Tuning { share_bytes, ..TUNING }, ..AMPLE });
         let receive = world.recv(1, 0, 1, 10_000);
         let send = world.isend(0, 1, 1, contents(1, 10_000));
         for _ in 0..200 {
-            // A piece each.
+            // One piece each.
             world.engine(1).step();
             world.engine(0).step();
         }
@@ -121,7 +122,7 @@ fn sender_copies_a_part_from_the_size_on_that_was_chosen() {
 }
 
 #[test]
-fn sender_copies_nothing_more_once_its_receiver_has_given_it_up() {
+fn sender_copies_nothing_more_after_its_receiver_has_failed_it() {
     let fabric = Fabric::reading(tiny(2), Reading::Always, 1);
     let mut world = World::new(&fabric, AMPLE);
     let receive = world.recv(1, 0, 1, 100_000);
@@ -132,17 +133,18 @@ fn sender_copies_nothing_more_once_its_receiver_has_given_it_up() {
         world.engine(0).step();
     }
     world.engine(1).fail(0, Failure::Fault(PortFault::Memory { len: 1 }));
-    // The buffer is its owner's again. The sender lives, and has not learned anything yet.
+    // The buffer belongs to its owner again. The sender is alive and has not learned of the
+    // failure.
     assert!(matches!(world.engine(1).test(receive.id), Some(Err(Fate::PeerFailed { .. }))));
     let before = pushed();
     for _ in 0..100 {
         world.engine(0).step();
     }
-    assert_eq!(pushed(), before, "bytes are copied into a buffer that is somebody else's");
+    assert_eq!(pushed(), before, "bytes were copied into a buffer of another owner");
 }
 
 #[test]
-fn shares_end_with_everybody_although_one_does_not_leave() {
+fn shares_end_with_every_peer_although_one_does_not_leave() {
     let fabric = Fabric::reading(tiny(3), Reading::Always, 1);
     let mut world = World::new(&fabric, AMPLE);
     for from in [0, 1] {
@@ -162,11 +164,11 @@ fn shares_end_with_everybody_although_one_does_not_leave() {
     for _ in 0..100 {
         world.engine(1).step();
     }
-    assert_eq!(fabric.with_memory(|memory| memory.pushed), before, "rank 1 is let go on");
+    assert_eq!(fabric.with_memory(|memory| memory.pushed), before, "rank 1 still copies");
 }
 
 #[test]
-fn message_is_streamed_past_the_caches_from_the_size_on_that_was_chosen() {
+fn message_is_read_with_non_temporal_stores_from_the_chosen_size_on() {
     for (non_temporal_bytes, past_caches) in [(0, true), (10_000, true), (10_001, false), (u64::MAX, false)] {
         let fabric = Fabric::new(tiny(2));
         let tuning = Tuning { non_temporal_bytes, ..TUNING };
@@ -177,7 +179,7 @@ fn message_is_streamed_past_the_caches_from_the_size_on_that_was_chosen() {
         world.done(send).0.unwrap();
         assert_eq!(world.done(receive).1, contents(1, 10_000));
         let bytes = world.engine(1).port_mut().past_caches.get();
-        // The first of them come with the RTS.
+        // The first bytes travel with the RTS.
         assert_eq!(bytes > 9_000, past_caches, "{bytes} bytes");
     }
 }
@@ -224,7 +226,7 @@ fn many_are_in_flight_in_both_directions_at_once() {
                 }
             }
             if forward {
-                // They are all announced before the first is matched.
+                // All messages are announced before the first is matched.
                 world.settle();
                 assert_eq!(world.engine(0).unexpected_messages(), 60);
             }
@@ -250,7 +252,7 @@ fn answer_that_finds_no_room_leaves_later() {
             let mut world = World::new(&fabric, AMPLE);
             let receive = world.recv(1, 0, 1, len);
             let send = start(&mut world, synchronous, 0, 1, 1, len);
-            // The way back is full: fastbox and cells.
+            // The opposite direction is full: fastbox and cells.
             let mut blockers = Vec::new();
             loop {
                 let blocker = world.isend(1, 0, 9, contents(9, 8));
@@ -262,7 +264,7 @@ fn answer_that_finds_no_room_leaves_later() {
             for _ in 0..50 {
                 world.engine(1).progress();
             }
-            assert_eq!((world.test(receive), world.test(send)), (None, None), "the sender is not told yet");
+            assert_eq!((world.test(receive), world.test(send)), (None, None), "the FIN has not left yet");
             assert!(!world.engine(1).cancel(receive.id));
             world.settle();
             assert_received(&mut world, receive, 0, 1, len, len);
@@ -277,7 +279,7 @@ fn answer_that_finds_no_room_leaves_later() {
     }
 }
 
-/// Both ranks take turns, single steps each, and after so many one of them is gone.
+/// Runs both ranks alternately in single steps; after a number of steps one of them dies.
 fn death(
     reading: Reading,
     synchronous: bool,
@@ -310,7 +312,7 @@ fn death(
         while !world.engine(other).drain(dead) {}
     }
     world.engine(other).fail(dead, Failure::Died);
-    // The other side learns, too, as far as it is there: its requests end as well.
+    // If the other side exists, it learns of the failure too, and its requests end as well.
     world.engine(dead).fail(other, Failure::Died);
     let (sent, _) = world.done(send);
     let (received, bytes) = world.done(receive);
@@ -328,7 +330,7 @@ fn death(
     }
     assert_eq!(world.engine(other).failure(dead), Some(Failure::Died), "{what}");
     world.assert_empty(&[0, 1], &what);
-    // The third is not concerned.
+    // The third rank is not affected.
     let receive = world.recv(other, 2, 7, 3000);
     let send = world.isend(2, other, 7, contents(7, 3000));
     for _ in 0..100 {
@@ -376,7 +378,7 @@ fn death_ends_a_rendezvous_that_waits_for_room() {
             world.engine(1).fail(0, failure);
             let (outcome, bytes) = world.done(receive);
             if reading == Reading::Always {
-                // All of it is here; only the sender was not told.
+                // All bytes have arrived; only the FIN was not sent.
                 assert_eq!((outcome, bytes), (Ok(Status { peer: 0, tag: 1, len: 2000 }), contents(1, 2000)));
             } else {
                 assert_eq!(outcome, Err(Fate::PeerFailed { peer: 0, failure }));
@@ -392,8 +394,8 @@ fn turn_stays_bounded_however_many_messages_are_pulled() {
     let room = Room { requests: 2 * HALF, buckets: 4096, tuning, ..AMPLE };
     let fabric = Fabric::reading(Geometry { cells: 64, ..tiny(2) }, Reading::Always, 1);
     let mut world = World::new(&fabric, room);
-    // Each receive that is posted moves a piece of the first message in the queue. Those of many pieces let it grow;
-    // when they are done, those of one piece stand behind them.
+    // Each posted receive moves a piece of the first message in the queue. Messages of many pieces
+    // let the queue grow. When they are done, messages of one piece follow.
     let messages: Vec<_> =
         (0..2 * HALF as u64).map(|tag| (tag, if tag < HALF as u64 { 4000 } else { 100 })).collect();
     let sends: Vec<_> =
@@ -414,10 +416,10 @@ fn turn_stays_bounded_however_many_messages_are_pulled() {
         world.engine(0).progress();
         receives.retain(|&receive| world.test(receive).is_none());
     }
-    assert!((1..=PACKETS_A_TURN).contains(&most), "{most} pieces in one turn");
+    assert!((1..=PACKETS_A_TURN).contains(&most), "{most} pieces in one step");
     world.settle();
     assert!(sends.into_iter().all(|send| world.done(send).0.is_ok()));
-    world.assert_empty(&[0, 1], "bounded turns");
+    world.assert_empty(&[0, 1], "after bounded steps");
 }
 
 #[test]

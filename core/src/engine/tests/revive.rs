@@ -1,4 +1,5 @@
-//! Peers that come back as new processes: everything begins anew, and nothing of the process before is seen again.
+//! Peers that reconnect as new processes: all state starts anew, and no message of the former
+//! process is delivered.
 
 use std::vec::Vec;
 
@@ -12,7 +13,7 @@ use crate::shared::tests::fabric::{Fabric, Reading, tiny};
 
 const DIED: Fate = Fate::PeerFailed { peer: 1, failure: Failure::Died };
 
-/// A message each way between two ranks, of every way in which they travel.
+/// Exchanges messages between two ranks in both directions, on every path that messages take.
 fn exchange(world: &mut World<'_>, ranks: [PeerId; 2], what: &str) {
     let lens = [0, 8, 60, 200, 256, 700, 3000];
     let (mut sends, mut receives) = (Vec::new(), Vec::new());
@@ -38,24 +39,24 @@ fn exchange(world: &mut World<'_>, ranks: [PeerId; 2], what: &str) {
 }
 
 #[test]
-fn peer_that_is_not_gone_is_not_revived() {
+fn peer_that_has_not_failed_is_not_reconnected() {
     let fabric = Fabric::new(tiny(2));
     let mut world = World::new(&fabric, AMPLE);
     assert!(!world.engine(0).revive(1) && !world.engine(0).revive(0) && !world.engine(0).revive(9));
-    exchange(&mut world, [0, 1], "nobody was gone");
+    exchange(&mut world, [0, 1], "before any failure");
     world.engine(0).depart(1, Failure::Died);
-    assert!(!world.engine(0).revive(1), "what it has sent may not be taken yet");
+    assert!(!world.engine(0).revive(1), "its packets may not be delivered yet");
 }
 
 #[test]
-fn everything_begins_anew_as_often_as_a_peer_dies() {
+fn all_state_starts_anew_after_each_death_of_a_peer() {
     for (cells, reading) in [(4, Reading::Never), (4, Reading::Always), (16, Reading::Always)] {
         let fabric = Fabric::reading(Geometry { cells, ..tiny(3) }, reading, 7);
         let mut world = World::new(&fabric, AMPLE);
         for death in 0..30 {
             exchange(&mut world, [0, 1], "before");
             exchange(&mut world, [2, 1], "before");
-            // Of every kind something is under way in both directions.
+            // An operation of every kind is in progress in both directions.
             let lens = [8, 60, 200, 3000, 3000, 48, 256, 700];
             let sends: Vec<_> = lens.map(|len| world.isend(0, 1, 1, contents(1, len))).into_iter().collect();
             for (tag, len) in (0..).zip(lens) {
@@ -86,7 +87,7 @@ fn everything_begins_anew_as_often_as_a_peer_dies() {
 }
 
 #[test]
-fn new_process_waits_for_those_that_have_not_readmitted_it() {
+fn new_process_waits_for_peers_that_have_not_readmitted_it() {
     let fabric = Fabric::new(tiny(3));
     let mut world = World::new(&fabric, AMPLE);
     exchange(&mut world, [0, 1], "before");
@@ -109,7 +110,7 @@ fn new_process_waits_for_those_that_have_not_readmitted_it() {
 }
 
 #[test]
-fn messages_of_the_process_before_are_received_before_it_is_readmitted_or_never() {
+fn messages_of_the_former_process_are_received_before_it_is_readmitted_or_never() {
     let fabric = Fabric::new(tiny(2));
     let mut world = World::new(&fabric, AMPLE);
     for tag in 0..4 {
@@ -123,11 +124,11 @@ fn messages_of_the_process_before_are_received_before_it_is_readmitted_or_never(
     let receive = world.recv(0, 1, 0, 60);
     assert_eq!(world.done(receive).1, contents(0, 60));
     world.readmit(0, 1);
-    assert_eq!(world.engine(0).unexpected_messages(), 1, "only what a probe has taken out");
+    assert_eq!(world.engine(0).unexpected_messages(), 1, "only the message that a probe removed");
     world.isend(1, 0, 1, contents(77, 60));
     world.settle();
     let receive = world.recv(0, 1, 1, 60);
-    assert_eq!(world.done(receive).1, contents(77, 60), "not the one from before");
+    assert_eq!(world.done(receive).1, contents(77, 60), "not the message of the former process");
     let receive = world.imrecv(0, whole, 60).unwrap();
     assert_eq!(world.done(receive).1, contents(3, 60));
     let receive = world.imrecv(0, announced, 3000).unwrap();
@@ -137,7 +138,7 @@ fn messages_of_the_process_before_are_received_before_it_is_readmitted_or_never(
 }
 
 #[test]
-fn receives_from_any_source_hear_the_new_process() {
+fn receives_from_any_source_match_the_new_process() {
     let fabric = Fabric::new(tiny(3));
     let mut world = World::new(&fabric, AMPLE);
     let any = pattern(Source::Any, 1);
@@ -173,7 +174,7 @@ fn readmission_acknowledges_the_failure_of_that_peer_only() {
 }
 
 #[test]
-fn credit_is_whole_again_however_much_the_process_before_had_used() {
+fn credit_is_full_again_however_much_the_former_process_had_used() {
     let fabric = Fabric::new(Geometry { cells: 64, ..tiny(3) });
     let units = 40;
     let mut world = World::new(&fabric, Room { units, tuning: TUNING, ..AMPLE });
@@ -188,7 +189,7 @@ fn credit_is_whole_again_however_much_the_process_before_had_used() {
         world.replace(1, Failure::Died);
         world.readmit(0, 1);
         world.readmit(2, 1);
-        assert!(!world.engine(0).is_held(1), "round {round}: its reserve is its own");
+        assert!(!world.engine(0).is_held(1), "round {round}: its reserve is available");
         for tag in 0..60 {
             let receive = world.recv(0, 2, tag, 60);
             world.settle();

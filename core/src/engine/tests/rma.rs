@@ -1,4 +1,4 @@
-//! One-sided operations: each by itself, what is refused, what waits, failures; then random worlds and forged packets.
+//! One-sided operations: each by itself, refusals, waiting, failures; then random worlds and forged packets.
 
 mod account;
 mod arrays;
@@ -16,12 +16,12 @@ use crate::shared::layout::Geometry;
 use crate::shared::tests::contents;
 use crate::shared::tests::fabric::{Fabric, Region, tiny};
 
-/// Bytes of a region in these tests: a page.
+/// Bytes of a region in these tests: one page.
 const BYTES: usize = 4096;
 const ALL: Access = Access::ReadWrite;
 
 impl World<'_> {
-    /// Lets peers use memory, with a key of the test's.
+    /// Exposes memory with a key that the test chooses.
     fn expose(&mut self, rank: PeerId, memory: &Region, access: Access, key: u64) -> (RegionId, RemoteKey) {
         let id = self.engine(rank).expose(memory.exposed(), access, key).unwrap();
         (id, self.engine(rank).remote_key(id).unwrap())
@@ -114,7 +114,7 @@ impl World<'_> {
 }
 
 #[test]
-fn what_is_put_is_there_after_a_flush_and_comes_back_by_get() {
+fn put_bytes_are_there_after_a_flush_and_a_get_returns_them() {
     for slots in [4, 64] {
         let fabric = Fabric::new(Geometry { fastbox_slots: slots, ..tiny(2) });
         let memory = Region::new(BYTES);
@@ -163,7 +163,7 @@ fn atomic_operations_return_what_was_there() {
         let ticket = world.fetch(rank, at, Datatype::I32, Reduction::Max, 3);
         assert_eq!(value(&mut world, ticket), u64::from(u32::MAX), "of -1 and 3");
         let ticket = world.compare_swap(rank, (&key, 4), Datatype::U32, [u64::MAX, 1 << 40 | 6]);
-        assert_eq!(value(&mut world, ticket), u64::from(u32::MAX), "high halves do not count");
+        assert_eq!(value(&mut world, ticket), u64::from(u32::MAX), "the high halves are ignored");
         let ticket = world.fetch(rank, at, Datatype::U64, Reduction::Nothing, 1);
         assert_eq!(value(&mut world, ticket), 6 << 32 | 3);
     }
@@ -201,7 +201,7 @@ fn key_says_beforehand_what_would_be_refused() {
     assert_eq!(world.put(0, &read, 0, &[1]).err(), refused(Refusal::Access));
     assert_eq!(world.get(0, &write, 0, 1).err(), refused(Refusal::Access));
     let sum = |world: &mut World<'_>, at| world.fetch(0, at, Datatype::I64, Reduction::Sum, 1).err();
-    assert_eq!(sum(&mut world, (&write, 0)), refused(Refusal::Access), "it reads as well");
+    assert_eq!(sum(&mut world, (&write, 0)), refused(Refusal::Access), "an atomic operation also reads");
     assert_eq!(sum(&mut world, (&both, BYTES as u64 - 7)), refused(Refusal::Bounds));
     for offset in [BYTES as u64 - 1, BYTES as u64, u64::MAX] {
         assert_eq!(world.put(0, &both, offset, &[1, 2]).err(), refused(Refusal::Bounds));
@@ -217,7 +217,7 @@ fn key_says_beforehand_what_would_be_refused() {
 }
 
 #[test]
-fn target_refuses_what_the_key_hides_and_says_so() {
+fn target_refuses_and_reports_what_the_key_does_not_show() {
     let fabric = Fabric::new(tiny(2));
     let memory = Region::new(BYTES);
     let mut world = World::new(&fabric, AMPLE);
@@ -264,7 +264,7 @@ fn target_refuses_what_the_key_hides_and_says_so() {
 }
 
 #[test]
-fn region_that_is_concealed_in_the_middle_of_a_get_ends_it() {
+fn region_that_is_unexposed_in_the_middle_of_a_get_ends_it() {
     let fabric = Fabric::new(tiny(2));
     let memory = Region::new(BYTES);
     let mut world = World::new(&fabric, AMPLE);
@@ -297,7 +297,7 @@ fn two_ranks_that_flood_each_other_with_gets_finish() {
 }
 
 #[test]
-fn window_bounds_what_a_target_has_to_remember() {
+fn window_bounds_what_a_target_has_to_store() {
     let fabric = Fabric::new(Geometry { cells: 4, fastbox_slots: 256, ..tiny(2) });
     let memory = Region::new(BYTES);
     let mut world = World::new(&fabric, AMPLE);
@@ -306,16 +306,17 @@ fn window_bounds_what_a_target_has_to_remember() {
     for _ in 0..50 {
         world.engine(1).progress();
     }
-    // Some answers have found room.
+    // Some replies have found space.
     let waiting = world.engine(1).replies.used();
     assert!((WINDOW as usize / 2..=WINDOW as usize).contains(&waiting), "{waiting}");
     world.settle();
     gets.into_iter().for_each(|get| drop(world.good(get)));
 }
 
-/// A message to ourselves is handled by progress; what is started after it waits behind it, and keeps its order.
+/// Progress handles a message to the process itself. Operations that start while the message waits are queued behind
+/// it, and keep their order.
 #[test]
-fn operations_on_our_own_memory_keep_their_order_when_one_has_to_wait() {
+fn operations_on_own_memory_keep_their_order_when_one_has_to_wait() {
     let fabric = Fabric::new(tiny(1));
     let memory = Region::new(BYTES);
     let mut world = World::new(&fabric, AMPLE);
@@ -331,7 +332,7 @@ fn operations_on_our_own_memory_keep_their_order_when_one_has_to_wait() {
     let put = world.put(0, &key, 0, &100_u64.to_le_bytes()).unwrap();
     let add = world.accumulate(0, (&key, 0), Datatype::U64, Reduction::Sum, &5_u64.to_le_bytes()).unwrap();
     let flush = world.flush(0, 0).unwrap();
-    assert_eq!(memory.copy()[..8], 7_u64.to_le_bytes(), "nothing passes what waits");
+    assert_eq!(memory.copy()[..8], 7_u64.to_le_bytes(), "no operation overtakes a queued one");
     assert!([get, fetch, put, add, flush].into_iter().all(|ticket| world.test(ticket).is_none()));
     world.engine(0).progress();
     assert_eq!(world.done(get).1, 7_u64.to_le_bytes());
@@ -340,7 +341,7 @@ fn operations_on_our_own_memory_keep_their_order_when_one_has_to_wait() {
         world.done(ticket).0.unwrap();
     }
     assert_eq!(memory.copy()[..8], 105_u64.to_le_bytes());
-    // What is refused says so when its turn comes.
+    // A refused operation reports the refusal when it is executed.
     let (_, empty) = world.lender.send(0, vec![]);
     world.engine(0).send_active(0, 1, empty.alias(), empty).unwrap();
     let late = world.put(0, &RemoteKey { key: 9, ..key }, 0, &[1]).unwrap();
@@ -368,7 +369,7 @@ fn lists_are_refused_as_buffers_of_one_sided_operations() {
         assert_eq!(engine.put(&target, list.alias(), false).err(), refused);
         assert_eq!(engine.accumulate(&target, Datatype::U64, Reduction::Sum, list.alias()).err(), refused);
         assert_eq!(engine.get(&target, &mut room).err(), refused);
-        assert_eq!(room.len(), 800, "the buffer is the caller's");
+        assert_eq!(room.len(), 800, "the caller keeps the buffer");
         assert_eq!(engine.send_active(owner, 1, list.alias(), empty.alias()).err(), refused);
         assert_eq!(engine.send_active(owner, 1, empty, list).err(), refused);
         assert_eq!(engine.requests.used(), 0);
@@ -415,19 +416,20 @@ fn flush_is_not_complete_before_a_get_that_was_started_earlier() {
     let flush = world.flush(0, 1).unwrap();
     let mut got = false;
     for _ in 0..1000 {
-        // One packet at a time: the flush comes when there is room for its answer, and the get's is not all sent.
+        // One packet at a time: the flush arrives when there is space for its reply, while part of the get's reply is
+        // unsent.
         world.engine(1).step();
         world.engine(0).step();
         got = got || world.test(get).is_some();
         if world.test(flush).is_some() {
-            assert!(got, "flushed, and the get is under way");
+            assert!(got, "the flush completed before the get");
             return;
         }
     }
-    panic!("never flushed");
+    panic!("the flush did not complete");
 }
 
-/// Fresh engines want fresh memory: what the last ones left in the fabric is wiped.
+/// Erases the fabric, because new engines need fresh memory.
 fn return_to_start(fabric: &Fabric) {
     for rank in 0..fabric.geometry.peers {
         for region in [fabric.own(rank), fabric.inbox(rank)] {
@@ -437,7 +439,7 @@ fn return_to_start(fabric: &Fabric) {
 }
 
 #[test]
-fn notifications_come_after_the_bytes_and_wake_who_waits() {
+fn notifications_arrive_after_the_bytes_and_complete_waiting_requests() {
     let fabric = Fabric::new(tiny(3));
     let memory = Region::new(BYTES);
     let mut world = World::new(&fabric, AMPLE);
@@ -486,7 +488,7 @@ fn notifications_come_after_the_bytes_and_wake_who_waits() {
 }
 
 #[test]
-fn death_of_the_target_ends_all_that_was_asked_of_it() {
+fn death_of_the_target_ends_all_requests_to_it() {
     let fabric = Fabric::new(tiny(3));
     let memory = Region::new(BYTES);
     let mut world = World::new(&fabric, AMPLE);
@@ -495,7 +497,7 @@ fn death_of_the_target_ends_all_that_was_asked_of_it() {
     let asked: Vec<_> = (0..50).map(|_| world.get(0, &key, 0, 2000).unwrap()).collect();
     world.engine(0).fence(1).unwrap();
     let last = world.flush(0, 1).unwrap();
-    // Some answers have come, and one only in part.
+    // Some replies have arrived, and one only in part.
     world.engine(1).progress();
     world.engine(0).progress();
     world.engine(0).fail(1, Failure::Died);
@@ -513,7 +515,7 @@ fn death_of_the_target_ends_all_that_was_asked_of_it() {
         world.engine(2).progress();
     }
     world.good(get);
-    // The origin dies: what it was owed goes with it.
+    // The origin dies; its replies are dropped.
     world.engine(1).fail(0, Failure::Died);
     assert_eq!(world.engine(1).replies.used(), 0);
     world.assert_empty(&[0], "a dead target");
@@ -536,7 +538,7 @@ fn only_so_many_regions_exist_and_no_more_requests_than_there_are() {
     assert_eq!(world.accumulate(0, (&key, 0), Datatype::U64, Reduction::Sum, &[1; 1000]).err(), full);
     world.settle();
     world.good(get);
-    assert_eq!(memory.copy(), vec![0; BYTES], "what was refused a slot has not begun");
+    assert_eq!(memory.copy(), vec![0; BYTES], "an operation without a slot has not begun");
     let put = world.put(0, &key, 0, &[1; 8]).unwrap();
     assert_eq!(put.id, RequestId::SENT, "a small put takes no slot");
     assert_eq!(world.done(put).0, Ok(Status { peer: 0, tag: 0, len: 0 }));

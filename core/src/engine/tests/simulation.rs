@@ -16,10 +16,10 @@ use crate::shared::tests::fabric::{Fabric, Reading};
 use crate::shared::tests::{Rng, contents, portion};
 
 const CONTEXTS: u16 = 2;
-/// Most receives posted, messages waiting, and sends under way at one rank.
+/// Most receives posted, messages stored, and sends in progress at one rank.
 const MANY: usize = 12;
 const LARGEST: usize = 9 * 256;
-/// Most messages that were taken out and are not received yet, at one rank.
+/// Most messages at one rank that were removed by a probe and not yet received.
 const PROBED: usize = 2;
 
 #[derive(Debug)]
@@ -27,7 +27,7 @@ struct Sent {
     context: u16,
     tag: u64,
     bytes: Vec<u8>,
-    /// Whether it must be announced, and whether its send is complete.
+    /// Whether the message must be announced, and whether its send is complete.
     rendezvous: bool,
     complete: bool,
 }
@@ -35,7 +35,7 @@ struct Sent {
 #[derive(Debug)]
 struct Receive {
     ticket: Ticket,
-    /// Its number at its rank's oracle.
+    /// Number of the receive in its rank's oracle.
     number: usize,
     room: usize,
 }
@@ -49,7 +49,7 @@ struct Sending {
     len: usize,
 }
 
-/// A message that was taken out.
+/// A message that a probe removed from the queue.
 #[derive(Clone, Copy, Debug)]
 struct Probed {
     rank: PeerId,
@@ -63,17 +63,17 @@ struct Simulation<'a> {
     peers: u32,
     world: World<'a>,
     oracles: Vec<Oracle>,
-    /// What was sent, by source and destination.
+    /// Messages sent, by source and destination.
     sent: Vec<Vec<Vec<Sent>>>,
     receives: Vec<Receive>,
     sends: Vec<Sending>,
     probed: Vec<Probed>,
     eager_bytes: usize,
-    /// Ranks that have stopped, and how.
+    /// Failed ranks, with the reason.
     gone: Vec<Option<Failure>>,
-    /// By observer and observed: what the observer was told.
+    /// Failures that were reported, by observer and observed rank.
     told: Vec<Vec<Option<Failure>>>,
-    /// What a rank that is gone has sent is being taken: it may still answer.
+    /// Whether the packets of a failed rank are being delivered; they may include answers.
     draining: bool,
     any_failed: Vec<bool>,
     salt: u64,
@@ -147,7 +147,7 @@ impl<'a> Simulation<'a> {
     }
 
     fn isend(&mut self, from: PeerId) {
-        // Half of the requests at most: receives need some, or nothing moves.
+        // At most half of the requests, because receives need some to make progress.
         let most = MANY.min(self.world.engine(from).requests.capacity() / 2);
         if self.sends.iter().filter(|send| send.ticket.rank == from).count() >= most
             || self.oracles.iter().any(|oracle| oracle.waiting() > MANY)
@@ -166,10 +166,7 @@ impl<'a> Simulation<'a> {
         };
         match started {
             Ok(ticket) => {
-                assert_eq!(
-                    self.told[from as usize][to as usize], None,
-                    "seed {seed}: sent to a rank that is gone"
-                );
+                assert_eq!(self.told[from as usize][to as usize], None, "seed {seed}: sent to a failed rank");
                 let rendezvous = synchronous || len > self.eager_bytes;
                 let sent = &mut self.sent[from as usize][to as usize];
                 let number = sent.len();
@@ -198,13 +195,13 @@ impl<'a> Simulation<'a> {
         let waits = self.oracles[at].has(&pattern);
         match self.world.irecv(rank, pattern, room) {
             Ok(ticket) => {
-                assert!(waits || !lost, "seed {seed}: posted {pattern:?} to nobody");
+                assert!(waits || !lost, "seed {seed}: posted {pattern:?} for a failed rank");
                 let number = self.oracles[at].receives.len();
                 self.oracles[at].post(pattern);
                 self.receives.push(Receive { ticket, number, room });
             }
             Err(StartError::PeerFailed { peer, failure }) => {
-                assert!(lost && !waits, "seed {seed}: {pattern:?} refused as {peer} is gone");
+                assert!(lost && !waits, "seed {seed}: {pattern:?} refused because {peer} failed");
                 assert_eq!(self.told[at][peer as usize], Some(failure), "seed {seed}");
             }
             Err(StartError::Requests { capacity }) => {
@@ -235,7 +232,7 @@ impl<'a> Simulation<'a> {
         assert_eq!(self.world.engine(rank).iprobe(&pattern), expected, "seed {}", self.seed);
     }
 
-    /// What a probe says of a message.
+    /// Returns the expected result of a probe.
     fn status(&self, rank: PeerId, name: Name) -> Status {
         let sent = &self.sent[name.source as usize][rank as usize][name.number];
         Status { peer: name.source, tag: sent.tag, len: sent.bytes.len() }
@@ -261,7 +258,7 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// Receives a message that was taken out.
+    /// Receives a message that a probe removed.
     fn imrecv(&mut self, rank: PeerId) {
         let Some(at) = self.probed.iter().position(|probed| probed.rank == rank) else { return };
         let Probed { id, name, .. } = self.probed.remove(at);
@@ -272,16 +269,16 @@ impl<'a> Simulation<'a> {
         self.receives.push(Receive { ticket, number, room });
     }
 
-    /// A rank turns its crank.
+    /// Lets a rank make progress.
     fn progress(&mut self, rank: PeerId) {
-        // What a single step does has an order: a packet, or else what is pending.
+        // A single step has a fixed order: first a packet, else pending work.
         let whole = self.pending_to_self(rank) == 0 && self.rng.one_in(2);
         let engine = self.world.engine(rank);
         let done = if whole { engine.progress() } else { engine.step() };
         assert_eq!(done.failed, None, "seed {}: {:?}", self.seed, engine.port_mut().faults);
     }
 
-    /// Messages of a rank to itself that have not come as far as its queues.
+    /// Returns the number of messages of a rank to itself that have not reached its queues.
     fn pending_to_self(&mut self, rank: PeerId) -> usize {
         let engine = self.world.engine(rank);
         let mut at = engine.first(rank, Queue::Pending);
@@ -293,20 +290,21 @@ impl<'a> Simulation<'a> {
         count
     }
 
-    /// A rank stops for good; nobody knows yet.
+    /// Stops a rank for good; no other rank knows this yet.
     fn stop(&mut self, rank: PeerId, failure: Failure) {
         self.gone[rank as usize] = Some(failure);
         self.world.fabric.with_memory(|memory| memory.gone.push(rank));
     }
 
-    /// A rank learns that another is gone.
+    /// Reports the failure of a rank to another rank.
     fn tell(&mut self, rank: PeerId, peer: PeerId) {
         let Some(failure) = self.gone[peer as usize] else { return };
         let at = rank as usize;
         if self.told[at][peer as usize].is_some() {
             return;
         }
-        // A rank may be told of a death before it has seen all that came, or after, or when it has ended its sends.
+        // The report may precede the last packets of the dead rank, follow them, or follow the end
+        // of pending sends.
         let way = self.rng.below(3);
         if way == 1 {
             self.world.engine(rank).depart(peer, failure);
@@ -329,7 +327,7 @@ impl<'a> Simulation<'a> {
         self.complete();
     }
 
-    /// Receives everything that was sent between those that live, then expects nothing to be left.
+    /// Receives all messages between surviving ranks, then checks that nothing is left.
     fn drain(&mut self) {
         let alive = self.alive();
         for rank in 0..self.peers {
@@ -340,7 +338,7 @@ impl<'a> Simulation<'a> {
             (0..PROBED).for_each(|_| self.imrecv(rank));
         }
         for turn in 0.. {
-            assert!(turn < 20_000, "seed {}: the world does not come to rest", self.seed);
+            assert!(turn < 20_000, "seed {}: the world does not become idle", self.seed);
             for &rank in &alive {
                 self.world.engine(rank).acknowledge_if(&mut self.any_failed[rank as usize]);
                 for context in 0..CONTEXTS {
@@ -404,7 +402,8 @@ fn geometry(rng: &mut Rng) -> Geometry {
     Geometry { peers, cells, cell_bytes: 256, fastbox_slots: rng.pick(&[4, 4, 16]) }
 }
 
-/// From one unit for each rank, the least that there can be, to more than enough.
+/// Returns a random store size, from one unit for each rank, which is the minimum, to more than
+/// enough.
 fn room(rng: &mut Rng, peers: usize) -> Room {
     let units = rng.pick(&[peers, peers + 1, 5 * peers, 6 * peers, 60, 4096]);
     let tuning = Tuning {
@@ -429,21 +428,22 @@ fn reading(rng: &mut Rng) -> Reading {
     ])
 }
 
-/// Bytes that were read and written, packets that were streamed, and messages of which only the rest was.
+/// Counts of bytes read and written, of packets streamed, and of messages of which only a part was
+/// streamed.
 #[derive(Debug, Default)]
 struct Ways {
     pulled: u64,
     pushed: u64,
     streamed: u64,
     resumed: u64,
-    /// Messages that left by the path of large eager ones.
+    /// Messages that took the path of large eager messages.
     copied: u64,
 }
 
 impl Ways {
     fn assert_all(&self) {
         let Self { pulled, pushed, streamed, resumed, copied } = *self;
-        // A part of the seeds may have much less than its part of the rare ways.
+        // A fraction of the seeds may contain far fewer of the rare cases.
         let few = |count: u64| if portion(count) < count { 0 } else { count };
         let moved =
             pulled > few(100_000) && pushed > few(10_000) && streamed > few(1000) && resumed > few(50);

@@ -1,4 +1,4 @@
-//! A port that writes down what arrives, so that an oracle can be told.
+//! A recording port: it records the packets that arrive, for the oracle.
 
 use core::cell::Cell;
 use std::vec::Vec;
@@ -10,13 +10,13 @@ use crate::shared::fastbox::Word;
 use crate::wire::rendezvous::{CTS_BYTES, Cts, RTS_BYTES, Rts};
 use crate::wire::{Envelope, Kind};
 
-/// A packet that the engine was given.
+/// A packet that the engine received.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Seen {
     pub(super) peer: PeerId,
     pub(super) envelope: Envelope,
     pub(super) len: usize,
-    /// What it says, if it is an RTS.
+    /// Its content, if it is an RTS.
     pub(super) rts: Option<Rts>,
 }
 
@@ -25,22 +25,23 @@ pub(super) struct Spy<P> {
     pub(super) port: P,
     pub(super) seen: Vec<Seen>,
     pub(super) faults: Vec<PeerFault>,
-    /// `Data` packets, and CTS that want the rest of a message only.
+    /// Number of `Data` packets, and of CTS that request only the rest of a message.
     pub(super) streamed: usize,
     pub(super) resumed: usize,
-    /// Packets that left, and pieces that were read from peers or written to them.
+    /// Packets sent, and pieces that were read from peers or written to them.
     pub(super) sent: usize,
-    /// Packets among them that left by the path of their own for large eager messages.
+    /// Packets that took the path of large eager messages.
     pub(super) copied: usize,
-    /// How often a packet was to be sent, whether or not there was room.
+    /// Number of attempts to send a packet, successful or not.
     pub(super) attempts: usize,
     pub(super) pulls: usize,
-    /// Whether an RTS that is read again says something else, as its sender may have written meanwhile.
+    /// Whether a second read of an RTS returns another content, as if its sender had changed it
+    /// meanwhile.
     pub(super) twist: bool,
     reads: Cell<usize>,
-    /// Bytes that were read past the caches.
+    /// Bytes that were read with non-temporal stores.
     pub(super) past_caches: Cell<usize>,
-    /// What was promised to each peer.
+    /// Credit granted to each peer.
     promised: Vec<u64>,
 }
 
@@ -223,7 +224,7 @@ impl<P: MessagePort> MessagePort for Spy<P> {
         let at = peer as usize;
         self.promised.resize(self.promised.len().max(at + 1), 0);
         let before = core::mem::replace(&mut self.promised[at], units);
-        assert!(units >= before, "a promise to rank {peer} is taken back: {before}, {units}");
+        assert!(units >= before, "the credit of rank {peer} has decreased: {before}, {units}");
         self.port.grant(peer, units);
     }
 
@@ -282,7 +283,7 @@ impl<P: MessagePort> MessagePort for Spy<P> {
     }
 
     fn close(&mut self, peer: PeerId) {
-        // What its next process is promised is counted anew.
+        // The credit of the peer's next process starts anew.
         if let Some(promised) = self.promised.get_mut(peer as usize) {
             *promised = 0;
         }

@@ -32,7 +32,7 @@ impl Storage for Vectors {
 
 pub(super) type TestEngine<'a> = Engine<Spy<TestPort<'a>>, Vectors>;
 
-/// How much each engine is lent, and what it is told.
+/// The storage sizes and the tuning of each engine.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Room {
     pub(super) requests: usize,
@@ -41,9 +41,9 @@ pub(super) struct Room {
     pub(super) tuning: Tuning,
 }
 
-/// Large messages are not so large in tests.
+/// The size of large messages is small in tests.
 pub(super) const SHARE: u64 = 1 << 10;
-/// One cell of the smallest geometry is one message.
+/// One cell of the smallest geometry holds one message.
 pub(super) const TUNING: Tuning = Tuning {
     eager_bytes: 256,
     window: 4096,
@@ -53,9 +53,9 @@ pub(super) const TUNING: Tuning = Tuning {
     run_bytes: 16,
 };
 
-/// Regions of each engine.
+/// Number of regions of each engine.
 pub(super) const REGIONS: usize = 3;
-/// Enough for any test.
+/// Enough storage for any test.
 pub(super) const AMPLE: Room = Room { requests: 512, units: 8192, buckets: 4, tuning: TUNING };
 
 fn slots<T: Default>(count: usize) -> Vec<Slot<T>> {
@@ -66,7 +66,7 @@ pub(super) struct World<'a> {
     pub(super) engines: Vec<TestEngine<'a>>,
     pub(super) fabric: &'a Fabric,
     room: Room,
-    /// After the engines, which use its buffers.
+    /// Declared after the engines, which use its buffers.
     pub(super) lender: Lender,
 }
 
@@ -105,7 +105,8 @@ impl<'a> World<'a> {
         Self { engines, fabric, room, lender: fabric.lender() }
     }
 
-    /// A rank goes; everybody takes what it has sent, and learns of it. Its next process comes, and has met nobody.
+    /// Replaces a rank: the process fails, all others deliver its packets and learn of the failure,
+    /// and a new process starts without connections.
     pub(super) fn replace(&mut self, rank: PeerId, failure: Failure) {
         for survivor in (0..self.fabric.geometry.peers).filter(|&survivor| survivor != rank) {
             let engine = self.engine(survivor);
@@ -117,14 +118,14 @@ impl<'a> World<'a> {
         self.engines[rank as usize] = start(rank, self.fabric.port_alone(rank), self.room);
     }
 
-    /// A survivor readmits the new process of a rank, which then hears from it.
+    /// A survivor reconnects the new process of a rank, which is then connected to the survivor.
     pub(super) fn readmit(&mut self, survivor: PeerId, rank: PeerId) {
         let fabric = self.fabric;
         assert!(self.engine(survivor).port_mut().port.open(rank, fabric.ends(survivor, rank)));
         assert!(self.engine(survivor).revive(rank));
         assert!(self.engine(rank).port_mut().port.open(survivor, fabric.ends(rank, survivor)));
         self.engine(rank).connected(survivor);
-        // Once only.
+        // A second call has no effect.
         assert!(!self.engine(survivor).port_mut().port.open(rank, fabric.ends(survivor, rank)));
         assert!(!self.engine(survivor).revive(rank));
     }
@@ -190,18 +191,19 @@ impl<'a> World<'a> {
         self.ticket(rank, loan, started)
     }
 
-    /// Takes out a message that matches, if one is there: its identifier, and what it is.
+    /// Removes a matching message from the queue by a probe, if there is one. Returns its
+    /// identifier and its status.
     pub(super) fn improbe(&mut self, rank: PeerId, pattern: Pattern) -> Option<(RequestId, Status)> {
         self.engine(rank).improbe(&pattern).unwrap()
     }
 
-    /// Receives a message that was taken out.
+    /// Receives a message that a probe removed.
     pub(super) fn imrecv(&mut self, rank: PeerId, id: RequestId, room: usize) -> Result<Ticket, Fate> {
         let (loan, mut buf) = self.lender.receive(rank, room);
         match self.engine(rank).imrecv(id, &mut buf) {
             Ok(()) => Ok(Ticket { rank, id, loan }),
             Err(fate) => {
-                assert_eq!(buf.len(), room, "the buffer is the caller's");
+                assert_eq!(buf.len(), room, "the caller keeps the buffer");
                 self.lender.end(loan);
                 Err(fate)
             }
@@ -212,13 +214,14 @@ impl<'a> World<'a> {
         self.irecv(rank, pattern(Source::Rank(from), tag), room).unwrap()
     }
 
-    /// The outcome and the buffer of a request that is complete, whose identifier must then be stale.
+    /// Returns the outcome and the buffer of a complete request, and checks that its identifier is
+    /// stale afterwards.
     pub(super) fn test(&mut self, ticket: Ticket) -> Option<(Outcome, Vec<u8>)> {
         let outcome = self.engine(ticket.rank).test(ticket.id)?;
         Some(self.end(ticket, outcome))
     }
 
-    /// As [`World::test`]; a posted receive whose message is there is complete by that.
+    /// As [`World::test`], but also completes a posted receive whose message has arrived.
     pub(super) fn try_finish(&mut self, ticket: Ticket) -> Option<(Outcome, Vec<u8>)> {
         let outcome = self.engine(ticket.rank).try_finish(ticket.id)?;
         Some(self.end(ticket, outcome))
@@ -228,7 +231,7 @@ impl<'a> World<'a> {
         let engine = self.engine(ticket.rank);
         if ticket.id != RequestId::SENT {
             let again = engine.test(ticket.id);
-            assert_eq!(again, Some(Err(Fate::Stale)), "a completed request is still there");
+            assert_eq!(again, Some(Err(Fate::Stale)), "a completed request still exists");
             assert!(!engine.cancel(ticket.id) && !engine.may_be_held(ticket.id));
         }
         (outcome, self.lender.end(ticket.loan))
@@ -238,7 +241,7 @@ impl<'a> World<'a> {
         self.test(ticket).unwrap_or_else(|| panic!("{ticket:?} is not complete"))
     }
 
-    /// Turns every crank until nothing more can happen.
+    /// Runs `progress` on every engine until nothing more happens.
     pub(super) fn settle(&mut self) {
         let mut idle = 0;
         while idle < 3 * self.engines.len() + 8 {
@@ -250,7 +253,8 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Nothing is left in the engines of these ranks, and their cells are all back.
+    /// Checks that nothing is left in the engines of these ranks, and that all their cells are
+    /// free.
     pub(super) fn assert_empty(&mut self, ranks: &[PeerId], what: &str) {
         let cells = self.fabric.geometry.cells as usize;
         self.settle();

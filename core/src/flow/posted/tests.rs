@@ -6,7 +6,7 @@ fn ends(receives: u32) -> [Credits; 2] {
     ends
 }
 
-/// A packet from one end to the other, which deals with it at once.
+/// Passes a packet from one end to the other, which processes it at once.
 fn pass(ends: &mut [Credits; 2], from: usize) {
     let stamp = ends[from].stamp();
     ends[from].sent();
@@ -28,7 +28,7 @@ fn the_reserve_is_for_updates_only() {
     assert!(ends[1].can_update());
     pass(&mut ends, 1);
     assert_eq!(ends[0].left(), 3);
-    // It took one of ours, which alone is not worth an update.
+    // It took one credit of the other end, which alone is not worth an update.
     assert!(!ends[0].can_update() && ends[1].left() == 2);
 }
 
@@ -45,14 +45,14 @@ fn totals_wrap_around() {
 }
 
 #[test]
-fn what_is_sent_without_credit_is_found_out() {
+fn packets_sent_without_credit_are_detected() {
     let mut end = Credits::new(3);
     for _ in 0..3 {
         end.arrive().unwrap();
         assert_eq!(end.release(), Next::Post);
         end.posted();
     }
-    // There are receives, but the peer can't know.
+    // There are receives, but the peer cannot know of them.
     assert_eq!(end.arrive(), Err(Overdrawn));
     end.sent = end.sent.wrapping_sub(1);
     end.sent();
@@ -80,7 +80,7 @@ fn impossible_totals_change_nothing() {
 }
 
 #[test]
-fn a_dry_peer_gets_more_and_an_idle_one_gives_them_back() {
+fn a_receive_starved_peer_gets_more_and_an_idle_one_returns_them() {
     let mut ends = ends(3);
     pass(&mut ends, 0);
     assert!(!ends[1].is_dry());
@@ -102,7 +102,7 @@ fn a_dry_peer_gets_more_and_an_idle_one_gives_them_back() {
 }
 
 #[test]
-fn what_is_kept_for_one_is_not_given_to_another() {
+fn buffers_reserved_for_one_are_not_given_to_another() {
     let mut pool = Pool::new();
     pool.add(5);
     assert!(pool.reserve(3) && !pool.reserve(3) && pool.spare() == 2);
@@ -115,13 +115,14 @@ fn what_is_kept_for_one_is_not_given_to_another() {
     assert_eq!((pool.free(), pool.spare()), (4, 4));
 }
 
-/// Connections that want all there is, in turns; what each gets beyond its own, and what is left.
+/// Lets connections take all buffers that they can, one after the other. Returns the shared buffers
+/// that each has taken, and the buffers that are left.
 fn greedy(connections: usize, spare: u32, absent: u32, all: u32) -> (std::vec::Vec<u32>, u32) {
     let mut pool = Pool::new();
     pool.add(spare);
     let mut extra = std::vec![0; connections];
     for at in 0..connections {
-        // The first has all the time that it wants before the second comes.
+        // The first takes as much as it can before the second starts.
         for other in (0..=at).cycle().take(1000) {
             if pool.may_grow(extra[other], absent, all) && pool.take(false) {
                 extra[other] += 1;
@@ -132,11 +133,11 @@ fn greedy(connections: usize, spare: u32, absent: u32, all: u32) -> (std::vec::V
 }
 
 #[test]
-fn however_greedy_the_others_are_each_gets_a_share() {
+fn each_connection_gets_a_share_whatever_the_others_take() {
     for spare in 0..200 {
         for connections in 1..6 {
             let (extra, left) = greedy(connections, spare, 0, 0);
-            // Half, then half of the rest, and so on.
+            // The first gets half, the second half of the rest, and so on.
             for (at, extra) in extra.iter().enumerate() {
                 let least = spare >> (at + 1);
                 assert!(*extra >= least, "{extra} of {spare} for connection {at}, instead of {least}");
@@ -147,7 +148,7 @@ fn however_greedy_the_others_are_each_gets_a_share() {
 }
 
 #[test]
-fn what_absent_connections_begin_with_is_not_given_away_up_to_half_of_all() {
+fn initial_receives_of_absent_connections_are_kept_up_to_half_of_all() {
     for (absent, kept) in [(0, 0), (10, 10), (50, 50), (80, 50), (u32::MAX, 50)] {
         let (extra, left) = greedy(4, 90, absent, 100);
         assert!(left >= kept && extra[0] == (90 - kept) / 2, "{absent} absent: {extra:?}, {left} left");

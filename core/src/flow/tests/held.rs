@@ -1,4 +1,4 @@
-//! Who is held, and what is free meanwhile.
+//! Held peers and free units.
 
 use std::vec;
 
@@ -6,9 +6,10 @@ use super::{Op, Twin};
 use crate::flow::Account;
 use crate::shared::tests::{Rng, portion};
 
-/// Who asks until there is nothing more, after each thing that may have made room, leaves no peer held beside free room.
+/// If the caller asks after each event that may free units, until nothing more is granted, no peer
+/// stays blocked while there is free space.
 #[test]
-fn nobody_is_held_beside_room_that_is_free() {
+fn no_peer_stays_blocked_while_there_is_free_space() {
     let mut rng = Rng::new(7);
     let mut found = 0;
     for _ in 0..portion(2000) {
@@ -35,8 +36,8 @@ fn nobody_is_held_beside_room_that_is_free() {
     assert!(found > 1000, "{found}");
 }
 
-/// Senders with more to send than fits, a receiver that takes messages in any order: everything comes through, and who
-/// cannot send has something stored that can be taken.
+/// Senders have more to send than fits, and a receiver takes messages in any order. All messages
+/// arrive, and a blocked sender always has a stored message that can be received.
 #[test]
 fn nothing_deadlocks_at_the_ceiling() {
     for seed in 0..40 {
@@ -61,7 +62,7 @@ fn nothing_deadlocks_at_the_ceiling() {
             for peer in twin.peers.iter().filter(|peer| peer.flying.is_empty() && peer.stored.is_empty()) {
                 let mut allowance = peer.allowance;
                 allowance.raise(peer.published);
-                assert!(allowance.may(packet), "held for good");
+                assert!(allowance.may(packet), "the sender is blocked forever");
             }
         }
         twin.finish();

@@ -1,4 +1,4 @@
-//! Completions: what has come, what was sent, and where the buffers go.
+//! Completions: received packets, sent packets, and the further use of their buffers.
 #![forbid(unsafe_code)]
 
 use core::borrow::{Borrow as _, BorrowMut as _};
@@ -14,7 +14,7 @@ use crate::wire::Envelope;
 use crate::wire::channel::{HEADER_BYTES, Header, Numbered};
 
 impl<M: MemoryPort, S: Storage> Channel<M, S> {
-    /// Deals with a completed work request.
+    /// Processes a completed work request.
     pub(super) fn complete(&mut self, completion: &Completion) {
         let Completion { id, connection, outcome } = *completion;
         if let Some((peer, rail)) = transmit::inline(id) {
@@ -58,7 +58,8 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
         it.receiving = it.receiving.saturating_sub(1);
         match outcome {
             Outcome::Received { len, .. } if it.stage == Stage::Opening => {
-                // Who it is, is not known yet, nor whether it will be ready.
+                // The identity of the peer is not known yet, nor whether the connection will become
+                // ready.
                 if let Some(it) = self.peers.borrow_mut().get_mut(peer as usize).and_then(|it| it.rail(rail))
                 {
                     self.buffers.push(&mut it.early, buffer);
@@ -75,12 +76,13 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
                 self.fail(peer, PortFault::Work(error));
                 self.go_home(buffer, peer, rail);
             }
-            // Of a connection that does not come about, or that we have closed.
+            // The connection was not made, or this process has closed it.
             _ => self.go_home(buffer, peer, rail),
         }
     }
 
-    /// A packet lies in this buffer. When it breaks the rules, its peer has failed, and nothing more of it is looked at.
+    /// Accepts the packet in this buffer. If the packet violates the protocol, its peer fails, and
+    /// later packets of the peer are ignored.
     pub(super) fn accept_packet(&mut self, buffer: u32, (peer, rail): (PeerId, u32), len: u32) {
         if self.peer(peer).is_some_and(|it| it.is_rude()) {
             return self.go_home(buffer, peer, rail);
@@ -91,7 +93,7 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
         }
     }
 
-    /// A packet lies in this buffer. When it breaks the rules, the buffer stays the caller's.
+    /// Accepts the packet in this buffer. If it violates the protocol, the caller keeps the buffer.
     fn take_packet(&mut self, buffer: u32, (peer, rail): (PeerId, u32), len: u32) -> Result<(), PortFault> {
         let mut bytes = [0; HEADER_BYTES];
         let payload = len.checked_sub(HEADER_BYTES as u32).ok_or(PortFault::Header)?;
@@ -125,7 +127,7 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
         self.recycle(buffer);
     }
 
-    /// Puts a packet behind those that were sent before it.
+    /// Inserts a packet into the order of its peer's packets.
     fn order(&mut self, buffer: u32, peer: PeerId, packet: Numbered, payload: u32) -> Result<(), PortFault> {
         let Numbered { kind, context, tag, sequence } = packet;
         if let Some(record) = self.buffers.get_mut(buffer) {
@@ -143,7 +145,7 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
             Arrived::Twice(_) | Arrived::Beyond(_) => return Err(PortFault::Sequence { sequence }),
             Arrived::Due(buffer) => {
                 self.hand_on(peer, buffer);
-                // At most as many as the window has places.
+                // The loop is bounded by the places of the window.
                 while let Some(next) = self.peer(peer).and_then(|it| it.window.next_due()) {
                     self.hand_on(peer, next);
                 }
@@ -159,7 +161,7 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
         }
     }
 
-    /// The packet in a buffer was dealt with: posts the buffer again, or gives it back. Returns whose it was.
+    /// Reposts or frees the buffer of a packet that was processed. Returns its peer and rail.
     pub(super) fn recycle(&mut self, buffer: u32) -> Option<(PeerId, u32)> {
         let &Buffer { used, peer, rail, .. } = self.buffers.get(buffer)?;
         if used != Use::Held {
@@ -192,7 +194,7 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
         Some((peer, rail))
     }
 
-    /// Posts a buffer to receive.
+    /// Posts a buffer as a receive.
     pub(super) fn post(&mut self, buffer: u32, peer: PeerId, rail: u32) -> Result<(), PostError> {
         let len = self.config.packet_bytes + HEADER_BYTES as u32;
         let slice = self.buffers.slice(buffer, len).ok_or(PostError::NotReady)?;
@@ -206,14 +208,15 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
         Ok(())
     }
 
-    /// A receive was refused, for which there should be room. A connection that is lost says so itself.
+    /// Handles a refused receive, for which there should be space. The port reports a lost
+    /// connection by itself.
     fn cannot_post(&mut self, peer: PeerId, error: PostError) {
         if error != PostError::NotReady {
             self.fail(peer, PortFault::Post(error));
         }
     }
 
-    /// A buffer leaves its connection.
+    /// Returns a buffer from its connection to the pool.
     pub(super) fn go_home(&mut self, buffer: u32, peer: PeerId, rail: u32) {
         let own = self.peer(peer).and_then(|it| it.rail(rail)).is_some_and(|it| {
             it.credits.lost();
@@ -222,7 +225,7 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
         self.buffers.put(buffer, own);
     }
 
-    /// The peer ran dry: gives it as many receives again, as far as there are buffers that nobody needs.
+    /// Refills a receive-starved peer: doubles its receives as far as unreserved buffers are free.
     fn grow(&mut self, peer: PeerId, rail: u32) {
         let most = self.most;
         let Some(it) = self.peer(peer).and_then(|it| it.rail(rail)) else { return };
@@ -259,15 +262,15 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
         }
     }
 
-    /// Buffers that connections would begin with which do not exist.
+    /// Returns the number of initial buffers of connections that do not exist yet.
     fn absent(&self) -> u32 {
         let peers = (self.peers.borrow().len() as u32).saturating_sub(1);
         let most = peers.saturating_mul(self.config.rails);
         most.saturating_sub(self.connections).saturating_mul(OWN)
     }
 
-    /// Asks for receives back: of the next connection that does not use them, or else of the largest that was looked at, if it has
-    /// more than twice as many as who runs dry has.
+    /// Recalls receives: from the next connection that does not use them, else from the largest one
+    /// checked, if it has more than twice as many as the receive-starved connection.
     pub(super) fn recall(&mut self, besides: PeerId, rail: u32, size: u32) {
         let rails = self.config.rails as usize;
         let places = self.peers.borrow().len() * rails;
@@ -284,7 +287,7 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
                 it.shrunk += 1;
                 return self.settle(peer, at);
             }
-            // One that is to give up some already counts as if it had.
+            // A connection whose receives were already recalled counts without them.
             let kept = rail.credits.size().min(rail.credits.stamp().target);
             if kept > largest.0 {
                 largest = (kept, Some((peer, at)));

@@ -1,4 +1,4 @@
-//! The buffers of a channel: memory in pieces, and a record for each.
+//! The buffers of a channel: memory in slabs, and a record for each buffer.
 #![forbid(unsafe_code)]
 
 use core::borrow::BorrowMut;
@@ -11,38 +11,38 @@ use crate::port::memory::{Region, Slice};
 use crate::slab::NONE;
 use crate::wire::{Envelope, Kind};
 
-/// One piece of memory.
+/// One slab of lent memory.
 #[derive(Debug)]
 pub struct Slab {
     region: Region,
     memory: Lent,
-    /// Its first buffer.
+    /// Index of its first buffer.
     first: u32,
 }
 
-/// What a buffer is used for.
+/// The use of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Use {
     Free,
     /// Posted to receive.
     Posted,
-    /// A packet lies in it.
+    /// Holds a packet.
     Held,
-    /// It is being sent.
+    /// Is being sent.
     Sending,
 }
 
-/// A buffer's record.
+/// The record of a buffer.
 #[derive(Clone, Debug)]
 pub struct Buffer {
     slab: u32,
-    /// The next one in a list.
+    /// The next buffer in a list.
     next: u32,
     pub(super) used: Use,
-    /// On which connection.
+    /// The connection that uses the buffer.
     pub(super) peer: PeerId,
     pub(super) rail: u32,
-    /// What was received.
+    /// The received packet.
     pub(super) envelope: Envelope,
     pub(super) len: u32,
 }
@@ -54,7 +54,7 @@ impl Default for Buffer {
     }
 }
 
-/// Buffers one after the other.
+/// A queue of buffers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Queue {
     first: u32,
@@ -71,7 +71,7 @@ impl Queue {
     }
 }
 
-/// All of them.
+/// All buffers of a channel.
 #[derive(Debug)]
 pub(super) struct Buffers<B, L> {
     records: B,
@@ -133,7 +133,7 @@ impl<B: BorrowMut<[Buffer]>, L: BorrowMut<[Option<Slab>]>> Buffers<B, L> {
         self.records.borrow_mut().get_mut(index as usize)
     }
 
-    /// Takes a buffer: one of those that are kept for the caller, or one that may be anybody's.
+    /// Takes a free buffer: a reserved one if `own`, else a shared one.
     pub(super) fn take(&mut self, own: bool, used: Use, peer: PeerId, rail: u32) -> Option<u32> {
         let index = self.free;
         let record = self.records.borrow_mut().get_mut(index as usize)?;
@@ -145,7 +145,7 @@ impl<B: BorrowMut<[Buffer]>, L: BorrowMut<[Option<Slab>]>> Buffers<B, L> {
         Some(index)
     }
 
-    /// Gives a buffer back, to be kept for its user again, or not.
+    /// Frees a buffer; if `own`, it is reserved for its user again.
     pub(super) fn put(&mut self, index: u32, own: bool) {
         let free = self.free;
         if let Some(record) = self.get_mut(index) {
@@ -155,7 +155,7 @@ impl<B: BorrowMut<[Buffer]>, L: BorrowMut<[Option<Slab>]>> Buffers<B, L> {
         }
     }
 
-    /// Where a buffer is, and how many bytes of it are meant.
+    /// Returns the first `len` bytes of a buffer as a slice of its region.
     pub(super) fn slice(&self, index: u32, len: u32) -> Option<Slice> {
         let (slab, offset) = self.place(index)?;
         Some(Slice { region: slab.region, offset, len })
@@ -166,13 +166,13 @@ impl<B: BorrowMut<[Buffer]>, L: BorrowMut<[Option<Slab>]>> Buffers<B, L> {
         Some((slab, u64::from(index.checked_sub(slab.first)?) * self.bytes))
     }
 
-    /// Copies bytes out of a buffer; false when they are not all in it.
+    /// Copies bytes out of a buffer. Returns `false` if they do not all lie in it.
     pub(super) fn read(&self, index: u32, at: usize, to: &mut [u8]) -> bool {
         self.has(at, to.len())
             && self.place(index).is_some_and(|(slab, offset)| slab.memory.read(offset + at as u64, to))
     }
 
-    /// Copies bytes into a buffer; false when they do not fit.
+    /// Copies bytes into a buffer. Returns `false` if they do not fit.
     pub(super) fn write(&self, index: u32, at: usize, from: &[u8]) -> bool {
         self.has(at, from.len())
             && self.place(index).is_some_and(|(slab, offset)| slab.memory.write(offset + at as u64, from))
@@ -194,7 +194,7 @@ impl<B: BorrowMut<[Buffer]>, L: BorrowMut<[Option<Slab>]>> Buffers<B, L> {
         }
     }
 
-    /// Takes the first buffer out of a queue.
+    /// Removes the first buffer from a queue.
     pub(super) fn pop(&mut self, queue: &mut Queue) -> Option<u32> {
         let index = queue.first;
         let record = self.get_mut(index)?;

@@ -1,4 +1,4 @@
-//! Connections: made, accepted, refused, ended.
+//! Connections: connecting, accepting, refusing, closing.
 #![forbid(unsafe_code)]
 
 use core::borrow::{Borrow as _, BorrowMut};
@@ -14,78 +14,82 @@ use crate::port::memory::{
 use crate::port::{PeerId, PortFault};
 use crate::wire::channel::{Hello, Refusal};
 
-/// Events of the memory port that one call deals with, at most.
+/// Most events of the memory port that one call processes.
 const EVENTS: usize = 64;
 
-/// What happened to a connection. That a peer is lost comes from [`MessagePort::poll`](crate::port::MessagePort::poll), behind
-/// its last packet.
+/// A connection event. The loss of a peer is not reported here but by
+/// [`MessagePort::poll`](crate::port::MessagePort::poll), after the peer's last packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChannelEvent {
-    /// It is ready.
+    /// The connection is ready.
     Up {
-        /// To whom.
+        /// Rank of the peer.
         peer: PeerId,
-        /// Which.
+        /// Index of the connection.
         rail: u32,
     },
-    /// It did not come about.
+    /// The connection could not be made.
     Failed {
-        /// To whom.
+        /// Rank of the peer.
         peer: PeerId,
-        /// Which.
+        /// Index of the connection.
         rail: u32,
-        /// Why.
+        /// The reason.
         error: ConnectError,
-        /// What the other side said, or what we think of what it said.
+        /// The refusal that the other side sent, or with which this process rejected the other
+        /// side's answer.
         refusal: Option<Refusal>,
     },
-    /// We have refused one that was asked for.
+    /// This process has refused a connection request.
     Refused {
-        /// Who it said that it is, if it said anything that we understand.
+        /// The rank that the requester presented, if its request was valid.
         claimed: Option<PeerId>,
-        /// Why.
+        /// The reason.
         refusal: Refusal,
     },
-    /// All that is left of it is cleared away: it may be made anew.
+    /// The connection is completely closed and may be made anew.
     Closed {
-        /// To whom.
+        /// Rank of the peer.
         peer: PeerId,
-        /// Which.
+        /// Index of the connection.
         rail: u32,
     },
 }
 
-/// Why a connection can't be made.
+/// The reason why a connection cannot be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum JoinError {
-    /// There is no such peer, or rail.
+    /// The peer or rail does not exist.
     #[error("there is no rail {rail} to peer {peer}")]
     Unknown {
-        /// To whom.
+        /// Rank of the peer.
         peer: PeerId,
-        /// Which.
+        /// Index of the rail.
         rail: u32,
     },
-    /// It exists, or connections to that peer have ended and are not cleared away.
-    #[error("the connection exists, or one before has not ended: wait for `ChannelEvent::Closed`")]
+    /// The connection exists, or connections to that peer have ended and are not completely closed.
+    #[error(
+        "the connection exists, or an earlier one is not completely closed: wait for `ChannelEvent::Closed`"
+    )]
     Exists,
-    /// There are too few buffers.
-    #[error("{free} buffers are free: a connection needs {OWN} of its own; lend more memory")]
+    /// Too few buffers are free.
+    #[error("{free} buffers are free, but a connection needs {OWN} reserved buffers: lend more memory")]
     Buffers {
-        /// How many there are.
+        /// Number of free buffers.
         free: u32,
     },
-    /// The fabric refuses.
+    /// The fabric refused the connection.
     #[error("{0}")]
     Connect(#[from] ConnectError),
-    /// Receives could not be posted.
+    /// The receives could not be posted.
     #[error("{0}")]
     Post(#[from] PostError),
 }
 
 impl<M: MemoryPort, S: Storage> Channel<M, S> {
-    /// Asks a peer for a connection: the one with this number, from 0. One of the two has to ask, as the world agrees.
-    /// [`ChannelEvent::Up`] or [`ChannelEvent::Failed`] follows.
+    /// Requests a connection to a peer: rail number `rail`, counted from 0. Exactly one of the two
+    /// processes must connect, as the world agrees. [`ChannelEvent::Up`] or
+    /// [`ChannelEvent::Failed`] follows.
     ///
     /// # Errors
     /// See [`JoinError`].
@@ -109,7 +113,7 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
         Ok(())
     }
 
-    /// Moves connections on, at time `now`, and returns what happened.
+    /// Progresses connections at time `now` and returns the next event.
     pub fn poll_event(&mut self, now: Duration) -> Option<ChannelEvent> {
         for _ in 0..EVENTS {
             let happened = match self.port.poll_event(now)? {
@@ -136,7 +140,7 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
         Offer { private: hello.encode(), shared_receive: false, deadline }
     }
 
-    /// Whether there may be such a connection; keeps its buffers.
+    /// Returns whether the connection may be made, and reserves its buffers.
     fn admit(&mut self, peer: PeerId, rail: u32) -> Result<(), JoinError> {
         let (rank, rails, free) = (self.config.rank, self.config.rails, self.buffers.pool().spare());
         let it = self.peers.borrow_mut().get_mut(peer as usize).filter(|_| peer != rank && rail < rails);
@@ -151,13 +155,13 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
             }
             return Ok(());
         }
-        // Others may have more than they use.
+        // Other connections may hold more buffers than they use.
         self.wants = true;
         self.recall(peer, rail, 0);
         Err(JoinError::Buffers { free })
     }
 
-    /// Posts the receives that a connection begins with.
+    /// Posts the initial receives of a connection.
     fn install(&mut self, peer: PeerId, rail: u32, new: Rail) -> Result<(), JoinError> {
         let connection = new.connection;
         if let Some(it) = self.peer(peer)
@@ -186,7 +190,7 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
         peers.find_map(|(peer, it)| Some((peer, it.rails.iter().position(is)? as u32)))
     }
 
-    /// A connection was asked for.
+    /// Handles a connection request.
     fn asked(&mut self, connection: Connection, private: &Private, now: Duration) -> Option<ChannelEvent> {
         let said = Hello::decode(private);
         let answer = said.and_then(|hello| {
@@ -202,7 +206,7 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
         let hello = match answer {
             Ok(hello) => hello,
             Err(refusal) => {
-                // If it does not wait any more, all the better.
+                // An error means that the requester no longer waits, so it can be ignored.
                 let _ = self.port.refuse(connection, refusal.encode());
                 let claimed = said.ok().map(|hello| hello.rank);
                 return Some(ChannelEvent::Refused { claimed, refusal });
@@ -210,7 +214,7 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
         };
         let (peer, rail) = (hello.rank, u32::from(hello.rail));
         let mut new = Rail::new(connection, LEAST, false);
-        // It was judged.
+        // `judge` has checked the hello.
         let _ = new.credits.open(hello.receives.into());
         let offer = self.offer(peer, rail, now.saturating_add(self.config.patience));
         if let Some(it) = self.peer(peer) {
@@ -222,7 +226,8 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
         None
     }
 
-    /// Whether who asks may have the place that it asks for. Who has it does not notice.
+    /// Checks that the requester may take the rank and rail that it claims. The current holder of
+    /// the rank is not affected.
     fn claims(&mut self, connection: Connection, hello: &Hello) -> Result<(), Refusal> {
         let Some(it) = self.peer(hello.rank) else { return Ok(()) };
         if !it.takes_rails() || it.is_asked() {
@@ -231,7 +236,8 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
         self.is_holder(connection, hello)
     }
 
-    /// Whether the other end is where it has to be, and may be the process that has the place, if one has.
+    /// Checks the origin of the other end, and that it is the process that holds the rank, if one
+    /// does.
     fn is_holder(&self, connection: Connection, hello: &Hello) -> Result<(), Refusal> {
         let Some(it) = self.peers.borrow().get(hello.rank as usize) else { return Ok(()) };
         if it.origin.is_some() && it.origin != self.port.origin(connection) {
@@ -240,7 +246,7 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
         if it.is_holder(hello.token) { Ok(()) } else { Err(Refusal::Claimed) }
     }
 
-    /// Whether what is said can be talked to.
+    /// Checks that a hello is compatible with this process.
     fn judge(&self, hello: &Hello) -> Result<(), Refusal> {
         let super::Config { world, packet_bytes, rails, .. } = self.config;
         if hello.world != world {
@@ -252,7 +258,7 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
         if same && can { Ok(()) } else { Err(Refusal::Settings) }
     }
 
-    /// Closes a connection; what is left of it goes when [`Event::Closed`] comes.
+    /// Closes a connection. Its remaining buffers return when [`Event::Closed`] arrives.
     fn shut(&mut self, peer: PeerId, rail: u32) {
         if let Some(it) = self.peers.borrow_mut().get_mut(peer as usize).and_then(|it| it.rail(rail)) {
             it.stage = Stage::Closing;
@@ -261,14 +267,14 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
         }
     }
 
-    /// Throws away what came before the connection was ready: it never will be.
+    /// Discards packets that arrived on a connection that never becomes ready.
     fn discard_early(&mut self, peer: PeerId, rail: u32) {
         while let Some(buffer) = self.next_early(peer, rail) {
             self.go_home(buffer, peer, rail);
         }
     }
 
-    /// The next packet that came before the connection was ready.
+    /// Returns the next packet that arrived before the connection was ready.
     fn next_early(&mut self, peer: PeerId, rail: u32) -> Option<u32> {
         let it = self.peers.borrow_mut().get_mut(peer as usize)?.rail(rail)?;
         self.buffers.pop(&mut it.early)
@@ -285,7 +291,7 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
         let first = self.facts().active_speaks_first;
         let it = self.peer(peer)?.rail(rail)?;
         if it.stage != Stage::Opening {
-            // We have closed it meanwhile.
+            // This process has closed the connection meanwhile.
             return None;
         }
         it.stage = Stage::Ready;
@@ -298,7 +304,7 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
         Some(ChannelEvent::Up { peer, rail })
     }
 
-    /// What accepted our connection: whether it is whom we wanted.
+    /// Checks that the process that accepted the connection is the expected one.
     fn meet(
         &mut self,
         connection: Connection,
@@ -351,8 +357,8 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
             self.out = None;
             self.recycle(out);
         }
-        // All work requests have completed, so all buffers are back: the port promises that. If it did not keep it, those
-        // that it has are never used again, and count as used.
+        // All work requests have completed, so all buffers are back, as the port guarantees. If a
+        // port violates this, its buffers are never reused and count as used.
         let kept = self.peer(peer)?.rails.get_mut(rail as usize)?.take()?.kept();
         self.buffers.pool_mut().unreserve(kept);
         self.connections = self.connections.saturating_sub(1);
@@ -367,7 +373,7 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
         None
     }
 
-    /// Lets go of a peer.
+    /// Disconnects a peer.
     pub(super) fn close_peer(&mut self, peer: PeerId) {
         for rail in 0..self.config.rails {
             self.shut(peer, rail);

@@ -1,4 +1,4 @@
-//! What a channel knows of a peer, and of each connection to it.
+//! The state of a peer in a channel, and of each connection to it.
 #![forbid(unsafe_code)]
 
 use core::borrow::BorrowMut;
@@ -15,15 +15,15 @@ use crate::slab::NONE;
 /// Most connections to one peer.
 pub const MOST_RAILS: usize = 4;
 
-/// Where a connection stands.
+/// The state of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// Not yet ready.
+    /// The connection is not ready yet.
     Opening,
     Ready,
-    /// It has ended by itself; what had come is still to be handed on.
+    /// The connection was lost; packets that arrived before must still be delivered.
     Lost,
-    /// We have closed it; completions may be missing.
+    /// This process has closed the connection; completions may be outstanding.
     Closing,
 }
 
@@ -33,19 +33,19 @@ pub(super) struct Rail {
     pub(super) connection: Connection,
     pub(super) stage: Stage,
     pub(super) credits: Credits,
-    /// We asked for it.
+    /// Whether this process requested the connection.
     pub(super) active: bool,
-    /// Something has come on it.
+    /// Whether a packet has arrived on the connection.
     pub(super) heard: bool,
-    /// Something has come since we last looked for buffers that are not used.
+    /// Whether a packet has arrived since the last check for unused buffers.
     pub(super) used: bool,
-    /// The other side waits for us to speak first.
+    /// Whether the other side waits for this side to speak first.
     pub(super) hello: bool,
-    /// Receives posted whose completions have not come.
+    /// Posted receives that have not completed.
     pub(super) receiving: u32,
     /// Buffers that are being sent.
     pub(super) sending: u32,
-    /// Packets that came before it was ready.
+    /// Packets that arrived before the connection was ready.
     pub(super) early: Queue,
 }
 
@@ -65,35 +65,36 @@ impl Rail {
         }
     }
 
-    /// Buffers of the pool that are kept for it: those of its own that it does not use.
+    /// Returns the number of free buffers that are reserved for this connection.
     pub(super) fn kept(&self) -> u32 {
         OWN - self.credits.size().min(LEAST) - self.sending.min(SENDS)
     }
 
-    /// Whether packets may be sent, as far as the connection goes.
+    /// Returns whether the state of the connection allows sending.
     pub(super) fn may_speak(&self, active_first: bool) -> bool {
         self.stage == Stage::Ready && (self.active || self.heard || !active_first)
     }
 }
 
-/// How things stand with a peer.
+/// The state of the connections with a peer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Report {
-    /// Connections that exist, in any state.
+    /// Number of connections in any state.
     pub rails: u32,
-    /// Those that are ready.
+    /// Number of ready connections.
     pub ready: u32,
-    /// Receives posted, or with a packet that was not released, on all of them.
+    /// Receives on all connections that are posted, or that hold an unreleased packet.
     pub receives: u32,
-    /// Packets that we may send, the reserves included.
+    /// Packets that this process may send, reserves included.
     pub credits: u32,
-    /// Packets that wait for earlier ones of other rails.
+    /// Packets that wait for earlier ones from other rails.
     pub waiting: u32,
-    /// Packets without content that were sent: updates, recalls, credits given up, and who speaks first.
+    /// Packets sent without content: updates, recalls, returned credits, and the first packet of
+    /// the side that speaks first.
     pub updates: u64,
-    /// Times that receives were added, and that they were called back.
+    /// Number of times that receives were added.
     pub grown: u64,
-    /// See `grown`.
+    /// Number of times that receives were recalled.
     pub shrunk: u64,
 }
 
@@ -101,31 +102,34 @@ pub struct Report {
 #[derive(Debug)]
 pub struct Peer<W: BorrowMut<[Option<u32>]>> {
     pub(super) rails: [Option<Rail>; MOST_RAILS],
-    /// What we show this peer on each connection, and what it has shown on the first.
+    /// The token that this process presents to the peer on each connection, and the token that the
+    /// peer presented on the first.
     pub(super) token: u64,
     shown: Option<u64>,
-    /// Where it has to be.
+    /// The required origin of the peer.
     pub(super) origin: Option<Origin>,
-    /// Packets that came too early.
+    /// Packets that arrived too early.
     pub(super) window: Window<u32, W>,
-    /// Packets that are next.
+    /// Packets that are next in order.
     ready: Queue,
-    /// Number of the next packet to it.
+    /// Sequence number of the next packet to the peer.
     pub(super) next: u32,
-    /// The rail that has its turn.
+    /// The rail that is next in rotation.
     pub(super) turn: usize,
-    /// Units of the store that we promise, those that it was told, and those that it promises.
+    /// Credit in units of the store: granted to the peer, last reported to the peer, and granted by
+    /// the peer.
     units: u64,
     units_told: u64,
     pub(super) granted: u64,
-    /// Why it has failed, until that is told; what it sends is not looked at after a fault of its own.
+    /// The fault of the peer until it is reported. If the peer violated the protocol, its later
+    /// packets are ignored.
     fault: Option<PortFault>,
     told: bool,
     rude: bool,
-    /// Its place among the peers that have packets.
+    /// The peer's place in the list of peers that have packets.
     queued: bool,
     after: PeerId,
-    /// Packets with content.
+    /// Counts of packets with content.
     pub(super) sent: u64,
     pub(super) received: u64,
     pub(super) buffered: Count,
@@ -137,8 +141,9 @@ pub struct Peer<W: BorrowMut<[Option<u32>]>> {
 }
 
 impl<W: BorrowMut<[Option<u32>]>> Peer<W> {
-    /// A peer without connections. `token` is a random number, which nobody but the peer gets to know, and another one for each
-    /// peer: by it all connections are known to be of one process. `None` unless the places of the window are a power of two.
+    /// Returns a peer without connections. `token` is a random number that only this peer receives,
+    /// different for each peer. It proves that all connections belong to one process. `None` unless
+    /// the number of places of the window is a power of two.
     pub fn new(window: W, token: u64) -> Option<Self> {
         Some(Self {
             rails: [const { None }; MOST_RAILS],
@@ -180,33 +185,34 @@ impl<W: BorrowMut<[Option<u32>]>> Peer<W> {
         self.rails.get_mut(rail as usize)?.as_mut()
     }
 
-    /// Whether there are no connections, nor any rest of some.
+    /// Returns whether there is no connection, not even a partly closed one.
     pub(super) fn is_blank(&self) -> bool {
         self.rails.iter().all(Option::is_none) && self.fault.is_none()
     }
 
-    /// Whether a connection more belongs to those that exist.
+    /// Returns whether the existing connections allow another one.
     pub(super) fn takes_rails(&self) -> bool {
         let open = |rail: &Rail| matches!(rail.stage, Stage::Opening | Stage::Ready);
         self.fault.is_none() && self.rails.iter().flatten().all(open)
     }
 
-    /// Whether who shows this token may be the process that has the place, if one has.
+    /// Returns whether a process with this token may be the one that holds the rank, if one does.
     pub(super) fn is_holder(&self, token: u64) -> bool {
         self.is_blank() || self.shown.is_none_or(|shown| shown == token)
     }
 
-    /// Whether we ask this peer for connections: then it does not ask us.
+    /// Returns whether this process connects actively to the peer; the peer then may not connect to
+    /// this process.
     pub(super) fn is_asked(&self) -> bool {
         self.rails.iter().flatten().any(|rail| rail.active)
     }
 
-    /// Who shows this token has the place.
+    /// Records the token of the process that holds the rank.
     pub(super) fn show(&mut self, token: u64) {
         self.shown.get_or_insert(token);
     }
 
-    /// The first connection of a new process of that rank: everything is counted anew.
+    /// Resets the state for the first connection of a new process of the rank.
     pub(super) fn restart(&mut self) {
         self.window.restart(FIRST.into());
         self.shown = None;
@@ -215,7 +221,7 @@ impl<W: BorrowMut<[Option<u32>]>> Peer<W> {
         self.held = false;
     }
 
-    /// The peer has failed. True if that was not known.
+    /// Records that the peer has failed. Returns `true` if this is new.
     pub(super) fn fail(&mut self, fault: PortFault) -> bool {
         if self.rails.iter().all(Option::is_none) {
             return false;
@@ -224,7 +230,7 @@ impl<W: BorrowMut<[Option<u32>]>> Peer<W> {
         let news = self.fault.is_none();
         if !self.told {
             match self.fault {
-                // Something better than that everything was flushed.
+                // The new fault is more specific than the flush of all requests.
                 None | Some(PortFault::Work(WorkError::Flushed)) => {
                     self.fault = Some(fault);
                 }
@@ -238,12 +244,12 @@ impl<W: BorrowMut<[Option<u32>]>> Peer<W> {
         self.fault.is_some()
     }
 
-    /// Whether what it sends is not to be looked at any more.
+    /// Returns whether packets of the peer must be ignored.
     pub(super) const fn is_rude(&self) -> bool {
         self.rude
     }
 
-    /// The fault, once, when everything that had come before was handed on.
+    /// Returns the fault once, after all earlier packets were delivered.
     pub(super) fn tell(&mut self) -> Option<PortFault> {
         let due = |rail: &Rail| rail.stage != Stage::Lost || rail.receiving == 0;
         if self.told || !self.ready.is_empty() || !(self.rude || self.rails.iter().flatten().all(due)) {
@@ -253,7 +259,8 @@ impl<W: BorrowMut<[Option<u32>]>> Peer<W> {
         self.fault
     }
 
-    /// We have let go of it. True if its fault was never told.
+    /// Resets the state after the peer was released. Returns `true` if its fault was never
+    /// reported.
     pub(super) fn forget(&mut self) -> bool {
         let untold = self.fault.is_some() && !self.told;
         (self.fault, self.told, self.rude) = (None, false, false);
@@ -265,7 +272,7 @@ impl<W: BorrowMut<[Option<u32>]>> Peer<W> {
         self.units = self.units.max(units);
     }
 
-    /// What is promised in all, and whether it was not told.
+    /// Returns the total credit granted, and whether it must be reported to the peer.
     pub(super) const fn promise(&self) -> (u64, bool) {
         (self.units, self.units != self.units_told)
     }
@@ -302,7 +309,7 @@ impl<W: BorrowMut<[Option<u32>]>> Peer<W> {
     }
 }
 
-/// Peers that have packets to be handed on, each in its turn.
+/// The peers that have packets to deliver, in rotation.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Turns {
     first: PeerId,
@@ -314,7 +321,7 @@ impl Turns {
         Self { first: NONE, last: NONE }
     }
 
-    /// The peer has a packet.
+    /// Appends a peer that has a packet.
     pub(super) fn join<W: BorrowMut<[Option<u32>]>>(&mut self, peers: &mut [Peer<W>], peer: PeerId) {
         let Some(it) = peers.get_mut(peer as usize) else { return };
         if core::mem::replace(&mut it.queued, true) {
@@ -328,7 +335,7 @@ impl Turns {
         self.last = peer;
     }
 
-    /// Whose turn it is. Those that have none any more leave.
+    /// Returns the peer that is next. Peers without packets are removed.
     pub(super) fn first<W: BorrowMut<[Option<u32>]>>(&mut self, peers: &mut [Peer<W>]) -> Option<PeerId> {
         loop {
             let peer = self.first;
@@ -339,7 +346,7 @@ impl Turns {
         }
     }
 
-    /// The first leaves.
+    /// Removes the first peer.
     fn leave<W: BorrowMut<[Option<u32>]>>(&mut self, peers: &mut [Peer<W>]) {
         if let Some(it) = peers.get_mut(self.first as usize) {
             it.queued = false;
@@ -350,7 +357,7 @@ impl Turns {
         }
     }
 
-    /// The peer has had a turn: the others come first now.
+    /// Moves a peer that was served behind the others.
     pub(super) fn served<W: BorrowMut<[Option<u32>]>>(&mut self, peers: &mut [Peer<W>], peer: PeerId) {
         if self.first == peer {
             self.leave(peers);

@@ -1,4 +1,4 @@
-//! Channels over a port on which happens what the test says.
+//! Channels over a scripted memory port, whose events the test determines.
 
 mod claim;
 mod lost;

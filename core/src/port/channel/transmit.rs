@@ -1,4 +1,4 @@
-//! Sending: packets with content, and those that only bring credits.
+//! Sending: packets with content, and updates, which carry only credits.
 #![forbid(unsafe_code)]
 
 use core::borrow::BorrowMut;
@@ -11,20 +11,20 @@ use crate::port::{PeerFault, PeerId, PortFault};
 use crate::wire::Envelope;
 use crate::wire::channel::{HEADER_BYTES, Header, Numbered};
 
-/// Set in the numbers of work requests that have no buffer.
+/// Flag in the numbers of work requests without a buffer.
 const NO_BUFFER: u64 = 1 << 63;
 
-/// The number of an inline work request.
+/// Returns the number of an inline work request.
 const fn inline_id(peer: PeerId, rail: u32) -> u64 {
     NO_BUFFER | (peer as u64) << 8 | rail as u64
 }
 
-/// Whose inline work request has this number; `None` if it is not one.
+/// Returns peer and rail of an inline work request; `None` if the number belongs to a buffer.
 pub(super) const fn inline(id: u64) -> Option<(PeerId, u32)> {
     if id & NO_BUFFER == 0 { None } else { Some(((id >> 8) as PeerId, id as u32 & 0xff)) }
 }
 
-/// Where a packet is put together.
+/// The memory in which a packet is assembled.
 pub(super) struct Room<'a, S: Storage> {
     at: usize,
     place: Place<'a, S>,
@@ -36,7 +36,7 @@ enum Place<'a, S: Storage> {
 }
 
 impl<S: Storage> Room<'_, S> {
-    /// Appends bytes. There is room for them: the length was checked before.
+    /// Appends bytes. They fit, because the length was checked before.
     #[inline]
     pub(super) fn put(&mut self, bytes: &[u8]) {
         let fits = match &mut self.place {
@@ -52,7 +52,7 @@ impl<S: Storage> Room<'_, S> {
 }
 
 impl<M: MemoryPort, S: Storage> Channel<M, S> {
-    /// Sends a packet on the next rail that takes one. False when none does.
+    /// Sends a packet on the next rail that accepts one. Returns `false` if none does.
     pub(super) fn transmit(
         &mut self,
         peer: PeerId,
@@ -96,8 +96,8 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
         Ok(false)
     }
 
-    /// Sends one packet on this rail, which has a credit for it. False when its queue is full, when there is no buffer, or
-    /// when it has just been lost.
+    /// Sends one packet on this rail, which must have a credit for it. Returns `false` if the queue
+    /// of the rail is full, if no buffer is free, or if the rail was just lost.
     fn post_packet(
         &mut self,
         peer: PeerId,
@@ -141,7 +141,8 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
         Ok(true)
     }
 
-    /// A packet with our totals is on its way; with so many bytes in a buffer.
+    /// Records a posted packet, which carries this process's totals. `buffered` is its length if it
+    /// uses a buffer.
     fn was_posted(&mut self, peer: PeerId, rail: u32, units: u64, buffered: Option<usize>) {
         let Some(it) = self.peer(peer) else { return };
         it.told_units(units);
@@ -155,8 +156,8 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
         }
     }
 
-    /// Sends a packet without content, if one is due on this rail and can be sent. What can't be sent now is looked at again
-    /// when something comes, or was sent, on the rail.
+    /// Sends an update if one is due on this rail and can be sent. Otherwise the check is repeated
+    /// when a packet arrives or completes on the rail.
     pub(super) fn settle(&mut self, peer: PeerId, rail: u32) {
         let first = self.facts().active_speaks_first;
         let Some(it) = self.peer(peer).filter(|it| !it.has_failed()) else { return };
@@ -180,7 +181,7 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
         }
     }
 
-    /// The same for every rail of a peer.
+    /// Calls [`Self::settle`] for every rail of a peer.
     pub(super) fn settle_all(&mut self, peer: PeerId) {
         (0..self.config.rails).for_each(|rail| self.settle(peer, rail));
     }

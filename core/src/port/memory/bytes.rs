@@ -1,4 +1,4 @@
-//! What memory ports tell each other outside their operations: keys, addresses, private bytes.
+//! Data that memory ports exchange outside their operations: keys, addresses, private data.
 #![forbid(unsafe_code)]
 
 use core::fmt;
@@ -7,12 +7,12 @@ use super::Key;
 
 /// Bytes of a key.
 pub const KEY_BYTES: usize = 24;
-/// The most bytes of an address.
+/// Most bytes of an address.
 pub const MOST_ADDRESS_BYTES: usize = 108;
-/// The most private bytes: what `rdma_connect(3)` leaves on InfiniBand.
+/// Most bytes of private data: the limit of `rdma_connect(3)` on InfiniBand.
 pub const MOST_PRIVATE_BYTES: usize = 56;
 
-/// A few bytes.
+/// A short byte string.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Short<const N: usize> {
     len: u8,
@@ -37,53 +37,54 @@ impl<const N: usize> fmt::Debug for Short<N> {
     }
 }
 
-/// Where a port can be connected to. Only ports of the same fabric understand it.
+/// The address to which a port can be connected. Only ports of the same fabric understand it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Address(Short<MOST_ADDRESS_BYTES>);
 
 impl Address {
-    /// These bytes; `None` when they are more than [`MOST_ADDRESS_BYTES`].
+    /// Returns an address of these bytes; `None` if they exceed [`MOST_ADDRESS_BYTES`].
     pub fn new(bytes: &[u8]) -> Option<Self> {
         Short::new(bytes).map(Self)
     }
 
-    /// The bytes.
+    /// Returns the bytes.
     pub fn bytes(&self) -> &[u8] {
         self.0.get()
     }
 }
 
-/// Where the other end of a connection is, as the system says and not the peer: this machine's kernel, or, of another machine,
-/// the network and the kernel there.
+/// The origin of a connection, as reported by the system and not by the peer: by the local kernel,
+/// or, for another machine, by the network and its kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// A process of this machine, by the number that it has here.
+    /// A process of this machine, by its process number.
     Process(u32),
-    /// A machine, by the address from which it is connected, or at which it accepted.
+    /// A machine, by the address from which it connected or at which it accepted.
     Host(core::net::IpAddr),
 }
 
-/// Bytes that travel with a connection's request or answer.
+/// Private data that travels with a connection request or its answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Private(Short<MOST_PRIVATE_BYTES>);
 
 impl Private {
-    /// None.
+    /// No private data.
     pub const EMPTY: Self = Self(Short { len: 0, bytes: [0; MOST_PRIVATE_BYTES] });
 
-    /// These bytes; `None` when they are more than [`MOST_PRIVATE_BYTES`].
+    /// Returns private data of these bytes; `None` if they exceed [`MOST_PRIVATE_BYTES`].
     pub fn new(bytes: &[u8]) -> Option<Self> {
         Short::new(bytes).map(Self)
     }
 
-    /// The bytes. A fabric may add zeros at the end (`rdma_get_cm_event(3)`: the length is not that which was sent).
+    /// Returns the bytes. A fabric may append zeros (`rdma_get_cm_event(3)`: the length may exceed
+    /// the sent length).
     pub fn bytes(&self) -> &[u8] {
         self.0.get()
     }
 }
 
 impl Key {
-    /// As bytes: three words of 64 bits, little-endian: address, bytes, key.
+    /// Encodes the key as three words of 64 bits, little-endian: address, length, key.
     pub fn to_bytes(&self) -> [u8; KEY_BYTES] {
         let mut bytes = [0; KEY_BYTES];
         for (to, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip([self.address, self.len, self.key]) {
@@ -92,7 +93,7 @@ impl Key {
         bytes
     }
 
-    /// From bytes; any are a key, and harmless: the owner checks.
+    /// Decodes a key. Any bytes are a key and harmless, because the owner of the region checks it.
     pub fn from_bytes(bytes: &[u8; KEY_BYTES]) -> Self {
         let mut words = [0; 3];
         for (to, word) in words.iter_mut().zip(bytes.as_chunks::<8>().0) {
@@ -102,7 +103,7 @@ impl Key {
         Self { address, len, key }
     }
 
-    /// Where `offset` is.
+    /// Returns the remote address at `offset` in the region.
     pub const fn at(&self, offset: u64) -> super::Remote {
         super::Remote { address: self.address.wrapping_add(offset), key: self.key }
     }
@@ -113,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_survive_the_way() {
+    fn keys_survive_encoding() {
         let key = Key { address: u64::MAX - 1, len: 1 << 40, key: 0x0123_4567_89ab_cdef };
         assert_eq!(Key::from_bytes(&key.to_bytes()), key);
         assert_eq!(key.at(3).address, 1);

@@ -1,25 +1,27 @@
-//! A place in the ring, of either end.
+//! A position in the ring of a fastbox, used by both ends.
 #![forbid(unsafe_code)]
 
 use super::{Slot, Word};
 use crate::wire::Kind;
 
-/// Where an end stands in the ring. It goes through `run` without looking at anything else.
+/// The position of one end in the ring. The critical path advances through `run` without reading
+/// other fields.
 #[derive(Clone, Debug)]
 pub(super) struct Place<'a> {
     pub(super) slots: &'a [Slot],
-    /// The slots from here to where something has to be seen to, at the ring's end at the latest.
+    /// The slots from here to the point where the end must take a slow step; at most to the end of
+    /// the ring.
     pub(super) run: core::slice::Iter<'a, Slot>,
-    /// Index of the slot behind the run.
+    /// Index of the slot after the run.
     end: usize,
-    /// Rounds begun; never wraps in 64 bits.
+    /// Number of laps begun; never wraps in 64 bits.
     rounds: u64,
-    /// The stamp in this round of a whole message of a word, without sequence number and context.
+    /// The stamp of a whole message of one word in this lap, without sequence number and context.
     word: u64,
 }
 
 impl<'a> Place<'a> {
-    /// The start, and a run of so many slots.
+    /// Returns the start of the ring, with a run of `run` slots.
     pub(super) fn new(slots: &'a [Slot], run: usize) -> Self {
         debug_assert!(slots.len().is_power_of_two() && slots.len() >= 4);
         let mut place = Self { slots, run: [].iter(), end: 0, rounds: 1, word: 0 };
@@ -27,19 +29,19 @@ impl<'a> Place<'a> {
         place
     }
 
-    /// Index of the slot here; that of none after the last one of a round.
+    /// Returns the index of the current slot; after the last slot of a lap, the number of slots.
     #[inline(always)]
     pub(super) fn at(&self) -> usize {
         self.end - self.run.as_slice().len()
     }
 
-    /// The position, counted from the start.
+    /// Returns the position, counted from the start.
     pub(super) fn position(&self) -> u64 {
         (self.rounds - 1) * self.slots.len() as u64 + self.at() as u64
     }
 
-    /// Goes to a slot, of the next round if there are not so many, and begins a run of so many slots, or less at the ring's
-    /// end.
+    /// Moves to slot `at`, or into the next lap if `at` is beyond the ring's end. The new run has
+    /// `run` slots, fewer at the ring's end.
     pub(super) fn set(&mut self, mut at: usize, run: usize) {
         if at >= self.slots.len() {
             at -= self.slots.len();
@@ -51,13 +53,13 @@ impl<'a> Place<'a> {
         self.word = self.lap() | (Kind::Eager as u64) << 8 | (size_of::<Word>() as u64) << 32;
     }
 
-    /// The lap of the stamps of this round.
+    /// Returns the lap number in the stamps of this lap.
     #[inline(always)]
     pub(super) const fn lap(&self) -> u64 {
         self.rounds & 0xff
     }
 
-    /// The slot so many further on, and the lap of its stamps.
+    /// Returns the slot `count` slots further on, and the lap number of its stamps.
     pub(super) fn further(&self, count: usize) -> (&'a Slot, u64) {
         let index = self.at() + count;
         let slots = self.slots.len();
@@ -68,7 +70,7 @@ impl<'a> Place<'a> {
         }
     }
 
-    /// So many slots behind this one, in two runs, and the lap of the stamps of each.
+    /// Returns the `count` slots after the current one, in two runs, and the lap number of each.
     #[inline(always)]
     pub(super) fn spans(&self, count: usize) -> [(&'a [Slot], u64); 2] {
         let behind = self.slots.get(self.at() + 1..).unwrap_or_default();
@@ -76,7 +78,7 @@ impl<'a> Place<'a> {
         [(&behind[..now], self.lap()), (&self.slots[..count - now], (self.rounds + 1) & 0xff)]
     }
 
-    /// The stamp here of a whole message of a word.
+    /// Returns the stamp of a whole message of one word at this position.
     #[inline(always)]
     pub(super) const fn word_stamp(&self, sequence: u64, context: u16) -> u64 {
         self.word | (sequence & 0xffff) << 16 | (context as u64) << 48

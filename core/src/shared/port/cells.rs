@@ -1,4 +1,4 @@
-//! Packets that take a cell: which cells a peer may have, and how they come back.
+//! Packets that travel in a cell: which cells a peer may hold, and how they are returned.
 
 use core::borrow::BorrowMut;
 
@@ -11,15 +11,15 @@ use crate::shared::pool::{CellRecord, Pool, Turn, Writing};
 use crate::shared::sleep::News;
 use crate::wire::{Envelope, Kind};
 
-/// Bytes of a part of a large message from which on one cell is no better than another.
+/// Bytes of a part of a large message from which on it does not matter which cell is used.
 const MUCH: usize = 4096;
 
-/// When a cell that was filled so, with a packet of this kind, is used again.
+/// Returns the reuse order of a cell that was filled by this policy with a packet of this kind.
 #[inline(always)]
 fn turn(kind: Kind, how: Fill, len: usize) -> Turn {
     match how {
         Fill::PastCaches => Turn::Last,
-        // Many follow each other: between them they fill the first-level cache.
+        // Many such cells follow each other, and together they fill the first-level cache.
         _ if kind == Kind::Data && len >= MUCH => Turn::Last,
         Fill::Warm => Turn::Second,
         Fill::Cached => Turn::First,
@@ -32,7 +32,8 @@ where
     L: BorrowMut<[Option<Link<'a>>]>,
     R: BorrowMut<[CellRecord]>,
 {
-    /// Sends a packet of `envelope.total` bytes through a cell, which `fill` fills, as it is told to.
+    /// Sends a packet of `envelope.total` bytes through a cell. `fill` copies the payload into the
+    /// cell with the given stores.
     #[inline(always)]
     pub(super) fn send_cell(
         &mut self,
@@ -51,7 +52,7 @@ where
         let (len, received) = (envelope.total as usize, link.traffic.expected);
         let how = self.fillings.fill(peer, stores, len, received, || self.host.ticks());
         let filled = fill(&self.pool, cell, self.warming.writing(how, cell, len));
-        debug_assert!(filled, "the size was checked when the cell was reserved");
+        debug_assert!(filled, "`reserve` checked the size");
         let sequence = link.traffic.next;
         let announced = self.config.announce && {
             let pushed = link.ends.outbound.announce(sequence, envelope, cell, None);
@@ -59,7 +60,8 @@ where
         };
         if !announced {
             self.pool.publish(cell, peer as u16, sequence, envelope);
-            // An error means that the peer's inbox was scribbled over: its sweep will find the cell.
+            // An error means that the peer's inbox is corrupt. Its scan of the cells will find the
+            // packet.
             let _ = link.ends.queue.push(self.config.rank * self.cells + cell);
         }
         link.traffic.sent_cell(len, how, turn(envelope.kind, how, len));
@@ -68,10 +70,10 @@ where
         Ok(true)
     }
 
-    /// The critical path of [`Self::send_cell`], which it leaves everything to that is out of the ordinary: a whole message, in a
-    /// cell that is there, announced in the fastbox where there is room. Whoever writes lines that another core has waits for
-    /// them only when no store fits into the core's queue any more, and so every store of its own costs: this keeps all that
-    /// it can in registers.
+    /// The critical path of [`Self::send_cell`], to which it leaves all uncommon cases: a whole
+    /// message, in a free cell, announced in the fastbox where a slot is free. Stores to lines that
+    /// another core holds stall only when the core's store buffer is full, so every additional
+    /// store costs time. This function therefore keeps as much as possible in registers.
     #[inline(always)]
     pub(super) fn send_cell_now(
         &mut self,
@@ -93,11 +95,11 @@ where
         let how = self.fillings.fill(peer, stores, bytes.len(), received, || self.host.ticks());
         let writing = self.warming.writing(how, cell, bytes.len());
         let filled = self.pool.fill(cell, [bytes, &[]], writing);
-        debug_assert!(filled, "a cell of the pool, and no more than it holds");
+        debug_assert!(filled, "the cell belongs to the pool and is large enough");
         let envelope = Envelope { kind: Kind::Eager, context, tag, total: bytes.len() as u64 };
         let back = self.owed.take_if(|(owner, _)| *owner == peer).map(|(_, cell)| cell);
         let announced = link.ends.outbound.announce_now(link.traffic.next, &envelope, cell, back);
-        debug_assert!(announced, "there is room in the run");
+        debug_assert!(announced, "the run has a free slot");
         link.traffic.sent_cell(bytes.len(), how, turn(Kind::Eager, how, bytes.len()));
         let is_asleep = link.ends.sleep.is_asleep(self.config.fences);
         self.warm_next(how, bytes.len());
@@ -108,17 +110,18 @@ where
         Some(is_asleep)
     }
 
-    /// A message that gives a cell back is more than one to a peer that sleeps: it may lack the cell, too.
+    /// Wakes the peer: a packet that returns a cell counts as more than a message, because a
+    /// sleeping peer may also need the cell.
     #[cold]
     #[inline(never)]
     fn tell_of_room(&mut self, peer: PeerId) {
         self.wake(peer, News::Other);
     }
 
-    /// A cell for this peer, if it may have one and `len` bytes fit.
+    /// Returns a cell for this peer if the peer may have one and `len` bytes fit.
     #[inline(always)]
     fn reserve(&mut self, peer: PeerId, len: u64) -> Result<Option<u32>, PeerFault> {
-        // Not for every cell: its place in the ring is a line that the receiver has just written.
+        // Not done for every cell: the receiver has just written the line of the next ring entry.
         if self.pool.free() * 2 <= self.cells as usize {
             self.collect(peer)?;
         }
@@ -126,8 +129,8 @@ where
         if len > self.pool.cell_bytes() as u64 {
             return Ok(None);
         }
-        // A peer gets no more than what is then left for the others (dynamic thresholds): however many are slow, the
-        // next one finds a cell.
+        // A peer gets no more cells than remain for the others (dynamic thresholds). However many
+        // peers are slow, the next one finds a free cell.
         if self.pool.free() == 0 || self.shared && lent >= self.pool.free() {
             self.collect_all()?;
             if self.shared && lent >= self.pool.free() {
@@ -140,7 +143,7 @@ where
         }
     }
 
-    /// There is no cell now: nothing is sent.
+    /// Records that no cell was free; nothing is sent.
     #[cold]
     fn wait_for_cell(&mut self, peer: PeerId) -> Option<u32> {
         if let Some(link) = self.link(peer) {
@@ -156,11 +159,16 @@ where
         envelope: &Envelope,
         pieces: [&[u8]; 2],
     ) -> Result<bool, PeerFault> {
-        debug_assert_eq!(envelope.total, (pieces[0].len() + pieces[1].len()) as u64, "a packet is whole");
+        debug_assert_eq!(
+            envelope.total,
+            (pieces[0].len() + pieces[1].len()) as u64,
+            "the pieces make a whole packet"
+        );
         self.send_cell(peer, envelope, |pool, cell, how| pool.fill(cell, pieces, how))
     }
 
-    /// Sends what the fastbox has no room for through a cell. Counted when it has left: it may be tried many times.
+    /// Sends through a cell a packet for which the fastbox has no space. The packet is counted when
+    /// it has left, because it may be tried many times.
     #[inline(never)]
     pub(super) fn send_over(
         &mut self,
@@ -175,7 +183,7 @@ where
         Ok(sent)
     }
 
-    /// As `take`, of a message that lies in a cell. What is not as it should be is left to a poll.
+    /// As `take`, for a message that lies in a cell. Anything invalid is left to a poll.
     #[inline(never)]
     pub(super) fn take_announced(
         &mut self,
@@ -198,7 +206,8 @@ where
         Some((peer, packet.envelope))
     }
 
-    /// We have read this cell of a peer's; with it came one of ours.
+    /// Defers the release of a peer's cell that was read. `back` is a cell of this process that
+    /// came back with the packet.
     #[inline(always)]
     pub(super) fn owe(&mut self, peer: PeerId, cell: u32, back: Option<u32>) {
         if let Some(back) = back {
@@ -210,7 +219,8 @@ where
         }
     }
 
-    /// A peer says that it has finished with a cell of ours. If it never had that, nothing is done: it harms itself alone.
+    /// Records that a peer has released a cell of this process. If the peer never held the cell,
+    /// nothing is done: the peer harms only itself.
     #[inline(always)]
     fn came_back(&mut self, peer: PeerId, cell: u32) {
         let Some(link) = self.links.borrow_mut().get_mut(peer as usize).and_then(Option::as_mut) else {
@@ -220,16 +230,17 @@ where
         link.traffic.lent -= u16::from(taken.is_ok());
     }
 
-    /// Gives a peer's cell back by the ring.
+    /// Returns a peer's cell through the ring.
     #[inline(never)]
     fn pay(&mut self, peer: PeerId, cell: u32) {
         let Some(link) = self.link(peer) else { return };
         link.ends.give_back.push(cell);
-        // The sender may sleep until there is room.
+        // The sender may sleep until there is space.
         self.wake(peer, News::Other);
     }
 
-    /// Nothing comes: what is owed is not kept until something is sent.
+    /// Performs a deferred release when no packet arrives, because no packet may be sent for a long
+    /// time.
     #[inline(always)]
     pub(super) fn pay_owed(&mut self) {
         if let Some((peer, cell)) = self.owed.take() {
@@ -237,7 +248,7 @@ where
         }
     }
 
-    /// Takes back the cells that this peer has finished with.
+    /// Collects the cells that this peer has returned.
     fn collect(&mut self, peer: PeerId) -> Result<(), PeerFault> {
         let Some(link) = self.links.borrow_mut().get_mut(peer as usize).and_then(Option::as_mut) else {
             return Ok(());
@@ -245,7 +256,8 @@ where
         while link.traffic.lent > 0
             && let Some(cell) = link.ends.given_back.pop()
         {
-            // The ring is looked at when half of the cells are out: they are used in turn anyhow.
+            // The ring is read when half of the cells are out, so the cells are reused in rotation
+            // anyway.
             let turn = if link.traffic.turn == Turn::Last { Turn::First } else { link.traffic.turn };
             let taken = self.pool.give_back(cell, peer, turn);
             taken.map_err(|fault| PeerFault { peer, fault: fault.into() })?;

@@ -1,35 +1,41 @@
-//! How a cell is filled: with plain stores, with plain stores to lines that were taken back before, or past the caches, as is faster
-//! between these two cores.
+//! The copy policy for cells: plain stores, plain stores after a write prefetch, or non-temporal
+//! stores, whichever is fastest between the two cores.
 //!
-//! A plain store needs its line, which the receiver has from the last time: it comes from the receiver's core, the receiver takes it back,
-//! and a core waits for only a few such lines at a time. Whoever waits for an answer can [take the lines back](super::warm) in that
-//! time, for the next message; if both are on one core there is nothing to take back, and one cell that is always the same is
-//! better. Stores past the caches ask nobody; the receiver reads from memory, which takes as long for one line as for many and
-//! wherever the other core is.
+//! A plain store needs its cache line, which the receiver's core holds from the last use. The line
+//! moves to the sender, and later back to the receiver, and a core can wait for only a few such
+//! lines at a time. A process that waits for an answer can [prefetch the lines](super::warm) for
+//! the next message in that time. If both processes share one core, nothing needs to move, and
+//! reusing one cell is better. Non-temporal stores need no line; the receiver then reads from
+//! memory, whose latency is the same for one line as for many, and for any position of the other
+//! core.
 //!
-//! On one machine here 4 KiB cost 0.53 us in a ping-pong between near cores by plain stores, 0.28 us with lines that were taken
-//! back and 0.8 us past the caches; between distant cores 2.2 us by plain stores and 0.9 us past the caches; in a stream
-//! between near cores 0.35 us by plain stores and 0.4 us past the caches. So it is measured: what a *run* of messages of about
-//! one size has cost, from the start of its first to the start of the next run's first, is what the [`Ways`] are compared by.
+//! On one test machine 4 KiB took 0.53 us in a ping-pong between near cores with plain stores, 0.28
+//! us with write prefetch and 0.8 us with non-temporal stores; between distant cores 2.2 us with
+//! plain stores and 0.9 us with non-temporal stores; in a stream between near cores 0.35 us with
+//! plain stores and 0.4 us with non-temporal stores. The policy is therefore selected by
+//! measurement. A *run* consists of messages of similar size. The cost of a run is the time from
+//! the start of its first message to the start of the next run's first message. [`Ways`] compares
+//! the costs.
 //!
-//! Messages that answer one are learned apart from those that follow each other; of these, large ones go past the caches until
-//! something is known. The time that a process spends elsewhere counts too; it is the same for all ways, and hides the difference where
-//! it does not matter.
+//! Messages that answer another message are learned separately from messages in a stream. Large
+//! messages in a stream use non-temporal stores until something is learned. Time that a process
+//! spends elsewhere is included; it is the same for all policies, and hides a difference only where
+//! the difference does not matter.
 #![forbid(unsafe_code)]
 
 use super::HOT;
 use crate::port::{PeerId, Stores};
 use crate::ways::Ways;
 
-/// How a cell is filled.
+/// The copy policy for a cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Fill {
-    /// With plain stores, always the same one if it can be.
+    /// Plain stores, into the same cell if possible.
     Cached,
-    /// With plain stores; the next one is [made ready](super::warm) while nothing comes.
+    /// Plain stores; while the port waits, it [prefetches](super::warm) the next cell for writing.
     Warm,
-    /// Past the caches.
+    /// Non-temporal stores.
     PastCaches,
 }
 
@@ -37,28 +43,31 @@ impl Fill {
     const ALL: [Self; 3] = [Self::Cached, Self::Warm, Self::PastCaches];
 }
 
-/// Powers of two that are told apart: from 256 bytes, below which plain stores are as fast, to 8 KiB and more.
+/// Size classes, one per power of two: from 256 bytes, below which plain stores are as fast as the
+/// others, to 8 KiB and more.
 const SMALLEST: u32 = 8;
 const CLASSES: usize = 6;
-/// Messages of a run, if each answers one.
+/// Messages of a run of answers.
 const ANSWERS: u16 = 32;
-/// And if they follow each other: so many that waits for the receiver, after each window perhaps, are in all runs alike.
+/// Messages of a run in a stream: so many that waits for the receiver, for example after each
+/// window, occur alike in all runs.
 const STREAM: u16 = 128;
-/// The first class of which messages that follow each other go past the caches at first.
+/// The first size class whose streams use non-temporal stores before anything is learned.
 const LARGE: usize = 4;
-/// Runs after which another way is tried at the latest. It is seldom slower by much.
+/// Most runs until another policy is tried. A trial is seldom much slower.
 const LONGEST_WAIT: u16 = 128;
-/// Messages that came after one from the peer, less those that did not: so many, at most, are counted; more than three quarters are
-/// needed for them to be taken for answers, and fewer than one quarter for that to end.
+/// Limit of the counter that rises with each message sent after one from the peer, and falls with
+/// each other message. Messages count as answers when the counter exceeds three quarters of the
+/// limit, and until it falls to one quarter.
 const TURNS: u8 = 16;
 
-/// What is known of one peer.
+/// The measurements of one peer.
 #[derive(Clone, Copy, Debug)]
 struct Filling {
-    /// Of messages that follow each other, and of answers.
+    /// The selectors for messages in a stream, and for answers.
     ways: [[Ways<{ Fill::ALL.len() }, LONGEST_WAIT>; CLASSES]; 2],
     run: Run,
-    /// Packets from the peer when the last cell was filled; see [`TURNS`].
+    /// Number of packets received from the peer when the last cell was filled; see [`TURNS`].
     received: u64,
     turns: u8,
     answers: bool,
@@ -66,7 +75,7 @@ struct Filling {
 
 #[derive(Clone, Copy, Debug)]
 struct Run {
-    /// Messages until it ends; 0 is none.
+    /// Messages until the run ends; 0 if there is no run.
     left: u16,
     count: u16,
     answers: bool,
@@ -88,7 +97,7 @@ impl Default for Filling {
 }
 
 impl Filling {
-    /// How a cell of this class of sizes is to be filled.
+    /// Returns the copy policy for a cell of this size class.
     #[inline(always)]
     fn fill(&mut self, class: u8, received: u64, ticks: impl FnOnce() -> Option<u64>) -> Fill {
         self.turns =
@@ -103,7 +112,7 @@ impl Filling {
         self.begin(class, ticks())
     }
 
-    /// The message is the first of a run, and the first after the last one, which is over.
+    /// Ends the last run, and starts a run with the current message.
     #[cold]
     #[inline(never)]
     fn begin(&mut self, class: u8, now: Option<u64>) -> Fill {
@@ -116,7 +125,7 @@ impl Filling {
                 let cost = now.saturating_sub(since) / u64::from(count.max(1));
                 known.record(way as u8, cost.clamp(1, u32::MAX.into()) as u32);
             }
-            // Something else came in between: it tells nothing.
+            // Another message interrupted the run, so its time is discarded.
             _ if way as u8 != known.preferred() => known.miss(),
             _ => {}
         }
@@ -128,21 +137,21 @@ impl Filling {
     }
 }
 
-/// Cells in a row to peers that have no place, after which one of them takes it.
+/// Cells in a row to peers without an entry after which one of them takes the entry.
 const TAKE_OVER: u16 = 256;
 
-/// Peers of which something is known at a time. (Models have small stacks.)
+/// Number of peers that are learned at a time. (Models have small stacks.)
 const PLACES: usize = if cfg!(nemesia_loom) { 1 } else { HOT };
 
-/// What is known of some peers: as much memory whether the world is large or small. More of them than there are places take
-/// turns; cells to who has none are filled with plain stores.
+/// The measurements of some peers. The memory does not depend on the size of the world. Peers that
+/// share an entry replace each other; cells to peers without an entry are filled with plain stores.
 #[derive(Debug)]
 pub(super) struct Fillings([Place; PLACES]);
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Place {
     peer: PeerId,
-    /// Cells in a row to others that have this place.
+    /// Cells in a row to other peers that share this entry.
     others: u16,
     filling: Filling,
 }
@@ -153,7 +162,8 @@ impl Fillings {
         Self(core::array::from_fn(place))
     }
 
-    /// How a cell with so many bytes for this peer, from which so many packets have come, is to be filled.
+    /// Returns the copy policy for a cell with `len` bytes for this peer. `received` is the number
+    /// of packets received from the peer.
     #[inline(always)]
     pub(super) fn fill(
         &mut self,
@@ -174,7 +184,7 @@ impl Fillings {
         self.of(peer).map_or(Fill::Cached, |filling| filling.fill(class, received, ticks))
     }
 
-    /// What is known of this peer, if it has a place.
+    /// Returns the measurements of this peer, if it has an entry.
     #[inline(always)]
     fn of(&mut self, peer: PeerId) -> Option<&mut Filling> {
         let place = &mut self.0[peer as usize % PLACES];

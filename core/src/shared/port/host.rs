@@ -1,4 +1,4 @@
-//! What the port is told, and what it needs that only an operating system has.
+//! The port's configuration, and the operating system functions that it needs.
 #![forbid(unsafe_code)]
 
 use crate::port::{PeerId, Pulled, Stores};
@@ -6,13 +6,13 @@ use crate::shared::share::Pieces;
 use crate::shared::sleep::{Sleep, SleepWord};
 use crate::sync::FenceMode;
 
-/// What the port cannot do without an operating system.
+/// The operating system functions that the port needs.
 pub trait Host {
-    /// Wakes `peer`, whose word is `word`, in the way that it has asked for.
+    /// Wakes `peer`, whose sleep word is `word`, in the way that the peer has requested.
     fn wake(&mut self, peer: PeerId, word: &SleepWord, how: Sleep);
 
-    /// Ticks of a steady clock that is cheap to read, by which the port learns how cells are best filled, and the engine more
-    /// ([`PortConfig::clocked`]).
+    /// Returns the ticks of a monotonic clock that is cheap to read. The port uses it to learn the
+    /// copy policy; the engine uses it too ([`PortConfig::clocked`]).
     fn ticks(&self) -> Option<u64> {
         None
     }
@@ -36,23 +36,25 @@ pub trait Host {
     }
 }
 
-/// What the port is told at start.
+/// The configuration of the port.
 #[derive(Clone, Copy, Debug)]
 pub struct PortConfig {
-    /// Our rank.
+    /// Rank of this process.
     pub rank: PeerId,
     /// Largest payload that goes through a fastbox, in bytes; limited by the fastbox.
     pub fastbox_limit: usize,
-    /// How a sleeper and its wakers agree.
+    /// The kind of fence between a sleeper and its wakers.
     pub fences: FenceMode,
-    /// Whether a filled cell is announced in the fastbox, where there is room, and not in the receive queue. That saves
-    /// the queue's entry and tail and the cell's header, three lines that change hands. Among more peers than [`HOT`](super::HOT) the
-    /// queue is found sooner.
+    /// Whether the fastbox announces a filled cell where a slot is free, instead of the receive
+    /// queue. This saves three cache-line transfers: the queue's entry, the queue's tail and the
+    /// cell's header. With more peers than [`HOT`](super::HOT) the receiver finds a queue entry
+    /// sooner.
     pub announce: bool,
-    /// What we copy at once of messages that both sides copy.
+    /// The size of the pieces that this process copies in sender-assisted copies.
     pub pieces: Pieces,
-    /// How cells are filled.
+    /// The copy policy for cells.
     pub stores: Stores,
-    /// Whether the engine has the host's clock ([`MessagePort::ticks`](crate::port::MessagePort::ticks)).
+    /// Whether the engine may use the host's clock
+    /// ([`MessagePort::ticks`](crate::port::MessagePort::ticks)).
     pub clocked: bool,
 }

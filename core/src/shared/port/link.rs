@@ -1,4 +1,5 @@
-//! What connects us with one peer: the ends of everything that lies in both segments, and where we are in it.
+//! The link with one peer: the ends of all shared structures in both segments, and this process's
+//! positions in them.
 
 use super::Stores;
 use super::filling::Fill;
@@ -9,30 +10,30 @@ use crate::shared::sleep::SleepWord;
 use crate::shared::{fastbox, share};
 use crate::sync::Word64;
 
-/// The ends of everything that connects us with one peer, as the layer above finds them in the mappings.
+/// The ends of all structures shared with one peer, as the layer above finds them in the mappings.
 #[derive(Debug)]
 pub struct Ends<'a> {
-    /// To the peer: slots in our segment, position in the peer's.
+    /// To the peer: slots in this process's segment, position in the peer's.
     pub outbound: fastbox::Sender<'a>,
-    /// From the peer: slots in the peer's segment, position in ours.
+    /// From the peer: slots in the peer's segment, position in this process's.
     pub inbound: fastbox::Receiver<'a>,
     /// The peer's cells.
     pub cells: PeerPool<'a>,
-    /// Gives the peer's cells back: in our segment.
+    /// The ring that returns the peer's cells; in this process's segment.
     pub give_back: ReturnSender<'a>,
-    /// Our cells that the peer gives back: in its segment.
+    /// The ring of this process's cells that the peer returns; in the peer's segment.
     pub given_back: ReturnReceiver<'a>,
     /// The peer's receive queue.
     pub queue: Producer<'a>,
     /// The peer's sleep word.
     pub sleep: &'a SleepWord,
-    /// Units of room that we promise the peer: in our segment.
+    /// Credit that this process grants the peer, in units; in this process's segment.
     pub grant: &'a Word64,
-    /// Units of room that the peer promises us: in its segment.
+    /// Credit that the peer grants this process, in units; in the peer's segment.
     pub granted: &'a Word64,
-    /// Messages from the peer that both copy.
+    /// Sender-assisted copies of messages from the peer.
     pub share: share::Receiver<'a>,
-    /// Messages to the peer that both copy.
+    /// Sender-assisted copies of messages to the peer.
     pub help: share::Helper<'a>,
 }
 
@@ -43,26 +44,27 @@ pub struct Link<'a> {
     pub(super) traffic: Traffic,
 }
 
-/// Private counters of a link.
+/// Private counters and state of a link.
 #[derive(Debug)]
 pub(super) struct Traffic {
     /// Sequence number of the next packet to the peer.
     pub(super) next: u64,
     /// Sequence number of the next packet from the peer.
     pub(super) expected: u64,
-    /// Our cells that the peer holds; no pool has as many as this counts.
+    /// Number of this process's cells that the peer holds. Every pool is smaller than the range of
+    /// this type.
     pub(super) lent: u16,
-    /// The cells may hold a packet whose queue entry is gone.
+    /// Whether the cells may hold a packet whose queue entry is lost.
     pub(super) sweep: bool,
-    /// The peer sleeps on although it was sent something, as far as we know.
+    /// Whether the peer probably sleeps although messages were sent to it.
     pub(super) counted: bool,
-    /// The last send found no cell.
+    /// Whether the last send found no free cell.
     pub(super) waits: bool,
-    /// When a cell that the peer gives back will be used again.
+    /// The reuse order of the next cell that the peer returns.
     pub(super) turn: Turn,
-    /// How those with parts of large messages are filled, if the receiver has a wish.
+    /// The receiver's preferred copy policy for parts of large messages.
     pub(super) data_stores: Stores,
-    /// See [`Told`]; the packets that went through a fastbox are the others.
+    /// See [`Told`]. All other packets went through a fastbox.
     pub(super) cells_sent: Count,
     pub(super) cells_received: Count,
     pub(super) fastbox_full: u64,
@@ -72,7 +74,7 @@ pub(super) struct Traffic {
 }
 
 impl Traffic {
-    /// A packet of so many bytes has left in a cell, which the peer holds now.
+    /// Counts a packet of `len` bytes that was sent in a cell, which the peer now holds.
     #[inline(always)]
     pub(super) fn sent_cell(&mut self, len: usize, fill: Fill, turn: Turn) {
         self.past_caches += u64::from(fill == Fill::PastCaches);
@@ -103,7 +105,7 @@ impl Traffic {
         }
     }
 
-    /// There is no cell for a packet.
+    /// Records that no cell is free for a packet.
     #[cold]
     pub(super) const fn wait(&mut self) {
         if !self.waits {
@@ -127,12 +129,12 @@ impl Traffic {
 }
 
 impl<'a> Link<'a> {
-    /// A link over which nothing was sent.
+    /// Returns a link over which nothing was sent.
     pub const fn new(ends: Ends<'a>) -> Self {
         Self { ends, traffic: Traffic::new() }
     }
 }
 
-// Found by a shift. (Models have other words.)
+// A power of two, so that an index becomes a shift. (Models have other words.)
 #[cfg(not(nemesia_loom))]
 static_assertions::const_assert!(size_of::<Option<Link<'static>>>() == 512);

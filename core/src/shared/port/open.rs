@@ -1,4 +1,4 @@
-//! Peers that come late: those that were started again, and those that a process that was started again finds.
+//! Peers that connect late: restarted processes, and the peers that a restarted process finds.
 
 use core::borrow::BorrowMut;
 
@@ -8,8 +8,9 @@ use crate::shared::pool::CellRecord;
 use crate::sync::FenceMode;
 
 impl Ends<'_> {
-    /// Empties what our segment holds for the peer, as at start. Nobody reads it now; whoever does next has heard from us,
-    /// by a system call, after this.
+    /// Resets this process's segment for the peer to its initial state. No process reads it now:
+    /// the peer's next process reads it only after a system call of this process that follows this
+    /// reset.
     fn clear(&self) {
         self.outbound.clear();
         self.inbound.clear();
@@ -25,9 +26,9 @@ where
     L: BorrowMut<[Option<Link<'a>>]>,
     R: BorrowMut<[CellRecord]>,
 {
-    /// Connects a peer that has no link: one that is there again as a new process, or one that was not there at start.
-    /// What our segment held for the one before is emptied; the peer must not look at it before this returns, and the
-    /// caller must then tell it. False when there is a link already.
+    /// Connects a peer that has no link: a restarted process, or one that joins late. The state for
+    /// the former process is reset. The peer must not access the segment before this call returns,
+    /// and the caller must then inform the peer. Returns `false` if a link already exists.
     #[cold]
     pub fn open(&mut self, peer: PeerId, ends: Ends<'a>) -> bool {
         let Some(link @ None) = self.links.borrow_mut().get_mut(peer as usize) else { return false };
@@ -38,7 +39,8 @@ where
         true
     }
 
-    /// From now on every waker pays for its fence: a peer has come that can't sleep with the others' help.
+    /// Makes every waker execute its own fence from now on, because a peer has connected that
+    /// cannot use asymmetric fences.
     pub fn fence_always(&mut self) {
         self.config.fences = FenceMode::Symmetric;
     }

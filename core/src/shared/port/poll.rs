@@ -1,4 +1,5 @@
-//! Polling: which place is looked at when, and the sweep over cells whose queue entries are gone.
+//! Polling: the order in which the port checks fastboxes, queue and peers; and the scan of cells
+//! whose queue entries are lost.
 
 use core::borrow::BorrowMut;
 
@@ -15,7 +16,7 @@ where
     L: BorrowMut<[Option<Link<'a>>]>,
     R: BorrowMut<[CellRecord]>,
 {
-    /// The packet at the head of a peer's fastbox, if it is the next in order.
+    /// Returns the packet at the head of a peer's fastbox, if it is the next in order.
     #[inline(always)]
     pub(super) fn poll_fastbox(&mut self, peer: PeerId) -> Option<Polled<Place>> {
         let link = self.links.borrow_mut().get_mut(peer as usize)?.as_mut()?;
@@ -27,7 +28,7 @@ where
         let expected = link.traffic.expected;
         match packet.sequence.wrapping_sub(expected as u16) {
             0 => {}
-            // The packets before it are in cells.
+            // Earlier packets are in cells.
             1..0x8000 => return None,
             _ => return Some(Polled::Fault(PeerFault { peer, fault: PortFault::Gap { expected } })),
         }
@@ -41,13 +42,13 @@ where
         Some(Polled::Packet(arrival))
     }
 
-    /// Everything that there is to look at, each in its turn.
+    /// Polls all sources in rotation.
     #[inline(never)]
     pub(super) fn poll_all(&mut self) -> Polled<Place> {
         if self.burst == 0 {
             let last = self.hot[self.turn % HOT];
             self.burst = BURST;
-            // Perhaps something always comes.
+            // Packets may arrive without pause, so the release must not be deferred further.
             self.pay_owed();
             self.turn = if self.turn + 1 < self.hot_count { self.turn + 1 } else { 0 };
             if self.hot_count > 1 {
@@ -67,7 +68,7 @@ where
         })
     }
 
-    /// The peer whose burst is over was not alone if another is ready now: then the next burst is short.
+    /// Shortens the next burst if another peer is ready when a burst ends.
     #[cold]
     #[inline(never)]
     fn share(&mut self, last: PeerId) {
@@ -102,7 +103,8 @@ where
         None
     }
 
-    /// The next packet that the receive queue names; forged and stale entries are stepped over.
+    /// Returns the next packet that the receive queue names. Forged and outdated entries are
+    /// skipped.
     #[inline]
     fn poll_queue(&mut self) -> Option<Polled<Place>> {
         for _ in 0..ENTRIES_A_POLL {
@@ -114,12 +116,13 @@ where
                     return None;
                 }
             };
-            // The geometry is ours; the number is anyone's. A rank or cell that does not exist is nobody's.
+            // The geometry is local, but any process may have written the number. A rank or cell
+            // that does not exist is ignored.
             let (peer, cell) = (number >> self.cells.trailing_zeros(), number & (self.cells - 1));
             let polled = self.poll_cell(peer, cell);
             if let Some(Polled::Packet(Arrival { token: Place::Fastbox | Place::Announced(_), .. })) = polled
             {
-                // An earlier packet of that peer: the entry keeps its place.
+                // This is an earlier packet of the same peer, so the entry stays in the queue.
                 return polled;
             }
             // Without links, as in a forked child, nothing is ours to take.
@@ -128,7 +131,7 @@ where
             }
             self.inbox.advance();
             if matches!(polled, Some(Polled::Packet(_))) {
-                // Entries do come.
+                // The queue works, so the count of lost entries restarts.
                 self.lost = 0;
             }
             if polled.is_some() {
@@ -148,7 +151,8 @@ where
             CellState::Due { envelope, len } => Some(packet(peer, cell, envelope, len)),
             CellState::Malformed => Some(malformed(peer, cell)),
             CellState::Early => {
-                // All that was sent before is visible by now: in the fastbox, or in another cell.
+                // All packets sent before this one are visible by now: in the fastbox, or in
+                // another cell.
                 self.heat(peer);
                 let earlier = self.poll_fastbox(peer).or_else(|| self.sweep(peer));
                 if let Some(link) = self.link(peer) {
@@ -160,7 +164,7 @@ where
         }
     }
 
-    /// Looks through a peer's cells for the packet that is due.
+    /// Scans a peer's cells for the next packet in order.
     #[cold]
     pub(super) fn sweep(&mut self, peer: PeerId) -> Option<Polled<Place>> {
         let me = self.config.rank as u16;
@@ -177,7 +181,8 @@ where
         }
     }
 
-    /// After a burst: what never pauses, be it a fastbox or the queue, does not starve the rest.
+    /// Polls the other sources after a burst. The order alternates, so that neither a busy fastbox
+    /// nor a busy queue starves the rest.
     fn poll_others(&mut self) -> Option<Polled<Place>> {
         self.cold_first = !self.cold_first;
         if self.cold_first {
@@ -187,7 +192,7 @@ where
         }
     }
 
-    /// One peer that is not hot, and at times the cells of one peer, in turn.
+    /// Polls one peer that is not hot, and occasionally scans the cells of one peer, in rotation.
     fn poll_cold(&mut self) -> Option<Polled<Place>> {
         self.cold = if self.cold + 1 < self.peers() { self.cold + 1 } else { 0 };
         let peer = self.cold;
@@ -203,7 +208,8 @@ where
         if self.inbox_damaged || self.idle.is_multiple_of(IDLE_SWEEP) {
             self.swept = if self.swept + 1 < self.peers() { self.swept + 1 } else { 0 };
             let found = self.sweep(self.swept);
-            // Now and then a sweep is faster than the entry; when it goes on, entries are being lost.
+            // A scan may find a packet before its queue entry does. If this happens repeatedly,
+            // entries are being lost.
             self.lost = self.lost.saturating_add(found.is_some().into());
             self.inbox_damaged |= self.lost >= LOST;
             return found;

@@ -1,4 +1,4 @@
-//! Waking: who is told by the kernel that something has come.
+//! Waking sleeping peers through the kernel.
 
 use core::borrow::BorrowMut;
 
@@ -14,7 +14,8 @@ where
     L: BorrowMut<[Option<Link<'a>>]>,
     R: BorrowMut<[CellRecord]>,
 {
-    /// After something was published for a peer: wakes it if it sleeps and that is what it sleeps for.
+    /// Wakes a peer, after something was published for it, if it sleeps and the wake reason
+    /// suffices.
     #[inline(always)]
     pub(super) fn wake(&mut self, peer: PeerId, news: News) {
         let fences = self.config.fences;
@@ -31,14 +32,14 @@ where
         }
     }
 
-    /// Whether peers sleep on although they were sent something, because they lack more ([`News::Message`]), as far as we
-    /// know.
+    /// Returns whether peers probably sleep although messages were sent to them, because they need
+    /// more ([`News::Message`]).
     pub fn has_counted(&self) -> bool {
         self.counted
     }
 
-    /// Wakes these peers. To be called by whoever can't go on: what it lacks, room or credit, they may give once they have
-    /// looked.
+    /// Wakes these peers. A process that cannot continue must call this function: the peers may
+    /// release the space or credit that the process needs when they run.
     #[cold]
     pub fn wake_counted(&mut self) {
         self.counted = false;
@@ -50,9 +51,9 @@ where
     }
 }
 
-/// What a packet is to a receiver that sleeps.
+/// Returns the wake reason that a packet is for a sleeping receiver.
 #[inline(always)]
 pub(super) fn news(envelope: &Envelope) -> News {
-    // Every other kind wants an answer, or is one.
+    // Every other kind needs an answer, or is an answer.
     if envelope.kind == Kind::Eager { News::Message } else { News::Other }
 }

@@ -1,4 +1,4 @@
-//! A peer that announces cells as no honest one does: it harms itself, and nobody else.
+//! A peer that announces cells in violation of the protocol harms only itself.
 
 use std::vec;
 use std::vec::Vec;
@@ -18,7 +18,7 @@ fn envelope(tag: u64) -> Envelope {
     Envelope { kind: Kind::Eager, context: 5, tag, total: LEN as u64 }
 }
 
-/// The next packet: from whom it is, its tag, and how many bytes it has.
+/// Takes the next packet. Returns its sender, its tag and its length.
 fn take(port: &mut TestPort<'_>) -> Option<(PeerId, u64, usize)> {
     let arrival = (0..5000).find_map(|_| match port.poll() {
         Polled::Packet(arrival) => Some(arrival),
@@ -31,7 +31,7 @@ fn take(port: &mut TestPort<'_>) -> Option<(PeerId, u64, usize)> {
     Some(taken)
 }
 
-/// The cells of rank 0.
+/// Returns the cells of rank 0.
 fn pool(fabric: &Fabric) -> Pool<'_, Vec<CellRecord>> {
     let layout = fabric.geometry.own();
     let payload = fabric.own(0).payload(layout.payload, 4 * 256);
@@ -39,8 +39,8 @@ fn pool(fabric: &Fabric) -> Pool<'_, Vec<CellRecord>> {
     Pool::new(headers, payload, 256, vec![CellRecord::default(); 4]).unwrap()
 }
 
-/// Rank 0 sends the same cell to rank 1 in every packet: announced, or published and
-/// queued. Rank 2 is honest.
+/// Rank 0 sends the same cell to rank 1 in every packet, either announced, or published and queued.
+/// Rank 2 is honest.
 fn one_cell_for_all(publishes: fn(u64) -> bool) {
     let fabric = Fabric::new(tiny(3));
     let (mut one, mut two) = (fabric.port(1), fabric.port(2));
@@ -48,7 +48,7 @@ fn one_cell_for_all(publishes: fn(u64) -> bool) {
     let (entries, tail) = fabric.queue(1);
     let mut producer = Producer::new(Queue::new(entries, tail));
     let pool = pool(&fabric);
-    // More than the ring has places in which the cell is given back, and more laps than one byte counts.
+    // More than the slots of the return ring, and more laps than one byte can count.
     for turn in 1..1500 {
         if publishes(turn) {
             pool.publish(3, 1, turn, &envelope(turn));
@@ -68,16 +68,16 @@ fn one_cell_for_all(publishes: fn(u64) -> bool) {
 }
 
 #[test]
-fn cell_that_is_announced_again_and_again_harms_nobody() {
+fn cell_that_is_announced_again_and_again_does_no_harm() {
     one_cell_for_all(|_| false);
 }
 
 #[test]
-fn cell_that_is_announced_and_published_harms_nobody() {
+fn cell_that_is_announced_and_published_does_no_harm() {
     one_cell_for_all(|sequence| sequence % 2 == 0);
 }
 
-/// One packet by both paths at once: it comes once, and what was left of it is no packet.
+/// One packet by both paths at once is delivered once; its remaining copy is no packet.
 #[test]
 fn packet_that_is_announced_and_queued_comes_once() {
     let fabric = Fabric::new(tiny(3));
@@ -93,7 +93,8 @@ fn packet_that_is_announced_and_queued_comes_once() {
     let mut came = vec![take(&mut one).unwrap(), take(&mut one).unwrap()];
     came.sort_unstable();
     assert_eq!(came, [(0, 1, LEN), (2, 7, 100)]);
-    // The other path's copy of it is in the past: the queue's is passed over, the fastbox's is a fault of rank 0.
+    // The copy of the other path is in the past: the queue's copy is skipped, the fastbox's is a
+    // fault of rank 0.
     let fault = (0..5000).find_map(|_| match one.poll() {
         Polled::Fault(fault) => Some(fault.peer),
         Polled::Packet(arrival) => panic!("{arrival:?}"),
@@ -105,7 +106,7 @@ fn packet_that_is_announced_and_queued_comes_once() {
     assert_eq!(take(&mut one), Some((2, 8, 100)));
 }
 
-/// What is counted as sent through a cell for want of room in the fastbox was sent.
+/// Packets are counted as sent through a cell for lack of fastbox space only if they were sent.
 #[test]
 fn packet_that_waits_for_a_cell_is_counted_once() {
     let fabric = Fabric::queueing(tiny(2));

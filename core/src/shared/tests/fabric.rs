@@ -1,4 +1,4 @@
-//! The memory of a world in one process: each rank's two segments on the heap, seen as production sees mappings.
+//! The shared memory of a world in one process: two segments per rank on the heap, accessed like mappings.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::boxed::Box;
@@ -22,7 +22,7 @@ use crate::shared::share::{self, Pieces, ShareLine};
 use crate::shared::sleep::{Sleep, SleepWord};
 use crate::sync::{FenceMode, Payload, PayloadMut, Word64};
 
-/// Types that consist of atomic words only, so that zeroed or scribbled memory is a valid value.
+/// Types that consist only of atomic words, so that zeroed or corrupt memory is a valid value.
 ///
 /// # Safety
 /// Every bit pattern is valid, and every field may be written through a shared reference.
@@ -44,7 +44,7 @@ unsafe impl Shared for Word64 {}
 // SAFETY: made of `Word32` and `Word64`.
 unsafe impl Shared for crate::shared::layout::SegmentHeader {}
 
-/// Zeroed, page-aligned memory: what a mapping of anonymous memory is.
+/// Zeroed, page-aligned memory, like a mapping of anonymous memory.
 #[derive(Debug)]
 pub(crate) struct Region {
     base: NonNull<u8>,
@@ -76,8 +76,7 @@ impl Region {
 
     pub(crate) fn payload(&self, offset: usize, len: usize) -> PayloadMut<'_> {
         let base = self.extent().resolve(offset, len).unwrap();
-        // SAFETY: in the region and writable; references to payload are only ever taken to scribble, as atomics,
-        // from the one thread there is.
+        // SAFETY: in the region and writable. Only the one thread takes references, as atomics, to corrupt it.
         unsafe { PayloadMut::from_raw(base, len) }
     }
 
@@ -85,31 +84,31 @@ impl Region {
         self.payload(offset, len).as_read()
     }
 
-    /// Some word of the region, as whoever may write it sees it.
+    /// Returns a word of the region for a process that may write it.
     pub(crate) fn word(&self, offset: usize) -> &Word64 {
         &self.view::<Word64>(offset & !7, 1)[0]
     }
 
-    /// All of it, to be exposed to peers.
+    /// Returns the whole region, to be exposed to peers.
     pub(crate) fn exposed(&self) -> Exposed {
-        // SAFETY: allocated, zeroed and writable; whoever uses it drops the engine first, and looks at it by `copy` and
-        // `fill` only, between calls of the engine.
+        // SAFETY: allocated, zeroed and writable. The user drops the engine first, and accesses the memory only by
+        // `copy` and `fill`, between calls of the engine.
         unsafe { Exposed::from_raw(self.base.as_ptr(), self.bytes()) }
     }
 
-    /// The bytes as they are.
+    /// Returns a copy of the bytes.
     pub(crate) fn copy(&self) -> Vec<u8> {
         let mut bytes = vec![0; self.bytes()];
         assert!(self.read_only(0, self.bytes()).read(0, &mut bytes));
         bytes
     }
 
-    /// Writes bytes from the beginning.
+    /// Writes bytes at the start of the region.
     pub(crate) fn fill(&self, bytes: &[u8]) {
         assert!(self.payload(0, bytes.len()).write(0, bytes));
     }
 
-    /// Changes one word in the range as an adversary would: wildly, or only a little.
+    /// Corrupts one word in the range: with a random value, or by a small change.
     pub(crate) fn scribble(&self, rng: &mut Rng, from: usize, to: usize) {
         let word = self.word(from + rng.below(to - from));
         let now = word.load_relaxed();
@@ -137,31 +136,31 @@ impl Drop for Region {
     }
 }
 
-/// How ranks may read each other's memory.
+/// The access of ranks to each other's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reading {
-    /// Nobody may try.
+    /// No rank may try.
     Never,
-    /// Whatever is there can be read.
+    /// All existing memory is readable.
     Always,
-    /// Once in so many times, what is there can't be read.
+    /// Once in this many times, existing memory is unreadable.
     Unreadable(usize),
-    /// Once in so many times, a peer is refused for good.
+    /// Once in this many times, all further access to a peer is refused.
     Refused(usize),
 }
 
-/// The buffers that ranks send from, which their peers can read, and those they receive into, which they can write.
+/// The buffers from which ranks send, which peers can read, and those into which they receive, which peers can write.
 #[derive(Debug)]
 pub(crate) struct Memory {
     pub(crate) reading: Reading,
-    /// Ranks that have no memory any more.
+    /// Ranks that no longer have memory.
     pub(crate) gone: Vec<PeerId>,
-    /// The time, if there is a clock: it goes on by some ticks whenever it is looked at.
+    /// The time, if there is a clock. Each reading advances it by some ticks.
     pub(crate) clock: Option<u64>,
-    /// Bytes that were read, and that were written.
+    /// Bytes that were read, and bytes that were written.
     pub(crate) pulled: u64,
     pub(crate) pushed: u64,
-    /// By rank and first address: what is sent from, and what is received into.
+    /// Send buffers and receive buffers, by rank and first address.
     sends: BTreeMap<(PeerId, usize), NonNull<[u8]>>,
     rooms: BTreeMap<(PeerId, usize), NonNull<[u8]>>,
     rng: Rng,
@@ -170,14 +169,14 @@ pub(crate) struct Memory {
 impl Memory {
     fn pull(&mut self, peer: PeerId, address: u64, to: &mut [u8]) -> Pulled {
         assert!(!to.is_empty(), "nothing to read");
-        // Whatever comes of it, the receiver may not rely on what was there.
+        // If the read fails, the receiver may not rely on the old content.
         to.fill(self.rng.next() as u8);
         let allowed = self.allowed(peer);
         if allowed != Pulled::Done {
             return allowed;
         }
         let Some(from) = find(&self.sends, peer, address, to.len()) else { return Pulled::Unreadable };
-        // SAFETY: the loan has not ended, so the buffer is there and nobody writes it.
+        // SAFETY: the loan has not ended, so the buffer exists and is not written.
         to.copy_from_slice(unsafe { from.as_ref() });
         self.pulled += to.len() as u64;
         Pulled::Done
@@ -189,7 +188,7 @@ impl Memory {
             return false;
         }
         let Some(mut to) = find(&self.rooms, peer, address, from.len()) else { return false };
-        // SAFETY: the loan has not ended, so the buffer is there, and in the one thread nobody else looks at it now.
+        // SAFETY: the loan has not ended, so the buffer exists; the only thread has no other reference.
         unsafe { to.as_mut() }.copy_from_slice(from);
         self.pushed += from.len() as u64;
         true
@@ -206,7 +205,7 @@ impl Memory {
     }
 }
 
-/// `len` bytes at an address of a rank, if all of them are in one buffer.
+/// Returns `len` bytes at an address of a rank, if one buffer contains all of them.
 fn find(
     buffers: &BTreeMap<(PeerId, usize), NonNull<[u8]>>,
     rank: PeerId,
@@ -216,12 +215,12 @@ fn find(
     let (&(_, start), buffer) = buffers.range((rank, 0)..=(rank, address as usize)).next_back()?;
     let at = address as usize - start;
     (at.checked_add(len)? <= buffer.len()).then(|| {
-        // SAFETY: within the buffer, as was just checked.
+        // SAFETY: within the buffer, as checked above.
         NonNull::slice_from_raw_parts(unsafe { buffer.cast::<u8>().add(at) }, len)
     })
 }
 
-/// The operating system of a test: counts the wakes that the port asks for, and reads the memory of peers.
+/// The operating system of a test: records the wake-ups that the port requests, and reads the memory of peers.
 #[derive(Debug)]
 pub(crate) struct Bell {
     pub(crate) rung: Vec<PeerId>,
@@ -274,7 +273,7 @@ pub(crate) struct Fabric {
     stores: Stores,
 }
 
-/// The smallest geometry that is valid.
+/// Returns the smallest valid geometry.
 pub(crate) const fn tiny(peers: u32) -> Geometry {
     Geometry { peers, cells: 4, cell_bytes: 256, fastbox_slots: 4 }
 }
@@ -304,17 +303,17 @@ impl Fabric {
         }
     }
 
-    /// A fabric whose cells are announced through the receive queue.
+    /// Returns a fabric whose cells are announced through the receive queue.
     pub(crate) fn queueing(geometry: Geometry) -> Self {
         Self { announce: false, ..Self::new(geometry) }
     }
 
-    /// A fabric whose ranks fill their cells so.
+    /// Returns a fabric whose ranks fill their cells by this copy policy.
     pub(crate) fn storing(geometry: Geometry, stores: Stores) -> Self {
         Self { stores, ..Self::new(geometry) }
     }
 
-    /// A fabric whose ranks may read each other's memory so.
+    /// Returns a fabric whose ranks have this access to each other's memory.
     pub(crate) fn reading(geometry: Geometry, reading: Reading, seed: u64) -> Self {
         let fabric = Self::new(geometry);
         fabric.with_memory(|memory| {
@@ -324,12 +323,12 @@ impl Fabric {
         fabric
     }
 
-    /// Looks at the memory that ranks may read, or changes it.
+    /// Calls `with` on the memory that ranks may read.
     pub(crate) fn with_memory<T>(&self, with: impl FnOnce(&mut Memory) -> T) -> T {
         with(&mut self.memory.borrow_mut())
     }
 
-    /// Who keeps the buffers of the ranks of this fabric.
+    /// Returns the owner of the buffers of the ranks of this fabric.
     pub(crate) fn lender(&self) -> Lender {
         Lender { buffers: vec![], vacant: vec![], memory: Rc::clone(&self.memory), lists: vec![], random: 0 }
     }
@@ -342,7 +341,7 @@ impl Fabric {
         &self.inbox[rank as usize]
     }
 
-    /// The receive queue's entries and its tail hint.
+    /// Returns the receive queue's entries and its tail hint.
     pub(crate) fn queue(&self, rank: PeerId) -> (&[Word64], &Word64) {
         let (layout, region) = (self.geometry.inbox(), self.inbox(rank));
         let entries = region.view(layout.entries, self.geometry.queue_entries() as usize);
@@ -353,12 +352,12 @@ impl Fabric {
         &self.inbox(rank).view::<SleepWord>(self.geometry.inbox().sleep, 1)[0]
     }
 
-    /// The header of a cell, as words.
+    /// Returns the header of a cell, as words.
     pub(crate) fn cell_words(&self, rank: PeerId, cell: u32) -> &[Word64] {
         self.own(rank).view(self.geometry.own().headers + cell as usize * size_of::<CellHeader>(), 8)
     }
 
-    /// A port with the fastbox limit that production would give it.
+    /// Returns a port with the fastbox limit of production.
     pub(crate) fn port(&self, rank: PeerId) -> TestPort<'_> {
         let most = crate::shared::fastbox::max_payload(self.geometry.fastbox_slots as usize);
         self.port_with_limit(rank, most)
@@ -369,13 +368,14 @@ impl Fabric {
         self.port_over(rank, fastbox_limit, (0..self.geometry.peers).map(link).collect())
     }
 
-    /// A port that is connected with nobody yet.
+    /// Returns a port without connections.
     pub(crate) fn port_alone(&self, rank: PeerId) -> TestPort<'_> {
         let most = crate::shared::fastbox::max_payload(self.geometry.fastbox_slots as usize);
         self.port_over(rank, most, (0..self.geometry.peers).map(|_| None).collect())
     }
 
-    /// The segments of a rank are those of a new process. Its ports are gone, and the links of others with it.
+    /// Resets the segments of a rank to those of a new process. The rank's ports, and the links of others to it, no
+    /// longer exist.
     pub(crate) fn wipe(&self, rank: PeerId) {
         for region in [self.own(rank), self.inbox(rank)] {
             (0..region.bytes()).step_by(8).for_each(|at| region.word(at).store_relaxed(0));
@@ -395,7 +395,7 @@ impl Fabric {
         let pool = Pool::new(headers, payload, g.cell_bytes as usize, records).unwrap();
         let (entries, tail) = self.queue(rank);
         let announce = self.announce;
-        // Each side has its own.
+        // Each side has its own bounds.
         let pieces = Pieces::new(128 << rank, 512 << rank);
         let config = PortConfig {
             rank,
@@ -432,50 +432,50 @@ impl Fabric {
         }
     }
 
-    /// The words of the fastbox from `from` to `to`, eight a slot.
+    /// Returns the words of the fastbox from `from` to `to`, four a slot.
     pub(crate) fn fastbox_words(&self, from: PeerId, to: PeerId) -> &[Word64] {
         let at = self.geometry.own().fastboxes + to as usize * self.geometry.fastbox_bytes();
         self.own(from).view(at, self.geometry.fastbox_slots as usize * 8)
     }
 
-    /// The fastbox from `from` to `to`.
+    /// Returns the fastbox from `from` to `to`.
     pub(crate) fn fastbox(&self, from: PeerId, to: PeerId) -> &[Slot] {
         let at = self.geometry.own().fastboxes + to as usize * self.geometry.fastbox_bytes();
         self.own(from).view(at, self.geometry.fastbox_slots as usize)
     }
 
-    /// What `reader` tells `writer`: how far it has read its fastbox, and what it promises room for.
+    /// Returns the line that `reader` writes for `writer`: its position in the fastbox, and the credit.
     pub(crate) fn line(&self, reader: PeerId, writer: PeerId) -> &Line {
         let at = self.geometry.own().acks + writer as usize * size_of::<Line>();
         &self.own(reader).view::<Line>(at, 1)[0]
     }
 
-    /// What `rank` says of the copies that it shares with `peer`.
+    /// Returns the share line of `rank` for `peer`.
     pub(crate) fn share(&self, rank: PeerId, peer: PeerId) -> &ShareLine {
         let at = self.geometry.own().shares + peer as usize * size_of::<ShareLine>();
         &self.own(rank).view::<ShareLine>(at, 1)[0]
     }
 
-    /// How far `reader` has read the fastbox of `writer`.
+    /// Returns the position of `reader` in the fastbox of `writer`.
     pub(crate) fn ack(&self, reader: PeerId, writer: PeerId) -> &Word64 {
         &self.line(reader, writer).word
     }
 
-    /// The cells of `owner` that `reader` gives back.
+    /// Returns the ring by which `reader` returns the cells of `owner`.
     pub(crate) fn returns(&self, reader: PeerId, owner: PeerId) -> &[ReturnSlot] {
         let at = self.geometry.own().returns + owner as usize * self.geometry.return_bytes();
         self.own(reader).view(at, self.geometry.cells as usize)
     }
 
-    /// A rank scribbles over a word of its own segment.
+    /// Corrupts a word of a rank's own segment.
     pub(crate) fn scribble_own(&self, rng: &mut Rng, by: PeerId) {
         let own = self.geometry.own();
-        // The payload is many words and no structure: most scribbles go below it.
+        // The payload has many words and no structure, so most corruptions hit other parts.
         let end = if rng.one_in(8) { own.total } else { own.payload };
         self.own(by).scribble(rng, HEADER_PAGE, end);
     }
 
-    /// Anyone scribbles over a word of some inbox.
+    /// Corrupts a word of some inbox.
     pub(crate) fn scribble_inbox(&self, rng: &mut Rng) {
         let inbox = self.geometry.inbox();
         let victim = rng.below(self.geometry.peers as usize) as PeerId;
@@ -492,10 +492,10 @@ impl Fabric {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Loan(usize);
 
-/// A buffer, whose it is, and whether it is sent from.
+/// A buffer, its rank, and whether it is a send buffer.
 type Buffer = (NonNull<[u8]>, PeerId, bool);
 
-/// Keeps the buffers that engines use. Declare it after the engines, so that it is dropped after them.
+/// Owns the buffers that engines use. It must be declared after the engines, so that it is dropped after them.
 #[derive(Debug)]
 pub(crate) struct Lender {
     buffers: Vec<Option<Buffer>>,
@@ -512,13 +512,13 @@ impl Lender {
         self.random = seed | 1;
     }
 
-    /// A number below `bound`, which is small.
+    /// Returns a random number below `bound`, which is small.
     fn below(&mut self, bound: usize) -> usize {
         self.random = self.random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
         (self.random >> 40) as usize % bound
     }
 
-    /// A list of random runs, some of them empty, that make up a buffer. `None` when it is to stay in one place.
+    /// Returns a list of random runs, some of them empty, that make up a buffer. `None`: contiguous.
     fn list(&mut self, buffer: NonNull<[u8]>) -> Option<(*const Segment, usize)> {
         if self.random == 0 || self.below(2) == 0 {
             return None;
@@ -563,14 +563,14 @@ impl Lender {
         (loan, unsafe { SendBuf::from_raw(buffer.as_ptr().cast_const().cast(), len) })
     }
 
-    /// `len` bytes of room, filled with 0xee.
+    /// Lends a receive buffer of `len` bytes, filled with 0xee.
     pub(crate) fn receive(&mut self, rank: PeerId, len: usize) -> (Loan, RecvBuf) {
         let (loan, buffer) = self.lend(vec![0xee; len], rank, false);
         if let Some((list, count)) = self.list(buffer) {
-            // SAFETY: list and buffer are on the heap, and nobody touches them until the loan ends.
+            // SAFETY: list and buffer are on the heap, and are not accessed until the loan ends.
             return (loan, unsafe { RecvBuf::from_list(list, count) }.unwrap());
         }
-        // SAFETY: the buffer is on the heap, and nobody touches it until the loan ends.
+        // SAFETY: the buffer is on the heap, and is not accessed until the loan ends.
         (loan, unsafe { RecvBuf::from_raw(buffer.as_ptr().cast(), len) })
     }
 
@@ -581,7 +581,7 @@ impl Lender {
         let mut memory = self.memory.borrow_mut();
         let buffers = if sends { &mut memory.sends } else { &mut memory.rooms };
         buffers.remove(&(rank, buffer.addr().get()));
-        // SAFETY: leaked in `lend`, and the engine has forgotten it.
+        // SAFETY: leaked in `lend`, and the engine no longer uses it.
         unsafe { Box::from_raw(buffer.as_ptr()) }.into_vec()
     }
 }
@@ -589,7 +589,7 @@ impl Lender {
 impl Drop for Lender {
     fn drop(&mut self) {
         for (buffer, ..) in self.buffers.iter().flatten() {
-            // SAFETY: leaked in `lend`; the engines are gone.
+            // SAFETY: leaked in `lend`; the engines were dropped.
             drop(unsafe { Box::from_raw(buffer.as_ptr()) });
         }
     }

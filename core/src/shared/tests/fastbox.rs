@@ -13,16 +13,16 @@ use crate::shared::layout::Line;
 use crate::sync::Word64;
 use crate::wire::{Envelope, Kind};
 
-/// Bytes of the fastbox's region before its slots: a line for the position.
+/// Bytes of the fastbox's region before its slots, including the line of the position.
 const SLOTS_AT: usize = 4096;
 
 #[derive(Clone, Copy, Debug)]
 enum Op {
     Push(usize),
     Take,
-    /// Reads `len` bytes from `at` and leaves the packet.
+    /// Reads `len` bytes from `at` on, and leaves the packet.
     Read(usize, usize),
-    /// Runs have at most so many slots from now on.
+    /// Limits further runs to this number of slots.
     Limit(usize),
 }
 
@@ -33,14 +33,14 @@ struct Sent {
     bytes: Vec<u8>,
 }
 
-/// Both ends, and what must be between them.
+/// Both ends, and the packets that must be between them.
 struct Pair<'a> {
     sender: Sender<'a>,
     receiver: Receiver<'a>,
     slots: u64,
     between: VecDeque<Sent>,
     sequence: u64,
-    /// Slots written, read, and told to have been read.
+    /// Slots written, read, and reported as read.
     written: u64,
     read: u64,
     told: u64,
@@ -129,7 +129,7 @@ impl<'a> Pair<'a> {
         self.between.pop_front();
     }
 
-    /// Reads what the packet has of `len` bytes from `at`.
+    /// Reads, of the range of `len` bytes from `at` on, the part that the packet has.
     fn read(&self, at: usize, len: usize) {
         let Some(sent) = self.between.front() else { return };
         let there = sent.bytes.get(at..).unwrap_or(&[]);
@@ -170,7 +170,7 @@ proptest! {
     }
 
     #[test]
-    fn scribbled_fastbox_never_panics(seed: u64, shift in 2u32..=6) {
+    fn corrupted_fastbox_never_panics(seed: u64, shift in 2u32..=6) {
         scribbled(seed, 1 << shift);
     }
 }
@@ -211,7 +211,7 @@ fn fastbox_survives_hundreds_of_laps_and_the_wrap_of_the_sequence() {
         let region = region(slots);
         let mut pair = Pair::new(&region, slots, 0xff80);
         let mut rng = Rng::new(seed);
-        // Phases of mostly pushing and mostly taking visit the full and the empty ring.
+        // Phases of mostly pushing and mostly taking reach the full and the empty ring.
         while pair.written < 600 * slots as u64 {
             let pushing = (pair.written / slots as u64).is_multiple_of(2);
             let most = max_payload(slots);
@@ -288,7 +288,7 @@ fn impossible_stamps_are_faults() {
     }
 }
 
-/// Both ends go on, whatever the other writes.
+/// Both ends continue, whatever the other writes.
 fn scribbled(seed: u64, slots: usize) {
     let region = region(slots);
     let (mut sender, mut receiver) = ends(&region, slots);
@@ -304,7 +304,8 @@ fn scribbled(seed: u64, slots: usize) {
             }
             _ => {
                 let Ok(Some(packet)) = receiver.peek() else { continue };
-                // A length in a cell is anything: who knows the cells checks it.
+                // The length of a packet in a cell may have any value: the owner of the view on the
+                // cells checks it.
                 let len = if packet.cell.is_some() { 0 } else { packet.len };
                 assert!(len <= max_payload(slots), "seed {seed}");
                 region.scribble(&mut rng, SLOTS_AT, SLOTS_AT + slots * size_of::<Slot>());
@@ -319,7 +320,7 @@ fn scribbled(seed: u64, slots: usize) {
 }
 
 #[test]
-fn fastboxes_scribbled_over_long_never_panic() {
+fn fastboxes_corrupted_for_long_never_panic() {
     for seed in (0..60).chain([6098641220782234923]) {
         scribbled(seed, 4 << (seed % 5));
     }

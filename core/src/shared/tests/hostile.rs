@@ -1,4 +1,4 @@
-//! Ports against a peer that scribbles over all that it can write.
+//! Ports against a malicious peer that corrupts all memory that it can write.
 
 use std::collections::VecDeque;
 use std::vec;
@@ -19,9 +19,9 @@ struct Siege<'a> {
     rng: Rng,
     fabric: &'a Fabric,
     ports: Vec<TestPort<'a>>,
-    /// What is on its way between the honest ranks, by receiver.
+    /// Packets in flight between the honest ranks, by receiver.
     between: [VecDeque<u64>; 2],
-    /// Whether this honest rank has closed the hostile one.
+    /// Whether this honest rank has closed the connection to the malicious one.
     closed: [bool; 2],
     sent: u64,
     scribbles: usize,
@@ -77,15 +77,16 @@ impl<'a> Siege<'a> {
 
     fn blame(&mut self, rank: usize, fault: PeerFault) {
         assert_eq!(fault.peer, HOSTILE, "seed {}: {fault}", self.seed);
-        assert!(!self.closed[rank], "seed {}: a closed peer is heard", self.seed);
-        // Some ports are told to go on: nothing may break even then.
+        assert!(!self.closed[rank], "seed {}: a closed peer is still polled", self.seed);
+        // Some ports continue after a fault: nothing may break even then.
         if self.rng.one_in(2) {
             self.ports[rank].close(HOSTILE);
             self.closed[rank] = true;
         }
     }
 
-    /// The hostile rank does what an honest one would: its memory is then plausible, and worth corrupting.
+    /// Lets the malicious rank act like an honest one, so that its memory is plausible and worth
+    /// corrupting.
     fn behave(&mut self) {
         let most = self.fabric.geometry.cell_bytes as usize;
         let (to, len) = (self.rng.below(2) as PeerId, self.rng.below(most + 1));
@@ -106,7 +107,7 @@ impl<'a> Siege<'a> {
         let hostile = arrival.peer == HOSTILE;
         assert!(!hostile || !self.closed[rank], "seed {seed}: {arrival:?}");
         if hostile {
-            // It goes on writing while we read.
+            // The malicious rank continues to write during the read.
             self.fabric.scribble_own(&mut self.rng, HOSTILE);
         }
         let mut bytes = vec![0; arrival.len];
@@ -124,7 +125,7 @@ impl<'a> Siege<'a> {
     }
 }
 
-/// Returns how many words were scribbled over.
+/// Returns the number of corrupted words.
 fn siege(seed: u64, steps: usize) -> usize {
     let mut rng = Rng::new(seed);
     let (cells, fastbox_slots) = (rng.pick(&[4, 16]), rng.pick(&[4, 16]));
@@ -149,7 +150,7 @@ fn siege(seed: u64, steps: usize) -> usize {
 }
 
 #[test]
-fn packets_between_honest_ranks_arrive_whatever_the_third_scribbles() {
+fn packets_between_honest_ranks_arrive_whatever_the_third_corrupts() {
     let scribbles: usize = (0..300).map(|seed| siege(seed, 2000)).sum();
     assert!(scribbles > 100_000, "{scribbles} scribbles");
 }

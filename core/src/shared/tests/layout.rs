@@ -21,7 +21,7 @@ fn geometry() -> impl Strategy<Value = Geometry> {
     })
 }
 
-/// Every part is aligned and they follow one another without overlap, up to the end.
+/// Checks that all parts are aligned and follow one another without overlap, up to the end.
 fn assert_disjoint(parts: &[(usize, usize, usize)], total: usize) {
     let mut end = HEADER_PAGE;
     for &(start, bytes, align) in parts {
@@ -95,7 +95,7 @@ proptest! {
     }
 }
 
-/// Values about the ends of the range 1..=most, and powers of two.
+/// Returns values near the ends of the range 1..=most, and powers of two.
 fn edge(most: u32) -> impl Strategy<Value = u32> {
     prop_oneof![
         4 => (2..=12u32).prop_map(|shift| 1 << shift),
@@ -132,7 +132,7 @@ fn segment_that_was_published_checks_and_one_that_was_not_does_not() {
     assert_eq!(header.check(&identity, 4096), Ok(()));
 }
 
-/// Offset, bytes and name of each field of the header.
+/// Offset, length and name of each field of the header.
 const FIELDS: [(usize, usize, &str); 9] = [
     (0, 8, "magic"),
     (8, 8, "total"),

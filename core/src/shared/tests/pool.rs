@@ -36,7 +36,7 @@ fn region(cells: usize) -> Region {
     Region::new(PAYLOAD_AT + cells * CELL_BYTES)
 }
 
-/// The pool, and who must hold which cell.
+/// The pool, and the expected holder of each cell.
 struct Owned<'a> {
     pool: Pool<'a, Vec<CellRecord>>,
     holders: Vec<Option<u32>>,
@@ -194,7 +194,7 @@ fn cell_is_not_given_back_by_another_or_out_of_range() {
 }
 
 #[test]
-fn dead_peers_cells_come_back_and_the_others_stay() {
+fn cells_of_a_dead_peer_are_reclaimed_and_others_stay() {
     let region = region(8);
     let mut pool = pool(&region, 8);
     let taken: Vec<u32> = (0..8).map(|turn| pool.take(turn % 2).unwrap()).collect();
@@ -219,7 +219,7 @@ fn pool_that_does_not_fit_its_memory_is_refused() {
 }
 
 #[test]
-fn pool_without_cells_gives_none() {
+fn pool_without_cells_returns_none() {
     let region = region(1);
     let mut pool = pool(&region, 0);
     assert_eq!((pool.free(), pool.take(0)), (0, None));
@@ -259,7 +259,7 @@ fn nothing_beyond_a_cell_is_written_or_read() {
     assert!(!pool.fill(cell, [&[1; 257], &[]], Writing::PastCaches));
     assert!(!pool.fill(4, [&[1; 8], &[]], Writing::Taking));
     let peer = peer_pool(&region, 4);
-    assert_eq!(peer.inspect(cell, 0, 1), CellState::Other, "a cell that was refused is published");
+    assert_eq!(peer.inspect(cell, 0, 1), CellState::Other, "a refused cell was published");
     assert_eq!(peer.inspect(4, 0, 1), CellState::Other);
     assert_eq!(peer.inspect(u32::MAX, 0, 1), CellState::Other);
     assert!(!peer.read(cell, 1, &mut [0; 256]));
@@ -268,7 +268,7 @@ fn nothing_beyond_a_cell_is_written_or_read() {
 }
 
 #[test]
-fn only_free_cells_are_warmed() {
+fn only_free_cells_are_write_prefetched() {
     let region = region(4);
     let mut pool = pool(&region, 4);
     assert!(region.payload(PAYLOAD_AT, 4 * CELL_BYTES).write(0, &[7; 4 * CELL_BYTES]));
@@ -292,7 +292,7 @@ fn only_free_cells_are_warmed() {
 }
 
 #[test]
-fn cell_that_was_never_sent_is_for_nobody() {
+fn cell_that_was_never_sent_has_no_receiver() {
     let region = region(4);
     let peer = peer_pool(&region, 4);
     for expected in [1, 2, 0x8000, SEQUENCE_MASK] {
@@ -300,7 +300,7 @@ fn cell_that_was_never_sent_is_for_nobody() {
     }
 }
 
-/// Pushes `count` cells through a return ring, never more than it has slots at once.
+/// Pushes `count` cells through a return ring, never more at once than it has slots.
 fn return_ring(slots: usize, count: u32, rng: &mut Rng) {
     let region = Region::new(slots * size_of::<ReturnSlot>());
     let slots_view: &[ReturnSlot] = region.view(0, slots);
@@ -335,7 +335,7 @@ fn return_ring_survives_the_wrap_of_its_laps() {
 }
 
 #[test]
-fn scribbled_headers_and_returns_never_panic() {
+fn corrupted_headers_and_returns_never_panic() {
     for seed in 0..50 {
         let mut rng = Rng::new(seed);
         let region = region(4);

@@ -1,4 +1,4 @@
-//! The shared-memory port between ranks that all live in this thread.
+//! Shared-memory ports of ranks that all run in this thread.
 
 use std::collections::VecDeque;
 use std::vec;
@@ -17,12 +17,12 @@ pub(super) fn eager(tag: u64, len: usize) -> Envelope {
     Envelope { kind: Kind::Eager, context: 5, tag, total: len as u64 }
 }
 
-/// Sends a whole message whose contents follow from its tag. False when there is no room.
+/// Sends a whole message whose content depends on its tag. Returns `false` if there is no space.
 pub(super) fn send(port: &mut TestPort<'_>, to: PeerId, tag: u64, len: usize) -> bool {
     port.send(to, &eager(tag, len), &contents(tag, len)).unwrap()
 }
 
-/// Polls until a packet comes; none in so many polls is `None`.
+/// Polls until a packet arrives; `None` after `polls` polls.
 fn next(port: &mut TestPort<'_>, polls: usize) -> Option<Arrival<Place>> {
     (0..polls).find_map(|_| match port.poll() {
         Polled::Packet(arrival) => Some(arrival),
@@ -31,7 +31,7 @@ fn next(port: &mut TestPort<'_>, polls: usize) -> Option<Arrival<Place>> {
     })
 }
 
-/// Takes the next packet, checks its contents, and says from whom it is and with which tag.
+/// Takes the next packet, checks its content, and returns its sender and tag.
 pub(super) fn take(port: &mut TestPort<'_>, polls: usize) -> Option<(PeerId, u64)> {
     let arrival = next(port, polls)?;
     let mut bytes = vec![0xee; arrival.len];
@@ -42,7 +42,7 @@ pub(super) fn take(port: &mut TestPort<'_>, polls: usize) -> Option<(PeerId, u64
     Some((peer, tag))
 }
 
-/// Takes back what the peers of a port gave back, so that its free cells can be counted.
+/// Collects the cells that the peers of a port have returned, so that its free cells can be counted.
 pub(crate) fn collected(port: &mut TestPort<'_>) {
     port.collect_all().unwrap();
 }
@@ -102,14 +102,14 @@ fn announcement_of_what_no_cell_holds_is_a_fault() {
         let fabric = Fabric::new(tiny(2));
         let (mut zero, mut one) = (fabric.port(0), fabric.port(1));
         assert!(send(&mut zero, 1, 7, 100));
-        // Words 1 and 2 of the slot are the tag, and the cell with its size.
+        // Words 1 and 2 of the slot are the tag, and the cell with its length.
         fabric.fastbox_words(0, 1)[2].store_relaxed(cell | len << 32);
         let fault = first_fault(&mut one);
         assert_eq!(fault, PeerFault { peer: 0, fault: PortFault::Malformed { cell: cell as u32 } });
     }
 }
 
-/// Random traffic between all pairs against a list for each pair.
+/// Random traffic between all pairs, checked against a list for each pair.
 fn traffic(seed: u64) {
     let mut rng = Rng::new(seed);
     let peers = rng.pick(&[2, 3, 4, 11]);
@@ -158,7 +158,7 @@ fn random_traffic_arrives_complete_and_in_order() {
 }
 
 #[test]
-fn packet_whose_entry_was_lost_is_found_by_a_sweep() {
+fn packet_whose_entry_was_lost_is_found_by_a_scan() {
     let fabric = Fabric::queueing(tiny(3));
     let (mut zero, mut one) = (fabric.port(0), fabric.port(1));
     for tag in 0..2 {
@@ -175,7 +175,7 @@ fn packet_whose_entry_was_lost_is_found_by_a_sweep() {
 }
 
 #[test]
-fn packet_whose_entry_was_lost_is_found_without_anyone_asking() {
+fn packet_whose_entry_was_lost_is_found_without_a_request() {
     let fabric = Fabric::queueing(tiny(3));
     let (mut zero, mut one) = (fabric.port(0), fabric.port(1));
     assert!(send(&mut zero, 1, 1, 100));
@@ -196,15 +196,15 @@ fn damaged_inbox_still_delivers_everything_in_order() {
 }
 
 #[test]
-fn forged_entries_harm_nobody() {
+fn forged_entries_do_no_harm() {
     for forged in [0, 1, 3, 4, 7, 8, 11, 12, 13, 1000, u32::MAX - 1, u32::MAX] {
         let fabric = Fabric::queueing(tiny(3));
         let (mut zero, mut one) = (fabric.port(0), fabric.port(1));
-        assert!(send(&mut zero, 2, 99, 100), "a cell that is not for rank 1");
+        assert!(send(&mut zero, 2, 99, 100), "a cell for another rank than 1");
         for tag in 0..3 {
             assert!(send(&mut zero, 1, tag, if tag == 1 { 8 } else { 100 }));
         }
-        // Before everything else, and in place of what was there.
+        // Before everything else, in place of the valid entry.
         fabric.queue(1).0[0].store_relaxed(1 << 32 | u64::from(forged));
         for tag in 0..3 {
             assert_eq!(take(&mut one, 4 * 1024), Some((0, tag)), "forged entry {forged}");
@@ -213,7 +213,7 @@ fn forged_entries_harm_nobody() {
 }
 
 #[test]
-fn slow_peers_leave_cells_to_the_others() {
+fn slow_peers_leave_cells_for_the_others() {
     let fabric = Fabric::new(tiny(4));
     let (mut zero, mut three) = (fabric.port(0), fabric.port(3));
     let mut taken = |slow| (0..10).filter(|&tag| send(&mut zero, slow, tag, 100)).count();
@@ -225,7 +225,7 @@ fn slow_peers_leave_cells_to_the_others() {
 }
 
 #[test]
-fn closed_peer_gives_its_cells_back_and_is_not_heard_any_more() {
+fn closed_peer_returns_its_cells_and_is_not_polled_any_more() {
     let fabric = Fabric::new(tiny(3));
     let (mut zero, mut one) = (fabric.port(0), fabric.port(1));
     for tag in 0..4 {
@@ -238,7 +238,10 @@ fn closed_peer_gives_its_cells_back_and_is_not_heard_any_more() {
     assert_eq!(zero.free_cells(), 4);
     assert!(take(&mut zero, 5000).is_none());
     assert!(!send(&mut zero, 1, 1, 8) && !send(&mut zero, 1, 1, 100));
-    assert!(!send(&mut zero, 0, 1, 8) && !send(&mut zero, 7, 1, 8), "ourselves, and nobody");
+    assert!(
+        !send(&mut zero, 0, 1, 8) && !send(&mut zero, 7, 1, 8),
+        "to this rank itself, and to a rank that does not exist"
+    );
 }
 
 #[test]
@@ -252,14 +255,14 @@ fn limit_beyond_the_fastbox_is_no_fault_of_an_honest_sender() {
 }
 
 #[test]
-fn cold_peer_is_heard_while_the_hot_ones_never_pause() {
+fn cold_peer_is_polled_while_the_hot_ones_never_pause() {
     let fabric = Fabric::new(tiny(11));
     let mut ports: Vec<_> = (0..11).map(|rank| fabric.port(rank)).collect();
     for (cold, len) in [(10, 8), (9, 8)] {
         let (receiver, senders) = ports.split_first_mut().unwrap();
         assert!(send(&mut senders[cold - 1], 0, 77, len));
         let heard = (0..20_000).any(|turn| {
-            // The eight that are hot at the start, and the queue, always have something.
+            // The eight peers that are hot at the start, and the queue, always have packets.
             let len = if turn % 2 == 0 { 8 } else { 100 };
             for sender in &mut senders[..8] {
                 send(sender, 0, 5, len);
@@ -271,7 +274,7 @@ fn cold_peer_is_heard_while_the_hot_ones_never_pause() {
 }
 
 #[test]
-fn queue_is_heard_while_a_fastbox_never_pauses_and_the_other_way_round() {
+fn queue_is_polled_while_a_fastbox_never_pauses_and_vice_versa() {
     for (busy, rare) in [(8, 100), (100, 8)] {
         let fabric = Fabric::new(tiny(3));
         let (mut zero, mut one, mut two) = (fabric.port(0), fabric.port(1), fabric.port(2));
@@ -285,14 +288,14 @@ fn queue_is_heard_while_a_fastbox_never_pauses_and_the_other_way_round() {
     }
 }
 
-/// How the receiver takes what is there.
+/// The function by which the receiver takes packets.
 type Way = fn(&mut TestPort<'_>) -> Option<PeerId>;
 
 fn by_polling(port: &mut TestPort<'_>) -> Option<PeerId> {
     take(port, 1).map(|(peer, _)| peer)
 }
 
-/// As the engine does for a receive from anybody: words first, and what is no word's turn by polling.
+/// Takes packets as the engine does for a receive from any source: first words, then other packets by polling.
 fn by_words(port: &mut TestPort<'_>) -> Option<PeerId> {
     let Some((peer, _, _, ended)) = port.take_word(None, 5, |_| true) else { return by_polling(port) };
     if ended {
@@ -301,7 +304,8 @@ fn by_words(port: &mut TestPort<'_>) -> Option<PeerId> {
     Some(peer)
 }
 
-/// The peers of 4000 packets of eight bytes, taken by rank 0 while so many others have a hundred under way, which fit.
+/// Returns the senders of 4000 packets of eight bytes that rank 0 takes. Each of `senders` ranks has a hundred
+/// packets in flight, which fit.
 fn order_of(senders: u32, way: Way) -> Vec<PeerId> {
     let fabric = Fabric::new(Geometry { peers: 5, cells: 8, cell_bytes: 256, fastbox_slots: 256 });
     let mut ports: Vec<_> = (0..5).map(|rank| fabric.port(rank)).collect();
@@ -319,11 +323,11 @@ fn order_of(senders: u32, way: Way) -> Vec<PeerId> {
 }
 
 #[test]
-fn peers_that_are_ready_together_take_short_turns() {
+fn peers_that_are_ready_together_get_short_bursts() {
     for way in [by_polling as Way, by_words] {
         for senders in 2..=4 {
             let order = order_of(senders, way);
-            // Nobody else was known to be ready when the first began.
+            // No other peer was known to be ready when the first burst began.
             let runs: Vec<_> = order.chunk_by(|a, b| a == b).map(<[_]>::len).skip(1).collect();
             assert!(runs.iter().all(|&run| run <= 32), "{senders} senders: {runs:?}");
             for peer in 1..=senders {
@@ -336,11 +340,11 @@ fn peers_that_are_ready_together_take_short_turns() {
 }
 
 #[test]
-fn a_peer_that_comes_waits_for_one_long_turn_and_then_for_short_ones() {
+fn a_peer_that_becomes_ready_waits_for_one_long_burst_and_then_for_short_ones() {
     for way in [by_polling as Way, by_words] {
         let fabric = Fabric::new(Geometry { peers: 3, cells: 8, cell_bytes: 256, fastbox_slots: 1024 });
         let (mut zero, mut one, mut two) = (fabric.port(0), fabric.port(1), fabric.port(2));
-        // Alone for long, and wherever in its turn it is then.
+        // The first peer is alone for long, and then at any position in its burst.
         for alone in [0, 1, 100, 1000, 1001] {
             for _ in 0..alone {
                 while send(&mut one, 0, 3, 8) {}
@@ -356,7 +360,7 @@ fn a_peer_that_comes_waits_for_one_long_turn_and_then_for_short_ones() {
                 waited.push(before.unwrap());
             }
             assert!(waited[0] <= 2 * 128 && waited[1..].iter().all(|&it| it <= 32), "{alone}: {waited:?}");
-            // It is gone for long enough to be forgotten.
+            // The peer is idle long enough to become cold.
             for _ in 0..300 {
                 while send(&mut one, 0, 3, 8) {}
                 way(&mut zero);
@@ -383,7 +387,7 @@ fn sender_wakes_a_sleeper_and_only_a_sleeper() {
 }
 
 #[test]
-fn sleeper_that_lacks_two_messages_is_woken_by_the_second_unless_its_sender_is_stuck() {
+fn sleeper_that_needs_two_messages_is_woken_by_the_second_unless_its_sender_is_stuck() {
     let fabric = Fabric::new(tiny(2));
     let (mut zero, mut one) = (fabric.port(0), fabric.port(1));
     for len in [8, 100] {
@@ -393,10 +397,10 @@ fn sleeper_that_lacks_two_messages_is_woken_by_the_second_unless_its_sender_is_s
         assert!(send(&mut zero, 1, 2, len));
         assert_eq!(core::mem::take(&mut zero.host_mut().rung), [1]);
         zero.wake_counted();
-        assert!(core::mem::take(&mut zero.host_mut().rung).is_empty(), "it does not sleep");
+        assert!(core::mem::take(&mut zero.host_mut().rung).is_empty(), "the peer does not sleep");
         fabric.sleep(1).announce_for(Sleep::Futex, 2, Payer::Sleeper);
         zero.wake_counted();
-        assert!(core::mem::take(&mut zero.host_mut().rung).is_empty(), "it was sent nothing");
+        assert!(core::mem::take(&mut zero.host_mut().rung).is_empty(), "nothing was sent to the peer");
         assert!(send(&mut zero, 1, 3, len));
         zero.wake_counted();
         assert_eq!(core::mem::take(&mut zero.host_mut().rung), [1]);
@@ -423,11 +427,11 @@ fn sender_that_sleeps_for_room_is_woken_when_there_is_room() {
     }
 }
 
-/// As many cells as a cell that was read may be kept of for an answer.
+/// The smallest number of cells with which the port defers releases.
 const OWING: Geometry = Geometry { peers: 2, cells: 8, cell_bytes: 256, fastbox_slots: 8 };
 
 #[test]
-fn sleeper_that_lacks_messages_is_woken_by_an_answer_that_gives_a_cell_back() {
+fn sleeper_that_needs_messages_is_woken_by_an_answer_that_returns_a_cell() {
     let fabric = Fabric::new(OWING);
     let (mut zero, mut one) = (fabric.port(0), fabric.port(1));
     for with_cell in [false, true] {
@@ -435,7 +439,7 @@ fn sleeper_that_lacks_messages_is_woken_by_an_answer_that_gives_a_cell_back() {
             assert!(send(&mut zero, 1, 1, 100));
             assert_eq!(take(&mut one, 1), Some((0, 1)));
         }
-        // It may have more to send than there are cells, and all answers may have to come before it goes on.
+        // The sleeper may have more to send than there are cells, and may need all answers before it continues.
         fabric.sleep(0).announce_for(Sleep::Futex, 2, Payer::Sleeper);
         let unsettled = one.send_copy(0, 5, 2, &contents(2, 100)).unwrap();
         if unsettled {
@@ -444,14 +448,14 @@ fn sleeper_that_lacks_messages_is_woken_by_an_answer_that_gives_a_cell_back() {
         assert_eq!(one.host_mut().rung.len(), usize::from(with_cell));
         assert_eq!(take(&mut zero, 1), Some((1, 2)));
     }
-    assert_eq!(zero.free_cells(), 8, "it came with the answer");
+    assert_eq!(zero.free_cells(), 8, "the cell was returned with the answer");
 }
 
 #[test]
 fn sender_that_sleeps_for_room_in_the_fastbox_is_woken_when_a_cell_is_read_and_kept_for_an_answer() {
     let fabric = Fabric::new(OWING);
     let (mut zero, mut one) = (fabric.port(0), fabric.port(1));
-    // Its position is told with the last of these.
+    // The position is reported with the last of these packets.
     for len in [8, 8, 8, 100] {
         assert!(send(&mut zero, 1, 1, len));
     }
@@ -463,9 +467,9 @@ fn sender_that_sleeps_for_room_in_the_fastbox_is_woken_when_a_cell_is_read_and_k
     assert_eq!(one.host_mut().rung, [0]);
 }
 
-/// A process that always has something to receive never polls in vain.
+/// A process that always has packets to receive never has an idle poll.
 #[test]
-fn a_cell_that_was_read_goes_back_although_messages_do_not_stop_coming() {
+fn a_cell_that_was_read_is_returned_although_messages_keep_arriving() {
     let fabric = Fabric::new(Geometry { peers: 3, cells: 16, cell_bytes: 256, fastbox_slots: 8 });
     let (mut zero, mut one, mut two) = (fabric.port(0), fabric.port(1), fabric.port(2));
     assert!(send(&mut zero, 1, 0, 100));
@@ -479,7 +483,7 @@ fn a_cell_that_was_read_goes_back_although_messages_do_not_stop_coming() {
 }
 
 #[test]
-fn promise_of_room_is_seen_by_its_peer_alone_and_wakes_it() {
+fn grant_is_seen_by_its_peer_alone_and_wakes_it() {
     let fabric = Fabric::new(tiny(3));
     let (mut zero, one, mut two) = (fabric.port(0), fabric.port(1), fabric.port(2));
     assert_eq!((one.granted(0), two.granted(0)), (0, 0));
@@ -492,7 +496,7 @@ fn promise_of_room_is_seen_by_its_peer_alone_and_wakes_it() {
     assert_eq!((one.granted(0), two.granted(0)), (77, u64::MAX));
     assert!(send(&mut two, 0, 1, 8));
     assert_eq!(take(&mut zero, 100), Some((2, 1)));
-    assert_eq!(two.granted(0), u64::MAX, "the position beside it has moved");
+    assert_eq!(two.granted(0), u64::MAX, "the position in the same line has moved");
     zero.close(1);
     zero.grant(1, 78);
     zero.grant(0, 1);
@@ -531,7 +535,7 @@ fn cell_given_back_that_was_never_lent_is_a_fault_of_the_giver() {
     let fabric = Fabric::new(tiny(3));
     let mut zero = fabric.port(0);
     assert!(send(&mut zero, 1, 1, 100) && send(&mut zero, 2, 1, 100));
-    // Rank 2 gives back the cell that rank 1 holds.
+    // Rank 2 returns the cell that rank 1 holds.
     let at = fabric.geometry.own().returns;
     fabric.own(2).word(at).store_relaxed(1 << 16);
     let fault = zero.send(2, &eager(2, 100), &contents(2, 100)).unwrap_err();

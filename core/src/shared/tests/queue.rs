@@ -17,7 +17,7 @@ enum Op {
     /// This producer enqueues a cell.
     Push(usize),
     Pop,
-    /// The hint goes back by so much, as a slow producer's late store makes it.
+    /// Moves the hint back by this amount, like the late store of a slow producer.
     Hint(u64),
 }
 
@@ -53,7 +53,7 @@ impl<'a> Shared<'a> {
 
     fn apply(&mut self, op: Op) {
         match op {
-            // Room for every cell of the world: more can't be in the queue.
+            // The queue has an entry for every cell of the world, so it never holds more.
             Op::Push(_) if self.between.len() == self.entries => {}
             Op::Push(producer) => {
                 let cell = self.pushed.wrapping_mul(0x9e37_79b9);
@@ -99,7 +99,7 @@ proptest! {
     }
 
     #[test]
-    fn scribbled_queue_never_panics_and_always_returns(seed: u64) {
+    fn corrupted_queue_never_panics_and_always_returns(seed: u64) {
         scribbled(seed);
     }
 }
@@ -112,7 +112,7 @@ fn queue_agrees_with_the_oracle_over_many_laps() {
         let region = region(entries);
         let mut shared = Shared::new(&region, entries);
         for _ in 0..20_000 {
-            // One producer sleeps for thousands of entries at a time.
+            // One producer pauses for thousands of entries at a time.
             let awake = if rng.one_in(3000) { PRODUCERS } else { PRODUCERS - 1 };
             shared.apply(match rng.below(20) {
                 0 => Op::Hint(rng.below(100) as u64),
@@ -125,7 +125,7 @@ fn queue_agrees_with_the_oracle_over_many_laps() {
 }
 
 #[test]
-fn producer_that_slept_for_many_laps_finds_the_tail_without_the_hint() {
+fn producer_that_paused_for_many_laps_finds_the_tail_without_the_hint() {
     let region = region(4);
     let mut shared = Shared::new(&region, 4);
     for _ in 0..4000 {
@@ -158,14 +158,14 @@ fn impossible_hint_does_not_stop_a_producer() {
 }
 
 #[test]
-fn entry_of_another_lap_is_a_fault_of_nobody() {
+fn entry_of_another_lap_is_a_fault_of_no_peer() {
     let region = region(4);
     let queue = queue(&region, 4);
     let (mut producer, consumer) = (Producer::new(queue), Consumer::new(queue));
     region.word(ENTRIES_AT).store_relaxed(7 << 32 | 5);
     let fault = consumer.peek().unwrap_err();
     assert_eq!((fault.position, fault.found), (0, 7 << 32 | 5));
-    // The producer believes that six laps have gone by, and finds that the next entries deny it.
+    // The producer assumes that six laps have passed, which the next entries contradict.
     assert!(producer.push(1).is_err());
 }
 
@@ -210,7 +210,7 @@ fn scribbled(seed: u64) {
 }
 
 #[test]
-fn queues_scribbled_over_long_never_panic() {
+fn queues_corrupted_for_long_never_panic() {
     for seed in 0..100 {
         scribbled(seed);
     }

@@ -14,7 +14,7 @@ use crate::shared::ring::{RecordReader, RecordWriter, RingFault};
 #[derive(Clone, Copy, Debug)]
 enum Op {
     Push(usize),
-    /// Takes a record into so much room.
+    /// Takes a record into a buffer of this size.
     Pop(usize),
 }
 
@@ -112,7 +112,7 @@ fn record_beyond_what_was_published_is_a_fault() {
 }
 
 #[test]
-fn scribbled_record_rings_never_panic() {
+fn corrupted_record_rings_never_panic() {
     for seed in 0..60 {
         let mut rng = Rng::new(seed);
         let region = region(32);

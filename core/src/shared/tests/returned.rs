@@ -1,4 +1,4 @@
-//! Cells that go back with the answer, and cells that are filled past the caches.
+//! Cells that are returned with the answer, and the copy policies for cells.
 
 use std::vec;
 use std::vec::Vec;
@@ -12,14 +12,14 @@ use crate::shared::layout::Geometry;
 use crate::shared::port::Place;
 use crate::wire::{Envelope, Kind};
 
-/// Sends a message by the critical path if it takes it. Whether it did.
+/// Sends a message by the critical path, if that path accepts it. Returns whether it did.
 pub(super) fn send_copy(port: &mut TestPort<'_>, to: PeerId, tag: u64, len: usize) -> bool {
     port.send_copy(to, 5, tag, &contents(tag, len)).is_some()
 }
 
-/// Takes the next message and says in which cell it lay.
+/// Takes the next message and returns its cell.
 fn take_from_cell(port: &mut TestPort<'_>) -> u32 {
-    let crate::port::Polled::Packet(arrival) = port.poll() else { panic!("nothing has come") };
+    let crate::port::Polled::Packet(arrival) = port.poll() else { panic!("no packet has arrived") };
     let Place::Announced(cell) = arrival.token else { panic!("{arrival:?}") };
     let mut bytes = vec![0; arrival.len];
     port.read(&arrival, 0, &mut bytes);
@@ -29,12 +29,12 @@ fn take_from_cell(port: &mut TestPort<'_>) -> u32 {
 }
 
 #[test]
-fn who_takes_turns_uses_one_cell_each() {
+fn a_ping_pong_uses_one_cell_each() {
     let fabric = Fabric::new(Geometry { cells: 16, cell_bytes: 512, fastbox_slots: 64, ..tiny(2) });
     let (mut zero, mut one) = (fabric.port(0), fabric.port(1));
     let mut used = [[0; 16]; 2];
     for turn in 0..1000 {
-        // At the end of a lap of the fastbox the critical path does not take it.
+        // At the end of a lap of the fastbox the critical path refuses the message.
         assert!(send_copy(&mut zero, 1, turn, 450) || send(&mut zero, 1, turn, 450));
         used[0][take_from_cell(&mut one) as usize] += 1;
         assert!(send_copy(&mut one, 0, turn, 400) || send(&mut one, 0, turn, 400));
@@ -53,7 +53,7 @@ fn who_takes_turns_uses_one_cell_each() {
 }
 
 #[test]
-fn who_takes_turns_and_takes_lines_back_uses_two_cells_each() {
+fn a_ping_pong_with_write_prefetch_uses_two_cells_each() {
     let geometry = Geometry { cells: 16, cell_bytes: 4096, fastbox_slots: 64, ..tiny(2) };
     let fabric = Fabric::storing(geometry, Stores::Warmed);
     let (mut zero, mut one) = (fabric.port(0), fabric.port(1));
@@ -66,12 +66,12 @@ fn who_takes_turns_and_takes_lines_back_uses_two_cells_each() {
         one.pause();
         take_from_cell(&mut zero);
     }
-    // At the end of a lap of the fastbox a cell goes another way.
+    // At the end of a lap of the fastbox a cell takes another path.
     let again = used.windows(3).filter(|three| three[0] == three[2] && three[0] != three[1]).count();
     assert!(again > 900, "{again} of {used:?}");
 }
 
-/// The bytes of a cell of rank 0 that begin its lines.
+/// Returns the bytes of a cell of rank 0 that start its lines.
 fn line_starts(fabric: &Fabric, cell: usize) -> Vec<u8> {
     let geometry = fabric.geometry;
     let at = geometry.own().payload + cell * geometry.cell_bytes as usize;
@@ -85,7 +85,7 @@ fn line_starts(fabric: &Fabric, cell: usize) -> Vec<u8> {
 }
 
 #[test]
-fn the_lines_of_the_next_cell_are_taken_back_a_few_at_a_time_and_no_others() {
+fn only_lines_of_the_next_cell_are_prefetched_a_few_at_a_time() {
     let geometry = Geometry { cells: 8, cell_bytes: 4096, fastbox_slots: 64, ..tiny(2) };
     let fabric = Fabric::storing(geometry, Stores::Warmed);
     let payload = fabric.own(0).payload(geometry.own().payload, 8 * 4096);
@@ -102,7 +102,7 @@ fn the_lines_of_the_next_cell_are_taken_back_a_few_at_a_time_and_no_others() {
     for (cell, taken) in [(0, 0), (1, 47), (2, 0), (3, 0)] {
         all(cell, taken);
     }
-    // What was sent since is not touched.
+    // Bytes that were sent since are not changed.
     assert!(zero.send_copy(1, 5, 9, &[7; 2000]).is_some());
     assert!(zero.send_copy(1, 5, 9, &[7; 600]).is_some());
     (0..10).for_each(|_| zero.pause());
@@ -124,7 +124,7 @@ fn only_the_last_cell_waits_for_an_answer_and_only_until_a_poll_finds_nothing() 
     }
     collected(&mut zero);
     collected(&mut two);
-    assert_eq!(zero.free_cells() + two.free_cells(), 31, "the last one is kept for the answer");
+    assert_eq!(zero.free_cells() + two.free_cells(), 31, "the release of the last cell is deferred");
     assert_eq!(take(&mut one, 1), None);
     collected(&mut zero);
     collected(&mut two);
@@ -132,7 +132,7 @@ fn only_the_last_cell_waits_for_an_answer_and_only_until_a_poll_finds_nothing() 
 }
 
 #[test]
-fn with_few_cells_none_is_owed() {
+fn with_few_cells_no_release_is_deferred() {
     let fabric = Fabric::new(tiny(3));
     let (mut zero, mut one) = (fabric.port(0), fabric.port(1));
     assert!(send_copy(&mut zero, 1, 1, 200));
@@ -142,7 +142,7 @@ fn with_few_cells_none_is_owed() {
 }
 
 #[test]
-fn a_cell_owed_to_who_is_gone_is_forgotten() {
+fn a_deferred_release_to_a_failed_peer_is_dropped() {
     let fabric = Fabric::new(tiny(2));
     let (mut zero, mut one) = (fabric.port(0), fabric.port(1));
     assert!(send_copy(&mut zero, 1, 1, 200));
@@ -151,16 +151,17 @@ fn a_cell_owed_to_who_is_gone_is_forgotten() {
     fabric.wipe(0);
     assert!(one.open(0, fabric.ends(1, 0)));
     let mut zero = fabric.port(0);
-    assert!(send_copy(&mut one, 0, 2, 200), "the announcement gives nothing back");
+    assert!(send_copy(&mut one, 0, 2, 200), "the announcement returns no cell");
     take_from_cell(&mut zero);
     assert_eq!(zero.free_cells(), 4);
     assert!(send_copy(&mut zero, 1, 3, 200));
     take_from_cell(&mut one);
 }
 
-/// A peer that gives back what it does not hold, or twice, or what does not exist: nothing comes of it.
+/// A peer that returns a cell twice, or one that it does not hold, or that does not exist, has no
+/// effect.
 #[test]
-fn cells_that_nobody_holds_do_not_come_back() {
+fn cells_that_the_peer_does_not_hold_are_not_returned() {
     for back in [0, 1, 3, 4, 0x1_0000, u32::MAX - 1, u32::MAX] {
         let fabric = Fabric::new(tiny(2));
         let mut one = fabric.port(1);
@@ -168,16 +169,16 @@ fn cells_that_nobody_holds_do_not_come_back() {
         let envelope = Envelope { kind: Kind::Eager, context: 5, tag: 1, total: 9 };
         for turn in 1..1000 {
             assert_eq!(announcer.announce(turn, &envelope, 2, Some(back)), Ok(true));
-            let crate::port::Polled::Packet(arrival) = one.poll() else { panic!("nothing has come") };
+            let crate::port::Polled::Packet(arrival) = one.poll() else { panic!("no packet has arrived") };
             one.release(arrival);
             assert_eq!(one.free_cells(), 4, "{back} was free");
         }
-        // A cell that it does hold comes back once.
+        // A cell that the peer holds is returned once.
         assert!(send_copy(&mut one, 0, 2, 100));
         let held = (0..4).map(|cell| {
             let turn = 1000 + u64::from(cell);
             assert_eq!(announcer.announce(turn, &envelope, 2, Some(cell)), Ok(true));
-            let crate::port::Polled::Packet(arrival) = one.poll() else { panic!("nothing has come") };
+            let crate::port::Polled::Packet(arrival) = one.poll() else { panic!("no packet has arrived") };
             one.release(arrival);
             one.free_cells()
         });
@@ -187,7 +188,7 @@ fn cells_that_nobody_holds_do_not_come_back() {
 }
 
 #[test]
-fn however_a_cell_is_filled_it_comes_whole() {
+fn a_cell_arrives_whole_whatever_the_copy_policy() {
     let geometry = Geometry { peers: 2, cells: 8, cell_bytes: 4096, fastbox_slots: 8 };
     let mut rng = Rng::new(7);
     for stores in [Stores::Learned, Stores::Cached, Stores::Warmed, Stores::PastCaches] {
@@ -206,7 +207,7 @@ fn however_a_cell_is_filled_it_comes_whole() {
 }
 
 #[test]
-fn the_data_of_a_stream_are_filled_as_the_receiver_asks() {
+fn the_data_of_a_stream_are_filled_as_the_receiver_requests() {
     let geometry = Geometry { peers: 2, cells: 8, cell_bytes: 4096, fastbox_slots: 8 };
     for (own, asked, past) in [
         (Stores::Learned, Stores::PastCaches, 10),
@@ -222,6 +223,6 @@ fn the_data_of_a_stream_are_filled_as_the_receiver_asks() {
             assert_eq!(zero.send(1, &envelope, &contents(turn, 4000)), Ok(true));
             assert_eq!(take(&mut one, 1), Some((0, turn)));
         }
-        assert_eq!(zero.traffic(1).past_caches, past, "{own:?}, asked for {asked:?}");
+        assert_eq!(zero.traffic(1).past_caches, past, "{own:?}, requested {asked:?}");
     }
 }

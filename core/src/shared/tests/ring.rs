@@ -133,7 +133,7 @@ fn impossible_positions_are_faults() {
 }
 
 #[test]
-fn scribbled_byte_rings_never_panic() {
+fn corrupted_byte_rings_never_panic() {
     for seed in 0..60 {
         let mut rng = Rng::new(seed);
         let region = region(32);

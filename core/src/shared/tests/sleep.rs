@@ -1,14 +1,14 @@
-//! The sleep word, one step at a time. Interleavings are the models' affair.
+//! The sleep word, one step at a time. The models cover interleavings.
 
 use crate::shared::sleep::{News, Payer, Sleep, SleepWord, Waking};
 use crate::sync::FenceMode;
 
 #[test]
-fn sleeper_is_woken_once_by_whoever_comes_first() {
+fn sleeper_is_woken_once_by_the_first_waker() {
     for mode in [FenceMode::Asymmetric, FenceMode::Symmetric] {
         for how in [Sleep::Futex, Sleep::Event] {
             let word = SleepWord::awake();
-            assert_eq!(word.must_wake(mode, News::Other), Waking::Awake, "nobody sleeps");
+            assert_eq!(word.must_wake(mode, News::Other), Waking::Awake, "no process sleeps");
             let sequence = word.announce(how);
             assert!(!word.moved(sequence));
             assert_eq!(word.must_wake(mode, News::Message), Waking::Asleep(how));
@@ -28,7 +28,7 @@ fn sleeper_is_woken_in_the_way_that_it_announced_last() {
 }
 
 #[test]
-fn sleeper_that_rose_by_itself_is_not_woken() {
+fn sleeper_that_woke_by_itself_is_not_woken() {
     let word = SleepWord::awake();
     let sequence = word.announce(Sleep::Futex);
     word.rise(Payer::Sleeper);
@@ -37,19 +37,19 @@ fn sleeper_that_rose_by_itself_is_not_woken() {
 }
 
 #[test]
-fn sleeper_that_lacks_several_messages_is_woken_by_the_last_and_by_anything_else() {
+fn sleeper_that_needs_several_messages_is_woken_by_the_last_and_by_any_other_reason() {
     let word = SleepWord::awake();
     let wake = |news| word.must_wake(FenceMode::Symmetric, news);
     for how in [Sleep::Futex, Sleep::Event] {
         let sequence = word.announce_for(how, 3, Payer::Sleeper);
         assert_eq!([wake(News::Message), wake(News::Message)], [Waking::Counted; 2]);
-        assert!(!word.moved(sequence), "it was let out of its sleep");
+        assert!(!word.moved(sequence), "the sleeper was woken");
         assert_eq!(wake(News::Message), Waking::Asleep(how));
         assert_eq!(wake(News::Message), Waking::Awake);
         let sequence = word.announce_for(how, 3, Payer::Sleeper);
         assert_eq!([wake(News::Message), wake(News::Other)], [Waking::Counted, Waking::Asleep(how)]);
         assert!(word.moved(sequence));
-        // Nobody lacks nothing, and nobody more than can be counted.
+        // Zero messages count as one, and the number is limited.
         for lacks in [0, 1] {
             word.announce_for(how, lacks, Payer::Wakers);
             assert_eq!(wake(News::Message), Waking::Asleep(how));
@@ -60,7 +60,7 @@ fn sleeper_that_lacks_several_messages_is_woken_by_the_last_and_by_anything_else
 }
 
 #[test]
-fn request_for_fences_outlives_the_sleep_and_wakes_nobody() {
+fn request_for_fences_outlives_the_sleep_and_wakes_no_process() {
     for mode in [FenceMode::Asymmetric, FenceMode::Symmetric] {
         let word = SleepWord::awake();
         for (how, lacks) in [(Sleep::Futex, 1), (Sleep::Event, 1), (Sleep::Futex, 2)] {
@@ -70,15 +70,15 @@ fn request_for_fences_outlives_the_sleep_and_wakes_nobody() {
                 assert_eq!(word.must_wake(mode, News::Message), Waking::Counted);
             }
             assert_eq!(word.must_wake(mode, News::Message), Waking::Asleep(how));
-            assert!(word.is_asleep(mode), "who looks at it is to look twice");
+            assert!(word.is_asleep(mode), "a waker must read the flag again");
             let sequence = word.announce_for(how, lacks, Payer::Wakers);
             word.rise(Payer::Wakers);
             for news in [News::Message, News::Other] {
-                assert_eq!(word.must_wake(mode, news), Waking::Awake, "it is awake");
+                assert_eq!(word.must_wake(mode, news), Waking::Awake, "the process is awake");
             }
             assert!(!word.moved(sequence));
         }
         word.rise(Payer::Sleeper);
-        assert!(!word.is_asleep(mode), "the request was taken back");
+        assert!(!word.is_asleep(mode), "the request was withdrawn");
     }
 }

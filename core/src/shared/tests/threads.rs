@@ -1,5 +1,6 @@
-//! Ports in threads of their own, at full speed: what the models do step by step. ThreadSanitizer watches it
-//! (`tests/sanitize`): here, as in no other test, both ends of every structure have the same addresses.
+//! Ports in separate threads at full speed; the models run the same steps one by one.
+//! ThreadSanitizer checks these tests (`tests/sanitize`): only here do both ends of every structure
+//! have the same addresses.
 
 use std::vec::Vec;
 
@@ -11,17 +12,18 @@ use crate::port::{MessagePort, PeerId, Stores};
 use crate::shared::layout::Geometry;
 
 const RANKS: PeerId = 3;
-/// From each to each.
+/// Messages from each rank to each other rank.
 const MESSAGES: u64 = if cfg!(debug_assertions) { 400 } else { 4000 };
 
-/// A port on its way into another thread, or back.
+/// A port that moves to another thread, or back.
 struct Moved<'a>(TestPort<'a>);
 
-// SAFETY: what a port shares with others is made of atomics and of bytes whose owner changes by them, but for the kernel that
-// the tests put in its place: an `Rc`, which no thread here touches. Ports are made, and dropped, by one thread.
+// SAFETY: a port shares with others only atomics, and bytes whose ownership changes through them.
+// The exception is the tests' replacement of the kernel, an `Rc`, which no thread here accesses.
+// One thread makes and drops all ports.
 unsafe impl Send for Moved<'_> {}
 
-/// Sends to all others and receives from them, as fast as there is room.
+/// Sends to all other ranks and receives from them, as fast as there is space.
 fn exchange(mut port: Moved<'_>, rank: PeerId, most: usize) -> Moved<'_> {
     let mut rng = Rng::new(rank.into());
     let (mut sent, mut got) = ([0; RANKS as usize], [0; RANKS as usize]);
@@ -50,13 +52,13 @@ fn exchange(mut port: Moved<'_>, rank: PeerId, most: usize) -> Moved<'_> {
 
 #[test]
 fn threads_exchange_through_tiny_structures() {
-    // Nothing is learned: threads would share the clock.
+    // No adaptive selection, because the threads would share the clock.
     exchange_all(&Fabric::storing(tiny(RANKS), Stores::Cached));
 }
 
-/// Lines of the next cell are written to while peers read others.
+/// Lines of the next cell are write-prefetched while peers read other lines.
 #[test]
-fn threads_exchange_through_cells_that_are_made_ready() {
+fn threads_exchange_through_write_prefetched_cells() {
     let geometry = Geometry { cells: 32, cell_bytes: 4096, fastbox_slots: 64, ..tiny(RANKS) };
     exchange_all(&Fabric::storing(geometry, Stores::Warmed));
 }
@@ -67,7 +69,7 @@ fn exchange_all(fabric: &Fabric) {
     let back: Vec<Moved<'_>> = std::thread::scope(|scope| {
         let spawn = |(port, rank)| scope.spawn(move || exchange(port, rank, most));
         let threads: Vec<_> = ports.into_iter().zip(0..RANKS).map(spawn).collect();
-        // One by one: ThreadSanitizer does not see how a scope waits.
+        // Joined one by one, because ThreadSanitizer does not recognise the waiting of a scope.
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
     assert_eq!(back.len(), RANKS as usize);

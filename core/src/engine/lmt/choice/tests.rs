@@ -4,7 +4,8 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// A machine on which each protocol has its cost for each message, in ticks, and each message its gap before it.
+/// A machine on which each protocol has a cost per message, in ticks, and each message is preceded
+/// by a gap.
 struct Machine {
     choice: Choice,
     now: u64,
@@ -16,7 +17,7 @@ impl Machine {
         Self { choice: Choice::default(), now: 1_000_000, ticks: [pull, stream, stream] }
     }
 
-    /// One message after the other; how many were streamed.
+    /// Receives messages one after the other. Returns how many were streamed.
     fn one_by_one(&mut self, count: usize, bytes: u64) -> usize {
         (0..count)
             .filter(|_| {
@@ -29,7 +30,8 @@ impl Machine {
             .count()
     }
 
-    /// Windows of messages under way at the same time; how many messages were streamed.
+    /// Receives windows of messages that are in progress at the same time. Returns how many were
+    /// streamed.
     fn windows(&mut self, count: usize, messages: usize, bytes: u64) -> usize {
         (0..count)
             .map(|_| {
@@ -54,7 +56,7 @@ fn the_faster_protocol_is_found_whichever_it_is() {
 }
 
 #[test]
-fn a_hopeless_protocol_is_hardly_tried() {
+fn a_much_slower_protocol_is_rarely_tried() {
     let streamed = Machine::new(1000, 9000).one_by_one(1000, 64 << 10);
     assert!((1..40).contains(&streamed), "{streamed}");
 }
@@ -98,7 +100,7 @@ fn a_trial_of_too_few_runs_decides_nothing() {
         now += 7_777_777;
         let protocol = choice.begin(64 << 10, now, 0);
         streamed += u32::from(protocol != Protocol::Pull);
-        // The first runs of a trial don't count.
+        // The first runs of a trial are not recorded.
         if protocol != Protocol::Pull && streamed < 12 {
             choice.spoil();
         }
@@ -121,7 +123,7 @@ fn sizes_are_learned_one_by_one() {
 }
 
 #[test]
-fn messages_alone_and_messages_that_overlap_are_learned_apart() {
+fn single_and_overlapping_messages_are_learned_separately() {
     let mut machine = Machine::new(9000, 6000);
     machine.one_by_one(1000, 64 << 10);
     machine.ticks = [6000, 9000, 9000];
@@ -141,8 +143,8 @@ fn a_window_of_large_messages_is_never_a_trial() {
 }
 
 #[test]
-fn what_never_pauses_is_measured_too() {
-    // Always four under way, first in first out.
+fn messages_without_a_pause_are_measured_too() {
+    // Four messages are always in progress, first in, first out.
     let (mut choice, mut now, mut streamed) = (Choice::default(), 1, 0);
     let bytes = 64 << 10;
     let mut queue: std::collections::VecDeque<_> = (0..4).map(|_| choice.begin(bytes, now, 0)).collect();
@@ -157,7 +159,7 @@ fn what_never_pauses_is_measured_too() {
 }
 
 #[test]
-fn a_run_of_several_sizes_is_forgotten() {
+fn a_run_of_several_sizes_is_discarded() {
     let mut choice = Choice::default();
     for at in 0..1000 {
         choice.begin(64 << 10, 100 * at, 0);
@@ -184,13 +186,14 @@ fn each_of_the_three_is_found() {
     }
 }
 
-/// One buffer goes to and fro between two processes: it moves fast only if both receive it in the same way, and fastest past the
-/// caches. Whoever tries that alone gains nothing.
+/// One buffer travels back and forth between two processes. The transfer is fast only if both
+/// receive by the same protocol, and fastest with non-temporal stores. A process that tries that
+/// alone gains nothing.
 #[test]
-fn two_that_pass_on_what_came_find_the_way_that_needs_both() {
+fn two_processes_that_pass_on_a_buffer_find_the_protocol_that_needs_both() {
     let bytes = 64 << 10;
     let (mut choices, mut now, mut fast) = ([Choice::default(), Choice::default()], 1, 0);
-    // They begin out of step.
+    // The two processes begin out of step.
     for _ in 0..101 {
         let protocol = choices[0].begin(bytes, now, 0);
         now += if protocol == Protocol::Pull { 24_000 } else { 25_000 };
@@ -210,9 +213,10 @@ fn two_that_pass_on_what_came_find_the_way_that_needs_both() {
     assert!(fast > 3000, "{fast}");
 }
 
-/// One side receives faster in one way, its peer in another: neither's trials make the other one try for ever.
+/// Each side has another fastest protocol. The trials of one side must not cause endless trials of
+/// the other.
 #[test]
-fn two_that_prefer_different_ways_do_not_go_on_trying() {
+fn two_processes_with_different_preferences_do_not_try_forever() {
     let bytes = 256 << 10;
     let (mut choices, mut now, mut late) = ([Choice::default(), Choice::default()], 1, 0);
     for at in 0..20_000 {
@@ -229,9 +233,14 @@ fn two_that_prefer_different_ways_do_not_go_on_trying() {
 }
 
 proptest! {
-    /// Whatever happens in whichever order, with a clock that steps back, it goes on and counts right.
+    /// Any sequence of calls, with a clock that may step back, leaves the counts correct.
     #[test]
-    fn any_history_is_survived(steps in prop::collection::vec((any::<bool>(), any::<u64>(), any::<u64>(), any::<u8>(), 0..=MOST_WAYS), 0..400)) {
+    fn any_history_leaves_valid_state(
+        steps in prop::collection::vec(
+            (any::<bool>(), any::<u64>(), any::<u64>(), any::<u8>(), 0..=MOST_WAYS),
+            0..400,
+        ),
+    ) {
         let mut choice = Choice::default();
         let mut under_way = 0_u32;
         for (begins, bytes, now, odd, way) in steps {
@@ -252,7 +261,7 @@ proptest! {
 }
 
 #[test]
-fn a_peer_that_finds_no_place_is_pulled_from() {
+fn messages_of_a_peer_without_an_entry_are_pulled() {
     let mut choices = Choices::default();
     let other = 3 + PEERS as PeerId;
     assert_eq!(choices.begin(3, 64 << 10, 0, 0), Some(Protocol::Pull));
@@ -264,7 +273,7 @@ fn a_peer_that_finds_no_place_is_pulled_from() {
 }
 
 #[test]
-fn what_is_too_large_is_not_learned() {
+fn too_large_messages_are_not_learned() {
     let mut choices = Choices::default();
     assert_eq!(choices.begin(1, (4 << 20) - 1, 0, 0), Some(Protocol::Pull));
     assert_eq!(choices.begin(1, 4 << 20, 0, 0), None);

@@ -1,4 +1,4 @@
-//! Every way in which a receive can look for its message, in any order and mixed, from one seed.
+//! Random mixes of all functions by which a receive can obtain its message, from one seed.
 
 use std::collections::VecDeque;
 use std::vec;
@@ -13,7 +13,7 @@ use crate::shared::layout::Geometry;
 use crate::shared::tests::fabric::Fabric;
 use crate::shared::tests::{Rng, contents, portion};
 
-/// Who receives; the others send.
+/// The receiving rank; the others send.
 const HERE: PeerId = 0;
 
 /// A message that was sent.
@@ -24,7 +24,7 @@ struct Sent {
     bytes: Vec<u8>,
 }
 
-/// Ways to look for a message.
+/// Counts of the functions that obtained a message.
 #[derive(Debug, Default)]
 struct Found {
     word: usize,
@@ -41,7 +41,7 @@ struct Run<'a> {
     seed: u64,
     rng: Rng,
     world: World<'a>,
-    /// By sender, in order: what has not been received.
+    /// Messages that were not received yet, by sender, in order.
     sent: Vec<VecDeque<Sent>>,
     found: &'a mut Found,
 }
@@ -54,15 +54,15 @@ impl Run<'_> {
         let bytes = contents(self.rng.next(), len);
         let (loan, buf) = self.world.lender.send(from, bytes.clone());
         let engine = &mut self.world.engines[from as usize];
-        // What waits before it leaves on the way.
+        // The message waits until `progress` sends it.
         engine.progress();
         let id = engine.isend(HERE, context, tag, buf).unwrap();
         self.sent[from as usize].push_back(Sent { context, tag, bytes });
-        // It is eager, and so leaves as soon as there is room.
+        // The message is eager, so it leaves as soon as there is space.
         self.pend(Ticket { rank: from, id, loan });
     }
 
-    /// Receives until a send has left.
+    /// Receives messages until a send has left.
     fn pend(&mut self, send: Ticket) {
         while self.world.test(send).is_none() {
             self.receive();
@@ -70,7 +70,8 @@ impl Run<'_> {
         }
     }
 
-    /// What a receive has to ask for, to get one of the next messages of a sender: and of no other, if it names it.
+    /// Returns a pattern that matches one of the next messages of a sender. If the pattern names
+    /// the sender, it matches no other message.
     fn pattern(&mut self, from: PeerId) -> Pattern {
         let queue = &self.sent[from as usize];
         let at = self.rng.pick(&[0, 0, 0, 1, 2]);
@@ -100,7 +101,7 @@ impl Run<'_> {
         } else {
             loop {
                 if !self.world.engine(HERE).can_bypass(&pattern) {
-                    // Something else is before it.
+                    // Another message is stored or queued before it.
                     let id = self.world.engine(HERE).irecv(pattern, &mut buf).unwrap();
                     break self.finish(Ticket { rank: HERE, id, loan });
                 }
@@ -113,7 +114,7 @@ impl Run<'_> {
         self.check(&pattern, room, outcome, &bytes);
     }
 
-    /// The senders go on.
+    /// Lets the senders make progress.
     fn move_on(&mut self) {
         for engine in &mut self.world.engines[1..] {
             engine.progress();
@@ -150,7 +151,7 @@ impl Run<'_> {
             }
             1 => {
                 let len = engine.receive_packet(pattern, buf)?;
-                let Source::Rank(peer) = pattern.source else { panic!("nobody is named") };
+                let Source::Rank(peer) = pattern.source else { panic!("the pattern names no rank") };
                 assert_eq!(pattern.ignore, 0);
                 assert!(len <= room);
                 found.packet += 1;
@@ -168,7 +169,8 @@ impl Run<'_> {
         }
     }
 
-    /// It is the first message of its sender that the pattern matches, and all of it, or what fits.
+    /// Checks that the message is the first of its sender that the pattern matches, and that its
+    /// bytes are complete or truncated to the buffer.
     fn check(&mut self, pattern: &Pattern, room: usize, outcome: Outcome, bytes: &[u8]) {
         let (status, message) = match outcome {
             Ok(status) => (status, status.len as u64),
@@ -229,7 +231,7 @@ fn run(seed: u64, found: &mut Found) {
 }
 
 #[test]
-fn whatever_looks_for_a_message_finds_the_one_that_is_due() {
+fn every_receive_function_finds_the_next_message() {
     let mut found = Found::default();
     let seeds = portion(300);
     (0..seeds).for_each(|seed| run(seed, &mut found));

@@ -1,4 +1,5 @@
-//! Fetch and accumulate of arrays: over many packets, refused in the middle, and of a peer that departs.
+//! Fetch and accumulate of arrays: in many packets, refused in the middle, and with a peer that
+//! fails.
 
 use super::super::world::{AMPLE, World};
 use super::{ALL, BYTES};
@@ -22,7 +23,7 @@ fn arrays_are_fetched_and_accumulated_beyond_the_window() {
         world.settle();
         assert_eq!(world.good(ticket), values(1));
         assert_eq!(memory.copy()[..4000], values(3));
-        // An atomic read of all needs no operands.
+        // An atomic read of all values needs no operands.
         let nothing = (Datatype::U32, Reduction::Nothing);
         let ticket = world.fetch_accumulate(rank, (&key, 0), nothing, &[], 4000).unwrap();
         world.settle();
@@ -77,9 +78,9 @@ fn array_of_a_peer_that_departs_ends_with_its_failure() {
     let ticket = world.fetch_accumulate(0, (&key, 0), sum, &[1; 2400], 2400).unwrap();
     world.engine(1).progress();
     world.engine(0).depart(1, Failure::Died);
-    assert!(world.test(ticket).is_none(), "its answers may still come");
+    assert!(world.test(ticket).is_none(), "its replies may still arrive");
     while !world.engine(0).drain(1) {}
-    assert_eq!(world.engine(0).failure(1), None, "they are in order");
+    assert_eq!(world.engine(0).failure(1), None, "the replies are valid");
     world.engine(0).fail(1, Failure::Died);
     assert_eq!(world.done(ticket).0, Err(Fate::PeerFailed { peer: 1, failure: Failure::Died }));
     world.assert_empty(&[0], "departed");

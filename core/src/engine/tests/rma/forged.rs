@@ -1,4 +1,5 @@
-//! Packets that no honest peer sends: its connection fails, memory stays as it is, and nothing panics.
+//! Packets that violate the protocol: their connection fails, memory is unchanged, and nothing
+//! panics.
 
 use std::vec;
 use std::vec::Vec;
@@ -33,7 +34,7 @@ fn protocol(kind: Kind) -> Option<Failure> {
 }
 
 #[test]
-fn requests_that_make_no_sense_are_faults() {
+fn malformed_requests_are_faults() {
     let memory = Region::new(BYTES);
     let head = |region: u32| Head { key: 7, offset: 0, region, value: 8, expected: 0 }.encode();
     let good = head(0);
@@ -110,11 +111,11 @@ fn random_requests_touch_nothing_outside_what_is_exposed() {
             Envelope { kind: Kind::Rma, context: verb.encode(), tag: rng.next(), total: bytes.len() as u64 };
         let _ = world.engine(1).port_mut().send(0, &envelope, &bytes);
         world.engine(0).progress();
-        // The forger answers nothing, but takes what comes.
+        // The forger receives packets but sends no reply.
         while let crate::port::Polled::Packet(arrival) = world.engine(1).port_mut().poll() {
             world.engine(1).port_mut().release(arrival);
         }
-        assert_eq!(world.engine(0).failure(1), None, "refused, and no fault");
+        assert_eq!(world.engine(0).failure(1), None, "a refusal is not a fault");
     }
     memories.iter().for_each(|memory| assert_eq!(memory.copy(), before));
 }
@@ -137,7 +138,7 @@ fn more_requests_than_the_window_are_a_fault_and_not_memory() {
         assert!(world.engine(0).replies.used() <= WINDOW as usize);
     };
     assert_eq!(failure, Some(Failure::Fault(PortFault::Window)));
-    // Some answers have found room.
+    // Some replies have found space.
     assert!(asked > u64::from(WINDOW), "{asked}");
     assert_eq!(world.engine(0).replies.used(), 0);
 }
@@ -173,7 +174,7 @@ fn a_peer_that_takes_no_answers_keeps_no_other_from_being_answered() {
 }
 
 #[test]
-fn answers_to_what_was_not_asked_are_faults() {
+fn replies_without_a_request_are_faults() {
     for case in 0..9 {
         let fabric = Fabric::new(Geometry { fastbox_slots: 64, ..tiny(3) });
         let memory = Region::new(BYTES);
@@ -186,7 +187,7 @@ fn answers_to_what_was_not_asked_are_faults() {
         let receive = world.recv(0, 1, 1, 8);
         let flush = world.flush(0, key.rank).unwrap();
         let (tag, context, bytes): (u64, u16, &[u8]) = match case {
-            // It was asked of another.
+            // The request was sent to another rank.
             0 => (get.id.to_bits(), 0, &[1; 8]),
             1 => (get.id.to_bits() ^ 1, 0, &[1; 8]),
             2 => (u64::MAX, 0, &[1; 8]),

@@ -1,4 +1,5 @@
-//! Random worlds against an oracle that executes each request on plain vectors when its packet is taken.
+//! Random worlds against an oracle that executes each request on plain vectors when the target
+//! takes its packet.
 
 use std::collections::VecDeque;
 use std::vec;
@@ -15,7 +16,7 @@ use crate::shared::tests::{Rng, contents, portion};
 use crate::wire::Kind;
 use crate::wire::rma::HEAD_BYTES;
 
-/// Of each region, so many bytes for each origin alone; behind them values for all.
+/// Bytes of each region that only one origin accesses; the values after them are shared.
 const OWN: usize = 700;
 const SHARED: usize = BYTES - 4 * OWN;
 
@@ -39,7 +40,7 @@ struct Operation {
     ticket: Option<Ticket>,
     /// Bytes or operands that the target has taken.
     taken: usize,
-    /// What the origin has to get.
+    /// The expected answer to the origin.
     answer: Vec<u8>,
 }
 
@@ -53,7 +54,7 @@ struct Random<'a> {
     models: Vec<Vec<u8>>,
     notified: Vec<u64>,
     operations: Vec<Operation>,
-    /// By origin and target: what was started and not yet taken.
+    /// Operations by origin and target that were started and not yet taken.
     under_way: Vec<Vec<VecDeque<usize>>>,
     open: Vec<usize>,
     gone: Vec<bool>,
@@ -138,7 +139,7 @@ impl<'a> Random<'a> {
             }
             5 => (value, What::Fetch { datatype, reduction, operand: self.rng.next() }),
             6 => {
-                // Often right: values begin as 0.
+                // Often the right value: values begin as 0.
                 let expected = self.rng.pick(&[0, 1, self.seed]);
                 (value, What::CompareSwap { datatype, expected, value: self.rng.below(2) as u64 })
             }
@@ -188,7 +189,8 @@ impl<'a> Random<'a> {
                 (loan, engine.compare_swap(&target, *datatype, *expected, *value, &mut old))
             }
             What::FetchAccumulate { datatype, reduction, operands } => {
-                // Lent to the end of the world: an engine that gives up a part may still hold it.
+                // Lent until the world ends, because an engine that drops a part of the array may
+                // still hold the buffer.
                 let (_, buf) = lender.send(from, operands.clone());
                 let (loan, mut old) = lender.receive(from, operands.len());
                 (loan, engine.fetch_accumulate(&target, *datatype, *reduction, buf, &mut old))
@@ -212,7 +214,7 @@ impl<'a> Random<'a> {
         self.complete();
     }
 
-    /// Whether something of that kind may be under way, from the origin's point of view.
+    /// Returns whether, for the origin, an operation of that kind may be in progress.
     fn under(&self, from: PeerId, to: PeerId, kind: impl Fn(&What) -> bool) -> bool {
         self.open.iter().any(|&number| {
             let it = &self.operations[number];
@@ -220,7 +222,7 @@ impl<'a> Random<'a> {
         })
     }
 
-    /// What goes to ourselves is executed at once; the rest when it comes.
+    /// Executes operations on the rank itself at once; others execute on arrival.
     fn begin(&mut self, number: usize) {
         let it = &self.operations[number];
         let (from, to) = (it.from, it.to);
@@ -239,10 +241,10 @@ impl<'a> Random<'a> {
         }
     }
 
-    /// A packet of so many payload bytes is executed.
+    /// Executes a packet of `len` payload bytes.
     fn take(&mut self, from: PeerId, to: PeerId, len: usize) {
         let queue = &mut self.under_way[from as usize][to as usize];
-        let number = queue.pop_front().unwrap_or_else(|| panic!("seed {}: nobody sent this", self.seed));
+        let number = queue.pop_front().unwrap_or_else(|| panic!("seed {}: no rank sent this", self.seed));
         let it = &mut self.operations[number];
         let (at, model) = (it.at, &mut self.models[to as usize]);
         let part = |all: usize, taken: usize| (all - taken).min(len.saturating_sub(HEAD_BYTES));
@@ -316,7 +318,7 @@ impl<'a> Random<'a> {
         }
     }
 
-    /// The oracle executes what a rank has taken.
+    /// Executes, in the oracle, the packets that a rank has taken.
     fn listen(&mut self, rank: PeerId) {
         for seen in core::mem::take(&mut self.world.engine(rank).port_mut().seen) {
             if seen.envelope.kind == Kind::Rma {
@@ -359,7 +361,10 @@ impl<'a> Random<'a> {
                 What::Flush if told => {}
                 What::Flush => {
                     let waits = self.under_way[it.from as usize][it.to as usize].front();
-                    assert!(waits.is_none_or(|first| *first > number), "seed {seed}: flushed too early");
+                    assert!(
+                        waits.is_none_or(|first| *first > number),
+                        "seed {seed}: the flush completed too early"
+                    );
                 }
                 _ => assert_eq!(bytes, it.answer, "seed {seed}: {it:?}"),
             },
@@ -376,7 +381,7 @@ impl<'a> Random<'a> {
         self.world.engine(rank).fail(peer, Failure::Died);
         self.complete();
         let left = self.under(rank, peer, |_| true);
-        assert!(!left, "seed {}: waits for the dead", self.seed);
+        assert!(!left, "seed {}: a request waits for a dead rank", self.seed);
     }
 
     fn finish(&mut self) {
@@ -385,7 +390,7 @@ impl<'a> Random<'a> {
             alive.iter().for_each(|&it| self.tell(it, rank));
         }
         for turn in 0.. {
-            assert!(turn < 20_000, "seed {}: {:?} do not end", self.seed, self.open);
+            assert!(turn < 20_000, "seed {}: {:?} did not complete", self.seed, self.open);
             for &rank in &alive {
                 self.world.engine(rank).port_mut().port.sweep_all();
                 self.turn(rank);
@@ -395,7 +400,7 @@ impl<'a> Random<'a> {
                 self.under_way[from as usize][to as usize].is_empty() && sent == handled
             };
             let taken = alive.iter().all(|&to| alive.iter().all(|&from| pair(to, from)));
-            // What the target has done may still have to be acknowledged.
+            // Operations that the target has executed may still need an acknowledgement.
             let mut idle = true;
             for &rank in &alive {
                 idle &= self.world.engine(rank).requests.used() == 0;
@@ -439,7 +444,7 @@ fn simulate(seed: u64, deaths: bool) {
 }
 
 #[test]
-fn random_operations_of_several_origins_leave_what_the_oracle_says() {
+fn random_operations_of_several_origins_agree_with_the_oracle() {
     for seed in 0..portion(150) {
         simulate(seed, false);
     }

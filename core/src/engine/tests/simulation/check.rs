@@ -1,4 +1,4 @@
-//! What has arrived, and what is complete, against the oracle.
+//! Compares arrivals and completions with the oracle.
 
 use super::{Receive, Sending, Sent, Simulation};
 use crate::engine::tests::oracle::{Fate as Expected, Name};
@@ -8,7 +8,8 @@ use crate::wire::rendezvous::RTS_BYTES;
 use crate::wire::{Envelope, Kind};
 
 impl Simulation<'_> {
-    /// Nothing is under way between those that live: what one end has counted the other has, and the oracle too.
+    /// Checks that no operation between surviving ranks is in progress: the counters of both ends
+    /// and the oracle agree.
     pub(super) fn check_counters(&mut self, alive: &[PeerId]) {
         let what = std::format!("seed {}", self.seed);
         for (&from, &to) in alive.iter().flat_map(|from| alive.iter().map(move |to| (from, to))) {
@@ -39,7 +40,8 @@ impl Simulation<'_> {
         }
     }
 
-    /// Tells the oracle what has arrived at a rank, and checks that it is what was sent, in order.
+    /// Reports the arrivals at a rank to the oracle, and checks that they are the messages sent, in
+    /// order.
     pub(super) fn listen(&mut self, rank: PeerId) {
         let seed = self.seed;
         for seen in core::mem::take(&mut self.world.engine(rank).port_mut().seen) {
@@ -58,8 +60,11 @@ impl Simulation<'_> {
             let len = seen.rts.map_or(seen.len as u64, |rts| rts.total);
             let envelope = (context, tag, len);
             assert_eq!(envelope, (sent.context, sent.tag, sent.bytes.len() as u64), "seed {seed}: overtaken");
-            assert!(announced || !sent.rendezvous, "seed {seed}: sent without asking");
-            assert!(!announced || !sent.complete, "seed {seed}: {name:?} was complete and is only announced");
+            assert!(announced || !sent.rendezvous, "seed {seed}: sent without an announcement");
+            assert!(
+                !announced || !sent.complete,
+                "seed {seed}: {name:?} was complete but was only announced"
+            );
         }
         let sent = self.sent[rank as usize][rank as usize].len() - self.pending_to_self(rank);
         for number in self.oracles[rank as usize].arrived(rank)..sent {
@@ -72,7 +77,8 @@ impl Simulation<'_> {
         assert_eq!(stored, waiting, "seed {seed}: unexpected messages of {rank}");
     }
 
-    /// Every request is complete exactly when the oracle says so, with the right outcome.
+    /// Checks that every request completes exactly when the oracle expects it, with the right
+    /// outcome.
     pub(super) fn complete(&mut self) {
         let gone = self.gone.clone();
         let running = move |rank: PeerId| gone[rank as usize].is_none();
@@ -84,11 +90,11 @@ impl Simulation<'_> {
                 true => self.world.try_finish(receive.ticket),
                 false => self.world.test(receive.ticket),
             };
-            // It may have taken its message only now.
+            // The engine may have taken its message only now.
             self.listen(receive.ticket.rank);
             let oracle = &self.oracles[receive.ticket.rank as usize];
             let expected = oracle.receives[receive.number];
-            // Of a message that was announced, only the end will tell.
+            // For an announced message only the end of the run can decide.
             let due = match expected {
                 Expected::Posted => Some(false),
                 Expected::Matched(name) if oracle.is_over(name) => Some(true),
@@ -111,7 +117,7 @@ impl Simulation<'_> {
             match self.world.test(send.ticket) {
                 None => {
                     let waits = told.is_some() && !self.draining;
-                    assert!(!waits, "seed {}: {send:?} waits for a rank that is gone", self.seed);
+                    assert!(!waits, "seed {}: {send:?} waits for a failed rank", self.seed);
                     self.sends.push(send);
                 }
                 Some((Ok(status), _)) => {
@@ -128,7 +134,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// A send is complete: rightly so?
+    /// Checks that a send may be complete.
     fn check_sent(&mut self, from: PeerId, send: &Sending) {
         let sent = &mut self.sent[from as usize][send.to as usize][send.number];
         let oracle = &self.oracles[send.to as usize];
@@ -143,7 +149,7 @@ impl Simulation<'_> {
         let name = match expected {
             Expected::Matched(name) => match outcome {
                 Err(Fate::PeerFailed { peer, failure }) => {
-                    assert!(self.oracles[rank].may_be_lost(name), "seed {seed}: {name:?} was here");
+                    assert!(self.oracles[rank].may_be_lost(name), "seed {seed}: {name:?} had arrived");
                     return assert_eq!((name.source, self.told[rank][peer as usize]), (peer, Some(failure)));
                 }
                 _ => name,
@@ -171,7 +177,7 @@ impl Simulation<'_> {
         assert_eq!(bytes[..len], sent.bytes[..len], "seed {seed}: contents of {name:?} at {rank}");
         assert!(
             bytes[len..].iter().all(|&byte| byte == 0xee),
-            "seed {seed}: more than the message was written"
+            "seed {seed}: bytes beyond the message were written"
         );
     }
 }

@@ -1,4 +1,4 @@
-//! Who says that it is somebody else.
+//! Processes that claim the identity of another.
 
 use std::vec::Vec;
 
@@ -10,7 +10,7 @@ use crate::port::memory::{Address, ConnectError, Event, Origin, Private};
 use crate::port::{MessagePort as _, Polled};
 use crate::wire::channel::{Hello, Refusal};
 
-/// Somebody asks, and is refused.
+/// Requests a connection and checks that it is refused.
 fn is_refused(channel: &mut TestChannel, hello: &Hello, refusal: Refusal) {
     let connection = channel.port_mut().ask(hello);
     let free = channel.buffers();
@@ -20,7 +20,7 @@ fn is_refused(channel: &mut TestChannel, hello: &Hello, refusal: Refusal) {
     assert_eq!(channel.buffers(), free);
 }
 
-/// Connects on this rail to rank 0, and is accepted by who says this.
+/// Connects on this rail to rank 0; the process that accepts presents `hello`.
 fn dial(channel: &mut TestChannel, rail: u32, hello: &Hello) -> Vec<ChannelEvent> {
     channel.connect(0, rail, &Address::new(&[1]).unwrap(), Duration::MAX).unwrap();
     let connection = channel.port().last();
@@ -29,15 +29,15 @@ fn dial(channel: &mut TestChannel, rail: u32, hello: &Hello) -> Vec<ChannelEvent
 }
 
 #[test]
-fn a_place_that_is_taken_is_not_given_to_another() {
+fn a_rank_that_is_connected_is_not_given_to_another_process() {
     let mut channel = channel(3, 3, 64);
     let mine = enter(&mut channel, &hello(0, 0));
     let impostor = |rail| Hello { token: 666, ..hello(0, rail) };
-    // The rail that there is, and one that there is not yet.
+    // An existing rail, and one that does not exist yet.
     is_refused(&mut channel, &impostor(0), Refusal::Claimed);
     is_refused(&mut channel, &impostor(1), Refusal::Claimed);
     is_refused(&mut channel, &hello(0, 0), Refusal::Exists);
-    // Who has the place goes on, and may have more.
+    // The process that holds the rank is not affected, and may open more rails.
     enter(&mut channel, &hello(0, 2));
     channel.port_mut().arrive(mine, &packet(0, 0, b"mine"));
     let Polled::Packet(arrival) = channel.poll() else { panic!("no packet") };
@@ -48,7 +48,7 @@ fn a_place_that_is_taken_is_not_given_to_another() {
 }
 
 #[test]
-fn a_place_that_is_being_taken_is_not_given_to_another() {
+fn a_rank_that_is_connecting_is_not_given_to_another_process() {
     let mut channel = channel(3, 2, 64);
     let first = channel.port_mut().ask(&hello(0, 0));
     settle(&mut channel);
@@ -60,7 +60,7 @@ fn a_place_that_is_being_taken_is_not_given_to_another() {
 }
 
 #[test]
-fn a_place_that_came_to_nothing_is_free_for_another() {
+fn a_rank_whose_connection_failed_to_open_is_free_for_another_process() {
     let mut channel = channel(3, 1, 64);
     let connection = channel.port_mut().ask(&Hello { token: 666, ..hello(0, 0) });
     settle(&mut channel);
@@ -68,7 +68,7 @@ fn a_place_that_came_to_nothing_is_free_for_another() {
     channel.port_mut().events.push_back(Event::Failed { connection, error, private });
     settle(&mut channel);
     enter(&mut channel, &hello(0, 0));
-    // And so is one whose process was let go of: the next one has a token of its own.
+    // The rank of a disconnected process is free too; its next process has its own token.
     channel.close(0);
     settle(&mut channel);
     enter(&mut channel, &Hello { token: 3, ..hello(0, 0) });
@@ -76,7 +76,7 @@ fn a_place_that_came_to_nothing_is_free_for_another() {
 }
 
 #[test]
-fn whom_we_ask_ourselves_does_not_ask_us() {
+fn a_peer_that_this_process_connects_to_may_not_connect_to_it() {
     let mut channel = channel(3, 2, 64);
     channel.connect(0, 0, &Address::new(&[1]).unwrap(), Duration::MAX).unwrap();
     is_refused(&mut channel, &hello(0, 1), Refusal::Exists);
@@ -96,7 +96,7 @@ fn all_that_accept_are_one_process() {
 }
 
 #[test]
-fn each_peer_is_shown_a_token_of_its_own_and_the_same_on_each_connection() {
+fn each_peer_gets_its_own_token_and_the_same_on_each_connection() {
     let mut channel = channel(3, 2, 64);
     for (peer, rail) in [(0, 0), (0, 1), (2, 0), (2, 1)] {
         enter(&mut channel, &hello(peer, rail));
@@ -106,7 +106,7 @@ fn each_peer_is_shown_a_token_of_its_own_and_the_same_on_each_connection() {
 }
 
 #[test]
-fn who_is_not_where_it_has_to_be_is_refused() {
+fn a_process_from_another_origin_is_refused() {
     let mut channel = channel(3, 2, 64);
     channel.expect_from(0, Some(Origin::Process(7)));
     let host = Origin::Host([10, 0, 0, 7].into());
@@ -118,7 +118,7 @@ fn who_is_not_where_it_has_to_be_is_refused() {
         let failed = ChannelEvent::Failed { peer: 0, rail: 0, error, refusal };
         assert_eq!(events, [failed, ChannelEvent::Closed { peer: 0, rail: 0 }], "{origin:?}");
     }
-    // Of the others nothing is expected.
+    // The other ranks may connect from anywhere.
     enter(&mut channel, &hello(2, 0));
     channel.port_mut().origin = Some(Origin::Process(7));
     enter(&mut channel, &hello(0, 0));

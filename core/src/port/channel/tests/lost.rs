@@ -1,4 +1,4 @@
-//! One of several connections to a peer is lost.
+//! The loss of one of several connections to a peer.
 
 use super::script::{channel, enter, hello, packet, settle};
 use super::{ChannelEvent, OWN};
@@ -9,11 +9,11 @@ use crate::wire::{Envelope, Kind};
 const ENVELOPE: Envelope = Envelope { kind: Kind::Eager, context: 0, tag: 0, total: 4 };
 
 #[test]
-fn a_lost_rail_fails_its_peer_behind_what_had_come_in_order_and_nobody_else() {
+fn a_lost_rail_fails_only_its_peer_and_after_the_packets_that_arrived_in_order() {
     let mut channel = channel(3, 2, 64);
     let [first, second] = [0, 1].map(|rail| enter(&mut channel, &hello(0, rail)));
     let other = enter(&mut channel, &hello(2, 0));
-    // The second of three was on its way on the rail that is lost.
+    // The second of three packets was in flight on the lost rail.
     channel.port_mut().arrive(first, &packet(0, 0, b"came"));
     channel.port_mut().arrive(second, &packet(2, 0, b"late"));
     channel.port_mut().events.push_back(Event::Lost { connection: first, error: LostError::Unreachable });
@@ -25,7 +25,7 @@ fn a_lost_rail_fails_its_peer_behind_what_had_come_in_order_and_nobody_else() {
     channel.release(arrival);
     let Polled::Fault(fault) = channel.poll() else { panic!("no fault") };
     assert_eq!(fault, PeerFault { peer: 0, fault: PortFault::Lost(LostError::Unreachable) });
-    // The other rail carries nothing more, as what follows could not be told from what is missing.
+    // The other rail carries no further packet, because gaps could not be recognised.
     let sent = channel.port().sent.len();
     assert_eq!(channel.send(0, &ENVELOPE, b"more"), Ok(false));
     assert_eq!(channel.port().sent.len(), sent);
@@ -35,7 +35,7 @@ fn a_lost_rail_fails_its_peer_behind_what_had_come_in_order_and_nobody_else() {
     let closed = |rail| ChannelEvent::Closed { peer: 0, rail };
     assert_eq!(settle(&mut channel), [closed(0), closed(1)]);
     assert_eq!(channel.buffers.pool().spare(), 64 - OWN);
-    // Rank 2 has noticed nothing, and rank 0 may come again, with numbers that begin anew.
+    // Rank 2 is not affected, and rank 0 may reconnect, with numbers that start anew.
     channel.port_mut().arrive(other, &packet(0, 0, b"here"));
     let again = enter_again(&mut channel);
     channel.port_mut().arrive(again, &packet(0, 0, b"anew"));
@@ -46,7 +46,7 @@ fn a_lost_rail_fails_its_peer_behind_what_had_come_in_order_and_nobody_else() {
     }
 }
 
-/// Rank 0 asks again; what others have sent stays where it is.
+/// Reconnects rank 0; packets of others stay in place.
 fn enter_again(channel: &mut super::script::TestChannel) -> crate::port::memory::Connection {
     let connection = channel.port_mut().ask(&hello(0, 1));
     let private = crate::port::memory::Private::EMPTY;

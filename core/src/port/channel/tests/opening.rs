@@ -1,4 +1,5 @@
-//! Connections that do not come about: every buffer is there afterwards, and nobody else has noticed.
+//! Connections that are not made: every buffer is free afterwards, and other connections are not
+//! affected.
 
 use std::vec;
 use std::vec::Vec;
@@ -13,14 +14,14 @@ use crate::port::{Arrival, MessagePort as _, Polled};
 
 const BUFFERS: usize = 64;
 
-/// Everybody lets go: nothing is missing, and nothing is kept for anybody.
+/// Disconnects all peers, and checks that no buffer is missing or reserved.
 fn is_whole(channel: &mut TestChannel, what: &str) {
     for peer in [0, 2] {
         channel.close(peer);
     }
     settle(channel);
     assert_eq!(channel.buffers(), (BUFFERS as u32, BUFFERS as u32), "{what}");
-    // All of them may be anybody's: so many connections fit as if there had been none.
+    // No buffer is reserved: as many connections fit as at the start.
     assert_eq!(channel.buffers.pool().spare(), BUFFERS as u32, "{what}");
 }
 
@@ -46,11 +47,11 @@ fn a_connection_whose_receives_are_not_all_posted_gives_them_back() {
         let address = Address::new(&[1]).unwrap();
         channel.connect(0, 0, &address, Duration::MAX).unwrap_err();
         assert_eq!(settle(&mut channel), [ChannelEvent::Closed { peer: 0, rail: 0 }]);
-        is_whole(&mut channel, "we ask");
+        is_whole(&mut channel, "this process connects");
 
         channel.port_mut().ask(&hello(2, 1));
         assert_eq!(settle(&mut channel), [ChannelEvent::Closed { peer: 2, rail: 1 }]);
-        is_whole(&mut channel, "the peer asks");
+        is_whole(&mut channel, "the peer connects");
     }
 }
 
@@ -63,24 +64,24 @@ fn a_connection_that_can_not_be_accepted_gives_its_buffers_back() {
     is_whole(&mut channel, "not accepted");
 }
 
-/// What ends an opening, and how many packets come before.
+/// Returns the events that end an opening.
 fn failures(connection: Connection) -> Vec<(&'static str, Event)> {
     let refused = Event::Failed { connection, error: ConnectError::Refused, private: Private::EMPTY };
     let late = Event::Failed { connection, error: ConnectError::TimedOut, private: Private::EMPTY };
     let lost = Event::Lost { connection, error: LostError::Closed };
-    // Not whom we wanted, and nobody who speaks the protocol.
+    // Another process than the expected one, and one that does not use the protocol.
     let other = Event::Established { connection, private: hello(2, 0).encode() };
     let nobody = Event::Established { connection, private: Private::EMPTY };
     vec![("refused", refused), ("late", late), ("lost", lost), ("another", other), ("nobody", nobody)]
 }
 
 #[test]
-fn what_came_on_a_connection_that_does_not_come_about_is_thrown_away_and_its_buffers_are_back() {
+fn packets_on_a_connection_that_fails_to_open_are_discarded_and_its_buffers_are_free() {
     for at in 0..5 {
         for packets in 0..LEAST {
             let mut channel = channel(3, 2, BUFFERS);
             let connection = dial(&mut channel, 0);
-            // In order, and the last one before its time.
+            // In order, except that the last packet is too early.
             for number in [1, 0, 2].into_iter().take(packets as usize) {
                 channel.port_mut().arrive(connection, &packet(number, 0, b"too soon"));
             }
@@ -91,7 +92,7 @@ fn what_came_on_a_connection_that_does_not_come_about_is_thrown_away_and_its_buf
             let up = ChannelEvent::Up { peer: 0, rail: 0 };
             assert!(!events.contains(&up), "{what}: {events:?}");
             is_whole(&mut channel, what);
-            // The place is free, and who has it now begins at the beginning.
+            // The rank is free, and its new holder starts with the first number.
             let connection = enter(&mut channel, &hello(0, 0));
             channel.port_mut().arrive(connection, &packet(0, 0, b"in time"));
             let arrival = next_packet(&mut channel);
@@ -103,7 +104,7 @@ fn what_came_on_a_connection_that_does_not_come_about_is_thrown_away_and_its_buf
 }
 
 #[test]
-fn what_came_before_the_connection_was_ready_is_handed_on_when_it_is() {
+fn packets_before_the_connection_is_ready_are_delivered_when_it_is() {
     for active in [false, true] {
         let mut channel = channel(3, 1, BUFFERS);
         let (connection, private) = if active {
@@ -131,7 +132,7 @@ fn what_came_before_the_connection_was_ready_is_handed_on_when_it_is() {
 }
 
 #[test]
-fn a_packet_that_is_being_read_stays_when_another_connection_does_not_come_about() {
+fn a_packet_that_is_being_read_stays_when_another_connection_fails_to_open() {
     let mut channel = channel(3, 2, BUFFERS);
     let ready = enter(&mut channel, &hello(0, 0));
     let asked = channel.port_mut().ask(&hello(0, 1));
@@ -140,12 +141,12 @@ fn a_packet_that_is_being_read_stays_when_another_connection_does_not_come_about
     channel.port_mut().events.push_back(Event::Failed { connection: asked, error, private });
     let failed = channel.poll_event(Duration::ZERO);
     assert!(matches!(failed, Some(ChannelEvent::Failed { peer: 0, rail: 1, .. })), "{failed:?}");
-    // What flushes comes first.
+    // Flushed completions come first.
     channel.port_mut().arrive(ready, &packet(0, 0, b"the first"));
     let arrival = next_packet(&mut channel);
     let posted = channel.port().posted[&ready].len();
     assert_eq!(channel.poll_event(Duration::ZERO), Some(ChannelEvent::Closed { peer: 0, rail: 1 }));
-    // The buffer was not posted again, so nobody writes there.
+    // The buffer was not posted again, so nothing is written there.
     assert_eq!(channel.port().posted[&ready].len(), posted);
     let mut bytes = [0; 9];
     channel.read(&arrival, 0, &mut bytes);
@@ -157,8 +158,8 @@ fn a_packet_that_is_being_read_stays_when_another_connection_does_not_come_about
 }
 
 #[test]
-fn what_is_kept_for_others_is_not_touched_when_a_connection_fails() {
-    // Room for two connections, and a buffer more.
+fn buffers_reserved_for_others_stay_when_a_connection_fails() {
+    // Memory for two connections, and one more buffer.
     let all = 2 * OWN as usize + 1;
     let mut channel = channel(3, 1, all);
     enter(&mut channel, &hello(2, 0));

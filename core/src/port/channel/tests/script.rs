@@ -1,4 +1,4 @@
-//! A memory port on which happens what the test says, and a channel over it.
+//! A scripted memory port, whose events the test determines, and a channel over it.
 
 use std::collections::{HashMap, VecDeque};
 use std::vec;
@@ -47,20 +47,20 @@ const FACTS: Facts = Facts {
 
 #[derive(Debug, Default)]
 pub(super) struct Script {
-    /// Receives, oldest first.
+    /// Posted receives, oldest first.
     pub(super) posted: HashMap<Connection, VecDeque<(u64, Slice)>>,
-    /// Sends that have not completed: number, and bytes as far as they were inline.
+    /// Incomplete sends: number, and the bytes of inline sends.
     pub(super) sent: Vec<(Connection, u64, Vec<u8>)>,
     pub(super) done: VecDeque<Completion>,
     pub(super) events: VecDeque<Event>,
     pub(super) closed: Vec<Connection>,
     pub(super) refused: Vec<(Connection, Private)>,
-    /// With what was connected, and accepted.
+    /// Private data of connections and acceptances.
     pub(super) said: Vec<Private>,
-    /// Calls that may still succeed.
+    /// Number of calls of `receive` that may still succeed.
     pub(super) receives_left: Option<usize>,
     pub(super) refuses_to_accept: bool,
-    /// Where all come from.
+    /// The origin of all connections.
     pub(super) origin: Option<Origin>,
     connections: u32,
     memory: Option<Lent>,
@@ -72,19 +72,19 @@ impl Script {
         Connection { index: self.connections, generation: 1 }
     }
 
-    /// Somebody asks for a connection.
+    /// Simulates a connection request.
     pub(super) fn ask(&mut self, hello: &Hello) -> Connection {
         let connection = self.connection();
         self.events.push_back(Event::Requested { connection, private: hello.encode() });
         connection
     }
 
-    /// The connection that was made last.
+    /// Returns the connection that was made last.
     pub(super) fn last(&self) -> Connection {
         Connection { index: self.connections, generation: 1 }
     }
 
-    /// A message comes into the oldest receive.
+    /// Simulates the arrival of a message in the oldest receive.
     pub(super) fn arrive(&mut self, connection: Connection, bytes: &[u8]) {
         let (id, into) = self.posted.get_mut(&connection).unwrap().pop_front().unwrap();
         assert!(self.memory.as_ref().unwrap().write(into.offset, bytes));
@@ -92,7 +92,7 @@ impl Script {
         self.done.push_back(Completion { id, connection, outcome });
     }
 
-    /// All work requests of a connection fail.
+    /// Fails all work requests of a connection.
     pub(super) fn flush(&mut self, connection: Connection) {
         let outcome = Outcome::Failed(WorkError::Flushed);
         for (id, _) in self.posted.remove(&connection).unwrap_or_default() {
@@ -206,7 +206,7 @@ unsafe impl MemoryPort for Script {
         if let Some(event) = self.events.pop_front() {
             return Some(event);
         }
-        // The last word, when all completions were polled.
+        // The last event of a connection, after all its completions were polled.
         let polled = |connection: &Connection| self.done.iter().all(|it| it.connection != *connection);
         let at = self.closed.iter().position(polled)?;
         Some(Event::Closed { connection: self.closed.remove(at) })
@@ -233,7 +233,7 @@ impl Storage for Vectors {
 
 pub(super) type TestChannel = Channel<Script, Vectors>;
 
-/// Rank 1 of a world, with so many buffers.
+/// Returns the channel of rank 1 of a world, with `buffers` buffers.
 pub(super) fn channel(ranks: usize, rails: u32, buffers: usize) -> TestChannel {
     let config = Config {
         rank: 1,
@@ -255,13 +255,14 @@ pub(super) fn channel(ranks: usize, rails: u32, buffers: usize) -> TestChannel {
     channel
 }
 
-/// What a member says of itself.
+/// Returns the hello of a member.
 pub(super) fn hello(rank: PeerId, rail: u16) -> Hello {
     let token = u64::from(rank) + 2000;
     Hello { rank, world: WORLD, rail, receives: LEAST as u16, packet_bytes: PACKET_BYTES, token }
 }
 
-/// A packet with content: the how manieth of its sender, and receives that it has posted besides those it began with.
+/// Returns a packet with content: packet `number` of its sender, which has posted `posted`
+/// additional receives.
 pub(super) fn packet(number: u32, posted: u32, payload: &[u8]) -> Vec<u8> {
     let sequence = FIRST.wrapping_add(number);
     let packet = Some(Numbered { kind: Kind::Eager, context: 0, tag: number.into(), sequence });
@@ -272,19 +273,19 @@ pub(super) fn packet(number: u32, posted: u32, payload: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Everything that happens, but packets; those are an error.
+/// Returns all events. A packet is an error.
 pub(super) fn settle(channel: &mut TestChannel) -> Vec<super::ChannelEvent> {
     let mut events = Vec::new();
     for _ in 0..4 {
         while let Some(event) = channel.poll_event(Duration::ZERO) {
             events.push(event);
         }
-        assert!(!matches!(channel.poll(), Polled::Packet(_)), "a packet was handed on");
+        assert!(!matches!(channel.poll(), Polled::Packet(_)), "a packet was delivered");
     }
     events
 }
 
-/// Lets somebody in, who is ready then.
+/// Accepts a connection, which is then ready.
 pub(super) fn enter(channel: &mut TestChannel, hello: &Hello) -> Connection {
     let connection = channel.port_mut().ask(hello);
     channel.port_mut().events.push_back(Event::Established { connection, private: Private::EMPTY });

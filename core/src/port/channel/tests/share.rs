@@ -1,4 +1,4 @@
-//! Peers that want all the receives there are.
+//! Peers that take as many receives as they can.
 
 use core::time::Duration;
 
@@ -9,14 +9,14 @@ use crate::port::memory::Connection;
 use crate::port::{MessagePort as _, PeerId, Polled};
 use crate::wire::channel::{HEADER_BYTES, Header, Refusal};
 
-/// Rails, and ranks besides ours.
+/// Number of rails, and of other ranks.
 const OTHERS: u32 = 3;
 
 /// The other end of a connection.
 struct Sender {
     peer: PeerId,
     connection: Connection,
-    /// Packets that it has sent, and those of them with content.
+    /// Number of packets sent, and of those with content.
     sent: u32,
     numbered: u32,
 }
@@ -26,7 +26,7 @@ impl Sender {
         Self { peer, connection: enter(channel, &hello(peer, 0)), sent: 0, numbered: 0 }
     }
 
-    /// What it was told last, and how many packets it was sent.
+    /// Returns the last report that the sender received, and the number of packets sent to it.
     fn heard(&self, channel: &TestChannel) -> (Stamp, u32) {
         let mine = channel.port().sent.iter().filter(|(of, ..)| *of == self.connection);
         let mut heard = (Stamp { posted: FIRST.wrapping_add(LEAST), target: LEAST }, 0);
@@ -41,7 +41,8 @@ impl Sender {
         self.heard(channel).0.posted.wrapping_sub(FIRST.wrapping_add(self.sent))
     }
 
-    /// Sends all that it may, and lets it be taken: the first last, so that nothing is taken, and returned, before all is there.
+    /// Sends as many packets as the credits allow, and lets the channel take them. The first packet
+    /// arrives last, so that none is taken and returned before all have arrived.
     fn burst(&mut self, channel: &mut TestChannel) {
         let (_, posted) = self.heard(channel);
         let count = self.credits(channel).saturating_sub(1);
@@ -59,7 +60,7 @@ impl Sender {
         }
     }
 
-    /// Gives up what it is asked to.
+    /// Returns the credits that were recalled.
     fn give_up(&mut self, channel: &mut TestChannel) {
         while self.credits(channel) > self.heard(channel).0.target {
             let (_, posted) = self.heard(channel);
@@ -76,7 +77,7 @@ impl Sender {
     }
 }
 
-/// A channel with so many buffers, and one peer that has taken all that it gets.
+/// Returns a channel with `buffers` buffers, and one peer that has taken all that it can get.
 fn with_hog(buffers: u32) -> (TestChannel, Sender) {
     let mut channel = channel(OTHERS as usize + 1, 1, buffers as usize);
     let mut hog = Sender::enter(&mut channel, 0);
@@ -85,20 +86,21 @@ fn with_hog(buffers: u32) -> (TestChannel, Sender) {
 }
 
 #[test]
-fn whatever_one_peer_takes_the_others_get_in() {
+fn the_others_are_accepted_whatever_one_peer_takes() {
     for buffers in OTHERS * OWN..OTHERS * OWN + 80 {
         let (mut channel, mut hog) = with_hog(buffers);
         let all = buffers - OTHERS * OWN;
         assert!(hog.receives(&channel) >= LEAST + (all / 2).min(OWN), "{buffers} buffers");
         for peer in [2, 3] {
-            // There may be too few at first: who asks again gets in, though the first goes on as before.
+            // At first too few buffers may be free. A peer that tries again is accepted, although
+            // the first peer continues as before.
             let mut tries = 0;
             while channel.report(peer).ready == 0 {
                 let claimed = Some(peer);
                 let connection = channel.port_mut().ask(&hello(peer, 0));
                 if settle(&mut channel) == [ChannelEvent::Refused { claimed, refusal: Refusal::Buffers }] {
                     tries += 1;
-                    assert!(tries < 20, "{buffers} buffers: rank {peer} does not get in");
+                    assert!(tries < 20, "{buffers} buffers: rank {peer} is not accepted");
                     hog.burst(&mut channel);
                     continue;
                 }
@@ -107,7 +109,7 @@ fn whatever_one_peer_takes_the_others_get_in() {
                 channel.port_mut().events.push_back(event);
                 settle(&mut channel);
             }
-            // With enough for all nobody waits for that.
+            // If there are enough buffers for all, no peer has to try again.
             assert!(tries == 0 || buffers < 2 * OTHERS * OWN, "{buffers} buffers");
         }
         assert!(channel.buffers.pool().is_sound());
@@ -149,12 +151,12 @@ fn a_second_peer_grows_when_the_first_has_shrunk() {
 }
 
 #[test]
-fn what_a_peer_never_gives_up_is_its_share_at_most() {
+fn the_receives_that_a_peer_never_returns_are_at_most_its_share() {
     let (mut channel, hog) = with_hog(100);
     let spare = 100 - OTHERS * OWN;
     let first = hog.receives(&channel);
     assert!(first <= LEAST + spare / 2 + 1, "{first}");
-    // It was asked to, and keeps silent.
+    // The first peer was asked to return buffers, and does not.
     let mut second = Sender::enter(&mut channel, 2);
     (0..50).for_each(|_| second.burst(&mut channel));
     assert_eq!(hog.receives(&channel), first);

@@ -1,6 +1,6 @@
 use super::*;
 
-/// Two cores between which a message costs so many ticks, by how it is filled.
+/// Two cores between which a message takes a fixed number of ticks for each copy policy.
 struct Machine {
     fillings: Fillings,
     now: u64,
@@ -13,7 +13,8 @@ impl Machine {
         Self { fillings: Fillings::new(), now: 1_000_000, received: 0, ticks }
     }
 
-    /// So many messages of a size, each after an answer if they take turns; how many were filled in each way.
+    /// Sends messages of one size, each after an answer if `turns`. Returns how many were filled by
+    /// each policy.
     fn send(&mut self, count: usize, len: usize, turns: bool) -> [usize; Fill::ALL.len()] {
         let mut filled = [0; Fill::ALL.len()];
         for _ in 0..count {
@@ -56,7 +57,7 @@ fn cells_with_little_are_filled_with_plain_stores() {
 }
 
 #[test]
-fn answers_and_messages_in_a_row_are_learned_apart() {
+fn answers_and_streams_are_learned_separately() {
     let mut machine = Machine::new([700, 500, 800]);
     machine.send(100_000, 4096, true);
     machine.ticks = [600, 600, 400];
@@ -87,19 +88,19 @@ fn a_move_to_another_core_is_noticed() {
 }
 
 #[test]
-fn of_sizes_in_turn_nothing_is_learned() {
+fn alternating_sizes_are_not_learned() {
     let mut machine = Machine::new([700, 700, 100]);
     for _ in 0..10_000 {
-        // What is taken at first for each size, and then too.
+        // The default for each size, also later.
         assert_eq!(machine.send(1, 4096, false), [0, 0, 1]);
         assert_eq!(machine.send(1, 1024, false), [0, 1, 0]);
     }
 }
 
 #[test]
-fn without_a_clock_and_by_wish_nothing_is_learned() {
+fn without_a_clock_or_with_a_preference_nothing_is_learned() {
     let mut filling = Fillings::new();
-    let asked = || panic!("nobody asks");
+    let asked = || panic!("the clock must not be read");
     for received in 0..10_000 {
         assert_eq!(filling.fill(3, Stores::Learned, 4096, received, || None), Fill::Cached);
         assert_eq!(filling.fill(3, Stores::Cached, 4096, received, asked), Fill::Cached);
@@ -111,7 +112,7 @@ fn without_a_clock_and_by_wish_nothing_is_learned() {
 }
 
 #[test]
-fn a_peer_without_a_place_waits_until_the_other_is_quiet() {
+fn a_peer_without_an_entry_waits_until_the_other_is_idle() {
     let mut fillings = Fillings::new();
     let other = 3 + HOT as PeerId;
     for _ in 0..10_000 {
