@@ -192,6 +192,12 @@
 #define NEMESIA_ERR_AGREEMENT -28
 
 /**
+ * The endpoint belongs to the process that opened it, and this is a forked child: open another one here. Every function that
+ * takes an endpoint may return this.
+ */
+#define NEMESIA_ERR_FORKED -30
+
+/**
  * How threads use an endpoint: one at a time. The caller sees to that; the endpoint may move between threads. The default,
  * and the fastest.
  */
@@ -220,7 +226,7 @@
 #define NEMESIA_FAILURE_DIED 1
 
 /**
- * The peer has finished, in good order.
+ * The peer has finished, in good order: it has called `nemesia_endpoint_close`.
  */
 #define NEMESIA_FAILURE_FINISHED 2
 
@@ -229,6 +235,11 @@
  * process has no memory.
  */
 #define NEMESIA_FAILURE_FAULT 3
+
+/**
+ * The peer has given up its endpoint without closing it, or closing it failed.
+ */
+#define NEMESIA_FAILURE_DROPPED 4
 
 /**
  * A receive from every rank, this process's own included.
@@ -875,6 +886,10 @@ typedef struct nemesia_counters {
      * Times that the kernel was asked whether the peers live; 0 for a single rank. Unit: times.
      */
     uint64_t looks;
+    /**
+     * Peers that dropped their endpoint without closing it; 0 for a single rank. Unit: peers.
+     */
+    uint64_t peers_dropped;
 } nemesia_counters;
 
 #ifdef __cplusplus
@@ -1052,12 +1067,15 @@ int32_t nemesia_endpoint_open_with(const struct nemesia_config *config,
 
 /**
  * Sends what is pending, tells the peers that this process has finished, and leaves the world. May block for as long
- * as `timeout_seconds` of the configuration. Messages that have left can still be received by their receivers.
+ * as `timeout_seconds` of the configuration. Messages that have left can still be received by their receivers. A process that
+ * ends without this call, or whose call returns NEMESIA_ERR_TIMEOUT, has failed for its peers.
+ *
+ * In a forked child it returns NEMESIA_ERR_FORKED and does nothing to the world of the parent.
  *
  * - `endpoint`: an open endpoint. It is gone after this call, whatever the call returns.
  *
  * Returns: NEMESIA_OK; NEMESIA_ERR_TIMEOUT if something could not be sent; NEMESIA_ERR_BOOTSTRAP if the launcher did
- * not take leave; NEMESIA_ERR_PANIC if the endpoint, or this call, met an error of Nemesia's own; NEMESIA_ERR_ARGUMENT
+ * not take leave; NEMESIA_ERR_FORKED in a forked child; NEMESIA_ERR_PANIC if the endpoint, or this call, met an error of Nemesia's own; NEMESIA_ERR_ARGUMENT
  * for NULL.
  * Ownership: takes the endpoint. Its requests end, and their buffers are the caller's again.
  * Threads: any; no other thread may be using the endpoint.
@@ -1122,7 +1140,7 @@ int32_t nemesia_endpoint_explain(struct nemesia_endpoint *endpoint,
  *
  * - `endpoint`: an open endpoint.
  * - `rank`: the peer.
- * - `out_failure`: NEMESIA_FAILURE_NONE, _DIED, _FINISHED or _FAULT, written on success.
+ * - `out_failure`: NEMESIA_FAILURE_NONE, _DIED, _FINISHED, _FAULT or _DROPPED, written on success.
  *
  * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _RANK or _PANIC.
  * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
