@@ -157,15 +157,7 @@ pub(crate) fn attach(
     views::header(&own)?.publish(&identity(SegmentKind::Own), own_bytes as u64);
     views::header(&inbox)?.publish(&identity(SegmentKind::Inbox), inbox_bytes as u64);
     let mut notes: Vec<String> = own.notes().iter().chain(inbox.notes()).cloned().collect();
-    if !own.seal_against_foreign_writes()? {
-        config.give_up(unsealed(config.segments.backing).into(), &mut notes)?;
-    }
-    if !origin.is_known() {
-        config.give_up(NO_WIPING.into(), &mut notes)?;
-    }
-    if config.ptracer && !allow_any_reader() {
-        config.give_up("NEMESIA_PTRACER=1: the kernel does not let us allow it".into(), &mut notes)?;
-    }
+    ask_for_all(config, &own, &origin, &mut notes)?;
     let fence = HeavyFence::register();
     if !fence.is_expedited() {
         config.give_up(NO_MEMBARRIER.into(), &mut notes)?;
@@ -216,6 +208,25 @@ pub(crate) fn attach(
     let facts = Facts { expedited, met: met.collect() };
     let peers = peers.into_iter().map(|peer| peer.map(|peer| peer.pair)).collect();
     Ok(Attached { port, sleep, watch, fence, crowding, facts, notes, mark, ours, peers, door, gone, origin })
+}
+
+/// Asks the kernel for what can be done without, and notes what could not be had.
+fn ask_for_all(
+    config: &Config,
+    own: &Segment,
+    origin: &Origin,
+    notes: &mut Vec<String>,
+) -> Result<(), Error> {
+    if !own.seal_against_foreign_writes()? {
+        config.give_up(unsealed(config.segments.backing).into(), notes)?;
+    }
+    if !origin.is_known() {
+        config.give_up(NO_WIPING.into(), notes)?;
+    }
+    if config.ptracer && !allow_any_reader() {
+        config.give_up("NEMESIA_PTRACER=1: the kernel does not let us allow it".into(), notes)?;
+    }
+    Ok(())
 }
 
 /// The memories that the kernel lets us read, which is tried; or why not.

@@ -256,28 +256,6 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         self.start_in(target, verb, old, value, expected)
     }
 
-    /// Starts a flush: complete when all operations that were started before are done at the target. Fails with
-    /// [`Fate::Refused`] if some were refused since the last flush. A target that is gone does not matter if all were done
-    /// before; as far as is known, they are not if it died.
-    ///
-    /// # Errors
-    /// See [`StartError`].
-    pub fn flush(&mut self, to: PeerId) -> Result<RequestId, StartError> {
-        let gone = self.check_destination(to);
-        if let Err(error @ StartError::Rank { .. }) = gone {
-            return Err(error);
-        }
-        let flushed = self.side(to).is_flushed();
-        #[cfg(nemesia_blunder)]
-        let flushed = flushed || made(Blunder::ForgetFlush);
-        if flushed || gone.is_err() {
-            return self.flush_known(to);
-        }
-        let id = self.leave_or_wait(to, Remote::flush(to, None))?;
-        self.count_operation(to, Operation::Flush, 0);
-        Ok(id)
-    }
-
     /// What is started later is executed at the target after all that was started before, gets included. Nothing is
     /// waited for here.
     ///
@@ -352,7 +330,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         Ok(self.leave_or_queue(to, index))
     }
 
-    fn leave_or_wait(&mut self, to: PeerId, remote: Remote) -> Result<RequestId, StartError> {
+    pub(super) fn leave_or_wait(&mut self, to: PeerId, remote: Remote) -> Result<RequestId, StartError> {
         let index = self.start(State::Remote(remote))?;
         Ok(self.leave_or_queue(to, index))
     }
