@@ -239,7 +239,7 @@
 #define NEMESIA_FAILURE_DIED 1
 
 /**
- * The peer has finished, in good order.
+ * The peer has finished, in good order: it has called `nemesia_endpoint_close`.
  */
 #define NEMESIA_FAILURE_FINISHED 2
 
@@ -248,6 +248,11 @@
  * process has no memory.
  */
 #define NEMESIA_FAILURE_FAULT 3
+
+/**
+ * The peer has given up its endpoint without closing it, or closing it failed.
+ */
+#define NEMESIA_FAILURE_DROPPED 4
 
 /**
  * A receive from every rank, this process's own included.
@@ -895,6 +900,10 @@ typedef struct nemesia_counters {
      * Times that the kernel was asked whether the peers live; 0 for a single rank. Unit: times.
      */
     uint64_t looks;
+    /**
+     * Peers that dropped their endpoint without closing it; 0 for a single rank. Unit: peers.
+     */
+    uint64_t peers_dropped;
 } nemesia_counters;
 
 #ifdef __cplusplus
@@ -1073,7 +1082,10 @@ int32_t nemesia_endpoint_open_with(const struct nemesia_config *config,
 
 /**
  * Sends what is pending, tells the peers that this process has finished, and leaves the world. May block for as long
- * as `timeout_seconds` of the configuration. Messages that have left can still be received by their receivers.
+ * as `timeout_seconds` of the configuration. Messages that have left can still be received by their receivers. A process that
+ * ends without this call, or whose call returns NEMESIA_ERR_TIMEOUT, has failed for its peers.
+ *
+ * In a forked child it returns NEMESIA_ERR_FORKED and does nothing to the world of the parent.
  *
  * - `endpoint`: an open endpoint. The call closes it, whatever it returns, unless that is NEMESIA_ERR_THREADS, _ARGUMENT or
  *   _HANDLE. Every later use of the handle, another close among them, returns NEMESIA_ERR_HANDLE.
@@ -1145,7 +1157,7 @@ int32_t nemesia_endpoint_explain(struct nemesia_endpoint *endpoint,
  *
  * - `endpoint`: an open endpoint.
  * - `rank`: the peer.
- * - `out_failure`: NEMESIA_FAILURE_NONE, _DIED, _FINISHED or _FAULT, written on success.
+ * - `out_failure`: NEMESIA_FAILURE_NONE, _DIED, _FINISHED, _FAULT or _DROPPED, written on success.
  *
  * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _RANK or _PANIC.
  * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.

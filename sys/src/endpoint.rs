@@ -6,6 +6,7 @@ mod barrier;
 mod context;
 mod counters;
 mod direct;
+mod end;
 mod event;
 mod list;
 mod now;
@@ -242,14 +243,7 @@ impl Endpoint {
         };
         let window = (config.credit_bytes / store::UNIT) as u32;
         let non_temporal_bytes = config.copies_past_caches_from();
-        let tuning = Tuning {
-            eager_bytes: config.eager_bytes,
-            window,
-            share_bytes: config.share_bytes.unwrap_or(u64::MAX),
-            non_temporal_bytes,
-            pull_bytes: config.pull_bytes,
-            run_bytes: config.run_bytes,
-        };
+        let tuning = tuning(config, window, non_temporal_bytes);
         let engine = Engine::new(rank as u32, port, tuning, lent).map_err(crate::ConfigError::from)?;
         let waiter = Waiter::new(config, crowding, sleep, watch, fence);
         let mut endpoint = Self {
@@ -498,28 +492,6 @@ impl Endpoint {
         self.engine.cancel(request.0)
     }
 
-    /// Flushes what is pending, tells the peers that this process has finished, and leaves the launcher's world.
-    ///
-    /// Messages that have left can be received after this; those to a peer that does not receive them are lost with
-    /// it.
-    ///
-    /// # Errors
-    /// The launcher's refusal, or a send that could not be flushed within the configured time; to the peers the latter is
-    /// [`Failure::Dropped`](crate::Failure::Dropped). [`Error::Forked`]: only the process that opened it can close it.
-    pub fn close(mut self) -> Result<(), Error> {
-        self.check_origin()?;
-        let flushed = self.flush_sends().and_then(|()| {
-            // As late as it can be: what comes after this is lost to those that have sent it.
-            self.engine.settle_accounts();
-            self.flush_sends()
-        });
-        // Otherwise the rest is lost, and the peers are to know.
-        self.finished = flushed.is_ok();
-        let finalized = self.exchange.take().map_or(Ok(()), |mut exchange| exchange.finalize());
-        flushed?;
-        Ok(finalized?)
-    }
-
     /// Makes the storage of requests grow up to its ceiling, or says why a request could not be started.
     #[cold]
     fn make_room(&mut self, error: StartError) -> Result<(), Error> {
@@ -545,23 +517,6 @@ impl Endpoint {
         }
     }
 
-    /// Before buffers whose sends have not ended go back to their owners: a peer that reads them later finds that we are not
-    /// who it knows, and not whatever is there then.
-    fn forbid_reading(&mut self) {
-        // SAFETY: our own number, which nobody else writes. Volatile, as other processes read it.
-        unsafe { (&raw mut *self.mark).write_volatile(0) };
-    }
-
-    /// In a forked child: keeps what is the parent's from being dropped. The segments are not mapped here, and unmapping them
-    /// could hit what has been mapped at their addresses since; an exchange could speak to the launcher.
-    #[cold]
-    fn leave_to_parent(&mut self) {
-        std::mem::forget(self.exchange.take());
-        std::mem::forget(std::mem::take(&mut self.allocations));
-        std::mem::forget(std::mem::take(&mut self.direct));
-        self.engine.port_mut().host_mut().leave_to_parent();
-    }
-
     fn ceiling(&self) -> Error {
         Error::Unexpected {
             messages: self.engine.unexpected_messages(),
@@ -580,15 +535,17 @@ impl std::fmt::Debug for Endpoint {
     }
 }
 
-impl Drop for Endpoint {
-    fn drop(&mut self) {
-        if self.is_forked() {
-            return self.leave_to_parent();
-        }
-        self.end_shares();
-        self.forbid_reading();
-        self.door.send_goodbyes(self.finished);
-        self.waiter.say_goodbye(self.finished);
+const fn tuning(config: &Config, window: u32, non_temporal_bytes: u64) -> Tuning {
+    Tuning {
+        eager_bytes: config.eager_bytes,
+        window,
+        share_bytes: match config.share_bytes {
+            Some(bytes) => bytes,
+            None => u64::MAX,
+        },
+        non_temporal_bytes,
+        pull_bytes: config.pull_bytes,
+        run_bytes: config.run_bytes,
     }
 }
 

@@ -164,12 +164,7 @@ pub(crate) fn attach(
     let mut notes = Vec::new();
     let identity = |kind| Identity { kind, geometry, rank, epoch };
     let Pair { own, inbox } = make_segments(config, &geometry, identity, &mut notes)?;
-    if !origin.is_known() {
-        config.give_up(NO_WIPING.into(), &mut notes)?;
-    }
-    if config.ptracer && !allow_any_reader() {
-        config.give_up("NEMESIA_PTRACER=1: the kernel does not let us allow it".into(), &mut notes)?;
-    }
+    ask_for_all(config, &origin, &mut notes)?;
     let fence = HeavyFence::register();
     if !fence.is_expedited() {
         config.give_up(NO_MEMBARRIER.into(), &mut notes)?;
@@ -252,6 +247,17 @@ fn make_segments(
         config.give_up(unsealed(config.segments.backing).into(), notes)?;
     }
     Ok(Pair { own, inbox })
+}
+
+/// Asks the kernel for what can be done without, and notes what could not be had.
+fn ask_for_all(config: &Config, origin: &Origin, notes: &mut Vec<String>) -> Result<(), Error> {
+    if !origin.is_known() {
+        config.give_up(NO_WIPING.into(), notes)?;
+    }
+    if config.ptracer && !allow_any_reader() {
+        config.give_up("NEMESIA_PTRACER=1: the kernel does not let us allow it".into(), notes)?;
+    }
+    Ok(())
 }
 
 /// The memories that the kernel lets us read, which is tried; or why not.

@@ -20,7 +20,8 @@ pub struct Context<'a> {
 }
 
 impl Endpoint {
-    /// This endpoint in a matching context, for one call or several. 0xffff is reserved for [`Endpoint::agree`]: whatever is
+    /// This endpoint in a matching context, for one call or several. 0xfffe and 0xffff are reserved for
+    /// [`Endpoint::barrier`] and [`Endpoint::agree`]: whatever is
     /// to be sent, received or probed in it is [`Error::Context`].
     ///
     /// ```

@@ -63,6 +63,11 @@ impl Origin {
         self.number() == 0
     }
 
+    /// Where the number stands: mapped until this is dropped, and to be read by atomic loads.
+    pub(crate) fn place(&self) -> NonNull<AtomicUsize> {
+        self.word
+    }
+
     #[inline(always)]
     fn word(&self) -> &AtomicUsize {
         // SAFETY: the page is mapped until this is dropped, aligned, and begins with zeroes or a number that was stored.

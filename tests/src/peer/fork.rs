@@ -164,6 +164,7 @@ fn leave(endpoint: Endpoint, end: fn(Endpoint) -> Outcome) -> Outcome {
     Ok(alone.close()?)
 }
 
+#[expect(clippy::needless_pass_by_value, reason = "called with what a call returns")]
 fn dead<T: std::fmt::Debug>(what: &str, outcome: Result<T, Error>) -> Outcome {
     ensure(matches!(outcome, Err(Error::Forked)), || format!("{what} in a forked child: {outcome:?}"))
 }

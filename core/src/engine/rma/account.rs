@@ -28,6 +28,28 @@ pub(super) const fn both(first: Refused, second: Refused) -> Refused {
 }
 
 impl<P: MessagePort, S: Storage> Engine<P, S> {
+    /// Starts a flush: complete when all operations that were started before are done at the target. Fails with
+    /// [`Fate::Refused`] if some were refused since the last flush. A target that is gone does not matter if all were done
+    /// before; as far as is known, they are not if it died.
+    ///
+    /// # Errors
+    /// See [`StartError`].
+    pub fn flush(&mut self, to: PeerId) -> Result<RequestId, StartError> {
+        let gone = self.check_destination(to);
+        if let Err(error @ StartError::Rank { .. }) = gone {
+            return Err(error);
+        }
+        let flushed = self.side(to).is_flushed();
+        #[cfg(nemesia_blunder)]
+        let flushed = flushed || made(Blunder::ForgetFlush);
+        if flushed || gone.is_err() {
+            return self.flush_known(to);
+        }
+        let id = self.leave_or_wait(to, Remote::flush(to, None))?;
+        self.count_operation(to, Operation::Flush, 0);
+        Ok(id)
+    }
+
     /// Tells each peer how much of what it has sent is executed, so that it need not take that for lost: before this process
     /// leaves. Sent at once, or as soon as there is room ([`Engine::sends_pending`]).
     pub fn settle_accounts(&mut self) {
@@ -96,7 +118,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
 
     /// Starts a flush of a peer that is gone or departs, or of one of which everything is known to be done: complete at once,
     /// unless the peer's last packets are still to be looked at.
-    pub(super) fn flush_known(&mut self, peer: PeerId) -> Result<RequestId, StartError> {
+    fn flush_known(&mut self, peer: PeerId) -> Result<RequestId, StartError> {
         let lost = self.side(peer).lost;
         #[cfg(nemesia_blunder)]
         let lost = lost && !made(Blunder::AssumeDone);

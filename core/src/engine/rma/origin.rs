@@ -258,28 +258,6 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         self.start_in(target, verb, old, value, expected)
     }
 
-    /// Starts a flush, which is complete when all operations started before it are done at the target. It fails with
-    /// [`Fate::Refused`] if the target refused some since the last flush. A target that is gone does not matter if all
-    /// operations were done before; if it died, they count as not done.
-    ///
-    /// # Errors
-    /// See [`StartError`].
-    pub fn flush(&mut self, to: PeerId) -> Result<RequestId, StartError> {
-        let gone = self.check_destination(to);
-        if let Err(error @ StartError::Rank { .. }) = gone {
-            return Err(error);
-        }
-        let flushed = self.side(to).is_flushed();
-        #[cfg(nemesia_blunder)]
-        let flushed = flushed || made(Blunder::ForgetFlush);
-        if flushed || gone.is_err() {
-            return self.flush_known(to);
-        }
-        let id = self.leave_or_wait(to, Remote::flush(to, None))?;
-        self.count_operation(to, Operation::Flush, 0);
-        Ok(id)
-    }
-
     /// Starts a fence: the target executes later operations after all earlier ones, gets included. Never waits.
     ///
     /// # Errors
@@ -354,7 +332,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         Ok(self.leave_or_queue(to, index))
     }
 
-    fn leave_or_wait(&mut self, to: PeerId, remote: Remote) -> Result<RequestId, StartError> {
+    pub(super) fn leave_or_wait(&mut self, to: PeerId, remote: Remote) -> Result<RequestId, StartError> {
         let index = self.start(State::Remote(remote))?;
         Ok(self.leave_or_queue(to, index))
     }

@@ -61,7 +61,7 @@ fn reserved_context_is_refused_everywhere() {
 #[test]
 fn what_is_sent_in_a_context_is_seen_in_no_other() {
     let (mut zero, mut one) = pair(&Config::default());
-    for (context, large) in [(0, false), (1, false), (u16::MAX - 1, true)] {
+    for (context, large) in [(0, false), (1, false), (u16::MAX - 2, true)] {
         let bytes = vec![context as u8; if large { 3000 } else { 8 }];
         zero.in_context(context).send(1, 5, &bytes).unwrap();
     }
@@ -70,9 +70,9 @@ fn what_is_sent_in_a_context_is_seen_in_no_other() {
     one.in_context(3).recv(ZERO, Tag::Any, &mut []).unwrap();
     assert!(one.in_context(2).iprobe(Source::Any, Tag::Any).unwrap().is_none());
     assert!(one.in_context(3).iprobe(Source::Any, Tag::Any).unwrap().is_none());
-    assert_eq!(one.in_context(u16::MAX - 1).probe(Source::Any, Tag::Any).unwrap().len, 3000);
+    assert_eq!(one.in_context(u16::MAX - 2).probe(Source::Any, Tag::Any).unwrap().len, 3000);
     let mut buf = [0; 3000];
-    for context in [u16::MAX - 1, 0, 1] {
+    for context in [u16::MAX - 2, 0, 1] {
         let status = one.in_context(context).recv(Source::Any, Tag::Any, &mut buf).unwrap();
         assert_eq!((status.rank, status.tag, status.len), (0, 5, if context > 1 { 3000 } else { 8 }));
         assert!(buf[..status.len].iter().all(|byte| *byte == context as u8), "context {context}");
