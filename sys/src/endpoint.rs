@@ -402,6 +402,7 @@ impl Endpoint {
 
     /// Starts a send, when there is room; an error means that the buffer is not used.
     #[inline]
+    #[expect(clippy::needless_pass_by_value, reason = "the caller has no use of the buffer after this")]
     fn start(
         &mut self,
         to: usize,

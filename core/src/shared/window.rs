@@ -138,6 +138,10 @@ mod tests {
             assert!(read_only.get_past_caches(at, &mut there[..len]) && there[..len] == bytes[..len]);
             assert!(!read_only.put_past_caches(at, &bytes[..len]));
         }
+        window.set_key(7);
+        // Where the mapping can only be read, a store would end the process.
+        read_only.set_key(8);
+        assert!(read_only.is_open(7) && window.is_open(7));
         for (at, len) in [(1, LEN), (301, 0), (u64::MAX, 1), (299, 2)] {
             assert!(!window.put_past_caches(at, &bytes[..len]), "{len} bytes at {at}");
             assert!(!window.get_past_caches(at, &mut there[..len]), "{len} bytes at {at}");
