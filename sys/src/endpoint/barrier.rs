@@ -210,7 +210,10 @@ impl Endpoint {
         let Some((_, bytes)) = barrier.receive.take() else {
             barrier.sends.pop();
             return match outcome {
-                Err(Error::PeerFailed { rank, .. }) => Ok(barrier.lose(Broken::Seen { rank })),
+                Err(Error::PeerFailed { rank, .. }) => {
+                    barrier.lose(Broken::Seen { rank });
+                    Ok(())
+                }
                 outcome => outcome.map(drop),
             };
         };
