@@ -63,7 +63,7 @@ static BLOCKS: AtomicU64 = AtomicU64::new(0);
 /// A handle that no other message has, of any thread, until 2^44 messages have been handled.
 fn next_handle() -> u64 {
     let mut next = NEXT.get();
-    if next % BLOCK == 0 {
+    if next.is_multiple_of(BLOCK) {
         next = BLOCKS.fetch_add(1, Ordering::Relaxed) * BLOCK;
     }
     NEXT.set(next + 1);

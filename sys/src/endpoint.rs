@@ -55,7 +55,7 @@ use crate::os::{Departure, Origin, limits};
 use crate::route::{self, Explanation, Facts};
 use crate::shm::{self, Attached, Door, Port};
 use agree::Agreements;
-use barrier::{Barrier, free_context};
+use barrier::free_context;
 use probe::Dropped;
 use wait::Waiter;
 
@@ -163,8 +163,6 @@ pub struct Endpoint {
     waiter: Waiter,
     /// Holds buffers that the engine uses.
     agreements: Agreements,
-    /// The one under way, which holds buffers that the engine uses.
-    barrier: Option<Barrier>,
     exchange: Option<Box<dyn Exchange + Send>>,
     /// Peers that are gone, and whose last messages may still be on the way; and how often they were looked for.
     leaving: Vec<(usize, Departure, u32)>,
@@ -250,7 +248,6 @@ impl Endpoint {
             engine,
             waiter,
             agreements: Agreements::default(),
-            barrier: None,
             exchange: Some(exchange),
             leaving: Vec::new(),
             allocations: Vec::new(),

@@ -13,6 +13,7 @@ use nemesia_core::payload::{RecvBuf, SendBuf};
 use nemesia_core::port::PortFault;
 use nemesia_core::wire::Kind;
 
+use super::barrier::Barrier;
 use super::{Endpoint, Mode, Request};
 use crate::error::Error;
 use crate::events;
@@ -73,6 +74,8 @@ pub(super) struct Agreements {
     /// What those that readmitted us said of that.
     said: Vec<(usize, u64)>,
     ongoing: Option<Ongoing>,
+    /// The barrier under way, which holds buffers that the engine uses.
+    pub(super) barrier: Option<Barrier>,
     /// Who was agreed to be gone: takes no part in later ones.
     gone: Vec<usize>,
     /// The others have agreed that we are.

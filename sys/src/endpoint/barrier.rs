@@ -125,7 +125,7 @@ impl Endpoint {
 
     /// Goes on until there is something to wait for.
     pub(super) fn barrier_step(&mut self) -> Result<Step, Error> {
-        let barrier = match self.barrier.take() {
+        let barrier = match self.agreements.barrier.take() {
             Some(barrier) => barrier,
             None => self.enter_barrier()?,
         };
@@ -134,7 +134,7 @@ impl Endpoint {
         let step = self.advance_barrier(&mut barrier);
         let barrier = ManuallyDrop::into_inner(barrier);
         if !matches!(step, Ok(Step::Leave(_))) {
-            self.barrier = Some(barrier);
+            self.agreements.barrier = Some(barrier);
         }
         step
     }
@@ -206,11 +206,14 @@ impl Endpoint {
             return outcome.map(drop);
         }
         let size = self.size();
-        let Some(barrier) = &mut self.barrier else { return Err(Error::Stale) };
+        let Some(barrier) = &mut self.agreements.barrier else { return Err(Error::Stale) };
         let Some((_, bytes)) = barrier.receive.take() else {
             barrier.sends.pop();
             return match outcome {
-                Err(Error::PeerFailed { rank, .. }) => Ok(barrier.lose(Broken::Seen { rank })),
+                Err(Error::PeerFailed { rank, .. }) => {
+                    barrier.lose(Broken::Seen { rank });
+                    Ok(())
+                }
                 outcome => outcome.map(drop),
             };
         };
@@ -235,7 +238,7 @@ impl Endpoint {
     /// A message of a barrier is none: its sender violated the protocol.
     fn violated(&mut self, from: usize) {
         self.fault(from as u32, PortFault::Protocol { kind: Kind::Eager });
-        if let Some(barrier) = &mut self.barrier {
+        if let Some(barrier) = &mut self.agreements.barrier {
             barrier.lose(Broken::Seen { rank: from });
         }
     }

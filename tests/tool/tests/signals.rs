@@ -13,19 +13,19 @@ const LONG: Duration = Duration::from_secs(120);
 struct Scratch(PathBuf);
 
 impl Scratch {
-    fn new(test: &str) -> Self {
+    fn new(test: &str) -> Result<Self, String> {
         let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{test}-{}", std::process::id()));
-        std::fs::create_dir_all(&path).unwrap();
-        Self(path)
+        std::fs::create_dir_all(&path).map_err(|error| error.to_string())?;
+        Ok(Self(path))
     }
 
     /// What a file holds, when it is there and whole.
-    fn read(&self, name: &str) -> String {
+    fn read(&self, name: &str) -> Result<String, String> {
         let deadline = Instant::now() + LONG;
         loop {
             match std::fs::read_to_string(self.0.join(name)) {
-                Ok(text) if text.ends_with('\n') => return text,
-                _ if Instant::now() > deadline => panic!("{name} is not there"),
+                Ok(text) if text.ends_with('\n') => return Ok(text),
+                _ if Instant::now() > deadline => return Err(format!("{name} is not there")),
                 _ => sleep(Duration::from_millis(10)),
             }
         }
@@ -39,7 +39,7 @@ impl Drop for Scratch {
 }
 
 /// Two ranks, each a shell that does `first`, says who it is, and then sleeps for ever.
-fn start(scratch: &Scratch, first: &str) -> (Child, Vec<i32>) {
+fn start(scratch: &Scratch, first: &str) -> Result<(Child, Vec<i32>), String> {
     let script = format!("{first}\necho $$ >pid.$PMI_RANK\nwhile :; do sleep 0.1; done");
     let mut command = Command::new(env!("CARGO_BIN_EXE_nemesia"));
     command.args(["run", "-n", "2", "--", "sh", "-c", &script]);
@@ -54,9 +54,9 @@ fn start(scratch: &Scratch, first: &str) -> (Child, Vec<i32>) {
     };
     // SAFETY: the closure calls `signal` only, which is allowed between fork and exec.
     unsafe { command.pre_exec(hear) };
-    let child = command.spawn().unwrap();
-    let pids = ["pid.0", "pid.1"].map(|name| scratch.read(name).trim().parse().unwrap());
-    (child, pids.to_vec())
+    let child = command.spawn().map_err(|error| error.to_string())?;
+    let pid = |name| scratch.read(name)?.trim().parse().map_err(|error| format!("{name}: {error}"));
+    Ok((child, vec![pid("pid.0")?, pid("pid.1")?]))
 }
 
 fn send(child: &Child, signal: i32) {
@@ -72,15 +72,15 @@ fn is_there(pid: i32) -> bool {
 
 #[test]
 fn a_signal_is_passed_on_to_all_ranks_and_none_is_left() {
-    let scratch = Scratch::new("a_signal_is_passed_on_to_all_ranks_and_none_is_left");
+    let scratch = Scratch::new("a_signal_is_passed_on_to_all_ranks_and_none_is_left").unwrap();
     for (name, signal) in [("TERM", libc::SIGTERM), ("INT", libc::SIGINT), ("HUP", libc::SIGHUP)] {
         let trap = format!("trap 'echo {name} >got.$PMI_RANK; exit 3' {name}");
-        let (mut child, pids) = start(&scratch, &trap);
+        let (mut child, pids) = start(&scratch, &trap).unwrap();
         send(&child, signal);
         let status = child.wait().unwrap();
         assert_eq!(status.code(), Some(128 + signal), "{name}: {status}");
         for (rank, pid) in pids.into_iter().enumerate() {
-            assert_eq!(scratch.read(&format!("got.{rank}")), format!("{name}\n"));
+            assert_eq!(scratch.read(&format!("got.{rank}")).unwrap(), format!("{name}\n"));
             assert!(!is_there(pid), "{name}: rank {rank}");
             std::fs::remove_file(scratch.0.join(format!("pid.{rank}"))).unwrap();
             std::fs::remove_file(scratch.0.join(format!("got.{rank}"))).unwrap();
@@ -90,8 +90,8 @@ fn a_signal_is_passed_on_to_all_ranks_and_none_is_left() {
 
 #[test]
 fn ranks_that_ignore_a_signal_are_killed_after_their_time() {
-    let scratch = Scratch::new("ranks_that_ignore_a_signal_are_killed_after_their_time");
-    let (mut child, pids) = start(&scratch, "trap '' INT TERM");
+    let scratch = Scratch::new("ranks_that_ignore_a_signal_are_killed_after_their_time").unwrap();
+    let (mut child, pids) = start(&scratch, "trap '' INT TERM").unwrap();
     let begun = Instant::now();
     send(&child, libc::SIGINT);
     let status = child.wait().unwrap();
@@ -102,10 +102,10 @@ fn ranks_that_ignore_a_signal_are_killed_after_their_time() {
 
 #[test]
 fn a_second_signal_kills_the_ranks_that_ignored_the_first() {
-    let scratch = Scratch::new("a_second_signal_kills_the_ranks_that_ignored_the_first");
-    let (mut child, pids) = start(&scratch, "trap 'echo TERM >got.$PMI_RANK' TERM");
+    let scratch = Scratch::new("a_second_signal_kills_the_ranks_that_ignored_the_first").unwrap();
+    let (mut child, pids) = start(&scratch, "trap 'echo TERM >got.$PMI_RANK' TERM").unwrap();
     send(&child, libc::SIGTERM);
-    assert_eq!([scratch.read("got.0"), scratch.read("got.1")], ["TERM\n", "TERM\n"]);
+    assert_eq!(["got.0", "got.1"].map(|name| scratch.read(name).unwrap()), ["TERM\n", "TERM\n"]);
     send(&child, libc::SIGINT);
     let status = child.wait().unwrap();
     // The first one counts.
