@@ -264,8 +264,9 @@ fn readable_one(config: &Config, peer: &connect::Peer) -> Result<RemoteMemory, S
 }
 
 /// Not a preference that was not met: no setting has it otherwise.
-const ORDINARY: &str = "what peers write (the inbox, and regions that are allocated for reading and writing) is on ordinary pages: a \
-                        process that can write a huge page could take it away, and the next access would be a SIGBUS";
+const ORDINARY: &str = "what peers write (the inbox, and regions that are allocated for reading and writing) is on \
+                        ordinary pages: a process that can write a huge page could take it away, and the next \
+                        access would be a SIGBUS";
 const OFF: &str = "NEMESIA_SINGLE_COPY is off";
 const NO_MEMBARRIER: &str = "every send pays for a fence: membarrier is refused here; it needs Linux 4.14, and a seccomp \
                              profile that allows it";
