@@ -299,8 +299,9 @@ fn readable_one(config: &Config, peer: &mut connect::Peer) -> Result<RemoteMemor
 }
 
 /// Not a preference that was not met: no setting has it otherwise.
-const ORDINARY: &str = "what peers write (the inbox, and regions that are allocated for reading and writing) is on ordinary pages: a \
-                        process that can write a huge page could take it away, and the next access would be a SIGBUS";
+const ORDINARY: &str = "what peers write (the inbox, and regions that are allocated for reading and writing) is on \
+                        ordinary pages: a process that can write a huge page could take it away, and the next \
+                        access would be a SIGBUS";
 const OFF: &str = "NEMESIA_SINGLE_COPY is off";
 const NO_WIPING: &str =
     "a forked child that uses this endpoint is not stopped: that needs Linux 4.14 (MADV_WIPEONFORK)";

@@ -4,11 +4,12 @@
 //! Operations keep their order although there are two paths: what was not flushed when a fence was asked for goes on through
 //! packets until it is, and all else to that peer with it.
 //!
-//! A region that peers may only read is mapped when the kernel keeps its pages where they are. Nobody can then make a get allocate
-//! memory. A region that peers may write cannot be protected like that: its owner, or a peer, can take pages out of it, and the
-//! process that touches them next allocates them, charged to its own cgroup. In total that is no more than what was mapped. So such
-//! a region is mapped if this process has no memory limit, if its owner is under the same one, or if there was room below the limit
-//! for all such regions when it was mapped. Otherwise it takes packets.
+//! A region that peers may only read is mapped when the kernel keeps its pages where they are. Nobody can then make a
+//! get allocate memory. A region that peers may write cannot be protected like that: its owner, or a peer, can take
+//! pages out of it, and the process that touches them next allocates them, charged to its own cgroup. In total that is
+//! no more than what was mapped. So such a region is mapped if this process has no memory limit, if its owner is under
+//! the same one, or if there was room below the limit for all such regions when it was mapped. Otherwise it takes
+//! packets.
 //!
 //! Memory that is exposed and not allocated takes packets, although the kernel could copy it in one step (`process_vm_writev`,
 //! `process_vm_readv`): its owner may conceal and reuse it at any moment, and such a copy can't be called back. A mapped region

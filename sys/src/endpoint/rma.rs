@@ -111,10 +111,11 @@ impl Endpoint {
     /// is used here by
     /// [`Endpoint::read_region`] and [`Endpoint::write_region`], or through its address.
     ///
-    /// With [`Access::Read`] and [`Access::Write`] no other process can take pages out of the memory. With [`Access::ReadWrite`]
-    /// any process that may use the region directly can: a page that was taken out reads as zeroes, here and there, and is
-    /// allocated again by the process that touches it first. Such a region is therefore never on huge pages. A peer whose memory
-    /// is limited by a cgroup maps it only if it could bear the whole region, or is in the owner's cgroup.
+    /// With [`Access::Read`] and [`Access::Write`] no other process can take pages out of the memory. With
+    /// [`Access::ReadWrite`] any process that may use the region directly can: a page that was taken out reads as
+    /// zeroes, here and there, and is allocated again by the process that touches it first. Such a region is therefore
+    /// never on huge pages. A peer whose memory is limited by a cgroup maps it only if it could bear the whole region,
+    /// or is in the owner's cgroup.
     ///
     /// # Errors
     /// What the operating system says; nothing is exposed.
@@ -125,8 +126,8 @@ impl Endpoint {
         let options = &self.config.segments;
         let segment = match access {
             Access::ReadWrite => Segment::create(NAME, bytes, &options.for_foreign_writers())?,
-            // Nobody writes it by mapping it. A region for reading that can't be sealed is used in packets; one for writing
-            // always is.
+            // Nobody writes it by mapping it. A region for reading that can't be sealed is used in packets; one for
+            // writing always is.
             Access::Read | Access::Write => Segment::create_sealed(NAME, bytes, options)?,
         };
         segment.seal_seals()?;

@@ -1,10 +1,10 @@
 //! Opening a segment of a peer by the number of its descriptor, where nobody wants to hand it over: most regions are used by
 //! few peers, and each copy of a descriptor counts.
 //!
-//! The kernel lets a process of the same user do that by `/proc`. What the descriptor is, is asked before it is opened: opening
-//! a device or a pipe could do anything, and opening a regular file can block: on FUSE until the process that serves it answers,
-//! and elsewhere until the holder of a lease gives it up (`/proc/sys/fs/lease-break-time`, 45 s). So only what lies on the same
-//! file system as memory of our own is opened, without waiting for leases.
+//! The kernel lets a process of the same user do that by `/proc`. What the descriptor is, is asked before it is opened:
+//! opening a device or a pipe could do anything, and opening a regular file can block: on FUSE until the process that
+//! serves it answers, and elsewhere until the holder of a lease gives it up (`/proc/sys/fs/lease-break-time`, 45 s). So
+//! only what lies on the same file system as memory of our own is opened, without waiting for leases.
 
 use std::ffi::CStr;
 use std::fs::File;
@@ -21,15 +21,15 @@ use super::store::{self, Store};
 
 const WHAT: &str = "opening a region of a peer";
 
-/// Opens the file behind a descriptor of another process. What comes is judged by [`Segment::attach`](super::Segment). Never
-/// waits.
+/// Opens the file behind a descriptor of another process. What comes is judged by [`Segment::attach`](super::Segment).
+/// Never waits.
 ///
-/// The descriptor can be written even if the memory is only to be read: [`AttachLimits::keeps_pages`](super::AttachLimits) needs
-/// that to set the size that the file has.
+/// The descriptor can be written even if the memory is only to be read:
+/// [`AttachLimits::keeps_pages`](super::AttachLimits) needs that to set the size that the file has.
 ///
 /// # Errors
-/// When there is no such process or descriptor, when it is no memory, when its owner holds a lease on it, and when the kernel does
-/// not allow it: for another user, and for a process that has forbidden it (`PR_SET_DUMPABLE`).
+/// When there is no such process or descriptor, when it is no memory, when its owner holds a lease on it, and when the
+/// kernel does not allow it: for another user, and for a process that has forbidden it (`PR_SET_DUMPABLE`).
 pub fn open_foreign(pid: i32, descriptor: u32) -> Result<ForeignFd, ShmError> {
     let system = |error| ShmError::system(WHAT, error);
     // Names the file without opening it.

@@ -72,7 +72,8 @@ pub(crate) fn wait_any(fds: &[BorrowedFd<'_>], deadline: Instant) -> io::Result<
     let mut polls: Vec<_> = fds.iter().map(poll).collect();
     uninterrupted(|| {
         let timeout = timespec(left(deadline));
-        // SAFETY: as many pollfds as are announced, and a valid timespec, outlive the call; a null signal mask is allowed.
+        // SAFETY: as many pollfds as are announced, and a valid timespec, outlive the call; a null signal mask is
+        // allowed.
         checked(unsafe {
             libc::ppoll(polls.as_mut_ptr(), polls.len() as libc::nfds_t, &raw const timeout, std::ptr::null())
         })

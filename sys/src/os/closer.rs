@@ -1,13 +1,14 @@
 //! Closing descriptors that other processes have sent, away from the thread that makes progress.
 //!
-//! `close(2)` can block for as long as the sender of a descriptor likes: a TCP socket with `SO_LINGER` and data that nobody reads,
-//! or a file of a FUSE file system whose process does not answer. The kernel also closes what nobody has received: with the last
-//! reference to a Unix socket it closes the descriptors that lie in its queue, in the thread that closed the socket.
+//! `close(2)` can block for as long as the sender of a descriptor likes: a TCP socket with `SO_LINGER` and data that
+//! nobody reads, or a file of a FUSE file system whose process does not answer. The kernel also closes what nobody has
+//! received: with the last reference to a Unix socket it closes the descriptors that lie in its queue, in the thread
+//! that closed the socket.
 //!
-//! So a helper thread closes them. It is started when there is something to close, and ends when nothing is left. At most
-//! [`MOST_THREADS`] run at once, each for one `close` that blocks; more than [`MOST_WAITING`] descriptors do not wait for them,
-//! since nobody accepts unauthenticated connections meanwhile ([`has_room`]). No thread is ever waited for: not by an endpoint
-//! that is closed or dropped, and not at the end of the process, where the kernel interrupts a close that lingers. The threads
+//! So a helper thread closes them. It is started when there is something to close, and ends when nothing is left. At
+//! most `MOST_THREADS` run at once, each for one `close` that blocks. While more than `MOST_WAITING` descriptors wait,
+//! nobody accepts unauthenticated connections (`has_room`). No thread is ever waited for: not by an endpoint that is
+//! closed or dropped, and not at the end of the process, where the kernel interrupts a close that lingers. The threads
 //! block all signals. A library that is unloaded (`dlclose`) within that time must not have been attacked before.
 
 use std::mem::ManuallyDrop;
@@ -30,8 +31,8 @@ const STACK: usize = 128 << 10;
 /// How often the lock is tried. A forked child may find it locked for ever, by a thread that it does not have.
 const TRIES: usize = 1000;
 
-/// A descriptor that another process has sent or named, of a kind that is not known yet. It may be dropped anywhere: unless it is
-/// memory, a helper thread closes it.
+/// A descriptor that another process has sent or named, of a kind that is not known yet. It may be dropped anywhere:
+/// unless it is memory, a helper thread closes it.
 #[derive(Debug)]
 pub struct ForeignFd(ManuallyDrop<OwnedFd>);
 
@@ -179,8 +180,8 @@ fn close_soon(fd: &OwnedFd) {
     }
 }
 
-/// Ends a Unix socket of ours for both sides and closes it: here if its queue is empty or holds plain bytes, else in a helper
-/// thread.
+/// Ends a Unix socket of ours for both sides and closes it: here if its queue is empty or holds plain bytes, else in a
+/// helper thread.
 pub(super) fn close_socket(socket: OwnedFd) {
     // From here on the peer can queue nothing more.
     // SAFETY: takes no memory. It fails only where nobody is there any more.

@@ -101,8 +101,8 @@ impl Listener {
     }
 }
 
-/// Connections that wait in the queue of a listener may hold descriptors whose close blocks, so they are accepted before the
-/// listener is closed: each of them then is closed as any other connection.
+/// Connections that wait in the queue of a listener may hold descriptors whose close blocks, so they are accepted
+/// before the listener is closed: each of them then is closed as any other connection.
 impl Drop for Listener {
     fn drop(&mut self) {
         // SAFETY: taken once: the field is not used after this.

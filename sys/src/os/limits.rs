@@ -228,8 +228,9 @@ fn reclaimable(stat: &str, names: &[&str]) -> u64 {
 /// Bytes from which on a limit is none: version 1 of the memory controller writes a large number.
 const UNLIMITED: u64 = 1 << 60;
 
-/// Checks that `bytes` of memory that process `pid` owns may be charged to this process instead. That is so if no cgroup limits the
-/// memory of this process, if both are in the same cgroup (what the one is charged, the other is not), or if there is room for all.
+/// Checks that `bytes` of memory that process `pid` owns may be charged to this process instead. That is so if no
+/// cgroup limits the memory of this process, if both are in the same cgroup (what the one is charged, the other is
+/// not), or if there is room for all.
 ///
 /// # Errors
 /// Why not, and the remedy.
@@ -242,8 +243,8 @@ pub(crate) fn require_to_bear(pid: i32, bytes: u64) -> Result<(), String> {
         return Ok(());
     }
     Err(format!(
-        "its owner is in another memory cgroup, and could have {} charged to {}, where {} are left: start both in one cgroup, \
-         or raise the limit",
+        "its owner is in another memory cgroup, and could have {} charged to {}, where {} are left: start both in one \
+         cgroup, or raise the limit",
         Bytes(bytes),
         tightest.bound_by,
         Bytes(tightest.bytes)

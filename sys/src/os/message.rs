@@ -93,8 +93,8 @@ pub(super) fn receive(socket: BorrowedFd<'_>, buf: &mut [u8]) -> io::Result<Pack
 /// Packets that [`drop_plain_packets`] takes.
 const PLAIN_PACKETS: usize = 64;
 
-/// Takes the packets that carry no descriptors, up to the first that does. True if the queue is then empty. The receiving side
-/// has been shut down.
+/// Takes the packets that carry no descriptors, up to the first that does. True if the queue is then empty. The
+/// receiving side has been shut down.
 pub(super) fn drop_plain_packets(socket: BorrowedFd<'_>) -> bool {
     for _ in 0..PLAIN_PACKETS {
         match peek(socket) {
@@ -110,8 +110,8 @@ pub(super) fn drop_plain_packets(socket: BorrowedFd<'_>) -> bool {
     false
 }
 
-/// The length of the next packet, one byte at most, and whether it carries something that has no room here. It stays in the queue,
-/// and so do its descriptors.
+/// The length of the next packet, one byte at most, and whether it carries something that has no room here. It stays in
+/// the queue, and so do its descriptors.
 fn peek(socket: BorrowedFd<'_>) -> io::Result<(usize, bool)> {
     let mut byte = [0_u8; 1];
     let mut iov = libc::iovec { iov_base: byte.as_mut_ptr().cast(), iov_len: byte.len() };

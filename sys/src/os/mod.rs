@@ -16,8 +16,9 @@
 //! | [`numa`] | processors, memory nodes, cache lines |
 //!
 //! What holds for all of it: nothing here leaves a name behind, installs a signal handler, starts a thread ([`mapping`]
-//! does, when asked, and `closer`, when another process hands over something that could block), prints, or waits past its deadline. Every error is one line that says what failed and what to do about it. Descriptors are
-//! close-on-exec and segments are not inherited by `fork`.
+//! does, when asked, and `closer`, when another process hands over something that could block), prints, or waits past
+//! its deadline. Every error is one line that says what failed and what to do about it. Descriptors are close-on-exec
+//! and segments are not inherited by `fork`.
 //!
 //! Not public, because some of it is safe only as this crate uses it:
 //!

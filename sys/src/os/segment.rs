@@ -5,15 +5,18 @@
 //! included. All pages are reserved at creation, and the size is sealed, so that no touch of a segment ends in SIGBUS.
 //!
 //! # Pages that are taken out again
-//! A process that can write a file in memory can also punch holes into it (`fallocate`, `madvise(MADV_REMOVE)`). The next touch
-//! of such a page then allocates a new one, charged to the process that touches it.
+//! A process that can write a file in memory can also punch holes into it (`fallocate`, `madvise(MADV_REMOVE)`). The
+//! next touch of such a page then allocates a new one, charged to the process that touches it.
 //!
-//! | segment | what holds |
-//! |---|---|
-//! | sealed against writing ([`Segment::seal_against_foreign_writes`]; Linux 5.1) | Nobody can punch it any more, its owner included. A peer that attaches it with [`AttachLimits::keeps_pages`] knows that all its pages are there. |
-//! | written by peers, memfd | Any peer can punch it. A touch then allocates a zeroed page, at most the length of the segment. It is a SIGBUS only if the system refuses a single page: with `vm.overcommit_memory=2`. In a cgroup at its limit the out-of-memory killer decides. |
-//! | written by peers, huge pages | Never made by the transport, and refused by [`Segment::attach`]: a punched page returns to a pool that others can exhaust, and the next touch is a SIGBUS. |
-//! | in `/dev/shm` | Cannot be sealed. Its users trust each other: a touch of a punched page is a SIGBUS where `/dev/shm` is full. |
+//! - **Sealed against writing** ([`Segment::seal_against_foreign_writes`]; Linux 5.1): nobody can punch it any more, its
+//!   owner included. A peer that attaches it with [`AttachLimits::keeps_pages`] knows that all its pages are there.
+//! - **Written by peers, memfd**: any peer can punch it. A touch then allocates a zeroed page, in total at most the
+//!   length of the segment. In a cgroup at its limit the out-of-memory killer decides. It is a SIGBUS only if the system
+//!   refuses a single page, with `vm.overcommit_memory=2`.
+//! - **Written by peers, huge pages**: never made by the transport, and refused by [`Segment::attach`]. A punched page
+//!   returns to a pool that others can exhaust, and the next touch is a SIGBUS.
+//! - **In `/dev/shm`**: cannot be sealed, and its users trust each other. A touch of a punched page is a SIGBUS where
+//!   `/dev/shm` is full.
 //!
 //! A segment's memory is shared with processes that are not trusted: reach it through atomics and volatile copies
 //! only, never through a reference to plain data.
@@ -66,8 +69,9 @@ pub struct SegmentOptions {
 }
 
 impl SegmentOptions {
-    /// The same for a segment that other processes may write: never on huge pages. The descriptor that lets a process write also
-    /// lets it punch holes, and a punched page returns to the pool, where it may be missing when it is touched next.
+    /// The same for a segment that other processes may write: never on huge pages. The descriptor that lets a process
+    /// write also lets it punch holes, and a punched page returns to the pool, where it may be missing when it is
+    /// touched next.
     #[must_use]
     pub fn for_foreign_writers(self) -> Self {
         Self { huge: HugePages::Never, ..self }
@@ -91,8 +95,8 @@ pub struct AttachLimits {
     /// Accept a file whose size is not sealed, as long as it is memory without a name. Its owner can then kill this
     /// process by truncating it: for [`SegmentBacking::DevShm`] only.
     pub allow_unsealed: bool,
-    /// Accept only a file in memory from which nobody can take pages, its owner and other peers included: it is sealed against
-    /// writing by all who come later, and all its pages are there. For what is only read here.
+    /// Accept only a file in memory from which nobody can take pages, its owner and other peers included: it is sealed
+    /// against writing by all who come later, and all its pages are there. For what is only read here.
     pub keeps_pages: bool,
 }
 

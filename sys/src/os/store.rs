@@ -172,8 +172,8 @@ pub(super) fn seals(fd: BorrowedFd<'_>) -> c_int {
     checked(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) }).unwrap_or(0)
 }
 
-/// Whether this is a file on tmpfs or hugetlbfs, the only ones that answer the question for seals. It is answered at once
-/// whatever the file is, whereas `fstat` and `fstatfs` of a file on FUSE wait for the process that serves it.
+/// Whether this is a file on tmpfs or hugetlbfs, the only ones that answer the question for seals. It is answered at
+/// once whatever the file is, whereas `fstat` and `fstatfs` of a file on FUSE wait for the process that serves it.
 pub(super) fn is_memory(fd: BorrowedFd<'_>) -> bool {
     // SAFETY: takes no pointers.
     checked(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) }).is_ok()
@@ -194,8 +194,8 @@ pub(super) struct Found {
 }
 
 /// Judges a descriptor from a peer: ours by owner, memory by file system, of a size that cannot change, its pages
-/// there. The seals are read first: once they are seen, the size that is read after them is final. They are also the only
-/// question that every file answers at once, and only memory answers it with yes.
+/// there. The seals are read first: once they are seen, the size that is read after them is final. They are also the
+/// only question that every file answers at once, and only memory answers it with yes.
 pub(super) fn inspect(fd: ForeignFd, allow_unsealed: bool) -> Result<(Found, OwnedFd), ShmError> {
     let refuse = |why: String| Err(ShmError::Untrustworthy(why));
     if !is_memory(fd.as_fd()) {
@@ -245,14 +245,15 @@ fn require_pages(about: &std::fs::Metadata) -> Result<(), ShmError> {
     Err(ShmError::Untrustworthy(why))
 }
 
-/// Seals under which nobody can take pages out of a file any more, neither by `fallocate` nor by `madvise(MADV_REMOVE)`, not
-/// even its owner through a mapping that is writable.
+/// Seals under which nobody can take pages out of a file any more, neither by `fallocate` nor by
+/// `madvise(MADV_REMOVE)`, not even its owner through a mapping that is writable.
 pub(super) const KEEPS_PAGES: c_int = libc::F_SEAL_FUTURE_WRITE | libc::F_SEAL_WRITE;
 
 /// Makes sure that every page of a file of this size is there and stays there. All seals are on it.
 ///
-/// The number of blocks alone does not say so: its owner may have reserved pages behind the end before the size was sealed, and
-/// punched as many holes before the end. To set the size that it has is allowed, and frees what is behind the end.
+/// The number of blocks alone does not say so: its owner may have reserved pages behind the end before the size was
+/// sealed, and punched as many holes before the end. To set the size that it has is allowed, and frees what is behind
+/// the end.
 pub(super) fn require_kept_pages(fd: &OwnedFd, seals: c_int, len: u64) -> Result<(), ShmError> {
     const FIXED: c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
     let refuse = |why: &str| Err(ShmError::Untrustworthy(why.into()));

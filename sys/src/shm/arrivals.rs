@@ -1,9 +1,9 @@
 //! Unauthenticated connections at start, heard side by side.
 //!
-//! Anybody on the machine can connect to the socket at which peers meet, and need not say anything. So a connection is first judged
-//! by what the kernel knows of the process behind it: of another user, or no process of a rank that is awaited, it is closed before
-//! anything that it has sent is received. The others are heard as they speak. None of them delays the others: how long each may be
-//! silent is limited, and how many there are at once.
+//! Anybody on the machine can connect to the socket at which peers meet, and need not say anything. So a connection is
+//! first judged by what the kernel knows of the process behind it: of another user, or no process of a rank that is
+//! awaited, it is closed before anything that it has sent is received. The others are heard as they speak. None of them
+//! delays the others: how long each may be silent is limited, and how many there are at once.
 
 use std::os::fd::AsFd as _;
 use std::time::{Duration, Instant};

@@ -328,8 +328,8 @@ fn answer(
     }
 }
 
-/// Whether those who have not called yet still live: their listeners vanish with them. A probe does not wait, and looks like a
-/// stranger to them. A queue that is full of other callers proves that the listener is there.
+/// Whether those who have not called yet still live: their listeners vanish with them. A probe does not wait, and looks
+/// like a stranger to them. A queue that is full of other callers proves that the listener is there.
 fn probe(world: &World, peers: &[Option<Peer>], addresses: &[String]) -> Result<(), Error> {
     let late = (0..peers.len()).filter(|rank| *rank > world.rank as usize && peers[*rank].is_none());
     for rank in late {

@@ -18,8 +18,8 @@ const SHARE_AT: usize = KEY_BYTES - 4;
 const MIB: usize = 1 << 20;
 const HOLE: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
 
-/// `stranger NAME SILENT LINGERING UID`: connects to the listener of this name, so many times without a word, and so many times
-/// with a descriptor whose close blocks for minutes. Stays until it is killed.
+/// `stranger NAME SILENT LINGERING UID`: connects to the listener of this name, so many times without a word, and so
+/// many times with a descriptor whose close blocks for minutes. Stays until it is killed.
 pub(super) fn stranger(words: &[&str]) -> Outcome {
     let [name, numbers @ ..] = words else { return Err(Fault::Usage("no name".into())) };
     let number = |text: &&str| text.parse().map_err(|_| Fault::Usage(format!("{text} is not a number")));
@@ -154,8 +154,8 @@ fn grab_huge_page() -> bool {
     unsafe { libc::mmap(std::ptr::null_mut(), 2 * MIB, access, kind, -1, 0) != libc::MAP_FAILED }
 }
 
-/// `lent MIB`: rank 1 lends so much memory, twice, and takes all of its pages away before rank 0 reads it. With the environment's
-/// `NEMESIA_TEST_CGROUP`, rank 0 lives in that group.
+/// `lent MIB`: rank 1 lends so much memory, twice, and takes all of its pages away before rank 0 reads it. With the
+/// environment's `NEMESIA_TEST_CGROUP`, rank 0 lives in that group.
 pub(super) fn lent(mib: usize) -> Outcome {
     let mut endpoint = open()?;
     let len = mib * MIB;

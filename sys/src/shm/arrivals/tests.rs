@@ -81,8 +81,8 @@ fn a_process_that_is_not_awaited_is_refused_before_it_is_heard() {
     assert!(stranger.has_hung_up());
 }
 
-/// Their closes would block for minutes: those that are received, those that nobody receives, and those of connections that nobody
-/// has accepted.
+/// Their closes would block for minutes: those that are received, those that nobody receives, and those of connections
+/// that nobody has accepted.
 #[test]
 fn descriptors_whose_close_blocks_do_not_delay_anything() {
     const SECONDS: i32 = 600;
