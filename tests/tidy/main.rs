@@ -14,6 +14,7 @@
 //! | [`edges`] | every Release has an Acquire of the same name |
 //! | [`hosts`] | no path of one machine and no registry host in a text file |
 //! | [`top_level`] | what the top of the repository may hold |
+//! | [`terms`] | retired terms stay retired, a type name is used once in a crate, lines of at most 120 columns |
 //! | [`readme`] | the commands of the README exist, and CI runs what the README says |
 
 mod api;
@@ -26,6 +27,7 @@ mod length;
 mod readme;
 mod source;
 mod syntax;
+mod terms;
 mod top_level;
 
 use source::{assert_none, each, names, tree};
@@ -78,6 +80,21 @@ fn text_files_name_no_machine_and_no_registry_host() {
 #[test]
 fn top_level_holds_only_what_it_may() {
     assert_none(&top_level::check(&names()));
+}
+
+#[test]
+fn retired_terms_are_not_used() {
+    assert_none(&each(&tree(), terms::retired));
+}
+
+#[test]
+fn lines_are_at_most_120_columns() {
+    assert_none(&each(&tree(), terms::columns));
+}
+
+#[test]
+fn a_type_name_is_used_once_in_a_crate() {
+    assert_none(&terms::homonyms(&tree()));
 }
 
 #[test]
