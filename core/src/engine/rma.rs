@@ -73,7 +73,7 @@ pub(super) struct Side {
     /// Whether the rest must be reported before this process leaves.
     owes_account: bool,
     /// The refusals that the peer reported before it left and that no flush has returned.
-    reported: account::Refused,
+    final_refusals: account::Refused,
     /// Whether the peer is gone, and a started operation is not known to be done.
     lost: bool,
     /// The active message from the peer that is partly received.
@@ -302,9 +302,9 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
             self.side(peer).lost |= done.is_none();
             self.complete(index, done.unwrap_or(fate));
         }
-        let Side { issued, flushed, reported, lost, .. } = core::mem::take(self.side(peer));
+        let Side { issued, flushed, final_refusals, lost, .. } = core::mem::take(self.side(peer));
         let lost = lost || issued != flushed;
-        *self.side(peer) = Side { reported, lost, ..Side::default() };
+        *self.side(peer) = Side { final_refusals, lost, ..Side::default() };
         while let Some(reply) = self.replies.pop_front(&mut replies) {
             self.replies.remove(reply);
         }

@@ -112,7 +112,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
             return Err(fault);
         }
         side.flushed = executed;
-        side.reported = both(side.reported, refusal.map(|refusal| (refusal, count)));
+        side.final_refusals = both(side.final_refusals, refusal.map(|refusal| (refusal, count)));
         Ok(())
     }
 
@@ -132,9 +132,9 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
             self.await_answer(peer, index);
             return Ok(self.id(index));
         }
-        let Some((refusal, count)) = self.side(peer).reported else { return Ok(RequestId::SENT) };
+        let Some((refusal, count)) = self.side(peer).final_refusals else { return Ok(RequestId::SENT) };
         let index = self.start(State::Done(Err(Fate::Refused { peer, refusal, count })))?;
-        self.side(peer).reported = None;
+        self.side(peer).final_refusals = None;
         Ok(self.id(index))
     }
 
@@ -152,7 +152,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         if lost {
             return None;
         }
-        let refused = side.reported.take();
+        let refused = side.final_refusals.take();
         let fate = |(refusal, count)| Err(Fate::Refused { peer, refusal, count });
         Some(refused.map_or(Ok(Status { peer, tag: 0, len: 0 }), fate))
     }

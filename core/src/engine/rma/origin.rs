@@ -279,7 +279,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     pub fn is_unflushed(&self, to: PeerId) -> bool {
         let peers: &[Peer] = self.peers.borrow();
         peers.get(to as usize).is_some_and(|Peer { failure, side, .. }| {
-            side.reported.is_some() || failure.is_none() && !side.is_flushed()
+            side.final_refusals.is_some() || failure.is_none() && !side.is_flushed()
         })
     }
 
@@ -486,7 +486,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
                 let side = self.side(from);
                 // An account may have said more by now.
                 side.flushed = side.flushed.max(issued);
-                match both(side.reported.take(), refusal.map(|refusal| (refusal, count))) {
+                match both(side.final_refusals.take(), refusal.map(|refusal| (refusal, count))) {
                     None => Ok(Status { peer: from, tag: 0, len: 0 }),
                     Some((refusal, count)) => Err(Fate::Refused { peer: from, refusal, count }),
                 }
