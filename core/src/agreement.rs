@@ -50,7 +50,7 @@ mod tests;
 
 use core::borrow::BorrowMut;
 
-use message::{Kind, Message};
+use message::{AgreementKind, AgreementMessage};
 pub use message::{Malformed, message_bytes, words};
 
 use crate::port::PeerId;
@@ -199,12 +199,12 @@ impl<W: BorrowMut<[u64]>> Agreement<W> {
     /// if `out` is too short.
     pub fn message(&self, out: &mut [u8]) -> usize {
         let kind = match self.stage {
-            Stage::Propose(_) => Kind::Proposal,
-            Stage::Accept(_) => Kind::Acceptance,
-            Stage::Tell(_) => Kind::Decision,
-            _ => Kind::Report,
+            Stage::Propose(_) => AgreementKind::Proposal,
+            Stage::Accept(_) => AgreementKind::Acceptance,
+            Stage::Tell(_) => AgreementKind::Decision,
+            _ => AgreementKind::Report,
         };
-        Message { kind, flags: self.flags, missing: () }.write(self.missing.words.borrow(), out)
+        AgreementMessage { kind, flags: self.flags, missing: () }.write(self.missing.words.borrow(), out)
     }
 
     /// Records that the message of a [`Step::Send`] was sent, or that its receiver has failed.
@@ -223,26 +223,26 @@ impl<W: BorrowMut<[u64]>> Agreement<W> {
     /// # Errors
     /// The message is invalid and was ignored; the caller must fail its sender.
     pub fn received(&mut self, bytes: &[u8]) -> Result<(), Malformed> {
-        let message = Message::read(bytes, self.size)?;
+        let message = AgreementMessage::read(bytes, self.size)?;
         match (self.stage, message.kind) {
             // Other ranks may have received the decision before a coordinator failed.
-            (Stage::Hear(peer), Kind::Decision) => self.stage = Stage::Hear(peer + 1),
+            (Stage::Hear(peer), AgreementKind::Decision) => self.stage = Stage::Hear(peer + 1),
             // The peer reported to this process before it received the decision.
             (Stage::Hear(_), _) => {}
             (
                 Stage::Gather(peer) | Stage::Collect(peer) | Stage::Await(peer) | Stage::Confirm(peer),
-                Kind::Decision,
+                AgreementKind::Decision,
             ) => {
                 self.adopt(&message);
                 self.teller = Some(peer);
                 self.stage = Stage::Tell(0);
             }
-            (Stage::Gather(peer), Kind::Report) => {
+            (Stage::Gather(peer), AgreementKind::Report) => {
                 self.merge(&message);
                 self.stage = Stage::Gather(peer + 1);
             }
-            (Stage::Collect(peer), Kind::Acceptance) => self.stage = Stage::Collect(peer + 1),
-            (Stage::Await(leader), Kind::Proposal) => {
+            (Stage::Collect(peer), AgreementKind::Acceptance) => self.stage = Stage::Collect(peer + 1),
+            (Stage::Await(leader), AgreementKind::Proposal) => {
                 self.adopt(&message);
                 self.stage = Stage::Accept(leader);
             }
@@ -319,7 +319,7 @@ impl<W: BorrowMut<[u64]>> Agreement<W> {
     }
 
     /// Merges a report to the coordinator.
-    fn merge(&mut self, report: &Message<impl Iterator<Item = u64> + Clone>) {
+    fn merge(&mut self, report: &AgreementMessage<impl Iterator<Item = u64> + Clone>) {
         if !self.accepted {
             self.flags &= report.flags;
             let words = self.missing.words.borrow_mut().iter_mut();
@@ -327,7 +327,7 @@ impl<W: BorrowMut<[u64]>> Agreement<W> {
         }
     }
 
-    fn adopt(&mut self, message: &Message<impl Iterator<Item = u64> + Clone>) {
+    fn adopt(&mut self, message: &AgreementMessage<impl Iterator<Item = u64> + Clone>) {
         self.accepted = true;
         self.flags = message.flags;
         let words = self.missing.words.borrow_mut().iter_mut();

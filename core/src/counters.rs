@@ -33,7 +33,7 @@ impl Count {
 
 /// The counters of a port for one peer, returned by [`crate::port::MessagePort::traffic`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Traffic {
+pub struct TrafficCounters {
     /// Packets sent, by any path.
     pub sent: u64,
     /// Packets received, by any path.
@@ -49,7 +49,7 @@ pub struct Traffic {
     /// Times that this process woke the peer.
     pub wakes: u64,
     /// Packets sent through cells that were filled with non-temporal stores.
-    pub past_caches: u64,
+    pub non_temporal: u64,
 }
 
 /// The engine's counters for one peer.
@@ -72,7 +72,7 @@ pub(crate) struct Tally {
     pub(crate) demoted: u64,
     /// Large messages received, by protocol.
     pub(crate) pulled: Count,
-    pub(crate) shared: Count,
+    pub(crate) assisted: Count,
     pub(crate) streamed: Count,
     /// Streamed messages that began with another protocol.
     pub(crate) fallbacks: u64,
@@ -87,7 +87,7 @@ pub(crate) struct Tally {
     /// One-sided operations without packets.
     pub(crate) direct: Count,
     /// The port's counters when the peer was released.
-    pub(crate) last: Option<Traffic>,
+    pub(crate) last: Option<TrafficCounters>,
 }
 
 impl Tally {
@@ -111,7 +111,7 @@ impl Tally {
 
     /// Returns all counters of a peer except its credits. `traffic` is `None` for this process
     /// itself.
-    pub(crate) fn snapshot(&self, traffic: Option<Traffic>) -> PeerCounters {
+    pub(crate) fn snapshot(&self, traffic: Option<TrafficCounters>) -> PeerCounters {
         let (mut sent, mut received) = (self.sent, self.received);
         if let Some(traffic) = traffic {
             // The subtraction saturates, so that a wrong report of a port cannot underflow.
@@ -146,7 +146,7 @@ impl Tally {
             fastbox_full: traffic.fastbox_full,
             cell_exhausted: traffic.cells_exhausted,
             wakes_sent: traffic.wakes,
-            cell_past_caches: traffic.past_caches,
+            cell_non_temporal: traffic.non_temporal,
             ..self.by_kind(&sent, &received)
         }
     }
@@ -182,8 +182,8 @@ impl Tally {
             credit_demoted: self.demoted,
             large_pulled: self.pulled.count,
             large_pulled_bytes: self.pulled.bytes,
-            large_shared: self.shared.count,
-            large_shared_bytes: self.shared.bytes,
+            large_assisted: self.assisted.count,
+            large_assisted_bytes: self.assisted.bytes,
             large_streamed: self.streamed.count,
             large_streamed_bytes: self.streamed.bytes,
             large_fallbacks: self.fallbacks,
@@ -369,9 +369,9 @@ counters! {
         /// Their payload.
         large_pulled_bytes: "bytes",
         /// Messages received in one copy through the kernel, with sender-assisted copy enabled.
-        large_shared: "messages",
+        large_assisted: "messages",
         /// Their payload.
-        large_shared_bytes: "bytes",
+        large_assisted_bytes: "bytes",
         /// Messages received as a stream of packets.
         large_streamed: "messages",
         /// Their payload.
@@ -410,7 +410,7 @@ counters! {
         wakes_sent: "times",
         /// Packets sent through cells that were filled with non-temporal stores
         /// (`NEMESIA_CELL_STORES`).
-        cell_past_caches: "packets",
+        cell_non_temporal: "packets",
     }
 }
 

@@ -17,7 +17,7 @@
 //! | `engine/rma.rs` | one-sided operations |
 //! | `engine/count.rs` | counters: updates and snapshots |
 //! | `engine/progress.rs` | one progress step; failures |
-//! | `engine/revive.rs` | ranks that reconnect |
+//! | `engine/reconnect.rs` | ranks that reconnect |
 #![forbid(unsafe_code)]
 
 pub mod active;
@@ -28,8 +28,8 @@ mod peer;
 mod probe;
 mod progress;
 mod receive;
+mod reconnect;
 mod request;
-mod revive;
 pub mod rma;
 mod send;
 #[cfg(test)]
@@ -38,12 +38,12 @@ mod tests;
 use core::borrow::{Borrow, BorrowMut};
 
 use active::Handlers;
-use rma::{Region, Regions, Reply};
+use rma::{ExposedRegion, Regions, Reply};
 
 pub use peer::Peer;
 pub use progress::{PACKETS_A_TURN, Progress};
 pub use receive::Bypass;
-pub use request::{Failure, Fate, Outcome, Request, RequestId, StartError, Status, Truncation};
+pub use request::{CompletionError, Failure, Outcome, Request, RequestId, StartError, Status, Truncation};
 
 use crate::flow::{CeilingError, Ledger};
 use crate::matching::Posted;
@@ -53,7 +53,7 @@ use crate::slab::{List, Slab, Slot};
 use crate::store::{self, Store, Unit};
 use crate::trace::Recorder;
 use crate::wire::rendezvous::RTS_BYTES;
-use lmt::Choices;
+use lmt::ProtocolSelections;
 
 /// The types of the memory that the caller lends to the engine. Slices and `Vec`s are suitable; the
 /// storage of requests may grow.
@@ -71,7 +71,7 @@ pub trait Storage {
     /// largest power of two that fits.
     type Buckets: BorrowMut<[List]>;
     /// One slot for each region that peers may access. May be empty.
-    type Regions: BorrowMut<[Slot<Region>]>;
+    type Regions: BorrowMut<[Slot<ExposedRegion>]>;
     /// [`WINDOW`](rma::WINDOW) slots for each other rank. May be empty if no process uses one-sided
     /// operations. If the engine has no slot for a reply, it treats the peer's request as a
     /// protocol violation.
@@ -116,7 +116,7 @@ pub struct Tuning {
     pub window: u32,
     /// Smallest message, in bytes, of which a waiting sender copies a part for the receiver
     /// (sender-assisted copy). `u64::MAX` disables this.
-    pub share_bytes: u64,
+    pub assist_bytes: u64,
     /// Smallest message, in bytes, that the receiver copies out of packets with non-temporal
     /// stores. `u64::MAX` disables this. A good value is about the size of the last-level cache.
     pub non_temporal_bytes: u64,
@@ -133,7 +133,7 @@ impl Default for Tuning {
         Self {
             eager_bytes: 8 << 10,
             window: 4096,
-            share_bytes: 48 << 10,
+            assist_bytes: 48 << 10,
             non_temporal_bytes: 32 << 20,
             pull_bytes: 256 << 10,
             run_bytes: 4 << 10,
@@ -162,7 +162,7 @@ pub struct Engine<P: MessagePort, S: Storage> {
     first_work: Option<PeerId>,
     eager_bytes: usize,
     /// The adaptive selector of the protocol for large messages.
-    choices: Choices,
+    selections: ProtocolSelections,
     tuning: Tuning,
     /// Whether messages of one word are sent eagerly through the port's shortest path.
     sends_words: bool,
@@ -197,7 +197,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         let mut engine = Self {
             rank,
             eager_bytes,
-            choices: Choices::default(),
+            selections: ProtocolSelections::default(),
             tuning,
             sends_words: port.sends_words() && size_of::<Word>() <= eager_bytes,
             port,

@@ -36,7 +36,7 @@ pub const WINDOW: u32 = 4096;
 /// The result of charging a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
-pub enum Arrived {
+pub enum ArrivedBytes {
     /// The packet was charged.
     Fine,
     /// The packet was charged, and the peer must learn its new total.
@@ -93,12 +93,12 @@ enum Lack {
 
 /// The accounts that wait for the same amount, first come, first served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Waiting {
+struct WaitingPeer {
     first: u32,
     last: u32,
 }
 
-impl Waiting {
+impl WaitingPeer {
     const NOBODY: Self = Self { first: NONE, last: NONE };
 
     const fn is_empty(&self) -> bool {
@@ -203,8 +203,8 @@ pub struct Ledger {
     /// Accounts not opened yet, each with a reserve.
     unopened: u32,
     /// The waiting accounts: those without credit for a packet, and those below half of the window.
-    packetless: Waiting,
-    windowless: Waiting,
+    packetless: WaitingPeer,
+    windowless: WaitingPeer,
 }
 
 impl Ledger {
@@ -236,8 +236,8 @@ impl Ledger {
             own: 0,
             own_free: 0,
             unopened: peers,
-            packetless: Waiting::NOBODY,
-            windowless: Waiting::NOBODY,
+            packetless: WaitingPeer::NOBODY,
+            windowless: WaitingPeer::NOBODY,
         })
     }
 
@@ -274,7 +274,7 @@ impl Ledger {
 
     /// Returns the minimum grant: the least that an account without credit for a largest packet gets from the pool
     /// after it has run out.
-    const fn crumb(&self) -> u32 {
+    const fn minimum_grant(&self) -> u32 {
         larger(self.packet / 8, 1)
     }
 
@@ -296,31 +296,31 @@ impl Ledger {
     /// Charges an arrived packet. The caller asks before it stores the packet; if the packet was charged as stored,
     /// there is memory for it.
     #[inline(always)]
-    pub fn arrived<T>(&mut self, accounts: &mut [T], peer: PeerId, cost: u32, stored: bool) -> Arrived
+    pub fn arrived<T>(&mut self, accounts: &mut [T], peer: PeerId, cost: u32, stored: bool) -> ArrivedBytes
     where
         T: AsMut<Account>,
     {
         if let Some(account) = account(accounts, peer)
             && account.try_arrive(cost, stored)
         {
-            return Arrived::Fine;
+            return ArrivedBytes::Fine;
         }
         self.arrived_due(accounts, peer, cost, stored)
     }
 
     #[cold]
     #[inline(never)]
-    fn arrived_due<T>(&mut self, accounts: &mut [T], peer: PeerId, cost: u32, stored: bool) -> Arrived
+    fn arrived_due<T>(&mut self, accounts: &mut [T], peer: PeerId, cost: u32, stored: bool) -> ArrivedBytes
     where
         T: AsMut<Account>,
     {
-        let Some(account) = account(accounts, peer) else { return Arrived::Overdrawn };
+        let Some(account) = account(accounts, peer) else { return ArrivedBytes::Overdrawn };
         if cost > account.window() {
-            return Arrived::Overdrawn;
+            return ArrivedBytes::Overdrawn;
         }
         (account.due, account.ahead) = (account.arrived() + u64::from(cost), 0);
         account.stored += if stored { cost } else { 0 };
-        self.settle(accounts, peer, false, 1).map_or(Arrived::Fine, Arrived::Regrant)
+        self.settle(accounts, peer, false, 1).map_or(ArrivedBytes::Fine, ArrivedBytes::Regrant)
     }
 
     /// Records that units of a peer, open or closed, have left the store. Returns the peer's new total if it has
@@ -334,13 +334,13 @@ impl Ledger {
         let account = account(accounts, peer)?;
         debug_assert!(units <= account.stored);
         account.stored = account.stored.saturating_sub(units);
-        self.settle(accounts, peer, false, self.crumb())
+        self.settle(accounts, peer, false, self.minimum_grant())
     }
 
     /// Returns whether [`Ledger::next_regrant`] may have a result.
     #[inline(always)]
     pub const fn can_regrant(&self) -> bool {
-        !self.packetless.is_empty() && self.free >= self.crumb()
+        !self.packetless.is_empty() && self.free >= self.minimum_grant()
             || !self.windowless.is_empty() && self.free >= self.packet
     }
 
@@ -354,7 +354,7 @@ impl Ledger {
         // for its window.
         let peer = if self.packetless.is_empty() { self.windowless.first } else { self.packetless.first };
         self.unlink(accounts, peer);
-        Some((peer, self.settle(accounts, peer, true, self.crumb())?))
+        Some((peer, self.settle(accounts, peer, true, self.minimum_grant())?))
     }
 
     /// Closes the account of a failed peer: its grant is void. Its stored units stay charged until
@@ -394,14 +394,14 @@ impl Ledger {
     }
 
     /// Settles an account: takes back pool units that it no longer needs, refills it, and lists it if it must wait.
-    /// `served`: the account comes first in the list and may use the pool. `crumb`: the minimum grant for an account
-    /// without credit for a packet.
+    /// `served`: the account comes first in the list and may use the pool. `minimum_grant`: the minimum grant for an
+    /// account without credit for a packet.
     fn settle<T: AsMut<Account>>(
         &mut self,
         accounts: &mut [T],
         peer: PeerId,
         served: bool,
-        crumb: u32,
+        minimum_grant: u32,
     ) -> Option<u64> {
         let alone = self.packetless.is_only(peer) && self.windowless.is_only(peer);
         let account = account(accounts, peer)?;
@@ -411,7 +411,7 @@ impl Ledger {
         if !account.open {
             return None;
         }
-        let grant = self.top_up(account, served || alone, crumb);
+        let grant = self.top_up(account, served || alone, minimum_grant);
         account.set_due(self.due(account));
         let granted = account.granted;
         let lacks = match account.window() {
@@ -429,14 +429,15 @@ impl Ledger {
     /// Refills an account. A grant from the pool is at least a largest packet or, if the window is shorter than that,
     /// the minimum grant. A grant from the reserve alone at least doubles the window, unless the window is shorter
     /// than a largest packet. This avoids many tiny grants.
-    fn top_up(&mut self, account: &mut Account, pool: bool, crumb: u32) -> bool {
+    fn top_up(&mut self, account: &mut Account, pool: bool, minimum_grant: u32) -> bool {
         let window = account.window();
         if window >= self.low {
             return false;
         }
         let own = self.own(account);
         let wanted = self.window - window - own;
-        let least = if window + own < self.packet { smaller(crumb, self.packet) } else { self.packet };
+        let least =
+            if window + own < self.packet { smaller(minimum_grant, self.packet) } else { self.packet };
         let pooled = if pool && self.free >= least { smaller(wanted, self.free) } else { 0 };
         if pooled == 0 && (own == 0 || own <= window && window >= self.packet) {
             return false;
@@ -490,7 +491,7 @@ impl Ledger {
     }
 
     /// Returns the list of the accounts that wait for this amount.
-    const fn waiting(&mut self, lacks: Lack) -> Option<&mut Waiting> {
+    const fn waiting(&mut self, lacks: Lack) -> Option<&mut WaitingPeer> {
         match lacks {
             Lack::Nothing => None,
             Lack::Window => Some(&mut self.windowless),

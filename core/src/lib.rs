@@ -35,21 +35,21 @@ static_assertions::const_assert!(usize::BITS >= 64);
 extern crate std;
 
 pub mod agreement;
-#[cfg(nemesia_blunder)]
-pub mod blunder;
 pub mod counters;
 pub mod engine;
 pub mod flow;
+#[cfg(nemesia_injected_fault)]
+pub mod injected_fault;
 pub mod matching;
 pub mod order;
 pub mod payload;
 pub mod port;
 pub mod regcache;
+mod selector;
 pub mod shared;
 pub mod slab;
 pub mod store;
 pub mod sync;
 pub mod threads;
 pub mod trace;
-mod ways;
 pub mod wire;

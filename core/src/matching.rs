@@ -12,8 +12,8 @@
 
 use core::borrow::BorrowMut;
 
-#[cfg(nemesia_blunder)]
-use crate::blunder::{Blunder, made};
+#[cfg(nemesia_injected_fault)]
+use crate::injected_fault::{InjectedFault, injected};
 use crate::port::PeerId;
 use crate::slab::{List, Slab, Slot};
 use crate::wire::Envelope;
@@ -254,8 +254,8 @@ impl<B: BorrowMut<[List]>> Posted<B> {
         let hash = hash(from, envelope.context, envelope.tag);
         let exact = requests.find(self.exact.get(hash), matches);
         let wild = if self.wild.is_empty() { None } else { requests.find(&self.wild, matches) };
-        #[cfg(nemesia_blunder)]
-        let wild = wild.filter(|_| exact.is_none() || !made(Blunder::PreferExact));
+        #[cfg(nemesia_injected_fault)]
+        let wild = wild.filter(|_| exact.is_none() || !injected(InjectedFault::PreferExact));
         let number = |index: u32| requests.get(index).posted().map_or(u64::MAX, |(_, number)| number);
         let (index, list) = match (exact, wild) {
             (Some(exact), Some(wild)) if number(wild) < number(exact) => (wild, &mut self.wild),

@@ -17,8 +17,8 @@ use core::borrow::BorrowMut;
 /// The result of an arrival.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
-pub enum Arrived<T> {
-    /// The packet is the next one, and is returned for delivery. [`Window::next_due`] returns those
+pub enum Placed<T> {
+    /// The packet is the next one, and is returned for delivery. [`ReorderWindow::next_due`] returns those
     /// that may follow.
     Due(T),
     /// Earlier packets are missing; the packet waits in the window.
@@ -31,7 +31,7 @@ pub enum Arrived<T> {
 
 /// The window. `B` lends one slot for each packet that may be in flight: a power of two.
 #[derive(Debug)]
-pub struct Window<T, B: BorrowMut<[Option<T>]>> {
+pub struct ReorderWindow<T, B: BorrowMut<[Option<T>]>> {
     slots: B,
     /// The next sequence number, counted from the start; it does not wrap.
     due: u64,
@@ -41,7 +41,7 @@ pub struct Window<T, B: BorrowMut<[Option<T>]>> {
     value: core::marker::PhantomData<T>,
 }
 
-impl<T, B: BorrowMut<[Option<T>]>> Window<T, B> {
+impl<T, B: BorrowMut<[Option<T>]>> ReorderWindow<T, B> {
     /// Returns a window whose first number is `first`, with numbers of `bits` bits on the wire. The
     /// slots are cleared. `None` unless the number of slots is a power of two and at most half of
     /// the number range, and `bits` is 1 to 64.
@@ -72,27 +72,27 @@ impl<T, B: BorrowMut<[Option<T>]>> Window<T, B> {
 
     /// Accepts a packet. Of `sequence` only the bits on the wire count.
     #[inline]
-    pub fn arrive(&mut self, sequence: u64, value: T) -> Arrived<T> {
+    pub fn arrive(&mut self, sequence: u64, value: T) -> Placed<T> {
         let ahead = sequence.wrapping_sub(self.due) & self.mask;
         // The usual case stores nothing. If packets wait, they wait for this one.
         if ahead == 0 {
             self.due = self.due.wrapping_add(1);
-            return Arrived::Due(value);
+            return Placed::Due(value);
         }
         if ahead > self.mask / 2 {
-            return Arrived::Twice(value);
+            return Placed::Twice(value);
         }
         let slots = self.slots.borrow_mut();
         if ahead >= slots.len() as u64 {
-            return Arrived::Beyond(value);
+            return Placed::Beyond(value);
         }
         let at = self.due.wrapping_add(ahead) as usize & (slots.len() - 1);
         match &mut slots[at] {
-            Some(_) => Arrived::Twice(value),
+            Some(_) => Placed::Twice(value),
             free => {
                 *free = Some(value);
                 self.waiting += 1;
-                Arrived::Waits
+                Placed::Waits
             }
         }
     }
@@ -113,7 +113,7 @@ impl<T, B: BorrowMut<[Option<T>]>> Window<T, B> {
     }
 
     /// Starts again with this number. The waiting packets must have been removed before
-    /// ([`Window::drain`]).
+    /// ([`ReorderWindow::drain`]).
     pub fn restart(&mut self, first: u64) {
         self.slots.borrow_mut().iter_mut().for_each(|slot| *slot = None);
         (self.due, self.waiting) = (first & self.mask, 0);

@@ -17,7 +17,7 @@ mod borrowed;
 mod lent;
 
 pub use borrowed::{BorrowedGather, BorrowedRecv};
-pub use lent::Lent;
+pub use lent::LentMemory;
 
 /// Flag in the length of a buffer whose base is the address of a list.
 const LIST: usize = 1 << (usize::BITS - 1);
@@ -58,7 +58,7 @@ unsafe fn describe(list: *const Segment, count: usize) -> Option<(NonNull<u8>, u
 /// A position in a list: a segment, and the number of bytes before it. A walk resumes here, so that it need not start
 /// from the beginning.
 #[derive(Clone, Copy, Debug, Default)]
-struct Mark {
+struct ListPosition {
     segment: usize,
     before: usize,
 }
@@ -71,22 +71,22 @@ struct Mark {
 /// was left by a walk of the same list.
 unsafe fn walk(
     list: NonNull<u8>,
-    mark: &mut Mark,
+    position: &mut ListPosition,
     (at, len): (usize, usize),
     mut each: impl FnMut(usize, NonNull<u8>, usize),
 ) {
-    if at < mark.before {
-        *mark = Mark::default();
+    if at < position.before {
+        *position = ListPosition::default();
     }
-    let (mut skip, mut done) = (at - mark.before, 0);
+    let (mut skip, mut done) = (at - position.before, 0);
     while done < len {
         #[cfg(test)]
         tests::count_step();
         // SAFETY: bytes are missing, so the list goes on.
-        let Segment { base, len: here } = unsafe { list.cast::<Segment>().add(mark.segment).read() };
+        let Segment { base, len: here } = unsafe { list.cast::<Segment>().add(position.segment).read() };
         if skip >= here {
             skip -= here;
-            *mark = Mark { segment: mark.segment + 1, before: mark.before + here };
+            *position = ListPosition { segment: position.segment + 1, before: position.before + here };
             continue;
         }
         let count = (here - skip).min(len - done);
@@ -117,7 +117,8 @@ impl SendBuf {
     /// Describes `len` bytes at `base`; a null `base` is allowed when `len` is 0.
     ///
     /// # Safety
-    /// The bytes are readable and unchanged until this value is dropped or, if a request takes it, until that has completed.
+    /// The bytes are readable and unchanged until this value is dropped or, if a request takes it, until that has
+    /// completed.
     #[inline(always)]
     pub unsafe fn from_raw(base: *const u8, len: usize) -> Self {
         Self { base: NonNull::new(base.cast_mut()).unwrap_or(NonNull::dangling()), len }
@@ -127,8 +128,8 @@ impl SendBuf {
     /// empty has no address.
     ///
     /// # Safety
-    /// There are `count` segments at `list`. They, and the bytes that they name, are readable and unchanged until this value is
-    /// dropped or, if a request takes it, until that has completed.
+    /// There are `count` segments at `list`. They, and the bytes that they name, are readable and unchanged until this
+    /// value is dropped or, if a request takes it, until that has completed.
     pub unsafe fn from_list(list: *const Segment, count: usize) -> Option<Self> {
         // SAFETY: the caller guarantees the segments.
         unsafe { describe(list, count) }.map(|(base, len)| Self { base, len })
@@ -222,13 +223,13 @@ impl SendBuf {
 #[derive(Debug)]
 pub struct Gather {
     buf: SendBuf,
-    mark: Mark,
+    position: ListPosition,
 }
 
 impl Gather {
     /// Returns the bytes of `buf`, starting at the beginning.
     pub const fn new(buf: SendBuf) -> Self {
-        Self { buf, mark: Mark { segment: 0, before: 0 } }
+        Self { buf, position: ListPosition { segment: 0, before: 0 } }
     }
 
     /// Returns the buffer.
@@ -249,7 +250,7 @@ impl Gather {
         };
         // SAFETY: the range was limited to the buffer, whose maker guarantees a valid list; the mark is used with
         // this list only.
-        unsafe { walk(self.buf.base, &mut self.mark, (at, len), run) };
+        unsafe { walk(self.buf.base, &mut self.position, (at, len), run) };
     }
 
     /// As [`SendBuf::read`].
@@ -357,14 +358,14 @@ impl RecvBuf {
     /// bytes before each.
     pub fn each(&mut self, at: usize, len: usize, each: impl FnMut(usize, &mut [u8])) {
         // SAFETY: a new mark is valid for every list.
-        unsafe { self.each_after(&mut Mark::default(), at, len, each) };
+        unsafe { self.each_after(&mut ListPosition::default(), at, len, each) };
     }
 
     /// # Safety
     /// As for [`walk`], of the mark.
     unsafe fn each_after(
         &mut self,
-        mark: &mut Mark,
+        position: &mut ListPosition,
         at: usize,
         len: usize,
         mut each: impl FnMut(usize, &mut [u8]),
@@ -380,7 +381,7 @@ impl RecvBuf {
         };
         // SAFETY: the range was limited to the buffer, whose maker guarantees a valid list; the caller guarantees the
         // mark.
-        unsafe { walk(self.base, mark, (at, len), run) };
+        unsafe { walk(self.base, position, (at, len), run) };
     }
 
     /// Returns the number of runs that contain these bytes.
@@ -396,13 +397,13 @@ impl RecvBuf {
 #[derive(Debug)]
 pub struct Scatter {
     buf: RecvBuf,
-    mark: Mark,
+    position: ListPosition,
 }
 
 impl Scatter {
     /// Returns `buf`, to be filled from the beginning.
     pub const fn new(buf: RecvBuf) -> Self {
-        Self { buf, mark: Mark { segment: 0, before: 0 } }
+        Self { buf, position: ListPosition { segment: 0, before: 0 } }
     }
 
     /// Returns the length in bytes.
@@ -429,7 +430,7 @@ impl Scatter {
     /// As [`RecvBuf::each`].
     pub fn each(&mut self, at: usize, len: usize, each: impl FnMut(usize, &mut [u8])) {
         // SAFETY: the mark is used with this list only.
-        unsafe { self.buf.each_after(&mut self.mark, at, len, each) };
+        unsafe { self.buf.each_after(&mut self.position, at, len, each) };
     }
 
     /// As [`RecvBuf::runs`].
@@ -464,15 +465,15 @@ impl Default for Bounce {
     }
 }
 
-/// Memory of this process that peers may access. No reference to the bytes is ever made, because threads of this process
-/// and other processes may use them at any time: they are only copied, or changed value by value.
+/// Memory of this process that peers may access. No reference to the bytes is ever made, because threads of this
+/// process and other processes may use them at any time: they are only copied, or changed value by value.
 #[derive(Debug)]
 pub struct Exposed {
     base: NonNull<u8>,
     len: usize,
 }
 
-// SAFETY: the maker's guarantee (usable until it is concealed) does not depend on the thread.
+// SAFETY: the maker's guarantee (usable until it is unexposed) does not depend on the thread.
 unsafe impl Send for Exposed {}
 
 impl Exposed {
@@ -515,13 +516,14 @@ impl Exposed {
         self.base.as_ptr().wrapping_add(at).addr().is_multiple_of(bytes)
     }
 
-    /// Copies at most `len` bytes from `at` on into `bounce`, and returns them; fewer at the end, and at most [`BOUNCE`].
+    /// Copies at most `len` bytes from `at` on into `bounce`, and returns them; fewer at the end, and at most
+    /// [`BOUNCE`].
     pub fn view<'a>(&self, at: usize, len: usize, bounce: &'a mut Bounce) -> &'a [u8] {
         let at = at.min(self.len);
         let len = len.min(self.len - at).min(BOUNCE);
         let to = bounce.0.as_mut_ptr().cast::<u8>();
-        // SAFETY: in the memory, which the maker promised to be readable; `bounce` is ours alone and has at least `len` bytes. After
-        // the copy that many are initialised.
+        // SAFETY: in the memory, which the maker promised to be readable; `bounce` is ours alone and has at least `len`
+        // bytes. After the copy that many are initialised.
         unsafe {
             opaque::copy(self.base.as_ptr().add(at), to, len);
             core::slice::from_raw_parts(to, len)

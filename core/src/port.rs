@@ -5,7 +5,7 @@
 //! message port over a memory port.
 #![deny(unsafe_code)]
 
-use crate::counters::Traffic;
+use crate::counters::TrafficCounters;
 use crate::payload::{BorrowedGather, BorrowedRecv};
 use crate::shared::fastbox::{FastboxFault, Word};
 use crate::shared::pool::ReturnFault;
@@ -153,7 +153,7 @@ pub enum Pulled {
 
 /// A large message of which receiver and sender each copy a part (sender-assisted copy).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Share {
+pub struct AssistedCopy {
     /// Identifier of the sender's request.
     pub request: u64,
     /// Address of the message's first byte in the receiver's memory.
@@ -173,9 +173,9 @@ pub struct Part {
     pub end: u64,
 }
 
-/// The receiver's next step for a [`Share`].
+/// The receiver's next step for a [`AssistedCopy`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Turn {
+pub enum NextChunk {
     /// The receiver copies these bytes.
     Copy(Part),
     /// The sender is about to leave; the receiver polls again.
@@ -263,7 +263,7 @@ pub trait MessagePort {
     /// Sets the copy policy for later packets of kind `Data`, which their receiver has requested. A
     /// port may ignore it.
     #[inline]
-    fn fill_data(&mut self, peer: PeerId, stores: Stores) {
+    fn set_data_stores(&mut self, peer: PeerId, stores: Stores) {
         let _ = (peer, stores);
     }
 
@@ -324,7 +324,7 @@ pub trait MessagePort {
 
     /// As [`MessagePort::read`], with non-temporal stores where possible: the message is too large
     /// for the caches.
-    fn read_past_caches(&self, arrival: &Arrival<Self::Token>, at: usize, to: &mut [u8]) {
+    fn read_non_temporal(&self, arrival: &Arrival<Self::Token>, at: usize, to: &mut [u8]) {
         self.read(arrival, at, to);
     }
 
@@ -333,7 +333,7 @@ pub trait MessagePort {
 
     /// Prioritizes polling for packets of this peer, after a receive was posted (paper 4, section
     /// 3.1).
-    fn expect(&mut self, peer: PeerId);
+    fn prioritize(&mut self, peer: PeerId);
 
     /// Grants the peer a total credit of `units` units since the start, and wakes the peer if it
     /// may wait for credit.
@@ -364,33 +364,33 @@ pub trait MessagePort {
 
     /// Opens a message from this peer for sender-assisted copy. The preceding share must be
     /// complete. Returns `false` if the port does not support this.
-    fn open_share(&mut self, peer: PeerId, share: &Share) -> bool {
-        let _ = (peer, share);
+    fn open_assist(&mut self, peer: PeerId, assist: &AssistedCopy) -> bool {
+        let _ = (peer, assist);
         false
     }
 
     /// Returns the receiver's next step. The part that was returned before must have been copied.
-    fn next_turn(&mut self, peer: PeerId) -> Turn {
+    fn next_chunk(&mut self, peer: PeerId) -> NextChunk {
         let _ = peer;
-        Turn::Done
+        NextChunk::Done
     }
 
-    /// Closes the share: the sender can claim nothing more. [`MessagePort::next_turn`] then returns
+    /// Closes the share: the sender can claim nothing more. [`MessagePort::next_chunk`] then returns
     /// the rest.
-    fn close_share(&mut self, peer: PeerId) {
+    fn close_assist(&mut self, peer: PeerId) {
         let _ = peer;
     }
 
     /// Returns a share that the peer, as receiver, has opened and that was not returned before. Its
     /// fields are unchecked.
-    fn find_share(&mut self, peer: PeerId) -> Option<Share> {
+    fn find_assist(&mut self, peer: PeerId) -> Option<AssistedCopy> {
         let _ = peer;
         None
     }
 
     /// Joins, as sender, the share found last and claims a part that ends at `end`. `None` if the
     /// share is closed by now.
-    fn join_share(&mut self, peer: PeerId, end: u64) -> Option<Part> {
+    fn join_assist(&mut self, peer: PeerId, end: u64) -> Option<Part> {
         let _ = (peer, end);
         None
     }
@@ -414,7 +414,7 @@ pub trait MessagePort {
     }
 
     /// Returns the traffic with this peer until its connection was closed ([`MessagePort::close`]).
-    fn traffic(&self, peer: PeerId) -> Traffic;
+    fn traffic(&self, peer: PeerId) -> TrafficCounters;
 
     /// Closes the connection to a peer that failed or violated the protocol: no more packets are
     /// exchanged, and the memory that the peer held is reclaimed.

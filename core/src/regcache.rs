@@ -99,7 +99,7 @@ pub trait Registrar {
     /// Returns whether [`Cache::invalidate`] will be called when this range, just registered, gets
     /// other pages. If not, the registration ends with its last use, and serves only uses of
     /// exactly this range.
-    fn told(&mut self, range: Range) -> bool {
+    fn reported(&mut self, range: Range) -> bool {
         let _ = range;
         true
     }
@@ -406,7 +406,7 @@ where
                 Err(error) => return Err(AcquireError::Refused(error)),
             }
         };
-        let kept = self.limits.keep && registrar.told(*range);
+        let kept = self.limits.keep && registrar.reported(*range);
         if !kept && !insist {
             registrar.deregister(*range, handle);
             return Err(self.full(range.len()));

@@ -21,13 +21,13 @@
 //! producer dies before it, the queue is unchanged; after it, the message is in the queue. The tail
 //! is a hint that every producer corrects. See [`queue`].
 
+pub mod assist;
 pub mod fastbox;
 pub mod layout;
 pub mod pool;
 pub mod port;
 pub mod queue;
 pub mod ring;
-pub mod share;
 pub mod sleep;
 // Models have no addresses.
 #[cfg(not(nemesia_loom))]

@@ -30,7 +30,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, compiler_fence, fence};
 #[cfg(nemesia_loom)]
 use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
-/// A named Release/Acquire pair (or, for [`Edge::Sleep`] and [`Edge::ShareClaim`], a pair of
+/// A named Release/Acquire pair (or, for [`Edge::Sleep`] and [`Edge::AssistClaim`], a pair of
 /// sequentially consistent fences).
 ///
 /// The name appears at both ends in the code. `tests/tidy` checks this, and the loom run weakens
@@ -58,19 +58,19 @@ pub enum Edge {
     SegmentReady,
     /// Sender-assisted copy: a sender that sees the share's number sees its parameters, and none of
     /// the preceding share.
-    ShareOpen,
+    AssistOpen,
     /// Sender-assisted copy: a receiver that sees that the sender has joined sees its claim; one
     /// that sees that it has left sees the bytes written.
-    ShareLeave,
+    AssistLeave,
     /// Sender-assisted copy: each side publishes its claim, then reads the other's. A fence on each
     /// side ensures that at least one sees the other's claim.
-    ShareClaim,
+    AssistClaim,
     /// Exposed memory: bytes put before an atomic operation on a value are readable for a process
     /// that observes the value by another atomic operation.
     Region,
     /// Released memory: a reported range is complete when its stamp is seen, for readers and for
     /// the slot's next writer.
-    ReleaseTold,
+    ReleaseReported,
     /// Released memory: a reader that has seen a part of the slot's next range sees that the stamp
     /// has changed.
     ReleaseReused,
@@ -93,11 +93,11 @@ impl Edge {
         Edge::RingPublish,
         Edge::RingRelease,
         Edge::SegmentReady,
-        Edge::ShareOpen,
-        Edge::ShareLeave,
-        Edge::ShareClaim,
+        Edge::AssistOpen,
+        Edge::AssistLeave,
+        Edge::AssistClaim,
         Edge::Region,
-        Edge::ReleaseTold,
+        Edge::ReleaseReported,
         Edge::ReleaseReused,
         Edge::Lock,
         Edge::Sleep,
@@ -373,17 +373,17 @@ pub fn sleeper_fence() {
     fence(Ordering::SeqCst);
 }
 
-/// Executes the receiver's side of [`Edge::ShareClaim`]: between publishing its claim and reading
+/// Executes the receiver's side of [`Edge::AssistClaim`]: between publishing its claim and reading
 /// the sender's.
 #[inline]
 pub fn receiver_fence() {
     claim_fence(End::Release);
 }
 
-/// Executes the sender's side of [`Edge::ShareClaim`]: between publishing its claim and reading the
+/// Executes the sender's side of [`Edge::AssistClaim`]: between publishing its claim and reading the
 /// receiver's.
 #[inline]
-pub fn helper_fence() {
+pub fn assist_fence() {
     claim_fence(End::Acquire);
 }
 
@@ -391,7 +391,7 @@ pub fn helper_fence() {
 fn claim_fence(end: End) {
     step();
     #[cfg(nemesia_loom)]
-    if model::is_mutant(Edge::ShareClaim, end) {
+    if model::is_mutant(Edge::AssistClaim, end) {
         return;
     }
     let _ = end;

@@ -8,8 +8,8 @@
 //! - Of the threads that wait for requests one is the *driver*: it polls, and sleeps on the
 //!   endpoint's sleep word when no packet arrives. The others sleep until the driver, or another
 //!   thread that makes progress, has completed their requests. A driver that leaves makes another
-//!   waiter the driver and wakes it. The [`Roster`] is the waiter list; the lock protects it.
-//! - A [`Bell`] is the event count that wakes waiters other than the driver. A waiter reads it, and
+//!   waiter the driver and wakes it. The [`WaiterList`] is the waiter list; the lock protects it.
+//! - A [`EventCount`] is the event count that wakes waiters other than the driver. A waiter reads it, and
 //!   a notifier advances it, with the lock held, so that no wake-up is lost.
 //!
 //! The models `threads/...` run this code with the sleep word, and search for lost wake-ups and
@@ -17,26 +17,26 @@
 #![forbid(unsafe_code)]
 
 mod lock;
-mod roster;
 #[cfg(test)]
 mod tests;
+mod waiters;
 
 pub use lock::{Lock, Park};
-pub use roster::{Bits, Roster, Seat};
+pub use waiters::{Bits, WaiterList, WaiterSlot};
 
 use crate::sync::Word32;
 
 /// The event count that wakes waiting threads other than the driver.
 #[derive(Debug)]
-pub struct Bell(Word32);
+pub struct EventCount(Word32);
 
-impl Default for Bell {
+impl Default for EventCount {
     fn default() -> Self {
         Self(Word32::new(0))
     }
 }
 
-impl Bell {
+impl EventCount {
     /// Returns the value to sleep on after the lock is released. The caller holds the lock.
     pub fn listen(&self) -> u32 {
         self.0.load_relaxed()

@@ -2,7 +2,7 @@
 //! result of a debugging run is a complete work flow of the device structured as a tree").
 //!
 //! The engine reports its work to a [`Recorder`]. The recorder `()` records nothing and costs
-//! nothing. `Ring`, with the feature `trace`, keeps the last entries and exits in a ring. The
+//! nothing. `TraceRing`, with the feature `trace`, keeps the last entries and exits in a ring. The
 //! caller lends the ring and the clock. If a function did nothing, such as a poll that found no
 //! packet, its entry is removed: the ring holds events, not the waiting for them.
 #![forbid(unsafe_code)]
@@ -11,7 +11,7 @@
 mod ring;
 
 #[cfg(feature = "trace")]
-pub use ring::{Record, Ring, Tree};
+pub use ring::{Record, TraceRing, Tree};
 
 /// The interface to which entries and exits of functions are reported.
 pub trait Recorder {

@@ -23,7 +23,7 @@
 //! its fastbox position. The sender never sends more. The other kinds occupy no memory.
 //!
 //! **Sender-assisted copy** (64 bytes, eight words, one line a peer in the owner's segment;
-//! [`crate::shared::share`]). As receiver, word 0: number of the share in bits 1-63, bit 0 set if
+//! [`crate::shared::assist`]). As receiver, word 0: number of the share in bits 1-63, bit 0 set if
 //! it is closed; 1: the sender's request; 2: address of the receiver's buffer; 3: end of the bytes
 //! to copy; 4: end of those claimed. As sender, word 5: number of the share joined in bits 1-63,
 //! bit 0 set while it is not copying; 6: start of the bytes claimed; 7: start of those written.

@@ -771,11 +771,11 @@ typedef struct nemesia_counters {
     /**
      * Messages received in one copy through the kernel, in which the sender could help. Unit: messages.
      */
-    uint64_t large_shared;
+    uint64_t large_assisted;
     /**
      * Their payload. Unit: bytes.
      */
-    uint64_t large_shared_bytes;
+    uint64_t large_assisted_bytes;
     /**
      * Messages received as a stream of packets. Unit: messages.
      */
@@ -847,7 +847,7 @@ typedef struct nemesia_counters {
     /**
      * Packets sent through cells that were filled past the caches (`NEMESIA_CELL_STORES`). Unit: packets.
      */
-    uint64_t cell_past_caches;
+    uint64_t cell_non_temporal;
     /**
      * Unexpected messages that are stored now; 0 for a single rank. Unit: messages.
      */
@@ -1131,12 +1131,12 @@ int32_t nemesia_endpoint_size(struct nemesia_endpoint *endpoint, int32_t *out_si
  * Ownership: the text is the endpoint's, until it is closed.
  * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
-const char *nemesia_endpoint_note(struct nemesia_endpoint *endpoint,
+const char *nemesia_endpoint_warning(struct nemesia_endpoint *endpoint,
                                   size_t index);
 
 /**
  * How each rank is reached, what is used with it, and why what is not used was refused; and the remarks of
- * `nemesia_endpoint_note`.
+ * `nemesia_endpoint_warning`.
  *
  * - `endpoint`: an open endpoint.
  * - `bytes`: room in `out_text`.
@@ -1784,7 +1784,7 @@ int32_t nemesia_endpoint_active_bytes(struct nemesia_endpoint *endpoint,
 int32_t nemesia_endpoint_unhandled(struct nemesia_endpoint *endpoint, uint64_t *out_count);
 
 /**
- * Lets peers use memory, until `nemesia_endpoint_conceal` or until the endpoint is closed.
+ * Lets peers use memory, until `nemesia_endpoint_unexpose` or until the endpoint is closed.
  *
  * - `endpoint`: an open endpoint.
  * - `base`, `len`: the memory; `base` may be NULL if `len` is 0. It holds values, and may be written if `access` lets peers
@@ -1803,7 +1803,7 @@ int32_t nemesia_endpoint_expose(struct nemesia_endpoint *endpoint,
                                 uint64_t *out_region);
 
 /**
- * Allocates zeroed memory that peers may use, until `nemesia_endpoint_conceal` or until the endpoint is closed.
+ * Allocates zeroed memory that peers may use, until `nemesia_endpoint_unexpose` or until the endpoint is closed.
  *
  * - `endpoint`: an open endpoint.
  * - `len`: bytes.
@@ -1812,7 +1812,7 @@ int32_t nemesia_endpoint_expose(struct nemesia_endpoint *endpoint,
  * - `out_region`: names the region, written on success.
  *
  * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _REGION (no more are allowed), _SYSTEM or _PANIC.
- * Ownership: the memory is the endpoint's; `nemesia_endpoint_conceal` or closing frees it.
+ * Ownership: the memory is the endpoint's; `nemesia_endpoint_unexpose` or closing frees it.
  * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_allocate(struct nemesia_endpoint *endpoint,
@@ -1832,7 +1832,7 @@ int32_t nemesia_endpoint_allocate(struct nemesia_endpoint *endpoint,
  * Ownership: memory that was exposed is the caller's alone again.
  * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
-int32_t nemesia_endpoint_conceal(struct nemesia_endpoint *endpoint,
+int32_t nemesia_endpoint_unexpose(struct nemesia_endpoint *endpoint,
                                  uint64_t region);
 
 /**

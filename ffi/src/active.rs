@@ -14,8 +14,8 @@ use crate::lent::Lent;
 use crate::status::{Fault, NEMESIA_ERR_HANDLE, NEMESIA_OK};
 use crate::transfer::number;
 
-/// An active message in the hands of its handler, for `nemesia_incoming_reply`. Gone when the handler returns: after that, and
-/// in other threads, its use is NEMESIA_ERR_HANDLE.
+/// An active message in the hands of its handler, for `nemesia_incoming_reply`. Gone when the handler returns: after
+/// that, and in other threads, its use is NEMESIA_ERR_HANDLE.
 #[derive(Debug)]
 pub struct Incoming(());
 
@@ -23,8 +23,8 @@ pub struct Incoming(());
 ///
 /// - `context`: as given to `nemesia_endpoint_set_handler`.
 /// - `rank`: who sent it.
-/// - `header`, `header_len`, `payload`, `len`: its two parts; the bytes are Nemesia's, and gone when the handler returns.
-///   Neither pointer is NULL; they may be aligned to nothing.
+/// - `header`, `header_len`, `payload`, `len`: its two parts; the bytes are Nemesia's, and gone when the handler
+///   returns. Neither pointer is NULL; they may be aligned to nothing.
 /// - `message`: for `nemesia_incoming_reply`.
 ///
 /// It must not throw and must not jump out (longjmp). It can't use the endpoint: calls return NEMESIA_ERR_ARGUMENT.
@@ -159,16 +159,16 @@ pub unsafe extern "C" fn nemesia_endpoint_set_handler(
     unsafe { on(endpoint, work) }
 }
 
-/// Sends an active message back to the sender of one, from within its handler. It leaves after the handler has returned,
-/// in the order of the replies, before what is sent later from outside.
+/// Sends an active message back to the sender of one, from within its handler. It leaves after the handler has
+/// returned, in the order of the replies, before what is sent later from outside.
 ///
 /// - `message`: as given to the handler.
 /// - `number`: the handler at the sender.
 /// - `header`, `header_len`, `payload`, `len`: both parts; NULL is allowed where the length is 0.
 ///
 /// Returns: NEMESIA_OK; NEMESIA_ERR_REPLIES when too many wait to leave: send it later, from outside a handler;
-/// NEMESIA_ERR_TOO_LONG, _ARGUMENT or _PANIC; NEMESIA_ERR_HANDLE when the handler has returned, or runs in another thread.
-/// Ownership: both parts are copied.
+/// NEMESIA_ERR_TOO_LONG, _ARGUMENT or _PANIC; NEMESIA_ERR_HANDLE when the handler has returned, or runs in another
+/// thread. Ownership: both parts are copied.
 /// Threads: the handler's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_incoming_reply(
@@ -184,8 +184,8 @@ pub unsafe extern "C" fn nemesia_incoming_reply(
         // SAFETY: checked in `bytes`: the caller's buffers, there for as long as this call.
         let (header, payload) =
             unsafe { (bytes(header, header_len, "header")?, bytes(payload, len, "payload")?) };
-        // SAFETY: the message that `nemesia_endpoint_set_handler` lends for as long as the handler runs, which it does in this
-        // thread: `message_of` has found it. The closure uses it by nothing else meanwhile.
+        // SAFETY: the message that `nemesia_endpoint_set_handler` lends for as long as the handler runs, which it does
+        // in this thread: `message_of` has found it. The closure uses it by nothing else meanwhile.
         unsafe { &mut *inner }.reply(number, header, payload)?;
         Ok(NEMESIA_OK)
     };
@@ -197,8 +197,8 @@ pub unsafe extern "C" fn nemesia_incoming_reply(
 /// - `endpoint`: an open endpoint.
 /// - `rank`: the receiver; a message to this process itself is handled by the next progress.
 /// - `number`: its handler there.
-/// - `header`, `header_len`, `payload`, `len`: both parts, together at most what `nemesia_endpoint_active_bytes` says; NULL
-///   is allowed where the length is 0.
+/// - `header`, `header_len`, `payload`, `len`: both parts, together at most what `nemesia_endpoint_active_bytes` says;
+///   NULL is allowed where the length is 0.
 ///
 /// Returns: NEMESIA_OK; NEMESIA_ERR_TOO_LONG, _ARGUMENT, _RANK, _PEER_FAILED, _REQUESTS or _PANIC.
 /// Ownership: the buffers are the caller's again when this returns.
@@ -231,10 +231,10 @@ pub unsafe extern "C" fn nemesia_endpoint_send_active(
 /// - `endpoint`, `rank`, `number`, `header`, `header_len`, `payload`, `len`: as for `nemesia_endpoint_send_active`.
 /// - `out_request`: written on success; NEMESIA_REQUEST_NONE if the message has left already.
 ///
-/// Returns: NEMESIA_OK; NEMESIA_ERR_TOO_LONG, _ARGUMENT, _RANK, _PEER_FAILED, _REQUESTS or _PANIC. After an error nothing
-/// was sent.
-/// Ownership: the request holds both buffers, which must stay as they are until it is complete or the endpoint is closed.
-/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+/// Returns: NEMESIA_OK; NEMESIA_ERR_TOO_LONG, _ARGUMENT, _RANK, _PEER_FAILED, _REQUESTS or _PANIC. After an error
+/// nothing was sent.
+/// Ownership: the request holds both buffers, which must stay as they are until it is complete or the endpoint is
+/// closed. Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_isend_active(
     endpoint: *mut Endpoint,
@@ -262,8 +262,8 @@ pub unsafe extern "C" fn nemesia_endpoint_isend_active(
     unsafe { on(endpoint, work) }
 }
 
-/// The most bytes of an active message, header and payload together: 1 MiB, or a cell if that is more. What does not fit into
-/// a cell is streamed, and handled when it is whole, in its order. A reply has to fit into a cell.
+/// The most bytes of an active message, header and payload together: 1 MiB, or a cell if that is more. What does not
+/// fit into a cell is streamed, and handled when it is whole, in its order. A reply has to fit into a cell.
 ///
 /// - `endpoint`: an open endpoint.
 /// - `out_bytes`: written on success.

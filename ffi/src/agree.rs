@@ -9,9 +9,9 @@ use crate::status::NEMESIA_OK;
 /// `nemesia_endpoint_agree` and `nemesia_endpoint_shrink`; ranks that were agreed to be gone do not take part. With
 /// NEMESIA_THREADS_MULTIPLE one thread of each rank calls it, and the others go on.
 ///
-/// To end a program, call this and then `nemesia_endpoint_close`: after the barrier no rank waits for what another one had to
-/// send before it. `nemesia_endpoint_close` waits until pending sends have left this process, and then tells the peers that
-/// it has finished; after NEMESIA_ERR_TIMEOUT some sends are lost.
+/// To end a program, call this and then `nemesia_endpoint_close`: after the barrier no rank waits for what another one
+/// had to send before it. `nemesia_endpoint_close` waits until pending sends have left this process, and then tells the
+/// peers that it has finished; after NEMESIA_ERR_TIMEOUT some sends are lost.
 ///
 /// - `endpoint`: an open endpoint.
 ///
@@ -31,9 +31,9 @@ pub unsafe extern "C" fn nemesia_endpoint_barrier(endpoint: *mut Endpoint) -> i3
     unsafe { blocking_on(endpoint, work) }
 }
 
-/// Agrees with all living ranks on the AND of everyone's flags and on how many ranks are gone, whoever dies meanwhile (as
-/// `MPI_Comm_agree` of MPI's ULFM). Collective: every rank that lives calls this and `nemesia_endpoint_shrink` in the same
-/// order. Waits as a receive does.
+/// Agrees with all living ranks on the AND of everyone's flags and on how many ranks are gone, whoever dies meanwhile
+/// (as `MPI_Comm_agree` of MPI's ULFM). Collective: every rank that lives calls this and `nemesia_endpoint_shrink` in
+/// the same order. Waits as a receive does.
 ///
 /// - `endpoint`: an open endpoint.
 /// - `flags`: this rank's flags.
@@ -65,11 +65,13 @@ pub unsafe extern "C" fn nemesia_endpoint_agree(
     unsafe { blocking_on(endpoint, work) }
 }
 
-/// Agrees with all living ranks on who they are: the same list in each, even if more die meanwhile (as `MPI_Comm_shrink` of
-/// MPI's ULFM). Collective: see `nemesia_endpoint_agree`. The index in the list is a survivor's new rank.
+/// Agrees with all living ranks on who they are: the same list in each, even if more die meanwhile (as
+/// `MPI_Comm_shrink` of MPI's ULFM). Collective: see `nemesia_endpoint_agree`. The index in the list is a survivor's
+/// new rank.
 ///
 /// - `endpoint`: an open endpoint.
-/// - `out_ranks`: room for as many ranks as the world has; the survivors' ranks in the world, rising, written on success.
+/// - `out_ranks`: room for as many ranks as the world has; the survivors' ranks in the world, rising, written on
+///   success.
 /// - `out_count`: how many there are, written on success.
 /// - `out_rank`: the new rank of this process, written on success; may be NULL.
 ///

@@ -86,19 +86,20 @@ pub(crate) fn panicked(panic: Box<dyn Any + Send>) -> i32 {
     Fault::new(NEMESIA_ERR_PANIC, format!("nemesia panicked, please report it: {text}")).report()
 }
 
-/// Makes memory of the caller's initialised by the rules of Rust: what C calls a buffer may be fresh from `malloc`, and the layers
-/// below make slices of bytes of it, which may not be of uninitialised memory. Nothing is executed. The block of assembly gets the
-/// address and says that it may access memory, so the compiler has to assume that it has written the bytes, namely those that the
-/// memory happens to hold. Nothing here depends on what they are: they are only written before they are read.
+/// Makes memory of the caller's initialised by the rules of Rust: what C calls a buffer may be fresh from `malloc`, and
+/// the layers below make slices of bytes of it, which may not be of uninitialised memory. Nothing is executed. The
+/// block of assembly gets the address and says that it may access memory, so the compiler has to assume that it has
+/// written the bytes, namely those that the memory happens to hold. Nothing here depends on what they are: they are
+/// only written before they are read.
 #[inline(always)]
 pub(crate) fn settle<T>(base: *const T) {
-    // SAFETY: the block is empty. What it may be taken to do, to write the bytes that are there, the caller of each function
-    // with a buffer allows for buffers that it fills; others are unchanged by it.
+    // SAFETY: the block is empty. What it may be taken to do, to write the bytes that are there, the caller of each
+    // function with a buffer allows for buffers that it fills; others are unchanged by it.
     unsafe { std::arch::asm!("/* {0} */", in(reg) base, options(nostack, preserves_flags)) };
 }
 
-/// Checks a buffer of the caller's: it is there, unless it is empty, and no longer than memory can be. Its bytes, and those of a
-/// list's runs, are initialised from now on ([`settle`]).
+/// Checks a buffer of the caller's: it is there, unless it is empty, and no longer than memory can be. Its bytes, and
+/// those of a list's runs, are initialised from now on ([`settle`]).
 #[inline]
 pub(crate) fn check_buffer<T>(base: *const T, count: usize, name: &str) -> Result<(), Fault> {
     if base.is_null() && count > 0 {
@@ -126,8 +127,8 @@ pub(crate) unsafe fn bytes<'a>(buffer: *const c_void, len: usize, name: &str) ->
 /// The caller's room for bytes; null is allowed if there is none.
 ///
 /// # Safety
-/// There are `capacity` bytes at `buffer`, initialised or not, which nothing else uses for as long as the result is used,
-/// unless it is 0.
+/// There are `capacity` bytes at `buffer`, initialised or not, which nothing else uses for as long as the result is
+/// used, unless it is 0.
 #[inline]
 pub(crate) unsafe fn room<'a>(
     buffer: *mut c_void,
@@ -143,8 +144,8 @@ pub(crate) unsafe fn room<'a>(
 /// The caller's array; any address will do for none.
 ///
 /// # Safety
-/// There are `count` elements at `base`, initialised unless `T` need not be, that nothing else uses for as long as the result is
-/// used, unless it is 0.
+/// There are `count` elements at `base`, initialised unless `T` need not be, that nothing else uses for as long as the
+/// result is used, unless it is 0.
 pub(crate) unsafe fn lent<'a, T>(base: *mut T, count: usize) -> &'a mut [T] {
     if count == 0 {
         return &mut [];

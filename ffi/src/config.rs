@@ -23,11 +23,11 @@ struct Settings {
     multiple: bool,
 }
 
-/// How threads use an endpoint: one at a time. The caller sees to that; the endpoint may move between threads. The default,
-/// and the fastest.
+/// How threads use an endpoint: one at a time. The caller sees to that; the endpoint may move between threads. The
+/// default, and the fastest.
 pub const NEMESIA_THREADS_SINGLE: u32 = 0;
-/// How threads use an endpoint: any number of them at once (as MPI_THREAD_MULTIPLE). A call that does not block takes a lock.
-/// Of the threads that wait one makes progress for all.
+/// How threads use an endpoint: any number of them at once (as MPI_THREAD_MULTIPLE). A call that does not block takes a
+/// lock. Of the threads that wait one makes progress for all.
 pub const NEMESIA_THREADS_MULTIPLE: u32 = 1;
 
 /// Makes a configuration of the defaults, the configuration files and the environment: what an endpoint has that is
@@ -86,11 +86,12 @@ impl Config {
 /// Says how threads will use the endpoints that are opened with this configuration.
 ///
 /// With NEMESIA_THREADS_MULTIPLE any threads may call any functions on the endpoint at once, but for
-/// `nemesia_endpoint_close`, during and after which nobody else uses it. A request is waited for, or tested to completion, by
-/// one thread; any thread may. Which of several receives gets a message is decided by the order in which they were posted.
-/// `nemesia_endpoint_agree` and `nemesia_endpoint_shrink` keep the other threads out until they return, and
-/// `nemesia_endpoint_arm` is for a process in which no other thread waits on this endpoint.
-/// A process may also open several endpoints, each for one thread of its own (`nemesia_endpoint_open_with`): that is faster.
+/// `nemesia_endpoint_close`, during and after which nobody else uses it. A request is waited for, or tested to
+/// completion, by one thread; any thread may. Which of several receives gets a message is decided by the order in which
+/// they were posted. `nemesia_endpoint_agree` and `nemesia_endpoint_shrink` keep the other threads out until they
+/// return, and `nemesia_endpoint_arm` is for a process in which no other thread waits on this endpoint.
+/// A process may also open several endpoints, each for one thread of its own (`nemesia_endpoint_open_with`): that is
+/// faster.
 ///
 /// - `config`: a configuration.
 /// - `threads`: NEMESIA_THREADS_SINGLE or NEMESIA_THREADS_MULTIPLE.
@@ -187,8 +188,8 @@ pub unsafe extern "C" fn nemesia_config_get(
 
 /// Ends a configuration. Endpoints that were opened with it have their own copy.
 ///
-/// - `config`: a configuration. For NULL nothing happens. For what is no configuration, or was destroyed before, or is used
-///   by another thread in this moment, nothing happens but that `nemesia_last_error_message` says so.
+/// - `config`: a configuration. For NULL nothing happens. For what is no configuration, or was destroyed before, or is
+///   used by another thread in this moment, nothing happens but that `nemesia_last_error_message` says so.
 ///
 /// Ownership: takes the configuration.
 /// Threads: any; no other thread may be using it.
@@ -209,8 +210,8 @@ fn on(config: *mut Config, work: impl FnOnce(&mut nemesia::Config) -> Result<i32
     guard(|| pin(config, "config")?.with(|settings| work(&mut settings.inner)), || ())
 }
 
-/// The caller's configuration and whether several threads are to use the endpoint; without one, what files, environment and
-/// defaults say.
+/// The caller's configuration and whether several threads are to use the endpoint; without one, what files, environment
+/// and defaults say.
 pub(crate) fn resolve(config: *const Config) -> Result<(nemesia::Config, bool), Fault> {
     if config.is_null() {
         return Ok((nemesia::Config::from_env().map_err(nemesia::Error::from)?, false));

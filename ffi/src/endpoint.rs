@@ -30,7 +30,7 @@ pub const NEMESIA_FAILURE_DROPPED: i32 = 4;
 #[derive(Debug)]
 pub struct Endpoint {
     owner: Owner,
-    notes: Vec<CString>,
+    warnings: Vec<CString>,
     /// A panic went through it; it can only be closed.
     poisoned: AtomicBool,
 }
@@ -49,10 +49,11 @@ impl Object for Endpoint {
 impl Endpoint {
     /// Makes the handle of an endpoint.
     fn publish(inner: nemesia::Endpoint, multiple: bool) -> Result<*mut Self, Fault> {
-        let notes = inner.notes().iter().map(|note| CString::new(note.as_str()).unwrap_or_default());
-        let notes = notes.collect();
+        let warnings =
+            inner.warnings().iter().map(|warning| CString::new(warning.as_str()).unwrap_or_default());
+        let warnings = warnings.collect();
         let owner = if multiple { Owner::All(inner.into_shared()) } else { Owner::One(Single::new(inner)) };
-        handle::insert(Self { owner, notes, poisoned: AtomicBool::new(false) })
+        handle::insert(Self { owner, warnings, poisoned: AtomicBool::new(false) })
     }
 }
 
@@ -114,19 +115,19 @@ pub unsafe extern "C" fn nemesia_endpoint_open_with(
 }
 
 /// Sends what is pending, tells the peers that this process has finished, and leaves the world. May block for as long
-/// as `timeout_seconds` of the configuration. Messages that have left can still be received by their receivers. A process that
-/// ends without this call, or whose call returns NEMESIA_ERR_TIMEOUT, has failed for its peers.
+/// as `timeout_seconds` of the configuration. Messages that have left can still be received by their receivers. A
+/// process that ends without this call, or whose call returns NEMESIA_ERR_TIMEOUT, has failed for its peers.
 ///
 /// In a forked child it returns NEMESIA_ERR_FORKED and does nothing to the world of the parent.
 ///
-/// - `endpoint`: an open endpoint. The call closes it, whatever it returns, unless that is NEMESIA_ERR_THREADS, _ARGUMENT or
-///   _HANDLE. Every later use of the handle, another close among them, returns NEMESIA_ERR_HANDLE.
+/// - `endpoint`: an open endpoint. The call closes it, whatever it returns, unless that is NEMESIA_ERR_THREADS,
+///   _ARGUMENT or _HANDLE. Every later use of the handle, another close among them, returns NEMESIA_ERR_HANDLE.
 ///
 /// Returns: NEMESIA_OK; NEMESIA_ERR_TIMEOUT if something could not be sent; NEMESIA_ERR_BOOTSTRAP if the launcher did
 /// not take leave; NEMESIA_ERR_FORKED in a forked child; NEMESIA_ERR_PANIC if the endpoint, or this call, met an error
-/// of Nemesia's own; NEMESIA_ERR_THREADS if another thread is in a call on the endpoint, which stays open: let that call
-/// return, and close again; NEMESIA_ERR_ARGUMENT for NULL, and from a handler of this endpoint; NEMESIA_ERR_HANDLE.
-/// Ownership: takes the endpoint. Its requests end, and their buffers are the caller's again.
+/// of Nemesia's own; NEMESIA_ERR_THREADS if another thread is in a call on the endpoint, which stays open: let that
+/// call return, and close again; NEMESIA_ERR_ARGUMENT for NULL, and from a handler of this endpoint;
+/// NEMESIA_ERR_HANDLE. Ownership: takes the endpoint. Its requests end, and their buffers are the caller's again.
 /// Threads: any; no other thread may be using the endpoint.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_close(endpoint: *mut Endpoint) -> i32 {
@@ -199,13 +200,13 @@ pub unsafe extern "C" fn nemesia_endpoint_size(endpoint: *mut Endpoint, out_size
 /// Ownership: the text is the endpoint's, until it is closed.
 /// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn nemesia_endpoint_note(endpoint: *mut Endpoint, index: usize) -> *const c_char {
+pub unsafe extern "C" fn nemesia_endpoint_warning(endpoint: *mut Endpoint, index: usize) -> *const c_char {
     let Ok(endpoint) = pin(endpoint, "endpoint") else { return ptr::null() };
-    endpoint.notes.get(index).map_or(ptr::null(), |note| note.as_ptr())
+    endpoint.warnings.get(index).map_or(ptr::null(), |warning| warning.as_ptr())
 }
 
 /// How each rank is reached, what is used with it, and why what is not used was refused; and the remarks of
-/// `nemesia_endpoint_note`.
+/// `nemesia_endpoint_warning`.
 ///
 /// - `endpoint`: an open endpoint.
 /// - `bytes`: room in `out_text`.
@@ -332,8 +333,9 @@ pub(crate) unsafe fn blocking_on(
     guard(work, || spoil(endpoint))
 }
 
-/// The endpoint, for what is over after some instructions, calls nothing of the caller's and does not panic: no guard, which
-/// hands everything over in memory. `None` when anything is out of the ordinary, or it is all threads'; [`on`] will tell.
+/// The endpoint, for what is over after some instructions, calls nothing of the caller's and does not panic: no guard,
+/// which hands everything over in memory. `None` when anything is out of the ordinary, or it is all threads'; [`on`]
+/// will tell.
 ///
 /// # Safety
 /// As [`on`], and as [`Single::at_hand`].

@@ -9,9 +9,9 @@ use crate::endpoint::{Endpoint, on};
 use crate::status::{NEMESIA_BUSY, NEMESIA_OK};
 
 /// A descriptor for poll, epoll or an event library. When the endpoint is armed (`nemesia_endpoint_arm`), it becomes
-/// readable when a message has come, when there is room for a send that waits, or when a peer is gone; and about every 50
-/// milliseconds. It stays readable until the endpoint is armed again; edge-triggered loops are told of everything that
-/// happens after arming.
+/// readable when a message has come, when there is room for a send that waits, or when a peer is gone; and about every
+/// 50 milliseconds. It stays readable until the endpoint is armed again; edge-triggered loops are told of everything
+/// that happens after arming.
 ///
 /// - `endpoint`: an open endpoint.
 /// - `out_fd`: the descriptor, always the same one, written on success.
@@ -31,13 +31,13 @@ pub unsafe extern "C" fn nemesia_endpoint_event_fd(endpoint: *mut Endpoint, out_
     unsafe { on(endpoint, work) }
 }
 
-/// Prepares for waiting for the descriptor of `nemesia_endpoint_event_fd`, once: test the requests, then arm, and wait if
-/// this returns NEMESIA_OK; if it returns NEMESIA_BUSY begin again. Makes progress. A call that blocks disarms.
+/// Prepares for waiting for the descriptor of `nemesia_endpoint_event_fd`, once: test the requests, then arm, and wait
+/// if this returns NEMESIA_OK; if it returns NEMESIA_BUSY begin again. Makes progress. A call that blocks disarms.
 ///
 /// - `endpoint`: an open endpoint.
 ///
-/// Returns: NEMESIA_OK; NEMESIA_BUSY if something was done just now, and nothing is armed; NEMESIA_ERR_ARGUMENT or _PANIC.
-/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+/// Returns: NEMESIA_OK; NEMESIA_BUSY if something was done just now, and nothing is armed; NEMESIA_ERR_ARGUMENT or
+/// _PANIC. Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_arm(endpoint: *mut Endpoint) -> i32 {
     let work = |endpoint: &mut nemesia::Endpoint| match endpoint.arm() {
@@ -48,8 +48,8 @@ pub unsafe extern "C" fn nemesia_endpoint_arm(endpoint: *mut Endpoint) -> i32 {
     unsafe { on(endpoint, work) }
 }
 
-/// Takes back `nemesia_endpoint_arm`, for a caller that goes on without waiting. Not needed, but it saves the next sender
-/// a system call.
+/// Takes back `nemesia_endpoint_arm`, for a caller that goes on without waiting. Not needed, but it saves the next
+/// sender a system call.
 ///
 /// - `endpoint`: an open endpoint.
 ///

@@ -52,14 +52,14 @@ pub unsafe extern "C" fn nemesia_endpoint_ifetch(
 ///
 /// - `endpoint`, `key`, `offset`, `datatype`, `op`: as for `nemesia_endpoint_iaccumulate`.
 /// - `operands`, `count`: so many values of that type. With NEMESIA_OP_NOTHING they do not count, and may be null.
-/// - `out_old`: room for as many values, none of it within `operands` (MPI 4.1, section 12.3.4): the first old values may come
-///   while the last operands have not left. Written when the request is complete. After an error, what it holds is
-///   unspecified, and a part may have been done.
+/// - `out_old`: room for as many values, none of it within `operands` (MPI 4.1, section 12.3.4): the first old values
+///   may come while the last operands have not left. Written when the request is complete. After an error, what it
+///   holds is unspecified, and a part may have been done.
 /// - `out_request`: written on success.
 ///
 /// Returns: as `nemesia_endpoint_iaccumulate`; NEMESIA_ERR_ARGUMENT if `operands` and `out_old` overlap.
-/// Ownership: the request holds `operands` as that of `nemesia_endpoint_iput` holds its buffer, and `out_old` as that of
-/// `nemesia_endpoint_iget`.
+/// Ownership: the request holds `operands` as that of `nemesia_endpoint_iput` holds its buffer, and `out_old` as that
+/// of `nemesia_endpoint_iget`.
 /// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_ifetch_accumulate(
@@ -83,7 +83,8 @@ pub unsafe extern "C" fn nemesia_endpoint_ifetch_accumulate(
             check_buffer(operands.cast::<u8>(), len, "operands")?;
             if operands.addr().abs_diff(out_old.addr()) < len {
                 return Err(Fault::argument(
-                    "operands and out_old overlap: old values would be written over operands that have not left yet; give \
+                    "operands and out_old overlap: old values would be written over operands that have not left yet; \
+                    give \
                      them memory apart",
                 ));
             }
@@ -98,8 +99,8 @@ pub unsafe extern "C" fn nemesia_endpoint_ifetch_accumulate(
     unsafe { on(endpoint, work) }
 }
 
-/// Starts replacing one value of another process if its bits are those that are expected, atomically, and getting what the
-/// value was.
+/// Starts replacing one value of another process if its bits are those that are expected, atomically, and getting what
+/// the value was.
 ///
 /// - `endpoint`, `key`, `offset`, `datatype`, `out_old`, `out_request`: as for `nemesia_endpoint_ifetch`.
 /// - `expected`, `value`: one value of that type each.

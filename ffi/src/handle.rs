@@ -1,8 +1,9 @@
 //! Handles: what the opaque pointers of C hold.
 //!
-//! The value of a `nemesia_endpoint *` or a `nemesia_config *` is not an address. It names an entry of a table, and says which
-//! use of that entry and which kind of object it stands for. The library looks it up before it touches an object. So a handle
-//! that was closed, that is of another kind, or that is a pointer of the caller's own, is an error and never an access.
+//! The value of a `nemesia_endpoint *` or a `nemesia_config *` is not an address. It names an entry of a table, and
+//! says which use of that entry and which kind of object it stands for. The library looks it up before it touches an
+//! object. So a handle that was closed, that is of another kind, or that is a pointer of the caller's own, is an error
+//! and never an access.
 //!
 //! ```text
 //! bits  63..48  47..16      15..4  3..0
@@ -12,10 +13,10 @@
 //! No address of user space begins with `MARK`, so no handle equals a pointer. An entry that is used again has another
 //! generation.
 //!
-//! A call *pins* its object: it adds one to a count that stands in one word with the generation and the kind. An object is
-//! only taken out of the table by a caller that holds its only pin, so nothing is freed under another thread. Endpoints of
-//! one thread are not pinned in calls, because two locked instructions a call are too slow there: their thread is the
-//! only one that may close them, and [`Single`] knows whether it is inside.
+//! A call *pins* its object: it adds one to a count that stands in one word with the generation and the kind. An object
+//! is only taken out of the table by a caller that holds its only pin, so nothing is freed under another thread.
+//! Endpoints of one thread are not pinned in calls, because two locked instructions a call are too slow there: their
+//! thread is the only one that may close them, and [`Single`] knows whether it is inside.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -99,8 +100,9 @@ static TABLE: [Entry; ENTRIES] = [const {
     }
 }; ENTRIES];
 
-/// A bit for each entry that is in use. No lock, because a child that is forked meanwhile would find it held. The first entry is
-/// never free: it is that of NULL, which the critical path so finds without an endpoint and without a check of its own.
+/// A bit for each entry that is in use. No lock, because a child that is forked meanwhile would find it held. The first
+/// entry is never free: it is that of NULL, which the critical path so finds without an endpoint and without a check of
+/// its own.
 static USED: [AtomicU64; ENTRIES / 64] = {
     let mut used = [const { AtomicU64::new(0) }; ENTRIES / 64];
     used[0] = AtomicU64::new(1);
@@ -180,7 +182,8 @@ pub(crate) unsafe fn at_hand<'a, T: Object>(handle: *const T) -> Option<&'a Sing
     }
     // Acquire: see `insert`.
     let single = entry.single.load(Ordering::Acquire);
-    // SAFETY: null, or the endpoint of this handle. Only `Pinned::take` takes that out, which the same thread calls later.
+    // SAFETY: null, or the endpoint of this handle. Only `Pinned::take` takes that out, which the same thread calls
+    // later.
     unsafe { single.as_ref() }
 }
 
@@ -247,8 +250,8 @@ impl<T: Object> Pinned<T> {
             // Release: see `reserve`.
             USED[at / 64].fetch_and(!(1 << (at % 64)), Ordering::Release);
         }
-        // SAFETY: `insert` made it from a box of this type, as the kind says. The state had this pin only, and now has no
-        // kind, so no other call has the object or will have it.
+        // SAFETY: `insert` made it from a box of this type, as the kind says. The state had this pin only, and now has
+        // no kind, so no other call has the object or will have it.
         Ok(unsafe { Box::from_raw(object) })
     }
 }

@@ -1,5 +1,5 @@
-//! An endpoint for the length of a call, in the hands of its only user or of one of several threads; and what blocks, which
-//! the two do differently.
+//! An endpoint for the length of a call, in the hands of its only user or of one of several threads; and what blocks,
+//! which the two do differently.
 //!
 //! A call that does not block takes the lock of an endpoint that threads share, if it is one, and has it as its own
 //! (`endpoint::on`). One that blocks starts its operation so, and waits without the lock.
@@ -32,13 +32,13 @@ pub(crate) enum Owner {
 #[derive(Debug)]
 pub(crate) struct Single {
     inner: UnsafeCell<Inner>,
-    /// A thread is in a call. Plain loads and stores, which cost next to nothing: two threads that come within the same few
-    /// instructions are not told, one that comes while another waits is.
+    /// A thread is in a call. Plain loads and stores, which cost next to nothing: two threads that come within the same
+    /// few instructions are not told, one that comes while another waits is.
     busy: AtomicBool,
 }
 
-// SAFETY: what is in it is reached by `lend` and `at_hand` only, whose callers promise that no other thread is there; it may
-// move between threads.
+// SAFETY: what is in it is reached by `lend` and `at_hand` only, whose callers promise that no other thread is there;
+// it may move between threads.
 unsafe impl Sync for Single where Inner: Send {}
 
 impl Single {
@@ -58,7 +58,8 @@ impl Single {
     /// Lends the endpoint to a call, unless another one is seen to have it.
     ///
     /// # Safety
-    /// No other thread calls this until the call is over. (It is told so if it does, unless it comes at the same moment.)
+    /// No other thread calls this until the call is over. (It is told so if it does, unless it comes at the same
+    /// moment.)
     #[inline]
     pub(crate) unsafe fn lend<T>(&self, work: impl FnOnce(&mut Inner) -> T) -> Result<T, Fault> {
         struct Free<'a>(&'a AtomicBool);
@@ -76,13 +77,13 @@ impl Single {
         Ok(work(unsafe { &mut *self.inner.get() }))
     }
 
-    /// Lends the endpoint to what is over after some instructions, calls nothing of the caller's and does not panic. `None` if
-    /// another call is seen to have it, that of a handler's caller for instance.
+    /// Lends the endpoint to what is over after some instructions, calls nothing of the caller's and does not panic.
+    /// `None` if another call is seen to have it, that of a handler's caller for instance.
     ///
-    /// It does not set `busy`, as nothing could come to see it: what is called so ([`crate::now`]) looks at one fastbox or one
-    /// cell, and delivers no packet to the engine. Handlers are called where packets are delivered and where own messages leave
-    /// the queue, that is by progress; `tracing` is told where peers are found to have failed and where threads sleep; the call
-    /// tree is this process's own memory. All of these are in guarded calls, which set it.
+    /// It does not set `busy`, as nothing could come to see it: what is called so ([`crate::now`]) looks at one fastbox
+    /// or one cell, and delivers no packet to the engine. Handlers are called where packets are delivered and where own
+    /// messages leave the queue, that is by progress; `tracing` is told where peers are found to have failed and where
+    /// threads sleep; the call tree is this process's own memory. All of these are in guarded calls, which set it.
     ///
     /// # Safety
     /// As [`Single::lend`]; the caller does nothing else with it than the functions of [`crate::now`].

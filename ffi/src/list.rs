@@ -39,8 +39,8 @@ const _: () = assert!(
 ///
 /// Returns: as `nemesia_endpoint_isend`; NEMESIA_ERR_ARGUMENT, too, if a run is at NULL or they are more bytes than any
 /// memory has. After an error nothing was sent.
-/// Ownership: the request holds the list and its bytes, which must stay as they are until the request is complete or the
-/// endpoint is closed. The request belongs to this endpoint.
+/// Ownership: the request holds the list and its bytes, which must stay as they are until the request is complete or
+/// the endpoint is closed. The request belongs to this endpoint.
 /// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_isendv(
@@ -75,8 +75,8 @@ pub unsafe extern "C" fn nemesia_endpoint_isendv(
     unsafe { on(endpoint, work) }
 }
 
-/// As `nemesia_endpoint_irecv_in`, into several runs, one after the other. Nothing is allocated. A large message takes one
-/// copy if the runs have 4 KiB and more on average, and it was sent from one place; else it is streamed.
+/// As `nemesia_endpoint_irecv_in`, into several runs, one after the other. Nothing is allocated. A large message takes
+/// one copy if the runs have 4 KiB and more on average, and it was sent from one place; else it is streamed.
 ///
 /// - `endpoint`: an open endpoint.
 /// - `context`: the matching context; 0 is that of the functions that take none.
@@ -87,8 +87,8 @@ pub unsafe extern "C" fn nemesia_endpoint_isendv(
 ///
 /// Returns: as `nemesia_endpoint_irecv`; NEMESIA_ERR_ARGUMENT, too, if a run is at NULL or they are more bytes than any
 /// memory has. After an error nothing was posted.
-/// Ownership: the request holds the list and its bytes; they must stay, and nobody else uses the bytes, until the request
-/// is complete or withdrawn, or the endpoint is closed. The request belongs to this endpoint.
+/// Ownership: the request holds the list and its bytes; they must stay, and nobody else uses the bytes, until the
+/// request is complete or withdrawn, or the endpoint is closed. The request belongs to this endpoint.
 /// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_irecvv(

@@ -1,5 +1,6 @@
-//! What is over after some instructions: sends, receives and requests for which no guard against panics is set up, as it hands
-//! everything over in memory. Whatever is out of the ordinary is left to the guarded ways, which also tell what it is.
+//! What is over after some instructions: sends, receives and requests for which no guard against panics is set up, as
+//! it hands everything over in memory. Whatever is out of the ordinary is left to the guarded ways, which also tell
+//! what it is.
 
 use std::ffi::c_void;
 use std::slice;

@@ -11,8 +11,8 @@ use crate::status::NEMESIA_OK;
 /// In the place of a rank: the sum over all ranks, and what is not about one of them.
 pub const NEMESIA_ALL_RANKS: i32 = -1;
 
-/// What was done since the endpoint was opened, and what it met with. Set `struct_size` and nothing else. The fields have
-/// the names that `nemesia perf --counters` prints. Those that this version of the library does not know are 0.
+/// What was done since the endpoint was opened, and what it met with. Set `struct_size` and nothing else. The fields
+/// have the names that `nemesia perf --counters` prints. Those that this version of the library does not know are 0.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Counters {
@@ -129,9 +129,9 @@ pub struct Counters {
     /// Their payload. Unit: bytes.
     pub large_pulled_bytes: u64,
     /// Messages received in one copy through the kernel, in which the sender could help. Unit: messages.
-    pub large_shared: u64,
+    pub large_assisted: u64,
     /// Their payload. Unit: bytes.
-    pub large_shared_bytes: u64,
+    pub large_assisted_bytes: u64,
     /// Messages received as a stream of packets. Unit: messages.
     pub large_streamed: u64,
     /// Their payload. Unit: bytes.
@@ -167,7 +167,7 @@ pub struct Counters {
     /// Times that we woke the peer. Unit: times.
     pub wakes_sent: u64,
     /// Packets sent through cells that were filled past the caches (`NEMESIA_CELL_STORES`). Unit: packets.
-    pub cell_past_caches: u64,
+    pub cell_non_temporal: u64,
     /// Unexpected messages that are stored now; 0 for a single rank. Unit: messages.
     pub unexpected_now: u64,
     /// The most that were ever stored at a time; 0 for a single rank. Unit: messages.
@@ -193,7 +193,7 @@ pub struct Counters {
     /// Times that the descriptor for event loops was armed; 0 for a single rank. Unit: times.
     pub armed: u64,
     /// Times that the kernel was asked whether the peers live; 0 for a single rank. Unit: times.
-    pub looks: u64,
+    pub liveness_checks: u64,
     /// Peers that dropped their endpoint without closing it; 0 for a single rank. Unit: peers.
     pub peers_dropped: u64,
 }
@@ -227,10 +227,10 @@ impl Counters {
             fastbox_sent fastbox_sent_bytes cell_sent cell_sent_bytes fastbox_received fastbox_received_bytes
             cell_received cell_received_bytes fastbox_full cell_exhausted credit_granted credit_used credit_received
             credit_spent credit_grants credit_holds credit_demoted matched_posted matched_bypass unexpected
-            unexpected_bytes large_pulled large_pulled_bytes large_shared large_shared_bytes large_streamed
+            unexpected_bytes large_pulled large_pulled_bytes large_assisted large_assisted_bytes large_streamed
             large_streamed_bytes large_fallbacks large_pushed large_pushed_bytes puts put_bytes gets get_bytes
             accumulates accumulate_bytes fetches fetch_bytes flushes direct direct_bytes wakes_sent
-            cell_past_caches
+            cell_non_temporal
         )
     }
 
@@ -248,7 +248,7 @@ impl Counters {
             sleeps_woken: it.waits.sleeps_woken,
             slept_ns: it.waits.slept_ns,
             armed: it.waits.armed,
-            looks: it.waits.looks,
+            liveness_checks: it.waits.liveness_checks,
             peers_dropped: it.engine.peers_dropped,
             ..Self::of_rank(&it.all)
         }

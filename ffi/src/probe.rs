@@ -20,8 +20,8 @@ use crate::transfer::{Status, deliver, named, number, source, time_left};
 /// - `out_status`: sender, tag, and the bytes that the message has in all, written on success (not with
 ///   NEMESIA_PENDING); may be NULL.
 ///
-/// Returns: NEMESIA_OK if there is one; NEMESIA_PENDING if not; NEMESIA_ERR_ARGUMENT, _RANK, _PEER_FAILED (the sender is
-/// gone and has left none) or _PANIC.
+/// Returns: NEMESIA_OK if there is one; NEMESIA_PENDING if not; NEMESIA_ERR_ARGUMENT, _RANK, _PEER_FAILED (the sender
+/// is gone and has left none) or _PANIC.
 /// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_iprobe(
@@ -91,8 +91,8 @@ pub unsafe extern "C" fn nemesia_endpoint_probe(
 ///
 /// Returns: NEMESIA_OK if there is one; NEMESIA_PENDING if not; NEMESIA_ERR_ARGUMENT, _RANK, _PEER_FAILED, _REQUESTS
 /// (each message taken out is one) or _PANIC.
-/// Ownership: the message has to be received, with a capacity of 0 if nobody wants it: until then it takes the room of an
-/// unexpected message and of a request.
+/// Ownership: the message has to be received, with a capacity of 0 if nobody wants it: until then it takes the room of
+/// an unexpected message and of a request.
 /// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_improbe(

@@ -68,11 +68,11 @@ pub struct RemoteKey {
     pub bytes: [u8; 32],
 }
 
-/// Lets peers use memory, until `nemesia_endpoint_conceal` or until the endpoint is closed.
+/// Lets peers use memory, until `nemesia_endpoint_unexpose` or until the endpoint is closed.
 ///
 /// - `endpoint`: an open endpoint.
-/// - `base`, `len`: the memory; `base` may be NULL if `len` is 0. It holds values, and may be written if `access` lets peers
-///   write.
+/// - `base`, `len`: the memory; `base` may be NULL if `len` is 0. It holds values, and may be written if `access` lets
+///   peers write.
 /// - `access`: NEMESIA_ACCESS_READ, _WRITE or _READ_WRITE.
 /// - `out_region`: names the region, written on success.
 ///
@@ -91,7 +91,7 @@ pub unsafe extern "C" fn nemesia_endpoint_expose(
         // SAFETY: the caller's pointer, null or good.
         let out = unsafe { Out::required(out_region, "out_region") }?;
         check_buffer(base.cast::<u8>(), len, "base")?;
-        // SAFETY: checked above; the caller's promise: the memory stays until the region is concealed.
+        // SAFETY: checked above; the caller's promise: the memory stays until the region is unexposed.
         let region = unsafe { endpoint.expose(base.cast(), len, access_of(access)?) }?;
         out.write(region.to_bits());
         Ok(NEMESIA_OK)
@@ -100,7 +100,7 @@ pub unsafe extern "C" fn nemesia_endpoint_expose(
     unsafe { on(endpoint, work) }
 }
 
-/// Allocates zeroed memory that peers may use, until `nemesia_endpoint_conceal` or until the endpoint is closed.
+/// Allocates zeroed memory that peers may use, until `nemesia_endpoint_unexpose` or until the endpoint is closed.
 ///
 /// - `endpoint`: an open endpoint.
 /// - `len`: bytes.
@@ -109,7 +109,7 @@ pub unsafe extern "C" fn nemesia_endpoint_expose(
 /// - `out_region`: names the region, written on success.
 ///
 /// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _REGION (no more are allowed), _SYSTEM or _PANIC.
-/// Ownership: the memory is the endpoint's; `nemesia_endpoint_conceal` or closing frees it.
+/// Ownership: the memory is the endpoint's; `nemesia_endpoint_unexpose` or closing frees it.
 /// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_allocate(
@@ -136,8 +136,8 @@ pub unsafe extern "C" fn nemesia_endpoint_allocate(
     unsafe { on(endpoint, work) }
 }
 
-/// Takes a region back: operations on it are refused from now on, and those who wait for its notifications are cancelled.
-/// Memory that was allocated is freed.
+/// Takes a region back: operations on it are refused from now on, and those who wait for its notifications are
+/// cancelled. Memory that was allocated is freed.
 ///
 /// - `endpoint`: an open endpoint.
 /// - `region`: from `nemesia_endpoint_expose` or `nemesia_endpoint_allocate`.
@@ -146,9 +146,9 @@ pub unsafe extern "C" fn nemesia_endpoint_allocate(
 /// Ownership: memory that was exposed is the caller's alone again.
 /// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn nemesia_endpoint_conceal(endpoint: *mut Endpoint, region: u64) -> i32 {
+pub unsafe extern "C" fn nemesia_endpoint_unexpose(endpoint: *mut Endpoint, region: u64) -> i32 {
     let work = |endpoint: &mut Inner| {
-        endpoint.conceal(Region::from_bits(region))?;
+        endpoint.unexpose(Region::from_bits(region))?;
         Ok(NEMESIA_OK)
     };
     // SAFETY: the caller's endpoint, or null.
@@ -183,8 +183,8 @@ pub unsafe extern "C" fn nemesia_endpoint_remote_key(
 ///
 /// - `endpoint`: an open endpoint.
 /// - `key`: of the region.
-/// - `out_path`: NEMESIA_PATH_OWN, _DIRECT or _PACKETS, written on success. With _PACKETS `nemesia_last_error_message` tells
-///   why the region is not mapped.
+/// - `out_path`: NEMESIA_PATH_OWN, _DIRECT or _PACKETS, written on success. With _PACKETS `nemesia_last_error_message`
+///   tells why the region is not mapped.
 ///
 /// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or _PANIC.
 /// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
@@ -211,8 +211,8 @@ pub unsafe extern "C" fn nemesia_endpoint_path(
     unsafe { on(endpoint, work) }
 }
 
-/// Starts writing bytes into a region of another process. `nemesia_endpoint_test` or `nemesia_endpoint_wait` completes it,
-/// when they have left the buffer; they are there after a flush.
+/// Starts writing bytes into a region of another process. `nemesia_endpoint_test` or `nemesia_endpoint_wait` completes
+/// it, when they have left the buffer; they are there after a flush.
 ///
 /// - `endpoint`: an open endpoint.
 /// - `key`: of the region; it may be one of this process.
@@ -221,8 +221,8 @@ pub unsafe extern "C" fn nemesia_endpoint_path(
 /// - `notify`: whether the region's notifications are counted up by one when the bytes are there.
 /// - `out_request`: written on success; NEMESIA_REQUEST_NONE if the bytes have left already.
 ///
-/// Returns: NEMESIA_OK; NEMESIA_ERR_BOUNDS or _ACCESS if the key says that it would be refused; NEMESIA_ERR_ARGUMENT, _RANK,
-/// _PEER_FAILED, _REQUESTS or _PANIC. After an error nothing was sent.
+/// Returns: NEMESIA_OK; NEMESIA_ERR_BOUNDS or _ACCESS if the key says that it would be refused; NEMESIA_ERR_ARGUMENT,
+/// _RANK, _PEER_FAILED, _REQUESTS or _PANIC. After an error nothing was sent.
 /// Ownership: the request holds the buffer, which must stay as it is until the request is complete or the endpoint is
 /// closed. The key is copied.
 /// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
@@ -249,8 +249,8 @@ pub unsafe extern "C" fn nemesia_endpoint_iput(
     unsafe { on(endpoint, work) }
 }
 
-/// Starts reading bytes of a region of another process. `nemesia_endpoint_test` or `nemesia_endpoint_wait` completes it,
-/// when they are here.
+/// Starts reading bytes of a region of another process. `nemesia_endpoint_test` or `nemesia_endpoint_wait` completes
+/// it, when they are here.
 ///
 /// - `endpoint`, `key`, `offset`: as for `nemesia_endpoint_iput`.
 /// - `len`: bytes wanted.
@@ -258,8 +258,8 @@ pub unsafe extern "C" fn nemesia_endpoint_iput(
 /// - `out_request`: written on success.
 ///
 /// Returns: as `nemesia_endpoint_iput`. What only the owner knows, the request tells: NEMESIA_ERR_KEY for instance.
-/// Ownership: the request holds the buffer, which must stay, and which nobody else uses, until the request is complete or
-/// the endpoint is closed.
+/// Ownership: the request holds the buffer, which must stay, and which nobody else uses, until the request is complete
+/// or the endpoint is closed.
 /// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_iget(
@@ -283,11 +283,12 @@ pub unsafe extern "C" fn nemesia_endpoint_iget(
     unsafe { on(endpoint, work) }
 }
 
-/// Starts combining an array of operands into an array of values of another process; atomic for each value. Complete when
-/// the operands have left the buffer; done after a flush. Operations of one process on another are executed in order.
+/// Starts combining an array of operands into an array of values of another process; atomic for each value. Complete
+/// when the operands have left the buffer; done after a flush. Operations of one process on another are executed in
+/// order.
 ///
-/// - `endpoint`, `key`, `offset`, `out_request`: as for `nemesia_endpoint_iput`. The first value lies at a multiple of its
-///   size in memory.
+/// - `endpoint`, `key`, `offset`, `out_request`: as for `nemesia_endpoint_iput`. The first value lies at a multiple of
+///   its size in memory.
 /// - `datatype`: NEMESIA_TYPE_...
 /// - `op`: NEMESIA_OP_...
 /// - `operands`, `count`: as many values of that type; may be NULL if `count` is 0.
@@ -325,8 +326,8 @@ pub unsafe extern "C" fn nemesia_endpoint_iaccumulate(
 ///
 /// - `endpoint`: an open endpoint.
 /// - `rank`: whose regions.
-/// - `out_request`: written on success; NEMESIA_REQUEST_NONE if there is nothing to flush. With NEMESIA_ERR_KEY, _BOUNDS,
-///   _ACCESS, _ALIGNMENT or _UNDEFINED it reports the first refusal since the last flush.
+/// - `out_request`: written on success; NEMESIA_REQUEST_NONE if there is nothing to flush. With NEMESIA_ERR_KEY,
+///   _BOUNDS, _ACCESS, _ALIGNMENT or _UNDEFINED it reports the first refusal since the last flush.
 ///
 /// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _RANK, _PEER_FAILED, _REQUESTS or _PANIC.
 /// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.

@@ -19,8 +19,8 @@ pub const NEMESIA_OK: i32 = 0;
 pub const NEMESIA_PENDING: i32 = 1;
 /// Not an error: something was done just now, and there may be more to do.
 pub const NEMESIA_BUSY: i32 = 2;
-/// An argument is not valid: a NULL pointer, a wrong `struct_size`, a length that no buffer has, a text that is not UTF-8,
-/// contexts 65534 and 65535, which are reserved for barriers and agreements.
+/// An argument is not valid: a NULL pointer, a wrong `struct_size`, a length that no buffer has, a text that is not
+/// UTF-8, contexts 65534 and 65535, which are reserved for barriers and agreements.
 pub const NEMESIA_ERR_ARGUMENT: i32 = -1;
 /// The configuration, a file or a variable of the environment can't be used; in strict mode (NEMESIA_STRICT), a wish
 /// can't be met.
@@ -72,8 +72,9 @@ pub const NEMESIA_ERR_REPLIES: i32 = -23;
 /// The other ranks have agreed to go on without this process.
 pub const NEMESIA_ERR_EXCLUDED: i32 = -24;
 /// Another thread is in a call on the endpoint, which belongs to one at a time; nothing was done. Open it with
-/// NEMESIA_THREADS_MULTIPLE. Don't rely on this code: it is given when the mistake is seen, and that is not always. From
-/// `nemesia_endpoint_close` of an endpoint with NEMESIA_THREADS_MULTIPLE it is always given while another thread is in a call.
+/// NEMESIA_THREADS_MULTIPLE. Don't rely on this code: it is given when the mistake is seen, and that is not always.
+/// From `nemesia_endpoint_close` of an endpoint with NEMESIA_THREADS_MULTIPLE it is always given while another thread
+/// is in a call.
 pub const NEMESIA_ERR_THREADS: i32 = -25;
 /// The launcher of this world starts no rank again: `nemesia run --restart N` does.
 pub const NEMESIA_ERR_NO_RESTART: i32 = -26;
@@ -81,12 +82,12 @@ pub const NEMESIA_ERR_NO_RESTART: i32 = -26;
 pub const NEMESIA_ERR_NOT_RESTARTED: i32 = -27;
 /// An agreement is not finished: call `nemesia_endpoint_agree` or `nemesia_endpoint_shrink` again first.
 pub const NEMESIA_ERR_AGREEMENT: i32 = -28;
-/// The handle is none: it was closed or destroyed before, it is of another kind (a configuration in place of an endpoint), its
-/// handler has returned, or no function of this library has made it. Nothing was done. Or as many endpoints and
-/// configurations exist as may, and no more can be made. `nemesia_last_error_message` tells which.
+/// The handle is none: it was closed or destroyed before, it is of another kind (a configuration in place of an
+/// endpoint), its handler has returned, or no function of this library has made it. Nothing was done. Or as many
+/// endpoints and configurations exist as may, and no more can be made. `nemesia_last_error_message` tells which.
 pub const NEMESIA_ERR_HANDLE: i32 = -29;
-/// The endpoint belongs to the process that opened it, and this is a forked child: open another one here. Every function that
-/// takes an endpoint may return this.
+/// The endpoint belongs to the process that opened it, and this is a forked child: open another one here. Every
+/// function that takes an endpoint may return this.
 pub const NEMESIA_ERR_FORKED: i32 = -30;
 
 const NAMES: [(i32, &CStr); 33] = [

@@ -54,8 +54,8 @@ pub struct Status {
 /// - `buffer`, `len`: the message; `buffer` may be NULL if `len` is 0.
 ///
 /// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _RANK, _PEER_FAILED, _REQUESTS, _UNEXPECTED_FULL (a message to this
-/// process itself, for which there is no room; with NEMESIA_THREADS_MULTIPLE it waits for another thread) or _PANIC. After an
-/// error nothing was sent.
+/// process itself, for which there is no room; with NEMESIA_THREADS_MULTIPLE it waits for another thread) or _PANIC.
+/// After an error nothing was sent.
 /// Ownership: the buffer is the caller's again when this returns.
 /// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
@@ -74,7 +74,8 @@ pub unsafe extern "C" fn nemesia_endpoint_send(
     unsafe { send_any(endpoint, rank, tag, buffer, len) }
 }
 
-/// What [`nemesia_endpoint_send`] does when it is not over after some instructions. Apart, so that the critical path saves no registers.
+/// What [`nemesia_endpoint_send`] does when it is not over after some instructions. Apart, so that the critical path
+/// saves no registers.
 ///
 /// # Safety
 /// As there.
@@ -129,7 +130,8 @@ pub unsafe extern "C" fn nemesia_endpoint_recv(
     unsafe { recv_any(endpoint, rank, tag, ignore, capacity, out_buffer, out_status) }
 }
 
-/// What [`nemesia_endpoint_recv`] does when it is not over after some instructions. Apart, so that the critical path saves no registers.
+/// What [`nemesia_endpoint_recv`] does when it is not over after some instructions. Apart, so that the critical path
+/// saves no registers.
 ///
 /// # Safety
 /// As there.
@@ -163,9 +165,9 @@ unsafe fn recv_any(
 /// - `buffer`, `len`: the message; `buffer` may be NULL if `len` is 0.
 /// - `out_request`: written on success; NEMESIA_REQUEST_NONE if the message has left already.
 ///
-/// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _RANK, _PEER_FAILED, _REQUESTS or _PANIC. After an error nothing was sent.
-/// Ownership: the request holds the buffer, which must stay as it is until the request is complete or the endpoint is
-/// closed. The request belongs to this endpoint.
+/// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _RANK, _PEER_FAILED, _REQUESTS or _PANIC. After an error nothing was
+/// sent. Ownership: the request holds the buffer, which must stay as it is until the request is complete or the
+/// endpoint is closed. The request belongs to this endpoint.
 /// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_isend(
@@ -186,7 +188,8 @@ pub unsafe extern "C" fn nemesia_endpoint_isend(
     unsafe { isend_any(endpoint, rank, tag, buffer, len, out_request) }
 }
 
-/// What [`nemesia_endpoint_isend`] does when it is not over after some instructions. Apart, so that the critical path saves no registers.
+/// What [`nemesia_endpoint_isend`] does when it is not over after some instructions. Apart, so that the critical path
+/// saves no registers.
 ///
 /// # Safety
 /// As there.
@@ -256,7 +259,8 @@ pub unsafe extern "C" fn nemesia_endpoint_irecv(
     unsafe { irecv_any(endpoint, rank, tag, ignore, capacity, out_buffer, out_request) }
 }
 
-/// What [`nemesia_endpoint_irecv`] does when it is not over after some instructions. Apart, so that the critical path saves no registers.
+/// What [`nemesia_endpoint_irecv`] does when it is not over after some instructions. Apart, so that the critical path
+/// saves no registers.
 ///
 /// # Safety
 /// As there.

@@ -79,10 +79,10 @@ fn add_up(endpoint: &mut Endpoint, round: u64) -> Result<u64, nemesia::Error> {
     let mut sum = Ok(word);
     for step in 1..size {
         let (to, from) = ((rank + step) % size, (rank + size - step) % size);
-        let told = endpoint.send(to, round, &word.to_le_bytes());
+        let reported = endpoint.send(to, round, &word.to_le_bytes());
         let mut word = [0; 8];
         let heard = endpoint.recv(Source::Rank(from), Tag::Exactly(round), &mut word);
-        sum = told.and(heard).and_then(|_| Ok(sum? + u64::from_le_bytes(word)));
+        sum = reported.and(heard).and_then(|_| Ok(sum? + u64::from_le_bytes(word)));
     }
     sum
 }

@@ -1,7 +1,7 @@
 //! Connections by RDMA-CM: addresses, requests, answers, refusals, over any RDMA device.
 //!
 //! No function here waits. A [`Channel`] returns [`CmEvent`]s, and [`step`] says what to do about each, given
-//! the stage of the connection ([`Stage`]). [`step`] is a pure function, tested with every event in every
+//! the stage of the connection ([`CmStage`]). [`step`] is a pure function, tested with every event in every
 //! stage. Its caller ([`crate::verbs::VerbsPort`]) executes the result and watches the deadlines.
 //!
 //! The connecting side goes through resolving (address), routing (route), asking, ready; the accepting side
@@ -10,12 +10,12 @@
 
 mod address;
 mod channel;
-mod greeting;
+mod handshake;
 mod id;
 mod stage;
 
 pub use address::{decode_address, encode_address};
 pub use channel::{Channel, CmEvent};
-pub use greeting::{GREETING_BYTES, Greeting, GreetingError};
-pub use id::{Answer, Id, local_addresses, place_of};
-pub use stage::{Side, Stage, Step, step};
+pub use handshake::{CmHandshake, CmHandshakeError, HANDSHAKE_BYTES};
+pub use id::{CmAnswer, Id, local_addresses, place_of};
+pub use stage::{CmStage, Side, Step, step};

@@ -19,10 +19,10 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use nemesia_core::flow::CeilingError;
+use nemesia_core::shared::assist::Pieces;
 use nemesia_core::shared::fastbox;
 use nemesia_core::shared::layout::{Geometry, LayoutError};
 pub use nemesia_core::shared::port::Stores;
-use nemesia_core::shared::share::Pieces;
 
 use crate::os::SegmentOptions;
 use crate::os::numa::last_cache_bytes;
@@ -160,8 +160,8 @@ pub struct Config {
     pub(crate) eager_bytes: usize,
     pub(crate) credit_bytes: usize,
     pub(crate) single_copy: SingleCopy,
-    pub(crate) share_bytes: Option<u64>,
-    pub(crate) share_pieces: [u64; 2],
+    pub(crate) assist_bytes: Option<u64>,
+    pub(crate) assist_pieces: [u64; 2],
     pub(crate) pull_bytes: u64,
     pub(crate) run_bytes: u64,
     /// `None`: chosen by the size of the caches.
@@ -208,8 +208,8 @@ impl Default for Config {
             eager_bytes: 8 << 10,
             credit_bytes: 256 << 10,
             single_copy: SingleCopy::Auto,
-            share_bytes: Some(1 << 20),
-            share_pieces: [32 << 10, 256 << 10],
+            assist_bytes: Some(1 << 20),
+            assist_pieces: [32 << 10, 256 << 10],
             pull_bytes: 256 << 10,
             run_bytes: 4 << 10,
             non_temporal_bytes: None,
@@ -229,7 +229,7 @@ impl Default for Config {
 
 impl Config {
     /// Returns the defaults, changed by the configuration files, then by the environment. See [`VARIABLES`]; an
-    /// unknown variable that begins with `NEMESIA_` is among the [`notes`](Self::notes).
+    /// unknown variable that begins with `NEMESIA_` is among the [`warnings`](Self::warnings).
     ///
     /// # Errors
     /// A file cannot be read, a line of it is malformed or names no variable, or a value cannot be used; the
@@ -317,47 +317,48 @@ impl Config {
     }
 
     /// Returns warnings about preferences that cannot be met, and about variables that do not exist. They are
-    /// among [`Endpoint::notes`](crate::Endpoint::notes); in strict mode no endpoint opens with any.
-    pub fn notes(&self) -> Vec<String> {
-        let mut notes = self.sources.unknown.clone();
+    /// among [`Endpoint::warnings`](crate::Endpoint::warnings); in strict mode no endpoint opens with any.
+    pub fn warnings(&self) -> Vec<String> {
+        let mut warnings = self.sources.unknown.clone();
         let possible = self.most_fastbox_bytes();
         if let Some(wanted) = self.fastbox_limit.filter(|wanted| *wanted > possible) {
-            notes.push(format!(
+            warnings.push(format!(
                 "NEMESIA_FASTBOX_LIMIT={wanted}: a fastbox of {} slots carries {possible} bytes at most: \
                  raise NEMESIA_FASTBOX_SLOTS",
                 self.fastbox_slots
             ));
         }
         if self.trace > 0 && !cfg!(feature = "trace") {
-            notes.push(format!(
+            warnings.push(format!(
                 "NEMESIA_TRACE={}: this build has no call tree: build with the feature `trace`",
                 self.trace
             ));
         }
-        let [least, most] = self.share_pieces;
+        let [least, most] = self.assist_pieces;
         if least > most {
-            notes.push(format!(
-                "NEMESIA_SHARE_MOST={most}: it is {least}, as pieces have at least that many bytes: lower NEMESIA_SHARE_LEAST"
+            warnings.push(format!(
+                "NEMESIA_ASSIST_MOST={most}: it is {least}, as pieces have at least that many bytes: lower \
+                NEMESIA_ASSIST_LEAST"
             ));
         }
         let (wanted, possible) = (self.eager_bytes, self.cell_bytes as usize);
         if wanted > possible && self.origin("NEMESIA_EAGER_BYTES") != Origin::Default {
-            notes.push(format!(
+            warnings.push(format!(
                 "NEMESIA_EAGER_BYTES={wanted}: a cell carries {possible} bytes at most: raise NEMESIA_CELL_BYTES"
             ));
         }
-        notes
+        warnings
     }
 
     /// Handles a preference that cannot be met: a warning, or in strict mode an error.
     ///
     /// # Errors
     /// [`ConfigError::Strict`] in strict mode.
-    pub(crate) fn give_up(&self, wish: String, notes: &mut Vec<String>) -> Result<(), ConfigError> {
+    pub(crate) fn give_up(&self, preference: String, warnings: &mut Vec<String>) -> Result<(), ConfigError> {
         if self.strict {
-            return Err(ConfigError::Strict(wish));
+            return Err(ConfigError::Strict(preference));
         }
-        notes.push(wish);
+        warnings.push(preference);
         Ok(())
     }
 
@@ -445,16 +446,18 @@ impl Config {
     /// Default: 1 MiB. The sender's copy by the kernel is nearly twice as slow as the receiver's, so that up to
     /// 512 KiB the receiver is as fast alone.
     #[must_use]
-    pub fn share_bytes(self, bytes: Option<u64>) -> Self {
-        self.with(["NEMESIA_SHARE_BYTES"], |config| config.share_bytes = bytes)
+    pub fn assist_bytes(self, bytes: Option<u64>) -> Self {
+        self.with(["NEMESIA_ASSIST_BYTES"], |config| config.assist_bytes = bytes)
     }
 
     /// Sets the least and the most bytes that this process copies at once in a sender-assisted copy: 4096 to 1
     /// GiB. The peers may have other values.
     #[must_use]
-    pub fn share_pieces(self, least: u64, most: u64) -> Self {
-        let names = ["NEMESIA_SHARE_LEAST", "NEMESIA_SHARE_MOST"];
-        self.with(names, |config| config.share_pieces = [least, most].map(|bytes| bytes.clamp(4096, 1 << 30)))
+    pub fn assist_pieces(self, least: u64, most: u64) -> Self {
+        let names = ["NEMESIA_ASSIST_LEAST", "NEMESIA_ASSIST_MOST"];
+        self.with(names, |config| {
+            config.assist_pieces = [least, most].map(|bytes| bytes.clamp(4096, 1 << 30));
+        })
     }
 
     /// Sets the bytes of a message that this process reads from a peer's memory before it serves others: 4096
@@ -522,8 +525,8 @@ impl Config {
         self.with(["NEMESIA_TIMEOUT"], |config| config.timeout_seconds = seconds.max(1))
     }
 
-    /// Sets strict mode: a preference that cannot be met (see [`Config::notes`], and for those found at start
-    /// [`Endpoint::notes`](crate::Endpoint::notes)) is an error instead of a warning.
+    /// Sets strict mode: a preference that cannot be met (see [`Config::warnings`], and for those found at start
+    /// [`Endpoint::warnings`](crate::Endpoint::warnings)) is an error instead of a warning.
     #[must_use]
     pub fn strict(self, strict: bool) -> Self {
         self.with(["NEMESIA_STRICT"], |config| config.strict = strict)
@@ -558,7 +561,7 @@ impl Config {
     }
 
     /// Returns the smallest message that is copied with non-temporal stores; `u64::MAX` means never.
-    pub(crate) fn copies_past_caches_from(&self) -> u64 {
+    pub(crate) fn non_temporal_from(&self) -> u64 {
         // The source must find room in the cache as well as the destination. With a cache of 32 MiB, streams of
         // 4 MiB were a quarter slower with non-temporal stores, of 8 MiB level, and of 16, 32 and 64 MiB faster
         // by 19, 8 and 3 %.
@@ -566,7 +569,7 @@ impl Config {
     }
 
     pub(crate) fn pieces(&self) -> Pieces {
-        let [least, most] = self.share_pieces;
+        let [least, most] = self.assist_pieces;
         Pieces::new(least, most)
     }
 

@@ -24,7 +24,7 @@ mod wait;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use nemesia_core::engine::rma::{Region as Exposure, Reply, WINDOW};
+use nemesia_core::engine::rma::{ExposedRegion as Exposure, Reply, WINDOW};
 use nemesia_core::engine::{
     Engine, Lent, Peer, Request as Operation, RequestId, StartError, Storage, Tuning,
 };
@@ -53,7 +53,7 @@ use crate::error::Error;
 use crate::events;
 use crate::os::{Departure, Origin, limits};
 use crate::route::{self, Explanation, Facts};
-use crate::shm::{self, Attached, Door, Port};
+use crate::shm::{self, Attached, Port, RejoinListener};
 use agree::Agreements;
 use barrier::free_context;
 use probe::Dropped;
@@ -151,12 +151,12 @@ impl Storage for Heap {
 
 /// A process's place in its world: sends and receives tagged messages.
 ///
-/// Used by one thread at a time; it may move between threads. Only [`Endpoint::close`] is a finish. Dropping the endpoint
-/// otherwise, by a panic or by `?`, is a failure: its peers see [`Failure::Dropped`](crate::Failure::Dropped), and sends that
-/// have not left yet are lost.
+/// Used by one thread at a time; it may move between threads. Only [`Endpoint::close`] is a finish. Dropping the
+/// endpoint otherwise, by a panic or by `?`, is a failure: its peers see [`Failure::Dropped`](crate::Failure::Dropped),
+/// and sends that have not left yet are lost.
 ///
-/// It belongs to the process that opened it. In a child that this forks it is dead: each call that would do something returns
-/// [`Error::Forked`], and dropping it does nothing to the parent, its peers or its launcher.
+/// It belongs to the process that opened it. In a child that this forks it is dead: each call that would do something
+/// returns [`Error::Forked`], and dropping it does nothing to the parent, its peers or its launcher.
 pub struct Endpoint {
     // The engine's port keeps what it points into: see `shm/views.rs`.
     engine: Engine<Port, Heap>,
@@ -181,19 +181,19 @@ pub struct Endpoint {
     /// It was closed, and all its sends were flushed.
     finished: bool,
     config: Config,
-    notes: Vec<String>,
+    warnings: Vec<String>,
     /// Polls and packets since the last look at the clock.
     turns: u32,
     /// When the peers' lives were last looked at.
-    looked: Instant,
+    liveness_checked: Instant,
     /// What the peers are like; for [`Endpoint::explain`].
     facts: Facts,
     /// Where processes that were started again call, and those that this one has called.
-    door: Door,
+    rejoin: RejoinListener,
     /// Of each rank.
     incarnations: Vec<u64>,
     /// By which the peers that read our memory know us.
-    mark: Box<u64>,
+    stamp: Box<u64>,
     /// The process that opened this. In a child that it forks the segments are not mapped, and the endpoint is dead.
     origin: Arc<Origin>,
 }
@@ -218,16 +218,16 @@ impl Endpoint {
             return Err(Error::Rank { rank, last: size.saturating_sub(1) });
         }
         let _inside = events::open(rank, size);
-        let mut notes = Vec::new();
-        for wish in config.notes() {
-            config.give_up(wish, &mut notes)?;
+        let mut warnings = Vec::new();
+        for preference in config.warnings() {
+            config.give_up(preference, &mut warnings)?;
         }
         // Before anybody is met: what can't be had here must not end their world.
         let (units, stored) = room(config.unexpected_bytes)?;
         let ranks = (u32::try_from(rank).unwrap_or(u32::MAX), u32::try_from(size).unwrap_or(u32::MAX));
         let attached = shm::attach(config, exchange.as_mut(), ranks)?;
-        let Attached { port, sleep, watch, fence, crowding, facts, notes: remarks, mark, .. } = attached;
-        notes.extend(remarks);
+        let Attached { port, sleep, watch, fence, load, facts, warnings: remarks, stamp, .. } = attached;
+        warnings.extend(remarks);
         let lent = Lent::<Heap> {
             requests: filled(FIRST_REQUESTS.min(config.requests)),
             peers: filled(size),
@@ -240,10 +240,10 @@ impl Endpoint {
             trace: trace::recorder(config),
         };
         let window = (config.credit_bytes / store::UNIT) as u32;
-        let non_temporal_bytes = config.copies_past_caches_from();
+        let non_temporal_bytes = config.non_temporal_from();
         let tuning = tuning(config, window, non_temporal_bytes);
         let engine = Engine::new(rank as u32, port, tuning, lent).map_err(crate::ConfigError::from)?;
-        let waiter = Waiter::new(config, crowding, sleep, watch, fence);
+        let waiter = Waiter::new(config, load, sleep, watch, fence);
         let mut endpoint = Self {
             engine,
             waiter,
@@ -258,18 +258,18 @@ impl Endpoint {
             discarding: Vec::new(),
             finished: false,
             config: config.clone(),
-            notes,
+            warnings,
             turns: 0,
-            looked: Instant::now(),
+            liveness_checked: Instant::now(),
             facts,
-            door: attached.door,
+            rejoin: attached.rejoin,
             incarnations: vec![0; size],
-            mark,
+            stamp,
             origin: attached.origin,
         };
-        endpoint.incarnations[rank] = endpoint.door.incarnation();
+        endpoint.incarnations[rank] = endpoint.rejoin.incarnation();
         endpoint.begin_without(&attached.gone);
-        endpoint.tell_routes();
+        endpoint.report_routes();
         if config.explain {
             route::say(&endpoint.explain());
         }
@@ -288,8 +288,8 @@ impl Endpoint {
 
     /// Remarks on what was asked for and could not be had: huge pages that were to be tried, seals, cheap fences,
     /// variables that do not exist. In strict mode all but the first are errors at start.
-    pub fn notes(&self) -> &[String] {
-        &self.notes
+    pub fn warnings(&self) -> &[String] {
+        &self.warnings
     }
 
     /// How each rank is reached, what is used with it, and why what is not used was refused.
@@ -301,16 +301,16 @@ impl Endpoint {
         Explanation {
             rank: self.rank(),
             routes: (0..self.size()).map(route).collect(),
-            notes: self.notes.clone(),
+            warnings: self.warnings.clone(),
         }
     }
 
     /// Tells how each rank is reached to whoever listens (feature `tracing`).
-    fn tell_routes(&self) {
+    fn report_routes(&self) {
         if cfg!(feature = "tracing") {
             let explanation = self.explain();
             explanation.routes.iter().for_each(events::route);
-            explanation.notes.iter().for_each(|note| events::note(note));
+            explanation.warnings.iter().for_each(|warning| events::warning(warning));
         }
     }
 
@@ -324,8 +324,8 @@ impl Endpoint {
         self.engine.acknowledge();
     }
 
-    /// Sends a message and waits until its bytes have left the buffer. A message of up to NEMESIA_EAGER_BYTES leaves as long as
-    /// the receiver has room for it; others when a receive has matched them.
+    /// Sends a message and waits until its bytes have left the buffer. A message of up to NEMESIA_EAGER_BYTES leaves as
+    /// long as the receiver has room for it; others when a receive has matched them.
     ///
     /// # Errors
     /// See [`Error`].
@@ -537,7 +537,7 @@ const fn tuning(config: &Config, window: u32, non_temporal_bytes: u64) -> Tuning
     Tuning {
         eager_bytes: config.eager_bytes,
         window,
-        share_bytes: match config.share_bytes {
+        assist_bytes: match config.assist_bytes {
             Some(bytes) => bytes,
             None => u64::MAX,
         },
@@ -547,8 +547,8 @@ const fn tuning(config: &Config, window: u32, non_temporal_bytes: u64) -> Tuning
     }
 }
 
-/// Room for unexpected messages, and the lists that find them: together no more than so many bytes, zeroed by the kernel and
-/// committed as they are used.
+/// Room for unexpected messages, and the lists that find them: together no more than so many bytes, zeroed by the
+/// kernel and committed as they are used.
 fn room(bytes: usize) -> Result<(Vec<Unit>, Vec<u32>), Error> {
     let refused = || Error::from(crate::ConfigError::TooLarge { name: "NEMESIA_UNEXPECTED_BYTES", bytes });
     limits::require_address_space(bytes)?;

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use nemesia_core::engine::rma::Refusal;
-use nemesia_core::engine::{Failure, Fate, Truncation};
+use nemesia_core::engine::{CompletionError, Failure, Truncation};
 use nemesia_core::shared::layout::LayoutError;
 
 use crate::bootstrap::{BootstrapError, LaunchError, WireError};
@@ -88,7 +88,8 @@ pub enum Error {
     },
     /// An active message is too long.
     #[error(
-        "active message of {len} bytes, header included: {most} are the most; send the rest as a tagged message, or put it"
+        "active message of {len} bytes, header included: {most} are the most; send the rest as a tagged message, or \
+        put it"
     )]
     TooLong {
         /// Bytes of header and payload.
@@ -128,10 +129,10 @@ pub enum Error {
         count: u64,
     },
     /// No such region of this process.
-    #[error("no such region: it was concealed, or never exposed")]
+    #[error("no such region: it was unexposed, or never exposed")]
     Region,
     /// Too many regions are exposed.
-    #[error("{most} regions are exposed, and no more are allowed: conceal some")]
+    #[error("{most} regions are exposed, and no more are allowed: unexpose some")]
     Regions {
         /// The limit.
         most: usize,
@@ -147,7 +148,8 @@ pub enum Error {
     Context,
     /// The rank has not failed, or was not started again yet.
     #[error(
-        "rank {rank} can't be readmitted: it has not failed, or its next process is not there yet; see Endpoint::restarted"
+        "rank {rank} can't be readmitted: it has not failed, or its next process is not there yet; see \
+        Endpoint::restarted"
     )]
     NotRestarted {
         /// The rank.
@@ -172,8 +174,8 @@ pub enum Error {
     Timeout(std::time::Duration),
 }
 
-/// Prints an error by `Debug` as by `Display`: `main` and `unwrap` print `Debug`, and the reader wants the line that names
-/// peer and remedy.
+/// Prints an error by `Debug` as by `Display`: `main` and `unwrap` print `Debug`, and the reader wants the line that
+/// names peer and remedy.
 macro_rules! debug_is_display {
     ($($error:ty),+) => {
         $(impl fmt::Debug for $error {
@@ -186,14 +188,18 @@ macro_rules! debug_is_display {
 
 debug_is_display!(Error, ConfigError, ShmError, BootstrapError, LaunchError, WireError);
 
-impl From<Fate> for Error {
-    fn from(fate: Fate) -> Self {
-        match fate {
-            Fate::Truncated(truncation) => Error::Truncated(truncation),
-            Fate::PeerFailed { peer, failure } => Error::PeerFailed { rank: peer as usize, failure },
-            Fate::Refused { peer, refusal, count } => Error::Refused { rank: peer as usize, refusal, count },
-            Fate::Cancelled => Error::Cancelled,
-            Fate::Stale => Error::Stale,
+impl From<CompletionError> for Error {
+    fn from(completion_error: CompletionError) -> Self {
+        match completion_error {
+            CompletionError::Truncated(truncation) => Error::Truncated(truncation),
+            CompletionError::PeerFailed { peer, failure } => {
+                Error::PeerFailed { rank: peer as usize, failure }
+            }
+            CompletionError::Refused { peer, refusal, count } => {
+                Error::Refused { rank: peer as usize, refusal, count }
+            }
+            CompletionError::Cancelled => Error::Cancelled,
+            CompletionError::Stale => Error::Stale,
         }
     }
 }

@@ -7,7 +7,7 @@
 //! | span `connect` | debug | connecting to the other processes |
 //! | `route` | debug | the route of one rank, with facilities in use and refused ones; once for each rank, at
 //! start |
-//! | `note` | warn | a preference that could not be met |
+//! | `warning` | warn | a preference that could not be met |
 //! | `failure` | warn | a peer is gone without finishing |
 //! | `finished` | debug | a peer has finished |
 //! | `single copy refused` | warn | the kernel no longer permits reading a peer's memory: large messages are
@@ -27,7 +27,7 @@ pub(crate) struct Inside {
 }
 
 #[cfg(feature = "tracing")]
-mod told {
+mod emit {
     use super::{Duration, Failure, Inside, Route};
 
     const TARGET: &str = "nemesia";
@@ -53,7 +53,7 @@ mod told {
         }
     }
 
-    pub(crate) fn note(text: &str) {
+    pub(crate) fn warning(text: &str) {
         tracing::warn!(target: TARGET, text, "note");
     }
 
@@ -66,9 +66,10 @@ mod told {
 
     /// Called in the middle of a packet, where the engine must not be left: a subscriber that panics is not heard.
     pub(crate) fn single_copy_refused(rank: u32) {
-        let told = std::panic::catch_unwind(|| tracing::warn!(target: TARGET, rank, "single copy refused"));
+        let reported =
+            std::panic::catch_unwind(|| tracing::warn!(target: TARGET, rank, "single copy refused"));
         // Dropping what a panic carries may panic again.
-        told.unwrap_or_else(std::mem::forget);
+        reported.unwrap_or_else(std::mem::forget);
     }
 
     pub(crate) fn slept(took: Duration, woken: bool) {
@@ -77,7 +78,7 @@ mod told {
 }
 
 #[cfg(not(feature = "tracing"))]
-mod told {
+mod emit {
     use super::{Duration, Failure, Inside, Route};
 
     pub(crate) const fn open(_: usize, _: usize) -> Inside {
@@ -90,7 +91,7 @@ mod told {
 
     pub(crate) const fn route(_: &Route) {}
 
-    pub(crate) const fn note(_: &str) {}
+    pub(crate) const fn warning(_: &str) {}
 
     pub(crate) const fn failed(_: usize, _: Failure) {}
 
@@ -99,7 +100,7 @@ mod told {
     pub(crate) const fn slept(_: Duration, _: bool) {}
 }
 
-pub(crate) use told::{connect, failed, note, open, route, single_copy_refused, slept};
+pub(crate) use emit::{connect, failed, open, route, single_copy_refused, slept, warning};
 
 #[cfg(test)]
 #[cfg(feature = "tracing")]
@@ -116,7 +117,7 @@ pub(crate) mod tests {
     static HEARD: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
     /// Records a line for each event and span of `nemesia`: level, name, fields.
-    struct Listener;
+    struct EventListener;
 
     struct Line(String);
 
@@ -133,7 +134,7 @@ pub(crate) mod tests {
         HEARD.lock().unwrap().push(line.0);
     }
 
-    impl Subscriber for Listener {
+    impl Subscriber for EventListener {
         fn enabled(&self, metadata: &Metadata<'_>) -> bool {
             metadata.target() == "nemesia"
         }
@@ -159,7 +160,7 @@ pub(crate) mod tests {
     /// Starts to record all events of this process.
     pub(crate) fn listen() {
         static ONCE: Once = Once::new();
-        ONCE.call_once(|| tracing::subscriber::set_global_default(Listener).unwrap());
+        ONCE.call_once(|| tracing::subscriber::set_global_default(EventListener).unwrap());
     }
 
     /// Returns whether a recorded line contains all these words.

@@ -14,8 +14,8 @@ use crate::config::{Config, SingleCopy};
 use crate::endpoint::{FIRST_REQUESTS, RECORD_BYTES};
 use crate::os::borrow::open_foreign;
 use crate::os::{
-    CopyError, HeavyFence, HugePages, Mark, RemoteMemory, Segment, SegmentBacking, SegmentOptions, ShmError,
-    limits, numa,
+    CopyError, HeavyFence, HugePages, IdentityStamp, RemoteMemory, Segment, SegmentBacking, SegmentOptions,
+    ShmError, limits, numa,
 };
 use crate::verbs::{NONE, VerbsError, survey};
 
@@ -70,10 +70,10 @@ fn shm(config: &Config) -> Verdict {
         let bytes = config.geometry(2)?.own().total;
         let segment = Segment::create("nemesia-probe", bytes, &config.segments)?;
         let sealed = segment.seal_against_foreign_writes()?;
-        let notes = segment.notes().join("; ");
+        let warnings = segment.warnings().join("; ");
         let seal = if sealed { "read-only to peers" } else { "not sealed against peers" };
-        let separator = if notes.is_empty() { "" } else { "; " };
-        Ok(format!("messages between processes of this machine; segments are {seal}{separator}{notes}"))
+        let separator = if warnings.is_empty() { "" } else { "; " };
+        Ok(format!("messages between processes of this machine; segments are {seal}{separator}{warnings}"))
     };
     Verdict::probe("shm", probe())
 }
@@ -85,10 +85,10 @@ fn single_copy(config: &Config) -> Verdict {
         return Verdict::new(NAME, false, "NEMESIA_SINGLE_COPY=off");
     }
     let value = 1;
-    let mark = Mark { address: std::ptr::from_ref(&value) as u64, value };
-    let memory = RemoteMemory::new(std::process::id() as i32, mark);
+    let stamp = IdentityStamp { address: std::ptr::from_ref(&value) as u64, value };
+    let memory = RemoteMemory::new(std::process::id() as i32, stamp);
     let scope = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_default();
-    let probed = memory.map_or(Err(CopyError::Stranger), |memory| memory.check());
+    let probed = memory.map_or(Err(CopyError::OtherProcess), |memory| memory.check());
     let where_ = match config.single_copy {
         SingleCopy::Auto => " where that is faster than a stream",
         _ => "",
@@ -96,7 +96,8 @@ fn single_copy(config: &Config) -> Verdict {
     let use_ = match scope.trim() {
         "" | "0" => format!("large messages move in one copy through the kernel{where_}"),
         scope => format!(
-            "large messages move in one copy{where_}, but Yama's ptrace_scope is {scope}: unless the processes run as root, \
+            "large messages move in one copy{where_}, but Yama's ptrace_scope is {scope}: unless the processes run as \
+            root, \
              NEMESIA_PTRACER=1 is needed"
         ),
     };

@@ -1,8 +1,8 @@
-//! What this repository's own tests and programs use of the inside. **Not part of the API**: it is there only with the feature
-//! `internals`, follows no version numbers, and may change or go in any release.
+//! What this repository's own tests and programs use of the inside. **Not part of the API**: it is there only with the
+//! feature `internals`, follows no version numbers, and may change or go in any release.
 //!
-//! Functions whose misuse could break memory safety are `unsafe` here as everywhere. This one could write any memory of its own
-//! process:
+//! Functions whose misuse could break memory safety are `unsafe` here as everywhere. This one could write any memory of
+//! its own process:
 //!
 //! ```compile_fail,E0133
 //! use nemesia::internals::os::{Mark, RemoteMemory};

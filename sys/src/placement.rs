@@ -13,13 +13,13 @@
 //! | `link` | a connection: its queues, and how it ends |
 //! | `send` | outgoing bytes |
 //! | `arrive` | incoming bytes |
-//! | `greet` | streams without a connection: before the request, and after a refusal |
+//! | `handshake` | streams without a connection: before the request, and after a refusal |
 //! | `drive` | polling: connections are made, make progress, and end |
 //! | `port` | the port |
 
 mod arrive;
 mod drive;
-mod greet;
+mod handshake;
 mod link;
 mod port;
 mod regions;
@@ -89,7 +89,7 @@ pub unsafe trait Stream: AsFd {
 }
 
 /// A source of streams.
-pub trait Transport {
+pub trait StreamTransport {
     /// The type of its streams.
     type Stream: Stream;
 

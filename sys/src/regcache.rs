@@ -15,7 +15,7 @@ pub use crate::os::mapping::MappingError;
 use crate::os::mapping::{MappingWatch, is_private};
 use crate::os::numa::page_size;
 pub use crate::os::released::memory_released;
-use crate::os::released::{Listener, REMEMBERED};
+use crate::os::released::{REMEMBERED, ReleaseListener};
 
 /// How a cache learns of changed mappings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -56,7 +56,7 @@ impl Default for Size {
 
 /// The registrar, and the source of reports about its registrations.
 #[derive(Debug)]
-struct Told<R> {
+struct ReportedRegistrar<R> {
     registrar: R,
     watch: Option<MappingWatch>,
     /// Whether calls are seen, but not those that change pages through a file.
@@ -65,7 +65,7 @@ struct Told<R> {
     ended: Vec<Range>,
 }
 
-impl<R: Registrar> Registrar for Told<R> {
+impl<R: Registrar> Registrar for ReportedRegistrar<R> {
     type Handle = R::Handle;
     type Error = R::Error;
 
@@ -80,10 +80,10 @@ impl<R: Registrar> Registrar for Told<R> {
         }
     }
 
-    fn told(&mut self, range: Range) -> bool {
+    fn reported(&mut self, range: Range) -> bool {
         let kernel = self.watch.as_mut().is_none_or(|watch| watch.watch(&(range.start..range.end)));
         let calls = !self.interposed || is_private(&(range.start..range.end));
-        kernel && calls && self.registrar.told(range)
+        kernel && calls && self.registrar.reported(range)
     }
 }
 
@@ -93,8 +93,8 @@ type Owned<H> = Cache<H, Vec<Entry<H>>, Vec<Bucket>>;
 /// A registration cache. One thread at a time may use it; any thread may change mappings.
 pub struct RegistrationCache<R: Registrar> {
     cache: Owned<R::Handle>,
-    told: Told<R>,
-    listener: Option<Listener>,
+    reported: ReportedRegistrar<R>,
+    listener: Option<ReleaseListener>,
     refused: Option<MappingError>,
 }
 
@@ -115,11 +115,11 @@ impl<R: Registrar> RegistrationCache<R> {
                 Ok(started) => watch = Some(started),
                 Err(error) => refused = Some(error),
             },
-            Telling::Interposed => match Listener::interposed() {
+            Telling::Interposed => match ReleaseListener::interposed() {
                 Ok(listening) => listener = Some(listening),
                 Err(error) => refused = Some(error),
             },
-            Telling::Program => listener = Some(Listener::new()),
+            Telling::Program => listener = Some(ReleaseListener::new()),
             Telling::Nobody => {}
         }
         let keep = watch.is_some() || listener.is_some();
@@ -130,7 +130,12 @@ impl<R: Registrar> RegistrationCache<R> {
             unreachable!("there are as many buckets as there should be, and pages of 4 KiB to 1 GiB")
         };
         let interposed = telling == Telling::Interposed;
-        Self { cache, told: Told { registrar, watch, interposed, ended: Vec::new() }, listener, refused }
+        Self {
+            cache,
+            reported: ReportedRegistrar { registrar, watch, interposed, ended: Vec::new() },
+            listener,
+            refused,
+        }
     }
 
     /// Returns why the kernel or the preloaded library does not report changes, if it was asked to and does
@@ -147,7 +152,7 @@ impl<R: Registrar> RegistrationCache<R> {
     #[inline]
     pub fn acquire(&mut self, address: u64, len: u64, rights: u32) -> Result<Held, AcquireError<R::Error>> {
         self.catch_up();
-        let held = self.cache.acquire(&mut self.told, address, len, rights);
+        let held = self.cache.acquire(&mut self.reported, address, len, rights);
         self.tidy();
         held
     }
@@ -170,11 +175,11 @@ impl<R: Registrar> RegistrationCache<R> {
         len: u64,
         rights: u32,
     ) -> Result<Held, AcquireError<R::Error>> {
-        if self.told.watch.as_ref().is_some_and(MappingWatch::has_changed) {
+        if self.reported.watch.as_ref().is_some_and(MappingWatch::has_changed) {
             self.drop_changed();
         }
         self.listen();
-        let held = self.cache.acquire(&mut self.told, address, len, rights);
+        let held = self.cache.acquire(&mut self.reported, address, len, rights);
         self.tidy();
         held
     }
@@ -191,7 +196,7 @@ impl<R: Registrar> RegistrationCache<R> {
 
     /// Ends a use.
     pub fn release(&mut self, held: Held) {
-        self.cache.release(&mut self.told, held);
+        self.cache.release(&mut self.reported, held);
         self.tidy();
     }
 
@@ -199,14 +204,14 @@ impl<R: Registrar> RegistrationCache<R> {
     /// registrations that this ends; those in use end with their last use.
     pub fn invalidate(&mut self, address: u64, len: u64) -> usize {
         let range = Range { start: address, end: address.saturating_add(len) };
-        let count = self.cache.invalidate(&mut self.told, range);
+        let count = self.cache.invalidate(&mut self.reported, range);
         self.tidy();
         count
     }
 
     /// Ends every unused registration. Returns their number.
     pub fn flush(&mut self) -> usize {
-        let count = self.cache.flush(&mut self.told);
+        let count = self.cache.flush(&mut self.reported);
         self.tidy();
         count
     }
@@ -223,20 +228,20 @@ impl<R: Registrar> RegistrationCache<R> {
 
     /// Returns the registrar, for its other tasks.
     pub const fn registrar_mut(&mut self) -> &mut R {
-        &mut self.told.registrar
+        &mut self.reported.registrar
     }
 
     /// Ends every unused registration, and returns the registrar.
     pub fn close(mut self) -> R {
         self.flush();
-        self.told.registrar
+        self.reported.registrar
     }
 
     /// Drops what the kernel reports as changed. If the kernel reports changes, this is a system call: nothing
     /// else shows addresses that were reused before the call that freed them has returned.
     #[inline]
     fn catch_up(&mut self) {
-        if self.told.watch.as_ref().is_some_and(MappingWatch::changed) {
+        if self.reported.watch.as_ref().is_some_and(MappingWatch::changed) {
             self.drop_changed();
         }
         self.listen();
@@ -245,7 +250,7 @@ impl<R: Registrar> RegistrationCache<R> {
     /// Drops what the process itself reports as released.
     #[inline]
     fn listen(&mut self) {
-        if self.listener.as_ref().is_some_and(Listener::has_more) {
+        if self.listener.as_ref().is_some_and(ReleaseListener::has_more) {
             self.drop_released();
         }
     }
@@ -256,21 +261,21 @@ impl<R: Registrar> RegistrationCache<R> {
     fn drop_released(&mut self) {
         let Some(listener) = &mut self.listener else { return };
         // At most this number is reported one by one: beyond it, one report covers everything.
-        let mut told = 0;
-        while told < REMEMBERED
+        let mut reported = 0;
+        while reported < REMEMBERED
             && let Some(range) = listener.next()
         {
-            self.cache.invalidate(&mut self.told, range);
-            told += 1;
+            self.cache.invalidate(&mut self.reported, range);
+            reported += 1;
         }
     }
 
     #[cold]
     fn drop_changed(&mut self) {
         // Deregistering may change mappings too. The loop ends, because changed ranges are no longer watched.
-        while let Some(watch) = self.told.watch.as_ref().filter(|watch| watch.changed()) {
+        while let Some(watch) = self.reported.watch.as_ref().filter(|watch| watch.changed()) {
             for changed in watch.settle().ranges() {
-                self.cache.invalidate(&mut self.told, Range { start: changed.start, end: changed.end });
+                self.cache.invalidate(&mut self.reported, Range { start: changed.start, end: changed.end });
             }
             self.tidy();
         }
@@ -280,8 +285,8 @@ impl<R: Registrar> RegistrationCache<R> {
     /// delayed.
     #[inline]
     fn tidy(&mut self) {
-        while let Some(range) = self.told.ended.pop() {
-            if let Some(watch) = &mut self.told.watch
+        while let Some(range) = self.reported.ended.pop() {
+            if let Some(watch) = &mut self.reported.watch
                 && !self.cache.overlaps(range)
             {
                 watch.unwatch(&(range.start..range.end));

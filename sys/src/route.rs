@@ -38,8 +38,8 @@ pub struct Explanation {
     pub rank: usize,
     /// One route for each rank, in order.
     pub routes: Vec<Route>,
-    /// See [`Endpoint::notes`](crate::Endpoint::notes).
-    pub notes: Vec<String>,
+    /// See [`Endpoint::warnings`](crate::Endpoint::warnings).
+    pub warnings: Vec<String>,
 }
 
 impl fmt::Display for Explanation {
@@ -62,7 +62,7 @@ impl fmt::Display for Explanation {
                 None => writeln!(f)?,
             }
         }
-        self.notes.iter().try_for_each(|note| writeln!(f, "{us}: note: {note}"))
+        self.warnings.iter().try_for_each(|warning| writeln!(f, "{us}: warning: {warning}"))
     }
 }
 
@@ -157,7 +157,11 @@ mod tests {
     fn explanation(expedited: bool, met: Vec<Option<Met>>) -> Explanation {
         let facts = Facts { expedited, met };
         let route = |rank| facts.route(&Config::default(), (0, rank), true, None);
-        Explanation { rank: 0, routes: (0..facts.met.len()).map(route).collect(), notes: vec!["one".into()] }
+        Explanation {
+            rank: 0,
+            routes: (0..facts.met.len()).map(route).collect(),
+            warnings: vec!["one".into()],
+        }
     }
 
     #[test]
@@ -173,7 +177,7 @@ mod tests {
         );
         assert!(lines[1].contains("; not tcp: ") && lines[1].contains("; not verbs: "), "{text}");
         assert!(lines[2].contains(": rank 3 over shm;") && lines[2].contains("; huge pages: "), "{text}");
-        assert_eq!(lines[3], "nemesia: rank 0 of 5: note: one");
+        assert_eq!(lines[3], "nemesia: rank 0 of 5: warning: one");
     }
 
     #[test]

@@ -2,11 +2,11 @@
 
 mod arrivals;
 mod connect;
-mod crowd;
-mod door;
-mod greeting;
+mod handshake;
 mod links;
+mod oversubscription;
 pub mod pipe;
+mod rejoin;
 mod views;
 
 use std::os::fd::BorrowedFd;
@@ -25,14 +25,14 @@ use crate::error::Error;
 use crate::events;
 use crate::os::clock;
 use crate::os::{
-    Connection, CopyError, HeavyFence, Origin, RemoteMemory, Segment, SegmentBacking, Watch,
+    CopyError, HandoffConnection, HeavyFence, Origin, RemoteMemory, Segment, SegmentBacking, Watch,
     allow_any_reader, futex_wake,
 };
 use crate::route::Facts;
 use links::Links;
 
-pub(crate) use crowd::Crowding;
-pub(crate) use door::{Answer, Door, Newcomer};
+pub(crate) use oversubscription::Oversubscription;
+pub(crate) use rejoin::{JoiningProcess, RejoinAnswer, RejoinListener};
 pub(crate) use views::OwnSleep;
 
 /// The port as it runs over mapped segments.
@@ -44,7 +44,7 @@ pub(crate) struct Kernel {
     /// Memory that can be read, one element a rank.
     memories: Vec<Option<RemoteMemory>>,
     /// One a rank; those of peers that are gone are closed.
-    connections: Vec<Weak<Connection>>,
+    connections: Vec<Weak<HandoffConnection>>,
     /// What the port's views point into. Only `views` touches it.
     mappings: views::Mappings,
 }
@@ -139,13 +139,13 @@ pub(crate) struct Attached {
     pub(crate) sleep: OwnSleep,
     pub(crate) watch: Watch,
     pub(crate) fence: HeavyFence,
-    pub(crate) crowding: Crowding,
+    pub(crate) load: Oversubscription,
     pub(crate) facts: Facts,
     /// Remarks on what could not be had (huge pages, seals, cheap fences).
-    pub(crate) notes: Vec<String>,
+    pub(crate) warnings: Vec<String>,
     /// What the peers know this process by when they read its memory.
-    pub(crate) mark: Box<u64>,
-    pub(crate) door: Door,
+    pub(crate) stamp: Box<u64>,
+    pub(crate) rejoin: RejoinListener,
     /// The ranks that were gone before this process came.
     pub(crate) gone: Vec<usize>,
     /// Which process all this belongs to.
@@ -160,37 +160,37 @@ pub(crate) fn attach(
 ) -> Result<Attached, Error> {
     let geometry = config.geometry(size)?;
     let origin = Arc::new(Origin::here(size as usize)?);
-    let epoch = greeting::draw_epoch()?;
-    let mut notes = Vec::new();
+    let epoch = handshake::draw_epoch()?;
+    let mut warnings = Vec::new();
     let identity = |kind| Identity { kind, geometry, rank, epoch };
-    let Pair { own, inbox } = make_segments(config, &geometry, identity, &mut notes)?;
-    ask_for_all(config, &origin, &mut notes)?;
+    let Pair { own, inbox } = make_segments(config, &geometry, identity, &mut warnings)?;
+    ask_for_all(config, &origin, &mut warnings)?;
     let fence = HeavyFence::register();
     if !fence.is_expedited() {
-        config.give_up(NO_MEMBARRIER.into(), &mut notes)?;
+        config.give_up(NO_MEMBARRIER.into(), &mut warnings)?;
     }
-    let cpus = crowd::allowed();
+    let cpus = oversubscription::allowed();
     // In one place for as long as the peers may read it: until this process ends.
-    let mark = Box::new(epoch);
-    let address = if config.single_copy == SingleCopy::Off { 0 } else { (&raw const *mark) as u64 };
+    let stamp = Box::new(epoch);
+    let address = if config.single_copy == SingleCopy::Off { 0 } else { (&raw const *stamp) as u64 };
     let expedited = fence.is_expedited();
-    let world = connect::World {
+    let world = connect::ShmWorld {
         config: config.clone(),
         geometry,
         rank,
         epoch,
         expedited,
         cpus,
-        mark: address,
+        stamp: address,
         incarnation: exchange.incarnation(),
         sealed: own.write_sealed(),
     };
     let ours = Arc::new(Pair { own, inbox });
-    let connect::Meeting { mut peers, watch, door, gone } = connect::connect(world, &ours, exchange)?;
+    let connect::ShmMeeting { mut peers, watch, rejoin, gone } = connect::connect(world, &ours, exchange)?;
     let without =
         peers.iter().zip(0..).filter_map(|(peer, rank)| (!peer.as_ref()?.expedited).then_some(rank));
-    if let Some(wish) = fenced_by(without) {
-        config.give_up(wish, &mut notes)?;
+    if let Some(preference) = fenced_by(without) {
+        config.give_up(preference, &mut warnings)?;
     }
     let expedited = fence.is_expedited() && peers.iter().flatten().all(|peer| peer.expedited);
     let fences = if expedited { FenceMode::Asymmetric } else { FenceMode::Symmetric };
@@ -199,7 +199,7 @@ pub(crate) fn attach(
     let others = peers.iter().zip(0..).filter(|(_, other)| *other != rank);
     let others: Vec<_> =
         others.map(|(peer, _)| peer.as_ref().map_or((cpus, 0), |peer| (peer.cpus, pid(peer)))).collect();
-    let crowding = crowd::crowding(cpus, &others);
+    let load = oversubscription::load(cpus, &others);
     let announce = others.len() <= HOT;
     let (fastbox_limit, pieces) = (config.fastbox_bytes(), config.pieces());
     let (stores, clocked) = (config.cell_stores, config.single_copy == SingleCopy::Auto);
@@ -207,7 +207,7 @@ pub(crate) fn attach(
     let connection =
         |peer: &Option<connect::Peer>| peer.as_ref().map_or_else(Weak::new, |it| it.connection.clone());
     let connections = peers.iter().map(connection).collect();
-    let readable = readable(config, &mut peers, &mut notes)?;
+    let readable = readable(config, &mut peers, &mut warnings)?;
     let (memories, unreadable): (Vec<_>, Vec<_>) = readable.into_iter().map(split).unzip();
     let met = peers.iter().zip(unreadable).map(|(peer, why)| Some(Met::new(peer.as_ref()?, why)));
     let facts = Facts { expedited, met: met.collect() };
@@ -215,7 +215,7 @@ pub(crate) fn attach(
     let kernel = |mappings| Kernel { memories, connections, mappings };
     let port = views::port(port_config, &geometry, &ours, pairs, kernel, &origin)?;
     let sleep = OwnSleep::new(&ours, &geometry)?;
-    Ok(Attached { port, sleep, watch, fence, crowding, facts, notes, mark, door, gone, origin })
+    Ok(Attached { port, sleep, watch, fence, load, facts, warnings, stamp, rejoin, gone, origin })
 }
 
 /// A memory, or why it cannot be read.
@@ -231,7 +231,7 @@ fn make_segments(
     config: &Config,
     geometry: &Geometry,
     identity: impl Fn(SegmentKind) -> Identity,
-    notes: &mut Vec<String>,
+    warnings: &mut Vec<String>,
 ) -> Result<Pair, Error> {
     let (own_bytes, inbox_bytes) = (geometry.own().total, geometry.inbox().total);
     let own = Segment::create_sealed("nemesia-own", own_bytes, &config.segments)?;
@@ -239,23 +239,23 @@ fn make_segments(
     inbox.seal_seals()?;
     views::header(&own)?.publish(&identity(SegmentKind::Own), own_bytes as u64);
     views::header(&inbox)?.publish(&identity(SegmentKind::Inbox), inbox_bytes as u64);
-    notes.extend(own.notes().iter().chain(inbox.notes()).cloned());
+    warnings.extend(own.warnings().iter().chain(inbox.warnings()).cloned());
     if own.huge() {
-        notes.push(ORDINARY.into());
+        warnings.push(ORDINARY.into());
     }
     if !own.write_sealed() {
-        config.give_up(unsealed(config.segments.backing).into(), notes)?;
+        config.give_up(unsealed(config.segments.backing).into(), warnings)?;
     }
     Ok(Pair { own, inbox })
 }
 
 /// Asks the kernel for what can be done without, and notes what could not be had.
-fn ask_for_all(config: &Config, origin: &Origin, notes: &mut Vec<String>) -> Result<(), Error> {
+fn ask_for_all(config: &Config, origin: &Origin, warnings: &mut Vec<String>) -> Result<(), Error> {
     if !origin.is_known() {
-        config.give_up(NO_WIPING.into(), notes)?;
+        config.give_up(NO_WIPING.into(), warnings)?;
     }
     if config.ptracer && !allow_any_reader() {
-        config.give_up("NEMESIA_PTRACER=1: the kernel does not let us allow it".into(), notes)?;
+        config.give_up("NEMESIA_PTRACER=1: the kernel does not let us allow it".into(), warnings)?;
     }
     Ok(())
 }
@@ -264,7 +264,7 @@ fn ask_for_all(config: &Config, origin: &Origin, notes: &mut Vec<String>) -> Res
 fn readable(
     config: &Config,
     peers: &mut [Option<connect::Peer>],
-    notes: &mut Vec<String>,
+    warnings: &mut Vec<String>,
 ) -> Result<Vec<Result<RemoteMemory, String>>, Error> {
     let mut readable = Vec::with_capacity(peers.len());
     for (rank, peer) in peers.iter_mut().enumerate() {
@@ -278,7 +278,7 @@ fn readable(
             if config.single_copy == SingleCopy::Require {
                 return Err(Error::Peer { rank, problem });
             }
-            notes.push(format!("rank {rank}: {problem}"));
+            warnings.push(format!("rank {rank}: {problem}"));
         }
         readable.push(memory);
     }
@@ -305,7 +305,8 @@ const ORDINARY: &str = "what peers write (the inbox, and regions that are alloca
 const OFF: &str = "NEMESIA_SINGLE_COPY is off";
 const NO_WIPING: &str =
     "a forked child that uses this endpoint is not stopped: that needs Linux 4.14 (MADV_WIPEONFORK)";
-const NO_MEMBARRIER: &str = "every send pays for a fence: membarrier is refused here; it needs Linux 4.14, and a seccomp \
+const NO_MEMBARRIER: &str = "every send pays for a fence: membarrier is refused here; it needs Linux 4.14, and a \
+    seccomp \
                              profile that allows it";
 
 /// Why peers could write to our own segment, and the remedy.
@@ -330,7 +331,7 @@ fn fenced_by(mut without: impl Iterator<Item = usize>) -> Option<String> {
     Some(format!("every send pays for a fence: membarrier is refused to rank {first}{more}; allow it there"))
 }
 
-/// The descriptors that a greeting hands over.
+/// The descriptors that a handshake hands over.
 fn descriptors(pair: &Pair) -> Vec<BorrowedFd<'_>> {
     [pair.own.fd(), pair.inbox.fd()].into_iter().flatten().collect()
 }
@@ -348,11 +349,11 @@ mod tests {
 
     #[cfg(feature = "tracing")]
     #[test]
-    fn memory_that_can_not_be_read_any_more_is_told_once() {
+    fn memory_that_cannot_be_read_any_more_is_reported_once() {
         use crate::events::tests::{heard, listen};
 
         listen();
-        let memory = RemoteMemory::new(i32::MAX, crate::os::Mark { address: 4096, value: 1 });
+        let memory = RemoteMemory::new(i32::MAX, crate::os::IdentityStamp { address: 4096, value: 1 });
         let memories = (0..1234).map(|_| None).chain([memory]).collect();
         let options = crate::os::SegmentOptions::default();
         let [own, inbox] =

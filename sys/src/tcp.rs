@@ -17,7 +17,7 @@ use std::time::Duration;
 use nemesia_core::port::memory::{Address, ConnectError, Origin};
 
 pub use crate::placement::{Options, PlacementPort};
-use crate::placement::{Stream, Transport};
+use crate::placement::{Stream, StreamTransport};
 
 /// A peer is lost after so long without a sign of life.
 pub const SILENCE: Duration = Duration::from_secs(10);
@@ -144,7 +144,7 @@ fn unreached(error: &io::Error) -> ConnectError {
     }
 }
 
-impl Transport for Tcp {
+impl StreamTransport for Tcp {
     type Stream = Socket;
 
     const NAME: &'static str = "TCP";

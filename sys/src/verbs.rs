@@ -43,7 +43,7 @@ mod survey;
 
 pub use code::{describe_event, describe_status};
 pub use completion::{CompletionQueue, Polled};
-pub use device::{AsyncEvent, Device, Gid, LinkLayer, PortAttributes, Transport};
+pub use device::{AsyncEvent, Device, DeviceTransport, Gid, LinkLayer, PortAttributes};
 pub use domain::{Domain, MemoryRegion};
 pub use error::VerbsError;
 pub use exchange::{INFO_BYTES, InfoError, PairInfo};
@@ -51,7 +51,7 @@ pub use fork::{ForkSafety, fork_safety, prepare_fork};
 pub use pair::{Depths, QueuePair};
 pub use port::{PortOptions, VerbsPort};
 pub use shared::SharedReceives;
-pub use survey::{Choice, Seen, Wish, choose, survey};
+pub use survey::{DevicePreference, DeviceSelection, Seen, choose, survey};
 
 pub(crate) use device::set_nonblocking;
 pub(crate) use error::last_errno;

@@ -1,4 +1,5 @@
-//! The C interface as its users meet it: installed by `ffi/install.sh`, compiled with `cc` and `c++`, run by the launcher.
+//! The C interface as its users meet it: installed by `ffi/install.sh`, compiled with `cc` and `c++`, run by the
+//! launcher.
 //!
 //! | file | what it is |
 //! |---|---|
@@ -113,13 +114,13 @@ fn an_event_loop_waits_for_the_descriptor() -> Result<(), String> {
 }
 
 #[test]
-fn counters_are_told_in_a_structure_that_may_grow() -> Result<(), String> {
-    two("pair", "counters_are_told_in_a_structure_that_may_grow", "counters")
+fn counters_are_reported_in_a_structure_that_may_grow() -> Result<(), String> {
+    two("pair", "counters_are_reported_in_a_structure_that_may_grow", "counters")
 }
 
 #[test]
-fn how_peers_are_reached_is_told_as_text() -> Result<(), String> {
-    two("pair", "how_peers_are_reached_is_told_as_text", "explanation")
+fn how_peers_are_reached_is_reported_as_text() -> Result<(), String> {
+    two("pair", "how_peers_are_reached_is_reported_as_text", "explanation")
 }
 
 #[test]
@@ -188,8 +189,8 @@ fn threads_have_an_endpoint_each() -> Result<(), String> {
 }
 
 #[test]
-fn a_thread_that_uses_what_is_anothers_is_told() -> Result<(), String> {
-    if !can_run("a_thread_that_uses_what_is_anothers_is_told", &["cc"]) {
+fn a_thread_that_uses_what_is_anothers_gets_an_error() -> Result<(), String> {
+    if !can_run("a_thread_that_uses_what_is_anothers_gets_an_error", &["cc"]) {
         return Ok(());
     }
     output(Command::new(threads("alone", Linking::Shared)?).arg("alone")).map(drop)

@@ -80,7 +80,7 @@ static void is_refused(nemesia_endpoint *endpoint) {
     GIVES(NEMESIA_ERR_HANDLE, nemesia_endpoint_rank(endpoint, &rank));
     GIVES(NEMESIA_ERR_HANDLE, nemesia_endpoint_explain(endpoint, 0, NULL, NULL));
     GIVES(NEMESIA_ERR_HANDLE, nemesia_endpoint_close(endpoint));
-    CHECK(nemesia_endpoint_note(endpoint, 0) == NULL);
+    CHECK(nemesia_endpoint_warning(endpoint, 0) == NULL);
     CHECK(request == 77 && rank == -7);
 }
 

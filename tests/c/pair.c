@@ -298,7 +298,7 @@ static void refuse_pointers(void) {
     GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_event_fd(endpoint, NULL));
     GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_arm(NULL));
     GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_disarm(NULL));
-    CHECK(nemesia_endpoint_note(NULL, 0) == NULL && nemesia_endpoint_note(endpoint, 1000) == NULL);
+    CHECK(nemesia_endpoint_warning(NULL, 0) == NULL && nemesia_endpoint_warning(endpoint, 1000) == NULL);
     CHECK(request == 77 && number == 77);
     OK(nemesia_endpoint_wait_all(endpoint, 0, NULL, 0, NULL));
 }

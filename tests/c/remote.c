@@ -194,8 +194,8 @@ static void one_sided(void) {
     barrier();
     memcpy(&sum, base + LARGE + 8, sizeof sum);
     CHECK(sum == 50);
-    OK(nemesia_endpoint_conceal(endpoint, region));
-    GIVES(NEMESIA_ERR_REGION, nemesia_endpoint_conceal(endpoint, region));
+    OK(nemesia_endpoint_unexpose(endpoint, region));
+    GIVES(NEMESIA_ERR_REGION, nemesia_endpoint_unexpose(endpoint, region));
 }
 
 static void refusals(void) {

@@ -6,9 +6,12 @@ use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::time::Duration;
 
 use nemesia_core::port::memory::{
-    Access, Connection, Event, Key, MemoryPort, Origin, Private, ReceiveQueue, Remote, Source, State, Work,
+    CompletionSource, Connection, ConnectionState, Event, MemoryKey, MemoryPort, Origin, Private,
+    ReceiveQueue, RegionAccess, RemoteRange, Work,
 };
-use nemesia_core::wire::placement::{Answer, Frame, GREETING_BYTES, Greeting, MAGIC, MOST_ASKED, Reason};
+use nemesia_core::wire::placement::{
+    Frame, HANDSHAKE_BYTES, Handshake, MAGIC, MOST_ASKED, PlacementAnswer, Reason,
+};
 use nemesia_tests::content::Random;
 use nemesia_tests::memory_port::Verdict;
 use nemesia_tests::memory_port::bench::{Bench, Memory};
@@ -35,7 +38,7 @@ impl Scene {
         let mut bench = Bench::new(Tcp::small());
         bench.open(2)?;
         let honest = bench.connect(0, 1)?;
-        let readable = bench.memory(1, BYTES, Access { remote_read: true, ..Access::LOCAL })?;
+        let readable = bench.memory(1, BYTES, RegionAccess { remote_read: true, ..RegionAccess::LOCAL })?;
         let (open, secret) = (bench.open_memory(1, BYTES)?, bench.open_memory(1, BYTES)?);
         readable.put(0, &[0x33; BYTES]);
         secret.put(0, &[0x44; BYTES]);
@@ -50,7 +53,7 @@ impl Scene {
         Ok((SocketAddr::from((Ipv4Addr::LOCALHOST, port)), token))
     }
 
-    fn stranger(&mut self) -> Result<(TcpStream, u64), String> {
+    fn unauthenticated(&mut self) -> Result<(TcpStream, u64), String> {
         let (address, token) = self.address()?;
         let stream = TcpStream::connect(address).map_err(|error| error.to_string())?;
         stream.set_nonblocking(true).map_err(|error| error.to_string())?;
@@ -59,9 +62,10 @@ impl Scene {
 
     /// Opens a raw connection that the victim takes for a peer.
     fn enemy(&mut self, shared: bool) -> Result<(TcpStream, Connection), String> {
-        let (mut stream, token) = self.stranger()?;
-        let greeting = Greeting { answer: Answer::Request, token, shared: false, private: Private::EMPTY };
-        stream.write_all(&greeting.encode()).map_err(|error| error.to_string())?;
+        let (mut stream, token) = self.unauthenticated()?;
+        let handshake =
+            Handshake { answer: PlacementAnswer::Request, token, shared: false, private: Private::EMPTY };
+        stream.write_all(&handshake.encode()).map_err(|error| error.to_string())?;
         let connection = self.bench.event(1, "request", |event| match event {
             Event::Requested { connection, .. } => Some(*connection),
             _ => None,
@@ -70,10 +74,10 @@ impl Scene {
         self.bench.port(1)?.accept(connection, &offer).map_err(|error| error.to_string())?;
         self.bench
             .event(1, "established", |event| matches!(event, Event::Established { .. }).then_some(()))?;
-        let (mut answer, mut have) = ([0; GREETING_BYTES], 0);
+        let (mut answer, mut have) = ([0; HANDSHAKE_BYTES], 0);
         self.bench.until("an answer", |_| {
             have += stream.read(&mut answer[have..]).unwrap_or(0);
-            have == GREETING_BYTES
+            have == HANDSHAKE_BYTES
         })?;
         Ok((stream, connection))
     }
@@ -106,11 +110,11 @@ fn say(scene: &mut Scene, stream: &mut TcpStream, bytes: &[u8]) {
 }
 
 /// Returns a frame that could be valid, with keys that exist or nearly exist.
-fn frame(random: &mut Random, keys: &[Key]) -> Vec<u8> {
+fn frame(random: &mut Random, keys: &[MemoryKey]) -> Vec<u8> {
     let key = random.pick(keys);
     let wild = [0, 1, 7, 8, 4095, 4096, 4097, u64::from(u32::MAX), u64::MAX, 1 << 32, 1 << 63];
     let mut number = || if random.below(3) == 0 { random.pick(&wild) } else { random.below(64) };
-    let at = Remote {
+    let at = RemoteRange {
         address: key.address.wrapping_add(number().wrapping_mul(8)),
         key: key.key ^ (number() / 60),
     };
@@ -154,19 +158,19 @@ fn a_peer_that_says_anything_fails_only_itself() -> Verdict {
     let rounds = if quick() { 60 } else { 400 };
     let mut ended = 0;
     for round in 0..rounds {
-        let told = |why: String| format!("seed {seed}, round {round}: {why}");
+        let reported = |why: String| format!("seed {seed}, round {round}: {why}");
         let shared = round % 3 == 0;
-        let (mut stream, connection) = scene.enemy(shared).map_err(told)?;
+        let (mut stream, connection) = scene.enemy(shared).map_err(reported)?;
         // The right place with a wrong key.
-        let guess = Key { key: scene.secret.key.key ^ 1 << 20 << (round % 40), ..scene.secret.key };
+        let guess = MemoryKey { key: scene.secret.key.key ^ 1 << 20 << (round % 40), ..scene.secret.key };
         let keys = [scene.open.key, scene.readable.key, guess];
         // The victim has work under way, which the enemy may answer in any way.
         let (into, from) = ([scene.open.slice(0, 64)], scene.open.key.at(0));
         let port = scene.bench.port(1)?;
         let posted = [
             port.read(Work::new(connection, 1), &into, from),
-            port.write(Work::new(connection, 2), Source::Gather(&into), from, None),
-            port.send(Work::new(connection, 3), Source::Gather(&into), None),
+            port.write(Work::new(connection, 2), CompletionSource::Gather(&into), from, None),
+            port.send(Work::new(connection, 3), CompletionSource::Gather(&into), None),
         ];
         assert_eq!(posted, [Ok(()); 3]);
         let queue = if shared { ReceiveQueue::Shared } else { ReceiveQueue::Of(connection) };
@@ -177,30 +181,31 @@ fn a_peer_that_says_anything_fails_only_itself() -> Verdict {
             let bytes = frame(&mut random, &keys);
             say(&mut scene, &mut stream, &bytes);
         }
-        ended += usize::from(scene.bench.port(1)?.state(connection) == State::Lost);
+        ended += usize::from(scene.bench.port(1)?.state(connection) == ConnectionState::Lost);
         drop(stream);
         scene.bench.port(1)?.close(connection);
         let closed = Event::Closed { connection };
-        scene.bench.event(1, "closed", |event| (*event == closed).then_some(())).map_err(told)?;
+        scene.bench.event(1, "closed", |event| (*event == closed).then_some(())).map_err(reported)?;
         let done = &mut scene.bench.nodes[1].done;
         let own = done.iter().filter(|it| it.connection == connection && it.id < 4).count();
         assert_eq!(own, 3, "seed {seed}, round {round}: each work request completes once");
         done.clear();
         scene.bench.nodes[1].events.clear();
-        scene.check().map_err(told)?;
+        scene.check().map_err(reported)?;
     }
     assert!(ended * 2 > rounds as usize, "only {ended} of {rounds} were noticed");
     Ok(())
 }
 
 #[test]
-fn noise_instead_of_a_greeting_is_not_listened_to() -> Verdict {
+fn noise_instead_of_a_handshake_is_not_accepted() -> Verdict {
     let mut random = Random::new(seed());
     let mut scene = Scene::new()?;
     for round in 0..150_u64 {
-        let (mut stream, token) = scene.stranger()?;
-        let greeting = Greeting { answer: Answer::Request, token, shared: false, private: Private::EMPTY };
-        let mut bytes = greeting.encode();
+        let (mut stream, token) = scene.unauthenticated()?;
+        let handshake =
+            Handshake { answer: PlacementAnswer::Request, token, shared: false, private: Private::EMPTY };
+        let mut bytes = handshake.encode();
         match round % 5 {
             0 => bytes.fill_with(|| random.next() as u8),
             1 => bytes[16] ^= 1,
@@ -209,7 +214,7 @@ fn noise_instead_of_a_greeting_is_not_listened_to() -> Verdict {
             // Half of the frame, and then nothing more.
             _ => {}
         }
-        let count = if round % 5 == 4 { GREETING_BYTES / 2 } else { GREETING_BYTES };
+        let count = if round % 5 == 4 { HANDSHAKE_BYTES / 2 } else { HANDSHAKE_BYTES };
         say(&mut scene, &mut stream, &bytes[..count]);
         if round % 5 != 4 {
             scene.bench.until("the end of the stream", |_| match stream.read(&mut [0; 256]) {
@@ -229,29 +234,29 @@ fn noise_instead_of_a_greeting_is_not_listened_to() -> Verdict {
 #[test]
 fn another_version_is_answered_with_ours() -> Verdict {
     let mut scene = Scene::new()?;
-    let (mut stream, _) = scene.stranger()?;
-    let mut bytes = [0; GREETING_BYTES];
+    let (mut stream, _) = scene.unauthenticated()?;
+    let mut bytes = [0; HANDSHAKE_BYTES];
     bytes[..8].copy_from_slice(&MAGIC.to_le_bytes());
     bytes[8] = 99;
     say(&mut scene, &mut stream, &bytes);
     let mut answer = Vec::new();
     scene.bench.until("an answer", |_| {
-        let mut part = [0; GREETING_BYTES];
+        let mut part = [0; HANDSHAKE_BYTES];
         let count = stream.read(&mut part).unwrap_or(0);
         answer.extend_from_slice(&part[..count]);
-        answer.len() >= GREETING_BYTES
+        answer.len() >= HANDSHAKE_BYTES
     })?;
-    let answer = answer.first_chunk().map(Greeting::decode);
-    assert!(matches!(answer, Some(Ok(Greeting { answer: Answer::Refuse, .. }))), "{answer:?}");
+    let answer = answer.first_chunk().map(Handshake::decode);
+    assert!(matches!(answer, Some(Ok(Handshake { answer: PlacementAnswer::Refuse, .. }))), "{answer:?}");
     Ok(())
 }
 
 #[test]
-fn strangers_that_say_nothing_do_not_keep_others_out() -> Verdict {
+fn silent_unauthenticated_connections_do_not_keep_others_out() -> Verdict {
     let mut scene = Scene::new()?;
     let mut silent = Vec::new();
     for _ in 0..100 {
-        silent.push(scene.stranger()?.0);
+        silent.push(scene.unauthenticated()?.0);
         scene.bench.turn();
     }
     scene.check()?;
@@ -304,7 +309,7 @@ fn peers_that_claim_shared_receives_and_never_use_them_keep_nobody_from_sending(
     }
     for (_, connection) in &enemies {
         let state = scene.bench.port(1)?.state(*connection);
-        assert_eq!(state, State::Ready, "they have broken no rule");
+        assert_eq!(state, ConnectionState::Ready, "they have broken no rule");
     }
     scene.check()
 }

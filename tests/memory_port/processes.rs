@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 use nemesia::shm::pipe::{self, Copying};
 use nemesia::tcp::{self, Options};
 use nemesia_core::port::memory::{
-    Access, Address, Connection, Event, MemoryPort, Outcome, Private, ReceiveQueue, Source, State, Work,
+    Address, CompletionSource, Connection, ConnectionState, Event, MemoryPort, Private, ReceiveQueue,
+    RegionAccess, Work, WorkOutcome,
 };
 use nemesia_tests::content::{Random, difference, filled};
 use nemesia_tests::memory_port::bench::Bench;
@@ -79,7 +80,7 @@ fn child() -> Verdict {
 
 /// Connects, exchanges keys with the parent, and writes until it is killed.
 fn write_for_ever<F: Fabric>(bench: &mut Bench<F>, parent: &Address) -> Verdict {
-    let (from, words) = (bench.open_memory(0, LEN as usize)?, bench.memory(0, 64, Access::LOCAL)?);
+    let (from, words) = (bench.open_memory(0, LEN as usize)?, bench.memory(0, 64, RegionAccess::LOCAL)?);
     from.put(0, &filled(77, LEN as usize));
     let offer = bench.offer(&from.key.to_bytes(), false);
     let connection = bench.port(0)?.connect(parent, &offer).map_err(text)?;
@@ -87,11 +88,11 @@ fn write_for_ever<F: Fabric>(bench: &mut Bench<F>, parent: &Address) -> Verdict 
     bench.port(0)?.receive(queue, 1, &[words.slice(0, 24)]).map_err(text)?;
     bench.received(0, 1)?;
     let key = words.get(0, 24).try_into().map_err(|_| "no key")?;
-    let target = nemesia_core::port::memory::Key::from_bytes(&key);
+    let target = nemesia_core::port::memory::MemoryKey::from_bytes(&key);
     for id in 2.. {
         let part = [from.slice(0, LEN)];
         let port = bench.port(0)?;
-        port.write(Work::new(connection, id), Source::Gather(&part), target.at(0), Some(id as u32))
+        port.write(Work::new(connection, id), CompletionSource::Gather(&part), target.at(0), Some(id as u32))
             .map_err(text)?;
         bench.succeeds(0, id)?;
     }
@@ -119,7 +120,9 @@ fn start(kind: &str, address: &Address) -> Result<Peer, String> {
 }
 
 /// Returns the child's connection and its key.
-fn meet<F: Fabric>(bench: &mut Bench<F>) -> Result<(Connection, nemesia_core::port::memory::Key), String> {
+fn meet<F: Fabric>(
+    bench: &mut Bench<F>,
+) -> Result<(Connection, nemesia_core::port::memory::MemoryKey), String> {
     let (connection, private) = bench.event(0, "request", |event| match event {
         Event::Requested { connection, private } => Some((*connection, *private)),
         _ => None,
@@ -127,14 +130,14 @@ fn meet<F: Fabric>(bench: &mut Bench<F>) -> Result<(Connection, nemesia_core::po
     let offer = bench.offer(&[], false);
     bench.port(0)?.accept(connection, &offer).map_err(text)?;
     let key: &[u8; 24] = Private::bytes(&private).try_into().map_err(|_| "no key")?;
-    Ok((connection, nemesia_core::port::memory::Key::from_bytes(key)))
+    Ok((connection, nemesia_core::port::memory::MemoryKey::from_bytes(key)))
 }
 
 fn killed<P: MemoryPort>(kind: &str, open: fn() -> Result<P, String>) -> Verdict {
     let mut bench = bench(open)?;
     let mut random = Random::new(seed());
     let (to, into) = (bench.open_memory(0, LEN as usize)?, bench.open_memory(0, LEN as usize)?);
-    let words = bench.memory(0, 64, Access::LOCAL)?;
+    let words = bench.memory(0, 64, RegionAccess::LOCAL)?;
     let address = bench.port(0)?.address().ok_or("no address")?;
     for round in 0..if quick() { 3 } else { 10 } {
         let mut peer = start(kind, &address)?;
@@ -146,7 +149,10 @@ fn killed<P: MemoryPort>(kind: &str, open: fn() -> Result<P, String>) -> Verdict
         words.put(0, &to.key.to_bytes());
         let sent = bench.next_id();
         let part = [words.slice(0, 24)];
-        bench.port(0)?.send(Work::new(connection, sent), Source::Gather(&part), None).map_err(text)?;
+        bench
+            .port(0)?
+            .send(Work::new(connection, sent), CompletionSource::Gather(&part), None)
+            .map_err(text)?;
         bench.succeeds(0, sent)?;
         // Some connections complete a few transfers first.
         let whole = random.below(3) as usize;
@@ -167,10 +173,12 @@ fn killed<P: MemoryPort>(kind: &str, open: fn() -> Result<P, String>) -> Verdict
         }
         bench.lost(0, connection)?;
         assert!(dead.elapsed() < NOTICED, "round {round}: noticed after {:?}", dead.elapsed());
-        assert_eq!(bench.port(0)?.state(connection), State::Lost);
+        assert_eq!(bench.port(0)?.state(connection), ConnectionState::Lost);
         bench.close(0, connection)?;
-        let more =
-            bench.nodes[0].done.iter().any(|it| it.connection == connection && it.outcome == Outcome::Done);
+        let more = bench.nodes[0]
+            .done
+            .iter()
+            .any(|it| it.connection == connection && it.outcome == WorkOutcome::Done);
         assert!(!more, "round {round}: {:?}", bench.nodes[0].done);
         bench.nodes[0].done.clear();
     }

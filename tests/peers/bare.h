@@ -1,10 +1,10 @@
-/* The layer of `crowd.c` without a library: processes that share memory, a few cache lines for each pair and tag, and wait for
+/* The layer of `oversubscription.c` without a library: processes that share memory, a few cache lines for each pair and tag, and wait for
  * one another in one way only. It measures the cost of the machine itself.
  *
- *   BARE_RANKS=N BARE_WAIT=yield|sleep crowd-bare TEST SECONDS
+ *   BARE_RANKS=N BARE_WAIT=yield|sleep oversubscription-bare TEST SECONDS
  *
- * `yield` gives the core away after each failed poll (sched_yield). `sleep` waits on a futex after the first failed poll;
- * a sender wakes the sleeper, but only for the last message that the sleeper lacks.
+ * `yield` gives the core away after each failed poll (sched_yield). `sleep` waits on a futex after the first failed
+ * poll; a sender wakes the sleeper, but only for the last message that the sleeper lacks.
  */
 #include <linux/futex.h>
 #include <sched.h>
@@ -40,7 +40,7 @@ static slot *slots;
 static uint64_t sent[MOST][TAGS], received[MOST][TAGS];
 
 static void give_up(const char *problem) {
-    fprintf(stderr, "crowd-bare: %s\n", problem);
+    fprintf(stderr, "oversubscription-bare: %s\n", problem);
     _exit(EXIT_FAILURE);
 }
 

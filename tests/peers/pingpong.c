@@ -11,8 +11,8 @@
  * Rank 0 prints: `core RANK CORE ALLOWED`, `latency BYTES NANOSECONDS`, `window BYTES MESSAGES_PER_SECOND`.
  * Values are means of the middle half of all round trips and windows: on a shared core some of them are interrupted.
  *
- * With a file of zeros, 4096 bytes, that both processes map, each value is followed by the time of a bare hand-over of a
- * cache line just before and just after, in nanoseconds: the host may move a virtual machine's cores in between.
+ * With a file of zeros, 4096 bytes, that both processes map, each value is followed by the time of a bare hand-over of
+ * a cache line just before and just after, in nanoseconds: the host may move a virtual machine's cores in between.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>

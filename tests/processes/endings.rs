@@ -27,8 +27,9 @@ fn a_program_that_panics_or_returns_early_has_failed_and_one_that_closes_has_not
         (2, "closed"),
     ] {
         let ranks = job(&format!("leaves {how}")).succeed(3)?;
-        let told = ranks[1..].iter().all(|rank| rank.output.contains("rank 0") && rank.output.contains(said));
-        assert!(told, "{said:?} wanted:\n{}", report(&ranks));
+        let reported =
+            ranks[1..].iter().all(|rank| rank.output.contains("rank 0") && rank.output.contains(said));
+        assert!(reported, "{said:?} wanted:\n{}", report(&ranks));
     }
     Ok(())
 }

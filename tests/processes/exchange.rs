@@ -85,7 +85,7 @@ fn waiting_for_two_seconds_costs_almost_no_processor_time() -> Result<(), String
 
 /// Most likely more processes than cores: none may spin or yield for ever.
 #[test]
-fn a_crowd_that_waits_costs_almost_no_processor_time() -> Result<(), String> {
+fn oversubscribed_processes_that_wait_cost_almost_no_processor_time() -> Result<(), String> {
     let ranks = job("idle 2000").succeed(8)?;
     let shares =
         ranks.iter().enumerate().filter(|(rank, _)| *rank != 1).map(|(_, it)| it.output.trim().parse());
@@ -97,7 +97,7 @@ fn a_crowd_that_waits_costs_almost_no_processor_time() -> Result<(), String> {
 
 /// A process that waits for many messages sleeps about once for all of them, not once for each.
 #[test]
-fn a_crowd_that_never_spins_sleeps_once_for_many_messages() -> Result<(), String> {
+fn oversubscribed_processes_that_never_spin_sleep_once_for_many_messages() -> Result<(), String> {
     const ROUNDS: u64 = 500;
     let ranks = job(&format!("sleeps {ROUNDS}")).env("NEMESIA_SPIN", "0").succeed(8)?;
     let sleeps = ranks.iter().map(|rank| rank.output.trim().parse());

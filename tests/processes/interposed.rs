@@ -71,7 +71,7 @@ fn map_over(at: usize, pages: usize, byte: u8) {
 }
 
 #[test]
-fn without_the_library_the_wish_is_refused_and_nothing_is_kept() {
+fn without_the_library_the_preference_is_refused_and_nothing_is_kept() {
     if std::env::var_os(PRELOADED).is_some() {
         return;
     }
@@ -203,8 +203,8 @@ fn mapping_of(at: usize) -> Option<String> {
 
 /// By default such a block has a mapping of its own, which `free` unmaps without calling a function by name.
 #[test]
-fn malloc_keeps_its_pages_and_trimming_it_is_told() {
-    if !interposed("malloc_keeps_its_pages_and_trimming_it_is_told") {
+fn malloc_keeps_its_pages_and_trimming_it_is_reported() {
+    if !interposed("malloc_keeps_its_pages_and_trimming_it_is_reported") {
         return;
     }
     let mut cache = cache();

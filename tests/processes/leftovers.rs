@@ -20,11 +20,11 @@ fn files_of_other_programs_are_not_ours() -> Result<(), String> {
     let places = ["/dev/shm", "/tmp"]
         .map(|place| PathBuf::from(format!("{place}/nemesia-other-{}", std::process::id())));
     // The other thread plays the other program: it keeps the machine's view, which the thread of the test gives up.
-    let ((go_on, told), (made, is_made)) = (channel::<()>(), channel());
+    let ((go_on, reported), (made, is_made)) = (channel::<()>(), channel());
     let other = std::thread::spawn(move || {
-        told.recv().unwrap();
+        reported.recv().unwrap();
         made.send(places.iter().all(|path| write(path, "other").is_ok())).unwrap();
-        told.recv().unwrap();
+        reported.recv().unwrap();
         places.iter().all(|path| remove_file(path).is_ok())
     });
     let traces = Traces::now();

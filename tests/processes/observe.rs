@@ -29,6 +29,6 @@ fn how_peers_are_reached_is_printed_at_start_one_line_for_those_alike() -> Resul
     assert!(lines[0].starts_with("nemesia: rank 1 of 3: ranks 0, 2 over shm; fastbox: "), "{}", lines[0]);
     assert!(lines[0].contains("; not tcp: ") && lines[0].contains("; not verbs: "), "{}", lines[0]);
     assert!(lines[1].starts_with("nemesia: rank 1 of 3: rank 1 over self; not shm: "), "{}", lines[1]);
-    assert!(lines[2].contains(": note: there is no variable NEMESIA_TYPO: "), "{}", lines[2]);
+    assert!(lines[2].contains(": warning: there is no variable NEMESIA_TYPO: "), "{}", lines[2]);
     Ok(())
 }

@@ -48,7 +48,7 @@ fn a_bad_value_of_any_variable_is_named_with_what_it_may_be() -> Result<(), Stri
 }
 
 #[test]
-fn in_strict_mode_a_wish_that_cannot_be_met_is_an_error_with_the_remedy() -> Result<(), String> {
+fn in_strict_mode_a_preference_that_cannot_be_met_is_an_error_with_the_remedy() -> Result<(), String> {
     let strict = || open().env("NEMESIA_STRICT", "1");
     strict().succeed(2)?;
     for (name, value, parts) in [
@@ -162,12 +162,12 @@ const IMPOSTORS: [(&str, &str, &str); 28] = [
     ("address-machine", "runs on another machine", "runs on another machine"),
     ("address-garbage", "not one of nemesia: mixed programs", "not one of nemesia: mixed programs"),
     ("address-name", "not one of nemesia: mixed programs", "not one of nemesia: mixed programs"),
-    ("greeting-version", "layout is version NEXT, ours is OURS: build both", "it never called"),
-    ("greeting-garbage", "does not speak nemesia", "it never called"),
-    ("greeting-short", "greeting is too short", "it never called"),
-    ("greeting-long", "too long", "it never called"),
-    ("greeting-rank", "it says that it is rank 7", "it never called"),
-    ("greeting-cells", "its cells is 32, ours is 64", "its cells is 32, ours is 64"),
+    ("handshake-version", "layout is version NEXT, ours is OURS: build both", "it never called"),
+    ("handshake-garbage", "does not speak nemesia", "it never called"),
+    ("handshake-short", "handshake is too short", "it never called"),
+    ("handshake-long", "too long", "it never called"),
+    ("handshake-rank", "it says that it is rank 7", "it never called"),
+    ("handshake-cells", "its cells is 32, ours is 64", "its cells is 32, ours is 64"),
     ("silent", "timed out", "it never called"),
     ("closes", "is gone", "gone"),
     ("descriptors-none", "0 descriptors instead of 2", "0 descriptors instead of 2"),
@@ -201,8 +201,8 @@ fn meet(kind: &str, impostor: usize, expected: &str) -> Result<(), String> {
     let ranks = open().before(&script).env("NEMESIA_TIMEOUT", "2").spawn(2)?.wait(LIMIT)?;
     let (false_one, honest) = (&ranks[impostor], &ranks[1 - impostor]);
     let name = format!("rank {impostor}");
-    let told = false_one.kind.is_success();
-    if !(refused(honest, &[&name, expected]) && told) {
+    let reported = false_one.kind.is_success();
+    if !(refused(honest, &[&name, expected]) && reported) {
         return Err(format!("{kind} as rank {impostor}, {expected:?} wanted:\n{}", report(&ranks)));
     }
     // A caller that was understood learns the reason too.

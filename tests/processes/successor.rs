@@ -1,5 +1,5 @@
-//! A rank dies, and another process gets its number between two system calls of a peer. Each test runs again as the first process of
-//! a pid namespace of its own, in which numbers can be chosen.
+//! A rank dies, and another process gets its number between two system calls of a peer. Each test runs again as the
+//! first process of a pid namespace of its own, in which numbers can be chosen.
 
 use std::path::Path;
 use std::process::Command;
@@ -23,7 +23,8 @@ fn inside(program: &Path) -> Command {
     command
 }
 
-/// Runs this test again where process numbers can be chosen; or says why it can't. True in the process that is to do the work.
+/// Runs this test again where process numbers can be chosen; or says why it can't. True in the process that is to do
+/// the work.
 fn is_inside(test: &str) -> Result<bool, String> {
     if std::env::var_os(INSIDE).is_some() {
         return Ok(true);

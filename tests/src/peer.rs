@@ -11,6 +11,7 @@
 mod active;
 mod all_to_all;
 mod bystander;
+mod corrupt;
 mod crash;
 mod ending;
 mod exchange;
@@ -23,7 +24,6 @@ mod memory;
 mod one_sided;
 mod replies;
 mod restart;
-mod scribble;
 mod shrink;
 
 use std::io::{Write, stdout};
@@ -126,7 +126,7 @@ fn dispatch(words: &[&str]) -> Outcome {
         ("restart", [times]) => restart::run(*times),
         ("restart-two", [times]) => restart::two(*times),
         ("restart-impostor", []) => restart::impostor(),
-        ("scribble", [seed]) => scribble::run(*seed),
+        ("corrupt", [seed]) => corrupt::run(*seed),
         ("lists", [seed]) => lists::run(*seed),
         ("doors", []) => memory::doors(),
         ("replies", []) => replies::run(),

@@ -183,7 +183,8 @@ mod tests {
 
     #[test]
     fn std_in_tests_and_models_passes() {
-        let gated = "#[cfg(any(test, nemesia_loom))]\nextern crate std;\n#[cfg(test)]\nmod tests {\n    use std::vec;\n}\n";
+        let gated = "#[cfg(any(test, nemesia_loom))]\nextern crate std;\n#[cfg(test)]\nmod tests {\n    use \
+            std::vec;\n}\n";
         assert_eq!(std("core/src/lib.rs", gated), []);
         for cfg in HOSTED {
             let declared = format!("#[cfg({cfg})]\nmod oracle;\n");

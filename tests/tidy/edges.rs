@@ -18,7 +18,7 @@ const ACQUIRE: [&str; 2] = ["acquire", "observe"];
 const BOTH: &str = "acq_rel";
 /// The edges that are pairs of fences: the function for the Release, and the function for the Acquire.
 const FENCES: [(&str, &str, &str); 2] =
-    [("Sleep", "waker_fence", "sleeper_fence"), ("ShareClaim", "receiver_fence", "helper_fence")];
+    [("Sleep", "waker_fence", "sleeper_fence"), ("AssistClaim", "receiver_fence", "assist_fence")];
 
 /// A place that names an edge.
 #[derive(Debug, PartialEq, Eq)]
@@ -102,11 +102,11 @@ impl Positions {
     /// Returns whether the place releases and whether it acquires, by the innermost call that decides it.
     fn position(&self) -> (bool, bool) {
         let has = |call: &str, verbs: &[&str]| verbs.iter().any(|verb| call.contains(verb));
-        let told = self.calls.iter().rev().map(|call| {
+        let reported = self.calls.iter().rev().map(|call| {
             let both = call.contains(BOTH);
             (both || has(call, &RELEASE), both || has(call, &ACQUIRE))
         });
-        told.into_iter().find(|(releases, acquires)| *releases || *acquires).unwrap_or_default()
+        reported.into_iter().find(|(releases, acquires)| *releases || *acquires).unwrap_or_default()
     }
 }
 

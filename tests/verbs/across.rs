@@ -2,7 +2,7 @@
 //! other's memory only what it was sent.
 
 use nemesia_core::port::memory::{
-    Access, Address, Event, Key, MemoryPort, Outcome, ReceiveQueue, Source, Work,
+    Address, CompletionSource, Event, MemoryKey, MemoryPort, ReceiveQueue, RegionAccess, Work, WorkOutcome,
 };
 use nemesia_tests::content::{difference, filled};
 use nemesia_tests::memory_port::bench::{Bench, Memory};
@@ -31,7 +31,7 @@ fn words(memory: &Memory, at: u64, first: u64, second: u64) {
 /// killed.
 fn serve(mut bench: Bench<Devices>) -> Result<(), String> {
     bench.open(1)?;
-    let (memory, control) = (bench.open_memory(0, LEN)?, bench.memory(0, 64, Access::LOCAL)?);
+    let (memory, control) = (bench.open_memory(0, LEN)?, bench.memory(0, 64, RegionAccess::LOCAL)?);
     let address = bench.port(0)?.address().ok_or("no address")?;
     println!("target {} {}", hex(address.bytes()), hex(&memory.key.to_bytes()));
     loop {
@@ -47,7 +47,7 @@ fn serve(mut bench: Bench<Devices>) -> Result<(), String> {
         bench.port(0)?.accept(connection, &offer).map_err(|error| error.to_string())?;
         // A message may arrive before this event; nothing can be sent before it.
         bench.event(0, "established", |event| matches!(event, Event::Established { .. }).then_some(()))?;
-        while let Outcome::Received { .. } = bench.completion(0, id)?.outcome {
+        while let WorkOutcome::Received { .. } = bench.completion(0, id)?.outcome {
             let (seed, len) = (control.word(0), control.word(8));
             let wrong = difference(seed, &memory.get(0, len as usize)).map_or(0, |at| at as u64 + 1);
             memory.put(0, &filled(seed + 1, len as usize));
@@ -55,7 +55,8 @@ fn serve(mut bench: Bench<Devices>) -> Result<(), String> {
             id = bench.next_id();
             bench.port(0)?.receive(receives, id, &into).map_err(|error| error.to_string())?;
             let reply = bench.next_id();
-            let posted = bench.port(0)?.send(Work::new(connection, reply), Source::Gather(&from), None);
+            let posted =
+                bench.port(0)?.send(Work::new(connection, reply), CompletionSource::Gather(&from), None);
             posted.map_err(|error| error.to_string())?;
             bench.succeeds(0, reply)?;
         }
@@ -67,7 +68,7 @@ fn serve(mut bench: Bench<Devices>) -> Result<(), String> {
 /// Makes one connection: writes, asks whether the bytes arrived, reads them back, closes.
 fn visit(
     bench: &mut Bench<Devices>,
-    (address, key): (&Address, &Key),
+    (address, key): (&Address, &MemoryKey),
     (memory, control): (&Memory, &Memory),
     round: u64,
 ) -> Result<(), String> {
@@ -86,10 +87,10 @@ fn visit(
     let port = bench.port(0)?;
     let into = [control.slice(32, WORDS)];
     port.receive(ReceiveQueue::Of(connection), answer, &into).map_err(|error| text(&error))?;
-    let posted = port.write(Work::new(connection, write), Source::Gather(&part), key.at(0), None);
+    let posted = port.write(Work::new(connection, write), CompletionSource::Gather(&part), key.at(0), None);
     posted.map_err(|error| text(&error))?;
     let message = [control.slice(0, WORDS)];
-    let posted = port.send(Work::new(connection, ask), Source::Gather(&message), None);
+    let posted = port.send(Work::new(connection, ask), CompletionSource::Gather(&message), None);
     posted.map_err(|error| text(&error))?;
     let received = bench.received(0, answer)?;
     let wrong = (control.word(32), control.word(40));
@@ -120,7 +121,8 @@ fn a_hundred_connections_to_another_process_carry_data_and_leave_nothing() {
     }
     let mut target = Target::start(NAME, ROLE);
     bench.open(1).unwrap();
-    let (memory, control) = (bench.open_memory(0, LEN).unwrap(), bench.memory(0, 64, Access::LOCAL).unwrap());
+    let (memory, control) =
+        (bench.open_memory(0, LEN).unwrap(), bench.memory(0, 64, RegionAccess::LOCAL).unwrap());
     for round in 0..CONNECTIONS {
         visit(&mut bench, (&target.address, &target.key), (&memory, &control), round).unwrap();
     }

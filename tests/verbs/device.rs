@@ -4,10 +4,10 @@
 use std::time::{Duration, Instant};
 
 use nemesia::verbs::{
-    CompletionQueue, Depths, Device, Domain, INFO_BYTES, PairInfo, QueuePair, SharedReceives, Transport,
-    VerbsPort, survey,
+    CompletionQueue, Depths, Device, DeviceTransport, Domain, INFO_BYTES, PairInfo, QueuePair,
+    SharedReceives, VerbsPort, survey,
 };
-use nemesia_core::port::memory::{Access, MemoryPort, Origin, ReceiveQueue, Source, Work};
+use nemesia_core::port::memory::{CompletionSource, MemoryPort, Origin, ReceiveQueue, RegionAccess, Work};
 use nemesia_tests::memory_port::bench::Bench;
 
 use crate::fabric::Devices;
@@ -32,7 +32,7 @@ fn a_device_tells_what_it_is() {
     }
     for name in Device::names().unwrap() {
         let device = Device::open(&name).unwrap();
-        assert_ne!(device.transport(), Transport::Other(-1), "{name}");
+        assert_ne!(device.transport(), DeviceTransport::Other(-1), "{name}");
         let port = device.port(1).unwrap();
         assert!(port.is_active() && port.message_bytes >= 8 << 20, "{name}: {port:?}");
         assert!(device.port(99).is_err(), "{name} has 99 ports");
@@ -70,7 +70,7 @@ fn the_facts_are_those_of_the_device() {
     let port = VerbsPort::open(&Devices::new(&addresses).options()).unwrap();
     let facts = *port.facts();
     println!("{facts:?}");
-    let is_iwarp = port.device().transport() == Transport::Iwarp;
+    let is_iwarp = port.device().transport() == DeviceTransport::Iwarp;
     assert_eq!(facts.active_speaks_first, is_iwarp);
     assert_eq!(facts.write_proves_placement, !is_iwarp);
     assert!(!is_iwarp || !(facts.immediates || facts.atomics || facts.ordered_placement), "{facts:?}");
@@ -111,7 +111,7 @@ fn queue_pairs_are_joined_by_bytes_where_the_fabric_allows_it() {
     let (domain, queue) = (Domain::new(&device).unwrap(), CompletionQueue::new(&device, 16).unwrap());
     let (a, b) = (pair(&domain, &queue), pair(&domain, &queue));
     let gid = device.gids(1).unwrap().last().map_or(0, |gid| gid.index);
-    if device.transport() == Transport::Iwarp {
+    if device.transport() == DeviceTransport::Iwarp {
         assert!(a.describe(1, gid, 7).is_err(), "iWARP connects by RDMA-CM only");
         return;
     }
@@ -137,7 +137,8 @@ fn a_child_of_fork_that_writes_does_not_disturb_the_parent() {
     let mut bench = Bench::new(Devices::new(&addresses));
     bench.open(2).unwrap();
     let (a, b) = bench.connect(0, 1).unwrap();
-    let (from, to) = (bench.memory(0, 8192, Access::NONE).unwrap(), bench.open_memory(1, 8192).unwrap());
+    let (from, to) =
+        (bench.memory(0, 8192, RegionAccess::NONE).unwrap(), bench.open_memory(1, 8192).unwrap());
     from.put(0, &[1; 8192]);
     // SAFETY: the child only writes to memory that it has, and ends without running anything else.
     let child = unsafe { libc::fork() };
@@ -156,7 +157,7 @@ fn a_child_of_fork_that_writes_does_not_disturb_the_parent() {
     from.put(4096, &[2; 4096]);
     let id = bench.post_small(1, ReceiveQueue::Of(b)).unwrap();
     let part = [from.slice(0, 8192)];
-    bench.port(0).unwrap().write(Work::new(a, 1), Source::Gather(&part), to.at(0), None).unwrap();
+    bench.port(0).unwrap().write(Work::new(a, 1), CompletionSource::Gather(&part), to.at(0), None).unwrap();
     bench.send_small(0, a).unwrap();
     bench.received(1, id).unwrap();
     assert_eq!((to.get(0, 4096), to.get(4096, 4096)), (vec![1; 4096], vec![2; 4096]));

@@ -6,10 +6,10 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use nemesia::verbs::VerbsPort;
-use nemesia_core::payload::Lent;
+use nemesia_core::payload::LentMemory;
 use nemesia_core::port::memory::{
-    Access, Address, Completion, Connection, Event, Key, MemoryPort, Offer, Outcome, Private, Source, State,
-    Work,
+    Address, Completion, CompletionSource, Connection, ConnectionState, Event, MemoryKey, MemoryPort, Offer,
+    Private, RegionAccess, Work, WorkOutcome,
 };
 
 use crate::fabric::Devices;
@@ -53,8 +53,8 @@ fn target(mut port: VerbsPort) {
     let start = Instant::now();
     let memory = vec![0_u8; LEN].leak();
     // SAFETY: leaked, and not looked at.
-    let lent = unsafe { Lent::from_raw(memory.as_mut_ptr(), LEN) };
-    let region = port.register(lent, Access { remote_atomic: false, ..Access::ALL }).unwrap();
+    let lent = unsafe { LentMemory::from_raw(memory.as_mut_ptr(), LEN) };
+    let region = port.register(lent, RegionAccess { remote_atomic: false, ..RegionAccess::ALL }).unwrap();
     let (address, key) = (port.address().unwrap(), port.key(region).unwrap());
     println!("target {} {}", hex(address.bytes()), hex(&key.to_bytes()));
     std::io::stdout().flush().unwrap();
@@ -71,7 +71,7 @@ pub(crate) struct Target {
     child: Child,
     has_ended: bool,
     pub(crate) address: Address,
-    pub(crate) key: Key,
+    pub(crate) key: MemoryKey,
 }
 
 impl Target {
@@ -100,7 +100,7 @@ impl Target {
             child,
             has_ended: false,
             address: Address::new(&unhex(address)).unwrap(),
-            key: Key::from_bytes(&key),
+            key: MemoryKey::from_bytes(&key),
         }
     }
 
@@ -123,19 +123,24 @@ impl Drop for Target {
 }
 
 /// Writes until the connection is lost. Returns how long that took after `end`.
-fn write_until_lost(port: &mut VerbsPort, connection: Connection, key: &Key, end: impl FnOnce()) -> Duration {
+fn write_until_lost(
+    port: &mut VerbsPort,
+    connection: Connection,
+    key: &MemoryKey,
+    end: impl FnOnce(),
+) -> Duration {
     let memory = vec![7_u8; LEN].leak();
     // SAFETY: leaked, and not looked at.
-    let lent = unsafe { Lent::from_raw(memory.as_mut_ptr(), LEN) };
-    let region = port.register(lent, Access::NONE).unwrap();
+    let lent = unsafe { LentMemory::from_raw(memory.as_mut_ptr(), LEN) };
+    let region = port.register(lent, RegionAccess::NONE).unwrap();
     let part = [nemesia_core::port::memory::Slice { region, offset: 0, len: LEN as u32 }];
     let start = Instant::now();
     let (mut posted, mut done, mut lost, mut end, mut ended) = (0_u64, 0, None, Some(end), None);
     while lost.is_none() || done < posted {
         assert!(start.elapsed() < PATIENCE, "{done} of {posted} completed");
-        if lost.is_none() && posted - done < 4 && port.state(connection) == State::Ready {
+        if lost.is_none() && posted - done < 4 && port.state(connection) == ConnectionState::Ready {
             let work = Work::new(connection, posted);
-            posted += u64::from(port.write(work, Source::Gather(&part), key.at(0), None).is_ok());
+            posted += u64::from(port.write(work, CompletionSource::Gather(&part), key.at(0), None).is_ok());
         }
         let mut room = [Completion::EMPTY; 4];
         let count = port.poll(&mut room);
@@ -146,7 +151,10 @@ fn write_until_lost(port: &mut VerbsPort, connection: Connection, key: &Key, end
             end();
             ended = Some(Instant::now());
         }
-        assert!(ended.is_some() || room[..count].iter().all(|it| it.outcome == Outcome::Done), "{room:?}");
+        assert!(
+            ended.is_some() || room[..count].iter().all(|it| it.outcome == WorkOutcome::Done),
+            "{room:?}"
+        );
         if let Some(Event::Lost { connection: which, .. }) = port.poll_event(start.elapsed()) {
             assert_eq!(which, connection);
             lost = ended.map(|ended: Instant| ended.elapsed());

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use nemesia::verbs::{PortOptions, VerbsPort, Wish, survey};
+use nemesia::verbs::{DevicePreference, PortOptions, VerbsPort, survey};
 use nemesia_tests::memory_port::Fabric;
 
 /// Returns an address of each usable port.
@@ -52,8 +52,8 @@ impl Devices {
     pub(crate) fn options(&mut self) -> PortOptions {
         let address = self.addresses[self.next % self.addresses.len()];
         self.next += 1;
-        let wish = Wish { address: Some(address), ..Wish::default() };
-        PortOptions { wish, work_bytes: self.work_bytes, ..PortOptions::default() }
+        let preference = DevicePreference { address: Some(address), ..DevicePreference::default() };
+        PortOptions { preference, work_bytes: self.work_bytes, ..PortOptions::default() }
     }
 }
 

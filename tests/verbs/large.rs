@@ -1,6 +1,6 @@
 //! 64 MiB at once, which is more than one work request of soft `RoCE` may carry.
 
-use nemesia_core::port::memory::{Access, MemoryPort, PostError, ReceiveQueue, Source, Work};
+use nemesia_core::port::memory::{CompletionSource, MemoryPort, PostError, ReceiveQueue, RegionAccess, Work};
 use nemesia_tests::content::{difference, filled};
 use nemesia_tests::memory_port::bench::Bench;
 
@@ -19,11 +19,12 @@ fn sixty_four_mebibytes_are_written_and_read_whole() {
     assert!(facts.transfer_bytes >= LEN);
     let (a, b) = bench.connect(0, 1).unwrap();
     let size = LEN as usize;
-    let (from, to) = (bench.memory(0, size, Access::NONE).unwrap(), bench.open_memory(1, size).unwrap());
+    let (from, to) =
+        (bench.memory(0, size, RegionAccess::NONE).unwrap(), bench.open_memory(1, size).unwrap());
     let back = bench.sink(0, size).unwrap();
     let part = [from.slice(0, LEN)];
     from.put(0, &filled(1, size));
-    bench.port(0).unwrap().write(Work::new(a, 1), Source::Gather(&part), to.at(0), None).unwrap();
+    bench.port(0).unwrap().write(Work::new(a, 1), CompletionSource::Gather(&part), to.at(0), None).unwrap();
     bench.succeeds(0, 1).unwrap();
     bench.flush((0, a), (1, b)).unwrap();
     assert_eq!(difference(1, &to.get(0, size)), None);
@@ -33,20 +34,24 @@ fn sixty_four_mebibytes_are_written_and_read_whole() {
     if facts.immediates {
         from.put(0, &filled(3, size));
         bench.port(1).unwrap().receive(ReceiveQueue::Of(b), 3, &[]).unwrap();
-        bench.port(0).unwrap().write(Work::new(a, 3), Source::Gather(&part), to.at(0), Some(33)).unwrap();
-        let (told, immediate, written) = bench.received(1, 3).unwrap();
-        println!("{told} bytes were told of those that were written with an immediate");
+        bench
+            .port(0)
+            .unwrap()
+            .write(Work::new(a, 3), CompletionSource::Gather(&part), to.at(0), Some(33))
+            .unwrap();
+        let (reported, immediate, written) = bench.received(1, 3).unwrap();
+        println!("{reported} bytes were told of those that were written with an immediate");
         assert_eq!((immediate, written, difference(3, &to.get(0, size))), (Some(33), true, None));
         bench.succeeds(0, 3).unwrap();
     }
     bench.port(1).unwrap().receive(ReceiveQueue::Of(b), 4, &[to.slice(0, LEN)]).unwrap();
     from.put(0, &filled(4, size));
-    let sent = bench.port(0).unwrap().send(Work::new(a, 4), Source::Gather(&part), None);
+    let sent = bench.port(0).unwrap().send(Work::new(a, 4), CompletionSource::Gather(&part), None);
     if facts.message_bytes < LEN {
         // A message is one work request: its bound is the device's, and the error names it.
         assert_eq!(sent, Err(PostError::Length { limit: facts.message_bytes }));
         let most = [from.slice(0, facts.message_bytes)];
-        bench.port(0).unwrap().send(Work::new(a, 4), Source::Gather(&most), None).unwrap();
+        bench.port(0).unwrap().send(Work::new(a, 4), CompletionSource::Gather(&most), None).unwrap();
     } else {
         sent.unwrap();
     }

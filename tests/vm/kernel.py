@@ -10,8 +10,9 @@ import subprocess
 
 import packages
 
-# Modules in the order in which they are wanted; what they depend on goes before them. First what it takes to have a root and
-# a way to talk, then network and RDMA. The checksums are asked for by name inside the kernel and so are no dependencies.
+# Modules in the order in which they are wanted; what they depend on goes before them. First what it takes to have a
+# root and a way to talk, then network and RDMA. The checksums are asked for by name inside the kernel and so are no
+# dependencies.
 TO_START = ("virtio_pci", "virtio_console", "9pnet_virtio", "9p", "overlay")
 FOR_RDMA = ("virtio_net", "dummy", "veth", "sch_netem", "ib_uverbs", "rdma_ucm", "ib_umad", "crc32_generic", "crc32_pclmul",
             "crc32c_generic", "crc32c_intel", "libcrc32c", "rdma_rxe", "iw_cm")

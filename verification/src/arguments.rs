@@ -10,10 +10,10 @@ Usage: cargo proofs [--model NAME]... [--mutant MUTANT]... [--long] [--jobs N]
        cargo proofs --list
 
 Runs every loom model of the shared structures, and every mutant that it must catch: a weakened end of an edge of
-core/src/sync.rs, or a blunder of logic. Fails when a model fails or a mutant survives.
+core/src/sync.rs, or an injected fault of logic. Fails when a model fails or a mutant survives.
 
   --model NAME      this model only (may be repeated); see --list
-  --mutant MUTANT   this mutant only, such as QueueTail:Acquire or Blunder:AckBeforeRead (may be repeated);
+  --mutant MUTANT   this mutant only, such as QueueTail:Acquire or InjectedFault:AckBeforeRead (may be repeated);
                     with --model, also a mutant that the model does not claim
   --long            more preemptions and more messages: hours instead of minutes
   --jobs N          models that run at the same time (default 2)

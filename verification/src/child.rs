@@ -33,15 +33,15 @@ pub(crate) fn run(task: &Task) -> ExitCode {
         complain(&panic.to_string());
         std::process::exit(verdict(panic));
     }));
-    let blunder = match task.mutant {
-        Some(Mutant::Blunder(blunder)) => Some(blunder),
+    let injected_fault = match task.mutant {
+        Some(Mutant::InjectedFault(injected_fault)) => Some(injected_fault),
         Some(Mutant::Weak(edge, end)) => {
             set_mutant(Some((edge, end)));
             None
         }
         None => None,
     };
-    (task.model.run)(&Run { long: task.long, blunder });
+    (task.model.run)(&Run { long: task.long, injected_fault });
     table::print(&format!("{EXECUTIONS}{}\n", stage::executions()))
 }
 

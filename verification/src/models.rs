@@ -1,6 +1,7 @@
 //! The models, and the mutants that each must kill.
 #![allow(clippy::expect_used, clippy::panic, reason = "panicking is how a model fails")]
 
+mod assist;
 mod cells;
 mod crash;
 mod fastbox;
@@ -10,13 +11,12 @@ mod queue;
 mod region;
 mod releases;
 mod ring;
-mod share;
 mod sleep;
 mod threads;
 
 use nemesia_core::sync::Edge;
 
-use crate::mutant::{Blunder, ENDS, Mutant};
+use crate::mutant::{ENDS, InjectedFault, Mutant};
 use crate::stage::Run;
 
 /// A model of one promise of one structure.
@@ -30,7 +30,7 @@ pub(crate) struct Model {
     /// The edges on which the promise rests. Both ends of each are mutants that the model must kill.
     pub(crate) edges: &'static [Edge],
     /// The injected faults that the model can enable, and must detect.
-    pub(crate) blunders: &'static [Blunder],
+    pub(crate) injected_faults: &'static [InjectedFault],
     /// Explores the model.
     pub(crate) run: fn(&Run),
 }
@@ -39,7 +39,7 @@ impl Model {
     /// Returns every mutant that the model must kill.
     pub(crate) fn mutants(&self) -> impl Iterator<Item = Mutant> {
         let weak = self.edges.iter().flat_map(|&edge| ENDS.map(|end| Mutant::Weak(edge, end)));
-        weak.chain(self.blunders.iter().copied().map(Mutant::Blunder))
+        weak.chain(self.injected_faults.iter().copied().map(Mutant::InjectedFault))
     }
 }
 
@@ -49,8 +49,8 @@ pub(crate) const ALL: &[Model] = &[
     fastbox::WORDS,
     fastbox::SEVERAL_SLOTS,
     cells::REFILL,
-    cells::PAST_CACHES,
-    cells::WARMED,
+    cells::NON_TEMPORAL,
+    cells::PREFETCHED,
     cells::SWEEP,
     queue::PRODUCERS,
     queue::HINT,
@@ -60,12 +60,12 @@ pub(crate) const ALL: &[Model] = &[
     header::READY,
     region::HANDED_OVER,
     region::COUNTED,
-    region::PAST_CACHES,
-    releases::TOLD,
-    releases::TWO_TELL,
-    share::ONE,
-    share::TWO,
-    share::UNEVEN,
+    region::NON_TEMPORAL,
+    releases::REPORTED,
+    releases::TWO_REPORT,
+    assist::ONE,
+    assist::TWO,
+    assist::UNEVEN,
     sleep::WAKE,
     sleep::TWICE,
     sleep::TWO_WAKERS,
@@ -77,12 +77,12 @@ pub(crate) const ALL: &[Model] = &[
     threads::AGAIN,
     threads::TWICE,
     threads::DRIVER,
-    threads::STIR,
+    threads::NOTIFY,
     threads::HEIR,
     port::BY_SIZE,
     port::ANNOUNCED,
     port::RETURNED,
-    port::WARMED,
+    port::PREFETCHED,
     port::OVERFLOW,
     port::TWO_SENDERS,
     crash::PRODUCER,

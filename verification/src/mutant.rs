@@ -13,12 +13,12 @@ pub(crate) enum Mutant {
     /// This end of this edge is relaxed, or its fence left out, wherever the core names the edge.
     Weak(Edge, End),
     /// The model makes this mistake in its use of the core.
-    Blunder(Blunder),
+    InjectedFault(InjectedFault),
 }
 
 /// A mistake of logic; no ordering is weakened. A model that misses it checks too little.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Blunder {
+pub(crate) enum InjectedFault {
     /// The receiver gives the fastbox's slots back before it reads them.
     AckBeforeRead,
     /// The receiver gives a cell back before it reads it.
@@ -26,7 +26,7 @@ pub(crate) enum Blunder {
     /// The sender enqueues a cell before it fills it.
     EnqueueBeforePublish,
     /// The sleeper checks for work, then raises its flag.
-    LookBeforeAnnounce,
+    CheckBeforeAnnounce,
     /// The waker uses the kind of an earlier sleep.
     WakeAsBefore,
     /// The sleeper finds a message in its last check, and still sleeps for as many messages as before.
@@ -46,7 +46,7 @@ pub(crate) enum Blunder {
     /// The owner refills a cell that was not given back.
     RefillUnreturned,
     /// The owner writes ahead to a cell that was not given back.
-    WarmUnreturned,
+    PrefetchUnreturned,
     /// The writer publishes bytes, then writes them.
     PublishBeforeWrite,
     /// The sender leaves a sender-assisted copy, then writes its last part.
@@ -54,30 +54,30 @@ pub(crate) enum Blunder {
     /// A non-temporal copy returns before its stores are done.
     Undrained,
     /// A thread gives memory away, then reports it.
-    TellLate,
+    ReportLate,
 }
 
-impl Blunder {
+impl InjectedFault {
     /// All injected faults.
-    pub(crate) const ALL: [Blunder; 18] = [
-        Blunder::AckBeforeRead,
-        Blunder::ReturnBeforeRead,
-        Blunder::EnqueueBeforePublish,
-        Blunder::LookBeforeAnnounce,
-        Blunder::WakeAsBefore,
-        Blunder::CountTaken,
-        Blunder::AskTooLate,
-        Blunder::GrabAgain,
-        Blunder::ForgetHanding,
-        Blunder::LeaveNoDriver,
-        Blunder::ListenUnlocked,
-        Blunder::ForgetDriver,
-        Blunder::RefillUnreturned,
-        Blunder::WarmUnreturned,
-        Blunder::PublishBeforeWrite,
-        Blunder::LeaveBeforeWrite,
-        Blunder::Undrained,
-        Blunder::TellLate,
+    pub(crate) const ALL: [InjectedFault; 18] = [
+        InjectedFault::AckBeforeRead,
+        InjectedFault::ReturnBeforeRead,
+        InjectedFault::EnqueueBeforePublish,
+        InjectedFault::CheckBeforeAnnounce,
+        InjectedFault::WakeAsBefore,
+        InjectedFault::CountTaken,
+        InjectedFault::AskTooLate,
+        InjectedFault::GrabAgain,
+        InjectedFault::ForgetHanding,
+        InjectedFault::LeaveNoDriver,
+        InjectedFault::ListenUnlocked,
+        InjectedFault::ForgetDriver,
+        InjectedFault::RefillUnreturned,
+        InjectedFault::PrefetchUnreturned,
+        InjectedFault::PublishBeforeWrite,
+        InjectedFault::LeaveBeforeWrite,
+        InjectedFault::Undrained,
+        InjectedFault::ReportLate,
     ];
 }
 
@@ -85,7 +85,7 @@ impl Mutant {
     /// Returns every weakened end, then every injected fault.
     pub(crate) fn all() -> impl Iterator<Item = Mutant> {
         let weak = Edge::ALL.into_iter().flat_map(|edge| ENDS.map(|end| Mutant::Weak(edge, end)));
-        weak.chain(Blunder::ALL.map(Mutant::Blunder))
+        weak.chain(InjectedFault::ALL.map(Mutant::InjectedFault))
     }
 
     /// Returns the mutant of this name, as `Display` writes it.
@@ -98,7 +98,7 @@ impl fmt::Display for Mutant {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Mutant::Weak(edge, end) => write!(out, "{edge:?}:{end:?}"),
-            Mutant::Blunder(blunder) => write!(out, "Blunder:{blunder:?}"),
+            Mutant::InjectedFault(injected_fault) => write!(out, "InjectedFault:{injected_fault:?}"),
         }
     }
 }

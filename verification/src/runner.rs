@@ -147,15 +147,15 @@ fn wait(mut child: Child, limit: Duration) -> std::io::Result<Option<Verdict>> {
         }
         std::thread::sleep(TICK);
     };
-    let (mut told, mut complaint) = (String::new(), String::new());
+    let (mut reported, mut complaint) = (String::new(), String::new());
     if let Some(mut pipe) = child.stdout.take() {
-        pipe.read_to_string(&mut told)?;
+        pipe.read_to_string(&mut reported)?;
     }
     if let Some(mut pipe) = child.stderr.take() {
         pipe.read_to_string(&mut complaint)?;
     }
     let complaint = complaint.trim().to_owned();
-    let executions = told.lines().find_map(|line| line.strip_prefix(EXECUTIONS)?.parse().ok());
+    let executions = reported.lines().find_map(|line| line.strip_prefix(EXECUTIONS)?.parse().ok());
     Ok(Some(match (status.code(), executions) {
         (Some(0), Some(executions)) => Verdict::Holds(executions),
         (Some(VIOLATED), _) => Verdict::Violated(complaint),

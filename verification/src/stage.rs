@@ -10,7 +10,7 @@ use loom::thread::JoinHandle;
 use nemesia_core::sync::model::{crash_after, interleave};
 use nemesia_core::wire::{Envelope, Kind};
 
-use crate::mutant::Blunder;
+use crate::mutant::InjectedFault;
 
 /// The branches of one execution before loom gives up. No thread of a model waits for another without a limit,
 /// so
@@ -32,13 +32,13 @@ pub(crate) struct Run {
     /// Whether to explore more preemptions and messages.
     pub(crate) long: bool,
     /// The injected fault that the model enables.
-    pub(crate) blunder: Option<Blunder>,
+    pub(crate) injected_fault: Option<InjectedFault>,
 }
 
 impl Run {
     /// Returns whether the model makes this mistake.
-    pub(crate) fn blunders(&self, blunder: Blunder) -> bool {
-        self.blunder == Some(blunder)
+    pub(crate) fn injected_faults(&self, injected_fault: InjectedFault) -> bool {
+        self.injected_fault == Some(injected_fault)
     }
 
     /// Returns the first value, or in a long run the second.

@@ -4,9 +4,9 @@
 use std::marker::PhantomData;
 
 use nemesia_core::engine::active::Handlers;
-use nemesia_core::engine::rma::{Region, Reply, WINDOW};
+use nemesia_core::engine::rma::{ExposedRegion, Reply, WINDOW};
 use nemesia_core::engine::{self, Lent, Request};
-use nemesia_core::port::channel::{self, Buffer, Slab};
+use nemesia_core::port::channel::{self, BufferSlab, ChannelBuffer};
 use nemesia_core::slab::{List, Slot};
 use nemesia_core::store::{UNIT, Unit};
 
@@ -20,7 +20,7 @@ impl<H: Handlers> engine::Storage for EngineVectors<H> {
     type Units = Vec<Unit>;
     type Stored = Vec<u32>;
     type Buckets = Vec<List>;
-    type Regions = Vec<Slot<Region>>;
+    type Regions = Vec<Slot<ExposedRegion>>;
     type Replies = Vec<Slot<Reply>>;
     type Handlers = H;
     type Trace = ();
@@ -49,11 +49,11 @@ impl<H: Handlers> EngineVectors<H> {
 #[derive(Debug)]
 pub struct ChannelVectors;
 
-impl channel::Storage for ChannelVectors {
-    type Peers = Vec<channel::Peer<Vec<Option<u32>>>>;
+impl channel::ChannelStorage for ChannelVectors {
+    type Peers = Vec<channel::ChannelPeer<Vec<Option<u32>>>>;
     type Window = Vec<Option<u32>>;
-    type Buffers = Vec<Buffer>;
-    type Slabs = Vec<Option<Slab>>;
+    type Buffers = Vec<ChannelBuffer>;
+    type Slabs = Vec<Option<BufferSlab>>;
 }
 
 fn several<T: Default>(count: usize) -> Vec<T> {

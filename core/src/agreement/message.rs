@@ -21,7 +21,7 @@ pub const fn message_bytes(size: u32) -> usize {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum AgreementKind {
     /// To the coordinator: flags and failed ranks.
     Report = 1,
     /// From the coordinator: the proposal.
@@ -34,13 +34,13 @@ pub(super) enum Kind {
 
 /// A message. The failed ranks are supplied separately, or read from its bytes.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Message<M> {
-    pub(super) kind: Kind,
+pub(super) struct AgreementMessage<M> {
+    pub(super) kind: AgreementKind,
     pub(super) flags: u64,
     pub(super) missing: M,
 }
 
-impl Message<()> {
+impl AgreementMessage<()> {
     pub(super) fn write(&self, missing: &[u64], out: &mut [u8]) -> usize {
         let len = HEAD_BYTES + 8 * missing.len();
         let Some(out) = out.get_mut(..len) else { return 0 };
@@ -52,12 +52,12 @@ impl Message<()> {
     }
 }
 
-impl Message<()> {
+impl AgreementMessage<()> {
     /// Checks and decodes a message among `size` ranks.
     pub(super) fn read(
         bytes: &[u8],
         size: u32,
-    ) -> Result<Message<impl Iterator<Item = u64> + Clone + '_>, Malformed> {
+    ) -> Result<AgreementMessage<impl Iterator<Item = u64> + Clone + '_>, Malformed> {
         if bytes.len() != message_bytes(size) {
             return Err(Malformed);
         }
@@ -65,10 +65,10 @@ impl Message<()> {
         let mut words = bytes.chunks_exact(8).map(word);
         let (head, flags) = (words.next().unwrap_or(0), words.next().unwrap_or(0));
         let kind = match head {
-            1 => Kind::Report,
-            2 => Kind::Proposal,
-            3 => Kind::Acceptance,
-            4 => Kind::Decision,
+            1 => AgreementKind::Report,
+            2 => AgreementKind::Proposal,
+            3 => AgreementKind::Acceptance,
+            4 => AgreementKind::Decision,
             _ => return Err(Malformed),
         };
         let beyond = match size % 64 {
@@ -78,6 +78,6 @@ impl Message<()> {
         if beyond != 0 {
             return Err(Malformed);
         }
-        Ok(Message { kind, flags, missing: words })
+        Ok(AgreementMessage { kind, flags, missing: words })
     }
 }

@@ -7,16 +7,16 @@ use std::vec::Vec;
 
 use proptest::prelude::*;
 
-use super::message::Kind;
+use super::message::AgreementKind;
 use super::{Agreement, Malformed, Stage, Step, message_bytes, words};
 use crate::shared::tests::{Rng, cases, portion};
 
-type Part = Agreement<Vec<u64>>;
+type AgreementPart = Agreement<Vec<u64>>;
 
 /// Ranks, the messages between them, and which ranks have crashed.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct World {
-    parts: Vec<Part>,
+struct AgreementWorld {
+    parts: Vec<AgreementPart>,
     /// Messages by sender, then receiver.
     links: Vec<Vec<VecDeque<Vec<u8>>>>,
     alive: Vec<bool>,
@@ -24,12 +24,12 @@ struct World {
     absent: Vec<bool>,
 }
 
-fn part(rank: usize, size: usize, flags: u64) -> Part {
+fn part(rank: usize, size: usize, flags: u64) -> AgreementPart {
     let set = || vec![u64::MAX; words(size as u32)];
     Agreement::new(rank as u32, size as u32, flags, (set(), set()))
 }
 
-impl World {
+impl AgreementWorld {
     /// Every rank clears one flag, so that the decision shows which ranks took part.
     fn new(size: usize, absent: Vec<bool>) -> Self {
         let parts = (0..size).map(|rank| part(rank, size, !(1 << (rank % 64)))).collect();
@@ -128,7 +128,7 @@ impl World {
 /// Explores every interleaving of steps and crashes. Returns the number of states.
 fn explore(size: usize, crashes: usize) -> usize {
     let mut seen = HashSet::new();
-    let mut open = vec![(World::new(size, vec![false; size]), crashes)];
+    let mut open = vec![(AgreementWorld::new(size, vec![false; size]), crashes)];
     while let Some((world, crashes)) = open.pop() {
         if !seen.insert((world.clone(), crashes)) {
             continue;
@@ -170,7 +170,7 @@ fn simulate(seed: u64) {
     let mut rng = Rng::new(seed);
     let size = rng.pick(&[1, 2, 4, 5, 7, 12, 63, 64, 65]);
     let absent: Vec<bool> = (0..size).map(|_| rng.one_in(6)).collect();
-    let mut world = World::new(size, absent);
+    let mut world = AgreementWorld::new(size, absent);
     // Crashes are as likely in a short run as in a long one.
     let (mut crashes, every) = (rng.below(size + 1), 1 + rng.below(4 * size * size));
     loop {
@@ -199,7 +199,7 @@ fn random_worlds_agree_whichever_ranks_crash() {
 #[test]
 fn the_first_coordinators_may_all_die_at_any_step() {
     for step in 0..40 {
-        let mut world = World::new(5, vec![false; 5]);
+        let mut world = AgreementWorld::new(5, vec![false; 5]);
         for victim in 0..4 {
             for _ in 0..step {
                 (0..5).filter(|&rank| world.turn(rank)).count();
@@ -221,7 +221,7 @@ fn a_rank_alone_decides_at_once() {
 
 #[test]
 fn a_rank_that_others_have_lost_learns_that_it_is_excluded() {
-    let mut world = World::new(3, vec![false; 3]);
+    let mut world = AgreementWorld::new(3, vec![false; 3]);
     // Ranks 1 and 2 have lost each other; rank 0 does not know this.
     world.parts[1].begin_without(2);
     world.parts[2].begin_without(1);
@@ -242,7 +242,7 @@ fn a_message_at_the_wrong_time_is_refused_and_changes_nothing() {
     assert_eq!(one.step(), Step::Receive(0));
     let before = one.clone();
     let (report, proposal, acceptance) =
-        (Kind::Report as u64, Kind::Proposal as u64, Kind::Acceptance as u64);
+        (AgreementKind::Report as u64, AgreementKind::Proposal as u64, AgreementKind::Acceptance as u64);
     // The last message names a rank that does not exist.
     for wrong in [message(report, 0), message(acceptance, 0), message(5, 0), message(proposal, 8)] {
         assert_eq!(one.received(&wrong), Err(Malformed));

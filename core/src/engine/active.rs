@@ -18,9 +18,9 @@
 #![forbid(unsafe_code)]
 
 use super::request::State;
-use super::{Engine, Fate, RequestId, StartError, Status, Storage};
-#[cfg(nemesia_blunder)]
-use crate::blunder::{Blunder, made};
+use super::{CompletionError, Engine, RequestId, StartError, Status, Storage};
+#[cfg(nemesia_injected_fault)]
+use crate::injected_fault::{InjectedFault, injected};
 use crate::payload::SendBuf;
 use crate::port::{Arrival, MessagePort, PeerFault, PeerId, PortFault};
 use crate::trace::Recorder as _;
@@ -204,7 +204,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         if to == self.rank {
             if let Err(fault) = self.handle_own(message) {
                 self.left(to, index);
-                self.complete(index, Err(Fate::PeerFailed { peer: to, failure: fault.into() }));
+                self.complete(index, Err(CompletionError::PeerFailed { peer: to, failure: fault.into() }));
                 return Ok(true);
             }
         } else if !self.port_active(to, message)? {
@@ -246,7 +246,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     pub(super) fn deliver_active(&mut self, arrival: Arrival<P::Token>) -> Result<(), PortFault> {
         let Arrival { peer: from, envelope, len, .. } = arrival;
         let (header_bytes, several) = (envelope.tag as u32, (envelope.tag >> 32) as u32);
-        let begun = self.peer(from).side.assembly;
+        let begun = self.peer(from).rma_state.assembly;
         if several > 0 || begun.is_some() {
             let delivered = self.deliver_part(&arrival, header_bytes, several);
             self.port.release(arrival);
@@ -292,7 +292,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         let (from, handler, fault) =
             (arrival.peer, arrival.envelope.context, PortFault::Protocol { kind: Kind::Active });
         let first = Assembly::new(handler, header_bytes, several, self.port.packet_bytes()).ok_or(fault)?;
-        let mut assembly = self.peer(from).side.assembly.unwrap_or(first);
+        let mut assembly = self.peer(from).rma_state.assembly.unwrap_or(first);
         let same =
             (assembly.handler, assembly.header_bytes, assembly.len) == (handler, header_bytes, several);
         let (at, len) = (assembly.at as usize, arrival.len);
@@ -312,9 +312,9 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         }
         assembly.at += len as u32;
         let whole = assembly.at == assembly.len;
-        #[cfg(nemesia_blunder)]
-        let whole = whole || made(Blunder::RunEarly);
-        self.peer(from).side.assembly = (!whole).then_some(assembly);
+        #[cfg(nemesia_injected_fault)]
+        let whole = whole || injected(InjectedFault::RunEarly);
+        self.peer(from).rma_state.assembly = (!whole).then_some(assembly);
         if whole {
             self.handle(&message, assembly.wanted);
         }

@@ -10,7 +10,7 @@ use crate::port::{MessagePort, PeerId};
 use crate::store::UNIT;
 use crate::trace::Recorder as _;
 use crate::wire::Kind;
-use crate::wire::rma::Operation;
+use crate::wire::rma::RmaOperation;
 
 impl<P: MessagePort, S: Storage> Engine<P, S> {
     /// Counts an arrived eager message. This is the only counter that the critical path updates.
@@ -37,24 +37,24 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     }
 
     /// Counts a one-sided operation that was started.
-    pub(super) fn count_operation(&mut self, to: PeerId, operation: Operation, bytes: usize) {
+    pub(super) fn count_operation(&mut self, to: PeerId, operation: RmaOperation, bytes: usize) {
         self.trace.note(operation.name(), bytes as u64);
         let tally = &mut self.peer(to).tally;
         match operation {
-            Operation::Put => tally.puts.add(bytes),
-            Operation::Get => tally.gets.add(bytes),
-            Operation::Accumulate => tally.accumulates.add(bytes),
-            Operation::Fetch | Operation::CompareSwap | Operation::FetchAccumulate => {
+            RmaOperation::Put => tally.puts.add(bytes),
+            RmaOperation::Get => tally.gets.add(bytes),
+            RmaOperation::Accumulate => tally.accumulates.add(bytes),
+            RmaOperation::Fetch | RmaOperation::CompareSwap | RmaOperation::FetchAccumulate => {
                 tally.fetches.add(bytes);
             }
-            Operation::Flush => tally.flushes += 1,
+            RmaOperation::Flush => tally.flushes += 1,
         }
     }
 
     /// Counts a one-sided operation that the layer above performed directly on mapped memory,
     /// without the engine.
     #[inline]
-    pub fn count_direct(&mut self, to: PeerId, operation: Operation, bytes: usize) {
+    pub fn count_direct(&mut self, to: PeerId, operation: RmaOperation, bytes: usize) {
         if to < self.size() {
             self.count_operation(to, operation, bytes);
             self.peer(to).tally.direct.add(bytes);

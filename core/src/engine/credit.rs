@@ -4,12 +4,12 @@
 
 use core::borrow::{Borrow, BorrowMut};
 
-use super::peer::Queue;
+use super::peer::PeerQueue;
 use super::request::State;
-use super::{Engine, Fate, Peer, RequestId, Storage};
-#[cfg(nemesia_blunder)]
-use crate::blunder::{Blunder, made};
-use crate::flow::{Account, Arrived};
+use super::{CompletionError, Engine, Peer, RequestId, Storage};
+use crate::flow::{Account, ArrivedBytes};
+#[cfg(nemesia_injected_fault)]
+use crate::injected_fault::{InjectedFault, injected};
 use crate::matching::Source;
 use crate::port::{MessagePort, PeerId, PortFault};
 use crate::store::{Store, Stored, cost};
@@ -69,9 +69,9 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     #[cold]
     fn charge_due(&mut self, from: PeerId, units: u32, stored: bool) -> Result<(), PortFault> {
         match self.ledger.arrived(self.peers.borrow_mut(), from, units, stored) {
-            Arrived::Fine => {}
-            Arrived::Regrant(granted) => self.grant(from, granted),
-            Arrived::Overdrawn => return Err(PortFault::Credit { units: units.into() }),
+            ArrivedBytes::Fine => {}
+            ArrivedBytes::Regrant(granted) => self.grant(from, granted),
+            ArrivedBytes::Overdrawn => return Err(PortFault::Credit { units: units.into() }),
         }
         self.regrant();
         Ok(())
@@ -79,8 +79,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
 
     /// Returns the credit of a stored message that was removed.
     pub(super) fn credit_removed(&mut self, source: PeerId, units: u32) {
-        #[cfg(nemesia_blunder)]
-        if made(Blunder::KeepCredit) {
+        #[cfg(nemesia_injected_fault)]
+        if injected(InjectedFault::KeepCredit) {
             return;
         }
         if source == self.rank {
@@ -102,7 +102,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     /// For this process's own rank: whether a message to itself waits for memory.
     pub fn is_held(&self, peer: PeerId) -> bool {
         self.peers.borrow().get(peer as usize).is_some_and(|it| match it.failure {
-            _ if peer == self.rank => !it.queue(Queue::Pending).is_empty(),
+            _ if peer == self.rank => !it.queue(PeerQueue::Pending).is_empty(),
             None => it.account.window() == 0,
             Some(_) => false,
         })
@@ -135,13 +135,13 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     }
 
     /// Returns the queue that contains such a message.
-    fn held_own(&self, id: RequestId) -> Option<Queue> {
+    fn held_own(&self, id: RequestId) -> Option<PeerQueue> {
         if !self.requests.is_live(id.index, id.generation) {
             return None;
         }
         let (queue, message) = match &self.requests.get(id.index).0 {
-            State::Sending { message } => (Queue::Pending, message),
-            State::Offered { to, message } if *to == self.rank => (Queue::Offered, message),
+            State::Sending { message } => (PeerQueue::Pending, message),
+            State::Offered { to, message } if *to == self.rank => (PeerQueue::Offered, message),
             _ => return None,
         };
         let mut own = self.peers.borrow().get(self.rank as usize)?.queue(queue).first();
@@ -152,16 +152,16 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     }
 
     /// Withdraws a message for which [`Engine::is_own_send_held`] returns `true`. Nothing is sent,
-    /// and the caller may reuse the buffer. The request completes with [`Fate::Cancelled`]. Returns
+    /// and the caller may reuse the buffer. The request completes with [`CompletionError::Cancelled`]. Returns
     /// `false` if `id` is no such message, or if a matched probe has removed the message from the
     /// queue.
     pub fn withdraw_own_send(&mut self, id: RequestId) -> bool {
         let Some(queue) = self.held_own(id) else { return false };
-        if queue == Queue::Offered && !self.forget_own_offer(id) {
+        if queue == PeerQueue::Offered && !self.forget_own_offer(id) {
             return false;
         }
         self.dequeue(self.rank, queue, id.index);
-        self.complete(id.index, Err(Fate::Cancelled));
+        self.complete(id.index, Err(CompletionError::Cancelled));
         true
     }
 
@@ -194,10 +194,10 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
                 Rts::decode(&head, stored.len).is_none_or(|rts| rts.total > (stored.len - RTS_BYTES) as u64)
             }
         };
-        #[cfg(nemesia_blunder)]
+        #[cfg(nemesia_injected_fault)]
         let gone = |store: &Store<_, _>, id: u32, stored: &Stored| {
-            gone(store, id, stored) && !made(Blunder::KeepOffers)
-                || made(Blunder::DropWhole) && stored.source == peer && stored.kind == Kind::Rts
+            gone(store, id, stored) && !injected(InjectedFault::KeepOffers)
+                || injected(InjectedFault::DropWhole) && stored.source == peer && stored.kind == Kind::Rts
         };
         let mut units = 0;
         self.store.remove_where(gone, |_, stored| units += cost(stored.len));

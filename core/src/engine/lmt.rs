@@ -20,13 +20,13 @@
 //! remaining bytes as a stream. No byte is lost or moved twice.
 #![forbid(unsafe_code)]
 
-mod choice;
 mod offer;
 mod pull;
+mod select;
 mod stream;
 
-pub(super) use choice::Choices;
-pub(super) use pull::{Pull, is_worth_pulling, may_be_shared};
+pub(super) use pull::{Pull, is_worth_pulling, may_be_assisted};
+pub(super) use select::ProtocolSelections;
 pub(super) use stream::Stream;
 
 use super::{Engine, Storage};

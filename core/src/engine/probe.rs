@@ -3,7 +3,7 @@
 #![forbid(unsafe_code)]
 
 use super::request::State;
-use super::{Engine, Fate, RequestId, StartError, Status, Storage};
+use super::{CompletionError, Engine, RequestId, StartError, Status, Storage};
 use crate::matching::{Pattern, Source};
 use crate::payload::RecvBuf;
 use crate::port::{MessagePort, PeerId};
@@ -42,21 +42,21 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     /// names the receive, as if [`Engine::irecv`] had returned it.
     ///
     /// # Errors
-    /// [`Fate::Stale`] if the identifier does not come from [`Engine::improbe`] or was already
+    /// [`CompletionError::Stale`] if the identifier does not come from [`Engine::improbe`] or was already
     /// used; the caller keeps the buffer.
-    pub fn imrecv(&mut self, id: RequestId, buf: &mut RecvBuf) -> Result<(), Fate> {
+    pub fn imrecv(&mut self, id: RequestId, buf: &mut RecvBuf) -> Result<(), CompletionError> {
         if !self.requests.is_live(id.index, id.generation) {
-            return Err(Fate::Stale);
+            return Err(CompletionError::Stale);
         }
         match self.requests.get(id.index).0 {
             State::Probed(stored) => {
                 self.receive_stored(id.index, stored, core::mem::replace(buf, RecvBuf::empty()));
             }
-            State::Lost(fate) => {
+            State::Lost(completion_error) => {
                 *buf = RecvBuf::empty();
-                self.complete(id.index, Err(fate));
+                self.complete(id.index, Err(completion_error));
             }
-            _ => return Err(Fate::Stale),
+            _ => return Err(CompletionError::Stale),
         }
         Ok(())
     }

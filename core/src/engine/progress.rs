@@ -3,7 +3,7 @@
 
 use core::borrow::BorrowMut;
 
-use super::peer::Queue;
+use super::peer::PeerQueue;
 use super::{Engine, Failure, Storage};
 use crate::port::{MessagePort, PeerFault, PeerId, Polled};
 use crate::trace::Recorder as _;
@@ -80,12 +80,12 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
 
     /// Records that a peer has failed while its packets may still be undelivered (call
     /// [`Engine::drain`], then [`Engine::fail`]). Sends that were not announced to the peer fail
-    /// now with [`Fate::PeerFailed`](super::Fate::PeerFailed). The others may have been received,
+    /// now with [`Fate::PeerFailed`](super::CompletionError::PeerFailed). The others may have been received,
     /// and the peer may have confirmed them before it failed.
     pub fn depart(&mut self, peer: PeerId, failure: Failure) {
         if peer < self.size() && self.peer(peer).departed.is_none() && self.failure(peer).is_none() {
             self.peer(peer).departed = Some(failure);
-            self.fail_queue(peer, Queue::Pending, failure);
+            self.fail_queue(peer, PeerQueue::Pending, failure);
             self.fail_leaving(peer, failure);
         }
     }
@@ -110,7 +110,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     }
 
     /// Fails a peer: every request that only this peer could complete ends with
-    /// [`Fate::PeerFailed`](super::Fate::PeerFailed). If the peer did not close its endpoint in
+    /// [`Fate::PeerFailed`](super::CompletionError::PeerFailed). If the peer did not close its endpoint in
     /// order, or was the last peer, receives from any source fail too, until
     /// [`Engine::acknowledge`] (as in MPI's ULFM). Messages of the peer that arrived whole can
     /// still be received. The other peers are not affected.
@@ -120,16 +120,16 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         }
         self.trace.note("fail", peer.into());
         self.peer(peer).failure = Some(failure);
-        self.peer(peer).help = None;
+        self.peer(peer).assist = None;
         self.peer(peer).tally.last = Some(self.port.traffic(peer));
         // The peer may be alive and still copying a message of its own; it must find no further
         // part to copy.
-        self.port.close_share(peer);
+        self.port.close_assist(peer);
         self.port.close(peer);
         self.fail_sends(peer, failure);
         let concerns_any = failure != Failure::Finished || self.is_alone();
         self.fail_receives(peer, failure, concerns_any);
-        self.fail_side(peer, failure, concerns_any);
+        self.fail_rma_state(peer, failure, concerns_any);
         if concerns_any {
             self.any_source_failure = Some((peer, failure));
             self.peer(peer).unacknowledged = true;

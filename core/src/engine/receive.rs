@@ -3,11 +3,11 @@
 
 use core::borrow::BorrowMut;
 
-use super::peer::Queue;
-use super::request::{Fate, How, Incoming, Message, Outcome, State};
+use super::peer::PeerQueue;
+use super::request::{CompletionError, Incoming, Outcome, SendMessage, State, TransferPhase};
 use super::{Engine, Failure, RequestId, StartError, Status, Storage, Truncation};
-#[cfg(nemesia_blunder)]
-use crate::blunder::{Blunder, made};
+#[cfg(nemesia_injected_fault)]
+use crate::injected_fault::{InjectedFault, injected};
 use crate::matching::{Pattern, Source};
 use crate::payload::{BorrowedRecv, Gather, RecvBuf, Scatter};
 use crate::port::{Arrival, MessagePort, Part, PeerFault, PeerId, Polled, PortFault};
@@ -37,7 +37,7 @@ pub enum Bypass {
 pub(super) fn outcome(from: PeerId, tag: u64, total: u64, room: usize) -> Outcome {
     let status = Status { peer: from, tag, len: total.min(room as u64) as usize };
     if total > room as u64 {
-        return Err(Fate::Truncated(Truncation { status, message: total }));
+        return Err(CompletionError::Truncated(Truncation { status, message: total }));
     }
     Ok(status)
 }
@@ -124,7 +124,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         request.0 = State::Posted { pattern: *pattern, buf, number };
         self.trace.note("post", index.into());
         if let Source::Rank(rank) = pattern.source {
-            self.port.expect(rank);
+            self.port.prioritize(rank);
         }
         Some(self.id(index))
     }
@@ -405,14 +405,21 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         if let Some(failure) = self.failure(from) {
             // The message was probed before the failure, or travelled whole with its RTS. Bytes that did not travel
             // with the RTS are lost.
-            let fate = match first as u64 == rts.total {
+            let completion_error = match first as u64 == rts.total {
                 true => outcome(from, tag, rts.total, buf.len()),
-                false => Err(Fate::PeerFailed { peer: from, failure }),
+                false => Err(CompletionError::PeerFailed { peer: from, failure }),
             };
-            return self.complete(index, fate);
+            return self.complete(index, completion_error);
         }
-        let incoming =
-            Incoming { from, tag, rts, left, how: How::Pull, measured: false, stores: Stores::Learned };
+        let incoming = Incoming {
+            from,
+            tag,
+            rts,
+            left,
+            phase: TransferPhase::Pull,
+            measured: false,
+            stores: Stores::Learned,
+        };
         self.requests.get_mut(index).0 = State::Receiving { incoming, buf: Scatter::new(buf) };
         self.start_transfer(index);
     }
@@ -454,8 +461,9 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     #[inline(never)]
     fn deliver_other(&mut self, arrival: Arrival<P::Token>) -> Result<(), PortFault> {
         let kind = arrival.envelope.kind;
-        #[cfg(nemesia_blunder)]
-        let kind = if kind == Kind::Data && made(Blunder::ForgetCount) { Kind::Eager } else { kind };
+        #[cfg(nemesia_injected_fault)]
+        let kind =
+            if kind == Kind::Data && injected(InjectedFault::ForgetCount) { Kind::Eager } else { kind };
         self.peer(arrival.peer).tally.received[kind.index()].add(arrival.len);
         match arrival.envelope.kind {
             Kind::Eager | Kind::Rts => self.deliver_rts(arrival),
@@ -525,7 +533,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
 
     /// Delivers a pending message to this process itself. It is matched like any other and copied once or twice.
     /// Returns `false` if there is no memory to store the message or its RTS.
-    pub(super) fn send_to_self(&mut self, index: u32, message: &Message) -> bool {
+    pub(super) fn send_to_self(&mut self, index: u32, message: &SendMessage) -> bool {
         let (me, len) = (self.rank, message.buf.len());
         let envelope = message.envelope(Kind::Eager);
         if let Some(receive) = self.take_posted(me, &envelope) {
@@ -535,7 +543,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
             buf.each(0, fits, |done, to| from.read(done, to));
             self.complete(receive, outcome(me, message.tag, len as u64, buf.len()));
             self.count_own(len);
-            self.dequeue(me, Queue::Pending, index);
+            self.dequeue(me, PeerQueue::Pending, index);
             self.complete_send(me, index);
             return true;
         }
@@ -546,23 +554,24 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
             debug_assert!(stored.is_some(), "memory was reserved");
             self.count_own(len);
             self.count_stored(me, len);
-            self.dequeue(me, Queue::Pending, index);
+            self.dequeue(me, PeerQueue::Pending, index);
             self.complete_send(me, index);
             return true;
         }
         if !self.ledger.try_reserve(cost(RTS_BYTES)) {
             return false;
         }
-        let rts = Rts { total: len as u64, sender: self.id(index).to_bits(), address: 0, way: 0 }.encode();
+        let rts = Rts { total: len as u64, sender: self.id(index).to_bits(), address: 0, protocol_number: 0 }
+            .encode();
         let envelope = Envelope { kind: Kind::Rts, ..envelope };
         let read = |at: usize, to: &mut [u8]| to.copy_from_slice(&rts[at..at + to.len()]);
         let stored = self.store.insert(me, &envelope, RTS_BYTES, read);
         debug_assert!(stored.is_some(), "memory was reserved");
         self.count_own(len);
         self.count_stored(me, RTS_BYTES);
-        self.dequeue(me, Queue::Pending, index);
+        self.dequeue(me, PeerQueue::Pending, index);
         self.requests.get_mut(index).0 = State::Offered { to: me, message: message.alias() };
-        self.enqueue(me, Queue::Offered, index);
+        self.enqueue(me, PeerQueue::Offered, index);
         true
     }
 
@@ -573,7 +582,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
             let fits = buf.len().min(message.buf.len());
             let mut from = Gather::new(message.buf.alias());
             buf.each(0, fits, |done, to| from.read(done, to));
-            self.dequeue(me, Queue::Offered, index);
+            self.dequeue(me, PeerQueue::Offered, index);
             self.complete_send(me, index);
         }
         outcome(me, tag, rts.total, buf.len())
@@ -582,13 +591,13 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     /// Fails the receives that only the failed peer could satisfy. If `concerns_any`, those from any source fail too.
     pub(super) fn fail_receives(&mut self, peer: PeerId, failure: Failure, concerns_any: bool) {
         self.fail_transfers(peer, failure);
-        let fate = Err(Fate::PeerFailed { peer, failure });
+        let completion_error = Err(CompletionError::PeerFailed { peer, failure });
         let listens = |pattern: &Pattern| match pattern.source {
             Source::Rank(rank) => rank == peer,
             Source::Any => concerns_any,
         };
         self.posted.extract(&mut self.requests, listens, |requests, index| {
-            requests.get_mut(index).0 = State::Done(fate);
+            requests.get_mut(index).0 = State::Done(completion_error);
         });
     }
 }

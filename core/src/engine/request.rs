@@ -4,7 +4,7 @@
 use core::borrow::Borrow;
 
 use super::active::Outgoing;
-use super::rma::{Refusal, RegionId, Remote};
+use super::rma::{Refusal, RegionId, RemoteOperation};
 use super::{Engine, Peer, Storage};
 use crate::matching::{Pattern, Posting, Source};
 use crate::payload::{Gather, RecvBuf, Scatter, SendBuf};
@@ -145,11 +145,11 @@ pub(super) enum State {
     #[default]
     Free,
     /// Waits for space or credit, in order (`pending`).
-    Sending { message: Message },
+    Sending { message: SendMessage },
     /// The RTS was sent. The receiver pulls the bytes or answers with CTS (`offered`).
-    Offered { to: PeerId, message: Message },
+    Offered { to: PeerId, message: SendMessage },
     /// The receiver has sent CTS; the bytes are being streamed (`streaming`).
-    Streaming { tag: u64, from: Gather, stream: Stream },
+    Streaming { tag: u64, from: Gather, stream: StreamState },
     /// Waits in the queue of posted receives.
     Posted { pattern: Pattern, buf: RecvBuf, number: u64 },
     /// Has matched an RTS. The receiver pulls the bytes (`pulling`), must send CTS (`answers`), or
@@ -160,13 +160,13 @@ pub(super) enum State {
     /// A matched probe has removed this stored message from the queue.
     Probed(u32),
     /// As [`State::Probed`], but the sender failed before the message was received.
-    Lost(Fate),
-    /// An active message that waits to be sent (`side.leaving`).
+    Lost(CompletionError),
+    /// An active message that waits to be sent (`rma_state.leaving`).
     Active(Outgoing),
-    /// A one-sided operation that waits to be sent (`side.leaving`), or for its answer
-    /// (`side.awaited`).
-    Remote(Remote),
-    /// Blocks later entries of its queue (`side.leaving`) until the peer has answered all earlier
+    /// A one-sided operation that waits to be sent (`rma_state.leaving`), or for its answer
+    /// (`rma_state.awaited`).
+    Remote(RemoteOperation),
+    /// Blocks later entries of its queue (`rma_state.leaving`) until the peer has answered all earlier
     /// ones. The caller holds no identifier for it.
     Fence,
     /// Waits until a region has had `count` notifications (the region's list).
@@ -184,7 +184,7 @@ impl Request {
 
 /// A message to send.
 #[derive(Debug)]
-pub(super) struct Message {
+pub(super) struct SendMessage {
     pub(super) context: u16,
     pub(super) tag: u64,
     pub(super) buf: SendBuf,
@@ -192,7 +192,7 @@ pub(super) struct Message {
     pub(super) synchronous: bool,
 }
 
-impl Message {
+impl SendMessage {
     /// As [`SendBuf::alias`], of the whole.
     pub(super) const fn alias(&self) -> Self {
         let Self { context, tag, synchronous, .. } = *self;
@@ -206,7 +206,7 @@ impl Message {
 
 /// The bytes of a streamed message that must still be sent.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Stream {
+pub(super) struct StreamState {
     /// Identifier of the receiver's request.
     pub(super) receiver: u64,
     pub(super) next: u64,
@@ -223,8 +223,8 @@ pub(super) struct Incoming {
     pub(super) rts: Rts,
     /// The bytes that are still missing and that this process may assign.
     pub(super) left: Part,
-    pub(super) how: How,
-    /// Whether the adaptive selector measures the transfer ([`super::lmt::Choices`]).
+    pub(super) phase: TransferPhase,
+    /// Whether the adaptive selector measures the transfer ([`super::lmt::ProtocolSelections`]).
     pub(super) measured: bool,
     /// The copy policy that the sender is to use if it streams.
     pub(super) stores: Stores,
@@ -232,12 +232,12 @@ pub(super) struct Incoming {
 
 /// The transfer phase of an incoming message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum How {
+pub(super) enum TransferPhase {
     /// The receiver reads the bytes.
     Pull,
     /// The receiver reads the bytes, and the sender may write some (sender-assisted copy).
-    Share,
-    /// As `Share`, but reading has failed; the sender may still write.
+    Assist,
+    /// As `Assist`, but reading has failed; the sender may still write.
     Broken,
     /// Reading has failed; the receiver must request a stream.
     Lost,
@@ -253,11 +253,11 @@ impl Incoming {
 }
 
 /// The result of a completed request or of a bypassed receive.
-pub type Outcome = Result<Status, Fate>;
+pub type Outcome = Result<Status, CompletionError>;
 
 /// The completion error of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Fate {
+pub enum CompletionError {
     /// The message was longer than the buffer.
     #[error(transparent)]
     Truncated(#[from] Truncation),
@@ -292,14 +292,14 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     /// Returns the outcome of a request if it is complete; `None` if it is not. A complete request
     /// is freed, and its identifier becomes stale.
     ///
-    /// The error of the outcome is a [`Fate`].
+    /// The error of the outcome is a [`CompletionError`].
     #[inline]
-    pub fn test(&mut self, id: RequestId) -> Option<Result<Status, Fate>> {
+    pub fn test(&mut self, id: RequestId) -> Option<Result<Status, CompletionError>> {
         if id == RequestId::SENT {
             return Some(Ok(Status { peer: self.rank, tag: 0, len: 0 }));
         }
         if !self.requests.is_live(id.index, id.generation) {
-            return Some(Err(Fate::Stale));
+            return Some(Err(CompletionError::Stale));
         }
         let State::Done(outcome) = self.requests.get(id.index).0 else { return None };
         self.requests.remove(id.index);
@@ -308,7 +308,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
 
     /// As [`Engine::test`], but for a receive first polls for the message where that is cheap.
     #[inline]
-    pub fn try_finish(&mut self, id: RequestId) -> Option<Result<Status, Fate>> {
+    pub fn try_finish(&mut self, id: RequestId) -> Option<Result<Status, CompletionError>> {
         let outcome = self.test(id);
         if outcome.is_some() {
             return outcome;
@@ -319,7 +319,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     /// Withdraws a posted receive. Returns `false` if a message has matched it, if it is complete,
     /// or if it is a send.
     ///
-    /// A withdrawn receive completes with [`Fate::Cancelled`], and the caller may reuse its buffer
+    /// A withdrawn receive completes with [`CompletionError::Cancelled`], and the caller may reuse its buffer
     /// at once.
     pub fn cancel(&mut self, id: RequestId) -> bool {
         if !self.requests.is_live(id.index, id.generation) {
@@ -332,7 +332,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         let Some((pattern, _)) = self.requests.get(id.index).posted() else { return false };
         let pattern = *pattern;
         self.posted.remove(&mut self.requests, id.index, &pattern);
-        self.complete(id.index, Err(Fate::Cancelled));
+        self.complete(id.index, Err(CompletionError::Cancelled));
         true
     }
 

@@ -31,17 +31,17 @@ mod reduce;
 mod region;
 mod target;
 
-pub(super) use origin::Remote;
+pub(super) use origin::RemoteOperation;
 pub use origin::Target;
 pub use reduce::combine;
 pub(super) use region::Regions;
-pub use region::{Region, RegionId};
+pub use region::{ExposedRegion, RegionId};
 pub use target::Reply;
 
 use core::borrow::Borrow;
 
 use super::active::{Assembly, Handlers as _};
-use super::request::{Fate, State};
+use super::request::{CompletionError, State};
 use super::{Engine, Failure, PACKETS_A_TURN, Peer, RequestId, StartError, Status, Storage};
 use crate::payload::Exposed;
 use crate::port::{MessagePort, PeerFault, PeerId};
@@ -50,7 +50,7 @@ pub use crate::wire::rma::{Access, Datatype, Reduction, Refusal, RemoteKey, WIND
 
 /// The RMA and active-message state of one peer.
 #[derive(Debug, Default)]
-pub(super) struct Side {
+pub(super) struct RmaState {
     /// Requests that wait for space or a slot in the window, in order. Active messages are
     /// included.
     leaving: List,
@@ -69,7 +69,7 @@ pub(super) struct Side {
     /// The puts and accumulates of the peer that were executed here, in packets, and how many of them were reported
     /// to it.
     executed: u64,
-    told: u64,
+    reported: u64,
     /// Whether the rest must be reported before this process leaves.
     owes_account: bool,
     /// The refusals that the peer reported before it left and that no flush has returned.
@@ -80,7 +80,7 @@ pub(super) struct Side {
     pub(super) assembly: Option<Assembly>,
 }
 
-impl Side {
+impl RmaState {
     /// Returns whether a request or reply may leave without an answer from the peer.
     pub(super) const fn has_work(&self) -> bool {
         !self.leaving.is_empty() || !self.replies.is_empty() || self.owes_account
@@ -92,8 +92,8 @@ impl Side {
     }
 }
 
-/// Memory of a region, for its owner, while the engine is borrowed. The description itself is not handed out: a caller could exchange
-/// it, keep it until the region is concealed, and use memory that is freed by then.
+/// Memory of a region, for its owner, while the engine is borrowed. The description itself is not handed out: a caller
+/// could exchange it, keep it until the region is unexposed, and use memory that is freed by then.
 #[derive(Debug)]
 pub struct RegionMemory<'a>(&'a mut Exposed);
 
@@ -110,18 +110,18 @@ impl RegionMemory<'_> {
 }
 
 impl<P: MessagePort, S: Storage> Engine<P, S> {
-    /// Exposes memory to peers until [`Engine::conceal`]. `key` is the secret that grants access:
+    /// Exposes memory to peers until [`Engine::unexpose`]. `key` is the secret that grants access:
     /// it must be random and new for each call. `None` if every region is in use.
     pub fn expose(&mut self, memory: Exposed, access: Access, key: u64) -> Option<RegionId> {
-        self.regions.insert(Region { memory, key, access, ..Region::default() })
+        self.regions.insert(ExposedRegion { memory, key, access, ..ExposedRegion::default() })
     }
 
     /// Unexposes the memory. Requests for it are refused from now on, and requests that wait for
     /// its notifications are cancelled. Returns `false` if there is no such region.
-    pub fn conceal(&mut self, id: RegionId) -> bool {
+    pub fn unexpose(&mut self, id: RegionId) -> bool {
         let Some(mut region) = self.regions.remove(id) else { return false };
         while let Some(index) = self.requests.pop_front(&mut region.waiting) {
-            self.complete(index, Err(Fate::Cancelled));
+            self.complete(index, Err(CompletionError::Cancelled));
         }
         true
     }
@@ -184,18 +184,18 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         if let Some(region) = self.regions.find(region) {
             self.requests.unlink(&mut region.waiting, index);
         }
-        self.complete(index, Err(Fate::Cancelled));
+        self.complete(index, Err(CompletionError::Cancelled));
     }
 
-    fn side(&mut self, peer: PeerId) -> &mut Side {
-        &mut self.peer(peer).side
+    fn rma_state(&mut self, peer: PeerId) -> &mut RmaState {
+        &mut self.peer(peer).rma_state
     }
 
     /// Returns whether a request to a peer can leave at once, because none is queued before it.
     #[inline]
     pub(super) fn may_leave(&self, to: PeerId) -> bool {
         let peers: &[Peer] = self.peers.borrow();
-        peers.get(to as usize).is_some_and(|peer| peer.side.leaving.is_empty())
+        peers.get(to as usize).is_some_and(|peer| peer.rma_state.leaving.is_empty())
     }
 
     /// Queues an operation that cannot leave at once, as a request.
@@ -208,28 +208,28 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
 
     fn queue_to_leave(&mut self, to: PeerId, index: u32) {
         // The list is a field of the peer, so it is copied, changed and stored back.
-        let mut list = self.side(to).leaving;
+        let mut list = self.rma_state(to).leaving;
         self.requests.push_back(&mut list, index);
-        self.side(to).leaving = list;
+        self.rma_state(to).leaving = list;
     }
 
     /// Removes a request that was sent from the queue.
     pub(super) fn left(&mut self, to: PeerId, index: u32) {
-        let mut list = self.side(to).leaving;
+        let mut list = self.rma_state(to).leaving;
         self.requests.unlink(&mut list, index);
-        self.side(to).leaving = list;
+        self.rma_state(to).leaving = list;
     }
 
     /// Sends queued replies and requests to one peer while there is space. Replies leave first, so
     /// that the peer's requests do not wait for ours. Returns the number of packets sent.
-    pub(super) fn side_work_for(&mut self, peer: PeerId) -> usize {
+    pub(super) fn rma_work_for(&mut self, peer: PeerId) -> usize {
         let mut sent = 0;
         // The loop is bounded, because the peer may free space while this process sends.
         while sent < PACKETS_A_TURN {
-            let done = match self.side(peer).replies.first() {
+            let done = match self.rma_state(peer).replies.first() {
                 Some(reply) => self.send_reply(peer, reply),
-                None if self.side(peer).owes_account => self.send_account(peer),
-                None => match self.side(peer).leaving.first() {
+                None if self.rma_state(peer).owes_account => self.send_account(peer),
+                None => match self.rma_state(peer).leaving.first() {
                     Some(index) => self.leave(peer, index),
                     None => break,
                 },
@@ -250,7 +250,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
                 self.leave_active(to, index, &message)
             }
             State::Fence => {
-                if self.side(to).in_flight > 0 {
+                if self.rma_state(to).in_flight > 0 {
                     return Ok(false);
                 }
                 self.left(to, index);
@@ -264,47 +264,47 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     /// Fails the requests that a departed peer will not receive. Its answers to earlier requests
     /// may still arrive, and so may its report for flushes.
     pub(super) fn fail_leaving(&mut self, peer: PeerId, failure: Failure) {
-        let mut leaving = core::mem::take(&mut self.side(peer).leaving);
+        let mut leaving = core::mem::take(&mut self.rma_state(peer).leaving);
         while let Some(index) = self.requests.pop_front(&mut leaving) {
-            let Side { issued, lost, .. } = *self.side(peer);
+            let RmaState { issued, lost, .. } = *self.rma_state(peer);
             match &mut self.requests.get_mut(index).0 {
                 State::Fence => self.requests.remove(index),
                 // A part has been sent, and its answers may still arrive.
                 State::Remote(remote) if remote.is_awaited() => self.await_answer(peer, index),
                 State::Remote(remote) => {
                     if !lost && remote.await_account(issued) {
-                        self.side(peer).in_flight += 1;
+                        self.rma_state(peer).in_flight += 1;
                         self.await_answer(peer, index);
                     } else {
-                        self.side(peer).lost = true;
-                        self.complete(index, Err(Fate::PeerFailed { peer, failure }));
+                        self.rma_state(peer).lost = true;
+                        self.complete(index, Err(CompletionError::PeerFailed { peer, failure }));
                     }
                 }
-                _ => self.complete(index, Err(Fate::PeerFailed { peer, failure })),
+                _ => self.complete(index, Err(CompletionError::PeerFailed { peer, failure })),
             }
         }
     }
 
     /// Fails all operations with a failed peer. If `concerns_any`, requests that wait for
     /// notifications of any peer fail too.
-    pub(super) fn fail_side(&mut self, peer: PeerId, failure: Failure, concerns_any: bool) {
+    pub(super) fn fail_rma_state(&mut self, peer: PeerId, failure: Failure, concerns_any: bool) {
         self.fail_leaving(peer, failure);
-        if self.side(peer).assembly.is_some() {
+        if self.rma_state(peer).assembly.is_some() {
             self.handlers.drop_parts(peer);
         }
-        let fate = Err(Fate::PeerFailed { peer, failure });
+        let completion_error = Err(CompletionError::PeerFailed { peer, failure });
         let (mut awaited, mut replies) = {
-            let side = self.side(peer);
-            (core::mem::take(&mut side.awaited), core::mem::take(&mut side.replies))
+            let rma_state = self.rma_state(peer);
+            (core::mem::take(&mut rma_state.awaited), core::mem::take(&mut rma_state.replies))
         };
         while let Some(index) = self.requests.pop_front(&mut awaited) {
             let done = self.fate_of_flush(peer, index);
-            self.side(peer).lost |= done.is_none();
-            self.complete(index, done.unwrap_or(fate));
+            self.rma_state(peer).lost |= done.is_none();
+            self.complete(index, done.unwrap_or(completion_error));
         }
-        let Side { issued, flushed, final_refusals, lost, .. } = core::mem::take(self.side(peer));
+        let RmaState { issued, flushed, final_refusals, lost, .. } = core::mem::take(self.rma_state(peer));
         let lost = lost || issued != flushed;
-        *self.side(peer) = Side { final_refusals, lost, ..Side::default() };
+        *self.rma_state(peer) = RmaState { final_refusals, lost, ..RmaState::default() };
         while let Some(reply) = self.replies.pop_front(&mut replies) {
             self.replies.remove(reply);
         }
@@ -312,7 +312,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
             let Self { regions, requests, .. } = self;
             regions.each(|region| {
                 while let Some(index) = requests.pop_front(&mut region.waiting) {
-                    requests.get_mut(index).0 = State::Done(fate);
+                    requests.get_mut(index).0 = State::Done(completion_error);
                 }
             });
         }

@@ -9,11 +9,11 @@
 use core::borrow::{Borrow, BorrowMut};
 
 use super::lmt::{Pull, Transfer};
-use super::peer::Queue;
-use super::request::{Message, State};
+use super::peer::PeerQueue;
+use super::request::{SendMessage, State};
 use super::{Engine, RequestId, StartError, Status, Storage};
-#[cfg(nemesia_blunder)]
-use crate::blunder::{Blunder, made};
+#[cfg(nemesia_injected_fault)]
+use crate::injected_fault::{InjectedFault, injected};
 use crate::payload::{BorrowedGather, Gather, SendBuf};
 use crate::port::{MessagePort, PeerFault, PeerId};
 use crate::shared::fastbox::Word;
@@ -168,7 +168,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         tag: u64,
         buf: SendBuf,
     ) -> Result<RequestId, StartError> {
-        self.start_send(to, Message { context, tag, buf, synchronous: false })
+        self.start_send(to, SendMessage { context, tag, buf, synchronous: false })
     }
 
     /// Starts a synchronous send, which completes only when a receive has matched the message (MPI
@@ -184,18 +184,18 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         buf: SendBuf,
     ) -> Result<RequestId, StartError> {
         let synchronous = true;
-        #[cfg(nemesia_blunder)]
-        let synchronous = synchronous && !made(Blunder::ForgetSynchronous);
-        self.start_send(to, Message { context, tag, buf, synchronous })
+        #[cfg(nemesia_injected_fault)]
+        let synchronous = synchronous && !injected(InjectedFault::ForgetSynchronous);
+        self.start_send(to, SendMessage { context, tag, buf, synchronous })
     }
 
-    fn start_send(&mut self, to: PeerId, message: Message) -> Result<RequestId, StartError> {
+    fn start_send(&mut self, to: PeerId, message: SendMessage) -> Result<RequestId, StartError> {
         self.check_destination(to)?;
         let len = message.buf.len();
         let index = self.start(State::Sending { message })?;
         let id = self.id(index);
         self.trace.enter("start_send", len as u64);
-        self.enqueue(to, Queue::Pending, index);
+        self.enqueue(to, PeerQueue::Pending, index);
         self.work_for(to);
         self.trace.leave(true);
         if matches!(self.requests.get(index).0, State::Done(Ok(_))) {
@@ -222,7 +222,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
                 if sent {
                     self.sent_now(to, len, Ok(true));
                     self.peer(to).tally.is_held = false;
-                    self.dequeue(to, Queue::Pending, index);
+                    self.dequeue(to, PeerQueue::Pending, index);
                     self.complete_send(to, index);
                 }
                 return Ok(sent);

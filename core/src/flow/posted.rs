@@ -17,13 +17,13 @@
 //!   and takes one, so a sequence of mutual updates ends. Hence every connection has at least
 //!   [`LEAST`] receives.
 //! - **Growth.** If a peer has used all but the reserve, the receiver posts more receives, from a
-//!   [`Pool`] that all connections of the process share (paper 2, section 2.3.2, requires dynamic
+//!   [`ReceivePool`] that all connections of the process share (paper 2, section 2.3.2, requires dynamic
 //!   credits, not a static number per connection).
 //! - **Shares.** No connection gets the whole pool. A connection grows only while it has fewer
 //!   additional receives than remain for the others, so that each further busy connection gets as
 //!   many as the rest (the dynamic threshold of Choudhury and Hahne, *Dynamic queue length
 //!   thresholds for shared-memory packet switches*, IEEE/ACM ToN 6(2), 1998). The initial receives
-//!   of connections that do not exist yet are kept, up to half of the buffers ([`Pool::may_grow`]).
+//!   of connections that do not exist yet are kept, up to half of the buffers ([`ReceivePool::may_grow`]).
 //!   If the pool is empty, a connection with more than twice as many receives as a receive-starved
 //!   one must return some, even if it is busy.
 //! - **Shrinkage.** Each packet also carries the number of receives that its sender *wants to
@@ -86,11 +86,11 @@ pub struct Credits {
     kept: u32,
     /// Total receives posted, total reported to the peer, and total packets that arrived.
     posted: u32,
-    told: u32,
+    reported: u32,
     arrived: u32,
     /// Number of receives to be kept, and the number last reported to the peer.
     target: u32,
-    told_target: u32,
+    reported_target: u32,
     /// Buffers that are posted or hold an unprocessed packet.
     size: u32,
 }
@@ -105,10 +105,10 @@ impl Credits {
             limit: FIRST,
             kept: MOST,
             posted,
-            told: posted,
+            reported: posted,
             arrived: FIRST,
             target: receives,
-            told_target: receives,
+            reported_target: receives,
             size: receives,
         }
     }
@@ -137,8 +137,8 @@ impl Credits {
     /// Returns whether a packet may be sent. The reserve is only for updates.
     #[inline]
     pub fn can_send(&self) -> bool {
-        #[cfg(nemesia_blunder)]
-        if crate::blunder::made(crate::blunder::Blunder::SpendReserve) {
+        #[cfg(nemesia_injected_fault)]
+        if crate::injected_fault::injected(crate::injected_fault::InjectedFault::SpendReserve) {
             return self.left() > 0;
         }
         self.left() > 1
@@ -146,7 +146,7 @@ impl Credits {
 
     /// Returns the number of receives that were not reported to the peer.
     pub const fn unreturned(&self) -> u32 {
-        self.posted.wrapping_sub(self.told)
+        self.posted.wrapping_sub(self.reported)
     }
 
     /// Returns whether an update is due and may be sent.
@@ -158,7 +158,7 @@ impl Credits {
 
     /// Returns whether the peer must learn that fewer receives are kept.
     pub const fn is_recalling(&self) -> bool {
-        self.target < self.told_target
+        self.target < self.reported_target
     }
 
     /// Returns whether this end has more credits than the peer wants to keep: it must return one.
@@ -176,8 +176,8 @@ impl Credits {
     pub const fn sent(&mut self) {
         debug_assert!(self.left() > 0);
         self.sent = self.sent.wrapping_add(1);
-        self.told = self.posted;
-        self.told_target = self.target;
+        self.reported = self.posted;
+        self.reported_target = self.target;
     }
 
     /// Charges an arrived packet, before any other processing.
@@ -186,7 +186,7 @@ impl Credits {
     /// The peer had no credit.
     #[inline]
     pub const fn arrive(&mut self) -> Result<(), Overdrawn> {
-        if self.arrived == self.told {
+        if self.arrived == self.reported {
             return Err(Overdrawn);
         }
         self.arrived = self.arrived.wrapping_add(1);
@@ -207,8 +207,8 @@ impl Credits {
         }
         self.limit = posted;
         self.kept = target;
-        #[cfg(nemesia_blunder)]
-        if crate::blunder::made(crate::blunder::Blunder::CountCreditTwice) {
+        #[cfg(nemesia_injected_fault)]
+        if crate::injected_fault::injected(crate::injected_fault::InjectedFault::CountCreditTwice) {
             self.limit = posted.wrapping_add(more);
         }
         Ok(more > 0)
@@ -244,7 +244,7 @@ impl Credits {
     /// Returns whether the peer had used all but the reserve when its last packet arrived.
     #[inline]
     pub const fn is_dry(&self) -> bool {
-        self.told.wrapping_sub(self.arrived) <= 1
+        self.reported.wrapping_sub(self.arrived) <= 1
     }
 
     /// Returns the number of receives to post for a receive-starved peer: as many again, but at
@@ -295,17 +295,17 @@ impl Credits {
 /// The counts of the process's buffers. Each connection has reserved buffers; the rest is shared,
 /// first come, first served.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Pool {
+pub struct ReceivePool {
     /// Free buffers, and the number of them that are reserved for users that have not used all of
     /// their own.
     free: u32,
-    owed: u32,
+    outstanding: u32,
 }
 
-impl Pool {
+impl ReceivePool {
     /// Returns a pool without buffers.
     pub const fn new() -> Self {
-        Self { free: 0, owed: 0 }
+        Self { free: 0, outstanding: 0 }
     }
 
     /// Adds buffers.
@@ -320,19 +320,19 @@ impl Pool {
 
     /// Returns the number of free buffers that are not reserved.
     pub const fn spare(&self) -> u32 {
-        self.free.saturating_sub(self.owed)
+        self.free.saturating_sub(self.outstanding)
     }
 
     /// Returns whether a connection with `extra` buffers beyond its initial ones may take another
     /// shared buffer. `absent` buffers are wanted for connections that do not exist yet, out of
     /// `all` buffers.
     pub fn may_grow(&self, extra: u32, absent: u32, all: u32) -> bool {
-        #[cfg(nemesia_blunder)]
-        if crate::blunder::made(crate::blunder::Blunder::GrowGreedily) {
+        #[cfg(nemesia_injected_fault)]
+        if crate::injected_fault::injected(crate::injected_fault::InjectedFault::GrowGreedily) {
             return self.spare() > 0;
         }
-        #[cfg(nemesia_blunder)]
-        if crate::blunder::made(crate::blunder::Blunder::OverdrawPool) {
+        #[cfg(nemesia_injected_fault)]
+        if crate::injected_fault::injected(crate::injected_fault::InjectedFault::OverdrawPool) {
             return extra < self.free;
         }
         let half = all / 2;
@@ -344,14 +344,14 @@ impl Pool {
     pub const fn reserve(&mut self, buffers: u32) -> bool {
         let can = buffers <= self.spare();
         if can {
-            self.owed += buffers;
+            self.outstanding += buffers;
         }
         can
     }
 
     /// Cancels a reservation whose buffers are all back.
     pub const fn unreserve(&mut self, buffers: u32) {
-        self.owed = self.owed.saturating_sub(buffers);
+        self.outstanding = self.outstanding.saturating_sub(buffers);
     }
 
     /// Takes a buffer: a reserved one if `own`, else a shared one. Returns `false` if there is
@@ -360,14 +360,14 @@ impl Pool {
         let can = if own { self.free > 0 } else { self.may_take() };
         if can {
             self.free -= 1;
-            self.owed = self.owed.saturating_sub(u32::from(own));
+            self.outstanding = self.outstanding.saturating_sub(u32::from(own));
         }
         can
     }
 
     fn may_take(&self) -> bool {
-        #[cfg(nemesia_blunder)]
-        if crate::blunder::made(crate::blunder::Blunder::OverdrawPool) {
+        #[cfg(nemesia_injected_fault)]
+        if crate::injected_fault::injected(crate::injected_fault::InjectedFault::OverdrawPool) {
             return self.free > 0;
         }
         self.spare() > 0
@@ -376,12 +376,12 @@ impl Pool {
     /// Returns a buffer; if `own`, it is reserved for its user again.
     pub fn put(&mut self, own: bool) {
         self.free += 1;
-        self.owed += u32::from(own);
+        self.outstanding += u32::from(own);
     }
 
     /// Returns whether all reserved buffers are available.
     pub const fn is_sound(&self) -> bool {
-        self.owed <= self.free
+        self.outstanding <= self.free
     }
 }
 

@@ -1,15 +1,15 @@
 //! Places for the replies of active-message handlers, shared out among peers.
 //!
-//! A reply is kept until its receiver has room for it, so a peer that takes no replies makes this process keep them. Each peer has
-//! [`SHARE`] places to itself, which no other peer can take. All else is one pool of [`POOL`] places: a peer may have more of the
-//! pool only while it holds less of it than is left. So one peer that takes nothing ends with half of the pool, two of them
-//! with a third each, and there is always some left for the next one.
+//! A reply is kept until its receiver has room for it, so a peer that takes no replies makes this process keep them.
+//! Each peer has [`SHARE`] places to itself, which no other peer can take. All else is one pool of [`POOL`] places: a
+//! peer may have more of the pool only while it holds less of it than is left. So one peer that takes nothing ends with
+//! half of the pool, two of them with a third each, and there is always some left for the next one.
 //!
 //! With `n` peers at most `POOL + n * SHARE` replies are kept.
 #![forbid(unsafe_code)]
 
-#[cfg(nemesia_blunder)]
-use crate::blunder::{Blunder, made};
+#[cfg(nemesia_injected_fault)]
+use crate::injected_fault::{InjectedFault, injected};
 
 /// Places that each peer has to itself.
 pub const SHARE: u32 = 32;
@@ -47,8 +47,8 @@ impl ReplyPool {
     /// Takes a place for a reply to a peer. False when it may hold no more for now.
     #[must_use]
     pub fn take(&mut self, account: &mut ReplyAccount) -> bool {
-        #[cfg(nemesia_blunder)]
-        if made(Blunder::ForgetShare) {
+        #[cfg(nemesia_injected_fault)]
+        if injected(InjectedFault::ForgetShare) {
             let any = self.left > 0;
             self.left -= u32::from(any);
             account.pooled += u32::from(any);

@@ -9,12 +9,12 @@ use std::vec::Vec;
 
 use proptest::prelude::*;
 
-use super::{Account, Allowance, Arrived, CeilingError, Lack, Ledger, WINDOW};
+use super::{Account, Allowance, ArrivedBytes, CeilingError, Lack, Ledger, WINDOW};
 use crate::shared::tests::cases;
 use crate::store::{cost, split};
 
 #[derive(Clone, Copy, Debug)]
-enum Op {
+enum FlowOp {
     /// A peer sends a packet of this cost, if it has credit.
     Send(usize, u32),
     /// The next packet of a peer arrives, to be stored or not.
@@ -34,7 +34,7 @@ enum Op {
 }
 
 #[derive(Clone, Default)]
-struct Peer {
+struct FlowPeer {
     allowance: Allowance,
     /// The total that the ledger returned last.
     published: u64,
@@ -44,7 +44,7 @@ struct Peer {
     closed: bool,
 }
 
-impl Peer {
+impl FlowPeer {
     fn stored(&self) -> u64 {
         self.stored.iter().map(|&cost| u64::from(cost)).sum()
     }
@@ -55,16 +55,16 @@ impl Peer {
 }
 
 #[derive(Clone)]
-struct Twin {
+struct FlowTwin {
     ceiling: u32,
     packet: u32,
     ledger: Ledger,
     accounts: Vec<Account>,
-    peers: Vec<Peer>,
+    peers: Vec<FlowPeer>,
     ourselves: Vec<u32>,
 }
 
-impl Twin {
+impl FlowTwin {
     fn new(ceiling: u32, peers: u32, window: u32, packet: u32) -> Option<Self> {
         Self::with_own(ceiling, peers, window, packet, None)
     }
@@ -80,7 +80,7 @@ impl Twin {
         let mut open = |peer| {
             let published = ledger.open(&mut accounts, peer);
             assert_eq!(published, u64::from(ledger.reserve()));
-            Peer { allowance: Allowance::new(published), published, ..Peer::default() }
+            FlowPeer { allowance: Allowance::new(published), published, ..FlowPeer::default() }
         };
         let peers = (0..peers).map(&mut open).collect();
         let twin = Self { ceiling, packet, ledger, accounts, peers, ourselves: vec![] };
@@ -88,13 +88,13 @@ impl Twin {
         Some(twin)
     }
 
-    fn apply(&mut self, op: Op) {
+    fn apply(&mut self, op: FlowOp) {
         match op {
-            Op::Send(at, cost) => self.send(at, cost),
-            Op::Arrive(at, stored) => self.arrive(at, stored),
-            Op::Remove(at, which) => self.remove(at, which),
-            Op::Learn(at) => self.learn(at),
-            Op::Regrant => {
+            FlowOp::Send(at, cost) => self.send(at, cost),
+            FlowOp::Arrive(at, stored) => self.arrive(at, stored),
+            FlowOp::Remove(at, which) => self.remove(at, which),
+            FlowOp::Learn(at) => self.learn(at),
+            FlowOp::Regrant => {
                 let can = self.ledger.can_regrant();
                 let regrant = self.ledger.next_regrant(&mut self.accounts);
                 assert!(can || regrant.is_none());
@@ -102,26 +102,26 @@ impl Twin {
                     self.publish(peer as usize, total);
                 }
             }
-            Op::Reserve(units) => {
+            FlowOp::Reserve(units) => {
                 let free = self.ledger.free() + self.ledger.own_free;
                 assert_eq!(self.ledger.try_reserve(units), units <= free);
                 if units <= free {
                     self.ourselves.push(units);
                 }
             }
-            Op::Release => {
+            FlowOp::Release => {
                 if let Some(units) = self.ourselves.pop() {
                     self.ledger.release(units);
                 }
             }
-            Op::Close(at) => {
+            FlowOp::Close(at) => {
                 let peer = &mut self.peers[at];
                 peer.closed = true;
                 peer.flying.clear();
                 peer.published = peer.arrived;
                 self.ledger.close(&mut self.accounts, at as u32);
             }
-            Op::Open(at) => {
+            FlowOp::Open(at) => {
                 let (peer, published) =
                     (&mut self.peers[at], self.ledger.open(&mut self.accounts, at as u32));
                 if std::mem::take(&mut peer.closed) {
@@ -162,9 +162,9 @@ impl Twin {
             peer.stored.push(cost);
         }
         match arrived {
-            Arrived::Fine => {}
-            Arrived::Regrant(total) => self.publish(at, total),
-            Arrived::Overdrawn => panic!("an honest peer is faulted"),
+            ArrivedBytes::Fine => {}
+            ArrivedBytes::Regrant(total) => self.publish(at, total),
+            ArrivedBytes::Overdrawn => panic!("an honest peer is faulted"),
         }
     }
 
@@ -176,12 +176,12 @@ impl Twin {
         for cost in [window + 1, window + self.packet, u32::MAX] {
             for stored in [false, true] {
                 let arrived = ledger.arrived(&mut accounts, at as u32, cost, stored);
-                assert_eq!(arrived, Arrived::Overdrawn, "{cost} of {window}");
+                assert_eq!(arrived, ArrivedBytes::Overdrawn, "{cost} of {window}");
             }
         }
         assert_eq!((&ledger, &accounts), (&self.ledger, &self.accounts));
         let arrived = ledger.arrived(&mut accounts, at as u32, window, true);
-        assert_ne!(arrived, Arrived::Overdrawn);
+        assert_ne!(arrived, ArrivedBytes::Overdrawn);
     }
 
     fn remove(&mut self, at: usize, which: usize) {
@@ -259,9 +259,9 @@ impl Twin {
 
     fn drain(&mut self) {
         // Each call takes at least a minimum grant from the pool, or moves the peer to the end of the list for good.
-        let most = self.ledger.free() / self.ledger.crumb() + self.peers.len() as u32;
+        let most = self.ledger.free() / self.ledger.minimum_grant() + self.peers.len() as u32;
         for _ in 0..most {
-            self.apply(Op::Regrant);
+            self.apply(FlowOp::Regrant);
         }
         let needy = |account: &Account| account.is_starved() && account.window() < self.packet;
         assert!(!self.ledger.can_regrant() || !self.accounts.iter().any(needy), "units are unused");
@@ -271,14 +271,14 @@ impl Twin {
     fn finish(&mut self) {
         for at in 0..self.peers.len() {
             while !self.peers[at].flying.is_empty() {
-                self.apply(Op::Arrive(at, false));
+                self.apply(FlowOp::Arrive(at, false));
             }
             while !self.peers[at].stored.is_empty() {
-                self.apply(Op::Remove(at, 0));
+                self.apply(FlowOp::Remove(at, 0));
             }
         }
         while !self.ourselves.is_empty() {
-            self.apply(Op::Release);
+            self.apply(FlowOp::Release);
         }
         self.drain();
         let open = self.peers.iter().filter(|peer| !peer.closed).count() as u32;
@@ -295,30 +295,30 @@ impl Twin {
     }
 }
 
-fn op() -> impl Strategy<Value = Op> {
+fn op() -> impl Strategy<Value = FlowOp> {
     let at = 0..5usize;
     prop_oneof![
-        60 => (at.clone(), 1..20u32).prop_map(|(at, cost)| Op::Send(at, cost)),
-        50 => (at.clone(), any::<bool>()).prop_map(|(at, stored)| Op::Arrive(at, stored)),
-        30 => (at.clone(), any::<usize>()).prop_map(|(at, which)| Op::Remove(at, which)),
-        40 => at.clone().prop_map(Op::Learn),
-        20 => Just(Op::Regrant),
-        6 => (0..60u32).prop_map(Op::Reserve),
-        6 => Just(Op::Release),
-        1 => at.clone().prop_map(Op::Close),
-        2 => at.prop_map(Op::Open),
+        60 => (at.clone(), 1..20u32).prop_map(|(at, cost)| FlowOp::Send(at, cost)),
+        50 => (at.clone(), any::<bool>()).prop_map(|(at, stored)| FlowOp::Arrive(at, stored)),
+        30 => (at.clone(), any::<usize>()).prop_map(|(at, which)| FlowOp::Remove(at, which)),
+        40 => at.clone().prop_map(FlowOp::Learn),
+        20 => Just(FlowOp::Regrant),
+        6 => (0..60u32).prop_map(FlowOp::Reserve),
+        6 => Just(FlowOp::Release),
+        1 => at.clone().prop_map(FlowOp::Close),
+        2 => at.prop_map(FlowOp::Open),
     ]
 }
 
 /// Adapts an operation to a world of `peers` peers and packets of at most `packet` units.
-fn fitted(op: Op, peers: usize, packet: u32) -> Op {
+fn fitted(op: FlowOp, peers: usize, packet: u32) -> FlowOp {
     match op {
-        Op::Send(at, cost) => Op::Send(at % peers, (cost - 1) % packet + 1),
-        Op::Arrive(at, stored) => Op::Arrive(at % peers, stored),
-        Op::Remove(at, which) => Op::Remove(at % peers, which),
-        Op::Learn(at) => Op::Learn(at % peers),
-        Op::Close(at) => Op::Close(at % peers),
-        Op::Open(at) => Op::Open(at % peers),
+        FlowOp::Send(at, cost) => FlowOp::Send(at % peers, (cost - 1) % packet + 1),
+        FlowOp::Arrive(at, stored) => FlowOp::Arrive(at % peers, stored),
+        FlowOp::Remove(at, which) => FlowOp::Remove(at % peers, which),
+        FlowOp::Learn(at) => FlowOp::Learn(at % peers),
+        FlowOp::Close(at) => FlowOp::Close(at % peers),
+        FlowOp::Open(at) => FlowOp::Open(at % peers),
         op => op,
     }
 }
@@ -331,7 +331,7 @@ proptest! {
         ceiling in 0..400u32, peers in 1..6u32, window in 0..200u32, packet in 1..20u32,
         own in prop::option::of(0..5u32), ops in prop::collection::vec(op(), 0..400),
     ) {
-        if let Some(mut twin) = Twin::with_own(ceiling, peers, window, packet, own) {
+        if let Some(mut twin) = FlowTwin::with_own(ceiling, peers, window, packet, own) {
             for op in ops {
                 twin.apply(fitted(op, peers as usize, packet));
             }
@@ -343,28 +343,28 @@ proptest! {
 /// Every sequence of five relevant operations, in the smallest worlds.
 #[test]
 fn grants_are_backed_by_memory_in_every_short_history() {
-    fn explore(twin: &Twin, depth: usize, seen: &mut usize) {
+    fn explore(twin: &FlowTwin, depth: usize, seen: &mut usize) {
         *seen += 1;
         twin.clone().finish();
         if depth == 0 {
             return;
         }
         for peer in 0..2 {
-            let taken = [Op::Arrive(peer, false), Op::Arrive(peer, true), Op::Remove(peer, 0)];
-            for op in taken.into_iter().chain([Op::Close(peer), Op::Open(peer)]) {
+            let taken = [FlowOp::Arrive(peer, false), FlowOp::Arrive(peer, true), FlowOp::Remove(peer, 0)];
+            for op in taken.into_iter().chain([FlowOp::Close(peer), FlowOp::Open(peer)]) {
                 let mut twin = twin.clone();
-                twin.apply(Op::Learn(peer));
-                twin.apply(Op::Send(peer, if depth.is_multiple_of(2) { twin.packet } else { 1 }));
+                twin.apply(FlowOp::Learn(peer));
+                twin.apply(FlowOp::Send(peer, if depth.is_multiple_of(2) { twin.packet } else { 1 }));
                 twin.apply(op);
                 explore(&twin, depth - 1, seen);
             }
         }
         let mut twin = twin.clone();
-        twin.apply(Op::Regrant);
+        twin.apply(FlowOp::Regrant);
         explore(&twin, depth - 1, seen);
     }
     for (ceiling, window, packet) in [(2, 2, 1), (4, 1, 1), (6, 4, 1), (9, 8, 2), (13, 8, 3), (40, 8, 1)] {
-        let (twin, mut seen) = (Twin::new(ceiling, 2, window, packet).unwrap(), 0);
+        let (twin, mut seen) = (FlowTwin::new(ceiling, 2, window, packet).unwrap(), 0);
         explore(&twin, 4, &mut seen);
         assert_eq!(seen, 1 + 11 + 121 + 1331 + 14641);
     }
@@ -373,14 +373,14 @@ fn grants_are_backed_by_memory_in_every_short_history() {
 /// One peer sends all the time and has taken the pool; another still gets its share.
 #[test]
 fn waiting_peer_gets_the_units_that_a_busy_one_returns() {
-    let mut twin = Twin::new(400, 8, 100, 1).unwrap();
+    let mut twin = FlowTwin::new(400, 8, 100, 1).unwrap();
     let (reserve, window) = (twin.ledger.reserve(), u64::from(twin.ledger.window()));
     assert_eq!((reserve, window, twin.ledger.free()), (25, 100, 200));
-    let consume = |twin: &mut Twin, at, count| {
+    let consume = |twin: &mut FlowTwin, at, count| {
         for _ in 0..count {
-            twin.apply(Op::Learn(at));
-            twin.apply(Op::Send(at, 1));
-            twin.apply(Op::Arrive(at, false));
+            twin.apply(FlowOp::Learn(at));
+            twin.apply(FlowOp::Send(at, 1));
+            twin.apply(FlowOp::Arrive(at, false));
         }
     };
     for at in 0..3 {
@@ -420,9 +420,9 @@ fn million_messages_are_within_credit() {
         assert!(allowance.may(cost(1)));
         allowance.spend(cost(1));
         match ledger.arrived(&mut accounts, 1, cost(1), true) {
-            Arrived::Fine => {}
-            Arrived::Regrant(total) => regrants += u64::from(allowance.raise(total)),
-            Arrived::Overdrawn => panic!("within credit"),
+            ArrivedBytes::Fine => {}
+            ArrivedBytes::Regrant(total) => regrants += u64::from(allowance.raise(total)),
+            ArrivedBytes::Overdrawn => panic!("within credit"),
         }
     }
     assert!(regrants <= COUNT / 2048 + 16, "{regrants}");
@@ -446,7 +446,7 @@ fn window_is_refilled_when_it_falls_below_half() {
         assert!(accounts[2].try_arrive(WINDOW / 2 - 1, false) && accounts[2].try_arrive(1, false));
         assert!(!accounts[2].clone().try_arrive(1, false));
         total += u64::from(WINDOW / 2 + 1);
-        assert_eq!(ledger.arrived(&mut accounts, 2, 1, false), Arrived::Regrant(total));
+        assert_eq!(ledger.arrived(&mut accounts, 2, 1, false), ArrivedBytes::Regrant(total));
     }
 }
 
@@ -457,7 +457,7 @@ fn credit_is_not_granted_in_tiny_pieces() {
     assert_eq!((ledger.open(&mut accounts, 0), ledger.reserve(), ledger.free()), (100, 100, 300));
     assert!(ledger.try_reserve(300));
     for _ in 0..100 {
-        assert_eq!(ledger.arrived(&mut accounts, 0, 1, true), Arrived::Fine);
+        assert_eq!(ledger.arrived(&mut accounts, 0, 1, true), ArrivedBytes::Fine);
     }
     assert!(accounts[0].is_starved());
     // Less than an eighth of a largest packet stays in the pool. The window grows unit by unit up to a largest
@@ -483,24 +483,24 @@ fn last_units_are_not_left_unused() {
         while allowance.may(1) {
             allowance.spend(1);
             stored += 1;
-            if let Arrived::Regrant(total) = ledger.arrived(&mut accounts, 0, 1, true) {
+            if let ArrivedBytes::Regrant(total) = ledger.arrived(&mut accounts, 0, 1, true) {
                 allowance.raise(total);
             }
         }
         assert_eq!((stored, ledger.free()), (ceiling, 0));
-        let (mut told, taken) = (0, ceiling - ledger.reserve());
+        let (mut reported, taken) = (0, ceiling - ledger.reserve());
         for _ in 0..taken {
             if let Some(total) = ledger.removed(&mut accounts, 0, 1) {
                 // The sender uses the credit at once.
                 assert!(allowance.raise(total));
-                told += 1;
+                reported += 1;
                 while allowance.may(1) {
                     allowance.spend(1);
                     let _ = ledger.arrived(&mut accounts, 0, 1, true);
                 }
             }
         }
-        assert!(told <= taken / (PACKET / 8) + 1, "{told} grants for {taken} units");
+        assert!(reported <= taken / (PACKET / 8) + 1, "{reported} grants for {taken} units");
     }
 }
 
@@ -513,7 +513,7 @@ fn messages_to_self_have_a_reserve() {
     let mut arrived = 0;
     while arrived < granted {
         arrived += 1;
-        if let Arrived::Regrant(total) = ledger.arrived(&mut accounts, 0, 1, true) {
+        if let ArrivedBytes::Regrant(total) = ledger.arrived(&mut accounts, 0, 1, true) {
             granted = total;
         }
     }
@@ -535,7 +535,7 @@ fn account_is_small_and_unopened_ones_have_nothing() {
     let mut ledger = Ledger::new(100, 2, 10, 2).unwrap();
     let mut accounts = vec![Account::default(); 4];
     for peer in [0, 3, 4, u32::MAX] {
-        assert_eq!(ledger.arrived(&mut accounts, peer, 1, true), Arrived::Overdrawn);
+        assert_eq!(ledger.arrived(&mut accounts, peer, 1, true), ArrivedBytes::Overdrawn);
         assert_eq!(ledger.removed(&mut accounts, peer, 0), None);
         ledger.close(&mut accounts, peer);
     }

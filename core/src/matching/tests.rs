@@ -12,20 +12,20 @@ use crate::wire::{Envelope, Kind};
 const QUEUED: [u64; 3] = [1, 1_000, 100_000];
 
 #[derive(Debug)]
-struct Receive {
+struct PostedReceive {
     pattern: Pattern,
     number: u64,
     /// How often the receive was compared.
     looked: Cell<u64>,
 }
 
-impl Default for Receive {
+impl Default for PostedReceive {
     fn default() -> Self {
         Self { pattern: exact(0, 0, 0), number: 0, looked: Cell::new(0) }
     }
 }
 
-impl Posting for Receive {
+impl Posting for PostedReceive {
     fn posted(&self) -> Option<(&Pattern, u64)> {
         self.looked.set(self.looked.get() + 1);
         Some((&self.pattern, self.number))
@@ -40,12 +40,12 @@ const fn envelope(context: u16, tag: u64) -> Envelope {
     Envelope { kind: Kind::Eager, context, tag, total: 0 }
 }
 
-struct Queue {
-    slots: Slab<Receive, Vec<Slot<Receive>>>,
+struct PostedQueue {
+    slots: Slab<PostedReceive, Vec<Slot<PostedReceive>>>,
     posted: Posted<Vec<List>>,
 }
 
-impl Queue {
+impl PostedQueue {
     /// A queue with as many lists as an endpoint has for so many receives.
     fn new(receives: u64) -> Self {
         let slots = (0..=receives).map(|_| Slot::default()).collect();
@@ -55,7 +55,7 @@ impl Queue {
 
     fn post(&mut self, pattern: Pattern) -> u32 {
         let number = self.posted.take_number();
-        let receive = Receive { pattern, number, looked: Cell::new(0) };
+        let receive = PostedReceive { pattern, number, looked: Cell::new(0) };
         let (index, slot) = self.posted.push(&mut self.slots, &pattern).unwrap();
         *slot = receive;
         index
@@ -94,7 +94,7 @@ fn exact_receives_cost_the_same_however_many_are_queued() {
 
 fn assert_cheap(what: &str, receives: &[(u32, u16, u64)]) {
     let count = receives.len();
-    let mut queue = Queue::new(count as u64);
+    let mut queue = PostedQueue::new(count as u64);
     let posted: Vec<_> =
         receives.iter().map(|&(from, context, tag)| queue.post(exact(from, context, tag))).collect();
     let (mut all, mut most) = (0, 0);
@@ -122,7 +122,7 @@ fn assert_cheap(what: &str, receives: &[(u32, u16, u64)]) {
 #[test]
 fn a_wildcard_does_not_search_exact_receives() {
     for queued in QUEUED {
-        let mut queue = Queue::new(queued);
+        let mut queue = PostedQueue::new(queued);
         (0..queued).for_each(|tag| _ = queue.post(exact(1, 0, tag)));
         let any = queue.post(Pattern { source: Source::Any, context: 0, tag: queued, ignore: 0 });
         queue.looks();
@@ -135,7 +135,7 @@ fn a_wildcard_does_not_search_exact_receives() {
 #[test]
 fn wildcards_are_compared_in_order() {
     for queued in [1, 1_000] {
-        let mut queue = Queue::new(queued);
+        let mut queue = PostedQueue::new(queued);
         let last = (0..queued)
             .map(|tag| queue.post(Pattern { source: Source::Any, context: 0, tag, ignore: 0 }))
             .last();

@@ -6,19 +6,19 @@ use std::vec::Vec;
 
 use proptest::prelude::*;
 
-use super::{Arrived, Window};
+use super::{Placed, ReorderWindow};
 use crate::shared::tests::{Rng, cases};
 
-type TestWindow = Window<u64, Vec<Option<u64>>>;
+type TestWindow = ReorderWindow<u64, Vec<Option<u64>>>;
 
 fn window(size: usize, bits: u32, first: u64) -> TestWindow {
-    Window::new(vec![Some(99); size], bits, first).unwrap()
+    ReorderWindow::new(vec![Some(99); size], bits, first).unwrap()
 }
 
 /// Returns everything that one arrival delivers.
-fn arrive(window: &mut TestWindow, number: u64, out: &mut Vec<u64>) -> Arrived<u64> {
+fn arrive(window: &mut TestWindow, number: u64, out: &mut Vec<u64>) -> Placed<u64> {
     let arrived = window.arrive(number, number);
-    if let Arrived::Due(value) = arrived {
+    if let Placed::Due(value) = arrived {
         out.push(value);
         out.extend(core::iter::from_fn(|| window.next_due()));
     }
@@ -45,7 +45,7 @@ fn every_order_of_a_window_comes_out_in_order() {
             let (mut window, mut out) = (window(8, 4, first), vec![]);
             for &number in order {
                 let arrived = arrive(&mut window, first + number, &mut out);
-                assert!(matches!(arrived, Arrived::Due(_) | Arrived::Waits), "{order:?}: {arrived:?}");
+                assert!(matches!(arrived, Placed::Due(_) | Placed::Waits), "{order:?}: {arrived:?}");
             }
             assert!(out.iter().copied().eq(first..first + 8), "{order:?} came out as {out:?}");
             assert_eq!((window.waiting(), window.due()), (0, (first + 8) % 16));
@@ -69,14 +69,14 @@ fn every_sequence_of_numbers_is_told_apart() {
                         waits.remove(at);
                         due += 1;
                     }
-                    Arrived::Due(number)
+                    Placed::Due(number)
                 }
-                1 if waits.contains(&(due + 1)) => Arrived::Twice(number),
+                1 if waits.contains(&(due + 1)) => Placed::Twice(number),
                 1 => {
                     waits.push(due + 1);
-                    Arrived::Waits
+                    Placed::Waits
                 }
-                _ => Arrived::Twice(number),
+                _ => Placed::Twice(number),
             };
             assert_eq!((arrived, window.waiting()), (expected, waits.len()), "{code:#x}");
         }
@@ -98,20 +98,20 @@ fn shuffled(seed: u64, bits: u32, size: usize, first: u64, forged: bool) {
             // A number of the past, or one beyond the window.
             let beyond = size as u64 + rng.below(size) as u64;
             if beyond <= mask / 2 {
-                assert_eq!(window.arrive(wire(handed.wrapping_add(beyond)), 7), Arrived::Beyond(7));
+                assert_eq!(window.arrive(wire(handed.wrapping_add(beyond)), 7), Placed::Beyond(7));
             }
             let past = wire(handed.wrapping_sub(1 + rng.below(size) as u64));
-            assert_eq!(window.arrive(past, 7), Arrived::Twice(7));
+            assert_eq!(window.arrive(past, 7), Placed::Twice(7));
         } else if room && rng.one_in(2) {
             on_its_way.insert(rng.next(), sent);
             sent = sent.wrapping_add(1);
         } else if let Some((_, number)) = on_its_way.pop_first() {
             let arrived = window.arrive(wire(number), number);
-            if let Arrived::Due(value) = arrived {
+            if let Placed::Due(value) = arrived {
                 out.push(value);
                 out.extend(core::iter::from_fn(|| window.next_due()));
             } else {
-                assert_eq!(arrived, Arrived::Waits);
+                assert_eq!(arrived, Placed::Waits);
             }
         }
         let handed = first.wrapping_add(out.len() as u64);
@@ -128,11 +128,11 @@ proptest! {
     fn packets_that_overtake_each_other_come_out_in_order(
         seed: u64,
         bits in 1u32..=64,
-        wish in 0u32..=7,
+        bits_wanted in 0u32..=7,
         back in 0u64..3000,
         forged: bool,
     ) {
-        let size = 1 << wish.min(bits - 1);
+        let size = 1 << bits_wanted.min(bits - 1);
         // Often just before the wrap of the numbers on the wire, or of the internal ones.
         let first = (u64::MAX >> (64 - bits)).wrapping_sub(back);
         shuffled(seed, bits, size, first & (u64::MAX >> (64 - bits)), forged && size > 1);
@@ -143,7 +143,7 @@ proptest! {
 fn packets_that_wait_for_a_dead_peer_are_drained_with_gaps() {
     let mut window = window(8, 8, 254);
     for number in [1, 255, 3] {
-        assert_eq!(window.arrive(number, number), Arrived::Waits);
+        assert_eq!(window.arrive(number, number), Placed::Waits);
     }
     assert_eq!(window.next_due(), None);
     let left: Vec<_> = core::iter::from_fn(|| window.drain()).collect();
@@ -154,9 +154,9 @@ fn packets_that_wait_for_a_dead_peer_are_drained_with_gaps() {
 #[test]
 fn window_of_more_than_half_the_numbers_is_refused() {
     for (size, bits) in [(0, 8), (3, 8), (256, 8), (2, 1), (1, 0), (1, 65), (4, 2)] {
-        assert!(Window::new(vec![None::<u64>; size], bits, 0).is_none(), "{size} of {bits} bits");
+        assert!(ReorderWindow::new(vec![None::<u64>; size], bits, 0).is_none(), "{size} of {bits} bits");
     }
     for (size, bits) in [(128, 8), (1, 1), (2, 2), (64, 64)] {
-        assert!(Window::new(vec![None::<u64>; size], bits, 0).is_some(), "{size} of {bits} bits");
+        assert!(ReorderWindow::new(vec![None::<u64>; size], bits, 0).is_some(), "{size} of {bits} bits");
     }
 }

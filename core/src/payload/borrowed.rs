@@ -1,5 +1,6 @@
-//! Buffers as a port gets them: for the length of one call. A reference to the buffer itself could be used to exchange it for another
-//! one, and to keep it beyond its request; what is here can only be exchanged for something that lives no longer than the call.
+//! Buffers as a port gets them: for the length of one call. A reference to the buffer itself could be used to exchange
+//! it for another one, and to keep it beyond its request; what is here can only be exchanged for something that lives
+//! no longer than the call.
 #![forbid(unsafe_code)]
 
 use super::{Gather, RecvBuf};

@@ -8,16 +8,16 @@ use crate::sync::{Edge, Word64, opaque};
 /// key. No reference to the bytes is made here: they are copied, changed eight at a time, or passed
 /// to the kernel or a device by address.
 #[derive(Debug)]
-pub struct Lent {
+pub struct LentMemory {
     base: NonNull<u8>,
     len: usize,
     writable: bool,
 }
 
 // SAFETY: the maker's promise (usable until it is deregistered) does not depend on the thread.
-unsafe impl Send for Lent {}
+unsafe impl Send for LentMemory {}
 
-impl Lent {
+impl LentMemory {
     /// Describes `len` bytes at `base`; a null `base` is allowed when `len` is 0.
     ///
     /// # Safety
@@ -34,7 +34,7 @@ impl Lent {
     /// Describes `len` bytes that may only be read. Ports register it with rights to read only.
     ///
     /// # Safety
-    /// As for [`Lent::from_raw`], but the bytes need not be writable.
+    /// As for [`LentMemory::from_raw`], but the bytes need not be writable.
     pub unsafe fn from_readable(base: *const u8, len: usize) -> Self {
         Self { base: NonNull::new(base.cast_mut()).unwrap_or(NonNull::dangling()), len, writable: false }
     }
@@ -124,7 +124,7 @@ mod tests {
     fn only_what_lies_in_the_memory_is_copied() {
         let mut bytes = [1_u8, 2, 3, 4];
         // SAFETY: the array outlives the descriptor and is not used meanwhile.
-        let lent = unsafe { Lent::from_raw(bytes.as_mut_ptr(), bytes.len()) };
+        let lent = unsafe { LentMemory::from_raw(bytes.as_mut_ptr(), bytes.len()) };
         let mut two = [0; 2];
         assert!(lent.read(2, &mut two) && two == [3, 4]);
         for (at, len) in [(3, 2), (5, 0), (u64::MAX, 1), (1, u64::MAX)] {
@@ -139,7 +139,7 @@ mod tests {
     fn what_may_only_be_read_is_not_written() {
         let bytes = [1_u64];
         // SAFETY: the array outlives the descriptor, which says that it may only be read.
-        let lent = unsafe { Lent::from_readable(bytes.as_ptr().cast(), 8) };
+        let lent = unsafe { LentMemory::from_readable(bytes.as_ptr().cast(), 8) };
         let mut to = [0; 8];
         assert!(lent.read(0, &mut to) && to[0] == 1 && !lent.is_writable());
         assert!(!lent.write(0, &[9]) && lent.update(0, |_| 9).is_none());
@@ -150,7 +150,7 @@ mod tests {
     fn a_value_is_changed_only_where_it_is_whole_and_aligned() {
         let mut words = [5_u64, 6];
         // SAFETY: as above.
-        let lent = unsafe { Lent::from_raw(words.as_mut_ptr().cast(), 16) };
+        let lent = unsafe { LentMemory::from_raw(words.as_mut_ptr().cast(), 16) };
         assert_eq!(lent.update(8, |old| old + 1), Some(6));
         for at in [4, 9, 12, 16, u64::MAX] {
             assert_eq!(lent.update(at, |old| old + 1), None, "{at}");

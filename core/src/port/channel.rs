@@ -15,7 +15,7 @@
 //! **Rails.** A peer has one to [`MOST_RAILS`] connections. A packet takes the next rail, in
 //! rotation, that has a credit and space in its queue. Packets with content are numbered over all
 //! rails. A packet that arrives too early waits in its receive buffer, in a
-//! [`Window`](crate::order::Window) that has a place for every receive of the peer's rails. Updates
+//! [`Window`](crate::order::ReorderWindow) that has a place for every receive of the peer's rails. Updates
 //! have no number and never wait.
 //!
 //! **Memory.** All connections share one pool of buffers, for receives and sends. The caller lends
@@ -49,11 +49,11 @@
 //! **Identity.** A process presents its rank, the number of the world, and a *token*. The token is
 //! random and is presented only to this peer, on each connection to it. All connections of a peer
 //! therefore belong to one process. While one of them exists or is being made, a process with
-//! another token is refused ([`Refusal::Claimed`](crate::wire::channel::Refusal::Claimed)), without
+//! another token is refused ([`Refusal::Claimed`](crate::wire::channel::ChannelRefusal::Claimed)), without
 //! effect on the process that holds the rank. A process to which this one connects actively may not
 //! connect to it. Nothing is delivered or granted before the other side has identified itself. If
 //! the caller knows the machine or process of a peer, and the fabric reports origins, connections
-//! from elsewhere are refused ([`Channel::expect_from`]). Three assumptions remain: only members
+//! from elsewhere are refused ([`Channel::prioritize_from`]). Three assumptions remain: only members
 //! know the number of the world; an address leads to the member that published it; and, among
 //! several members that may claim a free rank, the first one is accepted. If the rightful process
 //! comes second, it and this process receive an error.
@@ -75,15 +75,15 @@ mod transmit;
 use core::borrow::{Borrow as _, BorrowMut};
 use core::time::Duration;
 
-pub use buffers::{Buffer, Slab};
+pub use buffers::{BufferSlab, ChannelBuffer};
 pub use connect::{ChannelEvent, JoinError};
-pub use peer::{MOST_RAILS, Peer, Report};
+pub use peer::{ChannelPeer, MOST_RAILS, Report};
 
-use super::memory::{Completion, Facts, MemoryPort, Origin, Region};
+use super::memory::{Completion, Facts, MemoryPort, Origin, PortRegion};
 use super::{Arrival, MessagePort, PeerFault, PeerId, Polled, PortFault};
-use crate::counters::Traffic;
+use crate::counters::TrafficCounters;
 use crate::flow::posted::{LEAST, MOST};
-use crate::payload::{BorrowedGather, Lent};
+use crate::payload::{BorrowedGather, LentMemory};
 use crate::wire::Envelope;
 use crate::wire::channel::HEADER_BYTES;
 use buffers::Buffers;
@@ -159,26 +159,26 @@ pub enum LendError {
 }
 
 /// The types of the storage that the caller lends to a channel.
-pub trait Storage {
+pub trait ChannelStorage {
     /// One for each rank of the world; that of this process is unused.
-    type Peers: BorrowMut<[Peer<Self::Window>]>;
+    type Peers: BorrowMut<[ChannelPeer<Self::Window>]>;
     /// For each peer: places for packets that arrive too early. A power of two, at least [`LEAST`]
     /// for each rail.
     type Window: BorrowMut<[Option<u32>]>;
     /// One for each buffer.
-    type Buffers: BorrowMut<[Buffer]>;
+    type Buffers: BorrowMut<[ChannelBuffer]>;
     /// One for each piece of memory that may be lent.
-    type Slabs: BorrowMut<[Option<Slab>]>;
+    type Slabs: BorrowMut<[Option<BufferSlab>]>;
 }
 
 /// The lent storage itself.
 #[derive(Debug)]
-pub struct Parts<S: Storage> {
-    /// See [`Storage::Peers`].
+pub struct Parts<S: ChannelStorage> {
+    /// See [`ChannelStorage::Peers`].
     pub peers: S::Peers,
-    /// See [`Storage::Buffers`].
+    /// See [`ChannelStorage::Buffers`].
     pub buffers: S::Buffers,
-    /// See [`Storage::Slabs`].
+    /// See [`ChannelStorage::Slabs`].
     pub slabs: S::Slabs,
 }
 
@@ -188,7 +188,7 @@ pub struct Token(u32);
 
 /// The message port over the memory port `M`.
 #[derive(Debug)]
-pub struct Channel<M: MemoryPort, S: Storage> {
+pub struct Channel<M: MemoryPort, S: ChannelStorage> {
     port: M,
     config: Config,
     /// Most receives of one connection.
@@ -196,14 +196,14 @@ pub struct Channel<M: MemoryPort, S: Storage> {
     peers: S::Peers,
     buffers: Buffers<S::Buffers, S::Slabs>,
     /// The peers with packets to deliver, in rotation.
-    ready: peer::Turns,
+    ready: peer::ReadyPeers,
     /// The packet that was delivered and not yet released.
     out: Option<u32>,
     /// Peer and rail of the packet that was released last. If the engine sends an answer, it may
     /// replace the update.
     released: Option<(PeerId, u32)>,
     /// Number of peers with an unreported fault.
-    untold: u32,
+    pending: u32,
     /// Number of connections in any state.
     connections: u32,
     /// The connection that is checked next when buffers are missing.
@@ -212,7 +212,7 @@ pub struct Channel<M: MemoryPort, S: Storage> {
     wants: bool,
 }
 
-impl<M: MemoryPort, S: Storage> Channel<M, S> {
+impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
     /// Returns a channel over a port that has no other connections.
     ///
     /// # Errors
@@ -242,10 +242,10 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
             most: receives,
             peers: parts.peers,
             buffers: Buffers::new(parts.buffers, parts.slabs, buffer_bytes),
-            ready: peer::Turns::new(),
+            ready: peer::ReadyPeers::new(),
             out: None,
             released: None,
-            untold: 0,
+            pending: 0,
             connections: 0,
             cursor: 0,
             wants: false,
@@ -258,7 +258,7 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
     ///
     /// # Errors
     /// See [`LendError`].
-    pub fn lend(&mut self, region: Region, memory: Lent) -> Result<u32, LendError> {
+    pub fn lend(&mut self, region: PortRegion, memory: LentMemory) -> Result<u32, LendError> {
         self.wants = false;
         self.buffers.lend(region, memory)
     }
@@ -298,7 +298,7 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
     /// Restricts this peer to an origin from now on: connections from, or to, elsewhere are
     /// refused. `None` accepts any process that presents the peer's rank, as at the start. If the
     /// port reports no origins ([`MemoryPort::origin`]), every connection is refused.
-    pub fn expect_from(&mut self, peer: PeerId, origin: Option<Origin>) {
+    pub fn prioritize_from(&mut self, peer: PeerId, origin: Option<Origin>) {
         if let Some(it) = self.peer(peer) {
             it.origin = origin;
         }
@@ -306,10 +306,10 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
 
     /// Returns the state of the connections with a peer.
     pub fn report(&self, peer: PeerId) -> Report {
-        self.peers.borrow().get(peer as usize).map_or_else(Report::default, Peer::report)
+        self.peers.borrow().get(peer as usize).map_or_else(Report::default, ChannelPeer::report)
     }
 
-    fn peer(&mut self, peer: PeerId) -> Option<&mut Peer<S::Window>> {
+    fn peer(&mut self, peer: PeerId) -> Option<&mut ChannelPeer<S::Window>> {
         self.peers.borrow_mut().get_mut(peer as usize)
     }
 
@@ -321,7 +321,7 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
     fn fail(&mut self, peer: PeerId, fault: PortFault) {
         let Some(it) = self.peers.borrow_mut().get_mut(peer as usize) else { return };
         if it.fail(fault) {
-            self.untold += 1;
+            self.pending += 1;
         }
     }
 
@@ -348,7 +348,7 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
         let it = peers.get_mut(peer as usize)?;
         let buffer = self.buffers.pop(it.ready_mut())?;
         self.ready.served(peers, peer);
-        let Buffer { envelope, len, .. } = self.buffers.get(buffer)?;
+        let ChannelBuffer { envelope, len, .. } = self.buffers.get(buffer)?;
         let (envelope, len) = (*envelope, *len as usize);
         self.peer(peer)?.received += 1;
         self.out = Some(buffer);
@@ -358,17 +358,17 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
     /// Returns an unreported fault of a peer that has no packet left to deliver.
     #[cold]
     fn next_fault(&mut self, only: Option<PeerId>) -> Option<PeerFault> {
-        let mut told = None;
+        let mut reported = None;
         for (peer, it) in (0..).zip(self.peers.borrow_mut().iter_mut()) {
             if only.is_none_or(|only| only == peer)
                 && let Some(fault) = it.tell()
             {
-                told = Some(PeerFault { peer, fault });
+                reported = Some(PeerFault { peer, fault });
                 break;
             }
         }
-        self.untold -= u32::from(told.is_some());
-        told
+        self.pending -= u32::from(reported.is_some());
+        reported
     }
 
     fn poll_for(&mut self, only: Option<PeerId>, completions: usize) -> Polled<Token> {
@@ -377,7 +377,7 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
             if let Some(arrival) = self.next_ready(only) {
                 return Polled::Packet(arrival);
             }
-            if self.untold > 0
+            if self.pending > 0
                 && let Some(fault) = self.next_fault(only)
             {
                 return Polled::Fault(fault);
@@ -393,7 +393,7 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
     }
 }
 
-impl<M: MemoryPort, S: Storage> MessagePort for Channel<M, S> {
+impl<M: MemoryPort, S: ChannelStorage> MessagePort for Channel<M, S> {
     type Token = Token;
 
     fn packet_bytes(&self) -> usize {
@@ -453,7 +453,7 @@ impl<M: MemoryPort, S: Storage> MessagePort for Channel<M, S> {
         }
     }
 
-    fn expect(&mut self, peer: PeerId) {
+    fn prioritize(&mut self, peer: PeerId) {
         // One completion queue serves all peers, so none can be prioritized.
         let _ = peer;
     }
@@ -469,8 +469,8 @@ impl<M: MemoryPort, S: Storage> MessagePort for Channel<M, S> {
         self.peers.borrow().get(peer as usize).map_or(0, |peer| peer.granted)
     }
 
-    fn traffic(&self, peer: PeerId) -> Traffic {
-        self.peers.borrow().get(peer as usize).map_or_else(Traffic::default, Peer::traffic)
+    fn traffic(&self, peer: PeerId) -> TrafficCounters {
+        self.peers.borrow().get(peer as usize).map_or_else(TrafficCounters::default, ChannelPeer::traffic)
     }
 
     fn close(&mut self, peer: PeerId) {

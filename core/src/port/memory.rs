@@ -49,7 +49,7 @@
 
 use core::time::Duration;
 
-use crate::payload::Lent;
+use crate::payload::LentMemory;
 
 mod bytes;
 mod error;
@@ -61,7 +61,7 @@ pub use facts::Facts;
 
 /// A registered region. The port assigns the numbers; no generation is used twice for an index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Region {
+pub struct PortRegion {
     /// Index of the port's slot.
     pub index: u32,
     /// Number of regions that have used this slot.
@@ -79,7 +79,7 @@ pub struct Connection {
 
 /// The access rights of a region (`ibv_reg_mr(3)`). The port itself may always read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Access {
+pub struct RegionAccess {
     /// The port may write: receives, reads and results of atomic operations may be placed there.
     pub local_write: bool,
     /// Peers may read.
@@ -90,7 +90,7 @@ pub struct Access {
     pub remote_atomic: bool,
 }
 
-impl Access {
+impl RegionAccess {
     /// Only local reading: the source of sends and writes.
     pub const NONE: Self =
         Self { local_write: false, remote_read: false, remote_write: false, remote_atomic: false };
@@ -108,7 +108,7 @@ impl Access {
 
     /// Returns whether this memory can be registered with these rights: they are consistent, and
     /// write nothing that was lent to be read only.
-    pub const fn fits(self, memory: &Lent) -> bool {
+    pub const fn fits(self, memory: &LentMemory) -> bool {
         self.is_consistent() && (memory.is_writable() || !self.local_write)
     }
 
@@ -122,17 +122,17 @@ impl Access {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slice {
     /// The region.
-    pub region: Region,
+    pub region: PortRegion,
     /// Offset in the region.
     pub offset: u64,
     /// Length in bytes.
     pub len: u32,
 }
 
-/// The information that a peer needs to access a region. It travels as [`Key::to_bytes`]. Only the
+/// The information that a peer needs to access a region. It travels as [`MemoryKey::to_bytes`]. Only the
 /// secrecy of `key` protects the region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Key {
+pub struct MemoryKey {
     /// The owner's address of the region's first byte.
     pub address: u64,
     /// Bytes of the region.
@@ -143,8 +143,8 @@ pub struct Key {
 
 /// A location in the peer's memory. The target checks it, not this port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Remote {
-    /// The owner's address of the first byte: [`Key::address`] and an offset.
+pub struct RemoteRange {
+    /// The owner's address of the first byte: [`MemoryKey::address`] and an offset.
     pub address: u64,
     /// The remote key.
     pub key: u64,
@@ -152,7 +152,7 @@ pub struct Remote {
 
 /// The source of a send or write.
 #[derive(Clone, Copy, Debug)]
-pub enum Source<'a> {
+pub enum CompletionSource<'a> {
     /// Parts of regions, in sequence; at most [`Facts::slices`] parts.
     Gather(&'a [Slice]),
     /// Bytes that are copied before the call returns; at most [`Facts::inline_bytes`].
@@ -191,7 +191,7 @@ pub enum ReceiveQueue {
 
 /// The outcome of a work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum WorkOutcome {
     /// A send, write, read or atomic operation is complete.
     Done,
     /// A message has arrived.
@@ -218,7 +218,7 @@ pub struct Completion {
     /// The connection; for a shared receive, the one on which the message arrived.
     pub connection: Connection,
     /// The outcome.
-    pub outcome: Outcome,
+    pub outcome: WorkOutcome,
 }
 
 impl Completion {
@@ -226,13 +226,13 @@ impl Completion {
     pub const EMPTY: Self = Self {
         id: 0,
         connection: Connection { index: u32::MAX, generation: 0 },
-        outcome: Outcome::Failed(WorkError::Flushed),
+        outcome: WorkOutcome::Failed(WorkError::Flushed),
     };
 }
 
 /// The state of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum State {
+pub enum ConnectionState {
     /// This side has connected; the peer has not answered. Receives may be posted.
     Connecting,
     /// The peer has requested the connection; this side has not answered. Receives may be posted.
@@ -328,7 +328,7 @@ pub struct Offer {
 ///
 /// - It uses only memory that was lent to it ([`MemoryPort::register`]), and only ranges within one
 ///   region. It reads them for work requests and for peers that have the key. It writes them only
-///   if [`Access::fits`] and the region's rights, or the peer's, permit it.
+///   if [`RegionAccess::fits`] and the region's rights, or the peer's, permit it.
 /// - After [`MemoryPort::deregister`] has returned `Ok`, and after the port is dropped, neither the
 ///   port nor a device or another process on its behalf uses the memory.
 /// - After the completion of a work request was polled, it no longer uses the local parts for that
@@ -343,7 +343,7 @@ pub unsafe trait MemoryPort {
     ///
     /// # Errors
     /// See [`RegisterError`]: some errors disappear when other regions are deregistered.
-    fn register(&mut self, memory: Lent, access: Access) -> Result<Region, RegisterError>;
+    fn register(&mut self, memory: LentMemory, access: RegionAccess) -> Result<PortRegion, RegisterError>;
 
     /// Deregisters memory. From the call on no new access begins: calls refuse the region, and the
     /// target refuses its key. Incomplete work requests that use the region either still succeed or
@@ -353,11 +353,11 @@ pub unsafe trait MemoryPort {
     /// [`RegisterError::Busy`] if an access is in progress: the caller tries again later and keeps
     /// the memory until then. A peer whose access does not end loses its connection after some
     /// time, measured by the clock of [`MemoryPort::poll_event`].
-    fn deregister(&mut self, region: Region) -> Result<(), RegisterError>;
+    fn deregister(&mut self, region: PortRegion) -> Result<(), RegisterError>;
 
     /// Returns the key of a region for peers; `None` if the region does not exist, or its rights
     /// allow peers nothing.
-    fn key(&self, region: Region) -> Option<Key>;
+    fn key(&self, region: PortRegion) -> Option<MemoryKey>;
 
     /// Returns the address to which peers can connect, to be passed to them by any means; `None` if
     /// this port cannot accept connections.
@@ -388,7 +388,7 @@ pub unsafe trait MemoryPort {
     fn close(&mut self, connection: Connection);
 
     /// Returns the state of a connection.
-    fn state(&self, connection: Connection) -> State;
+    fn state(&self, connection: Connection) -> ConnectionState;
 
     /// Returns the origin of the other end of a connection, including one that is only requested.
     /// `None` if only the peer itself could report it, or if the connection is lost.
@@ -406,8 +406,8 @@ pub unsafe trait MemoryPort {
     fn write(
         &mut self,
         work: Work,
-        from: Source<'_>,
-        to: Remote,
+        from: CompletionSource<'_>,
+        to: RemoteRange,
         immediate: Option<u32>,
     ) -> Result<(), PostError>;
 
@@ -416,7 +416,7 @@ pub unsafe trait MemoryPort {
     ///
     /// # Errors
     /// See [`PostError`].
-    fn read(&mut self, work: Work, into: &[Slice], from: Remote) -> Result<(), PostError>;
+    fn read(&mut self, work: Work, into: &[Slice], from: RemoteRange) -> Result<(), PostError>;
 
     /// Sends a message of at most [`Facts::message_bytes`], which consumes a receive of the peer
     /// (RFC 5040, "Send Message Type"). If no receive is posted, the message waits or the
@@ -424,7 +424,12 @@ pub unsafe trait MemoryPort {
     ///
     /// # Errors
     /// See [`PostError`].
-    fn send(&mut self, work: Work, from: Source<'_>, immediate: Option<u32>) -> Result<(), PostError>;
+    fn send(
+        &mut self,
+        work: Work,
+        from: CompletionSource<'_>,
+        immediate: Option<u32>,
+    ) -> Result<(), PostError>;
 
     /// Adds to eight aligned bytes in the peer's memory, in the byte order of its processor,
     /// wrapping. The old value is placed in `into`, eight bytes in the local byte order
@@ -432,7 +437,7 @@ pub unsafe trait MemoryPort {
     ///
     /// # Errors
     /// See [`PostError`].
-    fn fetch_add(&mut self, work: Work, into: Slice, at: Remote, add: u64) -> Result<(), PostError>;
+    fn fetch_add(&mut self, work: Work, into: Slice, at: RemoteRange, add: u64) -> Result<(), PostError>;
 
     /// As [`MemoryPort::fetch_add`], but stores `new` if the bytes equal `expected`.
     ///
@@ -442,7 +447,7 @@ pub unsafe trait MemoryPort {
         &mut self,
         work: Work,
         into: Slice,
-        at: Remote,
+        at: RemoteRange,
         expected: u64,
         new: u64,
     ) -> Result<(), PostError>;

@@ -45,7 +45,7 @@ impl Bucket {
     /// Returns the places that may have this tag and touch one of these parts. No such place is
     /// missing. See [`lane`].
     #[inline(always)]
-    fn matches(&self, wanted: Key) -> u64 {
+    fn matches(&self, wanted: IndexKey) -> u64 {
         let wanted_parts = wanted.parts * LOW;
         let touch = |parts: u64| {
             let both = parts & wanted_parts;
@@ -95,7 +95,7 @@ const PARTS: u64 = 0xffff;
 
 /// The search key of a block: the bucket where the search begins, the tag, and the relevant parts.
 #[derive(Clone, Copy, Debug, Default)]
-struct Key {
+struct IndexKey {
     home: usize,
     tag: u64,
     parts: u64,
@@ -176,7 +176,7 @@ impl<B: BorrowMut<[Bucket]>> Index<B> {
     }
 
     /// Returns the key of a block, with the parts that a range touches.
-    fn key_of(&self, level: u32, block: u64, range: &Range) -> Key {
+    fn key_of(&self, level: u32, block: u64, range: &Range) -> IndexKey {
         let shift = self.part_shift(level);
         let part = |address: u64| (address >> shift).wrapping_sub(block << STEP);
         // The range may begin before the block, or end after it.
@@ -184,7 +184,7 @@ impl<B: BorrowMut<[Bucket]>> Index<B> {
         let last = part(range.end - 1).min((1 << STEP) - 1);
         let parts = (PARTS << first) & (PARTS >> (((1 << STEP) - 1) - last));
         let (home, tag) = self.home(level, block);
-        Key { home, tag, parts }
+        IndexKey { home, tag, parts }
     }
 
     /// Returns a range that serves the request.
@@ -208,7 +208,7 @@ impl<B: BorrowMut<[Bucket]>> Index<B> {
                 found &= found - 1;
             }
             if bucket.beyond() != 0 {
-                let key = Key { home, tag, parts: 1 << (part % (1 << STEP)) };
+                let key = IndexKey { home, tag, parts: 1 << (part % (1 << STEP)) };
                 if let Some(index) = self.find_beyond(entries, key, *wanted) {
                     return Some(index);
                 }
@@ -222,7 +222,7 @@ impl<B: BorrowMut<[Bucket]>> Index<B> {
     fn find_beyond<H, E: BorrowMut<[Entry<H>]>>(
         &self,
         entries: &Entries<E>,
-        key: Key,
+        key: IndexKey,
         wanted: Wanted,
     ) -> Option<u32> {
         self.find_from(entries, key, |entry| entry.serves(&wanted))
@@ -233,7 +233,7 @@ impl<B: BorrowMut<[Bucket]>> Index<B> {
     fn find_from<H, E: BorrowMut<[Entry<H>]>>(
         &self,
         entries: &Entries<E>,
-        key: Key,
+        key: IndexKey,
         test: impl Fn(&Entry<H>) -> bool,
     ) -> Option<u32> {
         let buckets = self.buckets.borrow();
@@ -295,7 +295,7 @@ impl<B: BorrowMut<[Bucket]>> Index<B> {
         self.in_use -= usize::from(count(&self.levels[self.in_use - 1]) == 0);
     }
 
-    fn place(&mut self, key: Key, index: u32) {
+    fn place(&mut self, key: IndexKey, index: u32) {
         let mut at = key.home;
         loop {
             let bucket = &mut self.buckets.borrow_mut()[at];
@@ -324,7 +324,7 @@ impl<B: BorrowMut<[Bucket]>> Index<B> {
         self.sort(level);
     }
 
-    fn clear(&mut self, key: Key, index: u32) {
+    fn clear(&mut self, key: IndexKey, index: u32) {
         let mut at = key.home;
         loop {
             let bucket = &mut self.buckets.borrow_mut()[at];

@@ -2,14 +2,14 @@
 //! reports. Any thread may report at any point, and each cache reads the ring independently.
 //!
 //! The reporting thread may be anywhere, in a signal handler or in an allocator that holds its
-//! lock. [`Releases::tell`] therefore never waits and does a bounded amount of work, unless other
+//! lock. [`Releases::report`] therefore never waits and does a bounded amount of work, unless other
 //! threads succeed meanwhile. A range that does not fit is not lost: the ring advances by more than
 //! its length, and its readers treat all addresses as released.
 //!
 //! **Order.** A range is reported *before* its pages change. A thread that acquires the addresses
 //! afterwards knows that they have changed (the call has returned, or the kernel has reassigned
 //! them under its lock), so the report happened before. Two edges ensure that a concurrent reader
-//! finds no partly written range. [`Edge::ReleaseTold`] goes from the stamp of a slot, which is
+//! finds no partly written range. [`Edge::ReleaseReported`] goes from the stamp of a slot, which is
 //! written last, to the reader and to the next writer of the slot. By [`Edge::ReleaseReused`], a
 //! reader that has seen any part of the next range in the slot sees the new stamp when it reads the
 //! stamp again.
@@ -25,7 +25,7 @@ use crate::sync::{Edge, Word64};
 
 /// A reported range and the number of its report.
 #[derive(Debug)]
-struct Slot {
+struct ReleaseSlot {
     /// Twice the number plus 2; plus 1 while the range is being written. 0 if the slot was never
     /// used.
     stamp: Word64,
@@ -33,7 +33,7 @@ struct Slot {
     end: Word64,
 }
 
-impl Slot {
+impl ReleaseSlot {
     #[cfg(not(nemesia_loom))]
     const fn new() -> Self {
         Self { stamp: Word64::new(0), start: Word64::new(0), end: Word64::new(0) }
@@ -54,12 +54,12 @@ const fn whole(number: u64) -> u64 {
 #[derive(Debug)]
 pub struct Releases<const N: usize> {
     count: Word64,
-    slots: [Slot; N],
+    slots: [ReleaseSlot; N],
 }
 
 /// The position of a reader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Seen(u64);
+pub struct SeenReleases(u64);
 
 /// The result of one read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,7 +75,7 @@ impl<const N: usize> Releases<N> {
     /// Returns a ring without reports.
     pub const fn new() -> Self {
         const { assert!(N > 0) };
-        Self { count: Word64::new(0), slots: [const { Slot::new() }; N] }
+        Self { count: Word64::new(0), slots: [const { ReleaseSlot::new() }; N] }
     }
 }
 
@@ -83,7 +83,7 @@ impl<const N: usize> Releases<N> {
 impl<const N: usize> Releases<N> {
     /// Returns a ring without reports.
     pub fn new() -> Self {
-        Self { count: Word64::new(0), slots: core::array::from_fn(|_| Slot::new()) }
+        Self { count: Word64::new(0), slots: core::array::from_fn(|_| ReleaseSlot::new()) }
     }
 }
 
@@ -96,11 +96,11 @@ impl<const N: usize> Default for Releases<N> {
 impl<const N: usize> Releases<N> {
     /// Reports that the addresses of this range are about to get other pages. May be called from
     /// any thread in any state; takes no lock.
-    pub fn tell(&self, range: Range) {
+    pub fn report(&self, range: Range) {
         let number = self.count.bump_relaxed();
         if !self.write(number, range) {
             // Another writer of the slot is a whole round behind, or a whole round ahead.
-            self.count.update_acq_rel(Edge::ReleaseTold, |count| count.wrapping_add(N as u64 + 1));
+            self.count.update_acq_rel(Edge::ReleaseReported, |count| count.wrapping_add(N as u64 + 1));
         }
     }
 
@@ -108,32 +108,33 @@ impl<const N: usize> Releases<N> {
     fn write(&self, number: u64, range: Range) -> bool {
         let slot = self.slot(number);
         let (old, new) = (slot.stamp.load_relaxed(), whole(number));
-        if old % 2 != 0 || old >= new || slot.stamp.cas_acquire(old, new + 1, Edge::ReleaseTold).is_err() {
+        if old % 2 != 0 || old >= new || slot.stamp.cas_acquire(old, new + 1, Edge::ReleaseReported).is_err()
+        {
             return false;
         }
         slot.start.store_release(range.start, Edge::ReleaseReused);
         slot.end.store_release(range.end, Edge::ReleaseReused);
-        slot.stamp.store_release(new, Edge::ReleaseTold);
+        slot.stamp.store_release(new, Edge::ReleaseReported);
         true
     }
 
-    fn slot(&self, number: u64) -> &Slot {
+    fn slot(&self, number: u64) -> &ReleaseSlot {
         &self.slots[(number % N as u64) as usize]
     }
 
     /// Returns the position of a new reader.
-    pub fn now(&self) -> Seen {
-        Seen(self.count.load_relaxed())
+    pub fn now(&self) -> SeenReleases {
+        SeenReleases(self.count.load_relaxed())
     }
 
     /// Returns whether there are reports that this reader has not seen.
     #[inline(always)]
-    pub fn has_more(&self, seen: Seen) -> bool {
+    pub fn has_more(&self, seen: SeenReleases) -> bool {
         self.count.load_relaxed() != seen.0
     }
 
     /// Returns the next report that this reader has not seen.
-    pub fn next(&self, seen: &mut Seen) -> Option<Released> {
+    pub fn next(&self, seen: &mut SeenReleases) -> Option<Released> {
         let count = self.count.load_relaxed();
         if count == seen.0 {
             return None;
@@ -151,7 +152,7 @@ impl<const N: usize> Releases<N> {
     /// Returns a range that is completely written and not yet overwritten.
     fn read(&self, number: u64) -> Option<Range> {
         let (slot, stamp) = (self.slot(number), whole(number));
-        if slot.stamp.load_acquire(Edge::ReleaseTold) != stamp {
+        if slot.stamp.load_acquire(Edge::ReleaseReported) != stamp {
             return None;
         }
         let start = slot.start.load_acquire(Edge::ReleaseReused);
@@ -172,10 +173,10 @@ mod tests {
     fn each_reader_reads_every_range_once() {
         let releases = Releases::<4>::new();
         let (mut one, mut two) = (releases.now(), releases.now());
-        releases.tell(range(1));
-        releases.tell(range(2));
+        releases.report(range(1));
+        releases.report(range(2));
         assert_eq!(releases.next(&mut one), Some(Released::Range(range(1))));
-        releases.tell(range(3));
+        releases.report(range(3));
         for start in 2..=3 {
             assert_eq!(releases.next(&mut one), Some(Released::Range(range(start))));
         }
@@ -190,9 +191,9 @@ mod tests {
     fn reader_that_is_a_round_behind_treats_everything_as_released() {
         let releases = Releases::<4>::new();
         let (mut late, mut later) = (releases.now(), releases.now());
-        (0..4).for_each(|start| releases.tell(range(start)));
+        (0..4).for_each(|start| releases.report(range(start)));
         assert_eq!(releases.next(&mut late), Some(Released::Range(range(0))));
-        releases.tell(range(4));
+        releases.report(range(4));
         assert_eq!(releases.next(&mut later), Some(Released::All));
         assert_eq!(releases.next(&mut later), None);
         assert_eq!(releases.next(&mut late), Some(Released::Range(range(1))));
@@ -207,9 +208,9 @@ mod tests {
         releases.slots[0].stamp.store_relaxed(whole(0) + 1);
         let mut late = seen;
         assert_eq!(releases.next(&mut seen), Some(Released::All), "the range is unknown");
-        releases.tell(range(1));
+        releases.report(range(1));
         assert_eq!(releases.next(&mut seen), Some(Released::Range(range(1))));
-        releases.tell(range(2));
+        releases.report(range(2));
         assert_eq!(releases.next(&mut seen), Some(Released::All), "its slot was taken");
         assert_eq!(releases.next(&mut late), Some(Released::All));
         assert!(!releases.has_more(seen) && !releases.has_more(late));

@@ -43,7 +43,7 @@ impl Registrar for Device {
         assert_eq!(self.registered.remove(at).1, range);
     }
 
-    fn told(&mut self, range: Range) -> bool {
+    fn reported(&mut self, range: Range) -> bool {
         self.mute.is_none_or(|mute| !mute.overlaps(&range))
     }
 }

@@ -14,7 +14,7 @@ mod place;
 
 use crate::sync::{Edge, PayloadWord, Word64};
 use crate::wire::{Envelope, Kind};
-use place::Place;
+use place::FastboxPlace;
 
 /// Payload bytes in the first slot of a packet.
 pub const FIRST_BYTES: usize = 16;
@@ -30,12 +30,12 @@ const IN_CELL: u64 = 0x80 << 8;
 /// One slot of a fastbox: half a cache line. [`crate::wire`] defines the layout of its words.
 #[repr(C, align(32))]
 #[derive(Debug)]
-pub struct Slot {
+pub struct FastboxSlot {
     stamp: Word64,
     body: [PayloadWord; 3],
 }
 
-impl Slot {
+impl FastboxSlot {
     /// Returns an empty slot (lap 0), for a model or private memory.
     pub fn empty() -> Self {
         Self { stamp: Word64::new(0), body: core::array::from_fn(|_| PayloadWord::new(0)) }
@@ -82,25 +82,25 @@ pub const fn max_payload(slots: usize) -> usize {
 
 /// Returns the number of slots after which the receiver reports its position: half of the ring. The other half always
 /// has space for a largest packet, and the cost of the report per packet is small.
-const fn untold_most(slots: usize) -> usize {
+const fn pending_most(slots: usize) -> usize {
     slots / 2
 }
 
 /// The sending end. Only one thread at a time may use it.
 #[derive(Debug)]
-pub struct Sender<'a> {
+pub struct FastboxSender<'a> {
     ack: &'a Word64,
     /// The next slot to fill. The run consists of slots that the receiver is known to have released.
-    tail: Place<'a>,
+    tail: FastboxPlace<'a>,
     /// Number of released slots after the run; the end of the ring separates them from it.
     beyond: usize,
 }
 
-impl<'a> Sender<'a> {
+impl<'a> FastboxSender<'a> {
     /// Returns a sender at the start of the ring. The number of `slots` is a power of two of at least 4. They lie in
     /// this process's memory; `ack` lies in the receiver's.
-    pub fn new(slots: &'a [Slot], ack: &'a Word64) -> Self {
-        Self { ack, tail: Place::new(slots, slots.len()), beyond: 0 }
+    pub fn new(slots: &'a [FastboxSlot], ack: &'a Word64) -> Self {
+        Self { ack, tail: FastboxPlace::new(slots, slots.len()), beyond: 0 }
     }
 
     /// Empties the ring for a new receiver; the former one has failed. The new receiver is informed by other means.
@@ -108,7 +108,7 @@ impl<'a> Sender<'a> {
         self.tail.slots.iter().for_each(|slot| slot.stamp.store_relaxed(0));
     }
 
-    /// Returns the largest payload that [`Sender::push`] accepts.
+    /// Returns the largest payload that [`FastboxSender::push`] accepts.
     pub fn max_payload(&self) -> usize {
         max_payload(self.tail.slots.len())
     }
@@ -144,7 +144,7 @@ impl<'a> Sender<'a> {
         Ok(true)
     }
 
-    /// As [`Sender::push`], for a whole message of one word: the critical path. Also returns `false` if space is
+    /// As [`FastboxSender::push`], for a whole message of one word: the critical path. Also returns `false` if space is
     /// known only after reading the receiver's position.
     #[inline(always)]
     pub fn push_word(&mut self, sequence: u64, context: u16, tag: u64, word: Word) -> bool {
@@ -168,7 +168,7 @@ impl<'a> Sender<'a> {
     /// packet. Returns `false` if there is no space now.
     ///
     /// # Errors
-    /// As [`Sender::push`].
+    /// As [`FastboxSender::push`].
     #[inline(always)]
     pub fn announce(
         &mut self,
@@ -180,7 +180,8 @@ impl<'a> Sender<'a> {
         Ok(self.has_room(1)? && self.announce_now(sequence, envelope, cell, back))
     }
 
-    /// As [`Sender::announce`]. Also returns `false` if space is known only after reading the receiver's position.
+    /// As [`FastboxSender::announce`]. Also returns `false` if space is known only after reading the receiver's
+    /// position.
     #[inline(always)]
     pub fn announce_now(&mut self, sequence: u64, envelope: &Envelope, cell: u32, back: Option<u32>) -> bool {
         let stamp = self.tail.lap()
@@ -269,7 +270,7 @@ impl<'a> Sender<'a> {
 
 /// A packet that the receiver has seen but not yet released.
 #[derive(Clone, Copy, Debug)]
-pub struct Packet {
+pub struct FastboxPacket {
     /// Low half of the sequence number.
     pub sequence: u16,
     /// Kind, context, tag and size.
@@ -283,12 +284,12 @@ pub struct Packet {
 
 /// The receiving end. Only one thread at a time may use it.
 #[derive(Debug)]
-pub struct Receiver<'a> {
+pub struct FastboxReceiver<'a> {
     ack: &'a Word64,
     /// Largest payload of a packet, in bytes.
     most: usize,
     /// The next slot to read. The run is never empty; it ends where the position must be reported to the sender.
-    head: Place<'a>,
+    head: FastboxPlace<'a>,
     /// Slots after the run until the position is reported. They are not in the run because the ring ends before them
     /// or the run would be too long.
     beyond: usize,
@@ -296,31 +297,31 @@ pub struct Receiver<'a> {
     longest: usize,
 }
 
-impl<'a> Receiver<'a> {
+impl<'a> FastboxReceiver<'a> {
     /// Returns a receiver at the start of the ring. `slots` lies in the sender's memory; `ack` lies in this process's
     /// memory.
-    pub fn new(slots: &'a [Slot], ack: &'a Word64) -> Self {
+    pub fn new(slots: &'a [FastboxSlot], ack: &'a Word64) -> Self {
         Self {
             ack,
             most: max_payload(slots.len()),
-            head: Place::new(slots, untold_most(slots.len())),
+            head: FastboxPlace::new(slots, pending_most(slots.len())),
             beyond: 0,
             longest: usize::MAX,
         }
     }
 
     /// Limits further runs to `most` slots, at least one. At most this number of words can be taken before
-    /// [`Receiver::end_run`].
+    /// [`FastboxReceiver::end_run`].
     pub fn limit_run(&mut self, most: usize) {
-        let untold = self.head.run.as_slice().len() + self.beyond;
+        let pending = self.head.run.as_slice().len() + self.beyond;
         self.longest = most.max(1);
-        self.set_untold(self.head.at(), untold);
+        self.set_pending(self.head.at(), pending);
     }
 
-    /// Moves to slot `at`. The position is reported after `untold` further slots.
-    fn set_untold(&mut self, at: usize, untold: usize) {
-        self.head.set(at, untold.min(self.longest));
-        self.beyond = untold - self.head.run.as_slice().len();
+    /// Moves to slot `at`. The position is reported after `pending` further slots.
+    fn set_pending(&mut self, at: usize, pending: usize) {
+        self.head.set(at, pending.min(self.longest));
+        self.beyond = pending - self.head.run.as_slice().len();
     }
 
     /// Resets the position for a new sender; the former one has failed.
@@ -329,10 +330,10 @@ impl<'a> Receiver<'a> {
     }
 
     /// Returns the packet at the head if it has this sequence number and is a whole message: the critical path, one
-    /// load and two comparisons. If the result is `None`, another packet may be at the head: [`Receiver::peek`]
+    /// load and two comparisons. If the result is `None`, another packet may be at the head: [`FastboxReceiver::peek`]
     /// returns it.
     #[inline(always)]
-    pub fn due(&self, sequence: u64) -> Option<Packet> {
+    pub fn due(&self, sequence: u64) -> Option<FastboxPacket> {
         let slot = self.head.run.as_slice().first()?;
         let stamp = slot.stamp.load_acquire(Edge::FastboxPublish);
         let wanted = self.head.lap() | (Kind::Eager as u64) << 8 | sequence << 16;
@@ -343,9 +344,9 @@ impl<'a> Receiver<'a> {
         Some(packet(Kind::Eager, stamp, len, slot))
     }
 
-    /// As [`Receiver::due`], for a packet whose payload lies in a cell.
+    /// As [`FastboxReceiver::due`], for a packet whose payload lies in a cell.
     #[inline(always)]
-    pub fn due_in_cell(&self, sequence: u64) -> Option<Packet> {
+    pub fn due_in_cell(&self, sequence: u64) -> Option<FastboxPacket> {
         let slot = self.head.run.as_slice().first()?;
         let stamp = slot.stamp.load_acquire(Edge::FastboxPublish);
         let wanted = self.head.lap() | (Kind::Eager as u64) << 8 | IN_CELL | sequence << 16;
@@ -360,19 +361,19 @@ impl<'a> Receiver<'a> {
         word.checked_sub(1).map(|cell| cell as u32)
     }
 
-    /// Returns whether any packet is at the head, with one load. [`Receiver::peek`] returns the packet.
+    /// Returns whether any packet is at the head, with one load. [`FastboxReceiver::peek`] returns the packet.
     #[inline(always)]
     pub fn has_next(&self) -> bool {
         let stamp = self.head.run.as_slice().first().map(|slot| slot.stamp.load_relaxed());
         stamp.is_some_and(|stamp| stamp & 0xff == self.head.lap())
     }
 
-    /// Returns the packet at the head, if there is one. The packet stays until [`Receiver::advance`].
+    /// Returns the packet at the head, if there is one. The packet stays until [`FastboxReceiver::advance`].
     ///
     /// # Errors
     /// A value that violates the protocol. Every value is read once and checked here.
     #[inline(always)]
-    pub fn peek(&self) -> Result<Option<Packet>, FastboxFault> {
+    pub fn peek(&self) -> Result<Option<FastboxPacket>, FastboxFault> {
         let Some(slot) = self.head.run.as_slice().first() else { return Ok(None) };
         let stamp = slot.stamp.load_acquire(Edge::FastboxPublish);
         if stamp & 0xff != self.head.lap() {
@@ -425,7 +426,7 @@ impl<'a> Receiver<'a> {
     }
 
     #[inline(never)]
-    fn read_rest(&self, first: &Slot, to: &mut [u8]) {
+    fn read_rest(&self, first: &FastboxSlot, to: &mut [u8]) {
         let (head, rest) = to.split_at_mut(FIRST_BYTES);
         load_words(&first.body[1..], head);
         let (whole, last) = rest.as_chunks_mut::<MORE_BYTES>();
@@ -455,7 +456,7 @@ impl<'a> Receiver<'a> {
 
     /// Takes the packet at the head if it has this sequence number, is a whole message of one word in this context,
     /// and its tag is wanted: the critical path, one load and one comparison. Returns the tag, the word, and whether
-    /// [`Receiver::end_run`] must be called next. If the result is `None`, another packet may be at the head.
+    /// [`FastboxReceiver::end_run`] must be called next. If the result is `None`, another packet may be at the head.
     #[inline(always)]
     pub fn take_word(
         &mut self,
@@ -480,20 +481,20 @@ impl<'a> Receiver<'a> {
         Some((tag, word, ended))
     }
 
-    /// Starts the next run, after [`Receiver::take_word`]. Returns the largest possible number of slots of the last
-    /// run, and whether the position was reported to the sender.
+    /// Starts the next run, after [`FastboxReceiver::take_word`]. Returns the largest possible number of slots of the
+    /// last run, and whether the position was reported to the sender.
     pub fn end_run(&mut self) -> (usize, bool) {
-        (untold_most(self.head.slots.len()).min(self.longest), self.advance_run(0))
+        (pending_most(self.head.slots.len()).min(self.longest), self.advance_run(0))
     }
 
     /// Advances by `count` slots and starts the next run. Returns whether the position was reported to the sender.
     #[inline(never)]
     fn advance_run(&mut self, count: usize) -> bool {
         let slots = self.head.slots.len();
-        let untold = self.head.run.as_slice().len() + self.beyond;
-        let tell = count >= untold;
-        let untold = if tell { untold_most(slots) } else { untold - count };
-        self.set_untold(self.head.at() + count, untold);
+        let pending = self.head.run.as_slice().len() + self.beyond;
+        let tell = count >= pending;
+        let pending = if tell { pending_most(slots) } else { pending - count };
+        self.set_pending(self.head.at() + count, pending);
         if tell {
             self.ack.store_release(self.head.position(), Edge::FastboxAck);
         }
@@ -502,17 +503,17 @@ impl<'a> Receiver<'a> {
 }
 
 #[inline(always)]
-fn packet(kind: Kind, stamp: u64, len: usize, slot: &Slot) -> Packet {
+fn packet(kind: Kind, stamp: u64, len: usize, slot: &FastboxSlot) -> FastboxPacket {
     let context = (stamp >> 48) as u16;
     let envelope = Envelope { kind, context, tag: slot.body[0].get(), total: len as u64 };
-    Packet { sequence: (stamp >> 16) as u16, envelope, len, cell: None }
+    FastboxPacket { sequence: (stamp >> 16) as u16, envelope, len, cell: None }
 }
 
 /// Returns a packet whose payload lies in a cell.
 #[inline(always)]
-fn in_cell(kind: Kind, stamp: u64, slot: &Slot) -> Packet {
+fn in_cell(kind: Kind, stamp: u64, slot: &FastboxSlot) -> FastboxPacket {
     let shape = slot.body[1].get();
-    Packet { cell: Some(shape as u32), ..packet(kind, stamp, (shape >> 32) as usize, slot) }
+    FastboxPacket { cell: Some(shape as u32), ..packet(kind, stamp, (shape >> 32) as usize, slot) }
 }
 
 /// Writes bytes as little-endian words, the last one padded with zeros. Eight bytes, the most common size, need no

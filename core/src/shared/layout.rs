@@ -4,9 +4,9 @@ use core::ptr::NonNull;
 
 use static_assertions::{assert_eq_align, const_assert, const_assert_eq};
 
-use super::fastbox::Slot;
+use super::assist::AssistLine;
+use super::fastbox::FastboxSlot;
 use super::pool::{CellHeader, ReturnSlot};
-use super::share::ShareLine;
 use super::sleep::SleepWord;
 use crate::sync::{Edge, Word32, Word64};
 use crate::wire::LAYOUT_VERSION;
@@ -165,14 +165,14 @@ impl Geometry {
             start
         };
         let acks = take(peers * size_of::<Line>(), LINE);
-        let shares = take(peers * size_of::<ShareLine>(), LINE);
+        let assist_lines = take(peers * size_of::<AssistLine>(), LINE);
         let returns = take(peers * self.return_bytes(), LINE);
         let fastboxes = take(peers * self.fastbox_bytes(), LINE);
         let headers = take(self.cells as usize * size_of::<CellHeader>(), LINE);
         let payload = take(self.cells as usize * self.cell_bytes as usize, HEADER_PAGE);
         OwnLayout {
             acks,
-            shares,
+            assist_lines,
             returns,
             fastboxes,
             headers,
@@ -200,7 +200,7 @@ impl Geometry {
 
     /// Returns the bytes of one fastbox.
     pub const fn fastbox_bytes(&self) -> usize {
-        self.fastbox_slots as usize * size_of::<Slot>()
+        self.fastbox_slots as usize * size_of::<FastboxSlot>()
     }
 
     /// Returns the bytes of shared memory that each further process of the world adds to each
@@ -219,8 +219,8 @@ const fn power_between(value: u32, low: u32, high: u32) -> bool {
 pub struct OwnLayout {
     /// One [`Line`] a peer: the read position of its fastbox to the owner, and its credit.
     pub acks: usize,
-    /// One [`ShareLine`] a peer: sender-assisted copies of large messages.
-    pub shares: usize,
+    /// One [`AssistLine`] a peer: sender-assisted copies of large messages.
+    pub assist_lines: usize,
     /// One return ring a peer: the peer's cells that the owner has released.
     pub returns: usize,
     /// One fastbox a peer: from the owner to the peer.
@@ -266,7 +266,7 @@ pub struct SegmentHeader {
 }
 
 const_assert_eq!(size_of::<Line>(), LINE);
-assert_eq_align!(Line, ShareLine, SegmentHeader, CellHeader, SleepWord);
+assert_eq_align!(Line, AssistLine, SegmentHeader, CellHeader, SleepWord);
 const_assert!(size_of::<SegmentHeader>() <= HEADER_PAGE);
 
 #[cfg(not(nemesia_loom))]
@@ -281,7 +281,9 @@ const _: () = {
     assert!(offset_of!(SegmentHeader, epoch) == 48 && offset_of!(SegmentHeader, reserved) == 56);
     assert!(offset_of!(Line, word) == 0 && offset_of!(Line, credit) == 8);
     assert!(
-        size_of::<ShareLine>() == LINE && 2 * size_of::<Slot>() == LINE && size_of::<CellHeader>() == LINE
+        size_of::<AssistLine>() == LINE
+            && 2 * size_of::<FastboxSlot>() == LINE
+            && size_of::<CellHeader>() == LINE
     );
 };
 

@@ -59,19 +59,19 @@ impl ReturnSlot {
 pub enum Writing {
     /// Plain stores.
     Plain,
-    /// Plain stores after a write prefetch of all lines ([`PayloadMut::write_taking`]), because the
+    /// Plain stores after a write prefetch of all lines ([`PayloadMut::prefetch_and_write`]), because the
     /// receiver's core holds the lines.
-    Taking,
-    /// Non-temporal stores ([`PayloadMut::write_past_caches`]).
-    PastCaches,
+    PrefetchFirst,
+    /// Non-temporal stores ([`PayloadMut::write_non_temporal`]).
+    NonTemporal,
 }
 
 /// The reuse order of a returned cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Turn {
+pub enum ReuseOrder {
     /// Next: the cell is probably in this core's cache.
     First,
-    /// After the next cell, for which a write prefetch was made ([`Pool::warm`]).
+    /// After the next cell, for which a write prefetch was made ([`CellPool::prefetch`]).
     Second,
     /// After all other cells: non-temporal stores are best into a cell that is in no cache.
     Last,
@@ -96,7 +96,7 @@ pub struct ReturnFault {
 
 /// The owner's end of the pool.
 #[derive(Debug)]
-pub struct Pool<'a, R: BorrowMut<[CellRecord]>> {
+pub struct CellPool<'a, R: BorrowMut<[CellRecord]>> {
     headers: &'a [CellHeader],
     payload: PayloadMut<'a>,
     cell_bytes: usize,
@@ -106,7 +106,7 @@ pub struct Pool<'a, R: BorrowMut<[CellRecord]>> {
     free: usize,
 }
 
-impl<'a, R: BorrowMut<[CellRecord]>> Pool<'a, R> {
+impl<'a, R: BorrowMut<[CellRecord]>> CellPool<'a, R> {
     /// Returns a pool with every cell free. `None` if there are more headers than records, or less
     /// payload than `cell_bytes` for each.
     pub fn new(
@@ -140,7 +140,7 @@ impl<'a, R: BorrowMut<[CellRecord]>> Pool<'a, R> {
         self.free
     }
 
-    /// Takes a free cell for `holder`: the most recently returned one, unless its [`Turn`] says
+    /// Takes a free cell for `holder`: the most recently returned one, unless its [`ReuseOrder`] says
     /// otherwise.
     #[inline]
     pub fn take(&mut self, holder: u32) -> Option<u32> {
@@ -152,7 +152,7 @@ impl<'a, R: BorrowMut<[CellRecord]>> Pool<'a, R> {
         Some(cell)
     }
 
-    /// Copies bytes in two pieces into a cell that [`Pool::take`] returned. The caller publishes
+    /// Copies bytes in two pieces into a cell that [`CellPool::take`] returned. The caller publishes
     /// the cell. Returns `false`, without any effect, if the bytes do not fit.
     #[inline(always)]
     #[must_use]
@@ -163,7 +163,7 @@ impl<'a, R: BorrowMut<[CellRecord]>> Pool<'a, R> {
             && self.write(at + head.len(), body, how)
     }
 
-    /// As [`Pool::fill`], with `len` bytes of a list from `at` on, gathered in the cell itself.
+    /// As [`CellPool::fill`], with `len` bytes of a list from `at` on, gathered in the cell itself.
     #[must_use]
     pub fn fill_list(
         &self,
@@ -185,8 +185,8 @@ impl<'a, R: BorrowMut<[CellRecord]>> Pool<'a, R> {
     #[inline(always)]
     fn write(&self, at: usize, bytes: &[u8], how: Writing) -> bool {
         match how {
-            Writing::Taking => self.payload.write_taking(at, bytes),
-            Writing::PastCaches if !bytes.is_empty() => self.payload.write_past_caches(at, bytes),
+            Writing::PrefetchFirst => self.payload.prefetch_and_write(at, bytes),
+            Writing::NonTemporal if !bytes.is_empty() => self.payload.write_non_temporal(at, bytes),
             _ => self.payload.write(at, bytes),
         }
     }
@@ -205,12 +205,12 @@ impl<'a, R: BorrowMut<[CellRecord]>> Pool<'a, R> {
     /// the start of a line. The lines then belong to this core, and filling the cell does not
     /// stall. Returns `false`, without any effect, if the cell is not free or is too short.
     #[must_use]
-    pub fn warm(&self, cell: u32, at: usize, len: usize) -> bool {
+    pub fn prefetch(&self, cell: u32, at: usize, len: usize) -> bool {
         let record = self.records.borrow().get(cell as usize);
         let is_free = record.is_some_and(|record| record.holder == 0);
         is_free
             && at.checked_add(len).is_some_and(|end| end <= self.cell_bytes)
-            && self.payload.warm(cell as usize * self.cell_bytes + at, len)
+            && self.payload.prefetch(cell as usize * self.cell_bytes + at, len)
     }
 
     /// Publishes a filled cell of `envelope.total` bytes by its own header. The receiver then
@@ -223,16 +223,16 @@ impl<'a, R: BorrowMut<[CellRecord]>> Pool<'a, R> {
         header.publish.store_release(publish_word(holder, sequence), Edge::CellPublish);
     }
 
-    /// Returns to the pool a cell that `holder` has released, for reuse in the order `turn`.
+    /// Returns to the pool a cell that `holder` has released, for reuse in the order `reuse_order`.
     ///
     /// # Errors
     /// `holder` does not hold the cell; nothing was done.
     #[inline]
-    pub fn give_back(&mut self, cell: u32, holder: u32, turn: Turn) -> Result<(), ReturnFault> {
-        let before = match turn {
-            Turn::First => None,
-            Turn::Second => self.first(),
-            Turn::Last => self.last_free.checked_sub(1).filter(|_| self.free > 0),
+    pub fn give_back(&mut self, cell: u32, holder: u32, reuse_order: ReuseOrder) -> Result<(), ReturnFault> {
+        let before = match reuse_order {
+            ReuseOrder::First => None,
+            ReuseOrder::Second => self.first(),
+            ReuseOrder::Last => self.last_free.checked_sub(1).filter(|_| self.free > 0),
         };
         let next = before.map_or(self.first_free, |before| self.records.borrow()[before as usize].next);
         *self.held_by(cell, holder)? = CellRecord { holder: 0, next };
@@ -269,7 +269,7 @@ impl<'a, R: BorrowMut<[CellRecord]>> Pool<'a, R> {
         let before = self.free;
         for cell in 0..self.headers.len() as u32 {
             // `give_back` refuses a cell that the peer does not hold.
-            let _ = self.give_back(cell, holder, Turn::First);
+            let _ = self.give_back(cell, holder, ReuseOrder::First);
         }
         self.free - before
     }
@@ -368,9 +368,9 @@ impl<'a> PeerPool<'a> {
     /// As [`PeerPool::read`], with non-temporal stores.
     #[inline]
     #[must_use]
-    pub fn read_past_caches(&self, cell: u32, at: usize, to: &mut [u8]) -> bool {
+    pub fn read_non_temporal(&self, cell: u32, at: usize, to: &mut [u8]) -> bool {
         at + to.len() <= self.cell_bytes
-            && self.payload.read_past_caches(cell as usize * self.cell_bytes + at, to)
+            && self.payload.read_non_temporal(cell as usize * self.cell_bytes + at, to)
     }
 }
 
@@ -429,7 +429,7 @@ impl<'a> ReturnReceiver<'a> {
         Self { slots, head: 0 }
     }
 
-    /// Takes the number of the next returned cell. The peer wrote the number; [`Pool::give_back`]
+    /// Takes the number of the next returned cell. The peer wrote the number; [`CellPool::give_back`]
     /// checks it.
     #[inline]
     pub fn pop(&mut self) -> Option<u32> {

@@ -11,32 +11,32 @@
 //! authoritative.
 
 mod cells;
-mod filling;
+mod copy_policy;
 mod host;
 mod link;
 mod open;
 mod poll;
+mod prefetch;
 mod wake;
-mod warm;
 
 use core::borrow::BorrowMut;
 
-use filling::Fillings;
+use copy_policy::CopyPolicies;
 pub use host::{Host, PortConfig};
 pub use link::{Ends, Link};
-use warm::Warming;
+use prefetch::WritePrefetch;
 
 use super::fastbox::Word;
-use super::pool::{CellRecord, Pool};
+use super::pool::{CellPool, CellRecord};
 use super::queue::Consumer;
-use super::sleep::News;
-use crate::counters::Traffic;
+use super::sleep::WakeReason;
+use crate::counters::TrafficCounters;
 use crate::payload::{BorrowedGather, BorrowedRecv};
 pub use crate::port::Stores;
-use crate::port::{Arrival, MessagePort, Part, PeerFault, PeerId, Polled, Pulled, Share, Turn};
+use crate::port::{Arrival, AssistedCopy, MessagePort, NextChunk, Part, PeerFault, PeerId, Polled, Pulled};
 use crate::sync::spin_hint;
 use crate::wire::Envelope;
-use wake::news;
+use wake::wake_reason;
 
 /// Most peers whose fastboxes every poll checks.
 pub const HOT: usize = 8;
@@ -53,14 +53,14 @@ const LOST: u32 = 64;
 const IDLE_SWEEP: u32 = 1024;
 
 /// Cells per process of the world that a pool must have for its port to defer releases.
-const OWED_OF: usize = 2;
+const DEFER_FROM: usize = 2;
 
 /// Largest payload in two pieces, or of a list, that goes through a fastbox. It is assembled on the stack.
 const SMALL: usize = 1024;
 
 /// The location of a received packet.
 #[derive(Clone, Copy, Debug)]
-pub enum Place {
+pub enum PacketPlace {
     /// At the head of its sender's fastbox.
     Fastbox,
     /// In this cell of its sender.
@@ -79,9 +79,9 @@ where
 {
     config: PortConfig,
     links: L,
-    pool: Pool<'a, R>,
-    fillings: Fillings,
-    warming: Warming,
+    pool: CellPool<'a, R>,
+    copy_policies: CopyPolicies,
+    write_prefetch: WritePrefetch,
     /// Number of cells in every peer's pool, as the world agreed.
     cells: u32,
     /// Whether there are several peers, so that a slow peer must leave cells for the others.
@@ -97,7 +97,7 @@ where
     turn: usize,
     burst: u32,
     /// Whether another peer was ready when the burst began; the burst is then short.
-    crowded: bool,
+    oversubscribed: bool,
     /// Whether the cold peers come first after the next burst, before the queue.
     cold_first: bool,
     cold: PeerId,
@@ -106,9 +106,9 @@ where
     /// A cell that was read and whose release is deferred: the next announcement to its owner returns it, if that
     /// announcement is the next event. In a ping-pong both sides then use one cell each, which stays in their caches,
     /// and touch no other line.
-    owed: Option<(PeerId, u32)>,
+    deferred: Option<(PeerId, u32)>,
     /// Whether the pools are large enough for deferred releases.
-    owes: bool,
+    defers: bool,
 }
 
 impl<'a, H, L, R> ShmPort<'a, H, L, R>
@@ -121,7 +121,7 @@ where
     pub fn new(
         config: PortConfig,
         links: L,
-        pool: Pool<'a, R>,
+        pool: CellPool<'a, R>,
         cells: u32,
         inbox: Consumer<'a>,
         host: H,
@@ -131,8 +131,8 @@ where
             config,
             links,
             pool,
-            fillings: Fillings::new(),
-            warming: Warming::default(),
+            copy_policies: CopyPolicies::new(),
+            write_prefetch: WritePrefetch::default(),
             cells,
             shared: ranks > 2,
             inbox,
@@ -144,13 +144,13 @@ where
             hot_count: 0,
             turn: 0,
             burst: BURST,
-            crowded: false,
+            oversubscribed: false,
             cold_first: false,
             cold: 0,
             idle: 0,
             swept: 0,
-            owed: None,
-            owes: cells as usize >= OWED_OF * ranks,
+            deferred: None,
+            defers: cells as usize >= DEFER_FROM * ranks,
         };
         for peer in (0..port.peers()).take(HOT) {
             port.heat(peer);
@@ -208,7 +208,7 @@ where
 
     /// Limits the run of a peer to a burst. Words are counted only when their run ends.
     fn limit_run(&mut self, peer: PeerId) {
-        let most = if self.crowded { SHARED_BURST } else { BURST };
+        let most = if self.oversubscribed { SHARED_BURST } else { BURST };
         if let Some(link) = self.link(peer) {
             link.ends.inbound.limit_run(most as usize);
         }
@@ -230,7 +230,7 @@ where
     L: BorrowMut<[Option<Link<'a>>]>,
     R: BorrowMut<[CellRecord]>,
 {
-    type Token = Place;
+    type Token = PacketPlace;
 
     fn packet_bytes(&self) -> usize {
         self.pool.cell_bytes()
@@ -245,7 +245,7 @@ where
             if pushed.map_err(|fault| PeerFault { peer, fault: fault.into() })? {
                 link.traffic.next += 1;
                 if link.ends.sleep.is_asleep(fences) {
-                    self.wake(peer, news(envelope));
+                    self.wake(peer, wake_reason(envelope));
                 }
                 return Ok(true);
             }
@@ -277,7 +277,7 @@ where
     #[cold]
     #[inline(never)]
     fn settle_send(&mut self, peer: PeerId) {
-        self.wake(peer, News::Message);
+        self.wake(peer, WakeReason::Message);
     }
 
     fn send_parts(
@@ -318,14 +318,14 @@ where
     }
 
     #[inline]
-    fn fill_data(&mut self, peer: PeerId, stores: Stores) {
+    fn set_data_stores(&mut self, peer: PeerId, stores: Stores) {
         if let Some(link) = self.link(peer) {
             link.traffic.data_stores = stores;
         }
     }
 
     #[inline(always)]
-    fn poll(&mut self) -> Polled<Place> {
+    fn poll(&mut self) -> Polled<PacketPlace> {
         // The critical path: the next small packet of the peer that sent the last one.
         let peer = self.hot[self.turn % HOT];
         if self.burst > 0
@@ -361,7 +361,7 @@ where
         link.traffic.expected += 1;
         // The sender may sleep until there is space.
         if link.ends.inbound.advance(packet.len) {
-            self.wake(peer, News::Other);
+            self.wake(peer, WakeReason::Other);
         }
         Some((peer, packet.envelope))
     }
@@ -375,7 +375,7 @@ where
 
     #[inline(always)]
     fn pause(&mut self) {
-        if self.warming.is_on() { self.warm() } else { spin_hint() }
+        if self.write_prefetch.is_on() { self.prefetch() } else { spin_hint() }
     }
 
     #[inline(always)]
@@ -400,26 +400,26 @@ where
     #[inline(never)]
     fn settle_take(&mut self, peer: PeerId) {
         let Some(link) = self.link(peer) else { return };
-        let (count, told) = link.ends.inbound.end_run();
+        let (count, reported) = link.ends.inbound.end_run();
         self.burst = self.burst.saturating_sub(count as u32);
         // The sender may sleep until there is space.
-        if told {
-            self.wake(peer, News::Other);
+        if reported {
+            self.wake(peer, WakeReason::Other);
         }
     }
 
-    fn poll_peer(&mut self, peer: PeerId) -> Polled<Place> {
+    fn poll_peer(&mut self, peer: PeerId) -> Polled<PacketPlace> {
         self.poll_fastbox(peer).or_else(|| self.sweep(peer)).unwrap_or(Polled::Idle)
     }
 
     #[inline(always)]
-    fn read(&self, arrival: &Arrival<Place>, at: usize, to: &mut [u8]) {
+    fn read(&self, arrival: &Arrival<PacketPlace>, at: usize, to: &mut [u8]) {
         let Some(link) = self.links.borrow().get(arrival.peer as usize).and_then(Option::as_ref) else {
             return;
         };
         match &arrival.token {
-            Place::Fastbox => link.ends.inbound.read(at, to),
-            Place::Cell(cell) | Place::Announced(cell) => {
+            PacketPlace::Fastbox => link.ends.inbound.read(at, to),
+            PacketPlace::Cell(cell) | PacketPlace::Announced(cell) => {
                 let inside = link.ends.cells.read(*cell, at, to);
                 debug_assert!(inside, "the poll checked the packet's size");
             }
@@ -427,46 +427,46 @@ where
     }
 
     #[inline(never)]
-    fn read_past_caches(&self, arrival: &Arrival<Place>, at: usize, to: &mut [u8]) {
+    fn read_non_temporal(&self, arrival: &Arrival<PacketPlace>, at: usize, to: &mut [u8]) {
         let Some(link) = self.links.borrow().get(arrival.peer as usize).and_then(Option::as_ref) else {
             return;
         };
         match &arrival.token {
-            Place::Fastbox => link.ends.inbound.read(at, to),
-            Place::Cell(cell) | Place::Announced(cell) => {
-                let inside = link.ends.cells.read_past_caches(*cell, at, to);
+            PacketPlace::Fastbox => link.ends.inbound.read(at, to),
+            PacketPlace::Cell(cell) | PacketPlace::Announced(cell) => {
+                let inside = link.ends.cells.read_non_temporal(*cell, at, to);
                 debug_assert!(inside, "the poll checked the packet's size");
             }
         }
     }
 
     #[inline(always)]
-    fn release(&mut self, arrival: Arrival<Place>) {
+    fn release(&mut self, arrival: Arrival<PacketPlace>) {
         let Some(link) = self.link(arrival.peer) else { return };
         link.traffic.expected += 1;
         let tell = match arrival.token {
-            Place::Fastbox => link.ends.inbound.advance(arrival.len),
-            Place::Cell(cell) => {
+            PacketPlace::Fastbox => link.ends.inbound.advance(arrival.len),
+            PacketPlace::Cell(cell) => {
                 link.traffic.cells_received.add(arrival.len);
                 link.ends.give_back.push(cell);
                 true
             }
-            Place::Announced(cell) => {
+            PacketPlace::Announced(cell) => {
                 link.traffic.cells_received.add(arrival.len);
                 let back = link.ends.inbound.back();
                 let tell = link.ends.inbound.advance(0);
-                self.owe(arrival.peer, cell, back);
+                self.defer_release(arrival.peer, cell, back);
                 tell
             }
         };
         // The sender may sleep until there is space.
         if tell {
-            self.wake(arrival.peer, News::Other);
+            self.wake(arrival.peer, WakeReason::Other);
         }
     }
 
     #[inline(always)]
-    fn expect(&mut self, peer: PeerId) {
+    fn prioritize(&mut self, peer: PeerId) {
         if self.hot_count < self.peers() as usize - 1 {
             self.heat(peer);
         }
@@ -476,7 +476,7 @@ where
         let Some(link) = self.link(peer) else { return };
         // No other data depends on this number, so it needs no ordering.
         link.ends.grant.store_relaxed(units);
-        self.wake(peer, News::Other);
+        self.wake(peer, WakeReason::Other);
     }
 
     fn granted(&self, peer: PeerId) -> u64 {
@@ -496,42 +496,42 @@ where
         self.host.pull(peer, address, to)
     }
 
-    fn open_share(&mut self, peer: PeerId, share: &Share) -> bool {
+    fn open_assist(&mut self, peer: PeerId, assist: &AssistedCopy) -> bool {
         let pieces = self.config.pieces;
         self.link(peer).is_some_and(|link| {
-            link.ends.share.open(share, pieces);
+            link.ends.assist.open(assist, pieces);
             true
         })
     }
 
-    fn next_turn(&mut self, peer: PeerId) -> Turn {
-        self.link(peer).map_or(Turn::Wait, |link| link.ends.share.turn())
+    fn next_chunk(&mut self, peer: PeerId) -> NextChunk {
+        self.link(peer).map_or(NextChunk::Wait, |link| link.ends.assist.next_chunk())
     }
 
-    fn close_share(&mut self, peer: PeerId) {
+    fn close_assist(&mut self, peer: PeerId) {
         if let Some(link) = self.link(peer) {
-            link.ends.share.close();
+            link.ends.assist.close();
         }
     }
 
-    fn find_share(&mut self, peer: PeerId) -> Option<Share> {
-        self.link(peer)?.ends.help.look()
+    fn find_assist(&mut self, peer: PeerId) -> Option<AssistedCopy> {
+        self.link(peer)?.ends.assist_sender.find()
     }
 
-    fn join_share(&mut self, peer: PeerId, end: u64) -> Option<Part> {
+    fn join_assist(&mut self, peer: PeerId, end: u64) -> Option<Part> {
         let pieces = self.config.pieces;
-        self.link(peer)?.ends.help.join(end, pieces)
+        self.link(peer)?.ends.assist_sender.join(end, pieces)
     }
 
     fn next_part(&mut self, peer: PeerId) -> Option<Part> {
-        self.link(peer)?.ends.help.claim()
+        self.link(peer)?.ends.assist_sender.claim()
     }
 
     fn end_part(&mut self, peer: PeerId, part: Part, written: bool) {
         if let Some(link) = self.link(peer) {
-            link.ends.help.finish(part, written);
+            link.ends.assist_sender.finish(part, written);
             // The receiver may sleep until this process has left the share.
-            self.wake(peer, News::Other);
+            self.wake(peer, WakeReason::Other);
         }
     }
 
@@ -539,9 +539,9 @@ where
         self.host.push(peer, address, from)
     }
 
-    fn traffic(&self, peer: PeerId) -> Traffic {
+    fn traffic(&self, peer: PeerId) -> TrafficCounters {
         let link = self.links.borrow().get(peer as usize).and_then(Option::as_ref);
-        link.map_or_else(Traffic::default, |link| link.traffic.told())
+        link.map_or_else(TrafficCounters::default, |link| link.traffic.reported())
     }
 
     fn close(&mut self, peer: PeerId) {
@@ -549,7 +549,7 @@ where
             *link = None;
         }
         self.pool.reclaim(peer);
-        self.owed = self.owed.filter(|(owner, _)| *owner != peer);
+        self.deferred = self.deferred.filter(|(owner, _)| *owner != peer);
         if let Some(at) = self.hot[..self.hot_count].iter().position(|&hot| hot == peer) {
             self.hot_count -= 1;
             self.hot.swap(at, self.hot_count);

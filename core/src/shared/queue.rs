@@ -19,12 +19,12 @@ use crate::sync::{Edge, Word64};
 
 /// The queue that both ends share. Its memory is the consumer's inbox.
 #[derive(Clone, Copy, Debug)]
-pub struct Queue<'a> {
+pub struct CellQueue<'a> {
     entries: &'a [Word64],
     tail: &'a Word64,
 }
 
-impl<'a> Queue<'a> {
+impl<'a> CellQueue<'a> {
     /// Returns a queue over zeroed memory. The number of entries is a power of two, at least the
     /// number of cells that can be in the queue at once.
     pub fn new(entries: &'a [Word64], tail: &'a Word64) -> Self {
@@ -66,14 +66,14 @@ pub struct QueueFault {
 /// The end of one producer.
 #[derive(Debug)]
 pub struct Producer<'a> {
-    queue: Queue<'a>,
+    queue: CellQueue<'a>,
     /// All entries before this position are known to be taken.
     from: u64,
 }
 
 impl<'a> Producer<'a> {
     /// Returns a producer that has sent nothing.
-    pub const fn new(queue: Queue<'a>) -> Self {
+    pub const fn new(queue: CellQueue<'a>) -> Self {
         Self { queue, from: 0 }
     }
 
@@ -137,13 +137,13 @@ impl<'a> Producer<'a> {
 /// The consumer's end. Exclusive to one thread at a time.
 #[derive(Debug)]
 pub struct Consumer<'a> {
-    queue: Queue<'a>,
+    queue: CellQueue<'a>,
     head: u64,
 }
 
 impl<'a> Consumer<'a> {
     /// Returns a consumer at the start of the queue.
-    pub const fn new(queue: Queue<'a>) -> Self {
+    pub const fn new(queue: CellQueue<'a>) -> Self {
         Self { queue, head: 0 }
     }
 

@@ -35,13 +35,13 @@ pub enum RingFault {
 
 /// The shared parts of a ring.
 #[derive(Clone, Copy, Debug)]
-pub struct Ring<'a> {
+pub struct ByteRing<'a> {
     bytes: PayloadMut<'a>,
     written: &'a Word64,
     read: &'a Word64,
 }
 
-impl<'a> Ring<'a> {
+impl<'a> ByteRing<'a> {
     /// Returns a ring over zeroed positions. `None` unless the size is a power of two of at least 8
     /// bytes.
     pub fn new(bytes: PayloadMut<'a>, written: &'a Word64, read: &'a Word64) -> Option<Self> {
@@ -78,14 +78,14 @@ impl<'a> Ring<'a> {
 /// The writing end of a byte ring.
 #[derive(Debug)]
 pub struct ByteWriter<'a> {
-    ring: Ring<'a>,
+    ring: ByteRing<'a>,
     written: u64,
     read: u64,
 }
 
 impl<'a> ByteWriter<'a> {
     /// Returns a writer at the start of the ring.
-    pub const fn new(ring: Ring<'a>) -> Self {
+    pub const fn new(ring: ByteRing<'a>) -> Self {
         Self { ring, written: 0, read: 0 }
     }
 
@@ -119,7 +119,8 @@ impl<'a> ByteWriter<'a> {
         Ok(count)
     }
 
-    /// As [`ByteWriter::write`], of `len` bytes that threads of this process may use meanwhile: no reference to them is made.
+    /// As [`ByteWriter::write`], of `len` bytes that threads of this process may use meanwhile: no reference to them is
+    /// made.
     ///
     /// # Errors
     /// As [`ByteWriter::room`].
@@ -151,14 +152,14 @@ impl<'a> ByteWriter<'a> {
 /// The reading end of a byte ring.
 #[derive(Debug)]
 pub struct ByteReader<'a> {
-    ring: Ring<'a>,
+    ring: ByteRing<'a>,
     read: u64,
     written: u64,
 }
 
 impl<'a> ByteReader<'a> {
     /// Returns a reader at the start of the ring.
-    pub const fn new(ring: Ring<'a>) -> Self {
+    pub const fn new(ring: ByteRing<'a>) -> Self {
         Self { ring, read: 0, written: 0 }
     }
 
@@ -192,7 +193,8 @@ impl<'a> ByteReader<'a> {
         Ok(count)
     }
 
-    /// As [`ByteReader::read`], to `len` bytes that threads of this process may use meanwhile: no reference to them is made.
+    /// As [`ByteReader::read`], to `len` bytes that threads of this process may use meanwhile: no reference to them is
+    /// made.
     ///
     /// # Errors
     /// As [`ByteReader::available`].
@@ -229,7 +231,7 @@ pub struct RecordWriter<'a>(ByteWriter<'a>);
 
 impl<'a> RecordWriter<'a> {
     /// Returns a writer at the start of the ring.
-    pub const fn new(ring: Ring<'a>) -> Self {
+    pub const fn new(ring: ByteRing<'a>) -> Self {
         Self(ByteWriter::new(ring))
     }
 
@@ -265,7 +267,7 @@ pub struct RecordReader<'a>(ByteReader<'a>);
 
 impl<'a> RecordReader<'a> {
     /// Returns a reader at the start of the ring.
-    pub const fn new(ring: Ring<'a>) -> Self {
+    pub const fn new(ring: ByteRing<'a>) -> Self {
         Self(ByteReader::new(ring))
     }
 

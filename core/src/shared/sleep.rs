@@ -53,7 +53,7 @@ pub enum Payer {
 
 /// The wake reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum News {
+pub enum WakeReason {
     /// A whole message whose sender does not wait for an answer.
     Message,
     /// Any other reason: the sleeper must be woken.
@@ -100,7 +100,7 @@ impl SleepWord {
 
     /// Sleeper: announces the sleep and returns the sequence to wait on. In asymmetric mode, the
     /// caller executes `membarrier` next. In either mode, it polls for work before it waits, and
-    /// calls [`SleepWord::rise`] afterwards. The call replaces an earlier announcement.
+    /// calls [`SleepWord::unpark`] afterwards. The call replaces an earlier announcement.
     pub fn announce(&self, how: Sleep) -> u32 {
         self.announce_for(how, 1, Payer::Sleeper)
     }
@@ -120,18 +120,18 @@ impl SleepWord {
     }
 
     /// Sleeper: clears the flag. `payer` says whether wakers still have to fence.
-    pub fn rise(&self, payer: Payer) {
+    pub fn unpark(&self, payer: Payer) {
         self.flag.store_relaxed(asked(payer));
     }
 
     /// Waker, after publishing work: returns whether and how the kernel must wake the sleeper. At
     /// most one waker per sleep gets that result.
     #[inline(always)]
-    pub fn must_wake(&self, mode: FenceMode, news: News) -> Waking {
+    pub fn must_wake(&self, mode: FenceMode, wake_reason: WakeReason) -> Waking {
         waker_fence(mode);
         match self.flag.load_relaxed() {
             0 => Waking::Awake,
-            flag => self.claim(flag, news),
+            flag => self.claim(flag, wake_reason),
         }
     }
 
@@ -144,7 +144,7 @@ impl SleepWord {
     }
 
     #[cold]
-    fn claim(&self, mut flag: u32, news: News) -> Waking {
+    fn claim(&self, mut flag: u32, wake_reason: WakeReason) -> Waking {
         let mut fenced = false;
         for _ in 0..TRIES {
             if flag & HOW == 0 {
@@ -157,7 +157,7 @@ impl SleepWord {
                 (flag, fenced) = (self.flag.load_relaxed(), true);
                 continue;
             }
-            let counted = news == News::Message && flag >= ONE_MORE;
+            let counted = wake_reason == WakeReason::Message && flag >= ONE_MORE;
             let next = if counted { flag - ONE_MORE } else { flag & ASKED };
             // Of several wakers one clears the flag, and each message is counted once. No ordering
             // is needed, because the system call is a barrier. The flag may belong to another
@@ -177,7 +177,7 @@ impl SleepWord {
 
     /// Ends the sleep of another thread of the sleeper's own process, after this thread has done
     /// the work that the sleeper waits for. The caller then wakes the sleeper through the kernel.
-    pub fn stir(&self) {
+    pub fn notify(&self) {
         self.sequence.bump_relaxed();
     }
 

@@ -15,7 +15,7 @@ use crate::wire::rma::SHARED_BYTES;
 /// A mapped region. The peer may change the bytes in the segment at any time; only local values are
 /// checked.
 #[derive(Debug)]
-pub struct Window<'a> {
+pub struct SharedWindow<'a> {
     key: &'a Word64,
     base: NonNull<u8>,
     len: usize,
@@ -23,9 +23,9 @@ pub struct Window<'a> {
 }
 
 // SAFETY: an address range that the constructor's caller keeps mapped for 'a, reached by copies and atomics only.
-unsafe impl Send for Window<'_> {}
+unsafe impl Send for SharedWindow<'_> {}
 
-impl<'a> Window<'a> {
+impl<'a> SharedWindow<'a> {
     /// Returns the region of `len` bytes in a segment that is mapped at `extent`.
     ///
     /// # Errors
@@ -66,12 +66,12 @@ impl<'a> Window<'a> {
         self.writable && unsafe { PayloadMut::from_raw(self.base, self.len) }.write(at, from)
     }
 
-    /// As [`Window::put`], with non-temporal stores: for data that exceeds the caches.
+    /// As [`SharedWindow::put`], with non-temporal stores: for data that exceeds the caches.
     #[must_use]
-    pub fn put_past_caches(&self, at: u64, from: &[u8]) -> bool {
+    pub fn put_non_temporal(&self, at: u64, from: &[u8]) -> bool {
         let Ok(at) = usize::try_from(at) else { return false };
         // SAFETY: as for `put`.
-        self.writable && unsafe { PayloadMut::from_raw(self.base, self.len) }.write_past_caches(at, from)
+        self.writable && unsafe { PayloadMut::from_raw(self.base, self.len) }.write_non_temporal(at, from)
     }
 
     /// Copies bytes out of the region. Returns `false`, with nothing copied, if they do not all lie
@@ -84,12 +84,12 @@ impl<'a> Window<'a> {
         unsafe { Payload::from_raw(self.base, self.len) }.read(at, to)
     }
 
-    /// As [`Window::get`], with non-temporal stores: for data that exceeds the caches.
+    /// As [`SharedWindow::get`], with non-temporal stores: for data that exceeds the caches.
     #[must_use]
-    pub fn get_past_caches(&self, at: u64, to: &mut [u8]) -> bool {
+    pub fn get_non_temporal(&self, at: u64, to: &mut [u8]) -> bool {
         let Ok(at) = usize::try_from(at) else { return false };
         // SAFETY: as for `get`.
-        unsafe { Payload::from_raw(self.base, self.len) }.read_past_caches(at, to)
+        unsafe { Payload::from_raw(self.base, self.len) }.read_non_temporal(at, to)
     }
 
     /// Changes the value of four or eight bytes at `at` in one atomic step and returns the old
@@ -118,33 +118,33 @@ mod tests {
     const LEN: usize = 300;
 
     #[repr(C, align(4096))]
-    struct Memory([u8; SHARED_BYTES + LEN]);
+    struct WindowMemory([u8; SHARED_BYTES + LEN]);
 
     #[test]
     fn non_temporal_puts_and_gets_copy_the_bytes_and_bounds_hold() {
-        let mut memory = Box::new(Memory([0; SHARED_BYTES + LEN]));
+        let mut memory = Box::new(WindowMemory([0; SHARED_BYTES + LEN]));
         let base = NonNull::from(&mut memory.0).cast();
         // SAFETY: it outlives all of this, and is not used otherwise.
         let extent = unsafe { Extent::new(base, SHARED_BYTES + LEN, SHARED_BYTES + LEN) }.unwrap();
         // SAFETY: as above.
-        let open = |writable| unsafe { Window::new(&extent, LEN, writable) }.unwrap();
+        let open = |writable| unsafe { SharedWindow::new(&extent, LEN, writable) }.unwrap();
         let (window, read_only) = (open(true), open(false));
         let (mut bytes, mut there) = ([7_u8; LEN], [0; LEN]);
         for (at, len) in [(0, LEN), (3, 200), (299, 1), (300, 0)] {
             bytes.iter_mut().for_each(|byte| *byte = byte.wrapping_mul(5).wrapping_add(1));
-            assert!(window.put_past_caches(at, &bytes[..len]));
+            assert!(window.put_non_temporal(at, &bytes[..len]));
             assert!(window.get(at, &mut there[..len]) && there[..len] == bytes[..len]);
             there.fill(0);
-            assert!(read_only.get_past_caches(at, &mut there[..len]) && there[..len] == bytes[..len]);
-            assert!(!read_only.put_past_caches(at, &bytes[..len]));
+            assert!(read_only.get_non_temporal(at, &mut there[..len]) && there[..len] == bytes[..len]);
+            assert!(!read_only.put_non_temporal(at, &bytes[..len]));
         }
         window.set_key(7);
         // Where the mapping can only be read, a store would end the process.
         read_only.set_key(8);
         assert!(read_only.is_open(7) && window.is_open(7));
         for (at, len) in [(1, LEN), (301, 0), (u64::MAX, 1), (299, 2)] {
-            assert!(!window.put_past_caches(at, &bytes[..len]), "{len} bytes at {at}");
-            assert!(!window.get_past_caches(at, &mut there[..len]), "{len} bytes at {at}");
+            assert!(!window.put_non_temporal(at, &bytes[..len]), "{len} bytes at {at}");
+            assert!(!window.get_non_temporal(at, &mut there[..len]), "{len} bytes at {at}");
         }
     }
 }

@@ -11,7 +11,7 @@ use crate::shared::tests::{Rng, cases};
 const LISTS: usize = 3;
 
 #[derive(Clone, Copy, Debug)]
-enum Op {
+enum SlabOp {
     /// Inserts a value into this list.
     Insert(usize),
     /// Removes the n-th slot of this list.
@@ -50,9 +50,9 @@ impl Lists {
         self.expected.iter().map(Vec::len).sum()
     }
 
-    fn apply(&mut self, op: Op) {
+    fn apply(&mut self, op: SlabOp) {
         match op {
-            Op::Insert(list) => {
+            SlabOp::Insert(list) => {
                 self.inserted += 1;
                 let full = self.used() == self.slab.capacity();
                 match self.slab.insert(self.inserted) {
@@ -64,17 +64,17 @@ impl Lists {
                     Err(value) => assert!(full && value == self.inserted),
                 }
             }
-            Op::Unlink(list, at) => {
+            SlabOp::Unlink(list, at) => {
                 let Some((index, _)) = self.unlink(list, at) else { return };
                 self.stale.push((index, self.slab.generation(index)));
                 self.slab.remove(index);
             }
-            Op::Move(from, at, to) => {
+            SlabOp::Move(from, at, to) => {
                 let Some((index, value)) = self.unlink(from, at) else { return };
                 self.slab.push_back(&mut self.lists[to], index);
                 self.expected[to].push((index, value));
             }
-            Op::Grow => self.slab.storage_mut().push(Slot::default()),
+            SlabOp::Grow => self.slab.storage_mut().push(Slot::default()),
         }
     }
 
@@ -112,12 +112,12 @@ impl Lists {
     }
 }
 
-fn op() -> impl Strategy<Value = Op> {
+fn op() -> impl Strategy<Value = SlabOp> {
     prop_oneof![
-        5 => (0..LISTS).prop_map(Op::Insert),
-        3 => (0..LISTS, any::<usize>()).prop_map(|(list, at)| Op::Unlink(list, at)),
-        2 => (0..LISTS, any::<usize>(), 0..LISTS).prop_map(|(from, at, to)| Op::Move(from, at, to)),
-        1 => Just(Op::Grow),
+        5 => (0..LISTS).prop_map(SlabOp::Insert),
+        3 => (0..LISTS, any::<usize>()).prop_map(|(list, at)| SlabOp::Unlink(list, at)),
+        2 => (0..LISTS, any::<usize>(), 0..LISTS).prop_map(|(from, at, to)| SlabOp::Move(from, at, to)),
+        1 => Just(SlabOp::Grow),
     ]
 }
 
@@ -142,10 +142,10 @@ fn slab_agrees_with_the_vectors_for_long() {
         for _ in 0..4000 {
             let (from, to, at) = (rng.below(LISTS), rng.below(LISTS), rng.below(100));
             lists.apply(match rng.below(100) {
-                0 if lists.slab.capacity() < 40 => Op::Grow,
-                0..=45 => Op::Insert(to),
-                46..=80 => Op::Unlink(from, at),
-                _ => Op::Move(from, at, to),
+                0 if lists.slab.capacity() < 40 => SlabOp::Grow,
+                0..=45 => SlabOp::Insert(to),
+                46..=80 => SlabOp::Unlink(from, at),
+                _ => SlabOp::Move(from, at, to),
             });
             lists.check();
         }

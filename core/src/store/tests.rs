@@ -27,7 +27,7 @@ fn steps() -> u64 {
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Op {
+enum StoreOp {
     /// Source, tag, bytes.
     Insert(u32, u64, usize),
     /// Reads the n-th message from this offset into a buffer of this size.
@@ -56,7 +56,7 @@ struct Expected {
 
 /// The store and its oracle. Few sources, contexts, tags and lists are used, so that envelopes
 /// repeat and lists are shared.
-struct Twin {
+struct StoreTwin {
     store: Store<Vec<Unit>, Vec<u32>>,
     units: u32,
     messages: Vec<Expected>,
@@ -65,29 +65,29 @@ struct Twin {
 
 const KINDS: [Kind; 3] = [Kind::Eager, Kind::Rts, Kind::Active];
 
-impl Twin {
+impl StoreTwin {
     fn new(units: usize, lists: usize) -> Self {
         let store = Store::new(vec![[0xee; 64]; units], vec![0; lists]);
         Self { store, units: units as u32, messages: vec![], inserted: 0 }
     }
 
-    fn apply(&mut self, op: Op) {
+    fn apply(&mut self, op: StoreOp) {
         match op {
-            Op::Insert(source, tag, len) => self.insert(source, tag, len),
-            Op::Read(at, from, room) => self.read(at, from, room),
-            Op::Find(pattern, then) => self.find(&pattern, then),
-            Op::Claim(at) => {
+            StoreOp::Insert(source, tag, len) => self.insert(source, tag, len),
+            StoreOp::Read(at, from, room) => self.read(at, from, room),
+            StoreOp::Find(pattern, then) => self.find(&pattern, then),
+            StoreOp::Claim(at) => {
                 if let Some(at) = self.nth(at) {
                     self.store.claim(self.messages[at].id);
                     self.messages[at].claimed = true;
                 }
             }
-            Op::Remove(at) => {
+            StoreOp::Remove(at) => {
                 if let Some(at) = self.nth(at) {
                     self.remove(at);
                 }
             }
-            Op::RemoveWhere(source, kind) => self.remove_where(source, kind),
+            StoreOp::RemoveWhere(source, kind) => self.remove_where(source, kind),
         }
         let used: u32 = self.messages.iter().map(|message| cost(message.bytes.len())).sum();
         assert_eq!(self.store.free_units(), self.units - used);
@@ -143,7 +143,7 @@ impl Twin {
         let expected = self.messages.iter().position(matches);
         assert_eq!(self.store.find(pattern), expected.map(|at| self.messages[at].id), "{pattern:?}");
         match (expected, then) {
-            (Some(at), Then::Claim) => self.apply(Op::Claim(at)),
+            (Some(at), Then::Claim) => self.apply(StoreOp::Claim(at)),
             (Some(at), Then::Remove) => self.remove(at),
             _ => {}
         }
@@ -175,7 +175,7 @@ impl Twin {
 
     fn empty(&mut self) {
         while !self.messages.is_empty() {
-            self.apply(Op::Remove(self.messages.len() / 2));
+            self.apply(StoreOp::Remove(self.messages.len() / 2));
         }
         assert_eq!(self.store.free_units(), self.units);
     }
@@ -198,16 +198,16 @@ fn pattern() -> impl Strategy<Value = Pattern> {
     })
 }
 
-fn op() -> impl Strategy<Value = Op> {
+fn op() -> impl Strategy<Value = StoreOp> {
     let then = prop::sample::select(vec![Then::Nothing, Then::Claim, Then::Remove, Then::Remove]);
     prop_oneof![
-        8 => (0..3u32, 0..4u64, length()).prop_map(|(source, tag, len)| Op::Insert(source, tag, len)),
-        3 => (any::<usize>(), length(), length()).prop_map(|(at, from, room)| Op::Read(at, from, room)),
-        6 => (pattern(), then).prop_map(|(pattern, then)| Op::Find(pattern, then)),
-        1 => any::<usize>().prop_map(Op::Claim),
-        2 => any::<usize>().prop_map(Op::Remove),
+        8 => (0..3u32, 0..4u64, length()).prop_map(|(source, tag, len)| StoreOp::Insert(source, tag, len)),
+        3 => (any::<usize>(), length(), length()).prop_map(|(at, from, room)| StoreOp::Read(at, from, room)),
+        6 => (pattern(), then).prop_map(|(pattern, then)| StoreOp::Find(pattern, then)),
+        1 => any::<usize>().prop_map(StoreOp::Claim),
+        2 => any::<usize>().prop_map(StoreOp::Remove),
         1 => (0..3u32, prop::sample::select(KINDS.to_vec()))
-            .prop_map(|(source, kind)| Op::RemoveWhere(source, kind)),
+            .prop_map(|(source, kind)| StoreOp::RemoveWhere(source, kind)),
     ]
 }
 
@@ -218,7 +218,7 @@ proptest! {
     fn store_agrees_with_the_vector(
         units in 0..80usize, lists in 0..6usize, ops in prop::collection::vec(op(), 0..150),
     ) {
-        let mut twin = Twin::new(units, lists);
+        let mut twin = StoreTwin::new(units, lists);
         for op in ops {
             twin.apply(op);
         }
@@ -230,7 +230,7 @@ proptest! {
 fn store_agrees_with_the_vector_for_long() {
     for seed in 0..6 {
         let mut rng = Rng::new(seed);
-        let mut twin = Twin::new(300, 1 << seed);
+        let mut twin = StoreTwin::new(300, 1 << seed);
         for _ in 0..20_000 {
             let at = rng.below(1000);
             let (source, tag) = (rng.below(3) as u32, rng.below(4) as u64);
@@ -239,12 +239,12 @@ fn store_agrees_with_the_vector_for_long() {
             let context = rng.pick(&[0, 0x8001]);
             let pattern = Pattern { source: from, context, tag, ignore: rng.pick(&[0, 0, 3, u64::MAX]) };
             twin.apply(match rng.below(20) {
-                0..=8 => Op::Insert(source, tag, len),
-                9..=10 => Op::Read(at, len, rng.below(400)),
-                11..=16 => Op::Find(pattern, rng.pick(&[Then::Nothing, Then::Claim, Then::Remove])),
-                17..=18 => Op::Remove(at),
-                _ if rng.one_in(8) => Op::RemoveWhere(source, rng.pick(&KINDS)),
-                _ => Op::Claim(at),
+                0..=8 => StoreOp::Insert(source, tag, len),
+                9..=10 => StoreOp::Read(at, len, rng.below(400)),
+                11..=16 => StoreOp::Find(pattern, rng.pick(&[Then::Nothing, Then::Claim, Then::Remove])),
+                17..=18 => StoreOp::Remove(at),
+                _ if rng.one_in(8) => StoreOp::RemoveWhere(source, rng.pick(&KINDS)),
+                _ => StoreOp::Claim(at),
             });
         }
         twin.empty();
@@ -254,12 +254,12 @@ fn store_agrees_with_the_vector_for_long() {
 #[test]
 fn body_of_each_boundary_size_is_read_from_each_boundary() {
     for len in LENGTHS {
-        let mut twin = Twin::new(cost(len) as usize, 1);
-        twin.apply(Op::Insert(0, 0, len));
+        let mut twin = StoreTwin::new(cost(len) as usize, 1);
+        twin.apply(StoreOp::Insert(0, 0, len));
         assert_eq!(twin.store.free_units(), 0, "the cost of {len} bytes is exact");
         for from in LENGTHS.into_iter().chain([len, len + 1, usize::MAX]) {
             for room in LENGTHS {
-                twin.apply(Op::Read(0, from, room));
+                twin.apply(StoreOp::Read(0, from, room));
             }
         }
         twin.empty();
@@ -279,30 +279,30 @@ fn cost_counts_the_units_that_a_body_fills() {
 
 #[test]
 fn scattered_units_hold_a_message_like_adjacent_ones() {
-    let mut twin = Twin::new(64, 4);
+    let mut twin = StoreTwin::new(64, 4);
     for _ in 0..64 {
-        twin.apply(Op::Insert(0, 0, 1));
+        twin.apply(StoreOp::Insert(0, 0, 1));
     }
     for at in 0..32 {
-        twin.apply(Op::Remove(at));
+        twin.apply(StoreOp::Remove(at));
     }
     // One message in all the gaps between the 32 messages that stayed.
-    twin.apply(Op::Insert(1, 1, FIRST + 31 * LINK));
+    twin.apply(StoreOp::Insert(1, 1, FIRST + 31 * LINK));
     assert_eq!((twin.store.free_units(), twin.messages.len()), (0, 33));
     twin.empty();
 }
 
 #[test]
 fn refused_message_takes_nothing() {
-    let mut twin = Twin::new(3, 1);
+    let mut twin = StoreTwin::new(3, 1);
     for len in [FIRST + 2 * LINK + 1, 1 << 32, usize::MAX] {
         let envelope = Envelope { kind: Kind::Eager, context: 0, tag: 0, total: 0 };
         let refused = twin.store.insert(0, &envelope, len, |_, _| panic!("nothing is read"));
         assert_eq!((refused, twin.store.free_units(), twin.store.len()), (None, 3, 0));
     }
-    twin.apply(Op::Insert(0, 0, FIRST + 2 * LINK));
+    twin.apply(StoreOp::Insert(0, 0, FIRST + 2 * LINK));
     assert_eq!(twin.messages.len(), 1);
-    twin.apply(Op::Insert(0, 0, 0));
+    twin.apply(StoreOp::Insert(0, 0, 0));
     assert_eq!(twin.messages.len(), 1, "not one unit is free");
 }
 

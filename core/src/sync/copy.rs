@@ -58,7 +58,7 @@ pub(super) unsafe fn taking(from: *const u8, to: *mut u8, len: usize) {
 /// # Safety
 /// As for [`opaque::copy`].
 #[cfg(target_arch = "x86_64")]
-pub(super) unsafe fn past_caches(from: *const u8, to: *mut u8, len: usize) {
+pub(super) unsafe fn non_temporal(from: *const u8, to: *mut u8, len: usize) {
     let head = to.align_offset(LINE).min(len);
     let lines = (len - head) / LINE;
     let done = head + lines * LINE;
@@ -110,7 +110,7 @@ unsafe fn stream(from: *const u8, to: *mut u8, lines: usize) {
 /// # Safety
 /// As for [`opaque::copy`].
 #[cfg(not(target_arch = "x86_64"))]
-pub(super) unsafe fn past_caches(from: *const u8, to: *mut u8, len: usize) {
+pub(super) unsafe fn non_temporal(from: *const u8, to: *mut u8, len: usize) {
     // SAFETY: the caller guarantees both ranges.
     unsafe { opaque::copy(from, to, len) };
 }
@@ -120,7 +120,7 @@ mod tests {
     use std::vec;
     use std::vec::Vec;
 
-    use super::{TAKEN, past_caches, taking};
+    use super::{TAKEN, non_temporal, taking};
 
     #[test]
     fn every_length_at_every_alignment_is_copied_and_nothing_else() {
@@ -130,7 +130,7 @@ mod tests {
                 for len in [0, 1, 15, 16, 63, 64, 65, 127, 128, 191, 200, 257] {
                     let mut there = vec![0xee; 400];
                     // SAFETY: both ranges lie in their vectors, which are distinct.
-                    unsafe { past_caches(source.as_ptr().add(from), there.as_mut_ptr().add(to), len) };
+                    unsafe { non_temporal(source.as_ptr().add(from), there.as_mut_ptr().add(to), len) };
                     assert_eq!(there[to..to + len], source[from..from + len], "{len} from {from} to {to}");
                     assert!(there[..to].iter().chain(&there[to + len..]).all(|byte| *byte == 0xee));
                     let mut there = vec![0xee; 400];

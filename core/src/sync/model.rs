@@ -169,7 +169,7 @@ impl<'a> Payload<'a> {
 
     /// As [`Payload::read`]: the destination is private, so the type of stores does not matter.
     #[must_use]
-    pub fn read_past_caches(&self, at: usize, to: &mut [u8]) -> bool {
+    pub fn read_non_temporal(&self, at: usize, to: &mut [u8]) -> bool {
         self.read(at, to)
     }
 }
@@ -218,20 +218,20 @@ impl<'a> PayloadMut<'a> {
 
     /// As [`PayloadMut::write`]: no other thread may read before the copy ends.
     #[must_use]
-    pub fn write_taking(&self, at: usize, from: &[u8]) -> bool {
+    pub fn prefetch_and_write(&self, at: usize, from: &[u8]) -> bool {
         self.write(at, from)
     }
 
     /// Writes all bytes: models have no cache lines.
     #[must_use]
-    pub fn warm(&self, at: usize, len: usize) -> bool {
+    pub fn prefetch(&self, at: usize, len: usize) -> bool {
         (at..at.saturating_add(len)).all(|at| self.write(at, &[0]))
     }
 
     /// As [`PayloadMut::write`]. Without the final fence, the last byte has not arrived when the
     /// copy returns, and does not arrive while the model runs.
     #[must_use]
-    pub fn write_past_caches(&self, at: usize, from: &[u8]) -> bool {
+    pub fn write_non_temporal(&self, at: usize, from: &[u8]) -> bool {
         let stored =
             if UNDRAINED.load(Ordering::Relaxed) { from.len().saturating_sub(1) } else { from.len() };
         at.checked_add(from.len()).is_some_and(|end| end <= self.len()) && self.write(at, &from[..stored])

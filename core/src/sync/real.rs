@@ -89,7 +89,8 @@ impl<'a> Payload<'a> {
         true
     }
 
-    /// As [`Payload::read`], to memory that threads of this process may use meanwhile, so that no reference to it may be made.
+    /// As [`Payload::read`], to memory that threads of this process may use meanwhile, so that no reference to it may
+    /// be made.
     ///
     /// # Safety
     /// `len` bytes at `to` are mapped writable, and may be written; they are no part of this view.
@@ -104,10 +105,10 @@ impl<'a> Payload<'a> {
 
     /// As [`Payload::read`], with non-temporal stores: for data that exceeds the caches.
     #[must_use]
-    pub fn read_past_caches(&self, at: usize, to: &mut [u8]) -> bool {
+    pub fn read_non_temporal(&self, at: usize, to: &mut [u8]) -> bool {
         let Some(from) = self.slice(at, to.len()) else { return false };
         // SAFETY: as for `read`.
-        unsafe { copy::past_caches(from.base.as_ptr(), to.as_mut_ptr(), to.len()) };
+        unsafe { copy::non_temporal(from.base.as_ptr(), to.as_mut_ptr(), to.len()) };
         true
     }
 }
@@ -159,7 +160,8 @@ impl<'a> PayloadMut<'a> {
         true
     }
 
-    /// As [`PayloadMut::write`], from memory that threads of this process may use meanwhile, so that no reference to it may be made.
+    /// As [`PayloadMut::write`], from memory that threads of this process may use meanwhile, so that no reference to it
+    /// may be made.
     ///
     /// # Safety
     /// `len` bytes at `from` are initialised and mapped readable; they are no part of this view.
@@ -176,7 +178,7 @@ impl<'a> PayloadMut<'a> {
     /// that the lines belong to this core. The bytes are unspecified afterwards. Returns `false`,
     /// without any effect, if they do not all lie in view.
     #[must_use]
-    pub fn warm(&self, at: usize, len: usize) -> bool {
+    pub fn prefetch(&self, at: usize, len: usize) -> bool {
         let Some(to) = self.0.slice(at, len) else { return false };
         // SAFETY: as for `write`.
         unsafe { copy::take(to.base.as_ptr(), len) };
@@ -185,7 +187,7 @@ impl<'a> PayloadMut<'a> {
 
     /// As [`PayloadMut::write`], with write prefetch: for lines that another core probably holds.
     #[must_use]
-    pub fn write_taking(&self, at: usize, from: &[u8]) -> bool {
+    pub fn prefetch_and_write(&self, at: usize, from: &[u8]) -> bool {
         let Some(to) = self.0.slice(at, from.len()) else { return false };
         // SAFETY: as for `write`.
         unsafe { copy::taking(from.as_ptr(), to.base.as_ptr(), from.len()) };
@@ -195,10 +197,10 @@ impl<'a> PayloadMut<'a> {
     /// As [`PayloadMut::write`], with non-temporal stores: for data that exceeds the caches. The
     /// copy is complete before anything is published after it.
     #[must_use]
-    pub fn write_past_caches(&self, at: usize, from: &[u8]) -> bool {
+    pub fn write_non_temporal(&self, at: usize, from: &[u8]) -> bool {
         let Some(to) = self.0.slice(at, from.len()) else { return false };
         // SAFETY: as for `write`.
-        unsafe { copy::past_caches(from.as_ptr(), to.base.as_ptr(), from.len()) };
+        unsafe { copy::non_temporal(from.as_ptr(), to.base.as_ptr(), from.len()) };
         true
     }
 }

@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::vec;
 use std::vec::Vec;
 
-use super::{Bell, Bits, Lock, Park, Roster, Seat};
+use super::{Bits, EventCount, Lock, Park, WaiterList, WaiterSlot};
 use crate::sync::Word32;
 
 /// No thread can sleep here, because there is only one.
@@ -83,51 +83,51 @@ fn lock_excludes_and_starves_nobody() {
     assert_eq!(total.into_inner(), 80_000);
 }
 
-fn roster(seats: usize) -> Roster<Vec<Option<Seat<&'static str>>>> {
-    Roster::new((0..seats).map(|_| None).collect())
+fn waiters(slots: usize) -> WaiterList<Vec<Option<WaiterSlot<&'static str>>>> {
+    WaiterList::new((0..slots).map(|_| None).collect())
 }
 
 #[test]
 fn there_is_one_driver_and_the_oldest_follows() {
-    let mut roster = roster(3);
-    let seats: Vec<usize> = ["a", "b", "c"].map(|name| roster.join(name).unwrap()).to_vec();
-    assert_eq!(roster.join("d"), Err("d"));
-    assert!(roster.drives(seats[1]) && !roster.drives(seats[0]) && !roster.drives(seats[2]));
-    assert_eq!(roster.leave(seats[1]), (Some("b"), Bits::of(seats[0])));
-    assert!(roster.drives(seats[0]));
+    let mut waiters = waiters(3);
+    let slots: Vec<usize> = ["a", "b", "c"].map(|name| waiters.join(name).unwrap()).to_vec();
+    assert_eq!(waiters.join("d"), Err("d"));
+    assert!(waiters.drives(slots[1]) && !waiters.drives(slots[0]) && !waiters.drives(slots[2]));
+    assert_eq!(waiters.leave(slots[1]), (Some("b"), Bits::of(slots[0])));
+    assert!(waiters.drives(slots[0]));
     // The free slot is later in the order.
-    assert_eq!(roster.join("e"), Ok(seats[1]));
-    assert_eq!(roster.leave(seats[0]), (Some("a"), Bits::of(seats[2])));
-    assert_eq!(roster.leave(seats[1]), (Some("e"), Bits::NONE), "not the driver");
-    assert_eq!(roster.leave(seats[2]), (Some("c"), Bits::NONE), "no thread is left");
-    assert_eq!(roster.count(), 0);
-    assert_eq!(roster.leave(seats[2]), (None, Bits::NONE));
+    assert_eq!(waiters.join("e"), Ok(slots[1]));
+    assert_eq!(waiters.leave(slots[0]), (Some("a"), Bits::of(slots[2])));
+    assert_eq!(waiters.leave(slots[1]), (Some("e"), Bits::NONE), "not the driver");
+    assert_eq!(waiters.leave(slots[2]), (Some("c"), Bits::NONE), "no thread is left");
+    assert_eq!(waiters.count(), 0);
+    assert_eq!(waiters.leave(slots[2]), (None, Bits::NONE));
 }
 
 #[test]
 fn a_thread_whose_wait_ended_is_woken_once_and_does_not_become_driver() {
-    let mut roster = roster(4);
-    let seats = ["a", "b", "c"].map(|name| roster.join(name).unwrap());
-    assert!(roster.drives(seats[0]));
-    assert_eq!(roster.serve(|name| *name == "b"), (Bits::of(seats[1]), false));
-    assert_eq!(roster.serve(|name| *name == "b"), (Bits::NONE, false));
-    assert!(roster.is_served(seats[1]) && !roster.is_served(seats[0]));
-    assert_eq!(roster.serve(|name| *name == "a"), (Bits::of(seats[0]), true));
-    assert_eq!(roster.leave(seats[0]), (Some("a"), Bits::of(seats[2])));
-    assert_eq!(roster.ticket(seats[1]), Some(&mut "b"));
+    let mut waiters = waiters(4);
+    let slots = ["a", "b", "c"].map(|name| waiters.join(name).unwrap());
+    assert!(waiters.drives(slots[0]));
+    assert_eq!(waiters.serve(|name| *name == "b"), (Bits::of(slots[1]), false));
+    assert_eq!(waiters.serve(|name| *name == "b"), (Bits::NONE, false));
+    assert!(waiters.is_served(slots[1]) && !waiters.is_served(slots[0]));
+    assert_eq!(waiters.serve(|name| *name == "a"), (Bits::of(slots[0]), true));
+    assert_eq!(waiters.leave(slots[0]), (Some("a"), Bits::of(slots[2])));
+    assert_eq!(waiters.entry(slots[1]), Some(&mut "b"));
 }
 
 #[test]
 fn bits_are_shared_by_every_32nd_slot() {
-    let all = vec![0, 31, 32, 63].into_iter().fold(Bits::NONE, |bits, seat| bits.and(Bits::of(seat)));
+    let all = vec![0, 31, 32, 63].into_iter().fold(Bits::NONE, |bits, slot| bits.and(Bits::of(slot)));
     assert_eq!(all.mask(), 1 | 1 << 31);
 }
 
 #[test]
 fn event_count_that_was_advanced_lets_no_thread_sleep() {
-    let bell = Bell::default();
-    let since = bell.listen();
-    assert_eq!(bell.word().load_relaxed(), since);
-    bell.ring();
-    assert_ne!(bell.word().load_relaxed(), since);
+    let event_count = EventCount::default();
+    let since = event_count.listen();
+    assert_eq!(event_count.word().load_relaxed(), since);
+    event_count.ring();
+    assert_ne!(event_count.word().load_relaxed(), since);
 }

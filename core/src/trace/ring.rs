@@ -25,7 +25,7 @@ impl Record {
 /// The last entries and exits of one thread, in as many records as the caller lends. Without
 /// records nothing is recorded.
 #[derive(Debug)]
-pub struct Ring<B> {
+pub struct TraceRing<B> {
     records: B,
     /// Number of records written and not removed.
     next: u64,
@@ -36,7 +36,7 @@ pub struct Ring<B> {
     clock: fn() -> u64,
 }
 
-impl<B: BorrowMut<[Record]>> Ring<B> {
+impl<B: BorrowMut<[Record]>> TraceRing<B> {
     /// Returns an empty ring.
     pub const fn new(records: B, clock: fn() -> u64) -> Self {
         Self { records, next: 0, most: 0, clock }
@@ -102,7 +102,7 @@ impl<B: BorrowMut<[Record]>> Ring<B> {
     }
 }
 
-impl<B: BorrowMut<[Record]>> Recorder for Ring<B> {
+impl<B: BorrowMut<[Record]>> Recorder for TraceRing<B> {
     fn enter(&mut self, name: &'static str, value: u64) {
         let time = (self.clock)();
         self.push(Record { time, name, value });
@@ -123,7 +123,7 @@ impl<B: BorrowMut<[Record]>> Recorder for Ring<B> {
 /// functions, in nanoseconds.
 #[derive(Debug)]
 pub struct Tree<'a, B> {
-    ring: &'a Ring<B>,
+    ring: &'a TraceRing<B>,
 }
 
 impl<B: BorrowMut<[Record]>> fmt::Display for Tree<'_, B> {
@@ -170,11 +170,11 @@ mod tests {
         MINE.with(|now| now.fetch_add(10, Ordering::Relaxed))
     }
 
-    fn ring(records: usize) -> Ring<Vec<Record>> {
-        Ring::new(vec![Record::default(); records], clock)
+    fn ring(records: usize) -> TraceRing<Vec<Record>> {
+        TraceRing::new(vec![Record::default(); records], clock)
     }
 
-    fn lines(ring: &Ring<Vec<Record>>) -> Vec<String> {
+    fn lines(ring: &TraceRing<Vec<Record>>) -> Vec<String> {
         ring.tree()
             .to_string()
             .lines()

@@ -5,7 +5,7 @@
 //! request and of its acceptance. Words of 32 bits: 0: [`CHANNEL_VERSION`] in bits 0-15, the
 //! identity stamp `0x4e4d` in bits 16-31; 1: the sender's rank; 2 and 3: the number of the world;
 //! 4: bits 0-15 rail, 16-31 receives posted at the start; 5: payload bytes of the largest packet; 6
-//! and 7: the sender's token for this peer. A refusal has one byte: the [`Refusal`].
+//! and 7: the sender's token for this peer. A refusal has one byte: the [`ChannelRefusal`].
 //!
 //! **Packet**: [`HEADER_BYTES`], then the payload, to the end of the message. Words of 64 bits: 0:
 //! bits 0-7 the kind, 0 for a packet without content, 16-31 context, 32-47 receives that the sender
@@ -50,7 +50,7 @@ pub struct Hello {
 
 /// The reason why a hello was rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
+pub enum ChannelRefusal {
     /// The other side does not use this protocol.
     #[error("the connecting process does not use this protocol")]
     Protocol,
@@ -59,7 +59,7 @@ pub enum Refusal {
     Version,
     /// The other side belongs to another world, or claims a rank that it cannot have.
     #[error("the process is not a member of the world")]
-    Stranger,
+    NotAMember,
     /// The two sides differ in the packet size or the number of rails.
     #[error("the two sides have different settings for packet bytes or rails")]
     Settings,
@@ -80,13 +80,13 @@ pub enum Refusal {
     Unknown(u8),
 }
 
-impl Refusal {
+impl ChannelRefusal {
     /// Encodes the refusal as private data.
     pub fn encode(self) -> Private {
         let code = match self {
             Self::Protocol => 1,
             Self::Version => 2,
-            Self::Stranger => 3,
+            Self::NotAMember => 3,
             Self::Settings => 4,
             Self::Exists => 5,
             Self::Buffers => 6,
@@ -102,7 +102,7 @@ impl Refusal {
             0 => return None,
             1 => Self::Protocol,
             2 => Self::Version,
-            3 => Self::Stranger,
+            3 => Self::NotAMember,
             4 => Self::Settings,
             5 => Self::Exists,
             6 => Self::Buffers,
@@ -136,10 +136,10 @@ impl Hello {
     ///
     /// # Errors
     /// The private data is not a hello, or one of another version.
-    pub fn decode(private: &Private) -> Result<Self, Refusal> {
+    pub fn decode(private: &Private) -> Result<Self, ChannelRefusal> {
         let bytes = private.bytes();
         let (Some(bytes), rest) = (bytes.first_chunk::<HELLO_BYTES>(), bytes.get(HELLO_BYTES..)) else {
-            return Err(Refusal::Protocol);
+            return Err(ChannelRefusal::Protocol);
         };
         let mut words = [0; HELLO_BYTES / 4];
         for (to, word) in words.iter_mut().zip(bytes.as_chunks::<4>().0) {
@@ -147,13 +147,13 @@ impl Hello {
         }
         let [first, rank, low, high, rail, packet_bytes, token, token_high] = words;
         if first >> 16 != MARK {
-            return Err(Refusal::Protocol);
+            return Err(ChannelRefusal::Protocol);
         }
         if first as u16 != CHANNEL_VERSION {
-            return Err(Refusal::Version);
+            return Err(ChannelRefusal::Version);
         }
         if rest.is_some_and(|rest| rest.iter().any(|byte| *byte != 0)) {
-            return Err(Refusal::Protocol);
+            return Err(ChannelRefusal::Protocol);
         }
         let long = |low, high| u64::from(low) | u64::from(high) << 32;
         let (world, token) = (long(low, high), long(token, token_high));
@@ -291,18 +291,18 @@ mod tests {
             Hello::decode(&Private::new(&bytes).unwrap())
         };
         assert_eq!(with(HELLO_BYTES + 7, 0), Ok(hello));
-        assert_eq!(with(0, 1), Err(Refusal::Version));
-        assert_eq!(with(2, 0), Err(Refusal::Protocol));
-        assert_eq!(with(HELLO_BYTES + 1, 1), Err(Refusal::Protocol));
-        assert_eq!(Hello::decode(&Private::EMPTY), Err(Refusal::Protocol));
+        assert_eq!(with(0, 1), Err(ChannelRefusal::Version));
+        assert_eq!(with(2, 0), Err(ChannelRefusal::Protocol));
+        assert_eq!(with(HELLO_BYTES + 1, 1), Err(ChannelRefusal::Protocol));
+        assert_eq!(Hello::decode(&Private::EMPTY), Err(ChannelRefusal::Protocol));
     }
 
     #[test]
     fn refusals_survive_encoding() {
-        use Refusal::{Buffers, Claimed, Exists, Protocol, Settings, Stranger, Unknown, Version};
-        for refusal in [Protocol, Version, Stranger, Settings, Exists, Buffers, Claimed, Unknown(200)] {
-            assert_eq!(Refusal::decode(&refusal.encode()), Some(refusal));
+        use ChannelRefusal::{Buffers, Claimed, Exists, NotAMember, Protocol, Settings, Unknown, Version};
+        for refusal in [Protocol, Version, NotAMember, Settings, Exists, Buffers, Claimed, Unknown(200)] {
+            assert_eq!(ChannelRefusal::decode(&refusal.encode()), Some(refusal));
         }
-        assert_eq!(Refusal::decode(&Private::EMPTY), None);
+        assert_eq!(ChannelRefusal::decode(&Private::EMPTY), None);
     }
 }

@@ -1,10 +1,10 @@
 //! The format of software placement: the protocol of a memory port without an RDMA device over a
 //! byte stream (for example TCP).
 //!
-//! All words are little-endian. **Handshake**, [`GREETING_BYTES`], from each side, once; the
+//! All words are little-endian. **Handshake**, [`HANDSHAKE_BYTES`], from each side, once; the
 //! connecting side sends first. Words of 64 bits: 0: [`MAGIC`]; 1: [`PLACEMENT_VERSION`] in bits
 //! 0-31, bytes of the handshake in bits 32-63: these two words never change; 2: the token of the
-//! address that was connected to, 0 in an answer; 3: bits 0-7 the [`Answer`], bit 8 is set if
+//! address that was connected to, 0 in an answer; 3: bits 0-7 the [`PlacementAnswer`], bit 8 is set if
 //! receives are taken from a shared queue, bits 16-23 number of private bytes; then 56 private
 //! bytes, padded with zeros.
 //!
@@ -40,14 +40,14 @@
 //! any other frame ends the connection.
 #![forbid(unsafe_code)]
 
-use crate::port::memory::{MOST_PRIVATE_BYTES, Private, Remote};
+use crate::port::memory::{MOST_PRIVATE_BYTES, Private, RemoteRange};
 
 /// Version of the formats on this page.
 pub const PLACEMENT_VERSION: u32 = 1;
 /// First word of a handshake.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"nemesiap");
 /// Bytes of a handshake.
-pub const GREETING_BYTES: usize = 88;
+pub const HANDSHAKE_BYTES: usize = 88;
 /// Bytes of the part of the handshake that is the same in all versions.
 pub const FIXED_BYTES: usize = 16;
 /// Bytes of a frame header, without operands and payload.
@@ -64,7 +64,7 @@ const SHARED: u64 = 1 << 8;
 
 /// The purpose of a handshake message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Answer {
+pub enum PlacementAnswer {
     /// Requests the connection.
     Request = 0,
     /// Accepts the connection.
@@ -75,9 +75,9 @@ pub enum Answer {
 
 /// The first message of each side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Greeting {
+pub struct Handshake {
     /// Request or answer.
-    pub answer: Answer,
+    pub answer: PlacementAnswer,
     /// The address's token.
     pub token: u64,
     /// Whether receives are taken from a shared queue.
@@ -88,7 +88,7 @@ pub struct Greeting {
 
 /// The reason why a handshake is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum GreetingError {
+pub enum HandshakeError {
     /// The other side uses another version.
     #[error("the peer uses version {theirs} instead of {PLACEMENT_VERSION}")]
     Version {
@@ -108,13 +108,13 @@ fn words<const N: usize>(bytes: &[u8]) -> [u64; N] {
     words
 }
 
-impl Greeting {
+impl Handshake {
     /// Encodes the handshake.
-    pub fn encode(&self) -> [u8; GREETING_BYTES] {
-        let mut bytes = [0; GREETING_BYTES];
+    pub fn encode(&self) -> [u8; HANDSHAKE_BYTES] {
+        let mut bytes = [0; HANDSHAKE_BYTES];
         let private = self.private.bytes();
         let shared = if self.shared { SHARED } else { 0 };
-        let second = u64::from(PLACEMENT_VERSION) | (GREETING_BYTES as u64) << 32;
+        let second = u64::from(PLACEMENT_VERSION) | (HANDSHAKE_BYTES as u64) << 32;
         let last = self.answer as u64 | shared | (private.len() as u64) << 16;
         for (to, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip([MAGIC, second, self.token, last]) {
             *to = word.to_le_bytes();
@@ -128,32 +128,32 @@ impl Greeting {
     /// Checks the part that all versions share.
     ///
     /// # Errors
-    /// See [`GreetingError`].
-    pub fn check(bytes: &[u8; FIXED_BYTES]) -> Result<(), GreetingError> {
+    /// See [`HandshakeError`].
+    pub fn check(bytes: &[u8; FIXED_BYTES]) -> Result<(), HandshakeError> {
         let [magic, second] = words(bytes);
         let (theirs, len) = (second as u32, second >> 32);
         match (magic, theirs, len) {
-            (MAGIC, PLACEMENT_VERSION, len) if len == GREETING_BYTES as u64 => Ok(()),
-            (MAGIC, PLACEMENT_VERSION, _) => Err(GreetingError::Malformed),
-            (MAGIC, ..) => Err(GreetingError::Version { theirs }),
-            _ => Err(GreetingError::Malformed),
+            (MAGIC, PLACEMENT_VERSION, len) if len == HANDSHAKE_BYTES as u64 => Ok(()),
+            (MAGIC, PLACEMENT_VERSION, _) => Err(HandshakeError::Malformed),
+            (MAGIC, ..) => Err(HandshakeError::Version { theirs }),
+            _ => Err(HandshakeError::Malformed),
         }
     }
 
     /// Decodes the handshake.
     ///
     /// # Errors
-    /// See [`GreetingError`].
-    pub fn decode(bytes: &[u8; GREETING_BYTES]) -> Result<Self, GreetingError> {
-        Self::check(bytes.first_chunk().ok_or(GreetingError::Malformed)?)?;
+    /// See [`HandshakeError`].
+    pub fn decode(bytes: &[u8; HANDSHAKE_BYTES]) -> Result<Self, HandshakeError> {
+        Self::check(bytes.first_chunk().ok_or(HandshakeError::Malformed)?)?;
         let [_, _, token, last] = words(bytes);
-        let answer = [Answer::Request, Answer::Accept, Answer::Refuse];
+        let answer = [PlacementAnswer::Request, PlacementAnswer::Accept, PlacementAnswer::Refuse];
         let answer = answer.into_iter().find(|it| *it as u64 == last & 0xff);
         let len = (last >> 16) as usize & 0xff;
         let private = bytes.get(32..32 + len).filter(|_| len <= MOST_PRIVATE_BYTES).and_then(Private::new);
-        let (Some(answer), Some(private)) = (answer, private) else { return Err(GreetingError::Malformed) };
+        let (Some(answer), Some(private)) = (answer, private) else { return Err(HandshakeError::Malformed) };
         let read = Self { answer, token, shared: last & SHARED != 0, private };
-        if read.encode() == *bytes { Ok(read) } else { Err(GreetingError::Malformed) }
+        if read.encode() == *bytes { Ok(read) } else { Err(HandshakeError::Malformed) }
     }
 }
 
@@ -176,17 +176,17 @@ impl Reason {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)] // The table above describes them.
 pub enum Frame {
-    Write { len: u32, to: Remote, immediate: Option<u32> },
-    Read { len: u32, from: Remote },
+    Write { len: u32, to: RemoteRange, immediate: Option<u32> },
+    Read { len: u32, from: RemoteRange },
     Send { len: u32, immediate: Option<u32> },
-    Add { at: Remote, add: u64 },
-    Swap { at: Remote, new: u64, expected: u64 },
+    Add { at: RemoteRange, add: u64 },
+    Swap { at: RemoteRange, new: u64, expected: u64 },
     ReadReply { len: u32 },
     ValueReply { old: u64 },
     Ack { executed: u64, room: u64 },
     Refuse { operation: u64, reason: Reason },
     Ask { wanted: u64 },
-    WriteFrom { len: u32, to: Remote, immediate: Option<u32>, source: u64 },
+    WriteFrom { len: u32, to: RemoteRange, immediate: Option<u32>, source: u64 },
     ReadFrom { len: u32, source: u64 },
     Pulled { count: u64 },
     CanPull,
@@ -251,7 +251,7 @@ impl Frame {
         let Some(head) = bytes.first_chunk::<FRAME_BYTES>() else { return Parsed::Short };
         let [first, second, third, fourth] = words(head);
         let (len, immediate) = ((first >> 32) as u32, (first & IMMEDIATE != 0).then_some(second as u32));
-        let remote = Remote { address: third, key: fourth };
+        let remote = RemoteRange { address: third, key: fourth };
         let size = match first & 0xff {
             4 | 5 | 11 => MOST_FRAME_BYTES,
             _ => FRAME_BYTES,
@@ -289,7 +289,7 @@ impl Frame {
 mod tests {
     use super::*;
 
-    const AT: Remote = Remote { address: 0x1122_3344_5566_7788, key: u64::MAX };
+    const AT: RemoteRange = RemoteRange { address: 0x1122_3344_5566_7788, key: u64::MAX };
 
     fn frames() -> [Frame; 18] {
         [
@@ -346,30 +346,30 @@ mod tests {
         assert_eq!(Frame::parse(&bytes[..count]), Parsed::Malformed);
     }
 
-    fn greeting(private: &[u8]) -> Greeting {
+    fn handshake(private: &[u8]) -> Handshake {
         let private = Private::new(private).unwrap();
-        Greeting { answer: Answer::Accept, token: 3, shared: true, private }
+        Handshake { answer: PlacementAnswer::Accept, token: 3, shared: true, private }
     }
 
     #[test]
     fn handshakes_survive_the_wire() {
         for private in [&[] as &[u8], b"abc", &[0; 56], &[9; 56]] {
-            for answer in [Answer::Request, Answer::Accept, Answer::Refuse] {
-                let greeting = Greeting { answer, ..greeting(private) };
-                assert_eq!(Greeting::decode(&greeting.encode()), Ok(greeting));
+            for answer in [PlacementAnswer::Request, PlacementAnswer::Accept, PlacementAnswer::Refuse] {
+                let handshake = Handshake { answer, ..handshake(private) };
+                assert_eq!(Handshake::decode(&handshake.encode()), Ok(handshake));
             }
         }
     }
 
     #[test]
     fn other_versions_and_other_protocols_are_told_apart() {
-        let mut bytes = greeting(b"abc").encode();
+        let mut bytes = handshake(b"abc").encode();
         bytes[8] = 2;
-        assert_eq!(Greeting::decode(&bytes), Err(GreetingError::Version { theirs: 2 }));
+        assert_eq!(Handshake::decode(&bytes), Err(HandshakeError::Version { theirs: 2 }));
         for (at, value) in [(0, b'x'), (12, 1), (24, 3), (26, 57), (26, 2), (27, 1), (40, 1)] {
-            let mut bytes = greeting(b"abc").encode();
+            let mut bytes = handshake(b"abc").encode();
             bytes[at] = value;
-            assert_eq!(Greeting::decode(&bytes), Err(GreetingError::Malformed), "byte {at}");
+            assert_eq!(Handshake::decode(&bytes), Err(HandshakeError::Malformed), "byte {at}");
         }
     }
 }

@@ -3,7 +3,7 @@
 //!
 //! - **RTS**. Word 0: bytes of the message; 1: the sender's request; 2: address of the bytes at the
 //!   sender, 0 if they cannot be read there; 3: the protocol by which the sender receives such
-//!   messages, 0 if unknown, see [`Rts::way`]. Then the first bytes of the message.
+//!   messages, 0 if unknown, see [`Rts::protocol_number`]. Then the first bytes of the message.
 //! - **CTS**. Word 0: the sender's request; 1: the receiver's request; 2: first byte requested; 3: end
 //!   of the bytes requested; 4: the copy policy for the sender, the code of [`Stores`].
 //! - **FIN**. Word 0: the sender's request.
@@ -21,7 +21,7 @@ pub const RTS_BYTES: usize = 32;
 /// Bytes of a CTS.
 pub const CTS_BYTES: usize = 40;
 /// Number of protocols that an RTS can name.
-pub const MOST_WAYS: u8 = 3;
+pub const MOST_PROTOCOLS: u8 = 3;
 /// Bytes of a FIN.
 pub const FIN_BYTES: usize = 8;
 
@@ -35,9 +35,9 @@ pub struct Rts {
     /// Address of the bytes in the sender's memory; 0 if they cannot be read there.
     pub address: u64,
     /// The protocol by which the sender currently receives messages of this size from the receiver,
-    /// a number from 1 to [`MOST_WAYS`]; 0 if unknown. If one side tries a protocol, the other may
+    /// a number from 1 to [`MOST_PROTOCOLS`]; 0 if unknown. If one side tries a protocol, the other may
     /// try it too.
-    pub way: u8,
+    pub protocol_number: u8,
 }
 
 /// The content of a CTS.
@@ -65,9 +65,9 @@ pub enum Stores {
     /// Plain stores.
     Cached = 1,
     /// Non-temporal stores, if the processor has them.
-    PastCaches = 2,
+    NonTemporal = 2,
     /// Plain stores to lines that were write-prefetched.
-    Warmed = 3,
+    Prefetched = 3,
 }
 
 impl Stores {
@@ -75,8 +75,8 @@ impl Stores {
         match code {
             0 => Some(Self::Learned),
             1 => Some(Self::Cached),
-            2 => Some(Self::PastCaches),
-            3 => Some(Self::Warmed),
+            2 => Some(Self::NonTemporal),
+            3 => Some(Self::Prefetched),
             _ => None,
         }
     }
@@ -98,14 +98,21 @@ fn encode<const N: usize>(words: &[u64]) -> [u8; N] {
 impl Rts {
     /// Encodes the RTS; the first bytes of the message follow it.
     pub fn encode(&self) -> [u8; RTS_BYTES] {
-        encode(&[self.total, self.sender, self.address, self.way.into()])
+        encode(&[self.total, self.sender, self.address, self.protocol_number.into()])
     }
 
     /// Decodes a packet of `len` bytes that begins with `bytes`. `None` if it violates the
     /// protocol: it is too short, or carries more first bytes than the message has.
     pub fn decode(bytes: &[u8; RTS_BYTES], len: usize) -> Option<Self> {
-        let way = u8::try_from(word(bytes, 3)?).ok().filter(|way| *way <= MOST_WAYS)?;
-        let rts = Self { total: word(bytes, 0)?, sender: word(bytes, 1)?, address: word(bytes, 2)?, way };
+        let protocol_number = u8::try_from(word(bytes, 3)?)
+            .ok()
+            .filter(|protocol_number| *protocol_number <= MOST_PROTOCOLS)?;
+        let rts = Self {
+            total: word(bytes, 0)?,
+            sender: word(bytes, 1)?,
+            address: word(bytes, 2)?,
+            protocol_number,
+        };
         let first = len.checked_sub(RTS_BYTES)?;
         (first as u64 <= rts.total && rts.total <= isize::MAX as u64).then_some(rts)
     }
@@ -136,11 +143,11 @@ mod tests {
 
     #[test]
     fn packets_survive_the_wire() {
-        let rts = Rts { total: 70, sender: u64::MAX, address: 0x1234_5678_9abc, way: 3 };
+        let rts = Rts { total: 70, sender: u64::MAX, address: 0x1234_5678_9abc, protocol_number: 3 };
         for first in [0, 1, 70] {
             assert_eq!(Rts::decode(&rts.encode(), RTS_BYTES + first), Some(rts));
         }
-        for stores in [Stores::Learned, Stores::Cached, Stores::PastCaches, Stores::Warmed] {
+        for stores in [Stores::Learned, Stores::Cached, Stores::NonTemporal, Stores::Prefetched] {
             let cts = Cts { sender: 1, receiver: u64::MAX, start: 3, end: 4, stores };
             assert_eq!(Cts::decode(&cts.encode()), Some(cts));
         }
@@ -148,12 +155,12 @@ mod tests {
 
     #[test]
     fn invalid_packets_are_not_decoded() {
-        let rts = Rts { total: 70, sender: 1, address: 2, way: 0 };
+        let rts = Rts { total: 70, sender: 1, address: 2, protocol_number: 0 };
         assert_eq!(Rts::decode(&rts.encode(), RTS_BYTES - 1), None);
         assert_eq!(Rts::decode(&rts.encode(), RTS_BYTES + 71), None);
         let huge = Rts { total: 1 << 63, ..rts };
         assert_eq!(Rts::decode(&huge.encode(), RTS_BYTES), None);
-        assert_eq!(Rts::decode(&Rts { way: 4, ..rts }.encode(), RTS_BYTES), None);
+        assert_eq!(Rts::decode(&Rts { protocol_number: 4, ..rts }.encode(), RTS_BYTES), None);
         for (start, end) in [(0, 0), (4, 4), (5, 4)] {
             let cts = Cts { sender: 1, receiver: 2, start, end, stores: Stores::Learned };
             assert_eq!(Cts::decode(&cts.encode()), None);

@@ -2,7 +2,7 @@
 //! [`Kind::RmaReply`](super::Kind::RmaReply) back; and the format of a remote key. Words of 64
 //! bits, little-endian.
 //!
-//! **Request.** Its context encodes the operation: bits 0-3 the [`Operation`], 4-7 the
+//! **Request.** Its context encodes the operation: bits 0-3 the [`RmaOperation`], 4-7 the
 //! [`Reduction`], 8-11 the [`Datatype`], bit 12 is set if the target must count a notification of
 //! the region afterwards; the rest is 0. Its tag is the origin's request, and 0 if there is no
 //! answer. The payload:
@@ -75,7 +75,7 @@ const NOTIFY: u16 = 1 << 12;
 
 /// The operation of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Operation {
+pub enum RmaOperation {
     /// Write bytes.
     Put = 1,
     /// Read bytes.
@@ -92,17 +92,17 @@ pub enum Operation {
     FetchAccumulate = 7,
 }
 
-impl Operation {
+impl RmaOperation {
     /// Returns the name of the operation.
     pub const fn name(self) -> &'static str {
         match self {
-            Operation::Put => "put",
-            Operation::Get => "get",
-            Operation::Accumulate => "accumulate",
-            Operation::Fetch => "fetch",
-            Operation::CompareSwap => "compare_swap",
-            Operation::Flush => "flush",
-            Operation::FetchAccumulate => "fetch_accumulate",
+            RmaOperation::Put => "put",
+            RmaOperation::Get => "get",
+            RmaOperation::Accumulate => "accumulate",
+            RmaOperation::Fetch => "fetch",
+            RmaOperation::CompareSwap => "compare_swap",
+            RmaOperation::Flush => "flush",
+            RmaOperation::FetchAccumulate => "fetch_accumulate",
         }
     }
 }
@@ -178,7 +178,7 @@ pub enum Refusal {
     Undefined,
 }
 
-impl Operation {
+impl RmaOperation {
     const ALL: [Self; 7] = [
         Self::Put,
         Self::Get,
@@ -255,7 +255,7 @@ impl Refusal {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Verb {
     /// The operation.
-    pub operation: Operation,
+    pub operation: RmaOperation,
     /// Accumulate and fetch: the reduction.
     pub reduction: Reduction,
     /// Accumulate, fetch, compare and swap: the type of the values.
@@ -266,7 +266,7 @@ pub struct Verb {
 
 impl Verb {
     /// Returns a verb whose other fields are not significant.
-    pub const fn plain(operation: Operation) -> Self {
+    pub const fn plain(operation: RmaOperation) -> Self {
         Self { operation, reduction: Reduction::Sum, datatype: Datatype::I32, notify: false }
     }
 
@@ -280,7 +280,7 @@ impl Verb {
     pub fn decode(context: u16) -> Option<Self> {
         let code = |shift: u16| usize::from(context >> shift & 0xf);
         let verb = Self {
-            operation: *Operation::ALL.get(code(0).checked_sub(1)?)?,
+            operation: *RmaOperation::ALL.get(code(0).checked_sub(1)?)?,
             reduction: *Reduction::ALL.get(code(4))?,
             datatype: *Datatype::ALL.get(code(8))?,
             notify: context & NOTIFY != 0,
@@ -291,10 +291,10 @@ impl Verb {
     /// Returns the bytes of the payload before data or operands.
     pub const fn head_bytes(self) -> usize {
         match self.operation {
-            Operation::Put | Operation::Accumulate | Operation::FetchAccumulate => HEAD_BYTES,
-            Operation::Get | Operation::Fetch => 32,
-            Operation::CompareSwap => 40,
-            Operation::Flush => 0,
+            RmaOperation::Put | RmaOperation::Accumulate | RmaOperation::FetchAccumulate => HEAD_BYTES,
+            RmaOperation::Get | RmaOperation::Fetch => 32,
+            RmaOperation::CompareSwap => 40,
+            RmaOperation::Flush => 0,
         }
     }
 }

@@ -6,7 +6,7 @@ use std::ptr;
 use libc::{intptr_t, off_t, size_t};
 
 use crate::next::{Next, missing};
-use crate::tell::{tell, tell_all};
+use crate::report::{report, report_all};
 
 /// A system call that returns an address, as the C library has it.
 fn address(result: libc::c_long) -> *mut c_void {
@@ -15,7 +15,7 @@ fn address(result: libc::c_long) -> *mut c_void {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn munmap(start: *mut c_void, bytes: size_t) -> c_int {
-    tell(start, bytes);
+    report(start, bytes);
     // SAFETY: the caller's arguments, to the call that it wants. The results of this call are 0 and -1.
     unsafe { libc::syscall(libc::SYS_munmap, start, bytes) as c_int }
 }
@@ -30,13 +30,13 @@ unsafe extern "C" fn mmap(
     offset: off_t,
 ) -> *mut c_void {
     if flags & libc::MAP_FIXED != 0 {
-        tell(start, bytes);
+        report(start, bytes);
     }
     // SAFETY: the caller's arguments, to the call that it wants.
     let new = address(unsafe { libc::syscall(libc::SYS_mmap, start, bytes, rights, flags, fd, offset) });
     if new != libc::MAP_FAILED {
         // The C library may have taken away what was here.
-        tell(new, bytes);
+        report(new, bytes);
     }
     new
 }
@@ -54,7 +54,8 @@ unsafe extern "C" fn mmap64(
     unsafe { mmap(start, bytes, rights, flags, fd, offset) }
 }
 
-/// In C the last argument is there only with `MREMAP_FIXED`; where this library is not empty, that is passed as any other.
+/// In C the last argument is there only with `MREMAP_FIXED`; where this library is not empty, that is passed as any
+/// other.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn mremap(
     old: *mut c_void,
@@ -63,14 +64,14 @@ unsafe extern "C" fn mremap(
     flags: c_int,
     to: *mut c_void,
 ) -> *mut c_void {
-    tell(old, old_bytes);
+    report(old, old_bytes);
     if flags & libc::MREMAP_FIXED != 0 {
-        tell(to, new_bytes);
+        report(to, new_bytes);
     }
     // SAFETY: the caller's arguments, to the call that it wants.
     let new = address(unsafe { libc::syscall(libc::SYS_mremap, old, old_bytes, new_bytes, flags, to) });
     if new != libc::MAP_FAILED {
-        tell(new, new_bytes);
+        report(new, new_bytes);
     }
     new
 }
@@ -86,12 +87,12 @@ const fn keeps_pages(advice: c_int) -> bool {
 unsafe extern "C" fn madvise(start: *mut c_void, bytes: size_t, advice: c_int) -> c_int {
     let keeps = keeps_pages(advice);
     if !keeps {
-        tell(start, bytes);
+        report(start, bytes);
     }
     // SAFETY: the caller's arguments, to the call that it wants. The results of this call are 0 and -1.
     let result = unsafe { libc::syscall(libc::SYS_madvise, start, bytes, advice) as c_int };
     if !keeps {
-        tell(start, bytes);
+        report(start, bytes);
     }
     result
 }
@@ -99,17 +100,17 @@ unsafe extern "C" fn madvise(start: *mut c_void, bytes: size_t, advice: c_int) -
 #[unsafe(no_mangle)]
 unsafe extern "C" fn shmat(id: c_int, at: *const c_void, flags: c_int) -> *mut c_void {
     if flags & libc::SHM_REMAP != 0 {
-        tell_all();
+        report_all();
     }
     // SAFETY: the caller's arguments, to the call that it wants.
     let new = address(unsafe { libc::syscall(libc::SYS_shmat, id, at, flags) });
-    tell_all();
+    report_all();
     new
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn shmdt(at: *const c_void) -> c_int {
-    tell_all();
+    report_all();
     // SAFETY: the caller's arguments, to the call that it wants. The results of this call are 0 and -1.
     unsafe { libc::syscall(libc::SYS_shmdt, at) as c_int }
 }
@@ -121,18 +122,18 @@ type Brk = Option<unsafe extern "C" fn(*mut c_void) -> c_int>;
 type Sbrk = Option<unsafe extern "C" fn(intptr_t) -> *mut c_void>;
 
 /// Tells of the heap from here to its end.
-fn tell_heap_from(start: *const c_void) {
+fn report_heap_from(start: *const c_void) {
     // SAFETY: the type of this function; it moves nothing.
     let end = unsafe { SBRK.get::<Sbrk>().map(|sbrk| sbrk(0)) };
     if let Some(end) = end {
-        tell(start, end.addr().saturating_sub(start.addr()));
+        report(start, end.addr().saturating_sub(start.addr()));
     }
 }
 
 // The C library has a copy of where the heap ends, so it has to move it.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn brk(end: *mut c_void) -> c_int {
-    tell_heap_from(end);
+    report_heap_from(end);
     // SAFETY: the type of this function, and the caller's argument.
     unsafe { BRK.get::<Brk>().map_or_else(missing, |brk| brk(end)) }
 }
@@ -144,7 +145,7 @@ unsafe extern "C" fn sbrk(more: intptr_t) -> *mut c_void {
     if more < 0 {
         // SAFETY: moves nothing.
         let end = unsafe { sbrk(0) };
-        tell_heap_from(end.wrapping_byte_offset(more));
+        report_heap_from(end.wrapping_byte_offset(more));
     }
     // SAFETY: the caller's argument.
     unsafe { sbrk(more) }
@@ -154,11 +155,11 @@ static DLCLOSE: Next = Next::new(c"dlclose");
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn dlclose(library: *mut c_void) -> c_int {
-    tell_all();
+    report_all();
     // SAFETY: the type of this function, and the caller's argument.
     let next = unsafe { DLCLOSE.get::<Option<unsafe extern "C" fn(*mut c_void) -> c_int>>() };
     // SAFETY: as above.
     let result = next.map_or_else(missing, |next| unsafe { next(library) });
-    tell_all();
+    report_all();
     result
 }

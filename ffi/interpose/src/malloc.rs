@@ -4,7 +4,7 @@ use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::next::{Next, missing};
-use crate::tell::tell_all;
+use crate::report::report_all;
 use crate::thread;
 
 static MALLOPT: Next = Next::new(c"mallopt");
@@ -52,9 +52,9 @@ unsafe extern "C" fn mallopt(what: c_int, value: c_int) -> c_int {
 /// Gives pages back in the middle of the heap too.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn malloc_trim(leave: usize) -> c_int {
-    tell_all();
+    report_all();
     // SAFETY: the type of this function, and the caller's argument.
     let result = unsafe { MALLOC_TRIM.get::<MallocTrim>().map_or_else(missing, |trim| trim(leave)) };
-    tell_all();
+    report_all();
     result
 }

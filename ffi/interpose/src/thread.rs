@@ -6,7 +6,7 @@ use std::ptr;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::next::Next;
-use crate::tell::tell;
+use crate::report::report;
 
 type Start = extern "C-unwind" fn(*mut c_void) -> *mut c_void;
 type Create = Option<
@@ -45,23 +45,23 @@ fn end_in(rounds: usize) {
 }
 
 unsafe extern "C" fn ending(rounds: *mut c_void) {
-    tell_stack();
+    report_stack();
     end_in(rounds.addr() - 1);
 }
 
 /// Tells of this thread's stack.
-fn tell_stack() {
+fn report_stack() {
     let mut attributes = MaybeUninit::<libc::pthread_attr_t>::uninit();
     let (mut stack, mut bytes) = (ptr::null_mut(), 0);
     // SAFETY: the attributes are written before they are read, and given back; the rest is our own.
     unsafe {
         if libc::pthread_getattr_np(libc::pthread_self(), attributes.as_mut_ptr()) != 0 {
-            return crate::tell::tell_all();
+            return crate::report::report_all();
         }
         libc::pthread_attr_getstack(attributes.as_ptr(), &raw mut stack, &raw mut bytes);
         libc::pthread_attr_destroy(attributes.as_mut_ptr());
     }
-    tell(stack, bytes);
+    report(stack, bytes);
 }
 
 /// What a thread is to do.
@@ -70,14 +70,15 @@ struct Work {
     argument: *mut c_void,
 }
 
-/// The first function of each thread. `pthread_exit` and cancellation may unwind through it: nothing is left to drop by then.
+/// The first function of each thread. `pthread_exit` and cancellation may unwind through it: nothing is left to drop by
+/// then.
 extern "C-unwind" fn begin(work: *mut c_void) -> *mut c_void {
     let Work { start, argument } = {
         // SAFETY: made by `pthread_create` below, for this thread only.
         *unsafe { Box::from_raw(work.cast::<Work>()) }
     };
     // Whoever had this stack before may have ended unseen.
-    tell_stack();
+    report_stack();
     end_in(ROUNDS);
     start(argument)
 }

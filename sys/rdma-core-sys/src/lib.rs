@@ -1,9 +1,9 @@
 //! Raw bindings to libibverbs and librdmacm, the two libraries of rdma-core that RDMA programs use.
 //!
 //! Types, constants and function signatures are made by bindgen from the headers and committed; so a build needs
-//! neither the headers nor libclang. Nothing is linked: [`Verbs::open`] and [`Cm::open`] open the libraries at run time, so
-//! that a program runs where they are absent, and the error says what to install. Each function is looked up under
-//! the version that the headers mean; what came with a later release of rdma-core is an `Option`.
+//! neither the headers nor libclang. Nothing is linked: [`Verbs::open`] and [`Cm::open`] open the libraries at run
+//! time, so that a program runs where they are absent, and the error says what to install. Each function is looked up
+//! under the version that the headers mean; what came with a later release of rdma-core is an `Option`.
 //!
 //! Half of the interface is not in the libraries: the verbs of the critical path are inline functions of the headers,
 //! which call through the operations table of the device's context. They are in [`inline`] and as methods of [`Verbs`].

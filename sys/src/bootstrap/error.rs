@@ -144,7 +144,8 @@ pub enum BootstrapError {
     },
     /// The key or the value cannot be carried.
     #[error(
-        "{what} {text:?} cannot be carried: it must have 1 to {limit} bytes of printable ASCII, {without}; encode it in hexadecimal or divide it"
+        "{what} {text:?} cannot be carried: it must have 1 to {limit} bytes of printable ASCII, {without}; encode it \
+        in hexadecimal or divide it"
     )]
     Unencodable {
         /// "key" or "value".
@@ -158,7 +159,8 @@ pub enum BootstrapError {
     },
     /// The exchange does not start ranks again.
     #[error(
-        "no rank can be started again in this world: its launcher does not do that; start with `nemesia run --restart N`"
+        "no rank can be started again in this world: its launcher does not do that; start with `nemesia run --restart \
+        N`"
     )]
     NoRestart,
     /// An earlier failure has left the connection in an unknown state.

@@ -20,13 +20,13 @@ pub(super) enum Target {
 
 /// One pipe from a rank.
 #[derive(Debug)]
-pub(super) struct Source {
+pub(super) struct ForwardSource {
     pipe: Option<File>,
     target: Target,
     lines: Prefixer,
 }
 
-impl Source {
+impl ForwardSource {
     /// Reads from `pipe`, which is the launcher's end only: making it non-blocking does not affect the rank.
     pub(super) fn new(rank: usize, pipe: OwnedFd, target: Target) -> io::Result<Self> {
         // SAFETY: F_GETFL and F_SETFL take integers and touch no memory; `pipe` is open and borrowed.
@@ -86,7 +86,7 @@ fn write_all(target: Target, text: &[u8]) {
 
 /// Forwards until all pipes are at their end, or until the other side of `stop` is closed: a process that a
 /// rank has left behind may keep its pipes open for ever.
-pub(super) fn run(mut sources: Vec<Source>, stop: &UnixStream) {
+pub(super) fn run(mut sources: Vec<ForwardSource>, stop: &UnixStream) {
     loop {
         let mut entries = vec![poll::entry(stop.as_fd(), libc::POLLIN)];
         let pipes = sources.iter().filter_map(|source| source.pipe.as_ref());
@@ -101,7 +101,7 @@ pub(super) fn run(mut sources: Vec<Source>, stop: &UnixStream) {
             source.pump(limit);
         }
         if stopped {
-            sources.iter_mut().for_each(Source::finish);
+            sources.iter_mut().for_each(ForwardSource::finish);
             return;
         }
     }

@@ -1,7 +1,7 @@
 //! The embedded launcher: starts the processes of a job on this machine and serves them PMI-1.
 
 use super::KVSNAME;
-use super::forward::{self, Source, Target};
+use super::forward::{self, ForwardSource, Target};
 use super::outcome::Outcome;
 use super::poll;
 use super::process::{LivePids, Plan, Processes, allowed_cpus};
@@ -198,7 +198,7 @@ impl Launcher {
                 source,
             })?;
             for (pipe, target) in pipes.into_iter().zip([Target::Output, Target::Error]) {
-                sources.push(Source::new(rank, pipe, target).map_err(connect)?);
+                sources.push(ForwardSource::new(rank, pipe, target).map_err(connect)?);
             }
             sockets.push(OwnedFd::from(ours));
         }
@@ -273,7 +273,7 @@ impl Running {
         processes: Processes,
         server: Server,
         policy: Policy,
-        sources: Vec<Source>,
+        sources: Vec<ForwardSource>,
     ) -> Result<Self, LaunchError> {
         let failed = |source| LaunchError::Thread { source };
         let (ids, live) = (processes.ids(), processes.live_pids());
@@ -356,7 +356,7 @@ impl Drop for Running {
 }
 
 impl Forwarder {
-    fn start(sources: Vec<Source>) -> Result<Self, LaunchError> {
+    fn start(sources: Vec<ForwardSource>) -> Result<Self, LaunchError> {
         let failed = |source| LaunchError::Thread { source };
         let (stop, theirs) = UnixStream::pair().map_err(failed)?;
         let thread = Builder::new()

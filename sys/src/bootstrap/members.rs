@@ -5,7 +5,7 @@
 //! two that start at the same time, one calls. The called process asks here whether the caller is the process
 //! that it claims to be.
 
-use super::wire::{self, Reply};
+use super::wire::{self, PmiReply};
 use std::num::NonZeroU64;
 
 /// The version of this part of the protocol, which is not PMI's.
@@ -24,7 +24,7 @@ pub struct Member {
 
 /// The state of one rank.
 #[derive(Debug, Default)]
-struct Seat {
+struct MemberSlot {
     incarnation: u64,
     /// Whether some process of this rank has joined.
     taken: bool,
@@ -34,7 +34,7 @@ struct Seat {
 /// The table.
 #[derive(Debug)]
 pub(super) struct Members {
-    seats: Vec<Seat>,
+    slots: Vec<MemberSlot>,
     turn: NonZeroU64,
     /// Whether any rank may be started again. Otherwise no process can join.
     open: bool,
@@ -42,34 +42,34 @@ pub(super) struct Members {
 
 impl Members {
     pub(super) fn new(size: usize, open: bool) -> Self {
-        let seats = std::iter::repeat_with(Seat::default).take(size).collect();
-        Self { seats, turn: NonZeroU64::MIN, open }
+        let slots = std::iter::repeat_with(MemberSlot::default).take(size).collect();
+        Self { slots, turn: NonZeroU64::MIN, open }
     }
 
     /// Returns whether a process of every rank has joined: only then is there a world to come back to.
     pub(super) fn has_formed(&self) -> bool {
-        self.seats.iter().all(|seat| seat.taken)
+        self.slots.iter().all(|slot| slot.taken)
     }
 
     /// Records the end of a rank's process.
     pub(super) fn leave(&mut self, rank: usize) {
-        if let Some(seat) = self.seats.get_mut(rank) {
-            seat.member = None;
+        if let Some(slot) = self.slots.get_mut(rank) {
+            slot.member = None;
         }
     }
 
     /// Returns the incarnation of the next process of a rank.
     pub(super) fn next_incarnation(&mut self, rank: usize) -> u64 {
         self.leave(rank);
-        self.seats.get_mut(rank).map_or(0, |seat| {
-            seat.incarnation += 1;
-            seat.incarnation
+        self.slots.get_mut(rank).map_or(0, |slot| {
+            slot.incarnation += 1;
+            slot.incarnation
         })
     }
 
     /// Returns whether this rank was started again: it takes part in no barrier.
     pub(super) fn is_restart(&self, rank: usize) -> bool {
-        self.seats.get(rank).is_some_and(|seat| seat.incarnation > 0)
+        self.slots.get(rank).is_some_and(|slot| slot.incarnation > 0)
     }
 
     /// Adds `rank`, whose address is untrusted. Returns its turn, or why it cannot join.
@@ -81,16 +81,16 @@ impl Members {
         longest: usize,
     ) -> Result<NonZeroU64, &'static str> {
         let formed = self.has_formed();
-        let Some(seat) = self.seats.get_mut(rank).filter(|_| self.open) else {
+        let Some(slot) = self.slots.get_mut(rank).filter(|_| self.open) else {
             return Err("no_rank_is_started_again_here");
         };
         if version != VERSION {
             return Err("version_not_known");
         }
-        if incarnation != seat.incarnation {
+        if incarnation != slot.incarnation {
             return Err("that_is_another_incarnation");
         }
-        if seat.member.is_some() {
+        if slot.member.is_some() {
             return Err("joined_before");
         }
         if incarnation > 0 && !formed {
@@ -101,23 +101,23 @@ impl Members {
         }
         let turn = self.turn;
         self.turn = turn.saturating_add(1);
-        seat.taken = true;
-        seat.member = Some(Member { incarnation, turn, address: address.to_owned() });
+        slot.taken = true;
+        slot.member = Some(Member { incarnation, turn, address: address.to_owned() });
         Ok(turn)
     }
 
     /// Returns the present member for `rank`.
-    pub(super) fn answer(&self, rank: usize) -> Reply<'_> {
+    pub(super) fn answer(&self, rank: usize) -> PmiReply<'_> {
         match self.member(rank) {
             Some(Member { incarnation, turn, address }) => {
-                Reply::Member { incarnation: *incarnation, turn: turn.get(), address: Some(address) }
+                PmiReply::Member { incarnation: *incarnation, turn: turn.get(), address: Some(address) }
             }
-            None => Reply::Member { incarnation: 0, turn: 0, address: None },
+            None => PmiReply::Member { incarnation: 0, turn: 0, address: None },
         }
     }
 
     fn member(&self, rank: usize) -> Option<&Member> {
-        self.seats.get(rank)?.member.as_ref()
+        self.slots.get(rank)?.member.as_ref()
     }
 }
 

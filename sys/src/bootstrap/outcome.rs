@@ -77,7 +77,8 @@ impl fmt::Display for SignalName {
 pub struct RankExit {
     /// How it ended.
     pub kind: ExitKind,
-    /// Whether the launcher had sent it SIGTERM or SIGKILL because another rank had failed, or forwarded a signal to it.
+    /// Whether the launcher had sent it SIGTERM or SIGKILL because another rank had failed, or forwarded a signal to
+    /// it.
     pub ended_by_launcher: bool,
 }
 

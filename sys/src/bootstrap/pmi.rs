@@ -2,7 +2,7 @@
 
 use super::error::BootstrapError;
 use super::members::{self, Member};
-use super::wire::{self, LineBuffer, Reply, Request, excerpt};
+use super::wire::{self, LineBuffer, PmiReply, PmiRequest, excerpt};
 use super::{Exchange, poll};
 use std::io;
 use std::num::NonZeroU64;
@@ -82,7 +82,7 @@ impl PmiClient {
             state: State::Open,
             incarnation: None,
         };
-        client.greet()?;
+        client.shake_hands()?;
         client.process = Some(std::process::id());
         Ok(client)
     }
@@ -120,36 +120,36 @@ impl PmiClient {
         let during = "abort";
         self.check_open(during)?;
         let expires = self.expiry();
-        self.send(during, &Request::Abort { code }.encode(), expires)?;
+        self.send(during, &PmiRequest::Abort { code }.encode(), expires)?;
         self.state = State::Finalized;
         // The socket stays open until this value is dropped: closing it here could look like a crash of this
         // process.
         Ok(())
     }
 
-    fn greet(&mut self) -> Result<(), BootstrapError> {
+    fn shake_hands(&mut self) -> Result<(), BootstrapError> {
         let during = "init";
-        let line = self.call(during, Request::Init { version: VERSION.0, subversion: VERSION.1 })?;
+        let line = self.call(during, PmiRequest::Init { version: VERSION.0, subversion: VERSION.1 })?;
         match self.reply(during, &line)? {
-            Reply::Init { code: 0, version, .. } if version == VERSION.0 => {}
-            Reply::Init { code, version, subversion } => {
+            PmiReply::Init { code: 0, version, .. } if version == VERSION.0 => {}
+            PmiReply::Init { code, version, subversion } => {
                 let reason = format!("it speaks PMI {version}.{subversion}, this process 1.1");
                 return Err(BootstrapError::Refused { during, code, reason });
             }
             _ => return Err(self.unexpected(during, &line)),
         }
         let during = "get_maxes";
-        let line = self.call(during, Request::GetMaxes)?;
-        let Reply::Maxes { key, value, .. } = self.reply(during, &line)? else {
+        let line = self.call(during, PmiRequest::GetMaxes)?;
+        let PmiReply::Maxes { key, value, .. } = self.reply(during, &line)? else {
             return Err(self.unexpected(during, &line));
         };
         // A whole line must fit, whatever the launcher promises: key, value and name get a quarter each.
         let ceiling = wire::MAX_LINE / 4;
         self.maxes = Maxes { key: key.min(ceiling), value: value.min(ceiling) };
         let during = "get_my_kvsname";
-        let line = self.call(during, Request::GetMyKvsname)?;
+        let line = self.call(during, PmiRequest::GetMyKvsname)?;
         match self.reply(during, &line)? {
-            Reply::MyKvsname { kvsname } if wire::is_value(kvsname) && kvsname.len() <= ceiling => {
+            PmiReply::MyKvsname { kvsname } if wire::is_value(kvsname) && kvsname.len() <= ceiling => {
                 self.kvsname = kvsname.to_owned();
                 Ok(())
             }
@@ -157,9 +157,9 @@ impl PmiClient {
         }
     }
 
-    /// Ends the connection, whoever else has a descriptor of it: the one that PMI_FD names stays open. Not before the launcher
-    /// has answered, because until then the socket may be anything; and not for the parent of a forked child.
-    fn hang_up(&mut self) {
+    /// Ends the connection, whoever else has a descriptor of it: the one that PMI_FD names stays open. Not before the
+    /// launcher has answered, because until then the socket may be anything; and not for the parent of a forked child.
+    fn disconnect(&mut self) {
         let Some(socket) = self.socket.take() else { return };
         if self.process == Some(std::process::id()) {
             poll::shut_down(socket.as_fd());
@@ -180,7 +180,7 @@ impl PmiClient {
     }
 
     /// Sends one request and waits for one line.
-    fn call(&mut self, during: &'static str, request: Request<'_>) -> Result<Vec<u8>, BootstrapError> {
+    fn call(&mut self, during: &'static str, request: PmiRequest<'_>) -> Result<Vec<u8>, BootstrapError> {
         self.check_open(during)?;
         self.send_and_receive(during, &request.encode()).inspect_err(|_| self.state = State::Broken)
     }
@@ -196,8 +196,8 @@ impl PmiClient {
     }
 
     /// Decodes an answer. An answer that cannot be decoded breaks the connection.
-    fn reply<'a>(&mut self, during: &'static str, line: &'a [u8]) -> Result<Reply<'a>, BootstrapError> {
-        Reply::parse(line).map_err(|source| {
+    fn reply<'a>(&mut self, during: &'static str, line: &'a [u8]) -> Result<PmiReply<'a>, BootstrapError> {
+        PmiReply::parse(line).map_err(|source| {
             self.state = State::Broken;
             BootstrapError::Protocol { during, source }
         })
@@ -291,7 +291,7 @@ impl PmiClient {
 
 impl Drop for PmiClient {
     fn drop(&mut self) {
-        self.hang_up();
+        self.disconnect();
     }
 }
 
@@ -309,10 +309,10 @@ impl Exchange for PmiClient {
         self.check_open(during)?;
         check_pair(key, value, self.max_key_len(), self.max_value_len())?;
         let kvsname = self.kvsname.clone();
-        let line = self.call(during, Request::Put { kvsname: &kvsname, key, value })?;
+        let line = self.call(during, PmiRequest::Put { kvsname: &kvsname, key, value })?;
         match self.reply(during, &line)? {
-            Reply::Put { code: 0, .. } => Ok(()),
-            Reply::Put { code, message } => {
+            PmiReply::Put { code: 0, .. } => Ok(()),
+            PmiReply::Put { code, message } => {
                 Err(BootstrapError::Refused { during, code, reason: excerpt(message) })
             }
             _ => Err(self.unexpected(during, &line)),
@@ -324,10 +324,10 @@ impl Exchange for PmiClient {
         self.check_open(during)?;
         check_key(key, self.max_key_len())?;
         let kvsname = self.kvsname.clone();
-        let line = self.call(during, Request::Get { kvsname: &kvsname, key })?;
+        let line = self.call(during, PmiRequest::Get { kvsname: &kvsname, key })?;
         match self.reply(during, &line)? {
-            Reply::Get { code: 0, value: Some(value), .. } => Ok(value.to_owned()),
-            Reply::Get { code, message, .. } if code != 0 => {
+            PmiReply::Get { code: 0, value: Some(value), .. } => Ok(value.to_owned()),
+            PmiReply::Get { code, message, .. } if code != 0 => {
                 Err(BootstrapError::KeyNotFound { key: excerpt(key), reason: excerpt(message) })
             }
             _ => Err(self.unexpected(during, &line)),
@@ -336,10 +336,10 @@ impl Exchange for PmiClient {
 
     fn barrier(&mut self) -> Result<(), BootstrapError> {
         let during = "barrier";
-        let line = self.call(during, Request::BarrierIn)?;
+        let line = self.call(during, PmiRequest::BarrierIn)?;
         match self.reply(during, &line)? {
-            Reply::BarrierOut { code: 0, .. } => Ok(()),
-            Reply::BarrierOut { message, .. } => {
+            PmiReply::BarrierOut { code: 0, .. } => Ok(()),
+            PmiReply::BarrierOut { message, .. } => {
                 Err(BootstrapError::BarrierFailed { reason: excerpt(message) })
             }
             _ => Err(self.unexpected(during, &line)),
@@ -358,13 +358,13 @@ impl Exchange for PmiClient {
         let during = "join";
         let incarnation = self.incarnation.ok_or(BootstrapError::NoRestart)?;
         check_value(address, self.max_value_len())?;
-        let request = Request::Join { version: members::VERSION, incarnation, address };
+        let request = PmiRequest::Join { version: members::VERSION, incarnation, address };
         let line = self.call(during, request)?;
         match self.reply(during, &line)? {
-            Reply::Joined { code: 0, turn, .. } => {
+            PmiReply::Joined { code: 0, turn, .. } => {
                 NonZeroU64::new(turn).ok_or_else(|| self.unexpected(during, &line))
             }
-            Reply::Joined { code, message, .. } => {
+            PmiReply::Joined { code, message, .. } => {
                 Err(BootstrapError::Refused { during, code, reason: excerpt(message) })
             }
             _ => Err(self.unexpected(during, &line)),
@@ -374,9 +374,9 @@ impl Exchange for PmiClient {
     fn member(&mut self, rank: usize) -> Result<Option<Member>, BootstrapError> {
         let during = "member";
         self.incarnation.ok_or(BootstrapError::NoRestart)?;
-        let line = self.call(during, Request::Member { rank })?;
+        let line = self.call(during, PmiRequest::Member { rank })?;
         match self.reply(during, &line)? {
-            Reply::Member { incarnation, turn, address } => Ok(NonZeroU64::new(turn)
+            PmiReply::Member { incarnation, turn, address } => Ok(NonZeroU64::new(turn)
                 .zip(address)
                 .map(|(turn, address)| Member { incarnation, turn, address: address.to_owned() })),
             _ => Err(self.unexpected(during, &line)),
@@ -388,14 +388,14 @@ impl Exchange for PmiClient {
         if self.state == State::Finalized {
             return Ok(());
         }
-        let line = self.call(during, Request::Finalize)?;
+        let line = self.call(during, PmiRequest::Finalize)?;
         match self.reply(during, &line)? {
-            Reply::FinalizeAck { code: 0 } => {
+            PmiReply::FinalizeAck { code: 0 } => {
                 self.state = State::Finalized;
-                self.hang_up();
+                self.disconnect();
                 Ok(())
             }
-            Reply::FinalizeAck { code } => {
+            PmiReply::FinalizeAck { code } => {
                 let reason = "finalize".to_owned();
                 Err(BootstrapError::Refused { during, code, reason })
             }
@@ -463,8 +463,8 @@ pub(super) fn open_inherited(fd: RawFd) -> Result<OwnedFd, BootstrapError> {
     Ok(ours)
 }
 
-/// Checks that a descriptor is a connected stream socket; else says what is wrong. A pipe carries bytes one way only, so that it
-/// cannot carry questions and answers.
+/// Checks that a descriptor is a connected stream socket; else says what is wrong. A pipe carries bytes one way only,
+/// so that it cannot carry questions and answers.
 fn check_socket(socket: &OwnedFd) -> Result<(), String> {
     let (mut kind, mut len) = (0_i32, size_of::<i32>() as libc::socklen_t);
     let fd = socket.as_raw_fd();

@@ -57,7 +57,8 @@ pub(super) fn send(socket: BorrowedFd<'_>, bytes: &[u8]) -> io::Result<usize> {
 
 /// Ends a connection in both directions, for every descriptor of it.
 pub(super) fn shut_down(socket: BorrowedFd<'_>) {
-    // SAFETY: takes numbers and touches no memory of this process. It fails if the other side is gone, which ends it as well.
+    // SAFETY: takes numbers and touches no memory of this process. It fails if the other side is gone, which ends it as
+    // well.
     unsafe { libc::shutdown(socket.as_raw_fd(), libc::SHUT_RDWR) };
 }
 

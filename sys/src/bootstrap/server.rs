@@ -4,7 +4,7 @@
 
 use super::members::Members;
 use super::poll;
-use super::wire::{self, LineBuffer, Reply, Request};
+use super::wire::{self, LineBuffer, PmiReply, PmiRequest};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::io;
@@ -39,7 +39,7 @@ enum Phase {
 }
 
 #[derive(Debug)]
-struct Connection {
+struct ServerConnection {
     socket: Option<OwnedFd>,
     lines: LineBuffer,
     /// Answers that the socket has not taken yet. While there are any, nothing more is read.
@@ -71,7 +71,7 @@ pub(super) struct Abort {
 /// The state of all connections.
 #[derive(Debug)]
 pub(super) struct Server {
-    connections: Vec<Connection>,
+    connections: Vec<ServerConnection>,
     kvsname: String,
     pairs: HashMap<String, String>,
     /// How long after the end of its connection a rank counts as lost, unless its process ends earlier.
@@ -92,7 +92,7 @@ impl Server {
         let mut pairs = HashMap::new();
         // MPICH learns from this key that all ranks are on one host.
         pairs.insert("PMI_process_mapping".to_owned(), format!("(vector,(0,1,{}))", sockets.len()));
-        let connections = sockets.into_iter().map(Connection::new);
+        let connections = sockets.into_iter().map(ServerConnection::new);
         Self {
             connections: connections.collect(),
             kvsname,
@@ -125,7 +125,7 @@ impl Server {
     /// Records that `rank` was started again with this connection.
     pub(super) fn rank_restarted(&mut self, rank: usize, socket: OwnedFd) {
         if let Some(connection) = self.connections.get_mut(rank) {
-            *connection = Connection::new(socket);
+            *connection = ServerConnection::new(socket);
         }
         self.leavers.retain(|leaver| *leaver != rank);
     }
@@ -141,7 +141,7 @@ impl Server {
     }
 
     /// Returns how soon the next pass must come even if no socket is ready.
-    pub(super) fn next_turn(&self, now: Instant) -> Option<Duration> {
+    pub(super) fn next_chunk(&self, now: Instant) -> Option<Duration> {
         let due = self.connections.iter().filter_map(|connection| match connection.phase {
             _ if connection.unfinished => Some(Duration::ZERO),
             // The grace period matters only while a rank waits.
@@ -241,63 +241,64 @@ impl Server {
     }
 
     fn answer(&mut self, rank: usize, line: &[u8]) -> Result<(), Option<String>> {
-        let request = Request::parse(line).map_err(|error| Some(error.to_string()))?;
+        let request = PmiRequest::parse(line).map_err(|error| Some(error.to_string()))?;
         let size = self.connections.len();
         let Some(connection) = self.connections.get_mut(rank) else { return Ok(()) };
-        let greeting = matches!(request, Request::Init { .. });
+        let handshake = matches!(request, PmiRequest::Init { .. });
         // An abort is valid at any time; every other request needs an init first, and there is only one init.
         let fits = match connection.phase {
-            Phase::Fresh => greeting,
-            Phase::Ready => !greeting,
+            Phase::Fresh => handshake,
+            Phase::Ready => !handshake,
             _ => false,
         };
-        if !fits && !matches!(request, Request::Abort { .. }) {
+        if !fits && !matches!(request, PmiRequest::Abort { .. }) {
             return Err(Some(format!("out of turn: {}", wire::excerpt(&String::from_utf8_lossy(line)))));
         }
         let reply = match request {
-            Request::Init { version, .. } => {
+            PmiRequest::Init { version, .. } => {
                 let code = if version == 1 { 0 } else { -1 };
                 if code == 0 {
                     connection.phase = Phase::Ready;
                 }
-                Reply::Init { code, version: 1, subversion: 1 }
+                PmiReply::Init { code, version: 1, subversion: 1 }
             }
-            Request::GetMaxes => Reply::Maxes { kvsname: MAX_KVSNAME, key: MAX_KEY, value: MAX_VALUE },
-            Request::GetAppnum => Reply::Appnum { appnum: 0 },
-            Request::GetUniverseSize => Reply::UniverseSize { size: i64::try_from(size).unwrap_or(-1) },
-            Request::GetMyKvsname => Reply::MyKvsname { kvsname: &self.kvsname },
-            Request::Put { kvsname, key, value } => {
+            PmiRequest::GetMaxes => PmiReply::Maxes { kvsname: MAX_KVSNAME, key: MAX_KEY, value: MAX_VALUE },
+            PmiRequest::GetAppnum => PmiReply::Appnum { appnum: 0 },
+            PmiRequest::GetUniverseSize => PmiReply::UniverseSize { size: i64::try_from(size).unwrap_or(-1) },
+            PmiRequest::GetMyKvsname => PmiReply::MyKvsname { kvsname: &self.kvsname },
+            PmiRequest::Put { kvsname, key, value } => {
                 let refusal = refuse_put(&self.kvsname, kvsname, key, value, connection.keys)
                     .or_else(|| put(&mut self.pairs, key, value));
                 connection.keys += usize::from(refusal.is_none());
-                Reply::Put {
+                PmiReply::Put {
                     code: if refusal.is_none() { 0 } else { -1 },
                     message: refusal.unwrap_or("success"),
                 }
             }
-            Request::Get { kvsname, key } => match self.pairs.get(key).filter(|_| kvsname == self.kvsname) {
-                Some(value) => Reply::Get { code: 0, message: "success", value: Some(value) },
-                None => Reply::Get { code: -1, message: "key_not_found", value: Some("unknown") },
+            PmiRequest::Get { kvsname, key } => match self.pairs.get(key).filter(|_| kvsname == self.kvsname)
+            {
+                Some(value) => PmiReply::Get { code: 0, message: "success", value: Some(value) },
+                None => PmiReply::Get { code: -1, message: "key_not_found", value: Some("unknown") },
             },
-            Request::BarrierIn => {
+            PmiRequest::BarrierIn => {
                 connection.phase = Phase::InBarrier;
                 // The answer follows when the barrier is settled, at the end of the pass.
                 return Ok(());
             }
-            Request::Join { version, incarnation, address } => {
+            PmiRequest::Join { version, incarnation, address } => {
                 match self.members.join(rank, (version, incarnation), address, MAX_VALUE) {
-                    Ok(turn) => Reply::Joined { code: 0, message: "success", turn: turn.get() },
-                    Err(message) => Reply::Joined { code: -1, message, turn: 0 },
+                    Ok(turn) => PmiReply::Joined { code: 0, message: "success", turn: turn.get() },
+                    Err(message) => PmiReply::Joined { code: -1, message, turn: 0 },
                 }
             }
-            Request::Member { rank } => self.members.answer(rank),
-            Request::Finalize => {
+            PmiRequest::Member { rank } => self.members.answer(rank),
+            PmiRequest::Finalize => {
                 connection.phase = Phase::Finalized;
                 self.members.leave(rank);
                 self.leavers.push(rank);
-                Reply::FinalizeAck { code: 0 }
+                PmiReply::FinalizeAck { code: 0 }
             }
-            Request::Abort { code } => {
+            PmiRequest::Abort { code } => {
                 self.aborts.push(Abort { rank, code });
                 return Ok(());
             }
@@ -327,8 +328,8 @@ impl Server {
             .or_else(|| restart.map(|rank| format!("rank_{rank}_was_started_again")));
         let complete = self.connections.iter().all(|connection| connection.phase == Phase::InBarrier);
         let line = match &reason {
-            Some(message) => Reply::BarrierOut { code: -1, message }.encode(),
-            None if complete => Reply::BarrierOut { code: 0, message: "success" }.encode(),
+            Some(message) => PmiReply::BarrierOut { code: -1, message }.encode(),
+            None if complete => PmiReply::BarrierOut { code: 0, message: "success" }.encode(),
             None => return,
         };
         for connection in &mut self.connections {
@@ -368,7 +369,7 @@ fn refuse_put(own_kvsname: &str, kvsname: &str, key: &str, value: &str, keys: us
     }
 }
 
-impl Connection {
+impl ServerConnection {
     fn new(socket: OwnedFd) -> Self {
         Self {
             socket: Some(socket),

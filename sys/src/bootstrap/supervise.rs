@@ -114,7 +114,7 @@ impl Supervisor {
         entries.extend(self.processes.watched().map(|fd| poll::entry(fd.as_fd(), libc::POLLIN)));
         self.server.add_entries(&mut entries);
         let timeouts = [
-            self.server.next_turn(now),
+            self.server.next_chunk(now),
             match self.ending {
                 Ending::Asked(kill_at) => Some(kill_at.saturating_duration_since(now)),
                 Ending::No | Ending::Forced => None,

@@ -83,13 +83,13 @@ fn another_launcher_never_becomes_silent_worlds_of_one() {
 }
 
 /// A server in a thread, and the sockets of its clients.
-struct World {
+struct BootstrapWorld {
     sockets: Vec<OwnedFd>,
     stop: Option<UnixStream>,
     thread: Option<thread::JoinHandle<Server>>,
 }
 
-impl World {
+impl BootstrapWorld {
     fn new(size: usize) -> Self {
         let (ours, theirs): (Vec<_>, Vec<_>) = (0..size)
             .map(|_| UnixStream::pair().map(|(a, b)| (OwnedFd::from(a), OwnedFd::from(b))).unwrap())
@@ -100,7 +100,7 @@ impl World {
             loop {
                 let mut entries = vec![poll::entry(std::os::fd::AsFd::as_fd(&stopped), libc::POLLIN)];
                 server.add_entries(&mut entries);
-                poll::wait(&mut entries, server.next_turn(Instant::now())).unwrap();
+                poll::wait(&mut entries, server.next_chunk(Instant::now())).unwrap();
                 server.turn(Instant::now());
                 if entries[0].revents != 0 {
                     return server;
@@ -135,7 +135,7 @@ fn exchange_cards(exchange: &mut dyn Exchange) {
 
 #[test]
 fn all_ranks_see_what_all_have_put() {
-    let mut world = World::new(4);
+    let mut world = BootstrapWorld::new(4);
     let threads: Vec<_> = world
         .clients()
         .into_iter()
@@ -147,7 +147,7 @@ fn all_ranks_see_what_all_have_put() {
 
 #[test]
 fn the_server_refuses_with_a_reason_and_the_connection_goes_on() {
-    let mut world = World::new(1);
+    let mut world = BootstrapWorld::new(1);
     let mut client = world.clients().remove(0);
     let longest = "v".repeat(client.max_value_len());
     client.put("k", &longest).unwrap();
@@ -166,7 +166,7 @@ fn the_server_refuses_with_a_reason_and_the_connection_goes_on() {
 #[test]
 fn a_barrier_fails_when_a_rank_is_gone() {
     for finalize in [false, true] {
-        let mut world = World::new(3);
+        let mut world = BootstrapWorld::new(3);
         let mut clients = world.clients();
         let mut gone = clients.remove(1);
         if finalize {
@@ -187,7 +187,7 @@ fn a_barrier_fails_when_a_rank_is_gone() {
 
 #[test]
 fn an_abort_reaches_the_server() {
-    let mut world = World::new(1);
+    let mut world = BootstrapWorld::new(1);
     let mut client = world.clients().remove(0);
     client.abort(7).unwrap();
     drop(client);
@@ -197,7 +197,7 @@ fn an_abort_reaches_the_server() {
 
 #[test]
 fn whatever_a_rank_sends_only_its_own_connection_suffers() {
-    let mut world = World::new(2);
+    let mut world = BootstrapWorld::new(2);
     let mut bad = UnixStream::from(world.sockets.remove(0));
     let lines = b"cmd=init pmi_version=1 pmi_subversion=1\ncmd=get_maxes\ncmd=barrier_in\ncmd=get_maxes\n";
     bad.write_all(lines).unwrap();
@@ -263,7 +263,7 @@ fn a_launcher_is_not_trusted() {
 
 #[test]
 fn a_silent_launcher_is_an_error_that_names_the_deadline() {
-    let mut world = World::new(2);
+    let mut world = BootstrapWorld::new(2);
     let mut clients = world.clients();
     let client = &mut clients[0];
     client.set_deadline(Duration::from_millis(30));
@@ -342,7 +342,7 @@ fn an_abort_ends_the_job_with_its_code() {
 }
 
 #[test]
-fn survivors_are_told_when_a_rank_is_killed_before_the_barrier() {
+fn survivors_get_an_error_when_a_rank_is_killed_before_the_barrier() {
     let running = ourselves(3, "one-waits-for-its-end").keep_going(true).prefix_output(true).spawn().unwrap();
     running.kill(1, libc::SIGKILL).unwrap();
     let outcome = running.wait().unwrap();
@@ -543,7 +543,7 @@ fn without_restarts_a_launcher_is_believed_to_have_none() {
         assert!(error.to_string().contains("nemesia run --restart"), "{error}");
     }
     // Not our launcher, whatever the environment says: its table has another name.
-    let mut world = World::new(1);
+    let mut world = BootstrapWorld::new(1);
     let mut client = world.clients().remove(0);
     client.set_incarnation(3);
     assert!(!client.restarts() && client.incarnation() == 0);

@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 
 use super::{BootstrapError, DEFAULT_DEADLINE, Exchange, SINGLETON_MAX_KEY, SINGLETON_MAX_VALUE, pmi};
 
-/// The exchanges of a world of `size` ranks in one process, by rank. Each belongs to one thread, which opens an endpoint with
-/// it ([`Endpoint::open_with`](crate::Endpoint::open_with)); [`testing::world`](crate::testing::world) does all of that.
+/// The exchanges of a world of `size` ranks in one process, by rank. Each belongs to one thread, which opens an
+/// endpoint with it ([`Endpoint::open_with`](crate::Endpoint::open_with)); [`testing::world`](crate::testing::world)
+/// does all of that.
 ///
 /// If a thread drops its exchange before it has finalized it, the barriers of the others fail at once.
 #[must_use]

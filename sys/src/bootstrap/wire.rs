@@ -84,12 +84,12 @@ pub(super) fn is_value(text: &str) -> bool {
 
 /// One line, divided into tokens that borrow from it.
 #[derive(Debug, PartialEq, Eq)]
-struct Message<'a> {
+struct PmiMessage<'a> {
     command: &'a str,
     fields: Vec<(&'a str, &'a str)>,
 }
 
-impl<'a> Message<'a> {
+impl<'a> PmiMessage<'a> {
     /// Divides `line`, which has no newline. Repeated and trailing spaces are harmless.
     fn parse(line: &'a [u8]) -> Result<Self, WireError> {
         if line.len() > MAX_LINE {
@@ -141,7 +141,7 @@ impl<'a> Message<'a> {
 
 /// A request of a process to its launcher.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Request<'a> {
+pub(super) enum PmiRequest<'a> {
     Init {
         version: u32,
         subversion: u32,
@@ -176,10 +176,10 @@ pub(super) enum Request<'a> {
     },
 }
 
-impl<'a> Request<'a> {
+impl<'a> PmiRequest<'a> {
     /// Parses a line that a process sent.
     pub(super) fn parse(line: &'a [u8]) -> Result<Self, WireError> {
-        let message = Message::parse(line)?;
+        let message = PmiMessage::parse(line)?;
         Ok(match message.command {
             "init" => Self::Init {
                 version: message.number("pmi_version")?,
@@ -235,7 +235,7 @@ impl<'a> Request<'a> {
 
 /// An answer of a launcher.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Reply<'a> {
+pub(super) enum PmiReply<'a> {
     Init {
         code: i32,
         version: u32,
@@ -271,13 +271,13 @@ pub(super) enum Reply<'a> {
     FinalizeAck {
         code: i32,
     },
-    /// The answer to [`Request::Join`]: the turn.
+    /// The answer to [`PmiRequest::Join`]: the turn.
     Joined {
         code: i32,
         message: &'a str,
         turn: u64,
     },
-    /// The answer to [`Request::Member`]; without an address there is no such member.
+    /// The answer to [`PmiRequest::Member`]; without an address there is no such member.
     Member {
         incarnation: u64,
         turn: u64,
@@ -285,10 +285,10 @@ pub(super) enum Reply<'a> {
     },
 }
 
-impl<'a> Reply<'a> {
+impl<'a> PmiReply<'a> {
     /// Parses a line that a launcher sent.
     pub(super) fn parse(line: &'a [u8]) -> Result<Self, WireError> {
-        let message = Message::parse(line)?;
+        let message = PmiMessage::parse(line)?;
         let text = message.find("msg").unwrap_or("no_reason_given");
         Ok(match message.command {
             "response_to_init" => Self::Init {
@@ -404,9 +404,9 @@ mod tests {
     use super::*;
 
     /// xorshift64*: enough to wander through inputs, and the same in every run.
-    struct Random(u64);
+    struct WireRandom(u64);
 
-    impl Random {
+    impl WireRandom {
         fn next(&mut self) -> u64 {
             self.0 ^= self.0 >> 12;
             self.0 ^= self.0 << 25;
@@ -423,56 +423,56 @@ mod tests {
         line.strip_suffix('\n').unwrap().as_bytes()
     }
 
-    const REQUESTS: [Request<'static>; 12] = [
-        Request::Init { version: 1, subversion: 1 },
-        Request::GetMaxes,
-        Request::GetAppnum,
-        Request::GetUniverseSize,
-        Request::GetMyKvsname,
-        Request::Put { kvsname: "k", key: "a", value: "b=c" },
-        Request::Get { kvsname: "k", key: "a" },
-        Request::BarrierIn,
-        Request::Finalize,
-        Request::Abort { code: -3 },
-        Request::Join { version: 1, incarnation: 2, address: "1.a.b" },
-        Request::Member { rank: 3 },
+    const REQUESTS: [PmiRequest<'static>; 12] = [
+        PmiRequest::Init { version: 1, subversion: 1 },
+        PmiRequest::GetMaxes,
+        PmiRequest::GetAppnum,
+        PmiRequest::GetUniverseSize,
+        PmiRequest::GetMyKvsname,
+        PmiRequest::Put { kvsname: "k", key: "a", value: "b=c" },
+        PmiRequest::Get { kvsname: "k", key: "a" },
+        PmiRequest::BarrierIn,
+        PmiRequest::Finalize,
+        PmiRequest::Abort { code: -3 },
+        PmiRequest::Join { version: 1, incarnation: 2, address: "1.a.b" },
+        PmiRequest::Member { rank: 3 },
     ];
 
-    const REPLIES: [Reply<'static>; 14] = [
-        Reply::Init { code: 0, version: 1, subversion: 1 },
-        Reply::Maxes { kvsname: 256, key: 64, value: 1024 },
-        Reply::Appnum { appnum: 0 },
-        Reply::UniverseSize { size: -1 },
-        Reply::MyKvsname { kvsname: "kvs_0" },
-        Reply::Put { code: -1, message: "full" },
-        Reply::Get { code: 0, message: "success", value: Some("x") },
-        Reply::Get { code: -1, message: "key_a_not_found", value: None },
-        Reply::BarrierOut { code: 0, message: "no_reason_given" },
-        Reply::BarrierOut { code: -1, message: "rank_2_is_gone" },
-        Reply::FinalizeAck { code: 0 },
-        Reply::Joined { code: 0, message: "success", turn: 9 },
-        Reply::Member { incarnation: 1, turn: 9, address: Some("1.a.b") },
-        Reply::Member { incarnation: 0, turn: 0, address: None },
+    const REPLIES: [PmiReply<'static>; 14] = [
+        PmiReply::Init { code: 0, version: 1, subversion: 1 },
+        PmiReply::Maxes { kvsname: 256, key: 64, value: 1024 },
+        PmiReply::Appnum { appnum: 0 },
+        PmiReply::UniverseSize { size: -1 },
+        PmiReply::MyKvsname { kvsname: "kvs_0" },
+        PmiReply::Put { code: -1, message: "full" },
+        PmiReply::Get { code: 0, message: "success", value: Some("x") },
+        PmiReply::Get { code: -1, message: "key_a_not_found", value: None },
+        PmiReply::BarrierOut { code: 0, message: "no_reason_given" },
+        PmiReply::BarrierOut { code: -1, message: "rank_2_is_gone" },
+        PmiReply::FinalizeAck { code: 0 },
+        PmiReply::Joined { code: 0, message: "success", turn: 9 },
+        PmiReply::Member { incarnation: 1, turn: 9, address: Some("1.a.b") },
+        PmiReply::Member { incarnation: 0, turn: 0, address: None },
     ];
 
     #[test]
     fn what_is_encoded_is_parsed_again() {
         for request in REQUESTS {
-            assert_eq!(Request::parse(strip(&request.encode())), Ok(request));
+            assert_eq!(PmiRequest::parse(strip(&request.encode())), Ok(request));
         }
         for reply in REPLIES {
-            assert_eq!(Reply::parse(strip(&reply.encode())), Ok(reply));
+            assert_eq!(PmiReply::parse(strip(&reply.encode())), Ok(reply));
         }
     }
 
     #[test]
     fn lines_of_hydra_are_understood() {
         let line = b"cmd=get_result rc=-1 msg=key_k0_not_found value=unknown";
-        let reply = Reply::Get { code: -1, message: "key_k0_not_found", value: Some("unknown") };
-        assert_eq!(Reply::parse(line), Ok(reply));
+        let reply = PmiReply::Get { code: -1, message: "key_k0_not_found", value: Some("unknown") };
+        assert_eq!(PmiReply::parse(line), Ok(reply));
         assert_eq!(
-            Reply::parse(b"cmd=universe_size size=-1 "),
-            Ok(Reply::UniverseSize { size: -1 }),
+            PmiReply::parse(b"cmd=universe_size size=-1 "),
+            Ok(PmiReply::UniverseSize { size: -1 }),
             "a trailing space is harmless"
         );
     }
@@ -496,7 +496,7 @@ mod tests {
             (many.as_bytes(), WireError::TooManyTokens),
         ];
         for (line, error) in cases {
-            assert_eq!(Request::parse(line), Err(error));
+            assert_eq!(PmiRequest::parse(line), Err(error));
         }
     }
 
@@ -511,7 +511,7 @@ mod tests {
 
     #[test]
     fn lines_are_put_together_whatever_the_pieces() {
-        let mut random = Random(0x1eed);
+        let mut random = WireRandom(0x1eed);
         let text: Vec<u8> = REQUESTS.iter().flat_map(|request| request.encode().into_bytes()).collect();
         for _ in 0..500 {
             let mut buffer = LineBuffer::default();
@@ -527,7 +527,7 @@ mod tests {
             assert!(buffer.is_empty());
             assert_eq!(lines.len(), REQUESTS.len());
             for (line, request) in lines.iter().zip(REQUESTS) {
-                assert_eq!(Request::parse(line), Ok(request));
+                assert_eq!(PmiRequest::parse(line), Ok(request));
             }
         }
     }
@@ -559,7 +559,7 @@ mod tests {
             "barrier_out",
             "\u{e9}",
         ];
-        let mut random = Random(0xf022);
+        let mut random = WireRandom(0xf022);
         for _ in 0..60_000 {
             let mut line: Vec<u8> = match random.below(3) {
                 0 => strip(&REQUESTS[random.below(REQUESTS.len())].encode()).to_vec(),
@@ -574,12 +574,12 @@ mod tests {
                     line[at] = u8::try_from(random.below(256)).unwrap();
                 }
             }
-            if let Ok(request) = Request::parse(&line) {
-                assert_eq!(Request::parse(strip(&request.encode())), Ok(request));
+            if let Ok(request) = PmiRequest::parse(&line) {
+                assert_eq!(PmiRequest::parse(strip(&request.encode())), Ok(request));
             }
-            if let Ok(reply) = Reply::parse(&line) {
+            if let Ok(reply) = PmiReply::parse(&line) {
                 let again = reply.encode();
-                assert!(Reply::parse(strip(&again)).is_ok(), "{again:?}");
+                assert!(PmiReply::parse(strip(&again)).is_ok(), "{again:?}");
             }
         }
     }

@@ -16,7 +16,7 @@ use crate::verbs::{RETRIES, RNR_FOREVER, VerbsError, last_errno, manager};
 
 /// The parameters of a request or an acceptance.
 #[derive(Clone, Copy, Debug)]
-pub struct Answer<'a> {
+pub struct CmAnswer<'a> {
     /// The private bytes for the peer.
     pub private: &'a [u8],
     /// The number of the queue pair.
@@ -147,7 +147,7 @@ impl Id {
         Ok((attr, mask.cast_unsigned()))
     }
 
-    fn parameters(answer: &Answer<'_>) -> raw::rdma_conn_param {
+    fn parameters(answer: &CmAnswer<'_>) -> raw::rdma_conn_param {
         raw::rdma_conn_param {
             private_data: answer.private.as_ptr().cast(),
             private_data_len: u8::try_from(answer.private.len()).unwrap_or(0),
@@ -165,7 +165,7 @@ impl Id {
     ///
     /// # Errors
     /// The request cannot be sent. iWARP may report at once that no process listens (`ECONNREFUSED`).
-    pub fn connect(&self, answer: &Answer<'_>) -> Result<(), VerbsError> {
+    pub fn connect(&self, answer: &CmAnswer<'_>) -> Result<(), VerbsError> {
         let mut parameters = Self::parameters(answer);
         // SAFETY: the identifier and the parameters exist; the data behind the pointers is copied.
         checked("connecting", unsafe { (manager()?.rdma_connect)(self.raw(), &raw mut parameters) })
@@ -175,7 +175,7 @@ impl Id {
     ///
     /// # Errors
     /// The peer is gone.
-    pub fn accept(&self, answer: &Answer<'_>) -> Result<(), VerbsError> {
+    pub fn accept(&self, answer: &CmAnswer<'_>) -> Result<(), VerbsError> {
         let mut parameters = Self::parameters(answer);
         // SAFETY: the identifier and the parameters exist; the data behind the pointers is copied.
         checked("accepting", unsafe { (manager()?.rdma_accept)(self.raw(), &raw mut parameters) })

@@ -21,7 +21,7 @@ pub enum Side {
 
 /// The stage of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stage {
+pub enum CmStage {
     /// The address is being resolved.
     Resolving,
     /// The route is being resolved.
@@ -61,25 +61,25 @@ pub enum Step {
 
 /// Returns the reaction to an event. `kind` and `status` are the manager's. Unknown events end no connection
 /// that is up, and fail one that is not.
-pub fn step(stage: Stage, kind: u32, status: i32) -> Step {
+pub fn step(stage: CmStage, kind: u32, status: i32) -> Step {
     match (kind, stage) {
         (raw::RDMA_CM_EVENT_DEVICE_REMOVAL, _) => Step::Unplug,
-        (_, Stage::Over) => Step::Stay,
-        (raw::RDMA_CM_EVENT_ADDR_RESOLVED, Stage::Resolving) => Step::Route,
-        (raw::RDMA_CM_EVENT_ROUTE_RESOLVED, Stage::Routing) => Step::Ask,
-        (raw::RDMA_CM_EVENT_CONNECT_RESPONSE, Stage::Asking) => Step::Confirm,
-        (raw::RDMA_CM_EVENT_ESTABLISHED, Stage::Asking | Stage::Accepting) => Step::Establish,
+        (_, CmStage::Over) => Step::Stay,
+        (raw::RDMA_CM_EVENT_ADDR_RESOLVED, CmStage::Resolving) => Step::Route,
+        (raw::RDMA_CM_EVENT_ROUTE_RESOLVED, CmStage::Routing) => Step::Ask,
+        (raw::RDMA_CM_EVENT_CONNECT_RESPONSE, CmStage::Asking) => Step::Confirm,
+        (raw::RDMA_CM_EVENT_ESTABLISHED, CmStage::Asking | CmStage::Accepting) => Step::Establish,
         // The connection was used before the manager has reported it.
-        (raw::RDMA_CM_EVENT_ESTABLISHED | raw::RDMA_CM_EVENT_CONNECT_RESPONSE, Stage::Ready) => Step::Stay,
-        (raw::RDMA_CM_EVENT_DISCONNECTED | raw::RDMA_CM_EVENT_TIMEWAIT_EXIT, Stage::Ready) => {
+        (raw::RDMA_CM_EVENT_ESTABLISHED | raw::RDMA_CM_EVENT_CONNECT_RESPONSE, CmStage::Ready) => Step::Stay,
+        (raw::RDMA_CM_EVENT_DISCONNECTED | raw::RDMA_CM_EVENT_TIMEWAIT_EXIT, CmStage::Ready) => {
             Step::Lose(LostError::Closed)
         }
-        (raw::RDMA_CM_EVENT_UNREACHABLE, Stage::Ready) => Step::Lose(LostError::Unreachable),
-        (raw::RDMA_CM_EVENT_CONNECT_ERROR | raw::RDMA_CM_EVENT_REJECTED, Stage::Ready) => {
+        (raw::RDMA_CM_EVENT_UNREACHABLE, CmStage::Ready) => Step::Lose(LostError::Unreachable),
+        (raw::RDMA_CM_EVENT_CONNECT_ERROR | raw::RDMA_CM_EVENT_REJECTED, CmStage::Ready) => {
             Step::Lose(LostError::Unknown(status.unsigned_abs()))
         }
         // A new address of the network device, multicast, and unknown events.
-        (raw::RDMA_CM_EVENT_ADDR_CHANGE, _) | (_, Stage::Ready) => Step::Stay,
+        (raw::RDMA_CM_EVENT_ADDR_CHANGE, _) | (_, CmStage::Ready) => Step::Stay,
         (
             raw::RDMA_CM_EVENT_ADDR_ERROR | raw::RDMA_CM_EVENT_ROUTE_ERROR | raw::RDMA_CM_EVENT_UNREACHABLE,
             _,
@@ -109,29 +109,29 @@ fn rejected(status: i32) -> ConnectError {
 mod tests {
     use super::*;
 
-    const STAGES: [Stage; 7] = [
-        Stage::Resolving,
-        Stage::Routing,
-        Stage::Asking,
-        Stage::Requested,
-        Stage::Accepting,
-        Stage::Ready,
-        Stage::Over,
+    const STAGES: [CmStage; 7] = [
+        CmStage::Resolving,
+        CmStage::Routing,
+        CmStage::Asking,
+        CmStage::Requested,
+        CmStage::Accepting,
+        CmStage::Ready,
+        CmStage::Over,
     ];
 
     #[test]
     fn the_way_to_a_connection() {
-        assert_eq!(step(Stage::Resolving, raw::RDMA_CM_EVENT_ADDR_RESOLVED, 0), Step::Route);
-        assert_eq!(step(Stage::Routing, raw::RDMA_CM_EVENT_ROUTE_RESOLVED, 0), Step::Ask);
-        assert_eq!(step(Stage::Asking, raw::RDMA_CM_EVENT_CONNECT_RESPONSE, 0), Step::Confirm);
-        assert_eq!(step(Stage::Asking, raw::RDMA_CM_EVENT_ESTABLISHED, 0), Step::Establish);
-        assert_eq!(step(Stage::Accepting, raw::RDMA_CM_EVENT_ESTABLISHED, 0), Step::Establish);
-        assert_eq!(step(Stage::Ready, raw::RDMA_CM_EVENT_DISCONNECTED, 0), Step::Lose(LostError::Closed));
+        assert_eq!(step(CmStage::Resolving, raw::RDMA_CM_EVENT_ADDR_RESOLVED, 0), Step::Route);
+        assert_eq!(step(CmStage::Routing, raw::RDMA_CM_EVENT_ROUTE_RESOLVED, 0), Step::Ask);
+        assert_eq!(step(CmStage::Asking, raw::RDMA_CM_EVENT_CONNECT_RESPONSE, 0), Step::Confirm);
+        assert_eq!(step(CmStage::Asking, raw::RDMA_CM_EVENT_ESTABLISHED, 0), Step::Establish);
+        assert_eq!(step(CmStage::Accepting, raw::RDMA_CM_EVENT_ESTABLISHED, 0), Step::Establish);
+        assert_eq!(step(CmStage::Ready, raw::RDMA_CM_EVENT_DISCONNECTED, 0), Step::Lose(LostError::Closed));
     }
 
     #[test]
     fn a_refusal_says_who_refused() {
-        let refused = |status| step(Stage::Asking, raw::RDMA_CM_EVENT_REJECTED, status);
+        let refused = |status| step(CmStage::Asking, raw::RDMA_CM_EVENT_REJECTED, status);
         assert_eq!(refused(28), Step::Fail(ConnectError::Refused));
         assert_eq!(refused(8), Step::Fail(ConnectError::NotListening));
         assert_eq!(refused(-libc::ECONNREFUSED), Step::Fail(ConnectError::Refused));
@@ -147,9 +147,9 @@ mod tests {
                     let step = step(stage, kind, status);
                     match stage {
                         // A connection that is over stays so, except for the end of the device.
-                        Stage::Over => assert!(matches!(step, Step::Stay | Step::Unplug), "{kind}"),
+                        CmStage::Over => assert!(matches!(step, Step::Stay | Step::Unplug), "{kind}"),
                         // A connection that is up does not fail, and one that is not up is not lost.
-                        Stage::Ready => {
+                        CmStage::Ready => {
                             assert!(matches!(step, Step::Stay | Step::Lose(_) | Step::Unplug), "{kind}");
                         }
                         _ => assert!(!matches!(step, Step::Lose(_)), "{kind}"),
@@ -161,10 +161,10 @@ mod tests {
 
     #[test]
     fn what_is_unknown_or_out_of_order_fails_what_is_not_up_and_leaves_alone_what_is() {
-        for stage in [Stage::Resolving, Stage::Asking, Stage::Requested, Stage::Accepting] {
+        for stage in [CmStage::Resolving, CmStage::Asking, CmStage::Requested, CmStage::Accepting] {
             assert_eq!(step(stage, 99, -5), Step::Fail(ConnectError::System(5)));
             assert!(matches!(step(stage, raw::RDMA_CM_EVENT_ROUTE_RESOLVED, 0), Step::Fail(_)));
         }
-        assert_eq!(step(Stage::Ready, 99, -5), Step::Stay);
+        assert_eq!(step(CmStage::Ready, 99, -5), Step::Stay);
     }
 }

@@ -57,8 +57,8 @@ const BACKING: &[(&str, SegmentBacking)] =
 const CELL_STORES: &[(&str, Stores)] = &[
     ("auto", Stores::Learned),
     ("cached", Stores::Cached),
-    ("warmed", Stores::Warmed),
-    ("past-caches", Stores::PastCaches),
+    ("prefetched", Stores::Prefetched),
+    ("non-temporal", Stores::NonTemporal),
 ];
 const SINGLE_COPY: &[(&str, SingleCopy)] = &[
     ("auto", SingleCopy::Auto),
@@ -161,28 +161,29 @@ pub const VARIABLES: &[Variable] = &[
         "auto, prefer, off or require",
         SINGLE_COPY,
         single_copy,
-        "whether large messages move in a single copy, by reading the sender's memory through the kernel; auto measures for each peer and size whether that is faster"
+        "whether large messages move in a single copy, by reading the sender's memory through the kernel; auto \
+        measures for each peer and size whether that is faster"
     ),
     Variable {
-        name: "NEMESIA_SHARE_BYTES",
+        name: "NEMESIA_ASSIST_BYTES",
         values: "bytes, or never",
         help: "smallest message for a sender-assisted copy, in which receiver and waiting sender each copy a part",
-        get: |config| config.share_bytes.map_or_else(|| NEVER.to_owned(), |bytes| bytes.to_string()),
-        set: |config, value| put(&mut config.share_bytes, or_never(value)),
+        get: |config| config.assist_bytes.map_or_else(|| NEVER.to_owned(), |bytes| bytes.to_string()),
+        set: |config, value| put(&mut config.assist_bytes, or_never(value)),
     },
     Variable {
-        name: "NEMESIA_SHARE_LEAST",
+        name: "NEMESIA_ASSIST_LEAST",
         values: "bytes, 4096 to 1073741824",
         help: "least that this process copies at once in a sender-assisted copy; a quarter of the rest, if that is more",
-        get: |config| config.share_pieces[0].to_string(),
-        set: |config, value| put(&mut config.share_pieces[0], ranged(value, 4096, 1 << 30)),
+        get: |config| config.assist_pieces[0].to_string(),
+        set: |config, value| put(&mut config.assist_pieces[0], ranged(value, 4096, 1 << 30)),
     },
     Variable {
-        name: "NEMESIA_SHARE_MOST",
+        name: "NEMESIA_ASSIST_MOST",
         values: "bytes, 4096 to 1073741824",
         help: "most that this process copies at once in a sender-assisted copy",
         get: |config| config.pieces().most().to_string(),
-        set: |config, value| put(&mut config.share_pieces[1], ranged(value, 4096, 1 << 30)),
+        set: |config, value| put(&mut config.assist_pieces[1], ranged(value, 4096, 1 << 30)),
     },
     number!(
         "NEMESIA_PULL_BYTES",
@@ -196,21 +197,24 @@ pub const VARIABLES: &[Variable] = &[
         "bytes, ",
         (0, 1073741824),
         run_bytes,
-        "average length of a list's segments from which on a message is read into them one by one; into shorter ones it is streamed"
+        "average length of a list's segments from which on a message is read into them one by one; into shorter ones \
+        it is streamed"
     ),
     Variable {
         name: "NEMESIA_NON_TEMPORAL_BYTES",
         values: "bytes, auto or never",
-        help: "smallest message, put or get that this process copies with non-temporal stores, unless the kernel copies it; auto is half the size of the last cache",
-        get: |config| from_or_never(config.copies_past_caches_from()),
+        help: "smallest message, put or get that this process copies with non-temporal stores, unless the kernel \
+            copies it; auto is half the size of the last cache",
+        get: |config| from_or_never(config.non_temporal_from()),
         set: |config, value| put(&mut config.non_temporal_bytes, from_auto_or_never(value)),
     },
     words!(
         "NEMESIA_CELL_STORES",
-        "auto, cached, warmed or past-caches",
+        "auto, cached, prefetched or non-temporal",
         CELL_STORES,
         cell_stores,
-        "how this process fills cells of 256 bytes and more: with plain stores, with write prefetch before plain stores, or with non-temporal stores; auto measures for each peer and size which is fastest"
+        "how this process fills cells of 256 bytes and more: with plain stores, with write prefetch before plain \
+        stores, or with non-temporal stores; auto measures for each peer and size which is fastest"
     ),
     words!(
         "NEMESIA_PTRACER",

@@ -47,8 +47,8 @@ fn other(variable: &Variable) -> &'static str {
         "NEMESIA_CREDIT_BYTES" => "8192",
         "NEMESIA_SINGLE_COPY" => "off",
         "NEMESIA_CELL_STORES" => "cached",
-        "NEMESIA_SHARE_BYTES" => "never",
-        "NEMESIA_SHARE_LEAST" | "NEMESIA_SHARE_MOST" | "NEMESIA_PULL_BYTES" => "65536",
+        "NEMESIA_ASSIST_BYTES" => "never",
+        "NEMESIA_ASSIST_LEAST" | "NEMESIA_ASSIST_MOST" | "NEMESIA_PULL_BYTES" => "65536",
         "NEMESIA_HUGE_PAGES" => "try",
         "NEMESIA_BACKING" => "devshm",
         _ if variable.values == "0 or 1" => "1",
@@ -111,25 +111,28 @@ fn sizes_out_of_range_name_the_range() {
 #[test]
 fn pieces_are_bounded_and_the_most_is_never_less_than_the_least() {
     for (least, most, in_force) in [("4096", "4096", "4096"), ("65536", "4096", "65536")] {
-        let config = from(&[("NEMESIA_SHARE_LEAST", least), ("NEMESIA_SHARE_MOST", most)]).unwrap();
-        assert_eq!(config.get("NEMESIA_SHARE_MOST").as_deref(), Ok(in_force));
-        assert_eq!(config.notes().iter().any(|note| note.contains("NEMESIA_SHARE_MOST")), most != in_force);
+        let config = from(&[("NEMESIA_ASSIST_LEAST", least), ("NEMESIA_ASSIST_MOST", most)]).unwrap();
+        assert_eq!(config.get("NEMESIA_ASSIST_MOST").as_deref(), Ok(in_force));
+        assert_eq!(
+            config.warnings().iter().any(|warning| warning.contains("NEMESIA_ASSIST_MOST")),
+            most != in_force
+        );
     }
-    for name in ["NEMESIA_SHARE_LEAST", "NEMESIA_SHARE_MOST", "NEMESIA_PULL_BYTES"] {
+    for name in ["NEMESIA_ASSIST_LEAST", "NEMESIA_ASSIST_MOST", "NEMESIA_PULL_BYTES"] {
         for value in ["0", "4095", "1073741825", "-1"] {
             assert!(message(&[(name, value)]).contains("4096 to 1073741824"), "{name}={value}");
         }
     }
-    let config = Config::default().share_pieces(0, u64::MAX).pull_bytes(0);
-    assert_eq!((config.share_pieces, config.pull_bytes), ([4096, 1 << 30], 4096));
+    let config = Config::default().assist_pieces(0, u64::MAX).pull_bytes(0);
+    assert_eq!((config.assist_pieces, config.pull_bytes), ([4096, 1 << 30], 4096));
 }
 
 #[test]
-fn copies_past_the_caches_can_be_had_at_any_size_and_never() {
+fn non_temporal_copies_can_be_had_at_any_size_and_never() {
     for (value, from) in [("0", 0), ("never", u64::MAX), ("77", 77)] {
         let mut config = Config::default();
         config.set("NEMESIA_NON_TEMPORAL_BYTES", value).unwrap();
-        assert_eq!(config.copies_past_caches_from(), from);
+        assert_eq!(config.non_temporal_from(), from);
         assert_eq!(config.get("NEMESIA_NON_TEMPORAL_BYTES").as_deref(), Ok(value));
     }
 }
@@ -185,8 +188,8 @@ fn mistakes_in_a_file_are_errors_with_its_name_and_line() {
 }
 
 #[test]
-fn variables_that_do_not_exist_are_noted_with_the_nearest() {
-    let of = |name| from(&[(name, "1")]).unwrap().notes();
+fn variables_that_do_not_exist_give_warnings_with_the_nearest() {
+    let of = |name| from(&[(name, "1")]).unwrap().warnings();
     assert_eq!(
         of("NEMESIA_CELL_BYTE"),
         ["there is no variable NEMESIA_CELL_BYTE: did you mean NEMESIA_CELL_BYTES?"]
@@ -203,13 +206,19 @@ fn variables_that_do_not_exist_are_noted_with_the_nearest() {
 }
 
 #[test]
-fn a_wish_that_can_not_be_met_is_a_note_or_in_strict_mode_an_error() {
+fn a_preference_that_cannot_be_met_is_a_warning_or_in_strict_mode_an_error() {
     let greedy = Config::default().fastbox_limit(1 << 20);
-    let notes = greedy.notes();
-    assert!(notes[0].contains("NEMESIA_FASTBOX_LIMIT=1048576") && notes[0].contains("raise"), "{notes:?}");
-    let notes = Config::default().eager_bytes(1 << 20).notes();
-    assert!(notes[0].contains("NEMESIA_EAGER_BYTES=1048576") && notes[0].contains("raise"), "{notes:?}");
-    assert!(Config::default().cell_bytes(256).notes().is_empty());
+    let warnings = greedy.warnings();
+    assert!(
+        warnings[0].contains("NEMESIA_FASTBOX_LIMIT=1048576") && warnings[0].contains("raise"),
+        "{warnings:?}"
+    );
+    let warnings = Config::default().eager_bytes(1 << 20).warnings();
+    assert!(
+        warnings[0].contains("NEMESIA_EAGER_BYTES=1048576") && warnings[0].contains("raise"),
+        "{warnings:?}"
+    );
+    assert!(Config::default().cell_bytes(256).warnings().is_empty());
     let mut kept = Vec::new();
     greedy.give_up("wish".into(), &mut kept).unwrap();
     assert_eq!(kept, ["wish"]);
@@ -235,5 +244,5 @@ fn setting_by_name_refuses_what_the_environment_would() {
 fn sizes_that_are_refused_later_can_be_asked_about_before() {
     let config = Config::default().fastbox_slots(0);
     let most = max_payload(4).to_string();
-    assert_eq!((config.get("NEMESIA_FASTBOX_LIMIT"), config.notes().len()), (Ok(most), 0));
+    assert_eq!((config.get("NEMESIA_FASTBOX_LIMIT"), config.warnings().len()), (Ok(most), 0));
 }

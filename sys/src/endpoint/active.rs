@@ -41,13 +41,13 @@ impl Incoming<'_> {
         self.payload
     }
 
-    /// Sends an active message back. It leaves after the handler has returned, in the order of the replies, before what is
-    /// sent from outside; both parts are copied. A reply to a sender that is gone is dropped.
+    /// Sends an active message back. It leaves after the handler has returned, in the order of the replies, before what
+    /// is sent from outside; both parts are copied. A reply to a sender that is gone is dropped.
     ///
     /// # Errors
-    /// [`Error::Replies`] when too many wait to leave for this sender: send it later, from outside a handler. Each sender may
-    /// have 32 replies that wait, whatever the others do, and more while there is room for them. [`Error::LongReply`] beyond
-    /// a packet (a cell), as replies are kept until they leave.
+    /// [`Error::Replies`] when too many wait to leave for this sender: send it later, from outside a handler. Each
+    /// sender may have 32 replies that wait, whatever the others do, and more while there is room for them.
+    /// [`Error::LongReply`] beyond a packet (a cell), as replies are kept until they leave.
     pub fn reply(&mut self, handler: u16, header: &[u8], payload: &[u8]) -> Result<(), Error> {
         let len = header.len() + payload.len();
         if len > self.most {
@@ -234,13 +234,13 @@ fn zeroed(len: usize) -> Result<Vec<u8>, NoMemory> {
 }
 
 impl Endpoint {
-    /// Has a handler called for each active message with this number, from now on and in the place of any before. It runs
-    /// within whatever call of this endpoint makes progress, in the order in which one sender's messages were sent; it
-    /// can't use the endpoint, but reply. Messages for a number without handler are dropped and counted.
+    /// Has a handler called for each active message with this number, from now on and in the place of any before. It
+    /// runs within whatever call of this endpoint makes progress, in the order in which one sender's messages were
+    /// sent; it can't use the endpoint, but reply. Messages for a number without handler are dropped and counted.
     ///
-    /// If a handler panics, its message counts as handled, and the panic goes on in the call that made progress, after that
-    /// has finished its step. A blocking call first takes back the buffer that it was given: it withdraws a receive, and waits
-    /// for a transfer that is under way. The endpoint can be used afterwards.
+    /// If a handler panics, its message counts as handled, and the panic goes on in the call that made progress, after
+    /// that has finished its step. A blocking call first takes back the buffer that it was given: it withdraws a
+    /// receive, and waits for a transfer that is under way. The endpoint can be used afterwards.
     pub fn set_handler(&mut self, number: u16, handler: impl FnMut(&mut Incoming<'_>) + Send + 'static) {
         let handlers = &mut self.engine.handlers_mut().handlers;
         let at = usize::from(number);
@@ -261,8 +261,8 @@ impl Endpoint {
         self.engine.unhandled()
     }
 
-    /// The most bytes of an active message, header and payload together: 1 MiB, or a packet if that is more. What does not fit
-    /// into a packet is streamed, and handled when it is whole.
+    /// The most bytes of an active message, header and payload together: 1 MiB, or a packet if that is more. What does
+    /// not fit into a packet is streamed, and handled when it is whole.
     pub fn active_bytes(&self) -> usize {
         self.engine.active_bytes()
     }
@@ -270,8 +270,8 @@ impl Endpoint {
     /// Sends an active message and waits until it has left both buffers.
     ///
     /// # Errors
-    /// See [`Error`]. [`Error::TooLong`] beyond [`Endpoint::active_bytes`]: send the payload as a tagged message, or put
-    /// it.
+    /// See [`Error`]. [`Error::TooLong`] beyond [`Endpoint::active_bytes`]: send the payload as a tagged message, or
+    /// put it.
     pub fn send_active(
         &mut self,
         to: usize,

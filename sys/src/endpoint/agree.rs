@@ -1,10 +1,12 @@
-//! Going on without those that are gone: agreement among the living, and their ranking. The algorithm, and what it relies on,
-//! is [`nemesia_core::agreement`]; here its messages travel, as any others, in a matching context of their own.
+//! Going on without those that are gone: agreement among the living, and their ranking. The algorithm, and what it
+//! relies on, is [`nemesia_core::agreement`]; here its messages travel, as any others, in a matching context of their
+//! own.
 //!
-//! Agreements are counted, and each message says the number of its agreement. A process that was started again is told by those
-//! that readmit it how many there were. One that lies about that can make the newcomer take part in an agreement that is not
-//! due, and nothing else: who hears of another number than its own breaks off with who said it, by a fault that names it, and
-//! nobody waits for ever. What can't be, and what is far ahead of what two others say, is not believed in the first place.
+//! Agreements are counted, and each message says the number of its agreement. A process that was started again is told
+//! by those that readmit it how many there were. One that lies about that can make the joining process take part in an
+//! agreement that is not due, and nothing else: who hears of another number than its own breaks off with who said it,
+//! by a fault that names it, and nobody waits for ever. What can't be, and what is far ahead of what two others say, is
+//! not believed in the first place.
 
 use nemesia_core::agreement::{Agreement, CONTEXT, Step, message_bytes, words};
 use nemesia_core::engine::Failure;
@@ -109,8 +111,8 @@ impl Agreements {
         self.said.push((rank, number));
     }
 
-    /// Whether it can be so. Who readmitted us earlier than others says less, and who has come back itself, and does not know yet,
-    /// says 0.
+    /// Whether it can be so. Who readmitted us earlier than others says less, and who has come back itself, and does
+    /// not know yet, says 0.
     fn is_credible(&self, at: usize) -> bool {
         let number = self.said[at].1;
         let others = self.said.iter().enumerate().filter(|(other, (_, said))| *other != at && *said > 0);
@@ -143,8 +145,8 @@ struct Ongoing {
     sends: Vec<(Request, Vec<u8>)>,
 }
 
-/// An agreement that goes on. If it is broken off, by an error or by a panic, the endpoint keeps it: the engine uses its
-/// buffers, and the next call goes on with it.
+/// An agreement that goes on. If it is broken off, by an error or by a panic, the endpoint keeps it: the engine uses
+/// its buffers, and the next call goes on with it.
 struct Kept<'a> {
     endpoint: &'a mut Endpoint,
     ongoing: Option<Ongoing>,
@@ -159,22 +161,24 @@ impl Drop for Kept<'_> {
 }
 
 impl Endpoint {
-    /// The ranks that this process does not know to be gone, itself included: local knowledge, which can differ from that of
-    /// others. [`Endpoint::shrink`] has them agree.
+    /// The ranks that this process does not know to be gone, itself included: local knowledge, which can differ from
+    /// that of others. [`Endpoint::shrink`] has them agree.
     pub fn survivors(&self) -> Vec<usize> {
         (0..self.size()).filter(|&rank| self.failure(rank).is_none()).collect()
     }
 
     /// Agrees with all living ranks on the AND of everyone's flags and on who is gone, whoever dies meanwhile (as
-    /// `MPI_Comm_agree` of ULFM). Collective: every rank that lives calls this and [`Endpoint::shrink`] in the same order.
+    /// `MPI_Comm_agree` of ULFM). Collective: every rank that lives calls this and [`Endpoint::shrink`] in the same
+    /// order.
     ///
-    /// Waits as a receive does; other traffic goes on. A rank that has finished counts as gone. Messages already sent by
-    /// those that are gone can still be received, and receives from any source report a failure until
+    /// Waits as a receive does; other traffic goes on. A rank that has finished counts as gone. Messages already sent
+    /// by those that are gone can still be received, and receives from any source report a failure until
     /// [`Endpoint::acknowledge_failures`], as ever.
     ///
     /// # Errors
-    /// [`Error::Excluded`]: the others have agreed that this process is gone, as one of them broke off with it. Any other
-    /// error leaves the agreement under way: calling again goes on with it, and the flags of the first call count.
+    /// [`Error::Excluded`]: the others have agreed that this process is gone, as one of them broke off with it. Any
+    /// other error leaves the agreement under way: calling again goes on with it, and the flags of the first call
+    /// count.
     pub fn agree(&mut self, flags: u64) -> Result<Agreed, Error> {
         self.check_origin()?;
         if self.agreements.excluded {
@@ -295,7 +299,7 @@ impl Endpoint {
     /// It broke the rules: to us it is gone, and it learns that at once, for it waits for us.
     pub(super) fn fault(&mut self, rank: u32, fault: PortFault) {
         self.engine.fail(rank, Failure::Fault(fault));
-        self.hang_up();
+        self.disconnect();
     }
 
     /// Posts a receive for the next message of an agreement from a rank. Of which it is, is looked at when it is there.
@@ -325,10 +329,10 @@ impl Endpoint {
     }
 
     /// Lets those that broke the rules notice that they are lost to us: they would wait for us, and others for them.
-    pub(super) fn hang_up(&mut self) {
+    pub(super) fn disconnect(&mut self) {
         for rank in 0..self.size() {
             if let Some(failure @ Failure::Fault(_)) = self.failure(rank)
-                && self.waiter.let_go(rank)
+                && self.waiter.release(rank)
             {
                 events::failed(rank, failure);
             }

@@ -1,10 +1,12 @@
 //! A barrier over the ranks that take part in agreements: all but those that were agreed to be gone.
 //!
-//! It is a dissemination barrier. In round `k` each of `n` ranks sends one message to the rank 2^k places on and receives one
-//! from the rank 2^k places back. After ceil(log2 n) rounds every rank has heard, over others, from every rank.
+//! It is a dissemination barrier. In round `k` each of `n` ranks sends one message to the rank 2^k places on and
+//! receives one from the rank 2^k places back. After ceil(log2 n) rounds every rank has heard, over others, from every
+//! rank.
 //!
-//! Every rank that lives finishes all rounds, also after it has found that another rank is gone. Each of its later messages
-//! names the rank that is gone. So no rank waits for one that has given up, and no message of one barrier is left for the next.
+//! Every rank that lives finishes all rounds, also after it has found that another rank is gone. Each of its later
+//! messages names the rank that is gone. So no rank waits for one that has given up, and no message of one barrier is
+//! left for the next.
 
 use std::mem::ManuallyDrop;
 
@@ -94,23 +96,23 @@ impl Barrier {
 }
 
 impl Endpoint {
-    /// Waits until every rank has called this. Collective: all ranks call it, in the same order as [`Endpoint::agree`] and
-    /// [`Endpoint::shrink`]. It takes ceil(log2 n) messages a rank.
+    /// Waits until every rank has called this. Collective: all ranks call it, in the same order as [`Endpoint::agree`]
+    /// and [`Endpoint::shrink`]. It takes ceil(log2 n) messages a rank.
     ///
-    /// A rank does not take part once the others have agreed that it is gone ([`Endpoint::agree`]). Messages that were sent
-    /// before the barrier need not have arrived after it; one-sided operations are complete after a flush only.
+    /// A rank does not take part once the others have agreed that it is gone ([`Endpoint::agree`]). Messages that were
+    /// sent before the barrier need not have arrived after it; one-sided operations are complete after a flush only.
     ///
     /// # How to end a program
-    /// Call `barrier`, then [`Endpoint::close`]. After the barrier no rank waits any more for what this one had to send before
-    /// it, so none of them finds this rank gone too early. `close` waits until all pending sends have left this process and
-    /// then tells the peers that it has finished; [`Error::Timeout`] means that some sends have not left in the configured
-    /// time and are lost.
+    /// Call `barrier`, then [`Endpoint::close`]. After the barrier no rank waits any more for what this one had to send
+    /// before it, so none of them finds this rank gone too early. `close` waits until all pending sends have left this
+    /// process and then tells the peers that it has finished; [`Error::Timeout`] means that some sends have not left in
+    /// the configured time and are lost.
     ///
     /// # Errors
     /// [`Error::PeerFailed`] if a rank is gone, and [`Error::BarrierBroken`] if another rank found that: call
-    /// [`Endpoint::shrink`], and the next barrier is among the survivors. Some ranks may have left the same barrier without
-    /// an error if the rank had entered it. [`Error::Excluded`]. Any other error leaves the barrier under way: calling again
-    /// goes on with it.
+    /// [`Endpoint::shrink`], and the next barrier is among the survivors. Some ranks may have left the same barrier
+    /// without an error if the rank had entered it. [`Error::Excluded`]. Any other error leaves the barrier under way:
+    /// calling again goes on with it.
     pub fn barrier(&mut self) -> Result<(), Error> {
         loop {
             match self.barrier_step()? {
@@ -175,8 +177,8 @@ impl Endpoint {
 
     fn send_of_barrier(&mut self, to: usize, barrier: &mut Barrier) -> Result<(), Error> {
         let bytes = barrier.message();
-        // SAFETY: the bytes are on the heap and stay untouched in `barrier.sends` until the request is complete; the endpoint
-        // holds that, and drops its engine first.
+        // SAFETY: the bytes are on the heap and stay untouched in `barrier.sends` until the request is complete; the
+        // endpoint holds that, and drops its engine first.
         let buf = unsafe { SendBuf::from_raw(bytes.as_ptr(), bytes.len()) };
         match self.start(to, CONTEXT, u64::from(barrier.round), buf, Mode::Standard) {
             Ok(request) if request.is_complete() => {}

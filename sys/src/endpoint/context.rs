@@ -9,8 +9,8 @@ use nemesia_core::trace::Recorder as _;
 use super::{Endpoint, Mode, Request, Source, Status, Tag, free_context, pattern, status};
 use crate::error::Error;
 
-/// An endpoint in one matching context: what is sent in it is received and probed in it only, whatever the tag. What MPI
-/// needs of a communicator's context id (MPI 4.1, section 7.1.2); the methods of [`Endpoint`] itself are in context 0.
+/// An endpoint in one matching context: what is sent in it is received and probed in it only, whatever the tag. What
+/// MPI needs of a communicator's context id (MPI 4.1, section 7.1.2); the methods of [`Endpoint`] itself are in context 0.
 ///
 /// Costs nothing: it is the endpoint and a number, and need not be kept.
 #[derive(Debug)]
@@ -69,8 +69,8 @@ impl Endpoint {
         unsafe { self.in_context(0).issend(to, tag, base, len) }
     }
 
-    /// As [`Endpoint::send`], of a message that [`Endpoint::send_now`] has refused: it is not tried again, but left to the queue
-    /// of pending sends, out of which it leaves at once if there is room by now.
+    /// As [`Endpoint::send`], of a message that [`Endpoint::send_now`] has refused: it is not tried again, but left to
+    /// the queue of pending sends, out of which it leaves at once if there is room by now.
     ///
     /// # Errors
     /// See [`Error`].
@@ -97,8 +97,9 @@ impl Endpoint {
         self.start(to, 0, tag, buf, Mode::Queued)
     }
 
-    /// Sends a message for which the caller knows that a receive is posted, and waits until its bytes have left the buffer
-    /// (MPI_Rsend). The promise is not made use of: this is [`Endpoint::send`], which MPI 4.1 permits (section 3.4).
+    /// Sends a message for which the caller knows that a receive is posted, and waits until its bytes have left the
+    /// buffer (MPI_Rsend). The promise is not made use of: this is [`Endpoint::send`], which MPI 4.1 permits (section
+    /// 3.4).
     ///
     /// # Errors
     /// See [`Error`].
@@ -107,8 +108,8 @@ impl Endpoint {
         self.send(to, tag, bytes)
     }
 
-    /// As [`Endpoint::isend`], for a message for which the caller knows that a receive is posted (MPI_Irsend). The promise
-    /// is not made use of: this is [`Endpoint::isend`].
+    /// As [`Endpoint::isend`], for a message for which the caller knows that a receive is posted (MPI_Irsend). The
+    /// promise is not made use of: this is [`Endpoint::isend`].
     ///
     /// # Errors
     /// See [`Error`]; nothing was sent.
@@ -156,8 +157,8 @@ impl Endpoint {
         self.send_slowly(to, context, tag, bytes, Mode::Queued)
     }
 
-    /// Receives whatever it is, and waits for it, into a buffer that the engine has done with when this returns, as when
-    /// `recv_bypass` and `finish` do.
+    /// Receives whatever it is, and waits for it, into a buffer that the engine has done with when this returns, as
+    /// when `recv_bypass` and `finish` do.
     #[inline(never)]
     pub(super) fn recv_any(&mut self, pattern: Pattern, mut buf: RecvBuf) -> Result<Status, Error> {
         self.check_origin()?;
@@ -224,7 +225,8 @@ impl Context<'_> {
         {
             return Ok(status(done));
         }
-        // SAFETY: the buffer is borrowed until this returns, and `recv_any` returns only when the engine has done with it.
+        // SAFETY: the buffer is borrowed until this returns, and `recv_any` returns only when the engine has done with
+        // it.
         let buf = unsafe { RecvBuf::from_raw(buf.as_mut_ptr(), buf.len()) };
         self.endpoint.recv_any(pattern, buf)
     }

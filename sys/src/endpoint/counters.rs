@@ -19,7 +19,7 @@ nemesia_core::counters! {
         /// Times that the descriptor for event loops was armed.
         armed: "times",
         /// Times that the kernel was asked whether the peers live.
-        looks: "times",
+        liveness_checks: "times",
     }
 }
 

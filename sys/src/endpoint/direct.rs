@@ -1,8 +1,8 @@
-//! The direct path: regions that a peer has allocated are mapped here on first use, and put, get and atomic operations then
-//! need nothing of the peer.
+//! The direct path: regions that a peer has allocated are mapped here on first use, and put, get and atomic operations
+//! then need nothing of the peer.
 //!
-//! Operations keep their order although there are two paths: what was not flushed when a fence was asked for goes on through
-//! packets until it is, and all else to that peer with it.
+//! Operations keep their order although there are two paths: what was not flushed when a fence was asked for goes on
+//! through packets until it is, and all else to that peer with it.
 //!
 //! A region that peers may only read is mapped when the kernel keeps its pages where they are. Nobody can then make a
 //! get allocate memory. A region that peers may write cannot be protected like that: its owner, or a peer, can take
@@ -11,20 +11,21 @@
 //! the same one, or if there was room below the limit for all such regions when it was mapped. Otherwise it takes
 //! packets.
 //!
-//! Memory that is exposed and not allocated takes packets, although the kernel could copy it in one step (`process_vm_writev`,
-//! `process_vm_readv`): its owner may conceal and reuse it at any moment, and such a copy can't be called back. A mapped region
-//! that is concealed stays what it was for whoever has it mapped, and is nobody's memory; an address of the owner is somebody's
-//! at once. A get could look at the owner's record of the region again when it has copied, and forget what it has read. A put
-//! has written. Its owner would have to wait, whenever it conceals a region, for every peer to say that it has left, and a peer
-//! that is stopped, or does not say so, would hold up a call that never waits.
+//! Memory that is exposed and not allocated takes packets, although the kernel could copy it in one step
+//! (`process_vm_writev`, `process_vm_readv`): its owner may unexpose and reuse it at any moment, and such a copy can't
+//! be called back. A mapped region that is unexposed stays what it was for whoever has it mapped, and is nobody's
+//! memory; an address of the owner is somebody's at once. A get could look at the owner's record of the region again
+//! when it has copied, and forget what it has read. A put has written. Its owner would have to wait, whenever it
+//! unexposes a region, for every peer to say that it has left, and a peer that is stopped, or does not say so, would
+//! hold up a call that never waits.
 
 mod known;
 
 use nemesia_core::engine::StartError;
 use nemesia_core::engine::rma::{Access, Datatype, Reduction, Target, combine};
 use nemesia_core::shared::layout::Extent;
-use nemesia_core::shared::window::Window;
-use nemesia_core::wire::rma::{Operation, SHARED_BYTES};
+use nemesia_core::shared::window::SharedWindow;
+use nemesia_core::wire::rma::{RmaOperation, SHARED_BYTES};
 
 use self::known::KnownRegions;
 use super::Endpoint;
@@ -53,7 +54,7 @@ pub enum Path {
 /// A region of a peer, mapped; the window points into the segment, so it is dropped first.
 #[derive(Debug)]
 struct Mapped {
-    window: Window<'static>,
+    window: SharedWindow<'static>,
     segment: Segment,
     /// The owner could have its pages charged to this process.
     punchable: bool,
@@ -68,7 +69,8 @@ pub(super) struct Direct {
 }
 
 impl Direct {
-    /// What a fence means for two paths: until all is flushed, everything takes the one on which something is under way.
+    /// What a fence means for two paths: until all is flushed, everything takes the one on which something is under
+    /// way.
     pub(super) fn bar(&mut self, peer: u32) {
         if !self.barred.contains(&peer) {
             self.barred.push(peer);
@@ -113,7 +115,7 @@ impl Endpoint {
         (offset, len): (u64, usize),
         wanted: Access,
         atomic: Option<(Datatype, Reduction)>,
-    ) -> Result<Option<&Window<'static>>, Error> {
+    ) -> Result<Option<&SharedWindow<'static>>, Error> {
         self.check_origin()?;
         if key.0.share == 0 || key.0.rank == self.engine.rank() {
             return Ok(None);
@@ -137,13 +139,13 @@ impl Endpoint {
 
     /// The window of a region, mapped now if it was not; or why there is none.
     #[inline]
-    fn window(&mut self, key: &RemoteKey) -> Result<&Window<'static>, String> {
+    fn window(&mut self, key: &RemoteKey) -> Result<&SharedWindow<'static>, String> {
         self.check_origin().map_err(|error| error.to_string())?;
         if !self.direct.known.mapped(&key.0).is_some_and(|mapped| mapped.window.is_open(key.0.key)) {
             self.find_window(key)?;
         }
         let mapped = self.direct.known.mapped(&key.0);
-        mapped.map(|mapped| &mapped.window).ok_or_else(|| "it was concealed".into())
+        mapped.map(|mapped| &mapped.window).ok_or_else(|| "it was unexposed".into())
     }
 
     #[cold]
@@ -154,13 +156,13 @@ impl Endpoint {
         if let Some(why) = self.direct.known.refused(&key.0) {
             return Err(why.clone());
         }
-        // Concealed: its memory is nobody's, and its owner refuses what comes in packets.
+        // Unexposed: its memory is nobody's, and its owner refuses what comes in packets.
         if self.direct.known.unmap(&key.0) {
-            return Err("it was concealed".into());
+            return Err("it was unexposed".into());
         }
         let is_open = |mapped: &Mapped| mapped.window.is_open(key.0.key);
         let mapped = match self.map(key) {
-            Ok(mapped) if !is_open(&mapped) => Err("it was concealed, or the key is not its key".into()),
+            Ok(mapped) if !is_open(&mapped) => Err("it was unexposed, or the key is not its key".into()),
             mapped => mapped,
         };
         let refused = mapped.as_ref().err().cloned();
@@ -192,13 +194,13 @@ impl Endpoint {
     /// A put by the direct path. False when it has to take the other.
     #[inline]
     pub(super) fn put_directly(&mut self, key: &RemoteKey, offset: u64, bytes: &[u8]) -> Result<bool, Error> {
-        let past_caches = bytes.len() as u64 >= self.non_temporal_bytes;
+        let non_temporal = bytes.len() as u64 >= self.non_temporal_bytes;
         let window = self.window_for(key, (offset, bytes.len()), Access::Write, None)?;
-        let done = window.is_some_and(|window| match past_caches {
+        let done = window.is_some_and(|window| match non_temporal {
             false => window.put(offset, bytes),
-            true => window.put_past_caches(offset, bytes),
+            true => window.put_non_temporal(offset, bytes),
         });
-        Ok(done && self.count(key, Operation::Put, bytes.len()))
+        Ok(done && self.count(key, RmaOperation::Put, bytes.len()))
     }
 
     /// A get by the direct path. False when it has to take the other.
@@ -209,13 +211,13 @@ impl Endpoint {
         offset: u64,
         buf: &mut [u8],
     ) -> Result<bool, Error> {
-        let past_caches = buf.len() as u64 >= self.non_temporal_bytes;
+        let non_temporal = buf.len() as u64 >= self.non_temporal_bytes;
         let window = self.window_for(key, (offset, buf.len()), Access::Read, None)?;
-        let done = window.is_some_and(|window| match past_caches {
+        let done = window.is_some_and(|window| match non_temporal {
             false => window.get(offset, buf),
-            true => window.get_past_caches(offset, buf),
+            true => window.get_non_temporal(offset, buf),
         });
-        Ok(done && self.count(key, Operation::Get, buf.len()))
+        Ok(done && self.count(key, RmaOperation::Get, buf.len()))
     }
 
     /// An accumulate by the direct path. False when it has to take the other; then nothing is done.
@@ -236,7 +238,7 @@ impl Endpoint {
             let operand = u64::from_le_bytes(word);
             window.update(at, len, |old| combine(datatype, reduction, old, operand));
         }
-        Ok(self.count(key, Operation::Accumulate, operands.len()))
+        Ok(self.count(key, RmaOperation::Accumulate, operands.len()))
     }
 
     /// An atomic operation on one value by the direct path: what it was. `None` when it has to take the other.
@@ -252,13 +254,13 @@ impl Endpoint {
         let window = self.window_for(key, (offset, len), Access::ReadWrite, atomic)?;
         let old = window.and_then(|window| window.update(offset, len, change));
         if old.is_some() {
-            self.count(key, Operation::Fetch, len);
+            self.count(key, RmaOperation::Fetch, len);
         }
         Ok(old)
     }
 
-    /// A fetch and accumulate by the direct path: `old` has what the values were. False when it has to take the other; then
-    /// nothing is done.
+    /// A fetch and accumulate by the direct path: `old` has what the values were. False when it has to take the other;
+    /// then nothing is done.
     pub(super) fn exchange_directly(
         &mut self,
         key: &RemoteKey,
@@ -284,12 +286,12 @@ impl Endpoint {
             // The window has them all, and they are aligned.
             old.copy_from_slice(&value.unwrap_or_default().to_le_bytes()[..len]);
         }
-        Ok(self.count(key, Operation::FetchAccumulate, old.len()))
+        Ok(self.count(key, RmaOperation::FetchAccumulate, old.len()))
     }
 
     /// Counts an operation that was done here: true.
     #[inline]
-    fn count(&mut self, key: &RemoteKey, operation: Operation, bytes: usize) -> bool {
+    fn count(&mut self, key: &RemoteKey, operation: RmaOperation, bytes: usize) -> bool {
         self.engine.count_direct(key.0.rank, operation, bytes);
         true
     }
@@ -309,9 +311,9 @@ pub(super) fn window_of(
     segment: &Segment,
     len: usize,
     writable: bool,
-) -> Result<Window<'static>, nemesia_core::shared::layout::LayoutError> {
+) -> Result<SharedWindow<'static>, nemesia_core::shared::layout::LayoutError> {
     // SAFETY: the segment is mapped until it is dropped, which all callers do after the window.
     let extent = unsafe { Extent::new(segment.as_ptr(), segment.len(), SHARED_BYTES + len) }?;
     // SAFETY: as above; mapped for writing if the caller asked for that, and used by copies and atomics only.
-    unsafe { Window::new(&extent, len, writable) }
+    unsafe { SharedWindow::new(&extent, len, writable) }
 }

@@ -10,8 +10,9 @@ impl Endpoint {
     /// it.
     ///
     /// # Errors
-    /// The launcher's refusal, or a send that could not be flushed within the configured time; to the peers the latter is
-    /// [`Failure::Dropped`](crate::Failure::Dropped). [`Error::Forked`]: only the process that opened it can close it.
+    /// The launcher's refusal, or a send that could not be flushed within the configured time; to the peers the latter
+    /// is [`Failure::Dropped`](crate::Failure::Dropped). [`Error::Forked`]: only the process that opened it can close
+    /// it.
     pub fn close(mut self) -> Result<(), Error> {
         self.check_origin()?;
         let flushed = self.flush_sends().and_then(|()| {
@@ -26,15 +27,15 @@ impl Endpoint {
         Ok(finalized?)
     }
 
-    /// Before buffers whose sends have not ended go back to their owners: a peer that reads them later finds that we are not
-    /// who it knows, and not whatever is there then.
+    /// Before buffers whose sends have not ended go back to their owners: a peer that reads them later finds that we
+    /// are not who it knows, and not whatever is there then.
     pub(super) fn forbid_reading(&mut self) {
         // SAFETY: our own number, which nobody else writes. Volatile, as other processes read it.
-        unsafe { (&raw mut *self.mark).write_volatile(0) };
+        unsafe { (&raw mut *self.stamp).write_volatile(0) };
     }
 
-    /// In a forked child: keeps what is the parent's from being dropped. The segments are not mapped here, and unmapping them
-    /// could hit what has been mapped at their addresses since; an exchange could speak to the launcher.
+    /// In a forked child: keeps what is the parent's from being dropped. The segments are not mapped here, and
+    /// unmapping them could hit what has been mapped at their addresses since; an exchange could speak to the launcher.
     #[cold]
     pub(super) fn leave_to_parent(&mut self) {
         std::mem::forget(self.exchange.take());
@@ -49,9 +50,9 @@ impl Drop for Endpoint {
         if self.is_forked() {
             return self.leave_to_parent();
         }
-        self.end_shares();
+        self.end_assists();
         self.forbid_reading();
-        self.door.send_goodbyes(self.finished);
+        self.rejoin.send_goodbyes(self.finished);
         self.waiter.say_goodbye(self.finished);
     }
 }

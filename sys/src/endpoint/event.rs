@@ -1,10 +1,10 @@
 //! Waiting in an event loop: a descriptor that becomes readable when there is something to do.
 //!
-//! The descriptor is the set in which the kernel watches the peers ([`Watch`](crate::os::Watch)): their processes, their
-//! connections, and a clock. An endpoint that is *armed* says in its sleep word that it sleeps in this way; a peer that
-//! then has a message for it, or room, finds the word up as for any other sleeper, and wakes it by a packet on their
-//! connection instead of a futex call. So nobody needs another descriptor, the kernel says who spoke, and a peer can
-//! hold up nobody but itself. Whoever does not sleep costs its senders nothing.
+//! The descriptor is the set in which the kernel watches the peers ([`Watch`](crate::os::Watch)): their processes,
+//! their connections, and a clock. An endpoint that is *armed* says in its sleep word that it sleeps in this way; a
+//! peer that then has a message for it, or room, finds the word up as for any other sleeper, and wakes it by a packet
+//! on their connection instead of a futex call. So nobody needs another descriptor, the kernel says who spoke, and a
+//! peer can hold up nobody but itself. Whoever does not sleep costs its senders nothing.
 //!
 //! The scheme of arming is that of `ucp_worker_arm` (UCX) and `fi_trywait` (libfabric).
 
@@ -28,12 +28,12 @@ pub enum Arm {
 }
 
 impl Endpoint {
-    /// The descriptor for `poll`, `epoll` or an asynchronous runtime: readable when a message has come, there is room for
-    /// a send that waits, or a peer is gone, for an endpoint that is armed; and about every 50 ms, so that a hostile peer
-    /// that keeps others from waking us delays us no longer than that.
+    /// The descriptor for `poll`, `epoll` or an asynchronous runtime: readable when a message has come, there is room
+    /// for a send that waits, or a peer is gone, for an endpoint that is armed; and about every 50 ms, so that a
+    /// hostile peer that keeps others from waking us delays us no longer than that.
     ///
-    /// - Level-triggered: once readable it stays so until the next [`Endpoint::arm`]. Edge-triggered loops, such as that
-    ///   of `tokio`, are told of everything that happens after an [`Endpoint::arm`] as well.
+    /// - Level-triggered: once readable it stays so until the next [`Endpoint::arm`]. Edge-triggered loops, such as
+    ///   that of `tokio`, are told of everything that happens after an [`Endpoint::arm`] as well.
     /// - To be waited for only: never read, never changed. Always the same, and the endpoint's: for a longer borrow use
     ///   `try_clone_to_owned`.
     ///
@@ -68,9 +68,9 @@ impl Endpoint {
         if self.is_forked() {
             return Arm::Busy;
         }
-        let changed = self.look();
-        // A wake-up may have been lost, and with it the entry that names the message: the cells are the truth. Each idle
-        // poll looks through those of one peer.
+        let changed = self.check_liveness();
+        // A wake-up may have been lost, and with it the entry that names the message: the cells are the truth. Each
+        // idle poll looks through those of one peer.
         let polls = if self.waiter.watch.has_ticked() { self.size() } else { 1 };
         if polls > 1 {
             self.engine.port_mut().sweep_all();
@@ -92,7 +92,7 @@ impl Endpoint {
     /// Takes back [`Endpoint::arm`], for those who go on without waiting: saves the next sender a system call.
     pub fn disarm(&mut self) {
         if !self.is_forked() {
-            self.waiter.rise();
+            self.waiter.unpark();
         }
     }
 }

@@ -1,9 +1,9 @@
 //! Messages whose bytes are not in one place: gathered when they are sent, scattered when they are received.
 //!
-//! Nothing is allocated, and nothing copied that would not be copied otherwise, but for messages that are small enough for a
-//! fastbox: they are gathered on the stack. A large message that is sent from a list is streamed through cells, in two
-//! copies. One that is received into a list is pulled in one copy, run by run, if the runs have 4 KiB and more on
-//! average; else it is streamed.
+//! Nothing is allocated, and nothing copied that would not be copied otherwise, but for messages that are small enough
+//! for a fastbox: they are gathered on the stack. A large message that is sent from a list is streamed through cells,
+//! in two copies. One that is received into a list is pulled in one copy, run by run, if the runs have 4 KiB and more
+//! on average; else it is streamed.
 //!
 //! Any number of segments will do: a list is gone through once, or twice.
 
@@ -110,8 +110,8 @@ impl Context<'_> {
     /// # Errors
     /// See [`Error`].
     pub fn recvv(self, from: Source, tag: Tag, list: &mut [IoSliceMut<'_>]) -> Result<Status, Error> {
-        // SAFETY: the list and its bytes are borrowed exclusively until this returns, and `recv_any` returns only when the
-        // engine has done with them.
+        // SAFETY: the list and its bytes are borrowed exclusively until this returns, and `recv_any` returns only when
+        // the engine has done with them.
         let buf = unsafe { RecvBuf::from_list(list.as_ptr().cast(), list.len()) };
         self.endpoint.recv_any(pattern(from, self.id, tag)?, buf.ok_or(Error::List)?)
     }
@@ -192,8 +192,8 @@ impl<'env> ScopeContext<'_, '_, 'env> {
     /// # Errors
     /// See [`Error`]; nothing was sent.
     pub fn isendv(self, to: usize, tag: u64, list: &'env [IoSlice<'env>]) -> Result<Pending, Error> {
-        // SAFETY: the list and its bytes are borrowed for 'env, which outlives the scope, and the scope does not end before
-        // the operation does.
+        // SAFETY: the list and its bytes are borrowed for 'env, which outlives the scope, and the scope does not end
+        // before the operation does.
         self.start(|context| unsafe { context.isendv(to, tag, list.as_ptr().cast(), list.len()) })
     }
 

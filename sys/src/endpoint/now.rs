@@ -1,8 +1,9 @@
-//! What is done at once or not at all: the critical path of sends, receives and waits, and the waits that begin with it.
+//! What is done at once or not at all: the critical path of sends, receives and waits, and the waits that begin with
+//! it.
 //!
-//! Everything here comes back in registers, and nothing in a result that lies in memory: that would be written by parts and read
-//! as a whole, for which a processor waits until all stores before it have left the core, that of the message among them, whose
-//! line the receiver has.
+//! Everything here comes back in registers, and nothing in a result that lies in memory: that would be written by parts
+//! and read as a whole, for which a processor waits until all stores before it have left the core, that of the message
+//! among them, whose line the receiver has.
 
 use std::time::Duration;
 
@@ -18,9 +19,9 @@ use crate::error::Error;
 const SOON: u32 = 32;
 
 impl Endpoint {
-    /// Sends a message if it can leave at once: no longer than NEMESIA_EAGER_BYTES, with room and credit, nothing before it, and to
-    /// another process. False says nothing else, not even that the rank exists: [`Endpoint::isend`] or [`Endpoint::send`] will
-    /// tell. For runtimes whose own requests need not exist then (`fi_inject` of libfabric).
+    /// Sends a message if it can leave at once: no longer than NEMESIA_EAGER_BYTES, with room and credit, nothing
+    /// before it, and to another process. False says nothing else, not even that the rank exists: [`Endpoint::isend`]
+    /// or [`Endpoint::send`] will tell. For runtimes whose own requests need not exist then (`fi_inject` of libfabric).
     #[inline(always)]
     pub fn send_now(&mut self, to: usize, tag: u64, bytes: &[u8]) -> bool {
         self.in_context(0).send_now(to, tag, bytes)
@@ -32,9 +33,9 @@ impl Endpoint {
         self.send_word_at_once(to, 0, tag, word)
     }
 
-    /// Receives a message of 8 bytes into the beginning of `buf`, or one of up to NEMESIA_EAGER_BYTES that fits from a rank and with
-    /// a tag that are named, if it is there and nothing is posted, stored or pending. `None` says nothing else:
-    /// [`Endpoint::recv`] or [`Endpoint::irecv`] will tell.
+    /// Receives a message of 8 bytes into the beginning of `buf`, or one of up to NEMESIA_EAGER_BYTES that fits from a
+    /// rank and with a tag that are named, if it is there and nothing is posted, stored or pending. `None` says nothing
+    /// else: [`Endpoint::recv`] or [`Endpoint::irecv`] will tell.
     #[inline(always)]
     pub fn recv_now(&mut self, from: Source, tag: Tag, buf: &mut [u8]) -> Option<Status> {
         self.in_context(0).recv_now(from, tag, buf)
@@ -79,8 +80,8 @@ impl Endpoint {
         }
     }
 
-    /// Posts a receive, as [`Endpoint::irecv`], if no message is stored that it might match, and there is a free slot. `None` says
-    /// nothing else, and nothing was posted.
+    /// Posts a receive, as [`Endpoint::irecv`], if no message is stored that it might match, and there is a free slot.
+    /// `None` says nothing else, and nothing was posted.
     ///
     /// # Safety
     /// As for [`Endpoint::irecv`].
@@ -90,9 +91,9 @@ impl Endpoint {
         unsafe { self.in_context(0).irecv_now(from, tag, base, len) }
     }
 
-    /// Finishes a request that is complete and has succeeded, as [`Endpoint::test`], or a receive whose message is there, eager
-    /// and no longer than the buffer, if source and tag are named. Does nothing else: no progress is made. `None` says nothing;
-    /// [`Endpoint::test`] or [`Endpoint::wait`] will tell.
+    /// Finishes a request that is complete and has succeeded, as [`Endpoint::test`], or a receive whose message is
+    /// there, eager and no longer than the buffer, if source and tag are named. Does nothing else: no progress is made.
+    /// `None` says nothing; [`Endpoint::test`] or [`Endpoint::wait`] will tell.
     #[inline(always)]
     pub fn finish_now(&mut self, request: Request) -> Option<Status> {
         if request.is_complete() {
@@ -123,9 +124,9 @@ impl Endpoint {
         self.wait_as(request, limit, Awaited::Request(request))
     }
 
-    /// As [`Endpoint::wait`], or [`Endpoint::wait_timeout`] with a limit, by a caller that will wait for `others` before it
-    /// does anything else: it is not woken before it has something to do. `others` gives each by its number, `None` after
-    /// the last; requests that are complete do no harm.
+    /// As [`Endpoint::wait`], or [`Endpoint::wait_timeout`] with a limit, by a caller that will wait for `others`
+    /// before it does anything else: it is not woken before it has something to do. `others` gives each by its number,
+    /// `None` after the last; requests that are complete do no harm.
     ///
     /// # Errors
     /// As there.
@@ -138,7 +139,8 @@ impl Endpoint {
         self.wait_as(request, limit, Awaited::All(request, others))
     }
 
-    /// Looks first, as most requests that are waited for in a stream of messages are complete or have their message there.
+    /// Looks first, as most requests that are waited for in a stream of messages are complete or have their message
+    /// there.
     #[inline(always)]
     fn wait_as(
         &mut self,

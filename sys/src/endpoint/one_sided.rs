@@ -48,11 +48,12 @@ value!(f32, F32, |it: f32| u64::from(it.to_bits()), |bits| f32::from_bits(bits a
 value!(f64, F64, f64::to_bits, f64::from_bits);
 
 impl Endpoint {
-    /// Writes bytes into a region of another process, from `offset`, and waits until they have left: they are there after
-    /// a flush.
+    /// Writes bytes into a region of another process, from `offset`, and waits until they have left: they are there
+    /// after a flush.
     ///
     /// # Errors
-    /// See [`Error`]. [`Error::Refused`] if the key says that the target would; what only the target knows, a flush tells.
+    /// See [`Error`]. [`Error::Refused`] if the key says that the target would; what only the target knows, a flush
+    /// tells.
     #[inline]
     pub fn put(&mut self, key: &RemoteKey, offset: u64, bytes: &[u8]) -> Result<(), Error> {
         self.put_bytes(key, offset, bytes, false)
@@ -69,7 +70,8 @@ impl Endpoint {
 
     #[inline]
     fn put_bytes(&mut self, key: &RemoteKey, offset: u64, bytes: &[u8], notify: bool) -> Result<(), Error> {
-        // SAFETY: the bytes are borrowed until this returns, and `finish` returns only when the engine has done with them.
+        // SAFETY: the bytes are borrowed until this returns, and `finish` returns only when the engine has done with
+        // them.
         let request = unsafe { self.iput(key, offset, bytes.as_ptr(), bytes.len(), notify) }?;
         self.finish_at(request)
     }
@@ -80,7 +82,8 @@ impl Endpoint {
     /// See [`Error`]. After one, what the buffer holds is unspecified.
     #[inline]
     pub fn get(&mut self, key: &RemoteKey, offset: u64, buf: &mut [u8]) -> Result<(), Error> {
-        // SAFETY: the buffer is borrowed until this returns, and `finish` returns only when the engine has done with it.
+        // SAFETY: the buffer is borrowed until this returns, and `finish` returns only when the engine has done with
+        // it.
         let request = unsafe { self.iget(key, offset, buf.as_mut_ptr(), buf.len()) }?;
         self.finish_at(request)
     }
@@ -143,8 +146,8 @@ impl Endpoint {
         }
         let from = if none { core::ptr::null() } else { operands.as_ptr().cast() };
         let (into, len, what) = (old.as_mut_ptr().cast(), size_of_val(old), (T::DATATYPE, reduction));
-        // SAFETY: both are borrowed until this returns, and `finish` returns only when the engine has done with them; numbers
-        // are bytes without gaps, and any bytes are a number.
+        // SAFETY: both are borrowed until this returns, and `finish` returns only when the engine has done with them;
+        // numbers are bytes without gaps, and any bytes are a number.
         let request = unsafe { self.ifetch_accumulate(key, offset, what, from, into, len) }?;
         self.finish_at(request)
     }
@@ -167,8 +170,8 @@ impl Endpoint {
         self.fetch(key, offset, Reduction::Replace, value)
     }
 
-    /// Replaces one value of another process by `value` if its bits are those of `expected`, atomically, and returns what
-    /// it was.
+    /// Replaces one value of another process by `value` if its bits are those of `expected`, atomically, and returns
+    /// what it was.
     ///
     /// # Errors
     /// See [`Error`].
@@ -191,8 +194,8 @@ impl Endpoint {
     /// Waits until all operations on a rank's regions are done there.
     ///
     /// # Errors
-    /// See [`Error`]. [`Error::Refused`] if puts or accumulates were refused since the last flush: how many, and why the
-    /// first.
+    /// See [`Error`]. [`Error::Refused`] if puts or accumulates were refused since the last flush: how many, and why
+    /// the first.
     pub fn flush(&mut self, rank: usize) -> Result<(), Error> {
         let request = self.iflush(rank)?;
         self.finish_quickly(request)
@@ -234,8 +237,8 @@ impl Endpoint {
         self.finish(request).map(drop)
     }
 
-    /// Waits for an operation. One that is complete at once may be repeated until somebody else has done something, let go
-    /// of a lock for instance, and that may need us: now and then there is progress all the same.
+    /// Waits for an operation. One that is complete at once may be repeated until somebody else has done something, let
+    /// go of a lock for instance, and that may need us: now and then there is progress all the same.
     #[inline]
     fn finish_at(&mut self, request: Request) -> Result<(), Error> {
         self.operations = self.operations.wrapping_add(1);

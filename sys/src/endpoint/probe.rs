@@ -39,8 +39,8 @@ impl Dropped {
 /// A message that a matched probe has taken out of the queue: no other receive or probe finds it any more
 /// (MPI_Message). Received once, on the endpoint that it was probed on.
 ///
-/// One that is dropped instead is discarded, as if it had been received into no room, and its sender's request completes:
-/// at the endpoint's next probe, or while it waits or makes progress, after some ten milliseconds.
+/// One that is dropped instead is discarded, as if it had been received into no room, and its sender's request
+/// completes: at the endpoint's next probe, or while it waits or makes progress, after some ten milliseconds.
 #[derive(Debug)]
 #[must_use = "a message that is dropped is discarded"]
 pub struct Message {
@@ -134,19 +134,20 @@ impl Endpoint {
     /// # Errors
     /// See [`Error`]. A message longer than `buf` is [`Error::Truncated`]; what fits is received.
     pub fn mrecv(&mut self, message: Message, buf: &mut [u8]) -> Result<Status, Error> {
-        // SAFETY: the buffer is borrowed until this returns, and `finish` returns only when the engine has done with it.
+        // SAFETY: the buffer is borrowed until this returns, and `finish` returns only when the engine has done with
+        // it.
         let request = unsafe { self.imrecv(message, buf.as_mut_ptr(), buf.len()) }?;
         self.finish(request)
     }
 
-    /// What receiving costs just now, in messages that nobody has asked for: so many of them a receive in context 0 would look
-    /// at before it has its own, or knows that there is none. For measurements.
+    /// What receiving costs just now, in messages that nobody has asked for: so many of them a receive in context 0
+    /// would look at before it has its own, or knows that there is none. For measurements.
     pub fn receive_steps(&self, from: Source, tag: Tag) -> usize {
         pattern(from, 0, tag).map_or(0, |pattern| self.engine.receive_steps(&pattern))
     }
 
-    /// What delivering costs just now, in posted receives: so many of them would be looked at for a message in context 0
-    /// before it has its own, or is known to have none. For measurements.
+    /// What delivering costs just now, in posted receives: so many of them would be looked at for a message in context
+    /// 0 before it has its own, or is known to have none. For measurements.
     pub fn arrival_steps(&self, from: usize, tag: u64) -> usize {
         self.engine.arrival_steps(u32::try_from(from).unwrap_or(u32::MAX), 0, tag)
     }

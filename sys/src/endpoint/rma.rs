@@ -5,7 +5,7 @@ use std::os::fd::AsRawFd;
 use nemesia_core::engine::RequestId;
 use nemesia_core::engine::rma::{self, RegionId, Target};
 use nemesia_core::payload::{Exposed, RecvBuf, SendBuf};
-use nemesia_core::shared::window::Window;
+use nemesia_core::shared::window::SharedWindow;
 use nemesia_core::slab::Slot;
 use nemesia_core::wire::rma::SHARED_BYTES;
 
@@ -47,8 +47,8 @@ impl RemoteKey {
         self.0.to_bytes()
     }
 
-    /// The inverse of [`RemoteKey::to_bytes`]; `None` for bytes that are none of this version. A key that was tampered with
-    /// is refused by the region's owner.
+    /// The inverse of [`RemoteKey::to_bytes`]; `None` for bytes that are none of this version. A key that was tampered
+    /// with is refused by the region's owner.
     pub fn from_bytes(bytes: &[u8; KEY_BYTES]) -> Option<Self> {
         rma::RemoteKey::from_bytes(bytes).map(Self)
     }
@@ -69,26 +69,27 @@ impl RemoteKey {
     }
 }
 
-/// Memory that the endpoint has allocated, and the region that it is. The window points into the segment, so it is dropped
-/// first.
+/// Memory that the endpoint has allocated, and the region that it is. The window points into the segment, so it is
+/// dropped first.
 #[derive(Debug)]
 pub(super) struct Allocation {
     region: Region,
-    window: Window<'static>,
+    window: SharedWindow<'static>,
     segment: Segment,
     len: usize,
 }
 
 impl Endpoint {
-    /// Lets peers use `len` bytes at `base`, until [`Endpoint::conceal`] or the endpoint is dropped. The key that opens
-    /// them is new each time.
+    /// Lets peers use `len` bytes at `base`, until [`Endpoint::unexpose`] or the endpoint is dropped. The key that
+    /// opens them is new each time.
     ///
     /// # Errors
     /// See [`Error`]; nothing is exposed.
     ///
     /// # Safety
-    /// Until then: the bytes are initialised and readable, and writable if `access` lets peers write; no reference to them
-    /// is alive while a function of this endpoint runs; other threads use them meanwhile only by atomic operations.
+    /// Until then: the bytes are initialised and readable, and writable if `access` lets peers write; no reference to
+    /// them is alive while a function of this endpoint runs; other threads use them meanwhile only by atomic
+    /// operations.
     pub unsafe fn expose(&mut self, base: *mut u8, len: usize, access: Access) -> Result<Region, Error> {
         self.check_origin()?;
         let key = u64::from_le_bytes(random()?);
@@ -106,9 +107,9 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Allocates zeroed memory that peers may use, until [`Endpoint::conceal`]. Peers of this machine map it, where the
-    /// kernel lets them and keeps `access` in force ([`Endpoint::path`]), and use it without this process's taking part. It
-    /// is used here by
+    /// Allocates zeroed memory that peers may use, until [`Endpoint::unexpose`]. Peers of this machine map it, where
+    /// the kernel lets them and keeps `access` in force ([`Endpoint::path`]), and use it without this process's taking
+    /// part. It is used here by
     /// [`Endpoint::read_region`] and [`Endpoint::write_region`], or through its address.
     ///
     /// With [`Access::Read`] and [`Access::Write`] no other process can take pages out of the memory. With
@@ -136,8 +137,8 @@ impl Endpoint {
         self.make_region_room()?;
         // SAFETY: in the mapping, behind its first page.
         let base = unsafe { segment.as_ptr().add(SHARED_BYTES) };
-        // SAFETY: mapped readable and writable, and kept until the region is concealed or the engine is gone; references
-        // to it are made by nobody.
+        // SAFETY: mapped readable and writable, and kept until the region is unexposed or the engine is gone;
+        // references to it are made by nobody.
         let memory = unsafe { Exposed::from_shared(base.as_ptr(), len) };
         let region = self.engine.expose(memory, access, key).map(Region);
         let region = region.ok_or(Error::Regions { most: MOST_REGIONS })?;
@@ -154,9 +155,9 @@ impl Endpoint {
     ///
     /// # Errors
     /// [`Error::Region`].
-    pub fn conceal(&mut self, region: Region) -> Result<(), Error> {
+    pub fn unexpose(&mut self, region: Region) -> Result<(), Error> {
         self.check_origin()?;
-        if !self.engine.conceal(region.0) {
+        if !self.engine.unexpose(region.0) {
             return Err(Error::Region);
         }
         if let Some(at) = self.allocations.iter().position(|allocation| allocation.region == region) {
@@ -185,7 +186,7 @@ impl Endpoint {
         Ok(RemoteKey(key))
     }
 
-    /// Address and length of memory that was allocated; valid until the region is concealed or the endpoint is dropped.
+    /// Address and length of memory that was allocated; valid until the region is unexposed or the endpoint is dropped.
     /// What is promised to [`Endpoint::expose`] holds for who uses it.
     pub fn region_memory(&self, region: Region) -> Option<(*mut u8, usize)> {
         let found = self.allocation(region)?;
@@ -228,8 +229,8 @@ impl Endpoint {
         self.engine.notifications(region.0).ok_or(Error::Region)
     }
 
-    /// Starts waiting until a region has had so many notifications, counted since it was exposed. Like a receive from any
-    /// source it fails when a peer dies, and can be cancelled.
+    /// Starts waiting until a region has had so many notifications, counted since it was exposed. Like a receive from
+    /// any source it fails when a peer dies, and can be cancelled.
     ///
     /// # Errors
     /// See [`Error`].
@@ -243,8 +244,8 @@ impl Endpoint {
         }
     }
 
-    /// Starts a put of `len` bytes at `base`; complete when they have left. The region's notifications are counted up by
-    /// one when they are there, if `notify`.
+    /// Starts a put of `len` bytes at `base`; complete when they have left. The region's notifications are counted up
+    /// by one when they are there, if `notify`.
     ///
     /// # Errors
     /// See [`Error`]; nothing was sent. [`Error::Refused`] if the key says that the target would.
@@ -339,8 +340,8 @@ impl Endpoint {
         }
     }
 
-    /// Starts combining an operand, given as bits, into one value; complete when what it was is at `old`, in the bytes of
-    /// its type.
+    /// Starts combining an operand, given as bits, into one value; complete when what it was is at `old`, in the bytes
+    /// of its type.
     ///
     /// # Errors
     /// As [`Endpoint::iput`].
@@ -369,8 +370,9 @@ impl Endpoint {
         }
     }
 
-    /// Starts combining `len` bytes of operands at `operands` into values; complete when what those were is at `old`, as many
-    /// bytes (MPI's get-accumulate). Atomic for each. Of [`Reduction::Nothing`] the operands do not count; they may be null.
+    /// Starts combining `len` bytes of operands at `operands` into values; complete when what those were is at `old`,
+    /// as many bytes (MPI's get-accumulate). Atomic for each. Of [`Reduction::Nothing`] the operands do not count; they
+    /// may be null.
     ///
     /// # Errors
     /// As [`Endpoint::iput`]. When a part is refused, others may have been done.
@@ -405,8 +407,8 @@ impl Endpoint {
         }
     }
 
-    /// Starts replacing one value by `value` if its bits are those of `expected`; complete when what it was is at `old`, in
-    /// the bytes of its type.
+    /// Starts replacing one value by `value` if its bits are those of `expected`; complete when what it was is at
+    /// `old`, in the bytes of its type.
     ///
     /// # Errors
     /// As [`Endpoint::iput`].
@@ -437,8 +439,8 @@ impl Endpoint {
         }
     }
 
-    /// Starts a flush: complete when all operations on the rank's regions that were started before are done there. Fails
-    /// with [`Error::Refused`] if puts or accumulates were refused since the last flush.
+    /// Starts a flush: complete when all operations on the rank's regions that were started before are done there.
+    /// Fails with [`Error::Refused`] if puts or accumulates were refused since the last flush.
     ///
     /// # Errors
     /// See [`Error`].

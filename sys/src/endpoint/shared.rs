@@ -1,8 +1,8 @@
 //! One endpoint for all threads of a process.
 //!
 //! A lock is around the endpoint, and held for the length of a call that does not block. Of the threads that wait for
-//! requests one drives: it polls, yields and sleeps as the owner of an endpoint does (`wait.rs`), without the lock while
-//! others want it or it sleeps. The others sleep until they are served, or have to drive. The protocol is that of
+//! requests one drives: it polls, yields and sleeps as the owner of an endpoint does (`wait.rs`), without the lock
+//! while others want it or it sleeps. The others sleep until they are served, or have to drive. The protocol is that of
 //! [`nemesia_core::threads`], where it is modelled.
 
 mod locked;
@@ -18,10 +18,10 @@ use std::time::{Duration, Instant};
 use nemesia_core::engine::Progress;
 use nemesia_core::matching::Pattern;
 use nemesia_core::sync::{Word32, spin_hint};
-use nemesia_core::threads::{Bell, Bits, Lock, Park, Roster, Seat};
+use nemesia_core::threads::{Bits, EventCount, Lock, Park, WaiterList, WaiterSlot};
 
 use super::barrier::Step;
-use super::wait::{Awaited, Stage, Wait, give_way};
+use super::wait::{Awaited, Wait, WaitStage, give_way};
 use super::{Endpoint, Message, Request, Source, Status, Tag, pattern};
 use crate::error::Error;
 use crate::os::{Origin, futex_wait, futex_wait_bits, futex_wake, futex_wake_bits};
@@ -30,17 +30,18 @@ pub use locked::LockedEndpoint;
 /// An endpoint that any number of threads use at the same time; each clone is the same endpoint.
 ///
 /// A call that does not block takes a lock, for which it competes with those of other threads. Threads that wait do not
-/// poll beside each other: one does, and wakes those that it has something for. Which of them takes a message that several
-/// receives match is decided by the order in which these were posted. A request is waited for by one thread; any thread may.
-/// Handlers of active messages run with the lock held, in whatever thread makes progress: they must not use the endpoint.
+/// poll beside each other: one does, and wakes those that it has something for. Which of them takes a message that
+/// several receives match is decided by the order in which these were posted. A request is waited for by one thread;
+/// any thread may. Handlers of active messages run with the lock held, in whatever thread makes progress: they must not
+/// use the endpoint.
 ///
 /// An endpoint for each thread is faster, and one that a single thread owns fastest.
 #[derive(Clone)]
-pub struct SharedEndpoint(Arc<Shared>);
+pub struct SharedEndpoint(Arc<SharedState>);
 
-struct Shared {
+struct SharedState {
     lock: Lock,
-    bell: Bell,
+    event_count: EventCount,
     rank: usize,
     size: usize,
     /// Asked before the lock is taken: in a forked child a thread that does not exist there may hold it.
@@ -49,23 +50,23 @@ struct Shared {
 }
 
 // SAFETY: `inner` is reached through a `Guard` only, which holds the lock; what is in it may move between threads.
-unsafe impl Sync for Shared where Inner: Send {}
+unsafe impl Sync for SharedState where Inner: Send {}
 
 /// What the lock guards.
 struct Inner {
     endpoint: Endpoint,
     /// The threads that wait.
-    roster: Roster<Vec<Option<Seat<Ticket>>>>,
+    waiters: WaiterList<Vec<Option<WaiterSlot<WaiterEntry>>>>,
     /// The driver sleeps.
-    napping: bool,
+    parked: bool,
     /// Those to be woken when the lock is free.
     served: Bits,
 }
 
 /// What a thread waits for, and gets.
-struct Ticket {
+struct WaiterEntry {
     ask: Ask,
-    answer: Option<Result<Answer, Error>>,
+    answer: Option<Result<SharedAnswer, Error>>,
 }
 
 /// What a thread can wait for.
@@ -78,7 +79,7 @@ enum Ask {
     Take(Pattern),
 }
 
-enum Answer {
+enum SharedAnswer {
     Status(Status),
     Message(Message),
 }
@@ -92,14 +93,16 @@ impl Ask {
     }
 
     /// What has come of it, if anything.
-    fn look(&self, endpoint: &mut Endpoint) -> Option<Result<Answer, Error>> {
+    fn poll(&self, endpoint: &mut Endpoint) -> Option<Result<SharedAnswer, Error>> {
         match self {
-            Self::Request(request) => endpoint.outcome(*request).map(|outcome| outcome.map(Answer::Status)),
+            Self::Request(request) => {
+                endpoint.outcome(*request).map(|outcome| outcome.map(SharedAnswer::Status))
+            }
             Self::Probe(pattern) => {
-                endpoint.find_once(pattern).transpose().map(|found| found.map(Answer::Status))
+                endpoint.find_once(pattern).transpose().map(|found| found.map(SharedAnswer::Status))
             }
             Self::Take(pattern) => {
-                endpoint.take_once(pattern).transpose().map(|found| found.map(Answer::Message))
+                endpoint.take_once(pattern).transpose().map(|found| found.map(SharedAnswer::Message))
             }
         }
     }
@@ -110,10 +113,10 @@ impl Endpoint {
     pub fn into_shared(self) -> SharedEndpoint {
         let (rank, size, origin) = (self.rank(), self.size(), Arc::clone(&self.origin));
         let inner =
-            Inner { endpoint: self, roster: Roster::new(Vec::new()), napping: false, served: Bits::NONE };
-        SharedEndpoint(Arc::new(Shared {
+            Inner { endpoint: self, waiters: WaiterList::new(Vec::new()), parked: false, served: Bits::NONE };
+        SharedEndpoint(Arc::new(SharedState {
             lock: Lock::default(),
-            bell: Bell::default(),
+            event_count: EventCount::default(),
             rank,
             size,
             origin,
@@ -123,8 +126,9 @@ impl Endpoint {
 }
 
 impl SharedEndpoint {
-    /// Calls methods of the endpoint that do not block, with the lock held. Those that do keep all other threads out until
-    /// they return: start the operation here and wait for it by [`SharedEndpoint::wait`], or use [`SharedEndpoint::run`].
+    /// Calls methods of the endpoint that do not block, with the lock held. Those that do keep all other threads out
+    /// until they return: start the operation here and wait for it by [`SharedEndpoint::wait`], or use
+    /// [`SharedEndpoint::run`].
     ///
     /// # Errors
     /// [`Error::Forked`]; `work` was not called.
@@ -139,8 +143,8 @@ impl SharedEndpoint {
     /// [`Error::Forked`]; `work` was not called.
     ///
     /// # Safety
-    /// `work` leaves this very endpoint where it is: it does not swap, replace or take it (`std::mem`), as other threads may
-    /// have lent buffers to it, and wait.
+    /// `work` leaves this very endpoint where it is: it does not swap, replace or take it (`std::mem`), as other
+    /// threads may have lent buffers to it, and wait.
     pub unsafe fn with_endpoint<T>(&self, work: impl FnOnce(&mut Endpoint) -> T) -> Result<T, Error> {
         let mut inner = self.0.lock()?;
         let result = work(&mut inner.endpoint);
@@ -149,8 +153,8 @@ impl SharedEndpoint {
         Ok(result)
     }
 
-    /// Starts an operation with the lock held, and waits for it without. Returns or unwinds only when the operation is done with
-    /// its buffers, whatever comes of it: they may be borrowed for as long as this runs.
+    /// Starts an operation with the lock held, and waits for it without. Returns or unwinds only when the operation is
+    /// done with its buffers, whatever comes of it: they may be borrowed for as long as this runs.
     ///
     /// # Errors
     /// What `start` says, or what comes of the operation.
@@ -203,7 +207,7 @@ impl SharedEndpoint {
     /// # Errors
     /// See [`Error`]. [`Error::Unexpected`] leaves the request as it is: it can be waited for again.
     pub fn wait(&self, request: Request) -> Result<Status, Error> {
-        self.0.wait(Ask::Request(request), None).and_then(Answer::status)
+        self.0.wait(Ask::Request(request), None).and_then(SharedAnswer::status)
     }
 
     /// As [`Endpoint::wait_timeout`].
@@ -211,7 +215,7 @@ impl SharedEndpoint {
     /// # Errors
     /// [`Error::Timeout`] leaves the request as it is: it can be waited for again.
     pub fn wait_timeout(&self, request: Request, limit: Duration) -> Result<Status, Error> {
-        self.0.wait(Ask::Request(request), Some(limit)).and_then(Answer::status)
+        self.0.wait(Ask::Request(request), Some(limit)).and_then(SharedAnswer::status)
     }
 
     /// As [`Endpoint::probe`] in a matching context, for at most so long if there is a limit.
@@ -225,7 +229,7 @@ impl SharedEndpoint {
         tag: Tag,
         limit: Option<Duration>,
     ) -> Result<Status, Error> {
-        self.0.wait(Ask::Probe(pattern(from, context, tag)?), limit).and_then(Answer::status)
+        self.0.wait(Ask::Probe(pattern(from, context, tag)?), limit).and_then(SharedAnswer::status)
     }
 
     /// As [`Endpoint::mprobe`] in a matching context, for at most so long if there is a limit.
@@ -239,7 +243,7 @@ impl SharedEndpoint {
         tag: Tag,
         limit: Option<Duration>,
     ) -> Result<Message, Error> {
-        self.0.wait(Ask::Take(pattern(from, context, tag)?), limit).and_then(Answer::message)
+        self.0.wait(Ask::Take(pattern(from, context, tag)?), limit).and_then(SharedAnswer::message)
     }
 
     /// As [`Endpoint::barrier`]. One thread of each rank calls it; the other threads go on meanwhile.
@@ -272,7 +276,8 @@ impl SharedEndpoint {
         Arc::into_inner(shared).map_or(Ok(()), |shared| shared.inner.into_inner().endpoint.close())
     }
 
-    /// Waits for a request that borrows the caller's buffer: returns or unwinds only when the engine has done with the buffer.
+    /// Waits for a request that borrows the caller's buffer: returns or unwinds only when the engine has done with the
+    /// buffer.
     fn finish(&self, request: Request) -> Result<Status, Error> {
         let borrowed = Borrowed { endpoint: self, request };
         let outcome = loop {
@@ -340,7 +345,7 @@ impl Drop for SharedEndpoint {
     }
 }
 
-impl Answer {
+impl SharedAnswer {
     /// To a request or a probe.
     fn status(self) -> Result<Status, Error> {
         match self {
@@ -361,12 +366,12 @@ impl Answer {
 
 impl std::fmt::Debug for SharedEndpoint {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Shared { rank, size, .. } = &*self.0;
+        let SharedState { rank, size, .. } = &*self.0;
         f.debug_struct("SharedEndpoint").field("rank", rank).field("size", size).finish_non_exhaustive()
     }
 }
 
-impl Shared {
+impl SharedState {
     /// # Errors
     /// [`Error::Forked`].
     fn check_origin(&self) -> Result<(), Error> {
@@ -381,12 +386,12 @@ impl Shared {
         Ok(Guard(self))
     }
 
-    fn wait(&self, ask: Ask, limit: Option<Duration>) -> Result<Answer, Error> {
+    fn wait(&self, ask: Ask, limit: Option<Duration>) -> Result<SharedAnswer, Error> {
         let mut inner = self.lock()?;
-        if let Some(answer) = ask.look(&mut inner.endpoint) {
+        if let Some(answer) = ask.poll(&mut inner.endpoint) {
             return answer;
         }
-        let mut place = Place::take(inner, ask);
+        let mut place = WaiterPlace::take(inner, ask);
         let mut wait = Wait::new(limit);
         loop {
             if let Some(answer) = place.answer() {
@@ -404,8 +409,8 @@ impl Shared {
     }
 
     /// One turn of the driver.
-    fn drive(&self, place: &mut Place<'_>, wait: &mut Wait) -> Result<(), Error> {
-        let Place { inner, ask, .. } = place;
+    fn drive(&self, place: &mut WaiterPlace<'_>, wait: &mut Wait) -> Result<(), Error> {
+        let WaiterPlace { inner, ask, .. } = place;
         let done = inner.endpoint.engine.step();
         if done != Progress::default() {
             self.serve(inner);
@@ -421,16 +426,16 @@ impl Shared {
         let stage = inner.endpoint.stage(wait, ask.awaited());
         self.serve(inner);
         match stage? {
-            Stage::Poll => {}
-            Stage::Yield => {
+            WaitStage::Poll => {}
+            WaitStage::Yield => {
                 let took = inner.unlocked(give_way);
                 inner.endpoint.learn_yield(wait, took);
             }
-            Stage::Sleep(nap) => {
-                inner.napping = true;
-                let slept = inner.unlocked(|| nap.sleep());
-                inner.napping = false;
-                inner.endpoint.rise(wait, slept);
+            WaitStage::Sleep(parker) => {
+                inner.parked = true;
+                let slept = inner.unlocked(|| parker.sleep());
+                inner.parked = false;
+                inner.endpoint.unpark(wait, slept);
                 if !slept.woken {
                     self.refuse_held(inner);
                 }
@@ -440,56 +445,58 @@ impl Shared {
     }
 
     /// One turn of a thread that does not drive: sleeps until it is served, or drives.
-    fn listen(&self, place: &mut Place<'_>, wait: &mut Wait) -> Result<(), Error> {
-        let (since, bits) = (self.bell.listen(), Bits::of(place.seat));
+    fn listen(&self, place: &mut WaiterPlace<'_>, wait: &mut Wait) -> Result<(), Error> {
+        let (since, bits) = (self.event_count.listen(), Bits::of(place.slot));
         wait.check(Instant::now())?;
         let left = wait.left(Instant::now());
-        place.inner.unlocked(|| futex_wait_bits(self.bell.word().as_futex(), since, bits.mask(), left));
+        place
+            .inner
+            .unlocked(|| futex_wait_bits(self.event_count.word().as_futex(), since, bits.mask(), left));
         Ok(())
     }
 
     /// After requests may have been completed: tells those who wait for them.
     fn serve(&self, inner: &mut Inner) {
-        let Inner { endpoint, roster, .. } = inner;
-        if roster.count() == 0 {
+        let Inner { endpoint, waiters, .. } = inner;
+        if waiters.count() == 0 {
             return;
         }
-        let served = roster.serve(|ticket| {
-            ticket.answer = ticket.ask.look(endpoint);
-            ticket.answer.is_some()
+        let served = waiters.serve(|entry| {
+            entry.answer = entry.ask.poll(endpoint);
+            entry.answer.is_some()
         });
         self.ring(inner, served);
     }
 
-    /// After nobody had anything for us during a whole sleep: what can't come because its sender is held back is not waited
-    /// for any longer.
+    /// After nobody had anything for us during a whole sleep: what can't come because its sender is held back is not
+    /// waited for any longer.
     fn refuse_held(&self, inner: &mut Inner) {
-        let Inner { endpoint, roster, .. } = inner;
-        let served = roster.serve(|ticket| {
-            ticket.answer = endpoint.held_back(ticket.ask.awaited()).map(Err);
-            ticket.answer.is_some()
+        let Inner { endpoint, waiters, .. } = inner;
+        let served = waiters.serve(|entry| {
+            entry.answer = endpoint.held_back(entry.ask.awaited()).map(Err);
+            entry.answer.is_some()
         });
         self.ring(inner, served);
     }
 
     fn ring(&self, inner: &mut Inner, (bits, driver): (Bits, bool)) {
         if bits != Bits::NONE {
-            self.bell.ring();
+            self.event_count.ring();
             inner.served = inner.served.and(bits);
         }
-        if driver && inner.napping {
-            inner.endpoint.stir();
+        if driver && inner.parked {
+            inner.endpoint.notify();
         }
     }
 }
 
 /// The lock, held.
-struct Guard<'a>(&'a Shared);
+struct Guard<'a>(&'a SharedState);
 
 impl Guard<'_> {
     /// Gives the lock to those who wait for it, does this, and takes the lock again.
     fn unlocked<T>(&mut self, work: impl FnOnce() -> T) -> T {
-        struct Retake<'a>(&'a Shared);
+        struct Retake<'a>(&'a SharedState);
         impl Drop for Retake<'_> {
             fn drop(&mut self) {
                 self.0.lock.acquire(&Futex);
@@ -528,46 +535,46 @@ impl Drop for Guard<'_> {
 }
 
 /// Wakes threads that the bell was rung for; without the lock, for which they will ask.
-fn wake(shared: &Shared, served: Bits) {
+fn wake(shared: &SharedState, served: Bits) {
     if served != Bits::NONE {
-        futex_wake_bits(shared.bell.word().as_futex(), served.mask());
+        futex_wake_bits(shared.event_count.word().as_futex(), served.mask());
     }
 }
 
 /// The seat of a thread that waits. Given up in whatever way the wait ends, so that others drive.
-struct Place<'a> {
+struct WaiterPlace<'a> {
     inner: Guard<'a>,
     ask: Ask,
-    seat: usize,
+    slot: usize,
 }
 
-impl<'a> Place<'a> {
+impl<'a> WaiterPlace<'a> {
     fn take(mut inner: Guard<'a>, ask: Ask) -> Self {
-        let mut ticket = Ticket { ask, answer: None };
-        let seat = loop {
-            match inner.roster.join(ticket) {
-                Ok(seat) => break seat,
+        let mut entry = WaiterEntry { ask, answer: None };
+        let slot = loop {
+            match inner.waiters.join(entry) {
+                Ok(slot) => break slot,
                 Err(refused) => {
-                    ticket = refused;
-                    inner.roster.seats_mut().push(None);
+                    entry = refused;
+                    inner.waiters.slots_mut().push(None);
                 }
             }
         };
-        Self { inner, ask, seat }
+        Self { inner, ask, slot }
     }
 
     fn drives(&mut self) -> bool {
-        self.inner.roster.drives(self.seat)
+        self.inner.waiters.drives(self.slot)
     }
 
-    fn answer(&mut self) -> Option<Result<Answer, Error>> {
-        self.inner.roster.ticket(self.seat)?.answer.take()
+    fn answer(&mut self) -> Option<Result<SharedAnswer, Error>> {
+        self.inner.waiters.entry(self.slot)?.answer.take()
     }
 }
 
-impl Drop for Place<'_> {
+impl Drop for WaiterPlace<'_> {
     fn drop(&mut self) {
-        let (_, next) = self.inner.roster.leave(self.seat);
+        let (_, next) = self.inner.waiters.leave(self.slot);
         let shared = self.inner.0;
         shared.ring(&mut self.inner, (next, false));
     }

@@ -14,14 +14,14 @@ use std::time::Duration;
 
 use nemesia_core::port::MessagePort as _;
 
-use self::meeting::Meeting;
+use self::meeting::TestMeeting;
 use super::wait::{Awaited, Wait};
 use super::{Access, Endpoint, Path, Refusal, Region, Source, Tag};
 use crate::{Config, Error};
 
 /// A world of `size` endpoints.
 pub(in crate::endpoint) fn world(size: usize, config: &Config) -> Vec<Endpoint> {
-    let meeting = Meeting::new(size);
+    let meeting = TestMeeting::new(size);
     let open = |rank| {
         let (exchange, config) = (meeting.exchange(rank), config.clone());
         std::thread::spawn(move || Endpoint::open_with(&config, exchange).unwrap())
@@ -37,7 +37,7 @@ pub(in crate::endpoint) fn pair(config: &Config) -> (Endpoint, Endpoint) {
 }
 
 #[test]
-fn operation_of_another_scope_lets_go_of_no_buffer() {
+fn operation_of_another_scope_releases_no_buffer() {
     let mut endpoint = world(1, &Config::default()).pop().unwrap();
     let stale = endpoint.scope(|scope| scope.isend(0, 5, b"x")).unwrap();
     let mut buffer = [0; 8];
@@ -183,7 +183,7 @@ fn a_time_beyond_the_end_of_the_clock_never_comes() {
 
 #[test]
 fn a_rank_outside_its_world_is_refused() {
-    let exchange = Meeting::new(1).exchange(5);
+    let exchange = TestMeeting::new(1).exchange(5);
     let error = Endpoint::open_with(&Config::default(), exchange).unwrap_err();
     assert!(matches!(error, Error::Rank { rank: 5, last: 0 }), "{error}");
 }
@@ -191,7 +191,7 @@ fn a_rank_outside_its_world_is_refused() {
 #[test]
 fn more_memory_than_there_is_is_refused_by_name() {
     for bytes in [usize::MAX, 1 << 60] {
-        let exchange = Meeting::new(1).exchange(0);
+        let exchange = TestMeeting::new(1).exchange(0);
         let config = Config::default().unexpected_bytes(bytes);
         let error = Endpoint::open_with(&config, exchange).unwrap_err().to_string();
         assert!(error.contains("NEMESIA_UNEXPECTED_BYTES") && error.contains("lower"), "{error}");
@@ -280,8 +280,8 @@ fn a_peer_that_says_for_ever_that_it_copies_does_not_hold_up_the_end() {
     }
     let claimed = (0..100).find_map(|_| {
         zero.engine.step();
-        let share = one.engine.port_mut().find_share(0)?;
-        one.engine.port_mut().join_share(0, share.end)
+        let assist = one.engine.port_mut().find_assist(0)?;
+        one.engine.port_mut().join_assist(0, assist.end)
     });
     assert!(claimed.is_some(), "nothing was shared");
     // It never writes what it has claimed, and never leaves.
@@ -347,7 +347,7 @@ fn regions_are_what_they_were_made_for() {
     assert!(endpoint.allocate(usize::MAX, Access::Read).is_err());
     for bits in [u64::MAX, 1 << 40, 7] {
         let nonsense = Region::from_bits(bits);
-        assert!(matches!(endpoint.conceal(nonsense), Err(Error::Region)));
+        assert!(matches!(endpoint.unexpose(nonsense), Err(Error::Region)));
         assert!(matches!(endpoint.remote_key(nonsense), Err(Error::Region)));
         assert!(matches!(endpoint.notifications(nonsense), Err(Error::Region)));
     }
@@ -360,7 +360,7 @@ fn regions_are_what_they_were_made_for() {
         assert_eq!(Region::from_bits(region.to_bits()), region);
         endpoint.read_region(region, 0, &mut bytes).unwrap();
         assert_eq!(u64::from_le_bytes(bytes), number);
-        endpoint.conceal(region).unwrap();
+        endpoint.unexpose(region).unwrap();
     }
 }
 
@@ -399,7 +399,7 @@ fn what_a_fence_separates_keeps_its_order_on_two_paths() {
     zero.put(&fast_key, 0, &3_u64.to_le_bytes()).unwrap();
     one.read_region(fast, 0, &mut word).unwrap();
     assert_eq!(word[0], 3, "all is flushed: directly again");
-    one.conceal(fast).unwrap();
+    one.unexpose(fast).unwrap();
     assert_ne!(zero.path(&fast_key), Path::Direct);
     zero.put(&fast_key, 0, &4_u64.to_le_bytes()).unwrap();
     let other = std::thread::spawn(move || {
@@ -474,7 +474,7 @@ fn an_agreement_goes_on_after_the_store_of_unexpected_messages_was_full() {
 }
 
 #[test]
-fn a_rank_that_another_broke_off_with_is_told_that_it_is_excluded() {
+fn a_rank_that_another_broke_off_with_gets_an_error_that_it_is_excluded() {
     let mut all = world(3, &Config::default());
     // What rank 1 would do if rank 0 had broken the rules.
     let fault = nemesia_core::port::PortFault::Credit { units: 1 };

@@ -5,7 +5,7 @@ use crate::config::Config;
 
 /// What the engine tells of the functions that it enters and leaves.
 #[cfg(feature = "trace")]
-pub(super) type Recorder = nemesia_core::trace::Ring<Vec<nemesia_core::trace::Record>>;
+pub(super) type Recorder = nemesia_core::trace::TraceRing<Vec<nemesia_core::trace::Record>>;
 #[cfg(not(feature = "trace"))]
 pub(super) type Recorder = ();
 
@@ -34,8 +34,8 @@ fn now() -> u64 {
 }
 
 impl Endpoint {
-    /// The functions that were entered and left lately, with times, as a tree: lines of text. `None` unless this build has
-    /// the feature `trace` and NEMESIA_TRACE says how many entries and exits to keep.
+    /// The functions that were entered and left lately, with times, as a tree: lines of text. `None` unless this build
+    /// has the feature `trace` and NEMESIA_TRACE says how many entries and exits to keep.
     pub fn call_tree(&self) -> Option<String> {
         #[cfg(feature = "trace")]
         let tree = (self.config.trace > 0).then(|| self.engine.trace().tree().to_string());

@@ -11,9 +11,9 @@
 //! | nothing, and a peer had woken us | all cells are looked through, as the entry that should name one is lost |
 //! | anything, for 32 times | a look at the clock: deadlines pass and peers die however much traffic there is |
 
-mod look;
-mod nap;
-mod pace;
+mod liveness;
+mod park;
+mod spin;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
@@ -29,16 +29,16 @@ use super::{Endpoint, Request, Status, status};
 use crate::error::Error;
 use crate::events;
 use crate::os::futex_wake;
-pub(super) use nap::{Nap, Slept, Waiter};
-pub(super) use pace::give_way;
-use pace::{Next, Vain};
+pub(super) use park::{Parker, Slept, Waiter};
+pub(super) use spin::give_way;
+use spin::{FailedPolls, Next};
 
 /// Polls and packets between two looks at the clock, however much traffic there is.
 const CLOCK_EVERY: u32 = 32;
 /// Glances at the likeliest place between two full polls of a blocking receive.
 const GLANCES: u32 = 4;
 /// Time between two looks at the peers' lives.
-pub(super) const LOOK_EVERY: Duration = Duration::from_millis(10);
+pub(super) const LIVENESS_EVERY: Duration = Duration::from_millis(10);
 /// Most requests that are looked through to see how many messages a sleeper lacks.
 const MOST_LACKED: usize = 256;
 /// Longest sleep. A peer's death, or a wake-up that a hostile peer suppressed, is noticed after this.
@@ -52,7 +52,7 @@ pub(super) struct Wait {
     /// Whether something came since the last `rest`.
     came: bool,
     /// What was tried since something came.
-    vain: Vain,
+    failed_polls: FailedPolls,
     /// How the last sleep ended, if nothing came since.
     slept: Option<Sleep>,
     limit: Limit,
@@ -63,7 +63,7 @@ enum Sleep {
     /// Somebody woke us.
     Woken,
     /// Nobody did.
-    InVain,
+    Failed,
 }
 
 /// What is waited for.
@@ -80,8 +80,8 @@ pub(super) enum Awaited<'a> {
     Other,
 }
 
-/// A request that uses a buffer of the caller's, while something runs that may panic: the handler of an active message, or
-/// a subscriber of `tracing`. Dropped only if it does; otherwise forgotten.
+/// A request that uses a buffer of the caller's, while something runs that may panic: the handler of an active message,
+/// or a subscriber of `tracing`. Dropped only if it does; otherwise forgotten.
 struct Borrowed<'a> {
     endpoint: &'a mut Endpoint,
     request: Request,
@@ -97,12 +97,12 @@ impl Drop for Borrowed<'_> {
 pub(super) type Others<'a> = &'a dyn Fn(usize) -> Option<Request>;
 
 /// What is to be done between two polls.
-pub(super) enum Stage {
+pub(super) enum WaitStage {
     Poll,
-    /// Others may have the core: [`pace::give_way`].
+    /// Others may have the core: [`spin::give_way`].
     Yield,
-    /// It is time for this sleep, and then for [`Endpoint::rise`].
-    Sleep(Nap),
+    /// It is time for this sleep, and then for [`Endpoint::unpark`].
+    Sleep(Parker),
 }
 
 /// How long a wait may take.
@@ -122,7 +122,7 @@ impl Wait {
             Some(limit) => Limit::For(limit),
             None => Limit::Never,
         };
-        Self { polls: 0, came: false, vain: Vain::NONE, slept: None, limit }
+        Self { polls: 0, came: false, failed_polls: FailedPolls::NONE, slept: None, limit }
     }
 
     /// Something came.
@@ -176,8 +176,8 @@ impl Endpoint {
         self.turns >= CLOCK_EVERY
     }
 
-    /// Counts a poll that found so many packets; whether it is time to look at the clock. Traffic with one peer must not
-    /// hide the death of another, nor the passing of a deadline.
+    /// Counts a poll that found so many packets; whether it is time to look at the clock. Traffic with one peer must
+    /// not hide the death of another, nor the passing of a deadline.
     #[inline(always)]
     fn is_clock_due(&mut self, packets: usize) -> bool {
         self.turns += packets.max(1) as u32;
@@ -187,18 +187,19 @@ impl Endpoint {
         self.turns >= CLOCK_EVERY
     }
 
-    /// Tells the time, and looks at the peers' lives if it is time for that; and whether that may have changed anything.
+    /// Tells the time, and looks at the peers' lives if it is time for that; and whether that may have changed
+    /// anything.
     #[inline(never)]
     fn look_at_clock(&mut self) -> (Instant, bool) {
         self.turns = 0;
         self.wake_counted();
         self.waiter.take_back_request();
         let now = Instant::now();
-        let due = now.duration_since(self.looked) >= LOOK_EVERY;
+        let due = now.duration_since(self.liveness_checked) >= LIVENESS_EVERY;
         if due {
-            self.looked = now;
+            self.liveness_checked = now;
         }
-        (now, due && self.look())
+        (now, due && self.check_liveness())
     }
 
     /// Goes on with a blocking receive that is not posted, from what its first poll found; posts it when spinning does
@@ -246,7 +247,7 @@ impl Endpoint {
                     break;
                 }
             }
-            if packets == 0 && self.waiter.pace.polls() > GLANCES {
+            if packets == 0 && self.waiter.spin_policy.polls() > GLANCES {
                 for _ in 0..GLANCES {
                     self.engine.pause();
                     if let Some(outcome) = self.engine.receive_next(pattern, &mut buf) {
@@ -294,7 +295,8 @@ impl Endpoint {
         }
     }
 
-    /// Waits for a request that borrows the caller's buffer: returns or unwinds only when the engine has done with the buffer.
+    /// Waits for a request that borrows the caller's buffer: returns or unwinds only when the engine has done with the
+    /// buffer.
     pub(super) fn finish(&mut self, request: Request) -> Result<Status, Error> {
         self.finish_after(request, Wait::new(None))
     }
@@ -319,15 +321,16 @@ impl Endpoint {
         outcome
     }
 
-    /// Makes progress while a request borrows the caller's buffer: unwinds only when the engine has done with the buffer.
+    /// Makes progress while a request borrows the caller's buffer: unwinds only when the engine has done with the
+    /// buffer.
     pub(super) fn progress_beside(&mut self, request: Request) {
         let borrowed = Borrowed { endpoint: self, request };
         borrowed.endpoint.progress();
         std::mem::forget(borrowed);
     }
 
-    /// Ends a request whose buffer goes back to its owner at once: withdraws it, or waits for the transfer that is under way.
-    /// Never unwinds: a panic is raised by the next call that makes progress.
+    /// Ends a request whose buffer goes back to its owner at once: withdraws it, or waits for the transfer that is
+    /// under way. Never unwinds: a panic is raised by the next call that makes progress.
     #[cold]
     pub(super) fn release(&mut self, request: Request) {
         let mut first = None;
@@ -350,8 +353,8 @@ impl Endpoint {
         }
     }
 
-    /// Withdraws a request for which there is no room: a receive, or a message to ourselves that nobody can receive as long as
-    /// we wait.
+    /// Withdraws a request for which there is no room: a receive, or a message to ourselves that nobody can receive as
+    /// long as we wait.
     pub(super) fn withdraw(&mut self, request: Request) -> bool {
         self.cancel(request) || self.engine.withdraw_own_send(request.0)
     }
@@ -368,9 +371,9 @@ impl Endpoint {
 
     /// Waits until no peer is about to copy into a buffer of ours: it becomes its owner's. A peer that copies is done
     /// after some microseconds, or gone. One that says that it copies, and goes on to say so, is not believed for ever.
-    pub(super) fn end_shares(&mut self) {
+    pub(super) fn end_assists(&mut self) {
         let mut wait = Wait::new(Some(self.patience()));
-        while !self.engine.end_shares() {
+        while !self.engine.end_assists() {
             spin_hint();
             if !self.keep_polling(&mut wait, 0) {
                 // There is no use in sleeping.
@@ -414,82 +417,83 @@ impl Endpoint {
         } else {
             wait.polls += 1;
         }
-        !self.is_clock_due(packets) && wait.polls < self.waiter.pace.polls()
+        !self.is_clock_due(packets) && wait.polls < self.waiter.spin_policy.polls()
     }
 
-    /// What else is due when polling alone will not do: a look at the clock; and what to do when enough polls were in vain.
+    /// What else is due when polling alone will not do: a look at the clock; and what to do when enough polls were in
+    /// vain.
     #[inline(never)]
     fn rest(&mut self, wait: &mut Wait) -> Result<Next, Error> {
         if std::mem::take(&mut wait.came) {
-            (wait.vain, wait.slept) = (Vain::NONE, None);
+            (wait.failed_polls, wait.slept) = (FailedPolls::NONE, None);
         }
         if self.turns >= CLOCK_EVERY {
             let (now, changed) = self.look_at_clock();
-            self.waiter.pace.learn_time(&mut wait.vain, now);
+            self.waiter.spin_policy.learn_time(&mut wait.failed_polls, now);
             wait.check(now)?;
             if changed {
                 return Ok(Next::Poll);
             }
         }
-        if wait.polls < self.waiter.pace.polls() {
+        if wait.polls < self.waiter.spin_policy.polls() {
             return Ok(Next::Poll);
         }
-        Ok(self.waiter.pace.rest(&mut wait.vain, std::mem::take(&mut wait.polls)))
+        Ok(self.waiter.spin_policy.rest(&mut wait.failed_polls, std::mem::take(&mut wait.polls)))
     }
 
     #[cold]
     #[inline(never)]
     fn pause_long(&mut self, wait: &mut Wait, awaited: Awaited<'_>) -> Result<(), Error> {
         match self.stage(wait, awaited)? {
-            Stage::Poll => {}
-            Stage::Yield => self.give_way(wait),
-            Stage::Sleep(nap) => {
+            WaitStage::Poll => {}
+            WaitStage::Yield => self.give_way(wait),
+            WaitStage::Sleep(parker) => {
                 self.engine.trace_mut().enter("sleep", 0);
-                let slept = nap.sleep();
+                let slept = parker.sleep();
                 self.engine.trace_mut().leave(true);
-                self.rise(wait, slept);
+                self.unpark(wait, slept);
             }
         }
         Ok(())
     }
 
     /// What is to be done before the next poll, when polling alone will not do.
-    pub(super) fn stage(&mut self, wait: &mut Wait, awaited: Awaited<'_>) -> Result<Stage, Error> {
+    pub(super) fn stage(&mut self, wait: &mut Wait, awaited: Awaited<'_>) -> Result<WaitStage, Error> {
         // A handler may have forked.
         self.check_origin()?;
         let next = self.rest(wait)?;
         // What is pending has its turn, however many packets come.
         if self.engine.has_work() && self.engine.progress().packets > 0 {
             wait.renew();
-            return Ok(Stage::Poll);
+            return Ok(WaitStage::Poll);
         }
         match next {
-            Next::Poll => return Ok(Stage::Poll),
-            Next::Yield => return Ok(Stage::Yield),
+            Next::Poll => return Ok(WaitStage::Poll),
+            Next::Yield => return Ok(WaitStage::Yield),
             Next::Sleep => {}
         }
         let now = Instant::now();
         wait.check(now)?;
         // Many short sleeps need not be paid for by as many looks.
-        if now.duration_since(self.looked) >= LOOK_EVERY {
-            self.looked = now;
-            if self.look() {
-                return Ok(Stage::Poll);
+        if now.duration_since(self.liveness_checked) >= LIVENESS_EVERY {
+            self.liveness_checked = now;
+            if self.check_liveness() {
+                return Ok(WaitStage::Poll);
             }
         }
         let slept = wait.slept.take();
         if slept == Some(Sleep::Woken) {
             // The entry in our inbox may be lost; the cells are the truth.
             self.engine.port_mut().sweep_all();
-            return Ok(Stage::Poll);
+            return Ok(WaitStage::Poll);
         }
-        if slept == Some(Sleep::InVain)
+        if slept == Some(Sleep::Failed)
             && let Some(error) = self.held_back(awaited)
         {
             return Err(error);
         }
         let lacks = self.lacks(awaited);
-        Ok(self.lie_down(wait, lacks).map_or(Stage::Poll, Stage::Sleep))
+        Ok(self.prepare(wait, lacks).map_or(WaitStage::Poll, WaitStage::Sleep))
     }
 
     /// Lets others have the core.
@@ -501,7 +505,7 @@ impl Endpoint {
     /// After a yield of this length.
     pub(super) fn learn_yield(&mut self, wait: &mut Wait, took: Duration) {
         self.waiter.counters.yields += 1;
-        self.waiter.pace.learn_yield(&mut wait.vain, took);
+        self.waiter.spin_policy.learn_yield(&mut wait.failed_polls, took);
     }
 
     /// Why something is not to be waited for now, if it may be held back for want of room.
@@ -518,8 +522,8 @@ impl Endpoint {
     }
 
     /// Ends the sleep of another thread of this process.
-    pub(super) fn stir(&self) {
-        self.waiter.sleep.stir();
+    pub(super) fn notify(&self) {
+        self.waiter.sleep.notify();
         futex_wake(self.waiter.sleep.futex(), u32::MAX);
     }
 
@@ -539,32 +543,32 @@ impl Endpoint {
     }
 
     /// Says that we sleep, and for how many messages; `None` when there is something to do by now.
-    fn lie_down(&mut self, wait: &Wait, lacks: u32) -> Option<Nap> {
+    fn prepare(&mut self, wait: &Wait, lacks: u32) -> Option<Parker> {
         self.wake_counted();
         let sequence = self.waiter.announce(Way::Futex, lacks);
         if self.engine.progress() != Progress::default() {
-            self.waiter.rise();
+            self.waiter.unpark();
             return None;
         }
-        Some(Nap::new(self.waiter.sleep.clone(), sequence, self.longest_sleep(wait)))
+        Some(Parker::new(self.waiter.sleep.clone(), sequence, self.longest_sleep(wait)))
     }
 
     /// Until the peers' lives are to be looked at again, or the wait ends.
     fn longest_sleep(&self, wait: &Wait) -> Duration {
         let now = Instant::now();
-        let longest = LONGEST_SLEEP.saturating_sub(now.duration_since(self.looked));
+        let longest = LONGEST_SLEEP.saturating_sub(now.duration_since(self.liveness_checked));
         wait.left(now).map_or(longest, |left| left.min(longest))
     }
 
     /// After a sleep.
-    pub(super) fn rise(&mut self, wait: &mut Wait, slept: Slept) {
-        self.waiter.rise_after(slept);
+    pub(super) fn unpark(&mut self, wait: &mut Wait, slept: Slept) {
+        self.waiter.unpark_after(slept);
         events::slept(slept.took, slept.woken);
-        self.waiter.pace.learn_sleep(&mut wait.vain, slept.took, slept.woken);
+        self.waiter.spin_policy.learn_sleep(&mut wait.failed_polls, slept.took, slept.woken);
         if !slept.woken {
             // Perhaps somebody saw to it that nobody could wake us.
             self.engine.port_mut().sweep_all();
         }
-        wait.slept = Some(if slept.woken { Sleep::Woken } else { Sleep::InVain });
+        wait.slept = Some(if slept.woken { Sleep::Woken } else { Sleep::Failed });
     }
 }

@@ -1,5 +1,5 @@
-//! Opening a segment of a peer by the number of its descriptor, where nobody wants to hand it over: most regions are used by
-//! few peers, and each copy of a descriptor counts.
+//! Opening a segment of a peer by the number of its descriptor, where nobody wants to hand it over: most regions are
+//! used by few peers, and each copy of a descriptor counts.
 //!
 //! The kernel lets a process of the same user do that by `/proc`. What the descriptor is, is asked before it is opened:
 //! opening a device or a pipe could do anything, and opening a regular file can block: on FUSE until the process that

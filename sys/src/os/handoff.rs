@@ -2,8 +2,8 @@
 //!
 //! The meeting place is a Unix socket in the abstract namespace: no file, gone with its process. Anybody in the same
 //! network namespace can connect to it, so both sides ask the kernel who the other is
-//! ([`Connection::require_same_user`]) before they believe a word. The connection then stays open: its hang-up is one of
-//! the two ways in which a [`Watch`](super::Watch) learns of a death.
+//! ([`HandoffConnection::require_same_user`]) before they believe a word. The connection then stays open: its hang-up
+//! is one of the two ways in which a [`Watch`](super::Watch) learns of a death.
 
 use std::ffi::{c_int, c_void};
 use std::fmt::Write;
@@ -47,14 +47,14 @@ pub struct Credentials {
 ///
 /// Bind in the process that accepts: peers see the process that bound as the owner of every connection.
 #[derive(Debug)]
-pub struct Listener {
+pub struct HandoffListener {
     fd: ManuallyDrop<OwnedFd>,
     name: String,
     /// The process that accepts: a forked child closes its copy, and nothing else.
     process: i32,
 }
 
-impl Listener {
+impl HandoffListener {
     /// Listens under a fresh random name of 128 bits.
     ///
     /// # Errors
@@ -72,7 +72,7 @@ impl Listener {
         Ok(Self { fd: ManuallyDrop::new(fd), name, process: process_id() })
     }
 
-    /// What peers give to [`Connection::connect`]: 32 hexadecimal digits.
+    /// What peers give to [`HandoffConnection::connect`]: 32 hexadecimal digits.
     pub fn name(&self) -> String {
         self.name.clone()
     }
@@ -81,7 +81,7 @@ impl Listener {
     ///
     /// # Errors
     /// [`ShmError::TimedOut`] at the deadline, and without descriptors.
-    pub fn accept(&self, deadline: Instant) -> Result<Connection, ShmError> {
+    pub fn accept(&self, deadline: Instant) -> Result<HandoffConnection, ShmError> {
         const WHAT: &str = "waiting for a peer to connect";
         loop {
             match accept(self.fd.as_fd()) {
@@ -103,7 +103,7 @@ impl Listener {
 
 /// Connections that wait in the queue of a listener may hold descriptors whose close blocks, so they are accepted
 /// before the listener is closed: each of them then is closed as any other connection.
-impl Drop for Listener {
+impl Drop for HandoffListener {
     fn drop(&mut self) {
         // SAFETY: taken once: the field is not used after this.
         let fd = unsafe { ManuallyDrop::take(&mut self.fd) };
@@ -126,18 +126,18 @@ impl Drop for Listener {
     }
 }
 
-fn accept(listener: BorrowedFd<'_>) -> io::Result<Connection> {
+fn accept(listener: BorrowedFd<'_>) -> io::Result<HandoffConnection> {
     let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
     // SAFETY: null addresses are allowed.
     let fd = checked(unsafe {
         libc::accept4(listener.as_raw_fd(), std::ptr::null_mut(), std::ptr::null_mut(), flags)
     })?;
     // SAFETY: a new descriptor, given to us alone.
-    Connection::new(unsafe { OwnedFd::from_raw_fd(fd) })
+    HandoffConnection::new(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 /// Readable when somebody wants to connect.
-impl AsFd for Listener {
+impl AsFd for HandoffListener {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
@@ -147,14 +147,14 @@ impl AsFd for Listener {
 ///
 /// Any thread may use it; concurrent packets do not mix.
 #[derive(Debug)]
-pub struct Connection {
+pub struct HandoffConnection {
     fd: ManuallyDrop<OwnedFd>,
     peer: Credentials,
     /// The process that uses it: a forked child closes its copy, and nothing else.
     process: i32,
 }
 
-impl Connection {
+impl HandoffConnection {
     /// Connects to a listener by its name.
     ///
     /// # Errors
@@ -258,8 +258,8 @@ impl Connection {
     /// Takes one packet: its length in `buf`, and its descriptors. Tries once even when the deadline has passed.
     ///
     /// # Errors
-    /// [`ShmError::PeerGone`] at the end of the connection, [`ShmError::TimedOut`], and [`ShmError::BadMessage`] when the
-    /// packet is longer than `buf` or carries more than `max_fds` descriptors, which are then closed.
+    /// [`ShmError::PeerGone`] at the end of the connection, [`ShmError::TimedOut`], and [`ShmError::BadMessage`] when
+    /// the packet is longer than `buf` or carries more than `max_fds` descriptors, which are then closed.
     pub fn recv(
         &self,
         buf: &mut [u8],
@@ -332,19 +332,19 @@ impl Connection {
         self.send(GOODBYE, &[], Instant::now())
     }
 
-    /// Tells the peer that we leave without having finished: the hang-up that follows is then [`Departure::Dropped`] there.
-    /// Does not wait, as [`Connection::send_goodbye`].
+    /// Tells the peer that we leave without having finished: the hang-up that follows is then [`Departure::Dropped`]
+    /// there. Does not wait, as [`HandoffConnection::send_goodbye`].
     ///
     /// [`Departure::Dropped`]: super::Departure::Dropped
     ///
     /// # Errors
-    /// As [`Connection::send_goodbye`].
+    /// As [`HandoffConnection::send_goodbye`].
     pub fn send_dropped(&self) -> Result<(), ShmError> {
         self.send(DROPPED, &[], Instant::now())
     }
 
-    /// What a packet says about the hang-up that follows it, if it is that of [`Connection::send_goodbye`] or of
-    /// [`Connection::send_dropped`].
+    /// What a packet says about the hang-up that follows it, if it is that of [`HandoffConnection::send_goodbye`] or of
+    /// [`HandoffConnection::send_dropped`].
     pub fn departure_in(packet: &[u8]) -> Option<Departure> {
         match packet {
             GOODBYE => Some(Departure::Finished),
@@ -354,19 +354,19 @@ impl Connection {
     }
 
     /// Whether the other end is closed, whatever may still be there to read.
-    pub fn has_hung_up(&self) -> bool {
+    pub fn has_disconnected(&self) -> bool {
         let events = ready_now(self.fd.as_fd(), libc::POLLRDHUP);
         events.is_ok_and(|events| events & (libc::POLLHUP | libc::POLLRDHUP | libc::POLLERR) != 0)
     }
 
     /// Ends the connection for both sides, whoever else may hold our end of it.
-    pub fn hang_up(&self) {
+    pub fn disconnect(&self) {
         // SAFETY: takes no memory. It fails only where nobody is there any more.
         unsafe { libc::shutdown(self.fd.as_raw_fd(), libc::SHUT_RDWR) };
     }
 
-    /// Wakes the peer, which has said that its event loop waits for this connection. Does not wait: a peer whose queue is
-    /// full has not read what woke it before.
+    /// Wakes the peer, which has said that its event loop waits for this connection. Does not wait: a peer whose queue
+    /// is full has not read what woke it before.
     ///
     /// # Errors
     /// When it could not be sent: nobody is there, or woken already.
@@ -387,11 +387,12 @@ impl Connection {
         }
     }
 
-    /// Whether the process at the other end lives, as far as the kernel says: without a pidfd, whether the connection is up.
+    /// Whether the process at the other end lives, as far as the kernel says: without a pidfd, whether the connection
+    /// is up.
     pub(crate) fn is_alive(&self) -> bool {
         match self.pidfd() {
             Some(pidfd) => ready_now(pidfd.as_fd(), libc::POLLIN).is_ok_and(|events| events == 0),
-            None => !self.has_hung_up(),
+            None => !self.has_disconnected(),
         }
     }
 
@@ -405,8 +406,8 @@ impl Connection {
         let fd = checked_long(unsafe { libc::syscall(libc::SYS_pidfd_open, self.peer.pid, 0) }).ok()?;
         // SAFETY: a new descriptor, given to us alone.
         let fd = unsafe { OwnedFd::from_raw_fd(c_int::try_from(fd).ok()?) };
-        let hung_up = ready_now(self.fd.as_fd(), libc::POLLRDHUP).ok()?;
-        (hung_up & (libc::POLLHUP | libc::POLLRDHUP | libc::POLLERR) == 0).then_some(fd)
+        let disconnected = ready_now(self.fd.as_fd(), libc::POLLRDHUP).ok()?;
+        (disconnected & (libc::POLLHUP | libc::POLLRDHUP | libc::POLLERR) == 0).then_some(fd)
     }
 
     /// Takes what is there without waiting.
@@ -427,7 +428,7 @@ impl Connection {
 }
 
 /// Closing never blocks, whatever the peer has sent: see [`ForeignFd`].
-impl Drop for Connection {
+impl Drop for HandoffConnection {
     fn drop(&mut self) {
         // SAFETY: taken once: the field is not used after this.
         let fd = unsafe { ManuallyDrop::take(&mut self.fd) };
@@ -438,13 +439,13 @@ impl Drop for Connection {
 }
 
 /// Readable when a packet or the end is there.
-impl AsFd for Connection {
+impl AsFd for HandoffConnection {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 }
 
-/// What [`Connection::glance`] saw.
+/// What [`HandoffConnection::glance`] saw.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Glance {
     Nothing,
@@ -557,9 +558,9 @@ mod tests {
 
     #[test]
     fn two_sides_meet_by_name_and_know_each_other() {
-        let listener = Listener::bind().unwrap();
+        let listener = HandoffListener::bind().unwrap();
         assert_eq!(listener.name().len(), 32);
-        let ours = Connection::connect(&listener.name(), soon()).unwrap();
+        let ours = HandoffConnection::connect(&listener.name(), soon()).unwrap();
         let theirs = listener.accept(soon()).unwrap();
         for side in [&ours, &theirs] {
             assert_eq!(side.peer().pid, process_id());
@@ -580,31 +581,31 @@ mod tests {
 
     #[test]
     fn every_name_is_another_and_dies_with_its_listener() {
-        let (one, other) = (Listener::bind().unwrap(), Listener::bind().unwrap());
+        let (one, other) = (HandoffListener::bind().unwrap(), HandoffListener::bind().unwrap());
         assert_ne!(one.name(), other.name());
         let name = one.name();
         let unix = || std::fs::read_to_string("/proc/net/unix").unwrap();
         assert!(unix().contains(&name));
         drop(one);
         testing::eventually(|| !unix().contains(&name));
-        let error = Connection::connect(&name, soon()).unwrap_err();
+        let error = HandoffConnection::connect(&name, soon()).unwrap_err();
         assert!(matches!(error, ShmError::NotListening { .. }), "{error}");
     }
 
     #[test]
     fn a_bad_name_is_refused() {
         for name in ["", "../../etc", &"g".repeat(32), &"0".repeat(33), "\0"] {
-            let error = Connection::connect(name, soon()).unwrap_err();
+            let error = HandoffConnection::connect(name, soon()).unwrap_err();
             assert!(matches!(error, ShmError::Name { .. }), "{error}");
         }
     }
 
     #[test]
     fn waiting_ends_at_the_deadline() {
-        let listener = Listener::bind().unwrap();
+        let listener = HandoffListener::bind().unwrap();
         let error = listener.accept(Instant::now()).unwrap_err();
         assert!(matches!(error, ShmError::TimedOut { .. }), "{error}");
-        let (ours, _theirs) = Connection::pair().unwrap();
+        let (ours, _theirs) = HandoffConnection::pair().unwrap();
         let error = ours.recv(&mut [0; 8], 0, Instant::now() + Duration::from_millis(5)).unwrap_err();
         assert!(matches!(error, ShmError::TimedOut { .. }), "{error}");
         let full = loop {
@@ -617,17 +618,17 @@ mod tests {
 
     #[test]
     fn connecting_to_a_full_queue_ends_at_the_deadline() {
-        let listener = Listener::bind().unwrap();
+        let listener = HandoffListener::bind().unwrap();
         // SAFETY: takes no pointers.
         checked(unsafe { libc::listen(listener.fd.as_raw_fd(), 0) }).unwrap();
-        let _first = Connection::connect(&listener.name(), soon()).unwrap();
-        let error = Connection::connect(&listener.name(), Instant::now()).unwrap_err();
+        let _first = HandoffConnection::connect(&listener.name(), soon()).unwrap();
+        let error = HandoffConnection::connect(&listener.name(), Instant::now()).unwrap_err();
         assert!(matches!(error, ShmError::TimedOut { .. }), "{error}");
     }
 
     #[test]
     fn descriptors_travel_and_are_closed_on_exec() {
-        let (ours, theirs) = Connection::pair().unwrap();
+        let (ours, theirs) = HandoffConnection::pair().unwrap();
         let (read, write) = io::pipe().unwrap();
         ours.send(b"x", &[read.as_fd(), write.as_fd()], soon()).unwrap();
         drop((read, write));
@@ -649,7 +650,7 @@ mod tests {
     #[test]
     fn surplus_descriptors_are_closed() {
         for (sent, accepted) in [(1, 0), (3, 2), (MAX_FDS, 0), (MAX_FDS, MAX_FDS - 1)] {
-            let (ours, theirs) = Connection::pair().unwrap();
+            let (ours, theirs) = HandoffConnection::pair().unwrap();
             let (mut read, write) = io::pipe().unwrap();
             ours.send(b"x", &vec![write.as_fd(); sent], soon()).unwrap();
             drop(write);
@@ -657,14 +658,14 @@ mod tests {
             assert!(matches!(error, ShmError::BadMessage { .. }), "{error}");
             assert_eq!(read.read(&mut [0; 1]).unwrap(), 0);
         }
-        let (ours, _theirs) = Connection::pair().unwrap();
+        let (ours, _theirs) = HandoffConnection::pair().unwrap();
         let many = vec![ours.as_fd(); MAX_FDS + 1];
         assert!(matches!(ours.send(b"x", &many, soon()), Err(ShmError::BadMessage { .. })));
     }
 
     #[test]
     fn a_message_that_does_not_fit_is_an_error_and_not_a_part() {
-        let (ours, theirs) = Connection::pair().unwrap();
+        let (ours, theirs) = HandoffConnection::pair().unwrap();
         ours.send(&[1; 9], &[], soon()).unwrap();
         ours.send(&[2; 8], &[], soon()).unwrap();
         let error = theirs.recv(&mut [0; 8], 0, soon()).unwrap_err();
@@ -675,7 +676,7 @@ mod tests {
 
     #[test]
     fn the_end_names_the_process_after_everything_it_sent() {
-        let (ours, theirs) = Connection::pair().unwrap();
+        let (ours, theirs) = HandoffConnection::pair().unwrap();
         theirs.send(b"last", &[], soon()).unwrap();
         ours.send(b"never read", &[], soon()).unwrap(); // so that the end is a reset
         drop(theirs);
@@ -689,7 +690,7 @@ mod tests {
 
     #[test]
     fn a_pidfd_tells_of_the_peers_end() {
-        let listener = Listener::bind().unwrap();
+        let listener = HandoffListener::bind().unwrap();
         let (address, len) = address(&listener.name());
         let child = testing::fork(|| {
             // SAFETY: system calls on what lives here; SEQPACKET as in `socket`.
@@ -717,8 +718,8 @@ mod tests {
     }
 
     #[test]
-    fn a_pidfd_by_number_is_not_taken_once_the_peer_has_hung_up() {
-        let (ours, theirs) = Connection::pair().unwrap();
+    fn a_pidfd_by_number_is_not_taken_once_the_peer_has_disconnected() {
+        let (ours, theirs) = HandoffConnection::pair().unwrap();
         drop(theirs);
         testing::eventually(|| ours.pidfd_by_number().is_none());
     }

@@ -21,12 +21,12 @@ type Resource = libc::__rlimit_resource_t;
 
 /// Soft and hard limit; `None` is unlimited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Limit {
+struct ResourceLimit {
     soft: Option<u64>,
     hard: Option<u64>,
 }
 
-fn limit_of(resource: Resource) -> Result<Limit, ShmError> {
+fn limit_of(resource: Resource) -> Result<ResourceLimit, ShmError> {
     let mut limit = MaybeUninit::<libc::rlimit>::uninit();
     // SAFETY: the kernel fills the structure, which lives here.
     checked(unsafe { libc::getrlimit(resource, limit.as_mut_ptr()) })
@@ -34,7 +34,7 @@ fn limit_of(resource: Resource) -> Result<Limit, ShmError> {
     // SAFETY: filled, since the call succeeded.
     let limit = unsafe { limit.assume_init() };
     let finite = |value| (value != libc::RLIM_INFINITY).then_some(value);
-    Ok(Limit { soft: finite(limit.rlim_cur), hard: finite(limit.rlim_max) })
+    Ok(ResourceLimit { soft: finite(limit.rlim_cur), hard: finite(limit.rlim_max) })
 }
 
 /// A line `Name:  123 kB` of `/proc/self/status` or `/proc/meminfo`, in bytes.
@@ -57,7 +57,7 @@ pub fn require_memlock(bytes: usize) -> Result<(), ShmError> {
     if verdict.is_err() && may_exceed_memlock() { Ok(()) } else { verdict }
 }
 
-fn memlock_verdict(limit: Limit, locked: u64, wanted: u64) -> Result<(), ShmError> {
+fn memlock_verdict(limit: ResourceLimit, locked: u64, wanted: u64) -> Result<(), ShmError> {
     let total = locked.saturating_add(wanted);
     match limit.soft {
         Some(soft) if total > soft => Err(ShmError::MemlockLimit {
@@ -318,13 +318,13 @@ mod tests {
 
     #[test]
     fn memlock_counts_what_is_locked_already() {
-        let limit = Limit { soft: Some(8 * MIB), hard: Some(16 * MIB) };
+        let limit = ResourceLimit { soft: Some(8 * MIB), hard: Some(16 * MIB) };
         assert!(memlock_verdict(limit, 0, 8 * MIB).is_ok());
         assert!(memlock_verdict(limit, MIB, 7 * MIB).is_ok());
         assert!(memlock_verdict(limit, MIB, 8 * MIB).unwrap_err().to_string().contains("ulimit -l 9216"));
         let beyond_hard = memlock_verdict(limit, 0, 17 * MIB).unwrap_err().to_string();
         assert!(beyond_hard.contains("hard limit 16 MiB"), "{beyond_hard}");
-        assert!(memlock_verdict(Limit { soft: None, hard: None }, 0, u64::MAX).is_ok());
+        assert!(memlock_verdict(ResourceLimit { soft: None, hard: None }, 0, u64::MAX).is_ok());
     }
 
     #[test]

@@ -1,13 +1,14 @@
-//! Learning that addresses get other pages, from the kernel and without patching anything: `userfaultfd` with its events
-//! for unmapped, moved and discarded ranges (Linux 5.7 or later).
+//! Learning that addresses get other pages, from the kernel and without patching anything: `userfaultfd` with its
+//! events for unmapped, moved and discarded ranges (Linux 5.7 or later).
 //!
 //! The kernel holds up whoever changes a watched mapping until the event has been read. So a thread of its own
 //! reads them: it never allocates, takes no lock that anyone holds while changing mappings, and ends with the watch.
-//! When the call that changed the mapping returns, [`MappingWatch::changed`] is true: the thread says so before it reads. And so
-//! it is before that: addresses are free, and may be given to someone else, while the call has yet to be told of.
+//! When the call that changed the mapping returns, [`MappingWatch::changed`] is true: the thread says so before it
+//! reads. And so it is before that: addresses are free, and may be given to someone else, while the call has yet to be
+//! told of.
 //!
-//! Only private memory without a file is watched. The pages of a file, shared memory among them, also change by calls on the
-//! file and in other processes, of which the kernel tells nobody.
+//! Only private memory without a file is watched. The pages of a file, shared memory among them, also change by calls
+//! on the file and in other processes, of which the kernel tells nobody.
 
 use std::fmt;
 use std::fs::File;
@@ -45,17 +46,20 @@ pub enum MappingError {
     Thread(io::Error),
     /// The library that sees the calls of this process is not there.
     #[error(
-        "the calls that change mappings are not seen: start the program with LD_PRELOAD=libnemesia_interpose.so (glibc on x86-64 or AArch64)"
+        "the calls that change mappings are not seen: start the program with LD_PRELOAD=libnemesia_interpose.so (glibc \
+        on x86-64 or AArch64)"
     )]
     NotPreloaded,
     /// It is there, and we can unmap memory without its knowing.
     #[error(
-        "libnemesia_interpose.so does not see our munmap: it must be preloaded (LD_PRELOAD), and we not be loaded with RTLD_DEEPBIND"
+        "libnemesia_interpose.so does not see our munmap: it must be preloaded (LD_PRELOAD), and we not be loaded with \
+        RTLD_DEEPBIND"
     )]
     Unseen,
     /// It is there, and refuses.
     #[error(
-        "libnemesia_interpose.so could not set malloc and threads so that it sees what they do, or has told too many libraries"
+        "libnemesia_interpose.so could not set malloc and threads so that it sees what they do, or has told too many \
+        libraries"
     )]
     Untamed,
 }
@@ -89,8 +93,8 @@ impl Changes {
 }
 
 /// What the thread and its owner share.
-struct Shared {
-    /// Something has changed, or is being read: [`QUIET`] or [`STIRRED`].
+struct MappingState {
+    /// Something has changed, or is being read: [`QUIET`] or [`CHANGED`].
     state: AtomicU32,
     changes: Mutex<Changes>,
     uffd: OwnedFd,
@@ -98,7 +102,7 @@ struct Shared {
 }
 
 const QUIET: u32 = 0;
-const STIRRED: u32 = 1;
+const CHANGED: u32 = 1;
 
 /// What each watch of this process watches, by its descriptor. Before Linux 6.17 the kernel lets any of them end what
 /// another one watches, so each looks here first. Held while the kernel is asked; no reader of events takes it.
@@ -112,7 +116,7 @@ fn all_watched() -> MutexGuard<'static, Vec<(i32, Addresses)>> {
 ///
 /// Not to be used in a forked child, which it does not watch; dropping it there is harmless.
 pub struct MappingWatch {
-    shared: Arc<Shared>,
+    shared: Arc<MappingState>,
     thread: Option<JoinHandle<()>>,
     process: i32,
 }
@@ -154,7 +158,7 @@ struct Register {
 /// An event; what the arguments are depends on it.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
-struct Message {
+struct MappingMessage {
     event: u8,
     reserved: [u8; 7],
     arguments: [u64; 3],
@@ -166,7 +170,8 @@ const MESSAGE_UNMAP: u8 = 0x16;
 
 /// One `ioctl` on a `userfaultfd`, on this argument.
 fn control<T>(uffd: &OwnedFd, request: libc::Ioctl, argument: &mut T) -> io::Result<()> {
-    // SAFETY: each request of this file is used with the type that it was made from; the kernel writes nothing beyond it.
+    // SAFETY: each request of this file is used with the type that it was made from; the kernel writes nothing beyond
+    // it.
     uninterrupted(|| checked(unsafe { libc::ioctl(uffd.as_raw_fd(), request, &raw mut *argument) })).map(drop)
 }
 
@@ -196,8 +201,12 @@ impl MappingWatch {
         let stop = checked(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) }).map_err(MappingError::Thread)?;
         // SAFETY: a new descriptor that is nobody else's.
         let stop = unsafe { OwnedFd::from_raw_fd(stop) };
-        let shared =
-            Arc::new(Shared { state: AtomicU32::new(QUIET), changes: Mutex::new(Changes::NONE), uffd, stop });
+        let shared = Arc::new(MappingState {
+            state: AtomicU32::new(QUIET),
+            changes: Mutex::new(Changes::NONE),
+            uffd,
+            stop,
+        });
         let reader = Arc::clone(&shared);
         let thread = without_signals(|| {
             let builder = std::thread::Builder::new().name("nemesia-memory".into());
@@ -207,8 +216,8 @@ impl MappingWatch {
         Ok(Self { shared, thread: Some(thread), process: process_id() })
     }
 
-    /// From now on, tells of changes of these whole pages. False when that cannot be: they are not all mapped, are shared or of
-    /// a file, or someone else watches them.
+    /// From now on, tells of changes of these whole pages. False when that cannot be: they are not all mapped, are
+    /// shared or of a file, or someone else watches them.
     pub fn watch(&mut self, pages: &Addresses) -> bool {
         let (start, len) = (pages.start, pages.end - pages.start);
         let mut argument = Register { start, len, mode: REGISTER_MODE_WP, ioctls: 0 };
@@ -265,15 +274,15 @@ impl MappingWatch {
         changing || self.shared.state.load(Ordering::Acquire) != QUIET
     }
 
-    /// Whether anything has changed since [`MappingWatch::settle`] by a call that has returned, without a system call. Of a call
-    /// that goes on, it may not know yet: see [`MappingWatch::changed`].
+    /// Whether anything has changed since [`MappingWatch::settle`] by a call that has returned, without a system call.
+    /// Of a call that goes on, it may not know yet: see [`MappingWatch::changed`].
     #[inline]
     pub fn has_changed(&self) -> bool {
         self.shared.state.load(Ordering::Acquire) != QUIET
     }
 
-    /// What has changed since the last time, perhaps nothing. Waits while the thread is reading of it; and for a moment when
-    /// there is nothing yet, so that whoever changes a mapping can go on.
+    /// What has changed since the last time, perhaps nothing. Waits while the thread is reading of it; and for a moment
+    /// when there is nothing yet, so that whoever changes a mapping can go on.
     pub fn settle(&self) -> Changes {
         if self.shared.state.load(Ordering::Acquire) == QUIET {
             // Not just a yield, which would keep one of a lower priority waiting.
@@ -304,20 +313,20 @@ pub(crate) fn is_private(pages: &Addresses) -> bool {
 }
 
 /// One mapping of this process.
-struct Mapping {
+struct ObservedMapping {
     range: Addresses,
     private: bool,
 }
 
 /// The mappings of this process, by address; none when the kernel does not show them.
-fn mappings() -> impl Iterator<Item = Mapping> {
+fn mappings() -> impl Iterator<Item = ObservedMapping> {
     let lines = File::open("/proc/self/maps").map(|file| BufReader::new(file).split(b'\n'));
     let lines = lines.into_iter().flatten().map_while(Result::ok);
     lines.filter_map(|line| mapping(&String::from_utf8_lossy(&line)))
 }
 
 /// `start-end rwxp offset device inode path`.
-fn mapping(line: &str) -> Option<Mapping> {
+fn mapping(line: &str) -> Option<ObservedMapping> {
     let mut words = line.split_ascii_whitespace();
     let (start, end) = words.next()?.split_once('-')?;
     let hex = |digits| u64::from_str_radix(digits, 16).ok();
@@ -326,7 +335,7 @@ fn mapping(line: &str) -> Option<Mapping> {
     let (inode, path) = (words.nth(2)?, words.next());
     // The kernel's own file of huge pages, which nobody else has.
     let private = !shared && (inode == "0" || path == Some("/anon_hugepage"));
-    Some(Mapping { range, private })
+    Some(ObservedMapping { range, private })
 }
 
 impl Drop for MappingWatch {
@@ -371,13 +380,13 @@ const REST: Duration = Duration::from_millis(1);
 /// How long whoever asks rests while a mapping is being changed.
 const MOMENT: Duration = Duration::from_micros(20);
 
-impl Shared {
+impl MappingState {
     fn lock(&self) -> MutexGuard<'_, Changes> {
         self.changes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether a call is changing watched mappings whose event has not been read: the first thing that the kernel looks at in
-    /// this request, of which the argument, an empty range, is never good.
+    /// Whether a call is changing watched mappings whose event has not been read: the first thing that the kernel looks
+    /// at in this request, of which the argument, an empty range, is never good.
     #[inline]
     fn is_changing(&self) -> bool {
         let mut empty = [0u64; 3];
@@ -407,10 +416,11 @@ impl Shared {
     /// Reads what there is. False when the kernel fails.
     fn read(&self) -> bool {
         let mut changes = self.lock();
-        // Before the read, which lets whoever changed the mapping go on: it must find us stirred, and wait for the lock.
-        self.state.store(STIRRED, Ordering::SeqCst);
-        let mut messages = [Message::default(); 16];
-        let room = size_of::<Message>() * messages.len();
+        // Before the read, which lets whoever changed the mapping go on: it must find us stirred, and wait for the
+        // lock.
+        self.state.store(CHANGED, Ordering::SeqCst);
+        let mut messages = [MappingMessage::default(); 16];
+        let room = size_of::<MappingMessage>() * messages.len();
         // SAFETY: the kernel writes at most `room` bytes into the array, any of which are valid there.
         let got = unsafe { libc::read(self.uffd.as_raw_fd(), messages.as_mut_ptr().cast(), room) };
         let Ok(got) = usize::try_from(got) else {
@@ -419,7 +429,7 @@ impl Shared {
             changes.all |= !again;
             return again;
         };
-        for message in &messages[..got / size_of::<Message>()] {
+        for message in &messages[..got / size_of::<MappingMessage>()] {
             let [first, second, len] = message.arguments;
             match message.event {
                 MESSAGE_REMOVE | MESSAGE_UNMAP => changes.add(first..second),

@@ -1,18 +1,20 @@
 //! Reading and writing another process's memory in one copy, by the kernel.
 //!
-//! A process number alone may by now belong to another process. So each process sends its peers the address and the value of a
-//! random *mark* in its memory, and every copy is tied to the memory that holds the mark:
+//! A process number alone may by now belong to another process. So each process sends its peers the address and the
+//! value of a random *mark* in its memory, and every copy is tied to the memory that holds the mark:
 //!
-//! - A read asks for the bytes and then the mark in one `process_vm_readv`. The kernel looks the process up once per call, so
-//!   both come from the same address space. If the mark is wrong, the bytes are wiped and the read fails. As the mark comes
-//!   last, a process that overwrites its mark before it reuses a buffer has no read of the new content succeed.
-//! - A write can't be validated afterwards, and no single call reads the mark and writes. So writes go to `/proc/PID/mem`,
-//!   which is opened once, and in which the mark is read once: an open descriptor refers to one address space for ever, whatever
-//!   becomes of the number. When that address space is gone (its process has ended, or has called `exec`), writes fail.
+//! - A read asks for the bytes and then the mark in one `process_vm_readv`. The kernel looks the process up once per
+//!   call, so both come from the same address space. If the mark is wrong, the bytes are wiped and the read fails. As
+//!   the mark comes last, a process that overwrites its mark before it reuses a buffer has no read of the new content
+//!   succeed.
+//! - A write can't be validated afterwards, and no single call reads the mark and writes. So writes go to
+//!   `/proc/PID/mem`, which is opened once, and in which the mark is read once: an open descriptor refers to one
+//!   address space for ever, whatever becomes of the number. When that address space is gone (its process has ended, or
+//!   has called `exec`), writes fail.
 //!
-//! Through `/proc/PID/mem` the kernel copies each page twice. Measured on one machine, a write takes 1.7 to 1.9 times as long as
-//! one by `process_vm_writev`, and a read 1.5 times as long as one by `process_vm_readv`: so reads don't use it. The mark costs
-//! a read some 0.1 us.
+//! Through `/proc/PID/mem` the kernel copies each page twice. Measured on one machine, a write takes 1.7 to 1.9 times
+//! as long as one by `process_vm_writev`, and a read 1.5 times as long as one by `process_vm_readv`: so reads don't use
+//! it. The mark costs a read some 0.1 us.
 
 use std::fs::File;
 use std::io;
@@ -20,12 +22,12 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 
 use super::call::{checked_long, uninterrupted};
 
-/// Bytes of a [`Mark`].
-const MARK_BYTES: usize = 8;
+/// Bytes of a [`IdentityStamp`].
+const STAMP_BYTES: usize = 8;
 
 /// What a process is known by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Mark {
+pub struct IdentityStamp {
     /// Where it stands in the process's memory.
     pub address: u64,
     /// What stands there.
@@ -40,14 +42,14 @@ pub enum CopyError {
     /// The kernel refuses it, with this error number.
     Refused(i32),
     /// It is another process.
-    Stranger,
+    OtherProcess,
 }
 
 /// The memory of another process.
 #[derive(Debug)]
 pub struct RemoteMemory {
     pid: i32,
-    mark: Mark,
+    stamp: IdentityStamp,
     writer: Writer,
 }
 
@@ -72,10 +74,10 @@ fn remote(address: u64, len: usize) -> libc::iovec {
 }
 
 impl RemoteMemory {
-    /// The memory of process `pid` in our numbering, known by `mark`. `None` when it has no number here, as it is of another
-    /// pid namespace.
-    pub fn new(pid: i32, mark: Mark) -> Option<Self> {
-        (pid > 0 && mark.address != 0).then_some(Self { pid, mark, writer: Writer::Unopened })
+    /// The memory of process `pid` in our numbering, known by `stamp`. `None` when it has no number here, as it is of
+    /// another pid namespace.
+    pub fn new(pid: i32, stamp: IdentityStamp) -> Option<Self> {
+        (pid > 0 && stamp.address != 0).then_some(Self { pid, stamp, writer: Writer::Unopened })
     }
 
     /// Whether it is still that process.
@@ -83,13 +85,13 @@ impl RemoteMemory {
     /// # Errors
     /// See [`CopyError`].
     pub fn check(&self) -> Result<(), CopyError> {
-        let mut mark = [0; MARK_BYTES];
-        let own = part(mark.as_mut_ptr(), MARK_BYTES);
+        let mut stamp = [0; STAMP_BYTES];
+        let own = part(stamp.as_mut_ptr(), STAMP_BYTES);
         // SAFETY: `own` names our own array.
-        match unsafe { self.transfer(&[own], &[remote(self.mark.address, MARK_BYTES)]) } {
-            Ok(MARK_BYTES) if u64::from_le_bytes(mark) == self.mark.value => Ok(()),
+        match unsafe { self.transfer(&[own], &[remote(self.stamp.address, STAMP_BYTES)]) } {
+            Ok(STAMP_BYTES) if u64::from_le_bytes(stamp) == self.stamp.value => Ok(()),
             // Of a process that we may read, the mark is not there.
-            Ok(_) | Err(CopyError::Unreadable) => Err(CopyError::Stranger),
+            Ok(_) | Err(CopyError::Unreadable) => Err(CopyError::OtherProcess),
             Err(error) => Err(error),
         }
     }
@@ -112,18 +114,18 @@ impl RemoteMemory {
     /// # Safety
     /// The bytes are mapped writable, and may be written.
     pub unsafe fn read_into(&mut self, address: u64, to: *mut u8, len: usize) -> Result<(), CopyError> {
-        let mut mark = [0; MARK_BYTES];
-        let local = [part(to, len), part(mark.as_mut_ptr(), MARK_BYTES)];
-        let remote = [remote(address, len), remote(self.mark.address, MARK_BYTES)];
+        let mut stamp = [0; STAMP_BYTES];
+        let local = [part(to, len), part(stamp.as_mut_ptr(), STAMP_BYTES)];
+        let remote = [remote(address, len), remote(self.stamp.address, STAMP_BYTES)];
         // SAFETY: the caller's promise about the bytes; the mark is our own.
         let moved = unsafe { self.transfer(&local, &remote) };
-        if moved == Ok(len + MARK_BYTES) && u64::from_le_bytes(mark) == self.mark.value {
+        if moved == Ok(len + STAMP_BYTES) && u64::from_le_bytes(stamp) == self.stamp.value {
             return Ok(());
         }
         // SAFETY: the caller's promise: the bytes may be written.
         unsafe { to.write_bytes(0, len) };
         match moved {
-            Ok(moved) if moved >= len => Err(CopyError::Stranger),
+            Ok(moved) if moved >= len => Err(CopyError::OtherProcess),
             Ok(_) | Err(CopyError::Unreadable) => Err(self.check().err().unwrap_or(CopyError::Unreadable)),
             Err(error) => Err(error),
         }
@@ -164,14 +166,14 @@ impl RemoteMemory {
         if let Writer::Unopened = self.writer {
             self.writer = self.open().map_or_else(Writer::Refused, Writer::Open);
             if !is_alive() {
-                self.writer = Writer::Refused(CopyError::Stranger);
+                self.writer = Writer::Refused(CopyError::OtherProcess);
             }
         }
         match &self.writer {
             // Nothing is written once the address space is gone.
             Writer::Open(file) => file.write_all_at(from, address).map_err(|error| refusal(&error)),
             Writer::Refused(why) => Err(*why),
-            Writer::Unopened => Err(CopyError::Stranger),
+            Writer::Unopened => Err(CopyError::OtherProcess),
         }
     }
 
@@ -183,10 +185,10 @@ impl RemoteMemory {
             .custom_flags(libc::O_CLOEXEC)
             .open(format!("/proc/{}/mem", self.pid))
             .map_err(|error| refusal(&error))?;
-        let mut mark = [0; MARK_BYTES];
-        match file.read_exact_at(&mut mark, self.mark.address) {
-            Ok(()) if u64::from_le_bytes(mark) == self.mark.value => Ok(file),
-            _ => Err(CopyError::Stranger),
+        let mut stamp = [0; STAMP_BYTES];
+        match file.read_exact_at(&mut stamp, self.stamp.address) {
+            Ok(()) if u64::from_le_bytes(stamp) == self.stamp.value => Ok(file),
+            _ => Err(CopyError::OtherProcess),
         }
     }
 }
@@ -203,7 +205,7 @@ impl CopyError {
     pub fn explain(self) -> String {
         match self {
             CopyError::Unreadable => "the peer's memory can't be read at the address that it told".into(),
-            CopyError::Stranger => "the process with the peer's number is another one".into(),
+            CopyError::OtherProcess => "the process with the peer's number is another one".into(),
             CopyError::Refused(libc::EPERM) => {
                 "the kernel doesn't permit it (process_vm_readv: EPERM): run all as one user, and, when \
                  /proc/sys/kernel/yama/ptrace_scope is 1 or more, set NEMESIA_PTRACER=1 or lower it; containers \
@@ -221,8 +223,8 @@ impl CopyError {
     }
 }
 
-/// Lets every process of this user read our memory as a debugger could, where the kernel reserves that to ancestors (Yama).
-/// True when it applies now, or was not needed.
+/// Lets every process of this user read our memory as a debugger could, where the kernel reserves that to ancestors
+/// (Yama). True when it applies now, or was not needed.
 pub fn allow_any_reader() -> bool {
     // SAFETY: changes a property of this process and touches no memory.
     let result = unsafe { libc::prctl(libc::PR_SET_PTRACER, libc::PR_SET_PTRACER_ANY, 0, 0, 0) };
@@ -234,52 +236,52 @@ pub fn allow_any_reader() -> bool {
 mod tests {
     use super::*;
 
-    fn ourselves(mark: &u64) -> RemoteMemory {
-        let mark = Mark { address: std::ptr::from_ref(mark) as u64, value: *mark };
-        RemoteMemory::new(std::process::id() as i32, mark).unwrap()
+    fn ourselves(stamp: &u64) -> RemoteMemory {
+        let stamp = IdentityStamp { address: std::ptr::from_ref(stamp) as u64, value: *stamp };
+        RemoteMemory::new(std::process::id() as i32, stamp).unwrap()
     }
 
     #[test]
     fn our_own_memory_can_be_read_and_written() {
-        let (mark, bytes) = (77u64, [1u8, 2, 3, 4, 5]);
+        let (stamp, bytes) = (77u64, [1u8, 2, 3, 4, 5]);
         let mut to = [0; 5];
-        assert_eq!(ourselves(&mark).read(bytes.as_ptr() as u64, &mut to), Ok(()));
+        assert_eq!(ourselves(&stamp).read(bytes.as_ptr() as u64, &mut to), Ok(()));
         assert_eq!(to, bytes);
         // SAFETY: it is our own array, to which no other reference exists.
-        assert_eq!(unsafe { ourselves(&mark).write(to.as_mut_ptr() as u64, &[9; 5], || true) }, Ok(()));
+        assert_eq!(unsafe { ourselves(&stamp).write(to.as_mut_ptr() as u64, &[9; 5], || true) }, Ok(()));
         assert_eq!(to, [9; 5]);
     }
 
     #[test]
     fn memory_with_another_mark_is_neither_delivered_nor_written() {
-        let (mut mark, bytes) = (77u64, [1u8; 5]);
-        let mut remote = ourselves(&mark);
-        mark += 1;
+        let (mut stamp, bytes) = (77u64, [1u8; 5]);
+        let mut remote = ourselves(&stamp);
+        stamp += 1;
         let mut to = [9; 5];
-        assert_eq!(remote.read(bytes.as_ptr() as u64, &mut to), Err(CopyError::Stranger));
+        assert_eq!(remote.read(bytes.as_ptr() as u64, &mut to), Err(CopyError::OtherProcess));
         assert_eq!(to, [0; 5], "the stranger's bytes are wiped");
         // SAFETY: nothing is written, because the mark is another.
         let written = unsafe { remote.write(bytes.as_ptr() as u64, &[0; 5], || true) };
-        assert_eq!(written, Err(CopyError::Stranger));
-        assert_eq!((mark, bytes), (78, [1; 5]));
+        assert_eq!(written, Err(CopyError::OtherProcess));
+        assert_eq!((stamp, bytes), (78, [1; 5]));
     }
 
     #[test]
     fn memory_of_a_process_that_has_lost_its_number_is_not_written() {
-        let (mark, bytes) = (77u64, [1u8; 5]);
-        let mut remote = ourselves(&mark);
+        let (stamp, bytes) = (77u64, [1u8; 5]);
+        let mut remote = ourselves(&stamp);
         // SAFETY: nothing is written, because the process has lost its number.
         let mut write = |alive| unsafe { remote.write(bytes.as_ptr() as u64, &[0; 5], || alive) };
-        assert_eq!(write(false), Err(CopyError::Stranger));
+        assert_eq!(write(false), Err(CopyError::OtherProcess));
         let again = write(true);
-        assert_eq!(again, Err(CopyError::Stranger), "it is not asked again");
+        assert_eq!(again, Err(CopyError::OtherProcess), "it is not asked again");
         assert_eq!(bytes, [1; 5]);
     }
 
     #[test]
     fn bytes_that_are_not_mapped_are_unreadable_wherever_they_begin() {
-        let mark = 77u64;
-        let mut remote = ourselves(&mark);
+        let stamp = 77u64;
+        let mut remote = ourselves(&stamp);
         for address in [0, 8, u64::MAX - 64, 1 << 63] {
             assert_eq!(remote.read(address, &mut [0; 5]), Err(CopyError::Unreadable), "{address:#x}");
             // SAFETY: nothing is mapped there.
@@ -290,17 +292,17 @@ mod tests {
     #[test]
     fn a_mark_that_is_not_mapped_is_another_process() {
         let bytes = [1u8; 5];
-        let mark = Mark { address: 8, value: 77 };
-        let mut remote = RemoteMemory::new(std::process::id() as i32, mark).unwrap();
-        assert_eq!(remote.read(bytes.as_ptr() as u64, &mut [0; 5]), Err(CopyError::Stranger));
-        assert_eq!(remote.check(), Err(CopyError::Stranger));
+        let stamp = IdentityStamp { address: 8, value: 77 };
+        let mut remote = RemoteMemory::new(std::process::id() as i32, stamp).unwrap();
+        assert_eq!(remote.read(bytes.as_ptr() as u64, &mut [0; 5]), Err(CopyError::OtherProcess));
+        assert_eq!(remote.check(), Err(CopyError::OtherProcess));
     }
 
     #[test]
     fn process_that_does_not_exist_is_refused() {
-        let mark = Mark { address: 8, value: 0 };
-        assert!(RemoteMemory::new(0, mark).is_none());
-        let mut nobody = RemoteMemory::new(i32::MAX, mark).unwrap();
+        let stamp = IdentityStamp { address: 8, value: 0 };
+        assert!(RemoteMemory::new(0, stamp).is_none());
+        let mut nobody = RemoteMemory::new(i32::MAX, stamp).unwrap();
         let refused = nobody.read(8, &mut [0; 8]);
         assert_eq!(refused, Err(CopyError::Refused(libc::ESRCH)));
         assert!(refused.unwrap_err().explain().contains("gone"));

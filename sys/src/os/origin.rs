@@ -70,7 +70,8 @@ impl Origin {
 
     #[inline(always)]
     fn word(&self) -> &AtomicUsize {
-        // SAFETY: the page is mapped until this is dropped, aligned, and begins with zeroes or a number that was stored.
+        // SAFETY: the page is mapped until this is dropped, aligned, and begins with zeroes or a number that was
+        // stored.
         unsafe { self.word.as_ref() }
     }
 }

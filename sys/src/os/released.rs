@@ -6,42 +6,43 @@ use std::mem::transmute;
 use std::ptr;
 
 use nemesia_core::regcache::Range;
-use nemesia_core::regcache::releases::{Released, Releases, Seen};
+use nemesia_core::regcache::releases::{Released, Releases, SeenReleases};
 
 use super::mapping::MappingError;
 use super::numa::page_size;
 
-/// Ranges that are remembered one by one, of the whole process; to a cache that is further behind, everything counts as released.
+/// Ranges that are remembered one by one, of the whole process; to a cache that is further behind, everything counts as
+/// released.
 pub(crate) const REMEMBERED: usize = 256;
 
 static RELEASES: Releases<REMEMBERED> = Releases::new();
 
 /// Tells the caches of this process that addresses are about to get other pages, or have got them: those with
 /// [`Telling::Program`](crate::regcache::Telling::Program) or
-/// [`Telling::Interposed`](crate::regcache::Telling::Interposed). To be called before the change; and once more after it
-/// if others may use these addresses meanwhile, as they may while pages are discarded.
+/// [`Telling::Interposed`](crate::regcache::Telling::Interposed). To be called before the change; and once more after
+/// it if others may use these addresses meanwhile, as they may while pages are discarded.
 ///
-/// From any thread, in any state, a signal handler or an allocator among them: it takes no lock, allocates nothing, and leaves
-/// `errno` alone.
+/// From any thread, in any state, a signal handler or an allocator among them: it takes no lock, allocates nothing, and
+/// leaves `errno` alone.
 pub fn memory_released(address: u64, bytes: u64) {
-    RELEASES.tell(Range { start: address, end: address.saturating_add(bytes) });
+    RELEASES.report(Range { start: address, end: address.saturating_add(bytes) });
 }
 
-extern "C" fn tell(address: *const c_void, bytes: usize) {
+extern "C" fn report(address: *const c_void, bytes: usize) {
     memory_released(address.addr() as u64, bytes as u64);
 }
 
 /// What one cache has been told of.
 #[derive(Debug)]
-pub(crate) struct Listener(Seen);
+pub(crate) struct ReleaseListener(SeenReleases);
 
-impl Listener {
+impl ReleaseListener {
     /// Of what is told from now on.
     pub(crate) fn new() -> Self {
         Self(RELEASES.now())
     }
 
-    /// As [`Listener::new`], when the calls of this process are seen.
+    /// As [`ReleaseListener::new`], when the calls of this process are seen.
     ///
     /// # Errors
     /// The library was not preloaded, or does not see what we do.
@@ -51,7 +52,7 @@ impl Listener {
         // SAFETY: the function of this name has this type; null is `None`.
         let subscribe = unsafe { transmute::<*mut c_void, Option<Subscribe>>(found) };
         // Twice is once.
-        match subscribe.ok_or(MappingError::NotPreloaded)?(tell) {
+        match subscribe.ok_or(MappingError::NotPreloaded)?(report) {
             0 if is_seen() => Ok(Self::new()),
             0 => Err(MappingError::Unseen),
             _ => Err(MappingError::Untamed),

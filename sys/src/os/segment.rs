@@ -1,18 +1,18 @@
 //! Shared memory without a name.
 //!
-//! A process creates its segments and hands their descriptors to peers over a [`Connection`](super::Connection). The
-//! memory lives as long as somebody maps it or holds a descriptor, and vanishes with the last of them, SIGKILL
+//! A process creates its segments and hands their descriptors to peers over a [`Connection`](super::HandoffConnection).
+//! The memory lives as long as somebody maps it or holds a descriptor, and vanishes with the last of them, SIGKILL
 //! included. All pages are reserved at creation, and the size is sealed, so that no touch of a segment ends in SIGBUS.
 //!
 //! # Pages that are taken out again
 //! A process that can write a file in memory can also punch holes into it (`fallocate`, `madvise(MADV_REMOVE)`). The
 //! next touch of such a page then allocates a new one, charged to the process that touches it.
 //!
-//! - **Sealed against writing** ([`Segment::seal_against_foreign_writes`]; Linux 5.1): nobody can punch it any more, its
-//!   owner included. A peer that attaches it with [`AttachLimits::keeps_pages`] knows that all its pages are there.
+//! - **Sealed against writing** ([`Segment::seal_against_foreign_writes`]; Linux 5.1): nobody can punch it any more,
+//!   its owner included. A peer that attaches it with [`AttachLimits::keeps_pages`] knows that all its pages are there.
 //! - **Written by peers, memfd**: any peer can punch it. A touch then allocates a zeroed page, in total at most the
-//!   length of the segment. In a cgroup at its limit the out-of-memory killer decides. It is a SIGBUS only if the system
-//!   refuses a single page, with `vm.overcommit_memory=2`.
+//!   length of the segment. In a cgroup at its limit the out-of-memory killer decides. It is a SIGBUS only if the
+//!   system refuses a single page, with `vm.overcommit_memory=2`.
 //! - **Written by peers, huge pages**: never made by the transport, and refused by [`Segment::attach`]. A punched page
 //!   returns to a pool that others can exhaust, and the next touch is a SIGBUS.
 //! - **In `/dev/shm`**: cannot be sealed, and its users trust each other. A touch of a punched page is a SIGBUS where
@@ -38,7 +38,7 @@ pub enum HugePages {
     /// Ordinary pages.
     #[default]
     Never,
-    /// Huge pages if there are enough, else ordinary ones, with the reason among [`Segment::notes`].
+    /// Huge pages if there are enough, else ordinary ones, with the reason among [`Segment::warnings`].
     Try,
     /// Huge pages or an error that says how to get them.
     Require,
@@ -160,7 +160,7 @@ pub struct Segment {
     page: usize,
     /// Of a segment that was attached.
     foreign_write_sealed: bool,
-    notes: Vec<String>,
+    warnings: Vec<String>,
 }
 
 // SAFETY: a segment is an address, a length and a descriptor; it lends no references to the memory, and any thread may
@@ -190,7 +190,7 @@ impl Segment {
             SegmentBacking::DevShm => Store::DevShm,
         };
         let mut segment = Self::build(name, len, opts, store)?;
-        segment.notes.extend(refused);
+        segment.warnings.extend(refused);
         Ok(segment)
     }
 
@@ -211,7 +211,7 @@ impl Segment {
             return Err(error);
         }
         let mut segment = Self::create(name, len, &opts.for_foreign_writers())?;
-        segment.notes.push(format!("huge pages not used: {error}"));
+        segment.warnings.push(format!("huge pages not used: {error}"));
         Ok(segment)
     }
 
@@ -229,12 +229,12 @@ impl Segment {
         store.resize(fd.as_fd(), len)?;
         let mapping = Mapping::new(fd.as_fd(), len, Access::ReadWrite)
             .map_err(|e| store.exhausted(fd.as_fd(), len, e))?;
-        let mut notes = Vec::new();
+        let mut warnings = Vec::new();
         if opts.numa_local {
             // Before the reservation: it is what places the pages.
             // SAFETY: our own new mapping.
             if let Err(why) = unsafe { numa::prefer_local(mapping.base, len) } {
-                notes.push(format!("memory not placed on the local NUMA node: {why}"));
+                warnings.push(format!("memory not placed on the local NUMA node: {why}"));
             }
         }
         store.reserve(fd.as_fd(), len)?;
@@ -249,7 +249,7 @@ impl Segment {
             huge,
             page,
             foreign_write_sealed: false,
-            notes,
+            warnings,
         };
         if opts.lock {
             segment.lock()?;
@@ -269,7 +269,8 @@ impl Segment {
     /// the mapping in this process stays writable. Then no seal can be added any more.
     ///
     /// Call it once, before the descriptor is handed out. False when that cannot be had: with a kernel before 5.1,
-    /// with [`SegmentBacking::DevShm`], after [`seal_seals`](Self::seal_seals), or on a segment of somebody else's. Peers are then *able* to write.
+    /// with [`SegmentBacking::DevShm`], after [`seal_seals`](Self::seal_seals), or on a segment of somebody else's.
+    /// Peers are then *able* to write.
     ///
     /// # Errors
     /// When the kernel refuses for any other reason.
@@ -314,8 +315,8 @@ impl Segment {
     ///
     /// # Errors
     /// [`ShmError::Untrustworthy`] unless the file is memory, belongs to our effective user, cannot change its size,
-    /// and has all its pages; [`ShmError::Length`] outside the limits; and when it cannot be mapped, among other reasons
-    /// because its owner allows no writing.
+    /// and has all its pages; [`ShmError::Length`] outside the limits; and when it cannot be mapped, among other
+    /// reasons because its owner allows no writing.
     pub fn attach(
         fd: impl Into<ForeignFd>,
         access: Access,
@@ -354,7 +355,7 @@ impl Segment {
             huge,
             page,
             foreign_write_sealed: write_sealed,
-            notes: Vec::new(),
+            warnings: Vec::new(),
         })
     }
 
@@ -399,8 +400,8 @@ impl Segment {
     }
 
     /// What was wished for and not granted, one line each.
-    pub fn notes(&self) -> &[String] {
-        &self.notes
+    pub fn warnings(&self) -> &[String] {
+        &self.warnings
     }
 }
 
@@ -427,7 +428,7 @@ fn whole_pages(len: usize, page: usize) -> Result<usize, ShmError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::os::{Connection, testing};
+    use crate::os::{HandoffConnection, testing};
     use std::fs::File;
     use std::time::{Duration, Instant};
 
@@ -467,7 +468,7 @@ mod tests {
     fn both_sides_see_the_same_memory() {
         let segment = Segment::create("nemesia-test", 5000, &SegmentOptions::default()).unwrap();
         assert_eq!(segment.len(), 8192);
-        assert!(!segment.read_only() && !segment.huge() && segment.notes().is_empty());
+        assert!(!segment.read_only() && !segment.huge() && segment.warnings().is_empty());
         assert_eq!(segment.as_ptr().as_ptr().addr() % segment.page_size(), 0);
         let theirs = Segment::attach(copy_of(&segment), Access::ReadWrite, SIZES).unwrap();
         assert_eq!((theirs.len(), theirs.page_size()), (8192, segment.page_size()));
@@ -685,7 +686,7 @@ mod tests {
         let opts = |huge| SegmentOptions { huge, ..SegmentOptions::default() };
         let tried = Segment::create("x", LEN, &opts(HugePages::Try)).unwrap();
         store(&tried, LEN - 1, 1);
-        assert_eq!(tried.huge(), tried.notes().is_empty(), "{:?}", tried.notes());
+        assert_eq!(tried.huge(), tried.warnings().is_empty(), "{:?}", tried.warnings());
         match Segment::create("x", LEN, &opts(HugePages::Require)) {
             Ok(segment) => {
                 assert!(segment.huge() && segment.len() == segment.page_size());
@@ -814,7 +815,7 @@ mod tests {
         const NAME: &str = concat!(module_path!(), "::a_segment_travels_to_another_process");
         let soon = || Instant::now() + Duration::from_secs(60);
         if testing::is_child() {
-            let peer = Connection::connect(&testing::child_argument(), soon()).unwrap();
+            let peer = HandoffConnection::connect(&testing::child_argument(), soon()).unwrap();
             peer.require_same_user().unwrap();
             let segment = plain();
             store(&segment, 100, 42);
@@ -825,7 +826,7 @@ mod tests {
             peer.send_goodbye().unwrap();
             return;
         }
-        let listener = crate::os::Listener::bind().unwrap();
+        let listener = crate::os::HandoffListener::bind().unwrap();
         let mut child =
             testing::again(NAME, &listener.name()).stdout(std::process::Stdio::null()).spawn().unwrap();
         let peer = listener.accept(soon()).unwrap();

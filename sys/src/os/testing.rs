@@ -31,7 +31,8 @@ pub(super) fn eventually(mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// The test binary, set to run only this test, named with its crate and modules; `argument` is what [`child_argument`] returns there.
+/// The test binary, set to run only this test, named with its crate and modules; `argument` is what [`child_argument`]
+/// returns there.
 pub(super) fn again(test: &str, argument: &str) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     let (_crate, test) = test.split_once("::").unwrap();
@@ -59,12 +60,12 @@ pub(crate) fn run_again(test: &str, prepare: impl FnMut() -> io::Result<()> + Se
 }
 
 #[cfg(target_env = "musl")]
-type Resource = std::ffi::c_int;
+type LimitedResource = std::ffi::c_int;
 #[cfg(not(target_env = "musl"))]
-type Resource = libc::__rlimit_resource_t;
+type LimitedResource = libc::__rlimit_resource_t;
 
 /// Sets the soft limit.
-pub(super) fn set_limit(resource: Resource, soft: u64) -> io::Result<()> {
+pub(super) fn set_limit(resource: LimitedResource, soft: u64) -> io::Result<()> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the kernel fills and reads a structure that lives here.
     unsafe {

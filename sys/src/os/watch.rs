@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use super::call::{checked, timespec};
 use super::error::ShmError;
-use super::handoff::{Connection, Glance};
+use super::handoff::{Glance, HandoffConnection};
 
 /// How many events one [`Watch::poll`] looks at; the rest is seen by the next.
 const BATCH: usize = 16;
@@ -20,7 +20,7 @@ const BATCH: usize = 16;
 /// flooding peer can cost us is bounded.
 const STRAYS: u32 = 16;
 /// Wakes of one peer that one look takes; the rest is seen by the next.
-const WAKES_A_LOOK: u32 = 16;
+const WAKES_A_CHECK: u32 = 16;
 /// The key of the clock, which no peer has.
 const CLOCK: u64 = u64::MAX;
 /// The key of what is attended to elsewhere.
@@ -31,9 +31,9 @@ const OTHER: u64 = u64::MAX - 1;
 pub enum Departure {
     /// Without a word, or after breaking the protocol.
     Died,
-    /// After a goodbye ([`Connection::send_goodbye`]).
+    /// After a goodbye ([`HandoffConnection::send_goodbye`]).
     Finished,
-    /// After saying that it leaves without having finished ([`Connection::send_dropped`]).
+    /// After saying that it leaves without having finished ([`HandoffConnection::send_dropped`]).
     Dropped,
 }
 
@@ -61,7 +61,7 @@ impl ExactSizeIterator for Departed {}
 #[derive(Debug)]
 struct Watched {
     peer: usize,
-    connection: Arc<Connection>,
+    connection: Arc<HandoffConnection>,
     pidfd: Option<OwnedFd>,
     /// What the peer has said about how it leaves.
     said: Option<Departure>,
@@ -115,7 +115,7 @@ impl Watch {
     pub fn add(
         &mut self,
         peer: usize,
-        connection: impl Into<Arc<Connection>>,
+        connection: impl Into<Arc<HandoffConnection>>,
         pidfd: Option<OwnedFd>,
     ) -> Result<(), ShmError> {
         let connection = connection.into();
@@ -132,7 +132,7 @@ impl Watch {
     }
 
     /// Watches a peer no longer; gives its connection back.
-    pub fn remove(&mut self, peer: usize) -> Option<Arc<Connection>> {
+    pub fn remove(&mut self, peer: usize) -> Option<Arc<HandoffConnection>> {
         let key = *self.watched.iter().find(|(_, watched)| watched.peer == peer)?.0;
         self.release(key).map(|watched| watched.connection)
     }
@@ -143,8 +143,8 @@ impl Watch {
         Some(watched.connection.peer().pid).filter(|pid| *pid > 0)
     }
 
-    /// Makes the set readable from time to time even if nothing happens, until dropped: for those who wait for it, and can't
-    /// rely on being woken.
+    /// Makes the set readable from time to time even if nothing happens, until dropped: for those who wait for it, and
+    /// can't rely on being woken.
     ///
     /// # Errors
     /// Without descriptors.
@@ -170,14 +170,14 @@ impl Watch {
         Ok(())
     }
 
-    /// Each peer may wake us once more ([`Connection::send_wake`]): then the set is readable until the next
+    /// Each peer may wake us once more ([`HandoffConnection::send_wake`]): then the set is readable until the next
     /// [`Watch::poll`].
     pub fn expect_wake(&mut self) {
         self.wakes += 1;
     }
 
-    /// The peers found gone since the last call, each once; its descriptors are closed. Does not wait, and does a bounded
-    /// amount of work: when there are more, the next call has them.
+    /// The peers found gone since the last call, each once; its descriptors are closed. Does not wait, and does a
+    /// bounded amount of work: when there are more, the next call has them.
     ///
     /// # Errors
     /// Only when the epoll descriptor was closed behind our back.
@@ -284,8 +284,8 @@ impl Watch {
         }
     }
 
-    /// Tells every peer that is left that we leave without having finished; call it last. Those that cannot be told will see a
-    /// death.
+    /// Tells every peer that is left that we leave without having finished; call it last. Those that cannot be told
+    /// will see a death.
     pub fn send_dropped(&self) {
         for watched in self.watched.values() {
             let _ = watched.connection.send_dropped();
@@ -324,8 +324,8 @@ impl AsFd for Watch {
 }
 
 impl Watched {
-    /// Reads what the peer has said; true when the connection is at its end, or has to be ended. It may have woken us as
-    /// often as it was asked to.
+    /// Reads what the peer has said; true when the connection is at its end, or has to be ended. It may have woken us
+    /// as often as it was asked to.
     fn drain(&mut self, expected: u64) -> bool {
         let mut taken = 0;
         // Every turn but the last is one of a few wakes, a stray, the one goodbye, or the one reset.
@@ -337,7 +337,7 @@ impl Watched {
                 Glance::Wake if self.wakes < expected => {
                     self.wakes += 1;
                     taken += 1;
-                    if taken == WAKES_A_LOOK {
+                    if taken == WAKES_A_CHECK {
                         return false;
                     }
                 }
@@ -404,17 +404,17 @@ mod tests {
     fn the_living_are_not_reported() {
         let mut watch = Watch::new().unwrap();
         assert!(watch.is_empty() && watch.poll().unwrap().next().is_none());
-        let (ours, _theirs) = Connection::pair().unwrap();
+        let (ours, _theirs) = HandoffConnection::pair().unwrap();
         watch.add(3, ours, pidfd_of(crate::os::call::process_id())).unwrap();
         assert_eq!(watch.poll().unwrap().len(), 0);
         assert_eq!(watch.len(), 1);
     }
 
     #[test]
-    fn a_hang_up_is_reported_once() {
+    fn a_disconnect_is_reported_once() {
         let mut watch = Watch::new().unwrap();
-        let (ours, theirs) = Connection::pair().unwrap();
-        let (other, _still_there) = Connection::pair().unwrap();
+        let (ours, theirs) = HandoffConnection::pair().unwrap();
+        let (other, _still_there) = HandoffConnection::pair().unwrap();
         watch.add(7, ours, None).unwrap();
         watch.add(8, other, None).unwrap();
         drop(theirs);
@@ -432,7 +432,7 @@ mod tests {
             return;
         };
         let mut watch = Watch::new().unwrap();
-        let (ours, _theirs) = Connection::pair().unwrap();
+        let (ours, _theirs) = HandoffConnection::pair().unwrap();
         watch.add(1, ours, Some(pidfd)).unwrap();
         assert_eq!(watch.poll().unwrap().len(), 0);
         child.kill();
@@ -442,8 +442,8 @@ mod tests {
 
     #[test]
     fn a_killed_process_is_seen_by_its_socket_alone() {
-        let (ours, theirs) = Connection::pair().unwrap();
-        let (start, started) = Connection::pair().unwrap();
+        let (ours, theirs) = HandoffConnection::pair().unwrap();
+        let (start, started) = HandoffConnection::pair().unwrap();
         let child = testing::fork(|| {
             // The child's copy of our own end has to go, or nobody hangs up.
             // SAFETY: takes no pointers.
@@ -462,7 +462,7 @@ mod tests {
     #[test]
     fn a_goodbye_makes_the_difference() {
         let mut watch = Watch::new().unwrap();
-        let (ours, theirs) = Connection::pair().unwrap();
+        let (ours, theirs) = HandoffConnection::pair().unwrap();
         watch.add(2, ours, None).unwrap();
         theirs.send_goodbye().unwrap();
         assert_eq!(watch.poll().unwrap().len(), 0, "it has not left yet");
@@ -473,7 +473,7 @@ mod tests {
     #[test]
     fn a_peer_that_says_that_it_has_not_finished_is_believed_and_keeps_to_it() {
         let mut watch = Watch::new().unwrap();
-        let (ours, theirs) = Connection::pair().unwrap();
+        let (ours, theirs) = HandoffConnection::pair().unwrap();
         watch.add(2, ours, None).unwrap();
         theirs.send_dropped().unwrap();
         theirs.send_goodbye().unwrap();
@@ -485,7 +485,7 @@ mod tests {
     #[test]
     fn goodbyes_that_cross_are_both_goodbyes() {
         let mut watch = Watch::new().unwrap();
-        let (ours, theirs) = Connection::pair().unwrap();
+        let (ours, theirs) = HandoffConnection::pair().unwrap();
         watch.add(2, ours, None).unwrap();
         watch.send_goodbyes();
         theirs.send_goodbye().unwrap();
@@ -496,7 +496,7 @@ mod tests {
     #[test]
     fn a_peer_that_talks_out_of_turn_loses_its_connection_and_nothing_else_happens() {
         let mut watch = Watch::new().unwrap();
-        let (ours, theirs) = Connection::pair().unwrap();
+        let (ours, theirs) = HandoffConnection::pair().unwrap();
         watch.add(5, ours, None).unwrap();
         theirs.send_goodbye().unwrap();
         while theirs.send(b"x", &[], Instant::now()).is_ok() {}
@@ -509,7 +509,7 @@ mod tests {
     #[test]
     fn descriptors_that_nobody_awaits_are_refused_by_the_kernel() {
         let mut watch = Watch::new().unwrap();
-        let (ours, theirs) = Connection::pair().unwrap();
+        let (ours, theirs) = HandoffConnection::pair().unwrap();
         watch.add(5, ours, None).unwrap();
         if theirs.send(b"x", &[theirs.as_fd()], soon()).is_ok() {
             testing::skipped("this kernel (before 6.16) cannot refuse descriptors");
@@ -521,7 +521,7 @@ mod tests {
     #[test]
     fn a_stray_descriptor_whose_close_blocks_does_not_hold_up_the_look() {
         let began = Instant::now();
-        let (ours, theirs) = Connection::pair().unwrap();
+        let (ours, theirs) = HandoffConnection::pair().unwrap();
         let mut others = Vec::new();
         for _ in 0..2 {
             let (bad, other) = crate::os::closer::lingering(600);
@@ -539,7 +539,7 @@ mod tests {
     #[test]
     fn a_few_strays_are_forgiven() {
         let mut watch = Watch::new().unwrap();
-        let (ours, theirs) = Connection::pair().unwrap();
+        let (ours, theirs) = HandoffConnection::pair().unwrap();
         watch.add(5, ours, None).unwrap();
         theirs.send(b"a longer packet than a goodbye is", &[], soon()).unwrap();
         theirs.send_goodbye().unwrap();
@@ -551,9 +551,9 @@ mod tests {
     #[test]
     fn a_wake_is_seen_and_those_that_nobody_asked_for_are_strays() {
         let mut watch = Watch::new().unwrap();
-        let (ours, theirs) = Connection::pair().unwrap();
+        let (ours, theirs) = HandoffConnection::pair().unwrap();
         watch.add(5, ours, None).unwrap();
-        for _ in 0..3 * WAKES_A_LOOK {
+        for _ in 0..3 * WAKES_A_CHECK {
             watch.expect_wake();
             theirs.send_wake().unwrap();
         }
@@ -582,7 +582,7 @@ mod tests {
         let mut watch = Watch::new().unwrap();
         let peers = 3 * BATCH + 1;
         for peer in 0..peers {
-            let (ours, theirs) = Connection::pair().unwrap();
+            let (ours, theirs) = HandoffConnection::pair().unwrap();
             watch.add(peer, ours, None).unwrap();
             drop(theirs);
         }
@@ -599,7 +599,7 @@ mod tests {
     #[test]
     fn a_removed_peer_is_not_reported_even_if_a_copy_of_its_socket_lives() {
         let mut watch = Watch::new().unwrap();
-        let (ours, theirs) = Connection::pair().unwrap();
+        let (ours, theirs) = HandoffConnection::pair().unwrap();
         let _copy = ours.as_fd().try_clone_to_owned().unwrap();
         watch.add(4, ours, None).unwrap();
         drop(watch.remove(4).unwrap());

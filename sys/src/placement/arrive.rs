@@ -2,12 +2,14 @@
 
 use std::io;
 
-use nemesia_core::port::memory::{LostError, Outcome, Remote, Slice, WorkError};
+use nemesia_core::port::memory::{LostError, RemoteRange, Slice, WorkError, WorkOutcome};
 use nemesia_core::wire::placement::{Frame, MOST_ASKED, MOST_REPLIES, Parsed, Reason};
 
 use super::Stream;
-use super::link::{End, Incoming, Kind, Link, Local, News, Posted, Reply, What};
-use super::regions::{NOWHERE, Parts, Reach, Regions, Vectors};
+use super::link::{
+    End, IncomingFrame, Kind, Local, PendingReports, PlacementLink, PlacementReply, PostedReceives, What,
+};
+use super::regions::{NOWHERE, PlacementParts, PlacementRegions, Reach, Vectors};
 use super::send::lost;
 
 /// The system calls of one connection in one poll.
@@ -17,13 +19,17 @@ const PULLED: u64 = 1 << 20;
 /// From this length on, payloads are read directly to their destination.
 const DIRECT: u64 = 4096;
 
-impl<S: Stream> Link<S> {
+impl<S: Stream> PlacementLink<S> {
     /// Reads the available bytes, and executes them.
-    pub(super) fn take_in(&mut self, regions: &Regions, news: &mut News) -> Result<(), End> {
+    pub(super) fn take_in(
+        &mut self,
+        regions: &PlacementRegions,
+        reports: &mut PendingReports,
+    ) -> Result<(), End> {
         self.more_input = false;
         for _ in 0..CALLS {
             if self.incoming.is_some_and(|it| it.source.is_some()) {
-                self.pull(regions, news)?;
+                self.pull(regions, reports)?;
                 continue;
             }
             let direct =
@@ -55,14 +61,14 @@ impl<S: Stream> Link<S> {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(error) => return Err(End::new(lost(&error))),
             }
-            self.digest(regions, news)?;
+            self.digest(regions, reports)?;
         }
         self.more_input = true;
         Ok(())
     }
 
     /// Reads the next part of a payload from the peer's memory.
-    fn pull(&mut self, regions: &Regions, news: &mut News) -> Result<(), End> {
+    fn pull(&mut self, regions: &PlacementRegions, reports: &mut PendingReports) -> Result<(), End> {
         let (Some(mut incoming), Some(stream)) = (self.incoming, self.stream.as_mut()) else { return Ok(()) };
         let Some(source) = incoming.source else { return Ok(()) };
         let count = (incoming.len - incoming.done).min(PULLED);
@@ -82,8 +88,8 @@ impl<S: Stream> Link<S> {
         if incoming.done == incoming.len {
             self.incoming = None;
             self.pulled += u64::from(incoming.what == What::Reply);
-            self.arrived(incoming, news);
-            self.digest(regions, news)?;
+            self.arrived(incoming, reports);
+            self.digest(regions, reports)?;
         }
         Ok(())
     }
@@ -98,7 +104,11 @@ impl<S: Stream> Link<S> {
     }
 
     /// Executes the bytes that were read.
-    pub(super) fn digest(&mut self, regions: &Regions, news: &mut News) -> Result<(), End> {
+    pub(super) fn digest(
+        &mut self,
+        regions: &PlacementRegions,
+        reports: &mut PendingReports,
+    ) -> Result<(), End> {
         loop {
             if let Some(mut incoming) = self.incoming {
                 if incoming.source.is_some() {
@@ -117,7 +127,7 @@ impl<S: Stream> Link<S> {
                     return Ok(());
                 }
                 self.incoming = None;
-                self.arrived(incoming, news);
+                self.arrived(incoming, reports);
                 continue;
             }
             match Frame::parse(&self.input[self.input_start..self.input_end]) {
@@ -125,14 +135,19 @@ impl<S: Stream> Link<S> {
                 Parsed::Malformed => return Err(End::PROTOCOL),
                 Parsed::Frame(frame, count) => {
                     self.input_start += count;
-                    self.begin(frame, regions, news)?;
+                    self.begin(frame, regions, reports)?;
                 }
             }
         }
     }
 
     /// Handles the beginning of a frame.
-    fn begin(&mut self, frame: Frame, regions: &Regions, news: &mut News) -> Result<(), End> {
+    fn begin(
+        &mut self,
+        frame: Frame,
+        regions: &PlacementRegions,
+        reports: &mut PendingReports,
+    ) -> Result<(), End> {
         match frame {
             Frame::Write { len, to, immediate } => self.begin_write(regions, (to, len), immediate, None)?,
             Frame::WriteFrom { len, to, immediate, source } => {
@@ -141,20 +156,20 @@ impl<S: Stream> Link<S> {
             Frame::Send { len, immediate } => self.begin_send(len, immediate)?,
             Frame::Read { len, from } => {
                 let from = locate(regions, from, len, Reach::Read)?;
-                self.answer(Reply::Bytes { from, operation: self.executed })?;
+                self.answer(PlacementReply::Bytes { from, operation: self.executed })?;
             }
             Frame::Add { at, add } => {
                 let old = change(regions, at, |old| old.wrapping_add(add))?;
-                self.answer(Reply::Value { old })?;
+                self.answer(PlacementReply::Value { old })?;
             }
             Frame::Swap { at, new, expected } => {
                 let old = change(regions, at, |old| if old == expected { new } else { old })?;
-                self.answer(Reply::Value { old })?;
+                self.answer(PlacementReply::Value { old })?;
             }
             Frame::ReadReply { len } => self.begin_reply(len, None)?,
             Frame::ReadFrom { len, source } => self.begin_reply(len, Some(source))?,
-            Frame::ValueReply { old } => self.take_value(old, regions, news)?,
-            Frame::Ack { executed, room } => self.acknowledge(executed, room, news)?,
+            Frame::ValueReply { old } => self.take_value(old, regions, reports)?,
+            Frame::Ack { executed, room } => self.acknowledge(executed, room, reports)?,
             Frame::Refuse { operation, reason } => return Err(self.refused(operation, reason)),
             Frame::Ask { wanted } => {
                 if wanted > self.begun + MOST_ASKED || wanted < self.wanted {
@@ -176,12 +191,12 @@ impl<S: Stream> Link<S> {
 
     fn begin_write(
         &mut self,
-        regions: &Regions,
-        (to, len): (Remote, u32),
+        regions: &PlacementRegions,
+        (to, len): (RemoteRange, u32),
         immediate: Option<u32>,
         source: Option<u64>,
     ) -> Result<(), End> {
-        let parts = Parts::new(&[locate(regions, to, len, Reach::Write)?]);
+        let parts = PlacementParts::new(&[locate(regions, to, len, Reach::Write)?]);
         if immediate.is_some() {
             self.begin_message()?;
         }
@@ -207,24 +222,35 @@ impl<S: Stream> Link<S> {
         }
     }
 
-    fn take_value(&mut self, old: u64, regions: &Regions, news: &mut News) -> Result<(), End> {
+    fn take_value(
+        &mut self,
+        old: u64,
+        regions: &PlacementRegions,
+        reports: &mut PendingReports,
+    ) -> Result<(), End> {
         let Some((Kind::Add { .. } | Kind::Swap { .. }, _, parts)) = self.replied() else {
             return Err(End::PROTOCOL);
         };
         if !regions.scatter(&parts, 0, &old.to_ne_bytes()) {
             return Err(End::work(self.next_reply, WorkError::Local));
         }
-        self.have_reply(news);
+        self.have_reply(reports);
         Ok(())
     }
 
     /// Expects a payload, which follows or lies in the peer's memory. Only a peer that reported that ability
     /// may use the latter.
-    fn expect(&mut self, parts: Parts, len: u32, what: What, source: Option<u64>) -> Result<(), End> {
-        if source.is_some() && !self.told_pulls {
+    fn expect(
+        &mut self,
+        parts: PlacementParts,
+        len: u32,
+        what: What,
+        source: Option<u64>,
+    ) -> Result<(), End> {
+        if source.is_some() && !self.reported_pulls {
             return Err(End::PROTOCOL);
         }
-        self.incoming = Some(Incoming { parts, len: len.into(), done: 0, what, source });
+        self.incoming = Some(IncomingFrame { parts, len: len.into(), done: 0, what, source });
         Ok(())
     }
 
@@ -237,7 +263,7 @@ impl<S: Stream> Link<S> {
         Ok(())
     }
 
-    fn answer(&mut self, reply: Reply) -> Result<(), End> {
+    fn answer(&mut self, reply: PlacementReply) -> Result<(), End> {
         if self.replies.len() >= MOST_REPLIES {
             return Err(End::PROTOCOL);
         }
@@ -247,7 +273,7 @@ impl<S: Stream> Link<S> {
     }
 
     /// Returns the work request of the next reply: its kind, its length, and its destination.
-    fn replied(&mut self) -> Option<(Kind, u32, Parts)> {
+    fn replied(&mut self) -> Option<(Kind, u32, PlacementParts)> {
         // The places of completed requests may be in use again.
         self.next_reply = self.next_reply.max(self.completed);
         while self.next_reply < self.sent {
@@ -261,33 +287,33 @@ impl<S: Stream> Link<S> {
         None
     }
 
-    fn have_reply(&mut self, news: &mut News) {
+    fn have_reply(&mut self, reports: &mut PendingReports) {
         if let Some(posted) = self.at_mut(self.next_reply) {
             posted.answered = true;
         }
         self.next_reply += 1;
         self.unanswered = self.unanswered.saturating_sub(1);
-        self.complete(news);
+        self.complete(reports);
     }
 
     /// Handles a payload whose bytes are all placed.
-    fn arrived(&mut self, incoming: Incoming, news: &mut News) {
+    fn arrived(&mut self, incoming: IncomingFrame, reports: &mut PendingReports) {
         let len = incoming.len as u32;
         match incoming.what {
-            What::Reply => return self.have_reply(news),
+            What::Reply => return self.have_reply(reports),
             What::Send { immediate } => {
-                self.finish_receive(news, Outcome::Received { len, immediate, written: false });
+                self.finish_receive(reports, WorkOutcome::Received { len, immediate, written: false });
             }
             What::Write { immediate: Some(immediate) } => {
                 let immediate = Some(immediate);
-                self.finish_receive(news, Outcome::Received { len, immediate, written: true });
+                self.finish_receive(reports, WorkOutcome::Received { len, immediate, written: true });
             }
             What::Write { immediate: None } => {}
         }
         self.executed += 1;
     }
 
-    fn acknowledge(&mut self, executed: u64, room: u64, news: &mut News) -> Result<(), End> {
+    fn acknowledge(&mut self, executed: u64, room: u64, reports: &mut PendingReports) -> Result<(), End> {
         // A request that has not gone out completely cannot have been executed.
         let unfinished = self.body.is_some_and(|body| body.work.is_some());
         let most = self.sent - u64::from(unfinished);
@@ -295,15 +321,16 @@ impl<S: Stream> Link<S> {
             return Err(End::PROTOCOL);
         }
         (self.acked, self.room) = (executed, room);
-        self.complete(news);
+        self.complete(reports);
         Ok(())
     }
 
     /// Handles the peer's refusal of an operation. The operations before it were executed.
     fn refused(&mut self, operation: u64, reason: Reason) -> End {
         let pending = operation >= self.completed && operation < self.sent;
-        let waits =
-            |posted: &Posted| !posted.answered && (posted.kind.is_answered() || operation >= self.acked);
+        let waits = |posted: &PostedReceives| {
+            !posted.answered && (posted.kind.is_answered() || operation >= self.acked)
+        };
         if !pending || !self.at(operation).is_some_and(waits) {
             return End::PROTOCOL;
         }
@@ -318,7 +345,7 @@ impl<S: Stream> Link<S> {
 }
 
 /// Returns the destination of a peer's access.
-fn locate(regions: &Regions, at: Remote, len: u32, reach: Reach) -> Result<Slice, End> {
+fn locate(regions: &PlacementRegions, at: RemoteRange, len: u32, reach: Reach) -> Result<Slice, End> {
     if len == 0 {
         return Ok(NOWHERE);
     }
@@ -326,7 +353,7 @@ fn locate(regions: &Regions, at: Remote, len: u32, reach: Reach) -> Result<Slice
     Ok(Slice { region, offset, len })
 }
 
-fn change(regions: &Regions, at: Remote, change: impl Fn(u64) -> u64) -> Result<u64, End> {
+fn change(regions: &PlacementRegions, at: RemoteRange, change: impl Fn(u64) -> u64) -> Result<u64, End> {
     let (region, offset) = regions.reach(at, 8, Reach::Atomic).ok_or(End::refuse(Reason::Access))?;
     regions.update(region, offset, change).ok_or(End::refuse(Reason::Invalid))
 }

@@ -3,16 +3,16 @@
 use std::os::fd::{AsFd, AsRawFd};
 use std::time::Duration;
 
-use nemesia_core::port::memory::{ConnectError, Connection, Event, LostError, Private, State};
+use nemesia_core::port::memory::{ConnectError, Connection, ConnectionState, Event, LostError, Private};
 use nemesia_core::wire::placement::{
-    Answer, FIXED_BYTES, Frame, GREETING_BYTES, Greeting, GreetingError, PLACEMENT_VERSION,
+    FIXED_BYTES, Frame, HANDSHAKE_BYTES, Handshake, HandshakeError, PLACEMENT_VERSION, PlacementAnswer,
 };
 
-use super::greet::{Farewell, Heard, Stranger, read_some};
+use super::handshake::{Heard, LingeringClose, UnauthenticatedConnection, read_some};
 use super::link::End;
 use super::port::PlacementPort;
 use super::send::Flow;
-use super::{Stream, Transport};
+use super::{Stream, StreamTransport};
 
 /// The events taken from the kernel at once.
 const EVENTS: usize = 32;
@@ -26,8 +26,8 @@ const MOST_WAITING: usize = 64;
 pub(super) enum Owner {
     Listener,
     Link(u32),
-    Stranger(u32),
-    Farewell(u32),
+    Unauthenticated(u32),
+    LingeringClose(u32),
 }
 
 impl Owner {
@@ -35,16 +35,16 @@ impl Owner {
         match self {
             Self::Listener => 0,
             Self::Link(at) => 1 << 32 | at as u64,
-            Self::Stranger(at) => 2 << 32 | at as u64,
-            Self::Farewell(at) => 3 << 32 | at as u64,
+            Self::Unauthenticated(at) => 2 << 32 | at as u64,
+            Self::LingeringClose(at) => 3 << 32 | at as u64,
         }
     }
 
     const fn decode(word: u64) -> Self {
         match word >> 32 {
             1 => Self::Link(word as u32),
-            2 => Self::Stranger(word as u32),
-            3 => Self::Farewell(word as u32),
+            2 => Self::Unauthenticated(word as u32),
+            3 => Self::LingeringClose(word as u32),
             _ => Self::Listener,
         }
     }
@@ -61,7 +61,7 @@ fn place<T>(places: &mut Vec<Option<T>>, value: T) -> Option<u32> {
     Some(at.unwrap_or(places.len() - 1) as u32)
 }
 
-impl<T: Transport> PlacementPort<T> {
+impl<T: StreamTransport> PlacementPort<T> {
     /// Registers the owner of a stream and its wake conditions with the kernel.
     fn watch(&self, stream: &impl AsFd, owner: Owner, (new, writable): (bool, bool)) {
         let events = libc::EPOLLIN | libc::EPOLLRDHUP | if writable { libc::EPOLLOUT } else { 0 };
@@ -96,8 +96,8 @@ impl<T: Transport> PlacementPort<T> {
             match Owner::decode(event.u64) {
                 Owner::Listener => self.welcome(),
                 Owner::Link(at) => self.move_on(at, true),
-                Owner::Stranger(at) => self.listen(at),
-                Owner::Farewell(at) => self.part(at),
+                Owner::Unauthenticated(at) => self.listen(at),
+                Owner::LingeringClose(at) => self.part(at),
             }
         }
     }
@@ -106,28 +106,34 @@ impl<T: Transport> PlacementPort<T> {
     fn welcome(&mut self) {
         for _ in 0..EVENTS {
             let Some(stream) = self.transport.accept() else { return };
-            if self.strangers.iter().flatten().count() == MOST_WAITING {
+            if self.unauthenticated.iter().flatten().count() == MOST_WAITING {
                 // The stream that has been silent for longest is closed.
-                let oldest = self.strangers.iter_mut().min_by_key(|it| it.as_ref().map(Stranger::deadline));
+                let oldest = self
+                    .unauthenticated
+                    .iter_mut()
+                    .min_by_key(|it| it.as_ref().map(UnauthenticatedConnection::deadline));
                 oldest.map(Option::take);
             }
-            let Some(at) = place(&mut self.strangers, Stranger::new(stream, self.now)) else { return };
-            if let Some(stranger) = &self.strangers[at as usize] {
-                self.watch(&stranger.stream, Owner::Stranger(at), (true, false));
+            let Some(at) = place(&mut self.unauthenticated, UnauthenticatedConnection::new(stream, self.now))
+            else {
+                return;
+            };
+            if let Some(unauthenticated) = &self.unauthenticated[at as usize] {
+                self.watch(&unauthenticated.stream, Owner::Unauthenticated(at), (true, false));
             }
         }
     }
 
     fn listen(&mut self, at: u32) {
-        let Some(place) = self.strangers.get_mut(at as usize) else { return };
-        let Some(stranger) = place else { return };
-        let answer = Answer::Refuse;
-        let refusal = Greeting { answer, token: 0, shared: false, private: Private::EMPTY };
-        let greeting = match stranger.listen(self.now) {
+        let Some(place) = self.unauthenticated.get_mut(at as usize) else { return };
+        let Some(unauthenticated) = place else { return };
+        let answer = PlacementAnswer::Refuse;
+        let refusal = Handshake { answer, token: 0, shared: false, private: Private::EMPTY };
+        let handshake = match unauthenticated.listen(self.now) {
             Heard::Wait => return,
-            Heard::Greeting(greeting) => greeting,
+            Heard::Handshake(handshake) => handshake,
             Heard::Version => {
-                stranger.answer(&refusal);
+                unauthenticated.answer(&refusal);
                 *place = None;
                 return;
             }
@@ -136,26 +142,26 @@ impl<T: Transport> PlacementPort<T> {
                 return;
             }
         };
-        if greeting.answer != Answer::Request || greeting.token != self.token {
+        if handshake.answer != PlacementAnswer::Request || handshake.token != self.token {
             *place = None;
             return;
         }
-        let Some(mut stranger) = place.take() else { return };
-        let Ok(connection) = self.new_link(State::Requested) else {
-            stranger.answer(&refusal);
+        let Some(mut unauthenticated) = place.take() else { return };
+        let Ok(connection) = self.new_link(ConnectionState::Requested) else {
+            unauthenticated.answer(&refusal);
             return;
         };
-        self.watch(&stranger.stream, Owner::Link(connection.index), (false, false));
+        self.watch(&unauthenticated.stream, Owner::Link(connection.index), (false, false));
         if let Some(link) = self.link_mut(connection) {
-            link.stream = Some(stranger.stream);
+            link.stream = Some(unauthenticated.stream);
         }
-        self.news.events.push_back(Event::Requested { connection, private: greeting.private });
+        self.reports.events.push_back(Event::Requested { connection, private: handshake.private });
     }
 
     fn part(&mut self, at: u32) {
         let now = self.now;
-        if let Some(place) = self.farewells.get_mut(at as usize)
-            && place.as_mut().is_some_and(|farewell| !farewell.go_on(now))
+        if let Some(place) = self.lingering_closes.get_mut(at as usize)
+            && place.as_mut().is_some_and(|lingering_close| !lingering_close.go_on(now))
         {
             *place = None;
         }
@@ -163,19 +169,19 @@ impl<T: Transport> PlacementPort<T> {
 
     /// Makes progress on a connection.
     fn move_on(&mut self, at: u32, readable: bool) {
-        let Self { links, regions, news, .. } = self;
+        let Self { links, regions, reports, .. } = self;
         let Some(link) = links.get_mut(at as usize).and_then(|place| place.link.as_mut()) else { return };
         let ended = match link.state {
-            State::Ready => {
-                let taken = if readable { link.take_in(regions, news) } else { Ok(()) };
+            ConnectionState::Ready => {
+                let taken = if readable { link.take_in(regions, reports) } else { Ok(()) };
                 taken.and_then(|()| link.send_out(regions))
             }
-            State::Connecting => return self.connecting(at),
-            State::Requested => return self.waiting(at),
+            ConnectionState::Connecting => return self.connecting(at),
+            ConnectionState::Requested => return self.waiting(at),
             _ => return,
         };
         let more = link.more_input;
-        let (hungry, writable) = (link.shared && link.wanted > link.granted, link.writable_wanted);
+        let (receive_starved, writable) = (link.shared && link.wanted > link.granted, link.writable_wanted);
         match ended {
             Ok(flow) => {
                 let wants = link.stream.as_ref().is_some_and(Stream::wants_writable);
@@ -186,8 +192,8 @@ impl<T: Transport> PlacementPort<T> {
                 if more || flow == Flow::More {
                     self.list(at);
                 }
-                if hungry {
-                    self.feed(at);
+                if receive_starved {
+                    self.refill(at);
                 }
             }
             Err(end) => self.end(at, end),
@@ -215,7 +221,7 @@ impl<T: Transport> PlacementPort<T> {
     /// connection that has one already gets another only if enough are left for all others. A peer that never
     /// sends, or sends only a part, therefore blocks no other peer as long as the queue has a receive for each
     /// connection.
-    fn feed(&mut self, at: u32) {
+    fn refill(&mut self, at: u32) {
         let others = self.sharers.saturating_sub(1) as usize;
         let Some(link) = self.links.get_mut(at as usize).and_then(|place| place.link.as_mut()) else {
             return;
@@ -224,8 +230,8 @@ impl<T: Transport> PlacementPort<T> {
             let kept = if link.receives.is_empty() { 0 } else { others };
             let receive = if self.shared.len() > kept { self.shared.pop_front() } else { None };
             let Some(receive) = receive else {
-                if !self.hungry.contains(&at) {
-                    self.hungry.push_back(at);
+                if !self.receive_starved.contains(&at) {
+                    self.receive_starved.push_back(at);
                 }
                 break;
             };
@@ -236,24 +242,24 @@ impl<T: Transport> PlacementPort<T> {
     }
 
     /// Gives receives of the shared queue to waiting connections in turn.
-    pub(super) fn feed_all(&mut self) {
-        for _ in 0..self.hungry.len() {
+    pub(super) fn refill_all(&mut self) {
+        for _ in 0..self.receive_starved.len() {
             if self.shared.is_empty() {
                 return;
             }
-            let Some(at) = self.hungry.pop_front() else { return };
-            self.feed(at);
+            let Some(at) = self.receive_starved.pop_front() else { return };
+            self.refill(at);
         }
     }
 
     /// Ends a connection.
     pub(super) fn end(&mut self, at: u32, end: End) {
-        let Self { links, news, .. } = self;
+        let Self { links, reports, .. } = self;
         let Some(link) = links.get_mut(at as usize).and_then(|place| place.link.as_mut()) else { return };
         self.sharers -= u32::from(link.is_sharer());
         let (whole, executed) = (link.body.is_none(), link.executed);
         let withdrawn = link.has_lent_any();
-        let left = link.end(end, news);
+        let left = link.end(end, reports);
         let mut stream = link.stream.take();
         if let Some(mut stream) = stream.take_if(|_| withdrawn) {
             stream.withdraw();
@@ -263,15 +269,15 @@ impl<T: Transport> PlacementPort<T> {
         for receive in left.into_iter().rev() {
             self.shared.push_front(receive);
         }
-        self.hungry.retain(|hungry| *hungry != at);
-        self.feed_all();
+        self.receive_starved.retain(|receive_starved| *receive_starved != at);
+        self.refill_all();
         if let (Some(reason), Some(stream), true) = (end.refuse, stream, whole) {
             let (bytes, count) = Frame::Refuse { operation: executed, reason }.encode();
             rest.extend_from_slice(&bytes[..count]);
             // If there are too many, the peer only sees the end of the stream.
-            if let Some(at) = place(&mut self.farewells, Farewell::new(stream, rest, said)) {
-                if let Some(farewell) = &self.farewells[at as usize] {
-                    self.watch(&farewell.stream, Owner::Farewell(at), (false, false));
+            if let Some(at) = place(&mut self.lingering_closes, LingeringClose::new(stream, rest, said)) {
+                if let Some(lingering_close) = &self.lingering_closes[at as usize] {
+                    self.watch(&lingering_close.stream, Owner::LingeringClose(at), (false, false));
                 }
                 self.part(at);
             }
@@ -280,13 +286,13 @@ impl<T: Transport> PlacementPort<T> {
 
     /// Fails a connection that was being made.
     pub(super) fn fail(&mut self, at: u32, error: ConnectError, private: Private) {
-        let Self { links, news, .. } = self;
+        let Self { links, reports, .. } = self;
         let Some(link) = links.get_mut(at as usize).and_then(|place| place.link.as_mut()) else { return };
-        let (connection, told) = (link.connection, !link.closing);
-        link.end(End::new(LostError::Closed), news);
+        let (connection, reported) = (link.connection, !link.closing);
+        link.end(End::new(LostError::Closed), reports);
         link.stream = None;
-        if told {
-            news.events.push_back(Event::Failed { connection, error, private });
+        if reported {
+            reports.events.push_back(Event::Failed { connection, error, private });
         }
     }
 
@@ -296,48 +302,48 @@ impl<T: Transport> PlacementPort<T> {
             return;
         };
         let Some(stream) = link.stream.as_mut() else { return };
-        if !link.greeted {
+        if !link.handshake_done {
             match stream.is_connected() {
                 None => return,
                 Some(Err(error)) => return self.fail(at, error, Private::EMPTY),
                 Some(Ok(())) => {}
             }
-            let (answer, token, shared) = (Answer::Request, link.token, link.shared);
-            let greeting = Greeting { answer, token, shared, private: link.private };
-            link.stage.extend_from_slice(&greeting.encode());
-            link.greeted = true;
+            let (answer, token, shared) = (PlacementAnswer::Request, link.token, link.shared);
+            let handshake = Handshake { answer, token, shared, private: link.private };
+            link.stage.extend_from_slice(&handshake.encode());
+            link.handshake_done = true;
             match link.send_out(&self.regions) {
                 Ok(Flow::Idle) => self.rewatch(at),
                 _ => self.fail(at, ConnectError::Unreachable, Private::EMPTY),
             }
             return;
         }
-        match read_some(stream, &mut link.input[link.input_end..GREETING_BYTES]) {
+        match read_some(stream, &mut link.input[link.input_end..HANDSHAKE_BYTES]) {
             Ok(None) => return,
             Ok(Some(0)) => return self.fail(at, ConnectError::Refused, Private::EMPTY),
             Err(_) => return self.fail(at, ConnectError::Unreachable, Private::EMPTY),
             Ok(Some(count)) => link.input_end += count,
         }
         let error = |error| match error {
-            GreetingError::Version { theirs } => ConnectError::Version { ours: PLACEMENT_VERSION, theirs },
-            GreetingError::Malformed => ConnectError::Protocol,
+            HandshakeError::Version { theirs } => ConnectError::Version { ours: PLACEMENT_VERSION, theirs },
+            HandshakeError::Malformed => ConnectError::Protocol,
         };
         if let Some(fixed) = link.input[..link.input_end].first_chunk::<FIXED_BYTES>()
-            && let Err(why) = Greeting::check(fixed)
+            && let Err(why) = Handshake::check(fixed)
         {
             return self.fail(at, error(why), Private::EMPTY);
         }
-        let Some(bytes) = link.input[..link.input_end].first_chunk::<GREETING_BYTES>() else { return };
-        match Greeting::decode(bytes) {
-            Ok(Greeting { answer: Answer::Accept, private, .. }) => {
+        let Some(bytes) = link.input[..link.input_end].first_chunk::<HANDSHAKE_BYTES>() else { return };
+        match Handshake::decode(bytes) {
+            Ok(Handshake { answer: PlacementAnswer::Accept, private, .. }) => {
                 link.input_end = 0;
-                link.state = State::Ready;
+                link.state = ConnectionState::Ready;
                 self.sharers += u32::from(link.is_sharer());
                 let connection = link.connection;
-                self.news.events.push_back(Event::Established { connection, private });
+                self.reports.events.push_back(Event::Established { connection, private });
                 self.list(at);
             }
-            Ok(Greeting { answer: Answer::Refuse, private, .. }) => {
+            Ok(Handshake { answer: PlacementAnswer::Refuse, private, .. }) => {
                 self.fail(at, ConnectError::Refused, private);
             }
             Ok(_) => self.fail(at, ConnectError::Protocol, Private::EMPTY),
@@ -369,14 +375,16 @@ impl<T: Transport> PlacementPort<T> {
                 continue;
             }
             match self.links.get(at as usize).and_then(|place| place.link.as_ref()) {
-                Some(link) if link.state == State::Ready => self.end(at, End::new(LostError::Unreachable)),
+                Some(link) if link.state == ConnectionState::Ready => {
+                    self.end(at, End::new(LostError::Unreachable));
+                }
                 _ => self.fail(at, ConnectError::TimedOut, Private::EMPTY),
             }
         }
-        for at in 0..self.strangers.len() as u32 {
+        for at in 0..self.unauthenticated.len() as u32 {
             self.listen(at);
         }
-        for at in 0..self.farewells.len() as u32 {
+        for at in 0..self.lingering_closes.len() as u32 {
             self.part(at);
         }
     }
@@ -386,7 +394,7 @@ impl<T: Transport> PlacementPort<T> {
     fn is_late(&self, at: u32) -> Option<bool> {
         let link = self.links.get(at as usize)?.link.as_ref()?;
         let deadline = match link.state {
-            State::Connecting => link.deadline,
+            ConnectionState::Connecting => link.deadline,
             _ => link.demanded()?,
         };
         Some(self.now > deadline)

@@ -4,12 +4,13 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use nemesia_core::port::memory::{
-    Completion, Connection, Event, LostError, Outcome, Private, Region, Remote, Slice, State, WorkError,
+    Completion, Connection, ConnectionState, Event, LostError, PortRegion, Private, RemoteRange, Slice,
+    WorkError, WorkOutcome,
 };
 use nemesia_core::wire::placement::{Frame, MOST_REPLIES, Reason};
 
 use super::STAGE_BYTES;
-use super::regions::Parts;
+use super::regions::PlacementParts;
 
 /// The longest inline source in bytes.
 pub(super) const MOST_INLINE: usize = 64;
@@ -17,11 +18,11 @@ pub(super) const MOST_INLINE: usize = 64;
 /// The kind of a work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    Write { to: Remote, immediate: Option<u32> },
-    Read { from: Remote },
+    Write { to: RemoteRange, immediate: Option<u32> },
+    Read { from: RemoteRange },
     Send { immediate: Option<u32> },
-    Add { at: Remote, add: u64 },
-    Swap { at: Remote, expected: u64, new: u64 },
+    Add { at: RemoteRange, add: u64 },
+    Swap { at: RemoteRange, expected: u64, new: u64 },
 }
 
 impl Kind {
@@ -39,13 +40,13 @@ impl Kind {
 /// The bytes of a work request.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Local {
-    Parts(Parts),
+    Parts(PlacementParts),
     Inline([u8; MOST_INLINE]),
 }
 
 /// A work request of the send queue.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Posted {
+pub(super) struct PostedReceives {
     pub(super) id: u64,
     pub(super) quiet: bool,
     pub(super) fence: bool,
@@ -62,12 +63,12 @@ pub(super) struct Posted {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Receive {
     pub(super) id: u64,
-    pub(super) parts: Parts,
+    pub(super) parts: PlacementParts,
 }
 
 /// The answer to a peer's request.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Reply {
+pub(super) enum PlacementReply {
     Bytes { from: Slice, operation: u64 },
     Value { old: u64 },
 }
@@ -75,7 +76,7 @@ pub(super) enum Reply {
 /// Bytes that go out directly from registered memory.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Body {
-    pub(super) parts: Parts,
+    pub(super) parts: PlacementParts,
     pub(super) len: u64,
     pub(super) done: u64,
     /// The number of the work request, if it is one of ours.
@@ -84,8 +85,8 @@ pub(super) struct Body {
 
 /// Bytes that are arriving.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Incoming {
-    pub(super) parts: Parts,
+pub(super) struct IncomingFrame {
+    pub(super) parts: PlacementParts,
     pub(super) len: u64,
     pub(super) done: u64,
     pub(super) what: What,
@@ -134,16 +135,16 @@ impl End {
 
 /// A connection.
 #[derive(Debug)]
-pub(super) struct Link<S> {
+pub(super) struct PlacementLink<S> {
     pub(super) connection: Connection,
-    pub(super) state: State,
+    pub(super) state: ConnectionState,
     pub(super) stream: Option<S>,
     pub(super) deadline: Duration,
     pub(super) private: Private,
     /// The token of the address to which it connects.
     pub(super) token: u64,
     /// Whether the connecting side has sent its handshake.
-    pub(super) greeted: bool,
+    pub(super) handshake_done: bool,
     pub(super) closing: bool,
     /// Completions that were not polled.
     pub(super) unpolled: u32,
@@ -155,7 +156,7 @@ pub(super) struct Link<S> {
     pub(super) writable_wanted: bool,
 
     /// The send queue. A work request's place is its number modulo the depth.
-    pub(super) work: Vec<Option<Posted>>,
+    pub(super) work: Vec<Option<PostedReceives>>,
     pub(super) posted: u64,
     pub(super) sent: u64,
     pub(super) acked: u64,
@@ -178,24 +179,24 @@ pub(super) struct Link<S> {
     pub(super) granted: u64,
     pub(super) begun: u64,
     pub(super) wanted: u64,
-    pub(super) granted_told: u64,
+    pub(super) granted_reported: u64,
     /// Operations of the peer that were executed, and the number that it was told.
     pub(super) executed: u64,
-    pub(super) executed_told: u64,
-    pub(super) replies: VecDeque<Reply>,
+    pub(super) executed_reported: u64,
+    pub(super) replies: VecDeque<PlacementReply>,
 
     /// Whether the peer can read our memory.
     pub(super) peer_pulls: bool,
     /// Whether it was told that we can read its memory.
-    pub(super) told_pulls: bool,
+    pub(super) reported_pulls: bool,
     /// Regions that the peer reads for our replies, and the number that it has finished.
-    pub(super) lent: VecDeque<Region>,
+    pub(super) lent: VecDeque<PortRegion>,
     pub(super) lent_done: u64,
     /// A region that is being deregistered, and the deadline for the peer.
-    demanded: Option<(Region, Duration)>,
+    demanded: Option<(PortRegion, Duration)>,
     /// Replies that were read from the peer's memory, and the number that it was told.
     pub(super) pulled: u64,
-    pub(super) pulled_told: u64,
+    pub(super) pulled_reported: u64,
 
     /// Bytes to send before the body.
     pub(super) stage: Vec<u8>,
@@ -203,7 +204,7 @@ pub(super) struct Link<S> {
     pub(super) body: Option<Body>,
     /// Whether replies or requests are next; they alternate.
     pub(super) turn: bool,
-    pub(super) incoming: Option<Incoming>,
+    pub(super) incoming: Option<IncomingFrame>,
     pub(super) input: Vec<u8>,
     pub(super) input_start: usize,
     pub(super) input_end: usize,
@@ -211,7 +212,7 @@ pub(super) struct Link<S> {
 
 /// Events of a port that its owner has not polled.
 #[derive(Debug, Default)]
-pub(super) struct News {
+pub(super) struct PendingReports {
     pub(super) done: VecDeque<(Completion, Freed)>,
     pub(super) events: VecDeque<Event>,
 }
@@ -227,8 +228,8 @@ pub(super) enum Freed {
     Shared,
 }
 
-impl<S> Link<S> {
-    pub(super) fn new(connection: Connection, state: State, (sends, receives): (u32, u32)) -> Self {
+impl<S> PlacementLink<S> {
+    pub(super) fn new(connection: Connection, state: ConnectionState, (sends, receives): (u32, u32)) -> Self {
         Self {
             connection,
             state,
@@ -236,7 +237,7 @@ impl<S> Link<S> {
             deadline: Duration::MAX,
             private: Private::EMPTY,
             token: 0,
-            greeted: false,
+            handshake_done: false,
             closing: false,
             unpolled: 0,
             listed: false,
@@ -260,17 +261,17 @@ impl<S> Link<S> {
             granted: 0,
             begun: 0,
             wanted: 0,
-            granted_told: 0,
+            granted_reported: 0,
             executed: 0,
-            executed_told: 0,
+            executed_reported: 0,
             replies: VecDeque::with_capacity(MOST_REPLIES),
             peer_pulls: false,
-            told_pulls: false,
+            reported_pulls: false,
             lent: VecDeque::new(),
             lent_done: 0,
             demanded: None,
             pulled: 0,
-            pulled_told: 0,
+            pulled_reported: 0,
             stage: Vec::with_capacity(STAGE_BYTES),
             staged: 0,
             body: None,
@@ -283,39 +284,40 @@ impl<S> Link<S> {
     }
 
     /// Returns a work request by its number.
-    pub(super) fn at(&self, number: u64) -> Option<&Posted> {
+    pub(super) fn at(&self, number: u64) -> Option<&PostedReceives> {
         self.work.get((number % self.work.len() as u64) as usize)?.as_ref()
     }
 
-    pub(super) fn at_mut(&mut self, number: u64) -> Option<&mut Posted> {
+    pub(super) fn at_mut(&mut self, number: u64) -> Option<&mut PostedReceives> {
         let depth = self.work.len() as u64;
         self.work.get_mut((number % depth) as usize)?.as_mut()
     }
 
     /// Returns whether the peer may be reading a region.
-    pub(super) fn has_lent(&self, region: Region) -> bool {
+    pub(super) fn has_lent(&self, region: PortRegion) -> bool {
         let mut sent = self.lent_work();
-        let uses = |posted: &Posted| matches!(&posted.local, Local::Parts(parts) if parts.contain(region));
-        self.state == State::Ready && (self.lent.contains(&region) || sent.any(uses))
+        let uses =
+            |posted: &PostedReceives| matches!(&posted.local, Local::Parts(parts) if parts.contain(region));
+        self.state == ConnectionState::Ready && (self.lent.contains(&region) || sent.any(uses))
     }
 
     /// Returns whether the peer may be reading any region.
     pub(super) fn has_lent_any(&self) -> bool {
-        self.state == State::Ready && (!self.lent.is_empty() || self.lent_work().next().is_some())
+        self.state == ConnectionState::Ready && (!self.lent.is_empty() || self.lent_work().next().is_some())
     }
 
     /// Returns the work requests whose place the peer was told.
-    fn lent_work(&self) -> impl Iterator<Item = &Posted> {
+    fn lent_work(&self) -> impl Iterator<Item = &PostedReceives> {
         (self.completed..self.sent).filter_map(|number| self.at(number)).filter(|posted| posted.lent)
     }
 
     /// Demands a region back by a deadline. Returns false if a deadline is already set.
-    pub(super) fn demand(&mut self, region: Region, until: Duration) -> bool {
-        let news = self.demanded.is_none_or(|(region, _)| !self.has_lent(region));
-        if news {
+    pub(super) fn demand(&mut self, region: PortRegion, until: Duration) -> bool {
+        let reports = self.demanded.is_none_or(|(region, _)| !self.has_lent(region));
+        if reports {
             self.demanded = Some((region, until));
         }
-        news
+        reports
     }
 
     /// Returns the deadline for a region that the peer still uses.
@@ -325,7 +327,7 @@ impl<S> Link<S> {
 
     /// Returns whether it takes receives from the shared queue now.
     pub(super) fn is_sharer(&self) -> bool {
-        self.shared && self.state == State::Ready
+        self.shared && self.state == ConnectionState::Ready
     }
 
     /// Returns whether one more request fits the send queue.
@@ -333,27 +335,27 @@ impl<S> Link<S> {
         self.posted - self.freed < self.work.len() as u64
     }
 
-    pub(super) fn post(&mut self, posted: Posted) {
+    pub(super) fn post(&mut self, posted: PostedReceives) {
         let depth = self.work.len() as u64;
         self.work[(self.posted % depth) as usize] = Some(posted);
         self.posted += 1;
     }
 
-    fn tell(&mut self, news: &mut News, id: u64, outcome: Outcome, freed: Freed) {
-        news.done.push_back((Completion { id, connection: self.connection, outcome }, freed));
+    fn tell(&mut self, reports: &mut PendingReports, id: u64, outcome: WorkOutcome, freed: Freed) {
+        reports.done.push_back((Completion { id, connection: self.connection, outcome }, freed));
         self.unpolled += 1;
     }
 
     /// Completes the receive at the front.
-    pub(super) fn finish_receive(&mut self, news: &mut News, outcome: Outcome) {
+    pub(super) fn finish_receive(&mut self, reports: &mut PendingReports, outcome: WorkOutcome) {
         if let Some(receive) = self.receives.pop_front() {
             let freed = if self.shared { Freed::Shared } else { Freed::Receive };
-            self.tell(news, receive.id, outcome, freed);
+            self.tell(reports, receive.id, outcome, freed);
         }
     }
 
     /// Reports the completed work requests, in order.
-    pub(super) fn complete(&mut self, news: &mut News) {
+    pub(super) fn complete(&mut self, reports: &mut PendingReports) {
         while self.completed < self.sent {
             let number = self.completed;
             let Some(posted) = self.at(number).copied() else { break };
@@ -363,44 +365,44 @@ impl<S> Link<S> {
             }
             self.completed += 1;
             if !posted.quiet {
-                self.tell(news, posted.id, Outcome::Done, Freed::Work(number + 1));
+                self.tell(reports, posted.id, WorkOutcome::Done, Freed::Work(number + 1));
             }
         }
     }
 
     /// Ends the connection: every posted request completes. Returns the unused receives that were reserved for
     /// a sharing connection.
-    pub(super) fn end(&mut self, end: End, news: &mut News) -> Vec<Receive> {
-        if matches!(self.state, State::Lost | State::Gone) {
+    pub(super) fn end(&mut self, end: End, reports: &mut PendingReports) -> Vec<Receive> {
+        if matches!(self.state, ConnectionState::Lost | ConnectionState::Gone) {
             return Vec::new();
         }
-        self.complete(news);
+        self.complete(reports);
         let gone = matches!(end.lost, LostError::Closed | LostError::Unreachable) && !self.closing;
         let failed = end.work.or(gone.then_some((self.completed, WorkError::PeerLost)));
         for number in self.completed..self.posted {
             let Some(posted) = self.at(number).copied() else { continue };
             let error = failed.filter(|(at, _)| *at == number).map_or(WorkError::Flushed, |(_, error)| error);
-            self.tell(news, posted.id, Outcome::Failed(error), Freed::Work(number + 1));
+            self.tell(reports, posted.id, WorkOutcome::Failed(error), Freed::Work(number + 1));
         }
         self.completed = self.posted;
         // A message that has begun to arrive owns its receive.
-        let begun = matches!(self.incoming, Some(Incoming { what: What::Send { .. }, .. }));
+        let begun = matches!(self.incoming, Some(IncomingFrame { what: What::Send { .. }, .. }));
         if end.receive.is_some() || begun {
-            self.finish_receive(news, Outcome::Failed(end.receive.unwrap_or(WorkError::Flushed)));
+            self.finish_receive(reports, WorkOutcome::Failed(end.receive.unwrap_or(WorkError::Flushed)));
         }
         let mut left = Vec::new();
         if self.shared {
             left.extend(self.receives.drain(..));
         }
         while !self.receives.is_empty() {
-            self.finish_receive(news, Outcome::Failed(WorkError::Flushed));
+            self.finish_receive(reports, WorkOutcome::Failed(WorkError::Flushed));
         }
-        let told = !self.closing && self.state == State::Ready;
-        self.state = State::Lost;
+        let reported = !self.closing && self.state == ConnectionState::Ready;
+        self.state = ConnectionState::Lost;
         (self.body, self.incoming) = (None, None);
         self.replies.clear();
-        if told {
-            news.events.push_back(Event::Lost { connection: self.connection, error: end.lost });
+        if reported {
+            reports.events.push_back(Event::Lost { connection: self.connection, error: end.lost });
         }
         left
     }

@@ -5,18 +5,20 @@ use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::time::Duration;
 
-use nemesia_core::payload::Lent;
+use nemesia_core::payload::LentMemory;
 use nemesia_core::port::memory::{
-    Access, Address, Armed, Completion, ConnectError, Connection, Event, Facts, Key, LostError, MemoryPort,
-    Offer, Origin, PostError, Private, ReceiveQueue, Region, RegisterError, Remote, Slice, Source, State,
-    Work,
+    Address, Armed, Completion, CompletionSource, ConnectError, Connection, ConnectionState, Event, Facts,
+    LostError, MemoryKey, MemoryPort, Offer, Origin, PortRegion, PostError, Private, ReceiveQueue,
+    RegionAccess, RegisterError, RemoteRange, Slice, Work,
 };
-use nemesia_core::wire::placement::{Answer, Greeting};
+use nemesia_core::wire::placement::{Handshake, PlacementAnswer};
 
-use super::greet::{Farewell, Stranger};
-use super::link::{End, Freed, Kind, Link, Local, MOST_INLINE, News, Posted, Receive};
-use super::regions::{MOST_PARTS, MOST_REGIONS, Parts, Regions};
-use super::{Stream as _, Transport};
+use super::handshake::{LingeringClose, UnauthenticatedConnection};
+use super::link::{
+    End, Freed, Kind, Local, MOST_INLINE, PendingReports, PlacementLink, PostedReceives, Receive,
+};
+use super::regions::{MOST_PARTS, MOST_REGIONS, PlacementParts, PlacementRegions};
+use super::{Stream as _, StreamTransport};
 use crate::os;
 
 /// The limits of a port. Memory is taken when it is needed, and bounded by these.
@@ -78,41 +80,41 @@ impl Options {
 
 /// A place for a connection.
 #[derive(Debug)]
-pub(super) struct Place<S> {
+pub(super) struct ConnectionPlace<S> {
     generation: u32,
-    pub(super) link: Option<Box<Link<S>>>,
+    pub(super) link: Option<Box<PlacementLink<S>>>,
 }
 
 /// A memory port by software placement over the streams of a transport.
 #[derive(Debug)]
-pub struct PlacementPort<T: Transport> {
+pub struct PlacementPort<T: StreamTransport> {
     facts: Facts,
     pub(super) transport: T,
     /// The token that a connecting peer must present: it is part of the address.
     pub(super) token: u64,
     pub(super) epoll: OwnedFd,
-    pub(super) regions: Regions,
-    pub(super) links: Vec<Place<T::Stream>>,
+    pub(super) regions: PlacementRegions,
+    pub(super) links: Vec<ConnectionPlace<T::Stream>>,
     pub(super) free: Vec<u32>,
     pub(super) shared: VecDeque<Receive>,
     shared_used: u32,
     /// The number of ready connections that use the shared queue.
     pub(super) sharers: u32,
     /// Receive-starved connections.
-    pub(super) hungry: VecDeque<u32>,
+    pub(super) receive_starved: VecDeque<u32>,
     /// Connections to handle.
     pub(super) listed: VecDeque<u32>,
     pub(super) closing: Vec<u32>,
     patience: Duration,
     /// Connections with a deadline: to be made, or to give memory back.
     pub(super) timed: Vec<u32>,
-    pub(super) strangers: Vec<Option<Stranger<T::Stream>>>,
-    pub(super) farewells: Vec<Option<Farewell<T::Stream>>>,
-    pub(super) news: News,
+    pub(super) unauthenticated: Vec<Option<UnauthenticatedConnection<T::Stream>>>,
+    pub(super) lingering_closes: Vec<Option<LingeringClose<T::Stream>>>,
+    pub(super) reports: PendingReports,
     pub(super) now: Duration,
 }
 
-impl<T: Transport> PlacementPort<T> {
+impl<T: StreamTransport> PlacementPort<T> {
     pub(crate) fn new(transport: T, options: &Options) -> io::Result<Self> {
         // SAFETY: takes no memory.
         let epoll = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
@@ -134,40 +136,40 @@ impl<T: Transport> PlacementPort<T> {
             transport,
             token: u64::from_le_bytes(token),
             epoll,
-            regions: Regions::new(facts.regions),
+            regions: PlacementRegions::new(facts.regions),
             links: Vec::new(),
             free: Vec::new(),
             shared: VecDeque::with_capacity(facts.shared_receive_depth as usize),
             shared_used: 0,
             sharers: 0,
-            hungry: VecDeque::new(),
+            receive_starved: VecDeque::new(),
             listed: VecDeque::new(),
             closing: Vec::new(),
             patience: options.patience,
             timed: Vec::new(),
-            strangers: Vec::new(),
-            farewells: Vec::new(),
-            news: News::default(),
+            unauthenticated: Vec::new(),
+            lingering_closes: Vec::new(),
+            reports: PendingReports::default(),
             now: Duration::ZERO,
         })
     }
 
-    fn link(&self, connection: Connection) -> Option<&Link<T::Stream>> {
+    fn link(&self, connection: Connection) -> Option<&PlacementLink<T::Stream>> {
         let place = self.links.get(connection.index as usize)?;
         place.link.as_deref().filter(|_| place.generation == connection.generation)
     }
 
-    pub(super) fn link_mut(&mut self, connection: Connection) -> Option<&mut Link<T::Stream>> {
+    pub(super) fn link_mut(&mut self, connection: Connection) -> Option<&mut PlacementLink<T::Stream>> {
         let place = self.links.get_mut(connection.index as usize)?;
         place.link.as_deref_mut().filter(|_| place.generation == connection.generation)
     }
 
-    pub(super) fn new_link(&mut self, state: State) -> Result<Connection, ConnectError> {
+    pub(super) fn new_link(&mut self, state: ConnectionState) -> Result<Connection, ConnectError> {
         let limit = self.facts.connections;
         let index = match self.free.pop() {
             Some(index) => index,
             None if (self.links.len() as u32) < limit => {
-                self.links.push(Place { generation: 0, link: None });
+                self.links.push(ConnectionPlace { generation: 0, link: None });
                 self.links.len() as u32 - 1
             }
             None => return Err(ConnectError::Full { limit }),
@@ -176,13 +178,13 @@ impl<T: Transport> PlacementPort<T> {
         let place = &mut self.links[index as usize];
         place.generation = place.generation.wrapping_add(1);
         let connection = Connection { index, generation: place.generation };
-        place.link = Some(Box::new(Link::new(connection, state, depths)));
+        place.link = Some(Box::new(PlacementLink::new(connection, state, depths)));
         // Allocated now, so that nothing is allocated when work completes.
         let most =
             (depths.0 + depths.1) as usize * self.links.len() + self.facts.shared_receive_depth as usize;
-        self.news.done.reserve(most.saturating_sub(self.news.done.len()));
+        self.reports.done.reserve(most.saturating_sub(self.reports.done.len()));
         self.listed.reserve(self.links.len());
-        self.hungry.reserve(self.links.len());
+        self.receive_starved.reserve(self.links.len());
         Ok(connection)
     }
 
@@ -193,13 +195,13 @@ impl<T: Transport> PlacementPort<T> {
 
     /// Returns the bytes of a work request.
     #[inline]
-    fn source(&self, from: Source<'_>) -> Result<(Local, u32), PostError> {
+    fn source(&self, from: CompletionSource<'_>) -> Result<(Local, u32), PostError> {
         match from {
-            Source::Gather(parts) => {
+            CompletionSource::Gather(parts) => {
                 let len = self.check(parts, false)?;
-                Ok((Local::Parts(Parts::new(parts)), len))
+                Ok((Local::Parts(PlacementParts::new(parts)), len))
             }
-            Source::Inline(bytes) => {
+            CompletionSource::Inline(bytes) => {
                 let mut copy = [0; MOST_INLINE];
                 let to =
                     copy.get_mut(..bytes.len()).ok_or(PostError::Length { limit: MOST_INLINE as u32 })?;
@@ -216,40 +218,41 @@ impl<T: Transport> PlacementPort<T> {
     #[inline]
     fn post(&mut self, work: Work, kind: Kind, (local, len): (Local, u32)) -> Result<(), PostError> {
         let link = self.link_mut(work.connection).ok_or(PostError::NotReady)?;
-        if link.state != State::Ready {
+        if link.state != ConnectionState::Ready {
             return Err(PostError::NotReady);
         }
         if !link.has_place() {
             return Err(PostError::QueueFull);
         }
         let Work { id, quiet, fence, .. } = work;
-        link.post(Posted { id, quiet, fence, kind, local, len, answered: false, lent: false });
+        link.post(PostedReceives { id, quiet, fence, kind, local, len, answered: false, lent: false });
         self.list(work.connection.index);
         Ok(())
     }
 
-    fn change(&mut self, work: Work, into: Slice, kind: Kind, at: Remote) -> Result<(), PostError> {
+    fn change(&mut self, work: Work, into: Slice, kind: Kind, at: RemoteRange) -> Result<(), PostError> {
         if into.len != 8 || !at.address.is_multiple_of(8) {
             return Err(PostError::Alignment);
         }
         let len = self.check(&[into], true)?;
-        self.post(work, kind, (Local::Parts(Parts::new(&[into])), len))
+        self.post(work, kind, (Local::Parts(PlacementParts::new(&[into])), len))
     }
 }
 
-// SAFETY: memory is used only through `Regions`, which checks region, bounds and rights on each use and makes no reference, and
-// by vectors of it that a `Stream` uses during one call, by its own promise. `deregister` is `Ok` when no peer can still pull from the
-// region (`Link::has_lent`); then the descriptor is gone, as after a drop. Nothing runs in between calls.
-unsafe impl<T: Transport> MemoryPort for PlacementPort<T> {
+// SAFETY: memory is used only through `PlacementRegions`, which checks region, bounds and rights on each use and makes
+// no reference, and by vectors of it that a `Stream` uses during one call, by its own promise. `deregister` is `Ok`
+// when no peer can still pull from the region (`PlacementLink::has_lent`); then the descriptor is gone, as after a
+// drop. Nothing runs in between calls.
+unsafe impl<T: StreamTransport> MemoryPort for PlacementPort<T> {
     fn facts(&self) -> &Facts {
         &self.facts
     }
 
-    fn register(&mut self, memory: Lent, access: Access) -> Result<Region, RegisterError> {
+    fn register(&mut self, memory: LentMemory, access: RegionAccess) -> Result<PortRegion, RegisterError> {
         self.regions.register(memory, access)
     }
 
-    fn deregister(&mut self, region: Region) -> Result<(), RegisterError> {
+    fn deregister(&mut self, region: PortRegion) -> Result<(), RegisterError> {
         if T::PULLS {
             self.regions.revoke(region)?;
             let until = self.now.saturating_add(self.patience);
@@ -269,7 +272,7 @@ unsafe impl<T: Transport> MemoryPort for PlacementPort<T> {
         self.regions.deregister(region)
     }
 
-    fn key(&self, region: Region) -> Option<Key> {
+    fn key(&self, region: PortRegion) -> Option<MemoryKey> {
         self.regions.key(region)
     }
 
@@ -282,7 +285,7 @@ unsafe impl<T: Transport> MemoryPort for PlacementPort<T> {
     fn connect(&mut self, to: &Address, offer: &Offer) -> Result<Connection, ConnectError> {
         self.check_offer(offer)?;
         let (peer, token) = T::parse(to).ok_or(ConnectError::Address)?;
-        let connection = self.new_link(State::Connecting)?;
+        let connection = self.new_link(ConnectionState::Connecting)?;
         let stream = match self.transport.connect(peer) {
             Ok(stream) => stream,
             Err(error) => {
@@ -303,20 +306,20 @@ unsafe impl<T: Transport> MemoryPort for PlacementPort<T> {
 
     fn accept(&mut self, connection: Connection, offer: &Offer) -> Result<(), ConnectError> {
         self.check_offer(offer)?;
-        let link = self.link_mut(connection).filter(|link| link.state == State::Requested);
+        let link = self.link_mut(connection).filter(|link| link.state == ConnectionState::Requested);
         let link = link.ok_or(ConnectError::State)?;
-        let (answer, shared, private) = (Answer::Accept, offer.shared_receive, offer.private);
-        link.stage.extend_from_slice(&Greeting { answer, token: 0, shared, private }.encode());
+        let (answer, shared, private) = (PlacementAnswer::Accept, offer.shared_receive, offer.private);
+        link.stage.extend_from_slice(&Handshake { answer, token: 0, shared, private }.encode());
         link.shared = shared;
-        link.state = State::Ready;
+        link.state = ConnectionState::Ready;
         self.sharers += u32::from(shared);
-        self.news.events.push_back(Event::Established { connection, private: Private::EMPTY });
+        self.reports.events.push_back(Event::Established { connection, private: Private::EMPTY });
         self.list(connection.index);
         Ok(())
     }
 
     fn refuse(&mut self, connection: Connection, private: Private) -> Result<(), ConnectError> {
-        let link = self.link_mut(connection).filter(|link| link.state == State::Requested);
+        let link = self.link_mut(connection).filter(|link| link.state == ConnectionState::Requested);
         let link = link.ok_or(ConnectError::State)?;
         link.closing = true;
         let stream = link.stream.take();
@@ -324,9 +327,9 @@ unsafe impl<T: Transport> MemoryPort for PlacementPort<T> {
         self.links[connection.index as usize].link = None;
         self.free.push(connection.index);
         if let Some(stream) = stream {
-            let answer = Answer::Refuse;
-            let refusal = Greeting { answer, token: 0, shared: false, private };
-            Stranger::new(stream, self.now).answer(&refusal);
+            let answer = PlacementAnswer::Refuse;
+            let refusal = Handshake { answer, token: 0, shared: false, private };
+            UnauthenticatedConnection::new(stream, self.now).answer(&refusal);
         }
         Ok(())
     }
@@ -338,8 +341,8 @@ unsafe impl<T: Transport> MemoryPort for PlacementPort<T> {
         self.closing.push(connection.index);
     }
 
-    fn state(&self, connection: Connection) -> State {
-        self.link(connection).map_or(State::Gone, |link| link.state)
+    fn state(&self, connection: Connection) -> ConnectionState {
+        self.link(connection).map_or(ConnectionState::Gone, |link| link.state)
     }
 
     fn origin(&self, connection: Connection) -> Option<Origin> {
@@ -349,25 +352,30 @@ unsafe impl<T: Transport> MemoryPort for PlacementPort<T> {
     fn write(
         &mut self,
         work: Work,
-        from: Source<'_>,
-        to: Remote,
+        from: CompletionSource<'_>,
+        to: RemoteRange,
         immediate: Option<u32>,
     ) -> Result<(), PostError> {
         let source = self.source(from)?;
         self.post(work, Kind::Write { to, immediate }, source)
     }
 
-    fn read(&mut self, work: Work, into: &[Slice], from: Remote) -> Result<(), PostError> {
+    fn read(&mut self, work: Work, into: &[Slice], from: RemoteRange) -> Result<(), PostError> {
         let len = self.check(into, true)?;
-        self.post(work, Kind::Read { from }, (Local::Parts(Parts::new(into)), len))
+        self.post(work, Kind::Read { from }, (Local::Parts(PlacementParts::new(into)), len))
     }
 
-    fn send(&mut self, work: Work, from: Source<'_>, immediate: Option<u32>) -> Result<(), PostError> {
+    fn send(
+        &mut self,
+        work: Work,
+        from: CompletionSource<'_>,
+        immediate: Option<u32>,
+    ) -> Result<(), PostError> {
         let source = self.source(from)?;
         self.post(work, Kind::Send { immediate }, source)
     }
 
-    fn fetch_add(&mut self, work: Work, into: Slice, at: Remote, add: u64) -> Result<(), PostError> {
+    fn fetch_add(&mut self, work: Work, into: Slice, at: RemoteRange, add: u64) -> Result<(), PostError> {
         self.change(work, into, Kind::Add { at, add }, at)
     }
 
@@ -375,7 +383,7 @@ unsafe impl<T: Transport> MemoryPort for PlacementPort<T> {
         &mut self,
         work: Work,
         into: Slice,
-        at: Remote,
+        at: RemoteRange,
         expected: u64,
         new: u64,
     ) -> Result<(), PostError> {
@@ -384,7 +392,7 @@ unsafe impl<T: Transport> MemoryPort for PlacementPort<T> {
 
     fn receive(&mut self, queue: ReceiveQueue, id: u64, into: &[Slice]) -> Result<(), PostError> {
         self.check(into, true)?;
-        let receive = Receive { id, parts: Parts::new(into) };
+        let receive = Receive { id, parts: PlacementParts::new(into) };
         let ReceiveQueue::Of(connection) = queue else {
             match self.facts.shared_receive_depth {
                 0 => return Err(PostError::Unsupported),
@@ -393,11 +401,11 @@ unsafe impl<T: Transport> MemoryPort for PlacementPort<T> {
             }
             self.shared_used += 1;
             self.shared.push_back(receive);
-            self.feed_all();
+            self.refill_all();
             return Ok(());
         };
         let link = self.link_mut(connection).ok_or(PostError::NotReady)?;
-        if link.shared || matches!(link.state, State::Lost | State::Gone) {
+        if link.shared || matches!(link.state, ConnectionState::Lost | ConnectionState::Gone) {
             return Err(PostError::NotReady);
         }
         if link.receiving >= link.receive_depth {
@@ -411,12 +419,12 @@ unsafe impl<T: Transport> MemoryPort for PlacementPort<T> {
     }
 
     fn poll(&mut self, into: &mut [Completion]) -> usize {
-        if self.news.done.len() < into.len() || into.is_empty() {
+        if self.reports.done.len() < into.len() || into.is_empty() {
             self.progress();
         }
         let mut count = 0;
         for to in into {
-            let Some((completion, freed)) = self.news.done.pop_front() else { break };
+            let Some((completion, freed)) = self.reports.done.pop_front() else { break };
             if freed == Freed::Shared {
                 self.shared_used -= 1;
             }
@@ -436,15 +444,15 @@ unsafe impl<T: Transport> MemoryPort for PlacementPort<T> {
 
     fn poll_event(&mut self, now: Duration) -> Option<Event> {
         self.watch_clock(now);
-        if self.news.events.is_empty() {
+        if self.reports.events.is_empty() {
             self.progress();
         }
-        let event = self.news.events.pop_front();
+        let event = self.reports.events.pop_front();
         event.or_else(|| self.closed().map(|connection| Event::Closed { connection }))
     }
 
     fn arm(&mut self) -> Armed {
-        let idle = self.news.done.is_empty() && self.news.events.is_empty() && self.listed.is_empty();
+        let idle = self.reports.done.is_empty() && self.reports.events.is_empty() && self.listed.is_empty();
         if idle { Armed::Sleep } else { Armed::Poll }
     }
 

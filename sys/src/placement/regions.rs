@@ -1,7 +1,9 @@
 //! Registered memory, and the checks of peers' accesses.
 
-use nemesia_core::payload::Lent;
-use nemesia_core::port::memory::{Access, Key, PostError, Region, RegisterError, Remote, Slice};
+use nemesia_core::payload::LentMemory;
+use nemesia_core::port::memory::{
+    MemoryKey, PortRegion, PostError, RegionAccess, RegisterError, RemoteRange, Slice,
+};
 
 use crate::os;
 
@@ -17,16 +19,16 @@ pub(super) const MOST_PARTS: usize = 8;
 
 /// A part of no bytes.
 pub(super) const NOWHERE: Slice =
-    Slice { region: Region { index: u32::MAX, generation: 0 }, offset: 0, len: 0 };
+    Slice { region: PortRegion { index: u32::MAX, generation: 0 }, offset: 0, len: 0 };
 
 /// A list of parts, stored in place.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Parts {
+pub(super) struct PlacementParts {
     parts: [Slice; MOST_PARTS],
     count: usize,
 }
 
-impl Parts {
+impl PlacementParts {
     /// Copies the parts; longer lists were refused before.
     pub(super) fn new(from: &[Slice]) -> Self {
         let mut all = Self { parts: [NOWHERE; MOST_PARTS], count: from.len().min(MOST_PARTS) };
@@ -35,7 +37,7 @@ impl Parts {
     }
 
     /// Returns whether one part is of this region.
-    pub(super) fn contain(&self, region: Region) -> bool {
+    pub(super) fn contain(&self, region: PortRegion) -> bool {
         self.get().iter().any(|part| part.region == region)
     }
 
@@ -89,34 +91,38 @@ pub(super) enum Reach {
 }
 
 #[derive(Debug)]
-struct Held {
-    lent: Lent,
-    access: Access,
+struct HeldRegion {
+    lent: LentMemory,
+    access: RegionAccess,
     key: u64,
     /// Whether it is being deregistered: no new access begins.
     revoked: bool,
 }
 
 #[derive(Debug)]
-struct Place {
+struct RegionPlace {
     generation: u32,
-    held: Option<Held>,
+    held: Option<HeldRegion>,
 }
 
 /// The regions of a port.
 #[derive(Debug)]
-pub(super) struct Regions {
-    places: Vec<Place>,
+pub(super) struct PlacementRegions {
+    places: Vec<RegionPlace>,
     free: Vec<u32>,
     limit: u32,
 }
 
-impl Regions {
+impl PlacementRegions {
     pub(super) const fn new(limit: u32) -> Self {
         Self { places: Vec::new(), free: Vec::new(), limit }
     }
 
-    pub(super) fn register(&mut self, lent: Lent, access: Access) -> Result<Region, RegisterError> {
+    pub(super) fn register(
+        &mut self,
+        lent: LentMemory,
+        access: RegionAccess,
+    ) -> Result<PortRegion, RegisterError> {
         if !access.fits(&lent) {
             return Err(RegisterError::Rights);
         }
@@ -124,7 +130,7 @@ impl Regions {
         let index = match self.free.pop() {
             Some(index) => index,
             None if (self.places.len() as u32) < self.limit => {
-                self.places.push(Place { generation: 0, held: None });
+                self.places.push(RegionPlace { generation: 0, held: None });
                 self.places.len() as u32 - 1
             }
             None => return Err(RegisterError::Full { limit: self.limit }),
@@ -132,11 +138,11 @@ impl Regions {
         let key = u64::from_le_bytes(random) << INDEX_BITS | u64::from(index);
         let place = &mut self.places[index as usize];
         place.generation = place.generation.wrapping_add(1);
-        place.held = Some(Held { lent, access, key, revoked: false });
-        Ok(Region { index, generation: place.generation })
+        place.held = Some(HeldRegion { lent, access, key, revoked: false });
+        Ok(PortRegion { index, generation: place.generation })
     }
 
-    pub(super) fn deregister(&mut self, region: Region) -> Result<(), RegisterError> {
+    pub(super) fn deregister(&mut self, region: PortRegion) -> Result<(), RegisterError> {
         self.held(region).ok_or(RegisterError::Unknown)?;
         self.places[region.index as usize].held = None;
         self.free.push(region.index);
@@ -144,7 +150,7 @@ impl Regions {
     }
 
     /// Forbids new accesses.
-    pub(super) fn revoke(&mut self, region: Region) -> Result<(), RegisterError> {
+    pub(super) fn revoke(&mut self, region: PortRegion) -> Result<(), RegisterError> {
         self.held(region).ok_or(RegisterError::Unknown)?;
         if let Some(held) = &mut self.places[region.index as usize].held {
             held.revoked = true;
@@ -159,18 +165,18 @@ impl Regions {
     }
 
     /// Returns a region that may be used for a new access.
-    fn open(&self, region: Region) -> Option<&Held> {
+    fn open(&self, region: PortRegion) -> Option<&HeldRegion> {
         self.held(region).filter(|held| !held.revoked)
     }
 
-    fn held(&self, region: Region) -> Option<&Held> {
+    fn held(&self, region: PortRegion) -> Option<&HeldRegion> {
         let place = self.places.get(region.index as usize)?;
         place.held.as_ref().filter(|_| place.generation == region.generation)
     }
 
-    pub(super) fn key(&self, region: Region) -> Option<Key> {
+    pub(super) fn key(&self, region: PortRegion) -> Option<MemoryKey> {
         let held = self.open(region).filter(|held| held.access.is_remote())?;
-        Some(Key { address: BASE, len: held.lent.len() as u64, key: held.key })
+        Some(MemoryKey { address: BASE, len: held.lent.len() as u64, key: held.key })
     }
 
     /// Checks the parts of a work request. Returns their total length in bytes.
@@ -199,7 +205,7 @@ impl Regions {
     }
 
     /// Returns the place of a peer's access, if it is allowed.
-    pub(super) fn reach(&self, at: Remote, len: u32, reach: Reach) -> Option<(Region, u64)> {
+    pub(super) fn reach(&self, at: RemoteRange, len: u32, reach: Reach) -> Option<(PortRegion, u64)> {
         let index = at.key as u32 & (MOST_REGIONS - 1);
         let place = self.places.get(index as usize)?;
         let held = place.held.as_ref().filter(|held| held.key == at.key && !held.revoked)?;
@@ -210,11 +216,11 @@ impl Regions {
         };
         let offset = at.address.checked_sub(BASE).filter(|_| allowed)?;
         held.lent.part(offset, len.into())?;
-        Some((Region { index, generation: place.generation }, offset))
+        Some((PortRegion { index, generation: place.generation }, offset))
     }
 
     /// Adds the memory of `len` bytes from `at` on. Returns false if some of it was deregistered.
-    pub(super) fn spans(&self, parts: &Parts, at: u64, len: u64, vectors: &mut Vectors) -> bool {
+    pub(super) fn spans(&self, parts: &PlacementParts, at: u64, len: u64, vectors: &mut Vectors) -> bool {
         self.walk(parts, at, len, |lent, offset, _, len| {
             let part = lent.part(offset, len as u64);
             part.is_some_and(|base| {
@@ -225,31 +231,31 @@ impl Regions {
     }
 
     /// Copies bytes out of the parts, from `at` on. Returns false if some of it was deregistered.
-    pub(super) fn gather(&self, parts: &Parts, at: u64, to: &mut [u8]) -> bool {
+    pub(super) fn gather(&self, parts: &PlacementParts, at: u64, to: &mut [u8]) -> bool {
         self.walk(parts, at, to.len() as u64, |lent, offset, done, len| {
             lent.read(offset, &mut to[done..done + len])
         })
     }
 
     /// Copies bytes into the parts, from `at` on. Returns false if some of it was deregistered.
-    pub(super) fn scatter(&self, parts: &Parts, at: u64, from: &[u8]) -> bool {
+    pub(super) fn scatter(&self, parts: &PlacementParts, at: u64, from: &[u8]) -> bool {
         self.walk(parts, at, from.len() as u64, |lent, offset, done, len| {
             lent.write(offset, &from[done..done + len])
         })
     }
 
     /// Changes eight bytes; `None` if they are not aligned, or gone.
-    pub(super) fn update(&self, region: Region, at: u64, change: impl Fn(u64) -> u64) -> Option<u64> {
+    pub(super) fn update(&self, region: PortRegion, at: u64, change: impl Fn(u64) -> u64) -> Option<u64> {
         self.held(region)?.lent.update(at, change)
     }
 
     /// Calls `each` with the memory of `len` bytes from `at` on: offset, bytes before, bytes.
     fn walk(
         &self,
-        parts: &Parts,
+        parts: &PlacementParts,
         mut at: u64,
         len: u64,
-        mut each: impl FnMut(&Lent, u64, usize, usize) -> bool,
+        mut each: impl FnMut(&LentMemory, u64, usize, usize) -> bool,
     ) -> bool {
         let mut done = 0;
         for part in parts.get() {

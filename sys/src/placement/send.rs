@@ -2,12 +2,12 @@
 
 use std::io;
 
-use nemesia_core::port::memory::{LostError, State, WorkError};
+use nemesia_core::port::memory::{ConnectionState, LostError, WorkError};
 use nemesia_core::wire::placement::{Frame, MOST_ASKED, MOST_FRAME_BYTES, MOST_REPLIES, Reason};
 
 use super::Stream;
-use super::link::{Body, End, Kind, Link, Local, Posted, Reply};
-use super::regions::{Parts, Regions, Vectors};
+use super::link::{Body, End, Kind, Local, PlacementLink, PlacementReply, PostedReceives};
+use super::regions::{PlacementParts, PlacementRegions, Vectors};
 
 /// Payloads up to this length are copied, and go out with their frame and with others.
 const COPIED: usize = 2048;
@@ -27,9 +27,9 @@ pub(super) enum Flow {
     More,
 }
 
-impl<S: Stream> Link<S> {
+impl<S: Stream> PlacementLink<S> {
     /// Writes outgoing bytes as long as the stream takes them.
-    pub(super) fn send_out(&mut self, regions: &Regions) -> Result<Flow, End> {
+    pub(super) fn send_out(&mut self, regions: &PlacementRegions) -> Result<Flow, End> {
         for _ in 0..CALLS {
             self.fill(regions)?;
             let mut vectors = Vectors::new();
@@ -74,23 +74,23 @@ impl<S: Stream> Link<S> {
     }
 
     /// Adds frames to the stage as long as they fit and no body must follow directly from memory.
-    fn fill(&mut self, regions: &Regions) -> Result<(), End> {
-        while self.state == State::Ready
+    fn fill(&mut self, regions: &PlacementRegions) -> Result<(), End> {
+        while self.state == ConnectionState::Ready
             && self.body.is_none()
             && self.has_stage_room(MOST_FRAME_BYTES + COPIED)
         {
-            if self.executed > self.executed_told || self.granted > self.granted_told {
-                (self.executed_told, self.granted_told) = (self.executed, self.granted);
+            if self.executed > self.executed_reported || self.granted > self.granted_reported {
+                (self.executed_reported, self.granted_reported) = (self.executed, self.granted);
                 self.stage_frame(&Frame::Ack { executed: self.executed, room: self.granted });
                 continue;
             }
-            if self.pulled > self.pulled_told {
-                self.pulled_told = self.pulled;
+            if self.pulled > self.pulled_reported {
+                self.pulled_reported = self.pulled;
                 self.stage_frame(&Frame::Pulled { count: self.pulled });
                 continue;
             }
-            if !self.told_pulls && self.stream.as_mut().is_some_and(Stream::can_pull) {
-                self.told_pulls = true;
+            if !self.reported_pulls && self.stream.as_mut().is_some_and(Stream::can_pull) {
+                self.reported_pulls = true;
                 self.stage_frame(&Frame::CanPull);
                 continue;
             }
@@ -106,18 +106,20 @@ impl<S: Stream> Link<S> {
     }
 
     /// Adds the next reply. Returns false if there is none.
-    fn fill_reply(&mut self, regions: &Regions) -> Result<bool, End> {
+    fn fill_reply(&mut self, regions: &PlacementRegions) -> Result<bool, End> {
         match self.replies.pop_front() {
             None => return Ok(false),
-            Some(Reply::Value { old }) => self.stage_frame(&Frame::ValueReply { old }),
-            Some(Reply::Bytes { from, .. }) if self.lends(from.len) && self.lent.len() < MOST_REPLIES => {
+            Some(PlacementReply::Value { old }) => self.stage_frame(&Frame::ValueReply { old }),
+            Some(PlacementReply::Bytes { from, .. })
+                if self.lends(from.len) && self.lent.len() < MOST_REPLIES =>
+            {
                 let Some(source) = regions.address(from) else { return Err(End::refuse(Reason::Access)) };
                 self.stage_frame(&Frame::ReadFrom { len: from.len, source });
                 self.lent.push_back(from.region);
             }
-            Some(Reply::Bytes { from, operation }) => {
+            Some(PlacementReply::Bytes { from, operation }) => {
                 self.stage_frame(&Frame::ReadReply { len: from.len });
-                if !self.fill_bytes(regions, Parts::new(&[from]), from.len, None) {
+                if !self.fill_bytes(regions, PlacementParts::new(&[from]), from.len, None) {
                     // It was deregistered after the request. Nothing of this frame has gone out.
                     self.stage.truncate(self.stage.len() - nemesia_core::wire::placement::FRAME_BYTES);
                     self.executed = operation;
@@ -130,7 +132,13 @@ impl<S: Stream> Link<S> {
 
     /// Adds the bytes behind a frame: copied, or to follow from their place. Returns false if they were
     /// deregistered.
-    fn fill_bytes(&mut self, regions: &Regions, parts: Parts, len: u32, work: Option<u64>) -> bool {
+    fn fill_bytes(
+        &mut self,
+        regions: &PlacementRegions,
+        parts: PlacementParts,
+        len: u32,
+        work: Option<u64>,
+    ) -> bool {
         if len as usize > COPIED {
             self.body = Some(Body { parts, len: len.into(), done: 0, work });
             // Checked now, not in the middle of the frame.
@@ -146,7 +154,7 @@ impl<S: Stream> Link<S> {
     }
 
     /// Adds the next work request. Returns false if none may go.
-    fn fill_request(&mut self, regions: &Regions) -> Result<bool, End> {
+    fn fill_request(&mut self, regions: &PlacementRegions) -> Result<bool, End> {
         let number = self.sent;
         if number == self.posted {
             return Ok(false);
@@ -201,7 +209,7 @@ impl<S: Stream> Link<S> {
     }
 
     /// Returns whether a work request may go out now. Requests room if that is missing.
-    fn may_go(&mut self, posted: &Posted) -> bool {
+    fn may_go(&mut self, posted: &PostedReceives) -> bool {
         if posted.fence && self.unanswered > 0 {
             return false;
         }

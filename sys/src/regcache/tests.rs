@@ -242,11 +242,11 @@ fn nothing_is_watched_that_is_not_registered() {
     touch(&mut cache, at, 4);
     cache.flush();
     unmap(at, 4);
-    assert!(!cache.told.watch.as_ref().unwrap().changed(), "the program was held up for nothing");
+    assert!(!cache.reported.watch.as_ref().unwrap().changed(), "the program was held up for nothing");
 }
 
 #[test]
-fn nothing_outlives_its_use_where_nobody_tells() {
+fn nothing_outlives_its_use_without_reports() {
     let mut cache = RegistrationCache::new(Snapshot::default(), Size::default(), Telling::Nobody);
     let at = map(None, 4, 1);
     touch(&mut cache, at, 4);
@@ -257,7 +257,7 @@ fn nothing_outlives_its_use_where_nobody_tells() {
 }
 
 #[test]
-fn program_that_tells_keeps_its_registrations() {
+fn program_that_reports_keeps_its_registrations() {
     let mut cache = RegistrationCache::new(Snapshot::default(), Size::default(), Telling::Program);
     let at = map(None, 4, 1);
     touch(&mut cache, at, 4);
@@ -278,7 +278,7 @@ fn forked_child_leaves_the_watch_of_its_parent_alone() {
     let child = unsafe { libc::fork() };
     if child == 0 {
         unmap(at, 4);
-        drop(cache.told.watch.take());
+        drop(cache.reported.watch.take());
         // SAFETY: ends the child without running anything.
         unsafe { libc::_exit(0) };
     }

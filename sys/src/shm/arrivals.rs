@@ -9,11 +9,11 @@ use std::os::fd::AsFd as _;
 use std::time::{Duration, Instant};
 
 use super::connect;
-use super::greeting::{self, Greeting};
-use crate::os::{Connection, ForeignFd, Listener, ShmError, closer, wait_any};
+use super::handshake::{self, ShmHandshake};
+use crate::os::{ForeignFd, HandoffConnection, HandoffListener, ShmError, closer, wait_any};
 
-/// How long one greeting may take to arrive.
-const GREETING_TIME: Duration = Duration::from_secs(5);
+/// How long one handshake may take to arrive.
+const HANDSHAKE_TIME: Duration = Duration::from_secs(5);
 /// How long, when there is no room for more.
 const CROWDED_TIME: Duration = Duration::from_millis(200);
 /// Connections at once, beyond one for each rank.
@@ -27,14 +27,14 @@ const FULL_FOR: Duration = Duration::from_millis(10);
 #[derive(Debug)]
 pub(super) struct Arrivals {
     /// In the order in which they came.
-    silent: Vec<(Connection, Instant)>,
+    silent: Vec<(HandoffConnection, Instant)>,
     most: usize,
     /// Nobody was accepted at the last try, though somebody may have called.
     full: bool,
 }
 
 /// Somebody who has said who it is.
-pub(super) type Heard = (Connection, Greeting, Vec<ForeignFd>);
+pub(super) type Heard = (HandoffConnection, ShmHandshake, Vec<ForeignFd>);
 
 impl Arrivals {
     /// For so many ranks.
@@ -43,7 +43,11 @@ impl Arrivals {
     }
 
     /// Accepts those who have called, as far as there is room, and refuses those who don't belong here.
-    pub(super) fn accept(&mut self, listener: &Listener, belongs: impl Fn(&Connection) -> bool) {
+    pub(super) fn accept(
+        &mut self,
+        listener: &HandoffListener,
+        belongs: impl Fn(&HandoffConnection) -> bool,
+    ) {
         let now = Instant::now();
         self.full = false;
         for _ in 0..AT_ONCE {
@@ -69,7 +73,7 @@ impl Arrivals {
     }
 
     fn make_room(&mut self, now: Instant) {
-        let patience = if self.silent.len() < self.most { GREETING_TIME } else { CROWDED_TIME };
+        let patience = if self.silent.len() < self.most { HANDSHAKE_TIME } else { CROWDED_TIME };
         self.silent.retain(|(_, since)| now.duration_since(*since) < patience);
     }
 
@@ -80,16 +84,16 @@ impl Arrivals {
             connect::hear(connection, now).transpose().map(|heard| (at, heard))
         }) {
             let (connection, _) = self.silent.remove(at);
-            if let Ok((greeting, fds)) = heard {
-                return Some((connection, greeting, fds));
+            if let Ok((handshake, fds)) = heard {
+                return Some((connection, handshake, fds));
             }
         }
         None
     }
 
     /// Waits until somebody calls or speaks, or has been silent for too long; no longer than `until`.
-    pub(super) fn wait(&self, listener: &Listener, until: Instant) {
-        let first = self.silent.first().map(|(_, since)| *since + GREETING_TIME);
+    pub(super) fn wait(&self, listener: &HandoffListener, until: Instant) {
+        let first = self.silent.first().map(|(_, since)| *since + HANDSHAKE_TIME);
         let until = first.into_iter().fold(until, Instant::min);
         let mut fds: Vec<_> = self.silent.iter().map(|(connection, _)| connection.as_fd()).collect();
         let until = if self.full {
@@ -104,8 +108,8 @@ impl Arrivals {
 }
 
 /// Says why, if that can be said at once.
-pub(super) fn refuse(connection: &Connection, problem: &str) {
-    let _ = connection.send(&greeting::refusal(problem), &[], Instant::now());
+pub(super) fn refuse(connection: &HandoffConnection, problem: &str) {
+    let _ = connection.send(&handshake::refusal(problem), &[], Instant::now());
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 //! Each listens on a socket in the abstract namespace (which leaves no name behind) and tells its address through
 //! the launcher. It connects to every lower rank and greets, then answers every higher rank, then reads the answers:
 //! no step waits for one that waits for it. The connection then stays open, so that the kernel tells when the peer
-//! dies. A process that was started again finds the others as [`super::door`] says.
+//! dies. A process that was started again finds the others as [`super::rejoin`] says.
 
 use std::os::fd::AsFd as _;
 use std::sync::{Arc, Weak};
@@ -13,21 +13,21 @@ use nemesia_core::shared::layout::{Geometry, Identity, SegmentKind};
 use nemesia_core::wire::LAYOUT_VERSION;
 
 use super::arrivals::{Arrivals, refuse};
-use super::door::Door;
-use super::greeting::{self, Cpus, Greeting};
+use super::handshake::{self, Cpus, ShmHandshake};
+use super::rejoin::RejoinListener;
 use super::{Pair, descriptors, views};
 use crate::bootstrap::Exchange;
 use crate::config::Config;
 use crate::error::Error;
 use crate::events;
 use crate::os::{
-    Access, AttachLimits, Connection, Departure, ForeignFd, Listener, Mark, RemoteMemory, Segment,
-    SegmentBacking, ShmError, Watch, limits,
+    Access, AttachLimits, Departure, ForeignFd, HandoffConnection, HandoffListener, IdentityStamp,
+    RemoteMemory, Segment, SegmentBacking, ShmError, Watch, limits,
 };
 
 /// What this process brings along.
 #[derive(Debug)]
-pub(super) struct World {
+pub(super) struct ShmWorld {
     pub(super) config: Config,
     pub(super) geometry: Geometry,
     pub(super) rank: u32,
@@ -35,7 +35,7 @@ pub(super) struct World {
     pub(super) expedited: bool,
     pub(super) cpus: Cpus,
     /// Where `epoch` stands in our memory, if the peers may read it.
-    pub(super) mark: u64,
+    pub(super) stamp: u64,
     /// How often our rank had been started before.
     pub(super) incarnation: u64,
     /// Our own segment is sealed against writing, so this kernel can do that for the peers' as well.
@@ -51,7 +51,7 @@ pub(super) struct Peer {
     /// Its memory, if it can be named.
     pub(super) memory: Option<RemoteMemory>,
     /// As long as the peer is there.
-    pub(super) connection: Weak<Connection>,
+    pub(super) connection: Weak<HandoffConnection>,
 }
 
 /// Slack in a segment's size: it may be rounded up to huge pages.
@@ -60,28 +60,32 @@ const ROUNDING: usize = 1 << 30;
 const PROBE_EVERY: Duration = Duration::from_millis(200);
 
 /// Everyone, as far as they were met.
-pub(super) struct Meeting {
+pub(super) struct ShmMeeting {
     /// One element a rank, `None` for ourselves and those that were not met.
     pub(super) peers: Vec<Option<Peer>>,
     pub(super) watch: Watch,
-    pub(super) door: Door,
+    pub(super) rejoin: RejoinListener,
     /// The ranks that were gone before we came.
     pub(super) gone: Vec<usize>,
 }
 
 /// Meets everyone; or, if this process was started again, calls everyone.
-pub(super) fn connect(world: World, ours: &Arc<Pair>, exchange: &mut dyn Exchange) -> Result<Meeting, Error> {
+pub(super) fn connect(
+    world: ShmWorld,
+    ours: &Arc<Pair>,
+    exchange: &mut dyn Exchange,
+) -> Result<ShmMeeting, Error> {
     let size = world.geometry.peers as usize;
     let _inside = events::connect(size - 1);
     let mut watch = Watch::new()?;
     if size == 1 {
-        let door = Door::new(world, Arc::clone(ours), None);
-        return Ok(Meeting { peers: vec![None], watch, door, gone: Vec::new() });
+        let rejoin = RejoinListener::new(world, Arc::clone(ours), None);
+        return Ok(ShmMeeting { peers: vec![None], watch, rejoin, gone: Vec::new() });
     }
     // Per peer: socket, pidfd, and two segments.
     limits::require_descriptors(size.saturating_mul(4))?;
     let deadline = Instant::now() + Duration::from_secs(world.config.timeout_seconds.into());
-    let listener = Listener::bind()?;
+    let listener = HandoffListener::bind()?;
     if exchange.incarnation() > 0 {
         return come_back(world, ours, exchange, (listener, watch), deadline);
     }
@@ -93,16 +97,16 @@ pub(super) fn connect(world: World, ours: &Arc<Pair>, exchange: &mut dyn Exchang
     } else {
         None
     };
-    let door = Door::new(world, Arc::clone(ours), listener);
-    Ok(Meeting { peers, watch, door, gone: Vec::new() })
+    let rejoin = RejoinListener::new(world, Arc::clone(ours), listener);
+    Ok(ShmMeeting { peers, watch, rejoin, gone: Vec::new() })
 }
 
 /// Everybody has just been started.
 fn meet(
-    world: &World,
+    world: &ShmWorld,
     ours: &Pair,
     exchange: &mut dyn Exchange,
-    (listener, watch): (&Listener, &mut Watch),
+    (listener, watch): (&HandoffListener, &mut Watch),
     deadline: Instant,
 ) -> Result<Vec<Option<Peer>>, Error> {
     let (size, me) = (world.geometry.peers as usize, world.rank as usize);
@@ -113,7 +117,7 @@ fn meet(
     let mut called = Vec::with_capacity(me);
     for (rank, address) in addresses.iter().enumerate().take(me) {
         let connection = call(rank, address, deadline)?;
-        greet(world, ours, &connection, 0, deadline)
+        shake_hands(world, ours, &connection, 0, deadline)
             .map_err(|error| Error::Peer { rank, problem: error.to_string() })?;
         called.push(connection);
     }
@@ -126,41 +130,41 @@ fn meet(
     }
     for (rank, connection) in called.into_iter().enumerate() {
         let problem = |problem| Error::Peer { rank, problem };
-        let (greeting, fds) = hear_by(&connection, deadline).map_err(problem)?;
-        if greeting.rank as usize != rank {
-            return Err(problem(format!("it says that it is rank {}", greeting.rank)));
+        let (handshake, fds) = hear_by(&connection, deadline).map_err(problem)?;
+        if handshake.rank as usize != rank {
+            return Err(problem(format!("it says that it is rank {}", handshake.rank)));
         }
-        let mut peer = admit(world, &connection, &greeting, fds).map_err(problem)?;
+        let mut peer = admit(world, &connection, &handshake, fds).map_err(problem)?;
         peer.connection = add(watch, rank, connection)?;
         peers[rank] = Some(peer);
     }
     Ok(peers)
 }
 
-/// This process was started again: it calls those that joined before it, and waits for nobody. Those that join later will
-/// call it.
+/// This process was started again: it calls those that joined before it, and waits for nobody. Those that join later
+/// will call it.
 fn come_back(
-    world: World,
+    world: ShmWorld,
     ours: &Arc<Pair>,
     exchange: &mut dyn Exchange,
-    (listener, watch): (Listener, Watch),
+    (listener, watch): (HandoffListener, Watch),
     deadline: Instant,
-) -> Result<Meeting, Error> {
+) -> Result<ShmMeeting, Error> {
     let (size, me) = (world.geometry.peers as usize, world.rank as usize);
     let turn = exchange.join(&address(&listener))?;
     watch.attend(listener.as_fd())?;
-    let mut door = Door::new(world, Arc::clone(ours), Some(listener));
+    let mut rejoin = RejoinListener::new(world, Arc::clone(ours), Some(listener));
     let mut gone = Vec::new();
     for rank in (0..size).filter(|rank| *rank != me) {
         let called = match exchange.member(rank)?.filter(|member| member.turn < turn) {
-            Some(member) => door.call(rank, &member, &watch, deadline)?,
+            Some(member) => rejoin.call(rank, &member, &watch, deadline)?,
             None => false,
         };
         if !called {
             gone.push(rank);
         }
     }
-    Ok(Meeting { peers: (0..size).map(|_| None).collect(), watch, door, gone })
+    Ok(ShmMeeting { peers: (0..size).map(|_| None).collect(), watch, rejoin, gone })
 }
 
 fn key(rank: usize) -> String {
@@ -169,13 +173,13 @@ fn key(rank: usize) -> String {
 
 /// Version, machine, socket name, and who we are; all that a peer needs to decide whether it can reach us, and to
 /// know us when we call.
-fn address(listener: &Listener) -> String {
+fn address(listener: &HandoffListener) -> String {
     format!("{LAYOUT_VERSION}.{}.{}.{}.{}", machine(), listener.name(), pid_namespace(), std::process::id())
 }
 
 /// Whether a caller is the process that published this address. The kernel names the caller; across pid namespaces its
 /// numbers mean nothing, and the caller is believed.
-pub(super) fn is_genuine(caller: &Connection, address: &str) -> bool {
+pub(super) fn is_genuine(caller: &HandoffConnection, address: &str) -> bool {
     let mut fields = address.rsplit('.');
     let pid = fields.next().and_then(|pid| pid.parse().ok());
     let comparable = fields.next().is_some_and(|space| space == pid_namespace());
@@ -201,7 +205,7 @@ pub(super) fn name_in(address: &str) -> Result<&str, String> {
         return Err(format!("its address {address:?} is not one of nemesia: mixed programs in one job?"));
     };
     if version != LAYOUT_VERSION.to_string() {
-        return Err(greeting::version_mismatch(version));
+        return Err(handshake::version_mismatch(version));
     }
     if host != machine() {
         return Err(
@@ -212,24 +216,25 @@ pub(super) fn name_in(address: &str) -> Result<&str, String> {
     Ok(name)
 }
 
-fn call(rank: usize, address: &str, deadline: Instant) -> Result<Connection, Error> {
+fn call(rank: usize, address: &str, deadline: Instant) -> Result<HandoffConnection, Error> {
     let problem = |problem: String| Error::Peer { rank, problem };
     let name = name_in(address).map_err(problem)?;
-    let connection = Connection::connect(name, deadline).map_err(|error| problem(error.to_string()))?;
+    let connection =
+        HandoffConnection::connect(name, deadline).map_err(|error| problem(error.to_string()))?;
     connection.require_same_user().map_err(|error| problem(error.to_string()))?;
     Ok(connection)
 }
 
-pub(super) fn greet(
-    world: &World,
+pub(super) fn shake_hands(
+    world: &ShmWorld,
     ours: &Pair,
-    connection: &Connection,
+    connection: &HandoffConnection,
     agreements: u64,
     deadline: Instant,
 ) -> Result<(), ShmError> {
-    let World { geometry, rank, epoch, expedited, cpus, mark, incarnation, .. } = *world;
-    let greeting = Greeting { rank, epoch, geometry, expedited, cpus, mark, incarnation, agreements };
-    connection.send(&greeting.encode(), &descriptors(ours), deadline)
+    let ShmWorld { geometry, rank, epoch, expedited, cpus, stamp, incarnation, .. } = *world;
+    let handshake = ShmHandshake { rank, epoch, geometry, expedited, cpus, stamp, incarnation, agreements };
+    connection.send(&handshake.encode(), &descriptors(ours), deadline)
 }
 
 /// Why an answer was not understood.
@@ -242,19 +247,19 @@ pub(super) enum Unheard {
 
 /// What somebody whom we have called answers, if anything has come by the deadline.
 pub(super) fn hear_answer(
-    connection: &Connection,
+    connection: &HandoffConnection,
     deadline: Instant,
-) -> Result<Option<(Greeting, Vec<ForeignFd>)>, Unheard> {
-    let mut bytes = [0; greeting::MOST_BYTES];
+) -> Result<Option<(ShmHandshake, Vec<ForeignFd>)>, Unheard> {
+    let mut bytes = [0; handshake::MOST_BYTES];
     let heard = connection.recv(&mut bytes, 2, deadline);
     if let Ok((len, _)) = &heard
-        && let Some(departure) = Connection::departure_in(&bytes[..*len])
+        && let Some(departure) = HandoffConnection::departure_in(&bytes[..*len])
     {
         return Err(Unheard::Leaving(departure));
     }
     match heard {
-        Ok((len, fds)) => match Greeting::decode(&bytes[..len]) {
-            Ok(greeting) => Ok(Some((greeting, fds))),
+        Ok((len, fds)) => match ShmHandshake::decode(&bytes[..len]) {
+            Ok(handshake) => Ok(Some((handshake, fds))),
             Err(problem) => Err(Unheard::Problem(problem)),
         },
         Err(ShmError::TimedOut { .. }) => Ok(None),
@@ -265,38 +270,41 @@ pub(super) fn hear_answer(
 
 /// What a caller says, if anything has come by the deadline.
 pub(super) fn hear(
-    connection: &Connection,
+    connection: &HandoffConnection,
     deadline: Instant,
-) -> Result<Option<(Greeting, Vec<ForeignFd>)>, String> {
+) -> Result<Option<(ShmHandshake, Vec<ForeignFd>)>, String> {
     hear_answer(connection, deadline).map_err(|unheard| match unheard {
         Unheard::Problem(problem) => problem,
         Unheard::Leaving(_) | Unheard::Gone => "it is gone".into(),
     })
 }
 
-fn hear_by(connection: &Connection, deadline: Instant) -> Result<(Greeting, Vec<ForeignFd>), String> {
-    let mut bytes = [0; greeting::MOST_BYTES];
+fn hear_by(
+    connection: &HandoffConnection,
+    deadline: Instant,
+) -> Result<(ShmHandshake, Vec<ForeignFd>), String> {
+    let mut bytes = [0; handshake::MOST_BYTES];
     let (len, fds) = connection.recv(&mut bytes, 2, deadline).map_err(|error| error.to_string())?;
-    Ok((Greeting::decode(&bytes[..len])?, fds))
+    Ok((ShmHandshake::decode(&bytes[..len])?, fds))
 }
 
 /// Answers the next caller that belongs here. Others are refused and do not end the world.
 fn answer(
-    world: &World,
+    world: &ShmWorld,
     ours: &Pair,
-    (listener, arrivals): (&Listener, &mut Arrivals),
+    (listener, arrivals): (&HandoffListener, &mut Arrivals),
     (peers, addresses): (&[Option<Peer>], &[String]),
     deadline: Instant,
-) -> Result<(usize, Peer, Connection), Error> {
+) -> Result<(usize, Peer, HandoffConnection), Error> {
     let later = world.rank as usize + 1;
-    let is_awaited = |rank: usize, caller: &Connection| {
+    let is_awaited = |rank: usize, caller: &HandoffConnection| {
         rank >= later && peers.get(rank).is_some_and(Option::is_none) && is_genuine(caller, &addresses[rank])
     };
-    let belongs = |caller: &Connection| (later..peers.len()).any(|rank| is_awaited(rank, caller));
+    let belongs = |caller: &HandoffConnection| (later..peers.len()).any(|rank| is_awaited(rank, caller));
     let mut next_probe = Instant::now() + PROBE_EVERY;
     loop {
         arrivals.accept(listener, belongs);
-        let Some((connection, greeting, fds)) = arrivals.hear() else {
+        let Some((connection, handshake, fds)) = arrivals.hear() else {
             let now = Instant::now();
             if now >= deadline {
                 let error = ShmError::TimedOut { doing: "waiting for a peer to connect" };
@@ -309,13 +317,13 @@ fn answer(
             arrivals.wait(listener, deadline.min(next_probe));
             continue;
         };
-        let rank = greeting.rank as usize;
-        if greeting.incarnation != 0 || !is_awaited(rank, &connection) {
+        let rank = handshake.rank as usize;
+        if handshake.incarnation != 0 || !is_awaited(rank, &connection) {
             refuse(&connection, "no such rank is awaited here");
             continue;
         }
-        let admitted = admit(world, &connection, &greeting, fds).and_then(|peer| {
-            greet(world, ours, &connection, 0, deadline).map_err(|error| error.to_string())?;
+        let admitted = admit(world, &connection, &handshake, fds).and_then(|peer| {
+            shake_hands(world, ours, &connection, 0, deadline).map_err(|error| error.to_string())?;
             Ok(peer)
         });
         return match admitted {
@@ -330,12 +338,12 @@ fn answer(
 
 /// Whether those who have not called yet still live: their listeners vanish with them. A probe does not wait, and looks
 /// like a stranger to them. A queue that is full of other callers proves that the listener is there.
-fn probe(world: &World, peers: &[Option<Peer>], addresses: &[String]) -> Result<(), Error> {
+fn probe(world: &ShmWorld, peers: &[Option<Peer>], addresses: &[String]) -> Result<(), Error> {
     let late = (0..peers.len()).filter(|rank| *rank > world.rank as usize && peers[*rank].is_none());
     for rank in late {
         let problem = |problem: String| Error::Peer { rank, problem };
         let name = name_in(&addresses[rank]).map_err(problem)?;
-        let probed = match Connection::connect(name, Instant::now()) {
+        let probed = match HandoffConnection::connect(name, Instant::now()) {
             Err(ShmError::TimedOut { .. }) => Ok(()),
             connection => connection.and_then(|connection| connection.require_same_user()),
         };
@@ -345,7 +353,7 @@ fn probe(world: &World, peers: &[Option<Peer>], addresses: &[String]) -> Result<
 }
 
 /// Names the ranks that never called.
-fn missing(world: &World, peers: &[Option<Peer>], error: &dyn std::fmt::Display) -> Error {
+fn missing(world: &ShmWorld, peers: &[Option<Peer>], error: &dyn std::fmt::Display) -> Error {
     let absent = |rank: &usize| *rank > world.rank as usize && peers[*rank].is_none();
     let rank = (0..peers.len()).find(absent).unwrap_or(0);
     let count = (0..peers.len()).filter(absent).count();
@@ -355,12 +363,12 @@ fn missing(world: &World, peers: &[Option<Peer>], error: &dyn std::fmt::Display)
 
 /// Maps and checks the segments of a peer. Its own segment is mapped read-only.
 pub(super) fn admit(
-    world: &World,
-    connection: &Connection,
-    greeting: &Greeting,
+    world: &ShmWorld,
+    connection: &HandoffConnection,
+    handshake: &ShmHandshake,
     fds: Vec<ForeignFd>,
 ) -> Result<Peer, String> {
-    greeting::compare(&world.geometry, &greeting.geometry)?;
+    handshake::compare(&world.geometry, &handshake.geometry)?;
     let [own, inbox]: [ForeignFd; 2] =
         fds.try_into().map_err(|fds: Vec<_>| format!("it sent {} descriptors instead of 2", fds.len()))?;
     let geometry = world.geometry;
@@ -369,20 +377,24 @@ pub(super) fn admit(
         let keeps_pages = access == Access::ReadOnly && world.sealed;
         let limits = AttachLimits { lengths: total..=total + ROUNDING, allow_unsealed, keeps_pages };
         let segment = Segment::attach(fd, access, limits).map_err(|error| error.to_string())?;
-        let expected = Identity { kind, geometry, rank: greeting.rank, epoch: greeting.epoch };
+        let expected = Identity { kind, geometry, rank: handshake.rank, epoch: handshake.epoch };
         let header = views::header(&segment).map_err(|error| error.to_string())?;
         header.check(&expected, total as u64).map_err(|error| error.to_string())?;
         Ok::<_, String>(segment)
     };
     let own = attach(own, Access::ReadOnly, SegmentKind::Own, geometry.own().total)?;
     let inbox = attach(inbox, Access::ReadWrite, SegmentKind::Inbox, geometry.inbox().total)?;
-    let mark = Mark { address: greeting.mark, value: greeting.epoch };
-    let memory = RemoteMemory::new(connection.peer().pid, mark);
-    let Greeting { expedited, cpus, .. } = *greeting;
+    let stamp = IdentityStamp { address: handshake.stamp, value: handshake.epoch };
+    let memory = RemoteMemory::new(connection.peer().pid, stamp);
+    let ShmHandshake { expedited, cpus, .. } = *handshake;
     Ok(Peer { pair: Pair { own, inbox }, expedited, cpus, memory, connection: Weak::new() })
 }
 
-fn add(watch: &mut Watch, rank: usize, connection: Connection) -> Result<Weak<Connection>, Error> {
+fn add(
+    watch: &mut Watch,
+    rank: usize,
+    connection: HandoffConnection,
+) -> Result<Weak<HandoffConnection>, Error> {
     let (pidfd, connection) = (connection.pidfd(), Arc::new(connection));
     let weak = Arc::downgrade(&connection);
     watch.add(rank, connection, pidfd)?;
@@ -396,7 +408,7 @@ mod tests {
     #[test]
     fn a_caller_is_who_the_kernel_says() {
         // Both ends are ours.
-        let (caller, _other) = Connection::pair().unwrap();
+        let (caller, _other) = HandoffConnection::pair().unwrap();
         let (space, pid) = (pid_namespace(), std::process::id());
         let address = |space: &str, pid: u32| format!("1.machine.name.{space}.{pid}");
         assert!(is_genuine(&caller, &address(&space, pid)));

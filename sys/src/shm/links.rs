@@ -9,8 +9,8 @@ use nemesia_core::shared::port::Link;
 
 use crate::os::Origin;
 
-/// One element a rank. How many there are is read from a page that is empty in a forked child: every call of the port finds
-/// no link there, and does nothing, at no cost beyond that of one load.
+/// One element a rank. How many there are is read from a page that is empty in a forked child: every call of the port
+/// finds no link there, and does nothing, at no cost beyond that of one load.
 #[derive(Debug)]
 pub(crate) struct Links {
     links: Box<[Option<Link<'static>>]>,

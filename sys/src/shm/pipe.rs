@@ -1,24 +1,25 @@
 //! A memory port between processes of one machine: software placement over shared memory.
 //!
-//! A stream is a pair of rings in a segment that both have mapped ([`core::shared::ring`](nemesia_core::shared::ring)), and a
-//! Unix socket, by which its ends meet, ring for each other, and learn that the other one is gone. Bulk data take one of two
-//! ways ([`Copying`]): through the rings, in two copies, or straight from one process's memory to the other's by the kernel, in
-//! one.
+//! A stream is a pair of rings in a segment that both have mapped ([`core::shared::ring`](nemesia_core::shared::ring)),
+//! and a Unix socket, by which its ends meet, ring for each other, and learn that the other one is gone. Bulk data take
+//! one of two ways ([`Copying`]): through the rings, in two copies, or straight from one process's memory to the
+//! other's by the kernel, in one.
 //!
 //! # Trust
 //! As over TCP the target checks key, rights and bounds of every access, and copies itself; no process ever writes
-//! another's memory, so that what arrives late arrives nowhere. What a peer writes into a ring is bytes like any others, and
-//! its positions are checked. By the kernel, a process reads where the peer says that a payload is: addresses in the
-//! *peer's* memory, which the kernel checks against the peer; and who takes such memory back hangs up first, so that what
-//! is read later counts as not read. Only processes of one user meet. Processes that can read each
-//! other's memory can do so without asking, whatever keys say: keys protect against mistakes there, not against attackers.
+//! another's memory, so that what arrives late arrives nowhere. What a peer writes into a ring is bytes like any
+//! others, and its positions are checked. By the kernel, a process reads where the peer says that a payload is:
+//! addresses in the *peer's* memory, which the kernel checks against the peer; and who takes such memory back hangs up
+//! first, so that what is read later counts as not read. Only processes of one user meet. Processes that can read each
+//! other's memory can do so without asking, whatever keys say: keys protect against mistakes there, not against
+//! attackers.
 //!
 //! # Bytes
-//! Who connects makes the segment, and sends it with a packet of four words: `nemesiam`, version 1, address and value of its
-//! [`Mark`]. The other side answers with the same words of its own, without a segment. The segment: four positions at multiples
-//! of 128 bytes (written and read of the ring of who connects, then of the other one), the first ring at
-//! 4096, the second behind, 256 KiB each. Packets after that are one byte: 1, there is something in the ring; 2, the ring is full,
-//! say when there is room; 3, there is room.
+//! Who connects makes the segment, and sends it with a packet of four words: `nemesiam`, version 1, address and value
+//! of its [`IdentityStamp`]. The other side answers with the same words of its own, without a segment. The segment:
+//! four positions at multiples of 128 bytes (written and read of the ring of who connects, then of the other one), the
+//! first ring at 4096, the second behind, 256 KiB each. Packets after that are one byte: 1, there is something in the
+//! ring; 2, the ring is full, say when there is room; 3, there is room.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -27,13 +28,16 @@ use std::time::{Duration, Instant};
 
 use nemesia_core::port::memory::{Address, ConnectError, Origin};
 use nemesia_core::shared::layout::{Extent, LayoutError};
-use nemesia_core::shared::ring::{ByteReader, ByteWriter, Ring};
+use nemesia_core::shared::ring::{ByteReader, ByteRing, ByteWriter};
 use nemesia_core::sync::{PayloadMut, Word64};
 
 pub use crate::os::allow_any_reader;
-use crate::os::{self, Access, Connection, Listener, Mark, RemoteMemory, Segment, SegmentOptions, ShmError};
+use crate::os::{
+    self, Access, HandoffConnection, HandoffListener, IdentityStamp, RemoteMemory, Segment, SegmentOptions,
+    ShmError,
+};
 pub use crate::placement::{Options, PlacementPort};
-use crate::placement::{Stream, Transport};
+use crate::placement::{Stream, StreamTransport};
 
 /// Begins the first packet.
 const MAGIC: u64 = u64::from_le_bytes(*b"nemesiam");
@@ -53,7 +57,7 @@ const ROUNDING: usize = 1 << 30;
 const LINE: usize = 128;
 
 /// There is something in the ring.
-const BELL: u8 = 1;
+const DOORBELL: u8 = 1;
 /// The ring is full: say when there is room.
 const FULL: u8 = 2;
 /// There is room.
@@ -85,17 +89,17 @@ pub type ShmMemoryPort = PlacementPort<Pipes>;
 /// # Errors
 /// The system's reason.
 pub fn listen(copying: Copying, options: &Options) -> io::Result<ShmMemoryPort> {
-    let listener = Listener::bind().map_err(io::Error::other)?;
-    let mark = Box::new(os::random::<8>().map(u64::from_le_bytes).map_err(io::Error::other)?);
-    PlacementPort::new(Pipes { listener, mark, copying }, options)
+    let listener = HandoffListener::bind().map_err(io::Error::other)?;
+    let stamp = Box::new(os::random::<8>().map(u64::from_le_bytes).map_err(io::Error::other)?);
+    PlacementPort::new(Pipes { listener, stamp, copying }, options)
 }
 
 /// Where pipes come from.
 #[derive(Debug)]
 pub struct Pipes {
-    listener: Listener,
+    listener: HandoffListener,
     /// What peers know this process by. It stays where it is as long as the port.
-    mark: Box<u64>,
+    stamp: Box<u64>,
     copying: Copying,
 }
 
@@ -103,21 +107,22 @@ pub struct Pipes {
 #[derive(Debug)]
 pub struct Pipe {
     ends: Option<Ends>,
-    connection: Connection,
-    mark: Mark,
+    connection: HandoffConnection,
+    stamp: IdentityStamp,
     copying: Copying,
     memory: Option<RemoteMemory>,
     /// The peer is gone, or nothing more is said.
     ended: bool,
     finished: bool,
     /// The peer wants to know when there is room.
-    owes_room: bool,
+    defers_room: bool,
     /// A packet did not fit: it is sent when the socket is writable.
     waits: bool,
 }
 
-/// Both rings, and the segment that they point into. Their type says `'static` because a structure can't borrow from its own field. They are
-/// used only by methods of [`Pipe`], which borrows all three, and do nothing when they are dropped, so the order doesn't matter.
+/// Both rings, and the segment that they point into. Their type says `'static` because a structure can't borrow from
+/// its own field. They are used only by methods of [`Pipe`], which borrows all three, and do nothing when they are
+/// dropped, so the order doesn't matter.
 #[derive(Debug)]
 struct Ends {
     writer: ByteWriter<'static>,
@@ -128,23 +133,23 @@ struct Ends {
 const _: () = assert!(!std::mem::needs_drop::<(ByteWriter<'static>, ByteReader<'static>)>());
 
 impl Pipe {
-    fn new(connection: Connection, mark: Mark, copying: Copying) -> Self {
+    fn new(connection: HandoffConnection, stamp: IdentityStamp, copying: Copying) -> Self {
         Self {
             ends: None,
             connection,
-            mark,
+            stamp,
             copying,
             memory: None,
             ended: false,
             finished: false,
-            owes_room: false,
+            defers_room: false,
             waits: false,
         }
     }
 
     fn say(&self, fd: Option<BorrowedFd<'_>>) -> Result<(), ShmError> {
         let mut bytes = [0; HELLO_BYTES];
-        let words = [MAGIC, VERSION, self.mark.address, self.mark.value];
+        let words = [MAGIC, VERSION, self.stamp.address, self.stamp.value];
         for (to, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(words) {
             *to = word.to_le_bytes();
         }
@@ -176,7 +181,7 @@ impl Pipe {
             return Err(malformed());
         }
         self.connection.require_same_user().map_err(io::Error::other)?;
-        self.memory = RemoteMemory::new(self.connection.peer().pid, Mark { address, value });
+        self.memory = RemoteMemory::new(self.connection.peer().pid, IdentityStamp { address, value });
         if self.ends.is_none() {
             let fd = fds.pop().ok_or_else(malformed)?;
             let lengths = SEGMENT_BYTES..=SEGMENT_BYTES + ROUNDING;
@@ -184,7 +189,7 @@ impl Pipe {
             self.ends = Some(ends(segment, false).map_err(io::Error::other)?);
             self.say(None).map_err(io::Error::other)?;
         }
-        Ok(Some(BELL))
+        Ok(Some(DOORBELL))
     }
 
     /// Rings for the peer. It has been rung for before if that does not fit.
@@ -207,7 +212,8 @@ impl Pipe {
         let Some(ends) = &mut self.ends else { return Ok(0) };
         let mut total = 0;
         for part in into {
-            // SAFETY: memory that may be written, by the caller's promise, and that is not of the segment, which only this has mapped.
+            // SAFETY: memory that may be written, by the caller's promise, and that is not of the segment, which only
+            // this has mapped.
             let count = unsafe { ends.reader.read_into(part.iov_base.cast::<u8>(), part.iov_len) };
             let count = count.map_err(|fault| broken(&fault))?;
             total += count;
@@ -218,8 +224,8 @@ impl Pipe {
         Ok(total)
     }
 
-    fn pay_room(&mut self) -> io::Result<()> {
-        if std::mem::take(&mut self.owes_room) { self.ring(ROOM) } else { Ok(()) }
+    fn report_room(&mut self) -> io::Result<()> {
+        if std::mem::take(&mut self.defers_room) { self.ring(ROOM) } else { Ok(()) }
     }
 }
 
@@ -238,14 +244,15 @@ fn ends(segment: Segment, made: bool) -> Result<Ends, LayoutError> {
     let ring = |number: usize| {
         let word = |at: usize| {
             let word: NonNull<Word64> = extent.resolve((2 * number + at) * LINE, 1)?;
-            // SAFETY: resolved, so mapped and aligned; an atomic word, whatever the peer writes; as long as the segment.
+            // SAFETY: resolved, so mapped and aligned; an atomic word, whatever the peer writes; as long as the
+            // segment.
             Ok(unsafe { word.as_ref() })
         };
         let bytes: NonNull<u8> = extent.resolve(RINGS_AT + number * RING_BYTES, RING_BYTES)?;
         // SAFETY: resolved; mapped for writing; only copied to and from.
         let bytes = unsafe { PayloadMut::from_raw(bytes, RING_BYTES) };
         let want = RING_BYTES as u64;
-        Ring::new(bytes, word(0)?, word(1)?).ok_or(LayoutError::Extent { have: want, want })
+        ByteRing::new(bytes, word(0)?, word(1)?).ok_or(LayoutError::Extent { have: want, want })
     };
     let (first, second) = (ring(0)?, ring(1)?);
     let (out, back) = if made { (first, second) } else { (second, first) };
@@ -269,7 +276,7 @@ unsafe impl Stream for Pipe {
             // SAFETY: the caller's promise.
             let count = unsafe { self.take(into) }?;
             if count > 0 {
-                self.pay_room()?;
+                self.report_room()?;
                 return Ok(count);
             }
             if self.ended || self.finished {
@@ -278,7 +285,7 @@ unsafe impl Stream for Pipe {
             let mut any = false;
             for _ in 0..PACKETS {
                 match self.packet()? {
-                    Some(FULL) => self.owes_room = true,
+                    Some(FULL) => self.defers_room = true,
                     Some(_) => {}
                     None => break,
                 }
@@ -288,7 +295,7 @@ unsafe impl Stream for Pipe {
                 break;
             }
         }
-        self.pay_room()?;
+        self.report_room()?;
         Err(io::ErrorKind::WouldBlock.into())
     }
 
@@ -300,7 +307,8 @@ unsafe impl Stream for Pipe {
         let Some(ends) = &mut self.ends else { return Err(io::ErrorKind::WouldBlock.into()) };
         let mut total = 0;
         for part in from {
-            // SAFETY: memory that may be read, by the caller's promise, and that is not of the segment, which only this has mapped.
+            // SAFETY: memory that may be read, by the caller's promise, and that is not of the segment, which only this
+            // has mapped.
             let count = unsafe { ends.writer.write_from(part.iov_base.cast::<u8>(), part.iov_len) };
             let count = count.map_err(|fault| broken(&fault))?;
             total += count;
@@ -309,7 +317,7 @@ unsafe impl Stream for Pipe {
             }
         }
         if total > 0 {
-            self.ring(BELL)?;
+            self.ring(DOORBELL)?;
             self.waits = false;
             return Ok(total);
         }
@@ -341,11 +349,11 @@ unsafe impl Stream for Pipe {
             let read = unsafe { memory.read_into(at, part.iov_base.cast::<u8>(), part.iov_len) }.is_ok();
             at = at.wrapping_add(part.iov_len as u64);
             read
-        }) && !self.connection.has_hung_up()
+        }) && !self.connection.has_disconnected()
     }
 
     fn withdraw(&mut self) {
-        self.connection.hang_up();
+        self.connection.disconnect();
     }
 
     fn origin(&self) -> Option<Origin> {
@@ -358,7 +366,7 @@ unsafe impl Stream for Pipe {
     }
 }
 
-impl Transport for Pipes {
+impl StreamTransport for Pipes {
     type Stream = Pipe;
 
     const NAME: &'static str = "shared memory";
@@ -372,12 +380,12 @@ impl Transport for Pipes {
     fn connect(&mut self, to: &[u8]) -> Result<Pipe, ConnectError> {
         let name = str::from_utf8(to).map_err(|_| ConnectError::Address)?;
         let connection =
-            Connection::connect(name, Instant::now() + BRIEFLY).map_err(|error| unreached(&error))?;
+            HandoffConnection::connect(name, Instant::now() + BRIEFLY).map_err(|error| unreached(&error))?;
         connection.require_same_user().map_err(|_| ConnectError::Refused)?;
         let options = SegmentOptions::default();
         let segment =
             Segment::create("nemesia-pipe", SEGMENT_BYTES, &options).map_err(|error| unreached(&error))?;
-        let mut pipe = Pipe::new(connection, self.own_mark(), self.copying);
+        let mut pipe = Pipe::new(connection, self.own_stamp(), self.copying);
         let ends = ends(segment, true).map_err(|_| ConnectError::Unreachable)?;
         pipe.say(ends.segment.fd()).map_err(|error| unreached(&error))?;
         pipe.ends = Some(ends);
@@ -389,7 +397,7 @@ impl Transport for Pipes {
             let connection = self.listener.accept(Instant::now()).ok()?;
             // Before anything that it has sent is received.
             if connection.require_same_user().is_ok() {
-                return Some(Pipe::new(connection, self.own_mark(), self.copying));
+                return Some(Pipe::new(connection, self.own_stamp(), self.copying));
             }
         }
         // The listener stays readable.
@@ -410,8 +418,8 @@ impl Transport for Pipes {
 }
 
 impl Pipes {
-    fn own_mark(&self) -> Mark {
-        Mark { address: (&raw const *self.mark).expose_provenance() as u64, value: *self.mark }
+    fn own_stamp(&self) -> IdentityStamp {
+        IdentityStamp { address: (&raw const *self.stamp).expose_provenance() as u64, value: *self.stamp }
     }
 }
 

@@ -1,9 +1,9 @@
 //! Typed views of mapped segments. All offsets come from our own geometry, none from shared memory.
 //!
 //! # Why the views may be `'static`
-//! Their type says `'static`, because a structure can't borrow from its own field. What makes it true enough is here and nowhere
-//! else: a view leaves this module only together with what keeps its segment mapped, in one value that can't be taken
-//! apart outside of it.
+//! Their type says `'static`, because a structure can't borrow from its own field. What makes it true enough is here
+//! and nowhere else: a view leaves this module only together with what keeps its segment mapped, in one value that
+//! can't be taken apart outside of it.
 //!
 //! | value | views | what keeps them mapped |
 //! |---|---|---|
@@ -11,23 +11,24 @@
 //! | [`NewLink`] | of both sides' | the peer's [`Pair`], and ours |
 //! | [`OwnSleep`] | the word by which we are woken | our [`Pair`] |
 //!
-//! All uses of a view are in methods of these values, which borrow them, so the mappings are alive. In which order the fields are
-//! dropped doesn't matter: no view does anything when it is dropped, which is checked below when this is compiled. A segment of a peer
-//! is unmapped early only by [`NewLink::open`], when the port has no link with that peer any more.
+//! All uses of a view are in methods of these values, which borrow them, so the mappings are alive. In which order the
+//! fields are dropped doesn't matter: no view does anything when it is dropped, which is checked below when this is
+//! compiled. A segment of a peer is unmapped early only by [`NewLink::open`], when the port has no link with that peer
+//! any more.
 
 use std::mem::needs_drop;
 use std::ops::Deref;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use nemesia_core::shared::fastbox::{Receiver, Sender, Slot};
+use nemesia_core::shared::assist::{self, AssistLine};
+use nemesia_core::shared::fastbox::{FastboxReceiver, FastboxSender, FastboxSlot};
 use nemesia_core::shared::layout::{Extent, Geometry, LayoutError, Line, SegmentHeader};
 use nemesia_core::shared::pool::{
-    CellHeader, CellRecord, PeerPool, Pool, ReturnReceiver, ReturnSender, ReturnSlot,
+    CellHeader, CellPool, CellRecord, PeerPool, ReturnReceiver, ReturnSender, ReturnSlot,
 };
 use nemesia_core::shared::port::{Ends, Link, PortConfig, ShmPort};
-use nemesia_core::shared::queue::{Consumer, Producer, Queue};
-use nemesia_core::shared::share::{self, ShareLine};
+use nemesia_core::shared::queue::{CellQueue, Consumer, Producer};
 use nemesia_core::shared::sleep::SleepWord;
 use nemesia_core::sync::{Payload, PayloadMut, Word64};
 
@@ -38,7 +39,7 @@ use crate::os::{Origin, Segment};
 // See the module's documentation.
 const _: () = assert!(!needs_drop::<Option<Link<'static>>>());
 const _: () = assert!(!needs_drop::<Consumer<'static>>());
-const _: () = assert!(!needs_drop::<Pool<'static, [CellRecord; 1]>>());
+const _: () = assert!(!needs_drop::<CellPool<'static, [CellRecord; 1]>>());
 
 /// The segments into which the views of a port point.
 #[derive(Debug)]
@@ -103,9 +104,9 @@ impl NewLink {
         Ok(Self { ends: ends(me, peer, geometry, ours, &theirs)?, theirs, ours: Arc::clone(ours) })
     }
 
-    /// Links the port with the peer. The mappings of the process that was there before are unmapped: its link, the only holder
-    /// of views of them, is closed, as otherwise the port refuses. Then nothing happens, likewise if the port is not over the same
-    /// segments of ours.
+    /// Links the port with the peer. The mappings of the process that was there before are unmapped: its link, the only
+    /// holder of views of them, is closed, as otherwise the port refuses. Then nothing happens, likewise if the port is
+    /// not over the same segments of ours.
     pub(super) fn open(self, port: &mut Port, peer: u32) {
         let Self { ends, theirs, ours } = self;
         let mappings = &port.host_mut().mappings;
@@ -119,8 +120,8 @@ impl NewLink {
 }
 
 fn extent(segment: &Segment, want: usize) -> Result<Extent, LayoutError> {
-    // SAFETY: the segment is mapped readable until it is dropped; what is resolved here is kept together with it (see the module's
-    // documentation).
+    // SAFETY: the segment is mapped readable until it is dropped; what is resolved here is kept together with it (see
+    // the module's documentation).
     unsafe { Extent::new(segment.as_ptr(), segment.len(), want) }
 }
 
@@ -144,7 +145,7 @@ pub(super) fn header(segment: &Segment) -> Result<&SegmentHeader, LayoutError> {
 
 /// The parts of an inbox.
 struct Inbox {
-    queue: Queue<'static>,
+    queue: CellQueue<'static>,
     sleep: &'static SleepWord,
 }
 
@@ -156,16 +157,16 @@ fn inbox(segment: &Segment, geometry: &Geometry) -> Result<Inbox, LayoutError> {
         let tail = &view::<Line>(&extent, layout.tail, 1)?[0].word;
         let sleep = &view::<SleepWord>(&extent, layout.sleep, 1)?[0];
         let entries = view::<Word64>(&extent, layout.entries, geometry.queue_entries() as usize)?;
-        Ok(Inbox { queue: Queue::new(entries, tail), sleep })
+        Ok(Inbox { queue: CellQueue::new(entries, tail), sleep })
     }
 }
 
 /// The parts of an own segment that concern one peer, and the cells.
 struct Own {
     acks: &'static [Line],
-    share: &'static [ShareLine],
+    assist: &'static [AssistLine],
     returns: &'static [ReturnSlot],
-    fastbox: &'static [Slot],
+    fastbox: &'static [FastboxSlot],
     headers: &'static [CellHeader],
     payload: NonNull<u8>,
     payload_bytes: usize,
@@ -181,7 +182,7 @@ fn own(segment: &Segment, geometry: &Geometry, peer: u32) -> Result<Own, LayoutE
     unsafe {
         Ok(Own {
             acks: view(&extent, layout.acks + peer * size_of::<Line>(), 1)?,
-            share: view(&extent, layout.shares + peer * size_of::<ShareLine>(), 1)?,
+            assist: view(&extent, layout.assist_lines + peer * size_of::<AssistLine>(), 1)?,
             returns: view(&extent, layout.returns + peer * geometry.return_bytes(), cells)?,
             fastbox: view(
                 &extent,
@@ -216,7 +217,7 @@ pub(super) fn port(
     let payload = unsafe { PayloadMut::from_raw(mine.payload, mine.payload_bytes) };
     let records = vec![CellRecord::default(); geometry.cells as usize];
     let short = LayoutError::Extent { have: mine.payload_bytes as u64, want: mine.payload_bytes as u64 };
-    let pool = Pool::new(mine.headers, payload, cell_bytes, records).ok_or(short)?;
+    let pool = CellPool::new(mine.headers, payload, cell_bytes, records).ok_or(short)?;
     let consumer = Consumer::new(inbox(&ours.inbox, geometry)?.queue);
     let kernel = kernel(Mappings { ours: Arc::clone(ours), peers });
     let links = Links::new(links, Arc::clone(origin));
@@ -234,12 +235,12 @@ fn ends(
     let mine = own(&ours.own, geometry, peer)?;
     let its = own(&theirs.own, geometry, me)?;
     let its_inbox = inbox(&theirs.inbox, geometry)?;
-    // SAFETY: the range was resolved in the peer's segment, which is mapped, and kept with the views by both callers; payload is
-    // only ever copied out of these views.
+    // SAFETY: the range was resolved in the peer's segment, which is mapped, and kept with the views by both callers;
+    // payload is only ever copied out of these views.
     let payload = unsafe { Payload::from_raw(its.payload, its.payload_bytes) };
     Ok(Ends {
-        outbound: Sender::new(mine.fastbox, &its.acks[0].word),
-        inbound: Receiver::new(its.fastbox, &mine.acks[0].word),
+        outbound: FastboxSender::new(mine.fastbox, &its.acks[0].word),
+        inbound: FastboxReceiver::new(its.fastbox, &mine.acks[0].word),
         cells: PeerPool::new(its.headers, payload, geometry.cell_bytes as usize),
         give_back: ReturnSender::new(mine.returns),
         given_back: ReturnReceiver::new(its.returns),
@@ -247,7 +248,7 @@ fn ends(
         sleep: its_inbox.sleep,
         grant: &mine.acks[0].credit,
         granted: &its.acks[0].credit,
-        share: share::Receiver::new(&mine.share[0], &its.share[0]),
-        help: share::Helper::new(&mine.share[0], &its.share[0]),
+        assist: assist::AssistReceiver::new(&mine.assist[0], &its.assist[0]),
+        assist_sender: assist::AssistSender::new(&mine.assist[0], &its.assist[0]),
     })
 }

@@ -13,7 +13,7 @@ use super::verbs;
 
 /// The transport of a device. An unknown number is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Transport {
+pub enum DeviceTransport {
     /// InfiniBand's transport, also over Ethernet (`RoCE`).
     InfiniBand,
     /// iWARP: RDMA over TCP.
@@ -22,7 +22,7 @@ pub enum Transport {
     Other(i32),
 }
 
-impl fmt::Display for Transport {
+impl fmt::Display for DeviceTransport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::InfiniBand => f.write_str("InfiniBand"),
@@ -127,7 +127,7 @@ pub struct Device {
     context: NonNull<raw::ibv_context>,
     name: String,
     attributes: raw::ibv_device_attr,
-    transport: Transport,
+    transport: DeviceTransport,
 }
 
 // SAFETY: libibverbs may be called from any thread (`ibv_alloc_td(3)`: "by default all verbs objects are safe for
@@ -217,9 +217,9 @@ impl Device {
         // SAFETY: the device is of the list; zeros are values of C's structure.
         let (transport, attributes) = unsafe { ((*device).transport_type, std::mem::zeroed()) };
         let transport = match transport {
-            raw::IBV_TRANSPORT_IB => Transport::InfiniBand,
-            raw::IBV_TRANSPORT_IWARP => Transport::Iwarp,
-            other => Transport::Other(other),
+            raw::IBV_TRANSPORT_IB => DeviceTransport::InfiniBand,
+            raw::IBV_TRANSPORT_IWARP => DeviceTransport::Iwarp,
+            other => DeviceTransport::Other(other),
         };
         let mut device = Self { context, name: name.into(), attributes, transport };
         // SAFETY: the context is open and the attributes may be written.
@@ -242,7 +242,7 @@ impl Device {
     }
 
     /// Returns its transport.
-    pub fn transport(&self) -> Transport {
+    pub fn transport(&self) -> DeviceTransport {
         self.transport
     }
 
@@ -277,7 +277,7 @@ impl Device {
             return Err(self.error("asking what its port can do", code));
         }
         let link = match (u32::from(attr.link_layer), self.transport) {
-            (raw::IBV_LINK_LAYER_ETHERNET, _) | (_, Transport::Iwarp) => LinkLayer::Ethernet,
+            (raw::IBV_LINK_LAYER_ETHERNET, _) | (_, DeviceTransport::Iwarp) => LinkLayer::Ethernet,
             (raw::IBV_LINK_LAYER_INFINIBAND | raw::IBV_LINK_LAYER_UNSPECIFIED, _) => LinkLayer::InfiniBand,
             (other, _) => LinkLayer::Other(other as u8),
         };
@@ -336,8 +336,8 @@ impl Device {
     pub fn next_event(&self) -> Option<AsyncEvent> {
         let verbs = verbs().ok()?;
         let mut event = std::mem::MaybeUninit::<raw::ibv_async_event>::zeroed();
-        // SAFETY: the context is open, and the structure, which zeros are a value of, may be written. The descriptor does
-        // not block.
+        // SAFETY: the context is open, and the structure, which zeros are a value of, may be written. The descriptor
+        // does not block.
         let event = unsafe {
             if (verbs.ibv_get_async_event)(self.context(), event.as_mut_ptr()) != 0 {
                 return None;

@@ -4,7 +4,7 @@ use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use nemesia_core::port::memory::Access;
+use nemesia_core::port::memory::RegionAccess;
 use rdma_core_sys as raw;
 
 use super::device::Device;
@@ -61,7 +61,7 @@ impl Domain {
         self: &Arc<Self>,
         base: *mut u8,
         len: usize,
-        access: Access,
+        access: RegionAccess,
     ) -> Result<MemoryRegion, VerbsError> {
         let flags = [
             (access.local_write, raw::IBV_ACCESS_LOCAL_WRITE),

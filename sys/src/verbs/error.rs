@@ -23,7 +23,8 @@ pub enum VerbsError {
     },
     /// Memory could not be pinned.
     #[error(
-        "RDMA device {device}: {bytes} bytes can't be pinned: raise the limit of locked memory, `ulimit -l`, or register less"
+        "RDMA device {device}: {bytes} bytes can't be pinned: raise the limit of locked memory, `ulimit -l`, or \
+        register less"
     )]
     Pinned {
         /// The device.

@@ -8,7 +8,7 @@ use rdma_core_sys as raw;
 use rdma_core_sys::inline::{ibv_post_recv, ibv_post_send};
 
 use super::completion::CompletionQueue;
-use super::device::{Device, LinkLayer, Transport};
+use super::device::{Device, DeviceTransport, LinkLayer};
 use super::domain::Domain;
 use super::error::{VerbsError, last_errno};
 use super::exchange::PairInfo;
@@ -170,7 +170,7 @@ impl QueuePair {
     /// Returns the access that peers have through it: what their keys allow, as far as the device supports it.
     pub(crate) fn access(&self) -> u32 {
         let atomics = self.device().attributes().atomic_cap != raw::IBV_ATOMIC_NONE;
-        let atomics = atomics && self.device().transport() == Transport::InfiniBand;
+        let atomics = atomics && self.device().transport() == DeviceTransport::InfiniBand;
         let base = raw::IBV_ACCESS_LOCAL_WRITE | raw::IBV_ACCESS_REMOTE_WRITE | raw::IBV_ACCESS_REMOTE_READ;
         base | if atomics { raw::IBV_ACCESS_REMOTE_ATOMIC } else { 0 }
     }
@@ -184,7 +184,7 @@ impl QueuePair {
         attr.port_num = port;
         attr.qp_access_flags = self.access();
         let mut mask = raw::IBV_QP_STATE | raw::IBV_QP_ACCESS_FLAGS;
-        if self.device().transport() == Transport::InfiniBand {
+        if self.device().transport() == DeviceTransport::InfiniBand {
             mask |= raw::IBV_QP_PKEY_INDEX | raw::IBV_QP_PORT;
         }
         self.modify(&mut attr, mask, "a queue pair to INIT")
@@ -196,7 +196,7 @@ impl QueuePair {
     /// # Errors
     /// The port has no such GID, or the device is gone. On iWARP always, because only RDMA-CM connects there.
     pub fn describe(&self, port: u8, gid: u32, psn: u32) -> Result<PairInfo, VerbsError> {
-        if self.device().transport() != Transport::InfiniBand {
+        if self.device().transport() != DeviceTransport::InfiniBand {
             return Err(self.device().error("joining by an exchange, without RDMA-CM", libc::EOPNOTSUPP));
         }
         let attributes = self.device().port(port)?;

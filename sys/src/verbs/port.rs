@@ -25,10 +25,11 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use nemesia_core::payload::Lent;
+use nemesia_core::payload::LentMemory;
 use nemesia_core::port::memory::{
-    Access, Address, Armed, Completion, ConnectError, Connection, Event, Facts, Key, MemoryPort, Offer,
-    Origin, PostError, Private, ReceiveQueue, Region, RegisterError, Remote, Slice, Source, State, Work,
+    Address, Armed, Completion, CompletionSource, ConnectError, Connection, ConnectionState, Event, Facts,
+    MemoryKey, MemoryPort, Offer, Origin, PortRegion, PostError, Private, ReceiveQueue, RegionAccess,
+    RegisterError, RemoteRange, Slice, Work,
 };
 use rdma_core_sys as raw;
 
@@ -37,11 +38,11 @@ use super::device::Device;
 use super::domain::Domain;
 use super::pair::Depths;
 use super::shared::SharedReceives;
-use super::survey::{Choice, Wish};
+use super::survey::{DevicePreference, DeviceSelection};
 use crate::cm::{Channel, Id, encode_address};
 use held::Holding;
 use link::Links;
-use regions::Regions;
+use regions::VerbsRegions;
 use ring::Slab;
 
 /// The options of a port. Depths that the device does not have are lowered; [`MemoryPort::facts`] reports the
@@ -49,7 +50,7 @@ use ring::Slab;
 #[derive(Clone, Debug)]
 pub struct PortOptions {
     /// The preferred device; by default any usable one.
-    pub wish: Wish,
+    pub preference: DevicePreference,
     /// The number of connections at once.
     pub connections: u32,
     /// The work requests in a connection's send queue.
@@ -72,7 +73,7 @@ pub struct PortOptions {
 impl Default for PortOptions {
     fn default() -> Self {
         Self {
-            wish: Wish::default(),
+            preference: DevicePreference::default(),
             connections: 128,
             send_depth: 64,
             receive_depth: 64,
@@ -95,13 +96,13 @@ pub struct VerbsPort {
     leaving: Vec<(Id, Connection, Duration)>,
     listener: Option<Id>,
     channel: Arc<Channel>,
-    shared: Option<Shared>,
-    regions: Regions,
+    shared: Option<SharedDevice>,
+    regions: VerbsRegions,
     queue: Arc<CompletionQueue>,
     domain: Arc<Domain>,
     device: Arc<Device>,
     epoll: OwnedFd,
-    choice: Choice,
+    selection: DeviceSelection,
     facts: Facts,
     depths: Depths,
     local: SocketAddr,
@@ -132,7 +133,7 @@ pub struct VerbsPort {
 }
 
 /// The shared receive queue with its posted receives.
-struct Shared {
+struct SharedDevice {
     queue: Arc<SharedReceives>,
     posted: Slab,
 }
@@ -140,7 +141,7 @@ struct Shared {
 impl fmt::Debug for VerbsPort {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("VerbsPort")
-            .field("choice", &self.choice)
+            .field("choice", &self.selection)
             .field("facts", &self.facts)
             .finish_non_exhaustive()
     }
@@ -148,8 +149,8 @@ impl fmt::Debug for VerbsPort {
 
 impl VerbsPort {
     /// Returns the device and port in use, and the address that leads there.
-    pub fn choice(&self) -> &Choice {
-        &self.choice
+    pub fn selection(&self) -> &DeviceSelection {
+        &self.selection
     }
 
     /// Returns the device.
@@ -158,16 +159,17 @@ impl VerbsPort {
     }
 }
 
-// SAFETY: the device uses memory only by regions registered with it, for which it checks bounds and rights in hardware, and
-// by parts of work requests, which `Regions` checks before they are posted. `deregister` is `Ok` only when the device has
-// deregistered, and no work request is under way that it could still read for. A drop destroys the queue pairs, then deregisters:
-// the fields' `Arc`s keep each part of the library until those that use it are gone. The processor only copies by descriptors.
+// SAFETY: the device uses memory only by regions registered with it, for which it checks bounds and rights in hardware,
+// and by parts of work requests, which `VerbsRegions` checks before they are posted. `deregister` is `Ok` only when the
+// device has deregistered, and no work request is under way that it could still read for. A drop destroys the queue
+// pairs, then deregisters: the fields' `Arc`s keep each part of the library until those that use it are gone. The
+// processor only copies by descriptors.
 unsafe impl MemoryPort for VerbsPort {
     fn facts(&self) -> &Facts {
         &self.facts
     }
 
-    fn register(&mut self, memory: Lent, access: Access) -> Result<Region, RegisterError> {
+    fn register(&mut self, memory: LentMemory, access: RegionAccess) -> Result<PortRegion, RegisterError> {
         if access.remote_atomic && !self.facts.atomics {
             return Err(if access.fits(&memory) {
                 RegisterError::Unsupported
@@ -178,7 +180,7 @@ unsafe impl MemoryPort for VerbsPort {
         self.regions.register(&self.domain, memory, access)
     }
 
-    fn deregister(&mut self, region: Region) -> Result<(), RegisterError> {
+    fn deregister(&mut self, region: PortRegion) -> Result<(), RegisterError> {
         // Where the completion of a write proves nothing, its bytes may also be read later than expected.
         let lags = !self.facts.write_proves_placement;
         let mut oldest = None;
@@ -188,7 +190,7 @@ unsafe impl MemoryPort for VerbsPort {
         self.regions.deregister(region, oldest)
     }
 
-    fn key(&self, region: Region) -> Option<Key> {
+    fn key(&self, region: PortRegion) -> Option<MemoryKey> {
         self.regions.key(region)
     }
 
@@ -212,8 +214,8 @@ unsafe impl MemoryPort for VerbsPort {
         self.close_link(connection);
     }
 
-    fn state(&self, connection: Connection) -> State {
-        self.links.get(connection).map_or(State::Gone, |link| link.state())
+    fn state(&self, connection: Connection) -> ConnectionState {
+        self.links.get(connection).map_or(ConnectionState::Gone, |link| link.state())
     }
 
     fn origin(&self, connection: Connection) -> Option<Origin> {
@@ -224,8 +226,8 @@ unsafe impl MemoryPort for VerbsPort {
     fn write(
         &mut self,
         work: Work,
-        from: Source<'_>,
-        to: Remote,
+        from: CompletionSource<'_>,
+        to: RemoteRange,
         immediate: Option<u32>,
     ) -> Result<(), PostError> {
         let opcode =
@@ -233,16 +235,21 @@ unsafe impl MemoryPort for VerbsPort {
         self.post_source(work, opcode, from, Some(to), immediate)
     }
 
-    fn read(&mut self, work: Work, into: &[Slice], from: Remote) -> Result<(), PostError> {
+    fn read(&mut self, work: Work, into: &[Slice], from: RemoteRange) -> Result<(), PostError> {
         self.post_read(work, into, from)
     }
 
-    fn send(&mut self, work: Work, from: Source<'_>, immediate: Option<u32>) -> Result<(), PostError> {
+    fn send(
+        &mut self,
+        work: Work,
+        from: CompletionSource<'_>,
+        immediate: Option<u32>,
+    ) -> Result<(), PostError> {
         let opcode = if immediate.is_some() { raw::IBV_WR_SEND_WITH_IMM } else { raw::IBV_WR_SEND };
         self.post_source(work, opcode, from, None, immediate)
     }
 
-    fn fetch_add(&mut self, work: Work, into: Slice, at: Remote, add: u64) -> Result<(), PostError> {
+    fn fetch_add(&mut self, work: Work, into: Slice, at: RemoteRange, add: u64) -> Result<(), PostError> {
         self.post_atomic(work, raw::IBV_WR_ATOMIC_FETCH_AND_ADD, into, at, (add, 0))
     }
 
@@ -250,7 +257,7 @@ unsafe impl MemoryPort for VerbsPort {
         &mut self,
         work: Work,
         into: Slice,
-        at: Remote,
+        at: RemoteRange,
         expected: u64,
         new: u64,
     ) -> Result<(), PostError> {
@@ -283,6 +290,6 @@ unsafe impl MemoryPort for VerbsPort {
 impl Drop for VerbsPort {
     fn drop(&mut self) {
         // The peers learn of the end at once, and not only when the kernel has cleaned up.
-        self.links.each(|_, link| link.hang_up());
+        self.links.each(|_, link| link.disconnect());
     }
 }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::net::IpAddr;
 
-use super::device::{Device, LinkLayer, Transport};
+use super::device::{Device, DeviceTransport, LinkLayer};
 use super::error::VerbsError;
 use crate::cm;
 
@@ -13,7 +13,7 @@ pub(crate) const NONE: &str = "there is none in /sys/class/infiniband: load its 
 
 /// The preferred device; `None` means any.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Wish {
+pub struct DevicePreference {
     /// A device, by name.
     pub device: Option<String>,
     /// A port of it, counted from 1.
@@ -24,7 +24,7 @@ pub struct Wish {
 
 /// A usable port.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Choice {
+pub struct DeviceSelection {
     /// The device.
     pub device: String,
     /// Its port.
@@ -43,7 +43,7 @@ pub struct Seen {
     /// A description in one line.
     pub about: String,
     /// How it is reached, or why it cannot be used.
-    pub verdict: Result<Choice, String>,
+    pub verdict: Result<DeviceSelection, String>,
 }
 
 impl fmt::Display for Seen {
@@ -53,7 +53,7 @@ impl fmt::Display for Seen {
             write!(f, "{}; ", self.about)?;
         }
         match &self.verdict {
-            Ok(choice) => write!(f, "usable at {}", choice.address),
+            Ok(selection) => write!(f, "usable at {}", selection.address),
             Err(why) => write!(f, "not usable: {why}"),
         }
     }
@@ -98,7 +98,7 @@ fn look(device: &Device, port: u8, reached: &[(IpAddr, String, u8)]) -> Seen {
     };
     let gids = device.gids(port).map_or(0, |gids| gids.len());
     let kind = match (device.transport(), attributes.link) {
-        (Transport::InfiniBand, LinkLayer::Ethernet) => "RoCE".to_string(),
+        (DeviceTransport::InfiniBand, LinkLayer::Ethernet) => "RoCE".to_string(),
         (transport, _) => transport.to_string(),
     };
     let bytes = attributes.message_bytes;
@@ -108,7 +108,7 @@ fn look(device: &Device, port: u8, reached: &[(IpAddr, String, u8)]) -> Seen {
         if limits.max_srq > 0 { "with" } else { "no" },
         if limits.atomic_cap == rdma_core_sys::IBV_ATOMIC_NONE { "no" } else { "with" },
     );
-    if let Transport::Other(_) = device.transport() {
+    if let DeviceTransport::Other(_) = device.transport() {
         return seen(about, Err("it has no reliable connections".into()));
     }
     if !attributes.is_active() {
@@ -117,7 +117,7 @@ fn look(device: &Device, port: u8, reached: &[(IpAddr, String, u8)]) -> Seen {
     let mut mine = reached.iter().filter(|(_, name, number)| name == device.name() && *number == port);
     match mine.next() {
         Some((address, ..)) => {
-            seen(about, Ok(Choice { device: device.name().into(), port, address: *address }))
+            seen(about, Ok(DeviceSelection { device: device.name().into(), port, address: *address }))
         }
         None => seen(
             about,
@@ -135,24 +135,24 @@ fn state(code: u32) -> String {
 ///
 /// # Errors
 /// There is none. The error names the reason for each port.
-pub fn choose(wish: &Wish) -> Result<Choice, VerbsError> {
-    pick(wish, survey()?)
+pub fn choose(preference: &DevicePreference) -> Result<DeviceSelection, VerbsError> {
+    pick(preference, survey()?)
 }
 
-fn pick(wish: &Wish, seen: Vec<Seen>) -> Result<Choice, VerbsError> {
+fn pick(preference: &DevicePreference, seen: Vec<Seen>) -> Result<DeviceSelection, VerbsError> {
     let mut refused = Vec::new();
     for mut seen in seen {
         let line = seen.to_string();
-        if let (Ok(choice), Some(address)) = (&mut seen.verdict, wish.address) {
+        if let (Ok(selection), Some(address)) = (&mut seen.verdict, preference.address) {
             // A port may have several addresses; the survey names one of them.
             let leads = cm::place_of(address)
-                .is_ok_and(|(device, port)| device == choice.device && port == choice.port);
+                .is_ok_and(|(device, port)| device == selection.device && port == selection.port);
             if leads {
-                choice.address = address;
+                selection.address = address;
             }
         }
         match seen.verdict {
-            Ok(choice) if fits(wish, &choice) => return Ok(choice),
+            Ok(selection) if fits(preference, &selection) => return Ok(selection),
             Ok(_) => refused.push(format!("{line}, but it is not the one wished for")),
             Err(_) => refused.push(line),
         }
@@ -163,10 +163,10 @@ fn pick(wish: &Wish, seen: Vec<Seen>) -> Result<Choice, VerbsError> {
     Err(VerbsError::NoDevice { why: refused.join("; ") })
 }
 
-fn fits(wish: &Wish, choice: &Choice) -> bool {
-    wish.device.as_ref().is_none_or(|device| *device == choice.device)
-        && wish.port.is_none_or(|port| port == choice.port)
-        && wish.address.is_none_or(|address| address == choice.address)
+fn fits(preference: &DevicePreference, selection: &DeviceSelection) -> bool {
+    preference.device.as_ref().is_none_or(|device| *device == selection.device)
+        && preference.port.is_none_or(|port| port == selection.port)
+        && preference.address.is_none_or(|address| address == selection.address)
 }
 
 #[cfg(test)]
@@ -177,7 +177,7 @@ mod tests {
 
     fn seen(device: &str, port: u8, verdict: Result<Ipv4Addr, &str>) -> Seen {
         let verdict = match verdict {
-            Ok(address) => Ok(Choice { device: device.into(), port, address: address.into() }),
+            Ok(address) => Ok(DeviceSelection { device: device.into(), port, address: address.into() }),
             Err(why) => Err(why.into()),
         };
         Seen { device: device.into(), port, about: "RoCE".into(), verdict }
@@ -193,20 +193,23 @@ mod tests {
 
     #[test]
     fn the_first_that_fits_is_chosen() {
-        assert_eq!(pick(&Wish::default(), both()).unwrap().port, 1);
-        assert_eq!(pick(&Wish { port: Some(2), ..Wish::default() }, both()).unwrap().device, "b");
+        assert_eq!(pick(&DevicePreference::default(), both()).unwrap().port, 1);
+        assert_eq!(
+            pick(&DevicePreference { port: Some(2), ..DevicePreference::default() }, both()).unwrap().device,
+            "b"
+        );
     }
 
     #[test]
-    fn a_wish_that_nothing_fits_says_why_of_each() {
-        let wish = Wish { device: Some("a".into()), ..Wish::default() };
-        let text = pick(&wish, both()).unwrap_err().to_string();
+    fn a_preference_that_nothing_fits_says_why_of_each() {
+        let preference = DevicePreference { device: Some("a".into()), ..DevicePreference::default() };
+        let text = pick(&preference, both()).unwrap_err().to_string();
         assert!(text.contains("a port 1: RoCE; not usable: its state is DOWN"), "{text}");
         assert!(
             text.contains("b port 2: RoCE; usable at 255.255.255.255, but it is not the one wished for"),
             "{text}"
         );
-        let none = pick(&Wish::default(), Vec::new()).unwrap_err().to_string();
+        let none = pick(&DevicePreference::default(), Vec::new()).unwrap_err().to_string();
         assert!(none.contains("there is none"), "{none}");
     }
 

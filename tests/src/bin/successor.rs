@@ -1,9 +1,10 @@
-//! `successor read|write`: two ranks; rank 1 dies just before rank 0's system call copies, and its process number goes to a
-//! stranger. Rank 0 must neither deliver the stranger's bytes nor change them.
+//! `successor read|write`: two ranks; rank 1 dies just before rank 0's system call copies, and its process number goes
+//! to a stranger. Rank 0 must neither deliver the stranger's bytes nor change them.
 //!
-//! The moment is exact, as this program defines the copying functions of the C library itself: they stand for a rank 0 that the
-//! kernel does not run for a while. It needs a pid namespace whose numbers it may choose (`ns_last_pid`); the buffers of all
-//! processes have one address. Exit code 0: nothing of the stranger's was touched. 4: something was, or it was not tried.
+//! The moment is exact, as this program defines the copying functions of the C library itself: they stand for a rank 0
+//! that the kernel does not run for a while. It needs a pid namespace whose numbers it may choose (`ns_last_pid`); the
+//! buffers of all processes have one address. Exit code 0: nothing of the stranger's was touched. 4: something was, or
+//! it was not tried.
 
 use std::ffi::{c_int, c_ulong, c_void};
 use std::process::ExitCode;

@@ -1,6 +1,6 @@
 //! Reads and their answers while both ends send.
 
-use nemesia_core::port::memory::{Connection, MemoryPort, Source, Work};
+use nemesia_core::port::memory::{CompletionSource, Connection, MemoryPort, Work};
 
 use super::bench::{Bench, Memory};
 use super::{Check, Fabric, Verdict, ensure, equal};
@@ -39,7 +39,10 @@ fn empty_read_changes_nothing<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
     for _ in 0..bench.facts()?.send_depth + 16 {
         let id = bench.next_id();
         let part = [mine.slice(0, 64)];
-        bench.port(0)?.write(Work::new(a, id), Source::Gather(&part), theirs.at(2048), None).map_err(text)?;
+        bench
+            .port(0)?
+            .write(Work::new(a, id), CompletionSource::Gather(&part), theirs.at(2048), None)
+            .map_err(text)?;
         bench.succeeds(0, id)?;
     }
     for parts in [&[][..], &[mine.slice(1000, 0)]] {
@@ -64,7 +67,10 @@ fn empty_reads_succeed<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
         for len in [len, 100.min(len), len, 100.min(len)].into_iter().take(depth as usize) {
             let id = bench.next_id();
             let part = [theirs.slice(0, len)];
-            bench.port(1)?.write(Work::new(b, id), Source::Gather(&part), mine.at(0), None).map_err(text)?;
+            bench
+                .port(1)?
+                .write(Work::new(b, id), CompletionSource::Gather(&part), mine.at(0), None)
+                .map_err(text)?;
             writes.push(id);
         }
         let reads = depth.min(12);
@@ -110,7 +116,10 @@ fn payloads_across_a_page_end<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
             for (part, to) in writes.into_iter().skip(usize::from(!is_deep)) {
                 ids.push(bench.next_id());
                 let work = Work::new(a, ids[ids.len() - 1]);
-                bench.port(0)?.write(work, Source::Gather(&[part]), into.at(to), None).map_err(text)?;
+                bench
+                    .port(0)?
+                    .write(work, CompletionSource::Gather(&[part]), into.at(to), None)
+                    .map_err(text)?;
             }
             ids.into_iter().try_for_each(|id| bench.succeeds(0, id))?;
             bench.flush((0, a), (1, b))?;
@@ -155,7 +164,7 @@ fn both_ends_fence<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
             let write = Work { fence: true, ..Work::new(connections[end], ids[end][1]) };
             let port = bench.port(end)?;
             port.read(read, &[sinks[end].slice(0, 100)], memories[1 - end].at(0)).map_err(text)?;
-            port.write(write, Source::Gather(&[own.slice(0, 100)]), target, None).map_err(text)?;
+            port.write(write, CompletionSource::Gather(&[own.slice(0, 100)]), target, None).map_err(text)?;
         }
         for end in [0, 1] {
             ids[end].iter().try_for_each(|id| bench.succeeds(end, *id))?;

@@ -1,6 +1,6 @@
 //! Atomic operations.
 
-use nemesia_core::port::memory::{Access, MemoryPort, PostError, Work};
+use nemesia_core::port::memory::{MemoryPort, PostError, RegionAccess, Work};
 
 use super::bench::Bench;
 use super::{Check, Fabric, Verdict, equal};
@@ -16,7 +16,7 @@ pub(super) fn checks<F: Fabric>() -> Vec<(&'static str, Check<F>)> {
 fn alone<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
     bench.open(2)?;
     let (a, _) = bench.connect(0, 1)?;
-    let (to, from) = (bench.open_memory(1, 64)?, bench.memory(0, 64, Access::LOCAL)?);
+    let (to, from) = (bench.open_memory(1, 64)?, bench.memory(0, 64, RegionAccess::LOCAL)?);
     let (work, into, at) = (Work::new(a, 1), from.slice(8, 8), to.at(16));
     if !bench.facts()?.atomics {
         let port = bench.port(0)?;
@@ -44,7 +44,7 @@ fn together<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
     }
     let (a, b) = (bench.connect(0, 2)?.0, bench.connect(1, 2)?.0);
     let to = bench.open_memory(2, 8)?;
-    let from = [bench.memory(0, 512, Access::LOCAL)?, bench.memory(1, 512, Access::LOCAL)?];
+    let from = [bench.memory(0, 512, RegionAccess::LOCAL)?, bench.memory(1, 512, RegionAccess::LOCAL)?];
     let depth = u64::from(bench.facts()?.send_depth.min(20));
     let mut seen = Vec::new();
     for _ in 0..5 {
@@ -73,7 +73,7 @@ fn wrong<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
     }
     let (a, b) = bench.connect(0, 1)?;
     let to = bench.open_memory(1, 64)?;
-    let from = bench.memory(0, 64, Access::LOCAL)?;
+    let from = bench.memory(0, 64, RegionAccess::LOCAL)?;
     to.put(0, &[7; 64]);
     let work = Work::new(a, 1);
     // It is refused at once or by its completion, and never executed.
@@ -90,7 +90,7 @@ fn wrong<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
     let short = bench.port(0)?.fetch_add(Work::new(a, 2), from.slice(0, 4), to.at(0), 1);
     equal("room of four bytes", short, Err(PostError::Alignment))?;
     bench.works((0, a), (1, b))?;
-    let weak = bench.memory(1, 64, Access { remote_atomic: false, ..Access::ALL })?;
+    let weak = bench.memory(1, 64, RegionAccess { remote_atomic: false, ..RegionAccess::ALL })?;
     bench.port(0)?.fetch_add(Work::new(a, 3), from.slice(0, 8), weak.at(0), 1).map_err(|e| e.to_string())?;
     bench.fails(0, 3)?;
     bench.lost(1, b)?;

@@ -3,10 +3,10 @@
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::time::{Duration, Instant};
 
-use nemesia_core::payload::Lent;
+use nemesia_core::payload::LentMemory;
 use nemesia_core::port::memory::{
-    Access, Completion, Connection, Event, Facts, Key, MemoryPort, Offer, Outcome, Private, ReceiveQueue,
-    Region, Remote, Slice, Source, Work, WorkError,
+    Completion, CompletionSource, Connection, Event, Facts, MemoryKey, MemoryPort, Offer, PortRegion,
+    Private, ReceiveQueue, RegionAccess, RemoteRange, Slice, Work, WorkError, WorkOutcome,
 };
 
 use super::{Fabric, Verdict, ensure, equal};
@@ -41,10 +41,10 @@ impl Block {
     /// Returns the memory twice: once to be registered, once to be inspected. The block is freed after the port
     /// to which it
     /// is lent; it is only copied to and from.
-    pub(super) fn lent(&self, len: usize) -> (Lent, Lent) {
+    pub(super) fn lent(&self, len: usize) -> (LentMemory, LentMemory) {
         let len = len.min(self.layout.size());
         // SAFETY: allocated with that length, and zeroed; of the rest, what is said above.
-        unsafe { (Lent::from_raw(self.base, len), Lent::from_raw(self.base, len)) }
+        unsafe { (LentMemory::from_raw(self.base, len), LentMemory::from_raw(self.base, len)) }
     }
 }
 
@@ -59,11 +59,11 @@ impl Drop for Block {
 #[derive(Debug)]
 pub struct Memory {
     /// The region, for its own port.
-    pub region: Region,
+    pub region: PortRegion,
     /// The key, for peers.
-    pub key: Key,
+    pub key: MemoryKey,
     /// A view of the buffer for inspection.
-    view: Lent,
+    view: LentMemory,
 }
 
 impl Memory {
@@ -73,7 +73,7 @@ impl Memory {
     }
 
     /// Returns the place of a byte, for peers.
-    pub const fn at(&self, offset: u64) -> Remote {
+    pub const fn at(&self, offset: u64) -> RemoteRange {
         self.key.at(offset)
     }
 
@@ -181,7 +181,7 @@ impl<F: Fabric> Bench<F> {
     ///
     /// # Errors
     /// The memory cannot be registered.
-    pub fn memory(&mut self, node: usize, len: usize, access: Access) -> Result<Memory, String> {
+    pub fn memory(&mut self, node: usize, len: usize, access: RegionAccess) -> Result<Memory, String> {
         let block = Block::new(len);
         let (lent, view) = block.lent(len);
         self.nodes[node].blocks.push(block);
@@ -192,7 +192,7 @@ impl<F: Fabric> Bench<F> {
         if let Some(key) = key {
             equal("bytes by the key", key.len, len as u64)?;
         }
-        let nothing = Key { address: 0, len: 0, key: 0 };
+        let nothing = MemoryKey { address: 0, len: 0, key: 0 };
         Ok(Memory { region, key: key.unwrap_or(nothing), view })
     }
 
@@ -202,7 +202,7 @@ impl<F: Fabric> Bench<F> {
     /// As [`Bench::memory`].
     pub fn open_memory(&mut self, node: usize, len: usize) -> Result<Memory, String> {
         let atomics = self.facts()?.atomics;
-        self.memory(node, len, Access { remote_atomic: atomics, ..Access::ALL })
+        self.memory(node, len, RegionAccess { remote_atomic: atomics, ..RegionAccess::ALL })
     }
 
     /// Registers memory that may be the destination of our own reads.
@@ -211,7 +211,7 @@ impl<F: Fabric> Bench<F> {
     /// As [`Bench::memory`].
     pub fn sink(&mut self, node: usize, len: usize) -> Result<Memory, String> {
         let remote_write = self.facts()?.read_needs_remote_write;
-        self.memory(node, len, Access { remote_write, ..Access::LOCAL })
+        self.memory(node, len, RegionAccess { remote_write, ..RegionAccess::LOCAL })
     }
 
     /// Lets time pass, and collects completions and events.
@@ -278,7 +278,7 @@ impl<F: Fabric> Bench<F> {
     /// The work request fails.
     pub fn succeeds(&mut self, node: usize, id: u64) -> Verdict {
         let outcome = self.completion(node, id)?.outcome;
-        equal(&format!("work {id:#x} at {node}"), outcome, Outcome::Done)
+        equal(&format!("work {id:#x} at {node}"), outcome, WorkOutcome::Done)
     }
 
     /// Waits for a message. Returns its bytes, its immediate, and whether it was a write.
@@ -287,7 +287,7 @@ impl<F: Fabric> Bench<F> {
     /// No message comes.
     pub fn received(&mut self, node: usize, id: u64) -> Result<(u32, Option<u32>, bool), String> {
         match self.completion(node, id)?.outcome {
-            Outcome::Received { len, immediate, written } => Ok((len, immediate, written)),
+            WorkOutcome::Received { len, immediate, written } => Ok((len, immediate, written)),
             other => Err(format!("receive {id:#x} at {node}: {other:?}")),
         }
     }
@@ -298,7 +298,7 @@ impl<F: Fabric> Bench<F> {
     /// The work request succeeds.
     pub fn fails(&mut self, node: usize, id: u64) -> Result<WorkError, String> {
         match self.completion(node, id)?.outcome {
-            Outcome::Failed(error) => Ok(error),
+            WorkOutcome::Failed(error) => Ok(error),
             other => Err(format!("work {id:#x} at {node} should fail: {other:?}")),
         }
     }
@@ -394,7 +394,7 @@ impl<F: Fabric> Bench<F> {
     /// The receive cannot be posted.
     pub fn post_small(&mut self, node: usize, queue: ReceiveQueue) -> Result<u64, String> {
         if self.nodes[node].small.is_none() {
-            self.nodes[node].small = Some(self.memory(node, 64, Access::LOCAL)?);
+            self.nodes[node].small = Some(self.memory(node, 64, RegionAccess::LOCAL)?);
         }
         let id = self.next_id();
         let part: Vec<Slice> = self.nodes[node].small.iter().map(|it| it.slice(0, 8)).collect();
@@ -408,11 +408,11 @@ impl<F: Fabric> Bench<F> {
     /// The send fails.
     pub fn send_small(&mut self, node: usize, connection: Connection) -> Verdict {
         if self.nodes[node].small.is_none() {
-            self.nodes[node].small = Some(self.memory(node, 64, Access::LOCAL)?);
+            self.nodes[node].small = Some(self.memory(node, 64, RegionAccess::LOCAL)?);
         }
         let id = self.next_id();
         let part: Vec<Slice> = self.nodes[node].small.iter().map(|it| it.slice(8, 8)).collect();
-        let posted = self.port(node)?.send(Work::new(connection, id), Source::Gather(&part), None);
+        let posted = self.port(node)?.send(Work::new(connection, id), CompletionSource::Gather(&part), None);
         posted.map_err(|error| format!("small send: {error}"))?;
         self.succeeds(node, id)
     }

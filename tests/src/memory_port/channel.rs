@@ -2,7 +2,7 @@
 
 mod engine;
 mod node;
-mod rude;
+mod violations;
 
 use nemesia_core::port::channel::{ChannelEvent, OpenError};
 use nemesia_core::port::memory::MemoryPort;
@@ -12,22 +12,22 @@ use nemesia_core::wire::{Envelope, Kind};
 use super::bench::Bench;
 use super::{Check, Fabric, Verdict, ensure, equal};
 use crate::content::{difference, filled, seed_of};
-use node::{Node, PACKET_BYTES, config};
+use node::{ChannelNode, PACKET_BYTES, config};
 
 pub(super) fn checks<F: Fabric>() -> Vec<(&'static str, Check<F>)> {
     vec![
         ("channels_carry_packets_whole_and_in_order", packets),
-        ("a_channel_tells_of_a_peer_that_is_lost_and_goes_on_with_the_others", lost),
-        ("a_channel_finds_out_who_breaks_the_rules", rude::check),
-        ("a_channel_refuses_strangers", rude::strangers),
-        ("a_channel_refuses_who_comes_from_elsewhere", rude::elsewhere),
+        ("a_channel_reports_a_lost_peer_and_goes_on_with_the_others", lost),
+        ("a_channel_finds_out_who_breaks_the_rules", violations::check),
+        ("a_channel_refuses_unauthenticated_peers", violations::unauthenticated),
+        ("a_channel_refuses_who_comes_from_elsewhere", violations::elsewhere),
         ("engines_talk_over_channels", engine::check),
     ]
 }
 
 /// Channels, each connected to each other.
 struct Hall<F: Fabric> {
-    nodes: Vec<Option<Node<F::Port>>>,
+    nodes: Vec<Option<ChannelNode<F::Port>>>,
     rails: u32,
 }
 
@@ -43,7 +43,7 @@ impl<F: Fabric> Hall<F> {
         for rank in 0..ranks {
             let port = bench.fabric.port()?;
             let few = port.facts().receive_depth < 3;
-            match Node::new(port, config(rank as PeerId, rails), ranks) {
+            match ChannelNode::new(port, config(rank as PeerId, rails), ranks) {
                 Ok(mut node) => {
                     node.lend()?;
                     hall.nodes.push(Some(node));
@@ -55,7 +55,7 @@ impl<F: Fabric> Hall<F> {
         Ok(Some(hall))
     }
 
-    fn node(&mut self, rank: usize) -> Result<&mut Node<F::Port>, String> {
+    fn node(&mut self, rank: usize) -> Result<&mut ChannelNode<F::Port>, String> {
         self.nodes[rank].as_mut().ok_or_else(|| "it was killed".into())
     }
 
@@ -74,7 +74,7 @@ impl<F: Fabric> Hall<F> {
         let (ranks, rails) = (self.nodes.len() as u32, self.rails);
         bench.until("all connections are ready", |bench| {
             self.turn(bench);
-            let ready = |node: &Node<F::Port>| -> u32 {
+            let ready = |node: &ChannelNode<F::Port>| -> u32 {
                 (0..ranks).map(|peer| node.channel.report(peer).ready).sum()
             };
             self.nodes.iter().flatten().all(|node| ready(node) == (ranks - 1) * rails)
@@ -198,7 +198,7 @@ fn lost<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
     hall.connect(bench)?;
     hall.talk(bench, 20)?;
     let node = hall.nodes[2].take().ok_or("it was killed")?;
-    let Node { channel, blocks, .. } = node;
+    let ChannelNode { channel, blocks, .. } = node;
     bench.fabric.kill(channel.into_port());
     drop(blocks);
     for rank in [0, 1] {
@@ -223,7 +223,8 @@ fn lost<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
     hall.talk(bench, 50)?;
     bench.until("what was lost is cleared away", |bench| {
         hall.turn(bench);
-        let closed = |node: &Node<F::Port>| node.events.contains(&ChannelEvent::Closed { peer: 2, rail: 0 });
+        let closed =
+            |node: &ChannelNode<F::Port>| node.events.contains(&ChannelEvent::Closed { peer: 2, rail: 0 });
         hall.poll();
         hall.nodes.iter().flatten().all(closed)
     })?;

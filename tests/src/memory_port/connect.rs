@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use nemesia_core::port::memory::{
-    Address, ConnectError, Connection, Event, LostError, MemoryPort, PostError, Private, ReceiveQueue,
-    Source, State, Work,
+    Address, CompletionSource, ConnectError, Connection, ConnectionState, Event, LostError, MemoryPort,
+    PostError, Private, ReceiveQueue, Work,
 };
 
 use super::bench::Bench;
@@ -14,7 +14,7 @@ pub(super) fn checks<F: Fabric>() -> Vec<(&'static str, Check<F>)> {
     vec![
         ("facts_make_sense", facts),
         ("both_sides_learn_what_the_other_says", private),
-        ("a_refusal_is_told_with_its_reason", refusal),
+        ("a_refusal_is_reported_with_its_reason", refusal),
         ("nobody_listens", nobody),
         ("addresses_of_other_fabrics_are_not_understood", address),
         ("a_connection_that_is_not_answered_fails_in_time", deadline),
@@ -75,17 +75,21 @@ fn private<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
     let said: Vec<u8> = (1..=56).collect();
     for len in [56, 1, 0] {
         let active = ask(bench, 0, 1, &said[..len])?;
-        equal("state", bench.port(0)?.state(active), State::Connecting)?;
+        equal("state", bench.port(0)?.state(active), ConnectionState::Connecting)?;
         let (passive, found) = bench.event(1, "request", requested)?;
         ensure(is_said(&found, &said[..len]), || format!("{len} bytes with the request: {found:?}"))?;
-        equal("state", bench.port(1)?.state(passive), State::Requested)?;
+        equal("state", bench.port(1)?.state(passive), ConnectionState::Requested)?;
         let answer = bench.offer(&said[56 - len..], false);
         bench.port(1)?.accept(passive, &answer).map_err(|error| error.to_string())?;
         let (connection, found) = bench.event(0, "established", established)?;
         equal("connection", connection, active)?;
         ensure(is_said(&found, &said[56 - len..]), || format!("{len} bytes with the answer: {found:?}"))?;
         equal("connection", bench.event(1, "established", established)?.0, passive)?;
-        equal("states", [bench.port(0)?.state(active), bench.port(1)?.state(passive)], [State::Ready; 2])?;
+        equal(
+            "states",
+            [bench.port(0)?.state(active), bench.port(1)?.state(passive)],
+            [ConnectionState::Ready; 2],
+        )?;
         let again = bench.port(1)?.accept(passive, &answer);
         equal("accepted again", again, Err(ConnectError::State))?;
         bench.close(0, active)?;
@@ -102,7 +106,7 @@ fn refusal<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
     let (passive, _) = bench.event(1, "request", requested)?;
     let no = Private::new(b"no").unwrap_or(Private::EMPTY);
     bench.port(1)?.refuse(passive, no).map_err(|error| error.to_string())?;
-    equal("state", bench.port(1)?.state(passive), State::Gone)?;
+    equal("state", bench.port(1)?.state(passive), ConnectionState::Gone)?;
     equal("refused again", bench.port(1)?.refuse(passive, no), Err(ConnectError::State))?;
     let (connection, error, said) = bench.event(0, "failed", failed)?;
     equal("failed", (connection, error), (active, ConnectError::Refused))?;
@@ -155,7 +159,7 @@ fn deadline<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
     equal("failed", (connection, error), (active, ConnectError::TimedOut))?;
     bench.fails(0, id)?;
     bench.close(0, active)?;
-    equal("state", bench.port(0)?.state(active), State::Gone)
+    equal("state", bench.port(0)?.state(active), ConnectionState::Gone)
 }
 
 fn give_up<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
@@ -235,8 +239,8 @@ fn closed<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
     let id = bench.post_small(1, ReceiveQueue::Of(b))?;
     bench.close(0, a)?;
     bench.port(0)?.close(a);
-    equal("state", bench.port(0)?.state(a), State::Gone)?;
-    let sent = bench.port(0)?.send(Work::new(a, 1), Source::Gather(&[]), None);
+    equal("state", bench.port(0)?.state(a), ConnectionState::Gone)?;
+    let sent = bench.port(0)?.send(Work::new(a, 1), CompletionSource::Gather(&[]), None);
     equal("send", sent, Err(PostError::NotReady))?;
     let posted = bench.port(0)?.receive(ReceiveQueue::Of(a), 1, &[]);
     equal("receive", posted, Err(PostError::NotReady))?;
@@ -248,12 +252,12 @@ fn closed<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
         format!("closed by the peer: {why}")
     })?;
     bench.fails(1, id)?;
-    equal("state", bench.port(1)?.state(b), State::Lost)?;
-    let sent = bench.port(1)?.send(Work::new(b, 1), Source::Gather(&[]), None);
+    equal("state", bench.port(1)?.state(b), ConnectionState::Lost)?;
+    let sent = bench.port(1)?.send(Work::new(b, 1), CompletionSource::Gather(&[]), None);
     equal("send", sent, Err(PostError::NotReady))?;
     bench.close(1, b)?;
     // A new connection is not confused with the old one.
     let (new, _) = bench.connect(0, 1)?;
     ensure(new != a, || "a number is used again".into())?;
-    equal("state of the old one", bench.port(0)?.state(a), State::Gone)
+    equal("state of the old one", bench.port(0)?.state(a), ConnectionState::Gone)
 }

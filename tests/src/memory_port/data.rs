@@ -1,6 +1,8 @@
 //! Every operation, of every size, with its contents.
 
-use nemesia_core::port::memory::{Access, MemoryPort, Outcome, PostError, ReceiveQueue, Slice, Source, Work};
+use nemesia_core::port::memory::{
+    CompletionSource, MemoryPort, PostError, ReceiveQueue, RegionAccess, Slice, Work, WorkOutcome,
+};
 
 use super::bench::{Bench, Memory};
 use super::{Check, Fabric, Verdict, ensure, equal};
@@ -58,12 +60,13 @@ fn writes<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
     let (a, b) = bench.connect(0, 1)?;
     let (most, proves) = (bench.most_transfer()?, bench.facts()?.write_proves_placement);
     let room = most as usize + 2 * MARGIN as usize;
-    let (from, to) = (bench.memory(0, room, Access::NONE)?, bench.open_memory(1, room)?);
+    let (from, to) = (bench.memory(0, room, RegionAccess::NONE)?, bench.open_memory(1, room)?);
     for (id, len) in (1..).zip(sizes(most)) {
         frame(&to, len);
         from.put(3, &filled(id, len as usize));
         let part = [from.slice(3, len)];
-        let posted = bench.port(0)?.write(Work::new(a, id), Source::Gather(&part), to.at(MARGIN), None);
+        let posted =
+            bench.port(0)?.write(Work::new(a, id), CompletionSource::Gather(&part), to.at(MARGIN), None);
         posted.map_err(|error| format!("{len} bytes: {error}"))?;
         bench.succeeds(0, id)?;
         if proves {
@@ -80,7 +83,7 @@ fn reads<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
     let (a, b) = bench.connect(0, 1)?;
     let most = bench.most_transfer()?;
     let room = most as usize + 2 * MARGIN as usize;
-    let from = bench.memory(1, room, Access { remote_read: true, ..Access::NONE })?;
+    let from = bench.memory(1, room, RegionAccess { remote_read: true, ..RegionAccess::NONE })?;
     let to = bench.sink(0, room)?;
     for (id, len) in (1..).zip(sizes(most)) {
         frame(&to, len);
@@ -99,7 +102,8 @@ fn sends<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
     let (a, b) = bench.connect(0, 1)?;
     let most = bench.most_bytes()?;
     let room = most as usize + 2 * MARGIN as usize;
-    let (from, to) = (bench.memory(0, room, Access::NONE)?, bench.memory(1, room, Access::LOCAL)?);
+    let (from, to) =
+        (bench.memory(0, room, RegionAccess::NONE)?, bench.memory(1, room, RegionAccess::LOCAL)?);
     for (id, len) in (1..).zip(sizes(most)) {
         frame(&to, len);
         from.put(1, &filled(id, len as usize));
@@ -109,7 +113,7 @@ fn sends<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
         let posted = bench.port(1)?.receive(ReceiveQueue::Of(b), id, &into);
         posted.map_err(|error| format!("receive of {len} bytes: {error}"))?;
         let part = [from.slice(1, len)];
-        let posted = bench.port(0)?.send(Work::new(a, id), Source::Gather(&part), None);
+        let posted = bench.port(0)?.send(Work::new(a, id), CompletionSource::Gather(&part), None);
         posted.map_err(|error| format!("{len} bytes: {error}"))?;
         equal("message", bench.received(1, id)?, (len, None, false))?;
         check_frame(&to, id, len)?;
@@ -124,14 +128,14 @@ fn immediates<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
     let (has, message) = (bench.facts()?.immediates, bench.facts()?.message_bytes);
     let most = bench.most_transfer()?.min(100_000);
     let room = most as usize + 2 * MARGIN as usize;
-    let (from, to) = (bench.memory(0, room, Access::NONE)?, bench.open_memory(1, room)?);
+    let (from, to) = (bench.memory(0, room, RegionAccess::NONE)?, bench.open_memory(1, room)?);
     let part = [from.slice(0, 8)];
     if !has {
         for immediate in [Some(0), Some(u32::MAX)] {
             let port = bench.port(0)?;
-            let sent = port.send(Work::new(a, 1), Source::Gather(&part), immediate);
+            let sent = port.send(Work::new(a, 1), CompletionSource::Gather(&part), immediate);
             equal("send with immediate", sent, Err(PostError::Unsupported))?;
-            let written = port.write(Work::new(a, 1), Source::Gather(&part), to.at(0), immediate);
+            let written = port.write(Work::new(a, 1), CompletionSource::Gather(&part), to.at(0), immediate);
             equal("write with immediate", written, Err(PostError::Unsupported))?;
         }
         return bench.works((0, a), (1, b));
@@ -144,19 +148,23 @@ fn immediates<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
         let nowhere = bench.port(1)?.receive(ReceiveQueue::Of(b), id, &[]);
         nowhere.map_err(|error| format!("receive without memory: {error}"))?;
         let part = [from.slice(0, len)];
-        let write =
-            bench.port(0)?.write(Work::new(a, id), Source::Gather(&part), to.at(MARGIN), Some(immediate));
+        let write = bench.port(0)?.write(
+            Work::new(a, id),
+            CompletionSource::Gather(&part),
+            to.at(MARGIN),
+            Some(immediate),
+        );
         write.map_err(|error| format!("{len} bytes: {error}"))?;
-        let (told, found, written) = bench.received(1, id)?;
-        let is_known = told == len || told == 0 || len > message && told < len;
-        ensure(is_known, || format!("{len} bytes written, {told} told"))?;
+        let (reported, found, written) = bench.received(1, id)?;
+        let is_known = reported == len || reported == 0 || len > message && reported < len;
+        ensure(is_known, || format!("{len} bytes written, {reported} told"))?;
         equal("immediate", (found, written), (Some(immediate), true))?;
         check_frame(&to, id, len)?;
         bench.succeeds(0, id)?;
     }
     let into = [to.slice(MARGIN, 8)];
     bench.port(1)?.receive(ReceiveQueue::Of(b), 900, &into).map_err(|error| error.to_string())?;
-    let posted = bench.port(0)?.send(Work::new(a, 901), Source::Gather(&part), Some(7));
+    let posted = bench.port(0)?.send(Work::new(a, 901), CompletionSource::Gather(&part), Some(7));
     posted.map_err(|error| error.to_string())?;
     equal("send with immediate", bench.received(1, 900)?, (8, Some(7), false))?;
     bench.succeeds(0, 901)
@@ -170,7 +178,8 @@ fn inline<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
     for (id, len) in (1..).zip(sizes(limit)) {
         frame(&to, len);
         let mut bytes = filled(id, len as usize);
-        let posted = bench.port(0)?.write(Work::new(a, id), Source::Inline(&bytes), to.at(MARGIN), None);
+        let posted =
+            bench.port(0)?.write(Work::new(a, id), CompletionSource::Inline(&bytes), to.at(MARGIN), None);
         posted.map_err(|error| format!("{len} bytes inline: {error}"))?;
         bytes.fill(0xee);
         drop(bytes);
@@ -181,7 +190,7 @@ fn inline<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
         let mut bytes = filled(id, len as usize);
         let into = [to.slice(MARGIN, len)];
         bench.port(1)?.receive(ReceiveQueue::Of(b), id, &into).map_err(|error| error.to_string())?;
-        let posted = bench.port(0)?.send(Work::new(a, id), Source::Inline(&bytes), None);
+        let posted = bench.port(0)?.send(Work::new(a, id), CompletionSource::Inline(&bytes), None);
         posted.map_err(|error| format!("{len} bytes inline: {error}"))?;
         bytes.fill(0xee);
         equal("message", bench.received(1, id)?, (len, None, false))?;
@@ -189,7 +198,7 @@ fn inline<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
         bench.succeeds(0, id)?;
     }
     let long = vec![1; limit as usize + 1];
-    let posted = bench.port(0)?.write(Work::new(a, 1), Source::Inline(&long), to.at(0), None);
+    let posted = bench.port(0)?.write(Work::new(a, 1), CompletionSource::Inline(&long), to.at(0), None);
     equal("one byte more inline", posted, Err(PostError::Length { limit }))?;
     bench.works((0, a), (1, b))
 }
@@ -223,7 +232,7 @@ fn lists<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
     let (a, b) = bench.connect(0, 1)?;
     let (facts, most) = (bench.facts()?, bench.most_bytes()?);
     let room = 70_000;
-    let (from, to) = (bench.memory(0, room, Access::NONE)?, bench.open_memory(1, room)?);
+    let (from, to) = (bench.memory(0, room, RegionAccess::NONE)?, bench.open_memory(1, room)?);
     let sink = bench.sink(0, room)?;
     from.put(0, &filled(7, room));
     for id in 1..=20_u64 {
@@ -232,14 +241,15 @@ fn lists<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
         let (source, into) = (parts(bench, &from, total, count), parts(bench, &to, total, facts.slices));
         let wanted = gathered(&from, &source);
         bench.port(1)?.receive(ReceiveQueue::Of(b), id, &into).map_err(|error| error.to_string())?;
-        let posted = bench.port(0)?.send(Work::new(a, id), Source::Gather(&source), None);
+        let posted = bench.port(0)?.send(Work::new(a, id), CompletionSource::Gather(&source), None);
         posted.map_err(|error| format!("send of {count} parts: {error}"))?;
         equal("message", bench.received(1, id)?, (total, None, false))?;
         ensure(gathered(&to, &into) == wanted, || format!("send of {count} parts, {total} bytes: wrong"))?;
         bench.succeeds(0, id)?;
 
         to.put(0, &vec![0; room]);
-        let posted = bench.port(0)?.write(Work::new(a, id), Source::Gather(&source), to.at(1), None);
+        let posted =
+            bench.port(0)?.write(Work::new(a, id), CompletionSource::Gather(&source), to.at(1), None);
         posted.map_err(|error| format!("write of {count} parts: {error}"))?;
         bench.succeeds(0, id)?;
         bench.flush((0, a), (1, b))?;
@@ -254,7 +264,7 @@ fn lists<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
         ensure(gathered(&sink, &into) == wanted, || format!("read to {} parts: wrong", into.len()))?;
     }
     let many = vec![from.slice(0, 1); facts.slices as usize + 1];
-    let posted = bench.port(0)?.send(Work::new(a, 1), Source::Gather(&many), None);
+    let posted = bench.port(0)?.send(Work::new(a, 1), CompletionSource::Gather(&many), None);
     equal("one part more", posted, Err(PostError::Slices { limit: facts.slices }))?;
     let many = vec![sink.slice(0, 1); facts.read_slices as usize + 1];
     let posted = bench.port(0)?.read(Work::new(a, 1), &many, to.at(0));
@@ -267,11 +277,14 @@ fn empty<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
     let to = bench.open_memory(1, 16)?;
     to.put(0, &[9; 16]);
     // A list without parts.
-    let posted = bench.port(0)?.write(Work::new(a, 1), Source::Gather(&[]), to.at(16), None);
+    let posted = bench.port(0)?.write(Work::new(a, 1), CompletionSource::Gather(&[]), to.at(16), None);
     posted.map_err(|error| format!("write of nothing: {error}"))?;
     bench.succeeds(0, 1)?;
     bench.port(1)?.receive(ReceiveQueue::Of(b), 2, &[]).map_err(|error| error.to_string())?;
-    bench.port(0)?.send(Work::new(a, 2), Source::Gather(&[]), None).map_err(|error| error.to_string())?;
+    bench
+        .port(0)?
+        .send(Work::new(a, 2), CompletionSource::Gather(&[]), None)
+        .map_err(|error| error.to_string())?;
     equal("message", bench.received(1, 2)?, (0, None, false))?;
     bench.succeeds(0, 2)?;
     bench
@@ -290,18 +303,19 @@ fn both<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
     let mut memories = Vec::new();
     for (node, _) in ends {
         let (from, to) =
-            (bench.memory(node, len as usize, Access::NONE)?, bench.open_memory(node, len as usize)?);
+            (bench.memory(node, len as usize, RegionAccess::NONE)?, bench.open_memory(node, len as usize)?);
         from.put(0, &filled(node as u64 + 40, len as usize));
         memories.push((from, to));
     }
     // Neither side may wait until the other stops sending.
     for (node, connection) in ends {
         let (part, target) = ([memories[node].0.slice(0, len)], memories[1 - node].1.at(0));
-        let posted = bench.port(node)?.write(Work::new(connection, 1), Source::Gather(&part), target, None);
+        let posted =
+            bench.port(node)?.write(Work::new(connection, 1), CompletionSource::Gather(&part), target, None);
         posted.map_err(|error| error.to_string())?;
     }
     for (node, _) in ends {
-        equal("write", bench.completion(node, 1)?.outcome, Outcome::Done)?;
+        equal("write", bench.completion(node, 1)?.outcome, WorkOutcome::Done)?;
     }
     bench.works((0, a), (1, b))?;
     for (node, (_, to)) in memories.iter().enumerate() {

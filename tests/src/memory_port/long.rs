@@ -2,7 +2,7 @@
 //! see that.
 
 use nemesia_core::port::memory::{
-    Access, Connection, MemoryPort, Outcome, PostError, ReceiveQueue, Slice, Source, Work,
+    CompletionSource, Connection, MemoryPort, PostError, ReceiveQueue, RegionAccess, Slice, Work, WorkOutcome,
 };
 
 use super::bench::{Bench, Memory};
@@ -40,7 +40,7 @@ fn ends<F: Fabric>(bench: &mut Bench<F>, len: u32) -> Result<Ends, String> {
     bench.open(2)?;
     let pair = bench.connect(0, 1)?;
     let len = len as usize;
-    Ok((pair, [bench.memory(0, len, Access::NONE)?, bench.open_memory(1, len)?, bench.sink(0, len)?]))
+    Ok((pair, [bench.memory(0, len, RegionAccess::NONE)?, bench.open_memory(1, len)?, bench.sink(0, len)?]))
 }
 
 /// Opens with as much memory as the longest transfer needs.
@@ -78,7 +78,10 @@ fn transfers<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
         from.put(0, &bytes[first..]);
         let parts = halves(&from, len, facts.slices);
         to.put(0, &vec![0; most as usize]);
-        bench.port(0)?.write(Work::new(a, id), Source::Gather(&parts), to.at(0), None).map_err(text)?;
+        bench
+            .port(0)?
+            .write(Work::new(a, id), CompletionSource::Gather(&parts), to.at(0), None)
+            .map_err(text)?;
         bench.succeeds(0, id).map_err(|why| format!("write of {len} bytes: {why}"))?;
         bench.flush((0, a), (1, b))?;
         is_right("written", &to, id, len)?;
@@ -91,10 +94,13 @@ fn transfers<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
         if facts.immediates {
             to.put(0, &vec![0; most as usize]);
             bench.port(1)?.receive(ReceiveQueue::Of(b), id, &[]).map_err(text)?;
-            let posted = bench.port(0)?.write(Work::new(a, id), Source::Gather(&parts), to.at(0), Some(len));
+            let posted =
+                bench.port(0)?.write(Work::new(a, id), CompletionSource::Gather(&parts), to.at(0), Some(len));
             posted.map_err(text)?;
-            let (told, immediate, written) = bench.received(1, id)?;
-            ensure(told <= len && immediate == Some(len) && written, || format!("{told} {immediate:?}"))?;
+            let (reported, immediate, written) = bench.received(1, id)?;
+            ensure(reported <= len && immediate == Some(len) && written, || {
+                format!("{reported} {immediate:?}")
+            })?;
             is_right("written with immediate", &to, id, len)?;
             bench.succeeds(0, id).map_err(|why| format!("write with immediate of {len} bytes: {why}"))?;
         }
@@ -122,10 +128,10 @@ fn limits<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
     let work = Work::new(a, 1);
     let too_long = Err(PostError::Length { limit: facts.transfer_bytes });
     let port = bench.port(0)?;
-    equal("write", port.write(work, Source::Gather(&long), to.at(0), None), too_long)?;
+    equal("write", port.write(work, CompletionSource::Gather(&long), to.at(0), None), too_long)?;
     equal("read", port.read(work, &long, to.at(0)), too_long)?;
     let too_long = Err(PostError::Length { limit: facts.message_bytes });
-    equal("send", port.send(work, Source::Gather(&message), None), too_long)?;
+    equal("send", port.send(work, CompletionSource::Gather(&message), None), too_long)?;
     bench.works((0, a), (1, b))?;
     ensure(bench.nodes[0].done.is_empty(), || format!("{:?}", bench.nodes[0].done))
 }
@@ -141,7 +147,7 @@ fn full<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
         loop {
             let work = Work::new(a, posted);
             let done = match posted % 2 {
-                0 => bench.port(0)?.write(work, Source::Gather(&part), to.at(0), None),
+                0 => bench.port(0)?.write(work, CompletionSource::Gather(&part), to.at(0), None),
                 _ => bench.port(0)?.read(work, &[sink.slice(0, most)], to.at(0)),
             };
             match done {
@@ -154,11 +160,12 @@ fn full<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
         let fit = u64::from(bench.facts()?.send_depth) / places;
         ensure(posted >= fit, || format!("full after {posted} of {places} places each"))?;
         // A transfer that does not fit leaves no part in the queue.
-        let refused = bench.port(0)?.write(Work::new(a, 99), Source::Gather(&part), other.at(0), None);
+        let refused =
+            bench.port(0)?.write(Work::new(a, 99), CompletionSource::Gather(&part), other.at(0), None);
         equal("one more", refused, Err(PostError::QueueFull))?;
         bench.until("all", |bench| bench.nodes[0].done.len() as u64 >= posted)?;
         let done: Vec<_> = bench.nodes[0].done.drain(..).map(|it| (it.id, it.outcome)).collect();
-        equal("completions", done, (0..posted).map(|id| (id, Outcome::Done)).collect())?;
+        equal("completions", done, (0..posted).map(|id| (id, WorkOutcome::Done)).collect())?;
         bench.flush((0, a), (1, b))?;
         is_right("written", &to, seed, most)?;
         ensure(other.get(0, most as usize).iter().all(|byte| *byte == 0), || "a part was written".into())?;
@@ -175,7 +182,7 @@ fn quiet<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
         from.put(0, &filled(round, most as usize));
         for id in 1..=fit {
             let work = Work { quiet: id < fit, ..Work::new(a, id) };
-            let posted = bench.port(0)?.write(work, Source::Gather(&part), to.at(0), None);
+            let posted = bench.port(0)?.write(work, CompletionSource::Gather(&part), to.at(0), None);
             posted.map_err(|error| format!("number {id} of round {round}: {error}"))?;
         }
         bench.succeeds(0, fit)?;
@@ -199,7 +206,7 @@ fn fence<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
             bench.succeeds(0, 1)?;
         }
         let work = Work { fence: true, ..Work::new(a, 2) };
-        bench.port(0)?.write(work, Source::Gather(&part), to.at(0), None).map_err(text)?;
+        bench.port(0)?.write(work, CompletionSource::Gather(&part), to.at(0), None).map_err(text)?;
         if depth >= 4 {
             bench.succeeds(0, 1)?;
         }
@@ -215,7 +222,7 @@ fn fence<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
 fn all_fail<F: Fabric>(bench: &mut Bench<F>, connection: Connection, count: u64) -> Verdict {
     for id in 1..=count {
         let outcome = bench.completion(0, id)?.outcome;
-        ensure(matches!(outcome, Outcome::Failed(_)), || format!("number {id} of {count}: {outcome:?}"))?;
+        ensure(matches!(outcome, WorkOutcome::Failed(_)), || format!("number {id} of {count}: {outcome:?}"))?;
     }
     bench.lost(0, connection)?;
     bench.rest();
@@ -244,7 +251,7 @@ fn refused<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
                 let done = if is_read {
                     port.read(work, &part, at)
                 } else {
-                    port.write(work, Source::Gather(&part), at, None)
+                    port.write(work, CompletionSource::Gather(&part), at, None)
                 };
                 match done {
                     Ok(()) => posted += 1,
@@ -273,7 +280,7 @@ fn lost<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
         for number in 0..6 {
             let (port, work) = (bench.port(0)?, Work::new(a, posted + 1));
             let done = match number % 2 {
-                0 => port.write(work, Source::Gather(&part), theirs.at(0), None),
+                0 => port.write(work, CompletionSource::Gather(&part), theirs.at(0), None),
                 _ => port.read(work, &part, theirs.at(0)),
             };
             match done {
@@ -292,7 +299,7 @@ fn lost<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
         }
         let mut has_failed = false;
         for id in 1..=posted {
-            let failed = matches!(bench.completion(0, id)?.outcome, Outcome::Failed(_));
+            let failed = matches!(bench.completion(0, id)?.outcome, WorkOutcome::Failed(_));
             ensure(failed || !has_failed, || format!("number {id}: success after failure"))?;
             has_failed |= failed;
         }

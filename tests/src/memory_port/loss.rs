@@ -1,8 +1,8 @@
 //! Lost peers, closed connections and deregistered memory, each in the middle of work.
 
 use nemesia_core::port::memory::{
-    Access, Connection, Event, MemoryPort, Outcome, PostError, ReceiveQueue, RegisterError, Source, State,
-    Work,
+    CompletionSource, Connection, ConnectionState, Event, MemoryPort, PostError, ReceiveQueue, RegionAccess,
+    RegisterError, Work, WorkOutcome,
 };
 
 use super::bench::{Bench, Memory};
@@ -40,9 +40,9 @@ fn start<F: Fabric>(
         let (work, part) = (Work::new(connection, id), [own.slice(0, len)]);
         let port = bench.port(node)?;
         let done = match number % 3 {
-            0 => port.write(work, Source::Gather(&part), theirs.at(0), None),
+            0 => port.write(work, CompletionSource::Gather(&part), theirs.at(0), None),
             1 => port.read(work, &part, theirs.at(0)),
-            _ => port.write(work, Source::Gather(&part[..0]), theirs.at(0), None),
+            _ => port.write(work, CompletionSource::Gather(&part[..0]), theirs.at(0), None),
         };
         match done {
             Ok(()) => posted.push(id),
@@ -69,7 +69,7 @@ fn all_complete<F: Fabric>(
     node: usize,
     connection: Connection,
     ids: &[u64],
-) -> Result<Vec<Outcome>, String> {
+) -> Result<Vec<WorkOutcome>, String> {
     let mut outcomes = Vec::new();
     for id in ids {
         outcomes.push(bench.completion(node, *id)?.outcome);
@@ -96,15 +96,15 @@ fn killed<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
             bench.fabric.kill(port);
         }
         let outcomes = all_complete(bench, 0, a, &ids)?;
-        let failed = outcomes.iter().position(|it| matches!(it, Outcome::Failed(_)));
+        let failed = outcomes.iter().position(|it| matches!(it, WorkOutcome::Failed(_)));
         let failed = failed.ok_or("nothing failed, not even receives")?;
         let depth = bench.facts()?.send_depth.min(12) as usize;
         let after = &outcomes[failed.min(depth)..depth.min(outcomes.len())];
-        ensure(after.iter().all(|it| matches!(it, Outcome::Failed(_))), || {
+        ensure(after.iter().all(|it| matches!(it, WorkOutcome::Failed(_))), || {
             format!("success after failure: {outcomes:?}")
         })?;
         bench.lost(0, a)?;
-        equal("state", bench.port(0)?.state(a), State::Lost)?;
+        equal("state", bench.port(0)?.state(a), ConnectionState::Lost)?;
         bench.close(0, a)?;
     }
     Ok(())
@@ -142,15 +142,15 @@ fn we_close<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
             bench.turn();
         }
         bench.port(0)?.close(a);
-        let after = bench.port(0)?.send(Work::new(a, 1), Source::Gather(&[]), None);
+        let after = bench.port(0)?.send(Work::new(a, 1), CompletionSource::Gather(&[]), None);
         equal("send", after, Err(PostError::NotReady))?;
         all_complete(bench, 0, a, &ids)?;
         bench.event(0, "closed", |event| (*event == Event::Closed { connection: a }).then_some(()))?;
-        let told = bench.nodes[0]
+        let reported = bench.nodes[0]
             .events
             .iter()
             .any(|it| matches!(it, Event::Lost { connection, .. } if *connection == a));
-        ensure(!told, || "lost, after it was closed".into())?;
+        ensure(!reported, || "lost, after it was closed".into())?;
         bench.lost(1, b)?;
         bench.close(1, b)?;
     }
@@ -167,7 +167,10 @@ fn bystander<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
     let spoiled = bench.open_memory(0, len as usize)?;
     let ids = start(bench, (0, a), &spoiled, &theirs, len)?;
     let part = [own.slice(0, len)];
-    bench.port(0)?.write(Work::new(c, 1), Source::Gather(&part), other.at(0), None).map_err(text)?;
+    bench
+        .port(0)?
+        .write(Work::new(c, 1), CompletionSource::Gather(&part), other.at(0), None)
+        .map_err(text)?;
     if let Some(port) = bench.nodes[1].port.take() {
         bench.fabric.kill(port);
     }
@@ -247,12 +250,12 @@ fn dropped<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
     bench.open(2)?;
     let len = bench.most_bytes()?.min(1 << 20);
     let (own, theirs) = (bench.open_memory(0, len as usize)?, bench.open_memory(1, len as usize)?);
-    let from = bench.memory(0, len as usize, Access::NONE)?;
+    let from = bench.memory(0, len as usize, RegionAccess::NONE)?;
     let (a, _) = bench.connect(0, 1)?;
     from.put(0, &vec![0x11; len as usize]);
     let ids = start(bench, (0, a), &own, &theirs, len)?;
     let part = [from.slice(0, len)];
-    let late = bench.port(0)?.write(Work::new(a, 1), Source::Gather(&part), theirs.at(0), None);
+    let late = bench.port(0)?.write(Work::new(a, 1), CompletionSource::Gather(&part), theirs.at(0), None);
     ensure(matches!(late, Ok(()) | Err(PostError::QueueFull | PostError::NotReady)), || format!("{late:?}"))?;
     (0..3).for_each(|_| bench.turn());
     drop(bench.nodes[1].port.take());

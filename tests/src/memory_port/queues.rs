@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use nemesia_core::port::memory::{
-    Access, Armed, Completion, MemoryPort, Outcome, PostError, ReceiveQueue, Source, Work,
+    Armed, Completion, CompletionSource, MemoryPort, PostError, ReceiveQueue, RegionAccess, Work, WorkOutcome,
 };
 
 use super::bench::Bench;
@@ -33,14 +33,16 @@ fn full_send<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
     let (a, b) = bench.connect(0, 1)?;
     let depth = u64::from(bench.facts()?.send_depth);
     let len = bench.most_bytes()?.min(4096);
-    let (from, to) = (bench.memory(0, len as usize, Access::NONE)?, bench.open_memory(1, len as usize)?);
+    let (from, to) =
+        (bench.memory(0, len as usize, RegionAccess::NONE)?, bench.open_memory(1, len as usize)?);
     from.put(0, &filled(1, len as usize));
     let part = [from.slice(0, len)];
     for _ in 0..3 {
         let mut posted = 0;
         // Without a poll nothing completes, so the queue gets full.
         loop {
-            match bench.port(0)?.write(Work::new(a, posted), Source::Gather(&part), to.at(0), None) {
+            match bench.port(0)?.write(Work::new(a, posted), CompletionSource::Gather(&part), to.at(0), None)
+            {
                 Ok(()) => posted += 1,
                 Err(PostError::QueueFull) => break,
                 Err(other) => return Err(format!("after {posted}: {other}")),
@@ -50,7 +52,8 @@ fn full_send<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
         ensure(posted >= depth, || format!("full after {posted}, not {depth}"))?;
         bench.until("one completion", |bench| !bench.nodes[0].done.is_empty())?;
         // There is room again.
-        let more = bench.port(0)?.write(Work::new(a, posted), Source::Gather(&part), to.at(0), None);
+        let more =
+            bench.port(0)?.write(Work::new(a, posted), CompletionSource::Gather(&part), to.at(0), None);
         more.map_err(|error| format!("after one completion: {error}"))?;
         for id in 0..=posted {
             bench.succeeds(0, id)?;
@@ -74,7 +77,7 @@ fn full_receive<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
         ensure(posted < 1 << 20, || "it is never full".into())?;
     }
     ensure(posted >= depth, || format!("full after {posted}, not {depth}"))?;
-    bench.port(0)?.send(Work::new(a, 1), Source::Gather(&[]), None).map_err(text)?;
+    bench.port(0)?.send(Work::new(a, 1), CompletionSource::Gather(&[]), None).map_err(text)?;
     bench.received(1, 0)?;
     bench.port(1)?.receive(ReceiveQueue::Of(b), posted, &[]).map_err(text)?;
     bench.succeeds(0, 1)?;
@@ -103,15 +106,15 @@ fn order<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
             }
             let port = bench.port(0)?;
             let posted = match kind {
-                0 => port.write(work, Source::Gather(&part), to.at(0), None),
+                0 => port.write(work, CompletionSource::Gather(&part), to.at(0), None),
                 1 => port.read(work, &part, to.at(0)),
-                _ => port.send(work, Source::Gather(&part), None),
+                _ => port.send(work, CompletionSource::Gather(&part), None),
             };
             posted.map_err(|error| format!("operation {kind} of {size} bytes: {error}"))?;
         }
         bench.until("all work", |bench| bench.nodes[0].done.len() as u64 == depth)?;
         let done: Vec<_> = bench.nodes[0].done.drain(..).map(|it| (it.id, it.outcome)).collect();
-        equal("completions", done, (0..depth).map(|id| (id, Outcome::Done)).collect())?;
+        equal("completions", done, (0..depth).map(|id| (id, WorkOutcome::Done)).collect())?;
         bench.nodes[1].done.clear();
         bench.flush((0, a), (1, b))?;
         bench.nodes[1].done.clear();
@@ -123,14 +126,14 @@ fn quiet<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
     bench.open(2)?;
     let (a, b) = bench.connect(0, 1)?;
     let depth = u64::from(bench.facts()?.send_depth.min(64));
-    let (from, to) = (bench.memory(0, 64, Access::NONE)?, bench.open_memory(1, 64)?);
+    let (from, to) = (bench.memory(0, 64, RegionAccess::NONE)?, bench.open_memory(1, 64)?);
     let part = [from.slice(0, 8)];
     // More than fit at once: one completion frees the places of all requests before it.
     for round in 0..4 {
         for id in 0..depth {
             let work = Work { quiet: id + 1 < depth, ..Work::new(a, id) };
             from.put(0, &(100 * round + id).to_ne_bytes());
-            let posted = bench.port(0)?.write(work, Source::Gather(&part), to.at(0), None);
+            let posted = bench.port(0)?.write(work, CompletionSource::Gather(&part), to.at(0), None);
             posted.map_err(|error| format!("number {id} of round {round}: {error}"))?;
         }
         bench.succeeds(0, depth - 1)?;
@@ -151,7 +154,7 @@ fn fence<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
     bench.open(2)?;
     let (a, b) = bench.connect(0, 1)?;
     let len = bench.most_bytes()?.min(50_000);
-    let (old, new) = (bench.sink(0, len as usize)?, bench.memory(0, len as usize, Access::NONE)?);
+    let (old, new) = (bench.sink(0, len as usize)?, bench.memory(0, len as usize, RegionAccess::NONE)?);
     let to = bench.open_memory(1, len as usize)?;
     for seed in 0..10 {
         to.put(0, &filled(seed, len as usize));
@@ -159,7 +162,7 @@ fn fence<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
         let (into, part) = ([old.slice(0, len)], [new.slice(0, len)]);
         bench.port(0)?.read(Work::new(a, 1), &into, to.at(0)).map_err(text)?;
         let work = Work { fence: true, ..Work::new(a, 2) };
-        bench.port(0)?.write(work, Source::Gather(&part), to.at(0), None).map_err(text)?;
+        bench.port(0)?.write(work, CompletionSource::Gather(&part), to.at(0), None).map_err(text)?;
         bench.succeeds(0, 1)?;
         bench.succeeds(0, 2)?;
         equal("byte of what was read before", difference(seed, &old.get(0, len as usize)), None)?;
@@ -178,7 +181,8 @@ fn several<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
         ends.push(bench.connect(0, 1)?);
     }
     let size = len as usize;
-    let (from, to) = (bench.memory(0, size, Access::NONE)?, bench.open_memory(1, size * count as usize)?);
+    let (from, to) =
+        (bench.memory(0, size, RegionAccess::NONE)?, bench.open_memory(1, size * count as usize)?);
     from.put(0, &filled(3, size));
     for (at, (a, _)) in (0..).zip(&ends) {
         // The first ones are the longest.
@@ -186,7 +190,10 @@ fn several<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
         for (id, len) in [(2 * at, short), (2 * at + 1, 1.min(short))] {
             let part = [from.slice(0, len)];
             let target = to.at(at * size as u64);
-            bench.port(0)?.write(Work::new(*a, id), Source::Gather(&part), target, None).map_err(text)?;
+            bench
+                .port(0)?
+                .write(Work::new(*a, id), CompletionSource::Gather(&part), target, None)
+                .map_err(text)?;
         }
     }
     bench.until("all writes", |bench| bench.nodes[0].done.len() as u64 == 2 * count)?;
@@ -194,7 +201,7 @@ fn several<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
         let own: Vec<Completion> =
             bench.nodes[0].done.iter().filter(|it| it.connection == a).copied().collect();
         let found: Vec<_> = own.iter().map(|it| (it.id, it.outcome)).collect();
-        equal("completions", found, vec![(2 * at, Outcome::Done), (2 * at + 1, Outcome::Done)])?;
+        equal("completions", found, vec![(2 * at, WorkOutcome::Done), (2 * at + 1, WorkOutcome::Done)])?;
         bench.flush((0, a), (1, b))?;
         let short = size / (at as usize + 1);
         equal("byte that is wrong", difference(3, &to.get(at * size as u64, short)), None)?;
@@ -206,21 +213,22 @@ fn placement<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
     bench.open(2)?;
     let (a, b) = bench.connect(0, 1)?;
     let len = bench.most_bytes()?.min(64 << 10);
-    let (from, to) = (bench.memory(0, len as usize, Access::NONE)?, bench.open_memory(1, len as usize)?);
+    let (from, to) =
+        (bench.memory(0, len as usize, RegionAccess::NONE)?, bench.open_memory(1, len as usize)?);
     let sink = bench.sink(0, len as usize)?;
     for seed in 0..30 {
         from.put(0, &filled(seed, len as usize));
         let part = [from.slice(0, len)];
         let id = bench.post_small(1, ReceiveQueue::Of(b))?;
         let work = Work { quiet: true, ..Work::new(a, 1) };
-        bench.port(0)?.write(work, Source::Gather(&part), to.at(0), None).map_err(text)?;
-        bench.port(0)?.send(Work::new(a, 2), Source::Gather(&part[..0]), None).map_err(text)?;
+        bench.port(0)?.write(work, CompletionSource::Gather(&part), to.at(0), None).map_err(text)?;
+        bench.port(0)?.send(Work::new(a, 2), CompletionSource::Gather(&part[..0]), None).map_err(text)?;
         bench.received(1, id)?;
         equal("byte not there with the message", difference(seed, &to.get(0, len as usize)), None)?;
         bench.succeeds(0, 2)?;
         // A read returns what was written before it.
         from.put(0, &filled(seed + 1000, len as usize));
-        bench.port(0)?.write(work, Source::Gather(&part), to.at(0), None).map_err(text)?;
+        bench.port(0)?.write(work, CompletionSource::Gather(&part), to.at(0), None).map_err(text)?;
         bench.port(0)?.read(Work::new(a, 3), &[sink.slice(0, len)], to.at(0)).map_err(text)?;
         bench.succeeds(0, 3)?;
         equal("byte not there for the read", difference(seed + 1000, &sink.get(0, len as usize)), None)?;
@@ -234,7 +242,10 @@ fn bounded<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
     let depth = u64::from(bench.facts()?.send_depth.min(16));
     let to = bench.open_memory(1, 8)?;
     for id in 0..depth {
-        bench.port(0)?.write(Work::new(a, id), Source::Gather(&[]), to.at(0), None).map_err(text)?;
+        bench
+            .port(0)?
+            .write(Work::new(a, id), CompletionSource::Gather(&[]), to.at(0), None)
+            .map_err(text)?;
     }
     equal("a poll for none", bench.port(0)?.poll(&mut []), 0)?;
     let (mut seen, mut wrong) = (0, Vec::new());
@@ -281,7 +292,7 @@ fn sleep<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
             }
         })?;
         let own = bench.next_id();
-        bench.port(0)?.send(Work::new(a, own), Source::Gather(&[]), None).map_err(text)?;
+        bench.port(0)?.send(Work::new(a, own), CompletionSource::Gather(&[]), None).map_err(text)?;
         bench.until("woken", |bench| {
             // The sender makes progress while the sleeper sleeps.
             let mut room = [Completion::EMPTY; 4];

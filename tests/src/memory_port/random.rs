@@ -1,7 +1,8 @@
 //! All operations against a model: three ports, random operations of random sizes on random connections.
 
 use nemesia_core::port::memory::{
-    Access, Completion, Connection, MemoryPort, Outcome, PostError, ReceiveQueue, Source, Work,
+    Completion, CompletionSource, Connection, MemoryPort, PostError, ReceiveQueue, RegionAccess, Work,
+    WorkOutcome,
 };
 
 use super::bench::{Bench, Memory};
@@ -50,8 +51,11 @@ fn random<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
     let mut state = State { memories: Vec::new(), flows: Vec::new(), most };
     for node in 0..3 {
         let len = WINDOW as usize * 8;
-        let memory =
-            [bench.memory(node, len, Access::NONE)?, bench.open_memory(node, len)?, bench.sink(node, len)?];
+        let memory = [
+            bench.memory(node, len, RegionAccess::NONE)?,
+            bench.open_memory(node, len)?,
+            bench.sink(node, len)?,
+        ];
         memory[0].put(0, &filled(node as u64, len));
         state.memories.push(memory);
     }
@@ -126,9 +130,14 @@ fn step<F: Fabric>(bench: &mut Bench<F>, state: &mut State, at: usize) -> Verdic
     }
     let port = bench.port(flow.from.0)?;
     let posted = match kind {
-        0 => port.write(work, Source::Gather(&[source.slice(start, len)]), target.at(room + place), None),
+        0 => port.write(
+            work,
+            CompletionSource::Gather(&[source.slice(start, len)]),
+            target.at(room + place),
+            None,
+        ),
         1 => port.read(work, &[sink.slice(room, len)], target.at(room + place)),
-        _ => port.send(work, Source::Gather(&[source.slice(start, len)]), None),
+        _ => port.send(work, CompletionSource::Gather(&[source.slice(start, len)]), None),
     };
     match posted {
         Ok(()) => {}
@@ -136,8 +145,11 @@ fn step<F: Fabric>(bench: &mut Bench<F>, state: &mut State, at: usize) -> Verdic
         Err(PostError::QueueFull) => {
             // The receive is posted: it takes this message once there is room.
             drain_sends(bench, flow, sink)?;
-            let again =
-                bench.port(flow.from.0)?.send(work, Source::Gather(&[source.slice(start, len)]), None);
+            let again = bench.port(flow.from.0)?.send(
+                work,
+                CompletionSource::Gather(&[source.slice(start, len)]),
+                None,
+            );
             again.map_err(|error| format!("after everything has completed: {error}"))?;
         }
         Err(other) => return Err(format!("operation {kind} of {len} bytes: {other}")),
@@ -168,14 +180,15 @@ fn drain_sends<F: Fabric>(bench: &mut Bench<F>, flow: &mut Flow, sink: &Memory) 
         let mut failed = None;
         bench.until(&format!("everything up to {id:#x}"), |bench| {
             let done = &bench.nodes[node].done;
-            let is_bad =
-                |it: &&Completion| it.connection == connection && matches!(it.outcome, Outcome::Failed(_));
+            let is_bad = |it: &&Completion| {
+                it.connection == connection && matches!(it.outcome, WorkOutcome::Failed(_))
+            };
             failed = done.iter().find(is_bad).copied();
-            failed.is_some() || done.iter().any(|it| it.id == id && it.outcome == Outcome::Done)
+            failed.is_some() || done.iter().any(|it| it.id == id && it.outcome == WorkOutcome::Done)
         })?;
         // A failure is not a stall.
         equal("work that failed", failed, None)?;
-        bench.nodes[node].done.retain(|it| it.connection != connection || it.outcome != Outcome::Done);
+        bench.nodes[node].done.retain(|it| it.connection != connection || it.outcome != WorkOutcome::Done);
     }
     for (_, room, wanted) in flow.reads.drain(..) {
         ensure(sink.get(room, wanted.len()) == wanted, || format!("a read of {} bytes", wanted.len()))?;

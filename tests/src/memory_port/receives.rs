@@ -1,7 +1,8 @@
 //! Receives: too short, none posted, the shared queue.
 
 use nemesia_core::port::memory::{
-    Access, ConnectError, MemoryPort, Outcome, PostError, ReceiveQueue, Source, Work, WorkError,
+    CompletionSource, ConnectError, MemoryPort, PostError, ReceiveQueue, RegionAccess, Work, WorkError,
+    WorkOutcome,
 };
 
 use super::bench::Bench;
@@ -26,7 +27,8 @@ fn order<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
     let (a, b) = bench.connect(0, 1)?;
     let facts = bench.facts()?;
     let depth = u64::from(facts.receive_depth.min(facts.send_depth).min(16));
-    let (from, to) = (bench.memory(0, 1024, Access::NONE)?, bench.memory(1, 1024, Access::LOCAL)?);
+    let (from, to) =
+        (bench.memory(0, 1024, RegionAccess::NONE)?, bench.memory(1, 1024, RegionAccess::LOCAL)?);
     for round in 0..4 {
         for id in 0..depth {
             let into = [to.slice(8 * id, 8)];
@@ -35,7 +37,7 @@ fn order<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
         }
         for id in 0..depth {
             let part = [from.slice(8 * id, 8)];
-            bench.port(0)?.send(Work::new(a, id), Source::Gather(&part), None).map_err(text)?;
+            bench.port(0)?.send(Work::new(a, id), CompletionSource::Gather(&part), None).map_err(text)?;
         }
         bench
             .until("all messages", |bench| bench.nodes.iter().all(|node| node.done.len() as u64 == depth))?;
@@ -53,12 +55,13 @@ fn order<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
 fn short<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
     bench.open(2)?;
     let (a, b) = bench.connect(0, 1)?;
-    let (from, to) = (bench.memory(0, 1024, Access::NONE)?, bench.memory(1, 1024, Access::LOCAL)?);
+    let (from, to) =
+        (bench.memory(0, 1024, RegionAccess::NONE)?, bench.memory(1, 1024, RegionAccess::LOCAL)?);
     from.put(0, &[1; 1024]);
     bench.port(1)?.receive(ReceiveQueue::Of(b), 1, &[to.slice(0, 99)]).map_err(text)?;
     bench.port(1)?.receive(ReceiveQueue::Of(b), 2, &[to.slice(0, 512)]).map_err(text)?;
     let part = [from.slice(0, 100)];
-    bench.port(0)?.send(Work::new(a, 1), Source::Gather(&part), None).map_err(text)?;
+    bench.port(0)?.send(Work::new(a, 1), CompletionSource::Gather(&part), None).map_err(text)?;
     let error = bench.fails(1, 1)?;
     let said = matches!(error, WorkError::Length | WorkError::Local | WorkError::Flushed);
     ensure(said, || format!("the receive that was too short: {error}"))?;
@@ -77,11 +80,11 @@ fn none<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
     bench.open(2)?;
     let (a, b) = bench.connect(0, 1)?;
     let waits = bench.facts()?.waits_for_receive;
-    let from = bench.memory(0, 64, Access::NONE)?;
-    let to = bench.memory(1, 64, Access::LOCAL)?;
+    let from = bench.memory(0, 64, RegionAccess::NONE)?;
+    let to = bench.memory(1, 64, RegionAccess::LOCAL)?;
     from.put(0, b"eight by");
     let part = [from.slice(0, 8)];
-    bench.port(0)?.send(Work::new(a, 1), Source::Gather(&part), None).map_err(text)?;
+    bench.port(0)?.send(Work::new(a, 1), CompletionSource::Gather(&part), None).map_err(text)?;
     if !waits {
         bench.completion(0, 1)?;
         bench.lost(1, b)?;
@@ -111,8 +114,8 @@ fn shared<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
     let own = bench.port(2)?.receive(ReceiveQueue::Of(ends[0].1), 1, &[]);
     equal("own receive of a sharing connection", own, Err(PostError::NotReady))?;
     let count = u64::from(facts.shared_receive_depth.min(32));
-    let to = bench.memory(2, 16 * 64, Access::LOCAL)?;
-    let from = [bench.memory(0, 64, Access::NONE)?, bench.memory(1, 64, Access::NONE)?];
+    let to = bench.memory(2, 16 * 64, RegionAccess::LOCAL)?;
+    let from = [bench.memory(0, 64, RegionAccess::NONE)?, bench.memory(1, 64, RegionAccess::NONE)?];
     for round in 0..3 {
         for id in 0..count {
             let into = [to.slice(16 * id, 16)];
@@ -128,7 +131,7 @@ fn shared<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
             from[node].put(0, &(round << 32 | number).to_ne_bytes());
             let part = [from[node].slice(0, 8)];
             let work = Work::new(ends[node].0, 7);
-            bench.port(node)?.send(work, Source::Gather(&part), None).map_err(text)?;
+            bench.port(node)?.send(work, CompletionSource::Gather(&part), None).map_err(text)?;
             bench.succeeds(node, 7)?;
             seen[node] += 1;
         }
@@ -138,7 +141,7 @@ fn shared<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
             let completion = bench.nodes[2].done.remove(0);
             let from = ends.iter().position(|(_, end)| *end == completion.connection);
             let from = from.ok_or_else(|| format!("on what connection came {completion:?}"))?;
-            let wanted = Outcome::Received { len: 8, immediate: None, written: false };
+            let wanted = WorkOutcome::Received { len: 8, immediate: None, written: false };
             equal("message", completion.outcome, wanted)?;
             equal("round", to.word(16 * completion.id) >> 32, round)?;
             seen[from] -= 1;

@@ -1,9 +1,9 @@
 //! Operations that a target refuses, and operations that are refused before they are posted.
 
-use nemesia_core::payload::Lent;
+use nemesia_core::payload::LentMemory;
 use nemesia_core::port::memory::{
-    Access, Connection, MemoryPort, Outcome, PostError, ReceiveQueue, Region, RegisterError, Remote, Slice,
-    Source, Work, WorkError,
+    CompletionSource, Connection, MemoryPort, PortRegion, PostError, ReceiveQueue, RegionAccess,
+    RegisterError, RemoteRange, Slice, Work, WorkError, WorkOutcome,
 };
 
 use super::bench::{Bench, Memory};
@@ -40,10 +40,10 @@ fn refused<F: Fabric>(
     let outcome = bench.completion(0, 5)?.outcome;
     if proves {
         let allowed = [
-            Outcome::Failed(WorkError::Refused),
-            Outcome::Failed(WorkError::Invalid),
+            WorkOutcome::Failed(WorkError::Refused),
+            WorkOutcome::Failed(WorkError::Invalid),
             // The answer may be lost with the connection.
-            Outcome::Failed(WorkError::Flushed),
+            WorkOutcome::Failed(WorkError::Flushed),
         ];
         ensure(allowed.contains(&outcome), || format!("{what}: {outcome:?}"))?;
     }
@@ -61,24 +61,25 @@ fn refused<F: Fabric>(
 fn target<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
     bench.open(2)?;
     let proves = bench.facts()?.write_proves_placement;
-    let (from, victim) = (bench.memory(0, 256, Access::NONE)?, bench.open_memory(1, 128)?);
+    let (from, victim) = (bench.memory(0, 256, RegionAccess::NONE)?, bench.open_memory(1, 128)?);
     let sink = bench.sink(0, 256)?;
-    let read_only = bench.memory(1, 128, Access { remote_read: true, ..Access::LOCAL })?;
-    let write_only = bench.memory(1, 128, Access { remote_write: true, ..Access::LOCAL })?;
-    let wrong_key = |at: Remote| Remote { key: at.key ^ 0x55, ..at };
-    let cases: [(&str, Remote, u32, &Memory); 8] = [
+    let read_only = bench.memory(1, 128, RegionAccess { remote_read: true, ..RegionAccess::LOCAL })?;
+    let write_only = bench.memory(1, 128, RegionAccess { remote_write: true, ..RegionAccess::LOCAL })?;
+    let wrong_key = |at: RemoteRange| RemoteRange { key: at.key ^ 0x55, ..at };
+    let cases: [(&str, RemoteRange, u32, &Memory); 8] = [
         ("wrong key", wrong_key(victim.at(0)), 8, &victim),
-        ("key 0", Remote { key: 0, ..victim.at(0) }, 8, &victim),
+        ("key 0", RemoteRange { key: 0, ..victim.at(0) }, 8, &victim),
         ("one byte too long", victim.at(0), 129, &victim),
         ("beyond the end", victim.at(121), 8, &victim),
         ("before the start", victim.at(0_u64.wrapping_sub(1)), 8, &victim),
         ("wrapping around", victim.at(u64::MAX - 3), 8, &victim),
         ("far away", victim.at(1 << 40), 8, &victim),
-        ("at address 0", Remote { address: 0, ..victim.at(0) }, 8, &victim),
+        ("at address 0", RemoteRange { address: 0, ..victim.at(0) }, 8, &victim),
     ];
     for (what, at, len, memory) in cases {
         let part = [from.slice(0, len)];
-        let write = |port: &mut F::Port, to| port.write(Work::new(to, 5), Source::Gather(&part), at, None);
+        let write =
+            |port: &mut F::Port, to| port.write(Work::new(to, 5), CompletionSource::Gather(&part), at, None);
         refused(bench, &format!("write, {what}"), memory, write, proves)?;
         let part = [sink.slice(0, len)];
         let read = |port: &mut F::Port, to| port.read(Work::new(to, 5), &part, at);
@@ -86,8 +87,9 @@ fn target<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
         equal("nothing was read", sink.get(0, 256), vec![0; 256])?;
     }
     let part = [from.slice(0, 8)];
-    let write =
-        |port: &mut F::Port, to| port.write(Work::new(to, 5), Source::Gather(&part), read_only.at(0), None);
+    let write = |port: &mut F::Port, to| {
+        port.write(Work::new(to, 5), CompletionSource::Gather(&part), read_only.at(0), None)
+    };
     refused(bench, "write where only reading is allowed", &read_only, write, proves)?;
     let part = [sink.slice(0, 8)];
     let read = |port: &mut F::Port, to| port.read(Work::new(to, 5), &part, write_only.at(0));
@@ -102,7 +104,7 @@ fn target<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
 fn stale_key<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
     bench.open(2)?;
     let proves = bench.facts()?.write_proves_placement;
-    let from = bench.memory(0, 64, Access::NONE)?;
+    let from = bench.memory(0, 64, RegionAccess::NONE)?;
     for _ in 0..3 {
         let victim = bench.open_memory(1, 64)?;
         let old = victim.at(0);
@@ -115,7 +117,8 @@ fn stale_key<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
         ensure(next.region != victim.region, || "a number is used again".into())?;
         ensure(next.key.key != victim.key.key, || "a key is used again at once".into())?;
         let part = [from.slice(0, 8)];
-        let write = |port: &mut F::Port, to| port.write(Work::new(to, 5), Source::Gather(&part), old, None);
+        let write =
+            |port: &mut F::Port, to| port.write(Work::new(to, 5), CompletionSource::Gather(&part), old, None);
         refused(bench, "write with an old key", &next, write, proves)?;
         bench.port(1)?.deregister(next.region).map_err(text)?;
     }
@@ -126,19 +129,19 @@ fn local<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
     bench.open(2)?;
     let (a, b) = bench.connect(0, 1)?;
     let facts = bench.facts()?;
-    let (from, to) = (bench.memory(0, 64, Access::NONE)?, bench.open_memory(1, 64)?);
-    let gone = bench.memory(0, 64, Access::LOCAL)?;
+    let (from, to) = (bench.memory(0, 64, RegionAccess::NONE)?, bench.open_memory(1, 64)?);
+    let gone = bench.memory(0, 64, RegionAccess::LOCAL)?;
     bench.port(0)?.deregister(gone.region).map_err(text)?;
     let port = bench.port(0)?;
     let work = Work::new(a, 1);
     let bounds = Err(PostError::Bounds { part: 0 });
     for slice in [from.slice(0, 65), from.slice(60, 5), from.slice(u64::MAX, 1), from.slice(65, 0)] {
-        equal("send", port.send(work, Source::Gather(&[slice]), None), bounds)?;
-        equal("write", port.write(work, Source::Gather(&[slice]), to.at(0), None), bounds)?;
+        equal("send", port.send(work, CompletionSource::Gather(&[slice]), None), bounds)?;
+        equal("write", port.write(work, CompletionSource::Gather(&[slice]), to.at(0), None), bounds)?;
         equal("receive", port.receive(ReceiveQueue::Of(a), 1, &[slice]), bounds)?;
     }
     let stale = Err(PostError::Region { part: 0 });
-    equal("send", port.send(work, Source::Gather(&[gone.slice(0, 8)]), None), stale)?;
+    equal("send", port.send(work, CompletionSource::Gather(&[gone.slice(0, 8)]), None), stale)?;
     equal("read", port.read(work, &[gone.slice(0, 8)], to.at(0)), stale)?;
     equal("receive", port.receive(ReceiveQueue::Of(a), 1, &[gone.slice(0, 8)]), stale)?;
     let access = Err(PostError::Access { part: 0 });
@@ -152,7 +155,7 @@ fn local<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
     if facts.slices > 1 {
         let two = [from.slice(0, 8), from.slice(0, 65)];
         let second = Err(PostError::Bounds { part: 1 });
-        equal("second part", port.send(work, Source::Gather(&two), None), second)?;
+        equal("second part", port.send(work, CompletionSource::Gather(&two), None), second)?;
     }
     // None of them was posted or did harm.
     bench.works((0, a), (1, b))?;
@@ -164,13 +167,13 @@ fn registrations<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
     let limit = bench.facts()?.regions;
     let nothing = || {
         // SAFETY: no bytes.
-        unsafe { Lent::from_raw(std::ptr::null_mut(), 0) }
+        unsafe { LentMemory::from_raw(std::ptr::null_mut(), 0) }
     };
-    let inconsistent = Access { local_write: false, ..Access::ALL };
+    let inconsistent = RegionAccess { local_write: false, ..RegionAccess::ALL };
     equal("rights", bench.port(0)?.register(nothing(), inconsistent), Err(RegisterError::Rights))?;
     if !bench.facts()?.atomics {
         // Some devices accept the right and have no operation that uses it.
-        let got = bench.port(0)?.register(nothing(), Access::ALL);
+        let got = bench.port(0)?.register(nothing(), RegionAccess::ALL);
         let said = matches!(got, Ok(_) | Err(RegisterError::Unsupported));
         ensure(said, || format!("right to atomic operations: {got:?}"))?;
         if let Ok(region) = got {
@@ -182,32 +185,32 @@ fn registrations<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
     }
     let mut all = Vec::new();
     for _ in 0..limit {
-        all.push(bench.memory(0, 16, Access::LOCAL)?.region);
+        all.push(bench.memory(0, 16, RegionAccess::LOCAL)?.region);
     }
-    let more = bench.port(0)?.register(nothing(), Access::NONE);
+    let more = bench.port(0)?.register(nothing(), RegionAccess::NONE);
     equal("one more", more, Err(RegisterError::Full { limit }))?;
     for region in all {
         bench.port(0)?.deregister(region).map_err(text)?;
     }
-    bench.memory(0, 16, Access::LOCAL).map(|_| ())
+    bench.memory(0, 16, RegionAccess::LOCAL).map(|_| ())
 }
 
 fn unknown<F: Fabric>(bench: &mut Bench<F>) -> Verdict {
     bench.open(2)?;
     let (a, b) = bench.connect(0, 1)?;
-    let from = bench.memory(0, 64, Access::LOCAL)?;
+    let from = bench.memory(0, 64, RegionAccess::LOCAL)?;
     for (index, generation) in
         [(u32::MAX, 0), (u32::MAX, u32::MAX), (from.region.index, u32::MAX), (1 << 20, 1)]
     {
-        let region = Region { index, generation };
+        let region = PortRegion { index, generation };
         let port = bench.port(0)?;
         equal("key", port.key(region), None)?;
         equal("deregister", port.deregister(region), Err(RegisterError::Unknown))?;
         let part = [Slice { region, offset: 0, len: 1 }];
-        let sent = port.send(Work::new(a, 1), Source::Gather(&part), None);
+        let sent = port.send(Work::new(a, 1), CompletionSource::Gather(&part), None);
         equal("send", sent, Err(PostError::Region { part: 0 }))?;
         let connection = Connection { index, generation };
-        let sent = port.send(Work::new(connection, 1), Source::Gather(&[]), None);
+        let sent = port.send(Work::new(connection, 1), CompletionSource::Gather(&[]), None);
         equal("send", sent, Err(PostError::NotReady))?;
         equal("receive", port.receive(ReceiveQueue::Of(connection), 1, &[]), Err(PostError::NotReady))?;
         port.close(connection);

@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 
 use nemesia::{Endpoint, Error, Failure, Source, Tag};
 
-use super::{Arena, Outcome, barrier, broken, ensure, open, scribble};
+use super::{Arena, Outcome, barrier, broken, corrupt, ensure, open};
 use crate::content::{difference, filled, seed_of};
 
 const SIZES: [usize; 6] = [8, 0, 500, 5000, 100, 100_000];
 const BARRIER: u64 = 1 << 40;
 /// How long the corruption goes on: once in a burst and once throughout.
-const SCRIBBLING: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(1500)];
+const CORRUPTING: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(1500)];
 
 pub(super) fn run(seed: u64, messages: u64) -> Outcome {
     let mut endpoint = open()?;
@@ -26,7 +26,7 @@ pub(super) fn run(seed: u64, messages: u64) -> Outcome {
         for rank in 0..2 {
             endpoint.recv(Source::Rank(rank), Tag::Exactly(BARRIER + 1), &mut [])?;
         }
-        scribble::everything(seed, SCRIBBLING[seed as usize % 2])?;
+        corrupt::everything(seed, CORRUPTING[seed as usize % 2])?;
         std::process::exit(0);
     }
     for message in 0..messages {

@@ -1,6 +1,6 @@
-//! `leaves HOW`: rank 0 leaves its world by a panic (0), by an early return (1) or by closing (2); the others say what they see.
-//! `flush OWN`: rank 1 flushes after rank 0, whose memory it has changed, has closed. The memory is rank 0's own (1) or allocated
-//! by Nemesia (0).
+//! `leaves HOW`: rank 0 leaves its world by a panic (0), by an early return (1) or by closing (2); the others say what
+//! they see. `flush OWN`: rank 1 flushes after rank 0, whose memory it has changed, has closed. The memory is rank 0's
+//! own (1) or allocated by Nemesia (0).
 
 use std::time::{Duration, Instant};
 

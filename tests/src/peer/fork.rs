@@ -1,5 +1,5 @@
-//! `fork OWNER`: rank 0 forks with an open endpoint, its own (0) or one of several threads (1). The child finds it dead, whatever
-//! it calls, and drops or closes it. The world of the parent goes on.
+//! `fork OWNER`: rank 0 forks with an open endpoint, its own (0) or one of several threads (1). The child finds it
+//! dead, whatever it calls, and drops or closes it. The world of the parent goes on.
 
 use std::time::Duration;
 
@@ -137,7 +137,7 @@ fn try_everything(endpoint: &mut Endpoint, key: &RemoteKey, own: nemesia::Region
     dead("wait_notified", endpoint.wait_notified(own, 1))?;
     dead("read_region", endpoint.read_region(own, 0, &mut [0; 8]))?;
     dead("write_region", endpoint.write_region(own, 0, &[9; 8]))?;
-    dead("conceal", endpoint.conceal(own))?;
+    dead("unexpose", endpoint.unexpose(own))?;
     dead("allocate", endpoint.allocate(8, Access::Read))?;
     dead("event_fd", endpoint.event_fd().map(drop))?;
     ensure(endpoint.arm() == Arm::Busy, || "armed".into())?;
@@ -151,8 +151,8 @@ fn try_everything(endpoint: &mut Endpoint, key: &RemoteKey, own: nemesia::Region
     Ok(())
 }
 
-/// Ends the endpoint between memory that the child has mapped since the fork, most likely where segments were, and a world of its
-/// own.
+/// Ends the endpoint between memory that the child has mapped since the fork, most likely where segments were, and a
+/// world of its own.
 fn leave(endpoint: Endpoint, end: fn(Endpoint) -> Outcome) -> Outcome {
     let memory: Vec<Vec<u8>> = (0..64_u8).map(|content| vec![content; 1 << 20]).collect();
     end(endpoint)?;

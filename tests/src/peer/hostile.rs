@@ -5,7 +5,7 @@ use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::time::{Duration, Instant};
 
-use nemesia::internals::os::{Connection, ShmError};
+use nemesia::internals::os::{HandoffConnection, ShmError};
 use nemesia::{Access, Error, Path, RemoteKey, Source, Tag};
 
 use super::{Fault, Outcome, barrier, broken, ensure, open, tell};
@@ -29,7 +29,7 @@ pub(super) fn stranger(words: &[&str]) -> Outcome {
     // SAFETY: takes no pointers. Only this process changes; the group first, while it may.
     let changed = uid == 0 || unsafe { libc::setgid(uid) == 0 && libc::setuid(uid) == 0 };
     ensure(changed, || "cannot become another user".into())?;
-    let call = || Connection::connect(name, Instant::now() + PATIENCE).map_err(Error::from);
+    let call = || HandoffConnection::connect(name, Instant::now() + PATIENCE).map_err(Error::from);
     let mut kept = Vec::new();
     for (slow, _) in &sockets {
         let connection = call()?;
@@ -39,7 +39,7 @@ pub(super) fn stranger(words: &[&str]) -> Outcome {
     // The other side has the last references now.
     let others: Vec<_> = sockets.into_iter().map(|(_, other)| other).collect();
     for _ in 0..silent {
-        match Connection::connect(name, Instant::now()) {
+        match HandoffConnection::connect(name, Instant::now()) {
             Ok(connection) => kept.push(connection),
             Err(ShmError::TimedOut { .. }) => break,
             Err(error) => return Err(Error::from(error).into()),
@@ -172,7 +172,7 @@ pub(super) fn lent(mib: usize) -> Outcome {
             ensure(punched == (access == Access::ReadWrite), || format!("{access:?}: punched: {punched}"))?;
             endpoint.send(0, 3, &[])?;
             endpoint.recv(Source::Rank(0), Tag::Exactly(4), &mut [])?;
-            endpoint.conceal(region)?;
+            endpoint.unexpose(region)?;
         }
         return Ok(endpoint.close()?);
     }

@@ -1,12 +1,12 @@
 //! `impostor KIND`: a process that takes part in the bootstrap and sends the handshake of
-//! `sys/src/shm/connect.rs` and `greeting.rs`, except for one deviation. Every byte here is written by hand,
+//! `sys/src/shm/connect.rs` and `handshake.rs`, except for one deviation. Every byte here is written by hand,
 //! from the specification.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use nemesia::bootstrap::{Bootstrap, Exchange};
-use nemesia::internals::os::{Connection, Listener, Segment, SegmentOptions};
+use nemesia::internals::os::{HandoffConnection, HandoffListener, Segment, SegmentOptions};
 use nemesia_core::shared::layout::Geometry;
 
 use super::{Fault, Outcome, broken, ensure, tell};
@@ -27,7 +27,7 @@ pub(super) fn run(kind: &str) -> Outcome {
     }
     let failed = |error: &dyn std::fmt::Display| Fault::Broken(error.to_string());
     let mut exchange = Bootstrap::from_env().map_err(|error| failed(&error))?;
-    let listener = Listener::bind().map_err(|error| failed(&error))?;
+    let listener = HandoffListener::bind().map_err(|error| failed(&error))?;
     let (rank, deadline) = (exchange.rank(), Instant::now() + PATIENCE);
     let address = address(kind, &listener.name());
     exchange.put(&format!("nemesia-{rank}"), &address).map_err(|error| failed(&error))?;
@@ -36,7 +36,7 @@ pub(super) fn run(kind: &str) -> Outcome {
     if !kind.starts_with("address") {
         let name = theirs.split('.').nth(2).unwrap_or_default();
         let connection =
-            if rank == 0 { listener.accept(deadline) } else { Connection::connect(name, deadline) };
+            if rank == 0 { listener.accept(deadline) } else { HandoffConnection::connect(name, deadline) };
         let connection = connection.map_err(|error| failed(&error))?;
         // The called side sends its handshake first, unless it refuses the caller at once.
         if rank == 1 || connection.recv(&mut [0; 256], 2, deadline).is_ok() {
@@ -53,14 +53,14 @@ pub(super) fn run(kind: &str) -> Outcome {
 }
 
 /// Reports what the other side sends until it disconnects.
-fn listen(connection: &Connection, deadline: Instant) -> Outcome {
+fn listen(connection: &HandoffConnection, deadline: Instant) -> Outcome {
     let mut words = [0; 512];
     loop {
         match connection.recv(&mut words, 2, deadline) {
             Ok((len, _)) if words.starts_with(b"NEMESIAX") => {
                 tell(&format!("refused: {}", String::from_utf8_lossy(&words[8..len])))?;
             }
-            Ok(_) => tell("greeted")?,
+            Ok(_) => tell("handshake-done")?,
             Err(nemesia::internals::os::ShmError::TimedOut { .. }) => {
                 return broken("the other neither answers nor ends");
             }
@@ -81,13 +81,13 @@ fn address(kind: &str, name: &str) -> String {
     }
 }
 
-fn greeting(kind: &str, rank: u32) -> Vec<u8> {
+fn handshake(kind: &str, rank: u32) -> Vec<u8> {
     let Geometry { peers, mut cells, cell_bytes, fastbox_slots } = GEOMETRY;
     let (mut version, mut says) = (VERSION, rank);
     match kind {
-        "greeting-version" => version += 1,
-        "greeting-rank" => says += 7,
-        "greeting-cells" => cells /= 2,
+        "handshake-version" => version += 1,
+        "handshake-rank" => says += 7,
+        "handshake-cells" => cells /= 2,
         _ => {}
     }
     let mut bytes = b"NEMESIA1".to_vec();
@@ -103,15 +103,15 @@ fn greeting(kind: &str, rank: u32) -> Vec<u8> {
     // Its memory cannot be read; it is a first process and has taken part in no agreement.
     bytes.extend([0; 24]);
     match kind {
-        "greeting-garbage" => b"GET / HTTP/1.1".to_vec(),
-        "greeting-short" => bytes[..20].to_vec(),
-        "greeting-long" => vec![b'N'; 4000],
+        "handshake-garbage" => b"GET / HTTP/1.1".to_vec(),
+        "handshake-short" => bytes[..20].to_vec(),
+        "handshake-long" => vec![b'N'; 4000],
         _ => bytes,
     }
 }
 
 /// Sends the handshake with descriptors that pretend to be segments.
-fn answer(kind: &str, rank: u32, connection: &Connection, deadline: Instant) -> Outcome {
+fn answer(kind: &str, rank: u32, connection: &HandoffConnection, deadline: Instant) -> Outcome {
     let failed = |error: nemesia::internals::os::ShmError| Fault::Broken(error.to_string());
     if matches!(kind, "closes" | "silent") {
         return Ok(());
@@ -134,7 +134,7 @@ fn answer(kind: &str, rank: u32, connection: &Connection, deadline: Instant) -> 
         _ => vec![own, inbox],
     };
     // A connection of another user is closed before anything is sent.
-    let sent = connection.send(&greeting(kind, rank), &fds, deadline);
+    let sent = connection.send(&handshake(kind, rank), &fds, deadline);
     if kind == "other-user" { Ok(()) } else { sent.map_err(failed) }
 }
 

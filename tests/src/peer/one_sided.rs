@@ -23,7 +23,7 @@ const TICKET_COUNT: usize = 40;
 const ROUNDS: u64 = 200;
 
 /// A rank, its region, and the keys of all.
-struct Place {
+struct KeyPlace {
     endpoint: Endpoint,
     region: Region,
     keys: Vec<RemoteKey>,
@@ -32,7 +32,7 @@ struct Place {
 }
 
 pub(super) fn run(seed: u64, own: bool) -> Outcome {
-    let mut place = Place::open(seed, own)?;
+    let mut place = KeyPlace::open(seed, own)?;
     place.path(own)?;
     place.bytes()?;
     place.counters()?;
@@ -48,7 +48,7 @@ pub(super) fn run(seed: u64, own: bool) -> Outcome {
     Ok(place.endpoint.close()?)
 }
 
-impl Place {
+impl KeyPlace {
     fn open(seed: u64, own: bool) -> Outcome<Self> {
         let mut endpoint = open()?;
         let region = if own {
@@ -258,11 +258,11 @@ impl Place {
         }
         self.endpoint.flush(next)?;
         self.barrier()?;
-        self.endpoint.conceal(scratch)?;
-        let again = self.endpoint.conceal(scratch);
-        ensure(matches!(again, Err(Error::Region)), || format!("concealed twice: {again:?}"))?;
+        self.endpoint.unexpose(scratch)?;
+        let again = self.endpoint.unexpose(scratch);
+        ensure(matches!(again, Err(Error::Region)), || format!("unexposed twice: {again:?}"))?;
         self.barrier()?;
-        refused(self.endpoint.get(&key, 0, &mut [0; 8]), Refusal::Key, "a get from what is concealed")?;
+        refused(self.endpoint.get(&key, 0, &mut [0; 8]), Refusal::Key, "a get from what is unexposed")?;
         self.barrier()
     }
 
@@ -271,7 +271,7 @@ impl Place {
         let (rank, size) = (self.endpoint.rank(), self.endpoint.size());
         let mut memory = vec![0_u8; 3 << 20];
         let base = memory.as_mut_ptr();
-        // SAFETY: the bytes live until the region is concealed, and nothing reads them before.
+        // SAFETY: the bytes live until the region is unexposed, and nothing reads them before.
         let region = unsafe { self.endpoint.expose(base.wrapping_add(3), (3 << 20) - 3, Access::ReadWrite) }?;
         let keys = exchange(&mut self.endpoint, region, KEYS + 2)?;
         let seed = self.seed;
@@ -283,7 +283,7 @@ impl Place {
             format!("{odd:?}")
         })?;
         self.barrier()?;
-        self.endpoint.conceal(region)?;
+        self.endpoint.unexpose(region)?;
         ensure(memory[3..] == content((rank + size - 1) % size), || "3 MiB put: wrong bytes".into())?;
         ensure(memory[..3] == [0; 3], || "bytes before the region were written".into())
     }
@@ -306,7 +306,7 @@ fn exchange(endpoint: &mut Endpoint, region: Region, tag: u64) -> Outcome<Vec<Re
 
 /// Ends only by an error.
 pub(super) fn crash(seed: u64) -> Outcome {
-    let mut place = Place::open(seed, seed.is_multiple_of(2))?;
+    let mut place = KeyPlace::open(seed, seed.is_multiple_of(2))?;
     let partner = place.endpoint.rank() ^ 1;
     let (key, mut random) = (place.keys[partner], Random::new(seed));
     place.endpoint.set_handler(1, |message| {

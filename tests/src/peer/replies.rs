@@ -1,5 +1,5 @@
-//! `replies`: rank 1 asks for ever and takes no reply; it is stopped and killed by the test. Rank 2 asks, too, and all that it asks
-//! is answered.
+//! `replies`: rank 1 asks for ever and takes no reply; it is stopped and killed by the test. Rank 2 asks, too, and all
+//! that it asks is answered.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};

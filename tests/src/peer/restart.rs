@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use nemesia::bootstrap::{Bootstrap, BootstrapError, Exchange, Member};
-use nemesia::internals::os::{Connection, Segment, SegmentOptions};
+use nemesia::internals::os::{HandoffConnection, Segment, SegmentOptions};
 use nemesia::{Access, Config, Endpoint, Error, KEY_BYTES, Refusal, Region, RemoteKey, Source, Tag};
 
 use super::impostor::VERSION;
@@ -23,7 +23,7 @@ const BYTES: usize = 1 << 16;
 /// The rounds of the last incarnation.
 const ENOUGH: u64 = 8;
 
-struct Place {
+struct RestartPlace {
     endpoint: Endpoint,
     /// Dropped after the endpoint, which uses its buffers.
     arena: Arena,
@@ -44,7 +44,7 @@ pub(super) fn run(times: u64) -> Outcome {
     ensure(generation == 0 || endpoint.rank() == mortal, || format!("incarnation {generation}"))?;
     tell(&format!("open {generation}"))?;
     let arena = Arena::default();
-    let mut place = Place { endpoint, arena, region, mortal, times, generation, keys: [None, None] };
+    let mut place = RestartPlace { endpoint, arena, region, mortal, times, generation, keys: [None, None] };
     loop {
         place.hello()?;
         if place.rounds()? {
@@ -54,7 +54,7 @@ pub(super) fn run(times: u64) -> Outcome {
     }
 }
 
-impl Place {
+impl RestartPlace {
     fn is_mortal(&self) -> bool {
         self.endpoint.rank() == self.mortal
     }
@@ -348,7 +348,7 @@ pub(super) fn impostor() -> Outcome {
             }
             claim(name, 1, 0, "no such rank")?;
             // Sends nothing at all.
-            let _silent = Connection::connect(name, Instant::now() + PATIENCE).map_err(Error::from)?;
+            let _silent = HandoffConnection::connect(name, Instant::now() + PATIENCE).map_err(Error::from)?;
             endpoint.send(0, WORD, &[])?;
             endpoint.recv(Source::Rank(0), Tag::Exactly(WORD), &mut [])?;
             claim(name, 1, 1, "the launcher knows of no such restart")?;
@@ -387,7 +387,7 @@ fn called(mut endpoint: Endpoint) -> Outcome {
 /// words.
 fn claim(name: &str, rank: u32, incarnation: u64, wanted: &str) -> Outcome {
     let deadline = Instant::now() + PATIENCE;
-    let connection = Connection::connect(name, deadline).map_err(Error::from)?;
+    let connection = HandoffConnection::connect(name, deadline).map_err(Error::from)?;
     let mut bytes = b"NEMESIA1".to_vec();
     bytes.extend(VERSION.to_le_bytes());
     bytes.extend(rank.to_le_bytes());

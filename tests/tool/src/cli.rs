@@ -23,7 +23,8 @@ const LAUNCHERS_OWN: [&str; 4] = ["PMI_FD", "PMI_RANK", "PMI_SIZE", "NEMESIA_INC
     version,
     about = "Measures, explains and starts Nemesia; without arguments: nemesia perf",
     after_help = "Exit status: 0; 1 when something failed; 2 when something can't be used as asked. \
-                  `run` ends with the status of the first process that failed, or with 128 + the signal that it has passed on.",
+                  `run` ends with the status of the first process that failed, or with 128 + the signal that it has \
+passed on.",
     disable_help_subcommand = true,
     override_usage = "nemesia [perf | info | run] [OPTIONS]"
 )]
@@ -42,7 +43,8 @@ pub(crate) enum Command {
     /// Starts N processes of a program on this machine, as one world
     #[command(
         override_usage = "nemesia run -n N [OPTIONS] -- PROGRAM [ARGS]...",
-        after_help = "Ctrl-C (SIGINT), SIGTERM and SIGHUP are passed on to all processes. Those that have not ended 5 s later \
+        after_help = "Ctrl-C (SIGINT), SIGTERM and SIGHUP are passed on to all processes. Those that have not ended 5 \
+            s later \
                       are killed, and at the second signal at once. The exit status is then 128 + the signal."
     )]
     Run(RunArgs),

@@ -15,12 +15,12 @@ use crate::output;
 struct Overview {
     facilities: Vec<Facility>,
     launcher: Situation,
-    memory: Memory,
+    memory: MemoryOverview,
     /// The configuration files that were read.
     files: Vec<String>,
     variables: Vec<Setting>,
     /// Preferences that cannot be met, and variables that do not exist.
-    notes: Vec<String>,
+    warnings: Vec<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -39,7 +39,7 @@ struct Situation {
 
 /// The memory of one process, in bytes.
 #[derive(Debug, Serialize)]
-struct Memory {
+struct MemoryOverview {
     processes: u32,
     segments: u64,
     cells: u64,
@@ -72,7 +72,7 @@ pub(crate) fn info(args: &InfoArgs) -> Result<u8, Failure> {
         launcher: situation(),
         files: config.files().iter().map(|path| path.display().to_string()).collect(),
         variables: VARIABLES.iter().map(|variable| setting(&config, variable)).collect(),
-        notes: config.notes(),
+        warnings: config.warnings(),
     };
     let text = if args.json {
         serde_json::to_string_pretty(&overview).map_err(Failure::failed)? + "\n"
@@ -80,8 +80,8 @@ pub(crate) fn info(args: &InfoArgs) -> Result<u8, Failure> {
         written(&overview)
     };
     output::print(&text)?;
-    if let (true, Some(note)) = (config.is_strict(), overview.notes.first()) {
-        return Err(Failure::unusable(ConfigError::Strict(note.clone())));
+    if let (true, Some(warning)) = (config.is_strict(), overview.warnings.first()) {
+        return Err(Failure::unusable(ConfigError::Strict(warning.clone())));
     }
     let port = args.port.name();
     match overview.facilities.iter().find(|facility| facility.name == port) {
@@ -95,10 +95,10 @@ fn facility(Verdict { name, usable, reason }: Verdict) -> Facility {
     Facility { name, usable, reason }
 }
 
-fn memory(config: &Config, processes: u32) -> Result<Memory, Failure> {
+fn memory(config: &Config, processes: u32) -> Result<MemoryOverview, Failure> {
     let bill = Bill::new(config, processes)
         .map_err(|error| Failure::unusable(format!("a world of {processes} processes: {error}")))?;
-    Ok(Memory {
+    Ok(MemoryOverview {
         processes: bill.processes,
         segments: bill.segments,
         cells: bill.cells,
@@ -169,8 +169,8 @@ fn write_configuration(out: &mut String, overview: &Overview) -> std::fmt::Resul
         let from = if source == "default" { source } else { &format!("{source}; default {default}") };
         writeln!(out, "  {name}={value} ({from})\n      {help} ({values})")?;
     }
-    if !overview.notes.is_empty() {
-        writeln!(out, "\nNotes\n  {}", overview.notes.join("\n  "))?;
+    if !overview.warnings.is_empty() {
+        writeln!(out, "\nWarnings\n  {}", overview.warnings.join("\n  "))?;
     }
     Ok(())
 }

@@ -19,8 +19,8 @@ pub(crate) fn hear_of_children() {
 pub(crate) struct Caught(libc::sigset_t);
 
 impl Caught {
-    /// Holds back the signals that are to be passed on, in this thread and those that it starts from now on. Signals that this
-    /// program was told to ignore (as by `nohup`) stay ignored.
+    /// Holds back the signals that are to be passed on, in this thread and those that it starts from now on. Signals
+    /// that this program was told to ignore (as by `nohup`) stay ignored.
     pub(crate) fn hold() -> io::Result<Self> {
         let mut set = MaybeUninit::<libc::sigset_t>::uninit();
         // SAFETY: sigemptyset initialises the set that it is given.

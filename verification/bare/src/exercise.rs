@@ -2,7 +2,7 @@
 
 use core::ptr::NonNull;
 
-use nemesia_core::shared::ring::{ByteReader, ByteWriter, Ring, RingFault};
+use nemesia_core::shared::ring::{ByteReader, ByteWriter, ByteRing, RingFault};
 use nemesia_core::sync::{PayloadMut, Word64};
 
 /// The result if a `ring` took or gave wrong bytes.
@@ -29,7 +29,7 @@ pub unsafe extern "C" fn nemesia_bare_exercise(memory: *mut u8, length: usize) -
 fn ring(bytes: PayloadMut<'_>) -> Result<u64, RingFault> {
     let (written, read) = (Word64::new(0), Word64::new(0));
     let sent = (bytes.len() as u64).to_le_bytes();
-    let Some(ring) = Ring::new(bytes, &written, &read) else { return Ok(BROKEN) };
+    let Some(ring) = ByteRing::new(bytes, &written, &read) else { return Ok(BROKEN) };
     let mut received = [0; 8];
     let put = ByteWriter::new(ring).write(&sent)?;
     let got = ByteReader::new(ring).read(&mut received)?;

@@ -2,18 +2,18 @@
 
 use core::ptr::NonNull;
 
-use nemesia_core::engine::rma::{Access, Region, Reply, Target, WINDOW};
+use nemesia_core::engine::rma::{Access, ExposedRegion, Reply, Target, WINDOW};
 use nemesia_core::engine::{Engine, Lent, Peer, Request, Storage, Tuning};
 use nemesia_core::matching::{Pattern, Source};
 use nemesia_core::payload::{Exposed, RecvBuf, SendBuf};
-use nemesia_core::shared::fastbox::{Receiver, Sender, Slot};
+use nemesia_core::shared::fastbox::{FastboxReceiver, FastboxSender, FastboxSlot};
 use nemesia_core::shared::layout::Line;
 use nemesia_core::shared::pool::{
-    CellHeader, CellRecord, PeerPool, Pool, ReturnReceiver, ReturnSender, ReturnSlot,
+    CellHeader, CellRecord, PeerPool, CellPool, ReturnReceiver, ReturnSender, ReturnSlot,
 };
 use nemesia_core::shared::port::{Ends, Host, Link, PortConfig, ShmPort, Stores};
-use nemesia_core::shared::queue::{Consumer, Producer, Queue};
-use nemesia_core::shared::share::{self, Pieces, ShareLine};
+use nemesia_core::shared::queue::{Consumer, Producer, CellQueue};
+use nemesia_core::shared::assist::{self, Pieces, AssistLine};
 use nemesia_core::shared::sleep::{Sleep, SleepWord};
 use nemesia_core::slab;
 use nemesia_core::store::Unit;
@@ -27,9 +27,9 @@ const MESSAGE: usize = 3 * CELL_BYTES;
 /// The memory of one rank, and its inbox.
 struct Memory {
     ack: Line,
-    share: ShareLine,
+    assist: AssistLine,
     returns: [ReturnSlot; CELLS],
-    fastbox: [Slot; 4],
+    fastbox: [FastboxSlot; 4],
     headers: [CellHeader; CELLS],
     entries: [Word64; 2 * CELLS],
     tail: Line,
@@ -40,9 +40,9 @@ impl Memory {
     fn new() -> Self {
         Self {
             ack: Line::new(0),
-            share: ShareLine::empty(),
+            assist: AssistLine::empty(),
             returns: core::array::from_fn(|_| ReturnSlot::empty()),
-            fastbox: core::array::from_fn(|_| Slot::empty()),
+            fastbox: core::array::from_fn(|_| FastboxSlot::empty()),
             headers: core::array::from_fn(|_| CellHeader::empty()),
             entries: core::array::from_fn(|_| Word64::new(0)),
             tail: Line::new(0),
@@ -50,8 +50,8 @@ impl Memory {
         }
     }
 
-    fn queue(&self) -> Queue<'_> {
-        Queue::new(&self.entries, &self.tail.word)
+    fn queue(&self) -> CellQueue<'_> {
+        CellQueue::new(&self.entries, &self.tail.word)
     }
 }
 
@@ -69,7 +69,7 @@ impl Storage for Arrays {
     type Units = [Unit; 16];
     type Stored = [u32; 4];
     type Buckets = [slab::List; 4];
-    type Regions = [slab::Slot<Region>; 1];
+    type Regions = [slab::Slot<ExposedRegion>; 1];
     type Replies = [slab::Slot<Reply>; 2 * WINDOW as usize];
     type Handlers = ();
     type Trace = ();
@@ -80,8 +80,8 @@ type Rank<'a> = Engine<ShmPort<'a, Nobody, [Option<Link<'a>>; 2], [CellRecord; C
 fn rank<'a>(me: u32, own: &'a Memory, peer: &'a Memory, cells: [PayloadMut<'a>; 2]) -> Option<Rank<'a>> {
     let [mine, theirs] = cells;
     let link = Link::new(Ends {
-        outbound: Sender::new(&own.fastbox, &peer.ack.word),
-        inbound: Receiver::new(&peer.fastbox, &own.ack.word),
+        outbound: FastboxSender::new(&own.fastbox, &peer.ack.word),
+        inbound: FastboxReceiver::new(&peer.fastbox, &own.ack.word),
         cells: PeerPool::new(&peer.headers, theirs.as_read(), CELL_BYTES),
         give_back: ReturnSender::new(&own.returns),
         given_back: ReturnReceiver::new(&peer.returns),
@@ -89,11 +89,11 @@ fn rank<'a>(me: u32, own: &'a Memory, peer: &'a Memory, cells: [PayloadMut<'a>; 
         sleep: &peer.sleep,
         grant: &own.ack.credit,
         granted: &peer.ack.credit,
-        share: share::Receiver::new(&own.share, &peer.share),
-        help: share::Helper::new(&own.share, &peer.share),
+        assist: assist::AssistReceiver::new(&own.assist, &peer.assist),
+        assist_sender: assist::AssistSender::new(&own.assist, &peer.assist),
     });
     let links = if me == 0 { [None, Some(link)] } else { [Some(link), None] };
-    let pool = Pool::new(&own.headers, mine, CELL_BYTES, [CellRecord::default(); CELLS])?;
+    let pool = CellPool::new(&own.headers, mine, CELL_BYTES, [CellRecord::default(); CELLS])?;
     let (fences, pieces) = (FenceMode::Symmetric, Pieces::default());
     let config = PortConfig {
         rank: me,

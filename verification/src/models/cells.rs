@@ -2,15 +2,15 @@
 
 use loom::cell::UnsafeCell;
 use nemesia_core::shared::pool::{
-    CellHeader, CellRecord, CellState, PeerPool, Pool, ReturnReceiver, ReturnSender, ReturnSlot, Turn,
-    Writing,
+    CellHeader, CellPool, CellRecord, CellState, PeerPool, ReturnReceiver, ReturnSender, ReturnSlot,
+    ReuseOrder, Writing,
 };
-use nemesia_core::shared::queue::{Consumer, Producer, Queue};
+use nemesia_core::shared::queue::{CellQueue, Consumer, Producer};
 use nemesia_core::sync::model::leave_undrained;
 use nemesia_core::sync::{Edge, PayloadMut, Word64};
 
 use super::Model;
-use crate::mutant::Blunder;
+use crate::mutant::InjectedFault;
 use crate::stage::{Run, assert_whole, both, bytes, envelope, payload, several};
 
 /// One cell is sent and given back again and again.
@@ -19,28 +19,32 @@ pub(super) const REFILL: Model = Model {
     structure: "pool, return ring, queue",
     property: "a cell named by the queue is whole; it is not refilled before it is given back",
     edges: &[Edge::QueuePublish, Edge::CellReturn],
-    blunders: &[Blunder::ReturnBeforeRead, Blunder::EnqueueBeforePublish, Blunder::RefillUnreturned],
+    injected_faults: &[
+        InjectedFault::ReturnBeforeRead,
+        InjectedFault::EnqueueBeforePublish,
+        InjectedFault::RefillUnreturned,
+    ],
     run: refill,
 };
 
 /// The same cells, filled by non-temporal stores, which a Release does not order.
-pub(super) const PAST_CACHES: Model = Model {
-    name: "cells/past-caches",
+pub(super) const NON_TEMPORAL: Model = Model {
+    name: "cells/non-temporal",
     structure: "pool, return ring, queue; copies past the caches",
     property: "a cell that is filled past the caches is whole when it is found",
     edges: &[Edge::QueuePublish, Edge::CellReturn],
-    blunders: &[Blunder::Undrained],
-    run: past_caches,
+    injected_faults: &[InjectedFault::Undrained],
+    run: non_temporal,
 };
 
 /// The same cells; the owner prefetches the next cell's lines for writing before it needs them.
-pub(super) const WARMED: Model = Model {
-    name: "cells/warmed",
+pub(super) const PREFETCHED: Model = Model {
+    name: "cells/prefetched",
     structure: "pool, return ring, queue; lines of the next cell are written to ahead",
     property: "a cell is written to ahead only when it was given back",
     edges: &[Edge::QueuePublish, Edge::CellReturn],
-    blunders: &[Blunder::WarmUnreturned],
-    run: warmed,
+    injected_faults: &[InjectedFault::PrefetchUnreturned],
+    run: prefetched,
 };
 
 /// The entry in the queue is lost.
@@ -49,7 +53,7 @@ pub(super) const SWEEP: Model = Model {
     structure: "pool, without queue",
     property: "a packet whose queue entry is lost is found, whole, by its cell alone",
     edges: &[Edge::CellPublish, Edge::CellReturn],
-    blunders: &[],
+    injected_faults: &[],
     run: sweep,
 };
 
@@ -61,7 +65,7 @@ pub(super) const LEN: usize = 2;
 const ATTEMPTS: usize = 4;
 
 /// The shared memory of one owner and one receiver.
-pub(super) struct Memory {
+pub(super) struct CellMemory {
     headers: Vec<CellHeader>,
     payload: Vec<UnsafeCell<u8>>,
     returns: Vec<ReturnSlot>,
@@ -69,7 +73,7 @@ pub(super) struct Memory {
     tail: Word64,
 }
 
-impl Memory {
+impl CellMemory {
     pub(super) fn new(cells: usize, entries: usize) -> Self {
         Self {
             headers: several(cells, CellHeader::empty),
@@ -80,14 +84,14 @@ impl Memory {
         }
     }
 
-    pub(super) fn queue(&self) -> Queue<'_> {
-        Queue::new(&self.entries, &self.tail)
+    pub(super) fn queue(&self) -> CellQueue<'_> {
+        CellQueue::new(&self.entries, &self.tail)
     }
 
     pub(super) fn owner(&self) -> Owner<'_> {
         let records = vec![CellRecord::default(); self.headers.len()];
         let payload = PayloadMut::from_cells(&self.payload);
-        let pool = Pool::new(&self.headers, payload, LEN, records);
+        let pool = CellPool::new(&self.headers, payload, LEN, records);
         Owner {
             payload,
             pool: pool.expect("the sizes fit"),
@@ -95,7 +99,7 @@ impl Memory {
             queue: Some(Producer::new(self.queue())),
             next: 1,
             writing: Writing::Plain,
-            warms: false,
+            prefetches: false,
         }
     }
 
@@ -118,7 +122,7 @@ impl Memory {
 
 /// The owner of the cells, with the number of its next message.
 pub(super) struct Owner<'a> {
-    pub(super) pool: Pool<'a, Vec<CellRecord>>,
+    pub(super) pool: CellPool<'a, Vec<CellRecord>>,
     payload: PayloadMut<'a>,
     returned: ReturnReceiver<'a>,
     /// `None` if entries are lost.
@@ -126,59 +130,59 @@ pub(super) struct Owner<'a> {
     pub(super) next: u8,
     writing: Writing,
     /// Whether the owner writes to the next cell as soon as that cell is free.
-    warms: bool,
+    prefetches: bool,
 }
 
 impl Owner<'_> {
     /// Collects the cells that were given back.
     pub(super) fn collect(&mut self) {
         while let Some(cell) = self.returned.pop() {
-            self.pool.give_back(cell, RECEIVER.into(), Turn::First).expect("the receiver is honest");
+            self.pool.give_back(cell, RECEIVER.into(), ReuseOrder::First).expect("the receiver is honest");
         }
     }
 
     /// Sends the next message if a cell is free.
-    pub(super) fn send(&mut self, blunder: Option<Blunder>) -> bool {
+    pub(super) fn send(&mut self, injected_fault: Option<InjectedFault>) -> bool {
         self.collect();
-        if self.pool.free() == 0 && blunder == Some(Blunder::RefillUnreturned) {
+        if self.pool.free() == 0 && injected_fault == Some(InjectedFault::RefillUnreturned) {
             self.pool.reclaim(RECEIVER.into());
         }
         let Some(cell) = self.pool.take(RECEIVER.into()) else { return false };
-        if blunder == Some(Blunder::EnqueueBeforePublish) {
+        if injected_fault == Some(InjectedFault::EnqueueBeforePublish) {
             self.enqueue(cell);
         }
         let (envelope, payload) = (envelope(self.next, LEN), bytes(self.next, LEN));
         assert!(self.pool.fill(cell, [&payload, &[]], self.writing));
         self.pool.publish(cell, RECEIVER, self.next.into(), &envelope);
-        if blunder != Some(Blunder::EnqueueBeforePublish) {
+        if injected_fault != Some(InjectedFault::EnqueueBeforePublish) {
             self.enqueue(cell);
         }
         self.next += 1;
-        if self.warms {
-            self.warm(cell, blunder);
+        if self.prefetches {
+            self.prefetch(cell, injected_fault);
         }
         true
     }
 
     /// Writes to the next cell if one is free.
-    fn warm(&mut self, sent: u32, blunder: Option<Blunder>) {
-        if blunder == Some(Blunder::WarmUnreturned) {
-            assert!(self.payload.warm(sent as usize * LEN, LEN));
+    fn prefetch(&mut self, sent: u32, injected_fault: Option<InjectedFault>) {
+        if injected_fault == Some(InjectedFault::PrefetchUnreturned) {
+            assert!(self.payload.prefetch(sent as usize * LEN, LEN));
             return;
         }
         self.collect();
         assert!(
-            !self.pool.warm(sent, 0, LEN) || self.pool.first() == Some(sent),
+            !self.pool.prefetch(sent, 0, LEN) || self.pool.first() == Some(sent),
             "a cell that the receiver holds"
         );
         if let Some(cell) = self.pool.first() {
-            assert!(self.pool.warm(cell, 0, LEN));
+            assert!(self.pool.prefetch(cell, 0, LEN));
         }
     }
 
     fn enqueue(&mut self, cell: u32) {
         if let Some(queue) = &mut self.queue {
-            queue.push(cell).expect("nobody scribbles");
+            queue.push(cell).expect("nobody corrupts");
         }
     }
 }
@@ -195,7 +199,7 @@ pub(super) struct Receiving<'a> {
 impl Receiving<'_> {
     /// Takes the cell at the head of the queue, if there is one, and checks it.
     pub(super) fn take(&mut self) -> bool {
-        let Some(cell) = self.queue.peek().expect("nobody scribbles") else { return false };
+        let Some(cell) = self.queue.peek().expect("nobody corrupts") else { return false };
         self.take_cell(cell);
         self.queue.advance();
         true
@@ -227,28 +231,28 @@ impl Receiving<'_> {
 }
 
 fn refill(run: &Run) {
-    refill_by(run, Writing::Taking, false);
+    refill_by(run, Writing::PrefetchFirst, false);
 }
 
-fn warmed(run: &Run) {
+fn prefetched(run: &Run) {
     refill_by(run, Writing::Plain, true);
 }
 
-fn past_caches(run: &Run) {
-    leave_undrained(run.blunders(Blunder::Undrained));
-    refill_by(run, Writing::PastCaches, false);
+fn non_temporal(run: &Run) {
+    leave_undrained(run.injected_faults(InjectedFault::Undrained));
+    refill_by(run, Writing::NonTemporal, false);
 }
 
-fn refill_by(run: &Run, writing: Writing, warms: bool) {
-    let blunder = run.blunder;
+fn refill_by(run: &Run, writing: Writing, prefetches: bool) {
+    let injected_fault = run.injected_fault;
     let (count, cells) = (run.size(3, 4), run.size(1, 2));
     run.explore(3, move || {
-        let memory = Memory::new(cells, 2);
+        let memory = CellMemory::new(cells, 2);
         let (mut owner, mut receiver) = (memory.owner(), memory.receiver());
-        (owner.writing, owner.warms) = (writing, warms);
-        receiver.return_early = blunder == Some(Blunder::ReturnBeforeRead);
+        (owner.writing, owner.prefetches) = (writing, prefetches);
+        receiver.return_early = injected_fault == Some(InjectedFault::ReturnBeforeRead);
         both(
-            || (0..ATTEMPTS).for_each(|_| _ = owner.next <= count && owner.send(blunder)),
+            || (0..ATTEMPTS).for_each(|_| _ = owner.next <= count && owner.send(injected_fault)),
             || (0..ATTEMPTS).for_each(|_| _ = receiver.take()),
         );
         while receiver.next <= count {
@@ -264,7 +268,7 @@ fn refill_by(run: &Run, writing: Writing, warms: bool) {
 fn sweep(run: &Run) {
     let count = run.size(3, 4);
     run.explore(3, move || {
-        let memory = Memory::new(2, 2);
+        let memory = CellMemory::new(2, 2);
         let (mut owner, mut receiver) = (memory.owner_without_queue(), memory.receiver());
         both(
             || (0..ATTEMPTS).for_each(|_| _ = owner.next <= count && owner.send(None)),

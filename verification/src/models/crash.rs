@@ -3,16 +3,16 @@
 //! No thread in these models waits for another. Each call returns, and the final state is checked once.
 
 use nemesia_core::port::{MessagePort, PeerId};
-use nemesia_core::shared::fastbox::{Sender, Slot};
+use nemesia_core::shared::fastbox::{FastboxSender, FastboxSlot};
 use nemesia_core::shared::pool::CellState;
 use nemesia_core::shared::queue::{Consumer, Producer};
 use nemesia_core::shared::ring::{RecordReader, RecordWriter};
 use nemesia_core::sync::{Edge, Word64};
 
 use super::Model;
-use super::cells::{Memory, RECEIVER};
+use super::cells::{CellMemory, RECEIVER};
 use super::{fastbox, port, ring};
-use crate::mutant::Blunder;
+use crate::mutant::InjectedFault;
 use crate::stage::{Run, both, crash, several, three};
 
 /// A producer dies.
@@ -21,7 +21,7 @@ pub(super) const PRODUCER: Model = Model {
     structure: "pool, queue (4 entries)",
     property: "a producer dies anywhere: its cell is there whole or not at all; the others' all come",
     edges: &[],
-    blunders: &[Blunder::EnqueueBeforePublish],
+    injected_faults: &[InjectedFault::EnqueueBeforePublish],
     run: producer,
 };
 
@@ -31,7 +31,7 @@ pub(super) const FASTBOX: Model = Model {
     structure: "fastbox (8 slots)",
     property: "a sender dies anywhere: whole messages only, and all whose sending had ended",
     edges: &[Edge::FastboxPublish],
-    blunders: &[],
+    injected_faults: &[],
     run: fastbox_sender,
 };
 
@@ -41,7 +41,7 @@ pub(super) const RECEIVER_DIES: Model = Model {
     structure: "pool, return ring",
     property: "a receiver dies anywhere: its owner takes back every cell, each once, and fills them again",
     edges: &[Edge::CellReturn],
-    blunders: &[],
+    injected_faults: &[],
     run: receiver,
 };
 
@@ -51,7 +51,7 @@ pub(super) const RING: Model = Model {
     structure: "record ring (8 bytes)",
     property: "a writer dies anywhere: whole records only, and all whose writing had ended",
     edges: &[Edge::RingPublish],
-    blunders: &[],
+    injected_faults: &[],
     run: ring_writer,
 };
 
@@ -61,7 +61,7 @@ pub(super) const PORT: Model = Model {
     structure: "port (4 slots, 4 cells)",
     property: "a sender dies anywhere: no fault, no wait; the other's messages come; lent cells come back",
     edges: &[Edge::FastboxPublish],
-    blunders: &[],
+    injected_faults: &[],
     run: |run| whole_port(run, false, port::sending_both),
 };
 
@@ -71,7 +71,7 @@ pub(super) const ANNOUNCED: Model = Model {
     structure: "port (4 slots, 4 cells)",
     property: "the same for cells that are announced in the fastbox: whole or not there, and the living one's all come",
     edges: &[Edge::FastboxPublish],
-    blunders: &[],
+    injected_faults: &[],
     run: |run| whole_port(run, true, port::sending_cells),
 };
 
@@ -79,13 +79,13 @@ pub(super) const ANNOUNCED: Model = Model {
 const DEAD: u32 = 2;
 
 fn producer(run: &Run) {
-    let early = run.blunders(Blunder::EnqueueBeforePublish);
+    let early = run.injected_faults(InjectedFault::EnqueueBeforePublish);
     run.explore_crashes(2, move |accesses| {
-        let (alive, doomed) = (Memory::new(2, 4), Memory::new(1, 4));
+        let (alive, doomed) = (CellMemory::new(2, 4), CellMemory::new(1, 4));
         let queue = alive.queue();
         let mut consumer = Consumer::new(queue);
         let mut came = Vec::new();
-        let mut take = || match consumer.peek().expect("nobody scribbles") {
+        let mut take = || match consumer.peek().expect("nobody corrupts") {
             Some(cell) => {
                 consumer.advance();
                 came.push(cell);
@@ -95,12 +95,12 @@ fn producer(run: &Run) {
         };
         let live = || {
             let mut producer = Producer::new(queue);
-            (0..DEAD).for_each(|cell| producer.push(cell).expect("nobody scribbles"));
+            (0..DEAD).for_each(|cell| producer.push(cell).expect("nobody corrupts"));
         };
         let (mut owner, mut ended) = (doomed.owner_without_queue(), false);
         let dying = || {
             crash(accesses, || {
-                let enqueue = || Producer::new(queue).push(DEAD).expect("nobody scribbles");
+                let enqueue = || Producer::new(queue).push(DEAD).expect("nobody corrupts");
                 if early {
                     enqueue();
                 }
@@ -130,9 +130,10 @@ fn fastbox_sender(run: &Run) {
     // Two slots long.
     const LEN: usize = 40;
     run.explore_crashes(3, |accesses| {
-        let (slots, ack) = (several(8, Slot::empty), Word64::new(0));
-        let mut sending = fastbox::Sending { sender: Sender::new(&slots, &ack), next: 1, len: LEN };
-        let mut taking = fastbox::Taking::new(&slots, &ack, LEN);
+        let (slots, ack) = (several(8, FastboxSlot::empty), Word64::new(0));
+        let mut sending =
+            fastbox::FastboxSending { sender: FastboxSender::new(&slots, &ack), next: 1, len: LEN };
+        let mut taking = fastbox::FastboxTaking::new(&slots, &ack, LEN);
         let (crashed, ()) = both(
             || {
                 crash(accesses, || {
@@ -151,7 +152,7 @@ fn fastbox_sender(run: &Run) {
 
 fn receiver(run: &Run) {
     run.explore_crashes(3, |accesses| {
-        let memory = Memory::new(2, 2);
+        let memory = CellMemory::new(2, 2);
         let (mut owner, mut receiver) = (memory.owner(), memory.receiver());
         assert!(owner.send(None) && owner.send(None));
         let (crashed, sent) = both(
@@ -170,7 +171,7 @@ fn receiver(run: &Run) {
 
 fn ring_writer(run: &Run) {
     run.explore_crashes(3, |accesses| {
-        let memory = ring::Memory::new(8);
+        let memory = ring::RingMemory::new(8);
         let (mut next, mut due) = (1, 1);
         let mut writer = RecordWriter::new(memory.ring());
         let mut reader = RecordReader::new(memory.ring());
@@ -184,10 +185,10 @@ fn ring_writer(run: &Run) {
     });
 }
 
-fn whole_port(run: &Run, announce: bool, sending: fn(port::Port<'_>, PeerId) -> port::Sending<'_>) {
+fn whole_port(run: &Run, announce: bool, sending: fn(port::Port<'_>, PeerId) -> port::PortSending<'_>) {
     run.explore_crashes(1, move |accesses| {
-        let world = port::World::new(3);
-        let mut taking = port::Taking::new(world.port_announcing(0, announce), 3);
+        let world = port::PortWorld::new(3);
+        let mut taking = port::PortTaking::new(world.port_announcing(0, announce), 3);
         let whole = taking.port.free_cells();
         let lent = port::lend(&mut taking.port, 1);
         let mut doomed = sending(world.port_announcing(1, announce), 0);

@@ -1,11 +1,11 @@
 //! Models of the fastbox: a sender and a receiver on a ring that wraps.
 
-use nemesia_core::shared::fastbox::{Receiver, Sender, Slot, Word};
+use nemesia_core::shared::fastbox::{FastboxReceiver, FastboxSender, FastboxSlot, Word};
 use nemesia_core::sync::{Edge, Word64};
 use nemesia_core::wire::Envelope;
 
 use super::Model;
-use crate::mutant::Blunder;
+use crate::mutant::InjectedFault;
 use crate::stage::{Run, assert_whole, both, bytes, envelope, several};
 
 /// Packets that fill one slot.
@@ -14,7 +14,7 @@ pub(super) const WRAP: Model = Model {
     structure: "fastbox (4 slots)",
     property: "each message once, whole, in order; no slot overwritten before it is released",
     edges: &[Edge::FastboxPublish, Edge::FastboxAck],
-    blunders: &[Blunder::AckBeforeRead],
+    injected_faults: &[InjectedFault::AckBeforeRead],
     run: |run| wrap(run, 4, 16, 3),
 };
 
@@ -24,7 +24,7 @@ pub(super) const SEVERAL_SLOTS: Model = Model {
     structure: "fastbox (8 slots)",
     property: "the same for messages of two slots, whose second stamp is not ordered",
     edges: &[Edge::FastboxPublish, Edge::FastboxAck],
-    blunders: &[Blunder::AckBeforeRead],
+    injected_faults: &[InjectedFault::AckBeforeRead],
     run: |run| wrap(run, 8, 40, 3),
 };
 
@@ -34,7 +34,7 @@ pub(super) const WORDS: Model = Model {
     structure: "fastbox (4 slots)",
     property: "the same for messages of a word, written and taken in one step",
     edges: &[Edge::FastboxPublish, Edge::FastboxAck],
-    blunders: &[Blunder::AckBeforeRead],
+    injected_faults: &[InjectedFault::AckBeforeRead],
     run: |run| wrap(run, 4, WORD, 3),
 };
 
@@ -46,16 +46,16 @@ const ATTEMPTS: usize = 4;
 
 /// Fills the ring except for one message. Then sender and receiver run together, and finally alone to the end.
 fn wrap(run: &Run, slots: usize, len: usize, before: u8) {
-    let early = run.blunders(Blunder::AckBeforeRead);
+    let early = run.injected_faults(InjectedFault::AckBeforeRead);
     let count = before + run.size(3, 4);
     run.explore(3, move || {
-        let slots = several(slots, Slot::empty);
+        let slots = several(slots, FastboxSlot::empty);
         let (ack, nowhere) = (Word64::new(0), Word64::new(0));
-        let mut sending = Sending { sender: Sender::new(&slots, &ack), next: 1, len };
+        let mut sending = FastboxSending { sender: FastboxSender::new(&slots, &ack), next: 1, len };
         for _ in 0..before {
             assert!(sending.push(), "a ring that is not full has room");
         }
-        let mut taking = Taking::new(&slots, &ack, len);
+        let mut taking = FastboxTaking::new(&slots, &ack, len);
         if early {
             taking = taking.that_acknowledges_early(&slots, &ack, &nowhere);
         }
@@ -72,13 +72,13 @@ fn wrap(run: &Run, slots: usize, len: usize, before: u8) {
 }
 
 /// The sender, with the number of its next message.
-pub(super) struct Sending<'a> {
-    pub(super) sender: Sender<'a>,
+pub(super) struct FastboxSending<'a> {
+    pub(super) sender: FastboxSender<'a>,
     pub(super) next: u8,
     pub(super) len: usize,
 }
 
-impl Sending<'_> {
+impl FastboxSending<'_> {
     /// Sends the next message if there is room.
     pub(super) fn push(&mut self) -> bool {
         let (envelope, payload) = (envelope(self.next, self.len), bytes(self.next, self.len));
@@ -94,22 +94,22 @@ impl Sending<'_> {
 }
 
 /// The receiver, with the number of the next message.
-pub(super) struct Taking<'a> {
-    receiver: Receiver<'a>,
+pub(super) struct FastboxTaking<'a> {
+    receiver: FastboxReceiver<'a>,
     /// Releases slots in place of the receiver, too early.
-    blunderer: Option<Receiver<'a>>,
+    blunderer: Option<FastboxReceiver<'a>>,
     pub(super) next: u8,
     len: usize,
 }
 
-impl<'a> Taking<'a> {
-    pub(super) fn new(slots: &'a [Slot], ack: &'a Word64, len: usize) -> Self {
-        Self { receiver: Receiver::new(slots, ack), blunderer: None, next: 1, len }
+impl<'a> FastboxTaking<'a> {
+    pub(super) fn new(slots: &'a [FastboxSlot], ack: &'a Word64, len: usize) -> Self {
+        Self { receiver: FastboxReceiver::new(slots, ack), blunderer: None, next: 1, len }
     }
 
-    fn that_acknowledges_early(self, slots: &'a [Slot], ack: &'a Word64, nowhere: &'a Word64) -> Self {
-        let blunderer = Some(Receiver::new(slots, ack));
-        Self { receiver: Receiver::new(slots, nowhere), blunderer, ..self }
+    fn that_acknowledges_early(self, slots: &'a [FastboxSlot], ack: &'a Word64, nowhere: &'a Word64) -> Self {
+        let blunderer = Some(FastboxReceiver::new(slots, ack));
+        Self { receiver: FastboxReceiver::new(slots, nowhere), blunderer, ..self }
     }
 
     /// Takes the message at the head, if there is one, and checks it.

@@ -12,7 +12,7 @@ pub(super) const READY: Model = Model {
     structure: "segment header",
     property: "who finds it ready finds every field; before that it is not ready, never wrong",
     edges: &[Edge::SegmentReady],
-    blunders: &[],
+    injected_faults: &[],
     run: ready,
 };
 

@@ -2,19 +2,19 @@
 
 use loom::cell::UnsafeCell;
 use nemesia_core::port::{Arrival, MessagePort, PeerId, Polled};
-use nemesia_core::shared::fastbox::{Receiver, Sender, Slot};
+use nemesia_core::shared::assist::{self, AssistLine, Pieces};
+use nemesia_core::shared::fastbox::{FastboxReceiver, FastboxSender, FastboxSlot};
 use nemesia_core::shared::layout::Line;
 use nemesia_core::shared::pool::{
-    CellHeader, CellRecord, PeerPool, Pool, ReturnReceiver, ReturnSender, ReturnSlot,
+    CellHeader, CellPool, CellRecord, PeerPool, ReturnReceiver, ReturnSender, ReturnSlot,
 };
-use nemesia_core::shared::port::{Ends, Host, Link, Place, PortConfig, ShmPort, Stores};
-use nemesia_core::shared::queue::{Consumer, Producer, Queue};
-use nemesia_core::shared::share::{self, Pieces, ShareLine};
+use nemesia_core::shared::port::{Ends, Host, Link, PacketPlace, PortConfig, ShmPort, Stores};
+use nemesia_core::shared::queue::{CellQueue, Consumer, Producer};
 use nemesia_core::shared::sleep::{Sleep, SleepWord};
 use nemesia_core::sync::{Edge, FenceMode, PayloadMut, Word64};
 
 use super::Model;
-use crate::mutant::Blunder;
+use crate::mutant::InjectedFault;
 use crate::stage::{Run, assert_whole, both, bytes, envelope, payload, several, three};
 
 /// The size of the message selects the path.
@@ -23,7 +23,7 @@ pub(super) const BY_SIZE: Model = Model {
     structure: "port (4 slots, 4 cells)",
     property: "messages alternate between fastbox and cells: all come, whole, in order; no fault",
     edges: &[Edge::FastboxPublish, Edge::QueuePublish],
-    blunders: &[],
+    injected_faults: &[],
     run: by_size,
 };
 
@@ -31,9 +31,10 @@ pub(super) const BY_SIZE: Model = Model {
 pub(super) const ANNOUNCED: Model = Model {
     name: "port/announced",
     structure: "port (4 slots, 4 cells)",
-    property: "a cell announced in the fastbox, without header and queue, is whole; a full fastbox falls back to the queue",
+    property: "a cell announced in the fastbox, without header and queue, is whole; a full fastbox falls back to the \
+        queue",
     edges: &[Edge::FastboxPublish],
-    blunders: &[],
+    injected_faults: &[],
     run: announced,
 };
 
@@ -43,18 +44,18 @@ pub(super) const RETURNED: Model = Model {
     structure: "port (4 slots, 4 cells)",
     property: "a cell that is given back in the announcement of the answer has been read before it is filled again",
     edges: &[Edge::FastboxPublish],
-    blunders: &[Blunder::ReturnBeforeRead],
+    injected_faults: &[InjectedFault::ReturnBeforeRead],
     run: returned,
 };
 
 /// The same; while it waits for the answer, the sender also writes ahead to the cell of its next message.
-pub(super) const WARMED: Model = Model {
-    name: "port/warmed",
+pub(super) const PREFETCHED: Model = Model {
+    name: "port/prefetched",
     structure: "port (4 slots, 4 cells)",
     property: "a cell that is written to ahead, while an answer is awaited, has come back",
     edges: &[Edge::FastboxPublish],
-    blunders: &[Blunder::ReturnBeforeRead],
-    run: warmed,
+    injected_faults: &[InjectedFault::ReturnBeforeRead],
+    run: prefetched,
 };
 
 /// The free room selects the path.
@@ -63,7 +64,7 @@ pub(super) const OVERFLOW: Model = Model {
     structure: "port (4 slots, 4 cells)",
     property: "what a full fastbox refuses goes into a cell, and later ones into the fastbox again: in order",
     edges: &[Edge::FastboxPublish, Edge::FastboxAck, Edge::QueuePublish],
-    blunders: &[],
+    injected_faults: &[],
     run: overflow,
 };
 
@@ -73,7 +74,7 @@ pub(super) const TWO_SENDERS: Model = Model {
     structure: "port (4 slots, 4 cells)",
     property: "two senders, both paths: each one's messages come in its order",
     edges: &[Edge::FastboxPublish, Edge::QueuePublish],
-    blunders: &[],
+    injected_faults: &[],
     run: two_senders,
 };
 
@@ -95,9 +96,9 @@ const POLLS: usize = 4;
 /// The two segments of one process.
 struct Process {
     acks: Vec<Line>,
-    shares: Vec<ShareLine>,
+    assist_lines: Vec<AssistLine>,
     returns: Vec<Vec<ReturnSlot>>,
-    fastboxes: Vec<Vec<Slot>>,
+    fastboxes: Vec<Vec<FastboxSlot>>,
     headers: Vec<CellHeader>,
     payload: Vec<UnsafeCell<u8>>,
     tail: Word64,
@@ -106,15 +107,15 @@ struct Process {
 }
 
 /// The shared memory of a world.
-pub(super) struct World(Vec<Process>);
+pub(super) struct PortWorld(Vec<Process>);
 
-impl World {
+impl PortWorld {
     pub(super) fn new(peers: usize) -> Self {
         Self(several(peers, || Process {
             acks: several(peers, || Line::new(0)),
-            shares: several(peers, ShareLine::empty),
+            assist_lines: several(peers, AssistLine::empty),
             returns: several(peers, || several(CELLS, ReturnSlot::empty)),
-            fastboxes: several(peers, || several(SLOTS, Slot::empty)),
+            fastboxes: several(peers, || several(SLOTS, FastboxSlot::empty)),
             headers: several(CELLS, CellHeader::empty),
             payload: payload(CELLS * CELL_BYTES),
             tail: Word64::new(0),
@@ -123,15 +124,15 @@ impl World {
         }))
     }
 
-    fn queue(&self, rank: usize) -> Queue<'_> {
-        Queue::new(&self.0[rank].entries, &self.0[rank].tail)
+    fn queue(&self, rank: usize) -> CellQueue<'_> {
+        CellQueue::new(&self.0[rank].entries, &self.0[rank].tail)
     }
 
     fn link(&self, me: usize, peer: usize) -> Link<'_> {
         let (own, its) = (&self.0[me], &self.0[peer]);
         Link::new(Ends {
-            outbound: Sender::new(&own.fastboxes[peer], &its.acks[me].word),
-            inbound: Receiver::new(&its.fastboxes[me], &own.acks[peer].word),
+            outbound: FastboxSender::new(&own.fastboxes[peer], &its.acks[me].word),
+            inbound: FastboxReceiver::new(&its.fastboxes[me], &own.acks[peer].word),
             cells: PeerPool::new(&its.headers, PayloadMut::from_cells(&its.payload).as_read(), CELL_BYTES),
             give_back: ReturnSender::new(&own.returns[peer]),
             given_back: ReturnReceiver::new(&its.returns[me]),
@@ -139,8 +140,8 @@ impl World {
             sleep: &its.sleep,
             grant: &own.acks[peer].credit,
             granted: &its.acks[me].credit,
-            share: share::Receiver::new(&own.shares[peer], &its.shares[me]),
-            help: share::Helper::new(&own.shares[peer], &its.shares[me]),
+            assist: assist::AssistReceiver::new(&own.assist_lines[peer], &its.assist_lines[me]),
+            assist_sender: assist::AssistSender::new(&own.assist_lines[peer], &its.assist_lines[me]),
         })
     }
 
@@ -149,7 +150,7 @@ impl World {
         self.port_announcing(me, false)
     }
 
-    /// As [`World::port`]; if `announce` is set, the fastbox announces the cells.
+    /// As [`PortWorld::port`]; if `announce` is set, the fastbox announces the cells.
     pub(super) fn port_announcing(&self, me: usize, announce: bool) -> Port<'_> {
         self.port_storing(me, announce, Stores::Learned)
     }
@@ -157,7 +158,7 @@ impl World {
     fn port_storing(&self, me: usize, announce: bool, stores: Stores) -> Port<'_> {
         let own = &self.0[me];
         let records = vec![CellRecord::default(); CELLS];
-        let pool = Pool::new(&own.headers, PayloadMut::from_cells(&own.payload), CELL_BYTES, records);
+        let pool = CellPool::new(&own.headers, PayloadMut::from_cells(&own.payload), CELL_BYTES, records);
         let links = (0..self.0.len()).map(|peer| (peer != me).then(|| self.link(me, peer))).collect();
         let (rank, fences) = (me as PeerId, FenceMode::Symmetric);
         let config = PortConfig {
@@ -188,7 +189,7 @@ impl Host for Wakes {
 pub(super) type Port<'a> = ShmPort<'a, Wakes, Vec<Option<Link<'a>>>, Vec<CellRecord>>;
 
 /// A port that sends numbered messages to one peer.
-pub(super) struct Sending<'a> {
+pub(super) struct PortSending<'a> {
     port: Port<'a>,
     to: PeerId,
     next: u8,
@@ -196,7 +197,7 @@ pub(super) struct Sending<'a> {
     size: fn(u8) -> usize,
 }
 
-impl<'a> Sending<'a> {
+impl<'a> PortSending<'a> {
     pub(super) fn new(port: Port<'a>, to: PeerId, count: u8, size: fn(u8) -> usize) -> Self {
         Self { port, to, next: 1, count, size }
     }
@@ -220,7 +221,7 @@ impl<'a> Sending<'a> {
     }
 }
 
-impl Sending<'_> {
+impl PortSending<'_> {
     /// Returns the number of the next message.
     pub(super) fn next(&self) -> u8 {
         self.next
@@ -228,13 +229,13 @@ impl Sending<'_> {
 }
 
 /// Returns a port that sends one message on each path.
-pub(super) fn sending_both(port: Port<'_>, to: PeerId) -> Sending<'_> {
-    Sending::new(port, to, 2, |number| if number == 1 { LARGE } else { SMALL })
+pub(super) fn sending_both(port: Port<'_>, to: PeerId) -> PortSending<'_> {
+    PortSending::new(port, to, 2, |number| if number == 1 { LARGE } else { SMALL })
 }
 
 /// Returns a port that sends two messages in cells.
-pub(super) fn sending_cells(port: Port<'_>, to: PeerId) -> Sending<'_> {
-    Sending::new(port, to, 2, |_| LARGE)
+pub(super) fn sending_cells(port: Port<'_>, to: PeerId) -> PortSending<'_> {
+    PortSending::new(port, to, 2, |_| LARGE)
 }
 
 /// Lends a cell to a peer. Returns how many cells are lent now.
@@ -244,13 +245,13 @@ pub(super) fn lend(port: &mut Port<'_>, to: PeerId) -> usize {
 }
 
 /// A port that receives numbered messages.
-pub(super) struct Taking<'a> {
+pub(super) struct PortTaking<'a> {
     pub(super) port: Port<'a>,
     /// The number of the next message from each sender.
     pub(super) due: Vec<u8>,
 }
 
-impl<'a> Taking<'a> {
+impl<'a> PortTaking<'a> {
     pub(super) fn new(port: Port<'a>, peers: usize) -> Self {
         Self { port, due: vec![1; peers] }
     }
@@ -269,13 +270,13 @@ impl<'a> Taking<'a> {
     }
 
     /// Returns the payload of an arrival of any kind.
-    fn look(&self, arrival: &Arrival<Place>) -> Vec<u8> {
+    fn look(&self, arrival: &Arrival<PacketPlace>) -> Vec<u8> {
         let mut payload = vec![0; arrival.len];
         self.port.read(arrival, 0, &mut payload);
         payload
     }
 
-    fn check(&mut self, arrival: &Arrival<Place>) {
+    fn check(&mut self, arrival: &Arrival<PacketPlace>) {
         let payload = self.look(arrival);
         let due = &mut self.due[arrival.peer as usize];
         assert_whole(*due, &arrival.envelope, &payload);
@@ -300,7 +301,7 @@ impl<'a> Taking<'a> {
 
 /// One of two ports that alternate: each message answers the one before.
 struct Player<'a> {
-    taking: Taking<'a>,
+    taking: PortTaking<'a>,
     to: PeerId,
     sent: u8,
     count: u8,
@@ -308,12 +309,12 @@ struct Player<'a> {
     leads: bool,
     /// Whether it reads a message only after it has answered it.
     reads_late: bool,
-    late: Option<Arrival<Place>>,
+    late: Option<Arrival<PacketPlace>>,
 }
 
 impl<'a> Player<'a> {
     fn new(port: Port<'a>, to: PeerId, count: u8) -> Self {
-        let taking = Taking::new(port, 2);
+        let taking = PortTaking::new(port, 2);
         Self { taking, to, sent: 0, count, leads: to != 0, reads_late: false, late: None }
     }
 
@@ -363,15 +364,15 @@ fn returned(run: &Run) {
     take_turns(run, Stores::Learned);
 }
 
-fn warmed(run: &Run) {
-    take_turns(run, Stores::Warmed);
+fn prefetched(run: &Run) {
+    take_turns(run, Stores::Prefetched);
 }
 
 fn take_turns(run: &Run, stores: Stores) {
-    let reads_late = run.blunder == Some(Blunder::ReturnBeforeRead);
+    let reads_late = run.injected_fault == Some(InjectedFault::ReturnBeforeRead);
     let (count, preemptions) = run.size((2, 2), (3, 3));
     run.explore(preemptions, move || {
-        let world = World::new(2);
+        let world = PortWorld::new(2);
         let player =
             |me: usize| Box::new(Player::new(world.port_storing(me, true, stores), 1 - me as PeerId, count));
         let mut one = player(0);
@@ -387,7 +388,7 @@ fn take_turns(run: &Run, stores: Stores) {
 }
 
 /// Lets both sides run alone until every message has arrived.
-fn finish(sending: &mut Sending<'_>, taking: &mut Taking<'_>, from: usize) {
+fn finish(sending: &mut PortSending<'_>, taking: &mut PortTaking<'_>, from: usize) {
     taking.take_all();
     while sending.send() {
         taking.take_all();
@@ -401,10 +402,10 @@ fn by_size(run: &Run) {
     let count = run.size(3, 4);
     let polls = run.size(3, 4);
     run.explore(3, move || {
-        let world = World::new(2);
+        let world = PortWorld::new(2);
         let size = |number| if number % 2 == 1 { SMALL } else { LARGE };
         let (mut sending, mut taking) =
-            (Sending::new(world.port(0), 1, count, size), Taking::new(world.port(1), 2));
+            (PortSending::new(world.port(0), 1, count, size), PortTaking::new(world.port(1), 2));
         both(|| sending.attempt(), || taking.attempt(polls));
         finish(&mut sending, &mut taking, 0);
     });
@@ -413,9 +414,9 @@ fn by_size(run: &Run) {
 fn announced(run: &Run) {
     let (count, polls) = run.size((3, 3), (4, 4));
     run.explore(3, move || {
-        let world = World::new(2);
-        let mut sending = Sending::new(world.port_announcing(0, true), 1, 2 + count, |_| LARGE);
-        let mut taking = Taking::new(world.port_announcing(1, true), 2);
+        let world = PortWorld::new(2);
+        let mut sending = PortSending::new(world.port_announcing(0, true), 1, 2 + count, |_| LARGE);
+        let mut taking = PortTaking::new(world.port_announcing(1, true), 2);
         for _ in 0..2 {
             assert!(sending.send());
         }
@@ -427,9 +428,9 @@ fn announced(run: &Run) {
 fn overflow(run: &Run) {
     let (count, polls) = run.size((6, 5), (8, 6));
     run.explore(3, move || {
-        let world = World::new(2);
+        let world = PortWorld::new(2);
         let (mut sending, mut taking) =
-            (Sending::new(world.port(0), 1, count, |_| SMALL), Taking::new(world.port(1), 2));
+            (PortSending::new(world.port(0), 1, count, |_| SMALL), PortTaking::new(world.port(1), 2));
         for _ in 0..SLOTS {
             assert!(sending.send());
         }
@@ -441,10 +442,11 @@ fn overflow(run: &Run) {
 fn two_senders(run: &Run) {
     let (polls, preemptions) = run.size((2, 2), (3, 2));
     run.explore(preemptions, move || {
-        let world = World::new(3);
-        let mut taking = Taking::new(world.port(0), 3);
-        let mut first = Sending::new(world.port(1), 0, 2, |number| if number == 1 { LARGE } else { SMALL });
-        let mut second = Sending::new(world.port(2), 0, 1, |_| LARGE);
+        let world = PortWorld::new(3);
+        let mut taking = PortTaking::new(world.port(0), 3);
+        let mut first =
+            PortSending::new(world.port(1), 0, 2, |number| if number == 1 { LARGE } else { SMALL });
+        let mut second = PortSending::new(world.port(2), 0, 1, |_| LARGE);
         three(|| taking.attempt(polls), || while first.send() {}, || while second.send() {});
         finish(&mut first, &mut taking, 1);
         finish(&mut second, &mut taking, 2);

@@ -1,6 +1,6 @@
 //! Models of the receive queue: several producers, one consumer.
 
-use nemesia_core::shared::queue::{Consumer, Producer, Queue};
+use nemesia_core::shared::queue::{CellQueue, Consumer, Producer};
 use nemesia_core::sync::{Edge, PayloadWord, Word64};
 
 use super::Model;
@@ -12,7 +12,7 @@ pub(super) const PRODUCERS: Model = Model {
     structure: "cell queue (4 entries)",
     property: "two producers: no cell lost or doubled, each one's in order; no fault from honest ones",
     edges: &[Edge::QueuePublish],
-    blunders: &[],
+    injected_faults: &[],
     run: producers,
 };
 
@@ -22,7 +22,7 @@ pub(super) const HINT: Model = Model {
     structure: "cell queue (4 entries)",
     property: "who starts at another's tail hint sees the entries below as taken: no fault, no gap",
     edges: &[Edge::QueueTail],
-    blunders: &[],
+    injected_faults: &[],
     run: hint,
 };
 
@@ -32,18 +32,18 @@ pub(super) const STALE: Model = Model {
     structure: "cell queue (2 entries)",
     property: "a producer that missed several laps still gets its cells in: no fault, no gap",
     edges: &[Edge::QueuePublish],
-    blunders: &[],
+    injected_faults: &[],
     run: stale,
 };
 
 /// A queue with a payload word for each cell number, so that loom sees what an entry publishes.
-struct Memory {
+struct QueueMemory {
     entries: Vec<Word64>,
     tail: Word64,
     cells: Vec<PayloadWord>,
 }
 
-impl Memory {
+impl QueueMemory {
     fn new(entries: usize, cells: usize) -> Self {
         Self {
             entries: several(entries, || Word64::new(0)),
@@ -52,8 +52,8 @@ impl Memory {
         }
     }
 
-    fn queue(&self) -> Queue<'_> {
-        Queue::new(&self.entries, &self.tail)
+    fn queue(&self) -> CellQueue<'_> {
+        CellQueue::new(&self.entries, &self.tail)
     }
 
     /// Fills the cell, then enqueues it.
@@ -64,7 +64,7 @@ impl Memory {
 
     /// Takes the cell at the head, if there is one.
     fn take(&self, consumer: &mut Consumer<'_>) -> Option<u32> {
-        let cell = consumer.peek().expect("nobody scribbles")?;
+        let cell = consumer.peek().expect("nobody corrupts")?;
         assert_eq!(self.cells[cell as usize].get(), u64::from(cell) + 1, "an entry names an unfilled cell");
         consumer.advance();
         Some(cell)
@@ -82,7 +82,7 @@ fn assert_complete(came: &[u32], split: u32, count: u32) {
 fn producers(run: &Run) {
     let (polls, preemptions) = run.size((2, 3), (4, 3));
     run.explore(preemptions, move || {
-        let memory = Memory::new(4, 4);
+        let memory = QueueMemory::new(4, 4);
         let mut consumer = Consumer::new(memory.queue());
         let produce = |cells: [u32; 2]| {
             let mut producer = Producer::new(memory.queue());
@@ -105,7 +105,7 @@ fn producers(run: &Run) {
 /// cell, and all cells before it, as soon as it has enqueued its own.
 fn round(run: &Run, preemptions: usize, entries: usize, own: u32, others: u32) {
     run.explore(preemptions, move || {
-        let memory = Memory::new(entries, (own + others) as usize);
+        let memory = QueueMemory::new(entries, (own + others) as usize);
         let mut consumer = Consumer::new(memory.queue());
         let go_round = || {
             let mut producer = Producer::new(memory.queue());

@@ -4,7 +4,7 @@ use nemesia_core::sync::model::leave_undrained;
 use nemesia_core::sync::{Edge, PayloadMut, PayloadWord, Word64};
 
 use super::Model;
-use crate::mutant::Blunder;
+use crate::mutant::InjectedFault;
 use crate::stage::{Run, both, payload, three};
 
 /// A process that sees a changed value also sees what was put before the change.
@@ -13,7 +13,7 @@ pub(super) const HANDED_OVER: Model = Model {
     structure: "atomic operation on exposed memory",
     property: "what was put before an atomic operation is there for whoever sees it by another",
     edges: &[Edge::Region],
-    blunders: &[],
+    injected_faults: &[],
     run: handed_over,
 };
 
@@ -23,26 +23,26 @@ pub(super) const COUNTED: Model = Model {
     structure: "atomic operation on exposed memory",
     property: "no operation is lost, and no two see the same value",
     edges: &[],
-    blunders: &[],
+    injected_faults: &[],
     run: counted,
 };
 
 /// The same for data that was put by non-temporal stores, which a Release does not order.
-pub(super) const PAST_CACHES: Model = Model {
-    name: "region/past-caches",
+pub(super) const NON_TEMPORAL: Model = Model {
+    name: "region/non-temporal",
     structure: "copy past the caches, and an atomic operation",
     property: "what was put past the caches is there as well",
     edges: &[Edge::Region],
-    blunders: &[Blunder::Undrained],
-    run: past_caches,
+    injected_faults: &[InjectedFault::Undrained],
+    run: non_temporal,
 };
 
-fn past_caches(run: &Run) {
-    leave_undrained(run.blunders(Blunder::Undrained));
+fn non_temporal(run: &Run) {
+    leave_undrained(run.injected_faults(InjectedFault::Undrained));
     run.explore(2, move || {
         let (bytes, value) = (payload(3), Word64::new(0));
         let origin = || {
-            assert!(PayloadMut::from_cells(&bytes).write_past_caches(0, &[7; 3]));
+            assert!(PayloadMut::from_cells(&bytes).write_non_temporal(0, &[7; 3]));
             value.update_acq_rel(Edge::Region, |old| old + 1);
         };
         let reader = || {

@@ -1,31 +1,32 @@
 //! Models of reports of released memory, which any thread may make.
 
 use nemesia_core::regcache::Range;
-use nemesia_core::regcache::releases::{Released, Releases, Seen};
+use nemesia_core::regcache::releases::{Released, Releases, SeenReleases};
 use nemesia_core::sync::{Edge, Word64};
 
 use super::Model;
-use crate::mutant::Blunder;
+use crate::mutant::InjectedFault;
 use crate::stage::{Run, both, three};
 
 /// One thread reports a range, then takes its pages away.
-pub(super) const TOLD: Model = Model {
-    name: "releases/told",
+pub(super) const REPORTED: Model = Model {
+    name: "releases/reported",
     structure: "ring of released ranges (1 slot; 2 in a long run)",
-    property: "who knows that pages are gone has been told of them, whole or by a range that covers them; slots are used again",
-    edges: &[Edge::ReleaseTold, Edge::ReleaseReused],
-    blunders: &[Blunder::TellLate],
-    run: told,
+    property: "who knows that pages are gone has been told of them, whole or by a range that covers them; slots are \
+        used again",
+    edges: &[Edge::ReleaseReported, Edge::ReleaseReused],
+    injected_faults: &[InjectedFault::ReportLate],
+    run: reported,
 };
 
 /// Two threads report at once.
-pub(super) const TWO_TELL: Model = Model {
+pub(super) const TWO_REPORT: Model = Model {
     name: "releases/two-tell",
     structure: "ring of released ranges (1 slot)",
     property: "of two threads that want one slot none loses its range",
     edges: &[],
-    blunders: &[],
-    run: two_tell,
+    injected_faults: &[],
+    run: two_report,
 };
 
 /// The ranges that one thread reports, in this order.
@@ -33,28 +34,28 @@ const RANGES: [Range; 3] =
     [Range { start: 10, end: 20 }, Range { start: 30, end: 40 }, Range { start: 50, end: 60 }];
 
 /// Notes which of these ranges were reported to the reader.
-fn listen<const N: usize>(releases: &Releases<N>, seen: &mut Seen, known: &mut [bool; 3]) {
+fn listen<const N: usize>(releases: &Releases<N>, seen: &mut SeenReleases, known: &mut [bool; 3]) {
     // Each iteration brings the reader up to date, and the other threads report a few times only: the loop
     // ends.
     while let Some(released) = releases.next(seen) {
         for (range, known) in RANGES.iter().zip(known.iter_mut()) {
             *known |= match released {
-                Released::Range(told) => told.contains(range),
+                Released::Range(reported) => reported.contains(range),
                 Released::All => true,
             };
         }
     }
 }
 
-fn told(run: &Run) {
-    let late = run.blunders(Blunder::TellLate);
-    one_tells::<1>(run, late);
+fn reported(run: &Run) {
+    let late = run.injected_faults(InjectedFault::ReportLate);
+    one_reports::<1>(run, late);
     if run.long {
-        one_tells::<2>(run, late);
+        one_reports::<2>(run, late);
     }
 }
 
-fn one_tells<const N: usize>(run: &Run, late: bool) {
+fn one_reports<const N: usize>(run: &Run, late: bool) {
     run.explore(2, move || {
         let (releases, gone) = (Releases::<N>::new(), Word64::new(0));
         let mut seen = releases.now();
@@ -62,12 +63,12 @@ fn one_tells<const N: usize>(run: &Run, late: bool) {
         let program = || {
             for (number, range) in (1..).zip(RANGES) {
                 if !late {
-                    releases.tell(range);
+                    releases.report(range);
                 }
                 // The kernel's lock: the next owner of the addresses knows that they were released.
                 gone.store_release(number, Edge::Lock);
                 if late {
-                    releases.tell(range);
+                    releases.report(range);
                 }
             }
         };
@@ -82,13 +83,13 @@ fn one_tells<const N: usize>(run: &Run, late: bool) {
     });
 }
 
-fn two_tell(run: &Run) {
+fn two_report(run: &Run) {
     run.explore(2, move || {
         let (releases, gone) = (Releases::<1>::new(), [Word64::new(0), Word64::new(0)]);
         let mut seen = releases.now();
         let mut known = [false; 3];
-        let tells = |number: usize| {
-            releases.tell(RANGES[number]);
+        let reports = |number: usize| {
+            releases.report(RANGES[number]);
             gone[number].store_release(1, Edge::Lock);
         };
         let reader = || {
@@ -99,6 +100,6 @@ fn two_tell(run: &Run) {
                 assert!(gone == 0 || known[number], "range {number} is gone and not known");
             }
         };
-        three(|| tells(0), || tells(1), reader);
+        three(|| reports(0), || reports(1), reader);
     });
 }

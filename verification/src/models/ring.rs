@@ -1,11 +1,11 @@
 //! Models of the byte ring and the record ring.
 
 use loom::cell::UnsafeCell;
-use nemesia_core::shared::ring::{ByteReader, ByteWriter, RecordReader, RecordWriter, Ring};
+use nemesia_core::shared::ring::{ByteReader, ByteRing, ByteWriter, RecordReader, RecordWriter};
 use nemesia_core::sync::{Edge, PayloadMut, Word64};
 
 use super::Model;
-use crate::mutant::Blunder;
+use crate::mutant::InjectedFault;
 use crate::stage::{Run, both, bytes, payload};
 
 /// A pipe of bytes.
@@ -14,7 +14,7 @@ pub(super) const BYTES: Model = Model {
     structure: "byte ring (8 bytes)",
     property: "every byte once, in order; none overwritten before it is read; wraps",
     edges: &[Edge::RingPublish, Edge::RingRelease],
-    blunders: &[Blunder::PublishBeforeWrite],
+    injected_faults: &[InjectedFault::PublishBeforeWrite],
     run: byte_pipe,
 };
 
@@ -24,7 +24,7 @@ pub(super) const RECORDS: Model = Model {
     structure: "record ring (8 bytes)",
     property: "every record once, whole, in order; wraps",
     edges: &[Edge::RingPublish, Edge::RingRelease],
-    blunders: &[],
+    injected_faults: &[],
     run: record_pipe,
 };
 
@@ -32,28 +32,28 @@ pub(super) const RECORDS: Model = Model {
 const ATTEMPTS: usize = 4;
 
 /// The shared memory of a ring.
-pub(super) struct Memory {
+pub(super) struct RingMemory {
     bytes: Vec<UnsafeCell<u8>>,
     written: Word64,
     read: Word64,
 }
 
-impl Memory {
+impl RingMemory {
     pub(super) fn new(bytes: usize) -> Self {
         Self { bytes: payload(bytes), written: Word64::new(0), read: Word64::new(0) }
     }
 
-    pub(super) fn ring(&self) -> Ring<'_> {
-        let ring = Ring::new(PayloadMut::from_cells(&self.bytes), &self.written, &self.read);
+    pub(super) fn ring(&self) -> ByteRing<'_> {
+        let ring = ByteRing::new(PayloadMut::from_cells(&self.bytes), &self.written, &self.read);
         ring.expect("a power of two")
     }
 }
 
 fn byte_pipe(run: &Run) {
-    let early = run.blunders(Blunder::PublishBeforeWrite);
+    let early = run.injected_faults(InjectedFault::PublishBeforeWrite);
     let whole = bytes(1, run.size(14, 20));
     run.explore(3, move || {
-        let memory = Memory::new(8);
+        let memory = RingMemory::new(8);
         let mut writer = ByteWriter::new(memory.ring());
         let mut reader = ByteReader::new(memory.ring());
         let (mut sent, mut came) = (0, Vec::new());
@@ -97,7 +97,7 @@ fn read(reader: &mut ByteReader<'_>, came: &mut Vec<u8>) -> usize {
 fn record_pipe(run: &Run) {
     let count = run.size(4, 5);
     run.explore(3, move || {
-        let memory = Memory::new(8);
+        let memory = RingMemory::new(8);
         let mut writer = RecordWriter::new(memory.ring());
         let mut reader = RecordReader::new(memory.ring());
         let (mut next, mut due) = (1, 1);

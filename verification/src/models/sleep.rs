@@ -4,13 +4,13 @@
 //! found
 //! the work and the sequence on which it would wait has not moved. Each model checks that at its end.
 
-use nemesia_core::shared::fastbox::Slot;
-use nemesia_core::shared::sleep::{News, Payer, Sleep, SleepWord, Waking};
+use nemesia_core::shared::fastbox::FastboxSlot;
+use nemesia_core::shared::sleep::{Payer, Sleep, SleepWord, WakeReason, Waking};
 use nemesia_core::sync::{Edge, FenceMode, Word64};
 
 use super::Model;
-use super::fastbox::{Sending, Taking};
-use crate::mutant::Blunder;
+use super::fastbox::{FastboxSending, FastboxTaking};
+use crate::mutant::InjectedFault;
 use crate::stage::{Run, both, several, three};
 
 /// One sleep, one waker.
@@ -19,7 +19,7 @@ pub(super) const WAKE: Model = Model {
     structure: "sleep word, fastbox",
     property: "a sleeper that misses a message is woken for it",
     edges: &[Edge::Sleep],
-    blunders: &[Blunder::LookBeforeAnnounce],
+    injected_faults: &[InjectedFault::CheckBeforeAnnounce],
     run: |run| wake(run, 1),
 };
 
@@ -29,7 +29,7 @@ pub(super) const TWICE: Model = Model {
     structure: "sleep word, fastbox",
     property: "the same when a sleep follows a sleep that found work",
     edges: &[Edge::Sleep],
-    blunders: &[Blunder::LookBeforeAnnounce],
+    injected_faults: &[InjectedFault::CheckBeforeAnnounce],
     run: |run| wake(run, 2),
 };
 
@@ -39,7 +39,7 @@ pub(super) const TWO_WAKERS: Model = Model {
     structure: "sleep word",
     property: "of two wakers at most one calls the kernel; exactly one if the sleeper missed both",
     edges: &[Edge::Sleep],
-    blunders: &[Blunder::LookBeforeAnnounce],
+    injected_faults: &[InjectedFault::CheckBeforeAnnounce],
     run: two_wakers,
 };
 
@@ -49,7 +49,7 @@ pub(super) const EVENT: Model = Model {
     structure: "sleep word",
     property: "a sleeper that changes how it sleeps, and misses the work, is woken as it sleeps now",
     edges: &[Edge::Sleep],
-    blunders: &[Blunder::LookBeforeAnnounce, Blunder::WakeAsBefore],
+    injected_faults: &[InjectedFault::CheckBeforeAnnounce, InjectedFault::WakeAsBefore],
     run: event,
 };
 
@@ -59,7 +59,7 @@ pub(super) const COUNTED: Model = Model {
     structure: "sleep word",
     property: "a sleeper that lacks two messages, and misses the last of them, is woken",
     edges: &[Edge::Sleep],
-    blunders: &[Blunder::LookBeforeAnnounce, Blunder::CountTaken],
+    injected_faults: &[InjectedFault::CheckBeforeAnnounce, InjectedFault::CountTaken],
     run: counted,
 };
 
@@ -70,7 +70,7 @@ pub(super) const ASKED: Model = Model {
     structure: "sleep word",
     property: "wakers that fence only where the word asks for it miss no sleeper, the first time and after a sleep",
     edges: &[Edge::Sleep],
-    blunders: &[Blunder::LookBeforeAnnounce, Blunder::AskTooLate],
+    injected_faults: &[InjectedFault::CheckBeforeAnnounce, InjectedFault::AskTooLate],
     run: asked,
 };
 
@@ -80,7 +80,7 @@ pub(super) const ASKED_AGAIN: Model = Model {
     structure: "sleep word",
     property: "a waker that is asked for fences, and comes when a sleep ends, does not miss the next",
     edges: &[Edge::Sleep],
-    blunders: &[],
+    injected_faults: &[],
     run: asked_again,
 };
 
@@ -88,12 +88,15 @@ pub(super) const ASKED_AGAIN: Model = Model {
 const LEN: usize = 8;
 
 fn wake(run: &Run, messages: u8) {
-    let early = run.blunders(Blunder::LookBeforeAnnounce);
+    let early = run.injected_faults(InjectedFault::CheckBeforeAnnounce);
     run.explore(4, move || {
-        let (slots, ack, word) = (several(4, Slot::empty), Word64::new(0), SleepWord::awake());
-        let mut sending =
-            Sending { sender: nemesia_core::shared::fastbox::Sender::new(&slots, &ack), next: 1, len: LEN };
-        let mut taking = Taking::new(&slots, &ack, LEN);
+        let (slots, ack, word) = (several(4, FastboxSlot::empty), Word64::new(0), SleepWord::awake());
+        let mut sending = FastboxSending {
+            sender: nemesia_core::shared::fastbox::FastboxSender::new(&slots, &ack),
+            next: 1,
+            len: LEN,
+        };
+        let mut taking = FastboxTaking::new(&slots, &ack, LEN);
         let sleeper = || {
             loop {
                 let found = early && taking.take();
@@ -102,14 +105,14 @@ fn wake(run: &Run, messages: u8) {
                 if !found || taking.next > messages {
                     return since;
                 }
-                word.rise(Payer::Sleeper);
+                word.unpark(Payer::Sleeper);
             }
         };
         let waker = || {
             let mut woken = 0;
             for _ in 0..messages {
                 assert!(sending.push(), "the ring is not full");
-                woken += u8::from(is_asleep(word.must_wake(FenceMode::Symmetric, News::Message)));
+                woken += u8::from(is_asleep(word.must_wake(FenceMode::Symmetric, WakeReason::Message)));
             }
             woken
         };
@@ -128,7 +131,7 @@ fn wake(run: &Run, messages: u8) {
 }
 
 fn two_wakers(run: &Run) {
-    let early = run.blunders(Blunder::LookBeforeAnnounce);
+    let early = run.injected_faults(InjectedFault::CheckBeforeAnnounce);
     run.explore(3, move || {
         let (word, work) = (SleepWord::awake(), [Word64::new(0), Word64::new(0)]);
         let look = || work.iter().any(|work| work.load_relaxed() != 0);
@@ -139,7 +142,7 @@ fn two_wakers(run: &Run) {
         };
         let waker = |work: &Word64| {
             work.store_relaxed(1);
-            is_asleep(word.must_wake(FenceMode::Symmetric, News::Message))
+            is_asleep(word.must_wake(FenceMode::Symmetric, WakeReason::Message))
         };
         let ((since, found), first, second) = three(sleeper, || waker(&work[0]), || waker(&work[1]));
         assert!(!(first && second), "both call the kernel for one sleep");
@@ -149,8 +152,8 @@ fn two_wakers(run: &Run) {
 }
 
 fn event(run: &Run) {
-    let early = run.blunders(Blunder::LookBeforeAnnounce);
-    let as_before = run.blunders(Blunder::WakeAsBefore);
+    let early = run.injected_faults(InjectedFault::CheckBeforeAnnounce);
+    let as_before = run.injected_faults(InjectedFault::WakeAsBefore);
     run.explore(3, move || {
         let (word, work) = (SleepWord::awake(), Word64::new(0));
         let look = || work.load_relaxed() != 0;
@@ -166,7 +169,7 @@ fn event(run: &Run) {
         };
         let waker = || {
             work.store_relaxed(1);
-            match word.must_wake(FenceMode::Symmetric, News::Message) {
+            match word.must_wake(FenceMode::Symmetric, WakeReason::Message) {
                 Waking::Asleep(_) if as_before => Waking::Asleep(Sleep::Event),
                 found => found,
             }
@@ -180,8 +183,8 @@ fn event(run: &Run) {
 }
 
 fn counted(run: &Run) {
-    let early = run.blunders(Blunder::LookBeforeAnnounce);
-    let stale = run.blunders(Blunder::CountTaken);
+    let early = run.injected_faults(InjectedFault::CheckBeforeAnnounce);
+    let stale = run.injected_faults(InjectedFault::CountTaken);
     run.explore(3, move || {
         let (word, work) = (SleepWord::awake(), [Word64::new(0), Word64::new(0)]);
         let look = || work.iter().filter(|work| work.load_relaxed() != 0).count() as u32;
@@ -201,7 +204,7 @@ fn counted(run: &Run) {
         };
         let waker = |work: &Word64| {
             work.store_relaxed(1);
-            is_asleep(word.must_wake(FenceMode::Symmetric, News::Message))
+            is_asleep(word.must_wake(FenceMode::Symmetric, WakeReason::Message))
         };
         let (asleep, first, second) = three(sleeper, || waker(&work[0]), || waker(&work[1]));
         if let Some(since) = asleep {
@@ -212,26 +215,26 @@ fn counted(run: &Run) {
 }
 
 fn asked(run: &Run) {
-    let early = run.blunders(Blunder::LookBeforeAnnounce);
-    let late = run.blunders(Blunder::AskTooLate);
+    let early = run.injected_faults(InjectedFault::CheckBeforeAnnounce);
+    let late = run.injected_faults(InjectedFault::AskTooLate);
     run.explore(3, move || {
         let (word, work) = (SleepWord::awake(), [Word64::new(0), Word64::new(0)]);
         // All threads know of a request that was made before the last barrier.
-        word.rise(if late { Payer::Sleeper } else { Payer::Wakers });
+        word.unpark(if late { Payer::Sleeper } else { Payer::Wakers });
         let look = || work.iter().any(|work| work.load_relaxed() != 0);
         let sleeper = || {
             let found = early && look();
             let since = word.announce_for(Sleep::Futex, 1, Payer::Wakers);
             let found = if early { found } else { look() };
             if found {
-                word.rise(Payer::Wakers);
+                word.unpark(Payer::Wakers);
             }
             (!found).then_some(since)
         };
         // The sleeper executes no barrier, and the waker no fence except the one that the word asks for.
         let waker = |work: &Word64| {
             work.store_relaxed(1);
-            is_asleep(word.must_wake(FenceMode::Asymmetric, News::Message))
+            is_asleep(word.must_wake(FenceMode::Asymmetric, WakeReason::Message))
         };
         let (asleep, first, second) = three(sleeper, || waker(&work[0]), || waker(&work[1]));
         assert!(!(first && second), "both call the kernel for one sleep");
@@ -245,7 +248,7 @@ fn asked(run: &Run) {
 fn asked_again(run: &Run) {
     run.explore(3, move || {
         let (word, work) = (SleepWord::awake(), Word64::new(0));
-        word.rise(Payer::Wakers);
+        word.unpark(Payer::Wakers);
         let look = || work.load_relaxed() != 0;
         let sleeper = || {
             word.announce_for(Sleep::Futex, 1, Payer::Wakers);
@@ -253,13 +256,13 @@ fn asked_again(run: &Run) {
                 return None;
             }
             // The sleep has reached its time limit.
-            word.rise(Payer::Wakers);
+            word.unpark(Payer::Wakers);
             let since = word.announce_for(Sleep::Futex, 1, Payer::Wakers);
             (!look()).then_some(since)
         };
         let waker = || {
             work.store_relaxed(1);
-            is_asleep(word.must_wake(FenceMode::Asymmetric, News::Message))
+            is_asleep(word.must_wake(FenceMode::Asymmetric, WakeReason::Message))
         };
         let (asleep, woken) = both(sleeper, waker);
         if let Some(since) = asleep {

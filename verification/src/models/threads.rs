@@ -5,21 +5,22 @@
 
 use loom::cell::UnsafeCell;
 use loom::sync::{Condvar, Mutex};
-use nemesia_core::shared::sleep::{News, Payer, Sleep, SleepWord, Waking};
+use nemesia_core::shared::sleep::{Payer, Sleep, SleepWord, WakeReason, Waking};
 use nemesia_core::sync::{Edge, FenceMode, Word32, Word64};
-use nemesia_core::threads::{Bell, Bits, Lock, Park, Roster, Seat};
+use nemesia_core::threads::{Bits, EventCount, Lock, Park, WaiterList, WaiterSlot};
 
 use super::Model;
-use crate::mutant::Blunder;
+use crate::mutant::InjectedFault;
 use crate::stage::{Run, both, three};
 
 /// The lock alone.
 pub(super) const LOCK: Model = Model {
     name: "threads/lock",
     structure: "lock",
-    property: "three threads take it, are handed it and sleep for it: one at a time, each sees the last one's work, none sleeps on",
+    property: "three threads take it, are handed it and sleep for it: one at a time, each sees the last one's work, \
+        none sleeps on",
     edges: &[Edge::Lock],
-    blunders: &[],
+    injected_faults: &[],
     run: lock,
 };
 
@@ -29,7 +30,7 @@ pub(super) const AGAIN: Model = Model {
     structure: "lock",
     property: "who hands the lock over to one that waits, and comes back, has it after that one",
     edges: &[],
-    blunders: &[Blunder::GrabAgain],
+    injected_faults: &[InjectedFault::GrabAgain],
     run: again,
 };
 
@@ -37,39 +38,41 @@ pub(super) const AGAIN: Model = Model {
 pub(super) const TWICE: Model = Model {
     name: "threads/twice",
     structure: "lock",
-    property: "who is about to sleep because the lock was handed to others does not sleep when it is handed over again, to it",
+    property: "who is about to sleep because the lock was handed to others does not sleep when it is handed over \
+        again, to it",
     edges: &[],
-    blunders: &[Blunder::ForgetHanding],
+    injected_faults: &[InjectedFault::ForgetHanding],
     run: twice,
 };
 
 /// Two threads wait, and a peer sends a message to each.
 pub(super) const DRIVER: Model = Model {
     name: "threads/driver",
-    structure: "lock, roster, bell, sleep word",
-    property: "of two that wait one drives and serves both, or leaves the other to drive; neither sleeps when its message is there",
+    structure: "lock, waiter list, bell, sleep word",
+    property: "of two that wait one drives and serves both, or leaves the other to drive; neither sleeps when its \
+        message is there",
     edges: &[Edge::Lock, Edge::Sleep],
-    blunders: &[Blunder::ListenUnlocked, Blunder::LookBeforeAnnounce],
+    injected_faults: &[InjectedFault::ListenUnlocked, InjectedFault::CheckBeforeAnnounce],
     run: driver,
 };
 
 /// A thread waits, and another thread of the process completes its request.
-pub(super) const STIR: Model = Model {
+pub(super) const NOTIFY: Model = Model {
     name: "threads/stir",
-    structure: "lock, roster, bell, sleep word",
+    structure: "lock, waiter list, bell, sleep word",
     property: "a driver that sleeps is woken when another thread of its process has served it",
     edges: &[Edge::Lock],
-    blunders: &[Blunder::ForgetDriver],
-    run: stir,
+    injected_faults: &[InjectedFault::ForgetDriver],
+    run: notify,
 };
 
 /// Two threads wait. Another thread of the process serves the first, then a peer sends to the second.
 pub(super) const HEIR: Model = Model {
     name: "threads/heir",
-    structure: "lock, roster, bell, sleep word",
+    structure: "lock, waiter list, bell, sleep word",
     property: "a driver that leaves wakes the one that drives from then on",
     edges: &[],
-    blunders: &[Blunder::LeaveNoDriver],
+    injected_faults: &[InjectedFault::LeaveNoDriver],
     run: heir,
 };
 
@@ -127,7 +130,7 @@ fn lock(run: &Run) {
 }
 
 fn again(run: &Run) {
-    let grab = run.blunders(Blunder::GrabAgain);
+    let grab = run.injected_faults(InjectedFault::GrabAgain);
     run.explore(run.size(3, 4), move || {
         let (lock, kernel) = (Lock::default(), Kernel::new());
         // A thread that hands the lock over and wants it again gets it after the other thread.
@@ -154,7 +157,7 @@ fn again(run: &Run) {
 }
 
 fn twice(run: &Run) {
-    let forget = run.blunders(Blunder::ForgetHanding);
+    let forget = run.injected_faults(InjectedFault::ForgetHanding);
     run.explore(run.size(2, 3), move || {
         let (lock, kernel) = (Lock::default(), Kernel::new());
         let kernel = Forgetful { kernel, forget };
@@ -195,45 +198,45 @@ impl Park for Forgetful {
     }
 }
 
-type Waiters = Roster<Vec<Option<Seat<usize>>>>;
+type Waiters = WaiterList<Vec<Option<WaiterSlot<usize>>>>;
 
 /// An endpoint that several threads share. A message is represented by its number.
 struct Shared {
     lock: Lock,
     for_lock: Kernel,
-    bell: Bell,
-    for_bell: Kernel,
+    event_count: EventCount,
+    for_event_count: Kernel,
     word: SleepWord,
     for_word: Kernel,
     /// The messages that have arrived.
     mail: [Word64; 2],
-    roster: UnsafeCell<Waiters>,
-    blunder: Option<Blunder>,
+    waiters: UnsafeCell<Waiters>,
+    injected_fault: Option<InjectedFault>,
 }
 
 impl Shared {
-    fn new(blunder: Option<Blunder>) -> Self {
+    fn new(injected_fault: Option<InjectedFault>) -> Self {
         Self {
             lock: Lock::default(),
             for_lock: Kernel::new(),
-            bell: Bell::default(),
-            for_bell: Kernel::new(),
+            event_count: EventCount::default(),
+            for_event_count: Kernel::new(),
             word: SleepWord::awake(),
             for_word: Kernel::new(),
             mail: [Word64::new(0), Word64::new(0)],
-            roster: UnsafeCell::new(Roster::new(vec![None, None])),
-            blunder,
+            waiters: UnsafeCell::new(WaiterList::new(vec![None, None])),
+            injected_fault,
         }
     }
 
-    fn blunders(&self, blunder: Blunder) -> bool {
-        self.blunder == Some(blunder)
+    fn injected_faults(&self, injected_fault: InjectedFault) -> bool {
+        self.injected_fault == Some(injected_fault)
     }
 
     /// Runs `work` on the list of waiters. The caller holds the lock.
-    fn roster<T>(&self, work: impl FnOnce(&mut Waiters) -> T) -> T {
+    fn waiters<T>(&self, work: impl FnOnce(&mut Waiters) -> T) -> T {
         // SAFETY: loom fails the model if another thread is at it.
-        self.roster.with_mut(|roster| work(unsafe { &mut *roster }))
+        self.waiters.with_mut(|waiters| work(unsafe { &mut *waiters }))
     }
 
     /// Polls for messages and reports them to the waiting threads. Returns whether there were any. The caller
@@ -241,10 +244,10 @@ impl Shared {
     /// the lock.
     fn progress(&self) -> bool {
         let (bits, driver) =
-            self.roster(|roster| roster.serve(|message| self.mail[*message].load_relaxed() == 1));
+            self.waiters(|waiters| waiters.serve(|message| self.mail[*message].load_relaxed() == 1));
         self.ring(bits);
-        if driver && !self.blunders(Blunder::ForgetDriver) {
-            self.word.stir();
+        if driver && !self.injected_faults(InjectedFault::ForgetDriver) {
+            self.word.notify();
             self.for_word.wake(true);
         }
         bits != Bits::NONE
@@ -252,14 +255,14 @@ impl Shared {
 
     fn ring(&self, bits: Bits) {
         if bits != Bits::NONE {
-            self.bell.ring();
-            self.for_bell.wake(true);
+            self.event_count.ring();
+            self.for_event_count.wake(true);
         }
     }
 
     /// Sleeps as the driver, which has found nothing. The caller holds the lock.
     fn sleep(&self) {
-        let early = self.blunders(Blunder::LookBeforeAnnounce);
+        let early = self.injected_faults(InjectedFault::CheckBeforeAnnounce);
         let found = early && self.progress();
         let since = self.word.announce(Sleep::Futex);
         if !(found || !early && self.progress()) {
@@ -267,7 +270,7 @@ impl Shared {
             self.for_word.sleep_while(|| !self.word.moved(since));
             self.lock.acquire(&self.for_lock);
         }
-        self.word.rise(Payer::Sleeper);
+        self.word.unpark(Payer::Sleeper);
     }
 
     /// Sends these messages as a peer.
@@ -278,7 +281,7 @@ impl Shared {
         // Wakes once for all messages. After a claim, loom lets the waker read its own claim back (see
         // `sleep/twice`),
         // so that the waker would miss a sleep that began since.
-        if matches!(self.word.must_wake(FenceMode::Symmetric, News::Message), Waking::Asleep(_)) {
+        if matches!(self.word.must_wake(FenceMode::Symmetric, WakeReason::Message), Waking::Asleep(_)) {
             self.for_word.wake(true);
         }
     }
@@ -294,25 +297,29 @@ impl Shared {
     /// Waits for a message.
     fn wait(&self, message: usize) {
         self.lock.acquire(&self.for_lock);
-        let seat = self.roster(|roster| roster.join(message)).expect("there is a seat for each");
+        let slot = self.waiters(|waiters| waiters.join(message)).expect("there is a seat for each");
         loop {
-            if self.roster(|roster| roster.is_served(seat)) {
+            if self.waiters(|waiters| waiters.is_served(slot)) {
                 break;
             }
-            if self.roster(|roster| roster.drives(seat)) {
+            if self.waiters(|waiters| waiters.drives(slot)) {
                 if !self.progress() {
                     self.sleep();
                 }
                 continue;
             }
-            let since = self.bell.listen();
+            let since = self.event_count.listen();
             self.lock.release(&self.for_lock);
-            let since = if self.blunders(Blunder::ListenUnlocked) { self.bell.listen() } else { since };
-            self.for_bell.sleep_while(|| self.bell.listen() == since);
+            let since = if self.injected_faults(InjectedFault::ListenUnlocked) {
+                self.event_count.listen()
+            } else {
+                since
+            };
+            self.for_event_count.sleep_while(|| self.event_count.listen() == since);
             self.lock.acquire(&self.for_lock);
         }
-        let (_, next) = self.roster(|roster| roster.leave(seat));
-        if !self.blunders(Blunder::LeaveNoDriver) {
+        let (_, next) = self.waiters(|waiters| waiters.leave(slot));
+        if !self.injected_faults(InjectedFault::LeaveNoDriver) {
             self.ring(next);
         }
         self.lock.release(&self.for_lock);
@@ -320,26 +327,26 @@ impl Shared {
 }
 
 fn driver(run: &Run) {
-    let blunder = run.blunder;
+    let injected_fault = run.injected_fault;
     run.explore(run.size(2, 3), move || {
-        let shared = Shared::new(blunder);
+        let shared = Shared::new(injected_fault);
         three(|| shared.wait(0), || shared.wait(1), || shared.send(&[0, 1]));
-        assert_eq!(shared.roster(|roster| roster.count()), 0);
+        assert_eq!(shared.waiters(|waiters| waiters.count()), 0);
     });
 }
 
-fn stir(run: &Run) {
-    let blunder = run.blunder;
+fn notify(run: &Run) {
+    let injected_fault = run.injected_fault;
     run.explore(run.size(3, 4), move || {
-        let shared = Shared::new(blunder);
+        let shared = Shared::new(injected_fault);
         both(|| shared.wait(0), || shared.serve(0));
     });
 }
 
 fn heir(run: &Run) {
-    let blunder = run.blunder;
+    let injected_fault = run.injected_fault;
     run.explore(run.size(1, 2), move || {
-        let shared = Shared::new(blunder);
+        let shared = Shared::new(injected_fault);
         let other = || {
             shared.serve(0);
             shared.send(&[1]);

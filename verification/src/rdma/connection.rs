@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use nemesia_core::port::memory::{
-    Completion, Connection, Event, LostError, Outcome, Private, State, WorkError,
+    Completion, Connection, ConnectionState, Event, LostError, Private, WorkError, WorkOutcome,
 };
 
 use super::operation::{Operation, Receive};
@@ -14,7 +14,7 @@ use super::operation::{Operation, Receive};
 pub(super) struct End {
     pub(super) node: usize,
     pub(super) connection: Connection,
-    pub(super) state: State,
+    pub(super) state: ConnectionState,
     /// Whether it takes receives from the shared queue.
     pub(super) shared: bool,
     pub(super) deadline: Duration,
@@ -40,7 +40,7 @@ pub(super) struct End {
 }
 
 impl End {
-    pub(super) fn new(node: usize, connection: Connection, state: State) -> Self {
+    pub(super) fn new(node: usize, connection: Connection, state: ConnectionState) -> Self {
         Self {
             node,
             connection,
@@ -62,51 +62,51 @@ impl End {
     }
 
     /// Adds a completion of the send queue.
-    pub(super) fn tell(&mut self, id: u64, number: u64, outcome: Outcome) {
+    pub(super) fn report(&mut self, id: u64, number: u64, outcome: WorkOutcome) {
         let completion = Completion { id, connection: self.connection, outcome };
         self.sent.push_back((completion, number + 1));
     }
 
     /// Adds a completion of a receive.
-    pub(super) fn arrive(&mut self, id: u64, outcome: Outcome) {
+    pub(super) fn arrive(&mut self, id: u64, outcome: WorkOutcome) {
         let completion = Completion { id, connection: self.connection, outcome };
         self.arrived.push_back((completion, self.shared));
     }
 
     /// Reports completed work requests, in order.
     pub(super) fn settle(&mut self, noisy: bool, is_complete: impl Fn(&Operation) -> bool) {
-        let mut tell = Vec::new();
-        for operation in self.operations.iter_mut().filter(|operation| !operation.told) {
+        let mut report = Vec::new();
+        for operation in self.operations.iter_mut().filter(|operation| !operation.reported) {
             if !is_complete(operation) {
                 break;
             }
-            operation.told = true;
+            operation.reported = true;
             if noisy || !operation.quiet {
-                tell.push((operation.id, operation.number));
+                report.push((operation.id, operation.number));
             }
         }
-        tell.into_iter().for_each(|(id, number)| self.tell(id, number, Outcome::Done));
+        report.into_iter().for_each(|(id, number)| self.report(id, number, WorkOutcome::Done));
     }
 
     /// Ends the connection at this side: every posted request completes, the oldest with `error`.
     pub(super) fn flush(&mut self, error: WorkError) {
         let mut error = Some(error);
         for operation in std::mem::take(&mut self.operations) {
-            if !operation.told {
+            if !operation.reported {
                 let why = error.take().unwrap_or(WorkError::Flushed);
-                self.tell(operation.id, operation.number, Outcome::Failed(why));
+                self.report(operation.id, operation.number, WorkOutcome::Failed(why));
             }
         }
         for receive in std::mem::take(&mut self.receives) {
-            self.arrive(receive.id, Outcome::Failed(WorkError::Flushed));
+            self.arrive(receive.id, WorkOutcome::Failed(WorkError::Flushed));
         }
-        self.state = State::Lost;
+        self.state = ConnectionState::Lost;
         self.doom = None;
     }
 
     /// Returns whether a closed connection has nothing left to report.
     pub(super) fn is_over(&self) -> bool {
-        self.closing && self.state == State::Lost && self.sent.is_empty() && self.arrived.is_empty()
+        self.closing && self.state == ConnectionState::Lost && self.sent.is_empty() && self.arrived.is_empty()
     }
 
     /// Returns the event that reports the end of the connection.

@@ -1,6 +1,8 @@
 //! Steps of a simulated connection when time passes.
 
-use nemesia_core::port::memory::{ConnectError, Event, Facts, LostError, Outcome, Private, State, WorkError};
+use nemesia_core::port::memory::{
+    ConnectError, ConnectionState, Event, Facts, LostError, Private, WorkError, WorkOutcome,
+};
 
 use super::connection::End;
 use super::operation::{Kind, Local, Operation, Stage};
@@ -26,8 +28,8 @@ impl World {
     pub(super) fn step(&mut self, link: usize, side: usize) {
         if let Some((lost, work)) = self.links[link].ends[side].doom {
             self.end(link, side, lost, work);
-        } else if self.links[link].ends[0].state != State::Ready
-            || self.links[link].ends[1].state != State::Ready
+        } else if self.links[link].ends[0].state != ConnectionState::Ready
+            || self.links[link].ends[1].state != ConnectionState::Ready
         {
             self.shake_hands(link, side);
         } else if !self.links[link].broken {
@@ -45,18 +47,18 @@ impl World {
         // The peer's receives that a message of ours was to fill.
         let given: Vec<u64> =
             ends[side].operations.iter_mut().filter_map(|it| it.receive.take()).map(|it| it.id).collect();
-        given.into_iter().for_each(|id| ends[1 - side].arrive(id, Outcome::Failed(WorkError::Flushed)));
+        given.into_iter().for_each(|id| ends[1 - side].arrive(id, WorkOutcome::Failed(WorkError::Flushed)));
         let said = ends[1 - side].private;
         let end = &mut ends[side];
         let before = end.state;
-        taken.into_iter().for_each(|id| end.arrive(id, Outcome::Failed(WorkError::Flushed)));
+        taken.into_iter().for_each(|id| end.arrive(id, WorkOutcome::Failed(WorkError::Flushed)));
         if self.conditions.flaw == Some(Flaw::Receives) {
             end.receives.clear();
         }
         end.flush(work);
         let event = match before {
-            State::Ready => end.end(lost),
-            State::Lost | State::Gone => return,
+            ConnectionState::Ready => end.end(lost),
+            ConnectionState::Lost | ConnectionState::Gone => return,
             _ => {
                 let (error, private) = match lost {
                     LostError::Closed => (ConnectError::Refused, said),
@@ -80,7 +82,7 @@ impl World {
             }
         }
         let other = &mut self.links[link].ends[1 - side];
-        if !matches!(other.state, State::Lost | State::Gone) && other.doom.is_none() {
+        if !matches!(other.state, ConnectionState::Lost | ConnectionState::Gone) && other.doom.is_none() {
             let work = if there == LostError::Unreachable { WorkError::PeerLost } else { WorkError::Flushed };
             other.doom = Some((there, work));
         }
@@ -94,17 +96,17 @@ impl World {
         }
         let [active, passive] = ends;
         match (side, active.state, passive.state) {
-            (1, State::Connecting, State::Gone) => {
+            (1, ConnectionState::Connecting, ConnectionState::Gone) => {
                 let private = active.private;
                 self.ask(link, private);
             }
-            (0, State::Connecting, State::Accepting) => {
-                active.state = State::Ready;
+            (0, ConnectionState::Connecting, ConnectionState::Accepting) => {
+                active.state = ConnectionState::Ready;
                 let event = Event::Established { connection: active.connection, private: passive.private };
                 self.nodes[active.node].events.push_back(event);
             }
-            (1, State::Ready, State::Accepting) => {
-                passive.state = State::Ready;
+            (1, ConnectionState::Ready, ConnectionState::Accepting) => {
+                passive.state = ConnectionState::Ready;
                 let event = Event::Established { connection: passive.connection, private: Private::EMPTY };
                 self.nodes[passive.node].events.push_back(event);
             }
@@ -131,10 +133,10 @@ impl World {
             let at = self.rng.pick(&candidates);
             let Some(mut operation) = self.links[link].ends[side].operations.remove(at) else { return };
             let moved = self.move_on(link, side, &mut operation);
-            let (told, receive) = (operation.told, operation.receive.as_ref().map(|it| it.id));
+            let (reported, receive) = (operation.reported, operation.receive.as_ref().map(|it| it.id));
             self.links[link].ends[side].operations.insert(at, operation);
             if let Err(Failure(work, there)) = moved {
-                self.fail(link, side, (at, told), work, there, receive);
+                self.fail(link, side, (at, reported), work, there, receive);
                 return;
             }
         }
@@ -144,7 +146,7 @@ impl World {
             let early = |it: &Operation| !facts.write_proves_placement && matches!(it.local, Local::Bytes(_));
             end.settle(flaw == Some(Flaw::Noise), |it| it.stage == Stage::Done || early(it));
         }
-        while end.operations.front().is_some_and(|it| it.told && it.stage == Stage::Done) {
+        while end.operations.front().is_some_and(|it| it.reported && it.stage == Stage::Done) {
             end.operations.pop_front();
         }
     }
@@ -154,7 +156,7 @@ impl World {
         &mut self,
         link: usize,
         side: usize,
-        (at, told): (usize, bool),
+        (at, reported): (usize, bool),
         work: WorkError,
         there: LostError,
         receive: Option<u64>,
@@ -165,27 +167,27 @@ impl World {
             && receive.is_some()
             && let Some(id) = ends[side].operations[at].receive.take().map(|it| it.id)
         {
-            ends[1 - side].arrive(id, Outcome::Failed(WorkError::Length));
+            ends[1 - side].arrive(id, WorkOutcome::Failed(WorkError::Length));
         }
         // The earlier requests never complete; this one reports the reason.
         let end = &mut ends[side];
         let early: Vec<_> = end.operations.drain(..at).collect();
-        for operation in early.iter().filter(|it| !it.told) {
+        for operation in early.iter().filter(|it| !it.reported) {
             let outcome = if operation.stage == Stage::Done {
-                Outcome::Done
+                WorkOutcome::Done
             } else {
-                Outcome::Failed(WorkError::Flushed)
+                WorkOutcome::Failed(WorkError::Flushed)
             };
-            if !(operation.quiet && outcome == Outcome::Done) {
-                end.tell(operation.id, operation.number, outcome);
+            if !(operation.quiet && outcome == WorkOutcome::Done) {
+                end.report(operation.id, operation.number, outcome);
             }
         }
         let flushed: Vec<u64> =
             early.into_iter().filter_map(|it| it.receive).map(|receive| receive.id).collect();
         for id in flushed {
-            ends[1 - side].arrive(id, Outcome::Failed(WorkError::Flushed));
+            ends[1 - side].arrive(id, WorkOutcome::Failed(WorkError::Flushed));
         }
-        let oldest = if told { WorkError::Flushed } else { work };
+        let oldest = if reported { WorkError::Flushed } else { work };
         self.lose(link, side, (LostError::Work, oldest), there);
     }
 
@@ -300,13 +302,13 @@ impl World {
         match operation.kind {
             Kind::Send { immediate } => {
                 if let Some(receive) = operation.receive.take() {
-                    let outcome = Outcome::Received { len, immediate, written: false };
+                    let outcome = WorkOutcome::Received { len, immediate, written: false };
                     self.links[link].ends[1 - side].arrive(receive.id, outcome);
                 }
             }
             Kind::Write { immediate: Some(immediate), .. } => {
                 let Some(receive) = self.take_receive(link, 1 - side)? else { return Ok(()) };
-                let outcome = Outcome::Received { len, immediate: Some(immediate), written: true };
+                let outcome = WorkOutcome::Received { len, immediate: Some(immediate), written: true };
                 self.links[link].ends[1 - side].arrive(receive.id, outcome);
             }
             Kind::Write { .. } | Kind::Read { .. } => {}

@@ -1,25 +1,27 @@
 //! Regions of a simulated port, and copies between regions.
 
-use nemesia_core::payload::Lent;
-use nemesia_core::port::memory::{Access, Key, PostError, Region, RegisterError, Remote, Slice};
+use nemesia_core::payload::LentMemory;
+use nemesia_core::port::memory::{
+    MemoryKey, PortRegion, PostError, RegionAccess, RegisterError, RemoteRange, Slice,
+};
 
 /// The registered memory of one port.
 #[derive(Debug, Default)]
 pub(super) struct Memory {
-    places: Vec<Place>,
+    places: Vec<MemoryPlace>,
 }
 
 #[derive(Debug, Default)]
-struct Place {
+struct MemoryPlace {
     generation: u32,
     held: Option<Held>,
 }
 
 #[derive(Debug)]
 struct Held {
-    lent: Lent,
-    access: Access,
-    key: Key,
+    lent: LentMemory,
+    access: RegionAccess,
+    key: MemoryKey,
     /// Whether the region is being deregistered: operations under way may go on, new ones may not begin.
     revoked: bool,
 }
@@ -36,16 +38,16 @@ impl Memory {
     /// Registers memory under a new random key.
     pub(super) fn register(
         &mut self,
-        lent: Lent,
-        access: Access,
+        lent: LentMemory,
+        access: RegionAccess,
         limit: u32,
         key: u64,
-    ) -> Result<Region, RegisterError> {
+    ) -> Result<PortRegion, RegisterError> {
         let free = self.places.iter().position(|place| place.held.is_none());
         let at = match free {
             Some(at) => at,
             None if self.places.len() < limit as usize => {
-                self.places.push(Place::default());
+                self.places.push(MemoryPlace::default());
                 self.places.len() - 1
             }
             None => return Err(RegisterError::Full { limit }),
@@ -53,18 +55,19 @@ impl Memory {
         let place = &mut self.places[at];
         place.generation += 1;
         // The key's address is not the address in this process, so that code which confuses the two fails.
-        let key = Key { address: key.rotate_left(17) & 0x0fff_ffff_ffff_f000, len: lent.len() as u64, key };
+        let key =
+            MemoryKey { address: key.rotate_left(17) & 0x0fff_ffff_ffff_f000, len: lent.len() as u64, key };
         place.held = Some(Held { lent, access, key, revoked: false });
-        Ok(Region { index: at as u32, generation: place.generation })
+        Ok(PortRegion { index: at as u32, generation: place.generation })
     }
 
-    fn held(&self, region: Region) -> Option<&Held> {
+    fn held(&self, region: PortRegion) -> Option<&Held> {
         let place = self.places.get(region.index as usize)?;
         place.held.as_ref().filter(|_| place.generation == region.generation)
     }
 
     /// Forbids new accesses to a region. Returns its key.
-    pub(super) fn revoke(&mut self, region: Region) -> Result<u64, RegisterError> {
+    pub(super) fn revoke(&mut self, region: PortRegion) -> Result<u64, RegisterError> {
         let place = self.places.get_mut(region.index as usize).ok_or(RegisterError::Unknown)?;
         let generation = place.generation;
         let held = place.held.as_mut().filter(|_| generation == region.generation);
@@ -73,18 +76,22 @@ impl Memory {
         Ok(held.key.key)
     }
 
-    pub(super) fn forget(&mut self, region: Region) {
+    pub(super) fn forget(&mut self, region: PortRegion) {
         self.places[region.index as usize].held = None;
     }
 
     /// Returns the key for peers; `None` if peers have no access.
-    pub(super) fn key(&self, region: Region) -> Option<Key> {
+    pub(super) fn key(&self, region: PortRegion) -> Option<MemoryKey> {
         let held = self.held(region).filter(|held| !held.revoked && held.access.is_remote())?;
         Some(held.key)
     }
 
     /// Checks the parts of a work request. Returns their total length in bytes.
-    pub(super) fn check(&self, slices: &[Slice], allowed: impl Fn(Access) -> bool) -> Result<u64, PostError> {
+    pub(super) fn check(
+        &self,
+        slices: &[Slice],
+        allowed: impl Fn(RegionAccess) -> bool,
+    ) -> Result<u64, PostError> {
         let mut total = 0;
         for (part, slice) in (0..).zip(slices) {
             let held = self.held(slice.region).filter(|held| !held.revoked);
@@ -101,13 +108,13 @@ impl Memory {
     /// Checks an access by a peer. Returns its place.
     pub(super) fn reach(
         &self,
-        at: Remote,
+        at: RemoteRange,
         len: u64,
         reach: Reach,
         judge: impl Fn(bool) -> bool,
-    ) -> Option<(Region, u64)> {
+    ) -> Option<(PortRegion, u64)> {
         let mut held = (0..).zip(&self.places).filter_map(|(index, place)| {
-            Some((Region { index, generation: place.generation }, place.held.as_ref()?))
+            Some((PortRegion { index, generation: place.generation }, place.held.as_ref()?))
         });
         let (region, held) = held.find(|(_, held)| held.key.key == at.key && !held.revoked)?;
         let allowed = match reach {
@@ -121,17 +128,17 @@ impl Memory {
     }
 
     /// Copies out of a region. Returns false if the region is gone.
-    pub(super) fn read(&self, region: Region, at: u64, to: &mut [u8]) -> bool {
+    pub(super) fn read(&self, region: PortRegion, at: u64, to: &mut [u8]) -> bool {
         self.held(region).is_some_and(|held| held.lent.read(at, to))
     }
 
     /// Copies into a region. Returns false if the region is gone.
-    pub(super) fn write(&self, region: Region, at: u64, from: &[u8]) -> bool {
+    pub(super) fn write(&self, region: PortRegion, at: u64, from: &[u8]) -> bool {
         self.held(region).is_some_and(|held| held.lent.write(at, from))
     }
 
     /// Changes eight bytes of a region.
-    pub(super) fn update(&self, region: Region, at: u64, change: impl Fn(u64) -> u64) -> Option<u64> {
+    pub(super) fn update(&self, region: PortRegion, at: u64, change: impl Fn(u64) -> u64) -> Option<u64> {
         self.held(region)?.lent.update(at, change)
     }
 

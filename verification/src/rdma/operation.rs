@@ -1,6 +1,6 @@
 //! A posted work request while it is under way.
 
-use nemesia_core::port::memory::{Region, Remote, Slice};
+use nemesia_core::port::memory::{PortRegion, RemoteRange, Slice};
 
 use super::Flaw;
 use super::memory::Reach;
@@ -9,16 +9,16 @@ use crate::rng::Rng;
 /// The kind of a work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    Write { to: Remote, immediate: Option<u32> },
-    Read { from: Remote },
+    Write { to: RemoteRange, immediate: Option<u32> },
+    Read { from: RemoteRange },
     Send { immediate: Option<u32> },
-    Add { at: Remote, add: u64 },
-    Swap { at: Remote, expected: u64, new: u64 },
+    Add { at: RemoteRange, add: u64 },
+    Swap { at: RemoteRange, expected: u64, new: u64 },
 }
 
 impl Kind {
     /// Returns the access to the target's memory, and its place.
-    pub(super) const fn reach(self) -> Option<(Remote, Reach)> {
+    pub(super) const fn reach(self) -> Option<(RemoteRange, Reach)> {
         match self {
             Self::Write { to, .. } => Some((to, Reach::Write)),
             Self::Read { from } => Some((from, Reach::Read)),
@@ -82,11 +82,11 @@ pub(super) struct Operation {
     pub(super) len: u64,
     pub(super) stage: Stage,
     /// Whether its completion was reported to its owner.
-    pub(super) told: bool,
+    pub(super) reported: bool,
     /// The parts that are not placed yet: position and length in bytes.
     pub(super) parts: Vec<(u64, u64)>,
     /// The place at the target that it writes or reads.
-    pub(super) target: Option<(Region, u64)>,
+    pub(super) target: Option<(PortRegion, u64)>,
     /// The receive that it consumes.
     pub(super) receive: Option<Receive>,
 }
@@ -120,14 +120,14 @@ impl Operation {
     }
 
     /// Returns whether it uses a region of the sender now.
-    pub(super) fn holds(&self, region: Region) -> bool {
+    pub(super) fn holds(&self, region: PortRegion) -> bool {
         let moving = self.stage == Stage::Moving;
         moving
             && matches!(&self.local, Local::Slices(slices) if slices.iter().any(|slice| slice.region == region))
     }
 
     /// Returns whether it uses a region of the target now.
-    pub(super) fn reaches(&self, region: Region) -> bool {
+    pub(super) fn reaches(&self, region: PortRegion) -> bool {
         let receive = self.receive.as_ref();
         let takes = receive.is_some_and(|receive| receive.slices.iter().any(|slice| slice.region == region));
         self.stage == Stage::Moving && (takes || self.target.is_some_and(|(target, _)| target == region))

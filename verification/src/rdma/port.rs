@@ -4,11 +4,11 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::Duration;
 
-use nemesia_core::payload::Lent;
+use nemesia_core::payload::LentMemory;
 use nemesia_core::port::memory::{
-    Access, Address, Armed, Completion, ConnectError, Connection, Event, Facts, Key, LostError, MemoryPort,
-    Offer, PostError, Private, ReceiveQueue, Region, RegisterError, Remote, Slice, Source, State, Work,
-    WorkError,
+    Address, Armed, Completion, CompletionSource, ConnectError, Connection, ConnectionState, Event, Facts,
+    LostError, MemoryKey, MemoryPort, Offer, PortRegion, PostError, Private, ReceiveQueue, RegionAccess,
+    RegisterError, RemoteRange, Slice, Work, WorkError,
 };
 
 use super::Flaw;
@@ -30,13 +30,13 @@ impl SimPort {
         Self { world, node, facts }
     }
 
-    fn source(&self, from: Source<'_>) -> Result<(Local, u64), PostError> {
+    fn source(&self, from: CompletionSource<'_>) -> Result<(Local, u64), PostError> {
         match from {
-            Source::Inline(bytes) if bytes.len() > self.facts.inline_bytes as usize => {
+            CompletionSource::Inline(bytes) if bytes.len() > self.facts.inline_bytes as usize => {
                 Err(PostError::Length { limit: self.facts.inline_bytes })
             }
-            Source::Inline(bytes) => Ok((Local::Bytes(bytes.to_vec()), bytes.len() as u64)),
-            Source::Gather(slices) => {
+            CompletionSource::Inline(bytes) => Ok((Local::Bytes(bytes.to_vec()), bytes.len() as u64)),
+            CompletionSource::Gather(slices) => {
                 let len = self.check(slices, self.facts.slices, |_| true)?;
                 Ok((Local::Slices(slices.to_vec()), len))
             }
@@ -53,7 +53,7 @@ impl SimPort {
         &self,
         slices: &[Slice],
         limit: u32,
-        allowed: impl Fn(Access) -> bool,
+        allowed: impl Fn(RegionAccess) -> bool,
     ) -> Result<u64, PostError> {
         if slices.len() > limit as usize {
             return Err(PostError::Slices { limit });
@@ -68,7 +68,7 @@ impl SimPort {
         let (link, side) = world.find(self.node, work.connection).ok_or(PostError::NotReady)?;
         let (early, flaw) = (world.speaks_too_early(link, side), world.conditions.flaw);
         let end = &mut world.links[link].ends[side];
-        if end.state != State::Ready {
+        if end.state != ConnectionState::Ready {
             return Err(PostError::NotReady);
         }
         let depth = u64::from(self.facts.send_depth) - u64::from(flaw == Some(Flaw::Depth));
@@ -85,7 +85,7 @@ impl SimPort {
             local,
             len,
             stage: Stage::Waiting,
-            told: false,
+            reported: false,
             parts: Vec::new(),
             target: None,
             receive: None,
@@ -99,7 +99,7 @@ impl SimPort {
         Ok(())
     }
 
-    fn change(&mut self, work: Work, into: Slice, kind: Kind, at: Remote) -> Result<(), PostError> {
+    fn change(&mut self, work: Work, into: Slice, kind: Kind, at: RemoteRange) -> Result<(), PostError> {
         if !self.facts.atomics {
             return Err(PostError::Unsupported);
         }
@@ -122,16 +122,16 @@ impl Drop for SimPort {
     }
 }
 
-// SAFETY: lent memory is used only by its descriptor, through `Memory`, which checks region, bounds and rights on each use and
-// makes no reference. `deregister` drops the descriptor, and so does the drop of the port (`World::kill`). A completion is
-// reported when the operation has left the world's lists.
+// SAFETY: lent memory is used only by its descriptor, through `Memory`, which checks region, bounds and rights on each
+// use and makes no reference. `deregister` drops the descriptor, and so does the drop of the port (`World::kill`). A
+// completion is reported when the operation has left the world's lists.
 #[allow(unsafe_code, reason = "a port has obligations")]
 unsafe impl MemoryPort for SimPort {
     fn facts(&self) -> &Facts {
         &self.facts
     }
 
-    fn register(&mut self, memory: Lent, access: Access) -> Result<Region, RegisterError> {
+    fn register(&mut self, memory: LentMemory, access: RegionAccess) -> Result<PortRegion, RegisterError> {
         if !access.fits(&memory) {
             return Err(RegisterError::Rights);
         }
@@ -147,7 +147,7 @@ unsafe impl MemoryPort for SimPort {
         world.nodes[self.node].memory.register(memory, access, self.facts.regions, key)
     }
 
-    fn deregister(&mut self, region: Region) -> Result<(), RegisterError> {
+    fn deregister(&mut self, region: PortRegion) -> Result<(), RegisterError> {
         let mut world = self.world.borrow_mut();
         world.nodes[self.node].memory.revoke(region)?;
         if world.conditions.flaw == Some(Flaw::Deregistration) {
@@ -160,7 +160,7 @@ unsafe impl MemoryPort for SimPort {
         Ok(())
     }
 
-    fn key(&self, region: Region) -> Option<Key> {
+    fn key(&self, region: PortRegion) -> Option<MemoryKey> {
         self.world.borrow().nodes[self.node].memory.key(region)
     }
 
@@ -184,18 +184,18 @@ unsafe impl MemoryPort for SimPort {
         self.world.borrow_mut().close(self.node, connection);
     }
 
-    fn state(&self, connection: Connection) -> State {
+    fn state(&self, connection: Connection) -> ConnectionState {
         let world = self.world.borrow();
         world
             .find(self.node, connection)
-            .map_or(State::Gone, |(link, side)| world.links[link].ends[side].state)
+            .map_or(ConnectionState::Gone, |(link, side)| world.links[link].ends[side].state)
     }
 
     fn write(
         &mut self,
         work: Work,
-        from: Source<'_>,
-        to: Remote,
+        from: CompletionSource<'_>,
+        to: RemoteRange,
         immediate: Option<u32>,
     ) -> Result<(), PostError> {
         self.supports(immediate)?;
@@ -203,21 +203,26 @@ unsafe impl MemoryPort for SimPort {
         self.post(work, Kind::Write { to, immediate }, local)
     }
 
-    fn read(&mut self, work: Work, into: &[Slice], from: Remote) -> Result<(), PostError> {
+    fn read(&mut self, work: Work, into: &[Slice], from: RemoteRange) -> Result<(), PostError> {
         let strict = self.facts.read_needs_remote_write;
-        let allowed = |access: Access| access.local_write && (access.remote_write || !strict);
+        let allowed = |access: RegionAccess| access.local_write && (access.remote_write || !strict);
         let len = self.check(into, self.facts.read_slices, allowed)?;
         self.post(work, Kind::Read { from }, (Local::Slices(into.to_vec()), len))
     }
 
-    fn send(&mut self, work: Work, from: Source<'_>, immediate: Option<u32>) -> Result<(), PostError> {
+    fn send(
+        &mut self,
+        work: Work,
+        from: CompletionSource<'_>,
+        immediate: Option<u32>,
+    ) -> Result<(), PostError> {
         self.supports(immediate)?;
         let local = self.source(from)?;
         self.message(local.1)?;
         self.post(work, Kind::Send { immediate }, local)
     }
 
-    fn fetch_add(&mut self, work: Work, into: Slice, at: Remote, add: u64) -> Result<(), PostError> {
+    fn fetch_add(&mut self, work: Work, into: Slice, at: RemoteRange, add: u64) -> Result<(), PostError> {
         self.change(work, into, Kind::Add { at, add }, at)
     }
 
@@ -225,7 +230,7 @@ unsafe impl MemoryPort for SimPort {
         &mut self,
         work: Work,
         into: Slice,
-        at: Remote,
+        at: RemoteRange,
         expected: u64,
         new: u64,
     ) -> Result<(), PostError> {
@@ -251,7 +256,7 @@ unsafe impl MemoryPort for SimPort {
         };
         let (link, side) = world.find(self.node, connection).ok_or(PostError::NotReady)?;
         let end = &mut world.links[link].ends[side];
-        if matches!(end.state, State::Lost | State::Gone) || end.shared {
+        if matches!(end.state, ConnectionState::Lost | ConnectionState::Gone) || end.shared {
             return Err(PostError::NotReady);
         }
         if end.receiving >= self.facts.receive_depth {

@@ -4,7 +4,8 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use nemesia_core::port::memory::{
-    Address, Completion, ConnectError, Connection, Event, LostError, Offer, Private, State, WorkError,
+    Address, Completion, ConnectError, Connection, ConnectionState, Event, LostError, Offer, Private,
+    WorkError,
 };
 
 use super::connection::End;
@@ -32,7 +33,7 @@ pub(super) struct World {
 pub(super) struct Node {
     pub(super) alive: bool,
     pub(super) memory: Memory,
-    places: Vec<Place>,
+    places: Vec<WorldPlace>,
     pub(super) shared: VecDeque<Receive>,
     /// The number of used places in the shared queue.
     pub(super) receiving: u32,
@@ -40,7 +41,7 @@ pub(super) struct Node {
 }
 
 #[derive(Debug)]
-struct Place {
+struct WorldPlace {
     generation: u32,
     /// The link and the side.
     held: Option<(usize, usize)>,
@@ -82,7 +83,7 @@ impl World {
         let index = match places.iter().position(|place| place.held.is_none()) {
             Some(index) => index,
             None if places.len() < limit as usize => {
-                places.push(Place { generation: 0, held: None });
+                places.push(WorldPlace { generation: 0, held: None });
                 places.len() - 1
             }
             None => return Err(ConnectError::Full { limit }),
@@ -111,12 +112,13 @@ impl World {
         self.check_offer(offer)?;
         let link = self.links.len();
         let connection = self.new_connection(node, (link, 0))?;
-        let mut active = End::new(node, connection, State::Connecting);
+        let mut active = End::new(node, connection, ConnectionState::Connecting);
         (active.shared, active.deadline, active.private) =
             (offer.shared_receive, offer.deadline, offer.private);
         // The real value is known when the request is made.
         let nobody = Connection { index: u32::MAX, generation: 0 };
-        self.links.push(Link { ends: [active, End::new(peer, nobody, State::Gone)], broken: false });
+        self.links
+            .push(Link { ends: [active, End::new(peer, nobody, ConnectionState::Gone)], broken: false });
         Ok(connection)
     }
 
@@ -135,7 +137,7 @@ impl World {
         };
         match found {
             Ok(connection) => {
-                self.links[link].ends[1] = End::new(peer, connection, State::Requested);
+                self.links[link].ends[1] = End::new(peer, connection, ConnectionState::Requested);
                 self.nodes[peer].events.push_back(Event::Requested { connection, private });
             }
             Err(error) => self.fail_connect(link, 0, error, Private::EMPTY),
@@ -160,10 +162,10 @@ impl World {
         self.check_offer(offer)?;
         let (link, side) = self.find(node, connection).ok_or(ConnectError::State)?;
         let end = &mut self.links[link].ends[side];
-        if end.state != State::Requested {
+        if end.state != ConnectionState::Requested {
             return Err(ConnectError::State);
         }
-        end.state = State::Accepting;
+        end.state = ConnectionState::Accepting;
         (end.shared, end.deadline, end.private) = (offer.shared_receive, offer.deadline, offer.private);
         Ok(())
     }
@@ -176,11 +178,11 @@ impl World {
     ) -> Result<(), ConnectError> {
         let (link, side) = self.find(node, connection).ok_or(ConnectError::State)?;
         let Link { ends, broken } = &mut self.links[link];
-        if ends[side].state != State::Requested {
+        if ends[side].state != ConnectionState::Requested {
             return Err(ConnectError::State);
         }
         *broken = true;
-        ends[side].state = State::Gone;
+        ends[side].state = ConnectionState::Gone;
         ends[side].private = private;
         ends[1 - side].doom = Some((LostError::Closed, WorkError::Flushed));
         self.nodes[node].places[connection.index as usize].held = None;
@@ -202,10 +204,10 @@ impl World {
             for side in 0..2 {
                 if self.links[link].ends[side].node == node {
                     let mine = self.links[link].ends[side].state;
-                    if mine != State::Gone {
+                    if mine != ConnectionState::Gone {
                         let closed = (LostError::Closed, WorkError::Flushed);
                         self.lose(link, side, closed, LostError::Unreachable);
-                        self.links[link].ends[side].state = State::Gone;
+                        self.links[link].ends[side].state = ConnectionState::Gone;
                     }
                 }
             }
@@ -252,16 +254,17 @@ impl World {
         for at in 0..self.nodes[node].places.len() {
             let Some((link, side)) = self.nodes[node].places[at].held else { continue };
             let end = &self.links[link].ends[side];
-            let waits = matches!(end.state, State::Connecting | State::Accepting) && end.doom.is_none();
+            let waits = matches!(end.state, ConnectionState::Connecting | ConnectionState::Accepting)
+                && end.doom.is_none();
             if waits && now > end.deadline {
                 let other = &mut self.links[link].ends[1 - side];
-                if other.state != State::Gone {
+                if other.state != ConnectionState::Gone {
                     other.doom = Some((LostError::Unreachable, WorkError::Flushed));
                 }
                 self.fail_connect(link, side, ConnectError::TimedOut, Private::EMPTY);
             } else if end.is_over() && self.nodes[node].events.is_empty() {
                 let connection = end.connection;
-                self.links[link].ends[side].state = State::Gone;
+                self.links[link].ends[side].state = ConnectionState::Gone;
                 self.nodes[node].places[at].held = None;
                 return Some(Event::Closed { connection });
             }
@@ -270,7 +273,7 @@ impl World {
     }
 
     /// Returns whether a work request that uses the region is being executed.
-    pub(super) fn is_busy(&self, node: usize, region: nemesia_core::port::memory::Region) -> bool {
+    pub(super) fn is_busy(&self, node: usize, region: nemesia_core::port::memory::PortRegion) -> bool {
         self.links.iter().any(|link| {
             [0, 1].into_iter().any(|side| {
                 let (own, peer) = (link.ends[side].node == node, link.ends[1 - side].node == node);

@@ -16,7 +16,8 @@ const HELP: &str = "\
 Usage: cargo regcache [--operations N] [--seed S]
        cargo regcache --bench
 
-Runs random operations on the registration cache (core/src/regcache.rs) and on a naive twin that knows the same rules, and
+Runs random operations on the registration cache (core/src/regcache.rs) and on a naive twin that knows the same rules, \
+and
 compares what each registers, deregisters and answers. The operations are spread over many small caches of all shapes.
 
   --operations N   operations in all (default 10000000)

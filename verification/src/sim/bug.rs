@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-#[cfg(nemesia_blunder)]
-use nemesia_core::blunder::{self, Blunder};
+#[cfg(nemesia_injected_fault)]
+use nemesia_core::injected_fault::{self, InjectedFault};
 
 /// The parts of which a world is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,8 +20,8 @@ pub(crate) enum Bug {
     /// A fault of the simulated network or of the simulated application.
     Slip(Slip),
     /// A fault of the engine or of the channel.
-    #[cfg(nemesia_blunder)]
-    Blunder(Blunder),
+    #[cfg(nemesia_injected_fault)]
+    InjectedFault(InjectedFault),
 }
 
 /// A fault of the network or of the application.
@@ -90,16 +90,16 @@ impl Bug {
     /// Returns every injected fault that this build contains.
     pub(crate) fn all() -> impl Iterator<Item = Bug> {
         let slips = Slip::ALL.into_iter().map(|(slip, _)| Bug::Slip(slip));
-        #[cfg(nemesia_blunder)]
-        let slips = slips.chain(Blunder::ALL.map(Bug::Blunder));
+        #[cfg(nemesia_injected_fault)]
+        let slips = slips.chain(InjectedFault::ALL.map(Bug::InjectedFault));
         slips
     }
 
     /// Returns the kind of worlds that the fault disturbs.
     pub(crate) const fn subject(self) -> Subject {
         match self {
-            #[cfg(nemesia_blunder)]
-            Bug::Blunder(blunder) if blunder.is_of_channel() => Subject::Channels,
+            #[cfg(nemesia_injected_fault)]
+            Bug::InjectedFault(injected_fault) if injected_fault.is_of_channel() => Subject::Channels,
             _ => Subject::Engines,
         }
     }
@@ -107,13 +107,13 @@ impl Bug {
     /// Returns whether the exhaustive model of credits must find the fault.
     pub(crate) const fn is_of_credits(self) -> bool {
         match self {
-            #[cfg(nemesia_blunder)]
-            Bug::Blunder(blunder) => matches!(
-                blunder,
-                Blunder::SpendReserve
-                    | Blunder::CountCreditTwice
-                    | Blunder::OverdrawPool
-                    | Blunder::GrowGreedily
+            #[cfg(nemesia_injected_fault)]
+            Bug::InjectedFault(injected_fault) => matches!(
+                injected_fault,
+                InjectedFault::SpendReserve
+                    | InjectedFault::CountCreditTwice
+                    | InjectedFault::OverdrawPool
+                    | InjectedFault::GrowGreedily
             ),
             _ => false,
         }
@@ -121,12 +121,12 @@ impl Bug {
 
     /// Enables the fault in the engines of this process if it is a fault of engines, and disables all others.
     pub(crate) fn arm(bug: Option<Bug>) {
-        #[cfg(nemesia_blunder)]
-        blunder::make(match bug {
-            Some(Bug::Blunder(blunder)) => Some(blunder),
+        #[cfg(nemesia_injected_fault)]
+        injected_fault::make(match bug {
+            Some(Bug::InjectedFault(injected_fault)) => Some(injected_fault),
             _ => None,
         });
-        #[cfg(not(nemesia_blunder))]
+        #[cfg(not(nemesia_injected_fault))]
         let _ = bug;
     }
 
@@ -147,10 +147,12 @@ impl fmt::Display for Bug {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Bug::Slip(slip) => slip.fmt(out),
-            #[cfg(nemesia_blunder)]
-            Bug::Blunder(blunder) if blunder.is_of_channel() => write!(out, "channel:{blunder:?}"),
-            #[cfg(nemesia_blunder)]
-            Bug::Blunder(blunder) => write!(out, "engine:{blunder:?}"),
+            #[cfg(nemesia_injected_fault)]
+            Bug::InjectedFault(injected_fault) if injected_fault.is_of_channel() => {
+                write!(out, "channel:{injected_fault:?}")
+            }
+            #[cfg(nemesia_injected_fault)]
+            Bug::InjectedFault(injected_fault) => write!(out, "engine:{injected_fault:?}"),
         }
     }
 }

@@ -1,16 +1,16 @@
 //! Checks after every call: order of matching, contents, and which requests may be complete or must be.
 
 use crate::memory::{BLANK, first_difference};
-use crate::oracle::{Fate as Expected, Name, Waiting};
+use crate::oracle::{MessageEnd as Expected, Name, Waiting};
 use crate::port::{is_matched, is_offer, is_remote};
-use crate::simulation::{Arrival, Message, Rank, Receive, Sending, Simulation, Told};
+use crate::simulation::{Arrival, Message, Rank, Receive, Report, Sending, Simulation};
 use crate::tally::Event;
 use crate::violation::{Check, Violation, ensure};
-use crate::world::{Failure, Fate, Outcome, Pattern, RTS_BYTES, Status, Truncation};
+use crate::world::{CompletionError, Failure, Outcome, Pattern, RTS_BYTES, Status, Truncation};
 
 /// Whether a request is complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Due {
+enum DueCheck {
     Never,
     Perhaps,
     Now,
@@ -122,8 +122,8 @@ impl Simulation {
         let Some(receive) = receives.iter_mut().find(|receive| receive.number == number) else {
             return false;
         };
-        if let (Some(ticket), None) = (receive.ticket, receive.outcome) {
-            receive.outcome = world.test(ticket);
+        if let (Some(handle), None) = (receive.handle, receive.outcome) {
+            receive.outcome = world.test(handle);
         }
         receive.outcome.is_some()
     }
@@ -135,9 +135,9 @@ impl Simulation {
                 self.rank(rank).receives.push(receive);
                 continue;
             }
-            if let (Some(ticket), None) = (receive.ticket, receive.outcome) {
+            if let (Some(handle), None) = (receive.handle, receive.outcome) {
                 receive.outcome =
-                    if self.rng.one_in(2) { self.world.try_finish(ticket) } else { self.world.test(ticket) };
+                    if self.rng.one_in(2) { self.world.try_finish(handle) } else { self.world.test(handle) };
                 // The rank may have died in this call; then it reports nothing.
                 if self.world.fabric().is_dead(rank) {
                     return Ok(());
@@ -145,18 +145,18 @@ impl Simulation {
                 self.hear(rank)?;
             }
             let due = self.receive_is_due(rank, receive.number);
-            let (number, fate) = (receive.number, self.rank(rank).oracle.fate(receive.number));
+            let (number, message_end) = (receive.number, self.rank(rank).oracle.message_end(receive.number));
             let complete = receive.outcome.is_some();
             ensure!(
-                due != Due::Never || !complete,
-                "receive {number} of rank {rank} is complete, but {fate:?}"
+                due != DueCheck::Never || !complete,
+                "receive {number} of rank {rank} is complete, but {message_end:?}"
             );
             ensure!(
-                due != Due::Now || complete,
-                "receive {number} of rank {rank} is not complete, but {fate:?}"
+                due != DueCheck::Now || complete,
+                "receive {number} of rank {rank} is not complete, but {message_end:?}"
             );
             match receive.outcome {
-                Some(outcome) => self.check_receive(rank, &receive, fate, outcome)?,
+                Some(outcome) => self.check_receive(rank, &receive, message_end, outcome)?,
                 None => self.rank(rank).receives.push(receive),
             }
         }
@@ -165,11 +165,11 @@ impl Simulation {
                 self.rank(rank).sends.push(send);
                 continue;
             }
-            match self.world.test(send.ticket) {
+            match self.world.test(send.handle) {
                 Some(outcome) => self.check_send(rank, &send, outcome)?,
                 None => {
-                    let told = self.rank(rank).told[send.to as usize];
-                    let waits = matches!(told, Told::Failed(_));
+                    let reported = self.rank(rank).reported[send.to as usize];
+                    let waits = matches!(reported, Report::Failed(_));
                     ensure!(!waits, "rank {rank} waits to send {send:?} to a rank that is gone");
                     self.rank(rank).sends.push(send);
                 }
@@ -178,24 +178,24 @@ impl Simulation {
         Ok(())
     }
 
-    fn receive_is_due(&mut self, rank: u32, number: usize) -> Due {
-        let Expected::Matched(name) = self.rank(rank).oracle.fate(number) else {
-            let posted = self.rank(rank).oracle.fate(number) == Expected::Posted;
-            return if posted { Due::Never } else { Due::Now };
+    fn receive_is_due(&mut self, rank: u32, number: usize) -> DueCheck {
+        let Expected::Matched(name) = self.rank(rank).oracle.message_end(number) else {
+            let posted = self.rank(rank).oracle.message_end(number) == Expected::Posted;
+            return if posted { DueCheck::Never } else { DueCheck::Now };
         };
         let gone = self.is_past(rank, name);
         match self.message(rank, name).arrival {
-            Arrival::Whole | Arrival::Own => Due::Now,
-            Arrival::Offered if gone => Due::Now,
-            Arrival::Offered => Due::Perhaps,
-            Arrival::Not => Due::Never,
+            Arrival::Whole | Arrival::Own => DueCheck::Now,
+            Arrival::Offered if gone => DueCheck::Now,
+            Arrival::Offered => DueCheck::Perhaps,
+            Arrival::Not => DueCheck::Never,
         }
     }
 
     fn check_send(&mut self, rank: u32, send: &Sending, outcome: Outcome) -> Check {
-        let Sending { ticket, to, number } = *send;
-        self.world.fabric().memory.end(ticket.loan, |_| ())?;
-        let told = self.rank(rank).told[to as usize].failure();
+        let Sending { handle, to, number } = *send;
+        self.world.fabric().memory.end(handle.loan, |_| ())?;
+        let reported = self.rank(rank).reported[to as usize].failure();
         // The results of the call in which a rank died are unknown.
         let known = self.rank(to).gone.is_none();
         self.note(|| format!("rank {rank} has sent number {number} to {to}: {outcome:?}"));
@@ -205,7 +205,7 @@ impl Simulation {
             Ok(status) => {
                 message.sent = true;
                 let right = Status { peer: to, tag: is.tag, len: is.len };
-                ensure!(!ticket.is_kept() || status == right, "rank {rank} has sent {is:?}: {status:?}");
+                ensure!(!handle.is_kept() || status == right, "rank {rank} has sent {is:?}: {status:?}");
                 let early = !message.matched && (is.synchronous || message.arrival == Arrival::Offered);
                 ensure!(
                     !(known && early),
@@ -213,12 +213,12 @@ impl Simulation {
                 );
                 Ok(())
             }
-            Err(fate) => {
+            Err(message_end) => {
                 self.count(Event::PeerFailed);
-                let known = told.map(|failure| Fate::PeerFailed { peer: to, failure });
-                ensure!(known == Some(fate), "rank {rank} could not send {is:?}: {fate}");
+                let known = reported.map(|failure| CompletionError::PeerFailed { peer: to, failure });
+                ensure!(known == Some(message_end), "rank {rank} could not send {is:?}: {message_end}");
                 let Rank { hasty, .. } = self.rank(rank);
-                let lost = hasty[to as usize] || told != Some(Failure::Finished);
+                let lost = hasty[to as usize] || reported != Some(Failure::Finished);
                 let received = self.message(to, Name { source: rank, number }).received;
                 ensure!(
                     lost || !received,
@@ -229,16 +229,22 @@ impl Simulation {
         }
     }
 
-    fn check_receive(&mut self, rank: u32, receive: &Receive, fate: Expected, outcome: Outcome) -> Check {
+    fn check_receive(
+        &mut self,
+        rank: u32,
+        receive: &Receive,
+        message_end: Expected,
+        outcome: Outcome,
+    ) -> Check {
         let Receive { loan, number, room, .. } = *receive;
         self.note(|| format!("receive {number} of rank {rank} is complete: {outcome:?}"));
-        let name = match fate {
+        let name = match message_end {
             Expected::Matched(name) => name,
             Expected::Withdrawn => {
                 self.count(Event::Cancelled);
                 self.world.fabric().memory.end(loan, |_| ())?;
                 ensure!(
-                    outcome == Err(Fate::Cancelled),
+                    outcome == Err(CompletionError::Cancelled),
                     "a receive of rank {rank} was withdrawn: {outcome:?}"
                 );
                 return Ok(());
@@ -253,7 +259,7 @@ impl Simulation {
         // readmission of the
         // sender, because the new process could not learn that it was received.
         let lost = self.is_past(rank, name) && !along || self.is_of_another(rank, name);
-        if arrival == Arrival::Offered && lost && matches!(outcome, Err(Fate::PeerFailed { .. })) {
+        if arrival == Arrival::Offered && lost && matches!(outcome, Err(CompletionError::PeerFailed { .. })) {
             self.world.fabric().memory.end(loan, |_| ())?;
             return self.check_failed(rank, outcome);
         }
@@ -264,7 +270,7 @@ impl Simulation {
         if len < is.len {
             self.count(Event::Truncated);
         }
-        let right = if len < is.len { Err(Fate::Truncated(truncated)) } else { Ok(status) };
+        let right = if len < is.len { Err(CompletionError::Truncated(truncated)) } else { Ok(status) };
         ensure!(
             outcome == right,
             "receive {number} of rank {rank} must get {name:?}, {right:?}, but it got {outcome:?}"
@@ -283,7 +289,7 @@ impl Simulation {
     }
 
     fn check_failed(&mut self, rank: u32, outcome: Outcome) -> Check {
-        let Err(Fate::PeerFailed { peer, failure }) = outcome else {
+        let Err(CompletionError::PeerFailed { peer, failure }) = outcome else {
             return Err(Violation(format!("rank {rank} listens to nobody, but receives {outcome:?}")));
         };
         self.count(Event::PeerFailed);

@@ -65,9 +65,9 @@ impl Simulation {
         ensure!(found == messages, "rank {to} counts {found} messages of rank {from}, of {messages}");
         let (spent, used) = (sender.credit_spent, receiver.credit_used);
         ensure!(spent == used, "rank {from} has spent {spent} units at rank {to}, which counts {used}");
-        let PeerCounters { large_pulled, large_shared, large_streamed, .. } = receiver;
+        let PeerCounters { large_pulled, large_assisted, large_streamed, .. } = receiver;
         let answered = sender.fin_received + sender.cts_received;
-        let large = large_pulled + large_shared + large_streamed;
+        let large = large_pulled + large_assisted + large_streamed;
         ensure!(large <= answered, "rank {to} counts {large} large messages, of {answered} answered");
         Ok(())
     }

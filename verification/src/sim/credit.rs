@@ -2,7 +2,7 @@
 //! credit is lost.
 
 use crate::oracle::Name;
-use crate::simulation::{Arrival, Rank, Simulation, Told};
+use crate::simulation::{Arrival, Rank, Report, Simulation};
 use crate::violation::{Check, ensure};
 use crate::world::{Outgoing, Pattern, Source, cost, limits};
 
@@ -11,14 +11,14 @@ const MEASURED: u64 = 1000;
 
 /// The credit of one peer at its last grant.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Look {
+pub(crate) struct CreditView {
     granted: u64,
     /// The units used now, and before the last grant.
     now: u64,
     then: u64,
 }
 
-impl Look {
+impl CreditView {
     const fn see(&mut self, granted: u64, charged: u64) {
         if self.granted != granted {
             self.granted = granted;
@@ -32,8 +32,8 @@ impl Simulation {
     /// Returns the units that a peer may still send, as far as the rank has granted them. That memory must be
     /// there.
     fn promised(&self, rank: u32, peer: u32) -> u64 {
-        let Rank { told, charged, .. } = &self.ranks[rank as usize];
-        if peer == rank || matches!(told[peer as usize], Told::Failed(_)) {
+        let Rank { reported, charged, .. } = &self.ranks[rank as usize];
+        if peer == rank || matches!(reported[peer as usize], Report::Failed(_)) {
             return 0;
         }
         self.world.fabric().granted_in_all(rank, peer).saturating_sub(charged[peer as usize])
@@ -84,8 +84,8 @@ impl Simulation {
 
     /// Returns the peers to which a rank promises units.
     fn accounts(&self, rank: u32) -> Vec<u32> {
-        let Rank { told, .. } = &self.ranks[rank as usize];
-        let open = |&peer: &u32| peer != rank && !matches!(told[peer as usize], Told::Failed(_));
+        let Rank { reported, .. } = &self.ranks[rank as usize];
+        let open = |&peer: &u32| peer != rank && !matches!(reported[peer as usize], Report::Failed(_));
         (0..self.shape.conditions.ranks).filter(open).collect()
     }
 
@@ -104,7 +104,7 @@ impl Simulation {
         let others = self.shape.conditions.ranks as usize - 1;
         let kept = reserve * (others - accounts.len()) as u64;
         let promised = |peer: u32| {
-            let Look { granted, then, .. } = self.ranks[rank as usize].looks[peer as usize];
+            let CreditView { granted, then, .. } = self.ranks[rank as usize].looks[peer as usize];
             reserve.max(granted - then)
         };
         let least = ceiling.saturating_sub(kept + accounts.into_iter().map(promised).sum::<u64>());

@@ -1,7 +1,7 @@
 //! Processes that vanish at any packet, and how the others learn of it.
 
 use crate::oracle::Name;
-use crate::simulation::{Arrival, Simulation, Told};
+use crate::simulation::{Arrival, Report, Simulation};
 use crate::tally::Event;
 use crate::violation::{Check, ensure};
 use crate::world::Failure;
@@ -96,19 +96,19 @@ impl Simulation {
     pub(crate) fn learn(&mut self, rank: u32, peer: u32, hasty: bool) -> Check {
         let Some(failure) = self.rank(peer).gone else { return Ok(()) };
         self.rank(rank).asleep = false;
-        match self.rank(rank).told[peer as usize] {
-            Told::Failed(_) => Ok(()),
+        match self.rank(rank).reported[peer as usize] {
+            Report::Failed(_) => Ok(()),
             _ if hasty => {
                 self.rank(rank).hasty[peer as usize] = true;
-                self.let_go(rank, peer, failure)
+                self.release(rank, peer, failure)
             }
-            Told::Nothing => {
+            Report::Nothing => {
                 self.note(|| format!("rank {rank} learns that rank {peer} is gone"));
-                self.rank(rank).told[peer as usize] = Told::Departed(failure);
+                self.rank(rank).reported[peer as usize] = Report::Departed(failure);
                 self.world.depart(rank, peer, failure);
                 self.settle_call(rank, true)
             }
-            Told::Departed(_) => {
+            Report::Departed(_) => {
                 let drained = self.world.drain(rank, peer);
                 if self.bury_if_dead(rank) {
                     return Ok(());
@@ -122,20 +122,20 @@ impl Simulation {
                 }
                 let left = self.world.fabric().under_way(peer, rank);
                 ensure!(left == 0, "rank {rank} leaves {left} packets of rank {peer}, which is gone");
-                self.let_go(rank, peer, failure)
+                self.release(rank, peer, failure)
             }
         }
     }
 
-    fn let_go(&mut self, rank: u32, peer: u32, failure: Failure) -> Check {
+    fn release(&mut self, rank: u32, peer: u32, failure: Failure) -> Check {
         self.note(|| format!("rank {rank} lets go of rank {peer}"));
         self.world.fail(rank, peer, failure);
         if self.bury_if_dead(rank) {
             return Ok(());
         }
-        self.rank(rank).told[peer as usize] = Told::Failed(failure);
+        self.rank(rank).reported[peer as usize] = Report::Failed(failure);
         let ranks = self.shape.conditions.ranks;
-        let is_gone = |it: u32| matches!(self.ranks[rank as usize].told[it as usize], Told::Failed(_));
+        let is_gone = |it: u32| matches!(self.ranks[rank as usize].reported[it as usize], Report::Failed(_));
         let alone = (0..ranks).all(|it| it == rank || is_gone(it));
         let concerns_any = failure != Failure::Finished || alone;
         self.rank(rank).any_failed |= concerns_any;
@@ -165,7 +165,7 @@ impl Simulation {
             for peer in 0..self.shape.conditions.ranks {
                 while self.rank(peer).gone.is_some()
                     && self.rank(rank).gone.is_none()
-                    && !matches!(self.rank(rank).told[peer as usize], Told::Failed(_))
+                    && !matches!(self.rank(rank).reported[peer as usize], Report::Failed(_))
                 {
                     self.learn(rank, peer, false)?;
                 }

@@ -12,13 +12,13 @@ mod remote;
 
 use std::collections::VecDeque;
 
-use nemesia_core::counters::{Count, Traffic};
+use nemesia_core::counters::{Count, TrafficCounters};
 use nemesia_core::wire::Envelope;
 
+use crate::assist::AssistState;
 use crate::bug::{Bug, Slip};
 use crate::memory::Memory;
 use crate::rng::Rng;
-use crate::share::Shared;
 use crate::tally::{Event, Tally};
 use crate::trace::Trace;
 use crate::violation::{Check, ensure};
@@ -44,7 +44,7 @@ pub(crate) struct Conditions {
     /// How often a single copy of remote memory succeeds.
     pub(crate) pull: Pull,
     /// Whether both sides may copy a message together.
-    pub(crate) shares: bool,
+    pub(crate) assists: bool,
     /// Whether some buffers consist of several segments.
     pub(crate) scatter: bool,
 }
@@ -78,7 +78,7 @@ pub(crate) enum Class {
 
 /// A packet under way.
 #[derive(Clone, Debug)]
-struct Packet {
+struct SimPacket {
     sequence: u64,
     visible: u64,
     envelope: Envelope,
@@ -94,8 +94,8 @@ pub(crate) enum Path {
 
 /// The state of one direction between two processes.
 #[derive(Debug, Default)]
-struct Pair {
-    paths: [VecDeque<Packet>; 2],
+struct FabricPair {
+    paths: [VecDeque<SimPacket>; 2],
     /// The numbers of the next packet to send and to take.
     next: u64,
     expected: u64,
@@ -118,7 +118,7 @@ struct Pair {
     /// Packets that went through a cell: those sent and those taken.
     cells: [Count; 2],
     /// The message that the two copy together.
-    shared: Shared,
+    shared: AssistState,
 }
 
 #[derive(Debug)]
@@ -139,7 +139,7 @@ pub(crate) struct Taken {
 
 /// The next packet of a sender, and its place.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Due {
+pub(crate) struct DuePacket {
     pub(crate) taken: Taken,
     pub(crate) path: Path,
 }
@@ -154,7 +154,7 @@ pub(crate) struct Fabric {
     pub(crate) tally: Tally,
     rng: Rng,
     bug: Option<Bug>,
-    pairs: Vec<Pair>,
+    pairs: Vec<FabricPair>,
     processes: Vec<Process>,
     /// For each process, the packets that it has taken since the last query.
     pub(crate) taken: Vec<Vec<Taken>>,
@@ -163,7 +163,7 @@ pub(crate) struct Fabric {
     /// Whether refusals without a reason are switched off.
     pub(crate) calm: bool,
     /// For each process, the times at which it is woken.
-    bells: Vec<Vec<u64>>,
+    doorbells: Vec<Vec<u64>>,
     calls: u32,
     /// A forbidden call by an engine, if there was one.
     misuse: Option<String>,
@@ -181,18 +181,18 @@ impl Fabric {
             tally: Tally::default(),
             rng,
             bug,
-            pairs: std::iter::repeat_with(Pair::default).take(count * count).collect(),
+            pairs: std::iter::repeat_with(FabricPair::default).take(count * count).collect(),
             processes: std::iter::repeat_with(process).take(count).collect(),
             taken: vec![Vec::new(); count],
             activity: 0,
             calm: false,
-            bells: vec![Vec::new(); count],
+            doorbells: vec![Vec::new(); count],
             calls: 0,
             misuse: None,
         }
     }
 
-    fn pair(&mut self, from: u32, to: u32) -> &mut Pair {
+    fn pair(&mut self, from: u32, to: u32) -> &mut FabricPair {
         &mut self.pairs[(from * self.conditions.ranks + to) as usize]
     }
 
@@ -328,21 +328,21 @@ impl Fabric {
         }
         let queue = &mut pair.paths[path as usize];
         let visible = queue.back().map_or(0, |last| last.visible).max(visible);
-        let mut packet = Packet { sequence: pair.next, visible, envelope, payload };
+        let mut packet = SimPacket { sequence: pair.next, visible, envelope, payload };
         pair.next += 1;
         if swaps && let Some(last) = queue.back_mut() {
             std::mem::swap(&mut last.envelope, &mut packet.envelope);
             std::mem::swap(&mut last.payload, &mut packet.payload);
         }
         queue.push_back(packet);
-        self.bells[to as usize].push(visible);
+        self.doorbells[to as usize].push(visible);
     }
 
     /// Returns what a process has sent to another and taken from it.
-    pub(crate) fn traffic(&mut self, me: u32, peer: u32) -> Traffic {
+    pub(crate) fn traffic(&mut self, me: u32, peer: u32) -> TrafficCounters {
         let (sent, cells_sent) = (self.pair(me, peer).next, self.pair(me, peer).cells[0]);
         let (received, cells_received) = (self.pair(peer, me).expected, self.pair(peer, me).cells[1]);
-        Traffic { sent, received, cells_sent, cells_received, ..Traffic::default() }
+        TrafficCounters { sent, received, cells_sent, cells_received, ..TrafficCounters::default() }
     }
 
     /// Takes back the cells whose return is visible.
@@ -359,14 +359,14 @@ impl Fabric {
     }
 
     /// Returns the next packet of any peer.
-    pub(crate) fn poll(&mut self, me: u32) -> Option<Due> {
+    pub(crate) fn poll(&mut self, me: u32) -> Option<DuePacket> {
         let ranks = self.conditions.ranks;
         let first = self.rng.below(ranks as usize) as u32;
         (0..ranks).find_map(|step| self.poll_peer(me, (first + step) % ranks, self.now))
     }
 
     /// Returns the next packet of this peer that is visible at this time.
-    pub(crate) fn poll_peer(&mut self, me: u32, peer: u32, now: u64) -> Option<Due> {
+    pub(crate) fn poll_peer(&mut self, me: u32, peer: u32, now: u64) -> Option<DuePacket> {
         self.count_call();
         if self.processes[me as usize].dead || self.pair(peer, me).closed {
             return None;
@@ -382,7 +382,7 @@ impl Fabric {
             let packet = pair.paths[path as usize].front()?;
             let len = packet.payload.len();
             let is_due = packet.sequence == pair.expected && packet.visible <= now;
-            is_due.then_some(Due { taken: Taken { peer, envelope: packet.envelope, len }, path })
+            is_due.then_some(DuePacket { taken: Taken { peer, envelope: packet.envelope, len }, path })
         };
         due(Path::Short).or_else(|| due(Path::Cell))
     }
@@ -404,7 +404,7 @@ impl Fabric {
     }
 
     /// Releases the packet that was taken.
-    pub(crate) fn release(&mut self, me: u32, due: &Due) {
+    pub(crate) fn release(&mut self, me: u32, due: &DuePacket) {
         if !self.acts(me) {
             return;
         }
@@ -422,7 +422,7 @@ impl Fabric {
         if due.path == Path::Cell && !loses {
             pair.returned.push_back(seen);
         }
-        self.bells[peer as usize].push(seen);
+        self.doorbells[peer as usize].push(seen);
         self.taken[me as usize].push(due.taken);
     }
 }

@@ -5,6 +5,7 @@
 //! command that repeats it. See `README.md` beside this crate.
 
 mod arguments;
+mod assist;
 mod bug;
 mod channel;
 mod checks;
@@ -23,7 +24,6 @@ mod restart;
 mod rng;
 mod runner;
 mod shape;
-mod share;
 mod simulation;
 mod tally;
 mod trace;

@@ -1,12 +1,12 @@
 //! The operations of a rank, and their consequences for the oracle.
 
 use crate::bug::Slip;
-use crate::oracle::{Fate as Expected, Waiting};
+use crate::oracle::{MessageEnd as Expected, Waiting};
 use crate::shape::Shape;
-use crate::simulation::{Arrival, Message, Rank, Receive, Sending, Simulation, Told};
+use crate::simulation::{Arrival, Message, Rank, Receive, Report, Sending, Simulation};
 use crate::tally::Event;
 use crate::violation::{Check, Violation, ensure};
-use crate::world::{Look, Outgoing, Pattern, Source, StartError, Step, Ticket};
+use crate::world::{BypassCall, Outgoing, Pattern, RequestHandle, Source, StartError, Step};
 
 impl Simulation {
     fn length(&mut self) -> usize {
@@ -89,8 +89,8 @@ impl Simulation {
         if to == from && self.rng.one_in(2) {
             to = self.rng.below(ranks) as u32;
         }
-        let crowd = self.rank(to).oracle.waiting().len();
-        if self.rank(from).sends.len() >= many || crowd > self.shape.many {
+        let oversubscription = self.rank(to).oracle.waiting().len();
+        if self.rank(from).sends.len() >= many || oversubscription > self.shape.many {
             return self.receive_any(from);
         }
         let message = Outgoing {
@@ -119,18 +119,18 @@ impl Simulation {
             units: 0,
         });
         let started = self.world.send(from, &message);
-        self.note(|| format!("rank {from} sends number {number}, {message:?}: {}", told(&started)));
+        self.note(|| format!("rank {from} sends number {number}, {message:?}: {}", reported(&started)));
         if self.world.fabric().is_dead(from) {
             return Ok(());
         }
-        let knows = self.rank(from).told[to as usize].failure();
+        let knows = self.rank(from).reported[to as usize].failure();
         match started {
-            Ok(ticket) => {
+            Ok(handle) => {
                 ensure!(knows.is_none(), "rank {from} sends to rank {to}, which is gone");
-                if ticket.is_kept() && self.world.fabric().slips(Slip::ReuseBuffer) {
-                    self.world.fabric().memory.spoil(ticket.loan);
+                if handle.is_kept() && self.world.fabric().slips(Slip::ReuseBuffer) {
+                    self.world.fabric().memory.spoil(handle.loan);
                 }
-                self.rank(from).sends.push(Sending { ticket, to, number });
+                self.rank(from).sends.push(Sending { handle, to, number });
                 return Ok(());
             }
             Err(StartError::PeerFailed { peer, failure }) => {
@@ -179,24 +179,24 @@ impl Simulation {
         let found = self.rank(rank).oracle.find(&pattern);
         let lost = match pattern.source {
             Source::Any => self.rank(rank).any_failed,
-            Source::Rank(peer) => matches!(self.rank(rank).told[peer as usize], Told::Failed(_)),
+            Source::Rank(peer) => matches!(self.rank(rank).reported[peer as usize], Report::Failed(_)),
         };
         let started = self.world.receive(rank, pattern, room);
-        self.note(|| format!("rank {rank} receives {pattern:?} into {room} bytes: {}", told(&started)));
+        self.note(|| format!("rank {rank} receives {pattern:?} into {room} bytes: {}", reported(&started)));
         match started {
-            Ok(ticket) => {
+            Ok(handle) => {
                 ensure!(found.is_some() || !lost, "rank {rank} posts {pattern:?}, which nobody can match");
                 let number = self.rank(rank).oracle.post(pattern);
                 if let Some(name) = found {
                     self.message(rank, name).matched = true;
                     self.count(Event::Unexpected);
                 }
-                self.remember(rank, ticket, number, room);
+                self.remember(rank, handle, number, room);
                 Ok(())
             }
             Err(StartError::PeerFailed { peer, failure }) => {
                 ensure!(lost && found.is_none(), "rank {rank} is refused {pattern:?}, as {peer} is gone");
-                let knows = self.rank(rank).told[peer as usize].failure();
+                let knows = self.rank(rank).reported[peer as usize].failure();
                 ensure!(knows == Some(failure), "rank {rank} says of rank {peer} that it is gone: {failure}");
                 Ok(())
             }
@@ -205,9 +205,9 @@ impl Simulation {
     }
 
     /// Records a receive that is under way.
-    fn remember(&mut self, rank: u32, ticket: Ticket, number: usize, room: usize) {
-        let loan = ticket.loan;
-        self.rank(rank).receives.push(Receive { ticket: Some(ticket), loan, number, room, outcome: None });
+    fn remember(&mut self, rank: u32, handle: RequestHandle, number: usize, room: usize) {
+        let loan = handle.loan;
+        self.rank(rank).receives.push(Receive { handle: Some(handle), loan, number, room, outcome: None });
     }
 
     /// Makes progress once. Returns whether there was something to do.
@@ -233,12 +233,12 @@ impl Simulation {
     }
 
     pub(crate) fn cancel_one(&mut self, rank: u32, at: usize) -> Check {
-        let Receive { ticket: Some(ticket), number, outcome: None, .. } = self.rank(rank).receives[at] else {
+        let Receive { handle: Some(handle), number, outcome: None, .. } = self.rank(rank).receives[at] else {
             return Ok(());
         };
-        let before = self.rank(rank).oracle.fate(number);
+        let before = self.rank(rank).oracle.message_end(number);
         let withdrawn = self.rank(rank).oracle.withdraw(number);
-        let cancelled = self.world.cancel(ticket);
+        let cancelled = self.world.cancel(handle);
         self.note(|| format!("rank {rank} cancels receive {number}: {cancelled}"));
         ensure!(cancelled == withdrawn, "rank {rank} cancels a receive that is {before:?}: {cancelled}");
         Ok(())
@@ -292,13 +292,15 @@ impl Simulation {
         let received = self.world.receive_claimed(rank, claim, room);
         self.note(|| format!("rank {rank} receives the claimed {name:?} into {room} bytes"));
         match received {
-            Ok(ticket) => {
+            Ok(handle) => {
                 self.message(rank, name).matched = true;
                 let number = self.rank(rank).oracle.matched(name);
-                self.remember(rank, ticket, number, room);
+                self.remember(rank, handle, number, room);
                 Ok(())
             }
-            Err(fate) => Err(Violation(format!("rank {rank} can't receive the claimed {name:?}: {fate}"))),
+            Err(message_end) => {
+                Err(Violation(format!("rank {rank} can't receive the claimed {name:?}: {message_end}")))
+            }
         }
     }
 
@@ -321,14 +323,20 @@ impl Simulation {
             let free = oracle.posted() == 0 && oracle.waiting().is_empty();
             ensure!(free, "rank {rank} may pass by what is posted, or what waits");
             let number = oracle.post(pattern);
-            let look = self.rng.pick(&[Look::Word, Look::Packet, Look::Next, Look::Step, Look::Step]);
+            let look = self.rng.pick(&[
+                BypassCall::Word,
+                BypassCall::Packet,
+                BypassCall::Next,
+                BypassCall::Step,
+                BypassCall::Step,
+            ]);
             let step = self.world.bypass(rank, &pattern, room, look);
             self.note(|| format!("rank {rank} waits for {pattern:?}, {room} bytes: {step:?}"));
             if self.world.fabric().is_dead(rank) {
                 return Ok(());
             }
             self.hear(rank)?;
-            let (ticket, loan, outcome) = match step {
+            let (handle, loan, outcome) = match step {
                 Step::Not => {
                     self.undo(rank, number);
                     self.meanwhile(rank)?;
@@ -338,9 +346,9 @@ impl Simulation {
                     self.count(Event::Bypass);
                     (None, loan, Some(outcome))
                 }
-                Step::Posted(ticket) => (Some(ticket), ticket.loan, None),
+                Step::Posted(handle) => (Some(handle), handle.loan, None),
             };
-            self.rank(rank).receives.push(Receive { ticket, loan, number, room, outcome });
+            self.rank(rank).receives.push(Receive { handle, loan, number, room, outcome });
             return Ok(());
         }
         Ok(())
@@ -363,7 +371,7 @@ impl Simulation {
     /// Removes a receive that was not posted after all.
     fn undo(&mut self, rank: u32, number: usize) {
         let oracle = &mut self.rank(rank).oracle;
-        if let Expected::Matched(name) = oracle.fate(number) {
+        if let Expected::Matched(name) = oracle.message_end(number) {
             let message = self.message(rank, name);
             message.matched = false;
             let waiting = Waiting { name, context: message.is.context, tag: message.is.tag };
@@ -375,9 +383,9 @@ impl Simulation {
 }
 
 /// Describes the result of a start in a word or two.
-fn told(started: &Result<Ticket, StartError>) -> String {
+fn reported(started: &Result<RequestHandle, StartError>) -> String {
     match started {
-        Ok(ticket) if ticket.is_kept() => "under way".into(),
+        Ok(handle) if handle.is_kept() => "under way".into(),
         Ok(_) => "done".into(),
         Err(error) => error.to_string(),
     }

@@ -23,7 +23,7 @@ pub(crate) struct Waiting {
 
 /// The result of a receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Fate {
+pub(crate) enum MessageEnd {
     /// No result yet.
     Posted,
     /// It has matched this message.
@@ -41,7 +41,7 @@ pub(crate) struct Oracle {
     /// Waiting messages, in the order of arrival.
     waiting: Vec<Waiting>,
     /// The result of each receive, by its number in the order of posting.
-    fates: Vec<Fate>,
+    message_ends: Vec<MessageEnd>,
 }
 
 fn matches(pattern: &Pattern, message: &Waiting) -> bool {
@@ -57,11 +57,11 @@ fn matches(pattern: &Pattern, message: &Waiting) -> bool {
 impl Oracle {
     /// Posts a receive. Returns its number.
     pub(crate) fn post(&mut self, pattern: Pattern) -> usize {
-        let number = self.fates.len();
+        let number = self.message_ends.len();
         match self.waiting.iter().position(|message| matches(&pattern, message)) {
-            Some(at) => self.fates.push(Fate::Matched(self.waiting.remove(at).name)),
+            Some(at) => self.message_ends.push(MessageEnd::Matched(self.waiting.remove(at).name)),
             None => {
-                self.fates.push(Fate::Posted);
+                self.message_ends.push(MessageEnd::Posted);
                 self.posted.push((number, pattern));
             }
         }
@@ -70,8 +70,8 @@ impl Oracle {
 
     /// Posts a receive that has its message already. Returns its number.
     pub(crate) fn matched(&mut self, name: Name) -> usize {
-        self.fates.push(Fate::Matched(name));
-        self.fates.len() - 1
+        self.message_ends.push(MessageEnd::Matched(name));
+        self.message_ends.len() - 1
     }
 
     /// Delivers a message. Returns the receive that takes it.
@@ -81,7 +81,7 @@ impl Oracle {
             return None;
         };
         let (number, _) = self.posted.remove(at);
-        self.fates[number] = Fate::Matched(message.name);
+        self.message_ends[number] = MessageEnd::Matched(message.name);
         Some(number)
     }
 
@@ -100,15 +100,15 @@ impl Oracle {
     }
 
     /// Returns the result of a receive.
-    pub(crate) fn fate(&self, receive: usize) -> Fate {
-        self.fates[receive]
+    pub(crate) fn message_end(&self, receive: usize) -> MessageEnd {
+        self.message_ends[receive]
     }
 
     /// Withdraws a receive. Returns false if it is too late.
     pub(crate) fn withdraw(&mut self, receive: usize) -> bool {
-        let withdrawn = self.fates[receive] == Fate::Posted;
+        let withdrawn = self.message_ends[receive] == MessageEnd::Posted;
         if withdrawn {
-            self.fates[receive] = Fate::Withdrawn;
+            self.message_ends[receive] = MessageEnd::Withdrawn;
             self.posted.retain(|(number, _)| *number != receive);
         }
         withdrawn
@@ -116,7 +116,7 @@ impl Oracle {
 
     /// Removes a receive that was never posted after all: the newest message, which it would have taken, waits.
     pub(crate) fn undo(&mut self, receive: usize, message: Waiting) {
-        self.fates[receive] = Fate::Withdrawn;
+        self.message_ends[receive] = MessageEnd::Withdrawn;
         self.waiting.push(message);
     }
 
@@ -129,7 +129,7 @@ impl Oracle {
             Source::Rank(rank) => rank == peer,
         };
         for (number, _) in self.posted.iter().filter(|(_, pattern)| listens(pattern)) {
-            self.fates[*number] = Fate::Failed;
+            self.message_ends[*number] = MessageEnd::Failed;
         }
         self.posted.retain(|(_, pattern)| !listens(pattern));
     }
@@ -179,7 +179,7 @@ mod tests {
         oracle.arrive(message(2, 2, 8));
         assert_eq!(oracle.find(&pattern(Source::Rank(2), 8, 0)), Some(Name { source: 2, number: 2 }));
         let late = oracle.post(pattern(Source::Any, 0, u64::MAX));
-        assert_eq!(oracle.fate(late), Fate::Matched(Name { source: 1, number: 0 }));
+        assert_eq!(oracle.message_end(late), MessageEnd::Matched(Name { source: 1, number: 0 }));
         assert_eq!((oracle.waiting().len(), oracle.posted()), (1, 0));
     }
 
@@ -197,9 +197,12 @@ mod tests {
         let (one, any) =
             (oracle.post(pattern(Source::Rank(1), 0, 0)), oracle.post(pattern(Source::Any, 0, 0)));
         oracle.fail(1, false);
-        assert_eq!((oracle.fate(one), oracle.fate(any)), (Fate::Failed, Fate::Posted));
+        assert_eq!(
+            (oracle.message_end(one), oracle.message_end(any)),
+            (MessageEnd::Failed, MessageEnd::Posted)
+        );
         oracle.fail(2, true);
-        assert_eq!(oracle.fate(any), Fate::Failed);
+        assert_eq!(oracle.message_end(any), MessageEnd::Failed);
         assert!(!oracle.withdraw(any));
     }
 }

@@ -3,14 +3,16 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use nemesia_core::counters::Traffic;
+use nemesia_core::counters::TrafficCounters;
 use nemesia_core::payload::{BorrowedGather, BorrowedRecv};
-use nemesia_core::port::{Arrival, MessagePort, Part, PeerFault, PeerId, Polled, Pulled, Share, Turn};
+use nemesia_core::port::{
+    Arrival, AssistedCopy, MessagePort, NextChunk, Part, PeerFault, PeerId, Polled, Pulled,
+};
 use nemesia_core::shared::fastbox::Word;
 use nemesia_core::store::cost;
 use nemesia_core::wire::{Envelope, Kind};
 
-use crate::fabric::{self, Class, Due, Fabric, Path, Taken};
+use crate::fabric::{self, Class, DuePacket, Fabric, Path, Taken};
 use crate::tally::Event;
 
 /// The port of one process.
@@ -61,14 +63,14 @@ const fn event(sent: bool, kind: Kind) -> Option<Event> {
     }
 }
 
-fn polled(due: Option<Due>) -> Polled<Path> {
-    let Some(Due { taken: Taken { peer, envelope, len }, path }) = due else { return Polled::Idle };
+fn polled(due: Option<DuePacket>) -> Polled<Path> {
+    let Some(DuePacket { taken: Taken { peer, envelope, len }, path }) = due else { return Polled::Idle };
     Polled::Packet(Arrival { peer, envelope, len, token: path })
 }
 
-const fn due(arrival: &Arrival<Path>) -> Due {
+const fn due(arrival: &Arrival<Path>) -> DuePacket {
     let Arrival { peer, envelope, len, token } = *arrival;
-    Due { taken: Taken { peer, envelope, len }, path: token }
+    DuePacket { taken: Taken { peer, envelope, len }, path: token }
 }
 
 impl MessagePort for SimPort {
@@ -185,7 +187,7 @@ impl MessagePort for SimPort {
         self.fabric.borrow_mut().release(self.rank, &due(&arrival));
     }
 
-    fn expect(&mut self, _: PeerId) {}
+    fn prioritize(&mut self, _: PeerId) {}
 
     fn grant(&mut self, peer: PeerId, units: u64) {
         self.fabric.borrow_mut().grant(self.rank, peer, units);
@@ -212,38 +214,38 @@ impl MessagePort for SimPort {
         }
     }
 
-    fn open_share(&mut self, peer: PeerId, share: &Share) -> bool {
+    fn open_assist(&mut self, peer: PeerId, assist: &AssistedCopy) -> bool {
         let mut fabric = self.fabric.borrow_mut();
-        if !fabric.conditions.shares {
+        if !fabric.conditions.assists {
             return false;
         }
-        fabric.tally.count(Event::Share);
+        fabric.tally.count(Event::Assist);
         let shared = fabric.shared(self.rank, peer, self.rank);
-        shared.map(|(shared, _)| shared.open(share)).is_some()
+        shared.map(|(shared, _)| shared.open(assist)).is_some()
     }
 
-    fn next_turn(&mut self, peer: PeerId) -> Turn {
+    fn next_chunk(&mut self, peer: PeerId) -> NextChunk {
         let mut fabric = self.fabric.borrow_mut();
         let now = fabric.now;
         let shared = fabric.shared(self.rank, peer, self.rank);
-        let turn = shared.map_or(Turn::Wait, |(shared, rng)| shared.turn(now, rng));
-        if turn == Turn::Wait {
-            fabric.tally.count(Event::ShareWait);
+        let next_chunk = shared.map_or(NextChunk::Wait, |(shared, rng)| shared.next_chunk(now, rng));
+        if next_chunk == NextChunk::Wait {
+            fabric.tally.count(Event::AssistWait);
         }
-        turn
+        next_chunk
     }
 
-    fn close_share(&mut self, peer: PeerId) {
+    fn close_assist(&mut self, peer: PeerId) {
         if let Some((shared, _)) = self.fabric.borrow_mut().shared(self.rank, peer, self.rank) {
             shared.close();
         }
     }
 
-    fn find_share(&mut self, peer: PeerId) -> Option<Share> {
+    fn find_assist(&mut self, peer: PeerId) -> Option<AssistedCopy> {
         self.fabric.borrow_mut().shared(self.rank, self.rank, peer)?.0.find()
     }
 
-    fn join_share(&mut self, peer: PeerId, _: u64) -> Option<Part> {
+    fn join_assist(&mut self, peer: PeerId, _: u64) -> Option<Part> {
         let mut fabric = self.fabric.borrow_mut();
         let (shared, rng) = fabric.shared(self.rank, self.rank, peer)?;
         shared.join(rng)
@@ -269,7 +271,7 @@ impl MessagePort for SimPort {
         self.fabric.borrow_mut().push(self.rank, peer, address, from)
     }
 
-    fn traffic(&self, peer: PeerId) -> Traffic {
+    fn traffic(&self, peer: PeerId) -> TrafficCounters {
         self.fabric.borrow_mut().traffic(self.rank, peer)
     }
 

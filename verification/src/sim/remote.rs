@@ -7,10 +7,10 @@ mod model;
 use std::collections::VecDeque;
 
 use crate::memory::{Loan, fill};
-use crate::simulation::{Simulation, Told};
+use crate::simulation::{Report, Simulation};
 use crate::tally::Event;
 use crate::violation::{Check, Violation, ensure};
-use crate::world::{Failure, Fate, Handled, Order, Outcome, StartError, Ticket, Verb};
+use crate::world::{CompletionError, Failure, Handled, Order, Outcome, RequestHandle, StartError, Verb};
 pub(crate) use model::region_bytes;
 use model::{execute, some_order};
 
@@ -31,19 +31,19 @@ struct Remote {
 /// A request under way.
 #[derive(Debug)]
 struct Open {
-    ticket: Ticket,
+    handle: RequestHandle,
     number: usize,
 }
 
 /// What one rank has exposed, started and handled.
 #[derive(Debug)]
-pub(crate) struct Side {
+pub(crate) struct RemoteState {
     /// The required contents of its region, and the required number of notifications.
     model: Vec<u8>,
     notified: u64,
     open: Vec<Open>,
     /// Requests that wait for a number of notifications.
-    awaits: Vec<(Ticket, u64)>,
+    awaits: Vec<(RequestHandle, u64)>,
     /// Fences that may take a slot.
     fences: usize,
     /// Messages to itself that are not handled yet, and operations on its own region that wait behind them.
@@ -53,7 +53,7 @@ pub(crate) struct Side {
     unhandled: u64,
 }
 
-impl Side {
+impl RemoteState {
     fn new(ranks: u32) -> Self {
         Self {
             model: vec![0; region_bytes(ranks)],
@@ -69,7 +69,7 @@ impl Side {
 
     /// Returns the least and the largest number of requests that take a slot.
     pub(crate) fn slots(&self) -> (usize, usize) {
-        let open = self.open.iter().filter(|open| open.ticket.is_kept()).count() + self.awaits.len();
+        let open = self.open.iter().filter(|open| open.handle.is_kept()).count() + self.awaits.len();
         (open, open + self.fences)
     }
 }
@@ -77,7 +77,7 @@ impl Side {
 /// The one-sided part of a world.
 #[derive(Debug)]
 pub(crate) struct Remotes {
-    pub(crate) sides: Vec<Side>,
+    pub(crate) sides: Vec<RemoteState>,
     operations: Vec<Remote>,
     /// By origin and target: started and unfinished operations, in order.
     under_way: Vec<Vec<VecDeque<usize>>>,
@@ -89,7 +89,7 @@ impl Remotes {
     pub(crate) fn new(ranks: u32) -> Self {
         let count = ranks as usize;
         Self {
-            sides: std::iter::repeat_with(|| Side::new(ranks)).take(count).collect(),
+            sides: std::iter::repeat_with(|| RemoteState::new(ranks)).take(count).collect(),
             operations: Vec::new(),
             under_way: vec![vec![VecDeque::new(); count]; count],
             lost: vec![vec![VecDeque::new(); count]; count],
@@ -113,7 +113,7 @@ impl Remotes {
     /// Resets a rank whose next process has started.
     pub(crate) fn restart(&mut self, rank: u32) {
         let ranks = self.sides.len() as u32;
-        self.sides[rank as usize] = Side::new(ranks);
+        self.sides[rank as usize] = RemoteState::new(ranks);
         for all in [&mut self.under_way, &mut self.lost] {
             all[rank as usize].iter_mut().for_each(VecDeque::clear);
             all.iter_mut().for_each(|from| from[rank as usize].clear());
@@ -131,14 +131,14 @@ impl Remotes {
 
     /// Returns whether nothing is under way from a rank to these, or from these to it.
     pub(crate) fn is_idle(&self, rank: u32, others: &[u32]) -> bool {
-        let Side { open, own, .. } = &self.sides[rank as usize];
+        let RemoteState { open, own, .. } = &self.sides[rank as usize];
         let empty = |from: u32, to: u32| self.under_way[from as usize][to as usize].is_empty();
         open.is_empty() && own.is_empty() && others.iter().all(|&it| empty(rank, it) && empty(it, rank))
     }
 }
 
 impl Simulation {
-    fn side(&mut self, rank: u32) -> &mut Side {
+    fn side(&mut self, rank: u32) -> &mut RemoteState {
         &mut self.remotes.sides[rank as usize]
     }
 
@@ -195,8 +195,8 @@ impl Simulation {
             return Ok(());
         }
         match started {
-            Ok(ticket) => {
-                self.side(from).open.push(Open { ticket, number });
+            Ok(handle) => {
+                self.side(from).open.push(Open { handle, number });
                 if !nothing && self.rank(to).gone.is_some() {
                     // A flush of one that has left, which only waits for what that has said: nobody executes it.
                     self.remotes.queue(from, to).pop_back();
@@ -219,7 +219,7 @@ impl Simulation {
 
     fn check_start(&mut self, from: u32, to: u32, error: &StartError) -> Check {
         let StartError::PeerFailed { peer, failure } = *error else { return self.refused(from, error) };
-        let knows = self.rank(from).told[to as usize].failure();
+        let knows = self.rank(from).reported[to as usize].failure();
         ensure!(
             peer == to && knows == Some(failure),
             "rank {from} can't reach rank {to}, as {peer} is gone ({failure})"
@@ -238,15 +238,15 @@ impl Simulation {
     /// Lets a rank wait for notifications.
     pub(crate) fn await_notifications(&mut self, rank: u32) -> Check {
         let any_failed = self.rank(rank).any_failed;
-        let Side { notified, awaits, .. } = self.side(rank);
+        let RemoteState { notified, awaits, .. } = self.side(rank);
         if awaits.len() > 3 {
             return Ok(());
         }
         let (notified, count) = (*notified, *notified + self.rng.below(4) as u64);
         match self.world.await_notifications(rank, count) {
-            Ok(ticket) => {
+            Ok(handle) => {
                 ensure!(!any_failed || count <= notified, "rank {rank} awaits what may never come");
-                self.side(rank).awaits.push((ticket, count));
+                self.side(rank).awaits.push((handle, count));
                 Ok(())
             }
             Err(StartError::PeerFailed { .. }) => {
@@ -300,7 +300,7 @@ impl Simulation {
             self.count(Event::Active);
             self.check_message(rank, from, number, &handled)?;
         }
-        let Side { due, .. } = &self.remotes.sides[rank as usize];
+        let RemoteState { due, .. } = &self.remotes.sides[rank as usize];
         ensure!(due.is_empty(), "rank {rank} has not handled {due:?}");
         Ok(())
     }
@@ -346,11 +346,11 @@ impl Simulation {
     /// Checks the requests of a rank.
     pub(crate) fn complete_remote(&mut self, rank: u32) -> Check {
         for open in std::mem::take(&mut self.side(rank).open) {
-            match self.world.test(open.ticket) {
+            match self.world.test(open.handle) {
                 Some(outcome) => self.check_remote(rank, &open, outcome)?,
                 None => {
                     let to = self.remotes.operations[open.number].order.to;
-                    let gone = matches!(self.rank(rank).told[to as usize], Told::Failed(_));
+                    let gone = matches!(self.rank(rank).reported[to as usize], Report::Failed(_));
                     ensure!(
                         !gone,
                         "rank {rank} waits for operation {} on rank {to}, which is gone",
@@ -360,18 +360,20 @@ impl Simulation {
                 }
             }
         }
-        for (ticket, count) in std::mem::take(&mut self.side(rank).awaits) {
+        for (handle, count) in std::mem::take(&mut self.side(rank).awaits) {
             let notified = self.side(rank).notified;
-            let Some(outcome) = self.world.test(ticket) else {
+            let Some(outcome) = self.world.test(handle) else {
                 ensure!(notified < count, "rank {rank} awaits {count} notifications, and has {notified}");
-                self.side(rank).awaits.push((ticket, count));
+                self.side(rank).awaits.push((handle, count));
                 continue;
             };
-            self.end_loan(ticket.loan)?;
+            self.end_loan(handle.loan)?;
             match outcome {
                 Ok(_) => self.count(Event::Notified),
-                Err(Fate::PeerFailed { .. }) => continue,
-                Err(fate) => return Err(Violation(format!("rank {rank} awaited notifications: {fate}"))),
+                Err(CompletionError::PeerFailed { .. }) => continue,
+                Err(message_end) => {
+                    return Err(Violation(format!("rank {rank} awaited notifications: {message_end}")));
+                }
             }
             ensure!(notified >= count, "rank {rank} awaited {count} notifications, and has {notified}");
         }
@@ -386,12 +388,16 @@ impl Simulation {
         let Remote { order, done, answer, .. } = &self.remotes.operations[open.number];
         let (order, done) = (*order, *done);
         let answer = answer.clone();
-        let told = self.rank(rank).told[order.to as usize].failure();
+        let reported = self.rank(rank).reported[order.to as usize].failure();
         self.note(|| format!("operation {} of rank {rank} is complete: {outcome:?}", open.number));
-        let wrong = self.world.fabric().memory.end(open.ticket.loan, |bytes| bytes != answer)?;
-        if let Err(fate) = outcome {
-            let known = told.map(|failure| Fate::PeerFailed { peer: order.to, failure });
-            ensure!(known == Some(fate), "operation {}, {order:?}, of rank {rank}: {fate}", open.number);
+        let wrong = self.world.fabric().memory.end(open.handle.loan, |bytes| bytes != answer)?;
+        if let Err(message_end) = outcome {
+            let known = reported.map(|failure| CompletionError::PeerFailed { peer: order.to, failure });
+            ensure!(
+                known == Some(message_end),
+                "operation {}, {order:?}, of rank {rank}: {message_end}",
+                open.number
+            );
             return Ok(());
         }
         let event = match order.verb {
@@ -443,7 +449,7 @@ impl Simulation {
             self.side(rank).fences = 0;
             self.check_all_replies_leave(rank)?;
             let idle = self.remotes.is_idle(rank, &alive);
-            let Side { open, own, .. } = &self.remotes.sides[rank as usize];
+            let RemoteState { open, own, .. } = &self.remotes.sides[rank as usize];
             ensure!(idle, "operations of or on rank {rank} do not end: {open:?}, {own:?}");
             let side = &self.remotes.sides[rank as usize];
             let (bytes, notified) = self.world.region(rank);
@@ -462,27 +468,30 @@ impl Simulation {
 
     /// Withdraws the requests that wait for notifications.
     pub(crate) fn cancel_awaits(&mut self, rank: u32) -> Check {
-        for (ticket, _) in std::mem::take(&mut self.side(rank).awaits) {
-            ensure!(self.world.cancel(ticket), "rank {rank} can't withdraw its waiting for notifications");
-            let outcome = self.world.test(ticket);
-            ensure!(outcome == Some(Err(Fate::Cancelled)), "a withdrawn waiting of rank {rank}: {outcome:?}");
-            self.end_loan(ticket.loan)?;
+        for (handle, _) in std::mem::take(&mut self.side(rank).awaits) {
+            ensure!(self.world.cancel(handle), "rank {rank} can't withdraw its waiting for notifications");
+            let outcome = self.world.test(handle);
+            ensure!(
+                outcome == Some(Err(CompletionError::Cancelled)),
+                "a withdrawn waiting of rank {rank}: {outcome:?}"
+            );
+            self.end_loan(handle.loan)?;
         }
         Ok(())
     }
 
     /// Fails the requests of a rank that wait for notifications when a peer is gone.
     pub(crate) fn fail_awaits(&mut self, rank: u32, peer: u32, failure: Failure) -> Check {
-        for (ticket, count) in std::mem::take(&mut self.side(rank).awaits) {
-            let outcome = self.world.test(ticket);
+        for (handle, count) in std::mem::take(&mut self.side(rank).awaits) {
+            let outcome = self.world.test(handle);
             let notified = self.side(rank).notified;
             let right = match outcome {
                 Some(Ok(_)) => notified >= count,
-                Some(Err(fate)) => fate == Fate::PeerFailed { peer, failure },
+                Some(Err(message_end)) => message_end == CompletionError::PeerFailed { peer, failure },
                 None => false,
             };
             ensure!(right, "rank {rank} awaits {count} notifications from anybody: {outcome:?}");
-            self.end_loan(ticket.loan)?;
+            self.end_loan(handle.loan)?;
         }
         Ok(())
     }

@@ -1,4 +1,5 @@
-//! Handlers that answer every active message, and peers that take no replies: each peer has its share of the places for replies.
+//! Handlers that answer every active message, and peers that take no replies: each peer has its share of the places for
+//! replies.
 
 use std::collections::BTreeMap;
 
@@ -48,8 +49,8 @@ impl ReplyDesk {
 }
 
 impl Simulation {
-    /// Nobody was refused what it has to itself, and no more replies are kept than there are places. Some peers take a reply; those
-    /// of the next rank but one take none until the world comes to rest.
+    /// Nobody was refused what it has to itself, and no more replies are kept than there are places. Some peers take a
+    /// reply; those of the next rank but one take none until the world comes to rest.
     pub(crate) fn check_replies(&mut self, rank: u32) -> Check {
         let ranks = self.shape.conditions.ranks;
         let desk = self.world.replies(rank);

@@ -4,7 +4,7 @@
 //! An engine
 //! that reports no work while there is work is therefore detected.
 
-use crate::oracle::{Fate as Expected, Waiting};
+use crate::oracle::{MessageEnd as Expected, Waiting};
 use crate::simulation::{Arrival, Message, Rank, Simulation};
 use crate::tally::Event;
 use crate::violation::{Check, ensure};
@@ -61,10 +61,10 @@ impl Simulation {
         for &rank in &alive {
             for at in 0..self.ranks[rank as usize].receives.len() {
                 let number = self.ranks[rank as usize].receives[at].number;
-                let fate = self.ranks[rank as usize].oracle.fate(number);
+                let message_end = self.ranks[rank as usize].oracle.message_end(number);
                 ensure!(
-                    fate == Expected::Posted,
-                    "receive {number} of rank {rank} is {fate:?}, and does not end:{}",
+                    message_end == Expected::Posted,
+                    "receive {number} of rank {rank} is {message_end:?}, and does not end:{}",
                     self.unfinished()
                 );
             }
@@ -190,7 +190,7 @@ impl Simulation {
     /// Returns whether a rank has sent and received everything.
     fn has_done(&self, rank: u32) -> bool {
         let Rank { sends, receives, claims, oracle, .. } = &self.ranks[rank as usize];
-        let posted = |number| oracle.fate(number) == Expected::Posted;
+        let posted = |number| oracle.message_end(number) == Expected::Posted;
         sends.is_empty()
             && claims.is_empty()
             && receives.iter().all(|receive| posted(receive.number))
@@ -231,7 +231,10 @@ impl Simulation {
                 lines.push(format!("rank {rank} sends number {}: {message:?}", send.number));
             }
             for receive in receives {
-                lines.push(format!("rank {rank} receives: {:?}, {receive:?}", oracle.fate(receive.number)));
+                lines.push(format!(
+                    "rank {rank} receives: {:?}, {receive:?}",
+                    oracle.message_end(receive.number)
+                ));
             }
             for waiting in oracle.waiting() {
                 lines.push(format!("rank {rank} stores {waiting:?}"));

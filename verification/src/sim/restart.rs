@@ -6,7 +6,7 @@
 //! left.
 
 use crate::oracle::Name;
-use crate::simulation::{Arrival, Rank, Simulation, Told};
+use crate::simulation::{Arrival, Rank, Report, Simulation};
 use crate::tally::Event;
 use crate::violation::{Check, ensure};
 use crate::world::Failure;
@@ -24,7 +24,7 @@ impl Simulation {
         let rank = self.rng.pick(&gone);
         for survivor in self.alive() {
             while self.rank(survivor).gone.is_none()
-                && !matches!(self.rank(survivor).told[rank as usize], Told::Failed(_))
+                && !matches!(self.rank(survivor).reported[rank as usize], Report::Failed(_))
             {
                 let hasty = self.rng.one_in(6);
                 self.learn(survivor, rank, hasty)?;
@@ -42,7 +42,7 @@ impl Simulation {
             fresh.born[peer as usize] = self.sent[rank as usize][peer as usize].len();
             if let Some(failure) = self.rank(peer).gone.filter(|_| peer != rank) {
                 self.world.fail(rank, peer, failure);
-                fresh.told[peer as usize] = Told::Failed(failure);
+                fresh.reported[peer as usize] = Report::Failed(failure);
             }
         }
         fresh.first[rank as usize] = fresh.arrived[rank as usize];
@@ -77,8 +77,8 @@ impl Simulation {
         let (one, other) = (&self.ranks[survivor as usize], &self.ranks[rank as usize]);
         let lives = one.gone.is_none() && other.gone.is_none();
         lives
-            && matches!(one.told[rank as usize], Told::Failed(_))
-            && other.told[survivor as usize] == Told::Nothing
+            && matches!(one.reported[rank as usize], Report::Failed(_))
+            && other.reported[survivor as usize] == Report::Nothing
     }
 
     fn readmit(&mut self, survivor: u32, rank: u32) -> Check {
@@ -105,15 +105,15 @@ impl Simulation {
         self.rank(rank).asleep = false;
         let it = self.rank(survivor);
         it.asleep = false;
-        it.past[rank as usize].extend(it.told[rank as usize].failure());
-        it.told[rank as usize] = Told::Nothing;
+        it.past[rank as usize].extend(it.reported[rank as usize].failure());
+        it.reported[rank as usize] = Report::Nothing;
         it.hasty[rank as usize] = false;
         it.blamed[rank as usize] = false;
         it.any_failed = it.blamed.contains(&true);
         it.arrived[rank as usize] = first;
         it.first[rank as usize] = first;
         it.charged[rank as usize] = 0;
-        it.looks[rank as usize] = crate::credit::Look::default();
+        it.looks[rank as usize] = crate::credit::CreditView::default();
         let waiting = it.oracle.waiting().to_vec();
         for name in waiting.iter().map(|waiting| waiting.name).filter(|name| name.source == rank) {
             self.rank(survivor).oracle.forget(name);
@@ -124,8 +124,8 @@ impl Simulation {
 
     /// Returns whether a message is from a dead process of its rank, as far as `rank` knows.
     pub(crate) fn is_past(&self, rank: u32, name: Name) -> bool {
-        let told = &self.ranks[rank as usize].told;
-        matches!(told[name.source as usize], Told::Failed(_)) || self.is_of_another(rank, name)
+        let reported = &self.ranks[rank as usize].reported;
+        matches!(reported[name.source as usize], Report::Failed(_)) || self.is_of_another(rank, name)
     }
 
     /// Returns whether a message is from an earlier process of its rank than the one that `rank` has
@@ -146,7 +146,7 @@ impl Simulation {
 
     /// Returns whether a rank knows that another failed in this way, this time or before.
     pub(crate) fn knows_failure(&self, rank: u32, peer: u32, failure: Failure) -> bool {
-        let Rank { told, past, .. } = &self.ranks[rank as usize];
-        told[peer as usize].failure() == Some(failure) || past[peer as usize].contains(&failure)
+        let Rank { reported, past, .. } = &self.ranks[rank as usize];
+        reported[peer as usize].failure() == Some(failure) || past[peer as usize].contains(&failure)
     }
 }

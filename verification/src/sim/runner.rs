@@ -31,7 +31,7 @@ thread_local! {
 
 /// The operations of one world of channels. So many operations of an engine take as long as one of a channel.
 const CHANNEL_WORLDS: [usize; 3] = [300, 1500, 4000];
-const SHARE: usize = 4;
+const ASSIST: usize = 4;
 
 /// The result of one seed.
 #[derive(Debug)]
@@ -63,11 +63,11 @@ fn run(options: &Options, subject: Subject, seed: u64, bug: Option<Bug>, traced:
 /// Runs worlds of channels with a share of the requested operations.
 fn run_channels(options: &Options, seed: u64, traced: bool) -> Found {
     let mut found = Found::new(Subject::Channels, seed);
-    while found.operations < options.operations.div_ceil(SHARE) && found.violation.is_none() {
+    while found.operations < options.operations.div_ceil(ASSIST) && found.violation.is_none() {
         let stream = found.worlds as u64;
         found.worlds += 1;
         let limit = Rng::new(seed, stream).pick(&CHANNEL_WORLDS);
-        match channel::world::World::new(seed, stream, Trace::new(traced)) {
+        match channel::world::ChannelWorld::new(seed, stream, Trace::new(traced)) {
             Ok(mut world) => {
                 let outcome = catch_unwind(AssertUnwindSafe(|| {
                     (0..limit).try_for_each(|_| world.step())?;
@@ -178,7 +178,7 @@ fn explore(options: &Options) -> ExitCode {
     }
     let shown = print(&text);
     for found in &failures {
-        tell(options, found);
+        report(options, found);
     }
     let missing = if options.is_whole { tally.missing() } else { Vec::new() };
     if failures.is_empty() && !missing.is_empty() {
@@ -201,7 +201,7 @@ fn prove() -> bool {
 }
 
 /// Reports a failure: the last events, what is wrong, and the command that repeats it.
-fn tell(options: &Options, found: &Found) {
+fn report(options: &Options, found: &Found) {
     let again = run(options, found.subject, found.seed, options.bug, true);
     let mut text = String::new();
     for event in again.events.iter().skip(again.events.len().saturating_sub(SHOWN)) {

@@ -83,7 +83,7 @@ impl Shape {
             delay: rng.pick(&[0, 1, 5, 20]),
             refusal: rng.pick(&[0, 0, 20, 3]),
             pull: rng.pick(&[Pull::Never, Pull::Sometimes, Pull::Sometimes, Pull::Always]),
-            shares: !rng.one_in(3),
+            assists: !rng.one_in(3),
             scatter: rng.one_in(3),
         };
         let requests = rng.pick(&[8, 32, 256]);

@@ -1,7 +1,7 @@
 //! One world from one seed: random operations at random ranks, each checked against the oracles.
 
 use crate::bug::Bug;
-use crate::credit::Look;
+use crate::credit::CreditView;
 use crate::fabric::Fabric;
 use crate::memory::Loan;
 use crate::oracle::{Name, Oracle};
@@ -11,7 +11,7 @@ use crate::shape::{Operation, Shape};
 use crate::tally::Event;
 use crate::trace::Trace;
 use crate::violation::{Check, Violation};
-use crate::world::{Claim, Failure, Outcome, Outgoing, Ticket, World};
+use crate::world::{Claim, Failure, Outcome, Outgoing, RequestHandle, World};
 
 /// How the first packet of a message arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,7 +47,7 @@ pub(crate) struct Message {
 #[derive(Debug)]
 pub(crate) struct Receive {
     /// `None` if it was never a request.
-    pub(crate) ticket: Option<Ticket>,
+    pub(crate) handle: Option<RequestHandle>,
     pub(crate) loan: Loan,
     /// Its number at its rank's oracle.
     pub(crate) number: usize,
@@ -58,25 +58,25 @@ pub(crate) struct Receive {
 /// A send that is not complete.
 #[derive(Debug)]
 pub(crate) struct Sending {
-    pub(crate) ticket: Ticket,
+    pub(crate) handle: RequestHandle,
     pub(crate) to: u32,
     pub(crate) number: usize,
 }
 
 /// What a rank knows of another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Told {
+pub(crate) enum Report {
     Nothing,
     /// The other is gone, but its last messages are still to be taken.
     Departed(Failure),
     Failed(Failure),
 }
 
-impl Told {
+impl Report {
     pub(crate) const fn failure(self) -> Option<Failure> {
         match self {
-            Told::Nothing => None,
-            Told::Departed(failure) | Told::Failed(failure) => Some(failure),
+            Report::Nothing => None,
+            Report::Departed(failure) | Report::Failed(failure) => Some(failure),
         }
     }
 }
@@ -93,8 +93,8 @@ pub(crate) struct Rank {
     pub(crate) arrived: Vec<usize>,
     /// The units of credit that these have used.
     pub(crate) charged: Vec<u64>,
-    pub(crate) looks: Vec<Look>,
-    pub(crate) told: Vec<Told>,
+    pub(crate) looks: Vec<CreditView>,
+    pub(crate) reported: Vec<Report>,
     pub(crate) gone: Option<Failure>,
     /// Ranks that it disconnected in haste: their last messages are lost.
     pub(crate) hasty: Vec<bool>,
@@ -123,8 +123,8 @@ impl Rank {
             claims: Vec::new(),
             arrived: vec![0; ranks],
             charged: vec![0; ranks],
-            looks: vec![Look::default(); ranks],
-            told: vec![Told::Nothing; ranks],
+            looks: vec![CreditView::default(); ranks],
+            reported: vec![Report::Nothing; ranks],
             gone: None,
             hasty: vec![false; ranks],
             any_failed: false,
@@ -139,8 +139,8 @@ impl Rank {
 
     /// Returns the number of requests that take a slot.
     pub(crate) fn slots(&self) -> usize {
-        let sends = self.sends.iter().filter(|send| send.ticket.is_kept()).count();
-        let receives = self.receives.iter().filter(|it| it.ticket.is_some() && it.outcome.is_none()).count();
+        let sends = self.sends.iter().filter(|send| send.handle.is_kept()).count();
+        let receives = self.receives.iter().filter(|it| it.handle.is_some() && it.outcome.is_none()).count();
         sends + receives + self.claims.len()
     }
 }

@@ -18,10 +18,10 @@ pub(crate) enum Event {
     PullRefusedMidway,
     /// A sender-assisted copy was offered; the sender copied a part; a part failed; the receiver waited for a
     /// part.
-    Share,
+    Assist,
     Push,
     PushRefused,
-    ShareWait,
+    AssistWait,
     /// A receive took its message when it was posted; or later.
     Unexpected,
     Expected,
@@ -84,10 +84,10 @@ const EVENTS: [(Event, &str); 46] = [
     (Event::Pull, "pulled"),
     (Event::PullRefused, "pull refused"),
     (Event::PullRefusedMidway, "midway"),
-    (Event::Share, "shared"),
+    (Event::Assist, "shared"),
     (Event::Push, "pushed"),
     (Event::PushRefused, "push refused"),
-    (Event::ShareWait, "waited for"),
+    (Event::AssistWait, "waited for"),
     (Event::Unexpected, "unexpected"),
     (Event::Expected, "expected"),
     (Event::Bypass, "bypassed"),

@@ -8,7 +8,9 @@ use std::rc::Rc;
 
 pub(crate) use nemesia_core::counters::PeerCounters;
 use nemesia_core::engine::{Bypass, Engine, RequestId, Tuning};
-pub(crate) use nemesia_core::engine::{Failure, Fate, Outcome, Progress, StartError, Status, Truncation};
+pub(crate) use nemesia_core::engine::{
+    CompletionError, Failure, Outcome, Progress, StartError, Status, Truncation,
+};
 use nemesia_core::flow::Ledger;
 pub(crate) use nemesia_core::matching::{Pattern, Source};
 use nemesia_core::payload::{RecvBuf, SendBuf};
@@ -55,13 +57,13 @@ pub(crate) struct World {
 
 /// A request and its buffer.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Ticket {
+pub(crate) struct RequestHandle {
     pub(crate) rank: u32,
     id: RequestId,
     pub(crate) loan: Loan,
 }
 
-impl Ticket {
+impl RequestHandle {
     /// Returns whether the request takes a slot and reports its own outcome.
     pub(crate) fn is_kept(&self) -> bool {
         self.id != RequestId::SENT
@@ -89,7 +91,7 @@ pub(crate) enum Step {
     /// Nothing received; the receive was never posted.
     Not,
     Done(Outcome, Loan),
-    Posted(Ticket),
+    Posted(RequestHandle),
 }
 
 /// The engine's limits for its terms, in units of credit.
@@ -126,7 +128,7 @@ fn start(rank: u32, fabric: &Rc<RefCell<Fabric>>, terms: Terms) -> Result<SimEng
 
 /// How a blocking receive searches for its message.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Look {
+pub(crate) enum BypassCall {
     /// For a word, at its most likely place.
     Word,
     /// For a message that fits, from a named source with a named tag, at its most likely place.
@@ -163,7 +165,7 @@ impl World {
         engine
     }
 
-    pub(crate) fn send(&mut self, rank: u32, message: &Outgoing) -> Result<Ticket, StartError> {
+    pub(crate) fn send(&mut self, rank: u32, message: &Outgoing) -> Result<RequestHandle, StartError> {
         let Outgoing { to, context, tag, key, len, synchronous } = *message;
         let cuts = self.fabric().cuts(len);
         let (loan, buf) = self.outgoing(rank, key, len, &cuts);
@@ -173,20 +175,25 @@ impl World {
         } else {
             engine.isend(to, context, tag, buf)
         };
-        self.ticket(rank, loan, started)
+        self.handle(rank, loan, started)
     }
 
-    pub(crate) fn receive(&mut self, rank: u32, pattern: Pattern, room: usize) -> Result<Ticket, StartError> {
+    pub(crate) fn receive(
+        &mut self,
+        rank: u32,
+        pattern: Pattern,
+        room: usize,
+    ) -> Result<RequestHandle, StartError> {
         let (loan, mut buf) = self.room(rank, room);
         let started = self.engine(rank).irecv(pattern, &mut buf);
-        self.ticket(rank, loan, started)
+        self.handle(rank, loan, started)
     }
 
     /// Returns a buffer that holds a message.
     fn outgoing(&mut self, rank: u32, key: u64, len: usize, cuts: &[usize]) -> (Loan, SendBuf) {
         let (loan, place) = self.fabric().memory.lend_message(rank, key, len, cuts);
-        // SAFETY: the buffer, and its list, are lent until the simulation ends the loan, which it does when the request is
-        // complete, or until the engine is gone.
+        // SAFETY: the buffer, and its list, are lent until the simulation ends the loan, which it does when the request
+        // is complete, or until the engine is gone.
         let buf = unsafe {
             match place {
                 Place::Run(base) => Some(SendBuf::from_raw(base, len)),
@@ -216,14 +223,14 @@ impl World {
         (loan, buf)
     }
 
-    fn ticket(
+    fn handle(
         &mut self,
         rank: u32,
         loan: Loan,
         started: Result<RequestId, StartError>,
-    ) -> Result<Ticket, StartError> {
+    ) -> Result<RequestHandle, StartError> {
         match started {
-            Ok(id) => Ok(Ticket { rank, id, loan }),
+            Ok(id) => Ok(RequestHandle { rank, id, loan }),
             Err(error) => {
                 self.withdraw_loan(loan);
                 Err(error)
@@ -239,27 +246,28 @@ impl World {
         }
     }
 
-    pub(crate) fn cancel(&mut self, ticket: Ticket) -> bool {
-        self.engine(ticket.rank).cancel(ticket.id)
+    pub(crate) fn cancel(&mut self, handle: RequestHandle) -> bool {
+        self.engine(handle.rank).cancel(handle.id)
     }
 
     /// Returns the outcome of a complete request. Its identifier must then be stale.
-    pub(crate) fn test(&mut self, ticket: Ticket) -> Option<Outcome> {
-        let outcome = self.engine(ticket.rank).test(ticket.id)?;
-        Some(self.end(ticket, outcome))
+    pub(crate) fn test(&mut self, handle: RequestHandle) -> Option<Outcome> {
+        let outcome = self.engine(handle.rank).test(handle.id)?;
+        Some(self.end(handle, outcome))
     }
 
     /// As [`World::test`]; it may complete a receive, whose message has then been reported.
-    pub(crate) fn try_finish(&mut self, ticket: Ticket) -> Option<Outcome> {
-        let outcome = self.engine(ticket.rank).try_finish(ticket.id)?;
-        Some(self.end(ticket, outcome))
+    pub(crate) fn try_finish(&mut self, handle: RequestHandle) -> Option<Outcome> {
+        let outcome = self.engine(handle.rank).try_finish(handle.id)?;
+        Some(self.end(handle, outcome))
     }
 
-    fn end(&mut self, ticket: Ticket, outcome: Outcome) -> Outcome {
-        let engine = self.engine(ticket.rank);
-        if ticket.is_kept() && (engine.test(ticket.id) != Some(Err(Fate::Stale)) || engine.cancel(ticket.id))
+    fn end(&mut self, handle: RequestHandle, outcome: Outcome) -> Outcome {
+        let engine = self.engine(handle.rank);
+        if handle.is_kept()
+            && (engine.test(handle.id) != Some(Err(CompletionError::Stale)) || engine.cancel(handle.id))
         {
-            self.fabric().misuse(format!("a request of rank {} outlives its completion", ticket.rank));
+            self.fabric().misuse(format!("a request of rank {} outlives its completion", handle.rank));
         }
         outcome
     }
@@ -282,10 +290,15 @@ impl World {
         Ok(self.engine(rank).improbe(pattern)?.map(|(id, status)| (Claim(id), status)))
     }
 
-    pub(crate) fn receive_claimed(&mut self, rank: u32, claim: Claim, room: usize) -> Result<Ticket, Fate> {
+    pub(crate) fn receive_claimed(
+        &mut self,
+        rank: u32,
+        claim: Claim,
+        room: usize,
+    ) -> Result<RequestHandle, CompletionError> {
         let (loan, mut buf) = self.room(rank, room);
         let received = self.engine(rank).imrecv(claim.0, &mut buf);
-        Ok(Ticket { rank, id: received.map(|()| claim.0)?, loan })
+        Ok(RequestHandle { rank, id: received.map(|()| claim.0)?, loan })
     }
 
     pub(crate) fn can_bypass(&mut self, rank: u32, pattern: &Pattern) -> bool {
@@ -293,28 +306,28 @@ impl World {
     }
 
     /// Runs one step of a blocking receive that is not posted.
-    pub(crate) fn bypass(&mut self, rank: u32, pattern: &Pattern, room: usize, look: Look) -> Step {
+    pub(crate) fn bypass(&mut self, rank: u32, pattern: &Pattern, room: usize, look: BypassCall) -> Step {
         let (loan, mut buf) = self.room(rank, room);
         let engine = self.engine(rank);
         let step = match look {
-            Look::Word => {
+            BypassCall::Word => {
                 let word = buf.whole(0, usize::MAX).and_then(<[u8]>::first_chunk_mut);
                 let done = word.and_then(|word| engine.receive_word(pattern, word));
                 done.map_or(Bypass::Idle, |done| Bypass::Done(Ok(done)))
             }
-            Look::Packet => {
+            BypassCall::Packet => {
                 let len = engine.receive_packet(pattern, &mut buf);
                 // A pattern that names no source finds nothing there.
                 let peer = if let Source::Rank(peer) = pattern.source { peer } else { rank };
                 let status = len.map(|len| Status { peer, tag: pattern.tag, len });
                 status.map_or(Bypass::Idle, |status| Bypass::Done(Ok(status)))
             }
-            Look::Next => engine.receive_next(pattern, &mut buf).map_or(Bypass::Idle, Bypass::Done),
-            Look::Step => engine.receive_step(pattern, &mut buf),
+            BypassCall::Next => engine.receive_next(pattern, &mut buf).map_or(Bypass::Idle, Bypass::Done),
+            BypassCall::Step => engine.receive_step(pattern, &mut buf),
         };
         match step {
             Bypass::Done(outcome) => Step::Done(outcome, loan),
-            Bypass::Posted(id) => Step::Posted(Ticket { rank, id, loan }),
+            Bypass::Posted(id) => Step::Posted(RequestHandle { rank, id, loan }),
             Bypass::Idle | Bypass::Busy | Bypass::Post => {
                 self.withdraw_loan(loan);
                 Step::Not
@@ -363,11 +376,11 @@ impl World {
     }
 
     /// Lets a rank readmit a restarted one, which then learns of it.
-    pub(crate) fn readmit(&mut self, rank: u32, newcomer: u32) -> bool {
-        self.fabric().connect(rank, newcomer);
-        let revived = self.engine(rank).revive(newcomer);
-        self.engine(newcomer).connected(rank);
-        revived
+    pub(crate) fn readmit(&mut self, rank: u32, joining: u32) -> bool {
+        self.fabric().connect(rank, joining);
+        let reconnected = self.engine(rank).reconnect(joining);
+        self.engine(joining).connected(rank);
+        reconnected
     }
 
     pub(crate) fn failure(&mut self, rank: u32, peer: u32) -> Option<Failure> {

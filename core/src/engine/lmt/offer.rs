@@ -1,10 +1,10 @@
 //! The RTS packet, and the answers to it.
 #![forbid(unsafe_code)]
 
-use super::choice::Protocol;
+use super::select::Protocol;
 use super::{Pull, Stream, Transfer, is_worth_pulling};
-use crate::engine::peer::Queue;
-use crate::engine::request::{How, Incoming, Message, State};
+use crate::engine::peer::PeerQueue;
+use crate::engine::request::{Incoming, SendMessage, State, TransferPhase};
 use crate::engine::{Engine, RequestId, Storage};
 use crate::port::{Arrival, MessagePort, Part, PeerFault, PeerId, PortFault};
 use crate::store::cost;
@@ -24,7 +24,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     pub(super) fn offer(&mut self, to: PeerId, index: u32) -> Result<bool, PeerFault> {
         let State::Sending { message } = &self.requests.get(index).0 else { return Ok(false) };
         let message = message.alias();
-        let Message { ref buf, synchronous, .. } = message;
+        let SendMessage { ref buf, synchronous, .. } = message;
         // The RTS carries the first bytes where that saves time: a short synchronous message then
         // arrives whole, and a streamed message has begun. A receiver that pulls must read the rest
         // anyway, and the RTS would take five cache lines instead of one. With data in the RTS,
@@ -43,9 +43,13 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
             self.peer(to).tally.hold();
             return Ok(false);
         }
-        let way = self.choices.way(to, buf.len() as u64);
-        let rts =
-            Rts { total: buf.len() as u64, sender: self.id(index).to_bits(), address: buf.address(), way };
+        let protocol_number = self.selections.protocol_number(to, buf.len() as u64);
+        let rts = Rts {
+            total: buf.len() as u64,
+            sender: self.id(index).to_bits(),
+            address: buf.address(),
+            protocol_number,
+        };
         let mut packet = [0; RTS_BYTES + FIRST_BYTES];
         packet[..RTS_BYTES].copy_from_slice(&rts.encode());
         buf.read(0, &mut packet[RTS_BYTES..len]);
@@ -58,15 +62,15 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
             peer.tally.sent(Kind::Rts, len);
             peer.tally.is_held = false;
             peer.tally.demoted += u64::from(demoted);
-            self.dequeue(to, Queue::Pending, index);
+            self.dequeue(to, PeerQueue::Pending, index);
             self.requests.get_mut(index).0 = State::Offered { to, message };
-            self.enqueue(to, Queue::Offered, index);
+            self.enqueue(to, PeerQueue::Offered, index);
         }
         Ok(sent)
     }
 
     /// Returns this process's request that a peer names, if this peer received its RTS.
-    pub(in crate::engine) fn offered(&self, peer: PeerId, bits: u64) -> Option<(u32, Message)> {
+    pub(in crate::engine) fn offered(&self, peer: PeerId, bits: u64) -> Option<(u32, SendMessage)> {
         let id = RequestId::from_bits(bits);
         if !self.requests.is_live(id.index, id.generation) {
             return None;
@@ -98,7 +102,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
                 let mut bytes = [0; FIN_BYTES];
                 self.port.read(arrival, 0, &mut bytes);
                 let (index, _) = self.offered(peer, u64::from_le_bytes(bytes)).ok_or(fault)?;
-                self.dequeue(peer, Queue::Offered, index);
+                self.dequeue(peer, PeerQueue::Offered, index);
                 Pull::done_send(self, peer, index);
                 Ok(())
             }
@@ -125,17 +129,20 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         let may_pull =
             rts.address != 0 && self.port.can_pull(from) && is_worth_pulling(incoming, buf, run_bytes);
         let whole = rts.total.min(buf.len() as u64);
-        let protocol = if may_pull { self.choose(from, index, whole, rts.way) } else { Protocol::Stream };
+        let protocol =
+            if may_pull { self.choose(from, index, whole, rts.protocol_number) } else { Protocol::Stream };
         match protocol {
             Protocol::Pull => Pull::start_receive(self, from, index),
-            Protocol::Stream | Protocol::StreamPastCaches => Stream::start_receive(self, from, index),
+            Protocol::Stream | Protocol::StreamNonTemporal => Stream::start_receive(self, from, index),
         }
     }
 
     /// Selects the protocol for a message that can be pulled.
-    fn choose(&mut self, from: PeerId, index: u32, bytes: u64, way: u8) -> Protocol {
+    fn choose(&mut self, from: PeerId, index: u32, bytes: u64, protocol_number: u8) -> Protocol {
         let Some(now) = self.port.ticks() else { return Protocol::Pull };
-        let Some(protocol) = self.choices.begin(from, bytes, now, way) else { return Protocol::Pull };
+        let Some(protocol) = self.selections.begin(from, bytes, now, protocol_number) else {
+            return Protocol::Pull;
+        };
         if let State::Receiving { incoming, .. } = &mut self.requests.get_mut(index).0 {
             (incoming.measured, incoming.stores) = (true, protocol.stores());
         }
@@ -146,9 +153,9 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     pub(super) fn has_moved(&mut self, from: PeerId, measured: bool, bytes: u64) {
         if measured
             && let Some(now) = self.port.ticks()
-            && let Some(choice) = self.choices.of(from)
+            && let Some(selection) = self.selections.of(from)
         {
-            choice.end(bytes, now);
+            selection.end(bytes, now);
         }
     }
 
@@ -166,8 +173,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     /// Other work for the peer is not continued here, because this function itself runs within a
     /// work step for the peer.
     pub(super) fn start_answer(&mut self, peer: PeerId, index: u32) {
-        self.enqueue(peer, Queue::Answers, index);
-        if self.first(peer, Queue::Answers) == Some(index)
+        self.enqueue(peer, PeerQueue::Answers, index);
+        if self.first(peer, PeerQueue::Answers) == Some(index)
             && let Err(fault) = self.answer(peer, index)
         {
             self.fault(fault);
@@ -184,7 +191,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
                     return Ok(false);
                 }
                 self.peer(peer).tally.sent(Kind::Fin, FIN_BYTES);
-                self.dequeue(peer, Queue::Answers, index);
+                self.dequeue(peer, PeerQueue::Answers, index);
                 self.complete(index, outcome);
             }
             State::Receiving { incoming, .. } => {
@@ -199,10 +206,10 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
                 if !self.port.send(peer, &control(Kind::Cts, CTS_BYTES), &cts.encode())? {
                     return Ok(false);
                 }
-                incoming.how = How::Stream;
+                incoming.phase = TransferPhase::Stream;
                 self.peer(peer).tally.sent(Kind::Cts, CTS_BYTES);
-                self.dequeue(peer, Queue::Answers, index);
-                self.enqueue(peer, Queue::Incoming, index);
+                self.dequeue(peer, PeerQueue::Answers, index);
+                self.enqueue(peer, PeerQueue::Incoming, index);
             }
             _ => return Ok(false),
         }

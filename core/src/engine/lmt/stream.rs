@@ -3,8 +3,8 @@
 #![forbid(unsafe_code)]
 
 use super::Transfer;
-use crate::engine::peer::Queue;
-use crate::engine::request::{self, How, Incoming, State};
+use crate::engine::peer::PeerQueue;
+use crate::engine::request::{self, Incoming, State, TransferPhase};
 use crate::engine::send::send_part;
 use crate::engine::{Engine, Storage};
 use crate::payload::Gather;
@@ -34,12 +34,16 @@ impl<P: MessagePort, S: Storage> Transfer<P, S> for Stream {
     fn start_send(engine: &mut Engine<P, S>, to: PeerId, index: u32, cts: &Cts) {
         let State::Offered { message, .. } = &engine.requests.get(index).0 else { return };
         let message = message.alias();
-        engine.dequeue(to, Queue::Offered, index);
-        let stream =
-            request::Stream { receiver: cts.receiver, next: cts.start, end: cts.end, stores: cts.stores };
+        engine.dequeue(to, PeerQueue::Offered, index);
+        let stream = request::StreamState {
+            receiver: cts.receiver,
+            next: cts.start,
+            end: cts.end,
+            stores: cts.stores,
+        };
         let (tag, from) = (message.tag, Gather::new(message.buf));
         engine.requests.get_mut(index).0 = State::Streaming { tag, from, stream };
-        engine.enqueue(to, Queue::Streaming, index);
+        engine.enqueue(to, PeerQueue::Streaming, index);
     }
 
     fn progress(engine: &mut Engine<P, S>, peer: PeerId, index: u32) -> Result<bool, PeerFault> {
@@ -49,7 +53,7 @@ impl<P: MessagePort, S: Storage> Transfer<P, S> for Stream {
         };
         let limit = port.packet_bytes().min(piece(stream.end)).min((stream.end - stream.next) as usize);
         let envelope = Envelope { kind: Kind::Data, context: 0, tag: stream.receiver, total: limit as u64 };
-        port.fill_data(peer, stream.stores);
+        port.set_data_stores(peer, stream.stores);
         if !send_part(port, peer, &envelope, from, stream.next as usize)? {
             return Ok(false);
         }
@@ -57,7 +61,7 @@ impl<P: MessagePort, S: Storage> Transfer<P, S> for Stream {
         let done = stream.next >= stream.end;
         engine.peer(peer).tally.sent(Kind::Data, limit);
         if done {
-            engine.dequeue(peer, Queue::Streaming, index);
+            engine.dequeue(peer, PeerQueue::Streaming, index);
             Self::done_send(engine, peer, index);
         }
         Ok(true)
@@ -66,23 +70,23 @@ impl<P: MessagePort, S: Storage> Transfer<P, S> for Stream {
     fn handle_cookie(engine: &mut Engine<P, S>, index: u32, arrival: &Arrival<P::Token>) -> bool {
         let Engine { requests, port, tuning, .. } = engine;
         let State::Receiving { incoming, buf } = &mut requests.get_mut(index).0 else { return false };
-        let Incoming { from, rts, left, how, .. } = *incoming;
+        let Incoming { from, rts, left, phase, .. } = *incoming;
         let fits = (1..=incoming.wanted()).contains(&(arrival.len as u64));
-        if how != How::Stream || from != arrival.peer || !fits {
+        if phase != TransferPhase::Stream || from != arrival.peer || !fits {
             return false;
         }
         let (at, len) = (left.start as usize, arrival.len);
         // Cells are reused and stay in the caches. The destination of a large message does not fit
         // there.
-        let past_caches = rts.total >= tuning.non_temporal_bytes;
+        let non_temporal = rts.total >= tuning.non_temporal_bytes;
         match buf.whole(at, len) {
-            Some(to) if past_caches => port.read_past_caches(arrival, 0, to),
+            Some(to) if non_temporal => port.read_non_temporal(arrival, 0, to),
             Some(to) => port.read(arrival, 0, to),
             None => buf.each(at, len, |done, to| port.read(arrival, done, to)),
         }
         incoming.left.start += arrival.len as u64;
         if incoming.wanted() == 0 {
-            engine.dequeue(from, Queue::Incoming, index);
+            engine.dequeue(from, PeerQueue::Incoming, index);
             Self::done_receive(engine, index);
         }
         true

@@ -1,18 +1,19 @@
 //! What is known of puts and accumulates when a peer is gone.
 //!
-//! They are not answered: their origin learns by a flush that they are done. A process that leaves in good order therefore tells
-//! each peer, unasked, how many it has executed ([`Engine::settle_accounts`]). A flush after that succeeds if those were all.
+//! They are not answered: their origin learns by a flush that they are done. A process that leaves in good order
+//! therefore tells each peer, unasked, how many it has executed ([`Engine::settle_accounts`]). A flush after that
+//! succeeds if those were all.
 #![forbid(unsafe_code)]
 
 use core::borrow::BorrowMut as _;
 
-use super::origin::{Body, Remote};
-#[cfg(nemesia_blunder)]
-use crate::blunder::{Blunder, made};
-use crate::engine::request::{Fate, State};
+use super::origin::{Body, RemoteOperation};
+use crate::engine::request::{CompletionError, State};
 use crate::engine::{Engine, RequestId, StartError, Status, Storage};
+#[cfg(nemesia_injected_fault)]
+use crate::injected_fault::{InjectedFault, injected};
 use crate::port::{Arrival, MessagePort, PeerFault, PeerId, PortFault};
-use crate::wire::rma::{ACCOUNT, ACCOUNT_BYTES, Operation, Refusal};
+use crate::wire::rma::{ACCOUNT, ACCOUNT_BYTES, Refusal, RmaOperation};
 use crate::wire::{Envelope, Kind};
 
 /// What was refused: why first, and how often.
@@ -29,8 +30,8 @@ pub(super) const fn both(first: Refused, second: Refused) -> Refused {
 
 impl<P: MessagePort, S: Storage> Engine<P, S> {
     /// Starts a flush: complete when all operations that were started before are done at the target. Fails with
-    /// [`Fate::Refused`] if some were refused since the last flush. A target that is gone does not matter if all were done
-    /// before; as far as is known, they are not if it died.
+    /// [`CompletionError::Refused`] if some were refused since the last flush. A target that is gone does not matter if
+    /// all were done before; as far as is known, they are not if it died.
     ///
     /// # Errors
     /// See [`StartError`].
@@ -39,27 +40,27 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         if let Err(error @ StartError::Rank { .. }) = gone {
             return Err(error);
         }
-        let flushed = self.side(to).is_flushed();
-        #[cfg(nemesia_blunder)]
-        let flushed = flushed || made(Blunder::ForgetFlush);
+        let flushed = self.rma_state(to).is_flushed();
+        #[cfg(nemesia_injected_fault)]
+        let flushed = flushed || injected(InjectedFault::ForgetFlush);
         if flushed || gone.is_err() {
             return self.flush_known(to);
         }
-        let id = self.leave_or_wait(to, Remote::flush(to, None))?;
-        self.count_operation(to, Operation::Flush, 0);
+        let id = self.leave_or_wait(to, RemoteOperation::flush(to, None))?;
+        self.count_operation(to, RmaOperation::Flush, 0);
         Ok(id)
     }
 
-    /// Tells each peer how much of what it has sent is executed, so that it need not take that for lost: before this process
-    /// leaves. Sent at once, or as soon as there is room ([`Engine::sends_pending`]).
+    /// Tells each peer how much of what it has sent is executed, so that it need not take that for lost: before this
+    /// process leaves. Sent at once, or as soon as there is room ([`Engine::sends_pending`]).
     pub fn settle_accounts(&mut self) {
         for peer in 0..self.size() {
             let is_there = peer != self.rank && self.check_destination(peer).is_ok();
-            let side = self.side(peer);
-            if is_there && side.executed != side.told {
-                side.owes_account = true;
-                self.side_work_for(peer);
-                if self.side(peer).has_work() {
+            let rma_state = self.rma_state(peer);
+            if is_there && rma_state.executed != rma_state.reported {
+                rma_state.owes_account = true;
+                self.rma_work_for(peer);
+                if self.rma_state(peer).has_work() {
                     self.list_work(peer);
                 }
             }
@@ -67,23 +68,23 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     }
 
     /// A put or an accumulate of a peer was executed, or refused.
-    pub(super) fn count_executed(&mut self, peer: PeerId, operation: Operation) {
-        if matches!(operation, Operation::Put | Operation::Accumulate) {
-            self.side(peer).executed += 1;
+    pub(super) fn count_executed(&mut self, peer: PeerId, operation: RmaOperation) {
+        if matches!(operation, RmaOperation::Put | RmaOperation::Accumulate) {
+            self.rma_state(peer).executed += 1;
         }
     }
 
     /// What a flush of a peer is answered with: afterwards it knows of everything that was executed.
     pub(super) fn settle_flush(&mut self, peer: PeerId) -> Refused {
-        let side = self.side(peer);
-        side.told = side.executed;
-        side.refused.take()
+        let rma_state = self.rma_state(peer);
+        rma_state.reported = rma_state.executed;
+        rma_state.refused.take()
     }
 
     /// Sends a peer its account. False when there is no room.
     pub(super) fn send_account(&mut self, peer: PeerId) -> Result<bool, PeerFault> {
-        let side = self.side(peer);
-        let (executed, refused) = (side.executed, side.refused);
+        let rma_state = self.rma_state(peer);
+        let (executed, refused) = (rma_state.executed, rma_state.refused);
         let (code, count) = refused.map_or((0, 0), |(refusal, count)| (refusal.code(), count));
         let bytes = count.to_le_bytes();
         let total = bytes.len() as u64;
@@ -93,7 +94,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         }
         self.peer(peer).tally.sent(Kind::RmaReply, total as usize);
         self.settle_flush(peer);
-        self.side(peer).owes_account = false;
+        self.rma_state(peer).owes_account = false;
         Ok(true)
     }
 
@@ -107,53 +108,58 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         let mut count = [0; ACCOUNT_BYTES];
         self.port.read(arrival, 0, &mut count);
         let (executed, count) = (arrival.envelope.tag, u64::from_le_bytes(count));
-        let side = self.side(arrival.peer);
-        if !(side.flushed..=side.issued).contains(&executed) || refusal.is_some() != (count > 0) {
+        let rma_state = self.rma_state(arrival.peer);
+        if !(rma_state.flushed..=rma_state.issued).contains(&executed) || refusal.is_some() != (count > 0) {
             return Err(fault);
         }
-        side.flushed = executed;
-        side.final_refusals = both(side.final_refusals, refusal.map(|refusal| (refusal, count)));
+        rma_state.flushed = executed;
+        rma_state.final_refusals = both(rma_state.final_refusals, refusal.map(|refusal| (refusal, count)));
         Ok(())
     }
 
-    /// Starts a flush of a peer that is gone or departs, or of one of which everything is known to be done: complete at once,
-    /// unless the peer's last packets are still to be looked at.
+    /// Starts a flush of a peer that is gone or departs, or of one of which everything is known to be done: complete at
+    /// once, unless the peer's last packets are still to be looked at.
     fn flush_known(&mut self, peer: PeerId) -> Result<RequestId, StartError> {
-        let lost = self.side(peer).lost;
-        #[cfg(nemesia_blunder)]
-        let lost = lost && !made(Blunder::AssumeDone);
+        let lost = self.rma_state(peer).lost;
+        #[cfg(nemesia_injected_fault)]
+        let lost = lost && !injected(InjectedFault::AssumeDone);
         if lost {
             self.check_destination(peer)?;
         }
-        if self.failure(peer).is_none() && !self.side(peer).is_flushed() {
-            let issued = self.side(peer).issued;
-            let index = self.start(State::Remote(Remote::flush(peer, Some(issued))))?;
-            self.side(peer).in_flight += 1;
+        if self.failure(peer).is_none() && !self.rma_state(peer).is_flushed() {
+            let issued = self.rma_state(peer).issued;
+            let index = self.start(State::Remote(RemoteOperation::flush(peer, Some(issued))))?;
+            self.rma_state(peer).in_flight += 1;
             self.await_answer(peer, index);
             return Ok(self.id(index));
         }
-        let Some((refusal, count)) = self.side(peer).final_refusals else { return Ok(RequestId::SENT) };
-        let index = self.start(State::Done(Err(Fate::Refused { peer, refusal, count })))?;
-        self.side(peer).final_refusals = None;
+        let Some((refusal, count)) = self.rma_state(peer).final_refusals else { return Ok(RequestId::SENT) };
+        let index = self.start(State::Done(Err(CompletionError::Refused { peer, refusal, count })))?;
+        self.rma_state(peer).final_refusals = None;
         Ok(self.id(index))
     }
 
     /// What comes of a flush, if this request is one, when its peer is gone and nothing more comes of it.
-    pub(super) fn fate_of_flush(&mut self, peer: PeerId, index: u32) -> Option<Result<Status, Fate>> {
-        let State::Remote(Remote { body: Body::Nothing { issued, .. }, .. }) = &self.requests.get(index).0
+    pub(super) fn fate_of_flush(
+        &mut self,
+        peer: PeerId,
+        index: u32,
+    ) -> Option<Result<Status, CompletionError>> {
+        let State::Remote(RemoteOperation { body: Body::Nothing { issued, .. }, .. }) =
+            &self.requests.get(index).0
         else {
             return None;
         };
         let issued = *issued;
-        let side = &mut self.peers.borrow_mut()[peer as usize].side;
-        let lost = side.lost || side.flushed < issued;
-        #[cfg(nemesia_blunder)]
-        let lost = lost && !made(Blunder::AssumeDone);
+        let rma_state = &mut self.peers.borrow_mut()[peer as usize].rma_state;
+        let lost = rma_state.lost || rma_state.flushed < issued;
+        #[cfg(nemesia_injected_fault)]
+        let lost = lost && !injected(InjectedFault::AssumeDone);
         if lost {
             return None;
         }
-        let refused = side.final_refusals.take();
-        let fate = |(refusal, count)| Err(Fate::Refused { peer, refusal, count });
-        Some(refused.map_or(Ok(Status { peer, tag: 0, len: 0 }), fate))
+        let refused = rma_state.final_refusals.take();
+        let completion_error = |(refusal, count)| Err(CompletionError::Refused { peer, refusal, count });
+        Some(refused.map_or(Ok(Status { peer, tag: 0, len: 0 }), completion_error))
     }
 }

@@ -5,18 +5,18 @@ use core::borrow::Borrow;
 
 use super::account::both;
 use super::{Datatype, Peer, Reduction, RemoteKey, WINDOW};
-#[cfg(nemesia_blunder)]
-use crate::blunder::{Blunder, made};
-use crate::engine::request::{Fate, State};
+use crate::engine::request::{CompletionError, State};
 use crate::engine::{Engine, RequestId, StartError, Status, Storage};
+#[cfg(nemesia_injected_fault)]
+use crate::injected_fault::{InjectedFault, injected};
 use crate::payload::{RecvBuf, SendBuf};
 use crate::port::{Arrival, MessagePort, PeerFault, PeerId, PortFault};
-use crate::wire::rma::{ACCOUNT, Access, GROUP_BYTES, HEAD_BYTES, Head, Operation, Refusal, Verb};
+use crate::wire::rma::{ACCOUNT, Access, GROUP_BYTES, HEAD_BYTES, Head, Refusal, RmaOperation, Verb};
 use crate::wire::{Envelope, Kind};
 
 /// A one-sided operation that is not complete.
 #[derive(Debug)]
-pub(in crate::engine) struct Remote {
+pub(in crate::engine) struct RemoteOperation {
     to: PeerId,
     region: u32,
     pub(super) verb: Verb,
@@ -39,15 +39,16 @@ pub(super) enum Body {
     Nothing { awaited: bool, issued: u64 },
 }
 
-impl Remote {
-    /// A flush: to be sent; or, if so many puts and accumulates have been sent and their target has left, awaiting its account.
+impl RemoteOperation {
+    /// A flush: to be sent; or, if so many puts and accumulates have been sent and their target has left, awaiting its
+    /// account.
     pub(super) const fn flush(to: PeerId, awaiting: Option<u64>) -> Self {
         let (awaited, issued) = match awaiting {
             Some(issued) => (true, issued),
             None => (false, 0),
         };
         let body = Body::Nothing { awaited, issued };
-        Self { to, region: 0, verb: Verb::plain(Operation::Flush), key: 0, offset: 0, body }
+        Self { to, region: 0, verb: Verb::plain(RmaOperation::Flush), key: 0, offset: 0, body }
     }
 
     /// Has a flush that has not left await what the target says unasked. False if it is none.
@@ -62,7 +63,7 @@ impl Remote {
         match &self.body {
             Body::Out { sent, .. } => Head { key, offset: offset + *sent as u64, region, ..Head::default() },
             Body::In { buf, value, expected, .. } => {
-                let wanted = self.verb.operation == Operation::Get;
+                let wanted = self.verb.operation == RmaOperation::Get;
                 let value = if wanted { buf.len() as u64 } else { *value };
                 Head { key, offset, region, value, expected: *expected }
             }
@@ -143,8 +144,8 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         let len = buf.len();
         self.check_remote(target, len, Access::Write, None)?;
         check_place(buf.is_list())?;
-        let id = self.start_out(target, Verb { notify, ..Verb::plain(Operation::Put) }, buf)?;
-        self.count_operation(target.key.rank, Operation::Put, len);
+        let id = self.start_out(target, Verb { notify, ..Verb::plain(RmaOperation::Put) }, buf)?;
+        self.count_operation(target.key.rank, RmaOperation::Put, len);
         Ok(id)
     }
 
@@ -163,9 +164,9 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         let (len, atomic) = (operands.len(), Some((datatype, reduction)));
         self.check_remote(target, len, Access::ReadWrite, atomic)?;
         check_place(operands.is_list())?;
-        let verb = Verb { operation: Operation::Accumulate, reduction, datatype, notify: false };
+        let verb = Verb { operation: RmaOperation::Accumulate, reduction, datatype, notify: false };
         let id = self.start_out(target, verb, operands)?;
-        self.count_operation(target.key.rank, Operation::Accumulate, len);
+        self.count_operation(target.key.rank, RmaOperation::Accumulate, len);
         Ok(id)
     }
 
@@ -178,7 +179,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         if buf.is_empty() {
             return Ok(RequestId::SENT);
         }
-        self.start_in(target, Verb::plain(Operation::Get), buf, 0, 0)
+        self.start_in(target, Verb::plain(RmaOperation::Get), buf, 0, 0)
     }
 
     /// Starts a fetch: combines `operand` into a value and returns the old value in `old`, which must have the length
@@ -197,7 +198,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     ) -> Result<RequestId, StartError> {
         let atomic = Some((datatype, reduction));
         self.check_remote(target, datatype.bytes(), Access::ReadWrite, atomic)?;
-        let verb = Verb { operation: Operation::Fetch, reduction, datatype, notify: false };
+        let verb = Verb { operation: RmaOperation::Fetch, reduction, datatype, notify: false };
         self.start_in(target, verb, old, operand, 0)
     }
 
@@ -224,13 +225,13 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         if len == 0 {
             return Ok(RequestId::SENT);
         }
-        let verb = Verb { operation: Operation::FetchAccumulate, reduction, datatype, notify: false };
+        let verb = Verb { operation: RmaOperation::FetchAccumulate, reduction, datatype, notify: false };
         let RemoteKey { region, key, .. } = *target.key;
         let body = Body::Both { from: operands, to: RecvBuf::empty(), received: 0, open: 0, refusal: None };
-        let remote = Remote { to, region, verb, key, offset: target.offset, body };
+        let remote = RemoteOperation { to, region, verb, key, offset: target.offset, body };
         // The slot is reserved first: if none is free, the caller keeps the buffer.
         let index = self.start(State::Remote(remote))?;
-        if let State::Remote(Remote { body: Body::Both { to: mine, .. }, .. }) =
+        if let State::Remote(RemoteOperation { body: Body::Both { to: mine, .. }, .. }) =
             &mut self.requests.get_mut(index).0
         {
             core::mem::swap(mine, old);
@@ -254,7 +255,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     ) -> Result<RequestId, StartError> {
         let atomic = Some((datatype, Reduction::Replace));
         self.check_remote(target, datatype.bytes(), Access::ReadWrite, atomic)?;
-        let verb = Verb { datatype, ..Verb::plain(Operation::CompareSwap) };
+        let verb = Verb { datatype, ..Verb::plain(RmaOperation::CompareSwap) };
         self.start_in(target, verb, old, value, expected)
     }
 
@@ -264,12 +265,12 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     /// See [`StartError`].
     pub fn fence(&mut self, to: PeerId) -> Result<(), StartError> {
         self.check_destination(to)?;
-        #[cfg(nemesia_blunder)]
-        if made(Blunder::ForgetFence) {
+        #[cfg(nemesia_injected_fault)]
+        if injected(InjectedFault::ForgetFence) {
             return Ok(());
         }
-        let side = self.side(to);
-        if side.in_flight == 0 && side.leaving.is_empty() {
+        let rma_state = self.rma_state(to);
+        if rma_state.in_flight == 0 && rma_state.leaving.is_empty() {
             return Ok(());
         }
         self.wait_to_leave(to, State::Fence).map(drop)
@@ -278,25 +279,25 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     /// Returns whether operations on a target may be incomplete.
     pub fn is_unflushed(&self, to: PeerId) -> bool {
         let peers: &[Peer] = self.peers.borrow();
-        peers.get(to as usize).is_some_and(|Peer { failure, side, .. }| {
-            side.final_refusals.is_some() || failure.is_none() && !side.is_flushed()
+        peers.get(to as usize).is_some_and(|Peer { failure, rma_state, .. }| {
+            rma_state.final_refusals.is_some() || failure.is_none() && !rma_state.is_flushed()
         })
     }
 
     fn start_out(&mut self, target: &Target<'_>, verb: Verb, buf: SendBuf) -> Result<RequestId, StartError> {
         let Target { key: &RemoteKey { rank: to, region, key, .. }, offset } = *target;
         let len = buf.len();
-        let mut remote = Remote { to, region, verb, key, offset, body: Body::Out { buf, sent: 0 } };
+        let mut remote = RemoteOperation { to, region, verb, key, offset, body: Body::Out { buf, sent: 0 } };
         if to == self.rank && self.may_leave(to) {
             return match self.execute_own(&mut remote) {
-                Err(Fate::Refused { refusal, .. }) => Err(StartError::Refused(refusal)),
+                Err(CompletionError::Refused { refusal, .. }) => Err(StartError::Refused(refusal)),
                 _ => Ok(RequestId::SENT),
             };
         }
         // An operation in several packets needs a request slot first: if none is free, no packet may have been sent.
         if to != self.rank && self.may_leave(to) && len <= self.part_bytes() {
             match self.send_remote(&mut remote, 0) {
-                Ok(Sent::All) => return Ok(RequestId::SENT),
+                Ok(SentOperation::All) => return Ok(RequestId::SENT),
                 Ok(_) => {}
                 Err(fault) => self.fault(fault),
             }
@@ -314,15 +315,15 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         expected: u64,
     ) -> Result<RequestId, StartError> {
         check_place(buf.is_list())?;
-        if verb.operation != Operation::Get && buf.len() != verb.datatype.bytes() {
+        if verb.operation != RmaOperation::Get && buf.len() != verb.datatype.bytes() {
             return Err(StartError::Refused(Refusal::Bounds));
         }
         let Target { key: &RemoteKey { rank: to, region, key, .. }, offset } = *target;
         let body = Body::In { buf: RecvBuf::empty(), received: 0, awaited: false, value, expected };
-        let remote = Remote { to, region, verb, key, offset, body };
+        let remote = RemoteOperation { to, region, verb, key, offset, body };
         // The slot is reserved first: if none is free, the caller keeps the buffer.
         let index = self.start(State::Remote(remote))?;
-        if let State::Remote(Remote { body: Body::In { buf: mine, .. }, .. }) =
+        if let State::Remote(RemoteOperation { body: Body::In { buf: mine, .. }, .. }) =
             &mut self.requests.get_mut(index).0
         {
             core::mem::swap(mine, buf);
@@ -332,7 +333,11 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         Ok(self.leave_or_queue(to, index))
     }
 
-    pub(super) fn leave_or_wait(&mut self, to: PeerId, remote: Remote) -> Result<RequestId, StartError> {
+    pub(super) fn leave_or_wait(
+        &mut self,
+        to: PeerId,
+        remote: RemoteOperation,
+    ) -> Result<RequestId, StartError> {
         let index = self.start(State::Remote(remote))?;
         Ok(self.leave_or_queue(to, index))
     }
@@ -343,9 +348,9 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         let first = self.may_leave(to);
         self.queue_to_leave(to, index);
         if first {
-            self.side_work_for(to);
+            self.rma_work_for(to);
         }
-        if self.side(to).has_work() {
+        if self.rma_state(to).has_work() {
             self.list_work(to);
         }
         id
@@ -361,7 +366,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     pub(super) fn leave_remote(&mut self, to: PeerId, index: u32) -> Result<bool, PeerFault> {
         let bits = self.id(index).to_bits();
         let State::Remote(remote) = &mut self.requests.get_mut(index).0 else { return Ok(false) };
-        let empty = Remote { body: Body::Nothing { awaited: false, issued: 0 }, ..*remote };
+        let empty = RemoteOperation { body: Body::Nothing { awaited: false, issued: 0 }, ..*remote };
         let mut remote = core::mem::replace(remote, empty);
         if to == self.rank {
             self.left(to, index);
@@ -376,13 +381,13 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         };
         self.requests.get_mut(index).0 = State::Remote(remote);
         match sent? {
-            Sent::Nothing => return Ok(false),
-            Sent::Some => {}
-            Sent::All => {
+            SentOperation::Nothing => return Ok(false),
+            SentOperation::Some => {}
+            SentOperation::All => {
                 self.left(to, index);
                 self.complete(index, Ok(Status { peer: to, tag: 0, len }));
             }
-            Sent::Awaited => {
+            SentOperation::Awaited => {
                 self.left(to, index);
                 self.await_answer(to, index);
             }
@@ -391,13 +396,13 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     }
 
     /// Sends one packet of an operation. One packet may hold the whole operation.
-    fn send_remote(&mut self, remote: &mut Remote, bits: u64) -> Result<Sent, PeerFault> {
+    fn send_remote(&mut self, remote: &mut RemoteOperation, bits: u64) -> Result<SentOperation, PeerFault> {
         let (to, mut verb) = (remote.to, remote.verb);
         let head = remote.head().encode();
         let head = &head[..verb.head_bytes()];
         let answered = !matches!(remote.body, Body::Out { .. });
-        if answered && self.side(to).in_flight >= WINDOW {
-            return Ok(Sent::Nothing);
+        if answered && self.rma_state(to).in_flight >= WINDOW {
+            return Ok(SentOperation::Nothing);
         }
         let mut group = [0; GROUP_BYTES];
         let (part, last): (&[u8], _) = match &remote.body {
@@ -418,27 +423,27 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         let total = (head.len() + part.len()) as u64;
         let envelope = Envelope { kind: Kind::Rma, context: verb.encode(), tag, total };
         if !self.port.send_parts(to, &envelope, head, part)? {
-            return Ok(Sent::Nothing);
+            return Ok(SentOperation::Nothing);
         }
         let len = part.len();
         self.peer(to).tally.sent(Kind::Rma, total as usize);
-        let side = self.side(to);
+        let rma_state = self.rma_state(to);
         match &mut remote.body {
             Body::Out { sent, .. } => {
                 *sent += len;
-                side.issued += 1;
-                return Ok(if last { Sent::All } else { Sent::Some });
+                rma_state.issued += 1;
+                return Ok(if last { SentOperation::All } else { SentOperation::Some });
             }
             Body::In { awaited, .. } => *awaited = true,
             Body::Both { open, .. } => *open += 1,
             Body::Nothing { awaited, issued } => {
                 *awaited = true;
-                *issued = side.issued;
+                *issued = rma_state.issued;
             }
         }
-        side.in_flight += 1;
-        self.port.expect(to);
-        Ok(if last { Sent::Awaited } else { Sent::Some })
+        rma_state.in_flight += 1;
+        self.port.prioritize(to);
+        Ok(if last { SentOperation::Awaited } else { SentOperation::Some })
     }
 
     /// Handles a reply. The request that it names is checked: a peer can answer only requests that were sent to it.
@@ -460,7 +465,9 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         }
         let outcome = match &mut remote.body {
             Body::In { buf, received, .. } => match refusal {
-                Some(refusal) if arrival.len == 0 => Err(Fate::Refused { peer: from, refusal, count: 1 }),
+                Some(refusal) if arrival.len == 0 => {
+                    Err(CompletionError::Refused { peer: from, refusal, count: 1 })
+                }
                 None if (1..=buf.len() - *received).contains(&arrival.len) => {
                     port.read(arrival, 0, buf.part(*received, arrival.len));
                     *received += arrival.len;
@@ -483,12 +490,12 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
                 let mut count = [0; 8];
                 port.read(arrival, 0, &mut count);
                 let (issued, count) = (*issued, u64::from_le_bytes(count));
-                let side = self.side(from);
+                let rma_state = self.rma_state(from);
                 // An account may have said more by now.
-                side.flushed = side.flushed.max(issued);
-                match both(side.final_refusals.take(), refusal.map(|refusal| (refusal, count))) {
+                rma_state.flushed = rma_state.flushed.max(issued);
+                match both(rma_state.final_refusals.take(), refusal.map(|refusal| (refusal, count))) {
                     None => Ok(Status { peer: from, tag: 0, len: 0 }),
-                    Some((refusal, count)) => Err(Fate::Refused { peer: from, refusal, count }),
+                    Some((refusal, count)) => Err(CompletionError::Refused { peer: from, refusal, count }),
                 }
             }
             _ => return Err(fault),
@@ -500,7 +507,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
 
     /// Continues a fetch and accumulate after an answer. `unsent`: some packets had not been sent before it.
     fn answered_group(&mut self, from: PeerId, index: u32, unsent: bool) {
-        let State::Remote(Remote { body: Body::Both { to, received, open, refusal, .. }, .. }) =
+        let State::Remote(RemoteOperation { body: Body::Both { to, received, open, refusal, .. }, .. }) =
             &self.requests.get(index).0
         else {
             return;
@@ -513,34 +520,34 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
             self.await_answer(from, index);
         }
         if open > 0 || refusal.is_none() && done < len {
-            self.side(from).in_flight -= 1;
+            self.rma_state(from).in_flight -= 1;
             self.list_leaving(from);
             return;
         }
         self.answered(from, index);
-        let refused = refusal.map(|refusal| Fate::Refused { peer: from, refusal, count: 1 });
+        let refused = refusal.map(|refusal| CompletionError::Refused { peer: from, refusal, count: 1 });
         self.complete(index, refused.map_or(Ok(Status { peer: from, tag: 0, len }), Err));
     }
 
     /// Queues a sent request among those that wait for an answer.
     pub(super) fn await_answer(&mut self, to: PeerId, index: u32) {
-        let mut list = self.side(to).awaited;
+        let mut list = self.rma_state(to).awaited;
         self.requests.push_back(&mut list, index);
-        self.side(to).awaited = list;
+        self.rma_state(to).awaited = list;
     }
 
     fn list_leaving(&mut self, to: PeerId) {
-        if !self.side(to).leaving.is_empty() {
+        if !self.rma_state(to).leaving.is_empty() {
             self.list_work(to);
         }
     }
 
     fn answered(&mut self, from: PeerId, index: u32) {
-        let mut list = self.side(from).awaited;
+        let mut list = self.rma_state(from).awaited;
         self.requests.unlink(&mut list, index);
-        let side = self.side(from);
-        side.awaited = list;
-        side.in_flight -= 1;
+        let rma_state = self.rma_state(from);
+        rma_state.awaited = list;
+        rma_state.in_flight -= 1;
         self.list_leaving(from);
     }
 }
@@ -560,8 +567,8 @@ fn take_group<P: MessagePort>(
         None if refusal.is_some() && (1..=GROUP_BYTES).contains(&arrival.len) => {}
         None if arrival.len == wanted => {
             let at = *received;
-            #[cfg(nemesia_blunder)]
-            let at = if made(Blunder::MixGroups) { 0 } else { at };
+            #[cfg(nemesia_injected_fault)]
+            let at = if injected(InjectedFault::MixGroups) { 0 } else { at };
             port.read(arrival, 0, to.part(at, wanted));
             *received += wanted;
         }
@@ -577,7 +584,7 @@ const fn check_place(list: bool) -> Result<(), StartError> {
 }
 
 /// The progress of sending an operation.
-enum Sent {
+enum SentOperation {
     /// Nothing was sent: there is no space.
     Nothing,
     /// A part was sent.

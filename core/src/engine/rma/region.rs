@@ -34,7 +34,7 @@ impl RegionId {
 
 /// A region. Private to the engine; public only so that the caller can lend its storage.
 #[derive(Debug)]
-pub struct Region {
+pub struct ExposedRegion {
     pub(super) memory: Exposed,
     pub(super) key: u64,
     pub(super) access: Access,
@@ -44,7 +44,7 @@ pub struct Region {
     pub(super) waiting: List,
 }
 
-impl Default for Region {
+impl Default for ExposedRegion {
     fn default() -> Self {
         Self { memory: Exposed::empty(), key: 0, access: Access::Read, notified: 0, waiting: List::new() }
     }
@@ -52,7 +52,7 @@ impl Default for Region {
 
 /// The range that a request names.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Place {
+pub(super) struct RegionPlace {
     pub(super) region: u32,
     pub(super) key: u64,
     pub(super) offset: u64,
@@ -61,9 +61,9 @@ pub(super) struct Place {
 
 /// All exposed regions of this process.
 #[derive(Debug)]
-pub(crate) struct Regions<B: BorrowMut<[Slot<Region>]>>(Slab<Region, B>);
+pub(crate) struct Regions<B: BorrowMut<[Slot<ExposedRegion>]>>(Slab<ExposedRegion, B>);
 
-impl<B: BorrowMut<[Slot<Region>]>> Regions<B> {
+impl<B: BorrowMut<[Slot<ExposedRegion>]>> Regions<B> {
     pub(crate) const fn new(slots: B) -> Self {
         Self(Slab::new(slots))
     }
@@ -80,28 +80,28 @@ impl<B: BorrowMut<[Slot<Region>]>> Regions<B> {
         self.0.used()
     }
 
-    pub(super) fn insert(&mut self, region: Region) -> Option<RegionId> {
+    pub(super) fn insert(&mut self, region: ExposedRegion) -> Option<RegionId> {
         let index = self.0.insert(region).ok()?;
         Some(RegionId { index, generation: self.0.generation(index) })
     }
 
-    pub(super) fn find(&mut self, id: RegionId) -> Option<&mut Region> {
+    pub(super) fn find(&mut self, id: RegionId) -> Option<&mut ExposedRegion> {
         self.0.is_live(id.index, id.generation).then(|| self.0.get_mut(id.index))
     }
 
-    pub(super) fn remove(&mut self, id: RegionId) -> Option<Region> {
+    pub(super) fn remove(&mut self, id: RegionId) -> Option<ExposedRegion> {
         let region = core::mem::take(self.find(id)?);
         self.0.remove(id.index);
         Some(region)
     }
 
     /// Returns the region with this number, which must exist.
-    pub(super) fn at(&mut self, number: u32) -> Option<&mut Region> {
+    pub(super) fn at(&mut self, number: u32) -> Option<&mut ExposedRegion> {
         ((number as usize) < self.0.capacity()).then(|| self.0.get_mut(number))
     }
 
     /// Calls `with` for every exposed region.
-    pub(super) fn each(&mut self, mut with: impl FnMut(&mut Region)) {
+    pub(super) fn each(&mut self, mut with: impl FnMut(&mut ExposedRegion)) {
         for index in 0..self.0.capacity() as u32 {
             if self.0.is_live(index, self.0.generation(index)) {
                 with(self.0.get_mut(index));
@@ -111,7 +111,11 @@ impl<B: BorrowMut<[Slot<Region>]>> Regions<B> {
 
     /// Returns the region that a peer names and the offset in it, if the peer has access. Every
     /// number comes from the peer; this function is the only check.
-    pub(super) fn open(&mut self, place: &Place, wanted: Access) -> Result<(&mut Region, usize), Refusal> {
+    pub(super) fn open(
+        &mut self,
+        place: &RegionPlace,
+        wanted: Access,
+    ) -> Result<(&mut ExposedRegion, usize), Refusal> {
         let exists = (place.region as usize) < self.0.capacity();
         if !exists || !self.0.is_live(place.region, self.0.generation(place.region)) {
             return Err(Refusal::Key);
@@ -133,9 +137,9 @@ impl<B: BorrowMut<[Slot<Region>]>> Regions<B> {
     /// As [`Regions::open`], for values that are read and written.
     pub(super) fn open_values(
         &mut self,
-        place: &Place,
+        place: &RegionPlace,
         datatype: Datatype,
-    ) -> Result<(&mut Region, usize), Refusal> {
+    ) -> Result<(&mut ExposedRegion, usize), Refusal> {
         let (region, at) = self.open(place, Access::ReadWrite)?;
         if !region.memory.is_aligned(at, datatype.bytes()) {
             return Err(Refusal::Alignment);

@@ -5,16 +5,16 @@
 use core::borrow::BorrowMut;
 
 use super::WINDOW;
-use super::origin::{Body, Remote};
+use super::origin::{Body, RemoteOperation};
 use super::reduce::combine;
-use super::region::{Place, Region, Regions};
-use crate::engine::request::{Fate, Outcome};
+use super::region::{ExposedRegion, RegionPlace, Regions};
+use crate::engine::request::{CompletionError, Outcome};
 use crate::engine::{Engine, Status, Storage};
 use crate::payload::{Bounce, Exposed};
 use crate::port::{Arrival, MessagePort, PeerFault, PeerId, PortFault};
 use crate::slab::Slot;
 use crate::wire::rma::{
-    Access, Datatype, GROUP_BYTES, HEAD_BYTES, Head, MOST_HEAD_BYTES, Operation, Reduction, Refusal, Verb,
+    Access, Datatype, GROUP_BYTES, HEAD_BYTES, Head, MOST_HEAD_BYTES, Reduction, Refusal, RmaOperation, Verb,
 };
 use crate::wire::{Envelope, Kind};
 
@@ -27,12 +27,12 @@ const BATCH: usize = 256;
 pub struct Reply {
     /// Identifier of the origin's request.
     request: u64,
-    answer: Answer,
+    answer: TargetAnswer,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Answer {
-    /// Bytes of a region that must still be sent. The fields are those of a [`Place`]; the enum is
+enum TargetAnswer {
+    /// Bytes of a region that must still be sent. The fields are those of a [`RegionPlace`]; the enum is
     /// smaller with the fields inline.
     Bytes { region: u32, key: u64, offset: u64, len: u64 },
     /// An old value of `len` bytes; or the number of refused operations.
@@ -41,15 +41,15 @@ enum Answer {
     Values { bytes: [u8; GROUP_BYTES], len: u8 },
 }
 
-impl Default for Answer {
+impl Default for TargetAnswer {
     fn default() -> Self {
         Self::Word { value: 0, len: 0, refusal: None }
     }
 }
 
-impl Answer {
-    const fn bytes(place: Place) -> Self {
-        let Place { region, key, offset, len } = place;
+impl TargetAnswer {
+    const fn bytes(place: RegionPlace) -> Self {
+        let RegionPlace { region, key, offset, len } = place;
         Self::Bytes { region, key, offset, len }
     }
 
@@ -72,9 +72,9 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         let head = Head::decode(&bytes).ok_or(fault)?;
         self.count_executed(arrival.peer, verb.operation);
         let answer = match verb.operation {
-            Operation::Put => return self.execute_put(arrival, verb, &head, body),
-            Operation::Accumulate => return self.execute_accumulate(arrival, verb, &head, body),
-            Operation::FetchAccumulate => {
+            RmaOperation::Put => return self.execute_put(arrival, verb, &head, body),
+            RmaOperation::Accumulate => return self.execute_accumulate(arrival, verb, &head, body),
+            RmaOperation::FetchAccumulate => {
                 if !(1..=GROUP_BYTES).contains(&body) || !body.is_multiple_of(verb.datatype.bytes()) {
                     return Err(fault);
                 }
@@ -83,12 +83,12 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
                 execute_group(&mut self.regions, verb, &head, &operands[..body])
             }
             _ if body > 0 => return Err(fault),
-            Operation::Get => self.execute_get(&head),
-            Operation::Fetch | Operation::CompareSwap => execute_value(&mut self.regions, verb, &head),
-            Operation::Flush => {
+            RmaOperation::Get => self.execute_get(&head),
+            RmaOperation::Fetch | RmaOperation::CompareSwap => execute_value(&mut self.regions, verb, &head),
+            RmaOperation::Flush => {
                 let refused = self.settle_flush(arrival.peer);
                 let (refusal, value) = refused.map_or((None, 0), |(refusal, count)| (Some(refusal), count));
-                Answer::Word { value, len: 8, refusal }
+                TargetAnswer::Word { value, len: 8, refusal }
             }
         };
         self.reply(arrival.peer, Reply { request: arrival.envelope.tag, answer })
@@ -114,7 +114,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
             }
         };
         if let Some(region) = notified {
-            self.tell_waiting(region);
+            self.report_waiting(region);
         }
         Ok(())
     }
@@ -152,24 +152,24 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     }
 
     /// Returns the answer to a get. A get of zero bytes violates the protocol and is refused.
-    fn execute_get(&mut self, head: &Head) -> Answer {
+    fn execute_get(&mut self, head: &Head) -> TargetAnswer {
         let place = place(head, head.value);
         match self.regions.open(&place, Access::Read) {
-            Ok(_) if place.len > 0 => Answer::bytes(place),
-            Ok(_) => Answer::refusal(Refusal::Bounds),
-            Err(refusal) => Answer::refusal(refusal),
+            Ok(_) if place.len > 0 => TargetAnswer::bytes(place),
+            Ok(_) => TargetAnswer::refusal(Refusal::Bounds),
+            Err(refusal) => TargetAnswer::refusal(refusal),
         }
     }
 
     fn refuse(&mut self, peer: PeerId, refusal: Refusal) {
-        let refused = &mut self.side(peer).refused;
+        let refused = &mut self.rma_state(peer).refused;
         let (first, count) = refused.unwrap_or((refusal, 0));
         *refused = Some((first, count.saturating_add(1)));
     }
 
     /// Completes the requests whose number of notifications of a region is reached.
     #[cold]
-    fn tell_waiting(&mut self, number: u32) {
+    fn report_waiting(&mut self, number: u32) {
         let Self { regions, requests, rank, .. } = self;
         let Some(region) = regions.at(number) else { return };
         let mut at = region.waiting.first();
@@ -186,10 +186,10 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
 
     /// Sends a reply at once, or queues it until there is space.
     fn reply(&mut self, peer: PeerId, mut reply: Reply) -> Result<(), PortFault> {
-        if self.side(peer).reply_count >= WINDOW {
+        if self.rma_state(peer).reply_count >= WINDOW {
             return Err(PortFault::Window);
         }
-        if self.side(peer).replies.is_empty() {
+        if self.rma_state(peer).replies.is_empty() {
             match self.send_part(peer, &mut reply) {
                 Ok(true) => return Ok(()),
                 Ok(false) => {}
@@ -198,9 +198,9 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
             }
         }
         let index = self.replies.insert(reply).map_err(|_| PortFault::Window)?;
-        let side = &mut self.peers.borrow_mut()[peer as usize].side;
-        self.replies.push_back(&mut side.replies, index);
-        side.reply_count += 1;
+        let rma_state = &mut self.peers.borrow_mut()[peer as usize].rma_state;
+        self.replies.push_back(&mut rma_state.replies, index);
+        rma_state.reply_count += 1;
         self.list_work(peer);
         Ok(())
     }
@@ -213,9 +213,9 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         let moved = reply.remaining() < before;
         *self.replies.get_mut(index) = reply;
         if done? {
-            let side = &mut self.peers.borrow_mut()[peer as usize].side;
-            self.replies.unlink(&mut side.replies, index);
-            side.reply_count -= 1;
+            let rma_state = &mut self.peers.borrow_mut()[peer as usize].rma_state;
+            self.replies.unlink(&mut rma_state.replies, index);
+            rma_state.reply_count -= 1;
             self.replies.remove(index);
             return Ok(true);
         }
@@ -228,15 +228,15 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
         let (mut bounce, word) = (Bounce::new(), reply.word());
         let (refusal, bytes): (Option<Refusal>, &[u8]) = match &reply.answer {
             // The region may have been unexposed since the last packet.
-            Answer::Bytes { region, key, offset, len } => {
-                let place = Place { region: *region, key: *key, offset: *offset, len: *len };
+            TargetAnswer::Bytes { region, key, offset, len } => {
+                let place = RegionPlace { region: *region, key: *key, offset: *offset, len: *len };
                 match self.regions.open(&place, Access::Read) {
                     Ok((region, at)) => (None, region.memory.view(at, most.min(*len as usize), &mut bounce)),
                     Err(refusal) => (Some(refusal), &[]),
                 }
             }
-            Answer::Word { len, refusal, .. } => (*refusal, &word[..*len]),
-            Answer::Values { bytes, len } => (None, &bytes[..usize::from(*len)]),
+            TargetAnswer::Word { len, refusal, .. } => (*refusal, &word[..*len]),
+            TargetAnswer::Values { bytes, len } => (None, &bytes[..usize::from(*len)]),
         };
         let context = refusal.map_or(0, Refusal::code);
         let total = bytes.len() as u64;
@@ -245,7 +245,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
             return Ok(false);
         }
         self.peer(peer).tally.sent(Kind::RmaReply, total as usize);
-        if let (None, Answer::Bytes { offset, len, .. }) = (refusal, &mut reply.answer) {
+        if let (None, TargetAnswer::Bytes { offset, len, .. }) = (refusal, &mut reply.answer) {
             *offset += total;
             *len -= total;
             return Ok(*len == 0);
@@ -254,16 +254,16 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
     }
 
     /// Executes an operation on a region of this process itself.
-    pub(super) fn execute_own(&mut self, remote: &mut Remote) -> Outcome {
+    pub(super) fn execute_own(&mut self, remote: &mut RemoteOperation) -> Outcome {
         let (peer, verb, head) = (self.rank, remote.verb, remote.head());
-        let refused = |refusal| Fate::Refused { peer, refusal, count: 1 };
+        let refused = |refusal| CompletionError::Refused { peer, refusal, count: 1 };
         let mut moved = 0;
         match &mut remote.body {
             Body::Out { buf, .. } => {
                 moved = buf.len();
                 let place = place(&head, moved as u64);
                 let bytes = buf.part(0, moved);
-                if verb.operation == Operation::Put {
+                if verb.operation == RmaOperation::Put {
                     let (region, at) = self.regions.open(&place, Access::Write).map_err(refused)?;
                     region.memory.write(at, bytes);
                     region.notified += u64::from(verb.notify);
@@ -273,14 +273,15 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
                     accumulate(&mut region.memory, at, verb.datatype, verb.reduction, bytes);
                 }
             }
-            Body::In { buf, .. } if verb.operation == Operation::Get => {
+            Body::In { buf, .. } if verb.operation == RmaOperation::Get => {
                 moved = buf.len();
                 let (region, at) =
                     self.regions.open(&place(&head, moved as u64), Access::Read).map_err(refused)?;
                 region.memory.read(at, buf.part(0, moved));
             }
             Body::In { buf, .. } => {
-                let Answer::Word { value, len, refusal } = execute_value(&mut self.regions, verb, &head)
+                let TargetAnswer::Word { value, len, refusal } =
+                    execute_value(&mut self.regions, verb, &head)
                 else {
                     return Err(refused(Refusal::Undefined));
                 };
@@ -307,7 +308,7 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
             Body::Nothing { .. } => {}
         }
         if verb.notify {
-            self.tell_waiting(head.region);
+            self.report_waiting(head.region);
         }
         Ok(Status { peer, tag: 0, len: moved })
     }
@@ -316,63 +317,71 @@ impl<P: MessagePort, S: Storage> Engine<P, S> {
 impl Reply {
     const fn word(&self) -> [u8; 8] {
         match &self.answer {
-            Answer::Bytes { .. } | Answer::Values { .. } => [0; 8],
-            Answer::Word { value, .. } => value.to_le_bytes(),
+            TargetAnswer::Bytes { .. } | TargetAnswer::Values { .. } => [0; 8],
+            TargetAnswer::Word { value, .. } => value.to_le_bytes(),
         }
     }
 
     const fn remaining(&self) -> u64 {
         match &self.answer {
-            Answer::Bytes { len, .. } => *len,
-            Answer::Word { .. } | Answer::Values { .. } => 0,
+            TargetAnswer::Bytes { len, .. } => *len,
+            TargetAnswer::Word { .. } | TargetAnswer::Values { .. } => 0,
         }
     }
 }
 
-const fn place(head: &Head, len: u64) -> Place {
-    Place { region: head.region, key: head.key, offset: head.offset, len }
+const fn place(head: &Head, len: u64) -> RegionPlace {
+    RegionPlace { region: head.region, key: head.key, offset: head.offset, len }
 }
 
 /// Executes a fetch, or a compare and swap.
-fn execute_value<B: BorrowMut<[Slot<Region>]>>(regions: &mut Regions<B>, verb: Verb, head: &Head) -> Answer {
+fn execute_value<B: BorrowMut<[Slot<ExposedRegion>]>>(
+    regions: &mut Regions<B>,
+    verb: Verb,
+    head: &Head,
+) -> TargetAnswer {
     let Verb { datatype, reduction, .. } = verb;
     let len = datatype.bytes();
     let (region, at) = match regions.open_values(&place(head, len as u64), datatype) {
         Ok(opened) => opened,
-        Err(refusal) => return Answer::refusal(refusal),
+        Err(refusal) => return TargetAnswer::refusal(refusal),
     };
     if !datatype.allows(reduction) {
-        return Answer::refusal(Refusal::Undefined);
+        return TargetAnswer::refusal(Refusal::Undefined);
     }
     let low = u64::MAX >> (64 - 8 * len);
-    let old = if verb.operation == Operation::CompareSwap {
+    let old = if verb.operation == RmaOperation::CompareSwap {
         let (value, expected) = (head.value & low, head.expected & low);
         region.memory.update(at, len, |old| if old == expected { value } else { old })
     } else {
         region.memory.update(at, len, |old| combine(datatype, reduction, old, head.value))
     };
     // `open_values` has checked that the value exists and is aligned.
-    old.map_or(Answer::refusal(Refusal::Bounds), |value| Answer::Word { value, len, refusal: None })
+    old.map_or(TargetAnswer::refusal(Refusal::Bounds), |value| TargetAnswer::Word {
+        value,
+        len,
+        refusal: None,
+    })
 }
 
 /// Executes a fetch and accumulate with the operands of one packet.
-fn execute_group<B: BorrowMut<[Slot<Region>]>>(
+fn execute_group<B: BorrowMut<[Slot<ExposedRegion>]>>(
     regions: &mut Regions<B>,
     verb: Verb,
     head: &Head,
     operands: &[u8],
-) -> Answer {
+) -> TargetAnswer {
     let (region, at) = match regions.open_values(&place(head, operands.len() as u64), verb.datatype) {
         Ok(opened) => opened,
-        Err(refusal) => return Answer::refusal(refusal),
+        Err(refusal) => return TargetAnswer::refusal(refusal),
     };
     if !verb.datatype.allows(verb.reduction) {
-        return Answer::refusal(Refusal::Undefined);
+        return TargetAnswer::refusal(Refusal::Undefined);
     }
     let (mut bytes, len) = ([0; GROUP_BYTES], operands.len());
     bytes[..len].copy_from_slice(operands);
     exchange(&mut region.memory, at, verb, &mut bytes[..len]);
-    Answer::Values { bytes, len: len as u8 }
+    TargetAnswer::Values { bytes, len: len as u8 }
 }
 
 /// Combines operands into existing, aligned values, and replaces the operands by the old values.

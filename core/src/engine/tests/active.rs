@@ -4,9 +4,9 @@ use std::string::ToString as _;
 use std::vec;
 use std::vec::Vec;
 
-use super::world::{AMPLE, Room, Ticket, World};
+use super::world::{AMPLE, RequestHandle, World, WorldRoom};
 use crate::engine::active::{ActiveMessage, Handlers, NoMemory};
-use crate::engine::{Failure, Fate, RequestId, StartError, Status};
+use crate::engine::{CompletionError, Failure, RequestId, StartError, Status};
 use crate::port::{MessagePort, PeerId, PortFault};
 use crate::shared::layout::Geometry;
 use crate::shared::tests::fabric::{Fabric, tiny};
@@ -75,11 +75,11 @@ impl World<'_> {
         handler: u16,
         header: &[u8],
         payload: &[u8],
-    ) -> Result<Ticket, StartError> {
+    ) -> Result<RequestHandle, StartError> {
         let (_, header) = self.lender.send(from, header.to_vec());
         let (loan, payload) = self.lender.send(from, payload.to_vec());
         let started = self.engine(from).send_active(to, handler, header, payload);
-        self.ticket(from, loan, started)
+        self.handle(from, loan, started)
     }
 
     fn handled(&mut self, rank: PeerId) -> Vec<Handled> {
@@ -97,9 +97,9 @@ fn messages_of_every_size_reach_their_handler_whole() {
             let header_bytes = len / 3;
             let bytes = contents(len as u64, len);
             let (header, payload) = bytes.split_at(header_bytes);
-            let ticket = world.active(0, 1, 7, header, payload).unwrap();
+            let handle = world.active(0, 1, 7, header, payload).unwrap();
             world.settle();
-            world.done(ticket).0.unwrap();
+            world.done(handle).0.unwrap();
             let expected =
                 Handled { from: 0, handler: 7, header: header.to_vec(), payload: payload.to_vec() };
             assert_eq!(world.handled(1), [expected], "{len} bytes");
@@ -115,19 +115,19 @@ fn messages_are_handled_in_the_order_sent_although_they_wait_for_room() {
     let fabric = Fabric::new(tiny(2));
     let mut world = World::new(&fabric, AMPLE);
     let mut rng = Rng::new(1);
-    let mut tickets = vec![];
+    let mut handles = vec![];
     let mut sent = vec![];
     for number in 0..200u64 {
         let payload = contents(number, rng.pick(&[0, 8, 40, 150, 240, 700, 1600]));
-        tickets.push(world.active(0, 1, 1, &number.to_le_bytes(), &payload).unwrap());
+        handles.push(world.active(0, 1, 1, &number.to_le_bytes(), &payload).unwrap());
         sent.push((number, payload));
         if rng.one_in(8) {
             world.engine(1).progress();
         }
     }
-    assert!(tickets.iter().any(|ticket| ticket.id != RequestId::SENT), "no message had to wait");
+    assert!(handles.iter().any(|handle| handle.id != RequestId::SENT), "no message had to wait");
     world.settle();
-    tickets.into_iter().for_each(|ticket| world.done(ticket).0.map(drop).unwrap());
+    handles.into_iter().for_each(|handle| world.done(handle).0.map(drop).unwrap());
     let got: Vec<_> = world.handled(1).into_iter().map(|it| (it.header, it.payload)).collect();
     let sent: Vec<_> = sent.into_iter().map(|(number, it)| (number.to_le_bytes().to_vec(), it)).collect();
     assert_eq!(got, sent);
@@ -138,15 +138,15 @@ fn messages_are_handled_in_the_order_sent_although_they_wait_for_room() {
 fn messages_of_several_packets_of_several_senders_do_not_mix() {
     let fabric = Fabric::new(tiny(3));
     let mut world = World::new(&fabric, AMPLE);
-    let mut tickets = vec![];
+    let mut handles = vec![];
     for number in 0..20u64 {
         for from in [0, 2] {
             let payload = contents(number + u64::from(from), 3000);
-            tickets.push(world.active(from, 1, 1, &number.to_le_bytes(), &payload).unwrap());
+            handles.push(world.active(from, 1, 1, &number.to_le_bytes(), &payload).unwrap());
         }
     }
     world.settle();
-    tickets.into_iter().for_each(|ticket| world.done(ticket).0.map(drop).unwrap());
+    handles.into_iter().for_each(|handle| world.done(handle).0.map(drop).unwrap());
     let handled = world.handled(1);
     for from in [0, 2] {
         let its = handled.iter().filter(|it| it.from == from).zip(0..20u64);
@@ -163,28 +163,28 @@ fn messages_of_several_packets_of_several_senders_do_not_mix() {
 fn part_of_a_message_is_dropped_when_its_sender_fails() {
     let fabric = Fabric::new(tiny(2));
     let mut world = World::new(&fabric, AMPLE);
-    let ticket = world.active(0, 1, 1, b"head", &contents(1, 100_000)).unwrap();
+    let handle = world.active(0, 1, 1, b"head", &contents(1, 100_000)).unwrap();
     for _ in 0..3 {
         world.engine(1).progress();
         world.engine(0).progress();
     }
-    assert!(world.test(ticket).is_none());
+    assert!(world.test(handle).is_none());
     world.engine(1).fail(0, Failure::Died);
     assert_eq!((world.handled(1), &world.engine(1).handlers_mut().dropped[..]), (vec![], &[0][..]));
     world.engine(0).fail(1, Failure::Died);
-    let fate = Err(Fate::PeerFailed { peer: 1, failure: Failure::Died });
-    assert_eq!(world.done(ticket).0, fate);
+    let completion_error = Err(CompletionError::PeerFailed { peer: 1, failure: Failure::Died });
+    assert_eq!(world.done(handle).0, completion_error);
     world.assert_empty(&[0, 1], "after half a message");
 }
 
 #[test]
 fn parts_that_do_not_make_up_a_message_are_faults() {
     /// Handler, tag and length of a packet.
-    type Packet = (u16, u64, usize);
+    type ForgedPacket = (u16, u64, usize);
     let tag = |header: u64, len: u64| header | len << 32;
     let good = tag(8, 600);
     // The number is that of the leading valid packets.
-    let cases: [(&[Packet], usize); 12] = [
+    let cases: [(&[ForgedPacket], usize); 12] = [
         (&[(1, good, 256), (1, good, 256), (1, good, 88), (1, 0, 5)], 4),
         (&[(1, good, 1), (1, good, 255), (1, good, 256), (1, good, 88)], 4),
         (&[(1, tag(8, 256), 256)], 0),
@@ -215,11 +215,11 @@ fn parts_that_do_not_make_up_a_message_are_faults() {
 fn message_to_self_is_handled_by_progress_and_not_before() {
     let fabric = Fabric::new(tiny(1));
     let mut world = World::new(&fabric, AMPLE);
-    let ticket = world.active(0, 0, 3, b"head", b"payload").unwrap();
+    let handle = world.active(0, 0, 3, b"head", b"payload").unwrap();
     assert_eq!(world.handled(0), []);
     world.engine(0).progress();
     let status = Status { peer: 0, tag: 0, len: 7 };
-    assert_eq!(world.done(ticket).0, Ok(status));
+    assert_eq!(world.done(handle).0, Ok(status));
     assert_eq!(world.handled(0).len(), 1);
 }
 
@@ -228,9 +228,9 @@ fn message_without_a_handler_is_dropped_and_counted() {
     let fabric = Fabric::new(tiny(2));
     let mut world = World::new(&fabric, AMPLE);
     for to in [0, 1] {
-        let ticket = world.active(0, to, UNHANDLED, b"a", b"b").unwrap();
+        let handle = world.active(0, to, UNHANDLED, b"a", b"b").unwrap();
         world.settle();
-        world.done(ticket).0.unwrap();
+        world.done(handle).0.unwrap();
         assert_eq!(world.engine(to).unhandled(), 1);
         assert_eq!(world.handled(to), []);
     }
@@ -244,16 +244,16 @@ fn message_for_which_there_is_no_memory_ends_its_connection_and_no_other() {
         let fault = PortFault::Memory { len };
         let fabric = Fabric::new(tiny(3));
         let mut world = World::new(&fabric, AMPLE);
-        let ticket = world.active(0, 1, POOR, b"a", &vec![1; len - 1]).unwrap();
+        let handle = world.active(0, 1, POOR, b"a", &vec![1; len - 1]).unwrap();
         world.settle();
-        world.done(ticket).0.unwrap();
+        world.done(handle).0.unwrap();
         assert_eq!((world.engine(1).failure(0), world.engine(1).unhandled()), (Some(fault.into()), 0));
         assert_eq!(world.engine(1).failure(2), None);
         assert!(!Failure::from(fault).to_string().contains("rules"));
         // A message to the process itself fails in the call that starts it.
-        let ticket = world.active(2, 2, POOR, b"a", &vec![1; len - 1]).unwrap();
+        let handle = world.active(2, 2, POOR, b"a", &vec![1; len - 1]).unwrap();
         world.settle();
-        assert_eq!(world.done(ticket).0, Err(Fate::PeerFailed { peer: 2, failure: fault.into() }));
+        assert_eq!(world.done(handle).0, Err(CompletionError::PeerFailed { peer: 2, failure: fault.into() }));
         assert_eq!(world.engine(2).failure(2), None);
     }
 }
@@ -261,15 +261,15 @@ fn message_for_which_there_is_no_memory_ends_its_connection_and_no_other() {
 #[test]
 fn messages_that_wait_end_with_their_receiver() {
     let fabric = Fabric::new(tiny(3));
-    let mut world = World::new(&fabric, Room { requests: 64, ..AMPLE });
-    let mut tickets = vec![];
-    while !tickets.iter().any(|ticket: &Ticket| ticket.id != RequestId::SENT) {
-        tickets.push(world.active(0, 1, 1, &[], &[1; 200]).unwrap());
+    let mut world = World::new(&fabric, WorldRoom { requests: 64, ..AMPLE });
+    let mut handles = vec![];
+    while !handles.iter().any(|handle: &RequestHandle| handle.id != RequestId::SENT) {
+        handles.push(world.active(0, 1, 1, &[], &[1; 200]).unwrap());
     }
     world.engine(0).fail(1, Failure::Died);
-    let last = tickets.pop().unwrap();
-    let fate = Err(Fate::PeerFailed { peer: 1, failure: Failure::Died });
-    assert_eq!(world.done(last).0, fate);
+    let last = handles.pop().unwrap();
+    let completion_error = Err(CompletionError::PeerFailed { peer: 1, failure: Failure::Died });
+    assert_eq!(world.done(last).0, completion_error);
     assert!(matches!(world.active(0, 1, 1, &[], &[]), Err(StartError::PeerFailed { peer: 1, .. })));
     assert!(matches!(world.active(0, 9, 1, &[], &[]), Err(StartError::Rank { rank: 9, size: 3 })));
     world.active(0, 2, 1, &[], &[]).unwrap();

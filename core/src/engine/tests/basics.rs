@@ -3,8 +3,8 @@
 use std::vec;
 use std::vec::Vec;
 
-use super::world::{AMPLE, Room, TestEngine, World, pattern};
-use crate::engine::{Fate, RequestId, StartError, Status, Truncation};
+use super::world::{AMPLE, TestEngine, World, WorldRoom, pattern};
+use crate::engine::{CompletionError, RequestId, StartError, Status, Truncation};
 use crate::matching::{Pattern, Source};
 use crate::shared::layout::Geometry;
 use crate::shared::tests::contents;
@@ -54,7 +54,7 @@ fn message_longer_than_the_buffer_is_truncated_and_says_so() {
             );
             let (outcome, bytes) = world.done(receive);
             let status = Status { peer: 0, tag: 3, len: room };
-            assert_eq!(outcome, Err(Fate::Truncated(Truncation { status, message: len as u64 })));
+            assert_eq!(outcome, Err(CompletionError::Truncated(Truncation { status, message: len as u64 })));
             assert_eq!(bytes, contents(9, len)[..room]);
         }
     }
@@ -70,11 +70,11 @@ fn identifier_that_never_was_is_stale() {
     assert_eq!(RequestId::from_bits(bits), receive.id);
     for wrong in [bits ^ 1, bits ^ 1 << 32, u64::MAX, 0xffff_ffff << 32 | 1, 1 << 63, bits + 2] {
         let id = RequestId::from_bits(wrong);
-        assert_eq!(world.engine(1).test(id), Some(Err(Fate::Stale)), "{wrong:#x}");
+        assert_eq!(world.engine(1).test(id), Some(Err(CompletionError::Stale)), "{wrong:#x}");
         assert!(!world.engine(1).cancel(id) && !world.engine(1).may_be_held(id));
     }
     assert!(world.engine(1).cancel(receive.id));
-    assert_eq!(world.done(receive).0, Err(Fate::Cancelled));
+    assert_eq!(world.done(receive).0, Err(CompletionError::Cancelled));
 }
 
 #[test]
@@ -93,7 +93,7 @@ fn rank_that_does_not_exist_is_refused() {
 #[test]
 fn full_table_of_requests_refuses_and_loses_nothing() {
     let fabric = Fabric::new(tiny(2));
-    let mut world = World::new(&fabric, Room { requests: 1, ..AMPLE });
+    let mut world = World::new(&fabric, WorldRoom { requests: 1, ..AMPLE });
     let first = world.recv(1, 0, 1, 8);
     let full = Some(StartError::Requests { capacity: 1 });
     assert_eq!(world.irecv(1, pattern(Source::Rank(0), 2), 8).err(), full);
@@ -136,7 +136,10 @@ fn message_to_self_is_matched_like_any_other() {
             let status = Status { peer: 0, tag, len: moved };
             match outcome {
                 Ok(whole) => assert_eq!((whole, moved), (status, len)),
-                Err(fate) => assert_eq!(fate, Fate::Truncated(Truncation { status, message: len as u64 })),
+                Err(completion_error) => assert_eq!(
+                    completion_error,
+                    CompletionError::Truncated(Truncation { status, message: len as u64 })
+                ),
             }
             assert_eq!(bytes[..moved], contents(tag, len)[..moved]);
             assert!(bytes[moved..].iter().all(|&byte| byte == 0xee));
@@ -180,16 +183,16 @@ fn message_that_was_refused_is_tried_once_by_the_queue_and_not_before() {
         let (loan, buf) = world.lender.send(0, vec![2; 8]);
         let started = isend(world.engine(0), 4, buf);
         assert_eq!(world.engine(0).port_mut().attempts - before, attempts);
-        let ticket = world.ticket(0, loan, started).unwrap();
-        assert_ne!(ticket.id, RequestId::SENT);
+        let handle = world.handle(0, loan, started).unwrap();
+        assert_ne!(handle.id, RequestId::SENT);
         let receive = world.recv(1, 0, 4, 8);
         world.settle();
-        assert_eq!(world.done(ticket).0, Ok(Status { peer: 1, tag: 4, len: 8 }));
+        assert_eq!(world.done(handle).0, Ok(Status { peer: 1, tag: 4, len: 8 }));
         assert_eq!(world.done(receive).1, [2; 8]);
         // If there is space, the message leaves.
         let (loan, buf) = world.lender.send(0, vec![2; 8]);
         let started = isend(world.engine(0), 5, buf);
         assert_eq!(started, Ok(RequestId::SENT));
-        world.ticket(0, loan, started).unwrap();
+        world.handle(0, loan, started).unwrap();
     }
 }

@@ -2,8 +2,8 @@
 
 mod random;
 
-use super::world::{AMPLE, Room, World, pattern};
-use crate::engine::{Bypass, Failure, Fate, Status};
+use super::world::{AMPLE, World, WorldRoom, pattern};
+use crate::engine::{Bypass, CompletionError, Failure, Status};
 use crate::matching::{Pattern, Source};
 use crate::port::{MessagePort, PortFault};
 use crate::shared::tests::contents;
@@ -63,7 +63,7 @@ fn packet_that_violates_the_protocol_ends_the_bypass() {
             Bypass::Posted(id) => {
                 let outcome = world.engine(1).test(id);
                 assert!(
-                    matches!(outcome, Some(Err(Fate::PeerFailed { peer: 0, .. }))),
+                    matches!(outcome, Some(Err(CompletionError::PeerFailed { peer: 0, .. }))),
                     "{kind:?}: {outcome:?}"
                 );
             }
@@ -96,7 +96,7 @@ fn other_message_is_stored_and_forbids_the_bypass_until_it_is_taken() {
 #[test]
 fn full_table_of_requests_leaves_the_buffer_with_its_owner() {
     let fabric = Fabric::new(tiny(2));
-    let mut world = World::new(&fabric, Room { requests: 0, ..AMPLE });
+    let mut world = World::new(&fabric, WorldRoom { requests: 0, ..AMPLE });
     let isent = world.isend_in(0, 0, 1, 1, contents(1, 2000)).err();
     assert!(isent.is_some(), "not even a pending send found a slot");
     world.engines[0].requests_mut().push(Default::default());
@@ -188,13 +188,13 @@ fn posted_receive_takes_its_word_only_if_it_is_the_first_that_matches() {
     assert_eq!(world.engine(1).try_finish(second.id), None, "the other receive was posted first");
     assert_eq!(world.engine(1).try_finish(short.id), None, "its message is not the next one");
     assert_eq!(world.engine(1).try_finish(first.id), Some(Ok(done)));
-    assert_eq!(world.engine(1).try_finish(first.id), Some(Err(Fate::Stale)));
+    assert_eq!(world.engine(1).try_finish(first.id), Some(Err(CompletionError::Stale)));
     assert_eq!(world.engine(1).try_finish(second.id), Some(Ok(done)));
     assert_eq!(world.engine(1).try_finish(short.id), None, "its buffer is too short");
     assert_eq!(world.lender.end(first.loan), contents(1, 8));
     assert_eq!(world.lender.end(second.loan), contents(2, 8));
     world.settle();
-    assert!(matches!(world.done(short).0, Err(Fate::Truncated(_))));
+    assert!(matches!(world.done(short).0, Err(CompletionError::Truncated(_))));
     // A receive from any source was posted before it.
     let wild = world.irecv(1, any, 8).unwrap();
     let exact = world.irecv(1, wanted, 8).unwrap();
@@ -203,6 +203,6 @@ fn posted_receive_takes_its_word_only_if_it_is_the_first_that_matches() {
     world.settle();
     assert_eq!(world.done(wild).1, contents(4, 8));
     assert!(world.engine(1).cancel(exact.id));
-    assert_eq!(world.done(exact).0, Err(Fate::Cancelled));
+    assert_eq!(world.done(exact).0, Err(CompletionError::Cancelled));
     world.assert_empty(&[0, 1], "words");
 }

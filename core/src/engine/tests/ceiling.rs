@@ -3,8 +3,8 @@
 
 use std::vec::Vec;
 
-use super::world::{AMPLE, Room, TUNING, Ticket, World, pattern};
-use crate::engine::{Engine, Failure, Fate, Lent, Peer, RequestId, Status, Tuning};
+use super::world::{AMPLE, RequestHandle, TUNING, World, WorldRoom, pattern};
+use crate::engine::{CompletionError, Engine, Failure, Lent, Peer, RequestId, Status, Tuning};
 use crate::flow::CeilingError;
 use crate::matching::{Pattern, Source};
 use crate::port::{MessagePort, PeerId, PortFault};
@@ -23,11 +23,11 @@ const PACKET: u32 = cost(256);
 
 /// A store with `units` units for peers, the reserve for this process itself, and the smallest
 /// possible window.
-const fn units(units: usize) -> Room {
-    Room { units: units + 1, tuning: Tuning { window: 1, ..TUNING }, ..AMPLE }
+const fn units(units: usize) -> WorldRoom {
+    WorldRoom { units: units + 1, tuning: Tuning { window: 1, ..TUNING }, ..AMPLE }
 }
 
-fn received(world: &mut World<'_>, receive: Ticket, from: PeerId, tag: u64, len: usize) {
+fn received(world: &mut World<'_>, receive: RequestHandle, from: PeerId, tag: u64, len: usize) {
     let (outcome, bytes) = world.done(receive);
     assert_eq!(outcome, Ok(Status { peer: from, tag, len }));
     assert_eq!(bytes, contents(tag, len));
@@ -193,7 +193,7 @@ fn expected_messages_are_never_held() {
 fn memory_that_a_dead_peer_leaves_is_granted_to_held_peers() {
     for (announced, len) in [(true, 2000), (false, 8)] {
         let fabric = Fabric::new(tiny(3));
-        let mut world = World::new(&fabric, Room { tuning: TUNING, ..units(4 * PACKET as usize) });
+        let mut world = World::new(&fabric, WorldRoom { tuning: TUNING, ..units(4 * PACKET as usize) });
         // Both ranks use all credit that they get.
         for from in [0, 2] {
             for tag in 0..20 {
@@ -312,10 +312,10 @@ fn message_to_self_that_is_held_can_be_withdrawn_and_leaves_nothing_behind() {
             .collect();
         assert!(held.len() > 5 && held.iter().all(|(_, it)| world.engine(0).is_own_send_held(it.id)));
         // Every second one; of the first perhaps only the RTS is stored.
-        for (_, ticket) in held.iter().step_by(2) {
-            assert!(world.engine(0).withdraw_own_send(ticket.id));
-            assert!(!world.engine(0).withdraw_own_send(ticket.id));
-            assert_eq!(world.done(*ticket).0, Err(Fate::Cancelled));
+        for (_, handle) in held.iter().step_by(2) {
+            assert!(world.engine(0).withdraw_own_send(handle.id));
+            assert!(!world.engine(0).withdraw_own_send(handle.id));
+            assert_eq!(world.done(*handle).0, Err(CompletionError::Cancelled));
         }
         let withdrawn: Vec<u64> = held.iter().step_by(2).map(|(tag, _)| *tag).collect();
         for tag in (0..20).filter(|tag| !withdrawn.contains(tag)) {
@@ -340,7 +340,7 @@ fn message_to_self_that_is_held_can_be_withdrawn_and_leaves_nothing_behind() {
 #[test]
 fn memory_that_an_arrival_frees_is_granted_to_held_peers() {
     let fabric = Fabric::new(tiny(3));
-    let mut world = World::new(&fabric, Room { tuning: Tuning { window: 40, ..TUNING }, ..units(80) });
+    let mut world = World::new(&fabric, WorldRoom { tuning: Tuning { window: 40, ..TUNING }, ..units(80) });
     // Rank 0 has a stored message and holds pool units for its window. Rank 2 then uses all
     // remaining units.
     for tag in 0..15 {
@@ -401,7 +401,7 @@ fn sender_that_gets_credit_while_it_sleeps_is_woken() {
 
 #[test]
 fn sending_beyond_the_granted_credit_is_a_fault() {
-    let rts = Rts { total: 5000, sender: 1, address: 0, way: 0 }.encode();
+    let rts = Rts { total: 5000, sender: 1, address: 0, protocol_number: 0 }.encode();
     for (kind, payload) in [(Kind::Eager, &[1; 8][..]), (Kind::Eager, &[1; 256]), (Kind::Rts, &rts)] {
         for expected in [false, true] {
             let fabric = Fabric::new(tiny(3));
@@ -436,7 +436,8 @@ fn sending_beyond_the_granted_credit_is_a_fault() {
             if let Some(receive) = receive {
                 let (outcome, _) = world.done(receive);
                 assert!(
-                    kind == Kind::Eager || matches!(outcome, Err(Fate::PeerFailed { peer: 1, .. })),
+                    kind == Kind::Eager
+                        || matches!(outcome, Err(CompletionError::PeerFailed { peer: 1, .. })),
                     "{outcome:?}"
                 );
             }
@@ -477,7 +478,7 @@ fn false_grant_harms_only_its_sender() {
 fn fewer_units_than_ranks_are_refused() {
     let fabric = Fabric::new(tiny(4));
     for (units, enough) in [(0, false), (3, false), (4, true), (5, true)] {
-        let lent = Lent::<super::world::Vectors> {
+        let lent = Lent::<super::world::WorldStorage> {
             requests: Vec::<Slot<_>>::new(),
             peers: (0..4).map(|_| Peer::default()).collect(),
             units: std::vec![[0; 64]; units],

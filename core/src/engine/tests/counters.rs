@@ -1,6 +1,6 @@
 //! Counters report the events that happened, and derived counters agree with stored ones.
 
-use super::world::{AMPLE, Room, TUNING, World, pattern};
+use super::world::{AMPLE, TUNING, World, WorldRoom, pattern};
 use crate::counters::{EngineCounters, PeerCounters};
 use crate::engine::rma::{Access, Target};
 use crate::engine::{Bypass, Failure, Tuning};
@@ -71,17 +71,17 @@ fn large_messages_are_counted_by_protocol() {
         world.done(receive).0.unwrap();
         let (sent, it) = (counted(&mut world, 0, 1), counted(&mut world, 1, 0));
         assert_eq!((sent.rts_sent, it.rts_received, it.rts_received_bytes), (1, 1, sent.rts_sent_bytes));
-        let ways = (it.large_pulled, it.large_shared, it.large_streamed, it.large_fallbacks);
-        let bytes = it.large_pulled_bytes + it.large_shared_bytes + it.large_streamed_bytes;
+        let counts = (it.large_pulled, it.large_assisted, it.large_streamed, it.large_fallbacks);
+        let bytes = it.large_pulled_bytes + it.large_assisted_bytes + it.large_streamed_bytes;
         assert_eq!(bytes, len as u64);
         match (reading, len) {
             (Reading::Never, _) => {
-                assert_eq!(ways, (0, 0, 1, 0));
+                assert_eq!(counts, (0, 0, 1, 0));
                 let along = sent.rts_sent_bytes - RTS_BYTES as u64;
                 assert_eq!((sent.cts_received, sent.data_sent_bytes), (1, len as u64 - along));
             }
-            (_, 1000) => assert_eq!((ways, sent.fin_received), ((1, 0, 0, 0), 1)),
-            _ => assert_eq!((ways, sent.fin_received), ((0, 1, 0, 0), 1)),
+            (_, 1000) => assert_eq!((counts, sent.fin_received), ((1, 0, 0, 0), 1)),
+            _ => assert_eq!((counts, sent.fin_received), ((0, 1, 0, 0), 1)),
         }
     }
 }
@@ -98,7 +98,7 @@ fn copy_that_is_refused_midway_is_a_fallback() {
             world.done(send).0.unwrap();
             assert_eq!(world.done(receive).1, contents(1, 5000));
             let it = counted(&mut world, 1, 0);
-            assert_eq!(it.large_pulled + it.large_shared + it.large_streamed, 1);
+            assert_eq!(it.large_pulled + it.large_assisted + it.large_streamed, 1);
             assert_eq!(it.large_fallbacks, it.large_streamed.min(it.cts_sent));
             assert_eq!(it.large_fallbacks, counted(&mut world, 0, 1).cts_received);
             it.large_fallbacks
@@ -111,7 +111,7 @@ fn copy_that_is_refused_midway_is_a_fallback() {
 fn waiting_for_credit_and_for_cells_is_counted_once_however_often_it_is_tried() {
     let fabric = Fabric::new(tiny(2));
     // Five units for the peer, all granted at once, and one for this process itself.
-    let room = Room { units: 6, tuning: Tuning { window: 1, ..TUNING }, ..AMPLE };
+    let room = WorldRoom { units: 6, tuning: Tuning { window: 1, ..TUNING }, ..AMPLE };
     let mut world = World::new(&fabric, room);
     let sends: [_; 60] = core::array::from_fn(|tag| world.isend(0, 1, tag as u64, contents(tag as u64, 100)));
     world.settle();
@@ -164,7 +164,7 @@ fn messages_to_self_are_counted_at_both_ends_and_under_no_path() {
 fn one_sided_operations_and_active_messages_are_counted_as_such() {
     let fabric = Fabric::new(tiny(2));
     let mut world = World::new(&fabric, AMPLE);
-    let memory = crate::shared::tests::fabric::Region::new(4096);
+    let memory = crate::shared::tests::fabric::FabricRegion::new(4096);
     let id = world.engine(1).expose(memory.exposed(), Access::ReadWrite, 5).unwrap();
     let key = world.engine(1).remote_key(id).unwrap();
     let (put, buf) = world.lender.send(0, contents(1, 40));
@@ -175,7 +175,7 @@ fn one_sided_operations_and_active_messages_are_counted_as_such() {
     let (header, head) = world.lender.send(0, contents(3, 0));
     let (active, buf) = world.lender.send(0, contents(2, 5));
     world.engine(0).send_active(1, 1, head, buf).unwrap();
-    world.engine(0).count_direct(1, crate::wire::rma::Operation::Put, 8);
+    world.engine(0).count_direct(1, crate::wire::rma::RmaOperation::Put, 8);
     world.settle();
     assert!(world.engine(0).test(get).is_some() && world.engine(0).test(flush).is_some());
     for loan in [put, got, header, active] {

@@ -4,7 +4,7 @@
 use std::vec::Vec;
 
 use super::world::{AMPLE, World, pattern};
-use crate::engine::{Failure, Fate, StartError, Status, Truncation};
+use crate::engine::{CompletionError, Failure, StartError, Status, Truncation};
 use crate::matching::Source;
 use crate::shared::layout::Geometry;
 use crate::shared::tests::contents;
@@ -32,14 +32,17 @@ fn every_request_that_involves_the_peer_ends_and_the_others_go_on() {
         let other = world.recv(0, 2, 3, 700);
         world.engine(0).fail(1, failure);
         world.engine(0).fail(1, Failure::Died);
-        let fate = Err(Fate::PeerFailed { peer: 1, failure });
+        let completion_error = Err(CompletionError::PeerFailed { peer: 1, failure });
         assert_eq!(world.engine(0).failure(1), Some(failure), "the first reason stays");
-        assert_eq!(world.done(half).0, fate);
-        assert_eq!(world.done(posted).0, fate);
+        assert_eq!(world.done(half).0, completion_error);
+        assert_eq!(world.done(posted).0, completion_error);
         let outcomes: Vec<_> = sends.into_iter().map(|send| world.done(send).0).collect();
         assert!(outcomes[0].is_ok(), "the message was sent and complete");
-        assert!(outcomes[1] == fate && outcomes[4] == fate, "no receive has matched them");
-        assert_eq!(world.done(synchronous).0, fate);
+        assert!(
+            outcomes[1] == completion_error && outcomes[4] == completion_error,
+            "no receive has matched them"
+        );
+        assert_eq!(world.done(synchronous).0, completion_error);
         let gone = Some(StartError::PeerFailed { peer: 1, failure });
         assert_eq!(world.isend_in(0, 0, 1, 1, contents(1, 8)).err(), gone);
         assert_eq!(world.irecv(0, pattern(Source::Rank(1), 1), 8).err(), gone);
@@ -100,7 +103,7 @@ fn synchronous_message_that_came_whole_can_be_received_after_its_sender_died() {
                 let (outcome, bytes) = world.done(receive);
                 let status = Status { peer: 1, tag, len: len.min(room) };
                 let truncated = Truncation { status, message: len as u64 };
-                let right = if len > room { Err(Fate::Truncated(truncated)) } else { Ok(status) };
+                let right = if len > room { Err(CompletionError::Truncated(truncated)) } else { Ok(status) };
                 assert_eq!(outcome, right);
                 assert_eq!(bytes[..status.len], contents(tag, len)[..status.len]);
             }
@@ -152,8 +155,8 @@ fn send_that_a_peer_received_before_it_failed_succeeds() {
         assert!(world.engine(0).drain(1));
         world.engine(0).fail(1, Failure::Finished);
         let [large, small] = sends.map(|send| world.done(send).0);
-        let fate = Err(Fate::PeerFailed { peer: 1, failure: Failure::Finished });
-        assert!(large == fate || reading == Reading::Always, "it had only a CTS");
+        let completion_error = Err(CompletionError::PeerFailed { peer: 1, failure: Failure::Finished });
+        assert!(large == completion_error || reading == Reading::Always, "it had only a CTS");
         assert!(large.is_ok() || reading == Reading::Never, "it was read: {large:?}");
         assert!(small.is_ok(), "it travelled with its RTS: {small:?}");
         assert_eq!(world.engine(0).failure(1), Some(Failure::Finished), "the protocol was obeyed");
@@ -170,7 +173,7 @@ fn death_ends_receives_from_any_source_until_it_is_acknowledged() {
     let mut world = World::new(&fabric, AMPLE);
     let any = world.irecv(0, pattern(Source::Any, 1), 8).unwrap();
     world.engine(0).fail(1, Failure::Died);
-    assert_eq!(world.done(any).0, Err(Fate::PeerFailed { peer: 1, failure: Failure::Died }));
+    assert_eq!(world.done(any).0, Err(CompletionError::PeerFailed { peer: 1, failure: Failure::Died }));
     let refused = world.irecv(0, pattern(Source::Any, 1), 8).err();
     assert_eq!(refused, Some(StartError::PeerFailed { peer: 1, failure: Failure::Died }));
     world.engine(0).acknowledge();
@@ -191,7 +194,7 @@ fn peer_that_finished_leaves_receives_from_any_source_alone_unless_it_was_the_la
     assert!(!world.engine(0).is_alone());
     world.engine(0).fail(2, Failure::Finished);
     assert!(world.engine(0).is_alone());
-    assert_eq!(world.done(any).0, Err(Fate::PeerFailed { peer: 2, failure: Failure::Finished }));
+    assert_eq!(world.done(any).0, Err(CompletionError::PeerFailed { peer: 2, failure: Failure::Finished }));
     world.irecv(0, pattern(Source::Any, 1), 8).unwrap_err();
 }
 

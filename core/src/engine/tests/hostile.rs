@@ -5,8 +5,8 @@ use std::vec::Vec;
 
 use proptest::prelude::*;
 
-use super::world::{Room, TUNING, Ticket, World, pattern};
-use crate::engine::{Failure, Fate, StartError, Status, Tuning};
+use super::world::{RequestHandle, TUNING, World, WorldRoom, pattern};
+use crate::engine::{CompletionError, Failure, StartError, Status, Tuning};
 use crate::matching::{Pattern, Source};
 use crate::port::{MessagePort, PeerId};
 use crate::shared::layout::Geometry;
@@ -23,21 +23,21 @@ const LARGEST: usize = 900;
 /// One direction between the honest ranks. Receives are posted in the order in which messages are
 /// sent.
 #[derive(Debug, Default)]
-struct Stream {
+struct HostileStream {
     salts: Vec<u64>,
-    sends: Vec<Ticket>,
-    receives: Vec<Ticket>,
+    sends: Vec<RequestHandle>,
+    receives: Vec<RequestHandle>,
     received: usize,
 }
 
-struct Siege<'a> {
+struct EngineSiege<'a> {
     seed: u64,
     rng: Rng,
     world: World<'a>,
-    streams: [Stream; 2],
+    streams: [HostileStream; 2],
     /// Requests of honest ranks that involve the malicious one.
-    doubtful: Vec<Ticket>,
-    scribbles: usize,
+    doubtful: Vec<RequestHandle>,
+    corrupts: usize,
     forged: usize,
 }
 
@@ -45,18 +45,18 @@ fn length(salt: u64) -> usize {
     Rng::new(salt).below(LARGEST)
 }
 
-impl<'a> Siege<'a> {
+impl<'a> EngineSiege<'a> {
     fn step(&mut self) {
         let rank = self.rng.below(2) as PeerId;
         match self.rng.below(16) {
             0..=5 => {
                 // Some runs corrupt only inboxes, which is never detected.
                 if !self.seed.is_multiple_of(3) && self.rng.one_in(2) {
-                    self.world.fabric.scribble_own(&mut self.rng, HOSTILE);
+                    self.world.fabric.corrupt_own(&mut self.rng, HOSTILE);
                 } else {
-                    self.world.fabric.scribble_inbox(&mut self.rng);
+                    self.world.fabric.corrupt_inbox(&mut self.rng);
                 }
-                self.scribbles += 1;
+                self.corrupts += 1;
             }
             6 | 7 => self.send(rank),
             8 => self.receive(rank),
@@ -80,8 +80,8 @@ impl<'a> Siege<'a> {
             0 => self.world.issend_in(HONEST, rank, to, tag, bytes),
             _ => self.world.isend_in(HONEST, rank, to, tag, bytes),
         };
-        let ticket = started.unwrap();
-        self.streams[rank as usize].sends.push(ticket);
+        let handle = started.unwrap();
+        self.streams[rank as usize].sends.push(handle);
     }
 
     /// Posts the next receive for a message of the other honest rank.
@@ -94,8 +94,8 @@ impl<'a> Siege<'a> {
         }
         let tag = next as u64 + 1;
         let wanted = Pattern { source: Source::Rank(from), context: HONEST, tag, ignore: 0 };
-        let ticket = self.world.irecv(rank, wanted, LARGEST).unwrap();
-        self.streams[from as usize].receives.push(ticket);
+        let handle = self.world.irecv(rank, wanted, LARGEST).unwrap();
+        self.streams[from as usize].receives.push(handle);
     }
 
     /// Starts an operation of an honest rank with the malicious one.
@@ -112,7 +112,7 @@ impl<'a> Siege<'a> {
             _ => self.world.irecv(rank, wanted, len),
         };
         match started {
-            Ok(ticket) => self.doubtful.push(ticket),
+            Ok(handle) => self.doubtful.push(handle),
             Err(StartError::PeerFailed { peer, failure: Failure::Fault(_) }) => assert_eq!(peer, HOSTILE),
             Err(error) => panic!("seed {}: {error}", self.seed),
         }
@@ -180,8 +180,8 @@ impl<'a> Siege<'a> {
     /// Checks that messages from the other honest rank arrived at `rank` in order and unchanged.
     fn check(&mut self, rank: PeerId) {
         let (from, seed) = (1 - rank, self.seed);
-        while let Some(&ticket) = self.streams[from as usize].receives.first() {
-            let Some((outcome, bytes)) = self.world.test(ticket) else { break };
+        while let Some(&handle) = self.streams[from as usize].receives.first() {
+            let Some((outcome, bytes)) = self.world.test(handle) else { break };
             let stream = &mut self.streams[from as usize];
             stream.receives.remove(0);
             let salt = stream.salts[stream.received];
@@ -190,24 +190,29 @@ impl<'a> Siege<'a> {
             assert_eq!(outcome, Ok(status), "seed {seed}");
             assert_eq!(bytes[..status.len], contents(salt, status.len), "seed {seed}: contents");
         }
-        while let Some(&ticket) = self.streams[rank as usize].sends.first() {
-            let Some((outcome, _)) = self.world.test(ticket) else { break };
+        while let Some(&handle) = self.streams[rank as usize].sends.first() {
+            let Some((outcome, _)) = self.world.test(handle) else { break };
             outcome.unwrap();
             self.streams[rank as usize].sends.remove(0);
         }
-        for ticket in core::mem::take(&mut self.doubtful) {
-            match self.world.test(ticket) {
-                None => self.doubtful.push(ticket),
-                Some((Err(Fate::PeerFailed { peer, failure: Failure::Fault(_) }), _)) => {
+        for handle in core::mem::take(&mut self.doubtful) {
+            match self.world.test(handle) {
+                None => self.doubtful.push(handle),
+                Some((Err(CompletionError::PeerFailed { peer, failure: Failure::Fault(_) }), _)) => {
                     assert_eq!(peer, HOSTILE);
                 }
                 Some((
-                    Err(Fate::PeerFailed { .. } | Fate::Stale | Fate::Cancelled | Fate::Refused { .. }),
+                    Err(
+                        CompletionError::PeerFailed { .. }
+                        | CompletionError::Stale
+                        | CompletionError::Cancelled
+                        | CompletionError::Refused { .. },
+                    ),
                     _,
                 )) => {
                     panic!("seed {seed}")
                 }
-                Some((Ok(_) | Err(Fate::Truncated(_)), _)) => {}
+                Some((Ok(_) | Err(CompletionError::Truncated(_)), _)) => {}
             }
         }
     }
@@ -234,8 +239,8 @@ impl<'a> Siege<'a> {
             self.world.engine(rank).fail(HOSTILE, Failure::Died);
         }
         let before = self.doubtful.len();
-        for ticket in core::mem::take(&mut self.doubtful) {
-            assert!(self.world.test(ticket).is_some(), "seed {}: of {before}, {ticket:?} hangs", self.seed);
+        for handle in core::mem::take(&mut self.doubtful) {
+            assert!(self.world.test(handle).is_some(), "seed {}: of {before}, {handle:?} hangs", self.seed);
         }
     }
 }
@@ -249,24 +254,24 @@ fn siege(seed: u64, steps: usize) -> (usize, usize) {
     let fabric = Fabric::reading(geometry, rng.pick(&readings), seed);
     let (eager_bytes, window) = (rng.pick(&[64, 256]), rng.pick(&[4, 64]));
     let tuning = Tuning { eager_bytes, window, ..TUNING };
-    let room = Room { requests: 256, units: rng.pick(&[3, 11, 60, 4096]), buckets: 2, tuning };
+    let room = WorldRoom { requests: 256, units: rng.pick(&[3, 11, 60, 4096]), buckets: 2, tuning };
     let (world, streams) = (World::new(&fabric, room), Default::default());
-    let mut siege = Siege { seed, rng, world, streams, doubtful: vec![], scribbles: 0, forged: 0 };
+    let mut siege = EngineSiege { seed, rng, world, streams, doubtful: vec![], corrupts: 0, forged: 0 };
     for _ in 0..steps {
         siege.step();
     }
     siege.lift();
-    (siege.scribbles, siege.forged)
+    (siege.corrupts, siege.forged)
 }
 
 #[test]
 fn honest_ranks_communicate_whatever_the_third_corrupts() {
-    let (mut scribbles, mut forged) = (0, 0);
+    let (mut corrupts, mut forged) = (0, 0);
     for seed in 0..300 {
         let done = siege(seed, 1200);
-        (scribbles, forged) = (scribbles + done.0, forged + done.1);
+        (corrupts, forged) = (corrupts + done.0, forged + done.1);
     }
-    assert!(scribbles > 100_000 && forged > 1000, "{scribbles} scribbles, {forged} packets");
+    assert!(corrupts > 100_000 && forged > 1000, "{corrupts} corrupts, {forged} packets");
 }
 
 proptest! {

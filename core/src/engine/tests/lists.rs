@@ -1,7 +1,7 @@
 //! Scattered buffers, on either side or both, on every path of a message.
 
 use super::world::{AMPLE, World};
-use crate::engine::{Fate, Status, Truncation};
+use crate::engine::{CompletionError, Status, Truncation};
 use crate::payload::tests::steps;
 use crate::shared::tests::contents;
 use crate::shared::tests::fabric::{Fabric, Reading, tiny};
@@ -30,7 +30,7 @@ fn scattered_messages_arrive_as_those_in_one_place() {
                         let (outcome, bytes) = world.done(receive);
                         let moved = len.min(room);
                         let status = Status { peer: 0, tag, len: moved };
-                        let cut = Err(Fate::Truncated(Truncation { status, message: len as u64 }));
+                        let cut = Err(CompletionError::Truncated(Truncation { status, message: len as u64 }));
                         assert_eq!(outcome, if moved < len { cut } else { Ok(status) });
                         assert_eq!(bytes[..moved], contents(tag, len)[..moved], "{len} bytes into {room}");
                         assert!(bytes[moved..].iter().all(|&byte| byte == 0xee), "{len} bytes into {room}");

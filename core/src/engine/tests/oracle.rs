@@ -16,7 +16,7 @@ pub(super) struct Name {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Waiting {
+struct WaitingReceive {
     name: Name,
     context: u16,
     tag: u64,
@@ -24,7 +24,7 @@ struct Waiting {
 
 /// The state of a receive, which is identified by its number in the order of posting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Fate {
+pub(super) enum MessageEnd {
     Posted,
     Matched(Name),
     Withdrawn,
@@ -37,8 +37,8 @@ pub(super) struct Oracle {
     /// Posted receives, in the order of posting.
     posted: Vec<(usize, Pattern)>,
     /// Stored messages, in the order of arrival.
-    waiting: Vec<Waiting>,
-    pub(super) receives: Vec<Fate>,
+    waiting: Vec<WaitingReceive>,
+    pub(super) receives: Vec<MessageEnd>,
     /// For each source, the messages that have arrived or were announced.
     arrived: Vec<usize>,
     /// Messages that were announced.
@@ -51,7 +51,7 @@ pub(super) struct Oracle {
     gone: BTreeSet<PeerId>,
 }
 
-fn matches(pattern: &Pattern, message: &Waiting) -> bool {
+fn matches(pattern: &Pattern, message: &WaitingReceive) -> bool {
     let source = match pattern.source {
         Source::Any => true,
         Source::Rank(rank) => rank == message.name.source,
@@ -80,7 +80,7 @@ impl Oracle {
         match self.take(&pattern) {
             Some(name) => self.receive(name),
             None => {
-                self.receives.push(Fate::Posted);
+                self.receives.push(MessageEnd::Posted);
                 self.posted.push((number, pattern));
             }
         }
@@ -101,7 +101,7 @@ impl Oracle {
     /// Receives a message that was removed from the queue.
     pub(super) fn receive(&mut self, name: Name) {
         self.matched.insert(name);
-        self.receives.push(Fate::Matched(name));
+        self.receives.push(MessageEnd::Matched(name));
     }
 
     /// Returns whether a receive would find a stored message.
@@ -114,14 +114,14 @@ impl Oracle {
         let number = self.arrived[source as usize];
         self.arrived[source as usize] += 1;
         let name = Name { source, number };
-        let message = Waiting { name, context, tag };
+        let message = WaitingReceive { name, context, tag };
         if announced {
             self.announced.insert(name);
         }
         match self.posted.iter().position(|(_, pattern)| matches(pattern, &message)) {
             Some(at) => {
                 self.matched.insert(name);
-                self.receives[self.posted.remove(at).0] = Fate::Matched(name);
+                self.receives[self.posted.remove(at).0] = MessageEnd::Matched(name);
             }
             None => self.waiting.push(message),
         }
@@ -153,9 +153,9 @@ impl Oracle {
     }
 
     pub(super) fn withdraw(&mut self, receive: usize) -> bool {
-        let withdrawn = self.receives[receive] == Fate::Posted;
+        let withdrawn = self.receives[receive] == MessageEnd::Posted;
         if withdrawn {
-            self.receives[receive] = Fate::Withdrawn;
+            self.receives[receive] = MessageEnd::Withdrawn;
             self.posted.retain(|(number, _)| *number != receive);
         }
         withdrawn
@@ -171,7 +171,7 @@ impl Oracle {
             Source::Rank(rank) => rank == peer,
         };
         for (number, _) in self.posted.iter().filter(|(_, pattern)| listens(pattern)) {
-            self.receives[*number] = Fate::Failed;
+            self.receives[*number] = MessageEnd::Failed;
         }
         self.posted.retain(|(_, pattern)| !listens(pattern));
     }

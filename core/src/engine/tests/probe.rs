@@ -2,8 +2,8 @@
 
 use std::vec::Vec;
 
-use super::world::{AMPLE, Room, World, pattern};
-use crate::engine::{Failure, Fate, RequestId, StartError, Status, Truncation};
+use super::world::{AMPLE, World, WorldRoom, pattern};
+use crate::engine::{CompletionError, Failure, RequestId, StartError, Status, Truncation};
 use crate::matching::{Pattern, Source};
 use crate::shared::tests::contents;
 use crate::shared::tests::fabric::{Fabric, Reading, tiny};
@@ -72,17 +72,17 @@ fn message_that_was_taken_out_is_received_by_its_identifier_only() {
             assert!(!synchronous && len <= 256 || world.test(send).is_none(), "a probe matches nothing");
             let receive = world.imrecv(1, id, room).unwrap();
             let again = world.imrecv(1, id, room);
-            assert_eq!(again.err(), Some(Fate::Stale), "received twice");
+            assert_eq!(again.err(), Some(CompletionError::Stale), "received twice");
             world.settle();
             let (outcome, bytes) = world.done(receive);
             let moved = len.min(room);
             let status = Status { peer: 0, tag: 1, len: moved };
-            let cut = Err(Fate::Truncated(Truncation { status, message: len as u64 }));
+            let cut = Err(CompletionError::Truncated(Truncation { status, message: len as u64 }));
             assert_eq!(outcome, if moved < len { cut } else { Ok(status) });
             assert_eq!(bytes[..moved], contents(1, len)[..moved]);
             assert!(bytes[moved..].iter().all(|&byte| byte == 0xee));
             world.done(send).0.unwrap();
-            assert_eq!(world.imrecv(1, id, room).err(), Some(Fate::Stale));
+            assert_eq!(world.imrecv(1, id, room).err(), Some(CompletionError::Stale));
             world.assert_empty(&[0, 1], "a matched probe");
         }
     }
@@ -102,7 +102,7 @@ fn identifier_that_is_no_probe_receives_nothing() {
         RequestId::from_bits(bits ^ 1),
         RequestId::from_bits(bits ^ 7 << 32),
     ] {
-        assert_eq!(world.imrecv(1, id, 100).err(), Some(Fate::Stale), "{id:?}");
+        assert_eq!(world.imrecv(1, id, 100).err(), Some(CompletionError::Stale), "{id:?}");
     }
     world.isend(0, 1, 1, contents(1, 8));
     world.settle();
@@ -112,7 +112,7 @@ fn identifier_that_is_no_probe_receives_nothing() {
 #[test]
 fn probe_without_a_free_request_takes_nothing_out() {
     let fabric = Fabric::new(tiny(2));
-    let mut world = World::new(&fabric, Room { requests: 1, ..AMPLE });
+    let mut world = World::new(&fabric, WorldRoom { requests: 1, ..AMPLE });
     world.isend(0, 1, 2, contents(2, 8));
     world.settle();
     let blocker = world.recv(1, 0, 1, 8);
@@ -170,7 +170,7 @@ fn sender_that_dies_between_probe_and_receive_loses_only_bytes_that_had_not_arri
                 for _ in 0..10 {
                     world.engine(1).progress();
                 }
-                assert_eq!(world.done(there).0, Err(Fate::PeerFailed { peer: 0, failure }));
+                assert_eq!(world.done(there).0, Err(CompletionError::PeerFailed { peer: 0, failure }));
                 world.assert_empty(&[1], "a dead peer's message was probed");
             }
         }

@@ -1,8 +1,8 @@
 //! Rendezvous packets that violate the protocol: the connection fails, and nothing else is
 //! affected.
 
-use super::world::{AMPLE, Ticket, World, pattern};
-use crate::engine::{Failure, Fate, RequestId, Status};
+use super::world::{AMPLE, RequestHandle, World, pattern};
+use crate::engine::{CompletionError, Failure, RequestId, Status};
 use crate::matching::Source;
 use crate::port::{MessagePort, PeerId, PortFault};
 use crate::shared::tests::contents;
@@ -14,17 +14,17 @@ use std::vec::Vec;
 
 /// Three ranks. Rank 1 has a message of 3000 bytes in progress to rank 0, and rank 0 one to rank 1.
 /// Rank 2 is honest and waits too.
-struct Stage<'a> {
+struct ProtocolStage<'a> {
     world: World<'a>,
-    receive: Ticket,
-    send: Ticket,
+    receive: RequestHandle,
+    send: RequestHandle,
     /// Rank 0's operations with rank 2.
-    others: [Ticket; 2],
+    others: [RequestHandle; 2],
 }
 
 const LEN: usize = 3000;
 
-impl<'a> Stage<'a> {
+impl<'a> ProtocolStage<'a> {
     fn new(fabric: &'a Fabric) -> Self {
         let mut world = World::new(fabric, AMPLE);
         let receive = world.recv(0, 1, 1, LEN);
@@ -50,7 +50,7 @@ impl<'a> Stage<'a> {
 
     /// Rank 0 announces its message, and matches one of rank 1.
     fn begin(&mut self) {
-        let rts = Rts { total: LEN as u64, sender: 77, address: 0, way: 0 };
+        let rts = Rts { total: LEN as u64, sender: 77, address: 0, protocol_number: 0 };
         assert_eq!(self.rts(rts), None);
     }
 
@@ -59,9 +59,9 @@ impl<'a> Stage<'a> {
     fn assert_found_out(mut self, found: Option<Failure>, kind: Kind) {
         let failure = Failure::Fault(PortFault::Protocol { kind });
         assert_eq!(found, Some(failure));
-        let fate = Err(Fate::PeerFailed { peer: 1, failure });
-        assert_eq!(self.world.done(self.receive).0, fate);
-        assert_eq!(self.world.done(self.send).0, fate);
+        let completion_error = Err(CompletionError::PeerFailed { peer: 1, failure });
+        assert_eq!(self.world.done(self.receive).0, completion_error);
+        assert_eq!(self.world.done(self.send).0, completion_error);
         self.assert_untouched();
         self.world.assert_empty(&[0], "after a violation by rank 1");
     }
@@ -84,7 +84,7 @@ impl<'a> Stage<'a> {
 
 #[test]
 fn invalid_rts_is_a_fault() {
-    let good = Rts { total: 70, sender: 1, address: 0, way: 0 };
+    let good = Rts { total: 70, sender: 1, address: 0, protocol_number: 0 };
     let mut long = good.encode().to_vec();
     long.extend([7; 71]);
     let huge = Rts { total: 1 << 63, ..good }.encode().to_vec();
@@ -94,7 +94,7 @@ fn invalid_rts_is_a_fault() {
         // Once for a posted receive, and once for the store.
         for tag in [1, 9] {
             let fabric = Fabric::new(tiny(3));
-            let mut stage = Stage::new(&fabric);
+            let mut stage = ProtocolStage::new(&fabric);
             let found = stage.packet(1, Kind::Rts, tag, &payload);
             stage.assert_found_out(found, Kind::Rts);
         }
@@ -105,9 +105,9 @@ fn invalid_rts_is_a_fault() {
 fn rts_that_changes_after_it_was_checked_changes_nothing() {
     for probed in [false, true] {
         let fabric = Fabric::new(tiny(3));
-        let mut stage = Stage::new(&fabric);
+        let mut stage = ProtocolStage::new(&fabric);
         stage.world.engine(0).port_mut().twist = true;
-        let rts = Rts { total: 70, sender: 1, address: 0, way: 0 };
+        let rts = Rts { total: 70, sender: 1, address: 0, protocol_number: 0 };
         assert_eq!(stage.packet(1, Kind::Rts, 9, &rts.encode()), None);
         stage.world.engine(0).port_mut().twist = false;
         let wanted = pattern(Source::Rank(1), 9);
@@ -129,7 +129,7 @@ fn rts_that_changes_after_it_was_checked_changes_nothing() {
 fn malformed_active_messages_and_one_sided_packets_end_messages_too() {
     for kind in [Kind::Active, Kind::Rma, Kind::RmaReply] {
         let fabric = Fabric::new(tiny(3));
-        let mut stage = Stage::new(&fabric);
+        let mut stage = ProtocolStage::new(&fabric);
         let found = stage.packet(1, kind, u64::MAX, &[1; 32]);
         stage.assert_found_out(found, kind);
     }
@@ -137,7 +137,7 @@ fn malformed_active_messages_and_one_sided_packets_end_messages_too() {
 
 #[test]
 fn cts_that_answers_nothing_or_requests_too_much_is_a_fault() {
-    type Wrong = fn(&Stage<'_>, Cts) -> Cts;
+    type Wrong = fn(&ProtocolStage<'_>, Cts) -> Cts;
     let cases: [Wrong; 11] = [
         |_, cts| Cts { sender: cts.sender ^ 1, ..cts },
         |_, cts| Cts { sender: cts.sender ^ 1 << 32, ..cts },
@@ -154,7 +154,7 @@ fn cts_that_answers_nothing_or_requests_too_much_is_a_fault() {
     ];
     for wrong in cases {
         let fabric = Fabric::new(tiny(3));
-        let mut stage = Stage::new(&fabric);
+        let mut stage = ProtocolStage::new(&fabric);
         let right = Cts {
             sender: stage.send.id.to_bits(),
             receiver: 5,
@@ -174,7 +174,7 @@ fn answer_of_the_wrong_length_is_a_fault() {
         [(Kind::Cts, 0), (Kind::Cts, 32), (Kind::Cts, 48), (Kind::Fin, 0), (Kind::Fin, 7), (Kind::Fin, 16)]
     {
         let fabric = Fabric::new(tiny(3));
-        let mut stage = Stage::new(&fabric);
+        let mut stage = ProtocolStage::new(&fabric);
         let mut payload =
             Cts { sender: stage.send.id.to_bits(), receiver: 5, start: 0, end: 1, stores: Stores::Learned }
                 .encode()
@@ -190,7 +190,7 @@ fn second_answer_is_a_fault() {
     for first in [Kind::Cts, Kind::Fin] {
         for second in [Kind::Cts, Kind::Fin] {
             let fabric = Fabric::new(tiny(3));
-            let mut stage = Stage::new(&fabric);
+            let mut stage = ProtocolStage::new(&fabric);
             let sender = stage.send.id.to_bits();
             let cts =
                 Cts { sender, receiver: 5, start: 0, end: LEN as u64, stores: Stores::Learned }.encode();
@@ -210,7 +210,7 @@ fn second_answer_is_a_fault() {
 
 #[test]
 fn fin_that_ends_nothing_is_a_fault() {
-    type Wrong = fn(&Stage<'_>) -> u64;
+    type Wrong = fn(&ProtocolStage<'_>) -> u64;
     let cases: [Wrong; 6] = [
         |stage| stage.send.id.to_bits() ^ 1,
         |stage| stage.receive.id.to_bits(),
@@ -221,7 +221,7 @@ fn fin_that_ends_nothing_is_a_fault() {
     ];
     for wrong in cases {
         let fabric = Fabric::new(tiny(3));
-        let mut stage = Stage::new(&fabric);
+        let mut stage = ProtocolStage::new(&fabric);
         let wrong = wrong(&stage).to_le_bytes();
         let found = stage.packet(1, Kind::Fin, 0, &wrong);
         stage.assert_found_out(found, Kind::Fin);
@@ -234,13 +234,13 @@ fn data_before_it_was_cleared_is_a_fault() {
         // The port must be able to read, so that the receive is not streamed. Rank 0 does not
         // progress to the failing read.
         let fabric = Fabric::reading(tiny(3), Reading::Always, 1);
-        let mut stage = Stage::new(&fabric);
+        let mut stage = ProtocolStage::new(&fabric);
         let bits = stage.receive.id.to_bits();
         if matched {
             let envelope = Envelope { kind: Kind::Rts, context: 0, tag: 1, total: RTS_BYTES as u64 };
             let bytes = contents(7, LEN);
             let (_, buf) = stage.world.lender.send(1, bytes);
-            let rts = Rts { total: LEN as u64, sender: 77, address: buf.address(), way: 0 };
+            let rts = Rts { total: LEN as u64, sender: 77, address: buf.address(), protocol_number: 0 };
             let port = stage.world.engine(1).port_mut();
             assert_eq!(port.send(0, &envelope, &rts.encode()), Ok(true));
             stage.world.engine(0).step();
@@ -252,7 +252,7 @@ fn data_before_it_was_cleared_is_a_fault() {
 
 #[test]
 fn data_that_names_nothing_or_does_not_fit_is_a_fault() {
-    type Wrong = fn(&Stage<'_>) -> (PeerId, u64, usize);
+    type Wrong = fn(&ProtocolStage<'_>) -> (PeerId, u64, usize);
     let cases: [Wrong; 8] = [
         |stage| (1, stage.receive.id.to_bits() ^ 1, 100),
         |stage| (1, stage.receive.id.to_bits() ^ 1 << 32, 100),
@@ -266,7 +266,7 @@ fn data_that_names_nothing_or_does_not_fit_is_a_fault() {
     ];
     for wrong in cases {
         let fabric = Fabric::new(tiny(3));
-        let mut stage = Stage::new(&fabric);
+        let mut stage = ProtocolStage::new(&fabric);
         stage.begin();
         let bits = stage.receive.id.to_bits();
         for _ in 0..14 {
@@ -284,8 +284,8 @@ fn data_that_names_nothing_or_does_not_fit_is_a_fault() {
         assert_eq!(stage.packet(1, Kind::Data, bits, &[0xaa; 200]), None);
         let (outcome, bytes) = stage.world.done(stage.receive);
         assert!(outcome.is_ok() && bytes.iter().all(|&byte| byte == 0xaa));
-        for ticket in stage.others {
-            assert!(matches!(stage.world.done(ticket).0, Err(Fate::PeerFailed { peer: 2, .. })));
+        for handle in stage.others {
+            assert!(matches!(stage.world.done(handle).0, Err(CompletionError::PeerFailed { peer: 2, .. })));
         }
     }
 }
@@ -293,7 +293,7 @@ fn data_that_names_nothing_or_does_not_fit_is_a_fault() {
 #[test]
 fn data_after_the_last_is_a_fault() {
     let fabric = Fabric::new(tiny(3));
-    let mut stage = Stage::new(&fabric);
+    let mut stage = ProtocolStage::new(&fabric);
     stage.begin();
     let bits = stage.receive.id.to_bits();
     for _ in 0..15 {
@@ -312,8 +312,8 @@ fn data_after_the_last_is_a_fault() {
 fn address_that_is_unreadable_fails_the_read_and_nothing_else() {
     for address in [1, 4096, u64::MAX, u64::MAX - 2000] {
         let fabric = Fabric::reading(tiny(3), Reading::Always, 1);
-        let mut stage = Stage::new(&fabric);
-        assert_eq!(stage.rts(Rts { total: LEN as u64, sender: 77, address, way: 0 }), None);
+        let mut stage = ProtocolStage::new(&fabric);
+        assert_eq!(stage.rts(Rts { total: LEN as u64, sender: 77, address, protocol_number: 0 }), None);
         for _ in 0..10 {
             stage.world.engine(0).progress();
         }

@@ -3,8 +3,8 @@
 
 use std::vec::Vec;
 
-use super::world::{AMPLE, Room, SHARE, TUNING, Ticket, World, pattern};
-use crate::engine::{Failure, Fate, PACKETS_A_TURN, RequestId, Status, Truncation, Tuning};
+use super::world::{AMPLE, ASSIST, RequestHandle, TUNING, World, WorldRoom, pattern};
+use crate::engine::{CompletionError, Failure, PACKETS_A_TURN, RequestId, Status, Truncation, Tuning};
 use crate::matching::{Pattern, Source};
 use crate::port::{MessagePort as _, PeerId, PortFault};
 use crate::shared::layout::Geometry;
@@ -13,7 +13,14 @@ use crate::shared::tests::fabric::{Fabric, Reading, tiny};
 
 const READINGS: [Reading; 4] = [Reading::Never, Reading::Always, Reading::Unreadable(4), Reading::Refused(4)];
 
-fn start(world: &mut World<'_>, synchronous: bool, from: PeerId, to: PeerId, tag: u64, len: usize) -> Ticket {
+fn start(
+    world: &mut World<'_>,
+    synchronous: bool,
+    from: PeerId,
+    to: PeerId,
+    tag: u64,
+    len: usize,
+) -> RequestHandle {
     match synchronous {
         true => world.issend(from, to, tag, contents(tag, len)),
         false => world.isend(from, to, tag, contents(tag, len)),
@@ -21,11 +28,18 @@ fn start(world: &mut World<'_>, synchronous: bool, from: PeerId, to: PeerId, tag
 }
 
 /// Checks the result of receiving a message of `len` bytes into `room` bytes.
-fn assert_received(world: &mut World<'_>, receive: Ticket, from: PeerId, tag: u64, len: usize, room: usize) {
+fn assert_received(
+    world: &mut World<'_>,
+    receive: RequestHandle,
+    from: PeerId,
+    tag: u64,
+    len: usize,
+    room: usize,
+) {
     let (outcome, bytes) = world.done(receive);
     let moved = len.min(room);
     let status = Status { peer: from, tag, len: moved };
-    let cut = Err(Fate::Truncated(Truncation { status, message: len as u64 }));
+    let cut = Err(CompletionError::Truncated(Truncation { status, message: len as u64 }));
     assert_eq!(outcome, if moved < len { cut } else { Ok(status) });
     assert_eq!(bytes[..moved], contents(tag, len)[..moved], "{len} bytes into {room}");
     assert!(bytes[moved..].iter().all(|&byte| byte == 0xee), "bytes beyond the message were written");
@@ -104,9 +118,9 @@ fn bytes_move_by_a_protocol_that_works() {
 
 #[test]
 fn sender_copies_a_part_from_the_chosen_size_on() {
-    for (share_bytes, shared) in [(SHARE, true), (10_000, true), (10_001, false), (u64::MAX, false)] {
+    for (assist_bytes, shared) in [(ASSIST, true), (10_000, true), (10_001, false), (u64::MAX, false)] {
         let fabric = Fabric::reading(tiny(2), Reading::Always, 1);
-        let mut world = World::new(&fabric, Room { tuning: Tuning { share_bytes, ..TUNING }, ..AMPLE });
+        let mut world = World::new(&fabric, WorldRoom { tuning: Tuning { assist_bytes, ..TUNING }, ..AMPLE });
         let receive = world.recv(1, 0, 1, 10_000);
         let send = world.isend(0, 1, 1, contents(1, 10_000));
         for _ in 0..200 {
@@ -117,7 +131,7 @@ fn sender_copies_a_part_from_the_chosen_size_on() {
         world.done(send).0.unwrap();
         assert_eq!(world.done(receive).1, contents(1, 10_000));
         let pushed = fabric.with_memory(|memory| memory.pushed);
-        assert_eq!(pushed > 0, shared, "{pushed} bytes pushed, of messages from {share_bytes} on");
+        assert_eq!(pushed > 0, shared, "{pushed} bytes pushed, of messages from {assist_bytes} on");
     }
 }
 
@@ -135,7 +149,7 @@ fn sender_copies_nothing_more_after_its_receiver_has_failed_it() {
     world.engine(1).fail(0, Failure::Fault(PortFault::Memory { len: 1 }));
     // The buffer belongs to its owner again. The sender is alive and has not learned of the
     // failure.
-    assert!(matches!(world.engine(1).test(receive.id), Some(Err(Fate::PeerFailed { .. }))));
+    assert!(matches!(world.engine(1).test(receive.id), Some(Err(CompletionError::PeerFailed { .. }))));
     let before = pushed();
     for _ in 0..100 {
         world.engine(0).step();
@@ -157,9 +171,9 @@ fn shares_end_with_every_peer_although_one_does_not_leave() {
     }
     // Rank 0 claims a part and never writes it.
     let port = world.engine(0).port_mut();
-    let share = port.find_share(2).unwrap();
-    port.join_share(2, share.end).unwrap();
-    assert!(!world.engine(2).end_shares(), "rank 0 may be about to write");
+    let assist = port.find_assist(2).unwrap();
+    port.join_assist(2, assist.end).unwrap();
+    assert!(!world.engine(2).end_assists(), "rank 0 may be about to write");
     let before = fabric.with_memory(|memory| memory.pushed);
     for _ in 0..100 {
         world.engine(1).step();
@@ -169,18 +183,19 @@ fn shares_end_with_every_peer_although_one_does_not_leave() {
 
 #[test]
 fn message_is_read_with_non_temporal_stores_from_the_chosen_size_on() {
-    for (non_temporal_bytes, past_caches) in [(0, true), (10_000, true), (10_001, false), (u64::MAX, false)] {
+    for (non_temporal_bytes, non_temporal) in [(0, true), (10_000, true), (10_001, false), (u64::MAX, false)]
+    {
         let fabric = Fabric::new(tiny(2));
         let tuning = Tuning { non_temporal_bytes, ..TUNING };
-        let mut world = World::new(&fabric, Room { tuning, ..AMPLE });
+        let mut world = World::new(&fabric, WorldRoom { tuning, ..AMPLE });
         let receive = world.recv(1, 0, 1, 10_000);
         let send = world.isend(0, 1, 1, contents(1, 10_000));
         world.settle();
         world.done(send).0.unwrap();
         assert_eq!(world.done(receive).1, contents(1, 10_000));
-        let bytes = world.engine(1).port_mut().past_caches.get();
+        let bytes = world.engine(1).port_mut().non_temporal.get();
         // The first bytes travel with the RTS.
-        assert_eq!(bytes > 9_000, past_caches, "{bytes} bytes");
+        assert_eq!(bytes > 9_000, non_temporal, "{bytes} bytes");
     }
 }
 
@@ -286,10 +301,10 @@ fn death(
     (len, room): (usize, usize),
     steps: usize,
     dead: PeerId,
-    way: u64,
+    protocol_number: u64,
 ) {
     let fabric = Fabric::reading(tiny(3), reading, steps as u64);
-    let mut world = World::new(&fabric, Room { requests: 8, units: 64, ..AMPLE });
+    let mut world = World::new(&fabric, WorldRoom { requests: 8, units: 64, ..AMPLE });
     let early = steps.is_multiple_of(2).then(|| world.recv(1, 0, 1, room));
     let send = start(&mut world, synchronous, 0, 1, 1, len);
     let mut receive = early;
@@ -301,12 +316,13 @@ fn death(
     }
     let receive = receive.unwrap_or_else(|| world.recv(1, 0, 1, room));
     let other = 1 - dead;
-    let what =
-        std::format!("{reading:?}, {len} into {room} bytes, {steps} steps, rank {dead} dies, way {way}");
+    let what = std::format!(
+        "{reading:?}, {len} into {room} bytes, {steps} steps, rank {dead} dies, way {protocol_number}"
+    );
     fabric.with_memory(|memory| memory.gone.push(dead));
-    if way > 0 {
+    if protocol_number > 0 {
         world.engine(other).depart(dead, Failure::Died);
-        if way > 1 {
+        if protocol_number > 1 {
             world.engine(other).progress();
         }
         while !world.engine(other).drain(dead) {}
@@ -318,15 +334,19 @@ fn death(
     let (received, bytes) = world.done(receive);
     match sent {
         Ok(status) => assert_eq!(status, Status { peer: 1, tag: 1, len }, "{what}"),
-        Err(fate) => assert_eq!(fate, Fate::PeerFailed { peer: 1, failure: Failure::Died }, "{what}"),
+        Err(completion_error) => assert_eq!(
+            completion_error,
+            CompletionError::PeerFailed { peer: 1, failure: Failure::Died },
+            "{what}"
+        ),
     }
     match received {
-        Err(Fate::PeerFailed { peer: 0, failure: Failure::Died }) => {}
-        Ok(_) | Err(Fate::Truncated(_)) => {
+        Err(CompletionError::PeerFailed { peer: 0, failure: Failure::Died }) => {}
+        Ok(_) | Err(CompletionError::Truncated(_)) => {
             let moved = len.min(room);
             assert_eq!(bytes[..moved], contents(1, len)[..moved], "{what}");
         }
-        Err(fate) => panic!("{what}: {fate}"),
+        Err(completion_error) => panic!("{what}: {completion_error}"),
     }
     assert_eq!(world.engine(other).failure(dead), Some(Failure::Died), "{what}");
     world.assert_empty(&[0, 1], &what);
@@ -353,8 +373,8 @@ fn death_at_any_step_ends_the_requests_of_both_sides() {
         ] {
             for steps in 0..40 {
                 for dead in [0, 1] {
-                    for way in 0..3 {
-                        death(reading, synchronous, sizes, steps, dead, way);
+                    for protocol_number in 0..3 {
+                        death(reading, synchronous, sizes, steps, dead, protocol_number);
                     }
                 }
             }
@@ -381,7 +401,7 @@ fn death_ends_a_rendezvous_that_waits_for_room() {
                 // All bytes have arrived; only the FIN was not sent.
                 assert_eq!((outcome, bytes), (Ok(Status { peer: 0, tag: 1, len: 2000 }), contents(1, 2000)));
             } else {
-                assert_eq!(outcome, Err(Fate::PeerFailed { peer: 0, failure }));
+                assert_eq!(outcome, Err(CompletionError::PeerFailed { peer: 0, failure }));
             }
         }
     }
@@ -391,7 +411,7 @@ fn death_ends_a_rendezvous_that_waits_for_room() {
 fn turn_stays_bounded_however_many_messages_are_pulled() {
     const HALF: usize = 2000;
     let tuning = Tuning { eager_bytes: 64, window: 8192, ..TUNING };
-    let room = Room { requests: 2 * HALF, buckets: 4096, tuning, ..AMPLE };
+    let room = WorldRoom { requests: 2 * HALF, buckets: 4096, tuning, ..AMPLE };
     let fabric = Fabric::reading(Geometry { cells: 64, ..tiny(2) }, Reading::Always, 1);
     let mut world = World::new(&fabric, room);
     // Each posted receive moves a piece of the first message in the queue. Messages of many pieces

@@ -8,13 +8,13 @@ mod random;
 use std::vec;
 use std::vec::Vec;
 
-use super::world::{AMPLE, REGIONS, Room, Ticket, World};
+use super::world::{AMPLE, REGIONS, RequestHandle, World, WorldRoom};
 use crate::engine::rma::{Access, Datatype, Reduction, Refusal, RegionId, RemoteKey, Target, WINDOW};
-use crate::engine::{Failure, Fate, RequestId, StartError, Status};
+use crate::engine::{CompletionError, Failure, RequestId, StartError, Status};
 use crate::port::PeerId;
 use crate::shared::layout::Geometry;
 use crate::shared::tests::contents;
-use crate::shared::tests::fabric::{Fabric, Region, tiny};
+use crate::shared::tests::fabric::{Fabric, FabricRegion, tiny};
 
 /// Bytes of a region in these tests: one page.
 const BYTES: usize = 4096;
@@ -22,7 +22,13 @@ const ALL: Access = Access::ReadWrite;
 
 impl World<'_> {
     /// Exposes memory with a key that the test chooses.
-    fn expose(&mut self, rank: PeerId, memory: &Region, access: Access, key: u64) -> (RegionId, RemoteKey) {
+    fn expose(
+        &mut self,
+        rank: PeerId,
+        memory: &FabricRegion,
+        access: Access,
+        key: u64,
+    ) -> (RegionId, RemoteKey) {
         let id = self.engine(rank).expose(memory.exposed(), access, key).unwrap();
         (id, self.engine(rank).remote_key(id).unwrap())
     }
@@ -33,16 +39,22 @@ impl World<'_> {
         key: &RemoteKey,
         offset: u64,
         bytes: &[u8],
-    ) -> Result<Ticket, StartError> {
+    ) -> Result<RequestHandle, StartError> {
         let (loan, buf) = self.lender.send(from, bytes.to_vec());
         let started = self.engine(from).put(&Target { key, offset }, buf, false);
-        self.ticket(from, loan, started)
+        self.handle(from, loan, started)
     }
 
-    fn get(&mut self, from: PeerId, key: &RemoteKey, offset: u64, len: usize) -> Result<Ticket, StartError> {
+    fn get(
+        &mut self,
+        from: PeerId,
+        key: &RemoteKey,
+        offset: u64,
+        len: usize,
+    ) -> Result<RequestHandle, StartError> {
         let (loan, mut buf) = self.lender.receive(from, len);
         let started = self.engine(from).get(&Target { key, offset }, &mut buf);
-        self.ticket(from, loan, started)
+        self.handle(from, loan, started)
     }
 
     fn fetch(
@@ -52,11 +64,11 @@ impl World<'_> {
         datatype: Datatype,
         reduction: Reduction,
         operand: u64,
-    ) -> Result<Ticket, StartError> {
+    ) -> Result<RequestHandle, StartError> {
         let (loan, mut old) = self.lender.receive(from, datatype.bytes());
         let target = Target { key, offset };
         let started = self.engine(from).fetch(&target, datatype, reduction, operand, &mut old);
-        self.ticket(from, loan, started)
+        self.handle(from, loan, started)
     }
 
     fn compare_swap(
@@ -65,11 +77,11 @@ impl World<'_> {
         (key, offset): (&RemoteKey, u64),
         datatype: Datatype,
         [expected, value]: [u64; 2],
-    ) -> Result<Ticket, StartError> {
+    ) -> Result<RequestHandle, StartError> {
         let (loan, mut old) = self.lender.receive(from, datatype.bytes());
         let target = Target { key, offset };
         let started = self.engine(from).compare_swap(&target, datatype, expected, value, &mut old);
-        self.ticket(from, loan, started)
+        self.handle(from, loan, started)
     }
 
     fn accumulate(
@@ -79,10 +91,10 @@ impl World<'_> {
         datatype: Datatype,
         reduction: Reduction,
         operands: &[u8],
-    ) -> Result<Ticket, StartError> {
+    ) -> Result<RequestHandle, StartError> {
         let (loan, buf) = self.lender.send(from, operands.to_vec());
         let started = self.engine(from).accumulate(&Target { key, offset }, datatype, reduction, buf);
-        self.ticket(from, loan, started)
+        self.handle(from, loan, started)
     }
 
     fn fetch_accumulate(
@@ -92,22 +104,22 @@ impl World<'_> {
         what: (Datatype, Reduction),
         operands: &[u8],
         len: usize,
-    ) -> Result<Ticket, StartError> {
+    ) -> Result<RequestHandle, StartError> {
         let (_, buf) = self.lender.send(from, operands.to_vec());
         let (loan, mut old) = self.lender.receive(from, len);
         let target = Target { key, offset };
         let started = self.engine(from).fetch_accumulate(&target, what.0, what.1, buf, &mut old);
-        self.ticket(from, loan, started)
+        self.handle(from, loan, started)
     }
 
-    fn flush(&mut self, from: PeerId, to: PeerId) -> Result<Ticket, StartError> {
+    fn flush(&mut self, from: PeerId, to: PeerId) -> Result<RequestHandle, StartError> {
         let (loan, _) = self.lender.send(from, vec![]);
         let started = self.engine(from).flush(to);
-        self.ticket(from, loan, started)
+        self.handle(from, loan, started)
     }
 
-    fn good(&mut self, ticket: Ticket) -> Vec<u8> {
-        let (outcome, bytes) = self.done(ticket);
+    fn good(&mut self, handle: RequestHandle) -> Vec<u8> {
+        let (outcome, bytes) = self.done(handle);
         outcome.unwrap();
         bytes
     }
@@ -117,7 +129,7 @@ impl World<'_> {
 fn put_bytes_are_there_after_a_flush_and_a_get_returns_them() {
     for slots in [4, 64] {
         let fabric = Fabric::new(Geometry { fastbox_slots: slots, ..tiny(2) });
-        let memory = Region::new(BYTES);
+        let memory = FabricRegion::new(BYTES);
         let mut world = World::new(&fabric, AMPLE);
         let (_, key) = world.expose(1, &memory, ALL, 77);
         for (salt, len) in [0, 1, 7, 8, 24, 25, 208, 209, 232, 233, 256, 1000, BYTES].into_iter().enumerate()
@@ -142,30 +154,30 @@ fn put_bytes_are_there_after_a_flush_and_a_get_returns_them() {
 #[test]
 fn atomic_operations_return_what_was_there() {
     let fabric = Fabric::new(tiny(2));
-    let memory = Region::new(BYTES);
+    let memory = FabricRegion::new(BYTES);
     let mut world = World::new(&fabric, AMPLE);
     let (_, key) = world.expose(1, &memory, ALL, 77);
     for rank in [0, 1] {
         memory.fill(&5u64.to_le_bytes());
-        let value = |world: &mut World<'_>, ticket: Result<Ticket, _>| {
-            let ticket: Ticket = ticket.unwrap();
+        let value = |world: &mut World<'_>, handle: Result<RequestHandle, _>| {
+            let handle: RequestHandle = handle.unwrap();
             world.settle();
-            let bytes = world.good(ticket);
+            let bytes = world.good(handle);
             bytes.iter().rev().fold(0, |value, byte| value << 8 | u64::from(*byte))
         };
         let at = (&key, 0);
-        let ticket = world.fetch(rank, at, Datatype::U64, Reduction::Sum, 7);
-        assert_eq!(value(&mut world, ticket), 5);
-        let ticket = world.compare_swap(rank, at, Datatype::U64, [5, 9]);
-        assert_eq!(value(&mut world, ticket), 12);
-        let ticket = world.compare_swap(rank, at, Datatype::U64, [12, u64::MAX]);
-        assert_eq!(value(&mut world, ticket), 12);
-        let ticket = world.fetch(rank, at, Datatype::I32, Reduction::Max, 3);
-        assert_eq!(value(&mut world, ticket), u64::from(u32::MAX), "of -1 and 3");
-        let ticket = world.compare_swap(rank, (&key, 4), Datatype::U32, [u64::MAX, 1 << 40 | 6]);
-        assert_eq!(value(&mut world, ticket), u64::from(u32::MAX), "the high halves are ignored");
-        let ticket = world.fetch(rank, at, Datatype::U64, Reduction::Nothing, 1);
-        assert_eq!(value(&mut world, ticket), 6 << 32 | 3);
+        let handle = world.fetch(rank, at, Datatype::U64, Reduction::Sum, 7);
+        assert_eq!(value(&mut world, handle), 5);
+        let handle = world.compare_swap(rank, at, Datatype::U64, [5, 9]);
+        assert_eq!(value(&mut world, handle), 12);
+        let handle = world.compare_swap(rank, at, Datatype::U64, [12, u64::MAX]);
+        assert_eq!(value(&mut world, handle), 12);
+        let handle = world.fetch(rank, at, Datatype::I32, Reduction::Max, 3);
+        assert_eq!(value(&mut world, handle), u64::from(u32::MAX), "of -1 and 3");
+        let handle = world.compare_swap(rank, (&key, 4), Datatype::U32, [u64::MAX, 1 << 40 | 6]);
+        assert_eq!(value(&mut world, handle), u64::from(u32::MAX), "the high halves are ignored");
+        let handle = world.fetch(rank, at, Datatype::U64, Reduction::Nothing, 1);
+        assert_eq!(value(&mut world, handle), 6 << 32 | 3);
     }
     world.assert_empty(&[0, 1], "atomics");
 }
@@ -173,17 +185,17 @@ fn atomic_operations_return_what_was_there() {
 #[test]
 fn arrays_are_accumulated_value_by_value_over_several_packets() {
     let fabric = Fabric::new(tiny(2));
-    let memory = Region::new(BYTES);
+    let memory = FabricRegion::new(BYTES);
     let mut world = World::new(&fabric, AMPLE);
     let (_, key) = world.expose(1, &memory, ALL, 77);
     let values =
         |scale: f32| (0..500u16).flat_map(|n| (f32::from(n) * scale).to_le_bytes()).collect::<Vec<u8>>();
     for rank in [0, 1] {
         memory.fill(&values(1.0));
-        let ticket = world.accumulate(rank, (&key, 0), Datatype::F32, Reduction::Sum, &values(2.0)).unwrap();
+        let handle = world.accumulate(rank, (&key, 0), Datatype::F32, Reduction::Sum, &values(2.0)).unwrap();
         let flush = world.flush(rank, 1).unwrap();
         world.settle();
-        world.good(ticket);
+        world.good(handle);
         world.good(flush);
         assert_eq!(memory.copy()[..2000], values(3.0));
     }
@@ -192,7 +204,7 @@ fn arrays_are_accumulated_value_by_value_over_several_packets() {
 #[test]
 fn key_says_beforehand_what_would_be_refused() {
     let fabric = Fabric::new(tiny(2));
-    let memory = Region::new(BYTES);
+    let memory = FabricRegion::new(BYTES);
     let mut world = World::new(&fabric, AMPLE);
     let refused = |refusal| Some(StartError::Refused(refusal));
     let (_, read) = world.expose(1, &memory, Access::Read, 1);
@@ -219,16 +231,16 @@ fn key_says_beforehand_what_would_be_refused() {
 #[test]
 fn target_refuses_and_reports_what_the_key_does_not_show() {
     let fabric = Fabric::new(tiny(2));
-    let memory = Region::new(BYTES);
+    let memory = FabricRegion::new(BYTES);
     let mut world = World::new(&fabric, AMPLE);
     let (id, key) = world.expose(1, &memory, Access::Read, 1);
     let forged = |key| RemoteKey { access: ALL, len: u64::MAX, ..key };
     let get = |world: &mut World<'_>, key, offset| {
-        let ticket = world.get(0, &key, offset, 8).unwrap();
+        let handle = world.get(0, &key, offset, 8).unwrap();
         world.settle();
-        world.done(ticket).0
+        world.done(handle).0
     };
-    let refused = |refusal| Err(Fate::Refused { peer: 1, refusal, count: 1 });
+    let refused = |refusal| Err(CompletionError::Refused { peer: 1, refusal, count: 1 });
     for (wrong, offset, refusal) in [
         (RemoteKey { key: 2, ..key }, 0, Refusal::Key),
         (RemoteKey { region: 1, ..key }, 0, Refusal::Key),
@@ -248,9 +260,9 @@ fn target_refuses_and_reports_what_the_key_does_not_show() {
     }
     let flush = world.flush(0, 1).unwrap();
     world.settle();
-    let fate = Fate::Refused { peer: 1, refusal: Refusal::Access, count: 4 };
-    assert_eq!(world.done(flush).0, Err(fate), "two packets each");
-    assert!(world.engine(1).conceal(id) && !world.engine(1).conceal(id));
+    let completion_error = CompletionError::Refused { peer: 1, refusal: Refusal::Access, count: 4 };
+    assert_eq!(world.done(flush).0, Err(completion_error), "two packets each");
+    assert!(world.engine(1).unexpose(id) && !world.engine(1).unexpose(id));
     assert_eq!(get(&mut world, key, 0), refused(Refusal::Key));
     assert_eq!(memory.copy(), vec![0; BYTES]);
     let (_, again) = world.expose(1, &memory, ALL, 5);
@@ -266,21 +278,21 @@ fn target_refuses_and_reports_what_the_key_does_not_show() {
 #[test]
 fn region_that_is_unexposed_in_the_middle_of_a_get_ends_it() {
     let fabric = Fabric::new(tiny(2));
-    let memory = Region::new(BYTES);
+    let memory = FabricRegion::new(BYTES);
     let mut world = World::new(&fabric, AMPLE);
     let (id, key) = world.expose(1, &memory, ALL, 1);
     let get = world.get(0, &key, 0, BYTES).unwrap();
     world.engine(1).progress();
-    assert!(world.engine(1).conceal(id));
+    assert!(world.engine(1).unexpose(id));
     world.settle();
-    assert_eq!(world.done(get).0, Err(Fate::Refused { peer: 1, refusal: Refusal::Key, count: 1 }));
-    world.assert_empty(&[0, 1], "concealed");
+    assert_eq!(world.done(get).0, Err(CompletionError::Refused { peer: 1, refusal: Refusal::Key, count: 1 }));
+    world.assert_empty(&[0, 1], "unexposed");
 }
 
 #[test]
 fn two_ranks_that_flood_each_other_with_gets_finish() {
     let fabric = Fabric::new(tiny(2));
-    let memories = [Region::new(BYTES), Region::new(BYTES)];
+    let memories = [FabricRegion::new(BYTES), FabricRegion::new(BYTES)];
     memories.iter().zip(0..).for_each(|(memory, salt)| memory.fill(&contents(salt, BYTES)));
     let mut world = World::new(&fabric, AMPLE);
     let keys = [0, 1].map(|rank| world.expose(rank, &memories[rank as usize], ALL, 1).1);
@@ -299,7 +311,7 @@ fn two_ranks_that_flood_each_other_with_gets_finish() {
 #[test]
 fn window_bounds_what_a_target_has_to_store() {
     let fabric = Fabric::new(Geometry { cells: 4, fastbox_slots: 256, ..tiny(2) });
-    let memory = Region::new(BYTES);
+    let memory = FabricRegion::new(BYTES);
     let mut world = World::new(&fabric, AMPLE);
     let (_, key) = world.expose(1, &memory, ALL, 1);
     let gets: Vec<_> = (0..100).map(|_| world.get(0, &key, 0, 2000).unwrap()).collect();
@@ -318,7 +330,7 @@ fn window_bounds_what_a_target_has_to_store() {
 #[test]
 fn operations_on_own_memory_keep_their_order_when_one_has_to_wait() {
     let fabric = Fabric::new(tiny(1));
-    let memory = Region::new(BYTES);
+    let memory = FabricRegion::new(BYTES);
     let mut world = World::new(&fabric, AMPLE);
     let (_, key) = world.expose(0, &memory, ALL, 1);
     let first = world.put(0, &key, 0, &7_u64.to_le_bytes()).unwrap();
@@ -333,12 +345,12 @@ fn operations_on_own_memory_keep_their_order_when_one_has_to_wait() {
     let add = world.accumulate(0, (&key, 0), Datatype::U64, Reduction::Sum, &5_u64.to_le_bytes()).unwrap();
     let flush = world.flush(0, 0).unwrap();
     assert_eq!(memory.copy()[..8], 7_u64.to_le_bytes(), "no operation overtakes a queued one");
-    assert!([get, fetch, put, add, flush].into_iter().all(|ticket| world.test(ticket).is_none()));
+    assert!([get, fetch, put, add, flush].into_iter().all(|handle| world.test(handle).is_none()));
     world.engine(0).progress();
     assert_eq!(world.done(get).1, 7_u64.to_le_bytes());
     assert_eq!(world.done(fetch).1, 7_u64.to_le_bytes());
-    for ticket in [put, add, flush] {
-        world.done(ticket).0.unwrap();
+    for handle in [put, add, flush] {
+        world.done(handle).0.unwrap();
     }
     assert_eq!(memory.copy()[..8], 105_u64.to_le_bytes());
     // A refused operation reports the refusal when it is executed.
@@ -346,14 +358,14 @@ fn operations_on_own_memory_keep_their_order_when_one_has_to_wait() {
     world.engine(0).send_active(0, 1, empty.alias(), empty).unwrap();
     let late = world.put(0, &RemoteKey { key: 9, ..key }, 0, &[1]).unwrap();
     world.engine(0).progress();
-    let refused = Fate::Refused { peer: 0, refusal: Refusal::Key, count: 1 };
+    let refused = CompletionError::Refused { peer: 0, refusal: Refusal::Key, count: 1 };
     assert_eq!(world.done(late).0, Err(refused));
 }
 
 #[test]
 fn lists_are_refused_as_buffers_of_one_sided_operations() {
     let fabric = Fabric::new(tiny(2));
-    let memory = Region::new(BYTES);
+    let memory = FabricRegion::new(BYTES);
     let mut world = World::new(&fabric, AMPLE);
     for owner in [0, 1] {
         let (_, key) = world.expose(owner, &memory, ALL, 1);
@@ -382,7 +394,7 @@ fn lists_are_refused_as_buffers_of_one_sided_operations() {
 fn fence_keeps_a_get_from_seeing_what_is_put_later() {
     let fabric = Fabric::new(Geometry { fastbox_slots: 64, ..tiny(2) });
     for fenced in [true, false] {
-        let memory = Region::new(BYTES);
+        let memory = FabricRegion::new(BYTES);
         memory.fill(&[1; BYTES]);
         let mut world = World::new(&fabric, AMPLE);
         let (_, key) = world.expose(1, &memory, ALL, 1);
@@ -409,7 +421,7 @@ fn fence_keeps_a_get_from_seeing_what_is_put_later() {
 #[test]
 fn flush_is_not_complete_before_a_get_that_was_started_earlier() {
     let fabric = Fabric::new(tiny(2));
-    let memory = Region::new(BYTES);
+    let memory = FabricRegion::new(BYTES);
     let mut world = World::new(&fabric, AMPLE);
     let (_, key) = world.expose(1, &memory, ALL, 1);
     let get = world.get(0, &key, 0, BYTES).unwrap();
@@ -441,19 +453,19 @@ fn return_to_start(fabric: &Fabric) {
 #[test]
 fn notifications_arrive_after_the_bytes_and_complete_waiting_requests() {
     let fabric = Fabric::new(tiny(3));
-    let memory = Region::new(BYTES);
+    let memory = FabricRegion::new(BYTES);
     let mut world = World::new(&fabric, AMPLE);
     let (id, key) = world.expose(1, &memory, ALL, 1);
     let wait = |world: &mut World<'_>, count| {
         let (loan, _) = world.lender.send(1, vec![]);
         let started = world.engine(1).await_notifications(id, count);
-        world.ticket(1, loan, started).unwrap()
+        world.handle(1, loan, started).unwrap()
     };
     let (one, two, far) = (wait(&mut world, 1), wait(&mut world, 2), wait(&mut world, 9));
     let notify = |world: &mut World<'_>, from, bytes: Vec<u8>| {
         let (loan, buf) = world.lender.send(from, bytes);
         let started = world.engine(from).put(&Target { key: &key, offset: 0 }, buf, true);
-        world.ticket(from, loan, started).unwrap()
+        world.handle(from, loan, started).unwrap()
     };
     let long = notify(&mut world, 0, vec![3; BYTES]);
     for _ in 0..1000 {
@@ -475,14 +487,14 @@ fn notifications_arrive_after_the_bytes_and_complete_waiting_requests() {
     let past = wait(&mut world, 2);
     world.good(past);
     assert!(world.engine(1).cancel(far.id));
-    assert_eq!(world.done(far).0, Err(Fate::Cancelled));
+    assert_eq!(world.done(far).0, Err(CompletionError::Cancelled));
     let left = wait(&mut world, 9);
     world.engine(1).fail(2, Failure::Died);
-    assert_eq!(world.done(left).0, Err(Fate::PeerFailed { peer: 2, failure: Failure::Died }));
+    assert_eq!(world.done(left).0, Err(CompletionError::PeerFailed { peer: 2, failure: Failure::Died }));
     world.engine(1).acknowledge();
-    let concealed = wait(&mut world, 9);
-    world.engine(1).conceal(id);
-    assert_eq!(world.done(concealed).0, Err(Fate::Cancelled));
+    let unexposed = wait(&mut world, 9);
+    world.engine(1).unexpose(id);
+    assert_eq!(world.done(unexposed).0, Err(CompletionError::Cancelled));
     assert_eq!(world.engine(1).await_notifications(id, 1), Err(StartError::Region));
     world.assert_empty(&[0, 1], "notifications");
 }
@@ -490,7 +502,7 @@ fn notifications_arrive_after_the_bytes_and_complete_waiting_requests() {
 #[test]
 fn death_of_the_target_ends_all_requests_to_it() {
     let fabric = Fabric::new(tiny(3));
-    let memory = Region::new(BYTES);
+    let memory = FabricRegion::new(BYTES);
     let mut world = World::new(&fabric, AMPLE);
     let (_, key) = world.expose(1, &memory, ALL, 1);
     let (_, other) = world.expose(2, &memory, ALL, 1);
@@ -501,10 +513,13 @@ fn death_of_the_target_ends_all_requests_to_it() {
     world.engine(1).progress();
     world.engine(0).progress();
     world.engine(0).fail(1, Failure::Died);
-    let fate = Err(Fate::PeerFailed { peer: 1, failure: Failure::Died });
+    let completion_error = Err(CompletionError::PeerFailed { peer: 1, failure: Failure::Died });
     let ends: Vec<_> = asked.into_iter().map(|get| world.done(get).0).collect();
-    assert!(ends.iter().all(|end| *end == fate || end.is_ok()) && ends.last() == Some(&fate));
-    assert_eq!(world.done(last).0, fate);
+    assert!(
+        ends.iter().all(|end| *end == completion_error || end.is_ok())
+            && ends.last() == Some(&completion_error)
+    );
+    assert_eq!(world.done(last).0, completion_error);
     let gone = StartError::PeerFailed { peer: 1, failure: Failure::Died };
     assert_eq!(world.get(0, &key, 0, 8).err(), Some(gone));
     assert_eq!(world.engine(0).fence(1), Err(gone));
@@ -524,8 +539,8 @@ fn death_of_the_target_ends_all_requests_to_it() {
 #[test]
 fn only_so_many_regions_exist_and_no_more_requests_than_there_are() {
     let fabric = Fabric::new(tiny(2));
-    let memory = Region::new(BYTES);
-    let mut world = World::new(&fabric, Room { requests: 1, ..AMPLE });
+    let memory = FabricRegion::new(BYTES);
+    let mut world = World::new(&fabric, WorldRoom { requests: 1, ..AMPLE });
     for key in 0..REGIONS {
         world.expose(1, &memory, ALL, key as u64);
     }

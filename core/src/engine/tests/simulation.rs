@@ -5,9 +5,9 @@ mod check;
 use std::vec;
 use std::vec::Vec;
 
-use super::oracle::{Fate as Expected, Name, Oracle};
-use super::world::{Room, SHARE, Ticket, World};
-use crate::engine::peer::Queue;
+use super::oracle::{MessageEnd as Expected, Name, Oracle};
+use super::world::{ASSIST, RequestHandle, World, WorldRoom};
+use crate::engine::peer::PeerQueue;
 use crate::engine::{Failure, RequestId, StartError, Status, Tuning};
 use crate::matching::{Pattern, Source};
 use crate::port::PeerId;
@@ -23,7 +23,7 @@ const LARGEST: usize = 9 * 256;
 const PROBED: usize = 2;
 
 #[derive(Debug)]
-struct Sent {
+struct SimulatedSend {
     context: u16,
     tag: u64,
     bytes: Vec<u8>,
@@ -33,8 +33,8 @@ struct Sent {
 }
 
 #[derive(Debug)]
-struct Receive {
-    ticket: Ticket,
+struct SimulatedReceive {
+    handle: RequestHandle,
     /// Number of the receive in its rank's oracle.
     number: usize,
     room: usize,
@@ -42,7 +42,7 @@ struct Receive {
 
 #[derive(Debug)]
 struct Sending {
-    ticket: Ticket,
+    handle: RequestHandle,
     to: PeerId,
     number: usize,
     tag: u64,
@@ -64,15 +64,15 @@ struct Simulation<'a> {
     world: World<'a>,
     oracles: Vec<Oracle>,
     /// Messages sent, by source and destination.
-    sent: Vec<Vec<Vec<Sent>>>,
-    receives: Vec<Receive>,
+    sent: Vec<Vec<Vec<SimulatedSend>>>,
+    receives: Vec<SimulatedReceive>,
     sends: Vec<Sending>,
     probed: Vec<Probed>,
     eager_bytes: usize,
     /// Failed ranks, with the reason.
     gone: Vec<Option<Failure>>,
     /// Failures that were reported, by observer and observed rank.
-    told: Vec<Vec<Option<Failure>>>,
+    reported: Vec<Vec<Option<Failure>>>,
     /// Whether the packets of a failed rank are being delivered; they may include answers.
     draining: bool,
     any_failed: Vec<bool>,
@@ -80,7 +80,7 @@ struct Simulation<'a> {
 }
 
 impl<'a> Simulation<'a> {
-    fn new(seed: u64, rng: Rng, fabric: &'a Fabric, room: Room) -> Self {
+    fn new(seed: u64, rng: Rng, fabric: &'a Fabric, room: WorldRoom) -> Self {
         let peers = fabric.geometry.peers;
         let count = peers as usize;
         Self {
@@ -95,7 +95,7 @@ impl<'a> Simulation<'a> {
             probed: vec![],
             eager_bytes: room.tuning.eager_bytes,
             gone: vec![None; count],
-            told: vec![vec![None; count]; count],
+            reported: vec![vec![None; count]; count],
             draining: false,
             any_failed: vec![false; count],
             salt: seed << 32,
@@ -149,7 +149,7 @@ impl<'a> Simulation<'a> {
     fn isend(&mut self, from: PeerId) {
         // At most half of the requests, because receives need some to make progress.
         let most = MANY.min(self.world.engine(from).requests.capacity() / 2);
-        if self.sends.iter().filter(|send| send.ticket.rank == from).count() >= most
+        if self.sends.iter().filter(|send| send.handle.rank == from).count() >= most
             || self.oracles.iter().any(|oracle| oracle.waiting() > MANY)
         {
             return;
@@ -165,16 +165,23 @@ impl<'a> Simulation<'a> {
             false => self.world.isend_in(context, from, to, tag, bytes.clone()),
         };
         match started {
-            Ok(ticket) => {
-                assert_eq!(self.told[from as usize][to as usize], None, "seed {seed}: sent to a failed rank");
+            Ok(handle) => {
+                assert_eq!(
+                    self.reported[from as usize][to as usize], None,
+                    "seed {seed}: sent to a failed rank"
+                );
                 let rendezvous = synchronous || len > self.eager_bytes;
                 let sent = &mut self.sent[from as usize][to as usize];
                 let number = sent.len();
-                sent.push(Sent { context, tag, bytes, rendezvous, complete: false });
-                self.sends.push(Sending { ticket, to, number, tag, len });
+                sent.push(SimulatedSend { context, tag, bytes, rendezvous, complete: false });
+                self.sends.push(Sending { handle, to, number, tag, len });
             }
             Err(StartError::PeerFailed { peer, failure }) => {
-                assert_eq!((peer, Some(failure)), (to, self.told[from as usize][to as usize]), "seed {seed}");
+                assert_eq!(
+                    (peer, Some(failure)),
+                    (to, self.reported[from as usize][to as usize]),
+                    "seed {seed}"
+                );
             }
             Err(StartError::Requests { capacity }) => {
                 assert_eq!(self.world.engine(from).requests.used(), capacity, "seed {seed}");
@@ -190,19 +197,19 @@ impl<'a> Simulation<'a> {
         }
         let lost = match pattern.source {
             Source::Any => self.any_failed[at],
-            Source::Rank(peer) => self.told[at][peer as usize].is_some(),
+            Source::Rank(peer) => self.reported[at][peer as usize].is_some(),
         };
         let waits = self.oracles[at].has(&pattern);
         match self.world.irecv(rank, pattern, room) {
-            Ok(ticket) => {
+            Ok(handle) => {
                 assert!(waits || !lost, "seed {seed}: posted {pattern:?} for a failed rank");
                 let number = self.oracles[at].receives.len();
                 self.oracles[at].post(pattern);
-                self.receives.push(Receive { ticket, number, room });
+                self.receives.push(SimulatedReceive { handle, number, room });
             }
             Err(StartError::PeerFailed { peer, failure }) => {
                 assert!(lost && !waits, "seed {seed}: {pattern:?} refused because {peer} failed");
-                assert_eq!(self.told[at][peer as usize], Some(failure), "seed {seed}");
+                assert_eq!(self.reported[at][peer as usize], Some(failure), "seed {seed}");
             }
             Err(StartError::Requests { capacity }) => {
                 assert_eq!(self.world.engine(rank).requests.used(), capacity, "seed {seed}");
@@ -215,8 +222,8 @@ impl<'a> Simulation<'a> {
         let mine: Vec<(RequestId, usize)> = self
             .receives
             .iter()
-            .filter(|receive| receive.ticket.rank == rank)
-            .map(|receive| (receive.ticket.id, receive.number))
+            .filter(|receive| receive.handle.rank == rank)
+            .map(|receive| (receive.handle.id, receive.number))
             .collect();
         if mine.is_empty() {
             return;
@@ -263,10 +270,10 @@ impl<'a> Simulation<'a> {
         let Some(at) = self.probed.iter().position(|probed| probed.rank == rank) else { return };
         let Probed { id, name, .. } = self.probed.remove(at);
         let room = self.length();
-        let ticket = self.world.imrecv(rank, id, room).unwrap();
+        let handle = self.world.imrecv(rank, id, room).unwrap();
         let number = self.oracles[rank as usize].receives.len();
         self.oracles[rank as usize].receive(name);
-        self.receives.push(Receive { ticket, number, room });
+        self.receives.push(SimulatedReceive { handle, number, room });
     }
 
     /// Lets a rank make progress.
@@ -281,7 +288,7 @@ impl<'a> Simulation<'a> {
     /// Returns the number of messages of a rank to itself that have not reached its queues.
     fn pending_to_self(&mut self, rank: PeerId) -> usize {
         let engine = self.world.engine(rank);
-        let mut at = engine.first(rank, Queue::Pending);
+        let mut at = engine.first(rank, PeerQueue::Pending);
         let mut count = 0;
         while let Some(index) = at {
             at = engine.requests.next(index);
@@ -300,25 +307,25 @@ impl<'a> Simulation<'a> {
     fn tell(&mut self, rank: PeerId, peer: PeerId) {
         let Some(failure) = self.gone[peer as usize] else { return };
         let at = rank as usize;
-        if self.told[at][peer as usize].is_some() {
+        if self.reported[at][peer as usize].is_some() {
             return;
         }
         // The report may precede the last packets of the dead rank, follow them, or follow the end
         // of pending sends.
-        let way = self.rng.below(3);
-        if way == 1 {
+        let protocol_number = self.rng.below(3);
+        if protocol_number == 1 {
             self.world.engine(rank).depart(peer, failure);
-            self.told[at][peer as usize] = Some(failure);
+            self.reported[at][peer as usize] = Some(failure);
         }
-        if way > 0 {
+        if protocol_number > 0 {
             self.draining = true;
             self.world.engine(rank).drain(peer);
             self.listen(rank);
             self.complete();
             self.draining = false;
         }
-        self.told[at][peer as usize] = Some(failure);
-        let alone = (0..self.peers).all(|it| it == rank || self.told[at][it as usize].is_some());
+        self.reported[at][peer as usize] = Some(failure);
+        let alone = (0..self.peers).all(|it| it == rank || self.reported[at][it as usize].is_some());
         let concerns_any = failure != Failure::Finished || alone;
         self.world.engine(rank).fail(peer, failure);
         self.oracles[at].fail(peer, concerns_any);
@@ -365,10 +372,10 @@ impl<'a> Simulation<'a> {
 
     fn withdraw_all(&mut self) {
         for receive in &self.receives {
-            let ticket = receive.ticket;
-            if self.gone[ticket.rank as usize].is_none() {
-                let withdrawn = self.oracles[ticket.rank as usize].withdraw(receive.number);
-                assert_eq!(self.world.engine(ticket.rank).cancel(ticket.id), withdrawn, "seed {}", self.seed);
+            let handle = receive.handle;
+            if self.gone[handle.rank as usize].is_none() {
+                let withdrawn = self.oracles[handle.rank as usize].withdraw(receive.number);
+                assert_eq!(self.world.engine(handle.rank).cancel(handle.id), withdrawn, "seed {}", self.seed);
             }
         }
         self.complete();
@@ -384,7 +391,7 @@ impl<'a> Simulation<'a> {
                 self.oracles[*to as usize].waiting() == 0 && alive.iter().all(|from| here(to, from))
             })
             && self.receives.iter().all(|receive| {
-                self.oracles[receive.ticket.rank as usize].receives[receive.number] == Expected::Posted
+                self.oracles[receive.handle.rank as usize].receives[receive.number] == Expected::Posted
             })
     }
 }
@@ -404,17 +411,17 @@ fn geometry(rng: &mut Rng) -> Geometry {
 
 /// Returns a random store size, from one unit for each rank, which is the minimum, to more than
 /// enough.
-fn room(rng: &mut Rng, peers: usize) -> Room {
+fn room(rng: &mut Rng, peers: usize) -> WorldRoom {
     let units = rng.pick(&[peers, peers + 1, 5 * peers, 6 * peers, 60, 4096]);
     let tuning = Tuning {
         eager_bytes: rng.pick(&[0, 64, 256, 256]),
         window: rng.pick(&[1, 5, 20, 4096]),
-        share_bytes: SHARE,
+        assist_bytes: ASSIST,
         non_temporal_bytes: rng.pick(&[0, 500, u64::MAX]),
         pull_bytes: rng.pick(&[0, 1, 512, u64::MAX]),
         run_bytes: rng.pick(&[0, 16, u64::MAX]),
     };
-    Room { requests: rng.pick(&[12, 256]), units, buckets: rng.pick(&[0, 1, 3, 16]), tuning }
+    WorldRoom { requests: rng.pick(&[12, 256]), units, buckets: rng.pick(&[0, 1, 3, 16]), tuning }
 }
 
 fn reading(rng: &mut Rng) -> Reading {
@@ -431,7 +438,7 @@ fn reading(rng: &mut Rng) -> Reading {
 /// Counts of bytes read and written, of packets streamed, and of messages of which only a part was
 /// streamed.
 #[derive(Debug, Default)]
-struct Ways {
+struct SendCalls {
     pulled: u64,
     pushed: u64,
     streamed: u64,
@@ -440,7 +447,7 @@ struct Ways {
     copied: u64,
 }
 
-impl Ways {
+impl SendCalls {
     fn assert_all(&self) {
         let Self { pulled, pushed, streamed, resumed, copied } = *self;
         // A fraction of the seeds may contain far fewer of the rare cases.
@@ -451,7 +458,7 @@ impl Ways {
     }
 }
 
-fn simulate(seed: u64, deaths: bool, ways: &mut Ways) {
+fn simulate(seed: u64, deaths: bool, calls: &mut SendCalls) {
     let mut rng = Rng::new(seed);
     let geometry = geometry(&mut rng);
     let room = room(&mut rng, geometry.peers as usize);
@@ -476,30 +483,30 @@ fn simulate(seed: u64, deaths: bool, ways: &mut Ways) {
     }
     simulation.drain();
     fabric.with_memory(|memory| {
-        ways.pulled += memory.pulled;
-        ways.pushed += memory.pushed;
+        calls.pulled += memory.pulled;
+        calls.pushed += memory.pushed;
     });
     for engine in &mut simulation.world.engines {
-        ways.streamed += engine.port_mut().streamed as u64;
-        ways.resumed += engine.port_mut().resumed as u64;
-        ways.copied += engine.port_mut().copied as u64;
+        calls.streamed += engine.port_mut().streamed as u64;
+        calls.resumed += engine.port_mut().resumed as u64;
+        calls.copied += engine.port_mut().copied as u64;
     }
 }
 
 #[test]
 fn random_worlds_follow_the_rules_of_matching() {
-    let mut ways = Ways::default();
+    let mut calls = SendCalls::default();
     for seed in 0..portion(200) {
-        simulate(seed, false, &mut ways);
+        simulate(seed, false, &mut calls);
     }
-    ways.assert_all();
+    calls.assert_all();
 }
 
 #[test]
 fn random_worlds_in_which_ranks_die_follow_the_rules_of_matching() {
-    let mut ways = Ways::default();
+    let mut calls = SendCalls::default();
     for seed in 1000..1000 + portion(200) {
-        simulate(seed, true, &mut ways);
+        simulate(seed, true, &mut calls);
     }
-    ways.assert_all();
+    calls.assert_all();
 }

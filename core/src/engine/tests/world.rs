@@ -4,10 +4,11 @@ use std::vec;
 use std::vec::Vec;
 
 use super::active::Log;
-use super::spy::Spy;
-use crate::engine::rma::{Region, Reply, WINDOW};
+use super::recording::RecordingPort;
+use crate::engine::rma::{ExposedRegion, Reply, WINDOW};
 use crate::engine::{
-    Engine, Failure, Fate, Lent, Outcome, Peer, Request, RequestId, StartError, Status, Storage, Tuning,
+    CompletionError, Engine, Failure, Lent, Outcome, Peer, Request, RequestId, StartError, Status, Storage,
+    Tuning,
 };
 use crate::matching::{Pattern, Source};
 use crate::port::PeerId;
@@ -16,25 +17,25 @@ use crate::slab::{List, Slot};
 use crate::store::{UNIT, Unit};
 
 #[derive(Debug)]
-pub(super) struct Vectors;
+pub(super) struct WorldStorage;
 
-impl Storage for Vectors {
+impl Storage for WorldStorage {
     type Requests = Vec<Slot<Request>>;
     type Peers = Vec<Peer>;
     type Units = Vec<Unit>;
     type Stored = Vec<u32>;
     type Buckets = Vec<List>;
-    type Regions = Vec<Slot<Region>>;
+    type Regions = Vec<Slot<ExposedRegion>>;
     type Replies = Vec<Slot<Reply>>;
     type Handlers = Log;
     type Trace = ();
 }
 
-pub(super) type TestEngine<'a> = Engine<Spy<TestPort<'a>>, Vectors>;
+pub(super) type TestEngine<'a> = Engine<RecordingPort<TestPort<'a>>, WorldStorage>;
 
 /// The storage sizes and the tuning of each engine.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Room {
+pub(super) struct WorldRoom {
     pub(super) requests: usize,
     pub(super) units: usize,
     pub(super) buckets: usize,
@@ -42,12 +43,12 @@ pub(super) struct Room {
 }
 
 /// The size of large messages is small in tests.
-pub(super) const SHARE: u64 = 1 << 10;
+pub(super) const ASSIST: u64 = 1 << 10;
 /// One cell of the smallest geometry holds one message.
 pub(super) const TUNING: Tuning = Tuning {
     eager_bytes: 256,
     window: 4096,
-    share_bytes: SHARE,
+    assist_bytes: ASSIST,
     non_temporal_bytes: 2 << 10,
     pull_bytes: 512,
     run_bytes: 16,
@@ -56,7 +57,7 @@ pub(super) const TUNING: Tuning = Tuning {
 /// Number of regions of each engine.
 pub(super) const REGIONS: usize = 3;
 /// Enough storage for any test.
-pub(super) const AMPLE: Room = Room { requests: 512, units: 8192, buckets: 4, tuning: TUNING };
+pub(super) const AMPLE: WorldRoom = WorldRoom { requests: 512, units: 8192, buckets: 4, tuning: TUNING };
 
 fn slots<T: Default>(count: usize) -> Vec<Slot<T>> {
     (0..count).map(|_| Slot::default()).collect()
@@ -65,14 +66,14 @@ fn slots<T: Default>(count: usize) -> Vec<Slot<T>> {
 pub(super) struct World<'a> {
     pub(super) engines: Vec<TestEngine<'a>>,
     pub(super) fabric: &'a Fabric,
-    room: Room,
+    room: WorldRoom,
     /// Declared after the engines, which use its buffers.
     pub(super) lender: Lender,
 }
 
 /// A receive and its buffer.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Ticket {
+pub(super) struct RequestHandle {
     pub(super) rank: PeerId,
     pub(super) id: RequestId,
     pub(super) loan: Loan,
@@ -82,7 +83,7 @@ pub(super) const fn pattern(source: Source, tag: u64) -> Pattern {
     Pattern { source, context: 0, tag, ignore: 0 }
 }
 
-fn start(rank: PeerId, port: TestPort<'_>, room: Room) -> TestEngine<'_> {
+fn start(rank: PeerId, port: TestPort<'_>, room: WorldRoom) -> TestEngine<'_> {
     let peers = port.ranks();
     let lent = Lent {
         requests: slots(room.requests),
@@ -95,11 +96,11 @@ fn start(rank: PeerId, port: TestPort<'_>, room: Room) -> TestEngine<'_> {
         handlers: Log::default(),
         trace: (),
     };
-    Engine::new(rank, Spy::new(port), room.tuning, lent).unwrap()
+    Engine::new(rank, RecordingPort::new(port), room.tuning, lent).unwrap()
 }
 
 impl<'a> World<'a> {
-    pub(super) fn new(fabric: &'a Fabric, room: Room) -> Self {
+    pub(super) fn new(fabric: &'a Fabric, room: WorldRoom) -> Self {
         let engine = |rank| start(rank, fabric.port(rank), room);
         let engines = (0..fabric.geometry.peers).map(engine).collect();
         Self { engines, fabric, room, lender: fabric.lender() }
@@ -122,12 +123,12 @@ impl<'a> World<'a> {
     pub(super) fn readmit(&mut self, survivor: PeerId, rank: PeerId) {
         let fabric = self.fabric;
         assert!(self.engine(survivor).port_mut().port.open(rank, fabric.ends(survivor, rank)));
-        assert!(self.engine(survivor).revive(rank));
+        assert!(self.engine(survivor).reconnect(rank));
         assert!(self.engine(rank).port_mut().port.open(survivor, fabric.ends(rank, survivor)));
         self.engine(rank).connected(survivor);
         // A second call has no effect.
         assert!(!self.engine(survivor).port_mut().port.open(rank, fabric.ends(survivor, rank)));
-        assert!(!self.engine(survivor).revive(rank));
+        assert!(!self.engine(survivor).reconnect(rank));
     }
 
     pub(super) fn engine(&mut self, rank: PeerId) -> &mut TestEngine<'a> {
@@ -141,10 +142,10 @@ impl<'a> World<'a> {
         to: PeerId,
         tag: u64,
         bytes: Vec<u8>,
-    ) -> Result<Ticket, StartError> {
+    ) -> Result<RequestHandle, StartError> {
         let (loan, buf) = self.lender.send(from, bytes);
         let started = self.engine(from).isend(to, context, tag, buf);
-        self.ticket(from, loan, started)
+        self.handle(from, loan, started)
     }
 
     pub(super) fn issend_in(
@@ -154,29 +155,29 @@ impl<'a> World<'a> {
         to: PeerId,
         tag: u64,
         bytes: Vec<u8>,
-    ) -> Result<Ticket, StartError> {
+    ) -> Result<RequestHandle, StartError> {
         let (loan, buf) = self.lender.send(from, bytes);
         let started = self.engine(from).issend(to, context, tag, buf);
-        self.ticket(from, loan, started)
+        self.handle(from, loan, started)
     }
 
-    pub(in crate::engine::tests) fn ticket(
+    pub(in crate::engine::tests) fn handle(
         &mut self,
         rank: PeerId,
         loan: Loan,
         started: Result<RequestId, StartError>,
-    ) -> Result<Ticket, StartError> {
+    ) -> Result<RequestHandle, StartError> {
         if started.is_err() {
             self.lender.end(loan);
         }
-        Ok(Ticket { rank, id: started?, loan })
+        Ok(RequestHandle { rank, id: started?, loan })
     }
 
-    pub(super) fn isend(&mut self, from: PeerId, to: PeerId, tag: u64, bytes: Vec<u8>) -> Ticket {
+    pub(super) fn isend(&mut self, from: PeerId, to: PeerId, tag: u64, bytes: Vec<u8>) -> RequestHandle {
         self.isend_in(0, from, to, tag, bytes).unwrap()
     }
 
-    pub(super) fn issend(&mut self, from: PeerId, to: PeerId, tag: u64, bytes: Vec<u8>) -> Ticket {
+    pub(super) fn issend(&mut self, from: PeerId, to: PeerId, tag: u64, bytes: Vec<u8>) -> RequestHandle {
         self.issend_in(0, from, to, tag, bytes).unwrap()
     }
 
@@ -185,10 +186,10 @@ impl<'a> World<'a> {
         rank: PeerId,
         pattern: Pattern,
         room: usize,
-    ) -> Result<Ticket, StartError> {
+    ) -> Result<RequestHandle, StartError> {
         let (loan, mut buf) = self.lender.receive(rank, room);
         let started = self.engine(rank).irecv(pattern, &mut buf);
-        self.ticket(rank, loan, started)
+        self.handle(rank, loan, started)
     }
 
     /// Removes a matching message from the queue by a probe, if there is one. Returns its
@@ -198,47 +199,52 @@ impl<'a> World<'a> {
     }
 
     /// Receives a message that a probe removed.
-    pub(super) fn imrecv(&mut self, rank: PeerId, id: RequestId, room: usize) -> Result<Ticket, Fate> {
+    pub(super) fn imrecv(
+        &mut self,
+        rank: PeerId,
+        id: RequestId,
+        room: usize,
+    ) -> Result<RequestHandle, CompletionError> {
         let (loan, mut buf) = self.lender.receive(rank, room);
         match self.engine(rank).imrecv(id, &mut buf) {
-            Ok(()) => Ok(Ticket { rank, id, loan }),
-            Err(fate) => {
+            Ok(()) => Ok(RequestHandle { rank, id, loan }),
+            Err(completion_error) => {
                 assert_eq!(buf.len(), room, "the caller keeps the buffer");
                 self.lender.end(loan);
-                Err(fate)
+                Err(completion_error)
             }
         }
     }
 
-    pub(super) fn recv(&mut self, rank: PeerId, from: PeerId, tag: u64, room: usize) -> Ticket {
+    pub(super) fn recv(&mut self, rank: PeerId, from: PeerId, tag: u64, room: usize) -> RequestHandle {
         self.irecv(rank, pattern(Source::Rank(from), tag), room).unwrap()
     }
 
     /// Returns the outcome and the buffer of a complete request, and checks that its identifier is
     /// stale afterwards.
-    pub(super) fn test(&mut self, ticket: Ticket) -> Option<(Outcome, Vec<u8>)> {
-        let outcome = self.engine(ticket.rank).test(ticket.id)?;
-        Some(self.end(ticket, outcome))
+    pub(super) fn test(&mut self, handle: RequestHandle) -> Option<(Outcome, Vec<u8>)> {
+        let outcome = self.engine(handle.rank).test(handle.id)?;
+        Some(self.end(handle, outcome))
     }
 
     /// As [`World::test`], but also completes a posted receive whose message has arrived.
-    pub(super) fn try_finish(&mut self, ticket: Ticket) -> Option<(Outcome, Vec<u8>)> {
-        let outcome = self.engine(ticket.rank).try_finish(ticket.id)?;
-        Some(self.end(ticket, outcome))
+    pub(super) fn try_finish(&mut self, handle: RequestHandle) -> Option<(Outcome, Vec<u8>)> {
+        let outcome = self.engine(handle.rank).try_finish(handle.id)?;
+        Some(self.end(handle, outcome))
     }
 
-    fn end(&mut self, ticket: Ticket, outcome: Outcome) -> (Outcome, Vec<u8>) {
-        let engine = self.engine(ticket.rank);
-        if ticket.id != RequestId::SENT {
-            let again = engine.test(ticket.id);
-            assert_eq!(again, Some(Err(Fate::Stale)), "a completed request still exists");
-            assert!(!engine.cancel(ticket.id) && !engine.may_be_held(ticket.id));
+    fn end(&mut self, handle: RequestHandle, outcome: Outcome) -> (Outcome, Vec<u8>) {
+        let engine = self.engine(handle.rank);
+        if handle.id != RequestId::SENT {
+            let again = engine.test(handle.id);
+            assert_eq!(again, Some(Err(CompletionError::Stale)), "a completed request still exists");
+            assert!(!engine.cancel(handle.id) && !engine.may_be_held(handle.id));
         }
-        (outcome, self.lender.end(ticket.loan))
+        (outcome, self.lender.end(handle.loan))
     }
 
-    pub(super) fn done(&mut self, ticket: Ticket) -> (Outcome, Vec<u8>) {
-        self.test(ticket).unwrap_or_else(|| panic!("{ticket:?} is not complete"))
+    pub(super) fn done(&mut self, handle: RequestHandle) -> (Outcome, Vec<u8>) {
+        self.test(handle).unwrap_or_else(|| panic!("{handle:?} is not complete"))
     }
 
     /// Runs `progress` on every engine until nothing more happens.

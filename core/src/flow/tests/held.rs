@@ -2,7 +2,7 @@
 
 use std::vec;
 
-use super::{Op, Twin};
+use super::{FlowOp, FlowTwin};
 use crate::flow::Account;
 use crate::shared::tests::{Rng, portion};
 
@@ -15,14 +15,14 @@ fn no_peer_stays_blocked_while_there_is_free_space() {
     for _ in 0..portion(2000) {
         let (peers, packet) = (2 + rng.below(4), 1 + rng.below(20) as u32);
         let (ceiling, window) = (rng.below(400) as u32, rng.below(200) as u32);
-        let Some(mut twin) = Twin::new(ceiling, peers as u32, window, packet) else { continue };
+        let Some(mut twin) = FlowTwin::new(ceiling, peers as u32, window, packet) else { continue };
         for _ in 0..300 {
             let at = rng.below(peers);
             twin.apply(match rng.below(10) {
-                0..=3 => Op::Send(at, 1 + rng.below(packet as usize) as u32),
-                4..=7 => Op::Arrive(at, rng.below(4) > 0),
-                8 => Op::Remove(at, rng.below(100)),
-                _ => Op::Learn(at),
+                0..=3 => FlowOp::Send(at, 1 + rng.below(packet as usize) as u32),
+                4..=7 => FlowOp::Arrive(at, rng.below(4) > 0),
+                8 => FlowOp::Remove(at, rng.below(100)),
+                _ => FlowOp::Learn(at),
             });
             while let Some((peer, total)) = twin.ledger.next_regrant(&mut twin.accounts) {
                 twin.publish(peer as usize, total);
@@ -44,20 +44,20 @@ fn nothing_deadlocks_at_the_ceiling() {
         let mut rng = Rng::new(seed);
         let (peers, packet) = (1 + rng.below(5), 1 + rng.below(12) as u32);
         let ceiling = peers as u32 * packet + rng.below(200) as u32;
-        let mut twin = Twin::new(ceiling, peers as u32, rng.below(100) as u32, packet).unwrap();
+        let mut twin = FlowTwin::new(ceiling, peers as u32, rng.below(100) as u32, packet).unwrap();
         let mut left = vec![300; peers];
         while left.iter().any(|&left| left > 0) {
             let at = rng.below(peers);
             match rng.below(8) {
                 0..=2 if left[at] > 0 => {
                     let flying = twin.peers[at].flying.len();
-                    twin.apply(Op::Send(at, 1 + rng.below(packet as usize) as u32));
+                    twin.apply(FlowOp::Send(at, 1 + rng.below(packet as usize) as u32));
                     left[at] -= twin.peers[at].flying.len() - flying;
                 }
-                3..=4 => twin.apply(Op::Arrive(at, rng.one_in(2))),
-                5 if rng.one_in(2) => twin.apply(Op::Remove(at, rng.below(1000))),
-                6 => twin.apply(Op::Regrant),
-                _ => twin.apply(Op::Learn(at)),
+                3..=4 => twin.apply(FlowOp::Arrive(at, rng.one_in(2))),
+                5 if rng.one_in(2) => twin.apply(FlowOp::Remove(at, rng.below(1000))),
+                6 => twin.apply(FlowOp::Regrant),
+                _ => twin.apply(FlowOp::Learn(at)),
             }
             for peer in twin.peers.iter().filter(|peer| peer.flying.is_empty() && peer.stored.is_empty()) {
                 let mut allowance = peer.allowance;

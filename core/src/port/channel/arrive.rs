@@ -3,24 +3,24 @@
 
 use core::borrow::{Borrow as _, BorrowMut as _};
 
-use super::buffers::{Buffer, Use};
-use super::peer::Stage;
-use super::{Channel, LOOKS, OWN, SENDS, Storage, transmit};
+use super::buffers::{ChannelBuffer, Use};
+use super::peer::ChannelStage;
+use super::{Channel, ChannelStorage, LOOKS, OWN, SENDS, transmit};
 use crate::flow::posted::{LEAST, Next};
-use crate::order::Arrived;
-use crate::port::memory::{Completion, Connection, MemoryPort, Outcome, PostError, ReceiveQueue};
+use crate::order::Placed;
+use crate::port::memory::{Completion, Connection, MemoryPort, PostError, ReceiveQueue, WorkOutcome};
 use crate::port::{PeerId, PortFault};
 use crate::wire::Envelope;
 use crate::wire::channel::{HEADER_BYTES, Header, Numbered};
 
-impl<M: MemoryPort, S: Storage> Channel<M, S> {
+impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
     /// Processes a completed work request.
     pub(super) fn complete(&mut self, completion: &Completion) {
         let Completion { id, connection, outcome } = *completion;
         if let Some((peer, rail)) = transmit::inline(id) {
             return self.was_sent(peer, rail, connection, outcome);
         }
-        let Some(&Buffer { used, peer, rail, .. }) = self.buffers.get(id as u32) else { return };
+        let Some(&ChannelBuffer { used, peer, rail, .. }) = self.buffers.get(id as u32) else { return };
         match used {
             Use::Sending => {
                 let own = self.peer(peer).and_then(|it| it.rail(rail)).is_some_and(|it| {
@@ -36,28 +36,28 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
         }
     }
 
-    fn was_sent(&mut self, peer: PeerId, rail: u32, connection: Connection, outcome: Outcome) {
+    fn was_sent(&mut self, peer: PeerId, rail: u32, connection: Connection, outcome: WorkOutcome) {
         let Some(it) = self.peer(peer).and_then(|it| it.rail(rail)) else { return };
-        if it.connection != connection || it.stage == Stage::Closing {
+        if it.connection != connection || it.stage == ChannelStage::Closing {
             return;
         }
         match outcome {
-            Outcome::Failed(error) => {
-                it.stage = Stage::Lost;
+            WorkOutcome::Failed(error) => {
+                it.stage = ChannelStage::Lost;
                 self.fail(peer, PortFault::Work(error));
             }
             _ => self.settle(peer, rail),
         }
     }
 
-    fn was_received(&mut self, buffer: u32, (peer, rail): (PeerId, u32), outcome: Outcome) {
+    fn was_received(&mut self, buffer: u32, (peer, rail): (PeerId, u32), outcome: WorkOutcome) {
         if let Some(record) = self.buffers.get_mut(buffer) {
             record.used = Use::Held;
         }
         let Some(it) = self.peer(peer).and_then(|it| it.rail(rail)) else { return };
         it.receiving = it.receiving.saturating_sub(1);
         match outcome {
-            Outcome::Received { len, .. } if it.stage == Stage::Opening => {
+            WorkOutcome::Received { len, .. } if it.stage == ChannelStage::Opening => {
                 // The identity of the peer is not known yet, nor whether the connection will become
                 // ready.
                 if let Some(it) = self.peers.borrow_mut().get_mut(peer as usize).and_then(|it| it.rail(rail))
@@ -68,11 +68,11 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
                     record.len = len;
                 }
             }
-            Outcome::Received { len, .. } if it.stage != Stage::Closing => {
+            WorkOutcome::Received { len, .. } if it.stage != ChannelStage::Closing => {
                 self.accept_packet(buffer, (peer, rail), len);
             }
-            Outcome::Failed(error) if matches!(it.stage, Stage::Ready | Stage::Lost) => {
-                it.stage = Stage::Lost;
+            WorkOutcome::Failed(error) if matches!(it.stage, ChannelStage::Ready | ChannelStage::Lost) => {
+                it.stage = ChannelStage::Lost;
                 self.fail(peer, PortFault::Work(error));
                 self.go_home(buffer, peer, rail);
             }
@@ -84,7 +84,7 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
     /// Accepts the packet in this buffer. If the packet violates the protocol, its peer fails, and
     /// later packets of the peer are ignored.
     pub(super) fn accept_packet(&mut self, buffer: u32, (peer, rail): (PeerId, u32), len: u32) {
-        if self.peer(peer).is_some_and(|it| it.is_rude()) {
+        if self.peer(peer).is_some_and(|it| it.has_violated_protocol()) {
             return self.go_home(buffer, peer, rail);
         }
         if let Err(fault) = self.take_packet(buffer, (peer, rail), len) {
@@ -120,8 +120,8 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
     }
 
     fn drop_update(&mut self, buffer: u32) {
-        #[cfg(nemesia_blunder)]
-        if crate::blunder::made(crate::blunder::Blunder::LeakBuffer) {
+        #[cfg(nemesia_injected_fault)]
+        if crate::injected_fault::injected(crate::injected_fault::InjectedFault::LeakBuffer) {
             return;
         }
         self.recycle(buffer);
@@ -135,15 +135,15 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
             record.len = payload;
         }
         let Some(it) = self.peer(peer) else { return Ok(()) };
-        #[cfg(nemesia_blunder)]
-        if crate::blunder::made(crate::blunder::Blunder::SkipWindow) {
+        #[cfg(nemesia_injected_fault)]
+        if crate::injected_fault::injected(crate::injected_fault::InjectedFault::SkipWindow) {
             self.hand_on(peer, buffer);
             return Ok(());
         }
         match it.window.arrive(sequence.into(), buffer) {
-            Arrived::Waits => {}
-            Arrived::Twice(_) | Arrived::Beyond(_) => return Err(PortFault::Sequence { sequence }),
-            Arrived::Due(buffer) => {
+            Placed::Waits => {}
+            Placed::Twice(_) | Placed::Beyond(_) => return Err(PortFault::Sequence { sequence }),
+            Placed::Due(buffer) => {
                 self.hand_on(peer, buffer);
                 // The loop is bounded by the places of the window.
                 while let Some(next) = self.peer(peer).and_then(|it| it.window.next_due()) {
@@ -163,7 +163,7 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
 
     /// Reposts or frees the buffer of a packet that was processed. Returns its peer and rail.
     pub(super) fn recycle(&mut self, buffer: u32) -> Option<(PeerId, u32)> {
-        let &Buffer { used, peer, rail, .. } = self.buffers.get(buffer)?;
+        let &ChannelBuffer { used, peer, rail, .. } = self.buffers.get(buffer)?;
         if used != Use::Held {
             return None;
         }
@@ -173,7 +173,7 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
             self.buffers.put(buffer, false);
             return None;
         };
-        if failed || !matches!(it.stage, Stage::Opening | Stage::Ready) {
+        if failed || !matches!(it.stage, ChannelStage::Opening | ChannelStage::Ready) {
             self.go_home(buffer, peer, rail);
             return None;
         }
@@ -229,7 +229,7 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
     fn grow(&mut self, peer: PeerId, rail: u32) {
         let most = self.most;
         let Some(it) = self.peer(peer).and_then(|it| it.rail(rail)) else { return };
-        if !matches!(it.stage, Stage::Opening | Stage::Ready) {
+        if !matches!(it.stage, ChannelStage::Opening | ChannelStage::Ready) {
             return;
         }
         let (wanted, mut extra) = (it.credits.wanted(most), it.credits.extra());
@@ -282,7 +282,7 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
             else {
                 continue;
             };
-            let Some(rail) = it.rail(at).filter(|rail| rail.stage == Stage::Ready) else { continue };
+            let Some(rail) = it.rail(at).filter(|rail| rail.stage == ChannelStage::Ready) else { continue };
             if !core::mem::replace(&mut rail.used, false) && rail.credits.shrink() {
                 it.shrunk += 1;
                 return self.settle(peer, at);

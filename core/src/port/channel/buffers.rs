@@ -4,18 +4,18 @@
 use core::borrow::BorrowMut;
 
 use super::LendError;
-use crate::flow::posted::Pool;
-use crate::payload::Lent;
+use crate::flow::posted::ReceivePool;
+use crate::payload::LentMemory;
 use crate::port::PeerId;
-use crate::port::memory::{Region, Slice};
+use crate::port::memory::{PortRegion, Slice};
 use crate::slab::NONE;
 use crate::wire::{Envelope, Kind};
 
 /// One slab of lent memory.
 #[derive(Debug)]
-pub struct Slab {
-    region: Region,
-    memory: Lent,
+pub struct BufferSlab {
+    region: PortRegion,
+    memory: LentMemory,
     /// Index of its first buffer.
     first: u32,
 }
@@ -34,7 +34,7 @@ pub(super) enum Use {
 
 /// The record of a buffer.
 #[derive(Clone, Debug)]
-pub struct Buffer {
+pub struct ChannelBuffer {
     slab: u32,
     /// The next buffer in a list.
     next: u32,
@@ -47,7 +47,7 @@ pub struct Buffer {
     pub(super) len: u32,
 }
 
-impl Default for Buffer {
+impl Default for ChannelBuffer {
     fn default() -> Self {
         let envelope = Envelope { kind: Kind::Eager, context: 0, tag: 0, total: 0 };
         Self { slab: NONE, next: NONE, used: Use::Free, peer: 0, rail: 0, envelope, len: 0 }
@@ -56,12 +56,12 @@ impl Default for Buffer {
 
 /// A queue of buffers.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Queue {
+pub(super) struct BufferQueue {
     first: u32,
     last: u32,
 }
 
-impl Queue {
+impl BufferQueue {
     pub(super) const fn new() -> Self {
         Self { first: NONE, last: NONE }
     }
@@ -79,12 +79,12 @@ pub(super) struct Buffers<B, L> {
     bytes: u64,
     count: u32,
     free: u32,
-    pool: Pool,
+    pool: ReceivePool,
 }
 
-impl<B: BorrowMut<[Buffer]>, L: BorrowMut<[Option<Slab>]>> Buffers<B, L> {
+impl<B: BorrowMut<[ChannelBuffer]>, L: BorrowMut<[Option<BufferSlab>]>> Buffers<B, L> {
     pub(super) const fn new(records: B, slabs: L, bytes: u64) -> Self {
-        Self { records, slabs, bytes, count: 0, free: NONE, pool: Pool::new() }
+        Self { records, slabs, bytes, count: 0, free: NONE, pool: ReceivePool::new() }
     }
 
     pub(super) const fn bytes(&self) -> u64 {
@@ -95,15 +95,15 @@ impl<B: BorrowMut<[Buffer]>, L: BorrowMut<[Option<Slab>]>> Buffers<B, L> {
         self.count
     }
 
-    pub(super) const fn pool(&self) -> &Pool {
+    pub(super) const fn pool(&self) -> &ReceivePool {
         &self.pool
     }
 
-    pub(super) const fn pool_mut(&mut self) -> &mut Pool {
+    pub(super) const fn pool_mut(&mut self) -> &mut ReceivePool {
         &mut self.pool
     }
 
-    pub(super) fn lend(&mut self, region: Region, memory: Lent) -> Result<u32, LendError> {
+    pub(super) fn lend(&mut self, region: PortRegion, memory: LentMemory) -> Result<u32, LendError> {
         let (len, needed) = (memory.len() as u64, self.bytes);
         let room = self.records.borrow().len() as u64 - u64::from(self.count);
         let more = match len / needed {
@@ -113,11 +113,11 @@ impl<B: BorrowMut<[Buffer]>, L: BorrowMut<[Option<Slab>]>> Buffers<B, L> {
         let slot = (0..).zip(self.slabs.borrow_mut()).find(|(_, slot)| slot.is_none());
         let Some((slab, slot)) = slot.filter(|_| more > 0) else { return Err(LendError::Full) };
         let first = self.count;
-        *slot = Some(Slab { region, memory, first });
+        *slot = Some(BufferSlab { region, memory, first });
         self.count += more;
         for index in first..self.count {
             if let Some(record) = self.records.borrow_mut().get_mut(index as usize) {
-                *record = Buffer { slab, next: self.free, ..Buffer::default() };
+                *record = ChannelBuffer { slab, next: self.free, ..ChannelBuffer::default() };
                 self.free = index;
             }
         }
@@ -125,11 +125,11 @@ impl<B: BorrowMut<[Buffer]>, L: BorrowMut<[Option<Slab>]>> Buffers<B, L> {
         Ok(more)
     }
 
-    pub(super) fn get(&self, index: u32) -> Option<&Buffer> {
+    pub(super) fn get(&self, index: u32) -> Option<&ChannelBuffer> {
         self.records.borrow().get(index as usize)
     }
 
-    pub(super) fn get_mut(&mut self, index: u32) -> Option<&mut Buffer> {
+    pub(super) fn get_mut(&mut self, index: u32) -> Option<&mut ChannelBuffer> {
         self.records.borrow_mut().get_mut(index as usize)
     }
 
@@ -161,7 +161,7 @@ impl<B: BorrowMut<[Buffer]>, L: BorrowMut<[Option<Slab>]>> Buffers<B, L> {
         Some(Slice { region: slab.region, offset, len })
     }
 
-    fn place(&self, index: u32) -> Option<(&Slab, u64)> {
+    fn place(&self, index: u32) -> Option<(&BufferSlab, u64)> {
         let slab = self.slabs.borrow().get(self.get(index)?.slab as usize)?.as_ref()?;
         Some((slab, u64::from(index.checked_sub(slab.first)?) * self.bytes))
     }
@@ -183,7 +183,7 @@ impl<B: BorrowMut<[Buffer]>, L: BorrowMut<[Option<Slab>]>> Buffers<B, L> {
     }
 
     /// Appends a buffer to a queue.
-    pub(super) fn push(&mut self, queue: &mut Queue, index: u32) {
+    pub(super) fn push(&mut self, queue: &mut BufferQueue, index: u32) {
         if let Some(record) = self.get_mut(index) {
             record.next = NONE;
             match self.get_mut(queue.last) {
@@ -195,7 +195,7 @@ impl<B: BorrowMut<[Buffer]>, L: BorrowMut<[Option<Slab>]>> Buffers<B, L> {
     }
 
     /// Removes the first buffer from a queue.
-    pub(super) fn pop(&mut self, queue: &mut Queue) -> Option<u32> {
+    pub(super) fn pop(&mut self, queue: &mut BufferQueue) -> Option<u32> {
         let index = queue.first;
         let record = self.get_mut(index)?;
         queue.first = core::mem::replace(&mut record.next, NONE);

@@ -4,15 +4,15 @@
 use core::borrow::{Borrow as _, BorrowMut};
 use core::time::Duration;
 
-use super::buffers::{Buffer, Use};
-use super::peer::{Rail, Stage};
-use super::{Channel, OWN, Storage};
+use super::buffers::{ChannelBuffer, Use};
+use super::peer::{ChannelStage, Rail};
+use super::{Channel, ChannelStorage, OWN};
 use crate::flow::posted::LEAST;
 use crate::port::memory::{
     Address, ConnectError, Connection, Event, LostError, MemoryPort, Offer, PostError, Private,
 };
 use crate::port::{PeerId, PortFault};
-use crate::wire::channel::{Hello, Refusal};
+use crate::wire::channel::{ChannelRefusal, Hello};
 
 /// Most events of the memory port that one call processes.
 const EVENTS: usize = 64;
@@ -38,14 +38,14 @@ pub enum ChannelEvent {
         error: ConnectError,
         /// The refusal that the other side sent, or with which this process rejected the other
         /// side's answer.
-        refusal: Option<Refusal>,
+        refusal: Option<ChannelRefusal>,
     },
     /// This process has refused a connection request.
     Refused {
         /// The rank that the requester presented, if its request was valid.
         claimed: Option<PeerId>,
         /// The reason.
-        refusal: Refusal,
+        refusal: ChannelRefusal,
     },
     /// The connection is completely closed and may be made anew.
     Closed {
@@ -86,7 +86,7 @@ pub enum JoinError {
     Post(#[from] PostError),
 }
 
-impl<M: MemoryPort, S: Storage> Channel<M, S> {
+impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
     /// Requests a connection to a peer: rail number `rail`, counted from 0. Exactly one of the two
     /// processes must connect, as the world agrees. [`ChannelEvent::Up`] or
     /// [`ChannelEvent::Failed`] follows.
@@ -175,7 +175,7 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
                 self.buffers.put(buffer, true);
                 if let Some(it) = self.peer(peer).and_then(|it| it.rail(rail)) {
                     (posted..LEAST).for_each(|_| it.credits.lost());
-                    it.stage = Stage::Closing;
+                    it.stage = ChannelStage::Closing;
                 }
                 self.port.close(connection);
                 return Err(error.into());
@@ -197,9 +197,9 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
             self.judge(&hello)?;
             self.claims(connection, &hello)?;
             self.admit(hello.rank, hello.rail.into()).map_err(|error| match error {
-                JoinError::Unknown { .. } => Refusal::Stranger,
-                JoinError::Buffers { .. } => Refusal::Buffers,
-                _ => Refusal::Exists,
+                JoinError::Unknown { .. } => ChannelRefusal::NotAMember,
+                JoinError::Buffers { .. } => ChannelRefusal::Buffers,
+                _ => ChannelRefusal::Exists,
             })?;
             Ok(hello)
         });
@@ -228,40 +228,40 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
 
     /// Checks that the requester may take the rank and rail that it claims. The current holder of
     /// the rank is not affected.
-    fn claims(&mut self, connection: Connection, hello: &Hello) -> Result<(), Refusal> {
+    fn claims(&mut self, connection: Connection, hello: &Hello) -> Result<(), ChannelRefusal> {
         let Some(it) = self.peer(hello.rank) else { return Ok(()) };
         if !it.takes_rails() || it.is_asked() {
-            return Err(Refusal::Exists);
+            return Err(ChannelRefusal::Exists);
         }
         self.is_holder(connection, hello)
     }
 
     /// Checks the origin of the other end, and that it is the process that holds the rank, if one
     /// does.
-    fn is_holder(&self, connection: Connection, hello: &Hello) -> Result<(), Refusal> {
+    fn is_holder(&self, connection: Connection, hello: &Hello) -> Result<(), ChannelRefusal> {
         let Some(it) = self.peers.borrow().get(hello.rank as usize) else { return Ok(()) };
         if it.origin.is_some() && it.origin != self.port.origin(connection) {
-            return Err(Refusal::Stranger);
+            return Err(ChannelRefusal::NotAMember);
         }
-        if it.is_holder(hello.token) { Ok(()) } else { Err(Refusal::Claimed) }
+        if it.is_holder(hello.token) { Ok(()) } else { Err(ChannelRefusal::Claimed) }
     }
 
     /// Checks that a hello is compatible with this process.
-    fn judge(&self, hello: &Hello) -> Result<(), Refusal> {
+    fn judge(&self, hello: &Hello) -> Result<(), ChannelRefusal> {
         let super::Config { world, packet_bytes, rails, .. } = self.config;
         if hello.world != world {
-            return Err(Refusal::Stranger);
+            return Err(ChannelRefusal::NotAMember);
         }
         let receives = u32::from(hello.receives);
         let same = hello.packet_bytes == packet_bytes && u32::from(hello.rail) < rails;
         let can = crate::flow::posted::Credits::new(LEAST).open(receives).is_ok();
-        if same && can { Ok(()) } else { Err(Refusal::Settings) }
+        if same && can { Ok(()) } else { Err(ChannelRefusal::Settings) }
     }
 
     /// Closes a connection. Its remaining buffers return when [`Event::Closed`] arrives.
     fn shut(&mut self, peer: PeerId, rail: u32) {
         if let Some(it) = self.peers.borrow_mut().get_mut(peer as usize).and_then(|it| it.rail(rail)) {
-            it.stage = Stage::Closing;
+            it.stage = ChannelStage::Closing;
             self.port.close(it.connection);
             self.discard_early(peer, rail);
         }
@@ -290,11 +290,11 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
         }
         let first = self.facts().active_speaks_first;
         let it = self.peer(peer)?.rail(rail)?;
-        if it.stage != Stage::Opening {
+        if it.stage != ChannelStage::Opening {
             // This process has closed the connection meanwhile.
             return None;
         }
-        it.stage = Stage::Ready;
+        it.stage = ChannelStage::Ready;
         it.hello = active && first;
         while let Some(buffer) = self.next_early(peer, rail) {
             let len = self.buffers.get(buffer).map_or(0, |buffer| buffer.len);
@@ -310,17 +310,17 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
         connection: Connection,
         (peer, rail): (PeerId, u32),
         private: &Private,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), ChannelRefusal> {
         let hello = Hello::decode(private)?;
         self.judge(&hello)?;
         if hello.rank != peer || u32::from(hello.rail) != rail {
-            return Err(Refusal::Stranger);
+            return Err(ChannelRefusal::NotAMember);
         }
         self.is_holder(connection, &hello)?;
-        let it = self.peer(peer).ok_or(Refusal::Exists)?;
+        let it = self.peer(peer).ok_or(ChannelRefusal::Exists)?;
         it.show(hello.token);
-        let it = it.rail(rail).ok_or(Refusal::Exists)?;
-        it.credits.open(hello.receives.into()).map_err(|_| Refusal::Settings)
+        let it = it.rail(rail).ok_or(ChannelRefusal::Exists)?;
+        it.credits.open(hello.receives.into()).map_err(|_| ChannelRefusal::Settings)
     }
 
     fn came_to_nothing(
@@ -334,14 +334,14 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
             return None;
         };
         self.shut(peer, rail);
-        Some(ChannelEvent::Failed { peer, rail, error, refusal: Refusal::decode(private) })
+        Some(ChannelEvent::Failed { peer, rail, error, refusal: ChannelRefusal::decode(private) })
     }
 
     fn was_lost(&mut self, connection: Connection, error: LostError) -> Option<ChannelEvent> {
         let (peer, rail) = self.find(connection)?;
         let it = self.peer(peer)?.rail(rail)?;
-        if it.stage != Stage::Closing {
-            it.stage = Stage::Lost;
+        if it.stage != ChannelStage::Closing {
+            it.stage = ChannelStage::Lost;
             self.fail(peer, PortFault::Lost(error));
             self.discard_early(peer, rail);
         }
@@ -351,7 +351,7 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
     fn was_closed(&mut self, connection: Connection) -> Option<ChannelEvent> {
         let (peer, rail) = self.find(connection)?;
         if let Some(out) = self.out
-            && let Some(&Buffer { peer: whose, rail: of, .. }) = self.buffers.get(out)
+            && let Some(&ChannelBuffer { peer: whose, rail: of, .. }) = self.buffers.get(out)
             && (whose, of) == (peer, rail)
         {
             self.out = None;
@@ -384,8 +384,8 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
             let rail = self.buffers.get(buffer).map_or(0, |buffer| buffer.rail);
             self.go_home(buffer, peer, rail);
         }
-        if self.peer(peer).is_some_and(super::Peer::forget) {
-            self.untold = self.untold.saturating_sub(1);
+        if self.peer(peer).is_some_and(super::ChannelPeer::forget) {
+            self.pending = self.pending.saturating_sub(1);
         }
     }
 }

@@ -3,11 +3,11 @@
 
 use core::borrow::BorrowMut;
 
-use super::buffers::Queue;
+use super::buffers::BufferQueue;
 use super::{OWN, SENDS};
-use crate::counters::{Count, Traffic};
+use crate::counters::{Count, TrafficCounters};
 use crate::flow::posted::{Credits, FIRST, LEAST};
-use crate::order::Window;
+use crate::order::ReorderWindow;
 use crate::port::memory::{Connection, Origin, WorkError};
 use crate::port::{PeerId, PortFault};
 use crate::slab::NONE;
@@ -17,7 +17,7 @@ pub const MOST_RAILS: usize = 4;
 
 /// The state of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stage {
+pub(super) enum ChannelStage {
     /// The connection is not ready yet.
     Opening,
     Ready,
@@ -31,7 +31,7 @@ pub(super) enum Stage {
 #[derive(Debug)]
 pub(super) struct Rail {
     pub(super) connection: Connection,
-    pub(super) stage: Stage,
+    pub(super) stage: ChannelStage,
     pub(super) credits: Credits,
     /// Whether this process requested the connection.
     pub(super) active: bool,
@@ -46,14 +46,14 @@ pub(super) struct Rail {
     /// Buffers that are being sent.
     pub(super) sending: u32,
     /// Packets that arrived before the connection was ready.
-    pub(super) early: Queue,
+    pub(super) early: BufferQueue,
 }
 
 impl Rail {
     pub(super) const fn new(connection: Connection, receives: u32, active: bool) -> Self {
         Self {
             connection,
-            stage: Stage::Opening,
+            stage: ChannelStage::Opening,
             credits: Credits::new(receives),
             active,
             heard: false,
@@ -61,7 +61,7 @@ impl Rail {
             hello: false,
             receiving: 0,
             sending: 0,
-            early: Queue::new(),
+            early: BufferQueue::new(),
         }
     }
 
@@ -72,7 +72,7 @@ impl Rail {
 
     /// Returns whether the state of the connection allows sending.
     pub(super) fn may_speak(&self, active_first: bool) -> bool {
-        self.stage == Stage::Ready && (self.active || self.heard || !active_first)
+        self.stage == ChannelStage::Ready && (self.active || self.heard || !active_first)
     }
 }
 
@@ -100,7 +100,7 @@ pub struct Report {
 
 /// A peer.
 #[derive(Debug)]
-pub struct Peer<W: BorrowMut<[Option<u32>]>> {
+pub struct ChannelPeer<W: BorrowMut<[Option<u32>]>> {
     pub(super) rails: [Option<Rail>; MOST_RAILS],
     /// The token that this process presents to the peer on each connection, and the token that the
     /// peer presented on the first.
@@ -109,9 +109,9 @@ pub struct Peer<W: BorrowMut<[Option<u32>]>> {
     /// The required origin of the peer.
     pub(super) origin: Option<Origin>,
     /// Packets that arrived too early.
-    pub(super) window: Window<u32, W>,
+    pub(super) window: ReorderWindow<u32, W>,
     /// Packets that are next in order.
-    ready: Queue,
+    ready: BufferQueue,
     /// Sequence number of the next packet to the peer.
     pub(super) next: u32,
     /// The rail that is next in rotation.
@@ -119,13 +119,13 @@ pub struct Peer<W: BorrowMut<[Option<u32>]>> {
     /// Credit in units of the store: granted to the peer, last reported to the peer, and granted by
     /// the peer.
     units: u64,
-    units_told: u64,
+    units_reported: u64,
     pub(super) granted: u64,
     /// The fault of the peer until it is reported. If the peer violated the protocol, its later
     /// packets are ignored.
     fault: Option<PortFault>,
-    told: bool,
-    rude: bool,
+    reported: bool,
+    violated: bool,
     /// The peer's place in the list of peers that have packets.
     queued: bool,
     after: PeerId,
@@ -140,7 +140,7 @@ pub struct Peer<W: BorrowMut<[Option<u32>]>> {
     pub(super) shrunk: u64,
 }
 
-impl<W: BorrowMut<[Option<u32>]>> Peer<W> {
+impl<W: BorrowMut<[Option<u32>]>> ChannelPeer<W> {
     /// Returns a peer without connections. `token` is a random number that only this peer receives,
     /// different for each peer. It proves that all connections belong to one process. `None` unless
     /// the number of places of the window is a power of two.
@@ -150,16 +150,16 @@ impl<W: BorrowMut<[Option<u32>]>> Peer<W> {
             token,
             shown: None,
             origin: None,
-            window: Window::new(window, u32::BITS, FIRST.into())?,
-            ready: Queue::new(),
+            window: ReorderWindow::new(window, u32::BITS, FIRST.into())?,
+            ready: BufferQueue::new(),
             next: FIRST,
             turn: 0,
             units: 0,
-            units_told: 0,
+            units_reported: 0,
             granted: 0,
             fault: None,
-            told: false,
-            rude: false,
+            reported: false,
+            violated: false,
             queued: false,
             after: NONE,
             sent: 0,
@@ -177,7 +177,7 @@ impl<W: BorrowMut<[Option<u32>]>> Peer<W> {
         self.window.size()
     }
 
-    pub(super) const fn ready_mut(&mut self) -> &mut Queue {
+    pub(super) const fn ready_mut(&mut self) -> &mut BufferQueue {
         &mut self.ready
     }
 
@@ -192,7 +192,7 @@ impl<W: BorrowMut<[Option<u32>]>> Peer<W> {
 
     /// Returns whether the existing connections allow another one.
     pub(super) fn takes_rails(&self) -> bool {
-        let open = |rail: &Rail| matches!(rail.stage, Stage::Opening | Stage::Ready);
+        let open = |rail: &Rail| matches!(rail.stage, ChannelStage::Opening | ChannelStage::Ready);
         self.fault.is_none() && self.rails.iter().flatten().all(open)
     }
 
@@ -217,7 +217,7 @@ impl<W: BorrowMut<[Option<u32>]>> Peer<W> {
         self.window.restart(FIRST.into());
         self.shown = None;
         (self.next, self.turn) = (FIRST, 0);
-        (self.units_told, self.granted) = (0, 0);
+        (self.units_reported, self.granted) = (0, 0);
         self.held = false;
     }
 
@@ -226,9 +226,9 @@ impl<W: BorrowMut<[Option<u32>]>> Peer<W> {
         if self.rails.iter().all(Option::is_none) {
             return false;
         }
-        self.rude |= !matches!(fault, PortFault::Lost(_) | PortFault::Work(_));
-        let news = self.fault.is_none();
-        if !self.told {
+        self.violated |= !matches!(fault, PortFault::Lost(_) | PortFault::Work(_));
+        let wake_reason = self.fault.is_none();
+        if !self.reported {
             match self.fault {
                 // The new fault is more specific than the flush of all requests.
                 None | Some(PortFault::Work(WorkError::Flushed)) => {
@@ -237,7 +237,7 @@ impl<W: BorrowMut<[Option<u32>]>> Peer<W> {
                 Some(_) => {}
             }
         }
-        news
+        wake_reason
     }
 
     pub(super) const fn has_failed(&self) -> bool {
@@ -245,27 +245,28 @@ impl<W: BorrowMut<[Option<u32>]>> Peer<W> {
     }
 
     /// Returns whether packets of the peer must be ignored.
-    pub(super) const fn is_rude(&self) -> bool {
-        self.rude
+    pub(super) const fn has_violated_protocol(&self) -> bool {
+        self.violated
     }
 
     /// Returns the fault once, after all earlier packets were delivered.
     pub(super) fn tell(&mut self) -> Option<PortFault> {
-        let due = |rail: &Rail| rail.stage != Stage::Lost || rail.receiving == 0;
-        if self.told || !self.ready.is_empty() || !(self.rude || self.rails.iter().flatten().all(due)) {
+        let due = |rail: &Rail| rail.stage != ChannelStage::Lost || rail.receiving == 0;
+        if self.reported || !self.ready.is_empty() || !(self.violated || self.rails.iter().flatten().all(due))
+        {
             return None;
         }
-        self.told = self.fault.is_some();
+        self.reported = self.fault.is_some();
         self.fault
     }
 
     /// Resets the state after the peer was released. Returns `true` if its fault was never
     /// reported.
     pub(super) fn forget(&mut self) -> bool {
-        let untold = self.fault.is_some() && !self.told;
-        (self.fault, self.told, self.rude) = (None, false, false);
-        (self.units, self.units_told, self.granted) = (0, 0, 0);
-        untold
+        let pending = self.fault.is_some() && !self.reported;
+        (self.fault, self.reported, self.violated) = (None, false, false);
+        (self.units, self.units_reported, self.granted) = (0, 0, 0);
+        pending
     }
 
     pub(super) fn grant(&mut self, units: u64) {
@@ -274,20 +275,20 @@ impl<W: BorrowMut<[Option<u32>]>> Peer<W> {
 
     /// Returns the total credit granted, and whether it must be reported to the peer.
     pub(super) const fn promise(&self) -> (u64, bool) {
-        (self.units, self.units != self.units_told)
+        (self.units, self.units != self.units_reported)
     }
 
-    pub(super) const fn told_units(&mut self, units: u64) {
-        self.units_told = units;
+    pub(super) const fn reported_units(&mut self, units: u64) {
+        self.units_reported = units;
     }
 
-    pub(super) fn traffic(&self) -> Traffic {
-        Traffic {
+    pub(super) fn traffic(&self) -> TrafficCounters {
+        TrafficCounters {
             sent: self.sent,
             received: self.received,
             cells_sent: self.buffered,
             cells_exhausted: self.holds,
-            ..Traffic::default()
+            ..TrafficCounters::default()
         }
     }
 
@@ -301,7 +302,7 @@ impl<W: BorrowMut<[Option<u32>]>> Peer<W> {
         };
         for rail in self.rails.iter().flatten() {
             report.rails += 1;
-            report.ready += u32::from(rail.stage == Stage::Ready);
+            report.ready += u32::from(rail.stage == ChannelStage::Ready);
             report.receives += rail.credits.size();
             report.credits += rail.credits.left();
         }
@@ -311,18 +312,18 @@ impl<W: BorrowMut<[Option<u32>]>> Peer<W> {
 
 /// The peers that have packets to deliver, in rotation.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Turns {
+pub(super) struct ReadyPeers {
     first: PeerId,
     last: PeerId,
 }
 
-impl Turns {
+impl ReadyPeers {
     pub(super) const fn new() -> Self {
         Self { first: NONE, last: NONE }
     }
 
     /// Appends a peer that has a packet.
-    pub(super) fn join<W: BorrowMut<[Option<u32>]>>(&mut self, peers: &mut [Peer<W>], peer: PeerId) {
+    pub(super) fn join<W: BorrowMut<[Option<u32>]>>(&mut self, peers: &mut [ChannelPeer<W>], peer: PeerId) {
         let Some(it) = peers.get_mut(peer as usize) else { return };
         if core::mem::replace(&mut it.queued, true) {
             return;
@@ -336,7 +337,10 @@ impl Turns {
     }
 
     /// Returns the peer that is next. Peers without packets are removed.
-    pub(super) fn first<W: BorrowMut<[Option<u32>]>>(&mut self, peers: &mut [Peer<W>]) -> Option<PeerId> {
+    pub(super) fn first<W: BorrowMut<[Option<u32>]>>(
+        &mut self,
+        peers: &mut [ChannelPeer<W>],
+    ) -> Option<PeerId> {
         loop {
             let peer = self.first;
             if !peers.get(peer as usize)?.ready.is_empty() {
@@ -347,7 +351,7 @@ impl Turns {
     }
 
     /// Removes the first peer.
-    fn leave<W: BorrowMut<[Option<u32>]>>(&mut self, peers: &mut [Peer<W>]) {
+    fn leave<W: BorrowMut<[Option<u32>]>>(&mut self, peers: &mut [ChannelPeer<W>]) {
         if let Some(it) = peers.get_mut(self.first as usize) {
             it.queued = false;
             self.first = it.after;
@@ -358,7 +362,7 @@ impl Turns {
     }
 
     /// Moves a peer that was served behind the others.
-    pub(super) fn served<W: BorrowMut<[Option<u32>]>>(&mut self, peers: &mut [Peer<W>], peer: PeerId) {
+    pub(super) fn served<W: BorrowMut<[Option<u32>]>>(&mut self, peers: &mut [ChannelPeer<W>], peer: PeerId) {
         if self.first == peer {
             self.leave(peers);
             if peers.get(peer as usize).is_some_and(|it| !it.ready.is_empty()) {

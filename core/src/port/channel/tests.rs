@@ -1,9 +1,9 @@
 //! Channels over a scripted memory port, whose events the test determines.
 
 mod claim;
+mod fairness;
 mod lost;
 mod opening;
 mod script;
-mod share;
 
 use super::{ChannelEvent, OWN};

@@ -5,8 +5,8 @@ use core::borrow::BorrowMut;
 
 use super::buffers::{Buffers, Use};
 use super::peer::MOST_RAILS;
-use super::{Channel, INLINE, SENDS, Storage};
-use crate::port::memory::{MemoryPort, PostError, Source, Work};
+use super::{Channel, ChannelStorage, INLINE, SENDS};
+use crate::port::memory::{CompletionSource, MemoryPort, PostError, Work};
 use crate::port::{PeerFault, PeerId, PortFault};
 use crate::wire::Envelope;
 use crate::wire::channel::{HEADER_BYTES, Header, Numbered};
@@ -25,40 +25,40 @@ pub(super) const fn inline(id: u64) -> Option<(PeerId, u32)> {
 }
 
 /// The memory in which a packet is assembled.
-pub(super) struct Room<'a, S: Storage> {
+pub(super) struct SendRoom<'a, S: ChannelStorage> {
     at: usize,
-    place: Place<'a, S>,
+    place: SendPlace<'a, S>,
 }
 
-enum Place<'a, S: Storage> {
+enum SendPlace<'a, S: ChannelStorage> {
     Stack(&'a mut [u8; INLINE]),
     Buffer(&'a Buffers<S::Buffers, S::Slabs>, u32),
 }
 
-impl<S: Storage> Room<'_, S> {
+impl<S: ChannelStorage> SendRoom<'_, S> {
     /// Appends bytes. They fit, because the length was checked before.
     #[inline]
     pub(super) fn put(&mut self, bytes: &[u8]) {
         let fits = match &mut self.place {
-            Place::Stack(stack) => {
+            SendPlace::Stack(stack) => {
                 let to = stack.get_mut(self.at..self.at + bytes.len());
                 to.map(|to| to.copy_from_slice(bytes)).is_some()
             }
-            Place::Buffer(buffers, index) => buffers.write(*index, self.at, bytes),
+            SendPlace::Buffer(buffers, index) => buffers.write(*index, self.at, bytes),
         };
         debug_assert!(fits);
         self.at += bytes.len();
     }
 }
 
-impl<M: MemoryPort, S: Storage> Channel<M, S> {
+impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
     /// Sends a packet on the next rail that accepts one. Returns `false` if none does.
     pub(super) fn transmit(
         &mut self,
         peer: PeerId,
         envelope: &Envelope,
         len: usize,
-        mut write: impl FnMut(&mut Room<'_, S>),
+        mut write: impl FnMut(&mut SendRoom<'_, S>),
     ) -> Result<bool, PeerFault> {
         let limit = self.config.packet_bytes;
         if len > limit as usize {
@@ -104,7 +104,7 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
         rail: u32,
         packet: Option<Numbered>,
         len: usize,
-        write: &mut impl FnMut(&mut Room<'_, S>),
+        write: &mut impl FnMut(&mut SendRoom<'_, S>),
     ) -> Result<bool, PostError> {
         let inline_bytes = INLINE.min(self.facts().inline_bytes as usize);
         let Some(it) = self.peers.borrow_mut().get_mut(peer as usize) else { return Ok(false) };
@@ -115,19 +115,27 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
         let total = HEADER_BYTES + len;
         let mut stack = [0; INLINE];
         let (posted, buffered) = if total <= inline_bytes {
-            let mut room = Room::<S> { at: 0, place: Place::Stack(&mut stack) };
+            let mut room = SendRoom::<S> { at: 0, place: SendPlace::Stack(&mut stack) };
             room.put(&header);
             write(&mut room);
             let bytes = stack.get(..total).unwrap_or(&[]);
-            (self.port.send(Work::new(connection, inline_id(peer, rail)), Source::Inline(bytes), None), false)
+            (
+                self.port.send(
+                    Work::new(connection, inline_id(peer, rail)),
+                    CompletionSource::Inline(bytes),
+                    None,
+                ),
+                false,
+            )
         } else {
             let Some(index) = self.buffers.take(own, Use::Sending, peer, rail) else { return Ok(false) };
-            let mut room = Room::<S> { at: 0, place: Place::Buffer(&self.buffers, index) };
+            let mut room = SendRoom::<S> { at: 0, place: SendPlace::Buffer(&self.buffers, index) };
             room.put(&header);
             write(&mut room);
             let slice = self.buffers.slice(index, total as u32).ok_or(PostError::NotReady);
             let work = Work::new(connection, index.into());
-            let posted = slice.and_then(|slice| self.port.send(work, Source::Gather(&[slice]), None));
+            let posted =
+                slice.and_then(|slice| self.port.send(work, CompletionSource::Gather(&[slice]), None));
             if posted.is_err() {
                 self.buffers.put(index, own);
             }
@@ -145,7 +153,7 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
     /// uses a buffer.
     fn was_posted(&mut self, peer: PeerId, rail: u32, units: u64, buffered: Option<usize>) {
         let Some(it) = self.peer(peer) else { return };
-        it.told_units(units);
+        it.reported_units(units);
         if let Some(len) = buffered {
             it.buffered.add(len);
         }
@@ -161,13 +169,14 @@ impl<M: MemoryPort, S: Storage> Channel<M, S> {
     pub(super) fn settle(&mut self, peer: PeerId, rail: u32) {
         let first = self.facts().active_speaks_first;
         let Some(it) = self.peer(peer).filter(|it| !it.has_failed()) else { return };
-        let (_, news) = it.promise();
+        let (_, wake_reason) = it.promise();
         let Some(it) = it.rail(rail).filter(|it| it.may_speak(first)) else { return };
         let credits = &it.credits;
-        let due = it.hello || news || credits.is_recalling() || credits.has_surplus();
+        let due = it.hello || wake_reason || credits.is_recalling() || credits.has_surplus();
         let update = credits.can_update();
-        #[cfg(nemesia_blunder)]
-        let update = update && !crate::blunder::made(crate::blunder::Blunder::ForgetUpdate);
+        #[cfg(nemesia_injected_fault)]
+        let update =
+            update && !crate::injected_fault::injected(crate::injected_fault::InjectedFault::ForgetUpdate);
         if !(update || due && credits.can_send()) {
             return;
         }

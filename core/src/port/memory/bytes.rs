@@ -3,7 +3,7 @@
 
 use core::fmt;
 
-use super::Key;
+use super::MemoryKey;
 
 /// Bytes of a key.
 pub const KEY_BYTES: usize = 24;
@@ -83,7 +83,7 @@ impl Private {
     }
 }
 
-impl Key {
+impl MemoryKey {
     /// Encodes the key as three words of 64 bits, little-endian: address, length, key.
     pub fn to_bytes(&self) -> [u8; KEY_BYTES] {
         let mut bytes = [0; KEY_BYTES];
@@ -104,8 +104,8 @@ impl Key {
     }
 
     /// Returns the remote address at `offset` in the region.
-    pub const fn at(&self, offset: u64) -> super::Remote {
-        super::Remote { address: self.address.wrapping_add(offset), key: self.key }
+    pub const fn at(&self, offset: u64) -> super::RemoteRange {
+        super::RemoteRange { address: self.address.wrapping_add(offset), key: self.key }
     }
 }
 
@@ -115,8 +115,8 @@ mod tests {
 
     #[test]
     fn keys_survive_encoding() {
-        let key = Key { address: u64::MAX - 1, len: 1 << 40, key: 0x0123_4567_89ab_cdef };
-        assert_eq!(Key::from_bytes(&key.to_bytes()), key);
+        let key = MemoryKey { address: u64::MAX - 1, len: 1 << 40, key: 0x0123_4567_89ab_cdef };
+        assert_eq!(MemoryKey::from_bytes(&key.to_bytes()), key);
         assert_eq!(key.at(3).address, 1);
     }
 

@@ -1,17 +1,17 @@
 //! A position in the ring of a fastbox, used by both ends.
 #![forbid(unsafe_code)]
 
-use super::{Slot, Word};
+use super::{FastboxSlot, Word};
 use crate::wire::Kind;
 
 /// The position of one end in the ring. The critical path advances through `run` without reading
 /// other fields.
 #[derive(Clone, Debug)]
-pub(super) struct Place<'a> {
-    pub(super) slots: &'a [Slot],
+pub(super) struct FastboxPlace<'a> {
+    pub(super) slots: &'a [FastboxSlot],
     /// The slots from here to the point where the end must take a slow step; at most to the end of
     /// the ring.
-    pub(super) run: core::slice::Iter<'a, Slot>,
+    pub(super) run: core::slice::Iter<'a, FastboxSlot>,
     /// Index of the slot after the run.
     end: usize,
     /// Number of laps begun; never wraps in 64 bits.
@@ -20,9 +20,9 @@ pub(super) struct Place<'a> {
     word: u64,
 }
 
-impl<'a> Place<'a> {
+impl<'a> FastboxPlace<'a> {
     /// Returns the start of the ring, with a run of `run` slots.
-    pub(super) fn new(slots: &'a [Slot], run: usize) -> Self {
+    pub(super) fn new(slots: &'a [FastboxSlot], run: usize) -> Self {
         debug_assert!(slots.len().is_power_of_two() && slots.len() >= 4);
         let mut place = Self { slots, run: [].iter(), end: 0, rounds: 1, word: 0 };
         place.set(0, run);
@@ -60,7 +60,7 @@ impl<'a> Place<'a> {
     }
 
     /// Returns the slot `count` slots further on, and the lap number of its stamps.
-    pub(super) fn further(&self, count: usize) -> (&'a Slot, u64) {
+    pub(super) fn further(&self, count: usize) -> (&'a FastboxSlot, u64) {
         let index = self.at() + count;
         let slots = self.slots.len();
         if index < slots {
@@ -72,7 +72,7 @@ impl<'a> Place<'a> {
 
     /// Returns the `count` slots after the current one, in two runs, and the lap number of each.
     #[inline(always)]
-    pub(super) fn spans(&self, count: usize) -> [(&'a [Slot], u64); 2] {
+    pub(super) fn spans(&self, count: usize) -> [(&'a [FastboxSlot], u64); 2] {
         let behind = self.slots.get(self.at() + 1..).unwrap_or_default();
         let now = count.min(behind.len());
         [(&behind[..now], self.lap()), (&self.slots[..count - now], (self.rounds + 1) & 0xff)]

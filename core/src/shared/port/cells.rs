@@ -2,13 +2,13 @@
 
 use core::borrow::BorrowMut;
 
-use super::filling::Fill;
-use super::wake::news;
-use super::{Host, Link, Place, ShmPort, Stores, poll};
+use super::copy_policy::FillMethod;
+use super::wake::wake_reason;
+use super::{Host, Link, PacketPlace, ShmPort, Stores, poll};
 use crate::payload::BorrowedRecv;
 use crate::port::{Arrival, MessagePort, PeerFault, PeerId};
-use crate::shared::pool::{CellRecord, Pool, Turn, Writing};
-use crate::shared::sleep::News;
+use crate::shared::pool::{CellPool, CellRecord, ReuseOrder, Writing};
+use crate::shared::sleep::WakeReason;
 use crate::wire::{Envelope, Kind};
 
 /// Bytes of a part of a large message from which on it does not matter which cell is used.
@@ -16,13 +16,13 @@ const MUCH: usize = 4096;
 
 /// Returns the reuse order of a cell that was filled by this policy with a packet of this kind.
 #[inline(always)]
-fn turn(kind: Kind, how: Fill, len: usize) -> Turn {
+fn reuse_order(kind: Kind, how: FillMethod, len: usize) -> ReuseOrder {
     match how {
-        Fill::PastCaches => Turn::Last,
+        FillMethod::NonTemporal => ReuseOrder::Last,
         // Many such cells follow each other, and together they fill the first-level cache.
-        _ if kind == Kind::Data && len >= MUCH => Turn::Last,
-        Fill::Warm => Turn::Second,
-        Fill::Cached => Turn::First,
+        _ if kind == Kind::Data && len >= MUCH => ReuseOrder::Last,
+        FillMethod::Prefetched => ReuseOrder::Second,
+        FillMethod::Cached => ReuseOrder::First,
     }
 }
 
@@ -39,7 +39,7 @@ where
         &mut self,
         peer: PeerId,
         envelope: &Envelope,
-        fill: impl FnOnce(&Pool<'a, R>, u32, Writing) -> bool,
+        fill: impl FnOnce(&CellPool<'a, R>, u32, Writing) -> bool,
     ) -> Result<bool, PeerFault> {
         let Some(cell) = self.reserve(peer, envelope.total)? else { return Ok(false) };
         let Some(link) = self.links.borrow_mut().get_mut(peer as usize).and_then(Option::as_mut) else {
@@ -50,8 +50,8 @@ where
             (stores, _) => stores,
         };
         let (len, received) = (envelope.total as usize, link.traffic.expected);
-        let how = self.fillings.fill(peer, stores, len, received, || self.host.ticks());
-        let filled = fill(&self.pool, cell, self.warming.writing(how, cell, len));
+        let how = self.copy_policies.fill(peer, stores, len, received, || self.host.ticks());
+        let filled = fill(&self.pool, cell, self.write_prefetch.writing(how, cell, len));
         debug_assert!(filled, "`reserve` checked the size");
         let sequence = link.traffic.next;
         let announced = self.config.announce && {
@@ -64,9 +64,9 @@ where
             // packet.
             let _ = link.ends.queue.push(self.config.rank * self.cells + cell);
         }
-        link.traffic.sent_cell(len, how, turn(envelope.kind, how, len));
-        self.wake(peer, news(envelope));
-        self.warm_next(how, len);
+        link.traffic.sent_cell(len, how, reuse_order(envelope.kind, how, len));
+        self.wake(peer, wake_reason(envelope));
+        self.prefetch_next(how, len);
         Ok(true)
     }
 
@@ -92,19 +92,19 @@ where
         }
         let cell = self.pool.take(peer)?;
         let (stores, received) = (self.config.stores, link.traffic.expected);
-        let how = self.fillings.fill(peer, stores, bytes.len(), received, || self.host.ticks());
-        let writing = self.warming.writing(how, cell, bytes.len());
+        let how = self.copy_policies.fill(peer, stores, bytes.len(), received, || self.host.ticks());
+        let writing = self.write_prefetch.writing(how, cell, bytes.len());
         let filled = self.pool.fill(cell, [bytes, &[]], writing);
         debug_assert!(filled, "the cell belongs to the pool and is large enough");
         let envelope = Envelope { kind: Kind::Eager, context, tag, total: bytes.len() as u64 };
-        let back = self.owed.take_if(|(owner, _)| *owner == peer).map(|(_, cell)| cell);
+        let back = self.deferred.take_if(|(owner, _)| *owner == peer).map(|(_, cell)| cell);
         let announced = link.ends.outbound.announce_now(link.traffic.next, &envelope, cell, back);
         debug_assert!(announced, "the run has a free slot");
-        link.traffic.sent_cell(bytes.len(), how, turn(Kind::Eager, how, bytes.len()));
+        link.traffic.sent_cell(bytes.len(), how, reuse_order(Kind::Eager, how, bytes.len()));
         let is_asleep = link.ends.sleep.is_asleep(self.config.fences);
-        self.warm_next(how, bytes.len());
+        self.prefetch_next(how, bytes.len());
         if is_asleep && back.is_some() {
-            self.tell_of_room(peer);
+            self.report_room(peer);
             return Some(false);
         }
         Some(is_asleep)
@@ -114,8 +114,8 @@ where
     /// sleeping peer may also need the cell.
     #[cold]
     #[inline(never)]
-    fn tell_of_room(&mut self, peer: PeerId) {
-        self.wake(peer, News::Other);
+    fn report_room(&mut self, peer: PeerId) {
+        self.wake(peer, WakeReason::Other);
     }
 
     /// Returns a cell for this peer if the peer may have one and `len` bytes fit.
@@ -202,20 +202,20 @@ where
             return None;
         }
         self.burst = burst;
-        self.release(Arrival { token: Place::Announced(cell), ..poll::small(peer, packet) });
+        self.release(Arrival { token: PacketPlace::Announced(cell), ..poll::small(peer, packet) });
         Some((peer, packet.envelope))
     }
 
     /// Defers the release of a peer's cell that was read. `back` is a cell of this process that
     /// came back with the packet.
     #[inline(always)]
-    pub(super) fn owe(&mut self, peer: PeerId, cell: u32, back: Option<u32>) {
+    pub(super) fn defer_release(&mut self, peer: PeerId, cell: u32, back: Option<u32>) {
         if let Some(back) = back {
             self.came_back(peer, back);
         }
-        let due = if self.owes { self.owed.replace((peer, cell)) } else { Some((peer, cell)) };
+        let due = if self.defers { self.deferred.replace((peer, cell)) } else { Some((peer, cell)) };
         if let Some((peer, cell)) = due {
-            self.pay(peer, cell);
+            self.release_cell(peer, cell);
         }
     }
 
@@ -226,25 +226,25 @@ where
         let Some(link) = self.links.borrow_mut().get_mut(peer as usize).and_then(Option::as_mut) else {
             return;
         };
-        let taken = self.pool.give_back(cell, peer, link.traffic.turn);
+        let taken = self.pool.give_back(cell, peer, link.traffic.reuse_order);
         link.traffic.lent -= u16::from(taken.is_ok());
     }
 
     /// Returns a peer's cell through the ring.
     #[inline(never)]
-    fn pay(&mut self, peer: PeerId, cell: u32) {
+    fn release_cell(&mut self, peer: PeerId, cell: u32) {
         let Some(link) = self.link(peer) else { return };
         link.ends.give_back.push(cell);
         // The sender may sleep until there is space.
-        self.wake(peer, News::Other);
+        self.wake(peer, WakeReason::Other);
     }
 
     /// Performs a deferred release when no packet arrives, because no packet may be sent for a long
     /// time.
     #[inline(always)]
-    pub(super) fn pay_owed(&mut self) {
-        if let Some((peer, cell)) = self.owed.take() {
-            self.pay(peer, cell);
+    pub(super) fn release_deferred(&mut self) {
+        if let Some((peer, cell)) = self.deferred.take() {
+            self.release_cell(peer, cell);
         }
     }
 
@@ -258,8 +258,12 @@ where
         {
             // The ring is read when half of the cells are out, so the cells are reused in rotation
             // anyway.
-            let turn = if link.traffic.turn == Turn::Last { Turn::First } else { link.traffic.turn };
-            let taken = self.pool.give_back(cell, peer, turn);
+            let reuse_order = if link.traffic.reuse_order == ReuseOrder::Last {
+                ReuseOrder::First
+            } else {
+                link.traffic.reuse_order
+            };
+            let taken = self.pool.give_back(cell, peer, reuse_order);
             taken.map_err(|fault| PeerFault { peer, fault: fault.into() })?;
             link.traffic.lent -= 1;
         }

@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use crate::port::{PeerId, Pulled, Stores};
-use crate::shared::share::Pieces;
+use crate::shared::assist::Pieces;
 use crate::shared::sleep::{Sleep, SleepWord};
 use crate::sync::FenceMode;
 

@@ -2,21 +2,21 @@
 //! positions in them.
 
 use super::Stores;
-use super::filling::Fill;
-use crate::counters::{Count, Traffic as Told};
-use crate::shared::pool::{PeerPool, ReturnReceiver, ReturnSender, Turn};
+use super::copy_policy::FillMethod;
+use crate::counters::{Count, TrafficCounters as Reported};
+use crate::shared::pool::{PeerPool, ReturnReceiver, ReturnSender, ReuseOrder};
 use crate::shared::queue::Producer;
 use crate::shared::sleep::SleepWord;
-use crate::shared::{fastbox, share};
+use crate::shared::{assist, fastbox};
 use crate::sync::Word64;
 
 /// The ends of all structures shared with one peer, as the layer above finds them in the mappings.
 #[derive(Debug)]
 pub struct Ends<'a> {
     /// To the peer: slots in this process's segment, position in the peer's.
-    pub outbound: fastbox::Sender<'a>,
+    pub outbound: fastbox::FastboxSender<'a>,
     /// From the peer: slots in the peer's segment, position in this process's.
-    pub inbound: fastbox::Receiver<'a>,
+    pub inbound: fastbox::FastboxReceiver<'a>,
     /// The peer's cells.
     pub cells: PeerPool<'a>,
     /// The ring that returns the peer's cells; in this process's segment.
@@ -32,21 +32,21 @@ pub struct Ends<'a> {
     /// Credit that the peer grants this process, in units; in the peer's segment.
     pub granted: &'a Word64,
     /// Sender-assisted copies of messages from the peer.
-    pub share: share::Receiver<'a>,
+    pub assist: assist::AssistReceiver<'a>,
     /// Sender-assisted copies of messages to the peer.
-    pub help: share::Helper<'a>,
+    pub assist_sender: assist::AssistSender<'a>,
 }
 
 /// A connection with one peer.
 #[derive(Debug)]
 pub struct Link<'a> {
     pub(super) ends: Ends<'a>,
-    pub(super) traffic: Traffic,
+    pub(super) traffic: LinkTraffic,
 }
 
 /// Private counters and state of a link.
 #[derive(Debug)]
-pub(super) struct Traffic {
+pub(super) struct LinkTraffic {
     /// Sequence number of the next packet to the peer.
     pub(super) next: u64,
     /// Sequence number of the next packet from the peer.
@@ -61,7 +61,7 @@ pub(super) struct Traffic {
     /// Whether the last send found no free cell.
     pub(super) waits: bool,
     /// The reuse order of the next cell that the peer returns.
-    pub(super) turn: Turn,
+    pub(super) reuse_order: ReuseOrder,
     /// The receiver's preferred copy policy for parts of large messages.
     pub(super) data_stores: Stores,
     /// See [`Told`]. All other packets went through a fastbox.
@@ -70,15 +70,15 @@ pub(super) struct Traffic {
     pub(super) fastbox_full: u64,
     pub(super) exhausted: u64,
     pub(super) wakes: u64,
-    pub(super) past_caches: u64,
+    pub(super) non_temporal: u64,
 }
 
-impl Traffic {
+impl LinkTraffic {
     /// Counts a packet of `len` bytes that was sent in a cell, which the peer now holds.
     #[inline(always)]
-    pub(super) fn sent_cell(&mut self, len: usize, fill: Fill, turn: Turn) {
-        self.past_caches += u64::from(fill == Fill::PastCaches);
-        self.turn = turn;
+    pub(super) fn sent_cell(&mut self, len: usize, fill: FillMethod, reuse_order: ReuseOrder) {
+        self.non_temporal += u64::from(fill == FillMethod::NonTemporal);
+        self.reuse_order = reuse_order;
         self.next += 1;
         self.lent += 1;
         self.waits = false;
@@ -94,14 +94,14 @@ impl Traffic {
             sweep: false,
             counted: false,
             waits: false,
-            turn: Turn::First,
+            reuse_order: ReuseOrder::First,
             data_stores: Stores::Learned,
             cells_sent: none,
             cells_received: none,
             fastbox_full: 0,
             exhausted: 0,
             wakes: 0,
-            past_caches: 0,
+            non_temporal: 0,
         }
     }
 
@@ -114,8 +114,8 @@ impl Traffic {
         }
     }
 
-    pub(super) const fn told(&self) -> Told {
-        Told {
+    pub(super) const fn reported(&self) -> Reported {
+        Reported {
             sent: self.next - 1,
             received: self.expected - 1,
             cells_sent: self.cells_sent,
@@ -123,7 +123,7 @@ impl Traffic {
             fastbox_full: self.fastbox_full,
             cells_exhausted: self.exhausted,
             wakes: self.wakes,
-            past_caches: self.past_caches,
+            non_temporal: self.non_temporal,
         }
     }
 }
@@ -131,7 +131,7 @@ impl Traffic {
 impl<'a> Link<'a> {
     /// Returns a link over which nothing was sent.
     pub const fn new(ends: Ends<'a>) -> Self {
-        Self { ends, traffic: Traffic::new() }
+        Self { ends, traffic: LinkTraffic::new() }
     }
 }
 

@@ -16,7 +16,7 @@ impl Ends<'_> {
         self.inbound.clear();
         self.give_back.clear();
         self.grant.store_relaxed(0);
-        self.share.clear();
+        self.assist.clear();
     }
 }
 

@@ -3,7 +3,7 @@
 
 use core::borrow::BorrowMut;
 
-use super::{BURST, ENTRIES_A_POLL, HOT, Host, IDLE_SWEEP, LOST, Link, Place, SHARED_BURST, ShmPort};
+use super::{BURST, ENTRIES_A_POLL, HOT, Host, IDLE_SWEEP, LOST, Link, PacketPlace, SHARED_BURST, ShmPort};
 use crate::payload::BorrowedRecv;
 use crate::port::{Arrival, PeerFault, PeerId, Polled, PortFault};
 use crate::shared::fastbox;
@@ -18,7 +18,7 @@ where
 {
     /// Returns the packet at the head of a peer's fastbox, if it is the next in order.
     #[inline(always)]
-    pub(super) fn poll_fastbox(&mut self, peer: PeerId) -> Option<Polled<Place>> {
+    pub(super) fn poll_fastbox(&mut self, peer: PeerId) -> Option<Polled<PacketPlace>> {
         let link = self.links.borrow_mut().get_mut(peer as usize)?.as_mut()?;
         let packet = match link.ends.inbound.peek() {
             Ok(None) => return None,
@@ -37,19 +37,19 @@ where
             if !link.ends.cells.holds(cell, packet.len) {
                 return Some(malformed(peer, cell));
             }
-            arrival.token = Place::Announced(cell);
+            arrival.token = PacketPlace::Announced(cell);
         }
         Some(Polled::Packet(arrival))
     }
 
     /// Polls all sources in rotation.
     #[inline(never)]
-    pub(super) fn poll_all(&mut self) -> Polled<Place> {
+    pub(super) fn poll_all(&mut self) -> Polled<PacketPlace> {
         if self.burst == 0 {
             let last = self.hot[self.turn % HOT];
             self.burst = BURST;
             // Packets may arrive without pause, so the release must not be deferred further.
-            self.pay_owed();
+            self.release_deferred();
             self.turn = if self.turn + 1 < self.hot_count { self.turn + 1 } else { 0 };
             if self.hot_count > 1 {
                 self.share(last);
@@ -60,9 +60,9 @@ where
         }
         let polled = self.poll_hot().or_else(|| self.poll_queue()).or_else(|| self.poll_cold());
         polled.unwrap_or_else(|| {
-            self.pay_owed();
-            if self.warming.is_on() {
-                self.warm();
+            self.release_deferred();
+            if self.write_prefetch.is_on() {
+                self.prefetch();
             }
             Polled::Idle
         })
@@ -76,18 +76,19 @@ where
         let hot = hot.into_iter().take(count);
         let queued =
             matches!(self.inbox.peek(), Ok(Some(number)) if number >> self.cells.trailing_zeros() != last);
-        let crowded = queued || hot.clone().any(|peer| peer != last && self.poll_fastbox(peer).is_some());
-        if crowded != self.crowded {
-            self.crowded = crowded;
+        let oversubscribed =
+            queued || hot.clone().any(|peer| peer != last && self.poll_fastbox(peer).is_some());
+        if oversubscribed != self.oversubscribed {
+            self.oversubscribed = oversubscribed;
             hot.for_each(|peer| self.limit_run(peer));
         }
-        if crowded {
+        if oversubscribed {
             self.burst = SHARED_BURST;
         }
     }
 
     #[inline(always)]
-    fn poll_hot(&mut self) -> Option<Polled<Place>> {
+    fn poll_hot(&mut self) -> Option<Polled<PacketPlace>> {
         let mut at = self.turn;
         for _ in 0..self.hot_count {
             if at >= self.hot_count {
@@ -106,7 +107,7 @@ where
     /// Returns the next packet that the receive queue names. Forged and outdated entries are
     /// skipped.
     #[inline]
-    fn poll_queue(&mut self) -> Option<Polled<Place>> {
+    fn poll_queue(&mut self) -> Option<Polled<PacketPlace>> {
         for _ in 0..ENTRIES_A_POLL {
             let number = match self.inbox.peek() {
                 Ok(Some(number)) => number,
@@ -120,7 +121,10 @@ where
             // that does not exist is ignored.
             let (peer, cell) = (number >> self.cells.trailing_zeros(), number & (self.cells - 1));
             let polled = self.poll_cell(peer, cell);
-            if let Some(Polled::Packet(Arrival { token: Place::Fastbox | Place::Announced(_), .. })) = polled
+            if let Some(Polled::Packet(Arrival {
+                token: PacketPlace::Fastbox | PacketPlace::Announced(_),
+                ..
+            })) = polled
             {
                 // This is an earlier packet of the same peer, so the entry stays in the queue.
                 return polled;
@@ -142,7 +146,7 @@ where
         None
     }
 
-    fn poll_cell(&mut self, peer: PeerId, cell: u32) -> Option<Polled<Place>> {
+    fn poll_cell(&mut self, peer: PeerId, cell: u32) -> Option<Polled<PacketPlace>> {
         let me = self.config.rank as u16;
         let link = self.link(peer)?;
         let expected = link.traffic.expected;
@@ -166,7 +170,7 @@ where
 
     /// Scans a peer's cells for the next packet in order.
     #[cold]
-    pub(super) fn sweep(&mut self, peer: PeerId) -> Option<Polled<Place>> {
+    pub(super) fn sweep(&mut self, peer: PeerId) -> Option<Polled<PacketPlace>> {
         let me = self.config.rank as u16;
         let link = self.link(peer)?;
         let expected = link.traffic.expected;
@@ -183,7 +187,7 @@ where
 
     /// Polls the other sources after a burst. The order alternates, so that neither a busy fastbox
     /// nor a busy queue starves the rest.
-    fn poll_others(&mut self) -> Option<Polled<Place>> {
+    fn poll_others(&mut self) -> Option<Polled<PacketPlace>> {
         self.cold_first = !self.cold_first;
         if self.cold_first {
             self.poll_cold().or_else(|| self.poll_queue())
@@ -193,7 +197,7 @@ where
     }
 
     /// Polls one peer that is not hot, and occasionally scans the cells of one peer, in rotation.
-    fn poll_cold(&mut self) -> Option<Polled<Place>> {
+    fn poll_cold(&mut self) -> Option<Polled<PacketPlace>> {
         self.cold = if self.cold + 1 < self.peers() { self.cold + 1 } else { 0 };
         let peer = self.cold;
         let wanted = self.link(peer).is_some_and(|link| link.traffic.sweep);
@@ -219,21 +223,21 @@ where
 }
 
 #[inline(always)]
-pub(super) fn small(peer: PeerId, packet: fastbox::Packet) -> Arrival<Place> {
-    Arrival { peer, envelope: packet.envelope, len: packet.len, token: Place::Fastbox }
+pub(super) fn small(peer: PeerId, packet: fastbox::FastboxPacket) -> Arrival<PacketPlace> {
+    Arrival { peer, envelope: packet.envelope, len: packet.len, token: PacketPlace::Fastbox }
 }
 
-fn packet(peer: PeerId, cell: u32, envelope: Envelope, len: usize) -> Polled<Place> {
-    Polled::Packet(Arrival { peer, envelope, len, token: Place::Cell(cell) })
+fn packet(peer: PeerId, cell: u32, envelope: Envelope, len: usize) -> Polled<PacketPlace> {
+    Polled::Packet(Arrival { peer, envelope, len, token: PacketPlace::Cell(cell) })
 }
 
-fn malformed(peer: PeerId, cell: u32) -> Polled<Place> {
+fn malformed(peer: PeerId, cell: u32) -> Polled<PacketPlace> {
     Polled::Fault(PeerFault { peer, fault: PortFault::Malformed { cell } })
 }
 
 /// Copies a packet into a list.
 #[cold]
 #[inline(never)]
-pub(super) fn scatter(inbound: &fastbox::Receiver<'_>, len: usize, to: &mut BorrowedRecv<'_>) {
+pub(super) fn scatter(inbound: &fastbox::FastboxReceiver<'_>, len: usize, to: &mut BorrowedRecv<'_>) {
     to.each(0, len, |done, to| inbound.read(done, to));
 }

@@ -5,7 +5,7 @@ use core::borrow::BorrowMut;
 use super::{Host, Link, ShmPort};
 use crate::port::PeerId;
 use crate::shared::pool::CellRecord;
-use crate::shared::sleep::{News, Waking};
+use crate::shared::sleep::{WakeReason, Waking};
 use crate::wire::{Envelope, Kind};
 
 impl<'a, H, L, R> ShmPort<'a, H, L, R>
@@ -17,12 +17,12 @@ where
     /// Wakes a peer, after something was published for it, if it sleeps and the wake reason
     /// suffices.
     #[inline(always)]
-    pub(super) fn wake(&mut self, peer: PeerId, news: News) {
+    pub(super) fn wake(&mut self, peer: PeerId, wake_reason: WakeReason) {
         let fences = self.config.fences;
         let Some(link) = self.links.borrow_mut().get_mut(peer as usize).and_then(Option::as_mut) else {
             return;
         };
-        match link.ends.sleep.must_wake(fences, news) {
+        match link.ends.sleep.must_wake(fences, wake_reason) {
             Waking::Awake => {}
             Waking::Counted => (link.traffic.counted, self.counted) = (true, true),
             Waking::Asleep(how) => {
@@ -33,7 +33,7 @@ where
     }
 
     /// Returns whether peers probably sleep although messages were sent to them, because they need
-    /// more ([`News::Message`]).
+    /// more ([`WakeReason::Message`]).
     pub fn has_counted(&self) -> bool {
         self.counted
     }
@@ -45,7 +45,7 @@ where
         self.counted = false;
         for peer in 0..self.peers() {
             if self.link(peer).is_some_and(|link| core::mem::take(&mut link.traffic.counted)) {
-                self.wake(peer, News::Other);
+                self.wake(peer, WakeReason::Other);
             }
         }
     }
@@ -53,7 +53,7 @@ where
 
 /// Returns the wake reason that a packet is for a sleeping receiver.
 #[inline(always)]
-pub(super) fn news(envelope: &Envelope) -> News {
+pub(super) fn wake_reason(envelope: &Envelope) -> WakeReason {
     // Every other kind needs an answer, or is an answer.
-    if envelope.kind == Kind::Eager { News::Message } else { News::Other }
+    if envelope.kind == Kind::Eager { WakeReason::Message } else { WakeReason::Other }
 }

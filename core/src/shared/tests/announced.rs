@@ -6,9 +6,9 @@ use std::vec::Vec;
 use super::fabric::{Fabric, TestPort, tiny};
 use super::port::{collected, send};
 use crate::port::{MessagePort, PeerId, Polled};
-use crate::shared::fastbox::Sender;
-use crate::shared::pool::{CellRecord, Pool};
-use crate::shared::queue::{Producer, Queue};
+use crate::shared::fastbox::FastboxSender;
+use crate::shared::pool::{CellPool, CellRecord};
+use crate::shared::queue::{CellQueue, Producer};
 use crate::wire::{Envelope, Kind};
 
 /// Bytes of each forged packet.
@@ -32,11 +32,11 @@ fn take(port: &mut TestPort<'_>) -> Option<(PeerId, u64, usize)> {
 }
 
 /// Returns the cells of rank 0.
-fn pool(fabric: &Fabric) -> Pool<'_, Vec<CellRecord>> {
+fn pool(fabric: &Fabric) -> CellPool<'_, Vec<CellRecord>> {
     let layout = fabric.geometry.own();
     let payload = fabric.own(0).payload(layout.payload, 4 * 256);
     let headers = fabric.own(0).view(layout.headers, 4);
-    Pool::new(headers, payload, 256, vec![CellRecord::default(); 4]).unwrap()
+    CellPool::new(headers, payload, 256, vec![CellRecord::default(); 4]).unwrap()
 }
 
 /// Rank 0 sends the same cell to rank 1 in every packet, either announced, or published and queued.
@@ -44,9 +44,9 @@ fn pool(fabric: &Fabric) -> Pool<'_, Vec<CellRecord>> {
 fn one_cell_for_all(publishes: fn(u64) -> bool) {
     let fabric = Fabric::new(tiny(3));
     let (mut one, mut two) = (fabric.port(1), fabric.port(2));
-    let mut announcer = Sender::new(fabric.fastbox(0, 1), fabric.ack(1, 0));
+    let mut announcer = FastboxSender::new(fabric.fastbox(0, 1), fabric.ack(1, 0));
     let (entries, tail) = fabric.queue(1);
-    let mut producer = Producer::new(Queue::new(entries, tail));
+    let mut producer = Producer::new(CellQueue::new(entries, tail));
     let pool = pool(&fabric);
     // More than the slots of the return ring, and more laps than one byte can count.
     for turn in 1..1500 {
@@ -82,9 +82,9 @@ fn cell_that_is_announced_and_published_does_no_harm() {
 fn packet_that_is_announced_and_queued_comes_once() {
     let fabric = Fabric::new(tiny(3));
     let (mut one, mut two) = (fabric.port(1), fabric.port(2));
-    let mut announcer = Sender::new(fabric.fastbox(0, 1), fabric.ack(1, 0));
+    let mut announcer = FastboxSender::new(fabric.fastbox(0, 1), fabric.ack(1, 0));
     let (entries, tail) = fabric.queue(1);
-    let mut producer = Producer::new(Queue::new(entries, tail));
+    let mut producer = Producer::new(CellQueue::new(entries, tail));
     let pool = pool(&fabric);
     pool.publish(2, 1, 1, &envelope(1));
     producer.push(2).unwrap();

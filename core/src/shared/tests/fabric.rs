@@ -13,12 +13,14 @@ use core::ptr::NonNull;
 use super::Rng;
 use crate::payload::{Exposed, RecvBuf, Segment, SendBuf};
 use crate::port::{PeerId, Pulled};
-use crate::shared::fastbox::{Receiver, Sender, Slot};
+use crate::shared::assist::{self, AssistLine, Pieces};
+use crate::shared::fastbox::{FastboxReceiver, FastboxSender, FastboxSlot};
 use crate::shared::layout::{Extent, Geometry, HEADER_PAGE, Line};
-use crate::shared::pool::{CellHeader, CellRecord, PeerPool, Pool, ReturnReceiver, ReturnSender, ReturnSlot};
+use crate::shared::pool::{
+    CellHeader, CellPool, CellRecord, PeerPool, ReturnReceiver, ReturnSender, ReturnSlot,
+};
 use crate::shared::port::{Ends, Host, Link, PortConfig, ShmPort, Stores};
-use crate::shared::queue::{Consumer, Producer, Queue};
-use crate::shared::share::{self, Pieces, ShareLine};
+use crate::shared::queue::{CellQueue, Consumer, Producer};
 use crate::shared::sleep::{Sleep, SleepWord};
 use crate::sync::{FenceMode, Payload, PayloadMut, Word64};
 
@@ -26,32 +28,32 @@ use crate::sync::{FenceMode, Payload, PayloadMut, Word64};
 ///
 /// # Safety
 /// Every bit pattern is valid, and every field may be written through a shared reference.
-pub(crate) unsafe trait Shared {}
+pub(crate) unsafe trait SharedType {}
 // SAFETY: made of `Word64` and `PayloadWord`.
-unsafe impl Shared for Slot {}
+unsafe impl SharedType for FastboxSlot {}
 // SAFETY: made of `Word64` and `PayloadWord`.
-unsafe impl Shared for CellHeader {}
+unsafe impl SharedType for CellHeader {}
 // SAFETY: a `Word32`.
-unsafe impl Shared for ReturnSlot {}
+unsafe impl SharedType for ReturnSlot {}
 // SAFETY: made of `Word64`.
-unsafe impl Shared for Line {}
+unsafe impl SharedType for Line {}
 // SAFETY: made of `Word64`.
-unsafe impl Shared for ShareLine {}
+unsafe impl SharedType for AssistLine {}
 // SAFETY: made of `Word32`.
-unsafe impl Shared for SleepWord {}
+unsafe impl SharedType for SleepWord {}
 // SAFETY: an atomic.
-unsafe impl Shared for Word64 {}
+unsafe impl SharedType for Word64 {}
 // SAFETY: made of `Word32` and `Word64`.
-unsafe impl Shared for crate::shared::layout::SegmentHeader {}
+unsafe impl SharedType for crate::shared::layout::SegmentHeader {}
 
 /// Zeroed, page-aligned memory, like a mapping of anonymous memory.
 #[derive(Debug)]
-pub(crate) struct Region {
+pub(crate) struct FabricRegion {
     base: NonNull<u8>,
     layout: Layout,
 }
 
-impl Region {
+impl FabricRegion {
     pub(crate) fn new(bytes: usize) -> Self {
         let layout = Layout::from_size_align(bytes.next_multiple_of(HEADER_PAGE), HEADER_PAGE).unwrap();
         // SAFETY: the layout's size is not zero in any test.
@@ -68,9 +70,9 @@ impl Region {
         unsafe { Extent::new(self.base, self.bytes(), self.bytes()) }.unwrap()
     }
 
-    pub(crate) fn view<T: Shared>(&self, offset: usize, count: usize) -> &[T] {
+    pub(crate) fn view<T: SharedType>(&self, offset: usize, count: usize) -> &[T] {
         let base: NonNull<T> = self.extent().resolve(offset, count).unwrap();
-        // SAFETY: `resolve` checked extent and alignment, `Shared` the type; the result borrows the region.
+        // SAFETY: `resolve` checked extent and alignment, `SharedType` the type; the result borrows the region.
         unsafe { core::slice::from_raw_parts(base.as_ptr(), count) }
     }
 
@@ -109,7 +111,7 @@ impl Region {
     }
 
     /// Corrupts one word in the range: with a random value, or by a small change.
-    pub(crate) fn scribble(&self, rng: &mut Rng, from: usize, to: usize) {
+    pub(crate) fn corrupt(&self, rng: &mut Rng, from: usize, to: usize) {
         let word = self.word(from + rng.below(to - from));
         let now = word.load_relaxed();
         let other = self.word(from + rng.below(to - from)).load_relaxed();
@@ -129,7 +131,7 @@ impl Region {
     }
 }
 
-impl Drop for Region {
+impl Drop for FabricRegion {
     fn drop(&mut self) {
         // SAFETY: allocated in `new` with this layout; every view borrowed `self`.
         unsafe { dealloc(self.base.as_ptr(), self.layout) };
@@ -151,7 +153,7 @@ pub(crate) enum Reading {
 
 /// The buffers from which ranks send, which peers can read, and those into which they receive, which peers can write.
 #[derive(Debug)]
-pub(crate) struct Memory {
+pub(crate) struct FabricMemory {
     pub(crate) reading: Reading,
     /// Ranks that no longer have memory.
     pub(crate) gone: Vec<PeerId>,
@@ -166,7 +168,7 @@ pub(crate) struct Memory {
     rng: Rng,
 }
 
-impl Memory {
+impl FabricMemory {
     fn pull(&mut self, peer: PeerId, address: u64, to: &mut [u8]) -> Pulled {
         assert!(!to.is_empty(), "nothing to read");
         // If the read fails, the receiver may not rely on the old content.
@@ -222,19 +224,19 @@ fn find(
 
 /// The operating system of a test: records the wake-ups that the port requests, and reads the memory of peers.
 #[derive(Debug)]
-pub(crate) struct Bell {
+pub(crate) struct WakeLog {
     pub(crate) rung: Vec<PeerId>,
-    memory: Rc<RefCell<Memory>>,
+    memory: Rc<RefCell<FabricMemory>>,
     refused: Vec<PeerId>,
 }
 
-impl Host for Bell {
+impl Host for WakeLog {
     fn wake(&mut self, peer: PeerId, _: &SleepWord, _: Sleep) {
         self.rung.push(peer);
     }
 
     fn ticks(&self) -> Option<u64> {
-        let Memory { clock, rng, .. } = &mut *self.memory.borrow_mut();
+        let FabricMemory { clock, rng, .. } = &mut *self.memory.borrow_mut();
         let now = clock.as_mut()?;
         *now += rng.below(1000) as u64;
         Some(*now)
@@ -260,15 +262,15 @@ impl Host for Bell {
     }
 }
 
-pub(crate) type TestPort<'a> = ShmPort<'a, Bell, Vec<Option<Link<'a>>>, Vec<CellRecord>>;
+pub(crate) type TestPort<'a> = ShmPort<'a, WakeLog, Vec<Option<Link<'a>>>, Vec<CellRecord>>;
 
 /// Both segments of every rank.
 #[derive(Debug)]
 pub(crate) struct Fabric {
     pub(crate) geometry: Geometry,
-    own: Vec<Region>,
-    inbox: Vec<Region>,
-    memory: Rc<RefCell<Memory>>,
+    own: Vec<FabricRegion>,
+    inbox: Vec<FabricRegion>,
+    memory: Rc<RefCell<FabricMemory>>,
     announce: bool,
     stores: Stores,
 }
@@ -281,9 +283,9 @@ pub(crate) const fn tiny(peers: u32) -> Geometry {
 impl Fabric {
     pub(crate) fn new(geometry: Geometry) -> Self {
         geometry.validate().unwrap();
-        let regions = |bytes| (0..geometry.peers).map(|_| Region::new(bytes)).collect();
+        let regions = |bytes| (0..geometry.peers).map(|_| FabricRegion::new(bytes)).collect();
         let (own, inbox) = (regions(geometry.own().total), regions(geometry.inbox().total));
-        let memory = Memory {
+        let memory = FabricMemory {
             reading: Reading::Never,
             gone: vec![],
             clock: None,
@@ -324,7 +326,7 @@ impl Fabric {
     }
 
     /// Calls `with` on the memory that ranks may read.
-    pub(crate) fn with_memory<T>(&self, with: impl FnOnce(&mut Memory) -> T) -> T {
+    pub(crate) fn with_memory<T>(&self, with: impl FnOnce(&mut FabricMemory) -> T) -> T {
         with(&mut self.memory.borrow_mut())
     }
 
@@ -333,11 +335,11 @@ impl Fabric {
         Lender { buffers: vec![], vacant: vec![], memory: Rc::clone(&self.memory), lists: vec![], random: 0 }
     }
 
-    pub(crate) fn own(&self, rank: PeerId) -> &Region {
+    pub(crate) fn own(&self, rank: PeerId) -> &FabricRegion {
         &self.own[rank as usize]
     }
 
-    pub(crate) fn inbox(&self, rank: PeerId) -> &Region {
+    pub(crate) fn inbox(&self, rank: PeerId) -> &FabricRegion {
         &self.inbox[rank as usize]
     }
 
@@ -392,7 +394,7 @@ impl Fabric {
         let payload = self.own(rank).payload(layout.payload, g.cells as usize * g.cell_bytes as usize);
         let records = vec![CellRecord::default(); g.cells as usize];
         let headers = self.own(rank).view(layout.headers, g.cells as usize);
-        let pool = Pool::new(headers, payload, g.cell_bytes as usize, records).unwrap();
+        let pool = CellPool::new(headers, payload, g.cell_bytes as usize, records).unwrap();
         let (entries, tail) = self.queue(rank);
         let announce = self.announce;
         // Each side has its own bounds.
@@ -406,9 +408,9 @@ impl Fabric {
             stores: self.stores,
             clocked: true,
         };
-        let consumer = Consumer::new(Queue::new(entries, tail));
-        let bell = Bell { rung: vec![], memory: Rc::clone(&self.memory), refused: vec![] };
-        ShmPort::new(config, links, pool, g.cells, consumer, bell)
+        let consumer = Consumer::new(CellQueue::new(entries, tail));
+        let wakes = WakeLog { rung: vec![], memory: Rc::clone(&self.memory), refused: vec![] };
+        ShmPort::new(config, links, pool, g.cells, consumer, wakes)
     }
 
     pub(crate) fn ends(&self, me: PeerId, peer: PeerId) -> Ends<'_> {
@@ -418,17 +420,17 @@ impl Fabric {
         let theirs = self.own(peer).view(layout.headers, g.cells as usize);
         let payload = self.own(peer).read_only(layout.payload, payload_bytes);
         Ends {
-            outbound: Sender::new(self.fastbox(me, peer), self.ack(peer, me)),
-            inbound: Receiver::new(self.fastbox(peer, me), self.ack(me, peer)),
+            outbound: FastboxSender::new(self.fastbox(me, peer), self.ack(peer, me)),
+            inbound: FastboxReceiver::new(self.fastbox(peer, me), self.ack(me, peer)),
             cells: PeerPool::new(theirs, payload, g.cell_bytes as usize),
             give_back: ReturnSender::new(self.returns(me, peer)),
             given_back: ReturnReceiver::new(self.returns(peer, me)),
-            queue: Producer::new(Queue::new(entries, tail)),
+            queue: Producer::new(CellQueue::new(entries, tail)),
             sleep: self.sleep(peer),
             grant: &self.line(me, peer).credit,
             granted: &self.line(peer, me).credit,
-            share: share::Receiver::new(self.share(me, peer), self.share(peer, me)),
-            help: share::Helper::new(self.share(me, peer), self.share(peer, me)),
+            assist: assist::AssistReceiver::new(self.assist(me, peer), self.assist(peer, me)),
+            assist_sender: assist::AssistSender::new(self.assist(me, peer), self.assist(peer, me)),
         }
     }
 
@@ -439,7 +441,7 @@ impl Fabric {
     }
 
     /// Returns the fastbox from `from` to `to`.
-    pub(crate) fn fastbox(&self, from: PeerId, to: PeerId) -> &[Slot] {
+    pub(crate) fn fastbox(&self, from: PeerId, to: PeerId) -> &[FastboxSlot] {
         let at = self.geometry.own().fastboxes + to as usize * self.geometry.fastbox_bytes();
         self.own(from).view(at, self.geometry.fastbox_slots as usize)
     }
@@ -451,9 +453,9 @@ impl Fabric {
     }
 
     /// Returns the share line of `rank` for `peer`.
-    pub(crate) fn share(&self, rank: PeerId, peer: PeerId) -> &ShareLine {
-        let at = self.geometry.own().shares + peer as usize * size_of::<ShareLine>();
-        &self.own(rank).view::<ShareLine>(at, 1)[0]
+    pub(crate) fn assist(&self, rank: PeerId, peer: PeerId) -> &AssistLine {
+        let at = self.geometry.own().assist_lines + peer as usize * size_of::<AssistLine>();
+        &self.own(rank).view::<AssistLine>(at, 1)[0]
     }
 
     /// Returns the position of `reader` in the fastbox of `writer`.
@@ -468,22 +470,22 @@ impl Fabric {
     }
 
     /// Corrupts a word of a rank's own segment.
-    pub(crate) fn scribble_own(&self, rng: &mut Rng, by: PeerId) {
+    pub(crate) fn corrupt_own(&self, rng: &mut Rng, by: PeerId) {
         let own = self.geometry.own();
         // The payload has many words and no structure, so most corruptions hit other parts.
         let end = if rng.one_in(8) { own.total } else { own.payload };
-        self.own(by).scribble(rng, HEADER_PAGE, end);
+        self.own(by).corrupt(rng, HEADER_PAGE, end);
     }
 
     /// Corrupts a word of some inbox.
-    pub(crate) fn scribble_inbox(&self, rng: &mut Rng) {
+    pub(crate) fn corrupt_inbox(&self, rng: &mut Rng) {
         let inbox = self.geometry.inbox();
         let victim = rng.below(self.geometry.peers as usize) as PeerId;
         let entries_end = inbox.entries + self.geometry.queue_entries() as usize * 8;
         match rng.below(4) {
-            0 => self.inbox(victim).scribble(rng, inbox.tail, inbox.tail + 8),
-            1 => self.inbox(victim).scribble(rng, inbox.sleep, inbox.sleep + 8),
-            _ => self.inbox(victim).scribble(rng, inbox.entries, entries_end),
+            0 => self.inbox(victim).corrupt(rng, inbox.tail, inbox.tail + 8),
+            1 => self.inbox(victim).corrupt(rng, inbox.sleep, inbox.sleep + 8),
+            _ => self.inbox(victim).corrupt(rng, inbox.entries, entries_end),
         }
     }
 }
@@ -493,14 +495,14 @@ impl Fabric {
 pub(crate) struct Loan(usize);
 
 /// A buffer, its rank, and whether it is a send buffer.
-type Buffer = (NonNull<[u8]>, PeerId, bool);
+type AlignedBuffer = (NonNull<[u8]>, PeerId, bool);
 
 /// Owns the buffers that engines use. It must be declared after the engines, so that it is dropped after them.
 #[derive(Debug)]
 pub(crate) struct Lender {
-    buffers: Vec<Option<Buffer>>,
+    buffers: Vec<Option<AlignedBuffer>>,
     vacant: Vec<usize>,
-    memory: Rc<RefCell<Memory>>,
+    memory: Rc<RefCell<FabricMemory>>,
     /// The lists of scattered buffers, and the state of the random numbers that scatter them; 0 scatters nothing.
     lists: Vec<Box<[Segment]>>,
     random: u64,

@@ -6,9 +6,11 @@ use std::vec::Vec;
 
 use proptest::prelude::*;
 
-use super::fabric::Region;
+use super::fabric::FabricRegion;
 use super::{Rng, cases, contents};
-use crate::shared::fastbox::{FIRST_BYTES, FastboxFault, MORE_BYTES, Receiver, Sender, Slot, max_payload};
+use crate::shared::fastbox::{
+    FIRST_BYTES, FastboxFault, FastboxReceiver, FastboxSender, FastboxSlot, MORE_BYTES, max_payload,
+};
 use crate::shared::layout::Line;
 use crate::sync::Word64;
 use crate::wire::{Envelope, Kind};
@@ -17,7 +19,7 @@ use crate::wire::{Envelope, Kind};
 const SLOTS_AT: usize = 4096;
 
 #[derive(Clone, Copy, Debug)]
-enum Op {
+enum FastboxOp {
     Push(usize),
     Take,
     /// Reads `len` bytes from `at` on, and leaves the packet.
@@ -27,7 +29,7 @@ enum Op {
 }
 
 #[derive(Debug)]
-struct Sent {
+struct FastboxSent {
     sequence: u64,
     envelope: Envelope,
     bytes: Vec<u8>,
@@ -35,15 +37,15 @@ struct Sent {
 
 /// Both ends, and the packets that must be between them.
 struct Pair<'a> {
-    sender: Sender<'a>,
-    receiver: Receiver<'a>,
+    sender: FastboxSender<'a>,
+    receiver: FastboxReceiver<'a>,
     slots: u64,
-    between: VecDeque<Sent>,
+    between: VecDeque<FastboxSent>,
     sequence: u64,
     /// Slots written, read, and reported as read.
     written: u64,
     read: u64,
-    told: u64,
+    reported: u64,
 }
 
 fn slots_of(len: usize) -> u64 {
@@ -56,14 +58,14 @@ fn slots_of(len: usize) -> u64 {
     slots
 }
 
-fn region(slots: usize) -> Region {
-    Region::new(SLOTS_AT + slots * size_of::<Slot>())
+fn region(slots: usize) -> FabricRegion {
+    FabricRegion::new(SLOTS_AT + slots * size_of::<FastboxSlot>())
 }
 
-fn ends(region: &Region, slots: usize) -> (Sender<'_>, Receiver<'_>) {
+fn ends(region: &FabricRegion, slots: usize) -> (FastboxSender<'_>, FastboxReceiver<'_>) {
     let ack = &region.view::<Line>(0, 1)[0].word;
-    let slots = region.view::<Slot>(SLOTS_AT, slots);
-    (Sender::new(slots, ack), Receiver::new(slots, ack))
+    let slots = region.view::<FastboxSlot>(SLOTS_AT, slots);
+    (FastboxSender::new(slots, ack), FastboxReceiver::new(slots, ack))
 }
 
 fn eager(tag: u64, context: u16, len: usize) -> Envelope {
@@ -71,18 +73,18 @@ fn eager(tag: u64, context: u16, len: usize) -> Envelope {
 }
 
 impl<'a> Pair<'a> {
-    fn new(region: &'a Region, slots: usize, sequence: u64) -> Self {
+    fn new(region: &'a FabricRegion, slots: usize, sequence: u64) -> Self {
         let (sender, receiver) = ends(region, slots);
         let between = VecDeque::new();
-        Self { sender, receiver, slots: slots as u64, between, sequence, written: 0, read: 0, told: 0 }
+        Self { sender, receiver, slots: slots as u64, between, sequence, written: 0, read: 0, reported: 0 }
     }
 
-    fn apply(&mut self, op: Op) {
+    fn apply(&mut self, op: FastboxOp) {
         match op {
-            Op::Push(len) => self.push(len),
-            Op::Take => self.take(),
-            Op::Read(at, len) => self.read(at, len),
-            Op::Limit(most) => self.receiver.limit_run(most),
+            FastboxOp::Push(len) => self.push(len),
+            FastboxOp::Take => self.take(),
+            FastboxOp::Read(at, len) => self.read(at, len),
+            FastboxOp::Limit(most) => self.receiver.limit_run(most),
         }
     }
 
@@ -91,17 +93,18 @@ impl<'a> Pair<'a> {
         let envelope = eager(self.sequence.wrapping_mul(0x1234_5678_9abc_def1), self.sequence as u16, len);
         let pushed = self.sender.push(self.sequence, &envelope, &bytes).unwrap();
         let slots = slots_of(len);
-        let fits = len <= max_payload(self.slots as usize) && self.written + slots - self.told <= self.slots;
+        let fits =
+            len <= max_payload(self.slots as usize) && self.written + slots - self.reported <= self.slots;
         assert_eq!(
             pushed,
             fits,
             "{len} bytes with {} of {} slots used",
-            self.written - self.told,
+            self.written - self.reported,
             self.slots
         );
         if pushed {
             self.written += slots;
-            self.between.push_back(Sent { sequence: self.sequence, envelope, bytes });
+            self.between.push_back(FastboxSent { sequence: self.sequence, envelope, bytes });
             self.sequence += 1;
         }
     }
@@ -120,11 +123,11 @@ impl<'a> Pair<'a> {
         let mut got = vec![0xee; sent.bytes.len()];
         self.receiver.read(0, &mut got);
         assert_eq!(got, sent.bytes);
-        let told = self.receiver.advance(packet.len);
+        let reported = self.receiver.advance(packet.len);
         self.read += slots_of(packet.len);
-        assert_eq!(told, self.read - self.told >= self.slots / 2);
-        if told {
-            self.told = self.read;
+        assert_eq!(reported, self.read - self.reported >= self.slots / 2);
+        if reported {
+            self.reported = self.read;
         }
         self.between.pop_front();
     }
@@ -140,17 +143,17 @@ impl<'a> Pair<'a> {
     }
 }
 
-fn op(most: usize) -> impl Strategy<Value = Op> {
+fn op(most: usize) -> impl Strategy<Value = FastboxOp> {
     prop_oneof![
-        3 => (0..=most + 60).prop_map(Op::Push),
-        1 => Just(Op::Push(8)),
-        3 => Just(Op::Take),
-        2 => (0..=most, 0..=most + 8).prop_map(|(at, len)| Op::Read(at, len)),
-        1 => prop::sample::select(vec![0, 1, 2, 5, 16, usize::MAX]).prop_map(Op::Limit),
+        3 => (0..=most + 60).prop_map(FastboxOp::Push),
+        1 => Just(FastboxOp::Push(8)),
+        3 => Just(FastboxOp::Take),
+        2 => (0..=most, 0..=most + 8).prop_map(|(at, len)| FastboxOp::Read(at, len)),
+        1 => prop::sample::select(vec![0, 1, 2, 5, 16, usize::MAX]).prop_map(FastboxOp::Limit),
     ]
 }
 
-fn run() -> impl Strategy<Value = (usize, Vec<Op>)> {
+fn run() -> impl Strategy<Value = (usize, Vec<FastboxOp>)> {
     (2u32..=6).prop_flat_map(|shift| {
         let slots = 1 << shift;
         (Just(slots), prop::collection::vec(op(max_payload(slots)), 0..400))
@@ -171,7 +174,7 @@ proptest! {
 
     #[test]
     fn corrupted_fastbox_never_panics(seed: u64, shift in 2u32..=6) {
-        scribbled(seed, 1 << shift);
+        corrupted(seed, 1 << shift);
     }
 }
 
@@ -218,11 +221,11 @@ fn fastbox_survives_hundreds_of_laps_and_the_wrap_of_the_sequence() {
             let len = rng.pick(&[0, 8, 15, 16, 17, 40, 41, most, most + 1]);
             let len = if rng.one_in(2) { rng.below(most + 1) } else { len };
             match rng.below(8) {
-                0 => pair.apply(Op::Read(rng.below(most + 2), rng.below(most + 2))),
-                1..=5 if pushing => pair.apply(Op::Push(len)),
-                1..=5 => pair.apply(Op::Take),
-                6 => pair.apply(Op::Push(len)),
-                _ => pair.apply(Op::Take),
+                0 => pair.apply(FastboxOp::Read(rng.below(most + 2), rng.below(most + 2))),
+                1..=5 if pushing => pair.apply(FastboxOp::Push(len)),
+                1..=5 => pair.apply(FastboxOp::Take),
+                6 => pair.apply(FastboxOp::Push(len)),
+                _ => pair.apply(FastboxOp::Take),
             }
         }
         assert!(pair.sequence > 0x1_0000, "the sequence must have wrapped");
@@ -251,7 +254,7 @@ fn impossible_positions_are_faults() {
     let region = region(8);
     let (mut sender, _) = ends(&region, 8);
     let ack = region.word(0);
-    let full = |sender: &mut Sender<'_>| {
+    let full = |sender: &mut FastboxSender<'_>| {
         while sender.push(1, &eager(0, 0, 8), &[0; 8]).is_ok_and(|pushed| pushed) {}
     };
     full(&mut sender);
@@ -289,15 +292,15 @@ fn impossible_stamps_are_faults() {
 }
 
 /// Both ends continue, whatever the other writes.
-fn scribbled(seed: u64, slots: usize) {
+fn corrupted(seed: u64, slots: usize) {
     let region = region(slots);
     let (mut sender, mut receiver) = ends(&region, slots);
     let mut rng = Rng::new(seed);
     let mut to = vec![0; max_payload(slots) + 64];
     for sequence in 1..500 {
         match rng.below(4) {
-            0 => region.scribble(&mut rng, SLOTS_AT, SLOTS_AT + slots * size_of::<Slot>()),
-            1 => region.scribble(&mut rng, 0, 8),
+            0 => region.corrupt(&mut rng, SLOTS_AT, SLOTS_AT + slots * size_of::<FastboxSlot>()),
+            1 => region.corrupt(&mut rng, 0, 8),
             2 => {
                 let bytes = contents(sequence, rng.below(max_payload(slots) + 2));
                 let _ = sender.push(sequence, &eager(1, 2, bytes.len()), &bytes);
@@ -308,7 +311,7 @@ fn scribbled(seed: u64, slots: usize) {
                 // cells checks it.
                 let len = if packet.cell.is_some() { 0 } else { packet.len };
                 assert!(len <= max_payload(slots), "seed {seed}");
-                region.scribble(&mut rng, SLOTS_AT, SLOTS_AT + slots * size_of::<Slot>());
+                region.corrupt(&mut rng, SLOTS_AT, SLOTS_AT + slots * size_of::<FastboxSlot>());
                 let at = rng.below(len + 2);
                 receiver.read(at, &mut to);
                 receiver.read(0, &mut to[..len]);
@@ -322,6 +325,6 @@ fn scribbled(seed: u64, slots: usize) {
 #[test]
 fn fastboxes_corrupted_for_long_never_panic() {
     for seed in (0..60).chain([6098641220782234923]) {
-        scribbled(seed, 4 << (seed % 5));
+        corrupted(seed, 4 << (seed % 5));
     }
 }

@@ -14,7 +14,7 @@ use crate::shared::layout::Geometry;
 
 const HOSTILE: PeerId = 2;
 
-struct Siege<'a> {
+struct PortSiege<'a> {
     seed: u64,
     rng: Rng,
     fabric: &'a Fabric,
@@ -24,25 +24,25 @@ struct Siege<'a> {
     /// Whether this honest rank has closed the connection to the malicious one.
     closed: [bool; 2],
     sent: u64,
-    scribbles: usize,
+    corrupts: usize,
 }
 
-impl<'a> Siege<'a> {
+impl<'a> PortSiege<'a> {
     fn new(seed: u64, rng: Rng, fabric: &'a Fabric) -> Self {
         let ports = (0..3).map(|rank| fabric.port(rank)).collect();
         let between = Default::default();
-        Self { seed, rng, fabric, ports, between, closed: [false; 2], sent: 0, scribbles: 0 }
+        Self { seed, rng, fabric, ports, between, closed: [false; 2], sent: 0, corrupts: 0 }
     }
 
     fn step(&mut self) {
         let rank = self.rng.below(2);
         match self.rng.below(16) {
             0..=4 => {
-                self.scribbles += 1;
+                self.corrupts += 1;
                 if !self.seed.is_multiple_of(3) && self.rng.one_in(2) {
-                    self.fabric.scribble_own(&mut self.rng, HOSTILE);
+                    self.fabric.corrupt_own(&mut self.rng, HOSTILE);
                 } else {
-                    self.fabric.scribble_inbox(&mut self.rng);
+                    self.fabric.corrupt_inbox(&mut self.rng);
                 }
             }
             5..=7 => self.send(rank, 1 - rank as PeerId),
@@ -108,7 +108,7 @@ impl<'a> Siege<'a> {
         assert!(!hostile || !self.closed[rank], "seed {seed}: {arrival:?}");
         if hostile {
             // The malicious rank continues to write during the read.
-            self.fabric.scribble_own(&mut self.rng, HOSTILE);
+            self.fabric.corrupt_own(&mut self.rng, HOSTILE);
         }
         let mut bytes = vec![0; arrival.len];
         self.ports[rank].read(&arrival, 0, &mut bytes);
@@ -130,9 +130,9 @@ fn siege(seed: u64, steps: usize) -> usize {
     let mut rng = Rng::new(seed);
     let (cells, fastbox_slots) = (rng.pick(&[4, 16]), rng.pick(&[4, 16]));
     let cell_bytes = rng.pick(&[256, 1024, 4096]);
-    let stores = rng.pick(&[Stores::Learned, Stores::Cached, Stores::Warmed, Stores::PastCaches]);
+    let stores = rng.pick(&[Stores::Learned, Stores::Cached, Stores::Prefetched, Stores::NonTemporal]);
     let fabric = Fabric::storing(Geometry { peers: 3, cells, cell_bytes, fastbox_slots }, stores);
-    let mut siege = Siege::new(seed, rng, &fabric);
+    let mut siege = PortSiege::new(seed, rng, &fabric);
     for _ in 0..steps {
         siege.step();
     }
@@ -146,13 +146,13 @@ fn siege(seed: u64, steps: usize) -> usize {
         }
         siege.poll(polls % 2);
     }
-    siege.scribbles
+    siege.corrupts
 }
 
 #[test]
 fn packets_between_honest_ranks_arrive_whatever_the_third_corrupts() {
-    let scribbles: usize = (0..300).map(|seed| siege(seed, 2000)).sum();
-    assert!(scribbles > 100_000, "{scribbles} scribbles");
+    let corrupts: usize = (0..300).map(|seed| siege(seed, 2000)).sum();
+    assert!(corrupts > 100_000, "{corrupts} corrupts");
 }
 
 proptest! {

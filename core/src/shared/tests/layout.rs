@@ -2,9 +2,9 @@
 
 use proptest::prelude::*;
 
-use super::fabric::{Region, tiny};
+use super::fabric::{FabricRegion, tiny};
 use super::{cases, portion};
-use crate::shared::fastbox::Slot;
+use crate::shared::fastbox::FastboxSlot;
 use crate::shared::layout::{
     Extent, Geometry, HEADER_PAGE, Identity, LINE, LayoutError, Line, MAGIC, SegmentHeader, SegmentKind,
 };
@@ -43,7 +43,7 @@ proptest! {
         assert_disjoint(&[
             (own.acks, peers * size_of::<Line>(), LINE),
             (own.returns, peers * g.return_bytes(), LINE),
-            (own.fastboxes, peers * g.fastbox_slots as usize * size_of::<Slot>(), LINE),
+            (own.fastboxes, peers * g.fastbox_slots as usize * size_of::<FastboxSlot>(), LINE),
             (own.headers, cells * size_of::<CellHeader>(), LINE),
             (own.payload, cells * g.cell_bytes as usize, HEADER_PAGE),
         ], own.total);
@@ -85,7 +85,7 @@ proptest! {
     fn extent_resolves_only_what_lies_in_it(
         offset: usize, count: usize, small in 0..9000usize, few in 0..200usize,
     ) {
-        let region = Region::new(8192);
+        let region = FabricRegion::new(8192);
         let extent = region.extent();
         for (offset, count) in [(offset, count), (small, few), (offset, few), (small, count)] {
             let end = (count as u128) * 64 + offset as u128;
@@ -145,7 +145,7 @@ const FIELDS: [(usize, usize, &str); 9] = [
     (48, 8, "epoch"),
 ];
 
-fn published(region: &Region) -> (&SegmentHeader, Identity) {
+fn published(region: &FabricRegion) -> (&SegmentHeader, Identity) {
     let header = &region.view::<SegmentHeader>(0, 1)[0];
     let identity = Identity { kind: SegmentKind::Inbox, geometry: tiny(3), rank: 2, epoch: 77 };
     header.publish(&identity, 8192);
@@ -156,7 +156,7 @@ fn published(region: &Region) -> (&SegmentHeader, Identity) {
 fn each_field_that_differs_is_named() {
     for (offset, bytes, name) in FIELDS {
         for bit in 0..bytes * 8 {
-            let region = Region::new(4096);
+            let region = FabricRegion::new(4096);
             let (header, identity) = published(&region);
             let word = region.word(offset);
             word.store_relaxed(word.load_relaxed() ^ 1 << (bit + offset % 8 * 8));
@@ -172,7 +172,7 @@ fn each_field_that_differs_is_named() {
 
 #[test]
 fn other_version_is_refused_before_any_other_field_is_believed() {
-    let region = Region::new(4096);
+    let region = FabricRegion::new(4096);
     let (header, identity) = published(&region);
     let word = region.word(16);
     word.store_relaxed(word.load_relaxed() + 1);
@@ -186,17 +186,17 @@ fn other_version_is_refused_before_any_other_field_is_believed() {
 #[test]
 fn header_of_random_words_never_panics() {
     let mut rng = super::Rng::new(3);
-    let region = Region::new(4096);
+    let region = FabricRegion::new(4096);
     let (header, identity) = published(&region);
     for _ in 0..portion(20_000) {
-        region.scribble(&mut rng, 0, 64);
+        region.corrupt(&mut rng, 0, 64);
         let _ = header.check(&identity, 8192);
     }
 }
 
 #[test]
 fn extent_that_is_small_or_misaligned_is_refused() {
-    let region = Region::new(4096);
+    let region = FabricRegion::new(4096);
     let base = region.extent().resolve::<u8>(0, 0).unwrap();
     let make = |at: usize, len: usize, want: usize| {
         // SAFETY: within the region; nothing is resolved from it.

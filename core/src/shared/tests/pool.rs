@@ -6,11 +6,11 @@ use std::vec::Vec;
 
 use proptest::prelude::*;
 
-use super::fabric::Region;
+use super::fabric::FabricRegion;
 use super::{Rng, cases, contents};
 use crate::shared::pool::{
-    CellHeader, CellRecord, CellState, PeerPool, Pool, ReturnFault, ReturnReceiver, ReturnSender, ReturnSlot,
-    Turn, Writing,
+    CellHeader, CellPool, CellRecord, CellState, PeerPool, ReturnFault, ReturnReceiver, ReturnSender,
+    ReturnSlot, ReuseOrder, Writing,
 };
 use crate::wire::{Envelope, Kind, SEQUENCE_MASK};
 
@@ -18,48 +18,48 @@ const CELL_BYTES: usize = 256;
 const PAYLOAD_AT: usize = 4096;
 
 #[derive(Clone, Copy, Debug)]
-enum Op {
+enum PoolOp {
     Take(u32),
-    GiveBack(u32, u32, Turn),
+    GiveBack(u32, u32, ReuseOrder),
     Reclaim(u32),
 }
 
-const TURNS: [Turn; 3] = [Turn::First, Turn::Second, Turn::Last];
+const REUSE_ORDERS: [ReuseOrder; 3] = [ReuseOrder::First, ReuseOrder::Second, ReuseOrder::Last];
 
-fn pool(region: &Region, cells: usize) -> Pool<'_, Vec<CellRecord>> {
+fn pool(region: &FabricRegion, cells: usize) -> CellPool<'_, Vec<CellRecord>> {
     let payload = region.payload(PAYLOAD_AT, cells * CELL_BYTES);
     let records = vec![CellRecord::default(); cells];
-    Pool::new(region.view(0, cells), payload, CELL_BYTES, records).unwrap()
+    CellPool::new(region.view(0, cells), payload, CELL_BYTES, records).unwrap()
 }
 
-fn region(cells: usize) -> Region {
-    Region::new(PAYLOAD_AT + cells * CELL_BYTES)
+fn region(cells: usize) -> FabricRegion {
+    FabricRegion::new(PAYLOAD_AT + cells * CELL_BYTES)
 }
 
 /// The pool, and the expected holder of each cell.
 struct Owned<'a> {
-    pool: Pool<'a, Vec<CellRecord>>,
+    pool: CellPool<'a, Vec<CellRecord>>,
     holders: Vec<Option<u32>>,
     /// Free cells; the last one is taken first.
     free: Vec<u32>,
 }
 
 impl<'a> Owned<'a> {
-    fn new(region: &'a Region, cells: usize) -> Self {
+    fn new(region: &'a FabricRegion, cells: usize) -> Self {
         let free = (0..cells as u32).rev().collect();
         Self { pool: pool(region, cells), holders: vec![None; cells], free }
     }
 
-    fn apply(&mut self, op: Op) {
+    fn apply(&mut self, op: PoolOp) {
         match op {
-            Op::Take(holder) => {
+            PoolOp::Take(holder) => {
                 let cell = self.free.pop();
                 assert_eq!(self.pool.take(holder), cell);
                 if let Some(cell) = cell {
                     self.holders[cell as usize] = Some(holder);
                 }
             }
-            Op::GiveBack(cell, holder, turn) => {
+            PoolOp::GiveBack(cell, holder, turn) => {
                 let held = self.holders.get(cell as usize) == Some(&Some(holder));
                 let expected = if held { Ok(()) } else { Err(ReturnFault { cell }) };
                 assert_eq!(self.pool.give_back(cell, holder, turn), expected);
@@ -67,7 +67,7 @@ impl<'a> Owned<'a> {
                     self.free_cell(cell, turn);
                 }
             }
-            Op::Reclaim(holder) => {
+            PoolOp::Reclaim(holder) => {
                 let held: Vec<u32> = (0u32..)
                     .zip(&self.holders)
                     .filter(|(_, it)| **it == Some(holder))
@@ -75,7 +75,7 @@ impl<'a> Owned<'a> {
                     .collect();
                 assert_eq!(self.pool.reclaim(holder), held.len());
                 for cell in held {
-                    self.free_cell(cell, Turn::First);
+                    self.free_cell(cell, ReuseOrder::First);
                 }
             }
         }
@@ -83,27 +83,27 @@ impl<'a> Owned<'a> {
         assert_eq!(self.pool.first(), self.free.last().copied());
     }
 
-    fn free_cell(&mut self, cell: u32, turn: Turn) {
+    fn free_cell(&mut self, cell: u32, turn: ReuseOrder) {
         self.holders[cell as usize] = None;
         let at = match turn {
-            Turn::First => self.free.len(),
-            Turn::Second => self.free.len().saturating_sub(1),
-            Turn::Last => 0,
+            ReuseOrder::First => self.free.len(),
+            ReuseOrder::Second => self.free.len().saturating_sub(1),
+            ReuseOrder::Last => 0,
         };
         self.free.insert(at, cell);
     }
 }
 
-fn turn() -> impl Strategy<Value = Turn> {
-    (0..TURNS.len()).prop_map(|at| TURNS[at])
+fn turn() -> impl Strategy<Value = ReuseOrder> {
+    (0..REUSE_ORDERS.len()).prop_map(|at| REUSE_ORDERS[at])
 }
 
-fn op() -> impl Strategy<Value = Op> {
+fn op() -> impl Strategy<Value = PoolOp> {
     prop_oneof![
-        4 => (0..4u32).prop_map(Op::Take),
-        6 => (0..20u32, 0..4u32, turn()).prop_map(|(cell, holder, turn)| Op::GiveBack(cell, holder, turn)),
-        1 => (any::<u32>(), 0..4u32, turn()).prop_map(|(cell, holder, turn)| Op::GiveBack(cell, holder, turn)),
-        1 => (0..4u32).prop_map(Op::Reclaim),
+        4 => (0..4u32).prop_map(PoolOp::Take),
+        6 => (0..20u32, 0..4u32, turn()).prop_map(|(cell, holder, turn)| PoolOp::GiveBack(cell, holder, turn)),
+        1 => (any::<u32>(), 0..4u32, turn()).prop_map(|(cell, holder, turn)| PoolOp::GiveBack(cell, holder, turn)),
+        1 => (0..4u32).prop_map(PoolOp::Reclaim),
     ]
 }
 
@@ -149,7 +149,7 @@ proptest! {
     }
 }
 
-fn peer_pool(region: &Region, cells: usize) -> PeerPool<'_> {
+fn peer_pool(region: &FabricRegion, cells: usize) -> PeerPool<'_> {
     PeerPool::new(region.view(0, cells), region.read_only(PAYLOAD_AT, cells * CELL_BYTES), CELL_BYTES)
 }
 
@@ -163,10 +163,10 @@ fn pool_agrees_with_the_lists_for_long() {
         for _ in 0..5000 {
             let holder = rng.below(4) as u32;
             owned.apply(match rng.below(20) {
-                0 => Op::Reclaim(holder),
-                1..=7 => Op::Take(holder),
-                10 => Op::GiveBack(rng.next() as u32, holder, rng.pick(&TURNS)),
-                _ => Op::GiveBack(rng.below(cells + 1) as u32, holder, rng.pick(&TURNS)),
+                0 => PoolOp::Reclaim(holder),
+                1..=7 => PoolOp::Take(holder),
+                10 => PoolOp::GiveBack(rng.next() as u32, holder, rng.pick(&REUSE_ORDERS)),
+                _ => PoolOp::GiveBack(rng.below(cells + 1) as u32, holder, rng.pick(&REUSE_ORDERS)),
             });
         }
     }
@@ -177,8 +177,8 @@ fn cell_is_not_given_back_twice() {
     let region = region(4);
     let mut pool = pool(&region, 4);
     let cell = pool.take(2).unwrap();
-    assert_eq!(pool.give_back(cell, 2, Turn::First), Ok(()));
-    assert_eq!(pool.give_back(cell, 2, Turn::First), Err(ReturnFault { cell }));
+    assert_eq!(pool.give_back(cell, 2, ReuseOrder::First), Ok(()));
+    assert_eq!(pool.give_back(cell, 2, ReuseOrder::First), Err(ReturnFault { cell }));
     assert_eq!(pool.free(), 4);
 }
 
@@ -188,7 +188,7 @@ fn cell_is_not_given_back_by_another_or_out_of_range() {
     let mut pool = pool(&region, 4);
     let cell = pool.take(2).unwrap();
     for (cell, holder) in [(cell, 1), (cell + 1, 2), (4, 2), (0xffff, 2), (u32::MAX, 2)] {
-        assert_eq!(pool.give_back(cell, holder, Turn::First), Err(ReturnFault { cell }));
+        assert_eq!(pool.give_back(cell, holder, ReuseOrder::First), Err(ReturnFault { cell }));
     }
     assert_eq!(pool.free(), 3);
 }
@@ -201,8 +201,8 @@ fn cells_of_a_dead_peer_are_reclaimed_and_others_stay() {
     assert_eq!(pool.take(0), None);
     assert_eq!(pool.reclaim(1), 4);
     assert_eq!(pool.reclaim(1), 0);
-    assert_eq!(pool.give_back(taken[1], 1, Turn::First), Err(ReturnFault { cell: taken[1] }));
-    assert_eq!(pool.give_back(taken[0], 0, Turn::First), Ok(()));
+    assert_eq!(pool.give_back(taken[1], 1, ReuseOrder::First), Err(ReturnFault { cell: taken[1] }));
+    assert_eq!(pool.give_back(taken[0], 0, ReuseOrder::First), Ok(()));
 }
 
 #[test]
@@ -211,7 +211,7 @@ fn pool_that_does_not_fit_its_memory_is_refused() {
     let headers: &[CellHeader] = region.view(0, 4);
     let make = |records: usize, bytes: usize, cell_bytes: usize| {
         let payload = region.payload(PAYLOAD_AT, bytes);
-        Pool::new(headers, payload, cell_bytes, vec![CellRecord::default(); records]).is_some()
+        CellPool::new(headers, payload, cell_bytes, vec![CellRecord::default(); records]).is_some()
     };
     assert!(make(4, 1024, 256));
     assert!(!make(3, 1024, 256) && !make(5, 1024, 256));
@@ -230,7 +230,7 @@ fn published_cell_is_read_back_whole_and_in_parts() {
     let region = region(4);
     let mut pool = pool(&region, 4);
     let peer = peer_pool(&region, 4);
-    let ways = [Writing::Plain, Writing::Taking, Writing::PastCaches];
+    let ways = [Writing::Plain, Writing::PrefetchFirst, Writing::NonTemporal];
     let lens = [0usize, 1, 47, 48, 255, 256];
     let each = ways.iter().flat_map(|how| lens.map(|len| (*how, len)));
     for (sequence, (how, len)) in (1u64..).zip(each) {
@@ -247,7 +247,7 @@ fn published_cell_is_read_back_whole_and_in_parts() {
             assert!(peer.read(cell, at, &mut got));
             assert_eq!(got, bytes[at..]);
         }
-        pool.give_back(cell, 3, Turn::First).unwrap();
+        pool.give_back(cell, 3, ReuseOrder::First).unwrap();
     }
 }
 
@@ -256,8 +256,8 @@ fn nothing_beyond_a_cell_is_written_or_read() {
     let region = region(4);
     let mut pool = pool(&region, 4);
     let cell = pool.take(0).unwrap();
-    assert!(!pool.fill(cell, [&[1; 257], &[]], Writing::PastCaches));
-    assert!(!pool.fill(4, [&[1; 8], &[]], Writing::Taking));
+    assert!(!pool.fill(cell, [&[1; 257], &[]], Writing::NonTemporal));
+    assert!(!pool.fill(4, [&[1; 8], &[]], Writing::PrefetchFirst));
     let peer = peer_pool(&region, 4);
     assert_eq!(peer.inspect(cell, 0, 1), CellState::Other, "a refused cell was published");
     assert_eq!(peer.inspect(4, 0, 1), CellState::Other);
@@ -282,9 +282,9 @@ fn only_free_cells_are_write_prefetched() {
         (1, 0, 257),
         (1, 64, usize::MAX),
     ] {
-        assert!(!pool.warm(cell, at, len), "{len} bytes of cell {cell} from {at} on");
+        assert!(!pool.prefetch(cell, at, len), "{len} bytes of cell {cell} from {at} on");
     }
-    assert!(pool.warm(1, 64, 65) && pool.warm(2, 192, 64) && pool.warm(3, 256, 0));
+    assert!(pool.prefetch(1, 64, 65) && pool.prefetch(2, 192, 64) && pool.prefetch(3, 256, 0));
     let mut bytes = [0; 4 * CELL_BYTES];
     assert!(region.payload(PAYLOAD_AT, 4 * CELL_BYTES).as_read().read(0, &mut bytes));
     let changed: Vec<usize> = (0..bytes.len()).filter(|&at| bytes[at] != 7).collect();
@@ -302,7 +302,7 @@ fn cell_that_was_never_sent_has_no_receiver() {
 
 /// Pushes `count` cells through a return ring, never more at once than it has slots.
 fn return_ring(slots: usize, count: u32, rng: &mut Rng) {
-    let region = Region::new(slots * size_of::<ReturnSlot>());
+    let region = FabricRegion::new(slots * size_of::<ReturnSlot>());
     let slots_view: &[ReturnSlot] = region.view(0, slots);
     let (mut sender, mut receiver) = (ReturnSender::new(slots_view), ReturnReceiver::new(slots_view));
     let mut between = VecDeque::new();
@@ -340,11 +340,11 @@ fn corrupted_headers_and_returns_never_panic() {
         let mut rng = Rng::new(seed);
         let region = region(4);
         let peer = peer_pool(&region, 4);
-        let returns = Region::new(64);
+        let returns = FabricRegion::new(64);
         let mut receiver = ReturnReceiver::new(returns.view(0, 16));
         for _ in 0..500 {
-            region.scribble(&mut rng, 0, 256);
-            returns.scribble(&mut rng, 0, 64);
+            region.corrupt(&mut rng, 0, 256);
+            returns.corrupt(&mut rng, 0, 64);
             let (cell, expected) = (rng.below(5) as u32, rng.pick(&[1, 2, 1 << 47, SEQUENCE_MASK]));
             if let CellState::Due { envelope, len } = peer.inspect(cell, rng.below(3) as u16, expected) {
                 assert!(len <= CELL_BYTES && len as u64 == envelope.total, "seed {seed}");

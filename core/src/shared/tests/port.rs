@@ -9,7 +9,7 @@ use super::{Rng, contents, portion};
 use crate::port::{Arrival, MessagePort, PeerFault, PeerId, Polled, PortFault};
 use crate::shared::fastbox::max_payload;
 use crate::shared::layout::Geometry;
-use crate::shared::port::Place;
+use crate::shared::port::PacketPlace;
 use crate::shared::sleep::{Payer, Sleep};
 use crate::wire::{Envelope, Kind};
 
@@ -23,7 +23,7 @@ pub(super) fn send(port: &mut TestPort<'_>, to: PeerId, tag: u64, len: usize) ->
 }
 
 /// Polls until a packet arrives; `None` after `polls` polls.
-fn next(port: &mut TestPort<'_>, polls: usize) -> Option<Arrival<Place>> {
+fn next(port: &mut TestPort<'_>, polls: usize) -> Option<Arrival<PacketPlace>> {
     (0..polls).find_map(|_| match port.poll() {
         Polled::Packet(arrival) => Some(arrival),
         Polled::Idle => None,
@@ -130,7 +130,7 @@ fn traffic(seed: u64) {
                     between[from][to].push_back(tag);
                 }
             }
-            3 if from != to => ports[to].expect(from as PeerId),
+            3 if from != to => ports[to].prioritize(from as PeerId),
             _ => {
                 let Some((from, tag)) = take(&mut ports[to], 1) else { continue };
                 assert_eq!(between[from as usize][to].pop_front(), Some(tag), "seed {seed}");
@@ -289,7 +289,7 @@ fn queue_is_polled_while_a_fastbox_never_pauses_and_vice_versa() {
 }
 
 /// The function by which the receiver takes packets.
-type Way = fn(&mut TestPort<'_>) -> Option<PeerId>;
+type TakeCall = fn(&mut TestPort<'_>) -> Option<PeerId>;
 
 fn by_polling(port: &mut TestPort<'_>) -> Option<PeerId> {
     take(port, 1).map(|(peer, _)| peer)
@@ -306,7 +306,7 @@ fn by_words(port: &mut TestPort<'_>) -> Option<PeerId> {
 
 /// Returns the senders of 4000 packets of eight bytes that rank 0 takes. Each of `senders` ranks has a hundred
 /// packets in flight, which fit.
-fn order_of(senders: u32, way: Way) -> Vec<PeerId> {
+fn order_of(senders: u32, way: TakeCall) -> Vec<PeerId> {
     let fabric = Fabric::new(Geometry { peers: 5, cells: 8, cell_bytes: 256, fastbox_slots: 256 });
     let mut ports: Vec<_> = (0..5).map(|rank| fabric.port(rank)).collect();
     let (receiver, others) = ports.split_first_mut().unwrap();
@@ -324,7 +324,7 @@ fn order_of(senders: u32, way: Way) -> Vec<PeerId> {
 
 #[test]
 fn peers_that_are_ready_together_get_short_bursts() {
-    for way in [by_polling as Way, by_words] {
+    for way in [by_polling as TakeCall, by_words] {
         for senders in 2..=4 {
             let order = order_of(senders, way);
             // No other peer was known to be ready when the first burst began.
@@ -341,7 +341,7 @@ fn peers_that_are_ready_together_get_short_bursts() {
 
 #[test]
 fn a_peer_that_becomes_ready_waits_for_one_long_burst_and_then_for_short_ones() {
-    for way in [by_polling as Way, by_words] {
+    for way in [by_polling as TakeCall, by_words] {
         let fabric = Fabric::new(Geometry { peers: 3, cells: 8, cell_bytes: 256, fastbox_slots: 1024 });
         let (mut zero, mut one, mut two) = (fabric.port(0), fabric.port(1), fabric.port(2));
         // The first peer is alone for long, and then at any position in its burst.
@@ -428,11 +428,11 @@ fn sender_that_sleeps_for_room_is_woken_when_there_is_room() {
 }
 
 /// The smallest number of cells with which the port defers releases.
-const OWING: Geometry = Geometry { peers: 2, cells: 8, cell_bytes: 256, fastbox_slots: 8 };
+const DEFERRING: Geometry = Geometry { peers: 2, cells: 8, cell_bytes: 256, fastbox_slots: 8 };
 
 #[test]
 fn sleeper_that_needs_messages_is_woken_by_an_answer_that_returns_a_cell() {
-    let fabric = Fabric::new(OWING);
+    let fabric = Fabric::new(DEFERRING);
     let (mut zero, mut one) = (fabric.port(0), fabric.port(1));
     for with_cell in [false, true] {
         if with_cell {
@@ -453,7 +453,7 @@ fn sleeper_that_needs_messages_is_woken_by_an_answer_that_returns_a_cell() {
 
 #[test]
 fn sender_that_sleeps_for_room_in_the_fastbox_is_woken_when_a_cell_is_read_and_kept_for_an_answer() {
-    let fabric = Fabric::new(OWING);
+    let fabric = Fabric::new(DEFERRING);
     let (mut zero, mut one) = (fabric.port(0), fabric.port(1));
     // The position is reported with the last of these packets.
     for len in [8, 8, 8, 100] {

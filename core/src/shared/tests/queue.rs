@@ -5,15 +5,15 @@ use std::vec::Vec;
 
 use proptest::prelude::*;
 
-use super::fabric::Region;
+use super::fabric::FabricRegion;
 use super::{Rng, cases, portion};
-use crate::shared::queue::{Consumer, Producer, Queue};
+use crate::shared::queue::{CellQueue, Consumer, Producer};
 
 const ENTRIES_AT: usize = 4096;
 const PRODUCERS: usize = 3;
 
 #[derive(Clone, Copy, Debug)]
-enum Op {
+enum QueueOp {
     /// This producer enqueues a cell.
     Push(usize),
     Pop,
@@ -21,8 +21,8 @@ enum Op {
     Hint(u64),
 }
 
-struct Shared<'a> {
-    region: &'a Region,
+struct SharedQueue<'a> {
+    region: &'a FabricRegion,
     producers: Vec<Producer<'a>>,
     consumer: Consumer<'a>,
     entries: usize,
@@ -30,16 +30,16 @@ struct Shared<'a> {
     pushed: u32,
 }
 
-fn queue(region: &Region, entries: usize) -> Queue<'_> {
-    Queue::new(region.view(ENTRIES_AT, entries), region.word(0))
+fn queue(region: &FabricRegion, entries: usize) -> CellQueue<'_> {
+    CellQueue::new(region.view(ENTRIES_AT, entries), region.word(0))
 }
 
-fn region(entries: usize) -> Region {
-    Region::new(ENTRIES_AT + entries * 8)
+fn region(entries: usize) -> FabricRegion {
+    FabricRegion::new(ENTRIES_AT + entries * 8)
 }
 
-impl<'a> Shared<'a> {
-    fn new(region: &'a Region, entries: usize) -> Self {
+impl<'a> SharedQueue<'a> {
+    fn new(region: &'a FabricRegion, entries: usize) -> Self {
         let queue = queue(region, entries);
         Self {
             region,
@@ -51,24 +51,24 @@ impl<'a> Shared<'a> {
         }
     }
 
-    fn apply(&mut self, op: Op) {
+    fn apply(&mut self, op: QueueOp) {
         match op {
             // The queue has an entry for every cell of the world, so it never holds more.
-            Op::Push(_) if self.between.len() == self.entries => {}
-            Op::Push(producer) => {
+            QueueOp::Push(_) if self.between.len() == self.entries => {}
+            QueueOp::Push(producer) => {
                 let cell = self.pushed.wrapping_mul(0x9e37_79b9);
                 self.producers[producer].push(cell).unwrap();
                 self.between.push_back(cell);
                 self.pushed += 1;
             }
-            Op::Pop => {
+            QueueOp::Pop => {
                 let found = self.consumer.peek().unwrap();
                 assert_eq!(found, self.between.pop_front());
                 if found.is_some() {
                     self.consumer.advance();
                 }
             }
-            Op::Hint(back) => {
+            QueueOp::Hint(back) => {
                 let hint = self.region.word(0);
                 hint.store_relaxed(hint.load_relaxed().saturating_sub(back));
             }
@@ -76,11 +76,11 @@ impl<'a> Shared<'a> {
     }
 }
 
-fn op() -> impl Strategy<Value = Op> {
+fn op() -> impl Strategy<Value = QueueOp> {
     prop_oneof![
-        5 => (0..PRODUCERS).prop_map(Op::Push),
-        4 => Just(Op::Pop),
-        1 => (0..40u64).prop_map(Op::Hint),
+        5 => (0..PRODUCERS).prop_map(QueueOp::Push),
+        4 => Just(QueueOp::Pop),
+        1 => (0..40u64).prop_map(QueueOp::Hint),
     ]
 }
 
@@ -92,7 +92,7 @@ proptest! {
         shift in 2u32..=5, ops in prop::collection::vec(op(), 0..400),
     ) {
         let region = region(1 << shift);
-        let mut shared = Shared::new(&region, 1 << shift);
+        let mut shared = SharedQueue::new(&region, 1 << shift);
         for op in ops {
             shared.apply(op);
         }
@@ -100,7 +100,7 @@ proptest! {
 
     #[test]
     fn corrupted_queue_never_panics_and_always_returns(seed: u64) {
-        scribbled(seed);
+        corrupted(seed);
     }
 }
 
@@ -110,14 +110,14 @@ fn queue_agrees_with_the_oracle_over_many_laps() {
         let mut rng = Rng::new(seed);
         let entries = 4 << (seed % 3);
         let region = region(entries);
-        let mut shared = Shared::new(&region, entries);
+        let mut shared = SharedQueue::new(&region, entries);
         for _ in 0..20_000 {
             // One producer pauses for thousands of entries at a time.
             let awake = if rng.one_in(3000) { PRODUCERS } else { PRODUCERS - 1 };
             shared.apply(match rng.below(20) {
-                0 => Op::Hint(rng.below(100) as u64),
-                1..=10 => Op::Push(rng.below(awake)),
-                _ => Op::Pop,
+                0 => QueueOp::Hint(rng.below(100) as u64),
+                1..=10 => QueueOp::Push(rng.below(awake)),
+                _ => QueueOp::Pop,
             });
         }
         assert!(shared.pushed > 5000, "seed {seed}");
@@ -127,18 +127,18 @@ fn queue_agrees_with_the_oracle_over_many_laps() {
 #[test]
 fn producer_that_paused_for_many_laps_finds_the_tail_without_the_hint() {
     let region = region(4);
-    let mut shared = Shared::new(&region, 4);
+    let mut shared = SharedQueue::new(&region, 4);
     for _ in 0..4000 {
-        shared.apply(Op::Push(0));
-        shared.apply(Op::Pop);
+        shared.apply(QueueOp::Push(0));
+        shared.apply(QueueOp::Pop);
     }
-    shared.apply(Op::Push(0));
-    shared.apply(Op::Hint(u64::MAX));
-    shared.apply(Op::Push(1));
-    shared.apply(Op::Hint(u64::MAX));
-    shared.apply(Op::Push(2));
+    shared.apply(QueueOp::Push(0));
+    shared.apply(QueueOp::Hint(u64::MAX));
+    shared.apply(QueueOp::Push(1));
+    shared.apply(QueueOp::Hint(u64::MAX));
+    shared.apply(QueueOp::Push(2));
     for _ in 0..4 {
-        shared.apply(Op::Pop);
+        shared.apply(QueueOp::Pop);
     }
 }
 
@@ -146,13 +146,13 @@ fn producer_that_paused_for_many_laps_finds_the_tail_without_the_hint() {
 fn impossible_hint_does_not_stop_a_producer() {
     for hint in [u64::MAX, 1 << 51, 1 << 50, 1 << 40, 4097] {
         let region = region(4);
-        let mut shared = Shared::new(&region, 4);
-        shared.apply(Op::Push(0));
+        let mut shared = SharedQueue::new(&region, 4);
+        shared.apply(QueueOp::Push(0));
         region.word(0).store_relaxed(hint);
-        shared.apply(Op::Push(1));
-        shared.apply(Op::Push(0));
+        shared.apply(QueueOp::Push(1));
+        shared.apply(QueueOp::Push(0));
         for _ in 0..4 {
-            shared.apply(Op::Pop);
+            shared.apply(QueueOp::Pop);
         }
     }
 }
@@ -186,7 +186,7 @@ fn producer_at_the_wrap_of_the_laps_neither_panics_nor_hangs() {
     }
 }
 
-fn scribbled(seed: u64) {
+fn corrupted(seed: u64) {
     let mut rng = Rng::new(seed);
     let entries = 4 << rng.below(4);
     let region = region(entries);
@@ -195,8 +195,8 @@ fn scribbled(seed: u64) {
     let mut consumer = Consumer::new(queue);
     for _ in 0..500 {
         match rng.below(6) {
-            0 => region.scribble(&mut rng, 0, 8),
-            1 => region.scribble(&mut rng, ENTRIES_AT, ENTRIES_AT + entries * 8),
+            0 => region.corrupt(&mut rng, 0, 8),
+            1 => region.corrupt(&mut rng, ENTRIES_AT, ENTRIES_AT + entries * 8),
             2 | 3 => {
                 let _ = producers[rng.below(2)].push(rng.next() as u32);
             }
@@ -212,6 +212,6 @@ fn scribbled(seed: u64) {
 #[test]
 fn queues_corrupted_for_long_never_panic() {
     for seed in 0..100 {
-        scribbled(seed);
+        corrupted(seed);
     }
 }

@@ -6,13 +6,13 @@ use std::vec::Vec;
 
 use proptest::prelude::*;
 
-use super::fabric::Region;
+use super::fabric::FabricRegion;
 use super::ring::{BYTES_AT, READ, WRITTEN, region, ring};
 use super::{Rng, cases, contents, portion};
 use crate::shared::ring::{RecordReader, RecordWriter, RingFault};
 
 #[derive(Clone, Copy, Debug)]
-enum Op {
+enum RecordOp {
     Push(usize),
     /// Takes a record into a buffer of this size.
     Pop(usize),
@@ -27,15 +27,15 @@ struct Records<'a> {
 }
 
 impl<'a> Records<'a> {
-    fn new(region: &'a Region, size: usize) -> Self {
+    fn new(region: &'a FabricRegion, size: usize) -> Self {
         let ring = ring(region, size);
         let (writer, reader) = (RecordWriter::new(ring), RecordReader::new(ring));
         Self { writer, reader, size, between: VecDeque::new(), salt: 0 }
     }
 
-    fn apply(&mut self, op: Op) {
+    fn apply(&mut self, op: RecordOp) {
         match op {
-            Op::Push(len) => {
+            RecordOp::Push(len) => {
                 self.salt += 1;
                 let record = contents(self.salt, len);
                 let used: usize = self.between.iter().map(|record| record.len() + 4).sum();
@@ -44,7 +44,7 @@ impl<'a> Records<'a> {
                     self.between.push_back(record);
                 }
             }
-            Op::Pop(room) => {
+            RecordOp::Pop(room) => {
                 let mut to = vec![0xee; room];
                 let popped = self.reader.pop(&mut to).unwrap();
                 let record = self.between.pop_front();
@@ -58,8 +58,8 @@ impl<'a> Records<'a> {
     }
 }
 
-fn op() -> impl Strategy<Value = Op> {
-    prop_oneof![(0..70usize).prop_map(Op::Push), (0..70usize).prop_map(Op::Pop)]
+fn op() -> impl Strategy<Value = RecordOp> {
+    prop_oneof![(0..70usize).prop_map(RecordOp::Push), (0..70usize).prop_map(RecordOp::Pop)]
 }
 
 proptest! {
@@ -84,7 +84,7 @@ fn record_ring_agrees_with_the_oracle_for_long() {
         let mut records = Records::new(&region, size);
         for _ in 0..5000 {
             let len = if rng.one_in(3) { rng.below(3) } else { rng.below(size) };
-            records.apply(if rng.one_in(2) { Op::Push(len) } else { Op::Pop(len) });
+            records.apply(if rng.one_in(2) { RecordOp::Push(len) } else { RecordOp::Pop(len) });
         }
     }
 }
@@ -94,7 +94,15 @@ fn largest_record_fits_exactly() {
     let region = region(16);
     let mut records = Records::new(&region, 16);
     assert_eq!(records.writer.max_record(), 12);
-    for op in [Op::Push(13), Op::Push(12), Op::Push(0), Op::Pop(12), Op::Push(0), Op::Pop(0), Op::Push(12)] {
+    for op in [
+        RecordOp::Push(13),
+        RecordOp::Push(12),
+        RecordOp::Push(0),
+        RecordOp::Pop(12),
+        RecordOp::Push(0),
+        RecordOp::Pop(0),
+        RecordOp::Push(12),
+    ] {
         records.apply(op);
     }
 }
@@ -121,9 +129,9 @@ fn corrupted_record_rings_never_panic() {
         for _ in 0..500 {
             let len = rng.below(40);
             match rng.below(6) {
-                0 => region.scribble(&mut rng, WRITTEN, WRITTEN + 8),
-                1 => region.scribble(&mut rng, READ, READ + 8),
-                2 => region.scribble(&mut rng, BYTES_AT, BYTES_AT + 32),
+                0 => region.corrupt(&mut rng, WRITTEN, WRITTEN + 8),
+                1 => region.corrupt(&mut rng, READ, READ + 8),
+                2 => region.corrupt(&mut rng, BYTES_AT, BYTES_AT + 32),
                 3 => {
                     let _ = records.writer.push(&to[..len]);
                 }

@@ -7,9 +7,9 @@ use super::fabric::{Fabric, TestPort, tiny};
 use super::port::{collected, send, take};
 use super::{Rng, contents};
 use crate::port::{MessagePort, PeerId, Stores};
-use crate::shared::fastbox::Sender;
+use crate::shared::fastbox::FastboxSender;
 use crate::shared::layout::Geometry;
-use crate::shared::port::Place;
+use crate::shared::port::PacketPlace;
 use crate::wire::{Envelope, Kind};
 
 /// Sends a message by the critical path, if that path accepts it. Returns whether it did.
@@ -20,7 +20,7 @@ pub(super) fn send_copy(port: &mut TestPort<'_>, to: PeerId, tag: u64, len: usiz
 /// Takes the next message and returns its cell.
 fn take_from_cell(port: &mut TestPort<'_>) -> u32 {
     let crate::port::Polled::Packet(arrival) = port.poll() else { panic!("no packet has arrived") };
-    let Place::Announced(cell) = arrival.token else { panic!("{arrival:?}") };
+    let PacketPlace::Announced(cell) = arrival.token else { panic!("{arrival:?}") };
     let mut bytes = vec![0; arrival.len];
     port.read(&arrival, 0, &mut bytes);
     assert_eq!(bytes, contents(arrival.envelope.tag, arrival.len));
@@ -55,7 +55,7 @@ fn a_ping_pong_uses_one_cell_each() {
 #[test]
 fn a_ping_pong_with_write_prefetch_uses_two_cells_each() {
     let geometry = Geometry { cells: 16, cell_bytes: 4096, fastbox_slots: 64, ..tiny(2) };
-    let fabric = Fabric::storing(geometry, Stores::Warmed);
+    let fabric = Fabric::storing(geometry, Stores::Prefetched);
     let (mut zero, mut one) = (fabric.port(0), fabric.port(1));
     let mut used = vec![];
     for turn in 0..1000 {
@@ -87,7 +87,7 @@ fn line_starts(fabric: &Fabric, cell: usize) -> Vec<u8> {
 #[test]
 fn only_lines_of_the_next_cell_are_prefetched_a_few_at_a_time() {
     let geometry = Geometry { cells: 8, cell_bytes: 4096, fastbox_slots: 64, ..tiny(2) };
-    let fabric = Fabric::storing(geometry, Stores::Warmed);
+    let fabric = Fabric::storing(geometry, Stores::Prefetched);
     let payload = fabric.own(0).payload(geometry.own().payload, 8 * 4096);
     assert!(payload.write(0, &[7; 8 * 4096]));
     let mut zero = fabric.port(0);
@@ -165,7 +165,7 @@ fn cells_that_the_peer_does_not_hold_are_not_returned() {
     for back in [0, 1, 3, 4, 0x1_0000, u32::MAX - 1, u32::MAX] {
         let fabric = Fabric::new(tiny(2));
         let mut one = fabric.port(1);
-        let mut announcer = Sender::new(fabric.fastbox(0, 1), fabric.ack(1, 0));
+        let mut announcer = FastboxSender::new(fabric.fastbox(0, 1), fabric.ack(1, 0));
         let envelope = Envelope { kind: Kind::Eager, context: 5, tag: 1, total: 9 };
         for turn in 1..1000 {
             assert_eq!(announcer.announce(turn, &envelope, 2, Some(back)), Ok(true));
@@ -191,7 +191,7 @@ fn cells_that_the_peer_does_not_hold_are_not_returned() {
 fn a_cell_arrives_whole_whatever_the_copy_policy() {
     let geometry = Geometry { peers: 2, cells: 8, cell_bytes: 4096, fastbox_slots: 8 };
     let mut rng = Rng::new(7);
-    for stores in [Stores::Learned, Stores::Cached, Stores::Warmed, Stores::PastCaches] {
+    for stores in [Stores::Learned, Stores::Cached, Stores::Prefetched, Stores::NonTemporal] {
         let fabric = Fabric::storing(geometry, stores);
         let (mut zero, mut one) = (fabric.port(0), fabric.port(1));
         for turn in 0..500 {
@@ -201,8 +201,8 @@ fn a_cell_arrives_whole_whatever_the_copy_policy() {
             zero.pause();
             assert_eq!(take(&mut one, 1), Some((0, turn)));
         }
-        let wanted = if stores == Stores::PastCaches { 500 } else { 0 };
-        assert_eq!(zero.traffic(1).past_caches, wanted, "{stores:?}");
+        let wanted = if stores == Stores::NonTemporal { 500 } else { 0 };
+        assert_eq!(zero.traffic(1).non_temporal, wanted, "{stores:?}");
     }
 }
 
@@ -210,19 +210,19 @@ fn a_cell_arrives_whole_whatever_the_copy_policy() {
 fn the_data_of_a_stream_are_filled_as_the_receiver_requests() {
     let geometry = Geometry { peers: 2, cells: 8, cell_bytes: 4096, fastbox_slots: 8 };
     for (own, asked, past) in [
-        (Stores::Learned, Stores::PastCaches, 10),
+        (Stores::Learned, Stores::NonTemporal, 10),
         (Stores::Learned, Stores::Cached, 0),
-        (Stores::Cached, Stores::PastCaches, 0),
-        (Stores::PastCaches, Stores::Cached, 10),
+        (Stores::Cached, Stores::NonTemporal, 0),
+        (Stores::NonTemporal, Stores::Cached, 10),
     ] {
         let fabric = Fabric::storing(geometry, own);
         let (mut zero, mut one) = (fabric.port(0), fabric.port(1));
         for turn in 0..10 {
             let envelope = Envelope { kind: Kind::Data, context: 0, tag: turn, total: 4000 };
-            zero.fill_data(1, asked);
+            zero.set_data_stores(1, asked);
             assert_eq!(zero.send(1, &envelope, &contents(turn, 4000)), Ok(true));
             assert_eq!(take(&mut one, 1), Some((0, turn)));
         }
-        assert_eq!(zero.traffic(1).past_caches, past, "{own:?}, requested {asked:?}");
+        assert_eq!(zero.traffic(1).non_temporal, past, "{own:?}, requested {asked:?}");
     }
 }

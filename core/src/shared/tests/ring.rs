@@ -6,9 +6,9 @@ use std::vec::Vec;
 
 use proptest::prelude::*;
 
-use super::fabric::Region;
+use super::fabric::FabricRegion;
 use super::{Rng, cases, contents, portion};
-use crate::shared::ring::{ByteReader, ByteWriter, Ring, RingFault};
+use crate::shared::ring::{ByteReader, ByteRing, ByteWriter, RingFault};
 
 pub(super) const BYTES_AT: usize = 4096;
 /// Offsets of the two positions.
@@ -16,17 +16,17 @@ pub(super) const WRITTEN: usize = 0;
 pub(super) const READ: usize = 64;
 
 #[derive(Clone, Copy, Debug)]
-enum Op {
+enum RingOp {
     Write(usize),
     Read(usize),
 }
 
-pub(super) fn region(bytes: usize) -> Region {
-    Region::new(BYTES_AT + bytes)
+pub(super) fn region(bytes: usize) -> FabricRegion {
+    FabricRegion::new(BYTES_AT + bytes)
 }
 
-pub(super) fn ring(region: &Region, bytes: usize) -> Ring<'_> {
-    Ring::new(region.payload(BYTES_AT, bytes), region.word(WRITTEN), region.word(READ)).unwrap()
+pub(super) fn ring(region: &FabricRegion, bytes: usize) -> ByteRing<'_> {
+    ByteRing::new(region.payload(BYTES_AT, bytes), region.word(WRITTEN), region.word(READ)).unwrap()
 }
 
 struct Pipe<'a> {
@@ -38,22 +38,22 @@ struct Pipe<'a> {
 }
 
 impl<'a> Pipe<'a> {
-    fn new(region: &'a Region, size: usize) -> Self {
+    fn new(region: &'a FabricRegion, size: usize) -> Self {
         let ring = ring(region, size);
         let (writer, reader) = (ByteWriter::new(ring), ByteReader::new(ring));
         Self { writer, reader, size, between: VecDeque::new(), salt: 0 }
     }
 
-    fn apply(&mut self, op: Op) {
+    fn apply(&mut self, op: RingOp) {
         match op {
-            Op::Write(len) => {
+            RingOp::Write(len) => {
                 self.salt += 1;
                 let bytes = contents(self.salt, len);
                 let count = self.writer.write(&bytes).unwrap();
                 assert_eq!(count, len.min(self.size - self.between.len()));
                 self.between.extend(&bytes[..count]);
             }
-            Op::Read(len) => {
+            RingOp::Read(len) => {
                 let mut to = vec![0xee; len];
                 let count = self.reader.read(&mut to).unwrap();
                 assert_eq!(count, len.min(self.between.len()));
@@ -65,8 +65,8 @@ impl<'a> Pipe<'a> {
     }
 }
 
-fn op() -> impl Strategy<Value = Op> {
-    prop_oneof![(0..80usize).prop_map(Op::Write), (0..80usize).prop_map(Op::Read)]
+fn op() -> impl Strategy<Value = RingOp> {
+    prop_oneof![(0..80usize).prop_map(RingOp::Write), (0..80usize).prop_map(RingOp::Read)]
 }
 
 proptest! {
@@ -91,7 +91,7 @@ fn byte_ring_agrees_with_the_oracle_for_long() {
         let mut pipe = Pipe::new(&region, size);
         for _ in 0..5000 {
             let len = rng.below(size + 3);
-            pipe.apply(if rng.one_in(2) { Op::Write(len) } else { Op::Read(len) });
+            pipe.apply(if rng.one_in(2) { RingOp::Write(len) } else { RingOp::Read(len) });
         }
     }
 }
@@ -102,7 +102,7 @@ fn ring_of_a_wrong_size_is_refused() {
     for (bytes, good) in
         [(0, false), (4, false), (7, false), (8, true), (24, false), (4095, false), (4096, true)]
     {
-        let ring = Ring::new(region.payload(BYTES_AT, bytes), region.word(WRITTEN), region.word(READ));
+        let ring = ByteRing::new(region.payload(BYTES_AT, bytes), region.word(WRITTEN), region.word(READ));
         assert_eq!(ring.is_some(), good, "{bytes} bytes");
     }
 }
@@ -111,7 +111,15 @@ fn ring_of_a_wrong_size_is_refused() {
 fn full_ring_takes_nothing_and_empty_ring_gives_nothing() {
     let region = region(8);
     let mut pipe = Pipe::new(&region, 8);
-    for op in [Op::Read(1), Op::Write(8), Op::Write(1), Op::Read(3), Op::Write(4), Op::Read(8), Op::Read(1)] {
+    for op in [
+        RingOp::Read(1),
+        RingOp::Write(8),
+        RingOp::Write(1),
+        RingOp::Read(3),
+        RingOp::Write(4),
+        RingOp::Read(8),
+        RingOp::Read(1),
+    ] {
         pipe.apply(op);
     }
 }
@@ -120,12 +128,12 @@ fn full_ring_takes_nothing_and_empty_ring_gives_nothing() {
 fn impossible_positions_are_faults() {
     let region = region(8);
     let mut pipe = Pipe::new(&region, 8);
-    pipe.apply(Op::Write(8));
+    pipe.apply(RingOp::Write(8));
     region.word(READ).store_relaxed(9);
     assert_eq!(pipe.writer.write(&[1]), Err(RingFault::Position { found: 9, low: 0, high: 8 }));
     region.word(READ).store_relaxed(0);
-    pipe.apply(Op::Read(8));
-    pipe.apply(Op::Write(2));
+    pipe.apply(RingOp::Read(8));
+    pipe.apply(RingOp::Write(2));
     region.word(WRITTEN).store_relaxed(17);
     assert_eq!(pipe.reader.read(&mut [0; 4]), Err(RingFault::Position { found: 17, low: 8, high: 16 }));
     region.word(WRITTEN).store_relaxed(7);
@@ -142,8 +150,8 @@ fn corrupted_byte_rings_never_panic() {
         for _ in 0..500 {
             let len = rng.below(40);
             match rng.below(4) {
-                0 => region.scribble(&mut rng, WRITTEN, WRITTEN + 8),
-                1 => region.scribble(&mut rng, READ, READ + 8),
+                0 => region.corrupt(&mut rng, WRITTEN, WRITTEN + 8),
+                1 => region.corrupt(&mut rng, READ, READ + 8),
                 2 => assert!(pipe.writer.write(&to[..len]).map_or(true, |count| count <= len), "seed {seed}"),
                 _ => assert!(
                     pipe.reader.read(&mut to[..len]).map_or(true, |count| count <= len),

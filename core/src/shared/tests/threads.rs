@@ -60,7 +60,7 @@ fn threads_exchange_through_tiny_structures() {
 #[test]
 fn threads_exchange_through_write_prefetched_cells() {
     let geometry = Geometry { cells: 32, cell_bytes: 4096, fastbox_slots: 64, ..tiny(RANKS) };
-    exchange_all(&Fabric::storing(geometry, Stores::Warmed));
+    exchange_all(&Fabric::storing(geometry, Stores::Prefetched));
 }
 
 fn exchange_all(fabric: &Fabric) {

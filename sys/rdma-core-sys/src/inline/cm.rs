@@ -1,5 +1,5 @@
-//! The inline functions of `rdma/rdma_cma.h` and `rdma/rdma_verbs.h`. All but the addresses return zero, or minus one with
-//! the error in `errno`.
+//! The inline functions of `rdma/rdma_cma.h` and `rdma/rdma_verbs.h`. All but the addresses return zero, or minus one
+//! with the error in `errno`.
 
 use core::ffi::{c_int, c_void};
 use core::mem::zeroed;

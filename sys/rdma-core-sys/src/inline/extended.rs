@@ -73,7 +73,8 @@ operations! {
 /// Posts a batch: zero, or an error number; then none of it was posted.
 ///
 /// # Safety
-/// `qp` is in use, and this thread has started a batch, whose buffers are as for [`ibv_post_send`](super::ibv_post_send).
+/// `qp` is in use, and this thread has started a batch, whose buffers are as for
+/// [`ibv_post_send`](super::ibv_post_send).
 #[inline]
 pub unsafe fn ibv_wr_complete(qp: *mut ibv_qp_ex) -> c_int {
     // SAFETY: the caller's promise.

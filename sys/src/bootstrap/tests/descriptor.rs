@@ -78,7 +78,7 @@ fn only_a_connected_stream_is_taken_for_a_launcher() {
 /// The descriptor that PMI_FD names stays open, so the end has to be told by the connection.
 #[test]
 fn a_client_that_is_dropped_ends_its_connection_for_every_descriptor() {
-    let mut world = World::new(1);
+    let mut world = BootstrapWorld::new(1);
     let socket = world.sockets.remove(0);
     let other = socket.try_clone().unwrap();
     drop(PmiClient::connect(socket, 0, 1, LONG).unwrap());

@@ -43,7 +43,7 @@ fn agree(all: Vec<Endpoint>) -> Vec<(Result<Agreed, Error>, Endpoint)> {
 }
 
 #[test]
-fn who_was_told_a_wrong_number_is_gone_and_nobody_waits_for_it() {
+fn a_process_that_got_a_wrong_number_is_gone_and_nobody_waits_for_it() {
     for wrong in 0..3 {
         for number in [3, 9] {
             let mut all = world(3, &Config::default());

@@ -1,8 +1,9 @@
 //! What is known of the regions of peers: a bounded table for each peer, whatever keys come.
 //!
-//! An owner numbers its regions from 0 and uses numbers again, so a region's number is its place, modulo the size of the table.
-//! That needs no hash, which could be flooded. Keys may be forged: a mapping gives its place only to another one that was verified,
-//! and refusals have a table of their own. What a key of one peer does changes nothing for those of others.
+//! An owner numbers its regions from 0 and uses numbers again, so a region's number is its place, modulo the size of
+//! the table. That needs no hash, which could be flooded. Keys may be forged: a mapping gives its place only to another
+//! one that was verified, and refusals have a table of their own. What a key of one peer does changes nothing for those
+//! of others.
 
 use nemesia_core::wire::rma::RemoteKey;
 

@@ -12,8 +12,8 @@ use nemesia_core::payload::Segment;
 
 /// The endpoint of a [`SharedEndpoint`](super::SharedEndpoint), locked: what its methods that do not block need.
 ///
-/// It is no `&mut Endpoint`, for which another endpoint could be swapped in. A thread that waits for an operation has lent its
-/// buffer to this endpoint, which therefore stays where it is:
+/// It is no `&mut Endpoint`, for which another endpoint could be swapped in. A thread that waits for an operation has
+/// lent its buffer to this endpoint, which therefore stays where it is:
 ///
 /// ```compile_fail,E0308
 /// # use nemesia::{Endpoint, SharedEndpoint};
@@ -86,7 +86,7 @@ methods! {
     fn allocate(len: usize, access: Access) -> Result<Region, Error>;
     fn arm() -> Arm;
     fn cancel(request: Request) -> bool;
-    fn conceal(region: Region) -> Result<(), Error>;
+    fn unexpose(region: Region) -> Result<(), Error>;
     fn disarm();
     fn fence(rank: usize) -> Result<(), Error>;
     fn finish_now(request: Request) -> Option<Status>;

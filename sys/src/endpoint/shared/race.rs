@@ -1,4 +1,5 @@
-//! A data race on purpose, for `tests/sanitize`: ThreadSanitizer has to find it, or what it does not find means nothing.
+//! A data race on purpose, for `tests/sanitize`: ThreadSanitizer has to find it, or what it does not find means
+//! nothing.
 //!
 //! Only in builds with the private cfg `nemesia_race`, which that script sets.
 
@@ -9,7 +10,7 @@ use crate::{Config, Endpoint};
 /// Forgets to take the lock.
 fn count_waiting(endpoint: &SharedEndpoint) -> usize {
     let unlocked = std::mem::ManuallyDrop::new(Guard(&endpoint.0));
-    unlocked.roster.count() + unlocked.endpoint.turns as usize
+    unlocked.waiters.count() + unlocked.endpoint.turns as usize
 }
 
 #[test]

@@ -172,10 +172,10 @@ fn a_message_that_was_taken_out_is_received_once_and_by_its_endpoint_only() {
     assert_eq!(zero.recv(Source::Any, Tag::Any, &mut buf).unwrap().len, 5, "the third");
     let one = sender.join().unwrap();
     let bits = second.into_bits();
-    let (again, stranger) = (zero.message(bits), zero.message(bits));
+    let (again, foreign) = (zero.message(bits), zero.message(bits));
     assert!(matches!(zero.mrecv(again, &mut buf[..2]), Err(Error::Truncated(_))));
     assert_eq!(&buf[..2], b"tw");
-    assert!(matches!(zero.mrecv(stranger, &mut buf), Err(Error::Stale)));
+    assert!(matches!(zero.mrecv(foreign, &mut buf), Err(Error::Stale)));
     zero.send(0, 1, b"self").unwrap();
     let mine = zero.improbe(ZERO, Tag::Any).unwrap().unwrap();
     let mut one = one;

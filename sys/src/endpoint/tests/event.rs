@@ -111,7 +111,7 @@ fn a_wake_that_is_kept_from_us_is_missed_for_a_while_only() {
     zero.event_fd().unwrap();
     arm(&mut zero);
     // What a hostile peer could do.
-    zero.waiter.rise();
+    zero.waiter.unpark();
     one.send(0, 1, b"here").unwrap();
     await_readable(&zero);
     while zero.arm() != Arm::Busy {

@@ -1,5 +1,5 @@
-//! How the endpoints of a test meet. Out of atomics that are compiled with the test, and nothing of the standard library's
-//! that is not: ThreadSanitizer sees what orders these threads (`tests/sanitize`).
+//! How the endpoints of a test meet. Out of atomics that are compiled with the test, and nothing of the standard
+//! library's that is not: ThreadSanitizer sees what orders these threads (`tests/sanitize`).
 
 use std::cell::UnsafeCell;
 use std::collections::HashMap;
@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use crate::bootstrap::{BootstrapError, Exchange};
 
 /// Where the processes of one world put their cards, and wait for each other.
-pub(super) struct Meeting {
+pub(super) struct TestMeeting {
     size: usize,
     held: AtomicBool,
     cards: UnsafeCell<HashMap<String, String>>,
@@ -17,9 +17,9 @@ pub(super) struct Meeting {
 }
 
 // SAFETY: the cards are reached in `with` only, by one thread at a time.
-unsafe impl Sync for Meeting {}
+unsafe impl Sync for TestMeeting {}
 
-impl Meeting {
+impl TestMeeting {
     /// One for so many. It stays for ever: who was the last to see it is nobody's business.
     pub(super) fn new(size: usize) -> &'static Self {
         let (held, cards) = (AtomicBool::new(false), UnsafeCell::default());
@@ -56,7 +56,7 @@ impl Meeting {
 
 pub(super) struct InMemory {
     rank: usize,
-    meeting: &'static Meeting,
+    meeting: &'static TestMeeting,
 }
 
 impl Exchange for InMemory {

@@ -36,11 +36,11 @@ fn counters_of_both_ends_agree_and_sleeps_are_counted() {
     let (sent, received) = (zero.peer_counters(1).unwrap(), one.peer_counters(0).unwrap());
     assert_eq!((sent.eager_sent, sent.eager_sent_bytes, sent.rts_sent), (1, 8, 1));
     assert_eq!((received.eager_received, received.eager_received_bytes, received.rts_received), (1, 8, 1));
-    assert_eq!(received.large_pulled + received.large_shared + received.large_streamed, 1);
+    assert_eq!(received.large_pulled + received.large_assisted + received.large_streamed, 1);
     assert_eq!(received.matched_posted + received.matched_bypass + received.unexpected, 2);
     let all = zero.counters();
     assert_eq!(all.all, sent, "there is one peer");
-    assert!(all.waits.slept_ns > 0 && all.waits.looks > 0, "{all:?}");
+    assert!(all.waits.slept_ns > 0 && all.waits.liveness_checks > 0, "{all:?}");
     assert!(all.waits.sleeps >= all.waits.sleeps_woken);
     assert!(zero.peer_counters(2).is_none());
     let mut names = Vec::new();
@@ -106,13 +106,16 @@ fn a_call_tree_that_this_build_can_not_make_is_refused() {
     let endpoint = world(1, &config).pop().unwrap();
     assert_eq!(endpoint.call_tree(), None);
     assert!(
-        endpoint.notes().iter().any(|note| note.contains("NEMESIA_TRACE=256") && note.contains("feature"))
+        endpoint
+            .warnings()
+            .iter()
+            .any(|warning| warning.contains("NEMESIA_TRACE=256") && warning.contains("feature"))
     );
 }
 
 #[cfg(feature = "tracing")]
 #[test]
-fn opening_routes_sleeps_and_ends_are_told() {
+fn opening_routes_sleeps_and_ends_are_reported() {
     use crate::events::tests::{heard, listen};
 
     listen();
@@ -161,11 +164,11 @@ fn copied_and_streamed(config: &Config, count: u64) -> (u64, u64) {
         }
     });
     let received = one.peer_counters(0).unwrap();
-    (received.large_pulled + received.large_shared, received.large_streamed)
+    (received.large_pulled + received.large_assisted, received.large_streamed)
 }
 
 #[test]
-fn large_messages_are_tried_both_ways_unless_one_is_chosen() {
+fn large_messages_are_tried_with_each_protocol_unless_one_is_selected() {
     use crate::SingleCopy;
 
     const COUNT: u64 = 500;

@@ -201,7 +201,7 @@ fn each_thread_has_a_limit_of_its_own() {
 }
 
 #[test]
-fn a_held_sender_is_told_of_by_every_thread_that_waits_for_it() {
+fn a_held_sender_is_reported_to_every_thread_that_waits_for_it() {
     let (zero, mut one) = pair(&Config::default().unexpected_bytes(64 << 10));
     let zero = zero.into_shared();
     let bytes = vec![1; 8];

@@ -12,25 +12,34 @@ use crate::os::wait_ready;
 const RANKS: usize = 2;
 const LIMIT: Duration = Duration::from_secs(60);
 
-fn greeting() -> Vec<u8> {
+fn handshake() -> Vec<u8> {
     let geometry = Geometry { peers: 2, cells: 4, cell_bytes: 4096, fastbox_slots: 4 };
     let cpus = [1; 8];
-    Greeting { rank: 1, epoch: 7, geometry, expedited: true, cpus, mark: 0, incarnation: 0, agreements: 0 }
-        .encode()
+    ShmHandshake {
+        rank: 1,
+        epoch: 7,
+        geometry,
+        expedited: true,
+        cpus,
+        stamp: 0,
+        incarnation: 0,
+        agreements: 0,
+    }
+    .encode()
 }
 
-fn call(name: &str) -> Connection {
-    Connection::connect(name, Instant::now() + LIMIT).unwrap()
+fn call(name: &str) -> HandoffConnection {
+    HandoffConnection::connect(name, Instant::now() + LIMIT).unwrap()
 }
 
 /// Accepts and hears until somebody has said who it is, which is rank 1; the rounds that it took.
-fn hear(arrivals: &mut Arrivals, listener: &Listener) -> usize {
+fn hear(arrivals: &mut Arrivals, listener: &HandoffListener) -> usize {
     let deadline = Instant::now() + LIMIT;
     for round in 1.. {
         arrivals.accept(listener, |_| true);
         assert!(arrivals.silent.len() <= RANKS + SPARE);
-        if let Some((_, greeting, _)) = arrivals.hear() {
-            assert_eq!(greeting.rank, 1);
+        if let Some((_, handshake, _)) = arrivals.hear() {
+            assert_eq!(handshake.rank, 1);
             return round;
         }
         assert!(Instant::now() < deadline, "it was never heard");
@@ -41,44 +50,44 @@ fn hear(arrivals: &mut Arrivals, listener: &Listener) -> usize {
 
 #[test]
 fn silent_connections_do_not_delay_the_one_that_speaks() {
-    let listener = Listener::bind().unwrap();
+    let listener = HandoffListener::bind().unwrap();
     let name = listener.name();
     let silent: Vec<_> = (0..SPARE / 2).map(|_| call(&name)).collect();
     let one = call(&name);
-    one.send(&greeting(), &[], Instant::now()).unwrap();
+    one.send(&handshake(), &[], Instant::now()).unwrap();
     // No time has to pass for that.
     let mut arrivals = Arrivals::new(RANKS);
     arrivals.accept(&listener, |_| true);
     assert!(arrivals.hear().is_some());
     assert_eq!(arrivals.silent.len(), silent.len(), "they may still speak");
-    silent.last().unwrap().send(&greeting(), &[], Instant::now()).unwrap();
+    silent.last().unwrap().send(&handshake(), &[], Instant::now()).unwrap();
     hear(&mut arrivals, &listener);
 }
 
 #[test]
 fn hundreds_of_silent_connections_make_room_for_the_one_that_speaks() {
-    let listener = Listener::bind().unwrap();
+    let listener = HandoffListener::bind().unwrap();
     let name = listener.name();
     let silent: Vec<_> = (0..300).map(|_| call(&name)).collect();
     let one = call(&name);
-    one.send(&greeting(), &[], Instant::now()).unwrap();
+    one.send(&handshake(), &[], Instant::now()).unwrap();
     hear(&mut Arrivals::new(RANKS), &listener);
     drop(silent);
 }
 
 #[test]
 fn a_process_that_is_not_awaited_is_refused_before_it_is_heard() {
-    let listener = Listener::bind().unwrap();
-    let stranger = call(&listener.name());
+    let listener = HandoffListener::bind().unwrap();
+    let foreign = call(&listener.name());
     let (_read, write) = io::pipe().unwrap();
-    stranger.send(&greeting(), &[write.as_fd()], Instant::now()).unwrap();
+    foreign.send(&handshake(), &[write.as_fd()], Instant::now()).unwrap();
     let mut arrivals = Arrivals::new(RANKS);
     arrivals.accept(&listener, |_| false);
     assert!(arrivals.hear().is_none() && arrivals.silent.is_empty());
     let mut words = [0; 256];
-    let (len, _) = stranger.recv(&mut words, 0, Instant::now() + LIMIT).unwrap();
+    let (len, _) = foreign.recv(&mut words, 0, Instant::now() + LIMIT).unwrap();
     assert!(String::from_utf8_lossy(&words[..len]).contains("no such rank is awaited here"));
-    assert!(stranger.has_hung_up());
+    assert!(foreign.has_disconnected());
 }
 
 /// Their closes would block for minutes: those that are received, those that nobody receives, and those of connections
@@ -93,7 +102,7 @@ fn descriptors_whose_close_blocks_do_not_delay_anything() {
         keep.push(other);
         bad
     };
-    let listener = Listener::bind().unwrap();
+    let listener = HandoffListener::bind().unwrap();
     let hand_over = |bytes: &[u8], fds: &[BorrowedFd<'_>]| {
         let caller = call(&listener.name());
         caller.send(bytes, fds, Instant::now()).unwrap();
@@ -101,7 +110,7 @@ fn descriptors_whose_close_blocks_do_not_delay_anything() {
     };
     let (one, two, three, four) = (bad(), bad(), bad(), bad());
     let callers =
-        [hand_over(b"garbage", &[one.as_fd()]), hand_over(&greeting(), &[two.as_fd(), two.as_fd()])];
+        [hand_over(b"garbage", &[one.as_fd()]), hand_over(&handshake(), &[two.as_fd(), two.as_fd()])];
     // Behind a packet that is understood.
     callers[1].send(b"more", &[three.as_fd()], Instant::now()).unwrap();
     drop((one, two, three));

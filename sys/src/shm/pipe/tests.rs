@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use nemesia_core::payload::Lent;
+use nemesia_core::payload::LentMemory;
 use nemesia_core::port::memory::{
-    Access as Rights, Completion, Connection as Link, Event, Key, MemoryPort, Offer, Private, Remote, Source,
-    State, Work,
+    Completion, CompletionSource, Connection as Link, ConnectionState, Event, MemoryKey, MemoryPort, Offer,
+    Private, RegionAccess as Rights, RemoteRange, Work,
 };
-use nemesia_core::wire::placement::{Answer, Frame, GREETING_BYTES, Greeting};
+use nemesia_core::wire::placement::{Frame, HANDSHAKE_BYTES, Handshake, PlacementAnswer};
 
 use super::*;
 
@@ -16,9 +16,9 @@ const BYTES: usize = 64 << 10;
 const LATER: Duration = Duration::from_secs(3600);
 
 /// splitmix64.
-struct Random(u64);
+struct PipeRandom(u64);
 
-impl Random {
+impl PipeRandom {
     fn below(&mut self, end: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let word = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -31,7 +31,7 @@ impl Random {
 struct Victim {
     port: ShmMemoryPort,
     now: Duration,
-    open: (nemesia_core::port::memory::Region, Key),
+    open: (nemesia_core::port::memory::PortRegion, MemoryKey),
     bytes: *mut [u8],
     events: Vec<Event>,
 }
@@ -41,7 +41,7 @@ impl Victim {
         let mut port = listen(Copying::Kernel, &Options::default()).unwrap();
         let bytes = Box::into_raw(vec![0x44_u8; 2 * BYTES].into_boxed_slice());
         // SAFETY: freed after the port; used by raw pointers only.
-        let open = unsafe { Lent::from_raw(bytes.cast(), BYTES) };
+        let open = unsafe { LentMemory::from_raw(bytes.cast(), BYTES) };
         let region = port.register(open, Rights::ALL).unwrap();
         let key = port.key(region).unwrap();
         Self { port, now: Duration::ZERO, open: (region, key), bytes, events: Vec::new() }
@@ -80,19 +80,20 @@ fn write(pipe: &mut Pipe, bytes: &[u8]) {
     let _ = unsafe { pipe.write(&[part]) };
 }
 
-/// A stream to the victim, whose greeting it has accepted.
+/// A stream to the victim, whose handshake it has accepted.
 fn enemy(victim: &mut Victim, pipes: &mut Pipes) -> (Pipe, Link) {
     let address = victim.port.address().unwrap();
     let (name, token) = Pipes::parse(&address).unwrap();
     let mut pipe = pipes.connect(name).unwrap();
-    let greeting = Greeting { answer: Answer::Request, token, shared: false, private: Private::EMPTY };
-    write(&mut pipe, &greeting.encode());
+    let handshake =
+        Handshake { answer: PlacementAnswer::Request, token, shared: false, private: Private::EMPTY };
+    write(&mut pipe, &handshake.encode());
     let connection = victim.request();
     victim.port.accept(connection, &offer()).unwrap();
-    let mut answer = [0; GREETING_BYTES];
+    let mut answer = [0; HANDSHAKE_BYTES];
     loop {
         victim.turn();
-        let part = libc::iovec { iov_base: answer.as_mut_ptr().cast(), iov_len: GREETING_BYTES };
+        let part = libc::iovec { iov_base: answer.as_mut_ptr().cast(), iov_len: HANDSHAKE_BYTES };
         // SAFETY: the array outlives the call.
         if unsafe { pipe.read(&[part]) }.is_ok() {
             return (pipe, connection);
@@ -100,10 +101,11 @@ fn enemy(victim: &mut Victim, pipes: &mut Pipes) -> (Pipe, Link) {
     }
 }
 
-fn frame(random: &mut Random, key: Key) -> Frame {
+fn frame(random: &mut PipeRandom, key: MemoryKey) -> Frame {
     let wild = [0, 1, 4095, 32 << 10, BYTES as u64 - 8, BYTES as u64, 1 << 32, u64::MAX, u64::MAX - 4096];
     let mut number = || if random.below(2) == 0 { wild[random.below(9) as usize] } else { random.below(200) };
-    let at = Remote { address: key.address.wrapping_add(number()), key: key.key ^ (number() == 7) as u64 };
+    let at =
+        RemoteRange { address: key.address.wrapping_add(number()), key: key.key ^ (number() == 7) as u64 };
     let (len, value, count) = (number().min(1 << 20) as u32, number(), number());
     // Memory of this process that can be read, which stands for that of the enemy.
     let source = if value == 1 { key.address } else { value };
@@ -133,19 +135,19 @@ fn honest(victim: &mut Victim) -> (ShmMemoryPort, Link) {
 
 fn still_works(victim: &mut Victim, (port, connection): &mut (ShmMemoryPort, Link)) {
     let to = victim.open.1.at(0);
-    port.write(Work::new(*connection, 1), Source::Inline(b"still here"), to, None).unwrap();
+    port.write(Work::new(*connection, 1), CompletionSource::Inline(b"still here"), to, None).unwrap();
     let mut room = [Completion::EMPTY];
     while port.poll(&mut room) == 0 {
         victim.turn();
     }
-    assert_eq!(room[0].outcome, nemesia_core::port::memory::Outcome::Done);
+    assert_eq!(room[0].outcome, nemesia_core::port::memory::WorkOutcome::Done);
 }
 
 #[test]
 fn a_peer_that_says_anything_fails_only_itself() {
-    let (mut victim, mut random) = (Victim::new(), Random(std::process::id().into()));
-    let mark = Box::new(99);
-    let mut pipes = Pipes { listener: Listener::bind().unwrap(), mark, copying: Copying::Kernel };
+    let (mut victim, mut random) = (Victim::new(), PipeRandom(std::process::id().into()));
+    let stamp = Box::new(99);
+    let mut pipes = Pipes { listener: HandoffListener::bind().unwrap(), stamp, copying: Copying::Kernel };
     let mut friend = honest(&mut victim);
     let mut ended = 0;
     for round in 0..200 {
@@ -166,10 +168,10 @@ fn a_peer_that_says_anything_fails_only_itself() {
                 // SAFETY: the positions of a segment that is mapped.
                 unsafe { base.add(word * LINE).cast::<u64>().write_volatile(value) };
             }
-            let _ = pipe.ring(BELL);
+            let _ = pipe.ring(DOORBELL);
             (0..5).for_each(|_| victim.turn());
         }
-        ended += usize::from(victim.port.state(connection) == State::Lost);
+        ended += usize::from(victim.port.state(connection) == ConnectionState::Lost);
         drop(pipe);
         victim.port.close(connection);
         while !matches!(victim.events.pop(), Some(Event::Closed { .. })) {
@@ -191,11 +193,11 @@ fn a_first_packet_of_another_kind_ends_the_stream() {
     for bytes in [b"x".as_slice(), &[0; HELLO_BYTES], &[7; 31], &[7; 33]] {
         let address = victim.port.address().unwrap();
         let name = std::str::from_utf8(Pipes::parse(&address).unwrap().0).unwrap();
-        let stranger = Connection::connect(name, Instant::now() + LATER).unwrap();
-        stranger.send(bytes, &[], Instant::now() + LATER).unwrap();
+        let foreign = HandoffConnection::connect(name, Instant::now() + LATER).unwrap();
+        foreign.send(bytes, &[], Instant::now() + LATER).unwrap();
         let gone = loop {
             victim.turn();
-            match stranger.recv(&mut [0; 64], 1, Instant::now()) {
+            match foreign.recv(&mut [0; 64], 1, Instant::now()) {
                 Err(ShmError::TimedOut { .. }) => {}
                 other => break other,
             }
@@ -207,8 +209,8 @@ fn a_first_packet_of_another_kind_ends_the_stream() {
     still_works(&mut victim, &mut friend);
 }
 
-/// A peer that does nothing any more does not keep memory for ever, and when it wakes up it does not take for the old bytes
-/// what is there by then.
+/// A peer that does nothing any more does not keep memory for ever, and when it wakes up it does not take for the old
+/// bytes what is there by then.
 #[test]
 fn a_peer_that_is_stuck_loses_its_connection_when_memory_is_taken_back() {
     let mut victim = Victim::new();
@@ -222,7 +224,7 @@ fn a_peer_that_is_stuck_loses_its_connection_when_memory_is_taken_back() {
     }
     let into = Box::into_raw(vec![0_u8; BYTES].into_boxed_slice());
     // SAFETY: never freed; used by raw pointers only.
-    let region = stuck.register(unsafe { Lent::from_raw(into.cast(), BYTES) }, Rights::LOCAL).unwrap();
+    let region = stuck.register(unsafe { LentMemory::from_raw(into.cast(), BYTES) }, Rights::LOCAL).unwrap();
     let part = [nemesia_core::port::memory::Slice { region, offset: 0, len: BYTES as u32 }];
     stuck.read(Work::new(connection, 7), &part, victim.open.1.at(0)).unwrap();
     // It leaves, and is not looked after again until the memory is somebody else's.
@@ -250,10 +252,10 @@ fn a_peer_that_is_stuck_loses_its_connection_when_memory_is_taken_back() {
             break room[0].outcome;
         }
     };
-    assert!(matches!(outcome, nemesia_core::port::memory::Outcome::Failed(_)), "{outcome:?}");
+    assert!(matches!(outcome, nemesia_core::port::memory::WorkOutcome::Failed(_)), "{outcome:?}");
     // The other one has noticed nothing.
     friend.0.poll(&mut room);
-    assert_eq!(friend.0.state(friend.1), State::Ready);
+    assert_eq!(friend.0.state(friend.1), ConnectionState::Ready);
 }
 
 #[test]

@@ -2,13 +2,13 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use nemesia_core::port::memory::{Completion, Connection, LostError, Outcome, WorkError};
+use nemesia_core::port::memory::{Completion, Connection, LostError, WorkError, WorkOutcome};
 use rdma_core_sys as raw;
 
 use super::link::Links;
-use super::tag::{Queue, Tag};
-use super::{Shared, VerbsPort};
-use crate::cm::Stage;
+use super::tag::{Queue, WorkTag};
+use super::{SharedDevice, VerbsPort};
+use crate::cm::CmStage;
 use crate::verbs::code::{lost_error, work_error};
 use crate::verbs::completion::{BATCH, Polled};
 
@@ -70,7 +70,7 @@ impl VerbsPort {
             let Some((connection, link)) = self.links.at(index) else { continue };
             // A connection that is being made belongs to the manager: the manager or the deadline decides its
             // outcome.
-            if link.stage == Stage::Ready {
+            if link.stage == CmStage::Ready {
                 let cause = link.cause.unwrap_or(LostError::Closed);
                 self.lose(connection, cause);
             }
@@ -115,7 +115,7 @@ impl VerbsPort {
 /// The state that translates completions.
 struct Taking<'a> {
     links: &'a mut Links,
-    shared: &'a mut Option<Shared>,
+    shared: &'a mut Option<SharedDevice>,
     by_pair: &'a HashMap<u32, u32>,
     pending: &'a mut VecDeque<Completion>,
     suspects: &'a mut Vec<u32>,
@@ -126,11 +126,11 @@ impl Taking<'_> {
     /// Translates a completion of the device for the caller; `None` if it comes too late.
     #[inline]
     fn translate(&mut self, polled: &Polled) {
-        let Some(tag) = Tag::decode(polled.id) else { return };
+        let Some(tag) = WorkTag::decode(polled.id) else { return };
         let failed = (polled.status != raw::IBV_WC_SUCCESS).then(|| work_error(polled.status));
         let outcome = match (failed, tag.queue) {
-            (Some(error), _) => Outcome::Failed(error),
-            (None, Queue::Send) => Outcome::Done,
+            (Some(error), _) => WorkOutcome::Failed(error),
+            (None, Queue::Send) => WorkOutcome::Done,
             (None, Queue::Receive | Queue::Shared) => received(polled),
         };
         let pending = &mut *self.pending;
@@ -176,7 +176,7 @@ impl Taking<'_> {
 }
 
 #[inline]
-fn received(polled: &Polled) -> Outcome {
+fn received(polled: &Polled) -> WorkOutcome {
     let written = polled.opcode == raw::IBV_WC_RECV_RDMA_WITH_IMM;
-    Outcome::Received { len: polled.len, immediate: polled.immediate, written }
+    WorkOutcome::Received { len: polled.len, immediate: polled.immediate, written }
 }

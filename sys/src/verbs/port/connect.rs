@@ -6,10 +6,10 @@ use nemesia_core::port::memory::{Address, ConnectError, Connection, Event, LostE
 use rdma_core_sys as raw;
 
 use super::VerbsPort;
-use super::link::Link;
-use super::tag::{Queue, Tag};
-use crate::cm::{Answer, CmEvent, Id, Side, Stage, Step, decode_address, step};
-use crate::verbs::device::Transport;
+use super::link::VerbsLink;
+use super::tag::{Queue, WorkTag};
+use crate::cm::{CmAnswer, CmEvent, CmStage, Id, Side, Step, decode_address, step};
+use crate::verbs::device::DeviceTransport;
 use crate::verbs::error::VerbsError;
 use crate::verbs::pair::{ACK_TIMEOUT, QueuePair, RETRIES, RNR_FOREVER, RNR_TIMER};
 
@@ -52,8 +52,11 @@ impl VerbsPort {
         if to.is_ipv4() != self.local.is_ipv4() {
             return Err(ConnectError::Address);
         }
-        let mut link =
-            Link::new(Side::Active, Stage::Resolving, (self.facts.send_depth, self.facts.receive_depth));
+        let mut link = VerbsLink::new(
+            Side::Active,
+            CmStage::Resolving,
+            (self.facts.send_depth, self.facts.receive_depth),
+        );
         link.shared = offer.shared_receive;
         link.private = offer.private;
         link.deadline = offer.deadline;
@@ -73,7 +76,7 @@ impl VerbsPort {
         let Some(link) = self.links.get_mut(connection) else { return Ok(()) };
         let shared = self.shared.as_ref().filter(|_| link.shared).map(|shared| &shared.queue);
         let pair = QueuePair::new(&self.domain, &self.queue, shared, self.depths)?;
-        pair.prepare(self.choice.port)?;
+        pair.prepare(self.selection.port)?;
         let id = Id::new(&self.channel, token(connection))?;
         // From our own address, with any port.
         id.resolve(std::net::SocketAddr::new(self.local.ip(), 0), to, LOOK_UP)?;
@@ -88,8 +91,11 @@ impl VerbsPort {
         if event.token != LISTENER {
             return;
         }
-        let mut link =
-            Link::new(Side::Passive, Stage::Requested, (self.facts.send_depth, self.facts.receive_depth));
+        let mut link = VerbsLink::new(
+            Side::Passive,
+            CmStage::Requested,
+            (self.facts.send_depth, self.facts.receive_depth),
+        );
         // The peer's limits are untrusted: they may lower ours, and nothing else.
         link.reads = (self.reads.0.min(event.depth), self.reads.1.min(event.reads));
         // If no place is free, the request is refused by dropping its identifier.
@@ -107,7 +113,7 @@ impl VerbsPort {
         offer: &Offer,
     ) -> Result<(), ConnectError> {
         let link = self.links.get_mut(connection).ok_or(ConnectError::State)?;
-        if link.stage != Stage::Requested || (offer.shared_receive && !link.early.is_empty()) {
+        if link.stage != CmStage::Requested || (offer.shared_receive && !link.early.is_empty()) {
             return Err(ConnectError::State);
         }
         if offer.shared_receive && self.shared.is_none() {
@@ -119,14 +125,14 @@ impl VerbsPort {
         link.shared = offer.shared_receive;
         let number = pair.number();
         self.by_pair.insert(number, connection.index);
-        if let Err(error) = accept(link, connection, &pair, self.choice.port, offer) {
+        if let Err(error) = accept(link, connection, &pair, self.selection.port, offer) {
             self.by_pair.remove(&number);
             return Err(refused(&error));
         }
         link.early.clear();
         link.pair = Some(pair);
         link.deadline = offer.deadline;
-        link.stage = Stage::Accepting;
+        link.stage = CmStage::Accepting;
         self.alarm = self.alarm.min(offer.deadline);
         Ok(())
     }
@@ -136,7 +142,7 @@ impl VerbsPort {
         connection: Connection,
         private: Private,
     ) -> Result<(), ConnectError> {
-        let is_request = self.links.get(connection).is_some_and(|link| link.stage == Stage::Requested);
+        let is_request = self.links.get(connection).is_some_and(|link| link.stage == CmStage::Requested);
         if !is_request {
             return Err(ConnectError::State);
         }
@@ -145,7 +151,7 @@ impl VerbsPort {
         self.destroy_pair(connection);
         // Only posted requests are still reported.
         if let Some(link) = self.links.get_mut(connection) {
-            link.stage = Stage::Over;
+            link.stage = CmStage::Over;
         }
         if self.links.get(connection).is_some_and(|link| link.unpolled == 0) {
             self.links.remove(connection);
@@ -181,7 +187,7 @@ impl VerbsPort {
     fn take_step(&mut self, connection: Connection, step: Step, private: Private) {
         let done = match step {
             Step::Stay | Step::Unplug => Ok(()),
-            Step::Route => self.advance(connection, Stage::Routing, |id| id.route(LOOK_UP)),
+            Step::Route => self.advance(connection, CmStage::Routing, |id| id.route(LOOK_UP)),
             Step::Ask => self.ask(connection),
             Step::Confirm => self.confirm(connection).map(|()| self.establish(connection, private)),
             Step::Establish => {
@@ -205,7 +211,7 @@ impl VerbsPort {
     fn advance(
         &mut self,
         connection: Connection,
-        stage: Stage,
+        stage: CmStage,
         call: impl FnOnce(&Id) -> Result<(), VerbsError>,
     ) -> Result<(), VerbsError> {
         let Some(link) = self.links.get_mut(connection) else { return Ok(()) };
@@ -215,17 +221,22 @@ impl VerbsPort {
 
     /// Sends the request when the route is known.
     fn ask(&mut self, connection: Connection) -> Result<(), VerbsError> {
-        let is_infiniband = self.device.transport() == Transport::InfiniBand;
+        let is_infiniband = self.device.transport() == DeviceTransport::InfiniBand;
         let Some(link) = self.links.get_mut(connection) else { return Ok(()) };
         let (Some(id), Some(pair)) = (&link.id, &link.pair) else { return Ok(()) };
         if is_infiniband {
             // Once more to INIT: the partition key is known only now.
             initialise(id, pair)?;
         }
-        link.stage = Stage::Asking;
+        link.stage = CmStage::Asking;
         let (reads, depth) = link.reads;
-        let answer =
-            Answer { private: link.private.bytes(), pair: pair.number(), reads, depth, shared: link.shared };
+        let answer = CmAnswer {
+            private: link.private.bytes(),
+            pair: pair.number(),
+            reads,
+            depth,
+            shared: link.shared,
+        };
         id.connect(&answer)
     }
 
@@ -239,7 +250,7 @@ impl VerbsPort {
 
     fn establish(&mut self, connection: Connection, private: Private) {
         let Some(link) = self.links.get_mut(connection) else { return };
-        link.stage = Stage::Ready;
+        link.stage = CmStage::Ready;
         link.deadline = Duration::MAX;
         let private = if link.side == Side::Active { private } else { Private::EMPTY };
         self.events.push_back(Event::Established { connection, private });
@@ -248,11 +259,11 @@ impl VerbsPort {
     /// Fails a connection that was being made.
     pub(super) fn fail_link(&mut self, connection: Connection, error: ConnectError, private: Private) {
         let Some(link) = self.links.get_mut(connection) else { return };
-        if link.stage == Stage::Over {
+        if link.stage == CmStage::Over {
             return;
         }
-        link.hang_up();
-        link.stage = Stage::Over;
+        link.disconnect();
+        link.stage = CmStage::Over;
         self.destroy_pair(connection);
         if let Some(link) = self.links.get_mut(connection) {
             link.id = None;
@@ -264,12 +275,12 @@ impl VerbsPort {
     pub(super) fn lose(&mut self, connection: Connection, error: LostError) {
         let Some(link) = self.links.get_mut(connection) else { return };
         match link.stage {
-            Stage::Ready => {}
-            Stage::Over => return,
+            CmStage::Ready => {}
+            CmStage::Over => return,
             _ => return self.fail_link(connection, ConnectError::Unreachable, Private::EMPTY),
         }
-        link.hang_up();
-        link.stage = Stage::Over;
+        link.disconnect();
+        link.stage = CmStage::Over;
         // Failures must be seen before flushes. The device may be gone and know no states.
         if let Some(pair) = &link.pair {
             let _ = pair.fail();
@@ -286,8 +297,8 @@ impl VerbsPort {
         }
         link.closing = true;
         self.closing += 1;
-        link.hang_up();
-        link.stage = Stage::Over;
+        link.disconnect();
+        link.stage = CmStage::Over;
         self.destroy_pair(connection);
         // Pending events of the connection are dropped.
         self.events.retain(|event| !is_about(event, connection));
@@ -311,7 +322,7 @@ fn is_about(event: &Event, which: Connection) -> bool {
 
 /// Prepares a queue pair for a request, and accepts the request.
 fn accept(
-    link: &mut Link,
+    link: &mut VerbsLink,
     connection: Connection,
     pair: &QueuePair,
     port: u8,
@@ -324,7 +335,7 @@ fn accept(
     initialise(id, pair)?;
     for (parts, sequence) in link.early.iter_mut().zip(0..) {
         let (index, generation) = (connection.index, connection.generation);
-        let tag = Tag { queue: Queue::Receive, index, generation, sequence };
+        let tag = WorkTag { queue: Queue::Receive, index, generation, sequence };
         // SAFETY: the parts were checked when the receive was posted. If their region was deregistered since,
         // the device refuses its key.
         unsafe { pair.post_receive(tag.encode(), parts) }
@@ -333,7 +344,7 @@ fn accept(
     bring_up(id, pair)?;
     let (reads, depth) = link.reads;
     let shared = offer.shared_receive;
-    id.accept(&Answer { private: offer.private.bytes(), pair: pair.number(), reads, depth, shared })
+    id.accept(&CmAnswer { private: offer.private.bytes(), pair: pair.number(), reads, depth, shared })
 }
 
 /// Moves to INIT with the attributes of the connection manager.

@@ -6,8 +6,8 @@
 //! for ever.
 //!
 //! **Soft iWARP (siw)** stops its send queue at a fenced work request while an answer is missing, and at a read that
-//! exceeds the number of reads under way (`siw_activate_tx_from_sq`, Linux 6.1). Its answers to the peer's reads wait in
-//! the same queue behind that work request. If both ends are in this state, each answer waits behind the other end's
+//! exceeds the number of reads under way (`siw_activate_tx_from_sq`, Linux 6.1). Its answers to the peer's reads wait
+//! in the same queue behind that work request. If both ends are in this state, each answer waits behind the other end's
 //! work request: a deadlock.
 //!
 //! Therefore the port keeps a fenced work request, and all work requests behind it, until the reads before it were
@@ -20,8 +20,8 @@ use nemesia_core::sync::opaque;
 use rdma_core_sys as raw;
 
 use super::VerbsPort;
-use super::link::Link;
-use super::regions::Parts;
+use super::link::VerbsLink;
+use super::regions::VerbsParts;
 use crate::verbs::pair::QueuePair;
 
 /// What the vendor of soft `RoCE` is called: `RXE_VENDOR_ID`.
@@ -62,9 +62,9 @@ impl Holding {
 }
 
 /// A work request that waits. Its place in the ring is taken.
-pub(super) struct Held {
+pub(super) struct HeldWork {
     wr: raw::ibv_send_wr,
-    parts: Parts,
+    parts: VerbsParts,
     /// A copy of an inline payload.
     inline: Box<[u8]>,
     most_unanswered: Option<u32>,
@@ -72,9 +72,9 @@ pub(super) struct Held {
 }
 
 // SAFETY: the list of parts and the payload are its own; the request's pointers are set when it is posted.
-unsafe impl Send for Held {}
+unsafe impl Send for HeldWork {}
 
-impl Held {
+impl HeldWork {
     /// Keeps a work request.
     ///
     /// # Safety
@@ -85,7 +85,7 @@ impl Held {
         most_unanswered: Option<u32>,
         sequence: u32,
     ) -> Self {
-        let mut parts = Parts::NONE;
+        let mut parts = VerbsParts::NONE;
         // There are never more.
         for (part, to) in list.iter().zip(&mut parts.list) {
             *to = *part;
@@ -96,8 +96,8 @@ impl Held {
             let part = parts.list[0];
             let from = std::ptr::with_exposed_provenance::<u8>(part.addr as usize);
             inline = vec![0; part.length as usize].into_boxed_slice();
-            // SAFETY: the caller's promise; inline payloads have one part. Threads may use the bytes meanwhile, so there is no
-            // reference to them.
+            // SAFETY: the caller's promise; inline payloads have one part. Threads may use the bytes meanwhile, so
+            // there is no reference to them.
             unsafe { opaque::copy(from, inline.as_mut_ptr(), inline.len()) };
         }
         Self { wr, parts, inline, most_unanswered, sequence }
@@ -118,21 +118,22 @@ impl Held {
 }
 
 /// Posts those whose turn it is; the error number where the device takes one no more.
-fn release(link: &mut Link) -> Result<(), i32> {
+fn release(link: &mut VerbsLink) -> Result<(), i32> {
     while let Some(held) = link.held.front() {
         if held.most_unanswered.is_some_and(|most| link.sends.awaits_more_answers_before(held.sequence, most))
         {
             break;
         }
         let (Some(held), Some(pair)) = (link.held.pop_front(), &link.pair) else { break };
-        // SAFETY: the parts lie in memory that was promised until its regions are deregistered; a stale key the device refuses.
+        // SAFETY: the parts lie in memory that was promised until its regions are deregistered; a stale key the device
+        // refuses.
         unsafe { held.post(pair) }?;
     }
     Ok(())
 }
 
 /// Work requests of a connection that wait.
-pub(super) type Waiting = VecDeque<Held>;
+pub(super) type Waiting = VecDeque<HeldWork>;
 
 impl VerbsPort {
     /// Reads were answered: what has waited for them goes on.

@@ -2,18 +2,18 @@
 
 use std::time::Duration;
 
-use nemesia_core::port::memory::{Connection, LostError, Private, State};
+use nemesia_core::port::memory::{Connection, ConnectionState, LostError, Private};
 use rdma_core_sys as raw;
 
 use super::held::Waiting;
 use super::ring::Ring;
-use crate::cm::{Id, Side, Stage};
+use crate::cm::{CmStage, Id, Side};
 use crate::verbs::pair::QueuePair;
 
 /// A connection.
-pub(super) struct Link {
+pub(super) struct VerbsLink {
     pub(super) side: Side,
-    pub(super) stage: Stage,
+    pub(super) stage: CmStage,
     /// Declared before the identifier, because it must be destroyed first.
     pub(super) pair: Option<QueuePair>,
     pub(super) id: Option<Id>,
@@ -39,8 +39,8 @@ pub(super) struct Link {
     pub(super) closing: bool,
 }
 
-impl Link {
-    pub(super) fn new(side: Side, stage: Stage, depths: (u32, u32)) -> Self {
+impl VerbsLink {
+    pub(super) fn new(side: Side, stage: CmStage, depths: (u32, u32)) -> Self {
         Self {
             side,
             stage,
@@ -60,38 +60,38 @@ impl Link {
         }
     }
 
-    pub(super) fn state(&self) -> State {
+    pub(super) fn state(&self) -> ConnectionState {
         match self.stage {
-            Stage::Resolving | Stage::Routing | Stage::Asking => State::Connecting,
-            Stage::Requested => State::Requested,
-            Stage::Accepting => State::Accepting,
-            Stage::Ready => State::Ready,
-            Stage::Over => State::Lost,
+            CmStage::Resolving | CmStage::Routing | CmStage::Asking => ConnectionState::Connecting,
+            CmStage::Requested => ConnectionState::Requested,
+            CmStage::Accepting => ConnectionState::Accepting,
+            CmStage::Ready => ConnectionState::Ready,
+            CmStage::Over => ConnectionState::Lost,
         }
     }
 
     /// Returns whether the connection is being made, and is therefore bound by a deadline.
     pub(super) fn is_unready(&self) -> bool {
-        matches!(self.stage, Stage::Resolving | Stage::Routing | Stage::Asking | Stage::Accepting)
+        matches!(self.stage, CmStage::Resolving | CmStage::Routing | CmStage::Asking | CmStage::Accepting)
     }
 
     /// Disconnects from the peer, if the connection was up.
-    pub(super) fn hang_up(&self) {
-        if let (Some(id), Stage::Ready | Stage::Accepting) = (&self.id, self.stage) {
+    pub(super) fn disconnect(&self) {
+        if let (Some(id), CmStage::Ready | CmStage::Accepting) = (&self.id, self.stage) {
             id.disconnect();
         }
     }
 }
 
 /// A place for a connection.
-struct Place {
+struct LinkPlace {
     generation: u32,
-    link: Option<Link>,
+    link: Option<VerbsLink>,
 }
 
 /// All connections.
 pub(super) struct Links {
-    places: Vec<Place>,
+    places: Vec<LinkPlace>,
     free: Vec<u32>,
     limit: u32,
 }
@@ -102,11 +102,11 @@ impl Links {
     }
 
     /// Takes a place; `None` if all are taken.
-    pub(super) fn add(&mut self, link: Link) -> Option<Connection> {
+    pub(super) fn add(&mut self, link: VerbsLink) -> Option<Connection> {
         let index = match self.free.pop() {
             Some(index) => index,
             None if (self.places.len() as u32) < self.limit => {
-                self.places.push(Place { generation: 0, link: None });
+                self.places.push(LinkPlace { generation: 0, link: None });
                 self.places.len() as u32 - 1
             }
             None => return None,
@@ -117,7 +117,7 @@ impl Links {
     }
 
     /// Gives a place back. A place whose generations are used up stays empty.
-    pub(super) fn remove(&mut self, connection: Connection) -> Option<Link> {
+    pub(super) fn remove(&mut self, connection: Connection) -> Option<VerbsLink> {
         let place = self.places.get_mut(connection.index as usize)?;
         if place.generation != connection.generation {
             return None;
@@ -131,33 +131,33 @@ impl Links {
     }
 
     #[inline]
-    pub(super) fn get(&self, connection: Connection) -> Option<&Link> {
+    pub(super) fn get(&self, connection: Connection) -> Option<&VerbsLink> {
         let place = self.places.get(connection.index as usize)?;
         place.link.as_ref().filter(|_| place.generation == connection.generation)
     }
 
     #[inline]
-    pub(super) fn get_mut(&mut self, connection: Connection) -> Option<&mut Link> {
+    pub(super) fn get_mut(&mut self, connection: Connection) -> Option<&mut VerbsLink> {
         let place = self.places.get_mut(connection.index as usize)?;
         if place.generation == connection.generation { place.link.as_mut() } else { None }
     }
 
     /// Returns the connection at a place, with its present generation.
     #[inline]
-    pub(super) fn at(&mut self, index: u32) -> Option<(Connection, &mut Link)> {
+    pub(super) fn at(&mut self, index: u32) -> Option<(Connection, &mut VerbsLink)> {
         let place = self.places.get_mut(index as usize)?;
         let connection = Connection { index, generation: place.generation };
         place.link.as_mut().map(|link| (connection, link))
     }
 
     /// Returns the connections that satisfy a condition.
-    pub(super) fn which(&self, is: impl Fn(&Link) -> bool) -> Vec<Connection> {
+    pub(super) fn which(&self, is: impl Fn(&VerbsLink) -> bool) -> Vec<Connection> {
         let places = self.places.iter().zip(0..);
         let found = places.filter(|(place, _)| place.link.as_ref().is_some_and(&is));
         found.map(|(place, index)| Connection { index, generation: place.generation }).collect()
     }
 
-    pub(super) fn each(&mut self, mut each: impl FnMut(Connection, &mut Link)) {
+    pub(super) fn each(&mut self, mut each: impl FnMut(Connection, &mut VerbsLink)) {
         for (place, index) in self.places.iter_mut().zip(0..) {
             if let Some(link) = &mut place.link {
                 each(Connection { index, generation: place.generation }, link);
@@ -170,8 +170,8 @@ impl Links {
 mod tests {
     use super::*;
 
-    fn link() -> Link {
-        Link::new(Side::Active, Stage::Resolving, (4, 4))
+    fn link() -> VerbsLink {
+        VerbsLink::new(Side::Active, CmStage::Resolving, (4, 4))
     }
 
     #[test]

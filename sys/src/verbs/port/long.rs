@@ -9,13 +9,13 @@
 //! up on the last of them (`rxe_completer`, Linux 6.1: only an acknowledgement resets the count of retries, and
 //! none comes in the middle of an answer).
 
-use nemesia_core::port::memory::{Facts, LostError, Outcome, PostError, Work, WorkError};
+use nemesia_core::port::memory::{Facts, LostError, PostError, Work, WorkError, WorkOutcome};
 use rdma_core_sys as raw;
 
 use super::VerbsPort;
-use super::regions::Parts;
-use super::ring::Posted;
-use crate::cm::Stage;
+use super::regions::VerbsParts;
+use super::ring::PostedWork;
+use crate::cm::CmStage;
 
 /// The position of a work request in its operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,7 +48,7 @@ impl VerbsPort {
         &mut self,
         work: Work,
         wr: &raw::ibv_send_wr,
-        parts: &Parts,
+        parts: &VerbsParts,
     ) -> Result<(), PostError> {
         let Facts { message_bytes: most, transfer_bytes, send_depth, .. } = self.facts;
         let is_message = matches!(wr.opcode, raw::IBV_WR_SEND | raw::IBV_WR_SEND_WITH_IMM);
@@ -58,7 +58,7 @@ impl VerbsPort {
         }
         let link = self.links.get(work.connection).ok_or(PostError::NotReady)?;
         let count = parts.len.div_ceil(u64::from(most));
-        if link.stage == Stage::Ready && link.sends.len() as u64 + count > u64::from(send_depth) {
+        if link.stage == CmStage::Ready && link.sends.len() as u64 + count > u64::from(send_depth) {
             return Err(PostError::QueueFull);
         }
         let one_by_one = self.holding.long_reads && wr.opcode == raw::IBV_WR_RDMA_READ;
@@ -89,14 +89,14 @@ impl VerbsPort {
         let number = self.regions.next();
         let Some(link) = self.links.get_mut(work.connection) else { return };
         link.cause.get_or_insert(LostError::Unknown(code));
-        link.sends.push(Posted {
+        link.sends.push(PostedWork {
             id: work.id,
             quiet: work.quiet,
             signalled: true,
             answered: false,
             more: false,
             number,
-            outcome: Some(Outcome::Failed(WorkError::Unknown(code))),
+            outcome: Some(WorkOutcome::Failed(WorkError::Unknown(code))),
         });
         self.suspects.push(work.connection.index);
     }

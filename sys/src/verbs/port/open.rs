@@ -12,13 +12,13 @@ use rdma_core_sys as raw;
 use super::connect::LISTENER;
 use super::held::Holding;
 use super::link::Links;
-use super::regions::{MOST_PARTS, Regions};
+use super::regions::{MOST_PARTS, VerbsRegions};
 use super::ring::Slab;
 use super::tag::MOST_LINKS;
-use super::{PortOptions, Shared, VerbsPort};
+use super::{PortOptions, SharedDevice, VerbsPort};
 use crate::cm::{Channel, Id};
 use crate::verbs::completion::CompletionQueue;
-use crate::verbs::device::{Device, PortAttributes, Transport};
+use crate::verbs::device::{Device, DeviceTransport, PortAttributes};
 use crate::verbs::domain::Domain;
 use crate::verbs::error::VerbsError;
 use crate::verbs::pair::{Depths, QueuePair};
@@ -41,21 +41,21 @@ impl VerbsPort {
     /// # Errors
     /// The library, the device or the right to it is missing. The error names the reason for each device.
     pub fn open(options: &PortOptions) -> Result<Self, VerbsError> {
-        let choice = choose(&options.wish)?;
-        let device = Device::open(&choice.device)?;
-        let attributes = device.port(choice.port)?;
+        let selection = choose(&options.preference)?;
+        let device = Device::open(&selection.device)?;
+        let attributes = device.port(selection.port)?;
         let domain = Domain::new(&device)?;
         let mut facts = facts(&device, attributes, options);
         let queue = CompletionQueue::new(&device, entries(&facts))?;
         let (depths, order) = probe(&domain, &queue, &facts, options)?;
         facts.inline_bytes = depths.inline.min(facts.message_bytes);
-        facts.ordered_placement = order.unwrap_or(false) || device.transport() == Transport::InfiniBand;
+        facts.ordered_placement = order.unwrap_or(false) || device.transport() == DeviceTransport::InfiniBand;
         let shared = share(&domain, &mut facts);
         let channel = Channel::new()?;
         let listener = Id::new(&channel, LISTENER)?;
-        listener.bind(SocketAddr::new(choice.address, 0))?;
+        listener.bind(SocketAddr::new(selection.address, 0))?;
         listener.listen(facts.connections)?;
-        let local = listener.local_address().unwrap_or(SocketAddr::new(choice.address, 0));
+        let local = listener.local_address().unwrap_or(SocketAddr::new(selection.address, 0));
         let epoll = watch(&[queue.descriptor(), channel.descriptor(), device.event_descriptor()])?;
         let limits = device.attributes();
         let holding = Holding::of(limits.vendor_id);
@@ -69,12 +69,12 @@ impl VerbsPort {
             listener: Some(listener),
             channel,
             shared,
-            regions: Regions::new(facts.regions),
+            regions: VerbsRegions::new(facts.regions),
             queue,
             domain,
             device,
             epoll,
-            choice,
+            selection,
             facts,
             depths,
             local,
@@ -98,7 +98,7 @@ impl VerbsPort {
 /// Returns the requested limits, as far as the device has them.
 fn facts(device: &Device, port: PortAttributes, options: &PortOptions) -> Facts {
     let limits = device.attributes();
-    let is_infiniband = device.transport() == Transport::InfiniBand;
+    let is_infiniband = device.transport() == DeviceTransport::InfiniBand;
     let most_work = count(limits.max_qp_wr).max(1);
     let slices = options.slices.min(count(limits.max_sge)).clamp(1, MOST_PARTS as u32);
     let (send_depth, receive_depth) =
@@ -159,12 +159,12 @@ fn probe(
 }
 
 /// Makes a shared receive queue, if the device really has one.
-fn share(domain: &Arc<Domain>, facts: &mut Facts) -> Option<Shared> {
+fn share(domain: &Arc<Domain>, facts: &mut Facts) -> Option<SharedDevice> {
     if facts.shared_receive_depth == 0 {
         return None;
     }
     match SharedReceives::new(domain, facts.shared_receive_depth, facts.slices) {
-        Ok(queue) => Some(Shared { posted: Slab::new(queue.depth()), queue }),
+        Ok(queue) => Some(SharedDevice { posted: Slab::new(queue.depth()), queue }),
         // The facts report it; plain receives do as well.
         Err(_) => {
             facts.shared_receive_depth = 0;

@@ -1,15 +1,17 @@
 //! Posting work requests: the critical path.
 
-use nemesia_core::port::memory::{Access, PostError, ReceiveQueue, Remote, Slice, Source, Work};
+use nemesia_core::port::memory::{
+    CompletionSource, PostError, ReceiveQueue, RegionAccess, RemoteRange, Slice, Work,
+};
 use rdma_core_sys as raw;
 
 use super::VerbsPort;
-use super::held::Held;
+use super::held::HeldWork;
 use super::long::Share;
-use super::regions::Parts;
-use super::ring::Posted;
-use super::tag::{Queue, Tag};
-use crate::cm::Stage;
+use super::regions::VerbsParts;
+use super::ring::PostedWork;
+use super::tag::{Queue, WorkTag};
+use crate::cm::CmStage;
 
 /// Returns a work request with zeros elsewhere.
 #[inline]
@@ -47,8 +49,8 @@ impl VerbsPort {
         &mut self,
         work: Work,
         opcode: u32,
-        from: Source<'_>,
-        to: Option<Remote>,
+        from: CompletionSource<'_>,
+        to: Option<RemoteRange>,
         immediate: Option<u32>,
     ) -> Result<(), PostError> {
         if immediate.is_some() && !self.facts.immediates {
@@ -62,11 +64,11 @@ impl VerbsPort {
         // Big-endian on the wire, on every processor.
         wr.__bindgen_anon_1.imm_data = immediate.unwrap_or(0).to_be();
         match from {
-            Source::Gather(slices) => {
+            CompletionSource::Gather(slices) => {
                 let mut parts = self.regions.parts(slices, self.facts.slices, |_| true)?;
                 self.post(work, &mut wr, &mut parts)
             }
-            Source::Inline(bytes) => {
+            CompletionSource::Inline(bytes) => {
                 let limit = self.facts.inline_bytes;
                 if bytes.len() > limit as usize {
                     return Err(PostError::Length { limit });
@@ -81,15 +83,20 @@ impl VerbsPort {
         }
     }
 
-    pub(super) fn post_read(&mut self, work: Work, into: &[Slice], from: Remote) -> Result<(), PostError> {
+    pub(super) fn post_read(
+        &mut self,
+        work: Work,
+        into: &[Slice],
+        from: RemoteRange,
+    ) -> Result<(), PostError> {
         let needs_remote = self.facts.read_needs_remote_write;
-        let allows = |access: Access| access.local_write && (access.remote_write || !needs_remote);
+        let allows = |access: RegionAccess| access.local_write && (access.remote_write || !needs_remote);
         let mut parts = self.regions.parts(into, self.facts.read_slices, allows)?;
         let mut wr = request(raw::IBV_WR_RDMA_READ, 0);
         wr.wr.rdma.remote_addr = from.address;
         wr.wr.rdma.rkey = key(from);
-        // On iWARP reads are executed and answered in order (RFC 5040, "Ordering and Completions"), and siw refuses a fence
-        // before one.
+        // On iWARP reads are executed and answered in order (RFC 5040, "Ordering and Completions"), and siw refuses a
+        // fence before one.
         let is_iwarp = self.facts.active_speaks_first;
         if is_iwarp {
             parts.ensure_one();
@@ -102,7 +109,7 @@ impl VerbsPort {
         work: Work,
         opcode: u32,
         into: Slice,
-        at: Remote,
+        at: RemoteRange,
         (compare_add, swap): (u64, u64),
     ) -> Result<(), PostError> {
         if !self.facts.atomics {
@@ -122,7 +129,12 @@ impl VerbsPort {
 
     /// Posts operations whose bytes are in regions.
     #[inline]
-    fn post(&mut self, work: Work, wr: &mut raw::ibv_send_wr, parts: &mut Parts) -> Result<(), PostError> {
+    fn post(
+        &mut self,
+        work: Work,
+        wr: &mut raw::ibv_send_wr,
+        parts: &mut VerbsParts,
+    ) -> Result<(), PostError> {
         if parts.len > u64::from(self.facts.message_bytes) {
             return self.post_long(work, wr, parts);
         }
@@ -142,16 +154,16 @@ impl VerbsPort {
     ) -> Result<(), PostError> {
         let holding = self.holding;
         let link = self.links.get_mut(work.connection).ok_or(PostError::NotReady)?;
-        let (Stage::Ready, Some(pair)) = (link.stage, &link.pair) else { return Err(PostError::NotReady) };
+        let (CmStage::Ready, Some(pair)) = (link.stage, &link.pair) else { return Err(PostError::NotReady) };
         if link.sends.len() >= self.facts.send_depth as usize {
             return Err(PostError::QueueFull);
         }
         let (index, generation) = (work.connection.index, work.connection.generation);
         let sequence = link.sends.next();
-        wr.wr_id = Tag { queue: Queue::Send, index, generation, sequence }.encode();
+        wr.wr_id = WorkTag { queue: Queue::Send, index, generation, sequence }.encode();
         let answered = is_answered(wr.opcode);
-        // Where the device may report out of order, what is not reported could not be known to be done; nor, where fences are
-        // ours, that a read was answered.
+        // Where the device may report out of order, what is not reported could not be known to be done; nor, where
+        // fences are ours, that a read was answered.
         let signalled =
             share.is_signalled(work.quiet) || self.facts.active_speaks_first || (answered && holding.fences);
         wr.send_flags |= if signalled { raw::IBV_SEND_SIGNALED } else { 0 };
@@ -161,7 +173,7 @@ impl VerbsPort {
         let waits = most.is_some_and(|most| link.sends.awaits_more_answers_before(sequence, most));
         if waits || !link.held.is_empty() {
             // SAFETY: the caller lends an inline payload for the call.
-            link.held.push_back(unsafe { Held::new(*wr, list, most, sequence) });
+            link.held.push_back(unsafe { HeldWork::new(*wr, list, most, sequence) });
         } else {
             wr.sg_list = list.as_mut_ptr();
             // SAFETY: the list lives to the end of the call. The parts lie in registered regions that allow
@@ -169,7 +181,7 @@ impl VerbsPort {
             // before the call returns.
             unsafe { pair.post_send(wr) }.map_err(refused)?;
         }
-        link.sends.push(Posted {
+        link.sends.push(PostedWork {
             id: work.id,
             quiet: work.quiet,
             signalled,
@@ -191,7 +203,7 @@ impl VerbsPort {
             ReceiveQueue::Shared => self.post_shared(id, into),
             ReceiveQueue::Of(connection) => {
                 let link = self.links.get_mut(connection).ok_or(PostError::NotReady)?;
-                if link.shared || link.stage == Stage::Over {
+                if link.shared || link.stage == CmStage::Over {
                     return Err(PostError::NotReady);
                 }
                 let mut parts = self.regions.parts(into, self.facts.slices, |access| access.local_write)?;
@@ -203,7 +215,7 @@ impl VerbsPort {
                 }
                 let list = parts.get();
                 let sequence = link.receives.next();
-                let tag = Tag {
+                let tag = WorkTag {
                     queue: Queue::Receive,
                     index: connection.index,
                     generation: connection.generation,
@@ -215,7 +227,7 @@ impl VerbsPort {
                     Some(pair) => unsafe { pair.post_receive(tag.encode(), list) }.map_err(refused)?,
                     None => link.early.push(list.to_vec()),
                 }
-                link.receives.push(Posted {
+                link.receives.push(PostedWork {
                     id,
                     quiet: false,
                     signalled: true,
@@ -236,7 +248,7 @@ impl VerbsPort {
         }
         let mut parts = self.regions.parts(into, self.facts.slices, |access| access.local_write)?;
         let place = shared.posted.put(id).ok_or(PostError::QueueFull)?;
-        let tag = Tag { queue: Queue::Shared, index: 0, generation: 0, sequence: place };
+        let tag = WorkTag { queue: Queue::Shared, index: 0, generation: 0, sequence: place };
         if self.facts.active_speaks_first {
             parts.ensure_one();
         }
@@ -252,6 +264,6 @@ impl VerbsPort {
 }
 
 /// Converts a key for the device. A wider key is none of this fabric, and its low bits would be another key.
-fn key(at: Remote) -> u32 {
+fn key(at: RemoteRange) -> u32 {
     u32::try_from(at.key).unwrap_or(0)
 }

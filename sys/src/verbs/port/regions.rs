@@ -3,8 +3,8 @@
 use std::cell::Cell;
 use std::sync::Arc;
 
-use nemesia_core::payload::Lent;
-use nemesia_core::port::memory::{Access, Key, PostError, Region, RegisterError, Slice};
+use nemesia_core::payload::LentMemory;
+use nemesia_core::port::memory::{MemoryKey, PortRegion, PostError, RegionAccess, RegisterError, Slice};
 use rdma_core_sys as raw;
 
 use crate::verbs::domain::{Domain, MemoryRegion};
@@ -14,14 +14,14 @@ use crate::verbs::error::VerbsError;
 pub(super) const MOST_PARTS: usize = 16;
 
 /// The parts of a work request in the device's format.
-pub(super) struct Parts {
+pub(super) struct VerbsParts {
     pub(super) list: [raw::ibv_sge; MOST_PARTS],
     pub(super) count: usize,
     /// The total number of bytes.
     pub(super) len: u64,
 }
 
-impl Parts {
+impl VerbsParts {
     pub(super) const NONE: Self =
         Self { list: [raw::ibv_sge { addr: 0, length: 0, lkey: 0 }; MOST_PARTS], count: 0, len: 0 };
 
@@ -59,8 +59,8 @@ impl Parts {
 }
 
 struct Entry {
-    lent: Lent,
-    access: Access,
+    lent: LentMemory,
+    access: RegionAccess,
     /// `None` for an empty region: a device can reach nothing there.
     region: Option<MemoryRegion>,
     /// Whether it was to be deregistered while the device still used it.
@@ -69,21 +69,21 @@ struct Entry {
     last_use: Cell<u64>,
 }
 
-struct Place {
+struct VerbsRegionPlace {
     generation: u32,
     entry: Option<Entry>,
 }
 
 /// All regions.
-pub(super) struct Regions {
-    places: Vec<Place>,
+pub(super) struct VerbsRegions {
+    places: Vec<VerbsRegionPlace>,
     free: Vec<u32>,
     limit: u32,
     /// The number of operations posted to send queues.
     posted: u64,
 }
 
-impl Regions {
+impl VerbsRegions {
     pub(super) fn new(limit: u32) -> Self {
         Self { places: Vec::new(), free: Vec::new(), limit, posted: 0 }
     }
@@ -103,9 +103,9 @@ impl Regions {
     pub(super) fn register(
         &mut self,
         domain: &Arc<Domain>,
-        lent: Lent,
-        access: Access,
-    ) -> Result<Region, RegisterError> {
+        lent: LentMemory,
+        access: RegionAccess,
+    ) -> Result<PortRegion, RegisterError> {
         if !access.fits(&lent) {
             return Err(RegisterError::Rights);
         }
@@ -122,17 +122,21 @@ impl Regions {
             _ => None,
         };
         let index = self.free.pop().unwrap_or_else(|| {
-            self.places.push(Place { generation: 0, entry: None });
+            self.places.push(VerbsRegionPlace { generation: 0, entry: None });
             self.places.len() as u32 - 1
         });
         let place = &mut self.places[index as usize];
         place.entry = Some(Entry { lent, access, region, leaving: false, last_use: Cell::new(0) });
-        Ok(Region { index, generation: place.generation })
+        Ok(PortRegion { index, generation: place.generation })
     }
 
     /// Deregisters a region, unless a work request still uses it. `oldest` is the number of the oldest request
     /// under way, if the device goes on reading for such requests after a region is deregistered, as siw does.
-    pub(super) fn deregister(&mut self, region: Region, oldest: Option<u64>) -> Result<(), RegisterError> {
+    pub(super) fn deregister(
+        &mut self,
+        region: PortRegion,
+        oldest: Option<u64>,
+    ) -> Result<(), RegisterError> {
         let place = self.places.get_mut(region.index as usize).ok_or(RegisterError::Unknown)?;
         if place.generation != region.generation {
             return Err(RegisterError::Unknown);
@@ -155,16 +159,16 @@ impl Regions {
     }
 
     #[inline]
-    fn get(&self, region: Region) -> Option<&Entry> {
+    fn get(&self, region: PortRegion) -> Option<&Entry> {
         let place = self.places.get(region.index as usize)?;
         let entry = place.entry.as_ref().filter(|_| place.generation == region.generation)?;
         (!entry.leaving).then_some(entry)
     }
 
-    pub(super) fn key(&self, region: Region) -> Option<Key> {
+    pub(super) fn key(&self, region: PortRegion) -> Option<MemoryKey> {
         let entry = self.get(region).filter(|entry| entry.access.is_remote())?;
         let key = entry.region.as_ref().map_or(0, MemoryRegion::remote_key);
-        Some(Key { address: entry.lent.address(), len: entry.lent.len() as u64, key: key.into() })
+        Some(MemoryKey { address: entry.lent.address(), len: entry.lent.len() as u64, key: key.into() })
     }
 
     /// Checks the parts of a work request: they are registered, lie in their regions, and allow what `allows`
@@ -174,12 +178,12 @@ impl Regions {
         &self,
         slices: &[Slice],
         limit: u32,
-        allows: impl Fn(Access) -> bool,
-    ) -> Result<Parts, PostError> {
+        allows: impl Fn(RegionAccess) -> bool,
+    ) -> Result<VerbsParts, PostError> {
         if slices.len() > limit as usize || slices.len() > MOST_PARTS {
             return Err(PostError::Slices { limit });
         }
-        let mut parts = Parts::NONE;
+        let mut parts = VerbsParts::NONE;
         for (slice, part) in slices.iter().zip(0..) {
             let entry = self.get(slice.region).ok_or(PostError::Region { part })?;
             let base = entry.lent.part(slice.offset, slice.len.into()).ok_or(PostError::Bounds { part })?;
@@ -215,16 +219,16 @@ mod tests {
         raw::ibv_sge { addr, length, lkey }
     }
 
-    fn parts(list: &[raw::ibv_sge]) -> Parts {
-        let mut parts = Parts { count: list.len(), ..Parts::NONE };
+    fn parts(list: &[raw::ibv_sge]) -> VerbsParts {
+        let mut parts = VerbsParts { count: list.len(), ..VerbsParts::NONE };
         parts.list[..list.len()].copy_from_slice(list);
         parts.len = list.iter().map(|part| u64::from(part.length)).sum();
         parts
     }
 
-    fn shares(parts: &Parts, most: u32) -> Vec<Vec<(u64, u32, u32)>> {
+    fn shares(parts: &VerbsParts, most: u32) -> Vec<Vec<(u64, u32, u32)>> {
         let shares = parts.shares(most);
-        let list = |share: Parts| {
+        let list = |share: VerbsParts| {
             let found: Vec<_> =
                 share.list[..share.count].iter().map(|part| (part.addr, part.length, part.lkey)).collect();
             assert_eq!(share.len, found.iter().map(|part| u64::from(part.1)).sum::<u64>());
@@ -241,7 +245,7 @@ mod tests {
         assert_eq!(shares(&three, 10), [[(100, 5, 1), (200, 1, 2), (300, 4, 3)]]);
         assert_eq!(shares(&three, 5), [vec![(100, 5, 1)], vec![(200, 1, 2), (300, 4, 3)]]);
         assert_eq!(shares(&three, 1).len(), 10);
-        assert!(shares(&Parts::NONE, 4).is_empty());
+        assert!(shares(&VerbsParts::NONE, 4).is_empty());
     }
 
     #[test]

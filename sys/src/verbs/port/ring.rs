@@ -2,11 +2,11 @@
 
 use std::collections::VecDeque;
 
-use nemesia_core::port::memory::{Outcome, WorkError};
+use nemesia_core::port::memory::{WorkError, WorkOutcome};
 
 /// A work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Posted {
+pub(super) struct PostedWork {
     /// The caller's number.
     pub(super) id: u64,
     /// Whether only its failure is reported.
@@ -21,7 +21,7 @@ pub(super) struct Posted {
     /// The position of its operation among all operations posted to send queues.
     pub(super) number: u64,
     /// Its outcome, if known.
-    pub(super) outcome: Option<Outcome>,
+    pub(super) outcome: Option<WorkOutcome>,
 }
 
 /// The work requests of one queue. They complete here in the order posted. Devices should do the same, but siw
@@ -29,19 +29,19 @@ pub(super) struct Posted {
 /// was posted after a read before that read.
 #[derive(Debug, Default)]
 pub(super) struct Ring {
-    posted: VecDeque<Posted>,
+    posted: VecDeque<PostedWork>,
     /// The sequence number of the oldest; it wraps.
     first: u32,
     /// Whether one has failed: none after it succeeds, whatever the device has reported of it before.
     failed: bool,
     /// Whether the oldest operation was reported as failed, and only its remaining requests are left.
-    told: bool,
+    reported: bool,
 }
 
 impl Ring {
     /// Makes a ring for `depth` requests.
     pub(super) fn new(depth: u32) -> Self {
-        Self { posted: VecDeque::with_capacity(depth as usize), first: 0, failed: false, told: false }
+        Self { posted: VecDeque::with_capacity(depth as usize), first: 0, failed: false, reported: false }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -56,11 +56,11 @@ impl Ring {
     /// Returns whether more than `most` reads and atomic operations before this number have no answer yet.
     pub(super) fn awaits_more_answers_before(&self, sequence: u32, most: u32) -> bool {
         let before = sequence.wrapping_sub(self.first) as usize;
-        let waits = |posted: &&Posted| posted.answered && posted.outcome.is_none();
+        let waits = |posted: &&PostedWork| posted.answered && posted.outcome.is_none();
         self.posted.iter().take(before).filter(waits).nth(most as usize).is_some()
     }
 
-    pub(super) fn push(&mut self, posted: Posted) {
+    pub(super) fn push(&mut self, posted: PostedWork) {
         self.posted.push_back(posted);
     }
 
@@ -76,8 +76,8 @@ impl Ring {
     pub(super) fn complete(
         &mut self,
         sequence: u32,
-        outcome: Outcome,
-        mut each: impl FnMut(u64, Outcome),
+        outcome: WorkOutcome,
+        mut each: impl FnMut(u64, WorkOutcome),
     ) -> bool {
         let at = sequence.wrapping_sub(self.first) as usize;
         let Some(found) = self.posted.get_mut(at).filter(|found| found.outcome.is_none()) else {
@@ -85,20 +85,21 @@ impl Ring {
         };
         found.outcome = Some(outcome);
         for before in self.posted.iter_mut().take(at).filter(|before| !before.signalled) {
-            before.outcome.get_or_insert(Outcome::Done);
+            before.outcome.get_or_insert(WorkOutcome::Done);
         }
-        while let Some(Posted { id, quiet, more, outcome: Some(outcome), .. }) = self.posted.front().copied()
+        while let Some(PostedWork { id, quiet, more, outcome: Some(outcome), .. }) =
+            self.posted.front().copied()
         {
             self.posted.pop_front();
             self.first = self.first.wrapping_add(1);
-            let is_failure = matches!(outcome, Outcome::Failed(_));
-            if self.told {
-                self.told = more;
+            let is_failure = matches!(outcome, WorkOutcome::Failed(_));
+            if self.reported {
+                self.reported = more;
             } else if self.failed && !is_failure {
-                self.told = more;
-                each(id, Outcome::Failed(WorkError::Flushed));
+                self.reported = more;
+                each(id, WorkOutcome::Failed(WorkError::Flushed));
             } else if is_failure || !(quiet || more) {
-                self.told = more;
+                self.reported = more;
                 self.failed |= is_failure;
                 each(id, outcome);
             }
@@ -110,16 +111,16 @@ impl Ring {
     /// none after it has either, whatever the device has reported. An error of its own is passed on, because it
     /// says more.
     /// after it have not either, whatever the device has reported: but an error of its own says more.
-    pub(super) fn flush(&mut self, mut each: impl FnMut(u64, Outcome)) {
+    pub(super) fn flush(&mut self, mut each: impl FnMut(u64, WorkOutcome)) {
         self.first = self.next();
         let mut failed = None;
-        for Posted { id, more, outcome, .. } in self.posted.drain(..) {
-            failed = failed.or(outcome.filter(|outcome| matches!(outcome, Outcome::Failed(_))));
+        for PostedWork { id, more, outcome, .. } in self.posted.drain(..) {
+            failed = failed.or(outcome.filter(|outcome| matches!(outcome, WorkOutcome::Failed(_))));
             if more {
                 continue;
             }
-            let outcome = failed.take().unwrap_or(Outcome::Failed(WorkError::Flushed));
-            if !std::mem::take(&mut self.told) {
+            let outcome = failed.take().unwrap_or(WorkOutcome::Failed(WorkError::Flushed));
+            if !std::mem::take(&mut self.reported) {
                 each(id, outcome);
             }
         }
@@ -158,20 +159,20 @@ impl Slab {
 mod tests {
     use super::*;
 
-    const FAILED: Outcome = Outcome::Failed(WorkError::Refused);
-    const FLUSHED: Outcome = Outcome::Failed(WorkError::Flushed);
+    const FAILED: WorkOutcome = WorkOutcome::Failed(WorkError::Refused);
+    const FLUSHED: WorkOutcome = WorkOutcome::Failed(WorkError::Flushed);
 
-    fn posted(id: u64, quiet: bool, signalled: bool) -> Posted {
-        Posted { id, quiet, signalled, answered: false, more: false, number: id, outcome: None }
+    fn posted(id: u64, quiet: bool, signalled: bool) -> PostedWork {
+        PostedWork { id, quiet, signalled, answered: false, more: false, number: id, outcome: None }
     }
 
     /// Returns the completions that the caller sees.
-    fn completed(ring: &mut Ring, sequence: u32, outcome: Outcome) -> Option<Vec<u64>> {
+    fn completed(ring: &mut Ring, sequence: u32, outcome: WorkOutcome) -> Option<Vec<u64>> {
         let mut seen = Vec::new();
         ring.complete(sequence, outcome, |id, _| seen.push(id)).then_some(seen)
     }
 
-    fn flushed(ring: &mut Ring) -> Vec<(u64, Outcome)> {
+    fn flushed(ring: &mut Ring) -> Vec<(u64, WorkOutcome)> {
         let mut seen = Vec::new();
         ring.flush(|id, outcome| seen.push((id, outcome)));
         seen
@@ -180,7 +181,7 @@ mod tests {
     /// Adds an operation of `count` work requests.
     fn push_long(ring: &mut Ring, id: u64, quiet: bool, count: u32) {
         for at in 1..=count {
-            ring.push(Posted { more: at < count, ..posted(id, quiet, at == count) });
+            ring.push(PostedWork { more: at < count, ..posted(id, quiet, at == count) });
         }
     }
 
@@ -191,13 +192,13 @@ mod tests {
             ring.push(posted(id, id != 2, id == 2));
         }
         assert_eq!(ring.next(), 2);
-        assert_eq!(completed(&mut ring, 0, Outcome::Done), Some(vec![2]));
+        assert_eq!(completed(&mut ring, 0, WorkOutcome::Done), Some(vec![2]));
         assert_eq!(ring.len(), 1);
         for late in [u32::MAX - 1, u32::MAX, 0, 2, 77] {
-            assert_eq!(completed(&mut ring, late, Outcome::Done), None, "{late}");
+            assert_eq!(completed(&mut ring, late, WorkOutcome::Done), None, "{late}");
         }
         assert_eq!(flushed(&mut ring), [(3, FLUSHED)]);
-        assert_eq!(completed(&mut ring, 1, Outcome::Done), None, "what was taken does not complete");
+        assert_eq!(completed(&mut ring, 1, WorkOutcome::Done), None, "what was taken does not complete");
         assert_eq!(ring.next(), 2);
     }
 
@@ -207,12 +208,12 @@ mod tests {
         for id in 0..5 {
             ring.push(posted(id, id == 3, true));
         }
-        assert_eq!(completed(&mut ring, 2, Outcome::Done), Some(vec![]));
-        assert_eq!(completed(&mut ring, 2, Outcome::Done), None, "twice");
-        assert_eq!(completed(&mut ring, 0, Outcome::Done), Some(vec![0]));
-        assert_eq!(completed(&mut ring, 3, Outcome::Done), Some(vec![]));
-        assert_eq!(completed(&mut ring, 1, Outcome::Done), Some(vec![1, 2]), "and not the quiet one");
-        assert_eq!(completed(&mut ring, 4, Outcome::Done), Some(vec![4]));
+        assert_eq!(completed(&mut ring, 2, WorkOutcome::Done), Some(vec![]));
+        assert_eq!(completed(&mut ring, 2, WorkOutcome::Done), None, "twice");
+        assert_eq!(completed(&mut ring, 0, WorkOutcome::Done), Some(vec![0]));
+        assert_eq!(completed(&mut ring, 3, WorkOutcome::Done), Some(vec![]));
+        assert_eq!(completed(&mut ring, 1, WorkOutcome::Done), Some(vec![1, 2]), "and not the quiet one");
+        assert_eq!(completed(&mut ring, 4, WorkOutcome::Done), Some(vec![4]));
         assert_eq!(ring.len(), 0);
     }
 
@@ -222,11 +223,11 @@ mod tests {
         for id in 0..3 {
             ring.push(posted(id, false, true));
         }
-        assert_eq!(completed(&mut ring, 1, Outcome::Done), Some(vec![]));
+        assert_eq!(completed(&mut ring, 1, WorkOutcome::Done), Some(vec![]));
         let mut seen = Vec::new();
         ring.complete(0, FAILED, |id, outcome| seen.push((id, outcome)));
         ring.complete(2, FAILED, |id, outcome| seen.push((id, outcome)));
-        assert_eq!(seen, [(0, FAILED), (1, Outcome::Failed(WorkError::Flushed)), (2, FAILED)]);
+        assert_eq!(seen, [(0, FAILED), (1, WorkOutcome::Failed(WorkError::Flushed)), (2, FAILED)]);
     }
 
     #[test]
@@ -235,11 +236,11 @@ mod tests {
         push_long(&mut ring, 7, false, 3);
         push_long(&mut ring, 8, true, 2);
         ring.push(posted(9, false, true));
-        assert_eq!(completed(&mut ring, 0, Outcome::Done), Some(vec![]), "a part of it");
-        assert_eq!((completed(&mut ring, 2, Outcome::Done), ring.len()), (Some(vec![7]), 3));
+        assert_eq!(completed(&mut ring, 0, WorkOutcome::Done), Some(vec![]), "a part of it");
+        assert_eq!((completed(&mut ring, 2, WorkOutcome::Done), ring.len()), (Some(vec![7]), 3));
         // A quiet one is not reported, and its places are free.
-        assert_eq!((completed(&mut ring, 4, Outcome::Done), ring.len()), (Some(vec![]), 1));
-        assert_eq!(completed(&mut ring, 5, Outcome::Done), Some(vec![9]));
+        assert_eq!((completed(&mut ring, 4, WorkOutcome::Done), ring.len()), (Some(vec![]), 1));
+        assert_eq!(completed(&mut ring, 5, WorkOutcome::Done), Some(vec![9]));
     }
 
     #[test]
@@ -257,7 +258,7 @@ mod tests {
                 }
                 seen.extend(flushed(&mut ring));
                 assert_eq!(seen, [(7, FAILED), (8, FLUSHED)], "{quiet} {failing} {reported}");
-                assert_eq!((ring.len(), ring.told), (0, false));
+                assert_eq!((ring.len(), ring.reported), (0, false));
             }
         }
     }
@@ -267,7 +268,7 @@ mod tests {
         let mut ring = Ring::new(8);
         push_long(&mut ring, 7, false, 3);
         push_long(&mut ring, 8, false, 2);
-        completed(&mut ring, 0, Outcome::Done);
+        completed(&mut ring, 0, WorkOutcome::Done);
         // Reported before its turn.
         assert_eq!(completed(&mut ring, 2, FAILED), Some(vec![7]), "what the device does not report is done");
         assert_eq!(flushed(&mut ring), [(8, FLUSHED)]);
@@ -283,10 +284,10 @@ mod tests {
         let mut ring = Ring::new(8);
         ring.push(posted(6, false, true));
         for at in 0..3 {
-            ring.push(Posted { more: at < 2, ..posted(7, false, true) });
+            ring.push(PostedWork { more: at < 2, ..posted(7, false, true) });
         }
         for sequence in 1..4 {
-            assert_eq!(completed(&mut ring, sequence, Outcome::Done), Some(vec![]));
+            assert_eq!(completed(&mut ring, sequence, WorkOutcome::Done), Some(vec![]));
         }
         let mut seen = Vec::new();
         ring.complete(0, FAILED, |id, outcome| seen.push((id, outcome)));
@@ -305,12 +306,12 @@ mod tests {
     fn only_reads_before_a_number_are_waited_for() {
         let mut ring = Ring { first: u32::MAX, ..Ring::default() };
         for id in 0..3 {
-            ring.push(Posted { answered: id == 1, ..posted(id, false, true) });
+            ring.push(PostedWork { answered: id == 1, ..posted(id, false, true) });
         }
         let awaits = |ring: &Ring, sequence| ring.awaits_more_answers_before(sequence, 0);
         assert!(!awaits(&ring, 0) && awaits(&ring, 1) && awaits(&ring, 2));
         // Reported out of order: the read has its answer, and its turn has not come.
-        assert_eq!(completed(&mut ring, 0, Outcome::Done), Some(vec![]));
+        assert_eq!(completed(&mut ring, 0, WorkOutcome::Done), Some(vec![]));
         assert!(!awaits(&ring, 2) && ring.len() == 3);
     }
 
@@ -318,11 +319,11 @@ mod tests {
     fn a_read_waits_only_for_the_reads_that_exceed_the_limit() {
         let mut ring = Ring { first: u32::MAX, ..Ring::default() };
         for id in 0..5 {
-            ring.push(Posted { answered: id != 2, ..posted(id, false, true) });
+            ring.push(PostedWork { answered: id != 2, ..posted(id, false, true) });
         }
         let awaits = |ring: &Ring, sequence| ring.awaits_more_answers_before(sequence, 2);
         assert!(!awaits(&ring, 2) && awaits(&ring, 3) && awaits(&ring, 4));
-        assert_eq!(completed(&mut ring, u32::MAX, Outcome::Done), Some(vec![0]));
+        assert_eq!(completed(&mut ring, u32::MAX, WorkOutcome::Done), Some(vec![0]));
         assert!(!awaits(&ring, 3) && awaits(&ring, 4));
     }
 

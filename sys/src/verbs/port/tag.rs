@@ -13,7 +13,7 @@ pub(super) enum Queue {
 
 /// The parts of the number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Tag {
+pub(super) struct WorkTag {
     pub(super) queue: Queue,
     /// The place of the connection.
     pub(super) index: u32,
@@ -30,7 +30,7 @@ const INDEX: u32 = 20;
 /// The largest number of connections whose places fit.
 pub(super) const MOST_LINKS: u32 = 1 << INDEX;
 
-impl Tag {
+impl WorkTag {
     pub(super) const fn encode(self) -> u64 {
         let generation = (self.generation & ((1 << GENERATION) - 1)) as u64;
         let index = (self.index & (MOST_LINKS - 1)) as u64;
@@ -75,17 +75,17 @@ mod tests {
     fn a_tag_survives_the_device() {
         for queue in [Queue::Send, Queue::Receive, Queue::Shared] {
             for (index, generation, sequence) in [(0, 0, 0), (MOST_LINKS - 1, 1023, u32::MAX), (77, 5, 9)] {
-                let tag = Tag { queue, index, generation, sequence };
-                assert_eq!(Tag::decode(tag.encode()), Some(tag));
+                let tag = WorkTag { queue, index, generation, sequence };
+                assert_eq!(WorkTag::decode(tag.encode()), Some(tag));
             }
         }
-        assert_eq!(Tag::decode(u64::MAX), None);
+        assert_eq!(WorkTag::decode(u64::MAX), None);
     }
 
     #[test]
     fn a_generation_is_known_by_its_low_bits() {
-        let tag = Tag { queue: Queue::Send, index: 1, generation: 1024 + 7, sequence: 0 };
-        let back = Tag::decode(tag.encode()).unwrap();
+        let tag = WorkTag { queue: Queue::Send, index: 1, generation: 1024 + 7, sequence: 0 };
+        let back = WorkTag::decode(tag.encode()).unwrap();
         assert!(back.is_of(7) && back.is_of(1024 + 7) && !back.is_of(8));
     }
 }

@@ -6,7 +6,7 @@ use nemesia_core::port::memory::{ConnectError, Event, LostError, Private};
 use rdma_core_sys as raw;
 
 use super::VerbsPort;
-use crate::cm::Stage;
+use crate::cm::CmStage;
 use crate::verbs::code::pair_error;
 use crate::verbs::device::AsyncEvent;
 
@@ -88,7 +88,8 @@ impl VerbsPort {
                         self.suspects.extend(index);
                     }
                 }
-                Some(AsyncEvent::Port { port, code }) if port == u32::from(self.choice.port) => match code {
+                Some(AsyncEvent::Port { port, code }) if port == u32::from(self.selection.port) => match code
+                {
                     raw::IBV_EVENT_PORT_ERR => self.down = self.down.or(Some((self.now, code))),
                     raw::IBV_EVENT_PORT_ACTIVE => self.down = None,
                     _ => {}
@@ -106,7 +107,7 @@ impl VerbsPort {
         if std::mem::replace(&mut self.failed, true) {
             return;
         }
-        for connection in self.links.which(|link| link.stage != Stage::Over) {
+        for connection in self.links.which(|link| link.stage != CmStage::Over) {
             // A connection that is not up yet fails.
             self.lose(connection, LostError::Port);
         }

@@ -9,7 +9,7 @@ use nemesia_verification::storage::{ChannelVectors, EngineVectors};
 
 use super::super::bench::{Bench, Block};
 use super::super::{Fabric, Verdict, ensure, equal};
-use super::node::{Node, lend};
+use super::node::{ChannelNode, lend};
 use super::{Hall, text};
 use crate::content::{difference, filled, seed_of};
 
@@ -28,7 +28,7 @@ struct Process<M: MemoryPort> {
 }
 
 impl<M: MemoryPort> Process<M> {
-    fn new(rank: u32, ranks: usize, node: Node<M>) -> Result<Self, String> {
+    fn new(rank: u32, ranks: usize, node: ChannelNode<M>) -> Result<Self, String> {
         let lent = EngineVectors::lent(ranks, 512, 4096, 64, ());
         let engine = Engine::new(rank, node.channel, Tuning::default(), lent).map_err(text)?;
         Ok(Self { engine, sends: Vec::new(), receives: Vec::new(), blocks: node.blocks })

@@ -3,8 +3,10 @@
 use std::time::Duration;
 
 use nemesia_core::port::PeerId;
-use nemesia_core::port::channel::{Buffer, Channel, ChannelEvent, Config, LendError, OpenError, Parts, Peer};
-use nemesia_core::port::memory::{Access, MemoryPort};
+use nemesia_core::port::channel::{
+    Channel, ChannelBuffer, ChannelEvent, ChannelPeer, Config, LendError, OpenError, Parts,
+};
+use nemesia_core::port::memory::{MemoryPort, RegionAccess};
 use nemesia_verification::storage::ChannelVectors;
 
 use super::super::bench::Block;
@@ -30,13 +32,13 @@ pub(super) const fn config(rank: PeerId, rails: u32) -> Config {
 
 /// A channel, dropped before its memory.
 #[derive(Debug)]
-pub(super) struct Node<M: MemoryPort> {
+pub(super) struct ChannelNode<M: MemoryPort> {
     pub(super) channel: Channel<M, ChannelVectors>,
     pub(super) blocks: Vec<Block>,
     pub(super) events: Vec<ChannelEvent>,
 }
 
-impl<M: MemoryPort> Node<M> {
+impl<M: MemoryPort> ChannelNode<M> {
     pub(super) fn new(port: M, config: Config, ranks: usize) -> Result<Self, OpenError> {
         let channel = Channel::new(port, config, parts(config.rank, ranks))?;
         Ok(Self { channel, blocks: Vec::new(), events: Vec::new() })
@@ -52,8 +54,8 @@ impl<M: MemoryPort> Node<M> {
 fn parts(rank: PeerId, ranks: usize) -> Parts<ChannelVectors> {
     let token = |of: usize| seed_of(&[rank.into(), of as u64]);
     Parts {
-        peers: (0..ranks).filter_map(|of| Peer::new(vec![None; 64], token(of))).collect(),
-        buffers: vec![Buffer::default(); 4 * BUFFERS],
+        peers: (0..ranks).filter_map(|of| ChannelPeer::new(vec![None; 64], token(of))).collect(),
+        buffers: vec![ChannelBuffer::default(); 4 * BUFFERS],
         slabs: std::iter::repeat_with(|| None).take(4).collect(),
     }
 }
@@ -63,7 +65,7 @@ pub(super) fn lend<M: MemoryPort>(channel: &mut Channel<M, ChannelVectors>) -> R
     let len = BUFFERS * channel.buffer_bytes() as usize;
     let block = Block::new(len);
     let (lent, own) = block.lent(len);
-    let region = channel.port_mut().register(lent, Access::LOCAL).map_err(|error| error.to_string())?;
+    let region = channel.port_mut().register(lent, RegionAccess::LOCAL).map_err(|error| error.to_string())?;
     match channel.lend(region, own) {
         Ok(_) | Err(LendError::Full) => Ok(block),
         Err(error) => Err(error.to_string()),

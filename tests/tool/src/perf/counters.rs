@@ -60,7 +60,7 @@ mod tests {
         let counters =
             names.zip(values).map(|((name, unit), value)| (name.to_owned(), unit.to_owned(), value));
         let tree = "call tree of 1 entries\nsend 8\n".to_owned();
-        Seen { counters: counters.collect(), tree, notes: Vec::new() }
+        Seen { counters: counters.collect(), tree, warnings: Vec::new() }
     }
 
     #[test]

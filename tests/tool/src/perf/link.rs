@@ -15,7 +15,7 @@ const ACKNOWLEDGEMENT: u64 = 3;
 
 /// A command from rank 0 to rank 1: the exchange in which rank 1 takes part next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Command {
+pub(crate) enum LinkCommand {
     /// Hand-over of a cache line.
     HandOver,
     /// One message each way, with a check of the contents.
@@ -31,7 +31,7 @@ pub(crate) enum Command {
 /// The length of an encoded command in bytes.
 pub(crate) const COMMAND_BYTES: usize = 24;
 
-impl Command {
+impl LinkCommand {
     /// Encodes the command.
     pub(crate) fn encode(self) -> [u8; COMMAND_BYTES] {
         let [kind, bytes, count] = match self {
@@ -102,7 +102,7 @@ impl Traffic for Link {
 
     fn seen(&self, counters: bool) -> Seen {
         let tree = self.endpoint.call_tree().unwrap_or_default();
-        let mut seen = Seen { tree, notes: self.endpoint.notes().to_vec(), ..Seen::default() };
+        let mut seen = Seen { tree, warnings: self.endpoint.warnings().to_vec(), ..Seen::default() };
         if counters {
             let all = self.endpoint.counters();
             let line = |field: &nemesia::Field, value| (field.name.to_owned(), field.unit.to_owned(), value);
@@ -115,16 +115,16 @@ impl Traffic for Link {
         (&self.out[..bytes], &mut self.into[..bytes])
     }
 
-    fn command(&mut self, command: Command) -> Result<(), String> {
+    fn command(&mut self, command: LinkCommand) -> Result<(), String> {
         self.endpoint.send(self.peer, COMMAND, &command.encode()).map_err(text)
     }
 
-    fn await_command(&mut self) -> Result<Command, String> {
+    fn await_command(&mut self) -> Result<LinkCommand, String> {
         let mut packet = [0; COMMAND_BYTES];
         let status =
             self.endpoint.recv(Source::Rank(self.peer), Tag::Exactly(COMMAND), &mut packet).map_err(text)?;
         let most = self.out.len();
-        Command::decode(&packet)
+        LinkCommand::decode(&packet)
             .filter(|_| status.len == packet.len())
             .filter(|command| command.most() <= most)
             .ok_or_else(|| "rank 0 asked for something unknown".to_owned())
@@ -266,16 +266,16 @@ mod tests {
     #[test]
     fn commands_arrive_as_they_were_given() {
         for command in [
-            Command::HandOver,
-            Command::Check { bytes: 7 },
-            Command::Trips { bytes: 1 << 30, count: 9 },
-            Command::Windows { bytes: 0, count: 1 },
-            Command::Finish,
+            LinkCommand::HandOver,
+            LinkCommand::Check { bytes: 7 },
+            LinkCommand::Trips { bytes: 1 << 30, count: 9 },
+            LinkCommand::Windows { bytes: 0, count: 1 },
+            LinkCommand::Finish,
         ] {
-            assert_eq!(Command::decode(&command.encode()), Some(command));
+            assert_eq!(LinkCommand::decode(&command.encode()), Some(command));
         }
-        assert_eq!(Command::decode(&[0; 24]), None);
-        assert_eq!(Command::decode(&[255; 24]), None);
+        assert_eq!(LinkCommand::decode(&[0; 24]), None);
+        assert_eq!(LinkCommand::decode(&[255; 24]), None);
     }
 
     #[test]

@@ -80,7 +80,7 @@ pub(crate) struct Row {
 }
 
 #[derive(Serialize)]
-struct Document<'a> {
+struct MatchingDocument<'a> {
     matching: &'a [Row],
 }
 
@@ -178,7 +178,9 @@ fn steps(endpoint: &mut Endpoint, queue: Queue, form: Form) -> Result<usize, Err
 /// # Errors
 /// A value has no form in JSON.
 pub(crate) fn json(rows: &[Row]) -> Result<String, Failure> {
-    serde_json::to_string(&Document { matching: rows }).map(|text| text + "\n").map_err(Failure::failed)
+    serde_json::to_string(&MatchingDocument { matching: rows })
+        .map(|text| text + "\n")
+        .map_err(Failure::failed)
 }
 
 /// Returns the results as a table.
@@ -213,7 +215,8 @@ fn write_table(out: &mut String, rows: &[Row]) -> std::fmt::Result {
     }
     writeln!(
         out,
-        "\nns: median of {ROUNDS} rounds; beside it the steps: queued receives or messages looked at, with the one found.\n\
+        "\nns: median of {ROUNDS} rounds; beside it the steps: queued receives or messages looked at, with the one \
+        found.\n\
          posted: the receives queued are of the same form as the one that is matched, which was posted last.\n\
          unexpected: the message came last; a receive with a wildcard looks at all before it."
     )

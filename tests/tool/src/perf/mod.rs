@@ -22,7 +22,7 @@ use std::path::{Path, PathBuf};
 
 use nemesia::bootstrap::{ExitKind, LaunchError, Launcher, Outcome, Running};
 use nemesia::internals::os::{limits as room, numa};
-use nemesia::verbs::{self, Wish};
+use nemesia::verbs::{self, DevicePreference};
 use nemesia::{Config, ConfigError};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -69,7 +69,7 @@ pub(crate) fn perf(args: &PerfArgs) -> Result<(), Failure> {
     let files = Files::open(args, &tests)?;
     let pins = pins(args.no_pin)?;
     let (measured, seen) = measure(args, &tests, pins.is_some())?;
-    tell_notes(&seen);
+    report_warnings(&seen);
     let (port, rounds) = (args.port.name(), args.rounds);
     let layout = Layout { port, pins, rounds, tests: &tests, sizes: &args.sizes.0 };
     files.write(&layout, &measured, &seen)
@@ -80,7 +80,7 @@ fn unexpected(args: &PerfArgs, messages: u64) -> Result<(), Failure> {
     let json = Json::open(args.json.as_deref())?;
     let pin = pins(args.no_pin)?.is_some();
     let bytes = args.unexpected_size as usize;
-    let plan = |reports| unexpected::Plan { messages, bytes, reports };
+    let plan = |reports| unexpected::UnexpectedPlan { messages, bytes, reports };
     let [shown, _] = launch::<_, Option<unexpected::Shown>>("unexpected-worker", pin, plan, wait)?;
     let shown = shown.ok_or_else(without_result)?;
     json.write(&unexpected::text(&shown), || unexpected::json(&shown))
@@ -148,19 +148,20 @@ fn check_port(args: &PerfArgs) -> Result<(), Failure> {
         names => names.iter().cloned().map(Some).collect(),
     };
     for device in devices {
-        let wish = Wish { device, ..Wish::default() };
-        verbs::choose(&wish).map_err(|why| Failure::unusable(format!("verbs can't be used here: {why}")))?;
+        let preference = DevicePreference { device, ..DevicePreference::default() };
+        verbs::choose(&preference)
+            .map_err(|why| Failure::unusable(format!("verbs can't be used here: {why}")))?;
     }
     Ok(())
 }
 
 /// Prints the warnings of the processes, each once.
-fn tell_notes(seen: &[Seen]) {
-    let mut told: Vec<&String> = Vec::new();
-    for note in seen.iter().flat_map(|seen| &seen.notes) {
-        if !told.contains(&note) {
-            output::remark(note);
-            told.push(note);
+fn report_warnings(seen: &[Seen]) {
+    let mut reported: Vec<&String> = Vec::new();
+    for warning in seen.iter().flat_map(|seen| &seen.warnings) {
+        if !reported.contains(&warning) {
+            output::remark(warning);
+            reported.push(warning);
         }
     }
 }
@@ -168,9 +169,9 @@ fn tell_notes(seen: &[Seen]) {
 fn check_shm() -> Result<(), Failure> {
     let config = Config::from_env().map_err(Failure::unusable)?;
     if config.is_strict()
-        && let Some(note) = config.notes().into_iter().next()
+        && let Some(warning) = config.warnings().into_iter().next()
     {
-        return Err(Failure::unusable(ConfigError::Strict(note)));
+        return Err(Failure::unusable(ConfigError::Strict(warning)));
     }
     match nemesia::explain(&config).into_iter().find(|verdict| verdict.name == "shm" && !verdict.usable) {
         Some(verdict) => Err(Failure::unusable(format!("shm can't be used here: {}", verdict.reason))),

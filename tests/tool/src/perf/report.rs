@@ -27,7 +27,7 @@ pub(crate) struct Layout<'a> {
 }
 
 #[derive(Debug, Serialize)]
-struct Document {
+struct ReportDocument {
     /// What was measured, where the name of the port does not say it.
     #[serde(skip_serializing_if = "Option::is_none")]
     measures: Option<String>,
@@ -90,7 +90,7 @@ pub(crate) fn json(layout: &Layout<'_>, measured: &Measured, seen: &[Seen]) -> R
     });
     let memcpy = measured.memcpy.iter().map(|(bytes, value)| (*bytes, rounded(*value))).collect();
     let limits = Limits { handover_ns: rounded(measured.hand_over_ns), memcpy };
-    let document = Document {
+    let document = ReportDocument {
         measures: measured.about.clone(),
         limits,
         results: entries.collect(),

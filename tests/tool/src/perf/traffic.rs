@@ -1,7 +1,7 @@
 //! The interface of `perf` to two processes that exchange bytes over any transport.
 #![forbid(unsafe_code)]
 
-use super::link::Command;
+use super::link::LinkCommand;
 use super::timer::Timer;
 use super::worker::Seen;
 
@@ -26,10 +26,10 @@ pub(crate) trait Traffic {
 
     /// Rank 0: announces the next exchange. The command may leave only when this process waits or calls
     /// [`Traffic::progress`].
-    fn command(&mut self, command: Command) -> Result<(), String>;
+    fn command(&mut self, command: LinkCommand) -> Result<(), String>;
 
     /// Rank 1: waits for the next command.
-    fn await_command(&mut self) -> Result<Command, String>;
+    fn await_command(&mut self) -> Result<LinkCommand, String>;
 
     /// Sends a message whose bytes depend on size, sender and position.
     fn send_pattern(&mut self, bytes: usize) -> Result<(), String>;

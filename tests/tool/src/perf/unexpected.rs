@@ -20,7 +20,7 @@ const END: u16 = 1;
 
 /// The plan of the two processes.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Plan {
+pub(crate) struct UnexpectedPlan {
     pub(crate) messages: u64,
     pub(crate) bytes: usize,
     /// The descriptors in which each rank reports.
@@ -50,7 +50,7 @@ pub(crate) struct Shown {
 }
 
 #[derive(Serialize)]
-struct Document<'a> {
+struct UnexpectedDocument<'a> {
     unexpected: &'a Shown,
 }
 
@@ -59,11 +59,12 @@ struct Document<'a> {
 /// # Errors
 /// This process was not started by `perf`.
 pub(crate) fn work(plan: &str) -> Result<Report<Option<Shown>>, String> {
-    let plan: Plan = serde_json::from_str(plan).map_err(|error| worker::astray(&error.to_string()))?;
+    let plan: UnexpectedPlan =
+        serde_json::from_str(plan).map_err(|error| worker::astray(&error.to_string()))?;
     worker::report(plan.reports, || take_part(&plan))
 }
 
-fn take_part(plan: &Plan) -> Report<Option<Shown>> {
+fn take_part(plan: &UnexpectedPlan) -> Report<Option<Shown>> {
     let config = Config::from_env().map_err(|error| error.to_string())?;
     let before = Resident::now()?;
     let mut endpoint = Endpoint::open(&config).map_err(|error| error.to_string())?;
@@ -91,7 +92,7 @@ fn byte(tag: u64) -> u8 {
     (tag ^ (tag >> 8) ^ (tag >> 16)).wrapping_mul(151) as u8
 }
 
-fn send(endpoint: &mut Endpoint, plan: &Plan) -> Result<(), Error> {
+fn send(endpoint: &mut Endpoint, plan: &UnexpectedPlan) -> Result<(), Error> {
     // One buffer for each byte value.
     let bytes: Vec<Vec<u8>> = (0..=u8::MAX).map(|byte| vec![byte; plan.bytes]).collect();
     // All of them at once: an announced message is complete when it is received, and the messages behind it
@@ -107,7 +108,7 @@ fn send(endpoint: &mut Endpoint, plan: &Plan) -> Result<(), Error> {
 
 struct Receiver<'a> {
     endpoint: &'a mut Endpoint,
-    plan: &'a Plan,
+    plan: &'a UnexpectedPlan,
     before: Resident,
     shown: Shown,
     /// The first tag that was not received.
@@ -131,7 +132,7 @@ impl Receiver<'_> {
                 }
                 Err(error) => return Err(error.to_string()),
             };
-            self.note(stored)?;
+            self.warning(stored)?;
             let start = Instant::now();
             self.take(stored)?;
             self.shown.seconds_to_receive += start.elapsed().as_secs_f64();
@@ -143,7 +144,7 @@ impl Receiver<'_> {
         }
     }
 
-    fn note(&mut self, stored: u64) -> Result<(), String> {
+    fn warning(&mut self, stored: u64) -> Result<(), String> {
         if stored > self.shown.most_stored {
             let now = Resident::now()?;
             self.shown.most_stored = stored;
@@ -194,7 +195,9 @@ impl Resident {
 /// # Errors
 /// A value has no form in JSON.
 pub(crate) fn json(shown: &Shown) -> Result<String, Failure> {
-    serde_json::to_string(&Document { unexpected: shown }).map(|text| text + "\n").map_err(Failure::failed)
+    serde_json::to_string(&UnexpectedDocument { unexpected: shown })
+        .map(|text| text + "\n")
+        .map_err(Failure::failed)
 }
 
 /// Returns the results as text.

@@ -103,7 +103,7 @@ pub(crate) struct Seen {
     /// The call tree.
     pub(crate) tree: String,
     /// The warnings: preferences that could not be met. They are always reported.
-    pub(crate) notes: Vec<String>,
+    pub(crate) warnings: Vec<String>,
 }
 
 /// The report of a process to `perf`, or its error. In a measurement: rank 0's measurements, and the findings
@@ -189,11 +189,11 @@ fn meet(plan: &Plan, link: impl Traffic, page: Page) -> Report<(Option<Measured>
 fn serve(plan: &Plan, mut link: impl Traffic, page: &Page) -> Result<Seen, String> {
     loop {
         match link.await_command()? {
-            link::Command::HandOver => limits::hand_back(page.line(), || link.progress()),
-            link::Command::Check { bytes } => link.check(bytes)?,
-            link::Command::Trips { bytes, count } => link.pong(bytes, count)?,
-            link::Command::Windows { bytes, count } => link.recv_windows(bytes, count)?,
-            link::Command::Finish => {
+            link::LinkCommand::HandOver => limits::hand_back(page.line(), || link.progress()),
+            link::LinkCommand::Check { bytes } => link.check(bytes)?,
+            link::LinkCommand::Trips { bytes, count } => link.pong(bytes, count)?,
+            link::LinkCommand::Windows { bytes, count } => link.recv_windows(bytes, count)?,
+            link::LinkCommand::Finish => {
                 let seen = link.seen(plan.counters);
                 return link.close().map(|()| seen);
             }
@@ -223,7 +223,7 @@ impl<'a, T: Traffic> Driver<'a, T> {
     fn measure(mut self) -> Result<(Measured, Seen), String> {
         let plan = self.plan;
         for bytes in &plan.sizes {
-            self.link.command(link::Command::Check { bytes: *bytes })?;
+            self.link.command(link::LinkCommand::Check { bytes: *bytes })?;
             self.link.check(*bytes)?;
         }
         let (mut latency, mut rate, mut memcpy) = (Rounds::new(), Rounds::new(), Rounds::new());
@@ -252,7 +252,7 @@ impl<'a, T: Traffic> Driver<'a, T> {
                 }
             }
         }
-        self.link.command(link::Command::Finish)?;
+        self.link.command(link::LinkCommand::Finish)?;
         let (seen, about) = (self.link.seen(plan.counters), self.link.about());
         self.link.close()?;
         let measured = Measured {
@@ -274,7 +274,7 @@ impl<'a, T: Traffic> Driver<'a, T> {
 
     /// Measures the hand-over of one cache line, one way, in nanoseconds.
     fn hand_over(&mut self) -> Result<f64, String> {
-        self.link.command(link::Command::HandOver)?;
+        self.link.command(link::LinkCommand::HandOver)?;
         let link = &mut self.link;
         limits::hand_over(self.page.line(), &self.timer, &mut self.samples, || link.progress());
         let one_way = limits::one_way(&mut self.samples, &self.timer);
@@ -306,7 +306,7 @@ impl<'a, T: Traffic> Driver<'a, T> {
     fn trips(&mut self, bytes: usize, count: usize) -> Result<(), String> {
         self.samples.clear();
         self.samples.resize(count, 0);
-        self.link.command(link::Command::Trips { bytes, count })?;
+        self.link.command(link::LinkCommand::Trips { bytes, count })?;
         self.link.ping(bytes, &self.timer, &mut self.samples)
     }
 
@@ -326,7 +326,7 @@ impl<'a, T: Traffic> Driver<'a, T> {
 
     /// Returns the nanoseconds of `count` windows.
     fn windows(&mut self, bytes: usize, count: usize) -> Result<f64, String> {
-        self.link.command(link::Command::Windows { bytes, count })?;
+        self.link.command(link::LinkCommand::Windows { bytes, count })?;
         let start = self.timer.now();
         self.link.send_windows(bytes, count)?;
         Ok(self.timer.since(start).max(1.0))

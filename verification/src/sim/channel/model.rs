@@ -5,11 +5,11 @@
 //! the
 //! protocol comes to rest, and reaches [`MOST_STATES`] if updates answer each other for ever. The search visits
 //! every
-//! reachable state of a [`Shape`].
+//! reachable state of a [`ChannelShape`].
 
 use std::collections::HashSet;
 
-use nemesia_core::flow::posted::{Credits, LEAST, Next, Pool, Stamp};
+use nemesia_core::flow::posted::{Credits, LEAST, Next, ReceivePool, Stamp};
 
 use crate::violation::{Check, Violation, ensure};
 
@@ -20,7 +20,7 @@ const MOST_UPDATES: u32 = 40;
 
 /// The sizes of the two ends. Of two numbers, the first belongs to the first end.
 #[derive(Clone, Copy, Debug)]
-struct Shape {
+struct ChannelShape {
     /// The packets with content that each end sends.
     packets: [u8; 2],
     /// The receives posted at the start.
@@ -33,19 +33,19 @@ struct Shape {
     guests: [u8; 2],
 }
 
-const SHAPES: [Shape; 5] = [
-    Shape { packets: [9, 9], receives: [3, 3], spare: [0, 0], recalls: [0, 0], guests: [0, 0] },
-    Shape { packets: [4, 4], receives: [3, 4], spare: [2, 0], recalls: [0, 0], guests: [1, 0] },
-    Shape { packets: [5, 2], receives: [3, 3], spare: [3, 1], recalls: [0, 0], guests: [0, 0] },
-    Shape { packets: [3, 2], receives: [6, 3], spare: [1, 0], recalls: [1, 1], guests: [0, 0] },
-    Shape { packets: [12, 0], receives: [3, 3], spare: [0, 3], recalls: [0, 2], guests: [0, 1] },
+const SHAPES: [ChannelShape; 5] = [
+    ChannelShape { packets: [9, 9], receives: [3, 3], spare: [0, 0], recalls: [0, 0], guests: [0, 0] },
+    ChannelShape { packets: [4, 4], receives: [3, 4], spare: [2, 0], recalls: [0, 0], guests: [1, 0] },
+    ChannelShape { packets: [5, 2], receives: [3, 3], spare: [3, 1], recalls: [0, 0], guests: [0, 0] },
+    ChannelShape { packets: [3, 2], receives: [6, 3], spare: [1, 0], recalls: [1, 1], guests: [0, 0] },
+    ChannelShape { packets: [12, 0], receives: [3, 3], spare: [0, 3], recalls: [0, 2], guests: [0, 1] },
 ];
 
 /// The state of one end.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct End {
     credits: Credits,
-    pool: Pool,
+    pool: ReceivePool,
     to_send: u8,
     /// Packets that arrived and are not released.
     held: u32,
@@ -62,7 +62,7 @@ type State = [End; 2];
 
 /// One step of one end.
 #[derive(Clone, Copy, Debug)]
-enum Step {
+enum ChannelStep {
     Send,
     Control,
     Deliver,
@@ -71,14 +71,21 @@ enum Step {
     Take,
 }
 
-const STEPS: [Step; 6] = [Step::Deliver, Step::Release, Step::Send, Step::Control, Step::Recall, Step::Take];
+const STEPS: [ChannelStep; 6] = [
+    ChannelStep::Deliver,
+    ChannelStep::Release,
+    ChannelStep::Send,
+    ChannelStep::Control,
+    ChannelStep::Recall,
+    ChannelStep::Take,
+];
 
 impl End {
-    fn new(shape: &Shape, at: usize) -> Self {
+    fn new(shape: &ChannelShape, at: usize) -> Self {
         let mut credits = Credits::new(shape.receives[at]);
         // The other end has reported its number of receives.
         let _ = credits.open(shape.receives[1 - at]);
-        let mut pool = Pool::new();
+        let mut pool = ReceivePool::new();
         // One more buffer is kept for another connection, which never needs it.
         pool.add(shape.receives[at] + shape.spare[at] + 1);
         let kept = pool.reserve(LEAST + 1);
@@ -105,38 +112,38 @@ impl End {
 }
 
 /// Returns the state after a step of an end; `None` if the end cannot take the step.
-fn after(state: &State, at: usize, step: Step) -> Result<Option<State>, Violation> {
+fn after(state: &State, at: usize, step: ChannelStep) -> Result<Option<State>, Violation> {
     let mut next = state.clone();
     let [a, b] = &mut next;
     let (end, other) = if at == 0 { (a, b) } else { (b, a) };
     let credits = &end.credits;
     match step {
-        Step::Send if end.to_send > 0 && credits.can_send() => {
+        ChannelStep::Send if end.to_send > 0 && credits.can_send() => {
             end.to_send -= 1;
             end.post(true);
         }
-        Step::Control
+        ChannelStep::Control
             if credits.can_update()
                 || (credits.is_recalling() || credits.has_surplus()) && credits.can_send() =>
         {
             end.updates += 1;
             end.post(false);
         }
-        Step::Deliver if !other.wire.is_empty() => {
+        ChannelStep::Deliver if !other.wire.is_empty() => {
             let (content, stamp) = other.wire.remove(0);
             deliver(end, content, stamp)?;
         }
-        Step::Release if end.held > 0 => {
+        ChannelStep::Release if end.held > 0 => {
             end.held -= 1;
             release(end);
         }
-        Step::Recall if end.recalls > 0 => {
+        ChannelStep::Recall if end.recalls > 0 => {
             end.recalls -= 1;
             if !end.credits.shrink() {
                 return Ok(None);
             }
         }
-        Step::Take if end.guests > 0 && end.pool.take(false) => {
+        ChannelStep::Take if end.guests > 0 && end.pool.take(false) => {
             end.guests -= 1;
             end.taken += 1;
         }
@@ -180,7 +187,7 @@ fn release(end: &mut End) {
 }
 
 /// Checks what must hold in every state.
-fn check(shape: &Shape, state: &State) -> Check {
+fn check(shape: &ChannelShape, state: &State) -> Check {
     for at in [0, 1] {
         let (end, other) = (&state[at], &state[1 - at]);
         let (flying, window) = (other.wire.len() as u32, end.credits.window());
@@ -212,7 +219,7 @@ fn check_rest(state: &State) -> Check {
 }
 
 /// Checks every state of a shape. Returns the number of states.
-fn explore(shape: &Shape) -> Result<usize, Violation> {
+fn explore(shape: &ChannelShape) -> Result<usize, Violation> {
     let start = [End::new(shape, 0), End::new(shape, 1)];
     let mut seen = HashSet::from([start.clone()]);
     let mut stack = vec![start];
@@ -223,7 +230,7 @@ fn explore(shape: &Shape) -> Result<usize, Violation> {
             for step in STEPS {
                 let Some(next) = after(&state, at, step)? else { continue };
                 // Recalls and other connections may stop at any time.
-                moved |= !matches!(step, Step::Recall | Step::Take);
+                moved |= !matches!(step, ChannelStep::Recall | ChannelStep::Take);
                 if !seen.contains(&next) {
                     seen.insert(next.clone());
                     stack.push(next);

@@ -3,9 +3,9 @@
 use std::ptr::NonNull;
 
 use nemesia_core::flow::posted::LEAST;
-use nemesia_core::payload::Lent;
-use nemesia_core::port::channel::{Buffer, Channel, Config, LendError, OpenError, Parts, Peer};
-use nemesia_core::port::memory::{Access, MemoryPort as _, RegisterError};
+use nemesia_core::payload::LentMemory;
+use nemesia_core::port::channel::{Channel, ChannelBuffer, ChannelPeer, Config, LendError, OpenError, Parts};
+use nemesia_core::port::memory::{MemoryPort as _, RegionAccess, RegisterError};
 use nemesia_verification::rdma::SimPort;
 use nemesia_verification::storage::ChannelVectors;
 
@@ -30,10 +30,10 @@ impl Land {
         Self { words: NonNull::from(Box::leak(words)).cast(), count }
     }
 
-    fn lent(&self, len: u64) -> Lent {
+    fn lent(&self, len: u64) -> LentMemory {
         // SAFETY: allocated with at least that length, and initialised; freed after the port is dropped. Nobody makes a
         // reference to it.
-        unsafe { Lent::from_raw(self.words.as_ptr().cast(), len as usize) }
+        unsafe { LentMemory::from_raw(self.words.as_ptr().cast(), len as usize) }
     }
 }
 
@@ -59,10 +59,10 @@ impl Node {
         tokens: impl Iterator<Item = u64>,
         window: usize,
     ) -> Result<Self, OpenError> {
-        let peers = tokens.filter_map(|token| Peer::new(vec![None; window], token)).collect();
+        let peers = tokens.filter_map(|token| ChannelPeer::new(vec![None; window], token)).collect();
         let parts = Parts {
             peers,
-            buffers: vec![Buffer::default(); BUFFERS],
+            buffers: vec![ChannelBuffer::default(); BUFFERS],
             slabs: std::iter::repeat_with(|| None).take(SLABS).collect(),
         };
         Ok(Self { channel: Channel::new(port, config, parts)?, land: Vec::new() })
@@ -88,7 +88,7 @@ impl Node {
         }
         let bytes = buffers * self.channel.buffer_bytes();
         let land = Land::new(bytes);
-        let region = match self.channel.port_mut().register(land.lent(bytes), Access::LOCAL) {
+        let region = match self.channel.port_mut().register(land.lent(bytes), RegionAccess::LOCAL) {
             Ok(region) => region,
             Err(RegisterError::Pinned { .. } | RegisterError::Full { .. }) => return Ok(false),
             Err(error) => return Err(error.to_string()),

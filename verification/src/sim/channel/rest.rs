@@ -2,7 +2,7 @@
 
 use nemesia_core::port::MessagePort as _;
 
-use super::world::World;
+use super::world::ChannelWorld;
 use crate::violation::{Check, Violation, ensure};
 
 /// The number of rounds after which everything must have arrived and nothing happens any more.
@@ -12,7 +12,7 @@ const TURNS: usize = 20_000;
 /// have arrived.
 const QUIET: usize = 40;
 
-impl World {
+impl ChannelWorld {
     /// Lets the world come to rest: no new packets, no deaths.
     pub(crate) fn come_to_rest(&mut self) -> Check {
         let mut quiet = 0;

@@ -12,7 +12,7 @@ use std::time::Duration;
 use nemesia_core::port::channel::{ChannelEvent, Config, JoinError, OWN};
 use nemesia_core::port::memory::MemoryPort as _;
 use nemesia_core::port::{MessagePort as _, Polled, PortFault};
-use nemesia_core::wire::channel::Refusal;
+use nemesia_core::wire::channel::ChannelRefusal;
 use nemesia_core::wire::{Envelope, Kind};
 use nemesia_verification::rdma::{Conditions, Fabric};
 
@@ -28,12 +28,12 @@ const KINDS: [Kind; 4] = [Kind::Eager, Kind::Rts, Kind::Data, Kind::Active];
 
 /// A packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Packet {
+pub(super) struct ChannelPacket {
     envelope: Envelope,
     key: u64,
 }
 
-impl Packet {
+impl ChannelPacket {
     fn bytes(&self) -> Vec<u8> {
         (0..self.envelope.total).map(|at| mix(self.key.wrapping_add(at)) as u8).collect()
     }
@@ -41,11 +41,11 @@ impl Packet {
 
 /// The state that one process keeps for another.
 #[derive(Debug, Default)]
-pub(super) struct Pair {
+pub(super) struct ChannelPair {
     /// Packets that are not sent yet.
-    pub(super) backlog: VecDeque<Packet>,
+    pub(super) backlog: VecDeque<ChannelPacket>,
     /// Packets that are sent and not received.
-    pub(super) flying: VecDeque<Packet>,
+    pub(super) flying: VecDeque<ChannelPacket>,
     /// The units granted to it.
     pub(super) granted: u64,
     /// For each connection that this process requests: whether it has been requested.
@@ -54,12 +54,12 @@ pub(super) struct Pair {
 
 /// The world.
 #[derive(Debug)]
-pub(crate) struct World {
+pub(crate) struct ChannelWorld {
     pub(super) rng: Rng,
     /// Dropped before the fabric: the death of a process is an event of the fabric.
     pub(super) nodes: Vec<Option<Node>>,
     pub(super) fabric: Fabric,
-    pub(super) pairs: Vec<Vec<Pair>>,
+    pub(super) pairs: Vec<Vec<ChannelPair>>,
     /// For each pair: whether the peer died while connected, and the death was not reported yet.
     pub(super) died: Vec<Vec<bool>>,
     pub(super) config: Config,
@@ -82,7 +82,7 @@ fn conditions(rng: &mut Rng) -> Conditions {
     conditions
 }
 
-impl World {
+impl ChannelWorld {
     /// Makes a world without connections.
     pub(crate) fn new(seed: u64, stream: u64, trace: Trace) -> Result<Self, Violation> {
         let mut rng = Rng::new(seed, stream ^ 0xc4a7_7e15);
@@ -96,7 +96,7 @@ impl World {
             most_receives: rng.pick(&[3, 4, 6, 20]),
             patience: Duration::from_secs(1),
         };
-        let pair = || Pair { asked: vec![false; rails as usize], ..Pair::default() };
+        let pair = || ChannelPair { asked: vec![false; rails as usize], ..ChannelPair::default() };
         let mut world = Self {
             nodes: (0..ranks).map(|_| None).collect(),
             fabric,
@@ -167,7 +167,7 @@ impl World {
                 let total = self.rng.below(short) as u64;
                 let (context, tag, key) = (self.rng.below(5) as u16, self.rng.next(), self.rng.next());
                 let envelope = Envelope { kind: self.rng.pick(&KINDS), context, tag, total };
-                self.pairs[rank][to].backlog.push_back(Packet { envelope, key });
+                self.pairs[rank][to].backlog.push_back(ChannelPacket { envelope, key });
             }
         }
         self.push(rank, to);
@@ -263,13 +263,13 @@ impl World {
                 );
                 ensure!(self.died[rank][from], "rank {rank} has lost rank {from}, which lives: {fault}");
                 self.tally.count(Event::ChannelLost);
-                self.let_go(rank, from);
+                self.release(rank, from);
                 Ok(true)
             }
         }
     }
 
-    pub(super) fn let_go(&mut self, rank: usize, from: usize) {
+    pub(super) fn release(&mut self, rank: usize, from: usize) {
         if let Some(node) = &mut self.nodes[rank] {
             node.channel.close(from as u32);
         }
@@ -320,7 +320,10 @@ impl World {
                 ChannelEvent::Failed { .. } => self.tally.count(Event::ChannelRefused),
                 ChannelEvent::Refused { claimed, refusal } => {
                     // A restarted process may request before the peer has noticed the end of the former one.
-                    let may = matches!(refusal, Refusal::Exists | Refusal::Buffers | Refusal::Claimed);
+                    let may = matches!(
+                        refusal,
+                        ChannelRefusal::Exists | ChannelRefusal::Buffers | ChannelRefusal::Claimed
+                    );
                     ensure!(may, "rank {rank} refuses {claimed:?}: {refusal}");
                 }
             }

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::{Fabric, Pair, Process};
+use super::{Fabric, FabricPair, Process};
 
 impl Fabric {
     /// Disconnects `me` from a peer: no packets between them any more, and the cells held are back.
@@ -46,31 +46,31 @@ impl Fabric {
         let free_cells = self.conditions.cells;
         self.processes[rank as usize] = Process { dead: false, fuse: None, free_cells };
         self.taken[rank as usize].clear();
-        self.bells[rank as usize].clear();
+        self.doorbells[rank as usize].clear();
         for peer in 0..self.conditions.ranks {
             let closed = peer != rank;
-            *self.pair(rank, peer) = Pair { closed, ..Pair::default() };
-            *self.pair(peer, rank) = Pair { closed, ..Pair::default() };
+            *self.pair(rank, peer) = FabricPair { closed, ..FabricPair::default() };
+            *self.pair(peer, rank) = FabricPair { closed, ..FabricPair::default() };
         }
     }
 
     /// Connects two processes that have exchanged nothing yet.
     pub(crate) fn connect(&mut self, one: u32, other: u32) {
-        *self.pair(one, other) = Pair::default();
-        *self.pair(other, one) = Pair::default();
+        *self.pair(one, other) = FabricPair::default();
+        *self.pair(other, one) = FabricPair::default();
     }
 
     /// Wakes a process that may wait for this action, at the time when the action is visible to it.
     pub(crate) fn wake(&mut self, rank: u32, at: u64) {
-        self.bells[rank as usize].push(at);
+        self.doorbells[rank as usize].push(at);
     }
 
     /// Returns whether a sleeping process is awake now, because something visible to it has happened.
     pub(crate) fn is_woken(&mut self, rank: u32) -> bool {
-        let (now, bells) = (self.now, &mut self.bells[rank as usize]);
-        let before = bells.len();
-        bells.retain(|&at| at > now);
-        bells.len() < before
+        let (now, doorbells) = (self.now, &mut self.doorbells[rank as usize]);
+        let before = doorbells.len();
+        doorbells.retain(|&at| at > now);
+        doorbells.len() < before
     }
 
     /// Returns the number of packets between two processes that were not taken.

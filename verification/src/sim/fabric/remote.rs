@@ -1,10 +1,10 @@
 //! What a process reads and writes at another without packets: credit and memory.
 
 use super::{Fabric, Pull, Pulled};
+use crate::assist::AssistState;
 use crate::bug::Slip;
 use crate::memory::POISON;
 use crate::rng::Rng;
-use crate::share::Shared;
 use crate::tally::Event;
 
 impl Fabric {
@@ -26,7 +26,7 @@ impl Fabric {
         pair.granted = units;
         let seen = pair.grants.back().map_or(seen, |&(last, _)| last.max(seen));
         pair.grants.push_back((seen, units.saturating_add_signed(pair.grant_error)));
-        self.bells[peer as usize].push(seen);
+        self.doorbells[peer as usize].push(seen);
         if more.is_none() {
             self.misuse(format!("rank {me} takes a grant to rank {peer} back"));
         }
@@ -108,7 +108,7 @@ impl Fabric {
     }
 
     /// Returns the copy that `to` and `from` share for a message of `from`; `None` if one of them is gone.
-    pub(crate) fn shared(&mut self, me: u32, from: u32, to: u32) -> Option<(&mut Shared, &mut Rng)> {
+    pub(crate) fn shared(&mut self, me: u32, from: u32, to: u32) -> Option<(&mut AssistState, &mut Rng)> {
         self.count_call();
         if self.processes[me as usize].dead {
             return None;

@@ -8,7 +8,7 @@ use nemesia_core::engine::rma::{Access, RegionId, RemoteKey, Target};
 pub(crate) use nemesia_core::engine::rma::{Datatype, Reduction, combine};
 use nemesia_core::payload::{Exposed, RecvBuf, SendBuf};
 
-use super::{Ticket, World};
+use super::{RequestHandle, World};
 use crate::memory::{Loan, Place};
 use crate::remote::{HANDLERS, region_bytes};
 use crate::replies::ReplyDesk;
@@ -119,7 +119,7 @@ impl World {
     }
 
     /// Starts an operation on another rank's region, or sends an active message.
-    pub(crate) fn start(&mut self, rank: u32, order: &Order) -> Result<Ticket, StartError> {
+    pub(crate) fn start(&mut self, rank: u32, order: &Order) -> Result<RequestHandle, StartError> {
         let Order { to, offset, len, key, verb } = *order;
         let region = self.exposed[to as usize].key;
         let target = Target { key: &region, offset: offset as u64 };
@@ -164,7 +164,7 @@ impl World {
                 (loan, started)
             }
         };
-        self.ticket(rank, loan, started)
+        self.handle(rank, loan, started)
     }
 
     /// Returns a buffer in two separate segments, the first `first` bytes long.
@@ -193,11 +193,11 @@ impl World {
         self.engine(rank).settle_accounts();
     }
 
-    pub(crate) fn await_notifications(&mut self, rank: u32, count: u64) -> Result<Ticket, StartError> {
+    pub(crate) fn await_notifications(&mut self, rank: u32, count: u64) -> Result<RequestHandle, StartError> {
         let Exposure { id, .. } = self.exposed[rank as usize];
         let (loan, _) = self.fabric().memory.lend_room(rank, 0, &[]);
         let started = self.engine(rank).await_notifications(id, count);
-        self.ticket(rank, loan, started)
+        self.handle(rank, loan, started)
     }
 
     /// Returns the active messages that a rank has handled since the last query.

@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::vec;
 use std::vec::Vec;
 
-use crate::engine::tests::world::{AMPLE, Ticket, World};
-use crate::engine::{Bypass, Fate, Outcome, Status, Truncation};
+use crate::engine::tests::world::{AMPLE, RequestHandle, World};
+use crate::engine::{Bypass, CompletionError, Outcome, Status, Truncation};
 use crate::matching::{Pattern, Source};
 use crate::payload::RecvBuf;
 use crate::port::PeerId;
@@ -18,7 +18,7 @@ const HERE: PeerId = 0;
 
 /// A message that was sent.
 #[derive(Clone, Debug)]
-struct Sent {
+struct BypassSent {
     context: u16,
     tag: u64,
     bytes: Vec<u8>,
@@ -37,16 +37,16 @@ struct Found {
     copied: usize,
 }
 
-struct Run<'a> {
+struct BypassRun<'a> {
     seed: u64,
     rng: Rng,
     world: World<'a>,
     /// Messages that were not received yet, by sender, in order.
-    sent: Vec<VecDeque<Sent>>,
+    sent: Vec<VecDeque<BypassSent>>,
     found: &'a mut Found,
 }
 
-impl Run<'_> {
+impl BypassRun<'_> {
     fn send(&mut self, from: PeerId) {
         let lens = [0, 1, 7, 8, 8, 8, 9, 16, 17, 88, 89, 200, 255, 256, self.rng.below(257)];
         let len = self.rng.pick(&lens);
@@ -57,13 +57,13 @@ impl Run<'_> {
         // The message waits until `progress` sends it.
         engine.progress();
         let id = engine.isend(HERE, context, tag, buf).unwrap();
-        self.sent[from as usize].push_back(Sent { context, tag, bytes });
+        self.sent[from as usize].push_back(BypassSent { context, tag, bytes });
         // The message is eager, so it leaves as soon as there is space.
-        self.pend(Ticket { rank: from, id, loan });
+        self.pend(RequestHandle { rank: from, id, loan });
     }
 
     /// Receives messages until a send has left.
-    fn pend(&mut self, send: Ticket) {
+    fn pend(&mut self, send: RequestHandle) {
         while self.world.test(send).is_none() {
             self.receive();
             self.world.engine(send.rank).progress();
@@ -75,7 +75,7 @@ impl Run<'_> {
     fn pattern(&mut self, from: PeerId) -> Pattern {
         let queue = &self.sent[from as usize];
         let at = self.rng.pick(&[0, 0, 0, 1, 2]);
-        let Sent { context, tag, .. } = queue.get(at).unwrap_or(&queue[0]);
+        let BypassSent { context, tag, .. } = queue.get(at).unwrap_or(&queue[0]);
         let ignore = self.rng.pick(&[0, 0, 0, 1, u64::MAX]);
         let named = ignore == 0 || self.rng.one_in(2);
         let source = if named { Source::Rank(from) } else { Source::Any };
@@ -97,13 +97,13 @@ impl Run<'_> {
         let (outcome, bytes) = if self.rng.one_in(3) {
             let id = self.world.engine(HERE).irecv(pattern, &mut buf).unwrap();
             self.found.posted += 1;
-            self.finish(Ticket { rank: HERE, id, loan })
+            self.finish(RequestHandle { rank: HERE, id, loan })
         } else {
             loop {
                 if !self.world.engine(HERE).can_bypass(&pattern) {
                     // Another message is stored or queued before it.
                     let id = self.world.engine(HERE).irecv(pattern, &mut buf).unwrap();
-                    break self.finish(Ticket { rank: HERE, id, loan });
+                    break self.finish(RequestHandle { rank: HERE, id, loan });
                 }
                 if let Some(done) = self.look(&pattern, &mut buf, room) {
                     break (done, self.world.lender.end(loan));
@@ -121,11 +121,11 @@ impl Run<'_> {
         }
     }
 
-    fn finish(&mut self, ticket: Ticket) -> (Outcome, Vec<u8>) {
+    fn finish(&mut self, handle: RequestHandle) -> (Outcome, Vec<u8>) {
         for _ in 0..10_000 {
             let done = match self.rng.one_in(2) {
-                true => self.world.try_finish(ticket).inspect(|_| self.found.finished += 1),
-                false => self.world.test(ticket),
+                true => self.world.try_finish(handle).inspect(|_| self.found.finished += 1),
+                false => self.world.test(handle),
             };
             if let Some(done) = done {
                 return done;
@@ -135,14 +135,14 @@ impl Run<'_> {
             }
             self.move_on();
         }
-        panic!("seed {}: {ticket:?} is not complete", self.seed);
+        panic!("seed {}: {handle:?} is not complete", self.seed);
     }
 
     fn look(&mut self, pattern: &Pattern, buf: &mut RecvBuf, room: usize) -> Option<Outcome> {
-        let way = self.rng.below(5);
+        let protocol_number = self.rng.below(5);
         let Self { world, found, .. } = self;
         let engine = &mut world.engines[HERE as usize];
-        match way {
+        match protocol_number {
             0 => {
                 let word = buf.whole(0, usize::MAX).and_then(<[u8]>::first_chunk_mut)?;
                 let status = engine.receive_word(pattern, word)?;
@@ -174,11 +174,11 @@ impl Run<'_> {
     fn check(&mut self, pattern: &Pattern, room: usize, outcome: Outcome, bytes: &[u8]) {
         let (status, message) = match outcome {
             Ok(status) => (status, status.len as u64),
-            Err(Fate::Truncated(Truncation { status, message })) => (status, message),
-            Err(fate) => panic!("seed {}: {fate}", self.seed),
+            Err(CompletionError::Truncated(Truncation { status, message })) => (status, message),
+            Err(completion_error) => panic!("seed {}: {completion_error}", self.seed),
         };
         let queue = &mut self.sent[status.peer as usize];
-        let is_it = |sent: &Sent| sent.context == pattern.context && pattern.accepts(sent.tag);
+        let is_it = |sent: &BypassSent| sent.context == pattern.context && pattern.accepts(sent.tag);
         let at = queue.iter().position(is_it).unwrap();
         let sent = queue.remove(at).unwrap();
         assert!(pattern.source.accepts(status.peer), "seed {}", self.seed);
@@ -205,7 +205,7 @@ fn run(seed: u64, found: &mut Found) {
         world.lender.scatter(seed);
     }
     let peers = geometry.peers as usize;
-    let mut run = Run { seed, rng, world, sent: vec![VecDeque::new(); peers], found };
+    let mut run = BypassRun { seed, rng, world, sent: vec![VecDeque::new(); peers], found };
     for _ in 0..300 {
         let from = 1 + run.rng.below(peers - 1) as PeerId;
         match run.rng.below(5) {

@@ -3,15 +3,15 @@
 use super::forged::forge;
 use super::{ALL, BYTES, Fabric, RemoteKey, World, tiny};
 use crate::engine::rma::{Datatype, Reduction, Refusal};
-use crate::engine::tests::world::{AMPLE, Ticket};
-use crate::engine::{Failure, Fate, RequestId, StartError};
+use crate::engine::tests::world::{AMPLE, RequestHandle};
+use crate::engine::{CompletionError, Failure, RequestId, StartError};
 use crate::port::PortFault;
 use crate::shared::layout::Geometry;
-use crate::shared::tests::fabric::Region;
+use crate::shared::tests::fabric::FabricRegion;
 use crate::wire::Kind;
 use crate::wire::rma::ACCOUNT;
 
-const GONE: Fate = Fate::PeerFailed { peer: 1, failure: Failure::Finished };
+const GONE: CompletionError = CompletionError::PeerFailed { peer: 1, failure: Failure::Finished };
 
 impl World<'_> {
     /// Rank 1 leaves: as far as rank 0 sees it.
@@ -31,11 +31,13 @@ impl World<'_> {
         self.good(add);
     }
 
-    fn flushed(&mut self) -> Result<(), Fate> {
+    fn flushed(&mut self) -> Result<(), CompletionError> {
         match self.flush(0, 1) {
-            Ok(Ticket { id: RequestId::SENT, .. }) => Ok(()),
-            Ok(ticket) => self.done(ticket).0.map(drop),
-            Err(StartError::PeerFailed { peer, failure }) => Err(Fate::PeerFailed { peer, failure }),
+            Ok(RequestHandle { id: RequestId::SENT, .. }) => Ok(()),
+            Ok(handle) => self.done(handle).0.map(drop),
+            Err(StartError::PeerFailed { peer, failure }) => {
+                Err(CompletionError::PeerFailed { peer, failure })
+            }
             Err(error) => panic!("{error}"),
         }
     }
@@ -45,7 +47,7 @@ impl World<'_> {
 fn what_was_done_before_the_target_closed_is_done_whenever_it_is_flushed() {
     for before in [false, true] {
         let fabric = Fabric::new(tiny(2));
-        let memory = Region::new(BYTES);
+        let memory = FabricRegion::new(BYTES);
         let mut world = World::new(&fabric, AMPLE);
         let (_, key) = world.expose(1, &memory, ALL, 7);
         world.change(&key);
@@ -69,7 +71,7 @@ fn what_was_done_before_the_target_closed_is_done_whenever_it_is_flushed() {
 fn a_target_that_says_nothing_may_have_done_nothing() {
     for flushes_before in [false, true] {
         let fabric = Fabric::new(tiny(2));
-        let memory = Region::new(BYTES);
+        let memory = FabricRegion::new(BYTES);
         let mut world = World::new(&fabric, AMPLE);
         let (_, key) = world.expose(1, &memory, ALL, 7);
         world.change(&key);
@@ -88,7 +90,7 @@ fn a_target_that_says_nothing_may_have_done_nothing() {
 fn what_came_after_the_target_had_settled_is_lost_and_a_flush_says_so() {
     for more in 0..3 {
         let fabric = Fabric::new(Geometry { fastbox_slots: 64, ..tiny(2) });
-        let memory = Region::new(BYTES);
+        let memory = FabricRegion::new(BYTES);
         let mut world = World::new(&fabric, AMPLE);
         let (_, key) = world.expose(1, &memory, ALL, 7);
         world.change(&key);
@@ -117,7 +119,7 @@ fn what_came_after_the_target_had_settled_is_lost_and_a_flush_says_so() {
 fn what_the_target_refused_before_it_closed_is_told_by_one_flush() {
     for flushes_before in [false, true] {
         let fabric = Fabric::new(tiny(2));
-        let memory = Region::new(BYTES);
+        let memory = FabricRegion::new(BYTES);
         let mut world = World::new(&fabric, AMPLE);
         let (_, key) = world.expose(1, &memory, ALL, 7);
         world.change(&key);
@@ -127,7 +129,7 @@ fn what_the_target_refused_before_it_closed_is_told_by_one_flush() {
         let flush = flushes_before.then(|| world.flush(0, 1).unwrap());
         world.engine(1).settle_accounts();
         world.leave();
-        let refused = Err(Fate::Refused { peer: 1, refusal: Refusal::Key, count: 1 });
+        let refused = Err(CompletionError::Refused { peer: 1, refusal: Refusal::Key, count: 1 });
         let first = match flush {
             Some(flush) => world.done(flush).0.map(drop),
             None => world.flushed(),
@@ -141,7 +143,7 @@ fn what_the_target_refused_before_it_closed_is_told_by_one_flush() {
 #[test]
 fn a_target_that_is_there_again_has_nothing_of_the_account_before() {
     let fabric = Fabric::new(tiny(2));
-    let memory = Region::new(BYTES);
+    let memory = FabricRegion::new(BYTES);
     let mut world = World::new(&fabric, AMPLE);
     let (_, key) = world.expose(1, &memory, ALL, 7);
     world.change(&key);
@@ -166,7 +168,7 @@ fn accounts_that_can_not_be_are_faults() {
         (ACCOUNT >> 1, 8, 2, false),
     ] {
         let fabric = Fabric::new(Geometry { fastbox_slots: 64, ..tiny(3) });
-        let memory = Region::new(BYTES);
+        let memory = FabricRegion::new(BYTES);
         let mut world = World::new(&fabric, AMPLE);
         let (_, key) = world.expose(1, &memory, ALL, 7);
         for _ in 0..2 {

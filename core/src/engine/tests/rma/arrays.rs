@@ -4,8 +4,8 @@
 use super::super::world::{AMPLE, World};
 use super::{ALL, BYTES};
 use crate::engine::rma::{Datatype, Reduction, Refusal};
-use crate::engine::{Failure, Fate, RequestId, StartError};
-use crate::shared::tests::fabric::{Fabric, Region, tiny};
+use crate::engine::{CompletionError, Failure, RequestId, StartError};
+use crate::shared::tests::fabric::{Fabric, FabricRegion, tiny};
 
 use std::vec::Vec;
 
@@ -13,21 +13,21 @@ use std::vec::Vec;
 fn arrays_are_fetched_and_accumulated_beyond_the_window() {
     const SUM: (Datatype, Reduction) = (Datatype::U32, Reduction::Sum);
     let fabric = Fabric::new(tiny(2));
-    let memory = Region::new(BYTES);
+    let memory = FabricRegion::new(BYTES);
     let mut world = World::new(&fabric, AMPLE);
     let (_, key) = world.expose(1, &memory, ALL, 77);
     let values = |scale: u32| (0..1000).flat_map(|n: u32| (n * scale).to_le_bytes()).collect::<Vec<u8>>();
     for rank in [0, 1] {
         memory.fill(&values(1));
-        let ticket = world.fetch_accumulate(rank, (&key, 0), SUM, &values(2), 4000).unwrap();
+        let handle = world.fetch_accumulate(rank, (&key, 0), SUM, &values(2), 4000).unwrap();
         world.settle();
-        assert_eq!(world.good(ticket), values(1));
+        assert_eq!(world.good(handle), values(1));
         assert_eq!(memory.copy()[..4000], values(3));
         // An atomic read of all values needs no operands.
         let nothing = (Datatype::U32, Reduction::Nothing);
-        let ticket = world.fetch_accumulate(rank, (&key, 0), nothing, &[], 4000).unwrap();
+        let handle = world.fetch_accumulate(rank, (&key, 0), nothing, &[], 4000).unwrap();
         world.settle();
-        assert_eq!(world.good(ticket), values(3));
+        assert_eq!(world.good(handle), values(3));
         let none = world.fetch_accumulate(rank, (&key, 8), SUM, &[], 0).unwrap();
         assert_eq!(none.id, RequestId::SENT);
         world.good(none);
@@ -42,10 +42,10 @@ fn arrays_are_fetched_and_accumulated_beyond_the_window() {
 #[test]
 fn array_that_is_refused_in_the_middle_ends_and_all_else_goes_on() {
     let sum = (Datatype::U64, Reduction::Sum);
-    let refused = |refusal| Err(Fate::Refused { peer: 1, refusal, count: 1 });
+    let refused = |refusal| Err(CompletionError::Refused { peer: 1, refusal, count: 1 });
     for turns in [0, 1, 2] {
         let fabric = Fabric::new(tiny(2));
-        let memory = Region::new(BYTES);
+        let memory = FabricRegion::new(BYTES);
         let mut world = World::new(&fabric, AMPLE);
         let (id, key) = world.expose(1, &memory, ALL, 77);
         let whole = world.fetch_accumulate(0, (&key, 0), sum, &[1; 2400], 2400).unwrap();
@@ -54,7 +54,7 @@ fn array_that_is_refused_in_the_middle_ends_and_all_else_goes_on() {
             world.engine(1).progress();
             world.engine(0).progress();
         }
-        world.engine(1).conceal(id);
+        world.engine(1).unexpose(id);
         let (_, other) = world.expose(1, &memory, ALL, 78);
         let fetch = world.fetch(0, (&other, 3000), Datatype::U64, Reduction::Sum, 1).unwrap();
         let flush = world.flush(0, 1).unwrap();
@@ -71,17 +71,17 @@ fn array_that_is_refused_in_the_middle_ends_and_all_else_goes_on() {
 #[test]
 fn array_of_a_peer_that_departs_ends_with_its_failure() {
     let fabric = Fabric::new(tiny(2));
-    let memory = Region::new(BYTES);
+    let memory = FabricRegion::new(BYTES);
     let mut world = World::new(&fabric, AMPLE);
     let (_, key) = world.expose(1, &memory, ALL, 77);
     let sum = (Datatype::U64, Reduction::Sum);
-    let ticket = world.fetch_accumulate(0, (&key, 0), sum, &[1; 2400], 2400).unwrap();
+    let handle = world.fetch_accumulate(0, (&key, 0), sum, &[1; 2400], 2400).unwrap();
     world.engine(1).progress();
     world.engine(0).depart(1, Failure::Died);
-    assert!(world.test(ticket).is_none(), "its replies may still arrive");
+    assert!(world.test(handle).is_none(), "its replies may still arrive");
     while !world.engine(0).drain(1) {}
     assert_eq!(world.engine(0).failure(1), None, "the replies are valid");
     world.engine(0).fail(1, Failure::Died);
-    assert_eq!(world.done(ticket).0, Err(Fate::PeerFailed { peer: 1, failure: Failure::Died }));
+    assert_eq!(world.done(handle).0, Err(CompletionError::PeerFailed { peer: 1, failure: Failure::Died }));
     world.assert_empty(&[0], "departed");
 }

@@ -7,12 +7,12 @@ use std::vec::Vec;
 use super::super::world::{AMPLE, World};
 use super::{ALL, BYTES};
 use crate::engine::rma::{Access, Datatype, Reduction, WINDOW};
-use crate::engine::{Failure, Fate};
+use crate::engine::{CompletionError, Failure};
 use crate::port::{MessagePort, PortFault};
 use crate::shared::layout::Geometry;
-use crate::shared::tests::fabric::{Fabric, Region, tiny};
+use crate::shared::tests::fabric::{Fabric, FabricRegion, tiny};
 use crate::shared::tests::{Rng, contents, portion};
-use crate::wire::rma::{Head, Operation, Verb};
+use crate::wire::rma::{Head, RmaOperation, Verb};
 use crate::wire::{Envelope, Kind};
 
 pub(super) fn forge(
@@ -35,7 +35,7 @@ fn protocol(kind: Kind) -> Option<Failure> {
 
 #[test]
 fn malformed_requests_are_faults() {
-    let memory = Region::new(BYTES);
+    let memory = FabricRegion::new(BYTES);
     let head = |region: u32| Head { key: 7, offset: 0, region, value: 8, expected: 0 }.encode();
     let good = head(0);
     let code = |operation| Verb::plain(operation).encode();
@@ -45,22 +45,22 @@ fn malformed_requests_are_faults() {
         (0, &good),
         (8, &good[..24]),
         (15, &good[..24]),
-        (code(Operation::Put) | 1 << 13, &good[..24]),
-        (code(Operation::Put) | 9 << 4, &good[..24]),
-        (code(Operation::Put) | 6 << 8, &good[..24]),
-        (code(Operation::Put), &good[..23]),
-        (code(Operation::Put), &[]),
-        (code(Operation::Put), &wide[..30]),
-        (code(Operation::Accumulate), &good[..27]),
-        (code(Operation::Get), &good[..31]),
-        (code(Operation::Get), &good[..33]),
-        (code(Operation::Fetch), &good[..40]),
-        (code(Operation::CompareSwap), &good[..32]),
-        (code(Operation::Flush), &good[..1]),
-        (code(Operation::FetchAccumulate), &good[..23]),
-        (code(Operation::FetchAccumulate), &good[..24]),
-        (code(Operation::FetchAccumulate), &good[..27]),
-        (code(Operation::FetchAccumulate), &[0; 52]),
+        (code(RmaOperation::Put) | 1 << 13, &good[..24]),
+        (code(RmaOperation::Put) | 9 << 4, &good[..24]),
+        (code(RmaOperation::Put) | 6 << 8, &good[..24]),
+        (code(RmaOperation::Put), &good[..23]),
+        (code(RmaOperation::Put), &[]),
+        (code(RmaOperation::Put), &wide[..30]),
+        (code(RmaOperation::Accumulate), &good[..27]),
+        (code(RmaOperation::Get), &good[..31]),
+        (code(RmaOperation::Get), &good[..33]),
+        (code(RmaOperation::Fetch), &good[..40]),
+        (code(RmaOperation::CompareSwap), &good[..32]),
+        (code(RmaOperation::Flush), &good[..1]),
+        (code(RmaOperation::FetchAccumulate), &good[..23]),
+        (code(RmaOperation::FetchAccumulate), &good[..24]),
+        (code(RmaOperation::FetchAccumulate), &good[..27]),
+        (code(RmaOperation::FetchAccumulate), &[0; 52]),
     ];
     for (context, bytes) in cases {
         let fabric = Fabric::new(tiny(2));
@@ -80,7 +80,7 @@ fn malformed_requests_are_faults() {
 fn random_requests_touch_nothing_outside_what_is_exposed() {
     let mut rng = Rng::new(3);
     let fabric = Fabric::new(tiny(2));
-    let memories = [Region::new(BYTES), Region::new(BYTES)];
+    let memories = [FabricRegion::new(BYTES), FabricRegion::new(BYTES)];
     let before = contents(9, BYTES);
     memories.iter().for_each(|memory| memory.fill(&before));
     let mut world = World::new(&fabric, AMPLE);
@@ -91,20 +91,20 @@ fn random_requests_touch_nothing_outside_what_is_exposed() {
         let (key, offset, value, expected) = (number(), number(), number(), number());
         let head = Head { key, offset, region: rng.pick(&[0, 0, 1, 2, u32::MAX]), value, expected };
         let operation = rng.pick(&[
-            Operation::Put,
-            Operation::Get,
-            Operation::Accumulate,
-            Operation::Fetch,
-            Operation::CompareSwap,
-            Operation::Flush,
-            Operation::FetchAccumulate,
+            RmaOperation::Put,
+            RmaOperation::Get,
+            RmaOperation::Accumulate,
+            RmaOperation::Fetch,
+            RmaOperation::CompareSwap,
+            RmaOperation::Flush,
+            RmaOperation::FetchAccumulate,
         ]);
         let (reduction, datatype) = (rng.pick(&Reduction::ALL), rng.pick(&Datatype::ALL));
         let verb = Verb { operation, reduction, datatype, notify: rng.one_in(2) };
         let mut bytes = head.encode()[..verb.head_bytes()].to_vec();
-        if matches!(operation, Operation::Put | Operation::Accumulate) {
+        if matches!(operation, RmaOperation::Put | RmaOperation::Accumulate) {
             bytes.extend(contents(1, 8 * rng.below(20)));
-        } else if operation == Operation::FetchAccumulate {
+        } else if operation == RmaOperation::FetchAccumulate {
             bytes.extend(contents(1, 8 + 8 * rng.below(3)));
         }
         let envelope =
@@ -123,11 +123,11 @@ fn random_requests_touch_nothing_outside_what_is_exposed() {
 #[test]
 fn more_requests_than_the_window_are_a_fault_and_not_memory() {
     let fabric = Fabric::new(Geometry { fastbox_slots: 4096, ..tiny(2) });
-    let memory = Region::new(BYTES);
+    let memory = FabricRegion::new(BYTES);
     let mut world = World::new(&fabric, AMPLE);
     world.expose(0, &memory, ALL, 7);
     let head = Head { key: 7, offset: 0, region: 0, value: 2000, expected: 0 }.encode();
-    let get = Verb::plain(Operation::Get).encode();
+    let get = Verb::plain(RmaOperation::Get).encode();
     let mut asked = 0;
     let failure = loop {
         asked += 1;
@@ -143,15 +143,16 @@ fn more_requests_than_the_window_are_a_fault_and_not_memory() {
     assert_eq!(world.engine(0).replies.used(), 0);
 }
 
-/// Rank 1 asks for as much as it may and takes no answer. All room for answers that is not its own is left to the others.
+/// Rank 1 asks for as much as it may and takes no answer. All room for answers that is not its own is left to the
+/// others.
 #[test]
 fn a_peer_that_takes_no_answers_keeps_no_other_from_being_answered() {
     let fabric = Fabric::new(Geometry { cells: 16, fastbox_slots: 4, ..tiny(3) });
-    let memory = Region::new(BYTES);
+    let memory = FabricRegion::new(BYTES);
     memory.fill(&contents(5, BYTES));
     let mut world = World::new(&fabric, AMPLE);
     let (_, key) = world.expose(0, &memory, ALL, 7);
-    let get = Verb::plain(Operation::Get).encode();
+    let get = Verb::plain(RmaOperation::Get).encode();
     let head = Head { key: 7, offset: 0, region: 0, value: 8, expected: 0 }.encode();
     let envelope = Envelope { kind: Kind::Rma, context: get, tag: 1, total: 32 };
     while world.engine(0).replies.used() < WINDOW as usize {
@@ -177,7 +178,7 @@ fn a_peer_that_takes_no_answers_keeps_no_other_from_being_answered() {
 fn replies_without_a_request_are_faults() {
     for case in 0..9 {
         let fabric = Fabric::new(Geometry { fastbox_slots: 64, ..tiny(3) });
-        let memory = Region::new(BYTES);
+        let memory = FabricRegion::new(BYTES);
         let mut world = World::new(&fabric, AMPLE);
         let (_, mut key) = world.expose(1, &memory, ALL, 7);
         if case == 0 {
@@ -201,9 +202,9 @@ fn replies_without_a_request_are_faults() {
         let failure = forge(&mut world, Kind::RmaReply, context, tag, bytes);
         assert_eq!(failure, protocol(Kind::RmaReply), "case {case}");
         if case > 0 {
-            let fate = Err(Fate::PeerFailed { peer: 1, failure: failure.unwrap() });
-            assert_eq!(world.done(get).0, fate);
-            assert_eq!(world.done(flush).0, fate);
+            let completion_error = Err(CompletionError::PeerFailed { peer: 1, failure: failure.unwrap() });
+            assert_eq!(world.done(get).0, completion_error);
+            assert_eq!(world.done(flush).0, completion_error);
         }
     }
 }
@@ -211,7 +212,7 @@ fn replies_without_a_request_are_faults() {
 #[test]
 fn answer_to_a_request_that_has_not_left_is_a_fault() {
     let fabric = Fabric::new(Geometry { fastbox_slots: 4096, ..tiny(2) });
-    let memory = Region::new(BYTES);
+    let memory = FabricRegion::new(BYTES);
     let mut world = World::new(&fabric, AMPLE);
     let (_, key) = world.expose(1, &memory, ALL, 7);
     let gets: Vec<_> = (0..=WINDOW).map(|_| world.get(0, &key, 0, 8).unwrap()).collect();

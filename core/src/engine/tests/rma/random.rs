@@ -5,13 +5,13 @@ use std::collections::VecDeque;
 use std::vec;
 use std::vec::Vec;
 
-use super::super::world::{AMPLE, Room, Ticket, World};
+use super::super::world::{AMPLE, RequestHandle, World, WorldRoom};
 use super::{ALL, BYTES};
 use crate::engine::rma::{Datatype, Reduction, RegionId, RemoteKey, Target, combine};
-use crate::engine::{Failure, Fate, Outcome, StartError};
+use crate::engine::{CompletionError, Failure, Outcome, StartError};
 use crate::port::PeerId;
 use crate::shared::layout::Geometry;
-use crate::shared::tests::fabric::{Fabric, Region};
+use crate::shared::tests::fabric::{Fabric, FabricRegion};
 use crate::shared::tests::{Rng, contents, portion};
 use crate::wire::Kind;
 use crate::wire::rma::HEAD_BYTES;
@@ -32,12 +32,12 @@ enum What {
 }
 
 #[derive(Debug)]
-struct Operation {
+struct RandomOperation {
     from: PeerId,
     to: PeerId,
     at: usize,
     what: What,
-    ticket: Option<Ticket>,
+    handle: Option<RequestHandle>,
     /// Bytes or operands that the target has taken.
     taken: usize,
     /// The expected answer to the origin.
@@ -50,18 +50,18 @@ struct Random<'a> {
     peers: u32,
     world: World<'a>,
     regions: Vec<(RegionId, RemoteKey)>,
-    memories: &'a [Region],
+    memories: &'a [FabricRegion],
     models: Vec<Vec<u8>>,
     notified: Vec<u64>,
-    operations: Vec<Operation>,
+    operations: Vec<RandomOperation>,
     /// Operations by origin and target that were started and not yet taken.
     under_way: Vec<Vec<VecDeque<usize>>>,
     open: Vec<usize>,
     gone: Vec<bool>,
-    told: Vec<Vec<bool>>,
+    reported: Vec<Vec<bool>>,
     /// Active messages sent, and the last one handled, by sender and receiver.
     actives: Vec<Vec<(u64, u64)>>,
-    buffers: Vec<Ticket>,
+    buffers: Vec<RequestHandle>,
 }
 
 fn load(model: &[u8], at: usize, len: usize) -> u64 {
@@ -69,7 +69,7 @@ fn load(model: &[u8], at: usize, len: usize) -> u64 {
 }
 
 impl<'a> Random<'a> {
-    fn new(seed: u64, rng: Rng, fabric: &'a Fabric, memories: &'a [Region], room: Room) -> Self {
+    fn new(seed: u64, rng: Rng, fabric: &'a Fabric, memories: &'a [FabricRegion], room: WorldRoom) -> Self {
         let peers = fabric.geometry.peers;
         let mut world = World::new(fabric, room);
         let regions = (0..peers).map(|rank| world.expose(rank, &memories[rank as usize], ALL, seed ^ 5));
@@ -88,7 +88,7 @@ impl<'a> Random<'a> {
             under_way: vec![vec![VecDeque::new(); count]; count],
             open: vec![],
             gone: vec![false; count],
-            told: vec![vec![false; count]; count],
+            reported: vec![vec![false; count]; count],
             actives: vec![vec![(0, 0); count]; count],
             buffers: vec![],
         }
@@ -198,15 +198,23 @@ impl<'a> Random<'a> {
             What::Flush => (lender.send(from, vec![]).0, engine.flush(to)),
         };
         let number = self.operations.len();
-        match self.world.ticket(from, loan, started) {
-            Ok(ticket) => {
-                let ticket = Some(ticket);
-                self.operations.push(Operation { from, to, at, what, ticket, taken: 0, answer: vec![] });
+        match self.world.handle(from, loan, started) {
+            Ok(handle) => {
+                let handle = Some(handle);
+                self.operations.push(RandomOperation {
+                    from,
+                    to,
+                    at,
+                    what,
+                    handle,
+                    taken: 0,
+                    answer: vec![],
+                });
                 self.open.push(number);
                 self.begin(number);
             }
             Err(StartError::PeerFailed { peer, .. }) => {
-                assert!(peer == to && self.told[from as usize][to as usize], "seed {}", self.seed);
+                assert!(peer == to && self.reported[from as usize][to as usize], "seed {}", self.seed);
             }
             Err(StartError::Requests { .. }) => {}
             Err(error) => panic!("seed {}: {error}", self.seed),
@@ -312,9 +320,9 @@ impl<'a> Random<'a> {
         }
         let number = self.actives[from as usize][to as usize].0 + 1;
         let len = self.rng.below(200);
-        if let Ok(ticket) = self.world.active(from, to, 1, &number.to_le_bytes(), &contents(number, len)) {
+        if let Ok(handle) = self.world.active(from, to, 1, &number.to_le_bytes(), &contents(number, len)) {
             self.actives[from as usize][to as usize].0 = number;
-            self.buffers.push(ticket);
+            self.buffers.push(handle);
         }
     }
 
@@ -336,29 +344,29 @@ impl<'a> Random<'a> {
 
     fn complete(&mut self) {
         for number in core::mem::take(&mut self.open) {
-            let (from, ticket) = (self.operations[number].from, self.operations[number].ticket);
+            let (from, handle) = (self.operations[number].from, self.operations[number].handle);
             if self.gone[from as usize] {
                 continue;
             }
-            match ticket.and_then(|ticket| self.world.test(ticket)) {
+            match handle.and_then(|handle| self.world.test(handle)) {
                 Some((outcome, bytes)) => self.check(number, outcome, &bytes),
                 None => self.open.push(number),
             }
         }
-        for ticket in core::mem::take(&mut self.buffers) {
-            if !self.gone[ticket.rank as usize] && self.world.test(ticket).is_none() {
-                self.buffers.push(ticket);
+        for handle in core::mem::take(&mut self.buffers) {
+            if !self.gone[handle.rank as usize] && self.world.test(handle).is_none() {
+                self.buffers.push(handle);
             }
         }
     }
 
     fn check(&self, number: usize, outcome: Outcome, bytes: &[u8]) {
         let (seed, it) = (self.seed, &self.operations[number]);
-        let told = self.told[it.from as usize][it.to as usize];
+        let reported = self.reported[it.from as usize][it.to as usize];
         match outcome {
             Ok(_) => match &it.what {
                 What::Put { .. } | What::Accumulate { .. } => {}
-                What::Flush if told => {}
+                What::Flush if reported => {}
                 What::Flush => {
                     let waits = self.under_way[it.from as usize][it.to as usize].front();
                     assert!(
@@ -368,13 +376,16 @@ impl<'a> Random<'a> {
                 }
                 _ => assert_eq!(bytes, it.answer, "seed {seed}: {it:?}"),
             },
-            Err(Fate::PeerFailed { peer, .. }) => assert!(peer == it.to && told, "seed {seed}"),
-            Err(fate) => panic!("seed {seed}: {fate}"),
+            Err(CompletionError::PeerFailed { peer, .. }) => {
+                assert!(peer == it.to && reported, "seed {seed}");
+            }
+            Err(completion_error) => panic!("seed {seed}: {completion_error}"),
         }
     }
 
     fn tell(&mut self, rank: PeerId, peer: PeerId) {
-        if !self.gone[peer as usize] || core::mem::replace(&mut self.told[rank as usize][peer as usize], true)
+        if !self.gone[peer as usize]
+            || core::mem::replace(&mut self.reported[rank as usize][peer as usize], true)
         {
             return;
         }
@@ -425,8 +436,8 @@ fn simulate(seed: u64, deaths: bool) {
     let (peers, cells) = (rng.pick(&[2, 3, 4]), rng.pick(&[4, 4, 8, 32]));
     let fabric =
         Fabric::new(Geometry { peers, cells, cell_bytes: 256, fastbox_slots: rng.pick(&[4, 16, 64]) });
-    let memories: Vec<_> = (0..peers).map(|_| Region::new(BYTES)).collect();
-    let room = Room { requests: rng.pick(&[8, 512]), ..AMPLE };
+    let memories: Vec<_> = (0..peers).map(|_| FabricRegion::new(BYTES)).collect();
+    let room = WorldRoom { requests: rng.pick(&[8, 512]), ..AMPLE };
     let mut random = Random::new(seed, rng, &fabric, &memories, room);
     for _ in 0..2000 {
         random.step();

@@ -1,8 +1,8 @@
 //! Compares arrivals and completions with the oracle.
 
-use super::{Receive, Sending, Sent, Simulation};
-use crate::engine::tests::oracle::{Fate as Expected, Name};
-use crate::engine::{Fate, Outcome, RequestId, Status, Truncation};
+use super::{Sending, SimulatedReceive, SimulatedSend, Simulation};
+use crate::engine::tests::oracle::{MessageEnd as Expected, Name};
+use crate::engine::{CompletionError, Outcome, RequestId, Status, Truncation};
 use crate::port::PeerId;
 use crate::wire::rendezvous::RTS_BYTES;
 use crate::wire::{Envelope, Kind};
@@ -68,7 +68,7 @@ impl Simulation<'_> {
         }
         let sent = self.sent[rank as usize][rank as usize].len() - self.pending_to_self(rank);
         for number in self.oracles[rank as usize].arrived(rank)..sent {
-            let Sent { context, tag, .. } = self.sent[rank as usize][rank as usize][number];
+            let SimulatedSend { context, tag, .. } = self.sent[rank as usize][rank as usize][number];
             self.oracles[rank as usize].arrive(rank, context, tag, false);
         }
         let probed = self.probed.iter().filter(|probed| probed.rank == rank).count();
@@ -83,16 +83,16 @@ impl Simulation<'_> {
         let gone = self.gone.clone();
         let running = move |rank: PeerId| gone[rank as usize].is_none();
         for receive in core::mem::take(&mut self.receives) {
-            if !running(receive.ticket.rank) {
+            if !running(receive.handle.rank) {
                 continue;
             }
             let outcome = match self.rng.one_in(2) {
-                true => self.world.try_finish(receive.ticket),
-                false => self.world.test(receive.ticket),
+                true => self.world.try_finish(receive.handle),
+                false => self.world.test(receive.handle),
             };
             // The engine may have taken its message only now.
-            self.listen(receive.ticket.rank);
-            let oracle = &self.oracles[receive.ticket.rank as usize];
+            self.listen(receive.handle.rank);
+            let oracle = &self.oracles[receive.handle.rank as usize];
             let expected = oracle.receives[receive.number];
             // For an announced message only the end of the run can decide.
             let due = match expected {
@@ -109,26 +109,27 @@ impl Simulation<'_> {
             }
         }
         for send in core::mem::take(&mut self.sends) {
-            let from = send.ticket.rank;
+            let from = send.handle.rank;
             if !running(from) {
                 continue;
             }
-            let told = self.told[from as usize][send.to as usize];
-            match self.world.test(send.ticket) {
+            let reported = self.reported[from as usize][send.to as usize];
+            match self.world.test(send.handle) {
                 None => {
-                    let waits = told.is_some() && !self.draining;
+                    let waits = reported.is_some() && !self.draining;
                     assert!(!waits, "seed {}: {send:?} waits for a failed rank", self.seed);
                     self.sends.push(send);
                 }
                 Some((Ok(status), _)) => {
-                    if send.ticket.id != RequestId::SENT {
+                    if send.handle.id != RequestId::SENT {
                         assert_eq!((status.peer, status.tag, status.len), (send.to, send.tag, send.len));
                     }
                     self.check_sent(from, &send);
                 }
-                Some((Err(fate), _)) => {
-                    let failed = told.map(|failure| Fate::PeerFailed { peer: send.to, failure });
-                    assert_eq!(Some(fate), failed, "seed {}", self.seed);
+                Some((Err(completion_error), _)) => {
+                    let failed =
+                        reported.map(|failure| CompletionError::PeerFailed { peer: send.to, failure });
+                    assert_eq!(Some(completion_error), failed, "seed {}", self.seed);
                 }
             }
         }
@@ -144,22 +145,27 @@ impl Simulation<'_> {
         assert!(!must_be_matched || oracle.is_matched(name), "seed {}: {send:?} is complete", self.seed);
     }
 
-    fn check(&self, receive: &Receive, expected: Expected, outcome: Outcome, bytes: &[u8]) {
-        let (rank, seed) = (receive.ticket.rank as usize, self.seed);
+    fn check(&self, receive: &SimulatedReceive, expected: Expected, outcome: Outcome, bytes: &[u8]) {
+        let (rank, seed) = (receive.handle.rank as usize, self.seed);
         let name = match expected {
             Expected::Matched(name) => match outcome {
-                Err(Fate::PeerFailed { peer, failure }) => {
+                Err(CompletionError::PeerFailed { peer, failure }) => {
                     assert!(self.oracles[rank].may_be_lost(name), "seed {seed}: {name:?} had arrived");
-                    return assert_eq!((name.source, self.told[rank][peer as usize]), (peer, Some(failure)));
+                    return assert_eq!(
+                        (name.source, self.reported[rank][peer as usize]),
+                        (peer, Some(failure))
+                    );
                 }
                 _ => name,
             },
-            Expected::Withdrawn => return assert_eq!(outcome, Err(Fate::Cancelled), "seed {seed}"),
+            Expected::Withdrawn => {
+                return assert_eq!(outcome, Err(CompletionError::Cancelled), "seed {seed}");
+            }
             Expected::Failed => {
-                let Err(Fate::PeerFailed { peer, failure }) = outcome else {
+                let Err(CompletionError::PeerFailed { peer, failure }) = outcome else {
                     panic!("seed {seed}: {outcome:?}");
                 };
-                return assert_eq!(self.told[rank][peer as usize], Some(failure), "seed {seed}");
+                return assert_eq!(self.reported[rank][peer as usize], Some(failure), "seed {seed}");
             }
             Expected::Posted => unreachable!("checked by the caller"),
         };
@@ -169,7 +175,7 @@ impl Simulation<'_> {
         let status = Status { peer: source, tag: sent.tag, len };
         let message = sent.bytes.len() as u64;
         let right = if len < sent.bytes.len() {
-            Err(Fate::Truncated(Truncation { status, message }))
+            Err(CompletionError::Truncated(Truncation { status, message }))
         } else {
             Ok(status)
         };

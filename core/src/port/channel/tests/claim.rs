@@ -8,10 +8,10 @@ use super::ChannelEvent;
 use super::script::{TestChannel, channel, enter, hello, packet, settle};
 use crate::port::memory::{Address, ConnectError, Event, Origin, Private};
 use crate::port::{MessagePort as _, Polled};
-use crate::wire::channel::{Hello, Refusal};
+use crate::wire::channel::{ChannelRefusal, Hello};
 
 /// Requests a connection and checks that it is refused.
-fn is_refused(channel: &mut TestChannel, hello: &Hello, refusal: Refusal) {
+fn is_refused(channel: &mut TestChannel, hello: &Hello, refusal: ChannelRefusal) {
     let connection = channel.port_mut().ask(hello);
     let free = channel.buffers();
     let claimed = Some(hello.rank);
@@ -34,16 +34,16 @@ fn a_rank_that_is_connected_is_not_given_to_another_process() {
     let mine = enter(&mut channel, &hello(0, 0));
     let impostor = |rail| Hello { token: 666, ..hello(0, rail) };
     // An existing rail, and one that does not exist yet.
-    is_refused(&mut channel, &impostor(0), Refusal::Claimed);
-    is_refused(&mut channel, &impostor(1), Refusal::Claimed);
-    is_refused(&mut channel, &hello(0, 0), Refusal::Exists);
+    is_refused(&mut channel, &impostor(0), ChannelRefusal::Claimed);
+    is_refused(&mut channel, &impostor(1), ChannelRefusal::Claimed);
+    is_refused(&mut channel, &hello(0, 0), ChannelRefusal::Exists);
     // The process that holds the rank is not affected, and may open more rails.
     enter(&mut channel, &hello(0, 2));
     channel.port_mut().arrive(mine, &packet(0, 0, b"mine"));
     let Polled::Packet(arrival) = channel.poll() else { panic!("no packet") };
     assert_eq!((arrival.peer, arrival.len), (0, 4));
     channel.release(arrival);
-    is_refused(&mut channel, &impostor(1), Refusal::Claimed);
+    is_refused(&mut channel, &impostor(1), ChannelRefusal::Claimed);
     assert_eq!(channel.report(0).ready, 2);
 }
 
@@ -53,7 +53,7 @@ fn a_rank_that_is_connecting_is_not_given_to_another_process() {
     let first = channel.port_mut().ask(&hello(0, 0));
     settle(&mut channel);
     for rail in [0, 1] {
-        is_refused(&mut channel, &Hello { token: 666, ..hello(0, rail) }, Refusal::Claimed);
+        is_refused(&mut channel, &Hello { token: 666, ..hello(0, rail) }, ChannelRefusal::Claimed);
     }
     channel.port_mut().events.push_back(Event::Established { connection: first, private: Private::EMPTY });
     assert_eq!(settle(&mut channel), [ChannelEvent::Up { peer: 0, rail: 0 }]);
@@ -72,15 +72,15 @@ fn a_rank_whose_connection_failed_to_open_is_free_for_another_process() {
     channel.close(0);
     settle(&mut channel);
     enter(&mut channel, &Hello { token: 3, ..hello(0, 0) });
-    is_refused(&mut channel, &hello(0, 0), Refusal::Claimed);
+    is_refused(&mut channel, &hello(0, 0), ChannelRefusal::Claimed);
 }
 
 #[test]
 fn a_peer_that_this_process_connects_to_may_not_connect_to_it() {
     let mut channel = channel(3, 2, 64);
     channel.connect(0, 0, &Address::new(&[1]).unwrap(), Duration::MAX).unwrap();
-    is_refused(&mut channel, &hello(0, 1), Refusal::Exists);
-    is_refused(&mut channel, &hello(0, 0), Refusal::Exists);
+    is_refused(&mut channel, &hello(0, 1), ChannelRefusal::Exists);
+    is_refused(&mut channel, &hello(0, 0), ChannelRefusal::Exists);
 }
 
 #[test]
@@ -88,7 +88,7 @@ fn all_that_accept_are_one_process() {
     let mut channel = channel(3, 3, 64);
     assert_eq!(dial(&mut channel, 0, &hello(0, 0)), [ChannelEvent::Up { peer: 0, rail: 0 }]);
     let events = dial(&mut channel, 1, &Hello { token: 666, ..hello(0, 1) });
-    let (error, refusal) = (ConnectError::Protocol, Some(Refusal::Claimed));
+    let (error, refusal) = (ConnectError::Protocol, Some(ChannelRefusal::Claimed));
     let failed = ChannelEvent::Failed { peer: 0, rail: 1, error, refusal };
     assert_eq!(events, [failed, ChannelEvent::Closed { peer: 0, rail: 1 }]);
     assert_eq!(dial(&mut channel, 2, &hello(0, 2)), [ChannelEvent::Up { peer: 0, rail: 2 }]);
@@ -108,13 +108,13 @@ fn each_peer_gets_its_own_token_and_the_same_on_each_connection() {
 #[test]
 fn a_process_from_another_origin_is_refused() {
     let mut channel = channel(3, 2, 64);
-    channel.expect_from(0, Some(Origin::Process(7)));
+    channel.prioritize_from(0, Some(Origin::Process(7)));
     let host = Origin::Host([10, 0, 0, 7].into());
     for origin in [None, Some(Origin::Process(8)), Some(host)] {
         channel.port_mut().origin = origin;
-        is_refused(&mut channel, &hello(0, 0), Refusal::Stranger);
+        is_refused(&mut channel, &hello(0, 0), ChannelRefusal::NotAMember);
         let events = dial(&mut channel, 0, &hello(0, 0));
-        let (error, refusal) = (ConnectError::Protocol, Some(Refusal::Stranger));
+        let (error, refusal) = (ConnectError::Protocol, Some(ChannelRefusal::NotAMember));
         let failed = ChannelEvent::Failed { peer: 0, rail: 0, error, refusal };
         assert_eq!(events, [failed, ChannelEvent::Closed { peer: 0, rail: 0 }], "{origin:?}");
     }
@@ -122,7 +122,7 @@ fn a_process_from_another_origin_is_refused() {
     enter(&mut channel, &hello(2, 0));
     channel.port_mut().origin = Some(Origin::Process(7));
     enter(&mut channel, &hello(0, 0));
-    channel.expect_from(0, None);
+    channel.prioritize_from(0, None);
     channel.port_mut().origin = None;
     enter(&mut channel, &hello(0, 1));
 }

@@ -7,12 +7,12 @@ use std::vec::Vec;
 use core::time::Duration;
 
 use crate::flow::posted::{FIRST, LEAST, Stamp};
-use crate::payload::Lent;
-use crate::port::channel::{Buffer, Channel, Config, Parts, Peer, Slab, Storage};
+use crate::payload::LentMemory;
+use crate::port::channel::{BufferSlab, Channel, ChannelBuffer, ChannelPeer, ChannelStorage, Config, Parts};
 use crate::port::memory::{
-    Access, Address, Armed, Completion, ConnectError, Connection, Event, Facts, Key, MemoryPort, Offer,
-    Origin, Outcome, PostError, Private, ReceiveQueue, Region, RegisterError, Remote, Slice, Source, State,
-    Work, WorkError,
+    Address, Armed, Completion, CompletionSource, ConnectError, Connection, ConnectionState, Event, Facts,
+    MemoryKey, MemoryPort, Offer, Origin, PortRegion, PostError, Private, ReceiveQueue, RegionAccess,
+    RegisterError, RemoteRange, Slice, Work, WorkError, WorkOutcome,
 };
 use crate::port::{MessagePort as _, PeerId, Polled};
 use crate::wire::Kind;
@@ -63,7 +63,7 @@ pub(super) struct Script {
     /// The origin of all connections.
     pub(super) origin: Option<Origin>,
     connections: u32,
-    memory: Option<Lent>,
+    memory: Option<LentMemory>,
 }
 
 impl Script {
@@ -88,13 +88,13 @@ impl Script {
     pub(super) fn arrive(&mut self, connection: Connection, bytes: &[u8]) {
         let (id, into) = self.posted.get_mut(&connection).unwrap().pop_front().unwrap();
         assert!(self.memory.as_ref().unwrap().write(into.offset, bytes));
-        let outcome = Outcome::Received { len: bytes.len() as u32, immediate: None, written: false };
+        let outcome = WorkOutcome::Received { len: bytes.len() as u32, immediate: None, written: false };
         self.done.push_back(Completion { id, connection, outcome });
     }
 
     /// Fails all work requests of a connection.
     pub(super) fn flush(&mut self, connection: Connection) {
-        let outcome = Outcome::Failed(WorkError::Flushed);
+        let outcome = WorkOutcome::Failed(WorkError::Flushed);
         for (id, _) in self.posted.remove(&connection).unwrap_or_default() {
             self.done.push_back(Completion { id, connection, outcome });
         }
@@ -104,24 +104,24 @@ impl Script {
     }
 }
 
-// SAFETY: it uses no memory but by the descriptor that it was lent, when a test lets a message arrive; it keeps none after a
-// drop, and no test takes memory back.
+// SAFETY: it uses no memory but by the descriptor that it was lent, when a test lets a message arrive; it keeps none
+// after a drop, and no test takes memory back.
 #[allow(unsafe_code, reason = "a port has obligations")]
 unsafe impl MemoryPort for Script {
     fn facts(&self) -> &Facts {
         &FACTS
     }
 
-    fn register(&mut self, memory: Lent, _: Access) -> Result<Region, RegisterError> {
+    fn register(&mut self, memory: LentMemory, _: RegionAccess) -> Result<PortRegion, RegisterError> {
         self.memory = Some(memory);
-        Ok(Region { index: 0, generation: 1 })
+        Ok(PortRegion { index: 0, generation: 1 })
     }
 
-    fn deregister(&mut self, _: Region) -> Result<(), RegisterError> {
+    fn deregister(&mut self, _: PortRegion) -> Result<(), RegisterError> {
         Ok(())
     }
 
-    fn key(&self, _: Region) -> Option<Key> {
+    fn key(&self, _: PortRegion) -> Option<MemoryKey> {
         None
     }
 
@@ -151,33 +151,39 @@ unsafe impl MemoryPort for Script {
         }
     }
 
-    fn state(&self, _: Connection) -> State {
-        State::Ready
+    fn state(&self, _: Connection) -> ConnectionState {
+        ConnectionState::Ready
     }
 
     fn origin(&self, _: Connection) -> Option<Origin> {
         self.origin
     }
 
-    fn write(&mut self, _: Work, _: Source<'_>, _: Remote, _: Option<u32>) -> Result<(), PostError> {
+    fn write(
+        &mut self,
+        _: Work,
+        _: CompletionSource<'_>,
+        _: RemoteRange,
+        _: Option<u32>,
+    ) -> Result<(), PostError> {
         Err(PostError::Unsupported)
     }
 
-    fn read(&mut self, _: Work, _: &[Slice], _: Remote) -> Result<(), PostError> {
+    fn read(&mut self, _: Work, _: &[Slice], _: RemoteRange) -> Result<(), PostError> {
         Err(PostError::Unsupported)
     }
 
-    fn send(&mut self, work: Work, from: Source<'_>, _: Option<u32>) -> Result<(), PostError> {
-        let bytes = if let Source::Inline(bytes) = from { bytes.to_vec() } else { Vec::new() };
+    fn send(&mut self, work: Work, from: CompletionSource<'_>, _: Option<u32>) -> Result<(), PostError> {
+        let bytes = if let CompletionSource::Inline(bytes) = from { bytes.to_vec() } else { Vec::new() };
         self.sent.push((work.connection, work.id, bytes));
         Ok(())
     }
 
-    fn fetch_add(&mut self, _: Work, _: Slice, _: Remote, _: u64) -> Result<(), PostError> {
+    fn fetch_add(&mut self, _: Work, _: Slice, _: RemoteRange, _: u64) -> Result<(), PostError> {
         Err(PostError::Unsupported)
     }
 
-    fn compare_swap(&mut self, _: Work, _: Slice, _: Remote, _: u64, _: u64) -> Result<(), PostError> {
+    fn compare_swap(&mut self, _: Work, _: Slice, _: RemoteRange, _: u64, _: u64) -> Result<(), PostError> {
         Err(PostError::Unsupported)
     }
 
@@ -222,16 +228,16 @@ unsafe impl MemoryPort for Script {
 }
 
 #[derive(Debug)]
-pub(super) struct Vectors;
+pub(super) struct ScriptStorage;
 
-impl Storage for Vectors {
-    type Peers = Vec<Peer<Vec<Option<u32>>>>;
+impl ChannelStorage for ScriptStorage {
+    type Peers = Vec<ChannelPeer<Vec<Option<u32>>>>;
     type Window = Vec<Option<u32>>;
-    type Buffers = Vec<Buffer>;
-    type Slabs = Vec<Option<Slab>>;
+    type Buffers = Vec<ChannelBuffer>;
+    type Slabs = Vec<Option<BufferSlab>>;
 }
 
-pub(super) type TestChannel = Channel<Script, Vectors>;
+pub(super) type TestChannel = Channel<Script, ScriptStorage>;
 
 /// Returns the channel of rank 1 of a world, with `buffers` buffers.
 pub(super) fn channel(ranks: usize, rails: u32, buffers: usize) -> TestChannel {
@@ -244,13 +250,15 @@ pub(super) fn channel(ranks: usize, rails: u32, buffers: usize) -> TestChannel {
         patience: Duration::from_secs(1),
     };
     let parts = Parts {
-        peers: (0..ranks as u32).filter_map(|of| Peer::new(vec![None; 128], u64::from(of) + 1000)).collect(),
-        buffers: vec![Buffer::default(); buffers],
+        peers: (0..ranks as u32)
+            .filter_map(|of| ChannelPeer::new(vec![None; 128], u64::from(of) + 1000))
+            .collect(),
+        buffers: vec![ChannelBuffer::default(); buffers],
         slabs: vec![None],
     };
     let mut channel = TestChannel::new(Script::default(), config, parts).unwrap();
-    let [memory, own] = Lent::leaked(buffers * channel.buffer_bytes() as usize);
-    let region = channel.port_mut().register(memory, Access::LOCAL).unwrap();
+    let [memory, own] = LentMemory::leaked(buffers * channel.buffer_bytes() as usize);
+    let region = channel.port_mut().register(memory, RegionAccess::LOCAL).unwrap();
     assert_eq!(channel.lend(region, own), Ok(buffers as u32));
     channel
 }

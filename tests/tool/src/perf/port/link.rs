@@ -5,14 +5,14 @@ use std::time::Instant;
 
 use nemesia::bootstrap::{Bootstrap, Exchange};
 use nemesia_core::port::memory::{
-    Access, Armed, Completion, Connection, Event, Key, MemoryPort, Outcome, PostError, ReceiveQueue, Region,
-    Slice, Source, Work,
+    Armed, Completion, CompletionSource, Connection, Event, MemoryKey, MemoryPort, PortRegion, PostError,
+    ReceiveQueue, RegionAccess, Slice, Work, WorkOutcome,
 };
 
 use super::meet::{self, failed, text};
-use super::memory::Memory;
+use super::memory::PortMemory;
 use super::{Arrival, describe, window};
-use crate::perf::link::{COMMAND_BYTES, Command, WINDOW, intact, pattern, seed};
+use crate::perf::link::{COMMAND_BYTES, LinkCommand, WINDOW, intact, pattern, seed};
 use crate::perf::timer::Timer;
 use crate::perf::traffic::Traffic;
 use crate::perf::worker::Seen;
@@ -35,14 +35,14 @@ pub(crate) struct PortLink<P> {
     // Order matters: the port may use the memory until it is dropped.
     port: P,
     /// The memory to which the peer writes.
-    into: Memory,
+    into: PortMemory,
     /// The source of our writes to the peer.
-    out: Memory,
-    slots: Memory,
+    out: PortMemory,
+    slots: PortMemory,
     /// The regions of `out` and `slots`.
-    regions: [Region; 2],
+    regions: [PortRegion; 2],
     connection: Connection,
-    peer: Key,
+    peer: MemoryKey,
     bootstrap: Bootstrap,
     start: Instant,
     about: String,
@@ -76,16 +76,16 @@ impl<P: MemoryPort> PortLink<P> {
         if most > limit {
             return Err(format!("this port moves at most {limit} bytes at once: ask for smaller --sizes"));
         }
-        let (into, out) = (Memory::new(most)?, Memory::new(most)?);
-        let slots = Memory::new((RECEIVES + 1) * SLOT)?;
+        let (into, out) = (PortMemory::new(most)?, PortMemory::new(most)?);
+        let slots = PortMemory::new((RECEIVES + 1) * SLOT)?;
         // Declared after the memory, so that the port is dropped first whatever fails.
         let (mut port, start) = (port, Instant::now());
-        let writable = Access { remote_write: true, ..Access::LOCAL };
+        let writable = RegionAccess { remote_write: true, ..RegionAccess::LOCAL };
         // SAFETY: the port is dropped before the memory is, here and in the value that this returns.
         let [entry, source, messages] = unsafe { [into.lend(), out.lend(), slots.lend()] };
         let entry = port.register(entry, writable).map_err(text)?;
-        let source = port.register(source, Access::NONE).map_err(text)?;
-        let messages = port.register(messages, Access::LOCAL).map_err(text)?;
+        let source = port.register(source, RegionAccess::NONE).map_err(text)?;
+        let messages = port.register(messages, RegionAccess::LOCAL).map_err(text)?;
         let own = port.key(entry).ok_or("the port gives no key")?;
         let address = port.address().ok_or("the port can't be connected to")?;
         let to = meet::exchange(&mut bootstrap, &address)?;
@@ -130,12 +130,12 @@ impl<P: MemoryPort> PortLink<P> {
         self.idle = 0;
         for completion in &batch[..count] {
             match completion.outcome {
-                Outcome::Done => self.done = self.done.max(completion.id),
-                Outcome::Received { len, written, .. } => {
+                WorkOutcome::Done => self.done = self.done.max(completion.id),
+                WorkOutcome::Received { len, written, .. } => {
                     let len = if written { 0 } else { len as usize };
                     self.come.push_back((completion.id as usize, len));
                 }
-                Outcome::Failed(error) => return Err(error.to_string()),
+                WorkOutcome::Failed(error) => return Err(error.to_string()),
             }
         }
         Ok(())
@@ -161,7 +161,8 @@ impl<P: MemoryPort> PortLink<P> {
         self.poll()?;
         if let (true, Armed::Sleep, Some(fd)) = (self.come.is_empty(), armed, self.port.descriptor()) {
             let mut wait = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-            // SAFETY: one entry, which may be written; the port keeps its descriptor open. Whatever it returns, one looks.
+            // SAFETY: one entry, which may be written; the port keeps its descriptor open. Whatever it returns, one
+            // looks.
             unsafe { libc::poll(&raw mut wait, 1, LONGEST_SLEEP_MS) };
         }
         self.look_around()
@@ -209,10 +210,12 @@ impl<P: MemoryPort> PortLink<P> {
             if bytes <= link.port.facts().inline_bytes as usize {
                 let (port, out) = (&mut link.port, &link.out);
                 // SAFETY: the region's rights let nobody write, and posting does not.
-                unsafe { out.with(bytes, |out| port.write(work, Source::Inline(out), to, immediate)) }
+                unsafe {
+                    out.with(bytes, |out| port.write(work, CompletionSource::Inline(out), to, immediate))
+                }
             } else {
                 let part = [Slice { region, offset: 0, len: bytes as u32 }];
-                link.port.write(work, Source::Gather(&part), to, immediate)
+                link.port.write(work, CompletionSource::Gather(&part), to, immediate)
             }
         })
     }
@@ -221,14 +224,16 @@ impl<P: MemoryPort> PortLink<P> {
     fn send(&mut self, message: &[u8]) -> Result<(), String> {
         let most = window(self.port.facts()) + 1;
         if message.len() <= self.port.facts().inline_bytes as usize {
-            self.post(most, false, |link, work| link.port.send(work, Source::Inline(message), None))?;
+            self.post(most, false, |link, work| {
+                link.port.send(work, CompletionSource::Inline(message), None)
+            })?;
         } else {
             // The place is in use until then.
             self.drain()?;
             let at = RECEIVES * SLOT;
             self.slots.put(at, message);
             let part = [Slice { region: self.regions[1], offset: at as u64, len: message.len() as u32 }];
-            self.post(most, false, |link, work| link.port.send(work, Source::Gather(&part), None))?;
+            self.post(most, false, |link, work| link.port.send(work, CompletionSource::Gather(&part), None))?;
         }
         self.last_message = self.posted;
         Ok(())
@@ -323,14 +328,14 @@ impl<P: MemoryPort> Traffic for PortLink<P> {
         let _ = self.poll();
     }
 
-    fn command(&mut self, command: Command) -> Result<(), String> {
+    fn command(&mut self, command: LinkCommand) -> Result<(), String> {
         self.send(&command.encode())
     }
 
-    fn await_command(&mut self) -> Result<Command, String> {
+    fn await_command(&mut self) -> Result<LinkCommand, String> {
         let mut packet = [0; COMMAND_BYTES];
         let len = self.hear(&mut packet)?;
-        Command::decode(&packet)
+        LinkCommand::decode(&packet)
             .filter(|command| len == packet.len() && command.most() <= self.most)
             .ok_or_else(|| "rank 0 asked for something unknown".to_owned())
     }
@@ -408,7 +413,7 @@ impl<P: MemoryPort> Traffic for PortLink<P> {
 fn receive<P: MemoryPort>(
     port: &mut P,
     connection: Connection,
-    region: Region,
+    region: PortRegion,
     slot: usize,
 ) -> Result<(), String> {
     let part = [Slice { region, offset: (slot * SLOT) as u64, len: SLOT as u32 }];

@@ -5,7 +5,9 @@
 use std::time::{Duration, Instant};
 
 use nemesia::bootstrap::{Bootstrap, Exchange};
-use nemesia_core::port::memory::{Address, Connection, Event, KEY_BYTES, Key, MemoryPort, Offer, Private};
+use nemesia_core::port::memory::{
+    Address, Connection, Event, KEY_BYTES, MemoryKey, MemoryPort, Offer, Private,
+};
 
 /// The key of rank 1's address.
 const KEY: &str = "nemesia-perf-port";
@@ -30,10 +32,10 @@ pub(super) fn exchange(bootstrap: &mut Bootstrap, own: &Address) -> Result<Optio
 pub(super) fn join<P: MemoryPort>(
     port: &mut P,
     to: Option<&Address>,
-    own: Key,
+    own: MemoryKey,
     start: Instant,
     mut prepare: impl FnMut(&mut P, Connection) -> Result<(), String>,
-) -> Result<(Connection, Key), String> {
+) -> Result<(Connection, MemoryKey), String> {
     let private = Private::new(&own.to_bytes()).unwrap_or(Private::EMPTY);
     let deadline = start.elapsed() + PATIENCE;
     let offer = Offer { private, shared_receive: false, deadline };
@@ -74,8 +76,8 @@ pub(super) fn failed(code: u32) -> String {
     format!("the port failed, with code {code}")
 }
 
-fn key(private: Private) -> Option<Key> {
-    private.bytes().first_chunk::<KEY_BYTES>().map(Key::from_bytes)
+fn key(private: Private) -> Option<MemoryKey> {
+    private.bytes().first_chunk::<KEY_BYTES>().map(MemoryKey::from_bytes)
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "as `map_err` hands it over")]

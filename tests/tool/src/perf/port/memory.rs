@@ -5,19 +5,19 @@ use std::alloc::{Layout, alloc, dealloc};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use nemesia_core::payload::Lent;
+use nemesia_core::payload::LentMemory;
 
 /// Devices pin pages, and perftest aligns to them.
 const ALIGNMENT: usize = 4096;
 
 /// Bytes of this process, from the beginning of a page.
 #[derive(Debug)]
-pub(super) struct Memory {
+pub(super) struct PortMemory {
     base: NonNull<u8>,
     layout: Layout,
 }
 
-impl Memory {
+impl PortMemory {
     /// Allocates at least one byte. No byte is 0, so that every page is present before the measurement.
     pub(super) fn new(len: usize) -> Result<Self, String> {
         let problem = || format!("there is no memory for a message of {len} bytes");
@@ -33,10 +33,10 @@ impl Memory {
     ///
     /// # Safety
     /// The port has deregistered it, or is dropped, before this value is.
-    pub(super) unsafe fn lend(&self) -> Lent {
+    pub(super) unsafe fn lend(&self) -> LentMemory {
         // SAFETY: initialised and writable until this value is dropped, by the caller's promise not before the
         // port's use ends; references to it exist only in `with`, whose caller promises that nothing writes.
-        unsafe { Lent::from_raw(self.base.as_ptr(), self.layout.size()) }
+        unsafe { LentMemory::from_raw(self.base.as_ptr(), self.layout.size()) }
     }
 
     fn at(&self, at: usize, len: usize) -> NonNull<u8> {
@@ -79,7 +79,7 @@ impl Memory {
     }
 }
 
-impl Drop for Memory {
+impl Drop for PortMemory {
     fn drop(&mut self) {
         // SAFETY: from `alloc`, with this layout; nothing uses it any more, as `lend` demands.
         unsafe { dealloc(self.base.as_ptr(), self.layout) };
@@ -92,7 +92,7 @@ mod tests {
 
     #[test]
     fn bytes_are_where_they_were_put() {
-        let memory = Memory::new(5000).unwrap();
+        let memory = PortMemory::new(5000).unwrap();
         memory.put(4997, &[7, 8, 9]);
         let mut bytes = [0; 4];
         memory.get(4996, &mut bytes);
@@ -100,12 +100,12 @@ mod tests {
         assert!(memory.becomes(4999, 9, 1) && !memory.becomes(4999, 8, 3) && !memory.becomes(4999, 9, 0));
         // SAFETY: nothing else knows the memory.
         assert_eq!(unsafe { memory.with(2, <[u8]>::to_vec) }, [1, 1]);
-        assert!(Memory::new(0).is_ok() && Memory::new(usize::MAX).is_err());
+        assert!(PortMemory::new(0).is_ok() && PortMemory::new(usize::MAX).is_err());
     }
 
     #[test]
     #[should_panic(expected = "within the memory")]
     fn nothing_else_is_reached() {
-        Memory::new(8).unwrap().put(7, &[0; 2]);
+        PortMemory::new(8).unwrap().put(7, &[0; 2]);
     }
 }

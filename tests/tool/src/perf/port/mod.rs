@@ -13,7 +13,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 
 use nemesia::bootstrap::{Bootstrap, Exchange};
 use nemesia::tcp::{self, Options, TcpPort};
-use nemesia::verbs::{PortOptions, VerbsPort, Wish};
+use nemesia::verbs::{DevicePreference, PortOptions, VerbsPort};
 use nemesia_core::port::memory::Facts;
 
 use super::worker::Plan;
@@ -60,7 +60,8 @@ fn describe(place: &str, facts: &Facts, last_byte: bool) -> String {
     let arrival = Arrival::of(facts, last_byte, 1).describe();
     let inline = facts.inline_bytes;
     format!(
-        "memory port, without the engine: {place}; RDMA writes, in the ping-pong {arrival}, inline up to {inline} bytes, \
+        "memory port, without the engine: {place}; RDMA writes, in the ping-pong {arrival}, inline up to {inline} \
+        bytes, \
          in windows {} under way",
         window(facts)
     )
@@ -88,7 +89,7 @@ pub(super) fn over_verbs(
     let device = plan.devices.get(bootstrap.rank()).or(plan.devices.first()).cloned();
     let usual = PortOptions::default();
     let options = PortOptions {
-        wish: Wish { device, ..Wish::default() },
+        preference: DevicePreference { device, ..DevicePreference::default() },
         connections: 4,
         send_depth: DEPTH,
         shared_receive_depth: 0,
@@ -97,7 +98,7 @@ pub(super) fn over_verbs(
         ..usual
     };
     let port = VerbsPort::open(&options).map_err(text)?;
-    let choice = port.choice();
+    let choice = port.selection();
     let place = format!("{} port {} at {}", choice.device, choice.port, choice.address);
     PortLink::new(bootstrap, port, most, plan.last_byte, &place)
 }

@@ -1,0 +1,288 @@
+use std::vec::Vec;
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// A machine on which each protocol has a cost per message, in ticks, and each message is preceded
+/// by a gap.
+struct ProtocolMachine {
+    selection: ProtocolSelection,
+    now: u64,
+    ticks: [u64; PROTOCOLS],
+}
+
+impl ProtocolMachine {
+    fn new(pull: u64, stream: u64) -> Self {
+        Self { selection: ProtocolSelection::default(), now: 1_000_000, ticks: [pull, stream, stream] }
+    }
+
+    /// Receives messages one after the other. Returns how many were streamed.
+    fn one_by_one(&mut self, count: usize, bytes: u64) -> usize {
+        (0..count)
+            .filter(|_| {
+                self.now += 7_777_777;
+                let protocol = self.selection.begin(bytes, self.now, 0);
+                self.now += self.ticks[protocol as usize];
+                self.selection.end(bytes, self.now);
+                protocol != Protocol::Pull
+            })
+            .count()
+    }
+
+    /// Receives windows of messages that are in progress at the same time. Returns how many were
+    /// streamed.
+    fn windows(&mut self, count: usize, messages: usize, bytes: u64) -> usize {
+        (0..count)
+            .map(|_| {
+                self.now += 555_555;
+                let window: Vec<_> =
+                    (0..messages).map(|_| self.selection.begin(bytes, self.now, 0)).collect();
+                for &protocol in &window {
+                    self.now += self.ticks[protocol as usize];
+                    self.selection.end(bytes, self.now);
+                }
+                window.iter().filter(|&&protocol| protocol != Protocol::Pull).count()
+            })
+            .sum()
+    }
+}
+
+#[test]
+fn the_faster_protocol_is_found_whichever_it_is() {
+    let streamed = ProtocolMachine::new(9000, 6000).one_by_one(1000, 64 << 10);
+    assert!(streamed > 950, "{streamed}");
+    let streamed = ProtocolMachine::new(6000, 9000).one_by_one(1000, 64 << 10);
+    assert!((3..120).contains(&streamed), "{streamed}");
+}
+
+#[test]
+fn a_much_slower_protocol_is_rarely_tried() {
+    let streamed = ProtocolMachine::new(1000, 9000).one_by_one(1000, 64 << 10);
+    assert!((1..40).contains(&streamed), "{streamed}");
+}
+
+#[test]
+fn nearly_as_fast_is_no_reason_to_change() {
+    let streamed = ProtocolMachine::new(1000, 960).one_by_one(1000, 64 << 10);
+    assert!(streamed < 120, "{streamed}");
+}
+
+#[test]
+fn a_change_is_noticed_soon_after_thousands_of_messages() {
+    let mut machine = ProtocolMachine::new(9000, 6000);
+    machine.one_by_one(20_000, 64 << 10);
+    machine.ticks = [9000, 30_000, 30_000];
+    let streamed = machine.one_by_one(200, 64 << 10);
+    assert!(streamed < 80, "{streamed}");
+    machine.ticks = [60_000, 30_000, 30_000];
+    let streamed = machine.one_by_one(200, 64 << 10);
+    assert!(streamed > 120, "{streamed}");
+}
+
+#[test]
+fn a_slow_message_now_and_then_changes_nothing() {
+    let mut machine = ProtocolMachine::new(9000, 6000);
+    machine.one_by_one(1000, 64 << 10);
+    let mut streamed = 0;
+    for _ in 0..100 {
+        machine.ticks[1..].fill(6_000_000);
+        streamed += machine.one_by_one(1, 64 << 10);
+        machine.ticks[1..].fill(6000);
+        streamed += machine.one_by_one(9, 64 << 10);
+    }
+    assert!(streamed > 900, "{streamed}");
+}
+
+#[test]
+fn a_trial_of_too_few_runs_decides_nothing() {
+    let (mut selection, mut now, mut streamed) = (ProtocolSelection::default(), 1_000_000, 0);
+    for _ in 0..500 {
+        now += 7_777_777;
+        let protocol = selection.begin(64 << 10, now, 0);
+        streamed += u32::from(protocol != Protocol::Pull);
+        // The first runs of a trial are not recorded.
+        if protocol != Protocol::Pull && streamed < 12 {
+            selection.spoil();
+        }
+        now += [3000, 9000, 9000][protocol as usize];
+        selection.end(64 << 10, now);
+        let class = class_of(64 << 10);
+        assert_eq!(selection.alone[class].preferred(), Protocol::Pull as u8, "three times as slow");
+    }
+    assert!(streamed > 12, "{streamed}");
+}
+
+#[test]
+fn sizes_are_learned_one_by_one() {
+    let mut machine = ProtocolMachine::new(9000, 6000);
+    machine.one_by_one(1000, 64 << 10);
+    machine.ticks = [6000, 9000, 9000];
+    assert!(machine.one_by_one(1000, 1 << 20) < 45);
+    machine.ticks = [9000, 6000, 6000];
+    assert!(machine.one_by_one(1000, 64 << 10) > 970);
+}
+
+#[test]
+fn single_and_overlapping_messages_are_learned_separately() {
+    let mut machine = ProtocolMachine::new(9000, 6000);
+    machine.one_by_one(1000, 64 << 10);
+    machine.ticks = [6000, 9000, 9000];
+    let streamed = machine.windows(100, 16, 64 << 10);
+    assert!(streamed < 28 * 16, "{streamed}");
+    machine.ticks = [14_000, 6000, 6000];
+    let streamed = machine.windows(100, 16, 64 << 10);
+    assert!(streamed > 80 * 16, "{streamed}");
+    machine.ticks = [9000, 6000, 6000];
+    let streamed = machine.one_by_one(100, 64 << 10);
+    assert!(streamed > 80, "{streamed}");
+}
+
+#[test]
+fn a_window_of_large_messages_is_never_a_trial() {
+    assert_eq!(ProtocolMachine::new(9000, 6000).windows(1000, 16, 128 << 10), 0);
+}
+
+#[test]
+fn messages_without_a_pause_are_measured_too() {
+    // Four messages are always in progress, first in, first out.
+    let (mut selection, mut now, mut streamed) = (ProtocolSelection::default(), 1, 0);
+    let bytes = 64 << 10;
+    let mut queue: std::collections::VecDeque<_> = (0..4).map(|_| selection.begin(bytes, now, 0)).collect();
+    for _ in 0..10_000 {
+        let protocol = queue.pop_front().unwrap();
+        streamed += usize::from(protocol != Protocol::Pull);
+        now += [20_000, 10_000, 10_000][protocol as usize];
+        selection.end(bytes, now);
+        queue.push_back(selection.begin(bytes, now, 0));
+    }
+    assert!(streamed > 9000, "{streamed}");
+}
+
+#[test]
+fn a_run_of_several_sizes_is_discarded() {
+    let mut selection = ProtocolSelection::default();
+    for at in 0..1000 {
+        selection.begin(64 << 10, 100 * at, 0);
+        selection.begin(1 << 20, 100 * at + 10, 0);
+        selection.end(64 << 10, 100 * at + 20);
+        selection.end(1 << 20, 100 * at + 30);
+    }
+    assert!(
+        selection
+            .overlapping
+            .iter()
+            .chain(&selection.alone)
+            .all(|class| !class.is_known(Protocol::Pull as u8))
+    );
+}
+
+#[test]
+fn each_of_the_three_is_found() {
+    for fastest in Protocol::ALL {
+        let mut machine = ProtocolMachine::new(9000, 9000);
+        machine.ticks[fastest as usize] = 6000;
+        let mut found = 0;
+        for _ in 0..1000 {
+            machine.one_by_one(1, 64 << 10);
+            found += usize::from(machine.selection.protocol_number(64 << 10) == fastest as u8 + 1);
+        }
+        assert!(found > 900, "{fastest:?}: {found}");
+    }
+}
+
+/// One buffer travels back and forth between two processes. The transfer is fast only if both
+/// receive by the same protocol, and fastest with non-temporal stores. A process that tries that
+/// alone gains nothing.
+#[test]
+fn two_processes_that_pass_on_a_buffer_find_the_protocol_that_needs_both() {
+    let bytes = 64 << 10;
+    let (mut selections, mut now, mut fast) =
+        ([ProtocolSelection::default(), ProtocolSelection::default()], 1, 0);
+    // The two processes begin out of step.
+    for _ in 0..101 {
+        let protocol = selections[0].begin(bytes, now, 0);
+        now += if protocol == Protocol::Pull { 24_000 } else { 25_000 };
+        selections[0].end(bytes, now);
+        now += 50_000;
+    }
+    let mut last = Protocol::Pull;
+    for at in 0..4000 {
+        let protocol_number = selections[1 - at % 2].protocol_number(bytes);
+        let protocol = selections[at % 2].begin(bytes, now, protocol_number);
+        let both = protocol == Protocol::StreamNonTemporal && last == protocol;
+        now += if both { 9000 } else { 24_000 + 500 * protocol as u64 };
+        selections[at % 2].end(bytes, now);
+        fast += usize::from(both);
+        last = protocol;
+    }
+    assert!(fast > 3000, "{fast}");
+}
+
+/// Each side has another fastest protocol. The trials of one side must not cause endless trials of
+/// the other.
+#[test]
+fn two_processes_with_different_preferences_do_not_try_forever() {
+    let bytes = 256 << 10;
+    let (mut selections, mut now, mut late) =
+        ([ProtocolSelection::default(), ProtocolSelection::default()], 1, 0);
+    for at in 0..20_000 {
+        let (me, peer) = (at % 2, 1 - at % 2);
+        let protocol_number = selections[peer].protocol_number(bytes);
+        let protocol = selections[me].begin(bytes, now, protocol_number);
+        let fast = [Protocol::Pull, Protocol::StreamNonTemporal][me];
+        now += if protocol == fast { 24_000 } else { 36_000 };
+        selections[me].end(bytes, now);
+        now += 50_000;
+        late += usize::from(at >= 10_000 && protocol != fast);
+    }
+    assert!(late < 500, "{late} of 10,000");
+}
+
+proptest! {
+    /// Any sequence of calls, with a clock that may step back, leaves the counts correct.
+    #[test]
+    fn any_history_leaves_valid_state(
+        steps in prop::collection::vec(
+            (any::<bool>(), any::<u64>(), any::<u64>(), any::<u8>(), 0..=MOST_PROTOCOLS),
+            0..400,
+        ),
+    ) {
+        let mut selection = ProtocolSelection::default();
+        let mut under_way = 0_u32;
+        for (begins, bytes, now, odd, protocol_number) in steps {
+            if begins {
+                selection.begin(bytes, now, protocol_number);
+                under_way += 1;
+            } else if under_way > 0 {
+                selection.end(bytes, now);
+                under_way -= 1;
+            }
+            if odd == 0 {
+                selection.spoil();
+            }
+            prop_assert_eq!(selection.under_way, under_way);
+            prop_assert!(selection.stale <= under_way);
+        }
+    }
+}
+
+#[test]
+fn messages_of_a_peer_without_an_entry_are_pulled() {
+    let mut selections = ProtocolSelections::default();
+    let other = 3 + PEERS as PeerId;
+    assert_eq!(selections.begin(3, 64 << 10, 0, 0), Some(Protocol::Pull));
+    assert_eq!(selections.begin(other, 64 << 10, 0, 0), None);
+    assert!(selections.of(other).is_none());
+    selections.of(3).unwrap().end(64 << 10, 10);
+    assert_eq!(selections.begin(other, 64 << 10, 20, 0), Some(Protocol::Pull));
+    assert!(selections.of(3).is_none());
+}
+
+#[test]
+fn too_large_messages_are_not_learned() {
+    let mut selections = ProtocolSelections::default();
+    assert_eq!(selections.begin(1, (4 << 20) - 1, 0, 0), Some(Protocol::Pull));
+    assert_eq!(selections.begin(1, 4 << 20, 0, 0), None);
+    assert_eq!(selections.of(1).unwrap().under_way, 1);
+}

@@ -1,0 +1,108 @@
+//! Injected faults: logic errors that the engine commits on request of the simulation. A simulation
+//! that does not detect one is not thorough enough.
+//!
+//! Compiled only with the private cfg `nemesia_injected_fault`; the shipped library contains none of this.
+//! The name of a fault appears, behind the cfg, at the place where it is injected.
+#![forbid(unsafe_code)]
+
+use crate::sync::Word32;
+
+/// An injected fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum InjectedFault {
+    /// A receive with a wildcard that was posted first does not get the message.
+    PreferExact,
+    /// A small message overtakes those that wait.
+    OvertakePending,
+    /// A synchronous send completes before it is matched.
+    ForgetSynchronous,
+    /// Freed memory of the store is granted to no peer.
+    KeepCredit,
+    /// The bytes of a failed copy are not requested again.
+    SkipPart,
+    /// Messages that a dead process only announced can still be received.
+    KeepOffers,
+    /// A message of a dead process that travelled whole with its announcement cannot be received.
+    DropWhole,
+    /// A flush does not wait for earlier operations.
+    ForgetFlush,
+    /// A flush takes what was sent to a process that has left for done.
+    AssumeDone,
+    /// A put overtakes the answer to a get in spite of the fence between them.
+    ForgetFence,
+    /// A packet that is not eager is not counted, and so appears to be eager.
+    ForgetCount,
+    /// Credit spent with a process counts for the next process of the same rank.
+    KeepAllowance,
+    /// Messages of a process can still be received after the next process of the same rank has
+    /// connected.
+    KeepMessages,
+    /// An active message of several packets is handled before the last packet has arrived.
+    RunEarly,
+    /// The old values of a later packet overwrite those of the first.
+    MixGroups,
+    /// Replies of handlers take places of the common pool only, as long as there are any.
+    ForgetShare,
+    /// The credit that is reserved for updates is used for other packets.
+    SpendReserve,
+    /// A packet's report of posted receives counts twice.
+    CountCreditTwice,
+    /// A growing connection takes buffers that are reserved for others.
+    OverdrawPool,
+    /// A receive is posted again, and no update reports it to the peer.
+    ForgetUpdate,
+    /// A packet that arrives too early is delivered at once.
+    SkipWindow,
+    /// The buffer of a packet without content is never freed.
+    LeakBuffer,
+    /// A connection grows while there are buffers, whatever the other connections need.
+    GrowGreedily,
+}
+
+impl InjectedFault {
+    /// All injected faults.
+    pub const ALL: [InjectedFault; 22] = [
+        InjectedFault::PreferExact,
+        InjectedFault::OvertakePending,
+        InjectedFault::ForgetSynchronous,
+        InjectedFault::KeepCredit,
+        InjectedFault::SkipPart,
+        InjectedFault::KeepOffers,
+        InjectedFault::DropWhole,
+        InjectedFault::ForgetFlush,
+        InjectedFault::AssumeDone,
+        InjectedFault::ForgetFence,
+        InjectedFault::ForgetCount,
+        InjectedFault::KeepAllowance,
+        InjectedFault::KeepMessages,
+        InjectedFault::RunEarly,
+        InjectedFault::MixGroups,
+        InjectedFault::ForgetShare,
+        InjectedFault::SpendReserve,
+        InjectedFault::CountCreditTwice,
+        InjectedFault::OverdrawPool,
+        InjectedFault::ForgetUpdate,
+        InjectedFault::SkipWindow,
+        InjectedFault::LeakBuffer,
+        InjectedFault::GrowGreedily,
+    ];
+
+    /// Returns whether the fault concerns a [channel](crate::port::channel), and not the engine.
+    pub const fn is_of_channel(self) -> bool {
+        self as u32 >= InjectedFault::SpendReserve as u32
+    }
+}
+
+/// The active fault, plus one; 0 if there is none.
+static MADE: Word32 = Word32::new(0);
+
+/// Activates this fault in this process, or none.
+pub fn make(injected_fault: Option<InjectedFault>) {
+    MADE.store_relaxed(injected_fault.map_or(0, |injected_fault| injected_fault as u32 + 1));
+}
+
+/// Returns whether this fault is active.
+pub(crate) fn injected(injected_fault: InjectedFault) -> bool {
+    MADE.load_relaxed() == injected_fault as u32 + 1
+}

@@ -1,0 +1,51 @@
+//! Looking at the peers' lives.
+
+use nemesia_core::engine::Failure;
+
+use crate::endpoint::Endpoint;
+use crate::events;
+use crate::os::Departure;
+
+/// How often the last messages of a peer that is gone are looked for, a turn of the engine each time. It can't have
+/// left more than its cells and its fastbox hold; one that only pretends to be gone could go on for ever.
+const DRAIN_TURNS: u32 = 256;
+
+impl Endpoint {
+    /// Asks the kernel which peers are gone, and lets go of those from whom nothing more can come. Whether that may
+    /// have changed anything.
+    #[cold]
+    pub(in crate::endpoint) fn check_liveness(&mut self) -> bool {
+        if self.is_forked() {
+            return false;
+        }
+        self.waiter.counters.liveness_checks += 1;
+        self.discard_dropped();
+        self.disconnect();
+        if let Ok(departed) = self.waiter.watch.poll() {
+            self.leaving.extend(departed.map(|(rank, departure)| (rank, departure, 0)));
+        }
+        let connection_requested = self.waiter.watch.was_called() || self.rejoin.is_busy();
+        let changed = connection_requested && self.attend_rejoin();
+        if self.leaving.is_empty() {
+            return changed;
+        }
+        for (rank, departure, turns) in std::mem::take(&mut self.leaving) {
+            let peer = rank as u32;
+            let failure = match departure {
+                Departure::Died => Failure::Died,
+                Departure::Finished => Failure::Finished,
+                Departure::Dropped => Failure::Dropped,
+            };
+            self.engine.depart(peer, failure);
+            // What it sent before is still in its segment: take it first.
+            if turns < DRAIN_TURNS && self.engine.failure(peer).is_none() && !self.engine.drain(peer) {
+                self.leaving.push((rank, departure, turns + 1));
+                continue;
+            }
+            self.engine.fail(peer, failure);
+            events::failed(rank, failure);
+            self.direct.forget(peer);
+        }
+        true
+    }
+}

@@ -1,0 +1,189 @@
+//! What two processes say to each other before they share memory.
+//!
+//! The connecting side sends a *handshake* with its two segments' descriptors; the other answers with its own
+//! handshake, or with a *refusal* in words. Handshake, little-endian: magic (8 bytes), layout version (4), rank (4),
+//! epoch (8), processes (4), cells (4), cell bytes (4), fastbox slots (4), flags (4: bit 0, registered for
+//! `membarrier`), processors that it may run on (64, one bit each, modulo 512), address of a copy of the epoch in its
+//! memory (8; 0 when nobody is to read it), incarnation (8), number of the next agreement (8). Refusal: magic
+//! "NEMESIAX", then at most 240 bytes of UTF-8.
+
+use nemesia_core::shared::layout::{Geometry, MAGIC};
+use nemesia_core::wire::LAYOUT_VERSION;
+
+use crate::error::Error;
+use crate::os::random;
+
+/// Largest packet of either kind, in bytes.
+pub(super) const MOST_BYTES: usize = 256;
+const HANDSHAKE_BYTES: usize = 68 + size_of::<Cpus>();
+const REFUSAL: u64 = u64::from_le_bytes(*b"NEMESIAX");
+
+/// Processors by number, modulo 512.
+pub(crate) type Cpus = [u64; 8];
+
+/// A handshake's content.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ShmHandshake {
+    pub(super) rank: u32,
+    pub(super) epoch: u64,
+    pub(super) geometry: Geometry,
+    pub(super) expedited: bool,
+    pub(super) cpus: Cpus,
+    /// Where the epoch stands in the process's memory, for reading that in one copy.
+    pub(super) stamp: u64,
+    /// How often its rank had been started before.
+    pub(super) incarnation: u64,
+    /// Of an answer: agreements that there were before.
+    pub(super) agreements: u64,
+}
+
+impl ShmHandshake {
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let g = &self.geometry;
+        let mut bytes = Vec::with_capacity(HANDSHAKE_BYTES);
+        bytes.extend(MAGIC.to_le_bytes());
+        bytes.extend(LAYOUT_VERSION.to_le_bytes());
+        bytes.extend(self.rank.to_le_bytes());
+        bytes.extend(self.epoch.to_le_bytes());
+        for field in [g.peers, g.cells, g.cell_bytes, g.fastbox_slots, u32::from(self.expedited)] {
+            bytes.extend(field.to_le_bytes());
+        }
+        bytes.extend(self.cpus.iter().flat_map(|word| word.to_le_bytes()));
+        for field in [self.stamp, self.incarnation, self.agreements] {
+            bytes.extend(field.to_le_bytes());
+        }
+        bytes
+    }
+
+    /// Understands a packet from a peer, or says why not.
+    pub(super) fn decode(bytes: &[u8]) -> Result<Self, String> {
+        let (magic, rest) = word(bytes)?;
+        if magic == REFUSAL {
+            return Err(format!("it refused us: {}", String::from_utf8_lossy(rest)));
+        }
+        if magic != MAGIC {
+            return Err("it does not speak nemesia".into());
+        }
+        let (version, rest) = half(rest)?;
+        if version != LAYOUT_VERSION {
+            return Err(version_mismatch(version));
+        }
+        let (rank, rest) = half(rest)?;
+        let (epoch, rest) = word(rest)?;
+        let (peers, rest) = half(rest)?;
+        let (cells, rest) = half(rest)?;
+        let (cell_bytes, rest) = half(rest)?;
+        let (fastbox_slots, rest) = half(rest)?;
+        let (flags, mut rest) = half(rest)?;
+        let mut cpus = Cpus::default();
+        for cpus in &mut cpus {
+            (*cpus, rest) = word(rest)?;
+        }
+        let (stamp, rest) = word(rest)?;
+        let (incarnation, rest) = word(rest)?;
+        let (agreements, _) = word(rest)?;
+        let geometry = Geometry { peers, cells, cell_bytes, fastbox_slots };
+        let expedited = flags & 1 == 1;
+        Ok(Self { rank, epoch, geometry, expedited, cpus, stamp, incarnation, agreements })
+    }
+}
+
+/// What a peer with another layout is told, and told about.
+pub(super) fn version_mismatch(version: impl std::fmt::Display) -> String {
+    format!(
+        "its shared-memory layout is version {version}, ours is {LAYOUT_VERSION}: build both with the same nemesia"
+    )
+}
+
+/// Says both values of the first size that differs.
+pub(super) fn compare(ours: &Geometry, theirs: &Geometry) -> Result<(), String> {
+    let fields = [
+        ("number of processes", ours.peers, theirs.peers, "start all with one launcher"),
+        ("cells", ours.cells, theirs.cells, "set NEMESIA_CELLS alike"),
+        ("cell_bytes", ours.cell_bytes, theirs.cell_bytes, "set NEMESIA_CELL_BYTES alike"),
+        ("fastbox_slots", ours.fastbox_slots, theirs.fastbox_slots, "set NEMESIA_FASTBOX_SLOTS alike"),
+    ];
+    match fields.into_iter().find(|(_, ours, theirs, _)| ours != theirs) {
+        None => Ok(()),
+        Some((field, ours, theirs, remedy)) => {
+            Err(format!("its {field} is {theirs}, ours is {ours}: {remedy} in all processes"))
+        }
+    }
+}
+
+pub(super) fn refusal(reason: &str) -> Vec<u8> {
+    let mut bytes = REFUSAL.to_le_bytes().to_vec();
+    bytes.extend(reason.bytes().take(MOST_BYTES - 16));
+    bytes
+}
+
+fn half(bytes: &[u8]) -> Result<(u32, &[u8]), String> {
+    let (field, rest) = bytes.split_first_chunk::<4>().ok_or("its handshake is too short")?;
+    Ok((u32::from_le_bytes(*field), rest))
+}
+
+fn word(bytes: &[u8]) -> Result<(u64, &[u8]), String> {
+    let (field, rest) = bytes.split_first_chunk::<8>().ok_or("its handshake is too short")?;
+    Ok((u64::from_le_bytes(*field), rest))
+}
+
+/// A random number that tells this process's segments from those of any other.
+pub(super) fn draw_epoch() -> Result<u64, Error> {
+    Ok(u64::from_le_bytes(random()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GEOMETRY: Geometry = Geometry { peers: 2, cells: 64, cell_bytes: 4096, fastbox_slots: 64 };
+
+    const HANDSHAKE: ShmHandshake = ShmHandshake {
+        rank: 3,
+        epoch: 9,
+        geometry: GEOMETRY,
+        expedited: true,
+        cpus: [1, 2, 3, 4, 5, 6, 7, u64::MAX],
+        stamp: 64,
+        incarnation: 5,
+        agreements: 6,
+    };
+
+    #[test]
+    fn a_handshake_survives_the_wire() {
+        assert_eq!(HANDSHAKE.encode().len(), HANDSHAKE_BYTES);
+        assert_eq!(ShmHandshake::decode(&HANDSHAKE.encode()), Ok(HANDSHAKE));
+    }
+
+    #[test]
+    fn any_prefix_and_any_flip_is_refused_or_understood_but_never_panics() {
+        let bytes = HANDSHAKE.encode();
+        for end in 0..bytes.len() {
+            assert!(ShmHandshake::decode(&bytes[..end]).is_err());
+            let mut flipped = bytes.clone();
+            flipped[end] ^= 0x40;
+            let _ = ShmHandshake::decode(&flipped);
+        }
+    }
+
+    #[test]
+    fn another_version_is_refused_by_name() {
+        let mut bytes = HANDSHAKE.encode();
+        bytes[8] = 99;
+        let error = ShmHandshake::decode(&bytes).unwrap_err();
+        assert!(error.contains("version 99") && error.contains("same nemesia"), "{error}");
+    }
+
+    #[test]
+    fn a_refusal_reaches_the_other_side_in_words() {
+        let error = ShmHandshake::decode(&refusal("because")).unwrap_err();
+        assert_eq!(error, "it refused us: because");
+    }
+
+    #[test]
+    fn differing_sizes_are_named_with_both_values() {
+        let theirs = Geometry { cells: 32, ..GEOMETRY };
+        let error = compare(&GEOMETRY, &theirs).unwrap_err();
+        assert!(error.contains("32") && error.contains("64") && error.contains("NEMESIA_CELLS"), "{error}");
+    }
+}

@@ -1,0 +1,384 @@
+//! The door through which a process comes back: who was started again meets those that live.
+//!
+//! In a world whose launcher starts ranks again every process keeps its listener. A process that was started again
+//! calls all that joined the world before it, greets, and goes on; whom it has called answers when it readmits it, and
+//! only then the two share memory. Until then a *caller* waits at the door here, and there the answer is *awaited*.
+//!
+//! A caller is believed when the process of its rank that was known here is gone, and the launcher says that the caller
+//! is the one that it has started instead. What a caller says is looked at without waiting for it.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::connect::{self, ShmWorld};
+use super::handshake::{self, ShmHandshake};
+use super::views::NewLink;
+use super::{Met, Pair, Port, readable_one};
+use crate::bootstrap::{Exchange, Member};
+use crate::error::Error;
+use crate::os::{
+    Departure, ForeignFd, HandoffConnection, HandoffListener, RemoteMemory, ShmError, Watch, closer,
+};
+
+/// How long a caller may take to greet.
+const HANDSHAKE_TIME: Duration = Duration::from_secs(5);
+/// Callers at the door, beyond one for each rank; for more, those go that have said nothing for longest, or they are
+/// sent away. So many are let in at once.
+const SPARE_CALLERS: usize = 16;
+
+/// Somebody who has called.
+#[derive(Debug)]
+struct Caller {
+    connection: HandoffConnection,
+    since: Instant,
+    /// What it has said, and the descriptors of its segments.
+    said: Option<(ShmHandshake, Vec<ForeignFd>)>,
+    /// The launcher vouches for it.
+    genuine: bool,
+}
+
+/// Somebody whom we have called.
+#[derive(Debug)]
+struct AwaitedProcess {
+    rank: usize,
+    incarnation: u64,
+    connection: HandoffConnection,
+    pidfd: Option<OwnedFd>,
+}
+
+/// What came of a call of ours.
+#[derive(Debug)]
+pub(crate) enum RejoinAnswer {
+    /// We are readmitted.
+    Met(Box<JoiningProcess>),
+    /// It is gone, or does not want us; then this says why.
+    Gone(Departure, Option<String>),
+}
+
+/// A process that we have no link with yet, with everything that makes one.
+#[derive(Debug)]
+pub(crate) struct JoiningProcess {
+    pub(crate) rank: usize,
+    pub(crate) incarnation: u64,
+    /// Agreements that there were before.
+    pub(crate) agreements: u64,
+    pub(crate) met: Met,
+    link: NewLink,
+    memory: Option<RemoteMemory>,
+    connection: Arc<HandoffConnection>,
+    pidfd: Option<OwnedFd>,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct RejoinListener {
+    world: ShmWorld,
+    ours: Arc<Pair>,
+    /// None when nobody is ever started again.
+    listener: Option<HandoffListener>,
+    /// In the order in which they came.
+    callers: Vec<Caller>,
+    /// Others may be waiting to be let in.
+    more: bool,
+    awaited: Vec<AwaitedProcess>,
+}
+
+impl RejoinListener {
+    pub(super) fn new(world: ShmWorld, ours: Arc<Pair>, listener: Option<HandoffListener>) -> Self {
+        Self { world, ours, listener, callers: Vec::new(), more: false, awaited: Vec::new() }
+    }
+
+    /// Calls a member, for it to answer when it likes. False when it is gone.
+    pub(super) fn call(
+        &mut self,
+        rank: usize,
+        member: &Member,
+        watch: &Watch,
+        deadline: Instant,
+    ) -> Result<bool, Error> {
+        let problem = |problem: String| Error::Peer { rank, problem };
+        let name = connect::name_in(&member.address).map_err(problem)?;
+        let connection = match HandoffConnection::connect(name, deadline) {
+            Ok(connection) => connection,
+            Err(ShmError::NotListening { .. }) => return Ok(false),
+            Err(error) => return Err(problem(error.to_string())),
+        };
+        connection.require_same_user().map_err(|error| problem(error.to_string()))?;
+        match connect::shake_hands(&self.world, &self.ours, &connection, 0, deadline) {
+            Ok(()) => {}
+            Err(ShmError::PeerGone { .. }) => return Ok(false),
+            Err(error) => return Err(problem(error.to_string())),
+        }
+        watch.attend(connection.as_fd())?;
+        let pidfd = connection.pidfd();
+        self.awaited.push(AwaitedProcess { rank, incarnation: member.incarnation, connection, pidfd });
+        Ok(true)
+    }
+
+    /// How often our rank had been started before.
+    pub(crate) fn incarnation(&self) -> u64 {
+        self.world.incarnation
+    }
+
+    /// Whether we wait for answers.
+    pub(crate) fn awaits_answers(&self) -> bool {
+        !self.awaited.is_empty()
+    }
+
+    /// Whether we wait for the answer of this rank.
+    pub(crate) fn awaits(&self, rank: usize) -> bool {
+        self.awaited.iter().any(|awaited| awaited.rank == rank)
+    }
+
+    /// Whether there is somebody to be looked at even if nobody has called.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.more || !self.callers.is_empty() || !self.awaited.is_empty()
+    }
+
+    /// Lets in who has called. To be called before the peers' ends are looked at ([`RejoinListener::hear`]): who was
+    /// started again calls after its predecessor's end.
+    pub(crate) fn open(&mut self) {
+        let Some(listener) = &self.listener else { return };
+        let most = self.world.geometry.peers as usize + SPARE_CALLERS;
+        let now = Instant::now();
+        // However many call, and whoever they are: those that have been let in are heard next.
+        for _ in 0..SPARE_CALLERS {
+            if !closer::has_room() {
+                break;
+            }
+            let Ok(connection) = listener.accept(now) else {
+                self.more = false;
+                return;
+            };
+            if connection.require_same_user().is_err() {
+                continue;
+            }
+            let mut caller = Caller { connection, since: now, said: None, genuine: false };
+            if self.callers.len() >= most {
+                // Who was started again greets at once.
+                let silent = self.callers.iter().position(|caller| caller.said.is_none());
+                if let Some(at) = silent {
+                    std::mem::swap(&mut caller, &mut self.callers[at]);
+                    self.callers[at..].rotate_left(1);
+                }
+                send_away(&caller.connection, "too many are at the door");
+            } else {
+                self.callers.push(caller);
+            }
+        }
+        self.more = true;
+    }
+
+    /// Hears what the callers have to say, and sends away those who have no business here. `lives` tells whether the
+    /// process of that rank that is known here lives.
+    pub(crate) fn hear(&mut self, mut lives: impl FnMut(usize) -> bool) {
+        let now = Instant::now();
+        let world = &self.world;
+        self.callers.retain_mut(|caller| {
+            if caller.said.is_some() {
+                return !caller.connection.has_disconnected();
+            }
+            match connect::hear(&caller.connection, now) {
+                Ok(Some((handshake, fds))) => match check(world, &handshake, &mut lives) {
+                    Ok(()) => {
+                        caller.said = Some((handshake, fds));
+                        true
+                    }
+                    Err(problem) => {
+                        send_away(&caller.connection, &problem);
+                        false
+                    }
+                },
+                Ok(None) => now.duration_since(caller.since) < HANDSHAKE_TIME,
+                Err(problem) => {
+                    send_away(&caller.connection, &problem);
+                    false
+                }
+            }
+        });
+    }
+
+    /// The ranks that are at the door, in rising order, as far as the launcher vouches for them. Others are sent away.
+    pub(crate) fn ranks(&mut self, exchange: &mut dyn Exchange) -> Result<Vec<usize>, Error> {
+        let mut error = None;
+        self.callers.retain_mut(|caller| {
+            let Some((handshake, _)) = &caller.said else { return true };
+            if caller.genuine || error.is_some() {
+                return true;
+            }
+            match exchange.member(handshake.rank as usize) {
+                Ok(member) => {
+                    caller.genuine = member.is_some_and(|member| {
+                        member.incarnation == handshake.incarnation
+                            && connect::is_genuine(&caller.connection, &member.address)
+                    });
+                    if !caller.genuine {
+                        send_away(&caller.connection, "the launcher knows of no such restart");
+                    }
+                    caller.genuine
+                }
+                Err(failed) => {
+                    error = Some(failed);
+                    true
+                }
+            }
+        });
+        if let Some(error) = error {
+            return Err(error.into());
+        }
+        let genuine = self.callers.iter().filter(|caller| caller.genuine);
+        let mut ranks: Vec<usize> =
+            genuine.filter_map(|caller| Some(caller.said.as_ref()?.0.rank as usize)).collect();
+        ranks.sort_unstable();
+        ranks.dedup();
+        Ok(ranks)
+    }
+
+    /// The caller of this rank, if one is there for whom the launcher vouches: mapped and checked, for
+    /// [`JoiningProcess::enter`]. Of several the last one; the launcher starts the next when the one before is gone.
+    pub(crate) fn admit(&mut self, rank: usize) -> Option<Result<JoiningProcess, String>> {
+        let is_it = |caller: &Caller| {
+            caller.genuine
+                && caller.said.as_ref().is_some_and(|(handshake, _)| handshake.rank as usize == rank)
+        };
+        let last = self.callers.iter().rposition(is_it)?;
+        let caller = self.callers.remove(last);
+        self.callers.retain(|caller| !is_it(caller));
+        let (handshake, fds) = caller.said?;
+        let connection = Arc::new(caller.connection);
+        let joining = self.joining(&handshake, fds, Arc::clone(&connection));
+        Some(joining.inspect_err(|problem| send_away(&connection, problem)))
+    }
+
+    fn joining(
+        &self,
+        handshake: &ShmHandshake,
+        fds: Vec<ForeignFd>,
+        connection: Arc<HandoffConnection>,
+    ) -> Result<JoiningProcess, String> {
+        let ShmWorld { geometry, rank: me, config, .. } = &self.world;
+        let mut peer = connect::admit(&self.world, &connection, handshake, fds)?;
+        let memory = readable_one(config, &mut peer);
+        if let (Err(problem), crate::config::SingleCopy::Require) = (&memory, config.single_copy) {
+            return Err(format!("no single copy through the kernel: {problem}"));
+        }
+        let met = Met::new(&peer, memory.as_ref().err().cloned());
+        let link = NewLink::new((*me, handshake.rank), geometry, &self.ours, peer.pair);
+        Ok(JoiningProcess {
+            rank: handshake.rank as usize,
+            incarnation: handshake.incarnation,
+            agreements: handshake.agreements,
+            met,
+            link: link.map_err(|error| error.to_string())?,
+            memory: memory.ok(),
+            pidfd: connection.pidfd(),
+            connection,
+        })
+    }
+
+    /// Tells a caller that it is readmitted, after so many agreements. It then looks at our segments.
+    pub(crate) fn answer(&self, connection: &HandoffConnection, agreements: u64) {
+        // Who can't be told is gone, which the watch will find.
+        let _ = connect::shake_hands(&self.world, &self.ours, connection, agreements, Instant::now());
+    }
+
+    /// The next of those we have called who has answered, or is gone.
+    pub(crate) fn next_answer(&mut self, watch: &Watch) -> Option<(usize, RejoinAnswer)> {
+        let now = Instant::now();
+        for at in 0..self.awaited.len() {
+            let AwaitedProcess { rank, incarnation, connection, pidfd } = &self.awaited[at];
+            // Asked before the packets are read: what a dead process has sent is all there.
+            let ended = pidfd.as_ref().is_some_and(|fd| Watch::has_ended(fd.as_fd()));
+            let answer = match connect::hear_answer(connection, now) {
+                Ok(None) if ended => RejoinAnswer::Gone(Departure::Died, None),
+                Ok(None) => continue,
+                Ok(Some((handshake, fds)))
+                    if (handshake.rank as usize, handshake.incarnation) == (*rank, *incarnation) =>
+                {
+                    let rank = *rank;
+                    let AwaitedProcess { connection, .. } = self.stop_awaiting(at, watch);
+                    let joining = self.joining(&handshake, fds, Arc::new(connection));
+                    let answer = match joining {
+                        Ok(joining) => RejoinAnswer::Met(Box::new(joining)),
+                        Err(problem) => RejoinAnswer::Gone(Departure::Died, Some(problem)),
+                    };
+                    return Some((rank, answer));
+                }
+                Ok(Some(_)) => {
+                    RejoinAnswer::Gone(Departure::Died, Some("it says that it is another rank".into()))
+                }
+                Err(connect::Unheard::Leaving(departure)) => RejoinAnswer::Gone(departure, None),
+                Err(connect::Unheard::Gone) => RejoinAnswer::Gone(Departure::Died, None),
+                Err(connect::Unheard::Problem(problem)) => RejoinAnswer::Gone(Departure::Died, Some(problem)),
+            };
+            let rank = self.stop_awaiting(at, watch).rank;
+            return Some((rank, answer));
+        }
+        None
+    }
+
+    fn stop_awaiting(&mut self, at: usize, watch: &Watch) -> AwaitedProcess {
+        let awaited = self.awaited.remove(at);
+        watch.unattend(awaited.connection.as_fd());
+        awaited
+    }
+
+    /// Tells all at the door, and all who have not answered, that we leave: as the peers are told, finished or not.
+    pub(crate) fn send_goodbyes(&self, finished: bool) {
+        let callers = self.callers.iter().map(|caller| &caller.connection);
+        for connection in callers.chain(self.awaited.iter().map(|awaited| &awaited.connection)) {
+            // Who can't be told sees a death.
+            let _ = if finished { connection.send_goodbye() } else { connection.send_dropped() };
+        }
+    }
+}
+
+impl JoiningProcess {
+    /// Links the port with it; the mappings of its predecessor are unmapped. The connection, to be answered.
+    ///
+    /// # Errors
+    /// It can't be watched; nothing is done.
+    pub(crate) fn enter(
+        self,
+        port: &mut Port,
+        watch: &mut Watch,
+    ) -> Result<(Arc<HandoffConnection>, Met), Error> {
+        let Self { rank, met, link, memory, connection, pidfd, .. } = self;
+        drop(watch.remove(rank));
+        watch.add(rank, Arc::clone(&connection), pidfd)?;
+        let host = port.host_mut();
+        host.memories[rank] = memory;
+        host.connections[rank] = Arc::downgrade(&connection);
+        if !met.expedited {
+            port.fence_always();
+        }
+        link.open(port, rank as u32);
+        Ok((connection, met))
+    }
+}
+
+/// Whether somebody who greets like this can be a rank that was started again.
+fn check(
+    world: &ShmWorld,
+    handshake: &ShmHandshake,
+    lives: &mut impl FnMut(usize) -> bool,
+) -> Result<(), String> {
+    let rank = handshake.rank as usize;
+    if handshake.incarnation == 0 || rank >= world.geometry.peers as usize || handshake.rank == world.rank {
+        return Err("no such rank is awaited here".into());
+    }
+    handshake::compare(&world.geometry, &handshake.geometry)?;
+    if lives(rank) {
+        return Err(format!("rank {rank} lives, and has not been started again"));
+    }
+    Ok(())
+}
+
+fn send_away(connection: &HandoffConnection, problem: &str) {
+    // A nicety: the stranger may be gone.
+    let _ = connection.send(&handshake::refusal(problem), &[], Instant::now());
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,136 @@
+//! Who calls at the door and is none of those that are awaited.
+
+use nemesia_core::shared::layout::Geometry;
+
+use super::*;
+use crate::config::Config;
+use crate::os::Segment;
+use crate::os::closer::lingering;
+
+const GEOMETRY: Geometry = Geometry { peers: 4, cells: 4, cell_bytes: 4096, fastbox_slots: 4 };
+/// As many as there is room for.
+const MOST: usize = GEOMETRY.peers as usize + SPARE_CALLERS;
+
+fn world(rank: u32, incarnation: u64) -> ShmWorld {
+    let config = Config::default();
+    ShmWorld {
+        config,
+        geometry: GEOMETRY,
+        rank,
+        epoch: 7,
+        expedited: true,
+        cpus: [1; 8],
+        stamp: 0,
+        incarnation,
+        sealed: false,
+    }
+}
+
+fn pair() -> Pair {
+    let options = Config::default().segments;
+    let segment = |name, bytes| Segment::create(name, bytes, &options).unwrap();
+    Pair {
+        own: segment("nemesia-own", GEOMETRY.own().total),
+        inbox: segment("nemesia-inbox", GEOMETRY.inbox().total),
+    }
+}
+
+/// The door of rank 0, and the name of its listener.
+fn rejoin() -> (RejoinListener, String) {
+    let listener = HandoffListener::bind().unwrap();
+    let name = listener.name();
+    (RejoinListener::new(world(0, 0), Arc::new(pair()), Some(listener)), name)
+}
+
+fn call(name: &str) -> HandoffConnection {
+    HandoffConnection::connect(name, Instant::now() + HANDSHAKE_TIME).unwrap()
+}
+
+/// Rank 1, which was started again.
+fn call_again(name: &str) -> HandoffConnection {
+    let connection = call(name);
+    connect::shake_hands(&world(1, 1), &pair(), &connection, 0, Instant::now()).unwrap();
+    connection
+}
+
+fn heard(rejoin: &RejoinListener) -> Vec<u32> {
+    rejoin.callers.iter().filter_map(|caller| Some(caller.said.as_ref()?.0.rank)).collect()
+}
+
+#[test]
+fn callers_that_never_end_do_not_keep_the_one_that_opens() {
+    let (mut rejoin, name) = rejoin();
+    let many: Vec<_> = (0..3 * MOST).map(|_| call(&name)).collect();
+    // As many as there can be, if somebody calls whenever one is let in.
+    rejoin.open();
+    let disconnected = many.iter().filter(|caller| caller.has_disconnected()).count();
+    assert!(rejoin.callers.len() + disconnected <= MOST, "{} and {disconnected}", rejoin.callers.len());
+    assert!(rejoin.is_busy(), "the others are not forgotten");
+}
+
+#[test]
+fn callers_that_say_nothing_do_not_keep_out_who_was_started_again() {
+    let (mut rejoin, name) = rejoin();
+    let silent: Vec<_> = (0..MOST).map(|_| call(&name)).collect();
+    for _ in 0..4 {
+        rejoin.open();
+        rejoin.hear(|_| false);
+    }
+    assert_eq!((rejoin.callers.len(), heard(&rejoin)), (MOST, vec![]));
+    let more: Vec<_> = (0..2 * MOST).map(|_| call(&name)).collect();
+    let _again = call_again(&name);
+    let yet_more: Vec<_> = (0..2 * MOST).map(|_| call(&name)).collect();
+    for _ in 0..5 * MOST {
+        rejoin.open();
+        assert!(rejoin.callers.len() <= MOST);
+        rejoin.hear(|rank| rank != 1);
+    }
+    assert_eq!(heard(&rejoin), [1]);
+    drop((silent, more, yet_more));
+}
+
+#[test]
+fn descriptors_whose_close_blocks_do_not_hold_up_progress() {
+    let began = Instant::now();
+    let (mut rejoin, name) = rejoin();
+    let (mut callers, mut others) = (Vec::new(), Vec::new());
+    let handshake = handshake_of(1).encode();
+    for words in [b"nonsense".as_slice(), &handshake, &handshake] {
+        let (bad, other) = lingering(600);
+        let caller = call(&name);
+        caller.send(words, &[bad.as_fd()], Instant::now()).unwrap();
+        others.push(other);
+        callers.push(caller);
+    }
+    rejoin.open();
+    rejoin.hear(|_| false);
+    assert_eq!(heard(&rejoin), [1, 1]);
+    // One does not hand over two segments, and the other goes with the door.
+    assert!(rejoin.callers.iter_mut().all(|caller| {
+        caller.genuine = true;
+        caller.said.is_some()
+    }));
+    assert!(rejoin.admit(1).unwrap().is_err());
+    drop(rejoin);
+    assert!(began.elapsed() < Duration::from_secs(60), "{:?}", began.elapsed());
+}
+
+#[test]
+fn who_lives_or_does_not_exist_has_no_business_here() {
+    let (mut rejoin, name) = rejoin();
+    let _again = call_again(&name);
+    rejoin.open();
+    rejoin.hear(|_| true);
+    assert_eq!((rejoin.callers.len(), heard(&rejoin)), (0, vec![]));
+    let foreign = call(&name);
+    let handshake = ShmHandshake { rank: u32::MAX, ..handshake_of(1) };
+    foreign.send(&handshake.encode(), &[], Instant::now()).unwrap();
+    rejoin.open();
+    rejoin.hear(|rank| panic!("rank {rank} is nobody's"));
+    assert_eq!(rejoin.callers.len(), 0);
+}
+
+fn handshake_of(rank: u32) -> ShmHandshake {
+    let ShmWorld { geometry, epoch, expedited, cpus, stamp, .. } = world(rank, 1);
+    ShmHandshake { rank, epoch, geometry, expedited, cpus, stamp, incarnation: 1, agreements: 0 }
+}
