@@ -62,7 +62,7 @@ pub enum InjectedFault {
 
 impl InjectedFault {
     /// All injected faults.
-    pub const ALL: [InjectedFault; 22] = [
+    pub const ALL: [InjectedFault; 23] = [
         InjectedFault::PreferExact,
         InjectedFault::OvertakePending,
         InjectedFault::ForgetSynchronous,

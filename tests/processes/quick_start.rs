@@ -1,4 +1,5 @@
 //! The README's quick start as a reader runs it: a crate outside of the repository, started by `nemesia run`.
+#![allow(clippy::unwrap_used, reason = "helpers of tests; a panic fails the test")]
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
