@@ -186,7 +186,17 @@ macro_rules! debug_is_display {
     };
 }
 
-debug_is_display!(Error, ConfigError, ShmError, BootstrapError, LaunchError, WireError);
+debug_is_display!(
+    Error,
+    ConfigError,
+    ShmError,
+    BootstrapError,
+    LaunchError,
+    WireError,
+    crate::verbs::VerbsError,
+    crate::verbs::InfoError,
+    crate::regcache::MappingError
+);
 
 impl From<CompletionError> for Error {
     fn from(completion_error: CompletionError) -> Self {
@@ -221,6 +231,8 @@ mod tests {
             assert_eq!(debug, display);
             assert_eq!(display.lines().count(), 1, "{display}");
         }
+        let verbs = crate::verbs::VerbsError::NoDevice { why: "there is none".into() };
+        assert_eq!(format!("{verbs:?}"), verbs.to_string());
         let launch = LaunchError::NoProcesses;
         assert_eq!(format!("{launch:?}"), launch.to_string());
     }

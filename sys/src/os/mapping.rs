@@ -30,7 +30,7 @@ pub type Addresses = std::ops::Range<u64>;
 const REMEMBERED: usize = 64;
 
 /// Why mappings cannot be watched.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum MappingError {
     /// The kernel does not give us a `userfaultfd`.

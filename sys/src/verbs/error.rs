@@ -5,7 +5,7 @@ use std::io;
 use rdma_core_sys::OpenError;
 
 /// An error of the RDMA layer. Codes are positive error numbers.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum VerbsError {
     /// A library cannot be used.

@@ -25,7 +25,7 @@ pub struct PairInfo {
 }
 
 /// The reason why bytes are no [`PairInfo`]. The bytes come from outside and are untrusted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum InfoError {
     /// They have another format.
     #[error("these are not the bytes of a queue pair")]

@@ -80,7 +80,7 @@ impl Plan {
             content,
             len,
             room,
-            context: random.pick(&[0, 1, 7, u16::MAX - 1]),
+            context: random.pick(&[0, 1, 7, u16::MAX - 2]),
             tag: random.below(1 << 20),
             synchronous: random.below(3) == 0,
             from: Pieces::draw(&mut random, len),
