@@ -188,7 +188,7 @@ const IMPOSTORS: [(&str, &str, &str); 28] = [
         "layout is version NEXT, ours is OURS: rebuild both",
         "layout is version NEXT, ours is OURS",
     ),
-    ("header-unready", "header is not complete", "header is not complete"),
+    ("header-unready", "has not completed its segment header", "has not completed its segment header"),
     ("header-epoch", "header: epoch is", "header: epoch is"),
 ];
 
