@@ -122,7 +122,7 @@ impl Context {
 /// - `endpoint`: an open endpoint.
 /// - `number`: 0 to 65535.
 /// - `handler`: see `nemesia_handler`; NULL removes the handler.
-/// - `context`: its first argument; may be NULL.
+/// - `context`: the first argument of the handler; may be NULL.
 ///
 /// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or _PANIC.
 /// Ownership: the caller owns the target of `context`. The library uses it until the handler is replaced or

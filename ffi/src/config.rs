@@ -235,7 +235,7 @@ mod tests {
 
     fn default() -> *mut Config {
         let mut config = ptr::null_mut();
-        // SAFETY: a place of our own.
+        // SAFETY: a local variable.
         assert_eq!(unsafe { nemesia_config_default(&raw mut config) }, NEMESIA_OK);
         config
     }
@@ -270,7 +270,7 @@ mod tests {
     fn a_buffer_that_is_too_small_returns_the_length_needed() {
         let (config, mut value, mut len) = (default(), [b'.' as c_char; 4], 77);
         let mut get = |bytes, out: *mut c_char| {
-            // SAFETY: a configuration, a text, and no more room than there is.
+            // SAFETY: a configuration, a text, and a buffer of at least this size.
             unsafe { nemesia_config_get(config, c"NEMESIA_CELL_BYTES".as_ptr(), bytes, out, &raw mut len) }
         };
         assert_eq!(get(3, value.as_mut_ptr()), NEMESIA_ERR_TRUNCATED);

@@ -144,7 +144,7 @@ pub(crate) fn insert<T: Object>(object: T) -> Result<*mut T, Fault> {
     // Release: a thread that finds this state (`pin`) sees the object.
     entry.state.store(state_of(handle), Ordering::Release);
     entry.at_hand.store(handle as usize, Ordering::Relaxed);
-    // Release: a thread that finds the endpoint (`at_hand`) sees what is in it.
+    // Release: a thread that finds the endpoint (`at_hand`) sees its content.
     entry.single.store(single, Ordering::Release);
     Ok(ptr::without_provenance_mut(handle as usize))
 }

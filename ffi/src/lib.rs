@@ -29,10 +29,7 @@
 //!
 //! Invariants: an output is written on success only, unless its comment states otherwise. A pointer that the caller
 //! lends is not used after the call, unless a request holds it.
-#![expect(
-    clippy::missing_safety_doc,
-    reason = "each comment is the contract for callers in C"
-)]
+#![expect(clippy::missing_safety_doc, reason = "each comment is the contract for callers in C")]
 
 pub mod active;
 pub mod agree;

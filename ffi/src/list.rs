@@ -38,7 +38,7 @@ const _: () = assert!(
 /// - `out_request`: written on success; NEMESIA_REQUEST_NONE if the send is complete already.
 ///
 /// Returns: as `nemesia_endpoint_isend`; also NEMESIA_ERR_ARGUMENT if a run is at NULL or the runs have more
-/// bytes than memory can. After an error no message was sent.
+/// bytes than memory can hold. After an error no message was sent.
 /// Ownership: the request holds the list and its bytes. They must not change until the request is complete or
 /// the endpoint is closed. The request belongs to this endpoint.
 /// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
@@ -88,7 +88,7 @@ pub unsafe extern "C" fn nemesia_endpoint_isendv(
 /// - `out_request`: written on success.
 ///
 /// Returns: as `nemesia_endpoint_irecv`; also NEMESIA_ERR_ARGUMENT if a run is at NULL or the runs have more
-/// bytes than memory can. After an error no receive was posted.
+/// bytes than memory can hold. After an error no receive was posted.
 /// Ownership: the request holds the list and its bytes. They must stay valid, and the bytes unused, until the
 /// request is complete or cancelled, or the endpoint is closed. The request belongs to this endpoint.
 /// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.

@@ -8,7 +8,7 @@ use crate::boundary::{Versioned, write_text, write_versioned};
 use crate::endpoint::{Endpoint, on, rank_in};
 use crate::status::NEMESIA_OK;
 
-/// In the place of a rank: the sum over all ranks, and what is not about one of them.
+/// In place of a rank: the sums over all ranks, and the counters that concern no single rank.
 pub const NEMESIA_ALL_RANKS: i32 = -1;
 
 /// The counters of an endpoint since it was opened. The caller sets `struct_size` and nothing else. The

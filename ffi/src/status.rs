@@ -17,7 +17,7 @@ pub const NEMESIA_VERSION_PATCH: u32 = 0;
 pub const NEMESIA_OK: i32 = 0;
 /// Not an error: the request is not complete yet.
 pub const NEMESIA_PENDING: i32 = 1;
-/// Not an error: something was done just now, and there may be more to do.
+/// Not an error: the call made progress, and there may be more to do.
 pub const NEMESIA_BUSY: i32 = 2;
 /// An argument is invalid: a NULL pointer, a wrong `struct_size`, a length that no buffer has, a text that is
 /// not UTF-8, or one of the contexts 65534 and 65535, which are reserved for barriers and agreements.

@@ -105,7 +105,7 @@ static void counters(void) {
         OK(nemesia_endpoint_counters(endpoint, peer, &one));
         OK(nemesia_endpoint_counters(endpoint, NEMESIA_ALL_RANKS, &all));
         CHECK(one.struct_size == sizeof one && one.eager_sent == 1 && one.eager_sent_bytes == sizeof word);
-        CHECK(one.fastbox_sent == 1 && one.cell_sent == 0 && one.puts == 0 && one.looks == 0);
+        CHECK(one.fastbox_sent == 1 && one.cell_sent == 0 && one.puts == 0 && one.liveness_checks == 0);
         CHECK(all.eager_sent == 2 && all.eager_sent_bytes == sizeof word + 3 && all.unexpected == 1);
         CHECK(all.unexpected_most == 1 && all.unexpected_now == 0 && all.peers_died == 0);
         memset(&early, 7, sizeof early);
