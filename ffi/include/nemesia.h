@@ -1401,18 +1401,12 @@ int32_t nemesia_endpoint_test(struct nemesia_endpoint *endpoint,
  *
  * - `endpoint`: the endpoint that the request was started on.
  * - `request`: from a function that starts an operation; its name begins with `nemesia_endpoint_i`.
- * - `timeout_ns`: the time limit in nanoseconds; negative: no limit; 0: one attempt, as
- *   `nemesia_endpoint_test`.
+ * - `timeout_ns`: the time limit in nanoseconds; negative: no limit; 0: one attempt.
  * - `out_status`: written on success and with NEMESIA_ERR_TRUNCATED; may be NULL.
  *
- * Returns: NEMESIA_OK if it is complete, or
- * - NEMESIA_ERR_TRUNCATED if the message is longer, and the part that fits was received;
- * - NEMESIA_ERR_PEER_FAILED or _CANCELLED if it cannot succeed;
- * - NEMESIA_ERR_KEY, _BOUNDS, _ACCESS, _ALIGNMENT or _UNDEFINED for a one-sided operation;
- * - NEMESIA_ERR_TIMEOUT, or _UNEXPECTED_FULL if other messages must be received first: the request is still
- *   in progress;
- * - NEMESIA_ERR_STALE, _ARGUMENT or _PANIC.
- *
+ * Returns: NEMESIA_OK if it is complete; NEMESIA_ERR_TIMEOUT, or _UNEXPECTED_FULL if other messages must be
+ * received first: the request is still in progress; NEMESIA_ERR_TRUNCATED, _PEER_FAILED, _CANCELLED, _KEY,
+ * _BOUNDS, _ACCESS, _ALIGNMENT, _UNDEFINED, _STALE, _ARGUMENT or _PANIC, as `nemesia_endpoint_test`.
  * Ownership: the request ends, and the caller may reuse its buffer, unless it is still in progress.
  * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
@@ -1430,8 +1424,7 @@ int32_t nemesia_endpoint_wait(struct nemesia_endpoint *endpoint,
  * - `requests`: the call replaces each request that ends, with success or failure, by NEMESIA_REQUEST_DONE,
  *   and skips entries that hold this value. After NEMESIA_ERR_TIMEOUT, call it again with the same arrays.
  *   May be NULL if `count` is 0.
- * - `timeout_ns`: the time limit for all requests together, in nanoseconds; negative: no limit; 0: one
- *   attempt.
+ * - `timeout_ns`: the common time limit in nanoseconds; negative: no limit; 0: one attempt.
  * - `out_statuses`: `count` elements, or NULL. Written for each request that is not skipped, unless the call
  *   returns NEMESIA_ERR_ARGUMENT or _PANIC. `code` is the result that `nemesia_endpoint_wait` would return,
  *   or NEMESIA_PENDING. The other fields are 0 unless the message was received or truncated.

@@ -29,7 +29,7 @@ use crate::boundary::missing;
 use crate::lent::Single;
 use crate::status::{Fault, NEMESIA_ERR_HANDLE, NEMESIA_ERR_THREADS};
 
-/// The number of objects that a process can have at a time.
+/// The number of entries in the table. A process can have one object less, because the first entry is reserved.
 const ENTRIES: usize = 1 << ENTRY_BITS;
 const ENTRY_BITS: u32 = 12;
 const KIND_BITS: u32 = 4;
@@ -168,7 +168,8 @@ fn reserve() -> Option<usize> {
 
 #[cold]
 fn full() -> Fault {
-    let text = format!("{ENTRIES} endpoints and configurations exist, which is the limit: close some");
+    let most = ENTRIES - 1;
+    let text = format!("{most} endpoints and configurations exist, which is the limit: close some");
     Fault::new(NEMESIA_ERR_HANDLE, text)
 }
 

@@ -327,7 +327,7 @@ mod tests {
     use nemesia::{EngineCounters, PeerCounters, WaitCounters};
 
     #[test]
-    fn fields_are_those_of_the_library_in_their_order() {
+    fn fields_are_those_of_the_library_and_later_ones_are_appended() {
         let source = include_str!("observe.rs");
         let body = source.split("pub struct Counters {").nth(1).and_then(|rest| rest.split("\n}\n").next());
         let names = body.unwrap().lines().filter_map(|line| line.trim().strip_prefix("pub "));
@@ -335,11 +335,14 @@ mod tests {
         let all = [PeerCounters::FIELDS, EngineCounters::FIELDS, WaitCounters::FIELDS].concat();
         let expected: Vec<_> =
             std::iter::once("struct_size").chain(all.iter().map(|field| field.name)).collect();
-        assert_eq!(names, expected);
+        assert!(expected.len() >= FIRST_NUMBERS);
+        let later = &names[FIRST_NUMBERS..];
+        let first: Vec<_> = expected.iter().copied().filter(|name| !later.contains(name)).collect();
+        assert_eq!(names[..FIRST_NUMBERS], first);
+        assert_eq!(names.len(), expected.len());
         assert_eq!(size_of::<Counters>(), expected.len() * 8);
         let copied = source.split("copied!(struct_size, it:").nth(1).and_then(|rest| rest.split(')').next());
         let copied: Vec<_> = copied.unwrap().split_whitespace().collect();
         assert_eq!(copied, PeerCounters::FIELDS.iter().map(|field| field.name).collect::<Vec<_>>());
-        assert!(expected.len() >= FIRST_NUMBERS);
     }
 }

@@ -73,8 +73,7 @@ pub unsafe extern "C" fn nemesia_endpoint_send(
     unsafe { send_any(endpoint, rank, tag, buffer, len) }
 }
 
-/// Continues [`nemesia_endpoint_send`] if it did not end after a few instructions. A separate function, so
-/// that the critical path saves no registers.
+/// Continues [`nemesia_endpoint_send`]. A separate function: thus the critical path saves no registers.
 ///
 /// # Safety
 /// As [`nemesia_endpoint_send`].
@@ -131,8 +130,7 @@ pub unsafe extern "C" fn nemesia_endpoint_recv(
     unsafe { recv_any(endpoint, rank, tag, ignore, capacity, out_buffer, out_status) }
 }
 
-/// Continues [`nemesia_endpoint_recv`] if it did not end after a few instructions. A separate function, so
-/// that the critical path saves no registers.
+/// Continues [`nemesia_endpoint_recv`]. A separate function: thus the critical path saves no registers.
 ///
 /// # Safety
 /// As [`nemesia_endpoint_recv`].
@@ -190,8 +188,7 @@ pub unsafe extern "C" fn nemesia_endpoint_isend(
     unsafe { isend_any(endpoint, rank, tag, buffer, len, out_request) }
 }
 
-/// Continues [`nemesia_endpoint_isend`] if it did not end after a few instructions. A separate function, so
-/// that the critical path saves no registers.
+/// Continues [`nemesia_endpoint_isend`]. A separate function: thus the critical path saves no registers.
 ///
 /// # Safety
 /// As [`nemesia_endpoint_isend`].
@@ -262,8 +259,7 @@ pub unsafe extern "C" fn nemesia_endpoint_irecv(
     unsafe { irecv_any(endpoint, rank, tag, ignore, capacity, out_buffer, out_request) }
 }
 
-/// Continues [`nemesia_endpoint_irecv`] if it did not end after a few instructions. A separate function, so
-/// that the critical path saves no registers.
+/// Continues [`nemesia_endpoint_irecv`]. A separate function: thus the critical path saves no registers.
 ///
 /// # Safety
 /// As [`nemesia_endpoint_irecv`].
@@ -322,18 +318,12 @@ pub unsafe extern "C" fn nemesia_endpoint_test(
 ///
 /// - `endpoint`: the endpoint that the request was started on.
 /// - `request`: from a function that starts an operation; its name begins with `nemesia_endpoint_i`.
-/// - `timeout_ns`: the time limit in nanoseconds; negative: no limit; 0: one attempt, as
-///   `nemesia_endpoint_test`.
+/// - `timeout_ns`: the time limit in nanoseconds; negative: no limit; 0: one attempt.
 /// - `out_status`: written on success and with NEMESIA_ERR_TRUNCATED; may be NULL.
 ///
-/// Returns: NEMESIA_OK if it is complete, or
-/// - NEMESIA_ERR_TRUNCATED if the message is longer, and the part that fits was received;
-/// - NEMESIA_ERR_PEER_FAILED or _CANCELLED if it cannot succeed;
-/// - NEMESIA_ERR_KEY, _BOUNDS, _ACCESS, _ALIGNMENT or _UNDEFINED for a one-sided operation;
-/// - NEMESIA_ERR_TIMEOUT, or _UNEXPECTED_FULL if other messages must be received first: the request is still
-///   in progress;
-/// - NEMESIA_ERR_STALE, _ARGUMENT or _PANIC.
-///
+/// Returns: NEMESIA_OK if it is complete; NEMESIA_ERR_TIMEOUT, or _UNEXPECTED_FULL if other messages must be
+/// received first: the request is still in progress; NEMESIA_ERR_TRUNCATED, _PEER_FAILED, _CANCELLED, _KEY,
+/// _BOUNDS, _ACCESS, _ALIGNMENT, _UNDEFINED, _STALE, _ARGUMENT or _PANIC, as `nemesia_endpoint_test`.
 /// Ownership: the request ends, and the caller may reuse its buffer, unless it is still in progress.
 /// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
@@ -360,8 +350,7 @@ pub unsafe extern "C" fn nemesia_endpoint_wait(
 /// - `requests`: the call replaces each request that ends, with success or failure, by NEMESIA_REQUEST_DONE,
 ///   and skips entries that hold this value. After NEMESIA_ERR_TIMEOUT, call it again with the same arrays.
 ///   May be NULL if `count` is 0.
-/// - `timeout_ns`: the time limit for all requests together, in nanoseconds; negative: no limit; 0: one
-///   attempt.
+/// - `timeout_ns`: the common time limit in nanoseconds; negative: no limit; 0: one attempt.
 /// - `out_statuses`: `count` elements, or NULL. Written for each request that is not skipped, unless the call
 ///   returns NEMESIA_ERR_ARGUMENT or _PANIC. `code` is the result that `nemesia_endpoint_wait` would return,
 ///   or NEMESIA_PENDING. The other fields are 0 unless the message was received or truncated.
