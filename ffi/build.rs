@@ -1,6 +1,6 @@
-//! Gives the shared library its name at run time: `libnemesia.so.0`, whatever cargo calls the file.
+//! Sets the name of the shared library at run time: `libnemesia.so.0`, independent of cargo's file name.
 
-/// Changes with every incompatible change of `include/nemesia.h`; `install.sh` reads it from here.
+/// The name, which changes with every incompatible change of `include/nemesia.h`; `install.sh` reads it from here.
 const SONAME: &str = "libnemesia.so.0";
 
 fn main() {

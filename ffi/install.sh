@@ -6,24 +6,24 @@ usage() {
     cat <<'TEXT'
 Usage: ffi/install.sh [--debug] PREFIX
 
-Builds the C interface and the program `nemesia` with cargo, from a fresh clone as well, and installs under PREFIX:
+Builds the C interface and the program `nemesia` with cargo, also in a fresh clone, and installs under PREFIX:
 
-  bin/nemesia                    starts jobs (`nemesia run`), explains (`info`) and measures (`perf`)
+  bin/nemesia                    starts jobs (`nemesia run`), reports settings (`info`), measures (`perf`)
   include/nemesia.h
   lib/libnemesia.so -> libnemesia.so.0 -> libnemesia.so.VERSION
   lib/libnemesia.a
-  lib/libnemesia_interpose.so    to be preloaded, by programs that ask for it only (glibc on x86-64 and AArch64)
+  lib/libnemesia_interpose.so    for LD_PRELOAD, only if the user requests it (glibc on x86-64 and AArch64)
   lib/pkgconfig/nemesia.pc
 
   --debug   the unoptimised build, with every assertion
   --help    print this
 
-Programs that are linked by the flags of nemesia.pc find the library under PREFIX at run time (-rpath).
+Programs that are linked with the flags of nemesia.pc find the library under PREFIX at run time (-rpath).
 
-DESTDIR, if set, is put before PREFIX where files are written, for those who make packages; nemesia.pc then has no -rpath.
-CARGO and CARGO_TARGET_DIR are honoured.
+DESTDIR, if set, is prepended to PREFIX where the script writes files. This serves packagers; nemesia.pc then has
+no -rpath. The script uses the variables CARGO and CARGO_TARGET_DIR.
 
-To uninstall, remove what is listed above:
+To uninstall, remove these files:
 
   rm -f PREFIX/bin/nemesia PREFIX/include/nemesia.h PREFIX/lib/libnemesia.* PREFIX/lib/libnemesia_interpose.so \
       PREFIX/lib/pkgconfig/nemesia.pc
@@ -61,14 +61,14 @@ install -m 644 "$built/libnemesia_ffi.a" "$to/lib/libnemesia.a"
 install -m 755 "$built/libnemesia_ffi.so" "$to/lib/libnemesia.so.$version"
 ln -sf "libnemesia.so.$version" "$to/lib/$soname"
 ln -sf "$soname" "$to/lib/libnemesia.so"
-# It has no other version: a copy of Nemesia finds it by the name of a symbol that has the version.
+# This file name has no version: a copy of Nemesia finds the library by a symbol whose name has the version.
 if [[ -f $built/libnemesia_interpose.so ]]; then
     install -m 755 "$built/libnemesia_interpose.so" "$to/lib/libnemesia_interpose.so"
 fi
-# A package installs into a directory where the system looks anyway.
+# A package installs into a directory that the loader searches by default, so it needs no -rpath.
 rpath=
 [[ -n ${DESTDIR:-} ]] || rpath=' -Wl,-rpath,${libdir}'
-# Libs.private is what `rustc --print native-static-libs` says.
+# Libs.private is the output of `rustc --print native-static-libs`.
 cat >"$to/lib/pkgconfig/nemesia.pc" <<TEXT
 prefix=$prefix
 includedir=\${prefix}/include

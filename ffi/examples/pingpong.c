@@ -1,4 +1,4 @@
-/* Two processes pass a message to and fro, and tell how long one way takes.
+/* Two processes send a message back and forth. Rank 0 prints the time of one direction.
  *
  *   ffi/install.sh PREFIX
  *   cc -O2 ffi/examples/pingpong.c -o pingpong -IPREFIX/include -LPREFIX/lib -lnemesia -Wl,-rpath,PREFIX/lib

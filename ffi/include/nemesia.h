@@ -2,23 +2,61 @@
  *
  * Nemesia: a transport engine that message-passing runtimes embed. Link with -lnemesia, or pkg-config nemesia.
  *
- * Functions return a status: 0 is success, positive ones are no errors, negative ones are. A number is never given
- * another meaning. After an error nemesia_last_error_message() says in one line what happened and what to do.
- * Outputs come last and are named out_*; they are written on success only, unless the function says otherwise.
- * NULL is refused with NEMESIA_ERR_ARGUMENT wherever it is not allowed. Pointers to memory have to be good.
+ * Status. Functions that can fail return a status: 0 is success, a positive status is not an error, a
+ * negative one is. The meaning of a number never changes. After an error, nemesia_last_error_message()
+ * returns one line: the failure, the peer and the remedy. Outputs come last and are named out_*. They are
+ * written on success only, unless the function states otherwise. A NULL that is not allowed returns
+ * NEMESIA_ERR_ARGUMENT. Other pointers to memory must be valid.
  *
- * Endpoints, configurations and incoming messages are handles: the value of the pointer is looked up in a table before it
- * is used. A wrong one is an error of the call and changes nothing:
- *   - used after it was closed or destroyed, a second close among them: NEMESIA_ERR_HANDLE;
- *   - of another kind, such as a configuration in place of an endpoint, or a pointer of any other origin: the same;
- *   - an incoming message after its handler has returned, or in another thread: the same;
- *   - nemesia_endpoint_close while another thread is in a call on the endpoint: NEMESIA_ERR_THREADS; it stays open. An
- *     endpoint of one thread at a time sees that once the other call waits, and not within its first few instructions;
+ * Index of functions. Names without nemesia_ begin with nemesia_endpoint_.
+ *   Library           nemesia_version, nemesia_status_name, nemesia_last_error_message, nemesia_last_error_rank
+ *   Configuration     nemesia_config_from_environment, nemesia_config_default, nemesia_config_set_threads,
+ *                     nemesia_config_read_file, nemesia_config_set, nemesia_config_get, nemesia_config_destroy
+ *   Endpoint          open, open_with, close, rank, size, warning, explain
+ *   Messages          send, recv, isend, irecv; in a context: send_in, recv_in, isend_in, irecv_in;
+ *                     of several runs: isendv, irecvv; probes: iprobe, probe, improbe, mprobe, mrecv, imrecv
+ *   Requests          test, wait, wait_all, cancel, progress; event loops: event_fd, arm, disarm
+ *   Active messages   set_handler, nemesia_incoming_reply, send_active, isend_active, active_bytes, unhandled
+ *   One-sided         expose, allocate, unexpose, remote_key, path, iput, iget, iaccumulate, ifetch, ifetch_accumulate,
+ *                     icompare_swap, iflush, flush, fence, notifications, inotified
+ *   Collective        barrier, agree, shrink
+ *   Failed peers      peer_failure, acknowledge_failures, incarnation, restarted, readmit
+ *   Observation       counters, call_tree
+ *   Memory            nemesia_memory_released
+ *
+ * Example, for two processes started by `nemesia run -n 2`. A program should check every status.
+ *     #include <nemesia.h>
+ *     int main(void) {
+ *         nemesia_endpoint *endpoint;
+ *         int32_t rank;
+ *         char text[6];
+ *         if (nemesia_endpoint_open(NULL, &endpoint) != NEMESIA_OK) return 1;
+ *         nemesia_endpoint_rank(endpoint, &rank);
+ *         if (rank == 0) nemesia_endpoint_send(endpoint, 1, 7, "hello", 6);
+ *         if (rank == 1) nemesia_endpoint_recv(endpoint, 0, 7, 0, sizeof text, text, NULL);
+ *         nemesia_endpoint_barrier(endpoint);
+ *         return nemesia_endpoint_close(endpoint) == NEMESIA_OK ? 0 : 1;
+ *     }
+ *
+ * Handles. Endpoints, configurations and incoming messages are handles: the library looks up the value of the
+ * pointer in a table before it uses the object. A misuse returns an error and has no other effect:
+ *   - a handle that was closed or destroyed before, also in a second close: NEMESIA_ERR_HANDLE;
+ *   - a handle of another kind, such as a configuration in place of an endpoint, or any other pointer:
+ *     NEMESIA_ERR_HANDLE;
+ *   - an incoming message after its handler has returned, or in another thread: NEMESIA_ERR_HANDLE;
+ *   - nemesia_endpoint_close while another thread is in a call on the endpoint: NEMESIA_ERR_THREADS, and the
+ *     endpoint stays open. Without NEMESIA_THREADS_MULTIPLE this is detected once the other call waits, not
+ *     in its first few instructions;
  *   - a request or a probed message that was completed before: NEMESIA_ERR_STALE;
- *   - nemesia_config_destroy, which returns nothing, tells such an error by nemesia_last_error_message only.
+ *   - nemesia_config_destroy returns nothing: it sets nemesia_last_error_message only.
+ *     nemesia_endpoint_warning returns NULL.
  *
- * An endpoint is used by one thread at a time, unless it was opened for several (nemesia_config_set_threads), and not by
- * a child after fork().
+ * Threads. One thread at a time uses an endpoint, unless it was opened with NEMESIA_THREADS_MULTIPLE
+ * (nemesia_config_set_threads).
+ *
+ * Fork. A child of fork() cannot use an endpoint of its parent: operations return NEMESIA_ERR_FORKED. Local
+ * queries may still succeed. nemesia_endpoint_close returns NEMESIA_ERR_FORKED, too: it ends the child's handle
+ * and has no effect on the parent. The child may open an endpoint of its own.
  */
 
 #ifndef NEMESIA_H
@@ -44,29 +82,29 @@
 #define NEMESIA_VERSION_PATCH 0
 
 /**
- * Done.
+ * The call succeeded.
  */
 #define NEMESIA_OK 0
 
 /**
- * Not an error: the request is still under way.
+ * Not an error: the request is not complete yet.
  */
 #define NEMESIA_PENDING 1
 
 /**
- * Not an error: something was done just now, and there may be more to do.
+ * Not an error: the call made progress, and there may be more to do.
  */
 #define NEMESIA_BUSY 2
 
 /**
- * An argument is not valid: a NULL pointer, a wrong `struct_size`, a length that no buffer has, a text that is not UTF-8,
- * contexts 65534 and 65535, which are reserved for barriers and agreements.
+ * An argument is invalid: a NULL pointer, a wrong `struct_size`, a length that no buffer has, a text that is
+ * not UTF-8, or one of the contexts 65534 and 65535, which are reserved for barriers and agreements.
  */
 #define NEMESIA_ERR_ARGUMENT -1
 
 /**
- * The configuration, a file or a variable of the environment can't be used; in strict mode (NEMESIA_STRICT), a wish
- * can't be met.
+ * The configuration, a file or an environment variable is invalid. In strict mode (NEMESIA_STRICT), also: a
+ * preference cannot be met.
  */
 #define NEMESIA_ERR_CONFIG -2
 
@@ -76,68 +114,71 @@
 #define NEMESIA_ERR_BOOTSTRAP -3
 
 /**
- * The operating system refused something.
+ * The operating system refused a request.
  */
 #define NEMESIA_ERR_SYSTEM -4
 
 /**
- * A peer can't be met, at start.
+ * The connection to a peer could not be set up.
  */
 #define NEMESIA_ERR_PEER -5
 
 /**
- * A peer is gone; `nemesia_last_error_rank` tells which.
+ * A peer has failed; `nemesia_last_error_rank` returns its rank.
  */
 #define NEMESIA_ERR_PEER_FAILED -6
 
 /**
- * The message was longer than the buffer. What fits was received, and the status is written. The same of a text.
+ * The buffer is too small. The part that fits was received, and the status is written. Functions that write
+ * a text return this, too.
  */
 #define NEMESIA_ERR_TRUNCATED -7
 
 /**
- * No such rank.
+ * The rank does not exist.
  */
 #define NEMESIA_ERR_RANK -8
 
 /**
- * Too many requests are under way.
+ * The limit on requests in progress is reached.
  */
 #define NEMESIA_ERR_REQUESTS -9
 
 /**
- * Unexpected messages fill their ceiling: receive them first. A request that was waited for is still under way.
+ * Unexpected messages have reached their memory limit: receive them first. A request that was waited for is
+ * still in progress.
  */
 #define NEMESIA_ERR_UNEXPECTED_FULL -10
 
 /**
- * The receive was withdrawn.
+ * The receive was cancelled.
  */
 #define NEMESIA_ERR_CANCELLED -11
 
 /**
- * No such request: it was completed before, or never started.
+ * The request or probed message does not exist: it was completed before, or never started.
  */
 #define NEMESIA_ERR_STALE -12
 
 /**
- * Waiting took longer than allowed. A request that was waited for is still under way.
+ * The wait exceeded its time limit. A request that was waited for is still in progress.
  */
 #define NEMESIA_ERR_TIMEOUT -13
 
 /**
- * Nemesia met an error of its own. The endpoint can only be closed.
+ * The library has an internal error. The endpoint can only be closed.
  */
 #define NEMESIA_ERR_PANIC -14
 
 /**
- * An error that this version of the header has no code for.
+ * The library reports an error that this version of the header has no code for.
  */
 #define NEMESIA_ERR_UNKNOWN -15
 
 /**
- * A one-sided operation was refused: the region is not exposed, or the key is not its key. With this and the next four
- * codes `nemesia_last_error_rank` tells whose region it is; a flush reports the first refusal since the last.
+ * A one-sided operation was refused: the region is not exposed, or the key is not its key. With this and the
+ * next four codes, `nemesia_last_error_rank` returns the rank that owns the region. A flush reports the
+ * first refusal since the last flush.
  */
 #define NEMESIA_ERR_KEY -16
 
@@ -147,89 +188,99 @@
 #define NEMESIA_ERR_BOUNDS -17
 
 /**
- * A one-sided operation was refused: the region does not allow it.
+ * A one-sided operation was refused: the region does not allow this access.
  */
 #define NEMESIA_ERR_ACCESS -18
 
 /**
- * A one-sided operation was refused: the value does not lie at a multiple of its size.
+ * A one-sided operation was refused: the address of the value is not a multiple of its size.
  */
 #define NEMESIA_ERR_ALIGNMENT -19
 
 /**
- * A one-sided operation was refused: it is not defined for that type.
+ * A one-sided operation was refused: it is not defined for this type.
  */
 #define NEMESIA_ERR_UNDEFINED -20
 
 /**
- * No such region of this process, or no more are allowed.
+ * This process has no such region, or the limit on regions is reached.
  */
 #define NEMESIA_ERR_REGION -21
 
 /**
- * An active message is longer than one may be, or a reply to one than a packet.
+ * An active message exceeds its maximum length, or a reply to one exceeds a packet.
  */
 #define NEMESIA_ERR_TOO_LONG -22
 
 /**
- * Too many replies of handlers wait to leave.
+ * The limit on replies of handlers that wait to be sent is reached.
  */
 #define NEMESIA_ERR_REPLIES -23
 
 /**
- * The other ranks have agreed to go on without this process.
+ * The other ranks have agreed to continue without this process.
  */
 #define NEMESIA_ERR_EXCLUDED -24
 
 /**
- * Another thread is in a call on the endpoint, which belongs to one at a time; nothing was done. Open it with
- * NEMESIA_THREADS_MULTIPLE. Don't rely on this code: it is given when the mistake is seen, and that is not always. From
- * `nemesia_endpoint_close` of an endpoint with NEMESIA_THREADS_MULTIPLE it is always given while another thread is in a call.
+ * Another thread is in a call on the endpoint, and the endpoint allows one thread at a time. The call had no
+ * effect. Open the endpoint with NEMESIA_THREADS_MULTIPLE.
+ *
+ * Do not rely on this code: the check is cheap and does not find every such mistake.
+ * `nemesia_endpoint_close` always returns it if the endpoint has NEMESIA_THREADS_MULTIPLE and another thread
+ * is in a call.
  */
 #define NEMESIA_ERR_THREADS -25
 
 /**
- * The launcher of this world starts no rank again: `nemesia run --restart N` does.
+ * The launcher of this world does not restart ranks; `nemesia run --restart N` does.
  */
 #define NEMESIA_ERR_NO_RESTART -26
 
 /**
- * The rank has not failed, or was not started again yet.
+ * The rank has not failed, or has not been restarted yet.
  */
 #define NEMESIA_ERR_NOT_RESTARTED -27
 
 /**
- * An agreement is not finished: call `nemesia_endpoint_agree` or `nemesia_endpoint_shrink` again first.
+ * An agreement is not finished: first call `nemesia_endpoint_agree` or `nemesia_endpoint_shrink` again.
  */
 #define NEMESIA_ERR_AGREEMENT -28
 
 /**
- * The handle is none: it was closed or destroyed before, it is of another kind (a configuration in place of an endpoint), its
- * handler has returned, or no function of this library has made it. Nothing was done. Or as many endpoints and
- * configurations exist as may, and no more can be made. `nemesia_last_error_message` tells which.
+ * The handle is invalid: it was closed or destroyed before, it is of another kind (a configuration in place
+ * of an endpoint), its handler has returned, or this library did not make it. The call had no effect.
+ * Functions that make a handle return this if the limit on endpoints and configurations is reached.
+ * `nemesia_last_error_message` names the cause.
  */
 #define NEMESIA_ERR_HANDLE -29
 
 /**
- * How threads use an endpoint: one at a time. The caller sees to that; the endpoint may move between threads. The default,
- * and the fastest.
+ * The endpoint belongs to the process that opened it, and this process is a forked child: open another
+ * endpoint here. Every function that takes an endpoint may return this.
+ */
+#define NEMESIA_ERR_FORKED -30
+
+/**
+ * One thread at a time uses the endpoint, and the caller ensures that. The endpoint may move between
+ * threads. This is the default, and the fastest.
  */
 #define NEMESIA_THREADS_SINGLE 0
 
 /**
- * How threads use an endpoint: any number of them at once (as MPI_THREAD_MULTIPLE). A call that does not block takes a lock.
- * Of the threads that wait one makes progress for all.
+ * Any number of threads use the endpoint at the same time (as MPI_THREAD_MULTIPLE). A call that does not
+ * block takes a lock. Among the threads that wait, one makes progress for all.
  */
 #define NEMESIA_THREADS_MULTIPLE 1
 
 /**
- * Room for a value that `nemesia_exchange.get` is given, in bytes, the terminating 0 included. No value that
- * Nemesia puts is longer.
+ * The size in bytes of the buffer that `nemesia_exchange.get` receives, including the terminating 0. The
+ * library puts no longer value.
  */
 #define NEMESIA_EXCHANGE_VALUE_BYTES 1024
 
 /**
- * The peer is there.
+ * The peer has not failed.
  */
 #define NEMESIA_FAILURE_NONE 0
 
@@ -239,100 +290,99 @@
 #define NEMESIA_FAILURE_DIED 1
 
 /**
- * The peer has finished, in good order: it has called `nemesia_endpoint_close`.
+ * The peer has finished in good order: it called `nemesia_endpoint_close`.
  */
 #define NEMESIA_FAILURE_FINISHED 2
 
 /**
- * The connection to the peer is over: it broke the rules of the transport, or sent an active message for which this
- * process has no memory.
+ * The connection to the peer has ended: the peer violated the transport's protocol, or it sent an active
+ * message for which this process has no memory.
  */
 #define NEMESIA_FAILURE_FAULT 3
 
 /**
- * The peer has given up its endpoint without closing it, or closing it failed.
+ * The peer dropped its endpoint without closing it, or its `nemesia_endpoint_close` failed.
  */
 #define NEMESIA_FAILURE_DROPPED 4
 
 /**
- * A receive from every rank, this process's own included.
+ * In place of a sender's rank: a receive from every rank, including this process.
  */
 #define NEMESIA_ANY_SOURCE -1
 
 /**
- * The ignore mask of a receive that takes every tag; 0 is that of one that takes exactly its own.
+ * The ignore mask of a receive that matches every tag; with 0 a receive matches its own tag only.
  */
 #define NEMESIA_ANY_TAG 18446744073709551615ull
 
 /**
- * A request that was complete when it started, as most sends are. It can be tested and waited for any number of
- * times, always with success; a variable that holds no request may be set to it.
+ * A request that was complete when it started, as most sends are. It can be tested and waited for any number
+ * of times, always with success. A variable that holds no request may be set to this value.
  */
 #define NEMESIA_REQUEST_NONE 0
 
 /**
- * What `nemesia_endpoint_wait_all` leaves in place of a request that it has completed, and passes over when it is
- * called again.
+ * The value that `nemesia_endpoint_wait_all` writes in place of a completed request. A later call skips it.
  */
 #define NEMESIA_REQUEST_DONE 18446744073709551615ull
 
 /**
- * A send mode: complete when the buffer is the caller's again. That of `nemesia_endpoint_send`.
+ * A send mode: complete when the caller may reuse the buffer. The mode of `nemesia_endpoint_send`.
  */
 #define NEMESIA_SEND_STANDARD 0
 
 /**
- * A send mode: complete when a receive has matched the message, too (MPI_Ssend).
+ * A send mode: complete when, in addition, a receive has matched the message (MPI_Ssend).
  */
 #define NEMESIA_SEND_SYNCHRONOUS 1
 
 /**
- * A send mode: the caller knows that a receive is posted (MPI_Rsend). Treated as NEMESIA_SEND_STANDARD.
+ * A send mode: the caller guarantees that a receive is posted (MPI_Rsend). Treated as NEMESIA_SEND_STANDARD.
  */
 #define NEMESIA_SEND_READY 2
 
 /**
- * Peers may only get.
+ * Peers may only get from the region.
  */
 #define NEMESIA_ACCESS_READ 1
 
 /**
- * Peers may only put.
+ * Peers may only put into the region.
  */
 #define NEMESIA_ACCESS_WRITE 2
 
 /**
- * Peers may do everything; atomic operations need this.
+ * Peers may use all operations; atomic operations require this.
  */
 #define NEMESIA_ACCESS_READ_WRITE 3
 
 /**
- * int32_t
+ * The type int32_t.
  */
 #define NEMESIA_TYPE_I32 0
 
 /**
- * int64_t
+ * The type int64_t.
  */
 #define NEMESIA_TYPE_I64 1
 
 /**
- * uint32_t
+ * The type uint32_t.
  */
 #define NEMESIA_TYPE_U32 2
 
 /**
- * uint64_t
+ * The type uint64_t.
  */
 #define NEMESIA_TYPE_U64 3
 
 /**
- * float, of IEEE 754
+ * The type float of IEEE 754.
  */
 #define NEMESIA_TYPE_F32 4
 
 /**
- * double, of IEEE 754
+ * The type double of IEEE 754.
  */
 #define NEMESIA_TYPE_F64 5
 
@@ -347,12 +397,12 @@
 #define NEMESIA_OP_PRODUCT 1
 
 /**
- * The smaller; a NaN gives way.
+ * The smaller value; a NaN yields to a number.
  */
 #define NEMESIA_OP_MIN 2
 
 /**
- * The larger; a NaN gives way.
+ * The larger value; a NaN yields to a number.
  */
 #define NEMESIA_OP_MAX 3
 
@@ -377,63 +427,64 @@
 #define NEMESIA_OP_REPLACE 7
 
 /**
- * The value as it is: an atomic read.
+ * The unchanged value: an atomic read.
  */
 #define NEMESIA_OP_NOTHING 8
 
 /**
- * `nemesia_endpoint_flush` of every rank.
+ * In place of a rank: every rank.
  */
 #define NEMESIA_ALL_RANKS -1
 
 /**
- * `nemesia_endpoint_path`: the region is this process's own.
+ * `nemesia_endpoint_path`: the region belongs to this process.
  */
 #define NEMESIA_PATH_OWN 0
 
 /**
- * `nemesia_endpoint_path`: the region is mapped here, and its owner need not make progress.
+ * `nemesia_endpoint_path`: the region is mapped here, and operations do not require progress of its owner.
  */
 #define NEMESIA_PATH_DIRECT 1
 
 /**
- * `nemesia_endpoint_path`: operations go in packets, which the owner executes when it makes progress.
+ * `nemesia_endpoint_path`: operations are sent as packets, which the owner executes when it makes progress.
  */
 #define NEMESIA_PATH_PACKETS 2
 
 /**
- * How an endpoint is to be set up: variables with values, the same as in the environment and in configuration files.
- * `nemesia info` lists them all. Later sources count more than earlier ones: default, configuration file, environment,
- * `nemesia_config_set`.
+ * The settings of an endpoint: variables with values, with the names of the environment and of configuration
+ * files. `nemesia info` lists them.
  *
- * All processes of a world must agree on NEMESIA_CELLS, NEMESIA_CELL_BYTES and NEMESIA_FASTBOX_SLOTS; a difference is
- * refused at start.
+ * Precedence, highest first: `nemesia_config_set`, environment, configuration file, default.
+ *
+ * All processes of a world must agree on NEMESIA_CELLS, NEMESIA_CELL_BYTES and NEMESIA_FASTBOX_SLOTS.
+ * Opening an endpoint fails if they differ.
  */
 typedef struct nemesia_config nemesia_config;
 
 /**
- * A process's place in its world.
+ * The membership of a process in a world.
  */
 typedef struct nemesia_endpoint nemesia_endpoint;
 
 /**
- * An active message in the hands of its handler, for `nemesia_incoming_reply`. Gone when the handler returns: after that, and
- * in other threads, its use is NEMESIA_ERR_HANDLE.
+ * An active message in its handler, for `nemesia_incoming_reply`. It ends when the handler returns. Its use
+ * after that, or in another thread, returns NEMESIA_ERR_HANDLE.
  */
 typedef struct nemesia_incoming nemesia_incoming;
 
 /**
- * How the processes of a world find each other: a key-value store that the caller brings. A runtime that has met its
- * peers already embeds Nemesia with it.
+ * A key-value store, provided by the caller, through which the processes of a world find each other. A
+ * runtime that already connects its processes embeds Nemesia with it.
  *
- * Keys and values are terminated texts of printable ASCII without spaces; keys have at most 63 bytes, and each is
- * put once in a world. The functions may block. They return 0 for success, else a number of the caller's that goes
- * into the text of NEMESIA_ERR_BOOTSTRAP.
+ * Keys and values are terminated texts of printable ASCII without spaces. A key has at most 63 bytes, and is
+ * put once in a world. The functions may block. They return 0 for success; any other number becomes part of
+ * the text of NEMESIA_ERR_BOOTSTRAP.
  *
- * Lifetime: the structure is copied. Functions are called during `nemesia_endpoint_open_with` only; what `context`
- * points to is not used after it.
+ * Lifetime: the structure is copied. The library calls the functions only during
+ * `nemesia_endpoint_open_with`, and does not use the target of `context` after it.
  *
- * Threads: functions are called by the thread that opens the endpoint. They must not throw, must not jump out
+ * Threads: the thread that opens the endpoint calls the functions. They must not throw, must not jump out
  * (longjmp), and must not call functions of Nemesia on the endpoint that is being opened.
  */
 typedef struct nemesia_exchange {
@@ -446,31 +497,31 @@ typedef struct nemesia_exchange {
      */
     void *context;
     /**
-     * The number of this process, from 0.
+     * Returns the number of this process, from 0.
      */
     int32_t (*rank)(void *context);
     /**
-     * The number of processes in the world, at least 1.
+     * Returns the number of processes in the world, at least 1.
      */
     int32_t (*size)(void *context);
     /**
-     * Makes `value` known under `key` to all processes, from the next barrier on. Both texts are Nemesia's, and gone
-     * after the call.
+     * Stores `value` under `key` for all processes, visible after the next barrier. Both texts belong to the
+     * library and are valid only during the call.
      */
     int32_t (*put)(void *context, const char *key, const char *value);
     /**
-     * Copies the value that a process put under `key` before the last barrier to `out_value`, which has room for
-     * `bytes` bytes, and ends it with a 0.
+     * Copies the value that a process put under `key` before the last barrier to `out_value`, which has
+     * `bytes` bytes, and terminates it with a 0.
      */
     int32_t (*get)(void *context, const char *key, size_t bytes, char *out_value);
     /**
-     * Waits until all processes are in it.
+     * Waits until all processes have called it.
      */
     int32_t (*barrier)(void *context);
 } nemesia_exchange;
 
 /**
- * What came of a message.
+ * The result of a message.
  */
 typedef struct nemesia_status {
     /**
@@ -478,7 +529,7 @@ typedef struct nemesia_status {
      */
     int32_t code;
     /**
-     * Receive: who sent it. Send: unspecified.
+     * Receive: the sender. Send: unspecified.
      */
     int32_t rank;
     /**
@@ -486,17 +537,17 @@ typedef struct nemesia_status {
      */
     uint64_t tag;
     /**
-     * Receive: bytes received. Send: unspecified.
+     * Receive: the number of bytes received. Send: unspecified.
      */
     uint64_t len;
     /**
-     * Receive: bytes of the message, more than `len` if it was truncated. Send: unspecified.
+     * Receive: the length of the message, larger than `len` if it was truncated. Send: unspecified.
      */
     uint64_t total;
 } nemesia_status;
 
 /**
- * One run of bytes. Laid out as POSIX's `struct iovec`: arrays of one may be cast to the other.
+ * A run of bytes, with the layout of POSIX's `struct iovec`: an array of one may be cast to the other.
  */
 typedef struct nemesia_iovec {
     /**
@@ -504,21 +555,22 @@ typedef struct nemesia_iovec {
      */
     void *base;
     /**
-     * How many bytes.
+     * The number of bytes.
      */
     size_t len;
 } nemesia_iovec;
 
 /**
- * What is called for an active message.
+ * The function that handles an active message.
  *
- * - `context`: as given to `nemesia_endpoint_set_handler`.
- * - `rank`: who sent it.
- * - `header`, `header_len`, `payload`, `len`: its two parts; the bytes are Nemesia's, and gone when the handler returns.
- *   Neither pointer is NULL; they may be aligned to nothing.
+ * - `context`: the value given to `nemesia_endpoint_set_handler`.
+ * - `rank`: the sender.
+ * - `header`, `header_len`, `payload`, `len`: the two parts of the message. The bytes belong to the library
+ *   and are valid until the handler returns. Neither pointer is NULL; they may have any alignment.
  * - `message`: for `nemesia_incoming_reply`.
  *
- * It must not throw and must not jump out (longjmp). It can't use the endpoint: calls return NEMESIA_ERR_ARGUMENT.
+ * The function must not throw and must not jump out (longjmp). Calls on the endpoint from within it return
+ * NEMESIA_ERR_ARGUMENT.
  */
 typedef void (*nemesia_handler)(void *context,
                                 int32_t rank,
@@ -529,19 +581,20 @@ typedef void (*nemesia_handler)(void *context,
                                 struct nemesia_incoming *message);
 
 /**
- * What a process needs to use a region of another: plain bytes that travel by any means, a message for instance. What
- * they say is checked by the region's owner.
+ * The key with which a process uses a region of another process. It consists of plain bytes and may be sent
+ * by any means, for instance in a message. The owner of the region checks its content.
  */
 typedef struct nemesia_remote_key {
     /**
-     * Opaque.
+     * The opaque content.
      */
     uint8_t bytes[32];
 } nemesia_remote_key;
 
 /**
- * What was done since the endpoint was opened, and what it met with. Set `struct_size` and nothing else. The fields have
- * the names that `nemesia perf --counters` prints. Those that this version of the library does not know are 0.
+ * The counters of an endpoint since it was opened. The caller sets `struct_size` and nothing else. The
+ * fields have the names that `nemesia perf --counters` prints. Fields that this version of the library does
+ * not know are 0.
  */
 typedef struct nemesia_counters {
     /**
@@ -549,7 +602,7 @@ typedef struct nemesia_counters {
      */
     uint64_t struct_size;
     /**
-     * Messages sent whole. Unit: packets.
+     * Messages sent eagerly, as a whole. Unit: packets.
      */
     uint64_t eager_sent;
     /**
@@ -557,7 +610,8 @@ typedef struct nemesia_counters {
      */
     uint64_t eager_sent_bytes;
     /**
-     * Messages announced: large ones, synchronous ones, and those for which there was no credit. Unit: packets.
+     * Messages announced for rendezvous: large ones, synchronous ones, and those without credit. Unit:
+     * packets.
      */
     uint64_t rts_sent;
     /**
@@ -565,7 +619,7 @@ typedef struct nemesia_counters {
      */
     uint64_t rts_sent_bytes;
     /**
-     * Announced messages of the peer that we asked to be streamed. Unit: packets.
+     * Announced messages of the peer that this process asked to be streamed. Unit: packets.
      */
     uint64_t cts_sent;
     /**
@@ -573,7 +627,7 @@ typedef struct nemesia_counters {
      */
     uint64_t cts_sent_bytes;
     /**
-     * Pieces of messages that we streamed. Unit: packets.
+     * Pieces of streamed messages. Unit: packets.
      */
     uint64_t data_sent;
     /**
@@ -581,7 +635,8 @@ typedef struct nemesia_counters {
      */
     uint64_t data_sent_bytes;
     /**
-     * Announced messages of the peer of which all bytes are here, but for those streamed. Unit: packets.
+     * Announced messages of the peer that this process has received completely, except streamed ones. Unit:
+     * packets.
      */
     uint64_t fin_sent;
     /**
@@ -589,7 +644,7 @@ typedef struct nemesia_counters {
      */
     uint64_t fin_sent_bytes;
     /**
-     * Active messages. Unit: packets.
+     * Active messages sent. Unit: packets.
      */
     uint64_t active_sent;
     /**
@@ -601,11 +656,11 @@ typedef struct nemesia_counters {
      */
     uint64_t rma_sent;
     /**
-     * Their payload, with what describes the operation. Unit: bytes.
+     * Their payload, with the description of the operation. Unit: bytes.
      */
     uint64_t rma_sent_bytes;
     /**
-     * Answers to one-sided operations of the peer. Unit: packets.
+     * Replies to one-sided operations of the peer. Unit: packets.
      */
     uint64_t rma_reply_sent;
     /**
@@ -613,7 +668,7 @@ typedef struct nemesia_counters {
      */
     uint64_t rma_reply_sent_bytes;
     /**
-     * As eager_sent, the other way; so are the next fifteen. Unit: packets.
+     * As eager_sent, in the other direction; likewise the next fifteen fields. Unit: packets.
      */
     uint64_t eager_received;
     /**
@@ -709,7 +764,7 @@ typedef struct nemesia_counters {
      */
     uint64_t cell_received_bytes;
     /**
-     * Small packets that went through a cell, as the fastbox was full. Unit: packets.
+     * Small packets that went through a cell because the fastbox was full. Unit: packets.
      */
     uint64_t fastbox_full;
     /**
@@ -717,23 +772,23 @@ typedef struct nemesia_counters {
      */
     uint64_t cell_exhausted;
     /**
-     * Credit that the peer was given, in all. Of a peer that is gone: what it has used. Unit: units.
+     * Credit granted to the peer in total. For a failed peer: the credit that it has used. Unit: units.
      */
     uint64_t credit_granted;
     /**
-     * Credit that the peer has used: what its messages would take in the store. Unit: units.
+     * Credit that the peer has used: the size that its messages would have in the store. Unit: units.
      */
     uint64_t credit_used;
     /**
-     * Credit that the peer has given us, as far as we have looked. Unit: units.
+     * Credit that the peer has granted, as far as this process has read it. Unit: units.
      */
     uint64_t credit_received;
     /**
-     * Credit that we have used. Unit: units.
+     * Credit that this process has used. Unit: units.
      */
     uint64_t credit_spent;
     /**
-     * Times that the peer was told a new total. Unit: times.
+     * Times that a new credit total was sent to the peer. Unit: times.
      */
     uint64_t credit_grants;
     /**
@@ -741,27 +796,27 @@ typedef struct nemesia_counters {
      */
     uint64_t credit_holds;
     /**
-     * Messages that were announced although they are small, as there was no credit to send them. Unit: messages.
+     * Small messages that were sent by rendezvous for lack of credit. Unit: messages.
      */
     uint64_t credit_demoted;
     /**
-     * Messages that found a posted receive. Unit: messages.
+     * Messages that matched a posted receive. Unit: messages.
      */
     uint64_t matched_posted;
     /**
-     * Messages that went straight to a blocking receive, which was not posted. Unit: messages.
+     * Messages that went directly to a blocking receive, which was not posted. Unit: messages.
      */
     uint64_t matched_bypass;
     /**
-     * Messages that found no receive, and were stored. Unit: messages.
+     * Messages that matched no receive on arrival, and were stored. Unit: messages.
      */
     uint64_t unexpected;
     /**
-     * What was stored of them. Unit: bytes.
+     * Their stored part. Unit: bytes.
      */
     uint64_t unexpected_bytes;
     /**
-     * Messages received in one copy through the kernel, all of it by us. Unit: messages.
+     * Messages received in one copy through the kernel, all of it by this process. Unit: messages.
      */
     uint64_t large_pulled;
     /**
@@ -769,7 +824,7 @@ typedef struct nemesia_counters {
      */
     uint64_t large_pulled_bytes;
     /**
-     * Messages received in one copy through the kernel, in which the sender could help. Unit: messages.
+     * Messages received in one copy through the kernel, which the sender could assist. Unit: messages.
      */
     uint64_t large_assisted;
     /**
@@ -785,11 +840,13 @@ typedef struct nemesia_counters {
      */
     uint64_t large_streamed_bytes;
     /**
-     * Messages that began as a copy through the kernel, which then refused: the rest was streamed. Unit: messages.
+     * Messages that began as a copy through the kernel, which then refused; the rest was streamed. Unit:
+     * messages.
      */
     uint64_t large_fallbacks;
     /**
-     * Parts of messages to the peer that we wrote into its memory, to help it. Unit: times.
+     * Parts of messages that this process, as sender, wrote into the peer's memory (sender-assisted copy).
+     * Unit: times.
      */
     uint64_t large_pushed;
     /**
@@ -797,7 +854,7 @@ typedef struct nemesia_counters {
      */
     uint64_t large_pushed_bytes;
     /**
-     * Puts on memory of the peer, by whatever path. Unit: operations.
+     * Puts on memory of the peer, by any path. Unit: operations.
      */
     uint64_t puts;
     /**
@@ -821,7 +878,7 @@ typedef struct nemesia_counters {
      */
     uint64_t accumulate_bytes;
     /**
-     * Operations on one value that return it: fetch and compare-and-swap. Unit: operations.
+     * Operations on one value that return the old value: fetch and compare-and-swap. Unit: operations.
      */
     uint64_t fetches;
     /**
@@ -829,11 +886,11 @@ typedef struct nemesia_counters {
      */
     uint64_t fetch_bytes;
     /**
-     * Flushes that had to ask the peer. Unit: operations.
+     * Flushes that required a reply of the peer. Unit: operations.
      */
     uint64_t flushes;
     /**
-     * Those of the operations above that were done on mapped memory, without any packet. Unit: operations.
+     * Those of the operations above that were executed on mapped memory, without packets. Unit: operations.
      */
     uint64_t direct;
     /**
@@ -841,27 +898,29 @@ typedef struct nemesia_counters {
      */
     uint64_t direct_bytes;
     /**
-     * Times that we woke the peer. Unit: times.
+     * Times that this process woke the peer. Unit: times.
      */
     uint64_t wakes_sent;
     /**
-     * Packets sent through cells that were filled past the caches (`NEMESIA_CELL_STORES`). Unit: packets.
+     * Packets sent through cells that were filled with non-temporal stores (`NEMESIA_CELL_STORES`). Unit:
+     * packets.
      */
     uint64_t cell_non_temporal;
     /**
-     * Unexpected messages that are stored now; 0 for a single rank. Unit: messages.
+     * Unexpected messages in the store now; 0 for a single rank. Unit: messages.
      */
     uint64_t unexpected_now;
     /**
-     * The most that were ever stored at a time; 0 for a single rank. Unit: messages.
+     * Maximum number of messages in the store at a time; 0 for a single rank. Unit: messages.
      */
     uint64_t unexpected_most;
     /**
-     * The most memory that they ever took; 0 for a single rank. Unit: bytes.
+     * Maximum memory of the store; 0 for a single rank. Unit: bytes.
      */
     uint64_t unexpected_most_bytes;
     /**
-     * Active messages that were dropped, as no handler had their number; 0 for a single rank. Unit: messages.
+     * Active messages that were dropped because their number had no handler; 0 for a single rank. Unit:
+     * messages.
      */
     uint64_t active_unhandled;
     /**
@@ -873,19 +932,19 @@ typedef struct nemesia_counters {
      */
     uint64_t peers_finished;
     /**
-     * Peers that broke the rules; 0 for a single rank. Unit: peers.
+     * Peers that violated the protocol; 0 for a single rank. Unit: peers.
      */
     uint64_t peers_at_fault;
     /**
-     * Times that the core was offered to others; 0 for a single rank. Unit: times.
+     * Times that this thread yielded its core; 0 for a single rank. Unit: times.
      */
     uint64_t yields;
     /**
-     * Times that the thread slept; 0 for a single rank. Unit: times.
+     * Times that this thread slept; 0 for a single rank. Unit: times.
      */
     uint64_t sleeps;
     /**
-     * Sleeps that a peer ended; the others ended by themselves; 0 for a single rank. Unit: times.
+     * Sleeps that a peer ended; the others ended without a peer; 0 for a single rank. Unit: times.
      */
     uint64_t sleeps_woken;
     /**
@@ -897,9 +956,10 @@ typedef struct nemesia_counters {
      */
     uint64_t armed;
     /**
-     * Times that the kernel was asked whether the peers live; 0 for a single rank. Unit: times.
+     * Times that this process checked the peers' liveness through the kernel; 0 for a single rank. Unit:
+     * times.
      */
-    uint64_t looks;
+    uint64_t liveness_checks;
     /**
      * Peers that dropped their endpoint without closing it; 0 for a single rank. Unit: peers.
      */
@@ -911,124 +971,127 @@ extern "C" {
 #endif // __cplusplus
 
 /**
- * The version of the library, which may be later than that of the header.
+ * Returns the version of the library, which may be later than that of the header.
  *
- * Returns: text like "0.1.0".
- * Ownership: the text is the library's and is always there.
+ * Returns: a text such as "0.1.0".
+ * Ownership: the text is the library's and stays valid.
  * Threads: any.
  */
 const char *nemesia_version(void);
 
 /**
- * The name of a code, for logs.
+ * Returns the name of a code, for logs.
  *
- * - `status`: what a function returned; any number will do.
+ * - `status`: the return value of a function; any number is allowed.
  *
- * Returns: text like "NEMESIA_ERR_RANK", or "unknown status".
- * Ownership: the text is the library's and is always there.
+ * Returns: a text such as "NEMESIA_ERR_RANK", or "unknown status".
+ * Ownership: the text is the library's and stays valid.
  * Threads: any.
  */
 const char *nemesia_status_name(int32_t status);
 
 /**
- * What the last call that failed in this thread has to say: one line that names the peer and the remedy, where there
- * are any. Meaningful after a negative code; calls that succeed leave it as it is.
+ * Returns a text of one line about the last call that failed in this thread. It names the peer and the
+ * remedy, if there are any. Read it after a negative code: a call that succeeds does not change it.
  *
- * Returns: the text, empty if nothing has failed yet; never NULL.
- * Ownership: the text is the library's, until the next call that fails in this thread, or the thread ends.
+ * Returns: the text, empty if no call has failed yet; never NULL.
+ * Ownership: the text is the library's. It is valid until the next call fails in this thread, or the thread
+ * ends.
  * Threads: each has its own text.
  */
 const char *nemesia_last_error_message(void);
 
 /**
- * Which rank the last error in this thread is about: with NEMESIA_ERR_PEER_FAILED the peer that is gone.
+ * Returns the rank that the last error in this thread is about. With NEMESIA_ERR_PEER_FAILED it is the
+ * failed peer.
  *
- * Returns: the rank, or -1 if the error is about none.
+ * Returns: the rank, or -1 if the error is not about a rank.
  * Threads: each has its own.
  */
 int32_t nemesia_last_error_rank(void);
 
 /**
- * Makes a configuration of the defaults, the configuration files and the environment: what an endpoint has that is
- * opened without one.
+ * Makes a configuration from the defaults, the configuration files and the environment. An endpoint that is
+ * opened without a configuration has these settings.
  *
  * - `out_config`: the configuration, written on success.
  *
- * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT; NEMESIA_ERR_CONFIG for a file or a value that can't be used.
- * Ownership: the configuration is the caller's, to be given back with `nemesia_config_destroy`.
+ * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT; NEMESIA_ERR_CONFIG if a file or a value is invalid;
+ * NEMESIA_ERR_HANDLE if no more handles can be made.
+ * Ownership: the caller owns the configuration and ends it with `nemesia_config_destroy`.
  * Threads: any. A configuration is used by one thread at a time.
  */
 int32_t nemesia_config_from_environment(struct nemesia_config **out_config);
 
 /**
- * Makes a configuration of the defaults alone.
+ * Makes a configuration from the defaults alone.
  *
  * - `out_config`: the configuration, written on success.
  *
- * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT.
- * Ownership: the configuration is the caller's, to be given back with `nemesia_config_destroy`.
+ * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT; NEMESIA_ERR_HANDLE if no more handles can be made.
+ * Ownership: the caller owns the configuration and ends it with `nemesia_config_destroy`.
  * Threads: any. A configuration is used by one thread at a time.
  */
 int32_t nemesia_config_default(struct nemesia_config **out_config);
 
 /**
- * Says how threads will use the endpoints that are opened with this configuration.
+ * Sets how threads use the endpoints that are opened with this configuration.
  *
- * With NEMESIA_THREADS_MULTIPLE any threads may call any functions on the endpoint at once, but for
- * `nemesia_endpoint_close`, during and after which nobody else uses it. A request is waited for, or tested to completion, by
- * one thread; any thread may. Which of several receives gets a message is decided by the order in which they were posted.
- * `nemesia_endpoint_agree` and `nemesia_endpoint_shrink` keep the other threads out until they return, and
- * `nemesia_endpoint_arm` is for a process in which no other thread waits on this endpoint.
- * A process may also open several endpoints, each for one thread of its own (`nemesia_endpoint_open_with`): that is faster.
+ * With NEMESIA_THREADS_MULTIPLE, any thread may call any function on the endpoint at any time. The exception
+ * is `nemesia_endpoint_close`: no other thread may use the endpoint during or after it.
+ * - Any thread may wait for a request or test it to completion, but only one thread does so.
+ * - The order in which receives were posted decides which of them gets a message.
+ * - `nemesia_endpoint_agree` and `nemesia_endpoint_shrink` block the other threads until they return.
+ * - `nemesia_endpoint_arm` requires that no other thread waits on this endpoint.
+ *
+ * A process may instead open several endpoints, one for each thread (`nemesia_endpoint_open_with`): that is
+ * faster.
  *
  * - `config`: a configuration.
  * - `threads`: NEMESIA_THREADS_SINGLE or NEMESIA_THREADS_MULTIPLE.
  *
- * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT for NULL or any other number.
+ * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT for NULL or any other number; NEMESIA_ERR_HANDLE.
  * Threads: one at a time for a configuration.
  */
-int32_t nemesia_config_set_threads(struct nemesia_config *config,
-                                   uint32_t threads);
+int32_t nemesia_config_set_threads(struct nemesia_config *config, uint32_t threads);
 
 /**
- * Sets what the lines of a file say: `NAME = value`, and comments after #.
+ * Applies the lines of a file: `NAME = value`, and comments after #.
  *
- * - `config`: a configuration. What the file sets counts more than what was set before.
+ * - `config`: a configuration. The file overrides values that were set before.
  * - `path`: the file; terminated.
  *
- * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT; NEMESIA_ERR_CONFIG, with file and line in the text; what stands before
- * that line is then set.
+ * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT; NEMESIA_ERR_HANDLE; NEMESIA_ERR_CONFIG, with file and line in
+ * the text. In that case the lines before that line have been applied.
  * Threads: one at a time for a configuration.
  */
-int32_t nemesia_config_read_file(struct nemesia_config *config,
-                                 const char *path);
+int32_t nemesia_config_read_file(struct nemesia_config *config, const char *path);
 
 /**
  * Sets a variable.
  *
  * - `config`: a configuration.
  * - `name`: the variable, as "NEMESIA_CELLS"; terminated.
- * - `value`: its value in words, as in the environment; terminated.
+ * - `value`: its value as text, as in the environment; terminated.
  *
- * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT; NEMESIA_ERR_CONFIG if there is no such variable, or it does not take this
- * value; nothing is changed then.
+ * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT; NEMESIA_ERR_HANDLE; NEMESIA_ERR_CONFIG if the variable does not
+ * exist or does not take this value. After an error nothing has changed.
  * Threads: one at a time for a configuration.
  */
-int32_t nemesia_config_set(struct nemesia_config *config,
-                           const char *name,
-                           const char *value);
+int32_t nemesia_config_set(struct nemesia_config *config, const char *name, const char *value);
 
 /**
- * The value of a variable that is in force.
+ * Writes the value of a variable that is in force.
  *
  * - `config`: a configuration.
  * - `name`: the variable; terminated.
- * - `bytes`: room in `out_value`. 64 is enough for every number and word.
+ * - `bytes`: the size of `out_value`. 64 is enough for every number and word.
  * - `out_value`: the value, terminated; may be NULL if `bytes` is 0.
- * - `out_len`: bytes of the whole value, without its end; may be NULL.
+ * - `out_len`: the length of the whole value without its terminator; may be NULL.
  *
- * Returns: NEMESIA_OK; NEMESIA_ERR_TRUNCATED if there is too little room: what fits is written, terminated, and
- * `out_len` is; NEMESIA_ERR_ARGUMENT; NEMESIA_ERR_CONFIG if there is no such variable.
+ * Returns: NEMESIA_OK; NEMESIA_ERR_TRUNCATED if `out_value` is too small: the part that fits is written,
+ * terminated, and `out_len` is written; NEMESIA_ERR_ARGUMENT; NEMESIA_ERR_HANDLE; NEMESIA_ERR_CONFIG if the
+ * variable does not exist.
  * Threads: one at a time for a configuration.
  */
 int32_t nemesia_config_get(struct nemesia_config *config,
@@ -1038,69 +1101,76 @@ int32_t nemesia_config_get(struct nemesia_config *config,
                            size_t *out_len);
 
 /**
- * Ends a configuration. Endpoints that were opened with it have their own copy.
+ * Destroys a configuration. Endpoints that were opened with it have their own copy.
  *
- * - `config`: a configuration. For NULL nothing happens. For what is no configuration, or was destroyed before, or is used
- *   by another thread in this moment, nothing happens but that `nemesia_last_error_message` says so.
+ * - `config`: a configuration, or NULL, for which the call does nothing. If the handle is invalid, was
+ *   destroyed before or is in use by another thread, the call only sets `nemesia_last_error_message`.
  *
  * Ownership: takes the configuration.
- * Threads: any; no other thread may be using it.
+ * Threads: any; no other thread may use the configuration.
  */
 void nemesia_config_destroy(struct nemesia_config *config);
 
 /**
- * Joins the world that the launcher describes (`mpiexec.hydra`, `nemesia run`); without a launcher, a world of one.
- * Collective: every process of the world calls it. It succeeds once in a process.
+ * Joins the world that the launcher describes (`mpiexec.hydra`, `nemesia run`). Without a launcher, the
+ * world has one process. Collective: every process of the world calls it. It succeeds once in a process.
  *
- * - `config`: a configuration; NULL: as `nemesia_config_from_environment` makes it.
+ * - `config`: a configuration, or NULL for the settings of `nemesia_config_from_environment`.
  * - `out_endpoint`: the endpoint, written on success.
  *
- * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _CONFIG, _BOOTSTRAP, _SYSTEM, _PEER or _PANIC.
- * Ownership: the endpoint is the caller's, to be given back with `nemesia_endpoint_close`. `config` is copied.
- * Threads: any. An endpoint may move between threads, and is used by one at a time, unless it is opened for several:
- * `nemesia_config_set_threads`.
+ * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _HANDLE, _CONFIG, _BOOTSTRAP, _SYSTEM, _PEER or _PANIC.
+ * Ownership: the caller owns the endpoint and ends it with `nemesia_endpoint_close`. `config` is copied.
+ * Threads: any. One thread at a time uses the endpoint, which may move between threads.
+ * `nemesia_config_set_threads` allows several.
  */
-int32_t nemesia_endpoint_open(const struct nemesia_config *config,
-                              struct nemesia_endpoint **out_endpoint);
+int32_t nemesia_endpoint_open(const struct nemesia_config *config, struct nemesia_endpoint **out_endpoint);
 
 /**
- * Joins a world through the caller's own exchange: this is how a runtime embeds Nemesia. Collective: every process
- * of the world calls it. It may be called again for another world.
+ * Joins a world through the caller's own exchange. A runtime embeds Nemesia with this function. Collective:
+ * every process of the world calls it. It may be called again for another world.
  *
- * - `config`: a configuration; NULL: as `nemesia_config_from_environment` makes it.
+ * - `config`: a configuration, or NULL for the settings of `nemesia_config_from_environment`.
  * - `exchange`: see `nemesia_exchange`.
  * - `out_endpoint`: the endpoint, written on success.
  *
- * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _CONFIG, _BOOTSTRAP, _SYSTEM, _PEER or _PANIC.
- * Ownership: the endpoint is the caller's, to be given back with `nemesia_endpoint_close`. `config` and `exchange` are
- * copied; the exchange is not used after this call.
- * Threads: any; the exchange's functions are called by this thread. For the endpoint see `nemesia_endpoint_open`.
+ * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _HANDLE, _CONFIG, _BOOTSTRAP, _SYSTEM, _PEER or _PANIC.
+ * Ownership: the caller owns the endpoint and ends it with `nemesia_endpoint_close`. `config` and `exchange`
+ * are copied; the library does not use the exchange after this call.
+ * Threads: any; this thread calls the functions of the exchange. For the endpoint see
+ * `nemesia_endpoint_open`.
  */
 int32_t nemesia_endpoint_open_with(const struct nemesia_config *config,
                                    const struct nemesia_exchange *exchange,
                                    struct nemesia_endpoint **out_endpoint);
 
 /**
- * Sends what is pending, tells the peers that this process has finished, and leaves the world. May block for as long
- * as `timeout_seconds` of the configuration. Messages that have left can still be received by their receivers. A process that
- * ends without this call, or whose call returns NEMESIA_ERR_TIMEOUT, has failed for its peers.
+ * Sends pending messages, notifies the peers that this process has finished, and leaves the world. May block
+ * for at most NEMESIA_TIMEOUT_SECONDS. The receivers can still receive messages that have left this process.
+ * A process that ends without this call has failed, from its peers' point of view. So has a process whose
+ * call returns NEMESIA_ERR_TIMEOUT.
  *
- * In a forked child it returns NEMESIA_ERR_FORKED and does nothing to the world of the parent.
+ * In a forked child the call returns NEMESIA_ERR_FORKED and has no effect on the world of the parent.
  *
- * - `endpoint`: an open endpoint. The call closes it, whatever it returns, unless that is NEMESIA_ERR_THREADS, _ARGUMENT or
- *   _HANDLE. Every later use of the handle, another close among them, returns NEMESIA_ERR_HANDLE.
+ * - `endpoint`: an open endpoint. The call closes it, unless it returns NEMESIA_ERR_THREADS, _ARGUMENT or
+ *   _HANDLE. Every later use of the handle, including another close, returns NEMESIA_ERR_HANDLE.
  *
- * Returns: NEMESIA_OK; NEMESIA_ERR_TIMEOUT if something could not be sent; NEMESIA_ERR_BOOTSTRAP if the launcher did
- * not take leave; NEMESIA_ERR_PANIC if the endpoint, or this call, met an error of Nemesia's own; NEMESIA_ERR_THREADS if
- * another thread is in a call on the endpoint, which stays open: let that call return, and close again; NEMESIA_ERR_ARGUMENT
- * for NULL, and from a handler of this endpoint; NEMESIA_ERR_HANDLE.
- * Ownership: takes the endpoint. Its requests end, and their buffers are the caller's again.
- * Threads: any; no other thread may be using the endpoint.
+ * Returns: NEMESIA_OK, or
+ * - NEMESIA_ERR_TIMEOUT if a message could not be sent;
+ * - NEMESIA_ERR_BOOTSTRAP if the launcher refused the end of the session;
+ * - NEMESIA_ERR_FORKED in a forked child;
+ * - NEMESIA_ERR_PANIC if an earlier call or this one had an internal error;
+ * - NEMESIA_ERR_THREADS if another thread is in a call on the endpoint, which stays open: close it again
+ *   after that call has returned;
+ * - NEMESIA_ERR_ARGUMENT for NULL, and in a handler of this endpoint;
+ * - NEMESIA_ERR_HANDLE.
+ *
+ * Ownership: takes the endpoint. Its requests end, and the caller may reuse their buffers.
+ * Threads: any; no other thread may use the endpoint.
  */
 int32_t nemesia_endpoint_close(struct nemesia_endpoint *endpoint);
 
 /**
- * The rank of this process in its world.
+ * Writes the rank of this process in its world.
  *
  * - `endpoint`: an open endpoint.
  * - `out_rank`: from 0, written on success.
@@ -1111,7 +1181,7 @@ int32_t nemesia_endpoint_close(struct nemesia_endpoint *endpoint);
 int32_t nemesia_endpoint_rank(struct nemesia_endpoint *endpoint, int32_t *out_rank);
 
 /**
- * The number of processes in the world.
+ * Writes the number of processes in the world.
  *
  * - `endpoint`: an open endpoint.
  * - `out_size`: at least 1, written on success.
@@ -1122,29 +1192,29 @@ int32_t nemesia_endpoint_rank(struct nemesia_endpoint *endpoint, int32_t *out_ra
 int32_t nemesia_endpoint_size(struct nemesia_endpoint *endpoint, int32_t *out_size);
 
 /**
- * A remark on what was asked for and could not be had: huge pages, seals, cheap fences, variables that do not exist.
+ * Returns a warning about a feature that was requested and is not available: huge pages, seals, cheap
+ * fences, or about a variable that does not exist.
  *
  * - `endpoint`: an open endpoint.
- * - `index`: from 0; count up until NULL is returned.
+ * - `index`: from 0; increment it until NULL is returned.
  *
- * Returns: one line of text, or NULL if there is none with this index, or `endpoint` is no open endpoint.
- * Ownership: the text is the endpoint's, until it is closed.
+ * Returns: one line of text; NULL if there is no warning with this index or the handle is invalid.
+ * Ownership: the text is the endpoint's and is valid until it is closed.
  * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
-const char *nemesia_endpoint_warning(struct nemesia_endpoint *endpoint,
-                                  size_t index);
+const char *nemesia_endpoint_warning(struct nemesia_endpoint *endpoint, size_t index);
 
 /**
- * How each rank is reached, what is used with it, and why what is not used was refused; and the remarks of
- * `nemesia_endpoint_warning`.
+ * Writes how each rank is reached, which mechanisms are used with it, and why others were refused. The text
+ * includes the warnings of `nemesia_endpoint_warning`.
  *
  * - `endpoint`: an open endpoint.
- * - `bytes`: room in `out_text`.
+ * - `bytes`: the size of `out_text`.
  * - `out_text`: lines of text, terminated; may be NULL if `bytes` is 0.
- * - `out_len`: bytes of the whole text, without its end; may be NULL.
+ * - `out_len`: the length of the whole text without its terminator; may be NULL.
  *
- * Returns: NEMESIA_OK; NEMESIA_ERR_TRUNCATED if there is too little room: what fits is written, terminated, and
- * `out_len` is; NEMESIA_ERR_ARGUMENT or _PANIC.
+ * Returns: NEMESIA_OK; NEMESIA_ERR_TRUNCATED if `out_text` is too small: the part that fits is written,
+ * terminated, and `out_len` is written; NEMESIA_ERR_ARGUMENT or _PANIC.
  * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_explain(struct nemesia_endpoint *endpoint,
@@ -1153,7 +1223,8 @@ int32_t nemesia_endpoint_explain(struct nemesia_endpoint *endpoint,
                                  size_t *out_len);
 
 /**
- * Whether a peer is gone, and why. It is found out while waiting and making progress.
+ * Writes whether a peer has failed, and why. Failures are detected while the process waits or makes
+ * progress.
  *
  * - `endpoint`: an open endpoint.
  * - `rank`: the peer.
@@ -1165,8 +1236,8 @@ int32_t nemesia_endpoint_explain(struct nemesia_endpoint *endpoint,
 int32_t nemesia_endpoint_peer_failure(struct nemesia_endpoint *endpoint, int32_t rank, int32_t *out_failure);
 
 /**
- * Says that the caller knows of the peers that have failed so far: receives from NEMESIA_ANY_SOURCE, which fail after
- * a peer died, can be posted again.
+ * Acknowledges the peers that have failed so far. A receive from NEMESIA_ANY_SOURCE fails after a peer died;
+ * after this call, it can be posted again.
  *
  * - `endpoint`: an open endpoint.
  *
@@ -1176,35 +1247,38 @@ int32_t nemesia_endpoint_peer_failure(struct nemesia_endpoint *endpoint, int32_t
 int32_t nemesia_endpoint_acknowledge_failures(struct nemesia_endpoint *endpoint);
 
 /**
- * A descriptor for poll, epoll or an event library. When the endpoint is armed (`nemesia_endpoint_arm`), it becomes
- * readable when a message has come, when there is room for a send that waits, or when a peer is gone; and about every 50
- * milliseconds. It stays readable until the endpoint is armed again; edge-triggered loops are told of everything that
- * happens after arming.
+ * Writes a descriptor for poll, epoll or an event library.
+ *
+ * After `nemesia_endpoint_arm`, the descriptor becomes readable if a message has arrived, a pending send has
+ * room, or a peer has failed; and about every 50 milliseconds. It stays readable until the endpoint is armed
+ * again. Edge-triggered loops see every event after arming.
  *
  * - `endpoint`: an open endpoint.
- * - `out_fd`: the descriptor, always the same one, written on success.
+ * - `out_fd`: the descriptor, the same in each call, written on success.
  *
- * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _SYSTEM (no descriptor is left) or _PANIC.
- * Ownership: the descriptor is the endpoint's, until it is closed. It is to be waited for only: not read, not closed.
+ * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _SYSTEM (the process has no free descriptor) or _PANIC.
+ * Ownership: the endpoint owns the descriptor and closes it. The caller only waits for it and does not read
+ * from it.
  * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
-int32_t nemesia_endpoint_event_fd(struct nemesia_endpoint *endpoint,
-                                  int32_t *out_fd);
+int32_t nemesia_endpoint_event_fd(struct nemesia_endpoint *endpoint, int32_t *out_fd);
 
 /**
- * Prepares for waiting for the descriptor of `nemesia_endpoint_event_fd`, once: test the requests, then arm, and wait if
- * this returns NEMESIA_OK; if it returns NEMESIA_BUSY begin again. Makes progress. A call that blocks disarms.
+ * Prepares one wait for the descriptor of `nemesia_endpoint_event_fd`. Makes progress. First test the
+ * requests, then arm, and wait if this function returns NEMESIA_OK. If it returns NEMESIA_BUSY, start again.
+ * A blocking call disarms the endpoint.
  *
  * - `endpoint`: an open endpoint.
  *
- * Returns: NEMESIA_OK; NEMESIA_BUSY if something was done just now, and nothing is armed; NEMESIA_ERR_ARGUMENT or _PANIC.
+ * Returns: NEMESIA_OK; NEMESIA_BUSY if the call itself made progress, and did not arm; NEMESIA_ERR_ARGUMENT
+ * or _PANIC.
  * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_arm(struct nemesia_endpoint *endpoint);
 
 /**
- * Takes back `nemesia_endpoint_arm`, for a caller that goes on without waiting. Not needed, but it saves the next sender
- * a system call.
+ * Cancels `nemesia_endpoint_arm`, for a caller that continues without waiting. The call is optional, and
+ * saves the next sender a system call.
  *
  * - `endpoint`: an open endpoint.
  *
@@ -1214,18 +1288,18 @@ int32_t nemesia_endpoint_arm(struct nemesia_endpoint *endpoint);
 int32_t nemesia_endpoint_disarm(struct nemesia_endpoint *endpoint);
 
 /**
- * Sends a message and waits until its bytes have left the buffer. The receiver need not be ready. The same as
- * `nemesia_endpoint_isend` and `nemesia_endpoint_wait`.
+ * Sends a message and waits until the caller may reuse the buffer. The receiver need not be ready.
+ * Equivalent to `nemesia_endpoint_isend` and `nemesia_endpoint_wait`.
  *
  * - `endpoint`: an open endpoint.
  * - `rank`: the receiver; it may be this process itself.
- * - `tag`: what the receiver matches it by.
+ * - `tag`: the value that the receiver matches.
  * - `buffer`, `len`: the message; `buffer` may be NULL if `len` is 0.
  *
- * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _RANK, _PEER_FAILED, _REQUESTS, _UNEXPECTED_FULL (a message to this
- * process itself, for which there is no room; with NEMESIA_THREADS_MULTIPLE it waits for another thread) or _PANIC. After an
- * error nothing was sent.
- * Ownership: the buffer is the caller's again when this returns.
+ * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _RANK, _PEER_FAILED, _REQUESTS, _UNEXPECTED_FULL (a message to
+ * this process itself, for which there is no memory; with NEMESIA_THREADS_MULTIPLE the call waits for
+ * another thread) or _PANIC. After an error no message was sent.
+ * Ownership: the caller may reuse the buffer after the return.
  * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_send(struct nemesia_endpoint *endpoint,
@@ -1239,14 +1313,15 @@ int32_t nemesia_endpoint_send(struct nemesia_endpoint *endpoint,
  *
  * - `endpoint`: an open endpoint.
  * - `rank`: the sender, or NEMESIA_ANY_SOURCE.
- * - `tag`, `ignore`: the message's tag must agree with `tag` in every bit that `ignore` does not set.
- * - `capacity`: bytes of room at `out_buffer`.
- * - `out_buffer`: where the message goes; may be NULL if `capacity` is 0. After an error its contents are unspecified.
+ * - `tag`, `ignore`: the message's tag must equal `tag` in every bit that is 0 in `ignore`.
+ * - `capacity`: the size of `out_buffer` in bytes.
+ * - `out_buffer`: receives the message; may be NULL if `capacity` is 0. After an error its contents are
+ *   unspecified.
  * - `out_status`: written on success and with NEMESIA_ERR_TRUNCATED; may be NULL.
  *
- * Returns: NEMESIA_OK; NEMESIA_ERR_TRUNCATED if the message was longer, and what fits was received;
+ * Returns: NEMESIA_OK; NEMESIA_ERR_TRUNCATED if the message is longer, and the part that fits was received;
  * NEMESIA_ERR_ARGUMENT, _RANK, _PEER_FAILED, _REQUESTS, _UNEXPECTED_FULL or _PANIC.
- * Ownership: the buffer is the caller's again when this returns.
+ * Ownership: the caller may reuse the buffer after the return.
  * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_recv(struct nemesia_endpoint *endpoint,
@@ -1262,13 +1337,14 @@ int32_t nemesia_endpoint_recv(struct nemesia_endpoint *endpoint,
  *
  * - `endpoint`: an open endpoint.
  * - `rank`: the receiver; it may be this process itself.
- * - `tag`: what the receiver matches it by.
+ * - `tag`: the value that the receiver matches.
  * - `buffer`, `len`: the message; `buffer` may be NULL if `len` is 0.
- * - `out_request`: written on success; NEMESIA_REQUEST_NONE if the message has left already.
+ * - `out_request`: written on success; NEMESIA_REQUEST_NONE if the send is complete already.
  *
- * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _RANK, _PEER_FAILED, _REQUESTS or _PANIC. After an error nothing was sent.
- * Ownership: the request holds the buffer, which must stay as it is until the request is complete or the endpoint is
- * closed. The request belongs to this endpoint.
+ * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _RANK, _PEER_FAILED, _REQUESTS or _PANIC. After an error no
+ * message was sent.
+ * Ownership: the request holds the buffer. It must not change until the request is complete or the endpoint
+ * is closed. The request belongs to this endpoint.
  * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_isend(struct nemesia_endpoint *endpoint,
@@ -1283,15 +1359,15 @@ int32_t nemesia_endpoint_isend(struct nemesia_endpoint *endpoint,
  *
  * - `endpoint`: an open endpoint.
  * - `rank`: the sender, or NEMESIA_ANY_SOURCE.
- * - `tag`, `ignore`: the message's tag must agree with `tag` in every bit that `ignore` does not set.
- * - `capacity`: bytes of room at `out_buffer`.
- * - `out_buffer`: where the message goes; may be NULL if `capacity` is 0.
+ * - `tag`, `ignore`: the message's tag must equal `tag` in every bit that is 0 in `ignore`.
+ * - `capacity`: the size of `out_buffer` in bytes.
+ * - `out_buffer`: receives the message; may be NULL if `capacity` is 0.
  * - `out_request`: written on success.
  *
- * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _RANK, _PEER_FAILED, _REQUESTS or _PANIC. After an error nothing was
- * posted.
- * Ownership: the request holds the buffer, which must stay, and which nobody else uses, until the request is complete
- * or withdrawn, or the endpoint is closed. The request belongs to this endpoint.
+ * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _RANK, _PEER_FAILED, _REQUESTS or _PANIC. After an error no
+ * receive was posted.
+ * Ownership: the request holds the buffer. It must stay valid and unused until the request is complete or
+ * cancelled, or the endpoint is closed. The request belongs to this endpoint.
  * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_irecv(struct nemesia_endpoint *endpoint,
@@ -1303,16 +1379,17 @@ int32_t nemesia_endpoint_irecv(struct nemesia_endpoint *endpoint,
                                uint64_t *out_request);
 
 /**
- * Makes progress once, and tells whether a request is complete. Never blocks.
+ * Makes progress once, and returns whether a request is complete. Never blocks.
  *
  * - `endpoint`: the endpoint that the request was started on.
- * - `request`: from a function that starts something: its name begins with `nemesia_endpoint_i`.
+ * - `request`: from a function that starts an operation; its name begins with `nemesia_endpoint_i`.
  * - `out_status`: written on success (not with NEMESIA_PENDING) and with NEMESIA_ERR_TRUNCATED; may be NULL.
  *
- * Returns: NEMESIA_OK if it is complete; NEMESIA_PENDING if not; NEMESIA_ERR_TRUNCATED if the message was longer, and
- * what fits was received; NEMESIA_ERR_PEER_FAILED or _CANCELLED if nothing can come of it; NEMESIA_ERR_KEY, _BOUNDS,
- * _ACCESS, _ALIGNMENT or _UNDEFINED for a one-sided operation; NEMESIA_ERR_STALE, _ARGUMENT or _PANIC.
- * Ownership: the request is gone, and its buffer the caller's again, unless NEMESIA_PENDING is returned.
+ * Returns: NEMESIA_OK if it is complete; NEMESIA_PENDING if not; NEMESIA_ERR_TRUNCATED if the message is
+ * longer, and the part that fits was received; NEMESIA_ERR_PEER_FAILED or _CANCELLED if it cannot succeed;
+ * NEMESIA_ERR_KEY, _BOUNDS, _ACCESS, _ALIGNMENT or _UNDEFINED for a one-sided operation; NEMESIA_ERR_STALE,
+ * _ARGUMENT or _PANIC.
+ * Ownership: the request ends, and the caller may reuse its buffer, unless NEMESIA_PENDING is returned.
  * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_test(struct nemesia_endpoint *endpoint,
@@ -1323,15 +1400,14 @@ int32_t nemesia_endpoint_test(struct nemesia_endpoint *endpoint,
  * Waits until a request is complete: spins, then sleeps.
  *
  * - `endpoint`: the endpoint that the request was started on.
- * - `request`: from a function that starts something: its name begins with `nemesia_endpoint_i`.
- * - `timeout_ns`: how long at most, in nanoseconds; negative: for ever; 0: one look, as `nemesia_endpoint_test`.
+ * - `request`: from a function that starts an operation; its name begins with `nemesia_endpoint_i`.
+ * - `timeout_ns`: the time limit in nanoseconds; negative: no limit; 0: one attempt.
  * - `out_status`: written on success and with NEMESIA_ERR_TRUNCATED; may be NULL.
  *
- * Returns: NEMESIA_OK if it is complete; NEMESIA_ERR_TRUNCATED if the message was longer, and what fits was received;
- * NEMESIA_ERR_PEER_FAILED or _CANCELLED if nothing can come of it; NEMESIA_ERR_KEY, _BOUNDS, _ACCESS, _ALIGNMENT or
- * _UNDEFINED for a one-sided operation; NEMESIA_ERR_TIMEOUT, or _UNEXPECTED_FULL if other
- * messages have to be received first: the request is then still under way; NEMESIA_ERR_STALE, _ARGUMENT or _PANIC.
- * Ownership: the request is gone, and its buffer the caller's again, unless it is still under way.
+ * Returns: NEMESIA_OK if it is complete; NEMESIA_ERR_TIMEOUT, or _UNEXPECTED_FULL if other messages must be
+ * received first: the request is still in progress; NEMESIA_ERR_TRUNCATED, _PEER_FAILED, _CANCELLED, _KEY,
+ * _BOUNDS, _ACCESS, _ALIGNMENT, _UNDEFINED, _STALE, _ARGUMENT or _PANIC, as `nemesia_endpoint_test`.
+ * Ownership: the request ends, and the caller may reuse its buffer, unless it is still in progress.
  * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_wait(struct nemesia_endpoint *endpoint,
@@ -1340,20 +1416,22 @@ int32_t nemesia_endpoint_wait(struct nemesia_endpoint *endpoint,
                               struct nemesia_status *out_status);
 
 /**
- * Waits until all of several requests are complete. What one of them meets with does not keep the others waiting.
+ * Waits until all of several requests are complete. The failure of one request does not end the wait for the
+ * others.
  *
  * - `endpoint`: the endpoint that the requests were started on.
- * - `count`: how many there are.
- * - `requests`: each that is completed, in whatever way, is replaced by NEMESIA_REQUEST_DONE; entries that hold it are
- *   passed over. After NEMESIA_ERR_TIMEOUT call again with the same arrays. May be NULL if `count` is 0.
- * - `timeout_ns`: how long at most for all together, in nanoseconds; negative: for ever; 0: one look.
- * - `out_statuses`: as many as `requests`, or NULL. Written for each request that is not passed over, whatever this
- *   returns but NEMESIA_ERR_ARGUMENT and _PANIC: `code` is what `nemesia_endpoint_wait` would have returned, or
- *   NEMESIA_PENDING; the rest is 0 unless the message was received or truncated.
+ * - `count`: the number of requests.
+ * - `requests`: the call replaces each request that ends, with success or failure, by NEMESIA_REQUEST_DONE,
+ *   and skips entries that hold this value. After NEMESIA_ERR_TIMEOUT, call it again with the same arrays.
+ *   May be NULL if `count` is 0.
+ * - `timeout_ns`: the common time limit in nanoseconds; negative: no limit; 0: one attempt.
+ * - `out_statuses`: `count` elements, or NULL. Written for each request that is not skipped, unless the call
+ *   returns NEMESIA_ERR_ARGUMENT or _PANIC. `code` is the result that `nemesia_endpoint_wait` would return,
+ *   or NEMESIA_PENDING. The other fields are 0 unless the message was received or truncated.
  *
- * Returns: NEMESIA_ERR_TIMEOUT or _UNEXPECTED_FULL if some are still under way; else the code of the first in the
- * array that failed; else NEMESIA_OK. NEMESIA_ERR_ARGUMENT or _PANIC.
- * Ownership: buffers of completed requests are the caller's again.
+ * Returns: NEMESIA_ERR_TIMEOUT or _UNEXPECTED_FULL if some requests are still in progress; else the code of
+ * the first request in the array that failed; else NEMESIA_OK. Also NEMESIA_ERR_ARGUMENT or _PANIC.
+ * Ownership: the caller may reuse the buffers of completed requests.
  * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_wait_all(struct nemesia_endpoint *endpoint,
@@ -1363,46 +1441,46 @@ int32_t nemesia_endpoint_wait_all(struct nemesia_endpoint *endpoint,
                                   struct nemesia_status *out_statuses);
 
 /**
- * Withdraws a posted receive that no message has matched yet.
+ * Cancels a posted receive that no message has matched yet.
  *
  * - `endpoint`: the endpoint that the request was started on.
- * - `request`: from `nemesia_endpoint_irecv` or `nemesia_endpoint_inotified`; others can't be withdrawn.
- * - `out_cancelled`: whether it was withdrawn, written on success. If so, the request remains and completes with
- *   NEMESIA_ERR_CANCELLED. If not, it is under way, complete, or a send: test it or wait for it.
+ * - `request`: from `nemesia_endpoint_irecv` or `nemesia_endpoint_inotified`; other requests cannot be
+ *   cancelled.
+ * - `out_cancelled`: whether the request was cancelled, written on success. If so, the request still exists
+ *   and completes with NEMESIA_ERR_CANCELLED. If not, it is in progress, complete, or a send: test it or
+ *   wait for it.
  *
  * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or _PANIC.
- * Ownership: the buffer of a withdrawn receive is the caller's again at once.
+ * Ownership: the caller may reuse the buffer of a cancelled receive at once.
  * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
-int32_t nemesia_endpoint_cancel(struct nemesia_endpoint *endpoint,
-                                uint64_t request,
-                                bool *out_cancelled);
+int32_t nemesia_endpoint_cancel(struct nemesia_endpoint *endpoint, uint64_t request, bool *out_cancelled);
 
 /**
- * Delivers what has come and sends what is pending; bounded work, never blocks.
+ * Delivers messages that have arrived and sends pending ones. Does bounded work and never blocks.
  *
  * - `endpoint`: an open endpoint.
- * - `out_packets`: packets that were moved; 0 means that there was nothing to do. Written on success; may be NULL.
+ * - `out_packets`: the number of packets moved; 0 if there was no work. Written on success; may be NULL.
  *
  * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or _PANIC.
  * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
-int32_t nemesia_endpoint_progress(struct nemesia_endpoint *endpoint,
-                                  size_t *out_packets);
+int32_t nemesia_endpoint_progress(struct nemesia_endpoint *endpoint, size_t *out_packets);
 
 /**
- * As `nemesia_endpoint_send`, in a matching context and in a mode. What is sent in a context is received and probed in
- * it only, whatever the tag, as with the context id of a communicator; functions that take none use context 0.
+ * Sends a message in a matching context and a send mode, otherwise as `nemesia_endpoint_send`. A message is
+ * received and probed only in its own context, whatever its tag, as with the context id of a communicator.
+ * Functions without a context use context 0.
  *
  * - `endpoint`: an open endpoint.
  * - `context`: the context.
  * - `mode`: NEMESIA_SEND_STANDARD, _SYNCHRONOUS or _READY.
  * - `rank`: the receiver; it may be this process itself.
- * - `tag`: what the receiver matches it by.
+ * - `tag`: the value that the receiver matches.
  * - `buffer`, `len`: the message; `buffer` may be NULL if `len` is 0.
  *
  * Returns: as `nemesia_endpoint_send`.
- * Ownership: the buffer is the caller's again when this returns.
+ * Ownership: the caller may reuse the buffer after the return.
  * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_send_in(struct nemesia_endpoint *endpoint,
@@ -1414,18 +1492,19 @@ int32_t nemesia_endpoint_send_in(struct nemesia_endpoint *endpoint,
                                  size_t len);
 
 /**
- * As `nemesia_endpoint_recv`, in a matching context.
+ * Receives a message in a matching context, otherwise as `nemesia_endpoint_recv`.
  *
  * - `endpoint`: an open endpoint.
  * - `context`: the context.
  * - `rank`: the sender, or NEMESIA_ANY_SOURCE.
- * - `tag`, `ignore`: the message's tag must agree with `tag` in every bit that `ignore` does not set.
- * - `capacity`: bytes of room at `out_buffer`.
- * - `out_buffer`: where the message goes; may be NULL if `capacity` is 0. After an error its contents are unspecified.
+ * - `tag`, `ignore`: the message's tag must equal `tag` in every bit that is 0 in `ignore`.
+ * - `capacity`: the size of `out_buffer` in bytes.
+ * - `out_buffer`: receives the message; may be NULL if `capacity` is 0. After an error its contents are
+ *   unspecified.
  * - `out_status`: written on success and with NEMESIA_ERR_TRUNCATED; may be NULL.
  *
  * Returns: as `nemesia_endpoint_recv`.
- * Ownership: the buffer is the caller's again when this returns.
+ * Ownership: the caller may reuse the buffer after the return.
  * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_recv_in(struct nemesia_endpoint *endpoint,
@@ -1438,19 +1517,19 @@ int32_t nemesia_endpoint_recv_in(struct nemesia_endpoint *endpoint,
                                  struct nemesia_status *out_status);
 
 /**
- * As `nemesia_endpoint_isend`, in a matching context and in a mode.
+ * Starts a send in a matching context and a send mode, otherwise as `nemesia_endpoint_isend`.
  *
  * - `endpoint`: an open endpoint.
  * - `context`: the context.
  * - `mode`: NEMESIA_SEND_STANDARD, _SYNCHRONOUS or _READY.
  * - `rank`: the receiver; it may be this process itself.
- * - `tag`: what the receiver matches it by.
+ * - `tag`: the value that the receiver matches.
  * - `buffer`, `len`: the message; `buffer` may be NULL if `len` is 0.
  * - `out_request`: written on success; NEMESIA_REQUEST_NONE if the send is complete already.
  *
- * Returns: as `nemesia_endpoint_isend`. After an error nothing was sent.
- * Ownership: the request holds the buffer, which must stay as it is until the request is complete or the endpoint is
- * closed. The request belongs to this endpoint.
+ * Returns: as `nemesia_endpoint_isend`. After an error no message was sent.
+ * Ownership: the request holds the buffer. It must not change until the request is complete or the endpoint
+ * is closed. The request belongs to this endpoint.
  * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_isend_in(struct nemesia_endpoint *endpoint,
@@ -1463,19 +1542,19 @@ int32_t nemesia_endpoint_isend_in(struct nemesia_endpoint *endpoint,
                                   uint64_t *out_request);
 
 /**
- * As `nemesia_endpoint_irecv`, in a matching context.
+ * Starts a receive in a matching context, otherwise as `nemesia_endpoint_irecv`.
  *
  * - `endpoint`: an open endpoint.
  * - `context`: the context.
  * - `rank`: the sender, or NEMESIA_ANY_SOURCE.
- * - `tag`, `ignore`: the message's tag must agree with `tag` in every bit that `ignore` does not set.
- * - `capacity`: bytes of room at `out_buffer`.
- * - `out_buffer`: where the message goes; may be NULL if `capacity` is 0.
+ * - `tag`, `ignore`: the message's tag must equal `tag` in every bit that is 0 in `ignore`.
+ * - `capacity`: the size of `out_buffer` in bytes.
+ * - `out_buffer`: receives the message; may be NULL if `capacity` is 0.
  * - `out_request`: written on success.
  *
- * Returns: as `nemesia_endpoint_irecv`. After an error nothing was posted.
- * Ownership: the request holds the buffer, which must stay, and which nobody else uses, until the request is complete
- * or withdrawn, or the endpoint is closed. The request belongs to this endpoint.
+ * Returns: as `nemesia_endpoint_irecv`. After an error no receive was posted.
+ * Ownership: the request holds the buffer. It must stay valid and unused until the request is complete or
+ * cancelled, or the endpoint is closed. The request belongs to this endpoint.
  * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_irecv_in(struct nemesia_endpoint *endpoint,
@@ -1488,21 +1567,21 @@ int32_t nemesia_endpoint_irecv_in(struct nemesia_endpoint *endpoint,
                                   uint64_t *out_request);
 
 /**
- * As `nemesia_endpoint_isend_in`, of the bytes of several runs, one after the other. Nothing is allocated. A large
- * message is streamed, in two copies, where one that is in one place takes one.
+ * Starts a send of the concatenation of several runs, otherwise as `nemesia_endpoint_isend_in`. Allocates no
+ * memory. A large message is streamed, which takes two copies; a message in one run takes one copy.
  *
  * - `endpoint`: an open endpoint.
- * - `context`: the matching context; 0 is that of the functions that take none.
+ * - `context`: the matching context; functions without a context use 0.
  * - `mode`: NEMESIA_SEND_STANDARD, _SYNCHRONOUS or _READY.
  * - `rank`: the receiver; it may be this process itself.
- * - `tag`: what the receiver matches it by.
+ * - `tag`: the value that the receiver matches.
  * - `count`, `list`: the runs, any number; `list` may be NULL if `count` is 0.
  * - `out_request`: written on success; NEMESIA_REQUEST_NONE if the send is complete already.
  *
- * Returns: as `nemesia_endpoint_isend`; NEMESIA_ERR_ARGUMENT, too, if a run is at NULL or they are more bytes than any
- * memory has. After an error nothing was sent.
- * Ownership: the request holds the list and its bytes, which must stay as they are until the request is complete or the
- * endpoint is closed. The request belongs to this endpoint.
+ * Returns: as `nemesia_endpoint_isend`; also NEMESIA_ERR_ARGUMENT if a run is at NULL or the runs have more
+ * bytes than memory can hold. After an error no message was sent.
+ * Ownership: the request holds the list and its bytes. They must not change until the request is complete or
+ * the endpoint is closed. The request belongs to this endpoint.
  * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_isendv(struct nemesia_endpoint *endpoint,
@@ -1515,20 +1594,22 @@ int32_t nemesia_endpoint_isendv(struct nemesia_endpoint *endpoint,
                                 uint64_t *out_request);
 
 /**
- * As `nemesia_endpoint_irecv_in`, into several runs, one after the other. Nothing is allocated. A large message takes one
- * copy if the runs have 4 KiB and more on average, and it was sent from one place; else it is streamed.
+ * Starts a receive into several runs, one after the other, otherwise as `nemesia_endpoint_irecv_in`.
+ * Allocates no memory. A large message takes one copy if the runs have at least 4 KiB on average and its
+ * sender sent it from one run. Otherwise it is streamed.
  *
  * - `endpoint`: an open endpoint.
- * - `context`: the matching context; 0 is that of the functions that take none.
+ * - `context`: the matching context; functions without a context use 0.
  * - `rank`: the sender, or NEMESIA_ANY_SOURCE.
- * - `tag`, `ignore`: the message's tag must agree with `tag` in every bit that `ignore` does not set.
- * - `count`, `list`: where the message goes: runs, any number, which do not overlap; `list` may be NULL if `count` is 0.
+ * - `tag`, `ignore`: the message's tag must equal `tag` in every bit that is 0 in `ignore`.
+ * - `count`, `list`: the runs that receive the message, any number, without overlap; `list` may be NULL if
+ *   `count` is 0.
  * - `out_request`: written on success.
  *
- * Returns: as `nemesia_endpoint_irecv`; NEMESIA_ERR_ARGUMENT, too, if a run is at NULL or they are more bytes than any
- * memory has. After an error nothing was posted.
- * Ownership: the request holds the list and its bytes; they must stay, and nobody else uses the bytes, until the request
- * is complete or withdrawn, or the endpoint is closed. The request belongs to this endpoint.
+ * Returns: as `nemesia_endpoint_irecv`; also NEMESIA_ERR_ARGUMENT if a run is at NULL or the runs have more
+ * bytes than memory can hold. After an error no receive was posted.
+ * Ownership: the request holds the list and its bytes. They must stay valid, and the bytes unused, until the
+ * request is complete or cancelled, or the endpoint is closed. The request belongs to this endpoint.
  * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_irecvv(struct nemesia_endpoint *endpoint,
@@ -1541,18 +1622,18 @@ int32_t nemesia_endpoint_irecvv(struct nemesia_endpoint *endpoint,
                                 uint64_t *out_request);
 
 /**
- * Looks for the first message that a receive with these arguments would take, and leaves it where it is (MPI_Iprobe).
- * Makes progress if there is none; never blocks.
+ * Probes for the first message that a receive with these arguments would match, and leaves it in the queue
+ * (MPI_Iprobe). Makes progress if there is none; never blocks.
  *
  * - `endpoint`: an open endpoint.
- * - `context`: the matching context; 0 is that of the functions that take none.
+ * - `context`: the matching context; functions without a context use 0.
  * - `rank`: the sender, or NEMESIA_ANY_SOURCE.
- * - `tag`, `ignore`: the message's tag must agree with `tag` in every bit that `ignore` does not set.
- * - `out_status`: sender, tag, and the bytes that the message has in all, written on success (not with
+ * - `tag`, `ignore`: the message's tag must equal `tag` in every bit that is 0 in `ignore`.
+ * - `out_status`: sender, tag and total length of the message, written on success (not with
  *   NEMESIA_PENDING); may be NULL.
  *
- * Returns: NEMESIA_OK if there is one; NEMESIA_PENDING if not; NEMESIA_ERR_ARGUMENT, _RANK, _PEER_FAILED (the sender is
- * gone and has left none) or _PANIC.
+ * Returns: NEMESIA_OK if there is a message; NEMESIA_PENDING if not; NEMESIA_ERR_ARGUMENT, _RANK,
+ * _PEER_FAILED (the sender has failed and has left no such message) or _PANIC.
  * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_iprobe(struct nemesia_endpoint *endpoint,
@@ -1563,17 +1644,17 @@ int32_t nemesia_endpoint_iprobe(struct nemesia_endpoint *endpoint,
                                 struct nemesia_status *out_status);
 
 /**
- * As `nemesia_endpoint_iprobe`, and waits for the message: spins, then sleeps (MPI_Probe).
+ * Probes as `nemesia_endpoint_iprobe` does, and waits for the message: spins, then sleeps (MPI_Probe).
  *
  * - `endpoint`: an open endpoint.
- * - `context`: the matching context; 0 is that of the functions that take none.
+ * - `context`: the matching context; functions without a context use 0.
  * - `rank`: the sender, or NEMESIA_ANY_SOURCE.
- * - `tag`, `ignore`: the message's tag must agree with `tag` in every bit that `ignore` does not set.
- * - `timeout_ns`: how long at most, in nanoseconds; negative: for ever; 0: one look.
- * - `out_status`: sender, tag, and the bytes that the message has in all, written on success; may be NULL.
+ * - `tag`, `ignore`: the message's tag must equal `tag` in every bit that is 0 in `ignore`.
+ * - `timeout_ns`: the time limit in nanoseconds; negative: no limit; 0: one attempt.
+ * - `out_status`: sender, tag and total length of the message, written on success; may be NULL.
  *
- * Returns: NEMESIA_OK; NEMESIA_ERR_TIMEOUT; NEMESIA_ERR_UNEXPECTED_FULL (there is no room for it: receive others
- * first), _ARGUMENT, _RANK, _PEER_FAILED or _PANIC.
+ * Returns: NEMESIA_OK; NEMESIA_ERR_TIMEOUT; NEMESIA_ERR_UNEXPECTED_FULL (there is no memory for it: receive
+ * other messages first), _ARGUMENT, _RANK, _PEER_FAILED or _PANIC.
  * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_probe(struct nemesia_endpoint *endpoint,
@@ -1585,21 +1666,22 @@ int32_t nemesia_endpoint_probe(struct nemesia_endpoint *endpoint,
                                struct nemesia_status *out_status);
 
 /**
- * As `nemesia_endpoint_iprobe`, and takes the message out of the queue: no other receive or probe finds it any more
- * (MPI_Improbe).
+ * Probes as `nemesia_endpoint_iprobe` does, and removes the message from the queue: no other receive or
+ * probe finds it (MPI_Improbe).
  *
  * - `endpoint`: an open endpoint.
- * - `context`: the matching context; 0 is that of the functions that take none.
+ * - `context`: the matching context; functions without a context use 0.
  * - `rank`: the sender, or NEMESIA_ANY_SOURCE.
- * - `tag`, `ignore`: the message's tag must agree with `tag` in every bit that `ignore` does not set.
- * - `out_message`: for `nemesia_endpoint_mrecv` or `nemesia_endpoint_imrecv`, once; written on success (not with
- *   NEMESIA_PENDING).
- * - `out_status`: sender, tag, and the bytes that the message has in all, written as `out_message` is; may be NULL.
+ * - `tag`, `ignore`: the message's tag must equal `tag` in every bit that is 0 in `ignore`.
+ * - `out_message`: the message, for one `nemesia_endpoint_mrecv` or `nemesia_endpoint_imrecv`; written on
+ *   success (not with NEMESIA_PENDING).
+ * - `out_status`: sender, tag and total length of the message, written together with `out_message`; may be
+ *   NULL.
  *
- * Returns: NEMESIA_OK if there is one; NEMESIA_PENDING if not; NEMESIA_ERR_ARGUMENT, _RANK, _PEER_FAILED, _REQUESTS
- * (each message taken out is one) or _PANIC.
- * Ownership: the message has to be received, with a capacity of 0 if nobody wants it: until then it takes the room of an
- * unexpected message and of a request.
+ * Returns: NEMESIA_OK if there is a message; NEMESIA_PENDING if not; NEMESIA_ERR_ARGUMENT, _RANK,
+ * _PEER_FAILED, _REQUESTS (each removed message counts as one) or _PANIC.
+ * Ownership: the caller must receive the message, with a capacity of 0 if it is not wanted. Until then the
+ * message takes the memory of an unexpected message and of a request.
  * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_improbe(struct nemesia_endpoint *endpoint,
@@ -1611,18 +1693,19 @@ int32_t nemesia_endpoint_improbe(struct nemesia_endpoint *endpoint,
                                  struct nemesia_status *out_status);
 
 /**
- * As `nemesia_endpoint_improbe`, and waits for the message: spins, then sleeps (MPI_Mprobe).
+ * Probes as `nemesia_endpoint_improbe` does, and waits for the message: spins, then sleeps (MPI_Mprobe).
  *
  * - `endpoint`: an open endpoint.
- * - `context`: the matching context; 0 is that of the functions that take none.
+ * - `context`: the matching context; functions without a context use 0.
  * - `rank`: the sender, or NEMESIA_ANY_SOURCE.
- * - `tag`, `ignore`: the message's tag must agree with `tag` in every bit that `ignore` does not set.
- * - `timeout_ns`: how long at most, in nanoseconds; negative: for ever; 0: one look.
- * - `out_message`: for `nemesia_endpoint_mrecv` or `nemesia_endpoint_imrecv`, once; written on success.
- * - `out_status`: sender, tag, and the bytes that the message has in all, written on success; may be NULL.
+ * - `tag`, `ignore`: the message's tag must equal `tag` in every bit that is 0 in `ignore`.
+ * - `timeout_ns`: the time limit in nanoseconds; negative: no limit; 0: one attempt.
+ * - `out_message`: the message, for one `nemesia_endpoint_mrecv` or `nemesia_endpoint_imrecv`; written on
+ *   success.
+ * - `out_status`: sender, tag and total length of the message, written on success; may be NULL.
  *
- * Returns: NEMESIA_OK; NEMESIA_ERR_TIMEOUT; NEMESIA_ERR_UNEXPECTED_FULL (there is no room for it: receive others
- * first), _ARGUMENT, _RANK, _PEER_FAILED, _REQUESTS or _PANIC.
+ * Returns: NEMESIA_OK; NEMESIA_ERR_TIMEOUT; NEMESIA_ERR_UNEXPECTED_FULL (there is no memory for it: receive
+ * other messages first), _ARGUMENT, _RANK, _PEER_FAILED, _REQUESTS or _PANIC.
  * Ownership: as for `nemesia_endpoint_improbe`.
  * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
@@ -1636,17 +1719,19 @@ int32_t nemesia_endpoint_mprobe(struct nemesia_endpoint *endpoint,
                                 struct nemesia_status *out_status);
 
 /**
- * Receives a message that a probe took out, and waits for its bytes (MPI_Mrecv).
+ * Receives a message that a probe removed, and waits for its bytes (MPI_Mrecv).
  *
- * - `endpoint`: the endpoint that it was probed on.
+ * - `endpoint`: the endpoint of the probe.
  * - `message`: from `nemesia_endpoint_improbe` or `nemesia_endpoint_mprobe`.
- * - `capacity`: bytes of room at `out_buffer`.
- * - `out_buffer`: where the message goes; may be NULL if `capacity` is 0. After an error its contents are unspecified.
+ * - `capacity`: the size of `out_buffer` in bytes.
+ * - `out_buffer`: receives the message; may be NULL if `capacity` is 0. After an error its contents are
+ *   unspecified.
  * - `out_status`: written on success and with NEMESIA_ERR_TRUNCATED; may be NULL.
  *
- * Returns: NEMESIA_OK; NEMESIA_ERR_TRUNCATED if the message was longer, and what fits was received; NEMESIA_ERR_STALE
- * (no such message, or it was received), _ARGUMENT, _PEER_FAILED or _PANIC.
- * Ownership: the message is gone, unless NEMESIA_ERR_ARGUMENT is returned; the buffer is the caller's again.
+ * Returns: NEMESIA_OK; NEMESIA_ERR_TRUNCATED if the message is longer, and the part that fits was received;
+ * NEMESIA_ERR_STALE (no such message, or it was received before), _ARGUMENT, _PEER_FAILED or _PANIC.
+ * Ownership: the call takes the message, unless it returns NEMESIA_ERR_ARGUMENT. The caller may reuse the
+ * buffer.
  * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_mrecv(struct nemesia_endpoint *endpoint,
@@ -1656,18 +1741,18 @@ int32_t nemesia_endpoint_mrecv(struct nemesia_endpoint *endpoint,
                                struct nemesia_status *out_status);
 
 /**
- * Starts receiving a message that a probe took out. `nemesia_endpoint_test` or `nemesia_endpoint_wait` completes it
- * (MPI_Imrecv).
+ * Starts to receive a message that a probe removed. `nemesia_endpoint_test` or `nemesia_endpoint_wait`
+ * completes it (MPI_Imrecv).
  *
- * - `endpoint`: the endpoint that it was probed on.
+ * - `endpoint`: the endpoint of the probe.
  * - `message`: from `nemesia_endpoint_improbe` or `nemesia_endpoint_mprobe`.
- * - `capacity`: bytes of room at `out_buffer`.
- * - `out_buffer`: where the message goes; may be NULL if `capacity` is 0.
+ * - `capacity`: the size of `out_buffer` in bytes.
+ * - `out_buffer`: receives the message; may be NULL if `capacity` is 0.
  * - `out_request`: written on success.
  *
- * Returns: NEMESIA_OK; NEMESIA_ERR_STALE (no such message, or it was received), _ARGUMENT or _PANIC.
- * Ownership: the message is gone, unless NEMESIA_ERR_ARGUMENT is returned. The request holds the buffer, which must
- * stay, and which nobody else uses, until the request is complete or the endpoint is closed.
+ * Returns: NEMESIA_OK; NEMESIA_ERR_STALE (no such message, or it was received before), _ARGUMENT or _PANIC.
+ * Ownership: the call takes the message, unless it returns NEMESIA_ERR_ARGUMENT. The request holds the
+ * buffer. It must stay valid and unused until the request is complete or the endpoint is closed.
  * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_imrecv(struct nemesia_endpoint *endpoint,
@@ -1677,20 +1762,20 @@ int32_t nemesia_endpoint_imrecv(struct nemesia_endpoint *endpoint,
                                 uint64_t *out_request);
 
 /**
- * Has a handler called for each active message with this number, from now on and in the place of any before. It is
- * called within whatever call makes progress on this endpoint, in the order in which one sender's messages were sent.
- * Messages for a number without handler are dropped and counted.
+ * Sets the handler of the active messages with a number, and replaces an earlier one. The library calls it
+ * during the calls that make progress on this endpoint. The messages of one sender are handled in the order
+ * in which they were sent. A message without a handler is dropped and counted.
  *
  * - `endpoint`: an open endpoint.
  * - `number`: 0 to 65535.
- * - `handler`: see `nemesia_handler`; NULL takes the handler away.
- * - `context`: its first argument; may be NULL.
+ * - `handler`: see `nemesia_handler`; NULL removes the handler.
+ * - `context`: the first argument of the handler; may be NULL.
  *
  * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or _PANIC.
- * Ownership: what `context` points to stays the caller's, and is used until the handler is replaced or taken away, or
- * the endpoint is closed.
- * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE; the handler is called by whichever thread makes
- * progress, by one at a time.
+ * Ownership: the caller owns the target of `context`. The library uses it until the handler is replaced or
+ * removed, or the endpoint is closed.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE. Any thread that makes progress calls
+ * the handler, one thread at a time.
  */
 int32_t nemesia_endpoint_set_handler(struct nemesia_endpoint *endpoint,
                                      uint16_t number,
@@ -1698,17 +1783,18 @@ int32_t nemesia_endpoint_set_handler(struct nemesia_endpoint *endpoint,
                                      void *context);
 
 /**
- * Sends an active message back to the sender of one, from within its handler. It leaves after the handler has returned,
- * in the order of the replies, before what is sent later from outside.
+ * Sends an active message to the sender of one, from within its handler. It leaves after the handler has
+ * returned. Replies leave in order, and before messages that are sent later outside of handlers.
  *
- * - `message`: as given to the handler.
- * - `number`: the handler at the sender.
- * - `header`, `header_len`, `payload`, `len`: both parts; NULL is allowed where the length is 0.
+ * - `message`: the handler's argument.
+ * - `number`: the number of the handler at the sender.
+ * - `header`, `header_len`, `payload`, `len`: both parts; a pointer may be NULL if its length is 0.
  *
- * Returns: NEMESIA_OK; NEMESIA_ERR_REPLIES when too many wait to leave: send it later, from outside a handler;
- * NEMESIA_ERR_TOO_LONG, _ARGUMENT or _PANIC; NEMESIA_ERR_HANDLE when the handler has returned, or runs in another thread.
+ * Returns: NEMESIA_OK; NEMESIA_ERR_REPLIES if the limit on waiting replies is reached: send the message
+ * later, outside of handlers; NEMESIA_ERR_TOO_LONG, _ARGUMENT or _PANIC; NEMESIA_ERR_HANDLE if the handler
+ * has returned or runs in another thread.
  * Ownership: both parts are copied.
- * Threads: the handler's.
+ * Threads: only the handler's thread.
  */
 int32_t nemesia_incoming_reply(struct nemesia_incoming *message,
                                uint16_t number,
@@ -1718,16 +1804,16 @@ int32_t nemesia_incoming_reply(struct nemesia_incoming *message,
                                size_t len);
 
 /**
- * Sends an active message and waits until it has left both buffers.
+ * Sends an active message and waits until both buffers can be reused.
  *
  * - `endpoint`: an open endpoint.
- * - `rank`: the receiver; a message to this process itself is handled by the next progress.
- * - `number`: its handler there.
- * - `header`, `header_len`, `payload`, `len`: both parts, together at most what `nemesia_endpoint_active_bytes` says; NULL
- *   is allowed where the length is 0.
+ * - `rank`: the receiver. The next progress handles a message to this process itself.
+ * - `number`: the number of the handler there.
+ * - `header`, `header_len`, `payload`, `len`: both parts, together at most the bytes that
+ *   `nemesia_endpoint_active_bytes` returns; a pointer may be NULL if its length is 0.
  *
  * Returns: NEMESIA_OK; NEMESIA_ERR_TOO_LONG, _ARGUMENT, _RANK, _PEER_FAILED, _REQUESTS or _PANIC.
- * Ownership: the buffers are the caller's again when this returns.
+ * Ownership: the caller may reuse the buffers after the return.
  * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_send_active(struct nemesia_endpoint *endpoint,
@@ -1739,15 +1825,16 @@ int32_t nemesia_endpoint_send_active(struct nemesia_endpoint *endpoint,
                                      size_t len);
 
 /**
- * Starts an active message. `nemesia_endpoint_test` or `nemesia_endpoint_wait` completes it, when it has left both
- * buffers.
+ * Starts an active message. `nemesia_endpoint_test` or `nemesia_endpoint_wait` completes it, when both
+ * buffers can be reused.
  *
  * - `endpoint`, `rank`, `number`, `header`, `header_len`, `payload`, `len`: as for `nemesia_endpoint_send_active`.
  * - `out_request`: written on success; NEMESIA_REQUEST_NONE if the message has left already.
  *
- * Returns: NEMESIA_OK; NEMESIA_ERR_TOO_LONG, _ARGUMENT, _RANK, _PEER_FAILED, _REQUESTS or _PANIC. After an error nothing
- * was sent.
- * Ownership: the request holds both buffers, which must stay as they are until it is complete or the endpoint is closed.
+ * Returns: NEMESIA_OK; NEMESIA_ERR_TOO_LONG, _ARGUMENT, _RANK, _PEER_FAILED, _REQUESTS or _PANIC. After an
+ * error no message was sent.
+ * Ownership: the request holds both buffers. They must not change until the request is complete or the
+ * endpoint is closed.
  * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_isend_active(struct nemesia_endpoint *endpoint,
@@ -1760,8 +1847,9 @@ int32_t nemesia_endpoint_isend_active(struct nemesia_endpoint *endpoint,
                                       uint64_t *out_request);
 
 /**
- * The most bytes of an active message, header and payload together: 1 MiB, or a cell if that is more. What does not fit into
- * a cell is streamed, and handled when it is whole, in its order. A reply has to fit into a cell.
+ * Writes the maximum length of an active message, header and payload together: 1 MiB, or a cell if that is
+ * larger. A message that does not fit into a cell is streamed. It is handled when it is complete, in its
+ * order. A reply must fit into a cell.
  *
  * - `endpoint`: an open endpoint.
  * - `out_bytes`: written on success.
@@ -1769,11 +1857,10 @@ int32_t nemesia_endpoint_isend_active(struct nemesia_endpoint *endpoint,
  * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or _PANIC.
  * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
-int32_t nemesia_endpoint_active_bytes(struct nemesia_endpoint *endpoint,
-                                      size_t *out_bytes);
+int32_t nemesia_endpoint_active_bytes(struct nemesia_endpoint *endpoint, size_t *out_bytes);
 
 /**
- * Active messages that were dropped, as no handler had their number.
+ * Writes the number of active messages that were dropped because their number had no handler.
  *
  * - `endpoint`: an open endpoint.
  * - `out_count`: written on success.
@@ -1784,16 +1871,16 @@ int32_t nemesia_endpoint_active_bytes(struct nemesia_endpoint *endpoint,
 int32_t nemesia_endpoint_unhandled(struct nemesia_endpoint *endpoint, uint64_t *out_count);
 
 /**
- * Lets peers use memory, until `nemesia_endpoint_unexpose` or until the endpoint is closed.
+ * Exposes memory to peers, until `nemesia_endpoint_unexpose` or until the endpoint is closed.
  *
  * - `endpoint`: an open endpoint.
- * - `base`, `len`: the memory; `base` may be NULL if `len` is 0. It holds values, and may be written if `access` lets peers
- *   write.
+ * - `base`, `len`: the memory; `base` may be NULL if `len` is 0. It must be initialised, and writable if
+ *   `access` allows peers to write.
  * - `access`: NEMESIA_ACCESS_READ, _WRITE or _READ_WRITE.
- * - `out_region`: names the region, written on success.
+ * - `out_region`: the number of the region, written on success.
  *
- * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _REGION (no more are allowed), _SYSTEM or _PANIC.
- * Ownership: the memory stays the caller's; other threads use it meanwhile only by atomic operations.
+ * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _REGION (the limit on regions is reached), _SYSTEM or _PANIC.
+ * Ownership: the caller owns the memory. Meanwhile other threads access it only by atomic operations.
  * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_expose(struct nemesia_endpoint *endpoint,
@@ -1803,16 +1890,17 @@ int32_t nemesia_endpoint_expose(struct nemesia_endpoint *endpoint,
                                 uint64_t *out_region);
 
 /**
- * Allocates zeroed memory that peers may use, until `nemesia_endpoint_unexpose` or until the endpoint is closed.
+ * Allocates zeroed memory and exposes it to peers, until `nemesia_endpoint_unexpose` or until the endpoint
+ * is closed.
  *
  * - `endpoint`: an open endpoint.
- * - `len`: bytes.
+ * - `len`: the size in bytes.
  * - `access`: as for `nemesia_endpoint_expose`.
- * - `out_base`: where the memory is, written on success; aligned to a page.
- * - `out_region`: names the region, written on success.
+ * - `out_base`: the address of the memory, aligned to a page; written on success.
+ * - `out_region`: the number of the region, written on success.
  *
- * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _REGION (no more are allowed), _SYSTEM or _PANIC.
- * Ownership: the memory is the endpoint's; `nemesia_endpoint_unexpose` or closing frees it.
+ * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _REGION (the limit on regions is reached), _SYSTEM or _PANIC.
+ * Ownership: the endpoint owns the memory; `nemesia_endpoint_unexpose` or `nemesia_endpoint_close` frees it.
  * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_allocate(struct nemesia_endpoint *endpoint,
@@ -1822,25 +1910,24 @@ int32_t nemesia_endpoint_allocate(struct nemesia_endpoint *endpoint,
                                   uint64_t *out_region);
 
 /**
- * Takes a region back: operations on it are refused from now on, and those who wait for its notifications are cancelled.
- * Memory that was allocated is freed.
+ * Ends the exposure of a region. Operations on it are refused from now on, and requests that wait for its
+ * notifications are cancelled. Allocated memory is freed.
  *
  * - `endpoint`: an open endpoint.
  * - `region`: from `nemesia_endpoint_expose` or `nemesia_endpoint_allocate`.
  *
  * Returns: NEMESIA_OK; NEMESIA_ERR_REGION, _ARGUMENT or _PANIC.
- * Ownership: memory that was exposed is the caller's alone again.
+ * Ownership: peers no longer access memory that was exposed.
  * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
-int32_t nemesia_endpoint_unexpose(struct nemesia_endpoint *endpoint,
-                                 uint64_t region);
+int32_t nemesia_endpoint_unexpose(struct nemesia_endpoint *endpoint, uint64_t region);
 
 /**
- * What others need to use a region.
+ * Writes the key with which other processes use a region.
  *
  * - `endpoint`: an open endpoint.
  * - `region`: one of its regions.
- * - `out_key`: written on success; to be copied and sent at will.
+ * - `out_key`: written on success; the caller may copy and send it.
  *
  * Returns: NEMESIA_OK; NEMESIA_ERR_REGION, _ARGUMENT or _PANIC.
  * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
@@ -1850,12 +1937,12 @@ int32_t nemesia_endpoint_remote_key(struct nemesia_endpoint *endpoint,
                                     struct nemesia_remote_key *out_key);
 
 /**
- * How operations on a region travel.
+ * Writes the path of operations on a region.
  *
  * - `endpoint`: an open endpoint.
- * - `key`: of the region.
- * - `out_path`: NEMESIA_PATH_OWN, _DIRECT or _PACKETS, written on success. With _PACKETS `nemesia_last_error_message` tells
- *   why the region is not mapped.
+ * - `key`: the key of the region.
+ * - `out_path`: NEMESIA_PATH_OWN, _DIRECT or _PACKETS, written on success. With _PACKETS,
+ *   `nemesia_last_error_message` states why the region is not mapped.
  *
  * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or _PANIC.
  * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
@@ -1865,20 +1952,20 @@ int32_t nemesia_endpoint_path(struct nemesia_endpoint *endpoint,
                               int32_t *out_path);
 
 /**
- * Starts writing bytes into a region of another process. `nemesia_endpoint_test` or `nemesia_endpoint_wait` completes it,
- * when they have left the buffer; they are there after a flush.
+ * Starts to write bytes into a region of another process. `nemesia_endpoint_test` or `nemesia_endpoint_wait`
+ * completes it, when the caller may reuse the buffer. A flush ensures that the bytes are in the region.
  *
  * - `endpoint`: an open endpoint.
- * - `key`: of the region; it may be one of this process.
- * - `offset`: where in the region, in bytes.
+ * - `key`: the key of the region, which may be one of this process.
+ * - `offset`: the position in the region, in bytes.
  * - `buffer`, `len`: the bytes; `buffer` may be NULL if `len` is 0.
- * - `notify`: whether the region's notifications are counted up by one when the bytes are there.
- * - `out_request`: written on success; NEMESIA_REQUEST_NONE if the bytes have left already.
+ * - `notify`: whether the notification count of the region is incremented when the bytes are there.
+ * - `out_request`: written on success; NEMESIA_REQUEST_NONE if the request is complete already.
  *
- * Returns: NEMESIA_OK; NEMESIA_ERR_BOUNDS or _ACCESS if the key says that it would be refused; NEMESIA_ERR_ARGUMENT, _RANK,
- * _PEER_FAILED, _REQUESTS or _PANIC. After an error nothing was sent.
- * Ownership: the request holds the buffer, which must stay as it is until the request is complete or the endpoint is
- * closed. The key is copied.
+ * Returns: NEMESIA_OK; NEMESIA_ERR_BOUNDS or _ACCESS if the key shows that the owner would refuse it;
+ * NEMESIA_ERR_ARGUMENT, _RANK, _PEER_FAILED, _REQUESTS or _PANIC. After an error no operation was started.
+ * Ownership: the request holds the buffer. It must not change until the request is complete or the endpoint
+ * is closed. The key is copied.
  * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_iput(struct nemesia_endpoint *endpoint,
@@ -1890,16 +1977,18 @@ int32_t nemesia_endpoint_iput(struct nemesia_endpoint *endpoint,
                               uint64_t *out_request);
 
 /**
- * Starts reading bytes of a region of another process. `nemesia_endpoint_test` or `nemesia_endpoint_wait` completes it,
- * when they are here.
+ * Starts to read bytes from a region of another process. `nemesia_endpoint_test` or `nemesia_endpoint_wait`
+ * completes it, when the bytes have arrived.
  *
  * - `endpoint`, `key`, `offset`: as for `nemesia_endpoint_iput`.
- * - `len`: bytes wanted.
- * - `out_buffer`: where they go; may be NULL if `len` is 0. After an error its contents are unspecified.
+ * - `len`: the number of bytes.
+ * - `out_buffer`: receives the bytes; may be NULL if `len` is 0. After an error its contents are
+ *   unspecified.
  * - `out_request`: written on success.
  *
- * Returns: as `nemesia_endpoint_iput`. What only the owner knows, the request tells: NEMESIA_ERR_KEY for instance.
- * Ownership: the request holds the buffer, which must stay, and which nobody else uses, until the request is complete or
+ * Returns: as `nemesia_endpoint_iput`. Refusals that only the owner can detect, such as NEMESIA_ERR_KEY,
+ * complete the request.
+ * Ownership: the request holds the buffer. It must stay valid and unused until the request is complete or
  * the endpoint is closed.
  * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
@@ -1911,16 +2000,17 @@ int32_t nemesia_endpoint_iget(struct nemesia_endpoint *endpoint,
                               uint64_t *out_request);
 
 /**
- * Starts combining an array of operands into an array of values of another process; atomic for each value. Complete when
- * the operands have left the buffer; done after a flush. Operations of one process on another are executed in order.
+ * Starts to combine an array of operands into an array of values of another process; atomic for each value.
+ * The request is complete when the caller may reuse the operands. A flush ensures that the operation is
+ * done. The operations of one process on another are executed in order.
  *
- * - `endpoint`, `key`, `offset`, `out_request`: as for `nemesia_endpoint_iput`. The first value lies at a multiple of its
- *   size in memory.
+ * - `endpoint`, `key`, `offset`, `out_request`: as for `nemesia_endpoint_iput`. The address of the first
+ *   value must be a multiple of its size.
  * - `datatype`: NEMESIA_TYPE_...
  * - `op`: NEMESIA_OP_...
- * - `operands`, `count`: as many values of that type; may be NULL if `count` is 0.
+ * - `operands`, `count`: `count` values of that type; may be NULL if `count` is 0.
  *
- * Returns: as `nemesia_endpoint_iput`; NEMESIA_ERR_UNDEFINED if the type has no such operation.
+ * Returns: as `nemesia_endpoint_iput`; NEMESIA_ERR_UNDEFINED if the operation is not defined for the type.
  * Ownership: as for `nemesia_endpoint_iput`.
  * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
@@ -1934,48 +2024,46 @@ int32_t nemesia_endpoint_iaccumulate(struct nemesia_endpoint *endpoint,
                                      uint64_t *out_request);
 
 /**
- * Starts a flush: complete when all one-sided operations on a rank's regions that were started before are done there.
+ * Starts a flush. It is complete when all earlier one-sided operations on a rank's regions are done there.
  *
  * - `endpoint`: an open endpoint.
- * - `rank`: whose regions.
- * - `out_request`: written on success; NEMESIA_REQUEST_NONE if there is nothing to flush. With NEMESIA_ERR_KEY, _BOUNDS,
- *   _ACCESS, _ALIGNMENT or _UNDEFINED it reports the first refusal since the last flush.
+ * - `rank`: the owner of the regions.
+ * - `out_request`: written on success; NEMESIA_REQUEST_NONE if there is nothing to flush. The request
+ *   reports the first refusal since the last flush: NEMESIA_ERR_KEY, _BOUNDS, _ACCESS, _ALIGNMENT or
+ *   _UNDEFINED.
  *
  * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _RANK, _PEER_FAILED, _REQUESTS or _PANIC.
  * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
-int32_t nemesia_endpoint_iflush(struct nemesia_endpoint *endpoint,
-                                int32_t rank,
-                                uint64_t *out_request);
+int32_t nemesia_endpoint_iflush(struct nemesia_endpoint *endpoint, int32_t rank, uint64_t *out_request);
 
 /**
- * Waits until all one-sided operations on the regions of a rank, or of all, are done there.
+ * Waits until all one-sided operations on the regions of a rank, or of all ranks, are done there.
  *
  * - `endpoint`: an open endpoint.
- * - `rank`: whose regions, or NEMESIA_ALL_RANKS.
+ * - `rank`: the owner of the regions, or NEMESIA_ALL_RANKS.
  *
- * Returns: NEMESIA_OK; NEMESIA_ERR_KEY, _BOUNDS, _ACCESS, _ALIGNMENT or _UNDEFINED if some were refused since the last
- * flush, for the reason that the first had; NEMESIA_ERR_ARGUMENT, _RANK, _PEER_FAILED, _REQUESTS or _PANIC.
+ * Returns: NEMESIA_OK; NEMESIA_ERR_KEY, _BOUNDS, _ACCESS, _ALIGNMENT or _UNDEFINED for the first operation
+ * that was refused since the last flush; NEMESIA_ERR_ARGUMENT, _RANK, _PEER_FAILED, _REQUESTS or _PANIC.
  * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
-int32_t nemesia_endpoint_flush(struct nemesia_endpoint *endpoint,
-                               int32_t rank);
+int32_t nemesia_endpoint_flush(struct nemesia_endpoint *endpoint, int32_t rank);
 
 /**
- * Orders one-sided operations: what is started later on a rank's regions is executed there after all that was started
- * before. Without it that holds as well, but for a get, which may see what is written by what is started after it.
+ * Orders one-sided operations: the owner executes later operations on its regions after all earlier ones.
+ * Without a fence they are executed in order, too, except for gets: a get may return bytes that an operation
+ * started after it has written.
  *
  * - `endpoint`: an open endpoint.
- * - `rank`: whose regions.
+ * - `rank`: the owner of the regions.
  *
  * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _RANK, _PEER_FAILED, _REQUESTS or _PANIC.
  * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
-int32_t nemesia_endpoint_fence(struct nemesia_endpoint *endpoint,
-                               int32_t rank);
+int32_t nemesia_endpoint_fence(struct nemesia_endpoint *endpoint, int32_t rank);
 
 /**
- * How often a put with notification was done in a region since it was exposed.
+ * Writes the number of puts with notification that were done in a region since it was exposed.
  *
  * - `endpoint`: an open endpoint.
  * - `region`: one of its regions.
@@ -1989,12 +2077,12 @@ int32_t nemesia_endpoint_notifications(struct nemesia_endpoint *endpoint,
                                        uint64_t *out_count);
 
 /**
- * Starts waiting until a region has had so many notifications, counted since it was exposed. Like a receive from
- * NEMESIA_ANY_SOURCE it fails when a peer dies, and can be cancelled.
+ * Starts to wait until a region has had `count` notifications since it was exposed. The request can be
+ * cancelled. It fails if a peer dies, as a receive from NEMESIA_ANY_SOURCE does.
  *
  * - `endpoint`: an open endpoint.
  * - `region`: one of its regions.
- * - `count`: how many.
+ * - `count`: the number of notifications.
  * - `out_request`: written on success.
  *
  * Returns: NEMESIA_OK; NEMESIA_ERR_REGION, _ARGUMENT, _PEER_FAILED, _REQUESTS or _PANIC.
@@ -2006,15 +2094,16 @@ int32_t nemesia_endpoint_inotified(struct nemesia_endpoint *endpoint,
                                    uint64_t *out_request);
 
 /**
- * Starts combining one operand into one value of another process, atomically, and getting what the value was.
+ * Starts to combine one operand into one value of another process, atomically, and to fetch the old value.
  *
  * - `endpoint`, `key`, `offset`, `datatype`, `op`: as for `nemesia_endpoint_iaccumulate`.
- * - `operand`: one value of that type. With NEMESIA_OP_NOTHING it does not count, but has to be there.
- * - `out_old`: room for one value of that type; written when the request is complete.
+ * - `operand`: one value of that type. NEMESIA_OP_NOTHING ignores it, but it must not be NULL.
+ * - `out_old`: receives one value of that type; written when the request is complete.
  * - `out_request`: written on success.
  *
  * Returns: as `nemesia_endpoint_iaccumulate`.
- * Ownership: the operand is copied; the request holds `out_old` as that of `nemesia_endpoint_iget` holds its buffer.
+ * Ownership: the operand is copied. The request holds `out_old` as the request of `nemesia_endpoint_iget`
+ * holds its buffer.
  * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_ifetch(struct nemesia_endpoint *endpoint,
@@ -2027,19 +2116,19 @@ int32_t nemesia_endpoint_ifetch(struct nemesia_endpoint *endpoint,
                                 uint64_t *out_request);
 
 /**
- * Starts combining an array of operands into an array of values of another process, and getting what those were (as
- * MPI_Get_accumulate). Atomic for each value.
+ * Starts to combine an array of operands into an array of values of another process, and to fetch the old
+ * values (as MPI_Get_accumulate). Atomic for each value.
  *
  * - `endpoint`, `key`, `offset`, `datatype`, `op`: as for `nemesia_endpoint_iaccumulate`.
- * - `operands`, `count`: so many values of that type. With NEMESIA_OP_NOTHING they do not count, and may be null.
- * - `out_old`: room for as many values, none of it within `operands` (MPI 4.1, section 12.3.4): the first old values may come
- *   while the last operands have not left. Written when the request is complete. After an error, what it holds is
- *   unspecified, and a part may have been done.
+ * - `operands`, `count`: `count` values of that type. NEMESIA_OP_NOTHING ignores them, and they may be NULL.
+ * - `out_old`: receives `count` values; must not overlap `operands` (MPI 4.1, section 12.3.4), because the
+ *   first old values may arrive before the last operands have left. Written when the request is complete.
+ *   After an error its contents are unspecified, and a part of the operation may have been executed.
  * - `out_request`: written on success.
  *
  * Returns: as `nemesia_endpoint_iaccumulate`; NEMESIA_ERR_ARGUMENT if `operands` and `out_old` overlap.
- * Ownership: the request holds `operands` as that of `nemesia_endpoint_iput` holds its buffer, and `out_old` as that of
- * `nemesia_endpoint_iget`.
+ * Ownership: the request holds `operands` as the request of `nemesia_endpoint_iput` holds its buffer, and
+ * `out_old` as that of `nemesia_endpoint_iget`.
  * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_ifetch_accumulate(struct nemesia_endpoint *endpoint,
@@ -2053,8 +2142,8 @@ int32_t nemesia_endpoint_ifetch_accumulate(struct nemesia_endpoint *endpoint,
                                            uint64_t *out_request);
 
 /**
- * Starts replacing one value of another process if its bits are those that are expected, atomically, and getting what the
- * value was.
+ * Starts to replace one value of another process if its bits equal the expected ones, atomically, and to
+ * fetch the old value.
  *
  * - `endpoint`, `key`, `offset`, `datatype`, `out_old`, `out_request`: as for `nemesia_endpoint_ifetch`.
  * - `expected`, `value`: one value of that type each.
@@ -2073,38 +2162,42 @@ int32_t nemesia_endpoint_icompare_swap(struct nemesia_endpoint *endpoint,
                                        uint64_t *out_request);
 
 /**
- * Waits until every rank has called this (as MPI_Barrier). Collective: all ranks call it, in the same order as
- * `nemesia_endpoint_agree` and `nemesia_endpoint_shrink`; ranks that were agreed to be gone do not take part. With
- * NEMESIA_THREADS_MULTIPLE one thread of each rank calls it, and the others go on.
+ * Waits until every rank has called this function (as MPI_Barrier). Collective: all ranks call it, in the
+ * same order as `nemesia_endpoint_agree` and `nemesia_endpoint_shrink`. Ranks that an agreement has excluded
+ * do not take part. With NEMESIA_THREADS_MULTIPLE one thread of each rank calls it, and the others continue.
  *
- * To end a program, call this and then `nemesia_endpoint_close`: after the barrier no rank waits for what another one had to
- * send before it. `nemesia_endpoint_close` waits until pending sends have left this process, and then tells the peers that
- * it has finished; after NEMESIA_ERR_TIMEOUT some sends are lost.
+ * To end a program, call this and then `nemesia_endpoint_close`. After the barrier, no rank waits for a
+ * message that another rank had to send before it. `nemesia_endpoint_close` waits until pending sends have
+ * left this process, and then notifies the peers that this process has finished. After NEMESIA_ERR_TIMEOUT
+ * some sends are lost.
  *
  * - `endpoint`: an open endpoint.
  *
- * Returns: NEMESIA_OK; NEMESIA_ERR_PEER_FAILED if a rank is gone, which `nemesia_last_error_rank` names: after
- * `nemesia_endpoint_shrink` the next barrier is among the survivors (some ranks may have left the same barrier with
- * NEMESIA_OK, if the rank had entered it); NEMESIA_ERR_EXCLUDED if the others have agreed that this rank is gone;
- * NEMESIA_ERR_UNEXPECTED_FULL or NEMESIA_ERR_REQUESTS, after which another call goes on with the same barrier;
- * NEMESIA_ERR_ARGUMENT, _HANDLE or _PANIC.
+ * Returns: NEMESIA_OK, or
+ * - NEMESIA_ERR_PEER_FAILED if a rank has failed; `nemesia_last_error_rank` returns it. After
+ *   `nemesia_endpoint_shrink`, the next barrier is among the survivors. If the failed rank had entered the
+ *   barrier, some ranks may have left it with NEMESIA_OK;
+ * - NEMESIA_ERR_EXCLUDED if the others have agreed that this rank has failed;
+ * - NEMESIA_ERR_UNEXPECTED_FULL or NEMESIA_ERR_REQUESTS: another call continues the same barrier;
+ * - NEMESIA_ERR_ARGUMENT, _HANDLE or _PANIC.
+ *
  * Threads: one at a time.
  */
 int32_t nemesia_endpoint_barrier(struct nemesia_endpoint *endpoint);
 
 /**
- * Agrees with all living ranks on the AND of everyone's flags and on how many ranks are gone, whoever dies meanwhile (as
- * `MPI_Comm_agree` of MPI's ULFM). Collective: every rank that lives calls this and `nemesia_endpoint_shrink` in the same
- * order. Waits as a receive does.
+ * Agrees with all living ranks on the AND of their flags and on the number of failed ranks, even if more
+ * ranks fail meanwhile (as `MPI_Comm_agree` of MPI's ULFM). Collective: every living rank calls this
+ * function and `nemesia_endpoint_shrink` in the same order. Waits as a receive does.
  *
  * - `endpoint`: an open endpoint.
  * - `flags`: this rank's flags.
- * - `out_flags`: the AND of the flags of all that took part, written on success.
- * - `out_gone`: how many ranks are gone, the same number in every rank, written on success; may be NULL.
+ * - `out_flags`: the AND of the flags of all ranks that took part, written on success.
+ * - `out_gone`: the number of failed ranks, the same in every rank, written on success; may be NULL.
  *
- * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT; NEMESIA_ERR_EXCLUDED if the others have agreed that this rank is gone;
- * NEMESIA_ERR_UNEXPECTED_FULL or NEMESIA_ERR_REQUESTS, after which another call goes on, and the flags of the first
- * count; NEMESIA_ERR_PANIC.
+ * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT; NEMESIA_ERR_EXCLUDED if the others have agreed that this rank
+ * has failed; NEMESIA_ERR_UNEXPECTED_FULL or NEMESIA_ERR_REQUESTS: another call continues the agreement with
+ * the flags of the first call; NEMESIA_ERR_PANIC.
  * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_agree(struct nemesia_endpoint *endpoint,
@@ -2113,12 +2206,14 @@ int32_t nemesia_endpoint_agree(struct nemesia_endpoint *endpoint,
                                int32_t *out_gone);
 
 /**
- * Agrees with all living ranks on who they are: the same list in each, even if more die meanwhile (as `MPI_Comm_shrink` of
- * MPI's ULFM). Collective: see `nemesia_endpoint_agree`. The index in the list is a survivor's new rank.
+ * Agrees with all living ranks on the list of survivors: the same list in each, even if more ranks fail
+ * meanwhile (as `MPI_Comm_shrink` of MPI's ULFM). Collective: see `nemesia_endpoint_agree`. A survivor's
+ * index in the list is its new rank.
  *
  * - `endpoint`: an open endpoint.
- * - `out_ranks`: room for as many ranks as the world has; the survivors' ranks in the world, rising, written on success.
- * - `out_count`: how many there are, written on success.
+ * - `out_ranks`: an array with one element per rank of the world; receives the survivors' ranks in the
+ *   world, ascending, on success.
+ * - `out_count`: the number of survivors, written on success.
  * - `out_rank`: the new rank of this process, written on success; may be NULL.
  *
  * Returns: as `nemesia_endpoint_agree`.
@@ -2130,11 +2225,12 @@ int32_t nemesia_endpoint_shrink(struct nemesia_endpoint *endpoint,
                                 int32_t *out_rank);
 
 /**
- * What was done so far, and what it met with: with one rank, which may be gone or this process itself, or with all.
+ * Writes the counters for one rank, which may have failed or be this process itself, or the sums over all
+ * ranks. The sums include the counters that concern no single rank.
  *
  * - `endpoint`: an open endpoint.
  * - `rank`: a rank, or NEMESIA_ALL_RANKS.
- * - `out_counters`: its `struct_size` is set by the caller; all else is written on success.
+ * - `out_counters`: the caller sets its `struct_size`; all other fields are written on success.
  *
  * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _RANK or _PANIC.
  * Threads: one at a time for an endpoint.
@@ -2144,16 +2240,17 @@ int32_t nemesia_endpoint_counters(struct nemesia_endpoint *endpoint,
                                   struct nemesia_counters *out_counters);
 
 /**
- * The functions that were entered and left lately, with times, as a tree. Empty unless the library was built with the
- * feature `trace` and NEMESIA_TRACE says how many entries and exits to keep.
+ * Writes the functions that were entered and left recently, with times, as a tree. The tree is empty unless
+ * the library was built with the feature `trace` and NEMESIA_TRACE sets the number of entries and exits to
+ * keep.
  *
  * - `endpoint`: an open endpoint.
- * - `bytes`: room in `out_text`.
+ * - `bytes`: the size of `out_text`.
  * - `out_text`: lines of text, terminated; may be NULL if `bytes` is 0.
- * - `out_len`: bytes of the whole text, without its end; may be NULL.
+ * - `out_len`: the length of the whole text without its terminator; may be NULL.
  *
- * Returns: NEMESIA_OK; NEMESIA_ERR_TRUNCATED if there is too little room: what fits is written, terminated, and
- * `out_len` is; NEMESIA_ERR_ARGUMENT or _PANIC.
+ * Returns: NEMESIA_OK; NEMESIA_ERR_TRUNCATED if `out_text` is too small: the part that fits is written,
+ * terminated, and `out_len` is written; NEMESIA_ERR_ARGUMENT or _PANIC.
  * Threads: one at a time for an endpoint.
  */
 int32_t nemesia_endpoint_call_tree(struct nemesia_endpoint *endpoint,
@@ -2162,72 +2259,75 @@ int32_t nemesia_endpoint_call_tree(struct nemesia_endpoint *endpoint,
                                    size_t *out_len);
 
 /**
- * How often the rank of this process had been started before, by a launcher that starts ranks again (`nemesia run
- * --restart N`).
+ * Writes how many times the launcher had started the rank of this process before, under a launcher that
+ * restarts ranks (`nemesia run --restart N`).
  *
- * A process that was started again knows nothing of what its predecessor did. It is connected with each survivor from when
- * that readmits it; until then what is started with the survivor stays pending, and agreements wait. Ranks that are gone when
- * it comes have failed.
+ * A restarted process has no state of its predecessor. It is connected with a survivor from the moment at
+ * which the survivor readmits it. Until then, operations with that survivor stay pending, and agreements
+ * wait. Ranks that have failed before the restart have failed for it, too.
  *
  * - `endpoint`: an open endpoint.
- * - `out_incarnation`: 0 for a process that was started with its world, written on success.
+ * - `out_incarnation`: 0 for a process that was started with its world; written on success.
  *
  * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or NEMESIA_ERR_PANIC.
  * Threads: one at a time for an endpoint.
  */
-int32_t nemesia_endpoint_incarnation(struct nemesia_endpoint *endpoint,
-                                     uint64_t *out_incarnation);
+int32_t nemesia_endpoint_incarnation(struct nemesia_endpoint *endpoint, uint64_t *out_incarnation);
 
 /**
- * The ranks that have failed, were started again, and wait to be readmitted. Does not wait for ranks that are not there yet:
- * call it again after progress.
+ * Writes the ranks that have failed, were restarted, and wait to be readmitted. Does not wait for ranks that
+ * have not arrived yet: call it again after progress.
  *
  * - `endpoint`: an open endpoint.
- * - `out_ranks`: room for as many ranks as the world has; the ranks, rising, written on success.
- * - `out_count`: how many there are, written on success.
+ * - `out_ranks`: an array with one element per rank of the world; receives the ranks, ascending, on success.
+ * - `out_count`: the number of these ranks, written on success.
  *
- * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT; NEMESIA_ERR_NO_RESTART if the launcher of this world starts no rank again;
- * NEMESIA_ERR_BOOTSTRAP if the launcher could not be asked; NEMESIA_ERR_PANIC.
+ * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT; NEMESIA_ERR_NO_RESTART if the launcher of this world does not
+ * restart ranks; NEMESIA_ERR_BOOTSTRAP if the exchange with the launcher failed; NEMESIA_ERR_PANIC.
  * Threads: one at a time for an endpoint.
  */
-int32_t nemesia_endpoint_restarted(struct nemesia_endpoint *endpoint,
-                                   int32_t *out_ranks,
-                                   int32_t *out_count);
+int32_t nemesia_endpoint_restarted(struct nemesia_endpoint *endpoint, int32_t *out_ranks, int32_t *out_count);
 
 /**
- * Takes a rank back that had failed and was started again. From now on operations are with the new process, with which
- * everything begins anew; until now they end with NEMESIA_ERR_PEER_FAILED.
- *
- * What was under way with the process before has failed, and stays so. Messages that it had sent whole could be received
- * until now; those that were not are dropped, except those that a matched probe has taken out. Receives from any source that
- * are posted go on, and the failure of this rank counts as acknowledged. Keys of its regions are void. In
- * `nemesia_endpoint_agree` and `nemesia_endpoint_shrink` it takes part again: all survivors readmit it between the same two
- * agreements.
+ * Readmits a rank that had failed and was restarted. From this call on, operations with the rank go to the
+ * new process, and all state with it starts anew. Until this call they return NEMESIA_ERR_PEER_FAILED.
+ * - Operations with the earlier process have failed, and stay failed.
+ * - Messages that the earlier process had sent completely could be received until this call. The others are
+ *   dropped, except those that a matched probe has removed.
+ * - Posted receives from any source continue, and the failure of this rank counts as acknowledged.
+ * - Keys of regions of the earlier process are void.
+ * - The rank takes part again in `nemesia_endpoint_agree` and `nemesia_endpoint_shrink`. All survivors must
+ *   readmit it between the same two agreements.
  *
  * - `endpoint`: an open endpoint.
  * - `rank`: the rank.
  *
- * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT; NEMESIA_ERR_RANK; NEMESIA_ERR_NOT_RESTARTED as long as
- * `nemesia_endpoint_restarted` does not name the rank; NEMESIA_ERR_AGREEMENT if an agreement is not finished;
- * NEMESIA_ERR_PEER if its settings are others; NEMESIA_ERR_NO_RESTART, NEMESIA_ERR_BOOTSTRAP or NEMESIA_ERR_PANIC.
+ * Returns: NEMESIA_OK, or
+ * - NEMESIA_ERR_ARGUMENT or NEMESIA_ERR_RANK;
+ * - NEMESIA_ERR_NOT_RESTARTED while `nemesia_endpoint_restarted` does not list the rank;
+ * - NEMESIA_ERR_AGREEMENT if an agreement is not finished;
+ * - NEMESIA_ERR_PEER if the new process has other settings;
+ * - NEMESIA_ERR_NO_RESTART, NEMESIA_ERR_BOOTSTRAP or NEMESIA_ERR_PANIC.
+ *
  * Threads: one at a time for an endpoint.
  */
-int32_t nemesia_endpoint_readmit(struct nemesia_endpoint *endpoint,
-                                 int32_t rank);
+int32_t nemesia_endpoint_readmit(struct nemesia_endpoint *endpoint, int32_t rank);
 
 /**
- * Tells that addresses are about to get other pages: that they are going to be unmapped, mapped anew, moved, discarded, or given
- * back by an allocator. For programs and runtimes that see these calls anyway. Call it before the change; and once more after
- * it, if other threads may use the addresses meanwhile, as they may while pages are discarded. Registrations that this
- * library keeps on the caller's word are not used for these addresses again; those that the kernel tells of need no call.
+ * Reports that a range of addresses is about to get other pages: the caller will unmap, remap, move or
+ * discard the range, or its allocator will return it.
  *
- * - `address`, `bytes`: the range. With NULL and SIZE_MAX it is every address.
+ * Programs and runtimes that observe these calls anyway use this function. Call it before the change. Call
+ * it again after the change if other threads may use the addresses meanwhile, which is possible while pages
+ * are discarded. Afterwards the library does not use registrations for these addresses that depend on such
+ * reports. Registrations that the kernel monitors need no call.
  *
- * Threads: any, in any state: in a signal handler, in an allocator, while another function of this library runs. It takes no
- * lock, allocates nothing, and leaves errno and the last error alone.
+ * - `address`, `bytes`: the range. NULL and SIZE_MAX mean every address.
+ *
+ * Threads: any, in any state: in a signal handler, in an allocator, while another function of this library
+ * runs. The function takes no lock, allocates no memory, and does not change errno or the last error.
  */
-void nemesia_memory_released(const void *address,
-                             size_t bytes);
+void nemesia_memory_released(const void *address, size_t bytes);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -14,20 +14,21 @@ use crate::lent::Lent;
 use crate::status::{Fault, NEMESIA_ERR_HANDLE, NEMESIA_OK};
 use crate::transfer::number;
 
-/// An active message in the hands of its handler, for `nemesia_incoming_reply`. Gone when the handler returns: after
-/// that, and in other threads, its use is NEMESIA_ERR_HANDLE.
+/// An active message in its handler, for `nemesia_incoming_reply`. It ends when the handler returns. Its use
+/// after that, or in another thread, returns NEMESIA_ERR_HANDLE.
 #[derive(Debug)]
 pub struct Incoming(());
 
-/// What is called for an active message.
+/// The function that handles an active message.
 ///
-/// - `context`: as given to `nemesia_endpoint_set_handler`.
-/// - `rank`: who sent it.
-/// - `header`, `header_len`, `payload`, `len`: its two parts; the bytes are Nemesia's, and gone when the handler
-///   returns. Neither pointer is NULL; they may be aligned to nothing.
+/// - `context`: the value given to `nemesia_endpoint_set_handler`.
+/// - `rank`: the sender.
+/// - `header`, `header_len`, `payload`, `len`: the two parts of the message. The bytes belong to the library
+///   and are valid until the handler returns. Neither pointer is NULL; they may have any alignment.
 /// - `message`: for `nemesia_incoming_reply`.
 ///
-/// It must not throw and must not jump out (longjmp). It can't use the endpoint: calls return NEMESIA_ERR_ARGUMENT.
+/// The function must not throw and must not jump out (longjmp). Calls on the endpoint from within it return
+/// NEMESIA_ERR_ARGUMENT.
 pub type Handler = Option<
     unsafe extern "C" fn(
         context: *mut c_void,
@@ -40,27 +41,27 @@ pub type Handler = Option<
     ),
 >;
 
-/// A message whose handler runs in this thread. Handlers nest where one of them uses another endpoint.
+/// A message whose handler runs in this thread. Handlers nest if one of them uses another endpoint.
 struct Running {
-    /// What the handler has for it.
+    /// The handle that the handler got.
     handle: u64,
     message: *mut c_void,
     outer: *const Running,
 }
 
 thread_local! {
-    /// The innermost.
+    /// The innermost running message of this thread.
     static RUNNING: Cell<*const Running> = const { Cell::new(ptr::null()) };
     /// The number of this thread's next message.
     static NEXT: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Numbers that a thread takes at a time.
+/// The count of numbers that a thread takes at a time.
 const BLOCK: u64 = 1 << 20;
-/// Blocks that were taken.
+/// The count of blocks that were taken.
 static BLOCKS: AtomicU64 = AtomicU64::new(0);
 
-/// A handle that no other message has, of any thread, until 2^44 messages have been handled.
+/// Returns a handle that no other message of any thread has, until 2^44 messages have been handled.
 fn next_handle() -> u64 {
     let mut next = NEXT.get();
     if next.is_multiple_of(BLOCK) {
@@ -70,7 +71,7 @@ fn next_handle() -> u64 {
     marked(next & ((1 << FREE_BITS) - 1), Kind::Incoming)
 }
 
-/// Lets `nemesia_incoming_reply` find a message by its handle while `handler` runs.
+/// Runs `handler`. Meanwhile `nemesia_incoming_reply` finds the message by its handle.
 fn while_handled(message: *mut c_void, handler: impl FnOnce(*mut Incoming)) {
     struct Leave(*const Running);
     impl Drop for Leave {
@@ -83,11 +84,12 @@ fn while_handled(message: *mut c_void, handler: impl FnOnce(*mut Incoming)) {
     handler(ptr::without_provenance_mut(running.handle as usize));
 }
 
-/// The message of a handle, whose handler runs in this thread.
+/// Returns the message of a handle, whose handler runs in this thread.
 fn message_of(handle: *const Incoming) -> Result<*mut c_void, Fault> {
     let bits = handle.addr() as u64;
     let mut at = RUNNING.get();
-    // SAFETY: what is in the list lies in frames of this thread that have not returned: `while_handled` takes it out.
+    // SAFETY: the entries of the list lie in frames of this thread that have not returned: `while_handled`
+    // removes them.
     while let Some(running) = unsafe { at.as_ref() } {
         if running.handle == bits {
             return Ok(running.message);
@@ -95,16 +97,16 @@ fn message_of(handle: *const Incoming) -> Result<*mut c_void, Fault> {
         at = running.outer;
     }
     if Kind::of(bits) == Some(Kind::Incoming) {
-        let text = "the message is gone: reply within its handler, and in the handler's thread";
+        let text = "the handler of this message does not run in this thread: reply before it returns";
         return Err(Fault::new(NEMESIA_ERR_HANDLE, text));
     }
     Err(wrong_kind(bits, Kind::Incoming, "message"))
 }
 
-/// The caller's context, which goes where the endpoint goes.
+/// The caller's context, which moves with the endpoint between threads.
 struct Context(*mut c_void);
 
-// SAFETY: the contract of `nemesia_endpoint_set_handler`: it may be used by whichever thread uses the endpoint.
+// SAFETY: the contract of `nemesia_endpoint_set_handler`: any thread that uses the endpoint may use it.
 unsafe impl Send for Context {}
 
 impl Context {
@@ -113,20 +115,20 @@ impl Context {
     }
 }
 
-/// Has a handler called for each active message with this number, from now on and in the place of any before. It is
-/// called within whatever call makes progress on this endpoint, in the order in which one sender's messages were sent.
-/// Messages for a number without handler are dropped and counted.
+/// Sets the handler of the active messages with a number, and replaces an earlier one. The library calls it
+/// during the calls that make progress on this endpoint. The messages of one sender are handled in the order
+/// in which they were sent. A message without a handler is dropped and counted.
 ///
 /// - `endpoint`: an open endpoint.
 /// - `number`: 0 to 65535.
-/// - `handler`: see `nemesia_handler`; NULL takes the handler away.
-/// - `context`: its first argument; may be NULL.
+/// - `handler`: see `nemesia_handler`; NULL removes the handler.
+/// - `context`: the first argument of the handler; may be NULL.
 ///
 /// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or _PANIC.
-/// Ownership: what `context` points to stays the caller's, and is used until the handler is replaced or taken away, or
-/// the endpoint is closed.
-/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE; the handler is called by whichever thread makes
-/// progress, by one at a time.
+/// Ownership: the caller owns the target of `context`. The library uses it until the handler is replaced or
+/// removed, or the endpoint is closed.
+/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE. Any thread that makes progress calls
+/// the handler, one thread at a time.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_set_handler(
     endpoint: *mut Endpoint,
@@ -148,7 +150,7 @@ pub unsafe extern "C" fn nemesia_endpoint_set_handler(
             let rank = rank_of(message.from());
             let before = IN_HANDLER.replace(handle);
             while_handled((&raw mut *message).cast(), |incoming| {
-                // SAFETY: the caller's function; all pointers are good until it returns.
+                // SAFETY: the caller's function; all pointers are valid until it returns.
                 unsafe { handler(context.get(), rank, header, header_len, payload, len, incoming) };
             });
             IN_HANDLER.set(before);
@@ -159,17 +161,18 @@ pub unsafe extern "C" fn nemesia_endpoint_set_handler(
     unsafe { on(endpoint, work) }
 }
 
-/// Sends an active message back to the sender of one, from within its handler. It leaves after the handler has
-/// returned, in the order of the replies, before what is sent later from outside.
+/// Sends an active message to the sender of one, from within its handler. It leaves after the handler has
+/// returned. Replies leave in order, and before messages that are sent later outside of handlers.
 ///
-/// - `message`: as given to the handler.
-/// - `number`: the handler at the sender.
-/// - `header`, `header_len`, `payload`, `len`: both parts; NULL is allowed where the length is 0.
+/// - `message`: the handler's argument.
+/// - `number`: the number of the handler at the sender.
+/// - `header`, `header_len`, `payload`, `len`: both parts; a pointer may be NULL if its length is 0.
 ///
-/// Returns: NEMESIA_OK; NEMESIA_ERR_REPLIES when too many wait to leave: send it later, from outside a handler;
-/// NEMESIA_ERR_TOO_LONG, _ARGUMENT or _PANIC; NEMESIA_ERR_HANDLE when the handler has returned, or runs in another
-/// thread. Ownership: both parts are copied.
-/// Threads: the handler's.
+/// Returns: NEMESIA_OK; NEMESIA_ERR_REPLIES if the limit on waiting replies is reached: send the message
+/// later, outside of handlers; NEMESIA_ERR_TOO_LONG, _ARGUMENT or _PANIC; NEMESIA_ERR_HANDLE if the handler
+/// has returned or runs in another thread.
+/// Ownership: both parts are copied.
+/// Threads: only the handler's thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_incoming_reply(
     message: *mut Incoming,
@@ -181,27 +184,28 @@ pub unsafe extern "C" fn nemesia_incoming_reply(
 ) -> i32 {
     let work = || {
         let inner = message_of(message)?.cast::<InnerIncoming<'_>>();
-        // SAFETY: checked in `bytes`: the caller's buffers, there for as long as this call.
+        // SAFETY: checked in `bytes`: the caller's buffers, valid during this call.
         let (header, payload) =
             unsafe { (bytes(header, header_len, "header")?, bytes(payload, len, "payload")?) };
-        // SAFETY: the message that `nemesia_endpoint_set_handler` lends for as long as the handler runs, which it does
-        // in this thread: `message_of` has found it. The closure uses it by nothing else meanwhile.
+        // SAFETY: the message that `nemesia_endpoint_set_handler` lends while the handler runs. It runs in
+        // this thread, because `message_of` has found the message. The closure accesses it in no other way
+        // meanwhile.
         unsafe { &mut *inner }.reply(number, header, payload)?;
         Ok(NEMESIA_OK)
     };
     guard(work, || ())
 }
 
-/// Sends an active message and waits until it has left both buffers.
+/// Sends an active message and waits until both buffers can be reused.
 ///
 /// - `endpoint`: an open endpoint.
-/// - `rank`: the receiver; a message to this process itself is handled by the next progress.
-/// - `number`: its handler there.
-/// - `header`, `header_len`, `payload`, `len`: both parts, together at most what `nemesia_endpoint_active_bytes` says;
-///   NULL is allowed where the length is 0.
+/// - `rank`: the receiver. The next progress handles a message to this process itself.
+/// - `number`: the number of the handler there.
+/// - `header`, `header_len`, `payload`, `len`: both parts, together at most the bytes that
+///   `nemesia_endpoint_active_bytes` returns; a pointer may be NULL if its length is 0.
 ///
 /// Returns: NEMESIA_OK; NEMESIA_ERR_TOO_LONG, _ARGUMENT, _RANK, _PEER_FAILED, _REQUESTS or _PANIC.
-/// Ownership: the buffers are the caller's again when this returns.
+/// Ownership: the caller may reuse the buffers after the return.
 /// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_send_active(
@@ -215,7 +219,7 @@ pub unsafe extern "C" fn nemesia_endpoint_send_active(
 ) -> i32 {
     let work = |mut endpoint: Lent<'_>| {
         let rank = endpoint.rank_in(rank)?;
-        // SAFETY: checked in `bytes`: the caller's buffers, there for as long as this call.
+        // SAFETY: checked in `bytes`: the caller's buffers, valid during this call.
         let (header, payload) =
             unsafe { (bytes(header, header_len, "header")?, bytes(payload, len, "payload")?) };
         endpoint.send_active(rank, number, header, payload)?;
@@ -225,16 +229,17 @@ pub unsafe extern "C" fn nemesia_endpoint_send_active(
     unsafe { blocking_on(endpoint, work) }
 }
 
-/// Starts an active message. `nemesia_endpoint_test` or `nemesia_endpoint_wait` completes it, when it has left both
-/// buffers.
+/// Starts an active message. `nemesia_endpoint_test` or `nemesia_endpoint_wait` completes it, when both
+/// buffers can be reused.
 ///
 /// - `endpoint`, `rank`, `number`, `header`, `header_len`, `payload`, `len`: as for `nemesia_endpoint_send_active`.
 /// - `out_request`: written on success; NEMESIA_REQUEST_NONE if the message has left already.
 ///
-/// Returns: NEMESIA_OK; NEMESIA_ERR_TOO_LONG, _ARGUMENT, _RANK, _PEER_FAILED, _REQUESTS or _PANIC. After an error
-/// nothing was sent.
-/// Ownership: the request holds both buffers, which must stay as they are until it is complete or the endpoint is
-/// closed. Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+/// Returns: NEMESIA_OK; NEMESIA_ERR_TOO_LONG, _ARGUMENT, _RANK, _PEER_FAILED, _REQUESTS or _PANIC. After an
+/// error no message was sent.
+/// Ownership: the request holds both buffers. They must not change until the request is complete or the
+/// endpoint is closed.
+/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_isend_active(
     endpoint: *mut Endpoint,
@@ -247,14 +252,14 @@ pub unsafe extern "C" fn nemesia_endpoint_isend_active(
     out_request: *mut u64,
 ) -> i32 {
     let work = |endpoint: &mut Inner| {
-        // SAFETY: the caller's pointer, null or good.
+        // SAFETY: the caller's pointer, null or valid.
         let out = unsafe { Out::required(out_request, "out_request") }?;
         let rank = rank_in(endpoint, rank)?;
         check_buffer(header.cast::<u8>(), header_len, "header")?;
         check_buffer(payload.cast::<u8>(), len, "payload")?;
         let header = slice_from_raw_parts(header.cast(), header_len);
         let payload = slice_from_raw_parts(payload.cast(), len);
-        // SAFETY: the caller's promise: the buffers stay until the request is complete.
+        // SAFETY: the caller's promise: the buffers do not change until the request is complete.
         out.write(self::number(unsafe { endpoint.isend_active(rank, number, header, payload) }?));
         Ok(NEMESIA_OK)
     };
@@ -262,8 +267,9 @@ pub unsafe extern "C" fn nemesia_endpoint_isend_active(
     unsafe { on(endpoint, work) }
 }
 
-/// The most bytes of an active message, header and payload together: 1 MiB, or a cell if that is more. What does not
-/// fit into a cell is streamed, and handled when it is whole, in its order. A reply has to fit into a cell.
+/// Writes the maximum length of an active message, header and payload together: 1 MiB, or a cell if that is
+/// larger. A message that does not fit into a cell is streamed. It is handled when it is complete, in its
+/// order. A reply must fit into a cell.
 ///
 /// - `endpoint`: an open endpoint.
 /// - `out_bytes`: written on success.
@@ -276,7 +282,7 @@ pub unsafe extern "C" fn nemesia_endpoint_active_bytes(
     out_bytes: *mut usize,
 ) -> i32 {
     let work = |endpoint: &mut Inner| {
-        // SAFETY: the caller's pointer, null or good.
+        // SAFETY: the caller's pointer, null or valid.
         unsafe { Out::required(out_bytes, "out_bytes") }?.write(endpoint.active_bytes());
         Ok(NEMESIA_OK)
     };
@@ -284,7 +290,7 @@ pub unsafe extern "C" fn nemesia_endpoint_active_bytes(
     unsafe { on(endpoint, work) }
 }
 
-/// Active messages that were dropped, as no handler had their number.
+/// Writes the number of active messages that were dropped because their number had no handler.
 ///
 /// - `endpoint`: an open endpoint.
 /// - `out_count`: written on success.
@@ -294,7 +300,7 @@ pub unsafe extern "C" fn nemesia_endpoint_active_bytes(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_unhandled(endpoint: *mut Endpoint, out_count: *mut u64) -> i32 {
     let work = |endpoint: &mut Inner| {
-        // SAFETY: the caller's pointer, null or good.
+        // SAFETY: the caller's pointer, null or valid.
         unsafe { Out::required(out_count, "out_count") }?.write(endpoint.unhandled_messages());
         Ok(NEMESIA_OK)
     };

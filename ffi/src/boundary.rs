@@ -1,4 +1,4 @@
-//! What every function does at the boundary: pointers in, pointers out, and no panic across.
+//! The rules that every function follows at the boundary: pointers in, pointers out, and no panic across.
 
 use std::any::Any;
 use std::ffi::{CStr, c_char, c_void};
@@ -8,29 +8,29 @@ use std::slice;
 
 use crate::status::{Fault, NEMESIA_ERR_PANIC, NEMESIA_ERR_TRUNCATED, NEMESIA_OK};
 
-/// More bytes than any future version of a structure will have: a larger `struct_size` was never set.
+/// A size that no future version of a structure reaches; a larger `struct_size` is an error.
 const LONGEST_STRUCT: usize = 4096;
 
 /// A structure that may grow at its end in later versions of the header.
 ///
 /// # Safety
-/// `repr(C)` without padding, begins with a `u64` that says how many bytes the caller's version has, and every
-/// pattern of bytes is a valid value.
+/// The type is `repr(C)` without padding and begins with a `u64` that holds the size in bytes of the caller's
+/// version. Every pattern of bytes is a valid value.
 pub(crate) unsafe trait Versioned: Copy {
     /// Its name in C.
     const NAME: &'static str;
-    /// Bytes in the first version.
+    /// The size in bytes of the first version.
     const FIRST: usize;
-    /// The byte that fields have which the caller's version does not know.
+    /// The value of each byte of a field that one of the two versions does not have.
     const UNSET: u8;
 }
 
-/// An output of the caller's; nothing is written to it unless [`Out::write`] is called.
+/// An output of the caller's. Only [`Out::write`] writes to it.
 #[derive(Debug)]
 pub(crate) struct Out<T>(*mut T);
 
 impl<T> Out<T> {
-    /// One that has to be there.
+    /// Makes a required output.
     ///
     /// # Safety
     /// `pointer` is null, or points to a `T` of the caller's that may be written until the call ends.
@@ -38,7 +38,7 @@ impl<T> Out<T> {
         if pointer.is_null() { Err(missing(name)) } else { Ok(Self(pointer)) }
     }
 
-    /// One that the caller may leave out.
+    /// Makes an output that the caller may omit.
     ///
     /// # Safety
     /// See [`Out::required`].
@@ -46,7 +46,7 @@ impl<T> Out<T> {
         Self(pointer)
     }
 
-    /// One of our own.
+    /// Makes an output for a value of this library.
     pub(crate) fn to(place: &mut T) -> Self {
         Self(place)
     }
@@ -60,10 +60,10 @@ impl<T> Out<T> {
     }
 }
 
-/// Runs what may fail or panic, and makes a code of it. `poison` is called if it panicked.
+/// Runs `work`, which may fail or panic, and returns a code. Calls `poison` if `work` panicked.
 #[inline]
 pub(crate) fn guard(work: impl FnOnce() -> Result<i32, Fault>, poison: impl FnOnce()) -> i32 {
-    // What a panic may leave half done is behind `poison`, or was not handed out yet.
+    // Values that a panic may leave incomplete are behind `poison`, or have not reached the caller yet.
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(Ok(code)) => code,
         Ok(Err(fault)) => fault.report(),
@@ -74,7 +74,7 @@ pub(crate) fn guard(work: impl FnOnce() -> Result<i32, Fault>, poison: impl FnOn
     }
 }
 
-/// Reports a panic. What it carried is not dropped: that could panic again.
+/// Reports a panic. The payload is not dropped, because its drop could panic, too.
 #[cold]
 pub(crate) fn panicked(panic: Box<dyn Any + Send>) -> i32 {
     let text = match (panic.downcast_ref::<&str>(), panic.downcast_ref::<String>()) {
@@ -83,52 +83,56 @@ pub(crate) fn panicked(panic: Box<dyn Any + Send>) -> i32 {
         (None, None) => "no text".to_owned(),
     };
     std::mem::forget(panic);
-    Fault::new(NEMESIA_ERR_PANIC, format!("nemesia panicked, please report it: {text}")).report()
+    Fault::new(NEMESIA_ERR_PANIC, format!("internal error, please report it: {text}")).report()
 }
 
-/// Makes memory of the caller's initialised by the rules of Rust: what C calls a buffer may be fresh from `malloc`, and
-/// the layers below make slices of bytes of it, which may not be of uninitialised memory. Nothing is executed. The
-/// block of assembly gets the address and says that it may access memory, so the compiler has to assume that it has
-/// written the bytes, namely those that the memory happens to hold. Nothing here depends on what they are: they are
-/// only written before they are read.
+/// Makes memory of the caller's initialised by the rules of Rust.
+///
+/// A buffer of C may be fresh from `malloc`. The layers below make slices of bytes of it, and a slice must
+/// not cover uninitialised memory. No instruction is executed: the assembly block takes the address and
+/// declares that it may access memory. The compiler must therefore assume that the block has written the
+/// bytes, with the values that the memory holds. No code depends on these values, because the bytes are
+/// written before they are read.
 #[inline(always)]
 pub(crate) fn settle<T>(base: *const T) {
-    // SAFETY: the block is empty. What it may be taken to do, to write the bytes that are there, the caller of each
-    // function with a buffer allows for buffers that it fills; others are unchanged by it.
+    // SAFETY: the block is empty. The compiler may assume that it writes the bytes that are there. For
+    // buffers that a function fills, its caller permits that; other buffers stay unchanged.
     unsafe { std::arch::asm!("/* {0} */", in(reg) base, options(nostack, preserves_flags)) };
 }
 
-/// Checks a buffer of the caller's: it is there, unless it is empty, and no longer than memory can be. Its bytes, and
-/// those of a list's runs, are initialised from now on ([`settle`]).
+/// Checks a buffer of the caller's: it is not null unless it is empty, and it is not longer than memory can
+/// be. From now on its bytes, and those of a list's runs, count as initialised ([`settle`]).
 #[inline]
 pub(crate) fn check_buffer<T>(base: *const T, count: usize, name: &str) -> Result<(), Fault> {
     if base.is_null() && count > 0 {
         return Err(missing(name));
     }
     if count > isize::MAX as usize / size_of::<T>().max(1) {
-        return Err(Fault::argument(format!("{name} has {count} elements: no buffer is that long")));
+        return Err(Fault::argument(format!(
+            "{name} has {count} elements, which is more than memory can hold"
+        )));
     }
     settle(base);
     Ok(())
 }
 
-/// The caller's bytes; null is allowed if there are none.
+/// Returns the caller's bytes; null is allowed if there are none.
 ///
 /// # Safety
-/// There are `len` bytes at `buffer` that stay as they are for as long as the result is used, unless it is 0.
+/// If `len` is not 0, there are `len` bytes at `buffer`, and they do not change while the result is used.
 #[inline]
 pub(crate) unsafe fn bytes<'a>(buffer: *const c_void, len: usize, name: &str) -> Result<&'a [u8], Fault> {
     check_buffer(buffer.cast::<u8>(), len, name)?;
     let base = NonNull::new(buffer.cast_mut().cast::<u8>()).unwrap_or(NonNull::dangling());
-    // SAFETY: checked above: null only if it is empty; the rest is the caller's promise.
+    // SAFETY: checked above: null only if it is empty. The rest is the caller's promise.
     Ok(unsafe { slice::from_raw_parts(base.as_ptr(), len) })
 }
 
-/// The caller's room for bytes; null is allowed if there is none.
+/// Returns the caller's buffer to write to; null is allowed if it is empty.
 ///
 /// # Safety
-/// There are `capacity` bytes at `buffer`, initialised or not, which nothing else uses for as long as the result is
-/// used, unless it is 0.
+/// If `capacity` is not 0, there are `capacity` bytes at `buffer`, initialised or not, and no other code uses
+/// them while the result is used.
 #[inline]
 pub(crate) unsafe fn room<'a>(
     buffer: *mut c_void,
@@ -137,15 +141,16 @@ pub(crate) unsafe fn room<'a>(
 ) -> Result<&'a mut [u8], Fault> {
     check_buffer(buffer.cast::<u8>(), capacity, name)?;
     let base = NonNull::new(buffer.cast::<u8>()).unwrap_or(NonNull::dangling());
-    // SAFETY: checked above: null only if it is empty, and initialised by `settle`; the rest is the caller's promise.
+    // SAFETY: checked above: null only if it is empty; `settle` initialised it. The rest is the caller's
+    // promise.
     Ok(unsafe { slice::from_raw_parts_mut(base.as_ptr(), capacity) })
 }
 
-/// The caller's array; any address will do for none.
+/// Returns the caller's array; any address is allowed if it is empty.
 ///
 /// # Safety
-/// There are `count` elements at `base`, initialised unless `T` need not be, that nothing else uses for as long as the
-/// result is used, unless it is 0.
+/// If `count` is not 0, there are `count` elements at `base`, initialised unless `T` need not be, and no
+/// other code uses them while the result is used.
 pub(crate) unsafe fn lent<'a, T>(base: *mut T, count: usize) -> &'a mut [T] {
     if count == 0 {
         return &mut [];
@@ -154,10 +159,10 @@ pub(crate) unsafe fn lent<'a, T>(base: *mut T, count: usize) -> &'a mut [T] {
     unsafe { slice::from_raw_parts_mut(base, count) }
 }
 
-/// A text of the caller's.
+/// Returns a text of the caller's.
 ///
 /// # Safety
-/// `pointer` is null, or points to a terminated text that stays as it is while the result is used.
+/// `pointer` is null, or points to a terminated text that does not change while the result is used.
 pub(crate) unsafe fn text<'a>(pointer: *const c_char, name: &str) -> Result<&'a str, Fault> {
     if pointer.is_null() {
         return Err(missing(name));
@@ -167,10 +172,10 @@ pub(crate) unsafe fn text<'a>(pointer: *const c_char, name: &str) -> Result<&'a 
     text.to_str().map_err(|_| Fault::argument(format!("{name} is not UTF-8: {}", text.to_string_lossy())))
 }
 
-/// Copies a text to the caller, terminated, as far as there is room, and its whole length.
+/// Copies as much of a text as fits to the caller, terminated, and writes the length of the whole text.
 ///
 /// # Safety
-/// `out_text` is null, or has room for `bytes` bytes; `out_len` is null or can be written.
+/// `out_text` is null or has `bytes` bytes; `out_len` is null or can be written.
 pub(crate) unsafe fn write_text(
     text: &str,
     bytes: usize,
@@ -181,7 +186,7 @@ pub(crate) unsafe fn write_text(
     check_buffer(out_text, bytes, name)?;
     let fits = text.len().min(bytes.saturating_sub(1));
     if bytes > 0 {
-        // SAFETY: `fits` bytes and the end are no more than `bytes`, for which the caller has room.
+        // SAFETY: `fits` bytes and the terminator are at most `bytes`, the size of the caller's buffer.
         unsafe {
             ptr::copy_nonoverlapping(text.as_ptr(), out_text.cast::<u8>(), fits);
             out_text.add(fits).write(0);
@@ -201,15 +206,15 @@ pub(crate) fn missing(name: &str) -> Fault {
     Fault::argument(format!("{name} is NULL"))
 }
 
-/// Copies a structure of the caller's, of whatever version.
+/// Copies a structure of the caller's, of any version.
 ///
 /// # Safety
-/// `pointer` is null, or points to as many readable bytes as the `struct_size` at their beginning says.
+/// `pointer` is null, or points to as many readable bytes as its leading `struct_size` states.
 pub(crate) unsafe fn read_versioned<T: Versioned>(pointer: *const T) -> Result<T, Fault> {
     if pointer.is_null() {
         return Err(missing(T::NAME));
     }
-    // SAFETY: it begins with its size, which is there in every version.
+    // SAFETY: every version begins with its size.
     let size = unsafe { pointer.cast::<u64>().read() };
     let size = usize::try_from(size).unwrap_or(usize::MAX);
     check_size::<T>(size)?;
@@ -221,32 +226,32 @@ pub(crate) unsafe fn read_versioned<T: Versioned>(pointer: *const T) -> Result<T
         return Err(Fault::argument(text));
     }
     let mut copy = std::mem::MaybeUninit::<T>::uninit();
-    // SAFETY: as many bytes as `copy` has.
+    // SAFETY: `copy` has this many bytes.
     unsafe { ptr::write_bytes(copy.as_mut_ptr().cast::<u8>(), T::UNSET, size_of::<T>()) };
-    // SAFETY: `known` is no longer than `copy`, which is our own.
+    // SAFETY: `known` is not longer than `copy`, which is a local value.
     unsafe { ptr::copy_nonoverlapping(known.as_ptr(), copy.as_mut_ptr().cast::<u8>(), known.len()) };
-    // SAFETY: every byte is initialised, and every pattern is a valid value: the promise of `Versioned`.
+    // SAFETY: every byte is initialised, and every pattern is a valid value by the promise of `Versioned`.
     Ok(unsafe { copy.assume_init() })
 }
 
-/// Copies a structure to the caller, as far as the version goes that its `struct_size` names; fields beyond what this
-/// library knows become [`Versioned::UNSET`]. The size stays as it is.
+/// Copies a structure to the caller, as far as the version reaches that the caller's `struct_size` names.
+/// Fields that this library does not know become [`Versioned::UNSET`]. The size itself does not change.
 ///
 /// # Safety
-/// `pointer` is null, or points to as many bytes of the caller's, readable and writable, as the `struct_size` at their
-/// beginning says.
+/// `pointer` is null, or points to as many readable and writable bytes of the caller's as its leading
+/// `struct_size` states.
 pub(crate) unsafe fn write_versioned<T: Versioned>(pointer: *mut T, value: &T) -> Result<(), Fault> {
     if pointer.is_null() {
         return Err(missing(T::NAME));
     }
-    // SAFETY: it begins with its size, which is there in every version.
+    // SAFETY: every version begins with its size.
     let given = unsafe { pointer.cast::<u64>().read() };
     let size = usize::try_from(given).unwrap_or(usize::MAX);
     check_size::<T>(size)?;
     let known = size.min(size_of::<T>()) - size_of::<u64>();
     let after = size_of::<u64>();
-    // SAFETY: the caller's promise: `size` bytes can be written, of which the first hold the size; of ours there are
-    // `known` after that.
+    // SAFETY: the caller's promise: `size` bytes can be written, and the first of them hold the size. `value`
+    // has `known` bytes after its size.
     unsafe {
         let (from, to) = (ptr::from_ref(value).cast::<u8>().add(after), pointer.cast::<u8>().add(after));
         ptr::copy_nonoverlapping(from, to, known);
@@ -255,7 +260,7 @@ pub(crate) unsafe fn write_versioned<T: Versioned>(pointer: *mut T, value: &T) -
     Ok(())
 }
 
-/// Whether a caller of some version could have set this size.
+/// Checks that `size` is one that a caller of some version can have set.
 fn check_size<T: Versioned>(size: usize) -> Result<(), Fault> {
     if (T::FIRST..=LONGEST_STRUCT).contains(&size) {
         return Ok(());
@@ -285,7 +290,8 @@ mod tests {
     }
 
     fn read(words: &[u64]) -> Result<Two, Fault> {
-        // SAFETY: the tests give a size that their words have, or one that is refused at sight.
+        // SAFETY: the tests pass a size that their words have, or one that is refused before any other
+        // access.
         unsafe { read_versioned(words.as_ptr().cast()) }
     }
 
@@ -305,28 +311,28 @@ mod tests {
     }
 
     #[test]
-    fn a_newer_caller_is_refused_only_if_it_uses_what_is_new() {
+    fn a_newer_caller_is_refused_only_if_it_sets_a_new_field() {
         assert_eq!(read(&[32, 1, 2, u64::MAX]), Ok(Two { struct_size: 32, first: 1, second: 2 }));
         assert_eq!(read(&[32, 1, 2, 3]).unwrap_err().code(), NEMESIA_ERR_ARGUMENT);
     }
 
     #[test]
-    fn callers_of_each_version_get_what_their_structure_has_room_for() {
+    fn callers_of_each_version_get_the_fields_of_their_version() {
         let value = Two { struct_size: 24, first: 1, second: 2 };
         for (size, expected) in [(16, [16, 1, 7, 7]), (24, [24, 1, 2, 7]), (32, [32, 1, 2, u64::MAX])] {
             let mut words = [size, 7, 7, 7];
-            // SAFETY: there are as many words as the size says, and no reference to them is used meanwhile.
+            // SAFETY: there are as many words as the size states, and no reference to them is used meanwhile.
             unsafe { write_versioned(words.as_mut_ptr().cast(), &value) }.unwrap();
             assert_eq!(words, expected);
         }
         let mut nonsense = [15, 7, 7, 7];
-        // SAFETY: refused at sight.
+        // SAFETY: refused before any write.
         let refused = unsafe { write_versioned(nonsense.as_mut_ptr().cast(), &value) };
         assert_eq!((refused.unwrap_err().code(), nonsense), (NEMESIA_ERR_ARGUMENT, [15, 7, 7, 7]));
     }
 
     #[test]
-    fn a_size_that_nobody_set_is_refused() {
+    fn an_impossible_struct_size_is_refused() {
         for size in [0, 15, 4097, u64::MAX] {
             assert_eq!(read(&[size]).unwrap_err().code(), NEMESIA_ERR_ARGUMENT, "{size}");
         }

@@ -7,41 +7,43 @@ use crate::boundary::{Out, guard, text, write_text};
 use crate::handle::{self, Kind, Object, pin};
 use crate::status::{Fault, NEMESIA_OK};
 
-/// How an endpoint is to be set up: variables with values, the same as in the environment and in configuration files.
-/// `nemesia info` lists them all. Later sources count more than earlier ones: default, configuration file, environment,
-/// `nemesia_config_set`.
+/// The settings of an endpoint: variables with values, with the names of the environment and of configuration
+/// files. `nemesia info` lists them.
 ///
-/// All processes of a world must agree on NEMESIA_CELLS, NEMESIA_CELL_BYTES and NEMESIA_FASTBOX_SLOTS; a difference is
-/// refused at start.
+/// Precedence, highest first: `nemesia_config_set`, environment, configuration file, default.
+///
+/// All processes of a world must agree on NEMESIA_CELLS, NEMESIA_CELL_BYTES and NEMESIA_FASTBOX_SLOTS.
+/// Opening an endpoint fails if they differ.
 #[derive(Debug)]
 pub struct Config(Mutex<Settings>);
 
-/// What a configuration says. Callers use it one thread at a time; the lock makes more than that safe.
+/// The content of a configuration. Callers use it from one thread at a time; the lock makes other uses safe.
 #[derive(Debug)]
 struct Settings {
     inner: nemesia::Config,
     multiple: bool,
 }
 
-/// How threads use an endpoint: one at a time. The caller sees to that; the endpoint may move between threads. The
-/// default, and the fastest.
+/// One thread at a time uses the endpoint, and the caller ensures that. The endpoint may move between
+/// threads. This is the default, and the fastest.
 pub const NEMESIA_THREADS_SINGLE: u32 = 0;
-/// How threads use an endpoint: any number of them at once (as MPI_THREAD_MULTIPLE). A call that does not block takes a
-/// lock. Of the threads that wait one makes progress for all.
+/// Any number of threads use the endpoint at the same time (as MPI_THREAD_MULTIPLE). A call that does not
+/// block takes a lock. Among the threads that wait, one makes progress for all.
 pub const NEMESIA_THREADS_MULTIPLE: u32 = 1;
 
-/// Makes a configuration of the defaults, the configuration files and the environment: what an endpoint has that is
-/// opened without one.
+/// Makes a configuration from the defaults, the configuration files and the environment. An endpoint that is
+/// opened without a configuration has these settings.
 ///
 /// - `out_config`: the configuration, written on success.
 ///
-/// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT; NEMESIA_ERR_CONFIG for a file or a value that can't be used.
-/// Ownership: the configuration is the caller's, to be given back with `nemesia_config_destroy`.
+/// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT; NEMESIA_ERR_CONFIG if a file or a value is invalid;
+/// NEMESIA_ERR_HANDLE if no more handles can be made.
+/// Ownership: the caller owns the configuration and ends it with `nemesia_config_destroy`.
 /// Threads: any. A configuration is used by one thread at a time.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_config_from_environment(out_config: *mut *mut Config) -> i32 {
     let work = || {
-        // SAFETY: the caller's pointer, null or good.
+        // SAFETY: the caller's pointer, null or valid.
         let out = unsafe { Out::required(out_config, "out_config") }?;
         let config = nemesia::Config::from_env().map_err(nemesia::Error::from)?;
         out.write(Config::publish(config)?);
@@ -50,17 +52,17 @@ pub unsafe extern "C" fn nemesia_config_from_environment(out_config: *mut *mut C
     guard(work, || ())
 }
 
-/// Makes a configuration of the defaults alone.
+/// Makes a configuration from the defaults alone.
 ///
 /// - `out_config`: the configuration, written on success.
 ///
-/// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT.
-/// Ownership: the configuration is the caller's, to be given back with `nemesia_config_destroy`.
+/// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT; NEMESIA_ERR_HANDLE if no more handles can be made.
+/// Ownership: the caller owns the configuration and ends it with `nemesia_config_destroy`.
 /// Threads: any. A configuration is used by one thread at a time.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_config_default(out_config: *mut *mut Config) -> i32 {
     let work = || {
-        // SAFETY: the caller's pointer, null or good.
+        // SAFETY: the caller's pointer, null or valid.
         let out = unsafe { Out::required(out_config, "out_config") }?;
         out.write(Config::publish(nemesia::Config::default())?);
         Ok(NEMESIA_OK)
@@ -83,20 +85,22 @@ impl Config {
     }
 }
 
-/// Says how threads will use the endpoints that are opened with this configuration.
+/// Sets how threads use the endpoints that are opened with this configuration.
 ///
-/// With NEMESIA_THREADS_MULTIPLE any threads may call any functions on the endpoint at once, but for
-/// `nemesia_endpoint_close`, during and after which nobody else uses it. A request is waited for, or tested to
-/// completion, by one thread; any thread may. Which of several receives gets a message is decided by the order in which
-/// they were posted. `nemesia_endpoint_agree` and `nemesia_endpoint_shrink` keep the other threads out until they
-/// return, and `nemesia_endpoint_arm` is for a process in which no other thread waits on this endpoint.
-/// A process may also open several endpoints, each for one thread of its own (`nemesia_endpoint_open_with`): that is
+/// With NEMESIA_THREADS_MULTIPLE, any thread may call any function on the endpoint at any time. The exception
+/// is `nemesia_endpoint_close`: no other thread may use the endpoint during or after it.
+/// - Any thread may wait for a request or test it to completion, but only one thread does so.
+/// - The order in which receives were posted decides which of them gets a message.
+/// - `nemesia_endpoint_agree` and `nemesia_endpoint_shrink` block the other threads until they return.
+/// - `nemesia_endpoint_arm` requires that no other thread waits on this endpoint.
+///
+/// A process may instead open several endpoints, one for each thread (`nemesia_endpoint_open_with`): that is
 /// faster.
 ///
 /// - `config`: a configuration.
 /// - `threads`: NEMESIA_THREADS_SINGLE or NEMESIA_THREADS_MULTIPLE.
 ///
-/// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT for NULL or any other number.
+/// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT for NULL or any other number; NEMESIA_ERR_HANDLE.
 /// Threads: one at a time for a configuration.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_config_set_threads(config: *mut Config, threads: u32) -> i32 {
@@ -105,7 +109,9 @@ pub unsafe extern "C" fn nemesia_config_set_threads(config: *mut Config, threads
             NEMESIA_THREADS_SINGLE => false,
             NEMESIA_THREADS_MULTIPLE => true,
             other => {
-                return Err(Fault::argument(format!("threads is {other}: there is no such way to use them")));
+                return Err(Fault::argument(format!(
+                    "threads is {other}: it must be NEMESIA_THREADS_SINGLE or _MULTIPLE"
+                )));
             }
         };
         pin(config, "config")?.with(|settings| settings.multiple = multiple);
@@ -114,13 +120,13 @@ pub unsafe extern "C" fn nemesia_config_set_threads(config: *mut Config, threads
     guard(work, || ())
 }
 
-/// Sets what the lines of a file say: `NAME = value`, and comments after #.
+/// Applies the lines of a file: `NAME = value`, and comments after #.
 ///
-/// - `config`: a configuration. What the file sets counts more than what was set before.
+/// - `config`: a configuration. The file overrides values that were set before.
 /// - `path`: the file; terminated.
 ///
-/// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT; NEMESIA_ERR_CONFIG, with file and line in the text; what stands before
-/// that line is then set.
+/// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT; NEMESIA_ERR_HANDLE; NEMESIA_ERR_CONFIG, with file and line in
+/// the text. In that case the lines before that line have been applied.
 /// Threads: one at a time for a configuration.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_config_read_file(config: *mut Config, path: *const c_char) -> i32 {
@@ -137,10 +143,10 @@ pub unsafe extern "C" fn nemesia_config_read_file(config: *mut Config, path: *co
 ///
 /// - `config`: a configuration.
 /// - `name`: the variable, as "NEMESIA_CELLS"; terminated.
-/// - `value`: its value in words, as in the environment; terminated.
+/// - `value`: its value as text, as in the environment; terminated.
 ///
-/// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT; NEMESIA_ERR_CONFIG if there is no such variable, or it does not take this
-/// value; nothing is changed then.
+/// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT; NEMESIA_ERR_HANDLE; NEMESIA_ERR_CONFIG if the variable does not
+/// exist or does not take this value. After an error nothing has changed.
 /// Threads: one at a time for a configuration.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_config_set(
@@ -157,16 +163,17 @@ pub unsafe extern "C" fn nemesia_config_set(
     on(config, work)
 }
 
-/// The value of a variable that is in force.
+/// Writes the value of a variable that is in force.
 ///
 /// - `config`: a configuration.
 /// - `name`: the variable; terminated.
-/// - `bytes`: room in `out_value`. 64 is enough for every number and word.
+/// - `bytes`: the size of `out_value`. 64 is enough for every number and word.
 /// - `out_value`: the value, terminated; may be NULL if `bytes` is 0.
-/// - `out_len`: bytes of the whole value, without its end; may be NULL.
+/// - `out_len`: the length of the whole value without its terminator; may be NULL.
 ///
-/// Returns: NEMESIA_OK; NEMESIA_ERR_TRUNCATED if there is too little room: what fits is written, terminated, and
-/// `out_len` is; NEMESIA_ERR_ARGUMENT; NEMESIA_ERR_CONFIG if there is no such variable.
+/// Returns: NEMESIA_OK; NEMESIA_ERR_TRUNCATED if `out_value` is too small: the part that fits is written,
+/// terminated, and `out_len` is written; NEMESIA_ERR_ARGUMENT; NEMESIA_ERR_HANDLE; NEMESIA_ERR_CONFIG if the
+/// variable does not exist.
 /// Threads: one at a time for a configuration.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_config_get(
@@ -186,13 +193,13 @@ pub unsafe extern "C" fn nemesia_config_get(
     on(config, work)
 }
 
-/// Ends a configuration. Endpoints that were opened with it have their own copy.
+/// Destroys a configuration. Endpoints that were opened with it have their own copy.
 ///
-/// - `config`: a configuration. For NULL nothing happens. For what is no configuration, or was destroyed before, or is
-///   used by another thread in this moment, nothing happens but that `nemesia_last_error_message` says so.
+/// - `config`: a configuration, or NULL, for which the call does nothing. If the handle is invalid, was
+///   destroyed before or is in use by another thread, the call only sets `nemesia_last_error_message`.
 ///
 /// Ownership: takes the configuration.
-/// Threads: any; no other thread may be using it.
+/// Threads: any; no other thread may use the configuration.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_config_destroy(config: *mut Config) {
     if config.is_null() {
@@ -205,13 +212,13 @@ pub unsafe extern "C" fn nemesia_config_destroy(config: *mut Config) {
     guard(work, || ());
 }
 
-/// Runs what uses a configuration.
+/// Runs a function on a configuration.
 fn on(config: *mut Config, work: impl FnOnce(&mut nemesia::Config) -> Result<i32, Fault>) -> i32 {
     guard(|| pin(config, "config")?.with(|settings| work(&mut settings.inner)), || ())
 }
 
-/// The caller's configuration and whether several threads are to use the endpoint; without one, what files, environment
-/// and defaults say.
+/// Returns a copy of the caller's configuration, and whether several threads use the endpoint. Without a
+/// configuration it takes files, environment and defaults, for one thread at a time.
 pub(crate) fn resolve(config: *const Config) -> Result<(nemesia::Config, bool), Fault> {
     if config.is_null() {
         return Ok((nemesia::Config::from_env().map_err(nemesia::Error::from)?, false));
@@ -228,7 +235,7 @@ mod tests {
 
     fn default() -> *mut Config {
         let mut config = ptr::null_mut();
-        // SAFETY: a place of our own.
+        // SAFETY: a local variable.
         assert_eq!(unsafe { nemesia_config_default(&raw mut config) }, NEMESIA_OK);
         config
     }
@@ -260,10 +267,10 @@ mod tests {
     }
 
     #[test]
-    fn too_little_room_says_how_much_is_needed() {
+    fn a_buffer_that_is_too_small_returns_the_length_needed() {
         let (config, mut value, mut len) = (default(), [b'.' as c_char; 4], 77);
         let mut get = |bytes, out: *mut c_char| {
-            // SAFETY: a configuration, a text, and no more room than there is.
+            // SAFETY: a configuration, a text, and a buffer of at least this size.
             unsafe { nemesia_config_get(config, c"NEMESIA_CELL_BYTES".as_ptr(), bytes, out, &raw mut len) }
         };
         assert_eq!(get(3, value.as_mut_ptr()), NEMESIA_ERR_TRUNCATED);

@@ -1,4 +1,4 @@
-//! Sends and receives in a matching context, and the modes of sending.
+//! Sends and receives in a matching context, and send modes.
 
 use std::ffi::c_void;
 
@@ -10,25 +10,26 @@ use crate::lent::Lent;
 use crate::status::{Fault, NEMESIA_OK};
 use crate::transfer::{Status, deliver, number, source};
 
-/// A send mode: complete when the buffer is the caller's again. That of `nemesia_endpoint_send`.
+/// A send mode: complete when the caller may reuse the buffer. The mode of `nemesia_endpoint_send`.
 pub const NEMESIA_SEND_STANDARD: u32 = 0;
-/// A send mode: complete when a receive has matched the message, too (MPI_Ssend).
+/// A send mode: complete when, in addition, a receive has matched the message (MPI_Ssend).
 pub const NEMESIA_SEND_SYNCHRONOUS: u32 = 1;
-/// A send mode: the caller knows that a receive is posted (MPI_Rsend). Treated as NEMESIA_SEND_STANDARD.
+/// A send mode: the caller guarantees that a receive is posted (MPI_Rsend). Treated as NEMESIA_SEND_STANDARD.
 pub const NEMESIA_SEND_READY: u32 = 2;
 
-/// As `nemesia_endpoint_send`, in a matching context and in a mode. What is sent in a context is received and probed in
-/// it only, whatever the tag, as with the context id of a communicator; functions that take none use context 0.
+/// Sends a message in a matching context and a send mode, otherwise as `nemesia_endpoint_send`. A message is
+/// received and probed only in its own context, whatever its tag, as with the context id of a communicator.
+/// Functions without a context use context 0.
 ///
 /// - `endpoint`: an open endpoint.
 /// - `context`: the context.
 /// - `mode`: NEMESIA_SEND_STANDARD, _SYNCHRONOUS or _READY.
 /// - `rank`: the receiver; it may be this process itself.
-/// - `tag`: what the receiver matches it by.
+/// - `tag`: the value that the receiver matches.
 /// - `buffer`, `len`: the message; `buffer` may be NULL if `len` is 0.
 ///
 /// Returns: as `nemesia_endpoint_send`.
-/// Ownership: the buffer is the caller's again when this returns.
+/// Ownership: the caller may reuse the buffer after the return.
 /// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_send_in(
@@ -41,7 +42,7 @@ pub unsafe extern "C" fn nemesia_endpoint_send_in(
     len: usize,
 ) -> i32 {
     let work = |mut endpoint: Lent<'_>| {
-        // SAFETY: the caller's buffer, which stays as it is until this returns.
+        // SAFETY: the caller's buffer, which does not change before this function returns.
         let bytes = unsafe { bytes(buffer, len, "buffer") }?;
         let to = endpoint.rank_in(rank)?;
         let synchronous = match mode {
@@ -56,18 +57,19 @@ pub unsafe extern "C" fn nemesia_endpoint_send_in(
     unsafe { blocking_on(endpoint, work) }
 }
 
-/// As `nemesia_endpoint_recv`, in a matching context.
+/// Receives a message in a matching context, otherwise as `nemesia_endpoint_recv`.
 ///
 /// - `endpoint`: an open endpoint.
 /// - `context`: the context.
 /// - `rank`: the sender, or NEMESIA_ANY_SOURCE.
-/// - `tag`, `ignore`: the message's tag must agree with `tag` in every bit that `ignore` does not set.
-/// - `capacity`: bytes of room at `out_buffer`.
-/// - `out_buffer`: where the message goes; may be NULL if `capacity` is 0. After an error its contents are unspecified.
+/// - `tag`, `ignore`: the message's tag must equal `tag` in every bit that is 0 in `ignore`.
+/// - `capacity`: the size of `out_buffer` in bytes.
+/// - `out_buffer`: receives the message; may be NULL if `capacity` is 0. After an error its contents are
+///   unspecified.
 /// - `out_status`: written on success and with NEMESIA_ERR_TRUNCATED; may be NULL.
 ///
 /// Returns: as `nemesia_endpoint_recv`.
-/// Ownership: the buffer is the caller's again when this returns.
+/// Ownership: the caller may reuse the buffer after the return.
 /// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_recv_in(
@@ -81,9 +83,9 @@ pub unsafe extern "C" fn nemesia_endpoint_recv_in(
     out_status: *mut Status,
 ) -> i32 {
     let work = |mut endpoint: Lent<'_>| {
-        // SAFETY: the caller's pointer, null or good.
+        // SAFETY: the caller's pointer, null or valid.
         let out = unsafe { Out::optional(out_status) };
-        // SAFETY: the caller's buffer, which is nobody else's until this returns.
+        // SAFETY: the caller's buffer, which no other code uses before this function returns.
         let buf = unsafe { room(out_buffer, capacity, "out_buffer") }?;
         let from = endpoint.with(|endpoint| source(endpoint, rank))?;
         deliver(endpoint.recv_in(context, from, Tag::Masked { value: tag, ignore }, buf), out)
@@ -92,19 +94,19 @@ pub unsafe extern "C" fn nemesia_endpoint_recv_in(
     unsafe { blocking_on(endpoint, work) }
 }
 
-/// As `nemesia_endpoint_isend`, in a matching context and in a mode.
+/// Starts a send in a matching context and a send mode, otherwise as `nemesia_endpoint_isend`.
 ///
 /// - `endpoint`: an open endpoint.
 /// - `context`: the context.
 /// - `mode`: NEMESIA_SEND_STANDARD, _SYNCHRONOUS or _READY.
 /// - `rank`: the receiver; it may be this process itself.
-/// - `tag`: what the receiver matches it by.
+/// - `tag`: the value that the receiver matches.
 /// - `buffer`, `len`: the message; `buffer` may be NULL if `len` is 0.
 /// - `out_request`: written on success; NEMESIA_REQUEST_NONE if the send is complete already.
 ///
-/// Returns: as `nemesia_endpoint_isend`. After an error nothing was sent.
-/// Ownership: the request holds the buffer, which must stay as it is until the request is complete or the endpoint is
-/// closed. The request belongs to this endpoint.
+/// Returns: as `nemesia_endpoint_isend`. After an error no message was sent.
+/// Ownership: the request holds the buffer. It must not change until the request is complete or the endpoint
+/// is closed. The request belongs to this endpoint.
 /// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_isend_in(
@@ -118,9 +120,9 @@ pub unsafe extern "C" fn nemesia_endpoint_isend_in(
     out_request: *mut u64,
 ) -> i32 {
     let work = |endpoint: &mut Inner| {
-        // SAFETY: the caller's pointer, null or good.
+        // SAFETY: the caller's pointer, null or valid.
         let out = unsafe { Out::required(out_request, "out_request") }?;
-        // SAFETY: the caller's promise: the buffer stays until the request is complete.
+        // SAFETY: the caller's promise: the buffer does not change until the request is complete.
         out.write(number(unsafe { isend(endpoint, context, mode, (rank, tag), buffer, len) }?));
         Ok(NEMESIA_OK)
     };
@@ -128,19 +130,19 @@ pub unsafe extern "C" fn nemesia_endpoint_isend_in(
     unsafe { on(endpoint, work) }
 }
 
-/// As `nemesia_endpoint_irecv`, in a matching context.
+/// Starts a receive in a matching context, otherwise as `nemesia_endpoint_irecv`.
 ///
 /// - `endpoint`: an open endpoint.
 /// - `context`: the context.
 /// - `rank`: the sender, or NEMESIA_ANY_SOURCE.
-/// - `tag`, `ignore`: the message's tag must agree with `tag` in every bit that `ignore` does not set.
-/// - `capacity`: bytes of room at `out_buffer`.
-/// - `out_buffer`: where the message goes; may be NULL if `capacity` is 0.
+/// - `tag`, `ignore`: the message's tag must equal `tag` in every bit that is 0 in `ignore`.
+/// - `capacity`: the size of `out_buffer` in bytes.
+/// - `out_buffer`: receives the message; may be NULL if `capacity` is 0.
 /// - `out_request`: written on success.
 ///
-/// Returns: as `nemesia_endpoint_irecv`. After an error nothing was posted.
-/// Ownership: the request holds the buffer, which must stay, and which nobody else uses, until the request is complete
-/// or withdrawn, or the endpoint is closed. The request belongs to this endpoint.
+/// Returns: as `nemesia_endpoint_irecv`. After an error no receive was posted.
+/// Ownership: the request holds the buffer. It must stay valid and unused until the request is complete or
+/// cancelled, or the endpoint is closed. The request belongs to this endpoint.
 /// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_irecv_in(
@@ -154,12 +156,12 @@ pub unsafe extern "C" fn nemesia_endpoint_irecv_in(
     out_request: *mut u64,
 ) -> i32 {
     let work = |endpoint: &mut Inner| {
-        // SAFETY: the caller's pointer, null or good.
+        // SAFETY: the caller's pointer, null or valid.
         let out = unsafe { Out::required(out_request, "out_request") }?;
         check_buffer(out_buffer.cast::<u8>(), capacity, "out_buffer")?;
         let (from, tag) = (source(endpoint, rank)?, Tag::Masked { value: tag, ignore });
         let context = endpoint.in_context(context);
-        // SAFETY: the caller's promise: the buffer stays until the request is complete.
+        // SAFETY: the caller's promise: the buffer stays valid until the request is complete.
         out.write(number(unsafe { context.irecv(from, tag, out_buffer.cast(), capacity) }?));
         Ok(NEMESIA_OK)
     };
@@ -168,7 +170,7 @@ pub unsafe extern "C" fn nemesia_endpoint_irecv_in(
 }
 
 /// # Safety
-/// The buffer is the caller's, and stays as it is until the request is complete.
+/// The buffer is the caller's, and does not change until the request is complete.
 #[inline]
 unsafe fn isend(
     endpoint: &mut Inner,
@@ -195,5 +197,5 @@ unsafe fn isend(
 
 #[cold]
 pub(crate) fn no_such_mode(mode: u32) -> Fault {
-    Fault::argument(format!("{mode} is no send mode: NEMESIA_SEND_STANDARD, _SYNCHRONOUS or _READY"))
+    Fault::argument(format!("mode is {mode}: it must be NEMESIA_SEND_STANDARD, _SYNCHRONOUS or _READY"))
 }

@@ -1,4 +1,4 @@
-//! Endpoints: open, close, and what they know.
+//! Endpoints: open, close, and their properties.
 
 use std::cell::Cell;
 use std::ffi::{CString, c_char};
@@ -14,24 +14,24 @@ use crate::handle::{self, Kind, Object, Pinned, in_use, pin};
 use crate::lent::{Lent, Owner, Single};
 use crate::status::{Fault, NEMESIA_ERR_PANIC, NEMESIA_ERR_RANK, NEMESIA_OK};
 
-/// The peer is there.
+/// The peer has not failed.
 pub const NEMESIA_FAILURE_NONE: i32 = 0;
 /// The peer's process died.
 pub const NEMESIA_FAILURE_DIED: i32 = 1;
-/// The peer has finished, in good order: it has called `nemesia_endpoint_close`.
+/// The peer has finished in good order: it called `nemesia_endpoint_close`.
 pub const NEMESIA_FAILURE_FINISHED: i32 = 2;
-/// The connection to the peer is over: it broke the rules of the transport, or sent an active message for which this
-/// process has no memory.
+/// The connection to the peer has ended: the peer violated the transport's protocol, or it sent an active
+/// message for which this process has no memory.
 pub const NEMESIA_FAILURE_FAULT: i32 = 3;
-/// The peer has given up its endpoint without closing it, or closing it failed.
+/// The peer dropped its endpoint without closing it, or its `nemesia_endpoint_close` failed.
 pub const NEMESIA_FAILURE_DROPPED: i32 = 4;
 
-/// A process's place in its world.
+/// The membership of a process in a world.
 #[derive(Debug)]
 pub struct Endpoint {
     owner: Owner,
     warnings: Vec<CString>,
-    /// A panic went through it; it can only be closed.
+    /// A panic went through the endpoint; it can only be closed.
     poisoned: AtomicBool,
 }
 
@@ -57,23 +57,23 @@ impl Endpoint {
     }
 }
 
-/// Joins the world that the launcher describes (`mpiexec.hydra`, `nemesia run`); without a launcher, a world of one.
-/// Collective: every process of the world calls it. It succeeds once in a process.
+/// Joins the world that the launcher describes (`mpiexec.hydra`, `nemesia run`). Without a launcher, the
+/// world has one process. Collective: every process of the world calls it. It succeeds once in a process.
 ///
-/// - `config`: a configuration; NULL: as `nemesia_config_from_environment` makes it.
+/// - `config`: a configuration, or NULL for the settings of `nemesia_config_from_environment`.
 /// - `out_endpoint`: the endpoint, written on success.
 ///
-/// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _CONFIG, _BOOTSTRAP, _SYSTEM, _PEER or _PANIC.
-/// Ownership: the endpoint is the caller's, to be given back with `nemesia_endpoint_close`. `config` is copied.
-/// Threads: any. An endpoint may move between threads, and is used by one at a time, unless it is opened for several:
-/// `nemesia_config_set_threads`.
+/// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _HANDLE, _CONFIG, _BOOTSTRAP, _SYSTEM, _PEER or _PANIC.
+/// Ownership: the caller owns the endpoint and ends it with `nemesia_endpoint_close`. `config` is copied.
+/// Threads: any. One thread at a time uses the endpoint, which may move between threads.
+/// `nemesia_config_set_threads` allows several.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_open(
     config: *const Config,
     out_endpoint: *mut *mut Endpoint,
 ) -> i32 {
     let work = || {
-        // SAFETY: the caller's pointer, null or good.
+        // SAFETY: the caller's pointer, null or valid.
         let out = unsafe { Out::required(out_endpoint, "out_endpoint") }?;
         let (config, multiple) = config::resolve(config)?;
         out.write(Endpoint::publish(nemesia::Endpoint::open(&config)?, multiple)?);
@@ -82,17 +82,18 @@ pub unsafe extern "C" fn nemesia_endpoint_open(
     guard(work, || ())
 }
 
-/// Joins a world through the caller's own exchange: this is how a runtime embeds Nemesia. Collective: every process
-/// of the world calls it. It may be called again for another world.
+/// Joins a world through the caller's own exchange. A runtime embeds Nemesia with this function. Collective:
+/// every process of the world calls it. It may be called again for another world.
 ///
-/// - `config`: a configuration; NULL: as `nemesia_config_from_environment` makes it.
+/// - `config`: a configuration, or NULL for the settings of `nemesia_config_from_environment`.
 /// - `exchange`: see `nemesia_exchange`.
 /// - `out_endpoint`: the endpoint, written on success.
 ///
-/// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _CONFIG, _BOOTSTRAP, _SYSTEM, _PEER or _PANIC.
-/// Ownership: the endpoint is the caller's, to be given back with `nemesia_endpoint_close`. `config` and `exchange` are
-/// copied; the exchange is not used after this call.
-/// Threads: any; the exchange's functions are called by this thread. For the endpoint see `nemesia_endpoint_open`.
+/// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _HANDLE, _CONFIG, _BOOTSTRAP, _SYSTEM, _PEER or _PANIC.
+/// Ownership: the caller owns the endpoint and ends it with `nemesia_endpoint_close`. `config` and `exchange`
+/// are copied; the library does not use the exchange after this call.
+/// Threads: any; this thread calls the functions of the exchange. For the endpoint see
+/// `nemesia_endpoint_open`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_open_with(
     config: *const Config,
@@ -100,10 +101,10 @@ pub unsafe extern "C" fn nemesia_endpoint_open_with(
     out_endpoint: *mut *mut Endpoint,
 ) -> i32 {
     let work = || {
-        // SAFETY: the caller's pointer, null or good.
+        // SAFETY: the caller's pointer, null or valid.
         let out = unsafe { Out::required(out_endpoint, "out_endpoint") }?;
         let (config, multiple) = config::resolve(config)?;
-        // SAFETY: the caller's pointer, null or good.
+        // SAFETY: the caller's pointer, null or valid.
         let exchange = unsafe { read_versioned(exchange) }?;
         // SAFETY: the caller's functions.
         let exchange = unsafe { Foreign::new(&exchange) }?;
@@ -114,21 +115,28 @@ pub unsafe extern "C" fn nemesia_endpoint_open_with(
     guard(work, || ())
 }
 
-/// Sends what is pending, tells the peers that this process has finished, and leaves the world. May block for as long
-/// as `timeout_seconds` of the configuration. Messages that have left can still be received by their receivers. A
-/// process that ends without this call, or whose call returns NEMESIA_ERR_TIMEOUT, has failed for its peers.
+/// Sends pending messages, notifies the peers that this process has finished, and leaves the world. May block
+/// for at most NEMESIA_TIMEOUT_SECONDS. The receivers can still receive messages that have left this process.
+/// A process that ends without this call has failed, from its peers' point of view. So has a process whose
+/// call returns NEMESIA_ERR_TIMEOUT.
 ///
-/// In a forked child it returns NEMESIA_ERR_FORKED and does nothing to the world of the parent.
+/// In a forked child the call returns NEMESIA_ERR_FORKED and has no effect on the world of the parent.
 ///
-/// - `endpoint`: an open endpoint. The call closes it, whatever it returns, unless that is NEMESIA_ERR_THREADS,
-///   _ARGUMENT or _HANDLE. Every later use of the handle, another close among them, returns NEMESIA_ERR_HANDLE.
+/// - `endpoint`: an open endpoint. The call closes it, unless it returns NEMESIA_ERR_THREADS, _ARGUMENT or
+///   _HANDLE. Every later use of the handle, including another close, returns NEMESIA_ERR_HANDLE.
 ///
-/// Returns: NEMESIA_OK; NEMESIA_ERR_TIMEOUT if something could not be sent; NEMESIA_ERR_BOOTSTRAP if the launcher did
-/// not take leave; NEMESIA_ERR_FORKED in a forked child; NEMESIA_ERR_PANIC if the endpoint, or this call, met an error
-/// of Nemesia's own; NEMESIA_ERR_THREADS if another thread is in a call on the endpoint, which stays open: let that
-/// call return, and close again; NEMESIA_ERR_ARGUMENT for NULL, and from a handler of this endpoint;
-/// NEMESIA_ERR_HANDLE. Ownership: takes the endpoint. Its requests end, and their buffers are the caller's again.
-/// Threads: any; no other thread may be using the endpoint.
+/// Returns: NEMESIA_OK, or
+/// - NEMESIA_ERR_TIMEOUT if a message could not be sent;
+/// - NEMESIA_ERR_BOOTSTRAP if the launcher refused the end of the session;
+/// - NEMESIA_ERR_FORKED in a forked child;
+/// - NEMESIA_ERR_PANIC if an earlier call or this one had an internal error;
+/// - NEMESIA_ERR_THREADS if another thread is in a call on the endpoint, which stays open: close it again
+///   after that call has returned;
+/// - NEMESIA_ERR_ARGUMENT for NULL, and in a handler of this endpoint;
+/// - NEMESIA_ERR_HANDLE.
+///
+/// Ownership: takes the endpoint. Its requests end, and the caller may reuse their buffers.
+/// Threads: any; no other thread may use the endpoint.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_close(endpoint: *mut Endpoint) -> i32 {
     let work = || {
@@ -153,7 +161,7 @@ pub unsafe extern "C" fn nemesia_endpoint_close(endpoint: *mut Endpoint) -> i32 
     guard(work, || ())
 }
 
-/// The rank of this process in its world.
+/// Writes the rank of this process in its world.
 ///
 /// - `endpoint`: an open endpoint.
 /// - `out_rank`: from 0, written on success.
@@ -163,7 +171,7 @@ pub unsafe extern "C" fn nemesia_endpoint_close(endpoint: *mut Endpoint) -> i32 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_rank(endpoint: *mut Endpoint, out_rank: *mut i32) -> i32 {
     let work = |endpoint: &mut nemesia::Endpoint| {
-        // SAFETY: the caller's pointer, null or good.
+        // SAFETY: the caller's pointer, null or valid.
         let out = unsafe { Out::required(out_rank, "out_rank") }?;
         out.write(rank_of(endpoint.rank()));
         Ok(NEMESIA_OK)
@@ -172,7 +180,7 @@ pub unsafe extern "C" fn nemesia_endpoint_rank(endpoint: *mut Endpoint, out_rank
     unsafe { on(endpoint, work) }
 }
 
-/// The number of processes in the world.
+/// Writes the number of processes in the world.
 ///
 /// - `endpoint`: an open endpoint.
 /// - `out_size`: at least 1, written on success.
@@ -182,7 +190,7 @@ pub unsafe extern "C" fn nemesia_endpoint_rank(endpoint: *mut Endpoint, out_rank
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_size(endpoint: *mut Endpoint, out_size: *mut i32) -> i32 {
     let work = |endpoint: &mut nemesia::Endpoint| {
-        // SAFETY: the caller's pointer, null or good.
+        // SAFETY: the caller's pointer, null or valid.
         let out = unsafe { Out::required(out_size, "out_size") }?;
         out.write(rank_of(endpoint.size()));
         Ok(NEMESIA_OK)
@@ -191,13 +199,14 @@ pub unsafe extern "C" fn nemesia_endpoint_size(endpoint: *mut Endpoint, out_size
     unsafe { on(endpoint, work) }
 }
 
-/// A remark on what was asked for and could not be had: huge pages, seals, cheap fences, variables that do not exist.
+/// Returns a warning about a feature that was requested and is not available: huge pages, seals, cheap
+/// fences, or about a variable that does not exist.
 ///
 /// - `endpoint`: an open endpoint.
-/// - `index`: from 0; count up until NULL is returned.
+/// - `index`: from 0; increment it until NULL is returned.
 ///
-/// Returns: one line of text, or NULL if there is none with this index, or `endpoint` is no open endpoint.
-/// Ownership: the text is the endpoint's, until it is closed.
+/// Returns: one line of text; NULL if there is no warning with this index or the handle is invalid.
+/// Ownership: the text is the endpoint's and is valid until it is closed.
 /// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_warning(endpoint: *mut Endpoint, index: usize) -> *const c_char {
@@ -205,16 +214,16 @@ pub unsafe extern "C" fn nemesia_endpoint_warning(endpoint: *mut Endpoint, index
     endpoint.warnings.get(index).map_or(ptr::null(), |warning| warning.as_ptr())
 }
 
-/// How each rank is reached, what is used with it, and why what is not used was refused; and the remarks of
-/// `nemesia_endpoint_warning`.
+/// Writes how each rank is reached, which mechanisms are used with it, and why others were refused. The text
+/// includes the warnings of `nemesia_endpoint_warning`.
 ///
 /// - `endpoint`: an open endpoint.
-/// - `bytes`: room in `out_text`.
+/// - `bytes`: the size of `out_text`.
 /// - `out_text`: lines of text, terminated; may be NULL if `bytes` is 0.
-/// - `out_len`: bytes of the whole text, without its end; may be NULL.
+/// - `out_len`: the length of the whole text without its terminator; may be NULL.
 ///
-/// Returns: NEMESIA_OK; NEMESIA_ERR_TRUNCATED if there is too little room: what fits is written, terminated, and
-/// `out_len` is; NEMESIA_ERR_ARGUMENT or _PANIC.
+/// Returns: NEMESIA_OK; NEMESIA_ERR_TRUNCATED if `out_text` is too small: the part that fits is written,
+/// terminated, and `out_len` is written; NEMESIA_ERR_ARGUMENT or _PANIC.
 /// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_explain(
@@ -232,7 +241,8 @@ pub unsafe extern "C" fn nemesia_endpoint_explain(
     unsafe { on(endpoint, work) }
 }
 
-/// Whether a peer is gone, and why. It is found out while waiting and making progress.
+/// Writes whether a peer has failed, and why. Failures are detected while the process waits or makes
+/// progress.
 ///
 /// - `endpoint`: an open endpoint.
 /// - `rank`: the peer.
@@ -247,7 +257,7 @@ pub unsafe extern "C" fn nemesia_endpoint_peer_failure(
     out_failure: *mut i32,
 ) -> i32 {
     let work = |endpoint: &mut nemesia::Endpoint| {
-        // SAFETY: the caller's pointer, null or good.
+        // SAFETY: the caller's pointer, null or valid.
         let out = unsafe { Out::required(out_failure, "out_failure") }?;
         let rank = rank_in(endpoint, rank)?;
         out.write(match endpoint.failure(rank) {
@@ -263,8 +273,8 @@ pub unsafe extern "C" fn nemesia_endpoint_peer_failure(
     unsafe { on(endpoint, work) }
 }
 
-/// Says that the caller knows of the peers that have failed so far: receives from NEMESIA_ANY_SOURCE, which fail after
-/// a peer died, can be posted again.
+/// Acknowledges the peers that have failed so far. A receive from NEMESIA_ANY_SOURCE fails after a peer died;
+/// after this call, it can be posted again.
 ///
 /// - `endpoint`: an open endpoint.
 ///
@@ -280,7 +290,8 @@ pub unsafe extern "C" fn nemesia_endpoint_acknowledge_failures(endpoint: *mut En
     unsafe { on(endpoint, work) }
 }
 
-/// Runs what uses an endpoint and does not block: checks that it is there and sound, and poisons it if `work` panics.
+/// Runs `work`, which does not block, on an endpoint. Checks the endpoint first, and poisons it if `work`
+/// panics.
 ///
 /// # Safety
 /// If `endpoint` is an open endpoint of one thread, no other thread uses it meanwhile.
@@ -307,7 +318,7 @@ pub(crate) unsafe fn on(
     guard(work, || spoil(endpoint))
 }
 
-/// As [`on`], of what may block.
+/// As [`on`], for `work` that may block.
 ///
 /// # Safety
 /// As [`on`].
@@ -333,9 +344,9 @@ pub(crate) unsafe fn blocking_on(
     guard(work, || spoil(endpoint))
 }
 
-/// The endpoint, for what is over after some instructions, calls nothing of the caller's and does not panic: no guard,
-/// which hands everything over in memory. `None` when anything is out of the ordinary, or it is all threads'; [`on`]
-/// will tell.
+/// Returns the endpoint for a function of a few instructions that calls no code of the caller's and does not
+/// panic. There is no guard, because a guard passes all values through memory. `None` in every exceptional
+/// case and for a shared endpoint: the caller then takes [`on`], which reports the cause.
 ///
 /// # Safety
 /// As [`on`], and as [`Single::at_hand`].
@@ -345,15 +356,16 @@ pub(crate) unsafe fn at_hand<'a>(endpoint: *mut Endpoint) -> Option<&'a mut neme
     unsafe { handle::at_hand(endpoint)?.at_hand() }
 }
 
-/// An endpoint for the length of a call.
+/// An endpoint for the duration of a call.
 enum Held<'a> {
-    /// One thread's: nobody else may close it, and it says whether a call has it.
+    /// An endpoint of one thread: no other thread may close it, and it records whether a call is in progress.
     One(&'a Single),
-    /// All threads', or about to be closed.
+    /// A shared endpoint, or one that another call is closing.
     Pinned(Pinned<Endpoint>),
 }
 
-/// What both do: checks that the endpoint is open and sound, and that this is no handler of its own.
+/// Performs the checks of [`on`] and [`blocking_on`]: the endpoint is open, no panic has gone through it, and
+/// this thread is not in one of its handlers.
 ///
 /// # Safety
 /// As [`on`].
@@ -370,7 +382,7 @@ unsafe fn hold<'a>(endpoint: *mut Endpoint) -> Result<Held<'a>, Fault> {
     if pinned.poisoned.load(Ordering::Relaxed) { Err(poison()) } else { Ok(Held::Pinned(pinned)) }
 }
 
-/// After a panic the endpoint can only be closed.
+/// Marks the endpoint after a panic: it can only be closed.
 #[cold]
 fn spoil(endpoint: *mut Endpoint) {
     handle::withdraw(endpoint);
@@ -384,24 +396,23 @@ fn is_in_handler(endpoint: *mut Endpoint) -> bool {
 }
 
 thread_local! {
-    /// The handle of the endpoint whose handler this thread is in, or 0.
+    /// The handle of the endpoint whose handler this thread runs, or 0.
     pub(crate) static IN_HANDLER: Cell<usize> = const { Cell::new(0) };
 }
 
 #[cold]
 fn in_handler() -> Fault {
-    Fault::argument("the endpoint can't be used from a handler of its own: reply, or do it after progress")
+    Fault::argument(
+        "the endpoint cannot be used in one of its own handlers: reply, or make the call after progress",
+    )
 }
 
 #[cold]
 fn poison() -> Fault {
-    Fault::new(
-        NEMESIA_ERR_PANIC,
-        "the endpoint can only be closed: an earlier call met an error of nemesia's own",
-    )
+    Fault::new(NEMESIA_ERR_PANIC, "the endpoint can only be closed: an earlier call had an internal error")
 }
 
-/// A rank of the caller's, which exists.
+/// Checks that a rank of the caller's exists.
 #[inline]
 pub(crate) fn rank_in(endpoint: &nemesia::Endpoint, rank: i32) -> Result<usize, Fault> {
     let exists = usize::try_from(rank).ok().filter(|rank| *rank < endpoint.size());
@@ -414,7 +425,8 @@ fn no_such_rank(rank: i32, size: usize) -> Fault {
     Fault::new(NEMESIA_ERR_RANK, text)
 }
 
-/// A rank or a size for the caller. Worlds are smaller than 2^31: each peer takes file descriptors.
+/// Converts a rank or a size for the caller. Worlds are smaller than 2^31, because each peer takes file
+/// descriptors.
 #[inline]
 pub(crate) fn rank_of(rank: usize) -> i32 {
     i32::try_from(rank).unwrap_or(i32::MAX)
@@ -424,7 +436,7 @@ pub(crate) fn rank_of(rank: usize) -> i32 {
 mod tests {
     use super::*;
 
-    /// The world of one that every test process is.
+    /// Returns an endpoint of a world of one, which every test process can have.
     fn alone() -> *mut Endpoint {
         let exchange = nemesia::bootstrap::Singleton::new();
         let config = nemesia::Config::default();
@@ -436,9 +448,9 @@ mod tests {
     fn a_panic_leaves_an_endpoint_that_can_only_be_closed() {
         let endpoint = alone();
         let mut rank = -7;
-        // SAFETY: open, and ours alone.
+        // SAFETY: open, and not used elsewhere.
         assert_eq!(unsafe { on(endpoint, |_| panic!("on purpose")) }, NEMESIA_ERR_PANIC);
-        // SAFETY: open, and ours alone.
+        // SAFETY: open, and not used elsewhere.
         assert_eq!(unsafe { nemesia_endpoint_rank(endpoint, &raw mut rank) }, NEMESIA_ERR_PANIC);
         assert_eq!(rank, -7);
         // SAFETY: open, and not used after this.
@@ -450,7 +462,7 @@ mod tests {
         let endpoint = alone();
         let mut failure = -7;
         for rank in [-1, 1, i32::MAX, i32::MIN] {
-            // SAFETY: open, and ours alone.
+            // SAFETY: open, and not used elsewhere.
             let code = unsafe { nemesia_endpoint_peer_failure(endpoint, rank, &raw mut failure) };
             assert_eq!((code, failure), (NEMESIA_ERR_RANK, -7), "{rank}");
         }

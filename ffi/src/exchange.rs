@@ -1,4 +1,4 @@
-//! The caller's own way for processes to find each other, instead of a launcher.
+//! The caller's own bootstrap exchange, in place of a launcher's.
 
 use std::ffi::{CStr, CString, c_char, c_void};
 
@@ -7,21 +7,21 @@ use nemesia::bootstrap::{BootstrapError, Exchange as BootstrapExchange};
 use crate::boundary::{Versioned, missing};
 use crate::status::{Fault, NEMESIA_OK};
 
-/// Room for a value that `nemesia_exchange.get` is given, in bytes, the terminating 0 included. No value that
-/// Nemesia puts is longer.
+/// The size in bytes of the buffer that `nemesia_exchange.get` receives, including the terminating 0. The
+/// library puts no longer value.
 pub const NEMESIA_EXCHANGE_VALUE_BYTES: usize = 1024;
 
-/// How the processes of a world find each other: a key-value store that the caller brings. A runtime that has met its
-/// peers already embeds Nemesia with it.
+/// A key-value store, provided by the caller, through which the processes of a world find each other. A
+/// runtime that already connects its processes embeds Nemesia with it.
 ///
-/// Keys and values are terminated texts of printable ASCII without spaces; keys have at most 63 bytes, and each is
-/// put once in a world. The functions may block. They return 0 for success, else a number of the caller's that goes
-/// into the text of NEMESIA_ERR_BOOTSTRAP.
+/// Keys and values are terminated texts of printable ASCII without spaces. A key has at most 63 bytes, and is
+/// put once in a world. The functions may block. They return 0 for success; any other number becomes part of
+/// the text of NEMESIA_ERR_BOOTSTRAP.
 ///
-/// Lifetime: the structure is copied. Functions are called during `nemesia_endpoint_open_with` only; what `context`
-/// points to is not used after it.
+/// Lifetime: the structure is copied. The library calls the functions only during
+/// `nemesia_endpoint_open_with`, and does not use the target of `context` after it.
 ///
-/// Threads: functions are called by the thread that opens the endpoint. They must not throw, must not jump out
+/// Threads: the thread that opens the endpoint calls the functions. They must not throw, must not jump out
 /// (longjmp), and must not call functions of Nemesia on the endpoint that is being opened.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -30,16 +30,16 @@ pub struct Exchange {
     pub struct_size: u64,
     /// The first argument of each function; may be NULL.
     pub context: *mut c_void,
-    /// The number of this process, from 0.
+    /// Returns the number of this process, from 0.
     pub rank: Option<unsafe extern "C" fn(context: *mut c_void) -> i32>,
-    /// The number of processes in the world, at least 1.
+    /// Returns the number of processes in the world, at least 1.
     pub size: Option<unsafe extern "C" fn(context: *mut c_void) -> i32>,
-    /// Makes `value` known under `key` to all processes, from the next barrier on. Both texts are Nemesia's, and gone
-    /// after the call.
+    /// Stores `value` under `key` for all processes, visible after the next barrier. Both texts belong to the
+    /// library and are valid only during the call.
     pub put:
         Option<unsafe extern "C" fn(context: *mut c_void, key: *const c_char, value: *const c_char) -> i32>,
-    /// Copies the value that a process put under `key` before the last barrier to `out_value`, which has room for
-    /// `bytes` bytes, and ends it with a 0.
+    /// Copies the value that a process put under `key` before the last barrier to `out_value`, which has
+    /// `bytes` bytes, and terminates it with a 0.
     pub get: Option<
         unsafe extern "C" fn(
             context: *mut c_void,
@@ -48,12 +48,12 @@ pub struct Exchange {
             out_value: *mut c_char,
         ) -> i32,
     >,
-    /// Waits until all processes are in it.
+    /// Waits until all processes have called it.
     pub barrier: Option<unsafe extern "C" fn(context: *mut c_void) -> i32>,
 }
 
-// SAFETY: a number, and pointers of one size each, for which NULL is `None`; no other pattern is read as a value before
-// the caller has promised that it is a function.
+// SAFETY: a number and pointers of one size each, for which NULL is `None`. No other pattern is read as a
+// value before the caller has promised that it is a function.
 unsafe impl Versioned for Exchange {
     const NAME: &'static str = "nemesia_exchange";
     const FIRST: usize = size_of::<u64>() + 6 * size_of::<*const ()>();
@@ -62,7 +62,7 @@ unsafe impl Versioned for Exchange {
 
 type Get = unsafe extern "C" fn(*mut c_void, *const c_char, usize, *mut c_char) -> i32;
 
-/// The caller's functions, all there.
+/// The caller's functions, none of them NULL.
 #[derive(Debug)]
 pub(crate) struct Foreign {
     context: *mut c_void,
@@ -73,15 +73,16 @@ pub(crate) struct Foreign {
     barrier: unsafe extern "C" fn(*mut c_void) -> i32,
 }
 
-// SAFETY: `context` is handed to the caller's functions only, and those are called while the endpoint is being opened
-// only, by the thread that opens it. The value then lies unused in an endpoint, which may move between threads.
+// SAFETY: `context` is passed only to the caller's functions. Only the thread that opens the endpoint calls
+// those, and only while it opens it. The value then lies unused in an endpoint, which may move between
+// threads.
 unsafe impl Send for Foreign {}
 
 impl Foreign {
-    /// Checks that every function is there, and that the first two make sense.
+    /// Checks that no function is NULL, and that rank and size are consistent.
     ///
     /// # Safety
-    /// The functions are what `nemesia_exchange` says, and stay so until the endpoint is open.
+    /// The functions meet the requirements of `nemesia_exchange` until the endpoint is open.
     pub(crate) unsafe fn new(exchange: &Exchange) -> Result<Self, Fault> {
         let Exchange { context, rank, size, put, get, barrier, .. } = *exchange;
         let missing = |name: &str| missing(&format!("nemesia_exchange.{name}"));
@@ -95,7 +96,7 @@ impl Foreign {
         // SAFETY: the caller's promise.
         let size = unsafe { size(context) };
         if !(0..size).contains(&rank) {
-            return Err(Fault::argument(format!("nemesia_exchange says rank {rank} of {size}")));
+            return Err(Fault::argument(format!("nemesia_exchange returned rank {rank} of {size}")));
         }
         Ok(Self { context, rank: rank as usize, size: size as usize, put, get, barrier })
     }
@@ -120,7 +121,7 @@ impl BootstrapExchange for Foreign {
         let key = terminated("get", key)?;
         let mut value = [0; NEMESIA_EXCHANGE_VALUE_BYTES];
         let room = value.as_mut_ptr().cast::<c_char>();
-        // SAFETY: the promise of `new`; the key and the room outlive the call.
+        // SAFETY: the promise of `new`; the key and the buffer outlive the call.
         check("get", unsafe { (self.get)(self.context, key.as_ptr(), value.len(), room) })?;
         let text = CStr::from_bytes_until_nul(&value).ok().and_then(|text| text.to_str().ok());
         text.map(str::to_owned)
@@ -166,9 +167,9 @@ mod tests {
         42
     }
 
-    /// Fills all of the room and does not end it.
+    /// Fills the whole buffer and does not terminate it.
     unsafe extern "C" fn overflow(_: *mut c_void, _: *const c_char, bytes: usize, value: *mut c_char) -> i32 {
-        // SAFETY: the room that the other side has promised.
+        // SAFETY: the buffer that the library promises.
         unsafe { ptr::write_bytes(value, b'x', bytes) };
         0
     }
@@ -186,7 +187,7 @@ mod tests {
     }
 
     fn foreign(exchange: &Exchange) -> Result<Foreign, Fault> {
-        // SAFETY: the functions above are what they should be.
+        // SAFETY: the functions above meet the requirements.
         unsafe { Foreign::new(exchange) }
     }
 
@@ -203,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_caller_returns_is_in_the_text() {
+    fn the_code_that_the_caller_returns_is_in_the_text() {
         let mut foreign = foreign(&exchange()).unwrap();
         assert!(foreign.put("key", "value").unwrap_err().to_string().contains("code 42"));
         assert!(foreign.put("k\0", "value").is_err());

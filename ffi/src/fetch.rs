@@ -1,4 +1,4 @@
-//! Atomic operations that say what the values were.
+//! Atomic operations that return the old values.
 
 use std::ffi::c_void;
 
@@ -10,15 +10,16 @@ use crate::rma::{RemoteKey, datatype_of, key_of, reduction_of, value_of};
 use crate::status::{Fault, NEMESIA_OK};
 use crate::transfer::number;
 
-/// Starts combining one operand into one value of another process, atomically, and getting what the value was.
+/// Starts to combine one operand into one value of another process, atomically, and to fetch the old value.
 ///
 /// - `endpoint`, `key`, `offset`, `datatype`, `op`: as for `nemesia_endpoint_iaccumulate`.
-/// - `operand`: one value of that type. With NEMESIA_OP_NOTHING it does not count, but has to be there.
-/// - `out_old`: room for one value of that type; written when the request is complete.
+/// - `operand`: one value of that type. NEMESIA_OP_NOTHING ignores it, but it must not be NULL.
+/// - `out_old`: receives one value of that type; written when the request is complete.
 /// - `out_request`: written on success.
 ///
 /// Returns: as `nemesia_endpoint_iaccumulate`.
-/// Ownership: the operand is copied; the request holds `out_old` as that of `nemesia_endpoint_iget` holds its buffer.
+/// Ownership: the operand is copied. The request holds `out_old` as the request of `nemesia_endpoint_iget`
+/// holds its buffer.
 /// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_ifetch(
@@ -32,13 +33,13 @@ pub unsafe extern "C" fn nemesia_endpoint_ifetch(
     out_request: *mut u64,
 ) -> i32 {
     let work = |endpoint: &mut Inner| {
-        // SAFETY: the caller's pointers, null or good.
+        // SAFETY: the caller's pointers, null or valid.
         let (key, out) = unsafe { (key_of(key)?, Out::required(out_request, "out_request")?) };
         let what = (datatype_of(datatype)?, reduction_of(op)?);
         check_buffer(out_old.cast::<u8>(), what.0.bytes(), "out_old")?;
         // SAFETY: the caller's pointer, null or to a value of that type.
         let operand = unsafe { value_of(what.0, operand, "operand") }?;
-        // SAFETY: the caller's promise: the room stays until the request is complete.
+        // SAFETY: the caller's promise: `out_old` stays valid until the request is complete.
         let request = unsafe { endpoint.ifetch(&key, offset, what, operand, out_old.cast()) }?;
         out.write(number(request));
         Ok(NEMESIA_OK)
@@ -47,19 +48,19 @@ pub unsafe extern "C" fn nemesia_endpoint_ifetch(
     unsafe { on(endpoint, work) }
 }
 
-/// Starts combining an array of operands into an array of values of another process, and getting what those were (as
-/// MPI_Get_accumulate). Atomic for each value.
+/// Starts to combine an array of operands into an array of values of another process, and to fetch the old
+/// values (as MPI_Get_accumulate). Atomic for each value.
 ///
 /// - `endpoint`, `key`, `offset`, `datatype`, `op`: as for `nemesia_endpoint_iaccumulate`.
-/// - `operands`, `count`: so many values of that type. With NEMESIA_OP_NOTHING they do not count, and may be null.
-/// - `out_old`: room for as many values, none of it within `operands` (MPI 4.1, section 12.3.4): the first old values
-///   may come while the last operands have not left. Written when the request is complete. After an error, what it
-///   holds is unspecified, and a part may have been done.
+/// - `operands`, `count`: `count` values of that type. NEMESIA_OP_NOTHING ignores them, and they may be NULL.
+/// - `out_old`: receives `count` values; must not overlap `operands` (MPI 4.1, section 12.3.4), because the
+///   first old values may arrive before the last operands have left. Written when the request is complete.
+///   After an error its contents are unspecified, and a part of the operation may have been executed.
 /// - `out_request`: written on success.
 ///
 /// Returns: as `nemesia_endpoint_iaccumulate`; NEMESIA_ERR_ARGUMENT if `operands` and `out_old` overlap.
-/// Ownership: the request holds `operands` as that of `nemesia_endpoint_iput` holds its buffer, and `out_old` as that
-/// of `nemesia_endpoint_iget`.
+/// Ownership: the request holds `operands` as the request of `nemesia_endpoint_iput` holds its buffer, and
+/// `out_old` as that of `nemesia_endpoint_iget`.
 /// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_ifetch_accumulate(
@@ -74,7 +75,7 @@ pub unsafe extern "C" fn nemesia_endpoint_ifetch_accumulate(
     out_request: *mut u64,
 ) -> i32 {
     let work = |endpoint: &mut Inner| {
-        // SAFETY: the caller's pointers, null or good.
+        // SAFETY: the caller's pointers, null or valid.
         let (key, out) = unsafe { (key_of(key)?, Out::required(out_request, "out_request")?) };
         let what = (datatype_of(datatype)?, reduction_of(op)?);
         let len = count.saturating_mul(what.0.bytes());
@@ -90,7 +91,7 @@ pub unsafe extern "C" fn nemesia_endpoint_ifetch_accumulate(
             }
         }
         let (operands, old) = (operands.cast(), out_old.cast());
-        // SAFETY: the caller's promise: operands and room stay until the request is complete.
+        // SAFETY: the caller's promise: both arrays stay valid until the request is complete.
         let request = unsafe { endpoint.ifetch_accumulate(&key, offset, what, operands, old, len) }?;
         out.write(number(request));
         Ok(NEMESIA_OK)
@@ -99,8 +100,8 @@ pub unsafe extern "C" fn nemesia_endpoint_ifetch_accumulate(
     unsafe { on(endpoint, work) }
 }
 
-/// Starts replacing one value of another process if its bits are those that are expected, atomically, and getting what
-/// the value was.
+/// Starts to replace one value of another process if its bits equal the expected ones, atomically, and to
+/// fetch the old value.
 ///
 /// - `endpoint`, `key`, `offset`, `datatype`, `out_old`, `out_request`: as for `nemesia_endpoint_ifetch`.
 /// - `expected`, `value`: one value of that type each.
@@ -120,14 +121,14 @@ pub unsafe extern "C" fn nemesia_endpoint_icompare_swap(
     out_request: *mut u64,
 ) -> i32 {
     let work = |endpoint: &mut Inner| {
-        // SAFETY: the caller's pointers, null or good.
+        // SAFETY: the caller's pointers, null or valid.
         let (key, out) = unsafe { (key_of(key)?, Out::required(out_request, "out_request")?) };
         let datatype = datatype_of(datatype)?;
         check_buffer(out_old.cast::<u8>(), datatype.bytes(), "out_old")?;
         // SAFETY: the caller's pointers, null or to a value of that type each.
         let values =
             unsafe { [value_of(datatype, expected, "expected")?, value_of(datatype, value, "value")?] };
-        // SAFETY: the caller's promise: the room stays until the request is complete.
+        // SAFETY: the caller's promise: `out_old` stays valid until the request is complete.
         let request = unsafe { endpoint.icompare_swap(&key, offset, datatype, values, out_old.cast()) }?;
         out.write(number(request));
         Ok(NEMESIA_OK)

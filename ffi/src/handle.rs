@@ -1,22 +1,23 @@
-//! Handles: what the opaque pointers of C hold.
+//! Handles: the values of the opaque pointers of C.
 //!
-//! The value of a `nemesia_endpoint *` or a `nemesia_config *` is not an address. It names an entry of a table, and
-//! says which use of that entry and which kind of object it stands for. The library looks it up before it touches an
-//! object. So a handle that was closed, that is of another kind, or that is a pointer of the caller's own, is an error
-//! and never an access.
+//! The value of a `nemesia_endpoint *` or a `nemesia_config *` is not an address. It names an entry of a
+//! table, the use of that entry, and the kind of object. The library looks the value up before it accesses an
+//! object. A closed handle, a handle of another kind and a pointer of another origin are therefore errors of
+//! the call, and never invalid accesses.
 //!
 //! ```text
 //! bits  63..48  47..16      15..4  3..0
 //!       MARK    generation  entry  kind
 //! ```
 //!
-//! No address of user space begins with `MARK`, so no handle equals a pointer. An entry that is used again has another
-//! generation.
+//! No address of user space begins with `MARK`, so no handle equals a pointer. An entry that is used again
+//! gets another generation.
 //!
-//! A call *pins* its object: it adds one to a count that stands in one word with the generation and the kind. An object
-//! is only taken out of the table by a caller that holds its only pin, so nothing is freed under another thread.
-//! Endpoints of one thread are not pinned in calls, because two locked instructions a call are too slow there: their
-//! thread is the only one that may close them, and [`Single`] knows whether it is inside.
+//! A call *pins* its object: it increments a count that shares a word with the generation and the kind. A
+//! caller takes an object out of the table only if it holds the only pin, so no object is freed while another
+//! thread uses it. Calls do not pin an endpoint of one thread, because two locked instructions per call are
+//! too slow there. Only the thread of that endpoint may close it, and [`Single`] records whether a call is in
+//! progress.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -28,7 +29,7 @@ use crate::boundary::missing;
 use crate::lent::Single;
 use crate::status::{Fault, NEMESIA_ERR_HANDLE, NEMESIA_ERR_THREADS};
 
-/// Objects that a process can have at a time.
+/// The number of entries in the table. A process can have one object less, because the first entry is reserved.
 const ENTRIES: usize = 1 << ENTRY_BITS;
 const ENTRY_BITS: u32 = 12;
 const KIND_BITS: u32 = 4;
@@ -36,19 +37,19 @@ const GENERATION_AT: u32 = ENTRY_BITS + KIND_BITS;
 const MARK_AT: u32 = 48;
 /// "NM". An address with these bits is not canonical on x86-64, and not an address of user space on AArch64.
 const MARK: u64 = 0x4e4d;
-/// Bits of an entry's state that count pins; the kind and the generation lie above them.
+/// The bits of an entry's state that count pins; the kind and the generation lie above them.
 const PIN_BITS: u32 = 24;
 const PINS: u64 = (1 << PIN_BITS) - 1;
 
 const _: () = assert!(usize::BITS == 64, "a handle has as many bits as a pointer");
 
-/// What a handle stands for.
+/// The kind of object that a handle stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
 pub(crate) enum Kind {
     Endpoint = 1,
     Config = 2,
-    /// It has no entry: `active.rs` numbers messages.
+    /// It has no entry in the table: `active.rs` numbers messages.
     Incoming = 3,
 }
 
@@ -68,26 +69,26 @@ impl Kind {
     }
 }
 
-/// What the table can hold.
+/// An object that the table can hold.
 pub(crate) trait Object: Send + Sync + Sized + 'static {
     const KIND: Kind;
 
-    /// The endpoint for the critical path, if one thread owns it.
+    /// Returns the endpoint for the critical path, if one thread owns it.
     fn single(&self) -> Option<&Single> {
         None
     }
 }
 
-/// One place of the table, in a cache line of its own.
+/// An entry of the table, in a cache line of its own.
 #[repr(align(64))]
 struct Entry {
-    /// The handle for which `single` is.
+    /// The handle to which `single` belongs.
     at_hand: AtomicUsize,
-    /// The endpoint, if it belongs to one thread at a time and is sound; else null.
+    /// The endpoint, if one thread at a time uses it and no panic has gone through it; else null.
     single: AtomicPtr<Single>,
     /// The object: valid while `state` has a kind.
     object: AtomicPtr<()>,
-    /// Generation, kind (0: none), pins.
+    /// Generation, kind (0: none), count of pins.
     state: AtomicU64,
 }
 
@@ -100,41 +101,41 @@ static TABLE: [Entry; ENTRIES] = [const {
     }
 }; ENTRIES];
 
-/// A bit for each entry that is in use. No lock, because a child that is forked meanwhile would find it held. The first
-/// entry is never free: it is that of NULL, which the critical path so finds without an endpoint and without a check of
-/// its own.
+/// One bit per entry in use. There is no lock, because a child could be forked while it is held, and would
+/// find it held for ever. The first entry is always in use: NULL maps to it. The critical path thus finds no
+/// endpoint for NULL, and needs no separate check.
 static USED: [AtomicU64; ENTRIES / 64] = {
     let mut used = [const { AtomicU64::new(0) }; ENTRIES / 64];
     used[0] = AtomicU64::new(1);
     used
 };
 
-/// Whether a handle has the form of one; the bits beside.
+/// Returns a handle of `kind` with `bits` between the mark and the kind.
 pub(crate) const fn marked(bits: u64, kind: Kind) -> u64 {
     MARK << MARK_AT | bits << KIND_BITS | kind as u64
 }
 
-/// Bits that a handle has between the mark and the kind.
+/// The number of bits between the mark and the kind of a handle.
 pub(crate) const FREE_BITS: u32 = MARK_AT - KIND_BITS;
 
 const fn entry_of(handle: usize) -> &'static Entry {
     &TABLE[handle >> KIND_BITS & (ENTRIES - 1)]
 }
 
-/// The upper part of an entry's state that goes with a handle.
+/// Returns the upper part of the state that an entry has for a handle.
 const fn state_of(handle: u64) -> u64 {
     let generation = handle >> GENERATION_AT & u32::MAX as u64;
     (generation << KIND_BITS | handle & ((1 << KIND_BITS) - 1)) << PIN_BITS
 }
 
-/// Puts an object into the table; returns its handle.
+/// Puts an object into the table and returns its handle.
 ///
 /// # Errors
 /// The table is full.
 pub(crate) fn insert<T: Object>(object: T) -> Result<*mut T, Fault> {
     let Some(at) = reserve() else { return Err(full()) };
     let entry = &TABLE[at];
-    // Nobody else changes it: it is reserved, and has no kind.
+    // No other thread changes the entry: it is reserved, and has no kind.
     let generation = (entry.state.load(Ordering::Relaxed) >> (PIN_BITS + KIND_BITS)) + 1;
     let handle = marked(generation << ENTRY_BITS | at as u64, T::KIND);
     let object = Box::new(object);
@@ -143,18 +144,19 @@ pub(crate) fn insert<T: Object>(object: T) -> Result<*mut T, Fault> {
     // Release: a thread that finds this state (`pin`) sees the object.
     entry.state.store(state_of(handle), Ordering::Release);
     entry.at_hand.store(handle as usize, Ordering::Relaxed);
-    // Release: a thread that finds the endpoint (`at_hand`) sees what is in it.
+    // Release: a thread that finds the endpoint (`at_hand`) sees its content.
     entry.single.store(single, Ordering::Release);
     Ok(ptr::without_provenance_mut(handle as usize))
 }
 
-/// A free entry, now in use. Those whose generations are used up are never free again.
+/// Reserves a free entry and returns its index. An entry that has used up its generations never becomes free
+/// again.
 fn reserve() -> Option<usize> {
     for (at, word) in USED.iter().enumerate() {
         let mut used = word.load(Ordering::Relaxed);
         while used != u64::MAX {
             let bit = used.trailing_ones();
-            // Acquire: what the last user of the entry wrote (`Pinned::take`) comes before what this one writes.
+            // Acquire: the writes of the entry's last user (`Pinned::take`) come before those of this one.
             match word.compare_exchange(used, used | 1 << bit, Ordering::Acquire, Ordering::Relaxed) {
                 Ok(_) => return Some(at * 64 + bit as usize),
                 Err(now) => used = now,
@@ -166,14 +168,17 @@ fn reserve() -> Option<usize> {
 
 #[cold]
 fn full() -> Fault {
-    let text = format!("{ENTRIES} endpoints and configurations exist, and no more are possible: close some");
+    let most = ENTRIES - 1;
+    let text = format!("{most} endpoints and configurations exist, which is the limit: close some");
     Fault::new(NEMESIA_ERR_HANDLE, text)
 }
 
-/// The endpoint of a handle, if it belongs to one thread at a time, is open and sound. For the critical path.
+/// Returns the endpoint of a handle, if one thread at a time uses it, it is open, and no panic has gone
+/// through it. For the critical path.
 ///
 /// # Safety
-/// Only one thread at a time uses the endpoint, to its end: the caller's promise for an endpoint of this sort.
+/// Only one thread at a time uses the endpoint, until it is closed. The caller promises this for such an
+/// endpoint.
 #[inline(always)]
 pub(crate) unsafe fn at_hand<'a, T: Object>(handle: *const T) -> Option<&'a Single> {
     let entry = entry_of(handle.addr());
@@ -182,12 +187,12 @@ pub(crate) unsafe fn at_hand<'a, T: Object>(handle: *const T) -> Option<&'a Sing
     }
     // Acquire: see `insert`.
     let single = entry.single.load(Ordering::Acquire);
-    // SAFETY: null, or the endpoint of this handle. Only `Pinned::take` takes that out, which the same thread calls
-    // later.
+    // SAFETY: null, or the endpoint of this handle. Only `Pinned::take` removes it, which the same thread
+    // calls later.
     unsafe { single.as_ref() }
 }
 
-/// Takes an endpoint from the critical path: a panic went through it.
+/// Removes an endpoint from the critical path after a panic went through it.
 #[cold]
 pub(crate) fn withdraw<T: Object>(handle: *const T) {
     let entry = entry_of(handle.addr());
@@ -196,10 +201,10 @@ pub(crate) fn withdraw<T: Object>(handle: *const T) {
     }
 }
 
-/// The object of a handle, kept in the table until the result is dropped.
+/// Returns the object of a handle and keeps it in the table until the result is dropped.
 ///
 /// # Errors
-/// NEMESIA_ERR_ARGUMENT for NULL; NEMESIA_ERR_HANDLE for what is no handle of an object of this kind.
+/// NEMESIA_ERR_ARGUMENT for NULL; NEMESIA_ERR_HANDLE if the value is not a valid handle of this kind.
 #[inline]
 pub(crate) fn pin<T: Object>(handle: *const T, name: &str) -> Result<Pinned<T>, Fault> {
     let (bits, expected) = (handle.addr() as u64, state_of(handle.addr() as u64));
@@ -218,7 +223,7 @@ pub(crate) fn pin<T: Object>(handle: *const T, name: &str) -> Result<Pinned<T>, 
     Err(closed::<T>(name))
 }
 
-/// An object that stays in the table as long as this lives.
+/// An object that stays in the table while this value lives.
 pub(crate) struct Pinned<T: Object> {
     handle: usize,
     entry: &'static Entry,
@@ -233,11 +238,11 @@ impl<T: Object> Pinned<T> {
     pub(crate) fn take(self, name: &str) -> Result<Box<T>, Fault> {
         let entry = self.entry;
         let state = state_of(self.handle as u64);
-        // What remains of the state is the generation, which the next user of the entry counts up.
+        // The remaining bits are the generation, which the next user of the entry increments.
         let next = state >> (PIN_BITS + KIND_BITS) << (PIN_BITS + KIND_BITS);
-        // The critical path first: its thread is the one that calls this.
+        // The critical path first: the thread that uses it is the one that calls this.
         let single = entry.single.swap(ptr::null_mut(), Ordering::Relaxed);
-        // AcqRel: what other calls did to the object before they dropped their pins comes before what is done now.
+        // AcqRel: the accesses of other calls before they dropped their pins come before those of this call.
         let taken = entry.state.compare_exchange(state + 1, next, Ordering::AcqRel, Ordering::Relaxed);
         if taken.is_err() {
             entry.single.store(single, Ordering::Release);
@@ -250,8 +255,8 @@ impl<T: Object> Pinned<T> {
             // Release: see `reserve`.
             USED[at / 64].fetch_and(!(1 << (at % 64)), Ordering::Release);
         }
-        // SAFETY: `insert` made it from a box of this type, as the kind says. The state had this pin only, and now has
-        // no kind, so no other call has the object or will have it.
+        // SAFETY: `insert` made the pointer from a box of this type, as the kind shows. The state had this
+        // pin only, and now has no kind, so no other call has the object or will get it.
         Ok(unsafe { Box::from_raw(object) })
     }
 }
@@ -260,7 +265,8 @@ impl<T: Object> Deref for Pinned<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
-        // SAFETY: the kind says that it is a `T`; it stays in the table while it is pinned, and is only shared there.
+        // SAFETY: the kind shows that the object is a `T`. It stays in the table while it is pinned, and is
+        // only shared there.
         unsafe { &*self.entry.object.load(Ordering::Relaxed).cast::<T>() }
     }
 }
@@ -279,7 +285,7 @@ impl<T: Object> fmt::Debug for Pinned<T> {
     }
 }
 
-/// What is wrong with a handle that is not of this kind.
+/// Describes what is wrong with a handle that is not of this kind.
 #[cold]
 pub(crate) fn wrong<T: Object>(handle: u64, name: &str) -> Fault {
     wrong_kind(handle, T::KIND, name)
@@ -296,7 +302,7 @@ pub(crate) fn wrong_kind(handle: u64, kind: Kind, name: &str) -> Fault {
             Fault::new(NEMESIA_ERR_HANDLE, text)
         }
         _ => {
-            let text = format!("{name} is {handle:#x}, which is no {expected} that this library has made");
+            let text = format!("{name} is {handle:#x}, which is not a {expected} that this library made");
             Fault::new(NEMESIA_ERR_HANDLE, text)
         }
     }
@@ -308,12 +314,12 @@ fn closed<T: Object>(name: &str) -> Fault {
         Kind::Config => "was destroyed",
         _ => "was closed",
     };
-    Fault::new(NEMESIA_ERR_HANDLE, format!("{name} {how} before: do not use it after that"))
+    Fault::new(NEMESIA_ERR_HANDLE, format!("{name} {how} before and cannot be used"))
 }
 
 #[cold]
 pub(crate) fn in_use(name: &str) -> Fault {
-    let text = format!("another call is using the {name}: let it return first, then try again");
+    let text = format!("another call uses the {name}: try again after that call has returned");
     Fault::new(NEMESIA_ERR_THREADS, text)
 }
 
@@ -325,7 +331,7 @@ mod tests {
     use crate::status::NEMESIA_ERR_ARGUMENT;
     use std::sync::atomic::AtomicUsize;
 
-    /// Counts how many of its kind there are. It is a configuration to the table.
+    /// Counts its instances. The table takes it for a configuration.
     struct Counted(&'static AtomicUsize);
 
     impl Object for Counted {
@@ -353,7 +359,7 @@ mod tests {
         let handle = counted(&COUNT);
         drop(pin(handle, "it").unwrap().take("it").unwrap());
         assert_eq!((COUNT.load(Ordering::Relaxed), code(pin(handle, "it"))), (0, NEMESIA_ERR_HANDLE));
-        // The next object is likely to have the same entry.
+        // The next object probably gets the same entry.
         let next = counted(&COUNT);
         assert_ne!(handle, next);
         assert_eq!(code(pin(handle, "it")), NEMESIA_ERR_HANDLE);
@@ -373,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_handle_is_refused_without_being_read() {
+    fn an_invalid_handle_is_refused_and_not_followed() {
         static COUNT: AtomicUsize = AtomicUsize::new(0);
         let handle = counted(&COUNT);
         let bits = handle.addr();
@@ -395,7 +401,7 @@ mod tests {
                 NEMESIA_ERR_HANDLE,
                 "{bits:#x}"
             );
-            // SAFETY: there is no such endpoint.
+            // SAFETY: no such endpoint exists.
             assert!(unsafe { at_hand(endpoint) }.is_none(), "{bits:#x}");
         }
         assert_eq!(code(pin(handle.cast::<Endpoint>(), "it")), NEMESIA_ERR_HANDLE);

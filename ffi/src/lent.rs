@@ -1,8 +1,8 @@
-//! An endpoint for the length of a call, in the hands of its only user or of one of several threads; and what blocks,
-//! which the two do differently.
+//! An endpoint for the duration of a call: of one thread, or of several threads. Blocking calls differ
+//! between the two.
 //!
-//! A call that does not block takes the lock of an endpoint that threads share, if it is one, and has it as its own
-//! (`endpoint::on`). One that blocks starts its operation so, and waits without the lock.
+//! A call that does not block takes the lock of a shared endpoint and then has it exclusively
+//! (`endpoint::on`). A call that blocks starts its operation in this manner, and then waits without the lock.
 
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,30 +15,30 @@ use nemesia::{
 use crate::endpoint::rank_in;
 use crate::status::{Fault, NEMESIA_ERR_THREADS};
 
-/// Whose an endpoint is.
+/// The threads that may use an endpoint.
 #[derive(Debug)]
 #[expect(
     clippy::large_enum_variant,
-    reason = "there is one an endpoint, on the heap, and no pointer more on the fast path"
+    reason = "an endpoint has one, on the heap, and the critical path needs no further pointer"
 )]
 pub(crate) enum Owner {
-    /// One thread's at a time.
+    /// One thread at a time.
     One(Single),
-    /// All threads'.
+    /// All threads.
     All(SharedEndpoint),
 }
 
-/// An endpoint that one thread uses at a time: its caller sees to that.
+/// An endpoint that one thread at a time uses; its caller ensures that.
 #[derive(Debug)]
 pub(crate) struct Single {
     inner: UnsafeCell<Inner>,
-    /// A thread is in a call. Plain loads and stores, which cost next to nothing: two threads that come within the same
-    /// few instructions are not told, one that comes while another waits is.
+    /// Whether a thread is in a call. Plain loads and stores, which cost little. Two threads that enter
+    /// within the same few instructions are not detected; a thread that enters while another one waits is.
     busy: AtomicBool,
 }
 
-// SAFETY: what is in it is reached by `lend` and `at_hand` only, whose callers promise that no other thread is there;
-// it may move between threads.
+// SAFETY: only `lend` and `at_hand` reach the content, and their callers promise that no other thread uses
+// it. It may move between threads.
 unsafe impl Sync for Single where Inner: Send {}
 
 impl Single {
@@ -46,7 +46,7 @@ impl Single {
         Self { inner: UnsafeCell::new(inner), busy: AtomicBool::new(false) }
     }
 
-    /// Whether a call is seen to have the endpoint.
+    /// Returns whether a call is seen to be in progress.
     pub(crate) fn is_busy(&self) -> bool {
         self.busy.load(Ordering::Relaxed)
     }
@@ -55,11 +55,11 @@ impl Single {
         self.inner.into_inner()
     }
 
-    /// Lends the endpoint to a call, unless another one is seen to have it.
+    /// Lends the endpoint to a call, unless another call is seen to be in progress.
     ///
     /// # Safety
-    /// No other thread calls this until the call is over. (It is told so if it does, unless it comes at the same
-    /// moment.)
+    /// No other thread calls this until the call is over. (A thread that breaks this gets an error, unless it
+    /// enters at the same moment.)
     #[inline]
     pub(crate) unsafe fn lend<T>(&self, work: impl FnOnce(&mut Inner) -> T) -> Result<T, Fault> {
         struct Free<'a>(&'a AtomicBool);
@@ -73,24 +73,25 @@ impl Single {
         }
         self.busy.store(true, Ordering::Relaxed);
         let _free = Free(&self.busy);
-        // SAFETY: the caller's promise: nobody else is here.
+        // SAFETY: the caller's promise: no other thread is here.
         Ok(work(unsafe { &mut *self.inner.get() }))
     }
 
-    /// Lends the endpoint to what is over after some instructions, calls nothing of the caller's and does not panic.
-    /// `None` if another call is seen to have it, that of a handler's caller for instance.
+    /// Lends the endpoint to a function of a few instructions that calls no code of the caller's and does not
+    /// panic. Returns `None` if another call is seen to be in progress, for instance one that runs a handler.
     ///
-    /// It does not set `busy`, as nothing could come to see it: what is called so ([`crate::now`]) looks at one fastbox
-    /// or one cell, and delivers no packet to the engine. Handlers are called where packets are delivered and where own
-    /// messages leave the queue, that is by progress; `tracing` is told where peers are found to have failed and where
-    /// threads sleep; the call tree is this process's own memory. All of these are in guarded calls, which set it.
+    /// This function does not set `busy`, because no code could run meanwhile and observe it. The functions
+    /// that use it ([`crate::now`]) examine one fastbox or one cell, and deliver no packet to the engine.
+    /// Progress calls handlers, where it delivers packets and where own messages leave the queue. `tracing`
+    /// is called where peers are found to have failed and where threads sleep. The call tree is memory of
+    /// this process. All of these run in guarded calls, which set `busy`.
     ///
     /// # Safety
-    /// As [`Single::lend`]; the caller does nothing else with it than the functions of [`crate::now`].
+    /// As [`Single::lend`]; the caller uses the endpoint only for the functions of [`crate::now`].
     #[inline(always)]
     #[expect(clippy::mut_from_ref, reason = "the caller's promise")]
     pub(crate) unsafe fn at_hand(&self) -> Option<&mut Inner> {
-        // SAFETY: the caller's promise: nobody else is here.
+        // SAFETY: the caller's promise: no other thread is here.
         (!self.busy.load(Ordering::Relaxed)).then(|| unsafe { &mut *self.inner.get() })
     }
 }
@@ -99,8 +100,8 @@ impl Single {
 fn in_use() -> Fault {
     Fault::new(
         NEMESIA_ERR_THREADS,
-        "another thread is using the endpoint, which belongs to one at a time: open it for several, by \
-         nemesia_config_set_threads",
+        "another thread is in a call on the endpoint, which allows one thread at a time: open it for several, \
+         with nemesia_config_set_threads",
     )
 }
 
@@ -111,7 +112,7 @@ pub(crate) enum Lent<'a> {
 }
 
 impl Lent<'_> {
-    /// Runs what does not block.
+    /// Runs a function that does not block.
     pub(crate) fn with<T, E: From<Error>>(
         &mut self,
         work: impl FnOnce(&mut Inner) -> Result<T, E>,
@@ -123,7 +124,8 @@ impl Lent<'_> {
         }
     }
 
-    /// Runs what has no counterpart for threads: they are kept out until it returns.
+    /// Runs a function that may block and has no form for several threads. It blocks the other threads until
+    /// it returns.
     pub(crate) fn keep<T, E: From<Error>>(
         &mut self,
         work: impl FnOnce(&mut Inner) -> Result<T, E>,
@@ -131,13 +133,13 @@ impl Lent<'_> {
         self.with(work)
     }
 
-    /// A rank of the caller's, which exists.
+    /// Checks that a rank of the caller's exists.
     #[inline]
     pub(crate) fn rank_in(&mut self, rank: i32) -> Result<usize, Fault> {
         self.with(|endpoint| rank_in(endpoint, rank))
     }
 
-    /// Finishes a request that has succeeded, if that can be seen at once and without a lock.
+    /// Finishes a request that has succeeded, if that is visible at once and without a lock.
     #[inline(always)]
     pub(crate) fn finish_now(&mut self, request: Request) -> Option<Status> {
         match self {
@@ -146,7 +148,7 @@ impl Lent<'_> {
         }
     }
 
-    /// Waits for a request, before others that the caller will wait for.
+    /// Waits for a request, before other requests that the caller will wait for.
     #[inline]
     pub(crate) fn wait(
         &mut self,
@@ -168,7 +170,7 @@ impl Lent<'_> {
         self.with(|endpoint| endpoint.test(request))
     }
 
-    /// Starts an operation on borrowed buffers and waits for it: returns when the engine has done with them.
+    /// Starts an operation on borrowed buffers and waits until the engine no longer uses them.
     fn run(
         endpoint: &SharedEndpoint,
         start: impl FnOnce(&mut LockedEndpoint<'_>) -> Result<Request, Error>,
@@ -176,7 +178,7 @@ impl Lent<'_> {
         endpoint.run(start).map(drop)
     }
 
-    /// Sends a message, which could not leave at once if it was `tried`.
+    /// Sends a message. `tried` states that an attempt to send it at once has failed.
     #[inline]
     pub(crate) fn send(&mut self, to: usize, tag: u64, bytes: &[u8], tried: bool) -> Result<(), Error> {
         match self {
@@ -194,7 +196,7 @@ impl Lent<'_> {
         }
     }
 
-    /// Sends in a context, complete when a receive has matched it if it is synchronous.
+    /// Sends in a context. A synchronous send is complete when a receive has matched it.
     pub(crate) fn send_in(
         &mut self,
         (context, synchronous): (u16, bool),
@@ -306,7 +308,7 @@ impl Lent<'_> {
         }
     }
 
-    /// Flushes every rank; the first error, after all.
+    /// Flushes every rank and then returns the first error.
     pub(crate) fn flush_all(&mut self) -> Result<(), Error> {
         match self {
             Self::One(endpoint) => endpoint.flush_all(),

@@ -1,37 +1,35 @@
-//! The C face of Nemesia: `nemesia.h`, `libnemesia.so`, `libnemesia.a`.
+//! The C interface of Nemesia: `nemesia.h`, `libnemesia.so`, `libnemesia.a`.
 //!
-//! Every function here checks its arguments in release builds, turns errors into codes with a text beside them, and
-//! lets no panic out. The header `include/nemesia.h` is made from this crate by cbindgen and committed; the comments
-//! here are the comments there. `install.sh` installs all of it.
+//! Every function here checks its arguments, in release builds, too. It turns errors into codes, keeps a text for each
+//! error, and stops panics. cbindgen generates the header `include/nemesia.h` from this crate, with the comments of
+//! this crate; the header is committed. `install.sh` installs the header and the libraries.
 //!
-//! | module | what it holds |
+//! | module | content |
 //! |---|---|
-//! | [`status`] | the codes, and the text of the last error |
-//! | [`boundary`] | pointers in, pointers out, panics: the rules that every function follows |
+//! | [`status`] | codes, and the text of the last error |
+//! | [`boundary`] | the rules that every function follows: pointers in, pointers out, panics |
 //! | [`config`] | `nemesia_config` |
-//! | `handle` | what the opaque pointers hold: the table in which every handle is looked up |
-//! | [`exchange`] | `nemesia_exchange`: the caller's own way for processes to find each other |
-//! | [`endpoint`] | open, close, and what an endpoint knows |
-//! | `lent` | an endpoint for the length of a call, of one thread or of several |
+//! | `handle` | the values of the opaque pointers, and the table in which every handle is looked up |
+//! | [`exchange`] | `nemesia_exchange`: a bootstrap exchange provided by the caller |
+//! | [`endpoint`] | open, close, and the properties of an endpoint |
+//! | `lent` | an endpoint for the duration of a call, of one thread or of several |
 //! | [`event`] | waiting in an event loop |
-//! | [`agree`] | going on without the peers that are gone |
-//! | [`restart`] | peers that are there again |
+//! | [`agree`] | the barrier, and recovery from failed peers |
+//! | [`restart`] | restarted peers |
 //! | [`transfer`] | sends, receives and their requests |
+//! | `now` | sends and receives that end after a few instructions |
 //! | [`active`] | active messages |
 //! | [`rma`] | one-sided operations |
-//! | [`fetch`] | those that say what a value was |
-//! | [`memory`] | memory that the caller takes away |
-//! | [`context`] | the same in a matching context; modes of sending |
-//! | [`list`] | messages whose bytes are not in one place |
+//! | [`fetch`] | one-sided operations that return the old values |
+//! | [`memory`] | reports of memory that the caller unmaps or remaps |
+//! | [`context`] | sends and receives in a matching context; send modes |
+//! | [`list`] | messages whose bytes lie in several runs |
 //! | [`observe`] | counters, and the call tree |
-//! | [`probe`] | looking at messages before they are received |
+//! | [`probe`] | probes |
 //!
-//! What is always true: an output is written on success only, unless its comment says otherwise; a pointer that the
-//! caller lends is not used after the call, unless a request holds it.
-#![expect(
-    clippy::missing_safety_doc,
-    reason = "each comment is the contract in C, in the words of the header"
-)]
+//! Invariants: an output is written on success only, unless its comment states otherwise. A pointer that the caller
+//! lends is not used after the call, unless a request holds it.
+#![expect(clippy::missing_safety_doc, reason = "each comment is the contract for callers in C")]
 
 pub mod active;
 pub mod agree;

@@ -1,6 +1,6 @@
-//! What is over after some instructions: sends, receives and requests for which no guard against panics is set up, as
-//! it hands everything over in memory. Whatever is out of the ordinary is left to the guarded ways, which also tell
-//! what it is.
+//! Sends, receives and requests that end after a few instructions. They run without a guard against panics,
+//! because a guard passes all values through memory. The guarded functions handle every exceptional case, and
+//! report it.
 
 use std::ffi::c_void;
 use std::slice;
@@ -11,7 +11,8 @@ use crate::boundary::settle;
 use crate::endpoint::{Endpoint, at_hand};
 use crate::transfer::NEMESIA_ANY_SOURCE;
 
-/// Whether a message has left, without what may panic or needs to be told of. `None` when it was not even tried.
+/// Returns whether a message has left, using only code that does not panic and reports nothing. `None` if the
+/// send was not attempted.
 ///
 /// # Safety
 /// As [`at_hand`], and `boundary::bytes`.
@@ -28,16 +29,16 @@ pub(crate) unsafe fn send_now(
     }
     // SAFETY: the caller's promise.
     let endpoint = unsafe { at_hand(endpoint) }?;
-    // SAFETY: the caller's buffer, there and no longer than memory.
+    // SAFETY: the caller's buffer, not null and not longer than memory.
     let bytes = unsafe { slice::from_raw_parts(buffer.cast::<u8>(), len) };
-    // A rank below 0 becomes one that does not exist.
+    // A negative rank becomes one that does not exist.
     Some(endpoint.send_now(rank as u32 as usize, tag, bytes))
 }
 
-/// Whether a message of 8 bytes has left, as by [`send_now`].
+/// Returns whether a message of 8 bytes has left, as [`send_now`] does.
 ///
 /// # Safety
-/// As there.
+/// As [`send_now`].
 #[inline(always)]
 pub(crate) unsafe fn send_word_now(
     endpoint: *mut Endpoint,
@@ -51,12 +52,13 @@ pub(crate) unsafe fn send_word_now(
     }
     // SAFETY: the caller's promise.
     let Some(endpoint) = (unsafe { at_hand(endpoint) }) else { return false };
-    // SAFETY: the caller's buffer, of as many bytes.
+    // SAFETY: the caller's buffer, of 8 bytes.
     let word = unsafe { buffer.cast::<[u8; 8]>().read() };
     endpoint.send_word_now(rank as u32 as usize, tag, word)
 }
 
-/// A message that was there, or came at once, without what may panic or needs to be told of.
+/// Receives a message that is present or arrives within a few attempts, using only code that does not panic
+/// and reports nothing.
 ///
 /// # Safety
 /// As [`at_hand`], and `boundary::room`.
@@ -74,15 +76,16 @@ pub(crate) unsafe fn recv_now(
     // SAFETY: the caller's promise.
     let endpoint = unsafe { at_hand(endpoint) }?;
     settle(buffer);
-    // SAFETY: the caller's buffer, there and no longer than memory; initialised by `settle`.
+    // SAFETY: the caller's buffer, not null and not longer than memory; `settle` initialised it.
     let buf = unsafe { slice::from_raw_parts_mut(buffer.cast::<u8>(), capacity) };
     endpoint.recv_soon(source_now(rank), Tag::Masked { value, ignore }, buf)
 }
 
-/// A receive that was posted, without what may panic or needs to be told of.
+/// Posts a receive, using only code that does not panic and reports nothing.
 ///
 /// # Safety
-/// As [`at_hand`]; the buffer is the caller's, initialised or not, and stays until the request is complete.
+/// As [`at_hand`]. The buffer is the caller's, initialised or not, and stays valid until the request is
+/// complete.
 #[inline(always)]
 pub(crate) unsafe fn irecv_now(
     endpoint: *mut Endpoint,
@@ -98,11 +101,11 @@ pub(crate) unsafe fn irecv_now(
     let endpoint = unsafe { at_hand(endpoint) }?;
     let tag = Tag::Masked { value, ignore };
     settle(buffer);
-    // SAFETY: the caller's promise; initialised by `settle`.
+    // SAFETY: the caller's promise; `settle` initialised the buffer.
     unsafe { endpoint.irecv_now(source_now(rank), tag, buffer.cast(), capacity) }
 }
 
-/// Whom a receive listens to; a rank below 0 becomes one that does not exist.
+/// Returns the source of a receive; a negative rank becomes one that does not exist.
 #[inline(always)]
 const fn source_now(rank: i32) -> Source {
     match rank {

@@ -1,4 +1,4 @@
-//! Seeing what happens: counters, and the call tree.
+//! Observation: counters, and the call tree.
 
 use std::ffi::c_char;
 
@@ -8,49 +8,52 @@ use crate::boundary::{Versioned, write_text, write_versioned};
 use crate::endpoint::{Endpoint, on, rank_in};
 use crate::status::NEMESIA_OK;
 
-/// In the place of a rank: the sum over all ranks, and what is not about one of them.
+/// In place of a rank: the sums over all ranks, and the counters that concern no single rank.
 pub const NEMESIA_ALL_RANKS: i32 = -1;
 
-/// What was done since the endpoint was opened, and what it met with. Set `struct_size` and nothing else. The fields
-/// have the names that `nemesia perf --counters` prints. Those that this version of the library does not know are 0.
+/// The counters of an endpoint since it was opened. The caller sets `struct_size` and nothing else. The
+/// fields have the names that `nemesia perf --counters` prints. Fields that this version of the library does
+/// not know are 0.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Counters {
     /// sizeof(nemesia_counters); later versions have more fields at the end.
     pub struct_size: u64,
-    /// Messages sent whole. Unit: packets.
+    /// Messages sent eagerly, as a whole. Unit: packets.
     pub eager_sent: u64,
     /// Their payload. Unit: bytes.
     pub eager_sent_bytes: u64,
-    /// Messages announced: large ones, synchronous ones, and those for which there was no credit. Unit: packets.
+    /// Messages announced for rendezvous: large ones, synchronous ones, and those without credit. Unit:
+    /// packets.
     pub rts_sent: u64,
     /// Their payload. Unit: bytes.
     pub rts_sent_bytes: u64,
-    /// Announced messages of the peer that we asked to be streamed. Unit: packets.
+    /// Announced messages of the peer that this process asked to be streamed. Unit: packets.
     pub cts_sent: u64,
     /// Their payload. Unit: bytes.
     pub cts_sent_bytes: u64,
-    /// Pieces of messages that we streamed. Unit: packets.
+    /// Pieces of streamed messages. Unit: packets.
     pub data_sent: u64,
     /// Their payload. Unit: bytes.
     pub data_sent_bytes: u64,
-    /// Announced messages of the peer of which all bytes are here, but for those streamed. Unit: packets.
+    /// Announced messages of the peer that this process has received completely, except streamed ones. Unit:
+    /// packets.
     pub fin_sent: u64,
     /// Their payload. Unit: bytes.
     pub fin_sent_bytes: u64,
-    /// Active messages. Unit: packets.
+    /// Active messages sent. Unit: packets.
     pub active_sent: u64,
     /// Their headers and payload. Unit: bytes.
     pub active_sent_bytes: u64,
     /// Packets of one-sided operations on memory of the peer. Unit: packets.
     pub rma_sent: u64,
-    /// Their payload, with what describes the operation. Unit: bytes.
+    /// Their payload, with the description of the operation. Unit: bytes.
     pub rma_sent_bytes: u64,
-    /// Answers to one-sided operations of the peer. Unit: packets.
+    /// Replies to one-sided operations of the peer. Unit: packets.
     pub rma_reply_sent: u64,
     /// Their payload. Unit: bytes.
     pub rma_reply_sent_bytes: u64,
-    /// As eager_sent, the other way; so are the next fifteen. Unit: packets.
+    /// As eager_sent, in the other direction; likewise the next fifteen fields. Unit: packets.
     pub eager_received: u64,
     /// See eager_sent_bytes. Unit: bytes.
     pub eager_received_bytes: u64,
@@ -98,37 +101,37 @@ pub struct Counters {
     pub cell_received: u64,
     /// Their payload. Unit: bytes.
     pub cell_received_bytes: u64,
-    /// Small packets that went through a cell, as the fastbox was full. Unit: packets.
+    /// Small packets that went through a cell because the fastbox was full. Unit: packets.
     pub fastbox_full: u64,
     /// Times that sends to the peer began to wait for a cell. Unit: times.
     pub cell_exhausted: u64,
-    /// Credit that the peer was given, in all. Of a peer that is gone: what it has used. Unit: units.
+    /// Credit granted to the peer in total. For a failed peer: the credit that it has used. Unit: units.
     pub credit_granted: u64,
-    /// Credit that the peer has used: what its messages would take in the store. Unit: units.
+    /// Credit that the peer has used: the size that its messages would have in the store. Unit: units.
     pub credit_used: u64,
-    /// Credit that the peer has given us, as far as we have looked. Unit: units.
+    /// Credit that the peer has granted, as far as this process has read it. Unit: units.
     pub credit_received: u64,
-    /// Credit that we have used. Unit: units.
+    /// Credit that this process has used. Unit: units.
     pub credit_spent: u64,
-    /// Times that the peer was told a new total. Unit: times.
+    /// Times that a new credit total was sent to the peer. Unit: times.
     pub credit_grants: u64,
     /// Times that sends to the peer began to wait for credit. Unit: times.
     pub credit_holds: u64,
-    /// Messages that were announced although they are small, as there was no credit to send them. Unit: messages.
+    /// Small messages that were sent by rendezvous for lack of credit. Unit: messages.
     pub credit_demoted: u64,
-    /// Messages that found a posted receive. Unit: messages.
+    /// Messages that matched a posted receive. Unit: messages.
     pub matched_posted: u64,
-    /// Messages that went straight to a blocking receive, which was not posted. Unit: messages.
+    /// Messages that went directly to a blocking receive, which was not posted. Unit: messages.
     pub matched_bypass: u64,
-    /// Messages that found no receive, and were stored. Unit: messages.
+    /// Messages that matched no receive on arrival, and were stored. Unit: messages.
     pub unexpected: u64,
-    /// What was stored of them. Unit: bytes.
+    /// Their stored part. Unit: bytes.
     pub unexpected_bytes: u64,
-    /// Messages received in one copy through the kernel, all of it by us. Unit: messages.
+    /// Messages received in one copy through the kernel, all of it by this process. Unit: messages.
     pub large_pulled: u64,
     /// Their payload. Unit: bytes.
     pub large_pulled_bytes: u64,
-    /// Messages received in one copy through the kernel, in which the sender could help. Unit: messages.
+    /// Messages received in one copy through the kernel, which the sender could assist. Unit: messages.
     pub large_assisted: u64,
     /// Their payload. Unit: bytes.
     pub large_assisted_bytes: u64,
@@ -136,13 +139,15 @@ pub struct Counters {
     pub large_streamed: u64,
     /// Their payload. Unit: bytes.
     pub large_streamed_bytes: u64,
-    /// Messages that began as a copy through the kernel, which then refused: the rest was streamed. Unit: messages.
+    /// Messages that began as a copy through the kernel, which then refused; the rest was streamed. Unit:
+    /// messages.
     pub large_fallbacks: u64,
-    /// Parts of messages to the peer that we wrote into its memory, to help it. Unit: times.
+    /// Parts of messages that this process, as sender, wrote into the peer's memory (sender-assisted copy).
+    /// Unit: times.
     pub large_pushed: u64,
     /// Their payload. Unit: bytes.
     pub large_pushed_bytes: u64,
-    /// Puts on memory of the peer, by whatever path. Unit: operations.
+    /// Puts on memory of the peer, by any path. Unit: operations.
     pub puts: u64,
     /// Their payload. Unit: bytes.
     pub put_bytes: u64,
@@ -154,61 +159,64 @@ pub struct Counters {
     pub accumulates: u64,
     /// Their payload. Unit: bytes.
     pub accumulate_bytes: u64,
-    /// Operations on one value that return it: fetch and compare-and-swap. Unit: operations.
+    /// Operations on one value that return the old value: fetch and compare-and-swap. Unit: operations.
     pub fetches: u64,
     /// Their payload. Unit: bytes.
     pub fetch_bytes: u64,
-    /// Flushes that had to ask the peer. Unit: operations.
+    /// Flushes that required a reply of the peer. Unit: operations.
     pub flushes: u64,
-    /// Those of the operations above that were done on mapped memory, without any packet. Unit: operations.
+    /// Those of the operations above that were executed on mapped memory, without packets. Unit: operations.
     pub direct: u64,
     /// Their payload. Unit: bytes.
     pub direct_bytes: u64,
-    /// Times that we woke the peer. Unit: times.
+    /// Times that this process woke the peer. Unit: times.
     pub wakes_sent: u64,
-    /// Packets sent through cells that were filled past the caches (`NEMESIA_CELL_STORES`). Unit: packets.
+    /// Packets sent through cells that were filled with non-temporal stores (`NEMESIA_CELL_STORES`). Unit:
+    /// packets.
     pub cell_non_temporal: u64,
-    /// Unexpected messages that are stored now; 0 for a single rank. Unit: messages.
+    /// Unexpected messages in the store now; 0 for a single rank. Unit: messages.
     pub unexpected_now: u64,
-    /// The most that were ever stored at a time; 0 for a single rank. Unit: messages.
+    /// Maximum number of messages in the store at a time; 0 for a single rank. Unit: messages.
     pub unexpected_most: u64,
-    /// The most memory that they ever took; 0 for a single rank. Unit: bytes.
+    /// Maximum memory of the store; 0 for a single rank. Unit: bytes.
     pub unexpected_most_bytes: u64,
-    /// Active messages that were dropped, as no handler had their number; 0 for a single rank. Unit: messages.
+    /// Active messages that were dropped because their number had no handler; 0 for a single rank. Unit:
+    /// messages.
     pub active_unhandled: u64,
     /// Peers whose process died; 0 for a single rank. Unit: peers.
     pub peers_died: u64,
     /// Peers that have finished; 0 for a single rank. Unit: peers.
     pub peers_finished: u64,
-    /// Peers that broke the rules; 0 for a single rank. Unit: peers.
+    /// Peers that violated the protocol; 0 for a single rank. Unit: peers.
     pub peers_at_fault: u64,
-    /// Times that the core was offered to others; 0 for a single rank. Unit: times.
+    /// Times that this thread yielded its core; 0 for a single rank. Unit: times.
     pub yields: u64,
-    /// Times that the thread slept; 0 for a single rank. Unit: times.
+    /// Times that this thread slept; 0 for a single rank. Unit: times.
     pub sleeps: u64,
-    /// Sleeps that a peer ended; the others ended by themselves; 0 for a single rank. Unit: times.
+    /// Sleeps that a peer ended; the others ended without a peer; 0 for a single rank. Unit: times.
     pub sleeps_woken: u64,
     /// Time slept; 0 for a single rank. Unit: ns.
     pub slept_ns: u64,
     /// Times that the descriptor for event loops was armed; 0 for a single rank. Unit: times.
     pub armed: u64,
-    /// Times that the kernel was asked whether the peers live; 0 for a single rank. Unit: times.
+    /// Times that this process checked the peers' liveness through the kernel; 0 for a single rank. Unit:
+    /// times.
     pub liveness_checks: u64,
     /// Peers that dropped their endpoint without closing it; 0 for a single rank. Unit: peers.
     pub peers_dropped: u64,
 }
 
-/// Numbers in the first version, `struct_size` among them.
+/// The count of numbers in the first version, including `struct_size`.
 const FIRST_NUMBERS: usize = 88;
 
-// SAFETY: numbers of one size, of which the first says how many bytes there are.
+// SAFETY: numbers of one size; the first holds the size in bytes.
 unsafe impl Versioned for Counters {
     const NAME: &'static str = "nemesia_counters";
     const FIRST: usize = FIRST_NUMBERS * size_of::<u64>();
     const UNSET: u8 = 0;
 }
 
-/// A structure with these counters of another.
+/// Makes a structure with these fields copied from another one.
 macro_rules! copied {
     ($struct_size:ident, $from:ident: $($field:ident)+) => {
         Counters { $struct_size, $($field: $from.$field,)+ ..Counters::default() }
@@ -255,11 +263,12 @@ impl Counters {
     }
 }
 
-/// What was done so far, and what it met with: with one rank, which may be gone or this process itself, or with all.
+/// Writes the counters for one rank, which may have failed or be this process itself, or the sums over all
+/// ranks. The sums include the counters that concern no single rank.
 ///
 /// - `endpoint`: an open endpoint.
 /// - `rank`: a rank, or NEMESIA_ALL_RANKS.
-/// - `out_counters`: its `struct_size` is set by the caller; all else is written on success.
+/// - `out_counters`: the caller sets its `struct_size`; all other fields are written on success.
 ///
 /// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _RANK or _PANIC.
 /// Threads: one at a time for an endpoint.
@@ -276,7 +285,7 @@ pub unsafe extern "C" fn nemesia_endpoint_counters(
             let rank = rank_in(endpoint, rank)?;
             Counters::of_rank(&endpoint.peer_counters(rank).unwrap_or_default())
         };
-        // SAFETY: the caller's structure, of the size that it says.
+        // SAFETY: the caller's structure, of the size that it states.
         unsafe { write_versioned(out_counters, &counters) }?;
         Ok(NEMESIA_OK)
     };
@@ -284,16 +293,17 @@ pub unsafe extern "C" fn nemesia_endpoint_counters(
     unsafe { on(endpoint, work) }
 }
 
-/// The functions that were entered and left lately, with times, as a tree. Empty unless the library was built with the
-/// feature `trace` and NEMESIA_TRACE says how many entries and exits to keep.
+/// Writes the functions that were entered and left recently, with times, as a tree. The tree is empty unless
+/// the library was built with the feature `trace` and NEMESIA_TRACE sets the number of entries and exits to
+/// keep.
 ///
 /// - `endpoint`: an open endpoint.
-/// - `bytes`: room in `out_text`.
+/// - `bytes`: the size of `out_text`.
 /// - `out_text`: lines of text, terminated; may be NULL if `bytes` is 0.
-/// - `out_len`: bytes of the whole text, without its end; may be NULL.
+/// - `out_len`: the length of the whole text without its terminator; may be NULL.
 ///
-/// Returns: NEMESIA_OK; NEMESIA_ERR_TRUNCATED if there is too little room: what fits is written, terminated, and
-/// `out_len` is; NEMESIA_ERR_ARGUMENT or _PANIC.
+/// Returns: NEMESIA_OK; NEMESIA_ERR_TRUNCATED if `out_text` is too small: the part that fits is written,
+/// terminated, and `out_len` is written; NEMESIA_ERR_ARGUMENT or _PANIC.
 /// Threads: one at a time for an endpoint.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_call_tree(
@@ -317,7 +327,7 @@ mod tests {
     use nemesia::{EngineCounters, PeerCounters, WaitCounters};
 
     #[test]
-    fn fields_are_those_of_the_library_in_their_order() {
+    fn fields_are_those_of_the_library_and_later_ones_are_appended() {
         let source = include_str!("observe.rs");
         let body = source.split("pub struct Counters {").nth(1).and_then(|rest| rest.split("\n}\n").next());
         let names = body.unwrap().lines().filter_map(|line| line.trim().strip_prefix("pub "));
@@ -325,11 +335,14 @@ mod tests {
         let all = [PeerCounters::FIELDS, EngineCounters::FIELDS, WaitCounters::FIELDS].concat();
         let expected: Vec<_> =
             std::iter::once("struct_size").chain(all.iter().map(|field| field.name)).collect();
-        assert_eq!(names, expected);
+        assert!(expected.len() >= FIRST_NUMBERS);
+        let later = &names[FIRST_NUMBERS..];
+        let first: Vec<_> = expected.iter().copied().filter(|name| !later.contains(name)).collect();
+        assert_eq!(names[..FIRST_NUMBERS], first);
+        assert_eq!(names.len(), expected.len());
         assert_eq!(size_of::<Counters>(), expected.len() * 8);
         let copied = source.split("copied!(struct_size, it:").nth(1).and_then(|rest| rest.split(')').next());
         let copied: Vec<_> = copied.unwrap().split_whitespace().collect();
         assert_eq!(copied, PeerCounters::FIELDS.iter().map(|field| field.name).collect::<Vec<_>>());
-        assert!(expected.len() >= FIRST_NUMBERS);
     }
 }

@@ -1,4 +1,4 @@
-//! Looking at messages before they are received.
+//! Probes: examining messages before they are received.
 
 use std::ffi::c_void;
 
@@ -10,18 +10,18 @@ use crate::lent::Lent;
 use crate::status::{Fault, NEMESIA_OK, NEMESIA_PENDING};
 use crate::transfer::{Status, deliver, named, number, source, time_left};
 
-/// Looks for the first message that a receive with these arguments would take, and leaves it where it is (MPI_Iprobe).
-/// Makes progress if there is none; never blocks.
+/// Probes for the first message that a receive with these arguments would match, and leaves it in the queue
+/// (MPI_Iprobe). Makes progress if there is none; never blocks.
 ///
 /// - `endpoint`: an open endpoint.
-/// - `context`: the matching context; 0 is that of the functions that take none.
+/// - `context`: the matching context; functions without a context use 0.
 /// - `rank`: the sender, or NEMESIA_ANY_SOURCE.
-/// - `tag`, `ignore`: the message's tag must agree with `tag` in every bit that `ignore` does not set.
-/// - `out_status`: sender, tag, and the bytes that the message has in all, written on success (not with
+/// - `tag`, `ignore`: the message's tag must equal `tag` in every bit that is 0 in `ignore`.
+/// - `out_status`: sender, tag and total length of the message, written on success (not with
 ///   NEMESIA_PENDING); may be NULL.
 ///
-/// Returns: NEMESIA_OK if there is one; NEMESIA_PENDING if not; NEMESIA_ERR_ARGUMENT, _RANK, _PEER_FAILED (the sender
-/// is gone and has left none) or _PANIC.
+/// Returns: NEMESIA_OK if there is a message; NEMESIA_PENDING if not; NEMESIA_ERR_ARGUMENT, _RANK,
+/// _PEER_FAILED (the sender has failed and has left no such message) or _PANIC.
 /// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_iprobe(
@@ -33,7 +33,7 @@ pub unsafe extern "C" fn nemesia_endpoint_iprobe(
     out_status: *mut Status,
 ) -> i32 {
     let work = |endpoint: &mut Inner| {
-        // SAFETY: the caller's pointer, null or good.
+        // SAFETY: the caller's pointer, null or valid.
         let out = unsafe { Out::optional(out_status) };
         let from = source(endpoint, rank)?;
         match endpoint.in_context(context).iprobe(from, Tag::Masked { value: tag, ignore })? {
@@ -45,17 +45,17 @@ pub unsafe extern "C" fn nemesia_endpoint_iprobe(
     unsafe { on(endpoint, work) }
 }
 
-/// As `nemesia_endpoint_iprobe`, and waits for the message: spins, then sleeps (MPI_Probe).
+/// Probes as `nemesia_endpoint_iprobe` does, and waits for the message: spins, then sleeps (MPI_Probe).
 ///
 /// - `endpoint`: an open endpoint.
-/// - `context`: the matching context; 0 is that of the functions that take none.
+/// - `context`: the matching context; functions without a context use 0.
 /// - `rank`: the sender, or NEMESIA_ANY_SOURCE.
-/// - `tag`, `ignore`: the message's tag must agree with `tag` in every bit that `ignore` does not set.
-/// - `timeout_ns`: how long at most, in nanoseconds; negative: for ever; 0: one look.
-/// - `out_status`: sender, tag, and the bytes that the message has in all, written on success; may be NULL.
+/// - `tag`, `ignore`: the message's tag must equal `tag` in every bit that is 0 in `ignore`.
+/// - `timeout_ns`: the time limit in nanoseconds; negative: no limit; 0: one attempt.
+/// - `out_status`: sender, tag and total length of the message, written on success; may be NULL.
 ///
-/// Returns: NEMESIA_OK; NEMESIA_ERR_TIMEOUT; NEMESIA_ERR_UNEXPECTED_FULL (there is no room for it: receive others
-/// first), _ARGUMENT, _RANK, _PEER_FAILED or _PANIC.
+/// Returns: NEMESIA_OK; NEMESIA_ERR_TIMEOUT; NEMESIA_ERR_UNEXPECTED_FULL (there is no memory for it: receive
+/// other messages first), _ARGUMENT, _RANK, _PEER_FAILED or _PANIC.
 /// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_probe(
@@ -68,7 +68,7 @@ pub unsafe extern "C" fn nemesia_endpoint_probe(
     out_status: *mut Status,
 ) -> i32 {
     let work = |mut endpoint: Lent<'_>| {
-        // SAFETY: the caller's pointer, null or good.
+        // SAFETY: the caller's pointer, null or valid.
         let out = unsafe { Out::optional(out_status) };
         let from = endpoint.with(|endpoint| source(endpoint, rank))?;
         let tag = Tag::Masked { value: tag, ignore };
@@ -78,21 +78,22 @@ pub unsafe extern "C" fn nemesia_endpoint_probe(
     unsafe { blocking_on(endpoint, work) }
 }
 
-/// As `nemesia_endpoint_iprobe`, and takes the message out of the queue: no other receive or probe finds it any more
-/// (MPI_Improbe).
+/// Probes as `nemesia_endpoint_iprobe` does, and removes the message from the queue: no other receive or
+/// probe finds it (MPI_Improbe).
 ///
 /// - `endpoint`: an open endpoint.
-/// - `context`: the matching context; 0 is that of the functions that take none.
+/// - `context`: the matching context; functions without a context use 0.
 /// - `rank`: the sender, or NEMESIA_ANY_SOURCE.
-/// - `tag`, `ignore`: the message's tag must agree with `tag` in every bit that `ignore` does not set.
-/// - `out_message`: for `nemesia_endpoint_mrecv` or `nemesia_endpoint_imrecv`, once; written on success (not with
-///   NEMESIA_PENDING).
-/// - `out_status`: sender, tag, and the bytes that the message has in all, written as `out_message` is; may be NULL.
+/// - `tag`, `ignore`: the message's tag must equal `tag` in every bit that is 0 in `ignore`.
+/// - `out_message`: the message, for one `nemesia_endpoint_mrecv` or `nemesia_endpoint_imrecv`; written on
+///   success (not with NEMESIA_PENDING).
+/// - `out_status`: sender, tag and total length of the message, written together with `out_message`; may be
+///   NULL.
 ///
-/// Returns: NEMESIA_OK if there is one; NEMESIA_PENDING if not; NEMESIA_ERR_ARGUMENT, _RANK, _PEER_FAILED, _REQUESTS
-/// (each message taken out is one) or _PANIC.
-/// Ownership: the message has to be received, with a capacity of 0 if nobody wants it: until then it takes the room of
-/// an unexpected message and of a request.
+/// Returns: NEMESIA_OK if there is a message; NEMESIA_PENDING if not; NEMESIA_ERR_ARGUMENT, _RANK,
+/// _PEER_FAILED, _REQUESTS (each removed message counts as one) or _PANIC.
+/// Ownership: the caller must receive the message, with a capacity of 0 if it is not wanted. Until then the
+/// message takes the memory of an unexpected message and of a request.
 /// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_improbe(
@@ -111,18 +112,19 @@ pub unsafe extern "C" fn nemesia_endpoint_improbe(
     unsafe { take(endpoint, (rank, tag, ignore), (out_message, out_status), probe) }
 }
 
-/// As `nemesia_endpoint_improbe`, and waits for the message: spins, then sleeps (MPI_Mprobe).
+/// Probes as `nemesia_endpoint_improbe` does, and waits for the message: spins, then sleeps (MPI_Mprobe).
 ///
 /// - `endpoint`: an open endpoint.
-/// - `context`: the matching context; 0 is that of the functions that take none.
+/// - `context`: the matching context; functions without a context use 0.
 /// - `rank`: the sender, or NEMESIA_ANY_SOURCE.
-/// - `tag`, `ignore`: the message's tag must agree with `tag` in every bit that `ignore` does not set.
-/// - `timeout_ns`: how long at most, in nanoseconds; negative: for ever; 0: one look.
-/// - `out_message`: for `nemesia_endpoint_mrecv` or `nemesia_endpoint_imrecv`, once; written on success.
-/// - `out_status`: sender, tag, and the bytes that the message has in all, written on success; may be NULL.
+/// - `tag`, `ignore`: the message's tag must equal `tag` in every bit that is 0 in `ignore`.
+/// - `timeout_ns`: the time limit in nanoseconds; negative: no limit; 0: one attempt.
+/// - `out_message`: the message, for one `nemesia_endpoint_mrecv` or `nemesia_endpoint_imrecv`; written on
+///   success.
+/// - `out_status`: sender, tag and total length of the message, written on success; may be NULL.
 ///
-/// Returns: NEMESIA_OK; NEMESIA_ERR_TIMEOUT; NEMESIA_ERR_UNEXPECTED_FULL (there is no room for it: receive others
-/// first), _ARGUMENT, _RANK, _PEER_FAILED, _REQUESTS or _PANIC.
+/// Returns: NEMESIA_OK; NEMESIA_ERR_TIMEOUT; NEMESIA_ERR_UNEXPECTED_FULL (there is no memory for it: receive
+/// other messages first), _ARGUMENT, _RANK, _PEER_FAILED, _REQUESTS or _PANIC.
 /// Ownership: as for `nemesia_endpoint_improbe`.
 /// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
@@ -143,17 +145,19 @@ pub unsafe extern "C" fn nemesia_endpoint_mprobe(
     unsafe { take(endpoint, (rank, tag, ignore), (out_message, out_status), probe) }
 }
 
-/// Receives a message that a probe took out, and waits for its bytes (MPI_Mrecv).
+/// Receives a message that a probe removed, and waits for its bytes (MPI_Mrecv).
 ///
-/// - `endpoint`: the endpoint that it was probed on.
+/// - `endpoint`: the endpoint of the probe.
 /// - `message`: from `nemesia_endpoint_improbe` or `nemesia_endpoint_mprobe`.
-/// - `capacity`: bytes of room at `out_buffer`.
-/// - `out_buffer`: where the message goes; may be NULL if `capacity` is 0. After an error its contents are unspecified.
+/// - `capacity`: the size of `out_buffer` in bytes.
+/// - `out_buffer`: receives the message; may be NULL if `capacity` is 0. After an error its contents are
+///   unspecified.
 /// - `out_status`: written on success and with NEMESIA_ERR_TRUNCATED; may be NULL.
 ///
-/// Returns: NEMESIA_OK; NEMESIA_ERR_TRUNCATED if the message was longer, and what fits was received; NEMESIA_ERR_STALE
-/// (no such message, or it was received), _ARGUMENT, _PEER_FAILED or _PANIC.
-/// Ownership: the message is gone, unless NEMESIA_ERR_ARGUMENT is returned; the buffer is the caller's again.
+/// Returns: NEMESIA_OK; NEMESIA_ERR_TRUNCATED if the message is longer, and the part that fits was received;
+/// NEMESIA_ERR_STALE (no such message, or it was received before), _ARGUMENT, _PEER_FAILED or _PANIC.
+/// Ownership: the call takes the message, unless it returns NEMESIA_ERR_ARGUMENT. The caller may reuse the
+/// buffer.
 /// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_mrecv(
@@ -164,9 +168,9 @@ pub unsafe extern "C" fn nemesia_endpoint_mrecv(
     out_status: *mut Status,
 ) -> i32 {
     let work = |mut endpoint: Lent<'_>| {
-        // SAFETY: the caller's pointer, null or good.
+        // SAFETY: the caller's pointer, null or valid.
         let out = unsafe { Out::optional(out_status) };
-        // SAFETY: the caller's buffer, which is nobody else's until this returns.
+        // SAFETY: the caller's buffer, which no other code uses before this function returns.
         let buf = unsafe { room(out_buffer, capacity, "out_buffer") }?;
         let message = endpoint.with(|endpoint| Ok::<_, Fault>(named_message(endpoint, message)))?;
         deliver(endpoint.mrecv(message, buf), out)
@@ -175,18 +179,18 @@ pub unsafe extern "C" fn nemesia_endpoint_mrecv(
     unsafe { blocking_on(endpoint, work) }
 }
 
-/// Starts receiving a message that a probe took out. `nemesia_endpoint_test` or `nemesia_endpoint_wait` completes it
-/// (MPI_Imrecv).
+/// Starts to receive a message that a probe removed. `nemesia_endpoint_test` or `nemesia_endpoint_wait`
+/// completes it (MPI_Imrecv).
 ///
-/// - `endpoint`: the endpoint that it was probed on.
+/// - `endpoint`: the endpoint of the probe.
 /// - `message`: from `nemesia_endpoint_improbe` or `nemesia_endpoint_mprobe`.
-/// - `capacity`: bytes of room at `out_buffer`.
-/// - `out_buffer`: where the message goes; may be NULL if `capacity` is 0.
+/// - `capacity`: the size of `out_buffer` in bytes.
+/// - `out_buffer`: receives the message; may be NULL if `capacity` is 0.
 /// - `out_request`: written on success.
 ///
-/// Returns: NEMESIA_OK; NEMESIA_ERR_STALE (no such message, or it was received), _ARGUMENT or _PANIC.
-/// Ownership: the message is gone, unless NEMESIA_ERR_ARGUMENT is returned. The request holds the buffer, which must
-/// stay, and which nobody else uses, until the request is complete or the endpoint is closed.
+/// Returns: NEMESIA_OK; NEMESIA_ERR_STALE (no such message, or it was received before), _ARGUMENT or _PANIC.
+/// Ownership: the call takes the message, unless it returns NEMESIA_ERR_ARGUMENT. The request holds the
+/// buffer. It must stay valid and unused until the request is complete or the endpoint is closed.
 /// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_imrecv(
@@ -197,11 +201,11 @@ pub unsafe extern "C" fn nemesia_endpoint_imrecv(
     out_request: *mut u64,
 ) -> i32 {
     let work = |endpoint: &mut Inner| {
-        // SAFETY: the caller's pointer, null or good.
+        // SAFETY: the caller's pointer, null or valid.
         let out = unsafe { Out::required(out_request, "out_request") }?;
         check_buffer(out_buffer.cast::<u8>(), capacity, "out_buffer")?;
         let message = named_message(endpoint, message);
-        // SAFETY: the caller's promise: the buffer stays until the request is complete.
+        // SAFETY: the caller's promise: the buffer stays valid until the request is complete.
         out.write(number(unsafe { endpoint.imrecv(message, out_buffer.cast(), capacity) }?));
         Ok(NEMESIA_OK)
     };
@@ -209,10 +213,11 @@ pub unsafe extern "C" fn nemesia_endpoint_imrecv(
     unsafe { on(endpoint, work) }
 }
 
-/// What both matched probes do.
+/// Implements both matched probes.
 ///
 /// # Safety
-/// The endpoint is null, or open and not used by anybody else until this returns; the outputs are null or good.
+/// The endpoint is null, or open and not used by other code until this returns; the outputs are null or
+/// valid.
 unsafe fn take(
     endpoint: *mut Endpoint,
     (rank, value, ignore): (i32, u64, u64),
@@ -234,7 +239,7 @@ unsafe fn take(
     unsafe { blocking_on(endpoint, work) }
 }
 
-/// The message of a number: messages are numbered as requests are.
+/// Returns the message of a number: messages are numbered as requests are.
 fn named_message(endpoint: &Inner, message: u64) -> Message {
     endpoint.message(named(message).to_bits())
 }

@@ -1,18 +1,18 @@
-//! Ranks that were started again.
+//! Restarted ranks.
 
 use crate::boundary::{Out, missing};
 use crate::endpoint::{Endpoint, on, rank_of};
 use crate::status::{Fault, NEMESIA_ERR_RANK, NEMESIA_OK};
 
-/// How often the rank of this process had been started before, by a launcher that starts ranks again (`nemesia run
-/// --restart N`).
+/// Writes how many times the launcher had started the rank of this process before, under a launcher that
+/// restarts ranks (`nemesia run --restart N`).
 ///
-/// A process that was started again knows nothing of what its predecessor did. It is connected with each survivor from
-/// when that readmits it; until then what is started with the survivor stays pending, and agreements wait. Ranks that
-/// are gone when it comes have failed.
+/// A restarted process has no state of its predecessor. It is connected with a survivor from the moment at
+/// which the survivor readmits it. Until then, operations with that survivor stay pending, and agreements
+/// wait. Ranks that have failed before the restart have failed for it, too.
 ///
 /// - `endpoint`: an open endpoint.
-/// - `out_incarnation`: 0 for a process that was started with its world, written on success.
+/// - `out_incarnation`: 0 for a process that was started with its world; written on success.
 ///
 /// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or NEMESIA_ERR_PANIC.
 /// Threads: one at a time for an endpoint.
@@ -22,7 +22,7 @@ pub unsafe extern "C" fn nemesia_endpoint_incarnation(
     out_incarnation: *mut u64,
 ) -> i32 {
     let work = |endpoint: &mut nemesia::Endpoint| {
-        // SAFETY: the caller's pointer, null or good.
+        // SAFETY: the caller's pointer, null or valid.
         let out = unsafe { Out::required(out_incarnation, "out_incarnation") }?;
         out.write(endpoint.incarnation());
         Ok(NEMESIA_OK)
@@ -31,15 +31,15 @@ pub unsafe extern "C" fn nemesia_endpoint_incarnation(
     unsafe { on(endpoint, work) }
 }
 
-/// The ranks that have failed, were started again, and wait to be readmitted. Does not wait for ranks that are not
-/// there yet: call it again after progress.
+/// Writes the ranks that have failed, were restarted, and wait to be readmitted. Does not wait for ranks that
+/// have not arrived yet: call it again after progress.
 ///
 /// - `endpoint`: an open endpoint.
-/// - `out_ranks`: room for as many ranks as the world has; the ranks, rising, written on success.
-/// - `out_count`: how many there are, written on success.
+/// - `out_ranks`: an array with one element per rank of the world; receives the ranks, ascending, on success.
+/// - `out_count`: the number of these ranks, written on success.
 ///
-/// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT; NEMESIA_ERR_NO_RESTART if the launcher of this world starts no rank
-/// again; NEMESIA_ERR_BOOTSTRAP if the launcher could not be asked; NEMESIA_ERR_PANIC.
+/// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT; NEMESIA_ERR_NO_RESTART if the launcher of this world does not
+/// restart ranks; NEMESIA_ERR_BOOTSTRAP if the exchange with the launcher failed; NEMESIA_ERR_PANIC.
 /// Threads: one at a time for an endpoint.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_restarted(
@@ -51,11 +51,12 @@ pub unsafe extern "C" fn nemesia_endpoint_restarted(
         if out_ranks.is_null() {
             return Err(missing("out_ranks"));
         }
-        // SAFETY: the caller's pointer, null or good.
+        // SAFETY: the caller's pointer, null or valid.
         let out_count = unsafe { Out::required(out_count, "out_count") }?;
         let ranks = endpoint.restarted()?;
         for (at, rank) in ranks.iter().enumerate() {
-            // SAFETY: the caller has room for every rank of the world, and each is named once.
+            // SAFETY: the caller's array has an element for every rank of the world, and each rank occurs
+            // once.
             unsafe { out_ranks.add(at).write(rank_of(*rank)) };
         }
         out_count.write(rank_of(ranks.len()));
@@ -65,21 +66,26 @@ pub unsafe extern "C" fn nemesia_endpoint_restarted(
     unsafe { on(endpoint, work) }
 }
 
-/// Takes a rank back that had failed and was started again. From now on operations are with the new process, with which
-/// everything begins anew; until now they end with NEMESIA_ERR_PEER_FAILED.
-///
-/// What was under way with the process before has failed, and stays so. Messages that it had sent whole could be
-/// received until now; those that were not are dropped, except those that a matched probe has taken out. Receives from
-/// any source that are posted go on, and the failure of this rank counts as acknowledged. Keys of its regions are void.
-/// In `nemesia_endpoint_agree` and `nemesia_endpoint_shrink` it takes part again: all survivors readmit it between the
-/// same two agreements.
+/// Readmits a rank that had failed and was restarted. From this call on, operations with the rank go to the
+/// new process, and all state with it starts anew. Until this call they return NEMESIA_ERR_PEER_FAILED.
+/// - Operations with the earlier process have failed, and stay failed.
+/// - Messages that the earlier process had sent completely could be received until this call. The others are
+///   dropped, except those that a matched probe has removed.
+/// - Posted receives from any source continue, and the failure of this rank counts as acknowledged.
+/// - Keys of regions of the earlier process are void.
+/// - The rank takes part again in `nemesia_endpoint_agree` and `nemesia_endpoint_shrink`. All survivors must
+///   readmit it between the same two agreements.
 ///
 /// - `endpoint`: an open endpoint.
 /// - `rank`: the rank.
 ///
-/// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT; NEMESIA_ERR_RANK; NEMESIA_ERR_NOT_RESTARTED as long as
-/// `nemesia_endpoint_restarted` does not name the rank; NEMESIA_ERR_AGREEMENT if an agreement is not finished;
-/// NEMESIA_ERR_PEER if its settings are others; NEMESIA_ERR_NO_RESTART, NEMESIA_ERR_BOOTSTRAP or NEMESIA_ERR_PANIC.
+/// Returns: NEMESIA_OK, or
+/// - NEMESIA_ERR_ARGUMENT or NEMESIA_ERR_RANK;
+/// - NEMESIA_ERR_NOT_RESTARTED while `nemesia_endpoint_restarted` does not list the rank;
+/// - NEMESIA_ERR_AGREEMENT if an agreement is not finished;
+/// - NEMESIA_ERR_PEER if the new process has other settings;
+/// - NEMESIA_ERR_NO_RESTART, NEMESIA_ERR_BOOTSTRAP or NEMESIA_ERR_PANIC.
+///
 /// Threads: one at a time for an endpoint.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_readmit(endpoint: *mut Endpoint, rank: i32) -> i32 {

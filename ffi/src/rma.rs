@@ -10,33 +10,33 @@ use crate::lent::Lent;
 use crate::status::{Fault, NEMESIA_OK};
 use crate::transfer::number;
 
-/// Peers may only get.
+/// Peers may only get from the region.
 pub const NEMESIA_ACCESS_READ: u32 = 1;
-/// Peers may only put.
+/// Peers may only put into the region.
 pub const NEMESIA_ACCESS_WRITE: u32 = 2;
-/// Peers may do everything; atomic operations need this.
+/// Peers may use all operations; atomic operations require this.
 pub const NEMESIA_ACCESS_READ_WRITE: u32 = 3;
 
-/// int32_t
+/// The type int32_t.
 pub const NEMESIA_TYPE_I32: u32 = 0;
-/// int64_t
+/// The type int64_t.
 pub const NEMESIA_TYPE_I64: u32 = 1;
-/// uint32_t
+/// The type uint32_t.
 pub const NEMESIA_TYPE_U32: u32 = 2;
-/// uint64_t
+/// The type uint64_t.
 pub const NEMESIA_TYPE_U64: u32 = 3;
-/// float, of IEEE 754
+/// The type float of IEEE 754.
 pub const NEMESIA_TYPE_F32: u32 = 4;
-/// double, of IEEE 754
+/// The type double of IEEE 754.
 pub const NEMESIA_TYPE_F64: u32 = 5;
 
 /// Addition; integers wrap.
 pub const NEMESIA_OP_SUM: u32 = 0;
 /// Multiplication; integers wrap.
 pub const NEMESIA_OP_PRODUCT: u32 = 1;
-/// The smaller; a NaN gives way.
+/// The smaller value; a NaN yields to a number.
 pub const NEMESIA_OP_MIN: u32 = 2;
-/// The larger; a NaN gives way.
+/// The larger value; a NaN yields to a number.
 pub const NEMESIA_OP_MAX: u32 = 3;
 /// Bitwise and; integers only.
 pub const NEMESIA_OP_AND: u32 = 4;
@@ -46,38 +46,38 @@ pub const NEMESIA_OP_OR: u32 = 5;
 pub const NEMESIA_OP_XOR: u32 = 6;
 /// The operand itself.
 pub const NEMESIA_OP_REPLACE: u32 = 7;
-/// The value as it is: an atomic read.
+/// The unchanged value: an atomic read.
 pub const NEMESIA_OP_NOTHING: u32 = 8;
 
-/// `nemesia_endpoint_flush` of every rank.
+/// In place of a rank: every rank.
 pub const NEMESIA_ALL_RANKS: i32 = -1;
 
-/// `nemesia_endpoint_path`: the region is this process's own.
+/// `nemesia_endpoint_path`: the region belongs to this process.
 pub const NEMESIA_PATH_OWN: i32 = 0;
-/// `nemesia_endpoint_path`: the region is mapped here, and its owner need not make progress.
+/// `nemesia_endpoint_path`: the region is mapped here, and operations do not require progress of its owner.
 pub const NEMESIA_PATH_DIRECT: i32 = 1;
-/// `nemesia_endpoint_path`: operations go in packets, which the owner executes when it makes progress.
+/// `nemesia_endpoint_path`: operations are sent as packets, which the owner executes when it makes progress.
 pub const NEMESIA_PATH_PACKETS: i32 = 2;
 
-/// What a process needs to use a region of another: plain bytes that travel by any means, a message for instance. What
-/// they say is checked by the region's owner.
+/// The key with which a process uses a region of another process. It consists of plain bytes and may be sent
+/// by any means, for instance in a message. The owner of the region checks its content.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct RemoteKey {
-    /// Opaque.
+    /// The opaque content.
     pub bytes: [u8; 32],
 }
 
-/// Lets peers use memory, until `nemesia_endpoint_unexpose` or until the endpoint is closed.
+/// Exposes memory to peers, until `nemesia_endpoint_unexpose` or until the endpoint is closed.
 ///
 /// - `endpoint`: an open endpoint.
-/// - `base`, `len`: the memory; `base` may be NULL if `len` is 0. It holds values, and may be written if `access` lets
-///   peers write.
+/// - `base`, `len`: the memory; `base` may be NULL if `len` is 0. It must be initialised, and writable if
+///   `access` allows peers to write.
 /// - `access`: NEMESIA_ACCESS_READ, _WRITE or _READ_WRITE.
-/// - `out_region`: names the region, written on success.
+/// - `out_region`: the number of the region, written on success.
 ///
-/// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _REGION (no more are allowed), _SYSTEM or _PANIC.
-/// Ownership: the memory stays the caller's; other threads use it meanwhile only by atomic operations.
+/// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _REGION (the limit on regions is reached), _SYSTEM or _PANIC.
+/// Ownership: the caller owns the memory. Meanwhile other threads access it only by atomic operations.
 /// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_expose(
@@ -88,10 +88,10 @@ pub unsafe extern "C" fn nemesia_endpoint_expose(
     out_region: *mut u64,
 ) -> i32 {
     let work = |endpoint: &mut Inner| {
-        // SAFETY: the caller's pointer, null or good.
+        // SAFETY: the caller's pointer, null or valid.
         let out = unsafe { Out::required(out_region, "out_region") }?;
         check_buffer(base.cast::<u8>(), len, "base")?;
-        // SAFETY: checked above; the caller's promise: the memory stays until the region is unexposed.
+        // SAFETY: checked above; the caller's promise: the memory stays valid until the region is unexposed.
         let region = unsafe { endpoint.expose(base.cast(), len, access_of(access)?) }?;
         out.write(region.to_bits());
         Ok(NEMESIA_OK)
@@ -100,16 +100,17 @@ pub unsafe extern "C" fn nemesia_endpoint_expose(
     unsafe { on(endpoint, work) }
 }
 
-/// Allocates zeroed memory that peers may use, until `nemesia_endpoint_unexpose` or until the endpoint is closed.
+/// Allocates zeroed memory and exposes it to peers, until `nemesia_endpoint_unexpose` or until the endpoint
+/// is closed.
 ///
 /// - `endpoint`: an open endpoint.
-/// - `len`: bytes.
+/// - `len`: the size in bytes.
 /// - `access`: as for `nemesia_endpoint_expose`.
-/// - `out_base`: where the memory is, written on success; aligned to a page.
-/// - `out_region`: names the region, written on success.
+/// - `out_base`: the address of the memory, aligned to a page; written on success.
+/// - `out_region`: the number of the region, written on success.
 ///
-/// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _REGION (no more are allowed), _SYSTEM or _PANIC.
-/// Ownership: the memory is the endpoint's; `nemesia_endpoint_unexpose` or closing frees it.
+/// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _REGION (the limit on regions is reached), _SYSTEM or _PANIC.
+/// Ownership: the endpoint owns the memory; `nemesia_endpoint_unexpose` or `nemesia_endpoint_close` frees it.
 /// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_allocate(
@@ -120,11 +121,11 @@ pub unsafe extern "C" fn nemesia_endpoint_allocate(
     out_region: *mut u64,
 ) -> i32 {
     let work = |endpoint: &mut Inner| {
-        // SAFETY: the caller's pointers, null or good.
+        // SAFETY: the caller's pointers, null or valid.
         let (base, out) =
             unsafe { (Out::required(out_base, "out_base")?, Out::required(out_region, "out_region")?) };
         if isize::try_from(len).is_err() {
-            return Err(Fault::argument(format!("len is {len}: no buffer is that long")));
+            return Err(Fault::argument(format!("len is {len}, which is more than memory can hold")));
         }
         let region = endpoint.allocate(len, access_of(access)?)?;
         let memory = endpoint.region_memory(region).map_or(std::ptr::null_mut(), |(base, _)| base);
@@ -136,14 +137,14 @@ pub unsafe extern "C" fn nemesia_endpoint_allocate(
     unsafe { on(endpoint, work) }
 }
 
-/// Takes a region back: operations on it are refused from now on, and those who wait for its notifications are
-/// cancelled. Memory that was allocated is freed.
+/// Ends the exposure of a region. Operations on it are refused from now on, and requests that wait for its
+/// notifications are cancelled. Allocated memory is freed.
 ///
 /// - `endpoint`: an open endpoint.
 /// - `region`: from `nemesia_endpoint_expose` or `nemesia_endpoint_allocate`.
 ///
 /// Returns: NEMESIA_OK; NEMESIA_ERR_REGION, _ARGUMENT or _PANIC.
-/// Ownership: memory that was exposed is the caller's alone again.
+/// Ownership: peers no longer access memory that was exposed.
 /// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_unexpose(endpoint: *mut Endpoint, region: u64) -> i32 {
@@ -155,11 +156,11 @@ pub unsafe extern "C" fn nemesia_endpoint_unexpose(endpoint: *mut Endpoint, regi
     unsafe { on(endpoint, work) }
 }
 
-/// What others need to use a region.
+/// Writes the key with which other processes use a region.
 ///
 /// - `endpoint`: an open endpoint.
 /// - `region`: one of its regions.
-/// - `out_key`: written on success; to be copied and sent at will.
+/// - `out_key`: written on success; the caller may copy and send it.
 ///
 /// Returns: NEMESIA_OK; NEMESIA_ERR_REGION, _ARGUMENT or _PANIC.
 /// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
@@ -170,7 +171,7 @@ pub unsafe extern "C" fn nemesia_endpoint_remote_key(
     out_key: *mut RemoteKey,
 ) -> i32 {
     let work = |endpoint: &mut Inner| {
-        // SAFETY: the caller's pointer, null or good.
+        // SAFETY: the caller's pointer, null or valid.
         let out = unsafe { Out::required(out_key, "out_key") }?;
         out.write(RemoteKey { bytes: endpoint.remote_key(Region::from_bits(region))?.to_bytes() });
         Ok(NEMESIA_OK)
@@ -179,12 +180,12 @@ pub unsafe extern "C" fn nemesia_endpoint_remote_key(
     unsafe { on(endpoint, work) }
 }
 
-/// How operations on a region travel.
+/// Writes the path of operations on a region.
 ///
 /// - `endpoint`: an open endpoint.
-/// - `key`: of the region.
-/// - `out_path`: NEMESIA_PATH_OWN, _DIRECT or _PACKETS, written on success. With _PACKETS `nemesia_last_error_message`
-///   tells why the region is not mapped.
+/// - `key`: the key of the region.
+/// - `out_path`: NEMESIA_PATH_OWN, _DIRECT or _PACKETS, written on success. With _PACKETS,
+///   `nemesia_last_error_message` states why the region is not mapped.
 ///
 /// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or _PANIC.
 /// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
@@ -195,7 +196,7 @@ pub unsafe extern "C" fn nemesia_endpoint_path(
     out_path: *mut i32,
 ) -> i32 {
     let work = |endpoint: &mut Inner| {
-        // SAFETY: the caller's pointers, null or good.
+        // SAFETY: the caller's pointers, null or valid.
         let (key, out) = unsafe { (key_of(key)?, Out::required(out_path, "out_path")?) };
         out.write(match endpoint.path(&key) {
             Path::Own => NEMESIA_PATH_OWN,
@@ -211,20 +212,20 @@ pub unsafe extern "C" fn nemesia_endpoint_path(
     unsafe { on(endpoint, work) }
 }
 
-/// Starts writing bytes into a region of another process. `nemesia_endpoint_test` or `nemesia_endpoint_wait` completes
-/// it, when they have left the buffer; they are there after a flush.
+/// Starts to write bytes into a region of another process. `nemesia_endpoint_test` or `nemesia_endpoint_wait`
+/// completes it, when the caller may reuse the buffer. A flush ensures that the bytes are in the region.
 ///
 /// - `endpoint`: an open endpoint.
-/// - `key`: of the region; it may be one of this process.
-/// - `offset`: where in the region, in bytes.
+/// - `key`: the key of the region, which may be one of this process.
+/// - `offset`: the position in the region, in bytes.
 /// - `buffer`, `len`: the bytes; `buffer` may be NULL if `len` is 0.
-/// - `notify`: whether the region's notifications are counted up by one when the bytes are there.
-/// - `out_request`: written on success; NEMESIA_REQUEST_NONE if the bytes have left already.
+/// - `notify`: whether the notification count of the region is incremented when the bytes are there.
+/// - `out_request`: written on success; NEMESIA_REQUEST_NONE if the request is complete already.
 ///
-/// Returns: NEMESIA_OK; NEMESIA_ERR_BOUNDS or _ACCESS if the key says that it would be refused; NEMESIA_ERR_ARGUMENT,
-/// _RANK, _PEER_FAILED, _REQUESTS or _PANIC. After an error nothing was sent.
-/// Ownership: the request holds the buffer, which must stay as it is until the request is complete or the endpoint is
-/// closed. The key is copied.
+/// Returns: NEMESIA_OK; NEMESIA_ERR_BOUNDS or _ACCESS if the key shows that the owner would refuse it;
+/// NEMESIA_ERR_ARGUMENT, _RANK, _PEER_FAILED, _REQUESTS or _PANIC. After an error no operation was started.
+/// Ownership: the request holds the buffer. It must not change until the request is complete or the endpoint
+/// is closed. The key is copied.
 /// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_iput(
@@ -237,10 +238,10 @@ pub unsafe extern "C" fn nemesia_endpoint_iput(
     out_request: *mut u64,
 ) -> i32 {
     let work = |endpoint: &mut Inner| {
-        // SAFETY: the caller's pointers, null or good.
+        // SAFETY: the caller's pointers, null or valid.
         let (key, out) = unsafe { (key_of(key)?, Out::required(out_request, "out_request")?) };
         check_buffer(buffer.cast::<u8>(), len, "buffer")?;
-        // SAFETY: the caller's promise: the buffer stays until the request is complete.
+        // SAFETY: the caller's promise: the buffer does not change until the request is complete.
         let request = unsafe { endpoint.iput(&key, offset, buffer.cast(), len, notify) }?;
         out.write(number(request));
         Ok(NEMESIA_OK)
@@ -249,17 +250,19 @@ pub unsafe extern "C" fn nemesia_endpoint_iput(
     unsafe { on(endpoint, work) }
 }
 
-/// Starts reading bytes of a region of another process. `nemesia_endpoint_test` or `nemesia_endpoint_wait` completes
-/// it, when they are here.
+/// Starts to read bytes from a region of another process. `nemesia_endpoint_test` or `nemesia_endpoint_wait`
+/// completes it, when the bytes have arrived.
 ///
 /// - `endpoint`, `key`, `offset`: as for `nemesia_endpoint_iput`.
-/// - `len`: bytes wanted.
-/// - `out_buffer`: where they go; may be NULL if `len` is 0. After an error its contents are unspecified.
+/// - `len`: the number of bytes.
+/// - `out_buffer`: receives the bytes; may be NULL if `len` is 0. After an error its contents are
+///   unspecified.
 /// - `out_request`: written on success.
 ///
-/// Returns: as `nemesia_endpoint_iput`. What only the owner knows, the request tells: NEMESIA_ERR_KEY for instance.
-/// Ownership: the request holds the buffer, which must stay, and which nobody else uses, until the request is complete
-/// or the endpoint is closed.
+/// Returns: as `nemesia_endpoint_iput`. Refusals that only the owner can detect, such as NEMESIA_ERR_KEY,
+/// complete the request.
+/// Ownership: the request holds the buffer. It must stay valid and unused until the request is complete or
+/// the endpoint is closed.
 /// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_iget(
@@ -271,10 +274,10 @@ pub unsafe extern "C" fn nemesia_endpoint_iget(
     out_request: *mut u64,
 ) -> i32 {
     let work = |endpoint: &mut Inner| {
-        // SAFETY: the caller's pointers, null or good.
+        // SAFETY: the caller's pointers, null or valid.
         let (key, out) = unsafe { (key_of(key)?, Out::required(out_request, "out_request")?) };
         check_buffer(out_buffer.cast::<u8>(), len, "out_buffer")?;
-        // SAFETY: the caller's promise: the buffer stays until the request is complete.
+        // SAFETY: the caller's promise: the buffer stays valid until the request is complete.
         let request = unsafe { endpoint.iget(&key, offset, out_buffer.cast(), len) }?;
         out.write(number(request));
         Ok(NEMESIA_OK)
@@ -283,17 +286,17 @@ pub unsafe extern "C" fn nemesia_endpoint_iget(
     unsafe { on(endpoint, work) }
 }
 
-/// Starts combining an array of operands into an array of values of another process; atomic for each value. Complete
-/// when the operands have left the buffer; done after a flush. Operations of one process on another are executed in
-/// order.
+/// Starts to combine an array of operands into an array of values of another process; atomic for each value.
+/// The request is complete when the caller may reuse the operands. A flush ensures that the operation is
+/// done. The operations of one process on another are executed in order.
 ///
-/// - `endpoint`, `key`, `offset`, `out_request`: as for `nemesia_endpoint_iput`. The first value lies at a multiple of
-///   its size in memory.
+/// - `endpoint`, `key`, `offset`, `out_request`: as for `nemesia_endpoint_iput`. The address of the first
+///   value must be a multiple of its size.
 /// - `datatype`: NEMESIA_TYPE_...
 /// - `op`: NEMESIA_OP_...
-/// - `operands`, `count`: as many values of that type; may be NULL if `count` is 0.
+/// - `operands`, `count`: `count` values of that type; may be NULL if `count` is 0.
 ///
-/// Returns: as `nemesia_endpoint_iput`; NEMESIA_ERR_UNDEFINED if the type has no such operation.
+/// Returns: as `nemesia_endpoint_iput`; NEMESIA_ERR_UNDEFINED if the operation is not defined for the type.
 /// Ownership: as for `nemesia_endpoint_iput`.
 /// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
@@ -308,12 +311,12 @@ pub unsafe extern "C" fn nemesia_endpoint_iaccumulate(
     out_request: *mut u64,
 ) -> i32 {
     let work = |endpoint: &mut Inner| {
-        // SAFETY: the caller's pointers, null or good.
+        // SAFETY: the caller's pointers, null or valid.
         let (key, out) = unsafe { (key_of(key)?, Out::required(out_request, "out_request")?) };
         let what = (datatype_of(datatype)?, reduction_of(op)?);
         let len = count.saturating_mul(what.0.bytes());
         check_buffer(operands.cast::<u8>(), len, "operands")?;
-        // SAFETY: the caller's promise: the buffer stays until the request is complete.
+        // SAFETY: the caller's promise: the operands do not change until the request is complete.
         let request = unsafe { endpoint.iaccumulate(&key, offset, what, operands.cast(), len) }?;
         out.write(number(request));
         Ok(NEMESIA_OK)
@@ -322,12 +325,13 @@ pub unsafe extern "C" fn nemesia_endpoint_iaccumulate(
     unsafe { on(endpoint, work) }
 }
 
-/// Starts a flush: complete when all one-sided operations on a rank's regions that were started before are done there.
+/// Starts a flush. It is complete when all earlier one-sided operations on a rank's regions are done there.
 ///
 /// - `endpoint`: an open endpoint.
-/// - `rank`: whose regions.
-/// - `out_request`: written on success; NEMESIA_REQUEST_NONE if there is nothing to flush. With NEMESIA_ERR_KEY,
-///   _BOUNDS, _ACCESS, _ALIGNMENT or _UNDEFINED it reports the first refusal since the last flush.
+/// - `rank`: the owner of the regions.
+/// - `out_request`: written on success; NEMESIA_REQUEST_NONE if there is nothing to flush. The request
+///   reports the first refusal since the last flush: NEMESIA_ERR_KEY, _BOUNDS, _ACCESS, _ALIGNMENT or
+///   _UNDEFINED.
 ///
 /// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _RANK, _PEER_FAILED, _REQUESTS or _PANIC.
 /// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
@@ -338,7 +342,7 @@ pub unsafe extern "C" fn nemesia_endpoint_iflush(
     out_request: *mut u64,
 ) -> i32 {
     let work = |endpoint: &mut Inner| {
-        // SAFETY: the caller's pointer, null or good.
+        // SAFETY: the caller's pointer, null or valid.
         let out = unsafe { Out::required(out_request, "out_request") }?;
         let rank = rank_in(endpoint, rank)?;
         out.write(number(endpoint.iflush(rank)?));
@@ -348,13 +352,13 @@ pub unsafe extern "C" fn nemesia_endpoint_iflush(
     unsafe { on(endpoint, work) }
 }
 
-/// Waits until all one-sided operations on the regions of a rank, or of all, are done there.
+/// Waits until all one-sided operations on the regions of a rank, or of all ranks, are done there.
 ///
 /// - `endpoint`: an open endpoint.
-/// - `rank`: whose regions, or NEMESIA_ALL_RANKS.
+/// - `rank`: the owner of the regions, or NEMESIA_ALL_RANKS.
 ///
-/// Returns: NEMESIA_OK; NEMESIA_ERR_KEY, _BOUNDS, _ACCESS, _ALIGNMENT or _UNDEFINED if some were refused since the last
-/// flush, for the reason that the first had; NEMESIA_ERR_ARGUMENT, _RANK, _PEER_FAILED, _REQUESTS or _PANIC.
+/// Returns: NEMESIA_OK; NEMESIA_ERR_KEY, _BOUNDS, _ACCESS, _ALIGNMENT or _UNDEFINED for the first operation
+/// that was refused since the last flush; NEMESIA_ERR_ARGUMENT, _RANK, _PEER_FAILED, _REQUESTS or _PANIC.
 /// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_flush(endpoint: *mut Endpoint, rank: i32) -> i32 {
@@ -371,11 +375,12 @@ pub unsafe extern "C" fn nemesia_endpoint_flush(endpoint: *mut Endpoint, rank: i
     unsafe { blocking_on(endpoint, work) }
 }
 
-/// Orders one-sided operations: what is started later on a rank's regions is executed there after all that was started
-/// before. Without it that holds as well, but for a get, which may see what is written by what is started after it.
+/// Orders one-sided operations: the owner executes later operations on its regions after all earlier ones.
+/// Without a fence they are executed in order, too, except for gets: a get may return bytes that an operation
+/// started after it has written.
 ///
 /// - `endpoint`: an open endpoint.
-/// - `rank`: whose regions.
+/// - `rank`: the owner of the regions.
 ///
 /// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _RANK, _PEER_FAILED, _REQUESTS or _PANIC.
 /// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
@@ -389,7 +394,7 @@ pub unsafe extern "C" fn nemesia_endpoint_fence(endpoint: *mut Endpoint, rank: i
     unsafe { on(endpoint, work) }
 }
 
-/// How often a put with notification was done in a region since it was exposed.
+/// Writes the number of puts with notification that were done in a region since it was exposed.
 ///
 /// - `endpoint`: an open endpoint.
 /// - `region`: one of its regions.
@@ -404,7 +409,7 @@ pub unsafe extern "C" fn nemesia_endpoint_notifications(
     out_count: *mut u64,
 ) -> i32 {
     let work = |endpoint: &mut Inner| {
-        // SAFETY: the caller's pointer, null or good.
+        // SAFETY: the caller's pointer, null or valid.
         let out = unsafe { Out::required(out_count, "out_count") }?;
         out.write(endpoint.notifications(Region::from_bits(region))?);
         Ok(NEMESIA_OK)
@@ -413,12 +418,12 @@ pub unsafe extern "C" fn nemesia_endpoint_notifications(
     unsafe { on(endpoint, work) }
 }
 
-/// Starts waiting until a region has had so many notifications, counted since it was exposed. Like a receive from
-/// NEMESIA_ANY_SOURCE it fails when a peer dies, and can be cancelled.
+/// Starts to wait until a region has had `count` notifications since it was exposed. The request can be
+/// cancelled. It fails if a peer dies, as a receive from NEMESIA_ANY_SOURCE does.
 ///
 /// - `endpoint`: an open endpoint.
 /// - `region`: one of its regions.
-/// - `count`: how many.
+/// - `count`: the number of notifications.
 /// - `out_request`: written on success.
 ///
 /// Returns: NEMESIA_OK; NEMESIA_ERR_REGION, _ARGUMENT, _PEER_FAILED, _REQUESTS or _PANIC.
@@ -431,7 +436,7 @@ pub unsafe extern "C" fn nemesia_endpoint_inotified(
     out_request: *mut u64,
 ) -> i32 {
     let work = |endpoint: &mut Inner| {
-        // SAFETY: the caller's pointer, null or good.
+        // SAFETY: the caller's pointer, null or valid.
         let out = unsafe { Out::required(out_request, "out_request") }?;
         out.write(number(endpoint.inotified(Region::from_bits(region), count)?));
         Ok(NEMESIA_OK)
@@ -446,10 +451,10 @@ pub(crate) unsafe fn key_of(key: *const RemoteKey) -> Result<InnerKey, Fault> {
     // SAFETY: the caller's promise.
     let key = unsafe { key.as_ref() }.ok_or_else(|| missing("key"))?;
     InnerKey::from_bytes(&key.bytes)
-        .ok_or_else(|| Fault::argument("key is none that nemesia_endpoint_remote_key wrote"))
+        .ok_or_else(|| Fault::argument("key was not written by nemesia_endpoint_remote_key"))
 }
 
-/// The bits of a value of the caller's.
+/// Returns the bits of a value of the caller's.
 ///
 /// # Safety
 /// `value` is null, or points to a value of that type.

@@ -13,81 +13,87 @@ pub const NEMESIA_VERSION_MINOR: u32 = 1;
 /// Patch version of this header.
 pub const NEMESIA_VERSION_PATCH: u32 = 0;
 
-/// Done.
+/// The call succeeded.
 pub const NEMESIA_OK: i32 = 0;
-/// Not an error: the request is still under way.
+/// Not an error: the request is not complete yet.
 pub const NEMESIA_PENDING: i32 = 1;
-/// Not an error: something was done just now, and there may be more to do.
+/// Not an error: the call made progress, and there may be more to do.
 pub const NEMESIA_BUSY: i32 = 2;
-/// An argument is not valid: a NULL pointer, a wrong `struct_size`, a length that no buffer has, a text that is not
-/// UTF-8, contexts 65534 and 65535, which are reserved for barriers and agreements.
+/// An argument is invalid: a NULL pointer, a wrong `struct_size`, a length that no buffer has, a text that is
+/// not UTF-8, or one of the contexts 65534 and 65535, which are reserved for barriers and agreements.
 pub const NEMESIA_ERR_ARGUMENT: i32 = -1;
-/// The configuration, a file or a variable of the environment can't be used; in strict mode (NEMESIA_STRICT), a wish
-/// can't be met.
+/// The configuration, a file or an environment variable is invalid. In strict mode (NEMESIA_STRICT), also: a
+/// preference cannot be met.
 pub const NEMESIA_ERR_CONFIG: i32 = -2;
 /// The launcher or the caller's exchange failed.
 pub const NEMESIA_ERR_BOOTSTRAP: i32 = -3;
-/// The operating system refused something.
+/// The operating system refused a request.
 pub const NEMESIA_ERR_SYSTEM: i32 = -4;
-/// A peer can't be met, at start.
+/// The connection to a peer could not be set up.
 pub const NEMESIA_ERR_PEER: i32 = -5;
-/// A peer is gone; `nemesia_last_error_rank` tells which.
+/// A peer has failed; `nemesia_last_error_rank` returns its rank.
 pub const NEMESIA_ERR_PEER_FAILED: i32 = -6;
-/// The message was longer than the buffer. What fits was received, and the status is written. The same of a text.
+/// The buffer is too small. The part that fits was received, and the status is written. Functions that write
+/// a text return this, too.
 pub const NEMESIA_ERR_TRUNCATED: i32 = -7;
-/// No such rank.
+/// The rank does not exist.
 pub const NEMESIA_ERR_RANK: i32 = -8;
-/// Too many requests are under way.
+/// The limit on requests in progress is reached.
 pub const NEMESIA_ERR_REQUESTS: i32 = -9;
-/// Unexpected messages fill their ceiling: receive them first. A request that was waited for is still under way.
+/// Unexpected messages have reached their memory limit: receive them first. A request that was waited for is
+/// still in progress.
 pub const NEMESIA_ERR_UNEXPECTED_FULL: i32 = -10;
-/// The receive was withdrawn.
+/// The receive was cancelled.
 pub const NEMESIA_ERR_CANCELLED: i32 = -11;
-/// No such request: it was completed before, or never started.
+/// The request or probed message does not exist: it was completed before, or never started.
 pub const NEMESIA_ERR_STALE: i32 = -12;
-/// Waiting took longer than allowed. A request that was waited for is still under way.
+/// The wait exceeded its time limit. A request that was waited for is still in progress.
 pub const NEMESIA_ERR_TIMEOUT: i32 = -13;
-/// Nemesia met an error of its own. The endpoint can only be closed.
+/// The library has an internal error. The endpoint can only be closed.
 pub const NEMESIA_ERR_PANIC: i32 = -14;
-/// An error that this version of the header has no code for.
+/// The library reports an error that this version of the header has no code for.
 pub const NEMESIA_ERR_UNKNOWN: i32 = -15;
 
-/// A one-sided operation was refused: the region is not exposed, or the key is not its key. With this and the next four
-/// codes `nemesia_last_error_rank` tells whose region it is; a flush reports the first refusal since the last.
+/// A one-sided operation was refused: the region is not exposed, or the key is not its key. With this and the
+/// next four codes, `nemesia_last_error_rank` returns the rank that owns the region. A flush reports the
+/// first refusal since the last flush.
 pub const NEMESIA_ERR_KEY: i32 = -16;
 /// A one-sided operation was refused: the bytes are not all in the region.
 pub const NEMESIA_ERR_BOUNDS: i32 = -17;
-/// A one-sided operation was refused: the region does not allow it.
+/// A one-sided operation was refused: the region does not allow this access.
 pub const NEMESIA_ERR_ACCESS: i32 = -18;
-/// A one-sided operation was refused: the value does not lie at a multiple of its size.
+/// A one-sided operation was refused: the address of the value is not a multiple of its size.
 pub const NEMESIA_ERR_ALIGNMENT: i32 = -19;
-/// A one-sided operation was refused: it is not defined for that type.
+/// A one-sided operation was refused: it is not defined for this type.
 pub const NEMESIA_ERR_UNDEFINED: i32 = -20;
-/// No such region of this process, or no more are allowed.
+/// This process has no such region, or the limit on regions is reached.
 pub const NEMESIA_ERR_REGION: i32 = -21;
-/// An active message is longer than one may be, or a reply to one than a packet.
+/// An active message exceeds its maximum length, or a reply to one exceeds a packet.
 pub const NEMESIA_ERR_TOO_LONG: i32 = -22;
-/// Too many replies of handlers wait to leave.
+/// The limit on replies of handlers that wait to be sent is reached.
 pub const NEMESIA_ERR_REPLIES: i32 = -23;
-/// The other ranks have agreed to go on without this process.
+/// The other ranks have agreed to continue without this process.
 pub const NEMESIA_ERR_EXCLUDED: i32 = -24;
-/// Another thread is in a call on the endpoint, which belongs to one at a time; nothing was done. Open it with
-/// NEMESIA_THREADS_MULTIPLE. Don't rely on this code: it is given when the mistake is seen, and that is not always.
-/// From `nemesia_endpoint_close` of an endpoint with NEMESIA_THREADS_MULTIPLE it is always given while another thread
+/// Another thread is in a call on the endpoint, and the endpoint allows one thread at a time. The call had no
+/// effect. Open the endpoint with NEMESIA_THREADS_MULTIPLE.
+///
+/// Do not rely on this code: the check is cheap and does not find every such mistake.
+/// `nemesia_endpoint_close` always returns it if the endpoint has NEMESIA_THREADS_MULTIPLE and another thread
 /// is in a call.
 pub const NEMESIA_ERR_THREADS: i32 = -25;
-/// The launcher of this world starts no rank again: `nemesia run --restart N` does.
+/// The launcher of this world does not restart ranks; `nemesia run --restart N` does.
 pub const NEMESIA_ERR_NO_RESTART: i32 = -26;
-/// The rank has not failed, or was not started again yet.
+/// The rank has not failed, or has not been restarted yet.
 pub const NEMESIA_ERR_NOT_RESTARTED: i32 = -27;
-/// An agreement is not finished: call `nemesia_endpoint_agree` or `nemesia_endpoint_shrink` again first.
+/// An agreement is not finished: first call `nemesia_endpoint_agree` or `nemesia_endpoint_shrink` again.
 pub const NEMESIA_ERR_AGREEMENT: i32 = -28;
-/// The handle is none: it was closed or destroyed before, it is of another kind (a configuration in place of an
-/// endpoint), its handler has returned, or no function of this library has made it. Nothing was done. Or as many
-/// endpoints and configurations exist as may, and no more can be made. `nemesia_last_error_message` tells which.
+/// The handle is invalid: it was closed or destroyed before, it is of another kind (a configuration in place
+/// of an endpoint), its handler has returned, or this library did not make it. The call had no effect.
+/// Functions that make a handle return this if the limit on endpoints and configurations is reached.
+/// `nemesia_last_error_message` names the cause.
 pub const NEMESIA_ERR_HANDLE: i32 = -29;
-/// The endpoint belongs to the process that opened it, and this is a forked child: open another one here. Every
-/// function that takes an endpoint may return this.
+/// The endpoint belongs to the process that opened it, and this process is a forked child: open another
+/// endpoint here. Every function that takes an endpoint may return this.
 pub const NEMESIA_ERR_FORKED: i32 = -30;
 
 const NAMES: [(i32, &CStr); 33] = [
@@ -126,22 +132,22 @@ const NAMES: [(i32, &CStr); 33] = [
     (NEMESIA_ERR_FORKED, c"NEMESIA_ERR_FORKED"),
 ];
 
-/// The version of the library, which may be later than that of the header.
+/// Returns the version of the library, which may be later than that of the header.
 ///
-/// Returns: text like "0.1.0".
-/// Ownership: the text is the library's and is always there.
+/// Returns: a text such as "0.1.0".
+/// Ownership: the text is the library's and stays valid.
 /// Threads: any.
 #[unsafe(no_mangle)]
 pub extern "C" fn nemesia_version() -> *const c_char {
     concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast()
 }
 
-/// The name of a code, for logs.
+/// Returns the name of a code, for logs.
 ///
-/// - `status`: what a function returned; any number will do.
+/// - `status`: the return value of a function; any number is allowed.
 ///
-/// Returns: text like "NEMESIA_ERR_RANK", or "unknown status".
-/// Ownership: the text is the library's and is always there.
+/// Returns: a text such as "NEMESIA_ERR_RANK", or "unknown status".
+/// Ownership: the text is the library's and stays valid.
 /// Threads: any.
 #[unsafe(no_mangle)]
 pub extern "C" fn nemesia_status_name(status: i32) -> *const c_char {
@@ -149,20 +155,22 @@ pub extern "C" fn nemesia_status_name(status: i32) -> *const c_char {
     named.map_or(c"unknown status", |(_, name)| name).as_ptr()
 }
 
-/// What the last call that failed in this thread has to say: one line that names the peer and the remedy, where there
-/// are any. Meaningful after a negative code; calls that succeed leave it as it is.
+/// Returns a text of one line about the last call that failed in this thread. It names the peer and the
+/// remedy, if there are any. Read it after a negative code: a call that succeeds does not change it.
 ///
-/// Returns: the text, empty if nothing has failed yet; never NULL.
-/// Ownership: the text is the library's, until the next call that fails in this thread, or the thread ends.
+/// Returns: the text, empty if no call has failed yet; never NULL.
+/// Ownership: the text is the library's. It is valid until the next call fails in this thread, or the thread
+/// ends.
 /// Threads: each has its own text.
 #[unsafe(no_mangle)]
 pub extern "C" fn nemesia_last_error_message() -> *const c_char {
     LAST.try_with(|last| last.borrow().text.as_ptr()).unwrap_or(c"".as_ptr())
 }
 
-/// Which rank the last error in this thread is about: with NEMESIA_ERR_PEER_FAILED the peer that is gone.
+/// Returns the rank that the last error in this thread is about. With NEMESIA_ERR_PEER_FAILED it is the
+/// failed peer.
 ///
-/// Returns: the rank, or -1 if the error is about none.
+/// Returns: the rank, or -1 if the error is not about a rank.
 /// Threads: each has its own.
 #[unsafe(no_mangle)]
 pub extern "C" fn nemesia_last_error_rank() -> i32 {
@@ -179,7 +187,7 @@ struct Last {
     rank: i32,
 }
 
-/// A code with its text, on the way to the caller.
+/// A code and its text, before they are reported to the caller.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Fault {
     code: i32,
@@ -200,12 +208,12 @@ impl Fault {
         self.code
     }
 
-    /// Keeps the text for `nemesia_last_error_message`; the code is for the caller.
+    /// Keeps the text for `nemesia_last_error_message` and returns the code.
     #[cold]
     pub(crate) fn report(self) -> i32 {
         let Self { code, rank, text } = self;
         let text = CString::new(text.replace('\0', " ")).unwrap_or_default();
-        // In a thread that is ending there is nobody left to read it.
+        // A thread that is ending has dropped its slot, and no later call there can read the text.
         let _ = LAST.try_with(|last| *last.borrow_mut() = Last { text, rank });
         code
     }
@@ -262,7 +270,7 @@ mod tests {
     use super::*;
 
     fn text(pointer: *const c_char) -> String {
-        // SAFETY: the functions of this module return terminated texts that live long enough.
+        // SAFETY: the functions of this module return terminated texts that stay valid long enough.
         unsafe { CStr::from_ptr(pointer) }.to_string_lossy().into_owned()
     }
 
@@ -276,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn the_context_of_agreements_is_no_argument() {
+    fn the_context_of_agreements_is_an_invalid_argument() {
         let fault = Fault::from(Error::Context);
         assert_eq!(fault.code(), NEMESIA_ERR_ARGUMENT);
         assert!(fault.text.contains("65535"), "{fault:?}");

@@ -1,4 +1,4 @@
-//! Sends and receives, and the requests that stand for them.
+//! Sends and receives, and their requests.
 
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
@@ -15,48 +15,47 @@ use crate::status::{
     NEMESIA_PENDING,
 };
 
-/// A receive from every rank, this process's own included.
+/// In place of a sender's rank: a receive from every rank, including this process.
 pub const NEMESIA_ANY_SOURCE: i32 = -1;
-/// The ignore mask of a receive that takes every tag; 0 is that of one that takes exactly its own.
+/// The ignore mask of a receive that matches every tag; with 0 a receive matches its own tag only.
 pub const NEMESIA_ANY_TAG: u64 = 0xffff_ffff_ffff_ffff;
-/// A request that was complete when it started, as most sends are. It can be tested and waited for any number of
-/// times, always with success; a variable that holds no request may be set to it.
+/// A request that was complete when it started, as most sends are. It can be tested and waited for any number
+/// of times, always with success. A variable that holds no request may be set to this value.
 pub const NEMESIA_REQUEST_NONE: u64 = 0;
-/// What `nemesia_endpoint_wait_all` leaves in place of a request that it has completed, and passes over when it is
-/// called again.
+/// The value that `nemesia_endpoint_wait_all` writes in place of a completed request. A later call skips it.
 pub const NEMESIA_REQUEST_DONE: u64 = 0xffff_ffff_ffff_ffff;
 
-/// Requests are numbered so that the request that was complete when it started is 0.
+/// The offset between the numbers of C and of the engine: a request that was complete when it started is 0.
 const FIRST: u64 = 1 << 32;
 
-/// What came of a message.
+/// The result of a message.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Status {
     /// NEMESIA_OK or NEMESIA_ERR_TRUNCATED; from `nemesia_endpoint_wait_all` any code, NEMESIA_PENDING included.
     pub code: i32,
-    /// Receive: who sent it. Send: unspecified.
+    /// Receive: the sender. Send: unspecified.
     pub rank: i32,
     /// Receive: the message's tag. Send: unspecified.
     pub tag: u64,
-    /// Receive: bytes received. Send: unspecified.
+    /// Receive: the number of bytes received. Send: unspecified.
     pub len: u64,
-    /// Receive: bytes of the message, more than `len` if it was truncated. Send: unspecified.
+    /// Receive: the length of the message, larger than `len` if it was truncated. Send: unspecified.
     pub total: u64,
 }
 
-/// Sends a message and waits until its bytes have left the buffer. The receiver need not be ready. The same as
-/// `nemesia_endpoint_isend` and `nemesia_endpoint_wait`.
+/// Sends a message and waits until the caller may reuse the buffer. The receiver need not be ready.
+/// Equivalent to `nemesia_endpoint_isend` and `nemesia_endpoint_wait`.
 ///
 /// - `endpoint`: an open endpoint.
 /// - `rank`: the receiver; it may be this process itself.
-/// - `tag`: what the receiver matches it by.
+/// - `tag`: the value that the receiver matches.
 /// - `buffer`, `len`: the message; `buffer` may be NULL if `len` is 0.
 ///
-/// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _RANK, _PEER_FAILED, _REQUESTS, _UNEXPECTED_FULL (a message to this
-/// process itself, for which there is no room; with NEMESIA_THREADS_MULTIPLE it waits for another thread) or _PANIC.
-/// After an error nothing was sent.
-/// Ownership: the buffer is the caller's again when this returns.
+/// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _RANK, _PEER_FAILED, _REQUESTS, _UNEXPECTED_FULL (a message to
+/// this process itself, for which there is no memory; with NEMESIA_THREADS_MULTIPLE the call waits for
+/// another thread) or _PANIC. After an error no message was sent.
+/// Ownership: the caller may reuse the buffer after the return.
 /// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_send(
@@ -66,7 +65,7 @@ pub unsafe extern "C" fn nemesia_endpoint_send(
     buffer: *const c_void,
     len: usize,
 ) -> i32 {
-    // SAFETY: the caller's endpoint, or null, and buffer, which stays as it is until this returns.
+    // SAFETY: the caller's endpoint, or null, and a buffer that does not change before this function returns.
     if unsafe { send_word_now(endpoint, rank, tag, buffer, len) } {
         return NEMESIA_OK;
     }
@@ -74,20 +73,19 @@ pub unsafe extern "C" fn nemesia_endpoint_send(
     unsafe { send_any(endpoint, rank, tag, buffer, len) }
 }
 
-/// What [`nemesia_endpoint_send`] does when it is not over after some instructions. Apart, so that the critical path
-/// saves no registers.
+/// Continues [`nemesia_endpoint_send`]. A separate function: thus the critical path saves no registers.
 ///
 /// # Safety
-/// As there.
+/// As [`nemesia_endpoint_send`].
 #[inline(never)]
 unsafe fn send_any(endpoint: *mut Endpoint, rank: i32, tag: u64, buffer: *const c_void, len: usize) -> i32 {
-    // SAFETY: the caller's endpoint, or null, and buffer, which stays as it is until this returns.
+    // SAFETY: the caller's endpoint, or null, and a buffer that does not change before this function returns.
     let left = unsafe { send_now(endpoint, rank, tag, buffer, len) };
     if left == Some(true) {
         return NEMESIA_OK;
     }
     let work = |mut endpoint: Lent<'_>| {
-        // SAFETY: the caller's buffer, which stays as it is until this returns.
+        // SAFETY: the caller's buffer, which does not change before this function returns.
         let bytes = unsafe { bytes(buffer, len, "buffer") }?;
         let to = endpoint.rank_in(rank)?;
         endpoint.send(to, tag, bytes, left.is_some())?;
@@ -101,14 +99,15 @@ unsafe fn send_any(endpoint: *mut Endpoint, rank: i32, tag: u64, buffer: *const 
 ///
 /// - `endpoint`: an open endpoint.
 /// - `rank`: the sender, or NEMESIA_ANY_SOURCE.
-/// - `tag`, `ignore`: the message's tag must agree with `tag` in every bit that `ignore` does not set.
-/// - `capacity`: bytes of room at `out_buffer`.
-/// - `out_buffer`: where the message goes; may be NULL if `capacity` is 0. After an error its contents are unspecified.
+/// - `tag`, `ignore`: the message's tag must equal `tag` in every bit that is 0 in `ignore`.
+/// - `capacity`: the size of `out_buffer` in bytes.
+/// - `out_buffer`: receives the message; may be NULL if `capacity` is 0. After an error its contents are
+///   unspecified.
 /// - `out_status`: written on success and with NEMESIA_ERR_TRUNCATED; may be NULL.
 ///
-/// Returns: NEMESIA_OK; NEMESIA_ERR_TRUNCATED if the message was longer, and what fits was received;
+/// Returns: NEMESIA_OK; NEMESIA_ERR_TRUNCATED if the message is longer, and the part that fits was received;
 /// NEMESIA_ERR_ARGUMENT, _RANK, _PEER_FAILED, _REQUESTS, _UNEXPECTED_FULL or _PANIC.
-/// Ownership: the buffer is the caller's again when this returns.
+/// Ownership: the caller may reuse the buffer after the return.
 /// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_recv(
@@ -120,9 +119,10 @@ pub unsafe extern "C" fn nemesia_endpoint_recv(
     out_buffer: *mut c_void,
     out_status: *mut Status,
 ) -> i32 {
-    // SAFETY: the caller's endpoint, or null, and buffer, which is nobody else's until this returns.
+    // SAFETY: the caller's endpoint, or null, and a buffer that no other code uses before this function
+    // returns.
     if let Some(status) = unsafe { recv_now(endpoint, rank, (tag, ignore), out_buffer, capacity) } {
-        // SAFETY: the caller's pointer, null or good.
+        // SAFETY: the caller's pointer, null or valid.
         unsafe { Out::optional(out_status) }.write(received(status));
         return NEMESIA_OK;
     }
@@ -130,11 +130,10 @@ pub unsafe extern "C" fn nemesia_endpoint_recv(
     unsafe { recv_any(endpoint, rank, tag, ignore, capacity, out_buffer, out_status) }
 }
 
-/// What [`nemesia_endpoint_recv`] does when it is not over after some instructions. Apart, so that the critical path
-/// saves no registers.
+/// Continues [`nemesia_endpoint_recv`]. A separate function: thus the critical path saves no registers.
 ///
 /// # Safety
-/// As there.
+/// As [`nemesia_endpoint_recv`].
 #[inline(never)]
 unsafe fn recv_any(
     endpoint: *mut Endpoint,
@@ -146,9 +145,9 @@ unsafe fn recv_any(
     out_status: *mut Status,
 ) -> i32 {
     let work = |mut endpoint: Lent<'_>| {
-        // SAFETY: the caller's pointer, null or good.
+        // SAFETY: the caller's pointer, null or valid.
         let out = unsafe { Out::optional(out_status) };
-        // SAFETY: the caller's buffer, which is nobody else's until this returns.
+        // SAFETY: the caller's buffer, which no other code uses before this function returns.
         let buf = unsafe { room(out_buffer, capacity, "out_buffer") }?;
         let from = endpoint.with(|endpoint| source(endpoint, rank))?;
         deliver(endpoint.recv(from, Tag::Masked { value: tag, ignore }, buf), out)
@@ -161,13 +160,14 @@ unsafe fn recv_any(
 ///
 /// - `endpoint`: an open endpoint.
 /// - `rank`: the receiver; it may be this process itself.
-/// - `tag`: what the receiver matches it by.
+/// - `tag`: the value that the receiver matches.
 /// - `buffer`, `len`: the message; `buffer` may be NULL if `len` is 0.
-/// - `out_request`: written on success; NEMESIA_REQUEST_NONE if the message has left already.
+/// - `out_request`: written on success; NEMESIA_REQUEST_NONE if the send is complete already.
 ///
-/// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _RANK, _PEER_FAILED, _REQUESTS or _PANIC. After an error nothing was
-/// sent. Ownership: the request holds the buffer, which must stay as it is until the request is complete or the
-/// endpoint is closed. The request belongs to this endpoint.
+/// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _RANK, _PEER_FAILED, _REQUESTS or _PANIC. After an error no
+/// message was sent.
+/// Ownership: the request holds the buffer. It must not change until the request is complete or the endpoint
+/// is closed. The request belongs to this endpoint.
 /// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_isend(
@@ -178,7 +178,7 @@ pub unsafe extern "C" fn nemesia_endpoint_isend(
     len: usize,
     out_request: *mut u64,
 ) -> i32 {
-    // SAFETY: the caller's endpoint, or null, and buffer, which stays as it is.
+    // SAFETY: the caller's endpoint, or null, and a buffer that does not change.
     if !out_request.is_null() && unsafe { send_word_now(endpoint, rank, tag, buffer, len) } {
         // SAFETY: the caller's pointer, which is not null.
         unsafe { out_request.write(NEMESIA_REQUEST_NONE) };
@@ -188,11 +188,10 @@ pub unsafe extern "C" fn nemesia_endpoint_isend(
     unsafe { isend_any(endpoint, rank, tag, buffer, len, out_request) }
 }
 
-/// What [`nemesia_endpoint_isend`] does when it is not over after some instructions. Apart, so that the critical path
-/// saves no registers.
+/// Continues [`nemesia_endpoint_isend`]. A separate function: thus the critical path saves no registers.
 ///
 /// # Safety
-/// As there.
+/// As [`nemesia_endpoint_isend`].
 #[inline(never)]
 unsafe fn isend_any(
     endpoint: *mut Endpoint,
@@ -204,7 +203,7 @@ unsafe fn isend_any(
 ) -> i32 {
     let left = match out_request.is_null() {
         true => None,
-        // SAFETY: the caller's endpoint, or null, and buffer, which stays as it is.
+        // SAFETY: the caller's endpoint, or null, and a buffer that does not change.
         false => unsafe { send_now(endpoint, rank, tag, buffer, len) },
     };
     if left == Some(true) {
@@ -213,9 +212,9 @@ unsafe fn isend_any(
         return NEMESIA_OK;
     }
     let work = |endpoint: &mut Inner| {
-        // SAFETY: the caller's pointer, null or good.
+        // SAFETY: the caller's pointer, null or valid.
         let out = unsafe { Out::required(out_request, "out_request") }?;
-        // SAFETY: the caller's promise: the buffer stays until the request is complete.
+        // SAFETY: the caller's promise: the buffer does not change until the request is complete.
         out.write(number(unsafe { isend(endpoint, rank, tag, buffer, len, left.is_some()) }?));
         Ok(NEMESIA_OK)
     };
@@ -227,15 +226,15 @@ unsafe fn isend_any(
 ///
 /// - `endpoint`: an open endpoint.
 /// - `rank`: the sender, or NEMESIA_ANY_SOURCE.
-/// - `tag`, `ignore`: the message's tag must agree with `tag` in every bit that `ignore` does not set.
-/// - `capacity`: bytes of room at `out_buffer`.
-/// - `out_buffer`: where the message goes; may be NULL if `capacity` is 0.
+/// - `tag`, `ignore`: the message's tag must equal `tag` in every bit that is 0 in `ignore`.
+/// - `capacity`: the size of `out_buffer` in bytes.
+/// - `out_buffer`: receives the message; may be NULL if `capacity` is 0.
 /// - `out_request`: written on success.
 ///
-/// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _RANK, _PEER_FAILED, _REQUESTS or _PANIC. After an error nothing was
-/// posted.
-/// Ownership: the request holds the buffer, which must stay, and which nobody else uses, until the request is complete
-/// or withdrawn, or the endpoint is closed. The request belongs to this endpoint.
+/// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT, _RANK, _PEER_FAILED, _REQUESTS or _PANIC. After an error no
+/// receive was posted.
+/// Ownership: the request holds the buffer. It must stay valid and unused until the request is complete or
+/// cancelled, or the endpoint is closed. The request belongs to this endpoint.
 /// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_irecv(
@@ -248,7 +247,8 @@ pub unsafe extern "C" fn nemesia_endpoint_irecv(
     out_request: *mut u64,
 ) -> i32 {
     if !out_request.is_null()
-        // SAFETY: the caller's endpoint, or null, and buffer, which stays until the request is complete.
+        // SAFETY: the caller's endpoint, or null, and a buffer that stays valid until the request is
+        // complete.
         && let Some(request) = unsafe { irecv_now(endpoint, rank, (tag, ignore), out_buffer, capacity) }
     {
         // SAFETY: the caller's pointer, which is not null.
@@ -259,11 +259,10 @@ pub unsafe extern "C" fn nemesia_endpoint_irecv(
     unsafe { irecv_any(endpoint, rank, tag, ignore, capacity, out_buffer, out_request) }
 }
 
-/// What [`nemesia_endpoint_irecv`] does when it is not over after some instructions. Apart, so that the critical path
-/// saves no registers.
+/// Continues [`nemesia_endpoint_irecv`]. A separate function: thus the critical path saves no registers.
 ///
 /// # Safety
-/// As there.
+/// As [`nemesia_endpoint_irecv`].
 #[inline(never)]
 unsafe fn irecv_any(
     endpoint: *mut Endpoint,
@@ -275,9 +274,9 @@ unsafe fn irecv_any(
     out_request: *mut u64,
 ) -> i32 {
     let work = |endpoint: &mut Inner| {
-        // SAFETY: the caller's pointer, null or good.
+        // SAFETY: the caller's pointer, null or valid.
         let out = unsafe { Out::required(out_request, "out_request") }?;
-        // SAFETY: the caller's promise: the buffer stays until the request is complete.
+        // SAFETY: the caller's promise: the buffer stays valid until the request is complete.
         out.write(number(unsafe { irecv(endpoint, rank, (tag, ignore), out_buffer, capacity) }?));
         Ok(NEMESIA_OK)
     };
@@ -285,16 +284,17 @@ unsafe fn irecv_any(
     unsafe { on(endpoint, work) }
 }
 
-/// Makes progress once, and tells whether a request is complete. Never blocks.
+/// Makes progress once, and returns whether a request is complete. Never blocks.
 ///
 /// - `endpoint`: the endpoint that the request was started on.
-/// - `request`: from a function that starts something: its name begins with `nemesia_endpoint_i`.
+/// - `request`: from a function that starts an operation; its name begins with `nemesia_endpoint_i`.
 /// - `out_status`: written on success (not with NEMESIA_PENDING) and with NEMESIA_ERR_TRUNCATED; may be NULL.
 ///
-/// Returns: NEMESIA_OK if it is complete; NEMESIA_PENDING if not; NEMESIA_ERR_TRUNCATED if the message was longer, and
-/// what fits was received; NEMESIA_ERR_PEER_FAILED or _CANCELLED if nothing can come of it; NEMESIA_ERR_KEY, _BOUNDS,
-/// _ACCESS, _ALIGNMENT or _UNDEFINED for a one-sided operation; NEMESIA_ERR_STALE, _ARGUMENT or _PANIC.
-/// Ownership: the request is gone, and its buffer the caller's again, unless NEMESIA_PENDING is returned.
+/// Returns: NEMESIA_OK if it is complete; NEMESIA_PENDING if not; NEMESIA_ERR_TRUNCATED if the message is
+/// longer, and the part that fits was received; NEMESIA_ERR_PEER_FAILED or _CANCELLED if it cannot succeed;
+/// NEMESIA_ERR_KEY, _BOUNDS, _ACCESS, _ALIGNMENT or _UNDEFINED for a one-sided operation; NEMESIA_ERR_STALE,
+/// _ARGUMENT or _PANIC.
+/// Ownership: the request ends, and the caller may reuse its buffer, unless NEMESIA_PENDING is returned.
 /// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_test(
@@ -303,7 +303,7 @@ pub unsafe extern "C" fn nemesia_endpoint_test(
     out_status: *mut Status,
 ) -> i32 {
     let work = |endpoint: &mut Inner| {
-        // SAFETY: the caller's pointer, null or good.
+        // SAFETY: the caller's pointer, null or valid.
         let out = unsafe { Out::optional(out_status) };
         match endpoint.test(named(request)).transpose() {
             None => Ok(NEMESIA_PENDING),
@@ -317,15 +317,14 @@ pub unsafe extern "C" fn nemesia_endpoint_test(
 /// Waits until a request is complete: spins, then sleeps.
 ///
 /// - `endpoint`: the endpoint that the request was started on.
-/// - `request`: from a function that starts something: its name begins with `nemesia_endpoint_i`.
-/// - `timeout_ns`: how long at most, in nanoseconds; negative: for ever; 0: one look, as `nemesia_endpoint_test`.
+/// - `request`: from a function that starts an operation; its name begins with `nemesia_endpoint_i`.
+/// - `timeout_ns`: the time limit in nanoseconds; negative: no limit; 0: one attempt.
 /// - `out_status`: written on success and with NEMESIA_ERR_TRUNCATED; may be NULL.
 ///
-/// Returns: NEMESIA_OK if it is complete; NEMESIA_ERR_TRUNCATED if the message was longer, and what fits was received;
-/// NEMESIA_ERR_PEER_FAILED or _CANCELLED if nothing can come of it; NEMESIA_ERR_KEY, _BOUNDS, _ACCESS, _ALIGNMENT or
-/// _UNDEFINED for a one-sided operation; NEMESIA_ERR_TIMEOUT, or _UNEXPECTED_FULL if other
-/// messages have to be received first: the request is then still under way; NEMESIA_ERR_STALE, _ARGUMENT or _PANIC.
-/// Ownership: the request is gone, and its buffer the caller's again, unless it is still under way.
+/// Returns: NEMESIA_OK if it is complete; NEMESIA_ERR_TIMEOUT, or _UNEXPECTED_FULL if other messages must be
+/// received first: the request is still in progress; NEMESIA_ERR_TRUNCATED, _PEER_FAILED, _CANCELLED, _KEY,
+/// _BOUNDS, _ACCESS, _ALIGNMENT, _UNDEFINED, _STALE, _ARGUMENT or _PANIC, as `nemesia_endpoint_test`.
+/// Ownership: the request ends, and the caller may reuse its buffer, unless it is still in progress.
 /// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_wait(
@@ -335,7 +334,7 @@ pub unsafe extern "C" fn nemesia_endpoint_wait(
     out_status: *mut Status,
 ) -> i32 {
     let work = |mut endpoint: Lent<'_>| {
-        // SAFETY: the caller's pointer, null or good.
+        // SAFETY: the caller's pointer, null or valid.
         let out = unsafe { Out::optional(out_status) };
         deliver(wait(&mut endpoint, named(request), &|_| None, limit(timeout_ns)), out)
     };
@@ -343,20 +342,22 @@ pub unsafe extern "C" fn nemesia_endpoint_wait(
     unsafe { blocking_on(endpoint, work) }
 }
 
-/// Waits until all of several requests are complete. What one of them meets with does not keep the others waiting.
+/// Waits until all of several requests are complete. The failure of one request does not end the wait for the
+/// others.
 ///
 /// - `endpoint`: the endpoint that the requests were started on.
-/// - `count`: how many there are.
-/// - `requests`: each that is completed, in whatever way, is replaced by NEMESIA_REQUEST_DONE; entries that hold it are
-///   passed over. After NEMESIA_ERR_TIMEOUT call again with the same arrays. May be NULL if `count` is 0.
-/// - `timeout_ns`: how long at most for all together, in nanoseconds; negative: for ever; 0: one look.
-/// - `out_statuses`: as many as `requests`, or NULL. Written for each request that is not passed over, whatever this
-///   returns but NEMESIA_ERR_ARGUMENT and _PANIC: `code` is what `nemesia_endpoint_wait` would have returned, or
-///   NEMESIA_PENDING; the rest is 0 unless the message was received or truncated.
+/// - `count`: the number of requests.
+/// - `requests`: the call replaces each request that ends, with success or failure, by NEMESIA_REQUEST_DONE,
+///   and skips entries that hold this value. After NEMESIA_ERR_TIMEOUT, call it again with the same arrays.
+///   May be NULL if `count` is 0.
+/// - `timeout_ns`: the common time limit in nanoseconds; negative: no limit; 0: one attempt.
+/// - `out_statuses`: `count` elements, or NULL. Written for each request that is not skipped, unless the call
+///   returns NEMESIA_ERR_ARGUMENT or _PANIC. `code` is the result that `nemesia_endpoint_wait` would return,
+///   or NEMESIA_PENDING. The other fields are 0 unless the message was received or truncated.
 ///
-/// Returns: NEMESIA_ERR_TIMEOUT or _UNEXPECTED_FULL if some are still under way; else the code of the first in the
-/// array that failed; else NEMESIA_OK. NEMESIA_ERR_ARGUMENT or _PANIC.
-/// Ownership: buffers of completed requests are the caller's again.
+/// Returns: NEMESIA_ERR_TIMEOUT or _UNEXPECTED_FULL if some requests are still in progress; else the code of
+/// the first request in the array that failed; else NEMESIA_OK. Also NEMESIA_ERR_ARGUMENT or _PANIC.
+/// Ownership: the caller may reuse the buffers of completed requests.
 /// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_wait_all(
@@ -370,9 +371,9 @@ pub unsafe extern "C" fn nemesia_endpoint_wait_all(
         let room = if out_statuses.is_null() { 0 } else { count };
         check_buffer(requests, count, "requests")?;
         check_buffer(out_statuses, room, "out_statuses")?;
-        // SAFETY: the caller's array, there and no longer than memory, which holds numbers.
+        // SAFETY: the caller's array, not null and not longer than memory, which holds numbers.
         let requests = unsafe { lent(requests, count) };
-        // SAFETY: the caller's array, as long as `requests` or not there; it need not hold anything yet.
+        // SAFETY: the caller's array, as long as `requests` or null; it may be uninitialised.
         let statuses = unsafe { lent(out_statuses.cast::<MaybeUninit<Status>>(), room) };
         wait_all(&mut endpoint, requests, statuses, limit(timeout_ns))
     };
@@ -380,15 +381,17 @@ pub unsafe extern "C" fn nemesia_endpoint_wait_all(
     unsafe { blocking_on(endpoint, work) }
 }
 
-/// Withdraws a posted receive that no message has matched yet.
+/// Cancels a posted receive that no message has matched yet.
 ///
 /// - `endpoint`: the endpoint that the request was started on.
-/// - `request`: from `nemesia_endpoint_irecv` or `nemesia_endpoint_inotified`; others can't be withdrawn.
-/// - `out_cancelled`: whether it was withdrawn, written on success. If so, the request remains and completes with
-///   NEMESIA_ERR_CANCELLED. If not, it is under way, complete, or a send: test it or wait for it.
+/// - `request`: from `nemesia_endpoint_irecv` or `nemesia_endpoint_inotified`; other requests cannot be
+///   cancelled.
+/// - `out_cancelled`: whether the request was cancelled, written on success. If so, the request still exists
+///   and completes with NEMESIA_ERR_CANCELLED. If not, it is in progress, complete, or a send: test it or
+///   wait for it.
 ///
 /// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or _PANIC.
-/// Ownership: the buffer of a withdrawn receive is the caller's again at once.
+/// Ownership: the caller may reuse the buffer of a cancelled receive at once.
 /// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_cancel(
@@ -397,7 +400,7 @@ pub unsafe extern "C" fn nemesia_endpoint_cancel(
     out_cancelled: *mut bool,
 ) -> i32 {
     let work = |endpoint: &mut Inner| {
-        // SAFETY: the caller's pointer, null or good.
+        // SAFETY: the caller's pointer, null or valid.
         let out = unsafe { Out::required(out_cancelled, "out_cancelled") }?;
         out.write(endpoint.cancel(named(request)));
         Ok(NEMESIA_OK)
@@ -406,17 +409,17 @@ pub unsafe extern "C" fn nemesia_endpoint_cancel(
     unsafe { on(endpoint, work) }
 }
 
-/// Delivers what has come and sends what is pending; bounded work, never blocks.
+/// Delivers messages that have arrived and sends pending ones. Does bounded work and never blocks.
 ///
 /// - `endpoint`: an open endpoint.
-/// - `out_packets`: packets that were moved; 0 means that there was nothing to do. Written on success; may be NULL.
+/// - `out_packets`: the number of packets moved; 0 if there was no work. Written on success; may be NULL.
 ///
 /// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or _PANIC.
 /// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_progress(endpoint: *mut Endpoint, out_packets: *mut usize) -> i32 {
     let work = |endpoint: &mut Inner| {
-        // SAFETY: the caller's pointer, null or good.
+        // SAFETY: the caller's pointer, null or valid.
         let out = unsafe { Out::optional(out_packets) };
         out.write(endpoint.progress());
         Ok(NEMESIA_OK)
@@ -425,10 +428,10 @@ pub unsafe extern "C" fn nemesia_endpoint_progress(endpoint: *mut Endpoint, out_
     unsafe { on(endpoint, work) }
 }
 
-/// Starts a send, which [`send_now`] has refused if it was `tried`.
+/// Starts a send. `tried` states that [`send_now`] has refused it.
 ///
 /// # Safety
-/// The buffer is the caller's, and stays as it is until the request is complete.
+/// The buffer is the caller's, and does not change until the request is complete.
 #[inline]
 unsafe fn isend(
     endpoint: &mut Inner,
@@ -449,7 +452,8 @@ unsafe fn isend(
 }
 
 /// # Safety
-/// The buffer is the caller's, holds something (as all memory of C does), and stays until the request is complete.
+/// The buffer is the caller's, counts as initialised (as all memory of C does), and stays valid until the
+/// request is complete.
 #[inline]
 unsafe fn irecv(
     endpoint: &mut Inner,
@@ -464,7 +468,7 @@ unsafe fn irecv(
     Ok(unsafe { endpoint.irecv(from, Tag::Masked { value, ignore }, buffer.cast(), capacity) }?)
 }
 
-/// Whom a receive listens to.
+/// Returns the source of a receive.
 pub(crate) fn source(endpoint: &Inner, rank: i32) -> Result<Source, Fault> {
     match rank {
         NEMESIA_ANY_SOURCE => Ok(Source::Any),
@@ -472,19 +476,20 @@ pub(crate) fn source(endpoint: &Inner, rank: i32) -> Result<Source, Fault> {
     }
 }
 
-/// A request's number in C. The engine has fewer than 2^24 requests, so none of them is NEMESIA_REQUEST_DONE.
+/// Returns the number of a request in C. The engine has fewer than 2^24 requests, so no number is
+/// NEMESIA_REQUEST_DONE.
 #[inline]
 pub(crate) fn number(request: Request) -> u64 {
     request.to_bits().wrapping_add(FIRST)
 }
 
-/// The request of a number.
+/// Returns the request of a number.
 #[inline]
 pub(crate) fn named(number: u64) -> Request {
     Request::from_bits(number.wrapping_sub(FIRST))
 }
 
-/// How long to wait.
+/// The time limit of a wait.
 #[derive(Clone, Copy)]
 enum Limit {
     Never,
@@ -498,12 +503,12 @@ fn limit(timeout_ns: i64) -> Limit {
     }
 }
 
-/// The time that the caller gives; `None` is for ever.
+/// Returns the time limit that the caller gives; `None` if there is none.
 pub(crate) fn time_left(timeout_ns: i64) -> Option<Duration> {
     u64::try_from(timeout_ns).ok().map(Duration::from_nanos)
 }
 
-/// Waits for a request, before others.
+/// Waits for a request, before other requests.
 #[inline]
 fn wait(
     endpoint: &mut Lent<'_>,
@@ -519,13 +524,13 @@ fn wait(
     endpoint.wait(request, others, Some(left))
 }
 
-/// The status of a success.
+/// Returns the status of a success.
 #[inline]
 pub(crate) fn received(nemesia::Status { rank, tag, len }: nemesia::Status) -> Status {
     Status { code: NEMESIA_OK, rank: rank_of(rank), tag, len: len as u64, total: len as u64 }
 }
 
-/// Hands an outcome to the caller: the status of a message that was received, whole or in part, and the code.
+/// Writes the status of a message that was received, completely or in part, and returns the code.
 #[inline]
 pub(crate) fn deliver(outcome: Result<nemesia::Status, Error>, out: Out<Status>) -> Result<i32, Fault> {
     let error = match outcome {
@@ -556,7 +561,7 @@ fn wait_all(
         if *number == NEMESIA_REQUEST_DONE {
             continue;
         }
-        // Most of a stream are complete, or their messages are there.
+        // Most requests of a stream are complete, or their messages have arrived.
         if let Some(status) = endpoint.finish_now(named(*number)) {
             *number = NEMESIA_REQUEST_DONE;
             if let Some(out) = statuses.get_mut(at) {
@@ -572,7 +577,7 @@ fn wait_all(
             Err(fault) if matches!(fault.code(), NEMESIA_ERR_TIMEOUT | NEMESIA_ERR_UNEXPECTED_FULL) => {
                 status.code = NEMESIA_PENDING;
                 unfinished.get_or_insert(fault);
-                // The others get one look: they may be complete.
+                // Each remaining request gets one attempt, because it may be complete.
                 limit = Limit::Until(Instant::now());
             }
             Err(fault) => {

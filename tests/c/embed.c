@@ -1,4 +1,4 @@
-/* A runtime whose processes know each other already embeds Nemesia: three forked processes with a store of their own. */
+/* Embeds Nemesia in a runtime that already connects its processes: three forked processes with their own store. */
 #define _GNU_SOURCE
 #include "check.h"
 
@@ -106,7 +106,7 @@ static void run(struct store *store, int32_t rank) {
     CHECK(endpoint == NULL && strstr(nemesia_last_error_message(), "1234") != NULL);
     exchange.put = put;
     OK(nemesia_endpoint_open_with(config, &exchange, &endpoint));
-    /* Neither the configuration nor the exchange is used any more. */
+    /* The library must not use the configuration or the exchange after this point. */
     nemesia_config_destroy(config);
     memset(&exchange, 0xff, sizeof exchange);
     memset(&context, 0xff, sizeof context);

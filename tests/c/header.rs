@@ -1,8 +1,8 @@
-//! The committed header is what cbindgen makes of the sources.
+//! The committed header equals the output of cbindgen for the sources.
 
 use crate::toolchain::{lines, source};
 
-/// In the order of the header.
+/// The modules with functions, in the order of the header.
 const MODULES: [&str; 16] = [
     "status", "config", "exchange", "endpoint", "event", "transfer", "context", "list", "probe", "active",
     "rma", "fetch", "agree", "observe", "restart", "memory",
@@ -38,7 +38,7 @@ fn declared(line: &str) -> Option<&str> {
 }
 
 #[test]
-fn header_is_what_cbindgen_makes_of_the_sources() -> Result<(), String> {
+fn header_equals_the_output_of_cbindgen() -> Result<(), String> {
     let generated = generated()?;
     if std::env::var_os("NEMESIA_BLESS").is_some() {
         std::fs::write(source(HEADER), &generated).map_err(|error| error.to_string())?;
@@ -47,7 +47,7 @@ fn header_is_what_cbindgen_makes_of_the_sources() -> Result<(), String> {
     let differs = generated.lines().zip(committed.lines()).position(|(new, old)| new != old);
     let line = differs.unwrap_or_else(|| generated.lines().count().min(committed.lines().count())) + 1;
     let cure = "NEMESIA_BLESS=1 cargo test -p nemesia-tests --test c header";
-    assert!(generated == committed, "{HEADER}:{line}: not what the sources say; run {cure}");
+    assert!(generated == committed, "{HEADER}:{line}: differs from the sources; run {cure}");
     Ok(())
 }
 
@@ -58,10 +58,7 @@ fn header_covers_every_module_with_functions() -> Result<(), String> {
         let text = std::fs::read_to_string(&path).map_err(|error| error.to_string())?;
         let module = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         let exports = text.contains("#[unsafe(no_mangle)]");
-        assert!(
-            !exports || MODULES.contains(&module.as_str()),
-            "{module} is not among the modules of the header"
-        );
+        assert!(!exports || MODULES.contains(&module.as_str()), "the module {module} is missing in MODULES");
     }
     Ok(())
 }

@@ -1,15 +1,15 @@
-//! The C interface as its users meet it: installed by `ffi/install.sh`, compiled with `cc` and `c++`, run by the
-//! launcher.
+//! The C interface in the form in which users get it: installed by `ffi/install.sh`, compiled with `cc` and `c++`, and
+//! run by the launcher.
 //!
-//! | file | what it is |
+//! | file | content |
 //! |---|---|
-//! | `check.h` | checks that name the place and what the library said |
-//! | `pair.c` | what two processes do, one case an argument |
-//! | `remote.c` | active messages and one-sided operations, likewise |
-//! | `embed.c` | processes that meet through an exchange of their own |
-//! | `threads.c` | threads that share an endpoint, or have one each |
+//! | `check.h` | checks that report the place and the library's error message |
+//! | `pair.c` | cases for two processes; the argument selects one |
+//! | `remote.c` | active messages and one-sided operations, in the same form |
+//! | `embed.c` | processes that connect through their own exchange |
+//! | `threads.c` | threads that share an endpoint, or have one endpoint each |
 //! | `plus.cc` | the header in C++ |
-//! | `misuse.c` | handles that are closed, of another kind, or none at all |
+//! | `misuse.c` | handles that are closed, of another kind, or not made by the library |
 
 mod header;
 mod misuse;
@@ -54,8 +54,8 @@ fn two(name: &str, test: &str, case: &str) -> Result<(), String> {
 }
 
 #[test]
-fn messages_of_every_size_go_to_and_fro() -> Result<(), String> {
-    pair("messages_of_every_size_go_to_and_fro", "ping-pong")
+fn messages_of_every_size_pass_in_both_directions() -> Result<(), String> {
+    pair("messages_of_every_size_pass_in_both_directions", "ping-pong")
 }
 
 #[test]
@@ -89,8 +89,8 @@ fn every_wrong_argument_has_its_error_and_writes_nothing() -> Result<(), String>
 }
 
 #[test]
-fn the_living_agree_and_shrink() -> Result<(), String> {
-    pair("the_living_agree_and_shrink", "agreement")
+fn the_survivors_agree_and_shrink() -> Result<(), String> {
+    pair("the_survivors_agree_and_shrink", "agreement")
 }
 
 #[test]
@@ -104,8 +104,8 @@ fn memory_of_the_other_process_is_used_from_c() -> Result<(), String> {
 }
 
 #[test]
-fn what_is_refused_has_its_code() -> Result<(), String> {
-    two("remote", "what_is_refused_has_its_code", "refusals")
+fn each_refusal_has_its_code() -> Result<(), String> {
+    two("remote", "each_refusal_has_its_code", "refusals")
 }
 
 #[test]
@@ -124,8 +124,8 @@ fn how_peers_are_reached_is_reported_as_text() -> Result<(), String> {
 }
 
 #[test]
-fn a_dead_peer_is_reported_by_rank_and_the_rest_goes_on() -> Result<(), String> {
-    if !can_run("a_dead_peer_is_reported_by_rank_and_the_rest_goes_on", &["cc"]) {
+fn a_dead_peer_is_reported_by_rank_and_other_operations_continue() -> Result<(), String> {
+    if !can_run("a_dead_peer_is_reported_by_rank_and_other_operations_continue", &["cc"]) {
         return Ok(());
     }
     let pair = source("tests/c/pair.c");
@@ -137,8 +137,8 @@ fn a_dead_peer_is_reported_by_rank_and_the_rest_goes_on() -> Result<(), String> 
 }
 
 #[test]
-fn a_peer_that_was_started_again_is_readmitted() -> Result<(), String> {
-    if !can_run("a_peer_that_was_started_again_is_readmitted", &["cc"]) {
+fn a_restarted_peer_is_readmitted() -> Result<(), String> {
+    if !can_run("a_restarted_peer_is_readmitted", &["cc"]) {
         return Ok(());
     }
     let pair = source("tests/c/pair.c");
@@ -149,8 +149,8 @@ fn a_peer_that_was_started_again_is_readmitted() -> Result<(), String> {
 }
 
 #[test]
-fn processes_meet_through_an_exchange_of_the_caller() -> Result<(), String> {
-    if !can_run("processes_meet_through_an_exchange_of_the_caller", &["cc"]) {
+fn processes_connect_through_an_exchange_of_the_caller() -> Result<(), String> {
+    if !can_run("processes_connect_through_an_exchange_of_the_caller", &["cc"]) {
         return Ok(());
     }
     let program = compile(
@@ -181,24 +181,24 @@ fn threads_share_an_endpoint_of_c() -> Result<(), String> {
 }
 
 #[test]
-fn threads_have_an_endpoint_each() -> Result<(), String> {
-    if !can_run("threads_have_an_endpoint_each", &["cc"]) {
+fn each_thread_can_have_an_endpoint_of_its_own() -> Result<(), String> {
+    if !can_run("each_thread_can_have_an_endpoint_of_its_own", &["cc"]) {
         return Ok(());
     }
     output(Command::new(threads("several", Linking::Shared)?).arg("several")).map(drop)
 }
 
 #[test]
-fn a_thread_that_uses_what_is_anothers_gets_an_error() -> Result<(), String> {
-    if !can_run("a_thread_that_uses_what_is_anothers_gets_an_error", &["cc"]) {
+fn a_thread_that_uses_an_endpoint_of_another_thread_gets_an_error() -> Result<(), String> {
+    if !can_run("a_thread_that_uses_an_endpoint_of_another_thread_gets_an_error", &["cc"]) {
         return Ok(());
     }
     output(Command::new(threads("alone", Linking::Shared)?).arg("alone")).map(drop)
 }
 
 #[test]
-fn the_header_serves_cxx() -> Result<(), String> {
-    if !can_run("the_header_serves_cxx", &["cc", "c++"]) {
+fn the_header_works_in_cxx() -> Result<(), String> {
+    if !can_run("the_header_works_in_cxx", &["cc", "c++"]) {
         return Ok(());
     }
     for linking in Linking::BOTH {
@@ -209,8 +209,8 @@ fn the_header_serves_cxx() -> Result<(), String> {
 }
 
 #[test]
-fn the_example_tells_the_time_of_one_way() -> Result<(), String> {
-    if !can_run("the_example_tells_the_time_of_one_way", &["cc"]) {
+fn the_example_prints_the_one_way_time() -> Result<(), String> {
+    if !can_run("the_example_prints_the_one_way_time", &["cc"]) {
         return Ok(());
     }
     let program = compile("cc", &STRICT_C, &source("ffi/examples/pingpong.c"), Linking::Shared, "pingpong")?;
@@ -235,8 +235,8 @@ fn only_names_of_nemesia_are_exported() -> Result<(), String> {
 }
 
 #[test]
-fn the_library_that_is_preloaded_is_installed_and_disturbs_no_program() -> Result<(), String> {
-    const TEST: &str = "the_library_that_is_preloaded_is_installed_and_disturbs_no_program";
+fn the_preloaded_library_is_installed_and_disturbs_no_program() -> Result<(), String> {
+    const TEST: &str = "the_preloaded_library_is_installed_and_disturbs_no_program";
     if !can_run(TEST, &["cc", "c++", "nm"]) {
         return Ok(());
     }

@@ -1,4 +1,4 @@
-/* Misuse of handles: each is an error, and nothing else happens. */
+/* Misuse of handles. Each one returns an error and has no other effect. */
 #define _POSIX_C_SOURCE 200809L
 #include "check.h"
 
@@ -11,7 +11,7 @@
 static const uint32_t SINGLE = NEMESIA_THREADS_SINGLE, MULTIPLE = NEMESIA_THREADS_MULTIPLE;
 static const uint64_t TAG = 5, OTHER_TAG = 99;
 
-/* ---- Worlds of one: as many as a case needs. ---- */
+/* ---- Worlds of one process, any number per case. ---- */
 static int32_t no_rank(void *context) { return (void)context, 0; }
 static int32_t one(void *context) { return (void)context, 1; }
 
@@ -54,7 +54,7 @@ static nemesia_endpoint *opened(uint32_t threads) {
 
 static void says(const char *words) { CHECK(strstr(nemesia_last_error_message(), words) != NULL); }
 
-/* Calls of each sort: on the critical path, guarded, blocking, and those that tell something. */
+/* Calls of each sort: on the critical path, guarded, blocking, and queries. */
 static void is_refused(nemesia_endpoint *endpoint) {
     unsigned char bytes[8] = {0};
     uint64_t request = 77, operations = 0;
@@ -113,7 +113,7 @@ static void double_close(void) {
         OK(nemesia_endpoint_close(endpoint));
         GIVES(NEMESIA_ERR_HANDLE, nemesia_endpoint_close(endpoint));
         says("closed before");
-        /* The next one is not closed by the handle of the last. */
+        /* The closed handle does not close the next endpoint. */
         next = opened(modes[at]);
         CHECK(next != endpoint);
         GIVES(NEMESIA_ERR_HANDLE, nemesia_endpoint_close(endpoint));
@@ -175,7 +175,7 @@ static void foreign(void) {
         is_refused(pointers[at]);
         is_no_configuration(pointers[at]);
         GIVES(NEMESIA_ERR_HANDLE, nemesia_incoming_reply(pointers[at], 1, NULL, 0, NULL, 0));
-        says("no nemesia_incoming that this library has made");
+        says("not a nemesia_incoming that this library made");
     }
     free(heap);
     GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_close(NULL));
@@ -183,10 +183,10 @@ static void foreign(void) {
     GIVES(NEMESIA_ERR_ARGUMENT, nemesia_incoming_reply(NULL, 1, NULL, 0, NULL, 0));
 }
 
-/* ---- Closing while a thread is inside. ---- */
+/* ---- Closing while a thread is in a call. ---- */
 static sem_t inside, tried;
 
-/* A handler runs within the call that finds its message: that call does not return before another thread has tried. */
+/* A handler runs in the call that delivers its message. It waits here until another thread has tried to close. */
 static void holds(void *context, int32_t rank, const void *header, size_t header_len, const void *payload, size_t len,
                   nemesia_incoming *message) {
     (void)context, (void)rank, (void)header, (void)header_len, (void)payload, (void)len, (void)message;
@@ -232,7 +232,7 @@ static void close_beside_a_handler(uint32_t threads) {
     begin(&other, is_in_a_handler, endpoint);
     CHECK(sem_wait(&inside) == 0);
     GIVES(NEMESIA_ERR_THREADS, nemesia_endpoint_close(endpoint));
-    says("another call is using the endpoint");
+    says("another call uses the endpoint");
     CHECK(sem_post(&tried) == 0);
     end(other);
     works(endpoint);
@@ -249,7 +249,7 @@ static void close_while_waiting(void) {
     close_beside_a_handler(SINGLE);
     close_beside_a_handler(MULTIPLE);
     begin(&waiting, waits, endpoint);
-    /* Only the thread that waits sleeps, and it does not return before its message is there. */
+    /* Only the waiting thread sleeps, and it does not return before its message arrives. */
     do {
         memset(&counters, 0, sizeof counters);
         counters.struct_size = sizeof counters;
@@ -259,7 +259,7 @@ static void close_while_waiting(void) {
     works(endpoint);
     GIVES(NEMESIA_ERR_THREADS, nemesia_endpoint_close(endpoint));
     OK(nemesia_endpoint_send(endpoint, 0, OTHER_TAG, &value, sizeof value));
-    /* Of several threads that close it, one does. */
+    /* Several threads close the endpoint: one succeeds. */
     for (at = 0; at < 4; at++) begin(&closers[at], closes, endpoint);
     for (at = 0; at < 4; at++) won += end(closers[at]) != NULL;
     end(waiting);
@@ -267,14 +267,14 @@ static void close_while_waiting(void) {
     is_refused(endpoint);
 }
 
-/* ---- Messages that are gone. ---- */
+/* ---- Messages that have ended. ---- */
 static nemesia_incoming *kept;
 static nemesia_endpoint *own;
 static int handled;
 
 static void *replies(void *message) {
     GIVES(NEMESIA_ERR_HANDLE, nemesia_incoming_reply(message, 2, NULL, 0, "r", 1));
-    says("the message is gone");
+    says("does not run in this thread");
     return NULL;
 }
 
@@ -282,12 +282,12 @@ static void keeps(void *context, int32_t rank, const void *header, size_t header
                   nemesia_incoming *message) {
     pthread_t other;
     (void)context, (void)rank, (void)header, (void)header_len, (void)payload, (void)len;
-    /* The message before, and this one in another thread. */
+    /* Refused: the previous message, and this message in another thread. */
     if (kept != NULL) GIVES(NEMESIA_ERR_HANDLE, nemesia_incoming_reply(kept, 2, NULL, 0, "r", 1));
     CHECK(pthread_create(&other, NULL, replies, message) == 0);
     end(other);
     OK(nemesia_incoming_reply(message, 2, NULL, 0, "r", 1));
-    /* Its own endpoint is not for a handler, nor to be closed in it. */
+    /* A handler can neither use nor close its own endpoint. */
     GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_send(own, 0, TAG, NULL, 0));
     GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_close(own));
     kept = message;
@@ -313,7 +313,7 @@ static void late_reply(void) {
     }
 }
 
-/* Messages that a probe took out, and requests, are used once; numbers that name none are refused. */
+/* A probed message and a request can be used once. Invalid numbers are refused. */
 static void message_twice(void) {
     nemesia_endpoint *endpoint = opened(SINGLE);
     uint64_t message = 0, value = 7, got = 0, request = 0, forged;
@@ -352,7 +352,7 @@ int main(int argc, char **argv) {
     size_t at, ran = 0;
     CHECK(argc <= 2 && sem_init(&inside, 0, 0) == 0 && sem_init(&tried, 0, 0) == 0);
     alarm(300);
-    /* Without an argument: all of them. */
+    /* Without an argument, all cases run. */
     for (at = 0; at < sizeof CASES / sizeof *CASES; at++) {
         if (argc == 2 && strcmp(argv[1], CASES[at].name) != 0) continue;
         CASES[at].run();

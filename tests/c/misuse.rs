@@ -1,4 +1,4 @@
-//! Misuse of the handles of C: `misuse.c`, plain and under the tools that see every access.
+//! Misuse of the handles of C: runs `misuse.c` alone, and under tools that check every access.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -8,7 +8,7 @@ use nemesia_tests::skip;
 use crate::toolchain::{Linking, compile, output, scratch, source};
 use crate::{STRICT_C, can_run};
 
-/// The program, whose file is named after `name`.
+/// Compiles the program; its file is named after `name`.
 fn program(flags: &[&str], linking: Linking, name: &str) -> Result<PathBuf, String> {
     let flags = [&STRICT_C[..], &["-pthread"], flags].concat();
     compile("cc", &flags, &source("tests/c/misuse.c"), linking, &format!("misuse-{name}"))
@@ -32,8 +32,8 @@ fn a_closed_endpoint_is_refused_by_every_call() -> Result<(), String> {
 }
 
 #[test]
-fn a_configuration_can_be_destroyed_once_and_is_refused_after_that() -> Result<(), String> {
-    case("a_configuration_can_be_destroyed_once_and_is_refused_after_that", "destroy-twice")
+fn a_destroyed_configuration_is_refused() -> Result<(), String> {
+    case("a_destroyed_configuration_is_refused", "destroy-twice")
 }
 
 #[test]
@@ -42,13 +42,13 @@ fn a_handle_of_another_kind_is_refused() -> Result<(), String> {
 }
 
 #[test]
-fn a_pointer_that_is_no_handle_is_never_followed() -> Result<(), String> {
-    case("a_pointer_that_is_no_handle_is_never_followed", "foreign")
+fn a_pointer_that_is_not_a_handle_is_never_followed() -> Result<(), String> {
+    case("a_pointer_that_is_not_a_handle_is_never_followed", "foreign")
 }
 
 #[test]
-fn an_endpoint_that_a_thread_is_in_is_not_closed() -> Result<(), String> {
-    case("an_endpoint_that_a_thread_is_in_is_not_closed", "close-while-waiting")
+fn an_endpoint_with_a_thread_in_a_call_is_not_closed() -> Result<(), String> {
+    case("an_endpoint_with_a_thread_in_a_call_is_not_closed", "close-while-waiting")
 }
 
 #[test]
@@ -57,13 +57,13 @@ fn a_reply_after_its_handler_is_refused() -> Result<(), String> {
 }
 
 #[test]
-fn a_message_that_was_probed_is_received_once() -> Result<(), String> {
-    case("a_message_that_was_probed_is_received_once", "message-twice")
+fn a_probed_message_is_received_once() -> Result<(), String> {
+    case("a_probed_message_is_received_once", "message-twice")
 }
 
 #[test]
-fn misuse_is_no_access_to_what_is_gone_under_address_sanitizer() -> Result<(), String> {
-    const TEST: &str = "misuse_is_no_access_to_what_is_gone_under_address_sanitizer";
+fn misuse_makes_no_invalid_access_under_address_sanitizer() -> Result<(), String> {
+    const TEST: &str = "misuse_makes_no_invalid_access_under_address_sanitizer";
     if !can_run(TEST, &["cc"]) {
         return Ok(());
     }
@@ -79,8 +79,8 @@ fn misuse_is_no_access_to_what_is_gone_under_address_sanitizer() -> Result<(), S
 }
 
 #[test]
-fn misuse_is_no_access_to_what_is_gone_under_valgrind() -> Result<(), String> {
-    const TEST: &str = "misuse_is_no_access_to_what_is_gone_under_valgrind";
+fn misuse_makes_no_invalid_access_under_valgrind() -> Result<(), String> {
+    const TEST: &str = "misuse_makes_no_invalid_access_under_valgrind";
     if !can_run(TEST, &["cc", "valgrind"]) {
         return Ok(());
     }

@@ -81,7 +81,7 @@ static void wildcards(void) {
         OK(nemesia_endpoint_recv(endpoint, 0, 0, NEMESIA_ANY_TAG, sizeof word, word, &status));
         CHECK(status.tag == 0xab03 && status.len == 5 && memcmp(word, "three", 5) == 0);
     }
-    /* To this rank itself, from any source. */
+    /* A message to this rank itself, received from any source. */
     OK(nemesia_endpoint_send(endpoint, rank, 1, "self", 4));
     OK(nemesia_endpoint_recv(endpoint, NEMESIA_ANY_SOURCE, 1, 0, sizeof word, word, &status));
     CHECK(status.rank == rank && memcmp(word, "self", 4) == 0);
@@ -105,7 +105,7 @@ static void counters(void) {
         OK(nemesia_endpoint_counters(endpoint, peer, &one));
         OK(nemesia_endpoint_counters(endpoint, NEMESIA_ALL_RANKS, &all));
         CHECK(one.struct_size == sizeof one && one.eager_sent == 1 && one.eager_sent_bytes == sizeof word);
-        CHECK(one.fastbox_sent == 1 && one.cell_sent == 0 && one.puts == 0 && one.looks == 0);
+        CHECK(one.fastbox_sent == 1 && one.cell_sent == 0 && one.puts == 0 && one.liveness_checks == 0);
         CHECK(all.eager_sent == 2 && all.eager_sent_bytes == sizeof word + 3 && all.unexpected == 1);
         CHECK(all.unexpected_most == 1 && all.unexpected_now == 0 && all.peers_died == 0);
         memset(&early, 7, sizeof early);
@@ -185,7 +185,7 @@ static void contexts(void) {
     OK(nemesia_endpoint_irecv_in(endpoint, 1, peer, TAG, 0, LARGE, received, &request));
     OK(nemesia_endpoint_wait(endpoint, request, FOR_EVER, &status));
     CHECK(status.len == 3 && memcmp(received, "one", 3) == 0);
-    /* Probed, taken out, received. */
+    /* The message is probed, removed and received. */
     OK(nemesia_endpoint_probe(endpoint, 3, peer, TAG, 0, FOR_EVER, &status));
     CHECK(status.rank == peer && status.tag == TAG && status.len == LARGE);
     OK(nemesia_endpoint_iprobe(endpoint, 3, NEMESIA_ANY_SOURCE, 0, NEMESIA_ANY_TAG, &status));

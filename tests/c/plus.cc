@@ -1,4 +1,4 @@
-// The header in C++: a world of one sends to itself.
+// Uses the header in C++: the only process of a world sends to itself.
 #include <nemesia.h>
 
 #include <cstdio>

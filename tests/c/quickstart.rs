@@ -1,17 +1,17 @@
-//! The quick start of C, word by word, against an installed prefix.
+//! Runs the quick start of C as it is printed, against an installed prefix.
 
 use std::process::Command;
 
 use crate::can_run;
 use crate::toolchain::{installed, missing, output, scratch, source};
 
-/// The lines that a reader types, but for the place of the prefix.
+/// The commands of the quick start, without the path of the prefix.
 const COMPILE: &str = "cc quickstart.c $(pkg-config --cflags --libs nemesia) -o quickstart";
 const RUN: &str = "nemesia run -n 2 ./quickstart";
 
 #[test]
-fn the_quick_start_of_c_runs_as_it_is_written() -> Result<(), String> {
-    const TEST: &str = "the_quick_start_of_c_runs_as_it_is_written";
+fn the_printed_quick_start_of_c_runs() -> Result<(), String> {
+    const TEST: &str = "the_printed_quick_start_of_c_runs";
     if !can_run(TEST, &["cc"]) {
         return Ok(());
     }
@@ -21,7 +21,7 @@ fn the_quick_start_of_c_runs_as_it_is_written() -> Result<(), String> {
         std::fs::read_to_string(source("ffi/examples/quickstart.c")).map_err(|error| error.to_string())?;
     assert!(text.lines().count() <= 30, "{} lines", text.lines().count());
     std::fs::write(directory.join("quickstart.c"), text).map_err(|error| error.to_string())?;
-    // Where pkg-config is not installed, what it would have printed.
+    // If pkg-config is not installed, its output is taken from nemesia.pc.
     let compile = match missing(&["pkg-config"]) {
         None => COMPILE.to_owned(),
         Some(_) => COMPILE.replace("$(pkg-config --cflags --libs nemesia)", &flags()?),
@@ -35,7 +35,7 @@ fn the_quick_start_of_c_runs_as_it_is_written() -> Result<(), String> {
     Ok(())
 }
 
-/// The flags that the installed nemesia.pc names.
+/// Returns the flags of the installed nemesia.pc.
 fn flags() -> Result<String, String> {
     let prefix = installed()?;
     let pc = std::fs::read_to_string(prefix.join("lib/pkgconfig/nemesia.pc"));
@@ -49,8 +49,8 @@ fn flags() -> Result<String, String> {
 }
 
 #[test]
-fn the_installed_program_tells_its_version_and_its_use() -> Result<(), String> {
-    if !can_run("the_installed_program_tells_its_version_and_its_use", &["cc"]) {
+fn the_installed_program_prints_its_version_and_usage() -> Result<(), String> {
+    if !can_run("the_installed_program_prints_its_version_and_usage", &["cc"]) {
         return Ok(());
     }
     let program = installed()?.join("bin/nemesia");

@@ -103,7 +103,7 @@ static void active(void) {
     GIVES(NEMESIA_ERR_ARGUMENT, nemesia_endpoint_send_active(endpoint, peer, ASK, NULL, 1, NULL, 0));
 }
 
-/* Ten values behind the others, which no other process changes. */
+/* Ten values after the others, which no other process changes. */
 static void fetch_arrays(const nemesia_remote_key *key) {
     int64_t by[10], old[10], at, round;
     uint64_t request = 99;
@@ -114,8 +114,8 @@ static void fetch_arrays(const nemesia_remote_key *key) {
         wait_for(request);
         for (at = 0; at < 10; at++) CHECK(old[at] == at * round);
     }
-    OK(nemesia_endpoint_ifetch_accumulate(endpoint, key, LARGE + 16, NEMESIA_TYPE_I64, NEMESIA_OP_NOTHING, NULL, 10, old,
-                                          &request));
+    OK(nemesia_endpoint_ifetch_accumulate(endpoint, key, LARGE + 16, NEMESIA_TYPE_I64, NEMESIA_OP_NOTHING, NULL, 10,
+                                          old, &request));
     wait_for(request);
     for (at = 0; at < 10; at++) CHECK(old[at] == 3 * at);
     request = 99;
@@ -137,7 +137,7 @@ static void fetch_arrays(const nemesia_remote_key *key) {
                                           &request));
     wait_for(request);
     for (at = 0; at < 10; at++) CHECK(old[at] == 3 * at);
-    /* Side by side. */
+    /* Arrays that do not overlap. */
     {
         static int64_t both[20];
         OK(nemesia_endpoint_ifetch_accumulate(endpoint, key, LARGE + 16, NEMESIA_TYPE_I64, NEMESIA_OP_SUM, both, 10,

@@ -59,7 +59,7 @@ static void by_turns(struct talker *talker, size_t len, uint64_t tag) {
     if (rank == 1) OK(nemesia_endpoint_send(endpoint, peer, tag, talker->sent[0], len));
 }
 
-/* The same in a context, and synchronous; the receiver probes first. */
+/* Synchronous sends in a context; the receiver probes first. */
 static void by_probes(struct talker *talker, size_t len, uint64_t tag) {
     const uint32_t mode = NEMESIA_SEND_SYNCHRONOUS;
     uint64_t message = 0;
@@ -77,7 +77,7 @@ static void by_probes(struct talker *talker, size_t len, uint64_t tag) {
     if (rank == 1) OK(nemesia_endpoint_send_in(endpoint, 9, mode, peer, tag, talker->sent[0], len));
 }
 
-/* Requests, waited for or tested. */
+/* Requests that are waited for or tested. */
 static void by_requests(struct talker *talker, size_t len, uint64_t tag) {
     uint64_t in, out;
     int32_t found = NEMESIA_PENDING;
@@ -89,7 +89,7 @@ static void by_requests(struct talker *talker, size_t len, uint64_t tag) {
     OK(nemesia_endpoint_wait(endpoint, out, FOR_EVER, NULL));
 }
 
-/* A window of them. */
+/* A window of requests. */
 static void by_windows(struct talker *talker, size_t len, unsigned round) {
     uint64_t requests[2 * WINDOW];
     unsigned at;
@@ -206,7 +206,7 @@ static nemesia_endpoint *open_rank(int32_t *of) {
     return opened;
 }
 
-/* Every rank to every rank, many times. */
+/* Every rank sends to every rank, many times. */
 static void *live(void *argument) {
     int32_t mine = *(int32_t *)argument, other, round;
     nemesia_endpoint *own = open_rank(&mine);
@@ -270,7 +270,7 @@ static void alone(void) {
     for (at = 0; at < WORLD; at++) join(threads[at]);
     /* The endpoints move to other threads, which is allowed. */
     start(&waiting, await, owners[0].endpoint);
-    /* Use at the same time is not: it is detected once the other thread waits. */
+    /* Simultaneous use is an error. It is detected once the other thread waits. */
     while (found == NEMESIA_OK) {
         nanosleep(&moment, NULL);
         at = -1;

@@ -7,9 +7,9 @@ use std::sync::OnceLock;
 /// How a program is linked with the library.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Linking {
-    /// With libnemesia.so, found at run time by the path in the program.
+    /// Links libnemesia.so, which the loader finds by the path in the program.
     Shared,
-    /// With libnemesia.a.
+    /// Links libnemesia.a.
     Static,
 }
 
@@ -35,12 +35,12 @@ impl Linking {
     }
 }
 
-/// Returns the prefix under which `ffi/install.sh` has installed, once in a run of these tests.
+/// Returns the prefix of the installation by `ffi/install.sh`, which runs once per test process.
 pub(crate) fn installed() -> Result<PathBuf, String> {
     static INSTALLED: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     INSTALLED
         .get_or_init(|| {
-            // A target directory of its own: the build of these tests may hold the other one.
+            // A separate target directory: the build of these tests may hold the lock of its own.
             let target = scratch().with_file_name("ffi");
             let prefix = target.join("prefix");
             let mut install = Command::new(source("ffi/install.sh"));
@@ -50,7 +50,7 @@ pub(crate) fn installed() -> Result<PathBuf, String> {
         .clone()
 }
 
-/// Compiles and links one source; the program is named after `name` and the way of linking.
+/// Compiles and links one source; the program is named after `name` and the linking.
 pub(crate) fn compile(
     compiler: &str,
     flags: &[&str],
@@ -85,7 +85,7 @@ pub(crate) fn source(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path)
 }
 
-/// Returns what `of` finds in the lines of a text.
+/// Applies `of` to the lines of a text and returns its results.
 pub(crate) fn lines(text: &str, of: impl Fn(&str) -> Option<&str>) -> Vec<String> {
     text.lines().filter_map(of).map(str::to_owned).collect()
 }

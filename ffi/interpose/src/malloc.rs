@@ -1,4 +1,4 @@
-//! `malloc` of glibc, which changes mappings without calling anything by name: it is set not to.
+//! The settings of glibc's `malloc`, which would otherwise change mappings without a call by name.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,19 +13,20 @@ static MALLOC_TRIM: Next = Next::new(c"malloc_trim");
 type Mallopt = Option<unsafe extern "C" fn(c_int, c_int) -> c_int>;
 type MallocTrim = Option<unsafe extern "C" fn(usize) -> c_int>;
 
-/// What is set: no mappings of its own, one arena, as other ones are mapped too, and no end of the heap given back.
+/// The settings: no mappings of its own; one arena, because other arenas are mapped, too; no trimming of the
+/// heap's end.
 const SETTINGS: [(c_int, c_int); 3] =
     [(libc::M_MMAP_MAX, 0), (libc::M_ARENA_MAX, 1), (libc::M_TRIM_THRESHOLD, -1)];
 
-/// Whether it was set.
+/// Whether the settings were accepted.
 static TAME: AtomicBool = AtomicBool::new(false);
 
-/// Whether `malloc` does nothing that is not seen.
+/// Returns whether `malloc` changes no mapping unobserved.
 pub(crate) fn is_tame() -> bool {
     TAME.load(Ordering::Relaxed)
 }
 
-/// Runs before the program does.
+/// Runs before the program's `main`.
 extern "C" fn start() {
     // SAFETY: the type of this function.
     let mallopt = unsafe { MALLOPT.get::<Mallopt>() };
@@ -39,7 +40,7 @@ extern "C" fn start() {
 #[unsafe(link_section = ".init_array")]
 static START: extern "C" fn() = start;
 
-/// Refuses what would make `malloc` change mappings again.
+/// Refuses the settings that would let `malloc` change mappings again.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn mallopt(what: c_int, value: c_int) -> c_int {
     if what == libc::M_MMAP_THRESHOLD || SETTINGS.iter().any(|&(ours, _)| ours == what) {
@@ -49,7 +50,7 @@ unsafe extern "C" fn mallopt(what: c_int, value: c_int) -> c_int {
     unsafe { MALLOPT.get::<Mallopt>().map_or(0, |mallopt| mallopt(what, value)) }
 }
 
-/// Gives pages back in the middle of the heap too.
+/// Reports every address, because glibc also returns pages in the middle of the heap.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn malloc_trim(leave: usize) -> c_int {
     report_all();

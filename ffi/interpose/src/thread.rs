@@ -1,4 +1,4 @@
-//! Stacks of threads, which the C library keeps, discards and unmaps without calling anything by name.
+//! Thread stacks, which the C library keeps, discards and unmaps without a call by name.
 
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
@@ -15,31 +15,32 @@ type Create = Option<
 
 static CREATE: Next = Next::new(c"pthread_create");
 
-/// The key, plus 1, whose destructor runs when a thread ends; 0 is none.
+/// The key, plus 1, whose destructor runs when a thread ends; 0 if there is none.
 static KEY: AtomicU32 = AtomicU32::new(0);
 
-/// How often the destructor comes back, so that it is also after those of the program: `PTHREAD_DESTRUCTOR_ITERATIONS`.
+/// The number of rounds in which the destructor runs again, so that it also runs after those of the program:
+/// `PTHREAD_DESTRUCTOR_ITERATIONS`.
 const ROUNDS: usize = 4;
 
-/// Whether the ends of threads are seen.
+/// Returns whether the end of a thread is observed.
 pub(crate) fn is_ready() -> bool {
     KEY.load(Ordering::Relaxed) != 0
 }
 
-/// Before the program runs.
+/// Runs before the program's `main`.
 pub(crate) fn start() {
     let mut key = 0;
-    // SAFETY: a word of our own, and a function that stays: this library is not unloaded.
+    // SAFETY: a local word, and a function that stays valid because this library is not unloaded.
     if unsafe { libc::pthread_key_create(&raw mut key, Some(ending)) } == 0 {
         KEY.store(key + 1, Ordering::Relaxed);
     }
 }
 
-/// Has [`ending`] called so many times.
+/// Makes [`ending`] run for `rounds` more rounds.
 fn end_in(rounds: usize) {
     let key = KEY.load(Ordering::Relaxed);
     if key != 0 {
-        // SAFETY: a key of ours; the value is a number, and null means no more.
+        // SAFETY: the key of this library; the value is a number, and null means that no round follows.
         unsafe { libc::pthread_setspecific(key - 1, ptr::without_provenance(rounds)) };
     }
 }
@@ -49,11 +50,11 @@ unsafe extern "C" fn ending(rounds: *mut c_void) {
     end_in(rounds.addr() - 1);
 }
 
-/// Tells of this thread's stack.
+/// Reports the stack of this thread.
 fn report_stack() {
     let mut attributes = MaybeUninit::<libc::pthread_attr_t>::uninit();
     let (mut stack, mut bytes) = (ptr::null_mut(), 0);
-    // SAFETY: the attributes are written before they are read, and given back; the rest is our own.
+    // SAFETY: the attributes are written before they are read, and are destroyed; the rest are local values.
     unsafe {
         if libc::pthread_getattr_np(libc::pthread_self(), attributes.as_mut_ptr()) != 0 {
             return crate::report::report_all();
@@ -64,20 +65,20 @@ fn report_stack() {
     report(stack, bytes);
 }
 
-/// What a thread is to do.
+/// The function that a thread runs, and its argument.
 struct Work {
     start: Start,
     argument: *mut c_void,
 }
 
-/// The first function of each thread. `pthread_exit` and cancellation may unwind through it: nothing is left to drop by
-/// then.
+/// The first function of each thread. `pthread_exit` and cancellation may unwind through it: at that time it
+/// has no value left to drop.
 extern "C-unwind" fn begin(work: *mut c_void) -> *mut c_void {
     let Work { start, argument } = {
         // SAFETY: made by `pthread_create` below, for this thread only.
         *unsafe { Box::from_raw(work.cast::<Work>()) }
     };
-    // Whoever had this stack before may have ended unseen.
+    // The end of the stack's previous thread may not have been observed.
     report_stack();
     end_in(ROUNDS);
     start(argument)
@@ -93,10 +94,10 @@ unsafe extern "C" fn pthread_create(
     // SAFETY: the type of this function.
     let Some(create) = (unsafe { CREATE.get::<Create>() }) else { return libc::ENOSYS };
     let work = Box::into_raw(Box::new(Work { start, argument }));
-    // SAFETY: the caller's arguments, and a function that takes what it is given.
+    // SAFETY: the caller's arguments, and a function that takes the value it is given.
     let result = unsafe { create(out, attributes, begin, work.cast()) };
     if result != 0 {
-        // SAFETY: no thread has got it.
+        // SAFETY: no thread has received it.
         drop(unsafe { Box::from_raw(work) });
     }
     result
