@@ -5,6 +5,7 @@
 #include <pthread.h>
 #include <semaphore.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -335,6 +336,30 @@ static void message_twice(void) {
     OK(nemesia_endpoint_close(endpoint));
 }
 
+/* In a forked child the endpoint is dead, and close does nothing to the parent's. */
+static void forked_child(void) {
+    const uint32_t modes[] = {SINGLE, MULTIPLE};
+    size_t at;
+    for (at = 0; at < 2; at++) {
+        nemesia_endpoint *endpoint = opened(modes[at]);
+        uint64_t value = 7, request = 0;
+        int status = 0;
+        const pid_t child = fork();
+        CHECK(child >= 0);
+        if (child == 0) {
+            GIVES(NEMESIA_ERR_FORKED, nemesia_endpoint_send(endpoint, 0, TAG, &value, sizeof value));
+            GIVES(NEMESIA_ERR_FORKED, nemesia_endpoint_recv(endpoint, 0, TAG, 0, sizeof value, &value, NULL));
+            GIVES(NEMESIA_ERR_FORKED, nemesia_endpoint_irecv(endpoint, 0, TAG, 0, sizeof value, &value, &request));
+            GIVES(NEMESIA_ERR_FORKED, nemesia_endpoint_barrier(endpoint));
+            GIVES(NEMESIA_ERR_FORKED, nemesia_endpoint_close(endpoint));
+            _exit(EXIT_SUCCESS);
+        }
+        CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == EXIT_SUCCESS);
+        works(endpoint);
+        OK(nemesia_endpoint_close(endpoint));
+    }
+}
+
 int main(int argc, char **argv) {
     static const struct {
         const char *name;
@@ -348,6 +373,7 @@ int main(int argc, char **argv) {
         {"close-while-waiting", close_while_waiting},
         {"late-reply", late_reply},
         {"message-twice", message_twice},
+        {"forked-child", forked_child},
     };
     size_t at, ran = 0;
     CHECK(argc <= 2 && sem_init(&inside, 0, 0) == 0 && sem_init(&tried, 0, 0) == 0);

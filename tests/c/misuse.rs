@@ -57,6 +57,11 @@ fn a_reply_after_its_handler_is_refused() -> Result<(), String> {
 }
 
 #[test]
+fn a_forked_child_gets_an_error_from_the_endpoint_of_its_parent() -> Result<(), String> {
+    case("a_forked_child_gets_an_error_from_the_endpoint_of_its_parent", "forked-child")
+}
+
+#[test]
 fn a_probed_message_is_received_once() -> Result<(), String> {
     case("a_probed_message_is_received_once", "message-twice")
 }

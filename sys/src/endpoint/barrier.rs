@@ -127,6 +127,7 @@ impl Endpoint {
 
     /// Goes on until there is something to wait for.
     pub(super) fn barrier_step(&mut self) -> Result<Step, Error> {
+        self.check_origin()?;
         let barrier = match self.agreements.barrier.take() {
             Some(barrier) => barrier,
             None => self.enter_barrier()?,

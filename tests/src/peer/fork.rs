@@ -99,6 +99,7 @@ fn try_shared(endpoint: SharedEndpoint) -> Outcome {
     dead("recv", endpoint.recv(Source::Any, Tag::Any, &mut [0; 8]))?;
     dead("with", endpoint.with(|endpoint| endpoint.progress()))?;
     dead("probe", endpoint.probe(0, Source::Any, Tag::Any, None))?;
+    dead("barrier", endpoint.barrier())?;
     ensure((endpoint.rank(), endpoint.size()) == (0, 2), || "rank or size is lost".into())?;
     drop(endpoint.clone());
     dead("close", endpoint.close())
@@ -125,6 +126,7 @@ fn try_everything(endpoint: &mut Endpoint, key: &RemoteKey, own: nemesia::Region
     dead("probe", endpoint.probe(any.0, any.1))?;
     dead("mprobe", endpoint.mprobe(any.0, any.1))?;
     dead("send_active", endpoint.send_active(1, 1, b"h", b"p"))?;
+    dead("barrier", endpoint.barrier())?;
     dead("agree", endpoint.agree(0))?;
     dead("shrink", endpoint.shrink())?;
     dead("put", endpoint.put(key, 16, &[9; 8]))?;
