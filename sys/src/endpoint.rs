@@ -1,38 +1,55 @@
 //! An endpoint: a process's place in its world.
 
-mod active;
-mod agree;
-mod barrier;
-mod context;
-mod counters;
-mod direct;
-mod end;
-mod event;
-mod list;
+// Rustdoc shows the methods of `Endpoint` in the order of these modules, which is the order of use. rustfmt sorts the
+// modules of a group, so the groups stay separate.
+mod open;
+
+mod message;
+
+mod request;
+
 mod now;
-mod one_sided;
-mod probe;
-mod restart;
-mod rma;
 mod scope;
+
+mod context;
+mod probe;
+
+mod list;
+
+mod active;
+
+mod region;
+
+mod one_sided;
+mod rma;
+
+mod direct;
+
+mod barrier;
+
+mod agree;
+mod restart;
+
+mod event;
 mod shared;
+
+mod counters;
+mod trace;
+
+mod end;
 #[cfg(test)]
 mod tests;
-mod trace;
 mod wait;
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use nemesia_core::engine::rma::{ExposedRegion as Exposure, Reply, WINDOW};
-use nemesia_core::engine::{
-    Engine, Lent, Peer, Request as Operation, RequestId, StartError, Storage, Tuning,
-};
+use nemesia_core::engine::rma::{ExposedRegion as Exposure, Reply};
+use nemesia_core::engine::{Engine, Peer, Request as Operation, RequestId, StartError, Storage};
 use nemesia_core::matching::{Pattern, Source as CoreSource};
 use nemesia_core::payload::{RecvBuf, SendBuf};
-use nemesia_core::port::MessagePort as _;
 use nemesia_core::slab::{List, Slot};
-use nemesia_core::store::{self, Unit};
+use nemesia_core::store::Unit;
 
 pub use active::Incoming;
 pub use agree::{Agreed, Ranking};
@@ -42,18 +59,18 @@ pub use direct::Path;
 pub use event::Arm;
 pub use one_sided::Value;
 pub use probe::Message;
-pub use rma::{Access, Datatype, KEY_BYTES, Reduction, Refusal, Region, RemoteKey};
+pub use region::{KEY_BYTES, Region, RemoteKey};
+pub use rma::{Access, Datatype, Reduction, Refusal};
 pub use scope::{Pending, Scope, ScopeContext};
 pub use shared::{LockedEndpoint, SharedEndpoint};
 pub(crate) use trace::RECORD_BYTES;
 
-use crate::bootstrap::{Bootstrap, Exchange};
+use crate::bootstrap::Exchange;
 use crate::config::Config;
 use crate::error::Error;
-use crate::events;
-use crate::os::{Departure, Origin, limits};
-use crate::route::{self, Explanation, Facts};
-use crate::shm::{self, Attached, Port, RejoinListener};
+use crate::os::{Departure, Origin};
+use crate::route::Facts;
+use crate::shm::{Port, RejoinListener};
 use agree::Agreements;
 use barrier::free_context;
 use probe::Dropped;
@@ -167,7 +184,7 @@ pub struct Endpoint {
     /// Peers that are gone, and whose last messages may still be on the way; and how often they were looked for.
     leaving: Vec<(usize, Departure, u32)>,
     /// Regions that were allocated; the engine points into them.
-    allocations: Vec<rma::Allocation>,
+    allocations: Vec<region::Allocation>,
     /// Regions of peers that are mapped here.
     direct: direct::Direct,
     /// From how many bytes on copies to and from them go past the caches.
@@ -199,191 +216,6 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// Joins the world that the launcher describes; without a launcher, a world of one.
-    ///
-    /// # Errors
-    /// What failed, on which rank, and the remedy.
-    pub fn open(config: &Config) -> Result<Self, Error> {
-        Self::open_with(config, Box::new(Bootstrap::from_env()?))
-    }
-
-    /// Joins a world through the caller's own key-value exchange. Collective: every process of the world calls it.
-    ///
-    /// # Errors
-    /// What failed, on which rank, and the remedy.
-    pub fn open_with(config: &Config, mut exchange: Box<dyn Exchange + Send>) -> Result<Self, Error> {
-        // Asked once: another answer later would not fit what is made from these.
-        let (rank, size) = (exchange.rank(), exchange.size());
-        if rank >= size {
-            return Err(Error::Rank { rank, last: size.saturating_sub(1) });
-        }
-        let _inside = events::open(rank, size);
-        let mut warnings = Vec::new();
-        for preference in config.warnings() {
-            config.give_up(preference, &mut warnings)?;
-        }
-        // Before anybody is met: what can't be had here must not end their world.
-        let (units, stored) = room(config.unexpected_bytes)?;
-        let ranks = (u32::try_from(rank).unwrap_or(u32::MAX), u32::try_from(size).unwrap_or(u32::MAX));
-        let attached = shm::attach(config, exchange.as_mut(), ranks)?;
-        let Attached { port, sleep, watch, fence, load, facts, warnings: remarks, stamp, .. } = attached;
-        warnings.extend(remarks);
-        let lent = Lent::<Heap> {
-            requests: filled(FIRST_REQUESTS.min(config.requests)),
-            peers: filled(size),
-            units,
-            stored,
-            posted: vec![List::new(); FIRST_REQUESTS],
-            regions: Vec::new(),
-            replies: filled(size.saturating_sub(1) * WINDOW as usize),
-            handlers: active::Dispatch::new(port.packet_bytes()),
-            trace: trace::recorder(config),
-        };
-        let window = (config.credit_bytes / store::UNIT) as u32;
-        let non_temporal_bytes = config.non_temporal_from();
-        let tuning = tuning(config, window, non_temporal_bytes);
-        let engine = Engine::new(rank as u32, port, tuning, lent).map_err(crate::ConfigError::from)?;
-        let waiter = Waiter::new(config, load, sleep, watch, fence);
-        let mut endpoint = Self {
-            engine,
-            waiter,
-            agreements: Agreements::default(),
-            exchange: Some(exchange),
-            leaving: Vec::new(),
-            allocations: Vec::new(),
-            direct: direct::Direct::default(),
-            non_temporal_bytes,
-            operations: 0,
-            dropped: Arc::new(Dropped::new(Arc::clone(&attached.origin))),
-            discarding: Vec::new(),
-            finished: false,
-            config: config.clone(),
-            warnings,
-            turns: 0,
-            liveness_checked: Instant::now(),
-            facts,
-            rejoin: attached.rejoin,
-            incarnations: vec![0; size],
-            stamp,
-            origin: attached.origin,
-        };
-        endpoint.incarnations[rank] = endpoint.rejoin.incarnation();
-        endpoint.begin_without(&attached.gone);
-        endpoint.report_routes();
-        if config.explain {
-            route::say(&endpoint.explain());
-        }
-        Ok(endpoint)
-    }
-
-    /// Our rank, from 0.
-    pub fn rank(&self) -> usize {
-        self.engine.rank() as usize
-    }
-
-    /// Processes in the world.
-    pub fn size(&self) -> usize {
-        self.engine.size() as usize
-    }
-
-    /// Remarks on what was asked for and could not be had: huge pages that were to be tried, seals, cheap fences,
-    /// variables that do not exist. In strict mode all but the first are errors at start.
-    pub fn warnings(&self) -> &[String] {
-        &self.warnings
-    }
-
-    /// How each rank is reached, what is used with it, and why what is not used was refused.
-    pub fn explain(&self) -> Explanation {
-        let route = |rank| {
-            let pulls = self.engine.port().can_pull(rank as u32);
-            self.facts.route(&self.config, (self.rank(), rank), pulls, self.failure(rank))
-        };
-        Explanation {
-            rank: self.rank(),
-            routes: (0..self.size()).map(route).collect(),
-            warnings: self.warnings.clone(),
-        }
-    }
-
-    /// Tells how each rank is reached to whoever listens (feature `tracing`).
-    fn report_routes(&self) {
-        if cfg!(feature = "tracing") {
-            let explanation = self.explain();
-            explanation.routes.iter().for_each(events::route);
-            explanation.warnings.iter().for_each(|warning| events::warning(warning));
-        }
-    }
-
-    /// Why a rank is gone, if it is.
-    pub fn failure(&self, rank: usize) -> Option<crate::Failure> {
-        self.engine.failure(u32::try_from(rank).ok()?)
-    }
-
-    /// The caller knows of the peers that have failed so far: receives from any source can be posted again.
-    pub fn acknowledge_failures(&mut self) {
-        self.engine.acknowledge();
-    }
-
-    /// Sends a message and waits until its bytes have left the buffer. A message of up to NEMESIA_EAGER_BYTES leaves as
-    /// long as the receiver has room for it; others when a receive has matched them.
-    ///
-    /// # Errors
-    /// See [`Error`].
-    #[inline]
-    pub fn send(&mut self, to: usize, tag: u64, bytes: &[u8]) -> Result<(), Error> {
-        self.in_context(0).send(to, tag, bytes)
-    }
-
-    /// Receives the first message that matches, and waits for it.
-    ///
-    /// # Errors
-    /// See [`Error`]. A message longer than `buf` is [`Error::Truncated`]; what fits is received.
-    #[inline]
-    pub fn recv(&mut self, from: Source, tag: Tag, buf: &mut [u8]) -> Result<Status, Error> {
-        self.in_context(0).recv(from, tag, buf)
-    }
-
-    /// Starts a send of `len` bytes at `base`; [`Endpoint::test`] or [`Endpoint::wait`] completes it. For runtimes;
-    /// see [`Endpoint::scope`] for a safe way.
-    ///
-    /// # Errors
-    /// See [`Error`]; nothing was sent.
-    ///
-    /// # Safety
-    /// The bytes stay readable and unchanged until the request is complete or the endpoint is dropped.
-    #[inline]
-    pub unsafe fn isend(
-        &mut self,
-        to: usize,
-        tag: u64,
-        base: *const u8,
-        len: usize,
-    ) -> Result<Request, Error> {
-        // SAFETY: the caller's promise.
-        unsafe { self.in_context(0).isend(to, tag, base, len) }
-    }
-
-    /// Posts a receive into `len` bytes at `base`; [`Endpoint::test`] or [`Endpoint::wait`] completes it. For
-    /// runtimes; see [`Endpoint::scope`] for a safe way.
-    ///
-    /// # Errors
-    /// See [`Error`]; nothing was posted.
-    ///
-    /// # Safety
-    /// The bytes are initialised, and no reference to them is used until the request is complete or the endpoint is
-    /// dropped. Several requests may name the same bytes; what they then hold is unspecified.
-    #[inline]
-    pub unsafe fn irecv(
-        &mut self,
-        from: Source,
-        tag: Tag,
-        base: *mut u8,
-        len: usize,
-    ) -> Result<Request, Error> {
-        // SAFETY: the caller's promise.
-        unsafe { self.in_context(0).irecv(from, tag, base, len) }
-    }
-
     /// Whether this process was forked from the one that opened the endpoint.
     #[inline(always)]
     fn is_forked(&self) -> bool {
@@ -438,56 +270,10 @@ impl Endpoint {
         }
     }
 
-    /// Whether a request is complete. Once it has said so, the request is gone.
-    ///
-    /// # Errors
-    /// See [`Error`]; after an error the request is gone as well.
-    #[inline]
-    pub fn test(&mut self, request: Request) -> Result<Option<Status>, Error> {
-        let done = match self.finish_now(request) {
-            None => self.outcome(request).transpose()?,
-            done => done,
-        };
-        // Whoever only tests what is complete makes progress now and then all the same.
-        if done.is_some() && !self.is_progress_due() {
-            return Ok(done);
-        }
-        self.progress();
-        match done {
-            None if self.is_forked() => Err(Error::Forked),
-            None => self.outcome(request).transpose(),
-            done => Ok(done),
-        }
-    }
-
     #[inline(never)]
     fn outcome(&mut self, request: Request) -> Option<Result<Status, Error>> {
         let outcome = self.engine.try_finish(request.0)?;
         Some(outcome.map(status).map_err(Error::from))
-    }
-
-    /// Waits until a request is complete: spins, then sleeps.
-    ///
-    /// # Errors
-    /// See [`Error`]. [`Error::Unexpected`] leaves the request as it is: it can be waited for again.
-    #[inline]
-    pub fn wait(&mut self, request: Request) -> Result<Status, Error> {
-        self.wait_limited(request, None)
-    }
-
-    /// As [`Endpoint::wait`], for at most this long.
-    ///
-    /// # Errors
-    /// [`Error::Timeout`] leaves the request as it is: it can be waited for again.
-    pub fn wait_timeout(&mut self, request: Request, limit: Duration) -> Result<Status, Error> {
-        self.wait_limited(request, Some(limit))
-    }
-
-    /// Withdraws a posted receive. False when a message has matched it already, or it is a send.
-    ///
-    /// The request remains and completes with [`Error::Cancelled`]; its buffer is free at once.
-    pub fn cancel(&mut self, request: Request) -> bool {
-        self.engine.cancel(request.0)
     }
 
     /// Makes the storage of requests grow up to its ceiling, or says why a request could not be started.
@@ -531,38 +317,6 @@ impl std::fmt::Debug for Endpoint {
             .field("size", &self.size())
             .finish_non_exhaustive()
     }
-}
-
-const fn tuning(config: &Config, window: u32, non_temporal_bytes: u64) -> Tuning {
-    Tuning {
-        eager_bytes: config.eager_bytes,
-        window,
-        assist_bytes: match config.assist_bytes {
-            Some(bytes) => bytes,
-            None => u64::MAX,
-        },
-        non_temporal_bytes,
-        pull_bytes: config.pull_bytes,
-        run_bytes: config.run_bytes,
-    }
-}
-
-/// Room for unexpected messages, and the lists that find them: together no more than so many bytes, zeroed by the
-/// kernel and committed as they are used.
-fn room(bytes: usize) -> Result<(Vec<Unit>, Vec<u32>), Error> {
-    let refused = || Error::from(crate::ConfigError::TooLarge { name: "NEMESIA_UNEXPECTED_BYTES", bytes });
-    limits::require_address_space(bytes)?;
-    if limits::available_memory().is_some_and(|available| bytes as u64 > available.bytes) {
-        return Err(refused());
-    }
-    let (units, lists) = store::split(bytes);
-    // Nothing is touched yet: the allocator can only fail for want of addresses.
-    Vec::<Unit>::new().try_reserve_exact(units).map_err(|_| refused())?;
-    Ok((vec![[0; store::UNIT]; units], vec![0; lists]))
-}
-
-fn filled<T: Default>(len: usize) -> Vec<T> {
-    std::iter::repeat_with(T::default).take(len).collect()
 }
 
 /// # Errors

@@ -42,95 +42,12 @@ impl Endpoint {
     pub const fn in_context(&mut self, context: u16) -> Context<'_> {
         Context { endpoint: self, id: context }
     }
+}
 
-    /// Sends a message and waits until a receive has matched it (MPI_Ssend).
-    ///
-    /// # Errors
-    /// See [`Error`].
-    pub fn ssend(&mut self, to: usize, tag: u64, bytes: &[u8]) -> Result<(), Error> {
-        self.in_context(0).ssend(to, tag, bytes)
-    }
-
-    /// As [`Endpoint::isend`]; complete only when a receive has matched the message (MPI_Issend).
-    ///
-    /// # Errors
-    /// See [`Error`]; nothing was sent.
-    ///
-    /// # Safety
-    /// As for [`Endpoint::isend`].
-    pub unsafe fn issend(
-        &mut self,
-        to: usize,
-        tag: u64,
-        base: *const u8,
-        len: usize,
-    ) -> Result<Request, Error> {
-        // SAFETY: the caller's promise.
-        unsafe { self.in_context(0).issend(to, tag, base, len) }
-    }
-
-    /// As [`Endpoint::send`], of a message that [`Endpoint::send_now`] has refused: it is not tried again, but left to
-    /// the queue of pending sends, out of which it leaves at once if there is room by now.
-    ///
-    /// # Errors
-    /// See [`Error`].
-    pub fn send_queued(&mut self, to: usize, tag: u64, bytes: &[u8]) -> Result<(), Error> {
-        self.send_slowly(to, 0, tag, bytes, Mode::Queued)
-    }
-
-    /// As [`Endpoint::isend`], of a message that [`Endpoint::send_now`] has refused; see [`Endpoint::send_queued`].
-    ///
-    /// # Errors
-    /// See [`Error`]; nothing was sent.
-    ///
-    /// # Safety
-    /// As for [`Endpoint::isend`].
-    pub unsafe fn isend_queued(
-        &mut self,
-        to: usize,
-        tag: u64,
-        base: *const u8,
-        len: usize,
-    ) -> Result<Request, Error> {
-        // SAFETY: the caller's promise.
-        let buf = unsafe { SendBuf::from_raw(base, len) };
-        self.start(to, 0, tag, buf, Mode::Queued)
-    }
-
-    /// Sends a message for which the caller knows that a receive is posted, and waits until its bytes have left the
-    /// buffer (MPI_Rsend). The promise is not made use of: this is [`Endpoint::send`], which MPI 4.1 permits (section
-    /// 3.4).
-    ///
-    /// # Errors
-    /// See [`Error`].
-    #[inline]
-    pub fn rsend(&mut self, to: usize, tag: u64, bytes: &[u8]) -> Result<(), Error> {
-        self.send(to, tag, bytes)
-    }
-
-    /// As [`Endpoint::isend`], for a message for which the caller knows that a receive is posted (MPI_Irsend). The
-    /// promise is not made use of: this is [`Endpoint::isend`].
-    ///
-    /// # Errors
-    /// See [`Error`]; nothing was sent.
-    ///
-    /// # Safety
-    /// As for [`Endpoint::isend`].
-    #[inline]
-    pub unsafe fn irsend(
-        &mut self,
-        to: usize,
-        tag: u64,
-        base: *const u8,
-        len: usize,
-    ) -> Result<Request, Error> {
-        // SAFETY: the caller's promise.
-        unsafe { self.isend(to, tag, base, len) }
-    }
-
+impl Endpoint {
     /// Waits for a send from borrowed bytes.
     #[inline(never)]
-    fn send_slowly(
+    pub(super) fn send_slowly(
         &mut self,
         to: usize,
         context: u16,

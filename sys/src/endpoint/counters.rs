@@ -3,7 +3,10 @@
 use nemesia_core::counters::Field;
 pub use nemesia_core::counters::{EngineCounters, PeerCounters};
 
-use super::Endpoint;
+use nemesia_core::port::MessagePort as _;
+
+use super::{Endpoint, Source, Tag, pattern};
+use crate::route::Explanation;
 
 nemesia_core::counters! {
     /// How an endpoint has waited, since it was opened.
@@ -71,5 +74,30 @@ impl Endpoint {
     /// ```
     pub fn peer_counters(&self, rank: usize) -> Option<PeerCounters> {
         self.engine.peer_counters(u32::try_from(rank).ok()?)
+    }
+
+    /// How each rank is reached, what is used with it, and why what is not used was refused.
+    pub fn explain(&self) -> Explanation {
+        let route = |rank| {
+            let pulls = self.engine.port().can_pull(rank as u32);
+            self.facts.route(&self.config, (self.rank(), rank), pulls, self.failure(rank))
+        };
+        Explanation {
+            rank: self.rank(),
+            routes: (0..self.size()).map(route).collect(),
+            warnings: self.warnings.clone(),
+        }
+    }
+
+    /// What receiving costs just now, in messages that nobody has asked for: so many of them a receive in context 0
+    /// would look at before it has its own, or knows that there is none. For measurements.
+    pub fn receive_steps(&self, from: Source, tag: Tag) -> usize {
+        pattern(from, 0, tag).map_or(0, |pattern| self.engine.receive_steps(&pattern))
+    }
+
+    /// What delivering costs just now, in posted receives: so many of them would be looked at for a message in context
+    /// 0 before it has its own, or is known to have none. For measurements.
+    pub fn arrival_steps(&self, from: usize, tag: u64) -> usize {
+        self.engine.arrival_steps(u32::try_from(from).unwrap_or(u32::MAX), 0, tag)
     }
 }

@@ -29,7 +29,7 @@ use nemesia_core::wire::rma::{RmaOperation, SHARED_BYTES};
 
 use self::known::KnownRegions;
 use super::Endpoint;
-use super::rma::RemoteKey;
+use super::RemoteKey;
 use crate::error::Error;
 use crate::os::borrow::open_foreign;
 use crate::os::{self, AttachLimits, Segment, SegmentBacking};

@@ -1,32 +1,8 @@
 //! The end of an endpoint: closed, dropped, or left to the process that it belongs to.
 
 use super::Endpoint;
-use crate::error::Error;
 
 impl Endpoint {
-    /// Flushes what is pending, tells the peers that this process has finished, and leaves the launcher's world.
-    ///
-    /// Messages that have left can be received after this; those to a peer that does not receive them are lost with
-    /// it.
-    ///
-    /// # Errors
-    /// The launcher's refusal, or a send that could not be flushed within the configured time; to the peers the latter
-    /// is [`Failure::Dropped`](crate::Failure::Dropped). [`Error::Forked`]: only the process that opened it can close
-    /// it.
-    pub fn close(mut self) -> Result<(), Error> {
-        self.check_origin()?;
-        let flushed = self.flush_sends().and_then(|()| {
-            // As late as it can be: what comes after this is lost to those that have sent it.
-            self.engine.settle_accounts();
-            self.flush_sends()
-        });
-        // Otherwise the rest is lost, and the peers are to know.
-        self.finished = flushed.is_ok();
-        let finalized = self.exchange.take().map_or(Ok(()), |mut exchange| exchange.finalize());
-        flushed?;
-        Ok(finalized?)
-    }
-
     /// Before buffers whose sends have not ended go back to their owners: a peer that reads them later finds that we
     /// are not who it knows, and not whatever is there then.
     pub(super) fn forbid_reading(&mut self) {

@@ -28,6 +28,21 @@ pub enum Arm {
 }
 
 impl Endpoint {
+    /// Delivers what has come and sends what is pending; bounded work, never blocks. Returns the packets moved.
+    ///
+    /// From time to time it asks the kernel whether the peers live.
+    #[inline]
+    pub fn progress(&mut self) -> usize {
+        if self.is_forked() {
+            return 0;
+        }
+        let packets = self.engine.progress().packets;
+        if self.is_clock_due(packets) {
+            self.look_at_clock();
+        }
+        packets
+    }
+
     /// The descriptor for `poll`, `epoll` or an asynchronous runtime: readable when a message has come, there is room
     /// for a send that waits, or a peer is gone, for an endpoint that is armed; and about every 50 ms, so that a
     /// hostile peer that keeps others from waking us delays us no longer than that.

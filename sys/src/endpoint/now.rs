@@ -8,11 +8,11 @@
 use std::time::Duration;
 
 use nemesia_core::matching::{Pattern, Source as From};
-use nemesia_core::payload::RecvBuf;
+use nemesia_core::payload::{RecvBuf, SendBuf};
 use nemesia_core::shared::fastbox::Word;
 
 use super::wait::{Awaited, Wait};
-use super::{Context, Endpoint, Request, Source, Status, Tag, free_context, pattern, status};
+use super::{Context, Endpoint, Mode, Request, Source, Status, Tag, free_context, pattern, status};
 use crate::error::Error;
 
 /// Polls of a receive before it is left to who sets up a wait.
@@ -50,6 +50,73 @@ impl Endpoint {
         self.receive_at_once(&pattern, buf, polls)
     }
 
+    /// As [`Endpoint::send`], of a message that [`Endpoint::send_now`] has refused: it is not tried again, but left to
+    /// the queue of pending sends, out of which it leaves at once if there is room by now.
+    ///
+    /// # Errors
+    /// See [`Error`].
+    pub fn send_queued(&mut self, to: usize, tag: u64, bytes: &[u8]) -> Result<(), Error> {
+        self.send_slowly(to, 0, tag, bytes, Mode::Queued)
+    }
+
+    /// As [`Endpoint::isend`], of a message that [`Endpoint::send_now`] has refused; see [`Endpoint::send_queued`].
+    ///
+    /// # Errors
+    /// See [`Error`]; nothing was sent.
+    ///
+    /// # Safety
+    /// As for [`Endpoint::isend`].
+    pub unsafe fn isend_queued(
+        &mut self,
+        to: usize,
+        tag: u64,
+        base: *const u8,
+        len: usize,
+    ) -> Result<Request, Error> {
+        // SAFETY: the caller's promise.
+        let buf = unsafe { SendBuf::from_raw(base, len) };
+        self.start(to, 0, tag, buf, Mode::Queued)
+    }
+
+    /// Posts a receive, as [`Endpoint::irecv`], if no message is stored that it might match, and there is a free slot.
+    /// `None` says nothing else, and nothing was posted.
+    ///
+    /// # Safety
+    /// As for [`Endpoint::irecv`].
+    #[inline(always)]
+    pub unsafe fn irecv_now(&mut self, from: Source, tag: Tag, base: *mut u8, len: usize) -> Option<Request> {
+        // SAFETY: the caller's promise.
+        unsafe { self.in_context(0).irecv_now(from, tag, base, len) }
+    }
+
+    /// Finishes a request that is complete and has succeeded, as [`Endpoint::test`], or a receive whose message is
+    /// there, eager and no longer than the buffer, if source and tag are named. Does nothing else: no progress is made.
+    /// `None` says nothing; [`Endpoint::test`] or [`Endpoint::wait`] will tell.
+    #[inline(always)]
+    pub fn finish_now(&mut self, request: Request) -> Option<Status> {
+        if request.is_complete() {
+            return Some(Status { rank: self.rank(), tag: 0, len: 0 });
+        }
+        self.engine.finish_now(request.0).map(status)
+    }
+
+    /// As [`Endpoint::wait`], or [`Endpoint::wait_timeout`] with a limit, by a caller that will wait for `others`
+    /// before it does anything else: it is not woken before it has something to do. `others` gives each by its number,
+    /// `None` after the last; requests that are complete do no harm.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn wait_before(
+        &mut self,
+        request: Request,
+        others: &dyn Fn(usize) -> Option<Request>,
+        limit: Option<Duration>,
+    ) -> Result<Status, Error> {
+        self.wait_as(request, limit, Awaited::All(request, others))
+    }
+}
+
+impl Endpoint {
     /// Receives what is there after at most so many polls in vain, at least one. `None` says nothing.
     #[inline(always)]
     pub(super) fn receive_at_once(
@@ -80,28 +147,6 @@ impl Endpoint {
         }
     }
 
-    /// Posts a receive, as [`Endpoint::irecv`], if no message is stored that it might match, and there is a free slot.
-    /// `None` says nothing else, and nothing was posted.
-    ///
-    /// # Safety
-    /// As for [`Endpoint::irecv`].
-    #[inline(always)]
-    pub unsafe fn irecv_now(&mut self, from: Source, tag: Tag, base: *mut u8, len: usize) -> Option<Request> {
-        // SAFETY: the caller's promise.
-        unsafe { self.in_context(0).irecv_now(from, tag, base, len) }
-    }
-
-    /// Finishes a request that is complete and has succeeded, as [`Endpoint::test`], or a receive whose message is
-    /// there, eager and no longer than the buffer, if source and tag are named. Does nothing else: no progress is made.
-    /// `None` says nothing; [`Endpoint::test`] or [`Endpoint::wait`] will tell.
-    #[inline(always)]
-    pub fn finish_now(&mut self, request: Request) -> Option<Status> {
-        if request.is_complete() {
-            return Some(Status { rank: self.rank(), tag: 0, len: 0 });
-        }
-        self.engine.finish_now(request.0).map(status)
-    }
-
     /// Sends a word, if it can leave at once. False says nothing, and nothing was sent.
     #[inline(always)]
     pub(super) fn send_word_at_once(&mut self, to: usize, context: u16, tag: u64, word: Word) -> bool {
@@ -122,21 +167,6 @@ impl Endpoint {
         limit: Option<Duration>,
     ) -> Result<Status, Error> {
         self.wait_as(request, limit, Awaited::Request(request))
-    }
-
-    /// As [`Endpoint::wait`], or [`Endpoint::wait_timeout`] with a limit, by a caller that will wait for `others`
-    /// before it does anything else: it is not woken before it has something to do. `others` gives each by its number,
-    /// `None` after the last; requests that are complete do no harm.
-    ///
-    /// # Errors
-    /// As there.
-    pub fn wait_before(
-        &mut self,
-        request: Request,
-        others: &dyn Fn(usize) -> Option<Request>,
-        limit: Option<Duration>,
-    ) -> Result<Status, Error> {
-        self.wait_as(request, limit, Awaited::All(request, others))
     }
 
     /// Looks first, as most requests that are waited for in a stream of messages are complete or have their message

@@ -2,8 +2,7 @@
 
 use nemesia_core::engine::rma::{Datatype, Reduction, Refusal};
 
-use super::rma::{Region, RemoteKey};
-use super::{Endpoint, Request};
+use super::{Endpoint, Region, RemoteKey, Request};
 use crate::error::Error;
 
 /// Operations between two looks at what others want of us.
@@ -211,21 +210,6 @@ impl Endpoint {
             result = result.and(self.finish_quickly(request));
         }
         result
-    }
-
-    /// Starts a flush of every rank on whose regions there were operations; and the first error that this met with.
-    pub fn iflush_all(&mut self) -> (Vec<Request>, Result<(), Error>) {
-        let mut open = Vec::new();
-        let mut result = self.check_origin();
-        for rank in 0..self.size() {
-            if self.engine.is_unflushed(rank as u32) {
-                match self.iflush(rank) {
-                    Ok(request) => open.push(request),
-                    Err(error) => result = result.and(Err(error)),
-                }
-            }
-        }
-        (open, result)
     }
 
     /// Waits until a region of ours has had so many notifications, counted since it was exposed.

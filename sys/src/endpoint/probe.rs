@@ -140,18 +140,6 @@ impl Endpoint {
         self.finish(request)
     }
 
-    /// What receiving costs just now, in messages that nobody has asked for: so many of them a receive in context 0
-    /// would look at before it has its own, or knows that there is none. For measurements.
-    pub fn receive_steps(&self, from: Source, tag: Tag) -> usize {
-        pattern(from, 0, tag).map_or(0, |pattern| self.engine.receive_steps(&pattern))
-    }
-
-    /// What delivering costs just now, in posted receives: so many of them would be looked at for a message in context
-    /// 0 before it has its own, or is known to have none. For measurements.
-    pub fn arrival_steps(&self, from: usize, tag: u64) -> usize {
-        self.engine.arrival_steps(u32::try_from(from).unwrap_or(u32::MAX), 0, tag)
-    }
-
     /// The message that [`Message::into_bits`] made a number of. Any number is safe: one that names no message gives
     /// [`Error::Stale`] when it is received. Its status is not known any more.
     pub fn message(&self, bits: u64) -> Message {

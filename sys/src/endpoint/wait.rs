@@ -154,21 +154,6 @@ impl Wait {
 }
 
 impl Endpoint {
-    /// Delivers what has come and sends what is pending; bounded work, never blocks. Returns the packets moved.
-    ///
-    /// From time to time it asks the kernel whether the peers live.
-    #[inline]
-    pub fn progress(&mut self) -> usize {
-        if self.is_forked() {
-            return 0;
-        }
-        let packets = self.engine.progress().packets;
-        if self.is_clock_due(packets) {
-            self.look_at_clock();
-        }
-        packets
-    }
-
     /// Counts a call that did without a poll; whether it is time for one.
     #[inline(always)]
     pub(super) const fn is_progress_due(&mut self) -> bool {
@@ -179,7 +164,7 @@ impl Endpoint {
     /// Counts a poll that found so many packets; whether it is time to look at the clock. Traffic with one peer must
     /// not hide the death of another, nor the passing of a deadline.
     #[inline(always)]
-    fn is_clock_due(&mut self, packets: usize) -> bool {
+    pub(super) fn is_clock_due(&mut self, packets: usize) -> bool {
         self.turns += packets.max(1) as u32;
         if self.engine.handlers_mut().wants_attention() {
             self.attend_handlers();
@@ -190,7 +175,7 @@ impl Endpoint {
     /// Tells the time, and looks at the peers' lives if it is time for that; and whether that may have changed
     /// anything.
     #[inline(never)]
-    fn look_at_clock(&mut self) -> (Instant, bool) {
+    pub(super) fn look_at_clock(&mut self) -> (Instant, bool) {
         self.turns = 0;
         self.wake_counted();
         self.waiter.take_back_request();

@@ -1,0 +1,133 @@
+//! Non-blocking requests on buffers that the caller keeps.
+
+use std::time::Duration;
+
+use super::{Endpoint, Request, Source, Status, Tag};
+use crate::error::Error;
+
+impl Endpoint {
+    /// Starts a send of `len` bytes at `base`; [`Endpoint::test`] or [`Endpoint::wait`] completes it. For runtimes;
+    /// see [`Endpoint::scope`] for a safe way.
+    ///
+    /// # Errors
+    /// See [`Error`]; nothing was sent.
+    ///
+    /// # Safety
+    /// The bytes stay readable and unchanged until the request is complete or the endpoint is dropped.
+    #[inline]
+    pub unsafe fn isend(
+        &mut self,
+        to: usize,
+        tag: u64,
+        base: *const u8,
+        len: usize,
+    ) -> Result<Request, Error> {
+        // SAFETY: the caller's promise.
+        unsafe { self.in_context(0).isend(to, tag, base, len) }
+    }
+
+    /// Posts a receive into `len` bytes at `base`; [`Endpoint::test`] or [`Endpoint::wait`] completes it. For
+    /// runtimes; see [`Endpoint::scope`] for a safe way.
+    ///
+    /// # Errors
+    /// See [`Error`]; nothing was posted.
+    ///
+    /// # Safety
+    /// The bytes are initialised, and no reference to them is used until the request is complete or the endpoint is
+    /// dropped. Several requests may name the same bytes; what they then hold is unspecified.
+    #[inline]
+    pub unsafe fn irecv(
+        &mut self,
+        from: Source,
+        tag: Tag,
+        base: *mut u8,
+        len: usize,
+    ) -> Result<Request, Error> {
+        // SAFETY: the caller's promise.
+        unsafe { self.in_context(0).irecv(from, tag, base, len) }
+    }
+
+    /// As [`Endpoint::isend`]; complete only when a receive has matched the message (MPI_Issend).
+    ///
+    /// # Errors
+    /// See [`Error`]; nothing was sent.
+    ///
+    /// # Safety
+    /// As for [`Endpoint::isend`].
+    pub unsafe fn issend(
+        &mut self,
+        to: usize,
+        tag: u64,
+        base: *const u8,
+        len: usize,
+    ) -> Result<Request, Error> {
+        // SAFETY: the caller's promise.
+        unsafe { self.in_context(0).issend(to, tag, base, len) }
+    }
+
+    /// As [`Endpoint::isend`], for a message for which the caller knows that a receive is posted (MPI_Irsend). The
+    /// promise is not made use of: this is [`Endpoint::isend`].
+    ///
+    /// # Errors
+    /// See [`Error`]; nothing was sent.
+    ///
+    /// # Safety
+    /// As for [`Endpoint::isend`].
+    #[inline]
+    pub unsafe fn irsend(
+        &mut self,
+        to: usize,
+        tag: u64,
+        base: *const u8,
+        len: usize,
+    ) -> Result<Request, Error> {
+        // SAFETY: the caller's promise.
+        unsafe { self.isend(to, tag, base, len) }
+    }
+
+    /// Whether a request is complete. Once it has said so, the request is gone.
+    ///
+    /// # Errors
+    /// See [`Error`]; after an error the request is gone as well.
+    #[inline]
+    pub fn test(&mut self, request: Request) -> Result<Option<Status>, Error> {
+        let done = match self.finish_now(request) {
+            None => self.outcome(request).transpose()?,
+            done => done,
+        };
+        // Whoever only tests what is complete makes progress now and then all the same.
+        if done.is_some() && !self.is_progress_due() {
+            return Ok(done);
+        }
+        self.progress();
+        match done {
+            None if self.is_forked() => Err(Error::Forked),
+            None => self.outcome(request).transpose(),
+            done => Ok(done),
+        }
+    }
+
+    /// Waits until a request is complete: spins, then sleeps.
+    ///
+    /// # Errors
+    /// See [`Error`]. [`Error::Unexpected`] leaves the request as it is: it can be waited for again.
+    #[inline]
+    pub fn wait(&mut self, request: Request) -> Result<Status, Error> {
+        self.wait_limited(request, None)
+    }
+
+    /// As [`Endpoint::wait`], for at most this long.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] leaves the request as it is: it can be waited for again.
+    pub fn wait_timeout(&mut self, request: Request, limit: Duration) -> Result<Status, Error> {
+        self.wait_limited(request, Some(limit))
+    }
+
+    /// Withdraws a posted receive. False when a message has matched it already, or it is a send.
+    ///
+    /// The request remains and completes with [`Error::Cancelled`]; its buffer is free at once.
+    pub fn cancel(&mut self, request: Request) -> bool {
+        self.engine.cancel(request.0)
+    }
+}
